@@ -1,0 +1,161 @@
+# Sluice: build, test, demo. `make help` lists what there is.
+#
+# Everything built lands under build/. Parts in C bring a build.mk of their own, with a target for what
+# they build (shim, simgpu) and one for its tests (shim-check, simgpu-check), the latter also under sanitizers.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+B := build
+GO ?= go
+CC := gcc
+CXX := g++
+FUZZTIME ?= 60s
+CUDA ?= 11.8
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
+export SLUICE_CACHE ?= $(CURDIR)/$(B)/cache
+
+CFLAGS_BASE := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread
+CFLAGS ?= -O2 -g
+
+.PHONY: all
+all: shim simgpu go-bins
+
+include $(sort $(wildcard remoting/*/build.mk))
+
+# --- programs in Go ---
+
+.PHONY: go-bins
+go-bins: | $(B)/bin
+	$(GO) build -o $(B)/bin/ ./daemon/cmd/sluice ./remoting/worker/cmd/sluice-worker
+
+$(B)/bin $(B)/test:
+	mkdir -p $@
+
+# --- code generated from the API table ---
+
+.PHONY: generate check-generated
+generate:
+	$(GO) run ./remoting/api/cmd/apigen
+
+check-generated:
+	$(GO) run ./remoting/api/cmd/apigen -check
+
+# --- CUDA test programs: the compiler comes from test/cuda-toolkit.sh ---
+
+CUDA_SRC := $(filter-out twolibs,$(basename $(notdir $(wildcard test/cuda/*.cu))))
+CUDA_OUT := $(B)/test/cuda-$(CUDA)
+CUDA_HOME := $(SLUICE_CACHE)/cuda-$(CUDA)
+NVCC := $(CUDA_HOME)/bin/nvcc
+# From the oldest architecture of the compiler to the H200, and PTX of the newest for what comes after.
+CUDA_OLDEST := $(if $(filter 13.%,$(CUDA)),75,70)
+NVCC_FLAGS := -O2 -std=c++14 -cudart static -Xcompiler -Wall,-Wno-unused-function \
+	-gencode arch=compute_$(CUDA_OLDEST),code=sm_$(CUDA_OLDEST) -gencode arch=compute_80,code=sm_80 \
+	-gencode arch=compute_90,code=[sm_90,compute_90]
+ifneq ($(filter 13.%,$(CUDA)),)
+NVCC_FLAGS := $(subst c++14,c++17,$(NVCC_FLAGS))
+endif
+
+.PHONY: cuda-toolkit cuda-programs
+cuda-toolkit: $(NVCC)
+$(NVCC):
+	test/cuda-toolkit.sh $(CUDA)
+
+cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs) $(addprefix $(B)/test/,nvml agent twins.so)
+
+$(CUDA_OUT):
+	mkdir -p $@
+
+# Link only what is used of the runtime: its symbols stay inside each object.
+$(CUDA_OUT)/%: test/cuda/%.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)
+	$(NVCC) $(NVCC_FLAGS) -o $@ $<
+
+$(CUDA_OUT)/libtwo%.so: test/cuda/twolibs.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)
+	$(NVCC) $(NVCC_FLAGS) -DLIB=$* -shared -Xcompiler -fPIC,-fvisibility=hidden -Xlinker --exclude-libs,ALL -o $@ $<
+
+$(CUDA_OUT)/twolibs: test/cuda/twolibs.cu test/cuda/check.h $(CUDA_OUT)/libtwo1.so $(CUDA_OUT)/libtwo2.so
+	$(NVCC) $(NVCC_FLAGS) -Xlinker --exclude-libs,ALL -Xlinker -rpath,'$$ORIGIN' -o $@ $< -L$(CUDA_OUT) -ltwo1 -ltwo2
+
+# Plain C, for the driver's interface alone.
+$(B)/test/nvml $(B)/test/agent: $(B)/test/%: test/cuda/%.c | $(B)/test
+	$(CC) $(CFLAGS_BASE) $(CFLAGS) -o $@ $< -ldl
+
+$(B)/test/twins.so: test/cuda/twins.c remoting/simgpu/simkernel.h | $(B)/test
+	$(CC) $(CFLAGS_BASE) $(CFLAGS) -shared -Iremoting/simgpu -o $@ $<
+
+# --- tests ---
+
+# The whole of it, as CI runs it: nothing is skipped, what is missing is fetched first.
+.PHONY: test test-c test-go test-e2e fuzz lint
+test: deps
+	$(MAKE) lint
+	$(MAKE) check-generated
+	$(MAKE) -j2 all cuda-programs
+	$(MAKE) test-c
+	$(MAKE) fuzz
+	$(MAKE) test-go
+
+# C unit tests: plain, then under ASan and UBSan.
+test-c: cuda-programs
+	$(MAKE) shim-check
+	$(MAKE) simgpu-check
+	$(MAKE) simgpu-check SAN=address,undefined
+
+# The end-to-end package comes last and alone: it measures times, and should have the machine.
+test-go: all cuda-programs
+	$(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v /test/e2e)
+	$(MAKE) test-e2e
+
+test-e2e: all cuda-programs
+	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -race -count=1 -parallel 4 -timeout 20m ./test/e2e
+
+fuzz:
+	test/fuzz.sh $(FUZZTIME)
+
+lint:
+	test/lint.sh $(STATICCHECK)
+
+# --- demonstration ---
+
+.PHONY: demo
+demo: deps
+	$(MAKE) -j2 all cuda-programs
+	test/demo.sh
+
+# --- on a machine with a GPU ---
+
+.PHONY: gpu-test gpu-bench
+gpu-test: all
+	bench/gpu-test.sh
+
+gpu-bench: all
+	bench/gpu-bench.sh
+
+# --- the rest ---
+
+.PHONY: deps clean distclean help
+deps:
+	@test/deps.sh
+
+clean:
+	find $(B) -mindepth 1 -maxdepth 1 ! -name cache -exec rm -rf {} + 2>/dev/null || true
+
+distclean:
+	rm -rf $(B)
+
+help:
+	@echo 'make             build everything into $(B)/'
+	@echo 'make test        every test, as CI runs them; fetches what is missing'
+	@echo 'make test-c      C unit tests, plain and under ASan and UBSan'
+	@echo 'make test-go     Go tests under the race detector, then test-e2e'
+	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
+	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
+	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
+	@echo 'make generate    write the files generated from remoting/api/cuda.tbl'
+	@echo 'make demo        a CUDA program on the simulated GPU, through sluice run'
+	@echo 'make gpu-test    the tests that need a GPU: native and remote'
+	@echo 'make gpu-bench   measurements on a GPU'
+	@echo 'make deps        install what the build needs (Debian 12, as root)'
+	@echo 'make clean       remove build/ but for the fetched compilers; distclean: all of it'

@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# What remoting costs on a real GPU: the same programs natively, over loopback
+# TCP, over a Unix socket, and through a relay that makes the link a slower one.
+#
+# Usage: bench/gpu-bench.sh [--only PART,PART...] [--list]
+# Needs what gpu-test.sh needs, and build/bin/relay. Raw output is kept in
+# $SLUICE_LOGS/bench (default build/gpu-logs/bench); bench/report.py makes the
+# lines printed here, and docs/benchmarks.md, from it.
+set -u
+# shellcheck source-path=SCRIPTDIR source=gpu-lib.sh
+. "$(dirname "$0")/gpu-lib.sh"
+
+# shellcheck disable=SC2034 # read by choose_parts
+PARTS=(launch resnet32 resnet16 mlp)
+BUDGET=${SLUICE_BUDGET:-530} # seconds; no run begins after that
+MEM=${MEM:-40G}
+choose_parts "$@"
+RAW=$LOGS/bench
+mkdir -p "$RAW"
+
+# Where a program can run, by name: the address of the worker or relay.
+declare -A AT=()
+
+# one RUN SECONDS PROGRAM...: its JSON line into RUN.json, the shim's counters
+# into RUN.stats. RUN is PART.VARIANT.NUMBER.
+one() {
+	local run=$1 seconds=$2 variant status begun=$SECONDS
+	shift 2
+	variant=${run#*.}
+	variant=${variant%.*}
+	in_time "$run" || return 1
+	rm -f "$RAW/$run.json" "$RAW/$run.stats"
+	if [ "$variant" = native ]; then
+		limited "$seconds" "$@" >"$RAW/$run.json" 2>"$RAW/$run.err"
+	else
+		SLUICE_STATS=$RAW/$run.stats limited "$seconds" remote "${AT[$variant]}" "$@" >"$RAW/$run.json" 2>"$RAW/$run.err"
+	fi
+	status=$?
+	if [ $status = 0 ]; then
+		printf '     %s: %s s\n' "$run" $((SECONDS - begun))
+		return 0
+	fi
+	fail "$run" "$(why $status)"
+	show "$RAW/$run.err" 12
+	show "$LOGS/worker-bench.log" 5
+	rm -f "$RAW/$run.json"
+	return 1
+}
+
+# part PART SECONDS PROGRAM...: native before and after the remote runs, so that
+# drift of the machine shows. A second, short run of each gives the counts per
+# step: what is left when start and synchronisations are subtracted.
+part() {
+	local part=$1 seconds=$2 v
+	shift 2
+	one "$part.native.1" "$seconds" "$@"
+	for v in loopback unix lan wan; do
+		[ -n "${AT[$v]:-}" ] || continue
+		one "$part.$v.1" "$seconds" "$@" && one "$part.$v.short" "$seconds" "$@" --steps 5
+	done
+	one "$part.native.2" "$seconds" "$@"
+	"$PYTHON" "$BENCH/report.py" --text "$RAW" --part "$part"
+}
+
+part_resnet32() { part resnet32 100 "$PYTHON" "$BENCH/resnet50.py" --batch 32; }
+part_resnet16() { part resnet16 100 "$PYTHON" "$BENCH/resnet50.py" --batch 16; }
+part_mlp() { part mlp 60 "$PYTHON" "$BENCH/mlp.py" --steps 300; }
+
+part_launch() {
+	local v
+	if ! build_cu "$BENCH/launch.cu" "$SCRATCH/launch" >"$LOGS/launch.nvcc" 2>&1; then
+		fail launch 'does not compile'
+		show "$LOGS/launch.nvcc"
+		return
+	fi
+	one launch.native.1 60 "$SCRATCH/launch"
+	for v in loopback unix lan wan; do
+		[ -n "${AT[$v]:-}" ] || continue
+		# Fewer of the calls that wait, the longer one waits.
+		case $v in
+		lan) one launch.lan.1 60 "$SCRATCH/launch" 20 ;;
+		wan) one launch.wan.1 60 "$SCRATCH/launch" 1 ;;
+		*) one "launch.$v.1" 60 "$SCRATCH/launch" ;;
+		esac
+	done
+	one launch.native.2 60 "$SCRATCH/launch"
+	"$PYTHON" "$BENCH/report.py" --text "$RAW" --part launch
+}
+
+{
+	date -u +%FT%TZ
+	machine
+} | tee "$RAW/machine.txt"
+start_worker bench tcp || exit 1
+AT[loopback]=$ADDR
+start_worker bench-unix unix && AT[unix]=$ADDR
+start_relay lan "${AT[loopback]#tcp:}" 0.2ms 1G && AT[lan]=$ADDR
+start_relay wan "${AT[loopback]#tcp:}" 20ms 1G && AT[wan]=$ADDR
+for p in "${CHOSEN[@]}"; do
+	echo "== $p ($SECONDS s)"
+	"part_$p"
+done
+echo "gpu-bench: $FAILED runs failed${FAILURES[*]:+: ${FAILURES[*]}}; $SECONDS s; raw logs in ${RAW#"$ROOT"/}"
+[ "$FAILED" = 0 ]

@@ -1,0 +1,232 @@
+"""Makes docs/benchmarks.md, or lines for a terminal, from the raw logs of gpu-bench.sh.
+
+report.py RAW > docs/benchmarks.md        the page
+report.py --text RAW [--part NAME]        one line per program and link
+
+RAW holds PART.VARIANT.RUN.json (what the program printed), .stats (what the shim
+counted, one line per process) and machine.txt. Run "short" differs from run 1 in
+its number of steps alone, so their difference is that of the steps alone.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+LINKS = {
+    "loopback": "loopback TCP",
+    "unix": "Unix socket",
+    "lan": "1 Gb/s, 0.2 ms",
+    "wan": "1 Gb/s, 20 ms",
+}
+STEPS = {
+    "resnet32": "ResNet-50 training step, batch 32",
+    "resnet16": "ResNet-50 training step, batch 16",
+    "mlp": "small MLP training step, batch 64",
+}
+# What we hold ourselves to: the smallest ratio to native.
+WANTED = {(p, v): w for p in ("resnet32", "resnet16") for v, w in (("loopback", 0.95), ("unix", 0.95), ("wan", 0.85))}
+CALLS = {
+    "launch_us": "kernel launch, enqueue",
+    "launch_drained_us": "kernel launch, 20,000 and one synchronisation",
+    "launch_sync_us": "kernel launch and synchronise",
+    "h2d4_us": "copy of 4 bytes to the device",
+    "d2h4_us": "copy of 4 bytes from the device",
+    "event_query_us": "query of a completed event",
+    "event_record_us": "event record",
+}
+
+
+class Run:
+    """One run of one program: what it printed and what the shim counted."""
+
+    def __init__(self, path):
+        self.data = json.loads(path.read_text().splitlines()[-1])
+        stats = path.with_suffix(".stats")
+        lines = [json.loads(s) for s in stats.read_text().splitlines()] if stats.exists() else []
+        self.counted = bool(lines)
+        self.count = {k: sum(s[k] for s in lines) for k in ("calls", "oneway", "waits", "bytes_out", "bytes_in")}
+
+
+def load(raw):
+    """{part: {variant: {run: Run}}}, without runs that printed nothing usable."""
+    found = {}
+    for path in sorted(raw.glob("*.*.*.json")):
+        part, variant, number = path.stem.split(".")
+        try:
+            run = Run(path)
+        except (json.JSONDecodeError, IndexError, KeyError) as e:
+            print(f"report: {path.name}: {e!r}, left out", file=sys.stderr)
+            continue
+        found.setdefault(part, {}).setdefault(variant, {})[number] = run
+    return found
+
+
+def size(n):
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= step:
+            return f"{n / step:.1f} {unit}"
+    return f"{n:.0f} B"
+
+
+def per_step(runs):
+    """Counts per step by subtraction, or None when a run or its counts are missing."""
+    long, short = runs.get("1"), runs.get("short")
+    if not (long and short and long.counted and short.counted):
+        return None
+    steps = long.data["total_steps"] - short.data["total_steps"]
+    return {k: (long.count[k] - short.count[k]) / steps for k in long.count}
+
+
+def step_rows(variants):
+    """Rows of a training program: a dict of figures per link, ratios against both native runs."""
+    native = [ms for r in variants.get("native", {}).values() for ms in r.data["ms"]]
+    if not native:
+        return []
+    base = statistics.median(native)
+    native_cpu = statistics.median(r.data["cpu_ms"] for r in variants["native"].values())
+    rows = []
+    for v in LINKS:
+        if "1" not in variants.get(v, {}):
+            continue
+        run = variants[v]["1"]
+        counts = per_step(variants[v])
+        rows.append(
+            {
+                "variant": v,
+                "native": base,
+                "native_spread": (max(native) - min(native)) / base,
+                "native_cpu": native_cpu,
+                "remote": run.data["median_ms"],
+                "ratio": base / run.data["median_ms"],
+                "spread": (run.data["max_ms"] - run.data["min_ms"]) / run.data["median_ms"],
+                "start": run.data["start_s"],
+                "cpu": run.data["cpu_ms"],
+                "counts": counts,
+            }
+        )
+    return rows
+
+
+def step_text(part, row):
+    c = row["counts"]
+    text = (
+        f"{part:9} {LINKS[row['variant']]:15} native {row['native']:8.3f} ms  remote {row['remote']:8.3f} ms  "
+        f"ratio {row['ratio']:.3f}  spread {row['native_spread']:.1%} / {row['spread']:.1%}"
+    )
+    if c:
+        launches = c["oneway"] or 1
+        text += (
+            f"  per step: waits {c['waits']:.2f}, calls {c['calls']:.0f}, out {size(c['bytes_out'])}, in {size(c['bytes_in'])}"
+            f"  client CPU per launch {row['cpu'] * 1e3 / launches:.2f} us (native {row['native_cpu'] * 1e3 / launches:.2f})"
+        )
+    want = WANTED.get((part, row["variant"]))
+    if want:
+        text += f"  {'meets' if row['ratio'] >= want else 'MISSES'} {want}"
+    return text
+
+
+def call_rows(variants):
+    """Rows of the launch program: (name, native figures, {link: figures}); figures are median, min, max, CPU."""
+    native = variants.get("native", {})
+    rows = []
+    for key, title in CALLS.items():
+        base = [r.data[key] for r in native.values() if key in r.data]
+        if not base:
+            continue
+        base = [statistics.median(b[i] for b in base) for i in range(4)]
+        links = {v: variants[v]["1"].data[key] for v in LINKS if "1" in variants.get(v, {}) and key in variants[v]["1"].data}
+        rows.append((title, base, links))
+    return rows
+
+
+def call_text(part, title, base, links):
+    for v, f in links.items():
+        yield (
+            f"{part:9} {LINKS[v]:15} {title:46} native {base[0]:9.2f} us  remote {f[0]:9.2f} us  ratio {base[0] / f[0]:.3f}  "
+            f"spread {(f[2] - f[1]) / f[0]:.1%}  client CPU {f[3]:.2f} us (native {base[3]:.2f})"
+        )
+
+
+def text(found, only):
+    for part, variants in found.items():
+        if only and part != only:
+            continue
+        if part == "launch":
+            for row in call_rows(variants):
+                yield from call_text(part, *row)
+            for v in LINKS:
+                r = variants.get(v, {}).get("1")
+                if r and r.counted:
+                    yield (
+                        f"{part:9} {LINKS[v]:15} whole program: calls {r.count['calls']}, waits {r.count['waits']}, "
+                        f"out {size(r.count['bytes_out'])}, in {size(r.count['bytes_in'])}"
+                    )
+        else:
+            for row in step_rows(variants):
+                yield step_text(part, row)
+
+
+def page(found, raw):
+    machine = (raw / "machine.txt").read_text().strip().splitlines() if (raw / "machine.txt").exists() else []
+    yield "# Benchmarks"
+    yield ""
+    yield "Made by `bench/report.py` from the raw logs of one `make gpu-bench`; nothing here is typed by hand."
+    yield "Native and remote ran on one machine in one run: the worker beside the program, or behind a relay of"
+    yield "ours that adds half the round trip in each direction and caps each direction's rate. A ratio is native"
+    yield "time divided by remote time. Spread is the largest repeat less the smallest, over the median."
+    yield ""
+    yield "```"
+    yield from machine
+    yield "```"
+    for part in (p for p in STEPS if p in found):
+        rows = step_rows(found[part])
+        if not rows:
+            continue
+        yield ""
+        yield f"## {STEPS[part]}"
+        yield ""
+        yield f"Native: {rows[0]['native']:.3f} ms, spread {rows[0]['native_spread']:.1%} over two runs, one before and one after the others."
+        yield ""
+        yield "| link | ms | ratio | spread | waits per step | calls per step | out per step | in per step | client CPU per launch | start |"
+        yield "|---|---|---|---|---|---|---|---|---|---|"
+        for r in rows:
+            c = r["counts"]
+            counts = (
+                f"{c['waits']:.2f} | {c['calls']:.0f} | {size(c['bytes_out'])} | {size(c['bytes_in'])} | "
+                f"{r['cpu'] * 1e3 / (c['oneway'] or 1):.2f} us (native {r['native_cpu'] * 1e3 / (c['oneway'] or 1):.2f})"
+                if c
+                else "not counted | | | |"
+            )
+            yield f"| {LINKS[r['variant']]} | {r['remote']:.3f} | {r['ratio']:.3f} | {r['spread']:.1%} | {counts} | {r['start']:.1f} s |"
+    if "launch" in found:
+        rows = call_rows(found["launch"])
+        links = [v for v in LINKS if any(v in row[2] for row in rows)]
+        yield ""
+        yield "## Single calls"
+        yield ""
+        yield "Microseconds per call, median; in brackets the processor time of the client process per call."
+        yield ""
+        yield "| call | native | " + " | ".join(LINKS[v] for v in links) + " |"
+        yield "|---" * (len(links) + 2) + "|"
+        for title, base, by in rows:
+            cells = [f"{by[v][0]:.2f} ({by[v][3]:.2f})" if v in by else "" for v in links]
+            yield f"| {title} | {base[0]:.2f} ({base[3]:.2f}) | " + " | ".join(cells) + " |"
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("raw", type=Path, help="the folder with the raw logs")
+    p.add_argument("--text", action="store_true", help="lines for a terminal instead of the page")
+    p.add_argument("--part", help="with --text: this program only")
+    a = p.parse_args()
+    found = load(a.raw)
+    if not found:
+        sys.exit(f"report: no raw logs in {a.raw}; run bench/gpu-bench.sh on a machine with a GPU")
+    for line in text(found, a.part) if a.text else page(found, a.raw):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

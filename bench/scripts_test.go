@@ -1,0 +1,208 @@
+// Package bench_test runs the GPU scripts on a machine without a GPU: the worker,
+// the compiler and PyTorch are stand-ins (testdata/bin), sluice and the relay are
+// real. What it shows is that the scripts judge rightly and leave nothing behind.
+package bench_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// build has the layout that the scripts expect, in a folder of its own.
+var build string
+
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "sluice-worker" {
+		grantAll(os.Args[1:])
+		return
+	}
+	os.Exit(func() int {
+		var err error
+		if build, err = os.MkdirTemp("", "bench"); err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(build)
+		for _, dir := range []string{"bin", "shim"} {
+			if err := os.Mkdir(filepath.Join(build, dir), 0o755); err != nil {
+				panic(err)
+			}
+		}
+		goBuild := exec.Command("go", "build", "-o", filepath.Join(build, "bin")+"/", "../daemon/cmd/sluice", "./relay")
+		if out, err := goBuild.CombinedOutput(); err != nil {
+			panic(fmt.Sprintf("%v: %s", err, out))
+		}
+		self, err := os.Executable()
+		if err != nil {
+			panic(err)
+		}
+		if err := os.Symlink(self, filepath.Join(build, "bin", "sluice-worker")); err != nil {
+			panic(err)
+		}
+		if err := os.WriteFile(filepath.Join(build, "shim", "libcuda.so.1"), nil, 0o644); err != nil {
+			panic(err)
+		}
+		return m.Run()
+	}())
+}
+
+// grantAll is a worker that gives every lease and computes nothing.
+func grantAll(args []string) {
+	network, addr, _ := strings.Cut(args[1], ":") // --listen ADDR
+	ln, err := net.Listen(network, addr)
+	if err != nil {
+		panic(err)
+	}
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			panic(err)
+		}
+		go func() {
+			defer c.Close()
+			if _, err := io.ReadFull(c, make([]byte, wire.HelloSize)); err != nil {
+				return
+			}
+			_, _ = c.Write(wire.AppendWelcome(nil, wire.StatusOK, make([]byte, 16)))
+			_, _ = io.Copy(io.Discard, c)
+		}()
+	}
+}
+
+// script runs one with the stand-ins, and sees that no process is left of it.
+func script(t *testing.T, env []string, name string, args ...string) (out string, status int, logs string) {
+	t.Helper()
+	bin, err := filepath.Abs("testdata/bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	logs = t.TempDir()
+	cmd := exec.Command("./"+name, args...)
+	cmd.Env = append(os.Environ(),
+		"PATH="+bin+":"+os.Getenv("PATH"), "PYTHON="+filepath.Join(bin, "python"),
+		"SLUICE_BUILD="+build, "SLUICE_LOGS="+logs, "TMPDIR="+t.TempDir(), "NVCC=", "MEM=")
+	cmd.Env = append(cmd.Env, env...)
+	b, err := cmd.CombinedOutput()
+	if err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	for _, p := range processes(t) {
+		if strings.Contains(p, logs) {
+			t.Errorf("%s left a process: %q", name, p)
+		}
+	}
+	t.Logf("%s", b)
+	return string(b), cmd.ProcessState.ExitCode(), logs
+}
+
+// processes is the command lines of all processes of this machine.
+func processes(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, f := range files {
+		if pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f))); pid == os.Getpid() {
+			continue
+		}
+		if b, err := os.ReadFile(f); err == nil { // it may have ended meanwhile
+			all = append(all, string(bytes.ReplaceAll(b, []byte{0}, []byte{' '})))
+		}
+	}
+	return all
+}
+
+func want(t *testing.T, out string, lines ...string) {
+	t.Helper()
+	for _, s := range lines {
+		if !strings.Contains(out, s) {
+			t.Errorf("no %q in the output", s)
+		}
+	}
+}
+
+func TestGPUTest(t *testing.T) {
+	out, status, _ := script(t, []string{"FAKE_MOST=21474836480"}, "gpu-test.sh", "--only", "smi,cuda13,libs,pinned,train,mem,end")
+	if status != 1 {
+		t.Errorf("exit status %d, want 1: some checks have failed", status)
+	}
+	want(t, out, "PASS smi", "memory.total: 20480 MiB of 143771",
+		"PASS cuda13-vecadd", "2 lines the same",
+		"FAIL cuda13-reduce", "exit status 3", "| it broke",
+		"FAIL cuda13-graph", "the outputs differ", "| < computed here",
+		"PASS cuda13-errors-illegal", "PASS cuda13-bigcopy", "PASS cublas", "PASS cudnn",
+		"PASS train-resnet50", "PASS mem-nvml", "9 samples", "0 over", "PASS nothing-left",
+		"3 failed: cuda13-reduce cuda13-graph nvml") // the shim here is an empty file
+}
+
+func TestGPUTestJudges(t *testing.T) {
+	// One byte over what is allowed.
+	out, status, _ := script(t, []string{"FAKE_MOST=" + strconv.Itoa(20<<30+64<<20+1)}, "gpu-test.sh", "--only=mem")
+	if status != 1 {
+		t.Errorf("exit status %d, want 1", status)
+	}
+	want(t, out, "FAIL mem-nvml", "1 passed, 1 failed")
+
+	out, status, _ = script(t, []string{"FAKE_MOST=1", "SLUICE_BUDGET=0"}, "gpu-test.sh", "--only", "libs")
+	if status != 1 {
+		t.Errorf("out of time: exit status %d, want 1", status)
+	}
+	want(t, out, "FAIL cublas", "not run, 0 s are over")
+
+	out, status, _ = script(t, nil, "gpu-test.sh", "--only", "cuda11.8")
+	if status != 1 {
+		t.Errorf("nothing prebuilt: exit status %d, want 1", status)
+	}
+	want(t, out, "bench/prebuild.sh")
+}
+
+func TestGPUBench(t *testing.T) {
+	out, status, logs := script(t, nil, "gpu-bench.sh")
+	if status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	want(t, out,
+		"resnet32  loopback TCP    native   18.000 ms  remote   18.500 ms  ratio 0.973  spread 0.0% / 0.0%",
+		"per step: waits 0.00, calls 742, out 148.4 kB, in 0 B  client CPU per launch 16.17 us (native 16.17)  meets 0.95",
+		"1 Gb/s, 20 ms", "meets 0.85", "kernel launch, enqueue", "ratio 0.750", "gpu-bench: 0 runs failed")
+	page, err := exec.Command("python3", "report.py", filepath.Join(logs, "bench")).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, string(page), "# Benchmarks", "## ResNet-50 training step, batch 16",
+		"| Unix socket | 18.500 | 0.973 | 0.0% | 0.00 | 742 | 148.4 kB | 0 B | 16.17 us (native 16.17) | 6.1 s |",
+		"| kernel launch, enqueue | 3.00 (2.00) | 4.00 (2.00) |")
+}
+
+func TestSmoke(t *testing.T) {
+	out, status, _ := script(t, nil, "gpu-smoke.sh")
+	if status != 1 {
+		t.Errorf("exit status %d, want 1: one program dies", status)
+	}
+	want(t, out, "PASS vecadd", "FAIL torch-tiny", "died of signal 11", "again with SLUICE_LOG=debug", "PASS resnet50",
+		"1 failed: torch-tiny")
+}
+
+func TestParts(t *testing.T) {
+	for _, name := range []string{"gpu-test.sh", "gpu-bench.sh"} {
+		out, status, _ := script(t, nil, name, "--only", "nothing")
+		if status != 2 || !strings.Contains(out, "no part nothing; there are: ") {
+			t.Errorf("%s: exit status %d, %q", name, status, out)
+		}
+		out, status, _ = script(t, nil, name, "--list")
+		if status != 0 || strings.Contains(out, " ") {
+			t.Errorf("%s: exit status %d, %q", name, status, out)
+		}
+	}
+}

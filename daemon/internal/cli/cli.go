@@ -1,0 +1,106 @@
+// Package cli is the sluice command line. Main runs one command and answers the
+// exit status, so that everything but os.Exit can be tested.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/spf13/cobra"
+)
+
+// Exit statuses of sluice itself; those of the program it ran are passed on as
+// they are. The values are the ones env(1), nice(1) and timeout(1) use.
+const (
+	exitFailure     = 1
+	exitRunFailed   = 125 // sluice run failed before the program started
+	exitNotRunnable = 126 // the program was found and cannot be executed
+	exitNotFound    = 127 // the program was not found
+	exitSignalBase  = 128 // plus the number of the signal the program died of
+)
+
+// version is set by the build: -X github.com/sluice-hpc/sluice/daemon/internal/cli.version=...
+var version = "devel"
+
+// exitError carries the exit status of a command that failed, or of the program
+// it ran; then err is nil and nothing is printed.
+type exitError struct {
+	status int
+	err    error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit status %d", e.status)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// Main runs the command that args (without the program's name) say and returns
+// the exit status. Its own messages go to stderr, one line each.
+func Main(args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteC()
+	if err == nil {
+		return 0
+	}
+	status := exitFailure
+	if cmd != nil && cmd.Name() == "run" {
+		status = exitRunFailed // also for a bad flag: 1 would look like the program's own
+	}
+	var ee *exitError
+	if errors.As(err, &ee) {
+		status = ee.status
+		if ee.err == nil {
+			return status
+		}
+	}
+	fmt.Fprintf(stderr, "sluice: %v\n", err)
+	return status
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "sluice",
+		Short:         "Run programs on GPUs of other machines",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.AddCommand(newRun(), newVersion())
+	return root
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
+			return err
+		},
+	}
+}
+
+func versionLine() string {
+	line := fmt.Sprintf("sluice %s, protocol %d, %s", version, wire.Version, runtime.Version())
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return line
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			line += ", commit " + s.Value
+		}
+	}
+	return line
+}

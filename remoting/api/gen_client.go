@@ -1,0 +1,169 @@
+package api
+
+import (
+	"fmt"
+	"strings"
+)
+
+func clientStubs(rows []Row) ([]byte, error) {
+	var p printer
+	p.f("/* %s */\n#include <stdlib.h>\n\n#include \"gen.h\"\n#include \"core.h\"\n#include \"handles.h\"\n\n", Header)
+	for _, r := range rows {
+		if !r.Forwarded() {
+			continue
+		}
+		if r.Variant == "ptds" && !r.Client {
+			return nil, fmt.Errorf("%w: %s: a ptds function needs flag c", ErrTable, r.Symbol)
+		}
+		forwarder(&p, r)
+		if !r.Client {
+			wrapper(&p, r)
+		}
+	}
+	return p.Bytes(), nil
+}
+
+// put emits the encoding of one request parameter.
+func put(p *printer, r Row, q Param) {
+	n := q.Name
+	switch q.Mode {
+	case Value:
+		switch ScalarSize(q.Elem) {
+		case 8:
+			p.f("\tsl_put_u64(&b, (uint64_t)%s);\n", n)
+		case 4:
+			switch {
+			case q.Elem == "CUdevice":
+				p.f("\tsl_put_u32(&b, (uint32_t)sl_dev_wire(%s));\n", n)
+			case q.Elem == "float":
+				p.f("\tsl_put_f32(&b, %s);\n", n)
+			default:
+				p.f("\tsl_put_u32(&b, (uint32_t)%s);\n", n)
+			}
+		case 2:
+			p.f("\tsl_put_u16(&b, %s);\n", n)
+		case 1:
+			p.f("\tsl_put_u8(&b, %s);\n", n)
+		}
+	case Handle:
+		switch {
+		case q.HKind == "STREAM":
+			p.f("\tsl_put_u32(&b, sl_stream_id(%s, &err));\n", n)
+		default:
+			p.f("\tsl_put_u32(&b, sl_handle_id(SL_%s, (const void *)(uintptr_t)%s, &err));\n", q.HKind, n)
+		}
+	case In:
+		p.f("\tsl_put_u8(&b, %s != NULL);\n\tif (%s)\n\t\tsl_put_bytes(&b, %s, sizeof *%s);\n", n, n, n, n)
+	case InArray:
+		p.f("\tsl_put_u8(&b, %s != NULL);\n\tif (%s) {\n\t\tsl_put_u32(&b, (uint32_t)%s);\n", n, n, q.Count)
+		if q.HKind != "" {
+			p.f("\t\tfor (size_t i = 0; i < %s; i++)\n\t\t\tsl_put_u32(&b, sl_handle_id(SL_%s, %s[i], &err));\n\t}\n", q.Count, q.HKind, n)
+		} else {
+			p.f("\t\tsl_put_bytes(&b, %s, %s * sizeof *%s);\n\t}\n", n, q.Count, n)
+		}
+	case Out, Out8, OutHandle, OutHandles:
+		p.f("\tsl_put_u8(&b, %s != NULL);\n", n)
+	case InOut:
+		p.f("\tif (!%s) {\n\t\tsl_buf_free(&b);\n\t\treturn CUDA_ERROR_INVALID_VALUE;\n\t}\n\tsl_put_u64(&b, *%s);\n", n, n)
+	case New:
+		p.f("\tsl_put_u32(&b, %s);\n", n)
+	case Str:
+		p.f("\tsl_put_str(&b, %s);\n", n)
+	case In8:
+		p.f("\tif (!%s) {\n\t\tsl_buf_free(&b);\n\t\treturn CUDA_ERROR_INVALID_VALUE;\n\t}\n\tsl_put_bytes(&b, %s, 8);\n", n, n)
+	case Null:
+		p.f("\tif (%s) {\n\t\tsl_buf_free(&b);\n\t\treturn CUDA_ERROR_NOT_SUPPORTED;\n\t}\n", n)
+	}
+}
+
+// get emits the decoding of one reply parameter.
+func get(p *printer, q Param) {
+	n := q.Name
+	switch q.Mode {
+	case Out:
+		p.f("\t\tif (%s)\n\t\t\tsl_get_bytes(&r, %s, sizeof *%s);\n", n, n, n)
+	case Out8:
+		p.f("\t\tif (%s)\n\t\t\tsl_get_bytes(&r, %s, 8);\n", n, n)
+	case OutHandle:
+		p.f("\t\tif (%s)\n\t\t\t*%s = sl_handle_from_id(SL_%s, sl_get_u32(&r));\n", n, n, q.HKind)
+	case InOut:
+		p.f("\t\tconst size_t room_%s = *%s;\n\n\t\t*%s = sl_get_u64(&r);\n", n, n, n)
+	case OutHandles:
+		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n\t\t\t\tif (i < room_%s)\n\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id);\n\t\t\t}\n\t\t}\n", n, q.Count, n, q.HKind)
+	}
+}
+
+func forwarder(p *printer, r Row) {
+	p.f("CUresult fw_%s(%s)\n{\n\tCUresult err = CUDA_SUCCESS;\n", r.Symbol, fwParams(r))
+	reply := false
+	for _, q := range r.Wire {
+		switch q.Mode {
+		case Out, Out8, OutHandle, OutHandles, InOut:
+			reply = true
+		}
+	}
+	p.f("\tsl_buf b;\n")
+	if reply {
+		p.f("\tsl_reply r;\n")
+	}
+	p.f("\n\tsl_buf_init(&b);\n")
+	for _, q := range r.Wire {
+		put(p, r, q)
+	}
+	switch {
+	case r.Kind == OneWay:
+		p.f("\tif (!err)\n\t\terr = sl_oneway(SL_OP_%s, &b);\n", r.Symbol)
+	case !reply:
+		p.f("\tif (!err)\n\t\terr = sl_wait(SL_OP_%s, &b, NULL);\n", r.Symbol)
+	default:
+		p.f("\tif (!err) {\n\t\terr = sl_wait(SL_OP_%s, &b, &r);\n\t\tif (!err) {\n", r.Symbol)
+		var q printer
+		for _, w := range r.Wire {
+			if w.Mode == InOut {
+				get(&q, w)
+			}
+		}
+		for _, w := range r.Wire {
+			if w.Mode != InOut {
+				get(&q, w)
+			}
+		}
+		p.f("%s", strings.ReplaceAll("\n"+strings.TrimSuffix(q.String(), "\n"), "\n\t\t", "\n\t\t\t")[1:])
+		p.f("\n\t\t\tif (r.bad)\n\t\t\t\terr = CUDA_ERROR_UNKNOWN;\n\t\t}\n\t\tsl_reply_free(&r);\n\t}\n")
+	}
+	if r.Free {
+		for _, q := range r.Wire {
+			if q.Mode == Handle {
+				p.f("\tif (!err)\n\t\tsl_handle_free(SL_%s, sl_handle_id(SL_%s, (const void *)(uintptr_t)%s, &err));\n", q.HKind, q.HKind, q.Name)
+				break
+			}
+		}
+	}
+	p.f("\tsl_buf_free(&b);\n\treturn err;\n}\n\n")
+}
+
+// wrapper emits sl_<symbol> for a row that needs no hand-written client part.
+func wrapper(p *printer, r Row) {
+	p.f("CUresult sl_%s(%s)\n{\n", r.Symbol, slParams(r))
+	var made *Param
+	args := cArgs(r.Params)
+	for i := range r.Params {
+		if r.Params[i].Mode == New {
+			made = &r.Params[i]
+			args[i] = "id"
+		}
+	}
+	if made == nil {
+		p.f("\treturn fw_%s(%s);\n}\n\n", r.Symbol, strings.Join(args, ", "))
+		return
+	}
+	p.f("\tvoid *h;\n\tuint32_t id;\n\tCUresult err;\n\n\tif (!%s)\n\t\treturn CUDA_ERROR_INVALID_VALUE;\n", made.Name)
+	p.f("\tid = sl_handle_new(SL_%s, NULL, &h);\n\tif (!id)\n\t\treturn CUDA_ERROR_OUT_OF_MEMORY;\n", made.HKind)
+	p.f("\terr = fw_%s(%s);\n", r.Symbol, strings.Join(args, ", "))
+	if made.Elem == "CUmemGenericAllocationHandle" {
+		p.f("\tif (!err)\n\t\t*%s = (CUmemGenericAllocationHandle)(uintptr_t)h;\n", made.Name)
+	} else {
+		p.f("\tif (!err)\n\t\t*%s = h;\n", made.Name)
+	}
+	p.f("\telse\n\t\tsl_handle_free(SL_%s, id);\n\treturn err;\n}\n\n", made.HKind)
+}

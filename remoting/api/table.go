@@ -1,0 +1,285 @@
+// Package api is the API table: one row per function that libcuda.so.1
+// exports, with everything the generator needs to write the shim's stubs and
+// the worker's dispatch. Adding a function is adding a row to cuda.tbl.
+package api
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+//go:generate go run ./cmd/apigen -root ../..
+
+//go:embed cuda.tbl
+var source []byte
+
+// ErrTable is wrapped by every error about a malformed row.
+var ErrTable = errors.New("api table")
+
+// Kind says where a function is answered.
+type Kind string
+
+// The kinds of a row; see cuda.tbl.
+const (
+	Local  Kind = "local"
+	OneWay Kind = "oneway"
+	Wait   Kind = "wait"
+	Alias  Kind = "alias"
+	Refuse Kind = "refuse"
+)
+
+// Mode says what a parameter carries.
+type Mode int
+
+// The modes of a parameter; see cuda.tbl.
+const (
+	Value      Mode = iota // a scalar by value
+	Handle                 // a handle by value
+	In                     // pointer to one value, may be NULL
+	InArray                // pointer to Count values
+	Out                    // pointer to one value written by the driver
+	InOut                  // pointer to a count, read and written
+	New                    // pointer to a handle the client chose
+	OutHandle              // pointer to a handle the worker chooses
+	OutHandles             // array of handles the worker chooses
+	Str                    // NUL-terminated string
+	In8                    // eight bytes behind a void pointer
+	Out8                   // eight bytes written behind a void pointer
+	Null                   // must be NULL
+	Opaque                 // not carried (local and refused rows)
+)
+
+// Param is one parameter of a function.
+type Param struct {
+	Name  string
+	CType string // as declared, e.g. "const CUDA_MEMCPY3D *"
+	Elem  string // the type without const and one pointer, e.g. "CUDA_MEMCPY3D"
+	Mode  Mode
+	Count string // name of the counting parameter of an array
+	HKind string // handle kind, e.g. "stream"; empty if no handle
+}
+
+// Row is one function.
+type Row struct {
+	Op      int    // operation number on the wire
+	Symbol  string // exported symbol, e.g. cuMemAlloc_v2
+	Name    string // name for cuGetProcAddress, e.g. cuMemAlloc
+	Version int    // CUDA version that introduced this ABI, e.g. 3020
+	Variant string // "", "ptds" or "ptsz"
+	Kind    Kind
+	Target  string // for Alias
+	Client  bool   // flag c
+	Worker  bool   // flag w
+	Aside   bool   // flag aside
+	Charge  bool   // flag charge
+	Free    bool   // flag free
+	Params  []Param
+	Wire    []Param // parameters on the wire
+	Flat    bool    // Wire differs from Params
+}
+
+// Forwarded reports whether the row has an operation on the wire.
+func (r *Row) Forwarded() bool { return r.Kind == OneWay || r.Kind == Wait }
+
+// VariantSymbol is the exported name of the per-thread variant, or "".
+func (r *Row) VariantSymbol() string {
+	if r.Variant == "" {
+		return ""
+	}
+	return r.Symbol + "_" + r.Variant
+}
+
+// HandleKinds maps CUDA's handle types to the kinds of docs/protocol.md.
+var HandleKinds = map[string]string{
+	"CUcontext": "CTX", "CUstream": "STREAM", "CUevent": "EVENT", "CUmodule": "MODULE",
+	"CUlibrary": "LIBRARY", "CUkernel": "KERNEL", "CUfunction": "KERNEL", "CUgraph": "GRAPH",
+	"CUgraphNode": "NODE", "CUgraphExec": "EXEC", "CUmemoryPool": "POOL", "CUarray": "ARRAY",
+	"CUmipmappedArray": "MIPMAP", "CUmemGenericAllocationHandle": "MEMHANDLE",
+}
+
+// KindNumber is the number of a handle kind on the wire.
+var KindNumber = map[string]int{
+	"CTX": 1, "STREAM": 2, "EVENT": 3, "MODULE": 4, "LIBRARY": 5, "KERNEL": 6, "GRAPH": 7,
+	"NODE": 8, "EXEC": 9, "POOL": 10, "ARRAY": 11, "MIPMAP": 12, "LINK": 13, "MEMHANDLE": 14,
+	"USEROBJ": 15, "HOSTFN": 16, "TEXREF": 17,
+}
+
+// ScalarSize is the size in bytes of a type passed by value; types that are
+// neither here nor handles are enumerations of four bytes.
+func ScalarSize(t string) int {
+	switch t {
+	case "size_t", "CUdeviceptr", "unsigned long long", "cuuint64_t", "CUtexObject", "CUsurfObject", "CUgraphConditionalHandle":
+		return 8
+	case "unsigned short":
+		return 2
+	case "unsigned char":
+		return 1
+	default:
+		return 4
+	}
+}
+
+// Fingerprint identifies the table: client and worker must agree on it.
+func Fingerprint() [32]byte { return sha256.Sum256(source) }
+
+// Rows returns the table in the order of operation numbers.
+func Rows() ([]Row, error) { return Parse(source) }
+
+// Parse reads a table.
+func Parse(src []byte) ([]Row, error) {
+	var rows []Row
+	seen := map[string]bool{}
+	for i, line := range bytes.Split(src, []byte("\n")) {
+		s := strings.TrimSpace(string(line))
+		if s == "" || strings.HasPrefix(s, "#") {
+			continue
+		}
+		r, err := parseRow(s)
+		if err != nil {
+			return nil, fmt.Errorf("%w: line %d: %w", ErrTable, i+1, err)
+		}
+		if seen[r.Symbol] {
+			return nil, fmt.Errorf("%w: line %d: %s stands twice", ErrTable, i+1, r.Symbol)
+		}
+		seen[r.Symbol] = true
+		r.Op = len(rows)
+		rows = append(rows, r)
+	}
+	for _, r := range rows {
+		if r.Kind == Alias && !seen[r.Target] {
+			return nil, fmt.Errorf("%w: %s is an alias of %s, which is not in the table", ErrTable, r.Symbol, r.Target)
+		}
+	}
+	return rows, nil
+}
+
+func parseRow(s string) (Row, error) {
+	f := strings.Split(s, "|")
+	for i := range f {
+		f[i] = strings.TrimSpace(f[i])
+	}
+	if len(f) != 6 && len(f) != 7 {
+		return Row{}, fmt.Errorf("%d columns, want 6 or 7", len(f))
+	}
+	r := Row{Symbol: f[0]}
+	name, ver, _ := strings.Cut(f[1], " ")
+	v, err := strconv.Atoi(ver)
+	if err != nil {
+		return r, fmt.Errorf("%s: version %q: %w", r.Symbol, ver, err)
+	}
+	r.Name, r.Version = name, v
+	switch f[2] {
+	case "-":
+	case "ptds", "ptsz":
+		r.Variant = f[2]
+	default:
+		return r, fmt.Errorf("%s: variant %q", r.Symbol, f[2])
+	}
+	kind, target, _ := strings.Cut(f[3], "=")
+	r.Kind, r.Target = Kind(kind), target
+	switch r.Kind {
+	case Local, OneWay, Wait, Alias, Refuse:
+	default:
+		return r, fmt.Errorf("%s: kind %q", r.Symbol, kind)
+	}
+	for _, fl := range strings.Fields(f[4]) {
+		switch fl {
+		case "-":
+		case "c":
+			r.Client = true
+		case "w":
+			r.Worker = true
+		case "aside":
+			r.Aside = true
+		case "charge":
+			r.Charge = true
+		case "free":
+			r.Free = true
+		default:
+			return r, fmt.Errorf("%s: flag %q", r.Symbol, fl)
+		}
+	}
+	if r.Kind == Local {
+		r.Client = true
+	}
+	if r.Params, err = parseParams(f[5], r.Forwarded() && len(f) == 6); err != nil {
+		return r, fmt.Errorf("%s: %w", r.Symbol, err)
+	}
+	r.Wire = r.Params
+	if len(f) == 7 {
+		r.Flat = true
+		if r.Wire, err = parseParams(f[6], true); err != nil {
+			return r, fmt.Errorf("%s: wire: %w", r.Symbol, err)
+		}
+		if !r.Client || !r.Worker {
+			return r, fmt.Errorf("%s: wire parameters need flags c and w", r.Symbol)
+		}
+	}
+	return r, nil
+}
+
+var annotated = regexp.MustCompile(`^(.*?)(\w+)(\[\])?(?:=([a-z0-9]+)(?:\[(\*?\w+)\])?)?$`)
+
+func parseParams(s string, carried bool) ([]Param, error) {
+	if s == "void" {
+		return nil, nil
+	}
+	var ps []Param
+	for _, d := range strings.Split(s, ",") {
+		d = strings.TrimSpace(d)
+		m := annotated.FindStringSubmatch(d)
+		if m == nil {
+			return nil, fmt.Errorf("parameter %q", d)
+		}
+		p := Param{Name: m[2], CType: strings.TrimSpace(m[1]) + m[3], Count: strings.TrimPrefix(m[5], "*"), Mode: Opaque}
+		p.Elem = strings.TrimSpace(strings.TrimSuffix(strings.TrimPrefix(p.CType, "const "), "*"))
+		if carried {
+			p.HKind = HandleKinds[p.Elem]
+			var err error
+			if p.Mode, err = mode(p, m[4], m[5]); err != nil {
+				return nil, err
+			}
+		}
+		ps = append(ps, p)
+	}
+	return ps, nil
+}
+
+func mode(p Param, ann, count string) (Mode, error) {
+	pointer := strings.HasSuffix(p.CType, "*")
+	switch {
+	case ann == "" && !pointer && p.HKind != "":
+		return Handle, nil
+	case ann == "" && !pointer:
+		return Value, nil
+	case ann == "in" && count != "":
+		return InArray, nil
+	case ann == "in":
+		return In, nil
+	case ann == "out" && count == "":
+		return Out, nil
+	case ann == "inout":
+		return InOut, nil
+	case ann == "new" && p.HKind != "":
+		return New, nil
+	case ann == "outh" && count != "" && p.HKind != "":
+		return OutHandles, nil
+	case ann == "outh" && p.HKind != "":
+		return OutHandle, nil
+	case ann == "str":
+		return Str, nil
+	case ann == "in8":
+		return In8, nil
+	case ann == "out8":
+		return Out8, nil
+	case ann == "null":
+		return Null, nil
+	}
+	return Opaque, fmt.Errorf("parameter %s: annotation %q does not fit %s", p.Name, ann, p.CType)
+}

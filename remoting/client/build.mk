@@ -1,0 +1,71 @@
+# The CUDA shim, build/shim/libcuda.so.1, and its tests. From the root of the repository:
+#
+#   make -f remoting/client/build.mk            both libraries, into build/shim
+#   make -f remoting/client/build.mk check      and their tests, plain and under ASan and UBSan
+#
+# Variables: CC, CFLAGS, SHIM_OUT, SAN (for example address,undefined: the library
+# is then built with it, into build/shim-SAN, and linked with this machine's libc).
+#
+# The library must load on any glibc since 2.17 and on musl. So it is linked not with
+# this machine's libc but with empty libraries that have the names it imports, at the
+# oldest version there is; check_elf.sh checks what came of it.
+
+SHIM := remoting/client
+SHIM_COMMA := ,
+SHIM_OUT ?= build/shim$(if $(SAN),-$(subst $(SHIM_COMMA),-,$(SAN)))
+CFLAGS ?= -O2 -g
+SHIM_SAN := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined))
+SHIM_OLD := $(if $(SAN),,-fno-stack-protector -U_FORTIFY_SOURCE)
+# Descriptor-based thread-local storage needs no symbol of the C library.
+SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread -fno-plt -mtls-dialect=gnu2 \
+	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
+
+SHIM_SRC := session connect codec shmring handles error device ctx ctxlocal stream event hostfn export_tables integrity procaddr \
+	module kernel fatbin sha256 launch ranges guard memory copy copy3d occupancy profiler graph pool tensormap \
+	gen_stubs gen_exports gen_names gen_fingerprint
+SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)
+SHIM_HDR := $(wildcard $(SHIM)/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h
+SHIM_LIB := $(SHIM_OUT)/libcuda.so.1
+
+.PHONY: shim shim-check
+shim: $(SHIM_LIB) build/shim/libnvidia-ml.so.1
+
+-include $(SHIM)/nvml.mk
+
+$(SHIM_OUT)/o/%.o: $(SHIM)/%.c $(SHIM_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -c -o $@ $<
+
+# What the objects import, each name in the library that had it before glibc 2.34 put all into one.
+$(SHIM_OUT)/o/stubs: $(SHIM_OBJ)
+	@rm -rf $@ && mkdir -p $@
+	nm $^ | awk '$$1 == "U" { want[$$2] } $$2 ~ /^[A-TV-Z]$$/ { have[$$3] } \
+		END { for (s in want) if (!(s in have) && s != "_GLOBAL_OFFSET_TABLE_") print s }' | sort >$@/imports
+	awk '/^pthread_/' $@/imports >$@/libpthread.so.0.names
+	awk '/^dl/' $@/imports >$@/libdl.so.2.names
+	awk '/^clock_/' $@/imports >$@/librt.so.1.names
+	awk '!/^(pthread_|dl|clock_)/' $@/imports >$@/libc.so.6.names
+	printf '%s\n' 'GLIBC_2.2.5 { global: *; };' 'GLIBC_2.3 { global: __ctype_b_loc; __ctype_tolower_loc; __ctype_toupper_loc; };' \
+		'GLIBC_2.3.2 { global: pthread_cond_*; };' 'GLIBC_2.7 { global: __isoc99_*; };' >$@/version.map
+	for lib in libpthread.so.0 libdl.so.2 librt.so.1 libc.so.6; do \
+		sed 's/.*/void &(void);void &(void){}/' $@/$$lib.names >$@/stub.c; \
+		$(CC) -shared -nostdlib -fPIC -fno-builtin -w -Wl,-soname,$$lib -Wl,--version-script=$@/version.map -o $@/$$lib $@/stub.c; \
+	done
+	@touch $@
+
+# Exports carry no version, as the driver's do. Never unloaded: its threads run its code.
+$(SHIM_OUT)/o/exports.map:
+	@mkdir -p $(@D)
+	echo '{ global: cu*; local: *; };' >$@
+
+SHIM_LDFLAGS := -shared -Wl,-soname,libcuda.so.1 -Wl,--hash-style=both -Wl,-z,now,-z,relro,-z,nodelete,-z,noexecstack
+
+ifeq ($(SAN),)
+$(SHIM_LIB): $(SHIM_OBJ) $(SHIM_OUT)/o/stubs $(SHIM_OUT)/o/exports.map
+	$(CC) $(SHIM_LDFLAGS) -nostdlib -Wl,--version-script=$(SHIM_OUT)/o/exports.map -Wl,--no-undefined -o $@ $(SHIM_OBJ) \
+		$(addprefix $(SHIM_OUT)/o/stubs/,libpthread.so.0 libdl.so.2 librt.so.1 libc.so.6)
+	ln -sf libcuda.so.1 $(@D)/libcuda.so
+else
+$(SHIM_LIB): $(SHIM_OBJ) $(SHIM_OUT)/o/exports.map
+	$(CC) $(SHIM_LDFLAGS) $(SHIM_SAN) -Wl,--version-script=$(SHIM_OUT)/o/exports.map -o $@ $(SHIM_OBJ) -pthread -ldl -lrt
+endif

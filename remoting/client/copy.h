@@ -1,0 +1,23 @@
+/* What copy.c and copy3d.c share. */
+#ifndef SLUICE_COPY_H
+#define SLUICE_COPY_H
+
+#include "core.h"
+
+struct sl_copy_wait {
+	struct sl_mark *m;
+	uint64_t seq;
+	bool track;
+};
+
+void sl_copy_note(struct sl_copy_wait *w, CUstream s);
+void sl_copy_waited(const struct sl_copy_wait *w);
+/* True if the address is the device's. */
+bool sl_ptr_device(uint64_t p);
+/* True if n bytes from p are pinned host memory. */
+bool sl_ptr_pinned(const void *p, size_t n);
+CUresult sl_copy_capture_check(CUstream s);
+/* Sends a copy from the device whose payload names the delivery; waits for its end if asked to. */
+CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, CUstream s);
+
+#endif

@@ -1,0 +1,390 @@
+/*
+ * Copies of two and three dimensions, all brought to one form (CUDA_MEMCPY3D)
+ * with each side known as host, device or array. Host to device goes in frames of
+ * packed rows, device to host comes back as packed rows that the session scatters,
+ * anything between device and arrays is forwarded.
+ */
+#include "copy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK (1u << 20)
+
+/* A unified address is the host's or the device's: find out which. */
+static void resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev)
+{
+	if (*type != CU_MEMORYTYPE_UNIFIED)
+		return;
+	if (sl_ptr_device(*dev)) {
+		*type = CU_MEMORYTYPE_DEVICE;
+	} else {
+		*type = CU_MEMORYTYPE_HOST;
+		*host = (const void *)(uintptr_t)*dev;
+	}
+}
+
+static CUresult check_side(CUmemorytype type, const void *host, CUdeviceptr dev, CUarray array, size_t *pitch, size_t *height,
+			   size_t x, size_t y, const CUDA_MEMCPY3D *c)
+{
+	switch (type) {
+	case CU_MEMORYTYPE_HOST:
+		if (!host)
+			return CUDA_ERROR_INVALID_VALUE;
+		break;
+	case CU_MEMORYTYPE_DEVICE:
+		if (!dev)
+			return CUDA_ERROR_INVALID_VALUE;
+		break;
+	case CU_MEMORYTYPE_ARRAY:
+		return sl_handle_state(SL_ARRAY, array) || sl_handle_bare(array) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+	default:
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!*pitch && c->Height == 1 && c->Depth == 1)
+		*pitch = x + c->WidthInBytes;
+	if (!*height && c->Depth == 1)
+		*height = y + c->Height;
+	if (*pitch < x + c->WidthInBytes || *height < y + c->Height)
+		return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
+}
+
+static void put_desc(sl_buf *b, CUmemorytype type, uint32_t stream, uint64_t where, size_t pitch, size_t height, size_t x, size_t y,
+		     size_t z, size_t lod, size_t w, size_t h, size_t d)
+{
+	sl_put_u32(b, type);
+	sl_put_u32(b, stream);
+	sl_put_u64(b, where);
+	sl_put_u64(b, pitch);
+	sl_put_u64(b, height);
+	sl_put_u64(b, x);
+	sl_put_u64(b, y);
+	sl_put_u64(b, z);
+	sl_put_u32(b, (uint32_t)lod);
+	sl_put_u32(b, 0);
+	sl_put_u64(b, w);
+	sl_put_u64(b, h);
+	sl_put_u64(b, d);
+}
+
+static uint64_t place(CUmemorytype type, CUdeviceptr dev, CUarray array, CUresult *err)
+{
+	return type == CU_MEMORYTYPE_ARRAY ? sl_handle_id(SL_ARRAY, array, err) : dev;
+}
+
+/* Rows of one slice, as many as fit a frame; rows longer than a frame in pieces. */
+static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
+{
+	CUresult err = CUDA_SUCCESS;
+	uint64_t where = place(c->dstMemoryType, c->dstDevice, c->dstArray, &err);
+	uint32_t stream = sl_stream_id(s, &err);
+	size_t width = c->WidthInBytes < CHUNK ? c->WidthInBytes : CHUNK;
+	size_t rows = CHUNK / width ? CHUNK / width : 1;
+	uint8_t *bounce = NULL;
+
+	if (err)
+		return err;
+	for (size_t z = 0; z < c->Depth; z++) {
+		for (size_t y = 0; y < c->Height; y += rows) {
+			size_t nrows = c->Height - y < rows ? c->Height - y : rows;
+
+			for (size_t x = 0; x < c->WidthInBytes; x += width) {
+				size_t n = c->WidthInBytes - x < width ? c->WidthInBytes - x : width;
+				const uint8_t *from = (const uint8_t *)c->srcHost +
+						      ((c->srcZ + z) * c->srcHeight + c->srcY + y) * c->srcPitch + c->srcXInBytes + x;
+				const uint8_t *data = from;
+				sl_buf b;
+
+				if (nrows > 1 && c->srcPitch != n) {
+					if (!bounce && !(bounce = malloc(CHUNK)))
+						return CUDA_ERROR_OUT_OF_MEMORY;
+					for (size_t r = 0; r < nrows; r++)
+						memcpy(bounce + r * n, from + r * c->srcPitch, n);
+					data = bounce;
+				}
+				sl_buf_init(&b);
+				put_desc(&b, c->dstMemoryType, stream, where, c->dstPitch, c->dstHeight, c->dstXInBytes + x,
+					 c->dstY + y, c->dstZ + z, c->dstLOD, n, nrows, 1);
+				err = sl_oneway_bulk(CTL_COPY_IN_3D, &b, data, n * nrows);
+				sl_buf_free(&b);
+				if (err) {
+					free(bounce);
+					return err;
+				}
+			}
+		}
+	}
+	free(bounce);
+	return CUDA_SUCCESS;
+}
+
+static CUresult out(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
+{
+	CUresult err = CUDA_SUCCESS;
+	uint64_t where = place(c->srcMemoryType, c->srcDevice, c->srcArray, &err);
+	uint32_t stream = sl_stream_id(s, &err), delivery;
+	size_t slice = c->dstPitch * c->dstHeight;
+	uint8_t *to = (uint8_t *)c->dstHost + c->dstZ * slice + c->dstY * c->dstPitch + c->dstXInBytes;
+	size_t span = (c->Depth - 1) * slice + (c->Height - 1) * c->dstPitch + c->WidthInBytes;
+	sl_buf b;
+
+	if (err)
+		return err;
+	delivery = sl_delivery_new_3d(to, c->dstPitch, slice, c->WidthInBytes, c->Height, c->Depth);
+	sl_buf_init(&b);
+	put_desc(&b, c->srcMemoryType, stream, where, c->srcPitch, c->srcHeight, c->srcXInBytes, c->srcY, c->srcZ, c->srcLOD,
+		 c->WidthInBytes, c->Height, c->Depth);
+	sl_put_u32(&b, delivery);
+	err = sl_copy_deliver(CTL_COPY_OUT_3D, &b, delivery, wait || !sl_ptr_pinned(to, span), s);
+	sl_buf_free(&b);
+	return err;
+}
+
+static CUresult on_host(const CUDA_MEMCPY3D *c, CUstream s)
+{
+	CUresult err = sl_cuStreamSynchronize(s);
+
+	for (size_t z = 0; !err && z < c->Depth; z++)
+		for (size_t y = 0; y < c->Height; y++)
+			memmove((uint8_t *)c->dstHost + ((c->dstZ + z) * c->dstHeight + c->dstY + y) * c->dstPitch + c->dstXInBytes,
+				(const uint8_t *)c->srcHost + ((c->srcZ + z) * c->srcHeight + c->srcY + y) * c->srcPitch + c->srcXInBytes,
+				c->WidthInBytes);
+	return err;
+}
+
+static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
+{
+	CUDA_MEMCPY3D c;
+	struct sl_ctx *ctx;
+	CUresult err = sl_ctx_use(&ctx);
+
+	if (err)
+		return err;
+	c = *p;
+	if (!c.WidthInBytes || !c.Height || !c.Depth)
+		return CUDA_SUCCESS;
+	resolve(&c.srcMemoryType, &c.srcHost, &c.srcDevice);
+	resolve(&c.dstMemoryType, (const void **)&c.dstHost, &c.dstDevice);
+	err = check_side(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcArray, &c.srcPitch, &c.srcHeight, c.srcXInBytes, c.srcY, &c);
+	if (!err)
+		err = check_side(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstArray, &c.dstPitch, &c.dstHeight, c.dstXInBytes, c.dstY, &c);
+	if (err)
+		return err;
+	if (c.srcMemoryType != CU_MEMORYTYPE_HOST && c.dstMemoryType != CU_MEMORYTYPE_HOST)
+		return fw_cuMemcpy3DAsync_v2(&c, s);
+	err = sl_copy_capture_check(s);
+	if (err)
+		return err;
+	if (c.srcMemoryType != CU_MEMORYTYPE_HOST)
+		return out(&c, s, wait);
+	return c.dstMemoryType == CU_MEMORYTYPE_HOST ? on_host(&c, s) : in(&c, s);
+}
+
+static CUresult copy2d(const CUDA_MEMCPY2D *p, CUstream s, bool wait)
+{
+	CUDA_MEMCPY3D c = { 0 };
+
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	c.srcXInBytes = p->srcXInBytes;
+	c.srcY = p->srcY;
+	c.srcMemoryType = p->srcMemoryType;
+	c.srcHost = p->srcHost;
+	c.srcDevice = p->srcDevice;
+	c.srcArray = p->srcArray;
+	c.srcPitch = p->srcPitch;
+	c.dstXInBytes = p->dstXInBytes;
+	c.dstY = p->dstY;
+	c.dstMemoryType = p->dstMemoryType;
+	c.dstHost = p->dstHost;
+	c.dstDevice = p->dstDevice;
+	c.dstArray = p->dstArray;
+	c.dstPitch = p->dstPitch;
+	c.WidthInBytes = p->WidthInBytes;
+	c.Height = p->Height;
+	c.Depth = 1;
+	return copy(&c, s, wait);
+}
+
+CUresult sl_cuMemcpy2D_v2(const CUDA_MEMCPY2D *pCopy, CUstream ds)
+{
+	return copy2d(pCopy, ds, true);
+}
+
+CUresult sl_cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *pCopy, CUstream ds)
+{
+	return copy2d(pCopy, ds, true);
+}
+
+CUresult sl_cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *pCopy, CUstream hStream)
+{
+	return copy2d(pCopy, hStream, false);
+}
+
+CUresult sl_cuMemcpy3D_v2(const CUDA_MEMCPY3D *pCopy, CUstream ds)
+{
+	return pCopy ? copy(pCopy, ds, true) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult sl_cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *pCopy, CUstream hStream)
+{
+	return pCopy ? copy(pCopy, hStream, false) : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Addresses are unified: the contexts say nothing that the pointers do not. */
+static CUresult peer(const CUDA_MEMCPY3D_PEER *p, CUstream s, bool wait)
+{
+	CUDA_MEMCPY3D c = { 0 };
+
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	c.srcXInBytes = p->srcXInBytes;
+	c.srcY = p->srcY;
+	c.srcZ = p->srcZ;
+	c.srcLOD = p->srcLOD;
+	c.srcMemoryType = p->srcMemoryType;
+	c.srcHost = p->srcHost;
+	c.srcDevice = p->srcDevice;
+	c.srcArray = p->srcArray;
+	c.srcPitch = p->srcPitch;
+	c.srcHeight = p->srcHeight;
+	c.dstXInBytes = p->dstXInBytes;
+	c.dstY = p->dstY;
+	c.dstZ = p->dstZ;
+	c.dstLOD = p->dstLOD;
+	c.dstMemoryType = p->dstMemoryType;
+	c.dstHost = p->dstHost;
+	c.dstDevice = p->dstDevice;
+	c.dstArray = p->dstArray;
+	c.dstPitch = p->dstPitch;
+	c.dstHeight = p->dstHeight;
+	c.WidthInBytes = p->WidthInBytes;
+	c.Height = p->Height;
+	c.Depth = p->Depth;
+	return copy(&c, s, wait);
+}
+
+CUresult sl_cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *pCopy, CUstream ds)
+{
+	return peer(pCopy, ds, true);
+}
+
+CUresult sl_cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream)
+{
+	return peer(pCopy, hStream, false);
+}
+
+/* --- one-dimensional forms with arrays: a single row --- */
+
+struct row {
+	CUmemorytype type;
+	const void *host;
+	CUdeviceptr dev;
+	CUarray array;
+	size_t offset;
+};
+
+static CUresult copy_row(struct row dst, struct row src, size_t n, CUstream s, bool wait)
+{
+	CUDA_MEMCPY3D c = { 0 };
+
+	c.srcMemoryType = src.type;
+	c.srcHost = src.host;
+	c.srcDevice = src.dev;
+	c.srcArray = src.array;
+	c.srcXInBytes = src.offset;
+	c.dstMemoryType = dst.type;
+	c.dstHost = (void *)(uintptr_t)dst.host;
+	c.dstDevice = dst.dev;
+	c.dstArray = dst.array;
+	c.dstXInBytes = dst.offset;
+	c.WidthInBytes = n;
+	c.Height = c.Depth = 1;
+	return copy(&c, s, wait);
+}
+
+#define HOST(p) ((struct row){ .type = CU_MEMORYTYPE_HOST, .host = (p) })
+#define DEV(p) ((struct row){ .type = CU_MEMORYTYPE_DEVICE, .dev = (p) })
+#define ARRAY(a, o) ((struct row){ .type = CU_MEMORYTYPE_ARRAY, .array = (a), .offset = (o) })
+
+CUresult sl_cuMemcpyHtoA_v2(CUarray dst, size_t dstOffset, const void *src, size_t n, CUstream ds)
+{
+	return copy_row(ARRAY(dst, dstOffset), HOST(src), n, ds, true);
+}
+
+CUresult sl_cuMemcpyHtoAAsync_v2(CUarray dst, size_t dstOffset, const void *src, size_t n, CUstream hStream)
+{
+	return copy_row(ARRAY(dst, dstOffset), HOST(src), n, hStream, false);
+}
+
+CUresult sl_cuMemcpyAtoH_v2(void *dst, CUarray src, size_t srcOffset, size_t n, CUstream ds)
+{
+	return copy_row(HOST(dst), ARRAY(src, srcOffset), n, ds, true);
+}
+
+CUresult sl_cuMemcpyAtoHAsync_v2(void *dst, CUarray src, size_t srcOffset, size_t n, CUstream hStream)
+{
+	return copy_row(HOST(dst), ARRAY(src, srcOffset), n, hStream, false);
+}
+
+CUresult sl_cuMemcpyDtoA_v2(CUarray dst, size_t dstOffset, CUdeviceptr src, size_t n, CUstream ds)
+{
+	return copy_row(ARRAY(dst, dstOffset), DEV(src), n, ds, true);
+}
+
+CUresult sl_cuMemcpyAtoD_v2(CUdeviceptr dst, CUarray src, size_t srcOffset, size_t n, CUstream ds)
+{
+	return copy_row(DEV(dst), ARRAY(src, srcOffset), n, ds, true);
+}
+
+CUresult sl_cuMemcpyAtoA_v2(CUarray dst, size_t dstOffset, CUarray src, size_t srcOffset, size_t n, CUstream ds)
+{
+	return copy_row(ARRAY(dst, dstOffset), ARRAY(src, srcOffset), n, ds, true);
+}
+
+/* --- batches of pointers; an operand that is an array is refused --- */
+
+static CUresult batch3d(size_t n, CUDA_MEMCPY3D_BATCH_OP *op, size_t *failIdx, CUstream s)
+{
+	static uint8_t once;
+
+	if (!n || !op)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < n; i++) {
+		CUDA_MEMCPY3D c = { 0 };
+		CUresult err;
+
+		if (op[i].src.type != 1 || op[i].dst.type != 1) {
+			err = sl_refuse("cuMemcpy3DBatchAsync with arrays", &once);
+		} else {
+			c.srcMemoryType = c.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+			c.srcDevice = op[i].src.op.ptr.ptr;
+			c.srcPitch = op[i].src.op.ptr.rowLength ? op[i].src.op.ptr.rowLength : op[i].extent.width;
+			c.srcHeight = op[i].src.op.ptr.layerHeight ? op[i].src.op.ptr.layerHeight : op[i].extent.height;
+			c.dstDevice = op[i].dst.op.ptr.ptr;
+			c.dstPitch = op[i].dst.op.ptr.rowLength ? op[i].dst.op.ptr.rowLength : op[i].extent.width;
+			c.dstHeight = op[i].dst.op.ptr.layerHeight ? op[i].dst.op.ptr.layerHeight : op[i].extent.height;
+			c.WidthInBytes = op[i].extent.width;
+			c.Height = op[i].extent.height;
+			c.Depth = op[i].extent.depth;
+			err = copy(&c, s, false);
+		}
+		if (err) {
+			if (failIdx)
+				*failIdx = i;
+			return err;
+		}
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemcpy3DBatchAsync(size_t n, CUDA_MEMCPY3D_BATCH_OP *op, size_t *failIdx, unsigned long long flags, CUstream hStream)
+{
+	return flags ? CUDA_ERROR_INVALID_VALUE : batch3d(n, op, failIdx, hStream);
+}
+
+CUresult sl_cuMemcpy3DBatchAsync_v2(size_t n, CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream hStream)
+{
+	return flags ? CUDA_ERROR_INVALID_VALUE : batch3d(n, op, NULL, hStream);
+}

@@ -1,0 +1,784 @@
+/*
+ * Contexts. A thread's stack of contexts is its own and needs no lock. Primary
+ * contexts are handles of this process from the start and cost the worker
+ * nothing: the first call that needs one makes it (activate), and its reference
+ * count here decides when the worker's goes. What the lock below guards are
+ * those counts and flags; a context's mutex makes one thread activate it while
+ * the others wait.
+ */
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct sl_ctx *sl_primary[SL_MAX_DEVICES];
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct sl_pool ctxs = { .size = sizeof(struct sl_ctx) };
+static _Atomic uint64_t last_uid, last_tid;
+static pthread_key_t thread_key;
+static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
+static __thread struct sl_thread self;
+
+uint64_t sl_next_uid(void)
+{
+	return atomic_fetch_add(&last_uid, 1) + 1;
+}
+
+static void thread_gone(void *arg)
+{
+	struct sl_thread *t = arg;
+
+	sl_thread_streams_drop(t);
+	free(t->stack);
+	t->stack = NULL;
+	t->depth = t->cap = 0;
+	t->cur = NULL;
+	t->known = false;
+}
+
+static void make_key(void)
+{
+	pthread_key_create(&thread_key, thread_gone);
+}
+
+struct sl_thread *sl_tls(void)
+{
+	struct sl_thread *t = &self;
+
+	if (__builtin_expect(!t->known, 0)) {
+		t->known = true;
+		if (!t->tid)
+			t->tid = atomic_fetch_add(&last_tid, 1) + 1;
+		pthread_once(&thread_once, make_key);
+		pthread_setspecific(thread_key, t);
+	}
+	return t;
+}
+
+static void ctx_reset_fields(struct sl_ctx *c)
+{
+	for (unsigned i = 0; i < sizeof c->limit / sizeof c->limit[0]; i++)
+		atomic_store(&c->limit[i], 0);
+	atomic_store(&c->cache_config, CU_FUNC_CACHE_PREFER_NONE);
+	atomic_store(&c->shared_config, 0);
+	atomic_store(&c->legacy.owner, 0);
+	atomic_store(&c->legacy.shared, false);
+	atomic_store(&c->legacy.seq, 0);
+	atomic_store(&c->legacy.synced, 0);
+	c->uid = sl_next_uid();
+	atomic_fetch_add(&c->epoch, 1);
+}
+
+void sl_ctx_setup(const struct sl_snapshot *s)
+{
+	(void)s;
+	for (int d = 0; d < sl_dev_count() || d == 0; d++) {
+		struct sl_ctx *c;
+
+		if (d >= SL_MAX_DEVICES)
+			break;
+		c = sl_pool_get(&ctxs);
+		if (!c)
+			return;
+		c->dev = d;
+		c->primary = true;
+		c->api_version = 3020;
+		ctx_reset_fields(c);
+		atomic_store(&c->id, 1u + (uint32_t)sl_dev_wire(d));
+		sl_handle_take(SL_CTX, atomic_load(&c->id), c);
+		sl_primary[d] = c;
+		if (d + 1 >= sl_dev_count())
+			break;
+	}
+}
+
+/* Makes the current context exist in the worker. Its id, or 0 with the thread's ctx_error set. */
+static uint32_t activate(struct sl_thread *t, struct sl_ctx *c)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	if (atomic_load(&c->id) != t->cur_id || (c->primary && !__atomic_load_n(&c->refs, __ATOMIC_ACQUIRE))) {
+		t->ctx_error = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+		return 0;
+	}
+	pthread_mutex_lock(&c->activate);
+	if (!atomic_load(&c->active)) {
+		sl_buf b;
+
+		t->no_ctx = true;
+		sl_buf_init(&b);
+		sl_put_u32(&b, (uint32_t)sl_dev_wire(c->dev));
+		err = sl_wait(CTL_CTX_ACTIVATE, &b, NULL);
+		sl_buf_free(&b);
+		t->no_ctx = false;
+		if (!err)
+			atomic_store(&c->active, true);
+	}
+	pthread_mutex_unlock(&c->activate);
+	t->ctx_error = err;
+	return err ? 0 : t->cur_id;
+}
+
+uint32_t sl_current_ctx_id(void)
+{
+	struct sl_thread *t = sl_tls();
+	struct sl_ctx *c = t->cur;
+
+	if (!c || t->no_ctx)
+		return 0;
+	if (__builtin_expect(atomic_load_explicit(&c->active, memory_order_acquire) &&
+			     atomic_load_explicit(&c->id, memory_order_relaxed) == t->cur_id, 1))
+		return t->cur_id;
+	return activate(t, c);
+}
+
+CUresult sl_ctx_peek(struct sl_ctx **out)
+{
+	struct sl_thread *t = sl_tls();
+
+	*out = NULL;
+	if (!t->cur)
+		return sl_initialized() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_INITIALIZED;
+	if (atomic_load_explicit(&t->cur->id, memory_order_relaxed) != t->cur_id)
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	*out = t->cur;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_ctx_use(struct sl_ctx **out)
+{
+	struct sl_thread *t = sl_tls();
+	struct sl_ctx *c = t->cur;
+	CUresult err = sl_sticky();
+
+	*out = c;
+	if (__builtin_expect(err, 0))
+		return err;
+	if (__builtin_expect(c && atomic_load_explicit(&c->active, memory_order_acquire) &&
+			     atomic_load_explicit(&c->id, memory_order_relaxed) == t->cur_id, 1))
+		return CUDA_SUCCESS;
+	err = sl_ctx_peek(out);
+	if (err)
+		return err;
+	return activate(t, c) ? CUDA_SUCCESS : t->ctx_error;
+}
+
+struct sl_ctx *sl_ctx_of(CUcontext h)
+{
+	return sl_handle_state(SL_CTX, h);
+}
+
+CUcontext sl_ctx_primary_handle(CUdevice dev)
+{
+	return sl_dev(dev) ? sl_ctx_handle(sl_primary[dev]) : NULL;
+}
+
+CUresult sl_ctx_with(struct sl_ctx *c, CUresult (*f)(void *), void *arg)
+{
+	struct sl_thread *t = sl_tls();
+	struct sl_ctx *was = t->cur;
+	uint32_t was_id = t->cur_id;
+	CUresult err;
+
+	t->cur = c;
+	t->cur_id = atomic_load(&c->id);
+	err = f(arg);
+	t->cur = was;
+	t->cur_id = was_id;
+	return err;
+}
+
+/* The live context of a handle that may be NULL for the current one. */
+static CUresult ctx_or_current(CUcontext h, struct sl_ctx **out)
+{
+	if (!h)
+		return sl_ctx_peek(out);
+	*out = sl_ctx_of(h);
+	return *out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* Forgets all handles and ranges of a context that is going. */
+static void drop_contents(struct sl_ctx *c)
+{
+	uint32_t id = atomic_load(&c->id);
+
+	sl_local_drop(c);
+	sl_streams_drop(id);
+	sl_events_drop(id);
+	sl_modules_drop(id);
+	sl_ranges_drop(id);
+}
+
+/* --- primary contexts --- */
+
+CUresult sl_cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
+{
+	struct sl_ctx *c;
+
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!sl_dev(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (!pctx)
+		return CUDA_ERROR_INVALID_VALUE;
+	c = sl_primary[dev];
+	pthread_mutex_lock(&lock);
+	__atomic_store_n(&c->refs, c->refs + 1, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&lock);
+	*pctx = sl_ctx_handle(c);
+	return CUDA_SUCCESS;
+}
+
+/* Ends a life of a primary context. The worker is told only if it has it. */
+static CUresult primary_end(struct sl_ctx *c, bool reset)
+{
+	struct sl_thread *t = sl_tls();
+	CUresult err = CUDA_SUCCESS;
+	bool was = t->no_ctx;
+
+	drop_contents(c);
+	pthread_mutex_lock(&c->activate);
+	if (atomic_load(&c->active)) {
+		t->no_ctx = true;
+		err = reset ? fw_cuDevicePrimaryCtxReset_v2(c->dev) : fw_cuDevicePrimaryCtxRelease_v2(c->dev);
+		t->no_ctx = was;
+		atomic_store(&c->active, false);
+	}
+	ctx_reset_fields(c);
+	pthread_mutex_unlock(&c->activate);
+	return err;
+}
+
+CUresult sl_cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+	struct sl_ctx *c;
+	bool last;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!sl_dev(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	c = sl_primary[dev];
+	pthread_mutex_lock(&lock);
+	if (!c->refs) {
+		pthread_mutex_unlock(&lock);
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	__atomic_store_n(&c->refs, c->refs - 1, __ATOMIC_RELEASE);
+	last = !c->refs;
+	pthread_mutex_unlock(&lock);
+	return last ? primary_end(c, false) : CUDA_SUCCESS;
+}
+
+CUresult sl_cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+	struct sl_ctx *c;
+	CUresult err;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!sl_dev(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	c = sl_primary[dev];
+	pthread_mutex_lock(&lock);
+	__atomic_store_n(&c->refs, 0, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&lock);
+	err = primary_end(c, true);
+	if (!err)
+		sl_sticky_clear();
+	return err;
+}
+
+CUresult sl_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
+{
+	struct sl_ctx *c;
+
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!sl_dev(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+		return CUDA_ERROR_INVALID_VALUE;
+	c = sl_primary[dev];
+	pthread_mutex_lock(&lock);
+	c->flags = flags;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
+{
+	struct sl_ctx *c;
+
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!sl_dev(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (!flags || !active)
+		return CUDA_ERROR_INVALID_VALUE;
+	c = sl_primary[dev];
+	*flags = c->flags;
+	*active = __atomic_load_n(&c->refs, __ATOMIC_ACQUIRE) != 0;
+	return CUDA_SUCCESS;
+}
+
+/* --- the thread's stack --- */
+
+static void make_current(struct sl_thread *t, struct sl_ctx *c, uint32_t id)
+{
+	t->cur = c;
+	t->cur_id = c ? id : 0;
+}
+
+static CUresult push(struct sl_thread *t, struct sl_ctx *c)
+{
+	if (t->depth == t->cap) {
+		unsigned cap = t->cap ? t->cap * 2 : 8;
+		void *p = realloc(t->stack, cap * sizeof *t->stack);
+
+		if (!p)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		t->stack = p;
+		t->cap = cap;
+	}
+	/* The stack holds what lies under the current context. */
+	t->stack[t->depth].ctx = t->cur;
+	t->stack[t->depth].id = t->cur_id;
+	t->depth++;
+	make_current(t, c, atomic_load(&c->id));
+	return CUDA_SUCCESS;
+}
+
+static void pop(struct sl_thread *t)
+{
+	if (t->depth) {
+		t->depth--;
+		make_current(t, t->stack[t->depth].ctx, t->stack[t->depth].id);
+	} else {
+		make_current(t, NULL, 0);
+	}
+}
+
+CUresult sl_cuCtxPushCurrent_v2(CUcontext ctx)
+{
+	struct sl_ctx *c = sl_ctx_of(ctx);
+
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	return c ? push(sl_tls(), c) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult sl_cuCtxPopCurrent_v2(CUcontext *pctx)
+{
+	struct sl_thread *t = sl_tls();
+
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!t->cur)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (pctx)
+		*pctx = sl_handle_value(SL_CTX, t->cur_id);
+	pop(t);
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuCtxSetCurrent(CUcontext ctx)
+{
+	struct sl_thread *t = sl_tls();
+	struct sl_ctx *c;
+
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!ctx) {
+		pop(t);
+		return CUDA_SUCCESS;
+	}
+	c = sl_ctx_of(ctx);
+	if (!c)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	make_current(t, c, atomic_load(&c->id));
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuCtxGetCurrent(CUcontext *pctx)
+{
+	struct sl_thread *t = sl_tls();
+
+	if (!pctx)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	*pctx = t->cur ? sl_handle_value(SL_CTX, t->cur_id) : NULL;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuCtxGetDevice(CUdevice *device)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (!device)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*device = c->dev;
+	return err;
+}
+
+CUresult sl_cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
+{
+	struct sl_ctx *c;
+	CUresult err = ctx_or_current(ctx, &c);
+
+	if (!device)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*device = c->dev;
+	return err;
+}
+
+/* --- contexts that programs make --- */
+
+CUresult sl_cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+	struct sl_thread *t = sl_tls();
+	struct sl_ctx *c;
+	CUresult err;
+	uint32_t id;
+	void *h;
+
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!pctx || flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sl_dev(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	c = sl_pool_get(&ctxs);
+	id = c ? sl_handle_new(SL_CTX, NULL, &h) : 0;
+	if (!id) {
+		sl_pool_put(&ctxs, c);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	c->dev = dev;
+	c->primary = false;
+	c->flags = flags;
+	c->refs = 1;
+	c->api_version = 3020;
+	atomic_store(&c->locals, NULL);
+	ctx_reset_fields(c);
+	t->no_ctx = true;
+	err = fw_cuCtxCreate_v2(id, flags, dev);
+	t->no_ctx = false;
+	if (err) {
+		sl_handle_free(SL_CTX, id);
+		sl_pool_put(&ctxs, c);
+		return err;
+	}
+	atomic_store(&c->active, true);
+	atomic_store(&c->id, id);
+	sl_handle_set_state(SL_CTX, h, c);
+	*pctx = h;
+	return push(t, c);
+}
+
+CUresult sl_cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *params, int n, unsigned int flags, CUdevice dev)
+{
+	if (n < 0 || (n && !params))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (n)
+		return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+	return sl_cuCtxCreate_v2(pctx, flags, dev);
+}
+
+CUresult sl_cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev)
+{
+	if (params && params->cigParams)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (params && params->numExecAffinityParams)
+		return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+	return sl_cuCtxCreate_v2(pctx, flags, dev);
+}
+
+CUresult sl_cuCtxDestroy_v2(CUcontext ctx)
+{
+	struct sl_thread *t = sl_tls();
+	struct sl_ctx *c = sl_ctx_of(ctx);
+	CUresult err;
+	uint32_t id;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!c || c->primary)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	id = atomic_load(&c->id);
+	drop_contents(c);
+	if (t->cur == c && t->cur_id == id)
+		pop(t);
+	t->no_ctx = true;
+	err = fw_cuCtxDestroy_v2(ctx);
+	t->no_ctx = false;
+	atomic_store(&c->id, 0);
+	atomic_store(&c->active, false);
+	sl_handle_free(SL_CTX, id);
+	sl_pool_put(&ctxs, c);
+	return err;
+}
+
+CUresult sl_cuCtxAttach(CUcontext *pctx, unsigned int flags)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (!pctx || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (err)
+		return err;
+	if (c->primary)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	pthread_mutex_lock(&lock);
+	c->refs++;
+	pthread_mutex_unlock(&lock);
+	*pctx = sl_ctx_handle(c);
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuCtxDetach(CUcontext ctx)
+{
+	struct sl_ctx *c = sl_ctx_of(ctx);
+	bool last;
+
+	if (!c || c->primary)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&lock);
+	last = --c->refs == 0;
+	pthread_mutex_unlock(&lock);
+	return last ? sl_cuCtxDestroy_v2(ctx) : CUDA_SUCCESS;
+}
+
+/* --- properties --- */
+
+CUresult sl_cuCtxGetFlags(unsigned int *flags)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (!flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*flags = c->flags;
+	return err;
+}
+
+CUresult sl_cuCtxSetFlags(unsigned int flags)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		c->flags = flags;
+	return err;
+}
+
+CUresult sl_cuCtxGetId(CUcontext ctx, unsigned long long *ctxId)
+{
+	struct sl_ctx *c;
+	CUresult err = ctx_or_current(ctx, &c);
+
+	if (!ctxId)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*ctxId = c->uid;
+	return err;
+}
+
+CUresult sl_cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
+{
+	struct sl_ctx *c;
+	CUresult err = ctx_or_current(ctx, &c);
+
+	if (!version)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err && c->primary && !__atomic_load_n(&c->refs, __ATOMIC_ACQUIRE))
+		err = CUDA_ERROR_INVALID_CONTEXT;
+	if (!err)
+		*version = c->api_version;
+	return err;
+}
+
+CUresult sl_cuCtxGetLimit(size_t *pvalue, CUlimit limit)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+	uint64_t v;
+
+	if (!pvalue || limit >= CU_LIMIT_MAX)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (err)
+		return err;
+	if (limit >= 8)
+		return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	v = atomic_load(&c->limit[limit]);
+	*pvalue = v ? v - 1 : sl_dev(c->dev)->limits[limit];
+	return *pvalue == ~(size_t)0 ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_SUCCESS;
+}
+
+CUresult sl_cuCtxSetLimit(CUlimit limit, size_t value)
+{
+	struct sl_ctx *c;
+	CUresult err;
+	size_t now;
+
+	if (limit >= CU_LIMIT_MAX)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (limit >= 8)
+		return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	err = sl_ctx_use(&c);
+	if (!err)
+		err = fw_cuCtxSetLimit(limit, value);
+	/* The driver rounds as it likes: ask what came of it. */
+	if (!err)
+		err = fw_cuCtxGetLimit(&now, limit);
+	if (!err)
+		atomic_store(&c->limit[limit], now + 1);
+	return err;
+}
+
+CUresult sl_cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (err)
+		return err;
+	if (least)
+		*least = sl_dev(c->dev)->prio_least;
+	if (greatest)
+		*greatest = sl_dev(c->dev)->prio_greatest;
+	return CUDA_SUCCESS;
+}
+
+/* Hints: devices with a fixed cache split ignore them, so they are only remembered. */
+CUresult sl_cuCtxGetCacheConfig(CUfunc_cache *pconfig)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (!pconfig)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*pconfig = atomic_load(&c->cache_config);
+	return err;
+}
+
+CUresult sl_cuCtxSetCacheConfig(CUfunc_cache config)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (config > CU_FUNC_CACHE_PREFER_EQUAL)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		atomic_store(&c->cache_config, config);
+	return err;
+}
+
+CUresult sl_cuCtxGetSharedMemConfig(CUsharedconfig *pConfig)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (!pConfig)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* Default reads back as four-byte banks. */
+	if (!err)
+		*pConfig = atomic_load(&c->shared_config) ? atomic_load(&c->shared_config) : 1;
+	return err;
+}
+
+CUresult sl_cuCtxSetSharedMemConfig(CUsharedconfig config)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (config > 2)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		atomic_store(&c->shared_config, config);
+	return err;
+}
+
+CUresult sl_cuCtxGetExecAffinity(CUexecAffinityParam *p, CUexecAffinityType type)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_peek(&c);
+
+	if (!p || type != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	return err ? err : CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+}
+
+/* --- waiting --- */
+
+struct idle_list {
+	uint32_t ctx_id;
+	unsigned n;
+	struct { struct sl_mark *m; uint64_t seq; } at[64];
+};
+
+static void collect(uint32_t id, void *state, void *arg)
+{
+	struct idle_list *l = arg;
+	struct sl_stream *s = state;
+	uint64_t seq;
+
+	(void)id;
+	if (s && s->ctx_id == l->ctx_id && l->n < 64 && sl_mark_begin(&s->mark, &seq)) {
+		l->at[l->n].m = &s->mark;
+		l->at[l->n++].seq = seq;
+	}
+}
+
+CUresult sl_cuCtxSynchronize(void)
+{
+	struct idle_list l = { 0 };
+	struct sl_ctx *c;
+	uint64_t seq;
+	bool track;
+	CUresult err = sl_ctx_use(&c);
+
+	if (err)
+		return err;
+	l.ctx_id = atomic_load(&c->id);
+	track = sl_mark_begin(&c->legacy, &seq);
+	sl_handle_each(SL_STREAM, collect, &l);
+	err = fw_cuCtxSynchronize();
+	if (!err) {
+		if (track)
+			sl_mark_synced(&c->legacy, seq);
+		for (unsigned i = 0; i < l.n; i++)
+			sl_mark_synced(l.at[i].m, l.at[i].seq);
+	}
+	return err;
+}
+
+static CUresult synchronize(void *arg)
+{
+	(void)arg;
+	return sl_cuCtxSynchronize();
+}
+
+CUresult sl_cuCtxSynchronize_v2(CUcontext ctx)
+{
+	struct sl_ctx *c;
+	CUresult err = ctx_or_current(ctx, &c);
+
+	return err ? err : sl_ctx_with(c, synchronize, NULL);
+}

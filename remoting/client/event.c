@@ -1,0 +1,322 @@
+/*
+ * Events. Every record gives an event a new generation, counted alike here and
+ * in the worker. A query is answered here when the generation is known complete:
+ * because the worker said so (a reply, or an EVENT frame it was once asked for),
+ * or because a later wait on the stream covered it. Else it asks once
+ * (EVENT_WATCH) and then answers "not ready" here until the EVENT frame comes.
+ *
+ * All fields are atomics; the receiver thread writes `completed` through
+ * sl_on_event, which only ever raises it.
+ */
+#include "core.h"
+
+static struct sl_pool events = { .size = sizeof(struct sl_event) };
+static _Atomic CUresult sticky;
+static _Atomic bool any_error;
+
+CUresult sl_sticky(void)
+{
+	return atomic_load_explicit(&sticky, memory_order_relaxed);
+}
+
+bool sl_any_error(void)
+{
+	return atomic_load_explicit(&any_error, memory_order_relaxed);
+}
+
+void sl_sticky_clear(void)
+{
+	atomic_store(&sticky, CUDA_SUCCESS);
+}
+
+static bool is_sticky(CUresult r)
+{
+	switch (r) {
+	case CUDA_ERROR_ECC_UNCORRECTABLE:
+	case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+	case CUDA_ERROR_CONTAINED:
+	case CUDA_ERROR_ILLEGAL_ADDRESS:
+	case CUDA_ERROR_LAUNCH_TIMEOUT:
+	case CUDA_ERROR_ASSERT:
+	case CUDA_ERROR_HARDWARE_STACK_ERROR:
+	case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+	case CUDA_ERROR_MISALIGNED_ADDRESS:
+	case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+	case CUDA_ERROR_INVALID_PC:
+	case CUDA_ERROR_LAUNCH_FAILED:
+	case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+		return true;
+	default:
+		return false;
+	}
+}
+
+/*
+ * Receiver thread. The error itself reaches the program with its next reply;
+ * what is kept here is that nothing may be presumed complete any more, and, if
+ * CUDA makes it stick, that calls answered here must tell it too.
+ */
+void sl_on_error(uint16_t op, CUresult result)
+{
+	CUresult none = CUDA_SUCCESS;
+
+	sl_log(SL_WARN, "%s failed in the worker with error %d", sl_op_name(op), result);
+	atomic_store(&any_error, true);
+	if (is_sticky(result))
+		atomic_compare_exchange_strong(&sticky, &none, result);
+}
+
+static void raise_completed(struct sl_event *e, uint32_t generation)
+{
+	uint32_t old = atomic_load_explicit(&e->completed, memory_order_relaxed);
+
+	while ((int32_t)(generation - old) > 0 && !atomic_compare_exchange_weak(&e->completed, &old, generation))
+		;
+}
+
+void sl_on_event(uint32_t id, uint32_t generation)
+{
+	struct sl_event *e = sl_handle_state_by_id(SL_EVENT, id);
+
+	if (e)
+		raise_completed(e, generation);
+}
+
+CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
+{
+	struct sl_event *e;
+	struct sl_ctx *c;
+	CUresult err;
+	uint32_t id;
+	void *h;
+
+	if (!phEvent || Flags & ~7u)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (Flags & CU_EVENT_INTERPROCESS)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	err = sl_ctx_use(&c);
+	if (err)
+		return err;
+	e = sl_pool_get(&events);
+	id = e ? sl_handle_new(SL_EVENT, NULL, &h) : 0;
+	if (!id) {
+		sl_pool_put(&events, e);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	e->id = id;
+	e->ctx_id = atomic_load(&c->id);
+	e->flags = Flags;
+	atomic_store(&e->recorded, 0);
+	atomic_store(&e->completed, 0);
+	atomic_store(&e->watched, 0);
+	atomic_store(&e->stream, 0);
+	atomic_store(&e->stream_seq, 0);
+	atomic_store(&e->forward, false);
+	err = fw_cuEventCreate(id, Flags);
+	if (err) {
+		sl_handle_free(SL_EVENT, id);
+		sl_pool_put(&events, e);
+		return err;
+	}
+	sl_handle_set_state(SL_EVENT, h, e);
+	*phEvent = h;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuEventDestroy_v2(CUevent hEvent)
+{
+	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	CUresult err;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	if (!e)
+		return CUDA_ERROR_INVALID_HANDLE;
+	err = fw_cuEventDestroy_v2(hEvent);
+	sl_handle_free(SL_EVENT, e->id);
+	sl_pool_put(&events, e);
+	return err;
+}
+
+static void drop(uint32_t id, void *state, void *arg)
+{
+	struct sl_event *e = state;
+
+	if (e && e->ctx_id == *(uint32_t *)arg) {
+		sl_handle_free(SL_EVENT, id);
+		sl_pool_put(&events, e);
+	}
+}
+
+void sl_events_drop(uint32_t ctx_id)
+{
+	sl_handle_each(SL_EVENT, drop, &ctx_id);
+}
+
+/* After the frame is on its way: a generation is never ahead of the worker's. */
+static void recorded(struct sl_event *e, CUstream s)
+{
+	CUresult ignored = CUDA_SUCCESS;
+	struct sl_mark *m = sl_stream_mark(s, NULL);
+	uint64_t seq;
+
+	atomic_store_explicit(&e->forward, sl_capturing_any(), memory_order_relaxed);
+	atomic_store_explicit(&e->stream, sl_stream_id_only(s, &ignored), memory_order_relaxed);
+	atomic_store_explicit(&e->stream_seq, m && sl_mark_begin(m, &seq) ? seq : 0, memory_order_relaxed);
+	atomic_fetch_add_explicit(&e->recorded, 1, memory_order_release);
+}
+
+void sl_event_external(CUevent h)
+{
+	struct sl_event *e = sl_handle_state(SL_EVENT, h);
+
+	if (e)
+		atomic_store(&e->forward, true);
+}
+
+CUresult sl_cuEventRecord(CUevent hEvent, CUstream hStream)
+{
+	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	CUresult err;
+
+	if (!e)
+		return CUDA_ERROR_INVALID_HANDLE;
+	err = fw_cuEventRecord(hEvent, hStream);
+	if (!err)
+		recorded(e, hStream);
+	return err;
+}
+
+CUresult sl_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags)
+{
+	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	CUresult err;
+
+	if (!e)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!flags)
+		return sl_cuEventRecord(hEvent, hStream);
+	err = fw_cuEventRecordWithFlags(hEvent, hStream, flags);
+	if (!err) {
+		recorded(e, hStream);
+		/* In a capture it becomes a node that records whenever the graph runs. */
+		atomic_store(&e->forward, true);
+	}
+	return err;
+}
+
+CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
+{
+	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	CUresult err;
+
+	if (!e)
+		return CUDA_ERROR_INVALID_HANDLE;
+	err = fw_cuCtxRecordEvent(hCtx, hEvent);
+	if (!err) {
+		atomic_store(&e->stream_seq, 0);
+		atomic_fetch_add(&e->recorded, 1);
+	}
+	return err;
+}
+
+/* True if the last record is known to be complete. */
+static bool known_complete(struct sl_event *e, uint32_t generation)
+{
+	uint64_t seq;
+	struct sl_mark *m;
+
+	if (atomic_load(&e->forward) || sl_any_error())
+		return false;
+	if ((int32_t)(atomic_load_explicit(&e->completed, memory_order_acquire) - generation) >= 0)
+		return true;
+	seq = atomic_load(&e->stream_seq);
+	if (!seq)
+		return false;
+	if (atomic_load(&e->stream)) {
+		struct sl_stream *s = sl_handle_state_by_id(SL_STREAM, atomic_load(&e->stream));
+
+		m = s ? &s->mark : NULL;
+	} else {
+		struct sl_ctx *c = sl_handle_state_by_id(SL_CTX, e->ctx_id);
+
+		m = c ? &c->legacy : NULL;
+	}
+	if (!m || atomic_load_explicit(&m->synced, memory_order_acquire) < seq)
+		return false;
+	raise_completed(e, generation);
+	return true;
+}
+
+/* Asks the worker, which promises an EVENT frame if the answer is "not ready". */
+static CUresult watch(struct sl_event *e, uint32_t generation)
+{
+	CUresult err;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, e->id);
+	sl_put_u32(&b, generation);
+	err = sl_wait(CTL_EVENT_WATCH, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuEventQuery(CUevent hEvent)
+{
+	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	uint32_t generation;
+	CUresult err = sl_sticky();
+
+	if (!e)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (err)
+		return err;
+	generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
+	if (known_complete(e, generation))
+		return CUDA_SUCCESS;
+	if (generation && !atomic_load(&e->forward) && atomic_load(&e->watched) == generation) {
+		err = sl_dead();
+		return err ? err : CUDA_ERROR_NOT_READY;
+	}
+	err = watch(e, generation);
+	if (atomic_load(&e->forward))
+		return err;
+	if (!err)
+		raise_completed(e, generation);
+	else if (err == CUDA_ERROR_NOT_READY)
+		atomic_store(&e->watched, generation);
+	return err;
+}
+
+CUresult sl_cuEventSynchronize(CUevent hEvent)
+{
+	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	uint32_t generation;
+	CUresult err = sl_sticky();
+
+	if (!e)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (err)
+		return err;
+	generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
+	if (known_complete(e, generation))
+		return sl_dead();
+	err = fw_cuEventSynchronize(hEvent);
+	if (!err && !atomic_load(&e->forward))
+		raise_completed(e, generation);
+	return err;
+}
+
+CUresult sl_cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent hEnd)
+{
+	struct sl_event *a = sl_handle_state(SL_EVENT, hStart), *b = sl_handle_state(SL_EVENT, hEnd);
+
+	if (!pMilliseconds)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!a || !b || (a->flags | b->flags) & CU_EVENT_DISABLE_TIMING)
+		return CUDA_ERROR_INVALID_HANDLE;
+	return fw_cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd);
+}

@@ -1,0 +1,281 @@
+/*
+ * See fatbin.h. Nothing here keeps state. Trimming is conservative: a container
+ * that does not read as expected is sent whole, and PTX is left out only where
+ * every device has code made exactly for it.
+ */
+#include "fatbin.h"
+
+#include <elf.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WRAPPER_MAGIC 0x466243b1u
+#define CONTAINER_MAGIC 0xba55ed50u
+#define CONTAINER_HEAD 16
+#define FILE_HEAD_MIN 32
+#define FILE_PTX 1
+#define FILE_ELF 2
+#define MAX_FILES 4096
+#define MAX_LINKED 64
+
+struct wrapper {
+	uint32_t magic;
+	uint32_t version; /* 2: the last pointer is a list of linked containers */
+	const void *data;
+	const void *name_or_list;
+};
+
+static uint16_t u16(const uint8_t *p)
+{
+	uint16_t v;
+
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+
+static uint32_t u32(const uint8_t *p)
+{
+	uint32_t v;
+
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+
+static uint64_t u64(const uint8_t *p)
+{
+	uint64_t v;
+
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+
+/* Size of an ELF image: as far as its tables and sections reach. 0 if it is none. */
+static size_t elf_size(const uint8_t *p)
+{
+	Elf64_Ehdr e;
+	size_t end;
+
+	memcpy(&e, p, sizeof e);
+	if (memcmp(e.e_ident, ELFMAG, SELFMAG) || e.e_ident[EI_CLASS] != ELFCLASS64)
+		return 0;
+	end = sizeof e;
+	if (e.e_shnum && e.e_shentsize == sizeof(Elf64_Shdr)) {
+		if (e.e_shoff + (size_t)e.e_shnum * sizeof(Elf64_Shdr) > end)
+			end = e.e_shoff + (size_t)e.e_shnum * sizeof(Elf64_Shdr);
+		for (unsigned i = 0; i < e.e_shnum; i++) {
+			Elf64_Shdr s;
+
+			memcpy(&s, p + e.e_shoff + i * sizeof s, sizeof s);
+			if (s.sh_type != SHT_NOBITS && s.sh_offset + s.sh_size > end)
+				end = s.sh_offset + s.sh_size;
+		}
+	}
+	if (e.e_phnum && e.e_phentsize == sizeof(Elf64_Phdr)) {
+		if (e.e_phoff + (size_t)e.e_phnum * sizeof(Elf64_Phdr) > end)
+			end = e.e_phoff + (size_t)e.e_phnum * sizeof(Elf64_Phdr);
+		for (unsigned i = 0; i < e.e_phnum; i++) {
+			Elf64_Phdr h;
+
+			memcpy(&h, p + e.e_phoff + i * sizeof h, sizeof h);
+			if (h.p_offset + h.p_filesz > end)
+				end = h.p_offset + h.p_filesz;
+		}
+	}
+	return end;
+}
+
+struct file {
+	const uint8_t *p;
+	size_t n;
+	unsigned kind;
+	int major, minor;
+	bool keep;
+};
+
+/* The files of a container, appended to f. False if it does not read as one. */
+static bool list_files(const uint8_t *c, struct file *f, unsigned *nf)
+{
+	size_t head = u16(c + 6), size = u64(c + 8), off = 0;
+	unsigned n = *nf;
+
+	if (u32(c) != CONTAINER_MAGIC || head < CONTAINER_HEAD)
+		return false;
+	while (size - off >= FILE_HEAD_MIN) {
+		const uint8_t *p = c + head + off;
+		uint64_t fh = u32(p + 4), payload = u64(p + 8);
+		uint32_t sm = u32(p + 28);
+
+		if (fh < FILE_HEAD_MIN || fh > size - off || payload > size - off - fh || n == MAX_FILES || sm > 10000)
+			return false;
+		f[n].p = p;
+		f[n].n = fh + payload;
+		f[n].kind = u16(p);
+		f[n].major = (int)(sm / 10);
+		f[n].minor = (int)(sm % 10);
+		f[n].keep = false;
+		n++;
+		off += fh + payload;
+	}
+	*nf = n;
+	return off == size;
+}
+
+/* Marks what the devices can use. False if that is nothing. */
+static bool choose(struct file *f, unsigned n, const struct sl_cc *cc, unsigned ncc)
+{
+	bool any = false, ptx = false;
+
+	for (unsigned d = 0; d < ncc; d++) {
+		bool exact = false;
+
+		for (unsigned i = 0; i < n; i++) {
+			if (f[i].kind != FILE_ELF || f[i].major != cc[d].major || f[i].minor > cc[d].minor)
+				continue;
+			f[i].keep = any = true;
+			exact |= f[i].minor == cc[d].minor;
+		}
+		ptx |= !exact;
+	}
+	for (unsigned i = 0; i < n; i++) {
+		if (f[i].kind == FILE_ELF)
+			continue;
+		/* Kinds other than these two are not ours to judge. */
+		if (f[i].kind != FILE_PTX || ptx)
+			f[i].keep = any = true;
+	}
+	return any;
+}
+
+static void whole(struct sl_image *out, const void *p, size_t n)
+{
+	out->one.p = p;
+	out->one.n = n;
+	out->parts = &out->one;
+	out->nparts = 1;
+	out->size = n;
+}
+
+/* One container out of those of c, holding only what the devices can use. */
+static bool open_containers(const uint8_t *const *c, unsigned n, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
+{
+	struct file *f = malloc(MAX_FILES * sizeof *f);
+	unsigned nf = 0, nkeep = 0;
+	bool ok = f;
+	uint64_t size = 0;
+
+	for (unsigned i = 0; ok && i < n; i++)
+		ok = list_files(c[i], f, &nf);
+	ok = ok && ncc && choose(f, nf, cc, ncc);
+	if (!ok && n > 1) {
+		free(f);
+		return false;
+	}
+	if (!ok) {
+		free(f);
+		whole(out, c[0], u16(c[0] + 6) + u64(c[0] + 8));
+		return true;
+	}
+	for (unsigned i = 0; i < nf; i++)
+		nkeep += f[i].keep;
+	out->parts = malloc((nkeep + 1) * sizeof *out->parts);
+	if (!out->parts) {
+		free(f);
+		return false;
+	}
+	out->nparts = 1;
+	for (unsigned i = 0; i < nf; i++) {
+		struct sl_part *last = &out->parts[out->nparts - 1];
+
+		if (!f[i].keep)
+			continue;
+		size += f[i].n;
+		if (out->nparts > 1 && last->p + last->n == f[i].p) {
+			last->n += f[i].n;
+			continue;
+		}
+		out->parts[out->nparts].p = f[i].p;
+		out->parts[out->nparts++].n = f[i].n;
+	}
+	memcpy(out->head, c[0], CONTAINER_HEAD);
+	out->head[6] = CONTAINER_HEAD;
+	out->head[7] = 0;
+	memcpy(out->head + 8, &size, sizeof size);
+	out->parts[0].p = out->head;
+	out->parts[0].n = CONTAINER_HEAD;
+	out->size = CONTAINER_HEAD + size;
+	free(f);
+	return true;
+}
+
+bool sl_image_open(const void *image, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
+{
+	const uint8_t *p = image, *list[MAX_LINKED];
+	size_t n;
+
+	memset(out, 0, sizeof *out);
+	if (!p)
+		return false;
+	if (u32(p) == WRAPPER_MAGIC) {
+		struct wrapper w;
+		unsigned k = 0;
+
+		memcpy(&w, p, sizeof w);
+		if (w.version == 2 && w.name_or_list) {
+			const uint8_t *const *linked = w.name_or_list;
+
+			while (linked[k]) {
+				if (k == MAX_LINKED || u32(linked[k]) != CONTAINER_MAGIC)
+					return false;
+				list[k] = linked[k];
+				k++;
+			}
+		}
+		if (k)
+			return open_containers(list, k, cc, ncc, out);
+		if (!w.data || u32(w.data) == WRAPPER_MAGIC)
+			return false;
+		return sl_image_open(w.data, cc, ncc, out);
+	}
+	if (u32(p) == CONTAINER_MAGIC) {
+		list[0] = p;
+		return open_containers(list, 1, cc, ncc, out);
+	}
+	if (p[0] == 0x7f) {
+		n = elf_size(p);
+		whole(out, p, n);
+		return n;
+	}
+	/* PTX is text, sent with its NUL. */
+	if (p[0] >= ' ' || p[0] == '\n' || p[0] == '\t' || p[0] == '\r') {
+		whole(out, p, strlen((const char *)p) + 1);
+		return true;
+	}
+	return false;
+}
+
+void sl_image_free(struct sl_image *image)
+{
+	if (image->parts != &image->one)
+		free(image->parts);
+	image->parts = NULL;
+}
+
+void sl_image_copy(const struct sl_image *image, size_t offset, void *to, size_t n)
+{
+	uint8_t *d = to;
+
+	for (unsigned i = 0; i < image->nparts && n; i++) {
+		const struct sl_part *p = &image->parts[i];
+		size_t m;
+
+		if (offset >= p->n) {
+			offset -= p->n;
+			continue;
+		}
+		m = p->n - offset < n ? p->n - offset : n;
+		memcpy(d, p->p + offset, m);
+		d += m;
+		n -= m;
+		offset = 0;
+	}
+}

@@ -1,0 +1,100 @@
+/*
+ * See guard.h. Reservations are of whole 2 MiB granules, as the driver's are,
+ * never given back, and remembered in a small sorted list so that a granule is
+ * reserved once. They take address space, no memory.
+ */
+#include "guard.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+#define GRANULE ((uint64_t)2 << 20)
+/* Beyond this the kernel has no user addresses to give. */
+#define TOP ((uint64_t)1 << 47)
+
+struct span {
+	uint64_t lo, hi;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct span *spans;
+static size_t count, capacity;
+
+static void map(uint64_t lo, uint64_t hi)
+{
+	void *want = (void *)(uintptr_t)lo, *got;
+
+	got = mmap(want, hi - lo, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+	/* Kernels before 4.17 take the address as a wish. */
+	if (got != MAP_FAILED && got != want)
+		munmap(got, hi - lo);
+}
+
+/* First span that ends above p. */
+static size_t first_after(uint64_t p)
+{
+	size_t lo = 0, hi = count;
+
+	while (lo < hi) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (spans[mid].hi <= p)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+void sl_guard_reserve(uint64_t p, size_t n)
+{
+	uint64_t lo = p & ~(GRANULE - 1), hi = (p + n + GRANULE - 1) & ~(GRANULE - 1), at;
+	size_t i, j;
+
+	if (!p || hi <= lo || hi > TOP)
+		return;
+	pthread_mutex_lock(&lock);
+	if (count == capacity) {
+		size_t cap = capacity ? capacity * 2 : 64;
+		struct span *s = realloc(spans, cap * sizeof *s);
+
+		if (!s) {
+			pthread_mutex_unlock(&lock);
+			return;
+		}
+		spans = s;
+		capacity = cap;
+	}
+	/* Spans i..j-1 touch [lo, hi): map the gaps and merge. */
+	i = first_after(lo ? lo - 1 : 0);
+	at = lo;
+	for (j = i; j < count && spans[j].lo <= hi; j++) {
+		if (spans[j].lo > at)
+			map(at, spans[j].lo);
+		if (spans[j].hi > at)
+			at = spans[j].hi;
+		if (spans[j].lo < lo)
+			lo = spans[j].lo;
+	}
+	if (at < hi)
+		map(at, hi);
+	else
+		hi = at;
+	if (i == j) {
+		memmove(spans + i + 1, spans + i, (count - i) * sizeof *spans);
+		count++;
+	} else {
+		memmove(spans + i + 1, spans + j, (count - j) * sizeof *spans);
+		count -= j - i - 1;
+	}
+	spans[i].lo = lo;
+	spans[i].hi = hi;
+	pthread_mutex_unlock(&lock);
+}

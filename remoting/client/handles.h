@@ -1,0 +1,74 @@
+/*
+ * Handle tables: what stands behind the opaque values programs hold.
+ *
+ * A handle is (kind, id); an id is a slot's index with a generation above it,
+ * so that a destroyed handle is recognised even when its slot serves again.
+ * Programs get ids folded into a value that is never a valid address.
+ *
+ * Locking: a lookup takes no lock. Slots live in chunks that are never freed; a
+ * slot's id is published last and withdrawn first, so a reader that still sees
+ * the id it asked for sees the state that belongs to it. Creation and release
+ * take the table's lock. States come from pools that never return memory
+ * (sl_pool), so a program that races a destroy against a use gets an error, not
+ * a wild pointer.
+ */
+#ifndef SLUICE_HANDLES_H
+#define SLUICE_HANDLES_H
+
+#include "session.h"
+
+/* Client-chosen ids have an index below this, worker-chosen ones from it on. */
+#define SL_ID_WORKER 0x800000u
+#define SL_ID_INDEX 0xffffffu
+
+static inline void *sl_handle_value(int kind, uint32_t id)
+{
+	return (void *)(uintptr_t)((uint64_t)kind << 44 | (uint64_t)id << 4);
+}
+
+/* The id inside a value, unchecked. */
+static inline uint32_t sl_handle_bare(const void *h)
+{
+	return (uint32_t)((uintptr_t)h >> 4);
+}
+
+/*
+ * The wire id of a live handle. Otherwise 0, with *err set to INVALID_HANDLE
+ * (INVALID_CONTEXT for a context); *err is left alone on success.
+ */
+uint32_t sl_handle_id(int kind, const void *h, CUresult *err);
+/* A new id with its value in *h, or 0 when memory or ids ran out. */
+uint32_t sl_handle_new(int kind, void *state, void **h);
+/* Takes an exact id; for the fixed ids. False if it is taken. */
+bool sl_handle_take(int kind, uint32_t id, void *state);
+/* Releases an id; its state is the caller's. Releasing twice does nothing. */
+void sl_handle_free(int kind, uint32_t id);
+/* The state of a live handle, or NULL. */
+void *sl_handle_state(int kind, const void *h);
+void *sl_handle_state_by_id(int kind, uint32_t id);
+bool sl_handle_set_state(int kind, const void *h, void *state);
+/* The value of an id the worker chose; registered if new. NULL for id 0. */
+void *sl_handle_from_id(int kind, uint32_t id);
+/*
+ * The worker's ordinal of the device a program calls dev (CUDA_VISIBLE_DEVICES may
+ * have reordered them); dev itself when there is no such device. In device.c.
+ */
+int sl_dev_wire(int dev);
+/* Calls f for every live handle of a kind; f may free the one it is given. */
+void sl_handle_each(int kind, void (*f)(uint32_t id, void *state, void *arg), void *arg);
+
+/*
+ * A pool of equal-sized objects whose memory is never given back. Objects come
+ * zeroed on first use and as they were left on later ones.
+ */
+struct sl_pool {
+	size_t size;
+	void *free;
+	char *chunk;
+	size_t left;
+};
+
+void *sl_pool_get(struct sl_pool *p);
+void sl_pool_put(struct sl_pool *p, void *obj);
+
+#endif

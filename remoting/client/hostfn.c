@@ -1,0 +1,164 @@
+/*
+ * Host functions in streams (cuLaunchHostFunc, cuStreamAddCallback). The worker
+ * reaches the point in the stream and sends HOSTFN; the receiver thread queues
+ * it; the callback thread runs the functions one after another and reports each
+ * done, upon which the stream goes on. Programs may not call CUDA from such a
+ * function, so one thread is what CUDA itself would use.
+ *
+ * Locking: the queue has a mutex and a condition; the thread is made on first
+ * use and holds no lock while it runs the program's code.
+ */
+#include "core.h"
+
+#include <signal.h>
+#include <stdlib.h>
+
+struct hostfn {
+	struct hostfn *next;
+	uint32_t id;
+	CUhostFn fn;
+	CUstreamCallback callback;
+	CUstream stream;
+	void *arg;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static struct hostfn *head, **tail = &head;
+static bool running;
+
+static void *run(void *unused)
+{
+	(void)unused;
+	for (;;) {
+		struct hostfn *h;
+		sl_buf b;
+
+		pthread_mutex_lock(&lock);
+		while (!head)
+			pthread_cond_wait(&wake, &lock);
+		h = head;
+		head = h->next;
+		if (!head)
+			tail = &head;
+		pthread_mutex_unlock(&lock);
+		if (h->callback)
+			h->callback(h->stream, sl_sticky(), h->arg);
+		else
+			h->fn(h->arg);
+		sl_buf_init(&b);
+		sl_put_u32(&b, h->id);
+		sl_oneway(CTL_HOSTFN_DONE, &b);
+		sl_buf_free(&b);
+		sl_handle_free(SL_HOSTFN, h->id);
+		free(h);
+	}
+	return NULL;
+}
+
+/* Signals belong to the program's threads. */
+static CUresult ensure_thread(void)
+{
+	sigset_t all, old;
+	pthread_t thread;
+	CUresult err = CUDA_SUCCESS;
+
+	pthread_mutex_lock(&lock);
+	if (!running) {
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &old);
+		if (pthread_create(&thread, NULL, run, NULL))
+			err = CUDA_ERROR_OPERATING_SYSTEM;
+		else
+			pthread_detach(thread);
+		pthread_sigmask(SIG_SETMASK, &old, NULL);
+		running = !err;
+	}
+	pthread_mutex_unlock(&lock);
+	return err;
+}
+
+/* Receiver thread. */
+void sl_on_hostfn(uint32_t id)
+{
+	struct hostfn *h = sl_handle_state_by_id(SL_HOSTFN, id);
+
+	if (!h)
+		return;
+	pthread_mutex_lock(&lock);
+	h->next = NULL;
+	*tail = h;
+	tail = &h->next;
+	pthread_cond_signal(&wake);
+	pthread_mutex_unlock(&lock);
+}
+
+static CUresult launch(CUstream hStream, CUhostFn fn, CUstreamCallback callback, void *arg)
+{
+	struct hostfn *h;
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+	uint32_t stream;
+	void *value;
+	sl_buf b;
+
+	if (!err)
+		err = ensure_thread();
+	if (err)
+		return err;
+	stream = sl_stream_id(hStream, &err);
+	if (err)
+		return err;
+	h = calloc(1, sizeof *h);
+	if (!h)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	h->fn = fn;
+	h->callback = callback;
+	h->stream = hStream;
+	h->arg = arg;
+	h->id = sl_handle_new(SL_HOSTFN, h, &value);
+	if (!h->id) {
+		free(h);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	sl_buf_init(&b);
+	sl_put_u32(&b, stream);
+	sl_put_u32(&b, h->id);
+	err = sl_oneway(CTL_LAUNCH_HOST, &b);
+	sl_buf_free(&b);
+	if (err) {
+		sl_handle_free(SL_HOSTFN, h->id);
+		free(h);
+	}
+	return err;
+}
+
+/* A graph would run the function again and again, in no session's order: not carried. */
+static CUresult refuse_capture(CUstream hStream, const char *name, uint8_t *once)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+	if (sl_capturing_any() && !sl_cuStreamIsCapturing(hStream, &status) && status != CU_STREAM_CAPTURE_STATUS_NONE)
+		return sl_refuse(name, once);
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData)
+{
+	static uint8_t once;
+	CUresult err;
+
+	if (!fn)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = refuse_capture(hStream, "cuLaunchHostFunc in a capture", &once);
+	return err ? err : launch(hStream, fn, NULL, userData);
+}
+
+CUresult sl_cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)
+{
+	if (!callback || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (sl_capturing_any())
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	return launch(hStream, NULL, callback, userData);
+}

@@ -1,0 +1,208 @@
+/*
+ * Kernel launches: the hot path. A launch is one one-way frame built on the
+ * caller's stack: the kernel's id, the geometry, and the parameters packed by the
+ * layout that the driver told (kernel.c). What CUDA refuses at once is refused
+ * here, as far as the device's limits and the kernel's attributes say.
+ */
+#include "core.h"
+
+#include <string.h>
+
+#define FLAG_COOPERATIVE 1
+#define FLAG_EX 2
+#define MAX_ATTRS 64
+
+struct geometry {
+	unsigned grid[3], block[3], shared;
+};
+
+/* Device limits that every launch is compared with. */
+struct limits {
+	_Atomic bool known;
+	unsigned grid[3], block[3], threads, shared_optin;
+};
+
+static const struct limits *limits_of(int dev)
+{
+	static struct limits all[SL_MAX_DEVICES];
+	struct limits *l = &all[dev];
+
+	if (__builtin_expect(!atomic_load_explicit(&l->known, memory_order_acquire), 0)) {
+		for (unsigned i = 0; i < 3; i++) {
+			l->grid[i] = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i);
+			l->block[i] = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i);
+		}
+		l->threads = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+		l->shared_optin = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+		atomic_store_explicit(&l->known, true, memory_order_release);
+	}
+	return l;
+}
+
+static CUresult check(const struct geometry *g, const struct sl_launch_info *k, const struct limits *l)
+{
+	uint64_t threads = (uint64_t)g->block[0] * g->block[1] * g->block[2];
+
+	for (int i = 0; i < 3; i++)
+		if (!g->grid[i] || !g->block[i] || (l->grid[i] && g->grid[i] > l->grid[i]) || (l->block[i] && g->block[i] > l->block[i]))
+			return CUDA_ERROR_INVALID_VALUE;
+	if (l->threads && threads > l->threads)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (k->max_threads && threads > (unsigned)k->max_threads)
+		return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+	if (k->max_dynamic >= 0 && g->shared > (unsigned)k->max_dynamic)
+		return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
+}
+
+/* The packed buffer of parameters, from the list of pointers or from the extra array. */
+static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **params, void **extra)
+{
+	const void *buffer = NULL;
+	size_t size = 0;
+	uint8_t *to;
+
+	if (params && extra)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (params || !extra) {
+		if (k->nparams && !params)
+			return CUDA_ERROR_INVALID_VALUE;
+		sl_put_u32(b, k->param_bytes);
+		to = sl_buf_room(b, k->param_bytes);
+		if (!to)
+			return k->param_bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+		for (uint32_t i = 0, end = 0; i < k->nparams; i++) {
+			if (k->offset[i] > end)
+				memset(to + end, 0, k->offset[i] - end);
+			memcpy(to + k->offset[i], params[i], k->size[i]);
+			end = k->offset[i] + k->size[i];
+		}
+		return CUDA_SUCCESS;
+	}
+	for (unsigned i = 0; extra[i] != CU_LAUNCH_PARAM_END; i += 2) {
+		if (i > 16)
+			return CUDA_ERROR_INVALID_VALUE;
+		if (extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER)
+			buffer = extra[i + 1];
+		else if (extra[i] == CU_LAUNCH_PARAM_BUFFER_SIZE && extra[i + 1])
+			size = *(size_t *)extra[i + 1];
+		else
+			return CUDA_ERROR_INVALID_VALUE;
+	}
+	if ((size && !buffer) || size > (1u << 16) || size < k->param_bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	sl_put_u32(b, (uint32_t)size);
+	sl_put_bytes(b, buffer, size);
+	return CUDA_SUCCESS;
+}
+
+/* Launch attributes; events in them are sent as their ids. */
+static CUresult put_attrs(sl_buf *b, const CUlaunchAttribute *attrs, unsigned n, uint32_t *sent)
+{
+	static uint8_t once;
+	CUresult err = CUDA_SUCCESS;
+
+	*sent = 0;
+	for (unsigned i = 0; i < n; i++) {
+		CUlaunchAttributeValue v = attrs[i].value;
+		uint64_t id;
+
+		switch (attrs[i].id) {
+		case CU_LAUNCH_ATTRIBUTE_IGNORE:
+			continue;
+		case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+			id = sl_handle_id(SL_EVENT, v.programmaticEvent.event, &err);
+			sl_event_external(v.programmaticEvent.event);
+			memcpy(&v.programmaticEvent.event, &id, sizeof id);
+			break;
+		case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+			id = sl_handle_id(SL_EVENT, v.launchCompletionEvent.event, &err);
+			sl_event_external(v.launchCompletionEvent.event);
+			memcpy(&v.launchCompletionEvent.event, &id, sizeof id);
+			break;
+		case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+			if (v.deviceUpdatableKernelNode.deviceUpdatable)
+				return sl_refuse("cuLaunchKernelEx with a device-updatable node", &once);
+			continue;
+		default:
+			break;
+		}
+		if (err)
+			return err;
+		sl_put_u32(b, attrs[i].id);
+		sl_put_u32(b, 0);
+		sl_put_bytes(b, &v, sizeof v);
+		(*sent)++;
+	}
+	return CUDA_SUCCESS;
+}
+
+static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, void **params, void **extra,
+		       const CUlaunchAttribute *attrs, unsigned nattrs, unsigned flags)
+{
+	struct sl_launch_info k;
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+	uint32_t sent = 0;
+	size_t attrs_at;
+	sl_buf b;
+
+	if (__builtin_expect(err, 0))
+		return err;
+	err = sl_kernel_layout(f, c->dev, &k);
+	if (__builtin_expect(err, 0))
+		return err;
+	err = check(g, &k, limits_of(c->dev));
+	if (__builtin_expect(err, 0))
+		return err;
+	sl_buf_init(&b);
+	sl_put_u32(&b, k.id);
+	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_put_bytes(&b, g->grid, sizeof g->grid);
+	sl_put_bytes(&b, g->block, sizeof g->block);
+	sl_put_u32(&b, g->shared);
+	attrs_at = b.n;
+	sl_put_u16(&b, 0);
+	sl_put_u16(&b, (uint16_t)flags);
+	if (!err)
+		err = put_params(&b, &k, params, extra);
+	if (!err && nattrs) {
+		err = put_attrs(&b, attrs, nattrs, &sent);
+		if (!b.failed)
+			memcpy(b.p + attrs_at, &(uint16_t){ (uint16_t)sent }, 2);
+	}
+	if (b.failed)
+		err = CUDA_ERROR_OUT_OF_MEMORY;
+	if (!err)
+		err = sl_oneway(CTL_LAUNCH, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
+			   unsigned int bz, unsigned int shared, CUstream hStream, void **params, void **extra)
+{
+	const struct geometry g = { { gx, gy, gz }, { bx, by, bz }, shared };
+
+	return launch(f, &g, hStream, params, extra, NULL, 0, 0);
+}
+
+CUresult sl_cuLaunchCooperativeKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
+				      unsigned int bz, unsigned int shared, CUstream hStream, void **params)
+{
+	const struct geometry g = { { gx, gy, gz }, { bx, by, bz }, shared };
+
+	return launch(f, &g, hStream, params, NULL, NULL, 0, FLAG_COOPERATIVE);
+}
+
+CUresult sl_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
+{
+	struct geometry g;
+
+	if (!config || config->numAttrs > MAX_ATTRS || (config->numAttrs && !config->attrs))
+		return CUDA_ERROR_INVALID_VALUE;
+	g = (struct geometry){ { config->gridDimX, config->gridDimY, config->gridDimZ },
+			       { config->blockDimX, config->blockDimY, config->blockDimZ },
+			       config->sharedMemBytes };
+	return launch(f, &g, config->hStream, params, extra, config->attrs, config->numAttrs, FLAG_EX);
+}

@@ -1,0 +1,427 @@
+/*
+ * Memory: allocations of the device (waiting calls, since they may fail), pinned
+ * host memory (ours alone: the worker stages, so what "pinned" means here is that
+ * a copy may go on after the call returned), and every question about pointers,
+ * answered from the ranges (ranges.c).
+ */
+#include "core.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "guard.h"
+
+static CUresult add_device(struct sl_ctx *c, CUdeviceptr p, size_t n, enum sl_range_type type, CUmemoryPool pool)
+{
+	struct sl_range r = { .base = p, .size = n, .type = type, .ctx_id = atomic_load(&c->id), .dev = c->dev, .pool = pool };
+
+	sl_guard_reserve(p, n);
+	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+{
+	struct sl_ctx *c;
+	CUresult err;
+
+	if (!dptr || !bytesize)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = sl_ctx_use(&c);
+	if (!err)
+		err = fw_cuMemAlloc_v2(dptr, bytesize);
+	return err ? err : add_device(c, *dptr, bytesize, SL_RANGE_DEVICE, NULL);
+}
+
+CUresult sl_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t width, size_t height, unsigned int element)
+{
+	struct sl_ctx *c;
+	CUresult err;
+
+	if (!dptr || !pPitch || !width || !height || (element != 4 && element != 8 && element != 16))
+		return CUDA_ERROR_INVALID_VALUE;
+	err = sl_ctx_use(&c);
+	if (!err)
+		err = fw_cuMemAllocPitch_v2(dptr, pPitch, width, height, element);
+	return err ? err : add_device(c, *dptr, *pPitch * height, SL_RANGE_DEVICE, NULL);
+}
+
+CUresult sl_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+{
+	struct sl_ctx *c;
+	CUresult err;
+
+	if (!dptr)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = sl_ctx_use(&c);
+	if (!err)
+		err = fw_cuMemAllocAsync(dptr, bytesize, hStream);
+	if (err || !*dptr)
+		return err;
+	return add_device(c, *dptr, bytesize, SL_RANGE_POOL, NULL);
+}
+
+CUresult sl_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
+{
+	struct sl_ctx *c;
+	CUresult err;
+
+	if (!dptr)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = sl_ctx_use(&c);
+	if (!err)
+		err = fw_cuMemAllocFromPoolAsync(dptr, bytesize, pool, hStream);
+	if (err || !*dptr)
+		return err;
+	return add_device(c, *dptr, bytesize, SL_RANGE_POOL, pool);
+}
+
+/* A pointer that came from no allocation is refused here: the frame has no answer. */
+static bool forget(CUdeviceptr p)
+{
+	return sl_range_remove(p, SL_RANGE_DEVICE, NULL) || sl_range_remove(p, SL_RANGE_POOL, NULL);
+}
+
+CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
+{
+	struct sl_ctx *c;
+	CUresult err;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	err = sl_ctx_use(&c);
+	if (err)
+		return err;
+	if (!dptr)
+		return CUDA_SUCCESS;
+	if (!forget(dptr))
+		return CUDA_ERROR_INVALID_VALUE;
+	return fw_cuMemFree_v2(dptr);
+}
+
+CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
+{
+	struct sl_ctx *c;
+	CUresult err;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	err = sl_ctx_use(&c);
+	if (err)
+		return err;
+	if (!dptr)
+		return CUDA_SUCCESS;
+	/* In a capture the memory stays the program's until the graph has run. */
+	if (!sl_capturing_any() && !forget(dptr))
+		return CUDA_ERROR_INVALID_VALUE;
+	return fw_cuMemFreeAsync(dptr, hStream);
+}
+
+/* The oldest form speaks in 32 bits; what does not fit saturates. */
+CUresult sl_cuMemGetInfo(unsigned int *free, unsigned int *total)
+{
+	size_t f, t;
+	CUresult err;
+
+	if (!free || !total)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = fw_cuMemGetInfo_v2(&f, &t);
+	if (!err) {
+		*free = f > ~0u ? ~0u : (unsigned)f;
+		*total = t > ~0u ? ~0u : (unsigned)t;
+	}
+	return err;
+}
+
+CUresult sl_cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
+{
+	size_t n;
+	CUresult err = sl_cuDeviceTotalMem_v2(&n, dev);
+
+	if (!bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*bytes = n > ~0u ? ~0u : (unsigned)n;
+	return err;
+}
+
+/* --- host memory --- */
+
+static size_t page_up(size_t n)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	return (n + page - 1) & ~(page - 1);
+}
+
+CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
+{
+	struct sl_range r = { .type = SL_RANGE_HOST, .flags = Flags };
+	struct sl_ctx *c;
+	CUresult err;
+	void *p;
+
+	if (!pp || !bytesize || Flags & ~7u)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = sl_ctx_peek(&c);
+	if (err)
+		return err;
+	r.map_size = page_up(bytesize);
+	if (r.map_size < bytesize)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	p = mmap(NULL, r.map_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (p == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	r.base = (uint64_t)(uintptr_t)p;
+	r.size = bytesize;
+	r.ctx_id = atomic_load(&c->id);
+	r.dev = c->dev;
+	if (sl_range_add(&r)) {
+		munmap(p, r.map_size);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*pp = p;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemAllocHost_v2(void **pp, size_t bytesize)
+{
+	return sl_cuMemHostAlloc(pp, bytesize, 0);
+}
+
+CUresult sl_cuMemAllocHost(void **pp, unsigned int bytesize)
+{
+	return sl_cuMemHostAlloc(pp, bytesize, 0);
+}
+
+CUresult sl_cuMemFreeHost(void *p)
+{
+	struct sl_range r;
+	struct sl_ctx *c;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	if (!p)
+		return CUDA_SUCCESS;
+	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_HOST, &r))
+		return CUDA_ERROR_INVALID_VALUE;
+	/* A copy may still be on its way into this memory. */
+	if (sl_deliveries_open() && !sl_dead() && !sl_ctx_use(&c))
+		fw_cuCtxSynchronize();
+	if (!sl_deliveries_open() || sl_dead())
+		munmap(p, r.map_size);
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
+{
+	struct sl_range r = { .type = SL_RANGE_REGISTERED, .flags = Flags }, had;
+	struct sl_ctx *c;
+	CUresult err;
+
+	/* Portable, device map; I/O memory and read-only mappings are refused. */
+	if (!p || !bytesize || Flags & ~15u)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (Flags & 12u)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	err = sl_ctx_peek(&c);
+	if (err)
+		return err;
+	r.base = (uint64_t)(uintptr_t)p;
+	r.size = bytesize;
+	r.ctx_id = atomic_load(&c->id);
+	r.dev = c->dev;
+	if (sl_range_find(r.base, &had) || sl_range_find(r.base + bytesize - 1, &had))
+		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemHostUnregister(void *p)
+{
+	struct sl_ctx *c;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_REGISTERED, NULL))
+		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+	if (sl_deliveries_open() && !sl_dead() && !sl_ctx_use(&c))
+		fw_cuCtxSynchronize();
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemHostGetFlags(unsigned int *pFlags, void *p)
+{
+	struct sl_range r;
+
+	if (!pFlags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sl_range_find((uint64_t)(uintptr_t)p, &r) || (r.type != SL_RANGE_HOST && r.type != SL_RANGE_REGISTERED))
+		return CUDA_ERROR_INVALID_VALUE;
+	*pFlags = r.flags;
+	return CUDA_SUCCESS;
+}
+
+/* The device is elsewhere: it has no address for this host's memory. */
+CUresult sl_cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
+{
+	static uint8_t once;
+
+	(void)p;
+	if (!pdptr || Flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	return sl_refuse("cuMemHostGetDevicePointer_v2", &once);
+}
+
+/* --- questions about pointers --- */
+
+CUresult sl_cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+{
+	struct sl_range r;
+
+	if (!sl_range_find(dptr, &r) || r.type == SL_RANGE_VA)
+		return CUDA_ERROR_NOT_FOUND;
+	if (pbase)
+		*pbase = r.base;
+	if (psize)
+		*psize = r.size;
+	return CUDA_SUCCESS;
+}
+
+static bool on_host(const struct sl_range *r)
+{
+	return r->type == SL_RANGE_HOST || r->type == SL_RANGE_REGISTERED;
+}
+
+#define PUT(type, v) do { type v_ = (type)(v); memcpy(data, &v_, sizeof v_); } while (0)
+
+static CUresult attribute(void *data, CUpointer_attribute a, CUdeviceptr p, const struct sl_range *r)
+{
+	switch (a) {
+	case CU_POINTER_ATTRIBUTE_CONTEXT:
+		PUT(void *, r->type == SL_RANGE_MAPPED || r->type == SL_RANGE_POOL || !r->ctx_id ? NULL : sl_handle_value(SL_CTX, r->ctx_id));
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+		PUT(unsigned, on_host(r) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+		if (on_host(r))
+			return CUDA_ERROR_INVALID_VALUE;
+		PUT(CUdeviceptr, p);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+		if (!on_host(r))
+			return CUDA_ERROR_INVALID_VALUE;
+		PUT(uint64_t, p);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+		PUT(unsigned, r->sync_memops);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+		PUT(uint64_t, r->buffer_id);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+	case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+		PUT(unsigned, 0);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+		PUT(int, r->dev);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+		PUT(uint64_t, r->base);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+		PUT(size_t, r->size);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MAPPED:
+		PUT(unsigned, r->type != SL_RANGE_VA);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+		PUT(uint64_t, CU_MEM_HANDLE_TYPE_NONE);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+		PUT(unsigned, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+		if (r->type == SL_RANGE_POOL && !r->pool)
+			return sl_cuDeviceGetDefaultMemPool(data, r->dev);
+		PUT(void *, r->pool);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+		return CUDA_ERROR_NOT_SUPPORTED;
+	default:
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+}
+
+/* What the list form writes for an attribute that does not apply to the pointer. */
+static void absent(void *data, CUpointer_attribute a)
+{
+	switch (a) {
+	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+		PUT(int, -2);
+		break;
+	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+	case CU_POINTER_ATTRIBUTE_MAPPED:
+	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+	case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+		PUT(unsigned, 0);
+		break;
+	default:
+		PUT(uint64_t, 0);
+	}
+}
+
+CUresult sl_cuPointerGetAttribute(void *data, CUpointer_attribute a, CUdeviceptr ptr)
+{
+	struct sl_range r;
+
+	if (!data)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!sl_range_find(ptr, &r))
+		return CUDA_ERROR_INVALID_VALUE;
+	return attribute(data, a, ptr, &r);
+}
+
+CUresult sl_cuPointerGetAttributes(unsigned int n, CUpointer_attribute *a, void **data, CUdeviceptr ptr)
+{
+	struct sl_range r;
+	bool found;
+
+	if (!n || !a || !data)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sl_initialized())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	found = sl_range_find(ptr, &r);
+	for (unsigned i = 0; i < n; i++) {
+		if (!data[i] || a[i] < CU_POINTER_ATTRIBUTE_CONTEXT || a[i] > CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE)
+			return CUDA_ERROR_INVALID_VALUE;
+		if (a[i] == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
+			return CUDA_ERROR_NOT_SUPPORTED;
+		if (!found || attribute(data[i], a[i], ptr, &r))
+			absent(data[i], a[i]);
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuPointerSetAttribute(const void *value, CUpointer_attribute a, CUdeviceptr ptr)
+{
+	unsigned on;
+
+	if (!value || a != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+		return CUDA_ERROR_INVALID_VALUE;
+	memcpy(&on, value, sizeof on);
+	return sl_range_sync_memops(ptr, on != 0) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,69 @@
+/* What module.c and kernel.c share. */
+#ifndef SLUICE_MODULE_H
+#define SLUICE_MODULE_H
+
+#include "core.h"
+
+struct sl_module;
+
+/* What the driver says of a kernel on one device. Never changed but for the values set by the program. */
+struct sl_kernel_info {
+	uint32_t nparams;
+	uint32_t param_bytes;
+	uint32_t *offset, *size;
+	uint32_t nattr;
+	struct { int32_t result; _Atomic int32_t value; } attr[CU_FUNC_ATTRIBUTE_MAX];
+};
+
+struct sl_kernel {
+	void *link;
+	struct sl_module *owner;
+	const char *name;
+	_Atomic uint32_t id; /* 0 until a program asked for it */
+	uint32_t cache_config;
+	_Atomic(struct sl_kernel_info *) info[SL_MAX_DEVICES];
+	pthread_mutex_t fetch;
+};
+
+struct sl_global {
+	struct sl_global *next;
+	uint32_t ctx_id;
+	CUdeviceptr ptr;
+	size_t size;
+	char name[];
+};
+
+struct sl_module {
+	void *link;
+	uint32_t id;
+	bool library;
+	uint32_t ctx_id;	  /* of a module */
+	int dev;		  /* of a module */
+	struct sl_module *parent; /* the library a module stands for */
+	pthread_mutex_t lock;	  /* guards what follows */
+	bool listed;		  /* the names below are all there are */
+	uint32_t nkernels, nslots;
+	struct sl_kernel **kernel; /* hash by name, open addressing */
+	char **names;		   /* in the worker's order, when listed */
+	char *text;
+	struct sl_global *globals;
+	struct sl_module *as_module[SL_MAX_DEVICES];
+};
+
+/* The kernel of that name, bound on first use. NOT_FOUND if there is none. */
+CUresult sl_module_kernel(struct sl_module *m, const char *name, struct sl_kernel **out);
+/* The information of a kernel on a device, fetched once. */
+CUresult sl_kernel_info(struct sl_kernel *k, int dev, struct sl_kernel_info **out);
+struct sl_kernel *sl_kernel_new(struct sl_module *m, const char *name);
+void sl_kernel_free(struct sl_kernel *k);
+
+#define SL_FUNCTION_BIT 1u
+static inline CUfunction sl_kernel_function(uint32_t id)
+{
+	return (CUfunction)(void *)((uintptr_t)sl_handle_value(SL_KERNEL, id) | SL_FUNCTION_BIT);
+}
+
+/* For the export tables: what nvcc's wrapper or a bare container holds, as a module. */
+CUresult sl_module_load(CUmodule *out, const void *image, unsigned njit, CUjit_option *opt, void **val);
+
+#endif

@@ -1,0 +1,873 @@
+/*
+ * The NVML library's own light connection to the worker: it observes the
+ * lease, computes nothing, and costs the program nothing before nvmlInit.
+ *
+ * Flow: nv_open connects, sends HELLO (observe) and keeps the device snapshot
+ * of the WELCOME. nv_read and nv_processes ask for one device's readings with
+ * an OBSERVE frame when those at hand are older than 200 ms. The socket is
+ * used by one thread at a time; there is no thread and no signal of our own.
+ * Every exchange has 5 seconds from begin to end. A worker that closed the
+ * connection meanwhile (it may drop idle observers) is called again once;
+ * when that fails too, callers are told so at once for a while, so that a
+ * program that asks forty questions does not wait forty times.
+ *
+ * Locking: lock guards everything in conn but snapshot, which nv_open fills
+ * before anybody may read it. A forked child starts with a fresh lock and no
+ * connection, since another thread of the parent may have held either at the
+ * fork; the count of nvmlInit lives on, as it does with the real library.
+ *
+ * Nothing that the worker sends is trusted: sizes are checked before they are
+ * used, counts against what the payload can hold, text is cut and cleaned.
+ */
+#define _GNU_SOURCE
+#include "nvml.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PROTOCOL_VERSION 1
+#define KIND_OBSERVE 2
+#define OP_OBSERVE 0xf00e
+#define FLAG_WAIT 1
+#define FRAME_REPLY 1
+#define FRAME_BYE 7
+#define WELCOME_MAGIC 0x4c43574cu
+#define WELCOME_MAX (1u << 20)
+/* The longest honest reply is an OBSERVE with all processes, below 66 KiB. */
+#define FRAME_MAX (128u << 10)
+#define ATTR_MAX 512u
+#define EXCHANGE_MS 5000
+#define FRESH_MS 200
+#define RETRY_MS 1000
+#define CONF_MAX 4096
+
+struct cached {
+	bool valid;
+	int64_t at;	/* ms, monotonic */
+	struct nv_readings r;
+	uint32_t nproc;
+	struct nv_process *proc;
+};
+
+static struct {
+	atomic_int owner;	/* the process that the lock belongs to; negative while it takes over */
+	pthread_mutex_t lock;
+	atomic_uint opened;
+	int fd;			/* -1: none */
+	uint32_t call;
+	int64_t retry_at;	/* after a failure: not before this */
+	struct cached dev[NV_MAX_DEVICES];
+	struct nv_snapshot snapshot;
+} conn = { .lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1 };
+
+/* ---- small things ---- */
+
+void nv_log(int level, const char *fmt, ...)
+{
+	static const char *const names[] = { "error", "warn", "info", "debug" };
+	const char *want = getenv("SLUICE_LOG");
+	char line[512];
+	va_list ap;
+	int max = -1, n, k;
+
+	if (!want)
+		return;
+	for (k = 0; k < 4; k++)
+		if (!strcmp(want, names[k]))
+			max = k;
+	if (level > max)
+		return;
+	n = snprintf(line, sizeof line, "sluice: nvml: ");
+	va_start(ap, fmt);
+	k = vsnprintf(line + n, sizeof line - (size_t)n - 1, fmt, ap);
+	va_end(ap);
+	if (k < 0)
+		return;
+	n += k;
+	if ((size_t)n > sizeof line - 2)
+		n = sizeof line - 2;
+	line[n++] = '\n';
+	if (write(2, line, (size_t)n) < 0)
+		return; /* a closed stderr is the program's own wish */
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* Text of a fixed field: up to its NUL, printable ASCII, always terminated. */
+static void take_text(char *dst, size_t cap, const uint8_t *src, size_t n)
+{
+	size_t i;
+
+	for (i = 0; i < n && i + 1 < cap && src[i]; i++)
+		dst[i] = src[i] >= 0x20 && src[i] < 0x7f ? (char)src[i] : '?';
+	dst[i] = 0;
+}
+
+static void put32(uint8_t *p, uint32_t v)
+{
+	p[0] = (uint8_t)v;
+	p[1] = (uint8_t)(v >> 8);
+	p[2] = (uint8_t)(v >> 16);
+	p[3] = (uint8_t)(v >> 24);
+}
+
+/* Reads a payload front to back; whatever is past its end reads as 0 and sets bad. */
+struct reader {
+	const uint8_t *p;
+	size_t n, off;
+	bool bad;
+};
+
+static const uint8_t *take(struct reader *r, size_t n)
+{
+	static const uint8_t zero[128];
+	const uint8_t *p = r->p + r->off;
+
+	if (r->bad || n > r->n - r->off) {
+		r->bad = true;
+		return zero; /* callers take at most 96 bytes at a time */
+	}
+	r->off += n;
+	return p;
+}
+
+static uint32_t take32(struct reader *r)
+{
+	const uint8_t *p = take(r, 4);
+
+	return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static uint64_t take64(struct reader *r)
+{
+	uint64_t lo = take32(r);
+
+	return lo | (uint64_t)take32(r) << 32;
+}
+
+/* ---- the lock, across fork ---- */
+
+static void enter(void)
+{
+	int me = (int)getpid();
+	int seen = atomic_load_explicit(&conn.owner, memory_order_acquire);
+
+	while (seen != me) {
+		if (seen != -me && atomic_compare_exchange_strong(&conn.owner, &seen, -me)) {
+			/* First use in this process. The descriptor is shared with the
+			 * parent: closing ours leaves the parent's alone. */
+			if (conn.fd >= 0)
+				close(conn.fd);
+			conn.fd = -1;
+			conn.retry_at = 0;
+			pthread_mutex_init(&conn.lock, NULL);
+			/* A list may be half written; it is leaked rather than trusted. */
+			for (int i = 0; i < NV_MAX_DEVICES; i++) {
+				conn.dev[i].valid = false;
+				conn.dev[i].proc = NULL;
+				conn.dev[i].nproc = 0;
+			}
+			atomic_store_explicit(&conn.owner, me, memory_order_release);
+			break;
+		}
+		seen = atomic_load_explicit(&conn.owner, memory_order_acquire);
+	}
+	pthread_mutex_lock(&conn.lock);
+}
+
+static void leave(void)
+{
+	pthread_mutex_unlock(&conn.lock);
+}
+
+/* ---- where the worker is ---- */
+
+struct where {
+	char worker[256];
+	uint8_t token[16];
+};
+
+static int hex(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	c |= 0x20;
+	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static bool parse_token(uint8_t token[16], const char *s)
+{
+	memset(token, 0, 16);
+	if (!*s)
+		return true;
+	for (int i = 0; i < 32; i++) {
+		int v = hex(s[i]);
+
+		if (v < 0)
+			return false;
+		token[i / 2] = (uint8_t)(token[i / 2] << 4 | v);
+	}
+	return !s[32];
+}
+
+/* The value of key in KEY=VALUE lines, copied to dst; false when absent or too long. */
+static bool conf_value(const char *text, const char *key, char *dst, size_t cap)
+{
+	size_t klen = strlen(key);
+
+	while (*text) {
+		const char *end = strchr(text, '\n');
+		size_t n = end ? (size_t)(end - text) : strlen(text);
+
+		if (n > klen && !memcmp(text, key, klen) && text[klen] == '=') {
+			size_t v = n - klen - 1;
+
+			while (v && (text[klen + v] == ' ' || text[klen + v] == '\r'))
+				v--;
+			if (v >= cap)
+				return false;
+			memcpy(dst, text + klen + 1, v);
+			dst[v] = 0;
+			return true;
+		}
+		text += end ? n + 1 : n;
+	}
+	return false;
+}
+
+/* sluice.conf beside this library: how a container without our environment finds the worker. */
+static bool read_conf(char text[CONF_MAX])
+{
+	char path[4096];
+	Dl_info info;
+	const char *slash;
+	size_t n, got = 0;
+	int fd;
+
+	if (!dladdr((const void *)conf_value, &info) || !info.dli_fname)
+		return false;
+	slash = strrchr(info.dli_fname, '/');
+	n = slash ? (size_t)(slash - info.dli_fname) + 1 : 0;
+	if (n + sizeof "sluice.conf" > sizeof path)
+		return false;
+	memcpy(path, info.dli_fname, n);
+	memcpy(path + n, "sluice.conf", sizeof "sluice.conf");
+	/* O_NONBLOCK: a FIFO in its place must not hang the program. */
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		return false;
+	while (got < CONF_MAX - 1) {
+		ssize_t r = read(fd, text + got, CONF_MAX - 1 - got);
+
+		if (r < 0 && errno == EINTR)
+			continue;
+		if (r <= 0)
+			break;
+		got += (size_t)r;
+	}
+	close(fd);
+	text[got] = 0;
+	return got > 0;
+}
+
+static bool find_worker(struct where *w)
+{
+	const char *env = getenv("SLUICE_WORKER"), *lease = getenv("SLUICE_LEASE");
+	char text[CONF_MAX], token[64] = "";
+
+	if (env && *env) {
+		if (strlen(env) >= sizeof w->worker) {
+			nv_log(NV_ERROR, "SLUICE_WORKER is longer than %zu bytes", sizeof w->worker - 1);
+			return false;
+		}
+		strcpy(w->worker, env);
+	} else {
+		if (!read_conf(text) || !conf_value(text, "SLUICE_WORKER", w->worker, sizeof w->worker)) {
+			nv_log(NV_ERROR, "SLUICE_WORKER is not set and there is no sluice.conf beside this library; start the program with sluice run");
+			return false;
+		}
+		if (!lease && conf_value(text, "SLUICE_LEASE", token, sizeof token))
+			lease = token;
+	}
+	if (!parse_token(w->token, lease ? lease : "")) {
+		nv_log(NV_ERROR, "SLUICE_LEASE is not 32 hexadecimal digits");
+		return false;
+	}
+	return true;
+}
+
+/* ---- bytes, each with the exchange's deadline ---- */
+
+static bool wait_for(int fd, short events, int64_t deadline)
+{
+	for (;;) {
+		struct pollfd p = { .fd = fd, .events = events };
+		int64_t left = deadline - now_ms();
+		int r;
+
+		if (left <= 0) {
+			errno = ETIMEDOUT;
+			return false;
+		}
+		r = poll(&p, 1, (int)left);
+		if (r > 0)
+			return true;
+		if (r < 0 && errno != EINTR)
+			return false;
+	}
+}
+
+static bool send_all(int fd, const uint8_t *p, size_t n, int64_t deadline)
+{
+	while (n) {
+		ssize_t r = send(fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+		if (r > 0) {
+			p += r;
+			n -= (size_t)r;
+		} else if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+			if (!wait_for(fd, POLLOUT, deadline))
+				return false;
+		} else if (r == 0 || errno != EINTR) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static bool recv_all(int fd, uint8_t *p, size_t n, int64_t deadline)
+{
+	while (n) {
+		ssize_t r = recv(fd, p, n, MSG_DONTWAIT);
+
+		if (r > 0) {
+			p += r;
+			n -= (size_t)r;
+		} else if (r == 0) {
+			errno = ECONNRESET;
+			return false;
+		} else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+			if (!wait_for(fd, POLLIN, deadline))
+				return false;
+		} else if (errno != EINTR) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static int connect_to(const struct sockaddr *sa, socklen_t len, int64_t deadline)
+{
+	int fd = socket(sa->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int err = 0, one = 1;
+	socklen_t elen = sizeof err;
+
+	if (fd < 0)
+		return -1;
+	if (connect(fd, sa, len) < 0) {
+		if (errno != EINPROGRESS || !wait_for(fd, POLLOUT, deadline))
+			goto fail;
+		if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &elen) < 0)
+			goto fail;
+		if (err) {
+			errno = err;
+			goto fail;
+		}
+	}
+	if (sa->sa_family != AF_UNIX)
+		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+	return fd;
+fail:
+	err = errno;
+	close(fd);
+	errno = err;
+	return -1;
+}
+
+static int dial_unix(const char *path, int64_t deadline)
+{
+	struct sockaddr_un un = { .sun_family = AF_UNIX };
+
+	if (strlen(path) >= sizeof un.sun_path) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	strcpy(un.sun_path, path);
+	return connect_to((const struct sockaddr *)&un, sizeof un, deadline);
+}
+
+/* HOST:PORT, [IPV6]:PORT; the first address that answers. */
+static int dial_tcp(const char *addr, int64_t deadline)
+{
+	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *list, *a;
+	char host[256];
+	const char *colon = strrchr(addr, ':');
+	size_t n;
+	int fd = -1, e;
+
+	errno = EINVAL;
+	if (!colon || colon == addr || (size_t)(colon - addr) >= sizeof host)
+		return -1;
+	n = (size_t)(colon - addr);
+	if (addr[0] == '[' && n > 2 && addr[n - 1] == ']') {
+		addr++;
+		n -= 2;
+	}
+	memcpy(host, addr, n);
+	host[n] = 0;
+	e = getaddrinfo(host, colon + 1, &hints, &list);
+	if (e) {
+		nv_log(NV_ERROR, "worker %s: the name does not resolve", host);
+		errno = EHOSTUNREACH;
+		return -1;
+	}
+	for (a = list; a && fd < 0; a = a->ai_next)
+		fd = connect_to(a->ai_addr, a->ai_addrlen, deadline);
+	e = errno;
+	freeaddrinfo(list);
+	errno = e;
+	return fd;
+}
+
+/* ---- HELLO and WELCOME ---- */
+
+static bool say_hello(int fd, const struct where *w, int64_t deadline)
+{
+	uint8_t h[128] = "SLUICE\r\n";
+	int comm;
+
+	put32(h + 8, PROTOCOL_VERSION);
+	put32(h + 12, KIND_OBSERVE);
+	memcpy(h + 16, sl_fingerprint, 32);
+	memcpy(h + 48, w->token, 16);
+	put32(h + 64, (uint32_t)getpid());
+	put32(h + 68, (uint32_t)geteuid());
+	comm = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
+	if (comm >= 0) {
+		ssize_t n = read(comm, h + 88, 39);
+
+		/* The kernel ends the name with a newline. */
+		if (n > 0 && h[88 + n - 1] == '\n')
+			h[88 + n - 1] = 0;
+		close(comm);
+	}
+	return send_all(fd, h, sizeof h, deadline);
+}
+
+static bool parse_device(struct reader *r, struct nv_device *d)
+{
+	uint32_t n, i;
+
+	take_text(d->name, sizeof d->name, take(r, 96), 96);
+	memcpy(d->uuid, take(r, 16), 16);
+	take(r, 16); /* total and physical memory: the readings have them fresh */
+	d->domain = take32(r);
+	d->bus = take32(r);
+	d->device = take32(r);
+	take(r, 4 + 24); /* pad, and the bus id as text */
+	take(r, 16); /* granularities */
+	take(r, 8);  /* stream priorities */
+	take(r, 8);  /* texture width */
+	take(r, 64); /* limits */
+	d->cc_major = (int32_t)take32(r);
+	d->cc_minor = (int32_t)take32(r);
+	n = take32(r);
+	if (n > ATTR_MAX)
+		return false;
+	for (i = 0; i < n; i++) {
+		int32_t v = (int32_t)take32(r);
+
+		if (i < NV_NATTR)
+			d->attr[i] = v;
+	}
+	for (i = 0; i < n; i++) {
+		uint8_t ok = *take(r, 1);
+
+		if (i < NV_NATTR)
+			d->attr_ok[i] = ok == 1;
+	}
+	if (r->off % 8)
+		take(r, 8 - r->off % 8);
+	return !r->bad;
+}
+
+static bool parse_snapshot(const uint8_t *p, size_t n, struct nv_snapshot *s)
+{
+	struct reader r = { .p = p, .n = n };
+
+	memset(s, 0, sizeof *s);
+	s->driver_version = take32(&r);
+	s->ndev = take32(&r);
+	take(&r, 8); /* keep-alive time and features */
+	take_text(s->driver, sizeof s->driver, take(&r, 32), 32);
+	if (r.bad || s->ndev > NV_MAX_DEVICES)
+		return false;
+	for (uint32_t i = 0; i < s->ndev; i++)
+		if (!parse_device(&r, &s->dev[i]))
+			return false;
+	return r.off == r.n;
+}
+
+/* Reads a WELCOME into a fresh snapshot. */
+static nvmlReturn_t hear_welcome(int fd, struct nv_snapshot *s, int64_t deadline)
+{
+	struct reader r;
+	uint8_t head[16], *body;
+	char reason[200];
+	uint32_t magic, version, status, n;
+	nvmlReturn_t rc = NVML_ERROR_UNKNOWN;
+
+	if (!recv_all(fd, head, sizeof head, deadline)) {
+		nv_log(NV_ERROR, "worker: no welcome: %s", errno == ETIMEDOUT ? "no answer in 5 s" : "connection closed");
+		return rc;
+	}
+	r = (struct reader){ .p = head, .n = sizeof head };
+	magic = take32(&r);
+	version = take32(&r);
+	status = take32(&r);
+	n = take32(&r);
+	if (magic != WELCOME_MAGIC) {
+		nv_log(NV_ERROR, "worker: not a sluice worker at that address");
+		return rc;
+	}
+	if (n > WELCOME_MAX) {
+		nv_log(NV_ERROR, "worker: welcome of %u bytes is beyond the limit", n);
+		return rc;
+	}
+	body = malloc(n ? n : 1);
+	if (!body)
+		return NVML_ERROR_MEMORY;
+	if (!recv_all(fd, body, n, deadline)) {
+		nv_log(NV_ERROR, "worker: welcome cut short");
+	} else if (status) {
+		take_text(reason, sizeof reason, body, n);
+		nv_log(NV_ERROR, "worker refuses: %s", reason);
+		rc = status == 1 || status == 2 ? NVML_ERROR_LIB_RM_VERSION_MISMATCH :
+		     status == 3 ? NVML_ERROR_NO_PERMISSION : NVML_ERROR_UNKNOWN;
+	} else if (version != PROTOCOL_VERSION) {
+		nv_log(NV_ERROR, "worker speaks version %u, this library %u", version, PROTOCOL_VERSION);
+		rc = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+	} else if (!parse_snapshot(body, n, s)) {
+		nv_log(NV_ERROR, "worker: malformed snapshot");
+	} else {
+		rc = NVML_SUCCESS;
+	}
+	free(body);
+	return rc;
+}
+
+/* Connects; on success conn.fd is set and *s filled. Called with the lock held. */
+static nvmlReturn_t dial(struct nv_snapshot *s)
+{
+	int64_t deadline = now_ms() + EXCHANGE_MS;
+	struct where w;
+	nvmlReturn_t rc;
+	int fd;
+
+	if (!find_worker(&w))
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	if (!strncmp(w.worker, "unix:", 5)) {
+		fd = dial_unix(w.worker + 5, deadline);
+	} else if (!strncmp(w.worker, "tcp:", 4)) {
+		fd = dial_tcp(w.worker + 4, deadline);
+	} else {
+		nv_log(NV_ERROR, "SLUICE_WORKER %s is neither tcp:HOST:PORT nor unix:PATH", w.worker);
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	}
+	if (fd < 0) {
+		nv_log(NV_ERROR, "worker %s cannot be reached: error %d", w.worker, errno);
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	}
+	if (!say_hello(fd, &w, deadline)) {
+		close(fd);
+		return NVML_ERROR_UNKNOWN;
+	}
+	rc = hear_welcome(fd, s, deadline);
+	if (rc) {
+		close(fd);
+		return rc;
+	}
+	conn.fd = fd;
+	conn.call = 0;
+	return NVML_SUCCESS;
+}
+
+static void hang_up(void)
+{
+	if (conn.fd >= 0)
+		close(conn.fd);
+	conn.fd = -1;
+}
+
+/* Dials again after a loss. The devices must be the ones that the program knows. */
+static nvmlReturn_t redial(void)
+{
+	struct nv_snapshot *s = malloc(sizeof *s);
+	nvmlReturn_t rc;
+
+	if (!s)
+		return NVML_ERROR_MEMORY;
+	rc = dial(s);
+	if (rc) {
+		rc = NVML_ERROR_GPU_IS_LOST;
+	} else {
+		bool same = s->ndev == conn.snapshot.ndev;
+
+		for (uint32_t i = 0; same && i < s->ndev; i++)
+			same = !memcmp(s->dev[i].uuid, conn.snapshot.dev[i].uuid, 16);
+		if (!same) {
+			nv_log(NV_ERROR, "worker came back with other devices");
+			hang_up();
+			rc = NVML_ERROR_GPU_IS_LOST;
+		}
+	}
+	free(s);
+	return rc;
+}
+
+/* ---- OBSERVE ---- */
+
+static bool parse_readings(const uint8_t *p, size_t n, struct cached *c)
+{
+	struct reader r = { .p = p, .n = n };
+	struct nv_readings *v = &c->r;
+	struct nv_process *list = NULL;
+	uint32_t nproc;
+
+	v->mem_total = take64(&r);
+	v->mem_used = take64(&r);
+	v->mem_free = take64(&r);
+	v->util_gpu = take32(&r);
+	v->util_mem = take32(&r);
+	v->temp_c = take32(&r);
+	v->power_mw = take32(&r);
+	v->power_limit_mw = take32(&r);
+	v->sm_mhz = take32(&r);
+	v->mem_mhz = take32(&r);
+	v->pstate = take32(&r);
+	v->fan = take32(&r);
+	v->persistence = take32(&r);
+	nproc = take32(&r);
+	if (r.bad || nproc > NV_MAX_PROCS || r.n - r.off != (size_t)nproc * 56)
+		return false;
+	/* Programs subtract these from each other; keep the differences sane. */
+	if (v->mem_free > v->mem_total)
+		v->mem_free = v->mem_total;
+	if (v->mem_used > v->mem_total - v->mem_free)
+		v->mem_used = v->mem_total - v->mem_free;
+	if (nproc) {
+		list = calloc(nproc, sizeof *list);
+		if (!list)
+			return false;
+	}
+	for (uint32_t i = 0; i < nproc; i++) {
+		list[i].pid = take32(&r);
+		take(&r, 4);
+		list[i].used = take64(&r);
+		take_text(list[i].name, sizeof list[i].name, take(&r, 40), 40);
+	}
+	free(c->proc);
+	c->proc = list;
+	c->nproc = nproc;
+	return true;
+}
+
+struct frame {
+	uint32_t size, kind, call;
+	int32_t result;
+	uint8_t *body;	/* the caller frees it */
+};
+
+static bool recv_frame(struct frame *f, int64_t deadline)
+{
+	uint8_t head[24];
+	struct reader r = { .p = head, .n = sizeof head };
+
+	f->body = NULL;
+	if (!recv_all(conn.fd, head, sizeof head, deadline))
+		return false;
+	f->size = take32(&r);
+	f->kind = take32(&r) & 0xffff;
+	f->call = take32(&r);
+	f->result = (int32_t)take32(&r);
+	if (f->size > FRAME_MAX) {
+		nv_log(NV_ERROR, "worker: frame of %u bytes is beyond the limit", f->size);
+		return false;
+	}
+	f->body = malloc(f->size ? f->size : 1);
+	if (f->body && recv_all(conn.fd, f->body, f->size, deadline))
+		return true;
+	free(f->body);
+	return false;
+}
+
+/* One OBSERVE on the open connection; false when the connection is of no use any more. */
+static bool observe(uint32_t dev, struct cached *c)
+{
+	int64_t deadline = now_ms() + EXCHANGE_MS;
+	uint8_t req[20] = { 0 };
+	struct frame f;
+	bool ok;
+
+	if (!++conn.call)
+		conn.call = 1;
+	put32(req, 4);
+	req[4] = OP_OBSERVE & 0xff;
+	req[5] = OP_OBSERVE >> 8;
+	req[6] = FLAG_WAIT;
+	put32(req + 8, conn.call);
+	put32(req + 16, dev);
+	if (!send_all(conn.fd, req, sizeof req, deadline))
+		return false;
+	for (;;) {
+		if (!recv_frame(&f, deadline))
+			return false;
+		if (f.kind == FRAME_REPLY)
+			break;
+		free(f.body);
+		if (f.kind == FRAME_BYE) {
+			nv_log(NV_WARN, "worker ended the session");
+			return false;
+		}
+		/* A keep-alive, or news of no interest to an observer. */
+		if (now_ms() >= deadline)
+			return false;
+	}
+	ok = f.call == conn.call && !f.result && parse_readings(f.body, f.size, c);
+	if (!ok)
+		nv_log(NV_WARN, "worker: no readings of device %u: call %u, result %d, %u bytes", dev, f.call, f.result, f.size);
+	free(f.body);
+	return ok;
+}
+
+/* Makes the device's readings fresh. Called with the lock held. */
+static nvmlReturn_t refresh(unsigned int dev)
+{
+	struct cached *c = &conn.dev[dev];
+	bool idle = conn.fd >= 0;
+	nvmlReturn_t rc = NVML_ERROR_GPU_IS_LOST;
+
+	if (c->valid && now_ms() - c->at < FRESH_MS)
+		return NVML_SUCCESS;
+	if (now_ms() < conn.retry_at)
+		return NVML_ERROR_GPU_IS_LOST;
+	/* The connection may have been closed while it was idle: once more, with a new one. */
+	for (int tries = idle ? 2 : 1; tries; tries--) {
+		if (conn.fd < 0) {
+			rc = redial();
+			if (rc)
+				break;
+		}
+		if (observe(dev, c)) {
+			c->valid = true;
+			c->at = now_ms();
+			return NVML_SUCCESS;
+		}
+		rc = NVML_ERROR_GPU_IS_LOST;
+		hang_up();
+	}
+	c->valid = false;
+	conn.retry_at = now_ms() + RETRY_MS;
+	return rc;
+}
+
+/* ---- for nvml.c ---- */
+
+nvmlReturn_t nv_open(void)
+{
+	nvmlReturn_t rc = NVML_SUCCESS;
+
+	enter();
+	if (!atomic_load(&conn.opened)) {
+		rc = dial(&conn.snapshot);
+		conn.retry_at = 0;
+	}
+	if (!rc)
+		atomic_fetch_add(&conn.opened, 1);
+	leave();
+	return rc;
+}
+
+nvmlReturn_t nv_close(void)
+{
+	nvmlReturn_t rc = NVML_SUCCESS;
+
+	enter();
+	if (!atomic_load(&conn.opened)) {
+		rc = NVML_ERROR_UNINITIALIZED;
+	} else if (atomic_fetch_sub(&conn.opened, 1) == 1) {
+		hang_up();
+		for (int i = 0; i < NV_MAX_DEVICES; i++) {
+			free(conn.dev[i].proc);
+			conn.dev[i] = (struct cached){ 0 };
+		}
+	}
+	leave();
+	return rc;
+}
+
+bool nv_opened(void)
+{
+	return atomic_load_explicit(&conn.opened, memory_order_acquire) > 0;
+}
+
+const struct nv_snapshot *nv_facts(void)
+{
+	return &conn.snapshot;
+}
+
+nvmlReturn_t nv_read(unsigned int dev, struct nv_readings *r)
+{
+	nvmlReturn_t rc;
+
+	enter();
+	rc = refresh(dev);
+	if (!rc)
+		*r = conn.dev[dev].r;
+	leave();
+	return rc;
+}
+
+nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned int *n)
+{
+	nvmlReturn_t rc;
+
+	*list = NULL;
+	*n = 0;
+	enter();
+	rc = refresh(dev);
+	if (!rc && conn.dev[dev].nproc) {
+		size_t bytes = conn.dev[dev].nproc * sizeof **list;
+
+		*list = malloc(bytes);
+		if (*list) {
+			memcpy(*list, conn.dev[dev].proc, bytes);
+			*n = conn.dev[dev].nproc;
+		} else {
+			rc = NVML_ERROR_MEMORY;
+		}
+	}
+	leave();
+	return rc;
+}

@@ -1,0 +1,20 @@
+/* Profiler control: no profiler can attach here, so starting and stopping it is nothing to do. */
+#include "core.h"
+
+CUresult sl_cuProfilerInitialize(const char *configFile, const char *outputFile, CUoutput_mode outputMode)
+{
+	(void)configFile;
+	(void)outputFile;
+	(void)outputMode;
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult sl_cuProfilerStart(void)
+{
+	return sl_initialized() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CUresult sl_cuProfilerStop(void)
+{
+	return sl_initialized() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}

@@ -1,0 +1,137 @@
+/*
+ * Which memory is whose: all device and host ranges this process was given, by
+ * address, so that a pointer's kind, owner and extent are answered here.
+ *
+ * A sorted array under a read-write lock: lookups share it and take a binary
+ * search; ranges number in the hundreds, a change moves a few kilobytes.
+ */
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static struct sl_range *all;
+static size_t count, capacity;
+static _Atomic uint64_t last_id;
+
+uint64_t sl_range_next_id(void)
+{
+	return atomic_fetch_add(&last_id, 1) + 1;
+}
+
+/* Index of the first range that begins above p. */
+static size_t above(uint64_t p)
+{
+	size_t lo = 0, hi = count;
+
+	while (lo < hi) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (all[mid].base <= p)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+/* Mappings lie inside reservations: the innermost range that holds p. */
+static struct sl_range *holder(uint64_t p)
+{
+	size_t i = above(p), tries = 0;
+
+	while (i-- && tries++ < 4096) {
+		if (p - all[i].base < all[i].size || (p == all[i].base && !all[i].size))
+			return &all[i];
+		/* Only a reservation may hold others and so lie further down. */
+		if (all[i].type != SL_RANGE_MAPPED)
+			break;
+	}
+	return NULL;
+}
+
+int sl_range_add(const struct sl_range *r)
+{
+	size_t i;
+	int ret = 0;
+
+	pthread_rwlock_wrlock(&lock);
+	if (count == capacity) {
+		size_t cap = capacity ? capacity * 2 : 64;
+		struct sl_range *p = realloc(all, cap * sizeof *p);
+
+		if (p) {
+			all = p;
+			capacity = cap;
+		} else {
+			ret = -1;
+		}
+	}
+	if (!ret) {
+		i = above(r->base);
+		memmove(all + i + 1, all + i, (count - i) * sizeof *all);
+		all[i] = *r;
+		if (!all[i].buffer_id)
+			all[i].buffer_id = sl_range_next_id();
+		count++;
+	}
+	pthread_rwlock_unlock(&lock);
+	return ret;
+}
+
+bool sl_range_find(uint64_t p, struct sl_range *out)
+{
+	struct sl_range *r;
+
+	pthread_rwlock_rdlock(&lock);
+	r = holder(p);
+	if (r)
+		*out = *r;
+	pthread_rwlock_unlock(&lock);
+	return r;
+}
+
+bool sl_range_remove(uint64_t base, enum sl_range_type type, struct sl_range *out)
+{
+	bool found = false;
+	size_t i;
+
+	pthread_rwlock_wrlock(&lock);
+	for (i = above(base); i-- && all[i].base == base;) {
+		if (type && all[i].type != type)
+			continue;
+		if (out)
+			*out = all[i];
+		memmove(all + i, all + i + 1, (count - i - 1) * sizeof *all);
+		count--;
+		found = true;
+		break;
+	}
+	pthread_rwlock_unlock(&lock);
+	return found;
+}
+
+bool sl_range_sync_memops(uint64_t p, bool on)
+{
+	struct sl_range *r;
+
+	pthread_rwlock_wrlock(&lock);
+	r = holder(p);
+	if (r)
+		r->sync_memops = on;
+	pthread_rwlock_unlock(&lock);
+	return r;
+}
+
+void sl_ranges_drop(uint32_t ctx_id)
+{
+	size_t kept = 0;
+
+	pthread_rwlock_wrlock(&lock);
+	for (size_t i = 0; i < count; i++)
+		if (all[i].ctx_id != ctx_id)
+			all[kept++] = all[i];
+	count = kept;
+	pthread_rwlock_unlock(&lock);
+}

@@ -1,0 +1,212 @@
+/*
+ * The session: one ordered command stream from this process to one worker.
+ *
+ * Flow out: a call is encoded into an sl_buf on its thread's stack and appended
+ * to the session's ring under the order lock, which is what gives all calls of
+ * all threads one order. A sender thread drains the ring; a waiting call and a
+ * bulk transfer drain it themselves, so that nothing waits for that thread.
+ * Flow in: a receiver thread reads frames. A REPLY wakes its caller, DATA goes
+ * straight from the socket to the program's memory, everything else is handed
+ * to the part it belongs to (the sl_on_* functions).
+ *
+ * The wire is described in docs/protocol.md.
+ */
+#ifndef SLUICE_SESSION_H
+#define SLUICE_SESSION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuabi.h"
+
+#define SL_PROTOCOL_VERSION 1
+#define SL_API_VERSION 13000 /* the CUDA version whose surface the shim has */
+#define SL_MAX_DEVICES 16
+#define SL_MAX_ATTR 512
+#define SL_FEATURE_SHM 1u	/* HELLO: offered; WELCOME: follows by SCM_RIGHTS */
+
+/* Control operations; operations below 0xf000 are rows of the API table. */
+enum {
+	CTL_CTX_ACTIVATE = 0xf000,
+	CTL_THREAD_STREAM = 0xf001,
+	CTL_IMAGE_CHUNK = 0xf002,
+	CTL_IMAGE_LOAD = 0xf003,
+	CTL_KERNEL_BIND = 0xf004,
+	CTL_KERNEL_INFO = 0xf005,
+	CTL_LAUNCH = 0xf006,
+	CTL_COPY_IN = 0xf007,
+	CTL_COPY_OUT = 0xf008,
+	CTL_COPY_IN_3D = 0xf009,
+	CTL_COPY_OUT_3D = 0xf00a,
+	CTL_EVENT_WATCH = 0xf00b,
+	CTL_HOSTFN_DONE = 0xf00c,
+	CTL_LAUNCH_HOST = 0xf00d,
+	CTL_OBSERVE = 0xf00e,
+	CTL_BEAT = 0xf00f,
+};
+
+/* Handle kinds; a wire id names a handle within its kind. */
+enum {
+	SL_CTX = 1, SL_STREAM, SL_EVENT, SL_MODULE, SL_LIBRARY, SL_KERNEL,
+	SL_GRAPH, SL_NODE, SL_EXEC, SL_POOL, SL_ARRAY, SL_MIPMAP, SL_LINK,
+	SL_MEMHANDLE, SL_USEROBJ, SL_HOSTFN, SL_TEXREF, SL_NKINDS
+};
+
+/* One device as the worker described it at connect. Sizes are bytes. */
+struct sl_device {
+	char name[97];
+	uint8_t uuid[16];
+	uint64_t total_mem;	/* granted: what programs see as the total */
+	uint64_t physical_mem;
+	int32_t pci_domain, pci_bus, pci_device;
+	char pci_bus_id[25];
+	uint64_t gran_min, gran_rec;	/* VMM granularity */
+	int32_t prio_least, prio_greatest;
+	uint64_t tex1d_max_width;
+	uint64_t limits[8];	/* by CUlimit; ~0 means not supported */
+	int32_t cc_major, cc_minor;
+	uint32_t nattr;
+	int32_t attr[SL_MAX_ATTR];
+	uint8_t attr_ok[SL_MAX_ATTR];
+};
+
+struct sl_snapshot {
+	uint32_t driver_version;
+	uint32_t ndev;
+	uint32_t keepalive_ms;
+	uint32_t features;
+	char driver_string[33];
+	struct sl_device dev[SL_MAX_DEVICES];
+};
+
+/* A growing byte buffer for one outgoing frame; small ones stay on the stack. */
+typedef struct sl_buf {
+	uint8_t *p;
+	size_t n, cap;
+	bool failed;	/* out of memory while encoding */
+	uint8_t inl[1024];
+} sl_buf;
+
+static inline void sl_buf_init(sl_buf *b)
+{
+	b->p = b->inl;
+	b->n = 0;
+	b->cap = sizeof b->inl;
+	b->failed = false;
+}
+
+void sl_buf_free(sl_buf *b);
+/* Room for n more bytes, or NULL when memory ran out (then failed is set). */
+uint8_t *sl_buf_grow(sl_buf *b, size_t n);
+
+static inline uint8_t *sl_buf_room(sl_buf *b, size_t n)
+{
+	if (__builtin_expect(b->n + n <= b->cap, 1)) {
+		uint8_t *p = b->p + b->n;
+
+		b->n += n;
+		return p;
+	}
+	return sl_buf_grow(b, n);
+}
+
+static inline void sl_put_bytes(sl_buf *b, const void *p, size_t n)
+{
+	uint8_t *d = sl_buf_room(b, n);
+
+	if (d && n)
+		__builtin_memcpy(d, p, n);
+}
+
+static inline void sl_put_u8(sl_buf *b, uint8_t v) { sl_put_bytes(b, &v, 1); }
+static inline void sl_put_u16(sl_buf *b, uint16_t v) { sl_put_bytes(b, &v, 2); }
+static inline void sl_put_u32(sl_buf *b, uint32_t v) { sl_put_bytes(b, &v, 4); }
+static inline void sl_put_u64(sl_buf *b, uint64_t v) { sl_put_bytes(b, &v, 8); }
+static inline void sl_put_i32(sl_buf *b, int32_t v) { sl_put_bytes(b, &v, 4); }
+static inline void sl_put_f32(sl_buf *b, float v) { sl_put_bytes(b, &v, 4); }
+/* u32 length and bytes; NULL is length 0xffffffff. */
+void sl_put_str(sl_buf *b, const char *s);
+
+/* A reply's payload, read front to back; reading past its end sets bad. */
+typedef struct sl_reply {
+	uint8_t *data;
+	size_t n, off;
+	CUresult result;
+	bool bad;
+	uint8_t inl[512];
+} sl_reply;
+
+void sl_reply_free(sl_reply *r);
+void sl_get_bytes(sl_reply *r, void *p, size_t n);
+/* The next n bytes in place, or NULL when there are fewer. */
+const uint8_t *sl_get_ref(sl_reply *r, size_t n);
+
+static inline uint8_t sl_get_u8(sl_reply *r) { uint8_t v = 0; sl_get_bytes(r, &v, 1); return v; }
+static inline uint16_t sl_get_u16(sl_reply *r) { uint16_t v = 0; sl_get_bytes(r, &v, 2); return v; }
+static inline uint32_t sl_get_u32(sl_reply *r) { uint32_t v = 0; sl_get_bytes(r, &v, 4); return v; }
+static inline uint64_t sl_get_u64(sl_reply *r) { uint64_t v = 0; sl_get_bytes(r, &v, 8); return v; }
+static inline int32_t sl_get_i32(sl_reply *r) { int32_t v = 0; sl_get_bytes(r, &v, 4); return v; }
+
+/*
+ * Connects on first use; later calls return the first outcome. NOT_FOUND-like
+ * conditions map to CUDA's own codes: no SLUICE_WORKER is CUDA_ERROR_NO_DEVICE,
+ * an unreachable worker CUDA_ERROR_SYSTEM_NOT_READY, a version or table
+ * mismatch CUDA_ERROR_SYSTEM_DRIVER_MISMATCH.
+ */
+CUresult sl_session_start(void);
+/* The devices as described at connect; NULL before sl_session_start succeeded. */
+const struct sl_snapshot *sl_snapshot(void);
+/* 0 while the session lives, else the error every call now returns. */
+CUresult sl_dead(void);
+/* True in a child forked after the session started. */
+bool sl_forked(void);
+/* True once exit handlers run: no call may block on the network any more. */
+bool sl_exiting(void);
+
+/* Send and go on. Returns an error only if the session is dead. */
+CUresult sl_oneway(uint16_t op, const sl_buf *b);
+/*
+ * Send, and wait for the reply. The return value is the reply's result (CUresult,
+ * or a negative number that some control operations define), or the session's
+ * error. r may be NULL; else sl_reply_free it, whatever was returned.
+ */
+CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r);
+/*
+ * One-way frame whose payload is head followed by n bytes at data, sent from
+ * there without a copy when large; the caller may reuse data on return.
+ */
+CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n);
+
+/*
+ * Deliveries: memory of the program that DATA frames may be written to.
+ * A delivery ends (its id is free) when its last frame came or it was dropped.
+ */
+uint32_t sl_delivery_new(void *dst, size_t n);
+/* Packed rows of width bytes, h rows a slice, d slices, scattered by pitch and slice bytes. */
+uint32_t sl_delivery_new_3d(void *dst, size_t pitch, size_t slice, size_t width, size_t h, size_t d);
+/* Waits until it ended; 0 or the session's error. */
+CUresult sl_delivery_wait(uint32_t id);
+void sl_delivery_drop(uint32_t id);
+/* Deliveries not yet ended. */
+unsigned sl_deliveries_open(void);
+
+/* Provided by the rest of the shim, called on the receiver thread: must not block or wait. */
+void sl_on_event(uint32_t id, uint32_t generation);
+void sl_on_hostfn(uint32_t id);
+void sl_on_error(uint16_t op, CUresult result);
+/* Context id for frame headers: the calling thread's current context, 0 if none. */
+uint32_t sl_current_ctx_id(void);
+
+/* Logging to stderr by SLUICE_LOG. */
+enum { SL_ERROR, SL_WARN, SL_INFO, SL_DEBUG };
+void sl_log(int level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Logs once per function name that it is not supported; returns NOT_SUPPORTED. */
+CUresult sl_refuse(const char *function, uint8_t *once);
+
+/* Name of an API or control operation, for logs and statistics. */
+const char *sl_op_name(uint16_t op);
+
+extern const uint8_t sl_fingerprint[32];
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * Two byte rings in memory shared with a worker on the same node, in place of
+ * the socket. The layout is in docs/protocol.md. The socket stays open: its end
+ * is how each side learns that the other is gone.
+ */
+#ifndef SLUICE_SHMRING_H
+#define SLUICE_SHMRING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#define SL_SHM_RING (4u << 20)		/* bytes of each direction */
+#define SL_SHM_SIZE (4096u + 2 * SL_SHM_RING)
+
+struct sl_shm;
+
+/* Maps the worker's memory; NULL if fd is not what it should be. Takes fd over. */
+struct sl_shm *sl_shm_attach(int fd);
+/* At least one byte of iov, or -1 with errno ETIMEDOUT or EPIPE. One caller at a time. */
+ssize_t sl_shm_write(struct sl_shm *s, const struct iovec *iov, int n, int timeout_ms);
+/* At least one byte into buf, 0 at the end, or -1 with errno ETIMEDOUT. One caller at a time. */
+ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, int timeout_ms);
+/* The peer is gone, or shall be: wakes both. */
+void sl_shm_close(struct sl_shm *s);
+
+#endif

@@ -1,0 +1,596 @@
+/*
+ * Streams. Creating and destroying one is a one-way frame; its properties never
+ * leave this process. A stream knows whether anything was announced on it since
+ * the last completed wait (struct sl_mark in core.h), so that waiting twice costs
+ * one round trip. The legacy default stream waits for all blocking streams of
+ * its context, so announcing work on one of those announces it there too.
+ *
+ * Marks are atomics; only the owning thread advances one. The per-thread default
+ * stream is a stream like others, made on first use by its thread and gone with it.
+ */
+#include "core.h"
+
+#include <string.h>
+
+static struct sl_pool streams = { .size = sizeof(struct sl_stream) };
+/* Captures begun and not ended in this process. While there are any, the worker is asked. */
+static _Atomic int capturing;
+
+bool sl_capturing_any(void)
+{
+	return __builtin_expect(atomic_load_explicit(&capturing, memory_order_relaxed) > 0, 0);
+}
+
+void sl_capturing_add(int n)
+{
+	if (atomic_fetch_add(&capturing, n) + n < 0)
+		atomic_store(&capturing, 0);
+}
+
+static inline void mark(struct sl_mark *m, uint64_t tid)
+{
+	uint64_t owner = atomic_load_explicit(&m->owner, memory_order_relaxed);
+
+	if (__builtin_expect(owner != tid, 0)) {
+		if (owner || !atomic_compare_exchange_strong(&m->owner, &owner, tid)) {
+			atomic_store_explicit(&m->shared, true, memory_order_relaxed);
+			return;
+		}
+	}
+	atomic_store_explicit(&m->seq, atomic_load_explicit(&m->seq, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
+bool sl_mark_begin(struct sl_mark *m, uint64_t *seq)
+{
+	uint64_t owner = atomic_load_explicit(&m->owner, memory_order_relaxed);
+
+	*seq = atomic_load_explicit(&m->seq, memory_order_relaxed);
+	return !atomic_load_explicit(&m->shared, memory_order_relaxed) && owner == sl_tls()->tid;
+}
+
+void sl_mark_synced(struct sl_mark *m, uint64_t seq)
+{
+	if (atomic_load_explicit(&m->synced, memory_order_relaxed) < seq)
+		atomic_store_explicit(&m->synced, seq, memory_order_release);
+}
+
+/* True if nothing can be running or pending: then a wait may be answered here. */
+static bool idle(struct sl_mark *m)
+{
+	uint64_t owner = atomic_load_explicit(&m->owner, memory_order_relaxed);
+
+	if (sl_any_error() || sl_capturing_any() || atomic_load_explicit(&m->shared, memory_order_relaxed))
+		return false;
+	return owner == sl_tls()->tid &&
+	       atomic_load_explicit(&m->synced, memory_order_acquire) == atomic_load_explicit(&m->seq, memory_order_relaxed);
+}
+
+static void init_stream(struct sl_stream *s, struct sl_ctx *c, unsigned flags, int priority)
+{
+	s->ctx = c;
+	s->ctx_id = atomic_load(&c->id);
+	s->flags = flags;
+	s->priority = priority;
+	s->uid = sl_next_uid();
+	s->per_thread = false;
+	atomic_store(&s->mark.owner, 0);
+	atomic_store(&s->mark.shared, false);
+	atomic_store(&s->mark.seq, 0);
+	atomic_store(&s->mark.synced, 0);
+}
+
+/* The calling thread's default stream in its current context. */
+static struct sl_stream *thread_stream(struct sl_thread *t, CUresult *err)
+{
+	struct sl_stream *s;
+	struct sl_ctx *c;
+	uint32_t id, epoch;
+	unsigned slot = SL_THREAD_STREAMS;
+	sl_buf b;
+	void *h;
+
+	if (!t->cur) {
+		*err = CUDA_ERROR_INVALID_CONTEXT;
+		return NULL;
+	}
+	epoch = atomic_load_explicit(&t->cur->epoch, memory_order_relaxed);
+	for (unsigned i = 0; i < SL_THREAD_STREAMS; i++) {
+		if (t->streams[i].s && t->streams[i].ctx_id == t->cur_id && t->streams[i].epoch == epoch)
+			return t->streams[i].s;
+		if (!t->streams[i].s && slot == SL_THREAD_STREAMS)
+			slot = i;
+	}
+	*err = sl_ctx_use(&c);
+	if (*err)
+		return NULL;
+	if (slot == SL_THREAD_STREAMS) {
+		sl_handle_free(SL_STREAM, t->streams[0].s->id);
+		slot = 0;
+	}
+	s = sl_pool_get(&streams);
+	id = s ? sl_handle_new(SL_STREAM, s, &h) : 0;
+	if (!id) {
+		sl_pool_put(&streams, s);
+		*err = CUDA_ERROR_OUT_OF_MEMORY;
+		return NULL;
+	}
+	init_stream(s, c, CU_STREAM_DEFAULT, 0);
+	s->id = id;
+	s->per_thread = true;
+	sl_buf_init(&b);
+	sl_put_u32(&b, id);
+	*err = sl_oneway(CTL_THREAD_STREAM, &b);
+	sl_buf_free(&b);
+	if (*err) {
+		sl_handle_free(SL_STREAM, id);
+		sl_pool_put(&streams, s);
+		return NULL;
+	}
+	t->streams[slot].s = s;
+	t->streams[slot].ctx_id = t->cur_id;
+	t->streams[slot].epoch = epoch;
+	return s;
+}
+
+void sl_thread_streams_drop(struct sl_thread *t)
+{
+	for (unsigned i = 0; i < SL_THREAD_STREAMS; i++) {
+		struct sl_stream *s = t->streams[i].s;
+		CUstream h;
+
+		t->streams[i].s = NULL;
+		if (!s)
+			continue;
+		h = sl_handle_value(SL_STREAM, s->id);
+		if (sl_handle_state(SL_STREAM, h) != s)
+			continue;
+		t->no_ctx = true;
+		if (!sl_exiting() && !sl_forked() && !sl_dead())
+			fw_cuStreamDestroy_v2(h);
+		t->no_ctx = false;
+		sl_handle_free(SL_STREAM, s->id);
+		sl_pool_put(&streams, s);
+	}
+}
+
+/* The stream behind a handle other than the legacy one. */
+static struct sl_stream *stream_of(CUstream h, CUresult *err)
+{
+	struct sl_stream *s;
+
+	if (h == CU_STREAM_PER_THREAD)
+		return thread_stream(sl_tls(), err);
+	s = sl_handle_state(SL_STREAM, h);
+	if (!s)
+		*err = CUDA_ERROR_INVALID_HANDLE;
+	return s;
+}
+
+static inline bool is_legacy(CUstream h)
+{
+	return (uintptr_t)h <= 1;
+}
+
+uint32_t sl_stream_id(CUstream h, CUresult *err)
+{
+	struct sl_thread *t = sl_tls();
+	struct sl_stream *s;
+
+	if (is_legacy(h)) {
+		if (!t->cur) {
+			*err = CUDA_ERROR_INVALID_CONTEXT;
+			return 0;
+		}
+		mark(&t->cur->legacy, t->tid);
+		return 0;
+	}
+	s = stream_of(h, err);
+	if (!s)
+		return 0;
+	mark(&s->mark, t->tid);
+	if (!(s->flags & CU_STREAM_NON_BLOCKING))
+		mark(&s->ctx->legacy, t->tid);
+	return s->id;
+}
+
+uint32_t sl_stream_id_only(CUstream h, CUresult *err)
+{
+	struct sl_stream *s;
+
+	if (is_legacy(h)) {
+		if (!sl_tls()->cur)
+			*err = CUDA_ERROR_INVALID_CONTEXT;
+		return 0;
+	}
+	s = stream_of(h, err);
+	return s ? s->id : 0;
+}
+
+struct sl_mark *sl_stream_mark(CUstream h, struct sl_ctx **ctx)
+{
+	CUresult err = CUDA_SUCCESS;
+	struct sl_stream *s;
+
+	if (is_legacy(h)) {
+		struct sl_ctx *c = sl_tls()->cur;
+
+		if (ctx)
+			*ctx = c;
+		return c ? &c->legacy : NULL;
+	}
+	s = stream_of(h, &err);
+	if (ctx)
+		*ctx = s ? s->ctx : NULL;
+	return s ? &s->mark : NULL;
+}
+
+/* --- life --- */
+
+static CUresult create(CUstream *out, unsigned flags, int priority)
+{
+	struct sl_stream *s;
+	struct sl_ctx *c;
+	CUresult err;
+	uint32_t id;
+	void *h;
+
+	if (!out || flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = sl_ctx_use(&c);
+	if (err)
+		return err;
+	/* CUDA clamps priorities to the device's range. */
+	if (priority < sl_dev(c->dev)->prio_greatest)
+		priority = sl_dev(c->dev)->prio_greatest;
+	if (priority > sl_dev(c->dev)->prio_least)
+		priority = sl_dev(c->dev)->prio_least;
+	s = sl_pool_get(&streams);
+	if (!s)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	init_stream(s, c, flags, priority);
+	id = sl_handle_new(SL_STREAM, NULL, &h);
+	if (!id) {
+		sl_pool_put(&streams, s);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	s->id = id;
+	err = fw_cuStreamCreateWithPriority(id, flags, priority);
+	if (err) {
+		sl_handle_free(SL_STREAM, id);
+		sl_pool_put(&streams, s);
+		return err;
+	}
+	sl_handle_set_state(SL_STREAM, h, s);
+	*out = h;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuStreamCreate(CUstream *phStream, unsigned int Flags)
+{
+	return create(phStream, Flags, 0);
+}
+
+CUresult sl_cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
+{
+	return create(phStream, flags, priority);
+}
+
+CUresult sl_cuStreamDestroy_v2(CUstream hStream)
+{
+	struct sl_stream *s = sl_handle_state(SL_STREAM, hStream);
+	CUresult err;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	if (!s || s->per_thread)
+		return CUDA_ERROR_INVALID_HANDLE;
+	err = fw_cuStreamDestroy_v2(hStream);
+	sl_handle_free(SL_STREAM, s->id);
+	sl_pool_put(&streams, s);
+	return err;
+}
+
+static void drop(uint32_t id, void *state, void *arg)
+{
+	struct sl_stream *s = state;
+
+	if (s && s->ctx_id == *(uint32_t *)arg) {
+		sl_handle_free(SL_STREAM, id);
+		sl_pool_put(&streams, s);
+	}
+}
+
+void sl_streams_drop(uint32_t ctx_id)
+{
+	sl_handle_each(SL_STREAM, drop, &ctx_id);
+}
+
+/* --- properties --- */
+
+/* Like stream_of, but the legacy stream gives NULL without an error and the current context. */
+static CUresult look(CUstream h, struct sl_stream **s, struct sl_ctx **c)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	*s = NULL;
+	if (is_legacy(h))
+		return sl_ctx_peek(c);
+	*s = stream_of(h, &err);
+	if (*s)
+		*c = (*s)->ctx;
+	return err;
+}
+
+CUresult sl_cuStreamGetPriority(CUstream hStream, int *priority)
+{
+	struct sl_stream *s;
+	struct sl_ctx *c;
+	CUresult err = look(hStream, &s, &c);
+
+	if (!priority)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*priority = s ? s->priority : 0;
+	return err;
+}
+
+CUresult sl_cuStreamGetFlags(CUstream hStream, unsigned int *flags)
+{
+	struct sl_stream *s;
+	struct sl_ctx *c;
+	CUresult err = look(hStream, &s, &c);
+
+	if (!flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*flags = s ? s->flags : CU_STREAM_DEFAULT;
+	return err;
+}
+
+CUresult sl_cuStreamGetId(CUstream hStream, unsigned long long *streamId)
+{
+	struct sl_stream *s;
+	struct sl_ctx *c;
+	CUresult err = look(hStream, &s, &c);
+
+	if (!streamId)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* A legacy stream is one with its context; ids of streams never reach so far. */
+	if (!err)
+		*streamId = s ? s->uid : c->uid << 32;
+	return err;
+}
+
+CUresult sl_cuStreamGetDevice(CUstream hStream, CUdevice *device)
+{
+	struct sl_stream *s;
+	struct sl_ctx *c;
+	CUresult err = look(hStream, &s, &c);
+
+	if (!device)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*device = c->dev;
+	return err;
+}
+
+CUresult sl_cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
+{
+	struct sl_stream *s;
+	struct sl_ctx *c;
+	CUresult err = look(hStream, &s, &c);
+
+	if (!pctx)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*pctx = sl_ctx_handle(c);
+	return err;
+}
+
+CUresult sl_cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
+{
+	CUresult err = sl_cuStreamGetCtx(hStream, pCtx);
+
+	if (!err && pGreenCtx)
+		*pGreenCtx = NULL;
+	return err;
+}
+
+CUresult sl_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
+{
+	struct sl_stream *s;
+	struct sl_ctx *c;
+	CUresult err = look(hStream, &s, &c);
+
+	if (!phCtx)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!err)
+		*phCtx = NULL;
+	return err;
+}
+
+/* --- waiting --- */
+
+/* What is known complete once a wait for h succeeds. */
+struct wait_note {
+	struct sl_mark *m;
+	uint64_t seq;
+	bool track;
+};
+
+static void note(struct wait_note *w, CUstream h)
+{
+	w->m = sl_stream_mark(h, NULL);
+	w->track = w->m && sl_mark_begin(w->m, &w->seq);
+}
+
+CUresult sl_cuStreamSynchronize(CUstream hStream)
+{
+	struct wait_note w;
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (err)
+		return err;
+	note(&w, hStream);
+	if (w.track && idle(w.m))
+		return sl_dead();
+	err = fw_cuStreamSynchronize(hStream);
+	if (!err && w.track && !sl_capturing_any())
+		sl_mark_synced(w.m, w.seq);
+	return err;
+}
+
+CUresult sl_cuStreamQuery(CUstream hStream)
+{
+	struct wait_note w;
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (err)
+		return err;
+	note(&w, hStream);
+	if (w.track && idle(w.m))
+		return sl_dead();
+	err = fw_cuStreamQuery(hStream);
+	if (!err && w.track && !sl_capturing_any())
+		sl_mark_synced(w.m, w.seq);
+	return err;
+}
+
+/* --- capture --- */
+
+CUresult sl_cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
+{
+	CUresult err;
+
+	if (mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+		return CUDA_ERROR_INVALID_VALUE;
+	sl_capturing_add(1);
+	err = fw_cuStreamBeginCapture_v2(hStream, mode);
+	if (err)
+		sl_capturing_add(-1);
+	return err;
+}
+
+CUresult sl_cuStreamBeginCapture(CUstream hStream)
+{
+	return sl_cuStreamBeginCapture_v2(hStream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+CUresult sl_cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies,
+					const CUgraphEdgeData *dependencyData, size_t n, CUstreamCaptureMode mode)
+{
+	CUresult err;
+
+	if (mode > CU_STREAM_CAPTURE_MODE_RELAXED || (n && !dependencies))
+		return CUDA_ERROR_INVALID_VALUE;
+	sl_capturing_add(1);
+	err = fw_cuStreamBeginCaptureToGraph(hStream, hGraph, dependencies, dependencyData, n, mode);
+	if (err)
+		sl_capturing_add(-1);
+	return err;
+}
+
+CUresult sl_cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
+{
+	CUresult err;
+	uint32_t id;
+	void *h;
+
+	if (!phGraph)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sl_capturing_any())
+		return CUDA_ERROR_ILLEGAL_STATE;
+	id = sl_handle_new(SL_GRAPH, NULL, &h);
+	if (!id)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	err = fw_cuStreamEndCapture(hStream, id);
+	/* These leave the capture open; any other failure has ended it. */
+	if (err != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && err != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD &&
+	    err != CUDA_ERROR_ILLEGAL_STATE && err != CUDA_ERROR_INVALID_HANDLE)
+		sl_capturing_add(-1);
+	if (err) {
+		sl_handle_free(SL_GRAPH, id);
+		*phGraph = NULL;
+		return err;
+	}
+	*phGraph = h;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *status)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	if (!status)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (sl_capturing_any())
+		return fw_cuStreamIsCapturing(hStream, status);
+	sl_stream_id_only(hStream, &err);
+	if (!err)
+		*status = CU_STREAM_CAPTURE_STATUS_NONE;
+	return err;
+}
+
+/*
+ * The lists of dependencies live in the driver until the next call on the stream;
+ * they are not carried. Everything else is.
+ */
+static CUresult capture_info(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, size_t *n, bool deps)
+{
+	static uint8_t once;
+	CUresult err = CUDA_SUCCESS;
+	size_t count = 0;
+
+	if (!status)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sl_capturing_any()) {
+		sl_stream_id_only(hStream, &err);
+		if (!err)
+			*status = CU_STREAM_CAPTURE_STATUS_NONE;
+		return err;
+	}
+	err = fw_cuStreamGetCaptureInfo_v2(hStream, status, id, graph, NULL, &count);
+	if (!err && deps && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE && count)
+		return sl_refuse("cuStreamGetCaptureInfo with dependencies", &once);
+	if (!err && n)
+		*n = count;
+	return err;
+}
+
+CUresult sl_cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id)
+{
+	return capture_info(hStream, status, id, NULL, NULL, false);
+}
+
+CUresult sl_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+				      const CUgraphNode **dependencies, size_t *n)
+{
+	if (dependencies)
+		*dependencies = NULL;
+	return capture_info(hStream, status, id, graph, n, dependencies != NULL);
+}
+
+CUresult sl_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+				      const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *n)
+{
+	if (dependencies)
+		*dependencies = NULL;
+	if (edges)
+		*edges = NULL;
+	return capture_info(hStream, status, id, graph, n, dependencies || edges);
+}
+
+/* A thread's mode decides what the driver forbids it; the worker forbids nothing, so it stays here. */
+CUresult sl_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+	struct sl_thread *t = sl_tls();
+	CUstreamCaptureMode was = t->capture_mode;
+
+	if (!mode || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+		return CUDA_ERROR_INVALID_VALUE;
+	t->capture_mode = *mode;
+	*mode = was;
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,69 @@
+/*
+ * Virtual memory management, as far as the shim must know of it: reservations
+ * and mappings are ranges, so that a pointer into them is known to be the device's.
+ */
+#include "core.h"
+#include "guard.h"
+
+CUresult sl_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
+{
+	struct sl_range r = { .type = SL_RANGE_VA, .size = size };
+	CUresult err;
+
+	if (!ptr || !size || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = fw_cuMemAddressReserve(ptr, size, alignment, addr, flags);
+	if (err)
+		return err;
+	r.base = *ptr;
+	sl_guard_reserve(*ptr, size);
+	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemAddressFree(CUdeviceptr ptr, size_t size)
+{
+	struct sl_range r;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	if (!size || !sl_range_remove(ptr, SL_RANGE_VA, &r))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (r.size != size) {
+		sl_range_add(&r);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return fw_cuMemAddressFree(ptr, size);
+}
+
+CUresult sl_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+	struct sl_range r = { .base = ptr, .size = size, .type = SL_RANGE_MAPPED }, va;
+	struct sl_ctx *c;
+	CUresult err;
+
+	if (!size || flags || !sl_range_find(ptr, &va) || va.type != SL_RANGE_VA || size > va.size - (ptr - va.base))
+		return CUDA_ERROR_INVALID_VALUE;
+	r.dev = sl_ctx_peek(&c) ? 0 : c->dev;
+	err = fw_cuMemMap(ptr, size, offset, handle, flags);
+	if (err)
+		return err;
+	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemUnmap(CUdeviceptr ptr, size_t size)
+{
+	CUdeviceptr at = ptr;
+	struct sl_range r;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	/* Several mappings may go at once, but only whole ones. */
+	while (at - ptr < size) {
+		if (!sl_range_find(at, &r) || r.type != SL_RANGE_MAPPED || r.base != at || r.size > size - (at - ptr))
+			return CUDA_ERROR_INVALID_VALUE;
+		at += r.size;
+	}
+	for (at = ptr; at - ptr < size && sl_range_remove(at, SL_RANGE_MAPPED, &r); at += r.size)
+		;
+	return fw_cuMemUnmap(ptr, size);
+}

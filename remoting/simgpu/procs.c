@@ -1,0 +1,88 @@
+/*
+ * cuGetProcAddress. The table is made by the build from remoting/api/cuda.tbl
+ * and from what is really exported here; a driver version older than a name
+ * does not know it.
+ */
+#include <string.h>
+
+#include "sim.h"
+
+/* Only addresses are taken of these. */
+#define X(name, since, symbol) CUresult symbol(void);
+#define P(name, since, symbol, pt) CUresult symbol(void); CUresult pt(void);
+#include "exports.inc"
+#undef X
+#undef P
+
+struct proc {
+	const char *name;
+	int since;
+	CUresult (*fn)(void), (*pt)(void);	/* pt: where the default stream is the thread's */
+};
+
+static const struct proc procs[] = {
+#define X(name, since, symbol) { name, since, symbol, symbol },
+#define P(name, since, symbol, pt) { name, since, symbol, pt },
+#include "exports.inc"
+};
+
+static CUresult lookup(const char *name, void **pfn, int version, cuuint64_t flags,
+		       CUdriverProcAddressQueryResult *status)
+{
+	const struct proc *best = NULL;
+	struct sim_config cfg;
+	bool known = false;
+
+	if (pfn)
+		*pfn = NULL;
+	if (status)
+		*status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+	if (!name || !pfn || flags > 2 || state_config(&cfg))
+		return name && !*name ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < sizeof(procs) / sizeof(procs[0]); i++) {
+		const struct proc *p = &procs[i];
+
+		if (p->since > cfg.driver || strcmp(p->name, name))
+			continue;
+		known = true;
+		if (p->since <= version && (!best || p->since > best->since))
+			best = p;
+	}
+	if (!best) {
+		if (status && known)
+			*status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+		return CUDA_ERROR_NOT_FOUND;
+	}
+	if (status)
+		*status = CU_GET_PROC_ADDRESS_SUCCESS;
+	*pfn = (void *)(uintptr_t)(flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? best->pt : best->fn);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuGetProcAddress_v2(const char *name, void **pfn, int version, cuuint64_t flags,
+				 CUdriverProcAddressQueryResult *status);
+API CUresult cuGetProcAddress(const char *name, void **pfn, int version, cuuint64_t flags);
+
+static bool self(const char *name, void **pfn, int version)
+{
+	if (!name || !pfn || strcmp(name, "cuGetProcAddress") || version < 11030)
+		return false;
+	*pfn = version >= 12000 ? (void *)(uintptr_t)cuGetProcAddress_v2 : (void *)(uintptr_t)cuGetProcAddress;
+	return true;
+}
+
+API CUresult cuGetProcAddress_v2(const char *name, void **pfn, int version, cuuint64_t flags,
+				 CUdriverProcAddressQueryResult *status)
+{
+	if (self(name, pfn, version)) {
+		if (status)
+			*status = CU_GET_PROC_ADDRESS_SUCCESS;
+		return CUDA_SUCCESS;
+	}
+	return lookup(name, pfn, version, flags, status);
+}
+
+API CUresult cuGetProcAddress(const char *name, void **pfn, int version, cuuint64_t flags)
+{
+	return self(name, pfn, version) ? CUDA_SUCCESS : lookup(name, pfn, version, flags, NULL);
+}

@@ -1,0 +1,448 @@
+/*
+ * The simulated GPU's inside: one lock, a registry of handles, devices with
+ * arenas of memory, contexts, streams that are threads, and pieces of work.
+ *
+ * Flow of a call: sim_enter_ctx() takes the one lock and checks what the
+ * driver would check; stream calls build a struct work and give it to
+ * stream_put(), which records it as a graph node while the stream captures and
+ * otherwise queues it as a struct op. The stream's thread takes ops in order,
+ * waits for what they depend on, runs them without the lock, and marks them
+ * done. Waiters sleep on sim.progress.
+ *
+ * Locking: sim.lock guards everything here but the content of device memory
+ * and the shared state file, which has a lock of its own (state.c) taken
+ * inside sim.lock.
+ */
+#ifndef SLUICE_SIM_H
+#define SLUICE_SIM_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../api/cuabi.h"
+#include "simkernel.h"
+#include "state.h"
+
+#define API __attribute__((visibility("default")))
+#define GRANULE (2ULL << 20)
+#define UNIT 512U			/* what slabs are divided in */
+#define SLAB_UNITS (GRANULE / UNIT)
+#define SMALL_MAX (1ULL << 20)		/* larger allocations get granules of their own */
+#define ROUND_UP(n, a) (((n) + ((a) - 1)) / (a) * (a))
+
+enum kind {
+	K_CTX = 1, K_STREAM, K_EVENT, K_MODULE, K_LIBRARY, K_KERNEL, K_FUNC, K_GRAPH, K_NODE,
+	K_EXEC, K_POOL, K_ARRAY, K_MIPMAP, K_VMEM, K_USEROBJ,
+};
+
+struct ctx;
+struct stream;
+struct op;
+struct graph;
+struct capture;
+struct pool;
+struct module;
+
+/* First member of everything a program holds a handle of. */
+struct obj {
+	enum kind kind;
+	uint64_t handle;
+	struct ctx *ctx;		/* destroyed with it; NULL: with nothing */
+};
+
+/* memory */
+
+enum akind { A_DEVICE, A_POOL, A_MANAGED, A_HOST, A_REGISTERED, A_RESERVED, A_MAPPED };
+
+struct alloc {
+	uint64_t base, size;		/* size: as asked */
+	uint64_t charge;		/* bytes of own granules; 0 in a slab */
+	enum akind akind;
+	int dev;
+	struct ctx *ctx;
+	struct slab *slab;
+	struct pool *pool;
+	struct vmem *vmem;
+	uint64_t id, vmem_off;
+	unsigned int flags;
+	bool accessible, freeing;
+	unsigned int sync_memops;
+	struct alloc *next, *prev;	/* in ctx->allocs */
+};
+
+struct slab {
+	uint64_t base;
+	int dev;
+	unsigned int free, run;		/* free units; no free run is longer than run */
+	struct slab_list *owner;
+	struct slab *next, *prev;
+	struct alloc *at[SLAB_UNITS];
+};
+
+struct slab_list { struct slab *head; };
+
+struct vmem {
+	struct obj obj;
+	int fd, dev, maps, refs;
+	uint64_t size;
+	CUmemAllocationProp prop;
+};
+
+struct pool {
+	struct obj obj;
+	int dev;
+	bool dflt, destroyed;
+	CUmemPoolProps props;
+	struct slab_list slabs;
+	uint64_t attr[9], used, reserved, idle, live;
+};
+
+struct array {
+	struct obj obj;
+	struct alloc *mem;
+	CUDA_ARRAY3D_DESCRIPTOR desc;
+	size_t elem, pitch, slice;	/* bytes */
+	size_t depth;			/* slices, layers included */
+	struct mipmap *parent;
+};
+
+struct mipmap {
+	struct obj obj;
+	unsigned int levels;
+	struct array *level[32];
+};
+
+struct device {
+	uint64_t arena;
+	size_t ngran, cursor;
+	uintptr_t *gran;		/* alloc, slab | 1, or 0 */
+	struct ctx *primary;
+	struct pool *pool, *current_pool;
+};
+
+/* contexts and streams */
+
+#define SIM_LIMITS 10
+
+struct ctx {
+	struct obj obj;
+	int dev;
+	unsigned int flags, version, primary_refs;
+	bool primary, active, dying, ever;
+	uint64_t id, overhead;
+	CUresult sticky;
+	struct stream *legacy, *streams;
+	struct alloc *allocs;
+	struct slab_list slabs;
+	size_t limits[SIM_LIMITS];
+	unsigned int cache_config;
+	uint32_t peers;
+	char *print;			/* device printf not yet written */
+	size_t nprint, capprint;
+	struct ctx *dead;		/* next destroyed one */
+};
+
+struct stream {
+	struct obj obj;
+	struct stream *next, *prev;	/* in ctx->streams */
+	struct op *head, *last;		/* queue; last: also when already done */
+	unsigned int flags;
+	int priority, refs;
+	uint64_t id;
+	bool thread, stop, gone;
+	pthread_cond_t wake;
+	struct capture *cap;
+	struct gnode **cap_deps;
+	size_t ncap;
+};
+
+struct event {
+	struct obj obj;
+	unsigned int flags;
+	struct op *op;			/* what the latest record stands for */
+	bool recorded;
+	struct capture *cap;		/* the latest record was captured */
+	struct gnode **cap_deps;
+	size_t ncap;
+};
+
+/* work */
+
+enum wkind {
+	W_EMPTY, W_KERNEL, W_COPY, W_SET, W_HOST, W_CALLBACK, W_GRAPH, W_WAIT, W_WRITE, W_FREE,
+	W_RECORD, W_WAITEV, W_CHILD, W_ANY,
+};
+
+struct copy {
+	char *dst;
+	const char *src;
+	size_t dst_pitch, dst_slice, src_pitch, src_slice;
+	size_t width, height, depth;
+	void *own;			/* a private copy of the source, freed with the work */
+};
+
+struct kcall {
+	struct twin *twin;
+	struct module *module;
+	uint64_t func;			/* handle */
+	unsigned int grid[3], block[3], shared, cooperative;
+	unsigned char *params;
+	size_t nbytes;
+};
+
+struct work {
+	enum wkind kind;
+	union {
+		struct kcall kernel;
+		struct {
+			struct copy c;
+			CUDA_MEMCPY3D desc;
+		} copy;
+		struct { CUDA_MEMSET_NODE_PARAMS p; } set;
+		struct { CUhostFn fn; void *arg; } host;
+		struct { CUstreamCallback fn; void *arg; CUstream stream; CUresult status; } callback;
+		struct { struct plan *plan; } graph;
+		struct { uint64_t addr, value; unsigned int flags; bool wide; } val;
+		struct { uint64_t addr, id; } free;
+		struct { uint64_t handle; } event;
+	};
+};
+
+struct op {
+	int refs;
+	bool done;
+	uint64_t t;			/* CLOCK_MONOTONIC ns of completion */
+	struct op *next;
+	struct ctx *ctx;
+	struct op **deps;
+	size_t ndeps;
+	struct work work;
+};
+
+/* modules */
+
+struct twin {
+	const struct sim_kernel *k;
+	uint32_t *offset, *size;
+	size_t nbytes;
+	uint64_t slow_ns;
+	long illegal_at, calls;		/* illegal_at: 0 never, -1 always */
+	bool hang;
+};
+
+struct image {
+	int refs;
+	bool all;			/* compressed: any twin may be in it */
+	bool *twin, *global;		/* which of sim.twins, sim.globals it names */
+	int sm;				/* what runs it was compiled for */
+};
+
+struct module {
+	struct obj obj;
+	struct image *image;
+	struct library *lib;
+	struct alloc **global;		/* beside sim.globals */
+	struct func **funcs;		/* made when asked for, beside sim.twins */
+	int refs;			/* the handle, queued launches, graph nodes */
+	bool gone;
+	uint64_t overhead;
+};
+
+struct func {
+	struct obj obj;
+	struct module *module;
+	struct twin *twin;
+	struct kernel *kernel;
+	int max_dyn, carveout, cluster[3], nonportable, cluster_policy;
+	unsigned int cache;
+};
+
+struct library {
+	struct obj obj;
+	struct image *image;
+	struct kernel **kernels;	/* beside sim.twins */
+	struct module **modules;	/* one per context that used it */
+	size_t nmodules, capmodules;
+};
+
+struct kernel {
+	struct obj obj;
+	struct library *lib;
+	size_t index;
+	struct twin *twin;
+	int max_dyn[SIM_MAX_DEV], carveout[SIM_MAX_DEV];
+};
+
+/* graphs */
+
+struct gnode {
+	struct obj obj;
+	struct graph *graph;
+	struct work work;
+	void **params;			/* cuGraphKernelNodeGetParams points here */
+	struct graph *child;
+	struct gnode **deps;
+	size_t ndeps;
+	uint64_t origin;		/* what it was cloned from */
+	size_t mark;
+};
+
+struct graph {
+	struct obj obj;
+	struct gnode **nodes;
+	size_t n, cap_nodes;
+	struct gnode *parent;
+	bool capturing;
+	uint64_t id;
+};
+
+struct capture {
+	struct graph *graph;
+	struct stream *origin;
+	int refs;
+	bool invalid, ended;
+	unsigned int mode;
+	uint64_t id;
+	pthread_t thread;
+	struct capture *next;
+};
+
+/* What a graph launch runs: works in an order that respects the edges. */
+struct plan_step { struct work work; uint64_t node; bool disabled; };
+struct plan {
+	int refs;
+	size_t n, cap;
+	struct plan_step *step;
+};
+
+/* the one simulator of the process; guarded by lock unless said otherwise */
+
+struct sim {
+	pthread_mutex_t lock;
+	pthread_cond_t progress;
+	bool inited, exiting;
+	CUresult init_result;
+	int pid;
+	struct sim_config cfg;
+	struct device dev[SIM_MAX_DEV];
+	struct alloc **range;		/* host, VMM and reserved ranges by address */
+	size_t nrange, caprange;
+	struct alloc *reserved;		/* address ranges without memory, see vmm.c */
+	uint64_t serial;		/* ids of contexts, streams, allocations, captures */
+	struct twin **twins;
+	size_t ntwins;
+	const struct sim_global **globals;
+	size_t nglobals;
+	struct capture *captures;
+	struct ctx *dead;
+	long alloc_count, alloc_fail;
+};
+
+extern struct sim sim;
+
+/* core.c */
+CUresult sim_enter(void);			/* takes the lock; on error it is not held */
+CUresult sim_enter_ctx(struct ctx **c);		/* and finds a usable current context */
+CUresult sim_leave(CUresult r);
+uint64_t sim_now(void);
+void *obj_new(enum kind kind, struct ctx *c, size_t size);
+void *obj_get(const void *handle, enum kind kind);
+void *obj_get_id(uint64_t handle, enum kind kind);
+void obj_del(void *o);				/* handle and memory */
+void obj_forget(void *o);			/* handle only */
+struct obj *obj_next(size_t *it, struct ctx *c);
+#define HANDLE(type, o) ((type)(uintptr_t)((struct obj *)(o))->handle)
+void *xcalloc(size_t n, size_t size);
+void *xgrow(void *p, size_t n, size_t *cap, size_t size);
+
+/* context.c */
+struct ctx *ctx_current(void);
+bool ctx_dangling(void);
+bool ctx_usable(struct ctx *c);
+CUresult ctx_activate(struct ctx *c);
+void ctx_print_flush(struct ctx *c);
+CUresult dev_check(CUdevice dev);
+int dev_attr(CUdevice dev, int attr, int *value);
+size_t array_elem(CUarray_format format, unsigned int channels);
+
+/* memory.c */
+CUresult mem_init(void);
+CUresult mem_alloc(struct ctx *c, int dev, enum akind kind, struct pool *pool, size_t n, struct alloc **out);
+void mem_free(struct alloc *a);
+struct alloc *mem_find(uint64_t p);
+bool mem_ok(uint64_t p, size_t n);		/* all of it is mapped device or pinned memory */
+bool mem_device(uint64_t p);			/* belongs to the simulator's devices */
+struct alloc *range_add(struct ctx *c, enum akind kind, uint64_t base, size_t n);
+void range_del(struct alloc *a);
+bool range_free(uint64_t base, size_t n);
+size_t range_at(uint64_t base);
+void mem_ctx_destroy(struct ctx *c);
+bool alloc_must_fail(void);
+void pool_release(struct pool *p, uint64_t keep);
+
+/* stream.c */
+CUresult stream_get(CUstream h, CUstream dflt, struct ctx *c, struct stream **out);
+struct stream *stream_new(struct ctx *c, unsigned int flags, int priority);
+CUresult stream_put(struct stream *s, struct work *w);
+CUresult stream_put_wait(struct stream *s, struct work *w);
+CUresult stream_queue(struct stream *s, struct work *w, struct op *dep, struct op **out);
+void stream_wait(struct stream *s);
+bool stream_busy(struct stream *s);
+void ctx_wait(struct ctx *c);
+void stream_ctx_destroy(struct ctx *c);
+void op_wait(struct op *op);
+void op_unref(struct op *op);
+struct op *op_ref(struct op *op);
+CUresult stream_sync_check(struct stream *s);
+
+/* work.c */
+CUresult work_run(struct work *w, struct ctx *c);	/* without the lock */
+void work_drop(struct work *w);
+void work_clone(struct work *to, const struct work *from);
+
+/* launch.c */
+CUresult kernel_run(struct kcall *k, struct ctx *c);
+CUresult fault_init(void);
+CUresult fault_twins(void);
+CUresult kcall_make(struct ctx *c, CUfunction f, const unsigned int grid[3], const unsigned int block[3],
+		    unsigned int shared, void **params, void **extra, int cooperative, struct kcall *k);
+
+/* module.c */
+CUresult twins_init(void);
+void module_destroy(struct module *m);
+void module_unref(struct module *m);
+CUresult func_get(struct ctx *c, const void *handle, struct func **out);
+
+/* copy.c */
+CUresult copy3d_make(const CUDA_MEMCPY3D *d, struct copy *out);
+CUresult set_check(const CUDA_MEMSET_NODE_PARAMS *p);
+void array_free(struct array *a);
+
+/* event.c */
+CUresult event_record(struct event *e, struct stream *s);
+
+/* capture.c */
+CUresult capture_put(struct stream *s, struct work *w);
+CUresult capture_record(struct stream *s, struct event *e);
+CUresult capture_wait(struct stream *s, struct event *e);
+void capture_break(struct stream *s);
+void capture_drop(struct stream *s);
+void event_uncapture(struct event *e);
+CUresult capture_unsafe(void);
+CUresult capture_legacy(struct ctx *c);
+
+/* graph.c */
+struct graph *graph_new(void);
+void graph_destroy(struct graph *g);
+struct gnode *node_new(struct graph *g, struct work *w, struct gnode **deps, size_t ndeps);
+CUresult kernel_work(struct ctx *c, const CUDA_KERNEL_NODE_PARAMS_v2 *p, bool v2, struct work *w);
+CUresult memcpy_work(const CUDA_MEMCPY3D *p, struct work *w);
+CUresult memset_work(const CUDA_MEMSET_NODE_PARAMS *p, struct work *w);
+
+/* exec.c */
+void plan_unref(struct plan *p);
+CUresult plan_run(struct plan *p, struct ctx *c);
+
+#endif

@@ -1,0 +1,351 @@
+/*
+ * The shared state file. Every process writes only its own slot, under a
+ * robust process-shared mutex, and the use of a device is the sum of the
+ * slots: whatever instant a process dies at, no count can drift. Slots whose
+ * process is gone (pid and start time) are cleared by whoever looks next.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "state.h"
+
+#define MAGIC "SLSIMG3"
+
+struct shared {
+	char magic[8];
+	uint64_t size;
+	int32_t ndev;
+	int32_t sm;
+	uint64_t mem;
+	pthread_mutex_t lock;
+	struct sim_proc proc[SIM_MAX_PROC];
+};
+
+static struct shared *sh;
+static struct sim_proc *mine;
+
+static int parse_size(const char *name, uint64_t *out)
+{
+	const char *s = getenv(name);
+	char *end;
+	unsigned long long v;
+	int shift = 0;
+
+	if (!s || !*s)
+		return 0;
+	errno = 0;
+	v = strtoull(s, &end, 10);
+	switch (*end) {
+	case 'k': case 'K': shift = 10; end++; break;
+	case 'm': case 'M': shift = 20; end++; break;
+	case 'g': case 'G': shift = 30; end++; break;
+	default: break;
+	}
+	if (errno || end == s || *end || v > (UINT64_MAX >> shift) >> 12) {
+		fprintf(stderr, "simgpu: %s=%s is no size; use for example 8G\n", name, s);
+		return -1;
+	}
+	*out = (uint64_t)v << shift;
+	return 0;
+}
+
+#ifndef SIM_DEFAULT_DRIVER
+#define SIM_DEFAULT_DRIVER 13000
+#endif
+
+int state_config(struct sim_config *cfg)
+{
+	uint64_t ndev = 1, driver = SIM_DEFAULT_DRIVER, sm = 90;
+
+	cfg->mem = 16ULL << 30;
+	cfg->ctx_mem = 64ULL << 20;
+	cfg->module_mem = 0;
+	if (parse_size("SLUICE_SIM_MEM", &cfg->mem) || parse_size("SLUICE_SIM_CTX_MEM", &cfg->ctx_mem) ||
+	    parse_size("SLUICE_SIM_MODULE_MEM", &cfg->module_mem) || parse_size("SLUICE_SIM_DEVICES", &ndev) ||
+	    parse_size("SLUICE_SIM_DRIVER", &driver) || parse_size("SLUICE_SIM_SM", &sm))
+		return -1;
+	if (ndev > SIM_MAX_DEV || sm < 50 || sm > 999 || driver < 11000 || driver > 99999 ||
+	    cfg->mem < 4ULL << 20 || cfg->mem > 1ULL << 40) {
+		fprintf(stderr, "simgpu: at most %d devices, memory from 4M to 1024G, sm 50 or later\n", SIM_MAX_DEV);
+		return -1;
+	}
+	cfg->mem &= ~((2ULL << 20) - 1);
+	cfg->ctx_mem = (cfg->ctx_mem + (2ULL << 20) - 1) & ~((2ULL << 20) - 1);
+	cfg->module_mem = (cfg->module_mem + (2ULL << 20) - 1) & ~((2ULL << 20) - 1);
+	cfg->ndev = (int)ndev;
+	cfg->driver = (int)driver;
+	cfg->sm = (int)sm;
+	return 0;
+}
+
+/* Field 22 of /proc/PID/stat, or 0 when the process is gone or only waits to be reaped. */
+static uint64_t start_time(int pid)
+{
+	char path[32], buf[512], state;
+	unsigned long long start;
+	const char *p;
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	n = read(fd, buf, sizeof(buf) - 1);
+	close(fd);
+	if (n <= 0)
+		return 0;
+	buf[n] = 0;
+	p = strrchr(buf, ')');
+	if (!p || sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+			 &state, &start) != 2)
+		return 0;
+	return state == 'Z' || state == 'X' ? 0 : start;
+}
+
+static void lock(void)
+{
+	if (pthread_mutex_lock(&sh->lock) == EOWNERDEAD)
+		pthread_mutex_consistent(&sh->lock);
+}
+
+static void unlock(void)
+{
+	pthread_mutex_unlock(&sh->lock);
+}
+
+static int reclaim(void)
+{
+	int live = 0;
+
+	for (int i = 0; i < SIM_MAX_PROC; i++) {
+		struct sim_proc *p = &sh->proc[i];
+
+		if (!p->pid)
+			continue;
+		if (p == mine || start_time(p->pid) == p->start)
+			live++;
+		else
+			memset(p, 0, sizeof(*p));
+	}
+	return live;
+}
+
+static void state_path(char *path, size_t n, const struct sim_config *cfg)
+{
+	const char *s = getenv("SLUICE_SIM_STATE"), *dir = getenv("XDG_RUNTIME_DIR");
+
+	if (s && *s)
+		snprintf(path, n, "%s", s);
+	else	/* by configuration, so that unlike machines do not meet by accident */
+		snprintf(path, n, "%s/sluice-simgpu-%u-%dx%lluM", dir && *dir ? dir : "/tmp", (unsigned int)getuid(),
+			 cfg->ndev, (unsigned long long)(cfg->mem >> 20));
+}
+
+static int fresh(const struct sim_config *cfg)
+{
+	pthread_mutexattr_t a;
+
+	memset(sh, 0, sizeof(*sh));
+	pthread_mutexattr_init(&a);
+	pthread_mutexattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
+	pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
+	if (pthread_mutex_init(&sh->lock, &a))
+		return -EINVAL;
+	pthread_mutexattr_destroy(&a);
+	sh->ndev = cfg->ndev;
+	sh->mem = cfg->mem;
+	sh->sm = cfg->sm;
+	sh->size = sizeof(*sh);
+	memcpy(sh->magic, MAGIC, sizeof(sh->magic));
+	return 0;
+}
+
+/* Under the file lock: a machine somebody lives in keeps its shape, an empty one takes ours. */
+static int settle(struct sim_config *cfg, bool own)
+{
+	if (memcmp(sh->magic, MAGIC, sizeof(sh->magic)) || sh->size != sizeof(*sh))
+		if (fresh(cfg))
+			return -EINVAL;
+	lock();
+	if (!reclaim() && own) {
+		sh->ndev = cfg->ndev;
+		sh->mem = cfg->mem;
+		sh->sm = cfg->sm;
+	}
+	cfg->ndev = sh->ndev;
+	cfg->mem = sh->mem;
+	cfg->sm = sh->sm;
+	if (own) {
+		int i, pid = getpid();
+
+		for (i = 0; i < SIM_MAX_PROC; i++)
+			if (sh->proc[i].pid == pid)
+				memset(&sh->proc[i], 0, sizeof(sh->proc[i]));	/* ours from before an exec */
+		for (i = 0; i < SIM_MAX_PROC && sh->proc[i].pid; i++)
+			;
+		if (i == SIM_MAX_PROC) {
+			unlock();
+			return -EUSERS;
+		}
+		mine = &sh->proc[i];
+		mine->start = start_time(pid);
+		mine->pid = pid;
+	}
+	unlock();
+	return 0;
+}
+
+static int state_open_at(const char *path, struct sim_config *cfg, bool own, bool retry)
+{
+	struct stat st;
+	void *p;
+	int fd, rc;
+
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0)
+		return -errno;
+	if (fstat(fd, &st) || st.st_uid != geteuid() || !S_ISREG(st.st_mode)) {
+		close(fd);
+		return -EPERM;
+	}
+	if (flock(fd, LOCK_EX)) {
+		rc = -errno;
+		close(fd);
+		return rc;
+	}
+	if (fstat(fd, &st) == 0 && st.st_size == 0 && ftruncate(fd, sizeof(struct shared))) {
+		rc = -errno;
+		close(fd);
+		return rc;
+	}
+	if (st.st_size && (size_t)st.st_size != sizeof(struct shared)) {	/* of another version: leave it to its users */
+		unlink(path);
+		close(fd);
+		return retry ? state_open_at(path, cfg, own, false) : -ESTALE;
+	}
+	p = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (p == MAP_FAILED) {
+		rc = -errno;
+		close(fd);
+		return rc;
+	}
+	sh = p;
+	rc = settle(cfg, own);
+	close(fd);		/* and with it the file lock */
+	return rc;
+}
+
+int state_open(struct sim_config *cfg, bool own)
+{
+	char path[4096];
+
+	state_path(path, sizeof(path), cfg);
+	return state_open_at(path, cfg, own, true);
+}
+
+void state_leave(void)
+{
+	if (!mine || mine->pid != getpid())
+		return;
+	lock();
+	memset(mine, 0, sizeof(*mine));
+	mine = NULL;
+	unlock();
+}
+
+static uint64_t total(int dev)
+{
+	uint64_t sum = 0;
+
+	for (int i = 0; i < SIM_MAX_PROC; i++)
+		if (sh->proc[i].pid)
+			sum += sh->proc[i].used[dev];
+	return sum;
+}
+
+bool state_charge(int dev, uint64_t bytes)
+{
+	bool ok;
+
+	if (!mine)
+		return false;
+	lock();
+	ok = bytes <= sh->mem && total(dev) <= sh->mem - bytes;
+	if (!ok && bytes <= sh->mem) {
+		reclaim();
+		ok = total(dev) <= sh->mem - bytes;
+	}
+	if (ok)
+		mine->used[dev] += bytes;
+	unlock();
+	return ok;
+}
+
+void state_uncharge(int dev, uint64_t bytes)
+{
+	if (!mine)
+		return;
+	lock();
+	mine->used[dev] -= bytes;
+	unlock();
+}
+
+void state_contexts(int dev, int delta)
+{
+	if (!mine)
+		return;
+	lock();
+	mine->contexts[dev] += (uint64_t)(int64_t)delta;
+	unlock();
+}
+
+uint64_t state_used(int dev)
+{
+	uint64_t n;
+
+	lock();
+	reclaim();
+	n = total(dev);
+	unlock();
+	return n;
+}
+
+void state_busy(int dev, uint64_t ns)
+{
+	if (mine)
+		atomic_fetch_add_explicit(&mine->busy_ns[dev], ns, memory_order_relaxed);
+}
+
+int state_procs(struct sim_proc *out, int max)
+{
+	int n = 0;
+
+	lock();
+	reclaim();
+	for (int i = 0; i < SIM_MAX_PROC && n < max; i++)
+		if (sh->proc[i].pid)
+			memcpy(&out[n++], &sh->proc[i], sizeof(*out));
+	unlock();
+	return n;
+}
+
+/* The same GPUs on every run and in every process. */
+void state_uuid(int dev, unsigned char uuid[16])
+{
+	static const unsigned char base[16] = {
+		0x51, 0x1c, 0xe5, 0x1f, 0x00, 0x00, 0x4a, 0x00, 0x80, 0x00, 0x73, 0x69, 0x6d, 0x67, 0x70, 0x00,
+	};
+
+	memcpy(uuid, base, 16);
+	uuid[15] = (unsigned char)dev;
+}

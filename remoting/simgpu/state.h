@@ -1,0 +1,50 @@
+/*
+ * What all processes that use the simulated GPUs of a machine share: the
+ * configuration and, per process and device, bytes in use and busy time.
+ */
+#ifndef SLUICE_SIM_STATE_H
+#define SLUICE_SIM_STATE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SIM_MAX_DEV 8
+#define SIM_MAX_PROC 256
+
+struct sim_config {
+	int ndev;
+	uint64_t mem;			/* bytes per device */
+	uint64_t ctx_mem, module_mem;	/* bytes a context, a module image costs */
+	int driver;			/* 13000 */
+	int sm;				/* 90 */
+};
+
+struct sim_proc {
+	int32_t pid;			/* 0: free */
+	uint64_t start;			/* start time from /proc, against pid reuse */
+	uint64_t used[SIM_MAX_DEV];
+	uint64_t contexts[SIM_MAX_DEV];
+	_Atomic uint64_t busy_ns[SIM_MAX_DEV];
+};
+
+/* Reads the environment; returns 0, or -1 when a value makes no sense. */
+int state_config(struct sim_config *cfg);
+/* Opens the shared state; own: take a slot. Returns 0 or -errno. */
+int state_open(struct sim_config *cfg, bool own);
+void state_leave(void);
+/* Takes bytes of a device's memory for this process. Returns false when it has not that much. */
+bool state_charge(int dev, uint64_t bytes);
+void state_uncharge(int dev, uint64_t bytes);
+void state_contexts(int dev, int delta);
+uint64_t state_used(int dev);
+void state_busy(int dev, uint64_t ns);
+/* Copies the live slots; returns how many. */
+int state_procs(struct sim_proc *out, int max);
+void state_uuid(int dev, unsigned char uuid[16]);
+
+#define SIM_DRIVER_STRING "580.159.04"
+#define SIM_NAME "Sluice Simulated GPU"
+#define SIM_PCI_BUS(dev) ((dev) + 1)
+
+#endif

@@ -1,0 +1,181 @@
+/*
+ * What an op does when its turn comes. Runs on a stream's thread (or the
+ * thread of a call that waits), without the lock: a work holds plain addresses
+ * that were checked when it was made, and freeing memory waits for the device.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "sim.h"
+
+static void copy_run(const struct copy *c)
+{
+	for (size_t z = 0; z < c->depth; z++)
+		for (size_t y = 0; y < c->height; y++)
+			memmove(c->dst + z * c->dst_slice + y * c->dst_pitch,
+				c->src + z * c->src_slice + y * c->src_pitch, c->width);
+}
+
+static void set_run(const CUDA_MEMSET_NODE_PARAMS *p)
+{
+	for (size_t y = 0; y < p->height; y++) {
+		char *row = (char *)(uintptr_t)p->dst + y * p->pitch;
+		uint16_t v16 = (uint16_t)p->value;
+		uint32_t v32 = p->value;
+
+		switch (p->elementSize) {
+		case 1:
+			memset(row, (int)(p->value & 255), p->width);
+			break;
+		case 2:
+			for (size_t i = 0; i < p->width; i++)
+				memcpy(row + 2 * i, &v16, 2);
+			break;
+		default:
+			for (size_t i = 0; i < p->width; i++)
+				memcpy(row + 4 * i, &v32, 4);
+			break;
+		}
+	}
+}
+
+static bool value_met(uint64_t have, uint64_t want, unsigned int how, bool wide)
+{
+	switch (how & 3) {
+	case CU_STREAM_WAIT_VALUE_GEQ:
+		return wide ? (int64_t)(have - want) >= 0 : (int32_t)((uint32_t)have - (uint32_t)want) >= 0;
+	case CU_STREAM_WAIT_VALUE_EQ:
+		return have == want;
+	case CU_STREAM_WAIT_VALUE_AND:
+		return (have & want) != 0;
+	default:
+		return wide ? ~(have | want) != 0 : (uint32_t)~(have | want) != 0;
+	}
+}
+
+static void wait_value(struct work *w, struct ctx *c)
+{
+	void *p = (void *)(uintptr_t)w->val.addr;
+	struct timespec nap = { 0, 50000 };
+	bool dying = false;
+
+	while (!dying) {
+		uint64_t have = w->val.wide ? __atomic_load_n((uint64_t *)p, __ATOMIC_ACQUIRE)
+					    : __atomic_load_n((uint32_t *)p, __ATOMIC_ACQUIRE);
+
+		if (value_met(have, w->val.wide ? w->val.value : (uint32_t)w->val.value, w->val.flags, w->val.wide))
+			return;
+		nanosleep(&nap, NULL);
+		pthread_mutex_lock(&sim.lock);
+		dying = c->dying;
+		pthread_mutex_unlock(&sim.lock);
+	}
+}
+
+static void write_value(struct work *w)
+{
+	void *p = (void *)(uintptr_t)w->val.addr;
+
+	if (w->val.wide)
+		__atomic_store_n((uint64_t *)p, w->val.value, __ATOMIC_RELEASE);
+	else
+		__atomic_store_n((uint32_t *)p, (uint32_t)w->val.value, __ATOMIC_RELEASE);
+}
+
+static void free_run(struct work *w)
+{
+	struct alloc *a;
+
+	pthread_mutex_lock(&sim.lock);
+	a = mem_find(w->free.addr);
+	if (a && a->id == w->free.id)
+		mem_free(a);
+	pthread_mutex_unlock(&sim.lock);
+}
+
+CUresult work_run(struct work *w, struct ctx *c)
+{
+	switch (w->kind) {
+	case W_KERNEL:
+		return kernel_run(&w->kernel, c);
+	case W_COPY:
+		copy_run(&w->copy.c);
+		break;
+	case W_SET:
+		set_run(&w->set.p);
+		break;
+	case W_HOST:
+		w->host.fn(w->host.arg);
+		break;
+	case W_CALLBACK:
+		w->callback.fn(w->callback.stream, w->callback.status, w->callback.arg);
+		break;
+	case W_GRAPH:
+		return plan_run(w->graph.plan, c);
+	case W_WAIT:
+		wait_value(w, c);
+		break;
+	case W_WRITE:
+		write_value(w);
+		break;
+	case W_FREE:
+		free_run(w);
+		break;
+	default:
+		break;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Gives back what w owns. Under the lock. */
+void work_drop(struct work *w)
+{
+	switch (w->kind) {
+	case W_KERNEL:
+		free(w->kernel.params);
+		w->kernel.params = NULL;
+		if (w->kernel.module)
+			module_unref(w->kernel.module);
+		w->kernel.module = NULL;
+		break;
+	case W_COPY:
+		free(w->copy.c.own);
+		w->copy.c.own = NULL;
+		break;
+	case W_GRAPH:
+		if (w->graph.plan)
+			plan_unref(w->graph.plan);
+		w->graph.plan = NULL;
+		break;
+	default:
+		break;
+	}
+}
+
+/* A work of its own from one that stays: for graph nodes. Under the lock. */
+void work_clone(struct work *to, const struct work *from)
+{
+	*to = *from;
+	switch (from->kind) {
+	case W_KERNEL:
+		to->kernel.params = xcalloc(1, from->kernel.nbytes);
+		memcpy(to->kernel.params, from->kernel.params, from->kernel.nbytes);
+		if (to->kernel.module)
+			to->kernel.module->refs++;
+		break;
+	case W_COPY:
+		if (from->copy.c.own) {
+			to->copy.c.own = xcalloc(1, from->copy.c.width);
+			memcpy(to->copy.c.own, from->copy.c.own, from->copy.c.width);
+			to->copy.c.src = to->copy.c.own;
+		}
+		break;
+	case W_GRAPH:
+		if (to->graph.plan)
+			to->graph.plan->refs++;
+		break;
+	default:
+		break;
+	}
+}

@@ -1,0 +1,137 @@
+// Command sluice-worker lends the GPUs of its machine to remote programs.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker"
+)
+
+func main() {
+	if err := root().Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "sluice-worker:", err)
+		os.Exit(1)
+	}
+}
+
+func root() *cobra.Command {
+	var cfg worker.Config
+	var mem, level, limit string
+	cmd := &cobra.Command{
+		Use:           "sluice-worker --listen tcp:HOST:PORT|unix:PATH",
+		Short:         "lend this machine's GPUs to remote programs",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if cfg.Mem, err = parseSize(mem); err != nil {
+				return fmt.Errorf("--mem: %w", err)
+			}
+			n, err := parseSize(limit)
+			if err != nil {
+				return fmt.Errorf("--store-limit: %w", err)
+			}
+			cfg.Session.StoreLimit = int64(n)
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			cfg.Args = []string{"--log", level}
+			return serve(ctx, logger(level), cfg)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Listen, "listen", "tcp:127.0.0.1:7070", "where to listen: tcp:HOST:PORT or unix:PATH")
+	f.IntSliceVar(&cfg.Devices, "device", []int{0}, "devices to lend, by their number in PCI order")
+	f.StringVar(&mem, "mem", "0", "device memory to lend of each, as 20G or 512M; 0 for all of it, and then only by lease")
+	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
+	p := cmd.PersistentFlags()
+	p.StringVar(&cfg.Session.Store, "store", defaultStore(), "directory that keeps module images")
+	p.StringVar(&limit, "store-limit", "20G", "most bytes that it may hold")
+	p.StringVar(&cfg.Session.Driver.LibCUDA, "libcuda", "libcuda.so.1", "the CUDA driver's library")
+	p.StringVar(&cfg.Session.Driver.LibNVML, "libnvml", "libnvidia-ml.so.1", "the NVML library")
+	p.StringVar(&level, "log", "info", "least level to log: error, warn, info, debug")
+
+	var devices int
+	session := &cobra.Command{
+		Use: "session", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			n, err := parseSize(limit)
+			if err != nil {
+				return err
+			}
+			cfg.Session.StoreLimit = int64(n)
+			return worker.RunSession(logger(level), cfg.Session)
+		},
+	}
+	probe := &cobra.Command{
+		Use: "probe", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return worker.Probe(logger(level), cfg.Session.Driver, devices, os.Stdout)
+		},
+	}
+	for _, c := range []*cobra.Command{session, probe} {
+		c.Flags().IntVar(&devices, "devices", 1, "number of devices")
+	}
+	cmd.AddCommand(session, probe)
+	cmd.CompletionOptions.HiddenDefaultCmd = true
+	return cmd
+}
+
+func serve(ctx context.Context, log *slog.Logger, cfg worker.Config) error {
+	if cfg.Keepalive < 100*time.Millisecond || cfg.Keepalive > time.Hour {
+		return fmt.Errorf("--keepalive %v: give 100ms to 1h", cfg.Keepalive)
+	}
+	s, err := worker.New(ctx, log, cfg)
+	if err != nil {
+		return err
+	}
+	l, err := wire.Listen(ctx, cfg.Listen)
+	if err != nil {
+		return err
+	}
+	log.Info("listening", "address", l.Addr().Network()+":"+l.Addr().String())
+	return s.Serve(ctx, l)
+}
+
+func logger(level string) *slog.Logger {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		l = slog.LevelInfo
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
+}
+
+func defaultStore() string {
+	if d, err := os.UserCacheDir(); err == nil {
+		return filepath.Join(d, "sluice", "images")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("sluice-images-%d", os.Getuid()))
+}
+
+// parseSize reads a size in bytes with an optional K, M, G or T (powers of
+// 1024).
+func parseSize(s string) (uint64, error) {
+	num, shift := strings.ToUpper(strings.TrimSpace(s)), 0
+	num = strings.TrimSuffix(strings.TrimSuffix(num, "B"), "I")
+	if i := strings.IndexAny(num, "KMGT"); i >= 0 && i == len(num)-1 {
+		shift = 10 * (1 + strings.IndexByte("KMGT", num[i]))
+		num = num[:i]
+	}
+	n, err := strconv.ParseUint(num, 10, 64)
+	if err != nil || n > ^uint64(0)>>shift {
+		return 0, fmt.Errorf("%q is no size: give a number of bytes, or one with K, M, G or T", s)
+	}
+	return n << shift, nil
+}

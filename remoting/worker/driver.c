@@ -1,0 +1,627 @@
+#define _GNU_SOURCE
+#define SL_FN_NAMES
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+void *sl_fn[SL_FN_COUNT];
+
+/* The driver's own function f, or a return with NOT_SUPPORTED. */
+#define CU(f, ...) \
+	(sl_fn[FN_##f] ? ((__typeof__(&f))sl_fn[FN_##f])(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED)
+
+int sl_driver_open(const char *path, char *err, size_t errlen)
+{
+	void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	int i;
+
+	if (!h) {
+		snprintf(err, errlen, "%s", dlerror());
+		return -1;
+	}
+	for (i = 0; i < SL_FN_COUNT; i++)
+		sl_fn[i] = dlsym(h, sl_fn_names[i]);
+	if (!sl_fn[FN_cuInit] || !sl_fn[FN_cuLaunchKernel]) {
+		snprintf(err, errlen, "%s has no cuInit or cuLaunchKernel", path);
+		return -1;
+	}
+	return 0;
+}
+
+int sl_has(int fn)
+{
+	return fn >= 0 && fn < SL_FN_COUNT && sl_fn[fn];
+}
+
+int sl_init(void)
+{
+	return CU(cuInit, 0);
+}
+
+int sl_driver_version(int *v)
+{
+	return CU(cuDriverGetVersion, v);
+}
+
+int sl_device_count(int *n)
+{
+	return CU(cuDeviceGetCount, n);
+}
+
+int sl_device_attr(int *v, uint32_t attr, int dev)
+{
+	return CU(cuDeviceGetAttribute, v, attr, dev);
+}
+
+int sl_device_name(char *name, int len, int dev)
+{
+	return CU(cuDeviceGetName, name, len, dev);
+}
+
+int sl_device_uuid(void *uuid, int dev)
+{
+	int rc = CU(cuDeviceGetUuid_v2, uuid, dev);
+
+	if (rc == CUDA_ERROR_NOT_SUPPORTED)
+		rc = CU(cuDeviceGetUuid, uuid, dev);
+	return rc;
+}
+
+int sl_device_mem(uint64_t *bytes, int dev)
+{
+	size_t n = 0;
+	int rc = CU(cuDeviceTotalMem_v2, &n, dev);
+
+	*bytes = n;
+	return rc;
+}
+
+int sl_device_pci(char *id, int len, int dev)
+{
+	return CU(cuDeviceGetPCIBusId, id, len, dev);
+}
+
+int sl_tex1d(uint64_t *width, int dev)
+{
+	size_t w = 0;
+	int rc = CU(cuDeviceGetTexture1DLinearMaxWidth, &w, CU_AD_FORMAT_UNSIGNED_INT8, 1, dev);
+
+	*width = w;
+	return rc;
+}
+
+int sl_granularity(uint64_t *g, int dev, uint32_t which)
+{
+	CUmemAllocationProp prop;
+	size_t n = 0;
+	int rc;
+
+	memset(&prop, 0, sizeof prop);
+	prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+	prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	prop.location.id = dev;
+	rc = CU(cuMemGetAllocationGranularity, &n, &prop, which);
+	*g = n;
+	return rc;
+}
+
+int sl_ctx_limit(uint64_t *v, uint32_t limit)
+{
+	size_t n = 0;
+	int rc = CU(cuCtxGetLimit, &n, limit);
+
+	*v = n;
+	return rc;
+}
+
+int sl_ctx_prio(int *least, int *greatest)
+{
+	return CU(cuCtxGetStreamPriorityRange, least, greatest);
+}
+
+int sl_ctx_retain(uint64_t *ctx, int dev)
+{
+	return CU(cuDevicePrimaryCtxRetain, (CUcontext *)ctx, dev);
+}
+
+int sl_ctx_release(int dev)
+{
+	return CU(cuDevicePrimaryCtxRelease_v2, dev);
+}
+
+int sl_ctx_reset(int dev)
+{
+	return CU(cuDevicePrimaryCtxReset_v2, dev);
+}
+
+int sl_ctx_set(uint64_t ctx)
+{
+	return CU(cuCtxSetCurrent, (CUcontext)ctx);
+}
+
+int sl_ctx_sync(void)
+{
+	return CU(cuCtxSynchronize);
+}
+
+int sl_ctx_create(uint64_t *ctx, uint32_t flags, int dev)
+{
+	return CU(cuCtxCreate_v2, (CUcontext *)ctx, flags, dev);
+}
+
+int sl_ctx_destroy(uint64_t ctx)
+{
+	return CU(cuCtxDestroy_v2, (CUcontext)ctx);
+}
+
+int sl_mem_info(uint64_t *free_, uint64_t *total)
+{
+	size_t f = 0, t = 0;
+	int rc = CU(cuMemGetInfo_v2, &f, &t);
+
+	*free_ = f;
+	*total = t;
+	return rc;
+}
+
+int sl_mem_alloc(uint64_t *p, uint64_t n)
+{
+	CUdeviceptr d = 0;
+	int rc = CU(cuMemAlloc_v2, &d, n);
+
+	*p = d;
+	return rc;
+}
+
+int sl_mem_alloc_pitch(uint64_t *p, uint64_t *pitch, uint64_t w, uint64_t h, uint32_t e)
+{
+	CUdeviceptr d = 0;
+	size_t n = 0;
+	int rc = CU(cuMemAllocPitch_v2, &d, &n, w, h, e);
+
+	*p = d;
+	*pitch = n;
+	return rc;
+}
+
+int sl_mem_free(uint64_t p)
+{
+	return CU(cuMemFree_v2, p);
+}
+
+int sl_pool_reserved(uint64_t pool, uint64_t *n)
+{
+	return CU(cuMemPoolGetAttribute, (CUmemoryPool)pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, n);
+}
+
+int sl_pool_used(uint64_t pool, uint64_t *n)
+{
+	return CU(cuMemPoolGetAttribute, (CUmemoryPool)pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, n);
+}
+
+int sl_pool_set(uint64_t pool, uint32_t attr, uint64_t *v)
+{
+	return CU(cuMemPoolSetAttribute, (CUmemoryPool)pool, attr, v);
+}
+
+int sl_ctx_set_limit(uint32_t limit, uint64_t v)
+{
+	return CU(cuCtxSetLimit, limit, v);
+}
+
+int sl_capture_mode(CUstreamCaptureMode *mode)
+{
+	return CU(cuThreadExchangeStreamCaptureMode, mode);
+}
+
+int sl_tensor_map(void *map, uint32_t type, uint32_t rank, uint64_t addr, const uint64_t *dim, const uint64_t *stride,
+		  const uint32_t *box, const uint32_t *elem, uint32_t interleave, uint32_t swizzle, uint32_t l2, uint32_t fill)
+{
+	CUtensorMap m __attribute__((aligned(64)));
+	int rc;
+
+	memset(&m, 0, sizeof m);
+	rc = CU(cuTensorMapEncodeTiled, &m, type, rank, (void *)addr, dim, stride, box, elem, interleave, swizzle, l2,
+		fill);
+	memcpy(map, &m, sizeof m);
+	return rc;
+}
+
+int sl_max_clusters(int *n, uint64_t fn, CUlaunchConfig *cfg, CUlaunchAttribute *attrs, uint32_t nattrs, int potential)
+{
+	cfg->attrs = attrs;
+	cfg->numAttrs = nattrs;
+	if (potential)
+		return CU(cuOccupancyMaxPotentialClusterSize, n, (CUfunction)fn, cfg);
+	return CU(cuOccupancyMaxActiveClusters, n, (CUfunction)fn, cfg);
+}
+
+int sl_potential_block(int *grid, int *block, uint64_t fn, uint64_t smem, int limit, uint32_t flags)
+{
+	return CU(cuOccupancyMaxPotentialBlockSizeWithFlags, grid, block, (CUfunction)fn, NULL, smem, limit, flags);
+}
+
+int sl_pinned_alloc(void **p, uint64_t n)
+{
+	return CU(cuMemHostAlloc, p, n, 1 /* CU_MEMHOSTALLOC_PORTABLE */);
+}
+
+int sl_pinned_free(void *p)
+{
+	return CU(cuMemFreeHost, p);
+}
+
+int sl_stream_create(uint64_t *s, uint32_t flags)
+{
+	return CU(cuStreamCreate, (CUstream *)s, flags);
+}
+
+int sl_stream_destroy(uint64_t s)
+{
+	return CU(cuStreamDestroy_v2, (CUstream)s);
+}
+
+int sl_stream_query(uint64_t s)
+{
+	return CU(cuStreamQuery, (CUstream)s);
+}
+
+int sl_stream_capturing(uint64_t s, uint32_t *status)
+{
+	CUstreamCaptureStatus st = 0;
+	int rc = CU(cuStreamIsCapturing, (CUstream)s, &st);
+
+	*status = st;
+	return rc;
+}
+
+int sl_event_create(uint64_t *e, uint32_t flags)
+{
+	return CU(cuEventCreate, (CUevent *)e, flags);
+}
+
+int sl_event_destroy(uint64_t e)
+{
+	return CU(cuEventDestroy_v2, (CUevent)e);
+}
+
+int sl_event_record(uint64_t e, uint64_t s)
+{
+	return CU(cuEventRecord, (CUevent)e, (CUstream)s);
+}
+
+int sl_event_query(uint64_t e)
+{
+	return CU(cuEventQuery, (CUevent)e);
+}
+
+int sl_event_sync(uint64_t e)
+{
+	return CU(cuEventSynchronize, (CUevent)e);
+}
+
+int sl_htod(uint64_t dst, const void *src, uint64_t n, uint64_t stream)
+{
+	return CU(cuMemcpyHtoDAsync_v2, dst, src, n, (CUstream)stream);
+}
+
+int sl_dtoh(void *dst, uint64_t src, uint64_t n, uint64_t stream)
+{
+	return CU(cuMemcpyDtoHAsync_v2, dst, src, n, (CUstream)stream);
+}
+
+int sl_copy3d(const struct sl_box *b, void *host, int in, uint64_t stream)
+{
+	CUDA_MEMCPY3D c;
+
+	memset(&c, 0, sizeof c);
+	c.WidthInBytes = b->w;
+	c.Height = b->h;
+	c.Depth = b->d;
+	if (in) {
+		c.srcMemoryType = CU_MEMORYTYPE_HOST;
+		c.srcHost = host;
+		c.srcPitch = b->w;
+		c.srcHeight = b->h;
+		c.dstMemoryType = b->memtype;
+		c.dstXInBytes = b->x;
+		c.dstY = b->y;
+		c.dstZ = b->z;
+		c.dstLOD = b->lod;
+		if (b->memtype == CU_MEMORYTYPE_ARRAY) {
+			c.dstArray = (CUarray)b->ptr;
+		} else {
+			c.dstDevice = b->ptr;
+			c.dstPitch = b->pitch;
+			c.dstHeight = b->height;
+		}
+	} else {
+		c.dstMemoryType = CU_MEMORYTYPE_HOST;
+		c.dstHost = host;
+		c.dstPitch = b->w;
+		c.dstHeight = b->h;
+		c.srcMemoryType = b->memtype;
+		c.srcXInBytes = b->x;
+		c.srcY = b->y;
+		c.srcZ = b->z;
+		c.srcLOD = b->lod;
+		if (b->memtype == CU_MEMORYTYPE_ARRAY) {
+			c.srcArray = (CUarray)b->ptr;
+		} else {
+			c.srcDevice = b->ptr;
+			c.srcPitch = b->pitch;
+			c.srcHeight = b->height;
+		}
+	}
+	return CU(cuMemcpy3DAsync_v2, &c, (CUstream)stream);
+}
+
+/* What sl_launch reads, as it lies on the wire. */
+struct launch {
+	uint32_t grid[3], block[3], shared;
+	uint16_t nattrs, flags;
+	uint32_t nparam;
+} __attribute__((packed));
+
+struct launch_attr {
+	uint32_t id, zero;
+	uint8_t value[64];
+} __attribute__((packed));
+
+_Static_assert(sizeof(struct launch) == 36, "layout of LAUNCH");
+_Static_assert(sizeof(struct launch_attr) == sizeof(CUlaunchAttribute), "layout of a launch attribute");
+
+#define LAUNCH_COOPERATIVE 1
+
+int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
+{
+	struct launch l;
+	uint8_t aligned[4096] __attribute__((aligned(16)));
+	const uint8_t *params = p + sizeof l;
+	size_t size;
+	void *extra[5];
+	CUlaunchConfig cfg;
+	CUlaunchAttribute few[8], *attrs = few;
+	int rc, n;
+
+	memcpy(&l, p, sizeof l);
+	size = l.nparam;
+	/*
+	 * The driver copies the buffer, but the loads of whoever interposes on it
+	 * may want its parameters aligned, which the frame does not promise.
+	 */
+	if (size <= sizeof aligned && ((uintptr_t)params & 15)) {
+		memcpy(aligned, params, size);
+		params = aligned;
+	}
+	extra[0] = (void *)1; /* CU_LAUNCH_PARAM_BUFFER_POINTER */
+	extra[1] = (void *)params;
+	extra[2] = (void *)2; /* CU_LAUNCH_PARAM_BUFFER_SIZE */
+	extra[3] = &size;
+	extra[4] = NULL; /* CU_LAUNCH_PARAM_END */
+	if (!l.nattrs && !(l.flags & LAUNCH_COOPERATIVE))
+		return CU(cuLaunchKernel, (CUfunction)fn, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1],
+			  l.block[2], l.shared, (CUstream)stream, NULL, size ? extra : NULL);
+
+	n = l.nattrs;
+	if (n + 1 > 8) {
+		attrs = malloc((n + 1) * sizeof *attrs);
+		if (!attrs)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	memcpy(attrs, p + sizeof l + size, n * sizeof *attrs);
+	if (l.flags & LAUNCH_COOPERATIVE) {
+		/* cuLaunchCooperativeKernel takes no packed buffer; this does. */
+		memset(&attrs[n], 0, sizeof *attrs);
+		attrs[n].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+		attrs[n].value.cooperative = 1;
+		n++;
+	}
+	memset(&cfg, 0, sizeof cfg);
+	cfg.gridDimX = l.grid[0];
+	cfg.gridDimY = l.grid[1];
+	cfg.gridDimZ = l.grid[2];
+	cfg.blockDimX = l.block[0];
+	cfg.blockDimY = l.block[1];
+	cfg.blockDimZ = l.block[2];
+	cfg.sharedMemBytes = l.shared;
+	cfg.hStream = (CUstream)stream;
+	cfg.attrs = attrs;
+	cfg.numAttrs = n;
+	rc = CU(cuLaunchKernelEx, &cfg, (CUfunction)fn, NULL, size ? extra : NULL);
+	if (attrs != few)
+		free(attrs);
+	return rc;
+}
+
+struct sl_hostfn {
+	uint32_t id;
+	atomic_int refs;	/* calls still to come; one more for a captured one */
+	sem_t done;
+};
+
+static int hostfn_pipe[2] = { -1, -1 };
+
+int sl_hostfn_open(void)
+{
+	if (hostfn_pipe[0] < 0 && pipe2(hostfn_pipe, O_CLOEXEC))
+		return -errno;
+	return hostfn_pipe[0];
+}
+
+struct sl_hostfn *sl_hostfn_new(uint32_t id)
+{
+	struct sl_hostfn *f = calloc(1, sizeof *f);
+
+	if (!f)
+		return NULL;
+	f->id = id;
+	if (sem_init(&f->done, 0, 0)) {
+		free(f);
+		return NULL;
+	}
+	return f;
+}
+
+void sl_hostfn_ref(struct sl_hostfn *f)
+{
+	atomic_fetch_add(&f->refs, 1);
+}
+
+void sl_hostfn_unref(struct sl_hostfn *f)
+{
+	if (atomic_fetch_sub(&f->refs, 1) == 1) {
+		sem_destroy(&f->done);
+		free(f);
+	}
+}
+
+/* Runs on a thread of the driver. */
+static void hostfn_call(void *p)
+{
+	struct sl_hostfn *f = p;
+
+	while (write(hostfn_pipe[1], &f->id, sizeof f->id) < 0 && errno == EINTR)
+		;
+	while (sem_wait(&f->done) && errno == EINTR)
+		;
+	sl_hostfn_unref(f);
+}
+
+int sl_hostfn_launch(uint64_t stream, struct sl_hostfn *f)
+{
+	return CU(cuLaunchHostFunc, (CUstream)stream, hostfn_call, f);
+}
+
+void sl_hostfn_done(struct sl_hostfn *f)
+{
+	sem_post(&f->done);
+}
+
+int sl_module_load(uint64_t *m, const void *image, uint32_t n, const uint32_t *opt, void **val)
+{
+	return CU(cuModuleLoadDataEx, (CUmodule *)m, image, n, (CUjit_option *)opt, val);
+}
+
+int sl_library_load(uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val)
+{
+	return CU(cuLibraryLoadData, (CUlibrary *)l, image, (CUjit_option *)opt, val, n, NULL, NULL, 0);
+}
+
+int sl_library_kernels(uint64_t lib, uint64_t *k, uint32_t max, uint32_t *n)
+{
+	unsigned int have = 0;
+	int rc = CU(cuLibraryGetKernelCount, &have, (CUlibrary)lib);
+
+	*n = have;
+	if (rc || !max)
+		return rc;
+	if (have > max)
+		have = *n = max;
+	return CU(cuLibraryEnumerateKernels, (CUkernel *)k, have, (CUlibrary)lib);
+}
+
+int sl_module_functions(uint64_t mod, uint64_t *f, uint32_t max, uint32_t *n)
+{
+	unsigned int have = 0;
+	int rc = CU(cuModuleGetFunctionCount, &have, (CUmodule)mod);
+
+	*n = have;
+	if (rc || !max)
+		return rc;
+	if (have > max)
+		have = *n = max;
+	return CU(cuModuleEnumerateFunctions, (CUfunction *)f, have, (CUmodule)mod);
+}
+
+int sl_kernel_name(uint64_t k, const char **name)
+{
+	return CU(cuKernelGetName, name, (CUkernel)k);
+}
+
+int sl_function_name(uint64_t f, const char **name)
+{
+	return CU(cuFuncGetName, name, (CUfunction)f);
+}
+
+int sl_library_kernel(uint64_t *k, uint64_t lib, const char *name)
+{
+	return CU(cuLibraryGetKernel, (CUkernel *)k, (CUlibrary)lib, name);
+}
+
+int sl_module_function(uint64_t *f, uint64_t mod, const char *name)
+{
+	return CU(cuModuleGetFunction, (CUfunction *)f, (CUmodule)mod, name);
+}
+
+int sl_kernel_function(uint64_t *f, uint64_t k)
+{
+	return CU(cuKernelGetFunction, (CUfunction *)f, (CUkernel)k);
+}
+
+int sl_kernel_attr(int *v, uint32_t attr, uint64_t k, int dev)
+{
+	return CU(cuKernelGetAttribute, v, attr, (CUkernel)k, dev);
+}
+
+int sl_function_attr(int *v, uint32_t attr, uint64_t f)
+{
+	return CU(cuFuncGetAttribute, v, attr, (CUfunction)f);
+}
+
+int sl_kernel_param(uint64_t k, uint64_t i, uint64_t *off, uint64_t *size)
+{
+	size_t o = 0, n = 0;
+	int rc = CU(cuKernelGetParamInfo, (CUkernel)k, i, &o, &n);
+
+	*off = o;
+	*size = n;
+	return rc;
+}
+
+int sl_function_param(uint64_t f, uint64_t i, uint64_t *off, uint64_t *size)
+{
+	size_t o = 0, n = 0;
+	int rc = CU(cuFuncGetParamInfo, (CUfunction)f, i, &o, &n);
+
+	*off = o;
+	*size = n;
+	return rc;
+}
+
+int sl_stdout_pipe(void)
+{
+	static char buf[256 << 10];
+	int p[2];
+
+	if (pipe2(p, O_CLOEXEC))
+		return -errno;
+	/* The driver prints with stdio: whole buffers, and what we flush. */
+	if (dup2(p[1], 1) < 0)
+		return -errno;
+	close(p[1]);
+	setvbuf(stdout, buf, _IOFBF, sizeof buf);
+	fcntl(p[0], F_SETFL, O_NONBLOCK);
+	fcntl(1, F_SETPIPE_SZ, 1 << 20);
+	return p[0];
+}
+
+void sl_stdout_flush(void)
+{
+	fflush(stdout);
+}
+
+int sl_die_with_parent(void)
+{
+	return prctl(PR_SET_PDEATHSIG, SIGKILL);
+}

@@ -1,0 +1,128 @@
+/*
+ * The worker's way to the driver: libcuda and libnvidia-ml by dlopen, so that
+ * the worker starts and can say what is missing on a machine without either.
+ * Everything takes and gives fixed-width numbers; handles are uint64_t.
+ *
+ * Calls that the API table forwards are in gen_calls.h. Here is what the worker
+ * calls for itself.
+ */
+#ifndef SLUICE_DRIVER_H
+#define SLUICE_DRIVER_H
+
+#include "gen_calls.h"
+
+/* Opens libcuda; 0, or -1 with a reason in err. */
+int sl_driver_open(const char *path, char *err, size_t errlen);
+int sl_has(int fn);
+
+int sl_init(void);
+int sl_driver_version(int *v);
+int sl_device_count(int *n);
+int sl_device_attr(int *v, uint32_t attr, int dev);
+int sl_device_name(char *name, int len, int dev);
+int sl_device_uuid(void *uuid, int dev);
+int sl_device_mem(uint64_t *bytes, int dev);
+int sl_device_pci(char *id, int len, int dev);
+int sl_tex1d(uint64_t *width, int dev);
+int sl_granularity(uint64_t *g, int dev, uint32_t which);
+int sl_ctx_limit(uint64_t *v, uint32_t limit);
+int sl_ctx_prio(int *least, int *greatest);
+
+int sl_ctx_retain(uint64_t *ctx, int dev);
+int sl_ctx_release(int dev);
+int sl_ctx_reset(int dev);
+int sl_ctx_set(uint64_t ctx);
+int sl_ctx_sync(void);
+int sl_ctx_create(uint64_t *ctx, uint32_t flags, int dev);
+int sl_ctx_destroy(uint64_t ctx);
+int sl_mem_info(uint64_t *free_, uint64_t *total);
+int sl_mem_alloc(uint64_t *p, uint64_t n);
+int sl_mem_alloc_pitch(uint64_t *p, uint64_t *pitch, uint64_t w, uint64_t h, uint32_t e);
+int sl_mem_free(uint64_t p);
+int sl_pool_reserved(uint64_t pool, uint64_t *n);
+int sl_pool_used(uint64_t pool, uint64_t *n);
+int sl_pool_set(uint64_t pool, uint32_t attr, uint64_t *v);
+int sl_ctx_set_limit(uint32_t limit, uint64_t v);
+int sl_capture_mode(CUstreamCaptureMode *mode);
+int sl_tensor_map(void *map, uint32_t type, uint32_t rank, uint64_t addr, const uint64_t *dim, const uint64_t *stride,
+		  const uint32_t *box, const uint32_t *elem, uint32_t interleave, uint32_t swizzle, uint32_t l2, uint32_t fill);
+int sl_max_clusters(int *n, uint64_t fn, CUlaunchConfig *cfg, CUlaunchAttribute *attrs, uint32_t nattrs, int potential);
+int sl_potential_block(int *grid, int *block, uint64_t fn, uint64_t smem, int limit, uint32_t flags);
+int sl_pinned_alloc(void **p, uint64_t n);
+int sl_pinned_free(void *p);
+
+int sl_stream_create(uint64_t *s, uint32_t flags);
+int sl_stream_destroy(uint64_t s);
+int sl_stream_query(uint64_t s);
+int sl_stream_capturing(uint64_t s, uint32_t *status);
+int sl_event_create(uint64_t *e, uint32_t flags);
+int sl_event_destroy(uint64_t e);
+int sl_event_record(uint64_t e, uint64_t s);
+int sl_event_query(uint64_t e);
+int sl_event_sync(uint64_t e);
+
+int sl_htod(uint64_t dst, const void *src, uint64_t n, uint64_t stream);
+int sl_dtoh(void *dst, uint64_t src, uint64_t n, uint64_t stream);
+/* One copy between packed host memory and a box of device memory or an array. */
+struct sl_box {
+	uint32_t memtype;	/* 2 device, 3 array */
+	uint32_t lod;
+	uint64_t ptr;		/* address or array */
+	uint64_t pitch, height;
+	uint64_t x, y, z;
+	uint64_t w, h, d;	/* bytes, rows, slices to copy */
+};
+int sl_copy3d(const struct sl_box *b, void *host, int in, uint64_t stream);
+
+/*
+ * Launches from a LAUNCH payload behind its kernel and stream ids: grid[3]
+ * block[3] shared nattrs/flags nparam, parameter bytes, attributes. The caller
+ * has checked the sizes and put real handles into the attributes.
+ */
+int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p);
+
+/* Host functions: the callback blocks the stream until sl_hostfn_done. */
+struct sl_hostfn;
+struct sl_hostfn *sl_hostfn_new(uint32_t id);
+void sl_hostfn_ref(struct sl_hostfn *f);
+void sl_hostfn_unref(struct sl_hostfn *f);
+int sl_hostfn_launch(uint64_t stream, struct sl_hostfn *f);
+void sl_hostfn_done(struct sl_hostfn *f);
+/* Opens the pipe that tells which functions were called; the reading end. */
+int sl_hostfn_open(void);
+
+int sl_module_load(uint64_t *m, const void *image, uint32_t n, const uint32_t *opt, void **val);
+int sl_library_load(uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val);
+int sl_library_kernels(uint64_t lib, uint64_t *k, uint32_t max, uint32_t *n);
+int sl_module_functions(uint64_t mod, uint64_t *f, uint32_t max, uint32_t *n);
+int sl_kernel_name(uint64_t k, const char **name);
+int sl_function_name(uint64_t f, const char **name);
+int sl_library_kernel(uint64_t *k, uint64_t lib, const char *name);
+int sl_module_function(uint64_t *f, uint64_t mod, const char *name);
+int sl_kernel_function(uint64_t *f, uint64_t k);
+int sl_kernel_attr(int *v, uint32_t attr, uint64_t k, int dev);
+int sl_function_attr(int *v, uint32_t attr, uint64_t f);
+int sl_kernel_param(uint64_t k, uint64_t i, uint64_t *off, uint64_t *size);
+int sl_function_param(uint64_t f, uint64_t i, uint64_t *off, uint64_t *size);
+
+/* Makes standard output a pipe; returns the reading end, or -errno. */
+int sl_stdout_pipe(void);
+void sl_stdout_flush(void);
+
+int sl_die_with_parent(void);
+
+/* NVML, for what only it knows. */
+struct sl_nvml_device {
+	uint64_t mem_total, mem_used, mem_free;
+	uint32_t util_gpu, util_mem, temp, power_mw, power_limit_mw;
+	uint32_t sm_mhz, mem_mhz, pstate, fan, persistence;
+};
+int sl_nvml_open(const char *path, char *err, size_t errlen);
+int sl_nvml_driver(char *s, uint32_t n);
+int sl_nvml_find(const char *busid, void **dev);
+int sl_nvml_memory(void *dev, uint64_t *total, uint64_t *used, uint64_t *free_);
+void sl_nvml_dynamic(void *dev, struct sl_nvml_device *d);
+/* Device memory of one process in bytes; -1 when NVML does not know. */
+int sl_nvml_process(void *dev, uint32_t pid, uint64_t *used);
+
+#endif

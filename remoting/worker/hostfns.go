@@ -1,0 +1,198 @@
+package worker
+
+// Functions that a stream calls in the client's process.
+//
+// LAUNCH_HOST puts a callback of ours into the stream. When the stream gets
+// there the callback tells through a pipe (driver.c) and blocks the stream; a
+// goroutine sends a HOSTFN frame, the client calls its function and answers
+// HOSTFN_DONE, and the callback returns.
+//
+// That answer comes in the same order of frames as everything else. If the
+// executor sits in a driver call that waits for that very stream (freeing
+// memory does, and loading a kernel), it would never read it. So while
+// functions are out and the executor is busy with one frame, ahead reads on
+// and picks the answers out.
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+type hostfns struct {
+	s     *session
+	r     *os.File
+	mu    sync.Mutex
+	out   map[uint32]int     // called and not answered, by id
+	known map[uint32]*hostfn // in a stream or a graph, by id
+	wake  chan struct{}
+	calls atomic.Int32 // in out
+}
+
+// hostfn is a function of the client's that streams call.
+type hostfn struct {
+	c     *C.struct_sl_hostfn
+	n     int  // calls put into streams and not answered
+	graph bool // captured: a graph may call it at any time
+}
+
+func (h *hostfns) init(s *session) {
+	h.s = s
+	h.out = make(map[uint32]int)
+	h.known = make(map[uint32]*hostfn)
+	h.wake = make(chan struct{}, 1)
+}
+
+func (s *session) launchHost(p []byte) int32 {
+	s.dec.Reset(p)
+	sid := s.dec.U32()
+	id := s.dec.U32()
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	stream, ok := s.handle(wire.KindStream, sid)
+	if !ok {
+		return s.badHandle(wire.KindStream, sid)
+	}
+	h := &s.hostfns
+	if h.r == nil {
+		fd := C.sl_hostfn_open()
+		if fd < 0 {
+			return C.CUDA_ERROR_OPERATING_SYSTEM
+		}
+		h.r = os.NewFile(uintptr(fd), "host functions")
+		go h.listen()
+		go h.ahead()
+	}
+	captured := s.capturing(stream)
+	h.mu.Lock()
+	f := h.known[id]
+	if f == nil {
+		c := C.sl_hostfn_new(C.uint32_t(id))
+		if c == nil {
+			h.mu.Unlock()
+			return C.CUDA_ERROR_OUT_OF_MEMORY
+		}
+		f = &hostfn{c: c}
+		h.known[id] = f
+	}
+	C.sl_hostfn_ref(f.c)
+	if captured {
+		f.graph = true
+	} else {
+		f.n++
+	}
+	h.mu.Unlock()
+	rc := C.sl_hostfn_launch(C.uint64_t(stream), f.c)
+	if rc != 0 && !captured {
+		h.mu.Lock()
+		h.drop(id, f)
+		h.mu.Unlock()
+		C.sl_hostfn_unref(f.c)
+	}
+	return int32(rc)
+}
+
+// drop notes that one call of f is over.
+func (h *hostfns) drop(id uint32, f *hostfn) {
+	if f.graph {
+		// Its reference count never falls to zero: a graph's calls are not
+		// counted, so each of them takes a reference here that the callback
+		// gives back.
+		C.sl_hostfn_ref(f.c)
+		return
+	}
+	if f.n--; f.n == 0 {
+		delete(h.known, id)
+	}
+}
+
+// listen sends a HOSTFN frame for every callback that a stream has reached.
+func (h *hostfns) listen() {
+	var b [4]byte
+	for {
+		if _, err := h.r.Read(b[:]); err != nil {
+			return
+		}
+		id := binary.LittleEndian.Uint32(b[:])
+		h.mu.Lock()
+		h.out[id]++
+		h.mu.Unlock()
+		h.calls.Add(1)
+		select {
+		case h.wake <- struct{}{}:
+		default:
+		}
+		// The function may look at bytes that were copied before it.
+		h.s.settle()
+		if err := h.s.wr.Send(&wire.Reply{Kind: wire.KindHostFn, Arg: id}, nil, nil); err != nil {
+			h.s.leave("host function", err)
+		}
+	}
+}
+
+// done lets the stream go on; false when no such function is out.
+func (h *hostfns) done(id uint32) bool {
+	h.mu.Lock()
+	f := h.known[id]
+	if h.out[id] == 0 || f == nil {
+		h.mu.Unlock()
+		return false
+	}
+	if h.out[id]--; h.out[id] == 0 {
+		delete(h.out, id)
+	}
+	h.drop(id, f)
+	h.mu.Unlock()
+	h.calls.Add(-1)
+	C.sl_hostfn_done(f.c)
+	return true
+}
+
+func (s *session) hostFnDone(p []byte) int32 {
+	s.dec.Reset(p)
+	id := s.dec.U32()
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	if !s.hostfns.done(id) {
+		s.violation("host function was not called")
+	}
+	return 0
+}
+
+// ahead reads answers past an executor that is stuck in one frame.
+func (h *hostfns) ahead() {
+	s := h.s
+	for {
+		<-h.wake
+		for h.calls.Load() > 0 {
+			n := s.begun.Load()
+			time.Sleep(2 * time.Millisecond)
+			if !s.inOp.Load() || s.begun.Load() != n {
+				continue
+			}
+			err := s.rd.ReadAhead(0, func(r *wire.Request, p []byte) bool {
+				if r.Op != wire.OpHostFnDone || len(p) != 4 {
+					return false
+				}
+				return h.done(binary.LittleEndian.Uint32(p))
+			})
+			if errors.Is(err, wire.ErrAheadFull) {
+				time.Sleep(10 * time.Millisecond)
+			} else if err != nil {
+				return // the executor will meet it too
+			}
+		}
+	}
+}

@@ -1,0 +1,593 @@
+package worker
+
+// Modules, libraries and kernels.
+//
+// An image is named by its SHA-256. IMAGE_LOAD takes it from the store; when it
+// is not there the client sends it in IMAGE_CHUNKs and asks again. The kernels
+// of an image are told with the load; KERNEL_BIND gives one an id without
+// asking the driver, because asking would make the driver load a kernel that
+// may never run: that happens at the first use.
+
+/*
+#include "driver.h"
+#include <stdlib.h>
+#include <string.h>
+*/
+import "C"
+
+import (
+	"errors"
+	"unsafe"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/cubin"
+	"github.com/sluice-hpc/sluice/remoting/worker/store"
+)
+
+// image is a loaded module or library.
+type image struct {
+	real    uint64
+	library bool
+	sum     store.Sum
+	size    uint64
+	kernels []*kernel
+	dead    bool
+}
+
+// kernel is a kernel that the client gave an id.
+type kernel struct {
+	img   *image
+	name  string
+	real  uint64 // CUkernel of a library, CUfunction of a module; 0 before the first use
+	fn    uint64 // the CUfunction of a library's kernel in context fnCtx
+	fnCtx uint32
+}
+
+type images struct {
+	up *store.Upload
+}
+
+func (m *images) init() {}
+
+func (s *session) imageChunk(p []byte) int32 {
+	s.dec.Reset(p)
+	var sum store.Sum
+	copy(sum[:], s.dec.Bytes(len(sum)))
+	off := s.dec.U64()
+	total := s.dec.U64()
+	data := s.dec.Rest()
+	if s.dec.Err() != nil || total > wire.MaxImage {
+		return s.malformed(s.hdr.Op)
+	}
+	m := &s.images
+	if m.up != nil && (m.up.Sum() != sum || m.up.Total() != total || off == 0) {
+		m.up.Abort()
+		m.up = nil
+	}
+	if m.up == nil {
+		up, err := s.store.Begin(sum, total)
+		if err != nil {
+			s.log.Error("image not stored", "image", sum, "error", err)
+			return C.CUDA_ERROR_OUT_OF_MEMORY
+		}
+		m.up = up
+	}
+	if err := m.up.Write(off, data); err != nil {
+		m.up.Abort()
+		m.up = nil
+		if errors.Is(err, store.ErrMismatch) {
+			s.violation(err.Error())
+			return C.CUDA_ERROR_INVALID_IMAGE
+		}
+		s.log.Error("image not stored", "image", sum, "error", err)
+		return C.CUDA_ERROR_OPERATING_SYSTEM
+	}
+	if m.up.Complete() {
+		err := m.up.Commit()
+		m.up = nil
+		if err != nil {
+			s.log.Error("image not stored", "image", sum, "error", err)
+			if errors.Is(err, store.ErrMismatch) {
+				s.violation(err.Error())
+			}
+			return C.CUDA_ERROR_INVALID_IMAGE
+		}
+	}
+	return 0
+}
+
+// maxJIT bounds the options of a load, maxJITLog the log it may ask for.
+const (
+	maxJIT    = 64
+	maxJITLog = 1 << 20
+)
+
+// jit is the options of a load as the driver takes them, in C's memory.
+type jit struct {
+	n             int
+	opts          *C.uint32_t
+	vals          *unsafe.Pointer
+	info, errs    unsafe.Pointer
+	infoAt, errAt int // index of the log sizes, which the driver updates
+	logs          bool
+}
+
+func (j *jit) free() {
+	for _, p := range []unsafe.Pointer{unsafe.Pointer(j.opts), unsafe.Pointer(j.vals), j.info, j.errs} {
+		C.free(p)
+	}
+}
+
+func (s *session) jitOptions(n int) (j *jit, rc int32) {
+	j = &jit{infoAt: -1, errAt: -1}
+	j.opts = (*C.uint32_t)(C.calloc(C.size_t(n+1), 4))
+	j.vals = (*unsafe.Pointer)(C.calloc(C.size_t(n+1), 8))
+	opts := unsafe.Slice((*uint32)(unsafe.Pointer(j.opts)), n)
+	vals := unsafe.Slice((*uint64)(unsafe.Pointer(j.vals)), n)
+	for i := range n {
+		opts[i] = s.dec.U32()
+		vals[i] = s.dec.U64()
+		switch opts[i] {
+		case C.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
+			j.infoAt = i
+			vals[i] = min(vals[i]&0xffffffff, maxJITLog)
+		case C.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
+			j.errAt = i
+			vals[i] = min(vals[i]&0xffffffff, maxJITLog)
+		case C.CU_JIT_GLOBAL_SYMBOL_NAMES, C.CU_JIT_GLOBAL_SYMBOL_ADDRESSES, C.CU_JIT_GLOBAL_SYMBOL_COUNT,
+			C.CU_JIT_REFERENCED_KERNEL_NAMES, C.CU_JIT_REFERENCED_KERNEL_COUNT,
+			C.CU_JIT_REFERENCED_VARIABLE_NAMES, C.CU_JIT_REFERENCED_VARIABLE_COUNT:
+			s.log.Warn("module load refused: option not supported", "CUjit_option", opts[i])
+			rc = C.CUDA_ERROR_NOT_SUPPORTED
+		}
+	}
+	// Buffers are the worker's: the client's pointers mean nothing here.
+	for i := range n {
+		switch opts[i] {
+		case C.CU_JIT_INFO_LOG_BUFFER:
+			if j.infoAt < 0 {
+				rc = C.CUDA_ERROR_INVALID_VALUE
+				break
+			}
+			if j.info == nil {
+				j.info = C.calloc(C.size_t(vals[j.infoAt]+1), 1)
+			}
+			vals[i] = uint64(uintptr(j.info))
+			j.logs = true
+		case C.CU_JIT_ERROR_LOG_BUFFER:
+			if j.errAt < 0 {
+				rc = C.CUDA_ERROR_INVALID_VALUE
+				break
+			}
+			if j.errs == nil {
+				j.errs = C.calloc(C.size_t(vals[j.errAt]+1), 1)
+			}
+			vals[i] = uint64(uintptr(j.errs))
+			j.logs = true
+		}
+	}
+	j.n = n
+	return j, rc
+}
+
+// appendLogs adds what the compiler said.
+func (j *jit) appendLogs(e *wire.Encoder) {
+	if !j.logs {
+		return
+	}
+	vals := unsafe.Slice((*uint64)(unsafe.Pointer(j.vals)), j.n)
+	log := func(p unsafe.Pointer, at int) []byte {
+		if p == nil || at < 0 {
+			return nil
+		}
+		return unsafe.Slice((*byte)(p), min(vals[at]&0xffffffff, maxJITLog))
+	}
+	info, errs := log(j.info, j.infoAt), log(j.errs, j.errAt)
+	e.U32(uint32(len(info)))
+	e.U32(uint32(len(errs)))
+	e.Bytes(info)
+	e.Bytes(errs)
+}
+
+const notListed = 0xffffffff
+
+func (s *session) imageLoad(p []byte) int32 {
+	d := &s.dec
+	d.Reset(p)
+	var sum store.Sum
+	copy(sum[:], d.Bytes(len(sum)))
+	size := d.U64()
+	id := d.U32()
+	library := d.U8() == 1
+	d.Bytes(3)
+	n := d.Count(12, maxJIT)
+	if d.Err() != nil || size == 0 || size > wire.MaxImage {
+		return s.malformed(s.hdr.Op)
+	}
+	mem, err := s.store.Get(sum, size)
+	if errors.Is(err, store.ErrNotFound) {
+		return wire.ResultNotInStore
+	}
+	if err != nil {
+		s.log.Error("image not loaded", "image", sum, "error", err)
+		return C.CUDA_ERROR_INVALID_IMAGE
+	}
+	defer mem.Close()
+	j, rc := s.jitOptions(n)
+	defer j.free()
+	if rc == 0 && d.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	kind := wire.KindModule
+	if library {
+		kind = wire.KindLibrary
+	}
+	var real C.uint64_t
+	if rc == 0 {
+		img := at(mem.Bytes())
+		if library {
+			rc = int32(C.sl_library_load(&real, img, C.uint32_t(j.n), j.opts, j.vals))
+		} else {
+			rc = int32(C.sl_module_load(&real, img, C.uint32_t(j.n), j.opts, j.vals))
+		}
+	}
+	if rc == 0 && !s.mem.settleOverhead() {
+		// The module's variables do not fit: it must go again.
+		if library {
+			C.call_cuLibraryUnload(real)
+		} else {
+			C.call_cuModuleUnload(real)
+		}
+		s.mem.settleOverhead()
+		rc = C.CUDA_ERROR_OUT_OF_MEMORY
+	}
+	if rc != 0 {
+		s.bind(kind, id, 0, C.CUresult(rc))
+		s.enc.U32(0)
+		s.enc.U32(notListed)
+		j.appendLogs(&s.enc)
+		return rc
+	}
+	s.bindObj(kind, id, uint64(real), &image{real: uint64(real), library: library, sum: sum, size: size})
+	s.enc.U32(0)
+	s.listKernels(uint64(real), library)
+	j.appendLogs(&s.enc)
+	return 0
+}
+
+// maxKernelNames bounds the names that a load's reply carries, in bytes.
+const maxKernelNames = 12 << 20
+
+// listKernels appends the image's kernel names, or says that there is no list.
+func (s *session) listKernels(real uint64, library bool) {
+	var n C.uint32_t
+	list := func(p *C.uint64_t, room C.uint32_t) C.int {
+		if library {
+			return C.sl_library_kernels(C.uint64_t(real), p, room, &n)
+		}
+		return C.sl_module_functions(C.uint64_t(real), p, room, &n)
+	}
+	start := s.enc.Len()
+	if list(nil, 0) != 0 || n > 1<<20 {
+		s.enc.U32(notListed)
+		return
+	}
+	ks := make([]C.uint64_t, n)
+	if n > 0 && list(&ks[0], n) != 0 {
+		s.enc.U32(notListed)
+		return
+	}
+	s.enc.U32(uint32(n))
+	for _, k := range ks[:n] {
+		var name *C.char
+		var rc C.int
+		if library {
+			rc = C.sl_kernel_name(k, &name)
+		} else {
+			rc = C.sl_function_name(k, &name)
+		}
+		if rc != 0 || name == nil || s.enc.Len()-start > maxKernelNames {
+			s.enc.Truncate(start)
+			s.enc.U32(notListed)
+			return
+		}
+		l := int(C.strlen(name))
+		if l > 0xffff {
+			s.enc.Truncate(start)
+			s.enc.U32(notListed)
+			return
+		}
+		s.enc.U16(uint16(l))
+		s.enc.Bytes(unsafe.Slice((*byte)(unsafe.Pointer(name)), l))
+	}
+}
+
+// bindModule in a KERNEL_BIND's name length: the id is a module's. Modules and
+// libraries may have the same id.
+const bindModule = 1 << 15
+
+func (s *session) kernelBind(p []byte) int32 {
+	d := &s.dec
+	d.Reset(p)
+	id := d.U32()
+	from := d.U32()
+	n := d.U16()
+	module := n&bindModule != 0
+	name := string(d.Bytes(int(n &^ bindModule)))
+	if d.Done() != nil || name == "" {
+		return s.malformed(s.hdr.Op)
+	}
+	kind := wire.KindLibrary
+	if module || s.tables[kind].live(from) == nil {
+		kind = wire.KindModule
+	}
+	img := s.image(kind, from)
+	if img == nil {
+		rc := s.badHandle(kind, from)
+		s.bind(wire.KindKernel, id, 0, C.CUresult(rc))
+		return rc
+	}
+	k := &kernel{img: img, name: name, fnCtx: noCtx}
+	img.kernels = append(img.kernels, k)
+	s.bindObj(wire.KindKernel, id, 0, k)
+	return 0
+}
+
+func (s *session) image(kind int, id uint32) *image {
+	if p := s.tables[kind].live(id); p != nil && p.err == 0 {
+		img, _ := p.obj.(*image)
+		return img
+	}
+	return nil
+}
+
+// kernel returns the kernel of an id, found in its image if this is its first
+// use; nil and an error otherwise.
+func (s *session) kernel(id uint32) (*kernel, int32) {
+	p := s.tables[wire.KindKernel].live(id)
+	if p == nil {
+		return nil, C.CUDA_ERROR_INVALID_HANDLE
+	}
+	if p.err != 0 {
+		return nil, p.err
+	}
+	k, _ := p.obj.(*kernel)
+	if k == nil || k.img.dead {
+		return nil, C.CUDA_ERROR_INVALID_HANDLE
+	}
+	if k.real != 0 {
+		return k, 0
+	}
+	name := C.CString(k.name)
+	defer C.free(unsafe.Pointer(name))
+	var real C.uint64_t
+	var rc C.int
+	if k.img.library {
+		rc = C.sl_library_kernel(&real, C.uint64_t(k.img.real), name)
+	} else {
+		rc = C.sl_module_function(&real, C.uint64_t(k.img.real), name)
+	}
+	if rc != 0 {
+		p.err = int32(rc)
+		return nil, int32(rc)
+	}
+	k.real = uint64(real)
+	p.real = k.real
+	return k, 0
+}
+
+func (s *session) kernelHandle(id uint32) (uint64, bool) {
+	k, rc := s.kernel(id)
+	if rc != 0 {
+		return 0, false
+	}
+	return k.real, true
+}
+
+// function gives the CUfunction of a kernel in the current context.
+func (s *session) function(id uint32) (uint64, bool) {
+	k, rc := s.kernel(id)
+	if rc != 0 {
+		return 0, false
+	}
+	if !k.img.library {
+		return k.real, true
+	}
+	if k.fnCtx != s.cur {
+		var fn C.uint64_t
+		if rc := C.sl_kernel_function(&fn, C.uint64_t(k.real)); rc != 0 {
+			return 0, false
+		}
+		k.fn, k.fnCtx = uint64(fn), s.cur
+	}
+	return k.fn, true
+}
+
+// numAttrs is how many function attributes KERNEL_INFO tells.
+const numAttrs = 16
+
+// maxParams bounds a kernel's parameter list.
+const maxParams = 4096
+
+func (s *session) kernelInfo(p []byte) int32 {
+	d := &s.dec
+	d.Reset(p)
+	id := d.U32()
+	dev := int(d.U32())
+	if d.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	if dev < 0 || dev >= len(s.snap.Devices) {
+		return C.CUDA_ERROR_INVALID_DEVICE
+	}
+	k, rc := s.kernel(id)
+	if rc != 0 {
+		return rc
+	}
+	params, rc := s.kernelParams(k, dev)
+	if rc != 0 {
+		return rc
+	}
+	s.enc.U32(uint32(len(params)))
+	for _, q := range params {
+		s.enc.U32(q.Offset)
+		s.enc.U32(q.Size)
+	}
+	s.enc.U32(numAttrs)
+	for a := range uint32(numAttrs) {
+		var v, rc C.int
+		if k.img.library {
+			rc = C.sl_kernel_attr(&v, C.uint32_t(a), C.uint64_t(k.real), C.int(dev))
+		} else {
+			rc = C.sl_function_attr(&v, C.uint32_t(a), C.uint64_t(k.real))
+		}
+		s.enc.I32(int32(rc))
+		s.enc.I32(int32(v))
+	}
+	return 0
+}
+
+// kernelParams gives a kernel's parameter layout: from the driver, or where it
+// is older than CUDA 12.4, from the image itself.
+func (s *session) kernelParams(k *kernel, dev int) ([]cubin.Param, int32) {
+	fn := C.int(C.FN_cuKernelGetParamInfo)
+	if !k.img.library {
+		fn = C.FN_cuFuncGetParamInfo
+	}
+	if C.sl_has(fn) == 0 {
+		mem, err := s.store.Get(k.img.sum, k.img.size)
+		if err != nil {
+			s.log.Error("no parameter layout", "kernel", k.name, "error", err)
+			return nil, C.CUDA_ERROR_NOT_SUPPORTED
+		}
+		defer mem.Close()
+		v := &s.snap.Devices[dev]
+		ps, err := cubin.Params(mem.Bytes(), k.name, int(v.CCMajor)*10+int(v.CCMinor))
+		if err != nil {
+			s.log.Error("no parameter layout: the driver does not tell and the image neither", "kernel", k.name, "error", err)
+			return nil, C.CUDA_ERROR_NOT_SUPPORTED
+		}
+		return ps, 0
+	}
+	var ps []cubin.Param
+	for i := range C.uint64_t(maxParams) {
+		var off, size C.uint64_t
+		var rc C.int
+		if k.img.library {
+			rc = C.sl_kernel_param(C.uint64_t(k.real), i, &off, &size)
+		} else {
+			rc = C.sl_function_param(C.uint64_t(k.real), i, &off, &size)
+		}
+		if rc == C.CUDA_ERROR_INVALID_VALUE {
+			return ps, 0 // past the last one
+		}
+		if rc != 0 {
+			return nil, int32(rc)
+		}
+		ps = append(ps, cubin.Param{Offset: uint32(off), Size: uint32(size)})
+	}
+	return nil, C.CUDA_ERROR_INVALID_VALUE
+}
+
+// unload forgets an image and its kernels.
+func (s *session) unload(kind int, h href) {
+	if img := s.image(kind, h.id); img != nil {
+		img.dead = true
+		for _, k := range img.kernels {
+			k.real, k.fn = 0, 0
+		}
+		img.kernels = nil
+	}
+	s.unbind(kind, h.id)
+	s.mem.measureSoon()
+}
+
+func (s *session) cuLibraryUnload(h href) C.CUresult {
+	s.unloadFence()
+	rc := C.call_cuLibraryUnload(C.uint64_t(h.real))
+	s.unload(wire.KindLibrary, h)
+	return rc
+}
+
+func (s *session) cuModuleUnload(h href) C.CUresult {
+	s.unloadFence()
+	rc := C.call_cuModuleUnload(C.uint64_t(h.real))
+	s.unload(wire.KindModule, h)
+	return rc
+}
+
+// unloadFence: the driver prints what kernels of the module have printed.
+func (s *session) unloadFence() { s.prints.mark() }
+
+// Offsets in a LAUNCH payload.
+const (
+	launchHead  = 8 // kernel and stream id
+	launchFixed = launchHead + 36
+	launchAttr  = 72
+)
+
+// launch runs a kernel. It is the busiest operation: no allocation, one call
+// into C.
+func (s *session) launch(p []byte) int32 {
+	if len(p) < launchFixed {
+		return s.malformed(s.hdr.Op)
+	}
+	le := func(o int) uint32 { return *(*uint32)(unsafe.Pointer(&p[o])) }
+	nattr := int(*(*uint16)(unsafe.Pointer(&p[36])))
+	nparam := le(40)
+	if uint64(len(p)) != launchFixed+uint64(nparam)+uint64(nattr)*launchAttr {
+		return s.malformed(s.hdr.Op)
+	}
+	var fn uint64
+	if q := s.tables[wire.KindKernel].live(le(0)); q != nil && q.real != 0 && !q.obj.(*kernel).img.dead {
+		fn = q.real
+	} else {
+		k, rc := s.kernel(le(0))
+		if rc != 0 {
+			return rc
+		}
+		fn = k.real
+		defer s.mem.measureSoon() // a first launch makes the driver load the kernel
+	}
+	var stream uint64
+	if id := le(4); id != 0 {
+		q := s.tables[wire.KindStream].live(id)
+		if q == nil || q.err != 0 {
+			return s.badHandle(wire.KindStream, id)
+		}
+		stream = q.real
+	}
+	if nattr > 0 {
+		if rc := s.launchAttrs(p[launchFixed+int(nparam):]); rc != 0 {
+			return rc
+		}
+	}
+	return int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p[launchHead:]))))
+}
+
+// launchAttrs puts real handles into launch attributes, in place.
+func (s *session) launchAttrs(p []byte) int32 {
+	for ; len(p) > 0; p = p[launchAttr:] {
+		switch id := *(*uint32)(unsafe.Pointer(&p[0])); id {
+		case C.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT, C.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+			ev := (*uint64)(unsafe.Pointer(&p[8]))
+			real, ok := s.handle(wire.KindCUEvent, uint32(*ev))
+			if !ok {
+				return s.badHandle(wire.KindCUEvent, uint32(*ev))
+			}
+			*ev = real
+		case C.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+			return s.refuse("launch attribute DEVICE_UPDATABLE_KERNEL_NODE")
+		}
+	}
+	return 0
+}
+
+// refuse answers what is not supported, by name and once in the log.
+func (s *session) refuse(what string) int32 {
+	if !s.refused[what] {
+		s.refused[what] = true
+		s.log.Warn("refused: not supported", "what", what)
+	}
+	return C.CUDA_ERROR_NOT_SUPPORTED
+}

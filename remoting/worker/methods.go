@@ -1,0 +1,333 @@
+package worker
+
+// The rest of the calls whose worker part is written by hand: those whose
+// structures carry handles, and those that change what the worker must know.
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// Contexts.
+
+func (s *session) cuCtxCreate_v2(id uint32, o *C.uint64_t, flags, dev uint32) C.CUresult {
+	d := int(dev)
+	if d < 0 || d >= len(s.snap.Devices) {
+		return C.CUDA_ERROR_INVALID_DEVICE
+	}
+	if !s.mem.chargeContext(d) {
+		return C.CUDA_ERROR_OUT_OF_MEMORY
+	}
+	rc := C.sl_ctx_create(o, C.uint32_t(flags), C.int(d))
+	s.forgetCtx()
+	if rc != 0 {
+		s.mem.unchargeContext(d)
+		return rc
+	}
+	s.ctxs[uint64(*o)] = &cudaContext{dev: d, real: uint64(*o), created: true}
+	s.mem.measureSoon()
+	return 0
+}
+
+// leaveContext gets everything of a context out of the worker's hands before
+// the driver destroys it.
+func (s *session) leaveContext(id uint32, c *cudaContext) {
+	if s.setCtx(id) == 0 {
+		s.in.close(s)
+		C.sl_ctx_sync()
+		s.settle()
+		s.in.leave(s, c.real)
+	}
+	s.events.drop(c.real)
+	for kind := range s.tables {
+		switch kind {
+		case wire.KindCtx, wire.KindLibrary, wire.KindMemHandle, wire.KindMemPool, wire.KindGraph, wire.KindGraphNode, wire.KindHostFnID:
+			continue // these outlive contexts
+		}
+		t := &s.tables[kind]
+		t.each(func(hid uint32, p *slot) {
+			if p.ctx != id {
+				return
+			}
+			if img, ok := p.obj.(*image); ok {
+				img.dead = true
+			}
+			if k, ok := p.obj.(*kernel); ok && k.img.library {
+				k.fnCtx = noCtx
+				return
+			}
+			s.unbind(kind, hid)
+		})
+	}
+	delete(s.ctxs, c.real)
+	s.forgetCtx()
+}
+
+func (s *session) cuCtxDestroy_v2(h href) C.CUresult {
+	c := s.ctxs[h.real]
+	if c == nil || !c.created {
+		return C.CUDA_ERROR_INVALID_CONTEXT
+	}
+	s.leaveContext(h.id, c)
+	rc := C.sl_ctx_destroy(C.uint64_t(h.real))
+	s.unbind(wire.KindCtx, h.id)
+	s.mem.dropContext(h.id, c.dev)
+	s.forgetCtx()
+	return rc
+}
+
+// primaryEnd destroys a device's primary context; the worker is the only one
+// to retain it.
+func (s *session) primaryEnd(dev int) C.CUresult {
+	id := uint32(1 + dev)
+	p := s.tables[wire.KindCtx].live(id)
+	if p == nil {
+		return 0
+	}
+	if c := s.ctxs[p.real]; c != nil {
+		s.leaveContext(id, c)
+	}
+	rc := C.sl_ctx_release(C.int(dev))
+	s.unbind(wire.KindCtx, id)
+	s.mem.dropContext(id, dev)
+	s.forgetCtx()
+	return rc
+}
+
+func (s *session) cuDevicePrimaryCtxRelease_v2(dev uint32) C.CUresult {
+	if int(dev) >= len(s.snap.Devices) {
+		return C.CUDA_ERROR_INVALID_DEVICE
+	}
+	return s.primaryEnd(int(dev))
+}
+
+func (s *session) cuDevicePrimaryCtxReset_v2(dev uint32) C.CUresult {
+	if int(dev) >= len(s.snap.Devices) {
+		return C.CUDA_ERROR_INVALID_DEVICE
+	}
+	return s.primaryEnd(int(dev))
+}
+
+// Functions and kernels. A kernel that came from a module has no CUkernel.
+
+func (s *session) cuFuncSetAttribute(h href, attr, value uint32) C.CUresult {
+	rc := C.call_cuFuncSetAttribute(C.uint64_t(h.real), C.uint32_t(attr), C.uint32_t(value))
+	return rc
+}
+
+func (s *session) cuFuncSetCacheConfig(h href, config uint32) C.CUresult {
+	return C.call_cuFuncSetCacheConfig(C.uint64_t(h.real), C.uint32_t(config))
+}
+
+func (s *session) cuFuncSetSharedMemConfig(h href, config uint32) C.CUresult {
+	return C.call_cuFuncSetSharedMemConfig(C.uint64_t(h.real), C.uint32_t(config))
+}
+
+func (s *session) fromModule(h href) bool {
+	p := s.tables[wire.KindKernel].live(h.id)
+	if p == nil {
+		return false
+	}
+	k, _ := p.obj.(*kernel)
+	return k != nil && !k.img.library
+}
+
+func (s *session) cuKernelSetAttribute(attr, value uint32, h href, dev uint32) C.CUresult {
+	if s.fromModule(h) {
+		return s.cuFuncSetAttribute(h, attr, value)
+	}
+	return C.call_cuKernelSetAttribute(C.uint32_t(attr), C.uint32_t(value), C.uint64_t(h.real), C.uint32_t(dev))
+}
+
+func (s *session) cuKernelSetCacheConfig(h href, config, dev uint32) C.CUresult {
+	if s.fromModule(h) {
+		return s.cuFuncSetCacheConfig(h, config)
+	}
+	return C.call_cuKernelSetCacheConfig(C.uint64_t(h.real), C.uint32_t(config), C.uint32_t(dev))
+}
+
+// cuOccupancyMaxPotentialBlockSizeWithFlags without a callback: the client
+// answers those with one itself.
+func (s *session) cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block *C.int, h href, smem uint64, limit, flags uint32) C.CUresult {
+	return C.sl_potential_block(grid, block, C.uint64_t(h.real), C.uint64_t(smem), C.int(int32(limit)), C.uint32_t(flags))
+}
+
+func (s *session) cuOccupancyMaxActiveClusters(n *C.int, h href, cfg *C.CUlaunchConfig, attrs []C.CUlaunchAttribute, _ uint32) C.CUresult {
+	return s.clusters(n, h, cfg, attrs, 0)
+}
+
+func (s *session) cuOccupancyMaxPotentialClusterSize(n *C.int, h href, cfg *C.CUlaunchConfig, attrs []C.CUlaunchAttribute, _ uint32) C.CUresult {
+	return s.clusters(n, h, cfg, attrs, 1)
+}
+
+func (s *session) clusters(n *C.int, h href, cfg *C.CUlaunchConfig, attrs []C.CUlaunchAttribute, potential C.int) C.CUresult {
+	if cfg == nil {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	c := *cfg
+	c.attrs = nil
+	c.hStream = nil
+	if id := uint32(uintptr(unsafe.Pointer(cfg.hStream))); id != 0 {
+		real, ok := s.handle(wire.KindStream, id)
+		if !ok {
+			return C.CUresult(s.badHandle(wire.KindStream, id))
+		}
+		*(*uint64)(unsafe.Pointer(&c.hStream)) = real
+	}
+	return C.sl_max_clusters(n, C.uint64_t(h.real), &c, first(attrs), C.uint32_t(len(attrs)), potential)
+}
+
+func (s *session) cuTensorMapEncodeTiled(o *C.CUtensorMap, dataType, rank uint32, addr uint64, dim, strides []C.cuuint64_t, _ uint32,
+	box, elem []C.cuuint32_t, interleave, swizzle, l2, fill uint32,
+) C.CUresult {
+	if rank == 0 || rank > 5 || len(dim) < int(rank) || len(strides) < int(rank)-1 || len(box) < int(rank) || len(elem) < int(rank) {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	return C.sl_tensor_map(unsafe.Pointer(o), C.uint32_t(dataType), C.uint32_t(rank), C.uint64_t(addr),
+		(*C.uint64_t)(first(dim)), (*C.uint64_t)(first(strides)), (*C.uint32_t)(first(box)), (*C.uint32_t)(first(elem)),
+		C.uint32_t(interleave), C.uint32_t(swizzle), C.uint32_t(l2), C.uint32_t(fill))
+}
+
+// Graphs and capture.
+
+func (s *session) cuGraphInstantiateWithFlags(id uint32, o *C.uint64_t, g href, flags uint64) C.CUresult {
+	rc := C.call_cuGraphInstantiateWithFlags(o, C.uint64_t(g.real), C.uint64_t(flags))
+	s.mem.measureSoon()
+	return rc
+}
+
+func (s *session) cuStreamBeginCapture_v2(h href, mode uint32) C.CUresult {
+	// The event that frees this slot must not be captured.
+	s.in.close(s)
+	rc := C.call_cuStreamBeginCapture_v2(C.uint64_t(h.real), C.uint32_t(mode))
+	if rc == 0 {
+		s.captures[h.real] = true
+	}
+	return rc
+}
+
+func (s *session) cuStreamBeginCaptureToGraph(h, g href, deps []C.uint64_t, data []C.CUgraphEdgeData, n uint64, mode uint32) C.CUresult {
+	s.in.close(s)
+	rc := C.call_cuStreamBeginCaptureToGraph(C.uint64_t(h.real), C.uint64_t(g.real), first(deps), first(data), C.uint64_t(n), C.uint32_t(mode))
+	if rc == 0 {
+		s.captures[h.real] = true
+	}
+	return rc
+}
+
+func (s *session) cuStreamEndCapture(h href, id uint32, o *C.uint64_t) C.CUresult {
+	rc := C.call_cuStreamEndCapture(C.uint64_t(h.real), o)
+	delete(s.captures, h.real)
+	return rc
+}
+
+// Copies and views whose structures carry handles: the client puts the wire id
+// where the handle stands.
+
+// handleIn replaces an id in a structure's handle field.
+func (s *session) handleIn(kind int, field unsafe.Pointer) int32 {
+	p := (*uint64)(field)
+	real, ok := s.handle(kind, uint32(*p))
+	if !ok {
+		return s.badHandle(kind, uint32(*p))
+	}
+	*p = real
+	return 0
+}
+
+func (s *session) cuMemcpy3DAsync_v2(c *C.CUDA_MEMCPY3D, h href) C.CUresult {
+	if c == nil {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	c.srcHost, c.dstHost, c.reserved0, c.reserved1 = nil, nil, nil, nil
+	if rc := s.side(&c.srcMemoryType, unsafe.Pointer(&c.srcArray)); rc != 0 {
+		return C.CUresult(rc)
+	}
+	if rc := s.side(&c.dstMemoryType, unsafe.Pointer(&c.dstArray)); rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.call_cuMemcpy3DAsync_v2(c, C.uint64_t(h.real))
+}
+
+// side puts the real handle into one side of a copy. Host addresses are the
+// client's and mean nothing in this process.
+func (s *session) side(t *C.CUmemorytype, array unsafe.Pointer) int32 {
+	switch *t {
+	case C.CU_MEMORYTYPE_UNIFIED:
+		*t = C.CU_MEMORYTYPE_DEVICE
+		return 0
+	case C.CU_MEMORYTYPE_DEVICE:
+		return 0
+	case C.CU_MEMORYTYPE_ARRAY:
+		return s.handleIn(wire.KindArray, array)
+	}
+	return C.CUDA_ERROR_INVALID_VALUE
+}
+
+func (s *session) cuMemcpy2DAsync_v2(c *C.CUDA_MEMCPY2D, h href) C.CUresult {
+	if c == nil {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	c.srcHost, c.dstHost = nil, nil
+	// A device address may stand in the host field of a unified one; the
+	// client puts it into the device field.
+	if rc := s.side(&c.srcMemoryType, unsafe.Pointer(&c.srcArray)); rc != 0 {
+		return C.CUresult(rc)
+	}
+	if rc := s.side(&c.dstMemoryType, unsafe.Pointer(&c.dstArray)); rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.call_cuMemcpy2DAsync_v2(c, C.uint64_t(h.real))
+}
+
+func (s *session) cuMemcpy3DPeerAsync(c *C.CUDA_MEMCPY3D_PEER, h href) C.CUresult {
+	if c == nil {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	c.srcHost, c.dstHost = nil, nil
+	for _, f := range []unsafe.Pointer{unsafe.Pointer(&c.srcContext), unsafe.Pointer(&c.dstContext)} {
+		if rc := s.handleIn(wire.KindCtx, f); rc != 0 {
+			return C.CUresult(rc)
+		}
+	}
+	if rc := s.side(&c.srcMemoryType, unsafe.Pointer(&c.srcArray)); rc != 0 {
+		return C.CUresult(rc)
+	}
+	if rc := s.side(&c.dstMemoryType, unsafe.Pointer(&c.dstArray)); rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.call_cuMemcpy3DPeerAsync(c, C.uint64_t(h.real))
+}
+
+func (s *session) resource(d *C.CUDA_RESOURCE_DESC) int32 {
+	if d == nil {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	switch d.resType {
+	case C.CU_RESOURCE_TYPE_ARRAY:
+		return s.handleIn(wire.KindArray, unsafe.Pointer(&d.res))
+	case C.CU_RESOURCE_TYPE_MIPMAPPED_ARRAY:
+		return s.handleIn(wire.KindMipmap, unsafe.Pointer(&d.res))
+	}
+	return 0
+}
+
+func (s *session) cuTexObjectCreate(o *C.CUtexObject, res *C.CUDA_RESOURCE_DESC, tex *C.CUDA_TEXTURE_DESC, view *C.CUDA_RESOURCE_VIEW_DESC) C.CUresult {
+	if rc := s.resource(res); rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.call_cuTexObjectCreate(o, res, tex, view)
+}
+
+func (s *session) cuSurfObjectCreate(o *C.CUsurfObject, res *C.CUDA_RESOURCE_DESC) C.CUresult {
+	if rc := s.resource(res); rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.call_cuSurfObjectCreate(o, res)
+}

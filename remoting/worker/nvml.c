@@ -1,0 +1,158 @@
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* NVML's layouts, as its documentation describes them. */
+struct nvml_memory { unsigned long long total, free, used; };
+struct nvml_util { unsigned int gpu, memory; };
+struct nvml_process_v1 { unsigned int pid; unsigned long long used; };
+struct nvml_process { unsigned int pid; unsigned long long used; unsigned int gi, ci; };
+
+#define NVML_SUCCESS 0
+#define NVML_INSUFFICIENT_SIZE 7
+
+static struct {
+	int (*init)(void);
+	int (*driver)(char *, unsigned int);
+	int (*find)(const char *, void **);
+	int (*memory)(void *, struct nvml_memory *);
+	int (*procs_v3)(void *, unsigned int *, struct nvml_process *);
+	int (*procs_v2)(void *, unsigned int *, struct nvml_process *);
+	int (*procs_v1)(void *, unsigned int *, struct nvml_process_v1 *);
+	int (*util)(void *, struct nvml_util *);
+	int (*temp)(void *, unsigned int, unsigned int *);
+	int (*power)(void *, unsigned int *);
+	int (*limit)(void *, unsigned int *);
+	int (*clock)(void *, unsigned int, unsigned int *);
+	int (*pstate)(void *, unsigned int *);
+	int (*fan)(void *, unsigned int *);
+	int (*persistence)(void *, unsigned int *);
+} nv;
+
+int sl_nvml_open(const char *path, char *err, size_t errlen)
+{
+	void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	int rc;
+
+	if (!h) {
+		snprintf(err, errlen, "%s", dlerror());
+		return -1;
+	}
+#define LOAD(field, name) *(void **)&nv.field = dlsym(h, name)
+	LOAD(init, "nvmlInit_v2");
+	LOAD(driver, "nvmlSystemGetDriverVersion");
+	LOAD(find, "nvmlDeviceGetHandleByPciBusId_v2");
+	LOAD(memory, "nvmlDeviceGetMemoryInfo");
+	LOAD(procs_v3, "nvmlDeviceGetComputeRunningProcesses_v3");
+	LOAD(procs_v2, "nvmlDeviceGetComputeRunningProcesses_v2");
+	LOAD(procs_v1, "nvmlDeviceGetComputeRunningProcesses");
+	LOAD(util, "nvmlDeviceGetUtilizationRates");
+	LOAD(temp, "nvmlDeviceGetTemperature");
+	LOAD(power, "nvmlDeviceGetPowerUsage");
+	LOAD(limit, "nvmlDeviceGetEnforcedPowerLimit");
+	LOAD(clock, "nvmlDeviceGetClockInfo");
+	LOAD(pstate, "nvmlDeviceGetPerformanceState");
+	LOAD(fan, "nvmlDeviceGetFanSpeed");
+	LOAD(persistence, "nvmlDeviceGetPersistenceMode");
+#undef LOAD
+	if (!nv.init) {
+		snprintf(err, errlen, "%s has no nvmlInit_v2", path);
+		return -1;
+	}
+	rc = nv.init();
+	if (rc) {
+		snprintf(err, errlen, "nvmlInit_v2 returned %d", rc);
+		return -1;
+	}
+	return 0;
+}
+
+int sl_nvml_driver(char *s, uint32_t n)
+{
+	return nv.driver ? nv.driver(s, n) : -1;
+}
+
+int sl_nvml_find(const char *busid, void **dev)
+{
+	return nv.find ? nv.find(busid, dev) : -1;
+}
+
+int sl_nvml_memory(void *dev, uint64_t *total, uint64_t *used, uint64_t *free_)
+{
+	struct nvml_memory m = { 0, 0, 0 };
+	int rc = nv.memory ? nv.memory(dev, &m) : -1;
+
+	*total = m.total;
+	*used = m.used;
+	*free_ = m.free;
+	return rc;
+}
+
+#define NA 0xffffffffu
+
+void sl_nvml_dynamic(void *dev, struct sl_nvml_device *d)
+{
+	struct nvml_util u = { NA, NA };
+
+	memset(d, 0xff, sizeof *d);
+	if (sl_nvml_memory(dev, &d->mem_total, &d->mem_used, &d->mem_free))
+		d->mem_total = d->mem_used = d->mem_free = 0;
+	if (nv.util && !nv.util(dev, &u)) {
+		d->util_gpu = u.gpu;
+		d->util_mem = u.memory;
+	}
+#define GET(field, call) do { unsigned int v = NA; if (!(call)) d->field = v; } while (0)
+	GET(temp, !nv.temp || nv.temp(dev, 0, &v));
+	GET(power_mw, !nv.power || nv.power(dev, &v));
+	GET(power_limit_mw, !nv.limit || nv.limit(dev, &v));
+	GET(sm_mhz, !nv.clock || nv.clock(dev, 1, &v));
+	GET(mem_mhz, !nv.clock || nv.clock(dev, 2, &v));
+	GET(pstate, !nv.pstate || nv.pstate(dev, &v));
+	GET(fan, !nv.fan || nv.fan(dev, &v));
+	GET(persistence, !nv.persistence || nv.persistence(dev, &v));
+#undef GET
+}
+
+int sl_nvml_process(void *dev, uint32_t pid, uint64_t *used)
+{
+	int (*get)(void *, unsigned int *, struct nvml_process *) = nv.procs_v3 ? nv.procs_v3 : nv.procs_v2;
+	struct nvml_process few[64], *p = few;
+	struct nvml_process_v1 old[64];
+	unsigned int n = 64, i;
+	int rc, found = -1;
+
+	if (!get) {
+		if (!nv.procs_v1 || nv.procs_v1(dev, &n, old))
+			return -1;
+		for (i = 0; i < n; i++) {
+			if (old[i].pid == pid && old[i].used != ~0ull) {
+				*used = old[i].used;
+				return 0;
+			}
+		}
+		return -1;
+	}
+	rc = get(dev, &n, p);
+	if (rc == NVML_INSUFFICIENT_SIZE && n < 65536) {
+		n += 64;
+		p = calloc(n, sizeof *p);
+		if (!p)
+			return -1;
+		rc = get(dev, &n, p);
+	}
+	for (i = 0; !rc && i < n; i++) {
+		/* All ones: the driver does not say (WDDM, some containers). */
+		if (p[i].pid == pid && p[i].used != ~0ull) {
+			*used = p[i].used;
+			found = 0;
+			break;
+		}
+	}
+	if (p != few)
+		free(p);
+	return found;
+}

@@ -1,0 +1,381 @@
+package worker
+
+// How a client's calls run.
+//
+// The executor (run) is one goroutine on its own thread. It reads frames in
+// order and executes each before it reads the next; it alone touches the handle
+// tables and the memory maps. Calls that have to wait for the GPU record what
+// they wait for, in order, and are finished by a waiter (wait.go). Bytes from
+// the device are sent by whoever finds them ready (copy.go). Everybody sends
+// through wr, which keeps frames whole.
+//
+// The session ends by leaving the process: the driver and the kernel then free
+// what it held, whatever state it was in.
+
+/*
+#cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra -Wno-unused-function -Wno-unused-parameter
+#cgo LDFLAGS: -ldl -lpthread
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/store"
+)
+
+// ledger is the lease's memory account as a session sees it; sizes in bytes.
+type ledger interface {
+	Reserve(dev int, bytes uint64) bool
+	Release(dev int, bytes uint64)
+	Overhead(dev int, bytes uint64, force bool) bool
+	Info(dev int) account.Info
+	Processes(dev int) []account.Process
+}
+
+type session struct {
+	log       *slog.Logger
+	keepalive time.Duration
+	snap      wire.Snapshot
+	overhead  []uint64 // what the driver takes for a context, per device
+	ledger    ledger
+	store     *store.Store
+	nvml      *nvml
+	client    account.Client
+
+	stream wire.Stream
+	rd     *wire.Reader
+	wr     *wire.Writer
+
+	// The executor's own.
+	hdr      wire.Request
+	cur      uint32 // id of the context current on the executor's thread
+	curReal  uint64
+	curSlot  *slot               // nil when none is current
+	ctxs     map[uint64]*cudaContext // by driver handle
+	tables   [wire.NumKinds]table
+	npages   int
+	pending  bool // a waiter will answer this call
+	dec      wire.Decoder
+	enc      wire.Encoder
+	ended    string // why the session must end
+	begun    atomic.Uint64
+	inOp     atomic.Bool
+	mem      memory
+	images   images
+	in       inStaging
+	refused  map[string]bool
+	captures map[uint64]bool // streams whose capture the client began
+
+	// Shared; each part says how.
+	deferred atomic.Int32
+	out      outStaging
+	waiters  waiters
+	events   eventPools
+	prints   prints
+	hostfns  hostfns
+
+	exit func(code int)
+}
+
+func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store) (*session, error) {
+	rd, err := wire.NewReader(stream)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{
+		log: log, ledger: l, store: st, stream: stream, rd: rd, wr: wire.NewWriter(stream),
+		cur: noCtx, ctxs: make(map[uint64]*cudaContext), captures: make(map[uint64]bool), refused: make(map[string]bool), exit: os.Exit,
+	}
+	s.mem.init(s)
+	s.images.init()
+	s.out.init(s)
+	s.waiters.init(s)
+	s.events.init()
+	s.hostfns.init(s)
+	return s, nil
+}
+
+// run executes the client's frames until the session ends; the error says why.
+func (s *session) run() error {
+	runtime.LockOSThread()
+	for {
+		s.inOp.Store(false)
+		if err := s.rd.Next(&s.hdr); err != nil {
+			return s.farewell(err)
+		}
+		s.begun.Add(1)
+		s.inOp.Store(true)
+		s.pending = false
+		s.enc.Reset()
+		rc, err := s.frame()
+		if err != nil {
+			return s.farewell(err)
+		}
+		if s.ended != "" {
+			return s.farewell(errors.New(s.ended))
+		}
+		if s.hdr.Call != 0 {
+			if !s.pending {
+				if err := s.reply(s.hdr.Op, s.hdr.Call, rc, s.enc.Buf()); err != nil {
+					return err
+				}
+			}
+		} else if rc != 0 {
+			s.fail(s.hdr.Op, rc)
+		}
+	}
+}
+
+// frame executes one frame. The reader is locked when it is called and
+// unlocked before anything that may take long.
+func (s *session) frame() (int32, error) {
+	h := &s.hdr
+	if h.Op == wire.OpCopyIn {
+		return s.copyInFrame()
+	}
+	if h.Op == wire.OpCopyIn3D {
+		return s.copyIn3DFrame()
+	}
+	p, err := s.rd.Payload()
+	s.rd.Done()
+	if err != nil {
+		return 0, err
+	}
+	switch h.Op {
+	case wire.OpBeat:
+		return 0, nil
+	case wire.OpImageChunk:
+		return s.imageChunk(p), nil
+	case wire.OpHostFnDone:
+		return s.hostFnDone(p), nil
+	case wire.OpKernelBind:
+		return s.kernelBind(p), nil
+	case wire.OpObserve:
+		return s.observe(p), nil
+	case wire.OpCtxActivate:
+		return s.ctxActivate(p), nil
+	}
+	if h.Ctx != s.cur {
+		if rc := s.setCtx(h.Ctx); rc != 0 {
+			return rc, nil
+		}
+	}
+	switch h.Op {
+	case wire.OpLaunch:
+		return s.launch(p), nil
+	case wire.OpThreadStream:
+		return s.threadStream(p), nil
+	case wire.OpImageLoad:
+		return s.imageLoad(p), nil
+	case wire.OpKernelInfo:
+		return s.kernelInfo(p), nil
+	case wire.OpCopyOut:
+		return s.copyOut(p), nil
+	case wire.OpCopyOut3D:
+		return s.copyOut3D(p), nil
+	case wire.OpEventWatch:
+		return s.eventWatch(p), nil
+	case wire.OpLaunchHost:
+		return s.launchHost(p), nil
+	}
+	s.dec.Reset(p)
+	rc, known := s.dispatch(h.Op, &s.dec, &s.enc)
+	if !known {
+		s.violation("unknown operation")
+		return 0, nil
+	}
+	return rc, nil
+}
+
+// setCtx makes the client's context current on the executor's thread.
+func (s *session) setCtx(id uint32) int32 {
+	var real uint64
+	var p *slot
+	if id != 0 {
+		p = s.tables[wire.KindCtx].live(id)
+		if p == nil || p.err != 0 {
+			return s.badHandle(wire.KindCtx, id)
+		}
+		real = p.real
+	}
+	if rc := C.sl_ctx_set(C.uint64_t(real)); rc != 0 {
+		s.cur = noCtx
+		return int32(rc)
+	}
+	s.cur, s.curReal, s.curSlot = id, real, p
+	return 0
+}
+
+// forgetCtx makes the next call set its context anew, because the driver has
+// changed the thread's.
+func (s *session) forgetCtx() { s.cur, s.curReal, s.curSlot = noCtx, 0, nil }
+
+// reply answers a waiting call; it also carries the first error of a one-way
+// call that no reply has told yet.
+func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error {
+	return s.wr.Send(&wire.Reply{
+		Kind: wire.KindReply, Op: op, Call: call, Result: rc, Deferred: s.deferred.Swap(0),
+	}, payload, nil)
+}
+
+// fail tells of a one-way call that failed.
+func (s *session) fail(op uint16, rc int32) {
+	s.deferred.CompareAndSwap(0, rc)
+	s.log.Debug("one-way call failed", "op", opName(op), "result", rc)
+	if err := s.wr.Send(&wire.Reply{Kind: wire.KindError, Op: op, Result: rc}, nil, nil); err != nil {
+		s.ended = err.Error()
+	}
+}
+
+// violation ends the session after this frame: the client does not keep to the
+// protocol.
+func (s *session) violation(why string) {
+	if s.ended == "" {
+		s.ended = fmt.Sprintf("%s: %s", opName(s.hdr.Op), why)
+	}
+}
+
+// malformed is a violation: the payload does not have the operation's form.
+func (s *session) malformed(op uint16) int32 {
+	s.violation(fmt.Sprintf("malformed payload of %d bytes", s.hdr.Size))
+	return C.CUDA_ERROR_INVALID_VALUE
+}
+
+// farewell tells the client, if it can still hear, why its session ends.
+func (s *session) farewell(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+		return nil
+	}
+	s.log.Error("session ended", "reason", err)
+	_ = s.wr.Send(&wire.Reply{Kind: wire.KindBye}, []byte(err.Error()), nil)
+	return err
+}
+
+func opName(op uint16) string {
+	if int(op) < len(opNames) {
+		return opNames[op]
+	}
+	return wire.ControlName(op)
+}
+
+// beat sends a keep-alive frame four times per keep-alive time, so that a
+// client can tell a busy worker from a dead one.
+func (s *session) beat() {
+	t := time.NewTicker(max(s.keepalive/4, 10*time.Millisecond))
+	defer t.Stop()
+	for range t.C {
+		if err := s.wr.Send(&wire.Reply{Kind: wire.KindBeat}, nil, nil); err != nil {
+			s.leave("client does not answer", err)
+		}
+	}
+}
+
+// watch leaves the process when one of the descriptors hangs up: the client's
+// socket, or the supervisor's.
+func (s *session) watch(fds ...int) {
+	var p []unix.PollFd
+	for _, fd := range fds {
+		p = append(p, unix.PollFd{Fd: int32(fd), Events: unix.POLLRDHUP})
+	}
+	for {
+		n, err := unix.Poll(p, -1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			s.leave("poll", err)
+		}
+		if n > 0 {
+			s.leave("peer is gone", nil)
+		}
+	}
+}
+
+var leaving sync.Once
+
+// leave ends the process at once, from any goroutine.
+func (s *session) leave(why string, err error) {
+	leaving.Do(func() {
+		s.log.Debug("session leaves", "why", why, "error", err)
+		s.exit(0)
+	})
+}
+
+// ctxActivate retains a device's primary context.
+func (s *session) ctxActivate(p []byte) int32 {
+	s.dec.Reset(p)
+	dev := int(s.dec.U32())
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	if dev < 0 || dev >= len(s.snap.Devices) {
+		return C.CUDA_ERROR_INVALID_DEVICE
+	}
+	id := uint32(1 + dev)
+	if s.tables[wire.KindCtx].live(id) != nil {
+		return 0
+	}
+	if !s.mem.chargeContext(dev) {
+		return C.CUDA_ERROR_OUT_OF_MEMORY
+	}
+	var real C.uint64_t
+	if rc := C.sl_ctx_retain(&real, C.int(dev)); rc != 0 {
+		s.mem.unchargeContext(dev)
+		return int32(rc)
+	}
+	s.bind(wire.KindCtx, id, uint64(real), 0)
+	s.ctxs[uint64(real)] = &cudaContext{dev: dev, real: uint64(real)}
+	s.forgetCtx()
+	if rc := s.setCtx(id); rc != 0 {
+		return rc
+	}
+	if rc := s.in.ensure(s); rc != 0 {
+		return rc
+	}
+	s.mem.measureSoon()
+	return 0
+}
+
+// cudaContext is what the worker knows of a context.
+type cudaContext struct {
+	dev     int
+	real    uint64
+	created bool // by cuCtxCreate, not a primary one
+}
+
+// context gives the current context's facts, or nil.
+func (s *session) context() *cudaContext {
+	if s.curSlot == nil {
+		return nil
+	}
+	return s.ctxs[s.curReal]
+}
+
+// threadStream makes the stream that a client thread uses as its default
+// stream; like CUDA's it synchronises with the legacy default stream.
+func (s *session) threadStream(p []byte) int32 {
+	s.dec.Reset(p)
+	id := s.dec.U32()
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	var real C.uint64_t
+	rc := C.sl_stream_create(&real, C.CU_STREAM_DEFAULT)
+	s.bind(wire.KindStream, id, uint64(real), rc)
+	return int32(rc)
+}
+
+// at is the address of a byte for C.
+func at(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }

@@ -1,0 +1,578 @@
+package worker
+
+// The supervisor: who may start a session, and what all of them may hold.
+//
+//	accept -> hello (one goroutine per connection, 5 s) ->
+//	    lease kind:    a lease with a random token; its connection is its life
+//	    other kinds:   a session process takes the socket; a goroutine answers
+//	                   its account requests until it ends, and once it has been
+//	                   reaped gives back what it held
+//
+// mu guards leases and sessions; the account has a lock of its own. One process
+// is always started ahead, so that a client does not wait for the driver.
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/store"
+)
+
+// Limits of a worker.
+const (
+	helloTime   = 5 * time.Second
+	maxHellos   = 128 // connections that have not said HELLO yet
+	maxSessions = 512
+	probeTime   = 2 * time.Minute
+)
+
+// Config is a worker's configuration.
+type Config struct {
+	Listen    string // tcp:HOST:PORT or unix:PATH
+	Devices   []int
+	Mem       uint64 // bytes offered of each device, 0 for all it has
+	Keepalive time.Duration
+	Session   SessionConfig
+	// Exe and Args start a session process ("session" is appended) or the
+	// probe ("probe"). Empty means this program.
+	Exe  string
+	Args []string
+}
+
+// Supervisor runs a worker.
+type Supervisor struct {
+	log   *slog.Logger
+	cfg   Config
+	facts *facts
+	book  *account.Book
+	spawn chan func()
+
+	mu       sync.Mutex
+	leases   map[[16]byte]*lease
+	sessions int
+	warm     *process
+	closed   bool
+	wg       sync.WaitGroup
+}
+
+// lease is a lease and the processes of its sessions.
+type lease struct {
+	*account.Lease
+	token [16]byte
+	procs map[*process]bool
+	own   bool // the default lease: it lives as long as its sessions
+}
+
+// process is a session process.
+type process struct {
+	cmd  *exec.Cmd
+	ctl  *net.UnixConn
+	done chan struct{} // closed once reaped
+}
+
+// New asks the driver about the devices and prepares a worker.
+func New(ctx context.Context, log *slog.Logger, cfg Config) (*Supervisor, error) {
+	if cfg.Exe == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("own path: %w", err)
+		}
+		cfg.Exe = exe
+	}
+	if len(cfg.Devices) == 0 || len(cfg.Devices) > wire.MaxDevices {
+		return nil, fmt.Errorf("%d devices: give 1 to %d by --device", len(cfg.Devices), wire.MaxDevices)
+	}
+	st, err := store.Open(cfg.Session.Store, cfg.Session.StoreLimit)
+	if err != nil {
+		return nil, err
+	}
+	if err := st.Clean(time.Now()); err != nil {
+		return nil, err
+	}
+	s := &Supervisor{log: log, cfg: cfg, leases: make(map[[16]byte]*lease), spawn: make(chan func())}
+	go s.spawner()
+	if s.facts, err = s.probe(ctx); err != nil {
+		return nil, err
+	}
+	var offered []uint64
+	for i := range s.facts.Snapshot.Devices {
+		d := &s.facts.Snapshot.Devices[i]
+		n := d.PhysicalMem &^ (account.Granule - 1)
+		if cfg.Mem > n {
+			return nil, fmt.Errorf("device %d: --mem asks for %d MiB, it has %d", cfg.Devices[i], cfg.Mem>>20, n>>20)
+		}
+		if cfg.Mem > 0 {
+			n = cfg.Mem
+		}
+		offered = append(offered, n)
+		log.Info("device", "device", cfg.Devices[i], "name", d.Name, "offered_mib", n>>20, "physical_mib", d.PhysicalMem>>20,
+			"context_mib", s.facts.Overhead[i]>>20, "driver", s.facts.Snapshot.DriverString)
+	}
+	s.book = account.NewBook(offered)
+	return s, nil
+}
+
+// spawner starts all processes on one thread that never ends: the kernel
+// kills a child with PDEATHSIG when the thread that made it ends.
+func (s *Supervisor) spawner() {
+	runtime.LockOSThread()
+	for f := range s.spawn {
+		f()
+	}
+}
+
+func (s *Supervisor) command(sub string) *exec.Cmd {
+	c := s.cfg.Session
+	args := append(append([]string(nil), s.cfg.Args...), sub,
+		"--libcuda", c.Driver.LibCUDA, "--libnvml", c.Driver.LibNVML, "--store", c.Store,
+		"--store-limit", strconv.FormatInt(c.StoreLimit, 10), "--devices", strconv.Itoa(len(s.cfg.Devices)))
+	cmd := exec.Command(s.cfg.Exe, args...)
+	var ids []string
+	for _, d := range s.cfg.Devices {
+		ids = append(ids, strconv.Itoa(d))
+	}
+	cmd.Env = append(os.Environ(), "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="+strings.Join(ids, ","))
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// on runs f on the spawner's thread.
+func (s *Supervisor) on(f func() error) error {
+	ch := make(chan error, 1)
+	s.spawn <- func() { ch <- f() }
+	return <-ch
+}
+
+// probe has a process of its own ask the driver.
+func (s *Supervisor) probe(ctx context.Context) (*facts, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	cmd := s.command("probe")
+	var out strings.Builder
+	cmd.Stdout = &out
+	if err := s.on(cmd.Start); err != nil {
+		return nil, fmt.Errorf("probe: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	defer stop()
+	if err := cmd.Wait(); err != nil {
+		return nil, fmt.Errorf("the driver could not be asked (see above): %w", err)
+	}
+	return readFacts([]byte(out.String()), len(s.cfg.Devices))
+}
+
+// start starts a session process that waits for its client.
+func (s *Supervisor) start() (*process, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	child := os.NewFile(uintptr(fds[1]), "control")
+	defer child.Close()
+	own := os.NewFile(uintptr(fds[0]), "control")
+	conn, err := net.FileConn(own)
+	own.Close()
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	p := &process{ctl: conn.(*net.UnixConn), done: make(chan struct{})}
+	p.cmd = s.command("session")
+	p.cmd.ExtraFiles = []*os.File{child}
+	if err := s.on(p.cmd.Start); err != nil {
+		p.ctl.Close()
+		return nil, fmt.Errorf("session process: %w", err)
+	}
+	go func() {
+		_ = p.cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// end kills the process and waits until it has been reaped.
+func (p *process) end() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+	p.ctl.Close()
+}
+
+// take gives the process that was started ahead, or a new one, and starts the
+// next.
+func (s *Supervisor) take() (*process, error) {
+	s.mu.Lock()
+	p := s.warm
+	s.warm = nil
+	s.mu.Unlock()
+	if p != nil {
+		select {
+		case <-p.done: // it died waiting
+			p.ctl.Close()
+			p = nil
+		default:
+		}
+	}
+	var err error
+	if p == nil {
+		p, err = s.start()
+	}
+	go s.prepare()
+	return p, err
+}
+
+// prepare starts a process ahead.
+func (s *Supervisor) prepare() {
+	s.mu.Lock()
+	have := s.warm != nil || s.closed
+	s.mu.Unlock()
+	if have {
+		return
+	}
+	p, err := s.start()
+	if err != nil {
+		s.log.Error("no session process started ahead", "error", err)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.warm != nil || s.closed {
+		go p.end()
+		return
+	}
+	s.warm = p
+}
+
+// Serve accepts clients until ctx ends.
+func (s *Supervisor) Serve(ctx context.Context, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	go s.prepare()
+	room := make(chan struct{}, maxHellos)
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				s.close()
+				return nil
+			}
+			if errors.Is(err, net.ErrClosed) {
+				s.close()
+				return fmt.Errorf("accept: %w", err)
+			}
+			s.log.Warn("accept", "error", err)
+			time.Sleep(50 * time.Millisecond)
+			continue
+		}
+		select {
+		case room <- struct{}{}:
+		default:
+			refuse(c, wire.StatusBusy, "too many connections at once; try again")
+			continue
+		}
+		s.wg.Add(1)
+		go func() {
+			defer s.wg.Done()
+			s.hello(c, func() { <-room })
+		}()
+	}
+}
+
+// close ends all sessions and leases.
+func (s *Supervisor) close() {
+	s.mu.Lock()
+	s.closed = true
+	var ps []*process
+	for _, l := range s.leases {
+		for p := range l.procs {
+			ps = append(ps, p)
+		}
+	}
+	if s.warm != nil {
+		ps = append(ps, s.warm)
+		s.warm = nil
+	}
+	s.mu.Unlock()
+	for _, p := range ps {
+		p.end()
+	}
+}
+
+// refuse tells a client why not, and closes.
+func refuse(c net.Conn, status uint32, reason string) {
+	_ = c.SetDeadline(time.Now().Add(helloTime))
+	_, _ = c.Write(wire.AppendWelcome(nil, status, []byte(reason)))
+	if t, ok := c.(interface{ CloseWrite() error }); ok {
+		// Close with the client's bytes unread would take the reason back.
+		_ = t.CloseWrite()
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		_, _ = io.Copy(io.Discard, io.LimitReader(c, 1<<20))
+	}
+	c.Close()
+}
+
+// hello reads a connection's HELLO and acts on it; said is called once it is no
+// longer one of those that have said nothing.
+func (s *Supervisor) hello(c net.Conn, said func()) {
+	var once sync.Once
+	done := func() { once.Do(said) }
+	defer done()
+	_ = c.SetDeadline(time.Now().Add(helloTime))
+	var b [wire.HelloSize]byte
+	if _, err := io.ReadFull(c, b[:]); err != nil {
+		s.log.Info("client said nothing", "from", c.RemoteAddr(), "error", err)
+		c.Close()
+		return
+	}
+	done()
+	_ = c.SetDeadline(time.Time{})
+	var h wire.Hello
+	if err := h.Decode(&b); err != nil {
+		s.log.Info("client refused", "from", c.RemoteAddr(), "error", err)
+		c.Close()
+		return
+	}
+	status, err := s.judge(&h)
+	if err != nil {
+		s.log.Warn("client refused", "from", c.RemoteAddr(), "client", h.Program, "pid", h.PID, "reason", err)
+		refuse(c, status, err.Error())
+		return
+	}
+	if h.Kind == wire.SessionLease {
+		s.serveLease(c, &h)
+		return
+	}
+	s.serveSession(c, &h)
+}
+
+func (s *Supervisor) judge(h *wire.Hello) (uint32, error) {
+	switch {
+	case h.Version != wire.Version:
+		return wire.StatusVersion, fmt.Errorf("client speaks protocol version %d, this worker version %d; install the same release on both sides", h.Version, wire.Version)
+	case h.Kind != wire.SessionCompute && h.Kind != wire.SessionObserve && h.Kind != wire.SessionLease:
+		return wire.StatusVersion, fmt.Errorf("client asks for session kind %d, which this worker does not know", h.Kind)
+	case h.Kind != wire.SessionLease && h.Fingerprint != apiFingerprint:
+		return wire.StatusFingerprint, fmt.Errorf("client was built from API table %x, this worker from %x; install the same release on both sides", h.Fingerprint[:8], apiFingerprint[:8])
+	}
+	return 0, nil
+}
+
+// serveLease grants a lease for as long as the connection stands.
+func (s *Supervisor) serveLease(c net.Conn, h *wire.Hello) {
+	defer c.Close()
+	if tc, ok := c.(*net.TCPConn); ok {
+		tune(tc, s.cfg.Keepalive)
+	}
+	var token [16]byte
+	if _, err := rand.Read(token[:]); err != nil {
+		refuse(c, wire.StatusInternal, err.Error())
+		return
+	}
+	granted, err := s.book.Grant(h.Mem)
+	if err != nil {
+		s.log.Warn("lease refused", "client", h.Program, "pid", h.PID, "reason", err)
+		refuse(c, wire.StatusNoMemory, err.Error())
+		return
+	}
+	l := &lease{Lease: granted, token: token, procs: make(map[*process]bool)}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		granted.End()
+		return
+	}
+	s.leases[token] = l
+	s.mu.Unlock()
+	s.log.Info("lease granted", "lease", shortToken(token), "client", h.Program, "pid", h.PID, "mib", granted.Cap(0)>>20)
+	_ = c.SetWriteDeadline(time.Now().Add(helloTime))
+	_, err = c.Write(wire.AppendWelcome(nil, wire.StatusOK, token[:]))
+	_ = c.SetWriteDeadline(time.Time{})
+	if err == nil {
+		// Nothing is expected; the end is what counts.
+		_, _ = io.Copy(io.Discard, c)
+	}
+	s.endLease(l)
+	s.log.Info("lease ended", "lease", shortToken(token))
+}
+
+// endLease kills the lease's sessions and takes the memory back.
+func (s *Supervisor) endLease(l *lease) {
+	s.mu.Lock()
+	delete(s.leases, l.token)
+	var ps []*process
+	for p := range l.procs {
+		ps = append(ps, p)
+	}
+	s.mu.Unlock()
+	l.End()
+	for _, p := range ps {
+		p.end()
+	}
+}
+
+// shortToken names a lease in the log without giving its token away.
+func shortToken(t [16]byte) string { return fmt.Sprintf("%x", t[:4]) }
+
+// find gives the lease of a token; the zero token is the default lease, which
+// is made when it is needed.
+func (s *Supervisor) find(token [16]byte) (*lease, uint32, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, wire.StatusBusy, errors.New("the worker is stopping")
+	}
+	if l := s.leases[token]; l != nil {
+		return l, 0, nil
+	}
+	if token != ([16]byte{}) {
+		return nil, wire.StatusLease, fmt.Errorf("lease %s is not known here, or has ended", shortToken(token))
+	}
+	if s.cfg.Mem == 0 {
+		return nil, wire.StatusLease, errors.New("no lease given: use sluice run, or start the worker with --mem")
+	}
+	granted, err := s.book.Grant(0)
+	if err != nil {
+		return nil, wire.StatusNoMemory, err
+	}
+	l := &lease{Lease: granted, procs: make(map[*process]bool), own: true}
+	s.leases[token] = l
+	return l, 0, nil
+}
+
+// serveSession hands a client to a session process and keeps its account.
+func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
+	log := s.log.With("client", h.Program, "pid", h.PID)
+	s.mu.Lock()
+	busy := s.sessions >= maxSessions
+	if !busy {
+		s.sessions++
+	}
+	s.mu.Unlock()
+	if busy {
+		refuse(c, wire.StatusBusy, fmt.Sprintf("the worker has %d sessions, which is its limit", maxSessions))
+		return
+	}
+	defer func() {
+		s.mu.Lock()
+		s.sessions--
+		s.mu.Unlock()
+	}()
+	l, status, err := s.find(h.Token)
+	if err != nil {
+		log.Warn("client refused", "reason", err)
+		refuse(c, status, err.Error())
+		return
+	}
+	acct, err := l.Open(account.Client{PID: h.PID, Name: h.Program})
+	if err != nil {
+		refuse(c, wire.StatusLease, err.Error())
+		return
+	}
+	defer s.closeSession(l, acct)
+	p, err := s.take()
+	if err != nil {
+		log.Error("no session process", "error", err)
+		refuse(c, wire.StatusInternal, err.Error())
+		return
+	}
+	defer p.end()
+	s.mu.Lock()
+	live := s.leases[l.token] == l && !s.closed
+	if live {
+		l.procs[p] = true
+	}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(l.procs, p)
+		s.mu.Unlock()
+	}()
+	if !live {
+		refuse(c, wire.StatusLease, "the lease has ended")
+		return
+	}
+	if err := s.hand(p, c, h, l); err != nil {
+		log.Error("session not started", "error", err)
+		refuse(c, wire.StatusInternal, err.Error())
+		return
+	}
+	c.Close() // the process has its own descriptor
+	buf := make([]byte, account.MaxMessage)
+	req := make([]byte, account.MaxMessage)
+	for {
+		n, err := p.ctl.Read(req)
+		if err != nil || n == 0 {
+			break
+		}
+		reply, err := account.Serve(acct, req[:n], buf)
+		if err != nil {
+			log.Error("session killed", "reason", err)
+			break
+		}
+		if _, err := p.ctl.Write(reply); err != nil {
+			break
+		}
+	}
+	p.end()
+	log.Info("session over", "status", p.cmd.ProcessState.String())
+}
+
+// closeSession gives back what a session held, and the default lease with its
+// last session.
+func (s *Supervisor) closeSession(l *lease, acct *account.Session) {
+	acct.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.own && l.Sessions() == 0 && s.leases[l.token] == l {
+		delete(s.leases, l.token)
+		l.End()
+	}
+}
+
+// hand sends START with the client's socket.
+func (s *Supervisor) hand(p *process, c net.Conn, h *wire.Hello, l *lease) error {
+	fc, ok := c.(interface{ File() (*os.File, error) })
+	if !ok {
+		return fmt.Errorf("connection of type %T has no descriptor", c)
+	}
+	f, err := fc.File()
+	if err != nil {
+		return fmt.Errorf("client's socket: %w", err)
+	}
+	defer f.Close()
+	st := start{hello: *h, snap: s.facts.Snapshot, overhead: s.facts.Overhead, idle: s.facts.Idle}
+	st.snap.KeepaliveMS = uint32(s.cfg.Keepalive / time.Millisecond)
+	st.snap.Devices = append([]wire.Device(nil), s.facts.Snapshot.Devices...)
+	for i := range st.snap.Devices {
+		st.snap.Devices[i].TotalMem = l.Cap(i)
+	}
+	// File sets the descriptor's mode for everybody who shares it; the
+	// session process sets what it needs itself.
+	_, _, err = p.ctl.WriteMsgUnix(st.encode(), unix.UnixRights(int(f.Fd())), nil)
+	if err != nil {
+		return fmt.Errorf("session process: %w", err)
+	}
+	return nil
+}
+
+func tune(c *net.TCPConn, keepalive time.Duration) {
+	if r, err := c.SyscallConn(); err == nil {
+		_ = r.Control(func(fd uintptr) { _ = wire.Tune(int(fd), keepalive) })
+	}
+}

@@ -1,0 +1,384 @@
+package worker
+
+// Calls that wait for the GPU.
+//
+// The executor records an event where the call stands in its stream. If the GPU
+// gets there while the client sends nothing else, the executor answers itself,
+// which spares two thread switches; otherwise a waiter, a goroutine on a thread
+// of its own, waits for the event and answers. Before an answer goes out,
+// everything that the GPU had finished before it does too: device output, then
+// bytes copied to the host (settle).
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// maxWaiters bounds the threads that wait; more calls than that queue.
+const maxWaiters = 64
+
+// maxQueued bounds the calls that one client may have waiting.
+const maxQueued = 1 << 16
+
+// spinTime is how long the executor waits itself.
+const spinTime = 100 * time.Microsecond
+
+// A job is what a waiter does: with ctx current, run.
+type job struct {
+	ctx uint64
+	run func()
+}
+
+type waiters struct {
+	s       *session
+	mu      sync.Mutex
+	cond    *sync.Cond
+	queue   []job
+	idle    int
+	threads int
+}
+
+func (w *waiters) init(s *session) {
+	w.s = s
+	w.cond = sync.NewCond(&w.mu)
+}
+
+// do hands a job to a waiter.
+func (w *waiters) do(j job) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.queue) >= maxQueued {
+		w.s.violation("too many calls waiting")
+		return
+	}
+	w.queue = append(w.queue, j)
+	if w.idle >= len(w.queue) {
+		w.cond.Signal()
+	} else if w.threads < maxWaiters {
+		w.threads++
+		go w.thread()
+	}
+}
+
+func (w *waiters) thread() {
+	runtime.LockOSThread()
+	relaxCapture()
+	var cur uint64
+	w.mu.Lock()
+	for {
+		for len(w.queue) == 0 {
+			w.idle++
+			w.cond.Wait()
+			w.idle--
+		}
+		j := w.queue[0]
+		w.queue = w.queue[1:]
+		w.mu.Unlock()
+		if j.ctx != cur {
+			C.sl_ctx_set(C.uint64_t(j.ctx))
+			cur = j.ctx
+		}
+		j.run()
+		w.mu.Lock()
+	}
+}
+
+// relaxCapture lets the calling thread query events while some stream of the
+// process is being captured: the worker's own events are never part of that.
+func relaxCapture() {
+	mode := C.CUstreamCaptureMode(C.CU_STREAM_CAPTURE_MODE_RELAXED)
+	C.sl_capture_mode(&mode)
+}
+
+// eventPools keeps events for reuse, by context.
+type eventPools struct {
+	mu   sync.Mutex
+	free map[uint64][]uint64
+}
+
+func (e *eventPools) init() { e.free = make(map[uint64][]uint64) }
+
+// get gives an event of a context, which must be current when there is none
+// to reuse.
+func (e *eventPools) get(ctx uint64) (uint64, int32) {
+	e.mu.Lock()
+	if l := e.free[ctx]; len(l) > 0 {
+		ev := l[len(l)-1]
+		e.free[ctx] = l[:len(l)-1]
+		e.mu.Unlock()
+		return ev, 0
+	}
+	e.mu.Unlock()
+	var ev C.uint64_t
+	rc := C.sl_event_create(&ev, C.CU_EVENT_DISABLE_TIMING)
+	return uint64(ev), int32(rc)
+}
+
+func (e *eventPools) put(ctx, ev uint64) {
+	if ev == 0 {
+		return
+	}
+	e.mu.Lock()
+	e.free[ctx] = append(e.free[ctx], ev)
+	e.mu.Unlock()
+}
+
+// drop forgets the events of a context that is gone, and with them its events.
+func (e *eventPools) drop(ctx uint64) {
+	e.mu.Lock()
+	delete(e.free, ctx)
+	e.mu.Unlock()
+}
+
+// streamCtx is the context of a stream: its own, or for the default stream the
+// current one. It is made current if it is not.
+func (s *session) streamCtx(id uint32) (uint64, int32) {
+	if id == 0 {
+		if s.cur == 0 || s.cur == noCtx {
+			return 0, C.CUDA_ERROR_INVALID_CONTEXT
+		}
+		return s.curReal, 0
+	}
+	p := s.tables[wire.KindStream].live(id)
+	if p == nil || p.err != 0 {
+		return 0, s.badHandle(wire.KindStream, id)
+	}
+	if p.ctx != s.cur {
+		if rc := s.setCtx(p.ctx); rc != 0 {
+			return 0, rc
+		}
+	}
+	return s.curReal, 0
+}
+
+// answerWhen answers the current call with the event's result once it has
+// completed; then is called first, on whatever thread that is. The event goes
+// back to its pool.
+func (s *session) answerWhen(ctx, ev uint64, then func(rc int32) int32) int32 {
+	op, call := s.hdr.Op, s.hdr.Call
+	finish := func() int32 {
+		rc := int32(C.sl_event_sync(C.uint64_t(ev)))
+		s.events.put(ctx, ev)
+		s.settle()
+		if then != nil {
+			rc = then(rc)
+		}
+		return rc
+	}
+	if s.spin(ev) {
+		return finish()
+	}
+	s.pending = true
+	s.waiters.do(job{ctx, func() {
+		rc := finish()
+		if call != 0 {
+			if err := s.reply(op, call, rc, nil); err != nil {
+				s.leave("reply", err)
+			}
+		} else if rc != 0 {
+			s.fail(op, rc)
+		}
+	}})
+	return 0
+}
+
+// spin waits for an event a short while, as long as the client sends nothing
+// that could be done meanwhile.
+func (s *session) spin(ev uint64) bool {
+	if s.rd.Buffered() {
+		return C.sl_event_query(C.uint64_t(ev)) != C.CUDA_ERROR_NOT_READY
+	}
+	start := time.Now()
+	for i := 1; ; i++ {
+		if C.sl_event_query(C.uint64_t(ev)) != C.CUDA_ERROR_NOT_READY {
+			return true
+		}
+		if i%8 == 0 && (time.Since(start) > spinTime || s.stream.Readable(0)) {
+			return false
+		}
+	}
+}
+
+// settle sends what the GPU has finished: output of kernels, then bytes.
+func (s *session) settle() {
+	s.prints.drain(s)
+	s.out.flush()
+}
+
+func (s *session) cuStreamSynchronize(h href) C.CUresult {
+	ctx, rc := s.streamCtx(h.id)
+	if rc != 0 {
+		return C.CUresult(rc)
+	}
+	ev, rc := s.events.get(ctx)
+	if rc != 0 {
+		return C.CUresult(rc)
+	}
+	if rc := C.sl_event_record(C.uint64_t(ev), C.uint64_t(h.real)); rc != 0 {
+		s.events.put(ctx, ev)
+		return rc
+	}
+	return C.CUresult(s.answerWhen(ctx, ev, nil))
+}
+
+// cuCtxSynchronize waits for everything in the context. It cannot be an event,
+// because streams that do not block each other have no common place.
+func (s *session) cuCtxSynchronize() C.CUresult {
+	if s.cur == 0 || s.cur == noCtx {
+		return C.CUDA_ERROR_INVALID_CONTEXT
+	}
+	op, call := s.hdr.Op, s.hdr.Call
+	s.pending = true
+	s.waiters.do(job{s.curReal, func() {
+		rc := int32(C.sl_ctx_sync())
+		s.settle()
+		s.mem.poolsMayShrink()
+		if call != 0 {
+			if err := s.reply(op, call, rc, nil); err != nil {
+				s.leave("reply", err)
+			}
+		}
+	}})
+	return 0
+}
+
+// userEvent guards a client's event against being destroyed while a waiter
+// waits for it.
+type userEvent struct {
+	mu   sync.Mutex
+	refs int
+	dead bool
+	real uint64
+}
+
+func (u *userEvent) unref() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.refs--; u.refs == 0 && u.dead {
+		C.sl_event_destroy(C.uint64_t(u.real))
+	}
+}
+
+func (s *session) userEvent(id uint32) (*userEvent, uint64, int32) {
+	p := s.tables[wire.KindCUEvent].live(id)
+	if p == nil || p.err != 0 {
+		return nil, 0, s.badHandle(wire.KindCUEvent, id)
+	}
+	u, _ := p.obj.(*userEvent)
+	if u == nil {
+		u = &userEvent{real: p.real}
+		p.obj = u
+	}
+	ctx := uint64(0)
+	if c := s.tables[wire.KindCtx].live(p.ctx); c != nil {
+		ctx = c.real
+	}
+	return u, ctx, 0
+}
+
+func (s *session) cuEventSynchronize(h href) C.CUresult {
+	u, ctx, rc := s.userEvent(h.id)
+	if rc != 0 {
+		return C.CUresult(rc)
+	}
+	finish := func() int32 {
+		rc := int32(C.sl_event_sync(C.uint64_t(u.real)))
+		s.settle()
+		return rc
+	}
+	if s.spin(u.real) {
+		return C.CUresult(finish())
+	}
+	op, call := s.hdr.Op, s.hdr.Call
+	u.mu.Lock()
+	u.refs++
+	u.mu.Unlock()
+	s.pending = true
+	s.waiters.do(job{ctx, func() {
+		rc := finish()
+		u.unref()
+		if call != 0 {
+			if err := s.reply(op, call, rc, nil); err != nil {
+				s.leave("reply", err)
+			}
+		}
+	}})
+	return 0
+}
+
+func (s *session) cuEventDestroy_v2(h href) C.CUresult {
+	if p := s.tables[wire.KindCUEvent].live(h.id); p != nil {
+		if u, _ := p.obj.(*userEvent); u != nil {
+			u.mu.Lock()
+			busy := u.refs > 0
+			u.dead = busy
+			u.mu.Unlock()
+			if busy {
+				s.unbind(wire.KindCUEvent, h.id)
+				return 0
+			}
+		}
+	}
+	rc := C.sl_event_destroy(C.uint64_t(h.real))
+	s.unbind(wire.KindCUEvent, h.id)
+	return rc
+}
+
+// eventWatch tells whether an event has completed, and if not, promises an
+// EVENT frame for when it has.
+func (s *session) eventWatch(p []byte) int32 {
+	d := &s.dec
+	d.Reset(p)
+	id := d.U32()
+	gen := d.U32()
+	if d.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	u, ctx, rc := s.userEvent(id)
+	if rc != 0 {
+		return rc
+	}
+	rc = int32(C.sl_event_query(C.uint64_t(u.real)))
+	if rc != C.CUDA_ERROR_NOT_READY {
+		s.settle()
+		return rc
+	}
+	u.mu.Lock()
+	u.refs++
+	u.mu.Unlock()
+	s.waiters.do(job{ctx, func() {
+		rc := int32(C.sl_event_sync(C.uint64_t(u.real)))
+		u.unref()
+		s.settle()
+		err := s.wr.Send(&wire.Reply{Kind: wire.KindEvent, Call: gen, Arg: id, Result: rc}, nil, nil)
+		if err != nil {
+			s.leave("event", err)
+		}
+	}})
+	return rc
+}
+
+func (s *session) cuStreamQuery(h href) C.CUresult {
+	rc := C.sl_stream_query(C.uint64_t(h.real))
+	if rc != C.CUDA_ERROR_NOT_READY {
+		s.settle()
+	}
+	return rc
+}
+
+// cuStreamDestroy_v2: the driver lets a stream's work finish by itself, and no
+// waiter uses a stream, only events in it.
+func (s *session) cuStreamDestroy_v2(h href) C.CUresult {
+	s.in.close(s)
+	rc := C.sl_stream_destroy(C.uint64_t(h.real))
+	s.unbind(wire.KindStream, h.id)
+	return rc
+}

@@ -1,0 +1,150 @@
+/*
+ * agent: allocates and frees device memory as told, one command a line on stdin, one answer a line
+ * on stdout, so that a test can drive several sessions against a model. All calls are the driver's,
+ * found by name at run time. Answers begin with the CUresult.
+ *
+ *	mem N		cuMemAlloc of N bytes		-> RESULT
+ *	pitch W H	cuMemAllocPitch			-> RESULT PITCH
+ *	array W H	cuArrayCreate of W x H floats	-> RESULT
+ *	pool N		cuMemAllocAsync, synchronised	-> RESULT
+ *	managed N	cuMemAllocManaged		-> RESULT
+ *	vmm N		cuMemCreate of N bytes		-> RESULT
+ *	free I		free the I-th allocation	-> RESULT
+ *	trim		give the pool's memory back	-> RESULT
+ *	info		cuMemGetInfo			-> RESULT FREE TOTAL
+ *
+ * Allocations are numbered from 0 in the order of success.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct array_descriptor { size_t w, h; int format; unsigned int channels; };
+struct location { int type, id; };
+struct allocation_prop {
+	int type, handle_types;
+	struct location location;
+	void *win32;
+	struct { unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; } flags;
+};
+
+enum kind { NONE, MEM, ARRAY, POOL, VMM };
+
+struct allocation { enum kind kind; unsigned long long handle; };
+
+static struct allocation *held;
+static unsigned int nheld;
+static void *cu;
+
+static void *entry(const char *name)
+{
+	void *f = dlsym(cu, name);
+
+	if (!f) {
+		fprintf(stderr, "agent: %s\n", dlerror());
+		exit(1);
+	}
+	return f;
+}
+
+#define F(name, types) ((int (*) types)entry(#name))
+
+static void hold(int rc, enum kind kind, unsigned long long handle)
+{
+	if (rc)
+		return;
+	held = realloc(held, (nheld + 1) * sizeof(*held));
+	held[nheld].kind = kind;
+	held[nheld++].handle = handle;
+}
+
+static int release(unsigned int i)
+{
+	struct allocation a = held[i];
+
+	held[i].kind = NONE;
+	switch (a.kind) {
+	case MEM:
+		return F(cuMemFree_v2, (unsigned long long))(a.handle);
+	case ARRAY:
+		return F(cuArrayDestroy, (void *))((void *)(uintptr_t)a.handle);
+	case POOL: {
+		int rc = F(cuMemFreeAsync, (unsigned long long, void *))(a.handle, NULL);
+
+		return rc ? rc : F(cuStreamSynchronize, (void *))(NULL);
+	}
+	case VMM:
+		return F(cuMemRelease, (unsigned long long))(a.handle);
+	default:
+		return 1;
+	}
+}
+
+int main(void)
+{
+	char line[256];
+	void *ctx, *arr, *pool;
+	int rc;
+
+	cu = dlopen("libcuda.so.1", RTLD_NOW);
+	if (!cu) {
+		fprintf(stderr, "agent: %s\n", dlerror());
+		return 1;
+	}
+	rc = F(cuInit, (unsigned int))(0);
+	if (!rc)
+		rc = F(cuDevicePrimaryCtxRetain, (void **, int))(&ctx, 0);
+	if (!rc)
+		rc = F(cuCtxSetCurrent, (void *))(ctx);
+	printf("%d\n", rc);
+	fflush(stdout);
+	while (fgets(line, sizeof(line), stdin)) {
+		char what[16] = "";
+		unsigned long long a = 0, b = 0, d = 0;
+		size_t x = 0, y = 0;
+
+		sscanf(line, "%15s %llu %llu", what, &a, &b);
+		if (!strcmp(what, "mem")) {
+			rc = F(cuMemAlloc_v2, (unsigned long long *, size_t))(&d, a);
+			hold(rc, MEM, d);
+		} else if (!strcmp(what, "pitch")) {
+			rc = F(cuMemAllocPitch_v2, (unsigned long long *, size_t *, size_t, size_t, unsigned int))(&d, &x, a, b, 4);
+			hold(rc, MEM, d);
+		} else if (!strcmp(what, "array")) {
+			struct array_descriptor desc = { a, b, 0x20, 1 };
+
+			rc = F(cuArrayCreate_v2, (void **, const struct array_descriptor *))(&arr, &desc);
+			hold(rc, ARRAY, (uintptr_t)arr);
+		} else if (!strcmp(what, "pool")) {
+			rc = F(cuMemAllocAsync, (unsigned long long *, size_t, void *))(&d, a, NULL);
+			if (!rc)
+				rc = F(cuStreamSynchronize, (void *))(NULL);
+			hold(rc, POOL, d);
+		} else if (!strcmp(what, "managed")) {
+			rc = F(cuMemAllocManaged, (unsigned long long *, size_t, unsigned int))(&d, a, 1);
+			hold(rc, MEM, d);
+		} else if (!strcmp(what, "vmm")) {
+			struct allocation_prop prop = { .type = 1, .location = { 1, 0 } };
+
+			rc = F(cuMemCreate, (unsigned long long *, size_t, const struct allocation_prop *, unsigned long long))(&d, a, &prop, 0);
+			hold(rc, VMM, d);
+		} else if (!strcmp(what, "free")) {
+			rc = a < nheld ? release(a) : 1;
+		} else if (!strcmp(what, "trim")) {
+			rc = F(cuDeviceGetDefaultMemPool, (void **, int))(&pool, 0);
+			if (!rc)
+				rc = F(cuMemPoolTrimTo, (void *, size_t))(pool, 0);
+		} else if (!strcmp(what, "info")) {
+			rc = F(cuMemGetInfo_v2, (size_t *, size_t *))(&x, &y);
+		} else {
+			fprintf(stderr, "agent: unknown command %s", line);
+			return 1;
+		}
+		printf("%d %zu %zu\n", rc, x, y);
+		fflush(stdout);
+	}
+	return 0;
+}

@@ -1,0 +1,49 @@
+/*
+ * exit_live return|exit|quick|thread: end with live streams, events, memory, pending kernels and
+ * copies, and threads that wait for them. The end must be neither a crash nor a hang.
+ */
+#include "check.h"
+
+#include <string.h>
+#include <thread>
+#include <unistd.h>
+
+extern "C" __global__ void linger(long long ns)
+{
+	long long t0, t;
+
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t0));
+	do {
+		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+	} while (t - t0 < ns);
+}
+
+int main(int argc, char **argv)
+{
+	const char *how = argc > 1 ? argv[1] : "return";
+	const size_t size = 8 << 20;
+	cudaStream_t s[3];
+	cudaEvent_t e;
+	void *d, *h;
+
+	CHECK(cudaMalloc(&d, size));
+	CHECK(cudaMallocHost(&h, size));
+	CHECK(cudaEventCreate(&e));
+	for (int i = 0; i < 3; i++) {
+		CHECK(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking));
+		for (int k = 0; k < 10; k++) {
+			linger<<<1, 1, 0, s[i]>>>(20000000ll);
+			CHECK(cudaMemcpyAsync(h, d, size, cudaMemcpyDeviceToHost, s[i]));
+		}
+		CHECK(cudaEventRecord(e, s[i]));
+	}
+	for (int i = 0; i < 3 && !strcmp(how, "thread"); i++)
+		std::thread([=] { cudaStreamSynchronize(s[i]); }).detach();
+	printf("exit_live: leaving by %s\n", how);
+	pass();
+	if (!strcmp(how, "exit"))
+		exit(0);
+	if (!strcmp(how, "quick"))
+		_exit(0);
+	return 0;
+}

@@ -1,0 +1,142 @@
+/*
+ * nvml: what NVML says of the devices, beside what CUDA says of them: count, name, UUID, driver
+ * version, memory. Both libraries are found by name at run time, as nvidia-smi and PyTorch do.
+ * Prints "nvml: ..." and PASS, like the CUDA programs. Types are declared here, as far as used.
+ *
+ * nvml used: only print, for each device, the bytes in use and the number of processes.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct memory { unsigned long long total, free, used; };
+struct memory2 { unsigned int version; unsigned long long total, reserved, free, used; };
+struct process { unsigned int pid; unsigned long long used; unsigned int gi, ci; };
+
+static void *lib(const char *name)
+{
+	void *l = dlopen(name, RTLD_NOW);
+
+	if (!l) {
+		fprintf(stderr, "nvml: %s\n", dlerror());
+		exit(1);
+	}
+	return l;
+}
+
+static void *entry(void *l, const char *name)
+{
+	void *f = dlsym(l, name);
+
+	if (!f) {
+		fprintf(stderr, "nvml: %s\n", dlerror());
+		exit(1);
+	}
+	return f;
+}
+
+#define CALL(l, name, types, ...) \
+	do { \
+		int (*call_) types = (int (*) types)entry(l, #name); \
+		int rc_ = call_(__VA_ARGS__); \
+		if (rc_) { \
+			fprintf(stderr, "nvml.c:%d: " #name " returned %d\n", __LINE__, rc_); \
+			exit(1); \
+		} \
+	} while (0)
+
+#define REQUIRE(condition, ...) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "nvml.c:%d: " #condition ": ", __LINE__); \
+			fprintf(stderr, __VA_ARGS__); \
+			fputc('\n', stderr); \
+			exit(1); \
+		} \
+	} while (0)
+
+static int used(void)
+{
+	void *ml = lib("libnvidia-ml.so.1"), *dev;
+	struct process procs[256];
+	unsigned int count = 0;
+	struct memory m;
+
+	CALL(ml, nvmlInit_v2, (void));
+	CALL(ml, nvmlDeviceGetCount_v2, (unsigned int *), &count);
+	for (unsigned int i = 0; i < count; i++) {
+		unsigned int nproc = 256;
+
+		CALL(ml, nvmlDeviceGetHandleByIndex_v2, (unsigned int, void **), i, &dev);
+		CALL(ml, nvmlDeviceGetMemoryInfo, (void *, struct memory *), dev, &m);
+		CALL(ml, nvmlDeviceGetComputeRunningProcesses_v3, (void *, unsigned int *, struct process *), dev, &nproc, procs);
+		printf("%llu %u\n", m.used, nproc);
+	}
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && !strcmp(argv[1], "used"))
+		return used();
+
+	void *ml = lib("libnvidia-ml.so.1"), *cu = lib("libcuda.so.1"), *dev, *ctx;
+	unsigned int count = 0, nproc = 16;
+	int cudaCount = 0, version = 0;
+	char name[96] = "", cudaName[96] = "", uuid[96] = "", driver[80] = "";
+	struct memory before, after;
+	struct memory2 two = { .version = sizeof(two) | 2 << 24 };
+	struct process procs[16];
+	size_t total = 0, cudaFree = 0, cudaTotal = 0, got = 64 << 20;
+	unsigned long long d;
+
+	CALL(ml, nvmlInit_v2, (void));
+	CALL(ml, nvmlDeviceGetCount_v2, (unsigned int *), &count);
+	CALL(ml, nvmlSystemGetDriverVersion, (char *, unsigned int), driver, sizeof(driver));
+	CALL(cu, cuInit, (unsigned int), 0);
+	CALL(cu, cuDeviceGetCount, (int *), &cudaCount);
+	CALL(cu, cuDriverGetVersion, (int *), &version);
+	REQUIRE(count == (unsigned int)cudaCount, "NVML counts %u devices, CUDA %d", count, cudaCount);
+	CALL(ml, nvmlDeviceGetHandleByIndex_v2, (unsigned int, void **), 0, &dev);
+	CALL(ml, nvmlDeviceGetName, (void *, char *, unsigned int), dev, name, sizeof(name));
+	CALL(ml, nvmlDeviceGetUUID, (void *, char *, unsigned int), dev, uuid, sizeof(uuid));
+	CALL(cu, cuDeviceGetName, (char *, int, int), cudaName, sizeof(cudaName), 0);
+	REQUIRE(!strcmp(name, cudaName), "NVML calls it %s, CUDA %s", name, cudaName);
+	REQUIRE(!strncmp(uuid, "GPU-", 4) && strlen(uuid) == 40, "the UUID is %s", uuid);
+
+	CALL(cu, cuDeviceTotalMem_v2, (size_t *, int), &total, 0);
+	CALL(cu, cuDevicePrimaryCtxRetain, (void **, int), &ctx, 0);
+	CALL(cu, cuCtxSetCurrent, (void *), ctx);
+	CALL(ml, nvmlDeviceGetMemoryInfo, (void *, struct memory *), dev, &before);
+	CALL(cu, cuMemGetInfo_v2, (size_t *, size_t *), &cudaFree, &cudaTotal);
+	REQUIRE(cudaTotal == total, "cuMemGetInfo's total is %zu, the device's %zu", cudaTotal, total);
+	CALL(cu, cuMemAlloc_v2, (unsigned long long *, size_t), &d, got);
+	CALL(ml, nvmlDeviceGetMemoryInfo, (void *, struct memory *), dev, &after);
+	CALL(ml, nvmlDeviceGetMemoryInfo_v2, (void *, struct memory2 *), dev, &two);
+	REQUIRE(after.used >= before.used + got, "used was %llu and is %llu after %zu more", before.used, after.used, got);
+	REQUIRE(after.used <= after.total && after.free <= after.total, "used %llu, free %llu of %llu", after.used, after.free, after.total);
+	REQUIRE(two.total == after.total && two.used == after.used, "v2 says %llu used of %llu, v1 %llu of %llu", two.used, two.total, after.used, after.total);
+	CALL(ml, nvmlDeviceGetComputeRunningProcesses_v3, (void *, unsigned int *, struct process *), dev, &nproc, procs);
+	if (getenv("NVML_TOTAL_MIB")) {
+		/* under a cap the two stories are one */
+		unsigned long long want = strtoull(getenv("NVML_TOTAL_MIB"), NULL, 10) << 20;
+		int mine = 0;
+
+		REQUIRE(after.total == want && total == want, "NVML says %llu bytes, CUDA %zu, granted are %llu", after.total, total, want);
+		REQUIRE(before.free == cudaFree, "NVML says %llu free, CUDA %zu", before.free, cudaFree);
+		for (unsigned int i = 0; i < nproc; i++)
+			if (procs[i].pid == (unsigned int)getpid()) {
+				mine++;
+				REQUIRE(procs[i].used >= got, "this process is said to use %llu bytes", procs[i].used);
+			}
+		REQUIRE(mine == 1, "this process is listed %d times among %u", mine, nproc);
+	}
+	CALL(cu, cuMemFree_v2, (unsigned long long), d);
+	CALL(ml, nvmlShutdown, (void));
+	printf("nvml: %u device, NVML and CUDA agree\nPASS\n", count);
+	return 0;
+}

@@ -1,0 +1,119 @@
+/*
+ * Pinned memory: copies both ways return before they are done, arrive in their order in the stream,
+ * and a result is there once its event is. Registered memory and two-dimensional copies too.
+ */
+#include "check.h"
+
+#include <string.h>
+
+extern "C" __global__ void hold(long long ns)
+{
+	long long t0, t;
+
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t0));
+	do {
+		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+	} while (t - t0 < ns);
+}
+
+extern "C" __global__ void twice(unsigned *v, int n)
+{
+	for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+		v[i] *= 2;
+}
+
+int main()
+{
+	const int n = 1 << 20, slices = 8, part = n / slices, w = 100, rows = 64, wide = 256;
+	unsigned *in, *out, *d, *reg, sum = 0;
+	unsigned char *img, *dimg;
+	cudaStream_t s, s2;
+	cudaEvent_t e;
+	cudaPointerAttributes attr;
+	size_t pitch;
+	double t0, queued;
+
+	CHECK(cudaMallocHost(&in, n * sizeof *in));
+	CHECK(cudaHostAlloc(&out, n * sizeof *out, cudaHostAllocPortable));
+	CHECK(cudaMalloc(&d, n * sizeof *d));
+	CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+	CHECK(cudaStreamCreateWithFlags(&s2, cudaStreamNonBlocking));
+	CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+	CHECK(cudaPointerGetAttributes(&attr, in));
+	REQUIRE(attr.type == cudaMemoryTypeHost, "pinned memory is of type %d", (int)attr.type);
+	CHECK(cudaPointerGetAttributes(&attr, d));
+	REQUIRE(attr.type == cudaMemoryTypeDevice, "device memory is of type %d", (int)attr.type);
+	for (int i = 0; i < n; i++)
+		in[i] = i;
+	memset(out, 0xff, n * sizeof *out);
+	hold<<<1, 1, 0, s>>>(1);
+	twice<<<1, 1, 0, s>>>(d, 0);
+	CHECK(cudaStreamSynchronize(s));
+
+	/* queue everything behind a kernel of 200 ms */
+	t0 = seconds();
+	hold<<<1, 1, 0, s>>>(200000000ll);
+	for (int i = 0; i < slices; i++) {
+		CHECK(cudaMemcpyAsync(d + i * part, in + i * part, part * sizeof *d, cudaMemcpyHostToDevice, s));
+		twice<<<32, 128, 0, s>>>(d + i * part, part);
+		CHECK(cudaMemcpyAsync(out + i * part, d + i * part, part * sizeof *d, cudaMemcpyDeviceToHost, s));
+	}
+	CHECK(cudaEventRecord(e, s));
+	queued = seconds() - t0;
+	REQUIRE(queued < 0.15, "queueing took %.3f s: the copies waited", queued);
+	EXPECT(cudaEventQuery(e), cudaErrorNotReady);
+	CHECK(cudaEventSynchronize(e));
+	for (int i = 0; i < n; i++) {
+		REQUIRE(out[i] == 2u * i, "element %d is %u right after its event", i, out[i]);
+		sum += out[i];
+	}
+
+	/* the same, with the event polled from the host and a second stream behind it */
+	memset(out, 0xff, n * sizeof *out);
+	hold<<<1, 1, 0, s>>>(20000000ll);
+	CHECK(cudaMemcpyAsync(out, d, part * sizeof *d, cudaMemcpyDeviceToHost, s));
+	CHECK(cudaEventRecord(e, s));
+	CHECK(cudaStreamWaitEvent(s2, e, 0));
+	CHECK(cudaMemcpyAsync(out + part, d + part, part * sizeof *d, cudaMemcpyDeviceToHost, s2));
+	while (cudaEventQuery(e) == cudaErrorNotReady)
+		;
+	cudaGetLastError();
+	for (int i = 0; i < part; i++)
+		REQUIRE(out[i] == 2u * i, "element %d is %u after its event was seen ready", i, out[i]);
+	CHECK(cudaStreamSynchronize(s2));
+	for (int i = part; i < 2 * part; i++)
+		REQUIRE(out[i] == 2u * i, "element %d is %u after its stream was synchronised", i, out[i]);
+
+	/* memory that the program owns, pinned afterwards */
+	reg = (unsigned *)aligned_alloc(4096, n * sizeof *reg);
+	memset(reg, 0, n * sizeof *reg);
+	CHECK(cudaHostRegister(reg, n * sizeof *reg, cudaHostRegisterDefault));
+	CHECK(cudaMemcpyAsync(reg, d, n * sizeof *reg, cudaMemcpyDeviceToHost, s));
+	CHECK(cudaStreamSynchronize(s));
+	REQUIRE(!memcmp(reg, out, 2 * part * sizeof *reg) && reg[n - 1] == 2u * (n - 1), "registered memory holds something else");
+	CHECK(cudaHostUnregister(reg));
+
+	/* rows of a picture, there and back */
+	img = (unsigned char *)malloc(2 * rows * wide);
+	for (int i = 0; i < rows * wide; i++)
+		img[i] = i * 7;
+	memset(img + rows * wide, 0, rows * wide);
+	CHECK(cudaMallocPitch(&dimg, &pitch, w, rows));
+	CHECK(cudaMemset2D(dimg, pitch, 0, w, rows));
+	CHECK(cudaMemcpy2DAsync(dimg, pitch, img + 16, wide, w, rows, cudaMemcpyHostToDevice, s));
+	CHECK(cudaMemcpy2DAsync(img + rows * wide + 16, wide, dimg, pitch, w, rows, cudaMemcpyDeviceToHost, s));
+	CHECK(cudaStreamSynchronize(s));
+	for (int y = 0; y < rows; y++)
+		for (int x = 0; x < wide; x++) {
+			unsigned char want = x >= 16 && x < 16 + w ? img[y * wide + x] : 0, got = img[(rows + y) * wide + x];
+
+			REQUIRE(got == want, "pixel %d,%d is %d, not %d", x, y, got, want);
+		}
+
+	CHECK(cudaFreeHost(in));
+	CHECK(cudaFreeHost(out));
+	CHECK(cudaFree(d));
+	CHECK(cudaFree(dimg));
+	printf("pinned: sum %u\n", sum);
+	return pass();
+}

@@ -1,0 +1,252 @@
+/*
+ * Host twins of the kernels in this folder, for the simulated GPU (see remoting/simgpu/simkernel.h).
+ *
+ * Each does what its kernel does, once for the whole grid. A kernel that waits for a time says what
+ * it costs; a kernel that writes where it may not asks sim_check, as the hardware would.
+ */
+#include "simkernel.h"
+
+#include <string.h>
+
+/* vecadd.cu */
+
+SIM_KERNEL(_Z6vecaddPKfS0_Pfi, SIM_PARAMS(8, 8, 8, 4))
+{
+	const float *a = SIM_ARG(0, const float *);
+	const float *b = SIM_ARG(1, const float *);
+	float *c = SIM_ARG(2, float *);
+	size_t n = SIM_ARG(3, int);
+
+	sim_check(a, n * sizeof(*a));
+	sim_check(b, n * sizeof(*b));
+	sim_check(c, n * sizeof(*c));
+	SIM_FOR_1D(i)
+		if (i < n)
+			c[i] = a[i] + b[i];
+}
+
+/* reduce.cu: the sum of a block's threads, in any order: the values are exact */
+
+SIM_GLOBAL(total, 8);
+SIM_GLOBAL(weight, 4);
+
+SIM_KERNEL(_Z6reduceIiEvPKT_PS0_i, SIM_PARAMS(8, 8, 4), .static_shared = 1024)
+{
+	const int *in = SIM_ARG(0, const int *);
+	int *out = SIM_ARG(1, int *);
+	int n = SIM_ARG(2, int);
+
+	sim_check(in, n * sizeof(*in));
+	sim_check(out, sim->grid.x * sizeof(*out));
+	memset(out, 0, sim->grid.x * sizeof(*out));
+	for (int i = 0; i < n; i++)
+		out[i / 256 % sim->grid.x] += in[i];
+}
+
+SIM_KERNEL(_Z6reduceIdEvPKT_PS0_i, SIM_PARAMS(8, 8, 4), .static_shared = 2048)
+{
+	const double *in = SIM_ARG(0, const double *);
+	double *out = SIM_ARG(1, double *);
+	int n = SIM_ARG(2, int);
+
+	sim_check(in, n * sizeof(*in));
+	sim_check(out, sim->grid.x * sizeof(*out));
+	for (unsigned int b = 0; b < sim->grid.x; b++)
+		out[b] = 0;
+	for (int i = 0; i < n; i++)
+		out[i / 256 % sim->grid.x] += in[i];
+}
+
+SIM_KERNEL(reduce_dynamic, SIM_PARAMS(8, 4, 4))
+{
+	const int *in = SIM_ARG(0, const int *);
+	int n = SIM_ARG(1, int);
+	int words = SIM_ARG(2, int);
+	int *wide = sim->shared;
+	unsigned long long *total = SIM_SYMBOL(total, unsigned long long);
+	const int *weight = SIM_SYMBOL(weight, int);
+	long long sum = 0;
+
+	sim_check(in, n * sizeof(*in));
+	if (sim->shared_bytes < words * sizeof(*wide)) {
+		sim_fault(700);
+		return;
+	}
+	for (int i = 0; i < words; i++)
+		wide[i] = i < n ? in[i] : 0;
+	for (int i = 0; i < words; i++)
+		sum += wide[i];
+	*total += sum * *weight;
+}
+
+/* streams_events.cu */
+
+SIM_KERNEL(spin, SIM_PARAMS(8, 4, 8))
+{
+	int *flag = SIM_ARG(0, int *);
+
+	sim_check(flag, sizeof(*flag));
+	sim_cost_ns(SIM_ARG(2, long long));
+	*flag = SIM_ARG(1, int);
+}
+
+SIM_KERNEL(add_to, SIM_PARAMS(8, 8, 4))
+{
+	int *to = SIM_ARG(0, int *);
+	const int *from = SIM_ARG(1, const int *);
+
+	sim_check(to, sizeof(*to));
+	sim_check(from, sizeof(*from));
+	*to = *to * SIM_ARG(2, int) + *from;
+}
+
+/* printf.cu */
+
+SIM_KERNEL(greet, SIM_PARAMS(4))
+{
+	int n = SIM_ARG(0, int);
+
+	for (int i = 0; i < n; i++)
+		sim_printf("printf: device line %d of %d, %s %.2f\n", i, n, i % 2 ? "odd" : "even", i * 0.25);
+}
+
+/* threads.cu */
+
+SIM_KERNEL(step, SIM_PARAMS(8, 4, 4))
+{
+	unsigned int *v = SIM_ARG(0, unsigned int *);
+	size_t n = SIM_ARG(1, int);
+	unsigned int add = SIM_ARG(2, unsigned int);
+
+	sim_check(v, n * sizeof(*v));
+	SIM_FOR_1D(i)
+		if (i < n)
+			v[i] = v[i] * 3 + add;
+}
+
+/* bigcopy.cu */
+
+SIM_KERNEL(check_flip, SIM_PARAMS(8, 8, 8))
+{
+	uint64_t *v = SIM_ARG(0, uint64_t *);
+	uint64_t n = SIM_ARG(1, uint64_t);
+	unsigned long long *wrong = SIM_ARG(2, unsigned long long *);
+
+	sim_check(v, n * sizeof(*v));
+	sim_check(wrong, sizeof(*wrong));
+	for (uint64_t i = 0; i < n; i++) {
+		if (v[i] != (i * 0x9e3779b97f4a7c15ull ^ (i >> 7)))
+			++*wrong;
+		v[i] = ~v[i];
+	}
+}
+
+/* pinned.cu */
+
+SIM_KERNEL(hold, SIM_PARAMS(8))
+{
+	sim_cost_ns(SIM_ARG(0, long long));
+}
+
+SIM_KERNEL(twice, SIM_PARAMS(8, 4))
+{
+	unsigned int *v = SIM_ARG(0, unsigned int *);
+	int n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	for (int i = 0; i < n; i++)
+		v[i] *= 2;
+}
+
+/* errors.cu */
+
+SIM_KERNEL(set, SIM_PARAMS(8, 4))
+{
+	int *p = SIM_ARG(0, int *);
+
+	sim_check(p, sizeof(*p));
+	*p = SIM_ARG(1, int);
+}
+
+/* fork.cu */
+
+SIM_KERNEL(square, SIM_PARAMS(8))
+{
+	int *v = SIM_ARG(0, int *);
+
+	sim_check(v, sizeof(*v));
+	*v *= *v;
+}
+
+/* exit_live.cu */
+
+SIM_KERNEL(linger, SIM_PARAMS(8))
+{
+	sim_cost_ns(SIM_ARG(0, long long));
+}
+
+/* twolibs.cu */
+
+static void append_digit(struct sim_launch *sim, int digit)
+{
+	int *v = SIM_ARG(0, int *);
+	size_t n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	SIM_FOR_1D(i)
+		if (i < n)
+			v[i] = v[i] * 10 + digit;
+}
+
+SIM_KERNEL(lib_kernel1, SIM_PARAMS(8, 4)) { append_digit(sim, 1); }
+SIM_KERNEL(lib_kernel2, SIM_PARAMS(8, 4)) { append_digit(sim, 2); }
+SIM_KERNEL(main_kernel, SIM_PARAMS(8, 4)) { append_digit(sim, 3); }
+
+/* graph.cu */
+
+SIM_KERNEL(affine, SIM_PARAMS(8, 4, 4, 4))
+{
+	int *v = SIM_ARG(0, int *);
+	size_t n = SIM_ARG(1, int);
+	int mul = SIM_ARG(2, int);
+	int add = SIM_ARG(3, int);
+
+	sim_check(v, n * sizeof(*v));
+	SIM_FOR_1D(i)
+		if (i < n)
+			v[i] = v[i] * mul + add;
+}
+
+/* multi_process.cu */
+
+SIM_KERNEL(fill, SIM_PARAMS(8, 4, 4))
+{
+	int *v = SIM_ARG(0, int *);
+	size_t n = SIM_ARG(1, int);
+	int value = SIM_ARG(2, int);
+
+	sim_check(v, n * sizeof(*v));
+	SIM_FOR_1D(i)
+		if (i < n)
+			v[i] = value;
+}
+
+/* churn.cu */
+
+SIM_KERNEL(churn_step, SIM_PARAMS(8, 4))
+{
+	unsigned int *v = SIM_ARG(0, unsigned int *);
+	size_t n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	SIM_FOR_1D(i)
+		if (i < n)
+			v[i] += i;
+}
+
+/* wait.cu */
+
+SIM_KERNEL(minute, SIM_PARAMS(8))
+{
+	sim_cost_ns(SIM_ARG(0, long long));
+}

@@ -1,0 +1,61 @@
+#!/bin/bash
+# deps.sh: see that everything the build and the tests call is there; on Debian, as root, install
+# what is not. Says nothing and takes no time when nothing is missing.
+set -euo pipefail
+
+missing=()
+need() { # need COMMAND PACKAGE
+	command -v "$1" >/dev/null 2>&1 || missing+=("$2")
+}
+
+need gcc gcc
+need g++ g++
+need ld binutils
+need make make
+need git git
+need shellcheck shellcheck
+need curl curl
+need dpkg-deb dpkg
+need xz xz-utils
+need flock util-linux
+need ps procps
+[ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
+[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
+# gcc 12 brings both sanitizers' runtimes; a bare compiler without libgcc's has neither.
+[ -e "$(gcc -print-file-name=libasan.so 2>/dev/null || echo /nowhere)" ] || missing+=(libgcc-12-dev)
+
+# Go: any release from 1.21 on fetches the toolchain that go.mod names.
+go_ok() {
+	local minor
+	minor=$(go env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
+	[ "${minor:-0}" -ge 21 ]
+}
+go_ok || missing+=(golang-backports)
+
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+echo "deps: missing: ${missing[*]}" >&2
+if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
+	echo "deps: cannot install them: this needs Debian or Ubuntu, and root" >&2
+	exit 1
+fi
+
+packages=()
+backports=
+for p in "${missing[@]}"; do
+	if [ "$p" = golang-backports ]; then backports=1; else packages+=("$p"); fi
+done
+export DEBIAN_FRONTEND=noninteractive
+apt-get -q update
+[ ${#packages[@]} -eq 0 ] || apt-get -q install -y --no-install-recommends "${packages[@]}"
+if [ -n "$backports" ]; then
+	# Debian 12's own Go is 1.19. Its backports are not enabled by default.
+	if ! apt-cache show golang-1.24-go >/dev/null 2>&1; then
+		echo 'deb http://deb.debian.org/debian bookworm-backports main' >/etc/apt/sources.list.d/bookworm-backports.list
+		apt-get -q update
+	fi
+	apt-get -q install -y --no-install-recommends golang-1.24-go
+	ln -sfn /usr/lib/go-1.24/bin/go /usr/local/bin/go
+	ln -sfn /usr/lib/go-1.24/bin/gofmt /usr/local/bin/gofmt
+fi

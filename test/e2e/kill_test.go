@@ -1,0 +1,229 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestKillAnywhere kills, 1,000 times, the program, its session's process, sluice run or the worker
+// at a random moment of its life. The other side must end within a second, and nothing may be left:
+// no memory of the simulated GPU, no process, no socket, no shared memory.
+func TestKillAnywhere(t *testing.T) {
+	const kills, lanes = 1000, 4
+	before := sharedMemory(t)
+	var (
+		mu    sync.Mutex
+		worst = map[string]time.Duration{}
+		count = map[string]int{}
+	)
+	t.Run("lanes", func(t *testing.T) {
+		for lane := range lanes {
+			t.Run(fmt.Sprint(lane), func(t *testing.T) {
+				t.Parallel()
+				l := &killLane{t: t, network: []string{"tcp", "unix"}[lane%2], rand: rand.New(rand.NewPCG(uint64(lane), 42))}
+				defer l.stop()
+				for i := 0; i < kills/lanes && !t.Failed(); i++ {
+					victim, took := l.kill()
+					mu.Lock()
+					count[victim]++
+					worst[victim] = max(worst[victim], took)
+					mu.Unlock()
+				}
+			})
+		}
+	})
+	for v, n := range count {
+		t.Logf("%4d kills of %-7s the other side ended after at most %s", n, v+":", worst[v].Round(time.Millisecond))
+	}
+	for name := range sharedMemory(t) {
+		if !before[name] {
+			t.Errorf("shared memory is left: %s", name)
+		}
+	}
+}
+
+// killLane has a worker of its own, so that whatever lives under it belongs to the lane's program.
+type killLane struct {
+	t       *testing.T
+	network string
+	rand    *rand.Rand
+	w       *worker
+}
+
+func (l *killLane) stop() {
+	if l.w != nil {
+		l.w.stop()
+	}
+}
+
+// outcome is the end of a process, and when it was.
+type outcome struct {
+	at     time.Time
+	status int
+}
+
+// kill starts a program, kills somebody, and returns whom and how long the other side lived on.
+func (l *killLane) kill() (victim string, took time.Duration) {
+	t := l.t
+	if l.w == nil {
+		l.w = newWorker(t, workerOptions{network: l.network})
+	}
+	w := l.w
+	var out, stderr lockedBuffer
+	var cmd *exec.Cmd
+	switch n := l.rand.IntN(100); {
+	case n < 40:
+		victim = "program"
+	case n < 80:
+		victim = "session"
+	case n < 90:
+		victim = "run"
+	default:
+		victim = "worker"
+	}
+	if victim == "run" {
+		cmd = w.command(context.Background(), runOptions{mem: "256M"}, program("churn"))
+	} else {
+		cmd = w.direct(context.Background(), program("churn"))
+	}
+	cmd.Stdout, cmd.Stderr = &out, &stderr
+	// sluice run's program keeps the pipe open when sluice is killed: wait for the process alone.
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Start(); err != nil {
+		t.Error(err)
+		return victim, 0
+	}
+	ended := make(chan outcome, 1)
+	go func() {
+		_ = cmd.Wait()
+		ended <- outcome{time.Now(), cmd.ProcessState.ExitCode()}
+	}()
+	// From before the first byte to the midst of the work.
+	time.Sleep(time.Duration(l.rand.Int64N(int64(150 * time.Millisecond))))
+
+	pid := cmd.Process.Pid
+	switch victim {
+	case "session":
+		deadline := time.Now().Add(5 * time.Second)
+		for pid = 0; pid == 0; {
+			if s := w.sessions(); len(s) > 0 {
+				pid = s[0]
+			} else if time.Now().After(deadline) {
+				t.Errorf("no session after 5 s: %s%s\n%s", out.String(), stderr.String(), tail(w.log.String(), 20))
+				_ = cmd.Process.Kill()
+				<-ended
+				return victim, 0
+			}
+		}
+	case "worker":
+		pid = w.cmd.Process.Pid
+	}
+	killed := time.Now()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Errorf("kill %s: %v", victim, err)
+	}
+
+	// The program must end, by an error that it saw or by its own death.
+	select {
+	case o := <-ended:
+		if victim == "session" || victim == "worker" {
+			took = o.at.Sub(killed)
+			if o.status != 3 && o.status != 1 {
+				t.Errorf("%s killed: the program ended with status %d: %s%s", victim, o.status, out.String(), stderr.String())
+			}
+		}
+	case <-time.After(10 * time.Second):
+		t.Errorf("%s killed: the program lives on\n%s%s", victim, out.String(), stderr.String())
+		_ = cmd.Process.Kill()
+		<-ended
+	}
+	// So must everything that belonged to it.
+	live := func() []string {
+		var left []string
+		for _, p := range marked(w.mark) {
+			if !strings.HasPrefix(p, fmt.Sprintf("%d ", w.cmd.Process.Pid)) {
+				left = append(left, p)
+			}
+		}
+		return left
+	}
+	deadline := killed.Add(5 * time.Second)
+	left := live()
+	for len(left) > 0 && time.Now().Before(deadline) {
+		time.Sleep(time.Millisecond)
+		left = live()
+	}
+	if victim == "program" || victim == "run" {
+		took = time.Since(killed)
+	}
+	switch {
+	case len(left) > 0:
+		t.Errorf("%s killed: processes are left: %s", victim, strings.Join(left, ", "))
+	case took > time.Second:
+		t.Errorf("%s killed: the other side lived on for %s", victim, took)
+	}
+	if used := w.used(); used != 0 {
+		t.Errorf("%s killed: %d bytes of the simulated GPU are in use", victim, used)
+	}
+	if left := w.sockets(); victim == "worker" && len(left) > 0 {
+		t.Errorf("worker killed: sockets are left: %s", strings.Join(left, ", "))
+	}
+	if victim == "worker" {
+		<-w.ended
+		_ = os.RemoveAll(w.dir)
+		l.w = nil
+	}
+	return victim, took
+}
+
+// sockets are the listening and connected sockets of the worker's address.
+func (w *worker) sockets() []string {
+	network, address, _ := strings.Cut(w.addr, ":")
+	if network == "unix" {
+		b, _ := os.ReadFile("/proc/net/unix")
+		var out []string
+		for line := range bytes.Lines(b) {
+			if bytes.Contains(line, []byte(address)) {
+				out = append(out, string(bytes.TrimSpace(line)))
+			}
+		}
+		return out
+	}
+	_, port, _ := net.SplitHostPort(address)
+	var n int
+	_, _ = fmt.Sscan(port, &n)
+	b, _ := os.ReadFile("/proc/net/tcp")
+	var out []string
+	for line := range bytes.Lines(b) {
+		f := strings.Fields(string(line))
+		// state 01 is established, 0A listening; what lingers in the kernel alone is no socket
+		if len(f) > 3 && (f[3] == "01" || f[3] == "0A") && (strings.HasSuffix(f[1], fmt.Sprintf(":%04X", n)) || strings.HasSuffix(f[2], fmt.Sprintf(":%04X", n))) {
+			out = append(out, strings.Join(f[1:4], " "))
+		}
+	}
+	return out
+}
+
+// sharedMemory is what lies in /dev/shm.
+func sharedMemory(t *testing.T) map[string]bool {
+	t.Helper()
+	out := map[string]bool{}
+	entries, err := os.ReadDir("/dev/shm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		out[e.Name()] = true
+	}
+	return out
+}

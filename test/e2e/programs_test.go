@@ -1,0 +1,132 @@
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+)
+
+// programs are the CUDA programs and what each prints. None of it depends on the machine: the same
+// lines come natively, from any GPU.
+var programs = []struct {
+	name string
+	args []string
+	want string
+}{
+	{name: "vecadd", want: "vecadd: n=1048576 sum=1337185854\n"},
+	{name: "reduce", want: "reduce: int=5927692 double=1481923.00 wide=66600\n"},
+	{name: "streams_events", want: "streams_events: overlap yes, order 1234, host calls 110\n"},
+	{name: "printf", want: "printf: before\nprintf: device line 0 of 4, even 0.00\nprintf: device line 1 of 4, odd 0.25\nprintf: device line 2 of 4, even 0.50\nprintf: device line 3 of 4, odd 0.75\nprintf: after\n"},
+	{name: "threads", want: "threads: 6 threads, sum 59016\n"},
+	{name: "memcheck", args: []string{"512"}, want: "memcheck: what is reported free can be allocated\n"},
+	{name: "pinned", want: "pinned: sum 4293918720\n"},
+	{name: "errors", args: []string{"plain"}, want: "errors: plain errors are refused and forgotten\n"},
+	{name: "errors", args: []string{"illegal"}, want: "errors: an illegal address stays\n"},
+	{name: "fork", want: "fork: sum 90, a late child gets cudaErrorInitializationError\n"},
+	{name: "exit_live", args: []string{"return"}, want: "exit_live: leaving by return\n"},
+	{name: "exit_live", args: []string{"exit"}, want: "exit_live: leaving by exit\n"},
+	{name: "exit_live", args: []string{"quick"}, want: "exit_live: leaving by quick\n"},
+	{name: "exit_live", args: []string{"thread"}, want: "exit_live: leaving by thread\n"},
+	{name: "twolibs", want: "twolibs: 1231\n"},
+	{name: "graph", want: "graph: replayed 30, cloned 36\n"},
+	{name: "multi_process", want: "multi_process: 5 processes, one total\n"},
+}
+
+func TestPrograms(t *testing.T) {
+	for _, network := range []string{"tcp", "unix"} {
+		t.Run(network, func(t *testing.T) {
+			w := startWorker(t, workerOptions{network: network})
+			for _, p := range programs {
+				t.Run(strings.Join(append([]string{p.name}, p.args...), "-"), func(t *testing.T) {
+					r := w.run(runOptions{mem: "512M"}, program(p.name), p.args...)
+					check(t, r, p.want+"PASS\n")
+				})
+			}
+			waitFor(t, time.Second, "all sessions have ended", func() bool { return len(w.sessions()) == 0 })
+			if used := w.used(); used != 0 {
+				t.Errorf("%d bytes are in use after all programs have ended", used)
+			}
+		})
+	}
+}
+
+func check(t *testing.T, r result, want string) {
+	t.Helper()
+	if r.status != 0 || r.stdout != want {
+		t.Errorf("status %d after %s\nstdout: %s\nwant:   %s\nstderr: %s", r.status, r.took.Round(time.Millisecond), r.stdout, want, tail(r.stderr, 20))
+	}
+	if r.status == 0 && r.stderr != "" {
+		t.Errorf("a program that succeeded has this on stderr: %s", tail(r.stderr, 20))
+	}
+}
+
+func TestBigCopy(t *testing.T) {
+	for _, network := range []string{"tcp", "unix"} {
+		t.Run(network, func(t *testing.T) {
+			w := startWorker(t, workerOptions{network: network, gpuMem: "8G", mem: "6G"})
+			r := w.run(runOptions{timeout: 3 * time.Minute}, program("bigcopy"), "5120")
+			if r.status != 0 || !strings.HasPrefix(r.stdout, "bigcopy: 5368709144 bytes each way, sum ") || !strings.HasSuffix(r.stdout, "\nPASS\n") {
+				t.Errorf("status %d\nstdout: %s\nstderr: %s", r.status, r.stdout, r.stderr)
+			}
+			t.Logf("5 GiB each way over %s: %s", network, r.took.Round(100*time.Millisecond))
+		})
+	}
+}
+
+// TestNVML compares what NVML and CUDA say inside a lease.
+func TestNVML(t *testing.T) {
+	w := startWorker(t, workerOptions{devices: 2})
+	r := w.run(runOptions{mem: "512M", env: []string{"NVML_TOTAL_MIB=512"}}, built("test/nvml"))
+	check(t, r, "nvml: 2 device, NVML and CUDA agree\nPASS\n")
+}
+
+// TestLeaseMemory: a lease takes what it was granted from the worker's offer, gives it back when it
+// ends, and a lease that does not fit is refused by name.
+func TestLeaseMemory(t *testing.T) {
+	w := startWorker(t, workerOptions{mem: "1G"})
+	for range 3 {
+		r := w.run(runOptions{mem: "1G"}, program("memcheck"), "1024")
+		check(t, r, "memcheck: what is reported free can be allocated\nPASS\n")
+	}
+	r := w.run(runOptions{mem: "3G"}, program("vecadd"))
+	if r.status != 125 || !strings.Contains(r.stderr, "refused") {
+		t.Errorf("3 GiB of a worker that offers 1: status %d, %s%s", r.status, r.stdout, r.stderr)
+	}
+	w.healthy()
+}
+
+// TestRefused: what is not supported is refused with CUDA's code, and once in the log by name.
+func TestRefused(t *testing.T) {
+	w := startWorker(t, workerOptions{})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := w.direct(ctx, built("test/agent"))
+	cmd.Env = append(cmd.Env, "SLUICE_LOG=warn")
+	cmd.Stdin = strings.NewReader("managed 1048576\nmanaged 1048576\nmem 1048576\n")
+	r := finish(t, ctx, cmd)
+	lines := strings.Split(r.stdout, "\n")
+	if r.status != 0 || len(lines) < 4 || !strings.HasPrefix(lines[1], "801 ") || !strings.HasPrefix(lines[2], "801 ") || !strings.HasPrefix(lines[3], "0 ") {
+		t.Errorf("status %d: %q, %s", r.status, r.stdout, r.stderr)
+	}
+	if strings.Count(r.stderr, "cuMemAllocManaged") != 1 {
+		t.Errorf("the log names cuMemAllocManaged not once: %s", r.stderr)
+	}
+}
+
+// TestStatus: sluice run passes on how the program ended.
+func TestStatus(t *testing.T) {
+	w := startWorker(t, workerOptions{})
+	for _, c := range []struct {
+		script string
+		want   int
+	}{{"exit 0", 0}, {"exit 7", 7}, {"kill -TERM $$", 128 + 15}} {
+		r := w.run(runOptions{}, "/bin/sh", "-c", c.script)
+		if r.status != c.want {
+			t.Errorf("%q: status %d, not %d: %s", c.script, r.status, c.want, r.stderr)
+		}
+	}
+	if r := w.run(runOptions{}, "/nonexistent/program"); r.status != 127 {
+		t.Errorf("a program that is not there: status %d, not 127", r.status)
+	}
+}
