@@ -18,7 +18,7 @@ WORKER_LOG=${SLUICE_WORKER_LOG:-warn}
 mkdir -p "$LOGS"
 install -d -m 0700 "$STORE" # the worker refuses a store that others can write to
 LOGS=$(cd "$LOGS" && pwd)
-STORE=${SLUICE_STORE:-$BUILD/gpu-store}
+STORE=$(cd "$STORE" && pwd)
 export PYTHONUNBUFFERED=1
 
 # What we started and have to end: process ids by name.

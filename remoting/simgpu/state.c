@@ -241,7 +241,8 @@ static int state_open_at(const char *path, struct sim_config *cfg, bool own, boo
 	}
 	sh = p;
 	rc = settle(cfg, own);
-	close(fd);		/* and with it the file lock */
+	flock(fd, LOCK_UN);	/* closing is not enough: the mapping keeps the file open */
+	close(fd);
 	return rc;
 }
 

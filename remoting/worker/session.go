@@ -65,7 +65,7 @@ type session struct {
 	hdr      wire.Request
 	cur      uint32 // id of the context current on the executor's thread
 	curReal  uint64
-	curSlot  *slot               // nil when none is current
+	curSlot  *slot                   // nil when none is current
 	ctxs     map[uint64]*cudaContext // by driver handle
 	tables   [wire.NumKinds]table
 	npages   int

@@ -16,7 +16,7 @@ SIM_KERNEL(vecadd, SIM_PARAMS(8, 8, 8, 4))
 
 SIM_KERNEL(slow, SIM_PARAMS(8))
 {
-	sim_cost(SIM_ARG(0, uint64_t));
+	sim_cost_ns(SIM_ARG(0, uint64_t));
 }
 
 SIM_KERNEL(hello, SIM_PARAMS(4))
@@ -29,4 +29,4 @@ SIM_KERNEL(crash, SIM_PARAMS(8))
 	sim_check(SIM_ARG(0, void *), 4);
 }
 
-SIM_GLOBAL(table, 64 << 20);
+SIM_GLOBAL(table, 67108864);

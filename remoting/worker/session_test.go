@@ -1,0 +1,324 @@
+package worker
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+func floats(n int, f func(i int) float32) []byte {
+	b := make([]byte, 0, 4*n)
+	for i := range n {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f(i)))
+	}
+	return b
+}
+
+func TestVectorAdd(t *testing.T) {
+	for _, listen := range []string{"", "tcp:127.0.0.1:0"} {
+		_, addr := startWorker(t, func(c *Config) {
+			if listen != "" {
+				c.Listen = listen
+			}
+		})
+		k := dial(t, addr, [16]byte{})
+		if got := k.snap.Devices[0].TotalMem; got != testMem {
+			t.Fatalf("total memory %d, granted %d", got, testMem)
+		}
+		names, rc := k.load(image0, 1)
+		if rc != 0 {
+			t.Fatalf("load: %d", rc)
+		}
+		if !slices.Contains(names, "vecadd") {
+			t.Fatalf("kernels %q: vecadd missing", names)
+		}
+		k.bind(1, 1, "vecadd")
+		r := k.wait(wire.OpKernelInfo, 1, u32(1), u32(0))
+		if r.result != 0 {
+			t.Fatalf("kernel info: %d", r.result)
+		}
+		want := cat(u32(4), u32(0), u32(8), u32(8), u32(8), u32(16), u32(8), u32(24), u32(4))
+		if !bytes.HasPrefix(r.payload, want) {
+			t.Fatalf("parameter layout %x", r.payload)
+		}
+		const n = 1 << 20
+		var p [3]uint64
+		for i := range p {
+			var rc int32
+			if p[i], rc = k.alloc(4 * n); rc != 0 {
+				t.Fatalf("alloc: %d", rc)
+			}
+		}
+		k.copyIn(p[0], 0, floats(n, func(i int) float32 { return float32(i) }))
+		k.copyIn(p[1], 0, floats(n, func(i int) float32 { return 2 * float32(i) }))
+		k.launch(1, 0, n/256, 256, cat(u64(p[0]), u64(p[1]), u64(p[2]), u32(n)))
+		got := k.copyOut(p[2], 4*n, 0, 7)
+		if !bytes.Equal(got, floats(n, func(i int) float32 { return 3 * float32(i) })) {
+			t.Fatal("wrong sum")
+		}
+		for _, q := range p {
+			k.free(q)
+		}
+		if r := k.streamSync(0); r.result != 0 || r.deferred != 0 {
+			t.Fatalf("sync: %d, deferred %d", r.result, r.deferred)
+		}
+	}
+}
+
+func TestCopySizes(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	const room = 100 << 20
+	p, rc := k.alloc(room)
+	if rc != 0 {
+		t.Fatal(rc)
+	}
+	b := make([]byte, room)
+	if _, err := rand.Read(b); err != nil {
+		t.Fatal(err)
+	}
+	k.streamCreate(1)
+	for _, n := range []int{1, 4, 100, 64<<10 - 1, 64 << 10, 64<<10 + 1, 1<<20 - 1, 1 << 20, 1<<20 + 1, 5 << 20, room} {
+		k.copyIn(p, 1, b[:n])
+		if got := k.copyOut(p, n, 1, uint32(n)); !bytes.Equal(got, b[:n]) {
+			t.Fatalf("%d bytes came back different", n)
+		}
+	}
+	// Many small copies at different places, in two streams.
+	for i := range 5000 {
+		k.copyIn(p+uint64(i*300), uint32(i&1), b[i*7:i*7+300])
+	}
+	if r := k.wait(opCuCtxSynchronize, 1); r.result != 0 {
+		t.Fatal(r.result)
+	}
+	got := k.copyOut(p, 5000*300, 0, 99)
+	for i := range 5000 {
+		if !bytes.Equal(got[i*300:i*300+300], b[i*7:i*7+300]) {
+			t.Fatalf("small copy %d came back different", i)
+		}
+	}
+}
+
+func TestAsyncCopyOut(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	if _, rc := k.load(image0, 1); rc != 0 {
+		t.Fatal(rc)
+	}
+	k.bind(1, 1, "slow")
+	k.streamCreate(1)
+	k.streamCreate(2)
+	const n = 3<<20 + 5
+	p, _ := k.alloc(n)
+	b := make([]byte, n)
+	_, _ = rand.Read(b)
+	k.copyIn(p, 1, b)
+	k.launch(1, 1, 1, 1, u64(uint64(50*time.Millisecond)))
+	k.oneway(wire.OpCopyOut, u64(p), u64(n), u32(1), u32(5))
+	k.oneway(wire.OpCopyOut, u64(p), u64(10), u32(2), u32(6))
+	if r := k.streamSync(1); r.result != 0 {
+		t.Fatal(r.result)
+	}
+	k.mu.Lock()
+	if !k.over[5] || !bytes.Equal(k.data[5], b) {
+		t.Error("the reply of the synchronisation came before the data")
+	}
+	k.mu.Unlock()
+	k.until("other stream's copy", func() bool { return k.over[6] })
+	// Nobody synchronises: the bytes come by themselves.
+	k.oneway(wire.OpCopyOut, u64(p), u64(n), u32(1), u32(8))
+	k.until("copy by itself", func() bool { return k.over[8] })
+}
+
+func TestEvents(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	if _, rc := k.load(image0, 1); rc != 0 {
+		t.Fatal(rc)
+	}
+	k.bind(1, 1, "slow")
+	k.streamCreate(1)
+	k.oneway(opCuEventCreate, u32(1), u32(0))
+	k.launch(1, 1, 1, 1, u64(uint64(80*time.Millisecond)))
+	k.oneway(opCuEventRecord, u32(1), u32(1))
+	if r := k.wait(wire.OpEventWatch, 1, u32(1), u32(42)); r.result != 600 {
+		t.Fatalf("watch: %d", r.result)
+	}
+	// Destroyed while it is waited for.
+	k.oneway(opCuEventDestroy_v2, u32(1))
+	k.until("event", func() bool { return k.events[1] == 42 })
+	k.oneway(opCuEventCreate, u32(2), u32(0))
+	k.oneway(opCuEventRecord, u32(2), u32(1))
+	if r := k.wait(opCuEventSynchronize, 1, u32(2)); r.result != 0 {
+		t.Fatal(r.result)
+	}
+	if r := k.wait(wire.OpEventWatch, 1, u32(2), u32(1)); r.result != 0 {
+		t.Fatal(r.result)
+	}
+	if r := k.wait(wire.OpEventWatch, 1, u32(1), u32(1)); r.result != 400 {
+		t.Fatalf("destroyed event: %d", r.result)
+	}
+}
+
+// One client thread waits while another goes on.
+func TestWaitingAside(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	if _, rc := k.load(image0, 1); rc != 0 {
+		t.Fatal(rc)
+	}
+	k.bind(1, 1, "slow")
+	k.streamCreate(1)
+	k.streamCreate(2)
+	k.launch(1, 1, 1, 1, u64(uint64(500*time.Millisecond)))
+	k.write(wire.Request{Op: opCuStreamSynchronize, Flags: wire.FlagWait, Call: 1000, Ctx: 1}, u32(1))
+	start := time.Now()
+	for range 10 {
+		if r := k.streamSync(2); r.result != 0 {
+			t.Fatal(r.result)
+		}
+	}
+	if d := time.Since(start); d > 400*time.Millisecond {
+		t.Fatalf("calls of another thread waited %v", d)
+	}
+	if r := k.await(opCuStreamSynchronize, 1000); r.result != 0 {
+		t.Fatal(r.result)
+	}
+}
+
+func TestPrint(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	if _, rc := k.load(image0, 1); rc != 0 {
+		t.Fatal(rc)
+	}
+	k.bind(1, 1, "hello")
+	k.launch(1, 0, 1, 1, u32(17))
+	if r := k.streamSync(0); r.result != 0 {
+		t.Fatal(r.result)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if string(k.printed) != "hello 17\n" {
+		t.Fatalf("printed %q", k.printed)
+	}
+}
+
+func TestHostFunction(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	k.onHost = func(id uint32) { time.Sleep(20 * time.Millisecond); k.oneway(wire.OpHostFnDone, u32(id)) }
+	k.streamCreate(1)
+	p, _ := k.alloc(4 << 20)
+	for i := range uint32(5) {
+		k.oneway(wire.OpCopyOut, u64(p), u64(100), u32(1), u32(50+i))
+		k.oneway(wire.OpLaunchHost, u32(1), u32(9))
+		if i%2 == 0 {
+			// Freeing waits for the stream, which waits for the answer.
+			k.free(p)
+			p, _ = k.alloc(4 << 20)
+		}
+	}
+	if r := k.streamSync(1); r.result != 0 || r.deferred != 0 {
+		t.Fatal(r)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := 0
+	for i, s := range k.order {
+		if s == "host 9" {
+			if want := "data " + string(rune('5')) + string(rune('0'+n)); !slices.Contains(k.order[:i], want) {
+				t.Errorf("host function %d was called before its data: %q", n, k.order)
+			}
+			n++
+		}
+	}
+	if n != 5 {
+		t.Fatalf("%d calls: %q", n, k.order)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	k.launch(77, 0, 1, 1, nil) // no such kernel
+	r := k.streamSync(0)
+	if r.result != 0 || r.deferred != 400 {
+		t.Fatalf("foreign kernel: result %d, deferred %d", r.result, r.deferred)
+	}
+	if r := k.streamSync(0); r.deferred != 0 {
+		t.Fatal("a deferred error was told twice")
+	}
+	if r := k.streamSync(33); r.result != 400 {
+		t.Fatalf("foreign stream: %d", r.result)
+	}
+	if r := k.wait(opCuStreamSynchronize, 99, u32(0)); r.result != 201 {
+		t.Fatalf("foreign context: %d", r.result)
+	}
+	k.free(0x1234560000)
+	if r := k.streamSync(0); r.deferred != 1 {
+		t.Fatalf("foreign pointer freed: %d", r.deferred)
+	}
+	p, _ := k.alloc(1000)
+	k.free(p)
+	k.free(p)
+	if r := k.streamSync(0); r.deferred != 1 {
+		t.Fatalf("double free: %d", r.deferred)
+	}
+	// An id of an old generation.
+	k.streamCreate(5)
+	k.oneway(opCuStreamDestroy_v2, u32(5))
+	k.streamCreate(5 | 1<<24)
+	if r := k.streamSync(5); r.result != 400 {
+		t.Fatalf("destroyed stream: %d", r.result)
+	}
+	if r := k.streamSync(5 | 1<<24); r.result != 0 {
+		t.Fatalf("new stream: %d", r.result)
+	}
+	// A kernel that crashes spoils the context, as CUDA has it.
+	if _, rc := k.load(image0, 1); rc != 0 {
+		t.Fatal(rc)
+	}
+	k.bind(1, 1, "crash")
+	k.launch(1, 0, 1, 1, u64(8))
+	if r := k.streamSync(0); r.result != 700 {
+		t.Fatalf("illegal address: %d", r.result)
+	}
+	if r := k.streamSync(0); r.result != 700 {
+		t.Fatalf("the error does not stick: %d", r.result)
+	}
+}
+
+func TestViolationsSayWhy(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	for _, c := range []struct {
+		name, want string
+		send       func(k *conn)
+	}{
+		{"unknown operation", "unknown operation", func(k *conn) { k.oneway(0xEFFF) }},
+		{"unknown control operation", "unknown operation", func(k *conn) { k.oneway(0xF0F0) }},
+		{"short launch", "malformed", func(k *conn) { k.oneway(wire.OpLaunch, u32(1)) }},
+		{"short copy", "malformed", func(k *conn) { k.oneway(wire.OpCopyIn, u32(1)) }},
+		{"frame too large", "limit", func(k *conn) {
+			var b [wire.RequestSize]byte
+			binary.LittleEndian.PutUint32(b[:], wire.MaxPayload+1)
+			_, _ = k.c.Write(b[:])
+		}},
+		{"call without flag", "flags", func(k *conn) { k.write(wire.Request{Op: wire.OpBeat, Call: 5}) }},
+	} {
+		k := dial(t, addr, [16]byte{})
+		c.send(k)
+		k.until(c.name, func() bool { return k.bye != "" })
+		if !strings.Contains(k.bye, c.want) {
+			t.Errorf("%s: bye %q", c.name, k.bye)
+		}
+		k.c.Close()
+	}
+}
