@@ -157,6 +157,13 @@ extern const size_t sl_nnames;
  */
 extern uint32_t *sl_live;
 CUresult sl_gate_slow(void);
+/* Set by SLUICE_LOG=trace: every call of the program and its result is logged. */
+extern bool sl_tracing;
+CUresult sl_traced(const char *function, CUresult result);
+#define SL_LEAVE(name, call) do { \
+	CUresult r_ = (call); \
+	return __builtin_expect(sl_tracing, 0) ? sl_traced(name, r_) : r_; \
+} while (0)
 #define SL_ENTER() do { \
 	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
 		CUresult e_ = sl_gate_slow(); \
@@ -230,7 +237,7 @@ func clientExports(rows []Row) []byte {
 		if !ungated[r.Symbol] {
 			p.f("\tSL_ENTER();\n")
 		}
-		p.f("\treturn sl_%s(%s);\n}\n\n", impl.Symbol, strings.Join(args, ", "))
+		p.f("\tSL_LEAVE(\"%s\", sl_%s(%s));\n}\n\n", r.Symbol, impl.Symbol, strings.Join(args, ", "))
 		if r.Variant == "" {
 			continue
 		}
@@ -257,7 +264,7 @@ func clientExports(rows []Row) []byte {
 		if own {
 			p.f("\tif (config) {\n\t\town = *config;\n\t\tif (!own.hStream)\n\t\t\town.hStream = CU_STREAM_PER_THREAD;\n\t}\n")
 		}
-		p.f("\treturn sl_%s(%s);\n}\n\n", impl.Symbol, strings.Join(args, ", "))
+		p.f("\tSL_LEAVE(\"%s\", sl_%s(%s));\n}\n\n", r.VariantSymbol(), impl.Symbol, strings.Join(args, ", "))
 	}
 	return p.Bytes()
 }

@@ -13,16 +13,20 @@
 #include "integrity.h"
 #include "module.h"
 
-static CUresult not_supported(void)
+/* One function for each slot not served, so that the log can name it. */
+static CUresult unserved(const char *table, int slot)
 {
+	sl_log(SL_DEBUG, "export table %s: slot %d is not served", table, slot);
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
+
+#define SLOT(table, n) static CUresult ns_##table##_##n(void) { return unserved(#table, n); }
 
 static void nothing(void)
 {
 }
 
-#define NS ((void *)not_supported)
+#define NS(table, n) ((void *)ns_##table##_##n)
 #define NOP ((void *)nothing)
 #define SIZE(words) ((void *)(uintptr_t)((words) * 8))
 
@@ -59,9 +63,10 @@ static CUresult rt_compilers(void)
 	return CUDA_SUCCESS;
 }
 
+	SLOT(runtime, 3) SLOT(runtime, 4) SLOT(runtime, 5) SLOT(runtime, 9) SLOT(runtime, 11)
 static void *const runtime[13] = {
-	SIZE(13), (void *)rt_load, (void *)rt_primary, NS, NS, NS, (void *)rt_load_arrays, NOP,
-	(void *)rt_load_container, NS, NULL, NS, (void *)rt_compilers,
+	SIZE(13), (void *)rt_load, (void *)rt_primary, NS(runtime, 3), NS(runtime, 4), NS(runtime, 5),
+	(void *)rt_load_arrays, NOP, (void *)rt_load_container, NS(runtime, 9), NULL, NS(runtime, 11), (void *)rt_compilers,
 };
 
 /* --- a094798c: hooks for tools; the buffers say that no tool is there --- */
@@ -97,14 +102,26 @@ static CUresult tls_context(CUcontext *out)
 	return !err && !*out ? CUDA_ERROR_INVALID_CONTEXT : err;
 }
 
-static void *const tls[4] = { SIZE(3), NS, (void *)tls_context, NULL };
+	SLOT(tls, 1)
+static void *const tls[3] = {
+	SIZE(3), NS(tls, 1), (void *)tls_context,
+};
 
 /* --- c693336e: context-local storage; no size word, the rest callable --- */
 
+	SLOT(local, 3) SLOT(local, 4) SLOT(local, 5) SLOT(local, 6) SLOT(local, 7) SLOT(local, 8) SLOT(local, 9)
+	SLOT(local, 10) SLOT(local, 11) SLOT(local, 12) SLOT(local, 13) SLOT(local, 14) SLOT(local, 15)
+	SLOT(local, 16) SLOT(local, 17) SLOT(local, 18) SLOT(local, 19) SLOT(local, 20) SLOT(local, 21)
+	SLOT(local, 22) SLOT(local, 23) SLOT(local, 24) SLOT(local, 25) SLOT(local, 26) SLOT(local, 27)
+	SLOT(local, 28) SLOT(local, 29) SLOT(local, 30) SLOT(local, 31) SLOT(local, 32) SLOT(local, 33)
+	SLOT(local, 34) SLOT(local, 35) SLOT(local, 36)
 static void *const local[38] = {
-	(void *)sl_local_put, (void *)sl_local_delete, (void *)sl_local_get,
-	NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS,
-	NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NULL,
+	(void *)sl_local_put, (void *)sl_local_delete, (void *)sl_local_get, NS(local, 3), NS(local, 4), NS(local, 5),
+	NS(local, 6), NS(local, 7), NS(local, 8), NS(local, 9), NS(local, 10), NS(local, 11), NS(local, 12), NS(local, 13),
+	NS(local, 14), NS(local, 15), NS(local, 16), NS(local, 17), NS(local, 18), NS(local, 19), NS(local, 20),
+	NS(local, 21), NS(local, 22), NS(local, 23), NS(local, 24), NS(local, 25), NS(local, 26), NS(local, 27),
+	NS(local, 28), NS(local, 29), NS(local, 30), NS(local, 31), NS(local, 32), NS(local, 33), NS(local, 34),
+	NS(local, 35), NS(local, 36), NULL,
 };
 
 /* --- 263e8860: context checks --- */
@@ -123,8 +140,12 @@ static uint32_t check_zero(void)
 	return 0;
 }
 
+	SLOT(checks, 1) SLOT(checks, 4) SLOT(checks, 5) SLOT(checks, 6) SLOT(checks, 7) SLOT(checks, 8)
+	SLOT(checks, 9) SLOT(checks, 10) SLOT(checks, 11) SLOT(checks, 12) SLOT(checks, 13) SLOT(checks, 14)
 static void *const checks[15] = {
-	SIZE(15), NS, (void *)check_context, (void *)check_zero, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS, NS,
+	SIZE(15), NS(checks, 1), (void *)check_context, (void *)check_zero, NS(checks, 4), NS(checks, 5), NS(checks, 6),
+	NS(checks, 7), NS(checks, 8), NS(checks, 9), NS(checks, 10), NS(checks, 11), NS(checks, 12), NS(checks, 13),
+	NS(checks, 14),
 };
 
 /* --- d4082055: is this the driver it says it is --- */
@@ -209,14 +230,41 @@ static CUresult id_private(CUcontext ctx, CUstream s, void **out, int per_thread
 	return err;
 }
 
-#define NS8 NS, NS, NS, NS, NS, NS, NS, NS
+	SLOT(identity, 1) SLOT(identity, 2) SLOT(identity, 5) SLOT(identity, 6) SLOT(identity, 7) SLOT(identity, 8)
+	SLOT(identity, 9) SLOT(identity, 10) SLOT(identity, 11) SLOT(identity, 12) SLOT(identity, 13)
+	SLOT(identity, 14) SLOT(identity, 15) SLOT(identity, 16) SLOT(identity, 17) SLOT(identity, 18)
+	SLOT(identity, 19) SLOT(identity, 20) SLOT(identity, 21) SLOT(identity, 22) SLOT(identity, 23)
+	SLOT(identity, 24) SLOT(identity, 25) SLOT(identity, 26) SLOT(identity, 27) SLOT(identity, 28)
+	SLOT(identity, 29) SLOT(identity, 30) SLOT(identity, 31) SLOT(identity, 32) SLOT(identity, 33)
+	SLOT(identity, 34) SLOT(identity, 35) SLOT(identity, 36) SLOT(identity, 37) SLOT(identity, 38)
+	SLOT(identity, 40) SLOT(identity, 41) SLOT(identity, 42) SLOT(identity, 43) SLOT(identity, 44)
+	SLOT(identity, 45) SLOT(identity, 46) SLOT(identity, 47) SLOT(identity, 48) SLOT(identity, 49)
+	SLOT(identity, 50) SLOT(identity, 52) SLOT(identity, 53) SLOT(identity, 54) SLOT(identity, 55)
+	SLOT(identity, 56) SLOT(identity, 57) SLOT(identity, 58) SLOT(identity, 59) SLOT(identity, 60)
+	SLOT(identity, 61) SLOT(identity, 62) SLOT(identity, 63) SLOT(identity, 64) SLOT(identity, 65)
+	SLOT(identity, 66) SLOT(identity, 67) SLOT(identity, 68) SLOT(identity, 69) SLOT(identity, 70)
+	SLOT(identity, 71) SLOT(identity, 72) SLOT(identity, 73) SLOT(identity, 74) SLOT(identity, 75)
+	SLOT(identity, 76) SLOT(identity, 77) SLOT(identity, 78) SLOT(identity, 79) SLOT(identity, 80)
+	SLOT(identity, 81) SLOT(identity, 82) SLOT(identity, 83) SLOT(identity, 84) SLOT(identity, 85)
+	SLOT(identity, 86) SLOT(identity, 87) SLOT(identity, 88) SLOT(identity, 89) SLOT(identity, 90)
+	SLOT(identity, 91) SLOT(identity, 92)
 static void *const identity[93] = {
-	SIZE(93), NS, NS, (void *)id_device, (void *)id_context, NS, NS, NS, /* 0-7 */
-	NS8, NS8, NS8,							 /* 8-31 */
-	NS, NS, NS, NS, NS, NS, NS, (void *)id_stream,			 /* 32-39 */
-	NS8,								 /* 40-47 */
-	NS, NS, NS, (void *)id_private, NS, NS, NS, NS,			 /* 48-55 */
-	NS8, NS8, NS8, NS8, NS, NS, NS, NS, NS,				 /* 56-92 */
+	SIZE(93), NS(identity, 1), NS(identity, 2), (void *)id_device, (void *)id_context, NS(identity, 5), NS(identity, 6),
+	NS(identity, 7), NS(identity, 8), NS(identity, 9), NS(identity, 10), NS(identity, 11), NS(identity, 12),
+	NS(identity, 13), NS(identity, 14), NS(identity, 15), NS(identity, 16), NS(identity, 17), NS(identity, 18),
+	NS(identity, 19), NS(identity, 20), NS(identity, 21), NS(identity, 22), NS(identity, 23), NS(identity, 24),
+	NS(identity, 25), NS(identity, 26), NS(identity, 27), NS(identity, 28), NS(identity, 29), NS(identity, 30),
+	NS(identity, 31), NS(identity, 32), NS(identity, 33), NS(identity, 34), NS(identity, 35), NS(identity, 36),
+	NS(identity, 37), NS(identity, 38), (void *)id_stream, NS(identity, 40), NS(identity, 41), NS(identity, 42),
+	NS(identity, 43), NS(identity, 44), NS(identity, 45), NS(identity, 46), NS(identity, 47), NS(identity, 48),
+	NS(identity, 49), NS(identity, 50), (void *)id_private, NS(identity, 52), NS(identity, 53), NS(identity, 54),
+	NS(identity, 55), NS(identity, 56), NS(identity, 57), NS(identity, 58), NS(identity, 59), NS(identity, 60),
+	NS(identity, 61), NS(identity, 62), NS(identity, 63), NS(identity, 64), NS(identity, 65), NS(identity, 66),
+	NS(identity, 67), NS(identity, 68), NS(identity, 69), NS(identity, 70), NS(identity, 71), NS(identity, 72),
+	NS(identity, 73), NS(identity, 74), NS(identity, 75), NS(identity, 76), NS(identity, 77), NS(identity, 78),
+	NS(identity, 79), NS(identity, 80), NS(identity, 81), NS(identity, 82), NS(identity, 83), NS(identity, 84),
+	NS(identity, 85), NS(identity, 86), NS(identity, 87), NS(identity, 88), NS(identity, 89), NS(identity, 90),
+	NS(identity, 91), NS(identity, 92),
 };
 
 /* --- which table is which --- */

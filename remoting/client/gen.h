@@ -187,6 +187,13 @@ extern const size_t sl_nnames;
  */
 extern uint32_t *sl_live;
 CUresult sl_gate_slow(void);
+/* Set by SLUICE_LOG=trace: every call of the program and its result is logged. */
+extern bool sl_tracing;
+CUresult sl_traced(const char *function, CUresult result);
+#define SL_LEAVE(name, call) do { \
+	CUresult r_ = (call); \
+	return __builtin_expect(sl_tracing, 0) ? sl_traced(name, r_) : r_; \
+} while (0)
 #define SL_ENTER() do { \
 	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
 		CUresult e_ = sl_gate_slow(); \

@@ -16,7 +16,7 @@ SL_EXPORT CUresult cuArray3DCreate(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPT
 SL_EXPORT CUresult cuArray3DCreate_v2(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
 {
 	SL_ENTER();
-	return sl_cuArray3DCreate_v2(pHandle, pAllocateArray);
+	SL_LEAVE("cuArray3DCreate_v2", sl_cuArray3DCreate_v2(pHandle, pAllocateArray));
 }
 
 SL_EXPORT CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *pArrayDescriptor, CUarray hArray);
@@ -32,7 +32,7 @@ SL_EXPORT CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *pArrayDesc
 SL_EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *pArrayDescriptor, CUarray hArray)
 {
 	SL_ENTER();
-	return sl_cuArray3DGetDescriptor_v2(pArrayDescriptor, hArray);
+	SL_LEAVE("cuArray3DGetDescriptor_v2", sl_cuArray3DGetDescriptor_v2(pArrayDescriptor, hArray));
 }
 
 SL_EXPORT CUresult cuArrayCreate(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR_v1 *pAllocateArray);
@@ -48,13 +48,13 @@ SL_EXPORT CUresult cuArrayCreate(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR_v
 SL_EXPORT CUresult cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)
 {
 	SL_ENTER();
-	return sl_cuArrayCreate_v2(pHandle, pAllocateArray);
+	SL_LEAVE("cuArrayCreate_v2", sl_cuArrayCreate_v2(pHandle, pAllocateArray));
 }
 
 SL_EXPORT CUresult cuArrayDestroy(CUarray hArray)
 {
 	SL_ENTER();
-	return sl_cuArrayDestroy(hArray);
+	SL_LEAVE("cuArrayDestroy", sl_cuArrayDestroy(hArray));
 }
 
 SL_EXPORT CUresult cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1 *pArrayDescriptor, CUarray hArray);
@@ -70,25 +70,25 @@ SL_EXPORT CUresult cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1 *pArrayDescript
 SL_EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *pArrayDescriptor, CUarray hArray)
 {
 	SL_ENTER();
-	return sl_cuArrayGetDescriptor_v2(pArrayDescriptor, hArray);
+	SL_LEAVE("cuArrayGetDescriptor_v2", sl_cuArrayGetDescriptor_v2(pArrayDescriptor, hArray));
 }
 
 SL_EXPORT CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *memoryRequirements, CUarray array, CUdevice device)
 {
 	SL_ENTER();
-	return sl_cuArrayGetMemoryRequirements(memoryRequirements, array, device);
+	SL_LEAVE("cuArrayGetMemoryRequirements", sl_cuArrayGetMemoryRequirements(memoryRequirements, array, device));
 }
 
 SL_EXPORT CUresult cuArrayGetPlane(CUarray *pPlaneArray, CUarray hArray, unsigned int planeIdx)
 {
 	SL_ENTER();
-	return sl_cuArrayGetPlane(pPlaneArray, hArray, planeIdx);
+	SL_LEAVE("cuArrayGetPlane", sl_cuArrayGetPlane(pPlaneArray, hArray, planeIdx));
 }
 
 SL_EXPORT CUresult cuArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *sparseProperties, CUarray array)
 {
 	SL_ENTER();
-	return sl_cuArrayGetSparseProperties(sparseProperties, array);
+	SL_LEAVE("cuArrayGetSparseProperties", sl_cuArrayGetSparseProperties(sparseProperties, array));
 }
 
 SL_EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args);
@@ -198,61 +198,61 @@ SL_EXPORT CUresult cuCoredumpSetAttributeGlobal(CUcoredumpSettings attrib, void 
 SL_EXPORT CUresult cuCtxAttach(CUcontext *pctx, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuCtxAttach(pctx, flags);
+	SL_LEAVE("cuCtxAttach", sl_cuCtxAttach(pctx, flags));
 }
 
 SL_EXPORT CUresult cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuCtxCreate_v2(pctx, flags, dev);
+	SL_LEAVE("cuCtxCreate", sl_cuCtxCreate_v2(pctx, flags, dev));
 }
 
 SL_EXPORT CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuCtxCreate_v2(pctx, flags, dev);
+	SL_LEAVE("cuCtxCreate_v2", sl_cuCtxCreate_v2(pctx, flags, dev));
 }
 
 SL_EXPORT CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuCtxCreate_v3(pctx, paramsArray, numParams, flags, dev);
+	SL_LEAVE("cuCtxCreate_v3", sl_cuCtxCreate_v3(pctx, paramsArray, numParams, flags, dev));
 }
 
 SL_EXPORT CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuCtxCreate_v4(pctx, ctxCreateParams, flags, dev);
+	SL_LEAVE("cuCtxCreate_v4", sl_cuCtxCreate_v4(pctx, ctxCreateParams, flags, dev));
 }
 
 SL_EXPORT CUresult cuCtxDestroy(CUcontext ctx)
 {
 	SL_ENTER();
-	return sl_cuCtxDestroy_v2(ctx);
+	SL_LEAVE("cuCtxDestroy", sl_cuCtxDestroy_v2(ctx));
 }
 
 SL_EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
 {
 	SL_ENTER();
-	return sl_cuCtxDestroy_v2(ctx);
+	SL_LEAVE("cuCtxDestroy_v2", sl_cuCtxDestroy_v2(ctx));
 }
 
 SL_EXPORT CUresult cuCtxDetach(CUcontext ctx)
 {
 	SL_ENTER();
-	return sl_cuCtxDetach(ctx);
+	SL_LEAVE("cuCtxDetach", sl_cuCtxDetach(ctx));
 }
 
 SL_EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peerContext)
 {
 	SL_ENTER();
-	return sl_cuCtxDisablePeerAccess(peerContext);
+	SL_LEAVE("cuCtxDisablePeerAccess", sl_cuCtxDisablePeerAccess(peerContext));
 }
 
 SL_EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 {
 	SL_ENTER();
-	return sl_cuCtxEnablePeerAccess(peerContext, Flags);
+	SL_LEAVE("cuCtxEnablePeerAccess", sl_cuCtxEnablePeerAccess(peerContext, Flags));
 }
 
 SL_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx);
@@ -268,19 +268,19 @@ SL_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 SL_EXPORT CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
 {
 	SL_ENTER();
-	return sl_cuCtxGetApiVersion(ctx, version);
+	SL_LEAVE("cuCtxGetApiVersion", sl_cuCtxGetApiVersion(ctx, version));
 }
 
 SL_EXPORT CUresult cuCtxGetCacheConfig(CUfunc_cache *pconfig)
 {
 	SL_ENTER();
-	return sl_cuCtxGetCacheConfig(pconfig);
+	SL_LEAVE("cuCtxGetCacheConfig", sl_cuCtxGetCacheConfig(pconfig));
 }
 
 SL_EXPORT CUresult cuCtxGetCurrent(CUcontext *pctx)
 {
 	SL_ENTER();
-	return sl_cuCtxGetCurrent(pctx);
+	SL_LEAVE("cuCtxGetCurrent", sl_cuCtxGetCurrent(pctx));
 }
 
 SL_EXPORT CUresult cuCtxGetDevResource(CUcontext hCtx, CUdevResource *resource, CUdevResourceType type);
@@ -297,133 +297,133 @@ SL_EXPORT CUresult cuCtxGetDevResource(CUcontext hCtx, CUdevResource *resource, 
 SL_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
 	SL_ENTER();
-	return sl_cuCtxGetDevice(device);
+	SL_LEAVE("cuCtxGetDevice", sl_cuCtxGetDevice(device));
 }
 
 SL_EXPORT CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
 {
 	SL_ENTER();
-	return sl_cuCtxGetDevice_v2(device, ctx);
+	SL_LEAVE("cuCtxGetDevice_v2", sl_cuCtxGetDevice_v2(device, ctx));
 }
 
 SL_EXPORT CUresult cuCtxGetExecAffinity(CUexecAffinityParam *pExecAffinity, CUexecAffinityType type)
 {
 	SL_ENTER();
-	return sl_cuCtxGetExecAffinity(pExecAffinity, type);
+	SL_LEAVE("cuCtxGetExecAffinity", sl_cuCtxGetExecAffinity(pExecAffinity, type));
 }
 
 SL_EXPORT CUresult cuCtxGetFlags(unsigned int *flags)
 {
 	SL_ENTER();
-	return sl_cuCtxGetFlags(flags);
+	SL_LEAVE("cuCtxGetFlags", sl_cuCtxGetFlags(flags));
 }
 
 SL_EXPORT CUresult cuCtxGetId(CUcontext ctx, unsigned long long *ctxId)
 {
 	SL_ENTER();
-	return sl_cuCtxGetId(ctx, ctxId);
+	SL_LEAVE("cuCtxGetId", sl_cuCtxGetId(ctx, ctxId));
 }
 
 SL_EXPORT CUresult cuCtxGetLimit(size_t *pvalue, CUlimit limit)
 {
 	SL_ENTER();
-	return sl_cuCtxGetLimit(pvalue, limit);
+	SL_LEAVE("cuCtxGetLimit", sl_cuCtxGetLimit(pvalue, limit));
 }
 
 SL_EXPORT CUresult cuCtxGetSharedMemConfig(CUsharedconfig *pConfig)
 {
 	SL_ENTER();
-	return sl_cuCtxGetSharedMemConfig(pConfig);
+	SL_LEAVE("cuCtxGetSharedMemConfig", sl_cuCtxGetSharedMemConfig(pConfig));
 }
 
 SL_EXPORT CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority)
 {
 	SL_ENTER();
-	return sl_cuCtxGetStreamPriorityRange(leastPriority, greatestPriority);
+	SL_LEAVE("cuCtxGetStreamPriorityRange", sl_cuCtxGetStreamPriorityRange(leastPriority, greatestPriority));
 }
 
 SL_EXPORT CUresult cuCtxPopCurrent(CUcontext *pctx)
 {
 	SL_ENTER();
-	return sl_cuCtxPopCurrent_v2(pctx);
+	SL_LEAVE("cuCtxPopCurrent", sl_cuCtxPopCurrent_v2(pctx));
 }
 
 SL_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *pctx)
 {
 	SL_ENTER();
-	return sl_cuCtxPopCurrent_v2(pctx);
+	SL_LEAVE("cuCtxPopCurrent_v2", sl_cuCtxPopCurrent_v2(pctx));
 }
 
 SL_EXPORT CUresult cuCtxPushCurrent(CUcontext ctx)
 {
 	SL_ENTER();
-	return sl_cuCtxPushCurrent_v2(ctx);
+	SL_LEAVE("cuCtxPushCurrent", sl_cuCtxPushCurrent_v2(ctx));
 }
 
 SL_EXPORT CUresult cuCtxPushCurrent_v2(CUcontext ctx)
 {
 	SL_ENTER();
-	return sl_cuCtxPushCurrent_v2(ctx);
+	SL_LEAVE("cuCtxPushCurrent_v2", sl_cuCtxPushCurrent_v2(ctx));
 }
 
 SL_EXPORT CUresult cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
 {
 	SL_ENTER();
-	return sl_cuCtxRecordEvent(hCtx, hEvent);
+	SL_LEAVE("cuCtxRecordEvent", sl_cuCtxRecordEvent(hCtx, hEvent));
 }
 
 SL_EXPORT CUresult cuCtxResetPersistingL2Cache(void)
 {
 	SL_ENTER();
-	return sl_cuCtxResetPersistingL2Cache();
+	SL_LEAVE("cuCtxResetPersistingL2Cache", sl_cuCtxResetPersistingL2Cache());
 }
 
 SL_EXPORT CUresult cuCtxSetCacheConfig(CUfunc_cache config)
 {
 	SL_ENTER();
-	return sl_cuCtxSetCacheConfig(config);
+	SL_LEAVE("cuCtxSetCacheConfig", sl_cuCtxSetCacheConfig(config));
 }
 
 SL_EXPORT CUresult cuCtxSetCurrent(CUcontext ctx)
 {
 	SL_ENTER();
-	return sl_cuCtxSetCurrent(ctx);
+	SL_LEAVE("cuCtxSetCurrent", sl_cuCtxSetCurrent(ctx));
 }
 
 SL_EXPORT CUresult cuCtxSetFlags(unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuCtxSetFlags(flags);
+	SL_LEAVE("cuCtxSetFlags", sl_cuCtxSetFlags(flags));
 }
 
 SL_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
 	SL_ENTER();
-	return sl_cuCtxSetLimit(limit, value);
+	SL_LEAVE("cuCtxSetLimit", sl_cuCtxSetLimit(limit, value));
 }
 
 SL_EXPORT CUresult cuCtxSetSharedMemConfig(CUsharedconfig config)
 {
 	SL_ENTER();
-	return sl_cuCtxSetSharedMemConfig(config);
+	SL_LEAVE("cuCtxSetSharedMemConfig", sl_cuCtxSetSharedMemConfig(config));
 }
 
 SL_EXPORT CUresult cuCtxSynchronize(void)
 {
 	SL_ENTER();
-	return sl_cuCtxSynchronize();
+	SL_LEAVE("cuCtxSynchronize", sl_cuCtxSynchronize());
 }
 
 SL_EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
 {
 	SL_ENTER();
-	return sl_cuCtxSynchronize_v2(ctx);
+	SL_LEAVE("cuCtxSynchronize_v2", sl_cuCtxSynchronize_v2(ctx));
 }
 
 SL_EXPORT CUresult cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent)
 {
 	SL_ENTER();
-	return sl_cuCtxWaitEvent(hCtx, hEvent);
+	SL_LEAVE("cuCtxWaitEvent", sl_cuCtxWaitEvent(hCtx, hEvent));
 }
 
 SL_EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory extMem);
@@ -472,43 +472,43 @@ SL_EXPORT CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned i
 SL_EXPORT CUresult cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
 {
 	SL_ENTER();
-	return sl_cuDeviceCanAccessPeer(canAccessPeer, dev, peerDev);
+	SL_LEAVE("cuDeviceCanAccessPeer", sl_cuDeviceCanAccessPeer(canAccessPeer, dev, peerDev));
 }
 
 SL_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceComputeCapability(major, minor, dev);
+	SL_LEAVE("cuDeviceComputeCapability", sl_cuDeviceComputeCapability(major, minor, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
 	SL_ENTER();
-	return sl_cuDeviceGet(device, ordinal);
+	SL_LEAVE("cuDeviceGet", sl_cuDeviceGet(device, ordinal));
 }
 
 SL_EXPORT CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetAttribute(pi, attrib, dev);
+	SL_LEAVE("cuDeviceGetAttribute", sl_cuDeviceGetAttribute(pi, attrib, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetByPCIBusId(dev, pciBusId);
+	SL_LEAVE("cuDeviceGetByPCIBusId", sl_cuDeviceGetByPCIBusId(dev, pciBusId));
 }
 
 SL_EXPORT CUresult cuDeviceGetCount(int *count)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetCount(count);
+	SL_LEAVE("cuDeviceGetCount", sl_cuDeviceGetCount(count));
 }
 
 SL_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetDefaultMemPool(pool_out, dev);
+	SL_LEAVE("cuDeviceGetDefaultMemPool", sl_cuDeviceGetDefaultMemPool(pool_out, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type);
@@ -525,7 +525,7 @@ SL_EXPORT CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resour
 SL_EXPORT CUresult cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType type, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetExecAffinitySupport(pi, type, dev);
+	SL_LEAVE("cuDeviceGetExecAffinitySupport", sl_cuDeviceGetExecAffinitySupport(pi, type, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value);
@@ -542,7 +542,7 @@ SL_EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attr
 SL_EXPORT CUresult cuDeviceGetHostAtomicCapabilities(unsigned int *capabilities, const CUatomicOperation *operations, unsigned int count, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetHostAtomicCapabilities(capabilities, operations, count, dev);
+	SL_LEAVE("cuDeviceGetHostAtomicCapabilities", sl_cuDeviceGetHostAtomicCapabilities(capabilities, operations, count, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetLuid(char *luid, unsigned int *deviceNodeMask, CUdevice dev);
@@ -559,13 +559,13 @@ SL_EXPORT CUresult cuDeviceGetLuid(char *luid, unsigned int *deviceNodeMask, CUd
 SL_EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetMemPool(pool, dev);
+	SL_LEAVE("cuDeviceGetMemPool", sl_cuDeviceGetMemPool(pool, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetName(char *name, int len, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetName(name, len, dev);
+	SL_LEAVE("cuDeviceGetName", sl_cuDeviceGetName(name, len, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetNvSciSyncAttributes(void *nvSciSyncAttrList, CUdevice dev, int flags);
@@ -582,97 +582,97 @@ SL_EXPORT CUresult cuDeviceGetNvSciSyncAttributes(void *nvSciSyncAttrList, CUdev
 SL_EXPORT CUresult cuDeviceGetP2PAtomicCapabilities(unsigned int *capabilities, const CUatomicOperation *operations, unsigned int count, CUdevice srcDevice, CUdevice dstDevice)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetP2PAtomicCapabilities(capabilities, operations, count, srcDevice, dstDevice);
+	SL_LEAVE("cuDeviceGetP2PAtomicCapabilities", sl_cuDeviceGetP2PAtomicCapabilities(capabilities, operations, count, srcDevice, dstDevice));
 }
 
 SL_EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetP2PAttribute(value, attrib, srcDevice, dstDevice);
+	SL_LEAVE("cuDeviceGetP2PAttribute", sl_cuDeviceGetP2PAttribute(value, attrib, srcDevice, dstDevice));
 }
 
 SL_EXPORT CUresult cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetPCIBusId(pciBusId, len, dev);
+	SL_LEAVE("cuDeviceGetPCIBusId", sl_cuDeviceGetPCIBusId(pciBusId, len, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetProperties(CUdevprop *prop, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetProperties(prop, dev);
+	SL_LEAVE("cuDeviceGetProperties", sl_cuDeviceGetProperties(prop, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t *maxWidthInElements, CUarray_format format, unsigned numChannels, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetTexture1DLinearMaxWidth(maxWidthInElements, format, numChannels, dev);
+	SL_LEAVE("cuDeviceGetTexture1DLinearMaxWidth", sl_cuDeviceGetTexture1DLinearMaxWidth(maxWidthInElements, format, numChannels, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetUuid(uuid, dev);
+	SL_LEAVE("cuDeviceGetUuid", sl_cuDeviceGetUuid(uuid, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceGetUuid_v2(uuid, dev);
+	SL_LEAVE("cuDeviceGetUuid_v2", sl_cuDeviceGetUuid_v2(uuid, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
 	SL_ENTER();
-	return sl_cuDeviceGraphMemTrim(device);
+	SL_LEAVE("cuDeviceGraphMemTrim", sl_cuDeviceGraphMemTrim(device));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
 {
 	SL_ENTER();
-	return sl_cuDevicePrimaryCtxGetState(dev, flags, active);
+	SL_LEAVE("cuDevicePrimaryCtxGetState", sl_cuDevicePrimaryCtxGetState(dev, flags, active));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDevicePrimaryCtxRelease_v2(dev);
+	SL_LEAVE("cuDevicePrimaryCtxRelease", sl_cuDevicePrimaryCtxRelease_v2(dev));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDevicePrimaryCtxRelease_v2(dev);
+	SL_LEAVE("cuDevicePrimaryCtxRelease_v2", sl_cuDevicePrimaryCtxRelease_v2(dev));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDevicePrimaryCtxReset_v2(dev);
+	SL_LEAVE("cuDevicePrimaryCtxReset", sl_cuDevicePrimaryCtxReset_v2(dev));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDevicePrimaryCtxReset_v2(dev);
+	SL_LEAVE("cuDevicePrimaryCtxReset_v2", sl_cuDevicePrimaryCtxReset_v2(dev));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDevicePrimaryCtxRetain(pctx, dev);
+	SL_LEAVE("cuDevicePrimaryCtxRetain", sl_cuDevicePrimaryCtxRetain(pctx, dev));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuDevicePrimaryCtxSetFlags_v2(dev, flags);
+	SL_LEAVE("cuDevicePrimaryCtxSetFlags", sl_cuDevicePrimaryCtxSetFlags_v2(dev, flags));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuDevicePrimaryCtxSetFlags_v2(dev, flags);
+	SL_LEAVE("cuDevicePrimaryCtxSetFlags_v2", sl_cuDevicePrimaryCtxSetFlags_v2(dev, flags));
 }
 
 SL_EXPORT CUresult cuDeviceRegisterAsyncNotification(CUdevice device, CUasyncCallback callbackFunc, void *userData, CUasyncCallbackHandle *callback);
@@ -701,19 +701,19 @@ SL_EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attr
 SL_EXPORT CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 {
 	SL_ENTER();
-	return sl_cuDeviceSetMemPool(dev, pool);
+	SL_LEAVE("cuDeviceSetMemPool", sl_cuDeviceSetMemPool(dev, pool));
 }
 
 SL_EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceTotalMem(bytes, dev);
+	SL_LEAVE("cuDeviceTotalMem", sl_cuDeviceTotalMem(bytes, dev));
 }
 
 SL_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuDeviceTotalMem_v2(bytes, dev);
+	SL_LEAVE("cuDeviceTotalMem_v2", sl_cuDeviceTotalMem_v2(bytes, dev));
 }
 
 SL_EXPORT CUresult cuDeviceUnregisterAsyncNotification(CUdevice device, CUasyncCallbackHandle callback);
@@ -728,7 +728,7 @@ SL_EXPORT CUresult cuDeviceUnregisterAsyncNotification(CUdevice device, CUasyncC
 
 SL_EXPORT CUresult cuDriverGetVersion(int *driverVersion)
 {
-	return sl_cuDriverGetVersion(driverVersion);
+	SL_LEAVE("cuDriverGetVersion", sl_cuDriverGetVersion(driverVersion));
 }
 
 SL_EXPORT CUresult cuEGLStreamConsumerAcquireFrame(void);
@@ -806,7 +806,7 @@ SL_EXPORT CUresult cuEGLStreamProducerReturnFrame(void)
 SL_EXPORT CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags)
 {
 	SL_ENTER();
-	return sl_cuEventCreate(phEvent, Flags);
+	SL_LEAVE("cuEventCreate", sl_cuEventCreate(phEvent, Flags));
 }
 
 SL_EXPORT CUresult cuEventCreateFromEGLSync(void);
@@ -820,61 +820,61 @@ SL_EXPORT CUresult cuEventCreateFromEGLSync(void)
 SL_EXPORT CUresult cuEventDestroy(CUevent hEvent)
 {
 	SL_ENTER();
-	return sl_cuEventDestroy_v2(hEvent);
+	SL_LEAVE("cuEventDestroy", sl_cuEventDestroy_v2(hEvent));
 }
 
 SL_EXPORT CUresult cuEventDestroy_v2(CUevent hEvent)
 {
 	SL_ENTER();
-	return sl_cuEventDestroy_v2(hEvent);
+	SL_LEAVE("cuEventDestroy_v2", sl_cuEventDestroy_v2(hEvent));
 }
 
 SL_EXPORT CUresult cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd)
 {
 	SL_ENTER();
-	return sl_cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd);
+	SL_LEAVE("cuEventElapsedTime", sl_cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd));
 }
 
 SL_EXPORT CUresult cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent hEnd)
 {
 	SL_ENTER();
-	return sl_cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd);
+	SL_LEAVE("cuEventElapsedTime_v2", sl_cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd));
 }
 
 SL_EXPORT CUresult cuEventQuery(CUevent hEvent)
 {
 	SL_ENTER();
-	return sl_cuEventQuery(hEvent);
+	SL_LEAVE("cuEventQuery", sl_cuEventQuery(hEvent));
 }
 
 SL_EXPORT CUresult cuEventRecord(CUevent hEvent, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuEventRecord(hEvent, hStream);
+	SL_LEAVE("cuEventRecord", sl_cuEventRecord(hEvent, hStream));
 }
 
 SL_EXPORT CUresult cuEventRecord_ptsz(CUevent hEvent, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuEventRecord(hEvent, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuEventRecord_ptsz", sl_cuEventRecord(hEvent, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuEventRecordWithFlags(hEvent, hStream, flags);
+	SL_LEAVE("cuEventRecordWithFlags", sl_cuEventRecordWithFlags(hEvent, hStream, flags));
 }
 
 SL_EXPORT CUresult cuEventRecordWithFlags_ptsz(CUevent hEvent, CUstream hStream, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuEventRecordWithFlags(hEvent, hStream ? hStream : CU_STREAM_PER_THREAD, flags);
+	SL_LEAVE("cuEventRecordWithFlags_ptsz", sl_cuEventRecordWithFlags(hEvent, hStream ? hStream : CU_STREAM_PER_THREAD, flags));
 }
 
 SL_EXPORT CUresult cuEventSynchronize(CUevent hEvent)
 {
 	SL_ENTER();
-	return sl_cuEventSynchronize(hEvent);
+	SL_LEAVE("cuEventSynchronize", sl_cuEventSynchronize(hEvent));
 }
 
 SL_EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *devPtr, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *bufferDesc);
@@ -912,43 +912,43 @@ SL_EXPORT CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget t
 SL_EXPORT CUresult cuFuncGetAttribute(int *pi, CUfunction_attribute attrib, CUfunction hfunc)
 {
 	SL_ENTER();
-	return sl_cuFuncGetAttribute(pi, attrib, hfunc);
+	SL_LEAVE("cuFuncGetAttribute", sl_cuFuncGetAttribute(pi, attrib, hfunc));
 }
 
 SL_EXPORT CUresult cuFuncGetModule(CUmodule *hmod, CUfunction hfunc)
 {
 	SL_ENTER();
-	return sl_cuFuncGetModule(hmod, hfunc);
+	SL_LEAVE("cuFuncGetModule", sl_cuFuncGetModule(hmod, hfunc));
 }
 
 SL_EXPORT CUresult cuFuncGetName(const char **name, CUfunction hfunc)
 {
 	SL_ENTER();
-	return sl_cuFuncGetName(name, hfunc);
+	SL_LEAVE("cuFuncGetName", sl_cuFuncGetName(name, hfunc));
 }
 
 SL_EXPORT CUresult cuFuncGetParamInfo(CUfunction func, size_t paramIndex, size_t *paramOffset, size_t *paramSize)
 {
 	SL_ENTER();
-	return sl_cuFuncGetParamInfo(func, paramIndex, paramOffset, paramSize);
+	SL_LEAVE("cuFuncGetParamInfo", sl_cuFuncGetParamInfo(func, paramIndex, paramOffset, paramSize));
 }
 
 SL_EXPORT CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
 {
 	SL_ENTER();
-	return sl_cuFuncIsLoaded(state, function);
+	SL_LEAVE("cuFuncIsLoaded", sl_cuFuncIsLoaded(state, function));
 }
 
 SL_EXPORT CUresult cuFuncLoad(CUfunction function)
 {
 	SL_ENTER();
-	return sl_cuFuncLoad(function);
+	SL_LEAVE("cuFuncLoad", sl_cuFuncLoad(function));
 }
 
 SL_EXPORT CUresult cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value)
 {
 	SL_ENTER();
-	return sl_cuFuncSetAttribute(hfunc, attrib, value);
+	SL_LEAVE("cuFuncSetAttribute", sl_cuFuncSetAttribute(hfunc, attrib, value));
 }
 
 SL_EXPORT CUresult cuFuncSetBlockShape(CUfunction hfunc, int x, int y, int z);
@@ -966,13 +966,13 @@ SL_EXPORT CUresult cuFuncSetBlockShape(CUfunction hfunc, int x, int y, int z)
 SL_EXPORT CUresult cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config)
 {
 	SL_ENTER();
-	return sl_cuFuncSetCacheConfig(hfunc, config);
+	SL_LEAVE("cuFuncSetCacheConfig", sl_cuFuncSetCacheConfig(hfunc, config));
 }
 
 SL_EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config)
 {
 	SL_ENTER();
-	return sl_cuFuncSetSharedMemConfig(hfunc, config);
+	SL_LEAVE("cuFuncSetSharedMemConfig", sl_cuFuncSetSharedMemConfig(hfunc, config));
 }
 
 SL_EXPORT CUresult cuFuncSetSharedSize(CUfunction hfunc, unsigned int bytes);
@@ -1121,27 +1121,27 @@ SL_EXPORT CUresult cuGLUnregisterBufferObject(void)
 
 SL_EXPORT CUresult cuGetErrorName(CUresult error, const char **pStr)
 {
-	return sl_cuGetErrorName(error, pStr);
+	SL_LEAVE("cuGetErrorName", sl_cuGetErrorName(error, pStr));
 }
 
 SL_EXPORT CUresult cuGetErrorString(CUresult error, const char **pStr)
 {
-	return sl_cuGetErrorString(error, pStr);
+	SL_LEAVE("cuGetErrorString", sl_cuGetErrorString(error, pStr));
 }
 
 SL_EXPORT CUresult cuGetExportTable(const void **ppExportTable, const CUuuid *pExportTableId)
 {
-	return sl_cuGetExportTable(ppExportTable, pExportTableId);
+	SL_LEAVE("cuGetExportTable", sl_cuGetExportTable(ppExportTable, pExportTableId));
 }
 
 SL_EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
 {
-	return sl_cuGetProcAddress(symbol, pfn, cudaVersion, flags);
+	SL_LEAVE("cuGetProcAddress", sl_cuGetProcAddress(symbol, pfn, cudaVersion, flags));
 }
 
 SL_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *symbolStatus)
 {
-	return sl_cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, symbolStatus);
+	SL_LEAVE("cuGetProcAddress_v2", sl_cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, symbolStatus));
 }
 
 SL_EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams);
@@ -1160,13 +1160,13 @@ SL_EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *phGraphNode, CUgraph hG
 SL_EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraph childGraph)
 {
 	SL_ENTER();
-	return sl_cuGraphAddChildGraphNode(phGraphNode, hGraph, dependencies, numDependencies, childGraph);
+	SL_LEAVE("cuGraphAddChildGraphNode", sl_cuGraphAddChildGraphNode(phGraphNode, hGraph, dependencies, numDependencies, childGraph));
 }
 
 SL_EXPORT CUresult cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies)
 {
 	SL_ENTER();
-	return sl_cuGraphAddDependencies(hGraph, from, to, numDependencies);
+	SL_LEAVE("cuGraphAddDependencies", sl_cuGraphAddDependencies(hGraph, from, to, numDependencies));
 }
 
 SL_EXPORT CUresult cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
@@ -1185,19 +1185,19 @@ SL_EXPORT CUresult cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *
 SL_EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies)
 {
 	SL_ENTER();
-	return sl_cuGraphAddEmptyNode(phGraphNode, hGraph, dependencies, numDependencies);
+	SL_LEAVE("cuGraphAddEmptyNode", sl_cuGraphAddEmptyNode(phGraphNode, hGraph, dependencies, numDependencies));
 }
 
 SL_EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event)
 {
 	SL_ENTER();
-	return sl_cuGraphAddEventRecordNode(phGraphNode, hGraph, dependencies, numDependencies, event);
+	SL_LEAVE("cuGraphAddEventRecordNode", sl_cuGraphAddEventRecordNode(phGraphNode, hGraph, dependencies, numDependencies, event));
 }
 
 SL_EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event)
 {
 	SL_ENTER();
-	return sl_cuGraphAddEventWaitNode(phGraphNode, hGraph, dependencies, numDependencies, event);
+	SL_LEAVE("cuGraphAddEventWaitNode", sl_cuGraphAddEventWaitNode(phGraphNode, hGraph, dependencies, numDependencies, event));
 }
 
 SL_EXPORT CUresult cuGraphAddExternalSemaphoresSignalNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *nodeParams);
@@ -1308,7 +1308,7 @@ SL_EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *phGraphNode, CUgraph hGraph
 SL_EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx)
 {
 	SL_ENTER();
-	return sl_cuGraphAddMemsetNode(phGraphNode, hGraph, dependencies, numDependencies, memsetParams, ctx);
+	SL_LEAVE("cuGraphAddMemsetNode", sl_cuGraphAddMemsetNode(phGraphNode, hGraph, dependencies, numDependencies, memsetParams, ctx));
 }
 
 SL_EXPORT CUresult cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphNodeParams *nodeParams);
@@ -1361,13 +1361,13 @@ SL_EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, const CUDA_
 SL_EXPORT CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph)
 {
 	SL_ENTER();
-	return sl_cuGraphChildGraphNodeGetGraph(hNode, phGraph);
+	SL_LEAVE("cuGraphChildGraphNodeGetGraph", sl_cuGraphChildGraphNodeGetGraph(hNode, phGraph));
 }
 
 SL_EXPORT CUresult cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph)
 {
 	SL_ENTER();
-	return sl_cuGraphClone(phGraphClone, originalGraph);
+	SL_LEAVE("cuGraphClone", sl_cuGraphClone(phGraphClone, originalGraph));
 }
 
 SL_EXPORT CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_out, CUgraph hGraph, CUcontext ctx, unsigned int defaultLaunchValue, unsigned int flags);
@@ -1386,7 +1386,7 @@ SL_EXPORT CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHan
 SL_EXPORT CUresult cuGraphCreate(CUgraph *phGraph, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuGraphCreate(phGraph, flags);
+	SL_LEAVE("cuGraphCreate", sl_cuGraphCreate(phGraph, flags));
 }
 
 SL_EXPORT CUresult cuGraphDebugDotPrint(CUgraph hGraph, const char *path, unsigned int flags);
@@ -1403,37 +1403,37 @@ SL_EXPORT CUresult cuGraphDebugDotPrint(CUgraph hGraph, const char *path, unsign
 SL_EXPORT CUresult cuGraphDestroy(CUgraph hGraph)
 {
 	SL_ENTER();
-	return sl_cuGraphDestroy(hGraph);
+	SL_LEAVE("cuGraphDestroy", sl_cuGraphDestroy(hGraph));
 }
 
 SL_EXPORT CUresult cuGraphDestroyNode(CUgraphNode hNode)
 {
 	SL_ENTER();
-	return sl_cuGraphDestroyNode(hNode);
+	SL_LEAVE("cuGraphDestroyNode", sl_cuGraphDestroyNode(hNode));
 }
 
 SL_EXPORT CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, CUevent *event_out)
 {
 	SL_ENTER();
-	return sl_cuGraphEventRecordNodeGetEvent(hNode, event_out);
+	SL_LEAVE("cuGraphEventRecordNodeGetEvent", sl_cuGraphEventRecordNodeGetEvent(hNode, event_out));
 }
 
 SL_EXPORT CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event)
 {
 	SL_ENTER();
-	return sl_cuGraphEventRecordNodeSetEvent(hNode, event);
+	SL_LEAVE("cuGraphEventRecordNodeSetEvent", sl_cuGraphEventRecordNodeSetEvent(hNode, event));
 }
 
 SL_EXPORT CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, CUevent *event_out)
 {
 	SL_ENTER();
-	return sl_cuGraphEventWaitNodeGetEvent(hNode, event_out);
+	SL_LEAVE("cuGraphEventWaitNodeGetEvent", sl_cuGraphEventWaitNodeGetEvent(hNode, event_out));
 }
 
 SL_EXPORT CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event)
 {
 	SL_ENTER();
-	return sl_cuGraphEventWaitNodeSetEvent(hNode, event);
+	SL_LEAVE("cuGraphEventWaitNodeSetEvent", sl_cuGraphEventWaitNodeSetEvent(hNode, event));
 }
 
 SL_EXPORT CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams);
@@ -1450,25 +1450,25 @@ SL_EXPORT CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CU
 SL_EXPORT CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph)
 {
 	SL_ENTER();
-	return sl_cuGraphExecChildGraphNodeSetParams(hGraphExec, hNode, childGraph);
+	SL_LEAVE("cuGraphExecChildGraphNodeSetParams", sl_cuGraphExecChildGraphNodeSetParams(hGraphExec, hNode, childGraph));
 }
 
 SL_EXPORT CUresult cuGraphExecDestroy(CUgraphExec hGraphExec)
 {
 	SL_ENTER();
-	return sl_cuGraphExecDestroy(hGraphExec);
+	SL_LEAVE("cuGraphExecDestroy", sl_cuGraphExecDestroy(hGraphExec));
 }
 
 SL_EXPORT CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
 {
 	SL_ENTER();
-	return sl_cuGraphExecEventRecordNodeSetEvent(hGraphExec, hNode, event);
+	SL_LEAVE("cuGraphExecEventRecordNodeSetEvent", sl_cuGraphExecEventRecordNodeSetEvent(hGraphExec, hNode, event));
 }
 
 SL_EXPORT CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
 {
 	SL_ENTER();
-	return sl_cuGraphExecEventWaitNodeSetEvent(hGraphExec, hNode, event);
+	SL_LEAVE("cuGraphExecEventWaitNodeSetEvent", sl_cuGraphExecEventWaitNodeSetEvent(hGraphExec, hNode, event));
 }
 
 SL_EXPORT CUresult cuGraphExecExternalSemaphoresSignalNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *nodeParams);
@@ -1496,7 +1496,7 @@ SL_EXPORT CUresult cuGraphExecExternalSemaphoresWaitNodeSetParams(CUgraphExec hG
 SL_EXPORT CUresult cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags)
 {
 	SL_ENTER();
-	return sl_cuGraphExecGetFlags(hGraphExec, flags);
+	SL_LEAVE("cuGraphExecGetFlags", sl_cuGraphExecGetFlags(hGraphExec, flags));
 }
 
 SL_EXPORT CUresult cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams);
@@ -1633,7 +1633,7 @@ SL_EXPORT CUresult cuGraphExternalSemaphoresWaitNodeSetParams(CUgraphNode hNode,
 SL_EXPORT CUresult cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges)
 {
 	SL_ENTER();
-	return sl_cuGraphGetEdges(hGraph, from, to, numEdges);
+	SL_LEAVE("cuGraphGetEdges", sl_cuGraphGetEdges(hGraph, from, to, numEdges));
 }
 
 SL_EXPORT CUresult cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges);
@@ -1652,13 +1652,13 @@ SL_EXPORT CUresult cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraph
 SL_EXPORT CUresult cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes)
 {
 	SL_ENTER();
-	return sl_cuGraphGetNodes(hGraph, nodes, numNodes);
+	SL_LEAVE("cuGraphGetNodes", sl_cuGraphGetNodes(hGraph, nodes, numNodes));
 }
 
 SL_EXPORT CUresult cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes)
 {
 	SL_ENTER();
-	return sl_cuGraphGetRootNodes(hGraph, rootNodes, numRootNodes);
+	SL_LEAVE("cuGraphGetRootNodes", sl_cuGraphGetRootNodes(hGraph, rootNodes, numRootNodes));
 }
 
 SL_EXPORT CUresult cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams);
@@ -1684,31 +1684,31 @@ SL_EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_N
 SL_EXPORT CUresult cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)
 {
 	SL_ENTER();
-	return sl_cuGraphInstantiate_v2(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize);
+	SL_LEAVE("cuGraphInstantiate", sl_cuGraphInstantiate_v2(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize));
 }
 
 SL_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags)
 {
 	SL_ENTER();
-	return sl_cuGraphInstantiateWithFlags(phGraphExec, hGraph, flags);
+	SL_LEAVE("cuGraphInstantiateWithFlags", sl_cuGraphInstantiateWithFlags(phGraphExec, hGraph, flags));
 }
 
 SL_EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)
 {
 	SL_ENTER();
-	return sl_cuGraphInstantiateWithParams(phGraphExec, hGraph, instantiateParams);
+	SL_LEAVE("cuGraphInstantiateWithParams", sl_cuGraphInstantiateWithParams(phGraphExec, hGraph, instantiateParams));
 }
 
 SL_EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)
 {
 	SL_ENTER();
-	return sl_cuGraphInstantiateWithParams(phGraphExec, hGraph, instantiateParams);
+	SL_LEAVE("cuGraphInstantiateWithParams_ptsz", sl_cuGraphInstantiateWithParams(phGraphExec, hGraph, instantiateParams));
 }
 
 SL_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)
 {
 	SL_ENTER();
-	return sl_cuGraphInstantiate_v2(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize);
+	SL_LEAVE("cuGraphInstantiate_v2", sl_cuGraphInstantiate_v2(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize));
 }
 
 SL_EXPORT CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src);
@@ -1786,13 +1786,13 @@ SL_EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, const CUDA_K
 SL_EXPORT CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuGraphLaunch(hGraph, hStream);
+	SL_LEAVE("cuGraphLaunch", sl_cuGraphLaunch(hGraph, hStream));
 }
 
 SL_EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec hGraph, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuGraphLaunch(hGraph, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuGraphLaunch_ptsz", sl_cuGraphLaunch(hGraph, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_NODE_PARAMS *params_out);
@@ -1838,25 +1838,25 @@ SL_EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMC
 SL_EXPORT CUresult cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams)
 {
 	SL_ENTER();
-	return sl_cuGraphMemsetNodeGetParams(hNode, nodeParams);
+	SL_LEAVE("cuGraphMemsetNodeGetParams", sl_cuGraphMemsetNodeGetParams(hNode, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphMemsetNodeSetParams(CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *nodeParams)
 {
 	SL_ENTER();
-	return sl_cuGraphMemsetNodeSetParams(hNode, nodeParams);
+	SL_LEAVE("cuGraphMemsetNodeSetParams", sl_cuGraphMemsetNodeSetParams(hNode, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph)
 {
 	SL_ENTER();
-	return sl_cuGraphNodeFindInClone(phNode, hOriginalNode, hClonedGraph);
+	SL_LEAVE("cuGraphNodeFindInClone", sl_cuGraphNodeFindInClone(phNode, hOriginalNode, hClonedGraph));
 }
 
 SL_EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependencies, size_t *numDependencies)
 {
 	SL_ENTER();
-	return sl_cuGraphNodeGetDependencies(hNode, dependencies, numDependencies);
+	SL_LEAVE("cuGraphNodeGetDependencies", sl_cuGraphNodeGetDependencies(hNode, dependencies, numDependencies));
 }
 
 SL_EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies);
@@ -1874,7 +1874,7 @@ SL_EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode 
 SL_EXPORT CUresult cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *dependentNodes, size_t *numDependentNodes)
 {
 	SL_ENTER();
-	return sl_cuGraphNodeGetDependentNodes(hNode, dependentNodes, numDependentNodes);
+	SL_LEAVE("cuGraphNodeGetDependentNodes", sl_cuGraphNodeGetDependentNodes(hNode, dependentNodes, numDependentNodes));
 }
 
 SL_EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes, CUgraphEdgeData *edgeData, size_t *numDependentNodes);
@@ -1892,19 +1892,19 @@ SL_EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNod
 SL_EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled)
 {
 	SL_ENTER();
-	return sl_cuGraphNodeGetEnabled(hGraphExec, hNode, isEnabled);
+	SL_LEAVE("cuGraphNodeGetEnabled", sl_cuGraphNodeGetEnabled(hGraphExec, hNode, isEnabled));
 }
 
 SL_EXPORT CUresult cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type)
 {
 	SL_ENTER();
-	return sl_cuGraphNodeGetType(hNode, type);
+	SL_LEAVE("cuGraphNodeGetType", sl_cuGraphNodeGetType(hNode, type));
 }
 
 SL_EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
 {
 	SL_ENTER();
-	return sl_cuGraphNodeSetEnabled(hGraphExec, hNode, isEnabled);
+	SL_LEAVE("cuGraphNodeSetEnabled", sl_cuGraphNodeSetEnabled(hGraphExec, hNode, isEnabled));
 }
 
 SL_EXPORT CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams);
@@ -1931,7 +1931,7 @@ SL_EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, 
 SL_EXPORT CUresult cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies)
 {
 	SL_ENTER();
-	return sl_cuGraphRemoveDependencies(hGraph, from, to, numDependencies);
+	SL_LEAVE("cuGraphRemoveDependencies", sl_cuGraphRemoveDependencies(hGraph, from, to, numDependencies));
 }
 
 SL_EXPORT CUresult cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
@@ -1962,13 +1962,13 @@ SL_EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, u
 SL_EXPORT CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuGraphUpload(hGraph, hStream);
+	SL_LEAVE("cuGraphUpload", sl_cuGraphUpload(hGraph, hStream));
 }
 
 SL_EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec hGraph, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuGraphUpload(hGraph, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuGraphUpload_ptsz", sl_cuGraphUpload(hGraph, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuGraphicsEGLRegisterImage(void);
@@ -2232,7 +2232,7 @@ SL_EXPORT CUresult cuImportExternalSemaphore(CUexternalSemaphore *extSem_out, co
 
 SL_EXPORT CUresult cuInit(unsigned int Flags)
 {
-	return sl_cuInit(Flags);
+	SL_LEAVE("cuInit", sl_cuInit(Flags));
 }
 
 SL_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr dptr);
@@ -2299,43 +2299,43 @@ SL_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle hand
 SL_EXPORT CUresult cuKernelGetAttribute(int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuKernelGetAttribute(pi, attrib, kernel, dev);
+	SL_LEAVE("cuKernelGetAttribute", sl_cuKernelGetAttribute(pi, attrib, kernel, dev));
 }
 
 SL_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
 {
 	SL_ENTER();
-	return sl_cuKernelGetFunction(pFunc, kernel);
+	SL_LEAVE("cuKernelGetFunction", sl_cuKernelGetFunction(pFunc, kernel));
 }
 
 SL_EXPORT CUresult cuKernelGetLibrary(CUlibrary *pLib, CUkernel kernel)
 {
 	SL_ENTER();
-	return sl_cuKernelGetLibrary(pLib, kernel);
+	SL_LEAVE("cuKernelGetLibrary", sl_cuKernelGetLibrary(pLib, kernel));
 }
 
 SL_EXPORT CUresult cuKernelGetName(const char **name, CUkernel hfunc)
 {
 	SL_ENTER();
-	return sl_cuKernelGetName(name, hfunc);
+	SL_LEAVE("cuKernelGetName", sl_cuKernelGetName(name, hfunc));
 }
 
 SL_EXPORT CUresult cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t *paramOffset, size_t *paramSize)
 {
 	SL_ENTER();
-	return sl_cuKernelGetParamInfo(kernel, paramIndex, paramOffset, paramSize);
+	SL_LEAVE("cuKernelGetParamInfo", sl_cuKernelGetParamInfo(kernel, paramIndex, paramOffset, paramSize));
 }
 
 SL_EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuKernelSetAttribute(attrib, val, kernel, dev);
+	SL_LEAVE("cuKernelSetAttribute", sl_cuKernelSetAttribute(attrib, val, kernel, dev));
 }
 
 SL_EXPORT CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev)
 {
 	SL_ENTER();
-	return sl_cuKernelSetCacheConfig(kernel, config, dev);
+	SL_LEAVE("cuKernelSetCacheConfig", sl_cuKernelSetCacheConfig(kernel, config, dev));
 }
 
 SL_EXPORT CUresult cuLaunch(CUfunction f);
@@ -2350,13 +2350,13 @@ SL_EXPORT CUresult cuLaunch(CUfunction f)
 SL_EXPORT CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)
 {
 	SL_ENTER();
-	return sl_cuLaunchCooperativeKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams);
+	SL_LEAVE("cuLaunchCooperativeKernel", sl_cuLaunchCooperativeKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams));
 }
 
 SL_EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)
 {
 	SL_ENTER();
-	return sl_cuLaunchCooperativeKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream ? hStream : CU_STREAM_PER_THREAD, kernelParams);
+	SL_LEAVE("cuLaunchCooperativeKernel_ptsz", sl_cuLaunchCooperativeKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream ? hStream : CU_STREAM_PER_THREAD, kernelParams));
 }
 
 SL_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList, unsigned int numDevices, unsigned int flags);
@@ -2396,31 +2396,31 @@ SL_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int grid_width, int grid_heig
 SL_EXPORT CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData)
 {
 	SL_ENTER();
-	return sl_cuLaunchHostFunc(hStream, fn, userData);
+	SL_LEAVE("cuLaunchHostFunc", sl_cuLaunchHostFunc(hStream, fn, userData));
 }
 
 SL_EXPORT CUresult cuLaunchHostFunc_ptsz(CUstream hStream, CUhostFn fn, void *userData)
 {
 	SL_ENTER();
-	return sl_cuLaunchHostFunc(hStream ? hStream : CU_STREAM_PER_THREAD, fn, userData);
+	SL_LEAVE("cuLaunchHostFunc_ptsz", sl_cuLaunchHostFunc(hStream ? hStream : CU_STREAM_PER_THREAD, fn, userData));
 }
 
 SL_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
 {
 	SL_ENTER();
-	return sl_cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams, extra);
+	SL_LEAVE("cuLaunchKernel", sl_cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams, extra));
 }
 
 SL_EXPORT CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
 {
 	SL_ENTER();
-	return sl_cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream ? hStream : CU_STREAM_PER_THREAD, kernelParams, extra);
+	SL_LEAVE("cuLaunchKernel_ptsz", sl_cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream ? hStream : CU_STREAM_PER_THREAD, kernelParams, extra));
 }
 
 SL_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)
 {
 	SL_ENTER();
-	return sl_cuLaunchKernelEx(config, f, kernelParams, extra);
+	SL_LEAVE("cuLaunchKernelEx", sl_cuLaunchKernelEx(config, f, kernelParams, extra));
 }
 
 SL_EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)
@@ -2433,31 +2433,31 @@ SL_EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunctio
 		if (!own.hStream)
 			own.hStream = CU_STREAM_PER_THREAD;
 	}
-	return sl_cuLaunchKernelEx(config ? &own : NULL, f, kernelParams, extra);
+	SL_LEAVE("cuLaunchKernelEx_ptsz", sl_cuLaunchKernelEx(config ? &own : NULL, f, kernelParams, extra));
 }
 
 SL_EXPORT CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int numKernels, CUlibrary lib)
 {
 	SL_ENTER();
-	return sl_cuLibraryEnumerateKernels(kernels, numKernels, lib);
+	SL_LEAVE("cuLibraryEnumerateKernels", sl_cuLibraryEnumerateKernels(kernels, numKernels, lib));
 }
 
 SL_EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)
 {
 	SL_ENTER();
-	return sl_cuLibraryGetGlobal(dptr, bytes, library, name);
+	SL_LEAVE("cuLibraryGetGlobal", sl_cuLibraryGetGlobal(dptr, bytes, library, name));
 }
 
 SL_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
 {
 	SL_ENTER();
-	return sl_cuLibraryGetKernel(pKernel, library, name);
+	SL_LEAVE("cuLibraryGetKernel", sl_cuLibraryGetKernel(pKernel, library, name));
 }
 
 SL_EXPORT CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary lib)
 {
 	SL_ENTER();
-	return sl_cuLibraryGetKernelCount(count, lib);
+	SL_LEAVE("cuLibraryGetKernelCount", sl_cuLibraryGetKernelCount(count, lib));
 }
 
 SL_EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name);
@@ -2475,7 +2475,7 @@ SL_EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibra
 SL_EXPORT CUresult cuLibraryGetModule(CUmodule *pMod, CUlibrary library)
 {
 	SL_ENTER();
-	return sl_cuLibraryGetModule(pMod, library);
+	SL_LEAVE("cuLibraryGetModule", sl_cuLibraryGetModule(pMod, library));
 }
 
 SL_EXPORT CUresult cuLibraryGetUnifiedFunction(void **fptr, CUlibrary library, const char *symbol);
@@ -2492,19 +2492,19 @@ SL_EXPORT CUresult cuLibraryGetUnifiedFunction(void **fptr, CUlibrary library, c
 SL_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
 {
 	SL_ENTER();
-	return sl_cuLibraryLoadData(library, code, jitOptions, jitOptionsValues, numJitOptions, libraryOptions, libraryOptionValues, numLibraryOptions);
+	SL_LEAVE("cuLibraryLoadData", sl_cuLibraryLoadData(library, code, jitOptions, jitOptionsValues, numJitOptions, libraryOptions, libraryOptionValues, numLibraryOptions));
 }
 
 SL_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
 {
 	SL_ENTER();
-	return sl_cuLibraryLoadFromFile(library, fileName, jitOptions, jitOptionsValues, numJitOptions, libraryOptions, libraryOptionValues, numLibraryOptions);
+	SL_LEAVE("cuLibraryLoadFromFile", sl_cuLibraryLoadFromFile(library, fileName, jitOptions, jitOptionsValues, numJitOptions, libraryOptions, libraryOptionValues, numLibraryOptions));
 }
 
 SL_EXPORT CUresult cuLibraryUnload(CUlibrary library)
 {
 	SL_ENTER();
-	return sl_cuLibraryUnload(library);
+	SL_LEAVE("cuLibraryUnload", sl_cuLibraryUnload(library));
 }
 
 SL_EXPORT CUresult cuLinkAddData(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int numOptions, CUjit_option *options, void **optionValues);
@@ -2667,13 +2667,13 @@ SL_EXPORT CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle callback)
 SL_EXPORT CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size)
 {
 	SL_ENTER();
-	return sl_cuMemAddressFree(ptr, size);
+	SL_LEAVE("cuMemAddressFree", sl_cuMemAddressFree(ptr, size));
 }
 
 SL_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
 {
 	SL_ENTER();
-	return sl_cuMemAddressReserve(ptr, size, alignment, addr, flags);
+	SL_LEAVE("cuMemAddressReserve", sl_cuMemAddressReserve(ptr, size, alignment, addr, flags));
 }
 
 SL_EXPORT CUresult cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device);
@@ -2713,37 +2713,37 @@ SL_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
 SL_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemAllocAsync(dptr, bytesize, hStream);
+	SL_LEAVE("cuMemAllocAsync", sl_cuMemAllocAsync(dptr, bytesize, hStream));
 }
 
 SL_EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemAllocAsync(dptr, bytesize, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemAllocAsync_ptsz", sl_cuMemAllocAsync(dptr, bytesize, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemAllocFromPoolAsync(dptr, bytesize, pool, hStream);
+	SL_LEAVE("cuMemAllocFromPoolAsync", sl_cuMemAllocFromPoolAsync(dptr, bytesize, pool, hStream));
 }
 
 SL_EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemAllocFromPoolAsync(dptr, bytesize, pool, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemAllocFromPoolAsync_ptsz", sl_cuMemAllocFromPoolAsync(dptr, bytesize, pool, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemAllocHost(void **pp, unsigned int bytesize)
 {
 	SL_ENTER();
-	return sl_cuMemAllocHost(pp, bytesize);
+	SL_LEAVE("cuMemAllocHost", sl_cuMemAllocHost(pp, bytesize));
 }
 
 SL_EXPORT CUresult cuMemAllocHost_v2(void **pp, size_t bytesize)
 {
 	SL_ENTER();
-	return sl_cuMemAllocHost_v2(pp, bytesize);
+	SL_LEAVE("cuMemAllocHost_v2", sl_cuMemAllocHost_v2(pp, bytesize));
 }
 
 SL_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags);
@@ -2773,13 +2773,13 @@ SL_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, u
 SL_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes)
 {
 	SL_ENTER();
-	return sl_cuMemAllocPitch_v2(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
+	SL_LEAVE("cuMemAllocPitch_v2", sl_cuMemAllocPitch_v2(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes));
 }
 
 SL_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
 	SL_ENTER();
-	return sl_cuMemAlloc_v2(dptr, bytesize);
+	SL_LEAVE("cuMemAlloc_v2", sl_cuMemAlloc_v2(dptr, bytesize));
 }
 
 SL_EXPORT CUresult cuMemBatchDecompressAsync(CUmemDecompressParams *paramsArray, size_t count, unsigned int flags, size_t *errorIndex, CUstream stream);
@@ -2811,7 +2811,7 @@ SL_EXPORT CUresult cuMemBatchDecompressAsync_ptsz(CUmemDecompressParams *paramsA
 SL_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags)
 {
 	SL_ENTER();
-	return sl_cuMemCreate(handle, size, prop, flags);
+	SL_LEAVE("cuMemCreate", sl_cuMemCreate(handle, size, prop, flags));
 }
 
 SL_EXPORT CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream);
@@ -2896,31 +2896,31 @@ SL_EXPORT CUresult cuMemFree(CUdeviceptr_v1 dptr)
 SL_EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemFreeAsync(dptr, hStream);
+	SL_LEAVE("cuMemFreeAsync", sl_cuMemFreeAsync(dptr, hStream));
 }
 
 SL_EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemFreeAsync(dptr, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemFreeAsync_ptsz", sl_cuMemFreeAsync(dptr, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemFreeHost(void *p)
 {
 	SL_ENTER();
-	return sl_cuMemFreeHost(p);
+	SL_LEAVE("cuMemFreeHost", sl_cuMemFreeHost(p));
 }
 
 SL_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
 {
 	SL_ENTER();
-	return sl_cuMemFree_v2(dptr);
+	SL_LEAVE("cuMemFree_v2", sl_cuMemFree_v2(dptr));
 }
 
 SL_EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
 {
 	SL_ENTER();
-	return sl_cuMemGetAccess(flags, location, ptr);
+	SL_LEAVE("cuMemGetAccess", sl_cuMemGetAccess(flags, location, ptr));
 }
 
 SL_EXPORT CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psize, CUdeviceptr_v1 dptr);
@@ -2937,25 +2937,25 @@ SL_EXPORT CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psi
 SL_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
 	SL_ENTER();
-	return sl_cuMemGetAddressRange_v2(pbase, psize, dptr);
+	SL_LEAVE("cuMemGetAddressRange_v2", sl_cuMemGetAddressRange_v2(pbase, psize, dptr));
 }
 
 SL_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option)
 {
 	SL_ENTER();
-	return sl_cuMemGetAllocationGranularity(granularity, prop, option);
+	SL_LEAVE("cuMemGetAllocationGranularity", sl_cuMemGetAllocationGranularity(granularity, prop, option));
 }
 
 SL_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
 {
 	SL_ENTER();
-	return sl_cuMemGetAllocationPropertiesFromHandle(prop, handle);
+	SL_LEAVE("cuMemGetAllocationPropertiesFromHandle", sl_cuMemGetAllocationPropertiesFromHandle(prop, handle));
 }
 
 SL_EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
 {
 	SL_ENTER();
-	return sl_cuMemGetDefaultMemPool(pool_out, location, type);
+	SL_LEAVE("cuMemGetDefaultMemPool", sl_cuMemGetDefaultMemPool(pool_out, location, type));
 }
 
 SL_EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType, unsigned long long flags);
@@ -2974,25 +2974,25 @@ SL_EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr,
 SL_EXPORT CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)
 {
 	SL_ENTER();
-	return sl_cuMemGetInfo(free, total);
+	SL_LEAVE("cuMemGetInfo", sl_cuMemGetInfo(free, total));
 }
 
 SL_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
 	SL_ENTER();
-	return sl_cuMemGetInfo_v2(free, total);
+	SL_LEAVE("cuMemGetInfo_v2", sl_cuMemGetInfo_v2(free, total));
 }
 
 SL_EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
 	SL_ENTER();
-	return sl_cuMemGetMemPool(pool, location, type);
+	SL_LEAVE("cuMemGetMemPool", sl_cuMemGetMemPool(pool, location, type));
 }
 
 SL_EXPORT CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 {
 	SL_ENTER();
-	return sl_cuMemHostAlloc(pp, bytesize, Flags);
+	SL_LEAVE("cuMemHostAlloc", sl_cuMemHostAlloc(pp, bytesize, Flags));
 }
 
 SL_EXPORT CUresult cuMemHostGetDevicePointer(CUdeviceptr_v1 *pdptr, void *p, unsigned int Flags);
@@ -3009,31 +3009,31 @@ SL_EXPORT CUresult cuMemHostGetDevicePointer(CUdeviceptr_v1 *pdptr, void *p, uns
 SL_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
 {
 	SL_ENTER();
-	return sl_cuMemHostGetDevicePointer_v2(pdptr, p, Flags);
+	SL_LEAVE("cuMemHostGetDevicePointer_v2", sl_cuMemHostGetDevicePointer_v2(pdptr, p, Flags));
 }
 
 SL_EXPORT CUresult cuMemHostGetFlags(unsigned int *pFlags, void *p)
 {
 	SL_ENTER();
-	return sl_cuMemHostGetFlags(pFlags, p);
+	SL_LEAVE("cuMemHostGetFlags", sl_cuMemHostGetFlags(pFlags, p));
 }
 
 SL_EXPORT CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
 {
 	SL_ENTER();
-	return sl_cuMemHostRegister_v2(p, bytesize, Flags);
+	SL_LEAVE("cuMemHostRegister", sl_cuMemHostRegister_v2(p, bytesize, Flags));
 }
 
 SL_EXPORT CUresult cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
 {
 	SL_ENTER();
-	return sl_cuMemHostRegister_v2(p, bytesize, Flags);
+	SL_LEAVE("cuMemHostRegister_v2", sl_cuMemHostRegister_v2(p, bytesize, Flags));
 }
 
 SL_EXPORT CUresult cuMemHostUnregister(void *p)
 {
 	SL_ENTER();
-	return sl_cuMemHostUnregister(p);
+	SL_LEAVE("cuMemHostUnregister", sl_cuMemHostUnregister(p));
 }
 
 SL_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType);
@@ -3050,7 +3050,7 @@ SL_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *
 SL_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
 	SL_ENTER();
-	return sl_cuMemMap(ptr, size, offset, handle, flags);
+	SL_LEAVE("cuMemMap", sl_cuMemMap(ptr, size, offset, handle, flags));
 }
 
 SL_EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream);
@@ -3078,13 +3078,13 @@ SL_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *mapInfoList, unsigned
 SL_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 {
 	SL_ENTER();
-	return sl_cuMemPoolCreate(pool, poolProps);
+	SL_LEAVE("cuMemPoolCreate", sl_cuMemPoolCreate(pool, poolProps));
 }
 
 SL_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
 	SL_ENTER();
-	return sl_cuMemPoolDestroy(pool);
+	SL_LEAVE("cuMemPoolDestroy", sl_cuMemPoolDestroy(pool));
 }
 
 SL_EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr);
@@ -3112,13 +3112,13 @@ SL_EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPo
 SL_EXPORT CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location)
 {
 	SL_ENTER();
-	return sl_cuMemPoolGetAccess(flags, memPool, location);
+	SL_LEAVE("cuMemPoolGetAccess", sl_cuMemPoolGetAccess(flags, memPool, location));
 }
 
 SL_EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
 	SL_ENTER();
-	return sl_cuMemPoolGetAttribute(pool, attr, value);
+	SL_LEAVE("cuMemPoolGetAttribute", sl_cuMemPoolGetAttribute(pool, attr, value));
 }
 
 SL_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags);
@@ -3147,19 +3147,19 @@ SL_EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool poo
 SL_EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
 	SL_ENTER();
-	return sl_cuMemPoolSetAccess(pool, map, count);
+	SL_LEAVE("cuMemPoolSetAccess", sl_cuMemPoolSetAccess(pool, map, count));
 }
 
 SL_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
 	SL_ENTER();
-	return sl_cuMemPoolSetAttribute(pool, attr, value);
+	SL_LEAVE("cuMemPoolSetAttribute", sl_cuMemPoolSetAttribute(pool, attr, value));
 }
 
 SL_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 {
 	SL_ENTER();
-	return sl_cuMemPoolTrimTo(pool, minBytesToKeep);
+	SL_LEAVE("cuMemPoolTrimTo", sl_cuMemPoolTrimTo(pool, minBytesToKeep));
 }
 
 SL_EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream);
@@ -3274,7 +3274,7 @@ SL_EXPORT CUresult cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem
 SL_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	SL_ENTER();
-	return sl_cuMemRelease(handle);
+	SL_LEAVE("cuMemRelease", sl_cuMemRelease(handle));
 }
 
 SL_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr);
@@ -3290,31 +3290,31 @@ SL_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *han
 SL_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
 	SL_ENTER();
-	return sl_cuMemSetAccess(ptr, size, desc, count);
+	SL_LEAVE("cuMemSetAccess", sl_cuMemSetAccess(ptr, size, desc, count));
 }
 
 SL_EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
 {
 	SL_ENTER();
-	return sl_cuMemSetMemPool(location, type, pool);
+	SL_LEAVE("cuMemSetMemPool", sl_cuMemSetMemPool(location, type, pool));
 }
 
 SL_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
 	SL_ENTER();
-	return sl_cuMemUnmap(ptr, size);
+	SL_LEAVE("cuMemUnmap", sl_cuMemUnmap(ptr, size));
 }
 
 SL_EXPORT CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpy(dst, src, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpy", sl_cuMemcpy(dst, src, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpy_ptds(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpy(dst, src, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy_ptds", sl_cuMemcpy(dst, src, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpy2D(const CUDA_MEMCPY2D_v1 *pCopy);
@@ -3339,13 +3339,13 @@ SL_EXPORT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D_v1 *pCopy, CUstream hStre
 SL_EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *pCopy, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy2DAsync_v2(pCopy, hStream);
+	SL_LEAVE("cuMemcpy2DAsync_v2", sl_cuMemcpy2DAsync_v2(pCopy, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D *pCopy, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy2DAsync_v2(pCopy, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy2DAsync_v2_ptsz", sl_cuMemcpy2DAsync_v2(pCopy, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D_v1 *pCopy);
@@ -3360,25 +3360,25 @@ SL_EXPORT CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D_v1 *pCopy)
 SL_EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *pCopy)
 {
 	SL_ENTER();
-	return sl_cuMemcpy2DUnaligned_v2(pCopy, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpy2DUnaligned_v2", sl_cuMemcpy2DUnaligned_v2(pCopy, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *pCopy)
 {
 	SL_ENTER();
-	return sl_cuMemcpy2DUnaligned_v2(pCopy, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy2DUnaligned_v2_ptds", sl_cuMemcpy2DUnaligned_v2(pCopy, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *pCopy)
 {
 	SL_ENTER();
-	return sl_cuMemcpy2D_v2(pCopy, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpy2D_v2", sl_cuMemcpy2D_v2(pCopy, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpy2D_v2_ptds(const CUDA_MEMCPY2D *pCopy)
 {
 	SL_ENTER();
-	return sl_cuMemcpy2D_v2(pCopy, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy2D_v2_ptds", sl_cuMemcpy2D_v2(pCopy, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpy3D(const CUDA_MEMCPY3D_v1 *pCopy);
@@ -3403,85 +3403,85 @@ SL_EXPORT CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D_v1 *pCopy, CUstream hStre
 SL_EXPORT CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *pCopy, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DAsync_v2(pCopy, hStream);
+	SL_LEAVE("cuMemcpy3DAsync_v2", sl_cuMemcpy3DAsync_v2(pCopy, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpy3DAsync_v2_ptsz(const CUDA_MEMCPY3D *pCopy, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DAsync_v2(pCopy, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy3DAsync_v2_ptsz", sl_cuMemcpy3DAsync_v2(pCopy, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx, unsigned long long flags, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DBatchAsync(numOps, opList, failIdx, flags, hStream);
+	SL_LEAVE("cuMemcpy3DBatchAsync", sl_cuMemcpy3DBatchAsync(numOps, opList, failIdx, flags, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpy3DBatchAsync_ptsz(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx, unsigned long long flags, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DBatchAsync(numOps, opList, failIdx, flags, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy3DBatchAsync_ptsz", sl_cuMemcpy3DBatchAsync(numOps, opList, failIdx, flags, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DBatchAsync_v2(numOps, opList, flags, hStream);
+	SL_LEAVE("cuMemcpy3DBatchAsync_v2", sl_cuMemcpy3DBatchAsync_v2(numOps, opList, flags, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpy3DBatchAsync_v2_ptsz(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DBatchAsync_v2(numOps, opList, flags, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy3DBatchAsync_v2_ptsz", sl_cuMemcpy3DBatchAsync_v2(numOps, opList, flags, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *pCopy)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DPeer(pCopy, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpy3DPeer", sl_cuMemcpy3DPeer(pCopy, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D_PEER *pCopy)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DPeer(pCopy, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy3DPeer_ptds", sl_cuMemcpy3DPeer(pCopy, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DPeerAsync(pCopy, hStream);
+	SL_LEAVE("cuMemcpy3DPeerAsync", sl_cuMemcpy3DPeerAsync(pCopy, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3DPeerAsync(pCopy, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy3DPeerAsync_ptsz", sl_cuMemcpy3DPeerAsync(pCopy, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *pCopy)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3D_v2(pCopy, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpy3D_v2", sl_cuMemcpy3D_v2(pCopy, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpy3D_v2_ptds(const CUDA_MEMCPY3D *pCopy)
 {
 	SL_ENTER();
-	return sl_cuMemcpy3D_v2(pCopy, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpy3D_v2_ptds", sl_cuMemcpy3D_v2(pCopy, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAsync(dst, src, ByteCount, hStream);
+	SL_LEAVE("cuMemcpyAsync", sl_cuMemcpyAsync(dst, src, ByteCount, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpyAsync_ptsz(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAsync(dst, src, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyAsync_ptsz", sl_cuMemcpyAsync(dst, src, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoA(CUarray dstArray, unsigned int dstOffset, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount);
@@ -3500,13 +3500,13 @@ SL_EXPORT CUresult cuMemcpyAtoA(CUarray dstArray, unsigned int dstOffset, CUarra
 SL_EXPORT CUresult cuMemcpyAtoA_v2(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAtoA_v2(dstArray, dstOffset, srcArray, srcOffset, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpyAtoA_v2", sl_cuMemcpyAtoA_v2(dstArray, dstOffset, srcArray, srcOffset, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoA_v2_ptds(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAtoA_v2(dstArray, dstOffset, srcArray, srcOffset, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyAtoA_v2_ptds", sl_cuMemcpyAtoA_v2(dstArray, dstOffset, srcArray, srcOffset, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoD(CUdeviceptr_v1 dstDevice, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount);
@@ -3524,13 +3524,13 @@ SL_EXPORT CUresult cuMemcpyAtoD(CUdeviceptr_v1 dstDevice, CUarray srcArray, unsi
 SL_EXPORT CUresult cuMemcpyAtoD_v2(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAtoD_v2(dstDevice, srcArray, srcOffset, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpyAtoD_v2", sl_cuMemcpyAtoD_v2(dstDevice, srcArray, srcOffset, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoD_v2_ptds(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAtoD_v2(dstDevice, srcArray, srcOffset, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyAtoD_v2_ptds", sl_cuMemcpyAtoD_v2(dstDevice, srcArray, srcOffset, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoH(void *dstHost, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount);
@@ -3561,49 +3561,49 @@ SL_EXPORT CUresult cuMemcpyAtoHAsync(void *dstHost, CUarray srcArray, unsigned i
 SL_EXPORT CUresult cuMemcpyAtoHAsync_v2(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAtoHAsync_v2(dstHost, srcArray, srcOffset, ByteCount, hStream);
+	SL_LEAVE("cuMemcpyAtoHAsync_v2", sl_cuMemcpyAtoHAsync_v2(dstHost, srcArray, srcOffset, ByteCount, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoHAsync_v2_ptsz(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAtoHAsync_v2(dstHost, srcArray, srcOffset, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyAtoHAsync_v2_ptsz", sl_cuMemcpyAtoHAsync_v2(dstHost, srcArray, srcOffset, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoH_v2(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAtoH_v2(dstHost, srcArray, srcOffset, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpyAtoH_v2", sl_cuMemcpyAtoH_v2(dstHost, srcArray, srcOffset, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoH_v2_ptds(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyAtoH_v2(dstHost, srcArray, srcOffset, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyAtoH_v2_ptds", sl_cuMemcpyAtoH_v2(dstHost, srcArray, srcOffset, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyBatchAsync(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
+	SL_LEAVE("cuMemcpyBatchAsync", sl_cuMemcpyBatchAsync(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpyBatchAsync_ptsz(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyBatchAsync(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyBatchAsync_ptsz", sl_cuMemcpyBatchAsync(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream);
+	SL_LEAVE("cuMemcpyBatchAsync_v2", sl_cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpyBatchAsync_v2_ptsz(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyBatchAsync_v2_ptsz", sl_cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoA(CUarray dstArray, unsigned int dstOffset, CUdeviceptr_v1 srcDevice, unsigned int ByteCount);
@@ -3621,13 +3621,13 @@ SL_EXPORT CUresult cuMemcpyDtoA(CUarray dstArray, unsigned int dstOffset, CUdevi
 SL_EXPORT CUresult cuMemcpyDtoA_v2(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoA_v2(dstArray, dstOffset, srcDevice, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpyDtoA_v2", sl_cuMemcpyDtoA_v2(dstArray, dstOffset, srcDevice, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoA_v2_ptds(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoA_v2(dstArray, dstOffset, srcDevice, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyDtoA_v2_ptds", sl_cuMemcpyDtoA_v2(dstArray, dstOffset, srcDevice, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoD(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 srcDevice, unsigned int ByteCount);
@@ -3656,25 +3656,25 @@ SL_EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 sr
 SL_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoDAsync_v2(dstDevice, srcDevice, ByteCount, hStream);
+	SL_LEAVE("cuMemcpyDtoDAsync_v2", sl_cuMemcpyDtoDAsync_v2(dstDevice, srcDevice, ByteCount, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoDAsync_v2(dstDevice, srcDevice, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyDtoDAsync_v2_ptsz", sl_cuMemcpyDtoDAsync_v2(dstDevice, srcDevice, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoD_v2(dstDevice, srcDevice, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpyDtoD_v2", sl_cuMemcpyDtoD_v2(dstDevice, srcDevice, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoD_v2(dstDevice, srcDevice, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyDtoD_v2_ptds", sl_cuMemcpyDtoD_v2(dstDevice, srcDevice, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoH(void *dstHost, CUdeviceptr_v1 srcDevice, unsigned int ByteCount);
@@ -3703,25 +3703,25 @@ SL_EXPORT CUresult cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr_v1 srcDevice, un
 SL_EXPORT CUresult cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoHAsync_v2(dstHost, srcDevice, ByteCount, hStream);
+	SL_LEAVE("cuMemcpyDtoHAsync_v2", sl_cuMemcpyDtoHAsync_v2(dstHost, srcDevice, ByteCount, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoHAsync_v2_ptsz(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoHAsync_v2(dstHost, srcDevice, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyDtoHAsync_v2_ptsz", sl_cuMemcpyDtoHAsync_v2(dstHost, srcDevice, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoH_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoH_v2(dstHost, srcDevice, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpyDtoH_v2", sl_cuMemcpyDtoH_v2(dstHost, srcDevice, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoH_v2_ptds(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyDtoH_v2(dstHost, srcDevice, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyDtoH_v2_ptds", sl_cuMemcpyDtoH_v2(dstHost, srcDevice, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoA(CUarray dstArray, unsigned int dstOffset, const void *srcHost, unsigned int ByteCount);
@@ -3752,25 +3752,25 @@ SL_EXPORT CUresult cuMemcpyHtoAAsync(CUarray dstArray, unsigned int dstOffset, c
 SL_EXPORT CUresult cuMemcpyHtoAAsync_v2(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyHtoAAsync_v2(dstArray, dstOffset, srcHost, ByteCount, hStream);
+	SL_LEAVE("cuMemcpyHtoAAsync_v2", sl_cuMemcpyHtoAAsync_v2(dstArray, dstOffset, srcHost, ByteCount, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoAAsync_v2_ptsz(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyHtoAAsync_v2(dstArray, dstOffset, srcHost, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyHtoAAsync_v2_ptsz", sl_cuMemcpyHtoAAsync_v2(dstArray, dstOffset, srcHost, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoA_v2(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyHtoA_v2(dstArray, dstOffset, srcHost, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpyHtoA_v2", sl_cuMemcpyHtoA_v2(dstArray, dstOffset, srcHost, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoA_v2_ptds(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyHtoA_v2(dstArray, dstOffset, srcHost, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyHtoA_v2_ptds", sl_cuMemcpyHtoA_v2(dstArray, dstOffset, srcHost, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoD(CUdeviceptr_v1 dstDevice, const void *srcHost, unsigned int ByteCount);
@@ -3799,49 +3799,49 @@ SL_EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr_v1 dstDevice, const void *srcHo
 SL_EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyHtoDAsync_v2(dstDevice, srcHost, ByteCount, hStream);
+	SL_LEAVE("cuMemcpyHtoDAsync_v2", sl_cuMemcpyHtoDAsync_v2(dstDevice, srcHost, ByteCount, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoDAsync_v2_ptsz(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyHtoDAsync_v2(dstDevice, srcHost, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyHtoDAsync_v2_ptsz", sl_cuMemcpyHtoDAsync_v2(dstDevice, srcHost, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyHtoD_v2(dstDevice, srcHost, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpyHtoD_v2", sl_cuMemcpyHtoD_v2(dstDevice, srcHost, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoD_v2_ptds(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyHtoD_v2(dstDevice, srcHost, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyHtoD_v2_ptds", sl_cuMemcpyHtoD_v2(dstDevice, srcHost, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyPeer(dstDevice, dstContext, srcDevice, srcContext, ByteCount, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemcpyPeer", sl_cuMemcpyPeer(dstDevice, dstContext, srcDevice, srcContext, ByteCount, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemcpyPeer_ptds(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount)
 {
 	SL_ENTER();
-	return sl_cuMemcpyPeer(dstDevice, dstContext, srcDevice, srcContext, ByteCount, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyPeer_ptds", sl_cuMemcpyPeer(dstDevice, dstContext, srcDevice, srcContext, ByteCount, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
+	SL_LEAVE("cuMemcpyPeerAsync", sl_cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream));
 }
 
 SL_EXPORT CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemcpyPeerAsync_ptsz", sl_cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD16(CUdeviceptr_v1 dstDevice, unsigned short us, unsigned int N);
@@ -3858,25 +3858,25 @@ SL_EXPORT CUresult cuMemsetD16(CUdeviceptr_v1 dstDevice, unsigned short us, unsi
 SL_EXPORT CUresult cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD16Async(dstDevice, us, N, hStream);
+	SL_LEAVE("cuMemsetD16Async", sl_cuMemsetD16Async(dstDevice, us, N, hStream));
 }
 
 SL_EXPORT CUresult cuMemsetD16Async_ptsz(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD16Async(dstDevice, us, N, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD16Async_ptsz", sl_cuMemsetD16Async(dstDevice, us, N, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD16_v2(CUdeviceptr dstDevice, unsigned short us, size_t N)
 {
 	SL_ENTER();
-	return sl_cuMemsetD16_v2(dstDevice, us, N, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemsetD16_v2", sl_cuMemsetD16_v2(dstDevice, us, N, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemsetD16_v2_ptds(CUdeviceptr dstDevice, unsigned short us, size_t N)
 {
 	SL_ENTER();
-	return sl_cuMemsetD16_v2(dstDevice, us, N, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD16_v2_ptds", sl_cuMemsetD16_v2(dstDevice, us, N, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD2D16(CUdeviceptr_v1 dstDevice, unsigned int dstPitch, unsigned short us, unsigned int Width, unsigned int Height);
@@ -3895,25 +3895,25 @@ SL_EXPORT CUresult cuMemsetD2D16(CUdeviceptr_v1 dstDevice, unsigned int dstPitch
 SL_EXPORT CUresult cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D16Async(dstDevice, dstPitch, us, Width, Height, hStream);
+	SL_LEAVE("cuMemsetD2D16Async", sl_cuMemsetD2D16Async(dstDevice, dstPitch, us, Width, Height, hStream));
 }
 
 SL_EXPORT CUresult cuMemsetD2D16Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D16Async(dstDevice, dstPitch, us, Width, Height, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD2D16Async_ptsz", sl_cuMemsetD2D16Async(dstDevice, dstPitch, us, Width, Height, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD2D16_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D16_v2(dstDevice, dstPitch, us, Width, Height, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemsetD2D16_v2", sl_cuMemsetD2D16_v2(dstDevice, dstPitch, us, Width, Height, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemsetD2D16_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D16_v2(dstDevice, dstPitch, us, Width, Height, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD2D16_v2_ptds", sl_cuMemsetD2D16_v2(dstDevice, dstPitch, us, Width, Height, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD2D32(CUdeviceptr_v1 dstDevice, unsigned int dstPitch, unsigned int ui, unsigned int Width, unsigned int Height);
@@ -3932,25 +3932,25 @@ SL_EXPORT CUresult cuMemsetD2D32(CUdeviceptr_v1 dstDevice, unsigned int dstPitch
 SL_EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D32Async(dstDevice, dstPitch, ui, Width, Height, hStream);
+	SL_LEAVE("cuMemsetD2D32Async", sl_cuMemsetD2D32Async(dstDevice, dstPitch, ui, Width, Height, hStream));
 }
 
 SL_EXPORT CUresult cuMemsetD2D32Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D32Async(dstDevice, dstPitch, ui, Width, Height, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD2D32Async_ptsz", sl_cuMemsetD2D32Async(dstDevice, dstPitch, ui, Width, Height, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD2D32_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D32_v2(dstDevice, dstPitch, ui, Width, Height, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemsetD2D32_v2", sl_cuMemsetD2D32_v2(dstDevice, dstPitch, ui, Width, Height, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemsetD2D32_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D32_v2(dstDevice, dstPitch, ui, Width, Height, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD2D32_v2_ptds", sl_cuMemsetD2D32_v2(dstDevice, dstPitch, ui, Width, Height, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD2D8(CUdeviceptr_v1 dstDevice, unsigned int dstPitch, unsigned char uc, unsigned int Width, unsigned int Height);
@@ -3969,25 +3969,25 @@ SL_EXPORT CUresult cuMemsetD2D8(CUdeviceptr_v1 dstDevice, unsigned int dstPitch,
 SL_EXPORT CUresult cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D8Async(dstDevice, dstPitch, uc, Width, Height, hStream);
+	SL_LEAVE("cuMemsetD2D8Async", sl_cuMemsetD2D8Async(dstDevice, dstPitch, uc, Width, Height, hStream));
 }
 
 SL_EXPORT CUresult cuMemsetD2D8Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D8Async(dstDevice, dstPitch, uc, Width, Height, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD2D8Async_ptsz", sl_cuMemsetD2D8Async(dstDevice, dstPitch, uc, Width, Height, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD2D8_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D8_v2(dstDevice, dstPitch, uc, Width, Height, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemsetD2D8_v2", sl_cuMemsetD2D8_v2(dstDevice, dstPitch, uc, Width, Height, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemsetD2D8_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height)
 {
 	SL_ENTER();
-	return sl_cuMemsetD2D8_v2(dstDevice, dstPitch, uc, Width, Height, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD2D8_v2_ptds", sl_cuMemsetD2D8_v2(dstDevice, dstPitch, uc, Width, Height, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD32(CUdeviceptr_v1 dstDevice, unsigned int ui, unsigned int N);
@@ -4004,25 +4004,25 @@ SL_EXPORT CUresult cuMemsetD32(CUdeviceptr_v1 dstDevice, unsigned int ui, unsign
 SL_EXPORT CUresult cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD32Async(dstDevice, ui, N, hStream);
+	SL_LEAVE("cuMemsetD32Async", sl_cuMemsetD32Async(dstDevice, ui, N, hStream));
 }
 
 SL_EXPORT CUresult cuMemsetD32Async_ptsz(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD32Async(dstDevice, ui, N, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD32Async_ptsz", sl_cuMemsetD32Async(dstDevice, ui, N, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD32_v2(CUdeviceptr dstDevice, unsigned int ui, size_t N)
 {
 	SL_ENTER();
-	return sl_cuMemsetD32_v2(dstDevice, ui, N, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemsetD32_v2", sl_cuMemsetD32_v2(dstDevice, ui, N, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemsetD32_v2_ptds(CUdeviceptr dstDevice, unsigned int ui, size_t N)
 {
 	SL_ENTER();
-	return sl_cuMemsetD32_v2(dstDevice, ui, N, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD32_v2_ptds", sl_cuMemsetD32_v2(dstDevice, ui, N, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD8(CUdeviceptr_v1 dstDevice, unsigned char uc, unsigned int N);
@@ -4039,73 +4039,73 @@ SL_EXPORT CUresult cuMemsetD8(CUdeviceptr_v1 dstDevice, unsigned char uc, unsign
 SL_EXPORT CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD8Async(dstDevice, uc, N, hStream);
+	SL_LEAVE("cuMemsetD8Async", sl_cuMemsetD8Async(dstDevice, uc, N, hStream));
 }
 
 SL_EXPORT CUresult cuMemsetD8Async_ptsz(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuMemsetD8Async(dstDevice, uc, N, hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD8Async_ptsz", sl_cuMemsetD8Async(dstDevice, uc, N, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemsetD8_v2(CUdeviceptr dstDevice, unsigned char uc, size_t N)
 {
 	SL_ENTER();
-	return sl_cuMemsetD8_v2(dstDevice, uc, N, CU_STREAM_LEGACY);
+	SL_LEAVE("cuMemsetD8_v2", sl_cuMemsetD8_v2(dstDevice, uc, N, CU_STREAM_LEGACY));
 }
 
 SL_EXPORT CUresult cuMemsetD8_v2_ptds(CUdeviceptr dstDevice, unsigned char uc, size_t N)
 {
 	SL_ENTER();
-	return sl_cuMemsetD8_v2(dstDevice, uc, N, CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuMemsetD8_v2_ptds", sl_cuMemsetD8_v2(dstDevice, uc, N, CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc, unsigned int numMipmapLevels)
 {
 	SL_ENTER();
-	return sl_cuMipmappedArrayCreate(pHandle, pMipmappedArrayDesc, numMipmapLevels);
+	SL_LEAVE("cuMipmappedArrayCreate", sl_cuMipmappedArrayCreate(pHandle, pMipmappedArrayDesc, numMipmapLevels));
 }
 
 SL_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
 {
 	SL_ENTER();
-	return sl_cuMipmappedArrayDestroy(hMipmappedArray);
+	SL_LEAVE("cuMipmappedArrayDestroy", sl_cuMipmappedArrayDestroy(hMipmappedArray));
 }
 
 SL_EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *pLevelArray, CUmipmappedArray hMipmappedArray, unsigned int level)
 {
 	SL_ENTER();
-	return sl_cuMipmappedArrayGetLevel(pLevelArray, hMipmappedArray, level);
+	SL_LEAVE("cuMipmappedArrayGetLevel", sl_cuMipmappedArrayGetLevel(pLevelArray, hMipmappedArray, level));
 }
 
 SL_EXPORT CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *memoryRequirements, CUmipmappedArray mipmap, CUdevice device)
 {
 	SL_ENTER();
-	return sl_cuMipmappedArrayGetMemoryRequirements(memoryRequirements, mipmap, device);
+	SL_LEAVE("cuMipmappedArrayGetMemoryRequirements", sl_cuMipmappedArrayGetMemoryRequirements(memoryRequirements, mipmap, device));
 }
 
 SL_EXPORT CUresult cuMipmappedArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *sparseProperties, CUmipmappedArray mipmap)
 {
 	SL_ENTER();
-	return sl_cuMipmappedArrayGetSparseProperties(sparseProperties, mipmap);
+	SL_LEAVE("cuMipmappedArrayGetSparseProperties", sl_cuMipmappedArrayGetSparseProperties(sparseProperties, mipmap));
 }
 
 SL_EXPORT CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int numFunctions, CUmodule mod)
 {
 	SL_ENTER();
-	return sl_cuModuleEnumerateFunctions(functions, numFunctions, mod);
+	SL_LEAVE("cuModuleEnumerateFunctions", sl_cuModuleEnumerateFunctions(functions, numFunctions, mod));
 }
 
 SL_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
 {
 	SL_ENTER();
-	return sl_cuModuleGetFunction(hfunc, hmod, name);
+	SL_LEAVE("cuModuleGetFunction", sl_cuModuleGetFunction(hfunc, hmod, name));
 }
 
 SL_EXPORT CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule mod)
 {
 	SL_ENTER();
-	return sl_cuModuleGetFunctionCount(count, mod);
+	SL_LEAVE("cuModuleGetFunctionCount", sl_cuModuleGetFunctionCount(count, mod));
 }
 
 SL_EXPORT CUresult cuModuleGetGlobal(CUdeviceptr_v1 *dptr, unsigned int *bytes, CUmodule hmod, const char *name);
@@ -4123,12 +4123,12 @@ SL_EXPORT CUresult cuModuleGetGlobal(CUdeviceptr_v1 *dptr, unsigned int *bytes, 
 SL_EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name)
 {
 	SL_ENTER();
-	return sl_cuModuleGetGlobal_v2(dptr, bytes, hmod, name);
+	SL_LEAVE("cuModuleGetGlobal_v2", sl_cuModuleGetGlobal_v2(dptr, bytes, hmod, name));
 }
 
 SL_EXPORT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 {
-	return sl_cuModuleGetLoadingMode(mode);
+	SL_LEAVE("cuModuleGetLoadingMode", sl_cuModuleGetLoadingMode(mode));
 }
 
 SL_EXPORT CUresult cuModuleGetSurfRef(CUsurfref *pSurfRef, CUmodule hmod, const char *name);
@@ -4156,31 +4156,31 @@ SL_EXPORT CUresult cuModuleGetTexRef(CUtexref *pTexRef, CUmodule hmod, const cha
 SL_EXPORT CUresult cuModuleLoad(CUmodule *module, const char *fname)
 {
 	SL_ENTER();
-	return sl_cuModuleLoad(module, fname);
+	SL_LEAVE("cuModuleLoad", sl_cuModuleLoad(module, fname));
 }
 
 SL_EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
 	SL_ENTER();
-	return sl_cuModuleLoadData(module, image);
+	SL_LEAVE("cuModuleLoadData", sl_cuModuleLoadData(module, image));
 }
 
 SL_EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions, CUjit_option *options, void **optionValues)
 {
 	SL_ENTER();
-	return sl_cuModuleLoadDataEx(module, image, numOptions, options, optionValues);
+	SL_LEAVE("cuModuleLoadDataEx", sl_cuModuleLoadDataEx(module, image, numOptions, options, optionValues));
 }
 
 SL_EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)
 {
 	SL_ENTER();
-	return sl_cuModuleLoadFatBinary(module, fatCubin);
+	SL_LEAVE("cuModuleLoadFatBinary", sl_cuModuleLoadFatBinary(module, fatCubin));
 }
 
 SL_EXPORT CUresult cuModuleUnload(CUmodule hmod)
 {
 	SL_ENTER();
-	return sl_cuModuleUnload(hmod);
+	SL_LEAVE("cuModuleUnload", sl_cuModuleUnload(hmod));
 }
 
 SL_EXPORT CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle mcHandle, CUdevice dev);
@@ -4256,43 +4256,43 @@ SL_EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUde
 SL_EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *dynamicSmemSize, CUfunction func, int numBlocks, int blockSize)
 {
 	SL_ENTER();
-	return sl_cuOccupancyAvailableDynamicSMemPerBlock(dynamicSmemSize, func, numBlocks, blockSize);
+	SL_LEAVE("cuOccupancyAvailableDynamicSMemPerBlock", sl_cuOccupancyAvailableDynamicSMemPerBlock(dynamicSmemSize, func, numBlocks, blockSize));
 }
 
 SL_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, CUfunction func, int blockSize, size_t dynamicSMemSize)
 {
 	SL_ENTER();
-	return sl_cuOccupancyMaxActiveBlocksPerMultiprocessor(numBlocks, func, blockSize, dynamicSMemSize);
+	SL_LEAVE("cuOccupancyMaxActiveBlocksPerMultiprocessor", sl_cuOccupancyMaxActiveBlocksPerMultiprocessor(numBlocks, func, blockSize, dynamicSMemSize));
 }
 
 SL_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks, CUfunction func, int blockSize, size_t dynamicSMemSize, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(numBlocks, func, blockSize, dynamicSMemSize, flags);
+	SL_LEAVE("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", sl_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(numBlocks, func, blockSize, dynamicSMemSize, flags));
 }
 
 SL_EXPORT CUresult cuOccupancyMaxActiveClusters(int *numClusters, CUfunction func, const CUlaunchConfig *config)
 {
 	SL_ENTER();
-	return sl_cuOccupancyMaxActiveClusters(numClusters, func, config);
+	SL_LEAVE("cuOccupancyMaxActiveClusters", sl_cuOccupancyMaxActiveClusters(numClusters, func, config));
 }
 
 SL_EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *minGridSize, int *blockSize, CUfunction func, CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit)
 {
 	SL_ENTER();
-	return sl_cuOccupancyMaxPotentialBlockSize(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit);
+	SL_LEAVE("cuOccupancyMaxPotentialBlockSize", sl_cuOccupancyMaxPotentialBlockSize(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit));
 }
 
 SL_EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGridSize, int *blockSize, CUfunction func, CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuOccupancyMaxPotentialBlockSizeWithFlags(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, flags);
+	SL_LEAVE("cuOccupancyMaxPotentialBlockSizeWithFlags", sl_cuOccupancyMaxPotentialBlockSizeWithFlags(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, flags));
 }
 
 SL_EXPORT CUresult cuOccupancyMaxPotentialClusterSize(int *clusterSize, CUfunction func, const CUlaunchConfig *config)
 {
 	SL_ENTER();
-	return sl_cuOccupancyMaxPotentialClusterSize(clusterSize, func, config);
+	SL_LEAVE("cuOccupancyMaxPotentialClusterSize", sl_cuOccupancyMaxPotentialClusterSize(clusterSize, func, config));
 }
 
 SL_EXPORT CUresult cuParamSetSize(CUfunction hfunc, unsigned int numbytes);
@@ -4353,37 +4353,37 @@ SL_EXPORT CUresult cuParamSetv(CUfunction hfunc, int offset, void *ptr, unsigned
 SL_EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
 	SL_ENTER();
-	return sl_cuPointerGetAttribute(data, attribute, ptr);
+	SL_LEAVE("cuPointerGetAttribute", sl_cuPointerGetAttribute(data, attribute, ptr));
 }
 
 SL_EXPORT CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
 {
 	SL_ENTER();
-	return sl_cuPointerGetAttributes(numAttributes, attributes, data, ptr);
+	SL_LEAVE("cuPointerGetAttributes", sl_cuPointerGetAttributes(numAttributes, attributes, data, ptr));
 }
 
 SL_EXPORT CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
 	SL_ENTER();
-	return sl_cuPointerSetAttribute(value, attribute, ptr);
+	SL_LEAVE("cuPointerSetAttribute", sl_cuPointerSetAttribute(value, attribute, ptr));
 }
 
 SL_EXPORT CUresult cuProfilerInitialize(const char *configFile, const char *outputFile, CUoutput_mode outputMode)
 {
 	SL_ENTER();
-	return sl_cuProfilerInitialize(configFile, outputFile, outputMode);
+	SL_LEAVE("cuProfilerInitialize", sl_cuProfilerInitialize(configFile, outputFile, outputMode));
 }
 
 SL_EXPORT CUresult cuProfilerStart(void)
 {
 	SL_ENTER();
-	return sl_cuProfilerStart();
+	SL_LEAVE("cuProfilerStart", sl_cuProfilerStart());
 }
 
 SL_EXPORT CUresult cuProfilerStop(void)
 {
 	SL_ENTER();
-	return sl_cuProfilerStop();
+	SL_LEAVE("cuProfilerStop", sl_cuProfilerStop());
 }
 
 SL_EXPORT CUresult cuSignalExternalSemaphoresAsync(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream);
@@ -4413,13 +4413,13 @@ SL_EXPORT CUresult cuSignalExternalSemaphoresAsync_ptsz(const CUexternalSemaphor
 SL_EXPORT CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamAddCallback(hStream, callback, userData, flags);
+	SL_LEAVE("cuStreamAddCallback", sl_cuStreamAddCallback(hStream, callback, userData, flags));
 }
 
 SL_EXPORT CUresult cuStreamAddCallback_ptsz(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamAddCallback(hStream ? hStream : CU_STREAM_PER_THREAD, callback, userData, flags);
+	SL_LEAVE("cuStreamAddCallback_ptsz", sl_cuStreamAddCallback(hStream ? hStream : CU_STREAM_PER_THREAD, callback, userData, flags));
 }
 
 SL_EXPORT CUresult cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags);
@@ -4449,295 +4449,295 @@ SL_EXPORT CUresult cuStreamAttachMemAsync_ptsz(CUstream hStream, CUdeviceptr dpt
 SL_EXPORT CUresult cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamBatchMemOp(stream, count, paramArray, flags);
+	SL_LEAVE("cuStreamBatchMemOp", sl_cuStreamBatchMemOp(stream, count, paramArray, flags));
 }
 
 SL_EXPORT CUresult cuStreamBatchMemOp_ptsz(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamBatchMemOp(stream ? stream : CU_STREAM_PER_THREAD, count, paramArray, flags);
+	SL_LEAVE("cuStreamBatchMemOp_ptsz", sl_cuStreamBatchMemOp(stream ? stream : CU_STREAM_PER_THREAD, count, paramArray, flags));
 }
 
 SL_EXPORT CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamBatchMemOp_v2(stream, count, paramArray, flags);
+	SL_LEAVE("cuStreamBatchMemOp_v2", sl_cuStreamBatchMemOp_v2(stream, count, paramArray, flags));
 }
 
 SL_EXPORT CUresult cuStreamBatchMemOp_v2_ptsz(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamBatchMemOp_v2(stream ? stream : CU_STREAM_PER_THREAD, count, paramArray, flags);
+	SL_LEAVE("cuStreamBatchMemOp_v2_ptsz", sl_cuStreamBatchMemOp_v2(stream ? stream : CU_STREAM_PER_THREAD, count, paramArray, flags));
 }
 
 SL_EXPORT CUresult cuStreamBeginCapture(CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuStreamBeginCapture(hStream);
+	SL_LEAVE("cuStreamBeginCapture", sl_cuStreamBeginCapture(hStream));
 }
 
 SL_EXPORT CUresult cuStreamBeginCapture_ptsz(CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuStreamBeginCapture(hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuStreamBeginCapture_ptsz", sl_cuStreamBeginCapture(hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode)
 {
 	SL_ENTER();
-	return sl_cuStreamBeginCaptureToGraph(hStream, hGraph, dependencies, dependencyData, numDependencies, mode);
+	SL_LEAVE("cuStreamBeginCaptureToGraph", sl_cuStreamBeginCaptureToGraph(hStream, hGraph, dependencies, dependencyData, numDependencies, mode));
 }
 
 SL_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode)
 {
 	SL_ENTER();
-	return sl_cuStreamBeginCaptureToGraph(hStream ? hStream : CU_STREAM_PER_THREAD, hGraph, dependencies, dependencyData, numDependencies, mode);
+	SL_LEAVE("cuStreamBeginCaptureToGraph_ptsz", sl_cuStreamBeginCaptureToGraph(hStream ? hStream : CU_STREAM_PER_THREAD, hGraph, dependencies, dependencyData, numDependencies, mode));
 }
 
 SL_EXPORT CUresult cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
 {
 	SL_ENTER();
-	return sl_cuStreamBeginCapture_v2(hStream, mode);
+	SL_LEAVE("cuStreamBeginCapture_v2", sl_cuStreamBeginCapture_v2(hStream, mode));
 }
 
 SL_EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream hStream, CUstreamCaptureMode mode)
 {
 	SL_ENTER();
-	return sl_cuStreamBeginCapture_v2(hStream ? hStream : CU_STREAM_PER_THREAD, mode);
+	SL_LEAVE("cuStreamBeginCapture_v2_ptsz", sl_cuStreamBeginCapture_v2(hStream ? hStream : CU_STREAM_PER_THREAD, mode));
 }
 
 SL_EXPORT CUresult cuStreamCopyAttributes(CUstream dstStream, CUstream srcStream)
 {
 	SL_ENTER();
-	return sl_cuStreamCopyAttributes(dstStream, srcStream);
+	SL_LEAVE("cuStreamCopyAttributes", sl_cuStreamCopyAttributes(dstStream, srcStream));
 }
 
 SL_EXPORT CUresult cuStreamCopyAttributes_ptsz(CUstream dstStream, CUstream srcStream)
 {
 	SL_ENTER();
-	return sl_cuStreamCopyAttributes(dstStream ? dstStream : CU_STREAM_PER_THREAD, srcStream ? srcStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuStreamCopyAttributes_ptsz", sl_cuStreamCopyAttributes(dstStream ? dstStream : CU_STREAM_PER_THREAD, srcStream ? srcStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags)
 {
 	SL_ENTER();
-	return sl_cuStreamCreate(phStream, Flags);
+	SL_LEAVE("cuStreamCreate", sl_cuStreamCreate(phStream, Flags));
 }
 
 SL_EXPORT CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
 {
 	SL_ENTER();
-	return sl_cuStreamCreateWithPriority(phStream, flags, priority);
+	SL_LEAVE("cuStreamCreateWithPriority", sl_cuStreamCreateWithPriority(phStream, flags, priority));
 }
 
 SL_EXPORT CUresult cuStreamDestroy(CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuStreamDestroy_v2(hStream);
+	SL_LEAVE("cuStreamDestroy", sl_cuStreamDestroy_v2(hStream));
 }
 
 SL_EXPORT CUresult cuStreamDestroy_v2(CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuStreamDestroy_v2(hStream);
+	SL_LEAVE("cuStreamDestroy_v2", sl_cuStreamDestroy_v2(hStream));
 }
 
 SL_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {
 	SL_ENTER();
-	return sl_cuStreamEndCapture(hStream, phGraph);
+	SL_LEAVE("cuStreamEndCapture", sl_cuStreamEndCapture(hStream, phGraph));
 }
 
 SL_EXPORT CUresult cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
 {
 	SL_ENTER();
-	return sl_cuStreamEndCapture(hStream ? hStream : CU_STREAM_PER_THREAD, phGraph);
+	SL_LEAVE("cuStreamEndCapture_ptsz", sl_cuStreamEndCapture(hStream ? hStream : CU_STREAM_PER_THREAD, phGraph));
 }
 
 SL_EXPORT CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value)
 {
 	SL_ENTER();
-	return sl_cuStreamGetAttribute(hStream, attr, value);
+	SL_LEAVE("cuStreamGetAttribute", sl_cuStreamGetAttribute(hStream, attr, value));
 }
 
 SL_EXPORT CUresult cuStreamGetAttribute_ptsz(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value)
 {
 	SL_ENTER();
-	return sl_cuStreamGetAttribute(hStream ? hStream : CU_STREAM_PER_THREAD, attr, value);
+	SL_LEAVE("cuStreamGetAttribute_ptsz", sl_cuStreamGetAttribute(hStream ? hStream : CU_STREAM_PER_THREAD, attr, value));
 }
 
 SL_EXPORT CUresult cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCaptureInfo(hStream, captureStatus_out, id_out);
+	SL_LEAVE("cuStreamGetCaptureInfo", sl_cuStreamGetCaptureInfo(hStream, captureStatus_out, id_out));
 }
 
 SL_EXPORT CUresult cuStreamGetCaptureInfo_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCaptureInfo(hStream ? hStream : CU_STREAM_PER_THREAD, captureStatus_out, id_out);
+	SL_LEAVE("cuStreamGetCaptureInfo_ptsz", sl_cuStreamGetCaptureInfo(hStream ? hStream : CU_STREAM_PER_THREAD, captureStatus_out, id_out));
 }
 
 SL_EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, size_t *numDependencies_out)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out);
+	SL_LEAVE("cuStreamGetCaptureInfo_v2", sl_cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out));
 }
 
 SL_EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, size_t *numDependencies_out)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCaptureInfo_v2(hStream ? hStream : CU_STREAM_PER_THREAD, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out);
+	SL_LEAVE("cuStreamGetCaptureInfo_v2_ptsz", sl_cuStreamGetCaptureInfo_v2(hStream ? hStream : CU_STREAM_PER_THREAD, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out));
 }
 
 SL_EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCaptureInfo_v3(hStream, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out, numDependencies_out);
+	SL_LEAVE("cuStreamGetCaptureInfo_v3", sl_cuStreamGetCaptureInfo_v3(hStream, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out, numDependencies_out));
 }
 
 SL_EXPORT CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCaptureInfo_v3(hStream ? hStream : CU_STREAM_PER_THREAD, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out, numDependencies_out);
+	SL_LEAVE("cuStreamGetCaptureInfo_v3_ptsz", sl_cuStreamGetCaptureInfo_v3(hStream ? hStream : CU_STREAM_PER_THREAD, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out, numDependencies_out));
 }
 
 SL_EXPORT CUresult cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCtx(hStream, pctx);
+	SL_LEAVE("cuStreamGetCtx", sl_cuStreamGetCtx(hStream, pctx));
 }
 
 SL_EXPORT CUresult cuStreamGetCtx_ptsz(CUstream hStream, CUcontext *pctx)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCtx(hStream ? hStream : CU_STREAM_PER_THREAD, pctx);
+	SL_LEAVE("cuStreamGetCtx_ptsz", sl_cuStreamGetCtx(hStream ? hStream : CU_STREAM_PER_THREAD, pctx));
 }
 
 SL_EXPORT CUresult cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCtx_v2(hStream, pCtx, pGreenCtx);
+	SL_LEAVE("cuStreamGetCtx_v2", sl_cuStreamGetCtx_v2(hStream, pCtx, pGreenCtx));
 }
 
 SL_EXPORT CUresult cuStreamGetCtx_v2_ptsz(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
 {
 	SL_ENTER();
-	return sl_cuStreamGetCtx_v2(hStream ? hStream : CU_STREAM_PER_THREAD, pCtx, pGreenCtx);
+	SL_LEAVE("cuStreamGetCtx_v2_ptsz", sl_cuStreamGetCtx_v2(hStream ? hStream : CU_STREAM_PER_THREAD, pCtx, pGreenCtx));
 }
 
 SL_EXPORT CUresult cuStreamGetDevice(CUstream hStream, CUdevice *device)
 {
 	SL_ENTER();
-	return sl_cuStreamGetDevice(hStream, device);
+	SL_LEAVE("cuStreamGetDevice", sl_cuStreamGetDevice(hStream, device));
 }
 
 SL_EXPORT CUresult cuStreamGetDevice_ptsz(CUstream hStream, CUdevice *device)
 {
 	SL_ENTER();
-	return sl_cuStreamGetDevice(hStream ? hStream : CU_STREAM_PER_THREAD, device);
+	SL_LEAVE("cuStreamGetDevice_ptsz", sl_cuStreamGetDevice(hStream ? hStream : CU_STREAM_PER_THREAD, device));
 }
 
 SL_EXPORT CUresult cuStreamGetFlags(CUstream hStream, unsigned int *flags)
 {
 	SL_ENTER();
-	return sl_cuStreamGetFlags(hStream, flags);
+	SL_LEAVE("cuStreamGetFlags", sl_cuStreamGetFlags(hStream, flags));
 }
 
 SL_EXPORT CUresult cuStreamGetFlags_ptsz(CUstream hStream, unsigned int *flags)
 {
 	SL_ENTER();
-	return sl_cuStreamGetFlags(hStream ? hStream : CU_STREAM_PER_THREAD, flags);
+	SL_LEAVE("cuStreamGetFlags_ptsz", sl_cuStreamGetFlags(hStream ? hStream : CU_STREAM_PER_THREAD, flags));
 }
 
 SL_EXPORT CUresult cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
 {
 	SL_ENTER();
-	return sl_cuStreamGetGreenCtx(hStream, phCtx);
+	SL_LEAVE("cuStreamGetGreenCtx", sl_cuStreamGetGreenCtx(hStream, phCtx));
 }
 
 SL_EXPORT CUresult cuStreamGetId(CUstream hStream, unsigned long long *streamId)
 {
 	SL_ENTER();
-	return sl_cuStreamGetId(hStream, streamId);
+	SL_LEAVE("cuStreamGetId", sl_cuStreamGetId(hStream, streamId));
 }
 
 SL_EXPORT CUresult cuStreamGetId_ptsz(CUstream hStream, unsigned long long *streamId)
 {
 	SL_ENTER();
-	return sl_cuStreamGetId(hStream ? hStream : CU_STREAM_PER_THREAD, streamId);
+	SL_LEAVE("cuStreamGetId_ptsz", sl_cuStreamGetId(hStream ? hStream : CU_STREAM_PER_THREAD, streamId));
 }
 
 SL_EXPORT CUresult cuStreamGetPriority(CUstream hStream, int *priority)
 {
 	SL_ENTER();
-	return sl_cuStreamGetPriority(hStream, priority);
+	SL_LEAVE("cuStreamGetPriority", sl_cuStreamGetPriority(hStream, priority));
 }
 
 SL_EXPORT CUresult cuStreamGetPriority_ptsz(CUstream hStream, int *priority)
 {
 	SL_ENTER();
-	return sl_cuStreamGetPriority(hStream ? hStream : CU_STREAM_PER_THREAD, priority);
+	SL_LEAVE("cuStreamGetPriority_ptsz", sl_cuStreamGetPriority(hStream ? hStream : CU_STREAM_PER_THREAD, priority));
 }
 
 SL_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
 {
 	SL_ENTER();
-	return sl_cuStreamIsCapturing(hStream, captureStatus);
+	SL_LEAVE("cuStreamIsCapturing", sl_cuStreamIsCapturing(hStream, captureStatus));
 }
 
 SL_EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus)
 {
 	SL_ENTER();
-	return sl_cuStreamIsCapturing(hStream ? hStream : CU_STREAM_PER_THREAD, captureStatus);
+	SL_LEAVE("cuStreamIsCapturing_ptsz", sl_cuStreamIsCapturing(hStream ? hStream : CU_STREAM_PER_THREAD, captureStatus));
 }
 
 SL_EXPORT CUresult cuStreamQuery(CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuStreamQuery(hStream);
+	SL_LEAVE("cuStreamQuery", sl_cuStreamQuery(hStream));
 }
 
 SL_EXPORT CUresult cuStreamQuery_ptsz(CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuStreamQuery(hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuStreamQuery_ptsz", sl_cuStreamQuery(hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *param)
 {
 	SL_ENTER();
-	return sl_cuStreamSetAttribute(hStream, attr, param);
+	SL_LEAVE("cuStreamSetAttribute", sl_cuStreamSetAttribute(hStream, attr, param));
 }
 
 SL_EXPORT CUresult cuStreamSetAttribute_ptsz(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *param)
 {
 	SL_ENTER();
-	return sl_cuStreamSetAttribute(hStream ? hStream : CU_STREAM_PER_THREAD, attr, param);
+	SL_LEAVE("cuStreamSetAttribute_ptsz", sl_cuStreamSetAttribute(hStream ? hStream : CU_STREAM_PER_THREAD, attr, param));
 }
 
 SL_EXPORT CUresult cuStreamSynchronize(CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuStreamSynchronize(hStream);
+	SL_LEAVE("cuStreamSynchronize", sl_cuStreamSynchronize(hStream));
 }
 
 SL_EXPORT CUresult cuStreamSynchronize_ptsz(CUstream hStream)
 {
 	SL_ENTER();
-	return sl_cuStreamSynchronize(hStream ? hStream : CU_STREAM_PER_THREAD);
+	SL_LEAVE("cuStreamSynchronize_ptsz", sl_cuStreamSynchronize(hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamUpdateCaptureDependencies(hStream, dependencies, numDependencies, flags);
+	SL_LEAVE("cuStreamUpdateCaptureDependencies", sl_cuStreamUpdateCaptureDependencies(hStream, dependencies, numDependencies, flags));
 }
 
 SL_EXPORT CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamUpdateCaptureDependencies(hStream ? hStream : CU_STREAM_PER_THREAD, dependencies, numDependencies, flags);
+	SL_LEAVE("cuStreamUpdateCaptureDependencies_ptsz", sl_cuStreamUpdateCaptureDependencies(hStream ? hStream : CU_STREAM_PER_THREAD, dependencies, numDependencies, flags));
 }
 
 SL_EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags);
@@ -4769,121 +4769,121 @@ SL_EXPORT CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream hStream, C
 SL_EXPORT CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitEvent(hStream, hEvent, Flags);
+	SL_LEAVE("cuStreamWaitEvent", sl_cuStreamWaitEvent(hStream, hEvent, Flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream hStream, CUevent hEvent, unsigned int Flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitEvent(hStream ? hStream : CU_STREAM_PER_THREAD, hEvent, Flags);
+	SL_LEAVE("cuStreamWaitEvent_ptsz", sl_cuStreamWaitEvent(hStream ? hStream : CU_STREAM_PER_THREAD, hEvent, Flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitValue32(stream, addr, value, flags);
+	SL_LEAVE("cuStreamWaitValue32", sl_cuStreamWaitValue32(stream, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitValue32_ptsz(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitValue32(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags);
+	SL_LEAVE("cuStreamWaitValue32_ptsz", sl_cuStreamWaitValue32(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitValue32_v2(stream, addr, value, flags);
+	SL_LEAVE("cuStreamWaitValue32_v2", sl_cuStreamWaitValue32_v2(stream, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitValue32_v2_ptsz(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitValue32_v2(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags);
+	SL_LEAVE("cuStreamWaitValue32_v2_ptsz", sl_cuStreamWaitValue32_v2(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitValue64(stream, addr, value, flags);
+	SL_LEAVE("cuStreamWaitValue64", sl_cuStreamWaitValue64(stream, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitValue64_ptsz(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitValue64(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags);
+	SL_LEAVE("cuStreamWaitValue64_ptsz", sl_cuStreamWaitValue64(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitValue64_v2(stream, addr, value, flags);
+	SL_LEAVE("cuStreamWaitValue64_v2", sl_cuStreamWaitValue64_v2(stream, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitValue64_v2_ptsz(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWaitValue64_v2(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags);
+	SL_LEAVE("cuStreamWaitValue64_v2_ptsz", sl_cuStreamWaitValue64_v2(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWriteValue32(stream, addr, value, flags);
+	SL_LEAVE("cuStreamWriteValue32", sl_cuStreamWriteValue32(stream, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWriteValue32_ptsz(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWriteValue32(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags);
+	SL_LEAVE("cuStreamWriteValue32_ptsz", sl_cuStreamWriteValue32(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWriteValue32_v2(stream, addr, value, flags);
+	SL_LEAVE("cuStreamWriteValue32_v2", sl_cuStreamWriteValue32_v2(stream, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWriteValue32_v2_ptsz(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWriteValue32_v2(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags);
+	SL_LEAVE("cuStreamWriteValue32_v2_ptsz", sl_cuStreamWriteValue32_v2(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWriteValue64(stream, addr, value, flags);
+	SL_LEAVE("cuStreamWriteValue64", sl_cuStreamWriteValue64(stream, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWriteValue64_ptsz(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWriteValue64(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags);
+	SL_LEAVE("cuStreamWriteValue64_ptsz", sl_cuStreamWriteValue64(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWriteValue64_v2(stream, addr, value, flags);
+	SL_LEAVE("cuStreamWriteValue64_v2", sl_cuStreamWriteValue64_v2(stream, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuStreamWriteValue64_v2_ptsz(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
 	SL_ENTER();
-	return sl_cuStreamWriteValue64_v2(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags);
+	SL_LEAVE("cuStreamWriteValue64_v2_ptsz", sl_cuStreamWriteValue64_v2(stream ? stream : CU_STREAM_PER_THREAD, addr, value, flags));
 }
 
 SL_EXPORT CUresult cuSurfObjectCreate(CUsurfObject *pSurfObject, const CUDA_RESOURCE_DESC *pResDesc)
 {
 	SL_ENTER();
-	return sl_cuSurfObjectCreate(pSurfObject, pResDesc);
+	SL_LEAVE("cuSurfObjectCreate", sl_cuSurfObjectCreate(pSurfObject, pResDesc));
 }
 
 SL_EXPORT CUresult cuSurfObjectDestroy(CUsurfObject surfObject)
 {
 	SL_ENTER();
-	return sl_cuSurfObjectDestroy(surfObject);
+	SL_LEAVE("cuSurfObjectDestroy", sl_cuSurfObjectDestroy(surfObject));
 }
 
 SL_EXPORT CUresult cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUsurfObject surfObject);
@@ -4967,7 +4967,7 @@ SL_EXPORT CUresult cuTensorMapEncodeIm2colWide(CUtensorMap *tensorMap, CUtensorM
 SL_EXPORT CUresult cuTensorMapEncodeTiled(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, const cuuint32_t *boxDim, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill)
 {
 	SL_ENTER();
-	return sl_cuTensorMapEncodeTiled(tensorMap, tensorDataType, tensorRank, globalAddress, globalDim, globalStrides, boxDim, elementStrides, interleave, swizzle, l2Promotion, oobFill);
+	SL_LEAVE("cuTensorMapEncodeTiled", sl_cuTensorMapEncodeTiled(tensorMap, tensorDataType, tensorRank, globalAddress, globalDim, globalStrides, boxDim, elementStrides, interleave, swizzle, l2Promotion, oobFill));
 }
 
 SL_EXPORT CUresult cuTensorMapReplaceAddress(CUtensorMap *tensorMap, void *globalAddress);
@@ -4983,13 +4983,13 @@ SL_EXPORT CUresult cuTensorMapReplaceAddress(CUtensorMap *tensorMap, void *globa
 SL_EXPORT CUresult cuTexObjectCreate(CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pResDesc, const CUDA_TEXTURE_DESC *pTexDesc, const CUDA_RESOURCE_VIEW_DESC *pResViewDesc)
 {
 	SL_ENTER();
-	return sl_cuTexObjectCreate(pTexObject, pResDesc, pTexDesc, pResViewDesc);
+	SL_LEAVE("cuTexObjectCreate", sl_cuTexObjectCreate(pTexObject, pResDesc, pTexDesc, pResViewDesc));
 }
 
 SL_EXPORT CUresult cuTexObjectDestroy(CUtexObject texObject)
 {
 	SL_ENTER();
-	return sl_cuTexObjectDestroy(texObject);
+	SL_LEAVE("cuTexObjectDestroy", sl_cuTexObjectDestroy(texObject));
 }
 
 SL_EXPORT CUresult cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUtexObject texObject);
@@ -5005,13 +5005,13 @@ SL_EXPORT CUresult cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUte
 SL_EXPORT CUresult cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *pResViewDesc, CUtexObject texObject)
 {
 	SL_ENTER();
-	return sl_cuTexObjectGetResourceViewDesc(pResViewDesc, texObject);
+	SL_LEAVE("cuTexObjectGetResourceViewDesc", sl_cuTexObjectGetResourceViewDesc(pResViewDesc, texObject));
 }
 
 SL_EXPORT CUresult cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *pTexDesc, CUtexObject texObject)
 {
 	SL_ENTER();
-	return sl_cuTexObjectGetTextureDesc(pTexDesc, texObject);
+	SL_LEAVE("cuTexObjectGetTextureDesc", sl_cuTexObjectGetTextureDesc(pTexDesc, texObject));
 }
 
 SL_EXPORT CUresult cuTexRefCreate(CUtexref *pTexRef);
@@ -5342,7 +5342,7 @@ SL_EXPORT CUresult cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray 
 
 SL_EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
-	return sl_cuThreadExchangeStreamCaptureMode(mode);
+	SL_LEAVE("cuThreadExchangeStreamCaptureMode", sl_cuThreadExchangeStreamCaptureMode(mode));
 }
 
 SL_EXPORT CUresult cuUserObjectCreate(CUuserObject *object_out, void *ptr, CUhostFn destroy, unsigned int initialRefcount, unsigned int flags);

@@ -130,6 +130,8 @@ static void futex_wake(uint32_t *w)
 	syscall(SYS_futex, w, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+bool sl_tracing;
+
 static int log_level(void)
 {
 	static int level = -1;
@@ -137,7 +139,8 @@ static int log_level(void)
 	if (level < 0) {
 		const char *s = sl_config("SLUICE_LOG");
 
-		level = !s ? SL_ERROR : !strcmp(s, "warn") ? SL_WARN : !strcmp(s, "info") ? SL_INFO : !strcmp(s, "debug") ? SL_DEBUG : SL_ERROR;
+		level = !s ? SL_ERROR : !strcmp(s, "warn") ? SL_WARN : !strcmp(s, "info") ? SL_INFO : !strcmp(s, "debug") ? SL_DEBUG : !strcmp(s, "trace") ? SL_TRACE : SL_ERROR;
+		sl_tracing = level == SL_TRACE;
 	}
 	return level;
 }
@@ -158,6 +161,12 @@ void sl_log(int level, const char *fmt, ...)
 	line[n++] = '\n';
 	if (write(2, line, (size_t)n) < 0)
 		return;
+}
+
+CUresult sl_traced(const char *function, CUresult result)
+{
+	sl_log(SL_TRACE, "%s = %d", function, result);
+	return result;
 }
 
 CUresult sl_refuse(const char *function, uint8_t *once)
@@ -918,6 +927,7 @@ CUresult sl_session_start(void)
 
 	if (sl_forked())
 		return CUDA_ERROR_NOT_INITIALIZED;
+	log_level();
 	pthread_mutex_lock(&S.start_lock);
 	/* Only success is remembered: a job may wait for its worker and try again. */
 	if (!tried || (outcome && S.state == ST_NEW)) {

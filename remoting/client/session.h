@@ -199,7 +199,7 @@ void sl_on_error(uint16_t op, CUresult result);
 uint32_t sl_current_ctx_id(void);
 
 /* Logging to stderr by SLUICE_LOG. */
-enum { SL_ERROR, SL_WARN, SL_INFO, SL_DEBUG };
+enum { SL_ERROR, SL_WARN, SL_INFO, SL_DEBUG, SL_TRACE };
 void sl_log(int level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Logs once per function name that it is not supported; returns NOT_SUPPORTED. */
 CUresult sl_refuse(const char *function, uint8_t *once);

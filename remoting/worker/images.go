@@ -243,8 +243,6 @@ func (s *session) imageLoad(p []byte) int32 {
 	}
 	if rc != 0 {
 		s.bind(kind, id, 0, C.CUresult(rc))
-		s.enc.U32(0)
-		s.enc.U32(notListed)
 		j.appendLogs(&s.enc)
 		return rc
 	}

@@ -164,19 +164,21 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 		_ = w.cmd.Wait()
 		close(w.ended)
 	}()
-	waitFor(t, 10*time.Second, "the worker answers at "+w.addr, func() bool {
+	deadline := time.After(20 * time.Second)
+	for {
+		if c, err := w.dial(); err == nil {
+			_ = c.Close()
+			return w
+		}
 		select {
 		case <-w.ended:
 			t.Fatalf("the worker ended at once:\n%s", w.log)
-		default:
+		case <-deadline:
+			_ = w.cmd.Process.Kill()
+			t.Fatalf("the worker does not answer at %s:\n%s", w.addr, w.log)
+		case <-time.After(2 * time.Millisecond):
 		}
-		c, err := w.dial()
-		if err != nil {
-			return false
-		}
-		return c.Close() == nil
-	})
-	return w
+	}
 }
 
 // dial connects to the worker as a client would.
@@ -282,7 +284,8 @@ func readStat(pid int) (stat, bool) {
 	return stat{string(b[open+1 : closing]), f[0][0], ppid}, true
 }
 
-// sessions are the live children of the worker: one process for each session.
+// sessions are the processes of the worker's sessions. One more child is always started ahead; it
+// has no client's socket yet, only the one to its parent.
 func (w *worker) sessions() []int {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", w.cmd.Process.Pid, w.cmd.Process.Pid))
 	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", w.cmd.Process.Pid))
@@ -296,11 +299,29 @@ func (w *worker) sessions() []int {
 	var out []int
 	for _, f := range strings.Fields(string(b)) {
 		pid, _ := strconv.Atoi(f)
-		if s, ok := readStat(pid); ok && s.state != 'Z' {
+		if sockets(pid) >= 2 {
 			out = append(out, pid)
 		}
 	}
 	return out
+}
+
+// sockets is the number of sockets that a process holds.
+func sockets(pid int) int {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	d, err := os.Open(dir)
+	if err != nil {
+		return 0
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1)
+	n := 0
+	for _, name := range names {
+		if to, err := os.Readlink(filepath.Join(dir, name)); err == nil && strings.HasPrefix(to, "socket:") {
+			n++
+		}
+	}
+	return n
 }
 
 // used is the number of bytes in use on all simulated GPUs, as their NVML tells it.
