@@ -211,7 +211,7 @@ print(d["most"], d["seen"], d["unknown"])' "$LOGS/nvml_sample.out" 2>/dev/null)
 
 # children PID: how many processes it has.
 children() {
-	awk -v pid="$1" '{ sub(/^.*\) /, "") } $2 == pid { n++ } END { print n + 0 }' /proc/[0-9]*/stat 2>/dev/null
+	cat /proc/[0-9]*/stat 2>/dev/null | awk -v pid="$1" '{ sub(/^.*\) /, "") } $2 == pid { n++ } END { print n + 0 }'
 }
 
 # usage: session processes and MiB of device memory in use. The worker always

@@ -613,6 +613,10 @@ CUresult sl_cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
 	return err;
 }
 
+/*
+ * A limit that the snapshot does not tell is asked for once. cuBLAS reads whether
+ * the context shares with graphics and takes a refusal for a yes.
+ */
 CUresult sl_cuCtxGetLimit(size_t *pvalue, CUlimit limit)
 {
 	struct sl_ctx *c;
@@ -623,11 +627,21 @@ CUresult sl_cuCtxGetLimit(size_t *pvalue, CUlimit limit)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (err)
 		return err;
-	if (limit >= 8)
-		return CUDA_ERROR_UNSUPPORTED_LIMIT;
 	v = atomic_load(&c->limit[limit]);
-	*pvalue = v ? v - 1 : sl_dev(c->dev)->limits[limit];
-	return *pvalue == ~(size_t)0 ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_SUCCESS;
+	if (v) {
+		*pvalue = v - 1;
+		return CUDA_SUCCESS;
+	}
+	if (limit < 8 && sl_dev(c->dev)->limits[limit] != ~(uint64_t)0) {
+		*pvalue = sl_dev(c->dev)->limits[limit];
+		return CUDA_SUCCESS;
+	}
+	err = sl_ctx_use(&c);
+	if (!err)
+		err = fw_cuCtxGetLimit(pvalue, limit);
+	if (!err)
+		atomic_store(&c->limit[limit], *pvalue + 1);
+	return err;
 }
 
 CUresult sl_cuCtxSetLimit(CUlimit limit, size_t value)

@@ -151,6 +151,21 @@ API CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *d, CUarray h)
 	return sim_leave(CUDA_SUCCESS);
 }
 
+API CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *m, CUarray h, CUdevice dev)
+{
+	struct array *a;
+	CUresult r = enter(h, &a);
+
+	if (r)
+		return r;
+	r = dev_check(dev);
+	if (!r && !m)
+		r = CUDA_ERROR_INVALID_VALUE;
+	if (!r)
+		*m = (CUDA_ARRAY_MEMORY_REQUIREMENTS){ .size = ROUND_UP(a->mem->size, 65536), .alignment = 65536 };
+	return sim_leave(r);
+}
+
 API CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
 {
 	CUDA_ARRAY3D_DESCRIPTOR at;

@@ -18,9 +18,9 @@ SIM_SAN := $(if $(SIM_KIND),-fsanitize=$(SIM_KIND) -fno-omit-frame-pointer $(if 
 SIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread $(SIM_SAN)
 SIM_LDFLAGS := -pthread $(SIM_SAN) -Wl,-z,relro,-z,now $(if $(SIM_KIND),,-Wl$(SIM_COMMA)-z$(SIM_COMMA)defs)
 
-SIM_SRC := core context device memory pool vmm copy array stream event work module function launch capture graph exec names
+SIM_SRC := core context device memory pool vmm copy array stream streamops event work module function launch capture graph exec names
 SIM_OBJ := $(SIM_SRC:%=$(SIM_OUT)/o/%.o)
-SIM_HDR := $(SIM)/sim.h $(SIM)/state.h $(SIM)/simkernel.h remoting/api/cuabi.h
+SIM_HDR := $(SIM)/sim.h $(SIM)/state.h $(SIM)/simkernel.h remoting/api/cuabi.h remoting/api/cuprotos.h
 SIM_TESTS := $(patsubst $(SIM)/%.c,$(SIM_OUT)/%,$(wildcard $(SIM)/test_*.c))
 
 .PHONY: simgpu simgpu-check

@@ -195,9 +195,12 @@ static CUresult enter(CUstream h, CUstream dflt, struct stream **s)
 	return r ? sim_leave(r) : CUDA_SUCCESS;
 }
 
-static CUresult begin(CUstream h, CUstream dflt, unsigned int mode)
+/* into: a graph to add to, after deps; NULL for a new one. */
+static CUresult begin(CUstream h, CUstream dflt, unsigned int mode, CUgraph into, const CUgraphNode *deps, size_t ndeps)
 {
+	struct gnode **v = NULL;
 	struct capture *cap;
+	struct graph *g = NULL;
 	struct stream *s;
 	CUresult r = enter(h, dflt, &s);
 
@@ -209,13 +212,29 @@ static CUresult begin(CUstream h, CUstream dflt, unsigned int mode)
 		return sim_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	if (s->cap)
 		return sim_leave(CUDA_ERROR_ILLEGAL_STATE);
-	cap = xcalloc(1, sizeof(*cap));
-	cap->graph = graph_new();
-	if (!cap->graph) {
-		free(cap);
-		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	if (into) {
+		g = obj_get(into, K_GRAPH);
+		if (!g || g->capturing || ndeps > 1 << 20 || (ndeps && !deps))
+			return sim_leave(CUDA_ERROR_INVALID_VALUE);
+		v = xcalloc(ndeps, sizeof(*v));
+		for (size_t i = 0; i < ndeps && !r; i++) {
+			v[i] = obj_get(deps[i], K_NODE);
+			if (!v[i] || v[i]->graph != g)
+				r = CUDA_ERROR_INVALID_VALUE;
+		}
+	} else {
+		g = graph_new();
+		if (!g)
+			r = CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	cap->graph->capturing = true;
+	if (r) {
+		free(v);
+		return sim_leave(r);
+	}
+	cap = xcalloc(1, sizeof(*cap));
+	cap->graph = g;
+	cap->into = into != NULL;
+	g->capturing = true;
 	cap->origin = s;
 	cap->mode = mode;
 	cap->id = ++sim.serial;
@@ -224,16 +243,34 @@ static CUresult begin(CUstream h, CUstream dflt, unsigned int mode)
 	sim.captures = cap;
 	cap->refs = 1;		/* the list's */
 	join(s, cap);
+	s->cap_deps = v;
+	s->ncap = v ? ndeps : 0;
 	return sim_leave(CUDA_SUCCESS);
 }
 
-API CUresult cuStreamBeginCapture(CUstream h) { return begin(h, NULL, CU_STREAM_CAPTURE_MODE_GLOBAL); }
-API CUresult cuStreamBeginCapture_ptsz(CUstream h)
+#define PT CU_STREAM_PER_THREAD
+#define GLOBAL CU_STREAM_CAPTURE_MODE_GLOBAL
+
+API CUresult cuStreamBeginCapture(CUstream h) { return begin(h, NULL, GLOBAL, NULL, NULL, 0); }
+API CUresult cuStreamBeginCapture_ptsz(CUstream h) { return begin(h, PT, GLOBAL, NULL, NULL, 0); }
+API CUresult cuStreamBeginCapture_v2(CUstream h, CUstreamCaptureMode m) { return begin(h, NULL, m, NULL, NULL, 0); }
+API CUresult cuStreamBeginCapture_v2_ptsz(CUstream h, CUstreamCaptureMode m) { return begin(h, PT, m, NULL, NULL, 0); }
+
+API CUresult cuStreamBeginCaptureToGraph(CUstream h, CUgraph g, const CUgraphNode *deps, const CUgraphEdgeData *edges,
+					 size_t n, CUstreamCaptureMode m)
 {
-	return begin(h, CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	if (!g || edges)	/* edges with data are programmatic launches */
+		return g ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+	return begin(h, NULL, m, g, deps, n);
 }
-API CUresult cuStreamBeginCapture_v2(CUstream h, CUstreamCaptureMode m) { return begin(h, NULL, m); }
-API CUresult cuStreamBeginCapture_v2_ptsz(CUstream h, CUstreamCaptureMode m) { return begin(h, CU_STREAM_PER_THREAD, m); }
+
+API CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream h, CUgraph g, const CUgraphNode *deps,
+					      const CUgraphEdgeData *edges, size_t n, CUstreamCaptureMode m)
+{
+	if (!g || edges)
+		return g ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+	return begin(h, PT, m, g, deps, n);
+}
 
 static void mark_ancestors(struct gnode *n)
 {
@@ -281,6 +318,7 @@ static CUresult end(CUstream h, CUstream dflt, CUgraph *out)
 	struct capture *cap;
 	struct graph *g;
 	struct stream *s;
+	bool into;
 	CUresult r = enter(h, dflt, &s);
 
 	if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
@@ -304,9 +342,11 @@ static CUresult end(CUstream h, CUstream dflt, CUgraph *out)
 		r = CUDA_ERROR_INVALID_VALUE;
 	g = cap->graph;
 	g->capturing = false;
+	into = cap->into;
 	capture_close(cap, s->obj.ctx);
 	if (r) {
-		graph_destroy(g);
+		if (!into)
+			graph_destroy(g);
 		if (out)
 			*out = NULL;
 	} else {
@@ -357,7 +397,6 @@ static CUresult info(CUstream h, CUstream dflt, CUstreamCaptureStatus *st, cuuin
 	return sim_leave(CUDA_SUCCESS);
 }
 
-#define PT CU_STREAM_PER_THREAD
 #define ST CUstreamCaptureStatus *st
 
 API CUresult cuStreamIsCapturing(CUstream h, ST) { return info(h, NULL, st, NULL, NULL, NULL, NULL, NULL); }

@@ -268,6 +268,25 @@ API CUresult cuMemcpy3D_v2_ptds(const CUDA_MEMCPY3D *p) { return copy3d(p, NULL,
 API CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *p, CUstream h) { return copy3d(p, h, NULL, false); }
 API CUresult cuMemcpy3DAsync_v2_ptsz(const CUDA_MEMCPY3D *p, CUstream h) { return copy3d(p, h, PT, false); }
 
+static CUresult peer3d(const CUDA_MEMCPY3D_PEER *p, CUstream h, CUstream dflt, bool sync)
+{
+	CUDA_MEMCPY3D d = { 0 };
+
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	memcpy(&d, p, sizeof(d));	/* the same fields in the same places, contexts where it has reserved words */
+	d.reserved0 = d.reserved1 = NULL;
+	return copy3d(&d, h, dflt, sync);
+}
+
+_Static_assert(sizeof(CUDA_MEMCPY3D_PEER) == sizeof(CUDA_MEMCPY3D), "layouts agree");
+_Static_assert(offsetof(CUDA_MEMCPY3D_PEER, dstContext) == offsetof(CUDA_MEMCPY3D, reserved1), "layouts agree");
+
+API CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *p) { return peer3d(p, NULL, NULL, true); }
+API CUresult cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D_PEER *p) { return peer3d(p, NULL, PT, true); }
+API CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *p, CUstream h) { return peer3d(p, h, NULL, false); }
+API CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *p, CUstream h) { return peer3d(p, h, PT, false); }
+
 /* arrays as one end of a linear copy */
 
 static CUresult array_copy(CUarray da, size_t dx, CUarray sa, size_t sx, uint64_t dp, CUmemorytype dt, uint64_t sp,

@@ -15,6 +15,7 @@
 #include "sim.h"
 
 struct sim sim = { .lock = PTHREAD_MUTEX_INITIALIZER };
+__thread bool sim_in_host_fn;
 
 #define TAG 0x5aULL			/* bits 47..40 of every handle */
 #define INDEX_BITS 20
@@ -138,6 +139,8 @@ CUresult sim_enter(void)
 	pthread_mutex_lock(&sim.lock);
 	if (sim.exiting)
 		return sim_leave(CUDA_ERROR_DEINITIALIZED);
+	if (sim_in_host_fn)
+		return sim_leave(CUDA_ERROR_NOT_PERMITTED);
 	if (!sim.inited || sim.pid != getpid())
 		return sim_leave(sim.init_result ? sim.init_result : CUDA_ERROR_NOT_INITIALIZED);
 	return CUDA_SUCCESS;

@@ -347,6 +347,26 @@ API CUresult cuGraphExecHostNodeSetParams(CUgraphExec h, CUgraphNode n, const CU
 	return step_set(h, n, &w);
 }
 
+static CUresult set_event(CUgraphExec h, CUgraphNode n, CUevent e, enum wkind kind)
+{
+	struct work w = { .kind = kind, .event = { (uintptr_t)e } };
+	CUresult r = sim_enter();
+
+	if (r)
+		return r;
+	return obj_get(e, K_EVENT) ? step_set(h, n, &w) : sim_leave(CUDA_ERROR_INVALID_HANDLE);
+}
+
+API CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec h, CUgraphNode n, CUevent e)
+{
+	return set_event(h, n, e, W_RECORD);
+}
+
+API CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec h, CUgraphNode n, CUevent e)
+{
+	return set_event(h, n, e, W_WAITEV);
+}
+
 static CUresult enabled(CUgraphExec h, CUgraphNode n, const unsigned int *set, unsigned int *get)
 {
 	struct plan_step *s;

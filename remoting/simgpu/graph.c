@@ -511,6 +511,36 @@ API CUresult cuGraphHostNodeSetParams(CUgraphNode h, const CUDA_HOST_NODE_PARAMS
 	return sim_leave(CUDA_SUCCESS);
 }
 
+static CUresult node_event(CUgraphNode h, enum wkind kind, CUevent *get, CUevent set)
+{
+	struct gnode *n;
+	CUresult r = enter_node(h, kind, &n);
+
+	if (r)
+		return r;
+	if (get)
+		*get = (CUevent)(uintptr_t)n->work.event.handle;
+	else if (!obj_get(set, K_EVENT))
+		r = CUDA_ERROR_INVALID_HANDLE;
+	else
+		n->work.event.handle = (uintptr_t)set;
+	return sim_leave(r);
+}
+
+API CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode h, CUevent *e)
+{
+	return e ? node_event(h, W_RECORD, e, NULL) : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode h, CUevent e) { return node_event(h, W_RECORD, NULL, e); }
+
+API CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode h, CUevent *e)
+{
+	return e ? node_event(h, W_WAITEV, e, NULL) : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode h, CUevent e) { return node_event(h, W_WAITEV, NULL, e); }
+
 API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode h, CUgraph *out)
 {
 	struct gnode *n;

@@ -67,6 +67,30 @@ API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool h)
 	return sim_leave(r);
 }
 
+static CUresult location_pool(CUmemoryPool *out, const CUmemLocation *at, CUmemAllocationType type, bool dflt)
+{
+	if (!at || type != CU_MEM_ALLOCATION_TYPE_PINNED)
+		return CUDA_ERROR_INVALID_VALUE;
+	return at->type == CU_MEM_LOCATION_TYPE_DEVICE ? dev_pool(out, at->id, dflt) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+API CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *at, CUmemAllocationType type)
+{
+	return location_pool(out, at, type, true);
+}
+
+API CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *at, CUmemAllocationType type)
+{
+	return location_pool(out, at, type, false);
+}
+
+API CUresult cuMemSetMemPool(CUmemLocation *at, CUmemAllocationType type, CUmemoryPool h)
+{
+	if (!at || type != CU_MEM_ALLOCATION_TYPE_PINNED)
+		return CUDA_ERROR_INVALID_VALUE;
+	return at->type == CU_MEM_LOCATION_TYPE_DEVICE ? cuDeviceSetMemPool(at->id, h) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
 {
 	CUresult r = sim_enter();
@@ -279,3 +303,25 @@ static CUresult release(CUdeviceptr p, CUstream h, CUstream dflt)
 
 API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream h) { return release(p, h, NULL); }
 API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream h) { return release(p, h, CU_STREAM_PER_THREAD); }
+
+/* Graphs hold no memory here: nodes that allocate are not among those supported. */
+API CUresult cuDeviceGraphMemTrim(CUdevice dev)
+{
+	CUresult r = sim_enter();
+
+	return r ? r : sim_leave(dev_check(dev));
+}
+
+API CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute a, void *v)
+{
+	CUresult r = sim_enter();
+
+	if (r)
+		return r;
+	r = dev_check(dev);
+	if (!r && (!v || a > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH))
+		r = CUDA_ERROR_INVALID_VALUE;
+	if (!r)
+		*(cuuint64_t *)v = 0;
+	return sim_leave(r);
+}

@@ -7,22 +7,15 @@
 
 #include "sim.h"
 
-/* Only addresses are taken of these. */
-#define X(name, since, symbol) CUresult symbol(void);
-#define P(name, since, symbol, pt) CUresult symbol(void); CUresult pt(void);
-#include "exports.inc"
-#undef X
-#undef P
-
 struct proc {
 	const char *name;
 	int since;
-	CUresult (*fn)(void), (*pt)(void);	/* pt: where the default stream is the thread's */
+	void (*fn)(void), (*pt)(void);	/* pt: where the default stream is the thread's */
 };
 
 static const struct proc procs[] = {
-#define X(name, since, symbol) { name, since, symbol, symbol },
-#define P(name, since, symbol, pt) { name, since, symbol, pt },
+#define X(name, since, symbol) { name, since, (void (*)(void))symbol, (void (*)(void))symbol },
+#define P(name, since, symbol, pt) { name, since, (void (*)(void))symbol, (void (*)(void))pt },
 #include "exports.inc"
 };
 
@@ -58,10 +51,6 @@ static CUresult lookup(const char *name, void **pfn, int version, cuuint64_t fla
 	*pfn = (void *)(uintptr_t)(flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? best->pt : best->fn);
 	return CUDA_SUCCESS;
 }
-
-API CUresult cuGetProcAddress_v2(const char *name, void **pfn, int version, cuuint64_t flags,
-				 CUdriverProcAddressQueryResult *status);
-API CUresult cuGetProcAddress(const char *name, void **pfn, int version, cuuint64_t flags);
 
 static bool self(const char *name, void **pfn, int version)
 {

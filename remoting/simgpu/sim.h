@@ -21,7 +21,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../api/cuabi.h"
+/* The API table's prototypes: a definition here that differs does not compile. */
+#pragma GCC visibility push(default)
+#include "../api/cuprotos.h"
+#pragma GCC visibility pop
 #include "simkernel.h"
 #include "state.h"
 
@@ -156,6 +159,7 @@ struct stream {
 	struct capture *cap;
 	struct gnode **cap_deps;
 	size_t ncap;
+	CUlaunchAttributeValue *attrs;	/* made when asked for, by id */
 };
 
 struct event {
@@ -302,7 +306,7 @@ struct capture {
 	struct graph *graph;
 	struct stream *origin;
 	int refs;
-	bool invalid, ended;
+	bool invalid, ended, into;	/* into: a graph that was there before */
 	unsigned int mode;
 	uint64_t id;
 	pthread_t thread;
@@ -341,6 +345,7 @@ struct sim {
 };
 
 extern struct sim sim;
+extern __thread bool sim_in_host_fn;		/* where the driver refuses calls */
 
 /* core.c */
 CUresult sim_enter(void);			/* takes the lock; on error it is not held */

@@ -177,7 +177,7 @@ static int settle(struct sim_config *cfg, bool own)
 		if (fresh(cfg))
 			return -EINVAL;
 	lock();
-	if (!reclaim() && own) {
+	if (!reclaim()) {
 		sh->ndev = cfg->ndev;
 		sh->mem = cfg->mem;
 		sh->sm = cfg->sm;

@@ -44,6 +44,7 @@ static void stream_unref(struct stream *s)
 		return;
 	op_unref(s->last);
 	pthread_cond_destroy(&s->wake);
+	free(s->attrs);
 	free(s);
 }
 
@@ -604,38 +605,20 @@ STREAM_GET(Id, unsigned long long, s->id)
 STREAM_GET(Ctx, CUcontext, HANDLE(CUcontext, s->obj.ctx))
 STREAM_GET(Device, CUdevice, s->obj.ctx->dev)
 
-/* waiting for and writing values in memory */
-
-static CUresult value_op(CUstream h, CUstream dflt, enum wkind kind, bool wide, CUdeviceptr p, uint64_t v,
-			 unsigned int flags)
+API CUresult cuStreamGetCtx_v2(CUstream h, CUcontext *out, CUgreenCtx *green)
 {
-	struct work w = { .kind = kind, .val = { p, v, flags, wide } };
-	struct stream *s;
-	struct ctx *c;
-	CUresult r = enter_stream(h, dflt, &c, &s);
+	CUresult r = cuStreamGetCtx(h, out);
 
-	if (r)
-		return r;
-	if (!mem_ok(p, wide ? 8 : 4) || p & (wide ? 7 : 3))
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	if (s->cap) {
-		capture_break(s);
-		return sim_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-	}
-	return sim_leave(stream_put(s, &w));
+	if (!r && green)
+		*green = NULL;
+	return r;
 }
 
-#define VALUE_OPS(name, kind, wide, type) \
-	API CUresult name(CUstream h, CUdeviceptr p, type v, unsigned int flags) \
-	{ return value_op(h, NULL, kind, wide, p, v, flags); } \
-	API CUresult name##_ptsz(CUstream h, CUdeviceptr p, type v, unsigned int flags) \
-	{ return value_op(h, CU_STREAM_PER_THREAD, kind, wide, p, v, flags); }
+API CUresult cuStreamGetCtx_v2_ptsz(CUstream h, CUcontext *out, CUgreenCtx *green)
+{
+	CUresult r = cuStreamGetCtx_ptsz(h, out);
 
-VALUE_OPS(cuStreamWaitValue32, W_WAIT, false, cuuint32_t)
-VALUE_OPS(cuStreamWaitValue32_v2, W_WAIT, false, cuuint32_t)
-VALUE_OPS(cuStreamWaitValue64, W_WAIT, true, cuuint64_t)
-VALUE_OPS(cuStreamWaitValue64_v2, W_WAIT, true, cuuint64_t)
-VALUE_OPS(cuStreamWriteValue32, W_WRITE, false, cuuint32_t)
-VALUE_OPS(cuStreamWriteValue32_v2, W_WRITE, false, cuuint32_t)
-VALUE_OPS(cuStreamWriteValue64, W_WRITE, true, cuuint64_t)
-VALUE_OPS(cuStreamWriteValue64_v2, W_WRITE, true, cuuint64_t)
+	if (!r && green)
+		*green = NULL;
+	return r;
+}

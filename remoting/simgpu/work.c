@@ -106,10 +106,14 @@ CUresult work_run(struct work *w, struct ctx *c)
 		set_run(&w->set.p);
 		break;
 	case W_HOST:
+		sim_in_host_fn = true;
 		w->host.fn(w->host.arg);
+		sim_in_host_fn = false;
 		break;
 	case W_CALLBACK:
+		sim_in_host_fn = true;
 		w->callback.fn(w->callback.stream, w->callback.status, w->callback.arg);
+		sim_in_host_fn = false;
 		break;
 	case W_GRAPH:
 		return plan_run(w->graph.plan, c);

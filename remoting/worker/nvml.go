@@ -98,14 +98,10 @@ func (s *session) observe(p []byte) int32 {
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
-	if dev != 0xffffffff && int(dev) >= len(s.snap.Devices) {
+	if int(dev) >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
 	}
-	e := &s.enc
-	e.U32(uint32(len(s.snap.Devices)))
-	for i := range s.snap.Devices {
-		s.observeDevice(i)
-	}
+	s.observeDevice(int(dev))
 	return 0
 }
 

@@ -113,6 +113,9 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 // run executes the client's frames until the session ends; the error says why.
 func (s *session) run() error {
 	runtime.LockOSThread()
+	// All of the client's threads run on this one, so what CUDA forbids a
+	// thread while it captures would be forbidden to the others too.
+	relaxCapture()
 	for {
 		s.inOp.Store(false)
 		if err := s.rd.Next(&s.hdr); err != nil {

@@ -101,6 +101,9 @@ func TestMemoryModel(t *testing.T) {
 	for i := range all {
 		all[i] = startAgent(t, w)
 	}
+	for _, a := range all {
+		a.info() // from here on each has its context
+	}
 	r := rand.New(rand.NewPCG(7, 11))
 	free0, total := all[0].info()
 	if total != capMiB*mib || free0 >= total {
