@@ -652,8 +652,6 @@ CUresult sl_cuCtxSetLimit(CUlimit limit, size_t value)
 
 	if (limit >= CU_LIMIT_MAX)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (limit >= 8)
-		return CUDA_ERROR_UNSUPPORTED_LIMIT;
 	err = sl_ctx_use(&c);
 	if (!err)
 		err = fw_cuCtxSetLimit(limit, value);

@@ -135,11 +135,28 @@ CUresult sl_cuOccupancyAvailableDynamicSMemPerBlock(size_t *smem, CUfunction f, 
 	return err;
 }
 
+/* Bytes of an attribute's value that mean something; programs leave the rest as it was. */
+static size_t attr_size(CUlaunchAttributeID id)
+{
+	switch (id) {
+	case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+		return 3 * sizeof(unsigned int);
+	case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+	case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+	case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+	case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+		return sizeof(int);
+	default:
+		return sizeof(CUlaunchAttributeValue);
+	}
+}
+
 static CUresult cluster(int *out, CUfunction f, const CUlaunchConfig *c, enum what what)
 {
 	struct key k;
 	uint64_t v;
 	CUresult err;
+	CUlaunchConfig plain;
 
 	if (!out || !c || (c->numAttrs && !c->attrs) || c->numAttrs > 64)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -150,16 +167,20 @@ static CUresult cluster(int *out, CUfunction f, const CUlaunchConfig *c, enum wh
 	k.attrs_hash = mix(&c->gridDimZ, sizeof c->gridDimZ, 14695981039346656037u);
 	for (unsigned i = 0; i < c->numAttrs; i++) {
 		k.attrs_hash = mix(&c->attrs[i].id, sizeof c->attrs[i].id, k.attrs_hash);
-		k.attrs_hash = mix(&c->attrs[i].value, sizeof c->attrs[i].value, k.attrs_hash);
+		k.attrs_hash = mix(&c->attrs[i].value, attr_size(c->attrs[i].id), k.attrs_hash);
 	}
 	if (recall(&k, &v)) {
 		*out = (int)v;
 		return CUDA_SUCCESS;
 	}
+	/* The answer does not depend on the stream, and pointers mean nothing over there. */
+	plain = *c;
+	plain.hStream = NULL;
+	plain.attrs = NULL;
 	if (what == CLUSTER_SIZE)
-		err = fw_cuOccupancyMaxPotentialClusterSize(out, f, c, c->attrs, c->numAttrs);
+		err = fw_cuOccupancyMaxPotentialClusterSize(out, f, &plain, c->attrs, c->numAttrs);
 	else
-		err = fw_cuOccupancyMaxActiveClusters(out, f, c, c->attrs, c->numAttrs);
+		err = fw_cuOccupancyMaxActiveClusters(out, f, &plain, c->attrs, c->numAttrs);
 	if (!err)
 		remember(&k, (uint64_t)*out);
 	return err;

@@ -923,16 +923,24 @@ CUresult sl_session_start(void)
 {
 	static CUresult outcome;
 	static bool tried;
+	static time_t failed_at;
+	struct timespec now;
 	CUresult err;
 
 	if (sl_forked())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	log_level();
 	pthread_mutex_lock(&S.start_lock);
-	/* Only success is remembered: a job may wait for its worker and try again. */
-	if (!tried || (outcome && S.state == ST_NEW)) {
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	/*
+	 * Only success is remembered: a job may wait for its worker and try again. But the runtime
+	 * asks twice in a row as it starts, and shall not wait for a silent worker twice.
+	 */
+	if (!tried || (outcome && S.state == ST_NEW && now.tv_sec - failed_at > 1)) {
 		outcome = start();
 		tried = true;
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		failed_at = now.tv_sec;
 	}
 	err = S.state == ST_NEW || S.state == ST_LIVE ? outcome : sl_dead();
 	pthread_mutex_unlock(&S.start_lock);

@@ -201,36 +201,69 @@ static CUresult ptx_image(struct image *im, const char *p)
 	return CUDA_SUCCESS;
 }
 
+/* One file of a container. */
+struct entry {
+	int kind;
+	unsigned int sm;
+	bool compressed;
+	struct span s;
+};
+
+static bool entry_next(const char *files, uint64_t size, uint64_t *at, struct entry *e, CUresult *r)
+{
+	const char *p = files + *at;
+	uint64_t payload;
+	uint32_t head;
+
+	if (size - *at < 64)
+		return false;
+	head = get32(p + 4);
+	payload = get64(p + 8);
+	if (head < 64 || head > size - *at || payload > size - *at - head) {
+		*r = CUDA_ERROR_INVALID_IMAGE;
+		return false;
+	}
+	e->kind = get16(p);
+	e->sm = get32(p + 28);
+	e->compressed = (get64(p + 40) & FLAG_COMPRESSED) != 0;
+	e->s.p = p + head;
+	e->s.n = payload;
+	*at += head + payload;
+	return true;
+}
+
+/* As the driver chooses: the newest cubin that runs here, or else the newest PTX. */
 static CUresult container_image(struct image *im, const char *p)
 {
-	size_t head = get16(p + 6), at = 0;
-	uint64_t size = get64(p + 8);
-	bool usable = false;
+	size_t head = get16(p + 6);
+	uint64_t size = get64(p + 8), at;
+	CUresult r = CUDA_SUCCESS;
+	unsigned int best = 0;
+	struct entry e;
+	int kind = 0;
 
 	if (head < 16 || head > 4096 || size > IMAGE_MAX)
 		return CUDA_ERROR_INVALID_IMAGE;
-	while (size - at >= 64) {
-		const char *e = p + head + at;
-		uint32_t ehead = get32(e + 4);
-		uint64_t payload = get64(e + 8);
-		struct span s;
-		int kind = get16(e);
-
-		if (ehead < 64 || ehead > size - at || payload > size - at - ehead)
-			return CUDA_ERROR_INVALID_IMAGE;
-		s.p = e + ehead;
-		s.n = payload;
-		at += ehead + payload;
-		if ((kind != 1 && kind != 2) || !runs(kind, get32(e + 28)))
+	for (at = 0; entry_next(p + head, size, &at, &e, &r);) {
+		if ((e.kind != 1 && e.kind != 2) || !runs(e.kind, e.sm))
 			continue;
-		usable = true;
-		im->sm = kind == 2 ? (int)get32(e + 28) : sim.cfg.sm;
-		if (get64(e + 40) & FLAG_COMPRESSED)
+		if (e.kind > kind || (e.kind == kind && e.sm > best)) {
+			kind = e.kind;
+			best = e.sm;
+		}
+	}
+	if (r || !kind)
+		return r ? r : CUDA_ERROR_NO_BINARY_FOR_GPU;
+	im->sm = kind == 2 ? (int)best : sim.cfg.sm;
+	for (at = 0; entry_next(p + head, size, &at, &e, &r);) {
+		if (e.kind != kind || e.sm != best)
+			continue;
+		if (e.compressed)
 			im->all = true;
 		else
-			scan(im, &s);
+			scan(im, &e.s);
 	}
-	return usable ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
+	return r;
 }
 
 static void image_unref(struct image *im)

@@ -473,7 +473,7 @@ static void t_images(void)
 	CU(cuModuleLoadFatBinary(&m, &w));
 	CU(cuModuleGetFunction(&f, m, "_Z3sayi"));
 	IS(cuModuleGetFunction(&f, m, "_Z5sleepi"), CUDA_ERROR_NOT_FOUND);	/* only part of a name */
-	CU(cuModuleLoadData(&m, container(2, 90, 0x2000, "compressed")));
+	CU(cuModuleLoadData(&m, container(2, 90, 0x2000, "compressed")));	/* any twin may be in it */
 	CU(cuModuleGetFunction(&f, m, "_Z5sleepi"));
 }
 

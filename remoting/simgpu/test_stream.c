@@ -224,6 +224,53 @@ static void t_values(void)
 	CHECK(*v == 6);
 }
 
+static void t_stream_attributes(void)
+{
+	CUstreamBatchMemOpParams ops[3];
+	CUstreamAttrValue v;
+	CUdeviceptr p;
+	CUstream a, b;
+	CUcontext c, got;
+	int prio;
+
+	c = begin();
+	memset(&v, 0, sizeof(v));
+	CU(cuStreamCreateWithPriority(&a, CU_STREAM_NON_BLOCKING, -9));
+	CU(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING));
+	CU(cuStreamGetPriority(a, &prio));
+	CHECK(prio == -5);
+	CU(cuStreamGetAttribute(a, CU_LAUNCH_ATTRIBUTE_PRIORITY, &v));
+	CHECK(v.priority == -5);
+	v.priority = -2;
+	CU(cuStreamSetAttribute(a, CU_LAUNCH_ATTRIBUTE_PRIORITY, &v));
+	CU(cuStreamCopyAttributes(b, a));
+	CU(cuStreamGetPriority(b, &prio));
+	CHECK(prio == -2);
+	IS(cuStreamGetAttribute(a, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &v), CUDA_ERROR_INVALID_VALUE);
+	CU(cuStreamGetCtx(a, &got));
+	CHECK(got == c);
+	CU(cuMemAlloc_v2(&p, 16));
+	CU(cuMemsetD8_v2(p, 0, 16));
+	CU(cuCtxSynchronize());
+	memset(ops, 0, sizeof(ops));
+	ops[0].operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+	ops[0].writeValue.address = p;
+	ops[0].writeValue.value64 = 1ULL << 40;
+	ops[1].operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+	ops[1].waitValue.address = p;
+	ops[1].waitValue.value64 = 1ULL << 40;
+	ops[1].waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
+	ops[2].operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+	ops[2].writeValue.address = p + 8;
+	ops[2].writeValue.value = 3;
+	CU(cuStreamBatchMemOp_v2(a, 3, ops, 0));
+	CU(cuStreamSynchronize(a));
+	CU(cuMemcpyDtoH_v2(&prio, p + 8, 4));
+	CHECK(prio == 3);
+	ops[2].writeValue.address = 0x10;
+	IS(cuStreamBatchMemOp_v2(a, 3, ops, 0), CUDA_ERROR_INVALID_VALUE);
+}
+
 static void t_printf(void)
 {
 	char out[256] = "";
@@ -443,6 +490,43 @@ static void t_graph(void)
 	CU(cuGraphDestroy(clone));
 }
 
+/* Capture into a graph that is there, and events in graphs. */
+static void t_graph_more(void)
+{
+	CUDA_HOST_NODE_PARAMS hp = { 0 };
+	CUgraphNode host, rec;
+	CUgraph g, same;
+	CUgraphExec x;
+	CUstream s;
+	CUevent e, got;
+	size_t n = 0;
+	int one = 1, two = 2;
+
+	begin();
+	CU(cuStreamCreate(&s, 0));
+	CU(cuEventCreate(&e, 0));
+	CU(cuGraphCreate(&g, 0));
+	hp.fn = host_add;
+	hp.userData = &one;
+	CU(cuGraphAddHostNode(&host, g, NULL, 0, &hp));
+	CU(cuGraphAddEventRecordNode(&rec, g, &host, 1, e));
+	CU(cuGraphEventRecordNodeGetEvent(rec, &got));
+	CHECK(got == e);
+	CU(cuStreamBeginCaptureToGraph(s, g, &rec, NULL, 1, CU_STREAM_CAPTURE_MODE_RELAXED));
+	CU(cuLaunchHostFunc(s, host_add, &two));
+	CU(cuStreamEndCapture(s, &same));
+	CHECK(same == g);
+	CU(cuGraphGetEdges(g, NULL, NULL, &n));
+	CHECK(n == 2);
+	CU(cuGraphInstantiateWithFlags(&x, g, 0));
+	CU(cuGraphLaunch(x, s));
+	CU(cuStreamSynchronize(s));
+	CHECK(host_value == 12);
+	CU(cuEventSynchronize(e));
+	CU(cuGraphExecDestroy(x));
+	CU(cuGraphDestroy(g));
+}
+
 /* Many threads, many streams, contexts come and go: for the sanitizers. */
 static void *storm(void *arg)
 {
@@ -509,10 +593,12 @@ int main(int argc, char **argv)
 		{ "events", t_events, { NULL } },
 		{ "host functions", t_host_functions, { NULL } },
 		{ "values in memory", t_values, { NULL } },
+		{ "attributes and batches", t_stream_attributes, { NULL } },
 		{ "device printf", t_printf, { NULL } },
 		{ "capture and replay", t_capture, { NULL } },
 		{ "what capture forbids", t_capture_errors, { NULL } },
 		{ "graphs by hand", t_graph, { NULL } },
+		{ "graphs, further", t_graph_more, { NULL } },
 		{ "many threads", t_storm, { NULL } },
 		{ NULL, NULL, { NULL } },
 	};

@@ -173,13 +173,6 @@ func (s *session) clusters(n *C.int, h href, cfg *C.CUlaunchConfig, attrs []C.CU
 	c := *cfg
 	c.attrs = nil
 	c.hStream = nil
-	if id := uint32(uintptr(unsafe.Pointer(cfg.hStream))); id != 0 {
-		real, ok := s.handle(wire.KindStream, id)
-		if !ok {
-			return C.CUresult(s.badHandle(wire.KindStream, id))
-		}
-		*(*uint64)(unsafe.Pointer(&c.hStream)) = real
-	}
 	return C.sl_max_clusters(n, C.uint64_t(h.real), &c, first(attrs), C.uint32_t(len(attrs)), potential)
 }
 
