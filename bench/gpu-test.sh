@@ -6,7 +6,8 @@
 # Needs: build/bin, build/shim, a GPU with its driver, nvcc 13, python3 with torch
 # and torchvision; build/gpu from bench/prebuild.sh for the older compilers. No Go.
 # Prints one line per check; the raw output of every run is kept in $SLUICE_LOGS
-# (default build/gpu-logs). Exit status 0 when every check passed.
+# (default build/gpu-logs). Exit status 0 when every check passed. SLUICE_MEM is
+# what a lease asks for (20G), SLUICE_OVERHEAD_MIB what NVML may show beyond it.
 set -u
 # shellcheck source-path=SCRIPTDIR source=gpu-lib.sh
 . "$(dirname "$0")/gpu-lib.sh"

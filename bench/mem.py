@@ -49,7 +49,8 @@ def out_of_memory(size):
 def runtime():
     """The CUDA runtime that PyTorch has loaded, for cudaMalloc without its cache."""
     maps = open("/proc/self/maps", encoding="ascii", errors="replace").read()
-    return ctypes.CDLL(re.search(r"\S*/libcudart\S*\.so\S*", maps).group(0))
+    found = re.search(r"\S*/libcudart\S*\.so\S*", maps)
+    return ctypes.CDLL(found.group(0) if found else f"libcudart.so.{torch.version.cuda.split('.')[0]}")
 
 
 def fill(cudart):

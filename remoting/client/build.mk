@@ -21,7 +21,7 @@ SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthre
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
 SHIM_SRC := session connect codec shmring handles error device ctx ctxlocal stream event hostfn export_tables integrity procaddr \
-	module kernel fatbin sha256 launch ranges guard memory copy copy3d occupancy profiler graph pool tensormap \
+	module kernel fatbin sha256 launch ranges guard memory copy copy3d vmm occupancy profiler graph pool tensormap \
 	gen_stubs gen_exports gen_names gen_fingerprint
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)
 SHIM_HDR := $(wildcard $(SHIM)/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h

@@ -1829,11 +1829,6 @@ CUresult fw_cuMemAddressFree(CUdeviceptr ptr, size_t size)
 	return err;
 }
 
-CUresult sl_cuMemAddressFree(CUdeviceptr ptr, size_t size)
-{
-	return fw_cuMemAddressFree(ptr, size);
-}
-
 CUresult fw_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1858,11 +1853,6 @@ CUresult fw_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment,
 	}
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
-{
-	return fw_cuMemAddressReserve(ptr, size, alignment, addr, flags);
 }
 
 CUresult fw_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
@@ -2254,11 +2244,6 @@ CUresult fw_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 	return err;
 }
 
-CUresult sl_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
-{
-	return fw_cuMemMap(ptr, size, offset, handle, flags);
-}
-
 CUresult fw_cuMemPoolCreate(uint32_t pool, const CUmemPoolProps *poolProps)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -2510,11 +2495,6 @@ CUresult fw_cuMemUnmap(CUdeviceptr ptr, size_t size)
 		err = sl_oneway(SL_OP_cuMemUnmap, &b);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuMemUnmap(CUdeviceptr ptr, size_t size)
-{
-	return fw_cuMemUnmap(ptr, size);
 }
 
 CUresult fw_cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *pCopy, CUstream hStream)

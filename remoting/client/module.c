@@ -23,6 +23,7 @@
 #define RESULT_UPLOAD (-2)
 #define MAX_IMAGE ((uint64_t)8 << 30)
 #define NOT_LISTED 0xffffffffu
+#define BIND_MODULE 0x8000u
 
 static struct sl_pool modules = { .size = sizeof(struct sl_module) };
 
@@ -96,7 +97,7 @@ static CUresult bind_kernel(struct sl_module *m, struct sl_kernel *k)
 
 	if (atomic_load(&k->id))
 		return CUDA_SUCCESS;
-	if (n > 0xffff)
+	if (n > 0x7fff)
 		return CUDA_ERROR_NOT_FOUND;
 	id = sl_handle_new(SL_KERNEL, k, &h);
 	if (!id)
@@ -104,7 +105,8 @@ static CUresult bind_kernel(struct sl_module *m, struct sl_kernel *k)
 	sl_buf_init(&b);
 	sl_put_u32(&b, id);
 	sl_put_u32(&b, m->id);
-	sl_put_u16(&b, (uint16_t)n);
+	/* The ids of modules and libraries overlap: a bit tells which it is. */
+	sl_put_u16(&b, (uint16_t)(n | (m->library ? 0 : BIND_MODULE)));
 	sl_put_bytes(&b, k->name, n);
 	err = sl_oneway(CTL_KERNEL_BIND, &b);
 	sl_buf_free(&b);

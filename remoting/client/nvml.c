@@ -82,7 +82,9 @@ static nvmlReturn_t device_of(nvmlDevice_t h, unsigned int *index)
 	} while (0)
 
 /* The same for functions that answer from the worker's readings. */
-#define READINGS(r, h, out) \
+#define READINGS(r, h, out) READINGS_(r, h, out, false)
+#define READINGS_NOW(r, h, out) READINGS_(r, h, out, true)
+#define READINGS_(r, h, out, now) \
 	struct nv_readings r; \
 	do { \
 		unsigned int index_; \
@@ -90,7 +92,7 @@ static nvmlReturn_t device_of(nvmlDevice_t h, unsigned int *index)
 		if (rc_) \
 			return rc_; \
 		NEED_ARG(out); \
-		rc_ = nv_read(index_, &r); \
+		rc_ = nv_read(index_, now, &r); \
 		if (rc_) \
 			return rc_; \
 	} while (0)
@@ -745,7 +747,7 @@ NVML_API nvmlReturn_t nvmlEventSetWait(void *set, void *data, unsigned int timeo
  */
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-	READINGS(r, device, memory);
+	READINGS_NOW(r, device, memory);
 	memory->total = r.mem_total;
 	memory->free = r.mem_free;
 	memory->used = r.mem_total - r.mem_free;
@@ -754,7 +756,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t 
 
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-	READINGS(r, device, memory);
+	READINGS_NOW(r, device, memory);
 	if (memory->version != NVML_VERSION_OF(nvmlMemory_v2_t, 2))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	memory->total = r.mem_total;

@@ -229,9 +229,9 @@ nvmlReturn_t nv_open(void);
 nvmlReturn_t nv_close(void);
 bool nv_opened(void);
 const struct nv_snapshot *nv_facts(void);
-/* Readings not older than 200 ms. */
-nvmlReturn_t nv_read(unsigned int dev, struct nv_readings *r);
-/* The lease's sessions on a device; the caller frees the list, NULL when empty. */
+/* Readings not older than 200 ms, or with now as of this call: memory must tell CUDA's story. */
+nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r);
+/* The lease's sessions on a device as of this call; the caller frees the list, NULL when empty. */
 nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned int *n);
 
 /* To stderr, and only if SLUICE_LOG asks for it: NVML reports by its results. */

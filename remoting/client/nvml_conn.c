@@ -761,14 +761,14 @@ static bool observe(uint32_t dev, struct cached *c)
 	return ok;
 }
 
-/* Makes the device's readings fresh. Called with the lock held. */
-static nvmlReturn_t refresh(unsigned int dev)
+/* Makes the device's readings fresh; now: as of this call. Called with the lock held. */
+static nvmlReturn_t refresh(unsigned int dev, bool now)
 {
 	struct cached *c = &conn.dev[dev];
 	bool idle = conn.fd >= 0;
 	nvmlReturn_t rc = NVML_ERROR_GPU_IS_LOST;
 
-	if (c->valid && now_ms() - c->at < FRESH_MS)
+	if (c->valid && !now && now_ms() - c->at < FRESH_MS)
 		return NVML_SUCCESS;
 	if (now_ms() < conn.retry_at)
 		return NVML_ERROR_GPU_IS_LOST;
@@ -837,12 +837,12 @@ const struct nv_snapshot *nv_facts(void)
 	return &conn.snapshot;
 }
 
-nvmlReturn_t nv_read(unsigned int dev, struct nv_readings *r)
+nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r)
 {
 	nvmlReturn_t rc;
 
 	enter();
-	rc = refresh(dev);
+	rc = refresh(dev, now);
 	if (!rc)
 		*r = conn.dev[dev].r;
 	leave();
@@ -856,7 +856,7 @@ nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned i
 	*list = NULL;
 	*n = 0;
 	enter();
-	rc = refresh(dev);
+	rc = refresh(dev, true);
 	if (!rc && conn.dev[dev].nproc) {
 		size_t bytes = conn.dev[dev].nproc * sizeof **list;
 

@@ -37,8 +37,10 @@ static CUresult lookup(const char *symbol, void **pfn, int version, cuuint64_t f
 	if (!symbol || !pfn || flags > CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
 		return CUDA_ERROR_INVALID_VALUE;
 	i = first(symbol);
-	if (i == sl_nnames)
+	if (i == sl_nnames) {
+		sl_log(SL_DEBUG, "%s is asked for, which is not in the API table", symbol);
 		return CUDA_ERROR_NOT_FOUND;
+	}
 	for (; i < sl_nnames && !strcmp(sl_names[i].base, symbol); i++)
 		if (sl_names[i].version <= version)
 			best = &sl_names[i];

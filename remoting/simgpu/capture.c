@@ -166,8 +166,8 @@ CUresult capture_unsafe(void)
 	return r;
 }
 
-/* The default stream would synchronise with a blocking stream that captures. */
-CUresult capture_legacy(struct ctx *c)
+/* The default stream would synchronise with a blocking stream that captures; using it so ends the capture. */
+CUresult capture_legacy(struct ctx *c, bool uses)
 {
 	CUresult r = CUDA_SUCCESS;
 
@@ -175,7 +175,8 @@ CUresult capture_legacy(struct ctx *c)
 		return r;
 	for (struct stream *s = c->streams; s; s = s->next) {
 		if (s->cap && !(s->flags & CU_STREAM_NON_BLOCKING)) {
-			capture_break(s);
+			if (uses)
+				capture_break(s);
 			r = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 		}
 	}
@@ -371,12 +372,18 @@ static CUresult info(CUstream h, CUstream dflt, CUstreamCaptureStatus *st, cuuin
 	static __thread CUgraphNode *list;	/* what *deps points at until the thread's next call */
 	static __thread size_t cap;
 	struct stream *s;
-	CUresult r = enter(h, dflt, &s);
+	struct ctx *c;
+	CUresult r = sim_enter_ctx(&c);
 
 	if (r)
 		return r;
-	if (!st)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	r = stream_find(h, dflt, c, &s);
+	if (!r && s == c->legacy)
+		r = capture_legacy(c, false);
+	if (!r && !st)
+		r = CUDA_ERROR_INVALID_VALUE;
+	if (r)
+		return sim_leave(r);
 	*st = status(s);
 	if (*st != CU_STREAM_CAPTURE_STATUS_ACTIVE)
 		return sim_leave(CUDA_SUCCESS);

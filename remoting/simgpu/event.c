@@ -119,6 +119,9 @@ API CUresult cuEventQuery(CUevent h)
 
 	if (r)
 		return r;
+	r = capture_unsafe();
+	if (r)
+		return sim_leave(r);
 	return sim_leave(e->op && !e->op->done ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
 }
 
@@ -130,6 +133,9 @@ API CUresult cuEventSynchronize(CUevent h)
 
 	if (r)
 		return r;
+	r = capture_unsafe();
+	if (r)
+		return sim_leave(r);
 	c = e->obj.ctx;
 	op_wait(e->op);
 	ctx_print_flush(c);

@@ -513,6 +513,7 @@ API CUresult cuMemFree_v2(CUdeviceptr p)
 	struct alloc *a;
 	struct ctx *c;
 	CUresult r = sim_enter_ctx(&c);
+	uint64_t id;
 
 	if (r)
 		return r;
@@ -525,8 +526,10 @@ API CUresult cuMemFree_v2(CUdeviceptr p)
 	if (!a || a->base != p || a->freeing)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	a->freeing = true;
+	id = a->id;
 	ctx_wait(a->ctx ? a->ctx : c);
-	if (mem_find(p) == a)	/* not gone with its context meanwhile */
+	a = mem_find(p);
+	if (a && a->id == id)	/* not gone with its context meanwhile */
 		mem_free(a);
 	return sim_leave(c->sticky);
 }
@@ -605,6 +608,7 @@ API CUresult cuMemFreeHost(void *p)
 	struct alloc *a;
 	struct ctx *c;
 	CUresult r = sim_enter_ctx(&c);
+	uint64_t id;
 
 	if (r)
 		return r;
@@ -615,8 +619,10 @@ API CUresult cuMemFreeHost(void *p)
 	if (!a || a->base != (uintptr_t)p || a->freeing)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	a->freeing = true;
-	ctx_wait(a->ctx);
-	if (host_find(p, A_HOST) == a) {
+	id = a->id;
+	all_wait();
+	a = host_find(p, A_HOST);
+	if (a && a->id == id) {
 		munmap(p, ROUND_UP(a->size, 4096));
 		range_del(a);
 	}
@@ -648,14 +654,17 @@ API CUresult cuMemHostUnregister(void *p)
 	struct alloc *a;
 	struct ctx *c;
 	CUresult r = sim_enter_ctx(&c);
+	uint64_t id;
 
 	if (r)
 		return r;
 	a = host_find(p, A_REGISTERED);
 	if (!a || a->base != (uintptr_t)p)
 		return sim_leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-	ctx_wait(a->ctx);
-	if (host_find(p, A_REGISTERED) == a)
+	id = a->id;
+	all_wait();
+	a = host_find(p, A_REGISTERED);
+	if (a && a->id == id)
 		range_del(a);
 	return sim_leave(CUDA_SUCCESS);
 }

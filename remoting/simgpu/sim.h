@@ -388,6 +388,7 @@ bool alloc_must_fail(void);
 void pool_release(struct pool *p, uint64_t keep);
 
 /* stream.c */
+CUresult stream_find(CUstream h, CUstream dflt, struct ctx *c, struct stream **out);
 CUresult stream_get(CUstream h, CUstream dflt, struct ctx *c, struct stream **out);
 struct stream *stream_new(struct ctx *c, unsigned int flags, int priority);
 CUresult stream_put(struct stream *s, struct work *w);
@@ -396,6 +397,7 @@ CUresult stream_queue(struct stream *s, struct work *w, struct op *dep, struct o
 void stream_wait(struct stream *s);
 bool stream_busy(struct stream *s);
 void ctx_wait(struct ctx *c);
+void all_wait(void);
 void stream_ctx_destroy(struct ctx *c);
 void op_wait(struct op *op);
 void op_unref(struct op *op);
@@ -436,7 +438,7 @@ void capture_break(struct stream *s);
 void capture_drop(struct stream *s);
 void event_uncapture(struct event *e);
 CUresult capture_unsafe(void);
-CUresult capture_legacy(struct ctx *c);
+CUresult capture_legacy(struct ctx *c, bool uses);
 
 /* graph.c */
 struct graph *graph_new(void);

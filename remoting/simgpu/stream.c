@@ -290,44 +290,58 @@ bool stream_busy(struct stream *s)
 	return false;
 }
 
+/* Ops to wait for, each held by a reference. */
+struct oplist { struct op **v; size_t n, cap; };
+
+static void list_add(struct oplist *l, struct op *op)
+{
+	if (!op || op->done)
+		return;
+	l->v = xgrow(l->v, l->n + 1, &l->cap, sizeof(*l->v));
+	l->v[l->n++] = op_ref(op);
+}
+
+static void list_wait(struct oplist *l)
+{
+	for (size_t i = 0; i < l->n; i++) {
+		op_wait(l->v[i]);
+		op_unref(l->v[i]);
+	}
+	free(l->v);
+}
+
 /* Waits for the ops there are now; for the default stream also for those it would wait for. */
 void stream_wait(struct stream *s)
 {
 	struct ctx *c = s->obj.ctx;
-	struct op **last = NULL;
-	size_t n = 0, cap = 0;
+	struct oplist l = { 0 };
 
-	for (struct stream *o = c->streams; o; o = o->next) {
-		if (o != s && (s != c->legacy || o->flags & CU_STREAM_NON_BLOCKING))
-			continue;
-		if (!o->last || o->last->done)
-			continue;
-		last = xgrow(last, n + 1, &cap, sizeof(*last));
-		last[n++] = op_ref(o->last);
-	}
-	for (size_t i = 0; i < n; i++) {
-		op_wait(last[i]);
-		op_unref(last[i]);
-	}
-	free(last);
+	for (struct stream *o = c->streams; o; o = o->next)
+		if (o == s || (s == c->legacy && !(o->flags & CU_STREAM_NON_BLOCKING)))
+			list_add(&l, o->last);
+	list_wait(&l);
 }
 
 void ctx_wait(struct ctx *c)
 {
-	struct op **last = NULL;
-	size_t n = 0, cap = 0;
+	struct oplist l = { 0 };
 
-	for (struct stream *o = c->streams; o; o = o->next) {
-		if (!o->last || o->last->done)
-			continue;
-		last = xgrow(last, n + 1, &cap, sizeof(*last));
-		last[n++] = op_ref(o->last);
-	}
-	for (size_t i = 0; i < n; i++) {
-		op_wait(last[i]);
-		op_unref(last[i]);
-	}
-	free(last);
+	for (struct stream *o = c->streams; o; o = o->next)
+		list_add(&l, o->last);
+	list_wait(&l);
+}
+
+/* Everything that any context has queued. */
+void all_wait(void)
+{
+	struct oplist l = { 0 };
+	struct obj *o;
+
+	for (size_t it = 0; (o = obj_next(&it, NULL));)
+		if (o->kind == K_CTX)
+			for (struct stream *s = ((struct ctx *)o)->streams; s; s = s->next)
+				list_add(&l, s->last);
+	list_wait(&l);
 }
 
 static void stream_end(struct stream *s)
@@ -407,7 +421,7 @@ static struct stream *mine_get(struct ctx *c)
 }
 
 /* The stream a handle means in context c; dflt is what 0 means in this entry point. */
-CUresult stream_get(CUstream h, CUstream dflt, struct ctx *c, struct stream **out)
+CUresult stream_find(CUstream h, CUstream dflt, struct ctx *c, struct stream **out)
 {
 	struct stream *s;
 
@@ -426,7 +440,15 @@ CUresult stream_get(CUstream h, CUstream dflt, struct ctx *c, struct stream **ou
 	if (s->obj.ctx->sticky)
 		return s->obj.ctx->sticky;
 	*out = s;
-	return s == c->legacy ? capture_legacy(c) : CUDA_SUCCESS;
+	return CUDA_SUCCESS;
+}
+
+/* The same for calls that use the stream: the default one minds captures. */
+CUresult stream_get(CUstream h, CUstream dflt, struct ctx *c, struct stream **out)
+{
+	CUresult r = stream_find(h, dflt, c, out);
+
+	return !r && *out == c->legacy ? capture_legacy(c, true) : r;
 }
 
 /* the calls */
@@ -577,9 +599,7 @@ static CUresult peek(CUstream h, CUstream dflt, struct ctx **c, struct stream **
 
 	if (r)
 		return r;
-	r = stream_get(h, dflt, *c, s);
-	if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
-		r = CUDA_SUCCESS;
+	r = stream_find(h, dflt, *c, s);
 	return r ? sim_leave(r) : CUDA_SUCCESS;
 }
 

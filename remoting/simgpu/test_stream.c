@@ -392,6 +392,9 @@ static void t_capture_errors(void)
 	CU(cuMemsetD32_v2(q, 0, 1));		/* the default stream minds blocking ones only */
 	CU(cuStreamEndCapture(n, &g));
 	CU(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	IS(cuStreamIsCapturing(NULL, &st), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);	/* asking does no harm */
+	CU(cuStreamIsCapturing(s, &st));
+	CHECK(st == CU_STREAM_CAPTURE_STATUS_ACTIVE);
 	IS(cuMemsetD32_v2(q, 0, 1), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 	IS(cuStreamEndCapture(s, &g), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 	/* a stream that joined must come back */

@@ -255,11 +255,7 @@ API CUresult cuMemUnmap(CUdeviceptr p, size_t n)
 		return r;
 	if (!covered(p, n, &at, &count))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	for (int i = 0; i < sim.cfg.ndev; i++)		/* no queued work may lose it */
-		if (sim.dev[i].primary && sim.dev[i].primary->active)
-			ctx_wait(sim.dev[i].primary);
-	if (ctx_current())
-		ctx_wait(ctx_current());
+	all_wait();	/* no queued work may lose it */
 	if (!covered(p, n, &at, &count))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (mmap((void *)(uintptr_t)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==

@@ -226,9 +226,10 @@ func (s *session) cuStreamEndCapture(h href, id uint32, o *C.uint64_t) C.CUresul
 // handleIn replaces an id in a structure's handle field.
 func (s *session) handleIn(kind int, field unsafe.Pointer) int32 {
 	p := (*uint64)(field)
-	real, ok := s.handle(kind, uint32(*p))
+	id := uint32(*p >> 4) // as in the values that programs hold; see docs/protocol.md
+	real, ok := s.handle(kind, id)
 	if !ok {
-		return s.badHandle(kind, uint32(*p))
+		return s.badHandle(kind, id)
 	}
 	*p = real
 	return 0

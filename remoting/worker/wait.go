@@ -218,6 +218,9 @@ func (s *session) cuStreamSynchronize(h href) C.CUresult {
 	if rc != 0 {
 		return C.CUresult(rc)
 	}
+	if s.capturing(uint64(h.real)) {
+		return C.call_cuStreamSynchronize(C.uint64_t(h.real)) // fails, and spoils the capture
+	}
 	ev, rc := s.events.get(ctx)
 	if rc != 0 {
 		return C.CUresult(rc)

@@ -61,6 +61,15 @@ static void hold(int rc, enum kind kind, unsigned long long handle)
 	held[nheld++].handle = handle;
 }
 
+/* Gives back what the pool holds beyond its allocations. */
+static int trim(void)
+{
+	void *pool;
+	int rc = F(cuDeviceGetDefaultMemPool, (void **, int))(&pool, 0);
+
+	return rc ? rc : F(cuMemPoolTrimTo, (void *, size_t))(pool, 0);
+}
+
 static int release(unsigned int i)
 {
 	struct allocation a = held[i];
@@ -74,7 +83,9 @@ static int release(unsigned int i)
 	case POOL: {
 		int rc = F(cuMemFreeAsync, (unsigned long long, void *))(a.handle, NULL);
 
-		return rc ? rc : F(cuStreamSynchronize, (void *))(NULL);
+		if (!rc)
+			rc = F(cuStreamSynchronize, (void *))(NULL);
+		return rc ? rc : trim();
 	}
 	case VMM:
 		return F(cuMemRelease, (unsigned long long))(a.handle);
@@ -86,7 +97,7 @@ static int release(unsigned int i)
 int main(void)
 {
 	char line[256];
-	void *ctx, *arr, *pool;
+	void *ctx, *arr;
 	int rc;
 
 	cu = dlopen("libcuda.so.1", RTLD_NOW);
@@ -133,10 +144,11 @@ int main(void)
 			hold(rc, VMM, d);
 		} else if (!strcmp(what, "free")) {
 			rc = a < nheld ? release(a) : 1;
-		} else if (!strcmp(what, "trim")) {
-			rc = F(cuDeviceGetDefaultMemPool, (void **, int))(&pool, 0);
+			/* frees are not answered; this is, and comes after them */
 			if (!rc)
-				rc = F(cuMemPoolTrimTo, (void *, size_t))(pool, 0);
+				rc = F(cuMemGetInfo_v2, (size_t *, size_t *))(&x, &y);
+		} else if (!strcmp(what, "trim")) {
+			rc = trim();
 		} else if (!strcmp(what, "info")) {
 			rc = F(cuMemGetInfo_v2, (size_t *, size_t *))(&x, &y);
 		} else {

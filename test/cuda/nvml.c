@@ -111,8 +111,8 @@ int main(int argc, char **argv)
 	CALL(cu, cuDeviceTotalMem_v2, (size_t *, int), &total, 0);
 	CALL(cu, cuDevicePrimaryCtxRetain, (void **, int), &ctx, 0);
 	CALL(cu, cuCtxSetCurrent, (void *), ctx);
-	CALL(ml, nvmlDeviceGetMemoryInfo, (void *, struct memory *), dev, &before);
 	CALL(cu, cuMemGetInfo_v2, (size_t *, size_t *), &cudaFree, &cudaTotal);
+	CALL(ml, nvmlDeviceGetMemoryInfo, (void *, struct memory *), dev, &before);
 	REQUIRE(cudaTotal == total, "cuMemGetInfo's total is %zu, the device's %zu", cudaTotal, total);
 	CALL(cu, cuMemAlloc_v2, (unsigned long long *, size_t), &d, got);
 	CALL(ml, nvmlDeviceGetMemoryInfo, (void *, struct memory *), dev, &after);

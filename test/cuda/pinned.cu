@@ -99,7 +99,7 @@ int main()
 		img[i] = i * 7;
 	memset(img + rows * wide, 0, rows * wide);
 	CHECK(cudaMallocPitch(&dimg, &pitch, w, rows));
-	CHECK(cudaMemset2D(dimg, pitch, 0, w, rows));
+	CHECK(cudaMemset2DAsync(dimg, pitch, 0, w, rows, s));
 	CHECK(cudaMemcpy2DAsync(dimg, pitch, img + 16, wide, w, rows, cudaMemcpyHostToDevice, s));
 	CHECK(cudaMemcpy2DAsync(img + rows * wide + 16, wide, dimg, pitch, w, rows, cudaMemcpyDeviceToHost, s));
 	CHECK(cudaStreamSynchronize(s));

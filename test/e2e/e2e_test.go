@@ -216,18 +216,15 @@ func (w *worker) stop() {
 	deadline := time.Now().Add(2 * time.Second)
 	for left := marked(w.mark); len(left) > 0; left = marked(w.mark) {
 		if time.Now().After(deadline) {
-			t.Errorf("processes left behind: %s", strings.Join(left, ", "))
+			t.Errorf("processes left behind: %v", left)
 			for _, p := range left {
-				pid, _, _ := strings.Cut(p, " ")
-				if n, err := strconv.Atoi(pid); err == nil {
-					_ = syscall.Kill(n, syscall.SIGKILL)
-				}
+				_ = syscall.Kill(p.pid, syscall.SIGKILL)
 			}
 			break
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	if used := w.used(); used != 0 {
+	if used := w.settled(deadline); used != 0 {
 		t.Errorf("%d bytes of the simulated GPU are still in use", used)
 	}
 	if t.Failed() {
@@ -236,16 +233,24 @@ func (w *worker) stop() {
 	_ = os.RemoveAll(w.dir)
 }
 
-// marked lists the live processes that carry a mark, as "PID NAME".
-func marked(mark string) []string {
-	var out []string
+// proc is a live process.
+type proc struct {
+	pid, ppid int
+	name      string
+}
+
+func (p proc) String() string { return fmt.Sprintf("%d %s", p.pid, p.name) }
+
+// marked lists the live processes that carry a mark.
+func marked(mark string) []proc {
+	var out []proc
 	for _, pid := range processes() {
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 		if err != nil || !bytes.Contains(append([]byte{0}, env...), []byte("\x00"+marker+"="+mark+"\x00")) {
 			continue
 		}
 		if s, ok := readStat(pid); ok && s.state != 'Z' {
-			out = append(out, fmt.Sprintf("%d %s", pid, s.name))
+			out = append(out, proc{pid, s.ppid, s.name})
 		}
 	}
 	return out
@@ -344,6 +349,19 @@ func (w *worker) used() uint64 {
 		sum += used
 	}
 	return sum
+}
+
+// settled is used once it is 0, or what it is at the deadline: a process that dies gives its memory
+// back a moment after it can no longer be seen by its environment.
+func (w *worker) settled(deadline time.Time) uint64 {
+	w.t.Helper()
+	for {
+		used := w.used()
+		if used == 0 || time.Now().After(deadline) {
+			return used
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
 }
 
 // result is what became of a program.

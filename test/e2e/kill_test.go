@@ -25,6 +25,7 @@ func TestKillAnywhere(t *testing.T) {
 		mu    sync.Mutex
 		worst = map[string]time.Duration{}
 		count = map[string]int{}
+		work  int
 	)
 	t.Run("lanes", func(t *testing.T) {
 		for lane := range lanes {
@@ -33,8 +34,11 @@ func TestKillAnywhere(t *testing.T) {
 				l := &killLane{t: t, network: []string{"tcp", "unix"}[lane%2], rand: rand.New(rand.NewPCG(uint64(lane), 42))}
 				defer l.stop()
 				for i := 0; i < kills/lanes && !t.Failed(); i++ {
-					victim, took := l.kill()
+					victim, took, working := l.kill()
 					mu.Lock()
+					if working {
+						work++
+					}
 					count[victim]++
 					worst[victim] = max(worst[victim], took)
 					mu.Unlock()
@@ -44,6 +48,10 @@ func TestKillAnywhere(t *testing.T) {
 	})
 	for v, n := range count {
 		t.Logf("%4d kills of %-7s the other side ended after at most %s", n, v+":", worst[v].Round(time.Millisecond))
+	}
+	t.Logf("%d of %d were at work by then, the rest was starting", work, kills)
+	if work < kills/10 || work > kills*99/100 {
+		t.Errorf("%d of %d were at work when somebody was killed: the moments are not spread over a life", work, kills)
 	}
 	for name := range sharedMemory(t) {
 		if !before[name] {
@@ -72,8 +80,9 @@ type outcome struct {
 	status int
 }
 
-// kill starts a program, kills somebody, and returns whom and how long the other side lived on.
-func (l *killLane) kill() (victim string, took time.Duration) {
+// kill starts a program, kills somebody, and returns whom, how long the other side lived on, and
+// whether the program had got as far as computing.
+func (l *killLane) kill() (victim string, took time.Duration, working bool) {
 	t := l.t
 	if l.w == nil {
 		l.w = newWorker(t, workerOptions{network: l.network})
@@ -101,7 +110,7 @@ func (l *killLane) kill() (victim string, took time.Duration) {
 	cmd.WaitDelay = 5 * time.Second
 	if err := cmd.Start(); err != nil {
 		t.Error(err)
-		return victim, 0
+		return victim, 0, false
 	}
 	ended := make(chan outcome, 1)
 	go func() {
@@ -122,7 +131,7 @@ func (l *killLane) kill() (victim string, took time.Duration) {
 				t.Errorf("no session after 5 s: %s%s\n%s", out.String(), stderr.String(), tail(w.log.String(), 20))
 				_ = cmd.Process.Kill()
 				<-ended
-				return victim, 0
+				return victim, 0, false
 			}
 		}
 	case "worker":
@@ -151,9 +160,10 @@ func (l *killLane) kill() (victim string, took time.Duration) {
 	live := func() []string {
 		var left []string
 		for _, p := range marked(w.mark) {
-			if !strings.HasPrefix(p, fmt.Sprintf("%d ", w.cmd.Process.Pid)) {
-				left = append(left, p)
+			if p.pid == w.cmd.Process.Pid || victim != "worker" && p.ppid == w.cmd.Process.Pid && sockets(p.pid) < 2 {
+				continue // the worker itself, and the process that it starts ahead
 			}
+			left = append(left, p.String())
 		}
 		return left
 	}
@@ -172,7 +182,7 @@ func (l *killLane) kill() (victim string, took time.Duration) {
 	case took > time.Second:
 		t.Errorf("%s killed: the other side lived on for %s", victim, took)
 	}
-	if used := w.used(); used != 0 {
+	if used := w.settled(killed.Add(time.Second)); used != 0 {
 		t.Errorf("%s killed: %d bytes of the simulated GPU are in use", victim, used)
 	}
 	if left := w.sockets(); victim == "worker" && len(left) > 0 {
@@ -183,7 +193,7 @@ func (l *killLane) kill() (victim string, took time.Duration) {
 		_ = os.RemoveAll(w.dir)
 		l.w = nil
 	}
-	return victim, took
+	return victim, took, strings.Contains(out.String(), "running")
 }
 
 // sockets are the listening and connected sockets of the worker's address.

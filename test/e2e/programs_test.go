@@ -44,7 +44,7 @@ func TestPrograms(t *testing.T) {
 				})
 			}
 			waitFor(t, time.Second, "all sessions have ended", func() bool { return len(w.sessions()) == 0 })
-			if used := w.used(); used != 0 {
+			if used := w.settled(time.Now().Add(time.Second)); used != 0 {
 				t.Errorf("%d bytes are in use after all programs have ended", used)
 			}
 		})

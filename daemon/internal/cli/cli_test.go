@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
@@ -496,5 +498,63 @@ func TestAddress(t *testing.T) {
 		if got, err := parseAddress(s); err == nil {
 			t.Errorf("address %q was taken as %v", s, got)
 		}
+	}
+}
+
+// A terminal's ^C reaches sluice and its program both; the program must not get
+// it twice, since to many a second one means "leave at once".
+func TestKeyboard(t *testing.T) {
+	ptmx, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ptmx.Close()
+	fd := int(ptmx.Fd())
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+
+	w := startWorker(t, "tcp", "127.0.0.1:0", "")
+	go w.serve()
+	got := filepath.Join(t.TempDir(), "got")
+	// After the first, it waits for a second that must not come.
+	cmd := sluice("run", "--worker", w.addr, "--lib", shimLib(t), "--",
+		"sh", "-c", `trap 'echo INT >>"$0"' INT; trap 'exit 4' USR1; echo ready; while :; do sleep 0.05; done`, got)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	line, err := bufio.NewReader(ptmx).ReadString('\n')
+	if err != nil || strings.TrimSpace(line) != "ready" {
+		t.Fatalf("program said %q, %v", line, err)
+	}
+	if _, err := ptmx.Write([]byte{3}); err != nil {
+		t.Fatal(err)
+	}
+	read := func() string {
+		b, _ := os.ReadFile(got) // not there before the first
+		return string(b)
+	}
+	eventually(t, "the program has got ^C", func() bool { return read() != "" })
+	// USR1 goes the way a second INT would have gone, after it.
+	if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	if status := exitStatus(t, cmd.Wait()); status != 4 {
+		t.Fatalf("exit status %d, want 4", status)
+	}
+	if s := read(); s != "INT\n" {
+		t.Fatalf("program got %q, want one INT", s)
 	}
 }
