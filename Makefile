@@ -109,6 +109,7 @@ test-go: all cuda-programs
 	$(MAKE) test-e2e
 
 test-e2e: all cuda-programs
+	$(GO) build -race -o $(B)/test/race/ ./remoting/worker/cmd/sluice-worker
 	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -race -count=1 -parallel 4 -timeout 20m ./test/e2e
 
 fuzz:
@@ -126,11 +127,14 @@ demo: deps
 
 # --- on a machine with a GPU ---
 
+# A GPU's machine may have no Go: then build/ is brought along, see bench/prebuild.sh.
+HAVE_GO := $(shell command -v $(GO) 2>/dev/null)
+
 .PHONY: gpu-test gpu-bench
-gpu-test: all
+gpu-test: $(if $(HAVE_GO),all)
 	bench/gpu-test.sh
 
-gpu-bench: all
+gpu-bench: $(if $(HAVE_GO),all)
 	bench/gpu-bench.sh
 
 # --- the rest ---

@@ -15,7 +15,7 @@ finish() {
 trap finish EXIT
 
 show() {
-	printf '\n\033[1m$ %s\033[0m\n' "$*"
+	printf '\n\033[1m$ %s\033[0m\n' "${*//$PWD\//}"
 	"$@"
 }
 
@@ -46,6 +46,6 @@ show env NVML_TOTAL_MIB=2048 "${run[@]}" --mem 2G -- "$build/test/nvml"
 printf '\nFour processes of one job share one account:\n'
 show "${run[@]}" --mem 2G -- "$cuda/multi_process"
 printf '\nA lease that does not fit is refused, by name:\n'
-printf '\n\033[1m$ %s\033[0m\n' "${run[*]} --mem 7G -- $cuda/vecadd"
+printf '\n\033[1m$ %s\033[0m\n' "${run[*]} --mem 7G -- ${cuda#"$PWD"/}/vecadd"
 if "${run[@]}" --mem 7G -- "$cuda/vecadd"; then exit 1; fi
 printf '\ndemo: all of it ran\n'

@@ -21,7 +21,7 @@ SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthre
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
 SHIM_SRC := session connect codec shmring handles error device ctx ctxlocal stream event hostfn export_tables integrity procaddr \
-	module kernel fatbin sha256 launch ranges guard memory copy copy3d vmm occupancy profiler graph pool tensormap \
+	module kernel fatbin sha256 launch ranges guard memory copy copy3d vmm occupancy profiler graph pool tensormap mapped \
 	gen_stubs gen_exports gen_names gen_fingerprint
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)
 SHIM_HDR := $(wildcard $(SHIM)/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h
@@ -68,4 +68,38 @@ $(SHIM_LIB): $(SHIM_OBJ) $(SHIM_OUT)/o/stubs $(SHIM_OUT)/o/exports.map
 else
 $(SHIM_LIB): $(SHIM_OBJ) $(SHIM_OUT)/o/exports.map
 	$(CC) $(SHIM_LDFLAGS) $(SHIM_SAN) -Wl,--version-script=$(SHIM_OUT)/o/exports.map -o $@ $(SHIM_OBJ) -pthread -ldl -lrt
+endif
+
+# --- tests ---
+
+SHIM_T := build/test/shim$(if $(SAN),-$(subst $(SHIM_COMMA),-,$(SAN)))
+SHIM_TESTS := $(addprefix $(SHIM_T)/test_,entry fatbin handles integrity ranges sha256)
+# The programs nvcc built, where they are there: test_fatbin looks into them.
+SHIM_NVCC := $(wildcard build/test/cuda-11.8/vecadd build/test/cuda-11.8/reduce build/test/cuda-13.0/vecadd)
+
+$(SHIM_T)/test_fatbin: $(SHIM_OUT)/o/fatbin.o
+$(SHIM_T)/test_handles: $(SHIM_OUT)/o/handles.o
+$(SHIM_T)/test_integrity: $(SHIM_OUT)/o/integrity.o
+$(SHIM_T)/test_ranges: $(SHIM_OUT)/o/ranges.o
+$(SHIM_T)/test_sha256: $(SHIM_OUT)/o/sha256.o
+
+$(SHIM_T)/test_%: $(SHIM)/test_%.c $(SHIM_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $< $(filter %.o,$^) -pthread -ldl
+
+.PHONY: shim-test shim-elf
+shim-test: $(SHIM_TESTS) $(SHIM_LIB)
+	@set -e; for t in handles integrity ranges sha256; do $(SHIM_T)/test_$$t; done; \
+	$(SHIM_T)/test_fatbin $(SHIM_NVCC); ASAN_OPTIONS=detect_leaks=0 $(SHIM_T)/test_entry $(abspath $(SHIM_LIB))
+
+shim-elf: $(SHIM_LIB) build/shim/libnvidia-ml.so.1
+	$(SHIM)/check_elf.sh $(SHIM_LIB) libcuda.so.1 cu
+	$(SHIM)/check_elf.sh build/shim/libnvidia-ml.so.1 libnvidia-ml.so.1 nvml
+
+shim-check: shim-elf shim-test nvml-check
+	$(MAKE) -f $(firstword $(MAKEFILE_LIST)) SAN=address,undefined shim-test
+
+ifeq ($(firstword $(MAKEFILE_LIST)),remoting/client/build.mk)
+.PHONY: check
+check: shim-check
 endif

@@ -10,6 +10,7 @@
  * allocated through CUDA is the host's.
  */
 #include "copy.h"
+#include "mapped.h"
 
 #include <string.h>
 
@@ -103,7 +104,8 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, CUstream s)
 {
 	struct sl_copy_wait w = { 0 };
-	CUresult err;
+	struct sl_mapped_wait *mapped;
+	CUresult err = CUDA_SUCCESS;
 
 	if (!delivery)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -114,7 +116,9 @@ CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, C
 		return err;
 	}
 	sl_copy_note(&w, s);
+	mapped = sl_mapped_begin(sl_stream_id_only(s, &err));
 	err = sl_wait(op, b, NULL);
+	sl_mapped_end(mapped, !err);
 	if (err) {
 		sl_delivery_drop(delivery);
 		return err;

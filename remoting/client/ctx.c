@@ -7,6 +7,7 @@
  * the others wait.
  */
 #include "core.h"
+#include "mapped.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -773,6 +774,7 @@ CUresult sl_cuCtxSynchronize(void)
 	sl_handle_each(SL_STREAM, collect, &l);
 	err = fw_cuCtxSynchronize();
 	if (!err) {
+		sl_mapped_fetch();
 		if (track)
 			sl_mark_synced(&c->legacy, seq);
 		for (unsigned i = 0; i < l.n; i++)

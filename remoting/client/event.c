@@ -9,6 +9,7 @@
  * sl_on_event, which only ever raises it.
  */
 #include "core.h"
+#include "mapped.h"
 
 static struct sl_pool events = { .size = sizeof(struct sl_event) };
 static _Atomic CUresult sticky;
@@ -305,6 +306,8 @@ CUresult sl_cuEventSynchronize(CUevent hEvent)
 	if (known_complete(e, generation))
 		return sl_dead();
 	err = fw_cuEventSynchronize(hEvent);
+	if (!err)
+		sl_mapped_fetch();
 	if (!err && !atomic_load(&e->forward))
 		raise_completed(e, generation);
 	return err;

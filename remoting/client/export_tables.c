@@ -267,6 +267,17 @@ static void *const identity[93] = {
 	NS(identity, 91), NS(identity, 92),
 };
 
+/* --- 1734dc26: cuBLASLt asks slot 4 and goes another way when told no --- */
+
+SLOT(heuristic, 1) SLOT(heuristic, 2) SLOT(heuristic, 3) SLOT(heuristic, 4) SLOT(heuristic, 5) SLOT(heuristic, 6)
+SLOT(heuristic, 7) SLOT(heuristic, 8) SLOT(heuristic, 9) SLOT(heuristic, 10) SLOT(heuristic, 11) SLOT(heuristic, 12)
+SLOT(heuristic, 13) SLOT(heuristic, 14) SLOT(heuristic, 15) SLOT(heuristic, 16)
+static void *const heuristic[17] = {
+	SIZE(17), NS(heuristic, 1), NS(heuristic, 2), NS(heuristic, 3), NS(heuristic, 4), NS(heuristic, 5),
+	NS(heuristic, 6), NS(heuristic, 7), NS(heuristic, 8), NS(heuristic, 9), NS(heuristic, 10), NS(heuristic, 11),
+	NS(heuristic, 12), NS(heuristic, 13), NS(heuristic, 14), NS(heuristic, 15), NS(heuristic, 16),
+};
+
 /* --- which table is which --- */
 
 static const struct {
@@ -280,6 +291,7 @@ static const struct {
 	{ { 0x26, 0x3e, 0x88, 0x60, 0x7c, 0xd2, 0x61, 0x43, 0x92, 0xf6, 0xbb, 0xd5, 0x00, 0x6d, 0xfa, 0x7e }, checks },
 	{ { 0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2 }, integrity },
 	{ { 0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2 }, identity },
+	{ { 0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca }, heuristic },
 };
 
 CUresult sl_cuGetExportTable(const void **ppTable, const CUuuid *id)
@@ -297,6 +309,7 @@ CUresult sl_cuGetExportTable(const void **ppTable, const CUuuid *id)
 			return CUDA_SUCCESS;
 		}
 	}
-	sl_log(SL_DEBUG, "export table %02x%02x%02x%02x is not served", u[0], u[1], u[2], u[3]);
+	sl_log(SL_DEBUG, "export table %02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x is not served", u[0], u[1], u[2], u[3], u[4],
+	       u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
 	return CUDA_ERROR_INVALID_VALUE;
 }

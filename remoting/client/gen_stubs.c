@@ -1430,11 +1430,6 @@ CUresult fw_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream)
 	return err;
 }
 
-CUresult sl_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream)
-{
-	return fw_cuGraphLaunch(hGraph, hStream);
-}
-
 CUresult fw_cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams)
 {
 	CUresult err = CUDA_SUCCESS;

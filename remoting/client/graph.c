@@ -2,6 +2,7 @@
  * Graphs: what the table cannot say. Everything else about graphs is generated.
  */
 #include "core.h"
+#include "mapped.h"
 
 CUresult sl_cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)
 {
@@ -24,4 +25,12 @@ CUresult sl_cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGrap
 		err = sl_cuGraphUpload(*phGraphExec, p->hUploadStream);
 	p->result_out = err ? CUDA_GRAPH_INSTANTIATE_ERROR : CUDA_GRAPH_INSTANTIATE_SUCCESS;
 	return err;
+}
+
+CUresult sl_cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	sl_mapped_send(sl_stream_id_only(hStream, &err));
+	return err ? err : fw_cuGraphLaunch(hGraphExec, hStream);
 }

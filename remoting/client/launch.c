@@ -5,6 +5,7 @@
  * here, as far as the device's limits and the kernel's attributes say.
  */
 #include "core.h"
+#include "mapped.h"
 
 #include <string.h>
 
@@ -143,7 +144,7 @@ static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, 
 	struct sl_launch_info k;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
-	uint32_t sent = 0;
+	uint32_t sent = 0, id;
 	size_t attrs_at;
 	sl_buf b;
 
@@ -156,8 +157,10 @@ static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, 
 	if (__builtin_expect(err, 0))
 		return err;
 	sl_buf_init(&b);
+	id = sl_stream_id(stream, &err);
+	sl_mapped_send(id);
 	sl_put_u32(&b, k.id);
-	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_put_u32(&b, id);
 	sl_put_bytes(&b, g->grid, sizeof g->grid);
 	sl_put_bytes(&b, g->block, sizeof g->block);
 	sl_put_u32(&b, g->shared);

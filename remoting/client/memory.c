@@ -5,6 +5,7 @@
  * answered from the ranges (ranges.c).
  */
 #include "core.h"
+#include "mapped.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -205,6 +206,7 @@ CUresult sl_cuMemFreeHost(void *p)
 		return CUDA_SUCCESS;
 	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_HOST, &r))
 		return CUDA_ERROR_INVALID_VALUE;
+	sl_mapped_drop(r.base);
 	/* A copy may still be on its way into this memory. */
 	if (sl_deliveries_open() && !sl_dead() && !sl_ctx_use(&c))
 		fw_cuCtxSynchronize();
@@ -263,15 +265,15 @@ CUresult sl_cuMemHostGetFlags(unsigned int *pFlags, void *p)
 	return CUDA_SUCCESS;
 }
 
-/* The device is elsewhere: it has no address for this host's memory. */
+/* The device is elsewhere; small blocks have a twin there. */
 CUresult sl_cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
 {
-	static uint8_t once;
+	struct sl_range r;
 
-	(void)p;
-	if (!pdptr || Flags)
+	if (!pdptr || Flags || !sl_range_find((uint64_t)(uintptr_t)p, &r) ||
+	    (r.type != SL_RANGE_HOST && r.type != SL_RANGE_REGISTERED))
 		return CUDA_ERROR_INVALID_VALUE;
-	return sl_refuse("cuMemHostGetDevicePointer_v2", &once);
+	return sl_mapped_address(pdptr, (uint64_t)(uintptr_t)p, r.base, r.size);
 }
 
 /* --- questions about pointers --- */

@@ -9,6 +9,7 @@
  * stream is a stream like others, made on first use by its thread and gone with it.
  */
 #include "core.h"
+#include "mapped.h"
 
 #include <string.h>
 
@@ -426,6 +427,7 @@ static void note(struct wait_note *w, CUstream h)
 
 CUresult sl_cuStreamSynchronize(CUstream hStream)
 {
+	struct sl_mapped_wait *mapped;
 	struct wait_note w;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
@@ -435,7 +437,10 @@ CUresult sl_cuStreamSynchronize(CUstream hStream)
 	note(&w, hStream);
 	if (w.track && idle(w.m))
 		return sl_dead();
-	err = fw_cuStreamSynchronize(hStream);
+	mapped = sl_mapped_begin(sl_stream_id_only(hStream, &err));
+	if (!err)
+		err = fw_cuStreamSynchronize(hStream);
+	sl_mapped_end(mapped, !err);
 	if (!err && w.track && !sl_capturing_any())
 		sl_mark_synced(w.m, w.seq);
 	return err;
@@ -453,6 +458,8 @@ CUresult sl_cuStreamQuery(CUstream hStream)
 	if (w.track && idle(w.m))
 		return sl_dead();
 	err = fw_cuStreamQuery(hStream);
+	if (!err)
+		sl_mapped_fetch();
 	if (!err && w.track && !sl_capturing_any())
 		sl_mark_synced(w.m, w.seq);
 	return err;

@@ -234,7 +234,9 @@ func TestReadAhead(t *testing.T) {
 	p, _ := r.Payload()
 	r.Done()
 	for round := range 3 {
-		_, _ = f.Write(append(frame(3, bytes.Repeat([]byte{byte(round)}, readBuffer*2)), frame(4, []byte("now"))...))
+		go func() {
+			_, _ = f.Write(append(frame(3, bytes.Repeat([]byte{byte(round)}, readBuffer*2)), frame(4, []byte("now"))...))
+		}()
 		var now int
 		for now == 0 {
 			err := r.ReadAhead(10*time.Millisecond, func(h *Request, p []byte) bool {

@@ -137,11 +137,11 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if err := wire.Tune(fd, keepalive); err != nil {
 		log.Warn("socket options", "error", err)
 	}
-	stream, err := wire.NewSocketStream(fd, keepalive)
+	sock, err := wire.NewSocketStream(fd, keepalive)
 	if err != nil {
 		return err
 	}
-	w := wire.NewWriter(stream)
+	w := wire.NewWriter(sock)
 	if bad != nil {
 		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(bad.Error())))
 		return bad
@@ -150,6 +150,16 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if err != nil {
 		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(err.Error())))
 		return err
+	}
+	// A client on this machine gets its frames through shared memory.
+	stream, pass := sock, -1
+	if st.hello.Features&wire.FeatureShm != 0 && st.hello.Kind == wire.SessionCompute && isUnix(fd) {
+		if m, p, err := wire.NewShmStream(fd, keepalive); err != nil {
+			log.Warn("no shared memory: the socket serves instead", "error", err)
+		} else {
+			stream, pass = m, p
+			st.snap.Features |= wire.FeatureShm
+		}
 	}
 	var s *session
 	ledger := account.NewRemote(controlCall, func(err error) { s.leave("control socket", err) })
@@ -169,8 +179,14 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 
 	var e wire.Encoder
 	s.snap.Encode(&e)
-	if err := s.wr.Raw(wire.AppendWelcome(nil, wire.StatusOK, e.Buf())); err != nil {
+	if err := w.Raw(wire.AppendWelcome(nil, wire.StatusOK, e.Buf())); err != nil {
 		return nil
+	}
+	if pass >= 0 {
+		if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(pass), nil, unix.MSG_NOSIGNAL); err != nil {
+			return nil
+		}
+		unix.Close(pass)
 	}
 	log.Info("session started")
 	go s.watch(fd, controlFD)
@@ -182,6 +198,12 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	s.exit(0)
 	return nil
+}
+
+func isUnix(fd int) bool {
+	sa, err := unix.Getsockname(fd)
+	_, ok := sa.(*unix.SockaddrUnix)
+	return err == nil && ok
 }
 
 // configure takes over what the supervisor said.
@@ -200,7 +222,8 @@ func (s *session) linger(fd int) {
 	until := time.Now().Add(500 * time.Millisecond)
 	var b [64 << 10]byte
 	for time.Now().Before(until) {
-		if !s.stream.Readable(time.Until(until)) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(p, int(time.Until(until).Milliseconds())); n <= 0 || err != nil {
 			return
 		}
 		if n, err := unix.Read(fd, b[:]); n <= 0 || err != nil {

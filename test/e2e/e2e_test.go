@@ -67,6 +67,7 @@ type workerOptions struct {
 	devices   int           // simulated GPUs; all are offered
 	mem       string        // what the worker offers, and its default lease has
 	keepalive time.Duration // how long silence may last
+	race      bool          // the worker under the race detector
 	env       []string
 }
 
@@ -152,7 +153,11 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	for i := range devices {
 		devices[i] = strconv.Itoa(i)
 	}
-	w.cmd = exec.Command(built("bin/sluice-worker"),
+	exe := built("bin/sluice-worker")
+	if o.race {
+		exe = built("test/race/sluice-worker")
+	}
+	w.cmd = exec.Command(exe,
 		"--listen", w.addr, "--device", strings.Join(devices, ","), "--mem", o.mem, "--store", filepath.Join(dir, "store"),
 		"--libcuda", built("simgpu/libcuda.so.1"), "--libnvml", built("simgpu/libnvidia-ml.so.1"), "--keepalive", o.keepalive.String())
 	w.cmd.Env = append(os.Environ(), w.env...)
@@ -226,6 +231,9 @@ func (w *worker) stop() {
 	}
 	if used := w.settled(deadline); used != 0 {
 		t.Errorf("%d bytes of the simulated GPU are still in use", used)
+	}
+	if strings.Contains(w.log.String(), "DATA RACE") {
+		t.Errorf("the race detector found something:\n%s", w.log)
 	}
 	if t.Failed() {
 		t.Logf("the worker's log:\n%s", tail(w.log.String(), 60))

@@ -34,9 +34,13 @@ var programs = []struct {
 }
 
 func TestPrograms(t *testing.T) {
-	for _, network := range []string{"tcp", "unix"} {
-		t.Run(network, func(t *testing.T) {
-			w := startWorker(t, workerOptions{network: network})
+	for _, o := range []workerOptions{{network: "tcp"}, {network: "unix"}, {network: "tcp", race: true}, {network: "unix", race: true}} {
+		name := o.network
+		if o.race {
+			name += "-race"
+		}
+		t.Run(name, func(t *testing.T) {
+			w := startWorker(t, o)
 			for _, p := range programs {
 				t.Run(strings.Join(append([]string{p.name}, p.args...), "-"), func(t *testing.T) {
 					r := w.run(runOptions{mem: "512M"}, program(p.name), p.args...)
