@@ -3,6 +3,7 @@ module github.com/sluice-hpc/sluice
 go 1.26.0
 
 require (
+	github.com/klauspost/compress v1.20.3
 	github.com/spf13/cobra v1.10.2
 	golang.org/x/sys v0.49.0
 )

@@ -76,6 +76,7 @@ struct sl_event {
 struct sl_thread {
 	bool known;	 /* registered for clean-up at thread exit */
 	bool no_ctx;	 /* control calls that belong to no context */
+	bool no_mark;	 /* calls on a stream that put nothing into it */
 	uint64_t tid;	 /* never 0, never reused */
 	struct sl_ctx *cur;
 	uint32_t cur_id; /* id cur had when it became current */
@@ -95,7 +96,7 @@ struct sl_thread *sl_tls(void) __attribute__((noinline));
 
 /* ctx.c */
 extern struct sl_ctx *sl_primary[SL_MAX_DEVICES];
-void sl_ctx_setup(const struct sl_snapshot *s);
+void sl_ctx_setup(void);
 /* The current context, known to exist in the worker; else why not. */
 CUresult sl_ctx_use(struct sl_ctx **out);
 /* The current context, maybe not yet made; NULL with INVALID_CONTEXT. */

@@ -71,15 +71,11 @@ static void ctx_reset_fields(struct sl_ctx *c)
 	atomic_fetch_add(&c->epoch, 1);
 }
 
-void sl_ctx_setup(const struct sl_snapshot *s)
+void sl_ctx_setup(void)
 {
-	(void)s;
-	for (int d = 0; d < sl_dev_count() || d == 0; d++) {
-		struct sl_ctx *c;
+	for (int d = 0; d < sl_dev_count(); d++) {
+		struct sl_ctx *c = sl_pool_get(&ctxs);
 
-		if (d >= SL_MAX_DEVICES)
-			break;
-		c = sl_pool_get(&ctxs);
 		if (!c)
 			return;
 		c->dev = d;
@@ -89,8 +85,6 @@ void sl_ctx_setup(const struct sl_snapshot *s)
 		atomic_store(&c->id, 1u + (uint32_t)sl_dev_wire(d));
 		sl_handle_take(SL_CTX, atomic_load(&c->id), c);
 		sl_primary[d] = c;
-		if (d + 1 >= sl_dev_count())
-			break;
 	}
 }
 

@@ -101,7 +101,7 @@ void sl_dev_setup(void)
 	pthread_mutex_lock(&setup_lock);
 	if (!atomic_load(&initialized) && s) {
 		count = select_devices(s, getenv("CUDA_VISIBLE_DEVICES"), wire_of);
-		sl_ctx_setup(s);
+		sl_ctx_setup();
 		atomic_store(&initialized, true);
 	}
 	pthread_mutex_unlock(&setup_lock);

@@ -28,6 +28,8 @@ static struct table tables[SL_NKINDS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* Directories of all kinds: untouched pages of it cost nothing. */
 static _Atomic(struct slot *) directory[SL_NKINDS][NCHUNKS];
+/* One past the last chunk made, of the client's ids and of the worker's. */
+static _Atomic uint32_t chunks_end[SL_NKINDS][2];
 
 static struct slot *find(int kind, uint32_t id)
 {
@@ -105,12 +107,16 @@ bool sl_handle_set_state(int kind, const void *h, void *state)
 static struct slot *ensure(int kind, uint32_t index)
 {
 	struct slot *chunk = atomic_load_explicit(&directory[kind][index >> CHUNK_BITS], memory_order_relaxed);
+	_Atomic uint32_t *end;
 
 	if (!chunk) {
 		chunk = calloc(CHUNK_SLOTS, sizeof *chunk);
 		if (!chunk)
 			return NULL;
 		atomic_store_explicit(&directory[kind][index >> CHUNK_BITS], chunk, memory_order_release);
+		end = &chunks_end[kind][index >= SL_ID_WORKER];
+		if (atomic_load(end) <= index >> CHUNK_BITS)
+			atomic_store(end, (index >> CHUNK_BITS) + 1);
 	}
 	return &chunk[index & (CHUNK_SLOTS - 1)];
 }
@@ -215,9 +221,9 @@ void *sl_handle_from_id(int kind, uint32_t id)
 	return sl_handle_value(kind, id);
 }
 
-void sl_handle_each(int kind, void (*f)(uint32_t id, void *state, void *arg), void *arg)
+static void each(int kind, uint32_t from, uint32_t to, void (*f)(uint32_t id, void *state, void *arg), void *arg)
 {
-	for (uint32_t c = 0; c < NCHUNKS; c++) {
+	for (uint32_t c = from; c < to; c++) {
 		struct slot *chunk = atomic_load_explicit(&directory[kind][c], memory_order_acquire);
 
 		for (uint32_t i = 0; chunk && i < CHUNK_SLOTS; i++) {
@@ -227,6 +233,12 @@ void sl_handle_each(int kind, void (*f)(uint32_t id, void *state, void *arg), vo
 				f(id, atomic_load_explicit(&chunk[i].state, memory_order_acquire), arg);
 		}
 	}
+}
+
+void sl_handle_each(int kind, void (*f)(uint32_t id, void *state, void *arg), void *arg)
+{
+	each(kind, 0, atomic_load(&chunks_end[kind][0]), f, arg);
+	each(kind, SL_ID_WORKER >> CHUNK_BITS, atomic_load(&chunks_end[kind][1]), f, arg);
 }
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -182,15 +182,18 @@ uint32_t sl_stream_id(CUstream h, CUresult *err)
 			*err = CUDA_ERROR_INVALID_CONTEXT;
 			return 0;
 		}
-		mark(&t->cur->legacy, t->tid);
+		if (!t->no_mark)
+			mark(&t->cur->legacy, t->tid);
 		return 0;
 	}
 	s = stream_of(h, err);
 	if (!s)
 		return 0;
-	mark(&s->mark, t->tid);
-	if (!(s->flags & CU_STREAM_NON_BLOCKING))
-		mark(&s->ctx->legacy, t->tid);
+	if (!t->no_mark) {
+		mark(&s->mark, t->tid);
+		if (!(s->flags & CU_STREAM_NON_BLOCKING))
+			mark(&s->ctx->legacy, t->tid);
+	}
 	return s->id;
 }
 
@@ -412,6 +415,16 @@ CUresult sl_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
 
 /* --- waiting --- */
 
+/* The forwarded form of a call that puts nothing into the stream. */
+#define UNMARKED(call) ({ \
+	struct sl_thread *t_ = sl_tls(); \
+	CUresult r_; \
+	t_->no_mark = true; \
+	r_ = (call); \
+	t_->no_mark = false; \
+	r_; \
+})
+
 /* What is known complete once a wait for h succeeds. */
 struct wait_note {
 	struct sl_mark *m;
@@ -439,7 +452,7 @@ CUresult sl_cuStreamSynchronize(CUstream hStream)
 		return sl_dead();
 	mapped = sl_mapped_begin(sl_stream_id_only(hStream, &err));
 	if (!err)
-		err = fw_cuStreamSynchronize(hStream);
+		err = UNMARKED(fw_cuStreamSynchronize(hStream));
 	sl_mapped_end(mapped, !err);
 	if (!err && w.track && !sl_capturing_any())
 		sl_mark_synced(w.m, w.seq);
@@ -457,7 +470,7 @@ CUresult sl_cuStreamQuery(CUstream hStream)
 	note(&w, hStream);
 	if (w.track && idle(w.m))
 		return sl_dead();
-	err = fw_cuStreamQuery(hStream);
+	err = UNMARKED(fw_cuStreamQuery(hStream));
 	if (!err)
 		sl_mapped_fetch();
 	if (!err && w.track && !sl_capturing_any())
@@ -474,7 +487,7 @@ CUresult sl_cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
 	if (mode > CU_STREAM_CAPTURE_MODE_RELAXED)
 		return CUDA_ERROR_INVALID_VALUE;
 	sl_capturing_add(1);
-	err = fw_cuStreamBeginCapture_v2(hStream, mode);
+	err = UNMARKED(fw_cuStreamBeginCapture_v2(hStream, mode));
 	if (err)
 		sl_capturing_add(-1);
 	return err;
@@ -512,7 +525,7 @@ CUresult sl_cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 	id = sl_handle_new(SL_GRAPH, NULL, &h);
 	if (!id)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = fw_cuStreamEndCapture(hStream, id);
+	err = UNMARKED(fw_cuStreamEndCapture(hStream, id));
 	/* These leave the capture open; any other failure has ended it. */
 	if (err != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && err != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD &&
 	    err != CUDA_ERROR_ILLEGAL_STATE && err != CUDA_ERROR_INVALID_HANDLE)
@@ -533,7 +546,7 @@ CUresult sl_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *status)
 	if (!status)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (sl_capturing_any())
-		return fw_cuStreamIsCapturing(hStream, status);
+		return UNMARKED(fw_cuStreamIsCapturing(hStream, status));
 	sl_stream_id_only(hStream, &err);
 	if (!err)
 		*status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -558,7 +571,7 @@ static CUresult capture_info(CUstream hStream, CUstreamCaptureStatus *status, cu
 			*status = CU_STREAM_CAPTURE_STATUS_NONE;
 		return err;
 	}
-	err = fw_cuStreamGetCaptureInfo_v2(hStream, status, id, graph, NULL, &count);
+	err = UNMARKED(fw_cuStreamGetCaptureInfo_v2(hStream, status, id, graph, NULL, &count));
 	if (!err && deps && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE && count)
 		return sl_refuse("cuStreamGetCaptureInfo with dependencies", &once);
 	if (!err && n)

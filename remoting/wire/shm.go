@@ -24,7 +24,7 @@ import (
 const (
 	shmRing = 4 << 20
 	shmSize = 4096 + 2*shmRing
-	shmSpin = 400
+	shmSpin = 20 * time.Microsecond // how long a side looks before it sleeps
 
 	futexWait = 0
 	futexWake = 1
@@ -123,9 +123,11 @@ func wake(w *atomic.Uint32) {
 // changed waits until count differs from seen. It returns false when wait has
 // passed (0: never) or the stream was closed.
 func (s *shmStream) changed(count *atomic.Uint64, seen uint64, sleeps *atomic.Uint32, wait time.Duration) bool {
-	for range shmSpin {
-		if count.Load() != seen {
-			return true
+	for start := time.Now(); time.Since(start) < shmSpin; {
+		for range 32 {
+			if count.Load() != seen {
+				return true
+			}
 		}
 	}
 	var end time.Time
@@ -154,7 +156,10 @@ func (s *shmStream) changed(count *atomic.Uint64, seen uint64, sleeps *atomic.Ui
 }
 
 func (s *shmStream) Readable(wait time.Duration) bool {
-	return s.in.head.Load() != s.inTail || s.changed(s.in.head, s.inTail, s.in.readerSleeps, max(wait, time.Nanosecond))
+	if s.in.head.Load() != s.inTail {
+		return true
+	}
+	return wait > 0 && s.changed(s.in.head, s.inTail, s.in.readerSleeps, wait)
 }
 
 func (s *shmStream) Read2(a, b []byte) (int, error) {

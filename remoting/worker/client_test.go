@@ -425,7 +425,12 @@ func loadRequest(img []byte, id uint32, library bool) []byte {
 // load loads an image as a library under id, uploading it if asked to.
 func (k *conn) load(img []byte, id uint32) (names []string, result int32) {
 	k.t.Helper()
-	r := k.wait(wire.OpImageLoad, 1, loadRequest(img, id, true))
+	return k.loadAs(img, id, true)
+}
+
+func (k *conn) loadAs(img []byte, id uint32, library bool) (names []string, result int32) {
+	k.t.Helper()
+	r := k.wait(wire.OpImageLoad, 1, loadRequest(img, id, library))
 	if r.result == wire.ResultNotInStore {
 		sum := sha256.Sum256(img)
 		for off := 0; off < len(img); {
@@ -433,7 +438,7 @@ func (k *conn) load(img []byte, id uint32) (names []string, result int32) {
 			k.oneway(wire.OpImageChunk, sum[:], u64(uint64(off)), u64(uint64(len(img))), img[off:off+n])
 			off += n
 		}
-		r = k.wait(wire.OpImageLoad, 1, loadRequest(img, id, true))
+		r = k.wait(wire.OpImageLoad, 1, loadRequest(img, id, library))
 	}
 	if r.result != 0 {
 		return nil, r.result

@@ -384,12 +384,13 @@ type outStaging struct {
 
 	sendMu sync.Mutex // held while sending, taken before mu
 
-	mu    sync.Mutex
-	cond  *sync.Cond // something was added to list, or slots were freed
-	list  []chunk
-	mem   []byte
-	free  []int
-	async bool // the deliverer runs
+	mu     sync.Mutex
+	cond   *sync.Cond // something was added to list, or slots were freed
+	list   []chunk
+	mem    []byte
+	free   []int
+	async  bool // the deliverer runs
+	closed bool
 }
 
 func (o *outStaging) init(s *session) {
@@ -521,6 +522,14 @@ func (o *outStaging) send(c *chunk, failed bool) {
 	}
 }
 
+// stop lets the deliverer end; see waiters.stop.
+func (o *outStaging) stop() {
+	o.mu.Lock()
+	o.closed = true
+	o.cond.Broadcast()
+	o.mu.Unlock()
+}
+
 // deliver sends the bytes of copies that nobody waits for.
 func (o *outStaging) deliver() {
 	runtime.LockOSThread()
@@ -528,6 +537,10 @@ func (o *outStaging) deliver() {
 	for {
 		o.mu.Lock()
 		for len(o.list) == 0 {
+			if o.closed {
+				o.mu.Unlock()
+				return
+			}
 			o.cond.Wait()
 		}
 		c := o.list[0]

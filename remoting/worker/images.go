@@ -20,6 +20,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/cubin"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
@@ -32,6 +33,9 @@ type image struct {
 	size    uint64
 	kernels []*kernel
 	dead    bool
+	used    bool   // a kernel of it has run
+	vars    uint64 // bytes reserved for its variables
+	dev     int
 }
 
 // kernel is a kernel that the client gave an id.
@@ -222,6 +226,22 @@ func (s *session) imageLoad(p []byte) int32 {
 	if library {
 		kind = wire.KindLibrary
 	}
+	// A library's variables come with the first use of one of its kernels,
+	// when nothing can be refused any more: large ones are reserved here.
+	var vars uint64
+	dev := 0
+	if c := s.context(); c != nil {
+		dev = c.dev
+	}
+	if library && rc == 0 {
+		v := &s.snap.Devices[dev]
+		if n := cubin.Variables(mem.Bytes(), int(v.CCMajor)*10+int(v.CCMinor)); n >= account.Granule {
+			vars = account.RoundUp(n)
+			if !s.mem.reserve(dev, vars) {
+				vars, rc = 0, C.CUDA_ERROR_OUT_OF_MEMORY
+			}
+		}
+	}
 	var real C.uint64_t
 	if rc == 0 {
 		img := at(mem.Bytes())
@@ -242,11 +262,12 @@ func (s *session) imageLoad(p []byte) int32 {
 		rc = C.CUDA_ERROR_OUT_OF_MEMORY
 	}
 	if rc != 0 {
+		s.mem.release(dev, vars)
 		s.bind(kind, id, 0, C.CUresult(rc))
 		j.appendLogs(&s.enc)
 		return rc
 	}
-	s.bindObj(kind, id, uint64(real), &image{real: uint64(real), library: library, sum: sum, size: size})
+	s.bindObj(kind, id, uint64(real), &image{real: uint64(real), library: library, sum: sum, size: size, vars: vars, dev: dev})
 	s.enc.U32(0)
 	s.listKernels(uint64(real), library)
 	j.appendLogs(&s.enc)
@@ -495,6 +516,8 @@ func (s *session) unload(kind int, h href) {
 			k.real, k.fn = 0, 0
 		}
 		img.kernels = nil
+		s.mem.release(img.dev, img.vars)
+		img.vars = 0
 	}
 	s.unbind(kind, h.id)
 	s.mem.measureSoon()
@@ -545,7 +568,14 @@ func (s *session) launch(p []byte) int32 {
 			return rc
 		}
 		fn = k.real
-		defer s.mem.measureSoon() // a first launch makes the driver load the kernel
+		// A first launch makes the driver load the kernel, and the first of an
+		// image all that the image needs.
+		if k.img.used {
+			defer s.mem.measureSoon()
+		} else {
+			k.img.used = true
+			defer s.mem.measureAll()
+		}
 	}
 	var stream uint64
 	if id := le(4); id != 0 {

@@ -874,6 +874,15 @@ func (m *memory) settleOverhead() bool {
 	return ok
 }
 
+// measureAll measures now, after the fact.
+func (m *memory) measureAll() {
+	for dev := range m.ctxs {
+		if m.ctxs[dev] > 0 {
+			m.measure(dev, true)
+		}
+	}
+}
+
 // measureSoon has the overhead measured within a short while.
 func (m *memory) measureSoon() {
 	select {
@@ -932,6 +941,9 @@ func (m *memory) measure(dev int, force bool) bool {
 	if used > m.held[dev] {
 		over = used - m.held[dev]
 	}
+	// What the probe saw a context take is there from its beginning; sizes
+	// rounded up in held and not by the driver must not hide it.
+	over = max(over, m.s.overhead[dev]*uint64(m.ctxs[dev]))
 	if over == m.over[dev] {
 		return true
 	}

@@ -89,7 +89,8 @@ type session struct {
 	prints   prints
 	hostfns  hostfns
 
-	exit func(code int)
+	leaving sync.Once
+	exit    func(code int)
 }
 
 func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store) (*session, error) {
@@ -306,11 +307,9 @@ func (s *session) watch(fds ...int) {
 	}
 }
 
-var leaving sync.Once
-
 // leave ends the process at once, from any goroutine.
 func (s *session) leave(why string, err error) {
-	leaving.Do(func() {
+	s.leaving.Do(func() {
 		s.log.Debug("session leaves", "why", why, "error", err)
 		s.exit(0)
 	})

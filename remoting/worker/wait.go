@@ -44,6 +44,7 @@ type waiters struct {
 	queue   []job
 	idle    int
 	threads int
+	closed  bool
 }
 
 func (w *waiters) init(s *session) {
@@ -68,6 +69,15 @@ func (w *waiters) do(j job) {
 	}
 }
 
+// stop lets the threads end once nothing waits. A session process just exits;
+// this is for those who run several sessions in one process.
+func (w *waiters) stop() {
+	w.mu.Lock()
+	w.closed = true
+	w.cond.Broadcast()
+	w.mu.Unlock()
+}
+
 func (w *waiters) thread() {
 	runtime.LockOSThread()
 	relaxCapture()
@@ -75,6 +85,11 @@ func (w *waiters) thread() {
 	w.mu.Lock()
 	for {
 		for len(w.queue) == 0 {
+			if w.closed {
+				w.threads--
+				w.mu.Unlock()
+				return
+			}
 			w.idle++
 			w.cond.Wait()
 			w.idle--
