@@ -137,9 +137,11 @@ void sl_capturing_add(int n);
 void sl_events_drop(uint32_t ctx_id);
 /* An event will be recorded by something other than cuEventRecord. */
 void sl_event_external(CUevent e);
-/* The first sticky error of the process (0 none), and whether any one-way call ever failed. */
+/* The first sticky error of the process, 0 if none. */
 CUresult sl_sticky(void);
-bool sl_any_error(void);
+/* Whether a one-way call failed and no reply has told the program; a wait that goes to the worker will. */
+bool sl_error_untold(void);
+void sl_error_telling(void);
 void sl_sticky_clear(void);
 
 /* ctxlocal.c */

@@ -321,19 +321,44 @@ int sl_dev_attr(CUdevice dev, unsigned attr)
 	return sl_cuDeviceGetAttribute(&v, attr, dev) ? 0 : v;
 }
 
+static unsigned element_bytes(CUarray_format format)
+{
+	switch (format) {
+	case CU_AD_FORMAT_UNSIGNED_INT8:
+	case CU_AD_FORMAT_SIGNED_INT8:
+		return 1;
+	case CU_AD_FORMAT_UNSIGNED_INT16:
+	case CU_AD_FORMAT_SIGNED_INT16:
+	case CU_AD_FORMAT_HALF:
+		return 2;
+	case CU_AD_FORMAT_UNSIGNED_INT32:
+	case CU_AD_FORMAT_SIGNED_INT32:
+	case CU_AD_FORMAT_FLOAT:
+		return 4;
+	default:
+		return 0;
+	}
+}
+
+/*
+ * The snapshot has the width in elements of one byte. Wider elements have the
+ * same up to four bytes, from there on the bytes are what is limited (measured).
+ */
 CUresult sl_cuDeviceGetTexture1DLinearMaxWidth(size_t *width, CUarray_format format, unsigned channels, CUdevice dev)
 {
 	const struct sl_device *d;
 	CUresult err = device_or_error(dev, &d);
+	unsigned bytes = element_bytes(format) * channels;
 
 	if (err)
 		return err;
-	if (!width || (channels != 1 && channels != 2 && channels != 4))
+	if (!width || !bytes || (channels != 1 && channels != 2 && channels != 4))
 		return CUDA_ERROR_INVALID_VALUE;
-	(void)format;
 	*width = d->tex1d_max_width;
 	if (!*width)
 		*width = (size_t)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH);
+	if (bytes > 4)
+		*width = *width * 4 / bytes;
 	return CUDA_SUCCESS;
 }
 

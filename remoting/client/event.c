@@ -13,16 +13,21 @@
 
 static struct sl_pool events = { .size = sizeof(struct sl_event) };
 static _Atomic CUresult sticky;
-static _Atomic bool any_error;
+static _Atomic bool untold;
 
 CUresult sl_sticky(void)
 {
 	return atomic_load_explicit(&sticky, memory_order_relaxed);
 }
 
-bool sl_any_error(void)
+bool sl_error_untold(void)
 {
-	return atomic_load_explicit(&any_error, memory_order_relaxed);
+	return atomic_load_explicit(&untold, memory_order_relaxed);
+}
+
+void sl_error_telling(void)
+{
+	atomic_store_explicit(&untold, false, memory_order_relaxed);
 }
 
 void sl_sticky_clear(void)
@@ -54,15 +59,15 @@ static bool is_sticky(CUresult r)
 
 /*
  * Receiver thread. The error itself reaches the program with its next reply;
- * what is kept here is that nothing may be presumed complete any more, and, if
- * CUDA makes it stick, that calls answered here must tell it too.
+ * what is kept here is that a wait must not be answered here before it did, and,
+ * if CUDA makes it stick, that calls answered here must tell it too.
  */
 void sl_on_error(uint16_t op, CUresult result)
 {
 	CUresult none = CUDA_SUCCESS;
 
 	sl_log(SL_WARN, "%s failed in the worker with error %d", sl_op_name(op), result);
-	atomic_store(&any_error, true);
+	atomic_store(&untold, true);
 	if (is_sticky(result))
 		atomic_compare_exchange_strong(&sticky, &none, result);
 }
@@ -229,7 +234,7 @@ static bool known_complete(struct sl_event *e, uint32_t generation)
 	uint64_t seq;
 	struct sl_mark *m;
 
-	if (atomic_load(&e->forward) || sl_any_error())
+	if (atomic_load(&e->forward))
 		return false;
 	if ((int32_t)(atomic_load_explicit(&e->completed, memory_order_acquire) - generation) >= 0)
 		return true;

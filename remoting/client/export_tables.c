@@ -278,6 +278,48 @@ static void *const heuristic[17] = {
 	NS(heuristic, 12), NS(heuristic, 13), NS(heuristic, 14), NS(heuristic, 15), NS(heuristic, 16),
 };
 
+/* --- 6e163fbe: functions of modules, asked for by cuFFT --- */
+
+SLOT(functions, 1) SLOT(functions, 2) SLOT(functions, 3) SLOT(functions, 4) SLOT(functions, 5)
+SLOT(functions, 6) SLOT(functions, 7) SLOT(functions, 8) SLOT(functions, 9) SLOT(functions, 10)
+SLOT(functions, 11) SLOT(functions, 12) SLOT(functions, 13) SLOT(functions, 14) SLOT(functions, 15)
+SLOT(functions, 16) SLOT(functions, 17) SLOT(functions, 18) SLOT(functions, 19) SLOT(functions, 20)
+SLOT(functions, 21) SLOT(functions, 22) SLOT(functions, 23) SLOT(functions, 24) SLOT(functions, 25)
+SLOT(functions, 26) SLOT(functions, 27) SLOT(functions, 28) SLOT(functions, 29) SLOT(functions, 30)
+SLOT(functions, 31) SLOT(functions, 32) SLOT(functions, 33) SLOT(functions, 34) SLOT(functions, 35)
+SLOT(functions, 36) SLOT(functions, 37) SLOT(functions, 38) SLOT(functions, 39) SLOT(functions, 40)
+SLOT(functions, 41) SLOT(functions, 42) SLOT(functions, 43) SLOT(functions, 44) SLOT(functions, 45)
+SLOT(functions, 46) SLOT(functions, 47) SLOT(functions, 48) SLOT(functions, 49) SLOT(functions, 50)
+SLOT(functions, 51) SLOT(functions, 52) SLOT(functions, 53) SLOT(functions, 54) SLOT(functions, 55)
+SLOT(functions, 56) SLOT(functions, 57) SLOT(functions, 58) SLOT(functions, 59) SLOT(functions, 60)
+SLOT(functions, 61) SLOT(functions, 62) SLOT(functions, 63) SLOT(functions, 64) SLOT(functions, 65)
+SLOT(functions, 66) SLOT(functions, 67) SLOT(functions, 68) SLOT(functions, 69) SLOT(functions, 70)
+SLOT(functions, 71) SLOT(functions, 72) SLOT(functions, 73) SLOT(functions, 74) SLOT(functions, 75)
+SLOT(functions, 76) SLOT(functions, 77) SLOT(functions, 78) SLOT(functions, 79) SLOT(functions, 80)
+SLOT(functions, 81) SLOT(functions, 82) SLOT(functions, 83) SLOT(functions, 84) SLOT(functions, 85)
+SLOT(functions, 86) SLOT(functions, 87) SLOT(functions, 88) SLOT(functions, 89) SLOT(functions, 90)
+SLOT(functions, 91) SLOT(functions, 92) SLOT(functions, 93) SLOT(functions, 94) SLOT(functions, 95)
+SLOT(functions, 96) SLOT(functions, 97) SLOT(functions, 98)
+static void *const functions[99] = {
+	SIZE(99), NS(functions, 1), NS(functions, 2), NS(functions, 3), NS(functions, 4), NS(functions, 5),
+	NS(functions, 6), NS(functions, 7), NS(functions, 8), NS(functions, 9), NS(functions, 10), NS(functions, 11),
+	NS(functions, 12), NS(functions, 13), NS(functions, 14), NS(functions, 15), NS(functions, 16), NS(functions, 17),
+	NS(functions, 18), NS(functions, 19), NS(functions, 20), NS(functions, 21), NS(functions, 22), NS(functions, 23),
+	NS(functions, 24), NS(functions, 25), NS(functions, 26), NS(functions, 27), NS(functions, 28), NS(functions, 29),
+	NS(functions, 30), NS(functions, 31), NS(functions, 32), NS(functions, 33), NS(functions, 34), NS(functions, 35),
+	NS(functions, 36), NS(functions, 37), NS(functions, 38), NS(functions, 39), NS(functions, 40), NS(functions, 41),
+	NS(functions, 42), NS(functions, 43), NS(functions, 44), NS(functions, 45), NS(functions, 46), NS(functions, 47),
+	NS(functions, 48), NS(functions, 49), NS(functions, 50), NS(functions, 51), NS(functions, 52), NS(functions, 53),
+	NS(functions, 54), NS(functions, 55), NS(functions, 56), NS(functions, 57), NS(functions, 58), NS(functions, 59),
+	NS(functions, 60), NS(functions, 61), NS(functions, 62), NS(functions, 63), NS(functions, 64), NS(functions, 65),
+	NS(functions, 66), NS(functions, 67), NS(functions, 68), NS(functions, 69), NS(functions, 70), NS(functions, 71),
+	NS(functions, 72), NS(functions, 73), NS(functions, 74), NS(functions, 75), NS(functions, 76), NS(functions, 77),
+	NS(functions, 78), NS(functions, 79), NS(functions, 80), NS(functions, 81), NS(functions, 82), NS(functions, 83),
+	NS(functions, 84), NS(functions, 85), NS(functions, 86), NS(functions, 87), NS(functions, 88), NS(functions, 89),
+	NS(functions, 90), NS(functions, 91), NS(functions, 92), NS(functions, 93), NS(functions, 94), NS(functions, 95),
+	NS(functions, 96), NS(functions, 97), NS(functions, 98),
+};
+
 /* --- which table is which --- */
 
 static const struct {
@@ -292,6 +334,7 @@ static const struct {
 	{ { 0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2 }, integrity },
 	{ { 0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2 }, identity },
 	{ { 0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca }, heuristic },
+	{ { 0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e }, functions },
 };
 
 CUresult sl_cuGetExportTable(const void **ppTable, const CUuuid *id)

@@ -15,7 +15,8 @@
 
 static CUresult add_device(struct sl_ctx *c, CUdeviceptr p, size_t n, enum sl_range_type type, CUmemoryPool pool)
 {
-	struct sl_range r = { .base = p, .size = n, .type = type, .ctx_id = atomic_load(&c->id), .dev = c->dev, .pool = pool };
+	struct sl_range r = { .base = p, .size = n, .type = type, .ctx_id = atomic_load(&c->id), .dev = c->dev, .pool = pool,
+			      .sync_memops = type == SL_RANGE_DEVICE };
 
 	sl_guard_reserve(p, n);
 	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
@@ -369,6 +370,9 @@ static void absent(void *data, CUpointer_attribute a)
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
 		PUT(int, -2);
 		break;
+	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+		break; /* CUDA leaves these as they are */
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
 	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -411,7 +415,7 @@ CUresult sl_cuPointerGetAttributes(unsigned int n, CUpointer_attribute *a, void 
 		if (!data[i] || a[i] < CU_POINTER_ATTRIBUTE_CONTEXT || a[i] > CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE)
 			return CUDA_ERROR_INVALID_VALUE;
 		if (a[i] == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
-			return CUDA_ERROR_NOT_SUPPORTED;
+			return CUDA_ERROR_INVALID_VALUE;
 		if (!found || attribute(data[i], a[i], ptr, &r))
 			absent(data[i], a[i]);
 	}

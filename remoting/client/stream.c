@@ -60,7 +60,7 @@ static bool idle(struct sl_mark *m)
 {
 	uint64_t owner = atomic_load_explicit(&m->owner, memory_order_relaxed);
 
-	if (sl_any_error() || sl_capturing_any() || atomic_load_explicit(&m->shared, memory_order_relaxed))
+	if (sl_error_untold() || sl_capturing_any() || atomic_load_explicit(&m->shared, memory_order_relaxed))
 		return false;
 	return owner == sl_tls()->tid &&
 	       atomic_load_explicit(&m->synced, memory_order_acquire) == atomic_load_explicit(&m->seq, memory_order_relaxed);
@@ -419,6 +419,7 @@ CUresult sl_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
 #define UNMARKED(call) ({ \
 	struct sl_thread *t_ = sl_tls(); \
 	CUresult r_; \
+	sl_error_telling(); \
 	t_->no_mark = true; \
 	r_ = (call); \
 	t_->no_mark = false; \

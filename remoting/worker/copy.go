@@ -23,6 +23,7 @@ import "C"
 
 import (
 	"encoding/binary"
+	"errors"
 	"runtime"
 	"sync"
 	"time"
@@ -169,19 +170,69 @@ func (s *session) copyTarget(id uint32) (stream, ctx uint64, rc int32) {
 	return stream, ctx, s.in.ensure(s)
 }
 
+// A source is where the bytes of a frame come from: the reader, which stays
+// locked meanwhile, or what has been read of it already.
+type source struct {
+	rd *wire.Reader
+	b  []byte
+}
+
+// source begins with the rest of the current frame. While a stream may wait
+// for a host function, getting a slot may too, and whoever reads ahead for that
+// function's answer must find the reader free: the bytes are then taken now.
+func (s *session) source() (source, error) {
+	if s.hostfns.pending.Load() == 0 {
+		return source{rd: s.rd}, nil
+	}
+	b, err := s.rd.Payload()
+	s.rd.Done()
+	return source{b: b}, err
+}
+
+func (f *source) left() int {
+	if f.rd != nil {
+		return f.rd.Left()
+	}
+	return len(f.b)
+}
+
+// read fills dst.
+func (f *source) read(dst []byte) error {
+	if f.rd != nil {
+		return f.rd.ReadFull(dst)
+	}
+	f.b = f.b[copy(dst, f.b):]
+	return nil
+}
+
+// end drops what is left, and unlocks the reader.
+func (f *source) end() error {
+	if f.rd == nil {
+		return nil
+	}
+	defer f.rd.Done()
+	return f.rd.Skip()
+}
+
 // copyInFrame copies a frame's bytes to the device. The reader is locked when
 // it begins, and unlocked when it returns.
 func (s *session) copyInFrame() (int32, error) {
-	defer s.rd.Done()
 	h, err := s.rd.Peek(16)
-	if err != nil {
+	if err != nil || s.rd.Left() > wire.MaxCopyIn {
+		s.rd.Done()
 		return s.malformed(s.hdr.Op), nil
 	}
 	dst := binary.LittleEndian.Uint64(h)
 	id := binary.LittleEndian.Uint32(h[8:])
-	if s.rd.Left() > wire.MaxCopyIn {
-		return s.malformed(s.hdr.Op), nil
+	f, err := s.source()
+	if err != nil {
+		return 0, err
 	}
+	rc, err := s.copyIn(&f, dst, id)
+	return rc, errors.Join(err, f.end())
+}
+
+func (s *session) copyIn(f *source, dst uint64, id uint32) (int32, error) {
 	var stream, ctx uint64
 	rc := int32(0)
 	if s.hdr.Ctx != s.cur {
@@ -191,17 +242,17 @@ func (s *session) copyInFrame() (int32, error) {
 		stream, ctx, rc = s.copyTarget(id)
 	}
 	if rc != 0 {
-		return rc, s.rd.Skip()
+		return rc, nil
 	}
 	in := &s.in
-	for n := s.rd.Left(); n > 0; n = s.rd.Left() {
+	for n := f.left(); n > 0; n = f.left() {
 		if n <= smallCopy {
 			if in.open == nil || in.openSt != stream || in.openCx != ctx || in.used+n > slotSize {
 				in.close(s)
 				in.open, in.used, in.openSt, in.openCx = in.acquire(s), 0, stream, ctx
 			}
 			buf := in.open.buf[in.used : in.used+n]
-			if err := s.rd.ReadFull(buf); err != nil {
+			if err := f.read(buf); err != nil {
 				return 0, err
 			}
 			in.used += (n + 255) &^ 255
@@ -209,14 +260,14 @@ func (s *session) copyInFrame() (int32, error) {
 		}
 		n = min(n, slotSize)
 		q := in.acquire(s)
-		if err := s.rd.ReadFull(q.buf[:n]); err != nil {
+		if err := f.read(q.buf[:n]); err != nil {
 			return 0, err
 		}
 		if rc := C.sl_htod(C.uint64_t(dst), at(q.buf), C.uint64_t(n), C.uint64_t(stream)); rc != 0 {
-			return int32(rc), s.rd.Skip()
+			return int32(rc), nil
 		}
 		if rc := in.mark(s, q, ctx, stream); rc != 0 {
-			return rc, s.rd.Skip()
+			return rc, nil
 		}
 		dst += uint64(n)
 	}
@@ -321,20 +372,27 @@ func boxPart(v C.struct_sl_box, c *desc3D) C.struct_sl_box {
 }
 
 func (s *session) copyIn3DFrame() (int32, error) {
-	defer s.rd.Done()
-	h, err := s.rd.Peek(descSize)
-	if err != nil {
-		return s.malformed(s.hdr.Op), nil
-	}
 	var b desc3D
+	h, err := s.rd.Peek(descSize)
 	s.dec.Reset(h)
-	if !b.decode(&s.dec) {
+	if err != nil || !b.decode(&s.dec) {
+		s.rd.Done()
 		return s.malformed(s.hdr.Op), nil
 	}
 	total, _ := b.size()
 	if uint64(s.rd.Left()) != total || total > wire.MaxCopyIn {
+		s.rd.Done()
 		return s.malformed(s.hdr.Op), nil
 	}
+	f, err := s.source()
+	if err != nil {
+		return 0, err
+	}
+	rc, err := s.copyIn3D(&f, &b, total)
+	return rc, errors.Join(err, f.end())
+}
+
+func (s *session) copyIn3D(f *source, b *desc3D, total uint64) (int32, error) {
 	rc := int32(0)
 	if s.hdr.Ctx != s.cur {
 		rc = s.setCtx(s.hdr.Ctx)
@@ -345,23 +403,23 @@ func (s *session) copyIn3DFrame() (int32, error) {
 	}
 	var box C.struct_sl_box
 	if rc == 0 {
-		box, rc = s.realBox(&b)
+		box, rc = s.realBox(b)
 	}
 	if rc != 0 {
-		return rc, s.rd.Skip()
+		return rc, nil
 	}
 	for off := uint64(0); off < total; {
 		c, n := b.part(off, slotSize)
 		q := s.in.acquire(s)
-		if err := s.rd.ReadFull(q.buf[:n]); err != nil {
+		if err := f.read(q.buf[:n]); err != nil {
 			return 0, err
 		}
 		v := boxPart(box, &c)
 		if rc := C.sl_copy3d(&v, at(q.buf), 1, C.uint64_t(stream)); rc != 0 {
-			return int32(rc), s.rd.Skip()
+			return int32(rc), nil
 		}
 		if rc := s.in.mark(s, q, ctx, stream); rc != 0 {
-			return rc, s.rd.Skip()
+			return rc, nil
 		}
 		off += n
 	}

@@ -31,6 +31,9 @@ int sl_driver_open(const char *path, char *err, size_t errlen)
 	}
 	for (i = 0; i < SL_FN_COUNT; i++)
 		sl_fn[i] = dlsym(h, sl_fn_names[i]);
+	/* Newer names of the same function, for drivers that lack them. */
+	if (!sl_fn[FN_cuEventElapsedTime_v2])
+		sl_fn[FN_cuEventElapsedTime_v2] = sl_fn[FN_cuEventElapsedTime];
 	if (!sl_fn[FN_cuInit] || !sl_fn[FN_cuLaunchKernel]) {
 		snprintf(err, errlen, "%s has no cuInit or cuLaunchKernel", path);
 		return -1;

@@ -44,6 +44,10 @@ func fakeDriver() string {
 	for _, n := range []string{"cuEventQuery", "cuStreamQuery"} {
 		special[n] = "(void) { return count++ % 3 ? 600 : 0; }"
 	}
+	for _, n := range []string{"cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMipmappedArrayCreate", "cuMemCreate", "cuMemPoolCreate"} {
+		special[n] = "(unsigned long *p) { static unsigned long at = 1ul << 20; *p = at += 16; return odd(); }"
+	}
+	special["cuMemAllocFromPoolAsync"] = special["cuMemAlloc_v2"]
 	for _, n := range []string{"cuEventCreate", "cuStreamCreate", "cuCtxCreate_v2", "cuLibraryLoadData", "cuModuleLoadDataEx", "cuLibraryGetKernel", "cuModuleGetFunction", "cuKernelGetFunction"} {
 		special[n] = "(unsigned long *p) { static unsigned long at = 16; *p = at += 16; return odd(); }"
 	}
@@ -116,11 +120,15 @@ func (m *bytesStream) Close() error                { return nil }
 // fakeSession is a session on the fake driver with one device.
 func fakeSession(t testing.TB, images *store.Store, in []byte) (*session, *account.Session) {
 	t.Helper()
-	book := account.NewBook([]uint64{testMem})
-	l, err := book.Grant(0)
+	l, err := account.NewBook([]uint64{testMem}).Grant(0)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return fakeSessionOf(t, l, images, in)
+}
+
+func fakeSessionOf(t testing.TB, l *account.Lease, images *store.Store, in []byte) (*session, *account.Session) {
+	t.Helper()
 	acct, err := l.Open(account.Client{PID: 1, Name: "fuzz"})
 	if err != nil {
 		t.Fatal(err)

@@ -37,6 +37,9 @@ type hostfns struct {
 	known map[uint32]*hostfn // in a stream or a graph, by id
 	wake  chan struct{}
 	calls atomic.Int32 // in out
+	// pending is the calls put into streams and not answered; one more for
+	// each function in a graph.
+	pending atomic.Int32
 }
 
 // hostfn is a function of the client's that streams call.
@@ -87,10 +90,12 @@ func (s *session) launchHost(p []byte) int32 {
 		h.known[id] = f
 	}
 	C.sl_hostfn_ref(f.c)
-	if captured {
-		f.graph = true
-	} else {
+	if !captured {
 		f.n++
+		h.pending.Add(1)
+	} else if !f.graph {
+		f.graph = true
+		h.pending.Add(1)
 	}
 	h.mu.Unlock()
 	rc := C.sl_hostfn_launch(C.uint64_t(stream), f.c)
@@ -112,6 +117,7 @@ func (h *hostfns) drop(id uint32, f *hostfn) {
 		C.sl_hostfn_ref(f.c)
 		return
 	}
+	h.pending.Add(-1)
 	if f.n--; f.n == 0 {
 		delete(h.known, id)
 	}

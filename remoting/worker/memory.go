@@ -868,7 +868,7 @@ func (m *memory) settleOverhead() bool {
 	ok := true
 	for dev := range m.ctxs {
 		if m.ctxs[dev] > 0 {
-			ok = m.measure(dev, false) && ok
+			ok = m.measure(dev, false, true) && ok
 		}
 	}
 	return ok
@@ -878,7 +878,7 @@ func (m *memory) settleOverhead() bool {
 func (m *memory) measureAll() {
 	for dev := range m.ctxs {
 		if m.ctxs[dev] > 0 {
-			m.measure(dev, true)
+			m.measure(dev, true, true)
 		}
 	}
 }
@@ -907,7 +907,7 @@ func (m *memory) keepMeasured() {
 			n := m.ctxs[dev]
 			m.mu.Unlock()
 			if n > 0 {
-				m.measure(dev, true)
+				m.measure(dev, true, false)
 			}
 		}
 	}
@@ -915,8 +915,10 @@ func (m *memory) keepMeasured() {
 
 // measure compares what NVML says the process uses with what is reserved, and
 // tells the ledger the difference. Holding mu over all of it keeps
-// reservations that are under way from being counted twice.
-func (m *memory) measure(dev int, force bool) bool {
+// reservations that are under way from being counted twice. Without force it
+// says whether the overhead fits. quiet means that the executor asks, so that
+// no reservation can be waiting for its memory.
+func (m *memory) measure(dev int, force, quiet bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	used, ok := m.s.nvml.ownUse(dev)
@@ -945,12 +947,17 @@ func (m *memory) measure(dev int, force bool) bool {
 	// rounded up in held and not by the driver must not hide it.
 	over = max(over, m.s.overhead[dev]*uint64(m.ctxs[dev]))
 	if over == m.over[dev] {
-		return true
+		if force {
+			return true
+		}
+		// Somebody else may have told it, by force.
+		i := m.s.ledger.Info(dev)
+		return i.Used <= i.Total
 	}
 	// Memory that is reserved and not yet taken from the driver looks like
 	// less overhead. Less is believed only when it is seen twice with no
 	// reservation between.
-	if over < m.over[dev] {
+	if over < m.over[dev] && !quiet {
 		seen := lower{m.moves, over}
 		again := m.lower[dev] == seen
 		m.lower[dev] = seen

@@ -24,7 +24,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -100,7 +99,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 	}
 	s := &session{
 		log: log, ledger: l, store: st, stream: stream, rd: rd, wr: wire.NewWriter(stream),
-		cur: noCtx, ctxs: make(map[uint64]*cudaContext), captures: make(map[uint64]bool), refused: make(map[string]bool), exit: os.Exit,
+		cur: noCtx, ctxs: make(map[uint64]*cudaContext), captures: make(map[uint64]bool), refused: make(map[string]bool), exit: unix.Exit,
 	}
 	s.mem.init(s)
 	s.images.init()
@@ -242,7 +241,7 @@ func (s *session) fail(op uint16, rc int32) {
 	s.deferred.CompareAndSwap(0, rc)
 	s.log.Debug("one-way call failed", "op", opName(op), "result", rc)
 	if err := s.wr.Send(&wire.Reply{Kind: wire.KindError, Op: op, Result: rc}, nil, nil); err != nil {
-		s.ended = err.Error()
+		s.leave("error", err)
 	}
 }
 

@@ -245,6 +245,32 @@ func TestHostFunction(t *testing.T) {
 	}
 }
 
+// Bytes that wait for slots behind a host function must not keep its answer
+// from being read.
+func TestHostFunctionBeforeBulk(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	k.onHost = func(id uint32) { time.Sleep(100 * time.Millisecond); k.oneway(wire.OpHostFnDone, u32(id)) }
+	k.streamCreate(1)
+	const n = 3 * slotCount * slotSize
+	p, rc := k.alloc(n)
+	if rc != 0 {
+		t.Fatal(rc)
+	}
+	b := make([]byte, n)
+	_, _ = rand.Read(b)
+	k.oneway(wire.OpLaunchHost, u32(1), u32(3))
+	go k.copyIn(p, 1, b)
+	k.until("host function", func() bool { return slices.Contains(k.order, "host 3") })
+	if got := k.copyOut(p, n, 1, 4); !bytes.Equal(got, b) {
+		// The blocking copy may have overtaken the end of the copies in, which
+		// another thread sends; once more behind them.
+		if got := k.copyOut(p, n, 1, 5); !bytes.Equal(got, b) {
+			t.Fatal("bytes differ")
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	_, addr := startWorker(t, nil)
 	k := dial(t, addr, [16]byte{})

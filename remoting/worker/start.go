@@ -132,7 +132,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if err != nil || st == nil {
 		return err
 	}
-	log = log.With("client", st.hello.Program, "pid", st.hello.PID)
+	log = log.With("client", st.hello.Program, "pid", st.hello.PID, "lease", shortToken(st.hello.Token))
 	keepalive := time.Duration(st.snap.KeepaliveMS) * time.Millisecond
 	if err := wire.Tune(fd, keepalive); err != nil {
 		log.Warn("socket options", "error", err)

@@ -298,7 +298,8 @@ func readStat(pid int) (stat, bool) {
 }
 
 // sessions are the processes of the worker's sessions. One more child is always started ahead; it
-// has no client's socket yet, only the one to its parent.
+// has no client's socket yet, only the one to its parent. While that one is being made it still has
+// its parent's arguments, or for an instant its parent's sockets: hence the second look.
 func (w *worker) sessions() []int {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", w.cmd.Process.Pid, w.cmd.Process.Pid))
 	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", w.cmd.Process.Pid))
@@ -312,7 +313,8 @@ func (w *worker) sessions() []int {
 	var out []int
 	for _, f := range strings.Fields(string(b)) {
 		pid, _ := strconv.Atoi(f)
-		if sockets(pid) >= 2 {
+		args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if bytes.Contains(args, []byte("\x00session\x00")) && sockets(pid) >= 2 && sockets(pid) >= 2 {
 			out = append(out, pid)
 		}
 	}
