@@ -4,8 +4,8 @@
  * Locks, in the order they are taken: order (who may append to the ring; gives
  * all calls of all threads one order), then drain (who may write to the
  * socket). The ring's head is written under order and its tail under drain;
- * both are read by either. waiters and deliveries have a lock each, held for a
- * few instructions only. The receiver thread alone reads the socket, and it
+ * both are read by either. The waiters have a lock that is held for a few
+ * instructions only. The receiver thread alone reads the socket, and it
  * alone wakes waiting callers: whoever finds the session broken shuts the
  * socket down, which ends the receiver, which wakes everybody.
  */
@@ -32,6 +32,7 @@
 
 #include "gen.h"
 #include "connect.h"
+#include "delivery.h"
 #include "shmring.h"
 
 #define RING (1u << 20)
@@ -67,14 +68,6 @@ struct waiter {
 	sl_reply *r;
 };
 
-struct delivery {
-	uint8_t *dst;
-	uint64_t n;	/* packed bytes */
-	uint64_t pitch, slice, width, h;	/* width 0: linear */
-	uint32_t busy;
-	uint32_t gen;
-};
-
 #define WAIT_BUCKETS 64
 
 static struct {
@@ -96,11 +89,6 @@ static struct {
 	pthread_mutex_t wait_lock;
 	struct waiter *waiting[WAIT_BUCKETS];
 
-	pthread_mutex_t delivery_lock;
-	struct delivery *deliveries;
-	uint32_t ndeliveries, hint;
-	uint32_t open;	/* futex */
-
 	uint8_t *rx;
 	size_t rx_at, rx_n;
 
@@ -111,7 +99,6 @@ static struct {
 	.order = PTHREAD_MUTEX_INITIALIZER,
 	.drain = PTHREAD_MUTEX_INITIALIZER,
 	.wait_lock = PTHREAD_MUTEX_INITIALIZER,
-	.delivery_lock = PTHREAD_MUTEX_INITIALIZER,
 	.fd = -1,
 };
 
@@ -529,101 +516,6 @@ static void wake_waiter(struct waiter *w)
 	futex_wake(done);
 }
 
-/* ---- deliveries ---- */
-
-static uint32_t delivery_add(struct delivery d)
-{
-	uint32_t i, id = 0;
-
-	pthread_mutex_lock(&S.delivery_lock);
-	for (i = 0; i < S.ndeliveries; i++) {
-		uint32_t k = (S.hint + i) % S.ndeliveries;
-
-		if (!S.deliveries[k].busy) {
-			i = k;
-			goto found;
-		}
-	}
-	if (S.ndeliveries < 1u << 16) {
-		uint32_t n = S.ndeliveries ? S.ndeliveries * 2 : 64;
-		struct delivery *p = realloc(S.deliveries, n * sizeof *p);
-
-		if (!p)
-			goto out;
-		memset(p + S.ndeliveries, 0, (n - S.ndeliveries) * sizeof *p);
-		i = S.ndeliveries;
-		S.deliveries = p;
-		S.ndeliveries = n;
-	} else {
-		goto out;
-	}
-found:
-	d.busy = 1;
-	d.gen = S.deliveries[i].gen + 1;
-	S.deliveries[i] = d;
-	S.hint = i + 1;
-	id = (i + 1) | (d.gen & 0x7fff) << 17;
-	__atomic_fetch_add(&S.open, 1, __ATOMIC_RELAXED);
-out:
-	pthread_mutex_unlock(&S.delivery_lock);
-	return id;
-}
-
-uint32_t sl_delivery_new(void *dst, size_t n)
-{
-	return delivery_add((struct delivery){ .dst = dst, .n = n });
-}
-
-uint32_t sl_delivery_new_3d(void *dst, size_t pitch, size_t slice, size_t width, size_t h, size_t d)
-{
-	return delivery_add((struct delivery){ .dst = dst, .n = (uint64_t)width * h * d, .pitch = pitch, .slice = slice, .width = width, .h = h });
-}
-
-/* The open delivery of an id, or NULL. Called with delivery_lock held. */
-static struct delivery *delivery_of(uint32_t id)
-{
-	uint32_t i = (id & 0x1ffff) - 1;
-
-	if (i >= S.ndeliveries || !S.deliveries[i].busy || (S.deliveries[i].gen & 0x7fff) != id >> 17)
-		return NULL;
-	return &S.deliveries[i];
-}
-
-void sl_delivery_drop(uint32_t id)
-{
-	struct delivery *d;
-
-	pthread_mutex_lock(&S.delivery_lock);
-	if ((d = delivery_of(id))) {
-		d->busy = 0;
-		__atomic_fetch_sub(&S.open, 1, __ATOMIC_RELEASE);
-	}
-	pthread_mutex_unlock(&S.delivery_lock);
-	futex_wake(&S.open);
-}
-
-CUresult sl_delivery_wait(uint32_t id)
-{
-	for (;;) {
-		uint32_t open = __atomic_load_n(&S.open, __ATOMIC_ACQUIRE);
-		bool busy;
-
-		pthread_mutex_lock(&S.delivery_lock);
-		busy = delivery_of(id) != NULL;
-		pthread_mutex_unlock(&S.delivery_lock);
-		if (!busy)
-			return CUDA_SUCCESS;
-		if (__atomic_load_n(&S.state, __ATOMIC_ACQUIRE) != ST_LIVE)
-			return sl_dead();
-		futex_wait(&S.open, open, &(struct timespec){ 0, 100000000 });
-	}
-}
-
-unsigned sl_deliveries_open(void)
-{
-	return __atomic_load_n(&S.open, __ATOMIC_ACQUIRE);
-}
-
 /* ---- in ---- */
 
 /* Some bytes, 0 at the end, -1 with errno. */
@@ -719,7 +611,8 @@ static bool rx_reply(const struct in_hdr *h)
 
 static bool rx_data(const struct in_hdr *h)
 {
-	struct delivery *p, d = { 0 };
+	struct sl_delivery d;
+	bool open;
 	uint64_t off = 0, n = h->size - 8;
 	bool ok;
 
@@ -729,11 +622,8 @@ static bool rx_data(const struct in_hdr *h)
 	}
 	if (!rx(&off, 8))
 		return false;
-	pthread_mutex_lock(&S.delivery_lock);
-	if ((p = delivery_of(h->call)))
-		d = *p;
-	pthread_mutex_unlock(&S.delivery_lock);
-	if (!d.busy) {
+	open = sl_delivery_find(h->call, &d);
+	if (!open) {
 		ok = rx(NULL, n);
 	} else if (off > d.n || n > d.n - off) {
 		die(CUDA_ERROR_UNKNOWN, "data frame beyond the memory it was asked for");
@@ -833,7 +723,7 @@ static void *receiver(void *arg)
 			wake_waiter(w);
 		}
 	pthread_mutex_unlock(&S.wait_lock);
-	futex_wake(&S.open);
+	sl_delivery_wake();
 	return NULL;
 }
 

@@ -518,7 +518,8 @@ func (o *outStaging) flush() {
 	if n == 0 {
 		// Nothing listed; but the last ones may be on their way.
 		o.sendMu.Lock()
-		o.sendMu.Unlock() //nolint:staticcheck // waits for the sender
+		//lint:ignore SA2001 waits for the sender, and has nothing else to do
+		o.sendMu.Unlock()
 		return
 	}
 	o.sendMu.Lock()

@@ -524,21 +524,16 @@ func (s *session) unload(kind int, h href) {
 }
 
 func (s *session) cuLibraryUnload(h href) C.CUresult {
-	s.unloadFence()
 	rc := C.call_cuLibraryUnload(C.uint64_t(h.real))
 	s.unload(wire.KindLibrary, h)
 	return rc
 }
 
 func (s *session) cuModuleUnload(h href) C.CUresult {
-	s.unloadFence()
 	rc := C.call_cuModuleUnload(C.uint64_t(h.real))
 	s.unload(wire.KindModule, h)
 	return rc
 }
-
-// unloadFence: the driver prints what kernels of the module have printed.
-func (s *session) unloadFence() { s.prints.mark() }
 
 // Offsets in a LAUNCH payload.
 const (

@@ -42,9 +42,6 @@ func (p *prints) open() error {
 	return nil
 }
 
-// mark is where the driver may print without a synchronisation.
-func (p *prints) mark() {}
-
 // drain sends what has been printed so far.
 func (p *prints) drain(s *session) {
 	if !p.on.Load() {

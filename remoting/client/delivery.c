@@ -1,0 +1,145 @@
+/*
+ * Deliveries: the program's memory that the worker's DATA frames may be written
+ * to. A program's copy opens one; the receiver thread finds it by the id in the
+ * frame, writes, and ends it with the last frame. The lock is held for a few
+ * instructions only, never while bytes are read.
+ */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "delivery.h"
+
+#define MAX_OPEN (1u << 16)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct sl_delivery *all;
+static uint32_t count, hint;
+static uint32_t open;	/* futex: how many are open */
+
+/* Until the number of open ones is no longer seen, or a while has passed. */
+static void wait_change(uint32_t seen)
+{
+	syscall(SYS_futex, &open, FUTEX_WAIT_PRIVATE, seen, &(struct timespec){ 0, 100000000 }, NULL, 0);
+}
+
+void sl_delivery_wake(void)
+{
+	syscall(SYS_futex, &open, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+static uint32_t delivery_add(struct sl_delivery d)
+{
+	uint32_t i, id = 0;
+
+again:
+	pthread_mutex_lock(&lock);
+	for (i = 0; i < count; i++) {
+		uint32_t k = (hint + i) % count;
+
+		if (!all[k].busy) {
+			i = k;
+			goto found;
+		}
+	}
+	if (count < MAX_OPEN) {
+		uint32_t n = count ? count * 2 : 64;
+		struct sl_delivery *p = realloc(all, n * sizeof *p);
+
+		if (!p)
+			goto out;
+		memset(p + count, 0, (n - count) * sizeof *p);
+		i = count;
+		all = p;
+		count = n;
+	} else {
+		/* As many as there may be: wait for one to end, as a full stream makes CUDA wait. */
+		pthread_mutex_unlock(&lock);
+		if (sl_dead())
+			return 0;
+		wait_change(__atomic_load_n(&open, __ATOMIC_ACQUIRE));
+		goto again;
+	}
+found:
+	d.busy = 1;
+	d.gen = all[i].gen + 1;
+	all[i] = d;
+	hint = i + 1;
+	id = (i + 1) | (d.gen & 0x7fff) << 17;
+	__atomic_fetch_add(&open, 1, __ATOMIC_RELAXED);
+out:
+	pthread_mutex_unlock(&lock);
+	return id;
+}
+
+uint32_t sl_delivery_new(void *dst, size_t n)
+{
+	return delivery_add((struct sl_delivery){ .dst = dst, .n = n });
+}
+
+uint32_t sl_delivery_new_3d(void *dst, size_t pitch, size_t slice, size_t width, size_t h, size_t d)
+{
+	return delivery_add((struct sl_delivery){ .dst = dst, .n = (uint64_t)width * h * d, .pitch = pitch, .slice = slice, .width = width, .h = h });
+}
+
+/* The open delivery of an id, or NULL. Called with delivery_lock held. */
+static struct sl_delivery *delivery_of(uint32_t id)
+{
+	uint32_t i = (id & 0x1ffff) - 1;
+
+	if (i >= count || !all[i].busy || (all[i].gen & 0x7fff) != id >> 17)
+		return NULL;
+	return &all[i];
+}
+
+bool sl_delivery_find(uint32_t id, struct sl_delivery *out)
+{
+	struct sl_delivery *d;
+
+	pthread_mutex_lock(&lock);
+	if ((d = delivery_of(id)))
+		*out = *d;
+	pthread_mutex_unlock(&lock);
+	return d;
+}
+
+void sl_delivery_drop(uint32_t id)
+{
+	struct sl_delivery *d;
+
+	pthread_mutex_lock(&lock);
+	if ((d = delivery_of(id))) {
+		d->busy = 0;
+		__atomic_fetch_sub(&open, 1, __ATOMIC_RELEASE);
+	}
+	pthread_mutex_unlock(&lock);
+	sl_delivery_wake();
+}
+
+CUresult sl_delivery_wait(uint32_t id)
+{
+	for (;;) {
+		uint32_t seen = __atomic_load_n(&open, __ATOMIC_ACQUIRE);
+		bool busy;
+
+		pthread_mutex_lock(&lock);
+		busy = delivery_of(id) != NULL;
+		pthread_mutex_unlock(&lock);
+		if (!busy)
+			return CUDA_SUCCESS;
+		if (sl_dead())
+			return sl_dead();
+		wait_change(seen);
+	}
+}
+
+unsigned sl_deliveries_open(void)
+{
+	return __atomic_load_n(&open, __ATOMIC_ACQUIRE);
+}
