@@ -28,7 +28,11 @@ func TestMain(m *testing.M) {
 		child(os.Args[1], os.Args[2:])
 		return
 	}
-	os.Exit(m.Run())
+	rc := m.Run()
+	if sim.twin != "" {
+		_ = os.Remove(sim.twin)
+	}
+	os.Exit(rc)
 }
 
 // child is a session process or the probe.
