@@ -94,6 +94,7 @@ test: deps
 	$(MAKE) check-generated
 	$(MAKE) -j2 all cuda-programs
 	$(MAKE) test-c
+	$(MAKE) test-smi
 	$(MAKE) fuzz
 	$(MAKE) test-go
 
@@ -105,8 +106,14 @@ test-c: cuda-programs
 
 # The end-to-end package comes last and alone: it measures times, and should have the machine.
 test-go: all cuda-programs
-	$(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v /test/e2e)
+	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v /test/e2e)
 	$(MAKE) test-e2e
+
+# nvidia-smi of other drivers than the worker's, on the NVML shim.
+.PHONY: test-smi
+test-smi: all $(B)/test/test_nvml
+	test/cuda-toolkit.sh smi
+	test/nvidia-smi.sh $(SLUICE_CACHE)/cuda-smi/bin/nvidia-smi-*
 
 test-e2e: all cuda-programs
 	$(GO) build -race -o $(B)/test/race/ ./remoting/worker/cmd/sluice-worker
@@ -154,6 +161,7 @@ help:
 	@echo 'make test        every test, as CI runs them; fetches what is missing'
 	@echo 'make test-c      C unit tests, plain and under ASan and UBSan'
 	@echo 'make test-go     Go tests under the race detector, then test-e2e'
+	@echo 'make test-smi    nvidia-smi of other drivers on the NVML shim'
 	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'

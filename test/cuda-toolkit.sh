@@ -1,6 +1,7 @@
 #!/bin/bash
-# cuda-toolkit.sh [11.8|12.4|13.0]: bring NVIDIA's compiler of that version and its static runtime
-# into the cache, and print the folder in which bin/nvcc now is.
+# cuda-toolkit.sh [11.8|12.4|13.0|smi]: bring NVIDIA's compiler of that version and its static runtime
+# into the cache, and print the folder in which bin/nvcc now is. With smi: the nvidia-smi programs of
+# drivers 535 and 550, as bin/nvidia-smi-535 and bin/nvidia-smi-550.
 #
 # 11.8 comes from Debian 12's non-free section, 12.4 from Debian 13's, 13.0 from NVIDIA's own wheels.
 # No driver package is installed and the machine's apt is left as it is: the sources and the package
@@ -22,8 +23,8 @@ die() { echo "cuda-toolkit: $*" >&2; exit 1; }
 say() { echo "cuda-toolkit: $*" >&2; }
 
 case $version in
-11.8 | 12.4 | 13.0) ;;
-*) die "version $version is not known; ask for 11.8, 12.4 or 13.0" ;;
+11.8 | 12.4 | 13.0 | smi) ;;
+*) die "version $version is not known; ask for 11.8, 12.4, 13.0 or smi" ;;
 esac
 
 mkdir -p "$cache"
@@ -152,15 +153,27 @@ case $version in
 	chmod a+x "$new"/cu13/bin/* "$new"/cu13/nvvm/bin/*
 	wrapper cu13/bin/nvcc g++
 	;;
+smi)
+	for release in bookworm:535 trixie:550; do
+		fetch "${release%:*}" nvidia-smi
+		unpack nvidia-smi '*/nvidia-smi'
+		found=$(find "$new" -name nvidia-smi -type f -perm -u+x | head -n 1)
+		[ -n "$found" ] || die "no program in the package nvidia-smi of ${release%:*}"
+		mv "$found" "$new/bin/nvidia-smi-${release#*:}"
+		rm -rf "${new:?}/usr" "$work/apt"
+	done
+	;;
 esac
 
-# A tree is only worth its stamp when it can build a program.
+# A compiler's tree is only worth its stamp when it can build a program.
+if [ "$version" != smi ]; then
 cat >"$work/probe.cu" <<'CU'
 __global__ void probe(int *p) { *p = 1; }
 int main() { int *d = 0; probe<<<1, 1>>>(d); return cudaGetLastError() == cudaSuccess; }
 CU
 arch=sm_75
 "$new/bin/nvcc" -cudart static -arch=$arch -o "$work/probe" "$work/probe.cu" >&2 || die "$version: the unpacked nvcc cannot build a program"
+fi
 
 echo $recipe >"$new/.recipe"
 rm -rf "$tree"

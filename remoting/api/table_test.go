@@ -79,10 +79,13 @@ func FuzzParse(f *testing.F) {
 func headers(t *testing.T) []string {
 	t.Helper()
 	var found []string
+	cache := os.Getenv("SLUICE_CACHE")
+	if cache == "" {
+		cache = "../../build/cache"
+	}
 	for _, p := range []string{
-		"../../build/cache/*/usr/include/cuda.h", "../../build/cache/*/include/cuda.h",
-		"../../build/cache/*/nvidia/cu13/include/cuda.h", "/usr/include/cuda.h", "/usr/local/cuda*/include/cuda.h",
-		os.Getenv("SLUICE_CUDA_H"),
+		cache + "/*/usr/include/cuda.h", cache + "/*/cu13/include/cuda.h",
+		"/usr/include/cuda.h", "/usr/local/cuda*/include/cuda.h", os.Getenv("SLUICE_CUDA_H"),
 	} {
 		m, err := filepath.Glob(p)
 		if err != nil {
