@@ -89,7 +89,7 @@ func get(p *printer, q Param) {
 	case InOut:
 		p.f("\t\tconst size_t room_%s = *%s;\n\n\t\t*%s = sl_get_u64(&r);\n", n, n, n)
 	case OutHandles:
-		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n\t\t\t\tif (i < room_%s)\n\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id);\n\t\t\t}\n\t\t}\n", n, q.Count, n, q.HKind)
+		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n\t\t\t\tif (i < room_%s)\n\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id);\n\t\t\t}\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, n, q.HKind, q.Count, q.Count, q.Count, q.Count)
 	}
 }
 

@@ -69,6 +69,15 @@ void sl_copy_waited(const struct sl_copy_wait *w)
 		sl_mark_synced(w->m, w->seq);
 }
 
+CUresult sl_copy_source_ready(const void *p, size_t n)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	if (sl_hostfns_open() && sl_ptr_pinned(p, n))
+		err = sl_hostfns_wait();
+	return err ? err : sl_delivery_wait_range(p, n);
+}
+
 static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 {
 	const uint8_t *p = src;
@@ -81,6 +90,9 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 	if (!src || !fits(dst, n))
 		return CUDA_ERROR_INVALID_VALUE;
 	err = sl_copy_capture_check(s);
+	if (err)
+		return err;
+	err = sl_copy_source_ready(src, n);
 	if (err)
 		return err;
 	stream = sl_stream_id(s, &err);
@@ -195,9 +207,12 @@ static CUresult any(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, bool
 	return on_host(hd, hs, n, s);
 }
 
+/* CUDA's blocking copy waits for the stream; that shows where the host has something to see. */
 CUresult sl_cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t n, CUstream ds)
 {
-	return in(dst, src, n, ds);
+	CUresult err = sl_deliveries_open() || atomic_load(&sl_mapped_blocks) ? sl_cuStreamSynchronize(ds) : CUDA_SUCCESS;
+
+	return err ? err : in(dst, src, n, ds);
 }
 
 CUresult sl_cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, CUstream hStream)

@@ -85,6 +85,10 @@ static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
 
 	if (err)
 		return err;
+	err = sl_copy_source_ready((const uint8_t *)c->srcHost + c->srcZ * c->srcHeight * c->srcPitch,
+				   c->Depth * (c->srcHeight ? c->srcHeight : c->Height) * c->srcPitch + c->WidthInBytes);
+	if (err)
+		return err;
 	for (size_t z = 0; z < c->Depth; z++) {
 		for (size_t y = 0; y < c->Height; y += rows) {
 			size_t nrows = c->Height - y < rows ? c->Height - y : rows;

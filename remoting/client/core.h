@@ -67,6 +67,8 @@ struct sl_event {
 	_Atomic uint32_t watched;   /* generation the worker was asked to report, 0 none */
 	_Atomic uint32_t stream;    /* id it was last recorded on (0 legacy), and .. */
 	_Atomic uint64_t stream_seq;/* .. what was announced there by then; 0 unknown */
+	_Atomic bool external;	    /* recorded by graphs or launches too: always ask */
+	_Atomic uint32_t fetched;   /* generation after which mapped memory was fetched */
 	_Atomic bool forward;	    /* recorded where the shim cannot count it (captures): always ask */
 };
 
@@ -143,6 +145,10 @@ CUresult sl_sticky(void);
 bool sl_error_untold(void);
 void sl_error_telling(void);
 void sl_sticky_clear(void);
+
+/* hostfn.c: host functions launched and not yet done, and the wait for all of them */
+unsigned sl_hostfns_open(void);
+CUresult sl_hostfns_wait(void);
 
 /* ctxlocal.c */
 CUresult sl_local_put(CUcontext ctx, void *key, void *value, void (*dtor)(CUcontext, void *, void *));

@@ -199,6 +199,7 @@ static void drop_contents(struct sl_ctx *c)
 	uint32_t id = atomic_load(&c->id);
 
 	sl_local_drop(c);
+	sl_mapped_drop_ctx(id);
 	sl_streams_drop(id);
 	sl_events_drop(id);
 	sl_modules_drop(id);

@@ -133,6 +133,39 @@ CUresult sl_delivery_wait(uint32_t id)
 		pthread_mutex_unlock(&lock);
 		if (!busy)
 			return CUDA_SUCCESS;
+		if (sl_ended())
+			return sl_dead();
+		wait_change(seen);
+	}
+}
+
+/* Bytes from dst that a delivery may write to. */
+static uint64_t span(const struct sl_delivery *d)
+{
+	uint64_t rows;
+
+	if (!d->width)
+		return d->n;
+	rows = d->n / d->width;
+	return rows ? (rows - 1) / d->h * d->slice + (rows - 1) % d->h * d->pitch + d->h * d->pitch + d->width : 0;
+}
+
+CUresult sl_delivery_wait_range(const void *p, size_t n)
+{
+	const uint8_t *from = p, *to = from + n;
+
+	for (;;) {
+		uint32_t seen = __atomic_load_n(&open, __ATOMIC_ACQUIRE);
+		bool busy = false;
+
+		if (!seen)
+			return CUDA_SUCCESS;
+		pthread_mutex_lock(&lock);
+		for (uint32_t i = 0; i < count && !busy; i++)
+			busy = all[i].busy && all[i].dst < to && from < all[i].dst + span(&all[i]);
+		pthread_mutex_unlock(&lock);
+		if (!busy)
+			return CUDA_SUCCESS;
 		if (sl_dead())
 			return sl_dead();
 		wait_change(seen);

@@ -88,6 +88,14 @@ void sl_on_event(uint32_t id, uint32_t generation)
 		raise_completed(e, generation);
 }
 
+void sl_on_event_error(uint32_t id)
+{
+	struct sl_event *e = sl_handle_state_by_id(SL_EVENT, id);
+
+	if (e)
+		atomic_store(&e->watched, 0);
+}
+
 CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 {
 	struct sl_event *e;
@@ -118,6 +126,8 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	atomic_store(&e->stream, 0);
 	atomic_store(&e->stream_seq, 0);
 	atomic_store(&e->forward, false);
+	atomic_store(&e->external, false);
+	atomic_store(&e->fetched, 0);
 	err = fw_cuEventCreate(id, Flags);
 	if (err) {
 		sl_handle_free(SL_EVENT, id);
@@ -177,7 +187,7 @@ void sl_event_external(CUevent h)
 	struct sl_event *e = sl_handle_state(SL_EVENT, h);
 
 	if (e)
-		atomic_store(&e->forward, true);
+		atomic_store(&e->external, true);
 }
 
 CUresult sl_cuEventRecord(CUevent hEvent, CUstream hStream)
@@ -228,13 +238,28 @@ CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
 	return err;
 }
 
+/* The shim cannot count the event's records. */
+static bool must_ask(const struct sl_event *e)
+{
+	return atomic_load(&e->forward) || atomic_load(&e->external);
+}
+
+/* The program is about to learn that a record is complete: it may look at mapped memory. */
+static void seen_complete(struct sl_event *e, uint32_t generation)
+{
+	if (!atomic_load(&sl_mapped_blocks) || (atomic_load(&e->fetched) == generation && !must_ask(e)))
+		return;
+	sl_mapped_fetch();
+	atomic_store(&e->fetched, generation);
+}
+
 /* True if the last record is known to be complete. */
 static bool known_complete(struct sl_event *e, uint32_t generation)
 {
 	uint64_t seq;
 	struct sl_mark *m;
 
-	if (atomic_load(&e->forward))
+	if (must_ask(e))
 		return false;
 	if ((int32_t)(atomic_load_explicit(&e->completed, memory_order_acquire) - generation) >= 0)
 		return true;
@@ -281,14 +306,18 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 	if (err)
 		return err;
 	generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
-	if (known_complete(e, generation))
+	if (known_complete(e, generation)) {
+		seen_complete(e, generation);
 		return CUDA_SUCCESS;
-	if (generation && !atomic_load(&e->forward) && atomic_load(&e->watched) == generation) {
+	}
+	if (generation && !must_ask(e) && atomic_load(&e->watched) == generation) {
 		err = sl_dead();
 		return err ? err : CUDA_ERROR_NOT_READY;
 	}
 	err = watch(e, generation);
-	if (atomic_load(&e->forward))
+	if (!err)
+		seen_complete(e, generation);
+	if (must_ask(e))
 		return err;
 	if (!err)
 		raise_completed(e, generation);
@@ -308,12 +337,14 @@ CUresult sl_cuEventSynchronize(CUevent hEvent)
 	if (err)
 		return err;
 	generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
-	if (known_complete(e, generation))
+	if (known_complete(e, generation)) {
+		seen_complete(e, generation);
 		return sl_dead();
+	}
 	err = fw_cuEventSynchronize(hEvent);
 	if (!err)
-		sl_mapped_fetch();
-	if (!err && !atomic_load(&e->forward))
+		seen_complete(e, generation);
+	if (!err && !must_ask(e))
 		raise_completed(e, generation);
 	return err;
 }

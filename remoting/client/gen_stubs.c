@@ -799,25 +799,6 @@ CUresult fw_cuGraphAddEventRecordNode(uint32_t phGraphNode, CUgraph hGraph, cons
 	return err;
 }
 
-CUresult sl_cuGraphAddEventRecordNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event)
-{
-	void *h;
-	uint32_t id;
-	CUresult err;
-
-	if (!phGraphNode)
-		return CUDA_ERROR_INVALID_VALUE;
-	id = sl_handle_new(SL_NODE, NULL, &h);
-	if (!id)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = fw_cuGraphAddEventRecordNode(id, hGraph, dependencies, numDependencies, event);
-	if (!err)
-		*phGraphNode = h;
-	else
-		sl_handle_free(SL_NODE, id);
-	return err;
-}
-
 CUresult fw_cuGraphAddEventWaitNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1079,11 +1060,6 @@ CUresult fw_cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event)
 	return err;
 }
 
-CUresult sl_cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event)
-{
-	return fw_cuGraphEventRecordNodeSetEvent(hNode, event);
-}
-
 CUresult fw_cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, CUevent *event_out)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1186,11 +1162,6 @@ CUresult fw_cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNo
 	return err;
 }
 
-CUresult sl_cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
-{
-	return fw_cuGraphExecEventRecordNodeSetEvent(hGraphExec, hNode, event);
-}
-
 CUresult fw_cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1269,6 +1240,8 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 					if (i < room_numEdges)
 						from[i] = sl_handle_from_id(SL_NODE, id);
 				}
+				if (*numEdges > room_numEdges)
+					*numEdges = room_numEdges;
 			}
 			if (to) {
 				uint32_t n = sl_get_u32(&r);
@@ -1279,6 +1252,8 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 					if (i < room_numEdges)
 						to[i] = sl_handle_from_id(SL_NODE, id);
 				}
+				if (*numEdges > room_numEdges)
+					*numEdges = room_numEdges;
 			}
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
@@ -1323,6 +1298,8 @@ CUresult fw_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes
 					if (i < room_numNodes)
 						nodes[i] = sl_handle_from_id(SL_NODE, id);
 				}
+				if (*numNodes > room_numNodes)
+					*numNodes = room_numNodes;
 			}
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
@@ -1367,6 +1344,8 @@ CUresult fw_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *
 					if (i < room_numRootNodes)
 						rootNodes[i] = sl_handle_from_id(SL_NODE, id);
 				}
+				if (*numRootNodes > room_numRootNodes)
+					*numRootNodes = room_numRootNodes;
 			}
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
@@ -1537,6 +1516,8 @@ CUresult fw_cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependenc
 					if (i < room_numDependencies)
 						dependencies[i] = sl_handle_from_id(SL_NODE, id);
 				}
+				if (*numDependencies > room_numDependencies)
+					*numDependencies = room_numDependencies;
 			}
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
@@ -1581,6 +1562,8 @@ CUresult fw_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *depende
 					if (i < room_numDependentNodes)
 						dependentNodes[i] = sl_handle_from_id(SL_NODE, id);
 				}
+				if (*numDependentNodes > room_numDependentNodes)
+					*numDependentNodes = room_numDependentNodes;
 			}
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;

@@ -29,8 +29,39 @@ CUresult sl_cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGrap
 
 CUresult sl_cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
 {
-	CUresult err = CUDA_SUCCESS;
+	sl_mapped_send();
+	return fw_cuGraphLaunch(hGraphExec, hStream);
+}
 
-	sl_mapped_send(sl_stream_id_only(hStream, &err));
-	return err ? err : fw_cuGraphLaunch(hGraphExec, hStream);
+/* Events that a graph records: only the worker knows how often it did. */
+CUresult sl_cuGraphAddEventRecordNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event)
+{
+	uint32_t id;
+	CUresult err;
+	void *h;
+
+	if (!phGraphNode)
+		return CUDA_ERROR_INVALID_VALUE;
+	id = sl_handle_new(SL_NODE, NULL, &h);
+	if (!id)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	sl_event_external(event);
+	err = fw_cuGraphAddEventRecordNode(id, hGraph, dependencies, numDependencies, event);
+	if (err)
+		sl_handle_free(SL_NODE, id);
+	else
+		*phGraphNode = h;
+	return err;
+}
+
+CUresult sl_cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event)
+{
+	sl_event_external(event);
+	return fw_cuGraphEventRecordNodeSetEvent(hNode, event);
+}
+
+CUresult sl_cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
+{
+	sl_event_external(event);
+	return fw_cuGraphExecEventRecordNodeSetEvent(hGraphExec, hNode, event);
 }

@@ -12,6 +12,7 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
 struct hostfn {
 	struct hostfn *next;
@@ -26,6 +27,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static struct hostfn *head, **tail = &head;
 static bool running;
+static uint32_t open;	/* launched and not yet done; under lock */
+static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
 
 static void *run(void *unused)
 {
@@ -52,8 +55,37 @@ static void *run(void *unused)
 		sl_buf_free(&b);
 		sl_handle_free(SL_HOSTFN, h->id);
 		free(h);
+		pthread_mutex_lock(&lock);
+		__atomic_fetch_sub(&open, 1, __ATOMIC_RELEASE);
+		pthread_cond_broadcast(&done);
+		pthread_mutex_unlock(&lock);
 	}
 	return NULL;
+}
+
+unsigned sl_hostfns_open(void)
+{
+	return __atomic_load_n(&open, __ATOMIC_ACQUIRE);
+}
+
+CUresult sl_hostfns_wait(void)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	pthread_mutex_lock(&lock);
+	while (open && !(err = sl_dead())) {
+		struct timespec t;
+
+		clock_gettime(CLOCK_REALTIME, &t);
+		t.tv_nsec += 100000000;
+		if (t.tv_nsec >= 1000000000) {
+			t.tv_nsec -= 1000000000;
+			t.tv_sec++;
+		}
+		pthread_cond_timedwait(&done, &lock, &t);
+	}
+	pthread_mutex_unlock(&lock);
+	return err;
 }
 
 /* Signals belong to the program's threads. */
@@ -85,6 +117,8 @@ void sl_on_hostfn(uint32_t id)
 
 	if (!h)
 		return;
+	/* Once only, whatever the worker sends. */
+	sl_handle_set_state(SL_HOSTFN, sl_handle_value(SL_HOSTFN, id), NULL);
 	pthread_mutex_lock(&lock);
 	h->next = NULL;
 	*tail = h;
@@ -121,12 +155,14 @@ static CUresult launch(CUstream hStream, CUhostFn fn, CUstreamCallback callback,
 		free(h);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	__atomic_fetch_add(&open, 1, __ATOMIC_RELEASE);
 	sl_buf_init(&b);
 	sl_put_u32(&b, stream);
 	sl_put_u32(&b, h->id);
 	err = sl_oneway(CTL_LAUNCH_HOST, &b);
 	sl_buf_free(&b);
 	if (err) {
+		__atomic_fetch_sub(&open, 1, __ATOMIC_RELEASE);
 		sl_handle_free(SL_HOSTFN, h->id);
 		free(h);
 	}

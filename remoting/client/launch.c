@@ -158,7 +158,7 @@ static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, 
 		return err;
 	sl_buf_init(&b);
 	id = sl_stream_id(stream, &err);
-	sl_mapped_send(id);
+	sl_mapped_send();
 	sl_put_u32(&b, k.id);
 	sl_put_u32(&b, id);
 	sl_put_bytes(&b, g->grid, sizeof g->grid);

@@ -4,6 +4,7 @@
  * those. The lock guards the blocks; it is not held while anything is awaited,
  * so what arrives lands in memory of the wait's own first.
  */
+#include "guard.h"
 #include "mapped.h"
 
 #include <stdlib.h>
@@ -24,7 +25,7 @@ struct sl_mapped_wait {
 	struct {
 		uint32_t serial, delivery;
 		unsigned block;
-		uint8_t *bytes;
+		uint8_t *bytes;		/* what arrives, and behind it what both sides had */
 	} at[SL_MAPPED_BLOCKS];
 };
 
@@ -34,44 +35,71 @@ static struct block blocks[SL_MAPPED_BLOCKS];
 static uint32_t serials;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static CUresult copy_in(const struct block *b, uint32_t stream)
+/*
+ * Copies to the twin at once, not behind the work of any stream: what the host has
+ * written is there for every kernel launched from now on. Costs a round trip, and
+ * only when the host has written.
+ */
+static CUresult copy_in(const struct block *b, uint32_t at, uint32_t n)
 {
 	sl_buf buf;
 	CUresult err;
 
 	sl_buf_init(&buf);
-	sl_put_u64(&buf, b->dev);
-	sl_put_u32(&buf, stream);
+	sl_put_u64(&buf, b->dev + at);
+	sl_put_u32(&buf, b->stream);
 	sl_put_u32(&buf, 0);
-	sl_put_bytes(&buf, b->equal, b->n);
+	sl_put_bytes(&buf, b->equal + at, n);
 	err = sl_oneway(CTL_COPY_IN, &buf);
 	sl_buf_free(&buf);
-	return err;
+	return err ? err : fw_cuStreamSynchronize(sl_handle_value(SL_STREAM, b->stream));
+}
+
+/* Gives up what a block holds here and in the worker. */
+static void clear(struct block *b)
+{
+	if (b->dev) {
+		sl_range_remove(b->dev, SL_RANGE_DEVICE, NULL);
+		fw_cuMemFree_v2(b->dev);
+	}
+	if (b->stream)
+		sl_cuStreamDestroy_v2(sl_handle_value(SL_STREAM, b->stream));
+	free(b->equal);
+	*b = (struct block){ 0 };
 }
 
 static CUresult add(struct block *b, uint64_t base, uint64_t n)
 {
+	struct sl_range r = { .type = SL_RANGE_DEVICE, .size = n };
 	struct sl_ctx *c;
-	void *h;
+	CUstream stream;
 	CUresult err = sl_ctx_use(&c);
 
 	if (err)
 		return err;
 	*b = (struct block){ .n = (uint32_t)n, .ctx_id = atomic_load(&c->id), .serial = ++serials };
 	b->equal = malloc(n);
-	b->stream = sl_handle_new(SL_STREAM, NULL, &h);
-	if (!b->equal || !b->stream)
-		err = CUDA_ERROR_OUT_OF_MEMORY;
-	if (!err)
-		err = fw_cuStreamCreate(b->stream, CU_STREAM_NON_BLOCKING);
-	if (!err)
+	if (!b->equal)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	err = sl_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+	if (!err) {
+		b->stream = sl_handle_bare(stream);
 		err = fw_cuMemAlloc_v2(&b->dev, n);
+	}
+	if (!err) {
+		r.base = b->dev;
+		r.ctx_id = b->ctx_id;
+		r.dev = c->dev;
+		r.buffer_id = sl_range_next_id();
+		sl_guard_reserve(b->dev, n);
+		err = sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+	}
 	if (!err) {
 		memcpy(b->equal, (void *)(uintptr_t)base, n);
-		err = copy_in(b, 0);
+		err = copy_in(b, 0, b->n);
 	}
 	if (err) {
-		free(b->equal);
+		clear(b);
 		return err;
 	}
 	b->host = base;
@@ -102,36 +130,66 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_
 	return err;
 }
 
-void sl_mapped_drop(uint64_t base)
+static void drop(bool (*which)(const struct block *, uint64_t), uint64_t key)
 {
 	if (!atomic_load(&sl_mapped_blocks))
 		return;
 	pthread_mutex_lock(&lock);
 	for (struct block *b = blocks; b < blocks + SL_MAPPED_BLOCKS; b++) {
-		if (b->host != base)
+		if (!b->host || !which(b, key))
 			continue;
-		fw_cuMemFree_v2(b->dev);
-		fw_cuStreamDestroy_v2(sl_handle_value(SL_STREAM, b->stream));
-		free(b->equal);
-		b->host = 0;
+		clear(b);
 		atomic_fetch_sub(&sl_mapped_blocks, 1);
 	}
 	pthread_mutex_unlock(&lock);
 }
 
-void sl_mapped_send_slow(uint32_t stream)
+static bool at_base(const struct block *b, uint64_t base)
+{
+	return b->host == base;
+}
+
+static bool in_ctx(const struct block *b, uint64_t ctx_id)
+{
+	return b->ctx_id == ctx_id;
+}
+
+void sl_mapped_drop(uint64_t base)
+{
+	drop(at_base, base);
+}
+
+void sl_mapped_drop_ctx(uint32_t ctx_id)
+{
+	drop(in_ctx, ctx_id);
+}
+
+/* Sends what the host has written, and only that. */
+static void send_changes(struct block *b)
+{
+	const uint8_t *host = (const uint8_t *)(uintptr_t)b->host;
+
+	for (uint32_t i = 0, from; i < b->n;) {
+		if (host[i] == b->equal[i]) {
+			i++;
+			continue;
+		}
+		for (from = i; i < b->n && host[i] != b->equal[i]; i++)
+			b->equal[i] = host[i];
+		copy_in(b, from, i - from);
+	}
+}
+
+void sl_mapped_send_slow(void)
 {
 	uint32_t ctx = sl_current_ctx_id();
 
 	if (sl_capturing_any())
 		return;
 	pthread_mutex_lock(&lock);
-	for (struct block *b = blocks; b < blocks + SL_MAPPED_BLOCKS; b++) {
-		if (!b->host || b->ctx_id != ctx || !memcmp((void *)(uintptr_t)b->host, b->equal, b->n))
-			continue;
-		memcpy(b->equal, (void *)(uintptr_t)b->host, b->n);
-		copy_in(b, stream);
-	}
+	for (struct block *b = blocks; b < blocks + SL_MAPPED_BLOCKS; b++)
+		if (b->host && b->ctx_id == ctx)
+			send_changes(b);
 	pthread_mutex_unlock(&lock);
 }
 
@@ -148,8 +206,10 @@ struct sl_mapped_wait *sl_mapped_begin_slow(uint32_t stream)
 		uint8_t *bytes;
 		sl_buf buf;
 
-		if (!b->host || b->ctx_id != ctx || !(bytes = malloc(b->n)))
+		if (!b->host || b->ctx_id != ctx || !(bytes = malloc(2 * (size_t)b->n)))
 			continue;
+		memcpy(bytes, b->equal, b->n);
+		memcpy(bytes + b->n, b->equal, b->n);
 		sl_buf_init(&buf);
 		sl_put_u64(&buf, b->dev);
 		sl_put_u64(&buf, b->n);
@@ -168,6 +228,17 @@ struct sl_mapped_wait *sl_mapped_begin_slow(uint32_t stream)
 	return w;
 }
 
+/* Takes over what the device has written, and only that. */
+static void take_changes(struct block *b, const uint8_t *arrived)
+{
+	const uint8_t *before = arrived + b->n;
+	uint8_t *host = (uint8_t *)(uintptr_t)b->host;
+
+	for (uint32_t i = 0; i < b->n; i++)
+		if (arrived[i] != before[i])
+			host[i] = b->equal[i] = arrived[i];
+}
+
 void sl_mapped_end(struct sl_mapped_wait *w, bool ok)
 {
 	if (!w)
@@ -181,10 +252,8 @@ void sl_mapped_end(struct sl_mapped_wait *w, bool ok)
 			continue;
 		}
 		pthread_mutex_lock(&lock);
-		if (b->host && b->serial == w->at[i].serial && memcmp(w->at[i].bytes, b->equal, b->n)) {
-			memcpy((void *)(uintptr_t)b->host, w->at[i].bytes, b->n);
-			memcpy(b->equal, w->at[i].bytes, b->n);
-		}
+		if (b->host && b->serial == w->at[i].serial)
+			take_changes(b, w->at[i].bytes);
 		pthread_mutex_unlock(&lock);
 		free(w->at[i].bytes);
 	}

@@ -24,15 +24,17 @@ struct sl_mapped_wait;
 CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_t n);
 /* The block is freed. */
 void sl_mapped_drop(uint64_t base);
+/* The context is gone, and its blocks with it. */
+void sl_mapped_drop_ctx(uint32_t ctx_id);
 
-void sl_mapped_send_slow(uint32_t stream);
+void sl_mapped_send_slow(void);
 struct sl_mapped_wait *sl_mapped_begin_slow(uint32_t stream);
 
-/* Before work on a stream that may read mapped memory. */
-static inline void sl_mapped_send(uint32_t stream)
+/* Before work that may read mapped memory. */
+static inline void sl_mapped_send(void)
 {
 	if (__builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed), 0))
-		sl_mapped_send_slow(stream);
+		sl_mapped_send_slow();
 }
 
 /*

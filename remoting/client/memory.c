@@ -199,7 +199,6 @@ CUresult sl_cuMemAllocHost(void **pp, unsigned int bytesize)
 CUresult sl_cuMemFreeHost(void *p)
 {
 	struct sl_range r;
-	struct sl_ctx *c;
 
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
@@ -209,9 +208,8 @@ CUresult sl_cuMemFreeHost(void *p)
 		return CUDA_ERROR_INVALID_VALUE;
 	sl_mapped_drop(r.base);
 	/* A copy may still be on its way into this memory. */
-	if (sl_deliveries_open() && !sl_dead() && !sl_ctx_use(&c))
-		fw_cuCtxSynchronize();
-	if (!sl_deliveries_open() || sl_dead())
+	/* In a session that has ended a copy may be half written: the memory stays. */
+	if (!sl_delivery_wait_range(p, r.size))
 		munmap(p, r.map_size);
 	return CUDA_SUCCESS;
 }
@@ -241,16 +239,16 @@ CUresult sl_cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
 
 CUresult sl_cuMemHostUnregister(void *p)
 {
-	struct sl_ctx *c;
+	struct sl_range r;
 
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
 	if (!p)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_REGISTERED, NULL))
+	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_REGISTERED, &r))
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-	if (sl_deliveries_open() && !sl_dead() && !sl_ctx_use(&c))
-		fw_cuCtxSynchronize();
+	sl_mapped_drop(r.base);
+	sl_delivery_wait_range(p, r.size);
 	return CUDA_SUCCESS;
 }
 

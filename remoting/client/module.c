@@ -135,8 +135,8 @@ CUresult sl_module_kernel(struct sl_module *m, const char *name, struct sl_kerne
 	}
 	if (!k) {
 		k = insert(m, name);
-		ask = true;
 	}
+	ask = k && !m->listed && !atomic_load(&k->id);
 	err = k ? bind_kernel(m, k) : CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_unlock(&m->lock);
 	/* Where the worker could not list the kernels, a name has to be tried. */

@@ -75,6 +75,7 @@ static struct {
 	int state;	/* ST_* */
 	CUresult error;	/* what calls return when not live */
 	CUresult sticky;	/* CUDA's own sticky error, 0 if none */
+	CUresult deferred;	/* first error of a one-way call not yet told */
 	pid_t pid;
 	int fd;
 	struct sl_shm *shm;	/* NULL: the socket carries the frames */
@@ -184,6 +185,11 @@ CUresult sl_dead(void)
 	return st == ST_NEW ? CUDA_ERROR_NOT_INITIALIZED : S.error;
 }
 
+bool sl_ended(void)
+{
+	return __atomic_load_n(&S.state, __ATOMIC_ACQUIRE) != ST_LIVE;
+}
+
 CUresult sl_gate_slow(void)
 {
 	if (sl_forked())
@@ -205,8 +211,10 @@ static void gate_close(void)
 static void die(CUresult error, const char *why)
 {
 	int live = ST_LIVE;
+	CUresult none = CUDA_SUCCESS;
 
-	S.error = error;
+	/* The first reason counts. */
+	__atomic_compare_exchange_n(&S.error, &none, error, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 	if (!__atomic_compare_exchange_n(&S.state, &live, ST_DEAD, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 		return;
 	gate_close();
@@ -282,6 +290,7 @@ static void in_child(void)
 	if (S.fd >= 0)
 		close(S.fd);
 	S.fd = -1;
+	gate_close();	/* where the kernel has not wiped the page */
 }
 
 /* ---- out ---- */
@@ -290,7 +299,8 @@ static bool tx(struct iovec *iov, int n)
 {
 	while (n) {
 		struct msghdr m = { .msg_iov = iov, .msg_iovlen = (size_t)n };
-		ssize_t w = S.shm ? sl_shm_write(S.shm, iov, n, (int)S.snap.keepalive_ms) : sendmsg(S.fd, &m, MSG_NOSIGNAL);
+		ssize_t w = S.shm ? sl_shm_write(S.shm, iov, n, (int)S.snap.keepalive_ms) : 
+				    syscall(SYS_sendmsg, S.fd, &m, MSG_NOSIGNAL); /* no cancellation point: locks are held */
 
 		if (w < 0) {
 			if (errno == EINTR)
@@ -327,7 +337,7 @@ static void drain_locked(void)
 		iov[0] = (struct iovec){ S.ring + at, first };
 		iov[1] = (struct iovec){ S.ring, n - first };
 		/* A dead session swallows what is left, so that nobody waits for room. */
-		if (__atomic_load_n(&S.state, __ATOMIC_RELAXED) == ST_LIVE)
+		if (__atomic_load_n(&S.state, __ATOMIC_RELAXED) != ST_DEAD)
 			tx(iov, n > first ? 2 : 1);
 		__atomic_store_n(&S.tail, head, __ATOMIC_RELEASE);
 	}
@@ -584,6 +594,33 @@ static bool rx(void *dst, size_t n)
 	return true;
 }
 
+/*
+ * What a call is told. An error of an earlier one-way call is kept for the next
+ * call by which the program asks how the device fares: another that succeeded, an
+ * allocation say, must not seem to have failed.
+ */
+static CUresult told(const struct in_hdr *h)
+{
+	CUresult none = CUDA_SUCCESS, kept;
+
+	if (h->deferred)
+		__atomic_compare_exchange_n(&S.deferred, &none, h->deferred, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	if (h->result && h->result != CUDA_ERROR_NOT_READY)
+		return h->result;
+	switch (h->op) {
+	case SL_OP_cuStreamSynchronize:
+	case SL_OP_cuCtxSynchronize:
+	case SL_OP_cuEventSynchronize:
+	case SL_OP_cuStreamQuery:
+	case CTL_EVENT_WATCH:
+	case CTL_COPY_OUT:
+	case CTL_COPY_OUT_3D:
+		kept = __atomic_exchange_n(&S.deferred, CUDA_SUCCESS, __ATOMIC_RELAXED);
+		return kept ? kept : h->result;
+	}
+	return h->result;
+}
+
 static bool rx_reply(const struct in_hdr *h)
 {
 	struct waiter *w = take_waiter(h->call);
@@ -602,7 +639,7 @@ static bool rx_reply(const struct in_hdr *h)
 	} else {
 		ok = rx(r->data, h->size);
 		r->n = ok ? h->size : 0;
-		r->result = !ok ? sl_dead() : h->result ? h->result : h->deferred;
+		r->result = !ok ? sl_dead() : told(h);
 	}
 	note_error(r->result);
 	wake_waiter(w);
@@ -677,7 +714,13 @@ static bool rx_frame(void)
 	case K_DATA:
 		return rx_data(&h);
 	case K_EVENT:
-		sl_on_event(h.arg, h.call);
+		if (h.result) {
+			note_error(h.result);
+			sl_on_error(h.op, h.result);
+			sl_on_event_error(h.arg);
+		} else {
+			sl_on_event(h.arg, h.call);
+		}
 		break;
 	case K_ERROR:
 		sl_log(SL_WARN, "%s failed on the worker: error %d", sl_op_name(h.op), h.result);

@@ -159,6 +159,8 @@ CUresult sl_session_start(void);
 const struct sl_snapshot *sl_snapshot(void);
 /* 0 while the session lives, else the error every call now returns. */
 CUresult sl_dead(void);
+/* True when no frame will come any more; a sticky error of CUDA's is no such end. */
+bool sl_ended(void);
 /* True in a child forked after the session started. */
 bool sl_forked(void);
 /* True once exit handlers run: no call may block on the network any more. */
@@ -188,11 +190,15 @@ uint32_t sl_delivery_new_3d(void *dst, size_t pitch, size_t slice, size_t width,
 /* Waits until it ended; 0 or the session's error. */
 CUresult sl_delivery_wait(uint32_t id);
 void sl_delivery_drop(uint32_t id);
+/* Waits until no open delivery writes to [p, p+n); 0 or the session's error. */
+CUresult sl_delivery_wait_range(const void *p, size_t n);
 /* Deliveries not yet ended. */
 unsigned sl_deliveries_open(void);
 
 /* Provided by the rest of the shim, called on the receiver thread: must not block or wait. */
 void sl_on_event(uint32_t id, uint32_t generation);
+/* Waiting for the event failed: whoever asks next must ask the worker. */
+void sl_on_event_error(uint32_t id);
 void sl_on_hostfn(uint32_t id);
 void sl_on_error(uint16_t op, CUresult result);
 /* Context id for frame headers: the calling thread's current context, 0 if none. */

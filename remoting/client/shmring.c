@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdatomic.h>
@@ -42,7 +43,8 @@ struct sl_shm *sl_shm_attach(int fd)
 	off_t size = lseek(fd, 0, SEEK_END);
 	uint8_t *p = MAP_FAILED;
 
-	if (s && size == (off_t)SL_SHM_SIZE)
+	/* Unsealed, it could be cut short under our feet. */
+	if (s && size == (off_t)SL_SHM_SIZE && fcntl(fd, F_GET_SEALS) >= 0 && fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK)
 		p = mmap(NULL, SL_SHM_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	close(fd);
 	if (p == MAP_FAILED) {

@@ -474,7 +474,8 @@ CUresult sl_cuStreamQuery(CUstream hStream)
 	err = UNMARKED(fw_cuStreamQuery(hStream));
 	if (!err)
 		sl_mapped_fetch();
-	if (!err && w.track && !sl_capturing_any())
+	/* What the legacy stream would wait for, a query of it does not tell. */
+	if (!err && w.track && hStream && hStream != CU_STREAM_LEGACY && !sl_capturing_any())
 		sl_mark_synced(w.m, w.seq);
 	return err;
 }

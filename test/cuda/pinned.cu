@@ -22,6 +22,60 @@ extern "C" __global__ void twice(unsigned *v, int n)
 		v[i] *= 2;
 }
 
+static void CUDART_CB fill(void *p)
+{
+	unsigned *v = (unsigned *)p;
+
+	for (int i = 0; i < 1000; i++)
+		v[i] = 5 * i;
+}
+
+/* Host memory that work in the stream writes and later work in the stream reads, with no wait between. */
+static void round_trip(unsigned *out, unsigned *d, int part, cudaStream_t s)
+{
+	memset(out, 0xff, 2 * part * sizeof *out);
+	hold<<<1, 1, 0, s>>>(50000000ll);
+	CHECK(cudaMemcpyAsync(out, d, part * sizeof *d, cudaMemcpyDeviceToHost, s));
+	CHECK(cudaMemcpyAsync(d + part, out, part * sizeof *d, cudaMemcpyHostToDevice, s));
+	CHECK(cudaMemcpyAsync(out + part, d + part, part * sizeof *d, cudaMemcpyDeviceToHost, s));
+	CHECK(cudaStreamSynchronize(s));
+	for (int i = 0; i < part; i++)
+		REQUIRE(out[part + i] == out[i] && out[i] == 2u * i, "element %d went out as %u and came back as %u", i, out[i], out[part + i]);
+	memset(out, 0xff, 2 * part * sizeof *out);
+	hold<<<1, 1, 0, s>>>(50000000ll);
+	CHECK(cudaLaunchHostFunc(s, fill, out));
+	CHECK(cudaMemcpyAsync(d, out, 1000 * sizeof *d, cudaMemcpyHostToDevice, s));
+	CHECK(cudaMemcpyAsync(out + part, d, 1000 * sizeof *d, cudaMemcpyDeviceToHost, s));
+	CHECK(cudaStreamSynchronize(s));
+	for (int i = 0; i < 1000; i++)
+		REQUIRE(out[part + i] == 5u * i, "element %d of the host function is %u", i, out[part + i]);
+}
+
+/* A few words that both sides write: each sees the other's, and neither undoes the other's. */
+static void mapped(cudaStream_t s, cudaEvent_t e)
+{
+	unsigned *word, *there;
+
+	CHECK(cudaHostAlloc(&word, 4 * sizeof *word, cudaHostAllocMapped));
+	for (int i = 0; i < 4; i++)
+		word[i] = i + 1;
+	CHECK(cudaHostGetDevicePointer(&there, word, 0));
+	twice<<<1, 1, 0, s>>>(there, 2);
+	CHECK(cudaStreamSynchronize(s));
+	REQUIRE(word[0] == 2 && word[1] == 4 && word[2] == 3, "the words are %u %u %u", word[0], word[1], word[2]);
+	word[3] = 50;
+	twice<<<1, 1, 0, s>>>(there, 1);
+	CHECK(cudaEventRecord(e, s));
+	while (cudaEventQuery(e) == cudaErrorNotReady)
+		;
+	cudaGetLastError();
+	REQUIRE(word[0] == 4 && word[1] == 4 && word[3] == 50, "after a poll the words are %u %u %u", word[0], word[1], word[3]);
+	twice<<<1, 1, 0, s>>>(there + 3, 1);
+	CHECK(cudaDeviceSynchronize());
+	REQUIRE(word[0] == 4 && word[3] == 100, "at the end the words are %u %u", word[0], word[3]);
+	CHECK(cudaFreeHost(word));
+}
+
 int main()
 {
 	const int n = 1 << 20, slices = 8, part = n / slices, w = 100, rows = 64, wide = 256;
@@ -109,6 +163,12 @@ int main()
 
 			REQUIRE(got == want, "pixel %d,%d is %d, not %d", x, y, got, want);
 		}
+
+	CHECK(cudaMemcpy(d, in, n * sizeof *d, cudaMemcpyHostToDevice));
+	twice<<<32, 128>>>(d, n);
+	CHECK(cudaDeviceSynchronize());
+	round_trip(out, d, part, s);
+	mapped(s, e);
 
 	CHECK(cudaFreeHost(in));
 	CHECK(cudaFreeHost(out));
