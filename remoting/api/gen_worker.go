@@ -229,7 +229,7 @@ func handler(p *printer, r Row) {
 		case q.Mode == InArray && q.HKind != "":
 			p.f("\ta_%s := make([]C.uint64_t, len(ids_%s))\n\tfor i, id := range ids_%s {\n\t\treal, ok := s.handle(%d, id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%d, id)\n\t\t}\n\t\ta_%s[i] = C.uint64_t(real)\n\t}\n", n, n, n, KindNumber[q.HKind], KindNumber[q.HKind], n)
 		case q.Mode == OutHandles:
-			p.f("\tvar a_%s []C.uint64_t\n\tif w_%s {\n\t\ta_%s = make([]C.uint64_t, min(uint64(o_%s), maxHandles))\n\t}\n", n, n, n, q.Count)
+			p.f("\tvar a_%s []C.uint64_t\n\tif w_%s {\n\t\to_%s = min(o_%s, maxHandles)\n\t\ta_%s = make([]C.uint64_t, o_%s)\n\t}\n", n, n, q.Count, q.Count, n, q.Count)
 		case q.Mode == Str && !r.Worker:
 			p.f("\tc_%s := C.CString(p_%s)\n\tdefer C.free(unsafe.Pointer(c_%s))\n", n, n, n)
 		}

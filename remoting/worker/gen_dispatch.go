@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x3a, 0x95, 0xc0, 0x71, 0x7f, 0x73, 0x7b, 0x3c,
-	0xef, 0xf7, 0x14, 0x94, 0xc7, 0xb7, 0xfd, 0x36,
-	0x52, 0x75, 0xb8, 0x9a, 0x9e, 0xd0, 0x25, 0xc2,
-	0xc1, 0x50, 0xca, 0x4f, 0xd7, 0xc9, 0xbd, 0xf8,
+	0xca, 0x25, 0xa6, 0x25, 0x47, 0xaf, 0xcf, 0x96,
+	0x2a, 0xb9, 0x9a, 0x4a, 0x7e, 0xfc, 0x5f, 0xc8,
+	0xd6, 0xa8, 0x32, 0xfd, 0xd8, 0xde, 0xc9, 0xd0,
+	0x1c, 0x61, 0xd7, 0x19, 0x3f, 0xfc, 0x5b, 0xe6,
 }
 
 // Operation numbers of the API table.
@@ -2335,11 +2335,13 @@ func (s *session) do_cuGraphGetEdges(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	var a_from []C.uint64_t
 	if w_from {
-		a_from = make([]C.uint64_t, min(uint64(o_numEdges), maxHandles))
+		o_numEdges = min(o_numEdges, maxHandles)
+		a_from = make([]C.uint64_t, o_numEdges)
 	}
 	var a_to []C.uint64_t
 	if w_to {
-		a_to = make([]C.uint64_t, min(uint64(o_numEdges), maxHandles))
+		o_numEdges = min(o_numEdges, maxHandles)
+		a_to = make([]C.uint64_t, o_numEdges)
 	}
 	rc := C.call_cuGraphGetEdges(C.uint64_t(h_hGraph.real), first(a_from), first(a_to), &o_numEdges)
 	if rc == C.CUDA_SUCCESS {
@@ -2378,7 +2380,8 @@ func (s *session) do_cuGraphGetNodes(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	var a_nodes []C.uint64_t
 	if w_nodes {
-		a_nodes = make([]C.uint64_t, min(uint64(o_numNodes), maxHandles))
+		o_numNodes = min(o_numNodes, maxHandles)
+		a_nodes = make([]C.uint64_t, o_numNodes)
 	}
 	rc := C.call_cuGraphGetNodes(C.uint64_t(h_hGraph.real), first(a_nodes), &o_numNodes)
 	if rc == C.CUDA_SUCCESS {
@@ -2410,7 +2413,8 @@ func (s *session) do_cuGraphGetRootNodes(d *wire.Decoder, e *wire.Encoder) int32
 	}
 	var a_rootNodes []C.uint64_t
 	if w_rootNodes {
-		a_rootNodes = make([]C.uint64_t, min(uint64(o_numRootNodes), maxHandles))
+		o_numRootNodes = min(o_numRootNodes, maxHandles)
+		a_rootNodes = make([]C.uint64_t, o_numRootNodes)
 	}
 	rc := C.call_cuGraphGetRootNodes(C.uint64_t(h_hGraph.real), first(a_rootNodes), &o_numRootNodes)
 	if rc == C.CUDA_SUCCESS {
@@ -2562,7 +2566,8 @@ func (s *session) do_cuGraphNodeGetDependencies(d *wire.Decoder, e *wire.Encoder
 	}
 	var a_dependencies []C.uint64_t
 	if w_dependencies {
-		a_dependencies = make([]C.uint64_t, min(uint64(o_numDependencies), maxHandles))
+		o_numDependencies = min(o_numDependencies, maxHandles)
+		a_dependencies = make([]C.uint64_t, o_numDependencies)
 	}
 	rc := C.call_cuGraphNodeGetDependencies(C.uint64_t(h_hNode.real), first(a_dependencies), &o_numDependencies)
 	if rc == C.CUDA_SUCCESS {
@@ -2594,7 +2599,8 @@ func (s *session) do_cuGraphNodeGetDependentNodes(d *wire.Decoder, e *wire.Encod
 	}
 	var a_dependentNodes []C.uint64_t
 	if w_dependentNodes {
-		a_dependentNodes = make([]C.uint64_t, min(uint64(o_numDependentNodes), maxHandles))
+		o_numDependentNodes = min(o_numDependentNodes, maxHandles)
+		a_dependentNodes = make([]C.uint64_t, o_numDependentNodes)
 	}
 	rc := C.call_cuGraphNodeGetDependentNodes(C.uint64_t(h_hNode.real), first(a_dependentNodes), &o_numDependentNodes)
 	if rc == C.CUDA_SUCCESS {
@@ -4040,7 +4046,7 @@ func (s *session) do_cuPointerGetAttribute(d *wire.Decoder, e *wire.Encoder) int
 	if d.Err() != nil {
 		return s.malformed(474)
 	}
-	rc := C.call_cuPointerGetAttribute(unsafe.Pointer(&o_data), C.uint32_t(p_attribute), C.uint64_t(p_ptr))
+	rc := s.cuPointerGetAttribute(&o_data, p_attribute, p_ptr)
 	if rc == C.CUDA_SUCCESS {
 		if w_data {
 			memOut(e, unsafe.Pointer(&o_data), unsafe.Sizeof(o_data))

@@ -333,10 +333,20 @@ func texel(format, channels uint32) uint64 {
 	return 16
 }
 
-// arrayBytes estimates an array from its sides.
+// arrayBytes estimates an array from its sides. The driver keeps arrays in tiles
+// 64 bytes wide and 8 rows high (seen on an H200: 1 x 16384 x 1024 bytes take
+// 1 GiB), so that is what the sides are rounded up to.
 func arrayBytes(w, h, d uint64, format, channels uint32) (uint64, bool) {
-	n := texel(format, min(channels, 4))
-	for _, v := range [...]uint64{max(w, 1), max(h, 1), max(d, 1)} {
+	const tileBytes, tileRows = 64, 8
+	if w > maxSide || h > maxSide {
+		return 0, false
+	}
+	row := (max(w, 1)*texel(format, min(channels, 4)) + tileBytes - 1) &^ (tileBytes - 1)
+	if h > 1 {
+		h = (h + tileRows - 1) &^ (tileRows - 1)
+	}
+	n := uint64(1)
+	for _, v := range [...]uint64{row, max(h, 1), max(d, 1)} {
 		if v > maxSide || n > (1<<50)/v {
 			return 0, false
 		}
@@ -701,6 +711,9 @@ func (s *session) cuMemPoolCreate(id uint32, o *C.uint64_t, props *C.CUmemPoolPr
 	if props.location._type != C.CU_MEM_LOCATION_TYPE_DEVICE {
 		return C.CUresult(s.refuse("memory pools of host memory"))
 	}
+	if props.allocType != C.CU_MEM_ALLOCATION_TYPE_PINNED {
+		return C.CUresult(s.refuse("memory pools of managed memory"))
+	}
 	dev := int(props.location.id)
 	if dev < 0 || dev >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
@@ -771,12 +784,34 @@ func (s *session) cuMemPoolSetAttribute(h href, attr uint32, value *uint64) C.CU
 // measured overhead.
 const defaultHeap = 8 << 20
 
+// defaultStack is the stack of a thread, in bytes, that the measured overhead holds.
+const defaultStack = 1024
+
+// residentThreads is how many threads a device runs at a time.
+func (s *session) residentThreads(dev int) uint64 {
+	attr := func(n int) uint64 {
+		if a := s.snap.Devices[dev].Attr; n < len(a) && a[n] > 0 {
+			return uint64(a[n])
+		}
+		return 0
+	}
+	n := attr(C.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) * attr(C.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)
+	return max(n, 1)
+}
+
 func (s *session) cuCtxSetLimit(limit uint32, value uint64) C.CUresult {
 	dev, rc := s.device()
 	if rc != 0 {
 		return C.CUresult(rc)
 	}
-	if limit != C.CU_LIMIT_MALLOC_HEAP_SIZE && limit != C.CU_LIMIT_PRINTF_FIFO_SIZE {
+	// A stack is held for every thread that the device can have resident.
+	threads := uint64(1)
+	free := uint64(defaultHeap)
+	switch limit {
+	case C.CU_LIMIT_MALLOC_HEAP_SIZE, C.CU_LIMIT_PRINTF_FIFO_SIZE:
+	case C.CU_LIMIT_STACK_SIZE:
+		threads, free = s.residentThreads(dev), defaultStack
+	default:
 		rc := C.sl_ctx_set_limit(C.uint32_t(limit), C.uint64_t(value))
 		s.mem.measureSoon()
 		return rc
@@ -785,8 +820,11 @@ func (s *session) cuCtxSetLimit(limit uint32, value uint64) C.CUresult {
 	key := [2]uint32{s.cur, limit}
 	old := m.limits[key]
 	want := uint64(0)
-	if value > defaultHeap {
-		want = account.RoundUp(value - defaultHeap)
+	if value > free {
+		if value-free > (1<<50)/threads {
+			return C.CUDA_ERROR_OUT_OF_MEMORY
+		}
+		want = account.RoundUp((value - free) * threads)
 	}
 	if want > old.bytes && !m.reserve(dev, want-old.bytes) {
 		return C.CUDA_ERROR_OUT_OF_MEMORY

@@ -9,6 +9,8 @@ package worker
 import "C"
 
 import (
+	"encoding/binary"
+	"fmt"
 	"unsafe"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -17,6 +19,10 @@ import (
 // Contexts.
 
 func (s *session) cuCtxCreate_v2(id uint32, o *C.uint64_t, flags, dev uint32) C.CUresult {
+	if int(id&indexMask) <= len(s.snap.Devices) {
+		s.violation(fmt.Sprintf("context id %#x belongs to a device", id))
+		return C.CUDA_ERROR_INVALID_CONTEXT
+	}
 	d := int(dev)
 	if d < 0 || d >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
@@ -77,7 +83,9 @@ func (s *session) cuCtxDestroy_v2(h href) C.CUresult {
 	s.leaveContext(h.id, c)
 	rc := C.sl_ctx_destroy(C.uint64_t(h.real))
 	s.unbind(wire.KindCtx, h.id)
-	s.mem.dropContext(h.id, c.dev)
+	if rc == 0 {
+		s.mem.dropContext(h.id, c.dev)
+	}
 	s.forgetCtx()
 	return rc
 }
@@ -90,12 +98,16 @@ func (s *session) primaryEnd(dev int) C.CUresult {
 	if p == nil {
 		return 0
 	}
-	if c := s.ctxs[p.real]; c != nil {
-		s.leaveContext(id, c)
+	c := s.ctxs[p.real]
+	if c == nil || c.created {
+		return C.CUDA_ERROR_INVALID_CONTEXT
 	}
+	s.leaveContext(id, c)
 	rc := C.sl_ctx_release(C.int(dev))
 	s.unbind(wire.KindCtx, id)
-	s.mem.dropContext(id, dev)
+	if rc == 0 {
+		s.mem.dropContext(id, dev)
+	}
 	s.forgetCtx()
 	return rc
 }
@@ -169,6 +181,12 @@ func (s *session) cuOccupancyMaxPotentialClusterSize(n *C.int, h href, cfg *C.CU
 func (s *session) clusters(n *C.int, h href, cfg *C.CUlaunchConfig, attrs []C.CUlaunchAttribute, potential C.int) C.CUresult {
 	if cfg == nil {
 		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	for i := range attrs {
+		// Events in attributes would be addresses of the client's choice, and do not matter here.
+		if attrs[i].id == C.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT || attrs[i].id == C.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT {
+			attrs[i].id = C.CU_LAUNCH_ATTRIBUTE_IGNORE
+		}
 	}
 	c := *cfg
 	c.attrs = nil
@@ -324,4 +342,20 @@ func (s *session) cuSurfObjectCreate(o *C.CUsurfObject, res *C.CUDA_RESOURCE_DES
 		return C.CUresult(rc)
 	}
 	return C.call_cuSurfObjectCreate(o, res)
+}
+
+// cuPointerGetAttribute answers what fits eight bytes and names nothing of the
+// worker's own: the driver writes more for some, and handles for others.
+func (s *session) cuPointerGetAttribute(value *uint64, attribute uint32, ptr uint64) C.CUresult {
+	switch attribute {
+	case C.CU_POINTER_ATTRIBUTE_CONTEXT, C.CU_POINTER_ATTRIBUTE_P2P_TOKENS, C.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+		return C.CUDA_ERROR_NOT_SUPPORTED
+	}
+	if attribute > C.CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	var wide [64]byte
+	rc := C.call_cuPointerGetAttribute(unsafe.Pointer(&wide[0]), C.uint32_t(attribute), C.uint64_t(ptr))
+	*value = binary.LittleEndian.Uint64(wide[:])
+	return rc
 }

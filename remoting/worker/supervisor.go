@@ -283,7 +283,8 @@ func (s *Supervisor) Serve(ctx context.Context, l net.Listener) error {
 		select {
 		case room <- struct{}{}:
 		default:
-			refuse(c, wire.StatusBusy, "too many connections at once; try again")
+			// Not even the time of a refusal: whoever waits behind this one would pay for it.
+			c.Close()
 			continue
 		}
 		s.wg.Add(1)

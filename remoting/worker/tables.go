@@ -112,6 +112,10 @@ func (s *session) bind(kind int, id uint32, real uint64, rc C.CUresult) {
 		s.violation("too many handles")
 		return
 	}
+	if p.live && p.err == 0 {
+		s.violation(fmt.Sprintf("handle id %#x is in use", id))
+		return
+	}
 	*p = slot{real: real, ctx: s.hdr.Ctx, err: int32(rc), gen: uint8(id >> genShift), live: true}
 	if rc == 0 {
 		s.tables[kind].setID(real, id)
