@@ -29,7 +29,7 @@ include $(sort $(wildcard remoting/*/build.mk))
 
 .PHONY: go-bins
 go-bins: | $(B)/bin
-	$(GO) build -o $(B)/bin/ ./daemon/cmd/sluice ./remoting/worker/cmd/sluice-worker
+	$(GO) build -o $(B)/bin/ ./daemon/cmd/sluice ./remoting/worker/cmd/sluice-worker ./bench/relay
 
 $(B)/bin $(B)/test:
 	mkdir -p $@

@@ -207,12 +207,6 @@ func (s *session) cuTensorMapEncodeTiled(o *C.CUtensorMap, dataType, rank uint32
 
 // Graphs and capture.
 
-func (s *session) cuGraphInstantiateWithFlags(id uint32, o *C.uint64_t, g href, flags uint64) C.CUresult {
-	rc := C.call_cuGraphInstantiateWithFlags(o, C.uint64_t(g.real), C.uint64_t(flags))
-	s.mem.measureSoon()
-	return rc
-}
-
 func (s *session) cuStreamBeginCapture_v2(h href, mode uint32) C.CUresult {
 	// The event that frees this slot must not be captured.
 	s.in.close(s)
