@@ -85,6 +85,32 @@ CUresult ctx_activate(struct ctx *c)
 	return CUDA_SUCCESS;
 }
 
+/*
+ * Holds local memory of bytes for every thread that can be resident; exact also gives back what is
+ * held beyond. A context has the first KiB of each thread from its beginning.
+ */
+CUresult ctx_local(struct ctx *c, uint64_t bytes, bool exact)
+{
+	int sms = 0, threads = 0;
+	uint64_t want;
+
+	dev_attr(c->dev, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &sms);
+	dev_attr(c->dev, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, &threads);
+	want = bytes > 1024 ? (bytes - 1024) * (uint64_t)sms * (uint64_t)threads : 0;
+	want = (want + (2ULL << 20) - 1) & ~((2ULL << 20) - 1);
+	if (want > c->local && !state_charge(c->dev, want - c->local))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (want > c->local) {
+		c->overhead += want - c->local;
+		c->local = want;
+	} else if (exact) {
+		state_uncharge(c->dev, c->local - want);
+		c->overhead -= c->local - want;
+		c->local = want;
+	}
+	return CUDA_SUCCESS;
+}
+
 /* Device printf, as far as it has come. Called with the lock, at synchronisations. */
 void ctx_print_flush(struct ctx *c)
 {
@@ -133,7 +159,7 @@ static void ctx_empty(struct ctx *c)
 	free(c->print);
 	c->print = NULL;
 	c->nprint = c->capprint = 0;
-	c->overhead = 0;
+	c->overhead = c->local = 0;
 	c->active = c->dying = false;
 	c->sticky = CUDA_SUCCESS;
 }
@@ -519,6 +545,8 @@ API CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 		return r;
 	if (limit == CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH || limit > CU_LIMIT_PERSISTING_L2_CACHE_SIZE)
 		return sim_leave(limit < CU_LIMIT_MAX ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_ERROR_INVALID_VALUE);
+	if (limit == CU_LIMIT_STACK_SIZE && (r = ctx_local(c, value, true)))
+		return sim_leave(r);
 	c->limits[limit] = value;
 	return sim_leave(CUDA_SUCCESS);
 }

@@ -289,6 +289,8 @@ CUresult kcall_make(struct ctx *c, CUfunction h, const unsigned int grid[3], con
 
 	if (!r)
 		r = dims_check(f, grid, block, shared);
+	if (!r)
+		r = ctx_local(c, (uint64_t)f->twin->k->local_bytes, false);
 	if (r)
 		return r;
 	t = f->twin;

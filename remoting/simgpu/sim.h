@@ -134,7 +134,7 @@ struct ctx {
 	int dev;
 	unsigned int flags, version, primary_refs;
 	bool primary, active, dying, ever;
-	uint64_t id, overhead;
+	uint64_t id, overhead, local;	/* local: bytes of local memory held for all threads */
 	CUresult sticky;
 	struct stream *legacy, *streams;
 	struct alloc *allocs;
@@ -367,6 +367,7 @@ struct ctx *ctx_current(void);
 bool ctx_dangling(void);
 bool ctx_usable(struct ctx *c);
 CUresult ctx_activate(struct ctx *c);
+CUresult ctx_local(struct ctx *c, uint64_t bytes, bool exact);
 void ctx_print_flush(struct ctx *c);
 CUresult dev_check(CUdevice dev);
 int dev_attr(CUdevice dev, int attr, int *value);

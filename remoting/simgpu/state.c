@@ -68,9 +68,10 @@ int state_config(struct sim_config *cfg)
 
 	cfg->mem = 16ULL << 30;
 	cfg->ctx_mem = 64ULL << 20;
-	cfg->module_mem = 0;
+	cfg->module_mem = cfg->stream_mem = 0;
 	if (parse_size("SLUICE_SIM_MEM", &cfg->mem) || parse_size("SLUICE_SIM_CTX_MEM", &cfg->ctx_mem) ||
-	    parse_size("SLUICE_SIM_MODULE_MEM", &cfg->module_mem) || parse_size("SLUICE_SIM_DEVICES", &ndev) ||
+	    parse_size("SLUICE_SIM_MODULE_MEM", &cfg->module_mem) || parse_size("SLUICE_SIM_STREAM_MEM", &cfg->stream_mem) ||
+	    parse_size("SLUICE_SIM_DEVICES", &ndev) ||
 	    parse_size("SLUICE_SIM_DRIVER", &driver) || parse_size("SLUICE_SIM_SM", &sm))
 		return -1;
 	if (ndev > SIM_MAX_DEV || sm < 50 || sm > 999 || driver < 11000 || driver > 99999 ||

@@ -15,7 +15,7 @@
 struct sim_config {
 	int ndev;
 	uint64_t mem;			/* bytes per device */
-	uint64_t ctx_mem, module_mem;	/* bytes a context, a module image costs */
+	uint64_t ctx_mem, module_mem, stream_mem; /* bytes a context, a module image, a stream costs */
 	int driver;			/* 13000 */
 	int sm;				/* 90 */
 };

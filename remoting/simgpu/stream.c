@@ -474,6 +474,9 @@ static CUresult create(CUstream *out, unsigned int flags, int priority)
 	if (!out || flags & ~1U)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+	if (!state_charge(c->dev, sim.cfg.stream_mem))
+		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	c->overhead += sim.cfg.stream_mem;
 	s = stream_new(c, flags, priority);
 	if (!s)
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);

@@ -73,9 +73,9 @@ static void t_contexts(void)
 	CU(cuCtxPushCurrent_v2(c));
 	CU(cuCtxGetLimit(&n, CU_LIMIT_STACK_SIZE));
 	CHECK(n == 1024);
-	CU(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
+	CU(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1536));
 	CU(cuCtxGetLimit(&n, CU_LIMIT_STACK_SIZE));
-	CHECK(n == 4096);
+	CHECK(n == 1536);
 	CU(cuCtxPushCurrent_v2(p));
 	CU(cuCtxDestroy_v2(c));
 	IS(cuCtxDestroy_v2(c), CUDA_ERROR_INVALID_CONTEXT);

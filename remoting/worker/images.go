@@ -45,6 +45,7 @@ type kernel struct {
 	real  uint64 // CUkernel of a library, CUfunction of a module; 0 before the first use
 	fn    uint64 // the CUfunction of a library's kernel in context fnCtx
 	fnCtx uint32
+	local uint64 // bytes of local memory for each thread, known with real
 }
 
 type images struct {
@@ -106,6 +107,17 @@ const (
 	maxJITLog = 1 << 20
 )
 
+// jitPlain has a bit for each option that is a number, or a log of the worker's.
+const jitPlain = 1<<C.CU_JIT_MAX_REGISTERS | 1<<C.CU_JIT_THREADS_PER_BLOCK | 1<<C.CU_JIT_WALL_TIME |
+	1<<C.CU_JIT_INFO_LOG_BUFFER | 1<<C.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES |
+	1<<C.CU_JIT_ERROR_LOG_BUFFER | 1<<C.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES |
+	1<<C.CU_JIT_OPTIMIZATION_LEVEL | 1<<C.CU_JIT_TARGET_FROM_CUCONTEXT | 1<<C.CU_JIT_TARGET |
+	1<<C.CU_JIT_FALLBACK_STRATEGY | 1<<C.CU_JIT_GENERATE_DEBUG_INFO | 1<<C.CU_JIT_LOG_VERBOSE |
+	1<<C.CU_JIT_GENERATE_LINE_INFO | 1<<C.CU_JIT_CACHE_MODE | 1<<C.CU_JIT_LTO | 1<<C.CU_JIT_FTZ |
+	1<<C.CU_JIT_PREC_DIV | 1<<C.CU_JIT_PREC_SQRT | 1<<C.CU_JIT_FMA |
+	1<<C.CU_JIT_OPTIMIZE_UNUSED_DEVICE_VARIABLES | 1<<C.CU_JIT_POSITION_INDEPENDENT_CODE |
+	1<<C.CU_JIT_MIN_CTA_PER_SM | 1<<C.CU_JIT_MAX_THREADS_PER_BLOCK | 1<<C.CU_JIT_OVERRIDE_DIRECTIVE_VALUES
+
 // jit is the options of a load as the driver takes them, in C's memory.
 type jit struct {
 	n             int
@@ -128,9 +140,21 @@ func (s *session) jitOptions(n int) (j *jit, rc int32) {
 	j.vals = (*unsafe.Pointer)(C.calloc(C.size_t(n+1), 8))
 	opts := unsafe.Slice((*uint32)(unsafe.Pointer(j.opts)), n)
 	vals := unsafe.Slice((*uint64)(unsafe.Pointer(j.vals)), n)
+	var seen uint64
 	for i := range n {
 		opts[i] = s.dec.U32()
 		vals[i] = s.dec.U64()
+		// Only what carries no pointer of the client's, and each but once: the
+		// driver's idea of a log's size must be ours.
+		if opts[i] >= 64 || jitPlain>>opts[i]&1 == 0 {
+			s.log.Warn("module load refused: option not supported", "CUjit_option", opts[i])
+			rc = C.CUDA_ERROR_NOT_SUPPORTED
+			continue
+		}
+		if seen>>opts[i]&1 != 0 {
+			rc = C.CUDA_ERROR_INVALID_VALUE
+		}
+		seen |= 1 << opts[i]
 		switch opts[i] {
 		case C.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
 			j.infoAt = i
@@ -138,12 +162,11 @@ func (s *session) jitOptions(n int) (j *jit, rc int32) {
 		case C.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
 			j.errAt = i
 			vals[i] = min(vals[i]&0xffffffff, maxJITLog)
-		case C.CU_JIT_GLOBAL_SYMBOL_NAMES, C.CU_JIT_GLOBAL_SYMBOL_ADDRESSES, C.CU_JIT_GLOBAL_SYMBOL_COUNT,
-			C.CU_JIT_REFERENCED_KERNEL_NAMES, C.CU_JIT_REFERENCED_KERNEL_COUNT,
-			C.CU_JIT_REFERENCED_VARIABLE_NAMES, C.CU_JIT_REFERENCED_VARIABLE_COUNT:
-			s.log.Warn("module load refused: option not supported", "CUjit_option", opts[i])
-			rc = C.CUDA_ERROR_NOT_SUPPORTED
 		}
+	}
+	if rc != 0 {
+		j.n = 0
+		return j, rc
 	}
 	// Buffers are the worker's: the client's pointers mean nothing here.
 	for i := range n {
@@ -226,14 +249,14 @@ func (s *session) imageLoad(p []byte) int32 {
 	if library {
 		kind = wire.KindLibrary
 	}
-	// A library's variables come with the first use of one of its kernels,
-	// when nothing can be refused any more: large ones are reserved here.
+	// Variables are reserved before the driver takes them: a module's with its
+	// load, a library's with the first use of one of its kernels.
 	var vars uint64
 	dev := 0
 	if c := s.context(); c != nil {
 		dev = c.dev
 	}
-	if library && rc == 0 {
+	if rc == 0 {
 		v := &s.snap.Devices[dev]
 		if n := cubin.Variables(mem.Bytes(), int(v.CCMajor)*10+int(v.CCMinor)); n >= account.Granule {
 			vars = account.RoundUp(n)
@@ -389,6 +412,16 @@ func (s *session) kernel(id uint32) (*kernel, int32) {
 	if rc != 0 {
 		p.err = int32(rc)
 		return nil, int32(rc)
+	}
+	var local C.int
+	if k.img.library {
+		dev, _ := s.device()
+		rc = C.sl_kernel_attr(&local, C.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, real, C.int(dev))
+	} else {
+		rc = C.sl_function_attr(&local, C.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, real)
+	}
+	if rc == 0 && local > 0 {
+		k.local = uint64(local)
 	}
 	k.real = uint64(real)
 	p.real = k.real
@@ -555,11 +588,16 @@ func (s *session) launch(p []byte) int32 {
 		return s.malformed(s.hdr.Op)
 	}
 	var fn uint64
-	if q := s.tables[wire.KindKernel].live(le(0)); q != nil && q.real != 0 && !q.obj.(*kernel).img.dead {
+	q := s.tables[wire.KindKernel].live(le(0))
+	var k *kernel
+	if q != nil && q.real != 0 {
+		k = q.obj.(*kernel)
+	}
+	if k != nil && !k.img.dead {
 		fn = q.real
 	} else {
-		k, rc := s.kernel(le(0))
-		if rc != 0 {
+		var rc int32
+		if k, rc = s.kernel(le(0)); rc != 0 {
 			return rc
 		}
 		fn = k.real
@@ -570,6 +608,11 @@ func (s *session) launch(p []byte) int32 {
 		} else {
 			k.img.used = true
 			defer s.mem.measureAll()
+		}
+	}
+	if k.local > defaultStack {
+		if rc := s.takeLocal(k.local); rc != 0 {
+			return rc
 		}
 	}
 	var stream uint64

@@ -156,6 +156,7 @@ func TestEveryKindAgainstModel(t *testing.T) {
 		for _, v := range c.live {
 			for v.free() != 0 {
 			}
+			held -= v.bytes
 		}
 		for {
 			if _, rc := c.s.call(opCuCtxSetLimit, u32(2), u64(0)); rc == 0 {

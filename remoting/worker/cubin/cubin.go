@@ -59,8 +59,9 @@ func Params(image []byte, kernel string, cc int) ([]Param, error) {
 	return nil, ErrFormat
 }
 
-// Variables gives the device memory that an image's variables take on a GPU,
-// in bytes: of a cubin exactly, of PTX 0, because the driver compiles that first.
+// Variables gives the device memory that an image's variables take on a GPU, in
+// bytes: of a cubin exactly, of PTX as it is written, which the driver may
+// still do without in part.
 func Variables(image []byte, cc int) uint64 {
 	switch {
 	case len(image) >= 16 && binary.LittleEndian.Uint32(image) == containerMagic:
@@ -68,11 +69,13 @@ func Variables(image []byte, cc int) uint64 {
 		if err != nil {
 			return 0
 		}
-		// The driver takes the newest cubin of the GPU's major version.
+		// The driver takes the newest cubin of the GPU's major version, and
+		// without one the newest PTX.
 		var best *entry
 		for i := range es {
 			e := &es[i]
-			if e.kind == kindELF && e.sm/10 == cc/10 && e.sm <= cc && (best == nil || e.sm > best.sm) {
+			fits := e.kind == kindELF && e.sm/10 == cc/10 || e.kind == kindPTX
+			if fits && e.sm <= cc && (best == nil || e.kind > best.kind || e.kind == best.kind && e.sm > best.sm) {
 				best = e
 			}
 		}
@@ -83,11 +86,14 @@ func Variables(image []byte, cc int) uint64 {
 		if err != nil {
 			return 0
 		}
+		if best.kind == kindPTX {
+			return ptxVariables(b)
+		}
 		return variables(b)
 	case bytes.HasPrefix(image, []byte("\x7fELF")):
 		return variables(image)
 	}
-	return 0
+	return ptxVariables(image)
 }
 
 // variables sums the sections of __device__ variables.

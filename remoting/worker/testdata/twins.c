@@ -29,4 +29,9 @@ SIM_KERNEL(crash, SIM_PARAMS(8))
 	sim_check(SIM_ARG(0, void *), 4);
 }
 
+/* 4 KiB of local memory beyond the first for each of 270,336 threads: 1,056 MiB. */
+SIM_KERNEL(deep, SIM_PARAMS(4), .local_bytes = 5120)
+{
+}
+
 SIM_GLOBAL(table, 67108864);
