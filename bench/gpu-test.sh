@@ -15,7 +15,7 @@ set -u
 PARTS=(smi cuda13 cuda11.8 cuda12.4 libs pinned train mem end)
 MEM=${MEM:-20G}
 BUDGET=${SLUICE_BUDGET:-530} # seconds; no check begins after that
-OVERHEAD_MIB=${SLUICE_OVERHEAD_MIB:-64}
+OVERHEAD_MIB=${SLUICE_OVERHEAD_MIB:-128}
 choose_parts "$@"
 : >"$LOGS/results.txt"
 
@@ -191,12 +191,21 @@ part_train() {
 }
 
 part_mem() {
-	local most seen unknown
+	local most seen unknown way
 	"$PYTHON" "$BENCH/nvml_sample.py" --pid "${STARTED[test]}" >"$LOGS/nvml_sample.out" 2>&1 &
 	STARTED[sampler]=$!
 	wait_for 10 "${STARTED[sampler]}" grep -q sampling "$LOGS/nvml_sample.out"
 	alone mem 120 "$PYTHON" "$BENCH/mem.py" --cap "$CAP"
 	sed 's/^/     /' "$LOGS/mem.remote.out"
+	if build_cu "$BENCH/greedy.cu" "$SCRATCH/greedy" >"$LOGS/greedy.nvcc" 2>&1; then
+		for way in local module library streams graphs pools stack; do
+			alone "greedy-$way" 60 "$SCRATCH/greedy" $way
+			tail -n 1 "$LOGS/greedy-$way.remote.out" | sed 's/^/     /'
+		done
+	else
+		fail greedy "does not compile"
+		show "$LOGS/greedy.nvcc" 6
+	fi
 	stop sampler
 	read -r most seen unknown < <("$PYTHON" -c '
 import json, sys
