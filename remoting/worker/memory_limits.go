@@ -328,10 +328,24 @@ func (m *memory) measure(dev int, force, quiet bool) bool {
 	return true
 }
 
-// cuGraphInstantiateWithFlags: an executable graph takes memory of the device for its
-// nodes (2 KiB each, measured on an H200); one that does not fit is undone.
+// nodeBytes is reserved for each node of a graph while it is made executable; the
+// driver takes about 2 KiB of the device (measured on an H200).
+const nodeBytes = 4096
+
+// cuGraphInstantiateWithFlags: an executable graph whose memory does not fit is
+// undone; how much it really takes is measured.
 func (s *session) cuGraphInstantiateWithFlags(id uint32, o *C.uint64_t, g href, flags uint64) C.CUresult {
+	dev, _ := s.device()
+	var nodes C.size_t
+	if rc := C.call_cuGraphGetNodes(C.uint64_t(g.real), nil, &nodes); rc != 0 {
+		return rc
+	}
+	n := account.RoundUp(uint64(nodes) * nodeBytes)
+	if !s.mem.reserve(dev, n) {
+		return C.CUDA_ERROR_OUT_OF_MEMORY
+	}
 	rc := C.call_cuGraphInstantiateWithFlags(o, C.uint64_t(g.real), C.uint64_t(flags))
+	s.mem.release(dev, n)
 	if rc == 0 && !s.mem.settleOverhead() {
 		C.call_cuGraphExecDestroy(*o)
 		*o = 0
