@@ -29,7 +29,7 @@ include $(sort $(wildcard remoting/*/build.mk))
 
 .PHONY: go-bins
 go-bins: | $(B)/bin
-	$(GO) build -o $(B)/bin/ ./daemon/cmd/sluice ./remoting/worker/cmd/sluice-worker ./bench/relay
+	$(GO) build -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay
 
 $(B)/bin $(B)/test:
 	mkdir -p $@
@@ -106,8 +106,9 @@ test-c: cuda-programs
 
 # The end-to-end package comes last and alone: it measures times, and should have the machine.
 test-go: all cuda-programs
-	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v /test/e2e)
+	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/cluster)
 	$(MAKE) test-e2e
+	$(MAKE) test-cluster
 
 # nvidia-smi of other drivers than the worker's, on the NVML shim.
 .PHONY: test-smi
@@ -118,6 +119,11 @@ test-smi: all $(B)/test/test_nvml
 test-e2e: all cuda-programs
 	$(GO) build -race -o $(B)/test/race/ ./remoting/worker/cmd/sluice-worker
 	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -race -count=1 -parallel 4 -timeout 20m ./test/e2e
+
+# Daemons of several nodes in network namespaces, with simulated GPUs; as root.
+.PHONY: test-cluster
+test-cluster: all cuda-programs
+	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -timeout 20m ./test/cluster
 
 fuzz:
 	test/fuzz.sh $(FUZZTIME)
@@ -163,6 +169,7 @@ help:
 	@echo 'make test-go     Go tests under the race detector, then test-e2e'
 	@echo 'make test-smi    nvidia-smi of other drivers on the NVML shim'
 	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
+	@echo 'make test-cluster daemons of several nodes in network namespaces (as root)'
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
 	@echo 'make generate    write the files generated from remoting/api/cuda.tbl'

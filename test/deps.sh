@@ -19,6 +19,8 @@ need dpkg-deb dpkg
 need xz xz-utils
 need flock util-linux
 need ps procps
+need ip iproute2
+need munged munge
 [ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
 [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
