@@ -1,0 +1,200 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func lines(t *testing.T, path string) (all []Event) {
+	t.Helper()
+	must(t, Read(path, func(e *Event) bool { all = append(all, *e); return true }))
+	return all
+}
+
+func TestWriteRotateReopen(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "audit.log")
+	const each, lives = 501, 3
+	for range lives {
+		l, err := Open(p, Options{MaxSize: 16 << 10, Keep: 100})
+		must(t, err)
+		var wg sync.WaitGroup
+		for w := range 5 {
+			wg.Go(func() {
+				for i := range each / 5 {
+					if err := l.Write(Event{Event: Grant, Lease: fmt.Sprintf("%d-%d", w, i), UID: UID(0), Reason: strings.Repeat("x", i)}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		must(t, l.Write(Event{Event: Grant, Lease: "last", UID: UID(0)}))
+		if l.Lines() != each || l.Failed() != 0 {
+			t.Fatal(l.Lines(), l.Failed())
+		}
+		for id, want := range map[string]bool{"last": true, "9-9": false} {
+			if has, err := l.Has(Grant, id); err != nil || has != want {
+				t.Errorf("has %s: %v %v", id, has, err)
+			}
+		}
+		must(t, l.Close())
+	}
+	all := lines(t, p)
+	if len(all) != each*lives {
+		t.Fatalf("%d lines of %d", len(all), each*lives)
+	}
+	for i, e := range all {
+		if e.Seq != uint64(i+1) || e.Time.IsZero() || e.UID == nil {
+			t.Fatalf("line %d: %+v", i, e)
+		}
+	}
+	if _, err := os.Stat(p + ".2"); err != nil {
+		t.Error("not rotated:", err)
+	}
+}
+
+func TestKeep(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "audit.log")
+	l, err := Open(p, Options{MaxSize: 1000, Keep: 2})
+	must(t, err)
+	defer l.Close()
+	for range 100 {
+		must(t, l.Write(Event{Event: Grant, Reason: strings.Repeat("x", 100)}))
+	}
+	fs, err := os.ReadDir(filepath.Dir(p))
+	must(t, err)
+	if len(fs) != 3 {
+		t.Fatal(fs)
+	}
+	all := lines(t, p)
+	if n := len(all); n == 0 || all[n-1].Seq != 100 {
+		t.Fatal(all)
+	}
+}
+
+func TestTornLine(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "audit.log")
+	l, err := Open(p, Options{})
+	must(t, err)
+	must(t, l.Write(Event{Event: Grant, Lease: "a"}))
+	must(t, l.Close())
+	f, err := os.OpenFile(p, os.O_APPEND|os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteString(`{"event":"grant","lease":"b`)
+	must(t, err)
+	must(t, f.Close())
+	l, err = Open(p, Options{})
+	must(t, err)
+	defer l.Close()
+	must(t, l.Write(Event{Event: Grant, Lease: "c"}))
+	all := lines(t, p)
+	if len(all) != 2 || all[1].Lease != "c" || all[1].Seq != 2 {
+		t.Fatalf("%+v", all)
+	}
+}
+
+// A full disk: a line is written whole or not at all, and writing goes on once
+// there is room.
+func TestFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to mount a small tmpfs")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16k,mode=0755"); err != nil {
+		t.Skip("no tmpfs can be mounted: ", err)
+	}
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
+	p := filepath.Join(dir, "audit.log")
+	l, err := Open(p, Options{})
+	must(t, err)
+	defer l.Close()
+	n := 0
+	for {
+		if err = l.Write(Event{Event: Grant, Lease: fmt.Sprint(n), Reason: strings.Repeat("x", 200)}); err != nil {
+			break
+		}
+		n++
+	}
+	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), p) || l.Failed() != 1 {
+		t.Fatal(err, l.Failed())
+	}
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=64k,mode=0755"))
+	must(t, l.Write(Event{Event: Release}))
+	all := lines(t, p)
+	if len(all) != n+1 || all[n].Event != Release || all[n].Seq != uint64(n+1) {
+		t.Fatalf("%d lines of %d: %+v", len(all), n+1, all[len(all)-1])
+	}
+}
+
+func TestUnsafe(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "audit.log")
+	must(t, os.WriteFile(p, nil, 0o640))
+	l, err := Open(p, Options{})
+	must(t, err) // a group may read
+	must(t, l.Close())
+	must(t, os.Chmod(p, 0o660))
+	if _, err := Open(p, Options{}); !errors.Is(err, safefile.ErrUnsafe) {
+		t.Error(err)
+	}
+	must(t, os.Remove(p))
+	must(t, os.Symlink("/etc/passwd", p))
+	if _, err := Open(p, Options{}); !errors.Is(err, safefile.ErrUnsafe) {
+		t.Error(err)
+	}
+	if err := l.Write(Event{}); !errors.Is(err, os.ErrClosed) {
+		t.Error("closed:", err)
+	}
+}
+
+// History sees each of the wrongs that it is for.
+func TestHistory(t *testing.T) {
+	on := func(event, id, key string, percent uint32) Event {
+		return Event{Event: event, Lease: id, Key: key, GPUs: []lease.Grant{{GPU: "g", Percent: percent, Mem: uint64(percent)}}}
+	}
+	over := on(Release, "a", "j", 50)
+	over.Over = true
+	open := Event{Event: SessionOpen, Lease: "a", Session: "s"}
+	end := Event{Event: SessionEnd, Lease: "a", Session: "s"}
+	r := Rules{Mem: map[string]uint64{"g": 90}, Final: true}
+	for _, c := range []struct {
+		name  string
+		lines []Event
+		want  string // "" for a good history
+	}{
+		{"good", []Event{on(Reserve, "a", "j", 50), on(Grant, "a", "j", 50), open, on(Grant, "b", "k", 40), end, over, on(Grant, "c", "l", 50), on(Reclaim, "c", "l", 50), on(Release, "b", "k", 40)}, ""},
+		{"reserved and let go", []Event{on(Reserve, "a", "j", 50), on(Reclaim, "a", "j", 50), on(Grant, "b", "j", 50), on(Release, "b", "j", 50)}, ""},
+		{"reservation not seen", []Event{on(Reclaim, "a", "j", 50)}, ""},
+		{"percent", []Event{on(Grant, "a", "j", 51), on(Reserve, "b", "k", 50)}, "101%"},
+		{"memory", []Event{on(Grant, "a", "j", 50), on(Grant, "b", "k", 45)}, "95 of 90"},
+		{"twice granted", []Event{on(Grant, "a", "j", 5), on(Grant, "a", "j", 5)}, "granted twice"},
+		{"twice ended", []Event{on(Grant, "a", "j", 5), on(Release, "a", "j", 5), on(Reclaim, "a", "j", 5)}, "ended twice"},
+		{"never ended", []Event{on(Grant, "a", "j", 5)}, "no end"},
+		{"after its end", []Event{on(Release, "a", "j", 5), on(Grant, "a", "j", 5)}, "after its end"},
+		{"over", []Event{on(Grant, "a", "j", 50), over, on(Grant, "b", "j", 5)}, "key was over"},
+		{"no lease", []Event{open}, "outside"},
+		{"reserved only", []Event{on(Reserve, "a", "j", 5), open}, "outside"},
+		{"outlived", []Event{on(Grant, "a", "j", 5), open, on(Release, "a", "j", 5)}, "still live"},
+	} {
+		errs := History(c.lines, r)
+		if c.want == "" && len(errs) > 0 || c.want != "" && (len(errs) == 0 || !strings.Contains(errors.Join(errs...).Error(), c.want)) {
+			t.Errorf("%s: %v, want %q", c.name, errs, c.want)
+		}
+	}
+}

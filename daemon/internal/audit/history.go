@@ -1,0 +1,132 @@
+package audit
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Rules says what History holds a log against.
+type Rules struct {
+	// Mem is what each GPU can grant, in bytes; a GPU that is missing is checked
+	// for its percent alone.
+	Mem map[string]uint64
+	// Final: the history is whole, so whatever began has ended.
+	Final bool
+}
+
+// History reads the lines of one owner, in the order of the log, and says what in
+// them breaks the rules:
+//
+//   - the leases on a GPU never hold more than 100 percent of it, nor its memory
+//   - a lease is granted once, and its end is written once
+//   - nothing is granted to a key that is over
+//   - sessions begin and end within their lease's life
+func History(lines []Event, r Rules) []error {
+	c := checker{rules: r, leases: make(map[string]*checked), over: make(map[string]uint64), percent: make(map[string]uint32), mem: make(map[string]uint64)}
+	for i := range lines {
+		c.line(&lines[i])
+	}
+	if r.Final {
+		for id, l := range c.leases {
+			if !l.ended {
+				c.bad(&Event{Lease: id}, "has no end")
+			}
+		}
+	}
+	return c.errs
+}
+
+type checker struct {
+	rules   Rules
+	errs    []error
+	leases  map[string]*checked
+	over    map[string]uint64 // key: the last incarnation that is over, plus 1
+	percent map[string]uint32
+	mem     map[string]uint64
+}
+
+type checked struct {
+	held, granted, ended bool
+	sessions             []string
+}
+
+func (c *checker) bad(e *Event, format string, a ...any) {
+	if len(c.errs) < 100 {
+		c.errs = append(c.errs, fmt.Errorf("line %d, %s of lease %s (%s): %s", e.Seq, e.Event, e.Lease, e.Key, fmt.Sprintf(format, a...)))
+	}
+}
+
+func (c *checker) line(e *Event) {
+	l := c.leases[e.Lease]
+	switch e.Event {
+	case Reserve, Grant, Release, Reclaim:
+		if l == nil {
+			l = &checked{}
+			c.leases[e.Lease] = l
+		}
+	case SessionOpen:
+		if l == nil || !l.granted || l.ended {
+			c.bad(e, "session %s outside of the lease's life", e.Session)
+			return
+		}
+		l.sessions = append(l.sessions, e.Session)
+		return
+	case SessionEnd:
+		// The end alone is seen of a session whose daemon was killed before it
+		// could write the beginning; it is twice seen if killed after the end.
+		if l != nil {
+			l.sessions = slices.DeleteFunc(l.sessions, func(s string) bool { return s == e.Session })
+		}
+		return
+	default:
+		return
+	}
+	switch e.Event {
+	case Reserve, Grant:
+		switch {
+		case l.ended:
+			c.bad(e, "after its end")
+			return
+		case e.Event == Grant && l.granted:
+			c.bad(e, "granted twice")
+		case c.over[e.Key] > e.Incarnation:
+			c.bad(e, "its key was over")
+		}
+		l.granted = l.granted || e.Event == Grant
+		if l.held {
+			return
+		}
+		l.held = true
+		for _, g := range e.GPUs {
+			c.percent[g.GPU] += g.Percent
+			c.mem[g.GPU] += g.Mem
+			if c.percent[g.GPU] > 100 {
+				c.bad(e, "gpu %s is at %d%%", g.GPU, c.percent[g.GPU])
+			}
+			if m, ok := c.rules.Mem[g.GPU]; ok && c.mem[g.GPU] > m {
+				c.bad(e, "gpu %s is at %d of %d bytes", g.GPU, c.mem[g.GPU], m)
+			}
+		}
+	case Release, Reclaim:
+		if l.ended {
+			c.bad(e, "ended twice")
+			return
+		}
+		l.ended = true
+		if len(l.sessions) > 0 {
+			c.bad(e, "its sessions %s still live", strings.Join(l.sessions, " "))
+		}
+		if e.Over {
+			c.over[e.Key] = max(c.over[e.Key], e.Incarnation+1)
+		}
+		// A crash can have kept the line of a reservation from the log, but of a
+		// grant it can not.
+		if l.held {
+			for _, g := range e.GPUs {
+				c.percent[g.GPU] -= g.Percent
+				c.mem[g.GPU] -= g.Mem
+			}
+		}
+	}
+}

@@ -1,0 +1,265 @@
+package config
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+var nameRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$`)
+
+func isName(s string) bool { return nameRE.MatchString(s) }
+
+func isPort(s string) bool {
+	n, err := strconv.Atoi(s)
+	return err == nil && n > 0 && n < 1<<16 && strconv.Itoa(n) == s
+}
+
+// sunPath is the room for a Unix socket's path, in bytes, unix(7).
+const sunPath = 107
+
+// leaseSocket is the longest path below the run directory.
+const leaseSocket = len("/leases/") + 32 + len("/sock")
+
+// finish fills in what the file leaves open, then looks at what belongs together.
+func (p *parser) finish() {
+	c := &p.cfg
+	if c.Node == "" {
+		if h, err := os.Hostname(); err == nil {
+			c.Node, _, _ = strings.Cut(h, ".")
+		}
+	}
+	if !isName(c.Node) {
+		p.fail("node", "%q is no node name (letters, digits, '.', '-' and '_', at most 63)", c.Node)
+	}
+	if !isName(c.Cluster) {
+		p.fail("cluster", "%q is no cluster name (letters, digits, '.', '-' and '_', at most 63)", c.Cluster)
+	}
+	p.paths()
+	p.addresses()
+	p.ranges()
+	p.readPools()
+}
+
+func (p *parser) paths() {
+	c := &p.cfg
+	for _, d := range []struct {
+		key, path string
+		empty     bool
+	}{
+		{"state_dir", c.StateDir, false}, {"run_dir", c.RunDir, false}, {"audit.file", c.Audit.File, false},
+		{"munge.socket", c.Munge.Socket, true}, {"owner.store", c.Owner.Store, true}, {"worker.exe", c.Worker.Exe, true},
+		{"tls.ca", c.TLS.CA, c.Auth != "tls"}, {"tls.cert", c.TLS.Cert, c.Auth != "tls"}, {"tls.key", c.TLS.Key, c.Auth != "tls"},
+	} {
+		switch {
+		case d.path == "" && d.empty:
+		case d.path == "" && strings.HasPrefix(d.key, "tls."):
+			p.fail(d.key, "is empty; auth: tls needs it, sluice ca makes it")
+		case !filepath.IsAbs(d.path) || filepath.Clean(d.path) != d.path || d.path == "/":
+			p.fail(d.key, "%q is no absolute, plain path", d.path)
+		}
+	}
+	if n := len(c.RunDir) + leaseSocket; n > sunPath {
+		p.fail("run_dir", "%q is too long: sockets below it would have paths of %d bytes, and %d is the most", c.RunDir, n, sunPath)
+	}
+	if c.StateDir == c.RunDir {
+		p.fail("run_dir", "is the same as state_dir; the one is emptied by a reboot, the other must not be")
+	}
+}
+
+func (p *parser) addresses() {
+	c := &p.cfg
+	ports := map[string]string{}
+	for _, l := range []struct{ key, addr string }{
+		{"listen.control", c.Listen.Control}, {"listen.data", c.Listen.Data}, {"listen.metrics", c.Listen.Metrics},
+	} {
+		if l.key == "listen.metrics" && l.addr == "off" {
+			continue
+		}
+		host, port, err := net.SplitHostPort(l.addr)
+		switch {
+		case err != nil || !isPort(port):
+			p.fail(l.key, "%q is no address; write it as :7071 or 10.0.0.1:7071", l.addr)
+		case host != "" && net.ParseIP(host) == nil && host != "localhost":
+			p.fail(l.key, "%q: listen on an IP address, or on all by :%s", l.addr, port)
+		case ports[port] != "":
+			p.fail(l.key, "has port %s as %s does", port, ports[port])
+		}
+		ports[port] = l.key
+	}
+	if a := c.Advertise; a != "" && !isName(a) && net.ParseIP(a) == nil {
+		p.fail("advertise", "%q is neither a host name nor an IP address (the ports are those of listen)", a)
+	}
+}
+
+func (p *parser) ranges() {
+	c := &p.cfg
+	times := func(key string, v, lo, hi time.Duration) {
+		if v < lo || v > hi {
+			p.fail(key, "%v is not between %v and %v", v, lo, hi)
+		}
+	}
+	times("lease.reserve", c.Lease.Reserve, time.Second, 10*time.Minute)
+	times("lease.renew", c.Lease.Renew, 100*time.Millisecond, 10*time.Minute)
+	times("lease.silence", c.Lease.Silence, time.Second, 7*24*time.Hour)
+	times("lease.max_life", c.Lease.MaxLife, 0, 10*365*24*time.Hour)
+	times("lease.tombstone", c.Lease.Tombstone, time.Minute, 30*24*time.Hour)
+	times("session.ticket", c.Session.Ticket, time.Second, time.Minute)
+	times("session.keepalive", c.Session.Keepalive, 100*time.Millisecond, time.Hour)
+	times("owner.poll", c.Owner.Poll, 500*time.Millisecond, time.Minute)
+	if c.Lease.Silence < 3*c.Lease.Renew {
+		p.fail("lease.silence", "%v is less than three times lease.renew (%v): one lost message would end a lease", c.Lease.Silence, c.Lease.Renew)
+	}
+	count := func(key string, v, lo, hi int) {
+		if v < lo || v > hi {
+			p.fail(key, "%d is not between %d and %d", v, lo, hi)
+		}
+	}
+	count("lease.max_per_gpu", c.Lease.MaxPerGPU, 1, 100)
+	count("session.max_per_lease", c.Session.MaxPerLease, 1, 240)
+	count("owner.warm", c.Owner.Warm, 0, 16)
+	count("worker.pids_max", c.Worker.PidsMax, 64, 1<<16)
+	count("audit.keep", c.Audit.Keep, 0, 1000)
+	count("munge.uid", c.Munge.UID, 0, 1<<31-1)
+	size := func(key string, v, lo, hi Size) {
+		if v < lo || v > hi {
+			p.fail(key, "%v is not between %v and %v", v, lo, hi)
+		}
+	}
+	size("audit.max_size", c.Audit.MaxSize, 64<<10, 1<<40)
+	size("owner.keep_mem", c.Owner.KeepMem, 0, 1<<40)
+	size("owner.store_limit", c.Owner.StoreLimit, 256<<20, 1<<50)
+	if c.Worker.MemoryMax != 0 {
+		size("worker.memory_max", c.Worker.MemoryMax, 256<<20, 1<<50)
+	}
+	seen := map[string]bool{}
+	for _, g := range c.Owner.GPUs {
+		_, err := strconv.ParseUint(g, 10, 16)
+		switch {
+		case err != nil && !strings.HasPrefix(g, "GPU-"):
+			p.fail("owner.gpus", "%q is neither a number nor a UUID (GPU-...)", g)
+		case seen[g]:
+			p.fail("owner.gpus", "%s is there twice", g)
+		}
+		seen[g] = true
+	}
+	for _, l := range []struct{ key, v string }{{"owner.libnvml", c.Owner.LibNVML}, {"owner.libcuda", c.Owner.LibCUDA}} {
+		if l.v == "" || strings.Contains(l.v, "/") && !filepath.IsAbs(l.v) {
+			p.fail(l.key, "%q is neither a library's name nor an absolute path", l.v)
+		}
+	}
+}
+
+// PoolNames are the pools' names, sorted.
+func (c *Config) PoolNames() []string {
+	out := make([]string, 0, len(c.Pools))
+	for n := range c.Pools {
+		out = append(out, n)
+	}
+	sort.Strings(out)
+	return out
+}
+
+// Self is this node as a peer.
+func (c *Config) Self() Peer {
+	_, port, _ := net.SplitHostPort(c.Listen.Control)
+	host := c.Advertise
+	if host == "" {
+		host = c.Node
+	}
+	return Peer{c.Node, net.JoinHostPort(host, port)}
+}
+
+// readPools takes the pools from the file's nodes: a pool's name is the site's,
+// with its case and dots, which viper does not keep.
+func (p *parser) readPools() {
+	c := &p.cfg
+	c.Pools = map[string]Pool{}
+	addr := map[string]string{}
+	_, port, _ := net.SplitHostPort(c.Listen.Control)
+	if p.pools != nil && p.pools.Kind != yaml.MappingNode {
+		p.failAt(p.pools, "pools wants names of pools, each with its owners")
+		return
+	}
+	if p.pools != nil {
+		for i := 0; i+1 < len(p.pools.Content); i += 2 {
+			p.readPool(p.pools.Content[i], p.pools.Content[i+1], port, addr)
+		}
+	}
+	if len(c.Pools) == 0 && len(p.errs) == 0 {
+		c.Pools["default"] = Pool{Owners: []Peer{c.Self()}, Place: "best-fit"}
+	}
+}
+
+func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]string) {
+	name := key.Value
+	pool := Pool{Place: "best-fit"}
+	switch _, twice := p.cfg.Pools[name]; {
+	case !isName(name):
+		p.failAt(key, "%q is no pool's name (letters, digits, '.', '-' and '_', at most 63)", name)
+		return
+	case twice:
+		p.failAt(key, "pool %s is there twice", name)
+		return
+	case val.Kind != yaml.MappingNode:
+		p.failAt(key, "pool %s wants owners: [NODE, ...]", name)
+		return
+	}
+	for i := 0; i+1 < len(val.Content); i += 2 {
+		k, v := val.Content[i], val.Content[i+1]
+		switch k.Value {
+		case "place":
+			if pool.Place = v.Value; v.Value != "best-fit" && v.Value != "spread" {
+				p.failAt(v, "pools.%s.place: %q is not known; give one of best-fit, spread", name, v.Value)
+			}
+		case "owners":
+			if v.Kind != yaml.SequenceNode {
+				p.failAt(v, "pools.%s.owners wants a list: [gpu01, gpu02]", name)
+				continue
+			}
+			for _, o := range v.Content {
+				peer, why := parsePeer(o.Value, port)
+				switch {
+				case o.Kind != yaml.ScalarNode || why != "":
+					p.failAt(o, "pools.%s.owners: %q: %s", name, o.Value, why)
+					continue
+				case addr[peer.Name] != "" && addr[peer.Name] != peer.Addr:
+					p.failAt(o, "pools.%s.owners: %s is at %s here and at %s before", name, peer.Name, peer.Addr, addr[peer.Name])
+					continue
+				}
+				for _, have := range pool.Owners {
+					if have.Name == peer.Name {
+						p.failAt(o, "pools.%s.owners: %s is there twice", name, peer.Name)
+					}
+				}
+				addr[peer.Name] = peer.Addr
+				pool.Owners = append(pool.Owners, peer)
+			}
+		default:
+			p.failAt(k, "unknown key pools.%s.%s; a pool has owners and place", name, k.Value)
+		}
+	}
+	if len(pool.Owners) == 0 {
+		p.failAt(key, "pool %s has no owners; name them: owners: [gpu01]", name)
+	}
+	p.cfg.Pools[name] = pool
+}
+
+// Restart lists the keys that differ between two configurations and that only a
+// restart takes over.
+func Restart(old, now *Config) []string {
+	var out []string
+	for _, k := range Keys() {
+		if !k.Live && k.Value(old) != k.Value(now) {
+			out = append(out, k.Name)
+		}
+	}
+	return out
+}

@@ -1,0 +1,202 @@
+// Package config reads sluiced's configuration: a YAML file, then the
+// environment over it. Whatever is wrong is named with its file and line.
+package config
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// DefaultPath is where the file is looked for.
+const DefaultPath = "/etc/sluice/sluice.yaml"
+
+// Config is the whole of it. The tag key names a key in the file; live marks the
+// keys that a reload (SIGHUP) takes over, the others need a restart.
+type Config struct {
+	Node      string  `key:"node"`      // this node's name, as Slurm's NodeName; "" the host name without its domain
+	Cluster   string  `key:"cluster"`   // Slurm's ClusterName
+	StateDir  string  `key:"state_dir"` // ledgers, identity, store: survives a reboot
+	RunDir    string  `key:"run_dir"`   // sockets and accounts: gone with a reboot
+	Encrypt   bool    `key:"encrypt" live:"yes"`
+	Auth      string  `key:"auth" oneof:"munge|tls"`
+	Advertise string  `key:"advertise"` // address that others dial; "" the node's name
+	Log       Log     `key:"log"`
+	Audit     Audit   `key:"audit"`
+	Listen    Listen  `key:"listen"`
+	Munge     Munge   `key:"munge"`
+	TLS       TLS     `key:"tls"`
+	Users     Users   `key:"users"`
+	Owner     Owner   `key:"owner"`
+	Lease     Lease   `key:"lease"`
+	Session   Session `key:"session"`
+	Worker    Worker  `key:"worker"`
+
+	// Pools by name. Names are the site's own, so they are no keys of this table.
+	Pools map[string]Pool
+}
+
+// Log says what goes to standard error.
+type Log struct {
+	Level  string `key:"level" oneof:"error|warn|info|debug" live:"yes"`
+	Format string `key:"format" oneof:"text|json"`
+}
+
+// Audit is the audit log.
+type Audit struct {
+	File    string `key:"file"`
+	MaxSize Size   `key:"max_size"` // bytes at which it is rotated
+	Keep    int    `key:"keep"`     // rotated files that stay
+}
+
+// Listen holds addresses as HOST:PORT, an empty host meaning all of them.
+type Listen struct {
+	Control string `key:"control"` // gRPC between daemons
+	Data    string `key:"data"`    // sessions of other nodes
+	Metrics string `key:"metrics"` // HTTP; "off" for none
+}
+
+// Munge is used with auth: munge.
+type Munge struct {
+	Socket string `key:"socket"` // "" munge's own
+	UID    int    `key:"uid"`    // that the other daemon's credential must have
+}
+
+// TLS is used with auth: tls. Paths of PEM files.
+type TLS struct {
+	CA   string `key:"ca"`
+	Cert string `key:"cert"`
+	Key  string `key:"key"`
+}
+
+// Users says what users may do besides using what their jobs were granted.
+type Users struct {
+	Run bool `key:"run" live:"yes"` // acquire leases by sluice run
+}
+
+// Owner is the role that lends this node's GPUs.
+type Owner struct {
+	Enabled    string        `key:"enabled" oneof:"auto|yes|no"`
+	GPUs       []string      `key:"gpus"`     // indices in PCI order, or UUIDs; empty all
+	KeepMem    Size          `key:"keep_mem"` // bytes of each GPU that are never granted
+	LibNVML    string        `key:"libnvml"`
+	LibCUDA    string        `key:"libcuda"`
+	Poll       time.Duration `key:"poll"` // between two looks of NVML
+	Warm       int           `key:"warm"` // workers kept ready for each GPU
+	Store      string        `key:"store"`
+	StoreLimit Size          `key:"store_limit"` // bytes
+}
+
+// Lease holds the times and limits of leases.
+type Lease struct {
+	Reserve   time.Duration `key:"reserve"`     // life of a reservation that nobody confirms
+	Renew     time.Duration `key:"renew"`       // between two renewals by the host
+	Silence   time.Duration `key:"silence"`     // without renewal and session, an owner reclaims
+	MaxLife   time.Duration `key:"max_life"`    // longest life that a request may ask; 0 any
+	Tombstone time.Duration `key:"tombstone"`   // how long an ended key is remembered
+	MaxPerGPU int           `key:"max_per_gpu"` // leases on one GPU
+}
+
+// Session limits sessions.
+type Session struct {
+	MaxPerLease int           `key:"max_per_lease"`
+	Ticket      time.Duration `key:"ticket"`    // life of a data connection's ticket
+	Keepalive   time.Duration `key:"keepalive"` // silence after which a peer is asked, twice of it and the session ends
+}
+
+// Worker says how session processes run.
+type Worker struct {
+	Exe        string `key:"exe"` // "" sluice-worker beside sluiced
+	Cgroup     string `key:"cgroup" oneof:"auto|required|off"`
+	MemoryMax  Size   `key:"memory_max"` // bytes of host memory for each session; 0 no limit
+	PidsMax    int    `key:"pids_max"`   // threads for each session
+	Seccomp    bool   `key:"seccomp"`
+	ConfineDev bool   `key:"confine_dev"` // only its own GPUs' device files
+}
+
+// Pool is a named list of owners that leases are placed on.
+type Pool struct {
+	Owners []Peer
+	Place  string // best-fit or spread
+}
+
+// Peer is another daemon: the name that it must prove, and where it listens.
+type Peer struct {
+	Name string
+	Addr string // HOST:PORT of its control listener
+}
+
+// Default is what holds without a file. Node and the pools are filled in by Load.
+func Default() Config {
+	return Config{
+		Cluster:  "cluster",
+		StateDir: "/var/lib/sluice",
+		RunDir:   "/run/sluice",
+		Auth:     "munge",
+		Log:      Log{Level: "info", Format: "text"},
+		Audit:    Audit{File: "/var/log/sluice/audit.log", MaxSize: 64 << 20, Keep: 8},
+		Listen:   Listen{Control: ":7071", Data: ":7072", Metrics: "127.0.0.1:7073"},
+		Users:    Users{Run: true},
+		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",
+			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30},
+		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 5 * time.Minute,
+			Tombstone: time.Hour, MaxPerGPU: 64},
+		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},
+		Worker:  Worker{Cgroup: "auto", PidsMax: 512, Seccomp: true, ConfineDev: true},
+	}
+}
+
+// Socket is the local socket's path.
+func (c *Config) Socket() string { return filepath.Join(c.RunDir, "sluiced.sock") }
+
+// StoreDir keeps the module images.
+func (c *Config) StoreDir() string {
+	if c.Owner.Store != "" {
+		return c.Owner.Store
+	}
+	return filepath.Join(c.StateDir, "store")
+}
+
+// DataAddr is the data address that the owner offers: HOST:PORT, the host empty
+// where the hosts' own name for the owner is to be used.
+func (c *Config) DataAddr() string {
+	_, port, _ := net.SplitHostPort(c.Listen.Data)
+	return net.JoinHostPort(c.Advertise, port)
+}
+
+// Peers are the owners of all pools, each name once.
+func (c *Config) Peers() []Peer {
+	var out []Peer
+	seen := map[string]bool{}
+	for _, name := range c.PoolNames() {
+		for _, p := range c.Pools[name].Owners {
+			if !seen[p.Name] {
+				seen[p.Name] = true
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+// parsePeer reads NAME, NAME:PORT or NAME=HOST:PORT.
+func parsePeer(s, port string) (Peer, string) {
+	name, addr, found := strings.Cut(s, "=")
+	if found {
+		if h, p, err := net.SplitHostPort(addr); err != nil || h == "" || !isPort(p) {
+			return Peer{}, "the address after = is HOST:PORT"
+		}
+	} else if n, p, ok := strings.Cut(s, ":"); ok {
+		if !isPort(p) {
+			return Peer{}, "the port is 1 to 65535; an IPv6 address is given as NAME=[ADDRESS]:PORT"
+		}
+		name, addr = n, s
+	} else {
+		addr = net.JoinHostPort(s, port)
+	}
+	if !isName(name) {
+		return Peer{}, "a node name has letters, digits, '.', '-' and '_'"
+	}
+	return Peer{name, addr}, ""
+}

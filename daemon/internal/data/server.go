@@ -1,0 +1,251 @@
+package data
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// An owner's side. Serve accepts and gives each connection a goroutine, of which
+// there are as many as limit.Table lets be; the goroutine ends with the handshake.
+// The only shared state is the tickets, which have their own lock.
+
+// Times of an owner's side.
+const (
+	handshakeTime = 5 * time.Second
+	// admitTime is how long a worker may take: a cold start on several GPUs is
+	// seconds.
+	admitTime = 60 * time.Second
+)
+
+// Config of a Server.
+type Config struct {
+	// Addr stands in offers: HOST:PORT, or :PORT for the address by which the
+	// host reaches this node's control port.
+	Addr       string
+	TicketLife time.Duration // 0: 10 s
+	PerLease   int           // tickets that a lease may have out; 0: 64
+	KeepAlive  time.Duration // as wire.Tune has it; 0: 10 s
+	Encrypt    bool          // refuse sessions that are not
+	Relay      Relay
+	Bounds     limit.Bounds // zero: the defaults of package limit
+
+	// Admit gives the connection to a worker. It has conn from then on, and
+	// closes it whatever comes. Its error is told to the host.
+	Admit func(ctx context.Context, r lease.SessionRequest, conn *os.File) error
+	// Refused, if set, is told of a connection that was turned away, at most
+	// some in a second; the request is zero where no ticket names one. It
+	// must not block.
+	Refused func(remote net.Addr, r lease.SessionRequest, reason string)
+	Log     *slog.Logger
+}
+
+// Server is an owner's data port and its tickets.
+type Server struct {
+	cfg     Config
+	tickets *tickets
+	table   *limit.Table
+	reports limit.Reports
+}
+
+// NewServer makes a server; Serve runs it.
+func NewServer(cfg Config) *Server {
+	if cfg.TicketLife <= 0 {
+		cfg.TicketLife = 10 * time.Second
+	}
+	if cfg.PerLease <= 0 {
+		cfg.PerLease = 64
+	}
+	if cfg.KeepAlive <= 0 {
+		cfg.KeepAlive = 10 * time.Second
+	}
+	if cfg.Bounds.TrustedKey <= 0 {
+		cfg.Bounds.TrustedKey = 512 // a host that starts many programs at once
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{cfg: cfg, tickets: newTickets(cfg.TicketLife, cfg.PerLease), table: limit.New(cfg.Bounds)}
+}
+
+// Offer makes the ticket for a session. Whether there may be one has been decided
+// before.
+func (s *Server) Offer(r lease.SessionRequest) (lease.Offer, error) {
+	o := lease.Offer{Addr: s.cfg.Addr}
+	if s.cfg.Encrypt && !r.Encrypt {
+		return o, lease.Errorf(lease.Denied, "this owner takes encrypted sessions only: set encrypt: true in the sluice.yaml of the node that asks, too")
+	}
+	var key tls.Certificate
+	if r.Encrypt {
+		if len(r.CertHash) != 32 {
+			return o, lease.Errorf(lease.Invalid, "encrypted session: certificate hash of %d bytes, not 32", len(r.CertHash))
+		}
+		var err error
+		if key, o.CertHash, err = newKey(); err != nil {
+			return o, lease.Errorf(lease.Internal, "encrypted session: %v", err)
+		}
+	}
+	var err error
+	o.Ticket, o.Secret, err = s.tickets.add(r, key)
+	return o, err
+}
+
+// Dropped is how many connections were closed to make room for others.
+func (s *Server) Dropped() uint64 { return s.table.Dropped() }
+
+// Serve accepts connections until ctx ends or l fails, and returns when the
+// handshakes in flight have ended.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return fmt.Errorf("data port: %w", err)
+			}
+			// Out of descriptors, mostly: the connections that are there
+			// end within handshakeTime.
+			s.cfg.Log.Warn("data port", "error", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+			continue
+		}
+		counted := s.table.Add(c, limit.Address(c))
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			defer counted.Close()
+			// The end of the daemon waits for nobody who has yet to speak;
+			// results are still written.
+			defer context.AfterFunc(ctx, func() { _ = counted.SetReadDeadline(time.Unix(1, 0)) })()
+			if r, err := s.handshake(ctx, counted); err != nil {
+				s.refused(c.RemoteAddr(), r, err)
+			}
+		}()
+	}
+}
+
+func (s *Server) refused(remote net.Addr, r lease.SessionRequest, err error) {
+	skipped, ok := s.reports.Pass()
+	if !ok {
+		return
+	}
+	s.cfg.Log.Warn("data connection refused", "remote", remote.String(), "lease", r.Lease, "error", err, "unreported", skipped)
+	if f := s.cfg.Refused; f != nil {
+		f(remote, r, err.Error())
+	}
+}
+
+// handshake is an owner's side of the protocol. Until the response is right, the
+// other side learns nothing but that this is sluiced.
+func (s *Server) handshake(ctx context.Context, c *limit.Conn) (r lease.SessionRequest, err error) {
+	_ = c.SetDeadline(time.Now().Add(handshakeTime))
+	var first [helloSize]byte
+	if _, err := io.ReadFull(c, first[:]); err != nil {
+		return r, fmt.Errorf("%w: left during the first message: %w", errStranger, err)
+	}
+	h, err := parseHello(&first)
+	if err != nil {
+		return r, err
+	}
+	secret, r, err := s.tickets.peek(h.ticket)
+	if err != nil {
+		return r, err
+	}
+	// Nobody guesses the number of a ticket: from here on the connection makes
+	// room for no stranger's. It still has its few seconds only.
+	if !c.Trust() {
+		return r, fmt.Errorf("%w: too many connections are being admitted from there", ErrRefused)
+	}
+	if encrypted := h.flags&flagEncrypted != 0; encrypted != r.Encrypt {
+		return r, fmt.Errorf("%w: encrypted is %v, the ticket says %v", ErrRefused, encrypted, r.Encrypt)
+	}
+	var nonce [32]byte
+	_, _ = rand.Read(nonce[:]) // never fails
+	own := proof(&secret, roleServer, &first, &nonce)
+	if _, err := c.Write(append(nonce[:], own[:]...)); err != nil {
+		return r, fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	var answer [responseSize]byte
+	if _, err := io.ReadFull(c, answer[:]); err != nil {
+		return r, fmt.Errorf("%w: left before the response: %w", ErrRefused, err)
+	}
+	want := proof(&secret, roleClient, &first, &nonce)
+	k, err := s.tickets.use(h.ticket, want[:], answer[:])
+	if err != nil {
+		return r, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, admitTime)
+	defer cancel()
+	reason := ""
+	if err = s.admit(ctx, c.Conn, k); err != nil {
+		err = fmt.Errorf("%w: %w", ErrRefused, err)
+		if reason = err.Error(); len(reason) > maxReason {
+			reason = reason[:maxReason]
+		}
+	}
+	// The worker says nothing before the client's HELLO, and that comes after
+	// this: so it may be written to a socket that is the worker's already.
+	_ = c.SetWriteDeadline(time.Now().Add(handshakeTime))
+	if _, werr := c.Write(result(reason)); err == nil && werr != nil {
+		err = fmt.Errorf("%w: the host left: %w", ErrRefused, werr)
+	}
+	return r, err
+}
+
+func (s *Server) admit(ctx context.Context, c net.Conn, k *ticket) error {
+	socket, ok := c.(interface{ File() (*os.File, error) })
+	if !ok {
+		return errors.New("data port: not a socket")
+	}
+	f, err := socket.File()
+	if err != nil {
+		return err
+	}
+	if err := control(f, func(fd int) error { return wire.Tune(fd, s.cfg.KeepAlive) }); err != nil {
+		_ = f.Close()
+		return err
+	}
+	if !k.request.Encrypt {
+		return s.cfg.Admit(ctx, k.request, f)
+	}
+	defer f.Close()
+	inner, outer, err := socketPair()
+	if err != nil {
+		return err
+	}
+	// The relay answers when the host's has: that is after the result, so
+	// nobody waits for it here. If it fails, the worker sees the end.
+	ready, err := s.cfg.Relay.start(relayConfig{Server: true, Peer: k.request.CertHash}, k.key, k.request.UID, f, outer, s.cfg.Log)
+	_ = outer.Close()
+	if err != nil {
+		_ = inner.Close()
+		return err
+	}
+	go func() {
+		if err := <-ready; err != nil {
+			s.cfg.Log.Warn("encrypted session", "lease", k.request.Lease, "error", err)
+		}
+	}()
+	return s.cfg.Admit(ctx, k.request, inner)
+}

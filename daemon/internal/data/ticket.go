@@ -1,0 +1,128 @@
+package data
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/tls"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+const (
+	maxTickets = 8192
+	// maxWrong is how many wrong answers a ticket survives: somebody on the
+	// network who saw its number must not be able to use it up at once, nor to
+	// go on guessing.
+	maxWrong = 3
+)
+
+// ticket is good for one connection.
+type ticket struct {
+	secret  [32]byte
+	request lease.SessionRequest
+	key     tls.Certificate // of the owner's end, encrypted connections only
+	until   time.Time       // with its monotonic reading: clocks may jump
+	wrong   int
+}
+
+// tickets are those that are out. One mutex guards them; what is done under it
+// takes microseconds.
+type tickets struct {
+	life     time.Duration
+	perLease int
+	now      func() time.Time
+
+	mu    sync.Mutex
+	out   map[[16]byte]*ticket
+	count map[string]int // by lease
+	swept time.Time      // when those too old were last dropped
+}
+
+func newTickets(life time.Duration, perLease int) *tickets {
+	return &tickets{life: life, perLease: perLease, now: time.Now, out: map[[16]byte]*ticket{}, count: map[string]int{}}
+}
+
+// add makes a ticket.
+func (t *tickets) add(r lease.SessionRequest, key tls.Certificate) (id [16]byte, secret [32]byte, err error) {
+	_, _ = rand.Read(id[:]) // never fails
+	_, _ = rand.Read(secret[:])
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.now()
+	if len(t.out) >= maxTickets || t.count[r.Lease] >= t.perLease || now.Sub(t.swept) >= time.Second {
+		t.expire(now)
+	}
+	if n := t.count[r.Lease]; n >= t.perLease {
+		return id, secret, lease.Errorf(lease.NoRoom, "lease %s: %d sessions are being opened already; see session.max_per_lease", r.Lease, n)
+	}
+	if len(t.out) >= maxTickets {
+		return id, secret, lease.Errorf(lease.NoRoom, "%d sessions are being opened already; try again in %v", len(t.out), t.life)
+	}
+	t.out[id] = &ticket{secret: secret, request: r, key: key, until: now.Add(t.life)}
+	t.count[r.Lease]++
+	return id, secret, nil
+}
+
+// peek is the secret of a ticket that is good now.
+func (t *tickets) peek(id [16]byte) (secret [32]byte, r lease.SessionRequest, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k, err := t.get(id)
+	if err != nil {
+		return secret, r, err
+	}
+	return k.secret, k.request, nil
+}
+
+// use uses a ticket up if answer is the right one. Of two right answers only the
+// first counts.
+func (t *tickets) use(id [16]byte, want, answer []byte) (*ticket, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k, err := t.get(id)
+	if err != nil {
+		return nil, err
+	}
+	if !hmac.Equal(want, answer) {
+		if k.wrong++; k.wrong >= maxWrong {
+			t.drop(id, k)
+		}
+		return k, fmt.Errorf("%w: wrong answer to the challenge, number %d for this ticket", ErrRefused, k.wrong)
+	}
+	t.drop(id, k)
+	return k, nil
+}
+
+// get needs t.mu.
+func (t *tickets) get(id [16]byte) (*ticket, error) {
+	k := t.out[id]
+	if k == nil {
+		return nil, fmt.Errorf("%w: the ticket is unknown or has been used", errStranger)
+	}
+	if !t.now().Before(k.until) {
+		t.drop(id, k)
+		return nil, fmt.Errorf("%w: the ticket for lease %s is older than %v", ErrRefused, k.request.Lease, t.life)
+	}
+	return k, nil
+}
+
+// expire needs t.mu.
+func (t *tickets) expire(now time.Time) {
+	t.swept = now
+	for id, k := range t.out {
+		if !now.Before(k.until) {
+			t.drop(id, k)
+		}
+	}
+}
+
+// drop needs t.mu.
+func (t *tickets) drop(id [16]byte, k *ticket) {
+	delete(t.out, id)
+	if t.count[k.request.Lease]--; t.count[k.request.Lease] <= 0 {
+		delete(t.count, k.request.Lease)
+	}
+}

@@ -1,0 +1,44 @@
+// Package inventory knows the GPUs of this machine. NVML is asked by a process
+// of its own, so that a driver that hangs holds up nothing but that process.
+package inventory
+
+import "time"
+
+// Sample is one look at all GPUs. What NVML does not know is nil: there are no
+// special numbers.
+type Sample struct {
+	Seq    uint64   `json:"seq"`
+	Driver string   `json:"driver,omitempty"`
+	CUDA   int      `json:"cuda,omitempty"` // as 12040
+	GPUs   []Device `json:"gpus"`
+	Error  string   `json:"error,omitempty"` // NVML as a whole
+	// NoLibrary: there is no NVML here, so no GPU either.
+	NoLibrary bool `json:"no_library,omitempty"`
+
+	At time.Time `json:"-"` // when it arrived
+}
+
+// Device is one GPU as NVML sees it. Memory in bytes.
+type Device struct {
+	Index       int      `json:"index"` // in PCI order
+	UUID        string   `json:"uuid"`
+	Name        string   `json:"name"`
+	PCI         string   `json:"pci"`
+	Minor       *int     `json:"minor,omitempty"` // of /dev/nvidiaN
+	Total       uint64   `json:"total"`
+	Reserved    uint64   `json:"reserved"` // by the driver and the firmware
+	Used        uint64   `json:"used"`     // by processes
+	UtilGPU     *uint32  `json:"util_gpu,omitempty"`
+	UtilMem     *uint32  `json:"util_mem,omitempty"`
+	Temperature *uint32  `json:"temperature,omitempty"` // degrees Celsius
+	Power       *uint32  `json:"power,omitempty"`       // milliwatt
+	MIG         bool     `json:"mig,omitempty"`
+	Processes   []Memory `json:"processes,omitempty"`
+	Error       string   `json:"error,omitempty"` // this GPU cannot be used
+}
+
+// Memory is what one process holds of one GPU.
+type Memory struct {
+	PID  int     `json:"pid"`
+	Used *uint64 `json:"used,omitempty"` // bytes
+}

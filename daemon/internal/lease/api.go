@@ -1,0 +1,109 @@
+package lease
+
+import (
+	"context"
+	"os"
+	"time"
+)
+
+// Owner is a daemon that owns GPUs, in this process or over the network. Every
+// method may be called twice with the same arguments, and late, without harm.
+// host is the node name of the caller, proven by its connection. Errors are *Error.
+type Owner interface {
+	// Inventory is what the owner has and has left.
+	Inventory(ctx context.Context) (Inventory, error)
+	// Reserve writes l (its Grants are this owner's) into the ledger, reserved
+	// for ttl, or granted at once when ttl is 0. The key's live lease, if there
+	// is one of another id, comes back with code Conflict. A lease of this id
+	// that exists already is answered as it stands.
+	Reserve(ctx context.Context, host string, l Lease, ttl time.Duration) (Lease, error)
+	// Confirm makes a reserved lease a granted one.
+	Confirm(ctx context.Context, host, id string) error
+	// Renew says that the host still uses these leases. Those that are missing
+	// from the answer are not known here, or have ended.
+	Renew(ctx context.Context, host string, ids []string) (known []string, err error)
+	// Release ends a lease, its sessions first, and remembers the key for the
+	// tombstone time, so that a late Reserve of it is refused. id may be "" and
+	// the key name the lease. Unknown leases are no error.
+	Release(ctx context.Context, host, id string, key Key, reason string) error
+	// List is every lease whose host is host, "" for all.
+	List(ctx context.Context, host string) ([]Status, error)
+	// Offer prepares a session and says how its data connection is opened.
+	Offer(ctx context.Context, host string, r SessionRequest) (Offer, error)
+}
+
+// LocalOwner is the owner in this process, which can hand over a socket.
+type LocalOwner interface {
+	Owner
+	// Open starts a session and returns the client's end of its socket pair.
+	Open(ctx context.Context, r SessionRequest) (*os.File, error)
+}
+
+// Inventory is an owner's GPUs.
+type Inventory struct {
+	Owner   string        `json:"owner"`
+	Version string        `json:"version"` // Sluice's
+	GPUs    []GPU         `json:"gpus"`
+	Age     time.Duration `json:"age"` // of what NVML said
+}
+
+// SessionRequest asks for a session, after the host has seen who asks.
+type SessionRequest struct {
+	Lease   string `json:"lease"`
+	Kind    uint32 `json:"kind"` // wire.SessionCompute or wire.SessionObserve
+	PID     uint32 `json:"pid"`  // in the host's own PID namespace
+	UID     uint32 `json:"uid"`
+	Program string `json:"program"`
+	Encrypt bool   `json:"encrypt"`
+	// CertHash is the SHA-256 of the certificate that the host's end of an
+	// encrypted connection will show.
+	CertHash []byte `json:"cert_hash,omitempty"`
+}
+
+// Offer is the answer: where to connect, and the ticket for it.
+type Offer struct {
+	Addr     string `json:"addr"` // HOST:PORT; an empty host is the owner's own
+	Ticket   [16]byte
+	Secret   [32]byte
+	CertHash []byte // of the owner's end, encrypted connections only
+}
+
+// Session is a live session as its owner sees it.
+type Session struct {
+	ID      string    `json:"id"`
+	Lease   string    `json:"lease"`
+	Worker  Process   `json:"worker"`
+	Client  uint32    `json:"client_pid"`
+	Program string    `json:"program"`
+	Kind    uint32    `json:"kind"`
+	Started time.Time `json:"started"`
+	Use     []Use     `json:"use"` // one for each of the lease's grants here
+	Counts  Counts    `json:"counts"`
+}
+
+// Use is the memory account of one grant, in bytes.
+type Use struct {
+	Granted  uint64 `json:"granted"`
+	Used     uint64 `json:"used"` // overhead included
+	Overhead uint64 `json:"overhead"`
+	Peak     uint64 `json:"peak"`
+}
+
+// Counts are what a session has done so far.
+type Counts struct {
+	Calls    uint64        `json:"calls"`
+	Waits    uint64        `json:"waits"`
+	BytesIn  uint64        `json:"bytes_in"`  // from the client
+	BytesOut uint64        `json:"bytes_out"` // to the client
+	Launches uint64        `json:"launches"`
+	Errors   uint64        `json:"errors"`
+	Throttle time.Duration `json:"throttle"`
+}
+
+// Status is a lease with what lives on it.
+type Status struct {
+	Lease
+	Use      []Use     `json:"use"` // one for each grant, all sessions together
+	Sessions []Session `json:"sessions"`
+	Renewed  time.Time `json:"renewed"`
+}

@@ -1,0 +1,165 @@
+// Package lease holds the nouns of the daemon: what a job asks for, what an
+// owner grants, and what a GPU has left. Sizes are bytes, shares are percent of
+// one GPU. Nothing here does I/O.
+package lease
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"time"
+)
+
+// Granule is the unit of device memory, in bytes.
+const Granule = 2 << 20
+
+// Key names the job part that a lease belongs to. One lease exists for a key at a
+// time, so that whoever asks twice is given the same.
+type Key struct {
+	Cluster string `json:"cluster"`
+	Job     string `json:"job"`  // Slurm's job id, or "run-..." of sluice run
+	Node    string `json:"node"` // the node whose processes use the lease
+	// Incarnation tells a requeued job from its earlier life; a greater one
+	// is later. Slurm's restart count, or 0.
+	Incarnation uint64 `json:"incarnation,omitempty"`
+}
+
+func (k Key) String() string { return k.Cluster + "/" + k.Job + "@" + k.Node }
+
+// Fraction is a share of one GPU as it is asked for.
+type Fraction struct {
+	Percent uint32 `json:"percent"`       // 1..100
+	Mem     uint64 `json:"mem,omitempty"` // bytes; 0: Percent of the GPU's memory
+}
+
+// Policy says what becomes of the compute share.
+type Policy string
+
+// The policies.
+const (
+	BestEffort Policy = "best-effort"
+	Equal      Policy = "equal"
+	Fixed      Policy = "fixed"
+)
+
+// Place says which GPUs are taken first.
+type Place string
+
+// The placements.
+const (
+	BestFit Place = "best-fit" // the fullest GPU that still holds it
+	Spread  Place = "spread"   // the emptiest
+)
+
+// Process is a process of this machine, named so that its number cannot be
+// mistaken for a later one's.
+type Process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // field 22 of /proc/PID/stat
+}
+
+// Request asks for fractions, all or nothing. Fractions of one lease are on GPUs
+// that differ, because each is a device of its own to the program.
+type Request struct {
+	Key       Key           `json:"key"`
+	Fractions []Fraction    `json:"fractions"`
+	Type      string        `json:"type,omitempty"`    // part of the GPU's name, without regard to case; "" any
+	MinMem    uint64        `json:"min_mem,omitempty"` // bytes that the whole GPU has at least
+	SameOwner bool          `json:"same_owner,omitempty"`
+	UID       uint32        `json:"uid"`
+	GID       uint32        `json:"gid"`
+	Policy    Policy        `json:"policy,omitempty"` // "" best effort
+	Place     Place         `json:"place,omitempty"`  // "" as the pool says
+	Pool      string        `json:"pool,omitempty"`   // "" the pool named default
+	Life      time.Duration `json:"life,omitempty"`   // 0: until released
+	Account   string        `json:"account,omitempty"`
+	JobName   string        `json:"job_name,omitempty"`
+	// Holder is the process whose end ends the lease; zero for Slurm jobs.
+	Holder Process `json:"holder,omitzero"`
+}
+
+// Grant is one fraction on one GPU.
+type Grant struct {
+	Owner   string `json:"owner"` // node name of the daemon that owns the GPU
+	GPU     string `json:"gpu"`   // UUID, "GPU-..."
+	Percent uint32 `json:"percent"`
+	Mem     uint64 `json:"mem"`   // bytes, whole granules
+	Order   int    `json:"order"` // place among the lease's fractions, from 0
+}
+
+// State of a lease.
+type State string
+
+// The states. Reserved becomes Granted by Confirm, or ends by itself.
+const (
+	Reserved State = "reserved"
+	Granted  State = "granted"
+	Ended    State = "ended"
+)
+
+// Lease is what an owner keeps for its part of it (Grants are then that owner's),
+// and the host for all of it.
+type Lease struct {
+	ID      string    `json:"id"` // 32 hexadecimal digits; the same at every owner
+	Request Request   `json:"request"`
+	Grants  []Grant   `json:"grants"` // in the order of the request's fractions
+	State   State     `json:"state"`
+	Made    time.Time `json:"made"`
+	Expires time.Time `json:"expires,omitzero"` // by Life or, reserved, by the reservation's time
+	Host    string    `json:"host"`             // node name of the daemon that asked
+	Epoch   uint64    `json:"epoch"`            // the owner's: counts its ledger's openings
+}
+
+// GPU is what an owner knows of a GPU.
+type GPU struct {
+	Owner    string `json:"owner"`
+	UUID     string `json:"uuid"`
+	Index    int    `json:"index"` // in PCI order
+	Name     string `json:"name"`
+	PCI      string `json:"pci"`
+	Mem      uint64 `json:"mem"`      // bytes that can be granted
+	Overhead uint64 `json:"overhead"` // bytes that one session's context takes of its grant
+	Healthy  bool   `json:"healthy"`
+	Why      string `json:"why,omitempty"` // it is not healthy
+	// FreePercent and FreeMem are what no lease holds.
+	FreePercent uint32 `json:"free_percent"`
+	FreeMem     uint64 `json:"free_mem"`
+	Leases      int    `json:"leases"`
+}
+
+// NewID makes a lease's id.
+func NewID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// Error is a refusal that the user reads: it names the thing and the remedy.
+type Error struct {
+	Code   Code
+	Reason string
+}
+
+func (e *Error) Error() string { return e.Reason }
+
+// Code says of what sort a refusal is.
+type Code string
+
+// The codes. Each has one gRPC status, see package rpc.
+const (
+	Invalid   Code = "invalid"     // the request makes no sense
+	NoRoom    Code = "no-room"     // it does not fit now
+	Never     Code = "never"       // it cannot fit this pool at all
+	NotFound  Code = "not-found"   // no such lease, pool, GPU
+	Denied    Code = "denied"      // not yours
+	Over      Code = "over"        // the lease or job has ended
+	Conflict  Code = "conflict"    // state changed meanwhile; ask again
+	Down      Code = "unavailable" // an owner cannot be asked
+	Internal  Code = "internal"    // disk full and such
+	WrongPeer Code = "wrong-version"
+)
+
+// Errorf makes an *Error.
+func Errorf(code Code, format string, a ...any) error {
+	return &Error{code, fmt.Sprintf(format, a...)}
+}

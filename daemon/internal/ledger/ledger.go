@@ -1,0 +1,498 @@
+// Package ledger is the one place where the daemon keeps what must survive a
+// crash: a bbolt file of small checksummed JSON records. A change is on the disk
+// when Update returns nil, whole or not at all.
+package ledger
+
+// Format 1:
+//
+//	bucket meta         format, owner, epoch: plain text; digest: see below
+//	bucket leases       what holds now
+//	bucket tombstones   what has ended and must not come back
+//	bucket outbox       lines for the audit log, by sequence number, from the
+//	                    change that caused them until they are known to be written
+//	bucket notes        whatever else the host has to remember
+//
+// A value is CRC-32C (4 bytes, big endian) over bucket, 0, key, 0 and the JSON
+// that follows. bbolt checksums its two meta pages only; the sum here is over
+// what decides who has a GPU. The digest is the exclusive or of the first 16
+// bytes of each record's SHA-256, so that a record that is lost, or comes back,
+// is seen too.
+//
+// Locking: bbolt has one writer and any number of readers. mu guards done.
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+)
+
+// Format is the version of what is on the disk.
+const Format = 1
+
+// Bucket names a set of records.
+type Bucket string
+
+// The buckets.
+const (
+	Leases     Bucket = "leases"
+	Tombstones Bucket = "tombstones"
+	Outbox     Bucket = "outbox"
+	Notes      Bucket = "notes"
+	meta       Bucket = "meta"
+)
+
+var buckets = []Bucket{Leases, Tombstones, Outbox, Notes}
+
+// Errors that a caller may ask for.
+var (
+	ErrCorrupt = errors.New("corrupt")
+	ErrFormat  = errors.New("written by another version")
+	ErrOwner   = errors.New("written by another node")
+	ErrInUse   = errors.New("in use by another process")
+)
+
+// Options of a ledger.
+type Options struct {
+	// NoSync leaves out fsync: for tests that do not pull the plug.
+	NoSync bool
+	// Wait is how long another process may hold the file, 0 for 2 s: a daemon
+	// that was killed is gone at once, one that is stopping needs a moment.
+	Wait time.Duration
+}
+
+// Ledger is an open ledger. Its methods may be called from several goroutines.
+type Ledger struct {
+	db    *bolt.DB
+	path  string
+	owner string
+	epoch uint64
+
+	mu   sync.Mutex
+	done []uint64 // outbox entries that the next change removes
+}
+
+// Open opens or creates the ledger at path for the node owner, verifies every
+// record, and counts its epoch up by one. What is corrupt is named and not
+// repaired: a lease forgotten is a GPU granted twice.
+func Open(path, owner string, o Options) (*Ledger, error) {
+	db, err := open(path, o, false)
+	if err != nil {
+		return nil, err
+	}
+	l := &Ledger{db: db, path: path, owner: owner}
+	if err := l.begin(); err != nil {
+		db.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Check verifies the ledger at path without changing it. One that is not there
+// passes, since a start would make it.
+func Check(path, owner string) error {
+	if err := safefile.Dir(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("ledger: %w", err)
+	}
+	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	db, err := open(path, Options{}, true)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	l := &Ledger{db: db, path: path, owner: owner}
+	return guard(path, func() error {
+		return db.View(func(tx *bolt.Tx) error {
+			if tx.Bucket([]byte(meta)) == nil {
+				return nil // created and not begun
+			}
+			if _, err := l.readMeta(tx); err != nil {
+				return err
+			}
+			return l.verify(tx)
+		})
+	})
+}
+
+func open(path string, o Options, readOnly bool) (*bolt.DB, error) {
+	if err := safefile.Dir(filepath.Dir(path)); err != nil {
+		return nil, fmt.Errorf("ledger: %w", err)
+	}
+	if err := safefile.File(path, 0o077); err != nil {
+		return nil, fmt.Errorf("ledger: %w", err)
+	}
+	if o.Wait == 0 {
+		o.Wait = 2 * time.Second
+	}
+	var db *bolt.DB
+	err := guard(path, func() error {
+		var err error
+		db, err = bolt.Open(path, 0o600, &bolt.Options{Timeout: o.Wait, NoSync: o.NoSync, ReadOnly: readOnly, FreelistType: bolt.FreelistMapType})
+		return err
+	})
+	switch {
+	case errors.Is(err, bolterrors.ErrTimeout):
+		return nil, fmt.Errorf("ledger %s: %w; is another sluiced running?", path, ErrInUse)
+	case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
+		return nil, fmt.Errorf("ledger %s: %w: %w; %s", path, ErrCorrupt, err, remedy)
+	case err != nil:
+		return nil, fmt.Errorf("ledger %s: %w", path, err)
+	}
+	return db, nil
+}
+
+const remedy = "restore it from a backup, or end all sessions of this node, move the file away and start anew"
+
+// guard turns what bbolt does with a damaged file, panics and faults in its
+// mapping, into an error.
+func guard(path string, f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("ledger %s: %w: %v; %s", path, ErrCorrupt, p, remedy)
+		}
+	}()
+	return f()
+}
+
+// begin makes or verifies what is there, and counts the epoch.
+func (l *Ledger) begin() error {
+	err := guard(l.path, func() error {
+		return l.db.Update(func(tx *bolt.Tx) error {
+			fresh := tx.Bucket([]byte(meta)) == nil
+			for _, b := range append([]Bucket{meta}, buckets...) {
+				if _, err := tx.CreateBucketIfNotExists([]byte(b)); err != nil {
+					return fmt.Errorf("ledger %s: %w", l.path, err)
+				}
+			}
+			m := tx.Bucket([]byte(meta))
+			if fresh {
+				if err := errors.Join(m.Put([]byte("format"), []byte(strconv.Itoa(Format))), m.Put([]byte("owner"), []byte(l.owner)), m.Put([]byte("epoch"), []byte("0")), m.Put([]byte("digest"), make([]byte, len(digest{})))); err != nil {
+					return fmt.Errorf("ledger %s: %w", l.path, err)
+				}
+			}
+			epoch, err := l.readMeta(tx)
+			if err != nil {
+				return err
+			}
+			if err := l.verify(tx); err != nil {
+				return err
+			}
+			l.epoch = epoch + 1
+			return m.Put([]byte("epoch"), []byte(strconv.FormatUint(l.epoch, 10)))
+		})
+	})
+	if err != nil && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrOwner) {
+		return fmt.Errorf("ledger %s: cannot be written: %w", l.path, err)
+	}
+	return err
+}
+
+func (l *Ledger) readMeta(tx *bolt.Tx) (uint64, error) {
+	m := tx.Bucket([]byte(meta))
+	if v := string(m.Get([]byte("format"))); v != strconv.Itoa(Format) {
+		return 0, fmt.Errorf("ledger %s: %w: format %q, this release reads %d; install the release that wrote it", l.path, ErrFormat, v, Format)
+	}
+	if v := string(m.Get([]byte("owner"))); v != l.owner {
+		return 0, fmt.Errorf("ledger %s: %w: it is node %q's, and this is %q; set node in sluice.yaml, or move the file away", l.path, ErrOwner, v, l.owner)
+	}
+	epoch, err := strconv.ParseUint(string(m.Get([]byte("epoch"))), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("ledger %s: %w: epoch %q; %s", l.path, ErrCorrupt, m.Get([]byte("epoch")), remedy)
+	}
+	return epoch, nil
+}
+
+// verify reads every record and bbolt's own structure.
+func (l *Ledger) verify(tx *bolt.Tx) error {
+	t := &Tx{tx: tx, l: l}
+	known := 0
+	err := tx.ForEach(func(name []byte, _ *bolt.Bucket) error {
+		if Bucket(name) != meta && !slices.Contains(buckets, Bucket(name)) {
+			return fmt.Errorf("ledger %s: %w: bucket %q is not ours; %s", l.path, ErrCorrupt, name, remedy)
+		}
+		known++
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if known != len(buckets)+1 {
+		return fmt.Errorf("ledger %s: %w: it has %d buckets of %d; %s", l.path, ErrCorrupt, known, len(buckets)+1, remedy)
+	}
+	var all digest
+	for _, b := range buckets {
+		err := t.All(b, func(key string, raw json.RawMessage) error {
+			all.toggle(b, key, raw)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if have := tx.Bucket([]byte(meta)).Get([]byte("digest")); !bytes.Equal(have, all[:]) {
+		return fmt.Errorf("ledger %s: %w: records are missing, or back from before; %s", l.path, ErrCorrupt, remedy)
+	}
+	// bbolt checks its pages on a goroutine of its own, where a fault could not
+	// be caught: so only what has just been walked through.
+	for err := range tx.Check() {
+		return fmt.Errorf("ledger %s: %w: %w; %s", l.path, ErrCorrupt, err, remedy)
+	}
+	return nil
+}
+
+// digest is over a set of records.
+type digest [16]byte
+
+// toggle puts a record into the set, or takes it out.
+func (d *digest) toggle(b Bucket, key string, raw []byte) {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\x00%s\x00", b, key)
+	h.Write(raw)
+	for i, c := range h.Sum(nil)[:len(d)] {
+		d[i] ^= c
+	}
+}
+
+// Close closes the file.
+func (l *Ledger) Close() error {
+	if err := l.db.Close(); err != nil {
+		return fmt.Errorf("ledger %s: %w", l.path, err)
+	}
+	return nil
+}
+
+// Epoch is how often the ledger has been opened, this time included.
+func (l *Ledger) Epoch() uint64 { return l.epoch }
+
+// Path is where the ledger is.
+func (l *Ledger) Path() string { return l.path }
+
+// Tx is a view of the ledger, and in Update a change. It ends with the function
+// that it was given to.
+type Tx struct {
+	tx      *bolt.Tx
+	l       *Ledger
+	changed digest // what the change does to the digest
+}
+
+// Update makes one change of all that f does. An error means that the change
+// was not made, unless it was the disk's: then only a View tells.
+func (l *Ledger) Update(f func(*Tx) error) error {
+	l.mu.Lock()
+	done := l.done
+	l.mu.Unlock()
+	var own error
+	err := guard(l.path, func() error {
+		return l.db.Update(func(tx *bolt.Tx) error {
+			t := &Tx{tx: tx, l: l}
+			for _, seq := range done {
+				if own = t.Delete(Outbox, outboxKey(seq)); own != nil {
+					return own
+				}
+			}
+			if own = f(t); own != nil || t.changed == (digest{}) {
+				return own
+			}
+			m := tx.Bucket([]byte(meta))
+			all := append([]byte(nil), m.Get([]byte("digest"))...)
+			subtle.XORBytes(all, all, t.changed[:])
+			return m.Put([]byte("digest"), all)
+		})
+	})
+	switch {
+	case err == nil:
+		l.mu.Lock()
+		l.done = l.done[len(done):]
+		l.mu.Unlock()
+		return nil
+	case own != nil:
+		return own
+	}
+	return fmt.Errorf("ledger %s: cannot be written: %w; see that its disk is sound and has room", l.path, err)
+}
+
+// View reads a consistent state.
+func (l *Ledger) View(f func(*Tx) error) error {
+	return guard(l.path, func() error { return l.db.View(func(tx *bolt.Tx) error { return f(&Tx{tx: tx, l: l}) }) })
+}
+
+// Put writes v as JSON.
+func (t *Tx) Put(b Bucket, key string, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("ledger %s: %s %q: %w", t.l.path, b, key, err)
+	}
+	if err := t.forget(b, key); err != nil {
+		return err
+	}
+	t.changed.toggle(b, key, raw)
+	rec := binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(raw)), sum(b, key, raw))
+	if err := t.tx.Bucket([]byte(b)).Put([]byte(key), append(rec, raw...)); err != nil {
+		return fmt.Errorf("ledger %s: %s %q: %w", t.l.path, b, key, err)
+	}
+	return nil
+}
+
+// Get reads a record into v, and says whether there is one.
+func (t *Tx) Get(b Bucket, key string, v any) (bool, error) {
+	rec := t.tx.Bucket([]byte(b)).Get([]byte(key))
+	if rec == nil {
+		return false, nil
+	}
+	raw, err := t.l.open(b, key, rec)
+	if err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(raw, v); err != nil {
+		return false, fmt.Errorf("ledger %s: %s %q: %w: %w; %s", t.l.path, b, key, ErrCorrupt, err, remedy)
+	}
+	return true, nil
+}
+
+// Delete removes a record, if it is there.
+func (t *Tx) Delete(b Bucket, key string) error {
+	if err := t.forget(b, key); err != nil {
+		return err
+	}
+	if err := t.tx.Bucket([]byte(b)).Delete([]byte(key)); err != nil {
+		return fmt.Errorf("ledger %s: %s %q: %w", t.l.path, b, key, err)
+	}
+	return nil
+}
+
+// forget takes a record that is about to go out of the digest.
+func (t *Tx) forget(b Bucket, key string) error {
+	rec := t.tx.Bucket([]byte(b)).Get([]byte(key))
+	if rec == nil {
+		return nil
+	}
+	raw, err := t.l.open(b, key, rec)
+	if err != nil {
+		return err
+	}
+	t.changed.toggle(b, key, raw)
+	return nil
+}
+
+// All calls f for each record in the order of the keys. raw is good until f
+// returns.
+func (t *Tx) All(b Bucket, f func(key string, raw json.RawMessage) error) error {
+	return t.tx.Bucket([]byte(b)).ForEach(func(k, rec []byte) error {
+		raw, err := t.l.open(b, string(k), rec)
+		if err != nil {
+			return err
+		}
+		return f(string(k), raw)
+	})
+}
+
+// Enqueue keeps v in the outbox with this change, and returns its number. Once v
+// is where it belongs, Flushed says so; after a crash Queued finds what is left.
+func (t *Tx) Enqueue(v any) (uint64, error) {
+	seq, err := t.tx.Bucket([]byte(Outbox)).NextSequence()
+	if err != nil {
+		return 0, fmt.Errorf("ledger %s: outbox: %w", t.l.path, err)
+	}
+	return seq, t.Put(Outbox, outboxKey(seq), v)
+}
+
+// Dequeue takes an entry back.
+func (t *Tx) Dequeue(seq uint64) error { return t.Delete(Outbox, outboxKey(seq)) }
+
+// Flushed has the next change remove an entry of the outbox: a change of its own
+// would cost another fsync.
+func (l *Ledger) Flushed(seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done = append(l.done, seq)
+}
+
+// Settle removes now what Flushed named, if there is any.
+func (l *Ledger) Settle() error {
+	l.mu.Lock()
+	n := len(l.done)
+	l.mu.Unlock()
+	if n == 0 {
+		return nil
+	}
+	return l.Update(func(*Tx) error { return nil })
+}
+
+// Queued calls f for each entry of the outbox, the oldest first.
+func (t *Tx) Queued(f func(seq uint64, raw json.RawMessage) error) error {
+	return t.All(Outbox, func(key string, raw json.RawMessage) error {
+		seq, err := strconv.ParseUint(key, 16, 64)
+		if err != nil {
+			return fmt.Errorf("ledger %s: outbox %q: %w: no number; %s", t.l.path, key, ErrCorrupt, remedy)
+		}
+		return f(seq, raw)
+	})
+}
+
+func outboxKey(seq uint64) string { return fmt.Sprintf("%016x", seq) }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func sum(b Bucket, key string, raw []byte) uint32 {
+	h := crc32.Update(0, castagnoli, []byte(string(b)+"\x00"+key+"\x00"))
+	return crc32.Update(h, castagnoli, raw)
+}
+
+// open checks a record and returns its JSON.
+func (l *Ledger) open(b Bucket, key string, rec []byte) (json.RawMessage, error) {
+	if len(rec) < 4 || binary.BigEndian.Uint32(rec) != sum(b, key, rec[4:]) || !json.Valid(rec[4:]) {
+		return nil, fmt.Errorf("ledger %s: %s %q: %w: the checksum is wrong; %s", l.path, b, key, ErrCorrupt, remedy)
+	}
+	return rec[4:], nil
+}
+
+// Put writes one record.
+func (l *Ledger) Put(b Bucket, key string, v any) error {
+	return l.Update(func(t *Tx) error { return t.Put(b, key, v) })
+}
+
+// Get reads one record into v, and says whether there is one.
+func (l *Ledger) Get(b Bucket, key string, v any) (ok bool, err error) {
+	err = l.View(func(t *Tx) error { ok, err = t.Get(b, key, v); return err })
+	return ok, err
+}
+
+// Delete removes one record, if it is there.
+func (l *Ledger) Delete(b Bucket, key string) error {
+	return l.Update(func(t *Tx) error { return t.Delete(b, key) })
+}
+
+// All reads a bucket whose records are all of type T.
+func All[T any](l *Ledger, b Bucket) (map[string]T, error) {
+	all := make(map[string]T)
+	err := l.View(func(t *Tx) error {
+		return t.All(b, func(key string, raw json.RawMessage) error {
+			var v T
+			if err := json.Unmarshal(raw, &v); err != nil {
+				return fmt.Errorf("ledger %s: %s %q: %w: %w; %s", l.path, b, key, ErrCorrupt, err, remedy)
+			}
+			all[key] = v
+			return nil
+		})
+	})
+	return all, err
+}

@@ -1,0 +1,419 @@
+package owner
+
+// Release, Evict and Sweep: how a lease ends.
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+)
+
+// maxUnknown is how many leases that never were one host can have remembered.
+const maxUnknown = 4096
+
+// purgeMost bounds one change that removes old tombstones.
+const purgeMost = 1000
+
+func (r *record) why() string {
+	if r.Ending == nil {
+		return "it is being released"
+	}
+	return r.Ending.Reason
+}
+
+// Release ends a lease of host. A late Reserve of the same id is refused. So is
+// one of the same key (and of its earlier incarnations) if the key is given and
+// the lease was granted, or the key alone is given: a host that takes back what
+// it could get only in part gives the id without the key, and may ask again.
+func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, reason string) error {
+	zero := key == (lease.Key{})
+	if id == "" && zero {
+		return lease.Errorf(lease.Invalid, "release: say the lease, or the job")
+	}
+	if b, err := hex.DecodeString(id); id != "" && (err != nil || len(b) != 16) {
+		return lease.Errorf(lease.Invalid, "lease id %.40q: want 32 hexadecimal digits", id)
+	}
+	if !zero && (key.Node != host || key.Job == "" || len(key.Cluster) > maxName || len(key.Job) > maxName) {
+		return lease.Errorf(lease.Denied, "release: job %s is not of node %s", key, host)
+	}
+	if reason == "" {
+		reason = "released by its host"
+	}
+	e, err := o.release(host, id, key, reason)
+	if err != nil || e == nil {
+		return err
+	}
+	o.finish(e)
+	if err := o.await(ctx, e); err != nil {
+		return err
+	}
+	o.point("release-5-answer")
+	return nil
+}
+
+// release marks what is to end; nil when there is nothing.
+func (o *Owner) release(host, id string, key lease.Key, reason string) (*entry, error) {
+	o.write.Lock()
+	defer o.write.Unlock()
+	zero := key == (lease.Key{})
+	e := o.leases[id]
+	if id == "" {
+		if e = o.keys[nameOf(key)]; e != nil && e.rec.Lease.Request.Key.Incarnation > key.Incarnation {
+			e = nil // the job lives again; what ended is an earlier life
+		}
+	}
+	if e == nil {
+		return nil, o.remember(host, id, key, reason)
+	}
+	if e.rec.Lease.Host != host {
+		return nil, lease.Errorf(lease.Denied, "lease %s is not of node %s", e.rec.Lease.ID, host)
+	}
+	if e.ending {
+		return e, nil
+	}
+	over := id == "" || !zero && e.rec.Lease.State == lease.Granted
+	o.point("release-0-checked")
+	o.mark(e, ending{audit.Release, reason, over})
+	return e, nil
+}
+
+// remember writes tombstones for a lease or key that is not here: its Reserve
+// may still be on its way. write is held.
+func (o *Owner) remember(host, id string, key lease.Key, reason string) error {
+	t := o.tombstone(reason)
+	t.Lease, t.Host, t.Unknown = id, host, true
+	name := idTomb(id)
+	if id == "" {
+		name, t.Key, t.Incarnation = keyTomb(key), key.String(), key.Incarnation
+	}
+	if old, ok := o.tombs[name]; ok && old.Incarnation >= t.Incarnation {
+		return nil
+	}
+	if o.unknown[host] >= maxUnknown {
+		o.log.Warn("host releases too much that never was; not remembered", "host", host, "lease", id, "job", key.String())
+		return nil
+	}
+	if err := o.cfg.Ledger.Put(ledger.Tombstones, name, t); err != nil {
+		return lease.Errorf(lease.Internal, "release of %s cannot be remembered: %v", name, err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.bury(name, t)
+	return nil
+}
+
+// Evict ends any lease: the administrator's release at the owner.
+func (o *Owner) Evict(ctx context.Context, id, reason string) error {
+	o.write.Lock()
+	e := o.leases[id]
+	if e != nil && !e.ending {
+		o.mark(e, ending{audit.Reclaim, reason, true})
+	}
+	o.write.Unlock()
+	if e == nil {
+		return lease.Errorf(lease.NotFound, "lease %.40q is not known to owner %s; see sluice list", id, o.cfg.Name)
+	}
+	o.finish(e)
+	return o.await(ctx, e)
+}
+
+// mark has a lease end: no session is started on it any more. write is held.
+func (o *Owner) mark(e *entry, why ending) {
+	rec := e.rec
+	rec.Ending = &why
+	if rec.Lease.State == lease.Granted {
+		// A restarted daemon goes on with it. If this cannot be written it is
+		// ended all the same; only a crash right now would have the host ask again.
+		if err := o.cfg.Ledger.Put(ledger.Leases, rec.Lease.ID, rec); err != nil {
+			o.log.Error("ending of lease cannot be written", "lease", rec.Lease.ID, "error", err)
+		}
+	}
+	o.mu.Lock()
+	e.rec, e.ending = rec, true
+	e.cancel()
+	if e.starting == 0 {
+		close(e.idle)
+	}
+	o.mu.Unlock()
+	o.point("release-1-marked")
+}
+
+// finish ends a marked lease, aside, unless somebody is at it.
+func (o *Owner) finish(e *entry) {
+	o.mu.Lock()
+	select {
+	case <-e.ended:
+		o.mu.Unlock()
+		return
+	default:
+	}
+	if e.trying {
+		o.mu.Unlock()
+		return
+	}
+	e.trying, e.tried = true, make(chan struct{})
+	o.mu.Unlock()
+	o.aside(func() {
+		err := o.end(e)
+		if err != nil {
+			o.log.Error("lease cannot be ended yet, its GPUs stay held", "lease", e.id, "error", err)
+		}
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		e.trying = false
+		if err != nil {
+			e.tryErr = err
+			close(e.tried)
+		}
+	})
+}
+
+// end kills and waits for the sessions, and then frees what the lease held.
+func (o *Owner) end(e *entry) error {
+	id := e.id
+	ctx, cancel := context.WithTimeout(o.ctx, o.lim().End)
+	defer cancel()
+	select {
+	case <-e.idle:
+	case <-ctx.Done():
+		return lease.Errorf(lease.Down, "lease %s: a session of it is still being started", id)
+	}
+	if err := o.cfg.Workers.End(ctx, id); err != nil {
+		return lease.Errorf(lease.Down, "lease %s: its sessions have not ended: %v", id, err)
+	}
+	o.point("release-2-killed")
+	o.write.Lock()
+	defer o.write.Unlock()
+	return o.free(e)
+}
+
+// free takes an ended lease out of the ledger. write is held.
+func (o *Owner) free(e *entry) error {
+	l, why := &e.rec.Lease, e.rec.Ending
+	ev := o.event(why.Event, l, why.Reason)
+	ev.Over = why.Over
+	t := o.tombstone(why.Reason)
+	t.Lease, t.Host = l.ID, l.Host
+	kt := t
+	kt.Key, kt.Incarnation = l.Request.Key.String(), l.Request.Key.Incarnation
+	kname := keyTomb(l.Request.Key)
+	over := why.Over
+	if old, ok := o.tombs[kname]; ok && old.Incarnation > kt.Incarnation {
+		over = false
+	}
+	var seq uint64
+	err := o.cfg.Ledger.Update(func(tx *ledger.Tx) error {
+		var was record
+		there, err := tx.Get(ledger.Leases, l.ID, &was)
+		if err != nil || !there {
+			return err // not there: the change that seemed to fail was made
+		}
+		if seq, err = tx.Enqueue(ev); err != nil {
+			return err
+		}
+		if over {
+			if err := tx.Put(ledger.Tombstones, kname, kt); err != nil {
+				return err
+			}
+		}
+		return errors.Join(tx.Put(ledger.Tombstones, idTomb(l.ID), t), tx.Delete(ledger.Leases, l.ID))
+	})
+	if err != nil {
+		o.resync()
+		return lease.Errorf(lease.Internal, "lease %s cannot be taken out of the ledger: %v", l.ID, err)
+	}
+	o.point("release-3-freed")
+	if seq != 0 {
+		o.queue = append(o.queue, line{seq: seq, event: ev})
+	}
+	if err := o.flush(); err != nil {
+		// The line stays in the ledger; Sweep tries again. What ended has ended.
+		o.log.Warn("end of lease is not in the audit log yet", "lease", l.ID, "error", err)
+	}
+	o.point("release-4-audited")
+	if why.Event == audit.Reclaim {
+		o.counts.reclaimed.Add(1)
+	} else {
+		o.counts.released.Add(1)
+	}
+	o.log.Info("lease ended", "lease", l.ID, "job", l.Request.Key.String(), "host", l.Host, "event", why.Event, "reason", why.Reason)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.bury(idTomb(l.ID), t)
+	if over {
+		o.bury(kname, kt)
+	}
+	o.drop(e)
+	return nil
+}
+
+// await waits until e is gone, or an attempt to end it failed.
+func (o *Owner) await(ctx context.Context, e *entry) error {
+	o.finish(e)
+	o.mu.RLock()
+	tried := e.tried
+	o.mu.RUnlock()
+	select {
+	case <-e.ended:
+		return nil
+	default:
+	}
+	select {
+	case <-e.ended:
+		return nil
+	case <-tried:
+		o.mu.RLock()
+		defer o.mu.RUnlock()
+		return e.tryErr
+	case <-o.ctx.Done():
+		return lease.Errorf(lease.Down, "owner %s is stopping; ask again", o.cfg.Name)
+	case <-ctx.Done():
+		return lease.Errorf(lease.Down, "lease %s is still ending; ask again", e.id)
+	}
+}
+
+// Run keeps the leases until ctx ends.
+func (o *Owner) Run(ctx context.Context) error {
+	o.endOrphans(ctx)
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		for _, e := range o.sweep() {
+			o.finish(e)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-o.ctx.Done():
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+// Sweep does once what Run does every second, and waits for it.
+func (o *Owner) Sweep(ctx context.Context) error {
+	var errs []error
+	for _, e := range o.sweep() {
+		errs = append(errs, o.await(ctx, e))
+	}
+	return errors.Join(errs...)
+}
+
+// endOrphans ends sessions of leases that the ledger does not have.
+func (o *Owner) endOrphans(ctx context.Context) {
+	a, ok := o.cfg.Workers.(Adopted)
+	if !ok {
+		return
+	}
+	for _, id := range a.Leases() {
+		o.mu.RLock()
+		known := o.leases[id] != nil
+		o.mu.RUnlock()
+		if known {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, o.lim().End)
+		err := o.cfg.Workers.End(ctx, id)
+		cancel()
+		o.log.Warn("sessions of a lease that is not in the ledger were ended", "lease", id, "error", err)
+	}
+}
+
+// sweep marks leases whose time is over and returns all that are to be ended.
+func (o *Owner) sweep() []*entry {
+	limits := o.lim()
+	type due struct {
+		e     *entry
+		why   ending
+		still func() bool // with mu
+		quiet bool        // only if no session lives
+	}
+	var found []due
+	var marked []*entry
+	now := o.clock.Up()
+	o.mu.RLock()
+	for _, e := range o.leases {
+		reserved := e.rec.Lease.State == lease.Reserved
+		switch {
+		case e.ending:
+			marked = append(marked, e)
+		case e.deadline != 0 && now >= e.deadline && reserved:
+			found = append(found, due{e, ending{audit.Reclaim, "reserved and not confirmed in time", false}, func() bool { return e.rec.Lease.State == lease.Reserved }, false})
+		case e.deadline != 0 && now >= e.deadline:
+			found = append(found, due{e, ending{audit.Reclaim, "its life time of " + e.rec.Lease.Request.Life.String() + " is over", true}, func() bool { return true }, false})
+		case !reserved && e.starting == 0 && now-e.renewed >= limits.Silence:
+			opens := e.opens
+			found = append(found, due{e, ending{audit.Reclaim, "its host " + e.rec.Lease.Host + " was silent for " + limits.Silence.String() + ", and no session lives", true},
+				func() bool { return e.starting == 0 && e.opens == opens && now-e.renewed >= limits.Silence }, true})
+		}
+	}
+	o.mu.RUnlock()
+	for _, d := range found {
+		if d.quiet && len(o.cfg.Workers.Sessions(d.e.id)) > 0 {
+			continue
+		}
+		o.write.Lock()
+		o.mu.RLock()
+		still := !d.e.ending && o.leases[d.e.id] == d.e && d.still()
+		o.mu.RUnlock()
+		if still {
+			o.point("reclaim-1-found")
+			o.mark(d.e, d.why)
+			marked = append(marked, d.e)
+		}
+		o.write.Unlock()
+	}
+	o.purge(now, limits.Tombstone)
+	return marked
+}
+
+// purge removes old tombstones, and writes what the audit log lacks.
+func (o *Owner) purge(now, keep time.Duration) {
+	o.mu.RLock()
+	var old []string
+	for name, t := range o.tombs {
+		if now-t.since >= keep && len(old) < purgeMost {
+			old = append(old, name)
+		}
+	}
+	o.mu.RUnlock()
+	o.write.Lock()
+	defer o.write.Unlock()
+	if err := o.flush(); err != nil {
+		o.log.Warn("lines wait for the audit log", "lines", len(o.queue), "error", err)
+	}
+	if len(old) == 0 {
+		if err := o.cfg.Ledger.Settle(); err != nil {
+			o.log.Warn("outbox is not cleared", "error", err)
+		}
+		return
+	}
+	err := o.cfg.Ledger.Update(func(tx *ledger.Tx) error {
+		for _, name := range old {
+			if err := tx.Delete(ledger.Tombstones, name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		o.log.Error("old tombstones cannot be removed", "error", err)
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, name := range old {
+		if t := o.tombs[name]; t.Unknown {
+			if o.unknown[t.Host]--; o.unknown[t.Host] <= 0 {
+				delete(o.unknown, t.Host)
+			}
+		}
+		delete(o.tombs, name)
+	}
+}

@@ -1,0 +1,320 @@
+package owner
+
+// Reserve and Confirm: how a lease begins.
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/placement"
+)
+
+// maxName is how long names in a request may be, in bytes.
+const maxName = 256
+
+// Reserve keeps room for l, or grants it at once when ttl is 0.
+func (o *Owner) Reserve(ctx context.Context, host string, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
+	l.Host = host
+	have, err := o.reserve(ctx, l, ttl)
+	if err != nil && have.ID == "" {
+		o.counts.refused.Add(1)
+		ev := o.event(audit.Refuse, &l, err.Error())
+		ev.GPUs, ev.Lease, ev.Key = nil, cut(ev.Lease), cut(ev.Key)
+		o.log.Info("lease refused", "lease", ev.Lease, "job", ev.Key, "uid", l.Request.UID, "host", host, "reason", err)
+		_ = o.cfg.Audit.Write(ev) // the log counts what it loses
+	}
+	return have, err
+}
+
+func (o *Owner) reserve(ctx context.Context, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
+	if err := o.validate(&l, ttl); err != nil {
+		return lease.Lease{}, err
+	}
+	for {
+		have, wait, err := o.tryReserve(&l, ttl)
+		if wait == nil {
+			return have, err
+		}
+		if err := o.await(ctx, wait); err != nil {
+			return lease.Lease{}, err
+		}
+	}
+}
+
+// validate checks what needs no state.
+func (o *Owner) validate(l *lease.Lease, ttl time.Duration) error {
+	k := l.Request.Key
+	if b, err := hex.DecodeString(l.ID); err != nil || len(b) != 16 {
+		return lease.Errorf(lease.Invalid, "lease id %.40q: want 32 hexadecimal digits", l.ID)
+	}
+	if k.Job == "" || len(k.Cluster) > maxName || len(k.Job) > maxName || len(k.Node) > maxName || len(l.Request.Account) > maxName || len(l.Request.JobName) > 4*maxName {
+		return lease.Errorf(lease.Invalid, "lease %s: its job has no name, or one longer than %d bytes", l.ID, maxName)
+	}
+	if k.Node != l.Host {
+		return lease.Errorf(lease.Denied, "lease %s: node %q asks for a lease of node %q; set node in sluice.yaml to the name that the others know", l.ID, l.Host, k.Node)
+	}
+	if err := placement.Validate(l.Request); err != nil {
+		return err
+	}
+	limits := o.lim()
+	if ttl < 0 || ttl > limits.Reserve {
+		return lease.Errorf(lease.Invalid, "lease %s: reservation of %v: want at most %v", l.ID, ttl, limits.Reserve)
+	}
+	if l.Request.Life < 0 {
+		return lease.Errorf(lease.Invalid, "lease %s: life time of %v", l.ID, l.Request.Life)
+	}
+	if limits.MaxLife > 0 && (l.Request.Life == 0 || l.Request.Life > limits.MaxLife) {
+		l.Request.Life = limits.MaxLife
+	}
+	if len(l.Grants) == 0 || len(l.Grants) > len(l.Request.Fractions) {
+		return lease.Errorf(lease.Invalid, "lease %s: %d grants for %d fractions", l.ID, len(l.Grants), len(l.Request.Fractions))
+	}
+	gpus, orders := make(map[string]bool), make(map[int]bool)
+	for _, g := range l.Grants {
+		switch {
+		case g.Owner != o.cfg.Name:
+			return lease.Errorf(lease.Invalid, "lease %s: a grant of owner %q is asked of owner %q", l.ID, g.Owner, o.cfg.Name)
+		case g.Percent == 0 || g.Percent > 100:
+			return lease.Errorf(lease.Invalid, "lease %s: grant of %d%% of a GPU", l.ID, g.Percent)
+		case g.Mem == 0 || g.Mem%lease.Granule != 0:
+			return lease.Errorf(lease.Invalid, "lease %s: grant of %d bytes: want whole granules of %d MiB", l.ID, g.Mem, lease.Granule>>20)
+		case gpus[g.GPU]:
+			return lease.Errorf(lease.Invalid, "lease %s: two grants on GPU %s: each is on another one", l.ID, g.GPU)
+		case orders[g.Order] || g.Order < 0 || g.Order >= len(l.Request.Fractions):
+			return lease.Errorf(lease.Invalid, "lease %s: grant for fraction %d of %d", l.ID, g.Order, len(l.Request.Fractions))
+		}
+		gpus[g.GPU], orders[g.Order] = true, true
+	}
+	return nil
+}
+
+// tryReserve decides. wait is an older lease of the key that has to end first.
+func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease, wait *entry, err error) {
+	o.write.Lock()
+	defer o.write.Unlock()
+	k := l.Request.Key
+	if e := o.leases[l.ID]; e != nil {
+		switch {
+		case e.rec.Lease.Host != l.Host:
+			return lease.Lease{}, nil, lease.Errorf(lease.Denied, "lease %s is not of node %s", l.ID, l.Host)
+		case e.ending:
+			return lease.Lease{}, nil, lease.Errorf(lease.Over, "lease %s of job %s is ending: %s", l.ID, k, e.rec.why())
+		}
+		return e.rec.Lease, nil, nil
+	}
+	if t, ok := o.tombs[idTomb(l.ID)]; ok {
+		return lease.Lease{}, nil, lease.Errorf(lease.Over, "lease %s of job %s has ended: %s", l.ID, k, t.Reason)
+	}
+	if t, ok := o.tombs[keyTomb(k)]; ok && t.Incarnation >= k.Incarnation {
+		return lease.Lease{}, nil, lease.Errorf(lease.Over, "job %s has ended here: %s", k, t.Reason)
+	}
+	if e := o.keys[nameOf(k)]; e != nil {
+		old := e.rec.Lease.Request.Key.Incarnation
+		switch {
+		case k.Incarnation < old:
+			return lease.Lease{}, nil, lease.Errorf(lease.Over, "job %s has begun anew: incarnation %d asks, %d has the lease", k, k.Incarnation, old)
+		case e.ending:
+			return lease.Lease{}, e, nil
+		case k.Incarnation == old:
+			return e.rec.Lease, nil, lease.Errorf(lease.Conflict, "job %s has lease %s already", k, e.rec.Lease.ID)
+		}
+		o.mark(e, ending{audit.Release, "the job has begun anew", true})
+		return lease.Lease{}, e, nil
+	}
+	if err := o.admit(l); err != nil {
+		return lease.Lease{}, nil, err
+	}
+	rec := record{Lease: *l}
+	rec.Lease.Made, rec.Lease.Epoch = o.clock.Now().UTC(), o.cfg.Ledger.Epoch()
+	if ttl > 0 {
+		rec.Lease.State = lease.Reserved
+		rec.expire(o.clock, ttl)
+	} else {
+		rec.Lease.State = lease.Granted
+		rec.expire(o.clock, l.Request.Life)
+	}
+	o.point("reserve-1-checked")
+	if err := o.commit(nil, rec); err != nil {
+		return lease.Lease{}, nil, err
+	}
+	o.point("reserve-3-answer")
+	return rec.Lease, nil, nil
+}
+
+// admit checks that there is room for l's grants, placement or not.
+func (o *Owner) admit(l *lease.Lease) error {
+	gpus, _ := o.gpus()
+	limits := o.lim()
+	for _, gr := range l.Grants {
+		var g *lease.GPU
+		for i := range gpus {
+			if gpus[i].UUID == gr.GPU {
+				g = &gpus[i]
+			}
+		}
+		switch {
+		case g == nil:
+			return lease.Errorf(lease.Conflict, "owner %s has no GPU %s any more; see sluice gpus", o.cfg.Name, gr.GPU)
+		case !g.Healthy:
+			return lease.Errorf(lease.Conflict, "gpu %d of %s is not healthy: %s", g.Index, o.cfg.Name, g.Why)
+		case gr.Mem > g.Mem || gr.Mem < g.Overhead+lease.Granule:
+			return lease.Errorf(lease.Invalid, "grant of %d MiB on gpu %d of %s: it has %d MiB, and a context takes %d MiB", gr.Mem>>20, g.Index, o.cfg.Name, g.Mem>>20, g.Overhead>>20)
+		case g.Leases >= limits.MaxPerGPU:
+			return lease.Errorf(lease.Conflict, "gpu %d of %s has %d leases already; raise lease.max_per_gpu there, or wait", g.Index, o.cfg.Name, g.Leases)
+		case gr.Percent > g.FreePercent || gr.Mem > g.FreeMem:
+			return lease.Errorf(lease.Conflict, "gpu %d of %s: %d%% and %d MiB asked, %d%% and %d MiB free; see sluice list", g.Index, o.cfg.Name, gr.Percent, gr.Mem>>20, g.FreePercent, g.FreeMem>>20)
+		}
+	}
+	return nil
+}
+
+// commit makes rec the truth: e is its entry, nil for a new lease. A grant is
+// one only with its line in the audit log. write is held.
+func (o *Owner) commit(e *entry, rec record) error {
+	var audited *line
+	err := o.cfg.Ledger.Update(func(tx *ledger.Tx) error {
+		audited = nil
+		if rec.Lease.State == lease.Granted {
+			l := line{event: o.event(audit.Grant, &rec.Lease, "")}
+			var err error
+			if l.seq, err = tx.Enqueue(l.event); err != nil {
+				return err
+			}
+			audited = &l
+		}
+		return tx.Put(ledger.Leases, rec.Lease.ID, rec)
+	})
+	if err != nil {
+		o.resync()
+		return lease.Errorf(lease.Internal, "lease %s cannot be kept: %v", rec.Lease.ID, err)
+	}
+	reserved := e != nil
+	o.mu.Lock()
+	if e == nil {
+		e = o.adopt(rec)
+	} else {
+		e.rec, e.deadline = rec, rec.deadline(o.clock)
+		e.renewed, e.said = o.clock.Up(), o.clock.Now()
+	}
+	o.mu.Unlock()
+	if audited == nil {
+		o.point("reserve-2-written")
+		o.counts.reserved.Add(1)
+		_ = o.cfg.Audit.Write(o.event(audit.Reserve, &rec.Lease, ""))
+		return nil
+	}
+	o.point("grant-1-written")
+	o.queue = append(o.queue, *audited)
+	if err := o.flush(); err != nil {
+		o.undo(e, audited.seq, reserved, err)
+		return lease.Errorf(lease.Internal, "lease %s cannot be granted without a line in the audit log: %v", rec.Lease.ID, err)
+	}
+	o.point("grant-2-audited")
+	o.counts.granted.Add(1)
+	o.log.Info("lease granted", "lease", rec.Lease.ID, "job", rec.Lease.Request.Key.String(), "uid", rec.Lease.Request.UID, "host", rec.Lease.Host, "gpus", len(rec.Lease.Grants))
+	return nil
+}
+
+// undo takes a grant back that nobody has been told of. If even that cannot be
+// written, the lease stays until its host releases it or is silent.
+func (o *Owner) undo(e *entry, seq uint64, reserved bool, why error) {
+	id := e.id
+	back := line{event: o.event(audit.Reclaim, &e.rec.Lease, "not granted: the audit log could not be written")}
+	t := o.tombstone("not granted: " + why.Error())
+	t.Lease, t.Host = id, e.rec.Lease.Host
+	err := o.cfg.Ledger.Update(func(tx *ledger.Tx) error {
+		if reserved { // of which the log knows
+			var err error
+			if back.seq, err = tx.Enqueue(back.event); err != nil {
+				return err
+			}
+		}
+		return errors.Join(tx.Delete(ledger.Leases, id), tx.Dequeue(seq), tx.Put(ledger.Tombstones, idTomb(id), t))
+	})
+	if err != nil {
+		o.log.Error("lease could not be taken back", "lease", id, "error", err)
+		o.resync()
+		return
+	}
+	// It is the last: lines are queued and flushed under write.
+	o.queue = o.queue[:len(o.queue)-1]
+	if reserved {
+		o.queue = append(o.queue, back)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.bury(idTomb(id), t)
+	o.drop(e)
+}
+
+// resync makes memory what the ledger says, after a change of which only the
+// ledger knows whether it was made. write is held.
+func (o *Owner) resync() {
+	recs, err := ledger.All[record](o.cfg.Ledger, ledger.Leases)
+	if err != nil {
+		o.log.Error("ledger cannot be read back", "error", err)
+		return
+	}
+	if err := o.loadQueue(); err != nil {
+		o.log.Error("ledger cannot be read back", "error", err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for id, e := range o.leases {
+		if rec, ok := recs[id]; ok {
+			if !e.ending { // what is ending goes on ending
+				e.rec, e.deadline = rec, rec.deadline(o.clock)
+			}
+		} else if !e.trying {
+			o.drop(e)
+		}
+	}
+	for id, rec := range recs {
+		if o.leases[id] == nil {
+			o.adopt(rec)
+		}
+	}
+}
+
+// Confirm makes a reserved lease a granted one.
+func (o *Owner) Confirm(_ context.Context, host, id string) error {
+	err := o.confirm(host, id)
+	if err != nil {
+		o.counts.refused.Add(1)
+		e := audit.Event{Event: audit.Refuse, Time: o.clock.Now(), Lease: cut(id), Host: host, Owner: o.cfg.Name, Reason: "confirm: " + err.Error()}
+		_ = o.cfg.Audit.Write(e)
+	}
+	return err
+}
+
+func (o *Owner) confirm(host, id string) error {
+	o.write.Lock()
+	defer o.write.Unlock()
+	e := o.leases[id]
+	if e == nil {
+		if t, ok := o.tombs[idTomb(id)]; ok && t.Host == host {
+			return lease.Errorf(lease.Over, "lease %s has ended: %s", id, t.Reason)
+		}
+		return lease.Errorf(lease.NotFound, "lease %.40q is not known to owner %s", id, o.cfg.Name)
+	}
+	rec := e.rec
+	switch {
+	case rec.Lease.Host != host:
+		return lease.Errorf(lease.Denied, "lease %s is not of node %s", id, host)
+	case e.ending:
+		return lease.Errorf(lease.Over, "lease %s is ending: %s", id, rec.why())
+	case rec.Lease.State == lease.Granted:
+		return nil
+	case o.clock.Up() >= e.deadline:
+		return lease.Errorf(lease.Over, "lease %s was reserved until %s; ask anew", id, rec.Lease.Expires.Format(time.RFC3339))
+	}
+	rec.Lease.State = lease.Granted
+	rec.expire(o.clock, rec.Lease.Request.Life)
+	o.point("confirm-1-checked")
+	return o.commit(e, rec)
+}

@@ -1,0 +1,413 @@
+// Package owner is the role of a daemon whose node has GPUs: it alone decides
+// who has them, writes that into its ledger before it says so, and ends leases
+// that nobody wants any more.
+package owner
+
+// Flow of a lease; the points are those of package fault:
+//
+//	Reserve   check -> (reserve-1) ledger -> (reserve-2) answer; granted at once,
+//	          as Confirm from grant-1
+//	Confirm   check -> (confirm-1) ledger: granted -> (grant-1) audit -> (grant-2)
+//	          answer
+//	Offer     check, ticket -> (open-1) answer
+//	Admit     check, worker started -> (open-2) audit -> (open-3) answer
+//	Renew     noted -> (renew-1) answer
+//	Release   check -> (release-0) ledger: ending -> (release-1) sessions killed and
+//	          waited for -> (release-2) ledger: gone, tombstones -> (release-3)
+//	          audit -> (release-4) memory -> (release-5) answer
+//	Sweep     found -> (reclaim-1) as Release from its release-0
+//
+// A line of the audit log about a lease is in the ledger's outbox, with the change
+// that it tells of, until it is written; so a crash neither loses nor doubles it.
+//
+// A lease holds its part of the GPUs from the first write to the last, sessions
+// included: what is free has been left by everybody.
+//
+// Locking: write is taken by whoever changes leases and is held over the ledger's
+// fsync and the audit's write, so that decisions, ledger and log have one order.
+// mu guards what is in memory, is taken after write, and is never held over I/O.
+// A record is read under either lock, and replaced under both. Nobody waits for a
+// session or a worker with a lock held.
+//
+// Time: what ends a lease is counted on the clock since boot, which no one can
+// set. The wall clock is for people, and for leases that a reboot cut off.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/fault"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+)
+
+// Devices gives the GPUs as they are now, without what is free of them, and how
+// old that knowledge is. It must answer at once, from memory.
+type Devices func() (gpus []lease.GPU, age time.Duration)
+
+// Workers runs the session processes.
+type Workers interface {
+	// Start lends a worker to l and gives it conn, which stays the caller's to
+	// close. gpus are those of l's grants, in their order.
+	Start(ctx context.Context, l lease.Lease, r lease.SessionRequest, conn *os.File, gpus []lease.GPU) (lease.Session, error)
+	// Sessions are the live sessions of a lease.
+	Sessions(leaseID string) []lease.Session
+	// Use is the lease's memory account, one for each grant.
+	Use(leaseID string) []lease.Use
+	// End kills the lease's sessions, waits until none lives, and forgets its
+	// account. An error says that one still lives. No sessions are no error.
+	End(ctx context.Context, leaseID string) error
+	// OnEnd has f called when a session has ended, before End returns for it.
+	OnEnd(f func(s lease.Session, reason string))
+}
+
+// Adopted is what Workers may have besides: leases with sessions or accounts
+// that it found at start, so that those of no lease can be ended.
+type Adopted interface{ Leases() []string }
+
+// Tickets prepares the data connection of a session.
+type Tickets interface {
+	Offer(r lease.SessionRequest) (lease.Offer, error)
+}
+
+// Auditor is the audit log.
+type Auditor interface {
+	Write(audit.Event) error
+	Has(event, leaseID string) (bool, error)
+}
+
+// Limits can be changed while the daemon runs.
+type Limits struct {
+	Reserve   time.Duration // the longest reservation, 0 for 2 min
+	Silence   time.Duration // of a host, until its leases without sessions end; 0 for 5 min
+	MaxLife   time.Duration // of any lease, 0 for no limit
+	Tombstone time.Duration // how long what ended is remembered, 0 for 1 h
+	MaxPerGPU int           // leases on one GPU, 0 for 64
+	Sessions  int           // of one lease, 0 for 64
+	End       time.Duration // one attempt to end a lease's sessions, 0 for 10 s
+}
+
+func (l Limits) withDefaults() Limits {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	def(&l.Reserve, 2*time.Minute)
+	def(&l.Silence, 5*time.Minute)
+	def(&l.Tombstone, time.Hour)
+	def(&l.End, 10*time.Second)
+	if l.MaxPerGPU <= 0 {
+		l.MaxPerGPU = 64
+	}
+	if l.Sessions <= 0 {
+		l.Sessions = 64
+	}
+	return l
+}
+
+// Config is what an owner is made of. All but Clock, Log and Limits is needed.
+type Config struct {
+	Name    string // of this node
+	Version string // Sluice's
+	Ledger  *ledger.Ledger
+	Devices Devices
+	Workers Workers
+	// Tickets may be nil until SetTickets, since the data listener in turn
+	// needs Admit.
+	Tickets Tickets
+	Audit   Auditor
+	Clock   Clock
+	Log     *slog.Logger
+	Limits  Limits
+}
+
+// Owner implements lease.LocalOwner. Close it before the ledger.
+type Owner struct {
+	cfg   Config
+	clock Clock
+	log   *slog.Logger
+	hook  func(string) // a test's fault points
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	counts counts
+
+	write sync.Mutex
+	queue []line // lines that the audit log does not have yet, in order
+
+	mu      sync.RWMutex
+	limits  Limits
+	tickets Tickets
+	leases  map[string]*entry   // by id
+	keys    map[keyName]*entry  // by key without incarnation
+	tombs   map[string]tombSeen // by name in the ledger
+	unknown map[string]int      // host: its tombstones of leases that never were
+	closed  bool
+}
+
+// keyName is a key without its incarnation: one lease at a time.
+type keyName struct{ cluster, job, node string }
+
+func nameOf(k lease.Key) keyName { return keyName{k.Cluster, k.Job, k.Node} }
+
+// entry is a lease in memory.
+type entry struct {
+	id       string
+	rec      record
+	deadline time.Duration // since boot, 0 for none
+	renewed  time.Duration // since boot: by the host, or the start of this process
+	said     time.Time     // the same for people
+	ctx      context.Context
+	cancel   context.CancelFunc // ends starts of sessions
+
+	ending   bool
+	trying   bool          // somebody is at it
+	tried    chan struct{} // closed when an attempt to end it failed
+	tryErr   error
+	ended    chan struct{} // closed when it is gone
+	starting int           // sessions being started
+	opens    uint64        // sessions ever started by this process
+	idle     chan struct{} // closed when ending and starting is 0
+	ends     []audit.Event // of sessions, held back while one is being started
+}
+
+// Counters of this process.
+type Counters struct{ Reserved, Granted, Refused, Released, Reclaimed, Opened, SessionsRefused uint64 }
+
+type counts struct {
+	reserved, granted, refused, released, reclaimed, opened, sessionsRefused atomic.Uint64
+}
+
+// Counters are what this process has done.
+func (o *Owner) Counters() Counters {
+	c := &o.counts
+	return Counters{c.reserved.Load(), c.granted.Load(), c.refused.Load(), c.released.Load(), c.reclaimed.Load(), c.opened.Load(), c.sessionsRefused.Load()}
+}
+
+// New takes up the leases in the ledger. Run keeps them.
+func New(cfg Config) (*Owner, error) {
+	if cfg.Name == "" || cfg.Ledger == nil || cfg.Devices == nil || cfg.Workers == nil || cfg.Audit == nil {
+		return nil, errors.New("owner: name, ledger, devices, workers and audit are all needed")
+	}
+	if cfg.Clock == nil {
+		c, err := SystemClock()
+		if err != nil {
+			return nil, err
+		}
+		cfg.Clock = c
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	o := &Owner{cfg: cfg, clock: cfg.Clock, log: cfg.Log, limits: cfg.Limits.withDefaults(), tickets: cfg.Tickets,
+		leases: make(map[string]*entry), keys: make(map[keyName]*entry), tombs: make(map[string]tombSeen), unknown: make(map[string]int)}
+	o.ctx, o.cancel = context.WithCancel(context.Background())
+	if err := o.load(); err != nil {
+		return nil, err
+	}
+	// Before anything new is written: the log has the order of the ledger.
+	if err := o.flush(); err != nil {
+		o.log.Warn("lines wait for the audit log", "lines", len(o.queue), "error", err)
+	}
+	cfg.Workers.OnEnd(o.sessionEnded)
+	return o, nil
+}
+
+// load reads the ledger.
+func (o *Owner) load() error {
+	recs, err := ledger.All[record](o.cfg.Ledger, ledger.Leases)
+	if err != nil {
+		return err
+	}
+	for id, rec := range recs {
+		if o.keys[nameOf(rec.Lease.Request.Key)] != nil {
+			return fmt.Errorf("ledger %s: lease %s: key %s has another lease too; %s", o.cfg.Ledger.Path(), id, rec.Lease.Request.Key, "release one of them")
+		}
+		o.adopt(rec)
+	}
+	tombs, err := ledger.All[tombstone](o.cfg.Ledger, ledger.Tombstones)
+	if err != nil {
+		return err
+	}
+	for name, t := range tombs {
+		o.bury(name, t)
+	}
+	return o.loadQueue()
+}
+
+// loadQueue makes the queue what the outbox says.
+func (o *Owner) loadQueue() error {
+	var queue []line
+	err := o.cfg.Ledger.View(func(tx *ledger.Tx) error {
+		return tx.Queued(func(seq uint64, raw json.RawMessage) error {
+			l := line{seq: seq, doubt: true}
+			if err := json.Unmarshal(raw, &l.event); err != nil {
+				return fmt.Errorf("ledger %s: outbox %d: %w", o.cfg.Ledger.Path(), seq, err)
+			}
+			queue = append(queue, l)
+			return nil
+		})
+	})
+	if err == nil {
+		o.queue = queue
+	}
+	return err
+}
+
+// adopt makes an entry of a record.
+func (o *Owner) adopt(rec record) *entry {
+	e := &entry{id: rec.Lease.ID, rec: rec, deadline: rec.deadline(o.clock), renewed: o.clock.Up(), said: o.clock.Now(), ending: rec.Ending != nil,
+		tried: make(chan struct{}), ended: make(chan struct{}), idle: make(chan struct{})}
+	e.ctx, e.cancel = context.WithCancel(o.ctx)
+	if e.ending {
+		e.cancel()
+		close(e.idle)
+	}
+	o.leases[rec.Lease.ID] = e
+	o.keys[nameOf(rec.Lease.Request.Key)] = e
+	return e
+}
+
+// drop forgets an entry that is gone.
+func (o *Owner) drop(e *entry) {
+	delete(o.leases, e.id)
+	if k := nameOf(e.rec.Lease.Request.Key); o.keys[k] == e {
+		delete(o.keys, k)
+	}
+	e.cancel()
+	close(e.ended)
+}
+
+// SetTickets gives the owner its data listener.
+func (o *Owner) SetTickets(t Tickets) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.tickets = t
+}
+
+// SetLimits changes the limits for whatever is asked from now on.
+func (o *Owner) SetLimits(l Limits) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.limits = l.withDefaults()
+}
+
+func (o *Owner) lim() Limits {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	return o.limits
+}
+
+// Close ends what the owner does aside. It ends no lease and no session.
+func (o *Owner) Close() {
+	o.mu.Lock()
+	o.closed = true
+	o.mu.Unlock()
+	o.cancel()
+	o.wg.Wait()
+}
+
+// aside runs f on a goroutine that Close waits for, or not at all.
+func (o *Owner) aside(f func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return
+	}
+	o.wg.Add(1)
+	go func() {
+		defer o.wg.Done()
+		f()
+	}()
+}
+
+func (o *Owner) point(name string) {
+	fault.Point(name)
+	if o.hook != nil {
+		o.hook(name)
+	}
+}
+
+// Inventory is what the GPUs here have and have left.
+func (o *Owner) Inventory(context.Context) (lease.Inventory, error) {
+	gpus, age := o.gpus()
+	return lease.Inventory{Owner: o.cfg.Name, Version: o.cfg.Version, GPUs: gpus, Age: age}, nil
+}
+
+// gpus are the GPUs with what is free of them.
+func (o *Owner) gpus() ([]lease.GPU, time.Duration) {
+	known, age := o.cfg.Devices()
+	gpus := append([]lease.GPU(nil), known...)
+	index := make(map[string]int, len(gpus))
+	for i := range gpus {
+		g := &gpus[i]
+		g.Owner, g.FreePercent, g.FreeMem, g.Leases = o.cfg.Name, 100, g.Mem, 0
+		index[g.UUID] = i
+	}
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	for _, e := range o.leases {
+		for _, gr := range e.rec.Lease.Grants {
+			i, ok := index[gr.GPU]
+			if !ok {
+				continue
+			}
+			g := &gpus[i]
+			g.FreePercent -= min(gr.Percent, g.FreePercent)
+			g.FreeMem -= min(gr.Mem, g.FreeMem)
+			g.Leases++
+		}
+	}
+	for i := range gpus {
+		if gpus[i].Leases >= o.limits.MaxPerGPU {
+			// What is left cannot be had by anybody.
+			gpus[i].FreePercent, gpus[i].FreeMem = 0, 0
+		}
+	}
+	return gpus, age
+}
+
+// List is every lease whose host is host, "" for all.
+func (o *Owner) List(_ context.Context, host string) ([]lease.Status, error) {
+	o.mu.RLock()
+	all := make([]lease.Status, 0, len(o.leases))
+	for _, e := range o.leases {
+		if host == "" || e.rec.Lease.Host == host {
+			all = append(all, lease.Status{Lease: e.rec.Lease, Renewed: e.said})
+		}
+	}
+	o.mu.RUnlock()
+	for i := range all {
+		all[i].Use = o.cfg.Workers.Use(all[i].ID)
+		all[i].Sessions = o.cfg.Workers.Sessions(all[i].ID)
+	}
+	return all, nil
+}
+
+// Renew says that the host still uses these leases.
+func (o *Owner) Renew(_ context.Context, host string, ids []string) ([]string, error) {
+	known := make([]string, 0, len(ids))
+	now, wall := o.clock.Up(), o.clock.Now()
+	o.mu.Lock()
+	for _, id := range ids {
+		if e := o.leases[id]; e != nil && !e.ending && e.rec.Lease.Host == host {
+			e.renewed, e.said = now, wall
+			known = append(known, id)
+		}
+	}
+	o.mu.Unlock()
+	o.point("renew-1-noted")
+	return known, nil
+}
+
+var _ lease.LocalOwner = (*Owner)(nil)

@@ -1,0 +1,224 @@
+package owner
+
+// Offer, Admit and Open: how a session begins.
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// Offer prepares a session of a lease of host.
+func (o *Owner) Offer(_ context.Context, host string, r lease.SessionRequest) (lease.Offer, error) {
+	offer, err := o.offer(host, r)
+	if err != nil {
+		o.refused(host, r, err)
+	}
+	return offer, err
+}
+
+func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) {
+	o.mu.RLock()
+	_, err := o.usable(host, r)
+	tickets := o.tickets
+	o.mu.RUnlock()
+	if err != nil {
+		return lease.Offer{}, err
+	}
+	if tickets == nil {
+		return lease.Offer{}, lease.Errorf(lease.Down, "owner %s does not listen for data yet; ask again", o.cfg.Name)
+	}
+	if err := o.roomFor(r.Lease); err != nil {
+		return lease.Offer{}, err
+	}
+	offer, err := tickets.Offer(r)
+	if err != nil {
+		return lease.Offer{}, err
+	}
+	o.point("open-1-offered")
+	return offer, nil
+}
+
+// usable is the lease that r names, if host may have a session on it; mu is held.
+func (o *Owner) usable(host string, r lease.SessionRequest) (*entry, error) {
+	e := o.leases[r.Lease]
+	switch {
+	case r.Kind != wire.SessionCompute && r.Kind != wire.SessionObserve:
+		return nil, lease.Errorf(lease.Invalid, "session of kind %d: want %d or %d", r.Kind, wire.SessionCompute, wire.SessionObserve)
+	case e == nil:
+		return nil, lease.Errorf(lease.NotFound, "lease %.40q is not known to owner %s: it has ended, or never was", r.Lease, o.cfg.Name)
+	case host != "" && e.rec.Lease.Host != host:
+		return nil, lease.Errorf(lease.Denied, "lease %s is not of node %s", r.Lease, host)
+	case e.ending:
+		return nil, lease.Errorf(lease.Over, "lease %s is ending: %s", r.Lease, e.rec.why())
+	case e.rec.Lease.State != lease.Granted:
+		return nil, lease.Errorf(lease.Conflict, "lease %s is not granted yet; ask again", r.Lease)
+	case e.deadline != 0 && o.clock.Up() >= e.deadline:
+		return nil, lease.Errorf(lease.Over, "lease %s: its life time of %v is over", r.Lease, e.rec.Lease.Request.Life)
+	}
+	return e, nil
+}
+
+// roomFor refuses a session too many; those being started count.
+func (o *Owner) roomFor(id string) error {
+	live := len(o.cfg.Workers.Sessions(id))
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if e := o.leases[id]; e != nil && live+e.starting >= o.limits.Sessions {
+		return lease.Errorf(lease.NoRoom, "lease %s has %d sessions, as many as it may; end a process, or raise session.max_per_lease on %s", id, live+e.starting, o.cfg.Name)
+	}
+	return nil
+}
+
+// Admit starts the session of a connection whose ticket was good, r being what
+// the ticket was for. It closes conn, of which the worker has its own.
+func (o *Owner) Admit(ctx context.Context, r lease.SessionRequest, conn *os.File) error {
+	defer conn.Close()
+	s, err := o.admitSession(ctx, r, conn)
+	if err != nil {
+		o.refused("", r, err)
+		return err
+	}
+	o.log.Info("session", "session", s.ID, "lease", r.Lease, "pid", s.Worker.PID, "client", r.Program, "client_pid", r.PID)
+	o.point("open-3-audited")
+	return nil
+}
+
+func (o *Owner) admitSession(ctx context.Context, r lease.SessionRequest, conn *os.File) (lease.Session, error) {
+	// A session being started counts from here; so its turn is taken before the
+	// others are counted.
+	o.mu.Lock()
+	e, err := o.usable("", r)
+	if err != nil {
+		o.mu.Unlock()
+		return lease.Session{}, err
+	}
+	e.starting++
+	e.opens++
+	l, limit := e.rec.Lease, o.limits.Sessions
+	o.mu.Unlock()
+	defer o.startedOne(e)
+	live := len(o.cfg.Workers.Sessions(l.ID))
+	o.mu.RLock()
+	n := live + e.starting
+	o.mu.RUnlock()
+	if n > limit {
+		return lease.Session{}, lease.Errorf(lease.NoRoom, "lease %s has %d sessions, as many as it may; end a process, or raise session.max_per_lease on %s", l.ID, n-1, o.cfg.Name)
+	}
+	gpus, err := o.granted(&l)
+	if err != nil {
+		return lease.Session{}, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(e.ctx, cancel)()
+	s, err := o.cfg.Workers.Start(ctx, l, r, conn, gpus)
+	if err != nil {
+		return lease.Session{}, fmt.Errorf("session of lease %s: %w", l.ID, err)
+	}
+	o.counts.opened.Add(1)
+	o.point("open-2-started")
+	ev := o.event(audit.SessionOpen, &l, "")
+	ev.GPUs, ev.Session, ev.PID, ev.Program = nil, s.ID, r.PID, r.Program
+	_ = o.cfg.Audit.Write(ev)
+	return s, nil
+}
+
+// startedOne ends the turn of a session that was being started.
+func (o *Owner) startedOne(e *entry) {
+	for {
+		o.mu.Lock()
+		if e.starting > 1 || len(e.ends) == 0 {
+			if e.starting--; e.starting == 0 && e.ending {
+				close(e.idle)
+			}
+			o.mu.Unlock()
+			return
+		}
+		ends := e.ends
+		e.ends = nil
+		o.mu.Unlock()
+		for _, ev := range ends {
+			_ = o.cfg.Audit.Write(ev)
+		}
+	}
+}
+
+// granted are the GPUs of a lease's grants.
+func (o *Owner) granted(l *lease.Lease) ([]lease.GPU, error) {
+	known, _ := o.cfg.Devices()
+	gpus := make([]lease.GPU, 0, len(l.Grants))
+	for _, gr := range l.Grants {
+		found := false
+		for _, g := range known {
+			if g.UUID != gr.GPU {
+				continue
+			}
+			if !g.Healthy {
+				return nil, lease.Errorf(lease.Down, "gpu %d of %s is not healthy: %s", g.Index, o.cfg.Name, g.Why)
+			}
+			g.Owner = o.cfg.Name
+			gpus, found = append(gpus, g), true
+		}
+		if !found {
+			return nil, lease.Errorf(lease.Down, "gpu %s of lease %s is gone from %s; see sluice health", gr.GPU, l.ID, o.cfg.Name)
+		}
+	}
+	return gpus, nil
+}
+
+// Open starts a session on this node and returns the client's end of its socket.
+func (o *Owner) Open(ctx context.Context, r lease.SessionRequest) (*os.File, error) {
+	o.mu.RLock()
+	_, err := o.usable(o.cfg.Name, r)
+	o.mu.RUnlock()
+	if err != nil {
+		o.refused(o.cfg.Name, r, err)
+		return nil, err
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, lease.Errorf(lease.Internal, "session of lease %s: socket pair: %v", r.Lease, err)
+	}
+	client := os.NewFile(uintptr(fds[0]), "session client")
+	if err := o.Admit(ctx, r, os.NewFile(uintptr(fds[1]), "session worker")); err != nil {
+		client.Close()
+		return nil, err
+	}
+	return client, nil
+}
+
+func (o *Owner) refused(host string, r lease.SessionRequest, err error) {
+	o.counts.sessionsRefused.Add(1)
+	o.log.Warn("session refused", "lease", cut(r.Lease), "host", host, "uid", r.UID, "client_pid", r.PID, "reason", err)
+	_ = o.cfg.Audit.Write(audit.Event{Time: o.clock.Now(), Event: audit.SessionRefuse, Lease: cut(r.Lease), Host: host, Owner: o.cfg.Name, UID: audit.UID(r.UID), PID: r.PID, Program: r.Program, Reason: err.Error()})
+}
+
+// cut is a name that a host chose as it may be logged.
+func cut(s string) string { return s[:min(len(s), maxName)] }
+
+// sessionEnded is told by Workers.
+func (o *Owner) sessionEnded(s lease.Session, reason string) {
+	ev := audit.Event{Time: o.clock.Now(), Event: audit.SessionEnd, Lease: s.Lease, Owner: o.cfg.Name, Session: s.ID, PID: s.Client, Program: s.Program, Reason: reason}
+	held := false
+	o.mu.Lock()
+	if e := o.leases[s.Lease]; e != nil {
+		l := &e.rec.Lease
+		ev.Key, ev.UID, ev.Host = l.Request.Key.String(), audit.UID(l.Request.UID), l.Host
+		if held = e.starting > 0; held {
+			// Perhaps the very session whose beginning is not in the log yet.
+			e.ends = append(e.ends, ev)
+		}
+	}
+	o.mu.Unlock()
+	o.log.Info("session ended", "session", s.ID, "lease", s.Lease, "reason", reason, "calls", s.Counts.Calls, "errors", s.Counts.Errors)
+	if !held {
+		_ = o.cfg.Audit.Write(ev)
+	}
+}

@@ -1,0 +1,246 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/pb"
+)
+
+// Creds makes the credentials of connections to other daemons; package identity
+// has them.
+type Creds interface {
+	// Client is for a connection to the owner of that node name, and no other.
+	Client(node string) credentials.TransportCredentials
+}
+
+func dialOptions(creds credentials.TransportCredentials) []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			// The host has its own back-off for owners that are dead; this one
+			// only keeps the library from spinning.
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+			MinConnectTimeout: handshakeTime,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16*maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+	}
+}
+
+// --- Owner ---
+
+// OwnerClient is a lease.Owner at another node. It connects by itself, when it is
+// first used and again after a failure.
+type OwnerClient struct {
+	conn    *grpc.ClientConn
+	c       pb.OwnerClient
+	name    string
+	version string
+}
+
+var _ lease.Owner = (*OwnerClient)(nil)
+
+// DialOwner makes a client for the owner called name at addr (HOST:PORT). version
+// is this program's. It does not wait for the connection: an owner that cannot be
+// reached, or is another than name, fails each call with code Down.
+func DialOwner(addr, name string, creds Creds, version string) (*OwnerClient, error) {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return nil, fmt.Errorf("owner %s: address %q: %w", name, addr, err)
+	}
+	opts := append(dialOptions(creds.Client(name)),
+		grpc.WithAuthority(name),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepTime, Timeout: keepTimeout, PermitWithoutStream: true}),
+	)
+	conn, err := grpc.NewClient("passthrough:///"+addr, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("owner %s at %s: %w", name, addr, err)
+	}
+	return &OwnerClient{conn: conn, c: pb.NewOwnerClient(conn), name: name, version: version}, nil
+}
+
+// Close ends the connection. Calls in flight fail.
+func (o *OwnerClient) Close() error { return o.conn.Close() }
+
+// Name is the node name that the other side must prove.
+func (o *OwnerClient) Name() string { return o.name }
+
+func (o *OwnerClient) fail(err error) error { return fromGRPC("owner "+o.name, err) }
+
+// Inventory implements lease.Owner.
+func (o *OwnerClient) Inventory(ctx context.Context) (lease.Inventory, error) {
+	r, err := o.c.Inventory(tagged(ctx, o.version), &pb.InventoryRequest{})
+	if err != nil {
+		return lease.Inventory{}, o.fail(err)
+	}
+	v := fromInventory(r.GetInventory())
+	if v.Owner != o.name {
+		return lease.Inventory{}, lease.Errorf(lease.Down, "owner %s calls itself %q: the names in the pools and the key node of its sluice.yaml must agree", o.name, v.Owner)
+	}
+	return v, nil
+}
+
+// Reserve implements lease.Owner. host must be this node's name, by which the
+// other side knows us anyway.
+func (o *OwnerClient) Reserve(ctx context.Context, host string, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
+	l.Host = host
+	r, err := o.c.Reserve(tagged(ctx, o.version), &pb.ReserveRequest{Lease: toLease(l), Ttl: toDuration(ttl)})
+	if err != nil {
+		return lease.Lease{}, o.fail(err)
+	}
+	got := fromLease(r.GetLease())
+	if f := r.GetConflict(); f != nil {
+		return got, &lease.Error{Code: lease.Conflict, Reason: f.GetReason()}
+	}
+	return got, nil
+}
+
+// Confirm implements lease.Owner.
+func (o *OwnerClient) Confirm(ctx context.Context, _, id string) error {
+	_, err := o.c.Confirm(tagged(ctx, o.version), &pb.ConfirmRequest{Id: id})
+	return o.fail(err)
+}
+
+// Renew implements lease.Owner.
+func (o *OwnerClient) Renew(ctx context.Context, _ string, ids []string) ([]string, error) {
+	var known []string
+	for {
+		n := min(len(ids), batch)
+		r, err := o.c.Renew(tagged(ctx, o.version), &pb.RenewRequest{Ids: each(ids[:n], text)})
+		if err != nil {
+			return nil, o.fail(err)
+		}
+		known = append(known, r.GetKnown()...)
+		if ids = ids[n:]; len(ids) == 0 {
+			return known, nil
+		}
+	}
+}
+
+// Release implements lease.Owner.
+func (o *OwnerClient) Release(ctx context.Context, _, id string, key lease.Key, reason string) error {
+	_, err := o.c.Release(tagged(ctx, o.version), &pb.ReleaseRequest{Id: text(id), Key: toKey(key), Reason: text(reason)})
+	return o.fail(err)
+}
+
+// List implements lease.Owner. The owner answers this node's leases only.
+func (o *OwnerClient) List(ctx context.Context, _ string) ([]lease.Status, error) {
+	r, err := o.c.List(tagged(ctx, o.version), &pb.ListRequest{})
+	if err != nil {
+		return nil, o.fail(err)
+	}
+	return each(r.GetLeases(), fromStatus), nil
+}
+
+// Offer implements lease.Owner.
+func (o *OwnerClient) Offer(ctx context.Context, _ string, q lease.SessionRequest) (lease.Offer, error) {
+	r, err := o.c.Offer(tagged(ctx, o.version), &pb.OfferRequest{
+		Lease: text(q.Lease), Kind: q.Kind, Pid: q.PID, Uid: q.UID, Program: []byte(q.Program), Encrypt: q.Encrypt, CertHash: q.CertHash,
+	})
+	if err != nil {
+		return lease.Offer{}, o.fail(err)
+	}
+	return fromOffer(r)
+}
+
+// --- Local ---
+
+// LocalClient is the LocalService of this node's daemon, called as this process.
+type LocalClient struct {
+	conn    *grpc.ClientConn
+	c       pb.LocalClient
+	path    string
+	version string
+}
+
+// DialLocal makes a client for the daemon whose local socket is at path. version
+// is this program's. It does not wait for the connection: where nobody answers,
+// each call fails with code Down.
+func DialLocal(path, version string) (*LocalClient, error) {
+	opts := append(dialOptions(insecure.NewCredentials()), grpc.WithAuthority("local"),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}))
+	conn, err := grpc.NewClient("passthrough:///local", opts...)
+	if err != nil {
+		return nil, fmt.Errorf("local socket %s: %w", path, err)
+	}
+	return &LocalClient{conn: conn, c: pb.NewLocalClient(conn), path: path, version: version}, nil
+}
+
+// Close ends the connection.
+func (l *LocalClient) Close() error { return l.conn.Close() }
+
+func (l *LocalClient) fail(err error) error {
+	return fromGRPC("sluiced of this node (socket "+l.path+"; is the service running?)", err)
+}
+
+// Acquire asks for a lease and answers the path of its socket too.
+func (l *LocalClient) Acquire(ctx context.Context, r lease.Request) (lease.Lease, string, error) {
+	a, err := l.c.Acquire(tagged(ctx, l.version), &pb.AcquireRequest{Request: toRequest(r)})
+	if err != nil {
+		return lease.Lease{}, "", l.fail(err)
+	}
+	return fromLease(a.GetLease()), a.GetSocket(), nil
+}
+
+// Release ends a lease, named by id or, with id "", by key.
+func (l *LocalClient) Release(ctx context.Context, id string, key lease.Key, reason string) error {
+	_, err := l.c.Release(tagged(ctx, l.version), &pb.ReleaseRequest{Id: text(id), Key: toKey(key), Reason: text(reason)})
+	return l.fail(err)
+}
+
+// List is the leases of this node that the caller may see.
+func (l *LocalClient) List(ctx context.Context) ([]lease.Status, error) {
+	r, err := l.c.List(tagged(ctx, l.version), &pb.ListRequest{})
+	if err != nil {
+		return nil, l.fail(err)
+	}
+	return each(r.GetLeases(), fromStatus), nil
+}
+
+// Pool is the owners of a pool, of all pools for "".
+func (l *LocalClient) Pool(ctx context.Context, name string) ([]Pool, error) {
+	r, err := l.c.Pool(tagged(ctx, l.version), &pb.PoolRequest{Name: text(name)})
+	if err != nil {
+		return nil, l.fail(err)
+	}
+	return each(r.GetPools(), fromPool), nil
+}
+
+// Health is how the daemon fares.
+func (l *LocalClient) Health(ctx context.Context) ([]Check, error) {
+	r, err := l.c.Health(tagged(ctx, l.version), &pb.HealthRequest{})
+	if err != nil {
+		return nil, l.fail(err)
+	}
+	return each(r.GetChecks(), fromCheck), nil
+}
+
+// Explain is what the audit log knows of a job.
+func (l *LocalClient) Explain(ctx context.Context, job string) ([]Event, error) {
+	r, err := l.c.Explain(tagged(ctx, l.version), &pb.ExplainRequest{Job: text(job)})
+	if err != nil {
+		return nil, l.fail(err)
+	}
+	return each(r.GetEvents(), fromEvent), nil
+}
+
+// Stats is the live state of this node's GPUs and leases.
+func (l *LocalClient) Stats(ctx context.Context) (Stats, error) {
+	r, err := l.c.Stats(tagged(ctx, l.version), &pb.StatsRequest{})
+	if err != nil {
+		return Stats{}, l.fail(err)
+	}
+	return fromStats(r), nil
+}

@@ -1,0 +1,291 @@
+package rpc
+
+import (
+	"math"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/pb"
+)
+
+// Conversion is field by field both ways. Nothing here judges a value: a percent
+// of 4 billion arrives as such and is refused by who knows the limits. Numbers
+// that Go keeps as int are cut to its range, never wrapped round.
+
+// text makes a string fit for a message, which holds UTF-8 only: a job's name
+// may be anything.
+func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+func toTime(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+func fromTime(t *timestamppb.Timestamp) time.Time {
+	if t == nil || !t.IsValid() {
+		return time.Time{}
+	}
+	return t.AsTime()
+}
+
+func toDuration(d time.Duration) *durationpb.Duration {
+	if d == 0 {
+		return nil
+	}
+	return durationpb.New(d)
+}
+
+func fromDuration(d *durationpb.Duration) time.Duration {
+	return d.AsDuration() // saturates; nil is 0
+}
+
+func fromInt(n int64) int {
+	return int(min(max(n, math.MinInt), math.MaxInt))
+}
+
+// each converts a list. An empty one becomes nil, as it does on the wire.
+func each[A, B any](in []A, f func(A) B) []B {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]B, len(in))
+	for i, a := range in {
+		out[i] = f(a)
+	}
+	return out
+}
+
+// --- what is asked for ---
+
+func toKey(k lease.Key) *pb.Key {
+	return &pb.Key{Cluster: text(k.Cluster), Job: text(k.Job), Node: text(k.Node), Incarnation: k.Incarnation}
+}
+
+func fromKey(k *pb.Key) lease.Key {
+	return lease.Key{Cluster: k.GetCluster(), Job: k.GetJob(), Node: k.GetNode(), Incarnation: k.GetIncarnation()}
+}
+
+func toProcess(p lease.Process) *pb.Process {
+	if p == (lease.Process{}) {
+		return nil
+	}
+	return &pb.Process{Pid: int64(p.PID), Start: p.Start}
+}
+
+func fromProcess(p *pb.Process) lease.Process {
+	return lease.Process{PID: fromInt(p.GetPid()), Start: p.GetStart()}
+}
+
+func toFraction(f lease.Fraction) *pb.Fraction {
+	return &pb.Fraction{Percent: f.Percent, Mem: f.Mem}
+}
+
+func fromFraction(f *pb.Fraction) lease.Fraction {
+	return lease.Fraction{Percent: f.GetPercent(), Mem: f.GetMem()}
+}
+
+func toRequest(r lease.Request) *pb.Request {
+	return &pb.Request{
+		Key:       toKey(r.Key),
+		Fractions: each(r.Fractions, toFraction),
+		Type:      text(r.Type), MinMem: r.MinMem, SameOwner: r.SameOwner,
+		Uid: r.UID, Gid: r.GID,
+		Policy: text(string(r.Policy)), Place: text(string(r.Place)), Pool: text(r.Pool),
+		Life:    toDuration(r.Life),
+		Account: text(r.Account), JobName: text(r.JobName),
+		Holder: toProcess(r.Holder),
+	}
+}
+
+func fromRequest(r *pb.Request) lease.Request {
+	return lease.Request{
+		Key:       fromKey(r.GetKey()),
+		Fractions: each(r.GetFractions(), fromFraction),
+		Type:      r.GetType(), MinMem: r.GetMinMem(), SameOwner: r.GetSameOwner(),
+		UID: r.GetUid(), GID: r.GetGid(),
+		Policy: lease.Policy(r.GetPolicy()), Place: lease.Place(r.GetPlace()), Pool: r.GetPool(),
+		Life:    fromDuration(r.GetLife()),
+		Account: r.GetAccount(), JobName: r.GetJobName(),
+		Holder: fromProcess(r.GetHolder()),
+	}
+}
+
+// --- what is granted ---
+
+func toGrant(g lease.Grant) *pb.Grant {
+	return &pb.Grant{Owner: text(g.Owner), Gpu: text(g.GPU), Percent: g.Percent, Mem: g.Mem, Order: int64(g.Order)}
+}
+
+func fromGrant(g *pb.Grant) lease.Grant {
+	return lease.Grant{Owner: g.GetOwner(), GPU: g.GetGpu(), Percent: g.GetPercent(), Mem: g.GetMem(), Order: fromInt(g.GetOrder())}
+}
+
+func toLease(l lease.Lease) *pb.Lease {
+	return &pb.Lease{
+		Id: text(l.ID), Request: toRequest(l.Request), Grants: each(l.Grants, toGrant), State: text(string(l.State)),
+		Made: toTime(l.Made), Expires: toTime(l.Expires), Host: text(l.Host), Epoch: l.Epoch,
+	}
+}
+
+func fromLease(l *pb.Lease) lease.Lease {
+	return lease.Lease{
+		ID: l.GetId(), Request: fromRequest(l.GetRequest()), Grants: each(l.GetGrants(), fromGrant), State: lease.State(l.GetState()),
+		Made: fromTime(l.GetMade()), Expires: fromTime(l.GetExpires()), Host: l.GetHost(), Epoch: l.GetEpoch(),
+	}
+}
+
+func toGPU(g lease.GPU) *pb.GPU {
+	return &pb.GPU{
+		Owner: text(g.Owner), Uuid: text(g.UUID), Index: int64(g.Index), Name: text(g.Name), Pci: text(g.PCI),
+		Mem: g.Mem, Overhead: g.Overhead, Healthy: g.Healthy, Why: text(g.Why),
+		FreePercent: g.FreePercent, FreeMem: g.FreeMem, Leases: int64(g.Leases),
+	}
+}
+
+func fromGPU(g *pb.GPU) lease.GPU {
+	return lease.GPU{
+		Owner: g.GetOwner(), UUID: g.GetUuid(), Index: fromInt(g.GetIndex()), Name: g.GetName(), PCI: g.GetPci(),
+		Mem: g.GetMem(), Overhead: g.GetOverhead(), Healthy: g.GetHealthy(), Why: g.GetWhy(),
+		FreePercent: g.GetFreePercent(), FreeMem: g.GetFreeMem(), Leases: fromInt(g.GetLeases()),
+	}
+}
+
+func toInventory(v lease.Inventory) *pb.Inventory {
+	return &pb.Inventory{Owner: text(v.Owner), Version: text(v.Version), Gpus: each(v.GPUs, toGPU), Age: toDuration(v.Age)}
+}
+
+func fromInventory(v *pb.Inventory) lease.Inventory {
+	return lease.Inventory{Owner: v.GetOwner(), Version: v.GetVersion(), GPUs: each(v.GetGpus(), fromGPU), Age: fromDuration(v.GetAge())}
+}
+
+// --- what lives on it ---
+
+func toUse(u lease.Use) *pb.Use {
+	return &pb.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak}
+}
+
+func fromUse(u *pb.Use) lease.Use {
+	return lease.Use{Granted: u.GetGranted(), Used: u.GetUsed(), Overhead: u.GetOverhead(), Peak: u.GetPeak()}
+}
+
+func toCounts(c lease.Counts) *pb.Counts {
+	return &pb.Counts{
+		Calls: c.Calls, Waits: c.Waits, BytesIn: c.BytesIn, BytesOut: c.BytesOut,
+		Launches: c.Launches, Errors: c.Errors, Throttle: toDuration(c.Throttle),
+	}
+}
+
+func fromCounts(c *pb.Counts) lease.Counts {
+	return lease.Counts{
+		Calls: c.GetCalls(), Waits: c.GetWaits(), BytesIn: c.GetBytesIn(), BytesOut: c.GetBytesOut(),
+		Launches: c.GetLaunches(), Errors: c.GetErrors(), Throttle: fromDuration(c.GetThrottle()),
+	}
+}
+
+func toSession(s lease.Session) *pb.Session {
+	return &pb.Session{
+		Id: text(s.ID), Lease: text(s.Lease), Worker: toProcess(s.Worker), ClientPid: s.Client, Program: []byte(s.Program),
+		Kind: s.Kind, Started: toTime(s.Started), Use: each(s.Use, toUse), Counts: toCounts(s.Counts),
+	}
+}
+
+func fromSession(s *pb.Session) lease.Session {
+	return lease.Session{
+		ID: s.GetId(), Lease: s.GetLease(), Worker: fromProcess(s.GetWorker()), Client: s.GetClientPid(), Program: string(s.GetProgram()),
+		Kind: s.GetKind(), Started: fromTime(s.GetStarted()), Use: each(s.GetUse(), fromUse), Counts: fromCounts(s.GetCounts()),
+	}
+}
+
+func toStatus(s lease.Status) *pb.Status {
+	return &pb.Status{Lease: toLease(s.Lease), Use: each(s.Use, toUse), Sessions: each(s.Sessions, toSession), Renewed: toTime(s.Renewed)}
+}
+
+func fromStatus(s *pb.Status) lease.Status {
+	return lease.Status{
+		Lease: fromLease(s.GetLease()), Use: each(s.GetUse(), fromUse), Sessions: each(s.GetSessions(), fromSession), Renewed: fromTime(s.GetRenewed()),
+	}
+}
+
+// --- sessions ---
+
+func toOffer(o lease.Offer) *pb.OfferReply {
+	return &pb.OfferReply{Addr: text(o.Addr), Ticket: o.Ticket[:], Secret: o.Secret[:], CertHash: o.CertHash}
+}
+
+// fromOffer refuses an offer whose ticket or secret is of another length.
+func fromOffer(o *pb.OfferReply) (lease.Offer, error) {
+	out := lease.Offer{Addr: o.GetAddr(), CertHash: o.GetCertHash()}
+	if len(o.GetTicket()) != len(out.Ticket) || len(o.GetSecret()) != len(out.Secret) {
+		return lease.Offer{}, lease.Errorf(lease.Internal, "offer with a ticket of %d bytes and a secret of %d; this daemon knows %d and %d",
+			len(o.GetTicket()), len(o.GetSecret()), len(out.Ticket), len(out.Secret))
+	}
+	copy(out.Ticket[:], o.GetTicket())
+	copy(out.Secret[:], o.GetSecret())
+	return out, nil
+}
+
+// --- for the command line ---
+
+func toPool(p Pool) *pb.Pool {
+	return &pb.Pool{Name: text(p.Name), Place: text(string(p.Place)), Owners: each(p.Owners, func(o PoolOwner) *pb.PoolOwner {
+		return &pb.PoolOwner{Name: text(o.Name), Inventory: toInventory(o.Inventory), Error: text(o.Error)}
+	})}
+}
+
+func fromPool(p *pb.Pool) Pool {
+	return Pool{Name: p.GetName(), Place: lease.Place(p.GetPlace()), Owners: each(p.GetOwners(), func(o *pb.PoolOwner) PoolOwner {
+		return PoolOwner{Name: o.GetName(), Inventory: fromInventory(o.GetInventory()), Error: o.GetError()}
+	})}
+}
+
+func toCheck(c Check) *pb.Check {
+	return &pb.Check{Name: text(c.Name), Level: text(string(c.Level)), Text: text(c.Text), Remedy: text(c.Remedy)}
+}
+
+func fromCheck(c *pb.Check) Check {
+	return Check{Name: c.GetName(), Level: Level(c.GetLevel()), Text: c.GetText(), Remedy: c.GetRemedy()}
+}
+
+func toEvent(e Event) *pb.Event {
+	return &pb.Event{
+		Time: toTime(e.Time), Seq: e.Seq, Event: text(e.Event), Node: text(e.Node), Lease: text(e.Lease), Key: toKey(e.Key),
+		Uid: e.UID, Host: text(e.Host), Owner: text(e.Owner), Gpus: each(e.GPUs, text), Reason: text(e.Reason),
+	}
+}
+
+func fromEvent(e *pb.Event) Event {
+	return Event{
+		Time: fromTime(e.GetTime()), Seq: e.GetSeq(), Event: e.GetEvent(), Node: e.GetNode(), Lease: e.GetLease(), Key: fromKey(e.GetKey()),
+		UID: e.GetUid(), Host: e.GetHost(), Owner: e.GetOwner(), GPUs: each(e.GetGpus(), text), Reason: e.GetReason(),
+	}
+}
+
+func toStats(s Stats) *pb.StatsReply {
+	return &pb.StatsReply{
+		Node: text(s.Node), Version: text(s.Version), Time: toTime(s.Time), Leases: each(s.Leases, toStatus),
+		Gpus: each(s.GPUs, func(g GPUStats) *pb.GPUStats {
+			return &pb.GPUStats{
+				Gpu: toGPU(g.GPU), Known: g.Known, Utilisation: g.Utilisation, MemUsed: g.MemUsed, MemTotal: g.MemTotal,
+				Age: toDuration(g.Age), GrantedMem: g.GrantedMem, UsedMem: g.UsedMem,
+			}
+		}),
+	}
+}
+
+func fromStats(s *pb.StatsReply) Stats {
+	return Stats{
+		Node: s.GetNode(), Version: s.GetVersion(), Time: fromTime(s.GetTime()), Leases: each(s.GetLeases(), fromStatus),
+		GPUs: each(s.GetGpus(), func(g *pb.GPUStats) GPUStats {
+			return GPUStats{
+				GPU: fromGPU(g.GetGpu()), Known: g.GetKnown(), Utilisation: g.GetUtilisation(), MemUsed: g.GetMemUsed(), MemTotal: g.GetMemTotal(),
+				Age: fromDuration(g.GetAge()), GrantedMem: g.GetGrantedMem(), UsedMem: g.GetUsedMem(),
+			}
+		}),
+	}
+}

@@ -1,0 +1,203 @@
+// Package limit bounds the connections of a listener. Those that have not shown
+// yet who they are ("pending") share few places, and the oldest makes room for
+// the newest: a flood then costs its own connections, and an honest peer, which
+// needs milliseconds, gets through. Those that have ("trusted") are bounded for
+// each peer, and the newest is refused.
+//
+// Flow: Accept -> Add (pending) -> handshake -> Trust -> ... -> Close. One mutex
+// guards the table; nothing is closed while it is held.
+package limit
+
+import (
+	"container/list"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+)
+
+// Bounds of a Table. Zero means the default in brackets.
+type Bounds struct {
+	Pending    int // connections that have not shown who they are, all together (1024)
+	PendingKey int // the same of one peer (128)
+	Trusted    int // connections that have, all together (4096)
+	TrustedKey int // the same of one peer (64)
+}
+
+// Table counts connections by peer: an address, or a user.
+type Table struct {
+	b       Bounds
+	dropped atomic.Uint64
+
+	mu      sync.Mutex
+	oldest  *list.List // of *Conn, pending, oldest first
+	peers   map[string]*peer
+	trusted int
+}
+
+type peer struct {
+	pending *list.List // of *Conn, oldest first
+	trusted int
+}
+
+// New makes a table.
+func New(b Bounds) *Table {
+	def := func(n *int, d int) {
+		if *n <= 0 {
+			*n = d
+		}
+	}
+	def(&b.Pending, 1024)
+	def(&b.PendingKey, 128)
+	def(&b.Trusted, 4096)
+	def(&b.TrustedKey, 64)
+	return &Table{b: b, oldest: list.New(), peers: map[string]*peer{}}
+}
+
+// Dropped is how many connections were closed or refused for want of room.
+func (t *Table) Dropped() uint64 { return t.dropped.Load() }
+
+// Conn is a counted connection. Its place is free again when it is closed.
+type Conn struct {
+	net.Conn
+	t    *Table
+	key  string
+	once sync.Once
+
+	// Guarded by t.mu. all and mine are set while the connection is pending.
+	all, mine *list.Element
+	trusted   bool
+	gone      bool
+}
+
+// Add counts a connection of peer key as pending, and closes the oldest pending
+// one where there is no place left.
+func (t *Table) Add(c net.Conn, key string) *Conn {
+	out := &Conn{Conn: c, t: t, key: key}
+	var victim *Conn
+	t.mu.Lock()
+	p := t.peers[key]
+	if p == nil {
+		p = &peer{pending: list.New()}
+		t.peers[key] = p
+	}
+	switch {
+	case p.pending.Len() >= t.b.PendingKey:
+		victim = p.pending.Front().Value.(*Conn)
+	case t.oldest.Len() >= t.b.Pending:
+		victim = t.oldest.Front().Value.(*Conn)
+	}
+	if victim != nil {
+		t.forget(victim)
+		// forget drops a peer without connections, which may be this one.
+		t.peers[key] = p
+	}
+	out.all, out.mine = t.oldest.PushBack(out), p.pending.PushBack(out)
+	t.mu.Unlock()
+	if victim != nil {
+		t.dropped.Add(1)
+		_ = victim.Close() // best effort: the place is free either way
+	}
+	return out
+}
+
+// Trust says that the peer has shown who it is. With false there are too many
+// like it, or the connection has been closed to make room.
+func (c *Conn) Trust() bool {
+	t := c.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.gone {
+		return false
+	}
+	if c.trusted {
+		return true
+	}
+	p := t.peers[c.key]
+	if t.trusted >= t.b.Trusted || p.trusted >= t.b.TrustedKey {
+		t.dropped.Add(1)
+		return false
+	}
+	c.unpend(p)
+	c.trusted = true
+	p.trusted++
+	t.trusted++
+	return true
+}
+
+// Close closes the connection and gives its place back.
+func (c *Conn) Close() error {
+	c.t.Remove(c)
+	var err error
+	c.once.Do(func() { err = c.Conn.Close() })
+	return err
+}
+
+// Remove gives the place of c back without closing it: somebody else has taken
+// the connection over.
+func (t *Table) Remove(c *Conn) {
+	t.mu.Lock()
+	t.forget(c)
+	t.mu.Unlock()
+}
+
+// forget needs t.mu.
+func (t *Table) forget(c *Conn) {
+	if c.gone {
+		return
+	}
+	c.gone = true
+	p := t.peers[c.key]
+	c.unpend(p)
+	if c.trusted {
+		p.trusted--
+		t.trusted--
+	}
+	if p.trusted == 0 && p.pending.Len() == 0 {
+		delete(t.peers, c.key)
+	}
+}
+
+// unpend needs t.mu.
+func (c *Conn) unpend(p *peer) {
+	if c.all != nil {
+		c.t.oldest.Remove(c.all)
+		p.pending.Remove(c.mine)
+		c.all, c.mine = nil, nil
+	}
+}
+
+// Listener counts what l accepts, by the key that keyOf gives.
+func (t *Table) Listener(l net.Listener, keyOf func(net.Conn) string) net.Listener {
+	return &listener{Listener: l, t: t, keyOf: keyOf}
+}
+
+type listener struct {
+	net.Listener
+	t     *Table
+	keyOf func(net.Conn) string
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return l.t.Add(c, l.keyOf(c)), nil
+}
+
+// Address is the key of a TCP connection: the address, and of IPv6 the first 64
+// bits, since whoever has one of those has all.
+func Address(c net.Conn) string {
+	ap, err := netip.ParseAddrPort(c.RemoteAddr().String())
+	if err != nil {
+		return c.RemoteAddr().String()
+	}
+	a := ap.Addr().Unmap()
+	if a.Is6() {
+		if p, err := a.WithZone("").Prefix(64); err == nil {
+			return p.String()
+		}
+	}
+	return a.String()
+}

@@ -1,0 +1,109 @@
+package rpc
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// Peer is who calls. On the local socket UID, GID and PID are the kernel's word
+// (SO_PEERCRED) and Node is ""; between daemons Node is the verified name of the
+// other node and the rest is zero.
+type Peer struct {
+	UID  uint32
+	GID  uint32
+	PID  int
+	Node string
+}
+
+// LocalService is what a daemon does for the users of its node. Methods check by
+// themselves what the peer may do: root all, a user what is theirs. Errors are
+// *lease.Error; any other is told to the caller as internal.
+type LocalService interface {
+	// Acquire gives the lease and the path of its socket. Asked twice with one
+	// key it gives the same lease.
+	Acquire(ctx context.Context, peer Peer, r lease.Request) (l lease.Lease, socket string, err error)
+	// Release ends a lease, named by its id or, with id "", by its key.
+	Release(ctx context.Context, peer Peer, id string, key lease.Key, reason string) error
+	// List is the leases of this node that peer may see.
+	List(ctx context.Context, peer Peer) ([]lease.Status, error)
+	// Pool is the owners of the pool of that name, of all pools for "".
+	Pool(ctx context.Context, peer Peer, name string) ([]Pool, error)
+	// Health is how this daemon fares, worst first.
+	Health(ctx context.Context, peer Peer) ([]Check, error)
+	// Explain is what the audit log knows of a job, oldest first.
+	Explain(ctx context.Context, peer Peer, job string) ([]Event, error)
+	// Stats is the live state of this node's GPUs and leases.
+	Stats(ctx context.Context, peer Peer) (Stats, error)
+}
+
+// Pool is a pool with what its owners have.
+type Pool struct {
+	Name   string      `json:"name"`
+	Place  lease.Place `json:"place"`
+	Owners []PoolOwner `json:"owners"`
+}
+
+// PoolOwner is one owner of a pool. With Error set there is no Inventory.
+type PoolOwner struct {
+	Name      string          `json:"name"`
+	Inventory lease.Inventory `json:"inventory,omitzero"`
+	Error     string          `json:"error,omitempty"`
+}
+
+// Level of a Check.
+type Level string
+
+// The levels.
+const (
+	OK   Level = "ok"
+	Warn Level = "warn"
+	Fail Level = "fail"
+)
+
+// Check is one finding about the daemon's health.
+type Check struct {
+	Name   string `json:"name"`
+	Level  Level  `json:"level"`
+	Text   string `json:"text"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// Event is a line of the audit log.
+type Event struct {
+	Time   time.Time `json:"time"`
+	Seq    uint64    `json:"seq"`
+	Event  string    `json:"event"`
+	Node   string    `json:"node,omitempty"` // whose audit log
+	Lease  string    `json:"lease,omitempty"`
+	Key    lease.Key `json:"key,omitzero"`
+	UID    uint32    `json:"uid"`
+	Host   string    `json:"host,omitempty"`
+	Owner  string    `json:"owner,omitempty"`
+	GPUs   []string  `json:"gpus,omitempty"`
+	Reason string    `json:"reason,omitempty"`
+}
+
+// Stats is the live state of a node.
+type Stats struct {
+	Node    string         `json:"node"`
+	Version string         `json:"version"`
+	Time    time.Time      `json:"time"`
+	GPUs    []GPUStats     `json:"gpus"`
+	Leases  []lease.Status `json:"leases"`
+}
+
+// GPUStats is what NVML said of a GPU Age ago, and what the ledger and the
+// sessions' accounts say. Without Known NVML has not answered yet and its four
+// figures (Utilisation, MemUsed, MemTotal, Age) mean nothing.
+type GPUStats struct {
+	GPU         lease.GPU     `json:"gpu"`
+	Known       bool          `json:"known"`
+	Utilisation uint32        `json:"utilisation"` // percent of time
+	MemUsed     uint64        `json:"mem_used"`    // bytes
+	MemTotal    uint64        `json:"mem_total"`   // bytes
+	Age         time.Duration `json:"age"`
+	GrantedMem  uint64        `json:"granted_mem"` // bytes
+	UsedMem     uint64        `json:"used_mem"`    // bytes
+}

@@ -1,0 +1,407 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/identity"
+	"github.com/sluice-hpc/sluice/daemon/internal/identity/mungetest"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/pb"
+)
+
+// book is an owner that writes down what it is asked.
+type book struct {
+	mu   sync.Mutex
+	name string
+	got  []any
+	err  error
+}
+
+func (b *book) note(a ...any) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.got = a
+	return b.err
+}
+
+func (b *book) Inventory(context.Context) (lease.Inventory, error) {
+	return lease.Inventory{Owner: b.name, GPUs: []lease.GPU{{UUID: "GPU-1", Mem: 1 << 30}}}, b.note("inventory")
+}
+func (b *book) Reserve(_ context.Context, host string, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
+	err := b.note("reserve", host, l.ID, ttl)
+	l.State = lease.Reserved
+	return l, err
+}
+func (b *book) Confirm(_ context.Context, host, id string) error {
+	return b.note("confirm", host, id)
+}
+func (b *book) Renew(_ context.Context, host string, ids []string) ([]string, error) {
+	return ids, b.note("renew", host, len(ids))
+}
+func (b *book) Release(_ context.Context, host, id string, key lease.Key, reason string) error {
+	return b.note("release", host, id, key, reason)
+}
+func (b *book) List(_ context.Context, host string) ([]lease.Status, error) {
+	return []lease.Status{{Lease: lease.Lease{ID: "l", Host: host}}}, b.note("list", host)
+}
+func (b *book) Offer(_ context.Context, host string, r lease.SessionRequest) (lease.Offer, error) {
+	return lease.Offer{Addr: ":7072", Ticket: [16]byte{1}, Secret: [32]byte{2}}, b.note("offer", host, r)
+}
+
+// serve runs an owner with the given identity, and answers its address.
+func serve(t *testing.T, o lease.Owner, id *identity.Identity, table *limit.Table) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewServer(id.Server(), "test")
+	ServeOwner(s, o)
+	go func() { _ = s.Serve(Limit(l, table)) }()
+	t.Cleanup(s.Stop)
+	return l.Addr().String()
+}
+
+func dial(t *testing.T, addr, name string, id *identity.Identity) *OwnerClient {
+	t.Helper()
+	c, err := DialOwner(addr, name, id, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func known(t *testing.T, node, socket string) *identity.Identity {
+	t.Helper()
+	i, err := identity.New(identity.Config{Node: node, Auth: identity.AuthMunge, MungeSocket: socket, MungeUID: uint32(os.Getuid())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+func code(err error) lease.Code {
+	var e *lease.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
+
+func TestOwner(t *testing.T) {
+	socket := mungetest.Start(t, "k")
+	b := &book{name: "gpu01"}
+	addr := serve(t, b, known(t, "gpu01", socket), limit.New(limit.Bounds{}))
+	c := dial(t, addr, "gpu01", known(t, "node01", socket))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	expect := func(err error, want ...any) {
+		t.Helper()
+		if err != nil || !reflect.DeepEqual(b.got, want) {
+			t.Errorf("%v; got %v, want %v", err, b.got, want)
+		}
+	}
+	v, err := c.Inventory(ctx)
+	expect(err, "inventory")
+	if len(v.GPUs) != 1 || v.GPUs[0].UUID != "GPU-1" {
+		t.Errorf("%+v", v)
+	}
+	l, err := c.Reserve(ctx, "node01", lease.Lease{ID: "l1"}, 15*time.Second)
+	expect(err, "reserve", "node01", "l1", 15*time.Second)
+	if l.State != lease.Reserved || l.Host != "node01" {
+		t.Errorf("%+v", l)
+	}
+	expect(c.Confirm(ctx, "node01", "l1"), "confirm", "node01", "l1")
+	ids, err := c.Renew(ctx, "node01", []string{"l1", "l2"})
+	expect(err, "renew", "node01", 2)
+	if !reflect.DeepEqual(ids, []string{"l1", "l2"}) {
+		t.Errorf("%v", ids)
+	}
+	if ids, err = c.Renew(ctx, "node01", make([]string, batch+1)); err != nil || len(ids) != batch+1 {
+		t.Errorf("%d, %v", len(ids), err)
+	}
+	key := lease.Key{Cluster: "c", Job: "7", Node: "node01", Incarnation: 2}
+	expect(c.Release(ctx, "node01", "", key, "job over"), "release", "node01", "", key, "job over")
+	list, err := c.List(ctx, "")
+	expect(err, "list", "node01") // never all
+	if len(list) != 1 || list[0].Host != "node01" {
+		t.Errorf("%+v", list)
+	}
+	q := lease.SessionRequest{Lease: "l1", Kind: 1, PID: 5, UID: 1000, Program: "py\xffthon"}
+	o, err := c.Offer(ctx, "node01", q)
+	expect(err, "offer", "node01", q)
+	if o.Addr != ":7072" || o.Ticket[0] != 1 || o.Secret[0] != 2 {
+		t.Errorf("%+v", o)
+	}
+	// The connection says who asks, not the caller.
+	if _, err := c.Reserve(ctx, "node02", lease.Lease{ID: "l1"}, 0); code(err) != lease.Denied {
+		t.Errorf("a lease for another host: %v", err)
+	}
+	_, _ = c.List(ctx, "node02")
+	if b.got[1] != "node01" {
+		t.Errorf("list for %v", b.got)
+	}
+	b.err = lease.Errorf(lease.Conflict, "the key has lease l1")
+	if l, err = c.Reserve(ctx, "node01", lease.Lease{ID: "l9"}, 0); code(err) != lease.Conflict || l.ID != "l9" {
+		t.Errorf("conflict: %+v, %v", l, err)
+	}
+	b.err = lease.Errorf(lease.NoRoom, "full")
+	if _, err = c.Inventory(ctx); code(err) != lease.NoRoom || err.Error() != "full" {
+		t.Errorf("%v", err)
+	}
+	b.err = nil
+
+	// Another name, another version, and an owner that calls itself otherwise.
+	if _, err := dial(t, addr, "gpu02", known(t, "node01", socket)).Inventory(ctx); code(err) != lease.Down || !strings.Contains(err.Error(), `is node "gpu01", not "gpu02"`) {
+		t.Errorf("wrong name: %v", err)
+	}
+	old := metadata.AppendToOutgoingContext(ctx, headerProtocol, "99", headerVersion, "9.9")
+	_, err = c.c.Inventory(old, &pb.InventoryRequest{})
+	if err := c.fail(err); code(err) != lease.WrongPeer || !strings.Contains(err.Error(), "9.9") || !strings.Contains(err.Error(), "protocol 1") {
+		t.Errorf("other protocol: %v", err)
+	}
+	b.name = "liar"
+	if _, err := c.Inventory(ctx); code(err) != lease.Down || !strings.Contains(err.Error(), "liar") {
+		t.Errorf("other name: %v", err)
+	}
+	// A stranger to the cluster's munge.
+	_, err = dial(t, addr, "gpu01", known(t, "node01", mungetest.Start(t, "other"))).Inventory(ctx)
+	if code(err) != lease.Down || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("wrong key: %v", err)
+	}
+	// A message too large.
+	if _, err := c.Reserve(ctx, "node01", lease.Lease{ID: strings.Repeat("x", 2*maxMessage)}, 0); err == nil {
+		t.Error("2 MiB pass")
+	}
+}
+
+// A dead owner is said to be so at once, and found again when it is back.
+func TestDown(t *testing.T) {
+	socket := mungetest.Start(t, "k")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	_ = l.Close()
+	c := dial(t, addr, "gpu01", known(t, "node01", socket))
+	if _, err := c.Inventory(t.Context()); code(err) != lease.Down || !strings.Contains(err.Error(), "gpu01") {
+		t.Fatalf("%v", err)
+	}
+	if l, err = net.Listen("tcp", addr); err != nil {
+		t.Fatal(err)
+	}
+	s := NewServer(known(t, "gpu01", socket).Server(), "test")
+	ServeOwner(s, &book{name: "gpu01"})
+	go func() { _ = s.Serve(l) }()
+	defer s.Stop()
+	for end := time.Now().Add(10 * time.Second); ; {
+		if _, err = c.Inventory(t.Context()); err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// A flood, half-open connections and rubbish: the honest host gets through.
+func TestFlood(t *testing.T) {
+	socket := mungetest.Start(t, "k")
+	table := limit.New(limit.Bounds{Pending: 200, PendingKey: 100})
+	addr := serve(t, &book{name: "gpu01"}, known(t, "gpu01", socket), table)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			var open []net.Conn
+			defer func() {
+				for _, c := range open {
+					_ = c.Close()
+				}
+			}()
+			for range 500 {
+				c, err := net.Dial("tcp", addr)
+				if err != nil {
+					continue
+				}
+				if w%2 == 0 {
+					_, _ = c.Write([]byte("GET / HTTP/1.1\r\n\r\n")) // it may be closed already
+				}
+				open = append(open, c)
+			}
+			<-stop
+		}()
+	}
+	c := dial(t, addr, "gpu01", known(t, "node01", socket))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for n := 0; n < 5; {
+		if _, err := c.Inventory(ctx); err == nil {
+			n++
+		} else if ctx.Err() != nil {
+			t.Fatal(err)
+		} else {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if table.Dropped() == 0 {
+		t.Error("nothing was dropped: that was no flood")
+	}
+}
+
+// Who connects and says nothing, or half of something, is closed in time.
+func TestHalfOpen(t *testing.T) {
+	t.Parallel()
+	addr := serve(t, &book{name: "gpu01"}, known(t, "gpu01", mungetest.Start(t, "k")), limit.New(limit.Bounds{}))
+	var wg sync.WaitGroup
+	for _, said := range []string{"", "\x16\x03\x01\x02\x00\x01"} { // half a ClientHello
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			_, _ = c.Write([]byte(said))
+			_ = c.SetReadDeadline(time.Now().Add(2 * handshakeTime))
+			if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("still open after %v", 2*handshakeTime)
+			}
+		}()
+	}
+	wg.Wait()
+}
+
+// desk is a LocalService.
+type desk struct {
+	LocalService
+	peer Peer
+	req  lease.Request
+}
+
+func (d *desk) Acquire(_ context.Context, p Peer, r lease.Request) (lease.Lease, string, error) {
+	d.peer, d.req = p, r
+	if r.Pool == "none" {
+		return lease.Lease{}, "", lease.Errorf(lease.NotFound, "no pool none")
+	}
+	return lease.Lease{ID: "l1", Request: r}, "/run/sluice/leases/l1/sock", nil
+}
+func (d *desk) Release(_ context.Context, p Peer, id string, k lease.Key, reason string) error {
+	return lease.Errorf(lease.Denied, "%d %s %s %s", p.UID, id, k.Job, reason)
+}
+func (d *desk) List(context.Context, Peer) ([]lease.Status, error) {
+	return []lease.Status{{Lease: lease.Lease{ID: "l1"}}}, nil
+}
+func (d *desk) Pool(_ context.Context, _ Peer, name string) ([]Pool, error) {
+	return []Pool{{Name: name, Owners: []PoolOwner{{Name: "gpu01", Error: "down"}}}}, nil
+}
+func (d *desk) Health(context.Context, Peer) ([]Check, error) {
+	return []Check{{Name: "nvml", Level: Warn, Text: "old", Remedy: "wait"}}, nil
+}
+func (d *desk) Explain(_ context.Context, _ Peer, job string) ([]Event, error) {
+	return []Event{{Event: "grant", Key: lease.Key{Job: job}}}, nil
+}
+func (d *desk) Stats(context.Context, Peer) (Stats, error) {
+	return Stats{Node: "node01", GPUs: []GPUStats{{Known: true, Utilisation: 7}}}, nil
+}
+
+func TestLocal(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	d := &desk{}
+	start := func() *grpc.Server {
+		l, err := ListenLocal(t.Context(), path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := NewServer(LocalCreds(), "test")
+		ServeLocal(s, d)
+		go func() { _ = s.Serve(l) }()
+		return s
+	}
+	s := start()
+	if _, err := ListenLocal(t.Context(), path); err == nil || !strings.Contains(err.Error(), "another sluiced") {
+		t.Errorf("two daemons at one socket: %v", err)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o666 {
+		t.Errorf("%v, %v", fi.Mode(), err)
+	}
+	c, err := DialLocal(path, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx := t.Context()
+	want := lease.Request{Key: lease.Key{Job: "run-1"}, Fractions: []lease.Fraction{{Percent: 50}}, Holder: lease.Process{PID: 4, Start: 5}}
+	l, socket, err := c.Acquire(ctx, want)
+	if err != nil || l.ID != "l1" || socket != "/run/sluice/leases/l1/sock" || !reflect.DeepEqual(d.req, want) {
+		t.Errorf("%+v %q %v", l, socket, err)
+	}
+	if me := (Peer{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: os.Getpid()}); d.peer != me {
+		t.Errorf("peer %+v, not %+v", d.peer, me)
+	}
+	if _, _, err := c.Acquire(ctx, lease.Request{Pool: "none"}); code(err) != lease.NotFound {
+		t.Error(err)
+	}
+	if err := c.Release(ctx, "l1", lease.Key{Job: "j"}, "why"); code(err) != lease.Denied || !strings.HasSuffix(err.Error(), " l1 j why") {
+		t.Error(err)
+	}
+	if v, err := c.List(ctx); err != nil || len(v) != 1 || v[0].ID != "l1" {
+		t.Error(v, err)
+	}
+	if v, err := c.Pool(ctx, "p"); err != nil || len(v) != 1 || v[0].Name != "p" || v[0].Owners[0].Error != "down" {
+		t.Error(v, err)
+	}
+	if v, err := c.Health(ctx); err != nil || len(v) != 1 || v[0].Level != Warn {
+		t.Error(v, err)
+	}
+	if v, err := c.Explain(ctx, "7"); err != nil || len(v) != 1 || v[0].Key.Job != "7" {
+		t.Error(v, err)
+	}
+	if v, err := c.Stats(ctx); err != nil || v.Node != "node01" || v.GPUs[0].Utilisation != 7 {
+		t.Error(v, err)
+	}
+	// The socket stays, and the next daemon takes its place; the client finds it.
+	s.Stop()
+	if _, err := c.List(ctx); code(err) != lease.Down || !strings.Contains(err.Error(), "is the service running?") {
+		t.Error(err)
+	}
+	s = start()
+	defer s.Stop()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if _, err = c.List(ctx); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(path+".file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ListenLocal(ctx, path+".file"); err == nil || !strings.Contains(err.Error(), "no socket") {
+		t.Error(err)
+	}
+}

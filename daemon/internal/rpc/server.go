@@ -1,0 +1,244 @@
+package rpc
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/pb"
+)
+
+// Bounds of every connection, of both services.
+const (
+	maxMessage = 1 << 20 // bytes
+	maxStreams = 256
+	// handshakeTime is how long a connection may take to show who it is.
+	handshakeTime = 5 * time.Second
+	keepTime      = 30 * time.Second
+	keepTimeout   = 10 * time.Second
+	// batch is the most lease ids in one Renew.
+	batch = 4096
+)
+
+// A call flows: listener (limit) -> handshake (package identity, or SO_PEERCRED)
+// -> sameProtocol -> caller -> conversion -> service. gRPC runs each call on a
+// goroutine of its own; there is no state here and so no lock.
+
+// NewServer makes a server whose callers creds has seen. version is Sluice's.
+func NewServer(creds credentials.TransportCredentials, version string) *grpc.Server {
+	return grpc.NewServer(
+		grpc.Creds(creds),
+		grpc.ConnectionTimeout(handshakeTime),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxHeaderListSize(16<<10),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepTime, Timeout: keepTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepTime / 3, PermitWithoutStream: true}),
+		grpc.UnaryInterceptor(sameProtocol(version)),
+	)
+}
+
+// Limit bounds the connections that l accepts from each address.
+func Limit(l net.Listener, t *limit.Table) net.Listener { return t.Listener(l, limit.Address) }
+
+// --- Owner ---
+
+// named is the AuthInfo of package identity.
+type named interface{ NodeName() string }
+
+// ServeOwner adds the Owner service to s. The host of each call is the name that
+// the caller's connection has proven.
+func ServeOwner(s *grpc.Server, o lease.Owner) { pb.RegisterOwnerServer(s, &ownerServer{owner: o}) }
+
+type ownerServer struct {
+	pb.UnimplementedOwnerServer
+	owner lease.Owner
+}
+
+func hostOf(ctx context.Context) (string, error) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if n, ok := p.AuthInfo.(named); ok && n.NodeName() != "" {
+			return n.NodeName(), nil
+		}
+	}
+	return "", toGRPC(lease.Errorf(lease.Denied, "the connection has not shown which node it comes from"))
+}
+
+func (s *ownerServer) Inventory(ctx context.Context, _ *pb.InventoryRequest) (*pb.InventoryReply, error) {
+	if _, err := hostOf(ctx); err != nil {
+		return nil, err
+	}
+	v, err := s.owner.Inventory(ctx)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return &pb.InventoryReply{Inventory: toInventory(v)}, nil
+}
+
+// Reserve answers a conflict as a reply, since the caller needs the lease that
+// is in the way as well as the reason.
+func (s *ownerServer) Reserve(ctx context.Context, r *pb.ReserveRequest) (*pb.ReserveReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l := fromLease(r.GetLease())
+	if l.Host != "" && l.Host != host {
+		return nil, toGRPC(lease.Errorf(lease.Denied, "%s asks for a lease of host %s: a host has only its own", host, l.Host))
+	}
+	l.Host = host
+	got, err := s.owner.Reserve(ctx, host, l, fromDuration(r.GetTtl()))
+	if f := conflict(err); f != nil {
+		return &pb.ReserveReply{Lease: toLease(got), Conflict: f}, nil
+	}
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return &pb.ReserveReply{Lease: toLease(got)}, nil
+}
+
+func (s *ownerServer) Confirm(ctx context.Context, r *pb.ConfirmRequest) (*pb.ConfirmReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ConfirmReply{}, toGRPC(s.owner.Confirm(ctx, host, r.GetId()))
+}
+
+func (s *ownerServer) Renew(ctx context.Context, r *pb.RenewRequest) (*pb.RenewReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(r.GetIds()); n > batch {
+		return nil, toGRPC(lease.Errorf(lease.Invalid, "%d leases in one renewal: at most %d", n, batch))
+	}
+	known, err := s.owner.Renew(ctx, host, r.GetIds())
+	return &pb.RenewReply{Known: each(known, text)}, toGRPC(err)
+}
+
+func (s *ownerServer) Release(ctx context.Context, r *pb.ReleaseRequest) (*pb.ReleaseReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ReleaseReply{}, toGRPC(s.owner.Release(ctx, host, r.GetId(), fromKey(r.GetKey()), r.GetReason()))
+}
+
+// List answers the caller's own leases, whatever it asks for.
+func (s *ownerServer) List(ctx context.Context, _ *pb.ListRequest) (*pb.ListReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.owner.List(ctx, host)
+	return &pb.ListReply{Leases: each(list, toStatus)}, toGRPC(err)
+}
+
+func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(r.GetCertHash()); n != 0 && n != 32 || r.GetEncrypt() != (n != 0) {
+		return nil, toGRPC(lease.Errorf(lease.Invalid, "certificate hash of %d bytes: an encrypted connection has 32, another none", n))
+	}
+	o, err := s.owner.Offer(ctx, host, lease.SessionRequest{
+		Lease: r.GetLease(), Kind: r.GetKind(), PID: r.GetPid(), UID: r.GetUid(),
+		Program: string(r.GetProgram()), Encrypt: r.GetEncrypt(), CertHash: r.GetCertHash(),
+	})
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return toOffer(o), nil
+}
+
+// --- Local ---
+
+// ServeLocal adds the Local service to s, which has LocalCreds.
+func ServeLocal(s *grpc.Server, svc LocalService) {
+	pb.RegisterLocalServer(s, &localServer{svc: svc})
+}
+
+type localServer struct {
+	pb.UnimplementedLocalServer
+	svc LocalService
+}
+
+func userOf(ctx context.Context) (Peer, error) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if u, ok := p.AuthInfo.(unixInfo); ok {
+			return u.peer, nil
+		}
+	}
+	return Peer{}, toGRPC(lease.Errorf(lease.Denied, "the kernel does not say who calls; use the local socket"))
+}
+
+func (s *localServer) Acquire(ctx context.Context, r *pb.AcquireRequest) (*pb.AcquireReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l, socket, err := s.svc.Acquire(ctx, p, fromRequest(r.GetRequest()))
+	return &pb.AcquireReply{Lease: toLease(l), Socket: text(socket)}, toGRPC(err)
+}
+
+func (s *localServer) Release(ctx context.Context, r *pb.ReleaseRequest) (*pb.ReleaseReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ReleaseReply{}, toGRPC(s.svc.Release(ctx, p, r.GetId(), fromKey(r.GetKey()), r.GetReason()))
+}
+
+func (s *localServer) List(ctx context.Context, _ *pb.ListRequest) (*pb.ListReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.svc.List(ctx, p)
+	return &pb.ListReply{Leases: each(list, toStatus)}, toGRPC(err)
+}
+
+func (s *localServer) Pool(ctx context.Context, r *pb.PoolRequest) (*pb.PoolReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pools, err := s.svc.Pool(ctx, p, r.GetName())
+	return &pb.PoolReply{Pools: each(pools, toPool)}, toGRPC(err)
+}
+
+func (s *localServer) Health(ctx context.Context, _ *pb.HealthRequest) (*pb.HealthReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	checks, err := s.svc.Health(ctx, p)
+	return &pb.HealthReply{Checks: each(checks, toCheck)}, toGRPC(err)
+}
+
+func (s *localServer) Explain(ctx context.Context, r *pb.ExplainRequest) (*pb.ExplainReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	events, err := s.svc.Explain(ctx, p, r.GetJob())
+	return &pb.ExplainReply{Events: each(events, toEvent)}, toGRPC(err)
+}
+
+func (s *localServer) Stats(ctx context.Context, _ *pb.StatsRequest) (*pb.StatsReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.svc.Stats(ctx, p)
+	return toStats(st), toGRPC(err)
+}
