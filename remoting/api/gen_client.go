@@ -30,10 +30,14 @@ func put(p *printer, r Row, q Param) {
 	case Value:
 		switch ScalarSize(q.Elem) {
 		case 8:
+			if q.Elem == "CUdeviceptr" {
+				p.f("\tsl_route_ptr(&b, %s);\n", n)
+			}
 			p.f("\tsl_put_u64(&b, (uint64_t)%s);\n", n)
 		case 4:
 			switch {
 			case q.Elem == "CUdevice":
+				p.f("\tsl_route_dev(&b, %s);\n", n)
 				p.f("\tsl_put_u32(&b, (uint32_t)sl_dev_wire(%s));\n", n)
 			case q.Elem == "float":
 				p.f("\tsl_put_f32(&b, %s);\n", n)
@@ -46,6 +50,7 @@ func put(p *printer, r Row, q Param) {
 			p.f("\tsl_put_u8(&b, %s);\n", n)
 		}
 	case Handle:
+		p.f("\tsl_route(&b, SL_%s, (const void *)(uintptr_t)%s);\n", q.HKind, n)
 		switch {
 		case q.HKind == "STREAM":
 			p.f("\tsl_put_u32(&b, sl_stream_id(%s, &err));\n", n)
@@ -57,7 +62,8 @@ func put(p *printer, r Row, q Param) {
 	case InArray:
 		p.f("\tsl_put_u8(&b, %s != NULL);\n\tif (%s) {\n\t\tsl_put_u32(&b, (uint32_t)%s);\n", n, n, q.Count)
 		if q.HKind != "" {
-			p.f("\t\tfor (size_t i = 0; i < %s; i++)\n\t\t\tsl_put_u32(&b, sl_handle_id(SL_%s, %s[i], &err));\n\t}\n", q.Count, q.HKind, n)
+			p.f("\t\tfor (size_t i = 0; i < %s; i++) {\n\t\t\tsl_route(&b, SL_%s, %s[i]);\n", q.Count, q.HKind, n)
+			p.f("\t\t\tsl_put_u32(&b, sl_handle_id(SL_%s, %s[i], &err));\n\t\t}\n\t}\n", q.HKind, n)
 		} else {
 			p.f("\t\tsl_put_bytes(&b, %s, %s * sizeof *%s);\n\t}\n", n, q.Count, n)
 		}
@@ -85,11 +91,11 @@ func get(p *printer, q Param) {
 	case Out8:
 		p.f("\t\tif (%s)\n\t\t\tsl_get_bytes(&r, %s, 8);\n", n, n)
 	case OutHandle:
-		p.f("\t\tif (%s)\n\t\t\t*%s = sl_handle_from_id(SL_%s, sl_get_u32(&r));\n", n, n, q.HKind)
+		p.f("\t\tif (%s)\n\t\t\t*%s = sl_handle_from_id(SL_%s, sl_get_u32(&r), r.session);\n", n, n, q.HKind)
 	case InOut:
 		p.f("\t\tconst size_t room_%s = *%s;\n\n\t\t*%s = sl_get_u64(&r);\n", n, n, n)
 	case OutHandles:
-		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n\t\t\t\tif (i < room_%s)\n\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id);\n\t\t\t}\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, n, q.HKind, q.Count, q.Count, q.Count, q.Count)
+		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n\t\t\t\tif (i < room_%s)\n\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id, r.session);\n\t\t\t}\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, n, q.HKind, q.Count, q.Count, q.Count, q.Count)
 	}
 }
 
@@ -134,12 +140,18 @@ func forwarder(p *printer, r Row) {
 	if r.Free {
 		for _, q := range r.Wire {
 			if q.Mode == Handle {
-				p.f("\tif (!err)\n\t\tsl_handle_free(SL_%s, sl_handle_id(SL_%s, (const void *)(uintptr_t)%s, &err));\n", q.HKind, q.HKind, q.Name)
+				p.f("\tif (!err)\n\t\tsl_handle_free(SL_%s, sl_handle_bare((const void *)(uintptr_t)%s));\n", q.HKind, q.Name)
 				break
 			}
 		}
 	}
 	p.f("\tsl_buf_free(&b);\n\treturn err;\n}\n\n")
+}
+
+// across names the functions that route.c can carry out in steps when what they
+// name belongs to several owners.
+var across = map[string]bool{
+	"cuMemcpyPeerAsync": true, "cuStreamWaitEvent": true, "cuCtxEnablePeerAccess": true, "cuCtxDisablePeerAccess": true,
 }
 
 // wrapper emits sl_<symbol> for a row that needs no hand-written client part.
@@ -152,6 +164,10 @@ func wrapper(p *printer, r Row) {
 			made = &r.Params[i]
 			args[i] = "id"
 		}
+	}
+	if across[r.Symbol] {
+		p.f("\tif (__builtin_expect(sl_sessions > 1, 0)) {\n\t\tbool done;\n")
+		p.f("\t\tCUresult err = sl_across_%s(%s, &done);\n\n\t\tif (done || err)\n\t\t\treturn err;\n\t}\n", r.Symbol, strings.Join(args, ", "))
 	}
 	if made == nil {
 		p.f("\treturn fw_%s(%s);\n}\n\n", r.Symbol, strings.Join(args, ", "))

@@ -15,10 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "connect.h"
+#include "lease.h"
 
 #define CONNECT_MS 10000
 #define MAX_WELCOME (1u << 20)
@@ -135,18 +135,6 @@ static int dial(int family, const struct sockaddr *a, socklen_t n)
 	return -1;
 }
 
-static int dial_unix(const char *path)
-{
-	struct sockaddr_un a = { .sun_family = AF_UNIX };
-
-	if (strlen(path) >= sizeof a.sun_path) {
-		errno = ENAMETOOLONG;
-		return -1;
-	}
-	strcpy(a.sun_path, path);
-	return dial(AF_UNIX, (struct sockaddr *)&a, sizeof a);
-}
-
 static int dial_tcp(const char *where)
 {
 	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *list, *a;
@@ -172,8 +160,6 @@ static int dial_tcp(const char *where)
 	for (a = list; a && fd < 0; a = a->ai_next)
 		fd = dial(a->ai_family, a->ai_addr, a->ai_addrlen);
 	freeaddrinfo(list);
-	if (fd >= 0)
-		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){ 1 }, sizeof(int));
 	return fd;
 }
 
@@ -191,9 +177,8 @@ struct hello {
 	char program[40];
 };
 
-static bool fill_hello(struct hello *h, uint32_t kind, uint32_t features)
+static bool fill_hello(struct hello *h, uint32_t kind, uint32_t features, const char *lease)
 {
-	const char *lease = sl_config("SLUICE_LEASE");
 	int fd;
 
 	memset(h, 0, sizeof *h);
@@ -294,7 +279,7 @@ static CUresult refused(uint32_t status, const char *reason)
 }
 
 /* Sends HELLO and reads WELCOME. */
-static CUresult handshake(int fd, uint32_t kind, uint32_t features, struct sl_snapshot *snap)
+static CUresult handshake(int fd, uint32_t kind, uint32_t features, const char *lease, struct sl_snapshot *snap)
 {
 	struct { uint32_t magic, version, status, len; } w;
 	struct hello h;
@@ -302,7 +287,7 @@ static CUresult handshake(int fd, uint32_t kind, uint32_t features, struct sl_sn
 	CUresult err = CUDA_ERROR_SYSTEM_NOT_READY;
 
 	_Static_assert(sizeof h == 128, "HELLO is 128 bytes");
-	if (!fill_hello(&h, kind, features)) {
+	if (!fill_hello(&h, kind, features, lease)) {
 		sl_log(SL_ERROR, "SLUICE_LEASE is not 32 hexadecimal digits");
 		return CUDA_ERROR_NOT_PERMITTED;
 	}
@@ -311,7 +296,7 @@ static CUresult handshake(int fd, uint32_t kind, uint32_t features, struct sl_sn
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
 	if (w.magic != 0x4c43574cu || w.len > MAX_WELCOME) {
-		sl_log(SL_ERROR, "what answers at SLUICE_WORKER is not a Sluice worker");
+		sl_log(SL_ERROR, "what answers there is not a Sluice worker");
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
 	data = malloc(w.len + 1u);
@@ -357,6 +342,7 @@ static void tune(int fd, uint32_t keepalive_ms)
 	unsigned ms = keepalive_ms;
 
 	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){ 1 }, sizeof(int));
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv);
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){ 1 }, sizeof(int));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){ 3 }, sizeof(int));
@@ -365,29 +351,92 @@ static void tune(int fd, uint32_t keepalive_ms)
 	setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
 }
 
-CUresult sl_connect(uint32_t kind, int *fd, struct sl_snapshot *snap, int *shm)
+/* The environment before the file: who sets a variable by hand means it. */
+static bool by_lease(const char **where)
 {
-	const char *where = sl_config("SLUICE_WORKER");
-	uint32_t features = 0;
-	CUresult err;
-	int s;
+	const char *worker = getenv("SLUICE_WORKER"), *socket = getenv("SLUICE_SOCKET");
 
-	if (!where || !*where)
+	if (!(socket && *socket) && !(worker && *worker))
+		socket = sl_config("SLUICE_SOCKET");
+	if (socket && *socket) {
+		*where = socket;
+		return true;
+	}
+	*where = sl_config("SLUICE_WORKER");
+	return false;
+}
+
+static CUresult dial_lease(const char *path, uint32_t kind, unsigned owner, int *fd, bool *local, unsigned *owners)
+{
+	struct sl_lease_answer a;
+
+	*fd = sl_lease_open(path, kind, owner, CONNECT_MS, &a);
+	if (*fd >= 0) {
+		*local = a.shm;
+		if (owners)
+			*owners = a.owners;
+		return CUDA_SUCCESS;
+	}
+	if (a.status && a.status != ~0u)
+		return refused(a.status, a.reason);
+	sl_log(SL_ERROR, "%s", a.reason);
+	return CUDA_ERROR_SYSTEM_NOT_READY;
+}
+
+static CUresult dial_worker(const char *list, unsigned owner, int *fd, bool *local)
+{
+	char where[512];
+	size_t n;
+
+	for (; owner && *list; list++)
+		owner -= *list == ',';
+	n = strcspn(list, ",");
+	if (n >= sizeof where) {
+		sl_log(SL_ERROR, "SLUICE_WORKER: an address is longer than %zu bytes", sizeof where - 1);
 		return CUDA_ERROR_NO_DEVICE;
-	if (!strncmp(where, "unix:", 5)) {
-		s = dial_unix(where + 5);
-		features = shm ? SL_FEATURE_SHM : 0;
+	}
+	memcpy(where, list, n);
+	where[n] = 0;
+	*local = !strncmp(where, "unix:", 5);
+	if (*local) {
+		*fd = sl_unix_dial(where + 5, SL_LEASE_PATIENCE_MS, false);
 	} else if (!strncmp(where, "tcp:", 4)) {
-		s = dial_tcp(where + 4);
+		*fd = dial_tcp(where + 4);
 	} else {
 		sl_log(SL_ERROR, "SLUICE_WORKER=%s: want tcp:HOST:PORT or unix:PATH", where);
 		return CUDA_ERROR_NO_DEVICE;
 	}
-	if (s < 0) {
+	if (*fd < 0) {
 		sl_log(SL_ERROR, "worker %s: %s; is it running and reachable from here?", where, strerror(errno));
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
-	err = handshake(s, kind, features, snap);
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_connect(uint32_t kind, unsigned owner, int *fd, struct sl_snapshot *snap, int *shm, unsigned *owners)
+{
+	const char *where, *lease = NULL;
+	bool local = false;
+	CUresult err;
+	int s = -1;
+
+	if (by_lease(&where)) {
+		err = dial_lease(where, kind, owner, &s, &local, owners);
+	} else {
+		if (!where || !*where)
+			return CUDA_ERROR_NO_DEVICE;
+		/* The daemon knows the lease by its socket; a worker alone is told. */
+		lease = sl_config("SLUICE_LEASE");
+		err = dial_worker(where, owner, &s, &local);
+		if (owners) {
+			*owners = 1;
+			for (const char *p = where; *p; p++)
+				*owners += *p == ',';
+		}
+	}
+	if (err)
+		return err;
+	err = handshake(s, kind, local && shm ? SL_FEATURE_SHM : 0, lease, snap);
 	if (shm)
 		*shm = -1;
 	if (!err && shm && snap->features & SL_FEATURE_SHM && (*shm = take_descriptor(s)) < 0) {

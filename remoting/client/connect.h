@@ -13,11 +13,14 @@
 const char *sl_config(const char *key);
 
 /*
- * Connects to SLUICE_WORKER and says HELLO (kind 1 compute, 2 observe). On
- * success *fd is a connected socket right behind WELCOME. shm may be NULL; else
- * shared memory is offered to a worker behind a Unix socket, and *shm is its
- * descriptor, or -1 where frames go over the socket.
+ * Connects to one of the owners, counted from 0, and says HELLO (kind 1 compute,
+ * 2 observe): over the lease's socket that SLUICE_SOCKET names, else straight to
+ * an address in SLUICE_WORKER (tcp:HOST:PORT or unix:PATH, several with commas).
+ * On success *fd is a connected socket right behind WELCOME, and *owners, if not
+ * NULL, how many there are. shm may be NULL; else shared memory is offered to a
+ * worker on this node, and *shm is its descriptor, or -1 where frames go over the
+ * socket.
  */
-CUresult sl_connect(uint32_t kind, int *fd, struct sl_snapshot *snap, int *shm);
+CUresult sl_connect(uint32_t kind, unsigned owner, int *fd, struct sl_snapshot *snap, int *shm, unsigned *owners);
 
 #endif

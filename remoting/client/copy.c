@@ -78,10 +78,19 @@ CUresult sl_copy_source_ready(const void *p, size_t n)
 	return err ? err : sl_delivery_wait_range(p, n);
 }
 
+struct linear {
+	CUdeviceptr dev;
+	void *host;
+	size_t n;
+};
+
+static CUresult in_there(void *arg);
+static CUresult out_there(void *arg);
+
 static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 {
 	const uint8_t *p = src;
-	struct sl_ctx *c;
+	struct sl_ctx *c, *there = sl_ptr_foreign(dst);
 	CUresult err = sl_ctx_use(&c);
 	uint32_t stream;
 
@@ -89,6 +98,8 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 		return err;
 	if (!src || !fits(dst, n))
 		return CUDA_ERROR_INVALID_VALUE;
+	if (__builtin_expect(there != NULL, 0))
+		return sl_copy_elsewhere(there, in_there, &(struct linear){ dst, (void *)(uintptr_t)src, n }, s);
 	err = sl_copy_capture_check(s);
 	if (err)
 		return err;
@@ -101,6 +112,7 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 		sl_buf b;
 
 		sl_buf_init(&b);
+		sl_route(&b, SL_STREAM, s);
 		sl_put_u64(&b, dst);
 		sl_put_u32(&b, stream);
 		sl_put_u32(&b, 0);
@@ -143,7 +155,7 @@ CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, C
 
 static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 {
-	struct sl_ctx *c;
+	struct sl_ctx *c, *there = sl_ptr_foreign(src);
 	CUresult err = sl_ctx_use(&c);
 	uint32_t delivery, stream;
 	sl_buf b;
@@ -152,6 +164,8 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 		return err;
 	if (!dst || !fits(src, n))
 		return CUDA_ERROR_INVALID_VALUE;
+	if (__builtin_expect(there != NULL, 0))
+		return sl_copy_elsewhere(there, out_there, &(struct linear){ src, dst, n }, s);
 	err = sl_copy_capture_check(s);
 	if (err)
 		return err;
@@ -160,6 +174,7 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 		return err;
 	delivery = sl_delivery_new(dst, n);
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, s);
 	sl_put_u64(&b, src);
 	sl_put_u64(&b, n);
 	sl_put_u32(&b, stream);
@@ -167,6 +182,20 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 	err = sl_copy_deliver(CTL_COPY_OUT, &b, delivery, wait, s);
 	sl_buf_free(&b);
 	return err;
+}
+
+static CUresult in_there(void *arg)
+{
+	struct linear *l = arg;
+
+	return in(l->dev, l->host, l->n, NULL);
+}
+
+static CUresult out_there(void *arg)
+{
+	struct linear *l = arg;
+
+	return out(l->host, l->dev, l->n, NULL, true);
 }
 
 static CUresult on_device(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s)
@@ -178,6 +207,12 @@ static CUresult on_device(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s
 		return err;
 	if (!fits(dst, n) || !fits(src, n))
 		return CUDA_ERROR_INVALID_VALUE;
+	if (__builtin_expect(sl_sessions > 1, 0)) {
+		struct sl_ctx *to = sl_ptr_ctx_slow(dst), *from = sl_ptr_ctx_slow(src);
+
+		if (to && from && (sl_ctx_foreign(to) || sl_ctx_foreign(from)))
+			return sl_copy_across(to, dst, from, src, n, s);
+	}
 	return fw_cuMemcpyDtoDAsync_v2(dst, src, n, s);
 }
 

@@ -108,6 +108,7 @@ static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
 					data = bounce;
 				}
 				sl_buf_init(&b);
+				sl_route(&b, SL_STREAM, s);
 				put_desc(&b, c->dstMemoryType, stream, where, c->dstPitch, c->dstHeight, c->dstXInBytes + x,
 					 c->dstY + y, c->dstZ + z, c->dstLOD, n, nrows, 1);
 				err = sl_oneway_bulk(CTL_COPY_IN_3D, &b, data, n * nrows);
@@ -137,6 +138,7 @@ static CUresult out(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
 		return err;
 	delivery = sl_delivery_new_3d(to, c->dstPitch, slice, c->WidthInBytes, c->Height, c->Depth);
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, s);
 	put_desc(&b, c->srcMemoryType, stream, where, c->srcPitch, c->srcHeight, c->srcXInBytes, c->srcY, c->srcZ, c->srcLOD,
 		 c->WidthInBytes, c->Height, c->Depth);
 	sl_put_u32(&b, delivery);
@@ -157,6 +159,64 @@ static CUresult on_host(const CUDA_MEMCPY3D *c, CUstream s)
 	return err;
 }
 
+static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait);
+
+/* The context that a side's memory belongs to, NULL for the host. Several sessions only. */
+static struct sl_ctx *side_ctx(CUmemorytype type, CUdeviceptr dev, CUarray array)
+{
+	if (type == CU_MEMORYTYPE_DEVICE)
+		return sl_ptr_ctx_slow(dev);
+	return type == CU_MEMORYTYPE_ARRAY ? sl_handle_state_by_id(SL_CTX, sl_handle_ctx(SL_ARRAY, array)) : NULL;
+}
+
+static CUresult copy_there(void *arg)
+{
+	return copy(arg, NULL, true);
+}
+
+/* Between sessions: out to packed rows here, and in from them. */
+static CUresult across(const CUDA_MEMCPY3D *c, struct sl_ctx *dst, struct sl_ctx *src, CUstream s)
+{
+	CUDA_MEMCPY3D fetch = *c, store = *c;
+	size_t slice;
+	void *rows;
+	CUresult err;
+
+	if (__builtin_mul_overflow(c->WidthInBytes, c->Height, &slice) || __builtin_mul_overflow(slice, c->Depth, &slice))
+		return CUDA_ERROR_INVALID_VALUE;
+	rows = malloc(slice);
+	if (!rows)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	fetch.dstMemoryType = store.srcMemoryType = CU_MEMORYTYPE_HOST;
+	fetch.dstHost = rows;
+	store.srcHost = rows;
+	fetch.dstPitch = store.srcPitch = c->WidthInBytes;
+	fetch.dstHeight = store.srcHeight = c->Height;
+	fetch.dstXInBytes = fetch.dstY = fetch.dstZ = fetch.dstLOD = 0;
+	store.srcXInBytes = store.srcY = store.srcZ = store.srcLOD = 0;
+	err = sl_copy_elsewhere(src, copy_there, &fetch, s);
+	if (!err)
+		err = sl_copy_elsewhere(dst, copy_there, &store, s);
+	free(rows);
+	return err;
+}
+
+/* *done: the copy was one with memory of another session, and has been made or refused. */
+static CUresult foreign(CUDA_MEMCPY3D *c, CUstream s, bool *done)
+{
+	struct sl_ctx *dst = side_ctx(c->dstMemoryType, c->dstDevice, c->dstArray);
+	struct sl_ctx *src = side_ctx(c->srcMemoryType, c->srcDevice, c->srcArray);
+
+	*done = sl_ctx_foreign(dst) || sl_ctx_foreign(src);
+	if (!*done)
+		return CUDA_SUCCESS;
+	if (dst && src && sl_ctx_foreign(dst) != sl_ctx_foreign(src))
+		return across(c, dst, src, s);
+	if (dst && src && sl_ctx_session(atomic_load(&dst->id)) != sl_ctx_session(atomic_load(&src->id)))
+		return across(c, dst, src, s);
+	return sl_copy_elsewhere(dst ? dst : src, copy_there, c, s);
+}
+
 static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 {
 	CUDA_MEMCPY3D c;
@@ -175,6 +235,13 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 		err = check_side(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstArray, &c.dstPitch, &c.dstHeight, c.dstXInBytes, c.dstY, &c);
 	if (err)
 		return err;
+	if (__builtin_expect(sl_sessions > 1, 0)) {
+		bool done;
+
+		err = foreign(&c, s, &done);
+		if (done)
+			return err;
+	}
 	if (c.srcMemoryType != CU_MEMORYTYPE_HOST && c.dstMemoryType != CU_MEMORYTYPE_HOST)
 		return fw_cuMemcpy3DAsync_v2(&c, s);
 	err = sl_copy_capture_check(s);

@@ -78,6 +78,7 @@ struct sl_event {
 struct sl_thread {
 	bool known;	 /* registered for clean-up at thread exit */
 	bool no_ctx;	 /* control calls that belong to no context */
+	bool here;	 /* calls go to the current context's session, whatever addresses they name */
 	bool no_mark;	 /* calls on a stream that put nothing into it */
 	uint64_t tid;	 /* never 0, never reused */
 	struct sl_ctx *cur;
@@ -163,6 +164,7 @@ struct sl_range {
 	uint64_t base, size;
 	enum sl_range_type type;
 	uint32_t ctx_id;
+	uint32_t home;	  /* ctx_id, or the context that was current; several sessions only */
 	int dev;
 	unsigned flags;	  /* cuMemHostAlloc / Register flags */
 	uint64_t buffer_id;
@@ -172,6 +174,8 @@ struct sl_range {
 };
 int sl_range_add(const struct sl_range *r); /* 0, or -1 when memory ran out */
 bool sl_range_find(uint64_t p, struct sl_range *out);
+/* Whether any range of another session lies in [p, p+n). */
+bool sl_range_clash(uint64_t p, uint64_t n, unsigned session);
 /* Removes the range that starts at base (type 0: any); false if there is none. */
 bool sl_range_remove(uint64_t base, enum sl_range_type type, struct sl_range *out);
 bool sl_range_sync_memops(uint64_t p, bool on);
@@ -197,6 +201,31 @@ CUresult sl_kernel_id(CUfunction f, uint32_t *id);
 
 /* launch.c */
 CUresult sl_check_exit(void); /* DEINITIALIZED once the process is ending */
+
+/*
+ * route.c. Several sessions only: the context an address belongs to, if it is not of
+ * the current context's session; NULL else, and always with one session.
+ */
+struct sl_ctx *sl_ptr_ctx_slow(uint64_t p);
+bool sl_ctx_foreign(const struct sl_ctx *c);
+static inline struct sl_ctx *sl_ptr_foreign(uint64_t p)
+{
+	struct sl_ctx *c;
+
+	if (__builtin_expect(sl_sessions == 1, 1))
+		return NULL;
+	c = sl_ptr_ctx_slow(p);
+	return sl_ctx_foreign(c) ? c : NULL;
+}
+/* A copy between contexts of different sessions; complete on return. */
+CUresult sl_copy_across(struct sl_ctx *dst_ctx, uint64_t dst, struct sl_ctx *src_ctx, uint64_t src, size_t n, CUstream s);
+/* Behind s: runs f in the default stream of c, a context of another session, and waits for it. */
+CUresult sl_copy_elsewhere(struct sl_ctx *c, CUresult (*f)(void *), void *arg, CUstream s);
+/* Generated stubs ask these first when there are several sessions; *done: that was all. */
+CUresult sl_across_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx, size_t n, CUstream s, bool *done);
+CUresult sl_across_cuStreamWaitEvent(CUstream s, CUevent event, unsigned flags, bool *done);
+CUresult sl_across_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags, bool *done);
+CUresult sl_across_cuCtxDisablePeerAccess(CUcontext peer, bool *done);
 
 /* export_tables.c */
 struct sl_fatbin_wrapper;

@@ -82,8 +82,10 @@ void sl_ctx_setup(void)
 		c->primary = true;
 		c->api_version = 3020;
 		ctx_reset_fields(c);
-		atomic_store(&c->id, 1u + (uint32_t)sl_dev_wire(d));
+		/* Each worker knows the primary contexts of its own devices as 1, 2, ... */
+		atomic_store(&c->id, 1u + (uint32_t)sl_dev_place(d));
 		sl_handle_take(SL_CTX, atomic_load(&c->id), c);
+		sl_handle_set_wire(SL_CTX, atomic_load(&c->id), 1u + (uint32_t)sl_dev_wire(d));
 		sl_primary[d] = c;
 	}
 }
@@ -103,6 +105,7 @@ static uint32_t activate(struct sl_thread *t, struct sl_ctx *c)
 
 		t->no_ctx = true;
 		sl_buf_init(&b);
+		sl_route_dev(&b, c->dev);
 		sl_put_u32(&b, (uint32_t)sl_dev_wire(c->dev));
 		err = sl_wait(CTL_CTX_ACTIVATE, &b, NULL);
 		sl_buf_free(&b);
@@ -126,6 +129,21 @@ uint32_t sl_current_ctx_id(void)
 			     atomic_load_explicit(&c->id, memory_order_relaxed) == t->cur_id, 1))
 		return t->cur_id;
 	return activate(t, c);
+}
+
+uint32_t sl_ctx_cur(void)
+{
+	return sl_tls()->cur_id;
+}
+
+unsigned sl_ctx_session(uint32_t id)
+{
+	struct sl_ctx *c;
+
+	if (id && id <= SL_MAX_DEVICES)
+		return sl_dev_session(id - 1);
+	c = sl_handle_state_by_id(SL_CTX, id);
+	return c ? sl_dev_session((uint32_t)sl_dev_place(c->dev)) : 0;
 }
 
 CUresult sl_ctx_peek(struct sl_ctx **out)

@@ -14,7 +14,7 @@
 static pthread_mutex_t setup_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool initialized;
 static int count;
-static int wire_of[SL_MAX_DEVICES];
+static int place_of[SL_MAX_DEVICES];
 
 /* Ordinal in the snapshot of one entry of CUDA_VISIBLE_DEVICES, -1 if it names none. */
 static int match_device(const struct sl_snapshot *s, const char *e, size_t n)
@@ -100,7 +100,7 @@ void sl_dev_setup(void)
 
 	pthread_mutex_lock(&setup_lock);
 	if (!atomic_load(&initialized) && s) {
-		count = select_devices(s, getenv("CUDA_VISIBLE_DEVICES"), wire_of);
+		count = select_devices(s, getenv("CUDA_VISIBLE_DEVICES"), place_of);
 		sl_ctx_setup();
 		atomic_store(&initialized, true);
 	}
@@ -121,12 +121,19 @@ const struct sl_device *sl_dev(CUdevice dev)
 {
 	if (!sl_initialized() || dev < 0 || dev >= count)
 		return NULL;
-	return &sl_snapshot()->dev[wire_of[dev]];
+	return &sl_snapshot()->dev[place_of[dev]];
 }
 
 int sl_dev_wire(int dev)
 {
-	return dev >= 0 && dev < count ? wire_of[dev] : dev;
+	int place = sl_dev_place(dev);
+
+	return dev >= 0 && dev < count ? place - (int)sl_session_first(sl_dev_session((uint32_t)place)) : dev;
+}
+
+int sl_dev_place(int dev)
+{
+	return dev >= 0 && dev < count ? place_of[dev] : dev;
 }
 
 /*

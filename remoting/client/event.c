@@ -288,6 +288,7 @@ static CUresult watch(struct sl_event *e, uint32_t generation)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EVENT, sl_handle_value(SL_EVENT, e->id));
 	sl_put_u32(&b, e->id);
 	sl_put_u32(&b, generation);
 	err = sl_wait(CTL_EVENT_WATCH, &b, NULL);
@@ -338,6 +339,7 @@ CUresult sl_cuEventSynchronize(CUevent hEvent)
 		return err;
 	generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
 	if (known_complete(e, generation)) {
+		sl_print_flush();
 		seen_complete(e, generation);
 		return sl_dead();
 	}

@@ -48,6 +48,7 @@ CUresult fw_cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *pArrayDescriptor,
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, pArrayDescriptor != NULL);
+	sl_route(&b, SL_ARRAY, (const void *)(uintptr_t)hArray);
 	sl_put_u32(&b, sl_handle_id(SL_ARRAY, (const void *)(uintptr_t)hArray, &err));
 	if (!err) {
 		err = sl_wait(SL_OP_cuArray3DGetDescriptor_v2, &b, &r);
@@ -109,11 +110,12 @@ CUresult fw_cuArrayDestroy(CUarray hArray)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_ARRAY, (const void *)(uintptr_t)hArray);
 	sl_put_u32(&b, sl_handle_id(SL_ARRAY, (const void *)(uintptr_t)hArray, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuArrayDestroy, &b);
 	if (!err)
-		sl_handle_free(SL_ARRAY, sl_handle_id(SL_ARRAY, (const void *)(uintptr_t)hArray, &err));
+		sl_handle_free(SL_ARRAY, sl_handle_bare((const void *)(uintptr_t)hArray));
 	sl_buf_free(&b);
 	return err;
 }
@@ -131,6 +133,7 @@ CUresult fw_cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *pArrayDescriptor, CUa
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, pArrayDescriptor != NULL);
+	sl_route(&b, SL_ARRAY, (const void *)(uintptr_t)hArray);
 	sl_put_u32(&b, sl_handle_id(SL_ARRAY, (const void *)(uintptr_t)hArray, &err));
 	if (!err) {
 		err = sl_wait(SL_OP_cuArrayGetDescriptor_v2, &b, &r);
@@ -159,7 +162,9 @@ CUresult fw_cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *memoryR
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, memoryRequirements != NULL);
+	sl_route(&b, SL_ARRAY, (const void *)(uintptr_t)array);
 	sl_put_u32(&b, sl_handle_id(SL_ARRAY, (const void *)(uintptr_t)array, &err));
+	sl_route_dev(&b, device);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(device));
 	if (!err) {
 		err = sl_wait(SL_OP_cuArrayGetMemoryRequirements, &b, &r);
@@ -187,6 +192,7 @@ CUresult fw_cuArrayGetPlane(uint32_t pPlaneArray, CUarray hArray, unsigned int p
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, pPlaneArray);
+	sl_route(&b, SL_ARRAY, (const void *)(uintptr_t)hArray);
 	sl_put_u32(&b, sl_handle_id(SL_ARRAY, (const void *)(uintptr_t)hArray, &err));
 	sl_put_u32(&b, (uint32_t)planeIdx);
 	if (!err)
@@ -222,6 +228,7 @@ CUresult fw_cuArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *sparsePrope
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, sparseProperties != NULL);
+	sl_route(&b, SL_ARRAY, (const void *)(uintptr_t)array);
 	sl_put_u32(&b, sl_handle_id(SL_ARRAY, (const void *)(uintptr_t)array, &err));
 	if (!err) {
 		err = sl_wait(SL_OP_cuArrayGetSparseProperties, &b, &r);
@@ -250,6 +257,7 @@ CUresult fw_cuCtxCreate_v2(uint32_t pctx, unsigned int flags, CUdevice dev)
 	sl_buf_init(&b);
 	sl_put_u32(&b, pctx);
 	sl_put_u32(&b, (uint32_t)flags);
+	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	if (!err)
 		err = sl_wait(SL_OP_cuCtxCreate_v2, &b, NULL);
@@ -263,11 +271,12 @@ CUresult fw_cuCtxDestroy_v2(CUcontext ctx)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuCtxDestroy_v2, &b);
 	if (!err)
-		sl_handle_free(SL_CTX, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
+		sl_handle_free(SL_CTX, sl_handle_bare((const void *)(uintptr_t)ctx));
 	sl_buf_free(&b);
 	return err;
 }
@@ -278,6 +287,7 @@ CUresult fw_cuCtxDisablePeerAccess(CUcontext peerContext)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)peerContext);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)peerContext, &err));
 	if (!err)
 		err = sl_wait(SL_OP_cuCtxDisablePeerAccess, &b, NULL);
@@ -287,6 +297,13 @@ CUresult fw_cuCtxDisablePeerAccess(CUcontext peerContext)
 
 CUresult sl_cuCtxDisablePeerAccess(CUcontext peerContext)
 {
+	if (__builtin_expect(sl_sessions > 1, 0)) {
+		bool done;
+		CUresult err = sl_across_cuCtxDisablePeerAccess(peerContext, &done);
+
+		if (done || err)
+			return err;
+	}
 	return fw_cuCtxDisablePeerAccess(peerContext);
 }
 
@@ -296,6 +313,7 @@ CUresult fw_cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)peerContext);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)peerContext, &err));
 	sl_put_u32(&b, (uint32_t)Flags);
 	if (!err)
@@ -306,6 +324,13 @@ CUresult fw_cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 
 CUresult sl_cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 {
+	if (__builtin_expect(sl_sessions > 1, 0)) {
+		bool done;
+		CUresult err = sl_across_cuCtxEnablePeerAccess(peerContext, Flags, &done);
+
+		if (done || err)
+			return err;
+	}
 	return fw_cuCtxEnablePeerAccess(peerContext, Flags);
 }
 
@@ -338,7 +363,9 @@ CUresult fw_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)hCtx);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)hCtx, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEvent);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuCtxRecordEvent, &b);
@@ -395,7 +422,9 @@ CUresult fw_cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)hCtx);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)hCtx, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEvent);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuCtxWaitEvent, &b);
@@ -416,12 +445,13 @@ CUresult fw_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, pool_out != NULL);
+	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	if (!err) {
 		err = sl_wait(SL_OP_cuDeviceGetDefaultMemPool, &b, &r);
 		if (!err) {
 			if (pool_out)
-				*pool_out = sl_handle_from_id(SL_POOL, sl_get_u32(&r));
+				*pool_out = sl_handle_from_id(SL_POOL, sl_get_u32(&r), r.session);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}
@@ -444,12 +474,13 @@ CUresult fw_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, pool != NULL);
+	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	if (!err) {
 		err = sl_wait(SL_OP_cuDeviceGetMemPool, &b, &r);
 		if (!err) {
 			if (pool)
-				*pool = sl_handle_from_id(SL_POOL, sl_get_u32(&r));
+				*pool = sl_handle_from_id(SL_POOL, sl_get_u32(&r), r.session);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}
@@ -470,6 +501,7 @@ CUresult fw_cuDeviceGraphMemTrim(CUdevice device)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_dev(&b, device);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(device));
 	if (!err)
 		err = sl_oneway(SL_OP_cuDeviceGraphMemTrim, &b);
@@ -488,6 +520,7 @@ CUresult fw_cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	if (!err)
 		err = sl_oneway(SL_OP_cuDevicePrimaryCtxRelease_v2, &b);
@@ -501,6 +534,7 @@ CUresult fw_cuDevicePrimaryCtxReset_v2(CUdevice dev)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	if (!err)
 		err = sl_wait(SL_OP_cuDevicePrimaryCtxReset_v2, &b, NULL);
@@ -514,7 +548,9 @@ CUresult fw_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuDeviceSetMemPool, &b);
@@ -547,11 +583,12 @@ CUresult fw_cuEventDestroy_v2(CUevent hEvent)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEvent);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuEventDestroy_v2, &b);
 	if (!err)
-		sl_handle_free(SL_EVENT, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
+		sl_handle_free(SL_EVENT, sl_handle_bare((const void *)(uintptr_t)hEvent));
 	sl_buf_free(&b);
 	return err;
 }
@@ -564,7 +601,9 @@ CUresult fw_cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent 
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, pMilliseconds != NULL);
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hStart);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hStart, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEnd);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEnd, &err));
 	if (!err) {
 		err = sl_wait(SL_OP_cuEventElapsedTime_v2, &b, &r);
@@ -586,7 +625,9 @@ CUresult fw_cuEventRecord(CUevent hEvent, CUstream hStream)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEvent);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuEventRecord, &b);
@@ -600,7 +641,9 @@ CUresult fw_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned in
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEvent);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u32(&b, (uint32_t)flags);
 	if (!err)
@@ -615,6 +658,7 @@ CUresult fw_cuEventSynchronize(CUevent hEvent)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEvent);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
 	if (!err)
 		err = sl_wait(SL_OP_cuEventSynchronize, &b, NULL);
@@ -628,6 +672,7 @@ CUresult fw_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, in
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)hfunc);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)hfunc, &err));
 	sl_put_u32(&b, (uint32_t)attrib);
 	sl_put_u32(&b, (uint32_t)value);
@@ -643,6 +688,7 @@ CUresult fw_cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)hfunc);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)hfunc, &err));
 	sl_put_u32(&b, (uint32_t)config);
 	if (!err)
@@ -657,6 +703,7 @@ CUresult fw_cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)hfunc);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)hfunc, &err));
 	sl_put_u32(&b, (uint32_t)config);
 	if (!err)
@@ -672,14 +719,18 @@ CUresult fw_cuGraphAddChildGraphNode(uint32_t phGraphNode, CUgraph hGraph, const
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, dependencies != NULL);
 	if (dependencies) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)childGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)childGraph, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddChildGraphNode, &b);
@@ -712,18 +763,23 @@ CUresult fw_cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, cons
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, from != NULL);
 	if (from) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, from[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, from[i], &err));
+		}
 	}
 	sl_put_u8(&b, to != NULL);
 	if (to) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, to[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, to[i], &err));
+		}
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	if (!err)
@@ -744,12 +800,15 @@ CUresult fw_cuGraphAddEmptyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgr
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, dependencies != NULL);
 	if (dependencies) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	if (!err)
@@ -784,14 +843,18 @@ CUresult fw_cuGraphAddEventRecordNode(uint32_t phGraphNode, CUgraph hGraph, cons
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, dependencies != NULL);
 	if (dependencies) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)event);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)event, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddEventRecordNode, &b);
@@ -806,14 +869,18 @@ CUresult fw_cuGraphAddEventWaitNode(uint32_t phGraphNode, CUgraph hGraph, const 
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, dependencies != NULL);
 	if (dependencies) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)event);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)event, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddEventWaitNode, &b);
@@ -847,17 +914,21 @@ CUresult fw_cuGraphAddMemsetNode(uint32_t phGraphNode, CUgraph hGraph, const CUg
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, dependencies != NULL);
 	if (dependencies) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	sl_put_u8(&b, memsetParams != NULL);
 	if (memsetParams)
 		sl_put_bytes(&b, memsetParams, sizeof *memsetParams);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddMemsetNode, &b);
@@ -891,13 +962,14 @@ CUresult fw_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph)
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, phGraph != NULL);
 	if (!err) {
 		err = sl_wait(SL_OP_cuGraphChildGraphNodeGetGraph, &b, &r);
 		if (!err) {
 			if (phGraph)
-				*phGraph = sl_handle_from_id(SL_GRAPH, sl_get_u32(&r));
+				*phGraph = sl_handle_from_id(SL_GRAPH, sl_get_u32(&r), r.session);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}
@@ -919,6 +991,7 @@ CUresult fw_cuGraphClone(uint32_t phGraphClone, CUgraph originalGraph)
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphClone);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)originalGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)originalGraph, &err));
 	if (!err)
 		err = sl_wait(SL_OP_cuGraphClone, &b, NULL);
@@ -984,11 +1057,12 @@ CUresult fw_cuGraphDestroy(CUgraph hGraph)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphDestroy, &b);
 	if (!err)
-		sl_handle_free(SL_GRAPH, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+		sl_handle_free(SL_GRAPH, sl_handle_bare((const void *)(uintptr_t)hGraph));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1004,11 +1078,12 @@ CUresult fw_cuGraphDestroyNode(CUgraphNode hNode)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphDestroyNode, &b);
 	if (!err)
-		sl_handle_free(SL_NODE, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+		sl_handle_free(SL_NODE, sl_handle_bare((const void *)(uintptr_t)hNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1025,13 +1100,14 @@ CUresult fw_cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, CUevent *event_out
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, event_out != NULL);
 	if (!err) {
 		err = sl_wait(SL_OP_cuGraphEventRecordNodeGetEvent, &b, &r);
 		if (!err) {
 			if (event_out)
-				*event_out = sl_handle_from_id(SL_EVENT, sl_get_u32(&r));
+				*event_out = sl_handle_from_id(SL_EVENT, sl_get_u32(&r), r.session);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}
@@ -1052,7 +1128,9 @@ CUresult fw_cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)event);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)event, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphEventRecordNodeSetEvent, &b);
@@ -1067,13 +1145,14 @@ CUresult fw_cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, CUevent *event_out)
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, event_out != NULL);
 	if (!err) {
 		err = sl_wait(SL_OP_cuGraphEventWaitNodeGetEvent, &b, &r);
 		if (!err) {
 			if (event_out)
-				*event_out = sl_handle_from_id(SL_EVENT, sl_get_u32(&r));
+				*event_out = sl_handle_from_id(SL_EVENT, sl_get_u32(&r), r.session);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}
@@ -1094,7 +1173,9 @@ CUresult fw_cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)event);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)event, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphEventWaitNodeSetEvent, &b);
@@ -1113,8 +1194,11 @@ CUresult fw_cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNo
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
 	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)childGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)childGraph, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphExecChildGraphNodeSetParams, &b);
@@ -1133,11 +1217,12 @@ CUresult fw_cuGraphExecDestroy(CUgraphExec hGraphExec)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
 	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphExecDestroy, &b);
 	if (!err)
-		sl_handle_free(SL_EXEC, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+		sl_handle_free(SL_EXEC, sl_handle_bare((const void *)(uintptr_t)hGraphExec));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1153,8 +1238,11 @@ CUresult fw_cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNo
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
 	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)event);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)event, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphExecEventRecordNodeSetEvent, &b);
@@ -1168,8 +1256,11 @@ CUresult fw_cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
 	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)event);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)event, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphExecEventWaitNodeSetEvent, &b);
@@ -1189,6 +1280,7 @@ CUresult fw_cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags)
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
 	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
 	sl_put_u8(&b, flags != NULL);
 	if (!err) {
@@ -1217,6 +1309,7 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, from != NULL);
 	sl_put_u8(&b, to != NULL);
@@ -1238,7 +1331,7 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 					uint32_t id = sl_get_u32(&r);
 
 					if (i < room_numEdges)
-						from[i] = sl_handle_from_id(SL_NODE, id);
+						from[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
 				if (*numEdges > room_numEdges)
 					*numEdges = room_numEdges;
@@ -1250,7 +1343,7 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 					uint32_t id = sl_get_u32(&r);
 
 					if (i < room_numEdges)
-						to[i] = sl_handle_from_id(SL_NODE, id);
+						to[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
 				if (*numEdges > room_numEdges)
 					*numEdges = room_numEdges;
@@ -1276,6 +1369,7 @@ CUresult fw_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, nodes != NULL);
 	if (!numNodes) {
@@ -1296,7 +1390,7 @@ CUresult fw_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes
 					uint32_t id = sl_get_u32(&r);
 
 					if (i < room_numNodes)
-						nodes[i] = sl_handle_from_id(SL_NODE, id);
+						nodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
 				if (*numNodes > room_numNodes)
 					*numNodes = room_numNodes;
@@ -1322,6 +1416,7 @@ CUresult fw_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, rootNodes != NULL);
 	if (!numRootNodes) {
@@ -1342,7 +1437,7 @@ CUresult fw_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *
 					uint32_t id = sl_get_u32(&r);
 
 					if (i < room_numRootNodes)
-						rootNodes[i] = sl_handle_from_id(SL_NODE, id);
+						rootNodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
 				if (*numRootNodes > room_numRootNodes)
 					*numRootNodes = room_numRootNodes;
@@ -1368,6 +1463,7 @@ CUresult fw_cuGraphInstantiateWithFlags(uint32_t phGraphExec, CUgraph hGraph, un
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphExec);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u64(&b, (uint64_t)flags);
 	if (!err)
@@ -1401,7 +1497,9 @@ CUresult fw_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraph, &err));
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphLaunch, &b);
@@ -1416,6 +1514,7 @@ CUresult fw_cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAM
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, nodeParams != NULL);
 	if (!err) {
@@ -1443,6 +1542,7 @@ CUresult fw_cuGraphMemsetNodeSetParams(CUgraphNode hNode, const CUDA_MEMSET_NODE
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, nodeParams != NULL);
 	if (nodeParams)
@@ -1466,13 +1566,15 @@ CUresult fw_cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNod
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, phNode != NULL);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hOriginalNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hOriginalNode, &err));
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hClonedGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hClonedGraph, &err));
 	if (!err) {
 		err = sl_wait(SL_OP_cuGraphNodeFindInClone, &b, &r);
 		if (!err) {
 			if (phNode)
-				*phNode = sl_handle_from_id(SL_NODE, sl_get_u32(&r));
+				*phNode = sl_handle_from_id(SL_NODE, sl_get_u32(&r), r.session);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}
@@ -1494,6 +1596,7 @@ CUresult fw_cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependenc
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, dependencies != NULL);
 	if (!numDependencies) {
@@ -1514,7 +1617,7 @@ CUresult fw_cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependenc
 					uint32_t id = sl_get_u32(&r);
 
 					if (i < room_numDependencies)
-						dependencies[i] = sl_handle_from_id(SL_NODE, id);
+						dependencies[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
 				if (*numDependencies > room_numDependencies)
 					*numDependencies = room_numDependencies;
@@ -1540,6 +1643,7 @@ CUresult fw_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *depende
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, dependentNodes != NULL);
 	if (!numDependentNodes) {
@@ -1560,7 +1664,7 @@ CUresult fw_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *depende
 					uint32_t id = sl_get_u32(&r);
 
 					if (i < room_numDependentNodes)
-						dependentNodes[i] = sl_handle_from_id(SL_NODE, id);
+						dependentNodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
 				if (*numDependentNodes > room_numDependentNodes)
 					*numDependentNodes = room_numDependentNodes;
@@ -1586,7 +1690,9 @@ CUresult fw_cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, uns
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
 	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, isEnabled != NULL);
 	if (!err) {
@@ -1615,6 +1721,7 @@ CUresult fw_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type)
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, type != NULL);
 	if (!err) {
@@ -1642,7 +1749,9 @@ CUresult fw_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, uns
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
 	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u32(&b, (uint32_t)isEnabled);
 	if (!err)
@@ -1662,18 +1771,23 @@ CUresult fw_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, c
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, from != NULL);
 	if (from) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, from[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, from[i], &err));
+		}
 	}
 	sl_put_u8(&b, to != NULL);
 	if (to) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, to[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, to[i], &err));
+		}
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	if (!err)
@@ -1693,7 +1807,9 @@ CUresult fw_cuGraphUpload(CUgraphExec hGraph, CUstream hStream)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraph, &err));
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphUpload, &b);
@@ -1714,7 +1830,9 @@ CUresult fw_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel 
 	sl_buf_init(&b);
 	sl_put_u32(&b, (uint32_t)attrib);
 	sl_put_u32(&b, (uint32_t)val);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)kernel);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)kernel, &err));
+	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	if (!err)
 		err = sl_oneway(SL_OP_cuKernelSetAttribute, &b);
@@ -1728,8 +1846,10 @@ CUresult fw_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevic
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)kernel);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)kernel, &err));
 	sl_put_u32(&b, (uint32_t)config);
+	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	if (!err)
 		err = sl_oneway(SL_OP_cuKernelSetCacheConfig, &b);
@@ -1746,6 +1866,7 @@ CUresult fw_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary libra
 	sl_buf_init(&b);
 	sl_put_u8(&b, dptr != NULL);
 	sl_put_u8(&b, bytes != NULL);
+	sl_route(&b, SL_LIBRARY, (const void *)(uintptr_t)library);
 	sl_put_u32(&b, sl_handle_id(SL_LIBRARY, (const void *)(uintptr_t)library, &err));
 	sl_put_str(&b, name);
 	if (!err) {
@@ -1771,6 +1892,7 @@ CUresult fw_cuLibraryGetModule(uint32_t pMod, CUlibrary library)
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, pMod);
+	sl_route(&b, SL_LIBRARY, (const void *)(uintptr_t)library);
 	sl_put_u32(&b, sl_handle_id(SL_LIBRARY, (const void *)(uintptr_t)library, &err));
 	if (!err)
 		err = sl_wait(SL_OP_cuLibraryGetModule, &b, NULL);
@@ -1784,11 +1906,12 @@ CUresult fw_cuLibraryUnload(CUlibrary library)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_LIBRARY, (const void *)(uintptr_t)library);
 	sl_put_u32(&b, sl_handle_id(SL_LIBRARY, (const void *)(uintptr_t)library, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuLibraryUnload, &b);
 	if (!err)
-		sl_handle_free(SL_LIBRARY, sl_handle_id(SL_LIBRARY, (const void *)(uintptr_t)library, &err));
+		sl_handle_free(SL_LIBRARY, sl_handle_bare((const void *)(uintptr_t)library));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1799,6 +1922,7 @@ CUresult fw_cuMemAddressFree(CUdeviceptr ptr, size_t size)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, ptr);
 	sl_put_u64(&b, (uint64_t)ptr);
 	sl_put_u64(&b, (uint64_t)size);
 	if (!err)
@@ -1817,6 +1941,7 @@ CUresult fw_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment,
 	sl_put_u8(&b, ptr != NULL);
 	sl_put_u64(&b, (uint64_t)size);
 	sl_put_u64(&b, (uint64_t)alignment);
+	sl_route_ptr(&b, addr);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u64(&b, (uint64_t)flags);
 	if (!err) {
@@ -1842,6 +1967,7 @@ CUresult fw_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream
 	sl_buf_init(&b);
 	sl_put_u8(&b, dptr != NULL);
 	sl_put_u64(&b, (uint64_t)bytesize);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err) {
 		err = sl_wait(SL_OP_cuMemAllocAsync, &b, &r);
@@ -1866,7 +1992,9 @@ CUresult fw_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemory
 	sl_buf_init(&b);
 	sl_put_u8(&b, dptr != NULL);
 	sl_put_u64(&b, (uint64_t)bytesize);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err) {
 		err = sl_wait(SL_OP_cuMemAllocFromPoolAsync, &b, &r);
@@ -1976,7 +2104,9 @@ CUresult fw_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dptr);
 	sl_put_u64(&b, (uint64_t)dptr);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemFreeAsync, &b);
@@ -1990,6 +2120,7 @@ CUresult fw_cuMemFree_v2(CUdeviceptr dptr)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dptr);
 	sl_put_u64(&b, (uint64_t)dptr);
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemFree_v2, &b);
@@ -2008,6 +2139,7 @@ CUresult fw_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *locat
 	sl_put_u8(&b, location != NULL);
 	if (location)
 		sl_put_bytes(&b, location, sizeof *location);
+	sl_route_ptr(&b, ptr);
 	sl_put_u64(&b, (uint64_t)ptr);
 	if (!err) {
 		err = sl_wait(SL_OP_cuMemGetAccess, &b, &r);
@@ -2037,6 +2169,7 @@ CUresult fw_cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdevicep
 	sl_buf_init(&b);
 	sl_put_u8(&b, pbase != NULL);
 	sl_put_u8(&b, psize != NULL);
+	sl_route_ptr(&b, dptr);
 	sl_put_u64(&b, (uint64_t)dptr);
 	if (!err) {
 		err = sl_wait(SL_OP_cuMemGetAddressRange_v2, &b, &r);
@@ -2093,6 +2226,7 @@ CUresult fw_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CU
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, prop != NULL);
+	sl_route(&b, SL_MEMHANDLE, (const void *)(uintptr_t)handle);
 	sl_put_u32(&b, sl_handle_id(SL_MEMHANDLE, (const void *)(uintptr_t)handle, &err));
 	if (!err) {
 		err = sl_wait(SL_OP_cuMemGetAllocationPropertiesFromHandle, &b, &r);
@@ -2127,7 +2261,7 @@ CUresult fw_cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *locati
 		err = sl_wait(SL_OP_cuMemGetDefaultMemPool, &b, &r);
 		if (!err) {
 			if (pool_out)
-				*pool_out = sl_handle_from_id(SL_POOL, sl_get_u32(&r));
+				*pool_out = sl_handle_from_id(SL_POOL, sl_get_u32(&r), r.session);
 			if (location)
 				sl_get_bytes(&r, location, sizeof *location);
 			if (r.bad)
@@ -2188,7 +2322,7 @@ CUresult fw_cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAl
 		err = sl_wait(SL_OP_cuMemGetMemPool, &b, &r);
 		if (!err) {
 			if (pool)
-				*pool = sl_handle_from_id(SL_POOL, sl_get_u32(&r));
+				*pool = sl_handle_from_id(SL_POOL, sl_get_u32(&r), r.session);
 			if (location)
 				sl_get_bytes(&r, location, sizeof *location);
 			if (r.bad)
@@ -2211,9 +2345,11 @@ CUresult fw_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, ptr);
 	sl_put_u64(&b, (uint64_t)ptr);
 	sl_put_u64(&b, (uint64_t)size);
 	sl_put_u64(&b, (uint64_t)offset);
+	sl_route(&b, SL_MEMHANDLE, (const void *)(uintptr_t)handle);
 	sl_put_u32(&b, sl_handle_id(SL_MEMHANDLE, (const void *)(uintptr_t)handle, &err));
 	sl_put_u64(&b, (uint64_t)flags);
 	if (!err)
@@ -2263,11 +2399,12 @@ CUresult fw_cuMemPoolDestroy(CUmemoryPool pool)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemPoolDestroy, &b);
 	if (!err)
-		sl_handle_free(SL_POOL, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
+		sl_handle_free(SL_POOL, sl_handle_bare((const void *)(uintptr_t)pool));
 	sl_buf_free(&b);
 	return err;
 }
@@ -2285,6 +2422,7 @@ CUresult fw_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, C
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, flags != NULL);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)memPool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)memPool, &err));
 	sl_put_u8(&b, location != NULL);
 	if (location)
@@ -2315,6 +2453,7 @@ CUresult fw_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, v
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	sl_put_u32(&b, (uint32_t)attr);
 	sl_put_u8(&b, value != NULL);
@@ -2338,6 +2477,7 @@ CUresult fw_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, si
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	sl_put_u8(&b, map != NULL);
 	if (map) {
@@ -2362,6 +2502,7 @@ CUresult fw_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, v
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	sl_put_u32(&b, (uint32_t)attr);
 	if (!value) {
@@ -2381,6 +2522,7 @@ CUresult fw_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	sl_put_u64(&b, (uint64_t)minBytesToKeep);
 	if (!err)
@@ -2400,11 +2542,12 @@ CUresult fw_cuMemRelease(CUmemGenericAllocationHandle handle)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_MEMHANDLE, (const void *)(uintptr_t)handle);
 	sl_put_u32(&b, sl_handle_id(SL_MEMHANDLE, (const void *)(uintptr_t)handle, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemRelease, &b);
 	if (!err)
-		sl_handle_free(SL_MEMHANDLE, sl_handle_id(SL_MEMHANDLE, (const void *)(uintptr_t)handle, &err));
+		sl_handle_free(SL_MEMHANDLE, sl_handle_bare((const void *)(uintptr_t)handle));
 	sl_buf_free(&b);
 	return err;
 }
@@ -2420,6 +2563,7 @@ CUresult fw_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, ptr);
 	sl_put_u64(&b, (uint64_t)ptr);
 	sl_put_u64(&b, (uint64_t)size);
 	sl_put_u8(&b, desc != NULL);
@@ -2449,6 +2593,7 @@ CUresult fw_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, C
 	if (location)
 		sl_put_bytes(&b, location, sizeof *location);
 	sl_put_u32(&b, (uint32_t)type);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemSetMemPool, &b);
@@ -2467,6 +2612,7 @@ CUresult fw_cuMemUnmap(CUdeviceptr ptr, size_t size)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, ptr);
 	sl_put_u64(&b, (uint64_t)ptr);
 	sl_put_u64(&b, (uint64_t)size);
 	if (!err)
@@ -2484,6 +2630,7 @@ CUresult fw_cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *pCopy, CUstream hStream)
 	sl_put_u8(&b, pCopy != NULL);
 	if (pCopy)
 		sl_put_bytes(&b, pCopy, sizeof *pCopy);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemcpy2DAsync_v2, &b);
@@ -2500,6 +2647,7 @@ CUresult fw_cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *pCopy, CUstream hStream)
 	sl_put_u8(&b, pCopy != NULL);
 	if (pCopy)
 		sl_put_bytes(&b, pCopy, sizeof *pCopy);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemcpy3DAsync_v2, &b);
@@ -2516,6 +2664,7 @@ CUresult fw_cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStrea
 	sl_put_u8(&b, pCopy != NULL);
 	if (pCopy)
 		sl_put_bytes(&b, pCopy, sizeof *pCopy);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemcpy3DPeerAsync, &b);
@@ -2529,9 +2678,12 @@ CUresult fw_cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, s
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dstDevice);
 	sl_put_u64(&b, (uint64_t)dstDevice);
+	sl_route_ptr(&b, srcDevice);
 	sl_put_u64(&b, (uint64_t)srcDevice);
 	sl_put_u64(&b, (uint64_t)ByteCount);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemcpyDtoDAsync_v2, &b);
@@ -2545,11 +2697,16 @@ CUresult fw_cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdev
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dstDevice);
 	sl_put_u64(&b, (uint64_t)dstDevice);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)dstContext);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)dstContext, &err));
+	sl_route_ptr(&b, srcDevice);
 	sl_put_u64(&b, (uint64_t)srcDevice);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)srcContext);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)srcContext, &err));
 	sl_put_u64(&b, (uint64_t)ByteCount);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemcpyPeerAsync, &b);
@@ -2559,6 +2716,13 @@ CUresult fw_cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdev
 
 CUresult sl_cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount, CUstream hStream)
 {
+	if (__builtin_expect(sl_sessions > 1, 0)) {
+		bool done;
+		CUresult err = sl_across_cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream, &done);
+
+		if (done || err)
+			return err;
+	}
 	return fw_cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
 }
 
@@ -2568,9 +2732,11 @@ CUresult fw_cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N,
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dstDevice);
 	sl_put_u64(&b, (uint64_t)dstDevice);
 	sl_put_u16(&b, us);
 	sl_put_u64(&b, (uint64_t)N);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemsetD16Async, &b);
@@ -2589,11 +2755,13 @@ CUresult fw_cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned 
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dstDevice);
 	sl_put_u64(&b, (uint64_t)dstDevice);
 	sl_put_u64(&b, (uint64_t)dstPitch);
 	sl_put_u16(&b, us);
 	sl_put_u64(&b, (uint64_t)Width);
 	sl_put_u64(&b, (uint64_t)Height);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemsetD2D16Async, &b);
@@ -2612,11 +2780,13 @@ CUresult fw_cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned 
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dstDevice);
 	sl_put_u64(&b, (uint64_t)dstDevice);
 	sl_put_u64(&b, (uint64_t)dstPitch);
 	sl_put_u32(&b, (uint32_t)ui);
 	sl_put_u64(&b, (uint64_t)Width);
 	sl_put_u64(&b, (uint64_t)Height);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemsetD2D32Async, &b);
@@ -2635,11 +2805,13 @@ CUresult fw_cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned c
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dstDevice);
 	sl_put_u64(&b, (uint64_t)dstDevice);
 	sl_put_u64(&b, (uint64_t)dstPitch);
 	sl_put_u8(&b, uc);
 	sl_put_u64(&b, (uint64_t)Width);
 	sl_put_u64(&b, (uint64_t)Height);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemsetD2D8Async, &b);
@@ -2658,9 +2830,11 @@ CUresult fw_cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, C
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dstDevice);
 	sl_put_u64(&b, (uint64_t)dstDevice);
 	sl_put_u32(&b, (uint32_t)ui);
 	sl_put_u64(&b, (uint64_t)N);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemsetD32Async, &b);
@@ -2679,9 +2853,11 @@ CUresult fw_cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, C
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_ptr(&b, dstDevice);
 	sl_put_u64(&b, (uint64_t)dstDevice);
 	sl_put_u8(&b, uc);
 	sl_put_u64(&b, (uint64_t)N);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMemsetD8Async, &b);
@@ -2736,11 +2912,12 @@ CUresult fw_cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_MIPMAP, (const void *)(uintptr_t)hMipmappedArray);
 	sl_put_u32(&b, sl_handle_id(SL_MIPMAP, (const void *)(uintptr_t)hMipmappedArray, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuMipmappedArrayDestroy, &b);
 	if (!err)
-		sl_handle_free(SL_MIPMAP, sl_handle_id(SL_MIPMAP, (const void *)(uintptr_t)hMipmappedArray, &err));
+		sl_handle_free(SL_MIPMAP, sl_handle_bare((const void *)(uintptr_t)hMipmappedArray));
 	sl_buf_free(&b);
 	return err;
 }
@@ -2757,6 +2934,7 @@ CUresult fw_cuMipmappedArrayGetLevel(uint32_t pLevelArray, CUmipmappedArray hMip
 
 	sl_buf_init(&b);
 	sl_put_u32(&b, pLevelArray);
+	sl_route(&b, SL_MIPMAP, (const void *)(uintptr_t)hMipmappedArray);
 	sl_put_u32(&b, sl_handle_id(SL_MIPMAP, (const void *)(uintptr_t)hMipmappedArray, &err));
 	sl_put_u32(&b, (uint32_t)level);
 	if (!err)
@@ -2792,7 +2970,9 @@ CUresult fw_cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, memoryRequirements != NULL);
+	sl_route(&b, SL_MIPMAP, (const void *)(uintptr_t)mipmap);
 	sl_put_u32(&b, sl_handle_id(SL_MIPMAP, (const void *)(uintptr_t)mipmap, &err));
+	sl_route_dev(&b, device);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(device));
 	if (!err) {
 		err = sl_wait(SL_OP_cuMipmappedArrayGetMemoryRequirements, &b, &r);
@@ -2821,6 +3001,7 @@ CUresult fw_cuMipmappedArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *sp
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, sparseProperties != NULL);
+	sl_route(&b, SL_MIPMAP, (const void *)(uintptr_t)mipmap);
 	sl_put_u32(&b, sl_handle_id(SL_MIPMAP, (const void *)(uintptr_t)mipmap, &err));
 	if (!err) {
 		err = sl_wait(SL_OP_cuMipmappedArrayGetSparseProperties, &b, &r);
@@ -2850,6 +3031,7 @@ CUresult fw_cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod
 	sl_buf_init(&b);
 	sl_put_u8(&b, dptr != NULL);
 	sl_put_u8(&b, bytes != NULL);
+	sl_route(&b, SL_MODULE, (const void *)(uintptr_t)hmod);
 	sl_put_u32(&b, sl_handle_id(SL_MODULE, (const void *)(uintptr_t)hmod, &err));
 	sl_put_str(&b, name);
 	if (!err) {
@@ -2874,11 +3056,12 @@ CUresult fw_cuModuleUnload(CUmodule hmod)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_MODULE, (const void *)(uintptr_t)hmod);
 	sl_put_u32(&b, sl_handle_id(SL_MODULE, (const void *)(uintptr_t)hmod, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuModuleUnload, &b);
 	if (!err)
-		sl_handle_free(SL_MODULE, sl_handle_id(SL_MODULE, (const void *)(uintptr_t)hmod, &err));
+		sl_handle_free(SL_MODULE, sl_handle_bare((const void *)(uintptr_t)hmod));
 	sl_buf_free(&b);
 	return err;
 }
@@ -2891,6 +3074,7 @@ CUresult fw_cuOccupancyAvailableDynamicSMemPerBlock(size_t *dynamicSmemSize, CUf
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, dynamicSmemSize != NULL);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)func);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)func, &err));
 	sl_put_u32(&b, (uint32_t)numBlocks);
 	sl_put_u32(&b, (uint32_t)blockSize);
@@ -2916,6 +3100,7 @@ CUresult fw_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, CUfuncti
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, numBlocks != NULL);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)func);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)func, &err));
 	sl_put_u32(&b, (uint32_t)blockSize);
 	sl_put_u64(&b, (uint64_t)dynamicSMemSize);
@@ -2941,6 +3126,7 @@ CUresult fw_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks,
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, numBlocks != NULL);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)func);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)func, &err));
 	sl_put_u32(&b, (uint32_t)blockSize);
 	sl_put_u64(&b, (uint64_t)dynamicSMemSize);
@@ -2967,6 +3153,7 @@ CUresult fw_cuOccupancyMaxActiveClusters(int *numClusters, CUfunction func, cons
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, numClusters != NULL);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)func);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)func, &err));
 	sl_put_u8(&b, config != NULL);
 	if (config)
@@ -3000,6 +3187,7 @@ CUresult fw_cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGridSize, int *blo
 	sl_buf_init(&b);
 	sl_put_u8(&b, minGridSize != NULL);
 	sl_put_u8(&b, blockSize != NULL);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)func);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)func, &err));
 	sl_put_u64(&b, (uint64_t)dynamicSMemSize);
 	sl_put_u32(&b, (uint32_t)blockSizeLimit);
@@ -3028,6 +3216,7 @@ CUresult fw_cuOccupancyMaxPotentialClusterSize(int *clusterSize, CUfunction func
 
 	sl_buf_init(&b);
 	sl_put_u8(&b, clusterSize != NULL);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)func);
 	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)func, &err));
 	sl_put_u8(&b, config != NULL);
 	if (config)
@@ -3061,6 +3250,7 @@ CUresult fw_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUd
 	sl_buf_init(&b);
 	sl_put_u8(&b, data != NULL);
 	sl_put_u32(&b, (uint32_t)attribute);
+	sl_route_ptr(&b, ptr);
 	sl_put_u64(&b, (uint64_t)ptr);
 	if (!err) {
 		err = sl_wait(SL_OP_cuPointerGetAttribute, &b, &r);
@@ -3082,6 +3272,7 @@ CUresult fw_cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatc
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_put_u32(&b, (uint32_t)count);
 	sl_put_u8(&b, paramArray != NULL);
@@ -3107,6 +3298,7 @@ CUresult fw_cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamB
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_put_u32(&b, (uint32_t)count);
 	sl_put_u8(&b, paramArray != NULL);
@@ -3132,13 +3324,17 @@ CUresult fw_cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const 
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
 	sl_put_u8(&b, dependencies != NULL);
 	if (dependencies) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
 	}
 	sl_put_u8(&b, dependencyData != NULL);
 	if (dependencyData) {
@@ -3159,6 +3355,7 @@ CUresult fw_cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u32(&b, (uint32_t)mode);
 	if (!err)
@@ -3173,7 +3370,9 @@ CUresult fw_cuStreamCopyAttributes(CUstream dstStream, CUstream srcStream)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)dstStream);
 	sl_put_u32(&b, sl_stream_id(dstStream, &err));
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)srcStream);
 	sl_put_u32(&b, sl_stream_id(srcStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuStreamCopyAttributes, &b);
@@ -3221,11 +3420,12 @@ CUresult fw_cuStreamDestroy_v2(CUstream hStream)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuStreamDestroy_v2, &b);
 	if (!err)
-		sl_handle_free(SL_STREAM, sl_handle_id(SL_STREAM, (const void *)(uintptr_t)hStream, &err));
+		sl_handle_free(SL_STREAM, sl_handle_bare((const void *)(uintptr_t)hStream));
 	sl_buf_free(&b);
 	return err;
 }
@@ -3236,6 +3436,7 @@ CUresult fw_cuStreamEndCapture(CUstream hStream, uint32_t phGraph)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u32(&b, phGraph);
 	if (!err)
@@ -3251,6 +3452,7 @@ CUresult fw_cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstream
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u32(&b, (uint32_t)attr);
 	sl_put_u8(&b, value != NULL);
@@ -3280,6 +3482,7 @@ CUresult fw_cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *capt
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u8(&b, captureStatus_out != NULL);
 	sl_put_u8(&b, id_out != NULL);
@@ -3306,6 +3509,7 @@ CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *c
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u8(&b, captureStatus_out != NULL);
 	sl_put_u8(&b, id_out != NULL);
@@ -3323,7 +3527,7 @@ CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *c
 			if (id_out)
 				sl_get_bytes(&r, id_out, sizeof *id_out);
 			if (graph_out)
-				*graph_out = sl_handle_from_id(SL_GRAPH, sl_get_u32(&r));
+				*graph_out = sl_handle_from_id(SL_GRAPH, sl_get_u32(&r), r.session);
 			if (numDependencies_out)
 				sl_get_bytes(&r, numDependencies_out, sizeof *numDependencies_out);
 			if (r.bad)
@@ -3342,6 +3546,7 @@ CUresult fw_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *c
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u8(&b, captureStatus_out != NULL);
 	sl_put_u8(&b, id_out != NULL);
@@ -3363,7 +3568,7 @@ CUresult fw_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *c
 			if (id_out)
 				sl_get_bytes(&r, id_out, sizeof *id_out);
 			if (graph_out)
-				*graph_out = sl_handle_from_id(SL_GRAPH, sl_get_u32(&r));
+				*graph_out = sl_handle_from_id(SL_GRAPH, sl_get_u32(&r), r.session);
 			if (numDependencies_out)
 				sl_get_bytes(&r, numDependencies_out, sizeof *numDependencies_out);
 			if (r.bad)
@@ -3382,6 +3587,7 @@ CUresult fw_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *capture
 	sl_reply r;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u8(&b, captureStatus != NULL);
 	if (!err) {
@@ -3404,6 +3610,7 @@ CUresult fw_cuStreamQuery(CUstream hStream)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_wait(SL_OP_cuStreamQuery, &b, NULL);
@@ -3417,6 +3624,7 @@ CUresult fw_cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CU
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u32(&b, (uint32_t)attr);
 	sl_put_u8(&b, param != NULL);
@@ -3439,6 +3647,7 @@ CUresult fw_cuStreamSynchronize(CUstream hStream)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_wait(SL_OP_cuStreamSynchronize, &b, NULL);
@@ -3452,12 +3661,15 @@ CUresult fw_cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dep
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	sl_put_u8(&b, dependencies != NULL);
 	if (dependencies) {
 		sl_put_u32(&b, (uint32_t)numDependencies);
-		for (size_t i = 0; i < numDependencies; i++)
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
 			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3478,7 +3690,9 @@ CUresult fw_cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Fla
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEvent);
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
 	sl_put_u32(&b, (uint32_t)Flags);
 	if (!err)
@@ -3489,6 +3703,13 @@ CUresult fw_cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Fla
 
 CUresult sl_cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
 {
+	if (__builtin_expect(sl_sessions > 1, 0)) {
+		bool done;
+		CUresult err = sl_across_cuStreamWaitEvent(hStream, hEvent, Flags, &done);
+
+		if (done || err)
+			return err;
+	}
 	return fw_cuStreamWaitEvent(hStream, hEvent, Flags);
 }
 
@@ -3498,7 +3719,9 @@ CUresult fw_cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t va
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_route_ptr(&b, addr);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u32(&b, (uint32_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3519,7 +3742,9 @@ CUresult fw_cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_route_ptr(&b, addr);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u32(&b, (uint32_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3540,7 +3765,9 @@ CUresult fw_cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t va
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_route_ptr(&b, addr);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u64(&b, (uint64_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3561,7 +3788,9 @@ CUresult fw_cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_route_ptr(&b, addr);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u64(&b, (uint64_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3582,7 +3811,9 @@ CUresult fw_cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t v
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_route_ptr(&b, addr);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u32(&b, (uint32_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3603,7 +3834,9 @@ CUresult fw_cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_route_ptr(&b, addr);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u32(&b, (uint32_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3624,7 +3857,9 @@ CUresult fw_cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t v
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_route_ptr(&b, addr);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u64(&b, (uint64_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3645,7 +3880,9 @@ CUresult fw_cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
+	sl_route_ptr(&b, addr);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u64(&b, (uint64_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3718,6 +3955,7 @@ CUresult fw_cuTensorMapEncodeTiled(CUtensorMap *tensorMap, unsigned int dataType
 	sl_put_u8(&b, tensorMap != NULL);
 	sl_put_u32(&b, (uint32_t)dataType);
 	sl_put_u32(&b, (uint32_t)rank);
+	sl_route_ptr(&b, globalAddress);
 	sl_put_u64(&b, (uint64_t)globalAddress);
 	sl_put_u8(&b, globalDim != NULL);
 	if (globalDim) {

@@ -27,7 +27,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct span *spans;
 static size_t count, capacity;
 
-static void map(uint64_t lo, uint64_t hi)
+static bool map(uint64_t lo, uint64_t hi)
 {
 	void *want = (void *)(uintptr_t)lo, *got;
 
@@ -35,6 +35,7 @@ static void map(uint64_t lo, uint64_t hi)
 	/* Kernels before 4.17 take the address as a wish. */
 	if (got != MAP_FAILED && got != want)
 		munmap(got, hi - lo);
+	return got == want;
 }
 
 /* First span that ends above p. */
@@ -53,13 +54,14 @@ static size_t first_after(uint64_t p)
 	return lo;
 }
 
-void sl_guard_reserve(uint64_t p, size_t n)
+bool sl_guard_reserve(uint64_t p, size_t n)
 {
 	uint64_t lo = p & ~(GRANULE - 1), hi = (p + n + GRANULE - 1) & ~(GRANULE - 1), at;
 	size_t i, j;
+	bool ok = true;
 
 	if (!p || hi <= lo || hi > TOP)
-		return;
+		return true;
 	pthread_mutex_lock(&lock);
 	if (count == capacity) {
 		size_t cap = capacity ? capacity * 2 : 64;
@@ -67,7 +69,7 @@ void sl_guard_reserve(uint64_t p, size_t n)
 
 		if (!s) {
 			pthread_mutex_unlock(&lock);
-			return;
+			return true;
 		}
 		spans = s;
 		capacity = cap;
@@ -77,16 +79,21 @@ void sl_guard_reserve(uint64_t p, size_t n)
 	at = lo;
 	for (j = i; j < count && spans[j].lo <= hi; j++) {
 		if (spans[j].lo > at)
-			map(at, spans[j].lo);
+			ok &= map(at, spans[j].lo);
 		if (spans[j].hi > at)
 			at = spans[j].hi;
 		if (spans[j].lo < lo)
 			lo = spans[j].lo;
 	}
 	if (at < hi)
-		map(at, hi);
+		ok &= map(at, hi);
 	else
 		hi = at;
+	/* Not remembered, so that whoever is given the same again is told the same. */
+	if (!ok) {
+		pthread_mutex_unlock(&lock);
+		return false;
+	}
 	if (i == j) {
 		memmove(spans + i + 1, spans + i, (count - i) * sizeof *spans);
 		count++;
@@ -97,4 +104,5 @@ void sl_guard_reserve(uint64_t p, size_t n)
 	spans[i].lo = lo;
 	spans[i].hi = hi;
 	pthread_mutex_unlock(&lock);
+	return true;
 }

@@ -7,10 +7,14 @@
 #ifndef SLUICE_GUARD_H
 #define SLUICE_GUARD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* Makes [p, p+n) inaccessible here for good. Where the program already has memory, that stays. */
-void sl_guard_reserve(uint64_t p, size_t n);
+/*
+ * Makes [p, p+n) inaccessible here for good. Where the program already has memory, that
+ * stays; then false, as the granules that hold the range may be both.
+ */
+bool sl_guard_reserve(uint64_t p, size_t n);
 
 #endif

@@ -15,6 +15,9 @@ struct slot {
 	_Atomic uint32_t id; /* 0 while free */
 	uint32_t next;	     /* free list: index of the next free slot */
 	_Atomic(void *) state;
+	uint32_t wire;	     /* the worker's id: ours but for what workers chose, see from_id */
+	uint32_t ctx;	     /* current when it was made, if there are several sessions */
+	uint8_t session;
 	uint8_t generation;
 };
 
@@ -77,7 +80,7 @@ uint32_t sl_handle_id(int kind, const void *h, CUresult *err)
 		*err = kind == SL_CTX ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
 		return 0;
 	}
-	return sl_handle_bare(h);
+	return s->wire;
 }
 
 void *sl_handle_state(int kind, const void *h)
@@ -123,17 +126,20 @@ static struct slot *ensure(int kind, uint32_t index)
 
 static void publish(struct slot *s, uint32_t id, void *state)
 {
+	s->wire = id;
+	s->session = 0;
+	s->ctx = sl_sessions > 1 ? sl_ctx_cur() : 0;
 	atomic_store_explicit(&s->state, state, memory_order_relaxed);
 	atomic_store_explicit(&s->id, id, memory_order_release);
 }
 
-uint32_t sl_handle_new(int kind, void *state, void **h)
+/* Caller holds the lock. */
+static uint32_t make(int kind, void *state, void **h)
 {
 	struct table *t = &tables[kind];
 	struct slot *s = NULL;
 	uint32_t index = 0, id = 0;
 
-	pthread_mutex_lock(&lock);
 	/*
 	 * A freed slot rests until enough others are free too, so that an id
 	 * comes back only after many creations.
@@ -158,8 +164,35 @@ uint32_t sl_handle_new(int kind, void *state, void **h)
 		publish(s, id, state);
 		*h = sl_handle_value(kind, id);
 	}
+	return id;
+}
+
+uint32_t sl_handle_new(int kind, void *state, void **h)
+{
+	uint32_t id;
+
+	pthread_mutex_lock(&lock);
+	id = make(kind, state, h);
 	pthread_mutex_unlock(&lock);
 	return id;
+}
+
+void sl_handle_set_wire(int kind, uint32_t id, uint32_t wire)
+{
+	struct slot *s;
+
+	pthread_mutex_lock(&lock);
+	s = find_live(kind, id);
+	if (s)
+		s->wire = wire;
+	pthread_mutex_unlock(&lock);
+}
+
+uint32_t sl_handle_ctx(int kind, const void *h)
+{
+	struct slot *s = resolve(kind, h);
+
+	return s ? s->ctx : 0;
 }
 
 bool sl_handle_take(int kind, uint32_t id, void *state)
@@ -205,12 +238,41 @@ void sl_handle_free(int kind, uint32_t id)
 	pthread_mutex_unlock(&lock);
 }
 
-void *sl_handle_from_id(int kind, uint32_t id)
+/* A later session's worker counts as the first one's does: its ids get one of ours. */
+static void *alias(int kind, uint32_t id, unsigned session)
+{
+	uint32_t end = atomic_load(&chunks_end[kind][0]), own;
+	void *h = NULL;
+
+	pthread_mutex_lock(&lock);
+	for (uint32_t c = 0; c < end && !h; c++) {
+		struct slot *chunk = atomic_load_explicit(&directory[kind][c], memory_order_acquire);
+
+		for (uint32_t i = 0; chunk && i < CHUNK_SLOTS && !h; i++) {
+			uint32_t live = atomic_load_explicit(&chunk[i].id, memory_order_acquire);
+
+			if (live && chunk[i].session == session && chunk[i].wire == id)
+				h = sl_handle_value(kind, live);
+		}
+	}
+	if (!h && (own = make(kind, NULL, &h))) {
+		struct slot *s = find(kind, own);
+
+		s->wire = id;
+		s->session = (uint8_t)session;
+	}
+	pthread_mutex_unlock(&lock);
+	return h;
+}
+
+void *sl_handle_from_id(int kind, uint32_t id, unsigned session)
 {
 	struct slot *s;
 
 	if (!id)
 		return NULL;
+	if (session && (id & SL_ID_INDEX) >= SL_ID_WORKER)
+		return alias(kind, id, session);
 	if (!find_live(kind, id) && (id & SL_ID_INDEX) >= SL_ID_WORKER) {
 		pthread_mutex_lock(&lock);
 		s = ensure(kind, id & SL_ID_INDEX);

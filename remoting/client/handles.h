@@ -47,13 +47,48 @@ void sl_handle_free(int kind, uint32_t id);
 void *sl_handle_state(int kind, const void *h);
 void *sl_handle_state_by_id(int kind, uint32_t id);
 bool sl_handle_set_state(int kind, const void *h, void *state);
-/* The value of an id the worker chose; registered if new. NULL for id 0. */
-void *sl_handle_from_id(int kind, uint32_t id);
+/*
+ * The value of an id that the worker of a session chose; registered if new. NULL for
+ * id 0. Workers choose the same ids: those of sessions but the first get one of ours.
+ */
+void *sl_handle_from_id(int kind, uint32_t id, unsigned session);
+/* The id that the worker knows a handle by, where it is not the handle's own. */
+void sl_handle_set_wire(int kind, uint32_t id, uint32_t wire);
+/* The context that was current when a live handle was made; 0 if unknown, or with one session. */
+uint32_t sl_handle_ctx(int kind, const void *h);
+/* The calling thread's current context, made or not; 0: none. In ctx.c. */
+uint32_t sl_ctx_cur(void);
+
+/*
+ * Where a call goes: to the owner of what it names. In route.c; with one session
+ * nothing happens.
+ */
+void sl_route_slow(sl_buf *b, int kind, const void *h);
+void sl_route_ptr_slow(sl_buf *b, uint64_t p);
+void sl_route_dev_slow(sl_buf *b, int dev);
+static inline void sl_route(sl_buf *b, int kind, const void *h)
+{
+	if (__builtin_expect(sl_sessions > 1, 0))
+		sl_route_slow(b, kind, h);
+}
+static inline void sl_route_ptr(sl_buf *b, uint64_t p)
+{
+	if (__builtin_expect(sl_sessions > 1, 0))
+		sl_route_ptr_slow(b, p);
+}
+static inline void sl_route_dev(sl_buf *b, int dev)
+{
+	if (__builtin_expect(sl_sessions > 1, 0))
+		sl_route_dev_slow(b, dev);
+}
+
 /*
  * The worker's ordinal of the device a program calls dev (CUDA_VISIBLE_DEVICES may
  * have reordered them); dev itself when there is no such device. In device.c.
  */
 int sl_dev_wire(int dev);
+/* The place of such a device in the snapshot, which lists the devices of all owners. */
+int sl_dev_place(int dev);
 /* Calls f for every live handle of a kind; f may free the one it is given. */
 void sl_handle_each(int kind, void (*f)(uint32_t id, void *state, void *arg), void *arg);
 

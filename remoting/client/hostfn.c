@@ -21,6 +21,7 @@ struct hostfn {
 	CUstreamCallback callback;
 	CUstream stream;
 	void *arg;
+	uint8_t to;	/* session of the stream, as in sl_buf */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -50,6 +51,7 @@ static void *run(void *unused)
 		else
 			h->fn(h->arg);
 		sl_buf_init(&b);
+		b.to = h->to;
 		sl_put_u32(&b, h->id);
 		sl_oneway(CTL_HOSTFN_DONE, &b);
 		sl_buf_free(&b);
@@ -157,6 +159,9 @@ static CUresult launch(CUstream hStream, CUhostFn fn, CUstreamCallback callback,
 	}
 	__atomic_fetch_add(&open, 1, __ATOMIC_RELEASE);
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, hStream);
+	if (sl_sessions > 1)
+		h->to = b.to ? b.to : (uint8_t)(sl_ctx_session(atomic_load(&c->id)) + 1);
 	sl_put_u32(&b, stream);
 	sl_put_u32(&b, h->id);
 	err = sl_oneway(CTL_LAUNCH_HOST, &b);

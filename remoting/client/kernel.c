@@ -60,6 +60,8 @@ static CUresult fetch(struct sl_kernel *k, int dev, struct sl_kernel_info **out)
 	if (!info)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	sl_buf_init(&b);
+	sl_route(&b, SL_KERNEL, sl_handle_value(SL_KERNEL, atomic_load(&k->id)));
+	sl_route_dev(&b, dev);
 	sl_put_u32(&b, atomic_load(&k->id));
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	err = sl_wait(CTL_KERNEL_INFO, &b, &r);

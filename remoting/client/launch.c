@@ -157,6 +157,8 @@ static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, 
 	if (__builtin_expect(err, 0))
 		return err;
 	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, stream);
+	sl_route(&b, SL_KERNEL, f);
 	id = sl_stream_id(stream, &err);
 	sl_mapped_send();
 	sl_put_u32(&b, k.id);

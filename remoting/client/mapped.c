@@ -46,6 +46,7 @@ static CUresult copy_in(const struct block *b, uint32_t at, uint32_t n)
 	CUresult err;
 
 	sl_buf_init(&buf);
+	sl_route_ptr(&buf, b->dev);
 	sl_put_u64(&buf, b->dev + at);
 	sl_put_u32(&buf, b->stream);
 	sl_put_u32(&buf, 0);
@@ -59,8 +60,8 @@ static CUresult copy_in(const struct block *b, uint32_t at, uint32_t n)
 static void clear(struct block *b)
 {
 	if (b->dev) {
-		sl_range_remove(b->dev, SL_RANGE_DEVICE, NULL);
 		fw_cuMemFree_v2(b->dev);
+		sl_range_remove(b->dev, SL_RANGE_DEVICE, NULL);
 	}
 	if (b->stream)
 		sl_cuStreamDestroy_v2(sl_handle_value(SL_STREAM, b->stream));
@@ -111,6 +112,7 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_
 {
 	struct block *b, *free_one = NULL;
 	CUresult err = CUDA_SUCCESS;
+	static uint8_t once;
 
 	if (n > SL_MAPPED_MAX) {
 		sl_log(SL_WARN, "mapped host memory of %llu bytes is not supported, %d is the most", (unsigned long long)n, SL_MAPPED_MAX);
@@ -123,6 +125,9 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_
 	if (b == blocks + SL_MAPPED_BLOCKS) {
 		b = free_one;
 		err = b ? add(b, base, n) : CUDA_ERROR_NOT_SUPPORTED;
+	} else if (sl_ptr_foreign(b->dev)) {
+		/* Its twin is in one owner's device and nowhere else. */
+		err = sl_refuse("mapped host memory used by devices of several owners", &once);
 	}
 	if (!err)
 		*dptr = b->dev + (p - base);
@@ -211,6 +216,7 @@ struct sl_mapped_wait *sl_mapped_begin_slow(uint32_t stream)
 		memcpy(bytes, b->equal, b->n);
 		memcpy(bytes + b->n, b->equal, b->n);
 		sl_buf_init(&buf);
+		sl_route_ptr(&buf, b->dev);
 		sl_put_u64(&buf, b->dev);
 		sl_put_u64(&buf, b->n);
 		sl_put_u32(&buf, stream == ~0u ? b->stream : stream);

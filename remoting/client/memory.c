@@ -18,64 +18,141 @@ static CUresult add_device(struct sl_ctx *c, CUdeviceptr p, size_t n, enum sl_ra
 	struct sl_range r = { .base = p, .size = n, .type = type, .ctx_id = atomic_load(&c->id), .dev = c->dev, .pool = pool,
 			      .sync_memops = type == SL_RANGE_DEVICE };
 
-	sl_guard_reserve(p, n);
 	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+/* One allocation of whatever form, as it may have to be asked for again. */
+struct ask {
+	enum { LINEAR, PITCH, ASYNC, FROM_POOL } form;
+	size_t n, height, pitch;
+	unsigned element;
+	CUstream stream;
+	CUmemoryPool pool;
+	CUdeviceptr p;
+};
+
+static CUresult ask_once(struct ask *a)
+{
+	switch (a->form) {
+	case LINEAR:
+		return fw_cuMemAlloc_v2(&a->p, a->n);
+	case PITCH:
+		return fw_cuMemAllocPitch_v2(&a->p, &a->pitch, a->n, a->height, a->element);
+	case ASYNC:
+		return fw_cuMemAllocAsync(&a->p, a->n, a->stream);
+	default:
+		return fw_cuMemAllocFromPoolAsync(&a->p, a->n, a->pool, a->stream);
+	}
+}
+
+/* An address that another session has too: it must not be freed there. */
+static void give_back(const struct ask *a, CUdeviceptr p)
+{
+	struct sl_thread *t = sl_tls();
+
+	t->here = true;
+	if (a->form == ASYNC || a->form == FROM_POOL)
+		fw_cuMemFreeAsync(p, a->stream);
+	else
+		fw_cuMemFree_v2(p);
+	t->here = false;
+}
+
+#define CLASHES 64
+
+/*
+ * Workers know neither of each other nor of this process, so an address may come that
+ * is another device's already, or that the program's own memory has. It could not be
+ * told whose it is: such a one is held until another was given, and then freed.
+ */
+static CUresult ask_apart(struct ask *a, unsigned session)
+{
+	CUdeviceptr held[CLASHES], bearable = 0;
+	unsigned n = 0;
+	CUresult err;
+
+	while (!(err = ask_once(a)) && a->p) {
+		size_t size = a->form == PITCH ? a->pitch * a->height : a->n;
+		bool clash = sl_sessions > 1 && sl_range_clash(a->p, size, session);
+
+		if (sl_guard_reserve(a->p, size) && !clash)
+			break;
+		/* The program's memory is near, not surely inside. */
+		if (!clash)
+			bearable = a->p;
+		held[n++] = a->p;
+		if (n == CLASHES) {
+			err = CUDA_ERROR_OUT_OF_MEMORY;
+			break;
+		}
+	}
+	if (err && bearable) {
+		a->p = bearable;
+		err = CUDA_SUCCESS;
+	}
+	if (n)
+		sl_log(err ? SL_WARN : SL_DEBUG, "%u addresses were in use already, result %d", n, err);
+	while (n--)
+		if (err || held[n] != a->p)
+			give_back(a, held[n]);
+	return err;
+}
+
+static CUresult allocate(struct ask *a, CUdeviceptr *dptr, enum sl_range_type type, CUmemoryPool pool)
+{
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (!err)
+		err = ask_apart(a, sl_ctx_session(atomic_load(&c->id)));
+	if (err)
+		return err;
+	*dptr = a->p;
+	return a->p ? add_device(c, a->p, a->form == PITCH ? a->pitch * a->height : a->n, type, pool) : CUDA_SUCCESS;
 }
 
 CUresult sl_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
-	struct sl_ctx *c;
-	CUresult err;
-
 	if (!dptr || !bytesize)
 		return CUDA_ERROR_INVALID_VALUE;
-	err = sl_ctx_use(&c);
-	if (!err)
-		err = fw_cuMemAlloc_v2(dptr, bytesize);
-	return err ? err : add_device(c, *dptr, bytesize, SL_RANGE_DEVICE, NULL);
+	return allocate(&(struct ask){ .form = LINEAR, .n = bytesize }, dptr, SL_RANGE_DEVICE, NULL);
 }
 
 CUresult sl_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t width, size_t height, unsigned int element)
 {
-	struct sl_ctx *c;
+	struct ask a = { .form = PITCH, .n = width, .height = height, .element = element };
 	CUresult err;
 
 	if (!dptr || !pPitch || !width || !height || (element != 4 && element != 8 && element != 16))
 		return CUDA_ERROR_INVALID_VALUE;
-	err = sl_ctx_use(&c);
+	err = allocate(&a, dptr, SL_RANGE_DEVICE, NULL);
 	if (!err)
-		err = fw_cuMemAllocPitch_v2(dptr, pPitch, width, height, element);
-	return err ? err : add_device(c, *dptr, *pPitch * height, SL_RANGE_DEVICE, NULL);
+		*pPitch = a.pitch;
+	return err;
 }
 
 CUresult sl_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
 {
-	struct sl_ctx *c;
-	CUresult err;
-
 	if (!dptr)
 		return CUDA_ERROR_INVALID_VALUE;
-	err = sl_ctx_use(&c);
-	if (!err)
-		err = fw_cuMemAllocAsync(dptr, bytesize, hStream);
-	if (err || !*dptr)
-		return err;
-	return add_device(c, *dptr, bytesize, SL_RANGE_POOL, NULL);
+	return allocate(&(struct ask){ .form = ASYNC, .n = bytesize, .stream = hStream }, dptr, SL_RANGE_POOL, NULL);
 }
 
 CUresult sl_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
 {
-	struct sl_ctx *c;
-	CUresult err;
-
 	if (!dptr)
 		return CUDA_ERROR_INVALID_VALUE;
-	err = sl_ctx_use(&c);
-	if (!err)
-		err = fw_cuMemAllocFromPoolAsync(dptr, bytesize, pool, hStream);
-	if (err || !*dptr)
-		return err;
-	return add_device(c, *dptr, bytesize, SL_RANGE_POOL, pool);
+	return allocate(&(struct ask){ .form = FROM_POOL, .n = bytesize, .pool = pool, .stream = hStream }, dptr, SL_RANGE_POOL, pool);
+}
+
+static CUresult free_there(void *p)
+{
+	return fw_cuMemFree_v2(*(CUdeviceptr *)p);
+}
+
+static CUresult free_async_there(void *p)
+{
+	return fw_cuMemFreeAsync(*(CUdeviceptr *)p, NULL);
 }
 
 /* A pointer that came from no allocation is refused here: the frame has no answer. */
@@ -86,7 +163,7 @@ static bool forget(CUdeviceptr p)
 
 CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 {
-	struct sl_ctx *c;
+	struct sl_ctx *c, *there;
 	CUresult err;
 
 	if (sl_exiting())
@@ -96,14 +173,15 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 		return err;
 	if (!dptr)
 		return CUDA_SUCCESS;
+	there = sl_ptr_foreign(dptr);
 	if (!forget(dptr))
 		return CUDA_ERROR_INVALID_VALUE;
-	return fw_cuMemFree_v2(dptr);
+	return __builtin_expect(there != NULL, 0) ? sl_ctx_with(there, free_there, &dptr) : fw_cuMemFree_v2(dptr);
 }
 
 CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 {
-	struct sl_ctx *c;
+	struct sl_ctx *c, *there;
 	CUresult err;
 
 	if (sl_exiting())
@@ -113,10 +191,11 @@ CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 		return err;
 	if (!dptr)
 		return CUDA_SUCCESS;
+	there = sl_ptr_foreign(dptr);
 	/* In a capture the memory stays the program's until the graph has run. */
 	if (!sl_capturing_any() && !forget(dptr))
 		return CUDA_ERROR_INVALID_VALUE;
-	return fw_cuMemFreeAsync(dptr, hStream);
+	return __builtin_expect(there != NULL, 0) ? sl_copy_elsewhere(there, free_async_there, &dptr, hStream) : fw_cuMemFreeAsync(dptr, hStream);
 }
 
 /* The oldest form speaks in 32 bits; what does not fit saturates. */

@@ -86,13 +86,27 @@ static struct sl_kernel *find(struct sl_module *m, const char *name)
 	return m->nslots ? *slot_of(m, name) : NULL;
 }
 
+/* Libraries belong to no context: every session has one of its own, by the same ids. */
+static unsigned copies(const struct sl_module *m)
+{
+	return m->library ? sl_sessions : 1;
+}
+
+/* Where a frame about a module, or about the i-th copy of a library, goes. */
+static void address(sl_buf *b, const struct sl_module *m, unsigned i)
+{
+	if (sl_sessions == 1)
+		return;
+	b->to = (uint8_t)((m->library ? i : sl_ctx_session(m->ctx_id)) + 1);
+	b->to_ctx = m->library ? 0 : m->ctx_id;
+}
+
 /* Gives a kernel its id and tells the worker. */
 static CUresult bind_kernel(struct sl_module *m, struct sl_kernel *k)
 {
-	CUresult err;
+	CUresult err = CUDA_SUCCESS;
 	uint32_t id;
 	void *h;
-	sl_buf b;
 	size_t n = strlen(k->name);
 
 	if (atomic_load(&k->id))
@@ -102,14 +116,19 @@ static CUresult bind_kernel(struct sl_module *m, struct sl_kernel *k)
 	id = sl_handle_new(SL_KERNEL, k, &h);
 	if (!id)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	sl_buf_init(&b);
-	sl_put_u32(&b, id);
-	sl_put_u32(&b, m->id);
-	/* The ids of modules and libraries overlap: a bit tells which it is. */
-	sl_put_u16(&b, (uint16_t)(n | (m->library ? 0 : BIND_MODULE)));
-	sl_put_bytes(&b, k->name, n);
-	err = sl_oneway(CTL_KERNEL_BIND, &b);
-	sl_buf_free(&b);
+	for (unsigned i = 0; i < copies(m) && !err; i++) {
+		sl_buf b;
+
+		sl_buf_init(&b);
+		address(&b, m, i);
+		sl_put_u32(&b, id);
+		sl_put_u32(&b, m->id);
+		/* The ids of modules and libraries overlap: a bit tells which it is. */
+		sl_put_u16(&b, (uint16_t)(n | (m->library ? 0 : BIND_MODULE)));
+		sl_put_bytes(&b, k->name, n);
+		err = sl_oneway(CTL_KERNEL_BIND, &b);
+		sl_buf_free(&b);
+	}
 	if (err) {
 		sl_handle_free(SL_KERNEL, id);
 		return err;
@@ -278,7 +297,7 @@ static void take_logs(sl_reply *r, unsigned n, const CUjit_option *opt, void **v
 	take_log(r, error, CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, n, opt, val);
 }
 
-static CUresult upload(const struct sl_image *image, const uint8_t sha[32])
+static CUresult upload(const struct sl_module *m, unsigned copy, const struct sl_image *image, const uint8_t sha[32])
 {
 	uint8_t *bounce = NULL;
 	CUresult err = CUDA_SUCCESS;
@@ -295,6 +314,7 @@ static CUresult upload(const struct sl_image *image, const uint8_t sha[32])
 		else
 			from = image->parts[0].p + off;
 		sl_buf_init(&b);
+		address(&b, m, copy);
 		sl_put_bytes(&b, sha, 32);
 		sl_put_u64(&b, off);
 		sl_put_u64(&b, image->size);
@@ -305,13 +325,14 @@ static CUresult upload(const struct sl_image *image, const uint8_t sha[32])
 	return err;
 }
 
-static CUresult request(struct sl_module *m, const struct sl_image *image, const uint8_t sha[32], unsigned n, CUjit_option *opt, void **val)
+static CUresult request(struct sl_module *m, unsigned copy, const struct sl_image *image, const uint8_t sha[32], unsigned n, CUjit_option *opt, void **val)
 {
 	CUresult err;
 	sl_reply r = { 0 };
 	sl_buf b;
 
 	sl_buf_init(&b);
+	address(&b, m, copy);
 	sl_put_bytes(&b, sha, 32);
 	sl_put_u64(&b, image->size);
 	sl_put_u32(&b, m->id);
@@ -323,8 +344,8 @@ static CUresult request(struct sl_module *m, const struct sl_image *image, const
 			uint32_t flag = sl_get_u32(&r), count = sl_get_u32(&r);
 
 			(void)flag;
-			err = r.bad ? CUDA_ERROR_UNKNOWN : take_names(m, &r, count);
-			if (!err)
+			err = r.bad ? CUDA_ERROR_UNKNOWN : copy ? CUDA_SUCCESS : take_names(m, &r, count);
+			if (!err && !copy)
 				take_logs(&r, n, opt, val);
 		} else if (err > 0) {
 			take_logs(&r, n, opt, val);
@@ -332,6 +353,25 @@ static CUresult request(struct sl_module *m, const struct sl_image *image, const
 		sl_reply_free(&r);
 	}
 	sl_buf_free(&b);
+	return err;
+}
+
+/* Takes a library out of the first n sessions. */
+static CUresult unload_copies(const struct sl_module *m, unsigned n)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	for (unsigned i = 0; m->library && i < n; i++) {
+		CUresult e;
+		sl_buf b;
+
+		sl_buf_init(&b);
+		address(&b, m, i);
+		sl_put_u32(&b, m->id);
+		e = sl_oneway(SL_OP_cuLibraryUnload, &b);
+		sl_buf_free(&b);
+		err = err ? err : e;
+	}
 	return err;
 }
 
@@ -390,13 +430,18 @@ static CUresult load(bool library, void **out, const void *code, size_t known_si
 	m->ctx_id = c ? atomic_load(&c->id) : 0;
 	m->dev = c ? c->dev : 0;
 	m->id = sl_handle_new(library ? SL_LIBRARY : SL_MODULE, NULL, &h);
-	err = m->id ? request(m, &image, sha, n, opt, val) : CUDA_ERROR_OUT_OF_MEMORY;
-	if (err == RESULT_UPLOAD) {
-		err = upload(&image, sha);
-		if (!err)
-			err = request(m, &image, sha, n, opt, val);
-		if (err < 0)
-			err = CUDA_ERROR_UNKNOWN;
+	err = m->id ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	for (unsigned i = 0; i < copies(m) && !err; i++) {
+		err = request(m, i, &image, sha, n, opt, val);
+		if (err == RESULT_UPLOAD) {
+			err = upload(m, i, &image, sha);
+			if (!err)
+				err = request(m, i, &image, sha, n, opt, val);
+			if (err < 0)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		if (err)
+			unload_copies(m, i);
 	}
 	sl_image_free(&image);
 	if (err) {
@@ -561,7 +606,7 @@ CUresult sl_cuLibraryUnload(CUlibrary library)
 		return CUDA_ERROR_DEINITIALIZED;
 	if (!m)
 		return CUDA_ERROR_INVALID_HANDLE;
-	err = fw_cuLibraryUnload(library);
+	err = sl_sessions == 1 ? fw_cuLibraryUnload(library) : unload_copies(m, sl_sessions);
 	module_gone(m);
 	return err;
 }
@@ -750,6 +795,7 @@ CUresult sl_cuLibraryGetModule(CUmodule *pMod, CUlibrary library)
 static CUresult global(struct sl_module *m, void *h, CUdeviceptr *dptr, size_t *bytes, const char *name)
 {
 	struct sl_range range = { .type = SL_RANGE_DEVICE };
+	static uint8_t once;
 	struct sl_global *g;
 	CUdeviceptr p = 0;
 	size_t n = 0;
@@ -770,6 +816,8 @@ static CUresult global(struct sl_module *m, void *h, CUdeviceptr *dptr, size_t *
 			break;
 	if (!g) {
 		err = m->library ? fw_cuLibraryGetGlobal(&p, &n, h, name) : fw_cuModuleGetGlobal_v2(&p, &n, h, name);
+		if (!err && sl_sessions > 1 && sl_range_clash(p, n, sl_ctx_session(ctx_id)))
+			err = sl_refuse("a module's variable at an address that another owner's device uses", &once);
 		g = err ? NULL : malloc(sizeof *g + strlen(name) + 1);
 		if (g) {
 			g->ctx_id = ctx_id;

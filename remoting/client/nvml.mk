@@ -15,7 +15,7 @@ CFLAGS ?= -O2 -g
 NVML_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC
 NVML_OLD := -fno-stack-protector -U_FORTIFY_SOURCE
 NVML_SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
-NVML_SRC := nvml.c nvml_conn.c nvml_names.c gen_fingerprint.c
+NVML_SRC := nvml.c nvml_conn.c nvml_names.c lease.c gen_fingerprint.c
 NVML_OBJ := $(NVML_SRC:%.c=$(NVML_O)/%.o)
 
 ALL += $(NVML_LIB)
@@ -25,7 +25,7 @@ C_TESTS_SAN += build/test/test_nvml-san
 .PHONY: nvml nvml-check nvml-abi nvml-names
 nvml: $(NVML_LIB)
 
-$(NVML_O)/%.o: $(NVML)/%.c $(NVML)/nvml.h
+$(NVML_O)/%.o: $(NVML)/%.c $(NVML)/nvml.h $(NVML)/lease.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVML_CFLAGS) $(NVML_OLD) -c -o $@ $<
 

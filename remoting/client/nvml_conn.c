@@ -1,9 +1,10 @@
 /*
- * The NVML library's own light connection to the worker: it observes the
- * lease, computes nothing, and costs the program nothing before nvmlInit.
+ * The NVML library's own light connections, one to each owner of the lease: they
+ * observe it, compute nothing, and cost the program nothing before nvmlInit. The
+ * devices of all owners are one list, in the order of the owners.
  *
- * Flow: nv_open connects, sends HELLO (observe) and keeps the device snapshot
- * of the WELCOME. nv_read and nv_processes ask for one device's readings with
+ * Flow: nv_open connects, sends HELLO (observe) and keeps the device snapshots
+ * of the WELCOMEs. nv_read and nv_processes ask for one device's readings with
  * an OBSERVE frame when those at hand are older than 200 ms. The socket is
  * used by one thread at a time; there is no thread and no signal of our own.
  * Every exchange has 5 seconds from begin to end. A worker that closed the
@@ -21,6 +22,7 @@
  */
 #define _GNU_SOURCE
 #include "nvml.h"
+#include "lease.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -36,7 +38,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -64,16 +65,23 @@ struct cached {
 	struct nv_process *proc;
 };
 
+/* One owner's connection. */
+struct link {
+	int fd;			/* -1: none */
+	uint32_t call;
+	int64_t retry_at;	/* after a failure: not before this */
+	uint32_t first, ndev;	/* its devices among all */
+};
+
 static struct {
 	atomic_int owner;	/* the process that the lock belongs to; negative while it takes over */
 	pthread_mutex_t lock;
 	atomic_uint opened;
-	int fd;			/* -1: none */
-	uint32_t call;
-	int64_t retry_at;	/* after a failure: not before this */
+	unsigned nlinks;
+	struct link link[NV_MAX_DEVICES];
 	struct cached dev[NV_MAX_DEVICES];
 	struct nv_snapshot snapshot;
-} conn = { .lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1 };
+} conn = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* ---- small things ---- */
 
@@ -166,6 +174,13 @@ static uint64_t take64(struct reader *r)
 	return lo | (uint64_t)take32(r) << 32;
 }
 
+static void hang_up(struct link *l)
+{
+	if (l->fd >= 0)
+		close(l->fd);
+	l->fd = -1;
+}
+
 /* ---- the lock, across fork ---- */
 
 static void enter(void)
@@ -177,10 +192,10 @@ static void enter(void)
 		if (seen != -me && atomic_compare_exchange_strong(&conn.owner, &seen, -me)) {
 			/* First use in this process. The descriptor is shared with the
 			 * parent: closing ours leaves the parent's alone. */
-			if (conn.fd >= 0)
-				close(conn.fd);
-			conn.fd = -1;
-			conn.retry_at = 0;
+			for (unsigned i = 0; i < conn.nlinks; i++) {
+				hang_up(&conn.link[i]);
+				conn.link[i].retry_at = 0;
+			}
 			pthread_mutex_init(&conn.lock, NULL);
 			/* A list may be half written; it is leaked rather than trusted. */
 			for (int i = 0; i < NV_MAX_DEVICES; i++) {
@@ -204,7 +219,8 @@ static void leave(void)
 /* ---- where the worker is ---- */
 
 struct where {
-	char worker[256];
+	char worker[1024];	/* addresses with commas */
+	char socket[1024];	/* of the lease; goes before the addresses when not empty */
 	uint8_t token[16];
 };
 
@@ -291,26 +307,40 @@ static bool read_conf(char text[CONF_MAX])
 	return got > 0;
 }
 
+static bool from_env(const char *key, char *dst, size_t cap)
+{
+	const char *v = getenv(key);
+
+	if (!v || !*v)
+		return true;
+	if (strlen(v) >= cap) {
+		nv_log(NV_ERROR, "%s is longer than %zu bytes", key, cap - 1);
+		return false;
+	}
+	strcpy(dst, v);
+	return true;
+}
+
+/* The environment before the file: who sets a variable by hand means it. */
 static bool find_worker(struct where *w)
 {
-	const char *env = getenv("SLUICE_WORKER"), *lease = getenv("SLUICE_LEASE");
+	const char *lease = getenv("SLUICE_LEASE");
 	char text[CONF_MAX], token[64] = "";
 
-	if (env && *env) {
-		if (strlen(env) >= sizeof w->worker) {
-			nv_log(NV_ERROR, "SLUICE_WORKER is longer than %zu bytes", sizeof w->worker - 1);
-			return false;
-		}
-		strcpy(w->worker, env);
-	} else {
-		if (!read_conf(text) || !conf_value(text, "SLUICE_WORKER", w->worker, sizeof w->worker)) {
-			nv_log(NV_ERROR, "SLUICE_WORKER is not set and there is no sluice.conf beside this library; start the program with sluice run");
+	memset(w, 0, sizeof *w);
+	if (!from_env("SLUICE_SOCKET", w->socket, sizeof w->socket) || !from_env("SLUICE_WORKER", w->worker, sizeof w->worker))
+		return false;
+	if (!*w->socket && !*w->worker) {
+		if (!read_conf(text) || (!conf_value(text, "SLUICE_SOCKET", w->socket, sizeof w->socket) &&
+					 !conf_value(text, "SLUICE_WORKER", w->worker, sizeof w->worker))) {
+			nv_log(NV_ERROR, "neither SLUICE_SOCKET nor SLUICE_WORKER is set and there is no sluice.conf beside this library; start the program with sluice run");
 			return false;
 		}
 		if (!lease && conf_value(text, "SLUICE_LEASE", token, sizeof token))
 			lease = token;
 	}
-	if (!parse_token(w->token, lease ? lease : "")) {
+	/* The daemon knows the lease by its socket; a worker alone is told. */
+	if (!*w->socket && !parse_token(w->token, lease ? lease : "")) {
 		nv_log(NV_ERROR, "SLUICE_LEASE is not 32 hexadecimal digits");
 		return false;
 	}
@@ -403,18 +433,6 @@ fail:
 	close(fd);
 	errno = err;
 	return -1;
-}
-
-static int dial_unix(const char *path, int64_t deadline)
-{
-	struct sockaddr_un un = { .sun_family = AF_UNIX };
-
-	if (strlen(path) >= sizeof un.sun_path) {
-		errno = ENAMETOOLONG;
-		return -1;
-	}
-	strcpy(un.sun_path, path);
-	return connect_to((const struct sockaddr *)&un, sizeof un, deadline);
 }
 
 /* HOST:PORT, [IPV6]:PORT; the first address that answers. */
@@ -577,28 +595,64 @@ static nvmlReturn_t hear_welcome(int fd, struct nv_snapshot *s, int64_t deadline
 	return rc;
 }
 
-/* Connects; on success conn.fd is set and *s filled. Called with the lock held. */
-static nvmlReturn_t dial(struct nv_snapshot *s)
+static int dial_lease(const char *path, unsigned owner, unsigned *owners, nvmlReturn_t *rc)
+{
+	struct sl_lease_answer a;
+	int fd = sl_lease_open(path, KIND_OBSERVE, owner, EXCHANGE_MS, &a);
+
+	if (fd >= 0) {
+		*owners = a.owners;
+		return fd;
+	}
+	nv_log(NV_ERROR, "%s", a.reason);
+	*rc = a.status == 3 ? NVML_ERROR_NO_PERMISSION : NVML_ERROR_DRIVER_NOT_LOADED;
+	return -1;
+}
+
+/* An address of SLUICE_WORKER's list. */
+static int dial_worker(const char *list, unsigned owner, unsigned *owners, nvmlReturn_t *rc)
 {
 	int64_t deadline = now_ms() + EXCHANGE_MS;
+	char where[sizeof ((struct where *)0)->worker];
+	size_t n;
+	int fd;
+
+	*rc = NVML_ERROR_DRIVER_NOT_LOADED;
+	*owners = 1;
+	for (const char *p = list; *p; p++)
+		*owners += *p == ',';
+	for (; owner && *list; list++)
+		owner -= *list == ',';
+	n = strcspn(list, ",");
+	memcpy(where, list, n);
+	where[n] = 0;
+	if (!strncmp(where, "unix:", 5)) {
+		fd = sl_unix_dial(where + 5, EXCHANGE_MS, false);
+	} else if (!strncmp(where, "tcp:", 4)) {
+		fd = dial_tcp(where + 4, deadline);
+	} else {
+		nv_log(NV_ERROR, "SLUICE_WORKER %s is neither tcp:HOST:PORT nor unix:PATH", where);
+		return -1;
+	}
+	if (fd < 0)
+		nv_log(NV_ERROR, "worker %s cannot be reached: error %d", where, errno);
+	return fd;
+}
+
+/* Connects to one owner; on success its link's fd is set and *s filled. Called with the lock held. */
+static nvmlReturn_t dial(unsigned owner, unsigned *owners, struct nv_snapshot *s)
+{
+	int64_t deadline;
 	struct where w;
 	nvmlReturn_t rc;
 	int fd;
 
 	if (!find_worker(&w))
 		return NVML_ERROR_DRIVER_NOT_LOADED;
-	if (!strncmp(w.worker, "unix:", 5)) {
-		fd = dial_unix(w.worker + 5, deadline);
-	} else if (!strncmp(w.worker, "tcp:", 4)) {
-		fd = dial_tcp(w.worker + 4, deadline);
-	} else {
-		nv_log(NV_ERROR, "SLUICE_WORKER %s is neither tcp:HOST:PORT nor unix:PATH", w.worker);
-		return NVML_ERROR_DRIVER_NOT_LOADED;
-	}
-	if (fd < 0) {
-		nv_log(NV_ERROR, "worker %s cannot be reached: error %d", w.worker, errno);
-		return NVML_ERROR_DRIVER_NOT_LOADED;
-	}
+	fd = *w.socket ? dial_lease(w.socket, owner, owners, &rc) : dial_worker(w.worker, owner, owners, &rc);
+	if (fd < 0)
+		return rc;
+	deadline = now_ms() + EXCHANGE_MS;
 	if (!say_hello(fd, &w, deadline)) {
 		close(fd);
 		return NVML_ERROR_UNKNOWN;
@@ -608,37 +662,70 @@ static nvmlReturn_t dial(struct nv_snapshot *s)
 		close(fd);
 		return rc;
 	}
-	conn.fd = fd;
-	conn.call = 0;
+	conn.link[owner].fd = fd;
+	conn.link[owner].call = 0;
 	return NVML_SUCCESS;
 }
 
-static void hang_up(void)
+/* Dials every owner and makes one list of their devices. Called with the lock held. */
+static nvmlReturn_t dial_all(void)
 {
-	if (conn.fd >= 0)
-		close(conn.fd);
-	conn.fd = -1;
+	struct nv_snapshot *s = malloc(sizeof *s), *all = &conn.snapshot;
+	unsigned owners = 1, ignored;
+	nvmlReturn_t rc = s ? NVML_SUCCESS : NVML_ERROR_MEMORY;
+
+	conn.nlinks = 0;
+	for (unsigned i = 0; !rc && i < owners; i++) {
+		conn.link[i] = (struct link){ .fd = -1 };
+		rc = dial(i, i ? &ignored : &owners, s);
+		if (rc)
+			break;
+		conn.nlinks = i + 1;
+		if (!i)
+			*all = (struct nv_snapshot){ .driver_version = s->driver_version };
+		if (!i)
+			memcpy(all->driver, s->driver, sizeof all->driver);
+		/* One library, one driver: the oldest is what all of them can do. */
+		if (s->driver_version < all->driver_version) {
+			all->driver_version = s->driver_version;
+			memcpy(all->driver, s->driver, sizeof all->driver);
+		}
+		if (owners > NV_MAX_DEVICES || s->ndev > NV_MAX_DEVICES - all->ndev) {
+			nv_log(NV_ERROR, "the lease has more than %d owners or devices", NV_MAX_DEVICES);
+			rc = NVML_ERROR_INSUFFICIENT_SIZE;
+			break;
+		}
+		conn.link[i].first = all->ndev;
+		conn.link[i].ndev = s->ndev;
+		memcpy(all->dev + all->ndev, s->dev, s->ndev * sizeof *s->dev);
+		all->ndev += s->ndev;
+	}
+	for (unsigned i = 0; rc && i < conn.nlinks; i++)
+		hang_up(&conn.link[i]);
+	free(s);
+	return rc;
 }
 
 /* Dials again after a loss. The devices must be the ones that the program knows. */
-static nvmlReturn_t redial(void)
+static nvmlReturn_t redial(struct link *l)
 {
 	struct nv_snapshot *s = malloc(sizeof *s);
+	unsigned ignored;
 	nvmlReturn_t rc;
 
 	if (!s)
 		return NVML_ERROR_MEMORY;
-	rc = dial(s);
+	rc = dial((unsigned)(l - conn.link), &ignored, s);
 	if (rc) {
 		rc = NVML_ERROR_GPU_IS_LOST;
 	} else {
-		bool same = s->ndev == conn.snapshot.ndev;
+		bool same = s->ndev == l->ndev;
 
 		for (uint32_t i = 0; same && i < s->ndev; i++)
-			same = !memcmp(s->dev[i].uuid, conn.snapshot.dev[i].uuid, 16);
+			same = !memcmp(s->dev[i].uuid, conn.snapshot.dev[l->first + i].uuid, 16);
 		if (!same) {
 			nv_log(NV_ERROR, "worker came back with other devices");
-			hang_up();
+			hang_up(l);
 			rc = NVML_ERROR_GPU_IS_LOST;
 		}
 	}
@@ -699,13 +786,13 @@ struct frame {
 	uint8_t *body;	/* the caller frees it */
 };
 
-static bool recv_frame(struct frame *f, int64_t deadline)
+static bool recv_frame(int fd, struct frame *f, int64_t deadline)
 {
 	uint8_t head[24];
 	struct reader r = { .p = head, .n = sizeof head };
 
 	f->body = NULL;
-	if (!recv_all(conn.fd, head, sizeof head, deadline))
+	if (!recv_all(fd, head, sizeof head, deadline))
 		return false;
 	f->size = take32(&r);
 	f->kind = take32(&r) & 0xffff;
@@ -716,32 +803,32 @@ static bool recv_frame(struct frame *f, int64_t deadline)
 		return false;
 	}
 	f->body = malloc(f->size ? f->size : 1);
-	if (f->body && recv_all(conn.fd, f->body, f->size, deadline))
+	if (f->body && recv_all(fd, f->body, f->size, deadline))
 		return true;
 	free(f->body);
 	return false;
 }
 
 /* One OBSERVE on the open connection; false when the connection is of no use any more. */
-static bool observe(uint32_t dev, struct cached *c)
+static bool observe(struct link *l, uint32_t dev, struct cached *c)
 {
 	int64_t deadline = now_ms() + EXCHANGE_MS;
 	uint8_t req[20] = { 0 };
 	struct frame f;
 	bool ok;
 
-	if (!++conn.call)
-		conn.call = 1;
+	if (!++l->call)
+		l->call = 1;
 	put32(req, 4);
 	req[4] = OP_OBSERVE & 0xff;
 	req[5] = OP_OBSERVE >> 8;
 	req[6] = FLAG_WAIT;
-	put32(req + 8, conn.call);
-	put32(req + 16, dev);
-	if (!send_all(conn.fd, req, sizeof req, deadline))
+	put32(req + 8, l->call);
+	put32(req + 16, dev - l->first);
+	if (!send_all(l->fd, req, sizeof req, deadline))
 		return false;
 	for (;;) {
-		if (!recv_frame(&f, deadline))
+		if (!recv_frame(l->fd, &f, deadline))
 			return false;
 		if (f.kind == FRAME_REPLY)
 			break;
@@ -754,7 +841,7 @@ static bool observe(uint32_t dev, struct cached *c)
 		if (now_ms() >= deadline)
 			return false;
 	}
-	ok = f.call == conn.call && !f.result && parse_readings(f.body, f.size, c);
+	ok = f.call == l->call && !f.result && parse_readings(f.body, f.size, c);
 	if (!ok)
 		nv_log(NV_WARN, "worker: no readings of device %u: call %u, result %d, %u bytes", dev, f.call, f.result, f.size);
 	free(f.body);
@@ -765,30 +852,34 @@ static bool observe(uint32_t dev, struct cached *c)
 static nvmlReturn_t refresh(unsigned int dev, bool now)
 {
 	struct cached *c = &conn.dev[dev];
-	bool idle = conn.fd >= 0;
+	struct link *l = conn.link;
 	nvmlReturn_t rc = NVML_ERROR_GPU_IS_LOST;
+	bool idle;
 
 	if (c->valid && !now && now_ms() - c->at < FRESH_MS)
 		return NVML_SUCCESS;
-	if (now_ms() < conn.retry_at)
+	while (dev - l->first >= l->ndev)
+		l++;
+	if (now_ms() < l->retry_at)
 		return NVML_ERROR_GPU_IS_LOST;
 	/* The connection may have been closed while it was idle: once more, with a new one. */
+	idle = l->fd >= 0;
 	for (int tries = idle ? 2 : 1; tries; tries--) {
-		if (conn.fd < 0) {
-			rc = redial();
+		if (l->fd < 0) {
+			rc = redial(l);
 			if (rc)
 				break;
 		}
-		if (observe(dev, c)) {
+		if (observe(l, dev, c)) {
 			c->valid = true;
 			c->at = now_ms();
 			return NVML_SUCCESS;
 		}
 		rc = NVML_ERROR_GPU_IS_LOST;
-		hang_up();
+		hang_up(l);
 	}
 	c->valid = false;
-	conn.retry_at = now_ms() + RETRY_MS;
+	l->retry_at = now_ms() + RETRY_MS;
 	return rc;
 }
 
@@ -799,10 +890,8 @@ nvmlReturn_t nv_open(void)
 	nvmlReturn_t rc = NVML_SUCCESS;
 
 	enter();
-	if (!atomic_load(&conn.opened)) {
-		rc = dial(&conn.snapshot);
-		conn.retry_at = 0;
-	}
+	if (!atomic_load(&conn.opened))
+		rc = dial_all();
 	if (!rc)
 		atomic_fetch_add(&conn.opened, 1);
 	leave();
@@ -817,7 +906,8 @@ nvmlReturn_t nv_close(void)
 	if (!atomic_load(&conn.opened)) {
 		rc = NVML_ERROR_UNINITIALIZED;
 	} else if (atomic_fetch_sub(&conn.opened, 1) == 1) {
-		hang_up();
+		for (unsigned i = 0; i < conn.nlinks; i++)
+			hang_up(&conn.link[i]);
 		for (int i = 0; i < NV_MAX_DEVICES; i++) {
 			free(conn.dev[i].proc);
 			conn.dev[i] = (struct cached){ 0 };

@@ -72,6 +72,8 @@ int sl_range_add(const struct sl_range *r)
 		i = above(r->base);
 		memmove(all + i + 1, all + i, (count - i) * sizeof *all);
 		all[i] = *r;
+		if (sl_sessions > 1)
+			all[i].home = r->ctx_id ? r->ctx_id : sl_ctx_cur();
 		if (!all[i].buffer_id)
 			all[i].buffer_id = sl_range_next_id();
 		count++;
@@ -90,6 +92,18 @@ bool sl_range_find(uint64_t p, struct sl_range *out)
 		*out = *r;
 	pthread_rwlock_unlock(&lock);
 	return r;
+}
+
+bool sl_range_clash(uint64_t p, uint64_t n, unsigned session)
+{
+	bool clash = false;
+
+	pthread_rwlock_rdlock(&lock);
+	for (size_t i = 0; i < count && !clash; i++)
+		clash = all[i].base < p + n && p < all[i].base + all[i].size && all[i].home &&
+			all[i].type != SL_RANGE_HOST && all[i].type != SL_RANGE_REGISTERED && sl_ctx_session(all[i].home) != session;
+	pthread_rwlock_unlock(&lock);
+	return clash;
 }
 
 bool sl_range_remove(uint64_t base, enum sl_range_type type, struct sl_range *out)

@@ -70,16 +70,13 @@ struct waiter {
 
 #define WAIT_BUCKETS 64
 
-static struct {
-	pthread_mutex_t start_lock;
-	int state;	/* ST_* */
-	CUresult error;	/* what calls return when not live */
-	CUresult sticky;	/* CUDA's own sticky error, 0 if none */
-	CUresult deferred;	/* first error of a one-way call not yet told */
-	pid_t pid;
+/* The connection to one owner's worker. */
+struct sl_peer {
 	int fd;
+	unsigned index;
+	uint32_t keepalive_ms;
+	uint32_t first;	/* its first device among all */
 	struct sl_shm *shm;	/* NULL: the socket carries the frames */
-	struct sl_snapshot snap;
 
 	pthread_mutex_t order, drain;
 	uint8_t *ring;
@@ -92,16 +89,28 @@ static struct {
 
 	uint8_t *rx;
 	size_t rx_at, rx_n;
+	uint64_t bytes_in;
+};
 
-	uint64_t calls, waits, bytes_out, bytes_in;
+/* What all of them share: the process lives and dies with every one. */
+static struct {
+	pthread_mutex_t start_lock;
+	int state;	/* ST_* */
+	CUresult error;	/* what calls return when not live */
+	CUresult sticky;	/* CUDA's own sticky error, 0 if none */
+	CUresult deferred;	/* first error of a one-way call not yet told */
+	pid_t pid;
+	struct sl_snapshot snap; /* the devices of all owners, one list */
+
+	uint64_t calls, waits, bytes_out;
 	uint32_t *waits_by_op;	/* SL_NOPS table rows, then 16 control operations */
 } S = {
 	.start_lock = PTHREAD_MUTEX_INITIALIZER,
-	.order = PTHREAD_MUTEX_INITIALIZER,
-	.drain = PTHREAD_MUTEX_INITIALIZER,
-	.wait_lock = PTHREAD_MUTEX_INITIALIZER,
-	.fd = -1,
 };
+
+static struct sl_peer peers[SL_MAX_SESSIONS];
+unsigned sl_sessions = 1;	/* set before the first call, then constant */
+static uint8_t peer_of[SL_MAX_DEVICES];	/* by a device's place in the list */
 
 static uint32_t not_live;
 uint32_t *sl_live = &not_live;
@@ -219,9 +228,13 @@ static void die(CUresult error, const char *why)
 		return;
 	gate_close();
 	sl_log(SL_ERROR, "session with the worker ended: %s", why);
-	if (S.shm)
-		sl_shm_close(S.shm);
-	shutdown(S.fd, SHUT_RDWR);
+	for (unsigned i = 0; i < sl_sessions; i++) {
+		struct sl_peer *t = &peers[i];
+
+		if (t->shm)
+			sl_shm_close(t->shm);
+		shutdown(t->fd, SHUT_RDWR);
+	}
 }
 
 static bool is_sticky(CUresult r)
@@ -238,15 +251,18 @@ static void note_error(CUresult r)
 
 static void write_stats(void)
 {
+	uint64_t bytes_in = 0;
 	const char *path = sl_config("SLUICE_STATS"), *trace = sl_config("SLUICE_TRACE");
 	char head[256];
 	FILE *f;
 	int n;
 
+	for (unsigned i = 0; i < sl_sessions; i++)
+		bytes_in += peers[i].bytes_in;
 	if (trace && *trace == '1') {
 		n = snprintf(head, sizeof head, "sluice: calls=%llu oneway=%llu waits=%llu bytes_out=%llu bytes_in=%llu\n",
 			     (unsigned long long)S.calls, (unsigned long long)(S.calls - S.waits), (unsigned long long)S.waits,
-			     (unsigned long long)S.bytes_out, (unsigned long long)S.bytes_in);
+			     (unsigned long long)S.bytes_out, (unsigned long long)bytes_in);
 		if (write(2, head, (size_t)n) < 0)
 			return;
 	}
@@ -254,7 +270,7 @@ static void write_stats(void)
 		return;
 	fprintf(f, "{\"pid\":%d,\"calls\":%llu,\"oneway\":%llu,\"waits\":%llu,\"bytes_out\":%llu,\"bytes_in\":%llu,\"waits_by_function\":{",
 		(int)getpid(), (unsigned long long)S.calls, (unsigned long long)(S.calls - S.waits), (unsigned long long)S.waits,
-		(unsigned long long)S.bytes_out, (unsigned long long)S.bytes_in);
+		(unsigned long long)S.bytes_out, (unsigned long long)bytes_in);
 	n = 0;
 	for (unsigned i = 0; i < SL_NOPS + 16; i++)
 		if (S.waits_by_op[i])
@@ -275,6 +291,11 @@ static void at_exit(void *arg)
 	if (!__atomic_compare_exchange_n(&S.state, &live, ST_EXITING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 		__atomic_store_n(&S.state, ST_EXITING, __ATOMIC_RELEASE);
 	gate_close();
+	/* Not behind a stdout that another thread holds: the process is ending. */
+	if (!ftrylockfile(stdout)) {
+		sl_print_flush();
+		funlockfile(stdout);
+	}
 	write_stats();
 }
 
@@ -287,20 +308,22 @@ extern int __cxa_atexit(void (*)(void *), void *, void *);
 
 static void in_child(void)
 {
-	if (S.fd >= 0)
-		close(S.fd);
-	S.fd = -1;
+	for (unsigned i = 0; i < sl_sessions; i++) {
+		if (peers[i].fd >= 0)
+			close(peers[i].fd);
+		peers[i].fd = -1;
+	}
 	gate_close();	/* where the kernel has not wiped the page */
 }
 
 /* ---- out ---- */
 
-static bool tx(struct iovec *iov, int n)
+static bool tx(struct sl_peer *t, struct iovec *iov, int n)
 {
 	while (n) {
 		struct msghdr m = { .msg_iov = iov, .msg_iovlen = (size_t)n };
-		ssize_t w = S.shm ? sl_shm_write(S.shm, iov, n, (int)S.snap.keepalive_ms) : 
-				    syscall(SYS_sendmsg, S.fd, &m, MSG_NOSIGNAL); /* no cancellation point: locks are held */
+		ssize_t w = t->shm ? sl_shm_write(t->shm, iov, n, (int)t->keepalive_ms) : 
+				    syscall(SYS_sendmsg, t->fd, &m, MSG_NOSIGNAL); /* no cancellation point: locks are held */
 
 		if (w < 0) {
 			if (errno == EINTR)
@@ -323,10 +346,10 @@ static bool tx(struct iovec *iov, int n)
 }
 
 /* Writes what the ring holds now. Called with drain held. */
-static void drain_locked(void)
+static void drain_locked(struct sl_peer *t)
 {
 	for (;;) {
-		uint64_t tail = S.tail, head = __atomic_load_n(&S.head, __ATOMIC_ACQUIRE);
+		uint64_t tail = t->tail, head = __atomic_load_n(&t->head, __ATOMIC_ACQUIRE);
 		size_t n = (size_t)(head - tail), at = tail % RING, first = RING - at;
 		struct iovec iov[2];
 
@@ -334,82 +357,115 @@ static void drain_locked(void)
 			return;
 		if (first > n)
 			first = n;
-		iov[0] = (struct iovec){ S.ring + at, first };
-		iov[1] = (struct iovec){ S.ring, n - first };
+		iov[0] = (struct iovec){ t->ring + at, first };
+		iov[1] = (struct iovec){ t->ring, n - first };
 		/* A dead session swallows what is left, so that nobody waits for room. */
 		if (__atomic_load_n(&S.state, __ATOMIC_RELAXED) != ST_DEAD)
-			tx(iov, n > first ? 2 : 1);
-		__atomic_store_n(&S.tail, head, __ATOMIC_RELEASE);
+			tx(t, iov, n > first ? 2 : 1);
+		__atomic_store_n(&t->tail, head, __ATOMIC_RELEASE);
 	}
 }
 
-static void drain(void)
+static void drain(struct sl_peer *t)
 {
-	pthread_mutex_lock(&S.drain);
-	drain_locked();
-	pthread_mutex_unlock(&S.drain);
+	pthread_mutex_lock(&t->drain);
+	drain_locked(t);
+	pthread_mutex_unlock(&t->drain);
 }
 
-static void ring_copy(uint64_t pos, const void *p, size_t n)
+static void ring_copy(struct sl_peer *t, uint64_t pos, const void *p, size_t n)
 {
 	size_t at = pos % RING, first = RING - at;
 
 	if (first > n)
 		first = n;
-	memcpy(S.ring + at, p, first);
-	memcpy(S.ring, (const char *)p + first, n - first);
+	memcpy(t->ring + at, p, first);
+	memcpy(t->ring, (const char *)p + first, n - first);
 }
 
 /* Appends one frame. Called with order held. */
-static void append(const struct out_hdr *h, const void *a, size_t na, const void *b, size_t nb)
+static void append(struct sl_peer *t, const struct out_hdr *h, const void *a, size_t na, const void *b, size_t nb)
 {
 	size_t n = sizeof *h + na + nb;
-	uint64_t head = S.head;
+	uint64_t head = t->head;
 
-	if (head + n - __atomic_load_n(&S.tail, __ATOMIC_ACQUIRE) > RING)
-		drain();
-	ring_copy(head, h, sizeof *h);
-	ring_copy(head + sizeof *h, a, na);
+	if (head + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) > RING)
+		drain(t);
+	ring_copy(t, head, h, sizeof *h);
+	ring_copy(t, head + sizeof *h, a, na);
 	if (nb)
-		ring_copy(head + sizeof *h + na, b, nb);
-	__atomic_store_n(&S.head, head + n, __ATOMIC_SEQ_CST);
+		ring_copy(t, head + sizeof *h + na, b, nb);
+	__atomic_store_n(&t->head, head + n, __ATOMIC_SEQ_CST);
 }
 
-static void wake_sender(void)
+static void wake_sender(struct sl_peer *t)
 {
-	if (__builtin_expect(__atomic_load_n(&S.sender_sleeps, __ATOMIC_SEQ_CST), 0)) {
-		__atomic_store_n(&S.sender_sleeps, 0, __ATOMIC_RELEASE);
-		futex_wake(&S.sender_sleeps);
+	if (__builtin_expect(__atomic_load_n(&t->sender_sleeps, __ATOMIC_SEQ_CST), 0)) {
+		__atomic_store_n(&t->sender_sleeps, 0, __ATOMIC_RELEASE);
+		futex_wake(&t->sender_sleeps);
 	}
 }
 
-static CUresult send_frame(const struct out_hdr *h, const void *a, size_t na, const void *b, size_t nb)
+static CUresult send_frame(struct sl_peer *t, const struct out_hdr *h, const void *a, size_t na, const void *b, size_t nb)
 {
 	if (na + nb < BULK_MIN) {
-		append(h, a, na, b, nb);
+		append(t, h, a, na, b, nb);
 		return CUDA_SUCCESS;
 	}
-	pthread_mutex_lock(&S.drain);
-	drain_locked();
-	tx((struct iovec[]){ { (void *)(uintptr_t)h, sizeof *h }, { (void *)(uintptr_t)a, na }, { (void *)(uintptr_t)b, nb } }, nb ? 3 : 2);
-	pthread_mutex_unlock(&S.drain);
+	pthread_mutex_lock(&t->drain);
+	drain_locked(t);
+	tx(t, (struct iovec[]){ { (void *)(uintptr_t)h, sizeof *h }, { (void *)(uintptr_t)a, na }, { (void *)(uintptr_t)b, nb } }, nb ? 3 : 2);
+	pthread_mutex_unlock(&t->drain);
 	return sl_dead();
+}
+
+/* The peer that a call goes to, and the context it goes with as that peer knows it. */
+static struct sl_peer *route_slow(const sl_buf *b, uint32_t *ctx)
+{
+	unsigned to = b->to ? b->to - 1u : *ctx ? sl_ctx_session(*ctx) : 0;
+	struct sl_peer *t = &peers[to];
+
+	if (b->to && *ctx && sl_ctx_session(*ctx) != to)
+		*ctx = b->to_ctx;
+	if (*ctx && *ctx <= SL_MAX_DEVICES)
+		*ctx -= t->first;
+	return t;
+}
+
+static inline struct sl_peer *route(const sl_buf *b, uint32_t *ctx)
+{
+	*ctx = sl_current_ctx_id();
+	return __builtin_expect(sl_sessions == 1, 1) ? &peers[0] : route_slow(b, ctx);
+}
+
+/* One call cannot be carried out by two owners. */
+static CUresult refuse_mixed(uint16_t op)
+{
+	static uint8_t once[SL_NOPS + 16];
+	unsigned slot = op < SL_NOPS ? op : SL_NOPS + (op & 15u);
+
+	if (!__atomic_exchange_n(&once[slot], 1, __ATOMIC_RELAXED))
+		sl_log(SL_WARN, "%s with devices of several owners is not supported; see docs/coverage.md", sl_op_name(op));
+	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
 {
-	struct out_hdr h = { .size = (uint32_t)(head->n + n), .op = op, .ctx = sl_current_ctx_id() };
+	struct out_hdr h = { .size = (uint32_t)(head->n + n), .op = op };
+	struct sl_peer *t = route(head, &h.ctx);
 	CUresult err = sl_dead();
 
 	if (err)
 		return err;
+	if (__builtin_expect(head->mixed, 0))
+		return refuse_mixed(op);
 	if (head->failed || head->n + n > MAX_FRAME)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	__atomic_fetch_add(&S.calls, 1, __ATOMIC_RELAXED);
-	pthread_mutex_lock(&S.order);
-	err = send_frame(&h, head->p, head->n, data, n);
-	pthread_mutex_unlock(&S.order);
-	wake_sender();
+	pthread_mutex_lock(&t->order);
+	err = send_frame(t, &h, head->p, head->n, data, n);
+	pthread_mutex_unlock(&t->order);
+	wake_sender(t);
 	return err;
 }
 
@@ -420,15 +476,15 @@ CUresult sl_oneway(uint16_t op, const sl_buf *b)
 
 static void *sender(void *arg)
 {
-	const struct timespec nap = { 0, POLL_NS }, beat = { (time_t)(S.snap.keepalive_ms / 2000 + 1), 0 };
+	struct sl_peer *t = arg;
+	const struct timespec nap = { 0, POLL_NS }, beat = { (time_t)(t->keepalive_ms / 2000 + 1), 0 };
 	int idle = 0;
 
-	(void)arg;
 	prctl(PR_SET_NAME, "sluice-send");
 	prctl(PR_SET_TIMERSLACK, 1UL);
 	while (__atomic_load_n(&S.state, __ATOMIC_ACQUIRE) == ST_LIVE) {
-		if (__atomic_load_n(&S.head, __ATOMIC_ACQUIRE) != __atomic_load_n(&S.tail, __ATOMIC_ACQUIRE)) {
-			drain();
+		if (__atomic_load_n(&t->head, __ATOMIC_ACQUIRE) != __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE)) {
+			drain(t);
 			idle = 0;
 			continue;
 		}
@@ -436,26 +492,61 @@ static void *sender(void *arg)
 			nanosleep(&nap, NULL);
 			continue;
 		}
-		__atomic_store_n(&S.sender_sleeps, 1, __ATOMIC_SEQ_CST);
-		if (__atomic_load_n(&S.head, __ATOMIC_SEQ_CST) == __atomic_load_n(&S.tail, __ATOMIC_SEQ_CST))
-			futex_wait(&S.sender_sleeps, 1, &beat);
-		if (__atomic_exchange_n(&S.sender_sleeps, 0, __ATOMIC_SEQ_CST)) {
+		__atomic_store_n(&t->sender_sleeps, 1, __ATOMIC_SEQ_CST);
+		if (__atomic_load_n(&t->head, __ATOMIC_SEQ_CST) == __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST))
+			futex_wait(&t->sender_sleeps, 1, &beat);
+		if (__atomic_exchange_n(&t->sender_sleeps, 0, __ATOMIC_SEQ_CST)) {
 			struct out_hdr h = { .op = CTL_BEAT };
 
-			pthread_mutex_lock(&S.order);
-			append(&h, NULL, 0, NULL, 0);
-			pthread_mutex_unlock(&S.order);
+			pthread_mutex_lock(&t->order);
+			append(t, &h, NULL, 0, NULL, 0);
+			pthread_mutex_unlock(&t->order);
 		}
 		idle = 0;
 	}
 	return NULL;
 }
 
+/* ---- what kernels printed ---- */
+
+#define PRINT_MAX (16u << 20)
+
+static struct {
+	pthread_mutex_t lock;
+	char *text;
+	size_t n, cap;
+} print = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+/* Not under the lock while stdout is written: who holds stdout may come here too. */
+static void print_slow(void)
+{
+	char *text;
+	size_t n;
+
+	pthread_mutex_lock(&print.lock);
+	text = print.text;
+	n = print.n;
+	print.text = NULL;
+	print.cap = 0;
+	__atomic_store_n(&print.n, 0, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&print.lock);
+	if (n)
+		fwrite(text, 1, n, stdout);
+	free(text);
+}
+
+void sl_print_flush(void)
+{
+	if (__builtin_expect(__atomic_load_n(&print.n, __ATOMIC_ACQUIRE) != 0, 0))
+		print_slow();
+}
+
 /* ---- waiting ---- */
 
 CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 {
-	struct out_hdr h = { .size = (uint32_t)b->n, .op = op, .flags = F_WAIT, .ctx = sl_current_ctx_id() };
+	struct out_hdr h = { .size = (uint32_t)b->n, .op = op, .flags = F_WAIT };
+	struct sl_peer *t = route(b, &h.ctx);
 	sl_reply own;
 	struct waiter w = { .r = r ? r : &own };
 	CUresult err = sl_dead();
@@ -467,53 +558,57 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	w.r->result = err;
 	if (err)
 		return err;
+	if (__builtin_expect(b->mixed, 0))
+		return w.r->result = refuse_mixed(op);
 	if (b->failed)
 		return w.r->result = CUDA_ERROR_OUT_OF_MEMORY;
+	w.r->session = t->index;
 	__atomic_fetch_add(&S.calls, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&S.waits, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&S.waits_by_op[slot], 1, __ATOMIC_RELAXED);
 	sl_log(SL_DEBUG, "wait %s", sl_op_name(op));
 
-	pthread_mutex_lock(&S.order);
-	if (!++S.call)
-		S.call = 1;
-	h.call = w.call = S.call;
-	pthread_mutex_lock(&S.wait_lock);
-	w.next = S.waiting[w.call % WAIT_BUCKETS];
-	S.waiting[w.call % WAIT_BUCKETS] = &w;
+	pthread_mutex_lock(&t->order);
+	if (!++t->call)
+		t->call = 1;
+	h.call = w.call = t->call;
+	pthread_mutex_lock(&t->wait_lock);
+	w.next = t->waiting[w.call % WAIT_BUCKETS];
+	t->waiting[w.call % WAIT_BUCKETS] = &w;
 	/* A receiver that ended before has woken its list already. */
 	if (__atomic_load_n(&S.state, __ATOMIC_ACQUIRE) != ST_LIVE) {
-		S.waiting[w.call % WAIT_BUCKETS] = w.next;
+		t->waiting[w.call % WAIT_BUCKETS] = w.next;
 		w.done = 1;
 		w.r->result = sl_dead();
 	}
-	pthread_mutex_unlock(&S.wait_lock);
+	pthread_mutex_unlock(&t->wait_lock);
 	if (!w.done)
-		send_frame(&h, b->p, b->n, NULL, 0);
-	pthread_mutex_unlock(&S.order);
+		send_frame(t, &h, b->p, b->n, NULL, 0);
+	pthread_mutex_unlock(&t->order);
 	if (!w.done)
-		drain();
+		drain(t);
 
 	for (int i = 0; i < 100 && !__atomic_load_n(&w.done, __ATOMIC_ACQUIRE); i++)
 		__builtin_ia32_pause();
 	while (!__atomic_load_n(&w.done, __ATOMIC_ACQUIRE))
 		futex_wait(&w.done, 0, NULL);
+	sl_print_flush();
 	err = w.r->result;
 	if (!r)
 		sl_reply_free(&own);
 	return err;
 }
 
-static struct waiter *take_waiter(uint32_t call)
+static struct waiter *take_waiter(struct sl_peer *t, uint32_t call)
 {
 	struct waiter **p, *w;
 
-	pthread_mutex_lock(&S.wait_lock);
-	for (p = &S.waiting[call % WAIT_BUCKETS]; (w = *p) && w->call != call; p = &w->next)
+	pthread_mutex_lock(&t->wait_lock);
+	for (p = &t->waiting[call % WAIT_BUCKETS]; (w = *p) && w->call != call; p = &w->next)
 		;
 	if (w)
 		*p = w->next;
-	pthread_mutex_unlock(&S.wait_lock);
+	pthread_mutex_unlock(&t->wait_lock);
 	return w;
 }
 
@@ -529,20 +624,20 @@ static void wake_waiter(struct waiter *w)
 /* ---- in ---- */
 
 /* Some bytes, 0 at the end, -1 with errno. */
-static ssize_t rx_some(void *p, size_t n)
+static ssize_t rx_some(struct sl_peer *t, void *p, size_t n)
 {
-	return S.shm ? sl_shm_read(S.shm, p, n, (int)S.snap.keepalive_ms) : recv(S.fd, p, n, 0);
+	return t->shm ? sl_shm_read(t->shm, p, n, (int)t->keepalive_ms) : recv(t->fd, p, n, 0);
 }
 
-static bool rx_fill(void)
+static bool rx_fill(struct sl_peer *t)
 {
 	for (;;) {
-		ssize_t n = rx_some(S.rx, RXBUF);
+		ssize_t n = rx_some(t, t->rx, RXBUF);
 
 		if (n > 0) {
-			S.rx_at = 0;
-			S.rx_n = (size_t)n;
-			S.bytes_in += (uint64_t)n;
+			t->rx_at = 0;
+			t->rx_n = (size_t)n;
+			t->bytes_in += (uint64_t)n;
 			return true;
 		}
 		if (n < 0 && errno == EINTR)
@@ -558,29 +653,29 @@ static bool rx_fill(void)
 }
 
 /* Reads exactly n bytes; large ones go from the socket to their place. dst NULL discards. */
-static bool rx(void *dst, size_t n)
+static bool rx(struct sl_peer *t, void *dst, size_t n)
 {
 	uint8_t *p = dst;
 
 	while (n) {
-		size_t k = S.rx_n - S.rx_at;
+		size_t k = t->rx_n - t->rx_at;
 
 		if (k) {
 			if (k > n)
 				k = n;
 			if (p) {
-				memcpy(p, S.rx + S.rx_at, k);
+				memcpy(p, t->rx + t->rx_at, k);
 				p += k;
 			}
-			S.rx_at += k;
+			t->rx_at += k;
 			n -= k;
 			continue;
 		}
 		if (p && n >= RXBUF) {
-			ssize_t r = rx_some(p, n);
+			ssize_t r = rx_some(t, p, n);
 
 			if (r > 0) {
-				S.bytes_in += (uint64_t)r;
+				t->bytes_in += (uint64_t)r;
 				p += r;
 				n -= (size_t)r;
 				continue;
@@ -588,7 +683,7 @@ static bool rx(void *dst, size_t n)
 			if (r < 0 && errno == EINTR)
 				continue;
 		}
-		if (!rx_fill())
+		if (!rx_fill(t))
 			return false;
 	}
 	return true;
@@ -621,23 +716,23 @@ static CUresult told(const struct in_hdr *h)
 	return h->result;
 }
 
-static bool rx_reply(const struct in_hdr *h)
+static bool rx_reply(struct sl_peer *t, const struct in_hdr *h)
 {
-	struct waiter *w = take_waiter(h->call);
+	struct waiter *w = take_waiter(t, h->call);
 	sl_reply *r;
 	bool ok;
 
 	if (!w)
-		return rx(NULL, h->size);
+		return rx(t, NULL, h->size);
 	r = w->r;
 	if (h->size > sizeof r->inl)
 		r->data = malloc(h->size);
 	if (!r->data) {
 		r->data = r->inl;
-		ok = rx(NULL, h->size);
+		ok = rx(t, NULL, h->size);
 		r->result = CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
-		ok = rx(r->data, h->size);
+		ok = rx(t, r->data, h->size);
 		r->n = ok ? h->size : 0;
 		r->result = !ok ? sl_dead() : told(h);
 	}
@@ -646,7 +741,7 @@ static bool rx_reply(const struct in_hdr *h)
 	return ok;
 }
 
-static bool rx_data(const struct in_hdr *h)
+static bool rx_data(struct sl_peer *t, const struct in_hdr *h)
 {
 	struct sl_delivery d;
 	bool open;
@@ -657,23 +752,23 @@ static bool rx_data(const struct in_hdr *h)
 		die(CUDA_ERROR_UNKNOWN, "malformed data frame");
 		return false;
 	}
-	if (!rx(&off, 8))
+	if (!rx(t, &off, 8))
 		return false;
 	open = sl_delivery_find(h->call, &d);
 	if (!open) {
-		ok = rx(NULL, n);
+		ok = rx(t, NULL, n);
 	} else if (off > d.n || n > d.n - off) {
 		die(CUDA_ERROR_UNKNOWN, "data frame beyond the memory it was asked for");
 		return false;
 	} else if (!d.width) {
-		ok = rx(d.dst + off, n);
+		ok = rx(t, d.dst + off, n);
 	} else {
 		for (ok = true; ok && n;) {
 			uint64_t row = off / d.width, x = off % d.width, k = d.width - x;
 
 			if (k > n)
 				k = n;
-			ok = rx(d.dst + row / d.h * d.slice + row % d.h * d.pitch + x, k);
+			ok = rx(t, d.dst + row / d.h * d.slice + row % d.h * d.pitch + x, k);
 			off += k;
 			n -= k;
 		}
@@ -683,26 +778,46 @@ static bool rx_data(const struct in_hdr *h)
 	return ok;
 }
 
-static bool rx_print(uint32_t n)
+/*
+ * What kernels printed is kept for the next thread that comes back from a wait, as
+ * CUDA prints when the program synchronises. Never written here: stdout may be locked
+ * by a thread that waits for us.
+ */
+static bool rx_print(struct sl_peer *t, uint32_t n)
 {
 	char buf[4096];
 
 	while (n) {
 		uint32_t k = n < sizeof buf ? n : (uint32_t)sizeof buf;
 
-		if (!rx(buf, k))
+		if (!rx(t, buf, k))
 			return false;
-		fwrite(buf, 1, k, stdout);
+		pthread_mutex_lock(&print.lock);
+		if (print.n + k > print.cap && print.cap < PRINT_MAX) {
+			size_t cap = print.cap ? print.cap * 4 : 64u << 10;
+			char *p = realloc(print.text, cap);
+
+			if (p) {
+				print.text = p;
+				print.cap = cap;
+			}
+		}
+		/* What finds no room is lost, as with CUDA's own buffer. */
+		if (print.n + k <= print.cap) {
+			memcpy(print.text + print.n, buf, k);
+			__atomic_store_n(&print.n, print.n + k, __ATOMIC_RELEASE);
+		}
+		pthread_mutex_unlock(&print.lock);
 		n -= k;
 	}
 	return true;
 }
 
-static bool rx_frame(void)
+static bool rx_frame(struct sl_peer *t)
 {
 	struct in_hdr h;
 
-	if (!rx(&h, sizeof h))
+	if (!rx(t, &h, sizeof h))
 		return false;
 	if (h.size > MAX_FRAME) {
 		die(CUDA_ERROR_UNKNOWN, "frame beyond its limit");
@@ -710,9 +825,9 @@ static bool rx_frame(void)
 	}
 	switch (h.kind) {
 	case K_REPLY:
-		return rx_reply(&h);
+		return rx_reply(t, &h);
 	case K_DATA:
-		return rx_data(&h);
+		return rx_data(t, &h);
 	case K_EVENT:
 		if (h.result) {
 			note_error(h.result);
@@ -728,7 +843,7 @@ static bool rx_frame(void)
 		sl_on_error(h.op, h.result);
 		break;
 	case K_PRINT:
-		return rx_print(h.size);
+		return rx_print(t, h.size);
 	case K_HOSTFN:
 		sl_on_hostfn(h.arg);
 		break;
@@ -736,7 +851,7 @@ static bool rx_frame(void)
 		char why[512] = "";
 		uint32_t n = h.size < sizeof why - 1 ? h.size : (uint32_t)sizeof why - 1;
 
-		if (rx(why, n))
+		if (rx(t, why, n))
 			die(h.result ? h.result : CUDA_ERROR_DEVICE_UNAVAILABLE, why);
 		return false;
 	}
@@ -746,26 +861,27 @@ static bool rx_frame(void)
 		die(CUDA_ERROR_UNKNOWN, "frame of unknown kind");
 		return false;
 	}
-	return rx(NULL, h.size);
+	return rx(t, NULL, h.size);
 }
 
 static void *receiver(void *arg)
 {
-	(void)arg;
+	struct sl_peer *t = arg;
+
 	prctl(PR_SET_NAME, "sluice-recv");
-	while (rx_frame())
+	while (rx_frame(t))
 		;
 	die(CUDA_ERROR_DEVICE_UNAVAILABLE, "receiver ended");
-	pthread_mutex_lock(&S.wait_lock);
+	pthread_mutex_lock(&t->wait_lock);
 	for (int i = 0; i < WAIT_BUCKETS; i++)
-		while (S.waiting[i]) {
-			struct waiter *w = S.waiting[i];
+		while (t->waiting[i]) {
+			struct waiter *w = t->waiting[i];
 
-			S.waiting[i] = w->next;
+			t->waiting[i] = w->next;
 			w->r->result = sl_dead();
 			wake_waiter(w);
 		}
-	pthread_mutex_unlock(&S.wait_lock);
+	pthread_mutex_unlock(&t->wait_lock);
 	sl_delivery_wake();
 	return NULL;
 }
@@ -773,27 +889,27 @@ static void *receiver(void *arg)
 /* With shared memory nothing comes over the socket but its end. */
 static void *watcher(void *arg)
 {
+	struct sl_peer *t = arg;
 	struct timeval never = { 0, 0 };
 	ssize_t n;
 	char c;
 
-	(void)arg;
 	prctl(PR_SET_NAME, "sluice-watch");
-	setsockopt(S.fd, SOL_SOCKET, SO_RCVTIMEO, &never, sizeof never);
+	setsockopt(t->fd, SOL_SOCKET, SO_RCVTIMEO, &never, sizeof never);
 	do
-		n = recv(S.fd, &c, 1, 0);
+		n = recv(t->fd, &c, 1, 0);
 	while (n > 0 || (n < 0 && errno == EINTR));
-	sl_shm_close(S.shm);
+	sl_shm_close(t->shm);
 	return NULL;
 }
 
 /* ---- start ---- */
 
-static CUresult start_threads(void)
+static CUresult start_threads(struct sl_peer *t)
 {
 	pthread_attr_t attr;
 	sigset_t all, old;
-	pthread_t t;
+	pthread_t thread;
 	int err;
 
 	/* The program's signals are the program's: ours are all blocked. */
@@ -802,46 +918,106 @@ static CUresult start_threads(void)
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attr, 256 << 10);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	err = pthread_create(&t, &attr, receiver, NULL);
+	err = pthread_create(&thread, &attr, receiver, t);
 	if (!err)
-		err = pthread_create(&t, &attr, sender, NULL);
-	if (!err && S.shm)
-		err = pthread_create(&t, &attr, watcher, NULL);
+		err = pthread_create(&thread, &attr, sender, t);
+	if (!err && t->shm)
+		err = pthread_create(&thread, &attr, watcher, t);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	pthread_attr_destroy(&attr);
 	return err ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-static CUresult start(void)
+/* Connects to one owner and makes its devices the next of the list. */
+static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *snap, unsigned *owners)
 {
+	struct sl_snapshot *all = &S.snap;
 	CUresult err;
-	uint32_t *page;
 	int shm;
 
-	err = sl_connect(1, &S.fd, &S.snap, &shm);
+	*t = (struct sl_peer){ .fd = -1, .index = i, .first = i ? all->ndev : 0 };
+	err = sl_connect(1, i, &t->fd, snap, &shm, owners);
 	if (err)
 		return err;
-	if (shm >= 0 && !(S.shm = sl_shm_attach(shm))) {
+	t->keepalive_ms = snap->keepalive_ms;
+	if (shm >= 0 && !(t->shm = sl_shm_attach(shm))) {
 		sl_log(SL_ERROR, "the worker's shared memory cannot be mapped: %s", strerror(errno));
-		close(S.fd);
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
-	S.ring = mmap(NULL, RING, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	S.rx = malloc(RXBUF);
-	S.waits_by_op = calloc(SL_NOPS + 16, sizeof *S.waits_by_op);
-	if (S.ring == MAP_FAILED || page == MAP_FAILED || !S.rx || !S.waits_by_op) {
-		close(S.fd);
+	pthread_mutex_init(&t->order, NULL);
+	pthread_mutex_init(&t->drain, NULL);
+	pthread_mutex_init(&t->wait_lock, NULL);
+	t->ring = mmap(NULL, RING, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	t->rx = malloc(RXBUF);
+	if (t->ring == MAP_FAILED || !t->rx)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!i) {
+		*all = *snap;
+	} else if (snap->ndev > SL_MAX_DEVICES - all->ndev) {
+		sl_log(SL_ERROR, "the lease has more than %d devices", SL_MAX_DEVICES);
+		return CUDA_ERROR_INVALID_DEVICE;
+	} else {
+		memcpy(all->dev + all->ndev, snap->dev, snap->ndev * sizeof *snap->dev);
+		/* One library, one driver: the oldest is what all of them can do. */
+		if (snap->driver_version < all->driver_version) {
+			all->driver_version = snap->driver_version;
+			memcpy(all->driver_string, snap->driver_string, sizeof all->driver_string);
+		}
+		all->ndev += snap->ndev;
+	}
+	for (uint32_t d = t->first; d < all->ndev; d++)
+		peer_of[d] = (uint8_t)i;
+	return CUDA_SUCCESS;
+}
+
+static void drop_peer(struct sl_peer *t)
+{
+	if (t->fd >= 0)
+		close(t->fd);
+	if (t->ring && t->ring != MAP_FAILED)
+		munmap(t->ring, RING);
+	free(t->rx);
+	*t = (struct sl_peer){ .fd = -1 };
+}
+
+static CUresult start(void)
+{
+	struct sl_snapshot *snap = malloc(sizeof *snap);
+	unsigned n = 1, ignored, made = 0;
+	CUresult err = snap ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	uint32_t *page;
+
+	while (!err && made < n) {
+		err = start_peer(&peers[made], made, snap, made ? &ignored : &n);
+		made++;
+		if (!err && n > SL_MAX_SESSIONS) {
+			sl_log(SL_ERROR, "the lease is spread over %u owners, one process can use %d", n, SL_MAX_SESSIONS);
+			err = CUDA_ERROR_INVALID_DEVICE;
+		}
+	}
+	free(snap);
+	page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	S.waits_by_op = calloc(SL_NOPS + 16, sizeof *S.waits_by_op);
+	if (!err && (page == MAP_FAILED || !S.waits_by_op))
+		err = CUDA_ERROR_OUT_OF_MEMORY;
+	if (err) {
+		while (made--)
+			drop_peer(&peers[made]);
+		if (page != MAP_FAILED)
+			munmap(page, 4096);
+		free(S.waits_by_op);
+		return err;
 	}
 #ifdef MADV_WIPEONFORK
 	madvise(page, 4096, MADV_WIPEONFORK);
 #endif
+	sl_sessions = n;
 	S.pid = getpid();
 	*page = 1;
 	__atomic_store_n(&S.state, ST_LIVE, __ATOMIC_RELEASE);
 	sl_live = page;
-	err = start_threads();
+	for (unsigned i = 0; i < n && !err; i++)
+		err = start_threads(&peers[i]);
 	if (err) {
 		die(err, "no thread could be started");
 		return err;
@@ -850,6 +1026,16 @@ static CUresult start(void)
 		__register_atfork(NULL, NULL, in_child, NULL);
 	__cxa_atexit(at_exit, NULL, NULL);
 	return CUDA_SUCCESS;
+}
+
+unsigned sl_dev_session(uint32_t place)
+{
+	return place < SL_MAX_DEVICES ? peer_of[place] : 0;
+}
+
+uint32_t sl_session_first(unsigned session)
+{
+	return peers[session].first;
 }
 
 CUresult sl_session_start(void)

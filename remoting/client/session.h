@@ -9,6 +9,11 @@
  * straight from the socket to the program's memory, everything else is handed
  * to the part it belongs to (the sl_on_* functions).
  *
+ * A lease over several owners has a session with each (sl_sessions of them, and as
+ * many rings, sockets and threads). A call goes to the owner of the current
+ * context's device, unless what it names belongs to another (sl_route). With one
+ * owner all of this is one test of a constant.
+ *
  * The wire is described in docs/protocol.md.
  */
 #ifndef SLUICE_SESSION_H
@@ -23,6 +28,7 @@
 #define SL_PROTOCOL_VERSION 1
 #define SL_API_VERSION 13000 /* the CUDA version whose surface the shim has */
 #define SL_MAX_DEVICES 16
+#define SL_MAX_SESSIONS 16
 #define SL_MAX_ATTR 512
 #define SL_FEATURE_SHM 1u	/* HELLO: offered; WELCOME: follows by SCM_RIGHTS */
 
@@ -85,6 +91,9 @@ typedef struct sl_buf {
 	uint8_t *p;
 	size_t n, cap;
 	bool failed;	/* out of memory while encoding */
+	bool mixed;	/* it names things of several owners */
+	uint8_t to;	/* session it goes to, + 1; 0: the current context's */
+	uint32_t to_ctx;/* the context it then goes with */
 	uint8_t inl[1024];
 } sl_buf;
 
@@ -93,7 +102,9 @@ static inline void sl_buf_init(sl_buf *b)
 	b->p = b->inl;
 	b->n = 0;
 	b->cap = sizeof b->inl;
-	b->failed = false;
+	b->failed = b->mixed = false;
+	b->to = 0;
+	b->to_ctx = 0;
 }
 
 void sl_buf_free(sl_buf *b);
@@ -134,6 +145,7 @@ typedef struct sl_reply {
 	size_t n, off;
 	CUresult result;
 	bool bad;
+	uint8_t session; /* that answered */
 	uint8_t inl[512];
 } sl_reply;
 
@@ -174,6 +186,8 @@ CUresult sl_oneway(uint16_t op, const sl_buf *b);
  * error. r may be NULL; else sl_reply_free it, whatever was returned.
  */
 CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r);
+/* Writes to stdout what kernels have printed; every wait does so on its way back. */
+void sl_print_flush(void);
 /*
  * One-way frame whose payload is head followed by n bytes at data, sent from
  * there without a copy when large; the caller may reuse data on return.
@@ -201,6 +215,14 @@ void sl_on_event(uint32_t id, uint32_t generation);
 void sl_on_event_error(uint32_t id);
 void sl_on_hostfn(uint32_t id);
 void sl_on_error(uint16_t op, CUresult result);
+/* How many owners this process has sessions with. */
+extern unsigned sl_sessions;
+/* The session of a device by its place in the snapshot, and a session's first place. */
+unsigned sl_dev_session(uint32_t place);
+uint32_t sl_session_first(unsigned session);
+/* The session of a context's device. */
+unsigned sl_ctx_session(uint32_t ctx_id);
+
 /* Context id for frame headers: the calling thread's current context, 0 if none. */
 uint32_t sl_current_ctx_id(void);
 

@@ -8,6 +8,7 @@
 CUresult sl_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
 {
 	struct sl_range r = { .type = SL_RANGE_VA, .size = size };
+	static uint8_t once;
 	CUresult err;
 
 	if (!ptr || !size || flags)
@@ -15,13 +16,32 @@ CUresult sl_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment,
 	err = fw_cuMemAddressReserve(ptr, size, alignment, addr, flags);
 	if (err)
 		return err;
+	if (sl_sessions > 1 && sl_range_clash(*ptr, size, sl_ctx_cur() ? sl_ctx_session(sl_ctx_cur()) : 0)) {
+		sl_tls()->here = true;
+		fw_cuMemAddressFree(*ptr, size);
+		sl_tls()->here = false;
+		return sl_refuse("cuMemAddressReserve where another owner's addresses are", &once);
+	}
 	r.base = *ptr;
 	sl_guard_reserve(*ptr, size);
 	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+struct reservation {
+	CUdeviceptr p;
+	size_t n;
+};
+
+static CUresult free_there(void *arg)
+{
+	struct reservation *r = arg;
+
+	return fw_cuMemAddressFree(r->p, r->n);
+}
+
 CUresult sl_cuMemAddressFree(CUdeviceptr ptr, size_t size)
 {
+	struct sl_ctx *there = sl_ptr_foreign(ptr);
 	struct sl_range r;
 
 	if (sl_exiting())
@@ -32,7 +52,7 @@ CUresult sl_cuMemAddressFree(CUdeviceptr ptr, size_t size)
 		sl_range_add(&r);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	return fw_cuMemAddressFree(ptr, size);
+	return there ? sl_ctx_with(there, free_there, &(struct reservation){ ptr, size }) : fw_cuMemAddressFree(ptr, size);
 }
 
 CUresult sl_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)

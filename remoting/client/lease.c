@@ -1,0 +1,327 @@
+/*
+ * The lease's socket, see lease.h.
+ *
+ * Flow: connect, send 64 bytes, receive 16 with the descriptor attached, then
+ * the payload. One thread, nothing shared, no lock. A daemon may be killed and
+ * restarted at any moment of this; a connection that ends before the first
+ * byte of an answer is therefore made again as long as there is patience,
+ * since asking twice costs a session that ends as soon as it has begun.
+ */
+#define _GNU_SOURCE
+#include "lease.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC "SLUICE-L"
+#define ANSWER_MAGIC 0x4c4c4c53u
+#define VERSION 1u
+#define PAYLOAD_MAX 4096u
+#define OWNERS_MAX 64u
+#define STATUS_BUSY 6u
+#define ANSWER_SHM 1u
+
+struct request {
+	char magic[8];
+	uint32_t version, kind, owner, features;
+	char program[40];
+};
+
+struct answer {
+	uint32_t magic, status, owners, len;
+};
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static void nap(int *ms)
+{
+	struct timespec t = { 0, *ms * 1000000L };
+
+	nanosleep(&t, NULL);
+	if (*ms < 100)
+		*ms *= 2;
+}
+
+static bool wait_for(int fd, short what, int64_t deadline)
+{
+	for (;;) {
+		struct pollfd p = { .fd = fd, .events = what };
+		int64_t left = deadline - now_ms();
+		int n;
+
+		if (left <= 0) {
+			errno = ETIMEDOUT;
+			return false;
+		}
+		n = poll(&p, 1, (int)left);
+		if (n > 0)
+			return true;
+		if (n < 0 && errno != EINTR)
+			return false;
+	}
+}
+
+/* ---- connecting ---- */
+
+/* The directory of a path, opened; the name in it in *name. */
+static int open_dir(const char *path, const char **name)
+{
+	const char *slash = strrchr(path, '/');
+	char dir[4096];
+	size_t n = slash ? (size_t)(slash - path) : 0;
+
+	*name = slash ? slash + 1 : path;
+	if (n >= sizeof dir) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	memcpy(dir, path, n);
+	dir[n] = 0;
+	return open(!slash ? "." : n ? dir : "/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
+
+static int dial_once(const char *path)
+{
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
+	int fd, dir = -1, n, err;
+	const char *name;
+
+	/* An address holds 107 bytes; a longer path is reached through its directory. */
+	if (strlen(path) < sizeof a.sun_path) {
+		strcpy(a.sun_path, path);
+	} else {
+		dir = open_dir(path, &name);
+		if (dir < 0)
+			return -1;
+		n = snprintf(a.sun_path, sizeof a.sun_path, "/proc/self/fd/%d/%s", dir, name);
+		if (n < 0 || (size_t)n >= sizeof a.sun_path) {
+			close(dir);
+			errno = ENAMETOOLONG;
+			return -1;
+		}
+	}
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a)) {
+		err = errno;
+		close(fd);
+		errno = err;
+		fd = -1;
+	}
+	err = errno;
+	if (dir >= 0)
+		close(dir);
+	errno = err;
+	return fd;
+}
+
+/* Whether the directory of a path that has no socket in it is still there. */
+static bool dir_lives(const char *path)
+{
+	const char *name;
+	int fd = open_dir(path, &name);
+
+	if (fd < 0)
+		return false;
+	close(fd);
+	return true;
+}
+
+static int dial_until(const char *path, int64_t deadline, bool absent)
+{
+	int ms = 5;
+
+	for (;;) {
+		int fd = dial_once(path), err = errno;
+		bool again = fd < 0 && (err == EAGAIN || err == EINTR ||
+					(absent && (err == ECONNREFUSED || (err == ENOENT && dir_lives(path)))));
+
+		errno = err;
+		if (!again || now_ms() >= deadline)
+			return fd;
+		nap(&ms);
+	}
+}
+
+int sl_unix_dial(const char *path, int patience_ms, bool absent)
+{
+	return dial_until(path, now_ms() + patience_ms, absent);
+}
+
+/* ---- asking ---- */
+
+static bool send_all(int fd, const void *buf, size_t n, int64_t deadline)
+{
+	const char *p = buf;
+
+	while (n) {
+		ssize_t r = send(fd, p, n, MSG_NOSIGNAL);
+
+		if (r > 0) {
+			p += r;
+			n -= (size_t)r;
+		} else if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+			if (!wait_for(fd, POLLOUT, deadline))
+				return false;
+		} else if (r == 0 || errno != EINTR) {
+			return false;
+		}
+	}
+	return true;
+}
+
+/* Receives n bytes and at most one descriptor, which may come with any of them. */
+static bool recv_all(int fd, void *buf, size_t n, int *got, int64_t deadline)
+{
+	char *p = buf;
+
+	while (n) {
+		union {
+			char buf[CMSG_SPACE(4 * sizeof(int))];
+			struct cmsghdr align;
+		} control;
+		struct iovec iov = { p, n };
+		struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.buf, .msg_controllen = sizeof control.buf };
+		ssize_t r = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
+
+		if (r < 0 && errno == EINTR)
+			continue;
+		if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+			if (!wait_for(fd, POLLIN, deadline))
+				return false;
+			continue;
+		}
+		if (r < 0)
+			return false;
+		for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h; h = CMSG_NXTHDR(&m, h)) {
+			size_t have = h->cmsg_len > CMSG_LEN(0) ? (h->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+
+			if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
+				continue;
+			for (size_t i = 0; i < have; i++) {
+				int one;
+
+				memcpy(&one, CMSG_DATA(h) + i * sizeof one, sizeof one);
+				if (*got < 0)
+					*got = one;
+				else
+					close(one);
+			}
+		}
+		if (r == 0) {
+			errno = ECONNRESET;
+			return false;
+		}
+		p += r;
+		n -= (size_t)r;
+	}
+	return true;
+}
+
+static void program_name(char name[40])
+{
+	int fd = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return;
+	n = read(fd, name, 39);
+	close(fd);
+	name[n > 0 && name[n - 1] == '\n' ? n - 1 : n > 0 ? n : 0] = 0;
+}
+
+static int fail(struct sl_lease_answer *a, int fd, int got, const char *path, const char *why, const char *remedy)
+{
+	if (fd >= 0)
+		close(fd);
+	if (got >= 0)
+		close(got);
+	snprintf(a->reason, sizeof a->reason, "lease socket %s: %s; %s", path, why, remedy);
+	return -1;
+}
+
+/* One question on a fresh connection. *again: the daemon went away, or is busy. */
+static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a, bool *again)
+{
+	struct request q = { .version = VERSION, .kind = kind, .owner = owner };
+	int64_t deadline = now_ms() + answer_ms;
+	char payload[PAYLOAD_MAX + 1];
+	struct answer h;
+	uint32_t flags = 0;
+	int got = -1;
+
+	_Static_assert(sizeof q == 64 && sizeof h == 16, "as docs/protocol.md has it");
+	memcpy(q.magic, MAGIC, sizeof q.magic);
+	program_name(q.program);
+	*again = false;
+	if (!send_all(fd, &q, sizeof q, deadline) || !recv_all(fd, &h, sizeof h, &got, deadline)) {
+		*again = errno != ETIMEDOUT;
+		return fail(a, fd, got, path, errno == ETIMEDOUT ? "no answer" : "closed without an answer",
+			    "is sluiced healthy on this node? see sluice health");
+	}
+	if (h.magic != ANSWER_MAGIC || h.len > PAYLOAD_MAX)
+		return fail(a, fd, got, path, "not the daemon's answer", "are shim and sluiced of one version?");
+	if (!recv_all(fd, payload, h.len, &got, deadline)) {
+		*again = errno != ETIMEDOUT;
+		return fail(a, fd, got, path, "the answer was cut short", "is sluiced healthy on this node? see sluice health");
+	}
+	close(fd);
+	a->status = h.status;
+	a->owners = h.owners;
+	if (h.status) {
+		payload[h.len] = 0;
+		for (char *p = payload; *p; p++)
+			if ((unsigned char)*p < 0x20 || *p == 0x7f)
+				*p = ' ';
+		snprintf(a->reason, sizeof a->reason, "%.*s", (int)sizeof a->reason - 1, payload);
+		if (got >= 0)
+			close(got);
+		*again = h.status == STATUS_BUSY;
+		return -1;
+	}
+	if (got < 0)
+		return fail(a, -1, -1, path, "the session came without its connection", "are shim and sluiced of one version?");
+	if (!h.owners || h.owners > OWNERS_MAX)
+		return fail(a, -1, got, path, "the number of owners is out of range", "are shim and sluiced of one version?");
+	if (h.len >= sizeof flags)
+		memcpy(&flags, payload, sizeof flags);
+	a->shm = flags & ANSWER_SHM;
+	fcntl(got, F_SETFL, fcntl(got, F_GETFL) | O_NONBLOCK);
+	return got;
+}
+
+int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a)
+{
+	int64_t deadline = now_ms() + SL_LEASE_PATIENCE_MS;
+	bool again;
+	int ms = 5;
+
+	for (;;) {
+		int fd = dial_until(path, deadline, true), got;
+
+		memset(a, 0, sizeof *a);
+		a->status = ~0u;
+		if (fd < 0)
+			return fail(a, -1, -1, path, strerror(errno),
+				    errno == EACCES || errno == EPERM ? "the lease is another user's" :
+				    errno == ENOENT ? "the lease has ended, or was never on this node" :
+				    "is sluiced running on this node? see sluice health");
+		got = ask(path, fd, kind, owner, answer_ms, a, &again);
+		if (got >= 0 || !again || now_ms() >= deadline)
+			return got;
+		nap(&ms);
+	}
+}

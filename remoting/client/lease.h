@@ -1,0 +1,37 @@
+/*
+ * A lease's socket: where a program of a job asks the node's daemon for a
+ * session, and gets it as a connected descriptor. docs/protocol.md has the
+ * bytes. Used by both libraries, so it needs neither's headers.
+ */
+#ifndef SLUICE_LEASE_H
+#define SLUICE_LEASE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* How long a daemon that is not there, restarts or has no place left is waited for. */
+#define SL_LEASE_PATIENCE_MS 5000
+
+struct sl_lease_answer {
+	uint32_t status;	/* as in WELCOME; ~0: no answer came */
+	uint32_t owners;	/* how many owners the lease is spread over, 1 or more */
+	bool shm;		/* shared memory may be offered to the worker */
+	char reason[512];	/* when there is no descriptor: why, and what to do */
+};
+
+/*
+ * Asks at path for a session (kind 1 compute, 2 observe) with one of the lease's
+ * owners, counted from 0. The descriptor is connected to a worker that expects
+ * HELLO, close-on-exec and non-blocking; -1 with *a saying why. Takes at most
+ * SL_LEASE_PATIENCE_MS to reach the daemon, then answer_ms for its answer.
+ */
+int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a);
+
+/*
+ * Connects to a Unix stream socket, of any length of path; -1 with errno. Waits up to
+ * patience_ms for a place in a full backlog and, if absent is set, for a listener
+ * that is not there now but whose directory is.
+ */
+int sl_unix_dial(const char *path, int patience_ms, bool absent);
+
+#endif
