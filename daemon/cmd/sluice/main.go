@@ -1,4 +1,5 @@
-// Command sluice is the user's command line: it runs programs on a remote GPU.
+// Command sluice is the command line: it runs programs on fractions of remote
+// GPUs, and shows and ends leases.
 package main
 
 import (

@@ -70,12 +70,18 @@ func Main(args []string, stdout, stderr io.Writer) int {
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "sluice",
-		Short:         "Run programs on GPUs of other machines",
-		SilenceErrors: true,
-		SilenceUsage:  true,
+		Use:   "sluice",
+		Short: "Run programs on GPUs of other machines",
+		Long: `sluice runs programs on fractions of GPUs that may be in other machines, and shows
+what the daemon of this node, sluiced, knows of leases, sessions and GPUs.
+
+Users see and change what is theirs, root everything.`,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		DisableAutoGenTag: true,
 	}
-	root.AddCommand(newRun(), newVersion())
+	root.AddCommand(newRun(), newList(), newTop(), newGPUs(), newRelease(), newHealth(), newExplain(), newCA(), newMan(), newVersion())
+	root.InitDefaultCompletionCmd() // now, so that its manual pages are made too
 	return root
 }
 

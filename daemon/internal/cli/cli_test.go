@@ -167,7 +167,7 @@ func TestExitStatus(t *testing.T) {
 		{append(worker, "--", garbage), 126, garbage + " cannot be executed"},
 		{worker, 125, "no program given"},
 		{[]string{"run", "--bogus"}, 125, "--bogus"},
-		{[]string{"run", "--lib", lib, "--", "true"}, 125, "no worker given"},
+		{[]string{"run", "--lib", lib, "--", "true"}, 125, "no fraction given"},
 		{append(worker, "--mem", "20X", "true"), 125, "512M or 20G"},
 		{append(worker, "--log", "loud", "true"), 125, `"loud" is none of error, warn, info, debug`},
 		{[]string{"run", "--worker", "gpu01", "true"}, 125, "give HOST:PORT"},

@@ -1,29 +1,21 @@
 package cli
 
-// sluice run: look the program and the shim up, open the lease, start the
-// program in its changed environment, wait, end the lease, pass the status on.
-//
-// The program stays in our process group, so whatever a terminal, a shell,
-// timeout(1) or Slurm sends to the group reaches it as if we were not there.
-// Signals sent to us alone are handed on; keyboard signals of a terminal whose
-// foreground group is ours are not, since the program has had them already. When
-// the program stops (^Z) we stop too, so that the shell sees its job stopped.
+// sluice run: look the program and the shim up, get a lease, start the program in
+// its changed environment, wait, end the lease, pass the status on. The lease is
+// the daemon's (held.go) or, with --worker, that of a worker started by hand
+// (worker.go); the program's own part is in program.go.
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 )
 
 // shimFile is what must be in the shim's directory.
@@ -31,57 +23,131 @@ const shimFile = "libcuda.so.1"
 
 type runOptions struct {
 	worker string
-	mem    size
+	socket string
+	ask    ask
 	lib    string
 	log    string
 }
 
+// daemonOnly are the flags that a worker by hand knows nothing of.
+var daemonOnly = []string{"fraction", "rgpu", "type", "pool", "policy", "place", "count", "time", "min-mem", "same-owner", "socket"}
+
 func newRun() *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run --worker ADDR [flags] -- PROGRAM [ARGS...]",
-		Short: "Run a program on a worker's GPU",
-		Long: `Run PROGRAM with the CUDA driver replaced by Sluice's, so that it computes on the
-GPU of the worker at ADDR (HOST:PORT, tcp:HOST:PORT or unix:PATH).
+		Use:   "run {--fraction PERCENT | --mem SIZE | --worker ADDR} [flags] -- PROGRAM [ARGS...]",
+		Short: "Run a program on a fraction of a remote GPU",
+		Long: `Run PROGRAM with the CUDA driver replaced by Sluice's, so that it computes on a
+fraction of a GPU that may be in another machine.
+
+With --fraction or --mem the daemon of this node, sluiced, is asked for a lease. It
+is all or nothing: PROGRAM starts when every fraction has been granted, and the
+lease ends when PROGRAM does. Should sluice be killed, the daemon notices and ends
+the lease. A restart of the daemon does not disturb PROGRAM.
+
+With --worker a sluice-worker that somebody started by hand at ADDR (HOST:PORT,
+tcp:HOST:PORT or unix:PATH) is used, and no daemon is needed.
 
 The exit status is PROGRAM's, 128+N if it died of signal N, 127 if it was not
 found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
-		Example: "  sluice run --worker gpu01:7070 --mem 20G -- python3 train.py",
+		Example: `  sluice run --fraction 50 --mem 20G -- python3 train.py
+  sluice run --fraction 50,50 --type h200 --time 2:00:00 -- ./two-gpus
+  sluice run --fraction 100 --count 4 --same-owner -- ./four-gpus
+  sluice run --worker gpu01:7070 --mem 20G -- python3 train.py`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errors.New("no program given; say sluice run --worker ADDR -- PROGRAM [ARGS...]")
+				return errors.New("no program given; say sluice run --fraction PERCENT -- PROGRAM [ARGS...]")
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.run(args, func(format string, a ...any) {
+			byHand, err := o.byHand(cmd)
+			if err != nil {
+				return failed(err)
+			}
+			say := func(format string, a ...any) {
 				fmt.Fprintf(cmd.ErrOrStderr(), "sluice: "+format+"\n", a...)
-			})
+			}
+			return o.run(cmd.Context(), args, byHand, say)
 		},
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what follows PROGRAM is PROGRAM's, "--" or not
-	f.StringVar(&o.worker, "worker", os.Getenv("SLUICE_WORKER"), "where the worker listens: HOST:PORT, tcp:HOST:PORT or unix:PATH")
-	f.Var(&o.mem, "mem", "device memory to ask for on each GPU, as 20G (default: all that the worker offers)")
+	f.Var(&o.ask.fractions, "fraction", "percent of a GPU, or a list for several GPUs as 50,50; 250 is two whole GPUs and a half")
+	f.Var(&o.ask.fractions, "rgpu", "the same as --fraction, as Slurm's --gres=rgpu:N spells it")
+	f.Var(&o.ask.mem, "mem", "device memory of each fraction, as 20G (default: its percentage of the GPU's; with --worker: all that the worker offers)")
+	f.StringVar(&o.ask.gpuType, "type", "", "only GPUs whose name contains this, as h200, without regard to case")
+	f.Var(&o.ask.minMem, "min-mem", "only GPUs that have at least this much memory as a whole, as 80G")
+	f.IntVar(&o.ask.count, "count", 1, "how many times the fractions of --fraction, each on a GPU of its own")
+	f.BoolVar(&o.ask.sameOwner, "same-owner", false, "all fractions on GPUs of one machine")
+	f.StringVar(&o.ask.pool, "pool", "", "pool to ask (default: the one named default)")
+	f.StringVar(&o.ask.policy, "policy", "", "what becomes of the compute share: "+strings.Join(policies, ", ")+" (default best-effort)")
+	f.StringVar(&o.ask.place, "place", "", "which GPUs are taken first: "+strings.Join(places, ", ")+" (default: as the pool says)")
+	f.Var(&o.ask.life, "time", "end the lease after this long, as Slurm's --time: minutes, h:mm:ss, d-hh (default: when PROGRAM ends)")
+	f.StringVar(&o.worker, "worker", "", "ask a worker started by hand, not the daemon: HOST:PORT, tcp:HOST:PORT or unix:PATH (default: $SLUICE_WORKER)")
 	f.StringVar(&o.lib, "lib", "", "directory of the shim (default: ../lib/sluice or ../shim beside the executable)")
 	f.StringVar(&o.log, "log", "", "how much the shim writes to stderr: error, warn, info or debug")
+	socketFlag(cmd, &o.socket)
 	_ = cmd.MarkFlagDirname("lib")
-	_ = cmd.RegisterFlagCompletionFunc("log", cobra.FixedCompletions(logLevels, cobra.ShellCompDirectiveNoFileComp))
+	fixed(cmd, "log", logLevels)
+	fixed(cmd, "policy", policies)
+	fixed(cmd, "place", places)
+	completePools(cmd, &o.socket)
 	return cmd
 }
 
 var logLevels = []string{"error", "warn", "info", "debug"}
 
-func (o *runOptions) run(args []string, say func(string, ...any)) error {
-	if o.worker == "" {
-		return failed(errors.New("no worker given; say --worker HOST:PORT or unix:PATH, or set SLUICE_WORKER"))
+// byHand reports whether a worker started by hand is to be used, not the daemon.
+// SLUICE_WORKER in the environment gives way to what is said on the command line.
+func (o *runOptions) byHand(cmd *cobra.Command) (bool, error) {
+	asked := ""
+	for _, name := range daemonOnly {
+		if cmd.Flags().Changed(name) {
+			asked = name
+			break
+		}
 	}
-	at, err := parseAddress(o.worker)
-	if err != nil {
-		return failed(err)
+	if cmd.Flags().Changed("worker") {
+		if asked != "" {
+			return false, fmt.Errorf("--%s is answered by the daemon, and --worker goes past it; give one of them", asked)
+		}
+		return true, nil
 	}
+	if w := os.Getenv("SLUICE_WORKER"); w != "" && asked == "" {
+		o.worker = w
+		return true, nil
+	}
+	return false, nil
+}
+
+// granted is a lease while its program runs.
+type granted interface {
+	// env are the variables that lead the shim to the lease, "" to be unset.
+	env() map[string]string
+	// watch calls lost once with the reason if the lease ends before release.
+	watch(lost func(reason string))
+	// release ends the lease, and what is watching.
+	release()
+}
+
+func (o *runOptions) run(ctx context.Context, args []string, byHand bool, say func(string, ...any)) error {
 	if o.log != "" && !slices.Contains(logLevels, o.log) {
 		return failed(fmt.Errorf("log level %q is none of %s", o.log, strings.Join(logLevels, ", ")))
+	}
+	var open func() (granted, error)
+	if byHand {
+		at, err := parseAddress(o.worker)
+		if err != nil {
+			return failed(err)
+		}
+		open = func() (granted, error) { return openWorkerLease(at, uint64(o.ask.mem), args[0]) }
+	} else {
+		r, err := o.ask.request(args[0])
+		if err != nil {
+			return failed(err)
+		}
+		open = func() (granted, error) { return hold(ctx, o.socket, r, say) }
 	}
 	lib, err := shimDir(o.lib)
 	if err != nil {
@@ -91,34 +157,23 @@ func (o *runOptions) run(args []string, say func(string, ...any)) error {
 	if err != nil {
 		return err
 	}
-	l, err := openLease(at, uint64(o.mem), args[0])
+	l, err := open()
 	if err != nil {
 		return failed(err)
 	}
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		l.watch()
-	}()
-	done := make(chan struct{})
-	go func() {
-		select {
-		case <-done:
-		case <-watched:
-			select {
-			case <-done: // release closed it
-				return
-			default:
-			}
-			say("worker %s ended the lease; CUDA calls of %s fail from here on", at, args[0])
-		}
-	}()
+	l.watch(func(reason string) {
+		say("%s; CUDA calls of %s fail from here on", reason, args[0])
+	})
 	ws, err := runProgram(path, args, o.environ(os.Environ(), lib, l))
-	close(done)
-	l.release(watched)
+	l.release()
 	if err != nil {
 		return &exitError{exitNotRunnable, err}
 	}
+	return programStatus(ws)
+}
+
+// programStatus is how the program ended, as a shell would tell it.
+func programStatus(ws syscall.WaitStatus) error {
 	if ws.Signaled() {
 		return &exitError{status: exitSignalBase + int(ws.Signal())}
 	}
@@ -156,25 +211,19 @@ func shimDir(given string) (string, error) {
 	return "", fmt.Errorf("no %s in lib/sluice or shim under %s; give its directory with --lib", shimFile, base)
 }
 
-func lookProgram(name string) (string, error) {
-	path, err := exec.LookPath(name)
-	switch {
-	case err == nil || errors.Is(err, exec.ErrDot):
-		return path, nil
-	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
-		return "", &exitError{exitNotFound, fmt.Errorf("program %s not found; give its path, or put its directory into PATH", name)}
-	default:
-		return "", &exitError{exitNotRunnable, fmt.Errorf("program %s cannot be executed: %w; check its mode and path", name, err)}
-	}
-}
+// ours are the variables that name a lease. Those of a lease that the caller
+// already has must not reach the program beside the new one's.
+var ours = []string{"SLUICE_WORKER", "SLUICE_LEASE", "SLUICE_SOCKET"}
 
 // environ is env with the variables that lead the program to our driver.
-func (o *runOptions) environ(env []string, lib string, l *lease) []string {
-	set := map[string]string{
-		"SLUICE_WORKER":   l.worker.String(),
-		"SLUICE_LEASE":    l.env(),
-		"LD_LIBRARY_PATH": lib,
+func (o *runOptions) environ(env []string, lib string, l granted) []string {
+	set := l.env()
+	for _, k := range ours {
+		if _, ok := set[k]; !ok {
+			set[k] = ""
+		}
 	}
+	set["LD_LIBRARY_PATH"] = lib
 	if o.log != "" {
 		set["SLUICE_LOG"] = o.log
 	}
@@ -184,92 +233,14 @@ func (o *runOptions) environ(env []string, lib string, l *lease) []string {
 		if k == "LD_LIBRARY_PATH" && v != "" {
 			set[k] = lib + ":" + v
 		}
-		if _, ours := set[k]; !ours {
+		if _, change := set[k]; !change {
 			out = append(out, kv)
 		}
 	}
-	for _, k := range []string{"SLUICE_WORKER", "SLUICE_LEASE", "SLUICE_LOG", "LD_LIBRARY_PATH"} {
-		if v, ok := set[k]; ok {
+	for _, k := range slices.Concat(ours, []string{"SLUICE_LOG", "LD_LIBRARY_PATH"}) {
+		if v := set[k]; v != "" {
 			out = append(out, k+"="+v)
 		}
 	}
 	return out
-}
-
-// handedOn are the signals that reach the program through us. SIGKILL and
-// SIGSTOP cannot be caught; the rest keeps its default effect on us.
-var handedOn = []os.Signal{
-	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
-	unix.SIGTSTP, unix.SIGCONT, unix.SIGWINCH,
-}
-
-// runProgram starts the program with our standard streams and waits for its
-// end. An error means that it did not start.
-func runProgram(path string, args, env []string) (syscall.WaitStatus, error) {
-	// The program's death signal is tied to the thread that starts it.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-
-	signals := make(chan os.Signal, 16)
-	for _, s := range handedOn {
-		if !signal.Ignored(s) { // nohup stays nohup
-			signal.Notify(signals, s)
-		}
-	}
-	defer signal.Stop(signals)
-	pid, err := syscall.ForkExec(path, args, &syscall.ProcAttr{
-		Env:   env,
-		Files: []uintptr{0, 1, 2},
-		// Killed, we cannot end it; without a lease it can only fail.
-		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM},
-	})
-	if err != nil {
-		return 0, fmt.Errorf("program %s cannot be executed: %w; is it built for this machine?", path, err)
-	}
-	stop := make(chan struct{})
-	defer close(stop)
-	go handOn(pid, signals, stop)
-	for {
-		var ws syscall.WaitStatus
-		_, err := syscall.Wait4(pid, &ws, syscall.WUNTRACED, nil)
-		switch {
-		case errors.Is(err, syscall.EINTR):
-		case err != nil:
-			return 0, fmt.Errorf("waiting for program %s: %w", path, err)
-		case ws.Stopped():
-			_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
-		default:
-			return ws, nil
-		}
-	}
-}
-
-// handOn gives the program the signals that were meant for us alone.
-func handOn(pid int, signals <-chan os.Signal, stop <-chan struct{}) {
-	for {
-		select {
-		case <-stop:
-			return
-		case s := <-signals:
-			if sig := s.(syscall.Signal); !fromKeyboard(sig) {
-				_ = syscall.Kill(pid, sig)
-			}
-		}
-	}
-}
-
-// fromKeyboard reports whether the terminal sends sig to our whole group.
-func fromKeyboard(sig syscall.Signal) bool {
-	switch sig {
-	case unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP, unix.SIGWINCH:
-	default:
-		return false
-	}
-	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
-	if err != nil {
-		return false // no terminal controls us
-	}
-	defer tty.Close()
-	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
-	return err == nil && group == unix.Getpgrp()
 }

@@ -1,10 +1,10 @@
 package cli
 
-// The lease connection. sluice run asks the worker for a lease with a HELLO of
-// kind 3 and is answered with a token; the program's own connections name that
-// token. The connection then stays open, silent, for as long as the program
-// runs: its end is the end of the lease, whichever side it comes from. Dead
-// peers are found by TCP keep-alive, since nobody sends anything.
+// The lease of a worker that was started by hand. sluice run --worker asks it for a
+// lease with a HELLO of kind 3 and is answered with a token; the program's own
+// connections name that token. The connection then stays open, silent, for as long as
+// the program runs: its end is the end of the lease, whichever side it comes from.
+// Dead peers are found by TCP keep-alive, since nobody sends anything.
 
 import (
 	"encoding/hex"
@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -58,18 +59,22 @@ func parseAddress(s string) (address, error) {
 	return address{"tcp", hostport}, nil
 }
 
-// lease is one granted lease and the connection that keeps it.
-type lease struct {
+// workerLease is one granted lease and the connection that keeps it.
+type workerLease struct {
 	conn  net.Conn
 	token [16]byte
 	// worker is the address that answered. A name may stand for several
 	// machines, and the lease is known to this one.
 	worker address
+	at     address // as it was given
+
+	ended     chan struct{} // closed when the connection has ended
+	releasing atomic.Bool
 }
 
-// openLease connects to the worker and asks for mem bytes on each of its
+// openWorkerLease connects to the worker and asks for mem bytes on each of its
 // devices, or all it offers when mem is 0.
-func openLease(at address, mem uint64, program string) (*lease, error) {
+func openWorkerLease(at address, mem uint64, program string) (*workerLease, error) {
 	d := net.Dialer{
 		Timeout:         dialTimeout,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3},
@@ -78,7 +83,7 @@ func openLease(at address, mem uint64, program string) (*lease, error) {
 	if err != nil {
 		return nil, unreachable(at, err)
 	}
-	l := &lease{conn: conn, worker: at}
+	l := &workerLease{conn: conn, worker: at, at: at, ended: make(chan struct{})}
 	if at.network == "tcp" {
 		l.worker.addr = conn.RemoteAddr().String()
 	}
@@ -101,7 +106,7 @@ func unreachable(at address, err error) error {
 	return fmt.Errorf("worker at host %s, port %s cannot be reached: %w; start sluice-worker there, or give its address with --worker", host, port, err)
 }
 
-func (l *lease) handshake(mem uint64, program string) error {
+func (l *workerLease) handshake(mem uint64, program string) error {
 	if err := l.conn.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
 		return fmt.Errorf("handshake: %w", err)
 	}
@@ -132,20 +137,29 @@ func (l *lease) handshake(mem uint64, program string) error {
 	return l.conn.SetDeadline(time.Time{})
 }
 
-// env is the token as the shim reads it from SLUICE_LEASE.
-func (l *lease) env() string { return hex.EncodeToString(l.token[:]) }
+// env names the worker, and the token as the shim reads it from SLUICE_LEASE.
+func (l *workerLease) env() map[string]string {
+	return map[string]string{"SLUICE_WORKER": l.worker.String(), "SLUICE_LEASE": hex.EncodeToString(l.token[:])}
+}
 
-// watch blocks until the worker ends the lease or release was called.
-func (l *lease) watch() {
-	_, _ = io.Copy(io.Discard, l.conn)
+// watch waits aside until the worker ends the lease or release was called.
+func (l *workerLease) watch(lost func(reason string)) {
+	go func() {
+		defer close(l.ended)
+		_, _ = io.Copy(io.Discard, l.conn)
+		if !l.releasing.Load() {
+			lost("worker " + l.at.String() + " ended the lease")
+		}
+	}()
 }
 
 // release ends the lease. It waits, for a moment, until the worker has closed
 // its side too, so that the memory is free for whoever asks next.
-func (l *lease) release(watched <-chan struct{}) {
+func (l *workerLease) release() {
+	l.releasing.Store(true)
 	if c, ok := l.conn.(interface{ CloseWrite() error }); ok && c.CloseWrite() == nil {
 		select {
-		case <-watched:
+		case <-l.ended:
 		case <-time.After(releaseTimeout):
 		}
 	}

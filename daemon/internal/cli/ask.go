@@ -1,0 +1,207 @@
+package cli
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// maxFractions is the most that one lease may have, as the daemon has it too.
+const maxFractions = 64
+
+// maxJobName is in bytes.
+const maxJobName = 64
+
+var (
+	policies = []string{string(lease.BestEffort), string(lease.Equal), string(lease.Fixed)}
+	places   = []string{string(lease.BestFit), string(lease.Spread)}
+)
+
+// ask is what the command line says of the lease that is wanted.
+type ask struct {
+	fractions percents
+	mem       size
+	minMem    size
+	gpuType   string
+	count     int
+	sameOwner bool
+	pool      string
+	policy    string
+	place     string
+	life      life
+}
+
+// request is the lease's request. Whose it is the daemon knows from the kernel;
+// its cluster and node it knows by itself.
+func (a *ask) request(program string) (lease.Request, error) {
+	if len(a.fractions) == 0 && a.mem == 0 {
+		return lease.Request{}, errors.New("no fraction given; say --fraction PERCENT or --mem SIZE, or name a worker started by hand with --worker ADDR")
+	}
+	if a.count < 1 || a.count > maxFractions {
+		return lease.Request{}, fmt.Errorf("--count %d: give 1 to %d", a.count, maxFractions)
+	}
+	if a.policy != "" && !slices.Contains(policies, a.policy) {
+		return lease.Request{}, fmt.Errorf("policy %q is none of %s", a.policy, strings.Join(policies, ", "))
+	}
+	if a.place != "" && !slices.Contains(places, a.place) {
+		return lease.Request{}, fmt.Errorf("place %q is none of %s", a.place, strings.Join(places, ", "))
+	}
+	one := a.fractions
+	if len(one) == 0 {
+		one = percents{0} // as many percent as the memory is
+	}
+	if n := len(one) * a.count; n > maxFractions {
+		return lease.Request{}, fmt.Errorf("%d fractions: a lease has at most %d; ask for fewer, or for larger ones", n, maxFractions)
+	}
+	me, err := self()
+	if err != nil {
+		return lease.Request{}, err
+	}
+	var unique [8]byte
+	_, _ = rand.Read(unique[:]) // never fails
+	r := lease.Request{
+		Key:       lease.Key{Job: "run-" + hex.EncodeToString(unique[:])},
+		Type:      a.gpuType,
+		MinMem:    uint64(a.minMem),
+		SameOwner: a.sameOwner,
+		UID:       uint32(os.Getuid()),
+		GID:       uint32(os.Getgid()),
+		Policy:    lease.Policy(a.policy),
+		Place:     lease.Place(a.place),
+		Pool:      a.pool,
+		Life:      time.Duration(a.life),
+		JobName:   jobName(program),
+		Holder:    me,
+	}
+	for range a.count {
+		for _, p := range one {
+			r.Fractions = append(r.Fractions, lease.Fraction{Percent: p, Mem: uint64(a.mem)})
+		}
+	}
+	return r, nil
+}
+
+// jobName is the program's name as one short line; the daemon takes no other.
+func jobName(program string) string {
+	name := plain(filepath.Base(program))
+	return strings.ToValidUTF8(name[:min(len(name), maxJobName)], "")
+}
+
+// self names this process so that the daemon can tell when it has ended.
+func self() (lease.Process, error) {
+	b, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return lease.Process{}, fmt.Errorf("start time of this process: %w; is /proc mounted?", err)
+	}
+	// The second field is the program's name, which may hold anything.
+	s := string(b)
+	fields := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
+	if len(fields) < 20 {
+		return lease.Process{}, fmt.Errorf("start time of this process: /proc/self/stat has only %d fields", len(fields)+2)
+	}
+	start, err := strconv.ParseUint(fields[19], 10, 64) // the 22nd of all
+	if err != nil {
+		return lease.Process{}, fmt.Errorf("start time of this process: %w", err)
+	}
+	return lease.Process{PID: os.Getpid(), Start: start}, nil
+}
+
+// percents are fractions given on the command line, each 1 to 100. It implements
+// pflag.Value.
+type percents []uint32
+
+func (p *percents) Set(s string) error {
+	var out percents
+	for _, part := range strings.Split(s, ",") {
+		n, err := strconv.ParseUint(strings.TrimSuffix(part, "%"), 10, 32)
+		if err != nil || n == 0 || n > 100*maxFractions {
+			return fmt.Errorf("fraction %q is none of: percent of a GPU as 50, a list for several GPUs as 50,50, or over 100 for whole GPUs and a rest as 250 (at most %d)", part, 100*maxFractions)
+		}
+		for ; n > 100; n -= 100 {
+			out = append(out, 100)
+		}
+		out = append(out, uint32(n))
+	}
+	if len(out) > maxFractions {
+		return fmt.Errorf("%d fractions: a lease has at most %d; ask for fewer, or for larger ones", len(out), maxFractions)
+	}
+	*p = out
+	return nil
+}
+
+func (p *percents) Type() string { return "PERCENT" }
+
+func (p *percents) String() string {
+	s := make([]string, len(*p))
+	for i, n := range *p {
+		s[i] = strconv.FormatUint(uint64(n), 10)
+	}
+	return strings.Join(s, ",")
+}
+
+// life is a time given on the command line. It implements pflag.Value.
+type life time.Duration
+
+// slurmTime is how Slurm's --time is written: minutes, minutes:seconds,
+// hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds.
+var slurmTime = regexp.MustCompile(`^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$`)
+
+func parseLife(s string) (time.Duration, error) {
+	bad := fmt.Errorf("time %q is none of: minutes as 90, hours:minutes:seconds as 1:30:00, days-hours as 1-12, or with units as 90m or 36h", s)
+	if d, err := time.ParseDuration(s); err == nil {
+		if d < time.Second {
+			return 0, bad
+		}
+		return d, nil
+	}
+	m := slurmTime.FindStringSubmatch(s)
+	if m == nil {
+		return 0, bad
+	}
+	num := make([]float64, len(m))
+	for i := 1; i < len(m); i++ {
+		num[i], _ = strconv.ParseFloat("0"+m[i], 64) // digits or nothing
+	}
+	var sec float64
+	switch {
+	case m[1] != "":
+		sec = num[1]*86400 + num[2]*3600 + num[3]*60 + num[4]
+	case m[4] != "":
+		sec = num[2]*3600 + num[3]*60 + num[4]
+	default:
+		sec = num[2]*60 + num[3]
+	}
+	if sec < 1 || sec > math.MaxInt64/float64(time.Second)/2 {
+		return 0, bad
+	}
+	return time.Duration(sec) * time.Second, nil
+}
+
+func (l *life) Set(s string) error {
+	d, err := parseLife(s)
+	if err != nil {
+		return err
+	}
+	*l = life(d)
+	return nil
+}
+
+func (l *life) Type() string { return "TIME" }
+
+func (l *life) String() string {
+	if *l == 0 {
+		return ""
+	}
+	return time.Duration(*l).String()
+}

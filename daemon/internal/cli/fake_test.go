@@ -1,0 +1,198 @@
+package cli
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// fakeDaemon is a daemon behind a real local socket: what it was told survives
+// its restarts, as a ledger does, and it ends leases whose holder has ended.
+type fakeDaemon struct {
+	rpc.LocalService // what a test does not set is not asked
+	t                *testing.T
+	dir, socket      string
+	server           *grpc.Server
+
+	mu       sync.Mutex
+	refuse   error
+	requests []lease.Request
+	peers    []rpc.Peer
+	leases   map[string]lease.Lease
+	released map[string]string // id: reason
+	checks   []rpc.Check
+	events   []rpc.Event
+	pools    []rpc.Pool
+	stats    rpc.Stats
+}
+
+func startDaemon(t *testing.T) *fakeDaemon {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "slu") // short: it holds sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	d := &fakeDaemon{t: t, dir: dir, socket: filepath.Join(dir, "sluiced.sock"), leases: map[string]lease.Lease{}, released: map[string]string{}}
+	d.start()
+	t.Cleanup(func() { d.server.Stop() })
+	return d
+}
+
+func (d *fakeDaemon) start() {
+	d.t.Helper()
+	l, err := rpc.ListenLocal(context.Background(), d.socket)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	s := rpc.NewServer(rpc.LocalCreds(), "test")
+	rpc.ServeLocal(s, d)
+	d.server = s
+	go func(l net.Listener) { _ = s.Serve(l) }(l)
+}
+
+// sync orders what the test has set before what the daemon reads, and the other
+// way round: the race detector does not see through a process.
+func (d *fakeDaemon) sync() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+}
+
+// kill is the daemon's kill -9: connections break, the socket's file stays.
+func (d *fakeDaemon) kill() { d.server.Stop() }
+
+func (d *fakeDaemon) Acquire(_ context.Context, p rpc.Peer, r lease.Request) (lease.Lease, string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.requests, d.peers = append(d.requests, r), append(d.peers, p)
+	if d.refuse != nil {
+		return lease.Lease{}, "", d.refuse
+	}
+	for _, l := range d.leases {
+		if l.Request.Key == r.Key {
+			return l, filepath.Join(d.dir, l.ID, "sock"), nil
+		}
+	}
+	l := lease.Lease{ID: lease.NewID(), Request: r, State: lease.Granted, Made: time.Now(), Host: "node1"}
+	for i, f := range r.Fractions {
+		l.Grants = append(l.Grants, lease.Grant{Owner: "gpu01", GPU: "GPU-1", Percent: f.Percent, Mem: f.Mem, Order: i})
+	}
+	if err := os.Mkdir(filepath.Join(d.dir, l.ID), 0o700); err != nil {
+		return lease.Lease{}, "", err
+	}
+	d.leases[l.ID] = l
+	go d.hold(l.ID, r.Holder)
+	return l, filepath.Join(d.dir, l.ID, "sock"), nil
+}
+
+// hold ends the lease with its holder, whichever daemon is alive then.
+func (d *fakeDaemon) hold(id string, p lease.Process) {
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if err == nil {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		for {
+			if n, err := unix.Poll(fds, 60_000); err != unix.EINTR || n > 0 {
+				break
+			}
+		}
+		unix.Close(fd)
+	}
+	d.end(id, "the holder has ended")
+}
+
+func (d *fakeDaemon) end(id, reason string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.leases[id]; ok {
+		delete(d.leases, id)
+		d.released[id] = reason
+		os.RemoveAll(filepath.Join(d.dir, id))
+	}
+}
+
+func (d *fakeDaemon) Release(_ context.Context, _ rpc.Peer, id string, _ lease.Key, reason string) error {
+	d.mu.Lock()
+	refuse := d.refuse
+	d.mu.Unlock()
+	if refuse != nil {
+		return refuse
+	}
+	d.end(id, reason)
+	return nil
+}
+
+func (d *fakeDaemon) List(context.Context, rpc.Peer) ([]lease.Status, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []lease.Status
+	for _, l := range d.leases {
+		out = append(out, lease.Status{Lease: l, Use: []lease.Use{{Granted: 20 << 30, Used: 3 << 30, Peak: 4 << 30}},
+			Sessions: []lease.Session{{ID: "s1", Lease: l.ID, Client: 42, Program: "py\x1b[2Jthon", Started: time.Now().Add(-time.Minute),
+				Use: []lease.Use{{Used: 3 << 30}}, Counts: lease.Counts{Calls: 7, BytesIn: 5 << 20}}}})
+	}
+	return out, nil
+}
+
+func (d *fakeDaemon) Pool(_ context.Context, _ rpc.Peer, name string) ([]rpc.Pool, error) {
+	d.sync()
+	if name != "" && name != "default" {
+		return nil, lease.Errorf(lease.NotFound, "pool %q is not in the configuration", name)
+	}
+	return d.pools, nil
+}
+
+func (d *fakeDaemon) Health(context.Context, rpc.Peer) ([]rpc.Check, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.checks, nil
+}
+
+func (d *fakeDaemon) Explain(_ context.Context, _ rpc.Peer, job string) ([]rpc.Event, error) {
+	d.sync()
+	if job != "4711" {
+		return nil, nil
+	}
+	return d.events, nil
+}
+
+func (d *fakeDaemon) Stats(context.Context, rpc.Peer) (rpc.Stats, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.stats, nil
+}
+
+// add is a lease that somebody has.
+func (d *fakeDaemon) add(id, job string) {
+	d.leases[id] = lease.Lease{ID: id, State: lease.Granted, Made: time.Now().Add(-time.Hour), Host: "node1",
+		Request: lease.Request{Key: lease.Key{Cluster: "c", Job: job, Node: "node1"}},
+		Grants:  []lease.Grant{{Owner: "gpu01", GPU: "GPU-1", Percent: 50, Mem: 20 << 30}}}
+}
+
+// one is the only lease that there is, once there is one.
+func (d *fakeDaemon) one() (l lease.Lease) {
+	d.t.Helper()
+	eventually(d.t, "a lease is granted", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, l = range d.leases {
+		}
+		return len(d.leases) == 1
+	})
+	return l
+}
+
+func (d *fakeDaemon) why(id string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.released[id]
+}

@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+func newGPUs() *cobra.Command {
+	var socket, pool string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "gpus",
+		Short: "Show the GPUs of the pools and what is free",
+		Long: `Show every GPU that this node's jobs can have fractions of, by pool and owner, which is
+the machine that it is in. FREE and FREE% are what no lease holds; OVERHEAD is what one
+session takes of its fraction for its context. An owner that does not answer is
+named with the reason, and is not asked again for a while.`,
+		Example: "  sluice gpus\n  sluice gpus --pool train --json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ps, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, pool) })
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				if ps == nil {
+					ps = []rpc.Pool{}
+				}
+				return printJSON(cmd.OutOrStdout(), ps)
+			}
+			return printPools(cmd.OutOrStdout(), ps)
+		},
+	}
+	cmd.Flags().StringVar(&pool, "pool", "", "only this pool")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print everything that is known, as JSON; sizes in bytes")
+	socketFlag(cmd, &socket)
+	completePools(cmd, &socket)
+	return cmd
+}
+
+func printPools(w io.Writer, ps []rpc.Pool) error {
+	rows := [][]string{}
+	var silent []string
+	for _, p := range ps {
+		for _, o := range p.Owners {
+			if o.Error != "" {
+				silent = append(silent, fmt.Sprintf("owner %s of pool %s does not answer: %s", plain(o.Name), plain(p.Name), plain(o.Error)))
+				continue
+			}
+			gpus := slices.SortedFunc(slices.Values(o.Inventory.GPUs), func(a, b lease.GPU) int { return cmp.Compare(a.Index, b.Index) })
+			for _, g := range gpus {
+				state := "ok"
+				if !g.Healthy {
+					state = "unhealthy: " + g.Why
+				}
+				rows = append(rows, []string{p.Name, o.Name, strconv.Itoa(g.Index), g.Name, bytesText(g.Mem), bytesText(g.FreeMem),
+					strconv.FormatUint(uint64(g.FreePercent), 10) + "%", bytesText(g.Overhead), strconv.Itoa(g.Leases), state})
+			}
+		}
+	}
+	if err := table(w, "POOL OWNER GPU NAME MEMORY FREE FREE% OVERHEAD LEASES STATE", rows); err != nil {
+		return err
+	}
+	for _, s := range silent {
+		if _, err := fmt.Fprintln(w, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// completePools lets a shell complete --pool with the pools that there are.
+func completePools(cmd *cobra.Command, socket *string) {
+	_ = cmd.RegisterFlagCompletionFunc("pool", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		var out []string
+		ps, _ := question(cmd.Context(), *socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, "") })
+		for _, p := range ps {
+			out = append(out, p.Name)
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	})
+}
+
+func fixed(cmd *cobra.Command, flag string, values []string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}

@@ -1,0 +1,93 @@
+package cli
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// Exit statuses of sluice health, those of monitoring plug-ins.
+const (
+	healthWarn    = 1
+	healthFail    = 2
+	healthUnknown = 3 // the daemon does not answer
+)
+
+func newHealth() *cobra.Command {
+	var socket string
+	var asJSON, quiet bool
+	cmd := &cobra.Command{
+		Use:   "health",
+		Short: "Say how this node's daemon fares, and what to do about it",
+		Long: `Ask this node's daemon for its findings and print them, worst first, each with a remedy.
+
+The exit status is 0 if all is well, 1 with a warning, 2 with a failure, and 3 if the
+daemon does not answer.`,
+		Example: "  sluice health\n  sluice health --quiet || echo 'something is wrong'",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Check, error) { return d.Health(ctx) })
+			if err != nil {
+				return &exitError{healthUnknown, err}
+			}
+			if err := printHealth(cmd, cs, asJSON, quiet); err != nil {
+				return &exitError{healthUnknown, err}
+			}
+			if s := healthStatus(cs); s != 0 {
+				return &exitError{status: s}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only what is not well")
+	socketFlag(cmd, &socket)
+	return cmd
+}
+
+func printHealth(cmd *cobra.Command, cs []rpc.Check, asJSON, quiet bool) error {
+	if len(cs) == 0 {
+		return errors.New("sluiced has no findings at all; run the same version of sluice and sluiced")
+	}
+	if quiet {
+		bad := []rpc.Check{}
+		for _, c := range cs {
+			if c.Level != rpc.OK {
+				bad = append(bad, c)
+			}
+		}
+		cs = bad
+	}
+	if asJSON {
+		return printJSON(cmd.OutOrStdout(), cs)
+	}
+	var rows [][]string
+	for _, c := range cs {
+		text := c.Text
+		if c.Remedy != "" {
+			text += "; " + c.Remedy
+		}
+		rows = append(rows, []string{string(c.Level), c.Name, text})
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	return table(cmd.OutOrStdout(), "LEVEL CHECK FINDING", rows)
+}
+
+func healthStatus(cs []rpc.Check) int {
+	status := 0
+	for _, c := range cs {
+		switch c.Level {
+		case rpc.OK:
+		case rpc.Warn:
+			status = max(status, healthWarn)
+		default: // also one that only a newer daemon knows
+			status = healthFail
+		}
+	}
+	return status
+}

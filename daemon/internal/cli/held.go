@@ -1,0 +1,139 @@
+package cli
+
+// A lease of the daemon under sluice run.
+//
+//	Acquire (our pid is its holder) -> lease socket's path -> program -> Release
+//
+// No connection to the daemon is open while the program runs, so that it may be
+// restarted meanwhile and nobody notices. It watches our process: if
+// we are killed it ends the lease by itself. That the lease has ended early (by
+// root, or by its --time) we see at its directory, which the daemon removes with
+// the lease and keeps across restarts.
+//
+// One goroutine looks at the directory; it ends when stop is closed. There is no
+// other state that two goroutines share.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+const (
+	// restartTime is how long a daemon may be gone before we call it so.
+	restartTime = 5 * time.Second
+	restartStep = 100 * time.Millisecond
+	// lookEvery is the time between two looks at the lease's directory.
+	lookEvery = time.Second
+	// farewell bounds the Release; the daemon does it by itself once we are gone.
+	farewell = 5 * time.Second
+)
+
+type heldLease struct {
+	id     string
+	path   string // of the lease's socket
+	socket string // the daemon's
+	say    func(string, ...any)
+	stop   chan struct{}
+	looked chan struct{} // closed when nobody looks any more; nil before watch
+}
+
+// hold asks the daemon for a lease. Asked again with the same key it answers the
+// same lease, so a call that a restart of the daemon cut off is repeated.
+func hold(ctx context.Context, socket string, r lease.Request, say func(string, ...any)) (granted, error) {
+	l, path, err := acquire(ctx, socket, r)
+	if err == nil && path == "" {
+		err = errors.New("sluiced granted a lease without a socket; run the same version of sluice and sluiced")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("no lease: %w", err)
+	}
+	return &heldLease{id: l.ID, path: path, socket: socket, say: say, stop: make(chan struct{})}, nil
+}
+
+func acquire(ctx context.Context, socket string, r lease.Request) (lease.Lease, string, error) {
+	end := time.Now().Add(restartTime)
+	again := true // for a call that was cut off
+	for {
+		d, socket, err := dial(socket) // each time: a connection that failed would wait before it tries again
+		if err != nil {
+			return lease.Lease{}, "", err
+		}
+		try, cancel := context.WithTimeout(ctx, callTime)
+		l, path, err := d.Acquire(try, r)
+		cancel()
+		_ = d.Close()
+		var e *lease.Error
+		if err == nil || !errors.As(err, &e) || e.Code != lease.Down {
+			if err != nil {
+				err = daemonError(socket, err)
+			}
+			return l, path, err
+		}
+		switch unreached := reach(socket); {
+		case unreached == nil && !again:
+			return l, path, daemonError(socket, err)
+		case unreached == nil:
+			again = false
+		case !errors.Is(unreached, unix.ECONNREFUSED) || time.Now().After(end):
+			// A socket without a listener is what a daemon between two lives
+			// leaves; where there is none, none is coming.
+			return l, path, unreached
+		}
+		select {
+		case <-ctx.Done():
+			return l, path, ctx.Err()
+		case <-time.After(restartStep):
+		}
+	}
+}
+
+func (h *heldLease) env() map[string]string { return map[string]string{"SLUICE_SOCKET": h.path} }
+
+func (h *heldLease) watch(lost func(reason string)) {
+	h.looked = make(chan struct{})
+	go func() {
+		defer close(h.looked)
+		dir := filepath.Dir(h.path)
+		tick := time.NewTicker(lookEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-h.stop:
+				return
+			case <-tick.C:
+			}
+			if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+				lost(fmt.Sprintf("lease %s has ended, see sluice list", short(h.id)))
+				return
+			}
+		}
+	}()
+}
+
+func (h *heldLease) release() {
+	close(h.stop)
+	if h.looked != nil {
+		<-h.looked
+	}
+	d, _, err := dial(h.socket)
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), farewell)
+		defer cancel()
+		defer d.Close()
+		err = d.Release(ctx, h.id, lease.Key{}, "sluice run: the program has ended")
+	}
+	var e *lease.Error
+	if err == nil || errors.As(err, &e) && (e.Code == lease.NotFound || e.Code == lease.Over || e.Code == lease.Down) {
+		return // Down: the daemon, back again, finds our process gone
+	}
+	h.say("lease %s was not returned: %v; say sluice release %s", short(h.id), err, short(h.id))
+}

@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+func leases(ctx context.Context, socket string) ([]lease.Status, error) {
+	ls, err := question(ctx, socket, func(ctx context.Context, d local) ([]lease.Status, error) { return d.List(ctx) })
+	slices.SortFunc(ls, func(a, b lease.Status) int {
+		if c := a.Made.Compare(b.Made); c != 0 {
+			return c
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return ls, err
+}
+
+func newList() *cobra.Command {
+	var socket string
+	var asJSON, sessions bool
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the leases of this node and their sessions",
+		Long: `List the leases that this node's daemon holds: yours, for root everybody's.
+
+FRACTIONS is percent and memory of each. USED counts the memory of all sessions and
+their overhead, which is what the worker's context takes on the GPU.`,
+		Example: "  sluice list\n  sluice list --sessions\n  sluice list --json | jq -r '.[].id'",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ls, err := leases(cmd.Context(), socket)
+			if err != nil {
+				return err
+			}
+			w := cmd.OutOrStdout()
+			if asJSON {
+				if ls == nil {
+					ls = []lease.Status{}
+				}
+				return printJSON(w, ls)
+			}
+			now, users := time.Now(), userNames{}
+			if err := table(w, "LEASE JOB USER STATE FRACTIONS OWNERS USED PEAK SESSIONS AGE LEFT", leaseRows(ls, now, users)); err != nil || !sessions {
+				return err
+			}
+			var rows [][]string
+			for _, l := range ls {
+				for _, s := range l.Sessions {
+					used, peak := total(s.Use)
+					rows = append(rows, []string{short(s.ID), short(l.ID), strconv.FormatUint(uint64(s.Client), 10), s.Program,
+						bytesText(used), bytesText(peak), strconv.FormatUint(s.Counts.Calls, 10), strconv.FormatUint(s.Counts.Waits, 10),
+						bytesText(s.Counts.BytesIn), bytesText(s.Counts.BytesOut), strconv.FormatUint(s.Counts.Errors, 10), since(now, s.Started)})
+				}
+			}
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+			return table(w, "SESSION LEASE PID PROGRAM USED PEAK CALLS WAITS IN OUT ERRORS AGE", rows)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print everything that is known, as JSON; sizes in bytes, times in RFC 3339")
+	cmd.Flags().BoolVar(&sessions, "sessions", false, "list the sessions too")
+	socketFlag(cmd, &socket)
+	return cmd
+}
+
+func leaseRows(ls []lease.Status, now time.Time, users userNames) [][]string {
+	rows := make([][]string, 0, len(ls))
+	for _, l := range ls {
+		var owners []string
+		for _, g := range l.Grants {
+			if !slices.Contains(owners, g.Owner) {
+				owners = append(owners, g.Owner)
+			}
+		}
+		left := "-"
+		if !l.Expires.IsZero() {
+			left = elapsed(l.Expires.Sub(now))
+		}
+		used, peak := total(l.Use)
+		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.name(l.Request.UID), string(l.State),
+			join(l.Grants, fractionText), strings.Join(owners, ","), bytesText(used), bytesText(peak),
+			strconv.Itoa(len(l.Sessions)), since(now, l.Made), left})
+	}
+	return rows
+}
+
+// userNames remembers names, since a directory server may be slow to ask.
+type userNames map[uint32]string
+
+func (u userNames) name(uid uint32) string {
+	if n, ok := u[uid]; ok {
+		return n
+	}
+	n := strconv.FormatUint(uint64(uid), 10)
+	if who, err := user.LookupId(n); err == nil {
+		n = who.Username
+	}
+	u[uid] = n
+	return n
+}

@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// table writes rows under a head of columns.
+func table(w io.Writer, head string, rows [][]string) error {
+	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	write := func(cells []string) {
+		for i, c := range cells {
+			if i > 0 {
+				_, _ = io.WriteString(tw, "\t")
+			}
+			_, _ = io.WriteString(tw, plain(c))
+		}
+		_, _ = io.WriteString(tw, "\n")
+	}
+	write(strings.Fields(head))
+	for _, r := range rows {
+		write(r)
+	}
+	return tw.Flush() // tells of every error before it
+}
+
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// plain is s without what would move a terminal's cursor: names come from users'
+// programs and from other machines.
+func plain(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return strings.Map(func(r rune) rune {
+		if r == ' ' || strconv.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, s)
+}
+
+// short is as much of a lease's id as tells it from others.
+func short(id string) string { return id[:min(len(id), 12)] }
+
+// bytesText is n with a unit, to three digits.
+func bytesText(n uint64) string {
+	const units = "KMGTPE"
+	if n < 1<<10 {
+		return strconv.FormatUint(n, 10)
+	}
+	v, u := float64(n)/1024, 0
+	for ; v >= 999.5 && u < len(units)-1; u++ {
+		v /= 1024
+	}
+	switch {
+	case v == float64(int(v)) || v >= 99.95:
+		return fmt.Sprintf("%.0f%c", v, units[u])
+	default:
+		return fmt.Sprintf("%.1f%c", v, units[u])
+	}
+}
+
+// since is how long ago t was, as d-hh:mm:ss; "-" for a time that is not set.
+func since(now, t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return elapsed(now.Sub(t))
+}
+
+func elapsed(d time.Duration) string {
+	s := max(int64(d/time.Second), 0)
+	text := fmt.Sprintf("%d:%02d:%02d", s%86400/3600, s%3600/60, s%60)
+	if days := s / 86400; days > 0 {
+		text = fmt.Sprintf("%d-%02d:%02d:%02d", days, s%86400/3600, s%3600/60, s%60)
+	}
+	return text
+}
+
+// fractionText is a grant's share as it is asked for: 50%:20G.
+func fractionText(g lease.Grant) string { return fmt.Sprintf("%d%%:%s", g.Percent, bytesText(g.Mem)) }
+
+func join[T any](in []T, text func(T) string) string {
+	s := make([]string, len(in))
+	for i, v := range in {
+		s[i] = text(v)
+	}
+	return strings.Join(s, ",")
+}
+
+// total is the memory in use of a lease, all its grants together.
+func total(use []lease.Use) (used, peak uint64) {
+	for _, u := range use {
+		used += u.Used
+		peak += u.Peak
+	}
+	return used, peak
+}

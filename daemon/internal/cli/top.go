@@ -1,0 +1,265 @@
+package cli
+
+// sluice top: ask the daemon for its live state, paint, wait, again. Rates are the
+// differences between two answers, by the daemon's clock. Leaving is ^C; the
+// cursor comes back however it ends. One goroutine does all of it.
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+func newTop() *cobra.Command {
+	var socket string
+	var once, asJSON bool
+	var every time.Duration
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Watch the GPUs and leases of this node",
+		Long: `Show, again and again, this node's GPUs with what is granted, used and busy, and its
+leases with what their sessions do. Leave with ^C.
+
+GRANTED is what leases hold of a GPU, USED what their sessions have of it, NVML what the
+driver says that is used by all, and BUSY the percentage of time in which a kernel ran;
+these two are "-" while NVML has not answered, and AGE says how old they are.
+CALLS/s, WAITS/s, IN/s and OUT/s are rates between two looks.
+
+When the output is no terminal, or with --once, it is shown once.`,
+		Example: "  sluice top\n  sluice top --once\n  sluice top --json --interval 5s",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if every < 100*time.Millisecond {
+				return fmt.Errorf("--interval %v: give 100ms at least", every)
+			}
+			w := cmd.OutOrStdout()
+			live := !once && (asJSON || terminal(w))
+			if !live {
+				s, err := stats(cmd.Context(), socket)
+				if err != nil {
+					return err
+				}
+				return showTop(w, s, nil, asJSON)
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+			defer stop()
+			if asJSON {
+				return stream(ctx, w, socket, every)
+			}
+			return watchTop(ctx, w, socket, every)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&once, "once", false, "show it once")
+	f.BoolVar(&asJSON, "json", false, "print one line of JSON for each look")
+	f.DurationVar(&every, "interval", time.Second, "time between two looks")
+	socketFlag(cmd, &socket)
+	return cmd
+}
+
+func stats(ctx context.Context, socket string) (rpc.Stats, error) {
+	return question(ctx, socket, func(ctx context.Context, d local) (rpc.Stats, error) { return d.Stats(ctx) })
+}
+
+func terminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+func stream(ctx context.Context, w io.Writer, socket string, every time.Duration) error {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		s, err := stats(ctx, socket)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := showTop(w, s, nil, true); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// What is asked of a terminal (ECMA-48).
+const (
+	hideCursor = "\x1b[?25l"
+	showCursor = "\x1b[?25h"
+	home       = "\x1b[H"
+	clearRest  = "\x1b[K"
+	clearBelow = "\x1b[J"
+	clearAll   = "\x1b[2J"
+)
+
+func watchTop(ctx context.Context, w io.Writer, socket string, every time.Duration) error {
+	last, err := stats(ctx, socket)
+	if err != nil {
+		return err // before anything is painted
+	}
+	if _, err := io.WriteString(w, hideCursor+clearAll); err != nil {
+		return err
+	}
+	defer func() { _, _ = io.WriteString(w, showCursor) }()
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	now, before := last, (*rpc.Stats)(nil)
+	for {
+		var page bytes.Buffer
+		if err != nil {
+			// A daemon that is restarted is no reason to leave.
+			fmt.Fprintf(&page, "%s\nwhat follows is of %s\n\n", plain(err.Error()), now.Time.Local().Format(time.TimeOnly))
+		}
+		if err := showTop(&page, now, before, false); err != nil {
+			return err
+		}
+		if _, err := w.Write(paint(page.Bytes(), w)); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		var s rpc.Stats
+		s, err = stats(ctx, socket)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil {
+			old := now
+			now, before = s, &old
+		}
+	}
+}
+
+// paint is a page made fit for a terminal: over the old one without a flicker,
+// and cut to the window so that it does not scroll.
+func paint(page []byte, w io.Writer) []byte {
+	rows, cols := 0, 0
+	if f, ok := w.(*os.File); ok {
+		if ws, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
+			rows, cols = int(ws.Row), int(ws.Col)
+		}
+	}
+	out := []byte(home)
+	for i, line := range bytes.Split(bytes.TrimSuffix(page, []byte("\n")), []byte("\n")) {
+		if rows > 0 && i == rows {
+			break
+		}
+		if i > 0 {
+			out = append(out, "\r\n"...)
+		}
+		if r := []rune(string(line)); cols > 0 && len(r) > cols {
+			line = []byte(string(r[:cols]))
+		}
+		out = append(append(out, line...), clearRest...)
+	}
+	return append(out, clearBelow...)
+}
+
+func showTop(w io.Writer, s rpc.Stats, before *rpc.Stats, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(w).Encode(s)
+	}
+	sessions := 0
+	for _, l := range s.Leases {
+		sessions += len(l.Sessions)
+	}
+	_, err := fmt.Fprintf(w, "sluice %s on %s, %s: %d GPUs, %d leases, %d sessions\n\n", plain(s.Version), plain(s.Node),
+		s.Time.Local().Format(time.DateTime), len(s.GPUs), len(s.Leases), sessions)
+	if len(s.GPUs) > 0 {
+		rows := make([][]string, 0, len(s.GPUs))
+		for _, g := range slices.SortedFunc(slices.Values(s.GPUs), func(a, b rpc.GPUStats) int { return cmp.Compare(a.GPU.Index, b.GPU.Index) }) {
+			busy, nvml, age := "-", "-", "-"
+			if g.Known {
+				busy, nvml, age = strconv.FormatUint(uint64(g.Utilisation), 10)+"%", bytesText(g.MemUsed), g.Age.Round(100*time.Millisecond).String()
+			}
+			state := "ok"
+			if !g.GPU.Healthy {
+				state = "unhealthy: " + g.GPU.Why
+			}
+			rows = append(rows, []string{strconv.Itoa(g.GPU.Index), g.GPU.Name, bytesText(g.GPU.Mem), bytesText(g.GrantedMem), bytesText(g.UsedMem),
+				nvml, strconv.Itoa(100-int(min(g.GPU.FreePercent, 100))) + "%", busy, strconv.Itoa(g.GPU.Leases), age, state})
+		}
+		err = errors.Join(err, table(w, "GPU NAME MEMORY GRANTED USED NVML LENT BUSY LEASES AGE STATE", rows))
+		_, nl := fmt.Fprintln(w)
+		err = errors.Join(err, nl)
+	}
+	return errors.Join(err, table(w, "LEASE JOB USER FRACTIONS USED PEAK SESSIONS CALLS/s WAITS/s IN/s OUT/s ERRORS THROTTLED PROGRAMS", topRows(s, before)))
+}
+
+func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
+	old, dt := map[string]lease.Counts{}, 0.0
+	if before != nil {
+		dt = s.Time.Sub(before.Time).Seconds()
+		for _, l := range before.Leases {
+			for _, x := range l.Sessions {
+				old[x.ID] = x.Counts
+			}
+		}
+	}
+	users := userNames{}
+	var rows [][]string
+	for _, l := range s.Leases {
+		var d, all lease.Counts
+		var programs []string
+		for _, x := range l.Sessions {
+			was := old[x.ID] // zero for one that is new since
+			d.Calls += grown(was.Calls, x.Counts.Calls)
+			d.Waits += grown(was.Waits, x.Counts.Waits)
+			d.BytesIn += grown(was.BytesIn, x.Counts.BytesIn)
+			d.BytesOut += grown(was.BytesOut, x.Counts.BytesOut)
+			all.Errors += x.Counts.Errors
+			all.Throttle += x.Counts.Throttle
+			if !slices.Contains(programs, x.Program) {
+				programs = append(programs, x.Program)
+			}
+		}
+		rate := func(n uint64, text func(uint64) string) string {
+			if dt <= 0 {
+				return "-" // the first look, or a clock that was set back
+			}
+			return text(uint64(float64(n) / dt))
+		}
+		num := func(n uint64) string { return strconv.FormatUint(n, 10) }
+		used, peak := total(l.Use)
+		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.name(l.Request.UID), join(l.Grants, fractionText), bytesText(used), bytesText(peak),
+			strconv.Itoa(len(l.Sessions)), rate(d.Calls, num), rate(d.Waits, num), rate(d.BytesIn, bytesText), rate(d.BytesOut, bytesText),
+			num(all.Errors), all.Throttle.Round(10 * time.Millisecond).String(), join(programs, func(p string) string { return p })})
+	}
+	return rows
+}
+
+// grown is what a counter has gained; one that begins anew has gained all it has.
+func grown(was, is uint64) uint64 {
+	if is < was {
+		return is
+	}
+	return is - was
+}
