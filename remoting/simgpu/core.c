@@ -184,6 +184,7 @@ static CUresult start(void)
 		fprintf(stderr, "simgpu: cannot open the shared state; see SLUICE_SIM_STATE\n");
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
+	state_visible(&sim.cfg);
 	if (!sim.cfg.ndev)
 		return CUDA_ERROR_NO_DEVICE;
 	pthread_condattr_init(&a);

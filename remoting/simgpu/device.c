@@ -49,7 +49,7 @@ int dev_attr(CUdevice dev, int attr, int *value)
 	if (attr < 1 || attr > attr_max())
 		return -1;
 	switch (attr) {
-	case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = SIM_PCI_BUS(dev); return 0;
+	case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = SIM_PCI_BUS(state_phys(dev)); return 0;
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = major; return 0;
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = minor; return 0;
 	case CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID: *value = dev; return 0;
@@ -175,7 +175,7 @@ API CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice dev)
 		return r;
 	if (len < 13)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	snprintf(id, (size_t)len, "%04x:%02x:%02x.0", 0, SIM_PCI_BUS(dev), 0);
+	snprintf(id, (size_t)len, "%04x:%02x:%02x.0", 0, SIM_PCI_BUS(state_phys(dev)), 0);
 	return sim_leave(CUDA_SUCCESS);
 }
 
@@ -193,10 +193,13 @@ API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *id)
 		if (sscanf(id, "%x:%x", &bus, &slot) != 2)
 			return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	}
-	if (domain || slot || bus < 1 || bus > (unsigned int)sim.cfg.ndev)
-		return sim_leave(CUDA_ERROR_INVALID_DEVICE);
-	*dev = (int)bus - 1;
-	return sim_leave(CUDA_SUCCESS);
+	for (int i = 0; i < sim.cfg.ndev && !domain && !slot; i++) {
+		if (bus == (unsigned int)SIM_PCI_BUS(state_phys(i))) {
+			*dev = i;
+			return sim_leave(CUDA_SUCCESS);
+		}
+	}
+	return sim_leave(CUDA_ERROR_INVALID_DEVICE);
 }
 
 API CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer)

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -32,6 +33,8 @@ struct shared {
 
 static struct shared *sh;
 static struct sim_proc *mine;
+/* The machine's number of each device that this process sees. */
+static int phys[SIM_MAX_DEV] = { 0, 1, 2, 3, 4, 5, 6, 7 };
 
 static int parse_size(const char *name, uint64_t *out)
 {
@@ -255,6 +258,45 @@ int state_open(struct sim_config *cfg, bool own)
 	return state_open_at(path, cfg, own, true);
 }
 
+static bool named(const char *s, size_t n, int dev)
+{
+	unsigned char u[16];
+	char text[48] = "GPU-";
+	size_t k = 4;
+
+	state_uuid(dev, u);
+	for (int i = 0; i < 16; i++)
+		k += (size_t)snprintf(text + k, sizeof(text) - k, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", u[i]);
+	return n > 4 && n <= k && !strncasecmp(s, text, n);
+}
+
+void state_visible(struct sim_config *cfg)
+{
+	const char *s = getenv("CUDA_VISIBLE_DEVICES");
+	int n = 0, all = cfg->ndev, found[SIM_MAX_DEV];
+
+	if (!s)
+		return;
+	while (*s && n < all) {
+		size_t len = strcspn(s, ",");
+		int dev = all;
+
+		if (*s >= '0' && *s <= '9')
+			dev = atoi(s);
+		else
+			for (dev = 0; dev < all && !named(s, len, dev); dev++)
+				;
+		if (dev >= all)
+			break;	/* as the driver does: what follows is not seen */
+		found[n++] = dev;
+		s += len + (s[len] == ',');
+	}
+	memcpy(phys, found, sizeof(int) * (size_t)n);
+	cfg->ndev = n;
+}
+
+int state_phys(int dev) { return phys[dev]; }
+
 void state_leave(void)
 {
 	if (!mine || mine->pid != getpid())
@@ -265,6 +307,7 @@ void state_leave(void)
 	unlock();
 }
 
+/* dev is the machine's number here. */
 static uint64_t total(int dev)
 {
 	uint64_t sum = 0;
@@ -282,13 +325,13 @@ bool state_charge(int dev, uint64_t bytes)
 	if (!mine)
 		return false;
 	lock();
-	ok = bytes <= sh->mem && total(dev) <= sh->mem - bytes;
+	ok = bytes <= sh->mem && total(phys[dev]) <= sh->mem - bytes;
 	if (!ok && bytes <= sh->mem) {
 		reclaim();
-		ok = total(dev) <= sh->mem - bytes;
+		ok = total(phys[dev]) <= sh->mem - bytes;
 	}
 	if (ok)
-		mine->used[dev] += bytes;
+		mine->used[phys[dev]] += bytes;
 	unlock();
 	return ok;
 }
@@ -298,7 +341,7 @@ void state_uncharge(int dev, uint64_t bytes)
 	if (!mine)
 		return;
 	lock();
-	mine->used[dev] -= bytes;
+	mine->used[phys[dev]] -= bytes;
 	unlock();
 }
 
@@ -307,7 +350,7 @@ void state_contexts(int dev, int delta)
 	if (!mine)
 		return;
 	lock();
-	mine->contexts[dev] += (uint64_t)(int64_t)delta;
+	mine->contexts[phys[dev]] += (uint64_t)(int64_t)delta;
 	unlock();
 }
 
@@ -317,7 +360,7 @@ uint64_t state_used(int dev)
 
 	lock();
 	reclaim();
-	n = total(dev);
+	n = total(phys[dev]);
 	unlock();
 	return n;
 }
@@ -325,7 +368,7 @@ uint64_t state_used(int dev)
 void state_busy(int dev, uint64_t ns)
 {
 	if (mine)
-		atomic_fetch_add_explicit(&mine->busy_ns[dev], ns, memory_order_relaxed);
+		atomic_fetch_add_explicit(&mine->busy_ns[phys[dev]], ns, memory_order_relaxed);
 }
 
 int state_procs(struct sim_proc *out, int max)
@@ -349,5 +392,5 @@ void state_uuid(int dev, unsigned char uuid[16])
 	};
 
 	memcpy(uuid, base, 16);
-	uuid[15] = (unsigned char)dev;
+	uuid[15] = (unsigned char)phys[dev];
 }

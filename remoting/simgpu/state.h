@@ -32,6 +32,10 @@ struct sim_proc {
 int state_config(struct sim_config *cfg);
 /* Opens the shared state; own: take a slot. Returns 0 or -errno. */
 int state_open(struct sim_config *cfg, bool own);
+/* Leaves the devices that CUDA_VISIBLE_DEVICES names, by number or UUID; once, for libcuda. */
+void state_visible(struct sim_config *cfg);
+/* The machine's number of a device of this process. */
+int state_phys(int dev);
 void state_leave(void);
 /* Takes bytes of a device's memory for this process. Returns false when it has not that much. */
 bool state_charge(int dev, uint64_t bytes);

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
@@ -125,7 +126,9 @@ func fakeSession(t testing.TB, images *store.Store, in []byte) (*session, *accou
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fakeSessionOf(t, l, images, in)
+	s, acct := fakeSessionOf(t, l, images, in)
+	l.End() // with its session
+	return s, acct
 }
 
 func fakeSessionOf(t testing.TB, l *account.Lease, images *store.Store, in []byte) (*session, *account.Session) {
@@ -138,7 +141,7 @@ func fakeSessionOf(t testing.TB, l *account.Lease, images *store.Store, in []byt
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := &start{snap: wire.Snapshot{Devices: []wire.Device{{CCMajor: 9, TotalMem: testMem}}}, overhead: []uint64{64 << 20}, idle: []uint64{0}}
+	st := &control.Start{Facts: control.Facts{Snapshot: wire.Snapshot{Devices: []wire.Device{{CCMajor: 9, TotalMem: testMem}}}, Overhead: []uint64{64 << 20}, Idle: []uint64{0}}}
 	s.configure(st, time.Second)
 	s.exit = func(int) {}
 	s.hostfns.r = os.Stdin // opened already, as far as launchHost can tell
@@ -196,6 +199,7 @@ func FuzzFrame(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, acct := fakeSession(t, images, b)
+		defer acct.Close()
 		done := make(chan error, 1)
 		go func() { done <- s.run() }()
 		select {
@@ -246,24 +250,6 @@ func FuzzDesc3D(f *testing.F) {
 	})
 }
 
-func FuzzStart(f *testing.F) {
-	st := start{hello: testHello(wire.SessionCompute), snap: wire.Snapshot{Devices: make([]wire.Device, 2)}, overhead: []uint64{1, 2}, idle: []uint64{3, 4}}
-	f.Add(st.encode())
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var st start
-		if st.decode(b) != nil {
-			return
-		}
-		if len(st.overhead) != len(st.snap.Devices) || len(st.idle) != len(st.snap.Devices) {
-			t.Fatal("counts differ")
-		}
-		var again start
-		if err := again.decode(st.encode()); err != nil {
-			t.Fatal(err)
-		}
-	})
-}
-
 func FuzzImageChunk(f *testing.F) {
 	loadFakeDriver(f)
 	img := loadRequest(image0, 1, true)
@@ -274,7 +260,8 @@ func FuzzImageChunk(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, chunk, load []byte) {
-		s, _ := fakeSession(t, images, nil)
+		s, acct := fakeSession(t, images, nil)
+		defer acct.Close()
 		defer s.rd.Close()
 		s.ctxActivate(u32(0))
 		s.imageChunk(bytes.Clone(chunk))

@@ -12,26 +12,19 @@ import "C"
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"unsafe"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 )
 
 // Driver says where the driver's libraries are.
 type Driver struct {
 	LibCUDA string
 	LibNVML string
-}
-
-// facts is what the probe found; sizes in bytes, by device.
-type facts struct {
-	Snapshot wire.Snapshot
-	Overhead []uint64 // what one context takes
-	Idle     []uint64 // what was in use before, as NVML says
 }
 
 func openDriver(path string) error {
@@ -51,11 +44,11 @@ func openDriver(path string) error {
 const numDeviceAttrs = 160
 
 // probe fills facts for the first n devices that the process can see.
-func probe(log *slog.Logger, d Driver, n int) (*facts, error) {
+func probe(log *slog.Logger, d Driver, n int) (*control.Facts, error) {
 	if err := openDriver(d.LibCUDA); err != nil {
 		return nil, err
 	}
-	f := &facts{}
+	f := &control.Facts{}
 	var v C.int
 	if rc := C.sl_driver_version(&v); rc != 0 {
 		return nil, fmt.Errorf("driver: cuDriverGetVersion returned %d", int(rc))
@@ -174,17 +167,4 @@ func Probe(log *slog.Logger, d Driver, n int, w io.Writer) error {
 		return err
 	}
 	return json.NewEncoder(w).Encode(f)
-}
-
-var errProbe = errors.New("probe failed")
-
-func readFacts(b []byte, n int) (*facts, error) {
-	var f facts
-	if err := json.Unmarshal(b, &f); err != nil {
-		return nil, fmt.Errorf("%w: %w", errProbe, err)
-	}
-	if len(f.Snapshot.Devices) != n || len(f.Overhead) != n || len(f.Idle) != n {
-		return nil, fmt.Errorf("%w: it describes %d devices of %d", errProbe, len(f.Snapshot.Devices), n)
-	}
-	return &f, nil
 }

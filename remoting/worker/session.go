@@ -55,6 +55,8 @@ type session struct {
 	store     *store.Store
 	nvml      *nvml
 	client    account.Client
+	counts    *account.Counts
+	reason    func(string) // notes why the session ends
 
 	stream wire.Stream
 	rd     *wire.Reader
@@ -100,6 +102,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 	s := &session{
 		log: log, ledger: l, store: st, stream: stream, rd: rd, wr: wire.NewWriter(stream),
 		cur: noCtx, ctxs: make(map[uint64]*cudaContext), captures: make(map[uint64]bool), refused: make(map[string]bool), exit: unix.Exit,
+		counts: new(account.Counts), reason: func(string) {},
 	}
 	s.mem.init(s)
 	s.images.init()
@@ -122,6 +125,12 @@ func (s *session) run() error {
 			return s.farewell(err)
 		}
 		s.begun.Add(1)
+		// In place, where whoever has mapped the account reads them.
+		s.counts.Calls++
+		s.counts.BytesIn += wire.RequestSize + uint64(s.hdr.Size)
+		if s.hdr.Op == wire.OpLaunch {
+			s.counts.Launches++
+		}
 		s.inOp.Store(true)
 		s.pending = false
 		s.enc.Reset()
@@ -132,7 +141,12 @@ func (s *session) run() error {
 		if s.ended != "" {
 			return s.farewell(errors.New(s.ended))
 		}
+		if rc != 0 {
+			s.counts.AddError()
+		}
 		if s.hdr.Call != 0 {
+			s.counts.Waits++
+			atomic.StoreUint64(&s.counts.BytesOut, s.wr.Sent())
 			if !s.pending {
 				if err := s.reply(s.hdr.Op, s.hdr.Call, rc, s.enc.Buf()); err != nil {
 					return err
@@ -262,8 +276,10 @@ func (s *session) malformed(op uint16) int32 {
 // farewell tells the client, if it can still hear, why its session ends.
 func (s *session) farewell(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+		s.reason("client closed")
 		return nil
 	}
+	s.reason(err.Error())
 	s.log.Error("session ended", "reason", err)
 	_ = s.wr.Send(&wire.Reply{Kind: wire.KindBye}, []byte(err.Error()), nil)
 	return err
@@ -282,6 +298,7 @@ func (s *session) beat() {
 	t := time.NewTicker(max(s.keepalive/4, 10*time.Millisecond))
 	defer t.Stop()
 	for range t.C {
+		atomic.StoreUint64(&s.counts.BytesOut, s.wr.Sent())
 		if err := s.wr.Send(&wire.Reply{Kind: wire.KindBeat}, nil, nil); err != nil {
 			s.leave("client does not answer", err)
 		}
@@ -309,6 +326,11 @@ func (s *session) watch(fds ...int) {
 // leave ends the process at once, from any goroutine.
 func (s *session) leave(why string, err error) {
 	s.leaving.Do(func() {
+		if err != nil {
+			s.reason(why + ": " + err.Error())
+		} else {
+			s.reason(why)
+		}
 		s.log.Debug("session leaves", "why", why, "error", err)
 		s.exit(0)
 	})

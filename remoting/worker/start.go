@@ -5,27 +5,20 @@ package worker
 // START message, which brings the client's socket and everything the
 // supervisor knows.
 
-/*
-#include "driver.h"
-*/
-import "C"
-
 import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
+	"os/signal"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
-
-// controlFD is the session process's end of its control socket.
-const controlFD = 3
 
 // SessionConfig is what a session process is started with.
 type SessionConfig struct {
@@ -34,106 +27,46 @@ type SessionConfig struct {
 	StoreLimit int64 // bytes
 }
 
-// start is the START message.
-type start struct {
-	hello    wire.Hello
-	snap     wire.Snapshot // TotalMem is what the lease grants
-	overhead []uint64
-	idle     []uint64
-}
-
-func (st *start) encode() []byte {
-	var snap, e wire.Encoder
-	st.snap.Encode(&snap)
-	var h [wire.HelloSize]byte
-	st.hello.Encode(&h)
-	e.Bytes(h[:])
-	e.U32(uint32(snap.Len()))
-	e.Bytes(snap.Buf())
-	for i := range st.snap.Devices {
-		e.U64(st.overhead[i])
-		e.U64(st.idle[i])
-	}
-	return e.Buf()
-}
-
-func (st *start) decode(b []byte) error {
-	d := wire.NewDecoder(b)
-	h := d.Bytes(wire.HelloSize)
-	n := d.Count(1, wire.MaxWelcome)
-	snap := d.Bytes(n)
-	if d.Err() != nil {
-		return fmt.Errorf("start message: %w", d.Err())
-	}
-	if err := st.hello.Decode((*[wire.HelloSize]byte)(h)); err != nil {
-		return fmt.Errorf("start message: %w", err)
-	}
-	if err := st.snap.Decode(snap); err != nil {
-		return fmt.Errorf("start message: %w", err)
-	}
-	for range st.snap.Devices {
-		st.overhead = append(st.overhead, d.U64())
-		st.idle = append(st.idle, d.U64())
-	}
-	if err := d.Done(); err != nil {
-		return fmt.Errorf("start message: %w", err)
-	}
-	return nil
-}
-
-// maxStart is the largest START message, in bytes.
-const maxStart = 128 << 10
-
-// receiveStart waits for START and the client's socket.
-func receiveStart() (*start, int, error) {
-	buf := make([]byte, maxStart)
-	oob := make([]byte, unix.CmsgSpace(4))
-	var n, on int
-	var err error
-	for {
-		n, on, _, _, err = unix.Recvmsg(controlFD, buf, oob, unix.MSG_CMSG_CLOEXEC)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("control socket: %w", err)
-	}
-	if n == 0 {
-		return nil, 0, nil // the supervisor is gone, or needs no more sessions
-	}
-	msgs, err := unix.ParseSocketControlMessage(oob[:on])
-	if err != nil || len(msgs) != 1 {
-		return nil, 0, fmt.Errorf("start message: no socket came with it")
-	}
-	fds, err := unix.ParseUnixRights(&msgs[0])
-	if err != nil || len(fds) != 1 {
-		return nil, 0, fmt.Errorf("start message: no socket came with it")
-	}
-	st := &start{}
-	if err := st.decode(buf[:n]); err != nil {
-		unix.Close(fds[0])
-		return nil, 0, err
-	}
-	return st, fds[0], nil
-}
-
 // RunSession is the main function of a session process. It returns when there
 // was no session to run, and otherwise leaves the process itself.
 func RunSession(log *slog.Logger, cfg SessionConfig) error {
-	C.sl_die_with_parent()
+	// The log may be a pipe whose reader is gone; that ends no session.
+	signal.Ignore(unix.SIGPIPE)
 	out := prints{}
 	if err := out.open(); err != nil {
 		return err
 	}
 	bad := openDriver(cfg.Driver.LibCUDA)
 	haveNVML := bad == nil && openNVML(log, cfg.Driver.LibNVML)
-	st, fd, err := receiveStart()
+	st, fds, err := control.Receive()
 	if err != nil || st == nil {
 		return err
 	}
-	log = log.With("client", st.hello.Program, "pid", st.hello.PID, "lease", shortToken(st.hello.Token))
-	keepalive := time.Duration(st.snap.KeepaliveMS) * time.Millisecond
+	fd := fds[0]
+	// The account is root's and is opened anew: before bind.
+	acct, err := openAccount(st, fds[1])
+	if err == nil && st.Bind != nil {
+		err = bind(st.Bind)
+	}
+	if st.Detached {
+		control.Answer(err)
+	}
+	if err != nil {
+		return err
+	}
+	log = log.With("lease", st.Lease)
+	if st.Detached {
+		if err := readHello(fd, &st.Hello); err != nil {
+			acct.SetReason(err.Error())
+			log.Info("client refused", "reason", err)
+			return nil
+		}
+		cfg.Store, cfg.StoreLimit = fmt.Sprintf("/proc/self/fd/%d/.", fds[2]), st.StoreLimit
+		acct.SetClient(account.Client{PID: st.Hello.PID, Name: st.Hello.Program}, st.Hello.Kind)
+	}
+	log = log.With("client", st.Hello.Program, "pid", st.Hello.PID)
+	snap := &st.Snapshot
+	keepalive := time.Duration(snap.KeepaliveMS) * time.Millisecond
 	if err := wire.Tune(fd, keepalive); err != nil {
 		log.Warn("socket options", "error", err)
 	}
@@ -142,37 +75,34 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		return err
 	}
 	w := wire.NewWriter(sock)
-	if bad != nil {
-		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(bad.Error())))
-		return bad
-	}
 	images, err := store.Open(cfg.Store, cfg.StoreLimit)
-	if err != nil {
+	if err = errors.Join(bad, err); err != nil {
 		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(err.Error())))
+		acct.SetReason(err.Error())
 		return err
 	}
 	// A client on this machine gets its frames through shared memory.
 	stream, pass := sock, -1
-	if st.hello.Features&wire.FeatureShm != 0 && st.hello.Kind == wire.SessionCompute && isUnix(fd) {
+	if st.Hello.Features&wire.FeatureShm != 0 && st.Hello.Kind == wire.SessionCompute && isUnix(fd) {
 		if m, p, err := wire.NewShmStream(fd, keepalive); err != nil {
 			log.Warn("no shared memory: the socket serves instead", "error", err)
 		} else {
 			stream, pass = m, p
-			st.snap.Features |= wire.FeatureShm
+			snap.Features |= wire.FeatureShm
 		}
 	}
-	var s *session
-	ledger := account.NewRemote(controlCall, func(err error) { s.leave("control socket", err) })
-	if s, err = newSession(log, stream, ledger, images); err != nil {
+	s, err := newSession(log, stream, acct, images)
+	if err != nil {
 		return err
 	}
+	s.counts, s.reason = acct.Counts(), acct.SetReason
 	s.configure(st, keepalive)
 	s.prints.fd, s.prints.buf = out.fd, out.buf
 	s.prints.on.Store(true)
 	if haveNVML {
 		var ids []string
-		for i := range st.snap.Devices {
-			ids = append(ids, st.snap.Devices[i].PCIBusID)
+		for i := range snap.Devices {
+			ids = append(ids, snap.Devices[i].PCIBusID)
 		}
 		s.nvml = newNVML(ids)
 	}
@@ -189,7 +119,11 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		unix.Close(pass)
 	}
 	log.Info("session started")
-	go s.watch(fd, controlFD)
+	if st.Detached {
+		go s.watch(fd)
+	} else {
+		go s.watch(fd, control.FD)
+	}
 	go s.beat()
 	go s.prints.pump(s)
 	go s.mem.keepMeasured()
@@ -200,6 +134,58 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	return nil
 }
 
+// openAccount opens the session's slot of its lease's account.
+func openAccount(st *control.Start, fd int) (*account.Session, error) {
+	f, err := account.FromFD(fd)
+	if err != nil {
+		return nil, err
+	}
+	if f.Devices() != len(st.Snapshot.Devices) {
+		return nil, fmt.Errorf("account of %d devices, %d are given", f.Devices(), len(st.Snapshot.Devices))
+	}
+	return f.Session(st.Slot)
+}
+
+// readHello reads the HELLO of a client that nobody has spoken with yet. A refusal
+// has been told when it returns.
+func readHello(fd int, h *wire.Hello) error {
+	// Blocking calls with a time limit, as NewSocketStream wants the socket anyway.
+	if err := unix.SetNonblock(fd, false); err != nil {
+		return fmt.Errorf("client's socket: %w", err)
+	}
+	var b [wire.HelloSize]byte
+	until := time.Now().Add(helloTime)
+	for n := 0; n < len(b); {
+		left := time.Until(until)
+		tv := unix.NsecToTimeval(max(left, time.Millisecond).Nanoseconds())
+		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
+		k, err := unix.Read(fd, b[n:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil || k == 0 || left <= 0:
+			return fmt.Errorf("client said no hello: %d bytes in %v", n, helloTime-max(left, 0))
+		default:
+			n += k
+		}
+	}
+	tv := unix.Timeval{}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return fmt.Errorf("client's socket: %w", err)
+	}
+	if err := h.Decode(&b); err != nil {
+		return err
+	}
+	status, err := judge(h)
+	if err == nil && h.Kind == wire.SessionLease {
+		status, err = wire.StatusVersion, errors.New("a lease asks for a lease: unset SLUICE_WORKER inside of one")
+	}
+	if err != nil {
+		_, _ = unix.Write(fd, wire.AppendWelcome(nil, status, []byte(err.Error())))
+		_ = unix.Shutdown(fd, unix.SHUT_WR)
+	}
+	return err
+}
+
 func isUnix(fd int) bool {
 	sa, err := unix.Getsockname(fd)
 	_, ok := sa.(*unix.SockaddrUnix)
@@ -207,12 +193,12 @@ func isUnix(fd int) bool {
 }
 
 // configure takes over what the supervisor said.
-func (s *session) configure(st *start, keepalive time.Duration) {
+func (s *session) configure(st *control.Start, keepalive time.Duration) {
 	s.keepalive = keepalive
-	s.snap = st.snap
-	s.overhead = st.overhead
-	s.client = account.Client{PID: st.hello.PID, Name: st.hello.Program}
-	s.mem.setDevices(len(st.snap.Devices), st.idle)
+	s.snap = st.Snapshot
+	s.overhead = st.Overhead
+	s.client = account.Client{PID: st.Hello.PID, Name: st.Hello.Program}
+	s.mem.setDevices(len(st.Snapshot.Devices), st.Idle)
 }
 
 // linger lets the last frame reach the client: a socket that is closed with
@@ -229,25 +215,5 @@ func (s *session) linger(fd int) {
 		if n, err := unix.Read(fd, b[:]); n <= 0 || err != nil {
 			return
 		}
-	}
-}
-
-// controlCall does one round trip with the supervisor.
-func controlCall(req, reply []byte) (int, error) {
-	if _, err := unix.SendmsgN(controlFD, req, nil, nil, unix.MSG_NOSIGNAL); err != nil {
-		return 0, fmt.Errorf("control socket: %w", err)
-	}
-	for {
-		n, err := unix.Read(controlFD, reply)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return 0, fmt.Errorf("control socket: %w", err)
-		}
-		if n == 0 {
-			return 0, fmt.Errorf("control socket: %w", os.ErrClosed)
-		}
-		return n, nil
 	}
 }

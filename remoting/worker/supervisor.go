@@ -4,11 +4,10 @@ package worker
 //
 //	accept -> hello (one goroutine per connection, 5 s) ->
 //	    lease kind:    a lease with a random token; its connection is its life
-//	    other kinds:   a session process takes the socket; a goroutine answers
-//	                   its account requests until it ends, and once it has been
-//	                   reaped gives back what it held
+//	    other kinds:   a session process takes the socket and a slot of the
+//	                   lease's account; once it has been reaped, its slot is freed
 //
-// mu guards leases and sessions; the account has a lock of its own. One process
+// mu guards leases and sessions; the book has a lock of its own. One process
 // is always started ahead, so that a client does not wait for the driver.
 
 import (
@@ -28,10 +27,9 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
@@ -60,14 +58,14 @@ type Config struct {
 type Supervisor struct {
 	log   *slog.Logger
 	cfg   Config
-	facts *facts
+	facts *control.Facts
 	book  *account.Book
 	spawn chan func()
 
 	mu       sync.Mutex
 	leases   map[[16]byte]*lease
 	sessions int
-	warm     *process
+	warm     *control.Process
 	closed   bool
 	wg       sync.WaitGroup
 }
@@ -76,15 +74,8 @@ type Supervisor struct {
 type lease struct {
 	*account.Lease
 	token [16]byte
-	procs map[*process]bool
+	procs map[*control.Process]bool
 	own   bool // the default lease: it lives as long as its sessions
-}
-
-// process is a session process.
-type process struct {
-	cmd  *exec.Cmd
-	ctl  *net.UnixConn
-	done chan struct{} // closed once reaped
 }
 
 // New asks the driver about the devices and prepares a worker.
@@ -139,17 +130,14 @@ func (s *Supervisor) spawner() {
 }
 
 func (s *Supervisor) command(sub string) *exec.Cmd {
-	c := s.cfg.Session
-	args := append(append([]string(nil), s.cfg.Args...), sub,
-		"--libcuda", c.Driver.LibCUDA, "--libnvml", c.Driver.LibNVML, "--store", c.Store,
-		"--store-limit", strconv.FormatInt(c.StoreLimit, 10), "--devices", strconv.Itoa(len(s.cfg.Devices)))
-	cmd := exec.Command(s.cfg.Exe, args...)
-	var ids []string
-	for _, d := range s.cfg.Devices {
-		ids = append(ids, strconv.Itoa(d))
+	c := control.Command{
+		Exe: s.cfg.Exe, Args: s.cfg.Args, LibCUDA: s.cfg.Session.Driver.LibCUDA, LibNVML: s.cfg.Session.Driver.LibNVML,
+		Store: s.cfg.Session.Store, Limit: s.cfg.Session.StoreLimit,
 	}
-	cmd.Env = append(os.Environ(), "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="+strings.Join(ids, ","))
-	cmd.Stderr = os.Stderr
+	for _, d := range s.cfg.Devices {
+		c.Devices = append(c.Devices, strconv.Itoa(d))
+	}
+	cmd := c.Cmd(sub)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
@@ -162,7 +150,7 @@ func (s *Supervisor) on(f func() error) error {
 }
 
 // probe has a process of its own ask the driver.
-func (s *Supervisor) probe(ctx context.Context) (*facts, error) {
+func (s *Supervisor) probe(ctx context.Context) (*control.Facts, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
 	cmd := s.command("probe")
@@ -176,58 +164,25 @@ func (s *Supervisor) probe(ctx context.Context) (*facts, error) {
 	if err := cmd.Wait(); err != nil {
 		return nil, fmt.Errorf("the driver could not be asked (see above): %w", err)
 	}
-	return readFacts([]byte(out.String()), len(s.cfg.Devices))
+	return control.ReadFacts([]byte(out.String()), len(s.cfg.Devices))
 }
 
 // start starts a session process that waits for its client.
-func (s *Supervisor) start() (*process, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
-	}
-	child := os.NewFile(uintptr(fds[1]), "control")
-	defer child.Close()
-	own := os.NewFile(uintptr(fds[0]), "control")
-	conn, err := net.FileConn(own)
-	own.Close()
-	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
-	}
-	p := &process{ctl: conn.(*net.UnixConn), done: make(chan struct{})}
-	p.cmd = s.command("session")
-	p.cmd.ExtraFiles = []*os.File{child}
-	if err := s.on(p.cmd.Start); err != nil {
-		p.ctl.Close()
-		return nil, fmt.Errorf("session process: %w", err)
-	}
-	go func() {
-		_ = p.cmd.Wait()
-		close(p.done)
-	}()
-	return p, nil
-}
-
-// end kills the process and waits until it has been reaped.
-func (p *process) end() {
-	_ = p.cmd.Process.Kill()
-	<-p.done
-	p.ctl.Close()
+func (s *Supervisor) start() (*control.Process, error) {
+	cmd := s.command("session")
+	return control.Spawn(cmd, func() error { return s.on(cmd.Start) })
 }
 
 // take gives the process that was started ahead, or a new one, and starts the
 // next.
-func (s *Supervisor) take() (*process, error) {
+func (s *Supervisor) take() (*control.Process, error) {
 	s.mu.Lock()
 	p := s.warm
 	s.warm = nil
 	s.mu.Unlock()
-	if p != nil {
-		select {
-		case <-p.done: // it died waiting
-			p.ctl.Close()
-			p = nil
-		default:
-		}
+	if p != nil && p.Ended() { // it died waiting
+		p.Ctl.Close()
+		p = nil
 	}
 	var err error
 	if p == nil {
@@ -253,7 +208,7 @@ func (s *Supervisor) prepare() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.warm != nil || s.closed {
-		go p.end()
+		go p.End()
 		return
 	}
 	s.warm = p
@@ -299,7 +254,7 @@ func (s *Supervisor) Serve(ctx context.Context, l net.Listener) error {
 func (s *Supervisor) close() {
 	s.mu.Lock()
 	s.closed = true
-	var ps []*process
+	var ps []*control.Process
 	for _, l := range s.leases {
 		for p := range l.procs {
 			ps = append(ps, p)
@@ -311,7 +266,7 @@ func (s *Supervisor) close() {
 	}
 	s.mu.Unlock()
 	for _, p := range ps {
-		p.end()
+		p.End()
 	}
 }
 
@@ -349,7 +304,7 @@ func (s *Supervisor) hello(c net.Conn, said func()) {
 		c.Close()
 		return
 	}
-	status, err := s.judge(&h)
+	status, err := judge(&h)
 	if err != nil {
 		s.log.Warn("client refused", "from", c.RemoteAddr(), "client", h.Program, "pid", h.PID, "reason", err)
 		refuse(c, status, err.Error())
@@ -362,7 +317,7 @@ func (s *Supervisor) hello(c net.Conn, said func()) {
 	s.serveSession(c, &h)
 }
 
-func (s *Supervisor) judge(h *wire.Hello) (uint32, error) {
+func judge(h *wire.Hello) (uint32, error) {
 	switch {
 	case h.Version != wire.Version:
 		return wire.StatusVersion, fmt.Errorf("client speaks protocol version %d, this worker version %d; install the same release on both sides", h.Version, wire.Version)
@@ -391,7 +346,7 @@ func (s *Supervisor) serveLease(c net.Conn, h *wire.Hello) {
 		refuse(c, wire.StatusNoMemory, err.Error())
 		return
 	}
-	l := &lease{Lease: granted, token: token, procs: make(map[*process]bool)}
+	l := &lease{Lease: granted, token: token, procs: make(map[*control.Process]bool)}
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -416,14 +371,14 @@ func (s *Supervisor) serveLease(c net.Conn, h *wire.Hello) {
 func (s *Supervisor) endLease(l *lease) {
 	s.mu.Lock()
 	delete(s.leases, l.token)
-	var ps []*process
+	var ps []*control.Process
 	for p := range l.procs {
 		ps = append(ps, p)
 	}
 	s.mu.Unlock()
 	l.End()
 	for _, p := range ps {
-		p.end()
+		p.End()
 	}
 }
 
@@ -451,7 +406,7 @@ func (s *Supervisor) find(token [16]byte) (*lease, uint32, error) {
 	if err != nil {
 		return nil, wire.StatusNoMemory, err
 	}
-	l := &lease{Lease: granted, procs: make(map[*process]bool), own: true}
+	l := &lease{Lease: granted, procs: make(map[*control.Process]bool), own: true}
 	s.leases[token] = l
 	return l, 0, nil
 }
@@ -480,19 +435,23 @@ func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
 		refuse(c, status, err.Error())
 		return
 	}
-	acct, err := l.Open(account.Client{PID: h.PID, Name: h.Program})
+	slot, err := l.Claim(account.Client{PID: h.PID, Name: h.Program}, h.Kind)
 	if err != nil {
-		refuse(c, wire.StatusLease, err.Error())
+		status = wire.StatusLease
+		if errors.Is(err, account.ErrFull) {
+			status = wire.StatusBusy
+		}
+		refuse(c, status, err.Error())
 		return
 	}
-	defer s.closeSession(l, acct)
+	defer s.closeSession(l, slot)
 	p, err := s.take()
 	if err != nil {
 		log.Error("no session process", "error", err)
 		refuse(c, wire.StatusInternal, err.Error())
 		return
 	}
-	defer p.end()
+	defer p.End()
 	s.mu.Lock()
 	live := s.leases[l.token] == l && !s.closed
 	if live {
@@ -508,36 +467,20 @@ func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
 		refuse(c, wire.StatusLease, "the lease has ended")
 		return
 	}
-	if err := s.hand(p, c, h, l); err != nil {
+	if err := s.hand(p, c, h, l, slot); err != nil {
 		log.Error("session not started", "error", err)
 		refuse(c, wire.StatusInternal, err.Error())
 		return
 	}
 	c.Close() // the process has its own descriptor
-	buf := make([]byte, account.MaxMessage)
-	req := make([]byte, account.MaxMessage)
-	for {
-		n, err := p.ctl.Read(req)
-		if err != nil || n == 0 {
-			break
-		}
-		reply, err := account.Serve(acct, req[:n], buf)
-		if err != nil {
-			log.Error("session killed", "reason", err)
-			break
-		}
-		if _, err := p.ctl.Write(reply); err != nil {
-			break
-		}
-	}
-	p.end()
-	log.Info("session over", "status", p.cmd.ProcessState.String())
+	<-p.Done
+	log.Info("session over", "status", p.Cmd.ProcessState.String())
 }
 
 // closeSession gives back what a session held, and the default lease with its
 // last session.
-func (s *Supervisor) closeSession(l *lease, acct *account.Session) {
-	acct.Close()
+func (s *Supervisor) closeSession(l *lease, slot int) {
+	l.Free(slot)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.own && l.Sessions() == 0 && s.leases[l.token] == l {
@@ -547,7 +490,7 @@ func (s *Supervisor) closeSession(l *lease, acct *account.Session) {
 }
 
 // hand sends START with the client's socket.
-func (s *Supervisor) hand(p *process, c net.Conn, h *wire.Hello, l *lease) error {
+func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *lease, slot int) error {
 	fc, ok := c.(interface{ File() (*os.File, error) })
 	if !ok {
 		return fmt.Errorf("connection of type %T has no descriptor", c)
@@ -557,19 +500,18 @@ func (s *Supervisor) hand(p *process, c net.Conn, h *wire.Hello, l *lease) error
 		return fmt.Errorf("client's socket: %w", err)
 	}
 	defer f.Close()
-	st := start{hello: *h, snap: s.facts.Snapshot, overhead: s.facts.Overhead, idle: s.facts.Idle}
-	st.snap.KeepaliveMS = uint32(s.cfg.Keepalive / time.Millisecond)
-	st.snap.Devices = append([]wire.Device(nil), s.facts.Snapshot.Devices...)
-	for i := range st.snap.Devices {
-		st.snap.Devices[i].TotalMem = l.Cap(i)
+	if err := l.Bind(slot, p.Cmd.Process.Pid); err != nil {
+		return fmt.Errorf("session process: %w", err)
+	}
+	st := control.Start{Facts: *s.facts, Lease: shortToken(l.token), Slot: slot, Hello: *h}
+	st.Snapshot.KeepaliveMS = uint32(s.cfg.Keepalive / time.Millisecond)
+	st.Snapshot.Devices = append([]wire.Device(nil), s.facts.Snapshot.Devices...)
+	for i := range st.Snapshot.Devices {
+		st.Snapshot.Devices[i].TotalMem = l.Cap(i)
 	}
 	// File sets the descriptor's mode for everybody who shares it; the
 	// session process sets what it needs itself.
-	_, _, err = p.ctl.WriteMsgUnix(st.encode(), unix.UnixRights(int(f.Fd())), nil)
-	if err != nil {
-		return fmt.Errorf("session process: %w", err)
-	}
-	return nil
+	return p.Give(&st, int(f.Fd()), l.FD())
 }
 
 func tune(c *net.TCPConn, keepalive time.Duration) {

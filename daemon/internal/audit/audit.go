@@ -263,15 +263,16 @@ func (l *Log) rotate() error {
 	return old.Close()
 }
 
-// Has says whether the log's last part has a line of this event about this
-// lease: after a crash, whether the line of the last change was written.
-func (l *Log) Has(event, id string) (bool, error) {
+// Has says whether the log's last part has owner's line of this event about this
+// lease: after a crash, whether the line of the last change was written. A host
+// writes lines of its own about the same lease, which name no owner.
+func (l *Log) Has(event, id, owner string) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found := false
 	for i := range 2 {
 		err := scan(l.name(i), tail, id, func(e *Event) bool {
-			found = found || e.Event == event && e.Lease == id
+			found = found || e.Event == event && e.Lease == id && e.Owner == owner
 			return !found
 		})
 		if err != nil || found {

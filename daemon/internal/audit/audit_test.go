@@ -45,12 +45,15 @@ func TestWriteRotateReopen(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		must(t, l.Write(Event{Event: Grant, Lease: "last", UID: UID(0)}))
+		must(t, l.Write(Event{Event: Grant, Lease: "last", Owner: "o", UID: UID(0)}))
 		if l.Lines() != each || l.Failed() != 0 {
 			t.Fatal(l.Lines(), l.Failed())
 		}
 		for id, want := range map[string]bool{"last": true, "9-9": false} {
-			if has, err := l.Has(Grant, id); err != nil || has != want {
+			if has, err := l.Has(Grant, id, "other"); err != nil || has {
+				t.Error("another owner's:", has, err)
+			}
+			if has, err := l.Has(Grant, id, "o"); err != nil || has != want {
 				t.Errorf("has %s: %v %v", id, has, err)
 			}
 		}
@@ -190,6 +193,7 @@ func TestHistory(t *testing.T) {
 		{"over", []Event{on(Grant, "a", "j", 50), over, on(Grant, "b", "j", 5)}, "key was over"},
 		{"no lease", []Event{open}, "outside"},
 		{"reserved only", []Event{on(Reserve, "a", "j", 5), open}, "outside"},
+		{"another owner's", []Event{{Event: Grant, Lease: "a", Owner: "x"}}, ""},
 		{"outlived", []Event{on(Grant, "a", "j", 5), open, on(Release, "a", "j", 5)}, "still live"},
 	} {
 		errs := History(c.lines, r)

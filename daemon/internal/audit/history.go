@@ -8,6 +8,9 @@ import (
 
 // Rules says what History holds a log against.
 type Rules struct {
+	// Owner's lines are checked, and no others: a node's log has its host's too,
+	// and those name no owner.
+	Owner string
 	// Mem is what each GPU can grant, in bytes; a GPU that is missing is checked
 	// for its percent alone.
 	Mem map[string]uint64
@@ -15,8 +18,8 @@ type Rules struct {
 	Final bool
 }
 
-// History reads the lines of one owner, in the order of the log, and says what in
-// them breaks the rules:
+// History reads the lines of a log, in its order, and says what in those of one
+// owner breaks the rules:
 //
 //   - the leases on a GPU never hold more than 100 percent of it, nor its memory
 //   - a lease is granted once, and its end is written once
@@ -25,7 +28,9 @@ type Rules struct {
 func History(lines []Event, r Rules) []error {
 	c := checker{rules: r, leases: make(map[string]*checked), over: make(map[string]uint64), percent: make(map[string]uint32), mem: make(map[string]uint64)}
 	for i := range lines {
-		c.line(&lines[i])
+		if lines[i].Owner == r.Owner {
+			c.line(&lines[i])
+		}
 	}
 	if r.Final {
 		for id, l := range c.leases {

@@ -90,17 +90,17 @@ type Owner struct {
 
 // Lease holds the times and limits of leases.
 type Lease struct {
-	Reserve   time.Duration `key:"reserve"`     // life of a reservation that nobody confirms
-	Renew     time.Duration `key:"renew"`       // between two renewals by the host
-	Silence   time.Duration `key:"silence"`     // without renewal and session, an owner reclaims
-	MaxLife   time.Duration `key:"max_life"`    // longest life that a request may ask; 0 any
-	Tombstone time.Duration `key:"tombstone"`   // how long an ended key is remembered
-	MaxPerGPU int           `key:"max_per_gpu"` // leases on one GPU
+	Reserve   time.Duration `key:"reserve" live:"yes"`     // life of a reservation that nobody confirms
+	Renew     time.Duration `key:"renew"`                  // between two renewals by the host
+	Silence   time.Duration `key:"silence" live:"yes"`     // without renewal and session, an owner reclaims
+	MaxLife   time.Duration `key:"max_life" live:"yes"`    // longest life that a request may ask; 0 any
+	Tombstone time.Duration `key:"tombstone" live:"yes"`   // how long an ended key is remembered
+	MaxPerGPU int           `key:"max_per_gpu" live:"yes"` // leases on one GPU
 }
 
 // Session limits sessions.
 type Session struct {
-	MaxPerLease int           `key:"max_per_lease"`
+	MaxPerLease int           `key:"max_per_lease" live:"yes"`
 	Ticket      time.Duration `key:"ticket"`    // life of a data connection's ticket
 	Keepalive   time.Duration `key:"keepalive"` // silence after which a peer is asked, twice of it and the session ends
 }

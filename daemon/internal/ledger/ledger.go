@@ -24,11 +24,9 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -66,6 +64,12 @@ var (
 	ErrFormat  = errors.New("written by another version")
 	ErrOwner   = errors.New("written by another node")
 	ErrInUse   = errors.New("in use by another process")
+)
+
+// Limits of a record, in bytes.
+const (
+	maxKey    = 4096
+	maxRecord = 1 << 20
 )
 
 // Options of a ledger.
@@ -226,8 +230,8 @@ func (l *Ledger) verify(tx *bolt.Tx) error {
 	t := &Tx{tx: tx, l: l}
 	known := 0
 	err := tx.ForEach(func(name []byte, _ *bolt.Bucket) error {
-		if Bucket(name) != meta && !slices.Contains(buckets, Bucket(name)) {
-			return fmt.Errorf("ledger %s: %w: bucket %q is not ours; %s", l.path, ErrCorrupt, name, remedy)
+		if len(name) > maxKey || Bucket(name) != meta && !slices.Contains(buckets, Bucket(name)) {
+			return fmt.Errorf("ledger %s: %w: bucket %.40q is not ours; %s", l.path, ErrCorrupt, name, remedy)
 		}
 		known++
 		return nil
@@ -286,14 +290,6 @@ func (l *Ledger) Epoch() uint64 { return l.epoch }
 // Path is where the ledger is.
 func (l *Ledger) Path() string { return l.path }
 
-// Tx is a view of the ledger, and in Update a change. It ends with the function
-// that it was given to.
-type Tx struct {
-	tx      *bolt.Tx
-	l       *Ledger
-	changed digest // what the change does to the digest
-}
-
 // Update makes one change of all that f does. An error means that the change
 // was not made, unless it was the disk's: then only a View tells.
 func (l *Ledger) Update(f func(*Tx) error) error {
@@ -335,89 +331,6 @@ func (l *Ledger) View(f func(*Tx) error) error {
 	return guard(l.path, func() error { return l.db.View(func(tx *bolt.Tx) error { return f(&Tx{tx: tx, l: l}) }) })
 }
 
-// Put writes v as JSON.
-func (t *Tx) Put(b Bucket, key string, v any) error {
-	raw, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("ledger %s: %s %q: %w", t.l.path, b, key, err)
-	}
-	if err := t.forget(b, key); err != nil {
-		return err
-	}
-	t.changed.toggle(b, key, raw)
-	rec := binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(raw)), sum(b, key, raw))
-	if err := t.tx.Bucket([]byte(b)).Put([]byte(key), append(rec, raw...)); err != nil {
-		return fmt.Errorf("ledger %s: %s %q: %w", t.l.path, b, key, err)
-	}
-	return nil
-}
-
-// Get reads a record into v, and says whether there is one.
-func (t *Tx) Get(b Bucket, key string, v any) (bool, error) {
-	rec := t.tx.Bucket([]byte(b)).Get([]byte(key))
-	if rec == nil {
-		return false, nil
-	}
-	raw, err := t.l.open(b, key, rec)
-	if err != nil {
-		return false, err
-	}
-	if err := json.Unmarshal(raw, v); err != nil {
-		return false, fmt.Errorf("ledger %s: %s %q: %w: %w; %s", t.l.path, b, key, ErrCorrupt, err, remedy)
-	}
-	return true, nil
-}
-
-// Delete removes a record, if it is there.
-func (t *Tx) Delete(b Bucket, key string) error {
-	if err := t.forget(b, key); err != nil {
-		return err
-	}
-	if err := t.tx.Bucket([]byte(b)).Delete([]byte(key)); err != nil {
-		return fmt.Errorf("ledger %s: %s %q: %w", t.l.path, b, key, err)
-	}
-	return nil
-}
-
-// forget takes a record that is about to go out of the digest.
-func (t *Tx) forget(b Bucket, key string) error {
-	rec := t.tx.Bucket([]byte(b)).Get([]byte(key))
-	if rec == nil {
-		return nil
-	}
-	raw, err := t.l.open(b, key, rec)
-	if err != nil {
-		return err
-	}
-	t.changed.toggle(b, key, raw)
-	return nil
-}
-
-// All calls f for each record in the order of the keys. raw is good until f
-// returns.
-func (t *Tx) All(b Bucket, f func(key string, raw json.RawMessage) error) error {
-	return t.tx.Bucket([]byte(b)).ForEach(func(k, rec []byte) error {
-		raw, err := t.l.open(b, string(k), rec)
-		if err != nil {
-			return err
-		}
-		return f(string(k), raw)
-	})
-}
-
-// Enqueue keeps v in the outbox with this change, and returns its number. Once v
-// is where it belongs, Flushed says so; after a crash Queued finds what is left.
-func (t *Tx) Enqueue(v any) (uint64, error) {
-	seq, err := t.tx.Bucket([]byte(Outbox)).NextSequence()
-	if err != nil {
-		return 0, fmt.Errorf("ledger %s: outbox: %w", t.l.path, err)
-	}
-	return seq, t.Put(Outbox, outboxKey(seq), v)
-}
-
-// Dequeue takes an entry back.
-func (t *Tx) Dequeue(seq uint64) error { return t.Delete(Outbox, outboxKey(seq)) }
-
 // Flushed has the next change remove an entry of the outbox: a change of its own
 // would cost another fsync.
 func (l *Ledger) Flushed(seq uint64) {
@@ -435,34 +348,6 @@ func (l *Ledger) Settle() error {
 		return nil
 	}
 	return l.Update(func(*Tx) error { return nil })
-}
-
-// Queued calls f for each entry of the outbox, the oldest first.
-func (t *Tx) Queued(f func(seq uint64, raw json.RawMessage) error) error {
-	return t.All(Outbox, func(key string, raw json.RawMessage) error {
-		seq, err := strconv.ParseUint(key, 16, 64)
-		if err != nil {
-			return fmt.Errorf("ledger %s: outbox %q: %w: no number; %s", t.l.path, key, ErrCorrupt, remedy)
-		}
-		return f(seq, raw)
-	})
-}
-
-func outboxKey(seq uint64) string { return fmt.Sprintf("%016x", seq) }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func sum(b Bucket, key string, raw []byte) uint32 {
-	h := crc32.Update(0, castagnoli, []byte(string(b)+"\x00"+key+"\x00"))
-	return crc32.Update(h, castagnoli, raw)
-}
-
-// open checks a record and returns its JSON.
-func (l *Ledger) open(b Bucket, key string, rec []byte) (json.RawMessage, error) {
-	if len(rec) < 4 || binary.BigEndian.Uint32(rec) != sum(b, key, rec[4:]) || !json.Valid(rec[4:]) {
-		return nil, fmt.Errorf("ledger %s: %s %q: %w: the checksum is wrong; %s", l.path, b, key, ErrCorrupt, remedy)
-	}
-	return rec[4:], nil
 }
 
 // Put writes one record.

@@ -301,7 +301,7 @@ func (n *node) history() []audit.Event {
 // check holds the log against the rules.
 func (n *node) check(final bool) {
 	n.t.Helper()
-	r := audit.Rules{Mem: make(map[string]uint64), Final: final}
+	r := audit.Rules{Owner: n.name, Mem: make(map[string]uint64), Final: final}
 	for _, g := range n.devices {
 		r.Mem[g.UUID] = g.Mem
 	}

@@ -4,7 +4,8 @@ package owner
 // doubles, delays and cuts, daemons that are killed at any of their points, clocks
 // that jump; and then the owners' audit logs are held against the rules.
 //
-//	SLUICE_HISTORY_OPS=N    operations (100,000; 10,000 with -short)
+//	SLUICE_HISTORY_OPS=N    operations (100,000; 30,000 under the race detector,
+//	                        which makes them six times as long; 10,000 with -short)
 //	SLUICE_HISTORY_SEED=N   the seed that a failure printed
 
 import (
@@ -89,7 +90,7 @@ func (w *world) call(h *modelHost, n *node, f func()) error {
 // run runs f at owner n, which may be killed at any point of it.
 func (w *world) run(n *node, f func()) (killed bool) {
 	n.crashIn = 0
-	if w.chance(1) {
+	if w.rng.IntN(1000) < 6 {
 		n.crashAt, n.crashIn = "any", 1+w.rng.IntN(5)
 	}
 	killed = n.do(f)
@@ -268,7 +269,7 @@ func (w *world) exit(n *node) {
 }
 
 func (w *world) step() {
-	for len(w.late) > 200 {
+	for len(w.late) > 100 {
 		f := w.late[0]
 		w.late = w.late[1:]
 		f()
@@ -334,10 +335,16 @@ func (w *world) step() {
 	}
 }
 
+// raced says that the race detector watches.
+var raced bool
+
 func TestHistory(t *testing.T) {
 	ops, seed := 100_000, uint64(time.Now().UnixNano())
-	if testing.Short() {
+	switch {
+	case testing.Short():
 		ops = 10_000
+	case raced:
+		ops = 30_000
 	}
 	if v, err := strconv.Atoi(os.Getenv("SLUICE_HISTORY_OPS")); err == nil {
 		ops = v
@@ -349,7 +356,7 @@ func TestHistory(t *testing.T) {
 	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 0)), cut: make(map[[2]string]bool), stats: make(map[string]int)}
 	for i := range 3 {
 		n := newNode(t, fmt.Sprint("gpu", i), 4)
-		n.limits.Tombstone = 6 * time.Hour // far more than a message here is late by
+		n.limits.Tombstone = 2 * time.Hour // far more than a message here is late by
 		n.SetLimits(n.limits)
 		w.nodes = append(w.nodes, n)
 		w.hosts = append(w.hosts, &modelHost{name: fmt.Sprint("host", i)})

@@ -81,7 +81,7 @@ type Tickets interface {
 // Auditor is the audit log.
 type Auditor interface {
 	Write(audit.Event) error
-	Has(event, leaseID string) (bool, error)
+	Has(event, leaseID, owner string) (bool, error)
 }
 
 // Limits can be changed while the daemon runs.

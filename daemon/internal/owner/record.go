@@ -140,7 +140,7 @@ func (o *Owner) flush() error {
 		has := false
 		if l.doubt {
 			var err error
-			if has, err = o.cfg.Audit.Has(l.event.Event, l.event.Lease); err != nil {
+			if has, err = o.cfg.Audit.Has(l.event.Event, l.event.Lease, o.cfg.Name); err != nil {
 				return err
 			}
 		}

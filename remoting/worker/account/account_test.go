@@ -1,12 +1,20 @@
 package account
 
 import (
-	"bytes"
+	"bufio"
 	"errors"
+	"fmt"
 	"math/rand"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
-	"github.com/sluice-hpc/sluice/remoting/wire"
+	"golang.org/x/sys/unix"
 )
 
 func TestGrantsNeverAddUpToMore(t *testing.T) {
@@ -23,7 +31,7 @@ func TestGrantsNeverAddUpToMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if rest.Cap(0) != 60<<20 || rest.Cap(1) != 20<<20 {
-		t.Fatalf("rest: %v", rest.Caps())
+		t.Fatalf("rest: %d, %d", rest.Cap(0), rest.Cap(1))
 	}
 	s, err := l.Open(Client{PID: 1})
 	if err != nil {
@@ -125,63 +133,336 @@ func TestAccountAgainstModel(t *testing.T) {
 	}
 }
 
-func serve(s *Session) *Remote {
-	return NewRemote(func(req, reply []byte) (int, error) {
-		b, err := Serve(s, append([]byte(nil), req...), nil)
-		return copy(reply, b), err
-	}, func(err error) { panic(err) })
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "churn" {
+		churn(os.Args[2:])
+		return
+	}
+	os.Exit(m.Run())
 }
 
-func TestRemote(t *testing.T) {
-	b := NewBook([]uint64{64 << 20})
-	l, _ := b.Grant(0)
-	s, _ := l.Open(Client{PID: 77, Name: "prog"})
-	r := serve(s)
-	if !r.Reserve(0, 60<<20) || r.Reserve(0, 6<<20) {
-		t.Fatal("reserve")
+// churn is a session process: it opens its slot of the account on descriptor 3 and
+// reserves and frees until it is killed, or so many times.
+func churn(args []string) {
+	slot, _ := strconv.Atoi(args[0])
+	n, _ := strconv.Atoi(args[1])
+	a, err := FromFD(3)
+	if err != nil {
+		panic(err)
 	}
-	r.Release(0, 20<<20)
-	if !r.Overhead(0, 10<<20, false) || r.Overhead(0, 30<<20, false) || !r.Overhead(0, 30<<20, true) {
-		t.Fatal("overhead")
+	s, err := a.Session(slot)
+	if err != nil {
+		panic(err)
 	}
-	i := r.Info(0)
-	if i.Total != 64<<20 || i.Used != 70<<20 || i.Free() != 0 || i.Sessions != 1 {
-		t.Fatalf("info %+v", i)
+	fmt.Println("open")
+	go func() { // not longer than the test
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		os.Exit(0)
+	}()
+	r := rand.New(rand.NewSource(int64(os.Getpid())))
+	held := uint64(0)
+	for i := 0; n == 0 || i < n; i++ {
+		switch size := uint64(r.Intn(48)+1) * Granule; {
+		case r.Intn(20) == 0:
+			s.Overhead(0, size/3, false)
+		case r.Intn(2) == 0 && s.Reserve(0, size):
+			held += size
+		default:
+			size = min(size, held)
+			s.Release(0, size)
+			held -= size
+		}
+		s.Counts().Calls++
+		if i := s.Info(0); i.Used > i.Total {
+			fmt.Println("over", i.Used-i.Total)
+			os.Exit(1)
+		}
 	}
-	ps := r.Processes(0)
-	if len(ps) != 1 || ps[0].PID != 77 || ps[0].Name != "prog" || ps[0].Used != 70<<20 {
-		t.Fatalf("processes %+v", ps)
+	s.Release(0, held)
+	s.Overhead(0, 0, false)
+	fmt.Println("done", s.Counts().Calls)
+	if n > 0 {
+		select {}
 	}
 }
 
-func FuzzControl(f *testing.F) {
-	for op := uint32(0); op < 8; op++ {
-		var e wire.Encoder
-		e.U32(op)
-		e.U32(0)
-		e.U64(1 << 21)
-		e.U32(op & 1)
-		e.U32(0)
-		f.Add(append([]byte(nil), e.Buf()...))
+type churner struct {
+	*exec.Cmd
+	slot int
+	in   *os.File
+	out  *bufio.Scanner
+}
+
+func startChurn(t *testing.T, a *File, n int) *churner {
+	t.Helper()
+	slot, err := a.Claim(Client{PID: 5, Name: "churn"}, 1, time.Now().UnixNano())
+	if err != nil {
+		t.Fatal(err)
 	}
-	f.Add(bytes.Repeat([]byte{0xff}, requestSize))
-	f.Fuzz(func(t *testing.T, req []byte) {
-		b := NewBook([]uint64{1 << 30, 1 << 30})
-		l, _ := b.Grant(0)
-		s, _ := l.Open(Client{PID: 1, Name: "x"})
-		other, _ := l.Open(Client{PID: 2})
-		other.Reserve(0, 1<<29)
-		before := other.Info(1).Used
-		for ; len(req) >= requestSize; req = req[requestSize:] {
-			_, _ = Serve(s, req[:requestSize], nil)
+	c := &churner{Cmd: exec.Command("/proc/self/exe", "churn", strconv.Itoa(slot), strconv.Itoa(n)), slot: slot}
+	c.ExtraFiles = []*os.File{a.f}
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r *os.File
+	if r, c.in, err = os.Pipe(); err != nil {
+		t.Fatal(err)
+	}
+	c.Stdin = r
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	start, err := StartTime(c.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Bind(slot, c.Process.Pid, start); err != nil {
+		t.Fatal(err)
+	}
+	c.out = bufio.NewScanner(out)
+	if !c.out.Scan() || c.out.Text() != "open" {
+		t.Fatalf("session process: %q", c.out.Text())
+	}
+	return c
+}
+
+// Processes reserve and free against each other and are killed in the middle of
+// it, while the starter is there and while it is not: never over, and no drift.
+func TestKilled(t *testing.T) {
+	const total = 256 << 20
+	path := filepath.Join(t.TempDir(), "account")
+	a, err := Create(path, []uint64{total})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	rounds := 150
+	if testing.Short() {
+		rounds = 20
+	}
+	r := rand.New(rand.NewSource(6))
+	check := func() Use {
+		u, err := a.Use(0)
+		if err != nil {
+			t.Fatal(err)
 		}
-		_, _ = Serve(s, req, nil)
-		s.Close()
-		if got := other.Info(0); got.Used != 1<<29 || got.Sessions != 1 {
-			t.Fatalf("another session's account changed: %+v", got)
+		if u.Peak > total {
+			t.Fatalf("over the cap: %+v", u)
 		}
-		if other.Info(1).Used != before {
-			t.Fatal("drift")
+		return u
+	}
+	var live []*churner
+	for range rounds {
+		for len(live) < 4 {
+			live = append(live, startChurn(t, a, 0))
 		}
+		for range r.Intn(2000) {
+			check()
+		}
+		k := r.Intn(len(live))
+		c := live[k]
+		live = append(live[:k], live[k+1:]...)
+		_ = c.Process.Kill()
+		_ = c.Wait()
+		c.in.Close()
+		if err := a.Free(c.slot); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range live {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+		c.in.Close()
+	}
+	// Nobody frees the slots of these: the next session finds them dead.
+	before := len(live)
+	c := startChurn(t, a, 20000)
+	if !c.out.Scan() || c.out.Text() != "done 20000" {
+		t.Fatalf("session process: %q", c.out.Text())
+	}
+	all, err := a.Sessions()
+	if err != nil || len(all) != before+1 {
+		t.Fatalf("%d slots: %v", len(all), err)
+	}
+	slot, err := a.Slot(c.slot)
+	if err != nil || slot.Counts.Calls != 20000 || slot.Use[0].Used != 0 || slot.Use[0].Peak == 0 || slot.Client.Name != "churn" || slot.PID != c.Process.Pid {
+		t.Fatalf("%+v %v", slot, err)
+	}
+	c.in.Close()
+	_ = c.Wait()
+	for _, s := range all {
+		_ = a.Free(s.N)
+	}
+	if u := check(); u.Used != 0 || u.Overhead != 0 {
+		t.Fatalf("%d bytes of drift", u.Used)
+	}
+}
+
+// A session that finds no room takes what dead ones held.
+func TestDeadAreBuried(t *testing.T) {
+	const total = 64 << 20
+	a, err := CreateAnonymous([]uint64{total})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	open := func() *Session {
+		slot, err := a.Claim(Client{}, 1, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := a.again(slot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	dead, other := open(), open()
+	if !dead.Reserve(0, total) || other.Reserve(0, Granule) {
+		t.Fatal("the cap does not hold")
+	}
+	dead.file.Close() // as the kernel does it
+	if !other.Reserve(0, total) {
+		t.Fatal("what a dead session held is not to be had")
+	}
+	if i := other.Info(0); i.Used != total || i.Sessions != 1 {
+		t.Fatalf("%+v", i)
+	}
+}
+
+// Threads of several processes at once: the sum never passes the cap.
+func TestRace(t *testing.T) {
+	l, err := NewBook([]uint64{64 << 20}).Grant(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 3 {
+		s, err := l.Open(Client{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			wg.Go(func() {
+				for range 3000 {
+					if s.Reserve(0, 16<<20) {
+						if i := s.Info(0); i.Used > i.Total {
+							t.Errorf("%d over", i.Used-i.Total)
+						}
+						s.Release(0, 16<<20)
+					}
+				}
+			})
+		}
+		defer s.Close()
+	}
+	wg.Wait()
+}
+
+func TestFiles(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "account")
+	if _, err := Create(path, make([]uint64, MaxDevices+1)); err == nil {
+		t.Error("17 devices")
+	}
+	if _, err := Create(path, []uint64{1 << 60}); err == nil {
+		t.Error("an exabyte")
+	}
+	a, err := Create(path, []uint64{1 << 30, 2 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	if _, err := Create(path, []uint64{1 << 30}); !errors.Is(err, os.ErrExist) {
+		t.Errorf("made again: %v", err)
+	}
+	slot, _ := a.Claim(Client{PID: 9, Name: strings.Repeat("n", 99)}, 2, 77)
+	s, err := a.again(slot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Reserve(1, 10<<20)
+	s.Overhead(1, 3<<20, false)
+	s.Release(1, 4<<20)
+	s.SetReason(strings.Repeat("why ", 99))
+	b, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	got, err := b.Slot(slot)
+	if err != nil || b.Cap(1) != 2<<30 || got.Kind != 2 || got.Opened != 77 || got.Client.PID != 9 || len(got.Client.Name) != 39 || len(got.Reason) != 256 ||
+		got.Use[1] != (Use{Granted: 2 << 30, Used: 9 << 20, Overhead: 3 << 20, Peak: 13 << 20}) {
+		t.Errorf("%+v %v", got, err)
+	}
+	// A session that cuts the file short harms its own lease only.
+	if err := unix.Ftruncate(b.FD(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Sessions(); !errors.Is(err, ErrFile) {
+		t.Errorf("a damaged file: %v", err)
+	}
+	if _, err := a.Use(0); !errors.Is(err, ErrFile) {
+		t.Errorf("a damaged file: %v", err)
+	}
+	if _, err := Open(path); !errors.Is(err, ErrFile) {
+		t.Errorf("a damaged file: %v", err)
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "0600") {
+		t.Errorf("a file that others can read: %v", err)
+	}
+}
+
+// Whatever a session has written into the file, a reader gets numbers in bounds.
+func FuzzFile(f *testing.F) {
+	f.Add(0, []byte{1})
+	f.Add(atHigh, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	f.Add(headerSize+slDev, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	a, err := CreateAnonymous([]uint64{1 << 30})
+	if err != nil {
+		f.Fatal(err)
+	}
+	first, err := a.Claim(Client{}, 1, 0)
+	if err != nil {
+		f.Fatal(err)
+	}
+	clean := append([]byte(nil), a.mem...)
+	f.Fuzz(func(t *testing.T, at int, b []byte) {
+		copy(a.mem, clean)
+		if at >= 0 && at < fileSize {
+			copy(a.mem[at:], b)
+		}
+		all, err := a.Sessions()
+		if err != nil || len(all) > MaxSlots {
+			t.Fatal(len(all), err)
+		}
+		if u, err := a.Use(0); err != nil || u.Used > MaxSlots*2*maxBytes || u.Granted != 1<<30 {
+			t.Fatal(u, err)
+		}
+		if fd, err := unix.FcntlInt(a.f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			if c, err := FromFD(fd); err == nil {
+				c.Close()
+			}
+		}
+		_ = a.Free(first)
 	})
+}
+
+func BenchmarkReserve(b *testing.B) {
+	l, _ := NewBook([]uint64{1 << 30}).Grant(0)
+	s, err := l.Open(Client{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	for b.Loop() {
+		s.Reserve(0, Granule)
+		s.Release(0, Granule)
+	}
 }

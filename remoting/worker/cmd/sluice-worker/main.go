@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,7 +29,7 @@ func main() {
 
 func root() *cobra.Command {
 	var cfg worker.Config
-	var mem, level, limit string
+	var mem, level, limit, format string
 	cmd := &cobra.Command{
 		Use:           "sluice-worker --listen tcp:HOST:PORT|unix:PATH",
 		Short:         "lend this machine's GPUs to remote programs",
@@ -47,8 +48,8 @@ func root() *cobra.Command {
 			cfg.Session.StoreLimit = int64(n)
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			cfg.Args = []string{"--log", level}
-			return serve(ctx, logger(level), cfg)
+			cfg.Args = []string{"--log", level, "--log-format", format}
+			return serve(ctx, logger(level, format), cfg)
 		},
 	}
 	f := cmd.Flags()
@@ -61,9 +62,11 @@ func root() *cobra.Command {
 	p.StringVar(&limit, "store-limit", "20G", "most bytes that it may hold")
 	p.StringVar(&cfg.Session.Driver.LibCUDA, "libcuda", "libcuda.so.1", "the CUDA driver's library")
 	p.StringVar(&cfg.Session.Driver.LibNVML, "libnvml", "libnvidia-ml.so.1", "the NVML library")
+	p.StringVar(&format, "log-format", "text", "text or json")
 	p.StringVar(&level, "log", "info", "least level to log: error, warn, info, debug")
 
 	var devices int
+	var confine string
 	session := &cobra.Command{
 		Use: "session", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -72,15 +75,19 @@ func root() *cobra.Command {
 				return err
 			}
 			cfg.Session.StoreLimit = int64(n)
-			return worker.RunSession(logger(level), cfg.Session)
+			if confine != "" {
+				return worker.Confine(confine, withoutFlag(os.Args, "--confine"))
+			}
+			return worker.RunSession(logger(level, format), cfg.Session)
 		},
 	}
 	probe := &cobra.Command{
 		Use: "probe", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return worker.Probe(logger(level), cfg.Session.Driver, devices, os.Stdout)
+			return worker.Probe(logger(level, format), cfg.Session.Driver, devices, os.Stdout)
 		},
 	}
+	session.Flags().StringVar(&confine, "confine", "", "device files to see, or none")
 	for _, c := range []*cobra.Command{session, probe} {
 		c.Flags().IntVar(&devices, "devices", 1, "number of devices")
 	}
@@ -105,12 +112,24 @@ func serve(ctx context.Context, log *slog.Logger, cfg worker.Config) error {
 	return s.Serve(ctx, l)
 }
 
-func logger(level string) *slog.Logger {
+// withoutFlag is args without a flag and its value.
+func withoutFlag(args []string, flag string) []string {
+	if i := slices.Index(args, flag); i >= 0 && i+1 < len(args) {
+		return slices.Delete(slices.Clone(args), i, i+2)
+	}
+	return args
+}
+
+func logger(level, format string) *slog.Logger {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		l = slog.LevelInfo
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
+	o := &slog.HandlerOptions{Level: l}
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, o))
 }
 
 func defaultStore() string {

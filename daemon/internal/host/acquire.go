@@ -1,0 +1,488 @@
+package host
+
+// Acquire: from a request to a lease with a socket. The record is on the disk
+// before the first owner hears of the lease, so that what a crash leaves behind
+// can be taken back, and is granted there before the caller hears of it.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/fault"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/placement"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+const (
+	// tries is how often a request is placed anew when owners say that things
+	// have changed.
+	tries = 5
+	// reserveTime bounds one Reserve or Confirm, which write to the owner's disk.
+	reserveTime = 5 * time.Second
+	// maxAcquires are under way at once, of which maxUser by one user.
+	maxAcquires = 64
+	maxUser     = 4
+	maxName     = 256 // bytes
+	// runJob begins the job names of users' own leases. Slurm's are numbers.
+	runJob = "run-"
+)
+
+// acquireLimit counts acquisitions under way.
+type acquireLimit struct {
+	mu   sync.Mutex
+	all  int
+	user map[uint32]int
+}
+
+func (a *acquireLimit) enter(uid uint32) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.all >= maxAcquires:
+		return lease.Errorf(lease.Down, "%d leases are being acquired on this node already; ask again", a.all)
+	case uid != 0 && a.user[uid] >= maxUser:
+		return lease.Errorf(lease.Down, "user %d is acquiring %d leases already; ask again", uid, a.user[uid])
+	}
+	if a.user == nil {
+		a.user = make(map[uint32]int)
+	}
+	a.all++
+	a.user[uid]++
+	return nil
+}
+
+func (a *acquireLimit) leave(uid uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all--
+	if a.user[uid]--; a.user[uid] == 0 {
+		delete(a.user, uid)
+	}
+}
+
+// Acquire implements rpc.LocalService.
+func (h *Host) Acquire(ctx context.Context, p rpc.Peer, r lease.Request) (lease.Lease, string, error) {
+	l, err := h.acquire(ctx, p, &r)
+	if err != nil {
+		h.log.Info("lease refused", "job", r.Key.String(), "uid", p.UID, "pid", p.PID, "reason", err)
+		h.audit(audit.Event{Event: audit.Refuse, Key: cut(r.Key.String()), Incarnation: r.Key.Incarnation, UID: audit.UID(p.UID), PID: uint32(max(0, p.PID)), Reason: err.Error()})
+		return lease.Lease{}, "", err
+	}
+	return l, h.Socket(l.ID), nil
+}
+
+func (h *Host) acquire(ctx context.Context, p rpc.Peer, r *lease.Request) (lease.Lease, error) {
+	if err := h.check(p, r); err != nil {
+		return lease.Lease{}, err
+	}
+	if err := h.limit.enter(p.UID); err != nil {
+		return lease.Lease{}, err
+	}
+	defer h.limit.leave(p.UID)
+	n := nameOf(r.Key)
+	for {
+		h.mu.Lock()
+		if h.closed {
+			h.mu.Unlock()
+			return lease.Lease{}, lease.Errorf(lease.Down, "the daemon is stopping")
+		}
+		if t, ok := h.tombs[n]; ok && t.Key.Incarnation >= r.Key.Incarnation {
+			h.mu.Unlock()
+			return lease.Lease{}, lease.Errorf(lease.Over, "job %s has ended: %s", r.Key, t.Reason)
+		}
+		if fl := h.flights[n]; fl != nil {
+			h.mu.Unlock()
+			select {
+			case <-fl.done:
+				continue
+			case <-ctx.Done():
+				return lease.Lease{}, lease.Errorf(lease.Down, "job %s: the caller gave up", r.Key)
+			}
+		}
+		if hd := h.keys[n]; hd != nil {
+			have := hd.rec.Lease
+			h.mu.Unlock()
+			old := have.Request.Key.Incarnation
+			switch {
+			case have.Request.UID != r.UID:
+				return lease.Lease{}, lease.Errorf(lease.Denied, "job %s has a lease of uid %d", r.Key, have.Request.UID)
+			case old > r.Key.Incarnation:
+				return lease.Lease{}, lease.Errorf(lease.Over, "job %s has begun anew: incarnation %d asks, %d has the lease", r.Key, r.Key.Incarnation, old)
+			case old < r.Key.Incarnation:
+				h.release(ctx, hd, "the job has begun anew", true)
+				continue
+			}
+			return have, nil
+		}
+		// A release of the key gives an acquisition up, the caller's end does too.
+		fctx, cancel := context.WithCancelCause(ctx)
+		fl := &flight{done: make(chan struct{}), cancel: cancel}
+		h.flights[n] = fl
+		h.mu.Unlock()
+		l, err := h.grant(fctx, *r)
+		if cause := context.Cause(fctx); err != nil && cause != nil && ctx.Err() == nil {
+			err = cause
+		}
+		h.mu.Lock()
+		delete(h.flights, n)
+		h.mu.Unlock()
+		close(fl.done)
+		cancel(nil)
+		return l, err
+	}
+}
+
+// check refuses what makes no sense or is not the caller's to ask, and fills in
+// what the caller need not or may not say.
+func (h *Host) check(p rpc.Peer, r *lease.Request) error {
+	k := &r.Key
+	if k.Cluster == "" {
+		k.Cluster = h.cfg.Cluster
+	}
+	if k.Node == "" {
+		k.Node = h.cfg.Node
+	}
+	if k.Node != h.cfg.Node {
+		return lease.Errorf(lease.Invalid, "job %s: this is node %s, and a lease is asked for where it is used; compare node in sluice.yaml with Slurm's NodeName", cut(k.String()), h.cfg.Node)
+	}
+	for what, s := range map[string]string{"job": k.Job, "cluster": k.Cluster, "account": r.Account, "job name": r.JobName, "type": r.Type, "pool": r.Pool} {
+		if len(s) > maxName || strings.ContainsAny(s, "\x00\n") {
+			return lease.Errorf(lease.Invalid, "%s: want at most %d bytes on one line", what, maxName)
+		}
+	}
+	if k.Job == "" || strings.ContainsAny(k.Job, "/@") {
+		return lease.Errorf(lease.Invalid, "job %q: want Slurm's job id, or run-NAME", cut(k.Job))
+	}
+	if r.Life < 0 || h.cfg.MaxLife > 0 && r.Life > h.cfg.MaxLife {
+		return lease.Errorf(lease.Invalid, "life time %v: want 0 to %v; see lease.max_life in sluice.yaml", r.Life, h.cfg.MaxLife)
+	}
+	if err := placement.Validate(*r); err != nil {
+		return err
+	}
+	if r.Holder.PID < 0 {
+		return lease.Errorf(lease.Invalid, "holder %d is no process", r.Holder.PID)
+	}
+	if p.UID == 0 {
+		if r.Holder.PID > 0 && r.Holder.Start == 0 {
+			r.Holder.Start = startOf(r.Holder.PID)
+		}
+		return checkHolder(r.Holder)
+	}
+	h.mu.Lock()
+	may := h.users
+	h.mu.Unlock()
+	if !may {
+		return lease.Errorf(lease.Denied, "users may not acquire leases on this node; submit a job with --gres=rgpu:N, or ask the site for users.run in sluice.yaml")
+	}
+	if !strings.HasPrefix(k.Job, runJob) {
+		return lease.Errorf(lease.Denied, "job %s: only root may ask for a lease of a Slurm job; use sluice run", k)
+	}
+	r.UID, r.GID = p.UID, p.GID // whatever it says
+	// A user's own lease ends with a process of the user's: the one that asks
+	// unless it names another.
+	if r.Holder.PID == 0 {
+		r.Holder = lease.Process{PID: p.PID}
+	}
+	start := startOf(r.Holder.PID)
+	if r.Holder.Start == 0 {
+		r.Holder.Start = start
+	}
+	if uid, ok := uidOf(r.Holder.PID); r.Holder.PID != p.PID && (!ok || uid != p.UID) {
+		return lease.Errorf(lease.Denied, "holder %d is no process of uid %d", r.Holder.PID, p.UID)
+	}
+	if start == 0 {
+		return lease.Errorf(lease.Invalid, "holder %d: no such process in this node's PID namespace", r.Holder.PID)
+	}
+	return checkHolder(r.Holder)
+}
+
+func checkHolder(p lease.Process) error {
+	if p.PID > 0 && !alive(p) {
+		return lease.Errorf(lease.Over, "holder %d has ended", p.PID)
+	}
+	return nil
+}
+
+// grant places the request until owners and placement agree.
+func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) {
+	if r.Pool == "" {
+		r.Pool = "default"
+	}
+	h.mu.Lock()
+	pool, ok := h.pools[r.Pool]
+	h.mu.Unlock()
+	if !ok {
+		return lease.Lease{}, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml; see sluice gpus", cut(r.Pool))
+	}
+	if r.Place == "" {
+		r.Place = pool.Place
+	}
+	var last error
+	age := fresh
+	for range tries {
+		views := h.survey(ctx, pool.Owners, age, false)
+		var gpus []lease.GPU
+		var silent []string
+		for _, v := range views {
+			if v.err != nil {
+				silent = append(silent, v.err.Error())
+				continue
+			}
+			gpus = append(gpus, v.inv.GPUs...)
+		}
+		if err := ctx.Err(); err != nil {
+			return lease.Lease{}, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
+		}
+		if len(silent) == len(views) {
+			return lease.Lease{}, lease.Errorf(lease.Down, "pool %s: no owner answers: %s; see sluice health", r.Pool, strings.Join(silent, "; "))
+		}
+		grants, err := placement.Place(gpus, r, pool.Place)
+		if err != nil {
+			if age > 0 { // by what may be out of date nobody is turned away
+				age = 0
+				if codeOf(err) == lease.NoRoom {
+					h.catchUp(ctx) // what this host itself has to give back
+					continue
+				}
+			}
+			return lease.Lease{}, withSilent(err, silent, last)
+		}
+		l, again, err := h.attempt(ctx, r, grants)
+		if err == nil {
+			return l, nil
+		}
+		if !again {
+			return lease.Lease{}, err
+		}
+		last, age = err, 0
+	}
+	return lease.Lease{}, withSilent(last, nil, nil)
+}
+
+// withSilent adds to a refusal what was not known when it was made.
+func withSilent(err error, silent []string, last error) error {
+	var e *lease.Error
+	if !errors.As(err, &e) {
+		return lease.Errorf(lease.Down, "the pool's owners changed their minds %d times; ask again", tries)
+	}
+	out := *e
+	if len(silent) > 0 {
+		if out.Code == lease.Never {
+			out.Code = lease.NoRoom // what does not answer might have it
+		}
+		out.Reason += fmt.Sprintf("; not asked: %s", strings.Join(silent, "; "))
+	}
+	if last != nil {
+		out.Reason += fmt.Sprintf("; before that: %v", last)
+	}
+	return &out
+}
+
+// part is an owner's share of an acquisition.
+type part struct {
+	peer   *peer
+	grants []lease.Grant
+	have   lease.Lease
+	err    error
+}
+
+// each runs f for all parts at once.
+func each(parts []*part, f func(*part)) {
+	if len(parts) == 1 {
+		f(parts[0])
+		return
+	}
+	var wg sync.WaitGroup
+	for _, pt := range parts {
+		wg.Go(func() { f(pt) })
+	}
+	wg.Wait()
+}
+
+// attempt acquires these grants under a new id: an id that was taken back is
+// refused by its owners for ever. again says that another placement may do better.
+func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Grant) (_ lease.Lease, again bool, _ error) {
+	l := lease.Lease{ID: lease.NewID(), Request: r, Grants: grants, State: lease.Reserved, Made: time.Now().UTC(), Host: h.cfg.Node}
+	rec := record{Lease: l, Phase: acquiring, Addrs: make(map[string]string)}
+	var parts []*part
+	for _, o := range ownersOf(grants) {
+		p, err := h.peer(o, "")
+		if err != nil {
+			return l, false, err
+		}
+		pt := &part{peer: p}
+		for _, g := range grants {
+			if g.Owner == o {
+				pt.grants = append(pt.grants, g)
+			}
+		}
+		rec.Addrs[o] = p.addr
+		parts = append(parts, pt)
+	}
+	hd := &held{rec: rec}
+	if err := h.put(&rec); err != nil {
+		return l, false, err
+	}
+	h.mu.Lock()
+	h.leases[l.ID] = hd
+	h.mu.Unlock()
+	fault.Point("acquire-1-written")
+
+	ttl := h.cfg.Reserve
+	if len(parts) == 1 {
+		ttl = 0 // all or nothing needs no second step
+	}
+	each(parts, func(pt *part) {
+		mine := l
+		mine.Grants = pt.grants
+		pt.have, pt.err = within(ctx, reserveTime, func(ctx context.Context) (lease.Lease, error) {
+			return pt.peer.owner.Reserve(ctx, h.cfg.Node, mine, ttl)
+		})
+		pt.peer.stale()
+		if ctx.Err() == nil {
+			pt.peer.note(h, pt.err)
+		}
+	})
+	fault.Point("acquire-2-reserved")
+	if err := worst(parts); err != nil {
+		// Who refused has nothing to take back.
+		var pending []string
+		for _, pt := range parts {
+			if c := codeOf(pt.err); pt.err == nil || c == lease.Down || c == lease.Internal {
+				pending = append(pending, pt.peer.name)
+			}
+		}
+		h.takeBack(hd, pending, err)
+		for _, pt := range parts {
+			if codeOf(pt.err) == lease.Conflict && pt.err != nil && pt.have.ID != "" {
+				if known := h.stranger(ctx, pt.peer, pt.have); known != nil {
+					return *known, false, nil
+				}
+			}
+		}
+		return l, retry(err), err
+	}
+	for _, pt := range parts {
+		if pt.have.Request.Life > 0 {
+			l.Request.Life = pt.have.Request.Life // which the owner may have cut
+		}
+		if e := pt.have.Expires; ttl == 0 && !e.IsZero() {
+			l.Expires = e
+		}
+	}
+	if ttl > 0 {
+		each(parts, func(pt *part) {
+			_, pt.err = within(ctx, reserveTime, func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, pt.peer.owner.Confirm(ctx, h.cfg.Node, l.ID)
+			})
+			if ctx.Err() == nil {
+				pt.peer.note(h, pt.err)
+			}
+		})
+		if err := worst(parts); err != nil {
+			h.takeBack(hd, ownersOf(grants), err)
+			return l, retry(err), err
+		}
+		if l.Request.Life > 0 {
+			l.Expires = time.Now().Add(l.Request.Life).UTC()
+		}
+	}
+	fault.Point("acquire-3-confirmed")
+	if err := ctx.Err(); err != nil {
+		err = lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
+		h.takeBack(hd, ownersOf(grants), err)
+		return l, false, err
+	}
+	l.State = lease.Granted
+	rec.Lease, rec.Phase = l, granted
+	if err := h.put(&rec); err != nil {
+		h.takeBack(hd, ownersOf(grants), err)
+		return l, false, err
+	}
+	fault.Point("acquire-4-granted")
+	h.mu.Lock()
+	hd.rec = rec
+	hd.deadline = lifeLeft(&l)
+	h.keys[nameOf(r.Key)] = hd
+	h.mu.Unlock()
+	if err := h.openSocket(hd); err != nil {
+		err = lease.Errorf(lease.Internal, "lease %s: %v", l.ID, err)
+		h.release(ctx, hd, err.Error(), false)
+		return l, false, err
+	}
+	fault.Point("acquire-5-socket")
+	h.watchHolder(hd)
+	h.tell(audit.Grant, &l, "")
+	h.log.Info("lease granted", "lease", l.ID, "job", r.Key.String(), "uid", r.UID, "owners", len(parts), "gpus", len(grants))
+	return l, false, nil
+}
+
+// worst is the error that decides: one that another placement cannot mend goes
+// before the others.
+func worst(parts []*part) error {
+	var err error
+	for _, pt := range parts {
+		if pt.err != nil && (err == nil || retry(err) && !retry(pt.err)) {
+			err = pt.err
+		}
+	}
+	var e *lease.Error
+	if err != nil && !errors.As(err, &e) {
+		err = lease.Errorf(lease.Down, "%v", err)
+	}
+	return err
+}
+
+func retry(err error) bool {
+	switch codeOf(err) {
+	case lease.Conflict, lease.Down, lease.NoRoom, lease.NotFound:
+		return true
+	}
+	return false
+}
+
+// takeBack ends an attempt. The key goes with no release: it may be asked for again.
+func (h *Host) takeBack(hd *held, pending []string, why error) {
+	hd.deliver.Lock()
+	h.mu.Lock()
+	hd.rec.Phase, hd.rec.Pending, hd.rec.Reason = releasing, pending, "not all of it could be had: "+why.Error()
+	rec := hd.rec
+	h.mu.Unlock()
+	if len(pending) == 0 {
+		h.forget(hd)
+		hd.deliver.Unlock()
+		return
+	}
+	if err := h.put(&rec); err != nil {
+		h.log.Error("attempt stays as it was in the ledger", "lease", rec.Lease.ID, "error", err)
+	}
+	hd.deliver.Unlock()
+	fault.Point("acquire-6-undone")
+	// The caller may be gone; what was reserved has to go all the same.
+	h.deliver(h.base, hd)
+}
+
+// tell writes the host's line about a lease, unless all of it is of this node's
+// owner, which has written its own.
+func (h *Host) tell(event string, l *lease.Lease, reason string) {
+	for _, g := range l.Grants {
+		if g.Owner != h.cfg.Node {
+			h.audit(audit.Of(event, l, reason))
+			return
+		}
+	}
+}
+
+// cut shortens what a caller chose.
+func cut(s string) string {
+	if len(s) > maxName {
+		return s[:maxName] + "..."
+	}
+	return s
+}

@@ -1,0 +1,130 @@
+package host
+
+// Leases of this node that only their owners know, after this host's ledger was
+// lost: an owner's ledger is the truth, so they are taken over.
+
+import (
+	"context"
+	"slices"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// meet looks through an owner's leases for this node once it is there, or there
+// again: those that we do not know are ours all the same, since its ledger is the
+// truth. What other owners have of them is asked too.
+func (h *Host) meet(ctx context.Context, p *peer) {
+	p.mu.Lock()
+	known := p.known
+	p.mu.Unlock()
+	if known {
+		return
+	}
+	list, err := h.listOf(ctx, p)
+	if err != nil {
+		return
+	}
+	for _, s := range list {
+		h.mu.Lock()
+		skip := h.leases[s.ID] != nil || h.isGone(s.ID) || s.Host != h.cfg.Node || s.State != lease.Granted
+		h.mu.Unlock()
+		if skip {
+			continue
+		}
+		whole, err := h.gather(ctx, s.Lease)
+		if err != nil {
+			h.log.Warn("lease found at its owner; another of its owners cannot be asked yet", "lease", s.ID, "owner", p.name, "error", err)
+			return // later
+		}
+		if whole != nil && h.adopt(*whole) == nil {
+			continue
+		}
+		h.stranger(ctx, p, lease.Lease{ID: s.ID})
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.known = true
+}
+
+// gather puts a lease together from all owners; nil if a part is missing.
+func (h *Host) gather(ctx context.Context, l lease.Lease) (*lease.Lease, error) {
+	if len(l.Grants) < len(l.Request.Fractions) {
+		h.mu.Lock()
+		peers := make([]*peer, 0, len(h.peers))
+		for _, p := range h.peers {
+			peers = append(peers, p)
+		}
+		h.mu.Unlock()
+		l.Grants = nil
+		for _, p := range peers {
+			list, err := h.listOf(ctx, p)
+			if err != nil {
+				return nil, err
+			}
+			for _, s := range list {
+				if s.ID == l.ID && s.State == lease.Granted {
+					l.Grants = append(l.Grants, s.Grants...)
+				}
+			}
+		}
+	}
+	if len(l.Grants) != len(l.Request.Fractions) {
+		return nil, nil
+	}
+	slices.SortFunc(l.Grants, func(a, b lease.Grant) int { return a.Order - b.Order })
+	return &l, nil
+}
+
+// stranger settles with an owner that has a lease of ours we do not know: it is
+// taken over if it is whole, and ended if not.
+func (h *Host) stranger(ctx context.Context, p *peer, have lease.Lease) *lease.Lease {
+	h.mu.Lock()
+	hd, gone := h.leases[have.ID], h.isGone(have.ID)
+	h.mu.Unlock()
+	if hd != nil {
+		h.deliver(ctx, hd) // its release is under way; otherwise the key would have been found
+		return nil
+	}
+	if !gone && have.State == lease.Granted && len(have.Grants) == len(have.Request.Fractions) && have.Host == h.cfg.Node {
+		if err := h.adopt(have); err == nil {
+			return &have
+		}
+	}
+	_, err := within(ctx, reserveTime, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, p.owner.Release(ctx, h.cfg.Node, have.ID, lease.Key{}, "its host does not know it")
+	})
+	if err != nil {
+		h.log.Warn("unknown lease could not be ended", "lease", have.ID, "owner", p.name, "error", err)
+	}
+	return nil
+}
+
+// adopt makes a lease that only its owners knew this host's again.
+func (h *Host) adopt(l lease.Lease) error {
+	rec := record{Lease: l, Phase: granted, Addrs: make(map[string]string)}
+	for _, o := range ownersOf(l.Grants) {
+		p, err := h.peer(o, "")
+		if err != nil {
+			return err
+		}
+		rec.Addrs[o] = p.addr
+	}
+	if err := h.put(&rec); err != nil {
+		return err
+	}
+	hd := &held{rec: rec, deadline: lifeLeft(&l)}
+	h.mu.Lock()
+	if h.leases[l.ID] != nil || h.keys[nameOf(l.Request.Key)] != nil {
+		h.mu.Unlock()
+		return lease.Errorf(lease.Conflict, "lease %s: its job has another", l.ID)
+	}
+	h.leases[l.ID] = hd
+	h.keys[nameOf(l.Request.Key)] = hd
+	h.mu.Unlock()
+	if err := h.openSocket(hd); err != nil {
+		h.log.Error("lease without socket", "lease", l.ID, "error", err)
+	}
+	h.watchHolder(hd)
+	h.log.Warn("lease found at its owner and taken over", "lease", l.ID, "job", l.Request.Key.String())
+	return nil
+}

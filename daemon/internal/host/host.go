@@ -1,0 +1,353 @@
+// Package host is the daemon's role on a node whose jobs use leases: it acquires
+// them from the owners of a pool, renews and releases them, and opens sessions on
+// them through a socket for each lease.
+package host
+
+// Flow:
+//
+//	acquire.go  request -> inventories -> placement -> reserve -> confirm -> socket
+//	release.go  lease -> its owners, as often as it takes
+//	keep.go     renewals, holders, life times, owners that come back
+//	socket.go   a client process -> identity -> owner -> its connected socket
+//
+// What must survive a crash is in the ledger: a record for every lease from
+// before the first owner hears of it until the last has heard of its end. The
+// ledger is the host's own file, not the owner's of the same node.
+//
+// Locking: mu guards the maps and what is in a held; it is never held over a
+// call to an owner or a write to the disk. A held's deliver lock orders the
+// deliveries of its release.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// Peer is an owner: the name that it must prove, and where it listens.
+type Peer struct {
+	Name string
+	Addr string // HOST:PORT of its control listener
+}
+
+// Pool is a named list of owners that leases are placed on.
+type Pool struct {
+	Owners []Peer
+	Place  lease.Place
+}
+
+// Auditor is the audit log.
+type Auditor interface{ Write(audit.Event) error }
+
+// Config is what the role needs. Zero times and limits mean the defaults.
+type Config struct {
+	Node    string // this node's name, by which the owners know it
+	Cluster string
+	Version string
+	RunDir  string // the sockets are RunDir/leases/ID/sock
+
+	Ledger    *ledger.Ledger // its own file
+	Audit     Auditor
+	AuditFile string // that Explain reads, "" for none
+	Log       *slog.Logger
+
+	Local lease.LocalOwner // the owner in this process, nil for none
+	// DialOwner makes a client for another node's owner; it does not wait for
+	// the connection.
+	DialOwner func(name, addr string) (lease.Owner, error)
+	// DialData opens the data connection of a session at another node:
+	// data.Dialer's Open.
+	DialData func(ctx context.Context, owner lease.Owner, addr, host string, r lease.SessionRequest) (*os.File, error)
+
+	Pools map[string]Pool
+	Users bool // users may acquire leases of their own
+
+	Reserve   time.Duration // life of a reservation; 15 s
+	Renew     time.Duration // between two renewals; 10 s
+	Tombstone time.Duration // how long an ended key is refused; 1 h
+	MaxLife   time.Duration // longest life time of a lease; 0 any
+	Ask       time.Duration // deadline of one question to an owner; 2 s
+	BackOff   time.Duration // pause after an owner did not answer, from a 16th of it up to 12 times it; 5 s
+
+	// Health and Stats add what other parts of the daemon know; nil for nothing.
+	Health func(context.Context) []rpc.Check
+	Stats  func(context.Context) []rpc.GPUStats
+}
+
+func (c Config) withDefaults() Config {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	set(&c.Reserve, 15*time.Second)
+	set(&c.Renew, 10*time.Second)
+	set(&c.Tombstone, time.Hour)
+	set(&c.Ask, 2*time.Second)
+	set(&c.BackOff, 5*time.Second)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// phase of a record.
+type phase string
+
+const (
+	acquiring phase = "acquiring" // owners may know of it
+	granted   phase = "granted"
+	releasing phase = "releasing" // the owners in Pending have not heard yet
+)
+
+// record is a lease in the host's ledger.
+type record struct {
+	Lease   lease.Lease       `json:"lease"`
+	Phase   phase             `json:"phase"`
+	Addrs   map[string]string `json:"addrs"` // of its owners, which a pool may have lost meanwhile
+	Pending []string          `json:"pending,omitempty"`
+	Reason  string            `json:"reason,omitempty"`
+	Over    bool              `json:"over,omitempty"` // the key has ended with it
+}
+
+// held is a record and what belongs to it in this process.
+type held struct {
+	rec      record
+	sock     *socket
+	stop     context.CancelFunc // of the holder's watch
+	deadline time.Time          // on the monotonic clock; zero: none
+	deliver  sync.Mutex
+}
+
+// name is a key without its incarnation.
+type name struct{ cluster, job, node string }
+
+func nameOf(k lease.Key) name { return name{k.Cluster, k.Job, k.Node} }
+
+func (n name) String() string { return fmt.Sprintf("%q/%q/%q", n.cluster, n.job, n.node) }
+
+// tombstone says that a key, and its earlier incarnations, have ended.
+type tombstone struct {
+	Key    lease.Key `json:"key"`
+	Reason string    `json:"reason"`
+	Ended  time.Time `json:"ended"`
+	since  time.Time // monotonic; after a restart it counts anew, too long rather than too short
+}
+
+// flight is an acquisition on its way.
+type flight struct {
+	done   chan struct{}
+	cancel context.CancelCauseFunc
+}
+
+// Host is the role.
+type Host struct {
+	cfg   Config
+	log   *slog.Logger
+	base  context.Context // of what outlives its caller
+	end   context.CancelFunc
+	wg    sync.WaitGroup
+	gate  gate
+	limit acquireLimit
+
+	mu      sync.Mutex
+	pools   map[string]Pool
+	users   bool
+	peers   map[string]*peer
+	leases  map[string]*held
+	keys    map[name]*held
+	flights map[name]*flight
+	tombs   map[name]tombstone
+	gone    map[string]time.Time // ids that have ended lately
+	closed  bool
+}
+
+var _ rpc.LocalService = (*Host)(nil)
+
+// New reads the ledger and opens the sockets of the leases in it. What an
+// earlier process had begun and not finished is taken back. Run does the rest.
+func New(cfg Config) (*Host, error) {
+	cfg = cfg.withDefaults()
+	h := &Host{
+		cfg: cfg, log: cfg.Log, users: cfg.Users,
+		peers: make(map[string]*peer), leases: make(map[string]*held), keys: make(map[name]*held),
+		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time),
+	}
+	h.base, h.end = context.WithCancel(context.Background())
+	if err := h.SetPools(cfg.Pools); err != nil {
+		return nil, err
+	}
+	if err := h.prepareDir(); err != nil {
+		return nil, err
+	}
+	if err := h.load(); err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// load takes what the ledger has.
+func (h *Host) load() error {
+	recs, err := ledger.All[record](h.cfg.Ledger, ledger.Leases)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	err = h.cfg.Ledger.View(func(tx *ledger.Tx) error {
+		return tx.All(ledger.Tombstones, func(key string, raw json.RawMessage) error {
+			var t tombstone
+			if err := json.Unmarshal(raw, &t); err != nil {
+				return fmt.Errorf("ledger %s: tombstone %s: %w", h.cfg.Ledger.Path(), key, err)
+			}
+			t.since = now
+			h.tombs[nameOf(t.Key)] = t
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	for id, rec := range recs {
+		hd := &held{rec: rec}
+		h.leases[id] = hd
+		switch rec.Phase {
+		case acquiring:
+			// Nobody was told of it: it is taken back, and whoever asks again
+			// is given another.
+			hd.rec.Phase, hd.rec.Pending, hd.rec.Reason = releasing, ownersOf(rec.Lease.Grants), "its host's daemon was restarted while acquiring it"
+		case granted:
+			h.keys[nameOf(rec.Lease.Request.Key)] = hd
+			hd.deadline = lifeLeft(&rec.Lease)
+			if err := h.openSocket(hd); err != nil {
+				h.log.Error("lease without socket", "lease", id, "error", err)
+			}
+			h.watchHolder(hd)
+		}
+	}
+	h.cleanDirs()
+	h.log.Info("host role ready", "leases", len(h.keys), "unfinished", len(h.leases)-len(h.keys))
+	return nil
+}
+
+// lifeLeft is when a lease ends, zero for never. The wall clock is asked once and
+// not believed further than the life time.
+func lifeLeft(l *lease.Lease) time.Time {
+	if l.Expires.IsZero() {
+		return time.Time{}
+	}
+	left := time.Until(l.Expires)
+	if l.Request.Life > 0 {
+		left = min(left, l.Request.Life)
+	}
+	return time.Now().Add(max(0, left))
+}
+
+// ownersOf is the owners of grants in the order in which they first appear: the
+// number of an owner in the lease socket's protocol is its place here.
+func ownersOf(grants []lease.Grant) []string {
+	var names []string
+	seen := make(map[string]bool, 2)
+	for _, g := range grants {
+		if !seen[g.Owner] {
+			seen[g.Owner] = true
+			names = append(names, g.Owner)
+		}
+	}
+	return names
+}
+
+// SetPools replaces the pools. Leases stay where they are.
+func (h *Host) SetPools(pools map[string]Pool) error {
+	addrs := make(map[string]string)
+	for pn, p := range pools {
+		for _, o := range p.Owners {
+			if a, ok := addrs[o.Name]; ok && a != o.Addr {
+				return fmt.Errorf("pool %s: owner %s is at %s here and at %s in another pool", pn, o.Name, o.Addr, a)
+			}
+			addrs[o.Name] = o.Addr
+		}
+	}
+	for n, a := range addrs {
+		if _, err := h.peer(n, a); err != nil {
+			return err
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pools = pools
+	return nil
+}
+
+// SetUsers says whether users may acquire leases.
+func (h *Host) SetUsers(may bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.users = may
+}
+
+// Close stops answering and leaves leases, sockets' files and sessions as they
+// are, for the next process.
+func (h *Host) Close() {
+	h.mu.Lock()
+	h.closed = true
+	var socks []*socket
+	for _, hd := range h.leases {
+		if hd.sock != nil {
+			socks = append(socks, hd.sock)
+		}
+		if hd.stop != nil {
+			hd.stop()
+		}
+	}
+	peers := h.peers
+	h.peers = make(map[string]*peer)
+	h.mu.Unlock()
+	h.end()
+	for _, s := range socks {
+		s.close()
+	}
+	h.wg.Wait()
+	for _, p := range peers {
+		p.close()
+	}
+}
+
+// put writes a record.
+func (h *Host) put(rec *record) error {
+	if err := h.cfg.Ledger.Put(ledger.Leases, rec.Lease.ID, rec); err != nil {
+		return lease.Errorf(lease.Internal, "lease %s cannot be kept: %v", rec.Lease.ID, err)
+	}
+	return nil
+}
+
+// Socket is the path of a lease's socket.
+func (h *Host) Socket(id string) string { return filepath.Join(h.dir(), id, "sock") }
+
+// codeOf is the code of err; what is no *lease.Error means that the owner could
+// not be asked.
+func codeOf(err error) lease.Code {
+	var e *lease.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return lease.Down
+}
+
+// audit writes a line; the log itself counts and tells what it loses.
+func (h *Host) audit(e audit.Event) {
+	if e.Host == "" {
+		e.Host = h.cfg.Node
+	}
+	_ = h.cfg.Audit.Write(e)
+}

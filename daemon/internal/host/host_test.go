@@ -1,0 +1,409 @@
+package host
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+func TestAcquireTwiceIsOneLease(t *testing.T) {
+	s := newSite(t, newFake("a", 2), newFake("b", 2))
+	l := s.must(ask("1", 50))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if again := s.must(ask("1", 50)); again.ID != l.ID {
+				t.Errorf("%s, then %s", l.ID, again.ID)
+			}
+		})
+	}
+	wg.Wait()
+	if s.total() != 1 {
+		t.Fatalf("%d leases", s.total())
+	}
+	for range 2 {
+		if err := s.Release(t.Context(), root, "", lease.Key{Job: "1"}, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.wait("release", func() bool { return s.total() == 0 })
+	if _, _, err := s.Acquire(t.Context(), root, ask("1", 50)); codeOf(err) != lease.Over {
+		t.Fatalf("a job that has ended: %v", err)
+	}
+	r := ask("1", 50)
+	r.Key.Incarnation = 1
+	s.must(r)
+}
+
+func TestAllOrNothing(t *testing.T) {
+	a, b := newFake("a", 1), newFake("b", 1)
+	s := newSite(t, a, b)
+	b.set(func() { b.confirms = lease.Errorf(lease.Internal, "disk full") })
+	if _, _, err := s.Acquire(t.Context(), root, ask("1", 100, 100)); codeOf(err) != lease.Internal {
+		t.Fatal(err)
+	}
+	s.wait("nothing is left", func() bool { return s.total() == 0 })
+	b.set(func() { b.confirms = nil })
+	l := s.must(ask("1", 100, 100))
+	if len(ownersOf(l.Grants)) != 2 || s.total() != 2 {
+		t.Fatalf("%+v", l.Grants)
+	}
+	_, _, err := s.Acquire(t.Context(), root, ask("2", 1))
+	if codeOf(err) != lease.NoRoom {
+		t.Fatal(err)
+	}
+	_, _, err = s.Acquire(t.Context(), root, ask("2", 1, 1, 1))
+	if codeOf(err) != lease.Never {
+		t.Fatal(err)
+	}
+}
+
+func TestConflictPlacesAnew(t *testing.T) {
+	a := newFake("a", 1)
+	s := newSite(t, a)
+	a.set(func() { a.refuse = tries - 1 })
+	s.must(ask("1", 50))
+	a.set(func() { a.refuse = tries })
+	if _, _, err := s.Acquire(t.Context(), root, ask("2", 10)); codeOf(err) != lease.Conflict {
+		t.Fatal(err)
+	}
+	if a.count() != 1 {
+		t.Fatal("something is left")
+	}
+}
+
+func TestDeadOwner(t *testing.T) {
+	a, b := newFake("a", 1), newFake("b", 1)
+	s := newSite(t, a, b)
+	l := s.must(ask("1", 100, 100))
+	a.set(func() { a.down = true })
+	start := time.Now()
+	if err := s.Release(t.Context(), root, l.ID, lease.Key{}, "test"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(s.Socket(l.ID)); !os.IsNotExist(err) {
+		t.Fatal("the socket is there")
+	}
+	s.must(ask("2", 60))
+	if _, _, err := s.Acquire(t.Context(), root, ask("3", 60)); codeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "a is down") {
+		t.Fatal(err)
+	}
+	if d := time.Since(start); d > 2*time.Second {
+		t.Fatalf("took %v", d)
+	}
+	s.restart()
+	a.set(func() { a.down = false })
+	s.wait("the release arrives after a restart", func() bool { return a.count() == 0 })
+}
+
+func TestRefused(t *testing.T) {
+	s := newSite(t, newFake("a", 2))
+	user := rpc.Peer{UID: 1000, GID: 1000, PID: os.Getpid()}
+	for what, c := range map[string]struct {
+		p    rpc.Peer
+		r    lease.Request
+		want lease.Code
+	}{
+		"no fraction":    {root, ask("1"), lease.Invalid},
+		"too much":       {root, ask("1", 101), lease.Invalid},
+		"nothing":        {root, ask("1", 0), lease.Invalid},
+		"pool":           {root, lease.Request{Key: lease.Key{Job: "1"}, Pool: "x", Fractions: []lease.Fraction{{Percent: 1}}}, lease.NotFound},
+		"type":           {root, lease.Request{Key: lease.Key{Job: "1"}, Type: "x", Fractions: []lease.Fraction{{Percent: 1}}}, lease.Never},
+		"node":           {root, lease.Request{Key: lease.Key{Job: "1", Node: "x"}, Fractions: []lease.Fraction{{Percent: 1}}}, lease.Invalid},
+		"job":            {root, ask("", 1), lease.Invalid},
+		"slurm's job":    {user, ask("1", 1), lease.Denied},
+		"foreign holder": {user, lease.Request{Key: lease.Key{Job: "run-1"}, Holder: lease.Process{PID: 1}, Fractions: []lease.Fraction{{Percent: 1}}}, lease.Denied},
+		"dead holder":    {root, lease.Request{Key: lease.Key{Job: "1"}, Holder: lease.Process{PID: os.Getpid(), Start: 1}, Fractions: []lease.Fraction{{Percent: 1}}}, lease.Over},
+	} {
+		if _, _, err := s.Acquire(t.Context(), c.p, c.r); err == nil || codeOf(err) != c.want {
+			t.Errorf("%s: %v, want %s", what, err, c.want)
+		}
+	}
+	r := ask("run-1", 10)
+	r.UID = 0 // a lie
+	l, _, err := s.Acquire(t.Context(), user, r)
+	if err != nil || l.Request.UID != 1000 || l.Request.Holder.PID != os.Getpid() {
+		t.Fatalf("%+v %v", l.Request, err)
+	}
+	other := rpc.Peer{UID: 1001, PID: os.Getpid()}
+	if _, _, err := s.Acquire(t.Context(), other, ask("run-1", 10)); codeOf(err) != lease.Denied {
+		t.Fatal(err)
+	}
+	if err := s.Release(t.Context(), other, l.ID, lease.Key{}, ""); codeOf(err) != lease.Denied {
+		t.Fatal(err)
+	}
+	if list, _ := s.List(t.Context(), other); len(list) != 0 {
+		t.Fatalf("%+v", list)
+	}
+	if list, err := s.List(t.Context(), user); err != nil || len(list) != 1 || len(list[0].Use) != 1 {
+		t.Fatalf("%+v %v", list, err)
+	}
+	s.SetUsers(false)
+	if _, _, err := s.Acquire(t.Context(), user, ask("run-2", 10)); codeOf(err) != lease.Denied {
+		t.Fatal(err)
+	}
+	if ev, err := s.Explain(t.Context(), root, "run-1"); err != nil || len(ev) < 2 {
+		t.Fatalf("%+v %v", ev, err)
+	}
+}
+
+func TestHolderEnds(t *testing.T) {
+	s := newSite(t, newFake("a", 1))
+	for _, restart := range []bool{false, true} {
+		cmd := exec.Command("sleep", "100")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		r := ask("run-"+strconv.Itoa(cmd.Process.Pid), 50)
+		r.Holder.PID = cmd.Process.Pid
+		s.must(r)
+		if restart {
+			s.restart()
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		s.wait("the lease ends with its holder", func() bool { return s.total() == 0 })
+	}
+}
+
+func TestLifeEnds(t *testing.T) {
+	s := newSite(t, newFake("a", 1), newFake("b", 1))
+	r := ask("1", 100, 100)
+	r.Life = 300 * time.Millisecond
+	s.must(r)
+	s.wait("the lease ends with its time", func() bool { return s.total() == 0 })
+}
+
+func TestLostLease(t *testing.T) {
+	a, b := newFake("a", 1), newFake("b", 1)
+	s := newSite(t, a, b)
+	l := s.must(ask("1", 100, 100))
+	a.set(func() { clear(a.leases) })
+	s.wait("the other owner's part is released", func() bool { return b.count() == 0 })
+	if ok, err := s.log.Has(audit.RenewLost, l.ID, "a"); !ok || err != nil {
+		t.Fatal("not in the audit log", err)
+	}
+}
+
+func TestAdopt(t *testing.T) {
+	a, b := newFake("a", 1), newFake("b", 1)
+	s := newSite(t, a, b)
+	l := s.must(ask("1", 100, 50))
+	s.end()
+	if err := os.Remove(filepath.Join(s.dir, "host.db")); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	s.wait("socket is back", func() bool { _, err := os.Stat(s.Socket(l.ID)); return err == nil })
+	if again := s.must(ask("1", 100, 50)); again.ID != l.ID || len(again.Grants) != 2 {
+		t.Fatalf("%+v", again)
+	}
+}
+
+func TestAcquiringIsTakenBack(t *testing.T) {
+	a := newFake("a", 1)
+	s := newSite(t, a)
+	l := s.must(ask("1", 50))
+	s.mu.Lock()
+	rec := s.leases[l.ID].rec
+	s.mu.Unlock()
+	rec.Phase = acquiring // as a crash before the last write leaves it
+	if err := s.put(&rec); err != nil {
+		t.Fatal(err)
+	}
+	s.restart()
+	if again := s.must(ask("1", 100)); again.ID == l.ID {
+		t.Fatal("the unfinished lease was given")
+	}
+	if a.count() != 1 {
+		t.Fatal("it was not taken back")
+	}
+}
+
+// client asks on a lease's socket.
+func client(t testing.TB, path string, kind, index uint32) (status, owners uint32, reason string, f *os.File) {
+	t.Helper()
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	b := make([]byte, requestSize)
+	copy(b, socketMagic)
+	binary.LittleEndian.PutUint32(b[8:], socketVersion)
+	binary.LittleEndian.PutUint32(b[12:], kind)
+	binary.LittleEndian.PutUint32(b[16:], index)
+	copy(b[24:], "a.out")
+	if _, err := c.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	h, oob := make([]byte, answerSize), make([]byte, 64)
+	n, oobn, _, _, err := c.ReadMsgUnix(h, oob)
+	if err != nil || n != answerSize || binary.LittleEndian.Uint32(h) != answerMagic {
+		t.Fatal(n, err)
+	}
+	if msgs, err := unix.ParseSocketControlMessage(oob[:oobn]); err == nil && len(msgs) == 1 {
+		fds, err := unix.ParseUnixRights(&msgs[0])
+		if err != nil || len(fds) != 1 {
+			t.Fatal(fds, err)
+		}
+		f = os.NewFile(uintptr(fds[0]), "session")
+	}
+	rest, err := io.ReadAll(c)
+	if err != nil || uint32(len(rest)) != binary.LittleEndian.Uint32(h[12:]) {
+		t.Fatal(len(rest), err)
+	}
+	return binary.LittleEndian.Uint32(h[4:]), binary.LittleEndian.Uint32(h[8:]), string(rest), f
+}
+
+func TestSocket(t *testing.T) {
+	a, b := newFake("a", 1), newFake("b", 1)
+	s := newSite(t, a, b)
+	l := s.must(ask("1", 100, 50))
+	path := s.Socket(l.ID)
+	inode := func() (uint64, uint32, uint32) {
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Dir(path), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Ino, st.Mode & 0o777, st.Uid
+	}
+	ino, mode, uid := inode()
+	if mode != 0o700 || uid != 1000 {
+		t.Fatalf("mode %o uid %d", mode, uid)
+	}
+	for range 2 {
+		for i, o := range ownersOf(l.Grants) {
+			status, n, reason, f := client(t, path, 1, uint32(i))
+			if status != 0 || n != 2 || f == nil {
+				t.Fatal(status, n, reason)
+			}
+			got, _ := io.ReadAll(f)
+			f.Close()
+			if string(got) != "I am "+o+"\n" {
+				t.Fatalf("owner %d: %q", i, got)
+			}
+		}
+		s.restart()
+		if again, _, _ := inode(); again != ino {
+			t.Fatal("the directory is another one")
+		}
+	}
+	if status, n, reason, f := client(t, path, 1, 2); status != 3 || n != 2 || f != nil || reason == "" {
+		t.Fatal(status, reason)
+	}
+	if status, _, reason, _ := client(t, path, 9, 0); status != 3 || reason == "" {
+		t.Fatal(status, reason)
+	}
+	a.set(func() { a.down = true })
+	b.set(func() { b.down = true })
+	if status, _, reason, _ := client(t, path, 1, 0); status != 6 || !strings.Contains(reason, "is down") {
+		t.Fatal(status, reason)
+	}
+}
+
+// Half-open connections of one lease hold up neither others of it nor another's.
+func TestFlood(t *testing.T) {
+	s := newSite(t, newFake("a", 1))
+	l, m := s.must(ask("1", 50)), s.must(ask("2", 50))
+	for range maxOpen / 2 {
+		c, err := net.Dial("unix", s.Socket(l.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	for _, id := range []string{l.ID, m.ID} {
+		start := time.Now()
+		status, _, reason, f := client(t, s.Socket(id), 1, 0)
+		if status != 0 || time.Since(start) > time.Second {
+			t.Fatal(status, reason, time.Since(start))
+		}
+		f.Close()
+	}
+}
+
+func TestWhoMay(t *testing.T) {
+	l := &lease.Lease{ID: "x", Request: lease.Request{UID: 1000, Key: lease.Key{Job: "42"}}}
+	for _, c := range []struct {
+		who caller
+		ok  bool
+	}{
+		{caller{uid: 1000, fd: -1}, true},
+		{caller{uid: 0, fd: -1}, true},
+		{caller{uid: 1001, fd: -1}, false},
+		{caller{uid: 1001, pid: os.Getpid(), fd: -1}, false},
+		{caller{uid: 1000, pid: os.Getpid(), fd: -1}, true},
+	} {
+		if err := c.who.may(l); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c.who, err)
+		}
+	}
+	for path, job := range map[string]string{
+		"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n":      "42",
+		"4:memory:/slurm/uid_1000/job_7/step_batch\n1:name=systemd:/x\n":     "7",
+		"9:cpuset:/\n4:memory:/slurm_node1/uid_0/job_8\n":                    "8",
+		"0::/user.slice/user-1000.slice/session-1.scope\n":                   "",
+		"0::/user.slice/job_9/x\n":                                           "",
+		"0::/system.slice/slurmstepd.scope/job_10extra/step_0/user/task_0\n": "",
+	} {
+		if got := jobOf(path); got != job {
+			t.Errorf("%q: job %q, want %q", path, got, job)
+		}
+	}
+}
+
+// A container's user ids are some of the user's own, in a namespace that is his.
+func TestMappedUser(t *testing.T) {
+	cmd := exec.Command("sleep", "100")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}, Pdeathsig: syscall.SIGKILL}
+	cmd.Path, cmd.Args = "/usr/bin/unshare", []string{"unshare", "--user", "sleep", "100"}
+	if err := cmd.Start(); err != nil {
+		t.Skip("cannot start a process in a user namespace: ", err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	for end := time.Now().Add(5 * time.Second); !nsOwnedBy(cmd.Process.Pid, 1000); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the namespace is not seen as uid 1000's")
+		}
+	}
+	if nsOwnedBy(cmd.Process.Pid, 1001) || nsOwnedBy(os.Getpid(), 0) {
+		t.Fatal("a namespace of somebody else passes")
+	}
+	l := &lease.Lease{Request: lease.Request{UID: 1000, Key: lease.Key{Job: "1"}}}
+	if err := (&caller{uid: 100999, pid: cmd.Process.Pid, fd: -1}).may(l); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func FuzzRequest(f *testing.F) {
+	b := make([]byte, requestSize)
+	copy(b, socketMagic)
+	f.Add(b)
+	f.Add([]byte(socketMagic))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := parseRequest(b)
+		if (err == nil) != (len(b) == requestSize && string(b[:8]) == socketMagic) {
+			t.Fatal(err)
+		}
+		if len(r.program) > 40 || strings.ContainsRune(r.program, 0) {
+			t.Fatalf("%q", r.program)
+		}
+	})
+}

@@ -1,0 +1,220 @@
+package host
+
+// What goes on by itself: renewals, releases that are not delivered yet, leases
+// whose holder has ended or whose time is over, and owners that were away.
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/fault"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+)
+
+// look is how often what needs no owner is looked at.
+const look = time.Second
+
+// Run keeps leases until ctx ends.
+func (h *Host) Run(ctx context.Context) error {
+	tick := time.NewTicker(min(look, h.cfg.Renew))
+	defer tick.Stop()
+	var renewed time.Time
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	turn := make(chan struct{}, 1) // one round with the owners at a time
+	for {
+		h.sweep(ctx)
+		select {
+		case turn <- struct{}{}:
+			renew := time.Since(renewed) >= h.cfg.Renew
+			if renew {
+				renewed = time.Now()
+			}
+			busy.Go(func() {
+				defer func() { <-turn }()
+				h.round(ctx, renew)
+			})
+		default: // an owner is slow; it has a deadline
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-h.base.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// sweep ends what has to end.
+func (h *Host) sweep(ctx context.Context) {
+	now := time.Now()
+	type end struct {
+		hd  *held
+		why string
+	}
+	var ends []end
+	var old []name
+	h.mu.Lock()
+	for _, hd := range h.leases {
+		if hd.rec.Phase != granted {
+			continue
+		}
+		switch p := hd.rec.Lease.Request.Holder; {
+		case !hd.deadline.IsZero() && now.After(hd.deadline):
+			ends = append(ends, end{hd, "its life time is over"})
+		case p.PID > 0 && hd.stop == nil && !alive(p): // no pidfd to wait on
+			ends = append(ends, end{hd, "its holder has ended"})
+		}
+	}
+	for n, t := range h.tombs {
+		if now.Sub(t.since) > h.cfg.Tombstone {
+			old = append(old, n)
+		}
+	}
+	for id, t := range h.gone {
+		if now.Sub(t) > h.cfg.Tombstone {
+			delete(h.gone, id)
+		}
+	}
+	h.mu.Unlock()
+	for _, e := range ends {
+		h.wg.Go(func() { h.release(h.base, e.hd, e.why, true) })
+	}
+	if len(old) == 0 || ctx.Err() != nil {
+		return
+	}
+	err := h.cfg.Ledger.Update(func(tx *ledger.Tx) error {
+		for _, n := range old {
+			if err := tx.Delete(ledger.Tombstones, n.String()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		h.log.Warn("old tombstones stay", "error", err)
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, n := range old {
+		if t := h.tombs[n]; now.Sub(t.since) > h.cfg.Tombstone {
+			delete(h.tombs, n)
+		}
+	}
+}
+
+// round talks with all owners at once.
+func (h *Host) round(ctx context.Context, renew bool) {
+	h.mu.Lock()
+	peers := make([]*peer, 0, len(h.peers))
+	for _, p := range h.peers {
+		peers = append(peers, p)
+	}
+	h.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, p := range peers {
+		wg.Go(func() {
+			if p.down() != nil {
+				if !p.due(time.Now()) {
+					return
+				}
+				if _, err := p.inventory(ctx, h, 0); err != nil {
+					return
+				}
+			}
+			h.meet(ctx, p)
+			if renew {
+				h.renew(ctx, p)
+			}
+		})
+	}
+	wg.Wait()
+	h.catchUp(ctx)
+}
+
+// catchUp delivers the releases whose owners can be reached.
+func (h *Host) catchUp(ctx context.Context) {
+	var pending []*held
+	h.mu.Lock()
+	for _, hd := range h.leases {
+		reach := len(hd.rec.Pending) == 0
+		for _, o := range hd.rec.Pending {
+			if p := h.peers[o]; p == nil || p.down() == nil {
+				reach = true
+			}
+		}
+		if hd.rec.Phase == releasing && reach {
+			pending = append(pending, hd)
+		}
+	}
+	h.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, hd := range pending {
+		wg.Go(func() {
+			h.deliver(ctx, hd)
+			hd.deliver.Lock() // somebody else may have been at it
+			defer hd.deliver.Unlock()
+		})
+	}
+	wg.Wait()
+}
+
+// renew tells an owner which leases are used, and hears which it no longer has.
+func (h *Host) renew(ctx context.Context, p *peer) {
+	var ids []string
+	h.mu.Lock()
+	for id, hd := range h.leases {
+		if hd.rec.Phase == granted && slices.ContainsFunc(hd.rec.Lease.Grants, func(g lease.Grant) bool { return g.Owner == p.name }) {
+			ids = append(ids, id)
+		}
+	}
+	h.mu.Unlock()
+	if len(ids) == 0 {
+		return
+	}
+	slices.Sort(ids)
+	known, err := within(ctx, h.cfg.Ask, func(ctx context.Context) ([]string, error) { return p.owner.Renew(ctx, h.cfg.Node, ids) })
+	if ctx.Err() != nil {
+		return
+	}
+	p.note(h, err)
+	if err != nil {
+		return
+	}
+	fault.Point("renew-a-answered")
+	has := make(map[string]bool, len(known))
+	for _, id := range known {
+		has[id] = true
+	}
+	for _, id := range ids {
+		if has[id] {
+			continue
+		}
+		h.mu.Lock()
+		hd := h.leases[id]
+		lost := hd != nil && hd.rec.Phase == granted
+		h.mu.Unlock()
+		if !lost {
+			continue // released meanwhile
+		}
+		h.log.Error("lease lost: its owner no longer has it", "lease", id, "owner", p.name, "job", hd.rec.Lease.Request.Key.String())
+		e := audit.Of(audit.RenewLost, &hd.rec.Lease, "its owner no longer has it")
+		e.Owner = p.name
+		h.audit(e)
+		h.release(ctx, hd, "owner "+p.name+" no longer has it", true)
+	}
+}
+
+func (h *Host) listOf(ctx context.Context, p *peer) ([]lease.Status, error) {
+	list, err := within(ctx, h.cfg.Ask, func(ctx context.Context) ([]lease.Status, error) { return p.owner.List(ctx, h.cfg.Node) })
+	if ctx.Err() == nil {
+		p.note(h, err)
+	}
+	return list, err
+}

@@ -1,0 +1,249 @@
+package host
+
+// What users see: leases, pools, health, and what became of a job.
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// maxEvents is how many lines of the audit log one question gets, the last ones.
+const maxEvents = 1000
+
+// List implements rpc.LocalService: the leases of this node's jobs, with what
+// their owners say of them, and for root those that others have on this node's
+// GPUs. A user sees his own.
+func (h *Host) List(ctx context.Context, p rpc.Peer) ([]lease.Status, error) {
+	all := make(map[string]*lease.Status)
+	h.mu.Lock()
+	names := make(map[string]bool)
+	for id, hd := range h.leases {
+		if l := hd.rec.Lease; p.UID == 0 || l.Request.UID == p.UID {
+			switch hd.rec.Phase {
+			case releasing:
+				l.State = lease.Ended // not everybody knows yet
+			case acquiring:
+				l.State = lease.Reserved
+			}
+			all[id] = &lease.Status{Lease: l}
+			for _, g := range l.Grants {
+				names[g.Owner] = true
+			}
+		}
+	}
+	var peers []*peer
+	for n := range names {
+		if pe := h.peers[n]; pe != nil && pe.down() == nil {
+			peers = append(peers, pe)
+		}
+	}
+	h.mu.Unlock()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, pe := range peers {
+		wg.Go(func() {
+			list, err := h.listOf(ctx, pe)
+			if err != nil {
+				return // the lease is shown without its sessions
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for _, s := range list {
+				st := all[s.ID]
+				if st == nil {
+					continue
+				}
+				if len(st.Use) == 0 {
+					st.Use = make([]lease.Use, len(st.Grants))
+				}
+				for i, u := range s.Use {
+					if i < len(s.Grants) && s.Grants[i].Order >= 0 && s.Grants[i].Order < len(st.Use) {
+						st.Use[s.Grants[i].Order] = u
+					}
+				}
+				st.Sessions = append(st.Sessions, s.Sessions...)
+				if s.Renewed.After(st.Renewed) {
+					st.Renewed = s.Renewed
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if h.cfg.Local != nil && p.UID == 0 {
+		list, err := h.cfg.Local.List(ctx, "")
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range list {
+			if all[s.ID] == nil {
+				all[s.ID] = &s
+			}
+		}
+	}
+	out := make([]lease.Status, 0, len(all))
+	for _, s := range all {
+		out = append(out, *s)
+	}
+	slices.SortFunc(out, func(a, b lease.Status) int { return cmp.Or(a.Made.Compare(b.Made), cmp.Compare(a.ID, b.ID)) })
+	return out, nil
+}
+
+// Pool implements rpc.LocalService.
+func (h *Host) Pool(ctx context.Context, _ rpc.Peer, name string) ([]rpc.Pool, error) {
+	h.mu.Lock()
+	pools := maps.Clone(h.pools)
+	h.mu.Unlock()
+	if name != "" {
+		p, ok := pools[name]
+		if !ok {
+			return nil, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml", cut(name))
+		}
+		pools = map[string]Pool{name: p}
+	}
+	var out []rpc.Pool
+	for _, n := range slices.Sorted(maps.Keys(pools)) {
+		pool := rpc.Pool{Name: n, Place: pools[n].Place}
+		if pool.Place == "" {
+			pool.Place = lease.BestFit
+		}
+		for i, v := range h.survey(ctx, pools[n].Owners, fresh, false) {
+			o := rpc.PoolOwner{Name: pools[n].Owners[i].Name, Inventory: v.inv}
+			if v.err != nil {
+				o.Inventory, o.Error = lease.Inventory{}, v.err.Error()
+			}
+			pool.Owners = append(pool.Owners, o)
+		}
+		out = append(out, pool)
+	}
+	return out, nil
+}
+
+// Health implements rpc.LocalService.
+func (h *Host) Health(ctx context.Context, _ rpc.Peer) ([]rpc.Check, error) {
+	var checks []rpc.Check
+	if h.cfg.Health != nil {
+		checks = h.cfg.Health(ctx)
+	}
+	h.mu.Lock()
+	peers := slices.Collect(maps.Values(h.peers))
+	undelivered, sockless, leases := 0, 0, 0
+	for _, hd := range h.leases {
+		switch hd.rec.Phase {
+		case releasing:
+			undelivered++
+		case granted:
+			leases++
+			if hd.sock == nil {
+				sockless++
+			}
+		}
+	}
+	pools := len(h.pools)
+	h.mu.Unlock()
+	add := func(level rpc.Level, name, text, remedy string) {
+		checks = append(checks, rpc.Check{Name: name, Level: level, Text: text, Remedy: remedy})
+	}
+	for _, p := range peers {
+		if err := p.down(); err != nil {
+			add(rpc.Fail, "owner "+p.name, err.Error(), "see that sluiced runs on "+p.name+" and that its control port can be reached")
+		} else {
+			add(rpc.OK, "owner "+p.name, "answers", "")
+		}
+	}
+	if pools == 0 {
+		add(rpc.Warn, "pools", "no pool is configured", "name the owners under pools in sluice.yaml")
+	}
+	if undelivered > 0 {
+		add(rpc.Warn, "releases", plural(undelivered, "release")+" not delivered yet", "they go out when their owners answer")
+	}
+	if sockless > 0 {
+		add(rpc.Fail, "sockets", plural(sockless, "lease")+" without socket", "see the log; restart sluiced when "+h.cfg.RunDir+" can be written")
+	}
+	add(rpc.OK, "leases", plural(leases, "lease")+" of this node's jobs", "")
+	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}
+	slices.SortStableFunc(checks, func(a, b rpc.Check) int {
+		return cmp.Or(cmp.Compare(rank[a.Level], rank[b.Level]), cmp.Compare(a.Name, b.Name))
+	})
+	return checks, nil
+}
+
+// Stats implements rpc.LocalService. A user sees all GPUs, and his own leases.
+func (h *Host) Stats(ctx context.Context, p rpc.Peer) (rpc.Stats, error) {
+	s := rpc.Stats{Node: h.cfg.Node, Version: h.cfg.Version, Time: time.Now()}
+	var err error
+	if s.Leases, err = h.List(ctx, p); err != nil {
+		return s, err
+	}
+	if h.cfg.Stats != nil {
+		s.GPUs = h.cfg.Stats(ctx)
+	}
+	return s, nil
+}
+
+// Explain implements rpc.LocalService. A user sees what is about him.
+func (h *Host) Explain(_ context.Context, p rpc.Peer, job string) ([]rpc.Event, error) {
+	if job == "" || len(job) > maxName {
+		return nil, lease.Errorf(lease.Invalid, "explain: say the job")
+	}
+	if h.cfg.AuditFile == "" {
+		return nil, lease.Errorf(lease.NotFound, "this daemon keeps no audit log")
+	}
+	var events []rpc.Event
+	ids := make(map[string]bool) // of the job's leases: not every line has the key
+	err := audit.Read(h.cfg.AuditFile, func(e *audit.Event) bool {
+		k := parseKey(e.Key, e.Incarnation)
+		if k.Job == job && e.Lease != "" && (p.UID == 0 || e.UID != nil && *e.UID == p.UID) {
+			ids[e.Lease] = true
+		}
+		if k.Job != job && !ids[e.Lease] || p.UID != 0 && (e.UID == nil || *e.UID != p.UID) {
+			return true
+		}
+		ev := rpc.Event{Time: e.Time, Seq: e.Seq, Event: e.Event, Node: h.cfg.Node, Lease: e.Lease, Key: k, Host: e.Host, Owner: e.Owner, Reason: e.Reason}
+		if e.UID != nil {
+			ev.UID = *e.UID
+		}
+		for _, g := range e.GPUs {
+			ev.GPUs = append(ev.GPUs, g.GPU)
+		}
+		if len(events) == maxEvents {
+			events = slices.Delete(events, 0, maxEvents/2)
+		}
+		events = append(events, ev)
+		return true
+	})
+	if err != nil {
+		return nil, lease.Errorf(lease.Internal, "%v", err)
+	}
+	return events, nil
+}
+
+// parseKey undoes Key.String, as far as that can be: a job has no slash.
+func parseKey(s string, incarnation uint64) lease.Key {
+	rest, node := s, ""
+	if i := strings.LastIndexByte(s, '@'); i >= 0 {
+		rest, node = s[:i], s[i+1:]
+	}
+	i := strings.LastIndexByte(rest, '/')
+	if i < 0 {
+		return lease.Key{}
+	}
+	return lease.Key{Cluster: rest[:i], Job: rest[i+1:], Node: node, Incarnation: incarnation}
+}
+
+func plural(n int, what string) string {
+	s := strconv.Itoa(n) + " " + what
+	if n != 1 {
+		s += "s"
+	}
+	return s
+}

@@ -1,0 +1,190 @@
+package host
+
+// Owners as this host sees them: asked all at once with a deadline, left out for
+// a while when they do not answer, and looked after in the background meanwhile.
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// fresh is how old an inventory may be that a first placement goes by. It is only
+// advice: the owner checks.
+const fresh = 200 * time.Millisecond
+
+// peer is an owner.
+type peer struct {
+	name, addr string
+	owner      lease.Owner
+	local      bool
+
+	mu    sync.Mutex
+	fails int
+	until time.Time // not asked before, unless there is nobody else
+	why   error
+	inv   lease.Inventory
+	at    time.Time
+	known bool // its leases have been looked through since it was last away
+}
+
+// peer finds an owner, or makes it known. A new address replaces the old one.
+func (h *Host) peer(name, addr string) (*peer, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if p := h.peers[name]; p != nil {
+		if addr == "" || p.addr == addr || p.local {
+			return p, nil
+		}
+		defer p.close()
+	}
+	p := &peer{name: name, addr: addr}
+	switch {
+	case h.closed:
+		return nil, lease.Errorf(lease.Down, "the daemon is stopping")
+	case name == h.cfg.Node && h.cfg.Local != nil:
+		p.owner, p.local = h.cfg.Local, true
+	case h.cfg.DialOwner == nil:
+		return nil, fmt.Errorf("owner %s: there is no way to other nodes", name)
+	default:
+		o, err := h.cfg.DialOwner(name, addr)
+		if err != nil {
+			return nil, fmt.Errorf("owner %s: %w", name, err)
+		}
+		p.owner = o
+	}
+	h.peers[name] = p
+	return p, nil
+}
+
+func (p *peer) close() {
+	if c, ok := p.owner.(io.Closer); ok && !p.local {
+		_ = c.Close()
+	}
+}
+
+// note takes the outcome of a call: only silence counts against an owner.
+func (p *peer) note(h *Host, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil || codeOf(err) != lease.Down {
+		if p.fails > 0 {
+			h.log.Info("owner answers again", "owner", p.name)
+		}
+		p.fails, p.until, p.why = 0, time.Time{}, nil
+		return
+	}
+	if p.fails == 0 {
+		h.log.Warn("owner does not answer; it is left out for a while", "owner", p.name, "error", err)
+	}
+	p.fails++
+	p.known, p.why = false, err
+	// Most that do not answer are just being restarted: the first pauses are short.
+	p.until = time.Now().Add(min(h.cfg.BackOff>>4<<min(p.fails-1, 8), 12*h.cfg.BackOff))
+}
+
+// down says why the owner is not to be asked, nil if it is.
+func (p *peer) down() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.why
+}
+
+// due says whether an owner that was away should be tried again.
+func (p *peer) due(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.why != nil && !now.Before(p.until)
+}
+
+// inventory asks the owner, or its last answer if that is no older than age.
+func (p *peer) inventory(ctx context.Context, h *Host, age time.Duration) (lease.Inventory, error) {
+	p.mu.Lock()
+	if age > 0 && !p.at.IsZero() && time.Since(p.at) <= age {
+		defer p.mu.Unlock()
+		return p.inv, nil
+	}
+	p.mu.Unlock()
+	asked := time.Now()
+	inv, err := within(ctx, h.cfg.Ask, func(ctx context.Context) (lease.Inventory, error) { return p.owner.Inventory(ctx) })
+	if ctx.Err() == nil {
+		p.note(h, err)
+	}
+	if err != nil {
+		return inv, err
+	}
+	for i := range inv.GPUs {
+		inv.GPUs[i].Owner = p.name // whatever it says
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inv, p.at = inv, asked
+	return inv, nil
+}
+
+// stale has the next inventory asked for: what was free has been taken.
+func (p *peer) stale() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.at = time.Time{}
+}
+
+// within calls f with a deadline, and does not wait for an f that ignores it.
+func within[T any](ctx context.Context, d time.Duration, f func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	type answer struct {
+		v   T
+		err error
+	}
+	ch := make(chan answer, 1)
+	go func() {
+		v, err := f(ctx)
+		ch <- answer{v, err}
+	}()
+	select {
+	case a := <-ch:
+		return a.v, a.err
+	case <-ctx.Done():
+		var zero T
+		return zero, lease.Errorf(lease.Down, "no answer within %v", d)
+	}
+}
+
+// view is an owner's answer, or why there is none.
+type view struct {
+	peer *peer
+	inv  lease.Inventory
+	err  error
+}
+
+// survey asks the owners all at once. Those that were away last time are left out
+// unless all were.
+func (h *Host) survey(ctx context.Context, owners []Peer, age time.Duration, all bool) []view {
+	views := make([]view, len(owners))
+	up := 0
+	for i, o := range owners {
+		p, err := h.peer(o.Name, o.Addr)
+		if err == nil {
+			views[i].peer = p
+			err = p.down()
+		}
+		if views[i].err = err; err == nil {
+			up++
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range views {
+		v := &views[i]
+		if v.peer == nil || v.err != nil && !all && up > 0 {
+			continue
+		}
+		wg.Go(func() { v.inv, v.err = v.peer.inventory(ctx, h, age) })
+	}
+	wg.Wait()
+	return views
+}

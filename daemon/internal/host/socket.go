@@ -1,0 +1,421 @@
+package host
+
+// A lease's socket, docs/protocol.md "Lease socket".
+//
+//	accept -> 64 bytes, within requestTime -> who is it -> the lease's owner of that
+//	number -> connected socket -> header with it by SCM_RIGHTS -> closed
+//
+// The directory RunDir/leases/ID belongs to the lease's user, who may do with it
+// what he likes. So nothing in it is opened, and no mode or owner is changed by a
+// path through it: the socket is made aside, in a directory of root's, and then
+// renamed into its place, which follows no link. The directory stays when the
+// daemon is started anew, since containers have it mounted.
+//
+// Each lease has a goroutine that accepts and at most maxOpen that answer. A
+// crowd on one lease waits in that socket's own backlog.
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/fault"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// The protocol of a lease's socket.
+const (
+	socketMagic   = "SLUICE-L"
+	socketVersion = 1
+	answerMagic   = 0x4c4c4c53 // "SLLL"
+	flagShm       = 1          // in a good answer: shared memory may be asked for
+	requestSize   = 64
+	answerSize    = 16
+	maxReason     = 4096
+
+	requestTime = 5 * time.Second
+	openTime    = 15 * time.Second
+	maxOpen     = 64   // connections of one lease that are being answered
+	crowded     = 2048 // of all leases; above it each lease has crowdOpen
+	crowdOpen   = 4
+)
+
+// gate counts the connections that are being answered, of all leases.
+type gate struct {
+	mu   sync.Mutex
+	cond *sync.Cond
+	all  int
+}
+
+// enter waits until s may answer one more; false when s is closed.
+func (g *gate) enter(s *socket) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.cond == nil {
+		g.cond = sync.NewCond(&g.mu)
+	}
+	for !s.closed && (s.open >= maxOpen || g.all >= crowded && s.open >= crowdOpen) {
+		g.cond.Wait()
+	}
+	if s.closed {
+		return false
+	}
+	s.open++
+	g.all++
+	return true
+}
+
+func (g *gate) leave(s *socket) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s.open--
+	g.all--
+	g.cond.Broadcast()
+}
+
+// socket is a lease's listener.
+type socket struct {
+	l      *net.UnixListener
+	gate   *gate
+	open   int  // gate.mu
+	closed bool // gate.mu
+}
+
+func (s *socket) close() {
+	s.gate.mu.Lock()
+	s.closed = true
+	if s.gate.cond != nil {
+		s.gate.cond.Broadcast()
+	}
+	s.gate.mu.Unlock()
+	_ = s.l.Close()
+}
+
+func (h *Host) dir() string { return filepath.Join(h.cfg.RunDir, "leases") }
+
+// staging is where sockets are made.
+func (h *Host) staging() string { return filepath.Join(h.cfg.RunDir, "leases.new") }
+
+// prepareDir makes the directories, which everybody may pass and only root write.
+func (h *Host) prepareDir() error {
+	for path, mode := range map[string]fs.FileMode{h.cfg.RunDir: 0o755, h.dir(): 0o755, h.staging(): 0o700} {
+		if err := os.MkdirAll(path, mode); err != nil {
+			return fmt.Errorf("lease sockets: %w", err)
+		}
+	}
+	for _, path := range []string{h.dir(), h.staging()} {
+		if err := safefile.Dir(path); err != nil {
+			return fmt.Errorf("lease sockets: %w", err)
+		}
+	}
+	for path, mode := range map[string]fs.FileMode{h.dir(): 0o755, h.staging(): 0o700} { // whatever the umask
+		if err := os.Chmod(path, mode); err != nil {
+			return fmt.Errorf("lease sockets: %w", err)
+		}
+	}
+	return nil
+}
+
+// cleanDirs removes the directories of leases that are no more.
+func (h *Host) cleanDirs() {
+	entries, err := os.ReadDir(h.dir())
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if b, err := hex.DecodeString(e.Name()); err != nil || len(b) != 16 {
+			continue // not ours
+		}
+		if hd := h.leases[e.Name()]; hd == nil || hd.rec.Phase != granted {
+			h.removeSocket(e.Name(), nil)
+		}
+	}
+}
+
+// openSocket makes a lease's directory, unless it is there, and its socket.
+func (h *Host) openSocket(hd *held) error {
+	l := hd.rec.Lease
+	if err := h.makeDir(l.ID, int(l.Request.UID), int(l.Request.GID)); err != nil {
+		return fmt.Errorf("lease socket: %w", err)
+	}
+	dir, err := os.Open(h.staging())
+	if err != nil {
+		return fmt.Errorf("lease socket: %w", err)
+	}
+	defer dir.Close()
+	made := filepath.Join(h.staging(), l.ID)
+	_ = os.Remove(made)
+	// By way of the descriptor the path is short, however deep RunDir is.
+	ul, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), l.ID)})
+	if err != nil {
+		return fmt.Errorf("lease socket: %w", err)
+	}
+	ul.SetUnlinkOnClose(false)
+	if err = os.Chmod(made, 0o600); err == nil {
+		if err = os.Lchown(made, int(l.Request.UID), int(l.Request.GID)); err == nil {
+			err = os.Rename(made, h.Socket(l.ID))
+		}
+	}
+	if err != nil {
+		_ = ul.Close()
+		return fmt.Errorf("lease socket: %w", err)
+	}
+	s := &socket{l: ul, gate: &h.gate}
+	h.mu.Lock()
+	keep := !h.closed && hd.rec.Phase == granted
+	if keep {
+		hd.sock = s
+	}
+	h.mu.Unlock()
+	if !keep {
+		s.close()
+		return errors.New("lease socket: the lease has ended")
+	}
+	h.wg.Go(func() { h.serve(s, hd) })
+	return nil
+}
+
+func (h *Host) makeDir(id string, uid, gid int) error {
+	path := filepath.Join(h.dir(), id)
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	// The parent is root's, so this is what we made; the user may have changed
+	// its mode since.
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	if err := unix.Fchmod(fd, 0o700); err != nil {
+		return &fs.PathError{Op: "chmod", Path: path, Err: err}
+	}
+	if err := unix.Fchown(fd, uid, gid); err != nil {
+		return &fs.PathError{Op: "chown", Path: path, Err: err}
+	}
+	return nil
+}
+
+// removeSocket ends a lease's socket and removes its directory.
+func (h *Host) removeSocket(id string, s *socket) {
+	if s != nil {
+		s.close()
+	}
+	path := filepath.Join(h.dir(), id)
+	// Root's again first, so that its user adds nothing while it is emptied.
+	if fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
+		_ = unix.Fchown(fd, os.Geteuid(), os.Getegid())
+		_ = unix.Close(fd)
+	}
+	if err := os.RemoveAll(path); err != nil {
+		h.log.Warn("directory of an ended lease stays", "lease", id, "error", err)
+	}
+}
+
+// serve accepts.
+func (h *Host) serve(s *socket, hd *held) {
+	for h.gate.enter(s) {
+		c, err := s.l.AcceptUnix()
+		if err != nil {
+			h.gate.leave(s)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			h.log.Warn("lease socket: accept", "lease", hd.rec.Lease.ID, "error", err)
+			select { // no descriptors left, most likely
+			case <-time.After(100 * time.Millisecond):
+			case <-h.base.Done():
+				return
+			}
+			continue
+		}
+		h.wg.Go(func() {
+			defer h.gate.leave(s)
+			defer c.Close()
+			// A daemon that stops waits for nobody.
+			stop := context.AfterFunc(h.base, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+			defer stop()
+			h.answer(c, hd)
+		})
+	}
+}
+
+// request is what a client asks on a lease's socket.
+type request struct {
+	version, kind, index, features uint32
+	program                        string
+}
+
+var errMagic = errors.New("not a request to a lease's socket")
+
+// parseRequest reads the 64 bytes.
+func parseRequest(b []byte) (request, error) {
+	if len(b) != requestSize || string(b[:8]) != socketMagic {
+		return request{}, errMagic
+	}
+	u := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
+	r := request{version: u(8), kind: u(12), index: u(16), features: u(20)}
+	p, _, _ := bytes.Cut(b[24:], []byte{0})
+	for len(p) > 0 && !utf8.Valid(p) { // a name that was cut within a character
+		p = p[:len(p)-1]
+	}
+	r.program = string(p)
+	return r, nil
+}
+
+// answer serves one connection.
+func (h *Host) answer(c *net.UnixConn, hd *held) {
+	who, err := callerOf(c)
+	if err != nil {
+		return
+	}
+	defer who.close()
+	h.mu.Lock()
+	l, ok := hd.rec.Lease, hd.rec.Phase == granted
+	h.mu.Unlock()
+	_ = c.SetDeadline(time.Now().Add(requestTime))
+	var b [requestSize]byte
+	if err := readFull(c, b[:]); err != nil {
+		return
+	}
+	r, err := parseRequest(b[:])
+	if err != nil {
+		h.refused(&l, &who, &r, err)
+		return
+	}
+	owners := ownersOf(l.Grants)
+	status, err := uint32(wire.StatusLease), error(nil)
+	switch {
+	case !ok:
+		err = lease.Errorf(lease.Over, "lease %s has ended", l.ID)
+	case r.version != socketVersion:
+		status, err = wire.StatusVersion, lease.Errorf(lease.Invalid, "lease socket: version %d asked, %d spoken here; the shim and sluiced have to be of one release", r.version, socketVersion)
+	case r.kind != wire.SessionCompute && r.kind != wire.SessionObserve:
+		err = lease.Errorf(lease.Invalid, "lease socket: session of kind %d: want 1 or 2", r.kind)
+	case r.features != 0:
+		err = lease.Errorf(lease.Invalid, "lease socket: features %#x are not known in version %d", r.features, socketVersion)
+	case uint64(r.index) >= uint64(len(owners)):
+		err = lease.Errorf(lease.Invalid, "lease %s has %d owners, number %d asked", l.ID, len(owners), r.index)
+	default:
+		err = who.may(&l)
+	}
+	if err != nil {
+		h.refused(&l, &who, &r, err)
+		reply(c, status, len(owners), err.Error(), nil)
+		return
+	}
+	fault.Point("open-a-checked")
+	ctx, cancel := context.WithTimeout(h.base, openTime)
+	defer cancel()
+	f, err := h.session(ctx, owners[r.index], lease.SessionRequest{Lease: l.ID, Kind: r.kind, PID: uint32(max(0, who.pid)), UID: l.Request.UID, Program: r.program})
+	_ = c.SetDeadline(time.Now().Add(requestTime))
+	if err != nil {
+		h.refused(&l, &who, &r, err)
+		reply(c, statusOf(err), len(owners), err.Error(), nil)
+		return
+	}
+	defer f.Close()
+	fault.Point("open-b-connected")
+	reply(c, wire.StatusOK, len(owners), flags(h.isLocal(owners[r.index])), f)
+	fault.Point("open-c-passed")
+}
+
+func readFull(c *net.UnixConn, b []byte) error {
+	for len(b) > 0 {
+		n, err := c.Read(b)
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// session opens one at an owner.
+func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest) (*os.File, error) {
+	p, err := h.peer(owner, "")
+	if err != nil {
+		return nil, err
+	}
+	if p.local {
+		return h.cfg.Local.Open(ctx, r)
+	}
+	if h.cfg.DialData == nil {
+		return nil, lease.Errorf(lease.Internal, "there is no way to the data ports of other nodes")
+	}
+	f, err := h.cfg.DialData(ctx, p.owner, p.addr, h.cfg.Node, r)
+	if err != nil {
+		return nil, fmt.Errorf("owner %s: %w", owner, err)
+	}
+	return f, nil
+}
+
+// flags is the payload of a good answer.
+func flags(local bool) string {
+	if local {
+		return string(binary.LittleEndian.AppendUint32(nil, flagShm))
+	}
+	return ""
+}
+
+// isLocal says whether an owner is this daemon's own.
+func (h *Host) isLocal(owner string) bool {
+	p, err := h.peer(owner, "")
+	return err == nil && p.local
+}
+
+// statusOf is the protocol's status for what an owner said.
+func statusOf(err error) uint32 {
+	switch codeOf(err) {
+	case lease.NotFound, lease.Over, lease.Denied, lease.Invalid:
+		return wire.StatusLease
+	case lease.NoRoom, lease.Never, lease.Down, lease.Conflict:
+		return wire.StatusBusy
+	case lease.WrongPeer:
+		return wire.StatusVersion
+	}
+	return wire.StatusInternal
+}
+
+// reply sends the answer, and f with its header.
+func reply(c *net.UnixConn, status uint32, owners int, reason string, f *os.File) {
+	reason = reason[:min(len(reason), maxReason)]
+	b := make([]byte, answerSize, answerSize+len(reason))
+	binary.LittleEndian.PutUint32(b, answerMagic)
+	binary.LittleEndian.PutUint32(b[4:], status)
+	binary.LittleEndian.PutUint32(b[8:], uint32(owners))
+	binary.LittleEndian.PutUint32(b[12:], uint32(len(reason)))
+	b = append(b, reason...)
+	if f == nil {
+		_, _ = c.Write(b) // who has gone needs no answer
+		return
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) { _, _, _ = c.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil) })
+}
+
+// refused writes that somebody got no session.
+func (h *Host) refused(l *lease.Lease, who *caller, r *request, err error) {
+	h.log.Info("session refused", "lease", l.ID, "uid", who.uid, "pid", who.pid, "reason", err)
+	e := audit.Of(audit.SessionRefuse, l, err.Error())
+	e.GPUs, e.UID, e.PID, e.Program = nil, audit.UID(who.uid), uint32(max(0, who.pid)), r.program
+	h.audit(e)
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package owner
+
+func init() { raced = true }

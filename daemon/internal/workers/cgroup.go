@@ -1,0 +1,213 @@
+package workers
+
+// Control groups: one for each session, sluice/SESSION below the daemon's own,
+// with its limits of memory and threads. A controller is used where it is mounted:
+// version 1, version 2, or both on one machine.
+//
+// Version 2 lets a group hold either processes or groups with limits. So the daemon
+// must be in a leaf of the group that it was given: systemd puts it there with
+// Delegate=yes and DelegateSubgroup=daemon. The root group is an exception.
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+type cgroups struct {
+	log    *slog.Logger
+	strict bool
+	dirs   []string            // .../sluice, one for each hierarchy
+	limits map[string][]string // dir to "file value"
+}
+
+// newCgroups finds the hierarchies. With auto, what is missing is logged.
+func newCgroups(log *slog.Logger, cfg Config) (*cgroups, error) {
+	c := &cgroups{log: log, strict: cfg.Cgroup == "required", limits: map[string][]string{}}
+	if cfg.Cgroup == "off" {
+		return c, nil
+	}
+	err := c.find("/proc/self", cfg)
+	if err != nil && c.strict {
+		return nil, fmt.Errorf("worker.cgroup: %w", err)
+	} else if err != nil {
+		log.Warn("sessions run without all of their limits", "error", err)
+	}
+	return c, nil
+}
+
+// hierarchy is a mounted one: controllers, mount point, and the daemon's own group.
+type hierarchy struct {
+	v2          bool
+	controllers []string
+	base        string
+}
+
+func hierarchies(proc string) ([]hierarchy, error) {
+	own := map[string]string{}
+	b, err := os.ReadFile(filepath.Join(proc, "cgroup"))
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) == 3 {
+			own[f[1]] = f[2]
+		}
+	}
+	m, err := os.Open(filepath.Join(proc, "mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	var all []hierarchy
+	for s := bufio.NewScanner(m); s.Scan(); {
+		head, tail, ok := strings.Cut(s.Text(), " - ")
+		f, g := strings.Fields(head), strings.Fields(tail)
+		if !ok || len(f) < 5 || len(g) < 3 {
+			continue
+		}
+		// Below the mount's own root, in a container.
+		base := func(path string) string { return filepath.Join(f[4], strings.TrimPrefix(path, f[3])) }
+		switch g[0] {
+		case "cgroup2":
+			h := hierarchy{v2: true, base: base(own[""])}
+			if filepath.Base(h.base) == "daemon" {
+				h.base = filepath.Dir(h.base)
+			}
+			b, _ := os.ReadFile(filepath.Join(h.base, "cgroup.controllers"))
+			h.controllers = strings.Fields(string(b))
+			all = append(all, h)
+		case "cgroup":
+			for names, path := range own {
+				cs := strings.Split(names, ",")
+				opts := strings.Split(g[2], ",")
+				if names != "" && !slices.ContainsFunc(cs, func(c string) bool { return !slices.Contains(opts, c) }) {
+					all = append(all, hierarchy{controllers: cs, base: base(path)})
+				}
+			}
+		}
+	}
+	return all, nil
+}
+
+func (c *cgroups) find(proc string, cfg Config) error {
+	all, err := hierarchies(proc)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range []string{"memory", "pids"} {
+		i := slices.IndexFunc(all, func(h hierarchy) bool { return slices.Contains(h.controllers, name) })
+		if i < 0 {
+			errs = append(errs, fmt.Errorf("no controller %s: neither version 1 nor 2 of it is mounted here", name))
+			continue
+		}
+		h := all[i]
+		dir := filepath.Join(h.base, "sluice")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			errs = append(errs, fmt.Errorf("controller %s: %w", name, err))
+			continue
+		}
+		if h.v2 {
+			if err := enable(h.base, name); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			if err := enable(dir, name); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		if !slices.Contains(c.dirs, dir) {
+			c.dirs = append(c.dirs, dir)
+		}
+		switch {
+		case name == "memory" && cfg.MemoryMax > 0 && h.v2:
+			c.limits[dir] = append(c.limits[dir], "memory.max "+strconv.FormatUint(cfg.MemoryMax, 10))
+		case name == "memory" && cfg.MemoryMax > 0:
+			c.limits[dir] = append(c.limits[dir], "memory.limit_in_bytes "+strconv.FormatUint(cfg.MemoryMax, 10))
+		case name == "pids" && cfg.PidsMax > 0:
+			c.limits[dir] = append(c.limits[dir], "pids.max "+strconv.Itoa(cfg.PidsMax))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// enable hands a controller down to the groups below.
+func enable(dir, name string) error {
+	path := filepath.Join(dir, "cgroup.subtree_control")
+	if b, _ := os.ReadFile(path); slices.Contains(strings.Fields(string(b)), name) {
+		return nil
+	}
+	err := os.WriteFile(path, []byte("+"+name), 0)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("controller %s: %s holds processes: the unit needs Delegate=yes and DelegateSubgroup=daemon", name, dir)
+	}
+	if err != nil {
+		return fmt.Errorf("controller %s: %w", name, err)
+	}
+	return nil
+}
+
+// put makes a session's group and moves its process there.
+func (c *cgroups) put(id string, pid int) error {
+	for _, top := range c.dirs {
+		err := c.putOne(top, filepath.Join(top, id), pid)
+		if err != nil && c.strict {
+			return fmt.Errorf("cgroup: %w; worker.cgroup: auto does without", err)
+		} else if err != nil {
+			c.log.Warn("a session runs without all of its limits", "session", id, "error", err)
+		}
+	}
+	return nil
+}
+
+func (c *cgroups) putOne(top, dir string, pid int) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	for _, l := range c.limits[top] {
+		file, v, _ := strings.Cut(l, " ")
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(v), 0); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+}
+
+// remove takes a session's group away; its process has ended.
+func (c *cgroups) remove(id string) {
+	for _, top := range c.dirs {
+		for n := range 5 {
+			err := unix.Rmdir(filepath.Join(top, id))
+			if err == nil || errors.Is(err, unix.ENOENT) {
+				break
+			}
+			// The kernel may still be counting.
+			time.Sleep(time.Millisecond << n)
+		}
+	}
+}
+
+// sweep removes the groups that an earlier daemon has left empty; a fresh one may be
+// that of a worker which another daemon beside this one is starting.
+func (c *cgroups) sweep() {
+	for _, top := range c.dirs {
+		all, _ := os.ReadDir(top)
+		for _, d := range all {
+			if fi, err := d.Info(); err == nil && d.IsDir() && time.Since(fi.ModTime()) > time.Minute {
+				_ = unix.Rmdir(filepath.Join(top, d.Name())) // one in use refuses
+			}
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package workers
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
+)
+
+// leaseRecord is the file "lease".
+type leaseRecord struct {
+	Version int      `json:"version"`
+	GPUs    []string `json:"gpus"` // in the account's order
+}
+
+const recordVersion = 1
+
+const sessionPrefix = "session-"
+
+// openLease makes the account of a lease, or opens that which is there. mu is held.
+func (p *Pool) openLease(l lease.Lease) (*leased, error) {
+	if !leaseID.MatchString(l.ID) {
+		return nil, fmt.Errorf("%.40q is no lease id", l.ID)
+	}
+	dir := filepath.Join(p.cfg.Dir, l.ID)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	a := &leased{id: l.ID, sessions: map[*session]bool{}}
+	var caps []uint64
+	for _, g := range l.Grants {
+		a.gpus = append(a.gpus, g.GPU)
+		caps = append(caps, g.Mem)
+	}
+	if err := writeFile(filepath.Join(dir, "lease"), leaseRecord{recordVersion, a.gpus}); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "account")
+	var err error
+	if a.file, err = account.Create(path, caps); errors.Is(err, os.ErrExist) {
+		a.file, err = account.Open(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if a.file.Devices() != len(caps) {
+		a.file.Close()
+		return nil, fmt.Errorf("%s is of %d GPUs, the lease has %d", path, a.file.Devices(), len(caps))
+	}
+	return a, nil
+}
+
+var leaseID = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// sessionRecord is what adoption needs.
+type sessionRecord struct {
+	Slot int `json:"slot"`
+	lease.Session
+}
+
+func (p *Pool) recordPath(s *session) string {
+	return filepath.Join(p.cfg.Dir, s.Lease, sessionPrefix+strconv.Itoa(s.slot))
+}
+
+func (p *Pool) writeRecord(s *session) error {
+	return writeFile(p.recordPath(s), sessionRecord{s.slot, s.Session})
+}
+
+func (p *Pool) removeRecord(s *session) {
+	if err := os.Remove(p.recordPath(s)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		p.log.Error("record of a session", "error", err)
+	}
+}
+
+// writeFile writes a record whole or not at all. The file system is in memory: what
+// it must outlive is this process, and not the machine.
+func writeFile(path string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	tmp := filepath.Join(filepath.Dir(path), ".new-"+filepath.Base(path))
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// adopt finds the accounts and sessions of an earlier daemon.
+func (p *Pool) adopt() error {
+	dirs, err := os.ReadDir(p.cfg.Dir)
+	if err != nil {
+		return fmt.Errorf("workers: %w", err)
+	}
+	n, gone := 0, 0
+	for _, d := range dirs {
+		if !leaseID.MatchString(d.Name()) {
+			continue
+		}
+		l, err := p.adoptLease(d.Name())
+		if err != nil {
+			// Nothing of it can be alive with a client: START comes after all of it is written.
+			p.log.Error("account of a lease cannot be used", "lease", d.Name(), "error", err)
+			continue
+		}
+		p.leases[l.id] = l
+		a, g := p.adoptSessions(l)
+		n, gone = n+a, gone+g
+	}
+	p.others()
+	p.cg.sweep()
+	if n+gone > 0 {
+		p.log.Info("sessions found again", "live", n, "ended", gone)
+	}
+	return nil
+}
+
+func (p *Pool) adoptLease(id string) (*leased, error) {
+	dir := filepath.Join(p.cfg.Dir, id)
+	b, err := os.ReadFile(filepath.Join(dir, "lease"))
+	if err != nil {
+		return nil, err
+	}
+	var r leaseRecord
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, err
+	}
+	if r.Version != recordVersion {
+		return nil, fmt.Errorf("record of version %d, this release writes %d", r.Version, recordVersion)
+	}
+	f, err := account.Open(filepath.Join(dir, "account"))
+	if err != nil {
+		return nil, err
+	}
+	if f.Devices() != len(r.GPUs) {
+		f.Close()
+		return nil, fmt.Errorf("account of %d GPUs, record of %d", f.Devices(), len(r.GPUs))
+	}
+	return &leased{id: id, gpus: r.GPUs, file: f, sessions: map[*session]bool{}}, nil
+}
+
+func (p *Pool) adoptSessions(l *leased) (live, gone int) {
+	files, _ := filepath.Glob(filepath.Join(p.cfg.Dir, l.id, sessionPrefix+"*"))
+	known := map[int]bool{}
+	for _, path := range files {
+		b, err := os.ReadFile(path)
+		var r sessionRecord
+		if err == nil {
+			err = json.Unmarshal(b, &r)
+		}
+		slot, errSlot := strconv.Atoi(strings.TrimPrefix(filepath.Base(path), sessionPrefix))
+		if err != nil || errSlot != nil || slot != r.Slot || slot < 0 || slot >= account.MaxSlots || r.Lease != l.id {
+			p.log.Error("record of a session makes no sense", "file", path, "error", err)
+			continue
+		}
+		known[slot] = true
+		s := &session{Session: r.Session, l: l, slot: slot, open: true, done: make(chan struct{})}
+		l.sessions[s] = true
+		if s.pidfd = openProcess(s.Worker); s.pidfd != nil {
+			live++
+			go p.watch(s)
+			continue
+		}
+		gone++
+		p.finish(s, true)
+	}
+	// Slots claimed by a daemon that died before it had written the record.
+	all, err := l.file.Sessions()
+	if err != nil {
+		p.log.Error("account", "lease", l.id, "error", err)
+	}
+	for _, s := range all {
+		if !known[s.N] {
+			_ = l.file.Free(s.N)
+		}
+	}
+	return live, gone
+}
+
+// openProcess is the pidfd of a process, nil when it is gone.
+func openProcess(q lease.Process) *os.File {
+	fd, err := unix.PidfdOpen(q.PID, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil
+	}
+	// The number may be another's by now; looked at after opening, it cannot change.
+	start, err := account.StartTime(q.PID)
+	if err != nil || start != q.Start || exited(fd) {
+		unix.Close(fd)
+		return nil
+	}
+	return os.NewFile(uintptr(fd), "pidfd")
+}
+
+func exited(fd int) bool {
+	f := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, _ := unix.Poll(f, 0)
+	return n > 0
+}
+
+// waitPidfd waits for a process's end without a thread of its own.
+func waitPidfd(f *os.File) {
+	c, err := f.SyscallConn()
+	if err == nil {
+		err = c.Read(func(fd uintptr) bool { return exited(int(fd)) })
+	}
+	if err == nil {
+		return
+	}
+	for {
+		p := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
+		if n, err := unix.Poll(p, -1); n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}

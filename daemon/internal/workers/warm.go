@@ -1,0 +1,256 @@
+package workers
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
+)
+
+// probeTime is how long the driver may take to describe a GPU.
+const probeTime = time.Minute
+
+// Probe has the driver describe GPUs that are not known yet, all at a time, and
+// keeps workers ready for them. The error names the GPUs that could not be asked.
+func (p *Pool) Probe(ctx context.Context, gpus []lease.GPU) error {
+	errs := make([]error, len(gpus))
+	var wg sync.WaitGroup
+	for i, g := range gpus {
+		wg.Go(func() {
+			if _, err := p.factsOf(ctx, g.UUID); err != nil {
+				errs[i] = err
+				return
+			}
+			p.fill(g)
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Overhead is what one session's context takes of a GPU, in bytes; false before
+// Probe has asked.
+func (p *Pool) Overhead(uuid string) (uint64, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.facts[uuid]
+	if f == nil {
+		return 0, false
+	}
+	return f.Overhead[0], true
+}
+
+func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error) {
+	p.mu.Lock()
+	f := p.facts[uuid]
+	p.mu.Unlock()
+	if f != nil {
+		return f, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	cmd := p.command([]string{uuid}, "").Cmd("probe")
+	var out, msg bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &msg
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("gpu %s: probe: %w; worker.exe names the sluice-worker", uuid, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	defer stop()
+	if err := cmd.Wait(); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, fmt.Errorf("gpu %s: the driver could not be asked: %w: %s", uuid, err, strings.TrimSpace(msg.String()))
+	}
+	f, err := control.ReadFacts(out.Bytes(), 1)
+	if err != nil {
+		return nil, fmt.Errorf("gpu %s: %w", uuid, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.facts[uuid] = f
+	return f, nil
+}
+
+func (p *Pool) command(uuids []string, confine string) *control.Command {
+	c := p.cfg
+	return &control.Command{
+		Exe: c.Exe, Args: c.Args, LibCUDA: c.LibCUDA, LibNVML: c.LibNVML, Store: c.Store, Limit: c.StoreLimit, Devices: uuids, Confine: confine,
+	}
+}
+
+// worker is a session process; its id becomes the session's.
+type worker struct {
+	*control.Process
+	id string
+}
+
+// spawn starts a session process for these GPUs, in its control group already:
+// moving a process costs the kernel milliseconds, which no client should wait for.
+func (p *Pool) spawn(gpus []lease.GPU) (*worker, error) {
+	confine := "none"
+	if p.cfg.ConfineDev {
+		var err error
+		if confine, err = deviceFiles("/", gpus); err != nil {
+			return nil, err
+		}
+	}
+	var ids []string
+	for _, g := range gpus {
+		ids = append(ids, g.UUID)
+	}
+	cmd := p.command(ids, confine).Cmd("session")
+	// No signal of the daemon's terminal is meant for sessions.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	proc, err := control.Spawn(cmd, cmd.Start)
+	if err != nil {
+		return nil, err
+	}
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // never fails
+	w := &worker{proc, hex.EncodeToString(id[:])}
+	if err := p.cg.put(w.id, proc.Cmd.Process.Pid); err != nil {
+		p.discard(w)
+		return nil, err
+	}
+	return w, nil
+}
+
+// discard ends a process that has no client.
+func (p *Pool) discard(w *worker) {
+	w.End()
+	p.cg.remove(w.id)
+}
+
+// deviceFiles are the device files of these GPUs, with commas between; "none" where
+// there are none at all, as with the simulated GPU.
+func deviceFiles(root string, gpus []lease.GPU) (string, error) {
+	if _, err := os.Stat(filepath.Join(root, "dev/nvidiactl")); errors.Is(err, os.ErrNotExist) {
+		return "none", nil
+	}
+	files := []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
+	if _, err := os.Stat(filepath.Join(root, "dev/nvidia-uvm-tools")); err == nil {
+		files = append(files, "/dev/nvidia-uvm-tools")
+	}
+	info, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
+	if err != nil {
+		return "", err
+	}
+	minors := map[string]string{}
+	for _, path := range info {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return "", fmt.Errorf("device files: %w", err)
+		}
+		f := map[string]string{}
+		for line := range strings.Lines(string(b)) {
+			if k, v, ok := strings.Cut(line, ":"); ok {
+				f[strings.TrimSpace(k)] = strings.TrimSpace(v)
+			}
+		}
+		minors[strings.ToLower(f["GPU UUID"])] = f["Device Minor"]
+	}
+	for _, g := range gpus {
+		m := minors[strings.ToLower(g.UUID)]
+		if m == "" {
+			return "", fmt.Errorf("gpu %s: /proc/driver/nvidia/gpus does not say which device file is its; worker.confine_dev: false does without", g.UUID)
+		}
+		files = append(files, "/dev/nvidia"+m)
+	}
+	return strings.Join(files, ","), nil
+}
+
+// take gives a process that is ready, or a new one.
+func (p *Pool) take(gpus []lease.GPU) (*worker, error) {
+	if len(gpus) == 1 {
+		g := gpus[0]
+		defer func() { go p.fill(g) }()
+		p.mu.Lock()
+		for ps := p.warm[g.UUID]; len(ps) > 0; ps = p.warm[g.UUID] {
+			w := ps[0]
+			p.warm[g.UUID] = ps[1:]
+			if !w.Ended() {
+				p.mu.Unlock()
+				return w, nil
+			}
+			go p.discard(w)
+		}
+		p.mu.Unlock()
+	}
+	return p.spawn(gpus)
+}
+
+// fill starts as many processes ahead as there should be. One that ends by itself
+// is replaced after a while that doubles, so that a broken driver costs little.
+func (p *Pool) fill(g lease.GPU) {
+	for {
+		p.mu.Lock()
+		if p.closed || len(p.warm[g.UUID]) >= p.cfg.Warm {
+			p.mu.Unlock()
+			return
+		}
+		p.mu.Unlock()
+		w, err := p.spawn([]lease.GPU{g})
+		if err != nil {
+			p.log.Error("no worker started ahead", "gpu", g.UUID, "error", err)
+			p.later(g)
+			return
+		}
+		p.mu.Lock()
+		if p.closed || len(p.warm[g.UUID]) >= p.cfg.Warm {
+			p.mu.Unlock()
+			p.discard(w)
+			return
+		}
+		p.warm[g.UUID] = append(p.warm[g.UUID], w)
+		p.mu.Unlock()
+		go p.mourn(g, w)
+	}
+}
+
+// mourn sees to a process that ends while it waits.
+func (p *Pool) mourn(g lease.GPU, w *worker) {
+	began := time.Now()
+	<-w.Done
+	p.mu.Lock()
+	waiting := false
+	for i, o := range p.warm[g.UUID] {
+		if o == w {
+			p.warm[g.UUID] = append(append([]*worker(nil), p.warm[g.UUID][:i]...), p.warm[g.UUID][i+1:]...)
+			waiting = true
+			break
+		}
+	}
+	if time.Since(began) > time.Minute {
+		p.fails[g.UUID] = 0
+	}
+	p.mu.Unlock()
+	if !waiting {
+		return
+	}
+	p.discard(w)
+	p.log.Warn("a worker ended before it had a client", "gpu", g.UUID, "status", w.Cmd.ProcessState.String())
+	p.later(g)
+}
+
+// later tries to fill again in 1 s to 64 s.
+func (p *Pool) later(g lease.GPU) {
+	p.mu.Lock()
+	n := min(p.fails[g.UUID], 6)
+	p.fails[g.UUID]++
+	p.mu.Unlock()
+	time.AfterFunc(time.Second<<n, func() { p.fill(g) })
+}

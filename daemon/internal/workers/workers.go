@@ -1,0 +1,541 @@
+// Package workers runs the session processes of an owner: it keeps some ready for
+// each GPU, binds one to a lease when a client comes, watches it, and ends it. They
+// are meant to outlive the daemon, which finds them again when it starts.
+package workers
+
+// How a session comes and goes.
+//
+//	warm    sluice-worker loads the driver for one GPU, in a control group of its
+//	        own, behind a private /dev and without capabilities, and waits on its control socket; when the daemon
+//	        dies, that closes, and it ends
+//	Start   slot of the lease's account -> a warm process, or a new one for several
+//	        GPUs -> record -> START with client's socket, account and store
+//	        -> the process becomes the user's, filters its system calls, answers,
+//	        and is on its own
+//	watch   a goroutine waits for the process's end, then frees slot, cgroup, record
+//
+// DIR/LEASE holds "lease", "account" and a record for each session, all root's. The
+// record is written before START, so a session is never alive without one; records
+// name the process by id and start time. What the account says is the session's own
+// word: numbers are shown, but no process is found or killed by it.
+//
+// mu guards the maps and is never held over anything that waits.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
+)
+
+// bindTime is how long a worker may take to take over a client, a driver that is
+// loaded only then included.
+const bindTime = 30 * time.Second
+
+// Config says how sessions run.
+type Config struct {
+	Exe        string   // sluice-worker
+	Args       []string // before the subcommand: --log and --log-format
+	Dir        string   // of accounts and records; on a file system in memory
+	LibCUDA    string
+	LibNVML    string
+	Store      string // directory of module images, one below it for each user
+	StoreLimit int64  // bytes for each user
+	Warm       int    // processes kept ready for each GPU
+	Keepalive  time.Duration
+	Seccomp    bool
+	ConfineDev bool
+	Cgroup     string // auto, required or off
+	MemoryMax  uint64 // bytes of host memory of a session, 0 for no limit
+	PidsMax    int    // threads of a session, 0 for no limit
+}
+
+// Pool implements owner.Workers.
+type Pool struct {
+	log *slog.Logger
+	cfg Config
+	cg  *cgroups
+
+	mu     sync.Mutex
+	facts  map[string]*control.Facts // by GPU
+	leases map[string]*leased
+	warm   map[string][]*worker
+	fails  map[string]int // spawns in a row that came to nothing
+	closed bool
+	onEnd  func(lease.Session, string)
+	missed []ended // before onEnd was set
+}
+
+type ended struct {
+	s      lease.Session
+	reason string
+}
+
+// leased is a lease with an account here.
+type leased struct {
+	id       string
+	gpus     []string
+	file     *account.File
+	sessions map[*session]bool
+	over     bool // being ended
+}
+
+type session struct {
+	lease.Session // what does not change
+	l             *leased
+	slot          int
+	proc          *worker       // nil for one that an earlier daemon started
+	pidfd         *os.File      // of those
+	open          bool          // it has its client
+	why           string        // it was killed
+	done          chan struct{} // closed when it has ended and all is cleaned up
+}
+
+// New finds the sessions of an earlier daemon again.
+func New(log *slog.Logger, cfg Config) (*Pool, error) {
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("workers: %w", err)
+	}
+	// Users reach their own part of the store by descriptor only.
+	if err := os.MkdirAll(cfg.Store, 0o700); err != nil {
+		return nil, fmt.Errorf("owner.store: %w", err)
+	}
+	cg, err := newCgroups(log, cfg)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{
+		log: log, cfg: cfg, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
+		warm: map[string][]*worker{}, fails: map[string]int{},
+	}
+	if err := p.adopt(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Start implements owner.Workers.
+func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest, conn *os.File, gpus []lease.GPU) (lease.Session, error) {
+	if len(gpus) == 0 || len(gpus) != len(l.Grants) || len(gpus) > account.MaxDevices {
+		return lease.Session{}, lease.Errorf(lease.Invalid, "lease %s: %d grants on %d GPUs: 1 to %d of one owner can be used", l.ID, len(l.Grants), len(gpus), account.MaxDevices)
+	}
+	st, err := p.startMessage(ctx, l, gpus)
+	if err != nil {
+		return lease.Session{}, lease.Errorf(lease.Down, "lease %s: %v", l.ID, err)
+	}
+	s, err := p.claim(l, r)
+	if err != nil {
+		return lease.Session{}, err
+	}
+	if err := p.launch(ctx, s, l, st, conn, gpus); err != nil {
+		p.log.Error("session not started", "lease", l.ID, "error", err)
+		p.mu.Lock()
+		s.why = "not started"
+		p.mu.Unlock()
+		if s.proc != nil {
+			s.proc.End()
+		}
+		p.finish(s, false)
+		return lease.Session{}, lease.Errorf(lease.Down, "lease %s: %v", l.ID, err)
+	}
+	return p.show(s), nil
+}
+
+// startMessage is the START of a session of l.
+func (p *Pool) startMessage(ctx context.Context, l lease.Lease, gpus []lease.GPU) (*control.Start, error) {
+	st := &control.Start{
+		Lease: l.ID, Detached: true, StoreLimit: p.cfg.StoreLimit,
+		Bind: &control.Bind{UID: l.Request.UID, GID: l.Request.GID, Seccomp: p.cfg.Seccomp},
+	}
+	for i, g := range gpus {
+		f, err := p.factsOf(ctx, g.UUID)
+		if err != nil {
+			return nil, err
+		}
+		d := f.Snapshot.Devices[0]
+		d.TotalMem = l.Grants[i].Mem
+		devs := append(st.Snapshot.Devices, d)
+		st.Snapshot = f.Snapshot
+		st.Snapshot.Devices = devs
+		st.Overhead = append(st.Overhead, f.Overhead[0])
+		st.Idle = append(st.Idle, f.Idle[0])
+	}
+	st.Snapshot.KeepaliveMS = uint32(p.cfg.Keepalive / time.Millisecond)
+	return st, nil
+}
+
+// claim makes a session that has a slot and no process.
+func (p *Pool) claim(l lease.Lease, r lease.SessionRequest) (*session, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, lease.Errorf(lease.Down, "the daemon is stopping")
+	}
+	a := p.leases[l.ID]
+	if a == nil {
+		var err error
+		if a, err = p.openLease(l); err != nil {
+			return nil, lease.Errorf(lease.Internal, "lease %s: %v", l.ID, err)
+		}
+		p.leases[l.ID] = a
+	}
+	if a.over {
+		return nil, lease.Errorf(lease.Over, "lease %s is ending", l.ID)
+	}
+	now := time.Now()
+	slot, err := a.file.Claim(account.Client{PID: r.PID, Name: r.Program}, r.Kind, now.UnixNano())
+	if errors.Is(err, account.ErrFull) {
+		return nil, lease.Errorf(lease.NoRoom, "lease %s: %v", l.ID, err)
+	} else if err != nil {
+		return nil, lease.Errorf(lease.Internal, "lease %s: %v", l.ID, err)
+	}
+	s := &session{
+		Session: lease.Session{Lease: l.ID, Client: r.PID, Program: r.Program, Kind: r.Kind, Started: now},
+		l:       a, slot: slot, done: make(chan struct{}),
+	}
+	a.sessions[s] = true
+	p.others()
+	return s, nil
+}
+
+// launch gives a claimed session a process and its client.
+func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *control.Start, conn *os.File, gpus []lease.GPU) error {
+	proc, err := p.take(gpus)
+	if err != nil {
+		return err
+	}
+	pid := proc.Cmd.Process.Pid
+	start, err := account.StartTime(pid)
+	if err != nil {
+		p.discard(proc)
+		return fmt.Errorf("session process: %w", err)
+	}
+	p.mu.Lock()
+	s.proc, s.ID = proc, proc.id
+	s.Worker = lease.Process{PID: pid, Start: start}
+	over := s.l.over
+	p.mu.Unlock()
+	if over {
+		return errors.New("the lease has ended")
+	}
+	if err := p.writeRecord(s); err != nil {
+		return err
+	}
+	if err := s.l.file.Bind(s.slot, pid, start); err != nil {
+		return err
+	}
+	dir, err := p.userStore(l.Request.UID, l.Request.GID)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	st.Slot = s.slot
+	if err := proc.Give(st, int(conn.Fd()), s.l.file.FD(), int(dir.Fd())); err != nil {
+		return err
+	}
+	// Whoever calls off or ends the lease meanwhile ends the process, and so the wait.
+	stop := context.AfterFunc(ctx, func() { _ = proc.Cmd.Process.Kill() })
+	defer stop()
+	if err := proc.Await(time.Now().Add(bindTime)); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.l.over {
+		return errors.New("the lease has ended")
+	}
+	s.open = true
+	go p.watch(s)
+	return nil
+}
+
+// userStore opens the user's part of the image store.
+func (p *Pool) userStore(uid, gid uint32) (*os.File, error) {
+	path := filepath.Join(p.cfg.Store, fmt.Sprint(uid))
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, fmt.Errorf("image store: %w", err)
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("image store: %w", err)
+	}
+	// Only root makes anything beside it, so it is ours to give.
+	if err := f.Chown(int(uid), int(gid)); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("image store: %w", err)
+	}
+	return f, nil
+}
+
+// watch waits for a session's end.
+func (p *Pool) watch(s *session) {
+	if s.proc != nil {
+		<-s.proc.Done
+	} else {
+		waitPidfd(s.pidfd)
+	}
+	p.finish(s, true)
+}
+
+// finish cleans up after a session whose process has ended.
+func (p *Pool) finish(s *session, tell bool) {
+	reason := p.reason(s)
+	out := p.show(s)
+	if s.proc != nil {
+		s.proc.Ctl.Close()
+	} else if s.pidfd != nil {
+		s.pidfd.Close()
+	}
+	p.cg.remove(s.ID)
+	p.removeRecord(s)
+	p.mu.Lock()
+	if err := s.l.file.Free(s.slot); err != nil {
+		p.log.Error("account", "lease", s.Lease, "error", err)
+	}
+	delete(s.l.sessions, s)
+	p.others()
+	f := p.onEnd
+	if tell && f == nil {
+		p.missed = append(p.missed, ended{out, reason})
+	}
+	p.mu.Unlock()
+	if tell {
+		p.log.Info("session over", "lease", s.Lease, "session", s.ID, "client", s.Program, "client_pid", s.Client, "reason", reason)
+		if f != nil {
+			f(out, reason)
+		}
+	}
+	close(s.done)
+}
+
+// reason says why a session ended.
+func (p *Pool) reason(s *session) string {
+	p.mu.Lock()
+	why := s.why
+	p.mu.Unlock()
+	if why != "" {
+		return why
+	}
+	own := ""
+	if slot, err := s.l.file.Slot(s.slot); err == nil {
+		own = slot.Reason
+	}
+	if s.proc != nil && s.proc.Cmd.ProcessState != nil {
+		ws := s.proc.Cmd.ProcessState.Sys().(syscall.WaitStatus)
+		switch {
+		case ws.Signaled():
+			return fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal())
+		case own == "" && ws.ExitStatus() != 0:
+			return fmt.Sprintf("exit status %d, see the log", ws.ExitStatus())
+		}
+	}
+	if own == "" {
+		return "ended"
+	}
+	return own
+}
+
+// OnEnd implements owner.Workers; sessions that ended while no daemon ran are told
+// of at once.
+func (p *Pool) OnEnd(f func(lease.Session, string)) {
+	p.mu.Lock()
+	missed := p.missed
+	p.onEnd, p.missed = f, nil
+	p.mu.Unlock()
+	for _, m := range missed {
+		f(m.s, m.reason)
+	}
+}
+
+// show is a session as it stands.
+func (p *Pool) show(s *session) lease.Session {
+	p.mu.Lock()
+	out := s.Session
+	p.mu.Unlock()
+	slot, err := s.l.file.Slot(s.slot)
+	if err != nil {
+		return out
+	}
+	c := slot.Counts
+	out.Counts = lease.Counts{
+		Calls: c.Calls, Waits: c.Waits, BytesIn: c.BytesIn, BytesOut: c.BytesOut, Launches: c.Launches, Errors: c.Errors, Throttle: time.Duration(min(c.Throttle, 1<<62)),
+	}
+	for _, u := range slot.Use {
+		out.Use = append(out.Use, lease.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak})
+	}
+	return out
+}
+
+// Sessions implements owner.Workers.
+func (p *Pool) Sessions(id string) []lease.Session {
+	p.mu.Lock()
+	l := p.leases[id]
+	var live []*session
+	if l != nil {
+		for s := range l.sessions {
+			if s.open {
+				live = append(live, s)
+			}
+		}
+	}
+	p.mu.Unlock()
+	var all []lease.Session
+	for _, s := range live {
+		all = append(all, p.show(s))
+	}
+	return all
+}
+
+// Use implements owner.Workers.
+func (p *Pool) Use(id string) []lease.Use {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.leases[id]
+	if l == nil {
+		return nil
+	}
+	var all []lease.Use
+	for d := range l.gpus {
+		u, err := l.file.Use(d)
+		if err != nil {
+			p.log.Error("account", "lease", id, "error", err)
+			return nil
+		}
+		all = append(all, lease.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak})
+	}
+	return all
+}
+
+// Processes is what each session process holds by its account, by GPU and process
+// id, to be compared with NVML's view. Bytes.
+func (p *Pool) Processes() map[string]map[int]uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := map[string]map[int]uint64{}
+	for _, l := range p.leases {
+		for s := range l.sessions {
+			slot, err := l.file.Slot(s.slot)
+			if err != nil || s.Worker.PID == 0 {
+				continue
+			}
+			for d, g := range l.gpus {
+				if all[g] == nil {
+					all[g] = map[int]uint64{}
+				}
+				all[g][s.Worker.PID] = slot.Use[d].Used
+			}
+		}
+	}
+	return all
+}
+
+// Leases implements owner.Adopted.
+func (p *Pool) Leases() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var ids []string
+	for id := range p.leases {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// End implements owner.Workers.
+func (p *Pool) End(ctx context.Context, id string) error {
+	p.mu.Lock()
+	l := p.leases[id]
+	if l == nil {
+		p.mu.Unlock()
+		return nil
+	}
+	l.over = true
+	var all []*session
+	for s := range l.sessions {
+		all = append(all, s)
+		if s.why == "" {
+			s.why = "the lease ended"
+		}
+		s.kill()
+	}
+	p.mu.Unlock()
+	for _, s := range all {
+		select {
+		case <-s.done:
+		case <-ctx.Done():
+			return fmt.Errorf("session %s, process %d, has not ended: %w", s.ID, s.Worker.PID, ctx.Err())
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.leases[id] != l {
+		return nil // another End was faster
+	}
+	if err := os.RemoveAll(filepath.Join(p.cfg.Dir, id)); err != nil {
+		return fmt.Errorf("lease %s: %w", id, err)
+	}
+	delete(p.leases, id)
+	return l.file.Close()
+}
+
+// kill ends the process; mu is held, and the process is not reaped before watch has
+// seen its end, so the number is still its own.
+func (s *session) kill() {
+	switch {
+	case s.proc != nil:
+		_ = s.proc.Cmd.Process.Kill()
+	case s.pidfd != nil:
+		_ = unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0)
+	}
+}
+
+// others tells every account how many sessions of other leases are on its GPUs; mu
+// is held.
+func (p *Pool) others() {
+	n := map[string]uint64{}
+	count := func(l *leased) (k uint64) {
+		for s := range l.sessions {
+			if s.Kind == wire.SessionCompute {
+				k++
+			}
+		}
+		return k
+	}
+	for _, l := range p.leases {
+		for _, g := range l.gpus {
+			n[g] += count(l)
+		}
+	}
+	for _, l := range p.leases {
+		own := count(l)
+		for d, g := range l.gpus {
+			_ = l.file.SetOthers(d, n[g]-own)
+		}
+	}
+}
+
+// Close ends the processes that have no client; sessions stay.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	p.closed = true
+	var all []*worker
+	for _, ps := range p.warm {
+		all = append(all, ps...)
+	}
+	p.warm = map[string][]*worker{}
+	p.mu.Unlock()
+	for _, w := range all {
+		p.discard(w)
+	}
+}

@@ -1,0 +1,457 @@
+package account
+
+// The file of a lease's account.
+//
+// Every session process of the lease maps the file and changes its own slot
+// only; whoever started them (the daemon, or the stand-alone worker) maps it to
+// hand out slots, to read, and to free the slots of processes that have ended.
+//
+//	     0  header, one page
+//	  4096  slots, 1024 bytes each
+//
+//	header   0 magic  8 version  16 devices  24 slots used so far
+//	        32 cap[16]  160 peak[16]  288 others[16]
+//	slot     0 state  8 pid  16 start time  24 kind  32 client pid  40 opened
+//	        48 calls, waits, bytes in, bytes out, launches, errors, throttle
+//	       112 device[16] of reserved, overhead, peak
+//	       512 program name, 40 bytes  560 length of the reason
+//	       568 reason of the end, 256 bytes
+//
+// All numbers are little-endian 64-bit words that are read and written whole, so
+// a process that is killed anywhere leaves each of them as it was or as it should
+// be: there is no sum to repair, because sums are never stored.
+//
+// Locks are open file description locks (fcntl(2), F_OFD_SETLK) on bytes of the
+// file. Byte 0 is held while a reservation is decided; the kernel lets go of it
+// when its holder dies. Byte 1+n is held by the owner of slot n for life, or for a
+// moment by a session that declares the owner dead. Only
+// sessions take locks, so a stopped one can hold up its own lease and nobody
+// else. Freeing only makes sums smaller and takes no lock.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sizes of an account.
+const (
+	MaxDevices = 16
+	MaxSlots   = 256
+	maxReason  = 256
+	nameSize   = 40
+)
+
+const (
+	fileMagic   = 0x544e434143554c53 // "SLUCACNT"
+	fileVersion = 1
+	headerSize  = 4096
+	slotSize    = 1024
+	fileSize    = headerSize + MaxSlots*slotSize
+)
+
+// Places of words.
+const (
+	atMagic   = 0
+	atVersion = 8
+	atDevices = 16
+	atHigh    = 24
+	atCap     = 32
+	atPeak    = 160
+	atOthers  = 288
+
+	slState  = 0
+	slPID    = 8
+	slStart  = 16
+	slKind   = 24
+	slClient = 32
+	slOpened = 40
+	slCounts = 48
+	slDev    = 112
+	slName   = 512
+	slReason = 560
+
+	devSize     = 24
+	devReserved = 0
+	devOverhead = 8
+	devPeak     = 16
+)
+
+// States of a slot.
+const (
+	stateFree    = 0
+	stateClaimed = 1 // given to a process that has not opened it yet
+	stateLive    = 2 // its owner holds the slot's lock
+	stateDead    = 3 // found dead by another session; holds nothing
+)
+
+// maxBytes is more than any device has; a damaged word cannot make sums overflow.
+const maxBytes = 1 << 50
+
+// Errors.
+var (
+	// ErrFull says that every slot is taken.
+	ErrFull = errors.New("the lease has as many sessions as its account holds")
+	// ErrFile says that a file is no account of this version.
+	ErrFile = errors.New("no account file of this version")
+)
+
+// File is an account that this process has mapped.
+type File struct {
+	f    *os.File
+	gone sync.RWMutex // held to unmap, and shared by the starter's methods
+	mem  []byte
+	caps []uint64 // as they were when it was opened
+}
+
+// Create makes the account file of a lease, mode 0600, with so many bytes of each
+// device. A file that is there already is an error.
+func Create(path string, caps []uint64) (*File, error) {
+	// The name appears only once the header is whole.
+	tmp := filepath.Join(filepath.Dir(path), ".new-"+filepath.Base(path))
+	_ = os.Remove(tmp)
+	f, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("account: %w", err)
+	}
+	a, err := format(f, caps)
+	if err == nil {
+		err = os.Link(tmp, path)
+		if err != nil {
+			a.Close()
+		}
+	}
+	_ = os.Remove(tmp)
+	if err != nil {
+		return nil, fmt.Errorf("account: %w", err)
+	}
+	return a, nil
+}
+
+// CreateAnonymous makes an account that lives as long as somebody has it open.
+func CreateAnonymous(caps []uint64) (*File, error) {
+	fd, err := unix.MemfdCreate("sluice-account", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("account: memory file: %w", err)
+	}
+	return format(os.NewFile(uintptr(fd), "account"), caps)
+}
+
+func format(f *os.File, caps []uint64) (*File, error) {
+	if len(caps) == 0 || len(caps) > MaxDevices {
+		f.Close()
+		return nil, fmt.Errorf("account of %d devices: 1 to %d fit", len(caps), MaxDevices)
+	}
+	for d, n := range caps {
+		if n > maxBytes {
+			f.Close()
+			return nil, fmt.Errorf("account: device %d: %d bytes are more than any device has", d, n)
+		}
+	}
+	// Blocks now, not later: a full file system must refuse here and not kill by SIGBUS.
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, fileSize); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("account: %d bytes for %s: %w", fileSize, f.Name(), err)
+	}
+	a, err := mapFile(f)
+	if err != nil {
+		return nil, err
+	}
+	a.caps = append([]uint64(nil), caps...)
+	for d, n := range caps {
+		a.word(atCap + 8*d).Store(n)
+	}
+	a.word(atDevices).Store(uint64(len(caps)))
+	a.word(atVersion).Store(fileVersion)
+	a.word(atMagic).Store(fileMagic)
+	return a, nil
+}
+
+// Open opens the account file of a lease. It must belong to this process's user
+// and nobody else may be able to write it.
+func Open(path string) (*File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("account: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("account: %s: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o077 != 0 || int(st.Uid) != os.Geteuid() {
+		f.Close()
+		return nil, fmt.Errorf("account: %s: mode %#o, owner %d: it must be a file of mode 0600 owned by %d", path, st.Mode&0o7777, st.Uid, os.Geteuid())
+	}
+	return attach(f)
+}
+
+// FromFD opens the account behind a descriptor that another process has passed,
+// and closes that. The locks of the new one are its own.
+func FromFD(fd int) (*File, error) {
+	defer unix.Close(fd)
+	// A passed descriptor shares its locks with the sender; opened anew it does not.
+	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("account: open anew: %w", err)
+	}
+	return attach(f)
+}
+
+func attach(f *os.File) (*File, error) {
+	st, err := f.Stat()
+	if err != nil || st.Size() != fileSize {
+		f.Close()
+		return nil, fmt.Errorf("account: %s: %w", f.Name(), ErrFile)
+	}
+	a, err := mapFile(f)
+	if err != nil {
+		return nil, err
+	}
+	n := a.word(atDevices).Load()
+	if a.word(atMagic).Load() != fileMagic || a.word(atVersion).Load() != fileVersion || n == 0 || n > MaxDevices {
+		a.Close()
+		return nil, fmt.Errorf("account: %s: %w", f.Name(), ErrFile)
+	}
+	for d := range int(n) {
+		a.caps = append(a.caps, min(a.word(atCap+8*d).Load(), maxBytes))
+	}
+	return a, nil
+}
+
+func mapFile(f *os.File) (*File, error) {
+	mem, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("account: map: %w", err)
+	}
+	return &File{f: f, mem: mem}, nil
+}
+
+// Close unmaps the account. What reads it later gets an error; a Session of it must
+// not be used any more.
+func (a *File) Close() error {
+	a.gone.Lock()
+	defer a.gone.Unlock()
+	if a.mem == nil {
+		return nil
+	}
+	_ = unix.Munmap(a.mem)
+	a.mem = nil
+	return a.f.Close()
+}
+
+// FD is the descriptor to pass to a session process.
+func (a *File) FD() int { return int(a.f.Fd()) }
+
+// Devices is the number of devices.
+func (a *File) Devices() int { return len(a.caps) }
+
+// Cap is what the lease grants of a device, in bytes.
+func (a *File) Cap(dev int) uint64 { return a.caps[dev] }
+
+func (a *File) word(at int) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&a.mem[at]))
+}
+
+func slotAt(i int) int { return headerSize + i*slotSize }
+
+func (a *File) slotWord(i, at int) *atomic.Uint64 { return a.word(slotAt(i) + at) }
+
+func (a *File) devWord(i, dev, at int) *atomic.Uint64 {
+	return a.word(slotAt(i) + slDev + dev*devSize + at)
+}
+
+// high is how many slots have ever been used.
+func (a *File) high() int { return int(min(a.word(atHigh).Load(), MaxSlots)) }
+
+// held is what a slot holds of a device.
+func (a *File) held(i, dev int) (reserved, overhead uint64) {
+	switch a.slotWord(i, slState).Load() {
+	case stateClaimed, stateLive:
+		return min(a.devWord(i, dev, devReserved).Load(), maxBytes), min(a.devWord(i, dev, devOverhead).Load(), maxBytes)
+	}
+	return 0, 0
+}
+
+// used is what all slots hold of a device.
+func (a *File) used(dev int) (used, overhead uint64, sessions uint32) {
+	for i := range a.high() {
+		r, o := a.held(i, dev)
+		used += r + o
+		overhead += o
+		if r+o > 0 {
+			sessions++
+		}
+	}
+	return used, overhead, sessions
+}
+
+// guard lets a reader survive a file that a session has cut short: the fault is
+// an error of this account and not the end of the process.
+func (a *File) guard(f func()) (err error) {
+	a.gone.RLock()
+	defer a.gone.RUnlock()
+	if a.mem == nil {
+		return fmt.Errorf("account: %w", os.ErrClosed)
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			if _, fault := r.(interface{ Addr() uintptr }); !fault {
+				panic(r)
+			}
+			err = fmt.Errorf("account: the file has been damaged: %w", ErrFile)
+		}
+	}()
+	f()
+	return nil
+}
+
+func (a *File) text(at, size int) string {
+	b := make([]byte, size)
+	copy(b, a.mem[at:at+size])
+	for i, c := range b {
+		if c == 0 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}
+
+// The starter's side. One process hands out the slots of an account.
+
+// Claim takes a free slot for a session of the client.
+func (a *File) Claim(c Client, kind uint32, opened int64) (slot int, err error) {
+	slot = -1
+	if err := a.guard(func() {
+		for i := range MaxSlots {
+			if a.slotWord(i, slState).Load() != stateFree {
+				continue
+			}
+			for at := 8; at < slotSize; at += 8 {
+				a.slotWord(i, at).Store(0)
+			}
+			a.slotWord(i, slKind).Store(uint64(kind))
+			a.slotWord(i, slClient).Store(uint64(c.PID))
+			a.slotWord(i, slOpened).Store(uint64(opened))
+			at := slotAt(i) + slName
+			copy(a.mem[at:at+nameSize-1], c.Name)
+			if h := a.word(atHigh); h.Load() <= uint64(i) {
+				h.Store(uint64(i) + 1)
+			}
+			a.slotWord(i, slState).Store(stateClaimed)
+			slot = i
+			return
+		}
+	}); err != nil {
+		return -1, err
+	}
+	if slot < 0 {
+		return -1, ErrFull
+	}
+	return slot, nil
+}
+
+// Bind notes the process that a claimed slot is for.
+func (a *File) Bind(slot, pid int, start uint64) error {
+	return a.guard(func() {
+		a.slotWord(slot, slPID).Store(uint64(pid))
+		a.slotWord(slot, slStart).Store(start)
+	})
+}
+
+// Free gives back a slot and everything it holds; call it once the process has
+// ended, not before, because until then the memory is not free.
+func (a *File) Free(slot int) error {
+	return a.guard(func() { a.slotWord(slot, slState).Store(stateFree) })
+}
+
+// SetOthers says how many sessions of other leases are on a device, for those who
+// must know whether the device's use is their own.
+func (a *File) SetOthers(dev int, n uint64) error {
+	return a.guard(func() { a.word(atOthers + 8*dev).Store(n) })
+}
+
+// Slot is a session as its slot shows it. Everything in it was written by the
+// session's own process and is worth as much as that.
+type Slot struct {
+	N      int
+	PID    int
+	Start  uint64 // field 22 of /proc/PID/stat
+	Kind   uint32
+	Client Client
+	Opened int64 // nanoseconds since 1970
+	Counts Counts
+	Use    []Use // by device
+	Reason string
+}
+
+// Use is what is used of a device, in bytes.
+type Use struct {
+	Granted, Used, Overhead, Peak uint64
+	Sessions                      uint32 // that hold anything of it
+}
+
+// Slot reads one slot.
+func (a *File) Slot(i int) (s Slot, err error) {
+	if i < 0 || i >= MaxSlots {
+		return s, fmt.Errorf("account: slot %d of %d", i, MaxSlots)
+	}
+	err = a.guard(func() { s = a.slot(i) })
+	return s, err
+}
+
+func (a *File) slot(i int) Slot {
+	w := func(at int) uint64 { return a.slotWord(i, at).Load() }
+	s := Slot{
+		N: i, PID: int(w(slPID)), Start: w(slStart), Kind: uint32(w(slKind)), Opened: int64(w(slOpened)),
+		Client: Client{PID: uint32(w(slClient)), Name: a.text(slotAt(i)+slName, nameSize)},
+		Counts: Counts{
+			Calls: w(slCounts), Waits: w(slCounts + 8), BytesIn: w(slCounts + 16), BytesOut: w(slCounts + 24),
+			Launches: w(slCounts + 32), Errors: w(slCounts + 40), Throttle: w(slCounts + 48),
+		},
+		Reason: a.text(slotAt(i)+slReason+8, int(min(w(slReason), maxReason))),
+	}
+	for d := range a.caps {
+		r, o := a.held(i, d)
+		s.Use = append(s.Use, Use{Granted: a.caps[d], Used: r + o, Overhead: o, Peak: min(a.devWord(i, d, devPeak).Load(), maxBytes)})
+	}
+	return s
+}
+
+// Sessions reads every slot that is taken.
+func (a *File) Sessions() (all []Slot, err error) {
+	err = a.guard(func() {
+		for i := range a.high() {
+			if a.slotWord(i, slState).Load() != stateFree {
+				all = append(all, a.slot(i))
+			}
+		}
+	})
+	return all, err
+}
+
+// Use reads what all sessions together use of a device. It takes no lock, so what
+// moves from one session to another meanwhile may be seen twice or not at all; Peak
+// is exact.
+func (a *File) Use(dev int) (u Use, err error) {
+	err = a.guard(func() {
+		u.Granted = a.caps[dev]
+		u.Used, u.Overhead, u.Sessions = a.used(dev)
+		for range 3 {
+			if used, over, n := a.used(dev); used < u.Used {
+				u.Used, u.Overhead, u.Sessions = used, over, n
+			}
+		}
+		u.Peak = min(a.word(atPeak+8*dev).Load(), maxBytes)
+	})
+	return u, err
+}

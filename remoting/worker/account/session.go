@@ -1,0 +1,284 @@
+package account
+
+import (
+	"errors"
+	"fmt"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Counts is what a session has done so far. It lies in the slot: its one writer
+// adds to it in place, and whoever has mapped the account reads it there.
+type Counts struct {
+	Calls    uint64
+	Waits    uint64
+	BytesIn  uint64 // from the client
+	BytesOut uint64 // to the client
+	Launches uint64
+	Errors   uint64
+	Throttle uint64 // ns
+}
+
+// Session is one slot of an account, as its owner has it. Safe for concurrent use.
+type Session struct {
+	file *File
+	slot int
+	done func() // after Close
+
+	mu     sync.Mutex // over the owner's threads; byte 0 is over processes
+	closed bool
+}
+
+// Session opens a claimed slot for this process, which keeps it for life.
+func (a *File) Session(slot int) (*Session, error) {
+	if slot < 0 || slot >= MaxSlots || a.slotWord(slot, slState).Load() != stateClaimed {
+		return nil, fmt.Errorf("account: slot %d is not claimed", slot)
+	}
+	// Only a neighbour that looks whether the last owner is dead can hold it now.
+	if err := a.setLock(unix.F_OFD_SETLKW, unix.F_WRLCK, 1+slot); err != nil {
+		return nil, fmt.Errorf("account: lock of slot %d: %w", slot, err)
+	}
+	a.slotWord(slot, slState).Store(stateLive)
+	return &Session{file: a, slot: slot}, nil
+}
+
+// setLock does one lock operation on one byte.
+func (a *File) setLock(cmd int, kind int16, at int) error {
+	l := unix.Flock_t{Type: kind, Whence: 0, Start: int64(at), Len: 1}
+	for {
+		err := unix.FcntlFlock(a.f.Fd(), cmd, &l)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// enter begins a decision; leave ends it.
+func (s *Session) enter() bool {
+	return s.file.setLock(unix.F_OFD_SETLKW, unix.F_WRLCK, 0) == nil
+}
+
+func (s *Session) leave() { _ = s.file.setLock(unix.F_OFD_SETLK, unix.F_UNLCK, 0) }
+
+// bury frees what dead sessions hold that nobody has freed yet, because whoever
+// started them is gone too. It says whether there was any. Byte 0 is held.
+func (s *Session) bury() bool {
+	a, some := s.file, false
+	for i := range a.high() {
+		if i == s.slot || a.slotWord(i, slState).Load() != stateLive || a.setLock(unix.F_OFD_SETLK, unix.F_WRLCK, 1+i) != nil {
+			continue
+		}
+		// With its lock taken nobody new can have the slot.
+		if !alive(a, i) && a.slotWord(i, slState).CompareAndSwap(stateLive, stateDead) {
+			some = true
+		}
+		_ = a.setLock(unix.F_OFD_SETLK, unix.F_UNLCK, 1+i)
+	}
+	return some
+}
+
+// alive says whether a slot's process has not wholly ended: its lock goes some
+// time before the device's memory does.
+func alive(a *File, i int) bool {
+	pid := int(a.slotWord(i, slPID).Load())
+	if pid <= 0 {
+		return false
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return !errors.Is(err, unix.ESRCH)
+	}
+	defer unix.Close(fd)
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, _ := unix.Poll(p, 0)
+	if n > 0 {
+		return false
+	}
+	start, err := StartTime(pid)
+	return err == nil && start == a.slotWord(i, slStart).Load()
+}
+
+func (s *Session) valid(dev int) bool { return !s.closed && dev >= 0 && dev < len(s.file.caps) }
+
+// Reserve takes bytes of a device, or says that they are not there.
+func (s *Session) Reserve(dev int, bytes uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.valid(dev) || bytes > s.file.caps[dev] || !s.enter() {
+		return false
+	}
+	defer s.leave()
+	a := s.file
+	used, _, _ := a.used(dev)
+	if used+bytes > a.caps[dev] {
+		if !s.bury() {
+			return false
+		}
+		if used, _, _ = a.used(dev); used+bytes > a.caps[dev] {
+			return false
+		}
+	}
+	w := a.devWord(s.slot, dev, devReserved)
+	w.Store(w.Load() + bytes)
+	s.peak(dev, used+bytes)
+	return true
+}
+
+// peak notes new heights; byte 0 is held.
+func (s *Session) peak(dev int, all uint64) {
+	a := s.file
+	r, o := a.held(s.slot, dev)
+	if w := a.devWord(s.slot, dev, devPeak); r+o > w.Load() {
+		w.Store(r + o)
+	}
+	if w := a.word(atPeak + 8*dev); all > w.Load() {
+		w.Store(all)
+	}
+}
+
+// Release gives bytes back; more than is held gives back what is held.
+func (s *Session) Release(dev int, bytes uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.valid(dev) {
+		return
+	}
+	w := s.file.devWord(s.slot, dev, devReserved)
+	held := w.Load()
+	w.Store(held - min(bytes, held))
+}
+
+// Overhead sets what the driver takes for the session beside its reservations.
+// Without force an increase that does not fit is refused and changes nothing.
+func (s *Session) Overhead(dev int, bytes uint64, force bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// An absurd figure must not overflow the sum.
+	if !s.valid(dev) || bytes > maxBytes {
+		return false
+	}
+	a := s.file
+	w := a.devWord(s.slot, dev, devOverhead)
+	old := w.Load()
+	if bytes <= old {
+		w.Store(bytes)
+		return true
+	}
+	if !s.enter() {
+		return false
+	}
+	defer s.leave()
+	used, _, _ := a.used(dev)
+	if !force && used-old+bytes > a.caps[dev] {
+		if !s.bury() {
+			return false
+		}
+		if used, _, _ = a.used(dev); used-old+bytes > a.caps[dev] {
+			return false
+		}
+	}
+	w.Store(bytes)
+	s.peak(dev, used-old+bytes)
+	return true
+}
+
+// Info gives a device's state.
+func (s *Session) Info(dev int) Info {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.valid(dev) {
+		return Info{}
+	}
+	// Under the lock, so that a neighbour's memory is not seen twice while it moves.
+	if !s.enter() {
+		return Info{}
+	}
+	defer s.leave()
+	a := s.file
+	i := Info{Total: a.caps[dev]}
+	i.Used, _, i.Sessions = a.used(dev)
+	// Everybody on the device counts here, whatever the lease: the caller
+	// wants to know whether the device's use is its own.
+	i.Sessions += uint32(min(a.word(atOthers+8*dev).Load(), 1<<20))
+	return i
+}
+
+// Processes lists the lease's processes that use the device, by their ids.
+func (s *Session) Processes(dev int) []Process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.valid(dev) {
+		return nil
+	}
+	a := s.file
+	var ps []Process
+	for i := range a.high() {
+		if r, o := a.held(i, dev); r+o > 0 {
+			ps = append(ps, Process{Client{uint32(a.slotWord(i, slClient).Load()), a.text(slotAt(i)+slName, nameSize)}, r + o})
+		}
+	}
+	sort.Slice(ps, func(i, j int) bool { return ps[i].PID < ps[j].PID })
+	return ps
+}
+
+// Counts is the place where the session counts. Words are added to by one thread
+// each, or atomically.
+func (s *Session) Counts() *Counts {
+	return (*Counts)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slCounts]))
+}
+
+// SetClient notes who the client says it is, and the kind of session.
+func (s *Session) SetClient(c Client, kind uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	a := s.file
+	a.slotWord(s.slot, slKind).Store(uint64(kind))
+	a.slotWord(s.slot, slClient).Store(uint64(c.PID))
+	at := slotAt(s.slot) + slName
+	var name [nameSize]byte
+	copy(name[:nameSize-1], c.Name)
+	copy(a.mem[at:at+nameSize], name[:])
+}
+
+// SetReason says why the session ends, for whoever reads the slot after that. The
+// first one stands.
+func (s *Session) SetReason(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || why == "" {
+		return
+	}
+	a := s.file
+	n := a.slotWord(s.slot, slReason)
+	if n.Load() != 0 {
+		return
+	}
+	why = why[:min(len(why), maxReason)]
+	copy(a.mem[slotAt(s.slot)+slReason+8:], why)
+	n.Store(uint64(len(why)))
+}
+
+// Close ends the session in a process that goes on, and closes the account there.
+func (s *Session) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	s.file.slotWord(s.slot, slState).Store(stateDead)
+	s.file.Close()
+	if s.done != nil {
+		s.done()
+	}
+}
+
+// AddError counts a call that failed; any thread may.
+func (c *Counts) AddError() { atomic.AddUint64(&c.Errors, 1) }

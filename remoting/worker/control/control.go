@@ -1,0 +1,226 @@
+// Package control is how a session process is started: the command that starts it,
+// and the one START message that later gives it a client. The stand-alone worker
+// and the node daemon both do it this way.
+package control
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// FD is the session process's end of its control socket, a Unix socket of packets.
+// Its closing ends a process that has no client yet.
+const FD = 3
+
+// Facts is what the probe found; sizes in bytes, by device.
+type Facts struct {
+	Snapshot wire.Snapshot
+	Overhead []uint64 // what one context takes
+	Idle     []uint64 // what was in use before, as NVML says
+}
+
+// ErrProbe says that the probe's answer makes no sense.
+var ErrProbe = errors.New("probe failed")
+
+// ReadFacts reads what the probe wrote about n devices.
+func ReadFacts(b []byte, n int) (*Facts, error) {
+	var f Facts
+	if err := json.Unmarshal(b, &f); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrProbe, err)
+	}
+	if len(f.Snapshot.Devices) != n || len(f.Overhead) != n || len(f.Idle) != n {
+		return nil, fmt.Errorf("%w: it describes %d devices of %d", ErrProbe, len(f.Snapshot.Devices), n)
+	}
+	return &f, nil
+}
+
+// Start is the START message. With it come the client's socket, the account, and
+// for a detached session the directory of the image store.
+type Start struct {
+	Facts            // TotalMem is what the lease grants
+	Lease string     `json:",omitempty"` // for the log
+	Slot  int        // of the account
+	Hello wire.Hello // already read by the sender, unless detached
+	// Detached sessions answer with one byte, read the HELLO themselves, and do
+	// not end with their starter.
+	Detached   bool
+	StoreLimit int64 // bytes
+	Bind       *Bind `json:",omitempty"`
+}
+
+// Bind says as whom the session goes on.
+type Bind struct {
+	UID, GID uint32
+	Groups   []int
+	Seccomp  bool
+}
+
+// MaxStart is the largest START message, in bytes.
+const MaxStart = 128 << 10
+
+// Command is what starts a session process or the probe.
+type Command struct {
+	Exe     string
+	Args    []string // before the subcommand
+	LibCUDA string
+	LibNVML string
+	Store   string
+	Limit   int64    // bytes
+	Devices []string // numbers in PCI order, or UUIDs
+	Confine string   // device files a session may see, comma between; "none" leaves /dev alone, "" confines nothing
+}
+
+// Cmd makes the command of a subcommand: "session" or "probe".
+func (c *Command) Cmd(sub string) *exec.Cmd {
+	args := append(append([]string(nil), c.Args...), sub,
+		"--libcuda", c.LibCUDA, "--libnvml", c.LibNVML, "--store", c.Store,
+		"--store-limit", strconv.FormatInt(c.Limit, 10), "--devices", strconv.Itoa(len(c.Devices)))
+	if c.Confine != "" && sub == "session" {
+		args = append(args, "--confine", c.Confine)
+	}
+	cmd := exec.Command(c.Exe, args...)
+	cmd.Env = append(os.Environ(), "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="+strings.Join(c.Devices, ","))
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// Process is a session process.
+type Process struct {
+	Cmd  *exec.Cmd
+	Ctl  *net.UnixConn
+	Done chan struct{} // closed once reaped
+}
+
+// Spawn starts a session process that waits for its client; start is cmd.Start, or
+// calls it.
+func Spawn(cmd *exec.Cmd, start func() error) (*Process, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	child := os.NewFile(uintptr(fds[1]), "control")
+	defer child.Close()
+	own := os.NewFile(uintptr(fds[0]), "control")
+	conn, err := net.FileConn(own)
+	own.Close()
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	p := &Process{Cmd: cmd, Ctl: conn.(*net.UnixConn), Done: make(chan struct{})}
+	cmd.ExtraFiles = []*os.File{child}
+	if err := start(); err != nil {
+		p.Ctl.Close()
+		return nil, fmt.Errorf("session process: %w", err)
+	}
+	go func() {
+		_ = cmd.Wait()
+		close(p.Done)
+	}()
+	return p, nil
+}
+
+// Ended says whether the process is gone.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.Done:
+		return true
+	default:
+		return false
+	}
+}
+
+// End kills the process and waits until it has been reaped.
+func (p *Process) End() {
+	_ = p.Cmd.Process.Kill()
+	<-p.Done
+	p.Ctl.Close()
+}
+
+// Give sends START with its descriptors.
+func (p *Process) Give(st *Start, fds ...int) error {
+	b, err := json.Marshal(st)
+	if err != nil {
+		return fmt.Errorf("start message: %w", err)
+	}
+	if len(b) > MaxStart {
+		return fmt.Errorf("start message of %d bytes: at most %d", len(b), MaxStart)
+	}
+	if _, _, err := p.Ctl.WriteMsgUnix(b, unix.UnixRights(fds...), nil); err != nil {
+		return fmt.Errorf("session process: %w", err)
+	}
+	return nil
+}
+
+// Await waits until a detached session has said that it is bound.
+func (p *Process) Await(until time.Time) error {
+	_ = p.Ctl.SetReadDeadline(until)
+	var b [256]byte
+	n, err := p.Ctl.Read(b[:])
+	switch {
+	case err != nil:
+		return fmt.Errorf("session process: %w", err)
+	case n == 0:
+		return errors.New("session process: it ended before it had begun, see its log")
+	case b[0] != 0:
+		return fmt.Errorf("session process: %s", b[:n])
+	}
+	return nil
+}
+
+// Receive waits for START; nil when the starter is gone, or needs no session.
+func Receive() (*Start, []int, error) {
+	buf := make([]byte, MaxStart)
+	oob := make([]byte, unix.CmsgSpace(4*3))
+	var n, on int
+	var err error
+	for {
+		n, on, _, _, err = unix.Recvmsg(FD, buf, oob, unix.MSG_CMSG_CLOEXEC)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil && !errors.Is(err, unix.ECONNRESET) {
+		return nil, nil, fmt.Errorf("control socket: %w", err)
+	}
+	if n <= 0 {
+		return nil, nil, nil
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:on])
+	if err != nil || len(msgs) != 1 {
+		return nil, nil, errors.New("start message: no socket came with it")
+	}
+	fds, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil || len(fds) < 2 {
+		return nil, nil, errors.New("start message: client's socket or account is missing")
+	}
+	st := &Start{}
+	if err := json.Unmarshal(buf[:n], st); err != nil {
+		return nil, nil, fmt.Errorf("start message: %w", err)
+	}
+	if d := len(st.Snapshot.Devices); d == 0 || len(st.Overhead) != d || len(st.Idle) != d || st.Detached != (len(fds) == 3) {
+		return nil, nil, errors.New("start message: its parts do not fit each other")
+	}
+	return st, fds, nil
+}
+
+// Answer tells the starter of a detached session that it is bound, or why not, and
+// parts from it.
+func Answer(err error) {
+	b := []byte{0}
+	if err != nil {
+		b = []byte(err.Error())[:min(256, len(err.Error()))]
+	}
+	_ = unix.Send(FD, b, unix.MSG_NOSIGNAL)
+	unix.Close(FD)
+}
