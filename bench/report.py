@@ -1,10 +1,12 @@
 """Makes docs/benchmarks.md, or lines for a terminal, from the raw logs of gpu-bench.sh.
 
-report.py RAW > docs/benchmarks.md        the page
-report.py --text RAW [--part NAME]        one line per program and link
+report.py RAW [--daemon LOGS] > docs/benchmarks.md    the page
+report.py --text RAW [--part NAME]                    one line per program and link
+report.py --text --daemon LOGS                        one line per figure of the daemons
 
 RAW holds PART.VARIANT.RUN.json (what the program printed), .stats (what the shim
-counted, one line per process) and machine.txt. Run "short" differs from run 1 in
+counted, one line per process) and machine.txt. LOGS holds what daemon/test/bench
+wrote: FIGURE.json with every sample, and machine.txt. Run "short" differs from run 1 in
 its number of steps alone, so their difference is that of the steps alone.
 """
 
@@ -215,17 +217,91 @@ def page(found, raw):
             yield f"| {title} | {base[0]:.2f} ({base[3]:.2f}) | " + " | ".join(cells) + " |"
 
 
+# The daemons' figures, in the order of the page.
+FIGURES = {
+    "acquire1": "acquire to granted, one fraction, pool of 3 owners",
+    "acquire3": "acquire to granted, 12 fractions on 3 owners",
+    "open": "session open, warm worker",
+    "placement": "placement against 1,000 GPUs",
+    "memory": "resident memory, owner: 8 GPUs, 192 fractions",
+    "memory-host": "resident memory, host of 192 leases",
+    "scrape": "scrape of /metrics, 192 leases",
+    "idle": "idle, owner: 192 leases",
+    "idle-host": "idle, host of 192 leases",
+}
+
+
+def centile(samples, share):
+    """The smallest sample that is not less than that share of them."""
+    return sorted(samples)[max(0, -(-len(samples) * share // 100) - 1)]
+
+
+def daemon_rows(logs):
+    """(title, figure, {name: value}, met) for each figure that there is."""
+    for name, title in FIGURES.items():
+        path = logs / f"{name}.json"
+        if not path.exists():
+            continue
+        f = json.loads(path.read_text())
+        v = f["samples"]
+        values = {"min": min(v), "median": statistics.median(v), "p99": centile(v, 99), "max": max(v)}
+        which, sign, bound = f["wanted"].split()
+        met = values[which] < float(bound) if sign == "<" else values[which] >= float(bound)
+        yield title, f, values, met
+
+
+def number(x):
+    return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}" if x < 1 else f"{x:.1f}"
+
+
+def daemon_text(logs):
+    for title, f, v, met in daemon_rows(logs):
+        yield (
+            f"{title:52} median {number(v['median'])} p99 {number(v['p99'])} max {number(v['max'])} {f['unit']}"
+            f"  {'meets' if met else 'MISSES'} {f['wanted']}"
+        )
+
+
+def daemon_page(logs):
+    yield ""
+    yield "## Daemons"
+    yield ""
+    yield "Made from the raw logs of `daemon/test/bench`: owners and host as they run on a cluster, munge and TLS"
+    yield "included, each in namespaces of its own on one machine, so the network is that machine's. The ledgers are synced to disk."
+    yield ""
+    yield "```"
+    yield from (logs / "machine.txt").read_text().strip().splitlines()
+    yield "```"
+    yield ""
+    yield "| figure | unit | least | median | 99 % | most | samples | wanted | |"
+    yield "|---" * 9 + "|"
+    for title, f, v, met in daemon_rows(logs):
+        cells = " | ".join(number(v[k]) for k in ("min", "median", "p99", "max"))
+        yield f"| {title} | {f['unit']} | {cells} | {len(f['samples'])} | {f['wanted']} | {'met' if met else '**missed**'} |"
+    yield ""
+    for title, f, _, _ in daemon_rows(logs):
+        yield f"- {title}: {f['how']}."
+
+
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("raw", type=Path, help="the folder with the raw logs")
+    p.add_argument("raw", type=Path, nargs="?", help="the folder with the raw logs")
+    p.add_argument("--daemon", type=Path, help="the folder with the raw logs of the daemons")
     p.add_argument("--text", action="store_true", help="lines for a terminal instead of the page")
     p.add_argument("--part", help="with --text: this program only")
     a = p.parse_args()
+    if a.daemon and a.text:
+        print(*daemon_text(a.daemon), sep="\n")
+        return
+    if not a.raw:
+        p.error("no folder with raw logs given")
     found = load(a.raw)
     if not found:
         sys.exit(f"report: no raw logs in {a.raw}; run bench/gpu-bench.sh on a machine with a GPU")
     for line in text(found, a.part) if a.text else page(found, a.raw):
         print(line)
+    if a.daemon and not a.text:
+        print(*daemon_page(a.daemon), sep="\n")
 
 
 if __name__ == "__main__":

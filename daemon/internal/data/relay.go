@@ -243,26 +243,34 @@ type halfCloser interface {
 // pump moves bytes both ways until one direction ends, then lets the other finish
 // for lingerTime.
 func pump(a, b net.Conn) error {
-	ends := make(chan error, 2)
+	over, ends := make(chan error, 2), make(chan struct{}, 2)
 	move := func(dst, src net.Conn) {
 		_, err := io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, make([]byte, relayBuffer))
 		if h, ok := dst.(halfCloser); ok {
 			_ = h.CloseWrite() // the other side may have left altogether
 		}
-		ends <- err
+		over <- err
+		if err != nil {
+			// Who reads no more may have said why. What still comes for it is
+			// dropped: a socket closed over unread bytes loses those it sent.
+			_, _ = io.Copy(io.Discard, src)
+		}
+		ends <- struct{}{}
 	}
+	end := func() { _, _ = a.Close(), b.Close() }
+	defer end()
 	go move(a, b)
 	go move(b, a)
-	err := <-ends
-	if err == nil {
-		t := time.NewTimer(lingerTime)
+	err := <-over
+	if err == nil || gone(err) {
+		t := time.AfterFunc(lingerTime, end)
 		defer t.Stop()
-		select {
-		case err = <-ends:
-		case <-t.C:
+		if other := <-over; err == nil || !gone(other) {
+			err = other
 		}
+		<-ends
+		<-ends
 	}
-	_, _ = a.Close(), b.Close()
 	if err != nil && !gone(err) {
 		return fmt.Errorf("%w: %w", errPump, err)
 	}

@@ -234,12 +234,16 @@ func (s *Server) admit(ctx context.Context, c net.Conn, k *ticket) error {
 	if err != nil {
 		return err
 	}
-	// The relay answers when the host's has: that is after the result, so
-	// nobody waits for it here. If it fails, the worker sees the end.
+	if err := s.cfg.Admit(ctx, k.request, inner); err != nil {
+		_ = outer.Close()
+		return err
+	}
+	// Only now: a relay waits relayTime for the host's, which is told after the
+	// result. So nobody waits for it here either. If it fails, the worker sees the
+	// end.
 	ready, err := s.cfg.Relay.start(relayConfig{Server: true, Peer: k.request.CertHash}, k.key, k.request.UID, f, outer, s.cfg.Log)
 	_ = outer.Close()
 	if err != nil {
-		_ = inner.Close()
 		return err
 	}
 	go func() {
@@ -247,5 +251,5 @@ func (s *Server) admit(ctx context.Context, c net.Conn, k *ticket) error {
 			s.cfg.Log.Warn("encrypted session", "lease", k.request.Lease, "error", err)
 		}
 	}()
-	return s.cfg.Admit(ctx, k.request, inner)
+	return nil
 }

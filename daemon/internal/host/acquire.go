@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +23,7 @@ import (
 const (
 	// tries is how often a request is placed anew when owners say that things
 	// have changed.
-	tries = 5
+	tries = 20
 	// reserveTime bounds one Reserve or Confirm, which write to the owner's disk.
 	reserveTime = 5 * time.Second
 	// maxAcquires are under way at once, of which maxUser by one user.
@@ -225,7 +226,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 	}
 	var last error
 	age := fresh
-	for range tries {
+	for try := range tries {
 		views := h.survey(ctx, pool.Owners, age, false)
 		var gpus []lease.GPU
 		var silent []string
@@ -261,6 +262,11 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 			return lease.Lease{}, err
 		}
 		last, age = err, 0
+		// Hosts that want the same GPU at the same time come back at different ones.
+		select {
+		case <-ctx.Done():
+		case <-time.After(rand.N(time.Duration(try+1) * 2 * time.Millisecond)):
+		}
 	}
 	return lease.Lease{}, withSilent(last, nil, nil)
 }

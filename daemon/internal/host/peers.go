@@ -81,10 +81,14 @@ func (p *peer) note(h *Host, err error) {
 	if p.fails == 0 {
 		h.log.Warn("owner does not answer; it is left out for a while", "owner", p.name, "error", err)
 	}
-	p.fails++
 	p.known, p.why = false, err
+	now := time.Now()
+	if now.Before(p.until) {
+		return // one of several calls that met the same silence
+	}
+	p.fails++
 	// Most that do not answer are just being restarted: the first pauses are short.
-	p.until = time.Now().Add(min(h.cfg.BackOff>>4<<min(p.fails-1, 8), 12*h.cfg.BackOff))
+	p.until = now.Add(min(h.cfg.BackOff>>4<<min(p.fails-1, 8), 12*h.cfg.BackOff))
 }
 
 // down says why the owner is not to be asked, nil if it is.

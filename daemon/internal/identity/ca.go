@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -46,10 +47,15 @@ func newKey() (*ecdsa.PrivateKey, *big.Int, error) {
 }
 
 func nodeTemplate(node string, serial *big.Int, now time.Time, life time.Duration) *x509.Certificate {
+	var ips []net.IP
+	if ip := net.ParseIP(node); ip != nil {
+		ips = []net.IP{ip} // where a name looks like an address, only these are compared
+	}
 	return &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: node},
 		DNSNames:     []string{node},
+		IPAddresses:  ips,
 		NotBefore:    now.Add(-clockSkew),
 		NotAfter:     now.Add(life),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
@@ -122,6 +128,9 @@ func loadFiles(cfg Config) (tls.Certificate, *x509.CertPool, error) {
 	}
 	if node != cfg.Node {
 		return fail(fmt.Errorf("%s is the certificate of %q, this node is %q (key node of sluice.yaml)", cfg.Cert, node, cfg.Node))
+	}
+	if err := leaf.VerifyHostname(node); err != nil {
+		return fail(fmt.Errorf("%s: %w; make it with sluice ca issue %s", cfg.Cert, err, node))
 	}
 	mid := x509.NewCertPool()
 	for _, der := range cert.Certificate[1:] {

@@ -25,6 +25,14 @@ const (
 	keepTimeout   = 10 * time.Second
 	// batch is the most lease ids in one Renew.
 	batch = 4096
+
+	// Any user may send requests to the local socket and keep back the last byte:
+	// one connection can have half a MiB of memory that way, no more.
+	localMessage = 64 << 10 // bytes
+	localStreams = 8
+	// window is what a stream may send before it is read: a fixed size, since the
+	// library's own grows to 16 MiB.
+	window = 64 << 10 // bytes
 )
 
 // A call flows: listener (limit) -> handshake (package identity, or SO_PEERCRED)
@@ -33,11 +41,16 @@ const (
 
 // NewServer makes a server whose callers creds has seen. version is Sluice's.
 func NewServer(creds credentials.TransportCredentials, version string) *grpc.Server {
+	message, streams := maxMessage, uint32(maxStreams)
+	if _, ok := creds.(unixCreds); ok {
+		message, streams = localMessage, localStreams
+	}
 	return grpc.NewServer(
 		grpc.Creds(creds),
 		grpc.ConnectionTimeout(handshakeTime),
-		grpc.MaxRecvMsgSize(maxMessage),
-		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxRecvMsgSize(message),
+		grpc.MaxConcurrentStreams(streams),
+		grpc.StaticStreamWindowSize(window),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepTime, Timeout: keepTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepTime / 3, PermitWithoutStream: true}),

@@ -29,6 +29,9 @@ func ListenLocal(ctx context.Context, path string) (net.Listener, error) {
 		c, err := net.DialTimeout("unix", path, time.Second)
 		if err == nil {
 			_ = c.Close()
+		}
+		// Any other error (a full backlog, mostly) is of one that is there.
+		if !errors.Is(err, syscall.ECONNREFUSED) {
 			return nil, fmt.Errorf("local socket %s: another sluiced answers there; stop it first", path)
 		}
 		if err := os.Remove(path); err != nil {
@@ -45,13 +48,33 @@ func ListenLocal(ctx context.Context, path string) (net.Listener, error) {
 		_ = l.Close()
 		return nil, fmt.Errorf("local socket: %w", err)
 	}
-	return limit.New(limit.Bounds{TrustedKey: 128}).Listener(l, func(c net.Conn) string {
-		p, err := peerOf(c)
-		if err != nil {
-			return "?"
-		}
-		return strconv.FormatUint(uint64(p.UID), 10)
-	}), nil
+	return &localListener{
+		Listener: l,
+		root:     limit.New(limit.Bounds{TrustedKey: 1024}),
+		users:    limit.New(limit.Bounds{Trusted: 1024, TrustedKey: 64}),
+	}, nil
+}
+
+// localListener counts connections by user. Root's places are apart from all
+// others: who has many uids (a subordinate range will do) fills only those.
+type localListener struct {
+	net.Listener
+	root, users *limit.Table
+}
+
+func (l *localListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	p, err := peerOf(c)
+	switch {
+	case err != nil:
+		return l.users.Add(c, "?"), nil // LocalCreds refuses it
+	case p.UID == 0:
+		return l.root.Add(c, "0"), nil
+	}
+	return l.users.Add(c, strconv.FormatUint(uint64(p.UID), 10)), nil
 }
 
 // peerOf is who made the connection, by SO_PEERCRED: the credentials at the time

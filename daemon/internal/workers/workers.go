@@ -79,8 +79,9 @@ type Pool struct {
 }
 
 type ended struct {
-	s      lease.Session
-	reason string
+	session *session
+	out     lease.Session
+	reason  string
 }
 
 // leased is a lease with an account here.
@@ -289,7 +290,8 @@ func (p *Pool) watch(s *session) {
 	p.finish(s, true)
 }
 
-// finish cleans up after a session whose process has ended.
+// finish cleans up after a session whose process has ended. Its end is told before its record goes, so that
+// a daemon that is killed in between leaves it to the next one: the end is told once or, then, twice.
 func (p *Pool) finish(s *session, tell bool) {
 	reason := p.reason(s)
 	out := p.show(s)
@@ -299,6 +301,25 @@ func (p *Pool) finish(s *session, tell bool) {
 		s.pidfd.Close()
 	}
 	p.cg.remove(s.ID)
+	p.mu.Lock()
+	f := p.onEnd
+	if tell && f == nil && s.proc == nil {
+		p.missed = append(p.missed, ended{s, out, reason}) // OnEnd does the rest
+		p.mu.Unlock()
+		return
+	}
+	p.mu.Unlock()
+	p.forget(s, out, reason, f, tell)
+}
+
+// forget tells of a session's end and removes what is left of it.
+func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease.Session, string), tell bool) {
+	if tell {
+		p.log.Info("session over", "lease", s.Lease, "session", s.ID, "client", s.Program, "client_pid", s.Client, "reason", reason)
+		if f != nil {
+			f(out, reason)
+		}
+	}
 	p.removeRecord(s)
 	p.mu.Lock()
 	if err := s.l.file.Free(s.slot); err != nil {
@@ -306,17 +327,7 @@ func (p *Pool) finish(s *session, tell bool) {
 	}
 	delete(s.l.sessions, s)
 	p.others()
-	f := p.onEnd
-	if tell && f == nil {
-		p.missed = append(p.missed, ended{out, reason})
-	}
 	p.mu.Unlock()
-	if tell {
-		p.log.Info("session over", "lease", s.Lease, "session", s.ID, "client", s.Program, "client_pid", s.Client, "reason", reason)
-		if f != nil {
-			f(out, reason)
-		}
-	}
 	close(s.done)
 }
 
@@ -355,7 +366,7 @@ func (p *Pool) OnEnd(f func(lease.Session, string)) {
 	p.onEnd, p.missed = f, nil
 	p.mu.Unlock()
 	for _, m := range missed {
-		f(m.s, m.reason)
+		p.forget(m.session, m.out, m.reason, f, true)
 	}
 }
 

@@ -1,0 +1,206 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+func parse(t *testing.T, text string) *Config {
+	t.Helper()
+	c, err := Parse("f.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestDefaults(t *testing.T) {
+	for _, text := range []string{"", "# nothing\n", "---\n"} {
+		c := parse(t, text)
+		if c.Lease.Silence != 5*time.Minute || c.Owner.KeepMem != 512<<20 || !c.Worker.Seccomp {
+			t.Errorf("%+v", c)
+		}
+		if p := c.Pools["default"]; len(p.Owners) != 1 || p.Owners[0].Name != c.Node {
+			t.Errorf("pools %+v", c.Pools)
+		}
+	}
+}
+
+func TestValues(t *testing.T) {
+	t.Setenv("SLUICE_LEASE_SILENCE", "2m")
+	t.Setenv("SLUICE_OWNER_GPUS", "0,GPU-1")
+	c := parse(t, `
+node: n1
+encrypt: yes
+lease: {silence: 9m, renew: 2s}
+owner: {enabled: no, keep_mem: 1G}
+pools:
+  H200.Big:
+    owners: [gpu01, "gpu02:99", "gpu03=[::1]:7", n1]
+    place: spread
+`)
+	want := Pool{Place: "spread", Owners: []Peer{{"gpu01", "gpu01:7071"}, {"gpu02", "gpu02:99"}, {"gpu03", "[::1]:7"}, {"n1", "n1:7071"}}}
+	if !reflect.DeepEqual(c.Pools, map[string]Pool{"H200.Big": want}) {
+		t.Errorf("pools %+v", c.Pools)
+	}
+	if c.Lease.Silence != 2*time.Minute || c.Lease.Renew != 2*time.Second || !c.Encrypt || c.Owner.Enabled != "no" || c.Owner.KeepMem != 1<<30 {
+		t.Errorf("%+v", c)
+	}
+	if !reflect.DeepEqual(c.Owner.GPUs, []string{"0", "GPU-1"}) {
+		t.Errorf("gpus %q", c.Owner.GPUs)
+	}
+	if len(c.Peers()) != 4 {
+		t.Errorf("peers %v", c.Peers())
+	}
+}
+
+func TestErrors(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{"lease:\n  silense: 5m\n", "f.yaml:2: unknown key lease.silense; is lease.silence meant?"},
+		{"nonsense: 1\n", "f.yaml:1: unknown key nonsense"},
+		{"Node: x\n", "f.yaml:1: unknown key Node"},
+		{"lease:\n  silence: soon\n", `f.yaml:2: lease.silence: "soon" is no time`},
+		{"lease:\n  silence: 10s\n", "f.yaml:2: lease.silence: 10s is less than three times lease.renew"},
+		{"lease: 5\n", "f.yaml:1: the file lease wants keys of its own"},
+		{"auth: none\n", `f.yaml:1: auth: "none" is not known; give one of munge, tls`},
+		{"auth: tls\n", "tls.ca: is empty"},
+		{"encrypt: maybe\n", "f.yaml:1: encrypt:"},
+		{"owner: {keep_mem: -1}\n", "f.yaml:1: owner.keep_mem:"},
+		{"owner: {keep_mem: 9999999999999G}\n", "f.yaml:1: owner.keep_mem:"},
+		{"owner: {gpus: [-1]}\n", "owner.gpus"},
+		{"owner: {warm: 1.5}\n", "owner.warm"},
+		{"owner:\n  warm:\n", "f.yaml:2: owner.warm wants a value"},
+		{"listen: {control: '7071'}\n", "listen.control"},
+		{"listen: {control: ':7072'}\n", "listen.data: has port 7072"},
+		{"state_dir: var\n", "state_dir"},
+		{"run_dir: /" + strings.Repeat("x", 80) + "\n", "too long"},
+		{"node: a b\n", "node"},
+		{"pools: [a]\n", "pools wants"},
+		{"pools: {p: {owners: []}}\n", "f.yaml:1: pool p has no owners"},
+		{"pools:\n  p:\n    owners: [a]\n    place: tight\n", "f.yaml:4: pools.p.place"},
+		{"pools:\n  p:\n    owners: [a, a]\n", "f.yaml:3: pools.p.owners: a is there twice"},
+		{"pools:\n  p:\n    owners: ['a:x']\n", "f.yaml:3"},
+		{"pools:\n  p:\n    owner: [a]\n", "f.yaml:3: unknown key pools.p.owner"},
+		{"pools:\n  p: {owners: [a]}\n  q: {owners: ['a:9']}\n", "f.yaml:3: pools.q.owners: a is at a:9 here"},
+		{"node: a\nnode: b\n", "f.yaml"},
+		{"node: [a\n", "f.yaml"},
+		{"- a\n", "f.yaml:1"},
+	} {
+		_, err := Parse("f.yaml", []byte(c.text))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: %v, want %q", c.text, err, c.want)
+		}
+	}
+	t.Setenv("SLUICE_LEASE_RENEW", "x")
+	if _, err := Parse("", nil); err == nil || !strings.Contains(err.Error(), "environment variable SLUICE_LEASE_RENEW") {
+		t.Error(err)
+	}
+}
+
+func TestUnsafeFile(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "sluice.yaml")
+	if err := os.WriteFile(p, []byte("node: a\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(p); err != nil {
+		t.Error(err)
+	}
+	if err := os.Chmod(p, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(p); err == nil || !strings.Contains(err.Error(), "chmod go-w") {
+		t.Error(err)
+	}
+	if _, err := Load(p + "x"); err == nil {
+		t.Error("a file that is not there was loaded")
+	}
+}
+
+// What etc/sluice.yaml shows as defaults are the defaults, and it shows all keys.
+func TestShippedFile(t *testing.T) {
+	text, err := os.ReadFile("../../../etc/sluice.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Parse("sluice.yaml", text); err != nil {
+		t.Errorf("as it is shipped: %v", err)
+	}
+	on := regexp.MustCompile(`(?m)^(\s*)#([a-z_]+:)`).ReplaceAllString(strings.Split(string(text), "\n#pools:")[0], "$1$2")
+	c := parse(t, on)
+	def := parse(t, "")
+	for _, k := range Keys() {
+		if a, b := k.Value(c), k.Value(def); a != b {
+			t.Errorf("%s: the file shows %s, the default is %s", k.Name, a, b)
+		}
+		last := k.Name[strings.LastIndex(k.Name, ".")+1:]
+		if !regexp.MustCompile(`(?m)^\s*` + last + `:`).MatchString(on) {
+			t.Errorf("%s is not in etc/sluice.yaml", k.Name)
+		}
+	}
+}
+
+// docs/admin.md has a row for every key, with its default, and no other rows.
+func TestDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/admin.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(string(text), -1) {
+		rows[m[1]] = strings.Trim(m[2], "` ")
+	}
+	def := Default()
+	for _, k := range Keys() {
+		want := k.Value(&def)
+		if d, err := time.ParseDuration(want); err == nil && strings.HasSuffix(want, "s") {
+			want = short(d)
+		}
+		if got, ok := rows[k.Name]; !ok || got != want {
+			t.Errorf("docs/admin.md: row %s has %q, want `%s`", k.Name, got, want)
+		}
+		delete(rows, k.Name)
+	}
+	for name := range rows {
+		if !strings.HasPrefix(name, "pools") {
+			t.Errorf("docs/admin.md: %s is no key", name)
+		}
+	}
+}
+
+func short(d time.Duration) string {
+	switch {
+	case d != 0 && d%time.Hour == 0:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	case d != 0 && d%time.Minute == 0:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	}
+	return d.String()
+}
+
+func TestReload(t *testing.T) {
+	old := parse(t, "node: a\n")
+	now := parse(t, "node: b\nlog: {level: debug}\nlease: {silence: 9m}\npools: {p: {owners: [x]}}\n")
+	got := Live(old, now)
+	if got.Node != "a" || got.Log.Level != "debug" || got.Lease.Silence != 9*time.Minute || len(got.Pools["p"].Owners) != 1 {
+		t.Errorf("%+v", got)
+	}
+	if r := Restart(old, now); !reflect.DeepEqual(r, []string{"node"}) {
+		t.Errorf("restart for %v", r)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("lease: {silence: 5m}\npools: {p: {owners: [a]}}\n")
+	f.Add("owner: {gpus: [0, GPU-1], keep_mem: 1G}")
+	f.Fuzz(func(t *testing.T, text string) {
+		if c, err := Parse("f", []byte(text)); err == nil && (c.Node == "" || len(c.Pools) == 0) {
+			t.Errorf("%+v", c)
+		}
+	})
+}

@@ -1,0 +1,240 @@
+// Package metrics exports what the daemon knows, for Prometheus. What is not known
+// is left out: no series ever shows a number that stands for "none".
+package metrics
+
+import (
+	"runtime"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// Flow: a scrape reads what the daemon has in memory, through Source, and asks
+// nobody else. It takes no lock of its own.
+
+// Source is what is exported. Every function answers at once, from memory; nil
+// ones have nothing to say.
+type Source struct {
+	Node, Version string
+	GPUs          func() []lease.GPU // with what is free of them
+	Sample        func() *inventory.Sample
+	Age           func() (age time.Duration, known bool, why string)
+	Leases        func() []lease.Status // of this node's GPUs
+	Mismatch      func() []Mismatch
+	Counters      func() []Counter
+}
+
+// Mismatch is what NVML says that a lease's sessions hold of a GPU less what their
+// account says, in bytes: above zero is memory that escaped the account.
+type Mismatch struct {
+	Lease, GPU string
+	Bytes      int64
+}
+
+// Counter is a number that only grows while the daemon runs.
+type Counter struct {
+	Name, Help string
+	Value      uint64
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("sluice_"+name, help, labels, nil)
+}
+
+var (
+	build = desc("build_info", "Version of the daemon; always 1.", "version", "goversion")
+	node  = desc("node_info", "Name of the node; always 1.", "node")
+
+	nvmlUp  = desc("nvml_up", "1 if the last look of NVML came in time.")
+	nvmlAge = desc("nvml_age_seconds", "Time since NVML last answered.")
+
+	gpuInfo    = desc("gpu_info", "What a GPU is; always 1.", "gpu", "index", "name", "pci")
+	gpuHealthy = desc("gpu_healthy", "1 if fractions of the GPU are granted.", "gpu")
+	gpuMem     = desc("gpu_memory_lendable_bytes", "Memory that can be granted in all.", "gpu")
+	gpuGranted = desc("gpu_memory_granted_bytes", "Memory that leases hold.", "gpu")
+	gpuFree    = desc("gpu_memory_free_bytes", "Memory that can be granted now.", "gpu")
+	gpuShare   = desc("gpu_granted_ratio", "Compute that leases hold, 0 to 1.", "gpu")
+	gpuLeases  = desc("gpu_leases", "Leases on the GPU.", "gpu")
+	gpuTotal   = desc("gpu_nvml_memory_total_bytes", "Memory of the GPU, as NVML says.", "gpu")
+	gpuUsed    = desc("gpu_nvml_memory_used_bytes", "Memory in use by whomever, as NVML says.", "gpu")
+	gpuUtil    = desc("gpu_utilisation_ratio", "Part of the time in which a kernel ran, 0 to 1, as NVML says.", "gpu")
+	gpuTemp    = desc("gpu_temperature_celsius", "Temperature of the GPU.", "gpu")
+	gpuPower   = desc("gpu_power_watts", "Power that the GPU draws.", "gpu")
+
+	leaseInfo     = desc("lease_info", "Whose a lease is; always 1. Join it on lease.", "lease", "cluster", "job", "job_name", "uid", "account", "host", "policy")
+	leaseGranted  = desc("lease_memory_granted_bytes", "Memory of the GPU that the lease grants.", "lease", "gpu")
+	leaseUsed     = desc("lease_memory_used_bytes", "Memory that its sessions use, contexts included.", "lease", "gpu")
+	leaseFree     = desc("lease_memory_free_bytes", "Memory that its sessions can still allocate.", "lease", "gpu")
+	leasePeak     = desc("lease_memory_peak_bytes", "Most memory that its sessions have used at a time.", "lease", "gpu")
+	leaseShare    = desc("lease_granted_ratio", "Compute of the GPU that the lease grants, 0 to 1.", "lease", "gpu")
+	leaseSessions = desc("lease_sessions", "Live sessions of the lease.", "lease")
+	leaseMismatch = desc("lease_memory_mismatch_bytes", "What NVML says that its sessions hold less what their account says.", "lease", "gpu")
+
+	sessInfo     = desc("session_info", "What a session is; always 1. Join it on session.", "session", "lease", "program", "client_pid", "worker_pid")
+	sessUsed     = desc("session_memory_used_bytes", "Memory that the session uses, its context included.", "session", "gpu")
+	sessPeak     = desc("session_memory_peak_bytes", "Most memory that the session has used.", "session", "gpu")
+	sessCalls    = desc("session_calls_total", "Calls of the driver's interface.", "session")
+	sessWaits    = desc("session_waits_total", "Calls that the client waited for.", "session")
+	sessIn       = desc("session_received_bytes_total", "Bytes from the client.", "session")
+	sessOut      = desc("session_sent_bytes_total", "Bytes to the client.", "session")
+	sessLaunches = desc("session_launches_total", "Kernels started.", "session")
+	sessErrors   = desc("session_errors_total", "Calls that failed.", "session")
+	sessThrottle = desc("session_throttle_seconds_total", "Time for which the compute share held the session back.", "session")
+)
+
+// Registry makes the registry of a daemon.
+func Registry(s Source) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), process{}, collector{s})
+	return r
+}
+
+type collector struct{ s Source }
+
+// Describe sends nothing: what there is depends on the leases.
+func (c collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	out := sink{ch}
+	out.gauge(build, 1, c.s.Version, runtime.Version())
+	out.gauge(node, 1, c.s.Node)
+	if c.s.Age != nil {
+		age, known, why := c.s.Age()
+		out.gauge(nvmlUp, truth(known && why == ""))
+		if known {
+			out.gauge(nvmlAge, age.Seconds())
+		}
+	}
+	if c.s.GPUs != nil {
+		c.gpus(out)
+	}
+	if c.s.Leases != nil {
+		c.leases(out)
+	}
+	if c.s.Mismatch != nil {
+		for _, m := range c.s.Mismatch() {
+			out.gauge(leaseMismatch, float64(m.Bytes), m.Lease, m.GPU)
+		}
+	}
+	if c.s.Counters != nil {
+		for _, n := range c.s.Counters() {
+			out.count(desc(n.Name, n.Help), float64(n.Value))
+		}
+	}
+}
+
+func (c collector) gpus(out sink) {
+	lend := map[string]bool{}
+	for _, g := range c.s.GPUs() {
+		lend[g.UUID] = true
+		out.gauge(gpuInfo, 1, g.UUID, strconv.Itoa(g.Index), g.Name, g.PCI)
+		out.gauge(gpuHealthy, truth(g.Healthy), g.UUID)
+		out.gauge(gpuMem, float64(g.Mem), g.UUID)
+		if g.FreeMem <= g.Mem {
+			out.gauge(gpuGranted, float64(g.Mem-g.FreeMem), g.UUID)
+			out.gauge(gpuFree, float64(g.FreeMem), g.UUID)
+		}
+		if g.FreePercent <= 100 {
+			out.gauge(gpuShare, float64(100-g.FreePercent)/100, g.UUID)
+		}
+		out.gauge(gpuLeases, float64(g.Leases), g.UUID)
+	}
+	if c.s.Sample == nil {
+		return
+	}
+	s := c.s.Sample()
+	if s == nil {
+		return
+	}
+	for _, d := range s.GPUs {
+		if !lend[d.UUID] {
+			continue
+		}
+		if d.Total > 0 {
+			out.gauge(gpuTotal, float64(d.Total), d.UUID)
+			out.gauge(gpuUsed, float64(d.Used), d.UUID)
+		}
+		if d.UtilGPU != nil {
+			out.gauge(gpuUtil, float64(*d.UtilGPU)/100, d.UUID)
+		}
+		if d.Temperature != nil {
+			out.gauge(gpuTemp, float64(*d.Temperature), d.UUID)
+		}
+		if d.Power != nil {
+			out.gauge(gpuPower, float64(*d.Power)/1000, d.UUID)
+		}
+	}
+}
+
+func (c collector) leases(out sink) {
+	for _, l := range c.s.Leases() {
+		if l.State == lease.Ended {
+			continue
+		}
+		k := l.Request.Key
+		out.gauge(leaseInfo, 1, l.ID, k.Cluster, k.Job, l.Request.JobName,
+			strconv.FormatUint(uint64(l.Request.UID), 10), l.Request.Account, l.Host, string(l.Request.Policy))
+		out.gauge(leaseSessions, float64(len(l.Sessions)), l.ID)
+		for i, g := range l.Grants {
+			out.gauge(leaseGranted, float64(g.Mem), l.ID, g.GPU)
+			out.gauge(leaseShare, float64(g.Percent)/100, l.ID, g.GPU)
+			if i < len(l.Use) {
+				u := l.Use[i]
+				out.gauge(leaseUsed, float64(u.Used), l.ID, g.GPU)
+				out.gauge(leasePeak, float64(u.Peak), l.ID, g.GPU)
+				out.gauge(leaseFree, float64(u.Granted-min(u.Granted, u.Used)), l.ID, g.GPU)
+			}
+		}
+		for _, s := range l.Sessions {
+			session(out, l, s)
+		}
+	}
+}
+
+func session(out sink, l lease.Status, s lease.Session) {
+	out.gauge(sessInfo, 1, s.ID, l.ID, s.Program, strconv.FormatUint(uint64(s.Client), 10), strconv.Itoa(s.Worker.PID))
+	for i, u := range s.Use {
+		if i < len(l.Grants) {
+			out.gauge(sessUsed, float64(u.Used), s.ID, l.Grants[i].GPU)
+			out.gauge(sessPeak, float64(u.Peak), s.ID, l.Grants[i].GPU)
+		}
+	}
+	out.count(sessCalls, float64(s.Counts.Calls), s.ID)
+	out.count(sessWaits, float64(s.Counts.Waits), s.ID)
+	out.count(sessIn, float64(s.Counts.BytesIn), s.ID)
+	out.count(sessOut, float64(s.Counts.BytesOut), s.ID)
+	out.count(sessLaunches, float64(s.Counts.Launches), s.ID)
+	out.count(sessErrors, float64(s.Counts.Errors), s.ID)
+	out.count(sessThrottle, s.Counts.Throttle.Seconds(), s.ID)
+}
+
+type sink struct{ ch chan<- prometheus.Metric }
+
+func (s sink) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	s.send(d, prometheus.GaugeValue, v, labels)
+}
+
+func (s sink) count(d *prometheus.Desc, v float64, labels ...string) {
+	s.send(d, prometheus.CounterValue, v, labels)
+}
+
+// send leaves out what has no valid form, as a program's name that is no UTF-8:
+// one client's odd name must not cost the others their metrics.
+func (s sink) send(d *prometheus.Desc, t prometheus.ValueType, v float64, labels []string) {
+	if m, err := prometheus.NewConstMetric(d, t, v, labels...); err == nil {
+		s.ch <- m
+	}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,76 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+)
+
+// Prepare makes the directories, and refuses those that somebody else could write:
+// who can write them decides who gets a GPU.
+func Prepare(cfg *config.Config) error {
+	for _, d := range []struct {
+		key, path string
+		mode      os.FileMode
+	}{
+		{"state_dir", cfg.StateDir, 0o700},
+		{"run_dir", cfg.RunDir, 0o755},
+		{"audit.file", filepath.Dir(cfg.Audit.File), 0o750},
+	} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return fmt.Errorf("%s: %w", d.key, err)
+		}
+		if err := safefile.Dir(d.path); err != nil {
+			return fmt.Errorf("%s: %w", d.key, err)
+		}
+	}
+	return nil
+}
+
+// Check looks at everything that a start needs and changes nothing: the second half
+// of `sluiced --check`, after the configuration itself.
+func Check(cfg *config.Config) error {
+	var errs []error
+	for _, d := range []struct{ key, path string }{
+		{"state_dir", cfg.StateDir}, {"run_dir", cfg.RunDir}, {"audit.file", filepath.Dir(cfg.Audit.File)},
+	} {
+		if _, err := os.Stat(d.path); errors.Is(err, os.ErrNotExist) {
+			continue // a start makes it
+		}
+		if err := safefile.Dir(d.path); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", d.key, err))
+		}
+	}
+	for _, f := range []string{"owner.db", "host.db"} {
+		if _, err := os.Stat(filepath.Join(cfg.StateDir, f)); errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		// A running daemon holds its ledger, which it has checked itself.
+		if err := ledger.Check(filepath.Join(cfg.StateDir, f), cfg.Node); err != nil && !errors.Is(err, ledger.ErrInUse) {
+			errs = append(errs, err)
+		}
+	}
+	if cfg.Auth == "tls" {
+		for _, f := range []struct {
+			key, path string
+			mask      os.FileMode
+		}{{"tls.ca", cfg.TLS.CA, 0o022}, {"tls.cert", cfg.TLS.Cert, 0o022}, {"tls.key", cfg.TLS.Key, 0o077}} {
+			if _, err := os.Stat(f.path); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", f.key, err))
+			} else if err := safefile.File(f.path, f.mask); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", f.key, err))
+			}
+		}
+	}
+	if cfg.Owner.Enabled == "yes" {
+		if _, err := workerExe(cfg); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,361 @@
+// Package node is sluiced: it puts the roles of a node together, tells the service
+// manager how it fares, and takes them apart again.
+package node
+
+// Flow of a start, in this order because each step needs the one before:
+//
+//	directories -> audit log -> identity
+//	inventory   -> the first look of NVML says whether there are GPUs
+//	owner role  -> workers found again, owner's ledger, data listener, control listener
+//	host role   -> host's ledger, lease sockets, local socket
+//	metrics     -> READY, once the GPUs' contexts have been measured
+//
+// Everything started is stopped in the reverse order; sessions stay. There is no
+// lock here but around the configuration, which a reload replaces.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/data"
+	"github.com/sluice-hpc/sluice/daemon/internal/host"
+	"github.com/sluice-hpc/sluice/daemon/internal/identity"
+	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
+	"github.com/sluice-hpc/sluice/daemon/internal/owner"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/daemon/internal/workers"
+)
+
+// Version of Sluice; the build sets it: -X .../daemon/internal/node.Version=...
+var Version = "devel"
+
+// firstLook is how long a start waits for NVML. A driver without persistence mode
+// takes seconds to wake up.
+const firstLook = 10 * time.Second
+
+// Node is a running daemon.
+type Node struct {
+	cfg   atomic.Pointer[config.Config]
+	log   *slog.Logger
+	level *slog.LevelVar
+
+	audit    *audit.Log
+	id       *identity.Identity
+	watch    *inventory.Watch // nil where there are no GPUs to lend
+	pool     *workers.Pool
+	owner    *owner.Owner
+	data     *data.Server
+	host     *host.Host
+	mismatch atomic.Pointer[[]metrics.Mismatch]
+	refused  limit.Reports
+
+	stops []func() // in the order of the start
+	fatal chan error
+}
+
+// Start brings the daemon up. ctx ends the start, not the daemon: Stop does.
+func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slog.LevelVar) (_ *Node, err error) {
+	n := &Node{log: log, level: level, fatal: make(chan error, 1)}
+	n.cfg.Store(cfg)
+	defer func() {
+		if err != nil {
+			n.Stop()
+		}
+	}()
+	if err := Prepare(cfg); err != nil {
+		return nil, err
+	}
+	n.audit, err = audit.Open(cfg.Audit.File, audit.Options{MaxSize: int64(cfg.Audit.MaxSize), Keep: cfg.Audit.Keep, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	n.onStop(func() { n.closed("audit log", n.audit.Close()) })
+	n.id, err = identity.New(identity.Config{
+		Node: cfg.Node, Auth: cfg.Auth, MungeSocket: cfg.Munge.Socket, MungeUID: uint32(cfg.Munge.UID),
+		CA: cfg.TLS.CA, Cert: cfg.TLS.Cert, Key: cfg.TLS.Key, Refused: n.peerRefused,
+	})
+	if err != nil {
+		return nil, err
+	}
+	lend, err := n.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if lend {
+		if err := n.startOwner(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := n.startHost(ctx); err != nil {
+		return nil, err
+	}
+	if err := n.startMetrics(ctx); err != nil {
+		return nil, err
+	}
+	if n.pool != nil {
+		n.measure(ctx)
+	}
+	return n, nil
+}
+
+// onStop has f called by Stop.
+func (n *Node) onStop(f func()) { n.stops = append(n.stops, f) }
+
+func (n *Node) closed(what string, err error) {
+	if err != nil {
+		n.log.Error("closing the "+what, "error", err)
+	}
+}
+
+// run runs f until Stop; that it ends before, with an error, ends the daemon.
+func (n *Node) run(what string, f func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := f(ctx); err != nil && ctx.Err() == nil {
+			select {
+			case n.fatal <- fmt.Errorf("%s: %w", what, err):
+			default:
+			}
+		}
+	}()
+	n.onStop(func() {
+		cancel()
+		<-done
+	})
+}
+
+// Stop takes the daemon apart. Leases, their sockets' files and sessions stay.
+func (n *Node) Stop() {
+	for i := len(n.stops) - 1; i >= 0; i-- {
+		n.stops[i]()
+	}
+	n.stops = nil
+}
+
+// Fatal tells of what the daemon cannot go on without.
+func (n *Node) Fatal() <-chan error { return n.fatal }
+
+// look starts the inventory and says whether this node is to be an owner.
+func (n *Node) look(ctx context.Context) (bool, error) {
+	cfg := n.cfg.Load()
+	if cfg.Owner.Enabled == "no" {
+		return false, nil
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return false, err
+	}
+	w := inventory.New(inventory.Config{
+		Command: []string{exe, "nvml", "--lib", cfg.Owner.LibNVML},
+		Poll:    cfg.Owner.Poll, GPUs: cfg.Owner.GPUs, KeepMem: uint64(cfg.Owner.KeepMem),
+		Overhead: n.overhead,
+	}, n.log)
+	n.run("inventory", func(ctx context.Context) error { w.Run(ctx); return nil })
+	look, cancel := context.WithTimeout(ctx, firstLook)
+	defer cancel()
+	s, err := w.First(look)
+	_, earlier := os.Stat(n.ownerLedger())
+	switch {
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	case err != nil:
+		// The library is there and hangs: leases of earlier stand, and whoever
+		// asks is told that the GPUs cannot be seen.
+		n.log.Error("GPUs cannot be seen; the owner role starts without", "error", err)
+	case cfg.Owner.Enabled == "auto" && len(s.GPUs) == 0 && earlier != nil:
+		n.log.Info("no GPU here to lend; see owner.enabled", "nvml", s.Error)
+		n.stops[len(n.stops)-1]()
+		n.stops = n.stops[:len(n.stops)-1]
+		return false, nil
+	case len(s.GPUs) == 0:
+		n.log.Error("no GPU found; the owner role starts without", "nvml", s.Error)
+	}
+	if m := w.Missing(); err == nil && len(m) > 0 {
+		n.log.Error("owner.gpus names GPUs that are not here", "gpus", m)
+	}
+	n.watch = w
+	return true, nil
+}
+
+func (n *Node) ownerLedger() string { return filepath.Join(n.cfg.Load().StateDir, "owner.db") }
+
+// overhead is what one context takes of a GPU, as the workers have measured it.
+func (n *Node) overhead(uuid string) (uint64, error) {
+	if n.pool != nil {
+		if b, ok := n.pool.Overhead(uuid); ok {
+			return b, nil
+		}
+	}
+	return 0, errors.New("what a context takes of it has not been measured yet")
+}
+
+func (n *Node) startOwner(ctx context.Context) error {
+	cfg := n.cfg.Load()
+	exe, err := workerExe(cfg)
+	if err != nil {
+		return err
+	}
+	n.pool, err = workers.New(n.log.With("part", "workers"), workers.Config{
+		Exe: exe, Args: []string{"--log", cfg.Log.Level, "--log-format", cfg.Log.Format},
+		Dir:     filepath.Join(cfg.RunDir, "owner"),
+		LibCUDA: cfg.Owner.LibCUDA, LibNVML: cfg.Owner.LibNVML,
+		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit),
+		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive,
+		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev,
+		Cgroup: cfg.Worker.Cgroup, MemoryMax: uint64(cfg.Worker.MemoryMax), PidsMax: cfg.Worker.PidsMax,
+	})
+	if err != nil {
+		return err
+	}
+	n.onStop(n.pool.Close)
+	clock, err := owner.SystemClock()
+	if err != nil {
+		return err
+	}
+	led, err := ledger.Open(n.ownerLedger(), cfg.Node, ledger.Options{})
+	if err != nil {
+		return err
+	}
+	n.onStop(func() { n.closed("owner's ledger", led.Close()) })
+	n.owner, err = owner.New(owner.Config{
+		Name: cfg.Node, Version: Version, Ledger: led, Devices: n.devices, Workers: n.pool,
+		Audit: n.audit, Clock: clock, Log: n.log.With("part", "owner"), Limits: limits(cfg),
+	})
+	if err != nil {
+		return err
+	}
+	n.onStop(n.owner.Close)
+	n.data = data.NewServer(data.Config{
+		Addr: cfg.DataAddr(), TicketLife: cfg.Session.Ticket, PerLease: cfg.Session.MaxPerLease,
+		KeepAlive: cfg.Session.Keepalive, Admit: n.owner.Admit, Refused: n.ticketRefused, Log: n.log.With("part", "data"),
+	})
+	n.owner.SetTickets(n.data)
+	n.run("owner", n.owner.Run)
+	n.run("mismatch", n.compare)
+
+	dl, err := listen(ctx, "listen.data", cfg.Listen.Data)
+	if err != nil {
+		return err
+	}
+	n.run("data listener", func(ctx context.Context) error { return n.data.Serve(ctx, dl) })
+	cl, err := listen(ctx, "listen.control", cfg.Listen.Control)
+	if err != nil {
+		return err
+	}
+	srv := rpc.NewServer(n.id.Server(), Version)
+	rpc.ServeOwner(srv, n.owner)
+	n.serve("control listener", srv, rpc.Limit(cl, limit.New(limit.Bounds{})))
+	return nil
+}
+
+func (n *Node) startHost(ctx context.Context) error {
+	cfg := n.cfg.Load()
+	led, err := ledger.Open(filepath.Join(cfg.StateDir, "host.db"), cfg.Node, ledger.Options{})
+	if err != nil {
+		return err
+	}
+	n.onStop(func() { n.closed("host's ledger", led.Close()) })
+	hc := host.Config{
+		Node: cfg.Node, Cluster: cfg.Cluster, Version: Version, RunDir: cfg.RunDir,
+		Ledger: led, Audit: n.audit, AuditFile: cfg.Audit.File, Log: n.log.With("part", "host"),
+		DialOwner: func(name, addr string) (lease.Owner, error) { return rpc.DialOwner(addr, name, n.id, Version) },
+		DialData: func(ctx context.Context, o lease.Owner, addr, host string, r lease.SessionRequest) (*os.File, error) {
+			c := n.cfg.Load()
+			d := data.Dialer{Encrypt: c.Encrypt, KeepAlive: c.Session.Keepalive, Log: n.log}
+			return d.Open(ctx, o, addr, host, r)
+		},
+		Pools: pools(cfg), Users: cfg.Users.Run,
+		Reserve: cfg.Lease.Reserve, Renew: cfg.Lease.Renew, Tombstone: cfg.Lease.Tombstone, MaxLife: cfg.Lease.MaxLife,
+		Health: n.health, Stats: n.stats,
+	}
+	if n.owner != nil { // an interface that holds a nil pointer would not be nil
+		hc.Local = n.owner
+	}
+	if n.host, err = host.New(hc); err != nil {
+		return err
+	}
+	n.onStop(n.host.Close)
+	n.run("host", func(ctx context.Context) error { n.host.Run(ctx); return nil })
+	l, err := rpc.ListenLocal(ctx, cfg.Socket())
+	if err != nil {
+		return err
+	}
+	srv := rpc.NewServer(rpc.LocalCreds(), Version)
+	rpc.ServeLocal(srv, n.host)
+	n.serve("local socket", srv, l)
+	return nil
+}
+
+func (n *Node) startMetrics(ctx context.Context) error {
+	cfg := n.cfg.Load()
+	if cfg.Listen.Metrics == "off" {
+		return nil
+	}
+	l, err := listen(ctx, "listen.metrics", cfg.Listen.Metrics)
+	if err != nil {
+		return err
+	}
+	r := metrics.Registry(n.source())
+	n.run("metrics listener", func(ctx context.Context) error { return metrics.Serve(ctx, l, r, n.log) })
+	return nil
+}
+
+func listen(ctx context.Context, key, addr string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", key, addr, err)
+	}
+	return l, nil
+}
+
+// workerExe is the program of session processes.
+func workerExe(cfg *config.Config) (string, error) {
+	exe := cfg.Worker.Exe
+	if exe == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		exe = filepath.Join(filepath.Dir(self), "sluice-worker")
+	}
+	if fi, err := os.Stat(exe); err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 == 0 {
+		return "", fmt.Errorf("worker.exe: %s is no program; install sluice-worker beside sluiced, or set worker.exe", exe)
+	}
+	return exe, nil
+}
+
+// limits are what the configuration bounds an owner by.
+func limits(cfg *config.Config) owner.Limits {
+	return owner.Limits{
+		Reserve: cfg.Lease.Reserve, Silence: cfg.Lease.Silence, MaxLife: cfg.Lease.MaxLife,
+		Tombstone: cfg.Lease.Tombstone, MaxPerGPU: cfg.Lease.MaxPerGPU, Sessions: cfg.Session.MaxPerLease,
+	}
+}
+
+// pools are the configuration's, as the host wants them.
+func pools(cfg *config.Config) map[string]host.Pool {
+	out := map[string]host.Pool{}
+	for name, p := range cfg.Pools {
+		hp := host.Pool{Place: lease.Place(p.Place)}
+		for _, o := range p.Owners {
+			hp.Owners = append(hp.Owners, host.Peer{Name: o.Name, Addr: o.Addr})
+		}
+		out[name] = hp
+	}
+	return out
+}

@@ -1,0 +1,59 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
+	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+)
+
+func TestUnsafeDirectories(t *testing.T) {
+	for _, bad := range []string{"", "state", "run", "log"} {
+		dir := t.TempDir()
+		c := config.Default()
+		c.Node = "n"
+		c.StateDir, c.RunDir, c.Audit.File = filepath.Join(dir, "state"), filepath.Join(dir, "run"), filepath.Join(dir, "log", "audit.log")
+		if bad != "" {
+			if err := os.Mkdir(filepath.Join(dir, bad), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(filepath.Join(dir, bad), 0o777); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := bad != ""
+		if err := Check(&c); errors.Is(err, safefile.ErrUnsafe) != want || err != nil && !want {
+			t.Errorf("%q: check: %v", bad, err)
+		}
+		if _, err := os.Stat(c.StateDir); err == nil && bad != "state" {
+			t.Errorf("%q: --check has made a directory", bad)
+		}
+		if err := Prepare(&c); errors.Is(err, safefile.ErrUnsafe) != want {
+			t.Errorf("%q: prepare: %v", bad, err)
+		}
+	}
+}
+
+func TestMismatches(t *testing.T) {
+	mib := func(n uint64) *uint64 { n <<= 20; return &n }
+	s := &inventory.Sample{GPUs: []inventory.Device{
+		{UUID: "GPU-a", Processes: []inventory.Memory{{PID: 1, Used: mib(100)}, {PID: 2}, {PID: 9, Used: mib(7)}}},
+		{UUID: "GPU-b", Processes: []inventory.Memory{{PID: 1, Used: mib(10)}}},
+	}}
+	l := lease.Status{Lease: lease.Lease{ID: "l", Grants: []lease.Grant{{GPU: "GPU-a"}, {GPU: "GPU-b"}, {GPU: "GPU-c"}}},
+		Sessions: []lease.Session{
+			{Worker: lease.Process{PID: 1}, Use: []lease.Use{{Used: 30 << 20}, {Used: 20 << 20}, {}}},
+			{Worker: lease.Process{PID: 2}, Use: []lease.Use{{Used: 50 << 20}, {}, {}}}, // NVML does not tell its memory
+		}}
+	want := []metrics.Mismatch{{Lease: "l", GPU: "GPU-a", Bytes: 70 << 20}, {Lease: "l", GPU: "GPU-b", Bytes: -10 << 20}}
+	if got := mismatches(s, []lease.Status{l}); !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v", got)
+	}
+}

@@ -1,0 +1,302 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sort"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// What the parts know of the node, put together for metrics, health and `sluice top`.
+// Everything here is read from memory.
+
+const (
+	// alarm is the difference between NVML and an account that is worth a line
+	// in the log: what a driver takes for itself now and then is below it.
+	alarm = 32 * lease.Granule
+	// stale is the age of NVML's word that health complains about, in polls.
+	stale = 4
+)
+
+// devices are the owner's GPUs and how old that knowledge is.
+func (n *Node) devices() ([]lease.GPU, time.Duration) {
+	age, _, _ := n.watch.Age()
+	gpus := n.watch.Devices()
+	for i := range gpus {
+		gpus[i].Owner = n.cfg.Load().Node
+	}
+	return gpus, age
+}
+
+// measure has the contexts of all GPUs measured, and goes on trying aside where
+// that fails.
+func (n *Node) measure(ctx context.Context) {
+	first, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	err := n.pool.Probe(first, n.watch.Devices())
+	if err != nil {
+		n.log.Error("a GPU cannot be measured; no fraction of it is granted until it can", "error", err)
+	}
+	n.run("probe", func(ctx context.Context) error {
+		wait := 10 * time.Second
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(wait):
+			}
+			var missing []lease.GPU
+			for _, g := range n.watch.Devices() {
+				if _, ok := n.pool.Overhead(g.UUID); !ok {
+					missing = append(missing, g)
+				}
+			}
+			wait = 10 * time.Second
+			if len(missing) == 0 {
+				continue
+			}
+			if err := n.pool.Probe(ctx, missing); err != nil {
+				n.log.Error("a GPU still cannot be measured", "error", err)
+				wait = time.Minute
+			}
+		}
+	})
+}
+
+// compare holds NVML's word on each session process against its account.
+func (n *Node) compare(ctx context.Context) error {
+	var seen time.Time
+	loud := map[[2]string]bool{}
+	t := time.NewTicker(n.cfg.Load().Owner.Poll)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		s := n.watch.Last()
+		if s == nil || !s.At.After(seen) {
+			continue
+		}
+		seen = s.At
+		list, err := n.owner.List(ctx, "")
+		if err != nil {
+			continue
+		}
+		all := mismatches(s, list)
+		n.mismatch.Store(&all)
+		now := map[[2]string]bool{}
+		for _, m := range all {
+			if k := [2]string{m.Lease, m.GPU}; m.Bytes > alarm {
+				now[k] = true
+				if !loud[k] {
+					n.log.Error("NVML says that a lease holds more than its account", "lease", m.Lease, "gpu", m.GPU, "bytes", m.Bytes)
+				}
+			}
+		}
+		loud = now
+	}
+}
+
+// mismatches compares one sample with the accounts. Processes whose memory NVML does
+// not tell are left out, so a lease without any is, too.
+func mismatches(s *inventory.Sample, list []lease.Status) []metrics.Mismatch {
+	held := map[string]map[int]uint64{} // by GPU and process
+	for _, d := range s.GPUs {
+		m := map[int]uint64{}
+		for _, p := range d.Processes {
+			if p.Used != nil {
+				m[p.PID] = *p.Used
+			}
+		}
+		held[d.UUID] = m
+	}
+	var out []metrics.Mismatch
+	for _, l := range list {
+		for i, g := range l.Grants {
+			m, known := metrics.Mismatch{Lease: l.ID, GPU: g.GPU}, false
+			for _, sess := range l.Sessions {
+				if b, ok := held[g.GPU][sess.Worker.PID]; ok && i < len(sess.Use) {
+					m.Bytes += int64(b) - int64(sess.Use[i].Used)
+					known = true
+				}
+			}
+			if known {
+				out = append(out, m)
+			}
+		}
+	}
+	return out
+}
+
+// source is what is exported.
+func (n *Node) source() metrics.Source {
+	s := metrics.Source{Node: n.cfg.Load().Node, Version: Version, Counters: n.counters}
+	if n.owner == nil {
+		return s
+	}
+	s.GPUs = n.gpus
+	s.Sample = n.watch.Last
+	s.Age = n.watch.Age
+	s.Leases = func() []lease.Status {
+		l, _ := n.owner.List(context.Background(), "")
+		return l
+	}
+	s.Mismatch = func() []metrics.Mismatch {
+		if m := n.mismatch.Load(); m != nil {
+			return *m
+		}
+		return nil
+	}
+	return s
+}
+
+func (n *Node) gpus() []lease.GPU {
+	inv, err := n.owner.Inventory(context.Background())
+	if err != nil {
+		return nil
+	}
+	return inv.GPUs
+}
+
+func (n *Node) counters() []metrics.Counter {
+	out := []metrics.Counter{
+		{Name: "audit_lines_total", Help: "Lines written to the audit log.", Value: n.audit.Lines()},
+		{Name: "audit_failed_total", Help: "Lines that could not be written to the audit log.", Value: n.audit.Failed()},
+	}
+	if n.owner == nil {
+		return out
+	}
+	c := n.owner.Counters()
+	return append(out,
+		metrics.Counter{Name: "owner_reserved_total", Help: "Leases reserved.", Value: c.Reserved},
+		metrics.Counter{Name: "owner_granted_total", Help: "Leases granted.", Value: c.Granted},
+		metrics.Counter{Name: "owner_refused_total", Help: "Reservations refused.", Value: c.Refused},
+		metrics.Counter{Name: "owner_released_total", Help: "Leases released by their host.", Value: c.Released},
+		metrics.Counter{Name: "owner_reclaimed_total", Help: "Leases taken back by the owner.", Value: c.Reclaimed},
+		metrics.Counter{Name: "owner_sessions_total", Help: "Sessions opened.", Value: c.Opened},
+		metrics.Counter{Name: "owner_sessions_refused_total", Help: "Sessions refused.", Value: c.SessionsRefused},
+		metrics.Counter{Name: "data_dropped_total", Help: "Data connections closed to make room for others.", Value: n.data.Dropped()},
+		metrics.Counter{Name: "nvml_misses_total", Help: "Looks of NVML that did not come in time.", Value: n.watch.Misses()},
+		metrics.Counter{Name: "nvml_starts_total", Help: "Processes started to ask NVML.", Value: n.watch.Starts()},
+	)
+}
+
+// stats are this node's GPUs for `sluice top`.
+func (n *Node) stats(ctx context.Context) []rpc.GPUStats {
+	if n.owner == nil {
+		return nil
+	}
+	used, granted := map[string]uint64{}, map[string]uint64{}
+	list, _ := n.owner.List(ctx, "")
+	for _, l := range list {
+		if l.State == lease.Ended {
+			continue
+		}
+		for i, g := range l.Grants {
+			granted[g.GPU] += g.Mem
+			if i < len(l.Use) {
+				used[g.GPU] += l.Use[i].Used
+			}
+		}
+	}
+	s := n.watch.Last()
+	var out []rpc.GPUStats
+	for _, g := range n.gpus() {
+		st := rpc.GPUStats{GPU: g, GrantedMem: granted[g.UUID], UsedMem: used[g.UUID]}
+		if s != nil {
+			for _, d := range s.GPUs {
+				if d.UUID == g.UUID && d.Total > 0 {
+					st.Known, st.MemUsed, st.MemTotal, st.Age = true, d.Used, d.Total, time.Since(s.At)
+					if d.UtilGPU != nil {
+						st.Utilisation = *d.UtilGPU
+					}
+				}
+			}
+		}
+		out = append(out, st)
+	}
+	return out
+}
+
+// health is how the parts beside the host fare, worst first.
+func (n *Node) health(context.Context) []rpc.Check {
+	var out []rpc.Check
+	add := func(name string, level rpc.Level, remedy, format string, a ...any) {
+		out = append(out, rpc.Check{Name: name, Level: level, Text: fmt.Sprintf(format, a...), Remedy: remedy})
+	}
+	if f := n.audit.Failed(); f > 0 {
+		add("audit", rpc.Fail, "look at the disk of "+n.cfg.Load().Audit.File, "%d lines could not be written since the daemon started", f)
+	} else {
+		add("audit", rpc.OK, "", "%d lines written", n.audit.Lines())
+	}
+	if n.owner == nil {
+		add("owner", rpc.OK, "", "this node lends no GPUs")
+	} else {
+		n.ownerHealth(add)
+	}
+	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}
+	sort.SliceStable(out, func(i, j int) bool { return rank[out[i].Level] < rank[out[j].Level] })
+	return out
+}
+
+func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format string, a ...any)) {
+	cfg := n.cfg.Load()
+	switch age, known, why := n.watch.Age(); {
+	case !known:
+		add("nvml", rpc.Fail, "see dmesg and nvidia-smi", "%s", why)
+	case why != "":
+		add("nvml", rpc.Fail, "see dmesg and nvidia-smi", "%s; last answer %v ago", why, age.Round(time.Second))
+	case age > stale*cfg.Owner.Poll:
+		add("nvml", rpc.Warn, "see dmesg and nvidia-smi", "last answer %v ago", age.Round(time.Second))
+	default:
+		add("nvml", rpc.OK, "", "answered %v ago", age.Round(time.Millisecond))
+	}
+	for _, g := range n.watch.Missing() {
+		add("gpu", rpc.Fail, "correct owner.gpus", "owner.gpus names %s, which is not here", g)
+	}
+	healthy := 0
+	for _, g := range n.gpus() {
+		if g.Healthy {
+			healthy++
+			continue
+		}
+		add("gpu", rpc.Fail, "see dmesg and nvidia-smi; it is used again once it is well", "%s (%d): %s", g.UUID, g.Index, g.Why)
+	}
+	add("owner", rpc.OK, "", "%d GPUs to lend", healthy)
+	if m := n.mismatch.Load(); m != nil {
+		for _, x := range *m {
+			if x.Bytes > alarm {
+				add("memory", rpc.Warn, "report it; release the lease if others suffer",
+					"lease %s holds %d MiB more of %s than its account says", x.Lease, x.Bytes>>20, x.GPU)
+			}
+		}
+	}
+}
+
+// peerRefused writes down a daemon that did not show who it is, at a bounded rate.
+func (n *Node) peerRefused(remote net.Addr, name, reason string) {
+	if skipped, ok := n.refused.Pass(); ok {
+		n.log.Warn("daemon refused", "peer", remote, "node", name, "reason", reason, "skipped", skipped)
+		_ = n.audit.Write(audit.Event{Event: audit.PeerRefuse, Host: name, Owner: n.cfg.Load().Node, Peer: fmt.Sprint(remote), Reason: reason})
+	}
+}
+
+// ticketRefused writes down a data connection that was turned away. Package data
+// bounds the rate.
+func (n *Node) ticketRefused(remote net.Addr, r lease.SessionRequest, reason string) {
+	n.log.Warn("data connection refused", "peer", remote, "lease", r.Lease, "reason", reason)
+	e := audit.Event{Event: audit.TicketRefuse, Lease: r.Lease, Owner: n.cfg.Load().Node, Peer: fmt.Sprint(remote), Reason: reason}
+	if r.Lease != "" {
+		e.UID, e.PID, e.Program = audit.UID(r.UID), r.PID, r.Program
+	}
+	_ = n.audit.Write(e)
+}
