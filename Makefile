@@ -14,6 +14,8 @@ CC := gcc
 CXX := g++
 FUZZTIME ?= 60s
 CUDA ?= 11.8
+VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo devel)
+VERSION_FLAG := -X github.com/sluice-hpc/sluice/daemon/internal/node.Version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
 export SLUICE_CACHE ?= $(CURDIR)/$(B)/cache
 
@@ -29,12 +31,21 @@ include $(sort $(wildcard remoting/*/build.mk))
 
 .PHONY: go-bins
 go-bins: | $(B)/bin
-	$(GO) build -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay
+	$(GO) build -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay
 
 $(B)/bin $(B)/test:
 	mkdir -p $@
 
 # --- code generated from the API table ---
+
+# Man pages and shell completions, made from the command line's own source.
+.PHONY: man completions
+man: go-bins
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(B)/bin/sluice man $(B)/man
+
+completions: go-bins
+	mkdir -p $(B)/completion
+	for s in bash zsh fish; do $(B)/bin/sluice completion $$s >$(B)/completion/sluice.$$s; done
 
 .PHONY: generate check-generated
 generate:
@@ -106,7 +117,8 @@ test-c: cuda-programs
 
 # The end-to-end package comes last and alone: it measures times, and should have the machine.
 test-go: all cuda-programs
-	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/cluster)
+	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /daemon/test)
+	$(GO) test -run TestHistory -timeout 10m ./daemon/internal/owner
 	$(MAKE) test-e2e
 	$(MAKE) test-cluster
 
@@ -123,7 +135,7 @@ test-e2e: all cuda-programs
 # Daemons of several nodes in network namespaces, with simulated GPUs; as root.
 .PHONY: test-cluster
 test-cluster: all cuda-programs
-	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -timeout 20m ./test/cluster
+	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -timeout 20m ./daemon/test/...
 
 fuzz:
 	test/fuzz.sh $(FUZZTIME)
@@ -173,7 +185,8 @@ help:
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
 	@echo 'make generate    write the files generated from remoting/api/cuda.tbl'
-	@echo 'make demo        a CUDA program on the simulated GPU, through sluice run'
+	@echo 'make man         man pages into build/man; make completions: for bash, zsh and fish'
+	@echo 'make demo        two daemons, simulated GPUs, CUDA programs through sluice run (as root)'
 	@echo 'make gpu-test    the tests that need a GPU: native and remote'
 	@echo 'make gpu-bench   measurements on a GPU'
 	@echo 'make deps        install what the build needs (Debian 12, as root)'

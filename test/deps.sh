@@ -20,6 +20,7 @@ need xz xz-utils
 need flock util-linux
 need ps procps
 need ip iproute2
+need python3 python3
 need munged munge
 [ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)

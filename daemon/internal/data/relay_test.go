@@ -83,3 +83,35 @@ func TestSlowWorker(t *testing.T) {
 	defer c.Close()
 	roundTrip(t, c, 1000)
 }
+
+// Where a relay cannot be started the session ends at both sides.
+func TestNoRelay(t *testing.T) {
+	none := Relay{Command: []string{"/nowhere/sluiced", "relay"}}
+	for _, at := range []string{"owner", "host"} {
+		g := newRig(t, limit.Bounds{})
+		ended := make(chan error, 1)
+		g.worker = func(c net.Conn) {
+			_, err := io.Copy(io.Discard, c)
+			ended <- err
+		}
+		d := Dialer{Encrypt: true}
+		if at == "owner" {
+			g.cfg.Relay = none
+		} else {
+			d.Relay = none
+		}
+		c, err := g.open(t, d)
+		if err == nil {
+			_ = c.Close()
+			t.Errorf("none at the %s, and the session opens", at)
+		}
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Errorf("none at the %s, and the worker waits for ever", at)
+		}
+	}
+}

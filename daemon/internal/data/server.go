@@ -174,7 +174,7 @@ func (s *Server) handshake(ctx context.Context, c *limit.Conn) (r lease.SessionR
 	}
 	// Nobody guesses the number of a ticket: from here on the connection makes
 	// room for no stranger's. It still has its few seconds only.
-	if !c.Trust() {
+	if !c.Trust(limit.Host(c)) {
 		return r, fmt.Errorf("%w: too many connections are being admitted from there", ErrRefused)
 	}
 	if encrypted := h.flags&flagEncrypted != 0; encrypted != r.Encrypt {

@@ -193,8 +193,8 @@ func (c *creds) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, e
 	node, conn, err := c.i.serve(ctx, raw)
 	if err == nil {
 		// Where connections are counted, this one is no stranger's from now on.
-		if t, ok := raw.(interface{ Trust() bool }); ok && !t.Trust() {
-			err = fmt.Errorf("%w: too many connections from there", ErrRefused)
+		if t, ok := raw.(interface{ Trust(name string) bool }); ok && !t.Trust(node) {
+			err = fmt.Errorf("%w: too many connections of that node", ErrRefused)
 		}
 	}
 	if err != nil {

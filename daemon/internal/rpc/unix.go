@@ -121,7 +121,7 @@ func (unixCreds) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, er
 	if err != nil {
 		return nil, nil, fmt.Errorf("local socket: who calls: %w", err)
 	}
-	if l, ok := c.(*limit.Conn); ok && !l.Trust() {
+	if l, ok := c.(*limit.Conn); ok && !l.Trust(strconv.FormatUint(uint64(p.UID), 10)) {
 		return nil, nil, fmt.Errorf("local socket: uid %d has too many connections", p.UID)
 	}
 	return c, unixInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, p}, nil

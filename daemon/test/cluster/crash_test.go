@@ -451,8 +451,8 @@ func TestRandomKills(t *testing.T) {
 	median, p99, longest := times[len(times)/2], times[len(times)*99/100], times[len(times)-1]
 	t.Logf("%d kills in %v, under %d grants, %d refusals, %d short sessions (%d met a dead daemon); ready again after %v (median), %v (99 %%), %v (longest)",
 		kills, took.Round(time.Second), granted.Load(), refused.Load(), sessions.Load(), failed.Load(), median, p99, longest)
-	if median > time.Second {
-		t.Errorf("half of the starts took longer than %v", median)
+	if p99 > time.Second {
+		t.Errorf("one start in a hundred took longer than %v", p99)
 	}
 }
 

@@ -2,7 +2,7 @@
 // yet who they are ("pending") share few places, and the oldest makes room for
 // the newest: a flood then costs its own connections, and an honest peer, which
 // needs milliseconds, gets through. Those that have ("trusted") are bounded for
-// each peer, and the newest is refused.
+// each peer by the name it has shown, and the newest is refused.
 //
 // Flow: Accept -> Add (pending) -> handshake -> Trust -> ... -> Close. One mutex
 // guards the table; nothing is closed while it is held.
@@ -21,23 +21,20 @@ type Bounds struct {
 	Pending    int // connections that have not shown who they are, all together (1024)
 	PendingKey int // the same of one peer (128)
 	Trusted    int // connections that have, all together (4096)
-	TrustedKey int // the same of one peer (64)
+	TrustedKey int // the same of one name (64)
 }
 
-// Table counts connections by peer: an address, or a user.
+// Table counts connections by peer: an address or a user while they are pending,
+// then what Trust was told.
 type Table struct {
 	b       Bounds
 	dropped atomic.Uint64
 
 	mu      sync.Mutex
 	oldest  *list.List // of *Conn, pending, oldest first
-	peers   map[string]*peer
+	peers   map[string]*list.List // of *Conn, pending, oldest first
 	trusted int
-}
-
-type peer struct {
-	pending *list.List // of *Conn, oldest first
-	trusted int
+	names   map[string]int // trusted
 }
 
 // New makes a table.
@@ -51,7 +48,7 @@ func New(b Bounds) *Table {
 	def(&b.PendingKey, 128)
 	def(&b.Trusted, 4096)
 	def(&b.TrustedKey, 64)
-	return &Table{b: b, oldest: list.New(), peers: map[string]*peer{}}
+	return &Table{b: b, oldest: list.New(), peers: map[string]*list.List{}, names: map[string]int{}}
 }
 
 // Dropped is how many connections were closed or refused for want of room.
@@ -61,12 +58,13 @@ func (t *Table) Dropped() uint64 { return t.dropped.Load() }
 type Conn struct {
 	net.Conn
 	t    *Table
-	key  string
+	key  string // while pending
 	once sync.Once
 
 	// Guarded by t.mu. all and mine are set while the connection is pending.
 	all, mine *list.Element
 	trusted   bool
+	name      string // that was trusted
 	gone      bool
 }
 
@@ -78,21 +76,21 @@ func (t *Table) Add(c net.Conn, key string) *Conn {
 	t.mu.Lock()
 	p := t.peers[key]
 	if p == nil {
-		p = &peer{pending: list.New()}
+		p = list.New()
 		t.peers[key] = p
 	}
 	switch {
-	case p.pending.Len() >= t.b.PendingKey:
-		victim = p.pending.Front().Value.(*Conn)
+	case p.Len() >= t.b.PendingKey:
+		victim = p.Front().Value.(*Conn)
 	case t.oldest.Len() >= t.b.Pending:
 		victim = t.oldest.Front().Value.(*Conn)
 	}
 	if victim != nil {
 		t.forget(victim)
-		// forget drops a peer without connections, which may be this one.
+		// That drops a peer without connections, which may be this one.
 		t.peers[key] = p
 	}
-	out.all, out.mine = t.oldest.PushBack(out), p.pending.PushBack(out)
+	out.all, out.mine = t.oldest.PushBack(out), p.PushBack(out)
 	t.mu.Unlock()
 	if victim != nil {
 		t.dropped.Add(1)
@@ -101,9 +99,10 @@ func (t *Table) Add(c net.Conn, key string) *Conn {
 	return out
 }
 
-// Trust says that the peer has shown who it is. With false there are too many
-// like it, or the connection has been closed to make room.
-func (c *Conn) Trust() bool {
+// Trust says that the peer has shown who it is: name, of which there may be so
+// many. With false there are too many of it, or the connection has been closed to
+// make room.
+func (c *Conn) Trust(name string) bool {
 	t := c.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,14 +112,13 @@ func (c *Conn) Trust() bool {
 	if c.trusted {
 		return true
 	}
-	p := t.peers[c.key]
-	if t.trusted >= t.b.Trusted || p.trusted >= t.b.TrustedKey {
+	if t.trusted >= t.b.Trusted || t.names[name] >= t.b.TrustedKey {
 		t.dropped.Add(1)
 		return false
 	}
-	c.unpend(p)
-	c.trusted = true
-	p.trusted++
+	c.unpend()
+	c.trusted, c.name = true, name
+	t.names[name]++
 	t.trusted++
 	return true
 }
@@ -147,23 +145,26 @@ func (t *Table) forget(c *Conn) {
 		return
 	}
 	c.gone = true
-	p := t.peers[c.key]
-	c.unpend(p)
+	c.unpend()
 	if c.trusted {
-		p.trusted--
 		t.trusted--
-	}
-	if p.trusted == 0 && p.pending.Len() == 0 {
-		delete(t.peers, c.key)
+		if t.names[c.name]--; t.names[c.name] == 0 {
+			delete(t.names, c.name)
+		}
 	}
 }
 
 // unpend needs t.mu.
-func (c *Conn) unpend(p *peer) {
-	if c.all != nil {
-		c.t.oldest.Remove(c.all)
-		p.pending.Remove(c.mine)
-		c.all, c.mine = nil, nil
+func (c *Conn) unpend() {
+	if c.all == nil {
+		return
+	}
+	p := c.t.peers[c.key]
+	c.t.oldest.Remove(c.all)
+	p.Remove(c.mine)
+	c.all, c.mine = nil, nil
+	if p.Len() == 0 {
+		delete(c.t.peers, c.key)
 	}
 }
 
@@ -186,18 +187,32 @@ func (l *listener) Accept() (net.Conn, error) {
 	return l.t.Add(c, l.keyOf(c)), nil
 }
 
-// Address is the key of a TCP connection: the address, and of IPv6 the first 64
-// bits, since whoever has one of those has all.
+// Address is the key of a TCP connection of a stranger: the address, and of IPv6
+// the first 64 bits, since whoever has one of those has all.
 func Address(c net.Conn) string {
-	ap, err := netip.ParseAddrPort(c.RemoteAddr().String())
+	a, err := addressOf(c)
 	if err != nil {
 		return c.RemoteAddr().String()
 	}
-	a := ap.Addr().Unmap()
 	if a.Is6() {
 		if p, err := a.WithZone("").Prefix(64); err == nil {
 			return p.String()
 		}
 	}
 	return a.String()
+}
+
+// Host is the name of a TCP connection that is to be trusted: the whole address,
+// since a cluster's nodes share those 64 bits.
+func Host(c net.Conn) string {
+	a, err := addressOf(c)
+	if err != nil {
+		return c.RemoteAddr().String()
+	}
+	return a.String()
+}
+
+func addressOf(c net.Conn) (netip.Addr, error) {
+	ap, err := netip.ParseAddrPort(c.RemoteAddr().String())
+	return ap.Addr().Unmap(), err
 }

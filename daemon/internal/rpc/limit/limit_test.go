@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"fmt"
 	"net"
 	"sync"
 	"testing"
@@ -29,14 +30,14 @@ func TestTable(t *testing.T) {
 	a1, a2, a3 := newFake(), newFake(), newFake()
 	c1, c2 := tab.Add(a1, "a"), tab.Add(a2, "a")
 	for range 2 { // once more changes nothing
-		if !c2.Trust() {
+		if !c2.Trust("a") {
 			t.Fatal("not trusted")
 		}
 	}
 	tab.Add(a3, "a")
 	a4 := newFake()
 	c4 := tab.Add(a4, "a") // a has two pending: the oldest goes
-	if a1.open() || !a2.open() || !a3.open() || !a4.open() || c1.Trust() {
+	if a1.open() || !a2.open() || !a3.open() || !a4.open() || c1.Trust("a") {
 		t.Error("not the oldest pending one of the peer was closed")
 	}
 	b1, b2 := newFake(), newFake()
@@ -47,19 +48,19 @@ func TestTable(t *testing.T) {
 	if a3.open() || !a4.open() || !b1.open() || !b2.open() || !d.open() {
 		t.Error("not the oldest of all was closed")
 	}
-	if !c4.Trust() {
+	if !c4.Trust("a") {
 		t.Error("second of a refused")
 	}
 	a5 := newFake()
 	c5 := tab.Add(a5, "a")
-	if c5.Trust() {
+	if c5.Trust("a") {
 		t.Error("third of a trusted")
 	}
 	_ = c2.Close()
-	if !c5.Trust() {
+	if !c5.Trust("a") {
 		t.Error("the place was not given back")
 	}
-	if !cd.Trust() {
+	if !cd.Trust("d") {
 		t.Error("third of all refused")
 	}
 	if tab.Dropped() != 3 {
@@ -69,7 +70,7 @@ func TestTable(t *testing.T) {
 		_ = c.Close()
 		_ = c.Close()
 	}
-	if tab.trusted != 0 || len(tab.peers) != 1 {
+	if tab.trusted != 0 || len(tab.peers) != 1 || len(tab.names) != 0 {
 		t.Errorf("left: %d trusted, %d peers", tab.trusted, len(tab.peers))
 	}
 }
@@ -84,14 +85,14 @@ func TestTableAtOnce(t *testing.T) {
 			for i := range 500 {
 				c := tab.Add(newFake(), string(rune('a'+(i+w)%3)))
 				if i%2 == 0 {
-					c.Trust()
+					c.Trust(c.key)
 				}
 				_ = c.Close()
 			}
 		}()
 	}
 	wg.Wait()
-	if tab.trusted != 0 || len(tab.peers) != 0 || tab.oldest.Len() != 0 {
+	if tab.trusted != 0 || len(tab.peers) != 0 || len(tab.names) != 0 || tab.oldest.Len() != 0 {
 		t.Errorf("left: %d trusted, %d peers, %d pending", tab.trusted, len(tab.peers), tab.oldest.Len())
 	}
 }
@@ -132,6 +133,17 @@ func TestAddress(t *testing.T) {
 	} {
 		if got := Address(from{a: addr(in)}); got != want {
 			t.Errorf("%s: %s, not %s", in, got, want)
+		}
+	}
+}
+
+// A cluster's nodes share the 64 bits of an IPv6 network, and each has its places.
+func TestNodesOfOneNetwork(t *testing.T) {
+	tab := New(Bounds{})
+	for i := range 300 {
+		c := from{newFake(), addr(fmt.Sprintf("[2001:db8::%x]:7", i+1))}
+		if !tab.Add(c, Address(c)).Trust(Host(c)) {
+			t.Fatalf("node %d is refused", i+1)
 		}
 	}
 }
