@@ -17,6 +17,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/identity/mungetest"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 )
 
@@ -221,5 +223,19 @@ func TestBusySocket(t *testing.T) {
 	defer c.Close()
 	if _, err := ListenLocal(t.Context(), path); err == nil || !strings.Contains(err.Error(), "another sluiced") {
 		t.Errorf("its socket was taken: %v", err)
+	}
+}
+
+// Nodes behind one address have their places each; a node has so many.
+func TestPlacesOfNodes(t *testing.T) {
+	socket := mungetest.Start(t, "k")
+	addr := serve(t, &book{name: "gpu01"}, known(t, "gpu01", socket), limit.New(limit.Bounds{TrustedKey: 1}))
+	for _, node := range []string{"node01", "node02"} {
+		if _, err := dial(t, addr, "gpu01", known(t, node, socket)).Inventory(t.Context()); err != nil {
+			t.Errorf("%s: %v", node, err)
+		}
+	}
+	if _, err := dial(t, addr, "gpu01", known(t, "node02", socket)).Inventory(t.Context()); code(err) != lease.Down {
+		t.Errorf("a second connection of node02: %v", err)
 	}
 }

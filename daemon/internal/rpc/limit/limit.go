@@ -31,7 +31,7 @@ type Table struct {
 	dropped atomic.Uint64
 
 	mu      sync.Mutex
-	oldest  *list.List // of *Conn, pending, oldest first
+	oldest  *list.List            // of *Conn, pending, oldest first
 	peers   map[string]*list.List // of *Conn, pending, oldest first
 	trusted int
 	names   map[string]int // trusted
