@@ -155,12 +155,16 @@ demo: deps
 # A GPU's machine may have no Go: then build/ is brought along, see bench/prebuild.sh.
 HAVE_GO := $(shell command -v $(GO) 2>/dev/null)
 
-.PHONY: gpu-test gpu-bench
+.PHONY: gpu-test gpu-bench daemon-bench
 gpu-test: $(if $(HAVE_GO),all)
 	bench/gpu-test.sh
 
 gpu-bench: $(if $(HAVE_GO),all)
 	bench/gpu-bench.sh
+
+# The daemons' figures, with simulated GPUs; as root, on a quiet machine.
+daemon-bench: all
+	$(GO) run ./daemon/test/bench -build $(CURDIR)/$(B)
 
 # --- the rest ---
 
@@ -189,5 +193,6 @@ help:
 	@echo 'make demo        two daemons, simulated GPUs, CUDA programs through sluice run (as root)'
 	@echo 'make gpu-test    the tests that need a GPU: native and remote'
 	@echo 'make gpu-bench   measurements on a GPU'
+	@echo 'make daemon-bench measurements of the daemons, with simulated GPUs (as root)'
 	@echo 'make deps        install what the build needs (Debian 12, as root)'
 	@echo 'make clean       remove build/ but for the fetched compilers; distclean: all of it'

@@ -276,7 +276,7 @@ func TestEncrypted(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	g.twist = nil
-	g.cfg.Encrypt = true
+	g.cfg.Encrypt = func() bool { return true }
 	if _, err := g.open(t, Dialer{}); err == nil || !strings.Contains(err.Error(), "encrypted sessions only") {
 		t.Errorf("%v", err)
 	}

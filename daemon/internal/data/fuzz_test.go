@@ -43,6 +43,7 @@ type wall struct {
 func (w *wall) Read(b []byte) (int, error)       { return w.in.Read(b) }
 func (w *wall) Write(b []byte) (int, error)      { return w.out.Write(b) }
 func (w *wall) Close() error                     { return nil }
+func (w *wall) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
 func (w *wall) SetDeadline(time.Time) error      { return nil }
 func (w *wall) SetWriteDeadline(time.Time) error { return nil }
 

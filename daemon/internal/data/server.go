@@ -38,7 +38,7 @@ type Config struct {
 	TicketLife time.Duration // 0: 10 s
 	PerLease   int           // tickets that a lease may have out; 0: 64
 	KeepAlive  time.Duration // as wire.Tune has it; 0: 10 s
-	Encrypt    bool          // refuse sessions that are not
+	Encrypt    func() bool   // refuse sessions that are not encrypted; nil no
 	Relay      Relay
 	Bounds     limit.Bounds // zero: the defaults of package limit
 
@@ -84,7 +84,7 @@ func NewServer(cfg Config) *Server {
 // before.
 func (s *Server) Offer(r lease.SessionRequest) (lease.Offer, error) {
 	o := lease.Offer{Addr: s.cfg.Addr}
-	if s.cfg.Encrypt && !r.Encrypt {
+	if s.cfg.Encrypt != nil && s.cfg.Encrypt() && !r.Encrypt {
 		return o, lease.Errorf(lease.Denied, "this owner takes encrypted sessions only: set encrypt: true in the sluice.yaml of the node that asks, too")
 	}
 	var key tls.Certificate

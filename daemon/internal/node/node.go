@@ -61,6 +61,7 @@ type Node struct {
 	host     *host.Host
 	mismatch atomic.Pointer[[]metrics.Mismatch]
 	refused  limit.Reports
+	nameless limit.Reports // tickets refused that name no lease
 
 	stops []func() // in the order of the start
 	fatal chan error
@@ -68,7 +69,7 @@ type Node struct {
 
 // Start brings the daemon up. ctx ends the start, not the daemon: Stop does.
 func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slog.LevelVar) (_ *Node, err error) {
-	n := &Node{log: log, level: level, fatal: make(chan error, 1)}
+	n := &Node{log: log, level: level, fatal: make(chan error, 1), nameless: limit.Reports{PerSecond: 1}}
 	n.cfg.Store(cfg)
 	defer func() {
 		if err != nil {
@@ -243,6 +244,7 @@ func (n *Node) startOwner(ctx context.Context) error {
 	n.data = data.NewServer(data.Config{
 		Addr: cfg.DataAddr(), TicketLife: cfg.Session.Ticket, PerLease: cfg.Session.MaxPerLease,
 		KeepAlive: cfg.Session.Keepalive, Admit: n.owner.Admit, Refused: n.ticketRefused, Log: n.log.With("part", "data"),
+		Encrypt: func() bool { return n.cfg.Load().Encrypt },
 	})
 	n.owner.SetTickets(n.data)
 	n.run("owner", n.owner.Run)
@@ -259,7 +261,7 @@ func (n *Node) startOwner(ctx context.Context) error {
 	}
 	srv := rpc.NewServer(n.id.Server(), Version)
 	rpc.ServeOwner(srv, n.owner)
-	n.serve("control listener", srv, rpc.Limit(cl, limit.New(limit.Bounds{})))
+	n.serve("control listener", srv, rpc.Limit(cl, limit.New(limit.Bounds{TrustedKey: 8}))) // a node needs one or two
 	return nil
 }
 

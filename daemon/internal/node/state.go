@@ -291,9 +291,14 @@ func (n *Node) peerRefused(remote net.Addr, name, reason string) {
 }
 
 // ticketRefused writes down a data connection that was turned away. Package data
-// bounds the rate.
+// logs it and bounds the rate; what strangers send must not rotate the grants out
+// of the audit log.
 func (n *Node) ticketRefused(remote net.Addr, r lease.SessionRequest, reason string) {
-	n.log.Warn("data connection refused", "peer", remote, "lease", r.Lease, "reason", reason)
+	if r.Lease == "" {
+		if _, ok := n.nameless.Pass(); !ok {
+			return
+		}
+	}
 	e := audit.Event{Event: audit.TicketRefuse, Lease: r.Lease, Owner: n.cfg.Load().Node, Peer: fmt.Sprint(remote), Reason: reason}
 	if r.Lease != "" {
 		e.UID, e.PID, e.Program = audit.UID(r.UID), r.PID, r.Program

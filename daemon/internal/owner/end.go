@@ -41,7 +41,7 @@ func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, rea
 	if !zero && (key.Node != host || key.Job == "" || len(key.Cluster) > maxName || len(key.Job) > maxName) {
 		return lease.Errorf(lease.Denied, "release: job %s is not of node %s", key, host)
 	}
-	if reason == "" {
+	if reason = cut(reason); reason == "" {
 		reason = "released by its host"
 	}
 	e, err := o.release(host, id, key, reason)

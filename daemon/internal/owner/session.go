@@ -25,18 +25,21 @@ func (o *Owner) Offer(_ context.Context, host string, r lease.SessionRequest) (l
 
 func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) {
 	o.mu.RLock()
-	_, err := o.usable(host, r)
-	tickets := o.tickets
-	o.mu.RUnlock()
+	e, err := o.usable(host, r)
 	if err != nil {
+		o.mu.RUnlock()
 		return lease.Offer{}, err
 	}
+	tickets, uid := o.tickets, e.rec.Lease.Request.UID
+	o.mu.RUnlock()
 	if tickets == nil {
 		return lease.Offer{}, lease.Errorf(lease.Down, "owner %s does not listen for data yet; ask again", o.cfg.Name)
 	}
 	if err := o.roomFor(r.Lease); err != nil {
 		return lease.Offer{}, err
 	}
+	// Who the session is for is the ledger's word, not the host's.
+	r.UID = uid
 	offer, err := tickets.Offer(r)
 	if err != nil {
 		return lease.Offer{}, err

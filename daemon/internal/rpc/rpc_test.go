@@ -148,6 +148,10 @@ func TestOwner(t *testing.T) {
 	if o.Addr != ":7072" || o.Ticket[0] != 1 || o.Secret[0] != 2 {
 		t.Errorf("%+v", o)
 	}
+	q.Program = strings.Repeat("p", maxProgram+1)
+	if _, err := c.Offer(ctx, "node01", q); code(err) != lease.Invalid {
+		t.Errorf("a program's name of %d bytes: %v", len(q.Program), err)
+	}
 	// The connection says who asks, not the caller.
 	if _, err := c.Reserve(ctx, "node02", lease.Lease{ID: "l1"}, 0); code(err) != lease.Denied {
 		t.Errorf("a lease for another host: %v", err)

@@ -25,6 +25,8 @@ const (
 	keepTimeout   = 10 * time.Second
 	// batch is the most lease ids in one Renew.
 	batch = 4096
+	// maxProgram bounds the name of a session's program, in bytes.
+	maxProgram = 256
 
 	// Any user may send requests to the local socket and keep back the last byte:
 	// one connection can have half a MiB of memory that way, no more.
@@ -162,6 +164,10 @@ func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferR
 	}
 	if n := len(r.GetCertHash()); n != 0 && n != 32 || r.GetEncrypt() != (n != 0) {
 		return nil, toGRPC(lease.Errorf(lease.Invalid, "certificate hash of %d bytes: an encrypted connection has 32, another none", n))
+	}
+	// It is kept with the ticket, and goes into logs.
+	if n := len(r.GetProgram()); n > maxProgram {
+		return nil, toGRPC(lease.Errorf(lease.Invalid, "program name of %d bytes: at most %d", n, maxProgram))
 	}
 	o, err := s.owner.Offer(ctx, host, lease.SessionRequest{
 		Lease: r.GetLease(), Kind: r.GetKind(), PID: r.GetPid(), UID: r.GetUid(),

@@ -210,10 +210,6 @@ func TestHostile(t *testing.T) {
 		})
 	})
 
-	_, victimSocket, err := acquire(ctx, h, "victim", user, 30)
-	if err != nil {
-		t.Fatal(err)
-	}
 	_, evilSocket, err := acquire(ctx, evil, "noise", other, 5)
 	if err != nil {
 		t.Fatal(err)
@@ -223,7 +219,6 @@ func TestHostile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = victimSocket
 	doors := []struct {
 		name          string
 		from          *site.Daemon
@@ -236,11 +231,14 @@ func TestHostile(t *testing.T) {
 		{"data", evil, other, "tcp", fmt.Sprintf("%s:%d", o.Node.Addr, site.Data), "SLUICE-D", ""},
 		{"metrics", o, other, "tcp", fmt.Sprintf("127.0.0.1:%d", site.Metrics), "GET /metr", ""},
 		{"lease", h, other, "unix", besideSocket, "SLUICE-L", ""},
-		{"lease of another host", evil, other, "unix", evilSocket, "", ""},
+		{"lease elsewhere", evil, other, "unix", evilSocket, "", ""},
 		{"local", h, other, "unix", site.Socket, "PRI * HTTP", ""},
 	}
 	for _, d := range doors {
-		for _, half := range []string{"", d.half} {
+		for i, half := range []string{"", d.half} {
+			if i > 0 && half == "" {
+				continue
+			}
 			name := "flood of " + d.name
 			if half != "" {
 				name += ", half open"

@@ -31,9 +31,7 @@ func TestRun(t *testing.T) {
 				wg.Go(func() {
 					argv := []string{s.Program(j.program)}
 					if j.program == "steady" {
-						argv = []string{"timeout", "-s", "TERM", "4", s.Program("steady")}
-						argv = append([]string{"--preserve-status"}, argv[1:]...)
-						argv = append([]string{"timeout"}, argv...)
+						argv = []string{"timeout", "--preserve-status", "-s", "TERM", "4", s.Program("steady")}
 					}
 					c := h.Run(user+i%2, append([]string{"--fraction", j.fraction, "--"}, argv...)...)
 					out, err := h.Node.Run(ctx, c)

@@ -1,7 +1,7 @@
 // Package limit bounds the connections of a listener. Those that have not shown
-// yet who they are ("pending") share few places, and the oldest makes room for
-// the newest: a flood then costs its own connections, and an honest peer, which
-// needs milliseconds, gets through. Those that have ("trusted") are bounded for
+// yet who they are ("pending") share few places, and the oldest of the peer that
+// has most makes room for the newest: a flood then costs its own connections, and
+// an honest peer, which needs milliseconds, gets through. Those that have ("trusted") are bounded for
 // each peer by the name it has shown, and the newest is refused.
 //
 // Flow: Accept -> Add (pending) -> handshake -> Trust -> ... -> Close. One mutex
@@ -68,8 +68,8 @@ type Conn struct {
 	gone      bool
 }
 
-// Add counts a connection of peer key as pending, and closes the oldest pending
-// one where there is no place left.
+// Add counts a connection of peer key as pending, and closes a pending one where
+// there is no place left.
 func (t *Table) Add(c net.Conn, key string) *Conn {
 	out := &Conn{Conn: c, t: t, key: key}
 	var victim *Conn
@@ -83,7 +83,7 @@ func (t *Table) Add(c net.Conn, key string) *Conn {
 	case p.Len() >= t.b.PendingKey:
 		victim = p.Front().Value.(*Conn)
 	case t.oldest.Len() >= t.b.Pending:
-		victim = t.oldest.Front().Value.(*Conn)
+		victim = t.fullest()
 	}
 	if victim != nil {
 		t.forget(victim)
@@ -97,6 +97,21 @@ func (t *Table) Add(c net.Conn, key string) *Conn {
 		_ = victim.Close() // best effort: the place is free either way
 	}
 	return out
+}
+
+// fullest is the oldest pending connection of the peer that has most, or of one of
+// those: a crowd at few addresses makes its own room. It needs t.mu.
+func (t *Table) fullest() *Conn {
+	most := 0
+	for _, p := range t.peers {
+		most = max(most, p.Len())
+	}
+	for e := t.oldest.Front(); e != nil; e = e.Next() {
+		if c := e.Value.(*Conn); t.peers[c.key].Len() == most {
+			return c
+		}
+	}
+	return nil // never: Pending is at least 1
 }
 
 // Trust says that the peer has shown who it is: name, of which there may be so

@@ -147,3 +147,21 @@ func TestNodesOfOneNetwork(t *testing.T) {
 		}
 	}
 }
+
+// Many addresses that keep all places full cost one that is honest nothing.
+func TestFullest(t *testing.T) {
+	tab := New(Bounds{Pending: 64, PendingKey: 8})
+	honest := newFake()
+	for i := range 1000 {
+		if i == 100 {
+			tab.Add(honest, "honest")
+		}
+		tab.Add(newFake(), fmt.Sprint("bad", i%16))
+	}
+	if !honest.open() {
+		t.Error("the only connection of its address was closed for others'")
+	}
+	if n := tab.oldest.Len(); n != 64 {
+		t.Errorf("%d pending, not 64", n)
+	}
+}
