@@ -201,6 +201,43 @@ else
 	show "$LOGS/kill9.err"
 fi
 
+# another user, in the clear and then encrypted: the worker is that user's, and the bits are the same
+"$PYTHON" "$BENCH/train_bits.py" --only mlp >"$LOGS/mlp.native.out" 2>"$LOGS/mlp.native.err"
+as_user() { # as_user NAME
+	timeout -k 5 120 setpriv --reuid 12345 --regid 12345 --clear-groups env HOME="$DIR/home" \
+		"$SLUICE" run --lib "$BUILD/shim" --fraction 30 -- "$PYTHON" "$BENCH/train_bits.py" --only mlp >"$LOGS/$1.out" 2>"$LOGS/$1.err"
+}
+install -d -o 12345 -g 12345 "$DIR/home"
+for way in plain encrypted; do
+	if [ $way = encrypted ]; then
+		export SLUICE_ENCRYPT=true
+		for n in owner host; do
+			stop $n
+			rm -f "$DIR/$n/run/sluiced.sock"
+			daemon $n
+		done
+		wait_for 60 "${STARTED[owner]}" healthy
+	fi
+	as_user "user-$way" &
+	JOB=$!
+	seen=
+	while kill -0 $JOB 2>/dev/null; do
+		for p in $(pgrep -u 12345 -f "sluice-worker.* session"); do
+			seen=$(awk '/^Uid|^CapEff|^NoNewPrivs|^Seccomp:/ { printf "%s%s ", $1, $2 }' "/proc/$p/status" 2>/dev/null)
+		done
+		sleep 0.2
+	done
+	wait $JOB
+	STATUS=$?
+	if [ $STATUS = 0 ] && [ -n "$seen" ] && cmp -s <(grep 0x "$LOGS/mlp.native.out") <(grep 0x "$LOGS/user-$way.out"); then
+		pass "user-$way" "$(grep -c 0x "$LOGS/user-$way.out") lines the same as natively; worker: $seen"
+	else
+		fail "user-$way" "$(why $STATUS); worker: ${seen:-not seen}"
+		show "$LOGS/user-$way.err"
+		show "$LOGS/sluiced-owner.log" 10
+	fi
+done
+
 # a second session opens on a warm worker
 sleep 2
 for i in 1 2 3 4 5; do

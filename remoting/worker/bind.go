@@ -9,18 +9,28 @@ package worker
 //	          line when memory is short, and the system calls below refused
 //
 // Everything holds for all threads: what only works for one is done before exec,
-// and the rest by the C library (set*id) or the kernel (seccomp's TSYNC).
+// and the rest by the C library (set*id), a signal to each (capabilities) or the
+// kernel (seccomp's TSYNC).
+
+// #include "bind.h"
+import "C"
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
+	"unsafe"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
+	"github.com/elastic/go-seccomp-bpf/arch"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
@@ -120,6 +130,9 @@ func bind(b *control.Bind) error {
 	if err := syscall.Setresuid(int(b.UID), int(b.UID), int(b.UID)); err != nil {
 		return fmt.Errorf("bind: uid %d: %w", b.UID, err)
 	}
+	if err := dropCaps(); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("bind: dumpable: %w", err)
 	}
@@ -129,8 +142,114 @@ func bind(b *control.Bind) error {
 	if !b.Seccomp {
 		return nil
 	}
-	if err := seccomp.LoadFilter(seccomp.Filter{NoNewPrivs: true, Flag: seccomp.FilterFlagTSync, Policy: policy}); err != nil {
+	if err := loadFilter(); err != nil {
 		return fmt.Errorf("bind: seccomp: %w; worker.seccomp: false does without", err)
+	}
+	return nil
+}
+
+// capTime is how long the threads may take to drop their capabilities.
+const capTime = 5 * time.Second
+
+// dropCaps leaves no thread a capability. To become another user drops nearly all of
+// them; to stay root drops none, and each thread has to be told.
+func dropCaps() error {
+	told := map[int]bool{}
+	until := time.Now().Add(capTime)
+	// A list of threads is cut short where one of them ends; two in a row are not.
+	for clean := 0; clean < 2; {
+		left, err := capable()
+		if err != nil {
+			return fmt.Errorf("capabilities: %w", err)
+		}
+		if len(left) == 0 {
+			clean++
+			continue
+		}
+		clean = 0
+		if time.Now().After(until) {
+			return fmt.Errorf("capabilities: threads %v have not dropped theirs in %v", left, capTime)
+		}
+		if len(told) == 0 && C.sl_caps_handler() != 0 {
+			return errors.New("capabilities: the C library has no signal to reach every thread; run leases as another user than root")
+		}
+		for _, tid := range left {
+			if !told[tid] {
+				told[tid] = true
+				_ = unix.Tgkill(os.Getpid(), tid, C.SL_CAPS_SIGNAL) // or it is gone
+			}
+		}
+		time.Sleep(20 * time.Microsecond)
+	}
+	return nil
+}
+
+// capable lists the threads of this process that have any capability.
+func capable() (tids []int, err error) {
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tasks {
+		b, err := os.ReadFile("/proc/self/task/" + t.Name() + "/status")
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue // it has ended
+		} else if err != nil {
+			return nil, err
+		}
+		for _, set := range []string{"\nCapInh:\t", "\nCapPrm:\t", "\nCapEff:\t", "\nCapAmb:\t"} {
+			_, v, ok := bytes.Cut(b, []byte(set))
+			v, _, _ = bytes.Cut(v, []byte("\n"))
+			if !ok || len(bytes.Trim(v, "0")) > 0 {
+				tid, err := strconv.Atoi(t.Name())
+				if err != nil {
+					return nil, err
+				}
+				tids = append(tids, tid)
+				break
+			}
+		}
+	}
+	return tids, nil
+}
+
+// loadFilter puts policy over all threads.
+func loadFilter() error {
+	native, err := arch.GetInfo("")
+	if err != nil {
+		return err
+	}
+	prog, err := policy.Assemble()
+	if err != nil {
+		return err
+	}
+	// Any program can enter the kernel by the table of another architecture (int 0x80),
+	// where the numbers below mean nothing. What Assemble makes allows all of that.
+	prog = append([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: 4, Size: 4}, // seccomp_data.arch
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(native.ID), SkipTrue: 1},
+		bpf.RetConstant{Val: uint32(seccomp.ActionErrno) | uint32(unix.ENOSYS)},
+	}, prog...)
+	raw, err := bpf.Assemble(prog)
+	if err != nil {
+		return err
+	}
+	f := make([]unix.SockFilter, len(raw))
+	for i, r := range raw {
+		f[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no_new_privs: %w", err)
+	}
+	p := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	tid, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&p)))
+	if errno != 0 {
+		return errno
+	}
+	if tid != 0 {
+		return fmt.Errorf("thread %d has a filter of its own", tid)
 	}
 	return nil
 }
@@ -158,14 +277,22 @@ var policy = seccomp.Policy{
 	},
 }
 
-// sockets refuses raw sockets and the families that nothing here speaks.
+// sockets refuses all families but those that somebody here may speak, and raw
+// sockets. The filter compares 64 bits of an argument of which the kernel takes 32, so
+// it is the exceptions that are named.
 func sockets() []seccomp.NameWithConditions {
-	cond := func(arg uint32, v uint64) seccomp.NameWithConditions {
-		return seccomp.NameWithConditions{Name: "socket", Conditions: []seccomp.Condition{{Argument: arg, Operation: seccomp.Equal, Value: v}}}
+	var family seccomp.ArgumentConditions
+	for _, f := range []uint64{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6} {
+		family = append(family, seccomp.Condition{Argument: 0, Operation: seccomp.NotEqual, Value: f})
 	}
-	all := []seccomp.NameWithConditions{cond(0, unix.AF_PACKET), cond(0, unix.AF_NETLINK), cond(0, unix.AF_VSOCK), cond(0, unix.AF_ALG)}
+	all := []seccomp.NameWithConditions{
+		{Name: "socket", Conditions: family},
+		{Name: "socket", Conditions: []seccomp.Condition{{Argument: 1, Operation: seccomp.GreaterThan, Value: 1<<32 - 1}}},
+	}
 	for _, flags := range []uint64{0, unix.SOCK_CLOEXEC, unix.SOCK_NONBLOCK, unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK} {
-		all = append(all, cond(1, unix.SOCK_RAW|flags))
+		all = append(all, seccomp.NameWithConditions{
+			Name: "socket", Conditions: []seccomp.Condition{{Argument: 1, Operation: seccomp.Equal, Value: unix.SOCK_RAW | flags}},
+		})
 	}
 	return all
 }
