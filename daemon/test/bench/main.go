@@ -112,8 +112,9 @@ func (b *bench) machine() error {
 	if under == "" {
 		under = fmt.Sprintf("a file system of type %#x", fs.Type)
 	}
+	kernel, _, _ := strings.Cut(unix.ByteSliceToString(u.Release[:]), "-")
 	text := fmt.Sprintf("%s\n%s, %d cores, Linux %s\nsimulated GPUs, nodes made of namespaces on one bridge, ledgers on "+under+"\n%s\n",
-		time.Now().UTC().Format(time.RFC3339), cpu, runtime.NumCPU(), unix.ByteSliceToString(u.Release[:]), runtime.Version())
+		time.Now().UTC().Format(time.RFC3339), cpu, runtime.NumCPU(), kernel, runtime.Version())
 	return os.WriteFile(filepath.Join(b.out, "machine.txt"), []byte(text), 0o644)
 }
 
