@@ -15,7 +15,7 @@ set -u
 PARTS=(smi cuda13 cuda11.8 cuda12.4 libs pinned train mem end)
 MEM=${MEM:-20G}
 BUDGET=${SLUICE_BUDGET:-530} # seconds; no check begins after that
-OVERHEAD_MIB=${SLUICE_OVERHEAD_MIB:-128}
+OVERHEAD_MIB=${SLUICE_OVERHEAD_MIB:-64}
 choose_parts "$@"
 : >"$LOGS/results.txt"
 

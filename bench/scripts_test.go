@@ -152,7 +152,7 @@ func TestGPUTestJudges(t *testing.T) {
 	if status != 1 {
 		t.Errorf("exit status %d, want 1", status)
 	}
-	want(t, out, "FAIL mem-nvml", "1 passed, 1 failed")
+	want(t, out, "PASS greedy-local", "FAIL mem-nvml", "8 passed, 1 failed")
 
 	out, status, _ = script(t, []string{"FAKE_MOST=1", "SLUICE_BUDGET=0"}, "gpu-test.sh", "--only", "libs")
 	if status != 1 {

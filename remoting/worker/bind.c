@@ -42,7 +42,7 @@ int sl_caps_handler(void)
 	/* Its way back out of a handler is the library's and stays. */
 	if (syscall(SYS_rt_sigaction, SL_CAPS_SIGNAL, NULL, &a, sizeof a.mask))
 		return -1;
-	if (a.handler == (void (*)(int, siginfo_t *, void *))SIG_DFL)
+	if (!a.handler)
 		return -1;
 	a.handler = drop;
 	a.flags |= SA_SIGINFO | SA_RESTART | SA_ONSTACK;

@@ -24,6 +24,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "bound" {
+		bound(os.Args[2])
+		return
+	}
 	if len(os.Args) > 1 && (os.Args[1] == "session" || os.Args[1] == "probe") {
 		child(os.Args[1], os.Args[2:])
 		return

@@ -146,8 +146,8 @@ func openAccount(st *control.Start, fd int) (*account.Session, error) {
 	return f.Session(st.Slot)
 }
 
-// readHello reads the HELLO of a client that nobody has spoken with yet. A refusal
-// has been told when it returns.
+// readHello reads the HELLO of a client that nobody has spoken with yet; h.Kind is the
+// kind of session that was asked for. A refusal has been told when it returns.
 func readHello(fd int, h *wire.Hello) error {
 	// Blocking calls with a time limit, as NewSocketStream wants the socket anyway.
 	if err := unix.SetNonblock(fd, false); err != nil {
@@ -172,10 +172,14 @@ func readHello(fd int, h *wire.Hello) error {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 		return fmt.Errorf("client's socket: %w", err)
 	}
+	asked := h.Kind
 	if err := h.Decode(&b); err != nil {
 		return err
 	}
 	status, err := judge(h)
+	if err == nil && h.Kind != asked {
+		status, err = wire.StatusVersion, fmt.Errorf("client asked for a session of kind %d and says hello as kind %d", asked, h.Kind)
+	}
 	if err == nil && h.Kind == wire.SessionLease {
 		status, err = wire.StatusVersion, errors.New("a lease asks for a lease: unset SLUICE_WORKER inside of one")
 	}

@@ -385,11 +385,26 @@ func (s *Supervisor) endLease(l *lease) {
 // shortToken names a lease in the log without giving its token away.
 func shortToken(t [16]byte) string { return fmt.Sprintf("%x", t[:4]) }
 
-// find gives the lease of a token; the zero token is the default lease, which
-// is made when it is needed.
-func (s *Supervisor) find(token [16]byte) (*lease, uint32, error) {
+// claim gives a client a slot of its lease.
+func (s *Supervisor) claim(h *wire.Hello) (l *lease, slot int, status uint32, err error) {
+	// Until the slot is taken, the end of another session could end the default lease.
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if l, status, err = s.find(h.Token); err != nil {
+		return nil, 0, status, err
+	}
+	slot, err = l.Claim(account.Client{PID: h.PID, Name: h.Program}, h.Kind)
+	if errors.Is(err, account.ErrFull) {
+		return nil, 0, wire.StatusBusy, err
+	} else if err != nil {
+		return nil, 0, wire.StatusLease, err
+	}
+	return l, slot, 0, nil
+}
+
+// find gives the lease of a token; the zero token is the default lease, which
+// is made when it is needed. mu is held.
+func (s *Supervisor) find(token [16]byte) (*lease, uint32, error) {
 	if s.closed {
 		return nil, wire.StatusBusy, errors.New("the worker is stopping")
 	}
@@ -429,18 +444,9 @@ func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
 		s.sessions--
 		s.mu.Unlock()
 	}()
-	l, status, err := s.find(h.Token)
+	l, slot, status, err := s.claim(h)
 	if err != nil {
 		log.Warn("client refused", "reason", err)
-		refuse(c, status, err.Error())
-		return
-	}
-	slot, err := l.Claim(account.Client{PID: h.PID, Name: h.Program}, h.Kind)
-	if err != nil {
-		status = wire.StatusLease
-		if errors.Is(err, account.ErrFull) {
-			status = wire.StatusBusy
-		}
 		refuse(c, status, err.Error())
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -343,3 +344,26 @@ func TestImageStoreSurvivesSessions(t *testing.T) {
 }
 
 var accountClient = account.Client{PID: 1, Name: "probe"}
+
+// A client that comes while the last one goes is given the default lease, and not told
+// that it has ended.
+func TestDefaultLeaseComesAndGoes(t *testing.T) {
+	s := &Supervisor{cfg: Config{Mem: account.Granule}, leases: map[[16]byte]*lease{}, book: account.NewBook([]uint64{account.Granule})}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 500 {
+				l, slot, _, err := s.claim(&wire.Hello{Kind: wire.SessionCompute})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				s.closeSession(l, slot)
+			}
+		})
+	}
+	wg.Wait()
+	if len(s.leases) != 0 {
+		t.Errorf("%d leases are left", len(s.leases))
+	}
+}

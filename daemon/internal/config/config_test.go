@@ -204,3 +204,12 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestSecondDocument(t *testing.T) {
+	if _, err := Parse("f.yaml", []byte("node: a\n---\nnode: b\n")); err == nil || !strings.Contains(err.Error(), "f.yaml:2: ") {
+		t.Errorf("a second document: %v", err)
+	}
+	if c := parse(t, "---\nnode: a\n...\n"); c.Node != "a" {
+		t.Errorf("node %q", c.Node)
+	}
+}

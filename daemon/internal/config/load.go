@@ -105,9 +105,17 @@ func Parse(name string, text []byte) (*Config, error) {
 	for _, k := range table {
 		p.known[k.Name] = true
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(text, &doc); err != nil {
+	var doc, more yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	if err := dec.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	switch err := dec.Decode(&more); {
+	case errors.Is(err, io.EOF):
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", name, err)
+	default: // viper would leave it out without a word
+		return nil, fmt.Errorf("%s:%d: a second document begins after ---; the file has one", name, more.Line)
 	}
 	if len(doc.Content) > 0 && doc.Content[0].Tag != "!!null" {
 		p.walk(doc.Content[0], "")

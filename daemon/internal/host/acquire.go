@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/fault"
@@ -153,15 +155,15 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 		return lease.Errorf(lease.Invalid, "job %s: this is node %s, and a lease is asked for where it is used; compare node in sluice.yaml with Slurm's NodeName", cut(k.String()), h.cfg.Node)
 	}
 	for what, s := range map[string]string{"job": k.Job, "cluster": k.Cluster, "account": r.Account, "job name": r.JobName, "type": r.Type, "pool": r.Pool} {
-		if len(s) > maxName || strings.ContainsAny(s, "\x00\n") {
-			return lease.Errorf(lease.Invalid, "%s: want at most %d bytes on one line", what, maxName)
+		if len(s) > maxName || strings.ContainsFunc(s, unicode.IsControl) || !utf8.ValidString(s) {
+			return lease.Errorf(lease.Invalid, "%s: want at most %d bytes on one line, without control characters", what, maxName)
 		}
 	}
 	if k.Job == "" || strings.ContainsAny(k.Job, "/@") {
 		return lease.Errorf(lease.Invalid, "job %q: want Slurm's job id, or run-NAME", cut(k.Job))
 	}
 	if r.Life < 0 || h.cfg.MaxLife > 0 && r.Life > h.cfg.MaxLife {
-		return lease.Errorf(lease.Invalid, "life time %v: want 0 to %v; see lease.max_life in sluice.yaml", r.Life, h.cfg.MaxLife)
+		return lease.Errorf(lease.Invalid, "life time %v: want none below 0, nor above lease.max_life of sluice.yaml (%v, 0s is any)", r.Life, h.cfg.MaxLife)
 	}
 	if err := placement.Validate(*r); err != nil {
 		return err
@@ -184,7 +186,10 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 	if !strings.HasPrefix(k.Job, runJob) {
 		return lease.Errorf(lease.Denied, "job %s: only root may ask for a lease of a Slurm job; use sluice run", k)
 	}
-	r.UID, r.GID = p.UID, p.GID // whatever it says
+	if r.UID != 0 && r.UID != p.UID {
+		return lease.Errorf(lease.Denied, "job %s: a lease for uid %d is asked for by uid %d; only root may ask for others", k, r.UID, p.UID)
+	}
+	r.UID, r.GID = p.UID, p.GID // 0 stands where nobody is named
 	// A user's own lease ends with a process of the user's: the one that asks
 	// unless it names another.
 	if r.Holder.PID == 0 {

@@ -78,7 +78,7 @@ type Config struct {
 	Tombstone time.Duration // how long an ended key is refused; 1 h
 	MaxLife   time.Duration // longest life time of a lease; 0 any
 	Ask       time.Duration // deadline of one question to an owner; 2 s
-	BackOff   time.Duration // pause after an owner did not answer, from a 16th of it up to 12 times it; 5 s
+	BackOff   time.Duration // pause after an owner did not answer, from a 32nd of it up to 12 times it; 5 s
 
 	// Health and Stats add what other parts of the daemon know; nil for nothing.
 	Health func(context.Context) []rpc.Check
@@ -160,6 +160,7 @@ type Host struct {
 	wg    sync.WaitGroup
 	gate  gate
 	limit acquireLimit
+	wake  chan struct{} // has Run look at once how long it may wait
 
 	mu      sync.Mutex
 	pools   map[string]Pool
@@ -183,6 +184,7 @@ func New(cfg Config) (*Host, error) {
 		cfg: cfg, log: cfg.Log, users: cfg.Users,
 		peers: make(map[string]*peer), leases: make(map[string]*held), keys: make(map[name]*held),
 		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time),
+		wake: make(chan struct{}, 1),
 	}
 	h.base, h.end = context.WithCancel(context.Background())
 	if err := h.SetPools(cfg.Pools); err != nil {

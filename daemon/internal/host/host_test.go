@@ -111,6 +111,28 @@ func TestDeadOwner(t *testing.T) {
 	s.wait("the release arrives after a restart", func() bool { return a.count() == 0 })
 }
 
+// An owner that is only started later than its hosts is asked again at once, not at
+// the next look for what needs no owner.
+func TestOwnerStartsLater(t *testing.T) {
+	a := newFake("a", 1)
+	a.down = true
+	s := newSite(t, a)
+	s.end()
+	s.cfg.Renew, s.cfg.BackOff = 10*time.Second, 5*time.Second
+	s.start()
+	start := time.Now()
+	p, err := s.peer("a", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.wait("it is asked", func() bool { return p.down() != nil })
+	a.set(func() { a.down = false })
+	s.wait("it is asked again", func() bool { return p.down() == nil })
+	if d := time.Since(start); d > look*3/4 {
+		t.Fatalf("left out for %v", d)
+	}
+}
+
 func TestRefused(t *testing.T) {
 	s := newSite(t, newFake("a", 2))
 	user := rpc.Peer{UID: 1000, GID: 1000, PID: os.Getpid()}
@@ -128,6 +150,10 @@ func TestRefused(t *testing.T) {
 		"job":            {root, ask("", 1), lease.Invalid},
 		"slurm's job":    {user, ask("1", 1), lease.Denied},
 		"foreign holder": {user, lease.Request{Key: lease.Key{Job: "run-1"}, Holder: lease.Process{PID: 1}, Fractions: []lease.Fraction{{Percent: 1}}}, lease.Denied},
+		"foreign uid":    {user, lease.Request{Key: lease.Key{Job: "run-1"}, UID: 1001, Fractions: []lease.Fraction{{Percent: 1}}}, lease.Denied},
+		"escape":         {root, ask("run-\x1b[31m", 1), lease.Invalid},
+		"job name":       {root, lease.Request{Key: lease.Key{Job: "1"}, JobName: "a\tb", Fractions: []lease.Fraction{{Percent: 1}}}, lease.Invalid},
+		"negative life":  {root, lease.Request{Key: lease.Key{Job: "1"}, Life: -1, Fractions: []lease.Fraction{{Percent: 1}}}, lease.Invalid},
 		"dead holder":    {root, lease.Request{Key: lease.Key{Job: "1"}, Holder: lease.Process{PID: os.Getpid(), Start: 1}, Fractions: []lease.Fraction{{Percent: 1}}}, lease.Over},
 	} {
 		if _, _, err := s.Acquire(t.Context(), c.p, c.r); err == nil || codeOf(err) != c.want {
@@ -135,7 +161,7 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	r := ask("run-1", 10)
-	r.UID = 0 // a lie
+	r.UID = 0 // which says nobody
 	l, _, err := s.Acquire(t.Context(), user, r)
 	if err != nil || l.Request.UID != 1000 || l.Request.Holder.PID != os.Getpid() {
 		t.Fatalf("%+v %v", l.Request, err)

@@ -18,10 +18,11 @@ import (
 // look is how often what needs no owner is looked at.
 const look = time.Second
 
+// soonest bounds how often Run looks while an owner that is to be tried is being tried.
+const soonest = 20 * time.Millisecond
+
 // Run keeps leases until ctx ends.
 func (h *Host) Run(ctx context.Context) error {
-	tick := time.NewTicker(min(look, h.cfg.Renew))
-	defer tick.Stop()
 	var renewed time.Time
 	var busy sync.WaitGroup
 	defer busy.Wait()
@@ -45,7 +46,8 @@ func (h *Host) Run(ctx context.Context) error {
 			return nil
 		case <-h.base.Done():
 			return nil
-		case <-tick.C:
+		case <-h.wake: // an owner is away, and its first pauses are shorter than a look
+		case <-time.After(h.nextLook()):
 		}
 	}
 }

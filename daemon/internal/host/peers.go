@@ -88,7 +88,11 @@ func (p *peer) note(h *Host, err error) {
 	}
 	p.fails++
 	// Most that do not answer are just being restarted: the first pauses are short.
-	p.until = now.Add(min(h.cfg.BackOff>>4<<min(p.fails-1, 8), 12*h.cfg.BackOff))
+	p.until = now.Add(min(h.cfg.BackOff>>5<<min(p.fails-1, 9), 12*h.cfg.BackOff))
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
 }
 
 // down says why the owner is not to be asked, nil if it is.
@@ -103,6 +107,23 @@ func (p *peer) due(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.why != nil && !now.Before(p.until)
+}
+
+// nextLook is how long Run may wait: until an owner that is away is to be tried again,
+// and no longer than for what needs no owner.
+func (h *Host) nextLook() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	wait := min(look, h.cfg.Renew)
+	now := time.Now()
+	for _, p := range h.peers {
+		p.mu.Lock()
+		if p.why != nil {
+			wait = min(wait, max(p.until.Sub(now), soonest))
+		}
+		p.mu.Unlock()
+	}
+	return wait
 }
 
 // inventory asks the owner, or its last answer if that is no older than age.

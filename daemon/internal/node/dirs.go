@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/identity"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
 )
@@ -47,8 +48,8 @@ func Check(cfg *config.Config) error {
 		}
 	}
 	for _, f := range []string{"owner.db", "host.db"} {
-		if _, err := os.Stat(filepath.Join(cfg.StateDir, f)); errors.Is(err, os.ErrNotExist) {
-			continue
+		if fi, err := os.Stat(filepath.Join(cfg.StateDir, f)); errors.Is(err, os.ErrNotExist) || err == nil && fi.Size() == 0 {
+			continue // a start makes it, or goes on with one that it had only created
 		}
 		// A running daemon holds its ledger, which it has checked itself.
 		if err := ledger.Check(filepath.Join(cfg.StateDir, f), cfg.Node); err != nil && !errors.Is(err, ledger.ErrInUse) {
@@ -56,6 +57,7 @@ func Check(cfg *config.Config) error {
 		}
 	}
 	if cfg.Auth == "tls" {
+		before := len(errs)
 		for _, f := range []struct {
 			key, path string
 			mask      os.FileMode
@@ -65,6 +67,10 @@ func Check(cfg *config.Config) error {
 			} else if err := safefile.File(f.path, f.mask); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", f.key, err))
 			}
+		}
+		if len(errs) == before {
+			_, err := identity.New(identity.Config{Node: cfg.Node, Auth: cfg.Auth, CA: cfg.TLS.CA, Cert: cfg.TLS.Cert, Key: cfg.TLS.Key})
+			errs = append(errs, err)
 		}
 	}
 	if cfg.Owner.Enabled == "yes" {

@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/identity"
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
@@ -38,6 +40,40 @@ func TestUnsafeDirectories(t *testing.T) {
 		if err := Prepare(&c); errors.Is(err, safefile.ErrUnsafe) != want {
 			t.Errorf("%q: prepare: %v", bad, err)
 		}
+	}
+}
+
+func TestCheckReadsFiles(t *testing.T) {
+	dir := t.TempDir()
+	ca := filepath.Join(dir, "ca")
+	if err := identity.InitCA(ca, "test", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	cert, key, err := identity.Issue(ca, "n", ca, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config.Default()
+	c.Node, c.Auth = "n", "tls"
+	c.StateDir, c.RunDir, c.Audit.File = dir, filepath.Join(dir, "run"), filepath.Join(dir, "log", "audit.log")
+	c.TLS.CA, c.TLS.Cert, c.TLS.Key = filepath.Join(ca, "ca.pem"), cert, key
+	// What a daemon leaves that is killed while it makes its ledger.
+	if err := os.WriteFile(filepath.Join(dir, "owner.db"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(&c); err != nil {
+		t.Fatal(err)
+	}
+	other := c
+	other.Node = "m"
+	if err := Check(&other); err == nil {
+		t.Error("another node's certificate is good")
+	}
+	if err := os.WriteFile(cert, []byte("no certificate"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(&c); err == nil {
+		t.Error("a broken certificate is good")
 	}
 }
 

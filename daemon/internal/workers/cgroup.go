@@ -187,6 +187,9 @@ func (c *cgroups) putOne(top, dir string, pid int) error {
 
 // remove takes a session's group away; its process has ended.
 func (c *cgroups) remove(id string) {
+	if id == "" {
+		return // it never had a process; the directory above is everybody's
+	}
 	for _, top := range c.dirs {
 		for n := range 5 {
 			err := unix.Rmdir(filepath.Join(top, id))

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -108,8 +109,11 @@ func (p *Pool) adopt() error {
 		}
 		l, err := p.adoptLease(d.Name())
 		if err != nil {
-			// Nothing of it can be alive with a client: START comes after all of it is written.
-			p.log.Error("account of a lease cannot be used", "lease", d.Name(), "error", err)
+			// Either it was being made when the daemon died, or a session has damaged it.
+			p.log.Error("account of a lease cannot be used: its sessions are ended", "lease", d.Name(), "error", err)
+			if err := p.abandon(d.Name()); err != nil {
+				p.log.Error("a session without account goes on; the next start of the daemon tries again", "lease", d.Name(), "error", err)
+			}
 			continue
 		}
 		p.leases[l.id] = l
@@ -148,15 +152,52 @@ func (p *Pool) adoptLease(id string) (*leased, error) {
 	return &leased{id: id, gpus: r.GPUs, file: f, sessions: map[*session]bool{}}, nil
 }
 
+// abandon ends what is alive of a lease without an account, and removes the rest, so
+// that no session outlives its lease unseen and the next one finds nothing of it.
+func (p *Pool) abandon(id string) error {
+	files, _ := filepath.Glob(filepath.Join(p.cfg.Dir, id, sessionPrefix+"*"))
+	for _, path := range files {
+		r, err := readRecord(path)
+		if err != nil {
+			p.log.Error("record of a session makes no sense", "file", path, "error", err)
+			continue
+		}
+		f := openProcess(r.Worker)
+		if f == nil {
+			continue
+		}
+		err = unix.PidfdSendSignal(int(f.Fd()), unix.SIGKILL, nil, 0)
+		end := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
+		n := 0
+		if err == nil {
+			n, _ = unix.Poll(end, int(abandonTime.Milliseconds()))
+		}
+		f.Close()
+		if n == 0 {
+			return fmt.Errorf("process %d has not ended in %v: %v", r.Worker.PID, abandonTime, err)
+		}
+		p.cg.remove(r.ID)
+	}
+	return os.RemoveAll(filepath.Join(p.cfg.Dir, id))
+}
+
+// abandonTime is how long a killed process may take to end.
+const abandonTime = 2 * time.Second
+
+// readRecord reads the record of a session.
+func readRecord(path string) (r sessionRecord, err error) {
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, &r)
+	}
+	return r, err
+}
+
 func (p *Pool) adoptSessions(l *leased) (live, gone int) {
 	files, _ := filepath.Glob(filepath.Join(p.cfg.Dir, l.id, sessionPrefix+"*"))
 	known := map[int]bool{}
 	for _, path := range files {
-		b, err := os.ReadFile(path)
-		var r sessionRecord
-		if err == nil {
-			err = json.Unmarshal(b, &r)
-		}
+		r, err := readRecord(path)
 		slot, errSlot := strconv.Atoi(strings.TrimPrefix(filepath.Base(path), sessionPrefix))
 		if err != nil || errSlot != nil || slot != r.Slot || slot < 0 || slot >= account.MaxSlots || r.Lease != l.id {
 			p.log.Error("record of a session makes no sense", "file", path, "error", err)

@@ -64,6 +64,7 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 	var out, msg bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &msg
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.WaitDelay = time.Second // what the driver has started may hold the pipes
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("gpu %s: probe: %w; worker.exe names the sluice-worker", uuid, err)
 	}
@@ -249,8 +250,18 @@ func (p *Pool) mourn(g lease.GPU, w *worker) {
 // later tries to fill again in 1 s to 64 s.
 func (p *Pool) later(g lease.GPU) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	// One at a time: every client that finds nothing ready comes here too.
+	if p.closed || p.soon[g.UUID] {
+		return
+	}
+	p.soon[g.UUID] = true
 	n := min(p.fails[g.UUID], 6)
 	p.fails[g.UUID]++
-	p.mu.Unlock()
-	time.AfterFunc(time.Second<<n, func() { p.fill(g) })
+	time.AfterFunc(time.Second<<n, func() {
+		p.mu.Lock()
+		delete(p.soon, g.UUID)
+		p.mu.Unlock()
+		p.fill(g)
+	})
 }

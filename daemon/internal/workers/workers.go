@@ -72,7 +72,8 @@ type Pool struct {
 	facts  map[string]*control.Facts // by GPU
 	leases map[string]*leased
 	warm   map[string][]*worker
-	fails  map[string]int // spawns in a row that came to nothing
+	fails  map[string]int  // spawns in a row that came to nothing
+	soon   map[string]bool // a fill is to come after such
 	closed bool
 	onEnd  func(lease.Session, string)
 	missed []ended // before onEnd was set
@@ -119,11 +120,13 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	}
 	p := &Pool{
 		log: log, cfg: cfg, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
-		warm: map[string][]*worker{}, fails: map[string]int{},
+		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
 	}
 	if err := p.adopt(); err != nil {
 		return nil, err
 	}
+	// Those of workers that had not ended yet, or were too fresh.
+	time.AfterFunc(2*time.Minute, cg.sweep)
 	return p, nil
 }
 
@@ -140,6 +143,7 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 	if err != nil {
 		return lease.Session{}, err
 	}
+	st.Hello.Kind = r.Kind // others is counted by it, so the client must keep to it
 	if err := p.launch(ctx, s, l, st, conn, gpus); err != nil {
 		p.log.Error("session not started", "lease", l.ID, "error", err)
 		p.mu.Lock()
@@ -297,11 +301,14 @@ func (p *Pool) finish(s *session, tell bool) {
 	out := p.show(s)
 	if s.proc != nil {
 		s.proc.Ctl.Close()
-	} else if s.pidfd != nil {
-		s.pidfd.Close()
 	}
 	p.cg.remove(s.ID)
 	p.mu.Lock()
+	if s.pidfd != nil {
+		// Under mu: the number must not be another's when End uses it.
+		s.pidfd.Close()
+		s.pidfd = nil
+	}
 	f := p.onEnd
 	if tell && f == nil && s.proc == nil {
 		p.missed = append(p.missed, ended{s, out, reason}) // OnEnd does the rest

@@ -176,8 +176,10 @@ func fingerprint(t *testing.T) (f [32]byte) {
 	return f
 }
 
-func (c *client) hello() error {
-	h := wire.Hello{Version: wire.Version, Kind: wire.SessionCompute, Fingerprint: fingerprint(c.t), PID: 7, Program: "inner"}
+func (c *client) hello() error { return c.helloAs(wire.SessionCompute) }
+
+func (c *client) helloAs(kind uint32) error {
+	h := wire.Hello{Version: wire.Version, Kind: kind, Fingerprint: fingerprint(c.t), PID: 7, Program: "inner"}
 	var b [wire.HelloSize]byte
 	h.Encode(&b)
 	if _, err := c.Write(b[:]); err != nil {

@@ -333,6 +333,50 @@ func TestDeadAreBuried(t *testing.T) {
 	}
 }
 
+// A neighbour that is stopped in the middle of a decision holds up its own lease; who
+// leaves meanwhile can still say why.
+func TestReasonDoesNotWait(t *testing.T) {
+	a, err := CreateAnonymous([]uint64{64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	var all [2]*Session
+	for i := range all {
+		slot, err := a.Claim(Client{}, 1, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all[i], err = a.again(slot); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !all[0].enter() { // and is stopped here
+		t.Fatal("no lock")
+	}
+	reserved := make(chan bool)
+	go func() { reserved <- all[1].Reserve(0, Granule) }()
+	for all[1].mu.TryLock() {
+		all[1].mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+	said := make(chan bool)
+	go func() { all[1].SetReason("client closed"); close(said) }()
+	select {
+	case <-said:
+	case <-time.After(2 * time.Second):
+		t.Error("a session that leaves waits for a stopped neighbour")
+	}
+	all[0].leave()
+	if !<-reserved {
+		t.Error("not reserved")
+	}
+	<-said
+	if s, err := a.Slot(all[1].slot); err != nil || s.Reason != "client closed" {
+		t.Errorf("%+v %v", s, err)
+	}
+}
+
 // Threads of several processes at once: the sum never passes the cap.
 func TestRace(t *testing.T) {
 	l, err := NewBook([]uint64{64 << 20}).Grant(0)

@@ -31,6 +31,10 @@ type Session struct {
 
 	mu     sync.Mutex // over the owner's threads; byte 0 is over processes
 	closed bool
+
+	// over the reason and, with mu, over closing: whoever holds mu may wait for another
+	// process, and nobody who leaves may wait for that.
+	end sync.Mutex
 }
 
 // Session opens a claimed slot for this process, which keeps it for life.
@@ -250,8 +254,8 @@ func (s *Session) SetClient(c Client, kind uint32) {
 // SetReason says why the session ends, for whoever reads the slot after that. The
 // first one stands.
 func (s *Session) SetReason(why string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.end.Lock()
+	defer s.end.Unlock()
 	if s.closed || why == "" {
 		return
 	}
@@ -269,6 +273,8 @@ func (s *Session) SetReason(why string) {
 func (s *Session) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.end.Lock()
+	defer s.end.Unlock()
 	if s.closed {
 		return
 	}

@@ -51,7 +51,7 @@ type Start struct {
 	Facts            // TotalMem is what the lease grants
 	Lease string     `json:",omitempty"` // for the log
 	Slot  int        // of the account
-	Hello wire.Hello // already read by the sender, unless detached
+	Hello wire.Hello // already read by the sender; of a detached session only the kind is known
 	// Detached sessions answer with one byte, read the HELLO themselves, and do
 	// not end with their starter.
 	Detached   bool

@@ -1,0 +1,188 @@
+package workers
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// What does not work leaves nothing behind, and takes nothing of others along.
+func TestFailedStart(t *testing.T) {
+	dir := setup(t)
+	p := newPool(t, dir, nil)
+	if err := p.Probe(t.Context(), gpus(0)); err != nil {
+		t.Fatal(err)
+	}
+	exe := p.cfg.Exe
+	p.Close() // no warm worker
+	p.mu.Lock()
+	p.closed, p.cfg.Exe = false, "/nonexistent/sluice-worker"
+	p.mu.Unlock()
+	for range 20 {
+		_, w := pair(t)
+		if _, err := p.Start(t.Context(), testLease("c", 0), request("c"), w, gpus(0)); err == nil {
+			t.Fatal("started without a program")
+		}
+	}
+	for _, d := range p.cg.dirs {
+		if _, err := os.Stat(d); err != nil {
+			t.Errorf("the groups' own directory is gone: %v", err)
+		}
+	}
+	waitFor(t, "a retry", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.soon[simUUID(0)] })
+	p.mu.Lock()
+	if n := p.fails[simUUID(0)]; n > 3 {
+		t.Errorf("%d retries are on their way, one is enough", n)
+	}
+	p.cfg.Exe = exe
+	p.mu.Unlock()
+
+	// A client that asks for one kind of session and begins another.
+	c, w := pair(t)
+	r := request("c")
+	r.Kind = wire.SessionObserve
+	s, err := p.Start(t.Context(), testLease("c", 0), r, w, gpus(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := c.helloAs(wire.SessionCompute); err == nil || !strings.Contains(err.Error(), "kind") {
+		t.Errorf("observer that computes: %v", err)
+	}
+	waitFor(t, "its end", func() bool { return len(p.Sessions(s.Lease)) == 0 })
+	if u := p.Use(s.Lease); len(u) != 1 || u[0].Used != 0 {
+		t.Errorf("%+v", u)
+	}
+}
+
+// Root's sessions have as few capabilities as anybody's.
+func TestRootSession(t *testing.T) {
+	p := newPool(t, setup(t), nil)
+	l := testLease("d", 0)
+	l.Request.UID, l.Request.GID = 0, 0
+	c, w := pair(t)
+	s, err := p.Start(t.Context(), l, request("d"), w, gpus(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := c.hello(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.activate(0); err != nil {
+		t.Fatal(err)
+	}
+	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(s.Worker.PID) + "/task/*/status")
+	if len(tasks) < 3 {
+		t.Errorf("threads: %v", tasks)
+	}
+	for _, f := range tasks {
+		b, _ := os.ReadFile(f)
+		for _, set := range []string{"Inh", "Prm", "Eff", "Amb"} {
+			if !strings.Contains(string(b), "Cap"+set+":\t0000000000000000\n") {
+				t.Errorf("%s: %s", f, b)
+			}
+		}
+	}
+}
+
+// A session cuts the account short, and the daemon starts anew: the session is not
+// lost sight of, and the lease can be used again.
+func TestDamagedAccount(t *testing.T) {
+	dir := setup(t)
+	p := newPool(t, dir, nil)
+	c, w := pair(t)
+	s, err := p.Start(t.Context(), testLease("e", 0), request("e"), w, gpus(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := c.hello(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(p.cfg.Dir, s.Lease, "account"), 0); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.Sessions(s.Lease) // survives
+	next := newPool(t, dir, nil)
+	if ids := next.Leases(); len(ids) != 0 {
+		t.Errorf("leases %v", ids)
+	}
+	if err := c.activate(0); err == nil {
+		t.Error("a session without account goes on")
+	}
+	if _, err := os.Stat(filepath.Join(p.cfg.Dir, s.Lease)); err == nil {
+		t.Error("its directory is left")
+	}
+	// One that was being made when the daemon died.
+	half := filepath.Join(p.cfg.Dir, strings.Repeat("f", 32))
+	if err := os.Mkdir(half, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	newPool(t, dir, nil)
+	if _, err := os.Stat(half); err == nil {
+		t.Error("half a lease is left")
+	}
+	c, w = pair(t)
+	if s, err = next.Start(t.Context(), testLease("e", 0), request("e"), w, gpus(0)); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := c.hello(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := next.End(ctx, s.Lease); err != nil {
+		t.Error(err)
+	}
+}
+
+// The job's own processes may not reach into its session, and so not at the account,
+// though they are the same user's.
+func TestSameUser(t *testing.T) {
+	dir := setup(t)
+	p := newPool(t, dir, nil)
+	c, w := pair(t)
+	s, err := p.Start(t.Context(), testLease("9", 0), request("9"), w, gpus(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := c.hello(); err != nil {
+		t.Fatal(err)
+	}
+	proc := "/proc/" + strconv.Itoa(s.Worker.PID)
+	for _, try := range []string{
+		"ls " + proc + "/fd", "ls " + proc + "/map_files", "cat " + proc + "/mem", "cat " + proc + "/environ", "cat " + proc + "/maps",
+		"readlink " + proc + "/exe", "ls " + proc + "/root/dev", "ls " + proc + "/cwd/", "echo 0 >" + proc + "/oom_score_adj", "ls " + p.cfg.Dir, "ls " + p.cfg.Store,
+	} {
+		cmd := exec.Command("sh", "-c", try)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: testUID, Gid: testUID}}
+		if out, err := cmd.CombinedOutput(); err == nil {
+			t.Errorf("%s: %s", try, out)
+		}
+	}
+	// Stopped by them, it holds up neither the daemon nor the end of its lease.
+	if out, err := exec.Command("setpriv", "--reuid", strconv.Itoa(testUID), "--clear-groups", "kill", "-STOP", strconv.Itoa(s.Worker.PID)).CombinedOutput(); err != nil {
+		t.Logf("not stopped: %s", out)
+	}
+	began := time.Now()
+	if len(p.Sessions(s.Lease)) != 1 || len(p.Use(s.Lease)) != 1 {
+		t.Error("a stopped session is not shown")
+	}
+	if err := p.End(t.Context(), s.Lease); err != nil || time.Since(began) > 5*time.Second {
+		t.Errorf("end of a stopped session: %v after %v", err, time.Since(began))
+	}
+	if left, _ := os.ReadDir(p.cfg.Dir); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
