@@ -204,7 +204,7 @@ fi
 # another user, in the clear and then encrypted: the worker is that user's, and the bits are the same
 "$PYTHON" "$BENCH/train_bits.py" --only mlp >"$LOGS/mlp.native.out" 2>"$LOGS/mlp.native.err"
 as_user() { # as_user NAME
-	timeout -k 5 120 setpriv --reuid 12345 --regid 12345 --clear-groups env HOME="$DIR/home" \
+	timeout -k 5 120 setpriv --reuid 12345 --regid 12345 --clear-groups env HOME="$DIR/home" USER=user LOGNAME=user \
 		"$SLUICE" run --lib "$BUILD/shim" --fraction 30 -- "$PYTHON" "$BENCH/train_bits.py" --only mlp >"$LOGS/$1.out" 2>"$LOGS/$1.err"
 }
 install -d -o 12345 -g 12345 "$DIR/home"

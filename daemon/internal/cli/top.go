@@ -40,7 +40,8 @@ driver says that is used by all, and BUSY the percentage of time in which a kern
 these two are "-" while NVML has not answered, and AGE says how old they are.
 CALLS/s, WAITS/s, IN/s and OUT/s are rates between two looks.
 
-When the output is no terminal, or with --once, it is shown once.`,
+When the output is no terminal, or with --once, it is shown once, after two looks if
+there are sessions.`,
 		Example: "  sluice top\n  sluice top --once\n  sluice top --json --interval 5s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -54,7 +55,16 @@ When the output is no terminal, or with --once, it is shown once.`,
 				if err != nil {
 					return err
 				}
-				return showTop(w, s, nil, asJSON)
+				if asJSON || !busy(s) {
+					return showTop(w, s, nil, asJSON)
+				}
+				// Rates need a second look.
+				time.Sleep(every)
+				again, err := stats(cmd.Context(), socket)
+				if err != nil {
+					return err
+				}
+				return showTop(w, again, &s, false)
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
@@ -74,6 +84,11 @@ When the output is no terminal, or with --once, it is shown once.`,
 
 func stats(ctx context.Context, socket string) (rpc.Stats, error) {
 	return question(ctx, socket, func(ctx context.Context, d local) (rpc.Stats, error) { return d.Stats(ctx) })
+}
+
+// busy says whether anything is there that has rates.
+func busy(s rpc.Stats) bool {
+	return slices.ContainsFunc(s.Leases, func(l lease.Status) bool { return len(l.Sessions) > 0 })
 }
 
 func terminal(w io.Writer) bool {

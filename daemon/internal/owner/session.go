@@ -5,7 +5,9 @@ package owner
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -220,7 +222,11 @@ func (o *Owner) sessionEnded(s lease.Session, reason string) {
 		}
 	}
 	o.mu.Unlock()
-	o.log.Info("session ended", "session", s.ID, "lease", s.Lease, "reason", reason, "calls", s.Counts.Calls, "errors", s.Counts.Errors)
+	level := slog.LevelInfo
+	if strings.HasPrefix(reason, "killed by") || strings.HasPrefix(reason, "exit ") {
+		level = slog.LevelWarn // no way for a worker to end
+	}
+	o.log.Log(o.ctx, level, "session ended", "session", s.ID, "lease", s.Lease, "reason", reason, "calls", s.Counts.Calls, "errors", s.Counts.Errors)
 	if !held {
 		_ = o.cfg.Audit.Write(ev)
 	}
