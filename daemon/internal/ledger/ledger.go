@@ -257,8 +257,15 @@ func (l *Ledger) verify(tx *bolt.Tx) error {
 	}
 	// bbolt checks its pages on a goroutine of its own, where a fault could not
 	// be caught: so only what has just been walked through.
+	// It is heard to the end: it reads the transaction until then.
+	var first error
 	for err := range tx.Check() {
-		return fmt.Errorf("ledger %s: %w: %w; %s", l.path, ErrCorrupt, err, remedy)
+		if first == nil {
+			first = err
+		}
+	}
+	if first != nil {
+		return fmt.Errorf("ledger %s: %w: %w; %s", l.path, ErrCorrupt, first, remedy)
 	}
 	return nil
 }
