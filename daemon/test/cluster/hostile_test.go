@@ -113,12 +113,12 @@ func TestHostile(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Log(out)
-		for _, want := range []string{"list: 0 leases", "its socket: dial unix " + socket + ": connect: permission denied"} {
+		for _, want := range []string{"list: 0 leases", "only root may ask for others", "its socket: dial unix " + socket + ": connect: permission denied"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("not in it: %s", want)
 			}
 		}
-		for _, not := range []string{"release by id: <nil>", "release by key: <nil>", strconv.Quote(w.steady.lease.ID), "uid " + strconv.Itoa(user)} {
+		for _, not := range []string{"release by id: <nil>", "release by key: <nil>", strconv.Quote(w.steady.lease.ID), "for its user: uid " + strconv.Itoa(user)} {
 			if strings.Contains(out, not) {
 				t.Errorf("in it: %s", not)
 			}
