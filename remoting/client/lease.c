@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "lease.h"
+#include "deadline.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,14 +40,6 @@ struct answer {
 	uint32_t magic, status, owners, len;
 };
 
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 static void nap(int *ms)
 {
 	struct timespec t = { 0, *ms * 1000000L };
@@ -54,25 +47,6 @@ static void nap(int *ms)
 	nanosleep(&t, NULL);
 	if (*ms < 100)
 		*ms *= 2;
-}
-
-static bool wait_for(int fd, short what, int64_t deadline)
-{
-	for (;;) {
-		struct pollfd p = { .fd = fd, .events = what };
-		int64_t left = deadline - now_ms();
-		int n;
-
-		if (left <= 0) {
-			errno = ETIMEDOUT;
-			return false;
-		}
-		n = poll(&p, 1, (int)left);
-		if (n > 0)
-			return true;
-		if (n < 0 && errno != EINTR)
-			return false;
-	}
 }
 
 /* ---- connecting ---- */
@@ -150,7 +124,7 @@ static int dial_until(const char *path, int64_t deadline, bool absent)
 					(absent && (err == ECONNREFUSED || (err == ENOENT && dir_lives(path)))));
 
 		errno = err;
-		if (!again || now_ms() >= deadline)
+		if (!again || sl_now_ms() >= deadline)
 			return fd;
 		nap(&ms);
 	}
@@ -158,7 +132,7 @@ static int dial_until(const char *path, int64_t deadline, bool absent)
 
 int sl_unix_dial(const char *path, int patience_ms, bool absent)
 {
-	return dial_until(path, now_ms() + patience_ms, absent);
+	return dial_until(path, sl_now_ms() + patience_ms, absent);
 }
 
 /* ---- asking ---- */
@@ -174,7 +148,7 @@ static bool send_all(int fd, const void *buf, size_t n, int64_t deadline)
 			p += r;
 			n -= (size_t)r;
 		} else if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-			if (!wait_for(fd, POLLOUT, deadline))
+			if (!sl_wait_fd(fd, POLLOUT, deadline))
 				return false;
 		} else if (r == 0 || errno != EINTR) {
 			return false;
@@ -200,7 +174,7 @@ static bool recv_all(int fd, void *buf, size_t n, int *got, int64_t deadline)
 		if (r < 0 && errno == EINTR)
 			continue;
 		if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-			if (!wait_for(fd, POLLIN, deadline))
+			if (!sl_wait_fd(fd, POLLIN, deadline))
 				return false;
 			continue;
 		}
@@ -257,7 +231,7 @@ static int fail(struct sl_lease_answer *a, int fd, int got, const char *path, co
 static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a, bool *again)
 {
 	struct request q = { .version = VERSION, .kind = kind, .owner = owner };
-	int64_t deadline = now_ms() + answer_ms;
+	int64_t deadline = sl_now_ms() + answer_ms;
 	char payload[PAYLOAD_MAX + 1];
 	struct answer h;
 	uint32_t flags = 0;
@@ -305,7 +279,7 @@ static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answ
 
 int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a)
 {
-	int64_t deadline = now_ms() + SL_LEASE_PATIENCE_MS;
+	int64_t deadline = sl_now_ms() + SL_LEASE_PATIENCE_MS;
 	bool again;
 	int ms = 5;
 
@@ -320,7 +294,7 @@ int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms
 				    errno == ENOENT ? "the lease has ended, or was never on this node" :
 				    "is sluiced running on this node? see sluice health");
 		got = ask(path, fd, kind, owner, answer_ms, a, &again);
-		if (got >= 0 || !again || now_ms() >= deadline)
+		if (got >= 0 || !again || sl_now_ms() >= deadline)
 			return got;
 		nap(&ms);
 	}

@@ -25,7 +25,7 @@ C_TESTS_SAN += build/test/test_nvml-san
 .PHONY: nvml nvml-check nvml-abi nvml-names
 nvml: $(NVML_LIB)
 
-$(NVML_O)/%.o: $(NVML)/%.c $(NVML)/nvml.h $(NVML)/lease.h
+$(NVML_O)/%.o: $(NVML)/%.c $(NVML)/nvml.h $(NVML)/lease.h $(NVML)/deadline.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVML_CFLAGS) $(NVML_OLD) -c -o $@ $<
 

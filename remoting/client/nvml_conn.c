@@ -23,6 +23,7 @@
 #define _GNU_SOURCE
 #include "nvml.h"
 #include "lease.h"
+#include "deadline.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -112,14 +113,6 @@ void nv_log(int level, const char *fmt, ...)
 	line[n++] = '\n';
 	if (write(2, line, (size_t)n) < 0)
 		return; /* a closed stderr is the program's own wish */
-}
-
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
 /* Text of a fixed field: up to its NUL, printable ASCII, always terminated. */
@@ -349,25 +342,6 @@ static bool find_worker(struct where *w)
 
 /* ---- bytes, each with the exchange's deadline ---- */
 
-static bool wait_for(int fd, short events, int64_t deadline)
-{
-	for (;;) {
-		struct pollfd p = { .fd = fd, .events = events };
-		int64_t left = deadline - now_ms();
-		int r;
-
-		if (left <= 0) {
-			errno = ETIMEDOUT;
-			return false;
-		}
-		r = poll(&p, 1, (int)left);
-		if (r > 0)
-			return true;
-		if (r < 0 && errno != EINTR)
-			return false;
-	}
-}
-
 static bool send_all(int fd, const uint8_t *p, size_t n, int64_t deadline)
 {
 	while (n) {
@@ -377,7 +351,7 @@ static bool send_all(int fd, const uint8_t *p, size_t n, int64_t deadline)
 			p += r;
 			n -= (size_t)r;
 		} else if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-			if (!wait_for(fd, POLLOUT, deadline))
+			if (!sl_wait_fd(fd, POLLOUT, deadline))
 				return false;
 		} else if (r == 0 || errno != EINTR) {
 			return false;
@@ -398,7 +372,7 @@ static bool recv_all(int fd, uint8_t *p, size_t n, int64_t deadline)
 			errno = ECONNRESET;
 			return false;
 		} else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-			if (!wait_for(fd, POLLIN, deadline))
+			if (!sl_wait_fd(fd, POLLIN, deadline))
 				return false;
 		} else if (errno != EINTR) {
 			return false;
@@ -416,7 +390,7 @@ static int connect_to(const struct sockaddr *sa, socklen_t len, int64_t deadline
 	if (fd < 0)
 		return -1;
 	if (connect(fd, sa, len) < 0) {
-		if (errno != EINPROGRESS || !wait_for(fd, POLLOUT, deadline))
+		if (errno != EINPROGRESS || !sl_wait_fd(fd, POLLOUT, deadline))
 			goto fail;
 		if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &elen) < 0)
 			goto fail;
@@ -612,7 +586,7 @@ static int dial_lease(const char *path, unsigned owner, unsigned *owners, nvmlRe
 /* An address of SLUICE_WORKER's list. */
 static int dial_worker(const char *list, unsigned owner, unsigned *owners, nvmlReturn_t *rc)
 {
-	int64_t deadline = now_ms() + EXCHANGE_MS;
+	int64_t deadline = sl_now_ms() + EXCHANGE_MS;
 	char where[sizeof ((struct where *)0)->worker];
 	size_t n;
 	int fd;
@@ -652,7 +626,7 @@ static nvmlReturn_t dial(unsigned owner, unsigned *owners, struct nv_snapshot *s
 	fd = *w.socket ? dial_lease(w.socket, owner, owners, &rc) : dial_worker(w.worker, owner, owners, &rc);
 	if (fd < 0)
 		return rc;
-	deadline = now_ms() + EXCHANGE_MS;
+	deadline = sl_now_ms() + EXCHANGE_MS;
 	if (!say_hello(fd, &w, deadline)) {
 		close(fd);
 		return NVML_ERROR_UNKNOWN;
@@ -812,7 +786,7 @@ static bool recv_frame(int fd, struct frame *f, int64_t deadline)
 /* One OBSERVE on the open connection; false when the connection is of no use any more. */
 static bool observe(struct link *l, uint32_t dev, struct cached *c)
 {
-	int64_t deadline = now_ms() + EXCHANGE_MS;
+	int64_t deadline = sl_now_ms() + EXCHANGE_MS;
 	uint8_t req[20] = { 0 };
 	struct frame f;
 	bool ok;
@@ -838,7 +812,7 @@ static bool observe(struct link *l, uint32_t dev, struct cached *c)
 			return false;
 		}
 		/* A keep-alive, or news of no interest to an observer. */
-		if (now_ms() >= deadline)
+		if (sl_now_ms() >= deadline)
 			return false;
 	}
 	ok = f.call == l->call && !f.result && parse_readings(f.body, f.size, c);
@@ -856,11 +830,11 @@ static nvmlReturn_t refresh(unsigned int dev, bool now)
 	nvmlReturn_t rc = NVML_ERROR_GPU_IS_LOST;
 	bool idle;
 
-	if (c->valid && !now && now_ms() - c->at < FRESH_MS)
+	if (c->valid && !now && sl_now_ms() - c->at < FRESH_MS)
 		return NVML_SUCCESS;
 	while (dev - l->first >= l->ndev)
 		l++;
-	if (now_ms() < l->retry_at)
+	if (sl_now_ms() < l->retry_at)
 		return NVML_ERROR_GPU_IS_LOST;
 	/* The connection may have been closed while it was idle: once more, with a new one. */
 	idle = l->fd >= 0;
@@ -872,14 +846,14 @@ static nvmlReturn_t refresh(unsigned int dev, bool now)
 		}
 		if (observe(l, dev, c)) {
 			c->valid = true;
-			c->at = now_ms();
+			c->at = sl_now_ms();
 			return NVML_SUCCESS;
 		}
 		rc = NVML_ERROR_GPU_IS_LOST;
 		hang_up(l);
 	}
 	c->valid = false;
-	l->retry_at = now_ms() + RETRY_MS;
+	l->retry_at = sl_now_ms() + RETRY_MS;
 	return rc;
 }
 

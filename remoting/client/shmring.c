@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "shmring.h"
+#include "deadline.h"
 
 #define SPIN 400
 
@@ -66,14 +67,6 @@ static void wake(_Atomic uint32_t *w)
 	}
 }
 
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 /* Waits until *count differs from seen; false on time-out or close. */
 static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen, _Atomic uint32_t *sleeps, int timeout_ms)
 {
@@ -97,8 +90,8 @@ static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen
 			return false;
 		}
 		if (!end)
-			end = now_ms() + timeout_ms;
-		else if (now_ms() >= end) {
+			end = sl_now_ms() + timeout_ms;
+		else if (sl_now_ms() >= end) {
 			errno = ETIMEDOUT;
 			return false;
 		}

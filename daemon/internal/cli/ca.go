@@ -23,7 +23,7 @@ auth: tls. With auth: munge, the default, nothing of this is needed.
 The CA's key stays on the machine where it was made. Every node gets ca.pem, and its own
 NODE.pem and NODE.key.`,
 		Example: `  sluice ca init
-  sluice ca issue gpu01 gpu02 --out /root/certs`,
+  sluice ca issue gpu01 gpu02 --out certs`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

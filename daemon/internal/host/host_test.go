@@ -401,7 +401,7 @@ func TestMappedUser(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}, Pdeathsig: syscall.SIGKILL}
 	cmd.Path, cmd.Args = "/usr/bin/unshare", []string{"unshare", "--user", "sleep", "100"}
 	if err := cmd.Start(); err != nil {
-		t.Skip("cannot start a process in a user namespace: ", err)
+		t.Fatal("cannot start a process in a user namespace: ", err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	for end := time.Now().Add(5 * time.Second); !nsOwnedBy(cmd.Process.Pid, 1000); time.Sleep(10 * time.Millisecond) {

@@ -67,7 +67,7 @@ func simulated(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(lib); err != nil {
-		t.Skip("make simgpu first: ", err)
+		t.Fatal("make simgpu first: ", err)
 	}
 	t.Setenv("TEST_LIB", lib)
 	t.Setenv("SLUICE_SIM_STATE", filepath.Join(t.TempDir(), "sim"))

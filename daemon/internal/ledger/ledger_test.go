@@ -250,7 +250,7 @@ func TestKill(t *testing.T) {
 		}
 	}
 	if len(said) == 0 {
-		t.Skip("the machine is too slow: nothing was written before the kill")
+		t.Fatal("nothing was written before the kill")
 	}
 	t.Logf("%d changes in %d lives", len(said), runs)
 }

@@ -163,7 +163,7 @@ func TestSameUser(t *testing.T) {
 	proc := "/proc/" + strconv.Itoa(s.Worker.PID)
 	for _, try := range []string{
 		"ls " + proc + "/fd", "ls " + proc + "/map_files", "cat " + proc + "/mem", "cat " + proc + "/environ", "cat " + proc + "/maps",
-		"readlink " + proc + "/exe", "ls " + proc + "/root/dev", "ls " + proc + "/cwd/", "echo 0 >" + proc + "/oom_score_adj", "ls " + p.cfg.Dir, "ls " + p.cfg.Store,
+		"readlink " + proc + "/exe", "cd " + proc + " && ls root/", "ls " + proc + "/cwd/", "echo 0 >" + proc + "/oom_score_adj", "ls " + p.cfg.Dir, "ls " + p.cfg.Store,
 	} {
 		cmd := exec.Command("sh", "-c", try)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: testUID, Gid: testUID}}

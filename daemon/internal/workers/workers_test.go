@@ -448,7 +448,7 @@ func TestConfined(t *testing.T) {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		return len(b) > 0 && !strings.Contains(string(b), "--confine") || w.Ended()
 	})
-	fs, err := os.ReadDir(fmt.Sprintf("/proc/%d/root/dev", pid))
+	fs, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "root", "dev"))
 	var names []string
 	for _, f := range fs {
 		names = append(names, f.Name())
