@@ -220,6 +220,7 @@ func (h *Host) load() error {
 	if err != nil {
 		return err
 	}
+	var live []*held
 	for id, rec := range recs {
 		hd := &held{rec: rec}
 		h.leases[id] = hd
@@ -234,11 +235,14 @@ func (h *Host) load() error {
 			if err := h.openSocket(hd); err != nil {
 				h.log.Error("lease without socket", "lease", id, "error", err)
 			}
-			h.watchHolder(hd)
+			live = append(live, hd)
 		}
 	}
 	h.cleanDirs()
 	h.log.Info("host role ready", "leases", len(h.keys), "unfinished", len(h.leases)-len(h.keys))
+	for _, hd := range live { // last: from here on others change what was read above
+		h.watchHolder(hd)
+	}
 	return nil
 }
 
