@@ -23,15 +23,15 @@ CFLAGS_BASE := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthre
 CFLAGS ?= -O2 -g
 
 .PHONY: all
-all: shim simgpu go-bins
+all: shim simgpu spank go-bins
 
-include $(sort $(wildcard remoting/*/build.mk))
+include $(sort $(wildcard remoting/*/build.mk)) spank/build.mk
 
 # --- programs in Go ---
 
 .PHONY: go-bins
 go-bins: | $(B)/bin
-	$(GO) build -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay
+	$(GO) build -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay ./test/slurm/cmd/slurmlab
 
 $(B)/bin $(B)/test:
 	mkdir -p $@
@@ -114,13 +114,15 @@ test-c: cuda-programs
 	$(MAKE) shim-check
 	$(MAKE) simgpu-check
 	$(MAKE) simgpu-check SAN=address,undefined
+	$(MAKE) spank-check
 
 # The end-to-end package comes last and alone: it measures times, and should have the machine.
 test-go: all cuda-programs
-	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /daemon/test)
+	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /daemon/test)
 	$(GO) test -run TestHistory -timeout 10m ./daemon/internal/owner
 	$(MAKE) test-e2e
 	$(MAKE) test-cluster
+	$(MAKE) test-slurm SLURM=installed
 
 # nvidia-smi of other drivers than the worker's, on the NVML shim.
 .PHONY: test-smi
@@ -136,6 +138,17 @@ test-e2e: all cuda-programs
 .PHONY: test-cluster
 test-cluster: all cuda-programs
 	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -timeout 20m ./daemon/test/...
+
+# Jobs on real Slurm clusters, each in a folder of its own; as root. The release that is installed, and those of other
+# Debian releases in roots that are fetched once: SLURM=24.11 is one alone.
+SLURM ?= installed 24.11 26.05
+.PHONY: test-slurm
+test-slurm: all cuda-programs
+	set -- $(SLURM); for v; do \
+		root=; [ $$v = installed ] || root=$$(test/slurm/root.sh $$v); \
+		echo "test-slurm: Slurm $$v"; \
+		SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) SLUICE_SLURM_ROOT=$$root $(GO) test -count=1 -p 1 -timeout 40m ./test/slurm/...; \
+	done
 
 fuzz:
 	test/fuzz.sh $(FUZZTIME)
@@ -186,6 +199,7 @@ help:
 	@echo 'make test-smi    nvidia-smi of other drivers on the NVML shim'
 	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
 	@echo 'make test-cluster daemons of several nodes in network namespaces (as root)'
+	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
 	@echo 'make generate    write the files generated from remoting/api/cuda.tbl'

@@ -193,7 +193,7 @@ static void sleep_until(struct ctx *c, uint64_t t)
 		pthread_cond_timedwait(&sim.progress, &sim.lock, &ts);
 }
 
-CUresult kernel_run(struct kcall *k, struct ctx *c)
+static CUresult run_twin(struct kcall *k, struct ctx *c)
 {
 	struct twin *t = k->twin;
 	struct running run = { .k = k, .c = c, .start = sim_now() };
@@ -234,8 +234,17 @@ CUresult kernel_run(struct kcall *k, struct ctx *c)
 		sleep_until(c, run.start + wait);
 		pthread_mutex_unlock(&sim.lock);
 	}
-	state_busy(c->dev, sim_now() - run.start);
 	return run.fault;
+}
+
+CUresult kernel_run(struct kcall *k, struct ctx *c)
+{
+	CUresult r;
+
+	state_begin(c->dev);
+	r = run_twin(k, c);
+	state_end(c->dev);
+	return r;
 }
 
 /* making a launch */

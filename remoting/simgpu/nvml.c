@@ -5,13 +5,12 @@
  * whether or not it has used CUDA.
  */
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <time.h>
 
+#include "busy.h"
 #include "state.h"
 
 #define API __attribute__((visibility("default")))
@@ -32,8 +31,6 @@ static struct {
 	int refs;
 	struct sim_config cfg;
 	struct dev dev[SIM_MAX_DEV];
-	uint64_t busy[SIM_MAX_DEV], at[SIM_MAX_DEV];	/* the last utilisation sample */
-	unsigned int util[SIM_MAX_DEV];
 } ml = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static nvmlReturn_t start(void)
@@ -383,33 +380,30 @@ API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(PROCS, proc_v2 *p) { (
 
 typedef struct { unsigned int gpu, memory; } nvmlUtilization_t;
 
-/* Busy time of all processes since the last look, at most one look in 50 ms. */
-static unsigned int utilisation(int dev)
+typedef struct {
+	unsigned int pid;
+	unsigned long long timeStamp;
+	unsigned int smUtil, memUtil, encUtil, decUtil;
+} sample_t;
+
+API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, sample_t *out, unsigned int *n,
+						 unsigned long long since)
 {
-	struct sim_proc p[SIM_MAX_PROC];
-	struct timespec t;
-	uint64_t now, busy = 0;
-	unsigned int u;
-	int live = state_procs(p, SIM_MAX_PROC);
+	struct busy_sample s[SIM_MAX_LOAD];
+	nvmlReturn_t r = check(d, n);
+	unsigned int room, k;
 
-	for (int i = 0; i < live; i++)
-		busy += p[i].busy_ns[dev];
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	now = (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
-	pthread_mutex_lock(&ml.lock);
-	if (!ml.at[dev]) {
-		ml.at[dev] = now;
-		ml.busy[dev] = busy;
-	} else if (now - ml.at[dev] > 50000000) {
-		uint64_t part = busy > ml.busy[dev] ? (busy - ml.busy[dev]) * 100 / (now - ml.at[dev]) : 0;
-
-		ml.util[dev] = part > 100 ? 100 : (unsigned int)part;
-		ml.at[dev] = now;
-		ml.busy[dev] = busy;
-	}
-	u = ml.util[dev];
-	pthread_mutex_unlock(&ml.lock);
-	return u;
+	if (r)
+		return r;
+	room = out ? *n : 0;
+	*n = k = (unsigned int)busy_processes(d->index, since, s, SIM_MAX_LOAD);
+	if (!k)
+		return NVML_ERROR_NOT_FOUND;
+	if (k > room)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	for (unsigned int i = 0; i < k; i++)
+		out[i] = (sample_t){ (unsigned int)s[i].pid, s[i].stamp, s[i].percent, s[i].percent / 4, 0, 0 };
+	return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *u)
@@ -418,7 +412,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t
 
 	if (r)
 		return r;
-	u->gpu = utilisation(d->index);
+	u->gpu = busy_device(d->index);
 	u->memory = u->gpu / 4;
 	return NVML_SUCCESS;
 }
@@ -432,7 +426,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t
 		return r; \
 	}
 
-GET(nvmlDeviceGetPowerUsage, 75000 + 6000 * utilisation(d->index))
+GET(nvmlDeviceGetPowerUsage, 75000 + 6000 * busy_device(d->index))
 GET(nvmlDeviceGetEnforcedPowerLimit, 700000)
 GET(nvmlDeviceGetPowerManagementLimit, 700000)
 GET(nvmlDeviceGetPowerManagementDefaultLimit, 700000)
@@ -462,7 +456,7 @@ API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, u
 		return r;
 	if (sensor)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*v = 30 + utilisation(d->index) / 3;
+	*v = 30 + busy_device(d->index) / 3;
 	return NVML_SUCCESS;
 }
 

@@ -15,11 +15,19 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "state.h"
 
-#define MAGIC "SLSIMG3"
+#define MAGIC "SLSIMG4"
+
+/* A process that has ended, and what it had done. */
+struct gone {
+	int32_t pid;
+	uint64_t start, at;
+	uint64_t busy[SIM_MAX_DEV];
+};
 
 struct shared {
 	char magic[8];
@@ -29,12 +37,17 @@ struct shared {
 	uint64_t mem;
 	pthread_mutex_t lock;
 	struct sim_proc proc[SIM_MAX_PROC];
+	struct gone gone[SIM_MAX_GONE];
+	uint32_t ngone;			/* how many ever */
 };
 
 static struct shared *sh;
 static struct sim_proc *mine;
 /* The machine's number of each device that this process sees. */
 static int phys[SIM_MAX_DEV] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+/* Kernels of this process that run now. */
+static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER;
+static int running[SIM_MAX_DEV];
 
 static int parse_size(const char *name, uint64_t *out)
 {
@@ -127,6 +140,28 @@ static void unlock(void)
 	pthread_mutex_unlock(&sh->lock);
 }
 
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
+}
+
+/* Clears the slot of a process that has ended. A kernel that ran to its end is not counted up to now: nobody
+ * knows when that was, and what whoever looks has seen of it he has seen. */
+static void bury(struct sim_proc *p)
+{
+	struct gone g = { .pid = p->pid, .start = p->start, .at = now_ns() };
+	uint64_t any = 0;
+
+	for (int d = 0; d < SIM_MAX_DEV; d++)
+		any |= g.busy[d] = p->busy_ns[d];
+	if (any)
+		sh->gone[sh->ngone++ % SIM_MAX_GONE] = g;
+	memset(p, 0, sizeof(*p));
+}
+
 static int reclaim(void)
 {
 	int live = 0;
@@ -139,7 +174,7 @@ static int reclaim(void)
 		if (p == mine || start_time(p->pid) == p->start)
 			live++;
 		else
-			memset(p, 0, sizeof(*p));
+			bury(p);
 	}
 	return live;
 }
@@ -302,7 +337,7 @@ void state_leave(void)
 	if (!mine || mine->pid != getpid())
 		return;
 	lock();
-	memset(mine, 0, sizeof(*mine));
+	bury(mine);
 	mine = NULL;
 	unlock();
 }
@@ -365,10 +400,56 @@ uint64_t state_used(int dev)
 	return n;
 }
 
-void state_busy(int dev, uint64_t ns)
+void state_begin(int dev)
 {
-	if (mine)
-		atomic_fetch_add_explicit(&mine->busy_ns[phys[dev]], ns, memory_order_relaxed);
+	pthread_mutex_lock(&running_lock);
+	if (!running[dev]++ && mine)
+		atomic_store(&mine->since_ns[phys[dev]], now_ns());
+	pthread_mutex_unlock(&running_lock);
+}
+
+void state_end(int dev)
+{
+	uint64_t since;
+
+	pthread_mutex_lock(&running_lock);
+	if (!--running[dev] && mine) {
+		/* In this order, and read in the other one, time is never seen twice. */
+		since = atomic_exchange(&mine->since_ns[phys[dev]], 0);
+		if (since)
+			atomic_fetch_add(&mine->busy_ns[phys[dev]], now_ns() - since);
+	}
+	pthread_mutex_unlock(&running_lock);
+}
+
+int state_loads(int dev, struct sim_load *out, int max)
+{
+	uint32_t first;
+	int n = 0;
+
+	lock();
+	reclaim();
+	for (int i = 0; i < SIM_MAX_PROC && n < max; i++) {
+		struct sim_proc *p = &sh->proc[i];
+		uint64_t busy, since, now;
+
+		if (!p->pid)
+			continue;
+		busy = atomic_load(&p->busy_ns[phys[dev]]);
+		since = atomic_load(&p->since_ns[phys[dev]]);
+		now = now_ns();
+		if (since && since < now)
+			busy += now - since;
+		out[n++] = (struct sim_load){ p->pid, p->start, busy, 0 };
+	}
+	first = sh->ngone > SIM_MAX_GONE ? sh->ngone - SIM_MAX_GONE : 0;
+	for (uint32_t i = first; i < sh->ngone && n < max; i++) {
+		const struct gone *g = &sh->gone[i % SIM_MAX_GONE];
+
+		out[n++] = (struct sim_load){ g->pid, g->start, g->busy[phys[dev]], g->at };
+	}
+	unlock();
+	return n;
 }
 
 int state_procs(struct sim_proc *out, int max)

@@ -11,6 +11,8 @@
 
 #define SIM_MAX_DEV 8
 #define SIM_MAX_PROC 256
+#define SIM_MAX_GONE 64
+#define SIM_MAX_LOAD (SIM_MAX_PROC + SIM_MAX_GONE)
 
 struct sim_config {
 	int ndev;
@@ -25,7 +27,15 @@ struct sim_proc {
 	uint64_t start;			/* start time from /proc, against pid reuse */
 	uint64_t used[SIM_MAX_DEV];
 	uint64_t contexts[SIM_MAX_DEV];
-	_Atomic uint64_t busy_ns[SIM_MAX_DEV];
+	/* Busy time up to the last moment without a kernel, and since when one runs, 0 if none does. */
+	_Atomic uint64_t busy_ns[SIM_MAX_DEV], since_ns[SIM_MAX_DEV];
+};
+
+/* The busy time of one device by one process, in ns. */
+struct sim_load {
+	int32_t pid;
+	uint64_t start, busy;
+	uint64_t gone;			/* when its end was noticed, on the monotonic clock; 0: it lives */
 };
 
 /* Reads the environment; returns 0, or -1 when a value makes no sense. */
@@ -42,9 +52,13 @@ bool state_charge(int dev, uint64_t bytes);
 void state_uncharge(int dev, uint64_t bytes);
 void state_contexts(int dev, int delta);
 uint64_t state_used(int dev);
-void state_busy(int dev, uint64_t ns);
+/* A kernel of this process begins and ends; any number may run at a time. */
+void state_begin(int dev);
+void state_end(int dev);
 /* Copies the live slots; returns how many. */
 int state_procs(struct sim_proc *out, int max);
+/* Who has used a device and for how long, the last of those that have ended too. */
+int state_loads(int dev, struct sim_load *out, int max);
 void state_uuid(int dev, unsigned char uuid[16]);
 
 #define SIM_DRIVER_STRING "580.159.04"

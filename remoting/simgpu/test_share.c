@@ -5,12 +5,13 @@
 
 typedef struct { unsigned long long total, free, used; } memory_v1;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process;
+typedef struct { unsigned int pid; unsigned long long stamp; unsigned int sm, mem, enc, dec; } sample;
 
 static struct {
 	int (*init)(void), (*count)(unsigned int *), (*index)(unsigned int, void **), (*memory)(void *, memory_v1 *);
 	int (*procs)(void *, unsigned int *, process *), (*name)(void *, char *, unsigned int);
 	int (*uuid)(void *, char *, unsigned int), (*util)(void *, unsigned int *), (*shutdown)(void);
-	int (*by_uuid)(const char *, void **);
+	int (*by_uuid)(const char *, void **), (*busy)(void *, sample *, unsigned int *, unsigned long long);
 	void *dev;
 } nv;
 
@@ -33,6 +34,7 @@ static void nvml(void)
 	*(void **)&nv.uuid = dlsym(so, "nvmlDeviceGetUUID");
 	*(void **)&nv.util = dlsym(so, "nvmlDeviceGetUtilizationRates");
 	*(void **)&nv.by_uuid = dlsym(so, "nvmlDeviceGetHandleByUUID");
+	*(void **)&nv.busy = dlsym(so, "nvmlDeviceGetProcessUtilization");
 	*(void **)&nv.shutdown = dlsym(so, "nvmlShutdown");
 	CHECK(!nv.init() && !nv.index(0, &nv.dev));
 }
@@ -213,6 +215,83 @@ static void t_nvml(void)
 	CHECK(nv.count(&n) == 1);
 }
 
+static unsigned long long wall_us(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_REALTIME, &t);
+	return (unsigned long long)t.tv_sec * 1000000ULL + (unsigned long long)t.tv_nsec / 1000;
+}
+
+/* The busy time of a process in ms since a look at *stamp, which becomes this one's; -1: not told of. */
+static double busy_of(int pid, unsigned long long *stamp)
+{
+	unsigned long long now = wall_us(), then = *stamp;
+	unsigned int n = 0;
+	sample s[64];
+	int r;
+
+	*stamp = now;
+	r = nv.busy(nv.dev, NULL, &n, then);
+	if (r == 6)
+		return -1;
+	CHECK(r == 7 && n && n <= 64);
+	CHECK(!nv.busy(nv.dev, s, &n, then));
+	for (unsigned int i = 0; i < n; i++)
+		if (s[i].pid == (unsigned int)pid) {
+			CHECK(s[i].sm <= 100 && s[i].stamp > then);
+			return s[i].sm * (double)(now - then) / 1e5;
+		}
+	return -1;
+}
+
+static void t_busy(void)
+{
+	unsigned long long stamp = wall_us();
+	int me = (int)getpid(), ms = 200, st, ready[2];
+	void *args[] = { &ms };
+	CUstream a, b;
+	double t, all, start;
+	CUfunction f;
+	pid_t pid;
+
+	nvml();
+	CHECK(busy_of(me, &stamp) == -1);
+	CHECK(!pipe(ready));
+	pid = fork();
+	if (!pid) {
+		begin();
+		f = kernel("_Z5sleepi");
+		CU(run1(f, NULL, args));
+		CU(cuCtxSynchronize());
+		_exit(0);
+	}
+	close(ready[1]);
+	CHECK(!read(ready[0], &st, 1));		/* it has ended; reaped it is later */
+	t = busy_of(pid, &stamp);
+	CHECK(t > 150 && t < 400);
+	waitpid(pid, &st, 0);
+	usleep(30000);
+	CHECK(busy_of(pid, &stamp) == -1);	/* once is enough */
+	begin();
+	f = kernel("_Z5sleepi");
+	CU(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING));
+	CU(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING));
+	usleep(30000);
+	busy_of(me, &stamp);
+	start = now_ms();
+	CU(run1(f, a, args));
+	CU(run1(f, b, args));
+	usleep(100000);
+	t = busy_of(me, &stamp);		/* both still run, side by side */
+	CHECK(t > 80 && t < now_ms() - start + 40);
+	CU(cuCtxSynchronize());
+	usleep(300000);
+	all = t + busy_of(me, &stamp);
+	CHECK(all > 170 && all < 390);		/* one after the other they would take 400 */
+	CHECK(busy_of(pid, &stamp) == -1);
+}
+
 /* faults */
 
 static void t_slow(void)
@@ -350,6 +429,7 @@ int main(int argc, char **argv)
 		{ "killed at any moment", t_kill, { NULL } },
 		{ "a crowd", t_crowd, { "SLUICE_SIM_MEM=512M", "SLUICE_SIM_CTX_MEM=32M" } },
 		{ "nvml", t_nvml, { NULL } },
+		{ "busy time of processes", t_busy, { NULL } },
 		{ "fault: slow", t_slow, { "SLUICE_SIM_FAULT=slow=_Z5sleepi:80" } },
 		{ "fault: illegal address", t_illegal, { "SLUICE_SIM_FAULT=illegal=_Z3madPiii:3" } },
 		{ "fault: found by a twin", t_checked, { NULL } },

@@ -250,3 +250,120 @@ SIM_KERNEL(minute, SIM_PARAMS(8))
 {
 	sim_cost_ns(SIM_ARG(0, long long));
 }
+
+/* train.cu: built for speed, and without the library of roots, which nothing here is linked with */
+
+#pragma GCC optimize("O3", "fast-math")
+
+static float root(float v)
+{
+	uint32_t bits;
+	float r;
+
+	memcpy(&bits, &v, sizeof(bits));
+	bits = (bits >> 1) + 0x1fbd1df5; /* half the exponent */
+	memcpy(&r, &bits, sizeof(r));
+	for (int i = 0; i < 3; i++)
+		r = (r + v / r) / 2;
+	return r;
+}
+
+SIM_KERNEL(layer, SIM_PARAMS(8, 8, 8, 8, 4, 4, 4, 4))
+{
+	const float *x = SIM_ARG(0, const float *);
+	const float *w = SIM_ARG(1, const float *);
+	const float *b = SIM_ARG(2, const float *);
+	float *y = SIM_ARG(3, float *);
+	int n = SIM_ARG(4, int), in = SIM_ARG(5, int), out = SIM_ARG(6, int);
+
+	sim_check(x, (size_t)n * in * sizeof(*x));
+	sim_check(w, (size_t)in * out * sizeof(*w));
+	sim_check(b, out * sizeof(*b));
+	sim_check(y, (size_t)n * out * sizeof(*y));
+	for (; n > 0; n--, x += in, y += out) {
+		memcpy(y, b, out * sizeof(*y));
+		for (int k = 0; k < in; k++)
+			for (int o = 0; o < out; o++)
+				y[o] += x[k] * w[k * out + o];
+		for (int o = 0; o < out; o++)
+			if (SIM_ARG(7, int) && y[o] < 0)
+				y[o] = 0;
+	}
+}
+
+SIM_KERNEL(layer_weights, SIM_PARAMS(8, 8, 8, 4, 4, 4))
+{
+	const float *x = SIM_ARG(0, const float *);
+	const float *dy = SIM_ARG(1, const float *);
+	float *dw = SIM_ARG(2, float *);
+	int n = SIM_ARG(3, int), in = SIM_ARG(4, int), out = SIM_ARG(5, int);
+
+	sim_check(x, (size_t)n * in * sizeof(*x));
+	sim_check(dy, (size_t)n * out * sizeof(*dy));
+	sim_check(dw, (size_t)(in + 1) * out * sizeof(*dw));
+	memset(dw, 0, (size_t)(in + 1) * out * sizeof(*dw));
+	for (; n > 0; n--, x += in, dy += out)
+		for (int k = 0; k <= in; k++)
+			for (int o = 0; o < out; o++)
+				dw[k * out + o] += (k < in ? x[k] : 1) * dy[o];
+}
+
+SIM_KERNEL(layer_input, SIM_PARAMS(8, 8, 8, 8, 4, 4, 4))
+{
+	const float *dy = SIM_ARG(0, const float *);
+	const float *w = SIM_ARG(1, const float *);
+	const float *x = SIM_ARG(2, const float *);
+	float *dx = SIM_ARG(3, float *);
+	int n = SIM_ARG(4, int), in = SIM_ARG(5, int), out = SIM_ARG(6, int);
+
+	sim_check(dy, (size_t)n * out * sizeof(*dy));
+	sim_check(w, (size_t)in * out * sizeof(*w));
+	sim_check(x, (size_t)n * in * sizeof(*x));
+	sim_check(dx, (size_t)n * in * sizeof(*dx));
+	for (; n > 0; n--, dy += out, x += in, dx += in)
+		for (int k = 0; k < in; k++) {
+			dx[k] = 0;
+			for (int o = 0; o < out && x[k] > 0; o++)
+				dx[k] += dy[o] * w[k * out + o];
+		}
+}
+
+SIM_KERNEL(error_of, SIM_PARAMS(8, 8, 8, 8, 4), .static_shared = 1024)
+{
+	const float *y = SIM_ARG(0, const float *);
+	const float *want = SIM_ARG(1, const float *);
+	float *dy = SIM_ARG(2, float *);
+	float *loss = SIM_ARG(3, float *);
+	int n = SIM_ARG(4, int);
+	float sum = 0;
+
+	sim_check(y, n * sizeof(*y));
+	sim_check(want, n * sizeof(*want));
+	sim_check(dy, n * sizeof(*dy));
+	sim_check(loss, sizeof(*loss));
+	for (int i = 0; i < n; i++) {
+		dy[i] = 2 * (y[i] - want[i]) / n;
+		sum += (y[i] - want[i]) * (y[i] - want[i]);
+	}
+	*loss = sum / n;
+}
+
+SIM_KERNEL(adam, SIM_PARAMS(8, 8, 8, 8, 4, 4))
+{
+	float *w = SIM_ARG(0, float *);
+	float *m = SIM_ARG(1, float *);
+	float *v = SIM_ARG(2, float *);
+	const float *dw = SIM_ARG(3, const float *);
+	int n = SIM_ARG(4, int);
+	float rate = SIM_ARG(5, float);
+
+	sim_check(w, n * sizeof(*w));
+	sim_check(m, n * sizeof(*m));
+	sim_check(v, n * sizeof(*v));
+	sim_check(dw, n * sizeof(*dw));
+	for (int i = 0; i < n; i++) {
+		m[i] = 0.9f * m[i] + 0.1f * dw[i];
+		v[i] = 0.999f * v[i] + 0.001f * dw[i] * dw[i];
+		w[i] -= rate * m[i] / (root(v[i]) + 1e-8f);
+	}
+}

@@ -34,6 +34,7 @@ const (
 	Reserve       = "reserve"        // room is kept for a lease for a short time
 	Grant         = "grant"          // a lease begins
 	Refuse        = "refuse"         // a lease was asked for and not given
+	Attach        = "attach"         // a node took over what its controller's daemon got for it
 	RenewLost     = "renew-lost"     // a host's lease that its owner no longer has
 	Release       = "release"        // a lease ended by its host's wish
 	Reclaim       = "reclaim"        // a lease ended by its owner

@@ -8,6 +8,7 @@ import (
 	"io"
 	"runtime"
 	"runtime/debug"
+	"slices"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/spf13/cobra"
@@ -57,6 +58,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if cmd != nil && cmd.Name() == "run" {
 		status = exitRunFailed // also for a bad flag: 1 would look like the program's own
 	}
+	if cmd != nil && slices.Contains(neverFails, cmd.Name()) {
+		status = 0
+	}
 	var ee *exitError
 	if errors.As(err, &ee) {
 		status = ee.status
@@ -80,7 +84,7 @@ Users see and change what is theirs, root everything.`,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
 	}
-	root.AddCommand(newRun(), newList(), newTop(), newGPUs(), newRelease(), newHealth(), newExplain(), newCA(), newMan(), newVersion())
+	root.AddCommand(newRun(), newList(), newTop(), newGPUs(), newRelease(), newHealth(), newExplain(), newReport(), newAppend(), newProlog(), newEpilog(), newPrologCtld(), newEpilogCtld(), newEnv(), newCA(), newMan(), newVersion())
 	root.InitDefaultCompletionCmd() // now, so that its manual pages are made too
 	return root
 }

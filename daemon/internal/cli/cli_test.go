@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -27,6 +28,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv("SLUICE_TEST_AS_SLUICE") != "" {
 		os.Unsetenv("SLUICE_TEST_AS_SLUICE")
 		os.Exit(Main(os.Args[1:], os.Stdout, os.Stderr))
+	}
+	// A shell's background jobs begin with these ignored, and so would the programs
+	// that the tests interrupt; what is caught here they begin with the default of.
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
 	}
 	os.Exit(m.Run())
 }

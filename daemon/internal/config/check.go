@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"go.yaml.in/yaml/v3"
 )
 
 var nameRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$`)
@@ -45,7 +43,9 @@ func (p *parser) finish() {
 	p.paths()
 	p.addresses()
 	p.ranges()
+	p.slurm()
 	p.readPools()
+	p.readPartitions()
 }
 
 func (p *parser) paths() {
@@ -56,6 +56,7 @@ func (p *parser) paths() {
 	}{
 		{"state_dir", c.StateDir, false}, {"run_dir", c.RunDir, false}, {"audit.file", c.Audit.File, false},
 		{"munge.socket", c.Munge.Socket, true}, {"owner.store", c.Owner.Store, true}, {"worker.exe", c.Worker.Exe, true},
+		{"slurm.bin", c.Slurm.Bin, true}, {"slurm.conf", c.Slurm.Conf, true}, {"slurm.lib", c.Slurm.Lib, false}, {"slurm.spool", c.Slurm.Spool, true},
 		{"tls.ca", c.TLS.CA, c.Auth != "tls"}, {"tls.cert", c.TLS.Cert, c.Auth != "tls"}, {"tls.key", c.TLS.Key, c.Auth != "tls"},
 	} {
 		switch {
@@ -113,6 +114,8 @@ func (p *parser) ranges() {
 	times("lease.tombstone", c.Lease.Tombstone, time.Minute, 30*24*time.Hour)
 	times("session.ticket", c.Session.Ticket, time.Second, time.Minute)
 	times("session.keepalive", c.Session.Keepalive, 100*time.Millisecond, time.Hour)
+	times("slurm.room_wait", c.Slurm.RoomWait, 0, 5*time.Minute)
+	times("slurm.reconcile", c.Slurm.Reconcile, time.Second, time.Hour)
 	times("owner.poll", c.Owner.Poll, 500*time.Millisecond, time.Minute)
 	if c.Lease.Silence < 3*c.Lease.Renew {
 		p.fail("lease.silence", "%v is less than three times lease.renew (%v): one lost message would end a lease", c.Lease.Silence, c.Lease.Renew)
@@ -175,81 +178,6 @@ func (c *Config) Self() Peer {
 		host = c.Node
 	}
 	return Peer{c.Node, net.JoinHostPort(host, port)}
-}
-
-// readPools takes the pools from the file's nodes: a pool's name is the site's,
-// with its case and dots, which viper does not keep.
-func (p *parser) readPools() {
-	c := &p.cfg
-	c.Pools = map[string]Pool{}
-	addr := map[string]string{}
-	_, port, _ := net.SplitHostPort(c.Listen.Control)
-	if p.pools != nil && p.pools.Kind != yaml.MappingNode {
-		p.failAt(p.pools, "pools wants names of pools, each with its owners")
-		return
-	}
-	if p.pools != nil {
-		for i := 0; i+1 < len(p.pools.Content); i += 2 {
-			p.readPool(p.pools.Content[i], p.pools.Content[i+1], port, addr)
-		}
-	}
-	if len(c.Pools) == 0 && len(p.errs) == 0 {
-		c.Pools["default"] = Pool{Owners: []Peer{c.Self()}, Place: "best-fit"}
-	}
-}
-
-func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]string) {
-	name := key.Value
-	pool := Pool{Place: "best-fit"}
-	switch _, twice := p.cfg.Pools[name]; {
-	case !isName(name):
-		p.failAt(key, "%q is no pool's name (letters, digits, '.', '-' and '_', at most 63)", name)
-		return
-	case twice:
-		p.failAt(key, "pool %s is there twice", name)
-		return
-	case val.Kind != yaml.MappingNode:
-		p.failAt(key, "pool %s wants owners: [NODE, ...]", name)
-		return
-	}
-	for i := 0; i+1 < len(val.Content); i += 2 {
-		k, v := val.Content[i], val.Content[i+1]
-		switch k.Value {
-		case "place":
-			if pool.Place = v.Value; v.Value != "best-fit" && v.Value != "spread" {
-				p.failAt(v, "pools.%s.place: %q is not known; give one of best-fit, spread", name, v.Value)
-			}
-		case "owners":
-			if v.Kind != yaml.SequenceNode {
-				p.failAt(v, "pools.%s.owners wants a list: [gpu01, gpu02]", name)
-				continue
-			}
-			for _, o := range v.Content {
-				peer, why := parsePeer(o.Value, port)
-				switch {
-				case o.Kind != yaml.ScalarNode || why != "":
-					p.failAt(o, "pools.%s.owners: %q: %s", name, o.Value, why)
-					continue
-				case addr[peer.Name] != "" && addr[peer.Name] != peer.Addr:
-					p.failAt(o, "pools.%s.owners: %s is at %s here and at %s before", name, peer.Name, peer.Addr, addr[peer.Name])
-					continue
-				}
-				for _, have := range pool.Owners {
-					if have.Name == peer.Name {
-						p.failAt(o, "pools.%s.owners: %s is there twice", name, peer.Name)
-					}
-				}
-				addr[peer.Name] = peer.Addr
-				pool.Owners = append(pool.Owners, peer)
-			}
-		default:
-			p.failAt(k, "unknown key pools.%s.%s; a pool has owners and place", name, k.Value)
-		}
-	}
-	if len(pool.Owners) == 0 {
-		p.failAt(key, "pool %s has no owners; name them: owners: [gpu01]", name)
-	}
-	p.cfg.Pools[name] = pool
 }
 
 // Restart lists the keys that differ between two configurations and that only a

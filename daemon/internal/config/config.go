@@ -32,9 +32,12 @@ type Config struct {
 	Lease     Lease   `key:"lease"`
 	Session   Session `key:"session"`
 	Worker    Worker  `key:"worker"`
+	Slurm     Slurm   `key:"slurm"`
 
-	// Pools by name. Names are the site's own, so they are no keys of this table.
-	Pools map[string]Pool
+	// Pools and Slurm's partitions by name. Names are the site's own, so they are no
+	// keys of this table.
+	Pools      map[string]Pool
+	Partitions map[string]Partition
 }
 
 // Log says what goes to standard error.
@@ -115,10 +118,34 @@ type Worker struct {
 	ConfineDev bool   `key:"confine_dev"` // only its own GPUs' device files
 }
 
+// Slurm says where Slurm is, and what this node does for it.
+type Slurm struct {
+	Controllers []string      `key:"controllers"` // nodes of slurmctld, whose daemons owners let act for others
+	Controller  string        `key:"controller" oneof:"auto|yes|no"`
+	Bin         string        `key:"bin"`                               // directory of scontrol; "" looked for
+	Conf        string        `key:"conf"`                              // slurm.conf; "" Slurm's own
+	User        string        `key:"user"`                              // SlurmUser, by name or number
+	Lib         string        `key:"lib"`                               // directory of the shim, for jobs
+	Spool       string        `key:"spool"`                             // SlurmdSpoolDir, with %n and %h; "" asked from Slurm
+	RoomWait    time.Duration `key:"room_wait" live:"yes"`              // for the jobs before to leave, then a job is requeued
+	Reconcile   time.Duration `key:"reconcile"`                         // between two comparisons with Slurm's jobs
+	Report      string        `key:"report" oneof:"auto|no" live:"yes"` // a line in AdminComment when a job ends
+}
+
 // Pool is a named list of owners that leases are placed on.
 type Pool struct {
-	Owners []Peer
+	Owners  []Peer
+	Place   string            // best-fit or spread
+	Licence string            // Slurm's licence; one unit is one percent of a GPU
+	Types   map[string]string // type of GPU, in lower case: the licence it takes besides
+}
+
+// Partition is what the jobs of one of Slurm's partitions get unless they say otherwise.
+type Partition struct {
+	Pool   string
+	Policy string // fixed, equal or best-effort
 	Place  string // best-fit or spread
+	Mem    Size   // bytes of each fraction; 0 by its percentage
 }
 
 // Peer is another daemon: the name that it must prove, and where it listens.
@@ -144,6 +171,8 @@ func Default() Config {
 			Tombstone: time.Hour, MaxPerGPU: 64},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},
 		Worker:  Worker{Cgroup: "auto", PidsMax: 512, Seccomp: true, ConfineDev: true},
+		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
+			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},
 	}
 }
 
@@ -164,6 +193,14 @@ func (c *Config) DataAddr() string {
 	_, port, _ := net.SplitHostPort(c.Listen.Data)
 	return net.JoinHostPort(c.Advertise, port)
 }
+
+// IsController says whether this node's daemon acts for slurmctld.
+func (c *Config) IsController() bool {
+	return c.Slurm.Controller == "yes" || c.Slurm.Controller == "auto" && contains(c.Slurm.Controllers, c.Node)
+}
+
+// JobSocket is the path of the socket that Slurm's plug-in asks.
+func (c *Config) JobSocket() string { return filepath.Join(c.RunDir, "job.sock") }
 
 // Peers are the owners of all pools, each name once.
 func (c *Config) Peers() []Peer {

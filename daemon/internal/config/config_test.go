@@ -45,7 +45,7 @@ pools:
     owners: [gpu01, "gpu02:99", "gpu03=[::1]:7", n1]
     place: spread
 `)
-	want := Pool{Place: "spread", Owners: []Peer{{"gpu01", "gpu01:7071"}, {"gpu02", "gpu02:99"}, {"gpu03", "[::1]:7"}, {"n1", "n1:7071"}}}
+	want := Pool{Place: "spread", Licence: "rgpu_H200.Big", Owners: []Peer{{"gpu01", "gpu01:7071"}, {"gpu02", "gpu02:99"}, {"gpu03", "[::1]:7"}, {"n1", "n1:7071"}}}
 	if !reflect.DeepEqual(c.Pools, map[string]Pool{"H200.Big": want}) {
 		t.Errorf("pools %+v", c.Pools)
 	}
@@ -89,6 +89,24 @@ func TestErrors(t *testing.T) {
 		{"pools:\n  p:\n    owner: [a]\n", "f.yaml:3: unknown key pools.p.owner"},
 		{"pools:\n  p: {owners: [a]}\n  q: {owners: ['a:9']}\n", "f.yaml:3: pools.q.owners: a is at a:9 here"},
 		{"node: a\nnode: b\n", "f.yaml"},
+		{"slurm: {user: 'a b'}\n", "f.yaml:1: slurm.user"},
+		{"slurm: {controllers: ['a b']}\n", "f.yaml:1: slurm.controllers"},
+		{"slurm: {lib: '/a:b'}\n", "slurm.lib"},
+		{"slurm: {room_wait: 1h}\n", "slurm.room_wait"},
+		{"slurm: {report: on}\n", "slurm.report"},
+		{"pools: {p: {owners: [a], licence: gpu}}\n", `pools.p.licence: "gpu" is no name`},
+		{"pools: {p: {owners: [a], licence: rgpu}, default: {owners: [a]}}\n", "licence rgpu is that of pool default and of pool p"},
+		{"pools: {p: {owners: [a], types: {h200: rgpu_p}}}\n", "licence rgpu_p is that of"},
+		{"pools: {p: {owners: [a], types: {h200: rgpu_x, H200: rgpu_y}}}\n", "h200 is there twice"},
+		{"pools: {p: {owners: [a], types: {50: rgpu_x}}}\n", `"50" is no type`},
+		{"pools: {p: {owners: [a], types: [h200]}}\n", "pools.p.types wants"},
+		{"partitions: [a]\n", "f.yaml:1: partitions wants"},
+		{"partitions:\n  a: {pool: p}\n", `f.yaml:2: partitions.a.pool: there is no pool "p"`},
+		{"partitions:\n  a: {mem: lots}\n", "f.yaml:2: partitions.a.mem"},
+		{"partitions:\n  a: {mem: 0}\n", "f.yaml:2: partitions.a.mem"},
+		{"partitions:\n  a: {policy: fair}\n", "f.yaml:2: partitions.a.policy"},
+		{"partitions:\n  a: {gpus: 1}\n", "f.yaml:2: unknown key partitions.a.gpus"},
+		{"partitions:\n  a: {}\n  a: {}\n", `mapping key "a" already defined`},
 		{"node: [a\n", "f.yaml"},
 		{"- a\n", "f.yaml:1"},
 	} {
@@ -181,6 +199,35 @@ func short(d time.Duration) string {
 		return fmt.Sprintf("%dm", d/time.Minute)
 	}
 	return d.String()
+}
+
+func TestSite(t *testing.T) {
+	c := parse(t, `
+node: ctl1
+slurm: {controllers: [ctl1, ctl2], controller: auto, report: no}
+pools:
+  default: {owners: [a], types: {H200: rgpu_h200}}
+  small: {owners: [b]}
+  old: {owners: [b], licence: rgpu_k80}
+partitions:
+  debug: {pool: small, policy: equal, place: spread, mem: 4G}
+`)
+	if !c.IsController() || c.Slurm.Report != "no" {
+		t.Errorf("%+v", c.Slurm)
+	}
+	got := [...]string{c.Pools["default"].Licence, c.Pools["default"].Types["h200"], c.Pools["small"].Licence, c.Pools["old"].Licence}
+	if got != [...]string{"rgpu", "rgpu_h200", "rgpu_small", "rgpu_k80"} {
+		t.Errorf("licences %q", got)
+	}
+	if p := c.Partitions["debug"]; p != (Partition{"small", "equal", "spread", 4 << 30}) {
+		t.Errorf("partition %+v", p)
+	}
+	if d := parse(t, "node: n1\nslurm: {controllers: [ctl1]}\n"); d.IsController() || d.Pools["default"].Licence != "rgpu" {
+		t.Errorf("%+v", d)
+	}
+	if d := parse(t, "slurm: {controller: yes}\n"); !d.IsController() {
+		t.Error("controller: yes makes none")
+	}
 }
 
 func TestReload(t *testing.T) {

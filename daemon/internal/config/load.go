@@ -152,6 +152,7 @@ type parser struct {
 	known map[string]bool
 	line  map[string]int // of a key in the file
 	pools *yaml.Node
+	parts *yaml.Node
 	cfg   Config
 	errs  []error
 }
@@ -191,6 +192,8 @@ func (p *parser) walk(n *yaml.Node, prefix string) {
 			p.failAt(key, "key %s is there twice", name)
 		case name == "pools":
 			p.pools = val
+		case name == "partitions":
+			p.parts = val
 		case p.known[name]:
 			p.line[name] = key.Line
 			if val.Tag == "!!null" || val.Kind == yaml.MappingNode || val.Kind == yaml.AliasNode {

@@ -28,46 +28,10 @@ const (
 	tries = 20
 	// reserveTime bounds one Reserve or Confirm, which write to the owner's disk.
 	reserveTime = 5 * time.Second
-	// maxAcquires are under way at once, of which maxUser by one user.
-	maxAcquires = 64
-	maxUser     = 4
 	maxName     = 256 // bytes
 	// runJob begins the job names of users' own leases. Slurm's are numbers.
 	runJob = "run-"
 )
-
-// acquireLimit counts acquisitions under way.
-type acquireLimit struct {
-	mu   sync.Mutex
-	all  int
-	user map[uint32]int
-}
-
-func (a *acquireLimit) enter(uid uint32) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	switch {
-	case a.all >= maxAcquires:
-		return lease.Errorf(lease.Down, "%d leases are being acquired on this node already; ask again", a.all)
-	case uid != 0 && a.user[uid] >= maxUser:
-		return lease.Errorf(lease.Down, "user %d is acquiring %d leases already; ask again", uid, a.user[uid])
-	}
-	if a.user == nil {
-		a.user = make(map[uint32]int)
-	}
-	a.all++
-	a.user[uid]++
-	return nil
-}
-
-func (a *acquireLimit) leave(uid uint32) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.all--
-	if a.user[uid]--; a.user[uid] == 0 {
-		delete(a.user, uid)
-	}
-}
 
 // Acquire implements rpc.LocalService.
 func (h *Host) Acquire(ctx context.Context, p rpc.Peer, r lease.Request) (lease.Lease, string, error) {
@@ -88,56 +52,48 @@ func (h *Host) acquire(ctx context.Context, p rpc.Peer, r *lease.Request) (lease
 		return lease.Lease{}, err
 	}
 	defer h.limit.leave(p.UID)
+	l, _, err := h.obtain(ctx, p, *r)
+	return l, err
+}
+
+// obtain gives a checked request its lease; fresh says that there was none before.
+func (h *Host) obtain(ctx context.Context, p rpc.Peer, r lease.Request) (_ lease.Lease, fresh bool, _ error) {
 	n := nameOf(r.Key)
 	for {
-		h.mu.Lock()
-		if h.closed {
-			h.mu.Unlock()
-			return lease.Lease{}, lease.Errorf(lease.Down, "the daemon is stopping")
-		}
-		if t, ok := h.tombs[n]; ok && t.Key.Incarnation >= r.Key.Incarnation {
-			h.mu.Unlock()
-			return lease.Lease{}, lease.Errorf(lease.Over, "job %s has ended: %s", r.Key, t.Reason)
-		}
-		if fl := h.flights[n]; fl != nil {
-			h.mu.Unlock()
-			select {
-			case <-fl.done:
-				continue
-			case <-ctx.Done():
-				return lease.Lease{}, lease.Errorf(lease.Down, "job %s: the caller gave up", r.Key)
-			}
-		}
-		if hd := h.keys[n]; hd != nil {
-			have := hd.rec.Lease
-			h.mu.Unlock()
-			old := have.Request.Key.Incarnation
-			switch {
-			case have.Request.UID != r.UID:
-				return lease.Lease{}, lease.Errorf(lease.Denied, "job %s has a lease of uid %d", r.Key, have.Request.UID)
-			case old > r.Key.Incarnation:
-				return lease.Lease{}, lease.Errorf(lease.Over, "job %s has begun anew: incarnation %d asks, %d has the lease", r.Key, r.Key.Incarnation, old)
-			case old < r.Key.Incarnation:
-				h.release(ctx, hd, "the job has begun anew", true)
-				continue
-			}
-			return have, nil
-		}
-		// A release of the key gives an acquisition up, the caller's end does too.
-		fctx, cancel := context.WithCancelCause(ctx)
-		fl := &flight{done: make(chan struct{}), cancel: cancel}
-		h.flights[n] = fl
-		h.mu.Unlock()
-		l, err := h.grant(fctx, *r)
-		if cause := context.Cause(fctx); err != nil && cause != nil && ctx.Err() == nil {
-			err = cause
+		fctx, done, err := h.fly(ctx, r.Key)
+		if err != nil {
+			return lease.Lease{}, false, err
 		}
 		h.mu.Lock()
-		delete(h.flights, n)
+		t, over := h.tombs[n]
+		hd := h.keys[n]
+		var have lease.Lease
+		if hd != nil {
+			have = hd.rec.Lease
+		}
 		h.mu.Unlock()
-		close(fl.done)
-		cancel(nil)
-		return l, err
+		old := have.Request.Key.Incarnation
+		switch {
+		case over && t.Key.Incarnation >= r.Key.Incarnation:
+			err = lease.Errorf(lease.Over, "job %s has ended: %s", r.Key, t.Reason)
+		case hd == nil:
+			l, again, err := h.grant(fctx, r)
+			if cause := context.Cause(fctx); err != nil && cause != nil && ctx.Err() == nil {
+				err = cause
+			}
+			done()
+			return l, !again, err
+		case have.Request.UID != r.UID && (p.UID != 0 || old >= r.Key.Incarnation):
+			err = lease.Errorf(lease.Denied, "job %s has a lease of uid %d", r.Key, have.Request.UID)
+		case old > r.Key.Incarnation:
+			err = lease.Errorf(lease.Over, "job %s has begun anew: incarnation %d asks, %d has the lease", r.Key, r.Key.Incarnation, old)
+		case old < r.Key.Incarnation && !have.Request.SameRun(r):
+			h.release(ctx, hd, "the job has begun anew", true)
+			done()
+			continue
+		}
+		done()
+		return have, false, err
 	}
 }
 
@@ -154,22 +110,8 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 	if k.Node != h.cfg.Node {
 		return lease.Errorf(lease.Invalid, "job %s: this is node %s, and a lease is asked for where it is used; compare node in sluice.yaml with Slurm's NodeName", cut(k.String()), h.cfg.Node)
 	}
-	for what, s := range map[string]string{"job": k.Job, "cluster": k.Cluster, "account": r.Account, "job name": r.JobName, "type": r.Type, "pool": r.Pool} {
-		if len(s) > maxName || strings.ContainsFunc(s, unicode.IsControl) || !utf8.ValidString(s) {
-			return lease.Errorf(lease.Invalid, "%s: want at most %d bytes on one line, without control characters", what, maxName)
-		}
-	}
-	if k.Job == "" || strings.ContainsAny(k.Job, "/@") {
-		return lease.Errorf(lease.Invalid, "job %q: want Slurm's job id, or run-NAME", cut(k.Job))
-	}
-	if r.Life < 0 || h.cfg.MaxLife > 0 && r.Life > h.cfg.MaxLife {
-		return lease.Errorf(lease.Invalid, "life time %v: want none below 0, nor above lease.max_life of sluice.yaml (%v, 0s is any)", r.Life, h.cfg.MaxLife)
-	}
-	if err := placement.Validate(*r); err != nil {
+	if err := h.checkRequest(r); err != nil {
 		return err
-	}
-	if r.Holder.PID < 0 {
-		return lease.Errorf(lease.Invalid, "holder %d is no process", r.Holder.PID)
 	}
 	if p.UID == 0 {
 		if r.Holder.PID > 0 && r.Holder.Start == 0 {
@@ -208,6 +150,29 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 	return checkHolder(r.Holder)
 }
 
+// checkRequest checks what does not depend on who asks.
+func (h *Host) checkRequest(r *lease.Request) error {
+	k := &r.Key
+	for what, s := range map[string]string{"job": k.Job, "cluster": k.Cluster, "account": r.Account, "job name": r.JobName, "type": r.Type, "pool": r.Pool, "node": k.Node} {
+		if len(s) > maxName || strings.ContainsFunc(s, unicode.IsControl) || !utf8.ValidString(s) {
+			return lease.Errorf(lease.Invalid, "%s: want at most %d bytes on one line, without control characters", what, maxName)
+		}
+	}
+	if k.Job == "" || strings.ContainsAny(k.Job, "/@") {
+		return lease.Errorf(lease.Invalid, "job %q: want Slurm's job id, or run-NAME", cut(k.Job))
+	}
+	if r.Life < 0 || h.cfg.MaxLife > 0 && r.Life > h.cfg.MaxLife {
+		return lease.Errorf(lease.Invalid, "life time %v: want none below 0, nor above lease.max_life of sluice.yaml (%v, 0s is any)", r.Life, h.cfg.MaxLife)
+	}
+	if err := placement.Validate(*r); err != nil {
+		return err
+	}
+	if r.Holder.PID < 0 {
+		return lease.Errorf(lease.Invalid, "holder %d is no process", r.Holder.PID)
+	}
+	return nil
+}
+
 func checkHolder(p lease.Process) error {
 	if p.PID > 0 && !alive(p) {
 		return lease.Errorf(lease.Over, "holder %d has ended", p.PID)
@@ -215,8 +180,9 @@ func checkHolder(p lease.Process) error {
 	return nil
 }
 
-// grant places the request until owners and placement agree.
-func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) {
+// grant places the request until owners and placement agree. known says that owners
+// had a lease of the job already.
+func (h *Host) grant(ctx context.Context, r lease.Request) (_ lease.Lease, known bool, _ error) {
 	if r.Pool == "" {
 		r.Pool = "default"
 	}
@@ -224,7 +190,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 	pool, ok := h.pools[r.Pool]
 	h.mu.Unlock()
 	if !ok {
-		return lease.Lease{}, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml; see sluice gpus", cut(r.Pool))
+		return lease.Lease{}, false, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml; see sluice gpus", cut(r.Pool))
 	}
 	if r.Place == "" {
 		r.Place = pool.Place
@@ -243,10 +209,10 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 			gpus = append(gpus, v.inv.GPUs...)
 		}
 		if err := ctx.Err(); err != nil {
-			return lease.Lease{}, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
+			return lease.Lease{}, false, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
 		}
 		if len(silent) == len(views) {
-			return lease.Lease{}, lease.Errorf(lease.Down, "pool %s: no owner answers: %s; see sluice health", r.Pool, strings.Join(silent, "; "))
+			return lease.Lease{}, false, lease.Errorf(lease.Down, "pool %s: no owner answers: %s; see sluice health", r.Pool, strings.Join(silent, "; "))
 		}
 		grants, err := placement.Place(gpus, r, pool.Place)
 		if err != nil {
@@ -257,14 +223,14 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 					continue
 				}
 			}
-			return lease.Lease{}, withSilent(err, silent, last)
+			return lease.Lease{}, false, withSilent(err, silent, last)
 		}
 		l, again, err := h.attempt(ctx, r, grants)
 		if err == nil {
-			return l, nil
+			return l, again, nil
 		}
 		if !again {
-			return lease.Lease{}, err
+			return lease.Lease{}, false, err
 		}
 		last, age = err, 0
 		// Hosts that want the same GPU at the same time come back at different ones.
@@ -273,7 +239,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 		case <-time.After(rand.N(time.Duration(try+1) * 2 * time.Millisecond)):
 		}
 	}
-	return lease.Lease{}, withSilent(last, nil, nil)
+	return lease.Lease{}, false, withSilent(last, nil, nil)
 }
 
 // withSilent adds to a refusal what was not known when it was made.
@@ -317,9 +283,14 @@ func each(parts []*part, f func(*part)) {
 }
 
 // attempt acquires these grants under a new id: an id that was taken back is
-// refused by its owners for ever. again says that another placement may do better.
+// refused by its owners for ever. again says that another placement may do better
+// or, without an error, that the lease was there already. For another node than this
+// one the lease has this one as its sponsor, and no socket here.
 func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Grant) (_ lease.Lease, again bool, _ error) {
-	l := lease.Lease{ID: lease.NewID(), Request: r, Grants: grants, State: lease.Reserved, Made: time.Now().UTC(), Host: h.cfg.Node}
+	l := lease.Lease{ID: lease.NewID(), Request: r, Grants: grants, State: lease.Reserved, Made: time.Now().UTC(), Host: r.Key.Node}
+	if l.Host != h.cfg.Node {
+		l.Sponsor = h.cfg.Node
+	}
 	rec := record{Lease: l, Phase: acquiring, Addrs: make(map[string]string)}
 	var parts []*part
 	for _, o := range ownersOf(grants) {
@@ -373,7 +344,7 @@ func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Gran
 		for _, pt := range parts {
 			if codeOf(pt.err) == lease.Conflict && pt.err != nil && pt.have.ID != "" {
 				if known := h.stranger(ctx, pt.peer, pt.have); known != nil {
-					return *known, false, nil
+					return *known, true, nil
 				}
 			}
 		}
@@ -422,6 +393,12 @@ func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Gran
 	hd.deadline = lifeLeft(&l)
 	h.keys[nameOf(r.Key)] = hd
 	h.mu.Unlock()
+	if l.Sponsor != "" {
+		fault.Point("sponsor-1-granted")
+		h.tell(audit.Grant, &l, "")
+		h.log.Info("lease granted for another node", "lease", l.ID, "job", r.Key.String(), "uid", r.UID, "owners", len(parts), "gpus", len(grants))
+		return l, false, nil
+	}
 	if err := h.openSocket(hd); err != nil {
 		err = lease.Errorf(lease.Internal, "lease %s: %v", l.ID, err)
 		h.release(ctx, hd, err.Error(), false)

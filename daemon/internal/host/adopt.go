@@ -20,7 +20,7 @@ func (h *Host) meet(ctx context.Context, p *peer) {
 	if known {
 		return
 	}
-	list, err := h.listOf(ctx, p)
+	list, err := h.listOf(ctx, p, h.cfg.Node)
 	if err != nil {
 		return
 	}
@@ -31,13 +31,16 @@ func (h *Host) meet(ctx context.Context, p *peer) {
 		if skip {
 			continue
 		}
-		whole, err := h.gather(ctx, s.Lease)
+		whole, err := h.gather(ctx, s.Lease, h.cfg.Node)
 		if err != nil {
 			h.log.Warn("lease found at its owner; another of its owners cannot be asked yet", "lease", s.ID, "owner", p.name, "error", err)
 			return // later
 		}
 		if whole != nil && h.adopt(*whole) == nil {
 			continue
+		}
+		if s.Sponsor != "" {
+			continue // its sponsor is at it, or it falls silent
 		}
 		h.stranger(ctx, p, lease.Lease{ID: s.ID})
 	}
@@ -46,8 +49,9 @@ func (h *Host) meet(ctx context.Context, p *peer) {
 	p.known = true
 }
 
-// gather puts a lease together from all owners; nil if a part is missing.
-func (h *Host) gather(ctx context.Context, l lease.Lease) (*lease.Lease, error) {
+// gather puts a lease together from what all owners have for host, "" for any; nil if
+// a part is missing.
+func (h *Host) gather(ctx context.Context, l lease.Lease, host string) (*lease.Lease, error) {
 	if len(l.Grants) < len(l.Request.Fractions) {
 		h.mu.Lock()
 		peers := make([]*peer, 0, len(h.peers))
@@ -57,7 +61,7 @@ func (h *Host) gather(ctx context.Context, l lease.Lease) (*lease.Lease, error) 
 		h.mu.Unlock()
 		l.Grants = nil
 		for _, p := range peers {
-			list, err := h.listOf(ctx, p)
+			list, err := h.listOf(ctx, p, host)
 			if err != nil {
 				return nil, err
 			}
@@ -75,8 +79,8 @@ func (h *Host) gather(ctx context.Context, l lease.Lease) (*lease.Lease, error) 
 	return &l, nil
 }
 
-// stranger settles with an owner that has a lease of ours we do not know: it is
-// taken over if it is whole, and ended if not.
+// stranger settles with an owner that has a lease of ours, or of a job whose sponsor
+// we are, that we do not know: it is taken over if it is whole, and ended if not.
 func (h *Host) stranger(ctx context.Context, p *peer, have lease.Lease) *lease.Lease {
 	h.mu.Lock()
 	hd, gone := h.leases[have.ID], h.isGone(have.ID)
@@ -85,9 +89,17 @@ func (h *Host) stranger(ctx context.Context, p *peer, have lease.Lease) *lease.L
 		h.deliver(ctx, hd) // its release is under way; otherwise the key would have been found
 		return nil
 	}
-	if !gone && have.State == lease.Granted && len(have.Grants) == len(have.Request.Fractions) && have.Host == h.cfg.Node {
-		if err := h.adopt(have); err == nil {
-			return &have
+	whole := &have
+	if have.Host != h.cfg.Node && have.State == lease.Granted { // asked for as a sponsor
+		var err error
+		if whole, err = h.gather(ctx, have, ""); err != nil {
+			h.log.Warn("lease found at its owner; another of its owners cannot be asked yet", "lease", have.ID, "owner", p.name, "error", err)
+			return nil
+		}
+	}
+	if !gone && have.State == lease.Granted && whole != nil && len(whole.Grants) == len(have.Request.Fractions) {
+		if err := h.adopt(*whole); err == nil {
+			return whole
 		}
 	}
 	_, err := within(ctx, reserveTime, func(ctx context.Context) (struct{}, error) {
@@ -101,30 +113,46 @@ func (h *Host) stranger(ctx context.Context, p *peer, have lease.Lease) *lease.L
 
 // adopt makes a lease that only its owners knew this host's again.
 func (h *Host) adopt(l lease.Lease) error {
-	rec := record{Lease: l, Phase: granted, Addrs: make(map[string]string)}
-	for _, o := range ownersOf(l.Grants) {
-		p, err := h.peer(o, "")
-		if err != nil {
-			return err
-		}
-		rec.Addrs[o] = p.addr
-	}
-	if err := h.put(&rec); err != nil {
+	hd, err := h.take(l)
+	if err != nil {
 		return err
 	}
-	hd := &held{rec: rec, deadline: lifeLeft(&l)}
-	h.mu.Lock()
-	if h.leases[l.ID] != nil || h.keys[nameOf(l.Request.Key)] != nil {
-		h.mu.Unlock()
-		return lease.Errorf(lease.Conflict, "lease %s: its job has another", l.ID)
+	h.log.Warn("lease found at its owner and taken over", "lease", l.ID, "job", l.Request.Key.String())
+	if l.Host != h.cfg.Node {
+		return nil
 	}
-	h.leases[l.ID] = hd
-	h.keys[nameOf(l.Request.Key)] = hd
-	h.mu.Unlock()
 	if err := h.openSocket(hd); err != nil {
 		h.log.Error("lease without socket", "lease", l.ID, "error", err)
 	}
 	h.watchHolder(hd)
-	h.log.Warn("lease found at its owner and taken over", "lease", l.ID, "job", l.Request.Key.String())
 	return nil
+}
+
+// take writes a lease that its owners have into this host's ledger.
+func (h *Host) take(l lease.Lease) (*held, error) {
+	rec := record{Lease: l, Phase: granted, Addrs: make(map[string]string)}
+	for _, o := range ownersOf(l.Grants) {
+		p, err := h.peer(o, "")
+		if err != nil {
+			return nil, err
+		}
+		rec.Addrs[o] = p.addr
+	}
+	hd := &held{rec: rec, deadline: lifeLeft(&l)}
+	n := nameOf(l.Request.Key)
+	h.mu.Lock()
+	if h.leases[l.ID] != nil || h.keys[n] != nil {
+		h.mu.Unlock()
+		return nil, lease.Errorf(lease.Conflict, "lease %s: its job has another", l.ID)
+	}
+	h.leases[l.ID], h.keys[n] = hd, hd
+	h.mu.Unlock()
+	if err := h.put(&rec); err != nil {
+		h.mu.Lock()
+		delete(h.leases, l.ID)
+		delete(h.keys, n)
+		h.mu.Unlock()
+		return nil, err
+	}
+	return hd, nil
 }

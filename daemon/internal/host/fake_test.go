@@ -169,6 +169,15 @@ func (f *fakeOwner) List(_ context.Context, host string) ([]lease.Status, error)
 	return all, nil
 }
 
+func (f *fakeOwner) Reports(_ context.Context, host, cluster, job string) ([]lease.Report, error) {
+	leave, err := f.enter("reports")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return []lease.Report{{Owner: f.name, Key: lease.Key{Cluster: cluster, Job: job, Node: host}}}, nil
+}
+
 func (f *fakeOwner) Offer(context.Context, string, lease.SessionRequest) (lease.Offer, error) {
 	return lease.Offer{}, nil
 }

@@ -6,6 +6,9 @@ package host
 // Flow:
 //
 //	acquire.go  request -> inventories -> placement -> reserve -> confirm -> socket
+//	sponsor.go  the same for other nodes, by the controller's daemon; and a node's
+//	            daemon takes what was got for it
+//	endjob.go   what ended is told to all owners, by the controller's daemon
 //	release.go  lease -> its owners, as often as it takes
 //	keep.go     renewals, holders, life times, owners that come back
 //	socket.go   a client process -> identity -> owner -> its connected socket
@@ -171,7 +174,11 @@ type Host struct {
 	flights map[name]*flight
 	tombs   map[name]tombstone
 	gone    map[string]time.Time // ids that have ended lately
+	ends    map[jobName]*jobEnd  // of jobs, that owners have not heard of yet
 	closed  bool
+
+	clock  clock
+	noting sync.Mutex // changes of the ends' notes; before mu
 }
 
 var _ rpc.LocalService = (*Host)(nil)
@@ -183,7 +190,7 @@ func New(cfg Config) (*Host, error) {
 	h := &Host{
 		cfg: cfg, log: cfg.Log, users: cfg.Users,
 		peers: make(map[string]*peer), leases: make(map[string]*held), keys: make(map[name]*held),
-		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time),
+		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), ends: make(map[jobName]*jobEnd),
 		wake: make(chan struct{}, 1),
 	}
 	h.base, h.end = context.WithCancel(context.Background())
@@ -203,6 +210,9 @@ func New(cfg Config) (*Host, error) {
 func (h *Host) load() error {
 	recs, err := ledger.All[record](h.cfg.Ledger, ledger.Leases)
 	if err != nil {
+		return err
+	}
+	if err := h.loadNotes(); err != nil {
 		return err
 	}
 	now := time.Now()
@@ -232,6 +242,9 @@ func (h *Host) load() error {
 		case granted:
 			h.keys[nameOf(rec.Lease.Request.Key)] = hd
 			hd.deadline = lifeLeft(&rec.Lease)
+			if rec.Lease.Host != h.cfg.Node {
+				continue
+			}
 			if err := h.openSocket(hd); err != nil {
 				h.log.Error("lease without socket", "lease", id, "error", err)
 			}

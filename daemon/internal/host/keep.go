@@ -63,8 +63,8 @@ func (h *Host) sweep(ctx context.Context) {
 	var old []name
 	h.mu.Lock()
 	for _, hd := range h.leases {
-		if hd.rec.Phase != granted {
-			continue
+		if hd.rec.Phase != granted || hd.rec.Lease.Host != h.cfg.Node {
+			continue // those of other nodes are their owners' to end
 		}
 		switch p := hd.rec.Lease.Request.Holder; {
 		case !hd.deadline.IsZero() && now.After(hd.deadline):
@@ -138,6 +138,7 @@ func (h *Host) round(ctx context.Context, renew bool) {
 	}
 	wg.Wait()
 	h.catchUp(ctx)
+	h.endJobs(ctx)
 }
 
 // catchUp delivers the releases whose owners can be reached.
@@ -205,6 +206,10 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 		if !lost {
 			continue // released meanwhile
 		}
+		if hd.rec.Lease.Host != h.cfg.Node {
+			h.entrust(hd)
+			continue
+		}
 		h.log.Error("lease lost: its owner no longer has it", "lease", id, "owner", p.name, "job", hd.rec.Lease.Request.Key.String())
 		e := audit.Of(audit.RenewLost, &hd.rec.Lease, "its owner no longer has it")
 		e.Owner = p.name
@@ -213,8 +218,9 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 	}
 }
 
-func (h *Host) listOf(ctx context.Context, p *peer) ([]lease.Status, error) {
-	list, err := within(ctx, h.cfg.Ask, func(ctx context.Context) ([]lease.Status, error) { return p.owner.List(ctx, h.cfg.Node) })
+// listOf is what an owner has for a host, "" for all that it may tell.
+func (h *Host) listOf(ctx context.Context, p *peer, host string) ([]lease.Status, error) {
+	list, err := within(ctx, h.cfg.Ask, func(ctx context.Context) ([]lease.Status, error) { return p.owner.List(ctx, host) })
 	if ctx.Err() == nil {
 		p.note(h, err)
 	}

@@ -28,7 +28,7 @@ func (h *Host) List(ctx context.Context, p rpc.Peer) ([]lease.Status, error) {
 	h.mu.Lock()
 	names := make(map[string]bool)
 	for id, hd := range h.leases {
-		if l := hd.rec.Lease; p.UID == 0 || l.Request.UID == p.UID {
+		if l := hd.rec.Lease; l.Host == h.cfg.Node && (p.UID == 0 || l.Request.UID == p.UID) {
 			switch hd.rec.Phase {
 			case releasing:
 				l.State = lease.Ended // not everybody knows yet
@@ -52,7 +52,7 @@ func (h *Host) List(ctx context.Context, p rpc.Peer) ([]lease.Status, error) {
 	var wg sync.WaitGroup
 	for _, pe := range peers {
 		wg.Go(func() {
-			list, err := h.listOf(ctx, pe)
+			list, err := h.listOf(ctx, pe, h.cfg.Node)
 			if err != nil {
 				return // the lease is shown without its sessions
 			}
@@ -136,12 +136,15 @@ func (h *Host) Health(ctx context.Context, _ rpc.Peer) ([]rpc.Check, error) {
 	}
 	h.mu.Lock()
 	peers := slices.Collect(maps.Values(h.peers))
-	undelivered, sockless, leases := 0, 0, 0
+	undelivered, sockless, leases := len(h.ends), 0, 0
 	for _, hd := range h.leases {
 		switch hd.rec.Phase {
 		case releasing:
 			undelivered++
 		case granted:
+			if hd.rec.Lease.Host != h.cfg.Node {
+				continue // not ours any more as soon as its node has it
+			}
 			leases++
 			if hd.sock == nil {
 				sockless++

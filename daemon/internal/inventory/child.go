@@ -19,7 +19,7 @@ func Child(lib string, in io.Reader, out io.Writer) error {
 	n := nvml.New(nvml.WithLibraryPath(lib))
 	enc := json.NewEncoder(out)
 	sc := bufio.NewScanner(in)
-	c := child{n: n}
+	c := child{n: n, seen: map[string]seen{}}
 	for sc.Scan() {
 		var seq uint64
 		if _, err := fmt.Sscan(sc.Text(), &seq); err != nil {
@@ -35,8 +35,9 @@ func Child(lib string, in io.Reader, out io.Writer) error {
 }
 
 type child struct {
-	n  nvml.Interface
-	up bool
+	n    nvml.Interface
+	up   bool
+	seen map[string]seen // by GPU: the last look at its processes
 }
 
 func (c *child) sample() Sample {
@@ -128,6 +129,9 @@ func (c *child) device(i int) Device {
 			}
 			d.Processes = append(d.Processes, m)
 		}
+	}
+	if c.has("nvmlDeviceGetProcessUtilization") {
+		c.busy(h, &d)
 	}
 	return d
 }

@@ -15,7 +15,8 @@ type Sample struct {
 	// NoLibrary: there is no NVML here, so no GPU either.
 	NoLibrary bool `json:"no_library,omitempty"`
 
-	At time.Time `json:"-"` // when it arrived
+	Asked time.Time `json:"-"` // when it was asked for
+	At    time.Time `json:"-"` // when it arrived
 }
 
 // Device is one GPU as NVML sees it. Memory in bytes.
@@ -34,6 +35,7 @@ type Device struct {
 	Power       *uint32  `json:"power,omitempty"`       // milliwatt
 	MIG         bool     `json:"mig,omitempty"`
 	Processes   []Memory `json:"processes,omitempty"`
+	Busy        []Busy   `json:"busy,omitempty"`
 	Error       string   `json:"error,omitempty"` // this GPU cannot be used
 }
 
@@ -41,4 +43,11 @@ type Device struct {
 type Memory struct {
 	PID  int     `json:"pid"`
 	Used *uint64 `json:"used,omitempty"` // bytes
+}
+
+// Busy is for how long one process kept one GPU busy since the sample before, as far
+// as NVML noticed; it may have ended since.
+type Busy struct {
+	PID  int           `json:"pid"`
+	Time time.Duration `json:"time"`
 }

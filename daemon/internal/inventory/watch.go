@@ -50,16 +50,18 @@ type Watch struct {
 	state  atomic.Pointer[string] // why there is no fresh sample, "" if there is
 	misses atomic.Uint64
 	starts atomic.Uint64
+	now    chan struct{} // a sample is wanted before its time
 	first  chan struct{} // closed with the first answer of any sort
 	once   sync.Once
 
 	mu    sync.Mutex
 	known map[string]Device // every GPU ever seen, so that one that vanished is told as such
+	tell  func(*Sample)
 }
 
 // New makes a watch; Run starts it.
 func New(cfg Config, log *slog.Logger) *Watch {
-	w := &Watch{cfg: cfg, log: log, first: make(chan struct{}), known: map[string]Device{}}
+	w := &Watch{cfg: cfg, log: log, now: make(chan struct{}, 1), first: make(chan struct{}), known: map[string]Device{}}
 	w.say("NVML has not answered yet")
 	return w
 }
@@ -87,6 +89,21 @@ func (w *Watch) Age() (age time.Duration, known bool, why string) {
 		return time.Since(s.At), true, why
 	}
 	return 0, false, why
+}
+
+// Look has a sample taken soon. It waits for nothing.
+func (w *Watch) Look() {
+	select {
+	case w.now <- struct{}{}:
+	default:
+	}
+}
+
+// OnSample has f told of each good sample, in their order; none is left out.
+func (w *Watch) OnSample(f func(*Sample)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tell = f
 }
 
 // Misses counts samples that did not come, Starts the children.
@@ -224,6 +241,7 @@ func (w *Watch) child(ctx context.Context) (good bool, err error) {
 	tick := time.NewTicker(w.cfg.Poll)
 	defer tick.Stop()
 	for seq := uint64(1); ; seq++ {
+		asked := time.Now()
 		if _, err := fmt.Fprintln(in, seq); err != nil {
 			return good, fmt.Errorf("its input: %w", err)
 		}
@@ -232,6 +250,7 @@ func (w *Watch) child(ctx context.Context) (good bool, err error) {
 			if s.Seq != seq {
 				return good, fmt.Errorf("it answered request %d, %d was asked", s.Seq, seq)
 			}
+			s.Asked = asked
 			w.publish(s)
 			good, limit = true, deadline
 		case err := <-failed:
@@ -248,6 +267,7 @@ func (w *Watch) child(ctx context.Context) (good bool, err error) {
 		}
 		select {
 		case <-tick.C:
+		case <-w.now:
 		case <-ctx.Done():
 			return good, ctx.Err()
 		}
@@ -304,8 +324,12 @@ func (w *Watch) publish(s Sample) {
 		}
 		w.known[d.UUID] = d
 	}
+	tell := w.tell
 	w.mu.Unlock()
 	w.last.Store(&s)
 	w.say(why)
 	w.once.Do(func() { close(w.first) })
+	if tell != nil {
+		tell(&s)
+	}
 }

@@ -28,6 +28,10 @@ type Owner interface {
 	Release(ctx context.Context, host, id string, key Key, reason string) error
 	// List is every lease whose host is host, "" for all.
 	List(ctx context.Context, host string) ([]Status, error)
+	// Reports is what became of a job's leases at this owner: those that live, and
+	// those that ended less than the tombstone time ago, oldest first. host is a
+	// controller's, or sees its own only.
+	Reports(ctx context.Context, host, cluster, job string) ([]Report, error)
 	// Offer prepares a session and says how its data connection is opened.
 	Offer(ctx context.Context, host string, r SessionRequest) (Offer, error)
 }
@@ -98,6 +102,25 @@ type Counts struct {
 	Launches uint64        `json:"launches"`
 	Errors   uint64        `json:"errors"`
 	Throttle time.Duration `json:"throttle"`
+}
+
+// Report is what one owner knows of a lease and of what was done with it.
+type Report struct {
+	Lease    string        `json:"lease"`
+	Key      Key           `json:"key"`
+	Owner    string        `json:"owner"`
+	UID      uint32        `json:"uid"`
+	Account  string        `json:"account,omitempty"`
+	JobName  string        `json:"job_name,omitempty"`
+	Asked    []Fraction    `json:"asked"`    // all of the lease's fractions
+	Grants   []Grant       `json:"grants"`   // this owner's
+	Use      []Use         `json:"use"`      // one for each of Grants; Peak is over the whole life
+	Counts   Counts        `json:"counts"`   // all sessions that were
+	Sessions uint64        `json:"sessions"` // how many there were
+	GPUTime  time.Duration `json:"gpu_time"` // busy time of its GPUs, as NVML samples it
+	Made     time.Time     `json:"made"`
+	Ended    time.Time     `json:"ended,omitzero"` // zero while it lives
+	Reason   string        `json:"reason,omitempty"`
 }
 
 // Status is a lease with what lives on it.

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -20,7 +21,9 @@ type Key struct {
 	Job     string `json:"job"`  // Slurm's job id, or "run-..." of sluice run
 	Node    string `json:"node"` // the node whose processes use the lease
 	// Incarnation tells a requeued job from its earlier life; a greater one
-	// is later. Slurm's restart count, or 0.
+	// is later. For Slurm's jobs it is an epoch in milliseconds since 1970, given
+	// by the daemon that first hears of a run and never used twice by it. It is not
+	// Slurm's restart count: an Epilog is told that of the next run already.
 	Incarnation uint64 `json:"incarnation,omitempty"`
 }
 
@@ -74,8 +77,18 @@ type Request struct {
 	Life      time.Duration `json:"life,omitempty"`   // 0: until released
 	Account   string        `json:"account,omitempty"`
 	JobName   string        `json:"job_name,omitempty"`
+	// Restart is Slurm's restart count as the job's Prolog is told it: two runs of
+	// a job differ in it, two Prologs of one run do not.
+	Restart uint32 `json:"restart,omitempty"`
 	// Holder is the process whose end ends the lease; zero for Slurm jobs.
 	Holder Process `json:"holder,omitzero"`
+}
+
+// SameRun says that two requests are of one run of a job, whatever their keys'
+// incarnations: a script of Slurm's was repeated, by another daemon perhaps.
+func (r Request) SameRun(o Request) bool {
+	return r.Key.Cluster == o.Key.Cluster && r.Key.Job == o.Key.Job && r.Key.Node == o.Key.Node &&
+		r.Restart == o.Restart && r.UID == o.UID && r.Type == o.Type && slices.Equal(r.Fractions, o.Fractions)
 }
 
 // Grant is one fraction on one GPU.
@@ -108,6 +121,9 @@ type Lease struct {
 	Expires time.Time `json:"expires,omitzero"` // by Life or, reserved, by the reservation's time
 	Host    string    `json:"host"`             // node name of the daemon that asked
 	Epoch   uint64    `json:"epoch"`            // the owner's: counts its ledger's openings
+	// Sponsor is the node of the controller's daemon that asked for it on behalf
+	// of Host, "" if Host itself did. It renews the lease until Host has it.
+	Sponsor string `json:"sponsor,omitempty"`
 }
 
 // GPU is what an owner knows of a GPU.

@@ -16,6 +16,9 @@ import (
 // maxUnknown is how many leases that never were one host can have remembered.
 const maxUnknown = 4096
 
+// maxControl is the same for a controller, which ends every job at every owner.
+const maxControl = 1 << 17
+
 // purgeMost bounds one change that removes old tombstones.
 const purgeMost = 1000
 
@@ -38,11 +41,14 @@ func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, rea
 	if b, err := hex.DecodeString(id); id != "" && (err != nil || len(b) != 16) {
 		return lease.Errorf(lease.Invalid, "lease id %.40q: want 32 hexadecimal digits", id)
 	}
-	if !zero && (key.Node != host || key.Job == "" || len(key.Cluster) > maxName || len(key.Job) > maxName) {
+	if !zero && (key.Node != host && !o.Controller(host) || key.Job == "" || len(key.Cluster) > maxName || len(key.Job) > maxName || len(key.Node) > maxName) {
 		return lease.Errorf(lease.Denied, "release: job %s is not of node %s", key, host)
 	}
 	if reason = cut(reason); reason == "" {
 		reason = "released by its host"
+	}
+	if !zero && key.Node == "" {
+		return o.endJob(ctx, host, key, reason)
 	}
 	e, err := o.release(host, id, key, reason)
 	if err != nil || e == nil {
@@ -70,7 +76,7 @@ func (o *Owner) release(host, id string, key lease.Key, reason string) (*entry, 
 	if e == nil {
 		return nil, o.remember(host, id, key, reason)
 	}
-	if e.rec.Lease.Host != host {
+	if e.rec.Lease.Host != host && e.rec.Lease.Sponsor != host && !o.Controller(host) {
 		return nil, lease.Errorf(lease.Denied, "lease %s is not of node %s", e.rec.Lease.ID, host)
 	}
 	if e.ending {
@@ -90,11 +96,18 @@ func (o *Owner) remember(host, id string, key lease.Key, reason string) error {
 	name := idTomb(id)
 	if id == "" {
 		name, t.Key, t.Incarnation = keyTomb(key), key.String(), key.Incarnation
+		if key.Node == "" {
+			name = jobTomb(key)
+		}
 	}
 	if old, ok := o.tombs[name]; ok && old.Incarnation >= t.Incarnation {
 		return nil
 	}
-	if o.unknown[host] >= maxUnknown {
+	most := maxUnknown
+	if o.Controller(host) {
+		most = maxControl
+	}
+	if o.unknown[host] >= most {
 		o.log.Warn("host releases too much that never was; not remembered", "host", host, "lease", id, "job", key.String())
 		return nil
 	}
@@ -188,8 +201,16 @@ func (o *Owner) end(e *entry) error {
 	}
 	o.point("release-2-killed")
 	o.write.Lock()
-	defer o.write.Unlock()
-	return o.free(e)
+	err := o.free(e)
+	o.write.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := o.cfg.Workers.Forget(id); err != nil {
+		// It is found again at the next start.
+		o.log.Warn("account of an ended lease stays", "lease", id, "error", err)
+	}
+	return nil
 }
 
 // free takes an ended lease out of the ledger. write is held.
@@ -200,6 +221,11 @@ func (o *Owner) free(e *entry) error {
 	t := o.tombstone(why.Reason)
 	t.Lease, t.Host = l.ID, l.Host
 	kt := t
+	if why.Over && l.State == lease.Granted {
+		r := o.report(l)
+		r.Ended, r.Reason = t.Ended, t.Reason
+		t.Report = &r
+	}
 	kt.Key, kt.Incarnation = l.Request.Key.String(), l.Request.Key.Incarnation
 	kname := keyTomb(l.Request.Key)
 	over := why.Over
@@ -321,6 +347,9 @@ func (o *Owner) endOrphans(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, o.lim().End)
 		err := o.cfg.Workers.End(ctx, id)
 		cancel()
+		if err == nil {
+			err = o.cfg.Workers.Forget(id)
+		}
 		o.log.Warn("sessions of a lease that is not in the ledger were ended", "lease", id, "error", err)
 	}
 }

@@ -51,6 +51,7 @@ type workers struct {
 	mu      sync.Mutex
 	n       int
 	live    map[string][]lease.Session
+	made    map[string]uint64 // sessions of a lease that ever were, until it is forgotten
 	onEnd   func(lease.Session, string)
 	untold  []lease.Session // ended while no daemon was there
 	down    bool            // the daemon is
@@ -60,7 +61,7 @@ type workers struct {
 }
 
 func newWorkers() *workers {
-	return &workers{live: make(map[string][]lease.Session), started: make(chan struct{}, 100)}
+	return &workers{live: make(map[string][]lease.Session), made: make(map[string]uint64), started: make(chan struct{}, 100)}
 }
 
 func (w *workers) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest, conn *os.File, gpus []lease.GPU) (lease.Session, error) {
@@ -81,6 +82,7 @@ func (w *workers) Start(ctx context.Context, l lease.Lease, r lease.SessionReque
 	w.n++
 	s := lease.Session{ID: fmt.Sprintf("s%d", w.n), Lease: l.ID, Client: r.PID, Program: r.Program, Kind: r.Kind}
 	w.live[l.ID] = append(w.live[l.ID], s)
+	w.made[l.ID]++
 	return s, nil
 }
 
@@ -91,6 +93,24 @@ func (w *workers) Sessions(id string) []lease.Session {
 }
 
 func (w *workers) Use(string) []lease.Use { return nil }
+
+// Total counts the sessions that were told to the test; Forget ends that.
+func (w *workers) Total(id string) ([]lease.Use, lease.Counts, uint64, time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := w.made[id]
+	if n == 0 {
+		return nil, lease.Counts{}, 0, 0
+	}
+	return []lease.Use{{Granted: gib, Peak: n << 20}}, lease.Counts{Calls: 10 * n}, n, time.Duration(n) * time.Second
+}
+
+func (w *workers) Forget(id string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.made, id)
+	return nil
+}
 
 func (w *workers) Leases() []string {
 	w.mu.Lock()

@@ -17,10 +17,13 @@ import (
 // maxName is how long names in a request may be, in bytes.
 const maxName = 256
 
-// Reserve keeps room for l, or grants it at once when ttl is 0.
+// Reserve keeps room for l, or grants it at once when ttl is 0. A controller's
+// daemon may ask for another node: l then names it as its sponsor.
 func (o *Owner) Reserve(ctx context.Context, host string, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
-	l.Host = host
-	have, err := o.reserve(ctx, l, ttl)
+	if l.Sponsor == "" {
+		l.Host = host
+	}
+	have, err := o.reserve(ctx, host, l, ttl)
 	if err != nil && have.ID == "" {
 		o.counts.refused.Add(1)
 		ev := o.event(audit.Refuse, &l, err.Error())
@@ -31,7 +34,10 @@ func (o *Owner) Reserve(ctx context.Context, host string, l lease.Lease, ttl tim
 	return have, err
 }
 
-func (o *Owner) reserve(ctx context.Context, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
+func (o *Owner) reserve(ctx context.Context, from string, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
+	if err := o.maySponsor(from, &l); err != nil {
+		return lease.Lease{}, err
+	}
 	if err := o.validate(&l, ttl); err != nil {
 		return lease.Lease{}, err
 	}
@@ -110,7 +116,7 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 	if t, ok := o.tombs[idTomb(l.ID)]; ok {
 		return lease.Lease{}, nil, lease.Errorf(lease.Over, "lease %s of job %s has ended: %s", l.ID, k, t.Reason)
 	}
-	if t, ok := o.tombs[keyTomb(k)]; ok && t.Incarnation >= k.Incarnation {
+	if t, ok := o.ended(k); ok {
 		return lease.Lease{}, nil, lease.Errorf(lease.Over, "job %s has ended here: %s", k, t.Reason)
 	}
 	if e := o.keys[nameOf(k)]; e != nil {
@@ -120,7 +126,7 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 			return lease.Lease{}, nil, lease.Errorf(lease.Over, "job %s has begun anew: incarnation %d asks, %d has the lease", k, k.Incarnation, old)
 		case e.ending:
 			return lease.Lease{}, e, nil
-		case k.Incarnation == old:
+		case k.Incarnation == old || l.Request.SameRun(e.rec.Lease.Request):
 			return e.rec.Lease, nil, lease.Errorf(lease.Conflict, "job %s has lease %s already", k, e.rec.Lease.ID)
 		}
 		o.mark(e, ending{audit.Release, "the job has begun anew", true})
@@ -304,7 +310,7 @@ func (o *Owner) confirm(host, id string) error {
 	}
 	rec := e.rec
 	switch {
-	case rec.Lease.Host != host:
+	case rec.Lease.Host != host && rec.Lease.Sponsor != host:
 		return lease.Errorf(lease.Denied, "lease %s is not of node %s", id, host)
 	case e.ending:
 		return lease.Errorf(lease.Over, "lease %s is ending: %s", id, rec.why())

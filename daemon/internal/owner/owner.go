@@ -16,6 +16,8 @@ package owner
 //	          waited for -> (release-2) ledger: gone, tombstones -> (release-3)
 //	          audit -> (release-4) memory -> (release-5) answer
 //	Sweep     found -> (reclaim-1) as Release from its release-0
+//	End of a job by a controller: ledger: tombstone -> (endjob-1) all its leases
+//	          as Release from its release-1, at once -> (endjob-2) answer
 //
 // A line of the audit log about a lease is in the ledger's outbox, with the change
 // that it tells of, until it is written; so a crash neither loses nor doubles it.
@@ -62,9 +64,14 @@ type Workers interface {
 	Sessions(leaseID string) []lease.Session
 	// Use is the lease's memory account, one for each grant.
 	Use(leaseID string) []lease.Use
-	// End kills the lease's sessions, waits until none lives, and forgets its
-	// account. An error says that one still lives. No sessions are no error.
+	// End kills the lease's sessions and waits until none lives. An error says
+	// that one still lives. No sessions are no error.
 	End(ctx context.Context, leaseID string) error
+	// Total is what the lease has used over its whole life, one use for each grant
+	// and none if there never was a session. It is known until Forget.
+	Total(leaseID string) (use []lease.Use, counts lease.Counts, sessions uint64, gpu time.Duration)
+	// Forget drops the account of a lease that End has ended.
+	Forget(leaseID string) error
 	// OnEnd has f called when a session has ended, before End returns for it.
 	OnEnd(f func(s lease.Session, reason string))
 }
@@ -128,6 +135,8 @@ type Config struct {
 	Clock   Clock
 	Log     *slog.Logger
 	Limits  Limits
+	// Controllers are the nodes whose daemons speak for all nodes; see controller.go.
+	Controllers []string
 }
 
 // Owner implements lease.LocalOwner. Close it before the ledger.
@@ -147,6 +156,7 @@ type Owner struct {
 
 	mu      sync.RWMutex
 	limits  Limits
+	control map[string]bool // nodes
 	tickets Tickets
 	leases  map[string]*entry   // by id
 	keys    map[keyName]*entry  // by key without incarnation
@@ -167,6 +177,7 @@ type entry struct {
 	deadline time.Duration // since boot, 0 for none
 	renewed  time.Duration // since boot: by the host, or the start of this process
 	said     time.Time     // the same for people
+	attached bool          // its host, not only its sponsor, has spoken of it to this process
 	ctx      context.Context
 	cancel   context.CancelFunc // ends starts of sessions
 
@@ -212,6 +223,7 @@ func New(cfg Config) (*Owner, error) {
 	o := &Owner{cfg: cfg, clock: cfg.Clock, log: cfg.Log, limits: cfg.Limits.withDefaults(), tickets: cfg.Tickets,
 		leases: make(map[string]*entry), keys: make(map[keyName]*entry), tombs: make(map[string]tombSeen), unknown: make(map[string]int)}
 	o.ctx, o.cancel = context.WithCancel(context.Background())
+	o.SetControllers(cfg.Controllers)
 	if err := o.load(); err != nil {
 		return nil, err
 	}
@@ -384,6 +396,9 @@ func (o *Owner) List(_ context.Context, host string) ([]lease.Status, error) {
 	for _, e := range o.leases {
 		if host == "" || e.rec.Lease.Host == host {
 			all = append(all, lease.Status{Lease: e.rec.Lease, Renewed: e.said})
+			if e.ending {
+				all[len(all)-1].State = lease.Ended // but it holds its GPUs still
+			}
 		}
 	}
 	o.mu.RUnlock()
@@ -394,16 +409,24 @@ func (o *Owner) List(_ context.Context, host string) ([]lease.Status, error) {
 	return all, nil
 }
 
-// Renew says that the host still uses these leases.
+// Renew says that the host still uses these leases. That of a sponsor counts until
+// their host has spoken: after that a host that is gone must be missed.
 func (o *Owner) Renew(_ context.Context, host string, ids []string) ([]string, error) {
 	known := make([]string, 0, len(ids))
 	now, wall := o.clock.Up(), o.clock.Now()
 	o.mu.Lock()
 	for _, id := range ids {
-		if e := o.leases[id]; e != nil && !e.ending && e.rec.Lease.Host == host {
-			e.renewed, e.said = now, wall
-			known = append(known, id)
+		e := o.leases[id]
+		switch {
+		case e == nil || e.ending:
+			continue
+		case e.rec.Lease.Host == host:
+			e.attached = true
+		case e.attached || e.rec.Lease.Sponsor != host:
+			continue
 		}
+		e.renewed, e.said = now, wall
+		known = append(known, id)
 	}
 	o.mu.Unlock()
 	o.point("renew-1-noted")

@@ -230,7 +230,7 @@ func TestIncarnations(t *testing.T) {
 	n := newNode(t, "gpu01", 1)
 	at := func(i uint64) lease.Lease {
 		l := n.want("h1", "1", 80)
-		l.Request.Key.Incarnation = i
+		l.Request.Key.Incarnation, l.Request.Restart = i, uint32(i)
 		return l
 	}
 	old, err := n.Reserve(ctx, "h1", at(1), 0)

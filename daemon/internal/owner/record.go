@@ -92,6 +92,7 @@ type tombstone struct {
 	Boot        string        `json:"boot"`
 	Up          time.Duration `json:"up"`
 	Unknown     bool          `json:"unknown,omitempty"` // the lease never was here
+	Report      *lease.Report `json:"report,omitempty"`  // of an id that was granted
 }
 
 // tombSeen is a tombstone and since when it counts, on the clock since boot.
@@ -104,6 +105,19 @@ type tombSeen struct {
 func idTomb(id string) string { return "id/" + id }
 func keyTomb(k lease.Key) string {
 	return fmt.Sprintf("key/%q/%q/%q", k.Cluster, k.Job, k.Node)
+}
+
+// jobTomb names the tombstone of a job on all nodes.
+func jobTomb(k lease.Key) string { return fmt.Sprintf("job/%q/%q", k.Cluster, k.Job) }
+
+// ended is the tombstone that says that k is over, if there is one.
+func (o *Owner) ended(k lease.Key) (tombSeen, bool) {
+	for _, name := range []string{keyTomb(k), jobTomb(k)} {
+		if t, ok := o.tombs[name]; ok && t.Incarnation >= k.Incarnation {
+			return t, true
+		}
+	}
+	return tombSeen{}, false
 }
 
 // bury takes a tombstone into memory. Of another boot, it counts from now: too

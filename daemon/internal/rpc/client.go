@@ -91,9 +91,11 @@ func (o *OwnerClient) Inventory(ctx context.Context) (lease.Inventory, error) {
 }
 
 // Reserve implements lease.Owner. host must be this node's name, by which the
-// other side knows us anyway.
+// other side knows us anyway; a sponsor names the lease's own.
 func (o *OwnerClient) Reserve(ctx context.Context, host string, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
-	l.Host = host
+	if l.Sponsor == "" {
+		l.Host = host
+	}
 	r, err := o.c.Reserve(tagged(ctx, o.version), &pb.ReserveRequest{Lease: toLease(l), Ttl: toDuration(ttl)})
 	if err != nil {
 		return lease.Lease{}, o.fail(err)
@@ -133,13 +135,23 @@ func (o *OwnerClient) Release(ctx context.Context, _, id string, key lease.Key, 
 	return o.fail(err)
 }
 
-// List implements lease.Owner. The owner answers this node's leases only.
-func (o *OwnerClient) List(ctx context.Context, _ string) ([]lease.Status, error) {
-	r, err := o.c.List(tagged(ctx, o.version), &pb.ListRequest{})
+// List implements lease.Owner. The owner answers this node's leases only, or all
+// for "" where this node is one of its controllers.
+func (o *OwnerClient) List(ctx context.Context, host string) ([]lease.Status, error) {
+	r, err := o.c.List(tagged(ctx, o.version), &pb.ListRequest{All: host == ""})
 	if err != nil {
 		return nil, o.fail(err)
 	}
 	return each(r.GetLeases(), fromStatus), nil
+}
+
+// Reports implements lease.Owner.
+func (o *OwnerClient) Reports(ctx context.Context, _, cluster, job string) ([]lease.Report, error) {
+	r, err := o.c.Reports(tagged(ctx, o.version), &pb.ReportsRequest{Cluster: text(cluster), Job: text(job)})
+	if err != nil {
+		return nil, o.fail(err)
+	}
+	return each(r.GetReports(), fromReport), nil
 }
 
 // Offer implements lease.Owner.
@@ -159,6 +171,7 @@ func (o *OwnerClient) Offer(ctx context.Context, _ string, q lease.SessionReques
 type LocalClient struct {
 	conn    *grpc.ClientConn
 	c       pb.LocalClient
+	jobs    pb.JobsClient
 	path    string
 	version string
 }
@@ -175,7 +188,7 @@ func DialLocal(path, version string) (*LocalClient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("local socket %s: %w", path, err)
 	}
-	return &LocalClient{conn: conn, c: pb.NewLocalClient(conn), path: path, version: version}, nil
+	return &LocalClient{conn: conn, c: pb.NewLocalClient(conn), jobs: pb.NewJobsClient(conn), path: path, version: version}, nil
 }
 
 // Close ends the connection.

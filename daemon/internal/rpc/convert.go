@@ -99,7 +99,7 @@ func toRequest(r lease.Request) *pb.Request {
 		Policy: text(string(r.Policy)), Place: text(string(r.Place)), Pool: text(r.Pool),
 		Life:    toDuration(r.Life),
 		Account: text(r.Account), JobName: text(r.JobName),
-		Holder: toProcess(r.Holder),
+		Holder: toProcess(r.Holder), Restart: r.Restart,
 	}
 }
 
@@ -112,7 +112,7 @@ func fromRequest(r *pb.Request) lease.Request {
 		Policy: lease.Policy(r.GetPolicy()), Place: lease.Place(r.GetPlace()), Pool: r.GetPool(),
 		Life:    fromDuration(r.GetLife()),
 		Account: r.GetAccount(), JobName: r.GetJobName(),
-		Holder: fromProcess(r.GetHolder()),
+		Holder: fromProcess(r.GetHolder()), Restart: r.GetRestart(),
 	}
 }
 
@@ -129,14 +129,14 @@ func fromGrant(g *pb.Grant) lease.Grant {
 func toLease(l lease.Lease) *pb.Lease {
 	return &pb.Lease{
 		Id: text(l.ID), Request: toRequest(l.Request), Grants: each(l.Grants, toGrant), State: text(string(l.State)),
-		Made: toTime(l.Made), Expires: toTime(l.Expires), Host: text(l.Host), Epoch: l.Epoch,
+		Made: toTime(l.Made), Expires: toTime(l.Expires), Host: text(l.Host), Epoch: l.Epoch, Sponsor: text(l.Sponsor),
 	}
 }
 
 func fromLease(l *pb.Lease) lease.Lease {
 	return lease.Lease{
 		ID: l.GetId(), Request: fromRequest(l.GetRequest()), Grants: each(l.GetGrants(), fromGrant), State: lease.State(l.GetState()),
-		Made: fromTime(l.GetMade()), Expires: fromTime(l.GetExpires()), Host: l.GetHost(), Epoch: l.GetEpoch(),
+		Made: fromTime(l.GetMade()), Expires: fromTime(l.GetExpires()), Host: l.GetHost(), Epoch: l.GetEpoch(), Sponsor: l.GetSponsor(),
 	}
 }
 

@@ -40,6 +40,17 @@ func fill(t *testing.T, v reflect.Value, n *int) {
 		for i := range v.Len() {
 			fill(t, v.Index(i), n)
 		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(t, v.Elem(), n)
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		for range 2 {
+			key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+			fill(t, key, n)
+			fill(t, value, n)
+			v.SetMapIndex(key, value)
+		}
 	case reflect.Struct:
 		for i := range v.NumField() {
 			fill(t, v.Field(i), n)
@@ -91,6 +102,14 @@ func TestConvert(t *testing.T) {
 	same(t, func(p Pool) Pool { return fromPool(wired(t, toPool(p), &pb.Pool{})) })
 	same(t, func(c Check) Check { return fromCheck(wired(t, toCheck(c), &pb.Check{})) })
 	same(t, func(e Event) Event { return fromEvent(wired(t, toEvent(e), &pb.Event{})) })
+	same(t, func(r lease.Report) lease.Report { return fromReport(wired(t, toReport(r), &pb.Report{})) })
+	same(t, func(r JobRun) JobRun { return fromJobRun(wired(t, toJobRun(r), &pb.JobRun{})) })
+	same(t, func(a JobAnswer) JobAnswer { return fromJobAnswer(wired(t, toJobAnswer(a), &pb.JobAnswerReply{})) })
+	same(t, func(e EnvOp) EnvOp { return fromEnvOp(wired(t, toEnvOp(e), &pb.EnvOp{})) })
+	empty := "" // not the same as not known
+	if r := fromJobRun(wired(t, toJobRun(JobRun{Licences: &empty}), &pb.JobRun{})); r.Licences == nil || *r.Licences != "" {
+		t.Errorf("no licences became %v", r.Licences)
+	}
 	same(t, func(s Stats) Stats { return fromStats(wired(t, toStats(s), &pb.StatsReply{})) })
 }
 
@@ -146,6 +165,13 @@ func FuzzConvert(f *testing.F) {
 		var s pb.StatsReply
 		if proto.Unmarshal(in, &s) == nil {
 			_ = fromStats(&s)
+		}
+		var run pb.JobRunRequest
+		if proto.Unmarshal(in, &run) == nil {
+			once := fromJobRun(run.GetRun())
+			if twice := fromJobRun(toJobRun(once)); !reflect.DeepEqual(once, twice) {
+				t.Fatalf("%+v\nbecame\n%+v", once, twice)
+			}
 		}
 		var o pb.OfferReply
 		if proto.Unmarshal(in, &o) == nil {

@@ -58,6 +58,10 @@ func (b *book) Release(_ context.Context, host, id string, key lease.Key, reason
 func (b *book) List(_ context.Context, host string) ([]lease.Status, error) {
 	return []lease.Status{{Lease: lease.Lease{ID: "l", Host: host}}}, b.note("list", host)
 }
+func (b *book) Reports(_ context.Context, host, cluster, job string) ([]lease.Report, error) {
+	return []lease.Report{{Lease: "l", Key: lease.Key{Cluster: cluster, Job: job}}}, b.note("reports", host, cluster, job)
+}
+func (b *book) Controller(node string) bool { return node == "ctl" }
 func (b *book) Offer(_ context.Context, host string, r lease.SessionRequest) (lease.Offer, error) {
 	return lease.Offer{Addr: ":7072", Ticket: [16]byte{1}, Secret: [32]byte{2}}, b.note("offer", host, r)
 }
@@ -137,10 +141,37 @@ func TestOwner(t *testing.T) {
 	}
 	key := lease.Key{Cluster: "c", Job: "7", Node: "node01", Incarnation: 2}
 	expect(c.Release(ctx, "node01", "", key, "job over"), "release", "node01", "", key, "job over")
-	list, err := c.List(ctx, "")
-	expect(err, "list", "node01") // never all
+	if _, err := c.List(ctx, ""); code(err) != lease.Denied || b.got[0] == "list" {
+		t.Errorf("the leases of all hosts: %v, %v", b.got, err)
+	}
+	list, err := c.List(ctx, "node01")
+	expect(err, "list", "node01")
 	if len(list) != 1 || list[0].Host != "node01" {
 		t.Errorf("%+v", list)
+	}
+	reports, err := c.Reports(ctx, "node02", "c", "7")
+	expect(err, "reports", "node01", "c", "7")
+	if len(reports) != 1 || reports[0].Key.Job != "7" {
+		t.Errorf("%+v", reports)
+	}
+	for _, l := range []lease.Lease{{ID: "l2", Host: "node02", Sponsor: "node01"}, {ID: "l2", Host: "node02", Sponsor: "ctl"}} {
+		if _, err := c.Reserve(ctx, "node01", l, 0); code(err) != lease.Denied || b.got[0] == "reserve" {
+			t.Errorf("sponsored by %s: %v, %v", l.Sponsor, b.got, err)
+		}
+	}
+	ctl := dial(t, addr, "gpu01", known(t, "ctl", socket))
+	list, err = ctl.List(ctx, "")
+	expect(err, "list", "")
+	if len(list) != 1 {
+		t.Errorf("%+v", list)
+	}
+	l, err = ctl.Reserve(ctx, "ctl", lease.Lease{ID: "l2", Host: "node02", Sponsor: "ctl"}, 0)
+	expect(err, "reserve", "ctl", "l2", time.Duration(0))
+	if l.Host != "node02" || l.Sponsor != "ctl" {
+		t.Errorf("%+v", l)
+	}
+	if _, err := ctl.Reserve(ctx, "ctl", lease.Lease{ID: "l2", Host: "node02", Sponsor: "node02"}, 0); code(err) != lease.Denied {
+		t.Errorf("in another's name: %v", err)
 	}
 	q := lease.SessionRequest{Lease: "l1", Kind: 1, PID: 5, UID: 1000, Program: "py\xffthon"}
 	o, err := c.Offer(ctx, "node01", q)

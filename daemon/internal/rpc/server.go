@@ -105,10 +105,14 @@ func (s *ownerServer) Reserve(ctx context.Context, r *pb.ReserveRequest) (*pb.Re
 		return nil, err
 	}
 	l := fromLease(r.GetLease())
-	if l.Host != "" && l.Host != host {
+	switch {
+	case l.Sponsor != "" && (l.Sponsor != host || !s.controller(host)):
+		return nil, toGRPC(lease.Errorf(lease.Denied, "%s asks for a lease that %s sponsors: only a controller may, for itself; see slurm.controllers in the owner's sluice.yaml", host, l.Sponsor))
+	case l.Sponsor == "" && l.Host != "" && l.Host != host:
 		return nil, toGRPC(lease.Errorf(lease.Denied, "%s asks for a lease of host %s: a host has only its own", host, l.Host))
+	case l.Sponsor == "":
+		l.Host = host
 	}
-	l.Host = host
 	got, err := s.owner.Reserve(ctx, host, l, fromDuration(r.GetTtl()))
 	if f := conflict(err); f != nil {
 		return &pb.ReserveReply{Lease: toLease(got), Conflict: f}, nil
@@ -147,14 +151,30 @@ func (s *ownerServer) Release(ctx context.Context, r *pb.ReleaseRequest) (*pb.Re
 	return &pb.ReleaseReply{}, toGRPC(s.owner.Release(ctx, host, r.GetId(), fromKey(r.GetKey()), r.GetReason()))
 }
 
-// List answers the caller's own leases, whatever it asks for.
-func (s *ownerServer) List(ctx context.Context, _ *pb.ListRequest) (*pb.ListReply, error) {
+// List answers the caller's own leases; all to a controller that asks for them.
+func (s *ownerServer) List(ctx context.Context, r *pb.ListRequest) (*pb.ListReply, error) {
 	host, err := hostOf(ctx)
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.owner.List(ctx, host)
+	whose := host
+	if r.GetAll() {
+		if !s.controller(host) {
+			return nil, toGRPC(lease.Errorf(lease.Denied, "%s asks for the leases of all nodes: only a controller may; see slurm.controllers in the owner's sluice.yaml", host))
+		}
+		whose = ""
+	}
+	list, err := s.owner.List(ctx, whose)
 	return &pb.ListReply{Leases: each(list, toStatus)}, toGRPC(err)
+}
+
+func (s *ownerServer) Reports(ctx context.Context, r *pb.ReportsRequest) (*pb.ReportsReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.owner.Reports(ctx, host, r.GetCluster(), r.GetJob())
+	return &pb.ReportsReply{Reports: each(list, toReport)}, toGRPC(err)
 }
 
 func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferReply, error) {
@@ -177,6 +197,12 @@ func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferR
 		return nil, toGRPC(err)
 	}
 	return toOffer(o), nil
+}
+
+// controller says whether the owner lets that node speak for all.
+func (s *ownerServer) controller(node string) bool {
+	c, ok := s.owner.(interface{ Controller(node string) bool })
+	return ok && c.Controller(node)
 }
 
 // --- Local ---

@@ -182,6 +182,9 @@ func TestSameUser(t *testing.T) {
 	if err := p.End(t.Context(), s.Lease); err != nil || time.Since(began) > 5*time.Second {
 		t.Errorf("end of a stopped session: %v after %v", err, time.Since(began))
 	}
+	if err := p.Forget(s.Lease); err != nil {
+		t.Error(err)
+	}
 	if left, _ := os.ReadDir(p.cfg.Dir); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}

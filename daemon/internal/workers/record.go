@@ -25,6 +25,9 @@ type leaseRecord struct {
 
 const recordVersion = 1
 
+// accountName is the account's file.
+const accountName = "account"
+
 const sessionPrefix = "session-"
 
 // openLease makes the account of a lease, or opens that which is there. mu is held.
@@ -45,7 +48,7 @@ func (p *Pool) openLease(l lease.Lease) (*leased, error) {
 	if err := writeFile(filepath.Join(dir, "lease"), leaseRecord{recordVersion, a.gpus}); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(dir, "account")
+	path := filepath.Join(dir, accountName)
 	var err error
 	if a.file, err = account.Create(path, caps); errors.Is(err, os.ErrExist) {
 		a.file, err = account.Open(path)
@@ -117,6 +120,9 @@ func (p *Pool) adopt() error {
 			continue
 		}
 		p.leases[l.id] = l
+		if l.file == nil {
+			continue
+		}
 		a, g := p.adoptSessions(l)
 		n, gone = n+a, gone+g
 	}
@@ -141,15 +147,19 @@ func (p *Pool) adoptLease(id string) (*leased, error) {
 	if r.Version != recordVersion {
 		return nil, fmt.Errorf("record of version %d, this release writes %d", r.Version, recordVersion)
 	}
-	f, err := account.Open(filepath.Join(dir, "account"))
-	if err != nil {
+	l := &leased{id: id, gpus: r.GPUs, sessions: map[*session]bool{}, totals: p.readTotals(id)}
+	if l.totals.Ended {
+		l.over = true
+		return l, nil
+	}
+	if l.file, err = account.Open(filepath.Join(dir, accountName)); err != nil {
 		return nil, err
 	}
-	if f.Devices() != len(r.GPUs) {
-		f.Close()
-		return nil, fmt.Errorf("account of %d GPUs, record of %d", f.Devices(), len(r.GPUs))
+	if l.file.Devices() != len(r.GPUs) {
+		l.file.Close()
+		return nil, fmt.Errorf("account of %d GPUs, record of %d", l.file.Devices(), len(r.GPUs))
 	}
-	return &leased{id: id, gpus: r.GPUs, file: f, sessions: map[*session]bool{}}, nil
+	return l, nil
 }
 
 // abandon ends what is alive of a lease without an account, and removes the rest, so

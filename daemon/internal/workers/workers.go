@@ -60,6 +60,7 @@ type Config struct {
 	Cgroup     string // auto, required or off
 	MemoryMax  uint64 // bytes of host memory of a session, 0 for no limit
 	PidsMax    int    // threads of a session, 0 for no limit
+	Look       func() // has a sample of NVML taken soon, for AddBusy; nil where there are none
 }
 
 // Pool implements owner.Workers.
@@ -77,6 +78,9 @@ type Pool struct {
 	closed bool
 	onEnd  func(lease.Session, string)
 	missed []ended // before onEnd was set
+
+	sampled time.Time     // when NVML's last sample was asked for
+	looked  chan struct{} // closed with the next one
 }
 
 type ended struct {
@@ -89,9 +93,11 @@ type ended struct {
 type leased struct {
 	id       string
 	gpus     []string
-	file     *account.File
+	file     *account.File // nil once it has been ended
 	sessions map[*session]bool
 	over     bool // being ended
+	totals   totals
+	ghosts   []ghost
 }
 
 type session struct {
@@ -121,6 +127,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	p := &Pool{
 		log: log, cfg: cfg, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
 		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
+		looked: make(chan struct{}),
 	}
 	if err := p.adopt(); err != nil {
 		return nil, err
@@ -322,6 +329,7 @@ func (p *Pool) finish(s *session, tell bool) {
 // forget tells of a session's end and removes what is left of it.
 func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease.Session, string), tell bool) {
 	if tell {
+		p.count(s, out.Counts)
 		p.log.Info("session over", "lease", s.Lease, "session", s.ID, "client", s.Program, "client_pid", s.Client, "reason", reason)
 		if f != nil {
 			f(out, reason)
@@ -333,6 +341,7 @@ func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease
 		p.log.Error("account", "lease", s.Lease, "error", err)
 	}
 	delete(s.l.sessions, s)
+	s.l.uncount(s.ID)
 	p.others()
 	p.mu.Unlock()
 	close(s.done)
@@ -386,10 +395,7 @@ func (p *Pool) show(s *session) lease.Session {
 	if err != nil {
 		return out
 	}
-	c := slot.Counts
-	out.Counts = lease.Counts{
-		Calls: c.Calls, Waits: c.Waits, BytesIn: c.BytesIn, BytesOut: c.BytesOut, Launches: c.Launches, Errors: c.Errors, Throttle: time.Duration(min(c.Throttle, 1<<62)),
-	}
+	out.Counts = countsOf(slot)
 	for _, u := range slot.Use {
 		out.Use = append(out.Use, lease.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak})
 	}
@@ -421,17 +427,12 @@ func (p *Pool) Use(id string) []lease.Use {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.leases[id]
-	if l == nil {
+	if l == nil || l.file == nil {
 		return nil
 	}
-	var all []lease.Use
-	for d := range l.gpus {
-		u, err := l.file.Use(d)
-		if err != nil {
-			p.log.Error("account", "lease", id, "error", err)
-			return nil
-		}
-		all = append(all, lease.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak})
+	all, err := l.use()
+	if err != nil {
+		p.log.Error("account", "lease", id, "error", err)
 	}
 	return all
 }
@@ -470,11 +471,11 @@ func (p *Pool) Leases() []string {
 	return ids
 }
 
-// End implements owner.Workers.
+// End implements owner.Workers. What Total says of the lease stays until Forget.
 func (p *Pool) End(ctx context.Context, id string) error {
 	p.mu.Lock()
 	l := p.leases[id]
-	if l == nil {
+	if l == nil || l.file == nil {
 		p.mu.Unlock()
 		return nil
 	}
@@ -495,16 +496,14 @@ func (p *Pool) End(ctx context.Context, id string) error {
 			return fmt.Errorf("session %s, process %d, has not ended: %w", s.ID, s.Worker.PID, ctx.Err())
 		}
 	}
+	p.tail(ctx, l)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.leases[id] != l {
+	if l.file == nil {
 		return nil // another End was faster
 	}
-	if err := os.RemoveAll(filepath.Join(p.cfg.Dir, id)); err != nil {
-		return fmt.Errorf("lease %s: %w", id, err)
-	}
-	delete(p.leases, id)
-	return l.file.Close()
+	p.closeAccount(l)
+	return nil
 }
 
 // kill ends the process; mu is held, and the process is not reaped before watch has
@@ -536,6 +535,9 @@ func (p *Pool) others() {
 		}
 	}
 	for _, l := range p.leases {
+		if l.file == nil {
+			continue
+		}
 		own := count(l)
 		for d, g := range l.gpus {
 			_ = l.file.SetOthers(d, n[g]-own)

@@ -357,6 +357,9 @@ func TestSession(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
+	if err := p.Forget(s.Lease); err != nil {
+		t.Error(err)
+	}
 	if p.Use(s.Lease) != nil || len(p.Leases()) != 1 {
 		t.Errorf("left: %v", p.Leases())
 	}

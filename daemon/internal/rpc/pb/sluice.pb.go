@@ -218,6 +218,7 @@ type Request struct {
 	Account       string                 `protobuf:"bytes,12,opt,name=account,proto3" json:"account,omitempty"`
 	JobName       string                 `protobuf:"bytes,13,opt,name=job_name,json=jobName,proto3" json:"job_name,omitempty"`
 	Holder        *Process               `protobuf:"bytes,14,opt,name=holder,proto3" json:"holder,omitempty"`
+	Restart       uint32                 `protobuf:"varint,15,opt,name=restart,proto3" json:"restart,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -350,6 +351,13 @@ func (x *Request) GetHolder() *Process {
 	return nil
 }
 
+func (x *Request) GetRestart() uint32 {
+	if x != nil {
+		return x.Restart
+	}
+	return 0
+}
+
 type Grant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
@@ -436,6 +444,7 @@ type Lease struct {
 	Expires       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires,proto3" json:"expires,omitempty"`
 	Host          string                 `protobuf:"bytes,7,opt,name=host,proto3" json:"host,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Sponsor       string                 `protobuf:"bytes,9,opt,name=sponsor,proto3" json:"sponsor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -524,6 +533,13 @@ func (x *Lease) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *Lease) GetSponsor() string {
+	if x != nil {
+		return x.Sponsor
+	}
+	return ""
 }
 
 type GPU struct {
@@ -1062,6 +1078,162 @@ func (x *Status) GetRenewed() *timestamppb.Timestamp {
 	return nil
 }
 
+type Report struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         string                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Key           *Key                   `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Owner         string                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Account       string                 `protobuf:"bytes,5,opt,name=account,proto3" json:"account,omitempty"`
+	JobName       string                 `protobuf:"bytes,6,opt,name=job_name,json=jobName,proto3" json:"job_name,omitempty"`
+	Asked         []*Fraction            `protobuf:"bytes,7,rep,name=asked,proto3" json:"asked,omitempty"`
+	Grants        []*Grant               `protobuf:"bytes,8,rep,name=grants,proto3" json:"grants,omitempty"`
+	Use           []*Use                 `protobuf:"bytes,9,rep,name=use,proto3" json:"use,omitempty"`
+	Counts        *Counts                `protobuf:"bytes,10,opt,name=counts,proto3" json:"counts,omitempty"`
+	Sessions      uint64                 `protobuf:"varint,11,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	GpuTime       *durationpb.Duration   `protobuf:"bytes,12,opt,name=gpu_time,json=gpuTime,proto3" json:"gpu_time,omitempty"`
+	Made          *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=made,proto3" json:"made,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=ended,proto3" json:"ended,omitempty"`
+	Reason        string                 `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Report) Reset() {
+	*x = Report{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Report) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Report) ProtoMessage() {}
+
+func (x *Report) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Report.ProtoReflect.Descriptor instead.
+func (*Report) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Report) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
+}
+
+func (x *Report) GetKey() *Key {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Report) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Report) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Report) GetAccount() string {
+	if x != nil {
+		return x.Account
+	}
+	return ""
+}
+
+func (x *Report) GetJobName() string {
+	if x != nil {
+		return x.JobName
+	}
+	return ""
+}
+
+func (x *Report) GetAsked() []*Fraction {
+	if x != nil {
+		return x.Asked
+	}
+	return nil
+}
+
+func (x *Report) GetGrants() []*Grant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+func (x *Report) GetUse() []*Use {
+	if x != nil {
+		return x.Use
+	}
+	return nil
+}
+
+func (x *Report) GetCounts() *Counts {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Report) GetSessions() uint64 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *Report) GetGpuTime() *durationpb.Duration {
+	if x != nil {
+		return x.GpuTime
+	}
+	return nil
+}
+
+func (x *Report) GetMade() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Made
+	}
+	return nil
+}
+
+func (x *Report) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Report) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // Failure is the detail of a gRPC status: the refusal as package lease has it.
 type Failure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1073,7 +1245,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1257,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1270,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Failure) GetCode() string {
@@ -1123,7 +1295,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1307,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1320,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
 }
 
 type InventoryReply struct {
@@ -1160,7 +1332,7 @@ type InventoryReply struct {
 
 func (x *InventoryReply) Reset() {
 	*x = InventoryReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1344,7 @@ func (x *InventoryReply) String() string {
 func (*InventoryReply) ProtoMessage() {}
 
 func (x *InventoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1357,7 @@ func (x *InventoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryReply.ProtoReflect.Descriptor instead.
 func (*InventoryReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *InventoryReply) GetInventory() *Inventory {
@@ -1205,7 +1377,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1217,7 +1389,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1230,7 +1402,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReserveRequest) GetLease() *Lease {
@@ -1259,7 +1431,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1271,7 +1443,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1284,7 +1456,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReserveReply) GetLease() *Lease {
@@ -1310,7 +1482,7 @@ type ConfirmRequest struct {
 
 func (x *ConfirmRequest) Reset() {
 	*x = ConfirmRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1494,7 @@ func (x *ConfirmRequest) String() string {
 func (*ConfirmRequest) ProtoMessage() {}
 
 func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1507,7 @@ func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ConfirmRequest) GetId() string {
@@ -1353,7 +1525,7 @@ type ConfirmReply struct {
 
 func (x *ConfirmReply) Reset() {
 	*x = ConfirmReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1537,7 @@ func (x *ConfirmReply) String() string {
 func (*ConfirmReply) ProtoMessage() {}
 
 func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1550,7 @@ func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmReply.ProtoReflect.Descriptor instead.
 func (*ConfirmReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
 }
 
 type RenewRequest struct {
@@ -1390,7 +1562,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1574,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1587,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RenewRequest) GetIds() []string {
@@ -1434,7 +1606,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1618,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1631,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RenewReply) GetKnown() []string {
@@ -1480,7 +1652,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1664,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1677,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReleaseRequest) GetId() string {
@@ -1537,7 +1709,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1549,7 +1721,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1562,18 +1734,19 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
 }
 
 type ListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	All           bool                   `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1758,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1771,14 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ListRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
 }
 
 type ListReply struct {
@@ -1610,7 +1790,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1802,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,12 +1815,108 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListReply) GetLeases() []*Status {
 	if x != nil {
 		return x.Leases
+	}
+	return nil
+}
+
+type ReportsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Job           string                 `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportsRequest) Reset() {
+	*x = ReportsRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportsRequest) ProtoMessage() {}
+
+func (x *ReportsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportsRequest.ProtoReflect.Descriptor instead.
+func (*ReportsRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ReportsRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *ReportsRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+type ReportsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reports       []*Report              `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportsReply) Reset() {
+	*x = ReportsReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportsReply) ProtoMessage() {}
+
+func (x *ReportsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportsReply.ProtoReflect.Descriptor instead.
+func (*ReportsReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ReportsReply) GetReports() []*Report {
+	if x != nil {
+		return x.Reports
 	}
 	return nil
 }
@@ -1660,7 +1936,7 @@ type OfferRequest struct {
 
 func (x *OfferRequest) Reset() {
 	*x = OfferRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +1948,7 @@ func (x *OfferRequest) String() string {
 func (*OfferRequest) ProtoMessage() {}
 
 func (x *OfferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +1961,7 @@ func (x *OfferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferRequest.ProtoReflect.Descriptor instead.
 func (*OfferRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *OfferRequest) GetLease() string {
@@ -1749,7 +2025,7 @@ type OfferReply struct {
 
 func (x *OfferReply) Reset() {
 	*x = OfferReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +2037,7 @@ func (x *OfferReply) String() string {
 func (*OfferReply) ProtoMessage() {}
 
 func (x *OfferReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +2050,7 @@ func (x *OfferReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReply.ProtoReflect.Descriptor instead.
 func (*OfferReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OfferReply) GetAddr() string {
@@ -1814,7 +2090,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +2102,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +2115,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AcquireRequest) GetRequest() *Request {
@@ -1859,7 +2135,7 @@ type AcquireReply struct {
 
 func (x *AcquireReply) Reset() {
 	*x = AcquireReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +2147,7 @@ func (x *AcquireReply) String() string {
 func (*AcquireReply) ProtoMessage() {}
 
 func (x *AcquireReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +2160,7 @@ func (x *AcquireReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireReply.ProtoReflect.Descriptor instead.
 func (*AcquireReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AcquireReply) GetLease() *Lease {
@@ -1910,7 +2186,7 @@ type PoolRequest struct {
 
 func (x *PoolRequest) Reset() {
 	*x = PoolRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2198,7 @@ func (x *PoolRequest) String() string {
 func (*PoolRequest) ProtoMessage() {}
 
 func (x *PoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2211,7 @@ func (x *PoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolRequest.ProtoReflect.Descriptor instead.
 func (*PoolRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PoolRequest) GetName() string {
@@ -1954,7 +2230,7 @@ type PoolReply struct {
 
 func (x *PoolReply) Reset() {
 	*x = PoolReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1966,7 +2242,7 @@ func (x *PoolReply) String() string {
 func (*PoolReply) ProtoMessage() {}
 
 func (x *PoolReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1979,7 +2255,7 @@ func (x *PoolReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReply.ProtoReflect.Descriptor instead.
 func (*PoolReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PoolReply) GetPools() []*Pool {
@@ -2000,7 +2276,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2012,7 +2288,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2301,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Pool) GetName() string {
@@ -2060,7 +2336,7 @@ type PoolOwner struct {
 
 func (x *PoolOwner) Reset() {
 	*x = PoolOwner{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2348,7 @@ func (x *PoolOwner) String() string {
 func (*PoolOwner) ProtoMessage() {}
 
 func (x *PoolOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2361,7 @@ func (x *PoolOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolOwner.ProtoReflect.Descriptor instead.
 func (*PoolOwner) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PoolOwner) GetName() string {
@@ -2117,7 +2393,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2129,7 +2405,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2142,7 +2418,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
 }
 
 type HealthReply struct {
@@ -2154,7 +2430,7 @@ type HealthReply struct {
 
 func (x *HealthReply) Reset() {
 	*x = HealthReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2442,7 @@ func (x *HealthReply) String() string {
 func (*HealthReply) ProtoMessage() {}
 
 func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2455,7 @@ func (x *HealthReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
 func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HealthReply) GetChecks() []*Check {
@@ -2201,7 +2477,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2213,7 +2489,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2226,7 +2502,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Check) GetName() string {
@@ -2266,7 +2542,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2278,7 +2554,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2291,7 +2567,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -2310,7 +2586,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2322,7 +2598,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2335,7 +2611,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExplainReply) GetEvents() []*Event {
@@ -2364,7 +2640,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2376,7 +2652,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2389,7 +2665,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -2477,7 +2753,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2765,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2778,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
 }
 
 type StatsReply struct {
@@ -2518,7 +2794,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2806,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2819,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StatsReply) GetNode() string {
@@ -2599,7 +2875,7 @@ type GPUStats struct {
 
 func (x *GPUStats) Reset() {
 	*x = GPUStats{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2887,7 @@ func (x *GPUStats) String() string {
 func (*GPUStats) ProtoMessage() {}
 
 func (x *GPUStats) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2900,7 @@ func (x *GPUStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUStats.ProtoReflect.Descriptor instead.
 func (*GPUStats) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GPUStats) GetGpu() *GPU {
@@ -2683,6 +2959,458 @@ func (x *GPUStats) GetUsedMem() uint64 {
 	return 0
 }
 
+type JobRunRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           *JobRun                `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobRunRequest) Reset() {
+	*x = JobRunRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobRunRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobRunRequest) ProtoMessage() {}
+
+func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobRunRequest.ProtoReflect.Descriptor instead.
+func (*JobRunRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *JobRunRequest) GetRun() *JobRun {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+type JobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobRequest) Reset() {
+	*x = JobRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobRequest) ProtoMessage() {}
+
+func (x *JobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobRequest.ProtoReflect.Descriptor instead.
+func (*JobRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *JobRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+type JobRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Restart       uint32                 `protobuf:"varint,2,opt,name=restart,proto3" json:"restart,omitempty"`
+	Nodes         []string               `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid           uint32                 `protobuf:"varint,5,opt,name=gid,proto3" json:"gid,omitempty"`
+	User          string                 `protobuf:"bytes,6,opt,name=user,proto3" json:"user,omitempty"`
+	Account       string                 `protobuf:"bytes,7,opt,name=account,proto3" json:"account,omitempty"`
+	Name          string                 `protobuf:"bytes,8,opt,name=name,proto3" json:"name,omitempty"`
+	Partition     string                 `protobuf:"bytes,9,opt,name=partition,proto3" json:"partition,omitempty"`
+	LicencesKnown bool                   `protobuf:"varint,10,opt,name=licences_known,json=licencesKnown,proto3" json:"licences_known,omitempty"` // unset: Slurm did not say
+	Licences      string                 `protobuf:"bytes,11,opt,name=licences,proto3" json:"licences,omitempty"`
+	Wishes        []*Wish                `protobuf:"bytes,12,rep,name=wishes,proto3" json:"wishes,omitempty"`
+	Stdout        string                 `protobuf:"bytes,13,opt,name=stdout,proto3" json:"stdout,omitempty"`
+	WorkDir       string                 `protobuf:"bytes,14,opt,name=work_dir,json=workDir,proto3" json:"work_dir,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobRun) Reset() {
+	*x = JobRun{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobRun) ProtoMessage() {}
+
+func (x *JobRun) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobRun.ProtoReflect.Descriptor instead.
+func (*JobRun) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *JobRun) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *JobRun) GetRestart() uint32 {
+	if x != nil {
+		return x.Restart
+	}
+	return 0
+}
+
+func (x *JobRun) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *JobRun) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *JobRun) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *JobRun) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *JobRun) GetAccount() string {
+	if x != nil {
+		return x.Account
+	}
+	return ""
+}
+
+func (x *JobRun) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *JobRun) GetPartition() string {
+	if x != nil {
+		return x.Partition
+	}
+	return ""
+}
+
+func (x *JobRun) GetLicencesKnown() bool {
+	if x != nil {
+		return x.LicencesKnown
+	}
+	return false
+}
+
+func (x *JobRun) GetLicences() string {
+	if x != nil {
+		return x.Licences
+	}
+	return ""
+}
+
+func (x *JobRun) GetWishes() []*Wish {
+	if x != nil {
+		return x.Wishes
+	}
+	return nil
+}
+
+func (x *JobRun) GetStdout() string {
+	if x != nil {
+		return x.Stdout
+	}
+	return ""
+}
+
+func (x *JobRun) GetWorkDir() string {
+	if x != nil {
+		return x.WorkDir
+	}
+	return ""
+}
+
+type Wish struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Wish) Reset() {
+	*x = Wish{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Wish) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Wish) ProtoMessage() {}
+
+func (x *Wish) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Wish.ProtoReflect.Descriptor instead.
+func (*Wish) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *Wish) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Wish) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+type JobAnswerReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Outcome       string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	Lease         string                 `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobAnswerReply) Reset() {
+	*x = JobAnswerReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobAnswerReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobAnswerReply) ProtoMessage() {}
+
+func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobAnswerReply.ProtoReflect.Descriptor instead.
+func (*JobAnswerReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *JobAnswerReply) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *JobAnswerReply) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
+}
+
+func (x *JobAnswerReply) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type EnvReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ops           []*EnvOp               `protobuf:"bytes,1,rep,name=ops,proto3" json:"ops,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnvReply) Reset() {
+	*x = EnvReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnvReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnvReply) ProtoMessage() {}
+
+func (x *EnvReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnvReply.ProtoReflect.Descriptor instead.
+func (*EnvReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *EnvReply) GetOps() []*EnvOp {
+	if x != nil {
+		return x.Ops
+	}
+	return nil
+}
+
+type EnvOp struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prepend       bool                   `protobuf:"varint,1,opt,name=prepend,proto3" json:"prepend,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnvOp) Reset() {
+	*x = EnvOp{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnvOp) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnvOp) ProtoMessage() {}
+
+func (x *EnvOp) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnvOp.ProtoReflect.Descriptor instead.
+func (*EnvOp) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *EnvOp) GetPrepend() bool {
+	if x != nil {
+		return x.Prepend
+	}
+	return false
+}
+
+func (x *EnvOp) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EnvOp) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 var File_daemon_internal_rpc_sluice_proto protoreflect.FileDescriptor
 
 const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
@@ -2698,7 +3426,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03mem\x18\x02 \x01(\x04R\x03mem\"1\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x03R\x03pid\x12\x14\n" +
-	"\x05start\x18\x02 \x01(\x04R\x05start\"\xa0\x03\n" +
+	"\x05start\x18\x02 \x01(\x04R\x05start\"\xba\x03\n" +
 	"\aRequest\x12 \n" +
 	"\x03key\x18\x01 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x121\n" +
 	"\tfractions\x18\x02 \x03(\v2\x13.sluice.v1.FractionR\tfractions\x12\x12\n" +
@@ -2715,13 +3443,14 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x04life\x18\v \x01(\v2\x19.google.protobuf.DurationR\x04life\x12\x18\n" +
 	"\aaccount\x18\f \x01(\tR\aaccount\x12\x19\n" +
 	"\bjob_name\x18\r \x01(\tR\ajobName\x12*\n" +
-	"\x06holder\x18\x0e \x01(\v2\x12.sluice.v1.ProcessR\x06holder\"q\n" +
+	"\x06holder\x18\x0e \x01(\v2\x12.sluice.v1.ProcessR\x06holder\x12\x18\n" +
+	"\arestart\x18\x0f \x01(\rR\arestart\"q\n" +
 	"\x05Grant\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x10\n" +
 	"\x03gpu\x18\x02 \x01(\tR\x03gpu\x12\x18\n" +
 	"\apercent\x18\x03 \x01(\rR\apercent\x12\x10\n" +
 	"\x03mem\x18\x04 \x01(\x04R\x03mem\x12\x14\n" +
-	"\x05order\x18\x05 \x01(\x03R\x05order\"\x95\x02\n" +
+	"\x05order\x18\x05 \x01(\x03R\x05order\"\xaf\x02\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12,\n" +
 	"\arequest\x18\x02 \x01(\v2\x12.sluice.v1.RequestR\arequest\x12(\n" +
@@ -2730,7 +3459,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x04made\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04made\x124\n" +
 	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x12\n" +
 	"\x04host\x18\a \x01(\tR\x04host\x12\x14\n" +
-	"\x05epoch\x18\b \x01(\x04R\x05epoch\"\x9b\x02\n" +
+	"\x05epoch\x18\b \x01(\x04R\x05epoch\x12\x18\n" +
+	"\asponsor\x18\t \x01(\tR\asponsor\"\x9b\x02\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x14\n" +
@@ -2778,7 +3508,24 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05lease\x18\x01 \x01(\v2\x10.sluice.v1.LeaseR\x05lease\x12 \n" +
 	"\x03use\x18\x02 \x03(\v2\x0e.sluice.v1.UseR\x03use\x12.\n" +
 	"\bsessions\x18\x03 \x03(\v2\x12.sluice.v1.SessionR\bsessions\x124\n" +
-	"\arenewed\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\arenewed\"5\n" +
+	"\arenewed\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\arenewed\"\x8b\x04\n" +
+	"\x06Report\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\tR\x05lease\x12 \n" +
+	"\x03key\x18\x02 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x18\n" +
+	"\aaccount\x18\x05 \x01(\tR\aaccount\x12\x19\n" +
+	"\bjob_name\x18\x06 \x01(\tR\ajobName\x12)\n" +
+	"\x05asked\x18\a \x03(\v2\x13.sluice.v1.FractionR\x05asked\x12(\n" +
+	"\x06grants\x18\b \x03(\v2\x10.sluice.v1.GrantR\x06grants\x12 \n" +
+	"\x03use\x18\t \x03(\v2\x0e.sluice.v1.UseR\x03use\x12)\n" +
+	"\x06counts\x18\n" +
+	" \x01(\v2\x11.sluice.v1.CountsR\x06counts\x12\x1a\n" +
+	"\bsessions\x18\v \x01(\x04R\bsessions\x124\n" +
+	"\bgpu_time\x18\f \x01(\v2\x19.google.protobuf.DurationR\agpuTime\x12.\n" +
+	"\x04made\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x04made\x120\n" +
+	"\x05ended\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
+	"\x06reason\x18\x0f \x01(\tR\x06reason\"5\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x12\n" +
@@ -2803,10 +3550,16 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\x03key\x18\x02 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x0e\n" +
-	"\fReleaseReply\"\r\n" +
-	"\vListRequest\"6\n" +
+	"\fReleaseReply\"\x1f\n" +
+	"\vListRequest\x12\x10\n" +
+	"\x03all\x18\x01 \x01(\bR\x03all\"6\n" +
 	"\tListReply\x12)\n" +
-	"\x06leases\x18\x01 \x03(\v2\x11.sluice.v1.StatusR\x06leases\"\xad\x01\n" +
+	"\x06leases\x18\x01 \x03(\v2\x11.sluice.v1.StatusR\x06leases\"<\n" +
+	"\x0eReportsRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\tR\x03job\";\n" +
+	"\fReportsReply\x12+\n" +
+	"\areports\x18\x01 \x03(\v2\x11.sluice.v1.ReportR\areports\"\xad\x01\n" +
 	"\fOfferRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\rR\x04kind\x12\x10\n" +
@@ -2880,14 +3633,49 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x1f\n" +
 	"\vgranted_mem\x18\a \x01(\x04R\n" +
 	"grantedMem\x12\x19\n" +
-	"\bused_mem\x18\b \x01(\x04R\ausedMem2\xb1\x03\n" +
+	"\bused_mem\x18\b \x01(\x04R\ausedMem\"4\n" +
+	"\rJobRunRequest\x12#\n" +
+	"\x03run\x18\x01 \x01(\v2\x11.sluice.v1.JobRunR\x03run\"\x1e\n" +
+	"\n" +
+	"JobRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\"\xed\x02\n" +
+	"\x06JobRun\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
+	"\arestart\x18\x02 \x01(\rR\arestart\x12\x14\n" +
+	"\x05nodes\x18\x03 \x03(\tR\x05nodes\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x05 \x01(\rR\x03gid\x12\x12\n" +
+	"\x04user\x18\x06 \x01(\tR\x04user\x12\x18\n" +
+	"\aaccount\x18\a \x01(\tR\aaccount\x12\x12\n" +
+	"\x04name\x18\b \x01(\tR\x04name\x12\x1c\n" +
+	"\tpartition\x18\t \x01(\tR\tpartition\x12%\n" +
+	"\x0elicences_known\x18\n" +
+	" \x01(\bR\rlicencesKnown\x12\x1a\n" +
+	"\blicences\x18\v \x01(\tR\blicences\x12'\n" +
+	"\x06wishes\x18\f \x03(\v2\x0f.sluice.v1.WishR\x06wishes\x12\x16\n" +
+	"\x06stdout\x18\r \x01(\tR\x06stdout\x12\x19\n" +
+	"\bwork_dir\x18\x0e \x01(\tR\aworkDir\"0\n" +
+	"\x04Wish\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"X\n" +
+	"\x0eJobAnswerReply\x12\x18\n" +
+	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x14\n" +
+	"\x05lease\x18\x02 \x01(\tR\x05lease\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\".\n" +
+	"\bEnvReply\x12\"\n" +
+	"\x03ops\x18\x01 \x03(\v2\x10.sluice.v1.EnvOpR\x03ops\"K\n" +
+	"\x05EnvOp\x12\x18\n" +
+	"\aprepend\x18\x01 \x01(\bR\aprepend\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value2\xf0\x03\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
 	"\aConfirm\x12\x19.sluice.v1.ConfirmRequest\x1a\x17.sluice.v1.ConfirmReply\x127\n" +
 	"\x05Renew\x12\x17.sluice.v1.RenewRequest\x1a\x15.sluice.v1.RenewReply\x12=\n" +
 	"\aRelease\x12\x19.sluice.v1.ReleaseRequest\x1a\x17.sluice.v1.ReleaseReply\x124\n" +
-	"\x04List\x12\x16.sluice.v1.ListRequest\x1a\x14.sluice.v1.ListReply\x127\n" +
+	"\x04List\x12\x16.sluice.v1.ListRequest\x1a\x14.sluice.v1.ListReply\x12=\n" +
+	"\aReports\x12\x19.sluice.v1.ReportsRequest\x1a\x17.sluice.v1.ReportsReply\x127\n" +
 	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply2\xa5\x03\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
@@ -2896,7 +3684,14 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x04Pool\x12\x16.sluice.v1.PoolRequest\x1a\x14.sluice.v1.PoolReply\x12:\n" +
 	"\x06Health\x12\x18.sluice.v1.HealthRequest\x1a\x16.sluice.v1.HealthReply\x12=\n" +
 	"\aExplain\x12\x19.sluice.v1.ExplainRequest\x1a\x17.sluice.v1.ExplainReply\x127\n" +
-	"\x05Stats\x12\x17.sluice.v1.StatsRequest\x1a\x15.sluice.v1.StatsReplyB5Z3github.com/sluice-hpc/sluice/daemon/internal/rpc/pbb\x06proto3"
+	"\x05Stats\x12\x17.sluice.v1.StatsRequest\x1a\x15.sluice.v1.StatsReply2\xff\x02\n" +
+	"\x04Jobs\x12=\n" +
+	"\x06Prolog\x12\x18.sluice.v1.JobRunRequest\x1a\x19.sluice.v1.JobAnswerReply\x12;\n" +
+	"\x06Epilog\x12\x18.sluice.v1.JobRunRequest\x1a\x17.sluice.v1.ReportsReply\x12G\n" +
+	"\x10PrologController\x12\x18.sluice.v1.JobRunRequest\x1a\x19.sluice.v1.JobAnswerReply\x12E\n" +
+	"\x10EpilogController\x12\x18.sluice.v1.JobRunRequest\x1a\x17.sluice.v1.ReportsReply\x121\n" +
+	"\x03Env\x12\x15.sluice.v1.JobRequest\x1a\x13.sluice.v1.EnvReply\x128\n" +
+	"\x06Report\x12\x15.sluice.v1.JobRequest\x1a\x17.sluice.v1.ReportsReplyB5Z3github.com/sluice-hpc/sluice/daemon/internal/rpc/pbb\x06proto3"
 
 var (
 	file_daemon_internal_rpc_sluice_proto_rawDescOnce sync.Once
@@ -2910,7 +3705,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -2924,113 +3719,149 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Counts)(nil),                // 9: sluice.v1.Counts
 	(*Session)(nil),               // 10: sluice.v1.Session
 	(*Status)(nil),                // 11: sluice.v1.Status
-	(*Failure)(nil),               // 12: sluice.v1.Failure
-	(*InventoryRequest)(nil),      // 13: sluice.v1.InventoryRequest
-	(*InventoryReply)(nil),        // 14: sluice.v1.InventoryReply
-	(*ReserveRequest)(nil),        // 15: sluice.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 16: sluice.v1.ReserveReply
-	(*ConfirmRequest)(nil),        // 17: sluice.v1.ConfirmRequest
-	(*ConfirmReply)(nil),          // 18: sluice.v1.ConfirmReply
-	(*RenewRequest)(nil),          // 19: sluice.v1.RenewRequest
-	(*RenewReply)(nil),            // 20: sluice.v1.RenewReply
-	(*ReleaseRequest)(nil),        // 21: sluice.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 22: sluice.v1.ReleaseReply
-	(*ListRequest)(nil),           // 23: sluice.v1.ListRequest
-	(*ListReply)(nil),             // 24: sluice.v1.ListReply
-	(*OfferRequest)(nil),          // 25: sluice.v1.OfferRequest
-	(*OfferReply)(nil),            // 26: sluice.v1.OfferReply
-	(*AcquireRequest)(nil),        // 27: sluice.v1.AcquireRequest
-	(*AcquireReply)(nil),          // 28: sluice.v1.AcquireReply
-	(*PoolRequest)(nil),           // 29: sluice.v1.PoolRequest
-	(*PoolReply)(nil),             // 30: sluice.v1.PoolReply
-	(*Pool)(nil),                  // 31: sluice.v1.Pool
-	(*PoolOwner)(nil),             // 32: sluice.v1.PoolOwner
-	(*HealthRequest)(nil),         // 33: sluice.v1.HealthRequest
-	(*HealthReply)(nil),           // 34: sluice.v1.HealthReply
-	(*Check)(nil),                 // 35: sluice.v1.Check
-	(*ExplainRequest)(nil),        // 36: sluice.v1.ExplainRequest
-	(*ExplainReply)(nil),          // 37: sluice.v1.ExplainReply
-	(*Event)(nil),                 // 38: sluice.v1.Event
-	(*StatsRequest)(nil),          // 39: sluice.v1.StatsRequest
-	(*StatsReply)(nil),            // 40: sluice.v1.StatsReply
-	(*GPUStats)(nil),              // 41: sluice.v1.GPUStats
-	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
+	(*Report)(nil),                // 12: sluice.v1.Report
+	(*Failure)(nil),               // 13: sluice.v1.Failure
+	(*InventoryRequest)(nil),      // 14: sluice.v1.InventoryRequest
+	(*InventoryReply)(nil),        // 15: sluice.v1.InventoryReply
+	(*ReserveRequest)(nil),        // 16: sluice.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 17: sluice.v1.ReserveReply
+	(*ConfirmRequest)(nil),        // 18: sluice.v1.ConfirmRequest
+	(*ConfirmReply)(nil),          // 19: sluice.v1.ConfirmReply
+	(*RenewRequest)(nil),          // 20: sluice.v1.RenewRequest
+	(*RenewReply)(nil),            // 21: sluice.v1.RenewReply
+	(*ReleaseRequest)(nil),        // 22: sluice.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 23: sluice.v1.ReleaseReply
+	(*ListRequest)(nil),           // 24: sluice.v1.ListRequest
+	(*ListReply)(nil),             // 25: sluice.v1.ListReply
+	(*ReportsRequest)(nil),        // 26: sluice.v1.ReportsRequest
+	(*ReportsReply)(nil),          // 27: sluice.v1.ReportsReply
+	(*OfferRequest)(nil),          // 28: sluice.v1.OfferRequest
+	(*OfferReply)(nil),            // 29: sluice.v1.OfferReply
+	(*AcquireRequest)(nil),        // 30: sluice.v1.AcquireRequest
+	(*AcquireReply)(nil),          // 31: sluice.v1.AcquireReply
+	(*PoolRequest)(nil),           // 32: sluice.v1.PoolRequest
+	(*PoolReply)(nil),             // 33: sluice.v1.PoolReply
+	(*Pool)(nil),                  // 34: sluice.v1.Pool
+	(*PoolOwner)(nil),             // 35: sluice.v1.PoolOwner
+	(*HealthRequest)(nil),         // 36: sluice.v1.HealthRequest
+	(*HealthReply)(nil),           // 37: sluice.v1.HealthReply
+	(*Check)(nil),                 // 38: sluice.v1.Check
+	(*ExplainRequest)(nil),        // 39: sluice.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 40: sluice.v1.ExplainReply
+	(*Event)(nil),                 // 41: sluice.v1.Event
+	(*StatsRequest)(nil),          // 42: sluice.v1.StatsRequest
+	(*StatsReply)(nil),            // 43: sluice.v1.StatsReply
+	(*GPUStats)(nil),              // 44: sluice.v1.GPUStats
+	(*JobRunRequest)(nil),         // 45: sluice.v1.JobRunRequest
+	(*JobRequest)(nil),            // 46: sluice.v1.JobRequest
+	(*JobRun)(nil),                // 47: sluice.v1.JobRun
+	(*Wish)(nil),                  // 48: sluice.v1.Wish
+	(*JobAnswerReply)(nil),        // 49: sluice.v1.JobAnswerReply
+	(*EnvReply)(nil),              // 50: sluice.v1.EnvReply
+	(*EnvOp)(nil),                 // 51: sluice.v1.EnvOp
+	(*durationpb.Duration)(nil),   // 52: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 53: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,  // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,  // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	42, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	52, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,  // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
 	3,  // 4: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,  // 5: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	43, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	43, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	53, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	53, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	6,  // 8: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	42, // 9: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	42, // 10: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	52, // 9: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	52, // 10: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
 	2,  // 11: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	43, // 12: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	53, // 12: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	8,  // 13: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	9,  // 14: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
 	5,  // 15: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
 	8,  // 16: sluice.v1.Status.use:type_name -> sluice.v1.Use
 	10, // 17: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	43, // 18: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
-	7,  // 19: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,  // 20: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	42, // 21: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,  // 22: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	12, // 23: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,  // 24: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	11, // 25: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	3,  // 26: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,  // 27: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	31, // 28: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	32, // 29: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	7,  // 30: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	35, // 31: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	38, // 32: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	43, // 33: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 34: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	43, // 35: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	41, // 36: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	11, // 37: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,  // 38: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	42, // 39: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	13, // 40: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	15, // 41: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	17, // 42: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	19, // 43: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	21, // 44: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	23, // 45: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	25, // 46: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	27, // 47: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	21, // 48: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	23, // 49: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	29, // 50: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	33, // 51: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	36, // 52: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	39, // 53: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	14, // 54: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	16, // 55: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	18, // 56: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	20, // 57: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	22, // 58: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	24, // 59: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	26, // 60: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	28, // 61: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	22, // 62: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	24, // 63: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	30, // 64: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	34, // 65: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	37, // 66: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	40, // 67: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	54, // [54:68] is the sub-list for method output_type
-	40, // [40:54] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	53, // 18: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	0,  // 19: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,  // 20: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,  // 21: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	8,  // 22: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	9,  // 23: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	52, // 24: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	53, // 25: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	53, // 26: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	7,  // 27: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,  // 28: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	52, // 29: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,  // 30: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	13, // 31: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,  // 32: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	11, // 33: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	12, // 34: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	3,  // 35: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,  // 36: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	34, // 37: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	35, // 38: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	7,  // 39: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	38, // 40: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	41, // 41: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	53, // 42: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,  // 43: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	53, // 44: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	44, // 45: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	11, // 46: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,  // 47: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	52, // 48: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	47, // 49: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	48, // 50: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	51, // 51: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	14, // 52: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	16, // 53: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	18, // 54: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	20, // 55: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	22, // 56: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	24, // 57: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	26, // 58: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	28, // 59: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	30, // 60: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	22, // 61: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	24, // 62: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	32, // 63: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	36, // 64: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	39, // 65: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	42, // 66: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	45, // 67: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	45, // 68: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	45, // 69: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	45, // 70: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	46, // 71: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	46, // 72: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	15, // 73: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	17, // 74: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	19, // 75: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	21, // 76: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	23, // 77: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	25, // 78: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	27, // 79: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	29, // 80: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	31, // 81: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	23, // 82: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	25, // 83: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	33, // 84: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	37, // 85: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	40, // 86: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	43, // 87: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	49, // 88: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	27, // 89: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	49, // 90: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	27, // 91: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	50, // 92: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	27, // 93: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	73, // [73:94] is the sub-list for method output_type
+	52, // [52:73] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -3044,9 +3875,9 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   52,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_daemon_internal_rpc_sluice_proto_goTypes,
 		DependencyIndexes: file_daemon_internal_rpc_sluice_proto_depIdxs,

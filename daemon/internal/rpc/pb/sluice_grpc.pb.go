@@ -32,6 +32,7 @@ const (
 	Owner_Renew_FullMethodName     = "/sluice.v1.Owner/Renew"
 	Owner_Release_FullMethodName   = "/sluice.v1.Owner/Release"
 	Owner_List_FullMethodName      = "/sluice.v1.Owner/List"
+	Owner_Reports_FullMethodName   = "/sluice.v1.Owner/Reports"
 	Owner_Offer_FullMethodName     = "/sluice.v1.Owner/Offer"
 )
 
@@ -48,6 +49,7 @@ type OwnerClient interface {
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error)
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListReply, error)
+	Reports(ctx context.Context, in *ReportsRequest, opts ...grpc.CallOption) (*ReportsReply, error)
 	Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error)
 }
 
@@ -119,6 +121,16 @@ func (c *ownerClient) List(ctx context.Context, in *ListRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *ownerClient) Reports(ctx context.Context, in *ReportsRequest, opts ...grpc.CallOption) (*ReportsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportsReply)
+	err := c.cc.Invoke(ctx, Owner_Reports_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *ownerClient) Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(OfferReply)
@@ -142,6 +154,7 @@ type OwnerServer interface {
 	Renew(context.Context, *RenewRequest) (*RenewReply, error)
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
 	List(context.Context, *ListRequest) (*ListReply, error)
+	Reports(context.Context, *ReportsRequest) (*ReportsReply, error)
 	Offer(context.Context, *OfferRequest) (*OfferReply, error)
 	mustEmbedUnimplementedOwnerServer()
 }
@@ -170,6 +183,9 @@ func (UnimplementedOwnerServer) Release(context.Context, *ReleaseRequest) (*Rele
 }
 func (UnimplementedOwnerServer) List(context.Context, *ListRequest) (*ListReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedOwnerServer) Reports(context.Context, *ReportsRequest) (*ReportsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reports not implemented")
 }
 func (UnimplementedOwnerServer) Offer(context.Context, *OfferRequest) (*OfferReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Offer not implemented")
@@ -303,6 +319,24 @@ func _Owner_List_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_Reports_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Reports(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Reports_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Reports(ctx, req.(*ReportsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Owner_Offer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(OfferRequest)
 	if err := dec(in); err != nil {
@@ -351,6 +385,10 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _Owner_List_Handler,
+		},
+		{
+			MethodName: "Reports",
+			Handler:    _Owner_Reports_Handler,
 		},
 		{
 			MethodName: "Offer",
@@ -691,6 +729,304 @@ var Local_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Stats",
 			Handler:    _Local_Stats_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "daemon/internal/rpc/sluice.proto",
+}
+
+const (
+	Jobs_Prolog_FullMethodName           = "/sluice.v1.Jobs/Prolog"
+	Jobs_Epilog_FullMethodName           = "/sluice.v1.Jobs/Epilog"
+	Jobs_PrologController_FullMethodName = "/sluice.v1.Jobs/PrologController"
+	Jobs_EpilogController_FullMethodName = "/sluice.v1.Jobs/EpilogController"
+	Jobs_Env_FullMethodName              = "/sluice.v1.Jobs/Env"
+	Jobs_Report_FullMethodName           = "/sluice.v1.Jobs/Report"
+)
+
+// JobsClient is the client API for Jobs service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Jobs is what the daemon of a node does for Slurm's jobs: its scripts call it, and the
+// plug-in and the command line for a job's user. Over the same socket as Local.
+type JobsClient interface {
+	Prolog(ctx context.Context, in *JobRunRequest, opts ...grpc.CallOption) (*JobAnswerReply, error)
+	Epilog(ctx context.Context, in *JobRunRequest, opts ...grpc.CallOption) (*ReportsReply, error)
+	PrologController(ctx context.Context, in *JobRunRequest, opts ...grpc.CallOption) (*JobAnswerReply, error)
+	EpilogController(ctx context.Context, in *JobRunRequest, opts ...grpc.CallOption) (*ReportsReply, error)
+	Env(ctx context.Context, in *JobRequest, opts ...grpc.CallOption) (*EnvReply, error)
+	Report(ctx context.Context, in *JobRequest, opts ...grpc.CallOption) (*ReportsReply, error)
+}
+
+type jobsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewJobsClient(cc grpc.ClientConnInterface) JobsClient {
+	return &jobsClient{cc}
+}
+
+func (c *jobsClient) Prolog(ctx context.Context, in *JobRunRequest, opts ...grpc.CallOption) (*JobAnswerReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(JobAnswerReply)
+	err := c.cc.Invoke(ctx, Jobs_Prolog_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *jobsClient) Epilog(ctx context.Context, in *JobRunRequest, opts ...grpc.CallOption) (*ReportsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportsReply)
+	err := c.cc.Invoke(ctx, Jobs_Epilog_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *jobsClient) PrologController(ctx context.Context, in *JobRunRequest, opts ...grpc.CallOption) (*JobAnswerReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(JobAnswerReply)
+	err := c.cc.Invoke(ctx, Jobs_PrologController_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *jobsClient) EpilogController(ctx context.Context, in *JobRunRequest, opts ...grpc.CallOption) (*ReportsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportsReply)
+	err := c.cc.Invoke(ctx, Jobs_EpilogController_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *jobsClient) Env(ctx context.Context, in *JobRequest, opts ...grpc.CallOption) (*EnvReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EnvReply)
+	err := c.cc.Invoke(ctx, Jobs_Env_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *jobsClient) Report(ctx context.Context, in *JobRequest, opts ...grpc.CallOption) (*ReportsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportsReply)
+	err := c.cc.Invoke(ctx, Jobs_Report_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// JobsServer is the server API for Jobs service.
+// All implementations must embed UnimplementedJobsServer
+// for forward compatibility.
+//
+// Jobs is what the daemon of a node does for Slurm's jobs: its scripts call it, and the
+// plug-in and the command line for a job's user. Over the same socket as Local.
+type JobsServer interface {
+	Prolog(context.Context, *JobRunRequest) (*JobAnswerReply, error)
+	Epilog(context.Context, *JobRunRequest) (*ReportsReply, error)
+	PrologController(context.Context, *JobRunRequest) (*JobAnswerReply, error)
+	EpilogController(context.Context, *JobRunRequest) (*ReportsReply, error)
+	Env(context.Context, *JobRequest) (*EnvReply, error)
+	Report(context.Context, *JobRequest) (*ReportsReply, error)
+	mustEmbedUnimplementedJobsServer()
+}
+
+// UnimplementedJobsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedJobsServer struct{}
+
+func (UnimplementedJobsServer) Prolog(context.Context, *JobRunRequest) (*JobAnswerReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Prolog not implemented")
+}
+func (UnimplementedJobsServer) Epilog(context.Context, *JobRunRequest) (*ReportsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Epilog not implemented")
+}
+func (UnimplementedJobsServer) PrologController(context.Context, *JobRunRequest) (*JobAnswerReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method PrologController not implemented")
+}
+func (UnimplementedJobsServer) EpilogController(context.Context, *JobRunRequest) (*ReportsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method EpilogController not implemented")
+}
+func (UnimplementedJobsServer) Env(context.Context, *JobRequest) (*EnvReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Env not implemented")
+}
+func (UnimplementedJobsServer) Report(context.Context, *JobRequest) (*ReportsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
+}
+func (UnimplementedJobsServer) mustEmbedUnimplementedJobsServer() {}
+func (UnimplementedJobsServer) testEmbeddedByValue()              {}
+
+// UnsafeJobsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to JobsServer will
+// result in compilation errors.
+type UnsafeJobsServer interface {
+	mustEmbedUnimplementedJobsServer()
+}
+
+func RegisterJobsServer(s grpc.ServiceRegistrar, srv JobsServer) {
+	// If the following call panics, it indicates UnimplementedJobsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Jobs_ServiceDesc, srv)
+}
+
+func _Jobs_Prolog_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(JobRunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).Prolog(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_Prolog_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).Prolog(ctx, req.(*JobRunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Jobs_Epilog_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(JobRunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).Epilog(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_Epilog_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).Epilog(ctx, req.(*JobRunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Jobs_PrologController_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(JobRunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).PrologController(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_PrologController_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).PrologController(ctx, req.(*JobRunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Jobs_EpilogController_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(JobRunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).EpilogController(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_EpilogController_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).EpilogController(ctx, req.(*JobRunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Jobs_Env_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(JobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).Env(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_Env_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).Env(ctx, req.(*JobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Jobs_Report_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(JobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).Report(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_Report_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).Report(ctx, req.(*JobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Jobs_ServiceDesc is the grpc.ServiceDesc for Jobs service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Jobs_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "sluice.v1.Jobs",
+	HandlerType: (*JobsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Prolog",
+			Handler:    _Jobs_Prolog_Handler,
+		},
+		{
+			MethodName: "Epilog",
+			Handler:    _Jobs_Epilog_Handler,
+		},
+		{
+			MethodName: "PrologController",
+			Handler:    _Jobs_PrologController_Handler,
+		},
+		{
+			MethodName: "EpilogController",
+			Handler:    _Jobs_EpilogController_Handler,
+		},
+		{
+			MethodName: "Env",
+			Handler:    _Jobs_Env_Handler,
+		},
+		{
+			MethodName: "Report",
+			Handler:    _Jobs_Report_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

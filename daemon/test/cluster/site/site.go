@@ -268,7 +268,7 @@ func (d *Daemon) Configure(more map[string]string) error {
 	for k, v := range more {
 		keys[k] = v
 	}
-	return os.WriteFile(d.Config, []byte(yaml(keys)), 0o644)
+	return os.WriteFile(d.Config, []byte(YAML(keys)), 0o644)
 }
 
 // Env is the environment of daemons and programs on a node. GPUs are the simulated machine's.

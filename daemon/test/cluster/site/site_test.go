@@ -3,7 +3,7 @@ package site
 import "testing"
 
 func TestYAML(t *testing.T) {
-	got := yaml(map[string]string{"node": "a", "owner.warm": "2", "pools.default.owners": `["b=c:1"]`, "pools.other.owners": "[]", "owner.poll": "1s", "pools.default.place": "spread"})
+	got := YAML(map[string]string{"node": "a", "owner.warm": "2", "pools.default.owners": `["b=c:1"]`, "pools.other.owners": "[]", "owner.poll": "1s", "pools.default.place": "spread"})
 	want := `node: a
 owner:
   poll: 1s

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// yaml writes dotted keys as the nested mappings of sluice.yaml. Values stand as they are.
-func yaml(keys map[string]string) string {
+// YAML writes dotted keys as the nested mappings of sluice.yaml. Values stand as they are.
+func YAML(keys map[string]string) string {
 	names := make([]string, 0, len(keys))
 	for k := range keys {
 		names = append(names, k)

@@ -1,0 +1,237 @@
+package cli
+
+// What Slurm's four scripts call. They read the run of the job from the environment that
+// slurmd and slurmctld give them, tell the daemon of this node, and end in time. How
+// they end is Slurm's to act on: a failing Prolog or Epilog drains the node, so those
+// two never fail; a failing PrologSlurmctld requeues the job, which is what is wanted
+// when the pool has no room.
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+)
+
+const (
+	// wishPrefix begins the variables by which the SPANK plug-in passes the options of
+	// a job to the scripts. Whoever submits a job can set them: they are wishes.
+	wishPrefix = "SPANK_RGPU_"
+	// ourLicence begins the names of all licences of ours.
+	ourLicence = "rgpu"
+	maxWish    = 256 // bytes
+)
+
+// wishes are the options that are passed on, by what follows wishPrefix.
+var wishes = []string{"MEM", "POLICY", "POOL", "SPREAD", "REPORT"}
+
+// neverFails are the commands whose exit status is 0 whatever happens, a mistyped
+// flag included. That of prolog-ctld is 1 to have the job requeued.
+var neverFails = []string{"prolog", "epilog", "prolog-ctld", "epilog-ctld"}
+
+// script is one of the four.
+type script struct {
+	use, short, long string
+	timeout          time.Duration
+	controller       bool
+	// call tells the daemon; the text, if there is one, is for Slurm's log.
+	call func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (say string, requeue bool, err error)
+}
+
+func newProlog() *cobra.Command {
+	return (&script{
+		use: "prolog", short: "Get a job its lease on this node; for Slurm's Prolog", timeout: 25 * time.Second,
+		long: `Tell the daemon of this node that a job begins here, as slurmd's environment says, so
+that it takes over the lease that the controller has reserved, or gets one.
+
+The exit status is always 0: any other would drain the node. A job that must not run
+is told so by the SPANK plug-in when its first task starts.`,
+		call: func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (string, bool, error) {
+			a, err := d.Prolog(ctx, rpc.Peer{}, run)
+			return told(a), false, err
+		},
+	}).command()
+}
+
+func newEpilog() *cobra.Command {
+	return (&script{
+		use: "epilog", short: "Return a job's lease on this node; for Slurm's Epilog", timeout: 10 * time.Second,
+		long: `Tell the daemon of this node that a job has ended here, as slurmd's environment says, so
+that it returns what it holds for the job. It may be repeated, and needs no Prolog.
+
+The exit status is always 0: any other would drain the node.`,
+		call: func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (string, bool, error) {
+			list, err := d.Epilog(ctx, rpc.Peer{}, run)
+			return ended(list), false, err
+		},
+	}).command()
+}
+
+func newPrologCtld() *cobra.Command {
+	return (&script{
+		use: "prolog-ctld", short: "Reserve a job's leases on all its nodes; for PrologSlurmctld", timeout: 25 * time.Second, controller: true,
+		long: `Tell the daemon of this node that a job is about to begin, as slurmctld's environment
+says, so that it reserves leases for all of the job's nodes, or for none.
+
+The exit status is 1 if the pool has no room: Slurm then puts the job back into the
+queue. Otherwise it is 0; without a daemon here, the nodes get their leases by
+themselves.`,
+		call: func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (string, bool, error) {
+			a, err := d.PrologController(ctx, rpc.Peer{}, run)
+			return told(a), a.Outcome == rpc.JobRequeue, err
+		},
+	}).command()
+}
+
+func newEpilogCtld() *cobra.Command {
+	return (&script{
+		use: "epilog-ctld", short: "End a job's leases on all its nodes; for EpilogSlurmctld", timeout: 10 * time.Second, controller: true,
+		long: `Tell the daemon of this node that a job has ended, as slurmctld's environment says, so
+that what it may still have anywhere is ended, on nodes that are gone too.
+
+The exit status is always 0.`,
+		call: func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (string, bool, error) {
+			list, err := d.EpilogController(ctx, rpc.Peer{}, run)
+			return ended(list), false, err
+		},
+	}).command()
+}
+
+func (s *script) command() *cobra.Command {
+	var socket string
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use: s.use, Short: s.short, Long: s.long, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// slurmd ends a script that takes too long by SIGTERM; that is no failure either.
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			return s.run(ctx, socket, func(format string, a ...any) {
+				fmt.Fprintf(cmd.ErrOrStderr(), "sluice: "+s.use+": "+format+"\n", a...)
+			})
+		},
+	}
+	cmd.Flags().DurationVar(&timeout, "timeout", s.timeout, "end after this long, without having done it")
+	socketFlag(cmd, &socket)
+	return cmd
+}
+
+func (s *script) run(ctx context.Context, socket string, say func(string, ...any)) error {
+	run, err := jobRun(s.controller, os.LookupEnv)
+	if err != nil {
+		say("%v", err)
+		return nil
+	}
+	if s.controller && !asks(*run.Licences) {
+		return nil // most jobs: nobody has to be asked
+	}
+	d, socket, err := dial(socket)
+	if err != nil {
+		say("job %s: %v", run.Job, err)
+		return nil
+	}
+	defer d.Close()
+	js, ok := d.(rpc.JobService)
+	if !ok {
+		say("job %s: the daemon's client knows no jobs", run.Job)
+		return nil
+	}
+	text, requeue, err := s.call(ctx, js, run)
+	switch {
+	case err != nil:
+		say("job %s: %v", run.Job, plain(daemonError(socket, err).Error()))
+	case text != "":
+		say("job %s: %s", run.Job, plain(text))
+	}
+	if requeue {
+		return &exitError{status: exitFailure}
+	}
+	return nil
+}
+
+// told is a line about a Prolog's answer, "" if there is nothing to tell.
+func told(a rpc.JobAnswer) string {
+	switch {
+	case a.Outcome == rpc.JobNone && a.Reason == "":
+		return ""
+	case a.Outcome == rpc.JobGranted:
+		return "granted, lease " + a.Lease
+	}
+	return string(a.Outcome) + ": " + a.Reason
+}
+
+// ended is a line about an Epilog's answer.
+func ended(list []lease.Report) string {
+	if len(list) == 0 {
+		return ""
+	}
+	ids := map[string]bool{}
+	for _, r := range list {
+		ids[r.Lease] = true
+	}
+	return "ended, " + strings.Join(slices.Sorted(maps.Keys(ids)), " ")
+}
+
+// asks says that licences of ours are among these.
+func asks(licences string) bool {
+	for _, l := range strings.FieldsFunc(licences, func(r rune) bool { return strings.ContainsRune(",;|() ", r) }) {
+		if strings.HasPrefix(l, ourLicence) {
+			return true
+		}
+	}
+	return false
+}
+
+// jobRun reads a script's environment.
+func jobRun(controller bool, env func(string) (string, bool)) (rpc.JobRun, error) {
+	get := func(k string) string { v, _ := env(k); return v }
+	number := func(k string) uint32 { // absent is 0: after a loss of slurmctld's state some are
+		n, _ := strconv.ParseUint(get(k), 10, 32)
+		return uint32(n)
+	}
+	run := rpc.JobRun{
+		Job: get("SLURM_JOB_ID"), Restart: number("SLURM_JOB_RESTART_COUNT"),
+		GID: number("SLURM_JOB_GID"), User: get("SLURM_JOB_USER"),
+		Account: get("SLURM_JOB_ACCOUNT"), Name: get("SLURM_JOB_NAME"), Partition: get("SLURM_JOB_PARTITION"),
+		Stdout: get("SLURM_JOB_STDOUT"), WorkDir: get("SLURM_JOB_WORK_DIR"), Wishes: map[string]string{},
+	}
+	if !slurm.IsJobID(run.Job) {
+		return run, fmt.Errorf("SLURM_JOB_ID is %q; this is for Slurm's scripts, whose environment slurmd and slurmctld set", run.Job)
+	}
+	uid, err := strconv.ParseUint(get("SLURM_JOB_UID"), 10, 32)
+	if err != nil {
+		return run, fmt.Errorf("job %s: SLURM_JOB_UID is %q; this is for Slurm's scripts, whose environment slurmd and slurmctld set", run.Job, get("SLURM_JOB_UID"))
+	}
+	run.UID = uint32(uid)
+	if controller {
+		if run.Nodes, err = slurm.ParseHosts(get("SLURM_JOB_NODELIST")); err != nil {
+			return run, fmt.Errorf("job %s: %w", run.Job, err)
+		}
+	}
+	// A job without licences has no variable. That of a node's script says something
+	// only from 23.02 on, which came with a start time.
+	licences, known := env("SLURM_JOB_LICENSES")
+	if _, start := env("SLURM_JOB_START_TIME"); known || controller || start {
+		run.Licences = &licences
+	}
+	for _, w := range wishes {
+		if v, ok := env(wishPrefix + w); ok && v != "" {
+			run.Wishes[strings.ToLower(w)] = strings.ToValidUTF8(v[:min(len(v), maxWish)], "")
+		}
+	}
+	return run, nil
+}

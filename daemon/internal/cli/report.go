@@ -1,0 +1,141 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// reporter is the part of the daemon that knows what jobs have used.
+type reporter interface {
+	Report(ctx context.Context, peer rpc.Peer, job string) ([]lease.Report, error)
+}
+
+// arrayTask is how users name a task of an array, or a component of a heterogeneous job.
+var arrayTask = regexp.MustCompile(`^\d+[_+]\d+$`)
+
+func newReport() *cobra.Command {
+	var socket string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "report JOB",
+		Short: "Tell what a job has used of its fractions",
+		Long: `Print what was asked, granted and used by a job that runs or has ended not long
+ago (lease.tombstone, an hour unless the site says otherwise): the most memory, the time
+in which the GPU computed for it, calls and bytes. A line is one lease at one owner; a
+job has one for each node, and those of its earlier runs if it was requeued. The last
+line is the last run as a whole. Slurm keeps that line: sacct -j JOB -o AdminComment%200
+
+JOB is Slurm's own number of the job (of an array's task: sacct -o JobIDRaw), or the
+run-... of sluice run. A node knows the leases of its own jobs, Slurm's controller those
+of all. Users see what is theirs.
+
+GPU TIME is what NVML's samples say, to about a second. THROTTLED is the time for which
+the compute share held calls back. WAITS are the calls that waited for an answer.`,
+		Example: "  sluice report 4711\n  sluice report 4711 --json | jq '.[].use[].peak'",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("%d jobs given; say sluice report JOB", len(args))
+			}
+			if arrayTask.MatchString(args[0]) {
+				return fmt.Errorf("job %s: give its own number, which sacct -j %s -X -n -o JobIDRaw prints", args[0], args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			rs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]lease.Report, error) {
+				r, ok := d.(reporter)
+				if !ok {
+					return nil, lease.Errorf(lease.WrongPeer, "this sluiced knows no reports")
+				}
+				return r.Report(ctx, rpc.Peer{}, args[0])
+			})
+			if err != nil {
+				return err
+			}
+			if len(rs) == 0 {
+				return fmt.Errorf("nothing is known here of job %q that is yours; ask on its node or on Slurm's controller, or for a job that ended long ago sacct -j %s -o AdminComment%%200", args[0], plain(args[0]))
+			}
+			if asJSON {
+				return printJSON(cmd.OutOrStdout(), rs)
+			}
+			return printReports(cmd.OutOrStdout(), rs, time.Now())
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print everything that is known, as JSON; sizes in bytes, times in RFC 3339, durations in nanoseconds")
+	socketFlag(cmd, &socket)
+	return cmd
+}
+
+func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
+	slices.SortStableFunc(rs, func(a, b lease.Report) int { return a.Made.Compare(b.Made) })
+	users := userNames{}
+	r := rs[0]
+	head := "job " + plain(r.Key.Job)
+	if r.JobName != "" {
+		head += " (" + plain(r.JobName) + ")"
+	}
+	head += " of " + plain(users.name(r.UID))
+	if r.Account != "" {
+		head += ", account " + plain(r.Account)
+	}
+	if _, err := fmt.Fprintln(w, head); err != nil {
+		return err
+	}
+	rows := make([][]string, 0, len(rs))
+	for _, r := range rs {
+		rows = append(rows, reportRow(r, now))
+	}
+	if err := table(w, "NODE LEASE OWNER ASKED GRANTED PEAK GPU_TIME THROTTLED CALLS WAITS IN OUT SESSIONS TIME STATE", rows); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, jobreport.Line(rs))
+	return err
+}
+
+func reportRow(r lease.Report, now time.Time) []string {
+	asked := join(r.Asked, func(f lease.Fraction) string {
+		if f.Mem == 0 {
+			return fmt.Sprintf("%d%%", f.Percent)
+		}
+		return fmt.Sprintf("%d%%:%s", f.Percent, bytesText(f.Mem))
+	})
+	_, peak := total(r.Use)
+	state, end := "lives", now
+	if !r.Ended.IsZero() {
+		state, end = "ended", r.Ended
+		if r.Reason != "" {
+			state += ": " + r.Reason
+		}
+	}
+	c := r.Counts
+	return []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), bytesText(peak),
+		jobreport.Duration(r.GPUTime), jobreport.Duration(c.Throttle), jobreport.Count(c.Calls), jobreport.Count(c.Waits),
+		jobreport.Bytes(c.BytesIn), jobreport.Bytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10), elapsed(end.Sub(r.Made)), state}
+}
+
+// newAppend is the child that package jobreport runs as the job's user.
+func newAppend() *cobra.Command {
+	return &cobra.Command{
+		Use:    jobreport.AppendCommand + " FILE",
+		Short:  "Write standard input at the end of a job's output",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if status := jobreport.AppendTo(args[0], cmd.InOrStdin()); status != 0 {
+				return &exitError{status: status}
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,344 @@
+package host
+
+// What a controller's daemon asks and tells all owners: the end of a job, its reports,
+// and what there is.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/fault"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+)
+
+const (
+	// maxEnds of jobs are kept for owners that are away, and none longer than endAge:
+	// what nobody renews has ended by itself long before.
+	maxEnds = 1 << 16
+	endAge  = 24 * time.Hour
+	// endsTime is how long one round goes on with what owners have missed.
+	endsTime = 2 * time.Second
+	// endNote and epochNote name what is among the ledger's notes.
+	endNote   = "end/"
+	epochNote = "epoch"
+)
+
+type jobName struct{ cluster, job string }
+
+// jobEnd is the end of a job that some owners have not heard of.
+type jobEnd struct {
+	Cluster string    `json:"cluster"`
+	Job     string    `json:"job"`
+	Nodes   []string  `json:"nodes,omitempty"` // none: all
+	UpTo    uint64    `json:"up_to"`
+	Reason  string    `json:"reason"`
+	Pending []string  `json:"pending"` // owners
+	At      time.Time `json:"at"`
+
+	deliver sync.Mutex
+}
+
+func (e *jobEnd) note() string { return fmt.Sprintf("%s%q/%q", endNote, e.Cluster, e.Job) }
+
+// EndJob ends what a job has at any owner, in the runs up to an epoch, on the given
+// nodes or, without any, on all. Late requests of these runs are refused. unreached are
+// the owners that will be told later; err is of those that refuse to listen.
+func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) (unreached []string, err error) {
+	if cluster == "" {
+		cluster = h.cfg.Cluster
+	}
+	if job == "" || len(job) > maxName || len(cluster) > maxName || len(nodes) > maxNodes || slices.Contains(nodes, "") {
+		return nil, lease.Errorf(lease.Invalid, "end of a job: say the job, in at most %d bytes", maxName)
+	}
+	if reason = cut(reason); reason == "" {
+		reason = "the job has ended"
+	}
+	h.endHere(ctx, cluster, job, nodes, upTo, reason)
+	e := &jobEnd{Cluster: cluster, Job: job, Nodes: slices.Clone(nodes), UpTo: upTo, Reason: reason, At: time.Now().UTC()}
+	for _, p := range h.owners() {
+		e.Pending = append(e.Pending, p.name)
+	}
+	if len(e.Pending) == 0 {
+		return nil, nil
+	}
+	e.deliver.Lock()
+	defer e.deliver.Unlock()
+	n := jobName{cluster, job}
+	h.mu.Lock()
+	if old := h.ends[n]; old != nil {
+		e.UpTo = max(e.UpTo, old.UpTo)
+		if len(old.Nodes) == 0 {
+			e.Nodes = nil
+		} else if len(e.Nodes) > 0 {
+			e.Nodes = append(e.Nodes, old.Nodes...)
+			slices.Sort(e.Nodes)
+			e.Nodes = slices.Compact(e.Nodes)
+		}
+	}
+	keep := h.ends[n] != nil || len(h.ends) < maxEnds
+	if keep {
+		h.ends[n] = e
+	}
+	h.mu.Unlock()
+	if keep {
+		if err := h.noteEnd(e); err != nil {
+			// The owners are told all the same.
+			h.log.Error("end of a job cannot be written", "job", job, "error", err)
+		}
+	} else {
+		h.log.Error("end of a job is told once and not again: too many wait for owners that are away; take those out of the pools", "job", job, "waiting", maxEnds)
+	}
+	fault.Point("endjob-a-written")
+	err = h.tellEnd(ctx, e)
+	return slices.Clone(e.Pending), err
+}
+
+// endHere ends what this daemon itself holds, or is about to.
+func (h *Host) endHere(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) {
+	of := func(n name) bool {
+		return n.cluster == cluster && n.job == job && (len(nodes) == 0 || slices.Contains(nodes, n.node))
+	}
+	var flights []*flight
+	h.mu.Lock()
+	for n, fl := range h.flights {
+		if of(n) {
+			flights = append(flights, fl)
+		}
+	}
+	h.mu.Unlock()
+	for _, fl := range flights {
+		fl.cancel(lease.Errorf(lease.Over, "job %s was ended meanwhile: %s", job, reason))
+		select {
+		case <-fl.done:
+		case <-ctx.Done():
+		}
+	}
+	var ours []*held
+	h.mu.Lock()
+	for n, hd := range h.keys {
+		if of(n) && hd.rec.Lease.Request.Key.Incarnation <= upTo {
+			ours = append(ours, hd)
+		}
+	}
+	h.mu.Unlock()
+	for _, hd := range ours {
+		if hd.rec.Lease.Host == h.cfg.Node {
+			h.release(ctx, hd, reason, true)
+		} else {
+			h.entrust(hd) // the owners end it with the job
+		}
+	}
+}
+
+// tellEnd tells the owners that have not heard; e.deliver is held. The error is of
+// those that refuse for good.
+func (h *Host) tellEnd(ctx context.Context, e *jobEnd) error {
+	nodes := e.Nodes
+	if len(nodes) == 0 {
+		nodes = []string{""}
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var errs []error
+	told := make(map[string]bool)
+	for _, o := range e.Pending {
+		h.mu.Lock()
+		p := h.peers[o]
+		h.mu.Unlock()
+		if p == nil {
+			told[o] = true // no pool has it any more
+			continue
+		}
+		if p.down() != nil {
+			continue
+		}
+		wg.Go(func() {
+			err := h.tellOwner(ctx, p, e, nodes)
+			mu.Lock()
+			defer mu.Unlock()
+			switch codeOf(err) {
+			case lease.Denied, lease.Invalid, lease.WrongPeer:
+				errs = append(errs, fmt.Errorf("owner %s: %w", p.name, err))
+				told[o] = true
+			default:
+				told[o] = err == nil
+			}
+		})
+	}
+	wg.Wait()
+	fault.Point("endjob-b-told")
+	left := slices.DeleteFunc(slices.Clone(e.Pending), func(o string) bool { return told[o] })
+	h.mu.Lock()
+	same := len(left) == len(e.Pending)
+	e.Pending = left
+	h.mu.Unlock()
+	if !same {
+		if err := h.noteEnd(e); err != nil {
+			h.log.Error("end of a job stays in the ledger as it was, and is told again", "job", e.Job, "error", err)
+		}
+	}
+	fault.Point("endjob-c-forgotten")
+	return errors.Join(errs...)
+}
+
+// noteEnd writes down who has to be told of a job's end, or takes the note away when
+// nobody has, unless the job has ended anew meanwhile. e.deliver is held.
+func (h *Host) noteEnd(e *jobEnd) error {
+	n := jobName{e.Cluster, e.Job}
+	h.noting.Lock() // one change of the note at a time
+	defer h.noting.Unlock()
+	h.mu.Lock()
+	current := h.ends[n] == e
+	if current && len(e.Pending) == 0 {
+		delete(h.ends, n)
+	}
+	h.mu.Unlock()
+	switch {
+	case !current:
+		return nil
+	case len(e.Pending) == 0:
+		return h.cfg.Ledger.Delete(ledger.Notes, e.note())
+	}
+	return h.cfg.Ledger.Put(ledger.Notes, e.note(), e)
+}
+
+func (h *Host) tellOwner(ctx context.Context, p *peer, e *jobEnd, nodes []string) error {
+	for _, node := range nodes {
+		_, err := within(ctx, releaseTime, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, p.owner.Release(ctx, h.cfg.Node, "", lease.Key{Cluster: e.Cluster, Job: e.Job, Node: node, Incarnation: e.UpTo}, e.Reason)
+		})
+		p.stale()
+		if ctx.Err() == nil {
+			p.note(h, err)
+		}
+		if err != nil {
+			h.log.Warn("end of a job not delivered", "job", e.Job, "owner", p.name, "error", err)
+			return err
+		}
+	}
+	return nil
+}
+
+// endJobs tells owners that are there again what they missed.
+func (h *Host) endJobs(ctx context.Context) {
+	var due []*jobEnd
+	h.mu.Lock()
+	for _, e := range h.ends {
+		if time.Since(e.At) > endAge || slices.ContainsFunc(e.Pending, func(o string) bool { p := h.peers[o]; return p == nil || p.down() == nil }) {
+			due = append(due, e)
+		}
+	}
+	h.mu.Unlock()
+	begun := time.Now()
+	for _, e := range due {
+		if ctx.Err() != nil || time.Since(begun) > endsTime {
+			return // renewals wait; the rest goes with the next round
+		}
+		if !e.deliver.TryLock() {
+			continue // somebody is at it
+		}
+		if time.Since(e.At) > endAge {
+			h.log.Error("end of a job was never delivered", "job", e.Job, "owners", strings.Join(e.Pending, " "))
+			h.mu.Lock()
+			e.Pending = nil
+			h.mu.Unlock()
+			if err := h.noteEnd(e); err != nil {
+				h.log.Error("end of a job stays in the ledger", "job", e.Job, "error", err)
+			}
+		} else if err := h.tellEnd(ctx, e); err != nil {
+			h.log.Error("owner refuses the end of a job", "job", e.Job, "error", err)
+		}
+		e.deliver.Unlock()
+	}
+}
+
+// Reports is what became of a job's leases, by all owners' word. An error names the
+// owners that did not answer; what the others said is good.
+func (h *Host) Reports(ctx context.Context, cluster, job string) ([]lease.Report, error) {
+	if cluster == "" {
+		cluster = h.cfg.Cluster
+	}
+	var out []lease.Report
+	var silent []string
+	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, p *peer) ([]lease.Report, error) {
+		return p.owner.Reports(ctx, h.cfg.Node, cluster, job)
+	}) {
+		if a.err != nil {
+			silent = append(silent, a.peer.name+": "+a.err.Error())
+		}
+		out = append(out, a.v...)
+	}
+	slices.SortStableFunc(out, func(a, b lease.Report) int { return a.Made.Compare(b.Made) })
+	if len(silent) > 0 {
+		return out, lease.Errorf(lease.Down, "not all owners answer: %s", strings.Join(silent, "; "))
+	}
+	return out, nil
+}
+
+// All is what every owner has, for a controller: leases by owner, and why there is no
+// answer of one.
+func (h *Host) All(ctx context.Context) (map[string][]lease.Status, map[string]error) {
+	leases, errs := make(map[string][]lease.Status), make(map[string]error)
+	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, p *peer) ([]lease.Status, error) { return p.owner.List(ctx, "") }) {
+		if a.err != nil {
+			errs[a.peer.name] = a.err
+		} else {
+			leases[a.peer.name] = a.v
+		}
+	}
+	return leases, errs
+}
+
+// clock gives epochs.
+type clock struct {
+	mu        sync.Mutex
+	last, top uint64 // top is on the disk
+}
+
+// epochStep is how far ahead epochs are written down, in milliseconds: one write in so
+// much time, and so much is lost with a restart.
+const epochStep = 1000
+
+// Epoch is the next epoch: milliseconds since 1970, but later than any before, whatever
+// the wall clock does.
+func (h *Host) Epoch() uint64 {
+	c := &h.clock
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last = max(c.last+1, uint64(max(0, time.Now().UnixMilli())))
+	if c.last > c.top {
+		c.top = c.last + epochStep
+		if err := h.cfg.Ledger.Put(ledger.Notes, epochNote, c.top); err != nil {
+			h.log.Error("epoch cannot be written; it is right as long as the clock is", "error", err)
+		}
+	}
+	return c.last
+}
+
+// loadNotes reads the epoch and the ends of jobs.
+func (h *Host) loadNotes() error {
+	if _, err := h.cfg.Ledger.Get(ledger.Notes, epochNote, &h.clock.top); err != nil {
+		return err
+	}
+	h.clock.last = h.clock.top
+	return h.cfg.Ledger.View(func(tx *ledger.Tx) error {
+		return tx.All(ledger.Notes, func(key string, raw json.RawMessage) error {
+			if !strings.HasPrefix(key, endNote) {
+				return nil
+			}
+			e := new(jobEnd)
+			if err := json.Unmarshal(raw, e); err != nil {
+				return fmt.Errorf("ledger %s: %s: %w", h.cfg.Ledger.Path(), key, err)
+			}
+			h.ends[jobName{e.Cluster, e.Job}] = e
+			return nil
+		})
+	})
+}

@@ -1,0 +1,363 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// A job's whole life, its scripts twice each.
+func TestSponsoredJob(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	all := w.sponsor(job("7", 0, both, 60))
+	for i, again := range w.sponsor(job("7", 0, both, 60)) {
+		if again.ID != all[i].ID {
+			t.Errorf("%s, then %s", all[i].ID, again.ID)
+		}
+	}
+	if all[0].Sponsor != "ctl" || all[0].Host != "n1" || all[0].Request.Key.Incarnation == 0 || all[0].Request.Key.Incarnation != all[1].Request.Key.Incarnation {
+		t.Errorf("%+v", all[0])
+	}
+	if _, _, ok := w.hosts["n1"].Held(lease.Key{Job: "7"}); ok {
+		t.Error("held before the Prolog")
+	}
+	for i, n := range both {
+		l := w.attach(n, "7")
+		if again := w.attach(n, "7"); l.ID != all[i].ID || again.ID != l.ID {
+			t.Errorf("%s, %s, %s", all[i].ID, l.ID, again.ID)
+		}
+		have, sock, ok := w.hosts[n].Held(lease.Key{Job: "7"})
+		if fi, err := os.Stat(sock); !ok || have.ID != l.ID || err != nil || fi.Mode().Type() != os.ModeSocket {
+			t.Error(ok, have.ID, err)
+		}
+	}
+	w.wait("the sponsor forgets what its nodes have", func() bool { return w.records("ctl") == 0 })
+	if w.have() == "" {
+		t.Fatal("forgotten, and ended")
+	}
+	// One node's Epilog, the controller's, the other node's, each twice.
+	for range 2 {
+		l, _, ok := w.hosts["n1"].Held(lease.Key{Job: "7"})
+		k := l.Request.Key
+		if !ok {
+			k = lease.Key{Job: "7", Incarnation: w.hosts["n1"].Epoch()}
+		}
+		if err := w.hosts["n1"].Release(t.Context(), root, "", k, "epilog"); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := w.have(); got != "7@n2:b:60" && got != "7@n2:a:60" {
+		t.Errorf("%q", got)
+	}
+	for range 2 {
+		if left, err := w.hosts["ctl"].EndJob(t.Context(), "", "7", nil, w.hosts["ctl"].Epoch(), ""); err != nil || len(left) > 0 {
+			t.Error(left, err)
+		}
+	}
+	if w.have() != "" {
+		t.Errorf("%q", w.have())
+	}
+	w.wait("the node hears of it", func() bool { _, _, ok := w.hosts["n2"].Held(lease.Key{Job: "7"}); return !ok })
+	reports, err := w.hosts["ctl"].Reports(t.Context(), "", "7")
+	if err != nil || len(reports) != 2 || reports[0].Ended.IsZero() || reports[0].Grants[0].Percent != 60 {
+		t.Errorf("%+v, %v", reports, err)
+	}
+	if mine, err := w.hosts["n1"].Reports(t.Context(), "c", "7"); err != nil || len(mine) != 1 || mine[0].Key.Node != "n1" {
+		t.Errorf("a node's own reports: %+v, %v", mine, err)
+	}
+	// The job runs again.
+	w.sponsor(job("7", 1, both, 60))
+	w.attach("n1", "7")
+}
+
+// All nodes or none; and what was given up may be asked for again.
+func TestSponsorAllOrNone(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2", "n3")
+	w.sponsor(job("1", 0, []string{"n3"}, 80, 80, 80)) // of four GPUs
+	before := w.have()
+	for range 2 {
+		_, err := w.hosts["ctl"].Sponsor(t.Context(), job("2", 0, []string{"n1", "n2"}, 70))
+		if codeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "node n2: ") {
+			t.Fatal(err)
+		}
+		if w.have() != before {
+			t.Fatalf("left behind: %q", w.have())
+		}
+	}
+	if _, err := w.hosts["ctl"].EndJob(t.Context(), "", "1", []string{"n3"}, w.hosts["ctl"].Epoch(), ""); err != nil {
+		t.Fatal(err)
+	}
+	w.sponsor(job("2", 0, []string{"n1", "n2"}, 70, 70))
+	w.attach("n1", "2")
+	w.attach("n2", "2")
+	for _, bad := range [][]lease.Request{nil, job("3", 0, []string{"n1", "n1"}, 1), job("3", 0, []string{""}, 1), job("", 0, both, 1), job("3", 0, both, 101)} {
+		if _, err := w.hosts["ctl"].Sponsor(t.Context(), bad); codeOf(err) != lease.Invalid {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+}
+
+// Who is no controller gets nothing for others.
+func TestSponsorDenied(t *testing.T) {
+	w := newTown(t, []string{"a"}, "ctl", "n1", "n2")
+	if _, err := w.hosts["n1"].Sponsor(t.Context(), job("1", 0, []string{"n2"}, 10)); codeOf(err) != lease.Denied || !strings.Contains(err.Error(), "slurm.controllers") {
+		t.Error(err)
+	}
+	w.sponsor(job("1", 0, []string{"n2"}, 10))
+	if _, err := w.hosts["n1"].EndJob(t.Context(), "", "1", nil, 1<<60, ""); codeOf(errors.Unwrap(err)) != lease.Denied && !strings.Contains(err.Error(), "not of node") {
+		t.Error(err)
+	}
+	if _, errs := w.hosts["n1"].All(t.Context()); codeOf(errs["a"]) != lease.Denied {
+		t.Error(errs)
+	}
+	if all, errs := w.hosts["ctl"].All(t.Context()); len(errs) > 0 || len(all["a"]) != 1 {
+		t.Error(all, errs)
+	}
+	if w.have() == "" {
+		t.Error("a node ended another's lease")
+	}
+}
+
+// A run that came after another, whose Epilogs were lost, ends what is left of it; a
+// daemon that was away finds its place.
+func TestSponsorRequeued(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	w.sponsor(job("1", 0, both, 100, 100))
+	w.attach("n1", "1")
+	w.attach("n2", "1")
+	w.wait("the sponsor forgets", func() bool { return w.records("ctl") == 0 })
+	again := w.sponsor(job("1", 1, both, 30))
+	if l := w.attach("n1", "1"); l.ID != again[0].ID {
+		t.Errorf("%s, not %s", l.ID, again[0].ID)
+	}
+	if l := w.attach("n2", "1"); l.ID != again[1].ID {
+		t.Errorf("%s, not %s", l.ID, again[1].ID)
+	}
+	w.wait("only the second run is left", func() bool { return strings.Count(w.have(), " ") == 1 && !strings.Contains(w.have(), "100") })
+	// The node asks by itself, for the same run, since its daemon was asked twice.
+	r := job("1", 1, []string{"n1"}, 30)[0]
+	r.Key.Incarnation = w.hosts["n1"].Epoch()
+	if l, _, err := w.hosts["n1"].Acquire(t.Context(), root, r); err != nil || l.ID != again[0].ID {
+		t.Errorf("%+v, %v", l, err)
+	}
+	// A third run, asked for by the node alone, is another one.
+	r.Restart, r.Key.Incarnation = 2, w.hosts["n1"].Epoch()
+	if l, _, err := w.hosts["n1"].Acquire(t.Context(), root, r); err != nil || l.ID == again[0].ID {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+// An Epilog, or the end of the job, before the Prolog: the Prolog gets nothing.
+func TestEndBeforeAttach(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	w.sponsor(job("1", 0, both, 10))
+	if err := w.hosts["n1"].Release(t.Context(), root, "", lease.Key{Job: "1", Incarnation: w.hosts["n1"].Epoch() + 10000}, "epilog"); err != nil {
+		t.Fatal(err)
+	}
+	if _, found, err := w.hosts["n1"].Attach(t.Context(), lease.Key{Job: "1"}); found || codeOf(err) != lease.Over {
+		t.Error(found, err)
+	}
+	if got := w.have(); strings.Contains(got, "n1") {
+		t.Error(got)
+	}
+	upTo := w.hosts["ctl"].Epoch()
+	if _, err := w.hosts["ctl"].EndJob(t.Context(), "", "1", nil, upTo, ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, found, err := w.hosts["n2"].Attach(t.Context(), lease.Key{Job: "1"}); found || err != nil {
+		t.Error(found, err)
+	}
+	// Of this run nothing comes any more, by whomever.
+	r := job("1", 0, []string{"n2"}, 10)[0]
+	r.Key.Incarnation = upTo
+	if _, _, err := w.hosts["n2"].Acquire(t.Context(), root, r); codeOf(err) != lease.Over {
+		t.Error(err)
+	}
+	if _, err := w.hosts["ctl"].Sponsor(t.Context(), []lease.Request{r}); codeOf(err) != lease.Over {
+		t.Error(err)
+	}
+	if w.have() != "" {
+		t.Error(w.have())
+	}
+}
+
+// An owner that is away when a job ends is told when it is back, even by another
+// process; an owner that is away at the Prolog leaves it unknown.
+func TestOwnerAway(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	w.sponsor(job("1", 0, []string{"n1"}, 60, 60, 60, 60)) // on both
+	w.sever("", "b", true)
+	if _, found, err := w.hosts["n1"].Attach(t.Context(), lease.Key{Job: "1"}); found || codeOf(err) != lease.Down {
+		t.Error(found, err)
+	}
+	w.sever("", "b", false)
+	w.attach("n1", "1")
+	w.sever("", "b", true)
+	if _, found, err := w.hosts["n2"].Attach(t.Context(), lease.Key{Job: "1"}); found || codeOf(err) != lease.Down {
+		t.Error("no lease is known to be there:", found, err)
+	}
+	left, err := w.hosts["ctl"].EndJob(t.Context(), "", "1", nil, w.hosts["ctl"].Epoch(), "")
+	if err != nil || !slices.Equal(left, []string{"b"}) {
+		t.Error(left, err)
+	}
+	if got := w.have(); got != "1@n1:b:60 1@n1:b:60" {
+		t.Errorf("%q", got)
+	}
+	w.stop("n1") // which would tell it too
+	w.restart("ctl")
+	w.sever("", "b", false)
+	w.wait("b is told", func() bool { return w.have() == "" })
+	w.wait("the note goes", func() bool {
+		h := w.hosts["ctl"]
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.ends) == 0
+	})
+}
+
+// Ledgers are lost, daemons die in the middle: whatever is left is taken up or ends.
+func TestSponsorForgets(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	all := w.sponsor(job("1", 0, both, 60, 60)) // fills what 60 % fit on
+	w.restart("ctl")
+	if again := w.sponsor(job("1", 0, both, 60, 60)); again[0].ID != all[0].ID {
+		t.Error("after a restart:", again[0].ID)
+	}
+	w.lose("ctl")
+	if again := w.sponsor(job("1", 0, both, 60, 60)); again[0].ID != all[0].ID || again[1].ID != all[1].ID || len(again[0].Grants) != 2 {
+		t.Error("after the loss of the ledger:", again)
+	}
+	w.attach("n1", "1")
+	w.lose("n1")
+	w.wait("the node takes it up", func() bool { l, _, ok := w.hosts["n1"].Held(lease.Key{Job: "1"}); return ok && l.ID == all[0].ID })
+	w.lose("ctl")
+	if again := w.sponsor(job("1", 0, both, 60, 60)); again[0].ID != all[0].ID || again[1].ID != all[1].ID {
+		t.Error("what its node has:", again)
+	}
+}
+
+// A node that dies after the Prolog falls silent, though its sponsor lives; one whose
+// Prolog has not come does not.
+func TestSilence(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	w.sponsor(job("1", 0, both, 60))
+	w.attach("n1", "1")
+	w.stop("n1")
+	for range 8 {
+		time.Sleep(150 * time.Millisecond) // three renewals
+		w.clock.pass(20 * time.Second)
+		for _, o := range w.owners {
+			if err := o.Sweep(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := w.have(); !strings.HasPrefix(got, "1@n2:") || strings.Contains(got, "n1") {
+		t.Errorf("%q", got)
+	}
+	w.stop("ctl")
+	w.clock.pass(2 * time.Minute)
+	for _, o := range w.owners {
+		if err := o.Sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.have() != "" {
+		t.Errorf("without anybody: %q", w.have())
+	}
+}
+
+// The controller is a node of the pool too.
+func TestSponsorOfItself(t *testing.T) {
+	w := newTown(t, []string{"a"}, "ctl", "n1")
+	all := w.sponsor(job("1", 0, []string{"ctl", "n1"}, 60))
+	if l, _, ok := w.hosts["ctl"].Held(lease.Key{Job: "1"}); !ok || l.ID != all[0].ID || l.Sponsor != "" {
+		t.Errorf("%+v", l)
+	}
+	w.attach("ctl", "1")
+	w.attach("n1", "1")
+	if _, err := w.hosts["ctl"].Sponsor(t.Context(), job("2", 0, []string{"ctl", "n1"}, 41)); codeOf(err) != lease.NoRoom {
+		t.Error(err)
+	}
+	if _, err := w.hosts["ctl"].EndJob(t.Context(), "", "1", nil, w.hosts["ctl"].Epoch(), ""); err != nil {
+		t.Error(err)
+	}
+	if _, _, ok := w.hosts["ctl"].Held(lease.Key{Job: "1"}); ok || w.have() != "" {
+		t.Error(ok, w.have())
+	}
+	w.sponsor(job("2", 0, []string{"ctl", "n1"}, 41))
+}
+
+func TestEpoch(t *testing.T) {
+	w := newTown(t, nil, "n1")
+	h := w.hosts["n1"]
+	last := h.Epoch()
+	if now := uint64(time.Now().UnixMilli()); last > now+1 || last+1000 < now {
+		t.Errorf("%d, and it is %d", last, now)
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	seen := make(map[uint64]bool)
+	for range 4 {
+		wg.Go(func() {
+			for range 1000 {
+				e := h.Epoch()
+				mu.Lock()
+				if seen[e] {
+					t.Errorf("%d twice", e)
+				}
+				seen[e] = true
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	last = h.Epoch()
+	w.restart("n1")
+	if e := w.hosts["n1"].Epoch(); e <= last {
+		t.Errorf("%d after %d and a restart", e, last)
+	}
+}
+
+// Everything at once, for the race detector: what is left at the end is nothing.
+func TestSponsorConcurrent(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	ctl := w.hosts["ctl"]
+	var wg sync.WaitGroup
+	rounds := 15
+	if testing.Short() {
+		rounds = 4
+	}
+	for i := range 6 {
+		wg.Go(func() {
+			for r := range rounds {
+				id := fmt.Sprint(100 + i)
+				_, _ = ctl.Sponsor(t.Context(), job(id, uint32(r), both, uint32(10+10*i)))
+				var in sync.WaitGroup
+				for _, n := range both {
+					in.Go(func() {
+						_, _, _ = w.hosts[n].Attach(t.Context(), lease.Key{Job: id})
+						_, _ = ctl.Reports(t.Context(), "", id)
+					})
+				}
+				if r%2 == 0 {
+					in.Wait()
+				}
+				if _, err := ctl.EndJob(t.Context(), "", id, nil, ctl.Epoch(), ""); err != nil {
+					t.Error(err)
+				}
+				in.Wait()
+				_, _ = ctl.All(t.Context())
+			}
+		})
+	}
+	wg.Wait()
+	w.wait("nothing is left", func() bool { return w.have() == "" && w.records("ctl")+w.records("n1")+w.records("n2") == 0 })
+}

@@ -1,0 +1,288 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/owner"
+)
+
+// noWorkers are sessions of which there are none.
+type noWorkers struct{}
+
+func (noWorkers) Start(context.Context, lease.Lease, lease.SessionRequest, *os.File, []lease.GPU) (lease.Session, error) {
+	return lease.Session{}, errors.New("no sessions in this test")
+}
+func (noWorkers) Sessions(string) []lease.Session   { return nil }
+func (noWorkers) Use(string) []lease.Use            { return nil }
+func (noWorkers) End(context.Context, string) error { return nil }
+func (noWorkers) OnEnd(func(lease.Session, string)) {}
+func (noWorkers) Forget(string) error               { return nil }
+func (noWorkers) Total(string) ([]lease.Use, lease.Counts, uint64, time.Duration) {
+	return nil, lease.Counts{}, 0, 0
+}
+
+// skewed is the system's clock, moved on by a test.
+type skewed struct {
+	owner.Clock
+	mu sync.Mutex
+	by time.Duration
+}
+
+func (c *skewed) Up() time.Duration { c.mu.Lock(); defer c.mu.Unlock(); return c.Clock.Up() + c.by }
+func (c *skewed) pass(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.by += d
+}
+
+// way is the way from one host to an owner: it proves the host's name, can be cut,
+// and can have the owner do a call whose answer is lost.
+type way struct {
+	*owner.Owner
+	t *town
+	h string // the host at its end
+}
+
+func (w way) up(host string) error {
+	w.t.mu.Lock()
+	defer w.t.mu.Unlock()
+	if host != "" && host != w.h {
+		panic("host " + w.h + " calls itself " + host)
+	}
+	if w.t.cut[[2]string{w.h, w.name()}] || w.t.cut[[2]string{"", w.name()}] {
+		return lease.Errorf(lease.Down, "owner %s is cut off", w.name())
+	}
+	return nil
+}
+
+func (w way) name() string { v, _ := w.Owner.Inventory(context.Background()); return v.Owner }
+
+func (w way) Inventory(ctx context.Context) (lease.Inventory, error) {
+	if err := w.up(""); err != nil {
+		return lease.Inventory{}, err
+	}
+	return w.Owner.Inventory(ctx)
+}
+func (w way) Reserve(ctx context.Context, host string, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
+	if err := w.up(host); err != nil {
+		return lease.Lease{}, err
+	}
+	return w.Owner.Reserve(ctx, host, l, ttl)
+}
+func (w way) Confirm(ctx context.Context, host, id string) error {
+	if err := w.up(host); err != nil {
+		return err
+	}
+	return w.Owner.Confirm(ctx, host, id)
+}
+func (w way) Renew(ctx context.Context, host string, ids []string) ([]string, error) {
+	if err := w.up(host); err != nil {
+		return nil, err
+	}
+	return w.Owner.Renew(ctx, host, ids)
+}
+func (w way) Release(ctx context.Context, host, id string, key lease.Key, reason string) error {
+	if err := w.up(host); err != nil {
+		return err
+	}
+	return w.Owner.Release(ctx, host, id, key, reason)
+}
+func (w way) List(ctx context.Context, host string) ([]lease.Status, error) {
+	if err := w.up(host); err != nil {
+		return nil, err
+	}
+	if host == "" && !w.Controller(w.h) {
+		return nil, lease.Errorf(lease.Denied, "%s is no controller", w.h)
+	}
+	return w.Owner.List(ctx, host)
+}
+func (w way) Reports(ctx context.Context, host, cluster, job string) ([]lease.Report, error) {
+	if err := w.up(host); err != nil {
+		return nil, err
+	}
+	return w.Owner.Reports(ctx, host, cluster, job)
+}
+
+// town is a controller ("ctl"), nodes and real owners with two GPUs each.
+type town struct {
+	t      *testing.T
+	dir    string
+	owners map[string]*owner.Owner
+	clock  *skewed
+	hosts  map[string]*Host
+	stops  map[string]func()
+
+	mu  sync.Mutex
+	cut map[[2]string]bool // host and owner; host "" is all
+}
+
+func newTown(t *testing.T, owners []string, hosts ...string) *town {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sluice-town")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	sys, err := owner.SystemClock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &town{t: t, dir: dir, owners: make(map[string]*owner.Owner), clock: &skewed{Clock: sys}, hosts: make(map[string]*Host), stops: make(map[string]func()), cut: make(map[[2]string]bool)}
+	for _, n := range owners {
+		book, err := ledger.Open(filepath.Join(dir, n+".db"), n, ledger.Options{NoSync: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		log, err := audit.Open(filepath.Join(dir, n+".log"), audit.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var gpus []lease.GPU
+		for i := range 2 {
+			gpus = append(gpus, lease.GPU{UUID: fmt.Sprint("GPU-", n, i), Index: i, Name: "NVIDIA H200", Mem: fakeMem, Overhead: 512 << 20, Healthy: true})
+		}
+		o, err := owner.New(owner.Config{Name: n, Ledger: book, Audit: log, Workers: noWorkers{}, Clock: w.clock, Controllers: []string{"ctl"},
+			Devices: func() ([]lease.GPU, time.Duration) { return gpus, 0 }, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Limits: owner.Limits{Silence: time.Minute}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.owners[n] = o
+		t.Cleanup(func() { o.Close(); book.Close(); log.Close() })
+	}
+	for _, n := range hosts {
+		w.start(n)
+		t.Cleanup(func() { w.stop(n) })
+	}
+	return w
+}
+
+func (w *town) start(n string) {
+	w.t.Helper()
+	book, err := ledger.Open(filepath.Join(w.dir, n+".host.db"), n, ledger.Options{NoSync: true})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	log, err := audit.Open(filepath.Join(w.dir, n+".host.log"), audit.Options{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	pool := Pool{}
+	for _, o := range slices.Sorted(maps.Keys(w.owners)) {
+		pool.Owners = append(pool.Owners, Peer{o, o + ":7071"})
+	}
+	cfg := Config{
+		Node: n, Cluster: "c", RunDir: filepath.Join(w.dir, "run-"+n), Ledger: book, Audit: log,
+		Log: slog.New(slog.NewTextHandler(w.t.Output(), nil)), Pools: map[string]Pool{"default": pool},
+		Renew: 50 * time.Millisecond, Ask: 500 * time.Millisecond, BackOff: 50 * time.Millisecond,
+		DialOwner: func(name, _ string) (lease.Owner, error) { return way{w.owners[name], w, n}, nil },
+	}
+	h, err := New(cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = h.Run(ctx) }()
+	w.hosts[n] = h
+	w.stops[n] = func() { cancel(); <-done; h.Close(); book.Close(); log.Close() }
+}
+
+func (w *town) stop(n string) {
+	if f := w.stops[n]; f != nil {
+		delete(w.stops, n)
+		f()
+	}
+}
+
+func (w *town) restart(n string) { w.t.Helper(); w.stop(n); w.start(n) }
+
+// lose takes a host's ledger away.
+func (w *town) lose(n string) {
+	w.t.Helper()
+	w.stop(n)
+	if err := os.Remove(filepath.Join(w.dir, n+".host.db")); err != nil {
+		w.t.Fatal(err)
+	}
+	w.start(n)
+}
+
+func (w *town) sever(host, owner string, cut bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut[[2]string{host, owner}] = cut
+}
+
+// have is what owners have: job@node:owner:percent, sorted.
+func (w *town) have() string {
+	var all []string
+	for n, o := range w.owners {
+		list, _ := o.List(context.Background(), "")
+		for _, s := range list {
+			for _, g := range s.Grants {
+				all = append(all, fmt.Sprintf("%s@%s:%s:%d", s.Request.Key.Job, s.Request.Key.Node, n, g.Percent))
+			}
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+func (w *town) wait(what string, f func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.t.Fatalf("not within 10 s: %s; there is %q", what, w.have())
+		}
+	}
+}
+
+func (w *town) records(n string) int {
+	h := w.hosts[n]
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.leases)
+}
+
+// job is a run of a job with the same fractions on each node.
+func job(id string, restart uint32, nodes []string, percents ...uint32) (reqs []lease.Request) {
+	for _, n := range nodes {
+		r := ask(id, percents...)
+		r.Key.Node, r.Restart = n, restart
+		reqs = append(reqs, r)
+	}
+	return reqs
+}
+
+func (w *town) sponsor(reqs []lease.Request) []lease.Lease {
+	w.t.Helper()
+	all, err := w.hosts["ctl"].Sponsor(context.Background(), reqs)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return all
+}
+
+func (w *town) attach(n, id string) lease.Lease {
+	w.t.Helper()
+	l, found, err := w.hosts[n].Attach(context.Background(), lease.Key{Job: id})
+	if err != nil || !found {
+		w.t.Fatalf("attach of %s on %s: %v, %v; there is %q", id, n, found, err, w.have())
+	}
+	return l
+}
+
+var both = []string{"n1", "n2"}

@@ -1,0 +1,185 @@
+package jobreport
+
+// The end of a job's output.
+//
+// The Epilog runs as root, and the output's path is the user's word: it may name any
+// file of any file system, which may hang. So the file is opened by a child with the
+// user's own rights and nothing of the Epilog's but the text; who waits for it waits
+// three seconds. The child opens no link, no device and no pipe in a way that does
+// something, and makes no file: where the job's output is not, nothing is written.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// AppendCommand is the hidden command of sluice that Append runs: its one argument is
+// the file, its input the text. It does AppendTo.
+const AppendCommand = "report-append"
+
+// Wish is the option that asks for the report, without "--rgpu-".
+const Wish = "report"
+
+// appendTime is how long a file system may take.
+const appendTime = 3 * time.Second
+
+// maxText is more than any report.
+const maxText = 4096
+
+// exitRefused is the child's exit status for a file that it does not write.
+const exitRefused = 3
+
+// Append writes the job's line at the end of its output if the user wishes that and
+// this node, by Slurm's name, is the one that the batch script ran on.
+func Append(ctx context.Context, run rpc.JobRun, node string, reports []lease.Report) error {
+	text := Line(reports)
+	if w, ok := run.Wishes[Wish]; !ok || w == "no" || w == "0" || text == "" {
+		return nil
+	}
+	if len(run.Nodes) > 0 && run.Nodes[0] != node {
+		return nil // the batch script ran on the first
+	}
+	if run.UID != reports[0].UID {
+		return fmt.Errorf("job %s: report not appended: Slurm calls its user %d, the lease %d", run.Job, run.UID, reports[0].UID)
+	}
+	path := run.Stdout
+	if path == "" || path == os.DevNull {
+		return nil // srun and salloc have no file
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(run.WorkDir, path)
+	}
+	if !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
+		return fmt.Errorf("job %s: report not appended: output %q is no path", run.Job, run.Stdout)
+	}
+	if err := appendAs(ctx, run.UID, run.GID, path, text+"\n"); err != nil {
+		return fmt.Errorf("job %s: report not appended to %q: %w", run.Job, path, err)
+	}
+	return nil
+}
+
+// appendAs runs the child.
+func appendAs(ctx context.Context, uid, gid uint32, path, text string) error {
+	ctx, cancel := context.WithTimeout(ctx, appendTime)
+	defer cancel()
+	// The directory of users may be as slow as the file.
+	got := make(chan []uint32, 1)
+	go func() { got <- groups(uid, gid) }()
+	var gs []uint32
+	select {
+	case gs = <-got:
+	case <-ctx.Done():
+		return fmt.Errorf("groups of user %d: %w", uid, ctx.Err())
+	}
+	// Not CommandContext and Wait: a child in a system call of a dead file server
+	// cannot be killed, and this process must end all the same.
+	cmd := exec.Command("/proc/self/exe", AppendCommand, path)
+	cmd.Env = []string{}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: gid, Groups: gs}
+	}
+	in, out, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	// It fits the pipe whole.
+	_, err = out.WriteString(text[:min(len(text), maxText)])
+	out.Close()
+	cmd.Stdin = in
+	if err == nil {
+		err = cmd.Start()
+	}
+	in.Close()
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		_ = cmd.Process.Kill()
+		return fmt.Errorf("its file system does not answer: %w", ctx.Err())
+	}
+	var ee *exec.ExitError
+	switch {
+	case errors.As(err, &ee) && ee.ExitCode() == exitRefused:
+		return errors.New("it is no regular file that the user may write")
+	case err != nil:
+		return fmt.Errorf("child: %w", err)
+	}
+	return nil
+}
+
+// groups are a user's, the primary one first.
+func groups(uid, gid uint32) []uint32 {
+	out := []uint32{gid}
+	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
+	if err != nil {
+		return out
+	}
+	ids, err := u.GroupIds()
+	if err != nil {
+		return out
+	}
+	for _, id := range ids {
+		if n, err := strconv.ParseUint(id, 10, 32); err == nil && uint32(n) != gid {
+			out = append(out, uint32(n))
+		}
+	}
+	return out
+}
+
+// AppendTo is the child's work; it answers the exit status.
+func AppendTo(path string, in io.Reader) int {
+	text, err := io.ReadAll(io.LimitReader(in, maxText))
+	if err != nil {
+		return 1
+	}
+	// Looked at before it is opened: opening a device or a pipe does something.
+	look, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return exitRefused
+	}
+	var st unix.Stat_t
+	if unix.Fstat(look, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return exitRefused
+	}
+	const flags = unix.O_APPEND | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
+	same := fmt.Sprintf("/proc/self/fd/%d", look)
+	fd, err := unix.Open(same, unix.O_RDWR|flags, 0)
+	if err != nil {
+		if fd, err = unix.Open(same, unix.O_WRONLY|flags, 0); err != nil {
+			return exitRefused
+		}
+	}
+	// A last line without end is not to be ours.
+	var last [1]byte
+	if n, _ := unix.Pread(fd, last[:], st.Size-1); n == 1 && last[0] != '\n' {
+		text = append([]byte{'\n'}, text...)
+	}
+	if n, err := unix.Write(fd, text); err != nil || n != len(text) {
+		return 1
+	}
+	if unix.Close(fd) != nil { // where NFS tells of a full disk
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,165 @@
+// Package jobreport words what a job has used, for people and for Slurm's accounting,
+// and writes it at the end of the job's own output.
+package jobreport
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// slack is how far the clocks of two owners may be apart, for Last.
+const slack = 2 * time.Second
+
+// Last are the reports of a job's last run: a job that was requeued has several runs,
+// of which each has leases of its own.
+func Last(all []lease.Report) []lease.Report {
+	newest := map[string]uint64{} // by node
+	var begun time.Time           // the last lease of all
+	for _, r := range all {
+		if n, ok := newest[r.Key.Node]; !ok || r.Key.Incarnation > n {
+			newest[r.Key.Node] = r.Key.Incarnation
+		}
+		if r.Made.After(begun) {
+			begun = r.Made
+		}
+	}
+	var out []lease.Report
+	for _, r := range all {
+		if r.Key.Incarnation != newest[r.Key.Node] {
+			continue
+		}
+		// A node of an earlier run that the last one has not.
+		if !r.Ended.IsZero() && r.Ended.Add(slack).Before(begun) {
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// Sum is what the leases of some reports used together.
+type Sum struct {
+	Nodes    int
+	Asked    uint32 // percent, all nodes together
+	AskedMem uint64 // bytes, 0 where none was named
+	Granted  uint32
+	Mem      uint64 // bytes granted
+	Peak     uint64 // bytes; of each fraction its own highest
+	GPUTime  time.Duration
+	Counts   lease.Counts
+	Sessions uint64
+	Live     bool // one has not ended
+}
+
+// Add sums up reports.
+func Add(reports []lease.Report) Sum {
+	var s Sum
+	var nodes, leases []string
+	for _, r := range reports {
+		if !slices.Contains(nodes, r.Key.Node) {
+			nodes = append(nodes, r.Key.Node)
+		}
+		if !slices.Contains(leases, r.Lease) { // each of its owners repeats what was asked
+			leases = append(leases, r.Lease)
+			for _, f := range r.Asked {
+				s.Asked += f.Percent
+				s.AskedMem += f.Mem
+			}
+		}
+		for _, g := range r.Grants {
+			s.Granted += g.Percent
+			s.Mem += g.Mem
+		}
+		for _, u := range r.Use {
+			s.Peak += u.Peak
+		}
+		c := r.Counts
+		s.Counts.Calls += c.Calls
+		s.Counts.Waits += c.Waits
+		s.Counts.BytesIn += c.BytesIn
+		s.Counts.BytesOut += c.BytesOut
+		s.Counts.Launches += c.Launches
+		s.Counts.Errors += c.Errors
+		s.Counts.Throttle += c.Throttle
+		s.GPUTime += r.GPUTime
+		s.Sessions += r.Sessions
+		s.Live = s.Live || r.Ended.IsZero()
+	}
+	s.Nodes = len(nodes)
+	return s
+}
+
+// Line is the last run of a job in one line of words and numbers in turn, for Slurm's
+// AdminComment and the job's output; "" without reports. Memory is in MiB (M), bytes in
+// powers of 1024, counts in powers of 1000.
+func Line(reports []lease.Report) string {
+	reports = Last(reports)
+	if len(reports) == 0 {
+		return ""
+	}
+	s := Add(reports)
+	var b strings.Builder
+	b.WriteString("sluice:")
+	if s.Nodes > 1 {
+		fmt.Fprintf(&b, " nodes %d", s.Nodes)
+	}
+	fmt.Fprintf(&b, " asked %d%%", s.Asked)
+	if s.AskedMem > 0 {
+		fmt.Fprintf(&b, " %dM", s.AskedMem>>20)
+	}
+	fmt.Fprintf(&b, " granted %d%% %dM peak %dM gpu %s throttled %s calls %s waits %s in %s out %s",
+		s.Granted, s.Mem>>20, (s.Peak+1<<20-1)>>20, Duration(s.GPUTime), Duration(s.Counts.Throttle),
+		Count(s.Counts.Calls), Count(s.Counts.Waits), Bytes(s.Counts.BytesIn), Bytes(s.Counts.BytesOut))
+	if s.Counts.Errors > 0 {
+		fmt.Fprintf(&b, " errors %s", Count(s.Counts.Errors))
+	}
+	if s.Sessions == 0 {
+		b.WriteString(" unused")
+	}
+	return b.String()
+}
+
+// Duration is d as 0s, 3.2s, 12m03s, 1h02m03s.
+func Duration(d time.Duration) string {
+	if d <= 0 {
+		return "0s"
+	}
+	if d < 59950*time.Millisecond {
+		s := strconv.FormatFloat(max(d.Seconds(), 0.1), 'f', 1, 64)
+		return strings.TrimSuffix(s, ".0") + "s"
+	}
+	n := int64((d + time.Second/2) / time.Second)
+	if n < 3600 {
+		return fmt.Sprintf("%dm%02ds", n/60, n%60)
+	}
+	return fmt.Sprintf("%dh%02dm%02ds", n/3600, n%3600/60, n%60)
+}
+
+// Count is n with a unit of powers of 1000, to three digits.
+func Count(n uint64) string { return scaled(n, 1000) }
+
+// Bytes is n with a unit of powers of 1024, to three digits.
+func Bytes(n uint64) string { return scaled(n, 1024) }
+
+func scaled(n, base uint64) string {
+	units := "kMGTPE"
+	if base == 1024 {
+		units = "KMGTPE"
+	}
+	if n < base {
+		return strconv.FormatUint(n, 10)
+	}
+	v, u := float64(n)/float64(base), 0
+	for ; v >= float64(base)-0.5 && u < len(units)-1; u++ {
+		v /= float64(base)
+	}
+	if v >= 99.95 {
+		return fmt.Sprintf("%.0f%c", v, units[u])
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + units[u:u+1]
+}

@@ -1,0 +1,248 @@
+package jobreport
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// TestMain is the child of Append too.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == AppendCommand {
+		if filepath.Base(os.Args[2]) == "hangs" {
+			select {}
+		}
+		if filepath.Base(os.Args[2]) == "who" { // what the child has of its parent's
+			fds, _ := os.ReadDir("/proc/self/fd")
+			gs, _ := os.Getgroups()
+			text := fmt.Sprintf("%d %d %v %d", os.Getuid(), os.Getgid(), gs, len(os.Environ()))
+			for _, fd := range fds {
+				to, _ := os.Readlink("/proc/self/fd/" + fd.Name())
+				text += " " + to
+			}
+			os.Exit(AppendTo(os.Args[2], strings.NewReader(text)))
+		}
+		os.Exit(AppendTo(os.Args[2], os.Stdin))
+	}
+	os.Exit(m.Run())
+}
+
+var t0 = time.Unix(1_700_000_000, 0)
+
+// report is one of node with a lease of its own.
+func report(node string, run uint64, made time.Duration) lease.Report {
+	return lease.Report{
+		Lease: fmt.Sprintf("%s-%d", node, run), Key: lease.Key{Cluster: "c", Job: "7", Node: node, Incarnation: run}, Owner: "gpu01", UID: 65534,
+		Asked: []lease.Fraction{{Percent: 50}}, Grants: []lease.Grant{{Owner: "gpu01", GPU: "GPU-1", Percent: 50, Mem: 71320 << 20}},
+		Use:      []lease.Use{{Granted: 71320 << 20, Peak: 20480 << 20}},
+		Counts:   lease.Counts{Calls: 1_200_000, Waits: 12, BytesIn: 3481 << 20, BytesOut: 1229 << 20},
+		Sessions: 2, GPUTime: 12*time.Minute + 3*time.Second, Made: t0.Add(made), Ended: t0.Add(made + time.Minute),
+	}
+}
+
+func TestLine(t *testing.T) {
+	const one = "sluice: asked 50% granted 50% 71320M peak 20480M gpu 12m03s throttled 0s calls 1.2M waits 12 in 3.4G out 1.2G"
+	a, b := report("n1", 10, 0), report("n2", 11, time.Second)
+	odd := report("n1", 10, 0)
+	odd.Asked = []lease.Fraction{{Percent: 100, Mem: 1 << 30}, {Percent: 50, Mem: 1 << 30}}
+	odd.Owner, odd.Sessions, odd.Counts, odd.GPUTime = "gpu02", 0, lease.Counts{Errors: 3, Throttle: 3170 * time.Millisecond}, 0
+	odd.Use = []lease.Use{{Peak: 1}}
+	two := odd // of the same lease, at another owner
+	two.Owner = "gpu03"
+	for _, c := range []struct {
+		in   []lease.Report
+		want string
+	}{
+		{nil, ""},
+		{[]lease.Report{a}, one},
+		{[]lease.Report{a, b}, "sluice: nodes 2 asked 100% granted 100% 142640M peak 40960M gpu 24m06s throttled 0s calls 2.4M waits 24 in 6.8G out 2.4G"},
+		// A run before, on the same node and on one that is not of the last run.
+		{[]lease.Report{report("n1", 3, -time.Hour), report("n9", 3, -time.Hour), a}, one},
+		{[]lease.Report{odd, two}, "sluice: asked 150% 2048M granted 100% 142640M peak 1M gpu 0s throttled 6.3s calls 0 waits 0 in 0 out 0 errors 6 unused"},
+	} {
+		if got := Line(c.in); got != c.want {
+			t.Errorf("%d reports:\n got %s\nwant %s", len(c.in), got, c.want)
+		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	for d, want := range map[time.Duration]string{-1: "0s", 0: "0s", 1: "0.1s", 3 * time.Second: "3s", 59940 * time.Millisecond: "59.9s", 59990 * time.Millisecond: "1m00s",
+		723 * time.Second: "12m03s", 3599600 * time.Millisecond: "1h00m00s", 100*time.Hour + time.Minute: "100h01m00s"} {
+		if got := Duration(d); got != want {
+			t.Errorf("%v is %q, want %q", d, got, want)
+		}
+	}
+	for n, want := range map[uint64]string{0: "0", 999: "999", 1000: "1k", 1234: "1.2k", 999_999: "1M", 123_456_789: "123M", ^uint64(0): "18.4E"} {
+		if got := Count(n); got != want {
+			t.Errorf("%d is %q, want %q", n, got, want)
+		}
+	}
+	for n, want := range map[uint64]string{1023: "1023", 1024: "1K", 1536: "1.5K", 20 << 30: "20G", 1<<40 - 1: "1T"} {
+		if got := Bytes(n); got != want {
+			t.Errorf("%d is %q, want %q", n, got, want)
+		}
+	}
+}
+
+// userDir is a directory of the user 65534, and a file in it.
+func userDir(t *testing.T) (dir, file string) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("the Epilog is root's: run as root")
+	}
+	dir, err := os.MkdirTemp("", "sluicereport")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	file = filepath.Join(dir, "slurm-7.out")
+	if err := os.WriteFile(file, []byte("loss 0.1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{dir, file} {
+		if err := os.Chown(p, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir, file
+}
+
+func run(file string) rpc.JobRun {
+	return rpc.JobRun{Job: "7", UID: 65534, GID: 65534, Nodes: []string{"n1", "n2"}, Wishes: map[string]string{Wish: "yes"}, Stdout: file}
+}
+
+func TestAppend(t *testing.T) {
+	dir, file := userDir(t)
+	rs := []lease.Report{report("n1", 1, 0)}
+	if err := Append(t.Context(), run(file), "n1", rs); err != nil {
+		t.Fatal(err)
+	}
+	relative := run("slurm-7.out")
+	relative.WorkDir = dir
+	if err := Append(t.Context(), relative, "n1", rs); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(file)
+	if want := "loss 0.1\n" + Line(rs) + "\n" + Line(rs) + "\n"; err != nil || string(b) != want {
+		t.Fatalf("%v\n%q, want\n%q", err, b, want)
+	}
+	// Nothing to do, and no error.
+	quiet, none, null := run(file), run(""), run("/dev/null")
+	quiet.Wishes = nil
+	for i, c := range []struct {
+		run  rpc.JobRun
+		node string
+		rs   []lease.Report
+	}{{quiet, "n1", rs}, {run(file), "n2", rs}, {none, "n1", rs}, {null, "n1", rs}, {run(file), "n1", nil}} {
+		if err := Append(t.Context(), c.run, c.node, c.rs); err != nil {
+			t.Errorf("case %d: %v", i, err)
+		}
+	}
+	if again, _ := os.ReadFile(file); string(again) != string(b) {
+		t.Errorf("written all the same: %q", again)
+	}
+}
+
+// The user's file is opened as the user, and nothing else is opened at all.
+func TestAppendRefuses(t *testing.T) {
+	dir, file := userDir(t)
+	roots := filepath.Join(t.TempDir(), "roots")
+	if err := os.WriteFile(roots, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	closed := filepath.Join(dir, "closed")
+	if err := os.WriteFile(closed, nil, 0o600); err != nil { // root's, in the user's directory
+		t.Fatal(err)
+	}
+	link, fifo := filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
+	if err := os.Symlink(file, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(fifo, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	rs := []lease.Report{report("n1", 1, 0)}
+	for _, path := range []string{roots, closed, link, fifo, dir, "/dev/zero", filepath.Join(dir, "not there"), "/etc/passwd"} {
+		if err := Append(t.Context(), run(path), "n1", rs); err == nil || !strings.Contains(err.Error(), "no regular file") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	for _, path := range []string{roots, closed} {
+		if b, err := os.ReadFile(path); err != nil || len(b) > 0 {
+			t.Errorf("%s: %v, %q", path, err, b)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "not there")); err == nil {
+		t.Error("a file was made")
+	}
+	other := run(file)
+	other.UID = 0
+	if err := Append(t.Context(), other, "n1", rs); err == nil || !strings.Contains(err.Error(), "Slurm calls its user 0") {
+		t.Errorf("another's uid: %v", err)
+	}
+	if err := Append(t.Context(), run("x"), "n1", rs); err == nil || !strings.Contains(err.Error(), "is no path") {
+		t.Errorf("no path: %v", err)
+	}
+}
+
+// The child has nothing of root's but its three descriptors.
+func TestAppendChild(t *testing.T) {
+	dir, _ := userDir(t)
+	who := filepath.Join(dir, "who")
+	if err := os.WriteFile(who, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(who, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	if err := Append(t.Context(), run(who), "n1", []lease.Report{report("n1", 1, 0)}); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := os.ReadFile(who)
+	words := strings.Fields(string(b))
+	if got := strings.Join(words[:min(4, len(words))], " "); got != "65534 65534 [65534] 0" {
+		t.Errorf("uid, gid, groups and variables: %s", got)
+	}
+	for _, to := range words[min(4, len(words)):] {
+		switch { // what Go's runtime has open by itself
+		case to == "/dev/null", strings.HasPrefix(to, "/sys/fs/cgroup/"), strings.HasPrefix(to, "pipe:"), strings.HasPrefix(to, "anon_inode:"), strings.HasPrefix(to, "/proc/"):
+		default:
+			t.Errorf("descriptor of %s", to)
+		}
+	}
+}
+
+// A file system that does not answer holds up the Epilog for a moment only.
+func TestAppendHangs(t *testing.T) {
+	dir, _ := userDir(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	err := Append(ctx, run(filepath.Join(dir, "hangs")), "n1", []lease.Report{report("n1", 1, 0)})
+	if err == nil || !strings.Contains(err.Error(), "does not answer") || time.Since(began) > 2*time.Second {
+		t.Errorf("after %v: %v", time.Since(began), err)
+	}
+}
+
+func TestAppendTo(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "out")
+	if err := os.WriteFile(file, []byte("x\n"), 0o200); err != nil { // may be written only
+		t.Fatal(err)
+	}
+	if got := AppendTo(file, strings.NewReader("y\n")); got != 0 {
+		t.Errorf("exit status %d", got)
+	}
+	if b, _ := os.ReadFile(file); string(b) != "x\ny\n" {
+		t.Errorf("%q", b)
+	}
+}

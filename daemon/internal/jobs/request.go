@@ -1,0 +1,242 @@
+package jobs
+
+import (
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+)
+
+const (
+	// gresName is our generic resource, and begins the names of our licences.
+	gresName = "rgpu"
+	// maxFractions of one lease, as the owners have it too.
+	maxFractions = 64
+	maxText      = 256 // bytes
+)
+
+// ours says whether a licence is one of ours.
+func ours(licence string) bool { return strings.HasPrefix(licence, gresName) }
+
+// asksFor says whether the licences of a job, as Slurm writes them, have one of ours.
+// What cannot be read may have.
+func asksFor(licences string) bool {
+	l, err := slurm.ParseLicences(licences)
+	if err != nil {
+		return strings.Contains(licences, gresName)
+	}
+	for name, n := range l {
+		if ours(name) && n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// asked is what a job asks for, as slurmctld has it.
+func asked(j slurm.Job) bool {
+	for name, n := range j.Licences {
+		if ours(name) && n > 0 {
+			return true
+		}
+	}
+	for _, g := range j.Gres {
+		if g.Name == gresName && g.Count > 0 {
+			return true
+		}
+	}
+	return slices.ContainsFunc(j.Others, func(s string) bool { return strings.Contains(s, gresName) })
+}
+
+// request makes of a job what is asked for on each of its nodes; the key's node is left
+// open. The pool and the amount are the licences', which users cannot forge; their
+// wishes are checked against them. The error is for the user.
+func (s *Service) request(ctx context.Context, j slurm.Job, run rpc.JobRun) (lease.Request, error) {
+	set := s.settings()
+	r := lease.Request{
+		Key: lease.Key{Cluster: s.cfg.Cluster, Job: j.ID}, UID: j.UID, GID: j.GID, Restart: run.Restart,
+		Account: line(run.Account), JobName: line(run.Name),
+	}
+	if r.UID == math.MaxUint32 || r.GID == math.MaxUint32 {
+		return r, lease.Errorf(lease.Invalid, "uid %d, gid %d: that is nobody", r.UID, r.GID)
+	}
+	nodes := uint64(len(j.Nodes))
+	if nodes == 0 {
+		return r, lease.Errorf(lease.Over, "job %s has no nodes", j.ID)
+	}
+	percent, typ, err := perNode(j)
+	if err != nil {
+		return r, err
+	}
+	pool, units, err := poolOf(set, j.Licences)
+	if err != nil {
+		return r, err
+	}
+	if pool == "" {
+		return r, lease.Errorf(lease.Invalid, "--gres=%s:%d holds no licence of a pool; the site's job_submit plug-in has to charge one: JobSubmitPlugins=lua", gresName, percent)
+	}
+	if percent == 0 { // asked for by --licenses alone, where the site lets users
+		if units%nodes != 0 {
+			return r, lease.Errorf(lease.Invalid, "%d licences on %d nodes: want the same number for each", units, nodes)
+		}
+		percent = units / nodes
+	}
+	if percent > 100*maxFractions {
+		return r, lease.Errorf(lease.Invalid, "--gres=%s:%d: want 1 to %d percent on each node", gresName, percent, 100*maxFractions)
+	}
+	if percent > math.MaxUint64/nodes || percent*nodes > units {
+		return r, lease.Errorf(lease.Invalid, "%d%% on each of %d nodes, and %d licences of pool %s: want %d; submit the job anew", percent, nodes, units, pool, percent*nodes)
+	}
+	if typ != "" {
+		if l := set.Pools[pool].Types[typ]; l != "" && j.Licences[l] < percent*nodes {
+			return r, lease.Errorf(lease.Invalid, "type %s: %d licences %s, and it takes %d; submit the job anew", typ, j.Licences[l], l, percent*nodes)
+		}
+	}
+	r.Pool, r.Type = pool, typ
+	for left := percent; left > 0; left -= min(left, 100) {
+		r.Fractions = append(r.Fractions, lease.Fraction{Percent: uint32(min(left, 100))})
+	}
+	return r, s.wishes(ctx, set, j, run, units/nodes, &r)
+}
+
+// perNode is what the gres request says, 0 if it says nothing.
+func perNode(j slurm.Job) (percent uint64, typ string, _ error) {
+	for _, o := range j.Others {
+		if strings.Contains(o, gresName) {
+			return 0, "", lease.Errorf(lease.Invalid, "%s by job, socket or task is not supported; use --gres=%s:PERCENT, which is by node", o, gresName)
+		}
+	}
+	n := 0
+	for _, g := range j.Gres {
+		if g.Name != gresName || g.Count == 0 {
+			continue
+		}
+		t := strings.ToLower(g.Type)
+		if n++; n > 1 && t != typ {
+			return 0, "", lease.Errorf(lease.Invalid, "GPUs of types %q and %q in one job; ask for one type, or for any", typ, t)
+		}
+		typ = t
+		if percent += g.Count; g.Count > 1<<32 || percent > 1<<32 {
+			return 0, "", lease.Errorf(lease.Invalid, "--gres=%s:%d: want 1 to %d percent on each node", gresName, g.Count, 100*maxFractions)
+		}
+	}
+	return percent, typ, nil
+}
+
+// poolOf is the pool whose licences a job holds, and how many; "" for none.
+func poolOf(set Settings, have slurm.Counts) (pool string, units uint64, _ error) {
+	known := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(set.Pools)) {
+		p := set.Pools[name]
+		known[p.Licence] = true
+		for _, l := range p.Types {
+			known[l] = true
+		}
+		if have[p.Licence] == 0 {
+			continue
+		}
+		if pool != "" {
+			return "", 0, lease.Errorf(lease.Invalid, "licences of pools %s and %s in one job; ask for one", pool, name)
+		}
+		pool, units = name, have[p.Licence]
+	}
+	for l, n := range have {
+		if ours(l) && n > 0 && !known[l] {
+			return "", 0, lease.Errorf(lease.Invalid, "licence %s belongs to no pool in sluice.yaml of this node; the same pools have to be on all nodes", l)
+		}
+	}
+	return pool, units, nil
+}
+
+// wishes lays the partition's defaults and the user's options over a request for which
+// units licences are held on each node.
+func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc.JobRun, units uint64, r *lease.Request) error {
+	def := set.Partitions[j.Partition]
+	r.Policy, r.Place = def.Policy, def.Place
+	mem := def.Mem
+	if p := run.Wishes["pool"]; p != "" && p != r.Pool {
+		return lease.Errorf(lease.Invalid, "--rgpu-pool=%s, but the licences are those of pool %s; submit the job anew, with --rgpu-pool on its own command line or #SBATCH line", line(p), r.Pool)
+	}
+	if p := run.Wishes["policy"]; p != "" {
+		r.Policy = lease.Policy(p)
+		if !slices.Contains([]lease.Policy{lease.Fixed, lease.Equal, lease.BestEffort}, r.Policy) {
+			return lease.Errorf(lease.Invalid, "--rgpu-policy=%s: want fixed, equal or best-effort", line(p))
+		}
+	}
+	if run.Wishes["spread"] != "" {
+		r.Place = lease.Spread
+	}
+	if m := run.Wishes["mem"]; m != "" {
+		size, err := config.ParseSize(m)
+		if err != nil || size < lease.Granule || size > 1<<44 {
+			return lease.Errorf(lease.Invalid, "--rgpu-mem=%s: want 2M to 16T", line(m))
+		}
+		if err := s.charged(ctx, r, uint64(size), units); err != nil {
+			return err
+		}
+		mem = uint64(size)
+	}
+	for i := range r.Fractions {
+		r.Fractions[i].Mem = mem
+	}
+	return nil
+}
+
+// charged says whether the licences pay for as much memory of each fraction: a share of
+// a GPU's memory costs as many as the same share of its time.
+func (s *Service) charged(ctx context.Context, r *lease.Request, mem, units uint64) error {
+	pools, err := s.cfg.Host.Pool(ctx, root, r.Pool)
+	if err != nil {
+		return err
+	}
+	var least uint64
+	for _, p := range pools {
+		for _, o := range p.Owners {
+			for _, g := range o.Inventory.GPUs {
+				if r.Type == "" || isType(g, r.Type) {
+					if least == 0 || g.Mem < least {
+						least = g.Mem
+					}
+				}
+			}
+		}
+	}
+	if least == 0 {
+		return lease.Errorf(lease.Down, "pool %s: no GPU can be seen; see sluice health", r.Pool)
+	}
+	if mem > least {
+		return lease.Errorf(lease.Invalid, "--rgpu-mem: %d MiB, and a GPU of pool %s has %d MiB; ask for less, or for a type with more: --gres=%s:TYPE:PERCENT", mem>>20, r.Pool, least>>20, gresName)
+	}
+	// In 128 bits it could not overflow; here neither, with at most 2^44 bytes.
+	share := (100*mem + least - 1) / least
+	var want uint64
+	for _, f := range r.Fractions {
+		want += max(uint64(f.Percent), share)
+	}
+	if want > units {
+		return lease.Errorf(lease.Invalid, "--rgpu-mem: %d MiB of each fraction cost %d licences on each node, and the job holds %d; ask for --gres=%s:%d, or for less memory", mem>>20, want, units, gresName, want)
+	}
+	return nil
+}
+
+func isType(g lease.GPU, typ string) bool {
+	return strings.Contains(strings.ToLower(g.Name), strings.ToLower(typ))
+}
+
+// line is what of a user's text is kept: one short line.
+func line(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, ""))
+	return strings.ToValidUTF8(s[:min(len(s), maxText)], "")
+}

@@ -1,0 +1,281 @@
+// Package jobsock answers the SPANK plug-in in slurmstepd: what a job's tasks need in
+// their environment, over run_dir/job.sock. Its protocol is lines of text, so that the
+// plug-in has no library to bring into Slurm's processes.
+package jobsock
+
+// Flow: accept -> one line, within readTime -> Env, within envTime -> the answer ->
+// closed. Everybody may connect; who it is says the kernel, and what he may know Env.
+//
+// Each connection has a goroutine, at most maxOpen in all and maxUser of one user. Who has
+// more is closed unanswered, which the plug-in takes for an absent daemon and repeats for a
+// job that needs it.
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// The protocol, see spank/answer.c.
+const (
+	magic      = "SLUICE-J 1 env "
+	maxRequest = 256
+	maxText    = 1024      // bytes of an error or a fault
+	maxBody    = 64 * 1024 // bytes of the changes
+)
+
+// The plug-in waits 2 s in all.
+const (
+	readTime  = time.Second
+	envTime   = 1500 * time.Millisecond
+	writeTime = time.Second
+
+	maxOpen = 512
+	maxUser = 128
+)
+
+// Env is the changes of the environment that a job's tasks on this node need, as
+// rpc.JobService has it.
+type Env func(ctx context.Context, peer rpc.Peer, job string) ([]rpc.EnvOp, error)
+
+// Server answers on one socket.
+type Server struct {
+	l   *net.UnixListener
+	env Env
+	log *slog.Logger
+
+	mu    sync.Mutex
+	open  int
+	users map[uint32]int
+	wg    sync.WaitGroup
+}
+
+// Listen makes the socket at path, which everybody may connect to. A socket that an
+// earlier daemon left there is replaced.
+func Listen(path string, env Env, log *slog.Logger) (*Server, error) {
+	if fi, err := os.Lstat(path); err == nil && fi.Mode()&fs.ModeSocket == 0 {
+		return nil, fmt.Errorf("job socket %s: something else is there; move it away", path)
+	}
+	// Made aside and renamed, so that no step finds the path without a listener.
+	aside := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
+	_ = os.Remove(aside)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: aside, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("job socket: %w", err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err = os.Chmod(aside, 0o666); err == nil {
+		err = os.Rename(aside, path)
+	}
+	if err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("job socket: %w", err)
+	}
+	return &Server{l: l, env: env, log: log, users: map[uint32]int{}}, nil
+}
+
+// Serve answers until ctx is done, and waits for those it is answering. The socket's
+// file stays: until the next daemon is there, who connects is told so at once.
+func (s *Server) Serve(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { _ = s.l.Close() })
+	defer stop()
+	defer s.wg.Wait()
+	for {
+		c, err := s.l.AcceptUnix()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = c.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("job socket: %w", err)
+		case err != nil:
+			s.log.Warn("job socket: accept", "error", err)
+			select { // no descriptors left, most likely
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		peer, err := peerOf(c)
+		if err != nil || !s.enter(peer.UID) {
+			_ = c.Close()
+			continue
+		}
+		s.wg.Go(func() {
+			defer s.leave(peer.UID)
+			defer c.Close()
+			gone := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+			defer gone()
+			s.answer(ctx, c, peer)
+		})
+	}
+}
+
+func (s *Server) enter(uid uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open >= maxOpen || uid != 0 && s.users[uid] >= maxUser {
+		return false
+	}
+	s.open++
+	s.users[uid]++
+	return true
+}
+
+func (s *Server) leave(uid uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open--
+	if s.users[uid]--; s.users[uid] == 0 {
+		delete(s.users, uid)
+	}
+}
+
+func peerOf(c *net.UnixConn) (rpc.Peer, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return rpc.Peer{}, err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	err = raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, cerr); err != nil {
+		return rpc.Peer{}, err
+	}
+	return rpc.Peer{UID: cred.Uid, GID: cred.Gid, PID: int(cred.Pid)}, nil
+}
+
+// answer serves one connection.
+func (s *Server) answer(ctx context.Context, c *net.UnixConn, peer rpc.Peer) {
+	_ = c.SetReadDeadline(time.Now().Add(readTime))
+	line, err := readLine(c)
+	if err != nil {
+		return // it has gone, or never said what it wants
+	}
+	job, step, err := parse(line)
+	if err != nil {
+		s.log.Info("job socket: bad request", "uid", peer.UID, "pid", peer.PID, "error", err)
+		reply(c, "fault "+plain(err.Error()))
+		return
+	}
+	ectx, cancel := context.WithTimeout(ctx, envTime)
+	defer cancel()
+	ops, err := s.env(ectx, peer, job)
+	out, word := "", "none"
+	if err == nil && len(ops) > 0 {
+		out, err = encode(ops)
+	}
+	var refusal *lease.Error
+	switch {
+	case errors.As(err, &refusal) && refusal.Code != lease.Internal:
+		word, out = "error", "error "+plain(refusal.Reason)
+	case err != nil:
+		word, out = "fault", "fault "+plain(err.Error())
+		s.log.Warn("job socket", "job", job, "step", step, "uid", peer.UID, "error", err)
+	case out == "":
+		out = "none"
+	default:
+		word = "ok"
+	}
+	s.log.Debug("job socket", "job", job, "step", step, "uid", peer.UID, "answer", word)
+	reply(c, out)
+}
+
+// readLine reads up to the newline, which is not part of it.
+func readLine(c net.Conn) (string, error) {
+	b := make([]byte, 0, maxRequest)
+	for {
+		n, err := c.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		if i := bytes.IndexByte(b, '\n'); i >= 0 {
+			return string(b[:i]), nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if len(b) == cap(b) {
+			return string(b), nil // too long, which parse says
+		}
+	}
+}
+
+// parse reads "SLUICE-J 1 env JOBID STEPID".
+func parse(line string) (job, step string, err error) {
+	rest, ok := strings.CutPrefix(line, magic)
+	if !ok {
+		return "", "", fmt.Errorf("not a request of version 1 to the job socket; plug-in and sluiced have to be of one release")
+	}
+	job, step, _ = strings.Cut(rest, " ")
+	for _, id := range []string{job, step} {
+		// The one form of a number, since the job is compared as text.
+		if n, err := strconv.ParseUint(id, 10, 32); err != nil || strconv.FormatUint(n, 10) != id {
+			return "", "", fmt.Errorf("%.64q is no job and step of Slurm's", rest)
+		}
+	}
+	return job, step, nil
+}
+
+// encode is an answer with changes.
+func encode(ops []rpc.EnvOp) (string, error) {
+	var b strings.Builder
+	for _, o := range ops {
+		if err := o.Check(); err != nil {
+			return "", err
+		}
+		verb := "set"
+		if o.Prepend {
+			verb = map[string]string{":": "prepend", ",": "bind"}[o.Separator()]
+		}
+		fmt.Fprintf(&b, "%s %s=%s\n", verb, o.Name, o.Value)
+	}
+	if b.Len() > maxBody {
+		return "", fmt.Errorf("environment of %d bytes, %d are the most", b.Len(), maxBody)
+	}
+	return fmt.Sprintf("ok %d\n%s", b.Len(), b.String()), nil
+}
+
+// plain makes one line of a text, of at most maxText bytes.
+func plain(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == utf8.RuneError {
+			return ' '
+		}
+		return r
+	}, text)
+	if len(text) > maxText {
+		text = text[:maxText]
+		for !utf8.ValidString(text) {
+			text = text[:len(text)-1]
+		}
+	}
+	if text == "" {
+		return "no reason given"
+	}
+	return text
+}
+
+func reply(c net.Conn, text string) {
+	if !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	_ = c.SetWriteDeadline(time.Now().Add(writeTime))
+	_, _ = c.Write([]byte(text)) // who has gone needs no answer
+}

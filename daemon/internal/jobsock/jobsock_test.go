@@ -1,0 +1,237 @@
+package jobsock
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+func start(t *testing.T, env Env) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "job.sock")
+	s, err := Listen(path, env, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return path
+}
+
+func ask(t *testing.T, path, line string) string {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.WriteString(c, line); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := io.ReadAll(c)
+	return string(b)
+}
+
+func TestAnswers(t *testing.T) {
+	var got rpc.Peer
+	path := start(t, func(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp, error) {
+		got = p
+		switch job {
+		case "1":
+			return nil, nil
+		case "2":
+			return []rpc.EnvOp{{Name: "A", Value: "x=y"}, {Prepend: true, Name: "LD_LIBRARY_PATH", Value: "/l"}, {Prepend: true, Name: "APPTAINER_BINDPATH", Value: "/b"}}, nil
+		case "3":
+			return nil, lease.Errorf(lease.NoRoom, "no room\nfor you")
+		case "4":
+			return nil, errors.New("broken")
+		case "5":
+			return nil, lease.Errorf(lease.Internal, "disk full")
+		case "6":
+			return []rpc.EnvOp{{Name: "A", Value: "one\ntwo"}}, nil
+		case "7":
+			<-ctx.Done()
+			return nil, ctx.Err()
+		case "8":
+			return nil, lease.Errorf(lease.Denied, "%s", strings.Repeat("ü", 1000))
+		}
+		return []rpc.EnvOp{{Name: "A", Value: strings.Repeat("x", maxBody)}}, nil
+	})
+	for line, want := range map[string]string{
+		"SLUICE-J 1 env 1 0\n":          "none\n",
+		"SLUICE-J 1 env 2 4294967291\n": "ok 64\nset A=x=y\nprepend LD_LIBRARY_PATH=/l\nbind APPTAINER_BINDPATH=/b\n",
+		"SLUICE-J 1 env 3 0\n":          "error no room for you\n",
+		"SLUICE-J 1 env 4 0\n":          "fault broken\n",
+		"SLUICE-J 1 env 5 0\n":          "fault disk full\n",
+		"SLUICE-J 1 env 6 0\n":          "fault A: its value has more than one line\n",
+		"SLUICE-J 1 env 7 0\n":          "fault context deadline exceeded\n",
+		"SLUICE-J 1 env 8 0\n":          "error " + strings.Repeat("ü", 512) + "\n",
+		"SLUICE-J 1 env 9 0\n":          "fault environment of 65543 bytes, 65536 are the most\n",
+		"SLUICE-J 2 env 1 0\n":          "fault not a request of version 1 to the job socket; plug-in and sluiced have to be of one release\n",
+		"SLUICE-J 1 env -1 0\n":         "fault \"-1 0\" is no job and step of Slurm's\n",
+		"SLUICE-J 1 env 01 0\n":         "fault \"01 0\" is no job and step of Slurm's\n",
+		"SLUICE-J 1 env 1 4294967296\n": "fault \"1 4294967296\" is no job and step of Slurm's\n",
+	} {
+		if have := ask(t, path, line); have != want {
+			t.Errorf("%q: %q, want %q", line, have, want)
+		}
+	}
+	if int(got.UID) != os.Getuid() || got.PID != os.Getpid() || got.Node != "" {
+		t.Errorf("peer %+v", got)
+	}
+	if have := ask(t, path, strings.Repeat("x", 300)); !strings.HasPrefix(have, "fault not a request") {
+		t.Errorf("a long line: %q", have)
+	}
+}
+
+// Who says nothing is let go, and is in nobody's way.
+func TestSilentClients(t *testing.T) {
+	path := start(t, func(context.Context, rpc.Peer, string) ([]rpc.EnvOp, error) { return nil, nil })
+	var quiet []net.Conn
+	for range 64 {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		quiet = append(quiet, c)
+	}
+	begin := time.Now()
+	if have := ask(t, path, "SLUICE-J 1 env 1 0\n"); have != "none\n" {
+		t.Errorf("beside silent clients: %q", have)
+	}
+	if d := time.Since(begin); d > readTime/2 {
+		t.Errorf("beside silent clients: %v", d)
+	}
+	for _, c := range quiet {
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
+			t.Errorf("a silent client was told %q, %v", b, err)
+		}
+	}
+}
+
+func TestBounds(t *testing.T) {
+	s := &Server{users: map[uint32]int{}}
+	for range maxUser {
+		if !s.enter(7) {
+			t.Fatal("a user's own bound came early")
+		}
+	}
+	if s.enter(7) {
+		t.Error("a user is not bound")
+	}
+	for i := range maxOpen - maxUser {
+		if !s.enter(uint32(i) + 100) {
+			t.Fatalf("connection %d was refused", i)
+		}
+	}
+	if s.enter(0) || s.enter(8) {
+		t.Error("more than maxOpen")
+	}
+	s.leave(7)
+	if !s.enter(8) {
+		t.Error("what was left is not given on")
+	}
+	for range maxUser - 1 {
+		s.leave(7)
+	}
+	if _, ok := s.users[7]; ok {
+		t.Error("a user is remembered for ever")
+	}
+}
+
+// A daemon that takes over replaces the socket of the one before, and nothing else.
+func TestListen(t *testing.T) {
+	var answered atomic.Int32
+	env := func(context.Context, rpc.Peer, string) ([]rpc.EnvOp, error) { answered.Add(1); return nil, nil }
+	path := filepath.Join(t.TempDir(), "job.sock")
+	for range 2 {
+		s, err := Listen(path, env, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Serve(ctx) }()
+		if have := ask(t, path, "SLUICE-J 1 env 1 0\n"); have != "none\n" {
+			t.Errorf("answer %q", have)
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if _, err := net.Dial("unix", path); err == nil {
+			t.Error("a daemon that stopped still listens")
+		}
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o666 {
+		t.Errorf("socket: %v %v", fi, err)
+	}
+	other := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(other, env, slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("a file was replaced by a socket")
+	}
+}
+
+func TestNotes(t *testing.T) {
+	sock := filepath.Join(t.TempDir(), "job.sock")
+	n, err := NewNotes(sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := func(job string) bool {
+		_, err := os.Stat(filepath.Join(filepath.Dir(sock), "jobs", job))
+		return err == nil
+	}
+	for _, job := range []string{"1", "2", "3", "run-7", "../x"} {
+		if err := n.Put(job); err != nil {
+			t.Error(err)
+		}
+	}
+	n.Remove("1")
+	if _, err = NewNotes(sock); err != nil {
+		t.Error(err)
+	}
+	n.Keep(map[string]bool{"2": true})
+	if has("1") || !has("2") || has("3") || has("run-7") || has("../x") {
+		t.Error("not only job 2 is noted")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("SLUICE-J 1 env 1 0")
+	f.Add("SLUICE-J 1 env 4294967295 4294967291")
+	f.Add("SLUICE-J 1 env  1")
+	f.Fuzz(func(t *testing.T, line string) {
+		job, step, err := parse(line)
+		if err == nil && magic+job+" "+step != line {
+			t.Errorf("%q is read as %s %s", line, job, step)
+		}
+		if text := plain(line); len(text) > maxText || strings.ContainsAny(text, "\n\r\x00\x1b") {
+			t.Errorf("plain(%q) = %q", line, text)
+		}
+	})
+}

@@ -1,0 +1,58 @@
+package owner
+
+// Reports: what a job's leases have used, while they live and as long after as what
+// ended is remembered.
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// report is what is known of a lease now. It is asked of a lease that has just ended
+// too, before its account is forgotten.
+func (o *Owner) report(l *lease.Lease) lease.Report {
+	q := &l.Request
+	r := lease.Report{
+		Lease: l.ID, Key: q.Key, Owner: o.cfg.Name, UID: q.UID, Account: q.Account, JobName: q.JobName,
+		Asked: slices.Clone(q.Fractions), Grants: slices.Clone(l.Grants), Made: l.Made,
+	}
+	r.Use, r.Counts, r.Sessions, r.GPUTime = o.cfg.Workers.Total(l.ID)
+	for i := len(r.Use); i < len(r.Grants); i++ { // no session ever was
+		r.Use = append(r.Use, lease.Use{Granted: r.Grants[i].Mem})
+	}
+	return r
+}
+
+// Reports implements lease.Owner.
+func (o *Owner) Reports(_ context.Context, host, cluster, job string) ([]lease.Report, error) {
+	if job == "" || len(job) > maxName || len(cluster) > maxName {
+		return nil, lease.Errorf(lease.Invalid, "report: say the job, in at most %d bytes", maxName)
+	}
+	of := func(k lease.Key) bool { return k.Cluster == cluster && k.Job == job }
+	all := o.Controller(host)
+	var live []lease.Lease
+	var out []lease.Report
+	o.mu.RLock()
+	for _, e := range o.leases {
+		if l := &e.rec.Lease; of(l.Request.Key) && l.State == lease.Granted && (all || l.Host == host) {
+			live = append(live, *l)
+		}
+	}
+	for _, t := range o.tombs {
+		if t.Report != nil && of(t.Report.Key) && (all || t.Host == host) {
+			out = append(out, *t.Report)
+		}
+	}
+	o.mu.RUnlock()
+	for i := range live {
+		// One that ended meanwhile is told twice, of which the ended one stays.
+		out = append(out, o.report(&live[i]))
+	}
+	slices.SortFunc(out, func(a, b lease.Report) int {
+		return cmp.Or(a.Made.Compare(b.Made), cmp.Compare(a.Lease, b.Lease), b.Ended.Compare(a.Ended))
+	})
+	return slices.CompactFunc(out, func(a, b lease.Report) bool { return a.Lease == b.Lease }), nil
+}

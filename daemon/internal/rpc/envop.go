@@ -1,0 +1,44 @@
+package rpc
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
+// Separator is what stands between the elements of the variable's list: a comma in the
+// lists of bind mounts of Apptainer and Singularity, a colon everywhere else.
+func (o EnvOp) Separator() string {
+	if strings.HasSuffix(o.Name, "_BINDPATH") {
+		return ","
+	}
+	return ":"
+}
+
+// Check says what is wrong with a change, nil if it can be told in one line of text.
+func (o EnvOp) Check() error {
+	if !envName.MatchString(o.Name) {
+		return fmt.Errorf("%.64q is no name of a variable", o.Name)
+	}
+	if strings.ContainsAny(o.Value, "\n\x00") {
+		return fmt.Errorf("%s: its value has more than one line", o.Name)
+	}
+	return nil
+}
+
+// Apply is the variable's value after the change, old before it. An item that is put
+// first stands nowhere else in the list, however often that is done.
+func (o EnvOp) Apply(old string) string {
+	if !o.Prepend || old == "" {
+		return o.Value
+	}
+	out := []string{o.Value}
+	for _, item := range strings.Split(old, o.Separator()) {
+		if item != o.Value {
+			out = append(out, item)
+		}
+	}
+	return strings.Join(out, o.Separator())
+}

@@ -1,0 +1,359 @@
+package slurm
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Limits of what is believed.
+const (
+	maxNodes = 1 << 16
+	maxItems = 4096
+	maxCount = 1 << 32 // Slurm's own counts are 32 bits wide, or 64 for gres
+)
+
+// Gres is one request for a generic resource.
+type Gres struct {
+	Name  string
+	Type  string // "" any
+	Count uint64
+}
+
+// none is what Slurm prints where there is nothing.
+func none(s string) bool { return s == "" || s == "(null)" || s == "N/A" || s == "none" }
+
+// items splits a list at commas that are not in brackets.
+func items(s string) []string {
+	var out []string
+	depth, from := 0, 0
+	for i := range len(s) {
+		switch s[i] {
+		case '[', '(':
+			depth++
+		case ']', ')':
+			depth--
+		case ',':
+			if depth == 0 {
+				out = append(out, s[from:i])
+				from = i + 1
+			}
+		}
+	}
+	return append(out, s[from:])
+}
+
+// ParseGres reads a request for generic resources as any release writes it:
+// "gres:rgpu:50", "gres/rgpu:h200:50", "rgpu=50", "rgpu:h200", several with commas. A count
+// left out is 1.
+func ParseGres(s string) ([]Gres, error) {
+	if s = strings.TrimSpace(s); none(s) {
+		return nil, nil
+	}
+	list := items(s)
+	if len(list) > maxItems {
+		return nil, fmt.Errorf("gres of %d items, and %d is the most", len(list), maxItems)
+	}
+	var out []Gres
+	for _, item := range list {
+		text := strings.TrimSpace(item)
+		if i := strings.IndexByte(text, '('); i >= 0 { // rgpu:50(S:0-1), as some lists print it
+			text = text[:i]
+		}
+		for _, prefix := range []string{"gres:", "gres/"} {
+			text = strings.TrimPrefix(text, prefix)
+		}
+		if none(text) {
+			continue
+		}
+		f := strings.FieldsFunc(text, func(r rune) bool { return r == ':' || r == '=' || r == '/' })
+		if len(f) == 0 || len(f) > 3 || strings.ContainsAny(text, " \t\n") {
+			return nil, fmt.Errorf("gres %q: want NAME, NAME:COUNT or NAME:TYPE:COUNT", item)
+		}
+		g := Gres{Name: f[0], Count: 1}
+		last := f[len(f)-1]
+		switch n, isCount := parseCount(last); {
+		case len(f) == 1:
+		case len(f) == 2 && isCount:
+			g.Count = n
+		case len(f) == 2 && !startsDigit(last):
+			g.Type = last
+		case len(f) == 3 && isCount:
+			g.Type, g.Count = f[1], n
+		default:
+			return nil, fmt.Errorf("gres %q: %q is no count", item, last)
+		}
+		out = append(out, g)
+	}
+	return out, nil
+}
+
+func startsDigit(s string) bool { return s != "" && s[0] >= '0' && s[0] <= '9' || strings.HasPrefix(s, "-") }
+
+// parseCount reads Slurm's counts: digits, and K, M, G, T, P for powers of 1024.
+func parseCount(s string) (uint64, bool) {
+	shift := 0
+	if s != "" {
+		if i := strings.IndexByte("kmgtp", s[len(s)-1]|0x20); i >= 0 {
+			shift, s = 10*(i+1), s[:len(s)-1]
+		}
+	}
+	if s == "" || !startsDigit(s) || s[0] == '-' {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil || n > math.MaxUint64>>shift || n<<shift > maxCount<<shift {
+		return 0, false
+	}
+	return n << shift, true
+}
+
+// ParseLicences reads SLURM_JOB_LICENSES or a job's Licenses: "rgpu:100,matlab", also with
+// "@SERVER". What is an alternative of several is refused.
+func ParseLicences(s string) (Counts, error) {
+	out := Counts{}
+	if s = strings.TrimSpace(s); none(s) {
+		return out, nil
+	}
+	if strings.ContainsAny(s, "|[]") {
+		return nil, fmt.Errorf("licences %q are alternatives; ask for one of them", s)
+	}
+	list := strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ';' })
+	if len(list) > maxItems {
+		return nil, fmt.Errorf("%d licences, and %d is the most", len(list), maxItems)
+	}
+	for _, item := range list {
+		name, count := strings.TrimSpace(item), uint64(1)
+		if i := strings.LastIndexAny(name, ":="); i >= 0 {
+			n, err := strconv.ParseUint(name[i+1:], 10, 64)
+			if err != nil || n > maxCount {
+				return nil, fmt.Errorf("licence %q: %q is no count", item, name[i+1:])
+			}
+			name, count = name[:i], n
+		}
+		if name == "" {
+			return nil, fmt.Errorf("licences %q: one has no name", s)
+		}
+		if out[name] += count; out[name] > maxCount {
+			return nil, fmt.Errorf("licence %s: more than %d", name, maxCount)
+		}
+	}
+	return out, nil
+}
+
+// ParseHosts expands a list of nodes: "n1,gpu[01-04,7],r[1-2]n[1-3]".
+func ParseHosts(s string) ([]string, error) {
+	if s = strings.TrimSpace(s); none(s) {
+		return nil, nil
+	}
+	var out []string
+	for _, item := range items(s) {
+		list, err := expand(item, maxNodes-len(out))
+		if err != nil {
+			return nil, fmt.Errorf("nodes %q: %w", s, err)
+		}
+		out = append(out, list...)
+	}
+	return out, nil
+}
+
+// expand expands one name, its last bracket first.
+func expand(s string, room int) ([]string, error) {
+	open := strings.IndexByte(s, '[')
+	if open < 0 {
+		if s == "" || strings.ContainsAny(s, "] \t\n/") {
+			return nil, fmt.Errorf("%q is no name", s)
+		}
+		if room < 1 {
+			return nil, fmt.Errorf("more than %d", maxNodes)
+		}
+		return []string{s}, nil
+	}
+	width := strings.IndexByte(s[open:], ']')
+	if width < 0 {
+		return nil, fmt.Errorf("%q has no ]", s)
+	}
+	head, inner, tail := s[:open], s[open+1:open+width], s[open+width+1:]
+	if strings.Contains(head, "]") {
+		return nil, fmt.Errorf("%q has no [", s)
+	}
+	ends := []string{""}
+	if tail != "" {
+		var err error
+		if ends, err = expand(tail, room); err != nil {
+			return nil, err
+		}
+	}
+	var out []string
+	for _, r := range strings.Split(inner, ",") {
+		lo, hi, isRange := strings.Cut(r, "-")
+		if !isRange {
+			hi = lo
+		}
+		a, errA := strconv.ParseUint(lo, 10, 32)
+		b, errB := strconv.ParseUint(hi, 10, 32)
+		if errA != nil || errB != nil || a > b || len(lo) > 10 {
+			return nil, fmt.Errorf("%q is no range", r)
+		}
+		if (b-a+1)*uint64(len(ends)) > uint64(max(0, room-len(out))) {
+			return nil, fmt.Errorf("more than %d", maxNodes)
+		}
+		for n := a; n <= b; n++ {
+			for _, e := range ends {
+				out = append(out, fmt.Sprintf("%s%0*d%s", head, len(lo), n, e))
+			}
+		}
+	}
+	return out, nil
+}
+
+// fields that squeue is asked for, each with its column of jobFormat.
+const (
+	fID = iota
+	fRestarts
+	fState
+	fNodes
+	fUID
+	fGID
+	fBatch
+	fRequeue
+	fPartition
+	fLicences
+	fPerNode
+	fPerJob
+	fPerSocket
+	fPerTask
+	fCount
+)
+
+// jobFormat and stateFormat are for squeue -O. "|" ends each field, whatever its length,
+// and is in none of them. A job's name, account and comments are not asked for.
+const (
+	stateFormat = "JobID:|,RestartCnt:|,State:|,NodeList:|"
+	jobFormat   = stateFormat + ",UserID:|,GroupID:|,BatchFlag:|,Requeue:|,Partition:|,Licenses:|" +
+		",tres-per-node:|,tres-per-job:|,tres-per-socket:|,tres-per-task:|"
+)
+
+// parseState reads the first fields of both formats.
+func parseState(f []string) (JobState, error) {
+	if !IsJobID(f[fID]) {
+		return JobState{}, fmt.Errorf("squeue: %q is no job id", f[fID])
+	}
+	n, err := strconv.ParseUint(f[fRestarts], 10, 32)
+	if err != nil {
+		return JobState{}, fmt.Errorf("squeue: job %s: restart count %q", f[fID], f[fRestarts])
+	}
+	if f[fState] == "" {
+		return JobState{}, fmt.Errorf("squeue: job %s has no state", f[fID])
+	}
+	nodes, err := ParseHosts(f[fNodes])
+	if err != nil {
+		return JobState{}, fmt.Errorf("squeue: job %s: %w", f[fID], err)
+	}
+	return JobState{State(f[fState]), uint32(n), nodes}, nil
+}
+
+// parseJobs reads squeue's answer in stateFormat.
+func parseJobs(text string) (map[string]JobState, error) {
+	out := map[string]JobState{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" {
+			continue
+		}
+		f := strings.Split(line, "|")
+		if len(f) != fNodes+2 { // each field has a bar behind it
+			return nil, fmt.Errorf("squeue: %d fields in %q", len(f)-1, line)
+		}
+		j, err := parseState(f)
+		if err != nil {
+			return nil, err
+		}
+		out[f[fID]] = j
+	}
+	return out, nil
+}
+
+// parseJob reads squeue's answer in jobFormat for one job. squeue may list the tasks of an
+// array that have ids of their own besides.
+func parseJob(id, text string) (Job, error) {
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		f := strings.Split(line, "|")
+		if len(f) < 2 || strings.TrimSpace(f[fID]) != id {
+			continue
+		}
+		if len(f) != fCount+1 {
+			return Job{}, fmt.Errorf("squeue: %d fields in %q", len(f)-1, line)
+		}
+		for i := range f {
+			f[i] = strings.TrimSpace(f[i])
+		}
+		j := Job{ID: id, Batch: f[fBatch] == "1", Requeue: f[fRequeue] == "1", Partition: f[fPartition]}
+		var err error
+		if j.JobState, err = parseState(f); err != nil {
+			return Job{}, err
+		}
+		uid, errU := strconv.ParseUint(f[fUID], 10, 32)
+		gid, errG := strconv.ParseUint(f[fGID], 10, 32)
+		if errU != nil || errG != nil {
+			return Job{}, fmt.Errorf("squeue: job %s: user %q, group %q", id, f[fUID], f[fGID])
+		}
+		j.UID, j.GID = uint32(uid), uint32(gid)
+		if j.Licences, err = ParseLicences(f[fLicences]); err != nil {
+			return Job{}, fmt.Errorf("squeue: job %s: %w", id, err)
+		}
+		if j.Gres, err = ParseGres(f[fPerNode]); err != nil {
+			return Job{}, fmt.Errorf("squeue: job %s: %w", id, err)
+		}
+		for _, other := range f[fPerJob:fCount] {
+			if !none(other) {
+				j.Others = append(j.Others, other)
+			}
+		}
+		return j, nil
+	}
+	return Job{}, fmt.Errorf("job %s: %w", id, ErrGone)
+}
+
+// parseLicenceList reads `scontrol -o show licenses`.
+func parseLicenceList(text string) (map[string]Licence, error) {
+	out := map[string]Licence{}
+	for line := range strings.Lines(text) {
+		kv := map[string]string{}
+		for _, f := range strings.Fields(line) {
+			if k, v, ok := strings.Cut(f, "="); ok {
+				kv[k] = v
+			}
+		}
+		name := kv["LicenseName"]
+		if name == "" {
+			continue // "No licenses configured in Slurm."
+		}
+		var l Licence
+		for k, p := range map[string]*uint64{"Total": &l.Total, "Used": &l.Used, "Free": &l.Free, "Reserved": &l.Reserved} {
+			n, err := strconv.ParseUint(kv[k], 10, 64)
+			if err != nil && k == "Total" {
+				return nil, fmt.Errorf("scontrol show licenses: %s: total %q", name, kv[k])
+			}
+			*p = n
+		}
+		out[name] = l
+	}
+	return out, nil
+}
+
+// parseConfig reads `scontrol show config`.
+func parseConfig(text string) map[string]string {
+	out := map[string]string{}
+	for line := range strings.Lines(text) {
+		if k, v, ok := strings.Cut(line, "="); ok {
+			if v = strings.TrimSpace(v); none(v) {
+				v = ""
+			}
+			out[strings.TrimSpace(k)] = v
+		}
+	}
+	return out
+}

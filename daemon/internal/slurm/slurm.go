@@ -1,0 +1,92 @@
+// Package slurm asks Slurm's own commands about jobs, licences and its configuration,
+// and tells it the few things that a daemon has to: requeue, comment, reservation.
+// Releases 22.05 to 26.05 are understood.
+package slurm
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"slices"
+)
+
+// Errors that a caller may ask for. Any other means that nothing is known: never
+// that a job or its licences are gone.
+var (
+	ErrGone      = errors.New("no such job")
+	ErrNoRequeue = errors.New("it cannot be requeued")
+)
+
+// State of a job, as squeue prints it.
+type State string
+
+// Runs says that the job has its nodes, at least for its epilogs.
+func (s State) Runs() bool {
+	switch s {
+	case "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT":
+		return true
+	}
+	return false
+}
+
+// Starting says that a Prolog of the job may be under way.
+func (s State) Starting() bool { return s == "RUNNING" || s == "CONFIGURING" || s == "SUSPENDED" }
+
+// JobState is what the list of all jobs says of one.
+type JobState struct {
+	State    State
+	Restarts uint32
+	Nodes    []string
+}
+
+// On says that the job is on the node, as far as the list knows.
+func (j JobState) On(node string) bool { return j.State.Runs() && slices.Contains(j.Nodes, node) }
+
+// Job is what slurmctld has of one job. Nothing in it is text that a user may choose
+// freely: names and comments of jobs could forge the fields beside them.
+type Job struct {
+	ID string
+	JobState
+	UID, GID  uint32
+	Batch     bool
+	Requeue   bool // Slurm may requeue it
+	Partition string
+	Licences  Counts
+	Gres      []Gres // asked for on each of its nodes
+	// Others are the requests that are not per node, as Slurm writes them:
+	// --gpus-per-task and such never name ours, a --tres-per-task may.
+	Others []string
+}
+
+// Counts are licences, or such, by name.
+type Counts map[string]uint64
+
+// Licence is a licence that Slurm manages.
+type Licence struct {
+	Total, Used, Free, Reserved uint64
+}
+
+// Controller is slurmctld, asked by commands. An implementation bounds every call.
+type Controller interface {
+	// Job is one job; ErrGone if slurmctld says that there is none.
+	Job(ctx context.Context, id string) (Job, error)
+	// Jobs are all jobs that slurmctld still has, ended ones too, by their raw id.
+	Jobs(ctx context.Context) (map[string]JobState, error)
+	// Licences are all licences of the cluster.
+	Licences(ctx context.Context) (map[string]Licence, error)
+	// Reserve makes the reservation of that name hold back count of a licence, and
+	// no nodes; 0 removes it.
+	Reserve(ctx context.Context, name, licence string, count uint64) error
+	// Requeue puts a batch job back into the queue; ErrNoRequeue if it is none, or
+	// has been submitted or configured not to be.
+	Requeue(ctx context.Context, id string) error
+	// Comment sets the job's AdminComment, in the accounting if the job has ended.
+	Comment(ctx context.Context, id, text string) error
+	// Config is slurm.conf as slurmctld has it, by key.
+	Config(ctx context.Context) (map[string]string, error)
+}
+
+var jobID = regexp.MustCompile(`^[1-9][0-9]{0,9}$`)
+
+// IsJobID says whether s is a job id as Slurm's hooks are given them.
+func IsJobID(s string) bool { return jobID.MatchString(s) }

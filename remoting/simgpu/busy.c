@@ -1,0 +1,126 @@
+/*
+ * Which part of the time the simulated GPUs were busy, and for whom, for NVML.
+ *
+ * A look is what every process has used up to a moment. The last few are kept for each
+ * device, so that a caller who says when he looked last is told of the time since then
+ * and of nothing else. Processes that have ended stay in the shared state for a while:
+ * what they did is told to whoever looks next.
+ */
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "busy.h"
+
+#define LOOKS 8
+#define FRESH 20000000	/* ns: asking for the number and then for the samples is one look */
+
+struct look {
+	uint64_t at, stamp;		/* ns of the monotonic clock; us since 1970. 0: none */
+	int n;
+	struct sim_load load[SIM_MAX_LOAD];
+};
+
+static struct {
+	pthread_mutex_t lock;
+	struct look look[SIM_MAX_DEV][LOOKS];
+	int newest[SIM_MAX_DEV];
+	uint64_t busy[SIM_MAX_DEV], at[SIM_MAX_DEV];	/* of the last utilisation */
+	unsigned int util[SIM_MAX_DEV];
+} b = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static uint64_t ns(clockid_t clock)
+{
+	struct timespec t;
+
+	clock_gettime(clock, &t);
+	return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
+}
+
+unsigned int busy_device(int dev)
+{
+	struct sim_load p[SIM_MAX_LOAD];
+	uint64_t now, busy = 0;
+	unsigned int u;
+	int n = state_loads(dev, p, SIM_MAX_LOAD);
+
+	for (int i = 0; i < n; i++)
+		if (!p[i].gone)
+			busy += p[i].busy;
+	now = ns(CLOCK_MONOTONIC);
+	pthread_mutex_lock(&b.lock);
+	if (!b.at[dev]) {
+		b.at[dev] = now;
+		b.busy[dev] = busy;
+	} else if (now - b.at[dev] > 50000000) {
+		uint64_t part = busy > b.busy[dev] ? (busy - b.busy[dev]) * 100 / (now - b.at[dev]) : 0;
+
+		b.util[dev] = part > 100 ? 100 : (unsigned int)part;
+		b.at[dev] = now;
+		b.busy[dev] = busy;
+	}
+	u = b.util[dev];
+	pthread_mutex_unlock(&b.lock);
+	return u;
+}
+
+/* The newest look, taken now unless it is fresh. Under the lock. */
+static struct look *look(int dev)
+{
+	struct look *l = &b.look[dev][b.newest[dev]];
+	uint64_t now = ns(CLOCK_MONOTONIC);
+
+	if (l->at && now - l->at < FRESH)
+		return l;
+	b.newest[dev] = (b.newest[dev] + 1) % LOOKS;
+	l = &b.look[dev][b.newest[dev]];
+	l->n = state_loads(dev, l->load, SIM_MAX_LOAD);
+	l->at = ns(CLOCK_MONOTONIC);
+	l->stamp = ns(CLOCK_REALTIME) / 1000;
+	return l;
+}
+
+static const struct sim_load *find(const struct look *l, const struct sim_load *p)
+{
+	for (int i = 0; i < l->n; i++)
+		if (l->load[i].pid == p->pid && l->load[i].start == p->start)
+			return &l->load[i];
+	return NULL;
+}
+
+int busy_processes(int dev, uint64_t since, struct busy_sample *out, int max)
+{
+	const struct look *now, *then = NULL;
+	int k = 0;
+
+	pthread_mutex_lock(&b.lock);
+	now = look(dev);
+	/* The youngest that is not younger than since, or else the oldest. A caller may take his own clock's time of
+	 * before the call for since. */
+	for (int i = 1; i < LOOKS; i++) {
+		const struct look *l = &b.look[dev][(b.newest[dev] + LOOKS - i) % LOOKS];
+
+		if (!l->at)
+			break;
+		then = l;
+		if (l->stamp <= since + FRESH / 1000)
+			break;
+	}
+	for (int i = 0; then && i < now->n; i++) {
+		const struct sim_load *p = &now->load[i], *q = find(then, p);
+		uint64_t used, part;
+
+		/* One that began and ended since is not there; one that ended before is to be left out. */
+		if (p->gone && p->gone <= then->at)
+			continue;
+		used = p->busy - (q && q->busy < p->busy ? q->busy : q ? p->busy : 0);
+		part = (used * 100 + (now->at - then->at) / 2) / (now->at - then->at);
+		if (!part)
+			continue;
+		if (k < max)
+			out[k] = (struct busy_sample){ p->pid, part > 100 ? 100 : (unsigned int)part, now->stamp };
+		k++;
+	}
+	pthread_mutex_unlock(&b.lock);
+	return k;
+}

@@ -1,0 +1,160 @@
+/*
+ * The daemon's answer: one line, and for "ok N" N bytes of changes, a line each.
+ *
+ *	none                 the job asked for nothing
+ *	error TEXT           it must not run
+ *	fault TEXT           the daemon cannot tell
+ *	ok N                 then: set NAME=VALUE
+ *	                           prepend NAME=VALUE    a list with colons
+ *	                           bind NAME=VALUE       a list with commas
+ *
+ * The daemon is root's, yet read as if it were not: what is not exactly of this form is
+ * refused whole. Nothing here does I/O.
+ */
+#include "plugin.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void broken(struct sl_answer *a, enum sl_kind kind, const char *why)
+{
+	a->kind = kind;
+	snprintf(a->text, sizeof a->text, "an answer of sluiced's makes no sense: %s; plug-in and sluiced have to be of one release", why);
+}
+
+/* The text of a line; it goes to the user's terminal. */
+static void tell(struct sl_answer *a, enum sl_kind kind, const char *text)
+{
+	a->kind = kind;
+	snprintf(a->text, sizeof a->text, "%s", text);
+	for (char *c = a->text; *c; c++)
+		if ((unsigned char)*c < ' ' || *c == 127)
+			*c = '?';
+}
+
+static bool good_name(const char *s, size_t n)
+{
+	if (!n || n > 128 || (s[0] >= '0' && s[0] <= '9'))
+		return false;
+	for (size_t i = 0; i < n; i++) {
+		char c = s[i];
+
+		if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'))
+			return false;
+	}
+	return true;
+}
+
+/* Splits one line "VERB NAME=VALUE\n" in place; NULL if it is none. The end of it otherwise. */
+static char *change(char *line, size_t n, struct sl_change *c)
+{
+	static const struct {
+		const char *verb;
+		char separator;
+	} verbs[] = { { "set ", 0 }, { "prepend ", ':' }, { "bind ", ',' } };
+	char *end = memchr(line, '\n', n), *name = NULL, *eq;
+
+	if (!end)
+		return NULL;
+	*end = 0;
+	for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
+		size_t len = strlen(verbs[i].verb);
+
+		if (strncmp(line, verbs[i].verb, len))
+			continue;
+		name = line + len;
+		c->separator = verbs[i].separator;
+	}
+	if (!name || !(eq = strchr(name, '=')) || !good_name(name, (size_t)(eq - name)))
+		return NULL;
+	*eq = 0;
+	c->name = name;
+	c->value = eq + 1;
+	return end + 1;
+}
+
+bool sl_answer_next(struct sl_answer *a, struct sl_change *c)
+{
+	char *next;
+
+	if (a->kind != SL_ENV || !a->len)
+		return false;
+	next = change(a->body, a->len, c);
+	if (!next) {
+		broken(a, SL_ERROR, "in it is a bad change of the environment");
+		return false;
+	}
+	a->len -= (size_t)(next - a->body);
+	a->body = next;
+	return true;
+}
+
+void sl_answer_read(struct sl_answer *a, char *buf, size_t n)
+{
+	char *end = n ? memchr(buf, '\n', n) : NULL, *body;
+	size_t line = end ? (size_t)(end - buf) : 0, len = 0, rest;
+
+	memset(a, 0, sizeof *a);
+	if (!end || memchr(buf, 0, n)) {
+		broken(a, SL_SILENT, "it is no line of text");
+		return;
+	}
+	body = end + 1;
+	rest = n - line - 1;
+	*end = 0;
+	if (!strcmp(buf, "none") && !rest) {
+		a->kind = SL_NONE;
+	} else if (!strncmp(buf, "error ", 6) && !rest) {
+		tell(a, SL_ERROR, buf + 6);
+	} else if (!strncmp(buf, "fault ", 6) && !rest) {
+		tell(a, SL_SILENT, buf + 6);
+	} else if (!strncmp(buf, "ok ", 3) && line > 3 && line - 3 <= 6) {
+		for (const char *d = buf + 3; *d; d++) {
+			if (*d < '0' || *d > '9') {
+				broken(a, SL_SILENT, "its length is no number");
+				return;
+			}
+			len = len * 10 + (size_t)(*d - '0');
+		}
+		if (len != rest || len > SL_BODY_MAX) {
+			broken(a, SL_SILENT, "it is not as long as it says");
+			return;
+		}
+		a->kind = SL_ENV;
+		a->body = body;
+		a->len = len;
+	} else {
+		broken(a, SL_SILENT, "it is of no known sort");
+	}
+}
+
+char *sl_list_first(const char *item, const char *list, char separator)
+{
+	size_t n = strlen(item), left = strlen(list);
+	char *out = malloc(n + left + 2), *p = out;
+
+	if (!out)
+		return NULL;
+	memcpy(p, item, n);
+	p += n;
+	while (left) {
+		const char *end = memchr(list, separator, left);
+		size_t len = end ? (size_t)(end - list) : left;
+
+		if (len != n || memcmp(list, item, n)) {
+			*p++ = separator;
+			memcpy(p, list, len);
+			p += len;
+		}
+		list += len;
+		left -= len;
+		if (left) { /* the separator itself; at the very end it names an empty element */
+			list++;
+			if (!--left)
+				*p++ = separator;
+		}
+	}
+	*p = 0;
+	return out;
+}

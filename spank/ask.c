@@ -1,0 +1,147 @@
+/*
+ * The daemon's socket: one line there, one answer back, closed. In slurmstepd before it
+ * forks, as the user; the daemon sees who asks by the socket's credentials.
+ *
+ * A daemon may hang, be killed and be started again at any moment of this. So nothing
+ * blocks but poll(2), which has the deadline; a connection that ends before the answer's
+ * first byte is made again as long as there is patience for an absent daemon.
+ */
+#include "plugin.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ANSWER_MAX (SL_BODY_MAX + SL_TEXT_MAX + 16)
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
+
+/* Waits for events, or the deadline: then errno is ETIMEDOUT. */
+static bool wait_for(int fd, short events, int64_t deadline)
+{
+	for (;;) {
+		struct pollfd p = { fd, events, 0 };
+		int64_t left = deadline - now_ms();
+		int n = poll(&p, 1, left > 0 ? (int)left : 0);
+
+		if (n > 0)
+			return true;
+		if (n == 0 && left <= 0) {
+			errno = ETIMEDOUT;
+			return false;
+		}
+		if (n < 0 && errno != EINTR)
+			return false;
+	}
+}
+
+static int dial(const char *path)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	struct ucred peer;
+	socklen_t len = sizeof peer;
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), err;
+
+	if (fd < 0)
+		return -1;
+	strncpy(addr.sun_path, path, sizeof addr.sun_path - 1);
+	/* Who answers decides what the tasks' loader does: only root, or who slurmd is. */
+	if (!connect(fd, (struct sockaddr *)&addr, sizeof addr) && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len)) {
+		if (peer.uid == 0 || peer.uid == getuid())
+			return fd;
+		errno = EPERM;
+	}
+	err = errno;
+	close(fd);
+	errno = err;
+	return -1;
+}
+
+static bool send_all(int fd, const char *p, size_t n, int64_t deadline)
+{
+	while (n) {
+		ssize_t r = send(fd, p, n, MSG_NOSIGNAL);
+
+		if (r > 0) {
+			p += r;
+			n -= (size_t)r;
+		} else if (r < 0 && errno == EAGAIN) {
+			if (!wait_for(fd, POLLOUT, deadline))
+				return false;
+		} else if (r == 0 || errno != EINTR) {
+			return false;
+		}
+	}
+	return true;
+}
+
+/* All there is until the other end closes; -1 without an answer. */
+static ssize_t receive(int fd, char *buf, size_t max, int64_t deadline)
+{
+	size_t n = 0;
+
+	while (n < max) {
+		ssize_t r = recv(fd, buf + n, max - n, 0);
+
+		if (r > 0)
+			n += (size_t)r;
+		else if (r == 0)
+			return (ssize_t)n;
+		else if (errno == EAGAIN && !wait_for(fd, POLLIN, deadline))
+			return -1;
+		else if (errno != EAGAIN && errno != EINTR)
+			return n && errno == ECONNRESET ? (ssize_t)n : -1;
+	}
+	return (ssize_t)n;
+}
+
+/* Whether a daemon that is being started may be behind this. */
+static bool absent(int err)
+{
+	return err == ENOENT || err == ECONNREFUSED || err == ECONNRESET || err == EPIPE;
+}
+
+char *sl_ask(struct sl_answer *a, const char *socket, uint32_t job, uint32_t step, int absent_ms, int answer_ms)
+{
+	int64_t start = now_ms(), deadline = start + answer_ms;
+	char line[64], *buf = malloc(ANSWER_MAX + 1);
+	int n = snprintf(line, sizeof line, "SLUICE-J 1 env %u %u\n", job, step);
+	ssize_t got = -1;
+
+	memset(a, 0, sizeof *a);
+	a->kind = SL_SILENT;
+	for (errno = ENOMEM; buf;) {
+		int fd = dial(socket), err;
+
+		if (fd >= 0) {
+			got = -1;
+			if (send_all(fd, line, (size_t)n, deadline) || errno == EPIPE)
+				got = receive(fd, buf, ANSWER_MAX, deadline);
+			err = got == 0 ? ECONNRESET : errno;
+			close(fd);
+			errno = err;
+		}
+		if (got > 0 || now_ms() >= deadline)
+			break;
+		if (errno != EAGAIN && !(absent(errno) && now_ms() - start < absent_ms))
+			break;
+		/* EAGAIN: its backlog is full. */
+		poll(NULL, 0, 10);
+	}
+	if (got > 0)
+		sl_answer_read(a, buf, (size_t)got);
+	else
+		snprintf(a->text, sizeof a->text, "sluiced does not answer at %s: %s", socket, strerror(errno));
+	return buf;
+}

@@ -1,0 +1,140 @@
+// Package options is the one table of the options that the SPANK plug-in adds to
+// srun, sbatch and salloc. The plug-in's C table and the user's guide are generated
+// from it. Values are wishes: Prolog and daemon check them against what Slurm gave.
+package options
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Kind says how an option's value is read.
+type Kind string
+
+// The kinds.
+const (
+	Size   Kind = "size"   // a whole number with M, G or T, powers of 1024
+	Choice Kind = "choice" // one of Choices
+	Name   Kind = "name"   // a pool's name
+	Flag   Kind = "flag"   // no value; "1" is told
+)
+
+// Option is one option, given as --Name.
+type Option struct {
+	Name    string
+	Arg     string // what stands for the value in --help; "" for a flag
+	Env     string // Slurm's job control variable; Prolog and Epilog see it as SPANK_Env
+	Kind    Kind
+	Choices []string
+	Help    string // one line of srun --help
+	More    string // what the user's guide says beyond Help
+}
+
+// The range of a Size, in MiB.
+const (
+	MinMiB = 2
+	MaxMiB = 16 << 20
+)
+
+// NameMax is the most characters that a Name has.
+const NameMax = 63
+
+// Table is all of them, in the order of --help.
+var Table = []Option{
+	{
+		Name: "rgpu-mem", Arg: "SIZE", Env: "RGPU_MEM", Kind: Size,
+		Help: "device memory of each fraction, as 20G",
+		More: "powers of 1024, from 2M to 16T. Without it, the same share of the GPU's memory as of the GPU",
+	},
+	{
+		Name: "rgpu-policy", Arg: "POLICY", Env: "RGPU_POLICY", Kind: Choice,
+		Choices: []string{"fixed", "equal", "best-effort"},
+		Help:    "compute share: fixed, equal or best-effort",
+		More:    "the partition's policy otherwise",
+	},
+	{
+		Name: "rgpu-pool", Arg: "NAME", Env: "RGPU_POOL", Kind: Name,
+		Help: "take the GPUs from this pool",
+		More: "the partition's pool otherwise; `sluice gpus` lists them",
+	},
+	{
+		Name: "rgpu-spread", Env: "RGPU_SPREAD", Kind: Flag,
+		Help: "take the emptiest GPUs first, not the fullest",
+	},
+	{
+		Name: "rgpu-report", Env: "RGPU_REPORT", Kind: Flag,
+		Help: "report GPU use at the end of the job's output",
+		More: "`sluice report JOB` tells the same afterwards",
+	},
+}
+
+// Check says what is wrong with a value of the option named name, nil if nothing is. It
+// answers as the plug-in does; for the other side of the protocol, since users can
+// send Slurm any value past the plug-in.
+func Check(name, value string) error {
+	for _, o := range Table {
+		if o.Name == name {
+			if !o.valid(value) {
+				return fmt.Errorf("--%s=%s: want %s", name, value, o.Want())
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("--%s is no option of Sluice's", name)
+}
+
+// MiB is the value of a Size in MiB; ok is false if it is none, or out of range.
+func MiB(value string) (n uint64, ok bool) {
+	digits := strings.TrimRight(value, "mMgGtT")
+	if digits == "" || len(digits) > 18 || len(value) != len(digits)+1 {
+		return 0, false
+	}
+	for _, c := range []byte(digits) {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = n*10 + uint64(c-'0')
+	}
+	if n > MaxMiB {
+		return 0, false
+	}
+	n <<= map[byte]uint{'M': 0, 'G': 10, 'T': 20}[value[len(value)-1]&^0x20]
+	return n, n >= MinMiB && n <= MaxMiB
+}
+
+func (o *Option) valid(v string) bool {
+	switch o.Kind {
+	case Size:
+		_, ok := MiB(v)
+		return ok
+	case Choice:
+		for _, c := range o.Choices {
+			if v == c {
+				return true
+			}
+		}
+		return false
+	case Name:
+		for i, c := range []byte(v) {
+			letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+			if !letter && (i == 0 || !strings.ContainsRune(".-_", rune(c))) {
+				return false
+			}
+		}
+		return v != "" && len(v) <= NameMax
+	}
+	return v == "1"
+}
+
+// Want is the valid range, as a refusal tells it.
+func (o *Option) Want() string {
+	switch o.Kind {
+	case Size:
+		return "a whole number with M, G or T behind it (powers of 1024) from 2M to 16T, as 20G"
+	case Choice:
+		return "one of " + strings.Join(o.Choices, ", ")
+	case Name:
+		return fmt.Sprintf("a pool's name: letters, digits, '.', '-' and '_', at most %d, the first a letter or a digit", NameMax)
+	}
+	return "no value"
+}

@@ -1,0 +1,117 @@
+/*
+ * slurmstepd, once for each step on a node, the batch script being one. user_init runs as
+ * the user before the tasks are forked, task_init in each of them.
+ *
+ * A failure in user_init would drain the node and, with Slurm 22.05, leave a batch job
+ * COMPLETED that never ran. So what goes wrong there is remembered, and task_init ends the
+ * task with it: the job is FAILED, the node is as before. It ends it by itself, as Slurm
+ * does for a plug-in that is `required`: of one that is `optional` a failure counts for
+ * nothing, and the program would run without its GPU.
+ */
+#include "plugin.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STEP_EXTERN 0xfffffffcu /* the same in all releases, but not in their headers' macros */
+#define ANSWER_MS 2000
+#define ABSENT_MS 5000	/* a daemon that is being restarted, for a job that needs it */
+#define VALUE_MAX (128 * 1024) /* of one variable: what execve(2) takes */
+
+static char failure[SL_TEXT_MAX + 256];
+
+/* A variable of the job, malloc'd, NULL if it has none. */
+static char *job_getenv(spank_t sp, const char *name)
+{
+	for (int size = 4096; size <= VALUE_MAX; size *= 2) {
+		char *v = malloc((size_t)size);
+		spank_err_t err = v ? spank_getenv(sp, name, v, size) : ESPANK_ERROR;
+
+		if (err == ESPANK_SUCCESS)
+			return v;
+		free(v);
+		if (err != ESPANK_NOSPACE)
+			return NULL;
+	}
+	return NULL;
+}
+
+/* The daemon notes in files beside its socket which jobs have something of ours. */
+static bool noted(const struct sl_settings *s, uint32_t job)
+{
+	char path[sizeof s->socket + 32];
+	const char *slash = strrchr(s->socket, '/');
+
+	snprintf(path, sizeof path, "%.*s/jobs/%u", (int)(slash - s->socket), s->socket, job);
+	return access(path, F_OK) == 0;
+}
+
+/* Without the daemon: whether the job needs it. Slurm tells the licences from 23.02 on. */
+static bool asked(spank_t sp, const struct sl_settings *s, uint32_t job)
+{
+	char *licences;
+	bool ours;
+
+	if (sl_wish_any() || noted(s, job))
+		return true;
+	licences = job_getenv(sp, "SLURM_JOB_LICENSES");
+	ours = licences && (!strncmp(licences, "rgpu", 4) || strstr(licences, ",rgpu"));
+	free(licences);
+	return ours;
+}
+
+static bool apply(spank_t sp, const struct sl_change *c)
+{
+	char *old = c->separator ? job_getenv(sp, c->name) : NULL;
+	char *value = sl_list_first(c->value, old ? old : "", c->separator);
+	bool ok = value && spank_setenv(sp, c->name, value, 1) == ESPANK_SUCCESS;
+
+	free(old);
+	free(value);
+	return ok;
+}
+
+int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
+{
+	uint32_t job = 0, step = 0;
+	struct sl_answer a;
+	struct sl_change c;
+	char *memory;
+
+	failure[0] = 0;
+	if (spank_get_item(sp, S_JOB_ID, &job) != ESPANK_SUCCESS || spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
+	    step == STEP_EXTERN)
+		return 0;
+	memory = sl_ask(&a, s->socket, job, step, 0, ANSWER_MS);
+	if (a.kind == SL_SILENT && asked(sp, s, job)) {
+		free(memory);
+		memory = sl_ask(&a, s->socket, job, step, ABSENT_MS, ABSENT_MS + ANSWER_MS);
+	}
+	while (sl_answer_next(&a, &c))
+		if (!apply(sp, &c)) {
+			a.kind = SL_ERROR; /* ends the loop too */
+			snprintf(a.text, sizeof a.text, "%.128s of the job's environment cannot be set; is it too large?", c.name);
+		}
+	if (a.kind == SL_ERROR)
+		snprintf(failure, sizeof failure, "job %u: %s", job, a.text);
+	else if (a.kind == SL_SILENT && asked(sp, s, job))
+		snprintf(failure, sizeof failure, "job %u asks for a fraction of a GPU, and %s; the administrator sees why with: sluice health", job, a.text);
+	else if (a.kind == SL_SILENT)
+		slurm_verbose("sluice: job %u: %s", job, a.text);
+	free(memory);
+	return 0;
+}
+
+int sl_remote_task_init(spank_t sp)
+{
+	int task = 0;
+
+	if (!failure[0])
+		return 0;
+	/* Once on each node is enough. */
+	if (spank_get_item(sp, S_TASK_ID, &task) != ESPANK_SUCCESS || task == 0)
+		slurm_spank_log("sluice: %s", failure);
+	_exit(1);
+}

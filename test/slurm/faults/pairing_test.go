@@ -1,0 +1,268 @@
+package faults
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/test/slurm/lab"
+)
+
+const ask = "--gres=rgpu:50"
+
+// TestPairing is the table of which hook runs when, with PrologFlags as we ask sites to set them.
+func TestPairing(t *testing.T) {
+	r := start(t, site{flags: "Alloc,Contain"})
+	for _, c := range []struct {
+		name string
+		f    func(*testing.T, *rig)
+	}{
+		{"all nodes at allocation", allNodes},
+		{"array", array},
+		{"steps", steps},
+		{"scancel during Prolog", scancelInProlog},
+		{"requeue", requeue},
+		{"suspend", suspend},
+		{"slurmd killed, job goes on", slurmdKilled},
+		{"slurmd killed in Prolog", slurmdKilledInProlog},
+		{"slurmd ended in Prolog", slurmdEndedInProlog},
+		{"slurmd killed in Epilog", slurmdKilledInEpilog},
+		{"power cycle in Epilog", powerCycleInEpilog},
+		{"node away", nodeAway},
+		{"node back in time", nodeBack},
+		{"slurmctld away at the end", ctldAway},
+		{"node set down", nodeSetDown},
+		{"slurmctld without state", ctldForgets},
+		{"slurmd away at scancel", slurmdAway},
+	} {
+		if !t.Run(c.name, func(t *testing.T) {
+			began := time.Now()
+			c.f(t, r)
+			r.clean(t)
+			t.Logf("%.1f s", time.Since(began).Seconds())
+		}) {
+			// What comes next would only find what this one left.
+			return
+		}
+	}
+}
+
+// long is a job that ends only when it is told to.
+const long = "sleep 600"
+
+func allNodes(t *testing.T, r *rig) {
+	j := r.sbatch(t, long, ask, "-N2")
+	r.state(t, j, 20*time.Second, "RUNNING")
+	r.holds(t, j, 2, 5*time.Second)
+	r.scancel(t, j)
+	for _, n := range r.Nodes[:2] {
+		r.seen(t, j, "Epilog", n.Name, true, 1)
+		if k := r.ran(j, "Prolog", n.Name); k != 1 {
+			t.Errorf("%d Prologs on %s", k, n.Name)
+		}
+	}
+	r.seen(t, j, "EpilogSlurmctld", "", true, 1)
+}
+
+func array(t *testing.T, r *rig) {
+	j := r.sbatch(t, long, "--gres=rgpu:20", "-a1-3")
+	tasks := []string{}
+	r.until(t, 20*time.Second, "three tasks run", func() error { return r.running(j, 3, &tasks) })
+	for _, id := range tasks {
+		r.holds(t, id, 1, 5*time.Second)
+	}
+	r.scancel(t, j)
+	for _, id := range tasks {
+		r.seen(t, id, "Epilog", "", true, 1)
+		if k := r.ran(id, "Prolog", ""); k != 1 {
+			t.Errorf("%d Prologs of job %s", k, id)
+		}
+	}
+}
+
+func steps(t *testing.T, r *rig) {
+	j := r.sbatch(t, "srun true && srun true && srun sh -c 'echo $SLUICE_LEASE_ID'; echo $SLUICE_LEASE_ID", ask)
+	r.state(t, j, 30*time.Second, "COMPLETED")
+	if k := r.ran(j, "Prolog", ""); k != 1 {
+		t.Errorf("%d Prologs", k)
+	}
+	r.seen(t, j, "Epilog", "", true, 1)
+	if k := r.ran(j, "Epilog", ""); k != 1 {
+		t.Errorf("%d Epilogs", k)
+	}
+	r.oneLease(t, j, 2)
+}
+
+func scancelInProlog(t *testing.T, r *rig) {
+	r.set(t, "Prolog.before", "/bin/sleep 4")
+	j := r.sbatch(t, long, ask)
+	r.seen(t, j, "Prolog", "", false, 1)
+	r.scancel(t, j)
+	r.seen(t, j, "EpilogSlurmctld", "", true, 1)
+	if r.ended(j, "Prolog", "") != 0 {
+		t.Error("EpilogSlurmctld came after Prolog")
+	}
+	r.seen(t, j, "Epilog", "", true, 1)
+}
+
+func requeue(t *testing.T, r *rig) {
+	j := r.sbatch(t, long, ask)
+	r.state(t, j, 20*time.Second, "RUNNING")
+	first := r.holds(t, j, 1, 5*time.Second)
+	r.scontrol(t, "requeue", j)
+	r.state(t, j, 20*time.Second, "PENDING")
+	r.now(t, j)
+	r.state(t, j, 30*time.Second, "RUNNING")
+	second := r.holds(t, j, 1, 5*time.Second)
+	if len(first) > 0 && len(second) > 0 && first[0].ID == second[0].ID {
+		t.Error("the second run has the first one's lease")
+	}
+	r.scancel(t, j)
+}
+
+func suspend(t *testing.T, r *rig) {
+	j := r.sbatch(t, long, ask)
+	r.state(t, j, 20*time.Second, "RUNNING")
+	r.scontrol(t, "suspend", j)
+	r.state(t, j, 10*time.Second, "SUSPENDED")
+	time.Sleep(silence + 2*time.Second)
+	r.holds(t, j, 1, time.Second)
+	r.scontrol(t, "resume", j)
+	r.state(t, j, 10*time.Second, "RUNNING")
+	r.holds(t, j, 1, time.Second)
+	r.scancel(t, j)
+}
+
+func slurmdKilled(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	j := r.sbatch(t, long, ask, "-w", n.Name)
+	r.state(t, j, 20*time.Second, "RUNNING")
+	r.killSlurmd(t, n)
+	time.Sleep(silence + time.Second)
+	r.holds(t, j, 1, time.Second)
+	r.startSlurmd(t, n)
+	r.state(t, j, 10*time.Second, "RUNNING")
+	r.scancel(t, j)
+	r.seen(t, j, "Epilog", n.Name, true, 1)
+}
+
+func slurmdKilledInProlog(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	r.set(t, "Prolog.before", "/bin/sleep 3")
+	j := r.sbatch(t, long, ask, "-w", n.Name)
+	r.seen(t, j, "Prolog", n.Name, false, 1)
+	r.killSlurmd(t, n)
+	r.seen(t, j, "Prolog", n.Name, true, 1)
+	r.unset(t, "Prolog.before")
+	r.startSlurmd(t, n)
+	r.seen(t, j, "Epilog", n.Name, true, 1)
+	r.scancel(t, j)
+}
+
+func slurmdEndedInProlog(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	r.set(t, "Prolog.before", "/bin/sleep 3")
+	j := r.sbatch(t, long, ask, "-w", n.Name)
+	r.seen(t, j, "Prolog", n.Name, false, 1)
+	if err := n.Stop("slurmd"); err != nil {
+		t.Fatal(err)
+	}
+	if r.ended(j, "Prolog", n.Name) != 1 {
+		t.Error("slurmd did not wait for its Prolog")
+	}
+	r.unset(t, "Prolog.before")
+	r.startSlurmd(t, n)
+	r.scancel(t, j)
+	r.seen(t, j, "EpilogSlurmctld", "", true, 1)
+}
+
+func slurmdKilledInEpilog(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	r.set(t, "Epilog.before", "/bin/sleep 3")
+	j := r.sbatch(t, "true", ask, "-w", n.Name)
+	r.seen(t, j, "Epilog", n.Name, false, 1)
+	r.killSlurmd(t, n)
+	r.seen(t, j, "Epilog", n.Name, true, 1)
+	r.unset(t, "Epilog.before")
+	r.startSlurmd(t, n)
+}
+
+func powerCycleInEpilog(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	r.set(t, "Epilog.before", "/bin/sleep 60")
+	j := r.sbatch(t, "true", ask, "-w", n.Name)
+	r.seen(t, j, "Epilog", n.Name, false, 1)
+	r.crash(t, n)
+	r.unset(t, "Epilog.before")
+	r.boot(t, n)
+	r.holds(t, j, 0, 20*time.Second)
+}
+
+func nodeAway(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	j := r.sbatch(t, long, ask, "-w", n.Name, "--no-requeue")
+	r.state(t, j, 20*time.Second, "RUNNING")
+	r.holds(t, j, 1, 5*time.Second)
+	r.crash(t, n)
+	r.state(t, j, 4*slurmdSilent, "NODE_FAIL")
+	r.holds(t, j, 0, 3*time.Second)
+	r.boot(t, n)
+	r.seen(t, j, "EpilogSlurmctld", "", true, 1)
+	if r.ran(j, "Epilog", n.Name) != 0 {
+		t.Log("this release runs Epilog when the node returns")
+	}
+}
+
+func nodeBack(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	j := r.sbatch(t, long, ask, "-w", n.Name, "--no-requeue")
+	r.state(t, j, 20*time.Second, "RUNNING")
+	r.crash(t, n)
+	r.boot(t, n)
+	r.state(t, j, 4*slurmdSilent, "NODE_FAIL", "FAILED", "CANCELLED", "COMPLETED")
+	r.holds(t, j, 0, 5*time.Second)
+}
+
+func ctldAway(t *testing.T, r *rig) {
+	j := r.sbatch(t, "sleep 2", ask)
+	r.state(t, j, 20*time.Second, "RUNNING")
+	r.killCtld(t)
+	time.Sleep(4 * time.Second)
+	r.startCtld(t)
+	r.seen(t, j, "Epilog", "", true, 1)
+	r.seen(t, j, "EpilogSlurmctld", "", true, 1)
+}
+
+func nodeSetDown(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	j := r.sbatch(t, long, ask, "-w", n.Name, "--no-requeue")
+	r.state(t, j, 20*time.Second, "RUNNING")
+	r.scontrol(t, "update", "NodeName="+n.Name, "State=DOWN", "Reason=test")
+	r.holds(t, j, 0, 20*time.Second)
+	r.seen(t, j, "EpilogSlurmctld", "", true, 1)
+	r.scontrol(t, "update", "NodeName="+n.Name, "State=RESUME")
+}
+
+func ctldForgets(t *testing.T, r *rig) {
+	j := r.sbatch(t, long, ask)
+	r.state(t, j, 20*time.Second, "RUNNING")
+	r.killCtld(t)
+	r.startCtld(t, "-c")
+	r.holds(t, j, 0, 40*time.Second)
+	r.seen(t, j, "Epilog", "", true, 1)
+	if k := r.ran(j, "EpilogSlurmctld", ""); k != 0 {
+		t.Logf("this release runs EpilogSlurmctld of a forgotten job (%d)", k)
+	}
+}
+
+func slurmdAway(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	j := r.sbatch(t, long, ask, "-w", n.Name)
+	r.state(t, j, 20*time.Second, "RUNNING")
+	r.killSlurmd(t, n)
+	r.scancel(t, j)
+	r.seen(t, j, "EpilogSlurmctld", "", true, 1)
+	r.startSlurmd(t, n)
+	r.seen(t, j, "Epilog", n.Name, true, 1)
+}
+
+var _ = lab.Root

@@ -1,0 +1,320 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Node is one of the cluster's machines.
+type Node struct {
+	Name string
+	Dir  string // what survives a boot: etc, lib, log, spool; and run, which is emptied by one
+
+	lab  *Lab
+	spec NodeSpec
+	port int // its first of four: slurmd, control, data, metrics
+	init process
+}
+
+// Boot starts the node's first process; its daemons are started by StartDaemons and the like.
+func (n *Node) Boot(ctx context.Context) error {
+	if n.Up() {
+		return nil
+	}
+	im, err := n.image()
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(im)
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	log, err := os.OpenFile(filepath.Join(n.Dir, "log", "init.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		_ = w.Close()
+		return err
+	}
+	defer log.Close()
+	// Not bound to ctx: it outlives this process.
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{"slurmlab: " + n.Name}
+	cmd.Env = []string{nodeEnv + "=" + string(b)}
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWPID}
+	err = cmd.Start()
+	_ = w.Close()
+	if err != nil {
+		return fmt.Errorf("lab: node %s: %w", n.Name, err)
+	}
+	go func() { _ = cmd.Wait() }()
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(20 * time.Second)
+	}
+	_ = r.SetReadDeadline(deadline)
+	line := make([]byte, 16)
+	if k, err := r.Read(line); err != nil || string(line[:k]) != "ready\n" {
+		_ = cmd.Process.Kill()
+		return fmt.Errorf("lab: node %s does not boot: %v: %s", n.Name, err, Tail(filepath.Join(n.Dir, "log", "init.log"), 5))
+	}
+	n.init = process{cmd.Process.Pid, startTime(cmd.Process.Pid)}
+	return n.lab.save()
+}
+
+// image is what the node sees, beside what all share.
+func (n *Node) image() (image, error) {
+	l := n.lab
+	o := &l.Options
+	im := image{Name: n.Name, Dir: n.Dir, Lower: "/", Boot: uuid(), Files: map[string]string{}, Bind: map[string]string{}}
+	if o.Root != "" && n != l.base {
+		im.Lower = o.Root
+	}
+	if err := os.RemoveAll(filepath.Join(n.Dir, "run")); err != nil {
+		return im, err
+	}
+	for _, d := range []string{"etc", "lib", "log", "spool", "run/slurm", "run/sluice", "run/munge", "run/lock"} {
+		if err := os.MkdirAll(filepath.Join(n.Dir, d), 0o755); err != nil {
+			return im, err
+		}
+	}
+	for to, from := range map[string]string{
+		"/run": filepath.Join(n.Dir, "run"), "/run/munge": l.Path("munge"), "/etc/slurm": l.Path("etc"),
+		"/etc/sluice": filepath.Join(n.Dir, "etc"), "/var/lib/sluice": filepath.Join(n.Dir, "lib"),
+		"/var/log/sluice": filepath.Join(n.Dir, "log"), "/var/log/slurm": filepath.Join(n.Dir, "log"),
+		"/var/spool/slurmd": filepath.Join(n.Dir, "spool"), "/var/spool/slurmctld": l.Path("state"),
+		o.Dir: o.Dir, o.Build: o.Build,
+	} {
+		im.Bind[to] = from
+	}
+	for to, from := range l.installed() {
+		if _, err := os.Stat(from); err != nil {
+			return im, fmt.Errorf("lab: %w; run make, which builds what a cluster needs", err)
+		}
+		im.Bind[to] = from
+	}
+	var hosts strings.Builder
+	hosts.WriteString("127.0.0.1 localhost")
+	for _, x := range l.all() {
+		hosts.WriteString(" " + x.Name)
+	}
+	hosts.WriteString("\n")
+	im.Files["/etc/hosts"] = hosts.String()
+	var passwd, group strings.Builder
+	for _, u := range []User{Slurm, Alice, Bob} {
+		home := l.Path("home", u.Name)
+		shell := "/bin/bash"
+		if u == Slurm {
+			home, shell = "/nonexistent", "/usr/sbin/nologin"
+		}
+		fmt.Fprintf(&passwd, "%s:x:%d:%d::%s:%s\n", u.Name, u.UID, u.UID, home, shell)
+		fmt.Fprintf(&group, "%s:x:%d:\n", u.Name, u.UID)
+	}
+	im.Files["/etc/passwd"], im.Files["/etc/group"] = passwd.String(), group.String()
+	return im, nil
+}
+
+func uuid() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:])
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// Up says whether the node runs.
+func (n *Node) Up() bool { return n.init.PID != 0 && startTime(n.init.PID) == n.init.Start }
+
+// Crash is the node's power cut: everything on it ends at once. Boot brings it back, without daemons.
+func (n *Node) Crash() error {
+	if !n.Up() {
+		n.init = process{}
+		return nil
+	}
+	if err := syscall.Kill(n.init.PID, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("lab: node %s: %w", n.Name, err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); n.Up(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("lab: node %s: process %d does not end", n.Name, n.init.PID)
+		}
+	}
+	n.init = process{}
+	return n.lab.save()
+}
+
+// startTime is field 22 of /proc/PID/stat, "" for a process that is gone or a zombie.
+func startTime(pid int) string {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return ""
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
+		return ""
+	}
+	return f[19]
+}
+
+// Command is a program on the node, in the user's home folder (root's and slurm's: /). Its standard streams are the caller's
+// affair. The process that Start gives is nsenter's; see Signal for the program's own.
+func (n *Node) Command(ctx context.Context, u User, argv ...string) *exec.Cmd {
+	dir, id := "/", strconv.Itoa(u.UID)
+	if u != Root && u != Slurm {
+		dir = n.lab.Path("home", u.Name)
+	}
+	args := []string{"--target", strconv.Itoa(n.init.PID), "--mount", "--uts", "--pid", "--root", "--setuid", id, "--setgid", id, "--", "env", "-C", dir}
+	cmd := exec.CommandContext(ctx, "nsenter", append(args, argv...)...)
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME=" + dir, "USER=" + u.Name, "LOGNAME=" + u.Name, "LANG=C.UTF-8", "SHELL=/bin/bash"}
+	cmd.WaitDelay = time.Second
+	return cmd
+}
+
+// Run runs a program on the node and answers what it printed. The error has what it said on standard error.
+func (n *Node) Run(ctx context.Context, u User, argv ...string) (string, error) {
+	return n.RunIn(ctx, u, "", argv...)
+}
+
+// RunIn is Run with a standard input.
+func (n *Node) RunIn(ctx context.Context, u User, stdin string, argv ...string) (string, error) {
+	cmd := n.Command(ctx, u, argv...)
+	var out, said bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &said
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s: %s: %w: %s", n.Name, strings.Join(argv, " "), err, strings.TrimSpace(said.String()))
+	}
+	return out.String(), nil
+}
+
+// detach starts a daemon that does not go into the background by itself, with its output in a log.
+func (n *Node) detach(ctx context.Context, log string, env []string, argv ...string) error {
+	cmd := n.Command(ctx, Root, append([]string{"sh", "-c", `log=$1; shift; setsid "$@" </dev/null >>"$log" 2>&1 &`, "sh", log}, argv...)...)
+	cmd.Env = append(cmd.Env, env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %s: %w: %s", n.Name, argv[0], err, out)
+	}
+	return nil
+}
+
+// PIDs are the node's processes of that name (the kernel's: 15 letters), by the numbers that the machine
+// knows them by. "" is every one but the first.
+func (n *Node) PIDs(name string) []int {
+	ns, err := os.Readlink("/proc/" + strconv.Itoa(n.init.PID) + "/ns/pid")
+	if err != nil {
+		return nil
+	}
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	var out []int
+	for _, d := range dirs {
+		pid, _ := strconv.Atoi(filepath.Base(d))
+		if pid == n.init.PID {
+			continue
+		}
+		if at, err := os.Readlink(d + "/ns/pid"); err != nil || at != ns {
+			continue
+		}
+		comm, err := os.ReadFile(d + "/comm")
+		if err == nil && (name == "" || strings.TrimSpace(string(comm)) == name) && startTime(pid) != "" {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// Signal sends a signal to all of the node's processes of that name, and answers how many there were.
+func (n *Node) Signal(name string, sig syscall.Signal) int {
+	pids := n.PIDs(name)
+	for _, p := range pids {
+		_ = syscall.Kill(p, sig)
+	}
+	return len(pids)
+}
+
+// Kill kills all processes of that name by signal 9 and waits until they are gone.
+func (n *Node) Kill(name string) error { return n.end(name, syscall.SIGKILL) }
+
+// Stop ends all processes of that name by SIGTERM and waits until they are gone.
+func (n *Node) Stop(name string) error { return n.end(name, syscall.SIGTERM) }
+
+func (n *Node) end(name string, sig syscall.Signal) error {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		// Again at each look: between fork and exec a child goes by its parent's name.
+		k := 0
+		if sig == syscall.SIGKILL {
+			k = n.Signal(name, sig)
+		} else if k = len(n.PIDs(name)); sig != 0 {
+			n.Signal(name, sig)
+			sig = 0
+		}
+		if k == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("lab: node %s: %d processes %s do not end", n.Name, k, name)
+		}
+	}
+}
+
+// StartDaemons starts slurmd and sluiced, those that do not run.
+func (n *Node) StartDaemons(ctx context.Context) error {
+	return errors.Join(n.StartSluiced(ctx), n.StartSlurmd(ctx))
+}
+
+// StartSlurmd starts slurmd, which is in the background when this is done.
+func (n *Node) StartSlurmd(ctx context.Context) error {
+	if len(n.PIDs("slurmd")) > 0 {
+		return nil
+	}
+	_, err := n.Run(ctx, Root, "slurmd", "-N", n.Name)
+	return err
+}
+
+// StartSluiced starts sluiced and waits until its socket answers. env is added to its environment.
+func (n *Node) StartSluiced(ctx context.Context, env ...string) error {
+	if n.lab.Options.NoSluice || len(n.PIDs("sluiced")) > 0 {
+		return nil
+	}
+	sock := filepath.Join(n.Dir, "run/sluice/sluiced.sock")
+	_ = os.Remove(sock)
+	env = append(n.daemonEnv(), env...)
+	if err := n.detach(ctx, "/var/log/sluice/sluiced.log", env, "/usr/sbin/sluiced", "--config", "/etc/sluice/sluice.yaml"); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		c, err := net.Dial("unix", sock)
+		if err == nil {
+			return c.Close()
+		}
+		if ctx.Err() != nil || time.Now().After(deadline) {
+			return fmt.Errorf("lab: node %s: sluiced does not answer: %w: %s", n.Name, err, Tail(filepath.Join(n.Dir, "log/sluiced.log"), 8))
+		}
+	}
+}
+
+// daemonEnv is the environment of sluiced: GPUs are the simulated machine's.
+func (n *Node) daemonEnv() []string {
+	mem := n.spec.Mem
+	if mem == "" {
+		mem = n.lab.Options.Mem
+	}
+	return append([]string{
+		"SLUICE_SIM_STATE=" + filepath.Join(n.Dir, "run/sim"), "SLUICE_SIM_MEM=" + mem, "SLUICE_SIM_DEVICES=" + strconv.Itoa(n.spec.GPUs),
+		"SLUICE_SIM_KERNELS=" + filepath.Join(n.lab.Options.Build, "test/twins.so"), "SLUICE_SIM_CTX_MEM=16M", "GOTRACEBACK=all",
+	}, n.lab.Options.Env...)
+}

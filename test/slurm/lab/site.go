@@ -1,0 +1,69 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+)
+
+// What a site installs for jobs with fractions, beside the daemons: the four scripts, the SPANK plug-in, and
+// job_submit.lua with the table of its pools.
+
+const (
+	slurmLib  = "/usr/lib/sluice/slurm"
+	poolTable = "sluice_pools.lua"
+)
+
+// SluiceHooks are scripts that call those of prolog/, as a site does that has nothing of its own to do.
+func SluiceHooks() map[string]string {
+	h := map[string]string{}
+	for name, sub := range map[string]string{"Prolog": "prolog", "Epilog": "epilog", "PrologSlurmctld": "prolog-ctld", "EpilogSlurmctld": "epilog-ctld"} {
+		h[name] = "#!/bin/sh\nexec /usr/bin/sluice " + sub + "\n"
+	}
+	return h
+}
+
+// jobs puts all of it into the options, behind what they say already.
+func (o *Options) jobs() error {
+	if o.Hooks == nil {
+		o.Hooks = SluiceHooks()
+	}
+	etc := map[string]string{
+		"plugstack.conf":               "include /etc/slurm/plugstack.conf.d/*.conf\n",
+		"plugstack.conf.d/sluice.conf": "optional " + slurmLib + "/spank_sluice.so\n",
+	}
+	b, err := os.ReadFile(filepath.Join(o.Repository, "prolog/job_submit.lua"))
+	if err != nil {
+		return err
+	}
+	etc["job_submit.lua"] = string(b)
+	install := map[string]string{
+		slurmLib + "/sluice.lua":      filepath.Join(o.Repository, "prolog/sluice.lua"),
+		slurmLib + "/spank_sluice.so": filepath.Join(o.Build, "spank/spank_sluice.so"),
+	}
+	keys := map[string]string{"slurm.controllers": "[" + o.Name + "ctl]"}
+	for _, x := range []struct {
+		to   *map[string]string
+		from map[string]string
+	}{{&o.Etc, etc}, {&o.Install, install}, {&o.Sluice, keys}} {
+		maps.Copy(x.from, *x.to)
+		*x.to = x.from
+	}
+	return nil
+}
+
+// WritePools has the controller's daemon write the table that job_submit.lua reads. The owners must answer.
+func (l *Lab) WritePools(ctx context.Context) error {
+	if _, ok := l.Options.Etc[poolTable]; ok || !l.Options.Jobs {
+		return nil
+	}
+	return Until(ctx, poolWait, "sluice slurm lua knows the pools", func() error {
+		out, err := l.Ctl.Run(ctx, Root, "sluice", "slurm", "lua")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return os.WriteFile(l.Path("etc", poolTable), []byte(out), 0o644)
+	})
+}
