@@ -53,11 +53,20 @@ slurm_fetch() {
 
 # slurm_unpack PACKAGES INTO: leaves the folder of the commands in SLURM_BIN. Each command is
 # started by the loader, which is told where its libraries are: an LD_LIBRARY_PATH would go
-# on from sbatch and srun into the jobs.
+# on from sbatch and srun into the jobs. PACKAGES may be "installed": then it is the machine's.
 slurm_unpack() {
 	local deb tool name lib=x86_64-linux-gnu
 	SLURM_ROOT=$2/root SLURM_BIN=$2/bin
 	mkdir -p "$SLURM_ROOT" "$SLURM_BIN"
+	if [ "$1" = installed ]; then
+		for tool in "${SLURM_TOOLS[@]}"; do
+			name=${tool##*/}
+			ln -s "/usr/${tool%-wlm}" "$SLURM_BIN/${name%-wlm}"
+		done
+		SLURM_PLUGINS=$(ldd /usr/bin/scontrol | sed -n 's|.* \(/.*\)/libslurmfull.so .*|\1|p')
+		[ -n "$SLURM_PLUGINS" ]
+		return
+	fi
 	for deb in "$1"/*.deb; do
 		dpkg-deb -x "$deb" "$SLURM_ROOT" || return 1
 	done

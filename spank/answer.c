@@ -92,68 +92,50 @@ bool sl_answer_next(struct sl_answer *a, struct sl_change *c)
 
 void sl_answer_read(struct sl_answer *a, char *buf, size_t n)
 {
-	char *end = n ? memchr(buf, '\n', n) : NULL, *body;
-	size_t line = end ? (size_t)(end - buf) : 0, len = 0, rest;
+	char *end = n ? memchr(buf, '\n', n) : NULL, ok[32];
+	size_t rest;
 
 	memset(a, 0, sizeof *a);
 	if (!end || memchr(buf, 0, n)) {
 		broken(a, SL_SILENT, "it is no line of text");
 		return;
 	}
-	body = end + 1;
-	rest = n - line - 1;
 	*end = 0;
+	rest = n - (size_t)(end - buf) - 1;
+	snprintf(ok, sizeof ok, "ok %zu", rest);
 	if (!strcmp(buf, "none") && !rest) {
 		a->kind = SL_NONE;
 	} else if (!strncmp(buf, "error ", 6) && !rest) {
 		tell(a, SL_ERROR, buf + 6);
 	} else if (!strncmp(buf, "fault ", 6) && !rest) {
 		tell(a, SL_SILENT, buf + 6);
-	} else if (!strncmp(buf, "ok ", 3) && line > 3 && line - 3 <= 6) {
-		for (const char *d = buf + 3; *d; d++) {
-			if (*d < '0' || *d > '9') {
-				broken(a, SL_SILENT, "its length is no number");
-				return;
-			}
-			len = len * 10 + (size_t)(*d - '0');
-		}
-		if (len != rest || len > SL_BODY_MAX) {
-			broken(a, SL_SILENT, "it is not as long as it says");
-			return;
-		}
+	} else if (!strcmp(buf, ok) && rest <= SL_BODY_MAX) {
 		a->kind = SL_ENV;
-		a->body = body;
-		a->len = len;
+		a->body = end + 1;
+		a->len = rest;
 	} else {
-		broken(a, SL_SILENT, "it is of no known sort");
+		broken(a, SL_SILENT, "it is of no known sort, or not as long as it says");
 	}
 }
 
 char *sl_list_first(const char *item, const char *list, char separator)
 {
-	size_t n = strlen(item), left = strlen(list);
-	char *out = malloc(n + left + 2), *p = out;
+	const char separators[] = { separator, 0 };
+	size_t n = strlen(item);
+	char *out = malloc(n + strlen(list) + 2), *p = out;
 
 	if (!out)
 		return NULL;
-	memcpy(p, item, n);
-	p += n;
-	while (left) {
-		const char *end = memchr(list, separator, left);
-		size_t len = end ? (size_t)(end - list) : left;
+	p = stpcpy(p, item);
+	for (bool more = *list; more;) {
+		size_t len = strcspn(list, separators);
 
+		more = list[len];
 		if (len != n || memcmp(list, item, n)) {
 			*p++ = separator;
-			memcpy(p, list, len);
-			p += len;
+			p = mempcpy(p, list, len);
 		}
-		list += len;
-		left -= len;
-		if (left) { /* the separator itself; at the very end it names an empty element */
-			list++;
-			if (!--left)
-				*p++ = separator;
-		}
+		list += len + more;
 	}
 	*p = 0;
 	return out;

@@ -27,11 +27,11 @@ static int64_t now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-/* Waits for events, or the deadline: then errno is ETIMEDOUT. */
-static bool wait_for(int fd, short events, int64_t deadline)
+/* Waits for input, or the deadline: then errno is ETIMEDOUT. */
+static bool wait_for(int fd, int64_t deadline)
 {
 	for (;;) {
-		struct pollfd p = { fd, events, 0 };
+		struct pollfd p = { fd, POLLIN, 0 };
 		int64_t left = deadline - now_ms();
 		int n = poll(&p, 1, left > 0 ? (int)left : 0);
 
@@ -68,24 +68,6 @@ static int dial(const char *path)
 	return -1;
 }
 
-static bool send_all(int fd, const char *p, size_t n, int64_t deadline)
-{
-	while (n) {
-		ssize_t r = send(fd, p, n, MSG_NOSIGNAL);
-
-		if (r > 0) {
-			p += r;
-			n -= (size_t)r;
-		} else if (r < 0 && errno == EAGAIN) {
-			if (!wait_for(fd, POLLOUT, deadline))
-				return false;
-		} else if (r == 0 || errno != EINTR) {
-			return false;
-		}
-	}
-	return true;
-}
-
 /* All there is until the other end closes; -1 without an answer. */
 static ssize_t receive(int fd, char *buf, size_t max, int64_t deadline)
 {
@@ -98,7 +80,7 @@ static ssize_t receive(int fd, char *buf, size_t max, int64_t deadline)
 			n += (size_t)r;
 		else if (r == 0)
 			return (ssize_t)n;
-		else if (errno == EAGAIN && !wait_for(fd, POLLIN, deadline))
+		else if (errno == EAGAIN && !wait_for(fd, deadline))
 			return -1;
 		else if (errno != EAGAIN && errno != EINTR)
 			return n && errno == ECONNRESET ? (ssize_t)n : -1;
@@ -126,7 +108,8 @@ char *sl_ask(struct sl_answer *a, const char *socket, uint32_t job, uint32_t ste
 
 		if (fd >= 0) {
 			got = -1;
-			if (send_all(fd, line, (size_t)n, deadline) || errno == EPIPE)
+			/* A new connection takes a line at once; EPIPE may have an answer all the same. */
+			if (send(fd, line, (size_t)n, MSG_NOSIGNAL) == n || errno == EPIPE)
 				got = receive(fd, buf, ANSWER_MAX, deadline);
 			err = got == 0 ? ECONNRESET : errno;
 			close(fd);

@@ -21,6 +21,7 @@
 #define VALUE_MAX (128 * 1024) /* of one variable: what execve(2) takes */
 
 static char failure[SL_TEXT_MAX + 256];
+static bool doubtful; /* whether the job needs the daemon that did not answer */
 
 /* A variable of the job, malloc'd, NULL if it has none. */
 static char *job_getenv(spank_t sp, const char *name)
@@ -48,18 +49,13 @@ static bool noted(const struct sl_settings *s, uint32_t job)
 	return access(path, F_OK) == 0;
 }
 
-/* Without the daemon: whether the job needs it. Slurm tells the licences from 23.02 on. */
-static bool asked(spank_t sp, const struct sl_settings *s, uint32_t job)
+/* Slurm tells a task its job's licences from 23.02 on, but no one before the task. */
+static bool licensed(spank_t sp)
 {
-	char *licences;
-	bool ours;
+	char licences[4096] = "";
 
-	if (sl_wish_any() || noted(s, job))
-		return true;
-	licences = job_getenv(sp, "SLURM_JOB_LICENSES");
-	ours = licences && (!strncmp(licences, "rgpu", 4) || strstr(licences, ",rgpu"));
-	free(licences);
-	return ours;
+	spank_getenv(sp, "SLURM_JOB_LICENSES", licences, sizeof licences);
+	return !strncmp(licences, "rgpu", 4) || strstr(licences, ",rgpu");
 }
 
 static bool apply(spank_t sp, const struct sl_change *c)
@@ -78,6 +74,7 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 	uint32_t job = 0, step = 0;
 	struct sl_answer a;
 	struct sl_change c;
+	bool asked;
 	char *memory;
 
 	failure[0] = 0;
@@ -85,7 +82,8 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 	    step == STEP_EXTERN)
 		return 0;
 	memory = sl_ask(&a, s->socket, job, step, 0, ANSWER_MS);
-	if (a.kind == SL_SILENT && asked(sp, s, job)) {
+	asked = sl_wish_any() || noted(s, job);
+	if (a.kind == SL_SILENT && asked) {
 		free(memory);
 		memory = sl_ask(&a, s->socket, job, step, ABSENT_MS, ABSENT_MS + ANSWER_MS);
 	}
@@ -96,10 +94,9 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 		}
 	if (a.kind == SL_ERROR)
 		snprintf(failure, sizeof failure, "job %u: %s", job, a.text);
-	else if (a.kind == SL_SILENT && asked(sp, s, job))
-		snprintf(failure, sizeof failure, "job %u asks for a fraction of a GPU, and %s; the administrator sees why with: sluice health", job, a.text);
 	else if (a.kind == SL_SILENT)
-		slurm_verbose("sluice: job %u: %s", job, a.text);
+		snprintf(failure, sizeof failure, "job %u asks for a fraction of a GPU, and %s; the administrator sees why with: sluice health", job, a.text);
+	doubtful = a.kind == SL_SILENT && !asked;
 	free(memory);
 	return 0;
 }
@@ -108,7 +105,7 @@ int sl_remote_task_init(spank_t sp)
 {
 	int task = 0;
 
-	if (!failure[0])
+	if (!failure[0] || (doubtful && !licensed(sp)))
 		return 0;
 	/* Once on each node is enough. */
 	if (spank_get_item(sp, S_TASK_ID, &task) != ESPANK_SUCCESS || task == 0)

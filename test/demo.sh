@@ -1,100 +1,131 @@
 #!/bin/bash
-# demo.sh: what Sluice does, on a machine without a GPU: the daemon of a GPU node with two simulated GPUs of
-# 8 GiB, the daemon of a node without any, and CUDA programs, built by nvcc, that use fractions of
-# the former's GPUs on the latter through `sluice run`. As root, which daemons and their workers need.
+# demo.sh [up|down]: what Sluice does, on a machine without a GPU and without Slurm's services: a Slurm cluster
+# in a folder, of a controller with accounting, a node with two simulated GPUs of 8 GiB and two nodes without
+# any. A user submits jobs for fractions of GPUs, one of which has to wait; they run a program built by nvcc on
+# nodes without GPUs. The cluster is left running; `demo.sh down` leaves nothing. As root.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-[ "$(id -u)" = 0 ] || { echo "demo: the daemons need root; say sudo make demo" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || { echo "demo: nodes are made of namespaces, which needs root; say sudo make demo" >&2; exit 1; }
 
-build=$PWD/build
-cuda=$build/test/cuda-${CUDA:-11.8}
-dir=$(mktemp -d)
-chmod 755 "$dir"
-daemons=()
-finish() {
-	for pid in "${daemons[@]}"; do
-		kill "$pid" 2>/dev/null || true
-		wait "$pid" 2>/dev/null || true
-	done
-	rm -rf "$dir"
-}
-trap finish EXIT
+build=${SLUICE_BUILD:-$PWD/build}
+lab=$build/bin/slurmlab
+dir=${SLUICE_DEMO:-/tmp/sluice-demo} # short: sockets lie below it
 
+down() { [ ! -e "$dir" ] || "$lab" down "$dir"; }
+if [ "${1:-up}" = down ]; then
+	down
+	echo "demo: nothing is left of it"
+	exit
+fi
+
+say() { printf '\n%s\n' "$*" | fold -s -w 100; }
+# at NODE USER COMMAND...: on that node; show: with a prompt, as that user sees it.
+at() { "$lab" run "$dir" -n "$1" -u "$2" "${@:3}"; }
 show() {
-	printf '\n\033[1m$ %s\033[0m\n' "${*//$build/build}"
-	"$@"
+	printf '\n\033[1m%s@%s$ %s\033[0m\n' "$2" "$1" "${*:3}"
+	at "$@"
 }
-
-free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-control=$(free_port)
-
-# node NAME OWNER CONTROL: a sluiced with a folder of its own. Real nodes have munge, and no advertise.
-node() {
-	local at=$dir/$1
-	install -d -m 0755 "$at" "$at/run" "$at/log"
-	install -d -m 0700 "$at/state"
-	cat >"$at/sluice.yaml" <<-YAML
-		node: $1
-		cluster: demo
-		state_dir: $at/state
-		run_dir: $at/run
-		advertise: 127.0.0.1
-		auth: tls
-		tls: {ca: $dir/ca/ca.pem, cert: $dir/ca/$1.pem, key: $dir/ca/$1.key}
-		audit: {file: $at/log/audit.log}
-		listen: {control: "127.0.0.1:$3", data: "127.0.0.1:$(free_port)", metrics: "127.0.0.1:$(free_port)"}
-		owner:
-		  enabled: "$2"
-		  libcuda: $build/simgpu/libcuda.so.1
-		  libnvml: $build/simgpu/libnvidia-ml.so.1
-		pools:
-		  default:
-		    owners: ["gpu01=127.0.0.1:$control"]
-	YAML
-	SLUICE_SIM_STATE=$dir/sim SLUICE_SIM_MEM=8G SLUICE_SIM_DEVICES=2 SLUICE_SIM_KERNELS=$build/test/twins.so \
-		"$build/bin/sluiced" --config "$at/sluice.yaml" 2>"$at/log/sluiced.log" &
-	daemons+=($!)
-	for _ in $(seq 200); do
-		[ ! -S "$at/run/sluiced.sock" ] || return 0
-		kill -0 $! 2>/dev/null || break
-		sleep 0.05
+state() { at democtl root squeue -h -t all -j "$1" -o %T; }
+# until_is LIMIT TEXT COMMAND...: until the command prints the text and nothing else.
+until_is() {
+	local i now=
+	for ((i = 0; i < $1 * 10; i++)); do
+		now=$("${@:3}" 2>/dev/null) || true
+		[ "$now" != "$2" ] || return 0
+		[ "$now" != FAILED ] || break
+		sleep 0.1
 	done
-	cat "$at/log/sluiced.log" >&2
+	echo "demo: ${*:3}: $now, and not $2 within $1 s. The logs are below $dir/n, and jobs' outputs in $dir/home/alice:" >&2
+	tail -n 5 "$dir"/home/alice/*.out "$dir"/n/*/log/sluiced.log >&2 || true
 	exit 1
 }
 
-PATH=$build/bin:$PATH
-sluice ca init --dir "$dir/ca" >/dev/null
-sluice ca issue gpu01 node01 --dir "$dir/ca" >/dev/null
-node gpu01 yes "$control"
-node node01 no "$(free_port)"
-export SLUICED_SOCKET=$dir/node01/run/sluiced.sock
-for _ in $(seq 200); do
-	[ "$(sluice gpus | grep -c ' ok *$')" != 2 ] || break
-	sleep 0.05
-done
+down
+# What docs/admin.md has a site do: the plug-in, the four scripts, job_submit.lua, and the pool's licences.
+options=$(mktemp)
+trap 'rm -f "$options"' EXIT
+BUILD=$build CUDA=${CUDA:-11.8} python3 - >"$options" <<'PY'
+import json, os
+build, here = os.environ["BUILD"], os.getcwd()
+scripts = {"Prolog": "prolog.sh", "Epilog": "epilog.sh", "PrologSlurmctld": "prolog-ctld.sh", "EpilogSlurmctld": "epilog-ctld.sh"}
+slurm = "/usr/lib/sluice/slurm/"
+print(json.dumps({
+    "Name": "demo", "Build": build, "Accounting": True,
+    "Nodes": [{"Name": "gpu01", "GPUs": 2}, {"Name": "node01"}, {"Name": "node02"}],
+    "SlurmLines": [
+        "PartitionName=compute Nodes=node01,node02 Default=YES State=UP LLN=YES",
+        "PartitionName=gpu Nodes=gpu01 State=UP",
+    ],
+    "Slurm": {key: slurm + name for key, name in scripts.items()},
+    "Hooks": {},
+    "Etc": {
+        "job_submit.lua": open("prolog/job_submit.lua").read(),
+        "plugstack.conf": "optional " + slurm + "spank_sluice.so\n",
+    },
+    "Install": {
+        slurm + "spank_sluice.so": build + "/spank/spank_sluice.so",
+        slurm + "sluice.lua": here + "/prolog/sluice.lua",
+        **{slurm + name: here + "/prolog/" + name for name in scripts.values()},
+        "/opt/demo/train": build + "/test/cuda-" + os.environ["CUDA"] + "/train",
+    },
+    "Sluice": {"slurm.controllers": "[democtl]"},
+}))
+PY
+"$lab" up "$dir" "$options"
+at democtl root sluice slurm lua --out /etc/slurm/sluice_pools.lua
 
-printf 'Two nodes: gpu01 lends two GPUs (simulated ones, of 8 GiB), node01 has none. On node01:\n'
-show sluice gpus
-printf '\nThe programs are plain CUDA with a static runtime; they know nothing of Sluice:\n'
-show ldd "$cuda/vecadd"
-show env SLUICE_TRACE=1 sluice run --fraction 50 -- "$cuda/vecadd"
-show sluice run --fraction 50 -- "$cuda/streams_events"
-show sluice run --fraction 50 -- "$cuda/printf"
-printf '\nExactly the memory that was granted: with 2 GiB of the 8 the program may have 2 GiB, and not one granule more:\n'
-show sluice run --mem 2G -- "$cuda/memcheck" 2048
-show env NVML_TOTAL_MIB=2048 sluice run --mem 2G -- "$build/test/nvml"
-printf '\nFour processes of one job share one account:\n'
-show sluice run --fraction 30 -- "$cuda/multi_process"
-printf '\nTwo fractions are two GPUs; a lease while it is used:\n'
-printf '\n\033[1m$ %s\033[0m\n' 'sluice run --fraction 100,40 -- sleep 2 &'
-sluice run --fraction 100,40 -- sleep 2 &
-sleep 0.5
-show sluice list
-show sluice gpus
-printf '\nWhat does not fit is refused, with the figures:\n'
-printf '\n\033[1m$ %s\033[0m\n' "sluice run --fraction 70 -- build/test/${cuda##*/}/vecadd"
-if sluice run --fraction 70 -- "$cuda/vecadd"; then exit 1; fi
-wait $!
-[ "$(sluice list | wc -l)" = 1 ] || { echo 'demo: a lease is left' >&2; exit 1; }
-printf '\ndemo: all of it ran\n'
+cat >"$dir/home/alice/train.sh" <<'SH'
+#!/bin/bash
+#SBATCH --job-name=train --output=%x.out
+#SBATCH --gres=rgpu:50      # half of a GPU
+#SBATCH --rgpu-report       # and at the end a line about it
+/opt/demo/train 3000
+SH
+cat >"$dir/home/alice/more.sh" <<'SH'
+#!/bin/bash
+#SBATCH --output=%x.out
+/opt/demo/train 1500
+SH
+
+say "A cluster of Slurm $(at democtl root scontrol version | cut -d' ' -f2). gpu01 lends two GPUs, simulated ones, to the jobs on node01 and node02, which have none:"
+show democtl alice sinfo -o '%N %t %c %G %P'
+show democtl alice sluice gpus
+say 'One line in a batch script asks for a fraction:'
+show democtl alice cat train.sh
+show democtl alice sbatch train.sh
+train=1
+until_is 30 RUNNING state $train
+say 'Two more jobs: all of a GPU and a fifth of another; and four fifths, for which there is no room left. It is Slurm that makes it wait:'
+show democtl alice sbatch --job-name=large --gres=rgpu:120 more.sh
+until_is 30 RUNNING state 2
+show democtl alice sbatch --job-name=later --gres=rgpu:80 --rgpu-mem=2G more.sh
+until_is 30 Licenses at democtl root squeue -h -j 3 -o %r
+show democtl alice squeue -o '%.6i %.8j %.6u %.2t %.6M %.9N %.12r %W'
+show democtl alice scontrol show licenses
+say 'On gpu01, while they compute:'
+sleep 1 # rates are of the last second
+show gpu01 root sluice top --once
+say 'More than there is at all, and what is no size, are refused when they are submitted:'
+for bad in --gres=rgpu:300 '--gres=rgpu:50 --rgpu-mem=much'; do
+	printf '\n\033[1malice@democtl$ sbatch %s more.sh\033[0m\n' "$bad"
+	# shellcheck disable=SC2086 # two arguments
+	if at democtl alice sbatch $bad more.sh 2>&1; then
+		echo 'demo: it was accepted' >&2
+		exit 1
+	fi
+done
+until_is 120 COMPLETED state $train
+say 'The program is plain CUDA and knows nothing of Sluice. A small network has learned a picture on its half of a GPU of another node:'
+show democtl alice cat train.out
+for job in 2 3; do until_is 120 COMPLETED state $job; done
+say 'The third began when the first had returned its licences:'
+until_is 20 3 bash -c "'$lab' run '$dir' -u root sacct -X -n -j 1,2,3 -o AdminComment%20 | grep -c sluice:"
+show democtl alice sacct -X --units=M -o JobID%5,JobName%7,State%10,Start%19,End%19,NodeList%8,AllocTRES%52
+show democtl alice sacct -X -n -o JobID%5,AdminComment%120
+show democtl alice sluice report $train
+say 'And everything is back:'
+until_is 20 '' "$lab" status "$dir"
+show democtl alice scontrol show licenses
+show democtl alice sluice gpus
+grep -q '^PASS$' "$dir/home/alice/train.out"
+say "demo: all of it ran, in $SECONDS s. The cluster goes on: $lab run $dir sbatch train.sh; make demo-down ends it."

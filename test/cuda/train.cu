@@ -199,14 +199,15 @@ int main(int argc, char **argv)
 		}
 		for (Layer &l : net)
 			adam<<<blocks(l.weights), 128>>>(l.w, l.m, l.v, l.dw, l.weights,
-				0.005f * sqrtf(1 - powf(0.999f, step)) / (1 - powf(0.9f, step)));
+				0.005f * (1 - (step - 1.0f) / steps) * sqrtf(1 - powf(0.999f, step)) / (1 - powf(0.9f, step)));
 		CHECK(cudaGetLastError());
 		if (step == 1 || step % shown == 0) {
 			CHECK(cudaMemcpy(&loss, mean, sizeof(loss), cudaMemcpyDeviceToHost));
 			if (step == 1)
 				first = loss;
-			printf("step %5d  loss %.5f  %.*s\n", step, loss, (int)fminf(50, 50 * sqrtf(loss / first)),
-				"##################################################");
+			/* a bar of ten for each power of ten above a millionth */
+			printf("step %5d  loss %.6f  %.*s\n", step, loss, (int)(10 * (log10f(loss) + 6)),
+				"############################################################");
 			fflush(stdout);
 		}
 		if (step == shown || step == steps) {

@@ -120,7 +120,7 @@ type Worker struct {
 
 // Slurm says where Slurm is, and what this node does for it.
 type Slurm struct {
-	Controllers []string      `key:"controllers"` // nodes of slurmctld, whose daemons owners let act for others
+	Controllers []string      `key:"controllers" live:"yes"` // nodes of slurmctld, whose daemons owners let act for others
 	Controller  string        `key:"controller" oneof:"auto|yes|no"`
 	Bin         string        `key:"bin"`                               // directory of scontrol; "" looked for
 	Conf        string        `key:"conf"`                              // slurm.conf; "" Slurm's own

@@ -21,17 +21,18 @@ package jobs
 //
 // A job that asks for nothing costs a node one entry in memory. One that does has a
 // note in the ledger, so that a restart forgets no refusal and a reboot no lease, and
-// a file in RunDir/jobs, by which the plug-in knows without the daemon that the job
-// cannot do without it.
+// a mark, by which the plug-in knows without the daemon that the job cannot do without
+// it.
 //
 // Locking: mu guards the maps and what is in an entry, and is held over no call.
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -63,6 +64,14 @@ type Pool struct {
 	Types   map[string]string // type of GPU: the licence that it takes besides
 }
 
+// Marks are files by which the plug-in knows, without the daemon, which jobs have
+// something of ours: *jobsock.Notes.
+type Marks interface {
+	Put(job string) error
+	Remove(job string)
+	Keep(jobs map[string]bool)
+}
+
 // Partition is what a partition's jobs get unless they say otherwise.
 type Partition struct {
 	Policy lease.Policy
@@ -87,12 +96,12 @@ type Config struct {
 	User       uint32 // SlurmUser, who may call the controller's two methods
 	Lib        string // directory of the shim, in a job's eyes
 	Spool      string // SlurmdSpoolDir; "" asks Slurm
-	RunDir     string
 	Boot       string // this boot's id; "" asks the kernel
 
 	Host     Host
 	Slurm    slurm.Controller
 	Ledger   *ledger.Ledger // the host's
+	Marks    Marks
 	Settings Settings
 	// Line is what AdminComment says of a job, "" for nothing.
 	Line func([]lease.Report) string
@@ -104,17 +113,18 @@ type Config struct {
 	Retry     time.Duration // between two tries to get room; 500 ms
 }
 
+// startTime bounds what a start waits for owners.
+const startTime = 2 * time.Second
+
 // maxEntries bounds what is remembered of jobs that ask for nothing.
 const maxEntries = 1 << 14
 
 // entry is what this node knows of a job.
 type entry struct {
-	note note
-	// wait is closed once a Prolog that goes on aside has its answer.
-	wait chan struct{}
-	// epoch is that of the latest Epilog; older Prologs say nothing any more.
-	seen  bool      // its extern step was here
-	gone  time.Time // since when nothing of it is here
+	note  note
+	wait  chan struct{} // closed when the answer is there; nil then
+	seen  bool          // its extern step was here
+	gone  time.Time     // since when nothing of it is here
 	since time.Time
 }
 
@@ -138,11 +148,12 @@ type Service struct {
 	end  context.CancelFunc
 	wg   sync.WaitGroup
 	ask  chan struct{} // bounds questions to slurmctld that anybody may cause
+	wake chan struct{} // a job's end is to be waited for
 
 	mu       sync.Mutex
 	set      Settings
 	jobs     map[string]*entry
-	flights  map[string]bool // jobs whose end is waited for
+	overs    map[string]over // jobs whose end is waited for
 	spool    string
 	checks   map[string]rpc.Check
 	suspects map[string]string // leases without a job at the last look, by id
@@ -174,7 +185,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Log, set: cfg.Settings, ask: make(chan struct{}, 4),
-		jobs: map[string]*entry{}, flights: map[string]bool{},
+		jobs: map[string]*entry{}, overs: map[string]over{}, wake: make(chan struct{}, 1),
 		checks: map[string]rpc.Check{}, suspects: map[string]string{}, absent: map[string]int{},
 	}
 	s.base, s.end = context.WithCancel(context.Background())
@@ -237,22 +248,13 @@ const (
 
 // load reads the ledger's notes.
 func (s *Service) load(ctx context.Context) error {
-	if err := os.MkdirAll(s.marks(), 0o755); err != nil {
-		return err
-	}
-	old, err := os.ReadDir(s.marks())
-	if err != nil {
-		return err
-	}
 	all, err := s.notes()
 	if err != nil {
 		return err
 	}
-	for _, f := range old {
-		if _, ok := all.jobs[f.Name()]; !ok {
-			_ = os.Remove(filepath.Join(s.marks(), f.Name()))
-		}
-	}
+	keep := map[string]bool{}
+	ctx, cancel := context.WithTimeout(ctx, startTime) // what owners do not hear now they hear later
+	defer cancel()
 	for job, n := range all.jobs {
 		if n.Boot != s.cfg.Boot {
 			// Nothing of it has outlived the boot, and its Epilog may never come.
@@ -265,37 +267,86 @@ func (s *Service) load(ctx context.Context) error {
 			n.Outcome = rpc.JobGranted
 		}
 		s.jobs[job] = &entry{note: n, since: time.Now()}
-		s.mark(job)
+		keep[job] = true
 	}
+	s.cfg.Marks.Keep(keep)
 	for _, o := range all.over {
 		s.waitOver(o)
 	}
 	return nil
 }
 
-// put remembers what became of a Prolog. What asks for nothing needs no disk.
-func (s *Service) put(n note) {
+// notes are what the ledger has of this package.
+type notes struct {
+	jobs map[string]note
+	over []over
+}
+
+func (s *Service) notes() (notes, error) {
+	out := notes{jobs: map[string]note{}}
+	err := s.cfg.Ledger.View(func(tx *ledger.Tx) error {
+		return tx.All(ledger.Notes, func(key string, raw json.RawMessage) error {
+			switch job, isJob := strings.CutPrefix(key, jobNote); {
+			case isJob:
+				var n note
+				if err := json.Unmarshal(raw, &n); err != nil {
+					return fmt.Errorf("ledger %s: %s: %w", s.cfg.Ledger.Path(), key, err)
+				}
+				out.jobs[job] = n
+			case strings.HasPrefix(key, overNote):
+				var o over
+				if err := json.Unmarshal(raw, &o); err != nil {
+					return fmt.Errorf("ledger %s: %s: %w", s.cfg.Ledger.Path(), key, err)
+				}
+				out.over = append(out.over, o)
+			}
+			return nil
+		})
+	})
+	return out, err
+}
+
+// begin makes a job's entry, whose answer is awaited at wait, unless somebody is at it.
+func (s *Service) begin(n note) (e *entry, first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e = s.jobs[n.Job]; e != nil && e.wait != nil {
+		return e, false
+	}
+	s.trim()
+	e = &entry{note: n, wait: make(chan struct{}), since: time.Now()}
+	s.jobs[n.Job] = e
+	return e, true
+}
+
+// put remembers what is known of a Prolog, and done that it is all. It says false if an
+// Epilog has come meanwhile. What asks for nothing needs no disk.
+func (s *Service) put(e *entry, n note, done bool) bool {
 	n.Boot, n.At = s.cfg.Boot, time.Now().UTC()
 	s.mu.Lock()
-	e := s.jobs[n.Job]
-	if e == nil {
-		s.trim()
-		e = &entry{since: time.Now()}
-		s.jobs[n.Job] = e
-	}
 	had := e.note.Asks
 	e.note = n
+	current := s.jobs[n.Job] == e
 	s.mu.Unlock()
-	if !n.Asks {
-		if had {
-			s.erase(n.Job)
+	switch {
+	case !current:
+	case n.Asks:
+		if err := s.cfg.Marks.Put(n.Job); err != nil {
+			s.log.Warn("job without a mark", "job", n.Job, "error", err)
 		}
-		return
+		if err := s.cfg.Ledger.Put(ledger.Notes, jobNote+n.Job, n); err != nil {
+			s.log.Error("what became of a job cannot be written", "job", n.Job, "error", err)
+		}
+	case had:
+		s.erase(n.Job)
 	}
-	s.mark(n.Job)
-	if err := s.cfg.Ledger.Put(ledger.Notes, jobNote+n.Job, n); err != nil {
-		s.log.Error("what became of a job cannot be written", "job", n.Job, "error", err)
+	if done {
+		s.mu.Lock()
+		close(e.wait)
+		e.wait = nil
+		s.mu.Unlock()
 	}
+	return current
 }
 
 // trim makes room by forgetting a job that asks for nothing; mu is held. Should it start
@@ -324,32 +375,39 @@ func (s *Service) erase(job string) {
 	if err := s.cfg.Ledger.Delete(ledger.Notes, jobNote+job); err != nil {
 		s.log.Error("note of a job stays", "job", job, "error", err)
 	}
-	if err := os.Remove(filepath.Join(s.marks(), job)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.log.Warn("mark of a job stays", "job", job, "error", err)
-	}
+	s.cfg.Marks.Remove(job)
 }
 
-// known is the entry's note.
-func (s *Service) known(job string) (note, chan struct{}, bool) {
+// known is what an entry says now.
+func (s *Service) known(job string) (n note, busy *entry, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.jobs[job]
-	if e == nil {
+	switch {
+	case e == nil:
 		return note{}, nil, false
+	case e.wait != nil:
+		return e.note, e, true
 	}
-	return e.note, e.wait, true
+	return e.note, nil, true
 }
 
-// marks is the directory whose files are named as the jobs that ask for something.
-func (s *Service) marks() string { return filepath.Join(s.cfg.RunDir, "jobs") }
-
-func (s *Service) mark(job string) {
-	f, err := os.OpenFile(filepath.Join(s.marks(), job), os.O_CREATE|os.O_WRONLY, 0o444)
-	if err != nil {
-		s.log.Warn("job without a mark", "job", job, "error", err)
-		return
+// await waits for an entry's answer.
+func (s *Service) await(ctx context.Context, e *entry) (note, error) {
+	s.mu.Lock()
+	n, wait := e.note, e.wait
+	s.mu.Unlock()
+	if wait == nil {
+		return n, nil
 	}
-	_ = f.Close()
+	select {
+	case <-wait:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return e.note, nil
+	case <-ctx.Done():
+		return n, lease.Errorf(lease.Down, "job %s: its lease is still being got; start the step again", n.Job)
+	}
 }
 
 // root is whom the host role sees calling.

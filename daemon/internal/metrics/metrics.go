@@ -25,8 +25,11 @@ type Source struct {
 	Sample        func() *inventory.Sample
 	Age           func() (age time.Duration, known bool, why string)
 	Leases        func() []lease.Status // of this node's GPUs
-	Mismatch      func() []Mismatch
-	Counters      func() []Counter
+	// Total is what a lease's sessions did, those that have ended too: counts, how many
+	// there were, and the time for which they kept GPUs busy.
+	Total    func(lease string) (counts lease.Counts, sessions uint64, gpu time.Duration)
+	Mismatch func() []Mismatch
+	Counters func() []Counter
 }
 
 // Mismatch is what NVML says that a lease's sessions hold of a GPU less what their
@@ -73,6 +76,13 @@ var (
 	leasePeak     = desc("lease_memory_peak_bytes", "Most memory that its sessions have used at a time.", "lease", "gpu")
 	leaseShare    = desc("lease_granted_ratio", "Compute of the GPU that the lease grants, 0 to 1.", "lease", "gpu")
 	leaseSessions = desc("lease_sessions", "Live sessions of the lease.", "lease")
+	leaseOpened   = desc("lease_sessions_total", "Sessions that the lease has had.", "lease")
+	leaseBusy     = desc("lease_gpu_seconds_total", "Time for which its sessions kept GPUs busy, as NVML samples it.", "lease")
+	leaseCalls    = desc("lease_calls_total", "Calls of the driver's interface, of all its sessions.", "lease")
+	leaseWaits    = desc("lease_waits_total", "Calls that a client waited for, of all its sessions.", "lease")
+	leaseIn       = desc("lease_received_bytes_total", "Bytes from the clients of all its sessions.", "lease")
+	leaseOut      = desc("lease_sent_bytes_total", "Bytes to the clients of all its sessions.", "lease")
+	leaseThrottle = desc("lease_throttle_seconds_total", "Time for which the compute share held all its sessions back.", "lease")
 	leaseMismatch = desc("lease_memory_mismatch_bytes", "What NVML says that its sessions hold less what their account says.", "lease", "gpu")
 
 	sessInfo     = desc("session_info", "What a session is; always 1. Join it on session.", "session", "lease", "program", "client_pid", "worker_pid")
@@ -190,6 +200,16 @@ func (c collector) leases(out sink) {
 				out.gauge(leasePeak, float64(u.Peak), l.ID, g.GPU)
 				out.gauge(leaseFree, float64(u.Granted-min(u.Granted, u.Used)), l.ID, g.GPU)
 			}
+		}
+		if c.s.Total != nil {
+			n, sessions, gpu := c.s.Total(l.ID)
+			out.count(leaseOpened, float64(sessions), l.ID)
+			out.count(leaseBusy, gpu.Seconds(), l.ID)
+			out.count(leaseCalls, float64(n.Calls), l.ID)
+			out.count(leaseWaits, float64(n.Waits), l.ID)
+			out.count(leaseIn, float64(n.BytesIn), l.ID)
+			out.count(leaseOut, float64(n.BytesOut), l.ID)
+			out.count(leaseThrottle, n.Throttle.Seconds(), l.ID)
 		}
 		for _, s := range l.Sessions {
 			session(out, l, s)

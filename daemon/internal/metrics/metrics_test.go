@@ -39,10 +39,13 @@ func full() Source {
 	}
 	return Source{
 		Node: "n", Version: "v",
-		GPUs:     func() []lease.GPU { return gpus },
-		Sample:   func() *inventory.Sample { return s },
-		Age:      func() (time.Duration, bool, string) { return time.Second, true, "" },
-		Leases:   func() []lease.Status { return leases },
+		GPUs:   func() []lease.GPU { return gpus },
+		Sample: func() *inventory.Sample { return s },
+		Age:    func() (time.Duration, bool, string) { return time.Second, true, "" },
+		Leases: func() []lease.Status { return leases },
+		Total: func(string) (lease.Counts, uint64, time.Duration) {
+			return lease.Counts{Calls: 9, BytesOut: 10, Throttle: time.Second}, 5, 1500 * time.Millisecond
+		},
 		Mismatch: func() []Mismatch { return []Mismatch{{"l", "GPU-0", -4096}} },
 		Counters: func() []Counter { return []Counter{{"things_total", "Things.", 7}} },
 	}
@@ -110,6 +113,7 @@ func TestNoSentinels(t *testing.T) {
 		"sluice_things_total 7", `sluice_lease_memory_mismatch_bytes{gpu="GPU-0",lease="l"} -4096`,
 		`sluice_lease_memory_free_bytes{gpu="GPU-0",lease="00000000000000000000000000000000"} 0`, `program="python3"`,
 		"sluice_gpu_granted_ratio{gpu=\"GPU-3\"} 0.96",
+		`sluice_lease_gpu_seconds_total{lease="00000000000000000000000000000000"} 1.5`, `sluice_lease_sessions_total{lease="00000000000000000000000000000191"} 5`,
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s is missing", want)

@@ -7,7 +7,8 @@ package node
 //	directories -> audit log -> identity
 //	inventory   -> the first look of NVML says whether there are GPUs
 //	owner role  -> workers found again, owner's ledger, data listener, control listener
-//	host role   -> host's ledger, lease sockets, local socket
+//	host role   -> host's ledger, lease sockets
+//	jobs        -> what Slurm's scripts and plug-in ask: local socket, job socket
 //	metrics     -> READY, once the GPUs' contexts have been measured
 //
 // Everything started is stopped in the reverse order; sessions stay. There is no
@@ -30,6 +31,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/host"
 	"github.com/sluice-hpc/sluice/daemon/internal/identity"
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
+	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
@@ -59,6 +61,7 @@ type Node struct {
 	owner    *owner.Owner
 	data     *data.Server
 	host     *host.Host
+	jobs     *jobs.Service
 	mismatch atomic.Pointer[[]metrics.Mismatch]
 	refused  limit.Reports
 	nameless limit.Reports // tickets refused that name no lease
@@ -237,7 +240,7 @@ func (n *Node) startOwner(ctx context.Context) error {
 	n.onStop(func() { n.closed("owner's ledger", led.Close()) })
 	n.owner, err = owner.New(owner.Config{
 		Name: cfg.Node, Version: Version, Ledger: led, Devices: n.devices, Workers: n.pool,
-		Audit: n.audit, Clock: clock, Log: n.log.With("part", "owner"), Limits: limits(cfg),
+		Audit: n.audit, Clock: clock, Log: n.log.With("part", "owner"), Limits: limits(cfg), Controllers: cfg.Slurm.Controllers,
 	})
 	if err != nil {
 		return err
@@ -294,6 +297,9 @@ func (n *Node) startHost(ctx context.Context) error {
 		return err
 	}
 	n.onStop(n.host.Close)
+	if err := n.startJobs(ctx, led); err != nil {
+		return err
+	}
 	n.run("host", func(ctx context.Context) error { n.host.Run(ctx); return nil })
 	l, err := rpc.ListenLocal(ctx, cfg.Socket())
 	if err != nil {
@@ -301,6 +307,7 @@ func (n *Node) startHost(ctx context.Context) error {
 	}
 	srv := rpc.NewServer(rpc.LocalCreds(), Version)
 	rpc.ServeLocal(srv, n.host)
+	rpc.ServeJobs(srv, n.jobs)
 	n.serve("local socket", srv, l)
 	return nil
 }

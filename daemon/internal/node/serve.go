@@ -143,8 +143,10 @@ func (n *Node) reload(read func() (*config.Config, error)) {
 		return
 	}
 	n.host.SetUsers(next.Users.Run)
+	n.jobs.SetSettings(settings(next))
 	if n.owner != nil {
 		n.owner.SetLimits(limits(next))
+		n.owner.SetControllers(next.Slurm.Controllers)
 	}
 	if err := n.id.Reload(); err != nil {
 		n.log.Error("identity not read anew; the old one stands", "error", err)

@@ -150,6 +150,10 @@ func (n *Node) source() metrics.Source {
 		l, _ := n.owner.List(context.Background(), "")
 		return l
 	}
+	s.Total = func(id string) (lease.Counts, uint64, time.Duration) {
+		_, c, sessions, gpu := n.pool.Total(id)
+		return c, sessions, gpu
+	}
 	s.Mismatch = func() []metrics.Mismatch {
 		if m := n.mismatch.Load(); m != nil {
 			return *m
@@ -242,6 +246,9 @@ func (n *Node) health(context.Context) []rpc.Check {
 		add("owner", rpc.OK, "", "this node lends no GPUs")
 	} else {
 		n.ownerHealth(add)
+	}
+	if n.jobs != nil { // who asks early hears of it later
+		out = append(out, n.jobs.Checks()...)
 	}
 	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}
 	sort.SliceStable(out, func(i, j int) bool { return rank[out[i].Level] < rank[out[j].Level] })

@@ -65,7 +65,7 @@ func TestCrashAtEachPoint(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join("..", "fault", "names.go"))
 	must(t, err)
 	points := []string{"reserve-1-checked", "reserve-2-written", "reserve-3-answer", "confirm-1-checked", "grant-1-written", "grant-2-audited", "renew-1-noted", "open-1-offered",
-		"open-2-started", "open-3-audited", "release-0-checked", "release-1-marked", "release-2-killed", "release-3-freed", "release-4-audited", "release-5-answer", "reclaim-1-found"}
+		"open-2-started", "open-3-audited", "release-0-checked", "release-1-marked", "release-2-killed", "release-3-freed", "release-4-audited", "release-5-answer", "reclaim-1-found", "endjob-1-remembered", "endjob-2-answer"}
 	for _, p := range points {
 		if !strings.Contains(string(b), `"`+p+`"`) {
 			t.Errorf("point %s is not among the sources' points", p)
@@ -77,7 +77,7 @@ func TestCrashAtEachPoint(t *testing.T) {
 }
 
 func crash(t *testing.T, point string, pass int) {
-	n := newNode(t, "gpu01", 2)
+	n := control(newNode(t, "gpu01", 2))
 	n.crashAt, n.crashIn = point, pass
 	crashes := 0
 	// again does f until the daemon lived through it.
@@ -105,6 +105,28 @@ func crash(t *testing.T, point string, pass int) {
 			t.Fatalf("%d%% free, want 50", p)
 		}
 		must(t, again(func() error { return n.Release(ctx, "h1", two.ID, two.Request.Key, "job ended") }))
+		// The same by a controller, for two nodes at once.
+		job := fmt.Sprint("s", i)
+		for _, h := range []string{"h1", "h2"} {
+			l := n.sponsored(h, job, 100, 0, 20)
+			must(t, again(func() error { _, err := n.Reserve(ctx, "ctl", l, 0); return err }))
+			must(t, again(func() error { _, err := n.Renew(ctx, "ctl", []string{l.ID}); return err }))
+			must(t, again(func() error { return n.admitOne(l.ID) }))
+		}
+		must(t, again(func() error { return n.Release(ctx, "ctl", "", lease.Key{Cluster: "c", Job: job, Incarnation: 100}, "job ended") }))
+		if list, _ := n.List(ctx, ""); len(list) != 1 {
+			t.Fatalf("%d leases outlived their job", len(list)-1)
+		}
+		reports, err := n.Reports(ctx, "ctl", "c", job)
+		must(t, err)
+		for _, r := range reports {
+			if r.Sessions == 0 || r.Ended.IsZero() {
+				t.Errorf("%+v", r)
+			}
+		}
+		if len(reports) != 2 {
+			t.Errorf("%d reports of 2 leases", len(reports))
+		}
 		must(t, again(func() error {
 			n.clock.pass(6 * time.Minute) // of silence, which counts from a start too
 			return n.Sweep(ctx)
@@ -128,7 +150,7 @@ func crash(t *testing.T, point string, pass int) {
 			ends++
 		}
 	}
-	if ends != 8 {
-		t.Errorf("%d ends of 8 leases", ends)
+	if ends != 16 {
+		t.Errorf("%d ends of 16 leases", ends)
 	}
 }

@@ -209,6 +209,7 @@ type node struct {
 	audit   *auditor
 	devices []lease.GPU
 	limits  Limits
+	control []string
 	log     *slog.Logger
 
 	crashAt string // point
@@ -239,7 +240,7 @@ func (n *node) start() {
 	}
 	n.audit = &auditor{Log: l}
 	n.Owner, err = New(Config{Name: n.name, Version: "test", Ledger: n.ledger, Devices: func() ([]lease.GPU, time.Duration) { return n.devices, 0 },
-		Workers: n.workers, Tickets: tickets{}, Audit: n.audit, Clock: n.clock, Log: n.log, Limits: n.limits})
+		Workers: n.workers, Tickets: tickets{}, Audit: n.audit, Clock: n.clock, Log: n.log, Limits: n.limits, Controllers: n.control})
 	if err != nil {
 		n.t.Fatal(err)
 	}

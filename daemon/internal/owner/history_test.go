@@ -32,6 +32,10 @@ type world struct {
 	cut   map[[2]string]bool // host and owner that do not hear each other
 	late  []func()           // messages that are still on their way
 	jobs  int
+	ctl   *modelHost                  // the controller's daemon
+	runs  []*run                      // of jobs that it got leases for, and whose end it has not told
+	over  map[*node]map[string]uint64 // jobs that it has ended there, up to this epoch
+	epoch uint64
 	stats map[string]int
 }
 
@@ -54,6 +58,12 @@ type owed struct {
 	n   *node
 	id  string
 	key lease.Key
+}
+
+// run is one run of a job on one node, as its controller knows it.
+type run struct {
+	h *modelHost
+	r lease.Request
 }
 
 var errNet = errors.New("no answer")
@@ -101,8 +111,10 @@ func (w *world) run(n *node, f func()) (killed bool) {
 	return killed
 }
 
-func (w *world) acquire(h *modelHost, key lease.Key) {
-	r := lease.Request{Key: key, UID: 1000, SameOwner: w.chance(30)}
+func (w *world) acquire(h *modelHost, key lease.Key) { w.get(h, w.request(key)) }
+
+func (w *world) request(key lease.Key) lease.Request {
+	r := lease.Request{Key: key, UID: 1000, SameOwner: w.chance(30), Restart: uint32(key.Incarnation)}
 	for range 1 + w.rng.IntN(3) {
 		f := lease.Fraction{Percent: uint32(1 + w.rng.IntN(60))}
 		if w.chance(30) {
@@ -113,6 +125,12 @@ func (w *world) acquire(h *modelHost, key lease.Key) {
 	if w.chance(20) {
 		r.Life = time.Duration(1+w.rng.IntN(60)) * time.Minute
 	}
+	return r
+}
+
+// get acquires for h's own node or, if h is the controller's daemon, for another.
+func (w *world) get(h *modelHost, r lease.Request) {
+	key := r.Key
 	var gpus []lease.GPU
 	for _, n := range w.nodes {
 		_ = w.call(h, n, func() {
@@ -146,9 +164,16 @@ func (w *world) acquire(h *modelHost, key lease.Key) {
 	ok := true
 	for _, n := range order {
 		var err error
-		asked := lease.Lease{ID: l.id, Request: r, Grants: l.grants[n]}
+		asked := lease.Lease{ID: l.id, Request: r, Grants: l.grants[n], Host: key.Node}
+		if h == w.ctl {
+			asked.Sponsor = h.name
+		}
 		var have lease.Lease
-		if e := w.call(h, n, func() { have, err = n.Reserve(ctx, h.name, asked, ttl) }); e != nil || err != nil || have.ID != l.id {
+		if e := w.call(h, n, func() {
+			if have, err = n.Reserve(ctx, h.name, asked, ttl); err == nil && w.over[n][key.Job] >= max(1, key.Incarnation) && have.State == lease.Granted {
+				w.t.Errorf("owner %s grants job %s of epoch %d, which ended at %d", n.name, key.Job, key.Incarnation, w.over[n][key.Job])
+			}
+		}); e != nil || err != nil || have.ID != l.id {
 			ok = false
 			break
 		}
@@ -193,6 +218,8 @@ func (w *world) deliver(h *modelHost) {
 		var err error
 		if e := w.call(h, d.n, func() { err = d.n.Release(ctx, h.name, d.id, d.key, "job ended") }); e != nil || err != nil {
 			left = append(left, d)
+		} else if h == w.ctl && d.id == "" {
+			w.over[d.n][d.key.Job] = max(w.over[d.n][d.key.Job], d.key.Incarnation)
 		}
 	}
 	h.owed = left
@@ -224,10 +251,16 @@ func (w *world) renew(h *modelHost) {
 			continue
 		}
 		for i := len(h.held) - 1; i >= 0; i-- {
-			if l := h.held[i]; l.grants[n] != nil && !slices.Contains(known, l.id) {
-				w.stats["lost by host"]++
-				w.release(h, i)
+			if l := h.held[i]; l.grants[n] == nil || slices.Contains(known, l.id) {
+				continue
 			}
+			if h == w.ctl { // its node has it
+				w.stats["entrusted"]++
+				h.held = slices.Delete(h.held, i, i+1)
+				continue
+			}
+			w.stats["lost by host"]++
+			w.release(h, i)
 		}
 	}
 }
@@ -256,6 +289,88 @@ func (w *world) session(h *modelHost) {
 	}
 }
 
+// sponsor has the controller ask for a job's lease on h: a new job, a run that it asked
+// for before, or the next run of such a job.
+func (w *world) sponsor(h *modelHost) {
+	w.epoch++
+	switch p := w.rng.IntN(100); {
+	case p < 70 || len(w.runs) == 0:
+		w.jobs++
+		r := w.request(lease.Key{Cluster: "c", Job: fmt.Sprint("s", w.jobs), Node: h.name, Incarnation: w.epoch})
+		w.runs = append(w.runs, &run{h, r})
+	case p < 85:
+		r := w.runs[w.rng.IntN(len(w.runs))]
+		r.r.Key.Incarnation = w.epoch
+	default:
+		r := w.runs[w.rng.IntN(len(w.runs))]
+		r.r.Key.Incarnation = w.epoch
+		r.r.Restart++
+	}
+	for _, r := range w.runs {
+		if r.r.Key.Incarnation == w.epoch {
+			w.get(w.ctl, r.r)
+		}
+	}
+}
+
+// attach has a job's node look for what was got for it.
+func (w *world) attach() {
+	if len(w.runs) == 0 {
+		return
+	}
+	r := w.runs[w.rng.IntN(len(w.runs))]
+	h, found := r.h, make(map[string]*hostLease)
+	var best *hostLease
+	parts := 0
+	for _, n := range w.nodes {
+		var list []lease.Status
+		if w.call(h, n, func() { list, _ = n.List(ctx, h.name) }) != nil {
+			return // it is not known
+		}
+		for _, s := range list {
+			if s.Request.Key.Job != r.r.Key.Job || s.State != lease.Granted {
+				continue
+			}
+			l := found[s.ID]
+			if l == nil {
+				l = &hostLease{id: s.ID, key: s.Request.Key, grants: make(map[*node][]lease.Grant)}
+				found[s.ID] = l
+			}
+			l.grants[n] = s.Grants
+			if best == nil || l.key.Incarnation > best.key.Incarnation {
+				best, parts = l, 0
+			}
+			if l == best {
+				parts += len(s.Grants)
+			}
+		}
+	}
+	if best == nil || parts < len(r.r.Fractions) || slices.ContainsFunc(h.held, func(l *hostLease) bool { return l.id == best.id }) {
+		return
+	}
+	for n := range best.grants {
+		var known []string
+		if w.call(h, n, func() { known, _ = n.Renew(ctx, h.name, []string{best.id}) }) != nil || len(known) == 0 {
+			return
+		}
+	}
+	w.stats["attached"]++
+	h.held = append(h.held, best)
+}
+
+// endJob has the controller tell everybody that a job has ended.
+func (w *world) endJob(i int) {
+	r := w.runs[i]
+	w.runs = slices.Delete(w.runs, i, i+1)
+	w.epoch++
+	w.ctl.held = slices.DeleteFunc(w.ctl.held, func(l *hostLease) bool { return l.key.Job == r.r.Key.Job })
+	for _, n := range w.nodes {
+		w.ctl.owed = append(w.ctl.owed, owed{n, "", lease.Key{Cluster: "c", Job: r.r.Key.Job, Incarnation: w.epoch}})
+	}
+	w.stats["ended"]++
+	w.deliver(w.ctl)
+}
+
 // exit ends a client process.
 func (w *world) exit(n *node) {
 	ids := n.workers.Leases()
@@ -275,7 +390,19 @@ func (w *world) step() {
 		f()
 	}
 	h, n := w.hosts[w.rng.IntN(len(w.hosts))], w.nodes[w.rng.IntN(len(w.nodes))]
-	switch p := w.rng.IntN(1000); {
+	switch p := w.rng.IntN(1200); {
+	case p >= 1140:
+		w.sponsor(h)
+	case p >= 1090:
+		w.attach()
+	case p >= 1050:
+		if len(w.runs) > 0 {
+			w.endJob(w.rng.IntN(len(w.runs)))
+		}
+	case p >= 1020:
+		w.deliver(w.ctl)
+	case p >= 1000:
+		w.renew(w.ctl)
 	case p < 260:
 		w.jobs++
 		w.acquire(h, lease.Key{Cluster: "c", Job: fmt.Sprint(w.jobs), Node: h.name})
@@ -353,9 +480,10 @@ func TestHistory(t *testing.T) {
 		seed = v
 	}
 	t.Logf("%d operations, seed %d (SLUICE_HISTORY_SEED=%d)", ops, seed, seed)
-	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 0)), cut: make(map[[2]string]bool), stats: make(map[string]int)}
+	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 0)), cut: make(map[[2]string]bool), stats: make(map[string]int), ctl: &modelHost{name: "ctl"}, over: make(map[*node]map[string]uint64)}
 	for i := range 3 {
-		n := newNode(t, fmt.Sprint("gpu", i), 4)
+		n := control(newNode(t, fmt.Sprint("gpu", i), 4))
+		w.over[n] = make(map[string]uint64)
 		n.limits.Tombstone = 2 * time.Hour // far more than a message here is late by
 		n.SetLimits(n.limits)
 		w.nodes = append(w.nodes, n)
@@ -381,7 +509,10 @@ func TestHistory(t *testing.T) {
 	for _, f := range w.late {
 		f()
 	}
-	for _, h := range w.hosts {
+	for len(w.runs) > 0 {
+		w.endJob(0)
+	}
+	for _, h := range append(w.hosts, w.ctl) {
 		for len(h.held) > 0 {
 			w.release(h, 0)
 		}
@@ -406,7 +537,7 @@ func TestHistory(t *testing.T) {
 		lines += len(n.history())
 	}
 	t.Logf("%.1f s, %d lines, %v", time.Since(begun).Seconds(), lines, w.stats)
-	if ops >= 10_000 && (w.stats["acquired"] < ops/20 || w.stats["sessions"] < ops/100 || w.stats["killed"] < ops/1000 || w.stats["taken back"] < ops/200) {
+	if ops >= 10_000 && (w.stats["acquired"] < ops/20 || w.stats["sessions"] < ops/100 || w.stats["killed"] < ops/1000 || w.stats["taken back"] < ops/200 || w.stats["attached"] < ops/200 || w.stats["ended"] < ops/100) {
 		t.Error("the check did not do what it is for")
 	}
 }

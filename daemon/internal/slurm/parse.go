@@ -89,7 +89,9 @@ func ParseGres(s string) ([]Gres, error) {
 	return out, nil
 }
 
-func startsDigit(s string) bool { return s != "" && s[0] >= '0' && s[0] <= '9' || strings.HasPrefix(s, "-") }
+func startsDigit(s string) bool {
+	return s != "" && s[0] >= '0' && s[0] <= '9' || strings.HasPrefix(s, "-")
+}
 
 // parseCount reads Slurm's counts: digits, and K, M, G, T, P for powers of 1024.
 func parseCount(s string) (uint64, bool) {

@@ -6,6 +6,7 @@ package faults
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,6 +21,11 @@ import (
 
 func TestMain(m *testing.M) {
 	lab.Main()
+	flag.Parse()
+	// A cluster waits most of its time, for timeouts of Slurm's.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
 	os.Exit(m.Run())
 }
 
@@ -255,6 +261,20 @@ func (r *rig) state(t *testing.T, job string, limit time.Duration, states ...str
 	return j
 }
 
+// begun waits until a batch job's script runs: it says so as its first word.
+func (r *rig) begun(t *testing.T, job string) {
+	t.Helper()
+	r.until(t, 40*time.Second, "job "+job+" has begun", func() error {
+		if j, err := r.Job(r.ctx, job); err != nil || j["JobState"] != "RUNNING" {
+			return fmt.Errorf("it is %s (%s): %w", j["JobState"], j["Reason"], err)
+		}
+		if out := r.Output(lab.Alice, job); !strings.HasPrefix(out, "begun") {
+			return fmt.Errorf("it has printed %q", out)
+		}
+		return nil
+	})
+}
+
 func (r *rig) scontrol(t *testing.T, args ...string) {
 	t.Helper()
 	must[string](t)(r.Scontrol(r.ctx, args...))
@@ -312,7 +332,7 @@ func (r *rig) holds(t *testing.T, job string, k int, limit time.Duration) []lab.
 // clean waits until nothing is left of any job.
 func (r *rig) clean(t *testing.T) {
 	t.Helper()
-	r.until(t, 45*time.Second, "the cluster is clean", func() error {
+	r.until(t, 2*time.Minute, "the cluster is clean", func() error {
 		if err := r.Clean(r.ctx); err != nil {
 			return err
 		}
@@ -361,6 +381,9 @@ func (r *rig) running(array string, k int, ids *[]string) error {
 // oneLease looks at what a job's steps have printed: all the same lease.
 func (r *rig) oneLease(t *testing.T, job string, lines int) {
 	t.Helper()
+	if r.Options.NoSluice {
+		return
+	}
 	f := strings.Fields(r.Output(lab.Alice, job))
 	if len(f) != lines || len(f) > 0 && (len(f[0]) != 32 || f[0] != f[len(f)-1]) {
 		t.Errorf("leases of the steps: %q", f)
@@ -409,5 +432,25 @@ func (r *rig) boot(t *testing.T, n *lab.Node) {
 	}
 	if err := n.StartDaemons(r.ctx); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// row is a test of one thing that goes wrong.
+type row struct {
+	name string
+	f    func(*testing.T, *rig)
+}
+
+// all runs rows, each on a cluster of its own, and looks after each that nothing is left.
+func all(t *testing.T, s site, rows []row) {
+	for _, c := range rows {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, s)
+			began := time.Now()
+			c.f(t, r)
+			r.clean(t)
+			t.Logf("%.1f s", time.Since(began).Seconds())
+		})
 	}
 }

@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -179,5 +182,53 @@ func (l *Lab) Clean(ctx context.Context) error {
 			}
 		}
 	}
+	for _, n := range l.Nodes {
+		errs = append(errs, n.leftovers())
+	}
 	return errors.Join(errs...)
+}
+
+// leftovers are processes and sockets of jobs on a node. A worker that is kept ready for a session is none.
+func (n *Node) leftovers() error {
+	if !n.Up() {
+		return nil
+	}
+	var errs []error
+	for _, pid := range n.PIDs("") {
+		if uid, name := owner(pid); uid == Alice.UID || uid == Bob.UID || name == "slurmstepd" {
+			errs = append(errs, fmt.Errorf("%s: process %d (%s) of user %d", n.Name, pid, name, uid))
+		}
+	}
+	warm := 1
+	if w, err := strconv.Atoi(n.lab.Options.Sluice["owner.warm"]); err == nil {
+		warm = w
+	}
+	if k := len(n.PIDs("sluice-worker")); k > warm*n.spec.GPUs {
+		errs = append(errs, fmt.Errorf("%s: %d workers for %d GPUs", n.Name, k, n.spec.GPUs))
+	}
+	for _, d := range []string{"leases", "leases.new", "owner"} {
+		all, _ := os.ReadDir(filepath.Join(n.Dir, "run/sluice", d))
+		for _, e := range all {
+			errs = append(errs, fmt.Errorf("%s: /run/sluice/%s/%s", n.Name, d, e.Name()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// owner is a process's real user and its name.
+func owner(pid int) (uid int, name string) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return -1, ""
+	}
+	uid = -1
+	for line := range strings.Lines(string(b)) {
+		switch f := strings.Fields(line); {
+		case len(f) > 1 && f[0] == "Name:":
+			name = f[1]
+		case len(f) > 1 && f[0] == "Uid:":
+			uid, _ = strconv.Atoi(f[1])
+		}
+	}
+	return uid, name
 }

@@ -16,11 +16,11 @@ const (
 	poolTable = "sluice_pools.lua"
 )
 
-// SluiceHooks are scripts that call those of prolog/, as a site does that has nothing of its own to do.
+// SluiceHooks are scripts that call those of prolog/, which Options.Jobs installs.
 func SluiceHooks() map[string]string {
 	h := map[string]string{}
 	for name, sub := range map[string]string{"Prolog": "prolog", "Epilog": "epilog", "PrologSlurmctld": "prolog-ctld", "EpilogSlurmctld": "epilog-ctld"} {
-		h[name] = "#!/bin/sh\nexec /usr/bin/sluice " + sub + "\n"
+		h[name] = "#!/bin/sh\nexec " + slurmLib + "/" + sub + ".sh\n"
 	}
 	return h
 }
@@ -43,6 +43,9 @@ func (o *Options) jobs() error {
 		slurmLib + "/sluice.lua":      filepath.Join(o.Repository, "prolog/sluice.lua"),
 		slurmLib + "/spank_sluice.so": filepath.Join(o.Build, "spank/spank_sluice.so"),
 	}
+	for _, sub := range []string{"prolog", "epilog", "prolog-ctld", "epilog-ctld"} {
+		install[slurmLib+"/"+sub+".sh"] = filepath.Join(o.Repository, "prolog", sub+".sh")
+	}
 	keys := map[string]string{"slurm.controllers": "[" + o.Name + "ctl]"}
 	for _, x := range []struct {
 		to   *map[string]string
@@ -60,10 +63,10 @@ func (l *Lab) WritePools(ctx context.Context) error {
 		return nil
 	}
 	return Until(ctx, poolWait, "sluice slurm lua knows the pools", func() error {
-		out, err := l.Ctl.Run(ctx, Root, "sluice", "slurm", "lua")
+		out, err := l.Ctl.Run(ctx, Root, "sluice", "slurm", "lua", "--out", "/etc/slurm/"+poolTable)
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
-		return os.WriteFile(l.Path("etc", poolTable), []byte(out), 0o644)
+		return nil
 	})
 }

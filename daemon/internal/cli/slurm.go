@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurmconf"
+)
+
+func newSlurm() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "slurm",
+		Short: "Make what Slurm needs of Sluice, and check a site",
+		Long: `Make the pieces of Slurm's configuration that belong to the pools of sluice.yaml, and
+check how a site has put them together. For administrators; the guide is docs/admin.md.`,
+		Example: "  sluice slurm conf\n  sluice slurm lua --out /etc/slurm/sluice_pools.lua\n  sluice slurm check",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	conf := &cobra.Command{
+		Use:   "conf",
+		Short: "Print the lines that slurm.conf needs",
+		Long: `Print what is to be added to slurm.conf: the gres by which jobs ask, the licences that
+are the pool, and the scripts. All owners have to answer, since they say how many GPUs
+there are.`,
+		Args: cobra.NoArgs,
+	}
+	lua := &cobra.Command{
+		Use:   "lua",
+		Short: "Write the table of the pools for job_submit.lua",
+		Long: `Write what job_submit.lua has to know of the pools: licences, numbers of GPUs, and their
+memory, by which --rgpu-mem is charged. To be run on slurmctld's node after a change of the
+pools in sluice.yaml or of their GPUs; slurmctld need not be told.
+
+A file that is right already is left as it is. All owners have to answer.`,
+		Args: cobra.NoArgs,
+	}
+	check := &cobra.Command{
+		Use:   "check",
+		Short: "Check Slurm's configuration, scripts and plug-in, with remedies",
+		Long: `Compare what slurmctld, the scripts and the plug-in's configuration say with the pools,
+and print what is found, each with a remedy. On slurmctld's node and on a node of the jobs:
+each sees its own part.
+
+The exit status is 0 if all is well, 1 with a warning, 2 with a failure, and 3 if sluice.yaml
+cannot be read.`,
+		Args: cobra.NoArgs,
+	}
+	var file, socket, out string
+	var asJSON bool
+	for _, c := range []*cobra.Command{conf, lua, check} {
+		c.Flags().StringVarP(&file, "config", "c", config.DefaultPath, "configuration of sluiced")
+		socketFlag(c, &socket)
+	}
+	lua.Flags().StringVarP(&out, "out", "o", "", "file to write (default: standard output)")
+	check.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+
+	conf.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, t, err := poolTable(cmd.Context(), file, socket)
+		if err != nil {
+			return err
+		}
+		_, err = cmd.OutOrStdout().Write(t.Conf(cfg))
+		return err
+	}
+	lua.RunE = func(cmd *cobra.Command, _ []string) error {
+		_, t, err := poolTable(cmd.Context(), file, socket)
+		if err != nil {
+			return err
+		}
+		if out == "" {
+			_, err = cmd.OutOrStdout().Write(t.Lua())
+			return err
+		}
+		return replace(out, t.Lua())
+	}
+	check.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := config.Load(file)
+		if err != nil {
+			return &exitError{healthUnknown, err}
+		}
+		var table *slurmconf.Table
+		_, t, why := poolTable(cmd.Context(), file, socket)
+		if why == nil {
+			table = &t
+		}
+		found := slurmconf.Check(cmd.Context(), cfg, table, why, slurm.New(cfg.Slurm.Bin, cfg.Slurm.Conf))
+		if err := printHealth(cmd, found, asJSON, false); err != nil {
+			return &exitError{healthUnknown, err}
+		}
+		if s := healthStatus(found); s != 0 {
+			return &exitError{status: s}
+		}
+		return nil
+	}
+	cmd.AddCommand(conf, lua, check)
+	return cmd
+}
+
+// poolTable reads the configuration and asks this node's daemon for what the pools have.
+func poolTable(ctx context.Context, file, socket string) (*config.Config, slurmconf.Table, error) {
+	cfg, err := config.Load(file)
+	if err != nil {
+		return nil, slurmconf.Table{}, err
+	}
+	pools, err := question(ctx, socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, "") })
+	if err != nil {
+		return nil, slurmconf.Table{}, err
+	}
+	t, err := slurmconf.New(cfg, pools)
+	return cfg, t, err
+}
+
+// replace writes a file that slurmctld may read at any moment. It is not secret.
+func replace(path string, text []byte) error {
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, text) {
+		return nil
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".sluice-*")
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Chmod(0o644)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+)
+
+// Env implements rpc.JobService. A job that this node knows nothing of, because its
+// Prolog did not come through or the daemon has been restarted, is looked up now.
+func (s *Service) Env(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp, error) {
+	if err := checkRun(rpc.JobRun{Job: job}); err != nil {
+		return nil, err
+	}
+	n, busy, ok := s.known(job)
+	l, socket, held := s.cfg.Host.Held(s.key(job))
+	var err error
+	switch {
+	case ok && !may(p, n.UID), held && !may(p, l.Request.UID):
+		return nil, lease.Errorf(lease.Denied, "job %s is not yours", job)
+	case busy != nil:
+		if n, err = s.await(ctx, busy); err != nil {
+			return nil, err
+		}
+	case held:
+		return s.ops(l, socket), nil
+	case !ok || n.Outcome == "":
+		if n, err = s.lookUp(ctx, p, job); err != nil {
+			return nil, err
+		}
+	}
+	switch n.Outcome {
+	case rpc.JobGranted:
+		if l, socket, held = s.cfg.Host.Held(s.key(job)); held {
+			return s.ops(l, socket), nil
+		}
+		return nil, lease.Errorf(lease.Over, "the lease of job %s has ended; sluice explain %s says why", job, job)
+	case rpc.JobRefused:
+		return nil, lease.Errorf(lease.Invalid, "%s", n.Reason)
+	case rpc.JobRequeue:
+		return nil, lease.Errorf(lease.NoRoom, "%s; the job goes back into the queue", n.Reason)
+	case "":
+		if n.Asks {
+			return nil, lease.Errorf(lease.Down, "%s", n.Reason)
+		}
+		return nil, errors.New(n.Reason)
+	}
+	return nil, nil
+}
+
+// lookUp settles a job by what slurmctld knows of it.
+func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, error) {
+	select {
+	case s.ask <- struct{}{}: // anybody may ask for any number
+		defer func() { <-s.ask }()
+	case <-ctx.Done():
+		return note{}, fmt.Errorf("job %s: too many jobs are being looked up", job)
+	}
+	if n, busy, ok := s.known(job); ok && busy == nil && n.Outcome != "" {
+		return n, nil // somebody else has meanwhile
+	}
+	j, err := s.cfg.Slurm.Job(ctx, job)
+	switch {
+	case errors.Is(err, slurm.ErrGone):
+		return note{}, nil
+	case err != nil:
+		return note{}, fmt.Errorf("what job %s asks for is not known: %w", job, err)
+	case !may(p, j.UID):
+		return note{}, lease.Errorf(lease.Denied, "job %s is not yours", job)
+	case !j.State.Starting() || !slices.Contains(j.Nodes, s.cfg.Node):
+		return note{}, nil
+	}
+	run := rpc.JobRun{Job: job, Restart: j.Restarts, UID: j.UID, GID: j.GID, Partition: j.Partition}
+	if !asked(j) {
+		none := ""
+		run.Licences = &none
+	}
+	return s.await(ctx, s.settle(run))
+}
+
+// ops lead a job's programs to the shim, and the shim to the lease. Containers are told
+// the same: Apptainer, and Singularity before it, take their variables from these.
+func (s *Service) ops(l lease.Lease, socket string) []rpc.EnvOp {
+	out := []rpc.EnvOp{
+		{Prepend: true, Name: "LD_LIBRARY_PATH", Value: s.cfg.Lib},
+		{Name: "SLUICE_SOCKET", Value: socket},
+		{Name: "SLUICE_LEASE_ID", Value: l.ID},
+	}
+	for _, c := range []string{"APPTAINER", "SINGULARITY"} {
+		out = append(out,
+			rpc.EnvOp{Prepend: true, Name: c + "ENV_LD_LIBRARY_PATH", Value: s.cfg.Lib},
+			rpc.EnvOp{Name: c + "ENV_SLUICE_SOCKET", Value: socket},
+			rpc.EnvOp{Name: c + "ENV_SLUICE_LEASE_ID", Value: l.ID},
+			rpc.EnvOp{Prepend: true, Name: c + "_BINDPATH", Value: s.cfg.Lib},
+			rpc.EnvOp{Prepend: true, Name: c + "_BINDPATH", Value: filepath.Dir(socket)},
+		)
+	}
+	return out
+}
+
+// Report implements rpc.JobService.
+func (s *Service) Report(ctx context.Context, p rpc.Peer, job string) ([]lease.Report, error) {
+	if err := checkRun(rpc.JobRun{Job: job}); err != nil {
+		return nil, err
+	}
+	list, err := s.cfg.Host.Reports(ctx, s.cfg.Cluster, job)
+	all := len(list)
+	list = slices.DeleteFunc(list, func(r lease.Report) bool { return !may(p, r.UID) && p.UID != s.cfg.User })
+	switch {
+	case len(list) > 0:
+		if err != nil {
+			s.log.Warn("report of a job is not whole", "job", job, "error", err)
+		}
+		return list, nil
+	case all > 0:
+		return nil, lease.Errorf(lease.Denied, "job %s is not yours", job)
+	}
+	return nil, err
+}

@@ -1,0 +1,231 @@
+package jobs
+
+// The node's part: Prolog and Epilog.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+)
+
+// settleTime bounds what a Prolog may take beyond the wait for room. It goes on aside
+// when its caller has gone: the job starts all the same, and its first task asks.
+const settleTime = 15 * time.Second
+
+// Prolog implements rpc.JobService.
+func (s *Service) Prolog(ctx context.Context, p rpc.Peer, run rpc.JobRun) (rpc.JobAnswer, error) {
+	if p.UID != 0 {
+		return rpc.JobAnswer{}, lease.Errorf(lease.Denied, "a Prolog is run by slurmd, as root")
+	}
+	if err := checkRun(run); err != nil {
+		return rpc.JobAnswer{}, err
+	}
+	n, err := s.await(ctx, s.settle(run))
+	if err != nil {
+		return rpc.JobAnswer{}, err
+	}
+	a := rpc.JobAnswer{Outcome: n.Outcome, Reason: n.Reason}
+	if n.Outcome == "" {
+		a.Outcome = rpc.JobNone
+	}
+	if l, _, ok := s.cfg.Host.Held(s.key(run.Job)); ok && a.Outcome == rpc.JobGranted {
+		a.Lease = l.ID
+	}
+	return a, nil
+}
+
+// settle has a run of a job settled, aside and once.
+func (s *Service) settle(run rpc.JobRun) *entry {
+	n := note{Job: run.Job, Restart: run.Restart, UID: run.UID}
+	e, first := s.begin(n)
+	if !first {
+		return e
+	}
+	if run.Licences != nil && !asksFor(*run.Licences) {
+		n.Outcome = rpc.JobNone
+		s.put(e, n, true)
+		return e
+	}
+	s.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(s.base, s.settings().RoomWait+settleTime)
+		defer cancel()
+		n := s.outcome(ctx, e, n, run)
+		if n.Outcome != rpc.JobNone {
+			s.log.Info("job begins", "job", run.Job, "restart", run.Restart, "uid", run.UID, "outcome", n.Outcome, "reason", n.Reason)
+		}
+		if !s.put(e, n, true) && n.Outcome == rpc.JobGranted {
+			s.release(s.base, run.Job, "the job ended while it began")
+		}
+	})
+	return e
+}
+
+// outcome gets a job its lease, or says why not.
+func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun) note {
+	epoch := s.cfg.Host.Epoch()
+	var j slurm.Job
+	if run.Licences == nil { // a release that does not tell them
+		var err error
+		switch j, err = s.cfg.Slurm.Job(ctx, run.Job); {
+		case errors.Is(err, slurm.ErrGone), err == nil && !asked(j):
+			n.Outcome = rpc.JobNone
+			return n
+		case err != nil:
+			s.log.Warn("whether a job asks for a fraction is not known yet", "job", run.Job, "error", err)
+		}
+	}
+	n.Asks = true
+	s.put(e, n, false) // before any owner hears of it
+
+	key := s.key(run.Job)
+	l, found, err := s.cfg.Host.Attach(ctx, key)
+	switch {
+	case found && l.Request.UID == run.UID && l.Request.Restart == run.Restart:
+		n.Outcome = rpc.JobGranted
+		return n
+	case found: // of an earlier run whose Epilog did not come, or of another job of that number
+		if err := s.cfg.Host.Release(ctx, root, "", l.Request.Key, "the job has begun anew"); err != nil {
+			s.log.Error("release of an earlier run", "job", run.Job, "error", err)
+		}
+	case err != nil && codeOf(err) == lease.Over:
+		return refused(n, err)
+	case err != nil:
+		s.log.Warn("whether the controller has reserved a job's lease is not known", "job", run.Job, "error", err)
+	}
+
+	for j.ID == "" {
+		if j, err = s.cfg.Slurm.Job(ctx, run.Job); err == nil {
+			break
+		}
+		if errors.Is(err, slurm.ErrGone) {
+			return refused(n, lease.Errorf(lease.Over, "Slurm has no job %s", run.Job))
+		}
+		if !pause(ctx, s.cfg.Retry) {
+			n.Asks = run.Licences != nil
+			n.Reason = fmt.Sprintf("slurmctld cannot be asked what job %s asks for: %v", run.Job, err)
+			return n
+		}
+	}
+	if !asked(j) {
+		n.Outcome, n.Asks = rpc.JobNone, false
+		return n
+	}
+	if err := s.here(j, run); err != nil {
+		return refused(n, err)
+	}
+	return s.acquire(ctx, n, j, run, epoch)
+}
+
+// here says whether Slurm starts this very run on this node: a Prolog may outlive its
+// job.
+func (s *Service) here(j slurm.Job, run rpc.JobRun) error {
+	switch {
+	case !j.State.Starting() || j.Restarts != run.Restart:
+		return lease.Errorf(lease.Over, "job %s: this run of it has ended; Slurm says %s, restart %d", j.ID, j.State, j.Restarts)
+	case !slices.Contains(j.Nodes, s.cfg.Node):
+		return lease.Errorf(lease.Invalid, "job %s is not on node %s, Slurm says; compare node in sluice.yaml with Slurm's NodeName", j.ID, s.cfg.Node)
+	case j.UID != run.UID:
+		return lease.Errorf(lease.Over, "job %s is uid %d's now, no longer uid %d's", j.ID, j.UID, run.UID)
+	}
+	return nil
+}
+
+// acquire gets a lease without the controller's help.
+func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobRun, epoch uint64) note {
+	end := time.Now().Add(s.settings().RoomWait)
+	for {
+		r, err := s.request(ctx, j, run)
+		if err == nil {
+			r.Key = s.key(run.Job)
+			r.Key.Incarnation = epoch
+			_, _, err = s.cfg.Host.Acquire(ctx, root, r)
+		}
+		switch {
+		case err == nil:
+			n.Outcome = rpc.JobGranted
+			return n
+		case !mayHelp(err):
+			return refused(n, err)
+		case time.Now().Before(end) && pause(ctx, s.cfg.Retry):
+			continue
+		}
+		// The licences said yes: the pool is fragmented, or an owner is away.
+		if ctx.Err() != nil { // Slurm is told all the same
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(s.base, settleTime)
+			defer cancel()
+		}
+		s.comment(ctx, run.Job, "requeued: "+err.Error())
+		if failed := s.cfg.Slurm.Requeue(ctx, run.Job); failed != nil {
+			return refused(n, fmt.Errorf("%w; %w", err, failed))
+		}
+		n.Outcome, n.Reason = rpc.JobRequeue, err.Error()
+		return n
+	}
+}
+
+func refused(n note, err error) note {
+	n.Outcome, n.Reason = rpc.JobRefused, err.Error()
+	return n
+}
+
+// mayHelp says whether to wait may help.
+func mayHelp(err error) bool {
+	switch codeOf(err) {
+	case lease.NoRoom, lease.Conflict, lease.Down, lease.Internal:
+		return true
+	}
+	return false
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// comment tells the job's user and the administrator, in AdminComment.
+func (s *Service) comment(ctx context.Context, job, text string) {
+	if err := s.cfg.Slurm.Comment(ctx, job, "sluice: "+line(text)); err != nil {
+		s.log.Warn("comment of a job", "job", job, "error", err)
+	}
+}
+
+// Epilog implements rpc.JobService. It does not need a Prolog, and what it says of the
+// run is not believed: it is told the restart count of the next one already.
+func (s *Service) Epilog(ctx context.Context, p rpc.Peer, run rpc.JobRun) ([]lease.Report, error) {
+	if p.UID != 0 {
+		return nil, lease.Errorf(lease.Denied, "an Epilog is run by slurmd, as root")
+	}
+	if err := checkRun(run); err != nil {
+		return nil, err
+	}
+	key := s.key(run.Job)
+	_, _, held := s.cfg.Host.Held(key)
+	n, busy, ok := s.known(run.Job)
+	none := ok && busy == nil && n.Outcome == rpc.JobNone && !n.Asks || run.Licences != nil && !asksFor(*run.Licences)
+	s.forget(run.Job)
+	if none && !held {
+		return nil, nil
+	}
+	if !s.release(ctx, run.Job, "the job has ended") {
+		return nil, nil
+	}
+	s.log.Info("job ends", "job", run.Job)
+	list, err := s.cfg.Host.Reports(ctx, s.cfg.Cluster, run.Job)
+	if err != nil {
+		s.log.Warn("report of a job is not whole", "job", run.Job, "error", err)
+	}
+	return list, nil
+}

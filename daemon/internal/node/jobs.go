@@ -1,0 +1,81 @@
+package node
+
+import (
+	"context"
+	"math"
+	"os/user"
+	"strconv"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
+	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
+	"github.com/sluice-hpc/sluice/daemon/internal/jobsock"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+)
+
+// startJobs makes this node ready for Slurm's jobs, whether Slurm is here or not: it
+// may be installed later.
+func (n *Node) startJobs(ctx context.Context, led *ledger.Ledger) error {
+	cfg := n.cfg.Load()
+	marks, err := jobsock.NewNotes(cfg.JobSocket())
+	if err != nil {
+		return err
+	}
+	commands := slurm.New(cfg.Slurm.Bin, cfg.Slurm.Conf)
+	if cfg.IsController() && !commands.Installed() {
+		n.log.Error("this node runs slurmctld, and scontrol is not found; set slurm.bin in sluice.yaml")
+	}
+	n.jobs, err = jobs.New(ctx, jobs.Config{
+		Node: cfg.Node, Cluster: cfg.Cluster, Controller: cfg.IsController(), User: n.slurmUser(),
+		Lib: cfg.Slurm.Lib, Spool: cfg.Slurm.Spool,
+		Host: n.host, Slurm: commands, Ledger: led, Marks: marks, Settings: settings(cfg),
+		Line: jobreport.Line, Log: n.log.With("part", "jobs"), Reconcile: cfg.Slurm.Reconcile,
+	})
+	if err != nil {
+		return err
+	}
+	n.onStop(n.jobs.Close)
+	n.run("jobs", n.jobs.Run)
+	s, err := jobsock.Listen(cfg.JobSocket(), n.jobs.Env, n.log.With("part", "job socket"))
+	if err != nil {
+		return err
+	}
+	n.run("job socket", s.Serve)
+	return nil
+}
+
+// slurmUser is SlurmUser's number. Where there is no such user, root alone speaks for
+// slurmctld.
+func (n *Node) slurmUser() uint32 {
+	name := n.cfg.Load().Slurm.User
+	if id, err := strconv.ParseUint(name, 10, 32); err == nil && id < math.MaxUint32 {
+		return uint32(id)
+	}
+	u, err := user.Lookup(name)
+	if err == nil {
+		if id, err := strconv.ParseUint(u.Uid, 10, 32); err == nil {
+			return uint32(id)
+		}
+	}
+	if n.cfg.Load().IsController() {
+		n.log.Error("slurm.user is not known here; only root may run the controller's scripts", "user", name, "error", err)
+	}
+	return 0
+}
+
+// settings are the configuration's, as jobs want them.
+func settings(cfg *config.Config) jobs.Settings {
+	out := jobs.Settings{
+		Pools: map[string]jobs.Pool{}, Partitions: map[string]jobs.Partition{},
+		RoomWait: cfg.Slurm.RoomWait, Report: cfg.Slurm.Report == "auto", Silence: cfg.Lease.Silence,
+	}
+	for name, p := range cfg.Pools {
+		out.Pools[name] = jobs.Pool{Licence: p.Licence, Types: p.Types}
+	}
+	for name, p := range cfg.Partitions {
+		out.Partitions[name] = jobs.Partition{Policy: lease.Policy(p.Policy), Place: lease.Place(p.Place), Mem: uint64(p.Mem)}
+	}
+	return out
+}

@@ -1,0 +1,408 @@
+package spank_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/spank"
+	"github.com/sluice-hpc/sluice/spank/options"
+)
+
+const (
+	job   = 4711
+	batch = 0xfffffffb
+)
+
+// daemon answers at a socket with what say gives for the request, and closes.
+func daemon(t testing.TB, say func(request string, c net.Conn)) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "slu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "job.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				b := make([]byte, 256)
+				n, _ := c.Read(b)
+				say(string(b[:n]), c)
+			}()
+		}
+	}()
+	return path
+}
+
+func says(text string) func(string, net.Conn) {
+	return func(_ string, c net.Conn) { _, _ = io.WriteString(c, text) }
+}
+
+func ok(body string) string { return fmt.Sprintf("ok %d\n%s", len(body), body) }
+
+func TestVersion(t *testing.T) {
+	if major, minor := spank.Version(); major != 24 || minor != 11 {
+		t.Errorf("in a Slurm of API 42 the plug-in is of %d.%02d", major, minor)
+	}
+}
+
+func TestSettings(t *testing.T) {
+	long := "/" + strings.Repeat("x", 107)
+	for _, c := range []struct {
+		args             string
+		socket, complain string
+	}{
+		{"", "/run/sluice/job.sock", ""},
+		{"socket=/a/b", "/a/b", ""},
+		{"socket=/a/b frobnicate", "/a/b", "frobnicate is not known"},
+		{"socket=a/b", "/run/sluice/job.sock", "absolute path of at most 107 bytes; /run/sluice/job.sock is used"},
+		{"socket=" + long, "/run/sluice/job.sock", "absolute path"},
+		{"socket=" + long[:107], long[:107], ""},
+	} {
+		socket, log := spank.Socket(strings.Fields(c.args)...)
+		if socket != c.socket || !strings.Contains(log, c.complain) || c.complain == "" && log != "" {
+			t.Errorf("%q: socket %s, said %q", c.args, socket, log)
+		}
+	}
+	// Wrong arguments disturb no user, and nothing fails.
+	for _, where := range []spank.Context{spank.Local, spank.Allocator, spank.Remote, spank.Slurmd, spank.JobScript} {
+		if _, rc := spank.Start(where, job, 0, 0, "nonsense", "socket="); rc != 0 {
+			t.Errorf("context %d: init answers %d", where, rc)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, where := range []spank.Context{spank.Local, spank.Allocator} {
+		p, _ := spank.Start(where, 0, 0, 0)
+		for name, value := range map[string]string{"rgpu-mem": "020g", "rgpu-policy": "equal", "rgpu-pool": "a100.big"} {
+			if rc := p.Option(name, value, false, false); rc != 0 {
+				t.Errorf("--%s=%s: %d, %s", name, value, rc, p.Log())
+			}
+		}
+		if rc := p.Option("rgpu-spread", "", true, false); rc != 0 {
+			t.Errorf("--rgpu-spread: %d, %s", rc, p.Log())
+		}
+		if rc := p.InitPostOpt(); rc != 0 || p.Log() != "" {
+			t.Errorf("init_post_opt: %d, %q", rc, p.Log())
+		}
+		for name, want := range map[string]string{"RGPU_MEM": "20G", "RGPU_POLICY": "equal", "RGPU_POOL": "a100.big", "RGPU_SPREAD": "1", "RGPU_REPORT": ""} {
+			if have := p.Control(name); have != want {
+				t.Errorf("context %d: %s is %q, want %q", where, name, have, want)
+			}
+		}
+	}
+	p, _ := spank.Start(spank.Allocator, 0, 0, 0)
+	if rc := p.Option("rgpu-mem", "1M", false, false); rc != -1 || p.Log() != "sluice: --rgpu-mem=1M: want a whole number with M, G or T behind it (powers of 1024) from 2M to 16T, as 20G\n" {
+		t.Errorf("--rgpu-mem=1M: %d, %q", rc, p.Log())
+	}
+	p.Option("rgpu-mem", "2M", false, false)
+	p.Full()
+	if rc := p.InitPostOpt(); rc != -1 || !strings.Contains(p.Log(), "Slurm does not pass it on") {
+		t.Errorf("a wish that is lost: %d, %q", rc, p.Log())
+	}
+	// Too late to refuse: the daemon looks at it again.
+	p, _ = spank.Start(spank.Remote, job, 0, 0)
+	if rc := p.Option("rgpu-mem", "1M", false, true); rc != 0 || p.Log() != "" {
+		t.Errorf("--rgpu-mem=1M in slurmstepd: %d, %q", rc, p.Log())
+	}
+}
+
+// A step inherits its job's options; only others are worth a word.
+func TestOptionsOfSteps(t *testing.T) {
+	t.Setenv("SLURM_JOB_ID", "4711")
+	t.Setenv("SLURM_SPANK_RGPU_MEM", "20G")
+	p, _ := spank.Start(spank.Local, 0, 0, 0)
+	p.Option("rgpu-mem", "20g", false, false)
+	if rc := p.InitPostOpt(); rc != 0 || p.Log() != "" || p.Control("RGPU_MEM") != "" {
+		t.Errorf("the job's own: %d, %q", rc, p.Log())
+	}
+	p.Option("rgpu-mem", "10G", false, false)
+	if rc := p.InitPostOpt(); rc != 0 || p.Log() != "sluice: --rgpu-mem=10G has no effect on a step: its job has its fractions already; give it to sbatch or salloc\n" {
+		t.Errorf("another: %d, %q", rc, p.Log())
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	asked := make(chan string, 1)
+	path := daemon(t, func(request string, c net.Conn) {
+		asked <- request
+		_, _ = io.WriteString(c, ok("set SLUICE_SOCKET=/run/a=b\nprepend LD_LIBRARY_PATH=/usr/lib/sluice\nbind APPTAINER_BINDPATH=/l\nprepend NEW=x\n"))
+	})
+	p, _ := spank.Start(spank.Remote, job, batch, 0, "socket="+path)
+	long := strings.Repeat("/opt/some/library:", 5000)
+	p.Setenv("LD_LIBRARY_PATH", long)
+	p.Setenv("APPTAINER_BINDPATH", "/scratch,/l,/home")
+	if rc := p.UserInit(); rc != 0 || p.Log() != "" {
+		t.Errorf("user_init: %d, %q", rc, p.Log())
+	}
+	for name, want := range map[string]string{"SLUICE_SOCKET": "/run/a=b", "LD_LIBRARY_PATH": "/usr/lib/sluice:" + long, "APPTAINER_BINDPATH": "/l,/scratch,/home", "NEW": "x"} {
+		if have := p.Getenv(name); have != want {
+			t.Errorf("%s is %.60q (%d), want %.60q (%d)", name, have, len(have), want, len(want))
+		}
+	}
+	if rc := p.TaskInit(); rc != 0 || p.Log() != "" {
+		t.Errorf("task_init: %d, %q", rc, p.Log())
+	}
+	if r := <-asked; r != "SLUICE-J 1 env 4711 4294967291\n" {
+		t.Errorf("request %q", r)
+	}
+}
+
+// The step that only holds the job's place has no tasks, and no variables.
+func TestExternStep(t *testing.T) {
+	path := daemon(t, func(string, net.Conn) { t.Error("the extern step asks") })
+	p, _ := spank.Start(spank.Remote, job, 0xfffffffc, 0, "socket="+path)
+	if rc := p.UserInit(); rc != 0 {
+		t.Errorf("user_init: %d", rc)
+	}
+}
+
+// A job that asks for nothing is not disturbed, whatever the daemon is or does.
+func TestUndisturbed(t *testing.T) {
+	for name, say := range map[string]func(string, net.Conn){
+		"none": says("none\n"), "fault": says("fault the ledger is closed\n"), "nothing": says(""), "junk": says("\x00\x01\x02"),
+		"half": says("ok 100\nset A=b\n"), "hangs": func(string, net.Conn) { time.Sleep(3 * time.Second) },
+	} {
+		p, _ := spank.Start(spank.Remote, job, 0, 0, "socket="+daemon(t, say))
+		begin := time.Now()
+		if rc := p.UserInit() + p.TaskInit(); rc != 0 || time.Since(begin) > 2500*time.Millisecond {
+			t.Errorf("%s: %d after %v", name, rc, time.Since(begin))
+		}
+	}
+	begin := time.Now()
+	p, _ := spank.Start(spank.Remote, job, 0, 0, "socket=/nowhere/job.sock")
+	if rc := p.UserInit() + p.TaskInit(); rc != 0 || time.Since(begin) > time.Second {
+		t.Errorf("no daemon: %d after %v", rc, time.Since(begin))
+	}
+}
+
+// TestTask is no test of its own but the task of TestRefused: task_init ends its process.
+func TestTask(t *testing.T) {
+	socket, how, _ := strings.Cut(os.Getenv("SPANK_TEST_TASK"), " ")
+	if socket == "" {
+		return
+	}
+	task := 0
+	if how == "second" {
+		task = 1
+	}
+	p, _ := spank.Start(spank.Remote, job, 0, task, "socket="+socket)
+	switch how {
+	case "option":
+		p.Option("rgpu-mem", "20G", false, true)
+	case "licence":
+		p.Setenv("SLURM_JOB_LICENSES", "matlab:1,rgpu_a100:50")
+	case "others":
+		p.Setenv("SLURM_JOB_LICENSES", "matlab:1,otherrgpu:50")
+	case "full":
+		p.Full()
+	}
+	p.Loud()
+	if rc := p.UserInit(); rc != 0 {
+		t.Errorf("user_init: %d", rc)
+	}
+	p.TaskInit()
+	fmt.Println("RAN")
+}
+
+func TestRefused(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusing := daemon(t, says("error 50% of a GPU asked,\x1b[2J 30% free\n"))
+	silent := daemon(t, says(""))
+	noted := daemon(t, says("fault the ledger is closed\n"))
+	if err := os.MkdirAll(filepath.Join(filepath.Dir(noted), "jobs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(noted), "jobs", "4711"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, socket, how string
+		ran               bool
+		say               string
+	}{
+		{"error", refusing, "", false, "sluice: job 4711: 50% of a GPU asked,?[2J 30% free\n"},
+		{"second task", refusing, "second", false, ""},
+		{"bad change", daemon(t, says(ok("set A=b\nset 1A=c\n"))), "", false, "a bad change of the environment; plug-in and sluiced have to be of one release"},
+		{"no room", daemon(t, says(ok("set A=b\n"))), "full", false, "A of the job's environment cannot be set"},
+		{"silent, by option", silent, "option", false, "job 4711 asks for a fraction of a GPU, and sluiced does not answer at " + silent},
+		{"silent, by licence", silent, "licence", false, "asks for a fraction"},
+		{"silent, other licences", silent, "others", true, ""},
+		{"silent, by note", noted, "", false, "and the ledger is closed; the administrator"},
+		{"absent, by option", "/nowhere/job.sock", "option", false, "/nowhere/job.sock: No such file or directory"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(self, "-test.run=^TestTask$")
+			cmd.Env = append(os.Environ(), "SPANK_TEST_TASK="+c.socket+" "+c.how)
+			var out, said bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &said
+			err := cmd.Run()
+			if ran := strings.Contains(out.String(), "RAN"); ran != c.ran || !ran && cmd.ProcessState.ExitCode() != 1 {
+				t.Errorf("%v: ran %v, want %v: %s%s", err, ran, c.ran, out.String(), said.String())
+			}
+			if !strings.Contains(said.String(), c.say) || c.say == "" && strings.Contains(said.String(), "50%") {
+				t.Errorf("said %q, want %q", said.String(), c.say)
+			}
+		})
+	}
+}
+
+// A daemon that is started anew meanwhile is waited for, if the job needs it.
+func TestRestart(t *testing.T) {
+	path := daemon(t, says("none\n"))
+	late := filepath.Join(filepath.Dir(path), "late.sock")
+	time.AfterFunc(300*time.Millisecond, func() { _ = os.Symlink(path, late) })
+	if a := spank.Ask(late, job, 0, 5000, 7000); a.Kind != spank.None {
+		t.Errorf("%+v", a)
+	}
+	if a := spank.Ask(late+"x", job, 0, 0, 7000); a.Kind != spank.Silent {
+		t.Errorf("%+v", a)
+	}
+	// One that dies before it answers.
+	var asked atomic.Int32
+	dying := daemon(t, func(_ string, c net.Conn) {
+		if asked.Add(1) > 1 {
+			_, _ = io.WriteString(c, "none\n")
+		}
+	})
+	if a := spank.Ask(dying, job, 0, 5000, 7000); a.Kind != spank.None {
+		t.Errorf("%+v", a)
+	}
+}
+
+// Bytes that trickle have the deadline too.
+func TestTrickle(t *testing.T) {
+	path := daemon(t, func(_ string, c net.Conn) {
+		for {
+			if _, err := io.WriteString(c, "x"); err != nil {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	begin := time.Now()
+	if a := spank.Ask(path, job, 0, 0, 300); a.Kind != spank.Silent || time.Since(begin) > time.Second {
+		t.Errorf("%+v after %v", a, time.Since(begin))
+	}
+}
+
+func TestEndless(t *testing.T) {
+	path := daemon(t, func(_ string, c net.Conn) {
+		b := bytes.Repeat([]byte("x"), 1<<16)
+		for {
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	})
+	if a := spank.Ask(path, job, 0, 0, 5000); a.Kind != spank.Silent || !strings.Contains(a.Text, "makes no sense") {
+		t.Errorf("%+v", a)
+	}
+}
+
+func TestNothingIsLeftOpen(t *testing.T) {
+	count := func() int {
+		e, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(e)
+	}
+	dir := t.TempDir()
+	_ = spank.Ask(dir+"/none", job, 0, 0, 100)
+	before := count()
+	for range 100 {
+		_ = spank.Ask(dir+"/none", job, 0, 0, 100)
+	}
+	if after := count(); after > before+8 { // other tests' daemons come and go
+		t.Errorf("%d descriptors, %d before", after, before)
+	}
+}
+
+func FuzzAnswer(f *testing.F) {
+	for _, s := range []string{"none\n", "error no\n", "fault no\n", "ok 0\n", ok("set A=b\nprepend B=c\nbind C=d\n"), "ok 5\nset A\n", "ok 999999\n", "ok\n", "\n", "error " + strings.Repeat("x", 2000) + "\n"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a := spank.Read(b)
+		if a.Kind < spank.None || a.Kind > spank.Silent || len(a.Text) > 1024 {
+			t.Fatalf("%q: %+v", b, a)
+		}
+		if strings.ContainsFunc(a.Text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			t.Errorf("%q: text %q", b, a.Text)
+		}
+		if (a.Kind == spank.Error || a.Kind == spank.Silent) != (a.Text != "") && !bytes.HasPrefix(b, []byte("error \n")) && !bytes.HasPrefix(b, []byte("fault \n")) {
+			t.Errorf("%q: %+v", b, a)
+		}
+		if a.Kind != spank.Env {
+			return
+		}
+		// What was read and written again is what was there.
+		var body strings.Builder
+		for _, c := range a.Changes {
+			verb := map[byte]string{0: "set", ':': "prepend", ',': "bind"}[c.Separator]
+			fmt.Fprintf(&body, "%s %s=%s\n", verb, c.Name, c.Value)
+		}
+		if _, rest, _ := bytes.Cut(b, []byte("\n")); string(rest) != body.String() {
+			t.Errorf("%q is read as %q", rest, body.String())
+		}
+	})
+}
+
+// The plug-in and the daemon agree on every value.
+func FuzzOption(f *testing.F) {
+	for _, s := range []string{"20G", "2m", "1M", "16T", "17T", "999999999999999999T", "0000000000000000020G", "20", "", "G", "20GB", "-1G", "best-effort", "a.b", ".a", "ä"} {
+		for i := range options.Table {
+			f.Add(i, s)
+		}
+	}
+	f.Fuzz(func(t *testing.T, i int, value string) {
+		if i < 0 || i >= len(options.Table) || strings.Contains(value, "\x00") {
+			return
+		}
+		o := &options.Table[i]
+		if o.Kind == options.Flag {
+			return // it has no value
+		}
+		p, _ := spank.Start(spank.Allocator, 0, 0, 0)
+		rc := p.Option(o.Name, value, false, false)
+		if err := options.Check(o.Name, value); (rc == 0) != (err == nil) {
+			t.Errorf("--%s=%q: plug-in %d %s, daemon %v", o.Name, value, rc, p.Log(), err)
+		}
+		if rc != 0 {
+			return
+		}
+		if p.InitPostOpt() != 0 || options.Check(o.Name, p.Control(o.Env)) != nil {
+			t.Errorf("--%s=%q is passed on as %q", o.Name, value, p.Control(o.Env))
+		}
+		if n, ok := options.MiB(value); ok && o.Kind == options.Size {
+			if m, _ := options.MiB(p.Control(o.Env)); m != n {
+				t.Errorf("%q is %d MiB and passed on as %q", value, n, p.Control(o.Env))
+			}
+		}
+	})
+}
