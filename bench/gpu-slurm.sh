@@ -31,9 +31,7 @@ rm -f "$LOGS"/*
 DIR=$SCRATCH
 chmod 755 "$DIR"
 TOTAL=$(nvidia-smi -i 0 --query-gpu=memory.total --format=csv,noheader,nounits)
-# Jobs are an ordinary user's. Slurm wants one that the machine knows.
-JOB_USER=$(getent passwd 1000 | cut -d: -f1)
-JOB_USER=${JOB_USER:-nobody}
+JOB_USER=${SLUICE_JOB_USER:-nobody} # Slurm wants one that the machine knows
 STEPS=${SLUICE_STEPS:-40} # of ResNet-50, in each of a job's repeats
 
 # configure NAME OWNER CONTROL DATA METRICS: a sluiced's folder and sluice.yaml.
@@ -53,6 +51,7 @@ configure() {
 		audit: {file: $at/log/audit.log}
 		listen: {control: "127.0.0.1:$3", data: "127.0.0.1:$4", metrics: "127.0.0.1:$5"}
 		owner: {enabled: "$2", poll: 1s}
+		lease: {silence: 1m}
 		pools: {default: {owners: ["gpu01=127.0.0.1:$CONTROL"]}}
 		slurm: {controllers: [cpu01], bin: $SLURM_BIN, conf: $SLURM_CONF, user: root, lib: $BUILD/shim, spool: $SLURM_DIR/spool}
 	YAML
@@ -85,7 +84,7 @@ hooks() {
 		chmod 755 "$script"
 		echo "${hook%:*}=$script"
 	done
-	echo "PrologFlags=Alloc"
+	echo "PrologFlags=Contain"
 	echo "GresTypes=rgpu"
 	echo "Licenses=rgpu:100"
 	echo "JobSubmitPlugins=lua"
@@ -179,6 +178,13 @@ if "$SLURM_BIN/srun" --help | grep -q rgpu-mem; then
 else
 	fail options "srun --help shows none of ours"
 fi
+"$SLUICE" slurm check --config "$DIR/cpu01/sluice.yaml" >"$LOGS/check.txt" 2>&1
+if grep -q '^ok' "$LOGS/check.txt" && ! grep -q '^fail' "$LOGS/check.txt"; then # there is no slurmdbd here, which it warns of
+	pass check "sluice slurm check: $(grep -c '^ok' "$LOGS/check.txt") well, $(grep -c '^warn' "$LOGS/check.txt") warned of"
+else
+	fail check "$(grep -m 1 '^fail' "$LOGS/check.txt")"
+	show "$LOGS/check.txt" 30
+fi
 
 # half of the GPU: nvidia-smi and ResNet-50 in one batch script
 "$PYTHON" "$BENCH/resnet50.py" --steps "$STEPS" >"$LOGS/native.out" 2>"$LOGS/native.err"
@@ -226,9 +232,8 @@ done
 if [ ${#IDS[@]} = 3 ]; then
 	BESIDE=
 	for ((i = 0; i < 200; i++)); do
-		snapshot beside
-		REASON=$(reason "${IDS[2]}")
-		if [ "$(state "${IDS[0]}") $(state "${IDS[1]}") $(state "${IDS[2]}") $REASON" = "RUNNING RUNNING PENDING Licenses" ]; then
+		if [ "$(state "${IDS[0]}") $(state "${IDS[1]}") $(state "${IDS[2]}") $(reason "${IDS[2]}")" = "RUNNING RUNNING PENDING Licenses" ]; then
+			snapshot beside
 			BESIDE=$(leases)
 			[ "$(grep -c 'python\|train' "$LOGS/top-beside.txt")" -ge 2 ] && break
 		fi

@@ -262,6 +262,11 @@ local function fraction(t, wish, standard, kind, count, item)
   return { name = name, pool = pool, of = of, most = most, percent = percent, units = units, mem = mem }
 end
 
+-- Releases that write gres/ let only the first component have licences.
+local function new_release(job)
+  return (text(job, "tres_per_node") or ""):find("gres/", 1, true) ~= nil
+end
+
 local function submit(job, parts)
   local taken = ours(text(job, "licenses"))[1]
   if taken then refuse("--licenses=%s is charged from --gres=rgpu:PERCENT; leave it out", show(taken)) end
@@ -286,6 +291,9 @@ local function submit(job, parts)
   end
   local with = text(job, "licenses")
   if with and with:find("|", 1, true) then refuse("--licenses=%s: a choice of licences does not go with --gres=rgpu", show(with)) end
+  if numeric(job, "het_job_offset") and new_release(job) then
+    notes[#notes + 1] = "where Slurm refuses licences here, ask in the first component of a heterogeneous job only"
+  end
   local list = {}
   for l in each(with, ",;") do list[#list + 1] = l end
   list[#list + 1] = string.format("%s:%d", f.pool.licence, units)

@@ -167,6 +167,12 @@ for _, l in ipairs({ "rgpu:5", "rgpu", "matlab:1,rgpu_h200:3", "rgpu_any", "rgpu
   refused(half({ licenses = l }), "leave it out")
 end
 
+-- Components of a heterogeneous job are charged each; later releases refuse that.
+accepted(half({ het_job_offset = 1 }), "rgpu:50", 1)
+accepted({ tres_per_node = "gres/rgpu:50", het_job_offset = 0 }, "rgpu:50", 1)
+accepted({ tres_per_node = "gres/rgpu:50", het_job_offset = NO_VAL }, "rgpu:50", 1)
+accepted({ tres_per_node = "gres/rgpu:50", het_job_offset = 1 }, "rgpu:50", 1, "in the first component")
+
 -- Wishes: memory is charged where it is more than the compute, for the smallest GPU.
 local function wish(...) return half({ wish = { ... } }) end
 accepted(wish("RGPU_MEM=20G"), "rgpu:50", 1)

@@ -19,9 +19,11 @@ GO ?= go
 .PHONY: spank spank-release spank-check spank-elf
 spank: $(SPANK_OUT)/spank_sluice.so
 
+# Made aside: slurmd and every step of a running cluster have the old one mapped.
 $(SPANK_OUT)/spank_sluice.so: $(SPANK_SRC) $(SPANK_HDR) $(SPANK)/plugin.map
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(SPANK_CFLAGS) $(SPANK_LDFLAGS) -o $@ $(SPANK_SRC)
+	$(CC) $(CFLAGS) $(SPANK_CFLAGS) $(SPANK_LDFLAGS) -o $@.new $(SPANK_SRC)
+	mv $@.new $@
 
 # The release whose header it is, as 24.11: SLURM_VERSION_NUMBER is 0x180b05 in 24.11.5.
 SLURM_PREFIX ?= /usr
@@ -33,7 +35,8 @@ spank-release:
 	@mkdir -p $(SPANK_OUT)/$(SPANK_RELEASE)/include
 	@ln -sfn $(abspath $(SLURM_PREFIX)/include/slurm) $(SPANK_OUT)/$(SPANK_RELEASE)/include/slurm
 	$(CC) $(CFLAGS) $(SPANK_CFLAGS) -isystem $(SPANK_OUT)/$(SPANK_RELEASE)/include -DSLUICE_RELEASE_BUILD $(SPANK_LDFLAGS) \
-		-o $(SPANK_OUT)/$(SPANK_RELEASE)/spank_sluice.so $(SPANK_SRC)
+		-o $(SPANK_OUT)/$(SPANK_RELEASE)/spank_sluice.so.new $(SPANK_SRC)
+	mv $(SPANK_OUT)/$(SPANK_RELEASE)/spank_sluice.so.new $(SPANK_OUT)/$(SPANK_RELEASE)/spank_sluice.so
 
 spank-elf: spank spank-release
 	$(SPANK)/check_elf.sh $(SPANK_OUT)/spank_sluice.so $(SPANK)/plugin.map

@@ -38,7 +38,6 @@ void sl_settings_read(struct sl_settings *s, int ac, char **av, void (*say)(cons
 void sl_wish_register(spank_t sp);
 /* The value of wish i as it was given and found good, NULL if it was not given. */
 const char *sl_wish_value(int i);
-bool sl_wish_any(void);
 /* Reads value as wish i; the normal form goes to out. False if it is out of range. */
 bool sl_wish_parse(int i, const char *value, char out[80]);
 /* Tells the wishes to Slurm, which shows them to Prologs and Epilogs. */

@@ -39,7 +39,10 @@ static char *job_getenv(spank_t sp, const char *name)
 	return NULL;
 }
 
-/* The daemon notes in files beside its socket which jobs have something of ours. */
+/*
+ * The daemon notes in files beside its socket which jobs have something of ours. Options
+ * say nothing about that: a job that is submitted within another inherits those.
+ */
 static bool noted(const struct sl_settings *s, uint32_t job)
 {
 	char path[sizeof s->socket + 32];
@@ -82,7 +85,7 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 	    step == STEP_EXTERN)
 		return 0;
 	memory = sl_ask(&a, s->socket, job, step, 0, ANSWER_MS);
-	asked = sl_wish_any() || noted(s, job);
+	asked = noted(s, job);
 	if (a.kind == SL_SILENT && asked) {
 		free(memory);
 		memory = sl_ask(&a, s->socket, job, step, ABSENT_MS, ABSENT_MS + ANSWER_MS);
@@ -97,6 +100,8 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 	else if (a.kind == SL_SILENT)
 		snprintf(failure, sizeof failure, "job %u asks for a fraction of a GPU, and %s; the administrator sees why with: sluice health", job, a.text);
 	doubtful = a.kind == SL_SILENT && !asked;
+	if (doubtful)
+		slurm_verbose("sluice: job %u: %s", job, a.text);
 	free(memory);
 	return 0;
 }

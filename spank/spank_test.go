@@ -209,7 +209,7 @@ func TestTask(t *testing.T) {
 	p, _ := spank.Start(spank.Remote, job, 0, task, "socket="+socket)
 	switch how {
 	case "option":
-		p.Option("rgpu-mem", "20G", false, true)
+		p.Option("rgpu-mem", "20G", false, true) // of the job that submitted this one
 	case "licence":
 		p.Setenv("SLURM_JOB_LICENSES", "matlab:1,rgpu_a100:50")
 	case "others":
@@ -248,11 +248,11 @@ func TestRefused(t *testing.T) {
 		{"second task", refusing, "second", false, ""},
 		{"bad change", daemon(t, says(ok("set A=b\nset 1A=c\n"))), "", false, "a bad change of the environment; plug-in and sluiced have to be of one release"},
 		{"no room", daemon(t, says(ok("set A=b\n"))), "full", false, "A of the job's environment cannot be set"},
-		{"silent, by option", silent, "option", false, "job 4711 asks for a fraction of a GPU, and sluiced does not answer at " + silent},
-		{"silent, by licence", silent, "licence", false, "asks for a fraction"},
+		{"silent, an option", silent, "option", true, ""},
+		{"silent, by licence", silent, "licence", false, "job 4711 asks for a fraction of a GPU, and sluiced does not answer at " + silent},
 		{"silent, other licences", silent, "others", true, ""},
 		{"silent, by note", noted, "", false, "and the ledger is closed; the administrator"},
-		{"absent, by option", "/nowhere/job.sock", "option", false, "/nowhere/job.sock: No such file or directory"},
+		{"absent, by licence", "/nowhere/job.sock", "licence", false, "/nowhere/job.sock: No such file or directory"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -348,29 +348,36 @@ func FuzzAnswer(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		a := spank.Read(b)
-		if a.Kind < spank.None || a.Kind > spank.Silent || len(a.Text) > 1024 {
-			t.Fatalf("%q: %+v", b, a)
-		}
-		if strings.ContainsFunc(a.Text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			t.Errorf("%q: text %q", b, a.Text)
-		}
-		if (a.Kind == spank.Error || a.Kind == spank.Silent) != (a.Text != "") && !bytes.HasPrefix(b, []byte("error \n")) && !bytes.HasPrefix(b, []byte("fault \n")) {
-			t.Errorf("%q: %+v", b, a)
-		}
-		if a.Kind != spank.Env {
-			return
-		}
-		// What was read and written again is what was there.
-		var body strings.Builder
-		for _, c := range a.Changes {
-			verb := map[byte]string{0: "set", ':': "prepend", ',': "bind"}[c.Separator]
-			fmt.Fprintf(&body, "%s %s=%s\n", verb, c.Name, c.Value)
-		}
-		if _, rest, _ := bytes.Cut(b, []byte("\n")); string(rest) != body.String() {
-			t.Errorf("%q is read as %q", rest, body.String())
-		}
+		checkAnswer(t, b)
+		checkAnswer(t, []byte(ok(string(b)))) // a length that is right is not found by chance
+		checkAnswer(t, append([]byte("error "), b...))
 	})
+}
+
+func checkAnswer(t *testing.T, b []byte) {
+	t.Helper()
+	a := spank.Read(b)
+	if a.Kind < spank.None || a.Kind > spank.Silent || len(a.Text) > 1024 {
+		t.Fatalf("%q: %+v", b, a)
+	}
+	if strings.ContainsFunc(a.Text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		t.Errorf("%q: text %q", b, a.Text)
+	}
+	if (a.Kind == spank.Error || a.Kind == spank.Silent) != (a.Text != "") && !bytes.HasPrefix(b, []byte("error \n")) && !bytes.HasPrefix(b, []byte("fault \n")) {
+		t.Errorf("%q: %+v", b, a)
+	}
+	if a.Kind != spank.Env {
+		return
+	}
+	// What was read and written again is what was there.
+	var body strings.Builder
+	for _, c := range a.Changes {
+		verb := map[byte]string{0: "set", ':': "prepend", ',': "bind"}[c.Separator]
+		fmt.Fprintf(&body, "%s %s=%s\n", verb, c.Name, c.Value)
+	}
+	if _, rest, _ := bytes.Cut(b, []byte("\n")); string(rest) != body.String() {
+		t.Errorf("%q is read as %q", rest, body.String())
+	}
 }
 
 // The plug-in and the daemon agree on every value.

@@ -112,14 +112,6 @@ const char *sl_wish_value(int i)
 	return given[i][0] ? given[i] : NULL;
 }
 
-bool sl_wish_any(void)
-{
-	for (int i = 0; i < WISHES; i++)
-		if (sl_wish_value(i))
-			return true;
-	return false;
-}
-
 int sl_wish_send(spank_t sp)
 {
 	for (int i = 0; i < WISHES; i++) {

@@ -68,7 +68,7 @@ print(json.dumps({
         **{slurm + name: here + "/prolog/" + name for name in scripts.values()},
         "/opt/demo/train": build + "/test/cuda-" + os.environ["CUDA"] + "/train",
     },
-    "Sluice": {"slurm.controllers": "[democtl]"},
+    "Sluice": {"slurm.controllers": "[democtl]", "lease.silence": "45s"},
 }))
 PY
 "$lab" up "$dir" "$options"
@@ -79,7 +79,7 @@ cat >"$dir/home/alice/train.sh" <<'SH'
 #SBATCH --job-name=train --output=%x.out
 #SBATCH --gres=rgpu:50      # half of a GPU
 #SBATCH --rgpu-report       # and at the end a line about it
-/opt/demo/train 3000
+/opt/demo/train 2000
 SH
 cat >"$dir/home/alice/more.sh" <<'SH'
 #!/bin/bash
@@ -90,6 +90,8 @@ SH
 say "A cluster of Slurm $(at democtl root scontrol version | cut -d' ' -f2). gpu01 lends two GPUs, simulated ones, to the jobs on node01 and node02, which have none:"
 show democtl alice sinfo -o '%N %t %c %G %P'
 show democtl alice sluice gpus
+say 'Slurm is as Debian ships it. What an administrator has added to its configuration:'
+show democtl root sluice slurm check
 say 'One line in a batch script asks for a fraction:'
 show democtl alice cat train.sh
 show democtl alice sbatch train.sh
@@ -116,6 +118,7 @@ for bad in --gres=rgpu:300 '--gres=rgpu:50 --rgpu-mem=much'; do
 done
 until_is 120 COMPLETED state $train
 say 'The program is plain CUDA and knows nothing of Sluice. A small network has learned a picture on its half of a GPU of another node:'
+until_is 20 1 grep -c "^sluice: asked" "$dir/home/alice/train.out"
 show democtl alice cat train.out
 for job in 2 3; do until_is 120 COMPLETED state $job; done
 say 'The third began when the first had returned its licences:'

@@ -422,6 +422,19 @@ void state_end(int dev)
 	pthread_mutex_unlock(&running_lock);
 }
 
+void state_tick(int dev)
+{
+	uint64_t now = now_ns(), since;
+
+	pthread_mutex_lock(&running_lock);
+	since = mine ? atomic_load(&mine->since_ns[phys[dev]]) : 0;
+	if (since && since < now) {
+		atomic_store(&mine->since_ns[phys[dev]], now);	/* first, as in state_end */
+		atomic_fetch_add(&mine->busy_ns[phys[dev]], now - since);
+	}
+	pthread_mutex_unlock(&running_lock);
+}
+
 int state_loads(int dev, struct sim_load *out, int max)
 {
 	uint32_t first;

@@ -54,6 +54,7 @@ void state_contexts(int dev, int delta);
 uint64_t state_used(int dev);
 /* A kernel of this process begins and ends; any number may run at a time. */
 void state_begin(int dev);
+void state_tick(int dev);		/* one goes on: what it has used is kept even if the process is killed */
 void state_end(int dev);
 /* Copies the live slots; returns how many. */
 int state_procs(struct sim_proc *out, int max);

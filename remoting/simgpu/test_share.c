@@ -273,6 +273,23 @@ static void t_busy(void)
 	waitpid(pid, &st, 0);
 	usleep(30000);
 	CHECK(busy_of(pid, &stamp) == -1);	/* once is enough */
+	CHECK(!pipe(ready));
+	start = now_ms();
+	pid = fork();
+	if (!pid) {				/* killed in the middle */
+		ms = 10000;
+		begin();
+		f = kernel("_Z5sleepi");
+		CU(run1(f, NULL, args));
+		CHECK(write(ready[1], "", 1) == 1);
+		pause();
+	}
+	CHECK(read(ready[0], &st, 1) == 1);
+	usleep(150000);
+	kill(pid, SIGKILL);
+	waitpid(pid, &st, 0);
+	t = busy_of(pid, &stamp);
+	CHECK(t > 90 && t < now_ms() - start + 20);
 	begin();
 	f = kernel("_Z5sleepi");
 	CU(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING));

@@ -141,7 +141,7 @@ func (s *session) run() error {
 		if s.ended != "" {
 			return s.farewell(errors.New(s.ended))
 		}
-		if rc != 0 {
+		if rc != 0 && rc != wire.ResultNotInStore { // the client sends the image then
 			s.counts.AddError()
 		}
 		if s.hdr.Call != 0 {

@@ -205,9 +205,9 @@ int main(int argc, char **argv)
 			CHECK(cudaMemcpy(&loss, mean, sizeof(loss), cudaMemcpyDeviceToHost));
 			if (step == 1)
 				first = loss;
-			/* a bar of ten for each power of ten above a millionth */
-			printf("step %5d  loss %.6f  %.*s\n", step, loss, (int)(10 * (log10f(loss) + 6)),
-				"############################################################");
+			/* a bar of seven for each power of ten above 1e-8 */
+			printf("step %5d  loss %.1e  %.*s\n", step, loss, (int)fmaxf(0, 7 * (log10f(loss) + 8)),
+				"##########################################################");
 			fflush(stdout);
 		}
 		if (step == shown || step == steps) {

@@ -75,12 +75,10 @@ func TestCancel(t *testing.T) {
 	})
 	for _, hook := range []string{"PrologSlurmctld", "Prolog"} {
 		t.Run(hook, func(t *testing.T) {
-			mark := s.Path("home", "alice", "in."+hook)
-			s.must(os.RemoveAll(mark))
-			s.hook(hook, ": >"+s.Path("hooks.log")+"; echo in >>"+s.Path("hooks.log")+"; /bin/sleep 3")
+			s.hook(hook, "echo in "+hook+" >>"+s.Path("hooks.log")+"; /bin/sleep 3")
 			job := s.sbatch(s.holding(), "--gres=rgpu:50")
 			s.until(waitLong, "it is in "+hook, func() error {
-				if b, _ := os.ReadFile(s.Path("hooks.log")); !strings.Contains(string(b), "in") {
+				if b, _ := os.ReadFile(s.Path("hooks.log")); !strings.Contains(string(b), "in "+hook+"\n") {
 					return fmt.Errorf("not yet")
 				}
 				return nil
@@ -133,7 +131,7 @@ func TestCancel(t *testing.T) {
 // TestSuspend: a job that is suspended keeps its lease and its licences, and goes on afterwards.
 func TestSuspend(t *testing.T) {
 	s := cluster(t)
-	job := s.sbatch("srun sh -c 'trap : TERM; "+s.program("steady")+" 20; echo steady ended $?'", "--gres=rgpu:50")
+	job := s.sbatch("srun "+s.program("steady")+" 20; echo steady ended $?", "--gres=rgpu:50")
 	var before lab.Lease
 	s.until(waitLong, "it computes", func() error {
 		for _, l := range s.leases(job) {

@@ -40,7 +40,7 @@ func TestForms(t *testing.T) {
 		t.Run(strings.ReplaceAll(c.args, " ", ","), func(t *testing.T) {
 			s := &site{s.Lab, t, s.ctx}
 			// The job waits until it has been looked at.
-			job := s.sbatch(fmt.Sprintf("%s\nsrun --ntasks-per-node=1 %[1]s\nwhile [ ! -e $HOME/go.$SLURM_JOB_ID ]; do sleep 0.05; done", s.program("vecadd")), strings.Fields(c.args)...)
+			job := s.sbatch(fmt.Sprintf("%s\nsrun --ntasks-per-node=1 %[1]s\n%s", s.program("vecadd"), s.stay()), strings.Fields(c.args)...)
 			s.wait(job, "RUNNING")
 			s.until(waitLong, "its lease is there", func() error {
 				if n := len(s.leases(job)); n != c.nodes {

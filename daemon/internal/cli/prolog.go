@@ -74,7 +74,11 @@ that it returns what it holds for the job. It may be repeated, and needs no Prol
 The exit status is always 0: any other would drain the node.`,
 		call: func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (string, bool, error) {
 			list, err := d.Epilog(ctx, rpc.Peer{}, run)
-			return ended(list), false, err
+			text := ended(list)
+			if e := appendReport(ctx, run, list); e != nil {
+				text += "; " + e.Error()
+			}
+			return text, false, err
 		},
 	}).command()
 }
@@ -154,6 +158,11 @@ func (s *script) run(ctx context.Context, socket string, say func(string, ...any
 	switch {
 	case err != nil:
 		say("job %s: %v", run.Job, plain(daemonError(socket, err).Error()))
+		if s.use == "prolog" {
+			if err := noteAlone(ctx, socket, run); err != nil {
+				say("job %s: %v", run.Job, plain(err.Error()))
+			}
+		}
 	case text != "":
 		say("job %s: %s", run.Job, plain(text))
 	}

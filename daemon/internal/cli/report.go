@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 )
 
 // reporter is the part of the daemon that knows what jobs have used.
@@ -122,6 +124,24 @@ func reportRow(r lease.Report, now time.Time) []string {
 	return []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), bytesText(peak),
 		jobreport.Duration(r.GPUTime), jobreport.Duration(c.Throttle), jobreport.Count(c.Calls), jobreport.Count(c.Waits),
 		jobreport.Bytes(c.BytesIn), jobreport.Bytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10), elapsed(end.Sub(r.Made)), state}
+}
+
+// appendReport writes a job's report at the end of its output, if the job wishes it.
+func appendReport(ctx context.Context, run rpc.JobRun, reports []lease.Report) error {
+	if !jobreport.Wished(run) || len(reports) == 0 {
+		return nil
+	}
+	// Slurm names the output in the Epilog's environment only if the user has named it,
+	// and then as it was written, so it is asked.
+	path, node, err := slurm.New("", "").Output(ctx, run.Job)
+	if err != nil {
+		return fmt.Errorf("report not appended: %w", err)
+	}
+	if path == "" || node != os.Getenv("SLURMD_NODENAME") {
+		return nil // no script, or not here
+	}
+	run.Stdout = path
+	return jobreport.Append(ctx, run, reports)
 }
 
 // newAppend is the child that package jobreport runs as the job's user.

@@ -167,7 +167,7 @@ func Default() Config {
 		Users:    Users{Run: true},
 		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",
 			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30},
-		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 5 * time.Minute,
+		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
 			Tombstone: time.Hour, MaxPerGPU: 64},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},
 		Worker:  Worker{Cgroup: "auto", PidsMax: 512, Seccomp: true, ConfineDev: true},

@@ -23,7 +23,7 @@ func parse(t *testing.T, text string) *Config {
 func TestDefaults(t *testing.T) {
 	for _, text := range []string{"", "# nothing\n", "---\n"} {
 		c := parse(t, text)
-		if c.Lease.Silence != 5*time.Minute || c.Owner.KeepMem != 512<<20 || !c.Worker.Seccomp {
+		if c.Lease.Silence != 4*time.Minute || c.Owner.KeepMem != 512<<20 || !c.Worker.Seccomp {
 			t.Errorf("%+v", c)
 		}
 		if p := c.Pools["default"]; len(p.Owners) != 1 || p.Owners[0].Name != c.Node {

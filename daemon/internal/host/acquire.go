@@ -16,7 +16,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
-	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/placement"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
@@ -314,7 +313,7 @@ func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Gran
 	h.mu.Lock()
 	h.leases[l.ID] = hd
 	h.mu.Unlock()
-	fault.Point("acquire-1-written")
+	h.point("acquire-1-written")
 
 	ttl := h.cfg.Reserve
 	if len(parts) == 1 {
@@ -331,7 +330,7 @@ func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Gran
 			pt.peer.note(h, pt.err)
 		}
 	})
-	fault.Point("acquire-2-reserved")
+	h.point("acquire-2-reserved")
 	if err := worst(parts); err != nil {
 		// Who refused has nothing to take back.
 		var pending []string
@@ -375,7 +374,7 @@ func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Gran
 			l.Expires = time.Now().Add(l.Request.Life).UTC()
 		}
 	}
-	fault.Point("acquire-3-confirmed")
+	h.point("acquire-3-confirmed")
 	if err := ctx.Err(); err != nil {
 		err = lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
 		h.takeBack(hd, ownersOf(grants), err)
@@ -387,14 +386,14 @@ func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Gran
 		h.takeBack(hd, ownersOf(grants), err)
 		return l, false, err
 	}
-	fault.Point("acquire-4-granted")
+	h.point("acquire-4-granted")
 	h.mu.Lock()
 	hd.rec = rec
 	hd.deadline = lifeLeft(&l)
 	h.keys[nameOf(r.Key)] = hd
 	h.mu.Unlock()
 	if l.Sponsor != "" {
-		fault.Point("sponsor-1-granted")
+		h.point("sponsor-1-granted")
 		h.tell(audit.Grant, &l, "")
 		h.log.Info("lease granted for another node", "lease", l.ID, "job", r.Key.String(), "uid", r.UID, "owners", len(parts), "gpus", len(grants))
 		return l, false, nil
@@ -404,7 +403,7 @@ func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Gran
 		h.release(ctx, hd, err.Error(), false)
 		return l, false, err
 	}
-	fault.Point("acquire-5-socket")
+	h.point("acquire-5-socket")
 	h.watchHolder(hd)
 	h.tell(audit.Grant, &l, "")
 	h.log.Info("lease granted", "lease", l.ID, "job", r.Key.String(), "uid", r.UID, "owners", len(parts), "gpus", len(grants))
@@ -451,7 +450,7 @@ func (h *Host) takeBack(hd *held, pending []string, why error) {
 		h.log.Error("attempt stays as it was in the ledger", "lease", rec.Lease.ID, "error", err)
 	}
 	hd.deliver.Unlock()
-	fault.Point("acquire-6-undone")
+	h.point("acquire-6-undone")
 	// The caller may be gone; what was reserved has to go all the same.
 	h.deliver(h.base, hd)
 }

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 )
@@ -95,7 +94,7 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	} else {
 		h.log.Error("end of a job is told once and not again: too many wait for owners that are away; take those out of the pools", "job", job, "waiting", maxEnds)
 	}
-	fault.Point("endjob-a-written")
+	h.point("endjob-a-written")
 	err = h.tellEnd(ctx, e)
 	return slices.Clone(e.Pending), err
 }
@@ -173,7 +172,7 @@ func (h *Host) tellEnd(ctx context.Context, e *jobEnd) error {
 		})
 	}
 	wg.Wait()
-	fault.Point("endjob-b-told")
+	h.point("endjob-b-told")
 	left := slices.DeleteFunc(slices.Clone(e.Pending), func(o string) bool { return told[o] })
 	h.mu.Lock()
 	same := len(left) == len(e.Pending)
@@ -184,7 +183,7 @@ func (h *Host) tellEnd(ctx context.Context, e *jobEnd) error {
 			h.log.Error("end of a job stays in the ledger as it was, and is told again", "job", e.Job, "error", err)
 		}
 	}
-	fault.Point("endjob-c-forgotten")
+	h.point("endjob-c-forgotten")
 	return errors.Join(errs...)
 }
 

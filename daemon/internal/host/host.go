@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
@@ -86,6 +87,8 @@ type Config struct {
 	// Health and Stats add what other parts of the daemon know; nil for nothing.
 	Health func(context.Context) []rpc.Check
 	Stats  func(context.Context) []rpc.GPUStats
+
+	hook func(string) // a test's fault points
 }
 
 func (c Config) withDefaults() Config {
@@ -348,6 +351,14 @@ func (h *Host) put(rec *record) error {
 		return lease.Errorf(lease.Internal, "lease %s cannot be kept: %v", rec.Lease.ID, err)
 	}
 	return nil
+}
+
+// point is a step at which a test may end this daemon.
+func (h *Host) point(name string) {
+	fault.Point(name)
+	if h.cfg.hook != nil {
+		h.cfg.hook(name)
+	}
 }
 
 // Socket is the path of a lease's socket.

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
-	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 )
@@ -190,7 +189,7 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 	if err != nil {
 		return
 	}
-	fault.Point("renew-a-answered")
+	h.point("renew-a-answered")
 	has := make(map[string]bool, len(known))
 	for _, id := range known {
 		has[id] = true

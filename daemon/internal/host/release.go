@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
-	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
@@ -135,7 +134,7 @@ func (h *Host) release(ctx context.Context, hd *held, reason string, over bool) 
 		// A full disk keeps no GPU: the owners are told all the same.
 		h.log.Error("release cannot be written", "lease", rec.Lease.ID, "error", err)
 	}
-	fault.Point("release-a-written")
+	h.point("release-a-written")
 	if stop != nil {
 		stop()
 	}
@@ -179,7 +178,7 @@ func (h *Host) deliver(ctx context.Context, hd *held) {
 		})
 	}
 	wg.Wait()
-	fault.Point("release-b-delivered")
+	h.point("release-b-delivered")
 	h.mu.Lock()
 	hd.rec.Pending = left
 	now := hd.rec
@@ -187,7 +186,7 @@ func (h *Host) deliver(ctx context.Context, hd *held) {
 	switch {
 	case len(left) == 0:
 		h.forget(hd)
-		fault.Point("release-c-forgotten")
+		h.point("release-c-forgotten")
 	case len(left) < len(rec.Pending):
 		if err := h.put(&now); err != nil {
 			h.log.Error("release cannot be written", "lease", rec.Lease.ID, "error", err)

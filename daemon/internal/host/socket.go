@@ -32,7 +32,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
-	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -319,7 +318,7 @@ func (h *Host) answer(c *net.UnixConn, hd *held) {
 		reply(c, status, len(owners), err.Error(), nil)
 		return
 	}
-	fault.Point("open-a-checked")
+	h.point("open-a-checked")
 	ctx, cancel := context.WithTimeout(h.base, openTime)
 	defer cancel()
 	f, err := h.session(ctx, owners[r.index], lease.SessionRequest{Lease: l.ID, Kind: r.kind, PID: uint32(max(0, who.pid)), UID: l.Request.UID, Program: r.program})
@@ -330,9 +329,9 @@ func (h *Host) answer(c *net.UnixConn, hd *held) {
 		return
 	}
 	defer f.Close()
-	fault.Point("open-b-connected")
+	h.point("open-b-connected")
 	reply(c, wire.StatusOK, len(owners), flags(h.isLocal(owners[r.index])), f)
-	fault.Point("open-c-passed")
+	h.point("open-c-passed")
 }
 
 func readFull(c *net.UnixConn, b []byte) error {

@@ -19,7 +19,6 @@ import (
 	"sync"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
-	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
@@ -83,7 +82,7 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 		h.giveUp(fresh, err)
 		return nil, err
 	}
-	fault.Point("sponsor-2-all")
+	h.point("sponsor-2-all")
 	return all, nil
 }
 
@@ -109,7 +108,7 @@ func (h *Host) giveUp(leases []lease.Lease, why error) {
 		}
 	}
 	wg.Wait()
-	fault.Point("sponsor-3-undone")
+	h.point("sponsor-3-undone")
 }
 
 // settle looks at what the owners have for a job already: leases of this run are taken
@@ -267,7 +266,7 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 		h.endParts(ctx, parts, lease.Key{}, "it is not whole")
 		return lease.Lease{}, false, nil
 	}
-	fault.Point("attach-1-found")
+	h.point("attach-1-found")
 	if hd != nil {
 		h.release(ctx, hd, "the job has begun anew", true)
 	}
@@ -279,18 +278,18 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 		}
 		return lease.Lease{}, false, err
 	}
-	fault.Point("attach-2-renewed")
+	h.point("attach-2-renewed")
 	hd, err := h.take(best)
 	if err != nil {
 		return lease.Lease{}, false, err
 	}
-	fault.Point("attach-3-written")
+	h.point("attach-3-written")
 	if err := h.openSocket(hd); err != nil {
 		err = lease.Errorf(lease.Internal, "lease %s: %v", best.ID, err)
 		h.release(ctx, hd, err.Error(), true)
 		return lease.Lease{}, false, err
 	}
-	fault.Point("attach-4-socket")
+	h.point("attach-4-socket")
 	h.tell(audit.Attach, &best, "got by "+best.Sponsor)
 	h.log.Info("lease attached", "lease", best.ID, "job", key.String(), "uid", best.Request.UID, "sponsor", best.Sponsor, "gpus", len(best.Grants))
 	return best, true, nil

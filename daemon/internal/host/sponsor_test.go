@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -360,4 +361,88 @@ func TestSponsorConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 	w.wait("nothing is left", func() bool { return w.have() == "" && w.records("ctl")+w.records("n1")+w.records("n2") == 0 })
+}
+
+// A controller's or node's daemon is killed at each of its points, at the first and at
+// later passes; whoever asked asks again. Nothing leaks, and a job keeps its lease.
+func TestSponsorCrash(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "fault", "names.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	points := []string{"acquire-1-written", "acquire-2-reserved", "acquire-3-confirmed", "acquire-4-granted", "sponsor-1-granted", "sponsor-2-all", "sponsor-3-undone",
+		"attach-1-found", "attach-2-renewed", "attach-3-written", "attach-4-socket", "endjob-a-written", "endjob-b-told", "endjob-c-forgotten",
+		"renew-a-answered", "release-a-written", "release-b-delivered", "release-c-forgotten"}
+	for _, p := range points {
+		if !strings.Contains(string(b), `"`+p+`"`) {
+			t.Errorf("point %s is not among the sources' points", p)
+		}
+		for pass := 1; pass <= 3; pass++ {
+			t.Run(fmt.Sprintf("%s:%d", p, pass), func(t *testing.T) { sponsorCrash(t, p, pass) })
+		}
+	}
+}
+
+func sponsorCrash(t *testing.T, point string, pass int) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	w.crashAt, w.crashIn = point, pass
+	for i := range 3 {
+		id := fmt.Sprint(i)
+		// Too much for the second node: the first one's is given up.
+		w.again("ctl", func(h *Host) error {
+			if _, err := h.Sponsor(t.Context(), job("x"+id, 0, both, 60, 60, 60)); codeOf(err) != lease.NoRoom {
+				return fmt.Errorf("too much: %w", err)
+			}
+			return nil
+		})
+		w.wait("nothing is left of it", func() bool { return w.have() == "" })
+		var all []lease.Lease
+		w.again("ctl", func(h *Host) (err error) { all, err = h.Sponsor(t.Context(), job(id, 0, both, 20, 30)); return err })
+		for k, n := range both {
+			w.again(n, func(h *Host) error {
+				l, found, err := h.Attach(t.Context(), lease.Key{Job: id})
+				if err == nil && (!found || l.ID != all[k].ID) {
+					err = fmt.Errorf("%v: lease %s, not %s", found, l.ID, all[k].ID)
+				}
+				return err
+			})
+		}
+		w.wait("the sponsor forgets", func() bool {
+			if w.lives["ctl"].over() {
+				w.restart("ctl")
+			}
+			return w.records("ctl") == 0
+		})
+		if got := w.have(); strings.Count(got, id+"@n1:") != 2 || strings.Count(got, id+"@n2:") != 2 {
+			t.Fatalf("%q", got)
+		}
+		w.again("n1", func(h *Host) error {
+			l, _, ok := h.Held(lease.Key{Job: id})
+			if !ok {
+				l.Request.Key = lease.Key{Job: id, Incarnation: h.Epoch()}
+			}
+			return h.Release(t.Context(), root, "", l.Request.Key, "epilog")
+		})
+		w.again("ctl", func(h *Host) error {
+			left, err := h.EndJob(t.Context(), "", id, nil, h.Epoch(), "")
+			if len(left) > 0 {
+				err = fmt.Errorf("%v are not told", left)
+			}
+			return err
+		})
+		w.wait("the job's leases end", func() bool { return !strings.Contains(w.have(), id+"@") })
+		w.wait("the nodes hear of it", func() bool {
+			n := 0
+			for _, name := range []string{"n1", "n2", "ctl"} {
+				if w.lives[name].over() {
+					w.restart(name)
+				}
+				n += w.records(name)
+			}
+			return n == 0
+		})
+	}
+	if w.crashes != 1 {
+		t.Errorf("%d crashes, want 1", w.crashes)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -55,6 +56,7 @@ type way struct {
 	*owner.Owner
 	t *town
 	h string // the host at its end
+	l *life
 }
 
 func (w way) up(host string) error {
@@ -62,6 +64,9 @@ func (w way) up(host string) error {
 	defer w.t.mu.Unlock()
 	if host != "" && host != w.h {
 		panic("host " + w.h + " calls itself " + host)
+	}
+	if w.l.over() {
+		return lease.Errorf(lease.Down, "%s is dead", w.h)
 	}
 	if w.t.cut[[2]string{w.h, w.name()}] || w.t.cut[[2]string{"", w.name()}] {
 		return lease.Errorf(lease.Down, "owner %s is cut off", w.name())
@@ -125,9 +130,39 @@ type town struct {
 	clock  *skewed
 	hosts  map[string]*Host
 	stops  map[string]func()
+	lives  map[string]*life
 
-	mu  sync.Mutex
-	cut map[[2]string]bool // host and owner; host "" is all
+	mu      sync.Mutex
+	cut     map[[2]string]bool // host and owner; host "" is all
+	crashAt string             // point at which a host dies
+	crashIn int                // its pass
+	crashes int
+}
+
+// life is one process of a host's daemon.
+type life struct {
+	dead chan struct{} // closed when it was killed
+	once sync.Once
+}
+
+func (l *life) over() bool {
+	select {
+	case <-l.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// kill ends the daemon at once: nothing more of it reaches an owner or its disk.
+func (w *town) kill(l *life, book *ledger.Ledger) {
+	l.once.Do(func() {
+		close(l.dead)
+		go book.Close() // after the change that is being made, if any
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.crashes++
+	})
 }
 
 func newTown(t *testing.T, owners []string, hosts ...string) *town {
@@ -141,7 +176,7 @@ func newTown(t *testing.T, owners []string, hosts ...string) *town {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &town{t: t, dir: dir, owners: make(map[string]*owner.Owner), clock: &skewed{Clock: sys}, hosts: make(map[string]*Host), stops: make(map[string]func()), cut: make(map[[2]string]bool)}
+	w := &town{t: t, dir: dir, owners: make(map[string]*owner.Owner), clock: &skewed{Clock: sys}, hosts: make(map[string]*Host), stops: make(map[string]func()), lives: make(map[string]*life), cut: make(map[[2]string]bool)}
 	for _, n := range owners {
 		book, err := ledger.Open(filepath.Join(dir, n+".db"), n, ledger.Options{NoSync: true})
 		if err != nil {
@@ -180,6 +215,7 @@ func (w *town) start(n string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	l := &life{dead: make(chan struct{})}
 	pool := Pool{}
 	for _, o := range slices.Sorted(maps.Keys(w.owners)) {
 		pool.Owners = append(pool.Owners, Peer{o, o + ":7071"})
@@ -188,7 +224,22 @@ func (w *town) start(n string) {
 		Node: n, Cluster: "c", RunDir: filepath.Join(w.dir, "run-"+n), Ledger: book, Audit: log,
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), nil)), Pools: map[string]Pool{"default": pool},
 		Renew: 50 * time.Millisecond, Ask: 500 * time.Millisecond, BackOff: 50 * time.Millisecond,
-		DialOwner: func(name, _ string) (lease.Owner, error) { return way{w.owners[name], w, n}, nil },
+		DialOwner: func(name, _ string) (lease.Owner, error) { return way{w.owners[name], w, n, l}, nil },
+		hook: func(p string) {
+			w.mu.Lock()
+			die := false
+			if w.crashAt == p && w.crashIn > 0 {
+				w.crashIn--
+				die = w.crashIn == 0
+			}
+			w.mu.Unlock()
+			if die {
+				w.kill(l, book)
+			}
+			if l.over() {
+				runtime.Goexit()
+			}
+		},
 	}
 	h, err := New(cfg)
 	if err != nil {
@@ -197,7 +248,7 @@ func (w *town) start(n string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = h.Run(ctx) }()
-	w.hosts[n] = h
+	w.hosts[n], w.lives[n] = h, l
 	w.stops[n] = func() { cancel(); <-done; h.Close(); book.Close(); log.Close() }
 }
 
@@ -205,6 +256,29 @@ func (w *town) stop(n string) {
 	if f := w.stops[n]; f != nil {
 		delete(w.stops, n)
 		f()
+	}
+}
+
+// again does f at a host until its daemon lives through it.
+func (w *town) again(n string, f func(h *Host) error) {
+	w.t.Helper()
+	for {
+		done := make(chan struct{})
+		var err error
+		go func() {
+			defer close(done)
+			err = lease.Errorf(lease.Down, "killed")
+			err = f(w.hosts[n])
+		}()
+		<-done
+		if w.lives[n].over() {
+			w.restart(n)
+			continue
+		}
+		if err != nil {
+			w.t.Fatalf("%s: %v; there is %q", n, err, w.have())
+		}
+		return
 	}
 }
 

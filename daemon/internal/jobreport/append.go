@@ -44,15 +44,18 @@ const maxText = 4096
 // exitRefused is the child's exit status for a file that it does not write.
 const exitRefused = 3
 
-// Append writes the job's line at the end of its output if the user wishes that and
-// this node, by Slurm's name, is the one that the batch script ran on.
-func Append(ctx context.Context, run rpc.JobRun, node string, reports []lease.Report) error {
+// Wished says whether the job wishes its report in its output.
+func Wished(run rpc.JobRun) bool {
+	w, ok := run.Wishes[Wish]
+	return ok && w != "no" && w != "0"
+}
+
+// Append writes the job's line at the end of its output, run.Stdout, if the job wishes
+// that. It is for the node that the batch script ran on.
+func Append(ctx context.Context, run rpc.JobRun, reports []lease.Report) error {
 	text := Line(reports)
-	if w, ok := run.Wishes[Wish]; !ok || w == "no" || w == "0" || text == "" {
+	if !Wished(run) || text == "" {
 		return nil
-	}
-	if len(run.Nodes) > 0 && run.Nodes[0] != node {
-		return nil // the batch script ran on the first
 	}
 	if run.UID != reports[0].UID {
 		return fmt.Errorf("job %s: report not appended: Slurm calls its user %d, the lease %d", run.Job, run.UID, reports[0].UID)

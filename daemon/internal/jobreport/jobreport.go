@@ -95,8 +95,8 @@ func Add(reports []lease.Report) Sum {
 }
 
 // Line is the last run of a job in one line of words and numbers in turn, for Slurm's
-// AdminComment and the job's output; "" without reports. Memory is in MiB (M), bytes in
-// powers of 1024, counts in powers of 1000.
+// AdminComment and the job's output; "" without reports. It says the same when it is
+// written small throughout, as sacctmgr does: no unit is told by its case alone.
 func Line(reports []lease.Report) string {
 	reports = Last(reports)
 	if len(reports) == 0 {
@@ -110,13 +110,13 @@ func Line(reports []lease.Report) string {
 	}
 	fmt.Fprintf(&b, " asked %d%%", s.Asked)
 	if s.AskedMem > 0 {
-		fmt.Fprintf(&b, " %dM", s.AskedMem>>20)
+		fmt.Fprintf(&b, " %dMiB", s.AskedMem>>20)
 	}
-	fmt.Fprintf(&b, " granted %d%% %dM peak %dM gpu %s throttled %s calls %s waits %s in %s out %s",
+	fmt.Fprintf(&b, " granted %d%% %dMiB peak %dMiB gpu %s throttled %s calls %d waits %d in %s out %s",
 		s.Granted, s.Mem>>20, (s.Peak+1<<20-1)>>20, Duration(s.GPUTime), Duration(s.Counts.Throttle),
-		Count(s.Counts.Calls), Count(s.Counts.Waits), Bytes(s.Counts.BytesIn), Bytes(s.Counts.BytesOut))
+		s.Counts.Calls, s.Counts.Waits, binary(s.Counts.BytesIn), binary(s.Counts.BytesOut))
 	if s.Counts.Errors > 0 {
-		fmt.Fprintf(&b, " errors %s", Count(s.Counts.Errors))
+		fmt.Fprintf(&b, " errors %d", s.Counts.Errors)
 	}
 	if s.Sessions == 0 {
 		b.WriteString(" unused")
@@ -145,6 +145,14 @@ func Count(n uint64) string { return scaled(n, 1000) }
 
 // Bytes is n with a unit of powers of 1024, to three digits.
 func Bytes(n uint64) string { return scaled(n, 1024) }
+
+// binary is Bytes with its unit in full: 3.4GiB, 12B.
+func binary(n uint64) string {
+	if n < 1024 {
+		return strconv.FormatUint(n, 10) + "B"
+	}
+	return Bytes(n) + "iB"
+}
 
 func scaled(n, base uint64) string {
 	units := "kMGTPE"

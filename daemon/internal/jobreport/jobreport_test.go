@@ -49,7 +49,7 @@ func report(node string, run uint64, made time.Duration) lease.Report {
 }
 
 func TestLine(t *testing.T) {
-	const one = "sluice: asked 50% granted 50% 71320M peak 20480M gpu 12m03s throttled 0s calls 1.2M waits 12 in 3.4G out 1.2G"
+	const one = "sluice: asked 50% granted 50% 71320MiB peak 20480MiB gpu 12m03s throttled 0s calls 1200000 waits 12 in 3.4GiB out 1.2GiB"
 	a, b := report("n1", 10, 0), report("n2", 11, time.Second)
 	odd := report("n1", 10, 0)
 	odd.Asked = []lease.Fraction{{Percent: 100, Mem: 1 << 30}, {Percent: 50, Mem: 1 << 30}}
@@ -63,10 +63,10 @@ func TestLine(t *testing.T) {
 	}{
 		{nil, ""},
 		{[]lease.Report{a}, one},
-		{[]lease.Report{a, b}, "sluice: nodes 2 asked 100% granted 100% 142640M peak 40960M gpu 24m06s throttled 0s calls 2.4M waits 24 in 6.8G out 2.4G"},
+		{[]lease.Report{a, b}, "sluice: nodes 2 asked 100% granted 100% 142640MiB peak 40960MiB gpu 24m06s throttled 0s calls 2400000 waits 24 in 6.8GiB out 2.4GiB"},
 		// A run before, on the same node and on one that is not of the last run.
 		{[]lease.Report{report("n1", 3, -time.Hour), report("n9", 3, -time.Hour), a}, one},
-		{[]lease.Report{odd, two}, "sluice: asked 150% 2048M granted 100% 142640M peak 1M gpu 0s throttled 6.3s calls 0 waits 0 in 0 out 0 errors 6 unused"},
+		{[]lease.Report{odd, two}, "sluice: asked 150% 2048MiB granted 100% 142640MiB peak 1MiB gpu 0s throttled 6.3s calls 0 waits 0 in 0B out 0B errors 6 unused"},
 	} {
 		if got := Line(c.in); got != c.want {
 			t.Errorf("%d reports:\n got %s\nwant %s", len(c.in), got, c.want)
@@ -117,18 +117,18 @@ func userDir(t *testing.T) (dir, file string) {
 }
 
 func run(file string) rpc.JobRun {
-	return rpc.JobRun{Job: "7", UID: 65534, GID: 65534, Nodes: []string{"n1", "n2"}, Wishes: map[string]string{Wish: "yes"}, Stdout: file}
+	return rpc.JobRun{Job: "7", UID: 65534, GID: 65534, Wishes: map[string]string{Wish: "yes"}, Stdout: file}
 }
 
 func TestAppend(t *testing.T) {
 	dir, file := userDir(t)
 	rs := []lease.Report{report("n1", 1, 0)}
-	if err := Append(t.Context(), run(file), "n1", rs); err != nil {
+	if err := Append(t.Context(), run(file), rs); err != nil {
 		t.Fatal(err)
 	}
 	relative := run("slurm-7.out")
 	relative.WorkDir = dir
-	if err := Append(t.Context(), relative, "n1", rs); err != nil {
+	if err := Append(t.Context(), relative, rs); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(file)
@@ -139,11 +139,10 @@ func TestAppend(t *testing.T) {
 	quiet, none, null := run(file), run(""), run("/dev/null")
 	quiet.Wishes = nil
 	for i, c := range []struct {
-		run  rpc.JobRun
-		node string
-		rs   []lease.Report
-	}{{quiet, "n1", rs}, {run(file), "n2", rs}, {none, "n1", rs}, {null, "n1", rs}, {run(file), "n1", nil}} {
-		if err := Append(t.Context(), c.run, c.node, c.rs); err != nil {
+		run rpc.JobRun
+		rs  []lease.Report
+	}{{quiet, rs}, {none, rs}, {null, rs}, {run(file), nil}} {
+		if err := Append(t.Context(), c.run, c.rs); err != nil {
 			t.Errorf("case %d: %v", i, err)
 		}
 	}
@@ -172,7 +171,7 @@ func TestAppendRefuses(t *testing.T) {
 	}
 	rs := []lease.Report{report("n1", 1, 0)}
 	for _, path := range []string{roots, closed, link, fifo, dir, "/dev/zero", filepath.Join(dir, "not there"), "/etc/passwd"} {
-		if err := Append(t.Context(), run(path), "n1", rs); err == nil || !strings.Contains(err.Error(), "no regular file") {
+		if err := Append(t.Context(), run(path), rs); err == nil || !strings.Contains(err.Error(), "no regular file") {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -186,10 +185,10 @@ func TestAppendRefuses(t *testing.T) {
 	}
 	other := run(file)
 	other.UID = 0
-	if err := Append(t.Context(), other, "n1", rs); err == nil || !strings.Contains(err.Error(), "Slurm calls its user 0") {
+	if err := Append(t.Context(), other, rs); err == nil || !strings.Contains(err.Error(), "Slurm calls its user 0") {
 		t.Errorf("another's uid: %v", err)
 	}
-	if err := Append(t.Context(), run("x"), "n1", rs); err == nil || !strings.Contains(err.Error(), "is no path") {
+	if err := Append(t.Context(), run("x"), rs); err == nil || !strings.Contains(err.Error(), "is no path") {
 		t.Errorf("no path: %v", err)
 	}
 }
@@ -204,7 +203,7 @@ func TestAppendChild(t *testing.T) {
 	if err := os.Chown(who, 65534, 65534); err != nil {
 		t.Fatal(err)
 	}
-	if err := Append(t.Context(), run(who), "n1", []lease.Report{report("n1", 1, 0)}); err != nil {
+	if err := Append(t.Context(), run(who), []lease.Report{report("n1", 1, 0)}); err != nil {
 		t.Fatal(err)
 	}
 	b, _ := os.ReadFile(who)
@@ -227,7 +226,7 @@ func TestAppendHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	began := time.Now()
-	err := Append(ctx, run(filepath.Join(dir, "hangs")), "n1", []lease.Report{report("n1", 1, 0)})
+	err := Append(ctx, run(filepath.Join(dir, "hangs")), []lease.Report{report("n1", 1, 0)})
 	if err == nil || !strings.Contains(err.Error(), "does not answer") || time.Since(began) > 2*time.Second {
 		t.Errorf("after %v: %v", time.Since(began), err)
 	}

@@ -1,9 +1,7 @@
 package jobsock
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -16,7 +14,7 @@ type Notes struct{ dir string }
 // NewNotes makes the directory beside the job socket at path.
 func NewNotes(path string) (*Notes, error) {
 	dir := filepath.Join(filepath.Dir(path), "jobs")
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("notes of jobs: %w", err)
 	}
 	if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask

@@ -113,7 +113,9 @@ func crash(t *testing.T, point string, pass int) {
 			must(t, again(func() error { _, err := n.Renew(ctx, "ctl", []string{l.ID}); return err }))
 			must(t, again(func() error { return n.admitOne(l.ID) }))
 		}
-		must(t, again(func() error { return n.Release(ctx, "ctl", "", lease.Key{Cluster: "c", Job: job, Incarnation: 100}, "job ended") }))
+		must(t, again(func() error {
+			return n.Release(ctx, "ctl", "", lease.Key{Cluster: "c", Job: job, Incarnation: 100}, "job ended")
+		}))
 		if list, _ := n.List(ctx, ""); len(list) != 1 {
 			t.Fatalf("%d leases outlived their job", len(list)-1)
 		}

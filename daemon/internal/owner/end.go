@@ -200,21 +200,13 @@ func (o *Owner) end(e *entry) error {
 		return lease.Errorf(lease.Down, "lease %s: its sessions have not ended: %v", id, err)
 	}
 	o.point("release-2-killed")
-	o.write.Lock()
-	err := o.free(e)
-	o.write.Unlock()
-	if err != nil {
-		return err
-	}
-	if err := o.cfg.Workers.Forget(id); err != nil {
-		// It is found again at the next start.
-		o.log.Warn("account of an ended lease stays", "lease", id, "error", err)
-	}
-	return nil
+	return o.free(e)
 }
 
-// free takes an ended lease out of the ledger. write is held.
+// free takes an ended lease out of the ledger.
 func (o *Owner) free(e *entry) error {
+	o.write.Lock()
+	defer o.write.Unlock()
 	l, why := &e.rec.Lease, e.rec.Ending
 	ev := o.event(why.Event, l, why.Reason)
 	ev.Over = why.Over
@@ -269,12 +261,17 @@ func (o *Owner) free(e *entry) error {
 	}
 	o.log.Info("lease ended", "lease", l.ID, "job", l.Request.Key.String(), "host", l.Host, "event", why.Event, "reason", why.Reason)
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	o.bury(idTomb(l.ID), t)
 	if over {
 		o.bury(kname, kt)
 	}
-	o.drop(e)
+	o.remove(e)
+	o.mu.Unlock()
+	// Its report is the tombstone's from here on.
+	if err := o.cfg.Workers.Forget(l.ID); err != nil {
+		o.log.Warn("account of an ended lease stays until the next start", "lease", l.ID, "error", err)
+	}
+	close(e.ended)
 	return nil
 }
 

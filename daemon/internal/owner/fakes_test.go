@@ -177,12 +177,17 @@ type auditor struct {
 	mu   sync.Mutex
 	err  error
 	dead bool
+	lost func(audit.Event) // lines that a dead daemon would have written
 }
 
 func (a *auditor) Write(e audit.Event) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.err != nil || a.dead {
+	if a.dead {
+		a.lost(e)
+		return nil
+	}
+	if a.err != nil {
 		return a.err
 	}
 	return a.Log.Write(e)
@@ -212,9 +217,10 @@ type node struct {
 	control []string
 	log     *slog.Logger
 
-	crashAt string // point
-	crashIn int    // its pass, from 1
-	crashed chan struct{}
+	crashAt  string     // point
+	crashIn  int        // its pass, from 1
+	counting sync.Mutex // of passes
+	crashed  chan struct{}
 }
 
 func newNode(t testing.TB, name string, gpus int) *node {
@@ -238,7 +244,14 @@ func (n *node) start() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.audit = &auditor{Log: l}
+	// A session whose end nobody wrote down is found to have ended by the next daemon.
+	n.audit = &auditor{Log: l, lost: func(e audit.Event) {
+		if e.Event == audit.SessionEnd {
+			n.workers.mu.Lock()
+			defer n.workers.mu.Unlock()
+			n.workers.untold = append(n.workers.untold, lease.Session{ID: e.Session, Lease: e.Lease, Client: e.PID, Program: e.Program})
+		}
+	}}
 	n.Owner, err = New(Config{Name: n.name, Version: "test", Ledger: n.ledger, Devices: func() ([]lease.GPU, time.Duration) { return n.devices, 0 },
 		Workers: n.workers, Tickets: tickets{}, Audit: n.audit, Clock: n.clock, Log: n.log, Limits: n.limits, Controllers: n.control})
 	if err != nil {
@@ -253,13 +266,7 @@ func (n *node) start() {
 			runtime.Goexit()
 		default:
 		}
-		if n.crashAt != "" && n.crashAt != p && n.crashAt != "any" {
-			return
-		}
-		if n.crashIn == 0 {
-			return
-		}
-		if n.crashIn--; n.crashIn > 0 {
+		if !n.crashes(p) {
 			return
 		}
 		once.Do(func() {
@@ -273,6 +280,17 @@ func (n *node) start() {
 		})
 		runtime.Goexit()
 	}
+}
+
+// crashes counts passes of p; leases of one job end at the same time.
+func (n *node) crashes(p string) bool {
+	n.counting.Lock()
+	defer n.counting.Unlock()
+	if n.crashIn == 0 || n.crashAt != "" && n.crashAt != p && n.crashAt != "any" {
+		return false
+	}
+	n.crashIn--
+	return n.crashIn == 0
 }
 
 func (n *node) auditPath() string { return filepath.Join(n.dir, "audit.log") }

@@ -290,14 +290,18 @@ func (o *Owner) adopt(rec record) *entry {
 	return e
 }
 
-// drop forgets an entry that is gone.
+// drop forgets an entry that is gone, and says so.
 func (o *Owner) drop(e *entry) {
+	o.remove(e)
+	close(e.ended)
+}
+
+func (o *Owner) remove(e *entry) {
 	delete(o.leases, e.id)
 	if k := nameOf(e.rec.Lease.Request.Key); o.keys[k] == e {
 		delete(o.keys, k)
 	}
 	e.cancel()
-	close(e.ended)
 }
 
 // SetTickets gives the owner its data listener.

@@ -68,7 +68,7 @@ func ParseGres(s string) ([]Gres, error) {
 			continue
 		}
 		f := strings.FieldsFunc(text, func(r rune) bool { return r == ':' || r == '=' || r == '/' })
-		if len(f) == 0 || len(f) > 3 || strings.ContainsAny(text, " \t\n") {
+		if len(f) == 0 || len(f) > 3 || strings.ContainsAny(text, " \t\n,[]()") {
 			return nil, fmt.Errorf("gres %q: want NAME, NAME:COUNT or NAME:TYPE:COUNT", item)
 		}
 		g := Gres{Name: f[0], Count: 1}
@@ -151,7 +151,7 @@ func ParseHosts(s string) ([]string, error) {
 	}
 	var out []string
 	for _, item := range items(s) {
-		list, err := expand(item, maxNodes-len(out))
+		list, err := expandHosts(item, maxNodes-len(out))
 		if err != nil {
 			return nil, fmt.Errorf("nodes %q: %w", s, err)
 		}
@@ -160,11 +160,11 @@ func ParseHosts(s string) ([]string, error) {
 	return out, nil
 }
 
-// expand expands one name, its last bracket first.
-func expand(s string, room int) ([]string, error) {
+// expandHosts expands one name, its last bracket first.
+func expandHosts(s string, room int) ([]string, error) {
 	open := strings.IndexByte(s, '[')
 	if open < 0 {
-		if s == "" || strings.ContainsAny(s, "] \t\n/") {
+		if s == "" || strings.ContainsAny(s, "],() \t\n/") {
 			return nil, fmt.Errorf("%q is no name", s)
 		}
 		if room < 1 {
@@ -177,13 +177,13 @@ func expand(s string, room int) ([]string, error) {
 		return nil, fmt.Errorf("%q has no ]", s)
 	}
 	head, inner, tail := s[:open], s[open+1:open+width], s[open+width+1:]
-	if strings.Contains(head, "]") {
-		return nil, fmt.Errorf("%q has no [", s)
+	if strings.ContainsAny(head, "],() \t\n/") {
+		return nil, fmt.Errorf("%q is no name", s)
 	}
 	ends := []string{""}
 	if tail != "" {
 		var err error
-		if ends, err = expand(tail, room); err != nil {
+		if ends, err = expandHosts(tail, room); err != nil {
 			return nil, err
 		}
 	}

@@ -220,7 +220,7 @@ func good(t *testing.T, tab Table) *fakeSlurm {
 			"AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageTRES": "cpu,license/rgpu,license/rgpu_a100,license/rgpu_big,license/rgpu_h200",
 			"PrologFlags": "Alloc,Contain", "SlurmdTimeout": "300 sec", "PrologEpilogTimeout": "65534", "PlugStackConfig": filepath.Join(dir, "plugstack.conf"), "PluginDir": dir},
 		licences: map[string]slurm.Licence{"rgpu": {Total: 700}, "rgpu_h200": {Total: 400}, "rgpu_a100": {Total: 200}, "rgpu_big": {Total: 800}, "matlab": {Total: 3}},
-		nodes:    map[string]string{"n1": "gpu:h100:4(S:0-1),rgpu:h200:6400,rgpu:a100:6400", "n2": "rgpu:a100:6400,rgpu:h200:6400"},
+		nodes:    map[string]string{"n1": "gpu:h100:4(S:0-1),rgpu:h200:6400,rgpu:a100:6400", "n2": "rgpu:a100:no_consume:6400,rgpu:h200:no_consume:6400"},
 	}
 	for _, h := range hooks {
 		f.conf[h.key] = put(h.file+".sh", from(h.file+".sh"))
@@ -261,8 +261,8 @@ func TestCheck(t *testing.T) {
 		{"cluster", rpc.Fail, "cluster: prod", func(f *fakeSlurm) { f.conf["ClusterName"] = "prod" }},
 		{"gres", rpc.Fail, "GresTypes=rgpu", func(f *fakeSlurm) { f.conf["GresTypes"] = "gpu" }},
 		{"gres", rpc.Fail, "no node has rgpu", func(f *fakeSlurm) { f.nodes = map[string]string{"n1": "", "n2": "gpu:4"} }},
-		{"gres", rpc.Fail, "n1: other types", func(f *fakeSlurm) { f.nodes["n1"] = "rgpu:6400" }},
-		{"gres", rpc.Fail, "n2: other types", func(f *fakeSlurm) { f.nodes["n2"] = "rgpu:a100:6400" }},
+		{"gres", rpc.Fail, "n1: no rgpu as the pools", func(f *fakeSlurm) { f.nodes["n1"] = "rgpu:6400" }},
+		{"gres", rpc.Fail, "n2: no rgpu as the pools", func(f *fakeSlurm) { f.nodes["n2"] = "rgpu:a100:6400" }},
 		{"gres", rpc.OK, "1 of 2 nodes; not n2", func(f *fakeSlurm) { f.nodes["n2"] = "" }},
 		{"licences", rpc.Fail, "rgpu_big is missing", func(f *fakeSlurm) { delete(f.licences, "rgpu_big") }},
 		{"licences", rpc.Fail, "no room", func(f *fakeSlurm) { f.licences["rgpu"] = slurm.Licence{Total: 800} }},

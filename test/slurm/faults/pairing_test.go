@@ -9,6 +9,7 @@ const ask = "--gres=rgpu:50"
 
 // TestPairing is the table of which hook runs when, with PrologFlags as we ask sites to set them.
 func TestPairing(t *testing.T) {
+	t.Parallel()
 	all(t, site{flags: "Alloc,Contain"}, []row{
 		{"all nodes at allocation", allNodes},
 		{"array", array},

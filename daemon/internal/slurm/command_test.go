@@ -1,0 +1,123 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// commands puts scripts in the place of Slurm's. Each writes its arguments to a file.
+func commands(t *testing.T, scripts map[string]string) (*Commands, func() string) {
+	t.Helper()
+	dir := t.TempDir()
+	log := filepath.Join(dir, "log")
+	for name, body := range scripts {
+		text := "#!/bin/sh\n{ printf %s " + name + "; printf ' [%s]' \"$@\"; echo; } >>" + log + "\n" + body + "\n"
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return New(dir, "/etc/other.conf"), func() string {
+		b, _ := os.ReadFile(log)
+		_ = os.Remove(log)
+		return string(b)
+	}
+}
+
+func TestCommands(t *testing.T) {
+	ctx := t.Context()
+	c, asked := commands(t, map[string]string{
+		"squeue":   `test "$SLURM_CONF$LC_ALL" = /etc/other.confC || exit 9; case "$*" in *--jobs=9*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; *--jobs=8*) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1;; *--jobs=*) echo '7|0|RUNNING|n1|5|6|1|1|main|rgpu:50|gres/rgpu:50|N/A|N/A|N/A|';; *) echo '7|0|RUNNING|n1|';; esac`,
+		"scontrol": `case "$*" in *"show config") printf 'ClusterName = c\n';; "requeue 9") echo "Invalid job id specified for job 9" >&2; exit 1;; "requeue 8") echo "Only batch jobs are accepted or processed for job 8" >&2; exit 1;; *"jobid=8"*) echo "Job has already finished for job 8" >&2; exit 1;; esac`,
+		"sacctmgr": "",
+	})
+	t.Setenv("SQUEUE_FORMAT", "%i")
+	if j, err := c.Job(ctx, "7"); err != nil || j.UID != 5 || j.Gres[0].Count != 50 {
+		t.Errorf("%+v, %v", j, err)
+	}
+	if _, err := c.Job(ctx, "9"); !errors.Is(err, ErrGone) {
+		t.Errorf("a job that is gone: %v", err)
+	}
+	if _, err := c.Job(ctx, "8"); err == nil || errors.Is(err, ErrGone) || !strings.Contains(err.Error(), "Unable to contact") {
+		t.Errorf("a slurmctld that is away: %v", err)
+	}
+	for _, bad := range []string{"", "0", "7,8", "-x", "7 8", "99999999999"} {
+		if _, err := c.Job(ctx, bad); err == nil || errors.Is(err, ErrGone) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	if jobs, err := c.Jobs(ctx); err != nil || len(jobs) != 1 {
+		t.Errorf("%v, %v", jobs, err)
+	}
+	if err := c.Requeue(ctx, "7"); err != nil {
+		t.Error(err)
+	}
+	if err := c.Requeue(ctx, "8"); !errors.Is(err, ErrNoRequeue) {
+		t.Errorf("no batch job: %v", err)
+	}
+	if err := c.Requeue(ctx, "9"); !errors.Is(err, ErrGone) {
+		t.Errorf("gone: %v", err)
+	}
+	asked()
+	if err := c.Comment(ctx, "7", "a 'b' \"c\"\nd"); err != nil || asked() != "scontrol [update] [jobid=7] [admincomment=a b c d]\n" {
+		t.Error("comment", err)
+	}
+	if err := c.Comment(ctx, "8", "x"); err != nil || !strings.HasSuffix(asked(), "sacctmgr [--immediate] [--quiet] [modify] [job] [where] [jobid=8] [set] [AdminComment=x]\n") {
+		t.Error("comment of a job that has ended", err)
+	}
+}
+
+func TestReserve(t *testing.T) {
+	ctx := t.Context()
+	const show = "scontrol [--oneliner] [show] [reservation] [sluice_rgpu]\n"
+	c, asked := commands(t, map[string]string{"scontrol": `case "$*" in *show*) echo "Reservation sluice_rgpu not found"; exit 1;; esac`})
+	if err := c.Reserve(ctx, "sluice_rgpu", "rgpu", 50); err != nil {
+		t.Error(err)
+	}
+	if got, want := asked(), show+"scontrol [create] [reservation] [reservationname=sluice_rgpu] [starttime=now] [duration=UNLIMITED] [flags=license_only] [Licenses=rgpu:50] [users=root]\n"; got != want {
+		t.Errorf("create: %s", got)
+	}
+	if err := c.Reserve(ctx, "sluice_rgpu", "rgpu", 0); err != nil || asked() != show {
+		t.Error("nothing to remove", err)
+	}
+	c, asked = commands(t, map[string]string{"scontrol": `case "$*" in *show*) echo "ReservationName=sluice_rgpu StartTime=now Licenses=rgpu:50 State=ACTIVE";; esac`})
+	for _, x := range []struct {
+		count uint64
+		want  string
+	}{
+		{50, ""},
+		{5, "scontrol [update] [reservationname=sluice_rgpu] [Licenses=rgpu:5]\n"},
+		{0, "scontrol [delete] [reservationname=sluice_rgpu]\n"},
+	} {
+		if err := c.Reserve(ctx, "sluice_rgpu", "rgpu", x.count); err != nil {
+			t.Error(err)
+		}
+		if got := asked(); got != show+x.want {
+			t.Errorf("%d: %s", x.count, got)
+		}
+	}
+	c, _ = commands(t, map[string]string{"scontrol": `echo "Unable to contact slurm controller" >&2; exit 1`})
+	if err := c.Reserve(ctx, "sluice_rgpu", "rgpu", 50); err == nil {
+		t.Error("a slurmctld that is away")
+	}
+}
+
+func TestHangs(t *testing.T) {
+	c, _ := commands(t, map[string]string{"squeue": "sleep 60"})
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if _, err := c.Jobs(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	if d := time.Since(start); d > 5*time.Second {
+		t.Errorf("a command that hangs held its caller for %v", d)
+	}
+	if _, err := New("/nonexistent", "").Jobs(t.Context()); err == nil || !strings.Contains(err.Error(), "slurm.bin") {
+		t.Errorf("no commands: %v", err)
+	}
+}
