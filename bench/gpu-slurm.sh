@@ -4,10 +4,11 @@
 #
 # Usage: bench/gpu-slurm.sh --fetch [DIR]   where apt and a network are: the packages (5 MB)
 #        bench/gpu-slurm.sh [DIR]           as root, on the machine with the GPU
-# DIR is build/slurm-debs unless given, or the word installed. Needs: build/bin, build/shim, build/spank, a GPU with
-# its driver, python3 with torch and torchvision, dpkg-deb. No Slurm and no Go. Prints one
-# line per check and every job's output; raw output is kept in $SLUICE_LOGS/slurm (default
-# build/gpu-logs/slurm). Exit status 0 when every check passed.
+# DIR is build/slurm-debs unless given; the word installed is for a machine that has a Slurm.
+# Needs: build/bin, build/shim, build/spank, a GPU with its driver, python3 with torch and
+# torchvision, dpkg-deb. No Slurm and no Go. Prints one line per check and every job's
+# output; raw output is kept in $SLUICE_LOGS/slurm (default build/gpu-logs/slurm). Exit
+# status 0 when every check passed.
 set -u
 # shellcheck source-path=SCRIPTDIR source=gpu-lib.sh
 . "$(dirname "$0")/gpu-lib.sh"

@@ -273,10 +273,9 @@ local function submit(job, parts)
   local kind, count, item = request(job)
   local wish = wishes(job)
   if not kind then
-    for _, name in ipairs({ "MEM", "POLICY", "POOL" }) do
-      if wish[name] then refuse("--rgpu-%s goes with --gres=rgpu:PERCENT, which is missing", name:lower()) end
-    end
-    return
+    -- No refusal: an sbatch inside of a job has inherited that job's options.
+    local name = wish.MEM and "mem" or wish.POOL and "pool" or wish.POLICY and "policy"
+    return name and { string.format("--rgpu-%s asks for nothing without --gres=rgpu:PERCENT", name) }
   end
   local t = load_site()
   local notes, standard = {}, {}

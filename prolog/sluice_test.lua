@@ -194,8 +194,8 @@ accepted(wish("RGPU_POOL=new"), "rgpu_new:50", 1)
 refused(wish("RGPU_POOL=nosuch"), "no such pool", "big, default, new")
 refused(wish("RGPU_POOL=%s%n\27[31m"), "%s%n?[31m")
 refused(wish("RGPU_MEM=1G", "RGPU_MEM=70G"), "twice")
-refused({ wish = { "RGPU_MEM=1G" } }, "--gres=rgpu:PERCENT")
-refused({ wish = { "RGPU_POOL=new" } }, "--gres=rgpu:PERCENT")
+accepted({ wish = { "RGPU_MEM=1G" } }, nil, nil, "asks for nothing without --gres=rgpu:PERCENT")
+accepted({ wish = { "RGPU_POOL=new", "RGPU_REPORT=1" } }, nil, nil, "--rgpu-pool")
 
 -- Partitions: the job's, or the default one; several must agree.
 accepted(half({ partition = "big" }), "rgpu_big:50", 1)

@@ -8,7 +8,7 @@
 # loads the plug-in has them.
 
 SPANK := spank
-SPANK_OUT ?= build/spank
+SPANK_OUT ?= $(or $(B),build)/spank
 SPANK_SRC := $(addprefix $(SPANK)/,dispatch.c settings.c wish.c allocator.c local.c remote.c ask.c answer.c)
 SPANK_HDR := $(addprefix $(SPANK)/,plugin.h version.h options.h)
 SPANK_CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fvisibility=hidden -fPIC -fstack-protector-strong

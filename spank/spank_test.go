@@ -92,6 +92,10 @@ func TestSettings(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
+	if os.Getenv("SLURM_JOB_ID") != "" { // Setenv so that it is put back
+		t.Setenv("SLURM_JOB_ID", "")
+		os.Unsetenv("SLURM_JOB_ID")
+	}
 	for _, where := range []spank.Context{spank.Local, spank.Allocator} {
 		p, _ := spank.Start(where, 0, 0, 0)
 		for name, value := range map[string]string{"rgpu-mem": "020g", "rgpu-policy": "equal", "rgpu-pool": "a100.big"} {
@@ -127,18 +131,32 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// A step inherits its job's options; only others are worth a word.
-func TestOptionsOfSteps(t *testing.T) {
+// Jobs that are submitted within a job do not inherit its options, which Slurm calls back
+// for before those that were given.
+func TestInheritedOptions(t *testing.T) {
 	t.Setenv("SLURM_JOB_ID", "4711")
-	t.Setenv("SLURM_SPANK_RGPU_MEM", "20G")
-	p, _ := spank.Start(spank.Local, 0, 0, 0)
+	t.Setenv("SLURM_SPANK__SLURM_SPANK_OPTION_sluice_rgpu_mem", "20g")
+	t.Setenv("SLURM_SPANK__SLURM_SPANK_OPTION_sluice_rgpu_spread", "(null)")
+	p, _ := spank.Start(spank.Allocator, 0, 0, 0)
+	p.Option("rgpu-mem", "20g", false, false)
+	p.Option("rgpu-spread", "(null)", false, false)
+	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != "" || p.Control("RGPU_SPREAD") != "" {
+		t.Errorf("inherited: %d, %q %q", rc, p.Control("RGPU_MEM"), p.Control("RGPU_SPREAD"))
+	}
+	p.Option("rgpu-mem", "20g", false, false)
+	p.Option("rgpu-policy", "fixed", false, false)
+	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != "20G" || p.Control("RGPU_SPREAD") != "" || p.Control("RGPU_POLICY") != "fixed" {
+		t.Errorf("given: %d, %q %q %q", rc, p.Control("RGPU_MEM"), p.Control("RGPU_SPREAD"), p.Control("RGPU_POLICY"))
+	}
+	// A step says of what was given that it comes too late.
+	p, _ = spank.Start(spank.Local, 0, 0, 0)
 	p.Option("rgpu-mem", "20g", false, false)
 	if rc := p.InitPostOpt(); rc != 0 || p.Log() != "" || p.Control("RGPU_MEM") != "" {
-		t.Errorf("the job's own: %d, %q", rc, p.Log())
+		t.Errorf("a step: %d, %q", rc, p.Log())
 	}
 	p.Option("rgpu-mem", "10G", false, false)
-	if rc := p.InitPostOpt(); rc != 0 || p.Log() != "sluice: --rgpu-mem=10G has no effect on a step: its job has its fractions already; give it to sbatch or salloc\n" {
-		t.Errorf("another: %d, %q", rc, p.Log())
+	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != "" || p.Log() != "sluice: --rgpu-mem has no effect on a step: its job has its fractions already; give it to sbatch or salloc\n" {
+		t.Errorf("a step's own: %d, %q", rc, p.Log())
 	}
 }
 

@@ -1,15 +1,18 @@
 /*
- * The options. Slurm calls back for each that is given, on the command line, in
- * #SBATCH lines or by the environment of a job's steps; the last one counts. A bad value
- * is refused there, which ends srun, sbatch and salloc before anything is submitted.
+ * The options. Slurm calls back for each that is given, first in the environment that a
+ * job's processes inherit, then in #SBATCH lines and on the command line; the last one
+ * counts. A bad value is refused there, which ends srun, sbatch and salloc before
+ * anything is submitted.
  */
 #include "plugin.h"
 #include "options.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static char given[WISHES][80]; /* in normal form; "" not given */
+static bool called[WISHES];
 
 static bool parse_size(const char *v, char out[80])
 {
@@ -70,6 +73,22 @@ bool sl_wish_parse(int i, const char *value, char out[80])
 	return false;
 }
 
+/*
+ * Whether this is the first callback, and there is an inherited option for it to be of. The
+ * wishes of a job are not those of the jobs that it submits: most of those ask for no GPU.
+ */
+static bool inherited(int i)
+{
+	char name[80];
+	bool first = !called[i];
+
+	called[i] = true;
+	snprintf(name, sizeof name, "SLURM_SPANK__SLURM_SPANK_OPTION_sluice_%s", wishes[i].name);
+	for (char *c = strchr(name, '-'); c; c = strchr(c, '-'))
+		*c = '_';
+	return first && getenv(name);
+}
+
 /* Slurm's callback for option val. In slurmstepd nothing is refused any more. */
 static int option_given(int val, const char *optarg, int remote)
 {
@@ -78,6 +97,8 @@ static int option_given(int val, const char *optarg, int remote)
 
 	if (val < 0 || val >= WISHES)
 		return -1;
+	if (!remote && inherited(val))
+		return 0;
 	if (sl_wish_parse(val, value, out)) {
 		strcpy(given[val], out);
 		return 0;
@@ -102,6 +123,7 @@ void sl_wish_register(spank_t sp)
 		};
 
 		given[i][0] = 0;
+		called[i] = false;
 		if (spank_option_register(sp, &o) != ESPANK_SUCCESS)
 			slurm_error("sluice: Slurm does not take the option --%s", wishes[i].name);
 	}

@@ -11,7 +11,10 @@ build=${SLUICE_BUILD:-$PWD/build}
 lab=$build/bin/slurmlab
 dir=${SLUICE_DEMO:-/tmp/sluice-demo} # short: sockets lie below it
 
-down() { [ ! -e "$dir" ] || "$lab" down "$dir"; }
+down() {
+	rmdir "$dir" 2>/dev/null || true # a start that was cut short
+	[ ! -e "$dir" ] || "$lab" down "$dir"
+}
 if [ "${1:-up}" = down ]; then
 	down
 	echo "demo: nothing is left of it"
@@ -42,8 +45,8 @@ until_is() {
 
 down
 # What docs/admin.md has a site do: the plug-in, the four scripts, job_submit.lua, and the pool's licences.
-options=$(mktemp)
-trap 'rm -f "$options"' EXIT
+options=$(mktemp) follower=
+trap 'rm -f "$options"; [ -z "$follower" ] || kill $follower 2>/dev/null || true' EXIT
 BUILD=$build CUDA=${CUDA:-11.8} python3 - >"$options" <<'PY'
 import json, os
 build, here = os.environ["BUILD"], os.getcwd()
@@ -51,7 +54,7 @@ scripts = {"Prolog": "prolog.sh", "Epilog": "epilog.sh", "PrologSlurmctld": "pro
 slurm = "/usr/lib/sluice/slurm/"
 print(json.dumps({
     "Name": "demo", "Build": build, "Accounting": True,
-    "Nodes": [{"Name": "gpu01", "GPUs": 2}, {"Name": "node01"}, {"Name": "node02"}],
+    "Nodes": [{"Name": "gpu01", "GPUs": 2, "Sluice": {"owner.poll": "1s"}}, {"Name": "node01"}, {"Name": "node02"}],
     "SlurmLines": [
         "PartitionName=compute Nodes=node01,node02 Default=YES State=UP LLN=YES",
         "PartitionName=gpu Nodes=gpu01 State=UP",
@@ -116,10 +119,15 @@ for bad in --gres=rgpu:300 '--gres=rgpu:50 --rgpu-mem=much'; do
 		exit 1
 	fi
 done
+say 'The program is plain CUDA and knows nothing of Sluice. A small network learns a picture, on its half of a GPU of another node:'
+printf '\n\033[1malice@democtl$ tail -n +1 -f train.out\033[0m\n'
+tail -n +1 -f "$dir/home/alice/train.out" &
+follower=$!
 until_is 120 COMPLETED state $train
-say 'The program is plain CUDA and knows nothing of Sluice. A small network has learned a picture on its half of a GPU of another node:'
-until_is 20 1 grep -c "^sluice: asked" "$dir/home/alice/train.out"
-show democtl alice cat train.out
+until_is 20 1 grep -c '^sluice: asked' "$dir/home/alice/train.out" # what --rgpu-report is for
+sleep 1.2                                                        # tail looks once a second where it is not told
+kill $follower
+wait $follower 2>/dev/null || true
 for job in 2 3; do until_is 120 COMPLETED state $job; done
 say 'The third began when the first had returned its licences:'
 until_is 20 3 bash -c "'$lab' run '$dir' -u root sacct -X -n -j 1,2,3 -o AdminComment%20 | grep -c sluice:"
@@ -131,4 +139,5 @@ until_is 20 '' "$lab" status "$dir"
 show democtl alice scontrol show licenses
 show democtl alice sluice gpus
 grep -q '^PASS$' "$dir/home/alice/train.out"
-say "demo: all of it ran, in $SECONDS s. The cluster goes on: $lab run $dir sbatch train.sh; make demo-down ends it."
+say "demo: all of it ran, in $SECONDS s. The cluster goes on, until make demo-down:"
+echo "    ${lab#"$PWD/"} run $dir sbatch train.sh"

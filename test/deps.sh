@@ -28,6 +28,7 @@ need slurmdbd slurmdbd
 need sbatch slurm-client
 need mariadbd mariadb-server
 need lua5.3 lua5.3
+need lua5.1 lua5.1
 need jq jq
 need debootstrap debootstrap
 [ -e /usr/include/slurm/spank.h ] || missing+=(libslurm-dev)

@@ -190,6 +190,14 @@ func (s *site) program(name string) string {
 	return filepath.Join(s.Options.Build, "test", "cuda-"+s.Options.CUDA, name)
 }
 
+// version is the release of the cluster's Slurm, as 22.05.
+func (s *site) version() string {
+	s.t.Helper()
+	out, err := s.alice("sinfo", "--version")
+	s.must(err)
+	return regexp.MustCompile(`\d+\.\d+`).FindString(out)
+}
+
 // used is how much of a licence is in use.
 func (s *site) used(name string) int {
 	s.t.Helper()

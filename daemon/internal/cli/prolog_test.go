@@ -34,32 +34,38 @@ type jobDaemon struct {
 func (d *jobDaemon) heard(ctx context.Context, what string, run rpc.JobRun) error {
 	d.mu.Lock()
 	d.calls, d.runs = append(d.calls, what), append(d.runs, run)
-	hang := d.hang
+	hang, refuse := d.hang, d.refuse
 	d.mu.Unlock()
 	if hang {
 		<-ctx.Done()
 	}
-	return d.refuse
+	return refuse
+}
+
+func (d *jobDaemon) told() (rpc.JobAnswer, []lease.Report) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.answer, d.list
 }
 
 func (d *jobDaemon) Prolog(ctx context.Context, _ rpc.Peer, run rpc.JobRun) (rpc.JobAnswer, error) {
-	err := d.heard(ctx, "prolog", run)
-	return d.answer, err
+	a, _ := d.told()
+	return a, d.heard(ctx, "prolog", run)
 }
 
 func (d *jobDaemon) PrologController(ctx context.Context, _ rpc.Peer, run rpc.JobRun) (rpc.JobAnswer, error) {
-	err := d.heard(ctx, "prolog-ctld", run)
-	return d.answer, err
+	a, _ := d.told()
+	return a, d.heard(ctx, "prolog-ctld", run)
 }
 
 func (d *jobDaemon) Epilog(ctx context.Context, _ rpc.Peer, run rpc.JobRun) ([]lease.Report, error) {
-	err := d.heard(ctx, "epilog", run)
-	return d.list, err
+	_, list := d.told()
+	return list, d.heard(ctx, "epilog", run)
 }
 
 func (d *jobDaemon) EpilogController(ctx context.Context, _ rpc.Peer, run rpc.JobRun) ([]lease.Report, error) {
-	err := d.heard(ctx, "epilog-ctld", run)
-	return d.list, err
+	_, list := d.told()
+	return list, d.heard(ctx, "epilog-ctld", run)
 }
 
 func startJobDaemon(t *testing.T) (*jobDaemon, string) {
@@ -108,7 +114,9 @@ func TestScripts(t *testing.T) {
 		Job: "7", Restart: 2, UID: 1000, GID: 1001, User: "alice", Account: "phys", Name: "a\nb", Partition: "main", Nodes: []string{"n1", "n2"},
 		Licences: new("matlab:1,rgpu:100"), Wishes: map[string]string{"mem": "20G", "spread": "1"},
 	}
+	d.mu.Lock()
 	d.list = []lease.Report{{Lease: idA}, {Lease: idA}, {Lease: idB}}
+	d.mu.Unlock()
 	for _, c := range []struct {
 		script string
 		answer rpc.JobAnswer
@@ -165,7 +173,20 @@ func TestScriptsNeverFail(t *testing.T) {
 			{"a wrong flag", socket, ctldEnv, []string{"--wrong"}},
 			{"a wrong argument", socket, ctldEnv, []string{"more"}},
 		} {
-			says, status := hook(t, c.socket, c.env, append([]string{s}, c.args...)...)
+			for _, kv := range ctldEnv {
+				k, _, _ := strings.Cut(kv, "=")
+				t.Setenv(k, "")
+				if err := os.Unsetenv(k); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, kv := range c.env {
+				k, v, _ := strings.Cut(kv, "=")
+				t.Setenv(k, v)
+			}
+			var out, errs bytes.Buffer // in this process: starting another takes long
+			status := Main(append(append([]string{s}, c.args...), "--socket", c.socket), &out, &errs)
+			says := errs.String()
 			if status != 0 || says == "" {
 				t.Errorf("%s, %s: %d, %q", s, c.what, status, says)
 			}
@@ -221,9 +242,12 @@ func TestScriptsAskNobody(t *testing.T) {
 		{"SLURM_JOB_ID=7", "SLURM_JOB_UID=1000", "SLURM_JOB_NODELIST=n1", "SLURM_JOB_LICENSES=matlab:1,xrgpu:5"},
 	} {
 		for _, s := range []string{"prolog-ctld", "epilog-ctld"} {
-			if says, status := hook(t, socket, env, s); status != 0 || says != "" || len(d.calls) != 0 {
+			says, status := hook(t, socket, env, s)
+			d.mu.Lock()
+			if status != 0 || says != "" || len(d.calls) != 0 {
 				t.Errorf("%s: %d, %q, %v", s, status, says, d.calls)
 			}
+			d.mu.Unlock()
 		}
 	}
 }

@@ -51,17 +51,16 @@ func (h *Host) acquire(ctx context.Context, p rpc.Peer, r *lease.Request) (lease
 		return lease.Lease{}, err
 	}
 	defer h.limit.leave(p.UID)
-	l, _, err := h.obtain(ctx, p, *r)
-	return l, err
+	return h.obtain(ctx, p, *r)
 }
 
-// obtain gives a checked request its lease; fresh says that there was none before.
-func (h *Host) obtain(ctx context.Context, p rpc.Peer, r lease.Request) (_ lease.Lease, fresh bool, _ error) {
+// obtain gives a checked request its lease.
+func (h *Host) obtain(ctx context.Context, p rpc.Peer, r lease.Request) (lease.Lease, error) {
 	n := nameOf(r.Key)
 	for {
 		fctx, done, err := h.fly(ctx, r.Key)
 		if err != nil {
-			return lease.Lease{}, false, err
+			return lease.Lease{}, err
 		}
 		h.mu.Lock()
 		t, over := h.tombs[n]
@@ -76,12 +75,12 @@ func (h *Host) obtain(ctx context.Context, p rpc.Peer, r lease.Request) (_ lease
 		case over && t.Key.Incarnation >= r.Key.Incarnation:
 			err = lease.Errorf(lease.Over, "job %s has ended: %s", r.Key, t.Reason)
 		case hd == nil:
-			l, again, err := h.grant(fctx, r)
+			l, err := h.grant(fctx, r)
 			if cause := context.Cause(fctx); err != nil && cause != nil && ctx.Err() == nil {
 				err = cause
 			}
 			done()
-			return l, !again, err
+			return l, err
 		case have.Request.UID != r.UID && (p.UID != 0 || old >= r.Key.Incarnation):
 			err = lease.Errorf(lease.Denied, "job %s has a lease of uid %d", r.Key, have.Request.UID)
 		case old > r.Key.Incarnation:
@@ -92,7 +91,7 @@ func (h *Host) obtain(ctx context.Context, p rpc.Peer, r lease.Request) (_ lease
 			continue
 		}
 		done()
-		return have, false, err
+		return have, err
 	}
 }
 
@@ -179,9 +178,8 @@ func checkHolder(p lease.Process) error {
 	return nil
 }
 
-// grant places the request until owners and placement agree. known says that owners
-// had a lease of the job already.
-func (h *Host) grant(ctx context.Context, r lease.Request) (_ lease.Lease, known bool, _ error) {
+// grant places the request until owners and placement agree.
+func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) {
 	if r.Pool == "" {
 		r.Pool = "default"
 	}
@@ -189,7 +187,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (_ lease.Lease, known
 	pool, ok := h.pools[r.Pool]
 	h.mu.Unlock()
 	if !ok {
-		return lease.Lease{}, false, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml; see sluice gpus", cut(r.Pool))
+		return lease.Lease{}, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml; see sluice gpus", cut(r.Pool))
 	}
 	if r.Place == "" {
 		r.Place = pool.Place
@@ -208,10 +206,10 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (_ lease.Lease, known
 			gpus = append(gpus, v.inv.GPUs...)
 		}
 		if err := ctx.Err(); err != nil {
-			return lease.Lease{}, false, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
+			return lease.Lease{}, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
 		}
 		if len(silent) == len(views) {
-			return lease.Lease{}, false, lease.Errorf(lease.Down, "pool %s: no owner answers: %s; see sluice health", r.Pool, strings.Join(silent, "; "))
+			return lease.Lease{}, lease.Errorf(lease.Down, "pool %s: no owner answers: %s; see sluice health", r.Pool, strings.Join(silent, "; "))
 		}
 		grants, err := placement.Place(gpus, r, pool.Place)
 		if err != nil {
@@ -222,14 +220,14 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (_ lease.Lease, known
 					continue
 				}
 			}
-			return lease.Lease{}, false, withSilent(err, silent, last)
+			return lease.Lease{}, withSilent(err, silent, last)
 		}
 		l, again, err := h.attempt(ctx, r, grants)
 		if err == nil {
-			return l, again, nil
+			return l, nil
 		}
 		if !again {
-			return lease.Lease{}, false, err
+			return lease.Lease{}, err
 		}
 		last, age = err, 0
 		// Hosts that want the same GPU at the same time come back at different ones.
@@ -238,7 +236,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (_ lease.Lease, known
 		case <-time.After(rand.N(time.Duration(try+1) * 2 * time.Millisecond)):
 		}
 	}
-	return lease.Lease{}, false, withSilent(last, nil, nil)
+	return lease.Lease{}, withSilent(last, nil, nil)
 }
 
 // withSilent adds to a refusal what was not known when it was made.
@@ -282,9 +280,8 @@ func each(parts []*part, f func(*part)) {
 }
 
 // attempt acquires these grants under a new id: an id that was taken back is
-// refused by its owners for ever. again says that another placement may do better
-// or, without an error, that the lease was there already. For another node than this
-// one the lease has this one as its sponsor, and no socket here.
+// refused by its owners for ever. again says that another placement may do better. For
+// another node than this one the lease has this one as its sponsor, and no socket here.
 func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Grant) (_ lease.Lease, again bool, _ error) {
 	l := lease.Lease{ID: lease.NewID(), Request: r, Grants: grants, State: lease.Reserved, Made: time.Now().UTC(), Host: r.Key.Node}
 	if l.Host != h.cfg.Node {
@@ -343,7 +340,7 @@ func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Gran
 		for _, pt := range parts {
 			if codeOf(pt.err) == lease.Conflict && pt.err != nil && pt.have.ID != "" {
 				if known := h.stranger(ctx, pt.peer, pt.have); known != nil {
-					return *known, true, nil
+					return *known, false, nil
 				}
 			}
 		}

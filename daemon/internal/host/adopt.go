@@ -25,28 +25,48 @@ func (h *Host) meet(ctx context.Context, p *peer) {
 		return
 	}
 	for _, s := range list {
-		h.mu.Lock()
-		skip := h.leases[s.ID] != nil || h.isGone(s.ID) || s.Host != h.cfg.Node || s.State != lease.Granted
-		h.mu.Unlock()
-		if skip {
-			continue
-		}
-		whole, err := h.gather(ctx, s.Lease, h.cfg.Node)
-		if err != nil {
-			h.log.Warn("lease found at its owner; another of its owners cannot be asked yet", "lease", s.ID, "owner", p.name, "error", err)
+		if !h.meetOne(ctx, p, s.Lease) {
 			return // later
 		}
-		if whole != nil && h.adopt(*whole) == nil {
-			continue
-		}
-		if s.Sponsor != "" {
-			continue // its sponsor is at it, or it falls silent
-		}
-		h.stranger(ctx, p, lease.Lease{ID: s.ID})
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.known = true
+}
+
+// meetOne settles one of them; false if another of its owners cannot be asked.
+func (h *Host) meetOne(ctx context.Context, p *peer, l lease.Lease) bool {
+	unknown := func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.leases[l.ID] == nil && !h.isGone(l.ID) && l.Host == h.cfg.Node && l.State == lease.Granted
+	}
+	if !unknown() {
+		return true
+	}
+	// Its Prolog may be at it; the round with the owners cannot wait for long.
+	turn, cancel := context.WithTimeout(ctx, h.cfg.Ask)
+	defer cancel()
+	_, done, err := h.fly(turn, l.Request.Key)
+	if err != nil {
+		return false
+	}
+	defer done()
+	if !unknown() {
+		return true
+	}
+	whole, err := h.gather(ctx, l, h.cfg.Node)
+	switch {
+	case err != nil:
+		h.log.Warn("lease found at its owner; another of its owners cannot be asked yet", "lease", l.ID, "owner", p.name, "error", err)
+		return false
+	case whole != nil && h.adopt(*whole) == nil:
+	case l.Sponsor != "":
+		// Its sponsor is at it, or it falls silent.
+	default:
+		h.stranger(ctx, p, lease.Lease{ID: l.ID})
+	}
+	return true
 }
 
 // gather puts a lease together from what all owners have for host, "" for any; nil if

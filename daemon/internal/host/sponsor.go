@@ -59,10 +59,10 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 		return nil, err
 	}
 	defer h.limit.leave(0)
-	var all, fresh []lease.Lease
+	var all []lease.Lease
 	settled := false
 	for i := 0; i < len(reqs); i++ {
-		l, made, err := h.obtain(ctx, rpc.Peer{}, reqs[i])
+		l, err := h.obtain(ctx, rpc.Peer{}, reqs[i])
 		if codeOf(err) == lease.NoRoom && err != nil && !settled {
 			// Perhaps for what the job itself has, of which this daemon does not know.
 			settled = true
@@ -71,15 +71,13 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 			continue
 		}
 		if err == nil {
-			if all = append(all, l); made {
-				fresh = append(fresh, l)
-			}
+			all = append(all, l)
 			continue
 		}
 		err = at(reqs[i].Key.Node, err)
 		h.log.Info("leases refused", "job", reqs[i].Key.String(), "nodes", len(reqs), "reason", err)
 		h.audit(audit.Event{Event: audit.Refuse, Key: cut(reqs[i].Key.String()), Incarnation: reqs[i].Key.Incarnation, UID: audit.UID(reqs[i].UID), Reason: err.Error()})
-		h.giveUp(fresh, err)
+		h.giveUp(all, err)
 		return nil, err
 	}
 	h.point("sponsor-2-all")
@@ -95,8 +93,8 @@ func at(node string, err error) error {
 	return lease.Errorf(e.Code, "node %s: %s", node, e.Reason)
 }
 
-// giveUp returns what was got for some of a job's nodes. The keys stay good: the job
-// may ask again.
+// giveUp returns what was got for some of a job's nodes, by an earlier process too. The
+// keys stay good: the job may ask again.
 func (h *Host) giveUp(leases []lease.Lease, why error) {
 	var wg sync.WaitGroup
 	for _, l := range leases {

@@ -158,6 +158,17 @@ func TestSponsorRequeued(t *testing.T) {
 // An Epilog, or the end of the job, before the Prolog: the Prolog gets nothing.
 func TestEndBeforeAttach(t *testing.T) {
 	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	w.wait("the node has looked through its owners' leases", func() bool {
+		for _, p := range w.hosts["n1"].owners() {
+			p.mu.Lock()
+			known := p.known
+			p.mu.Unlock()
+			if !known {
+				return false
+			}
+		}
+		return true
+	})
 	w.sponsor(job("1", 0, both, 10))
 	if err := w.hosts["n1"].Release(t.Context(), root, "", lease.Key{Job: "1", Incarnation: w.hosts["n1"].Epoch() + 10000}, "epilog"); err != nil {
 		t.Fatal(err)

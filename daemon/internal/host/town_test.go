@@ -249,7 +249,15 @@ func (w *town) start(n string) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = h.Run(ctx) }()
 	w.hosts[n], w.lives[n] = h, l
-	w.stops[n] = func() { cancel(); <-done; h.Close(); book.Close(); log.Close() }
+	w.stops[n] = func() {
+		end := func() { <-done; h.Close(); book.Close(); log.Close() }
+		cancel()
+		if l.over() {
+			go end() // what it was killed at may hold it for ever
+			return
+		}
+		end()
+	}
 }
 
 func (w *town) stop(n string) {

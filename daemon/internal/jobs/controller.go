@@ -5,6 +5,7 @@ package jobs
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -261,7 +262,14 @@ func (s *Service) report(ctx context.Context, o over) {
 	}
 	if text := s.cfg.Line(list); text != "" {
 		if err := s.cfg.Slurm.Comment(ctx, o.Job, text); err != nil {
-			s.log.Warn("report of a job cannot be written into its AdminComment", "job", o.Job, "error", err)
+			s.mu.Lock()
+			level := slog.LevelWarn
+			if s.mute { // a site without accounting hears it once
+				level = slog.LevelDebug
+			}
+			s.mute = true
+			s.mu.Unlock()
+			s.log.Log(ctx, level, "report of a job cannot be written into its AdminComment; slurm.report: no in sluice.yaml ends the attempts", "job", o.Job, "error", err)
 		}
 	}
 }

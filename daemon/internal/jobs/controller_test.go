@@ -205,7 +205,7 @@ func TestRuns(t *testing.T) {
 			log: slog.New(slog.DiscardHandler), set: settingsOf, jobs: map[string]*entry{}, overs: map[string]over{}, wake: make(chan struct{}, 1),
 			checks: map[string]rpc.Check{}, suspects: map[string]string{}, absent: map[string]int{},
 		}
-		st.leases[lease.Key{Job: "5"}] = lease.Lease{ID: "x", State: lease.Granted, Request: lease.Request{Key: lease.Key{Cluster: "cluster", Job: "5", Node: "n1", Incarnation: 5}}}
+		st.leases[lease.Key{Cluster: "cluster", Job: "5", Node: "n1"}] = lease.Lease{ID: "x", State: lease.Granted, Request: lease.Request{Key: lease.Key{Cluster: "cluster", Job: "5", Node: "n1", Incarnation: 5}}}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- s.Run(ctx) }()
@@ -214,9 +214,11 @@ func TestRuns(t *testing.T) {
 			t.Error("one look ended it")
 		}
 		time.Sleep(time.Minute)
-		if len(st.ended) != 1 || st.ended[0].Incarnation != 5 {
-			t.Errorf("%v", st.ended)
-		}
+		st.set(func() {
+			if len(st.ended) != 1 || st.ended[0].Incarnation != 5 {
+				t.Errorf("%v", st.ended)
+			}
+		})
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)

@@ -62,7 +62,8 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 	case <-ctx.Done():
 		return note{}, fmt.Errorf("job %s: too many jobs are being looked up", job)
 	}
-	if n, busy, ok := s.known(job); ok && busy == nil && n.Outcome != "" {
+	n, busy, ok := s.known(job)
+	if ok && busy == nil && n.Outcome != "" {
 		return n, nil // somebody else has meanwhile
 	}
 	j, err := s.cfg.Slurm.Job(ctx, job)
@@ -77,9 +78,12 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 		return note{}, nil
 	}
 	run := rpc.JobRun{Job: job, Restart: j.Restarts, UID: j.UID, GID: j.GID, Partition: j.Partition}
-	if !asked(j) {
+	switch {
+	case !asked(j):
 		none := ""
 		run.Licences = &none
+	case ok && n.Restart == j.Restarts:
+		run.Account, run.Name, run.Wishes = n.Account, n.Name, n.Wishes
 	}
 	return s.await(ctx, s.settle(run))
 }

@@ -138,6 +138,10 @@ type note struct {
 	Asks    bool           `json:"asks"` // for something of ours, or it is not known
 	Boot    string         `json:"boot"`
 	At      time.Time      `json:"at"`
+	// What only its Prolog was told of the run, for one that is settled later.
+	Account string            `json:"account,omitempty"`
+	Name    string            `json:"name,omitempty"`
+	Wishes  map[string]string `json:"wishes,omitempty"`
 }
 
 // Service implements rpc.JobService.
@@ -158,6 +162,7 @@ type Service struct {
 	checks   map[string]rpc.Check
 	suspects map[string]string // leases without a job at the last look, by id
 	absent   map[string]int    // owners by the number of looks at which they were silent
+	mute     bool              // that reports cannot be written was said
 }
 
 var _ rpc.JobService = (*Service)(nil)

@@ -42,7 +42,7 @@ func (s *Service) Prolog(ctx context.Context, p rpc.Peer, run rpc.JobRun) (rpc.J
 
 // settle has a run of a job settled, aside and once.
 func (s *Service) settle(run rpc.JobRun) *entry {
-	n := note{Job: run.Job, Restart: run.Restart, UID: run.UID}
+	n := note{Job: run.Job, Restart: run.Restart, UID: run.UID, Account: line(run.Account), Name: line(run.Name), Wishes: run.Wishes}
 	e, first := s.begin(n)
 	if !first {
 		return e
@@ -58,6 +58,9 @@ func (s *Service) settle(run rpc.JobRun) *entry {
 		n := s.outcome(ctx, e, n, run)
 		if n.Outcome != rpc.JobNone {
 			s.log.Info("job begins", "job", run.Job, "restart", run.Restart, "uid", run.UID, "outcome", n.Outcome, "reason", n.Reason)
+		}
+		if n.Outcome == rpc.JobRefused {
+			s.aside(run.Job, "refused: "+n.Reason)
 		}
 		if !s.put(e, n, true) && n.Outcome == rpc.JobGranted {
 			s.release(s.base, run.Job, "the job ended while it began")
@@ -161,6 +164,9 @@ func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobR
 			ctx, cancel = context.WithTimeout(s.base, settleTime)
 			defer cancel()
 		}
+		if !j.Batch || !j.Requeue {
+			return refused(n, fmt.Errorf("%w; Slurm requeues batch jobs only, and of them none with --no-requeue", err))
+		}
 		s.comment(ctx, run.Job, "requeued: "+err.Error())
 		if failed := s.cfg.Slurm.Requeue(ctx, run.Job); failed != nil {
 			return refused(n, fmt.Errorf("%w; %w", err, failed))
@@ -193,6 +199,15 @@ func pause(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// aside comments a job while its Prolog goes on.
+func (s *Service) aside(job, text string) {
+	s.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(s.base, settleTime)
+		defer cancel()
+		s.comment(ctx, job, text)
+	})
 }
 
 // comment tells the job's user and the administrator, in AdminComment.

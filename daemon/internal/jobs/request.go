@@ -173,6 +173,9 @@ func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc
 	if run.Wishes["spread"] != "" {
 		r.Place = lease.Spread
 	}
+	if units > sum(r.Fractions) && run.Wishes == nil {
+		return lease.Errorf(lease.Invalid, "the licences pay for more memory than a share's, and how much is not known, because the job's Prolog did not reach sluiced; submit the job anew")
+	}
 	if m := run.Wishes["mem"]; m != "" {
 		size, err := config.ParseSize(m)
 		if err != nil || size < lease.Granule || size > 1<<44 {
@@ -187,6 +190,13 @@ func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc
 		r.Fractions[i].Mem = mem
 	}
 	return nil
+}
+
+func sum(fs []lease.Fraction) (percent uint64) {
+	for _, f := range fs {
+		percent += uint64(f.Percent)
+	}
+	return percent
 }
 
 // charged says whether the licences pay for as much memory of each fraction: a share of

@@ -253,7 +253,7 @@ func (c *checker) hooks() {
 		}
 		files := c.scripts(h.key)
 		remedy := fmt.Sprintf("%s=%s/%s.sh in slurm.conf, or its line in the site's own", h.key, Scripts, h.file)
-		switch found, read := calls(files, "sluice "+h.file); {
+		switch found, read := calls(files, "sluice "+h.file, Scripts+"/"+h.file+".sh"); {
 		case len(files) == 0 && h.key == "PrologSlurmctld":
 			c.warn(h.key, remedy, "is not set: a job that finds no room is requeued only once its nodes have started it")
 		case len(files) == 0:
@@ -293,7 +293,7 @@ func (c *checker) scripts(key string) []string {
 	return out
 }
 
-func calls(files []string, what string) (found, read bool) {
+func calls(files []string, what ...string) (found, read bool) {
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		if err != nil {
@@ -301,7 +301,8 @@ func calls(files []string, what string) (found, read bool) {
 		}
 		read = true
 		for line := range bytes.Lines(text) {
-			if line = bytes.TrimSpace(line); !bytes.HasPrefix(line, []byte("#")) && word(line, what) {
+			line = bytes.TrimSpace(line)
+			if !bytes.HasPrefix(line, []byte("#")) && slices.ContainsFunc(what, func(w string) bool { return word(line, w) }) {
 				return true, true
 			}
 		}

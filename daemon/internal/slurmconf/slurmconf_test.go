@@ -131,6 +131,10 @@ func TestNewRefuses(t *testing.T) {
 // The table is read by the script that it is made for, and charges as the daemon does.
 func TestLua(t *testing.T) {
 	_, tab := table(t)
+	const module = "../../../prolog/sluice.lua"
+	if _, err := os.ReadFile(module); err != nil { // so that go test knows what it depends on
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, TableName)
 	if err := os.WriteFile(file, tab.Lua(), 0o600); err != nil {
@@ -156,7 +160,7 @@ job("gres:rgpu:801", "iron")
 		t.Fatal(err)
 	}
 	for _, lua := range []string{"lua5.1", "lua5.3"} {
-		out, err := exec.Command(lua, script, "../../../prolog/sluice.lua", file).CombinedOutput()
+		out, err := exec.Command(lua, script, module, file).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s(it is in Debian's package of that name)", lua, err, out)
 		}
@@ -282,6 +286,14 @@ func TestCheck(t *testing.T) {
 			f.conf["Prolog"] = "/bin/true,*"
 			f.conf["Prolog[0]"] = filepath.Join(dir(f), "prolog.s?")
 			f.conf["Prolog"] = ""
+		}},
+		{"Epilog", rpc.OK, "site.sh", func(f *fakeSlurm) {
+			write(f, "site.sh", "#!/bin/sh\n# sluice epilog\n/usr/lib/sluice/slurm/epilog.sh\n")
+			f.conf["Epilog"] = filepath.Join(dir(f), "site.sh")
+		}},
+		{"Epilog", rpc.Fail, "does not run", func(f *fakeSlurm) {
+			write(f, "site.sh", "#!/bin/sh\n# sluice epilog\n/usr/lib/sluice/slurm/epilog-ctld.sh; sluice epilog-ctld\n")
+			f.conf["Epilog"] = filepath.Join(dir(f), "site.sh")
 		}},
 		{"Epilog", rpc.Warn, "cannot be read here", func(f *fakeSlurm) { f.conf["Epilog"] = "/nowhere/epilog" }},
 		{"PrologSlurmctld", rpc.Warn, "is not set", func(f *fakeSlurm) { f.conf["PrologSlurmctld"] = "" }},

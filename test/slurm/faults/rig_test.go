@@ -88,10 +88,9 @@ func start(t *testing.T, s site) *rig {
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("%s", l.Logs(40))
-		}
-		if os.Getenv("SLUICE_KEEP") != "" {
-			t.Logf("kept: %s", l.Path())
-			return
+			if to := os.Getenv("SLUICE_LOGS"); to != "" {
+				keepLogs(t, l, filepath.Join(to, strings.ReplaceAll(t.Name(), "/", "-")))
+			}
 		}
 		if err := l.Down(); err != nil {
 			t.Error(err)
@@ -111,6 +110,22 @@ func start(t *testing.T, s site) *rig {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// keepLogs copies all logs of a cluster, which takes them along otherwise.
+func keepLogs(t *testing.T, l *lab.Lab, to string) {
+	files, _ := filepath.Glob(l.Path("n", "*", "log", "*"))
+	for _, path := range append(files, l.Path("ctl", "hooks.log")) {
+		b, err := os.ReadFile(path)
+		if err != nil || len(b) == 0 {
+			continue
+		}
+		name := filepath.Join(to, strings.ReplaceAll(strings.TrimPrefix(path, l.Path()+"/"), "/", "-"))
+		if err := errors.Join(os.MkdirAll(to, 0o755), os.WriteFile(name, b, 0o644)); err != nil {
+			t.Error(err)
+			return
+		}
+	}
 }
 
 func with(m, more map[string]string) map[string]string {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -151,12 +152,24 @@ func (n *Node) Crash() error {
 		return fmt.Errorf("lab: node %s: %w", n.Name, err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); n.Up(); time.Sleep(5 * time.Millisecond) {
+		n.thaw()
 		if time.Now().After(deadline) {
 			return fmt.Errorf("lab: node %s: process %d does not end", n.Name, n.init.PID)
 		}
 	}
 	n.init = process{}
 	return n.lab.save()
+}
+
+// thaw has what a suspended job, or slurmstepd in the midst of a signal, has frozen die with the node.
+func (n *Node) thaw() {
+	root := "/sys/fs/cgroup/freezer/slurm_" + n.Name
+	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && path != root {
+			_ = os.WriteFile(filepath.Join(path, "freezer.state"), []byte("THAWED"), 0)
+		}
+		return nil
+	})
 }
 
 // startTime is field 22 of /proc/PID/stat, "" for a process that is gone or a zombie.

@@ -1,0 +1,230 @@
+package faults
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-hpc/sluice/test/slurm/lab"
+)
+
+// run is what sacct has of one run of a job.
+type run struct {
+	job, name, state string
+	start, end       time.Time
+	units            int // of the licence
+	tres, comment    string
+}
+
+// runs asks sacct for all of them, the requeued ones too.
+func (c *chaos) runs() []run {
+	c.t.Helper()
+	out, err := c.Ctl.Run(c.ctx, lab.Root, "env", "SLURM_TIME_FORMAT=%s", "sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-2hours",
+		"-o", "JobIDRaw,JobName,State,Start,End,AllocTRES,AdminComment")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var all []run
+	for line := range strings.Lines(out) {
+		f := strings.SplitN(strings.TrimSpace(line), "|", 7)
+		if len(f) < 7 {
+			c.t.Fatalf("sacct: %q", line)
+		}
+		r := run{job: f[0], name: f[1], state: f[2], start: unix(f[3]), end: unix(f[4]), tres: f[5], comment: f[6]}
+		for tres := range strings.SplitSeq(f[5], ",") {
+			if n, ok := strings.CutPrefix(tres, "license/rgpu="); ok {
+				r.units, _ = strconv.Atoi(n)
+			}
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+func unix(s string) time.Time {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return time.Time{}
+	}
+	return time.Unix(n, 0)
+}
+
+// loan is a lease as its owner's audit log has it.
+type loan struct {
+	id, owner, job, node string
+	gpus                 map[string]int // percent
+	from, to             time.Time
+}
+
+// loans reads the owners' audit logs.
+func (c *chaos) loans() []*loan {
+	c.t.Helper()
+	var all []*loan
+	for _, n := range c.Nodes {
+		open := map[string]*loan{}
+		files, _ := filepath.Glob(filepath.Join(n.Dir, "log", "audit.log*"))
+		slices.Sort(files)
+		for _, path := range files {
+			f, err := os.Open(path)
+			if err != nil {
+				c.t.Fatal(err)
+			}
+			s := bufio.NewScanner(f)
+			s.Buffer(nil, 1<<20)
+			for s.Scan() {
+				var e struct {
+					Time              time.Time
+					Event, Lease, Key string
+					Owner             string
+					GPUs              []struct {
+						Owner, GPU string
+						Percent    int
+					}
+				}
+				if json.Unmarshal(s.Bytes(), &e) != nil || e.Owner != n.Name {
+					continue
+				}
+				switch e.Event {
+				case "grant":
+					_, rest, _ := strings.Cut(e.Key, "/")
+					job, node, _ := strings.Cut(rest, "@")
+					l := &loan{id: e.Lease, owner: n.Name, job: job, node: node, gpus: map[string]int{}, from: e.Time}
+					for _, g := range e.GPUs {
+						if g.Owner == n.Name {
+							l.gpus[g.GPU] += g.Percent
+						}
+					}
+					if open[e.Lease] == nil {
+						open[e.Lease] = l
+						all = append(all, l)
+					}
+				case "release", "reclaim":
+					if l := open[e.Lease]; l != nil && l.to.IsZero() {
+						l.to = e.Time
+					}
+				}
+			}
+			_ = f.Close()
+		}
+	}
+	return all
+}
+
+// addUp compares what the jobs asked for, what Slurm accounted, and what the owners lent.
+func (c *chaos) addUp(jobs int) {
+	t := c.t
+	runs, loans := c.runs(), c.loans()
+	byJob := map[string][]*loan{}
+	never, lentSeconds := 0, 0.0
+	for _, l := range loans {
+		byJob[l.job] = append(byJob[l.job], l)
+		if l.to.IsZero() {
+			never++
+			continue
+		}
+		for _, p := range l.gpus {
+			lentSeconds += float64(p) * l.to.Sub(l.from).Seconds()
+		}
+	}
+	if never > 0 {
+		t.Errorf("%d of %d leases have no end in the audit logs", never, len(loans))
+	}
+	c.overlent(loans)
+
+	ids := map[string]bool{}
+	billed, whole, reported := 0.0, 0, 0
+	for _, r := range runs {
+		ids[r.job] = true
+		var percent, nodes int
+		if _, err := fmt.Sscanf(r.name, "c-%d-%d", &percent, &nodes); err != nil {
+			t.Errorf("job %s is named %q", r.job, r.name)
+			continue
+		}
+		if r.tres == "" {
+			continue // it never began
+		}
+		if r.units != percent*nodes {
+			t.Errorf("job %s (%s) asked for %d%% on %d nodes and was charged %d", r.job, r.state, percent, nodes, r.units)
+		}
+		billed += float64(r.units) * r.end.Sub(r.start).Seconds()
+		if percent == 0 && len(byJob[r.job]) > 0 {
+			t.Errorf("job %s asked for nothing and had leases", r.job)
+		}
+		if r.state != "COMPLETED" || percent == 0 {
+			continue
+		}
+		// A run that came through had its lease on each node from its beginning to its end.
+		if got := lentTo(byJob[r.job], r); math.Abs(got-float64(r.units)) > 0.5 {
+			t.Errorf("job %s (%s, %s to %s) ran on %d units and was lent %v", r.job, r.state, r.start.Format(time.TimeOnly), r.end.Format(time.TimeOnly), r.units, got)
+		}
+		whole++
+		if strings.Contains(r.comment, fmt.Sprintf("asked %d%%", percent)) || strings.Contains(r.comment, "asked ") {
+			reported++
+		}
+	}
+	t.Logf("%d jobs, %d runs, %d leases; %d runs came through with their fractions, %d of them with a report", len(ids), len(runs), len(loans), whole, reported)
+	t.Logf("percent-seconds: %.0f billed by Slurm, %.0f lent by the owners", billed, lentSeconds)
+	if len(ids) < jobs*9/10 {
+		t.Errorf("sacct knows %d jobs of %d", len(ids), jobs)
+	}
+	if reported < whole*8/10 {
+		t.Errorf("%d of %d runs have a report", reported, whole)
+	}
+}
+
+// lentTo is how many percent a run had in the middle of its time.
+func lentTo(ls []*loan, r run) float64 {
+	mid := r.start.Add(r.end.Sub(r.start) / 2)
+	if r.end.Sub(r.start) < 3*time.Second {
+		mid = r.start // Slurm counts whole seconds: anywhere near
+	}
+	best := 0.0
+	for _, at := range []time.Time{mid, r.start.Add(500 * time.Millisecond), r.start.Add(time.Second), r.end, r.end.Add(500 * time.Millisecond)} {
+		sum := 0
+		for _, l := range ls {
+			if l.from.Before(at.Add(50*time.Millisecond)) && l.to.After(at) {
+				for _, p := range l.gpus {
+					sum += p
+				}
+			}
+		}
+		best = max(best, float64(sum))
+	}
+	return best
+}
+
+// overlent looks that no GPU was ever lent for more than all of it.
+func (c *chaos) overlent(loans []*loan) {
+	type change struct {
+		at time.Time
+		by int
+	}
+	gpus := map[string][]change{}
+	for _, l := range loans {
+		for g, p := range l.gpus {
+			gpus[l.owner+" "+g] = append(gpus[l.owner+" "+g], change{l.from, p}, change{l.to, -p})
+		}
+	}
+	for g, cs := range gpus {
+		slices.SortFunc(cs, func(a, b change) int {
+			if d := a.at.Compare(b.at); d != 0 {
+				return d
+			}
+			return a.by - b.by
+		})
+		sum := 0
+		for _, x := range cs {
+			if sum += x.by; sum > 100 {
+				c.t.Errorf("gpu %s was lent for %d%% at %s", g, sum, x.at)
+				break
+			}
+		}
+	}
+}
