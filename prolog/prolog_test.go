@@ -44,6 +44,15 @@ func TestJobSubmitLoads(t *testing.T) {
 	if !strings.Contains(string(text), installed) {
 		t.Fatalf("job_submit.lua does not load %s", installed)
 	}
+	guide, err := os.ReadFile("../docs/admin.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, "sluice.") && !strings.HasPrefix(line, "--") && !strings.Contains(string(guide), "    "+line) {
+			t.Errorf("docs/admin.md does not show %q", line)
+		}
+	}
 	dir := t.TempDir()
 	script := filepath.Join(dir, "job_submit.lua")
 	here, err := filepath.Abs("sluice.lua")

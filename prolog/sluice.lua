@@ -205,12 +205,12 @@ local function nodes(job, notes)
 end
 
 -- charge is the units that a request of percent costs on one node, each fraction paying
--- for the larger of its shares of compute and memory; and the GPUs that it needs.
--- daemon/internal/jobs counts in the same way.
-function M.charge(percent, mem, gpu_mem)
+-- for the larger of its shares of compute and memory. daemon/internal/jobs counts in the
+-- same way.
+local function charge(percent, mem, gpu_mem)
   local whole, rest = math.floor(percent / 100), percent % 100
   if mem and gpu_mem and rest > 0 then rest = math.max(rest, math.ceil(100 * mem / gpu_mem)) end
-  return whole * 100 + rest, whole + (rest > 0 and 1 or 0)
+  return whole * 100 + rest
 end
 
 local function pool_of(t, wish, standard)
@@ -256,10 +256,11 @@ local function fraction(t, wish, standard, kind, count, item)
     if not mem then refuse("--rgpu-mem=%s: give a whole number with M, G or T, as 20G", show(wish.MEM)) end
   end
   if mem and of.mem and mem > of.mem then
-    refuse("--rgpu-mem of %d MiB: give 2M to %dM, the memory of the smallest GPU of pool %s", mem, of.mem, name)
+    refuse("%s of %d MiB: give --rgpu-mem of 2M to %dM, the memory of the smallest GPU of pool %s",
+      wish.MEM and "--rgpu-mem" or "the partition's memory", mem, of.mem, name)
   end
-  local units = M.charge(percent, mem, of.mem)
-  return { name = name, pool = pool, of = of, most = most, percent = percent, units = units, mem = mem }
+  local units = charge(percent, mem, of.mem)
+  return { name = name, pool = pool, of = of, percent = percent, units = units, mem = mem }
 end
 
 -- Releases that write gres/ let only the first component have licences.
@@ -333,8 +334,9 @@ local function change(job, record, parts)
   end
 end
 
--- guard runs f; a refusal and a fault both refuse the job, each in its own words.
-local function guard(f, ...)
+-- guard runs f; a refusal and a fault both refuse the job, each in its own words, with
+-- the code that Slurm's commands have a text for.
+local function guard(code, f, ...)
   local ok, out = pcall(f, ...)
   if ok then
     for _, note in ipairs(out or {}) do slurm.log_user("%s", "sluice: " .. note) end
@@ -347,16 +349,16 @@ local function guard(f, ...)
     slurm.log_error("%s", "sluice: " .. tostring(out))
     slurm.log_user("%s", "sluice: this request cannot be read; slurmctld's log says why")
   end
-  return slurm.ERROR
+  return code or slurm.ERROR
 end
 
 -- apply charges a job that is submitted; for slurm_job_submit.
-function M.apply(job, parts, uid) return guard(submit, job, parts, uid) end
+function M.apply(job, parts, uid) return guard(slurm.ERROR, submit, job, parts, uid) end
 
 -- modify keeps what was charged from being changed, except by root; for slurm_job_modify.
 function M.modify(job, record, parts, uid)
   if uid == 0 then return slurm.SUCCESS end
-  return guard(change, job, record, parts, uid)
+  return guard(slurm.ESLURM_ACCESS_DENIED, change, job, record, parts, uid)
 end
 
 return M

@@ -3,8 +3,7 @@
  *
  * A look is what every process has used up to a moment. The last few are kept for each
  * device, so that a caller who says when he looked last is told of the time since then
- * and of nothing else. Processes that have ended stay in the shared state for a while:
- * what they did is told to whoever looks next.
+ * and of nothing else.
  */
 #include <pthread.h>
 #include <string.h>
@@ -18,7 +17,7 @@
 struct look {
 	uint64_t at, stamp;		/* ns of the monotonic clock; us since 1970. 0: none */
 	int n;
-	struct sim_load load[SIM_MAX_LOAD];
+	struct sim_load load[SIM_MAX_PROC];
 };
 
 static struct {
@@ -39,14 +38,13 @@ static uint64_t ns(clockid_t clock)
 
 unsigned int busy_device(int dev)
 {
-	struct sim_load p[SIM_MAX_LOAD];
+	struct sim_load p[SIM_MAX_PROC];
 	uint64_t now, busy = 0;
 	unsigned int u;
-	int n = state_loads(dev, p, SIM_MAX_LOAD);
+	int n = state_loads(dev, p, SIM_MAX_PROC);
 
 	for (int i = 0; i < n; i++)
-		if (!p[i].gone)
-			busy += p[i].busy;
+		busy += p[i].busy;
 	now = ns(CLOCK_MONOTONIC);
 	pthread_mutex_lock(&b.lock);
 	if (!b.at[dev]) {
@@ -74,7 +72,7 @@ static struct look *look(int dev)
 		return l;
 	b.newest[dev] = (b.newest[dev] + 1) % LOOKS;
 	l = &b.look[dev][b.newest[dev]];
-	l->n = state_loads(dev, l->load, SIM_MAX_LOAD);
+	l->n = state_loads(dev, l->load, SIM_MAX_PROC);
 	l->at = ns(CLOCK_MONOTONIC);
 	l->stamp = ns(CLOCK_REALTIME) / 1000;
 	return l;
@@ -110,9 +108,6 @@ int busy_processes(int dev, uint64_t since, struct busy_sample *out, int max)
 		const struct sim_load *p = &now->load[i], *q = find(then, p);
 		uint64_t used, part;
 
-		/* One that began and ended since is not there; one that ended before is to be left out. */
-		if (p->gone && p->gone <= then->at)
-			continue;
 		used = p->busy - (q && q->busy < p->busy ? q->busy : q ? p->busy : 0);
 		part = (used * 100 + (now->at - then->at) / 2) / (now->at - then->at);
 		if (!part)

@@ -12,7 +12,10 @@ struct busy_sample {
 
 /* Percent of the time since the last call in which kernels ran; at most one look in 50 ms. */
 unsigned int busy_device(int dev);
-/* What processes did since a time in microseconds; returns how many there are, of which max are written. */
+/*
+ * What live processes did since a time in microseconds, the average of all that time, as NVIDIA's driver has it
+ * (seen on an H200, driver 580). Returns how many there are, of which max are written.
+ */
 int busy_processes(int dev, uint64_t since, struct busy_sample *out, int max);
 
 #endif

@@ -184,20 +184,13 @@ static const struct sim_kernel_api api = {
 	api_print, api_fault, api_cost, api_check, api_symbol, api_stopped,
 };
 
-#define TICK 20000000	/* ns */
-
 /* Sleeps until t; the end of the context ends it too. Under the lock. */
 static void sleep_until(struct ctx *c, uint64_t t)
 {
-	uint64_t now;
+	struct timespec ts = { (time_t)(t / 1000000000), (long)(t % 1000000000) };
 
-	while (!c->dying && (now = sim_now()) < t) {
-		uint64_t next = t - now > TICK ? now + TICK : t;
-		struct timespec ts = { (time_t)(next / 1000000000), (long)(next % 1000000000) };
-
+	while (!c->dying && sim_now() < t)
 		pthread_cond_timedwait(&sim.progress, &sim.lock, &ts);
-		state_tick(c->dev);
-	}
 }
 
 static CUresult run_twin(struct kcall *k, struct ctx *c)

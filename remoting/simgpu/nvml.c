@@ -389,14 +389,14 @@ typedef struct {
 API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, sample_t *out, unsigned int *n,
 						 unsigned long long since)
 {
-	struct busy_sample s[SIM_MAX_LOAD];
+	struct busy_sample s[SIM_MAX_PROC];
 	nvmlReturn_t r = check(d, n);
 	unsigned int room, k;
 
 	if (r)
 		return r;
 	room = out ? *n : 0;
-	*n = k = (unsigned int)busy_processes(d->index, since, s, SIM_MAX_LOAD);
+	*n = k = (unsigned int)busy_processes(d->index, since, s, SIM_MAX_PROC);
 	if (!k)
 		return NVML_ERROR_NOT_FOUND;
 	if (k > room)

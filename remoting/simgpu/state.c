@@ -22,13 +22,6 @@
 
 #define MAGIC "SLSIMG4"
 
-/* A process that has ended, and what it had done. */
-struct gone {
-	int32_t pid;
-	uint64_t start, at;
-	uint64_t busy[SIM_MAX_DEV];
-};
-
 struct shared {
 	char magic[8];
 	uint64_t size;
@@ -37,8 +30,6 @@ struct shared {
 	uint64_t mem;
 	pthread_mutex_t lock;
 	struct sim_proc proc[SIM_MAX_PROC];
-	struct gone gone[SIM_MAX_GONE];
-	uint32_t ngone;			/* how many ever */
 };
 
 static struct shared *sh;
@@ -148,20 +139,6 @@ static uint64_t now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
 }
 
-/* Clears the slot of a process that has ended. A kernel that ran to its end is not counted up to now: nobody
- * knows when that was, and what whoever looks has seen of it he has seen. */
-static void bury(struct sim_proc *p)
-{
-	struct gone g = { .pid = p->pid, .start = p->start, .at = now_ns() };
-	uint64_t any = 0;
-
-	for (int d = 0; d < SIM_MAX_DEV; d++)
-		any |= g.busy[d] = p->busy_ns[d];
-	if (any)
-		sh->gone[sh->ngone++ % SIM_MAX_GONE] = g;
-	memset(p, 0, sizeof(*p));
-}
-
 static int reclaim(void)
 {
 	int live = 0;
@@ -174,7 +151,7 @@ static int reclaim(void)
 		if (p == mine || start_time(p->pid) == p->start)
 			live++;
 		else
-			bury(p);
+			memset(p, 0, sizeof(*p));
 	}
 	return live;
 }
@@ -337,7 +314,7 @@ void state_leave(void)
 	if (!mine || mine->pid != getpid())
 		return;
 	lock();
-	bury(mine);
+	memset(mine, 0, sizeof(*mine));
 	mine = NULL;
 	unlock();
 }
@@ -422,22 +399,8 @@ void state_end(int dev)
 	pthread_mutex_unlock(&running_lock);
 }
 
-void state_tick(int dev)
-{
-	uint64_t now = now_ns(), since;
-
-	pthread_mutex_lock(&running_lock);
-	since = mine ? atomic_load(&mine->since_ns[phys[dev]]) : 0;
-	if (since && since < now) {
-		atomic_store(&mine->since_ns[phys[dev]], now);	/* first, as in state_end */
-		atomic_fetch_add(&mine->busy_ns[phys[dev]], now - since);
-	}
-	pthread_mutex_unlock(&running_lock);
-}
-
 int state_loads(int dev, struct sim_load *out, int max)
 {
-	uint32_t first;
 	int n = 0;
 
 	lock();
@@ -453,13 +416,7 @@ int state_loads(int dev, struct sim_load *out, int max)
 		now = now_ns();
 		if (since && since < now)
 			busy += now - since;
-		out[n++] = (struct sim_load){ p->pid, p->start, busy, 0 };
-	}
-	first = sh->ngone > SIM_MAX_GONE ? sh->ngone - SIM_MAX_GONE : 0;
-	for (uint32_t i = first; i < sh->ngone && n < max; i++) {
-		const struct gone *g = &sh->gone[i % SIM_MAX_GONE];
-
-		out[n++] = (struct sim_load){ g->pid, g->start, g->busy[phys[dev]], g->at };
+		out[n++] = (struct sim_load){ p->pid, p->start, busy };
 	}
 	unlock();
 	return n;

@@ -11,8 +11,6 @@
 
 #define SIM_MAX_DEV 8
 #define SIM_MAX_PROC 256
-#define SIM_MAX_GONE 64
-#define SIM_MAX_LOAD (SIM_MAX_PROC + SIM_MAX_GONE)
 
 struct sim_config {
 	int ndev;
@@ -35,7 +33,6 @@ struct sim_proc {
 struct sim_load {
 	int32_t pid;
 	uint64_t start, busy;
-	uint64_t gone;			/* when its end was noticed, on the monotonic clock; 0: it lives */
 };
 
 /* Reads the environment; returns 0, or -1 when a value makes no sense. */
@@ -54,11 +51,10 @@ void state_contexts(int dev, int delta);
 uint64_t state_used(int dev);
 /* A kernel of this process begins and ends; any number may run at a time. */
 void state_begin(int dev);
-void state_tick(int dev);		/* one goes on: what it has used is kept even if the process is killed */
 void state_end(int dev);
 /* Copies the live slots; returns how many. */
 int state_procs(struct sim_proc *out, int max);
-/* Who has used a device and for how long, the last of those that have ended too. */
+/* What live processes have used of a device so far. */
 int state_loads(int dev, struct sim_load *out, int max);
 void state_uuid(int dev, unsigned char uuid[16]);
 

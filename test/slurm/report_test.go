@@ -58,12 +58,12 @@ func TestReportNumbers(t *testing.T) {
 		for _, r := range rs {
 			nodes[r.Key.Node] = true
 			sessions += r.Sessions
-			if len(r.Grants) != 1 || r.Grants[0].Percent != 40 || r.Grants[0].Mem != 2<<30 || len(r.Use) != 1 || r.Use[0].Peak < 64<<20 || r.Counts.Calls == 0 || r.Counts.BytesIn == 0 {
+			if len(r.Grants) != 1 || r.Grants[0].Percent != 40 || r.Grants[0].Mem != 2<<30 || len(r.Use) != 1 || r.Use[0].Peak == 0 || r.Use[0].Peak > 2<<30 || r.Counts.Calls == 0 || r.Counts.BytesIn == 0 {
 				return fmt.Errorf("report %+v", r)
 			}
 		}
 		// The kernel runs for a minute, its program for five seconds.
-		if b := busy(rs); len(nodes) != 2 || len(rs) != 2 || sessions != 2 || b < 3500*time.Millisecond || b > 6500*time.Millisecond {
+		if b := busy(rs); len(nodes) != 2 || len(rs) != 2 || sessions != 3 || b < 3500*time.Millisecond || b > 6500*time.Millisecond {
 			return fmt.Errorf("%d reports, of nodes %v, %d sessions, %v of GPUs", len(rs), nodes, sessions, b)
 		}
 		return nil
@@ -177,10 +177,10 @@ func TestReportOutput(t *testing.T) {
 // is the last run's.
 func TestReportRuns(t *testing.T) {
 	s := cluster(t)
-	job := s.sbatch(s.program("vecadd")+"\n"+s.holding(), "--gres=rgpu:30", "--requeue")
+	job := s.sbatch(s.holding(), "--gres=rgpu:30", "--requeue")
 	ready := func(runs int) {
 		t.Helper()
-		s.until(3*time.Minute, fmt.Sprint(runs, " runs are known"), func() error {
+		s.until(time.Minute, fmt.Sprint(runs, " runs are known"), func() error {
 			rs, err := s.reports(lab.Alice, job)
 			if err != nil {
 				return err

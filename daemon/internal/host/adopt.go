@@ -137,6 +137,9 @@ func (h *Host) adopt(l lease.Lease) error {
 	if err != nil {
 		return err
 	}
+	h.mu.Lock()
+	hd.early = l.Sponsor != ""
+	h.mu.Unlock()
 	h.log.Warn("lease found at its owner and taken over", "lease", l.ID, "job", l.Request.Key.String())
 	if l.Host != h.cfg.Node {
 		return nil

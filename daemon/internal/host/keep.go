@@ -201,6 +201,7 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 		h.mu.Lock()
 		hd := h.leases[id]
 		lost := hd != nil && hd.rec.Phase == granted
+		over := lost && !hd.early
 		h.mu.Unlock()
 		if !lost {
 			continue // released meanwhile
@@ -213,7 +214,7 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 		e := audit.Of(audit.RenewLost, &hd.rec.Lease, "its owner no longer has it")
 		e.Owner = p.name
 		h.audit(e)
-		h.release(ctx, hd, "owner "+p.name+" no longer has it", true)
+		h.release(ctx, hd, "owner "+p.name+" no longer has it", over)
 	}
 }
 

@@ -69,9 +69,31 @@ func (h *Host) Release(ctx context.Context, p rpc.Peer, id string, key lease.Key
 		return h.releaseAs(ctx, p, hd, reason)
 	}
 	if hd == nil && p.UID == 0 {
-		return h.bury(key, reason) // its acquisition may still be on its way
+		// Its acquisition may still be on its way, or the controller's daemon has got one
+		// that was never attached. Then that is what ends: by this node's own clock alone
+		// a run might be refused that is yet to come.
+		if last := h.endUnheld(ctx, key, reason); last != 0 {
+			key.Incarnation = last
+		}
+		return h.bury(key, reason)
 	}
 	return nil
+}
+
+// endUnheld ends a job's leases on this node that it does not hold, as far as owners
+// answer, up to the key's incarnation; it answers the last of them, 0 for none.
+func (h *Host) endUnheld(ctx context.Context, key lease.Key, reason string) (last uint64) {
+	if key.Incarnation == 0 {
+		return 0 // users' own: nobody gets those for others
+	}
+	found, _ := h.search(ctx, h.cfg.Node, false, func(l *lease.Lease) bool {
+		return l.Host == h.cfg.Node && nameOf(l.Request.Key) == nameOf(key) && l.Request.Key.Incarnation <= key.Incarnation
+	})
+	for _, l := range found {
+		last = max(last, l.Request.Key.Incarnation)
+		h.endParts(ctx, []lease.Lease{l}, l.Request.Key, reason)
+	}
+	return last
 }
 
 func (h *Host) releaseAs(ctx context.Context, p rpc.Peer, hd *held, reason string) error {

@@ -243,8 +243,15 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 	h.mu.Unlock()
 	if hd != nil {
 		l = hd.rec.Lease
+		if len(silent) == 0 && !slices.ContainsFunc(parts, func(p lease.Lease) bool { return p.ID == l.ID }) {
+			h.release(ctx, hd, "its owners no longer have it", true)
+			hd = nil
+		}
 	}
 	if hd != nil && (len(parts) == 0 || parts[0].Request.Key.Incarnation <= l.Request.Key.Incarnation) {
+		h.mu.Lock()
+		hd.early = false
+		h.mu.Unlock()
 		return l, true, nil
 	}
 	if len(parts) == 0 {

@@ -169,15 +169,46 @@ func TestEndBeforeAttach(t *testing.T) {
 		}
 		return true
 	})
-	w.sponsor(job("1", 0, both, 10))
+	// An owner that is away at the Epilog: its part is found, and ended, by the Prolog.
+	first := w.sponsor(job("1", 0, both, 10))
+	gone := first[0].Grants[0].Owner
+	w.sever("n1", gone, true)
 	if err := w.hosts["n1"].Release(t.Context(), root, "", lease.Key{Job: "1", Incarnation: w.hosts["n1"].Epoch() + 10000}, "epilog"); err != nil {
 		t.Fatal(err)
 	}
-	if _, found, err := w.hosts["n1"].Attach(t.Context(), lease.Key{Job: "1"}); found || codeOf(err) != lease.Over {
+	if got := w.have(); !strings.Contains(got, "n1") {
+		t.Error(got)
+	}
+	h := w.hosts["n1"]
+	h.mu.Lock()
+	p := h.peers[gone]
+	h.mu.Unlock()
+	_, done, err := h.fly(t.Context(), first[0].Request.Key) // has it not taken up meanwhile
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.sever("n1", gone, false)
+	w.wait("the owner is there again", func() bool { return p.down() == nil })
+	if _, found, err := h.attach(t.Context(), h.full(lease.Key{Job: "1"})); found || codeOf(err) != lease.Over {
 		t.Error(found, err)
 	}
+	done()
 	if got := w.have(); strings.Contains(got, "n1") {
 		t.Error(got)
+	}
+	// A lease that was never attached ends with the Epilog, and with it alone: the clock of
+	// this node may be ahead of the controller's.
+	w.sponsor(job("2", 0, both, 10))
+	if err := h.Release(t.Context(), root, "", lease.Key{Job: "2", Incarnation: h.Epoch() + 1e6}, "epilog"); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.have(); strings.Contains(got, "2@n1") {
+		t.Error(got)
+	}
+	w.sponsor(job("2", 1, both, 10))
+	w.attach("n1", "2")
+	if _, err := w.hosts["ctl"].EndJob(t.Context(), "", "2", nil, w.hosts["ctl"].Epoch(), ""); err != nil {
+		t.Fatal(err)
 	}
 	upTo := w.hosts["ctl"].Epoch()
 	if _, err := w.hosts["ctl"].EndJob(t.Context(), "", "1", nil, upTo, ""); err != nil {

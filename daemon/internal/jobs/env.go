@@ -46,7 +46,7 @@ func (s *Service) Env(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp,
 	case rpc.JobRequeue:
 		return nil, lease.Errorf(lease.NoRoom, "%s; the job goes back into the queue", n.Reason)
 	case "":
-		if n.Asks {
+		if !n.Unsure {
 			return nil, lease.Errorf(lease.Down, "%s", n.Reason)
 		}
 		return nil, errors.New(n.Reason)
@@ -77,15 +77,16 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 	case !j.State.Starting() || !slices.Contains(j.Nodes, s.cfg.Node):
 		return note{}, nil
 	}
+	told := ok && n.Restart == j.Restarts
 	run := rpc.JobRun{Job: job, Restart: j.Restarts, UID: j.UID, GID: j.GID, Partition: j.Partition}
 	switch {
 	case !asked(j):
 		none := ""
 		run.Licences = &none
-	case ok && n.Restart == j.Restarts:
+	case told:
 		run.Account, run.Name, run.Wishes = n.Account, n.Name, n.Wishes
 	}
-	return s.await(ctx, s.settle(run))
+	return s.await(ctx, s.settle(run, told))
 }
 
 // ops lead a job's programs to the shim, and the shim to the lease. Containers are told

@@ -135,7 +135,8 @@ type note struct {
 	UID     uint32         `json:"uid"`
 	Outcome rpc.JobOutcome `json:"outcome"` // "" while it is not known
 	Reason  string         `json:"reason,omitempty"`
-	Asks    bool           `json:"asks"` // for something of ours, or it is not known
+	Asks    bool           `json:"asks"`             // for something of ours, or it is not known
+	Unsure  bool           `json:"unsure,omitempty"` // it is not known
 	Boot    string         `json:"boot"`
 	At      time.Time      `json:"at"`
 	// What only its Prolog was told of the run, for one that is settled later.
@@ -272,7 +273,7 @@ func (s *Service) load(ctx context.Context) error {
 			n.Outcome = rpc.JobGranted
 		}
 		s.jobs[job] = &entry{note: n, since: time.Now()}
-		keep[job] = true
+		keep[job] = !n.Unsure
 	}
 	s.cfg.Marks.Keep(keep)
 	for _, o := range all.over {
@@ -336,7 +337,9 @@ func (s *Service) put(e *entry, n note, done bool) bool {
 	switch {
 	case !current:
 	case n.Asks:
-		if err := s.cfg.Marks.Put(n.Job); err != nil {
+		if n.Unsure {
+			s.cfg.Marks.Remove(n.Job)
+		} else if err := s.cfg.Marks.Put(n.Job); err != nil {
 			s.log.Warn("job without a mark", "job", n.Job, "error", err)
 		}
 		if err := s.cfg.Ledger.Put(ledger.Notes, jobNote+n.Job, n); err != nil {

@@ -412,3 +412,37 @@ func TestHere(t *testing.T) {
 		t.Errorf("a directory that is not there: %d leases, %+v", st.count(), c)
 	}
 }
+
+// A job whose Prolog never reached the daemon gets what its licences say, if that is all.
+func TestPrologLost(t *testing.T) {
+	r := newRig(t, newSite(), "n1")
+	r.slurm.Set(job("7"))
+	if ops, err := r.Env(t.Context(), user, "7"); err != nil || len(ops) == 0 {
+		t.Errorf("%v, %v", ops, err)
+	}
+	more := job("8")
+	more.Licences = slurm.Counts{"rgpu": 80}
+	r.slurm.Set(more)
+	if _, err := r.Env(t.Context(), user, "8"); codeOf(err) != lease.Invalid || !strings.Contains(err.Error(), "did not reach") {
+		t.Errorf("%v", err)
+	}
+	more.ID = "9"
+	r.slurm.Set(more)
+	run := runOf(more)
+	run.Wishes = map[string]string{"mem": "80G"}
+	r.slurm.Fail(errors.New("connect failure"))
+	set := settingsOf
+	set.RoomWait = 50*time.Millisecond - settleTime
+	r.SetSettings(set)
+	r.prolog(run, rpc.JobNone)
+	r.restart("boot-1") // which may come before the answer
+	r.slurm.Fail(nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := r.Env(ctx, user, "9"); err != nil {
+		t.Error(err)
+	}
+	if l := r.host.held["9"]; len(l.Request.Fractions) != 1 || l.Request.Fractions[0].Mem != 80<<30 {
+		t.Errorf("the user's wish is lost: %+v", l.Request)
+	}
+}

@@ -26,7 +26,7 @@ func (s *Service) Prolog(ctx context.Context, p rpc.Peer, run rpc.JobRun) (rpc.J
 	if err := checkRun(run); err != nil {
 		return rpc.JobAnswer{}, err
 	}
-	n, err := s.await(ctx, s.settle(run))
+	n, err := s.await(ctx, s.settle(run, true))
 	if err != nil {
 		return rpc.JobAnswer{}, err
 	}
@@ -40,8 +40,9 @@ func (s *Service) Prolog(ctx context.Context, p rpc.Peer, run rpc.JobRun) (rpc.J
 	return a, nil
 }
 
-// settle has a run of a job settled, aside and once.
-func (s *Service) settle(run rpc.JobRun) *entry {
+// settle has a run of a job settled, aside and once. told says that a Prolog has told
+// all of it.
+func (s *Service) settle(run rpc.JobRun, told bool) *entry {
 	n := note{Job: run.Job, Restart: run.Restart, UID: run.UID, Account: line(run.Account), Name: line(run.Name), Wishes: run.Wishes}
 	e, first := s.begin(n)
 	if !first {
@@ -55,7 +56,7 @@ func (s *Service) settle(run rpc.JobRun) *entry {
 	s.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(s.base, s.settings().RoomWait+settleTime)
 		defer cancel()
-		n := s.outcome(ctx, e, n, run)
+		n := s.outcome(ctx, e, n, run, told)
 		if n.Outcome != rpc.JobNone {
 			s.log.Info("job begins", "job", run.Job, "restart", run.Restart, "uid", run.UID, "outcome", n.Outcome, "reason", n.Reason)
 		}
@@ -70,7 +71,7 @@ func (s *Service) settle(run rpc.JobRun) *entry {
 }
 
 // outcome gets a job its lease, or says why not.
-func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun) note {
+func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun, told bool) note {
 	epoch := s.cfg.Host.Epoch()
 	var j slurm.Job
 	if run.Licences == nil { // a release that does not tell them
@@ -80,6 +81,7 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun)
 			n.Outcome = rpc.JobNone
 			return n
 		case err != nil:
+			n.Unsure = true
 			s.log.Warn("whether a job asks for a fraction is not known yet", "job", run.Job, "error", err)
 		}
 	}
@@ -90,7 +92,7 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun)
 	l, found, err := s.cfg.Host.Attach(ctx, key)
 	switch {
 	case found && l.Request.UID == run.UID && l.Request.Restart == run.Restart:
-		n.Outcome = rpc.JobGranted
+		n.Outcome, n.Unsure = rpc.JobGranted, false
 		return n
 	case found: // of an earlier run whose Epilog did not come, or of another job of that number
 		if err := s.cfg.Host.Release(ctx, root, "", l.Request.Key, "the job has begun anew"); err != nil {
@@ -110,7 +112,6 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun)
 			return refused(n, lease.Errorf(lease.Over, "Slurm has no job %s", run.Job))
 		}
 		if !pause(ctx, s.cfg.Retry) {
-			n.Asks = run.Licences != nil
 			n.Reason = fmt.Sprintf("slurmctld cannot be asked what job %s asks for: %v", run.Job, err)
 			return n
 		}
@@ -119,10 +120,11 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun)
 		n.Outcome, n.Asks = rpc.JobNone, false
 		return n
 	}
+	n.Unsure = false
 	if err := s.here(j, run); err != nil {
 		return refused(n, err)
 	}
-	return s.acquire(ctx, n, j, run, epoch)
+	return s.acquire(ctx, n, j, run, epoch, told)
 }
 
 // here says whether Slurm starts this very run on this node: a Prolog may outlive its
@@ -140,10 +142,13 @@ func (s *Service) here(j slurm.Job, run rpc.JobRun) error {
 }
 
 // acquire gets a lease without the controller's help.
-func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobRun, epoch uint64) note {
+func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobRun, epoch uint64, told bool) note {
 	end := time.Now().Add(s.settings().RoomWait)
 	for {
 		r, err := s.request(ctx, j, run)
+		if err == nil && !told {
+			err = s.blind(j, r)
+		}
 		if err == nil {
 			r.Key = s.key(run.Job)
 			r.Key.Incarnation = epoch

@@ -173,9 +173,6 @@ func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc
 	if run.Wishes["spread"] != "" {
 		r.Place = lease.Spread
 	}
-	if units > sum(r.Fractions) && run.Wishes == nil {
-		return lease.Errorf(lease.Invalid, "the licences pay for more memory than a share's, and how much is not known, because the job's Prolog did not reach sluiced; submit the job anew")
-	}
 	if m := run.Wishes["mem"]; m != "" {
 		size, err := config.ParseSize(m)
 		if err != nil || size < lease.Granule || size > 1<<44 {
@@ -192,11 +189,18 @@ func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc
 	return nil
 }
 
-func sum(fs []lease.Fraction) (percent uint64) {
-	for _, f := range fs {
+// blind refuses what cannot be known when no Prolog has told the user's wishes: how much
+// memory the licences beyond the share are for.
+func (s *Service) blind(j slurm.Job, r lease.Request) error {
+	set := s.settings()
+	var percent uint64
+	for _, f := range r.Fractions {
 		percent += uint64(f.Percent)
 	}
-	return percent
+	if set.Partitions[j.Partition].Mem > 0 || j.Licences[set.Pools[r.Pool].Licence] <= percent*uint64(len(j.Nodes)) {
+		return nil
+	}
+	return lease.Errorf(lease.Invalid, "the licences pay for more memory than a share's, and how much is not known, because the job's Prolog did not reach sluiced; submit the job anew")
 }
 
 // charged says whether the licences pay for as much memory of each fraction: a share of

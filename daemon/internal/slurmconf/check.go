@@ -88,9 +88,27 @@ func (c *checker) cluster() {
 	} else {
 		c.ok("cluster", "%s", name)
 	}
+	const remedy = "name slurmctld's nodes in sluice.yaml of every node: slurm: {controllers: [...]}"
 	if len(c.cfg.Slurm.Controllers) == 0 {
-		c.warn("controllers", "name slurmctld's nodes in sluice.yaml of every node: slurm: {controllers: [...]}", "none: no daemon may reserve for jobs before they start, nor end what lost its Epilog")
+		c.warn("controllers", remedy, "none: no daemon may reserve for jobs before they start, nor end what lost its Epilog")
+		return
 	}
+	known := map[string]bool{}
+	for _, n := range c.cfg.Slurm.Controllers {
+		known[host(n)] = true
+	}
+	for _, k := range sorted(c.conf) {
+		if name := host(c.conf[k]); strings.HasPrefix(k, "SlurmctldHost[") && !known[name] {
+			c.warn("controllers", remedy, "%s runs slurmctld, and slurm.controllers does not name it", name)
+		}
+	}
+}
+
+// host is a host's name without its address and domain: head1(10.0.0.1), head1.example.org.
+func host(s string) string {
+	s, _, _ = strings.Cut(s, "(")
+	s, _, _ = strings.Cut(s, ".")
+	return s
 }
 
 func (c *checker) gres(nodes map[string]string, err error) {

@@ -71,3 +71,26 @@ func TestExamples(t *testing.T) {
 		}
 	}
 }
+
+// The configuration that the guide shows is one that the daemon takes.
+func TestGuide(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/admin.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := strings.Index(string(text), "\n    cluster: prod")
+	if i < 0 {
+		t.Fatal("docs/admin.md shows no sluice.yaml that begins with cluster: prod")
+	}
+	yaml := "\n"
+	for line := range strings.Lines(string(text[i+1:])) {
+		if !strings.HasPrefix(line, "    ") {
+			break
+		}
+		yaml += line
+	}
+	cfg := load(t, strings.ReplaceAll(yaml, "\n    ", "\n"))
+	if len(cfg.Slurm.Controllers) != 2 || len(cfg.Pools["default"].Owners) != 2 || cfg.Lease.Silence.Minutes() != 4 {
+		t.Errorf("docs/admin.md: %+v %+v %v", cfg.Slurm, cfg.Pools, cfg.Lease.Silence)
+	}
+}

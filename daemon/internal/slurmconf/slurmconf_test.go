@@ -220,7 +220,7 @@ func good(t *testing.T, tab Table) *fakeSlurm {
 	put("plugstack.conf.d/sluice.conf", "optional spank_sluice.so socket=/run/sluice/job.sock\n")
 	put("spank_sluice.so", "")
 	f := &fakeSlurm{
-		conf: map[string]string{"SLURM_CONF": filepath.Join(dir, "slurm.conf"), "ClusterName": "lab", "GresTypes": "gpu,rgpu", "JobSubmitPlugins": "lua",
+		conf: map[string]string{"SLURM_CONF": filepath.Join(dir, "slurm.conf"), "ClusterName": "lab", "SlurmctldHost[0]": "ctl.example.org(10.0.0.1)", "GresTypes": "gpu,rgpu", "JobSubmitPlugins": "lua",
 			"AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageTRES": "cpu,license/rgpu,license/rgpu_a100,license/rgpu_big,license/rgpu_h200",
 			"PrologFlags": "Alloc,Contain", "SlurmdTimeout": "300 sec", "PrologEpilogTimeout": "65534", "PlugStackConfig": filepath.Join(dir, "plugstack.conf"), "PluginDir": dir},
 		licences: map[string]slurm.Licence{"rgpu": {Total: 700}, "rgpu_h200": {Total: 400}, "rgpu_a100": {Total: 200}, "rgpu_big": {Total: 800}, "matlab": {Total: 3}},
@@ -263,6 +263,7 @@ func TestCheck(t *testing.T) {
 	}{
 		{"slurmctld", rpc.Fail, "no answer", func(f *fakeSlurm) { f.err = errors.New("no answer") }},
 		{"cluster", rpc.Fail, "cluster: prod", func(f *fakeSlurm) { f.conf["ClusterName"] = "prod" }},
+		{"controllers", rpc.Warn, "backup runs slurmctld", func(f *fakeSlurm) { f.conf["SlurmctldHost[1]"] = "backup" }},
 		{"gres", rpc.Fail, "GresTypes=rgpu", func(f *fakeSlurm) { f.conf["GresTypes"] = "gpu" }},
 		{"gres", rpc.Fail, "no node has rgpu", func(f *fakeSlurm) { f.nodes = map[string]string{"n1": "", "n2": "gpu:4"} }},
 		{"gres", rpc.Fail, "n1: no rgpu as the pools", func(f *fakeSlurm) { f.nodes["n1"] = "rgpu:6400" }},

@@ -115,6 +115,7 @@ func jobFaultAt(t *testing.T, s *site.Site, stub *slurmStub, where string) int {
 		keepers = append(keepers, keep(d))
 	}
 	run := rpc.JobRun{UID: user, GID: user, Nodes: names}
+	over := run
 	// prolog asks until somebody answers.
 	prolog := func(d *site.Daemon, what string, f func(*rpc.LocalClient, context.Context) (rpc.JobAnswer, error)) (a rpc.JobAnswer) {
 		t.Helper()
@@ -138,12 +139,13 @@ func jobFaultAt(t *testing.T, s *site.Site, stub *slurmStub, where string) int {
 		if err != nil {
 			t.Fatal(err)
 		}
+		over.Job = run.Job
 		stub.set(t, run.Job, "COMPLETED", 1, names...)
-		if err := again(ctx, func(ctx context.Context) error { _, err := c.EpilogController(ctx, rpc.Peer{}, run); return err }); err != nil {
+		if err := again(ctx, func(ctx context.Context) error { _, err := c.EpilogController(ctx, rpc.Peer{}, over); return err }); err != nil {
 			t.Fatalf("%s: EpilogSlurmctld: %v", where, err)
 		}
 	}
-	for range 2 {
+	for _, over.Nodes = range [][]string{names, nil} { // what ended on some nodes, and wherever it was
 		// More than there is for the second node: none of it is kept.
 		stub.next++
 		run.Job = fmt.Sprint(stub.next)
@@ -160,7 +162,9 @@ func jobFaultAt(t *testing.T, s *site.Site, stub *slurmStub, where string) int {
 			t.Errorf("%s: PrologSlurmctld: %+v", where, a)
 		}
 		for _, d := range nodes {
-			a := prolog(d, "Prolog", func(c *rpc.LocalClient, ctx context.Context) (rpc.JobAnswer, error) { return c.Prolog(ctx, rpc.Peer{}, run) })
+			a := prolog(d, "Prolog", func(c *rpc.LocalClient, ctx context.Context) (rpc.JobAnswer, error) {
+				return c.Prolog(ctx, rpc.Peer{}, run)
+			})
 			if a.Outcome != rpc.JobGranted || a.Lease == "" {
 				t.Errorf("%s: Prolog on %s: %+v", where, d.Node.Name, a)
 				continue

@@ -244,7 +244,8 @@ func (c *chaos) one(what string) error {
 		time.Sleep(pause)
 		node.Signal("sluiced", syscall.SIGCONT)
 	case "slurmctld":
-		if err := c.Ctl.Kill("slurmctld"); err != nil {
+		// Not killed: it would forget jobs, give their numbers to others, and drain nodes that still have them.
+		if err := c.Ctl.Stop("slurmctld"); err != nil {
 			return err
 		}
 		time.Sleep(pause)

@@ -188,8 +188,8 @@ func TestRunInJob(t *testing.T) {
 	})
 }
 
-// The Epilog would have run in the step that was killed. Slurm goes on without it once the job's processes are
-// gone, which nobody can end but the administrator, and takes the node out of service for that.
+// The Epilog would have run in the step that was killed: Slurm waits for it until the administrator gives the node
+// up. The licences are held as long, and so is the lease.
 func stepdKilledRunInJob(t *testing.T, r *rig) {
 	n := r.Nodes[0]
 	j := r.sbatch(t, r.steady(), ask, "-w", n.Name, "--no-requeue")
@@ -200,5 +200,7 @@ func stepdKilledRunInJob(t *testing.T, r *rig) {
 	r.orphans(t, n)
 	r.scancel(t, j)
 	r.seen(t, j, "EpilogSlurmctld", "", true, 1)
-	r.holds(t, j, 0, 3*time.Minute)
+	r.scontrol(t, "update", "NodeName="+n.Name, "State=DOWN", "Reason=test")
+	r.holds(t, j, 0, 30*time.Second)
+	_, _ = r.Scontrol(r.ctx, "update", "NodeName="+n.Name, "State=RESUME")
 }

@@ -1,8 +1,13 @@
 package faults
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-hpc/sluice/test/slurm/lab"
 )
 
 const ask = "--gres=rgpu:50"
@@ -246,11 +251,27 @@ func ctldForgets(t *testing.T, r *rig) {
 	j := r.sbatch(t, long, ask)
 	r.begun(t, j)
 	r.killCtld(t)
+	files, _ := filepath.Glob(r.Path("state", "job_state*"))
+	for _, f := range files {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
 	r.startCtld(t, "-c")
 	r.holds(t, j, 0, 40*time.Second)
 	r.seen(t, j, "Epilog", "", true, 1)
 	if k := r.ran(j, "EpilogSlurmctld", ""); k != 0 {
 		t.Logf("this release runs EpilogSlurmctld of a forgotten job (%d)", k)
+	}
+	// Its number is given again, and means another job.
+	r.until(t, 30*time.Second, "the nodes are idle", func() error { return r.Clean(r.ctx) })
+	again := r.sbatch(t, "echo $SLUICE_LEASE_ID; sleep 1", ask)
+	if again != j {
+		t.Errorf("the next job is %s, not %s", again, j)
+	}
+	r.state(t, again, 30*time.Second, "COMPLETED")
+	if out := strings.TrimSpace(r.Output(lab.Alice, again)); len(out) != 32 {
+		t.Errorf("the job that got the number again has lease %q", out)
 	}
 }
 

@@ -119,7 +119,7 @@ func (n *Node) image() (image, error) {
 	}
 	hosts.WriteString("\n")
 	im.Files["/etc/hosts"] = hosts.String()
-	var passwd, group strings.Builder
+	var passwd, group, shadow strings.Builder
 	for _, u := range []User{Slurm, Alice, Bob} {
 		home := l.Path("home", u.Name)
 		shell := "/bin/bash"
@@ -128,8 +128,11 @@ func (n *Node) image() (image, error) {
 		}
 		fmt.Fprintf(&passwd, "%s:x:%d:%d::%s:%s\n", u.Name, u.UID, u.UID, home, shell)
 		fmt.Fprintf(&group, "%s:x:%d:\n", u.Name, u.UID)
+		// Without a line there su, by which --export=NONE gets the user's environment, refuses them.
+		fmt.Fprintf(&shadow, "%s:*:19000:0:99999:7:::\n", u.Name)
 	}
 	im.Files["/etc/passwd"], im.Files["/etc/group"] = passwd.String(), group.String()
+	im.Files["/etc/shadow"] = shadow.String()
 	return im, nil
 }
 

@@ -1,0 +1,253 @@
+package faults
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/test/slurm/lab"
+)
+
+// The most that Sluice may add, as medians.
+const (
+	stepCost  = time.Millisecond
+	startCost = 100 * time.Millisecond
+)
+
+// figure is a raw log, as those in bench/logs.
+type figure struct {
+	Name    string    `json:"name"`
+	Unit    string    `json:"unit"`
+	Wanted  string    `json:"wanted"`
+	How     string    `json:"how"`
+	Samples []float64 `json:"samples"`
+}
+
+// keep writes a figure into the folder that SLUICE_COSTS names.
+func (f figure) keep(t *testing.T) {
+	t.Helper()
+	t.Logf("%s: median %.2f %s of %d (%s); wanted: %s", f.Name, median(f.Samples), f.Unit, len(f.Samples), spread(f.Samples), f.Wanted)
+	dir := os.Getenv("SLUICE_COSTS")
+	if dir == "" {
+		return
+	}
+	b, err := json.Marshal(f)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, f.Name+".json"), append(b, '\n'), 0o644)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func median(s []float64) float64 { return quantile(s, 0.5) }
+
+func quantile(s []float64, q float64) float64 {
+	if len(s) == 0 {
+		return math.NaN()
+	}
+	s = slices.Sorted(slices.Values(s))
+	return s[int(q*float64(len(s)-1)+0.5)]
+}
+
+func spread(s []float64) string {
+	return fmt.Sprintf("a tenth below %.2f, a tenth above %.2f", quantile(s, 0.1), quantile(s, 0.9))
+}
+
+// TestCost measures what Sluice adds to steps and to the start of jobs. It should have the machine to itself.
+func TestCost(t *testing.T) {
+	r := start(t, site{flags: "Alloc,Contain"})
+	t.Run("task", func(t *testing.T) { sameTask(t, r) })
+	t.Run("step", func(t *testing.T) { stepOfOthers(t, r) })
+	t.Run("start", func(t *testing.T) { startOfOurs(t, r) })
+	r.clean(t)
+}
+
+// plugin takes the plug-in away, or has it again. Every srun and slurmstepd reads the file anew.
+func (r *rig) plugin(t *testing.T, there bool) {
+	t.Helper()
+	from, to := r.Path("etc", "plugstack.conf.d", "sluice.conf"), r.Path("etc", "plugstack.conf.d", "sluice.off")
+	if there {
+		from, to = to, from
+	}
+	if err := os.Rename(from, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// paired runs srun within an allocation, by turns with and without the plug-in, and prints the microseconds.
+const paired = `
+on=/etc/slurm/plugstack.conf.d/sluice.conf off=/etc/slurm/plugstack.conf.d/sluice.off
+one() {
+	local from=$EPOCHREALTIME
+	srun --jobid="$1" /bin/true || exit 1
+	local to=$EPOCHREALTIME
+	took=$((${to/./} - ${from/./}))
+}
+with() { one "$1"; plugged=$took; }
+without() { mv $on $off; one "$1"; bare=$took; mv $off $on; }
+with "$1"; without "$1"
+for i in $(seq "$2"); do
+	if [ $((i % 2)) = 0 ]; then with "$1"; without "$1"; else without "$1"; with "$1"; fi
+	echo "$plugged $bare"
+done
+`
+
+// A step of a job that asks for nothing: the plug-in's question to the daemon is all that is more.
+func stepOfOthers(t *testing.T, r *rig) {
+	// Root's, since it is root who changes plugstack.conf in between.
+	out := must[string](t)(r.Ctl.Run(r.ctx, lab.Root, "sh", "-c", "exec salloc --no-shell -w "+r.Nodes[0].Name+" 2>&1"))
+	_, job, _ := strings.Cut(out, "Granted job allocation ")
+	job, _, _ = strings.Cut(job, "\n")
+	defer func() { r.scancel(t, job) }()
+	var more, with, without []float64
+	// Others may use the machine: a second and a third hundred are added where the first is not clear.
+	for round := 0; round < 3 && (round == 0 || median(more) >= stepCost.Seconds()*1e3); round++ {
+		out, err := r.Ctl.Run(r.ctx, lab.Root, "bash", "-c", paired, "bash", job, "100")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(out) {
+			var a, b float64
+			if _, err := fmt.Sscan(line, &a, &b); err != nil {
+				t.Fatalf("%v: %q", err, line)
+			}
+			with, without, more = append(with, a/1e3), append(without, b/1e3), append(more, (a-b)/1e3)
+		}
+	}
+	t.Logf("srun takes %.2f ms with the plug-in, %.2f without (medians)", median(with), median(without))
+	figure{"srun-more", "ms", "median < 1", "srun /bin/true in an allocation that asks for nothing, with the plug-in less without, by turns", more}.keep(t)
+	figure{"srun-without", "ms", "-", "srun /bin/true in an allocation, without the plug-in", without}.keep(t)
+	if m := median(more); m >= stepCost.Seconds()*1e3 {
+		t.Errorf("a step costs %.2f ms more, at the median", m)
+	}
+}
+
+// A job that asks: from the first of Slurm's hooks to the first line of its script, against one that does not ask.
+func startOfOurs(t *testing.T, r *rig) {
+	const times = 20
+	var more, node []float64
+	for range times {
+		began := map[bool]float64{}
+		prolog := map[bool]float64{}
+		for _, asks := range []bool{true, false} {
+			args := []string{"-w", r.Nodes[0].Name}
+			if asks {
+				args = append(args, ask)
+			}
+			j := r.sbatch(t, "#!/bin/bash\necho $EPOCHREALTIME\n", args...)
+			r.state(t, j, 30*time.Second, "COMPLETED")
+			at, err := strconv.ParseFloat(strings.TrimSpace(r.Output(lab.Alice, j)), 64)
+			if err != nil {
+				t.Fatalf("job %s: %v", j, err)
+			}
+			for _, e := range r.events(j) {
+				if e.end {
+					continue
+				}
+				switch e.hook {
+				case "PrologSlurmctld":
+					began[asks] = (at - e.at) * 1e3
+				case "Prolog":
+					prolog[asks] = (at - e.at) * 1e3
+				}
+			}
+		}
+		more = append(more, began[true]-began[false])
+		node = append(node, prolog[true]-prolog[false])
+	}
+	figure{"job-start-more", "ms", "median < 100", "from the begin of PrologSlurmctld to the script's first line, a job that asks less one that does not", more}.keep(t)
+	figure{"prolog-start-more", "ms", "median < 100", "from the begin of the node's Prolog to the script's first line, a job that asks less one that does not", node}.keep(t)
+	if m := median(more); m >= startCost.Seconds()*1e3 {
+		t.Errorf("a job starts %.1f ms later, at the median", m)
+	}
+}
+
+// look prints what a task finds itself with: limits, signals, descriptors, threads of it and of its
+// slurmstepd, capabilities, directory, umask, scheduling, environment.
+const look = `ulimit -Sa; ulimit -Ha; umask; pwd
+grep -E '^(SigBlk|SigIgn|SigCgt|Cap|Threads|NoNewPrivs|Seccomp|Groups|Uid|Gid|Cpus_allowed|Mems_allowed)' /proc/self/status
+for f in /proc/$$/fd/*; do echo "fd ${f##*/} $(readlink $f)"; done
+grep -E '^Threads' /proc/$PPID/status
+cut -d' ' -f18,19,41 /proc/$$/stat; cat /proc/$$/oom_score_adj /proc/$$/cgroup
+env | sort`
+
+// changing is what differs between any two steps.
+var changing = regexp.MustCompile(`(?m)(pipe:\[|socket:\[)\d+\]|(job_?|step_?)\d+|^(SLURM_(JOB_?ID|JOBID|STEP_ID|STEPID|LAUNCH_NODE_IPADDR|SRUN_COMM_PORT|STEP_LAUNCHER_PORT|TASK_PID|TMPDIR|JOB_START_TIME|JOB_END_TIME|TOPOLOGY_ADDR|CPU_BIND\w*)|SRUN_DEBUG|_|TMPDIR|PWD|OLDPWD)=.*$|slurm-\d+\.out|/job\d+/`)
+
+// sameTask compares tasks of jobs with and without the plug-in, as steps, as batch scripts, under limits of the user's.
+func sameTask(t *testing.T, r *rig) {
+	shapes := map[string]func(args ...string) string{
+		"srun": func(args ...string) string {
+			return must[string](t)(r.Ctl.Run(r.ctx, lab.Alice, append(append([]string{"srun", "-w", r.Nodes[0].Name}, args...), "bash", "-c", look)...))
+		},
+		"srun under limits": func(args ...string) string {
+			return must[string](t)(r.Ctl.Run(r.ctx, lab.Alice, append([]string{"bash", "-c", `ulimit -n 300; ulimit -v 400000; ulimit -u 500; ulimit -s 4096; exec srun "$@"`,
+				"bash", "-w", r.Nodes[0].Name}, append(args, "bash", "-c", look)...)...))
+		},
+		"sbatch": func(args ...string) string {
+			j := r.sbatch(t, "#!/bin/bash\n"+look+"\n", append(args, "-w", r.Nodes[0].Name)...)
+			r.state(t, j, 30*time.Second, "COMPLETED")
+			return r.Output(lab.Alice, j)
+		},
+		"srun in sbatch": func(args ...string) string {
+			j := r.sbatch(t, "#!/bin/bash\nsrun bash -c '"+strings.ReplaceAll(look, "'", `'\''`)+"'\n", append(args, "-w", r.Nodes[0].Name)...)
+			r.state(t, j, 30*time.Second, "COMPLETED")
+			return r.Output(lab.Alice, j)
+		},
+	}
+	for name, run := range shapes {
+		with := run()
+		asking := run(ask)
+		r.plugin(t, false)
+		without := run()
+		r.plugin(t, true)
+		if len(strings.Split(with, "\n")) < 60 {
+			t.Errorf("%s: it prints only\n%s", name, with)
+		}
+		if d := differ(without, with, nil); d != "" {
+			t.Errorf("%s: the task of a job that asks for nothing differs:\n%s", name, d)
+		}
+		// Who asks has the variables by which the shim is found, and nothing else.
+		if d := differ(without, asking, regexp.MustCompile(`^(LD_LIBRARY_PATH|SLUICE_\w+|(APPTAINER|SINGULARITY)(ENV)?_\w+|SLURM_JOB_LICENSES)=`)); d != "" {
+			t.Errorf("%s: the task of a job that asks differs in more than its variables:\n%s", name, d)
+		}
+		if !strings.Contains(asking, "SLUICE_SOCKET=") {
+			t.Errorf("%s: the job that asks has no socket", name)
+		}
+	}
+}
+
+// differ are the lines that only one of two has, but those that may.
+func differ(a, b string, may *regexp.Regexp) string {
+	count := map[string]int{}
+	for side, text := range []string{a, b} {
+		for line := range strings.Lines(changing.ReplaceAllString(text, "")) {
+			line = strings.TrimSpace(line)
+			if line != "" && (may == nil || !may.MatchString(line)) {
+				count[line] += 1 - 2*side
+			}
+		}
+	}
+	var out []string
+	for line, n := range count {
+		if n > 0 {
+			out = append(out, "- "+line)
+		} else if n < 0 {
+			out = append(out, "+ "+line)
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
