@@ -118,21 +118,25 @@ void sl_answer_read(struct sl_answer *a, char *buf, size_t n)
 	}
 }
 
-char *sl_list_first(const char *item, const char *list, char separator)
+char *sl_list_change(const char *item, const char *list, char separator, bool add)
 {
 	const char separators[] = { separator, 0 };
 	size_t n = strlen(item);
 	char *out = malloc(n + strlen(list) + 2), *p = out;
+	bool any = add;
 
 	if (!out)
 		return NULL;
-	p = stpcpy(p, item);
+	if (add)
+		p = stpcpy(p, item);
 	for (bool more = *list; more;) {
 		size_t len = strcspn(list, separators);
 
 		more = list[len];
 		if (len != n || memcmp(list, item, n)) {
-			*p++ = separator;
+			if (any)
+				*p++ = separator;
+			any = true;
 			p = mempcpy(p, list, len);
 		}
 		list += len + more;

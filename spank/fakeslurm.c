@@ -162,6 +162,24 @@ spank_err_t spank_setenv(spank_t sp, const char *name, const char *value, int ov
 	return ESPANK_SUCCESS;
 }
 
+spank_err_t spank_unsetenv(spank_t sp, const char *name)
+{
+	int last = 0, at = -1;
+
+	(void)sp;
+	for (; last < ENTRIES && job_env.name[last]; last++)
+		if (!strcmp(job_env.name[last], name))
+			at = last;
+	if (at < 0)
+		return ESPANK_ERROR;
+	free(job_env.name[at]);
+	free(job_env.value[at]);
+	job_env.name[at] = job_env.name[--last];
+	job_env.value[at] = job_env.value[last];
+	job_env.name[last] = job_env.value[last] = NULL;
+	return ESPANK_SUCCESS;
+}
+
 spank_err_t spank_job_control_setenv(spank_t sp, const char *name, const char *value, int overwrite)
 {
 	(void)sp;

@@ -69,8 +69,8 @@ struct sl_change {
 };
 bool sl_answer_next(struct sl_answer *a, struct sl_change *c);
 
-/* The list value with item first and nowhere else; malloc'd, NULL without memory. */
-char *sl_list_first(const char *item, const char *list, char separator);
+/* The list with item first and nowhere else or, without add, nowhere; malloc'd, NULL without memory. */
+char *sl_list_change(const char *item, const char *list, char separator, bool add);
 
 /* --- ask.c: the daemon's socket --- */
 

@@ -18,6 +18,7 @@
 #define STEP_EXTERN 0xfffffffcu /* the same in all releases, but not in their headers' macros */
 #define ANSWER_MS 2000
 #define ABSENT_MS 5000	/* a daemon that is being restarted, for a job that needs it */
+#define RECORD "SLUICE_ENV"
 #define VALUE_MAX (128 * 1024) /* of one variable: what execve(2) takes */
 
 static char failure[SL_TEXT_MAX + 256];
@@ -64,12 +65,54 @@ static bool licensed(spank_t sp)
 static bool apply(spank_t sp, const struct sl_change *c)
 {
 	char *old = c->separator ? job_getenv(sp, c->name) : NULL;
-	char *value = sl_list_first(c->value, old ? old : "", c->separator);
+	char *value = sl_list_change(c->value, old ? old : "", c->separator, true);
 	bool ok = value && spank_setenv(sp, c->name, value, 1) == ESPANK_SUCCESS;
 
 	free(old);
 	free(value);
 	return ok;
+}
+
+/*
+ * What was set here travels to the jobs that are submitted within this one, which may ask
+ * for no GPU, or for a real one: our driver must not be in their way. So a record of it
+ * goes with it, the changes with '|' for their newlines, and is undone first.
+ */
+static void record(spank_t sp, const struct sl_answer *a)
+{
+	char *r = strndup(a->body, a->len);
+
+	if (r && !strchr(r, '|')) {
+		for (char *c = strchr(r, '\n'); c; c = strchr(c, '\n'))
+			*c = '|';
+		spank_setenv(sp, RECORD, r, 1);
+	}
+	free(r);
+}
+
+static void undo(spank_t sp)
+{
+	char *r = job_getenv(sp, RECORD);
+	struct sl_answer a = { .kind = SL_ENV, .body = r, .len = r ? strlen(r) : 0 };
+	struct sl_change c;
+
+	for (char *p = r; p && (p = strchr(p, '|'));)
+		*p = '\n';
+	while (sl_answer_next(&a, &c)) {
+		char *old = job_getenv(sp, c.name), *left = NULL;
+
+		if (old && c.separator)
+			left = sl_list_change(c.value, old, c.separator, false);
+		if (left && *left)
+			spank_setenv(sp, c.name, left, 1);
+		else if (old && (left || !strcmp(old, c.value)))
+			spank_unsetenv(sp, c.name);
+		free(old);
+		free(left);
+	}
+	if (r)
+		spank_unsetenv(sp, RECORD);
+	free(r);
 }
 
 int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
@@ -84,12 +127,15 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 	if (spank_get_item(sp, S_JOB_ID, &job) != ESPANK_SUCCESS || spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
 	    step == STEP_EXTERN)
 		return 0;
+	undo(sp);
 	memory = sl_ask(&a, s->socket, job, step, 0, ANSWER_MS);
 	asked = noted(s, job);
 	if (a.kind == SL_SILENT && asked) {
 		free(memory);
 		memory = sl_ask(&a, s->socket, job, step, ABSENT_MS, ABSENT_MS + ANSWER_MS);
 	}
+	if (a.kind == SL_ENV)
+		record(sp, &a);
 	while (sl_answer_next(&a, &c))
 		if (!apply(sp, &c)) {
 			a.kind = SL_ERROR; /* ends the loop too */

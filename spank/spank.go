@@ -75,12 +75,12 @@ func Ask(socket string, job, step uint32, absentMS, answerMS int) Answer {
 	return answer(&a)
 }
 
-// ListFirst puts item first in a list.
-func ListFirst(item, list string, separator byte) string {
+// ListChange puts item first in a list or, without add, takes it out.
+func ListChange(item, list string, separator byte, add bool) string {
 	i, l := C.CString(item), C.CString(list)
 	defer C.free(unsafe.Pointer(i))
 	defer C.free(unsafe.Pointer(l))
-	out := C.sl_list_first(i, l, C.char(separator))
+	out := C.sl_list_change(i, l, C.char(separator), C.bool(add))
 	defer C.free(unsafe.Pointer(out))
 	return C.GoString(out)
 }

@@ -186,6 +186,54 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
+// What a job submits inherits its environment, and must not have its driver in the way.
+func TestNestedJob(t *testing.T) {
+	outer := ok("set SLUICE_SOCKET=/run/1/sock\nset OTHER=x\nprepend LD_LIBRARY_PATH=/usr/lib/sluice\nbind APPTAINER_BINDPATH=/run/1\nprepend ALONE=/a\n")
+	start := func(answer string) spank.Process {
+		p, _ := spank.Start(spank.Remote, job, 0, 0, "socket="+daemon(t, says(answer)))
+		return p
+	}
+	p := start(outer)
+	p.Setenv("LD_LIBRARY_PATH", "/opt/lib")
+	p.UserInit()
+	env := map[string]string{}
+	for _, k := range []string{"SLUICE_SOCKET", "OTHER", "LD_LIBRARY_PATH", "APPTAINER_BINDPATH", "ALONE", "SLUICE_ENV"} {
+		env[k] = p.Getenv(k)
+	}
+	if env["LD_LIBRARY_PATH"] != "/usr/lib/sluice:/opt/lib" || strings.Count(env["SLUICE_ENV"], "|") != 5 || strings.Contains(env["SLUICE_ENV"], "\n") {
+		t.Fatalf("%v", env)
+	}
+	env["LD_LIBRARY_PATH"], env["OTHER"], env["APPTAINER_BINDPATH"] = "/more:/usr/lib/sluice:/opt/lib", "changed", "/run/1,/scratch"
+	for answer, want := range map[string]map[string]string{
+		"none\n": {"SLUICE_SOCKET": "", "OTHER": "changed", "LD_LIBRARY_PATH": "/more:/opt/lib", "APPTAINER_BINDPATH": "/scratch", "ALONE": "", "SLUICE_ENV": ""},
+		ok("set SLUICE_SOCKET=/run/2/sock\nprepend LD_LIBRARY_PATH=/usr/lib/sluice\nbind APPTAINER_BINDPATH=/run/2\n"): {"SLUICE_SOCKET": "/run/2/sock", "OTHER": "changed",
+			"LD_LIBRARY_PATH": "/usr/lib/sluice:/more:/opt/lib", "APPTAINER_BINDPATH": "/run/2,/scratch", "ALONE": "",
+			"SLUICE_ENV": "set SLUICE_SOCKET=/run/2/sock|prepend LD_LIBRARY_PATH=/usr/lib/sluice|bind APPTAINER_BINDPATH=/run/2|"},
+	} {
+		p := start(answer)
+		for k, v := range env {
+			p.Setenv(k, v)
+		}
+		if rc := p.UserInit(); rc != 0 || p.Log() != "" {
+			t.Errorf("%d, %s", rc, p.Log())
+		}
+		for k, v := range want {
+			if have := p.Getenv(k); have != v {
+				t.Errorf("%.10q: %s is %q, want %q", answer, k, have, v)
+			}
+		}
+	}
+	// The record is the user's to spoil.
+	for _, r := range []string{"", "|", "||", "set", "set A|", "set A=|prepend", "nonsense A=b|", strings.Repeat("x", 200000)} {
+		p := start("none\n")
+		p.Setenv("SLUICE_ENV", r)
+		p.Setenv("A", "x")
+		if rc := p.UserInit() + p.TaskInit(); rc != 0 || p.Getenv("A") != "x" {
+			t.Errorf("record %.20q: %d, A is %q", r, rc, p.Getenv("A"))
+		}
+	}
+}
+
 // The step that only holds the job's place has no tasks, and no variables.
 func TestExternStep(t *testing.T) {
 	path := daemon(t, func(string, net.Conn) { t.Error("the extern step asks") })

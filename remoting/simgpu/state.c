@@ -442,6 +442,12 @@ void state_uuid(int dev, unsigned char uuid[16])
 		0x51, 0x1c, 0xe5, 0x1f, 0x00, 0x00, 0x4a, 0x00, 0x80, 0x00, 0x73, 0x69, 0x6d, 0x67, 0x70, 0x00,
 	};
 
+	/* Machines of one site have different GPUs, even where all are simulated on one. */
+	const char *machine = getenv("SLUICE_SIM_MACHINE");
+	unsigned long number = machine ? strtoul(machine, NULL, 10) : 0;
+
 	memcpy(uuid, base, 16);
+	uuid[4] = (unsigned char)(number >> 8);
+	uuid[5] = (unsigned char)number;
 	uuid[15] = (unsigned char)phys[dev];
 }

@@ -58,12 +58,15 @@ A job that asks for no fraction has nothing to print.`,
 			if len(ops) == 0 {
 				return fmt.Errorf("job %s has no fraction on this node; ask on its nodes, or submit it with --gres=rgpu:PERCENT", job)
 			}
+			text, err := rpc.EnvText(ops)
+			if err != nil {
+				return fmt.Errorf("answer of sluiced: %w; run the same version of sluice and sluiced", err)
+			}
+			// As the plug-in sets it: jobs that this shell submits undo it by that.
+			ops = append(ops, rpc.EnvOp{Name: "SLUICE_ENV", Value: strings.ReplaceAll(text, "\n", "|")})
 			var b strings.Builder
 			value := map[string]string{}
 			for _, o := range ops {
-				if err := o.Check(); err != nil {
-					return fmt.Errorf("answer of sluiced: %w; run the same version of sluice and sluiced", err)
-				}
 				old, ok := value[o.Name]
 				if !ok {
 					old = os.Getenv(o.Name)

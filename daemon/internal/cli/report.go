@@ -88,7 +88,7 @@ func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
 		head += " (" + plain(r.JobName) + ")"
 	}
 	head += " of " + plain(users.name(r.UID))
-	if r.Account != "" {
+	if r.Account != "" && r.Account != "(null)" { // Slurm's word without accounting
 		head += ", account " + plain(r.Account)
 	}
 	if _, err := fmt.Fprintln(w, head); err != nil {

@@ -31,7 +31,7 @@ func TestBusyTimes(t *testing.T) {
 	}
 }
 
-// A sample can be had before its time, and whoever wants all of them is told of all.
+// A quick look can be had at any time; it is told of, and is no sample for anybody else.
 func TestLook(t *testing.T) {
 	simulated(t)
 	t.Setenv("TEST_CHILD", "nvml")
@@ -48,8 +48,12 @@ func TestLook(t *testing.T) {
 		w.Look()
 	}
 	two := <-told
-	if one.Seq != 1 || two.Seq != 2 || two.Asked.Before(before) || two.At.Before(two.Asked) || len(two.GPUs) != 3 {
+	if one.Seq != 1 || one.Quick || two.Seq != 2 || !two.Quick || two.Asked.Before(before) || two.At.Before(two.Asked) ||
+		len(two.GPUs) != 3 || two.GPUs[2].UUID != one.GPUs[2].UUID || two.GPUs[2].Total != 0 || one.GPUs[2].Total == 0 {
 		t.Errorf("%+v, %+v", one, two)
+	}
+	if s := w.Last(); s.Seq != 1 || w.Devices()[0].Mem == 0 {
+		t.Errorf("a quick look is taken for a sample: %+v", s)
 	}
 	w.Look()
 	if three := <-told; three.Seq > 4 {

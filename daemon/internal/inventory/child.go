@@ -6,13 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
 // Flow: the child reads a line with a number, asks NVML, and answers with a line
-// of JSON that has the number. It ends when its input does. One thread, no locks.
+// of JSON that has the number. After the number the line may say that a quick look is
+// enough. It ends when its input does. One thread, no locks.
 
 // Child is the work of `sluiced nvml`. lib is the NVML library's name or path.
 func Child(lib string, in io.Reader, out io.Writer) error {
@@ -21,11 +23,12 @@ func Child(lib string, in io.Reader, out io.Writer) error {
 	sc := bufio.NewScanner(in)
 	c := child{n: n, seen: map[string]seen{}}
 	for sc.Scan() {
-		var seq uint64
-		if _, err := fmt.Sscan(sc.Text(), &seq); err != nil {
+		number, how, _ := strings.Cut(sc.Text(), " ")
+		seq, err := strconv.ParseUint(number, 10, 64)
+		if err != nil {
 			return fmt.Errorf("nvml: request %q is no number", sc.Text())
 		}
-		s := c.sample()
+		s := c.sample(how == quickly)
 		s.Seq = seq
 		if err := enc.Encode(s); err != nil {
 			return err
@@ -40,26 +43,31 @@ type child struct {
 	seen map[string]seen // by GPU: the last look at its processes
 }
 
-func (c *child) sample() Sample {
+// quickly asks for a quick look.
+const quickly = "quick"
+
+func (c *child) sample(quick bool) Sample {
 	if !c.up {
 		switch r, err := c.init(); {
 		case err != nil:
-			return Sample{NoLibrary: true, Error: err.Error()}
+			return Sample{Quick: quick, NoLibrary: true, Error: err.Error()}
 		case r != nvml.SUCCESS:
-			return Sample{Error: "nvmlInit: " + text(r), NoLibrary: r == nvml.ERROR_LIBRARY_NOT_FOUND || r == nvml.ERROR_DRIVER_NOT_LOADED}
+			return Sample{Quick: quick, Error: "nvmlInit: " + text(r), NoLibrary: r == nvml.ERROR_LIBRARY_NOT_FOUND || r == nvml.ERROR_DRIVER_NOT_LOADED}
 		}
 		c.up = true
 	}
-	var s Sample
-	s.Driver, _ = c.n.SystemGetDriverVersion()
-	s.CUDA, _ = c.n.SystemGetCudaDriverVersion()
+	s := Sample{Quick: quick}
+	if !quick {
+		s.Driver, _ = c.n.SystemGetDriverVersion()
+		s.CUDA, _ = c.n.SystemGetCudaDriverVersion()
+	}
 	count, r := c.n.DeviceGetCount()
 	if r != nvml.SUCCESS {
 		s.Error = "nvmlDeviceGetCount: " + text(r)
 		return s
 	}
 	for i := range count {
-		s.GPUs = append(s.GPUs, c.device(i))
+		s.GPUs = append(s.GPUs, c.device(i, quick))
 	}
 	return s
 }
@@ -78,7 +86,7 @@ func (c *child) init() (r nvml.Return, err error) {
 // would end the process.
 func (c *child) has(name string) bool { return c.n.Extensions().LookupSymbol(name) == nil }
 
-func (c *child) device(i int) Device {
+func (c *child) device(i int, quick bool) Device {
 	d := Device{Index: i}
 	h, r := c.n.DeviceGetHandleByIndex(i)
 	if r != nvml.SUCCESS {
@@ -87,6 +95,12 @@ func (c *child) device(i int) Device {
 	}
 	if d.UUID, r = h.GetUUID(); r != nvml.SUCCESS {
 		d.Error = "it has no UUID: " + text(r)
+		return d
+	}
+	if c.has("nvmlDeviceGetProcessUtilization") {
+		c.busy(h, &d)
+	}
+	if quick {
 		return d
 	}
 	d.Name, _ = h.GetName()
@@ -129,9 +143,6 @@ func (c *child) device(i int) Device {
 			}
 			d.Processes = append(d.Processes, m)
 		}
-	}
-	if c.has("nvmlDeviceGetProcessUtilization") {
-		c.busy(h, &d)
 	}
 	return d
 }

@@ -12,6 +12,8 @@ type Sample struct {
 	CUDA   int      `json:"cuda,omitempty"` // as 12040
 	GPUs   []Device `json:"gpus"`
 	Error  string   `json:"error,omitempty"` // NVML as a whole
+	// Quick: a short look, in which devices have only Index, UUID and Busy.
+	Quick bool `json:"quick,omitempty"`
 	// NoLibrary: there is no NVML here, so no GPU either.
 	NoLibrary bool `json:"no_library,omitempty"`
 
@@ -45,8 +47,8 @@ type Memory struct {
 	Used *uint64 `json:"used,omitempty"` // bytes
 }
 
-// Busy is for how long one process kept one GPU busy since the sample before, as far
-// as NVML noticed; it may have ended since.
+// Busy is for how long one process kept one GPU busy since the look before, as NVML
+// says, which knows nothing of processes that have ended meanwhile.
 type Busy struct {
 	PID  int           `json:"pid"`
 	Time time.Duration `json:"time"`

@@ -50,7 +50,7 @@ type Watch struct {
 	state  atomic.Pointer[string] // why there is no fresh sample, "" if there is
 	misses atomic.Uint64
 	starts atomic.Uint64
-	now    chan struct{} // a sample is wanted before its time
+	now    chan struct{} // a quick look is wanted
 	first  chan struct{} // closed with the first answer of any sort
 	once   sync.Once
 
@@ -91,7 +91,7 @@ func (w *Watch) Age() (age time.Duration, known bool, why string) {
 	return 0, false, why
 }
 
-// Look has a sample taken soon. It waits for nothing.
+// Look has a quick look taken soon, for whoever OnSample tells. It waits for nothing.
 func (w *Watch) Look() {
 	select {
 	case w.now <- struct{}{}:
@@ -99,7 +99,8 @@ func (w *Watch) Look() {
 	}
 }
 
-// OnSample has f told of each good sample, in their order; none is left out.
+// OnSample has f told of each good sample and each quick look, in their order; none is
+// left out.
 func (w *Watch) OnSample(f func(*Sample)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -240,9 +241,13 @@ func (w *Watch) child(ctx context.Context) (good bool, err error) {
 	limit := firstWait
 	tick := time.NewTicker(w.cfg.Poll)
 	defer tick.Stop()
+	quick := false
 	for seq := uint64(1); ; seq++ {
-		asked := time.Now()
-		if _, err := fmt.Fprintln(in, seq); err != nil {
+		asked, line := time.Now(), strconv.FormatUint(seq, 10)
+		if quick {
+			line += " " + quickly
+		}
+		if _, err := fmt.Fprintln(in, line); err != nil {
 			return good, fmt.Errorf("its input: %w", err)
 		}
 		select {
@@ -250,7 +255,7 @@ func (w *Watch) child(ctx context.Context) (good bool, err error) {
 			if s.Seq != seq {
 				return good, fmt.Errorf("it answered request %d, %d was asked", s.Seq, seq)
 			}
-			s.Asked = asked
+			s.Asked, s.At = asked, time.Now()
 			w.publish(s)
 			good, limit = true, deadline
 		case err := <-failed:
@@ -265,9 +270,11 @@ func (w *Watch) child(ctx context.Context) (good bool, err error) {
 		case <-ctx.Done():
 			return good, ctx.Err()
 		}
+		quick = false
 		select {
 		case <-tick.C:
 		case <-w.now:
+			quick = true
 		case <-ctx.Done():
 			return good, ctx.Err()
 		}
@@ -298,7 +305,15 @@ func read(out *os.File, answers chan<- Sample, failed chan<- error, stop <-chan 
 }
 
 func (w *Watch) publish(s Sample) {
-	s.At = time.Now()
+	if s.Quick {
+		w.mu.Lock()
+		tell := w.tell
+		w.mu.Unlock()
+		if tell != nil && s.Error == "" {
+			tell(&s)
+		}
+		return
+	}
 	why := s.Error
 	if last := w.last.Load(); s.Error != "" && last != nil && last.Error == "" {
 		// Keep what was known; the reason says that it is old.

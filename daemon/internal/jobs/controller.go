@@ -38,6 +38,7 @@ func (s *Service) PrologController(ctx context.Context, p rpc.Peer, run rpc.JobR
 		return rpc.JobAnswer{Outcome: rpc.JobNone}, nil
 	}
 	a, err := s.reserve(ctx, run)
+	s.counted(a.Outcome)
 	if err == nil && a.Outcome == rpc.JobRequeue {
 		s.comment(ctx, run.Job, "requeued: "+a.Reason)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
@@ -111,8 +112,11 @@ func (s *Service) ops(l lease.Lease, socket string) []rpc.EnvOp {
 
 // Report implements rpc.JobService.
 func (s *Service) Report(ctx context.Context, p rpc.Peer, job string) ([]lease.Report, error) {
-	if err := checkRun(rpc.JobRun{Job: job}); err != nil {
-		return nil, err
+	// Those of sluice run have reports too.
+	if !strings.HasPrefix(job, "run-") {
+		if err := checkRun(rpc.JobRun{Job: job}); err != nil {
+			return nil, err
+		}
 	}
 	list, err := s.cfg.Host.Reports(ctx, s.cfg.Cluster, job)
 	all := len(list)

@@ -72,7 +72,9 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 	for _, job := range over {
 		s.log.Warn("job has left this node without its Epilog", "job", job)
 		s.forget(job)
-		s.release(ctx, job, "its job has left the node; its Epilog was lost")
+		if s.release(ctx, job, "its job has left the node; its Epilog was lost") {
+			s.countStray()
+		}
 	}
 }
 

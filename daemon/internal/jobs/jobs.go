@@ -10,6 +10,7 @@ package jobs
 //	prolog.go      Prolog: the lease that the controller has reserved, or one of its own;
 //	               Epilog: its release
 //	env.go         SPANK: what the job's tasks need, or why they must not run
+//	notes.go       what is known of the node's jobs
 //	request.go     what slurmctld has of a job -> what is asked of the pool
 //	reconcile.go   the controller's look at all leases and all of Slurm's jobs
 //	capacity.go    the licences that a pool cannot serve now are held back
@@ -28,9 +29,7 @@ package jobs
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"strconv"
@@ -116,35 +115,6 @@ type Config struct {
 // startTime bounds what a start waits for owners.
 const startTime = 2 * time.Second
 
-// maxEntries bounds what is remembered of jobs that ask for nothing.
-const maxEntries = 1 << 14
-
-// entry is what this node knows of a job.
-type entry struct {
-	note  note
-	wait  chan struct{} // closed when the answer is there; nil then
-	seen  bool          // its extern step was here
-	gone  time.Time     // since when nothing of it is here
-	since time.Time
-}
-
-// note is what the ledger keeps of a job.
-type note struct {
-	Job     string         `json:"job"`
-	Restart uint32         `json:"restart"`
-	UID     uint32         `json:"uid"`
-	Outcome rpc.JobOutcome `json:"outcome"` // "" while it is not known
-	Reason  string         `json:"reason,omitempty"`
-	Asks    bool           `json:"asks"`             // for something of ours, or it is not known
-	Unsure  bool           `json:"unsure,omitempty"` // it is not known
-	Boot    string         `json:"boot"`
-	At      time.Time      `json:"at"`
-	// What only its Prolog was told of the run, for one that is settled later.
-	Account string            `json:"account,omitempty"`
-	Name    string            `json:"name,omitempty"`
-	Wishes  map[string]string `json:"wishes,omitempty"`
-}
-
 // Service implements rpc.JobService.
 type Service struct {
 	cfg  Config
@@ -164,6 +134,7 @@ type Service struct {
 	suspects map[string]string // leases without a job at the last look, by id
 	absent   map[string]int    // owners by the number of looks at which they were silent
 	mute     bool              // that reports cannot be written was said
+	counters Counters
 }
 
 var _ rpc.JobService = (*Service)(nil)
@@ -232,6 +203,38 @@ func (s *Service) Checks() []rpc.Check {
 	return out
 }
 
+// Counters are counted since the start.
+type Counters struct {
+	Granted, Refused, Requeued uint64 // Prologs of this node, and of slurmctld on the controller, by how they ended
+	Stray                      uint64 // leases that were ended because Slurm, or the node, no longer has their job
+}
+
+// Counters are those of now.
+func (s *Service) Counters() Counters {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.counters
+}
+
+func (s *Service) counted(o rpc.JobOutcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch o {
+	case rpc.JobGranted:
+		s.counters.Granted++
+	case rpc.JobRefused:
+		s.counters.Refused++
+	case rpc.JobRequeue:
+		s.counters.Requeued++
+	}
+}
+
+func (s *Service) countStray() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counters.Stray++
+}
+
 // found sets the finding of that name; an empty text takes it away.
 func (s *Service) found(name string, level rpc.Level, text, remedy string) {
 	s.mu.Lock()
@@ -245,177 +248,6 @@ func (s *Service) found(name string, level rpc.Level, text, remedy string) {
 
 func (s *Service) key(job string) lease.Key {
 	return lease.Key{Cluster: s.cfg.Cluster, Job: job, Node: s.cfg.Node}
-}
-
-const (
-	jobNote  = "job/"
-	overNote = "over/"
-)
-
-// load reads the ledger's notes.
-func (s *Service) load(ctx context.Context) error {
-	all, err := s.notes()
-	if err != nil {
-		return err
-	}
-	keep := map[string]bool{}
-	ctx, cancel := context.WithTimeout(ctx, startTime) // what owners do not hear now they hear later
-	defer cancel()
-	for job, n := range all.jobs {
-		if n.Boot != s.cfg.Boot {
-			// Nothing of it has outlived the boot, and its Epilog may never come.
-			s.log.Info("job of before this node's boot is over", "job", job)
-			s.release(ctx, job, "its node was booted anew")
-			s.forget(job)
-			continue
-		}
-		if _, _, ok := s.cfg.Host.Held(s.key(job)); n.Outcome == "" && ok {
-			n.Outcome = rpc.JobGranted
-		}
-		s.jobs[job] = &entry{note: n, since: time.Now()}
-		keep[job] = !n.Unsure
-	}
-	s.cfg.Marks.Keep(keep)
-	for _, o := range all.over {
-		s.waitOver(o)
-	}
-	return nil
-}
-
-// notes are what the ledger has of this package.
-type notes struct {
-	jobs map[string]note
-	over []over
-}
-
-func (s *Service) notes() (notes, error) {
-	out := notes{jobs: map[string]note{}}
-	err := s.cfg.Ledger.View(func(tx *ledger.Tx) error {
-		return tx.All(ledger.Notes, func(key string, raw json.RawMessage) error {
-			switch job, isJob := strings.CutPrefix(key, jobNote); {
-			case isJob:
-				var n note
-				if err := json.Unmarshal(raw, &n); err != nil {
-					return fmt.Errorf("ledger %s: %s: %w", s.cfg.Ledger.Path(), key, err)
-				}
-				out.jobs[job] = n
-			case strings.HasPrefix(key, overNote):
-				var o over
-				if err := json.Unmarshal(raw, &o); err != nil {
-					return fmt.Errorf("ledger %s: %s: %w", s.cfg.Ledger.Path(), key, err)
-				}
-				out.over = append(out.over, o)
-			}
-			return nil
-		})
-	})
-	return out, err
-}
-
-// begin makes a job's entry, whose answer is awaited at wait, unless somebody is at it.
-func (s *Service) begin(n note) (e *entry, first bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e = s.jobs[n.Job]; e != nil && e.wait != nil {
-		return e, false
-	}
-	s.trim()
-	e = &entry{note: n, wait: make(chan struct{}), since: time.Now()}
-	s.jobs[n.Job] = e
-	return e, true
-}
-
-// put remembers what is known of a Prolog, and done that it is all. It says false if an
-// Epilog has come meanwhile. What asks for nothing needs no disk.
-func (s *Service) put(e *entry, n note, done bool) bool {
-	n.Boot, n.At = s.cfg.Boot, time.Now().UTC()
-	s.mu.Lock()
-	had := e.note.Asks
-	e.note = n
-	current := s.jobs[n.Job] == e
-	s.mu.Unlock()
-	switch {
-	case !current:
-	case n.Asks:
-		if n.Unsure {
-			s.cfg.Marks.Remove(n.Job)
-		} else if err := s.cfg.Marks.Put(n.Job); err != nil {
-			s.log.Warn("job without a mark", "job", n.Job, "error", err)
-		}
-		if err := s.cfg.Ledger.Put(ledger.Notes, jobNote+n.Job, n); err != nil {
-			s.log.Error("what became of a job cannot be written", "job", n.Job, "error", err)
-		}
-	case had:
-		s.erase(n.Job)
-	}
-	if done {
-		s.mu.Lock()
-		close(e.wait)
-		e.wait = nil
-		s.mu.Unlock()
-	}
-	return current
-}
-
-// trim makes room by forgetting a job that asks for nothing; mu is held. Should it start
-// another step, slurmctld is asked again.
-func (s *Service) trim() {
-	if len(s.jobs) < maxEntries {
-		return
-	}
-	for job, e := range s.jobs {
-		if !e.note.Asks && e.wait == nil {
-			delete(s.jobs, job)
-			return
-		}
-	}
-}
-
-// forget drops all that is known of a job here.
-func (s *Service) forget(job string) {
-	s.mu.Lock()
-	delete(s.jobs, job)
-	s.mu.Unlock()
-	s.erase(job)
-}
-
-func (s *Service) erase(job string) {
-	if err := s.cfg.Ledger.Delete(ledger.Notes, jobNote+job); err != nil {
-		s.log.Error("note of a job stays", "job", job, "error", err)
-	}
-	s.cfg.Marks.Remove(job)
-}
-
-// known is what an entry says now.
-func (s *Service) known(job string) (n note, busy *entry, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := s.jobs[job]
-	switch {
-	case e == nil:
-		return note{}, nil, false
-	case e.wait != nil:
-		return e.note, e, true
-	}
-	return e.note, nil, true
-}
-
-// await waits for an entry's answer.
-func (s *Service) await(ctx context.Context, e *entry) (note, error) {
-	s.mu.Lock()
-	n, wait := e.note, e.wait
-	s.mu.Unlock()
-	if wait == nil {
-		return n, nil
-	}
-	select {
-	case <-wait:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return e.note, nil
-	case <-ctx.Done():
-		return n, lease.Errorf(lease.Down, "job %s: its lease is still being got; start the step again", n.Job)
-	}
 }
 
 // root is whom the host role sees calling.

@@ -60,6 +60,7 @@ func (s *Service) settle(run rpc.JobRun, told bool) *entry {
 		if n.Outcome != rpc.JobNone {
 			s.log.Info("job begins", "job", run.Job, "restart", run.Restart, "uid", run.UID, "outcome", n.Outcome, "reason", n.Reason)
 		}
+		s.counted(n.Outcome)
 		if n.Outcome == rpc.JobRefused {
 			s.aside(run.Job, "refused: "+n.Reason)
 		}

@@ -89,7 +89,9 @@ func (s *Service) endStray(ctx context.Context, leases map[string][]lease.Status
 			if _, err := s.cfg.Host.EndJob(ctx, k.Cluster, k.Job, []string{k.Node}, k.Incarnation, why); err != nil {
 				s.log.Error("end of a job", "job", k.Job, "error", err)
 				now[l.ID] = why
+				continue
 			}
+			s.countStray()
 		}
 	}
 	s.mu.Lock()

@@ -235,21 +235,11 @@ func parse(line string) (job, step string, err error) {
 
 // encode is an answer with changes.
 func encode(ops []rpc.EnvOp) (string, error) {
-	var b strings.Builder
-	for _, o := range ops {
-		if err := o.Check(); err != nil {
-			return "", err
-		}
-		verb := "set"
-		if o.Prepend {
-			verb = map[string]string{":": "prepend", ",": "bind"}[o.Separator()]
-		}
-		fmt.Fprintf(&b, "%s %s=%s\n", verb, o.Name, o.Value)
+	text, err := rpc.EnvText(ops)
+	if err == nil && len(text) > maxBody {
+		err = fmt.Errorf("environment of %d bytes, %d are the most", len(text), maxBody)
 	}
-	if b.Len() > maxBody {
-		return "", fmt.Errorf("environment of %d bytes, %d are the most", b.Len(), maxBody)
-	}
-	return fmt.Sprintf("ok %d\n%s", b.Len(), b.String()), nil
+	return fmt.Sprintf("ok %d\n%s", len(text), text), err
 }
 
 // plain makes one line of a text, of at most maxText bytes.

@@ -93,8 +93,13 @@ func TestPutFirst(t *testing.T) {
 		}
 		for name, sep := range map[string]byte{"P": ':', "X_BINDPATH": ','} {
 			o := rpc.EnvOp{Prepend: true, Name: name, Value: []string{"a", "ab", "b"}[r.IntN(3)]}
-			if c, g := spank.ListFirst(o.Value, b.String(), sep), o.Apply(b.String()); c != g {
+			if c, g := spank.ListChange(o.Value, b.String(), sep, true), o.Apply(b.String()); c != g {
 				t.Fatalf("%s first in %q: %q in C, %q in Go", o.Value, b.String(), c, g)
+			}
+			sp := string(sep)
+			rest := slices.DeleteFunc(strings.Split(b.String(), sp), func(s string) bool { return s == o.Value })
+			if c := spank.ListChange(o.Value, b.String(), sep, false); c != strings.Join(rest, sp) {
+				t.Fatalf("%s taken out of %q: %q in C, want %q", o.Value, b.String(), c, strings.Join(rest, sp))
 			}
 		}
 	}

@@ -1,10 +1,30 @@
 package node
 
 import (
+	"context"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 )
+
+// lookEvery is the time between two quick looks of NVML while sessions live: what a process
+// did after the last one before its end is known to nobody.
+const lookEvery = time.Second
+
+func (n *Node) lookOften(ctx context.Context) error {
+	t := time.NewTicker(lookEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+			if n.pool.Live() {
+				n.watch.Look()
+			}
+		}
+	}
+}
 
 // busy tells the workers how long their processes have kept the GPUs busy.
 func (n *Node) busy(s *inventory.Sample) {

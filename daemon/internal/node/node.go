@@ -222,12 +222,12 @@ func (n *Node) startOwner(ctx context.Context) error {
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive,
 		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev,
 		Cgroup: cfg.Worker.Cgroup, MemoryMax: uint64(cfg.Worker.MemoryMax), PidsMax: cfg.Worker.PidsMax,
-		Look: n.watch.Look,
 	})
 	if err != nil {
 		return err
 	}
 	n.watch.OnSample(n.busy)
+	n.run("busy time", n.lookOften)
 	n.onStop(n.pool.Close)
 	clock, err := owner.SystemClock()
 	if err != nil {

@@ -176,6 +176,15 @@ func (n *Node) counters() []metrics.Counter {
 		{Name: "audit_lines_total", Help: "Lines written to the audit log.", Value: n.audit.Lines()},
 		{Name: "audit_failed_total", Help: "Lines that could not be written to the audit log.", Value: n.audit.Failed()},
 	}
+	if n.jobs != nil {
+		j := n.jobs.Counters()
+		out = append(out,
+			metrics.Counter{Name: "jobs_granted_total", Help: "Prologs that gave a Slurm job its fractions.", Value: j.Granted},
+			metrics.Counter{Name: "jobs_refused_total", Help: "Prologs that refused a Slurm job.", Value: j.Refused},
+			metrics.Counter{Name: "jobs_requeued_total", Help: "Prologs that had a Slurm job requeued for lack of room.", Value: j.Requeued},
+			metrics.Counter{Name: "jobs_stray_total", Help: "Leases ended because their Slurm job was gone without an Epilog.", Value: j.Stray},
+		)
+	}
 	if n.owner == nil {
 		return out
 	}

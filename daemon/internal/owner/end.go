@@ -408,6 +408,7 @@ func (o *Owner) purge(now, keep time.Duration) {
 			old = append(old, name)
 		}
 	}
+	old = append(old, o.tooMany(now, purgeMost-len(old))...)
 	o.mu.RUnlock()
 	o.write.Lock()
 	defer o.write.Unlock()

@@ -449,7 +449,7 @@ func TestHistory(t *testing.T) {
 		lines += len(n.history())
 	}
 	t.Logf("%.1f s, %d lines, %v", time.Since(begun).Seconds(), lines, w.stats)
-	if ops >= 10_000 && (w.stats["acquired"] < ops/20 || w.stats["sessions"] < ops/100 || w.stats["killed"] < ops/1000 || w.stats["taken back"] < ops/200 || w.stats["attached"] < ops/400 || w.stats["ended"] < ops/100) {
+	if ops >= 10_000 && (w.stats["acquired"] < ops/40 || w.stats["sessions"] < ops/100 || w.stats["killed"] < ops/1000 || w.stats["taken back"] < ops/200 || w.stats["attached"] < ops/800 || w.stats["ended"] < ops/100) {
 		t.Error("the check did not do what it is for")
 	}
 }

@@ -42,3 +42,20 @@ func (o EnvOp) Apply(old string) string {
 	}
 	return strings.Join(out, o.Separator())
 }
+
+// EnvText is the changes as the plug-in reads them, a line each: "set NAME=VALUE",
+// "prepend NAME=VALUE", or "bind NAME=VALUE" for a list with commas.
+func EnvText(ops []EnvOp) (string, error) {
+	var b strings.Builder
+	for _, o := range ops {
+		if err := o.Check(); err != nil {
+			return "", err
+		}
+		verb := "set"
+		if o.Prepend {
+			verb = map[string]string{":": "prepend", ",": "bind"}[o.Separator()]
+		}
+		fmt.Fprintf(&b, "%s %s=%s\n", verb, o.Name, o.Value)
+	}
+	return b.String(), nil
+}

@@ -15,7 +15,6 @@ package workers
 //	Forget          the lease's directory removed
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,11 +38,8 @@ type totals struct {
 	Use      []lease.Use   `json:"use,omitempty"`   // as it was then
 }
 
-// tailTime is how long the end of a lease waits for NVML's word on the last of its work.
-const tailTime = 300 * time.Millisecond
-
-// ghostTime is how long a process that has ended can still be in a sample.
-const ghostTime = 30 * time.Second
+// ghostTime is how long a process that has ended can still be in a sample that comes.
+const ghostTime = 10 * time.Second
 
 func (t *totals) add(c lease.Counts) {
 	t.Counts = sum(t.Counts, c)
@@ -114,14 +110,27 @@ func (l *leased) uncount(id string) {
 	l.totals.Counted = slices.DeleteFunc(l.totals.Counted, func(n string) bool { return n == id })
 }
 
-// ghost is the process of a session that has ended; NVML's samples are about the past.
+// Live says whether there is any session. NVML forgets a process with its end, so as long
+// as there are some it should be asked often.
+func (p *Pool) Live() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, l := range p.leases {
+		if len(l.sessions) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// ghost is the process of a session that has ended; a sample is about the past.
 type ghost struct {
 	pid  int
 	gone time.Time
 }
 
 // AddBusy adds the time for which processes kept a GPU busy since the sample before,
-// by process id. at is when the sample was taken.
+// by process id. at is when the sample was asked for.
 func (p *Pool) AddBusy(at time.Time, busy map[string]map[int]time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,9 +149,6 @@ func (p *Pool) AddBusy(at time.Time, busy map[string]map[int]time.Duration) {
 			p.writeTotals(l)
 		}
 	}
-	p.sampled = at
-	close(p.looked)
-	p.looked = make(chan struct{})
 }
 
 // has says whether a process is or was of a session of the lease; mu is held.
@@ -153,40 +159,6 @@ func (l *leased) has(pid int) bool {
 		}
 	}
 	return slices.ContainsFunc(l.ghosts, func(g ghost) bool { return g.pid == pid })
-}
-
-// tail waits a moment for a sample from after the lease's sessions have ended, so that
-// a short job's report has the time that it used.
-func (p *Pool) tail(ctx context.Context, l *leased) {
-	if p.cfg.Look == nil {
-		return
-	}
-	end := time.NewTimer(tailTime)
-	defer end.Stop()
-	for asked := false; ; asked = true {
-		p.mu.Lock()
-		var last time.Time
-		for _, g := range l.ghosts {
-			if g.gone.After(last) {
-				last = g.gone
-			}
-		}
-		looked, enough := p.looked, !p.sampled.Before(last)
-		p.mu.Unlock()
-		if enough {
-			return
-		}
-		if !asked {
-			p.cfg.Look()
-		}
-		select {
-		case <-looked:
-		case <-end.C:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // Total is what a lease has used over its whole life, its live sessions included: the

@@ -1,7 +1,6 @@
 package workers
 
 import (
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -64,7 +63,7 @@ func TestTotals(t *testing.T) {
 	p.AddBusy(time.Now(), busy(s.Worker.PID, 3*time.Second))
 	c.Close()
 	waitFor(t, "end", func() bool { return p.gone(s) })
-	// The samples about its last moments come later.
+	// The sample about its last moments comes later.
 	p.AddBusy(time.Now(), busy(s.Worker.PID, 2*time.Second))
 	totals(p, 2, 1, 5*time.Second)
 	p.AddBusy(time.Now().Add(time.Hour), busy(s.Worker.PID, 0))
@@ -163,38 +162,6 @@ func TestTotals(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(filepath.Join(dir, "owner")); len(left) != 0 {
 		t.Errorf("left: %v", left)
-	}
-}
-
-// The end of a lease waits for a look of NVML that is younger than its sessions' ends,
-// but not for long.
-func TestTail(t *testing.T) {
-	dir := setup(t)
-	looks := make(chan struct{}, 10)
-	p := newPool(t, dir, func(c *Config) { c.Look = func() { looks <- struct{}{} } })
-	p.OnEnd(func(lease.Session, string) {})
-	_, s := open(t, p, 1)
-	done := make(chan error, 1)
-	go func() { done <- p.End(context.Background(), s.Lease) }()
-	<-looks
-	p.AddBusy(s.Started, map[string]map[int]time.Duration{}) // asked for before the end: not enough
-	p.AddBusy(time.Now(), map[string]map[int]time.Duration{simUUID(0): {s.Worker.PID: time.Second}})
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	if _, _, _, g := p.Total(s.Lease); g != time.Second {
-		t.Errorf("%v of the GPU", g)
-	}
-	if err := p.Forget(s.Lease); err != nil {
-		t.Fatal(err)
-	}
-	_, s = open(t, p, 1)
-	began := time.Now()
-	if err := p.End(t.Context(), s.Lease); err != nil || time.Since(began) > 5*time.Second {
-		t.Errorf("NVML hangs: %v after %v", err, time.Since(began))
-	}
-	if len(looks) != 1 {
-		t.Errorf("%d looks wanted", len(looks))
 	}
 }
 

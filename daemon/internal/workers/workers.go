@@ -60,7 +60,6 @@ type Config struct {
 	Cgroup     string // auto, required or off
 	MemoryMax  uint64 // bytes of host memory of a session, 0 for no limit
 	PidsMax    int    // threads of a session, 0 for no limit
-	Look       func() // has a sample of NVML taken soon, for AddBusy; nil where there are none
 }
 
 // Pool implements owner.Workers.
@@ -78,9 +77,6 @@ type Pool struct {
 	closed bool
 	onEnd  func(lease.Session, string)
 	missed []ended // before onEnd was set
-
-	sampled time.Time     // when NVML's last sample was asked for
-	looked  chan struct{} // closed with the next one
 }
 
 type ended struct {
@@ -127,7 +123,6 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	p := &Pool{
 		log: log, cfg: cfg, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
 		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
-		looked: make(chan struct{}),
 	}
 	if err := p.adopt(); err != nil {
 		return nil, err
@@ -496,7 +491,6 @@ func (p *Pool) End(ctx context.Context, id string) error {
 			return fmt.Errorf("session %s, process %d, has not ended: %w", s.ID, s.Worker.PID, ctx.Err())
 		}
 	}
-	p.tail(ctx, l)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if l.file == nil {

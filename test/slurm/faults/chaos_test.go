@@ -20,7 +20,7 @@ import (
 // chaosJobs is how many jobs a run has, and chaosAtOnce how many of them are there at a time.
 const (
 	chaosJobs   = 300
-	chaosAtOnce = 16
+	chaosAtOnce = 28
 )
 
 // chaos is a run of random jobs, and of random things that happen to them.
@@ -29,8 +29,9 @@ type chaos struct {
 	t     *testing.T
 	mu    sync.Mutex
 	rnd   *rand.Rand
-	count map[string]int // what was done, how often
-	lost  atomic.Bool    // a disturbance itself failed, which is the test's fault
+	count map[string]int       // what was done, how often
+	waits map[string]time.Time // jobs that were put back, since when; the submitter's
+	lost  atomic.Bool          // a disturbance itself failed, which is the test's fault
 }
 
 // TestChaos has 300 random jobs on five nodes, while jobs are cancelled, put back, suspended, and daemons, steps
@@ -46,7 +47,7 @@ func TestChaos(t *testing.T) {
 	}
 	t.Logf("SLUICE_SEED=%d repeats the choices", seed)
 	r := start(t, site{flags: "Alloc,Contain", more: lab.Options{
-		Accounting: true, Nodes: []lab.NodeSpec{{}, {}, {}, {GPUs: 2}, {GPUs: 2}},
+		Accounting: true, Nodes: []lab.NodeSpec{{}, {}, {}, {GPUs: 4}, {GPUs: 4}},
 	}})
 	c := &chaos{rig: r, t: t, rnd: rand.New(rand.NewPCG(seed, 1)), count: map[string]int{}}
 
@@ -150,26 +151,35 @@ func (c *chaos) wait(below int) {
 	c.until(c.t, 5*time.Minute, fmt.Sprintf("fewer than %d jobs", below), func() error {
 		all, err := c.active()
 		if err == nil && len(all) >= below {
-			c.hurry(all)
+			c.hurry()
 			err = fmt.Errorf("%d: %v", len(all), all)
 		}
 		return err
 	})
 }
 
-// hurry lets requeued jobs start without the wait that Slurm has for them.
-func (c *chaos) hurry(all []string) {
+// hurry lets requeued jobs start without the wait that Slurm has for them, but for as long as it mistakes a new
+// run for the old one.
+func (c *chaos) hurry() {
 	out, err := c.Ctl.Run(c.ctx, lab.Root, "squeue", "-h", "-t", "PD", "-o", "%A %r")
 	if err != nil {
 		return
 	}
+	waits := map[string]time.Time{}
 	for line := range strings.Lines(out) {
 		switch id, why, _ := strings.Cut(strings.TrimSpace(line), " "); {
 		case strings.Contains(why, "requeued") || strings.Contains(why, "held"):
 			_, _ = c.Scontrol(c.ctx, "release", id)
 			c.did("released")
+		case why == "BeginTime" && c.waits[id].IsZero():
+			waits[id] = time.Now()
+		case why == "BeginTime" && time.Since(c.waits[id]) > 3*time.Second:
+			_, _ = c.Scontrol(c.ctx, "update", "JobId="+id, "StartTime=now")
+		case why == "BeginTime":
+			waits[id] = c.waits[id]
 		}
 	}
+	c.waits = waits
 }
 
 // disturb does something to somebody until it is told to stop.
@@ -285,7 +295,7 @@ func (c *chaos) drain() {
 		if len(all) == 1 && all[0] == "" {
 			return nil
 		}
-		c.hurry(all)
+		c.hurry()
 		return fmt.Errorf("%v", all)
 	})
 }

@@ -201,7 +201,7 @@ func (l *Lab) WriteSluice(n *Node) error {
 	var owners []string
 	for _, x := range l.Nodes {
 		if x.spec.GPUs > 0 {
-			owners = append(owners, fmt.Sprintf("%q", fmt.Sprintf("%s=127.0.0.1:%d", x.Name, x.port+1)))
+			owners = append(owners, x.Owner())
 		}
 	}
 	keys := map[string]string{
@@ -225,5 +225,8 @@ func (l *Lab) WriteSluice(n *Node) error {
 	}
 	return os.WriteFile(filepath.Join(n.Dir, "etc", "sluice.yaml"), []byte(site.YAML(keys)), 0o644)
 }
+
+// Owner is how sluice.yaml names the node as an owner.
+func (n *Node) Owner() string { return fmt.Sprintf("%q", n.Name+"=127.0.0.1:"+strconv.Itoa(n.port+1)) }
 
 func addr(port int) string { return fmt.Sprintf("%q", "127.0.0.1:"+strconv.Itoa(port)) }

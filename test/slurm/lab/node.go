@@ -331,6 +331,6 @@ func (n *Node) daemonEnv() []string {
 	}
 	return append([]string{
 		"SLUICE_SIM_STATE=" + filepath.Join(n.Dir, "run/sim"), "SLUICE_SIM_MEM=" + mem, "SLUICE_SIM_DEVICES=" + strconv.Itoa(n.spec.GPUs),
-		"SLUICE_SIM_KERNELS=" + filepath.Join(n.lab.Options.Build, "test/twins.so"), "SLUICE_SIM_CTX_MEM=16M", "GOTRACEBACK=all",
+		"SLUICE_SIM_KERNELS=" + filepath.Join(n.lab.Options.Build, "test/twins.so"), "SLUICE_SIM_CTX_MEM=16M", "SLUICE_SIM_MACHINE=" + strconv.Itoa(n.port-n.lab.Port), "GOTRACEBACK=all",
 	}, n.lab.Options.Env...)
 }

@@ -1,0 +1,58 @@
+package owner
+
+// Leases outside of Slurm's jobs: any user can take and return them as fast as the
+// network goes, so what is remembered of them has an end before the tombstone time.
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// runPrefix begins the job names of such leases.
+	runPrefix = "run-"
+	// runsKept is how many that have ended are remembered of each user.
+	runsKept = 1000
+	// runsLate is longer than any message about a lease is under way.
+	runsLate = 5 * time.Minute
+)
+
+// tooMany names tombstones of the oldest such leases, at most most; mu is held.
+func (o *Owner) tooMany(now time.Duration, most int) []string {
+	ended := map[uint32]int{}
+	for _, t := range o.tombs {
+		if t.run() {
+			ended[t.Report.UID]++
+		}
+	}
+	var names []string
+	for uid, n := range ended {
+		if n <= runsKept || len(names) >= most {
+			continue
+		}
+		var all []tombSeen
+		for _, t := range o.tombs {
+			if t.run() && t.Report.UID == uid {
+				all = append(all, t)
+			}
+		}
+		slices.SortFunc(all, func(a, b tombSeen) int { return cmp.Compare(a.since, b.since) })
+		for _, t := range all[:n-runsKept] {
+			if now-t.since < runsLate || len(names) >= most {
+				break
+			}
+			names = append(names, idTomb(t.Lease))
+			if k := keyTomb(t.Report.Key); o.tombs[k].Lease == t.Lease {
+				names = append(names, k)
+			}
+		}
+	}
+	return names
+}
+
+// run says that it is of a granted lease outside of Slurm's jobs.
+func (t *tombSeen) run() bool {
+	return t.Report != nil && strings.HasPrefix(t.Report.Key.Job, runPrefix)
+}

@@ -1,0 +1,216 @@
+// Package rootfs touches a container's root the safe way: every name in it is resolved
+// by the kernel inside of it, what is made or mounted is made on handles, and nothing is
+// made on what is mounted into it, so that no link in an image leads a write to the
+// host or to a user's volume.
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	"golang.org/x/sys/unix"
+)
+
+// ErrOutside is wrapped where a path in a container leads to something mounted into it.
+var ErrOutside = errors.New("not on the container's own root")
+
+// Root is a container's root, before the runtime enters it.
+type Root struct {
+	dir   *os.File // O_PATH
+	mount uint64
+}
+
+// Open opens the root at a path that the runtime gave.
+func Open(path string) (*Root, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("root of the container %s: %w", path, err)
+	}
+	r := &Root{dir: os.NewFile(uintptr(fd), path)}
+	if r.mount, err = mountID(fd); err != nil {
+		r.Close()
+		return nil, fmt.Errorf("root of the container %s: %w", path, err)
+	}
+	return r, nil
+}
+
+// Close closes the handle.
+func (r *Root) Close() { _ = r.dir.Close() }
+
+// Find opens what is at path, links followed inside the root, with O_PATH, wherever it is mounted.
+func (r *Root) Find(path string) (*os.File, error) {
+	h, err := pathrs.OpenatInRoot(r.dir, path)
+	if err != nil {
+		return nil, fmt.Errorf("%s in the container: %w", path, err)
+	}
+	return h, nil
+}
+
+// Has says whether there is something at path.
+func (r *Root) Has(path string) bool {
+	h, err := r.Find(path)
+	if err == nil {
+		h.Close()
+	}
+	return err == nil
+}
+
+// own refuses a handle of something mounted into the container.
+func (r *Root) own(h *os.File, path string) error {
+	id, err := mountID(int(h.Fd()))
+	if err != nil {
+		return fmt.Errorf("%s in the container: %w", path, err)
+	}
+	if id != r.mount {
+		return fmt.Errorf("%s in the container: %w: something is mounted there, or a link leads to where something is", path, ErrOutside)
+	}
+	return nil
+}
+
+// Dir opens the directory at path on the container's own root, and makes what is missing
+// of it, one name at a time, each below a handle that has been judged.
+func (r *Root) Dir(path string) (*os.File, error) {
+	at, err := dup(r.dir)
+	if err != nil {
+		return nil, err
+	}
+	sofar := ""
+	for name := range strings.SplitSeq(strings.Trim(filepath.Clean(path), "/"), "/") {
+		sofar += "/" + name
+		next, err := r.Find(sofar)
+		if errors.Is(err, unix.ENOENT) {
+			next, err = mkdir(at, name, sofar)
+		}
+		at.Close()
+		if err != nil {
+			return nil, err
+		}
+		if err := r.own(next, sofar); err != nil {
+			next.Close()
+			return nil, err
+		}
+		at = next
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(at.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		at.Close()
+		return nil, fmt.Errorf("%s in the container: %w", path, unix.ENOTDIR)
+	}
+	return at, nil
+}
+
+// mkdir makes a directory, and opens what is then there unless it is a link.
+func mkdir(at *os.File, name, path string) (*os.File, error) {
+	if err := unix.Mkdirat(int(at.Fd()), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, fmt.Errorf("make %s in the container: %w", path, err)
+	}
+	fd, err := unix.Openat(int(at.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s in the container: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// File opens the regular file at path for mounting on it, and makes an empty one, below
+// a directory that is there, if there is none.
+func (r *Root) File(path string) (*os.File, error) {
+	h, err := r.Find(path)
+	if errors.Is(err, unix.ENOENT) {
+		var dir *os.File
+		if dir, err = r.Find(filepath.Dir(path)); err != nil {
+			return nil, err
+		}
+		defer dir.Close()
+		if err := r.own(dir, filepath.Dir(path)); err != nil {
+			return nil, err
+		}
+		fd, err := unix.Openat(int(dir.Fd()), filepath.Base(path), unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o644)
+		if err != nil {
+			return nil, fmt.Errorf("make %s in the container: %w", path, err)
+		}
+		unix.Close(fd)
+		if h, err = r.Find(path); err != nil {
+			return nil, err
+		}
+	} else if err != nil {
+		return nil, err
+	}
+	if err := r.own(h, path); err != nil {
+		h.Close()
+		return nil, err
+	}
+	if !regular(h) {
+		h.Close()
+		return nil, fmt.Errorf("%s in the container: not a regular file", path)
+	}
+	return h, nil
+}
+
+// Write puts a file of the given content at dir/name: made aside and renamed, so that
+// nothing of an image, be it a link or a FIFO, is ever opened or written through.
+func (r *Root) Write(dir, name, content string) error {
+	d, err := r.Find(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := r.own(d, dir); err != nil {
+		return err
+	}
+	temp := "." + name + ".new"
+	if err := unix.Unlinkat(int(d.Fd()), temp, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("%s/%s in the container: %w", dir, temp, err)
+	}
+	fd, err := unix.Openat(int(d.Fd()), temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return fmt.Errorf("make %s/%s in the container: %w", dir, temp, err)
+	}
+	f := os.NewFile(uintptr(fd), temp)
+	_, err = f.WriteString(content)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = unix.Renameat(int(d.Fd()), temp, int(d.Fd()), name)
+	}
+	if err != nil {
+		_ = unix.Unlinkat(int(d.Fd()), temp, 0)
+		return fmt.Errorf("write %s/%s in the container: %w", dir, name, err)
+	}
+	return nil
+}
+
+// Names lists at most n names of the directory at path; none if there is no such directory.
+func (r *Root) Names(path string, n int) []string {
+	h, err := r.Find(path)
+	if err != nil {
+		return nil
+	}
+	defer h.Close()
+	// Directories alone are opened for more than their path: a FIFO would hang, a device might act.
+	fd, err := unix.Openat(int(h.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	d := os.NewFile(uintptr(fd), path)
+	defer d.Close()
+	names, _ := d.Readdirnames(n)
+	return names
+}
+
+func regular(h *os.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(h.Fd()), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
+}
+
+func dup(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("descriptor: %w", err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
