@@ -155,8 +155,10 @@ struct Gpu {
 			CU(cudaStreamCreateWithFlags(&st, cudaStreamNonBlocking));
 		for (auto &e : done)
 			CU(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-		for (int i = 0; i < TURNS; i++)
-			CU(cudaEventCreate(&e0[i])), CU(cudaEventCreate(&e1[i]));
+		for (int i = 0; i < TURNS; i++) {
+			CU(cudaEventCreate(&e0[i]));
+			CU(cudaEventCreate(&e1[i]));
+		}
 		CU(cudaMalloc(&A, sizeof(float) * M * K));
 		CU(cudaMalloc(&B, sizeof(float) * K * N));
 		CU(cudaMalloc(&C, sizeof(float) * M * N));

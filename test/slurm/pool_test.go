@@ -23,14 +23,6 @@ func TestLimits(t *testing.T) {
 		set := func(v string) { modify(append(append([]string{}, args...), "set", kind+"=license/rgpu="+v)...) }
 		set("100")
 		defer set("-1")
-		// slurmdbd tells slurmctld in its own time.
-		s.until(waitLong, "slurmctld knows the limit", func() error {
-			out, err := s.Scontrol(s.ctx, "show", "assoc_mgr", "flags=qos,assoc")
-			if err == nil && !strings.Contains(out, "license/rgpu=100") {
-				err = fmt.Errorf("it does not: %s", out)
-			}
-			return err
-		})
 		first := s.running("--gres=rgpu:60")
 		second := s.sbatch(s.holding(), "--gres=rgpu:60")
 		s.until(waitLong, "the second job waits for "+reason, func() error {

@@ -40,7 +40,7 @@ func options() lab.Options {
 		Nodes:    []lab.NodeSpec{{GPUs: 2}, {GPUs: 1}, {}},
 		Gres:     "rgpu:simulated:no_consume:6400",
 		Licences: fmt.Sprintf("rgpu:%d,rgpu_simulated:%[1]d", units),
-		Slurm:    map[string]string{"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE", "AccountingStorageTRES": "gres/rgpu,license/rgpu"},
+		Slurm:    map[string]string{"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"},
 		SlurmLines: []string{
 			"PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:64 PriorityTier=2 PreemptMode=OFF",
 			"PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1",

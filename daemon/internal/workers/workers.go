@@ -14,7 +14,7 @@ package workers
 //	        and is on its own
 //	watch   a goroutine waits for the process's end, then frees slot, cgroup, record
 //
-// DIR/LEASE holds "lease", "account" and a record for each session, all root's. The
+// DIR/LEASE holds "lease", "account", "totals" (see totals.go) and a record for each session, all root's. The
 // record is written before START, so a session is never alive without one; records
 // name the process by id and start time. What the account says is the session's own
 // word: numbers are shown, but no process is found or killed by it.

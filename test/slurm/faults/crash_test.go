@@ -28,6 +28,9 @@ func TestDaemons(t *testing.T) {
 		{"slurmd, stepd and sluiced killed", allKilled},
 		{"power cut of the owner", ownerCrash},
 		{"next job of a dead node's pool", nextJob},
+		{"owner hangs at Prolog", ownerHangs},
+		{"controller's hangs at Prolog", ctlHangs},
+		{"power cut of the controller", ctlCrash},
 	})
 }
 
@@ -278,4 +281,48 @@ func nextJob(t *testing.T, r *rig) {
 	r.holds(t, b, 1, time.Second)
 	r.scancel(t, b)
 	r.boot(t, n)
+}
+
+func ownerHangs(t *testing.T, r *rig) {
+	owner := r.Nodes[2]
+	owner.Signal("sluiced", syscall.SIGSTOP)
+	j := r.sbatch(t, long, ask, "-w", r.Nodes[0].Name)
+	r.seen(t, j, "PrologSlurmctld", "", true, 1)
+	r.state(t, j, 20*time.Second, "PENDING")
+	r.fit(t, r.Nodes[0])
+	owner.Signal("sluiced", syscall.SIGCONT)
+	r.now(t, j)
+	r.begun(t, j)
+	r.holds(t, j, 1, 5*time.Second)
+	r.scancel(t, j)
+}
+
+func ctlHangs(t *testing.T, r *rig) {
+	r.Ctl.Signal("sluiced", syscall.SIGSTOP)
+	began := time.Now()
+	j := r.sbatch(t, "echo $SLUICE_LEASE_ID", ask)
+	r.state(t, j, 90*time.Second, "COMPLETED")
+	t.Logf("it ended after %.1f s", time.Since(began).Seconds())
+	r.oneLease(t, j, 1)
+	r.Ctl.Signal("sluiced", syscall.SIGCONT)
+}
+
+// The nodes and the owners go on without it, for as long as they like.
+func ctlCrash(t *testing.T, r *rig) {
+	j := r.sbatch(t, r.steady(), ask, "-w", r.Nodes[0].Name)
+	r.computes(t, j, 1)
+	time.Sleep(6 * time.Second) // slurmctld saves its state every five
+	r.crash(t, r.Ctl)
+	time.Sleep(silence + 2*time.Second)
+	r.computes(t, j, 1)
+	if err := r.Ctl.Boot(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.StartController(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.state(t, j, 30*time.Second, "RUNNING")
+	r.computes(t, j, 1)
+	r.scancel(t, j)
+	r.state(t, j, 30*time.Second, "CANCELLED")
 }

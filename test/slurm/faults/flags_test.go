@@ -3,6 +3,7 @@ package faults
 import (
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -112,6 +113,7 @@ func TestNodesOnly(t *testing.T) {
 		{"power cycle in Epilog", powerCycleInEpilog},
 		{"node away", nodeAwayNodes},
 		{"next job of a dead node's pool", nextJobNodes},
+		{"slurmctld hangs in Prolog", ctldHangs},
 	})
 }
 
@@ -203,4 +205,20 @@ func stepdKilledRunInJob(t *testing.T, r *rig) {
 	r.scontrol(t, "update", "NodeName="+n.Name, "State=DOWN", "Reason=test")
 	r.holds(t, j, 0, 30*time.Second)
 	_, _ = r.Scontrol(r.ctx, "update", "NodeName="+n.Name, "State=RESUME")
+}
+
+// The node has to ask slurmctld what the job wants. Its Prolog ends in time whatever comes of that.
+func ctldHangs(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	r.set(t, "Prolog.before", "/bin/sleep 2")
+	j := r.sbatch(t, "echo $SLUICE_LEASE_ID", ask, "-w", n.Name)
+	r.seen(t, j, "Prolog", n.Name, false, 1)
+	r.Ctl.Signal("slurmctld", syscall.SIGSTOP)
+	began := time.Now()
+	r.seen(t, j, "Prolog", n.Name, true, 1)
+	t.Logf("its Prolog ended after %.1f s", time.Since(began).Seconds())
+	r.Ctl.Signal("slurmctld", syscall.SIGCONT)
+	r.state(t, j, time.Minute, "COMPLETED", "FAILED")
+	t.Logf("the job says %q", r.Output(lab.Alice, j))
+	r.fit(t, n)
 }
