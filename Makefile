@@ -106,8 +106,16 @@ test: deps
 	$(MAKE) -j2 all cuda-programs
 	$(MAKE) test-c
 	$(MAKE) test-smi
-	$(MAKE) fuzz
+	$(MAKE) test-aside
 	$(MAKE) test-go
+
+# The tests on Slurm wait for most of their time, which fuzzing uses. The chaos is a short one; `make test-slurm`
+# has the whole.
+.PHONY: test-aside
+test-aside: all cuda-programs
+	nice -n 19 $(MAKE) fuzz >$(B)/fuzz.out 2>&1 & fuzz=$$!; rc=0; \
+	SLUICE_CHAOS=$${SLUICE_CHAOS:-60} $(MAKE) test-slurm SLURM=installed || rc=1; \
+	wait $$fuzz || rc=1; cat $(B)/fuzz.out; exit $$rc
 
 # C unit tests: plain, then under ASan and UBSan.
 test-c: cuda-programs
@@ -122,7 +130,6 @@ test-go: all cuda-programs
 	$(GO) test -run TestHistory -timeout 10m ./daemon/internal/owner
 	$(MAKE) test-e2e
 	$(MAKE) test-cluster
-	$(MAKE) test-slurm SLURM=installed
 
 # nvidia-smi of other drivers than the worker's, on the NVML shim.
 .PHONY: test-smi
@@ -158,10 +165,13 @@ lint:
 
 # --- demonstration ---
 
-.PHONY: demo
+.PHONY: demo demo-down
 demo: deps
 	$(MAKE) -j2 all cuda-programs
 	test/demo.sh
+
+demo-down:
+	test/demo.sh down
 
 # --- on a machine with a GPU ---
 
@@ -204,7 +214,8 @@ help:
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
 	@echo 'make generate    write the files generated from remoting/api/cuda.tbl'
 	@echo 'make man         man pages into build/man; make completions: for bash, zsh and fish'
-	@echo 'make demo        two daemons, simulated GPUs, CUDA programs through sluice run (as root)'
+	@echo 'make demo        jobs for fractions of simulated GPUs on a Slurm cluster in a folder (as root)'
+	@echo 'make demo-down   end that cluster; nothing is left of it'
 	@echo 'make gpu-test    the tests that need a GPU: native and remote'
 	@echo 'make gpu-bench   measurements on a GPU'
 	@echo 'make daemon-bench measurements of the daemons, with simulated GPUs (as root)'

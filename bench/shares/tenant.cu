@@ -19,6 +19,7 @@
 #include <vector>
 
 static const int SLOTS = 2000;	// of 10 ms each
+static const int64_t GRACE = 20000000;	// past its deadline a tenant loses the token
 static const int LATENCIES = 1 << 17, STAMPS = 1 << 16;
 
 enum { WAIT_SPIN, WAIT_FUTEX, WAIT_ALERT };
@@ -35,8 +36,7 @@ struct Report {
 	unsigned lat[LATENCIES];	// ns from one item's end to the next one's, for SYNC
 	unsigned nlat;
 	double event_us, stamp_us;
-	int64_t max_gap, est;	// between ends of items
-	int ready, finished;
+	int64_t max_gap, est;	// between ends of items; what one takes
 };
 
 struct Stamp { int tenant, epoch; int64_t first, last; };
@@ -108,7 +108,7 @@ class Tenant {
 			note(now);
 		if (!fresh) {
 			int64_t took = (now - since) / n, &e = est_of[kind];
-			e = e ? e + (took - e) / 8 : took;
+			e = e ? e + (std::min(took, 4 * e) - e) / 8 : took;	// one hiccup of ours is not believed
 		}
 		fresh = false;
 		busy_since = now;
@@ -283,18 +283,14 @@ public:
 		unread = -1;
 		while (now_ns() < c->start)
 			usleep(200);
-		while (now_ns() < c->end) {
-			int64_t now = now_ns();
+		for (int64_t now; (now = now_ns()) < c->end;) {
 			if (c->turns)
 				turn_run(now);
 			else
 				free_run(now);
 		}
-		if (holding) {
+		while (holding)
 			end_turn(false);
-			while (holding)
-				end_turn(false);
-		}
 		drain();
 		read_turn();
 		r->est = est_of[kind];
@@ -314,7 +310,7 @@ static void tenant(int i, const char *percent)
 			futex_wait(&sh->round, round, 1000000000);
 		round = sh->round;
 		if (round < 0)
-			_exit(0);
+			exit(0);
 		if (i < sh->cell.n)
 			t->run();
 		sh->finished++;
@@ -330,7 +326,7 @@ static double percentile(std::vector<double> v, double p)
 }
 
 static std::vector<pid_t> pids;
-static bool broken;	// a tenant was killed: the pool takes no more cells
+static bool broken, stopped;	// a tenant was killed: the pool takes no more cells
 
 // gaps are the times between one tenant's last kernel and the next one's first, by the GPU's clock.
 static std::vector<double> gaps()
@@ -348,19 +344,18 @@ static void watch(const Cell &c, const std::string &finish)
 {
 	Arbiter *a = &sh->arb;
 	bool done = finish.empty();
-	int64_t late = c.end + 20000000000ll;
 	while (sh->finished < (int)pids.size() - (broken ? 1 : 0)) {
 		int64_t now = now_ns();
 		int h = a->holder;
 		if (!done && now > c.measure + (c.end - c.measure) / 2 && (h == 0 || !c.turns)) {
 			kill(pids[0], finish == "kill" ? SIGKILL : SIGSTOP);
-			done = broken = true;
+			done = broken = true, stopped = finish != "kill";
 		}
 		if (broken && finish == "kill" && h == 0 && waitpid(pids[0], nullptr, WNOHANG) == pids[0])
 			a->revoke(0);
-		if (c.turns && h >= 0 && now > a->deadline + 50000000)
+		if (c.turns && h >= 0 && now > a->deadline + GRACE)
 			a->revoke(h);
-		if (now > late) {
+		if (now > c.end + 20000000000ll) {
 			fprintf(stderr, "cell does not end\n");
 			_exit(4);
 		}
@@ -394,7 +389,7 @@ static void cell(char *line)
 			a->seat[c.n].weight = atof(v) / 100;
 			if (c.kind[c.n++] < 0 || c.n > (int)pids.size()) {
 				fprintf(stderr, "%s: no load %s, or too many tenants\n", name.c_str(), w);
-				exit(2);
+				_exit(2);
 			}
 		} else if (!strcmp(w, "mode")) c.turns = !strcmp(v, "turns");
 		else if (!strcmp(w, "secs")) secs = atof(v);
@@ -413,8 +408,9 @@ static void cell(char *line)
 			exit(2);
 		}
 	}
-	if (broken) {
-		fprintf(stderr, "%s: the pool lost a tenant\n", name.c_str());
+	const char *until = getenv("SHARES_UNTIL");	// seconds since 1970
+	if (broken || (until && time(nullptr) + warm + secs > atof(until))) {
+		fprintf(stderr, "%s: not run, %s\n", name.c_str(), broken ? "the pool lost a tenant" : "the time is over");
 		return;
 	}
 	a->n = c.n;
@@ -451,8 +447,6 @@ static void cell(char *line)
 	}
 	printf("]}\n");
 	fflush(stdout);
-	if (broken)	// a stopped tenant must not keep its place
-		kill(pids[0], SIGKILL);
 }
 
 int main(int argc, char **argv)
@@ -492,9 +486,15 @@ int main(int argc, char **argv)
 	while (fgets(line, sizeof line, stdin))
 		if (line[0] != '\n' && line[0] != '#')
 			cell(line);
-	for (pid_t p : pids)
+	if (stopped)	// it cannot hear of it
+		kill(pids[0], SIGKILL);
+	sh->round = -1;
+	syscall(SYS_futex, &sh->round, FUTEX_WAKE, 1000, nullptr, nullptr, 0);
+	begun = now_ns();
+	for (; !pids.empty() && now_ns() - begun < 3000000000ll; usleep(2000))
+		pids.erase(std::remove_if(pids.begin(), pids.end(), [](pid_t p) { return waitpid(p, nullptr, WNOHANG) != 0; }),
+			   pids.end());
+	for (pid_t p : pids)	// who is left does not end by itself
 		kill(p, SIGKILL);
-	for (pid_t p : pids)
-		waitpid(p, nullptr, 0);
 	return 0;
 }

@@ -85,12 +85,21 @@ func TestRequest(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q", c.name, got, err, c.want)
 		}
 	}
-	// What a partition gives needs no charge.
+	// What a partition gives is charged as what a user wishes for.
 	j := job("7")
 	j.Partition = "debug"
 	q, err := r.request(t.Context(), j, rpc.JobRun{Job: "7", Account: "a\nb", Name: strings.Repeat("ü", 300)})
 	if err != nil || q.Policy != lease.Equal || q.Place != lease.Spread || q.Fractions[0].Mem != 4<<30 || q.Account != "a b" || len(q.JobName) > maxText {
 		t.Errorf("%+v, %v", q, err)
+	}
+	// Charged for 1 GiB, which the user wished for and which is not told: a task asked
+	// before the Prolog.
+	j.Gres[0].Count, j.Licences = 1, slurm.Counts{"rgpu": 1}
+	if q, err := r.request(t.Context(), j, rpc.JobRun{Job: "7"}); codeOf(err) != lease.Invalid || !strings.Contains(err.Error(), "the partition's memory") {
+		t.Errorf("memory that no licence pays for: %+v, %v", q.Fractions, err)
+	}
+	if q, err := r.request(t.Context(), j, rpc.JobRun{Job: "7", Wishes: wish{"mem": "1G"}}); err != nil || q.Fractions[0].Mem != 1<<30 {
+		t.Errorf("%+v, %v", q.Fractions, err)
 	}
 }
 

@@ -69,14 +69,17 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 	}
 	j, err := s.cfg.Slurm.Job(ctx, job)
 	switch {
-	case errors.Is(err, slurm.ErrGone):
-		return note{}, nil
+	case errors.Is(err, slurm.ErrGone): // or slurmctld has lost its state
+		return note{}, fmt.Errorf("Slurm has no job %s", job)
 	case err != nil:
 		return note{}, fmt.Errorf("what job %s asks for is not known: %w", job, err)
 	case !may(p, j.UID):
 		return note{}, lease.Errorf(lease.Denied, "job %s is not yours", job)
 	case !j.State.Starting() || !slices.Contains(j.Nodes, s.cfg.Node):
-		return note{}, nil
+		if !asked(j) {
+			return note{Outcome: rpc.JobNone}, nil
+		}
+		return note{}, lease.Errorf(lease.Over, "job %s does not run on node %s; Slurm says %s on %s; compare node in sluice.yaml with Slurm's NodeName", job, s.cfg.Node, j.State, line(strings.Join(j.Nodes, ",")))
 	}
 	told := ok && n.Restart == j.Restarts
 	run := rpc.JobRun{Job: job, Restart: j.Restarts, UID: j.UID, GID: j.GID, Partition: j.Partition}

@@ -446,3 +446,28 @@ func TestPrologLost(t *testing.T) {
 		t.Errorf("the user's wish is lost: %+v", l.Request)
 	}
 }
+
+// What Slurm does not know, or has elsewhere, is no reason to end a task of a job that asks
+// for nothing.
+func TestEnvOfOthers(t *testing.T) {
+	r := newRig(t, newSite(), "n1")
+	if ops, err := r.Env(t.Context(), user, "7"); err == nil || errors.As(err, new(*lease.Error)) {
+		t.Errorf("a job that slurmctld does not know: %v, %v", ops, err)
+	}
+	for _, c := range []struct {
+		state slurm.State
+		node  string
+	}{{"PENDING", ""}, {"RUNNING", "n2"}, {"COMPLETING", "n1"}} {
+		j := job("8")
+		j.State, j.Nodes = c.state, []string{c.node}
+		r.slurm.Set(j)
+		if _, err := r.Env(t.Context(), user, "8"); codeOf(err) != lease.Over || !strings.Contains(err.Error(), "does not run on node n1") {
+			t.Errorf("%s on %q, asks: %v", c.state, c.node, err)
+		}
+		j.Licences, j.Gres = nil, nil
+		r.slurm.Set(j)
+		if ops, err := r.Env(t.Context(), user, "8"); err != nil || len(ops) > 0 {
+			t.Errorf("%s on %q, asks for nothing: %v, %v", c.state, c.node, ops, err)
+		}
+	}
+}

@@ -160,7 +160,7 @@ func poolOf(set Settings, have slurm.Counts) (pool string, units uint64, _ error
 func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc.JobRun, units uint64, r *lease.Request) error {
 	def := set.Partitions[j.Partition]
 	r.Policy, r.Place = def.Policy, def.Place
-	mem := def.Mem
+	mem, whose := def.Mem, "the partition's memory"
 	if p := run.Wishes["pool"]; p != "" && p != r.Pool {
 		return lease.Errorf(lease.Invalid, "--rgpu-pool=%s, but the licences are those of pool %s; submit the job anew, with --rgpu-pool on its own command line or #SBATCH line", line(p), r.Pool)
 	}
@@ -178,10 +178,14 @@ func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc
 		if err != nil || size < lease.Granule || size > 1<<44 {
 			return lease.Errorf(lease.Invalid, "--rgpu-mem=%s: want 2M to 16T", line(m))
 		}
-		if err := s.charged(ctx, r, uint64(size), units); err != nil {
+		mem, whose = uint64(size), "--rgpu-mem"
+	}
+	// The partition's too: a job may have been charged for less, that its user wished for
+	// and that is not told here.
+	if mem > 0 {
+		if err := s.charged(ctx, r, mem, units, whose); err != nil {
 			return err
 		}
-		mem = uint64(size)
 	}
 	for i := range r.Fractions {
 		r.Fractions[i].Mem = mem
@@ -205,7 +209,7 @@ func (s *Service) blind(j slurm.Job, r lease.Request) error {
 
 // charged says whether the licences pay for as much memory of each fraction: a share of
 // a GPU's memory costs as many as the same share of its time.
-func (s *Service) charged(ctx context.Context, r *lease.Request, mem, units uint64) error {
+func (s *Service) charged(ctx context.Context, r *lease.Request, mem, units uint64, whose string) error {
 	pools, err := s.cfg.Host.Pool(ctx, root, r.Pool)
 	if err != nil {
 		return err
@@ -226,7 +230,7 @@ func (s *Service) charged(ctx context.Context, r *lease.Request, mem, units uint
 		return lease.Errorf(lease.Down, "pool %s: no GPU can be seen; see sluice health", r.Pool)
 	}
 	if mem > least {
-		return lease.Errorf(lease.Invalid, "--rgpu-mem: %d MiB, and a GPU of pool %s has %d MiB; ask for less, or for a type with more: --gres=%s:TYPE:PERCENT", mem>>20, r.Pool, least>>20, gresName)
+		return lease.Errorf(lease.Invalid, "%s: %d MiB, and a GPU of pool %s has %d MiB; ask for less, or for a type with more: --gres=%s:TYPE:PERCENT", whose, mem>>20, r.Pool, least>>20, gresName)
 	}
 	// In 128 bits it could not overflow; here neither, with at most 2^44 bytes.
 	share := (100*mem + least - 1) / least
@@ -235,7 +239,7 @@ func (s *Service) charged(ctx context.Context, r *lease.Request, mem, units uint
 		want += max(uint64(f.Percent), share)
 	}
 	if want > units {
-		return lease.Errorf(lease.Invalid, "--rgpu-mem: %d MiB of each fraction cost %d licences on each node, and the job holds %d; ask for --gres=%s:%d, or for less memory", mem>>20, want, units, gresName, want)
+		return lease.Errorf(lease.Invalid, "%s: %d MiB of each fraction cost %d licences on each node, and the job holds %d; ask for --gres=%s:%d, or for less memory", whose, mem>>20, want, units, gresName, want)
 	}
 	return nil
 }

@@ -6,9 +6,11 @@ package jobsock
 // Flow: accept -> one line, within readTime -> Env, within envTime -> the answer ->
 // closed. Everybody may connect; who it is says the kernel, and what he may know Env.
 //
-// Each connection has a goroutine, at most maxOpen in all and maxUser of one user. Who has
-// more is closed unanswered, which the plug-in takes for an absent daemon and repeats for a
-// job that needs it.
+// Each connection has a goroutine. Those that have not said what they want yet make room
+// for newer ones, which costs a flood only its own: the plug-in says it at once. Those
+// that have are bounded for each user; who has more is closed unanswered, which the plug-in
+// takes for an absent daemon and repeats for a job that needs it. Root's places are apart
+// from all others: who has many uids (a subordinate range will do) fills only those.
 
 import (
 	"bytes"
@@ -30,6 +32,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 )
 
 // The protocol, see spank/answer.c.
@@ -46,8 +49,7 @@ const (
 	envTime   = 1500 * time.Millisecond
 	writeTime = time.Second
 
-	maxOpen = 512
-	maxUser = 128
+	maxUser = 128 // that are being answered
 )
 
 // Env is the changes of the environment that a job's tasks on this node need, as
@@ -60,10 +62,9 @@ type Server struct {
 	env Env
 	log *slog.Logger
 
-	mu    sync.Mutex
-	open  int
-	users map[uint32]int
-	wg    sync.WaitGroup
+	root, users *limit.Table
+	reports     limit.Reports // what anybody can have written into the log
+	wg          sync.WaitGroup
 }
 
 // Listen makes the socket at path, which everybody may connect to. A socket that an
@@ -87,7 +88,10 @@ func Listen(path string, env Env, log *slog.Logger) (*Server, error) {
 		_ = l.Close()
 		return nil, fmt.Errorf("job socket: %w", err)
 	}
-	return &Server{l: l, env: env, log: log, users: map[uint32]int{}}, nil
+	return &Server{
+		l: l, env: env, log: log,
+		root: limit.New(limit.Bounds{TrustedKey: 1024}), users: limit.New(limit.Bounds{TrustedKey: maxUser}),
+	}, nil
 }
 
 // Serve answers until ctx is done, and waits for those it is answering. The socket's
@@ -97,11 +101,11 @@ func (s *Server) Serve(ctx context.Context) error {
 	defer stop()
 	defer s.wg.Wait()
 	for {
-		c, err := s.l.AcceptUnix()
+		u, err := s.l.AcceptUnix()
 		switch {
 		case ctx.Err() != nil:
 			if err == nil {
-				_ = c.Close()
+				_ = u.Close()
 			}
 			return nil
 		case errors.Is(err, net.ErrClosed):
@@ -114,38 +118,22 @@ func (s *Server) Serve(ctx context.Context) error {
 			}
 			continue
 		}
-		peer, err := peerOf(c)
-		if err != nil || !s.enter(peer.UID) {
-			_ = c.Close()
+		peer, err := peerOf(u)
+		if err != nil {
+			_ = u.Close()
 			continue
 		}
+		table := s.users
+		if peer.UID == 0 {
+			table = s.root
+		}
+		c := table.Add(u, strconv.FormatUint(uint64(peer.UID), 10))
 		s.wg.Go(func() {
-			defer s.leave(peer.UID)
 			defer c.Close()
 			gone := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 			defer gone()
 			s.answer(ctx, c, peer)
 		})
-	}
-}
-
-func (s *Server) enter(uid uint32) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open >= maxOpen || uid != 0 && s.users[uid] >= maxUser {
-		return false
-	}
-	s.open++
-	s.users[uid]++
-	return true
-}
-
-func (s *Server) leave(uid uint32) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.open--
-	if s.users[uid]--; s.users[uid] == 0 {
-		delete(s.users, uid)
 	}
 }
 
@@ -164,15 +152,18 @@ func peerOf(c *net.UnixConn) (rpc.Peer, error) {
 }
 
 // answer serves one connection.
-func (s *Server) answer(ctx context.Context, c *net.UnixConn, peer rpc.Peer) {
+func (s *Server) answer(ctx context.Context, c *limit.Conn, peer rpc.Peer) {
 	_ = c.SetReadDeadline(time.Now().Add(readTime))
 	line, err := readLine(c)
 	if err != nil {
 		return // it has gone, or never said what it wants
 	}
+	if !c.Trust(strconv.FormatUint(uint64(peer.UID), 10)) {
+		return
+	}
 	job, step, err := parse(line)
 	if err != nil {
-		s.log.Info("job socket: bad request", "uid", peer.UID, "pid", peer.PID, "error", err)
+		s.report(slog.LevelInfo, "job socket: bad request", "uid", peer.UID, "pid", peer.PID, "error", err)
 		reply(c, "fault "+plain(err.Error()))
 		return
 	}
@@ -189,7 +180,7 @@ func (s *Server) answer(ctx context.Context, c *net.UnixConn, peer rpc.Peer) {
 		word, out = "error", "error "+plain(refusal.Reason)
 	case err != nil:
 		word, out = "fault", "fault "+plain(err.Error())
-		s.log.Warn("job socket", "job", job, "step", step, "uid", peer.UID, "error", err)
+		s.report(slog.LevelWarn, "job socket", "job", job, "step", step, "uid", peer.UID, "error", err)
 	case out == "":
 		out = "none"
 	default:
@@ -197,6 +188,13 @@ func (s *Server) answer(ctx context.Context, c *net.UnixConn, peer rpc.Peer) {
 	}
 	s.log.Debug("job socket", "job", job, "step", step, "uid", peer.UID, "answer", word)
 	reply(c, out)
+}
+
+// report logs what anybody can cause, as long as it is not too much of it.
+func (s *Server) report(level slog.Level, msg string, args ...any) {
+	if skipped, ok := s.reports.Pass(); ok {
+		s.log.Log(context.Background(), level, msg, append(args, "left out", skipped)...)
+	}
 }
 
 // readLine reads up to the newline, which is not part of it.

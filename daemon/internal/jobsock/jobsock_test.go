@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -107,7 +108,7 @@ func TestAnswers(t *testing.T) {
 func TestSilentClients(t *testing.T) {
 	path := start(t, func(context.Context, rpc.Peer, string) ([]rpc.EnvOp, error) { return nil, nil })
 	var quiet []net.Conn
-	for range 64 {
+	for range 600 {
 		c, err := net.Dial("unix", path)
 		if err != nil {
 			t.Fatal(err)
@@ -130,35 +131,65 @@ func TestSilentClients(t *testing.T) {
 	}
 }
 
+// Those that are being answered are bounded for each user.
 func TestBounds(t *testing.T) {
-	s := &Server{users: map[uint32]int{}}
-	for range maxUser {
-		if !s.enter(7) {
-			t.Fatal("a user's own bound came early")
+	hold := make(chan struct{})
+	var inside atomic.Int32
+	path := start(t, func(_ context.Context, _ rpc.Peer, job string) ([]rpc.EnvOp, error) {
+		if job == "1" {
+			inside.Add(1)
+			<-hold
+		}
+		return nil, nil
+	})
+	release := sync.OnceFunc(func() { close(hold) })
+	t.Cleanup(release)
+	most := maxUser
+	if os.Getuid() == 0 {
+		most = 1024
+	}
+	for n, end := 0, time.Now().Add(10*time.Second); int(inside.Load()) < most && time.Now().Before(end); n++ {
+		if n%50 == 0 {
+			time.Sleep(time.Millisecond) // not more than can be read
+		}
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "SLUICE-J 1 env 1 0\n"); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if s.enter(7) {
-		t.Error("a user is not bound")
+	if have := ask(t, path, "SLUICE-J 1 env 2 0\n"); have != "" {
+		t.Errorf("beyond the bound: %q", have)
 	}
-	for i := range maxOpen - maxUser {
-		if !s.enter(uint32(i) + 100) {
-			t.Fatalf("connection %d was refused", i)
+	if n := int(inside.Load()); n != most {
+		t.Errorf("%d are answered at once, and %d may be", n, most)
+	}
+	release()
+	for end := time.Now().Add(5 * time.Second); ask(t, path, "SLUICE-J 1 env 2 0\n") != "none\n"; {
+		if time.Now().After(end) {
+			t.Fatal("what was left is not given on")
 		}
-	}
-	if s.enter(0) || s.enter(8) {
-		t.Error("more than maxOpen")
-	}
-	s.leave(7)
-	if !s.enter(8) {
-		t.Error("what was left is not given on")
-	}
-	for range maxUser - 1 {
-		s.leave(7)
-	}
-	if _, ok := s.users[7]; ok {
-		t.Error("a user is remembered for ever")
 	}
 }
+
+// A user's garbage does not fill the disk with the daemon's log.
+func TestLogBounded(t *testing.T) {
+	var lines atomic.Int32
+	s := &Server{log: slog.New(slog.NewTextHandler(counter{&lines}, nil))}
+	for range 1000 {
+		s.report(slog.LevelInfo, "job socket: bad request")
+	}
+	if n := lines.Load(); n < 1 || n > 40 { // a few seconds on a busy machine
+		t.Errorf("%d lines of 1000 requests", n)
+	}
+}
+
+type counter struct{ n *atomic.Int32 }
+
+func (c counter) Write(b []byte) (int, error) { c.n.Add(1); return len(b), nil }
 
 // A daemon that takes over replaces the socket of the one before, and nothing else.
 func TestListen(t *testing.T) {

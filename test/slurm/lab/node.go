@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -151,10 +152,15 @@ func (n *Node) Crash() error {
 		n.init = process{}
 		return nil
 	}
-	if err := syscall.Kill(n.init.PID, syscall.SIGKILL); err != nil {
+	ns, err := os.Readlink("/proc/" + strconv.Itoa(n.init.PID) + "/ns/pid")
+	if err == nil {
+		err = syscall.Kill(n.init.PID, syscall.SIGKILL)
+	}
+	if err != nil {
 		return fmt.Errorf("lab: node %s: %w", n.Name, err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); n.Up(); time.Sleep(5 * time.Millisecond) {
+	// The first process may be a zombie while others of the node still are about to die.
+	for deadline := time.Now().Add(10 * time.Second); n.Up() || len(pidsIn(ns, "")) > 0; time.Sleep(5 * time.Millisecond) {
 		n.thaw()
 		if time.Now().After(deadline) {
 			return fmt.Errorf("lab: node %s: process %d does not end", n.Name, n.init.PID)
@@ -235,13 +241,15 @@ func (n *Node) PIDs(name string) []int {
 	if err != nil {
 		return nil
 	}
+	return slices.DeleteFunc(pidsIn(ns, name), func(pid int) bool { return pid == n.init.PID })
+}
+
+// pidsIn are the processes of a PID namespace, of that name if it is not "".
+func pidsIn(ns, name string) []int {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	var out []int
 	for _, d := range dirs {
 		pid, _ := strconv.Atoi(filepath.Base(d))
-		if pid == n.init.PID {
-			continue
-		}
 		if at, err := os.Readlink(d + "/ns/pid"); err != nil || at != ns {
 			continue
 		}

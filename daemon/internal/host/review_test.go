@@ -1,0 +1,114 @@
+package host
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// A PrologSlurmctld that is repeated when the nodes have their leases already, and the
+// sponsor has forgotten them, is answered with them.
+func TestSponsorAgainAfterAttach(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	first := w.sponsor(job("7", 0, both, 60))
+	for _, n := range both {
+		w.attach(n, "7")
+	}
+	w.wait("the sponsor forgets", func() bool { return w.records("ctl") == 0 })
+	before := w.have()
+	for i, l := range w.sponsor(job("7", 0, both, 60)) {
+		if l.ID != first[i].ID {
+			t.Errorf("node %d: lease %s is replaced by %s", i, first[i].ID, l.ID)
+		}
+	}
+	time.Sleep(200 * time.Millisecond) // some renewals
+	for _, n := range both {
+		if _, _, ok := w.hosts[n].Held(lease.Key{Job: "7"}); !ok {
+			t.Errorf("%s has lost its lease", n)
+		}
+	}
+	if w.have() != before {
+		t.Errorf("%q, before %q", w.have(), before)
+	}
+}
+
+// A node that could not ask the owner of its sponsored lease has got one of its own:
+// the other does not stay.
+func TestSponsoredAndOwn(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1")
+	// The sponsored one is where the node cannot look.
+	w.sever("ctl", "b", true)
+	w.sponsor(job("7", 0, []string{"n1"}, 60))
+	w.sever("ctl", "b", false)
+	w.sever("n1", "a", true)
+	h := w.hosts["n1"]
+	if _, found, err := h.Attach(t.Context(), lease.Key{Job: "7"}); found || codeOf(err) != lease.Down {
+		t.Fatal(found, err)
+	}
+	own := job("7", 0, []string{"n1"}, 60)[0]
+	own.Key.Incarnation = h.Epoch()
+	if _, _, err := h.Acquire(t.Context(), root, own); err != nil {
+		t.Fatal(err)
+	}
+	t.Log(w.have())
+	w.sever("n1", "a", false)
+	w.wait("one lease for the job", func() bool { return w.have() == "7@n1:b:60" })
+}
+
+// The end of an earlier run does not meddle with the run that begins at the same time.
+func TestEndSparesLaterRun(t *testing.T) {
+	w := newTown(t, []string{"a"}, "ctl", "n1", "n2")
+	ctl := w.hosts["ctl"]
+	w.sponsor(job("7", 0, []string{"n1"}, 60))
+	upTo := ctl.Epoch()
+	later := job("7", 1, []string{"n1"}, 60)
+	later[0].Key.Cluster, later[0].Key.Incarnation = "c", ctl.Epoch()
+	// It is under way.
+	ctx, done, err := ctl.fly(t.Context(), later[0].Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := ctl.EndJob(context.Background(), "c", "7", []string{"n1"}, upTo, "over")
+		ended <- err
+	}()
+	time.Sleep(100 * time.Millisecond)
+	if ctx.Err() != nil {
+		t.Errorf("the later run is cut off: %v", context.Cause(ctx))
+	}
+	done()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// What an owner that was away hears of two ends is what each of them said.
+func TestEndsStayApart(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	ctl := w.hosts["ctl"]
+	w.sever("ctl", "b", true)
+	// An old run, on n1; b does not hear of its end.
+	if left, err := ctl.EndJob(t.Context(), "c", "7", []string{"n1"}, ctl.Epoch(), "over"); err != nil || !slices.Equal(left, []string{"b"}) {
+		t.Fatal(left, err)
+	}
+	// The next, on both, leaves n2 and stays on n1.
+	all := w.sponsor(job("7", 1, both, 60))
+	for _, n := range both {
+		w.attach(n, "7")
+	}
+	if _, err := ctl.EndJob(t.Context(), "c", "7", []string{"n2"}, all[0].Request.Key.Incarnation, "not on n2 any more"); err != nil {
+		t.Fatal(err)
+	}
+	if w.have() != "7@n1:a:60" {
+		t.Errorf("%q", w.have())
+	}
+	w.sever("ctl", "b", false)
+	w.wait("told", func() bool { ctl.mu.Lock(); defer ctl.mu.Unlock(); return len(ctl.ends) == 0 })
+	if w.have() != "7@n1:a:60" {
+		t.Errorf("%q", w.have())
+	}
+}
