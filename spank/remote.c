@@ -19,6 +19,8 @@
 #define ANSWER_MS 2000
 #define ABSENT_MS 5000	/* a daemon that is being restarted, for a job that needs it */
 #define RECORD "SLUICE_ENV"
+#define RECORD_MAX 8192 /* bytes of it, and its changes: a user may have made it up */
+#define RECORD_CHANGES 64
 #define VALUE_MAX (128 * 1024) /* of one variable: what execve(2) takes */
 
 static char failure[SL_TEXT_MAX + 256];
@@ -76,11 +78,13 @@ static bool apply(spank_t sp, const struct sl_change *c)
 /*
  * What was set here travels to the jobs that are submitted within this one, which may ask
  * for no GPU, or for a real one: our driver must not be in their way. So a record of it
- * goes with it, the changes with '|' for their newlines, and is undone first.
+ * goes with it, the changes with '|' for their newlines, and is undone first. Each costs a
+ * walk through the environment: without a bound a made-up one would keep slurmstepd busy
+ * for a minute and deaf to scancel, and a step that cannot be killed drains its node.
  */
 static void record(spank_t sp, const struct sl_answer *a)
 {
-	char *r = strndup(a->body, a->len);
+	char *r = a->len <= RECORD_MAX ? strndup(a->body, a->len) : NULL;
 
 	if (r && !strchr(r, '|')) {
 		for (char *c = strchr(r, '\n'); c; c = strchr(c, '\n'))
@@ -95,10 +99,13 @@ static void undo(spank_t sp)
 	char *r = job_getenv(sp, RECORD);
 	struct sl_answer a = { .kind = SL_ENV, .body = r, .len = r ? strlen(r) : 0 };
 	struct sl_change c;
+	int n = 0;
 
 	for (char *p = r; p && (p = strchr(p, '|'));)
 		*p = '\n';
-	while (sl_answer_next(&a, &c)) {
+	if (a.len > RECORD_MAX)
+		a.len = 0;
+	while (n++ < RECORD_CHANGES && sl_answer_next(&a, &c)) {
 		char *old = job_getenv(sp, c.name), *left = NULL;
 
 		if (old && c.separator)

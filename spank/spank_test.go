@@ -232,6 +232,15 @@ func TestNestedJob(t *testing.T) {
 			t.Errorf("record %.20q: %d, A is %q", r, rc, p.Getenv("A"))
 		}
 	}
+	// It is bounded, since each change of it costs a walk through the environment.
+	for n, want := range map[int]string{63: "", 64: "x", 1000: "x", 15000: "x"} {
+		p := start("none\n")
+		p.Setenv("SLUICE_ENV", strings.Repeat("set B=|", n)+"set A=x|")
+		p.Setenv("A", "x")
+		if rc := p.UserInit() + p.TaskInit(); rc != 0 || p.Getenv("A") != want || p.Getenv("SLUICE_ENV") != "" {
+			t.Errorf("a record of %d changes: %d, A is %q", n+1, rc, p.Getenv("A"))
+		}
+	}
 }
 
 // The step that only holds the job's place has no tasks, and no variables.

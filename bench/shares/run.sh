@@ -6,7 +6,8 @@
 # Usage: bench/shares/run.sh [SECONDS]      (default 140; cells that would end later are left out)
 # Needs nvcc and a GPU; changes no setting of the GPU. Raw lines (shares.jsonl), what was
 # said (shares.log) and the table that table.py makes (table.txt) go to
-# $SLUICE_LOGS/shares (default build/gpu-logs/shares).
+# $SLUICE_LOGS/shares (default build/gpu-logs/shares), in place of what is there.
+# What came of it: docs/shares.md.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)

@@ -147,12 +147,15 @@ func appendReport(ctx context.Context, run rpc.JobRun, reports []lease.Report) e
 // newAppend is the child that package jobreport runs as the job's user.
 func newAppend() *cobra.Command {
 	return &cobra.Command{
-		Use:    jobreport.AppendCommand + " FILE",
+		Use:    jobreport.AppendCommand + " UID,GID,... FILE",
 		Short:  "Write standard input at the end of a job's output",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Args:   cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if status := jobreport.AppendTo(args[0], cmd.InOrStdin()); status != 0 {
+			if err := jobreport.Become(args[0]); err != nil {
+				return err
+			}
+			if status := jobreport.AppendTo(args[1], cmd.InOrStdin()); status != 0 {
 				return &exitError{status: status}
 			}
 			return nil

@@ -61,12 +61,27 @@ func (h *Host) meetOne(ctx context.Context, p *peer, l lease.Lease) bool {
 		h.log.Warn("lease found at its owner; another of its owners cannot be asked yet", "lease", l.ID, "owner", p.name, "error", err)
 		return false
 	case whole != nil && h.adopt(*whole) == nil:
+	case h.another(l):
+		// Its owner did not answer when the Prolog looked for it.
+		if whole != nil {
+			l = *whole
+		}
+		h.log.Warn("lease found at its owner; the job has got another meanwhile, and it is ended", "lease", l.ID, "job", l.Request.Key.String())
+		h.endParts(ctx, []lease.Lease{l}, lease.Key{}, "its job has another")
 	case l.Sponsor != "":
 		// Its sponsor is at it, or it falls silent.
 	default:
 		h.stranger(ctx, p, lease.Lease{ID: l.ID})
 	}
 	return true
+}
+
+// another says that this host holds another lease for the same run of a job.
+func (h *Host) another(l lease.Lease) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	hd := h.keys[nameOf(l.Request.Key)]
+	return hd != nil && hd.rec.Phase == granted && hd.rec.Lease.ID != l.ID && hd.rec.Lease.Request.SameRun(l.Request)
 }
 
 // gather puts a lease together from what all owners have for host, "" for any; nil if

@@ -29,7 +29,12 @@ const (
 	epochNote = "epoch"
 )
 
-type jobName struct{ cluster, job string }
+// endName names an end. Those of two runs stay apart: on what nodes the earlier has ended
+// says nothing about the later.
+type endName struct {
+	cluster, job string
+	upTo         uint64
+}
 
 // jobEnd is the end of a job that some owners have not heard of.
 type jobEnd struct {
@@ -44,7 +49,8 @@ type jobEnd struct {
 	deliver sync.Mutex
 }
 
-func (e *jobEnd) note() string { return fmt.Sprintf("%s%q/%q", endNote, e.Cluster, e.Job) }
+func (e *jobEnd) name() endName { return endName{e.Cluster, e.Job, e.UpTo} }
+func (e *jobEnd) note() string  { return fmt.Sprintf("%s%q/%q/%d", endNote, e.Cluster, e.Job, e.UpTo) }
 
 // EndJob ends what a job has at any owner, in the runs up to an epoch, on the given
 // nodes or, without any, on all. Late requests of these runs are refused. unreached are
@@ -69,10 +75,9 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	}
 	e.deliver.Lock()
 	defer e.deliver.Unlock()
-	n := jobName{cluster, job}
+	n := e.name()
 	h.mu.Lock()
 	if old := h.ends[n]; old != nil {
-		e.UpTo = max(e.UpTo, old.UpTo)
 		if len(old.Nodes) == 0 {
 			e.Nodes = nil
 		} else if len(e.Nodes) > 0 {
@@ -99,7 +104,8 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	return slices.Clone(e.Pending), err
 }
 
-// endHere ends what this daemon itself holds, or is about to.
+// endHere ends what this daemon itself holds, or is about to. A run that is later goes on;
+// of an attachment it is only known afterwards which run it was of.
 func (h *Host) endHere(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) {
 	of := func(n name) bool {
 		return n.cluster == cluster && n.job == job && (len(nodes) == 0 || slices.Contains(nodes, n.node))
@@ -107,13 +113,15 @@ func (h *Host) endHere(ctx context.Context, cluster, job string, nodes []string,
 	var flights []*flight
 	h.mu.Lock()
 	for n, fl := range h.flights {
-		if of(n) {
+		if of(n) && fl.incarnation <= upTo {
 			flights = append(flights, fl)
 		}
 	}
 	h.mu.Unlock()
 	for _, fl := range flights {
-		fl.cancel(lease.Errorf(lease.Over, "job %s was ended meanwhile: %s", job, reason))
+		if fl.incarnation > 0 {
+			fl.cancel(lease.Errorf(lease.Over, "job %s was ended meanwhile: %s", job, reason))
+		}
 		select {
 		case <-fl.done:
 		case <-ctx.Done():
@@ -190,7 +198,7 @@ func (h *Host) tellEnd(ctx context.Context, e *jobEnd) error {
 // noteEnd writes down who has to be told of a job's end, or takes the note away when
 // nobody has, unless the job has ended anew meanwhile. e.deliver is held.
 func (h *Host) noteEnd(e *jobEnd) error {
-	n := jobName{e.Cluster, e.Job}
+	n := e.name()
 	h.noting.Lock() // one change of the note at a time
 	defer h.noting.Unlock()
 	h.mu.Lock()
@@ -336,7 +344,7 @@ func (h *Host) loadNotes() error {
 			if err := json.Unmarshal(raw, e); err != nil {
 				return fmt.Errorf("ledger %s: %s: %w", h.cfg.Ledger.Path(), key, err)
 			}
-			h.ends[jobName{e.Cluster, e.Job}] = e
+			h.ends[e.name()] = e
 			return nil
 		})
 	})

@@ -156,8 +156,9 @@ type tombstone struct {
 
 // flight is an acquisition on its way.
 type flight struct {
-	done   chan struct{}
-	cancel context.CancelCauseFunc
+	done        chan struct{}
+	cancel      context.CancelCauseFunc
+	incarnation uint64 // that it is for, 0 if it will take any
 }
 
 // Host is the role.
@@ -180,7 +181,7 @@ type Host struct {
 	flights map[name]*flight
 	tombs   map[name]tombstone
 	gone    map[string]time.Time // ids that have ended lately
-	ends    map[jobName]*jobEnd  // of jobs, that owners have not heard of yet
+	ends    map[endName]*jobEnd  // of jobs, that owners have not heard of yet
 	closed  bool
 
 	clock  clock
@@ -196,7 +197,7 @@ func New(cfg Config) (*Host, error) {
 	h := &Host{
 		cfg: cfg, log: cfg.Log, users: cfg.Users,
 		peers: make(map[string]*peer), leases: make(map[string]*held), keys: make(map[name]*held),
-		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), ends: make(map[jobName]*jobEnd),
+		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), ends: make(map[endName]*jobEnd),
 		wake: make(chan struct{}, 1),
 	}
 	h.base, h.end = context.WithCancel(context.Background())

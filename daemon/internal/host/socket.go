@@ -149,7 +149,7 @@ func (h *Host) cleanDirs() {
 // openSocket makes a lease's directory, unless it is there, and its socket.
 func (h *Host) openSocket(hd *held) error {
 	l := hd.rec.Lease
-	if err := h.makeDir(l.ID, int(l.Request.UID), int(l.Request.GID)); err != nil {
+	if err := h.makeDir(l.ID); err != nil {
 		return fmt.Errorf("lease socket: %w", err)
 	}
 	dir, err := os.Open(h.staging())
@@ -189,23 +189,24 @@ func (h *Host) openSocket(hd *held) error {
 	return nil
 }
 
-func (h *Host) makeDir(id string, uid, gid int) error {
+// makeDir makes what everybody may pass, since the socket in it is its user's alone, and
+// only root write: RunDir is in memory, which no quota of a user or a job counts.
+func (h *Host) makeDir(id string) error {
 	path := filepath.Join(h.dir(), id)
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	// The parent is root's, so this is what we made; the user may have changed
-	// its mode since.
+	// The parent is root's, so this is what a daemon has made, of whatever version.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	if err := unix.Fchmod(fd, 0o700); err != nil {
-		return &fs.PathError{Op: "chmod", Path: path, Err: err}
-	}
-	if err := unix.Fchown(fd, uid, gid); err != nil {
+	if err := unix.Fchown(fd, os.Geteuid(), os.Getegid()); err != nil {
 		return &fs.PathError{Op: "chown", Path: path, Err: err}
+	}
+	if err := unix.Fchmod(fd, 0o711); err != nil {
+		return &fs.PathError{Op: "chmod", Path: path, Err: err}
 	}
 	return nil
 }

@@ -60,6 +60,11 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 	}
 	defer h.limit.leave(0)
 	var all []lease.Lease
+	// slurmctld repeats its Prolog when it is restarted; by then this daemon has forgotten
+	// what the nodes have taken over, and at another owner there would be room for more.
+	if h.lives(ctx, reqs) {
+		h.settle(ctx, reqs)
+	}
 	settled := false
 	for i := 0; i < len(reqs); i++ {
 		l, err := h.obtain(ctx, rpc.Peer{}, reqs[i])
@@ -109,6 +114,14 @@ func (h *Host) giveUp(leases []lease.Lease, why error) {
 	h.point("sponsor-3-undone")
 }
 
+// lives says that some owner has a lease of this job of which this daemon does not know.
+func (h *Host) lives(ctx context.Context, reqs []lease.Request) bool {
+	reports, _ := h.Reports(ctx, reqs[0].Key.Cluster, reqs[0].Key.Job) // of those that answer
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.ContainsFunc(reports, func(r lease.Report) bool { return r.Ended.IsZero() && h.leases[r.Lease] == nil })
+}
+
 // settle looks at what the owners have for a job already: leases of this run are taken
 // up again, those of earlier ones ended.
 func (h *Host) settle(ctx context.Context, reqs []lease.Request) {
@@ -136,9 +149,13 @@ func (h *Host) entrust(hd *held) {
 	h.mu.Lock()
 	ours := hd.rec.Phase == granted && h.leases[hd.rec.Lease.ID] == hd
 	h.mu.Unlock()
-	if ours {
-		h.forget(hd)
+	if !ours {
+		return
 	}
+	h.forget(hd)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.gone, hd.rec.Lease.ID) // it may live on: whoever asks for it again is given it
 }
 
 // owners are those of all pools.

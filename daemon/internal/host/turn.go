@@ -61,7 +61,7 @@ func (h *Host) fly(ctx context.Context, k lease.Key) (context.Context, func(), e
 		fl := h.flights[n]
 		if fl == nil {
 			fctx, cancel := context.WithCancelCause(ctx)
-			fl = &flight{done: make(chan struct{}), cancel: cancel}
+			fl = &flight{done: make(chan struct{}), cancel: cancel, incarnation: k.Incarnation}
 			h.flights[n] = fl
 			h.mu.Unlock()
 			return fctx, func() {

@@ -7,12 +7,17 @@ package jobreport
 // user's own rights and nothing of the Epilog's but the text; who waits for it waits
 // three seconds. The child opens no link, no device and no pipe in a way that does
 // something, and makes no file: where the job's output is not, nothing is written.
+//
+// It starts as root and becomes the user by itself. So the kernel lets nobody but root
+// trace it: it is in none of the user's control groups and under none of a job's limits, and who
+// traces it could go on in it.
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"os/user"
@@ -28,8 +33,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
-// AppendCommand is the hidden command of sluice that Append runs: its one argument is
-// the file, its input the text. It does AppendTo.
+// AppendCommand is the hidden command of sluice that Append runs: its arguments are who
+// writes and the file, its input the text. It does Become and AppendTo.
 const AppendCommand = "report-append"
 
 // Wish is the option that asks for the report, without "--rgpu-".
@@ -40,6 +45,9 @@ const appendTime = 3 * time.Second
 
 // maxText is more than any report.
 const maxText = 4096
+
+// maxGroups of a user are handed on: what one argument of a program can hold.
+const maxGroups = 4096
 
 // exitRefused is the child's exit status for a file that it does not write.
 const exitRefused = 3
@@ -91,13 +99,14 @@ func appendAs(ctx context.Context, uid, gid uint32, path, text string) error {
 	}
 	// Not CommandContext and Wait: a child in a system call of a dead file server
 	// cannot be killed, and this process must end all the same.
-	cmd := exec.Command("/proc/self/exe", AppendCommand, path)
+	as := []string{strconv.FormatUint(uint64(uid), 10)}
+	for _, g := range gs[:min(len(gs), maxGroups)] {
+		as = append(as, strconv.FormatUint(uint64(g), 10))
+	}
+	cmd := exec.Command("/proc/self/exe", AppendCommand, strings.Join(as, ","), path)
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: gid, Groups: gs}
-	}
 	in, out, err := os.Pipe()
 	if err != nil {
 		return err
@@ -148,6 +157,31 @@ func groups(uid, gid uint32) []uint32 {
 		}
 	}
 	return out
+}
+
+// Become makes root's process that of a user for good: as is the number of the user, of
+// the group, and of the others that the user is in. Anybody else's stays whose it is.
+func Become(as string) error {
+	var ids []int
+	for _, f := range strings.Split(as, ",") {
+		n, err := strconv.ParseUint(f, 10, 32)
+		if err != nil || n == math.MaxUint32 { // that would leave it as it is
+			return fmt.Errorf("user %q: %q is no number of a user or a group", as, f)
+		}
+		ids = append(ids, int(n))
+	}
+	if len(ids) < 2 {
+		return fmt.Errorf("user %q: want UID,GID,...", as)
+	}
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	uid, gid := ids[0], ids[1]
+	if err := errors.Join(syscall.Setgroups(ids[1:]), syscall.Setresgid(gid, gid, gid), syscall.Setresuid(uid, uid, uid)); err != nil {
+		return fmt.Errorf("become user %d: %w", uid, err)
+	}
+	// The kernel has done so, unless fs.suid_dumpable says otherwise.
+	return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 }
 
 // AppendTo is the child's work; it answers the exit status.

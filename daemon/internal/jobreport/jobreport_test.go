@@ -10,27 +10,34 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
 // TestMain is the child of Append too.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == AppendCommand {
-		if filepath.Base(os.Args[2]) == "hangs" {
+	if len(os.Args) == 4 && os.Args[1] == AppendCommand {
+		if err := Become(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		if filepath.Base(os.Args[3]) == "hangs" {
 			select {}
 		}
-		if filepath.Base(os.Args[2]) == "who" { // what the child has of its parent's
+		if filepath.Base(os.Args[3]) == "who" { // what the child has of its parent's
 			fds, _ := os.ReadDir("/proc/self/fd")
 			gs, _ := os.Getgroups()
-			text := fmt.Sprintf("%d %d %v %d", os.Getuid(), os.Getgid(), gs, len(os.Environ()))
+			dumpable, _ := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+			text := fmt.Sprintf("%d %d %v %d %d", os.Getuid(), os.Getgid(), gs, len(os.Environ()), dumpable)
 			for _, fd := range fds {
 				to, _ := os.Readlink("/proc/self/fd/" + fd.Name())
 				text += " " + to
 			}
-			os.Exit(AppendTo(os.Args[2], strings.NewReader(text)))
+			os.Exit(AppendTo(os.Args[3], strings.NewReader(text)))
 		}
-		os.Exit(AppendTo(os.Args[2], os.Stdin))
+		os.Exit(AppendTo(os.Args[3], os.Stdin))
 	}
 	os.Exit(m.Run())
 }
@@ -193,7 +200,8 @@ func TestAppendRefuses(t *testing.T) {
 	}
 }
 
-// The child has nothing of root's but its three descriptors.
+// The child has nothing of root's but its three descriptors, and nobody but root may
+// trace it.
 func TestAppendChild(t *testing.T) {
 	dir, _ := userDir(t)
 	who := filepath.Join(dir, "who")
@@ -208,10 +216,10 @@ func TestAppendChild(t *testing.T) {
 	}
 	b, _ := os.ReadFile(who)
 	words := strings.Fields(string(b))
-	if got := strings.Join(words[:min(4, len(words))], " "); got != "65534 65534 [65534] 0" {
-		t.Errorf("uid, gid, groups and variables: %s", got)
+	if got := strings.Join(words[:min(5, len(words))], " "); got != "65534 65534 [65534] 0 0" {
+		t.Errorf("uid, gid, groups, variables and whether it may be traced: %s", got)
 	}
-	for _, to := range words[min(4, len(words)):] {
+	for _, to := range words[min(5, len(words)):] {
 		switch { // what Go's runtime has open by itself
 		case to == "/dev/null", strings.HasPrefix(to, "/sys/fs/cgroup/"), strings.HasPrefix(to, "pipe:"), strings.HasPrefix(to, "anon_inode:"), strings.HasPrefix(to, "/proc/"):
 		default:
@@ -243,5 +251,13 @@ func TestAppendTo(t *testing.T) {
 	}
 	if b, _ := os.ReadFile(file); string(b) != "x\ny\n" {
 		t.Errorf("%q", b)
+	}
+}
+
+func TestBecome(t *testing.T) {
+	for _, as := range []string{"", "0", "-1,0", "65534", "65534,x", "4294967296,1", "4294967295,1", "65534,4294967295", "1,2,,3"} {
+		if err := Become(as); err == nil {
+			t.Errorf("%q: it is somebody", as)
+		}
 	}
 }

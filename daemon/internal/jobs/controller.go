@@ -28,6 +28,9 @@ func (s *Service) controls(p rpc.Peer) error {
 	return nil
 }
 
+// answerTime is what is left of the caller's time when it is told that there is no room.
+const answerTime = 5 * time.Second
+
 // PrologController implements rpc.JobService. What is wrong with the job itself is left
 // to its node, which tells the user: a requeue would not mend it.
 func (s *Service) PrologController(ctx context.Context, p rpc.Peer, run rpc.JobRun) (rpc.JobAnswer, error) {
@@ -40,7 +43,7 @@ func (s *Service) PrologController(ctx context.Context, p rpc.Peer, run rpc.JobR
 	a, err := s.reserve(ctx, run)
 	s.counted(a.Outcome)
 	if err == nil && a.Outcome == rpc.JobRequeue {
-		s.comment(ctx, run.Job, "requeued: "+a.Reason)
+		s.aside(run.Job, "requeued: "+a.Reason) // the script that waits has not all time
 	}
 	s.log.Info("job reserves", "job", run.Job, "restart", run.Restart, "nodes", len(run.Nodes), "outcome", a.Outcome, "reason", a.Reason, "error", err)
 	return a, err
@@ -60,8 +63,18 @@ func (s *Service) reserve(ctx context.Context, run rpc.JobRun) (rpc.JobAnswer, e
 		return rpc.JobAnswer{Outcome: rpc.JobRefused, Reason: "this run of it has ended"}, nil
 	}
 	end := time.Now().Add(s.settings().RoomWait)
+	wctx := ctx
+	if d, ok := ctx.Deadline(); ok { // who has gone cannot be told to requeue the job
+		d = d.Add(-min(answerTime, time.Until(d)/4))
+		var cancel context.CancelFunc
+		wctx, cancel = context.WithDeadline(ctx, d)
+		defer cancel()
+		if d.Before(end) {
+			end = d
+		}
+	}
 	for {
-		leases, err := s.sponsor(ctx, j, run, epoch)
+		leases, err := s.sponsor(wctx, j, run, epoch)
 		switch {
 		case err == nil:
 			return rpc.JobAnswer{Outcome: rpc.JobGranted, Lease: leases[0].ID}, nil
@@ -69,7 +82,7 @@ func (s *Service) reserve(ctx context.Context, run rpc.JobRun) (rpc.JobAnswer, e
 			return rpc.JobAnswer{Outcome: rpc.JobNone, Reason: "left to the nodes: " + err.Error() + "; is this node in slurm.controllers of sluice.yaml at the owners?"}, nil
 		case !mayHelp(err):
 			return rpc.JobAnswer{Outcome: rpc.JobRefused, Reason: err.Error()}, nil
-		case time.Now().Before(end) && pause(ctx, s.cfg.Retry):
+		case time.Now().Before(end) && pause(wctx, s.cfg.Retry):
 		case ctx.Err() != nil:
 			return rpc.JobAnswer{}, lease.Errorf(lease.Down, "job %s: the caller gave up: %v", run.Job, err)
 		default:
@@ -141,6 +154,14 @@ func (s *Service) EpilogController(ctx context.Context, p rpc.Peer, run rpc.JobR
 		return nil, nil
 	}
 	o := over{Job: run.Job, Nodes: run.Nodes, UpTo: s.cfg.Host.Epoch(), At: time.Now().UTC()}
+	s.mu.Lock()
+	// An earlier run may have been on other nodes, and this end replaces its.
+	for _, n := range s.overs[o.Job].Nodes {
+		if len(o.Nodes) > 0 && !slices.Contains(o.Nodes, n) {
+			o.Nodes = append(slices.Clip(o.Nodes), n)
+		}
+	}
+	s.mu.Unlock()
 	if err := s.cfg.Ledger.Put(ledger.Notes, overNote+o.Job, o); err != nil {
 		s.log.Error("end of a job cannot be written", "job", o.Job, "error", err)
 	}
@@ -166,11 +187,10 @@ func (s *Service) runOver(ctx context.Context) {
 		s.mu.Lock()
 		waiting := maps.Clone(s.overs)
 		s.mu.Unlock()
-		wait := time.Hour
+		wait, wake := time.Hour, s.wake
 		if len(waiting) > 0 {
-			start := time.Now()
-			s.endOver(ctx, waiting)
-			wait = max(overLook, 10*time.Since(start))
+			// Those that end meanwhile wait for the next question.
+			wait, wake = max(overLook, 10*s.endOver(ctx, waiting)), nil
 		}
 		t := time.NewTimer(wait)
 		select {
@@ -178,16 +198,19 @@ func (s *Service) runOver(ctx context.Context) {
 			t.Stop()
 			return
 		case <-t.C:
-		case <-s.wake:
+		case <-wake:
 			t.Stop()
 		}
 	}
 }
 
-func (s *Service) endOver(ctx context.Context, waiting map[string]over) {
+// endOver ends those of the runs that are over, and says how long slurmctld took to answer.
+func (s *Service) endOver(ctx context.Context, waiting map[string]over) (asked time.Duration) {
+	start := time.Now()
 	jobs, err := s.states(ctx, waiting)
+	asked = time.Since(start)
 	if err != nil {
-		return // not known is not over
+		return asked // not known is not over
 	}
 	var wg sync.WaitGroup
 	turn := make(chan struct{}, finishes)
@@ -204,6 +227,7 @@ func (s *Service) endOver(ctx context.Context, waiting map[string]over) {
 		})
 	}
 	wg.Wait()
+	return asked
 }
 
 // states are those of some jobs; for one slurmctld need not tell all.

@@ -249,10 +249,11 @@ func TestReconcile(t *testing.T) {
 	put("elsewhere", "1", "n2", 0)
 	put("older run", "3", "n1", 0)
 	put("completing", "4", "n1", 0)
+	put("in a state of a later release", "6", "n1", 0)
 	put("user", "run-abc", "n1", 0)
 	for id, c := range map[string]slurm.JobState{
 		"1": {State: "RUNNING", Nodes: []string{"n1"}}, "3": {State: "RUNNING", Restarts: 1, Nodes: []string{"n1"}},
-		"4": {State: "COMPLETING", Restarts: 1, Nodes: []string{"n1"}},
+		"4": {State: "COMPLETING", Restarts: 1, Nodes: []string{"n1"}}, "6": {State: "EXPEDITING", Nodes: []string{"n1"}},
 	} {
 		ctl.slurm.Set(slurm.Job{ID: id, JobState: c})
 	}
@@ -266,10 +267,10 @@ func TestReconcile(t *testing.T) {
 		t.Fatalf("%v ended at the first look", st.ended)
 	}
 	ctl.Reconcile(t.Context())
-	if st.count() != 3 {
+	if st.count() != 4 {
 		t.Errorf("%v", st.leases)
 	}
-	for _, id := range []string{"1", "4", "run-abc"} {
+	for _, id := range []string{"1", "4", "6", "run-abc"} {
 		if _, ok := st.leases[lease.Key{Cluster: "cluster", Job: id, Node: "n1"}]; !ok {
 			t.Errorf("job %s has lost its lease", id)
 		}

@@ -95,10 +95,9 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 	case found && l.Request.UID == run.UID && l.Request.Restart == run.Restart:
 		n.Outcome, n.Unsure = rpc.JobGranted, false
 		return n
-	case found: // of an earlier run whose Epilog did not come, or of another job of that number
-		if err := s.cfg.Host.Release(ctx, root, "", l.Request.Key, "the job has begun anew"); err != nil {
-			s.log.Error("release of an earlier run", "job", run.Job, "error", err)
-		}
+	case found && l.Request.Restart < run.Restart: // of an earlier run whose Epilog did not come
+		s.supersede(ctx, &epoch, l)
+	case found: // of another job of that number, or of a later run, which this Prolog has lived to see
 	case err != nil && codeOf(err) == lease.Over:
 		return refused(n, err)
 	case err != nil:
@@ -117,7 +116,11 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 			return n
 		}
 	}
+	other := found && l.Request.Restart >= run.Restart
 	if !asked(j) {
+		if other {
+			s.supersede(ctx, &epoch, l)
+		}
 		n.Outcome, n.Asks = rpc.JobNone, false
 		return n
 	}
@@ -125,7 +128,19 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 	if err := s.here(j, run); err != nil {
 		return refused(n, err)
 	}
+	if other {
+		s.supersede(ctx, &epoch, l)
+	}
 	return s.acquire(ctx, n, j, run, epoch, told)
+}
+
+// supersede ends a lease that is in this run's way, whose epoch then has to be later,
+// whatever the clocks of the controller and of this node say.
+func (s *Service) supersede(ctx context.Context, epoch *uint64, l lease.Lease) {
+	if err := s.cfg.Host.Release(ctx, root, "", l.Request.Key, "the job has begun anew"); err != nil {
+		s.log.Error("release of an earlier run", "job", l.Request.Key.Job, "error", err)
+	}
+	*epoch = max(*epoch, l.Request.Key.Incarnation+1)
 }
 
 // here says whether Slurm starts this very run on this node: a Prolog may outlive its

@@ -160,12 +160,13 @@ func firstLine(s string) string {
 	return s[:min(len(s), 300)]
 }
 
-// Job implements Controller.
+// Job implements Controller. Of a federation only this cluster is asked: squeue answers
+// for all of it with what the others know when this one does not answer.
 func (c *Commands) Job(ctx context.Context, id string) (Job, error) {
 	if !IsJobID(id) {
 		return Job{}, fmt.Errorf("%q is no job id", id)
 	}
-	out, err := c.run(ctx, "squeue", "--noheader", "--states=all", "--jobs="+id, "--Format="+jobFormat)
+	out, err := c.run(ctx, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+jobFormat)
 	if said(err, "invalid job id") {
 		return Job{}, fmt.Errorf("job %s: %w", id, ErrGone)
 	}
@@ -177,7 +178,7 @@ func (c *Commands) Job(ctx context.Context, id string) (Job, error) {
 
 // Jobs implements Controller.
 func (c *Commands) Jobs(ctx context.Context) (map[string]JobState, error) {
-	out, err := c.run(ctx, "squeue", "--noheader", "--states=all", "--Format="+stateFormat)
+	out, err := c.run(ctx, "squeue", "--local", "--noheader", "--states=all", "--Format="+stateFormat)
 	if err != nil {
 		return nil, err
 	}

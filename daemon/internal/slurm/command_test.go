@@ -31,7 +31,7 @@ func commands(t *testing.T, scripts map[string]string) (*Commands, func() string
 func TestCommands(t *testing.T) {
 	ctx := t.Context()
 	c, asked := commands(t, map[string]string{
-		"squeue":   `test "$SLURM_CONF$LC_ALL" = /etc/other.confC || exit 9; case "$*" in *--jobs=9*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; *--jobs=8*) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1;; *--jobs=*) echo '7|0|RUNNING|n1|5|6|1|1|main|rgpu:50|gres/rgpu:50|N/A|N/A|N/A|';; *) echo '7|0|RUNNING|n1|';; esac`,
+		"squeue":   `test "$SLURM_CONF$LC_ALL" = /etc/other.confC || exit 9; test "$1" = --local || exit 8; case "$*" in *--jobs=9*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; *--jobs=8*) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1;; *--jobs=*) echo '7|0|RUNNING|n1|5|6|1|1|main|rgpu:50|gres/rgpu:50|N/A|N/A|N/A|';; *) echo '7|0|RUNNING|n1|';; esac`,
 		"scontrol": `case "$*" in *"show config") printf 'ClusterName = c\n';; "requeue 9") echo "Invalid job id specified for job 9" >&2; exit 1;; "requeue 8") echo "Only batch jobs are accepted or processed for job 8" >&2; exit 1;; *"jobid=8"*) echo "Job has already finished for job 8" >&2; exit 1;; esac`,
 		"sacctmgr": "",
 	})

@@ -20,17 +20,18 @@ var (
 // State of a job, as squeue prints it.
 type State string
 
-// Runs says that the job has its nodes, at least for its epilogs.
-func (s State) Runs() bool {
-	switch s {
-	case "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT":
-		return true
-	}
-	return false
+// idle are the states of a job without nodes: it waits, or has ended.
+var idle = []State{
+	"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REVOKED",
+	"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "LAUNCH_FAILED", "RECONFIG_FAIL",
 }
 
+// Runs says that the job has its nodes, at least for its epilogs. So may one in a state
+// that is not known here: releases add some.
+func (s State) Runs() bool { return !slices.Contains(idle, s) }
+
 // Starting says that a Prolog of the job may be under way.
-func (s State) Starting() bool { return s == "RUNNING" || s == "CONFIGURING" || s == "SUSPENDED" }
+func (s State) Starting() bool { return s.Runs() && s != "COMPLETING" && s != "STAGE_OUT" }
 
 // JobState is what the list of all jobs says of one.
 type JobState struct {

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -311,7 +312,15 @@ func ctlHangs(t *testing.T, r *rig) {
 func ctlCrash(t *testing.T, r *rig) {
 	j := r.sbatch(t, r.steady(), ask, "-w", r.Nodes[0].Name)
 	r.computes(t, j, 1)
-	time.Sleep(6 * time.Second) // slurmctld saves its state every five
+	running := time.Now()
+	r.scontrol(t, "update", "JobId="+j, "Comment=runs") // something to save
+	r.until(t, 30*time.Second, "slurmctld has saved its state", func() error {
+		fi, err := os.Stat(r.Path("state", "job_state"))
+		if err == nil && fi.ModTime().Before(running) {
+			err = fmt.Errorf("it did at %s", fi.ModTime())
+		}
+		return err
+	})
 	r.crash(t, r.Ctl)
 	time.Sleep(silence + 2*time.Second)
 	r.computes(t, j, 1)

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// A PrologSlurmctld that is repeated when the nodes have their leases already, and the
-// sponsor has forgotten them, is answered with them.
+// slurmctld was restarted and repeats its Prolog, when the nodes have their leases already
+// and the sponsor has forgotten them: it is answered with them.
 func TestSponsorAgainAfterAttach(t *testing.T) {
 	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
 	first := w.sponsor(job("7", 0, both, 60))
@@ -53,7 +53,6 @@ func TestSponsoredAndOwn(t *testing.T) {
 	if _, _, err := h.Acquire(t.Context(), root, own); err != nil {
 		t.Fatal(err)
 	}
-	t.Log(w.have())
 	w.sever("n1", "a", false)
 	w.wait("one lease for the job", func() bool { return w.have() == "7@n1:b:60" })
 }
