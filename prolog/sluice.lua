@@ -13,6 +13,9 @@ local M = {}
 
 local GRES = "rgpu"          -- the gres, and how the names of all of our licences begin
 local MAX_FRACTIONS = 64     -- of one lease, that is of one job on one node
+-- slurmctld waits for all of this, and does not look at how long a string is before: what
+-- is longer it refuses afterwards. No pattern here may take more than linear time.
+local MAX_TEXT, MAX_ENV = 128 * 1024, 4096
 local NO_VAL, INFINITE = 4294967294, 4294967295
 local POLICIES = { fixed = true, equal = true, ["best-effort"] = true }
 
@@ -40,7 +43,10 @@ end
 -- not set.
 local function given(t, field)
   local ok, v = pcall(function() return t[field] end)
-  if ok and type(v) == "string" then return v end
+  if ok and type(v) == "string" then
+    if #v > MAX_TEXT then refuse("%s has %d bytes: that is too long", field, #v) end
+    return v
+  end
 end
 
 local function text(t, field)
@@ -87,7 +93,7 @@ end
 -- entry reads one item of a list of resources: its type and count if it is ours.
 -- 22.05 writes gres:rgpu:50, later releases gres/rgpu:50, a user rgpu:50 or rgpu=50.
 local function entry(item)
-  local s = item:gsub("^%s+", ""):gsub("%s+$", "")
+  local s = item:gsub("^%s+", ""):reverse():gsub("^%s+", ""):reverse()
   local name, rest = s:gsub("^gres[:/]", ""):match("^([^:=/%s]+)(.*)$")
   if name ~= GRES then return nil end
   if rest == "" then return "", nil end
@@ -145,7 +151,7 @@ local function wishes(job)
   local out = {}
   local size = numeric(job, "spank_job_env_size") or 0
   local env = size > 0 and job.spank_job_env or {}
-  for i = 0, size - 1 do
+  for i = 0, math.min(size, MAX_ENV) - 1 do
     local name, value = tostring(env[i] or ""):match("^RGPU_(%u+)=(.*)$")
     if name then
       if out[name] and out[name] ~= value then refuse("--rgpu-%s is there twice", name:lower()) end

@@ -277,6 +277,24 @@ told, logged = {}, {}
 check(m.apply(odd, PARTS, 1) == 0 and odd.licenses == "rgpu:50", "fields that raise: %s", tostring(told[1]))
 refused(half({ spank_job_env = 5, spank_job_env_size = 3 }), "log says why")
 
+-- slurmctld is not held up by what is long: it stands still meanwhile.
+local function quick(what, fields)
+  local begin = os.clock()
+  apply(fields)
+  check(os.clock() - begin < 1, "%s: %.1f s", what, os.clock() - begin)
+end
+for _, c in ipairs({ " ", ":", ",", "0", "=", "a", "rgpu", "a,", "|", "expand:" }) do
+  local long = c:rep(math.floor(120000 / #c))
+  for _, field in ipairs({ "tres_per_node", "tres_per_job", "licenses", "partition", "dependency" }) do
+    local fields = { tres_per_node = "gres:rgpu:50" }
+    fields[field] = (field:find("tres") and "rgpu:1" or "x") .. long .. "x"
+    quick(field .. " of " .. c, fields)
+  end
+  quick("option of " .. c, half({ wish = { "RGPU_MEM=" .. long .. "x", "RGPU_POOL=" .. long } }))
+end
+refused({ tres_per_node = "rgpu:50" .. (" "):rep(200000) }, "too long")
+quick("many options", half({ spank_job_env = {}, spank_job_env_size = 1e9 }))
+
 -- Random requests: never a fault, never less than what is asked, never more than there is.
 math.randomseed(tonumber(arg[3]))
 local words = { "rgpu", "gres:", "gres/", ":", "=", ",", "50", "h200", "a100", "0", "-", "1", "99999999999", "k", "gpu", " ", "\255", "%s", "7", ".", "rgpu:", "rgpu:30" }

@@ -29,9 +29,9 @@ func TestMain(m *testing.M) {
 		os.Unsetenv("SLUICE_TEST_AS_SLUICE")
 		os.Exit(Main(os.Args[1:], os.Stdout, os.Stderr))
 	}
-	// A shell's background jobs begin with these ignored, and so would the programs
+	// Background jobs and what nohup runs begin with these ignored, and so would the programs
 	// that the tests interrupt; what is caught here they begin with the default of.
-	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT} {
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
 		if signal.Ignored(sig) {
 			signal.Notify(make(chan os.Signal, 1), sig)
 		}

@@ -140,6 +140,9 @@ const (
 	overAge = time.Hour
 	// finishes are under way at once.
 	finishes = 8
+	// maxNamed nodes of a job are told to each owner by name, one after the other. Of a
+	// larger job an owner is told once that all of it is over.
+	maxNamed = 16
 )
 
 // EpilogController implements rpc.JobService. slurmctld calls at once when a job begins to
@@ -249,7 +252,11 @@ func (s *Service) states(ctx context.Context, of map[string]over) (map[string]sl
 
 // finish ends what a run still has at any owner, and writes its report.
 func (s *Service) finish(ctx context.Context, o over) {
-	unreached, err := s.cfg.Host.EndJob(ctx, s.cfg.Cluster, o.Job, o.Nodes, o.UpTo, "the job has ended")
+	nodes := o.Nodes
+	if len(nodes) > maxNamed {
+		nodes = nil
+	}
+	unreached, err := s.cfg.Host.EndJob(ctx, s.cfg.Cluster, o.Job, nodes, o.UpTo, "the job has ended")
 	if err != nil {
 		s.log.Error("end of a job", "job", o.Job, "error", err)
 	}

@@ -28,6 +28,7 @@ type site struct {
 	silent map[string]error
 	ended  []lease.Key
 	asks   int
+	named  int           // most nodes in one end of a job
 	hold   chan struct{} // acquisitions wait for it
 }
 
@@ -147,6 +148,7 @@ func (h *fakeHost) EndJob(_ context.Context, cluster, job string, nodes []string
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ended = append(h.ended, lease.Key{Cluster: cluster, Job: job, Incarnation: upTo})
+	h.named = max(h.named, len(nodes))
 	for k, l := range h.leases {
 		if k.Job == job && (len(nodes) == 0 || slices.Contains(nodes, k.Node)) && l.Request.Key.Incarnation <= upTo {
 			delete(h.leases, k)

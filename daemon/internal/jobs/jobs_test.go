@@ -279,40 +279,6 @@ func TestEarlierRun(t *testing.T) {
 	}
 }
 
-// A Prolog that has outlived its run leaves the lease of the next one alone.
-func TestOrphanProlog(t *testing.T) {
-	st := newSite()
-	n1, ctl := newRig(t, st, "n1"), newRig(t, st, "ctl")
-	j := job("7")
-	j.Restarts = 1
-	n1.slurm.Set(j)
-	ctl.slurm.Set(j)
-	a, err := ctl.PrologController(t.Context(), rpc.Peer{}, runOf(j))
-	if err != nil || a.Outcome != rpc.JobGranted {
-		t.Fatalf("%+v, %v", a, err)
-	}
-	old := runOf(j)
-	old.Restart = 0
-	n1.prolog(old, rpc.JobRefused)
-	if b := n1.prolog(runOf(j), rpc.JobGranted); b.Lease != a.Lease {
-		t.Errorf("lease %s of the run has become %s", a.Lease, b.Lease)
-	}
-}
-
-// The controller's clock is ahead of the node's, which still gets the next run its lease.
-func TestClockBehind(t *testing.T) {
-	st := newSite()
-	n1 := newRig(t, st, "n1")
-	k := lease.Key{Cluster: "cluster", Job: "7", Node: "n1"}
-	r := lease.Request{Key: k, UID: 1000}
-	r.Key.Incarnation = 1 << 40
-	st.leases[k] = lease.Lease{ID: lease.NewID(), Request: r, State: lease.Granted, Host: "n1"}
-	j := job("7")
-	j.Restarts = 1
-	n1.slurm.Set(j)
-	n1.prolog(runOf(j), rpc.JobGranted)
-}
-
 func TestSlurmAway(t *testing.T) {
 	st := newSite()
 	r := newRig(t, st, "n1")

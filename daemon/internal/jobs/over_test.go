@@ -2,6 +2,8 @@ package jobs
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -62,6 +64,28 @@ func TestTwoRunsEnd(t *testing.T) {
 	}
 }
 
+// The end of a large job is one message to each owner.
+func TestLargeJobEnds(t *testing.T) {
+	st := newSite()
+	ctl := newRig(t, st, "ctl")
+	j := job("7")
+	j.Nodes, j.Licences = nil, slurm.Counts{"rgpu": 50 * 5000}
+	for i := range 5000 {
+		j.Nodes = append(j.Nodes, fmt.Sprint("n", i))
+	}
+	ctl.slurm.Set(j)
+	if a, err := ctl.PrologController(t.Context(), rpc.Peer{}, runOf(j)); err != nil || a.Outcome != rpc.JobGranted || st.count() != 5000 {
+		t.Fatalf("%+v, %v, %d leases", a, err, st.count())
+	}
+	if _, err := ctl.EpilogController(t.Context(), rpc.Peer{}, runOf(j)); err != nil {
+		t.Fatal(err)
+	}
+	ctl.endOver(t.Context(), maps.Clone(ctl.overs))
+	if st.count() != 0 || st.named > maxNamed {
+		t.Errorf("%d leases stay, %d nodes named at once", st.count(), st.named)
+	}
+}
+
 // Jobs that end one after the other do not have slurmctld asked for each.
 func TestManyEnds(t *testing.T) {
 	ctl := newRig(t, newSite(), "ctl")
@@ -88,4 +112,38 @@ func TestManyEnds(t *testing.T) {
 	if n := busy.lists.Load(); n > 3 {
 		t.Errorf("slurmctld was asked for all its jobs %d times in half a second", n)
 	}
+}
+
+// A Prolog that has outlived its run leaves the lease of the next one alone.
+func TestOrphanProlog(t *testing.T) {
+	st := newSite()
+	n1, ctl := newRig(t, st, "n1"), newRig(t, st, "ctl")
+	j := job("7")
+	j.Restarts = 1
+	n1.slurm.Set(j)
+	ctl.slurm.Set(j)
+	a, err := ctl.PrologController(t.Context(), rpc.Peer{}, runOf(j))
+	if err != nil || a.Outcome != rpc.JobGranted {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	old := runOf(j)
+	old.Restart = 0
+	n1.prolog(old, rpc.JobRefused)
+	if b := n1.prolog(runOf(j), rpc.JobGranted); b.Lease != a.Lease {
+		t.Errorf("lease %s of the run has become %s", a.Lease, b.Lease)
+	}
+}
+
+// The controller's clock is ahead of the node's, which still gets the next run its lease.
+func TestClockBehind(t *testing.T) {
+	st := newSite()
+	n1 := newRig(t, st, "n1")
+	k := lease.Key{Cluster: "cluster", Job: "7", Node: "n1"}
+	r := lease.Request{Key: k, UID: 1000}
+	r.Key.Incarnation = 1 << 40
+	st.leases[k] = lease.Lease{ID: lease.NewID(), Request: r, State: lease.Granted, Host: "n1"}
+	j := job("7")
+	j.Restarts = 1
+	n1.slurm.Set(j)
+	n1.prolog(runOf(j), rpc.JobGranted)
 }
