@@ -171,7 +171,7 @@ func Become(as string) error {
 		ids = append(ids, int(n))
 	}
 	if len(ids) < 2 {
-		return fmt.Errorf("user %q: want UID,GID,...", as)
+		return fmt.Errorf("user %q: want UID,GID and further groups", as)
 	}
 	if os.Geteuid() != 0 {
 		return nil

@@ -70,7 +70,7 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 	j, err := s.cfg.Slurm.Job(ctx, job)
 	switch {
 	case errors.Is(err, slurm.ErrGone): // or slurmctld has lost its state
-		return note{}, fmt.Errorf("Slurm has no job %s", job)
+		return note{}, fmt.Errorf("job %s is not known to Slurm", job)
 	case err != nil:
 		return note{}, fmt.Errorf("what job %s asks for is not known: %w", job, err)
 	case !may(p, j.UID):
