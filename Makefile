@@ -25,7 +25,7 @@ CFLAGS ?= -O2 -g
 .PHONY: all
 all: shim simgpu spank go-bins
 
-include $(sort $(wildcard remoting/*/build.mk)) spank/build.mk
+include $(sort $(wildcard remoting/*/build.mk)) spank/build.mk oci-hook/build.mk
 
 # --- programs in Go ---
 
@@ -126,7 +126,7 @@ test-c: cuda-programs
 
 # The end-to-end package comes last and alone: it measures times, and should have the machine.
 test-go: all cuda-programs
-	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /daemon/test)
+	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /daemon/test -e /oci-hook/test)
 	$(GO) test -run TestHistory -timeout 10m ./daemon/internal/owner
 	$(MAKE) test-e2e
 	$(MAKE) test-cluster
@@ -210,6 +210,7 @@ help:
 	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
 	@echo 'make test-cluster daemons of several nodes in network namespaces (as root)'
 	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'
+	@echo 'make hook        the OCI hook; make hook-check: its tests with runc, crun, podman and docker (as root)'
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
 	@echo 'make generate    write the files generated from remoting/api/cuda.tbl'

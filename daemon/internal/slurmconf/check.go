@@ -58,6 +58,7 @@ func Check(ctx context.Context, cfg *config.Config, table *Table, why error, s S
 	}
 	c.hooks()
 	c.times()
+	c.users()
 	c.plugin()
 	return c.out
 }
@@ -358,6 +359,14 @@ func (c *checker) times() {
 		if n, ok := seconds(c.conf[key]); ok && n > 0 && n < prologTime {
 			c.fail(key, fmt.Sprintf("%s=%d or more in slurm.conf", key, prologTime), "is %d s: slurmd would drain the node of a job whose pool answers slowly", n)
 		}
+	}
+}
+
+func (c *checker) users() {
+	if c.cfg.Users.Run {
+		c.warn("users.run", "users: {run: false} in sluice.yaml, live", "users get fractions outside of jobs too, by sluice run: Slurm neither limits nor accounts those")
+	} else {
+		c.ok("users.run", "fractions are for jobs only")
 	}
 }
 

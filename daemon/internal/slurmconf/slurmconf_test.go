@@ -244,6 +244,10 @@ func levels(checks []rpc.Check, name string) (rpc.Level, string) {
 
 func TestCheck(t *testing.T) {
 	cfg, tab := table(t)
+	if level, text := levels(Check(context.Background(), cfg, &tab, nil, good(t, tab)), "users.run"); level != rpc.Warn || !strings.Contains(text, "outside of jobs") {
+		t.Errorf("users.run: %s: %s", level, text)
+	}
+	cfg.Users.Run = false
 	for _, c := range Check(context.Background(), cfg, &tab, nil, good(t, tab)) {
 		if c.Level != rpc.OK {
 			t.Errorf("a good site: %+v", c)

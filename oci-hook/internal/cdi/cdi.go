@@ -1,0 +1,126 @@
+// Package cdi writes specifications of the Container Device Interface, by which an
+// engine without a hooks directory brings a lease into a container: podman, docker 25 and
+// newer, containerd and others take --device sluice.dev/gpu=NAME.
+package cdi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sluice-hpc/sluice/oci-hook/internal/request"
+)
+
+const (
+	// Kind is that of our devices.
+	Kind = "sluice.dev/gpu"
+	// Version is the lowest that has what is used here: old engines ignore newer ones without a word.
+	Version = "0.3.0"
+)
+
+// ErrName is wrapped where a device's name or a lease's id has not the form of one.
+var ErrName = errors.New("invalid name")
+
+// Device is what a specification describes: one lease.
+type Device struct {
+	Name  string // as users write it: job42
+	Lease string // 32 hexadecimal digits
+}
+
+// Place says where things are on the host and in a container.
+type Place struct {
+	Lib, Leases, Target, Socket string
+	Hook                        specs.Hook
+}
+
+type file struct {
+	CDIVersion string   `json:"cdiVersion"`
+	Kind       string   `json:"kind"`
+	Devices    []device `json:"devices"`
+}
+
+type device struct {
+	Name  string `json:"name"`
+	Edits edits  `json:"containerEdits"`
+}
+
+type edits struct {
+	Env    []string `json:"env"`
+	Mounts []mount  `json:"mounts"`
+	Hooks  []hook   `json:"hooks"`
+}
+
+type mount struct {
+	HostPath      string   `json:"hostPath"`
+	ContainerPath string   `json:"containerPath"`
+	Options       []string `json:"options"`
+}
+
+type hook struct {
+	Name    string   `json:"hookName"`
+	Path    string   `json:"path"`
+	Args    []string `json:"args"`
+	Env     []string `json:"env"`
+	Timeout *int     `json:"timeout,omitempty"`
+}
+
+var nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
+
+// Spec makes a specification of one device. The mounts are in it for engines that run no
+// hooks; where one does, it makes the loader find what is mounted.
+func Spec(d Device, p Place) ([]byte, error) {
+	if !nameForm.MatchString(d.Name) {
+		return nil, fmt.Errorf("%w: device %q; letters, digits, _ . - make a name", ErrName, d.Name)
+	}
+	if !request.ValidID(d.Lease) {
+		return nil, fmt.Errorf("%w: lease %q; a lease has 32 hexadecimal digits", ErrName, d.Lease)
+	}
+	options := []string{"bind", "ro", "nosuid", "nodev"}
+	h := hook{Name: "createContainer", Path: p.Hook.Path, Args: append(append([]string{}, p.Hook.Args...), "--lease", d.Lease), Env: p.Hook.Env, Timeout: p.Hook.Timeout}
+	f := file{CDIVersion: Version, Kind: Kind, Devices: []device{{Name: d.Name, Edits: edits{
+		Env: []string{request.Variable + "=" + p.Socket},
+		Mounts: []mount{
+			{HostPath: p.Lib, ContainerPath: p.Target, Options: options},
+			{HostPath: filepath.Join(p.Leases, d.Lease), ContainerPath: p.Target + "/lease", Options: options},
+		},
+		Hooks: []hook{h},
+	}}}}
+	b, err := json.MarshalIndent(f, "", "  ")
+	return append(b, '\n'), err
+}
+
+// Write puts a specification into a directory of them, aside and renamed, since engines
+// read them at any time. The name is the device's: a new one of a job replaces the old.
+func Write(dir string, d Device, p Place) (path string, err error) {
+	b, err := Spec(d, p)
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(dir, "sluice-"+d.Name+".json")
+	// Engines read what ends in .json or .yaml.
+	temp := filepath.Join(dir, ".sluice-"+d.Name+".new")
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("CDI specification: %w", err)
+	}
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return "", fmt.Errorf("CDI specification: %w", err)
+	}
+	_, err = f.Write(b)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(temp, path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("CDI specification: %w", err)
+	}
+	return path, nil
+}

@@ -1,0 +1,78 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What the hook costs: of a container that did not ask, and of one that did. The numbers
+// are printed; the bounds are wide enough for a busy machine.
+func TestCost(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(dir+"/config.json", []byte(`{"process":{"env":["PATH=/bin"]},"root":{"path":"rootfs"}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var unasked []time.Duration
+	for range 40 {
+		cmd := exec.Command(built.hook, "createContainer")
+		cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"ociVersion":"1.0.2","id":"x","status":"creating","bundle":%q}`, dir))
+		start := time.Now()
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Fatalf("%v: %s", err, out)
+		}
+		unasked = append(unasked, time.Since(start))
+	}
+	b := newBox(t, "runc")
+	hooks := b.spec.Hooks
+	var plain, served []time.Duration
+	for range 10 {
+		for _, with := range []bool{false, true} {
+			b.spec.Hooks = nil
+			if with {
+				b.spec.Hooks = hooks
+			}
+			b.spec.Process.Args = []string{"/bin/ls", "/bin/ls"}
+			start := time.Now()
+			b.must()
+			if with {
+				served = append(served, time.Since(start))
+			} else {
+				plain = append(plain, time.Since(start))
+			}
+		}
+	}
+	t.Logf("not asked: median %v, worst %v; a container by runc: median %v without the hook, %v with a lease: %v more",
+		median(unasked), slices.Max(unasked), median(plain), median(served), median(served)-median(plain))
+	if m := median(unasked); m > 50*time.Millisecond {
+		t.Errorf("a container that did not ask waits %v", m)
+	}
+	if d := median(served) - median(plain); d > 500*time.Millisecond {
+		t.Errorf("a container that asked waits %v", d)
+	}
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2].Round(10 * time.Microsecond)
+}
+
+// The comparison of the host before and after has teeth: a hook that joins strings to
+// paths fails it.
+func TestNaiveHookIsSeen(t *testing.T) {
+	b := newBox(t, "runc")
+	host := b.dir + "/host"
+	sh(t, `mkdir "$2" && rm -r "$1/etc/ld.so.conf.d" && ln -s "$2" "$1/etc/ld.so.conf.d"`, b.root, host)
+	sh(t, `printf '#!/bin/sh\necho /usr/lib/sluice >"%s/etc/ld.so.conf.d/00-sluice.conf"\n' "$1" >"$2" && chmod 755 "$2"`, b.root, b.dir+"/naive")
+	b.spec.Hooks.CreateContainer[0].Path = b.dir + "/naive"
+	b.spec.Process.Args = []string{"/bin/ls"}
+	before := snapshot(t, host)
+	b.must()
+	if slices.Equal(before, snapshot(t, host)) {
+		t.Error("a file was made on the host, and it was not seen")
+	}
+}

@@ -1,0 +1,153 @@
+package test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// podman is an engine with a storage of its own, and a hooks directory with our file in it.
+type podman struct {
+	*box
+	home string
+	args []string
+}
+
+func newPodman(t *testing.T, runtime string, user int) *podman {
+	t.Helper()
+	p := &podman{box: newBox(t, runtime)}
+	dir := p.dir
+	hooks := dir + "/hooks.d"
+	if err := os.MkdirAll(hooks, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// The file that a site copies, with this test's paths in it.
+	b, err := os.ReadFile("../../etc/containers/hooks.d/sluice.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f map[string]any
+	if err := json.Unmarshal(b, &f); err != nil {
+		t.Fatal(err)
+	}
+	h := f["hook"].(map[string]any)
+	h["path"], h["args"] = built.hook, append(h["args"].([]any), "--config", p.conf)
+	if b, err = json.Marshal(f); err == nil {
+		err = os.WriteFile(hooks+"/sluice.json", b, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.user = user
+	home, err := os.MkdirTemp("", "podman") // podman wants a short one
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(home) })
+	sh(t, `chmod 700 "$1" && chown "$2:$2" "$1"`, home, fmt.Sprint(user))
+	p.home = home
+	p.args = []string{"podman", "--root", home + "/storage", "--runroot", home + "/runroot", "--tmpdir", home + "/tmp", "--storage-driver", "overlay",
+		"--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", runtime, "--hooks-dir", hooks}
+	t.Cleanup(func() {
+		_, _ = p.podman("rm", "--all", "--force", "--time", "0")
+		_ = exec.Command("find", "/sys/fs/cgroup", "-depth", "-type", "d", "-path", "*/"+filepath.Base(home)+"*", "-exec", "rmdir", "{}", ";").Run()
+		_ = unix.Unmount(home+"/storage/overlay", unix.MNT_DETACH)
+	})
+	sh(t, `tar -C "$1" -cf "$2" .`, p.root, dir+"/image.tar")
+	if out, err := p.podman("import", "-q", dir+"/image.tar", "image"); err != nil {
+		t.Fatalf("import: %v: %s", err, out)
+	}
+	return p
+}
+
+// podman runs podman where crun sees one kind of cgroups.
+func (p *podman) podman(args ...string) (string, error) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	script := `umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"`
+	if p.user != 0 {
+		script = fmt.Sprintf(`umount /sys/fs/cgroup/unified 2>/dev/null; export HOME=%s XDG_RUNTIME_DIR=%[1]s; cd /; exec setpriv --reuid %d --regid %[2]d --clear-groups "$@"`, p.home, p.user)
+	}
+	cmd := exec.CommandContext(ctx, "unshare", append([]string{"-m", "sh", "-c", script, "sh"}, append(p.args, args...)...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = time.Second
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (p *podman) start(more ...string) (string, error) {
+	if p.user == 0 {
+		more = append([]string{"--cgroup-parent", "/" + filepath.Base(p.home)}, more...)
+	}
+	return p.podman(append(append([]string{"run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"}, more...), "image", "/bin/probe")...)
+}
+
+// A user's own podman, with the user's lease. There are no subordinate users here: the
+// container has its one.
+func TestPodmanRootless(t *testing.T) {
+	for _, r := range runtimes {
+		t.Run(r, func(t *testing.T) {
+			p := newPodman(t, r, 1000)
+			mine := strings.Repeat("ab", 16)
+			p.lease(mine, 1000)
+			args := map[string][]string{"crun": {"--cgroups", "disabled"}}[r] // there are none for users here; runc knows by itself
+			out, err := p.start(append(args, "--annotation", "dev.sluice.lease="+mine)...)
+			if err != nil || !strings.Contains(out, "uid=0 "+served) {
+				t.Errorf("%v: %s", err, out)
+			}
+			if out, err := p.start(append(args, "--annotation", "dev.sluice.lease="+leaseID)...); err == nil || strings.Contains(out, served) {
+				t.Errorf("root's lease: %v: %s", err, out)
+			}
+		})
+	}
+}
+
+// podman's own way with an image, a hooks directory and an annotation.
+func TestPodman(t *testing.T) {
+	for _, r := range runtimes {
+		t.Run(r, func(t *testing.T) {
+			p := newPodman(t, r, 0)
+			note := "dev.sluice.lease=" + leaseID
+			for name, args := range map[string][]string{
+				"annotation":  {"--annotation", note},
+				"read-only":   {"--annotation", note, "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"},
+				"environment": {"--env", "SLUICE_SOCKET=" + p.dir + "/leases/" + leaseID + "/sock"},
+				"volume":      {"--annotation", note, "--volume", p.dir + "/hooks.d:/data:rshared"},
+			} {
+				out, err := p.start(args...)
+				if err != nil || !strings.Contains(out, served) {
+					t.Errorf("%s: %v: %s", name, err, out)
+				}
+			}
+			if out, err := p.start(); err == nil || !strings.Contains(out, "cuda=none") {
+				t.Errorf("not asked: %v: %s", err, out)
+			}
+			// podman hands on what runc says of a hook; of crun's hooks it hears the status alone.
+			out, err := p.start("--annotation", "dev.sluice.lease="+strings.Repeat("cd", 16))
+			if err == nil || !strings.Contains(out, map[string]string{"runc": "not on this node", "crun": "error executing hook"}[r]) {
+				t.Errorf("refused: %v: %s", err, out)
+			}
+			// The zero-flag way: a containers.conf of the job. Newer podmans read it beside the
+			// site's, by the name CONTAINERS_CONF_OVERRIDE; this one instead of it.
+			conf := fmt.Sprintf("[containers]\nannotations = [%q]\nenv = [\"SLUICE_SOCKET=/usr/lib/sluice/lease/sock\"]\n", note)
+			if err := os.WriteFile(p.dir+"/job.conf", []byte(conf), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("CONTAINERS_CONF", p.dir+"/job.conf")
+			t.Setenv("CONTAINERS_CONF_OVERRIDE", p.dir+"/job.conf")
+			if out, err := p.start(); err != nil || !strings.Contains(out, served) {
+				t.Errorf("containers.conf of the job: %v: %s", err, out)
+			}
+		})
+	}
+}
