@@ -73,12 +73,15 @@ fi
 apt-get -q update
 [ ${#packages[@]} -eq 0 ] || apt-get -q install -y --no-install-recommends "${packages[@]}"
 if [ -n "$backports" ]; then
-	# Debian 12's own Go is 1.19. Its backports are not enabled by default.
-	if ! apt-cache show golang-1.24-go >/dev/null 2>&1; then
+	# Debian 12's own Go is 1.19. Its backports are not enabled by default, and what they have changes.
+	newest() { apt-cache search --names-only '^golang-1\.[0-9]*-go$' | sed -n 's/^golang-1\.\([0-9]*\)-go .*/\1/p' | sort -n | tail -n 1; }
+	minor=$(newest)
+	if [ "${minor:-0}" -lt 21 ]; then
 		echo 'deb http://deb.debian.org/debian bookworm-backports main' >/etc/apt/sources.list.d/bookworm-backports.list
 		apt-get -q update
+		minor=$(newest)
 	fi
-	apt-get -q install -y --no-install-recommends golang-1.24-go
-	ln -sfn /usr/lib/go-1.24/bin/go /usr/local/bin/go
-	ln -sfn /usr/lib/go-1.24/bin/gofmt /usr/local/bin/gofmt
+	apt-get -q install -y --no-install-recommends "golang-1.$minor-go"
+	ln -sfn "/usr/lib/go-1.$minor/bin/go" /usr/local/bin/go
+	ln -sfn "/usr/lib/go-1.$minor/bin/gofmt" /usr/local/bin/gofmt
 fi
