@@ -44,7 +44,7 @@ slurm_plugins=/usr/lib/$(gcc -print-multiarch 2>/dev/null || true)/slurm-wlm
 # Go: any release from 1.21 on fetches the toolchain that go.mod names.
 go_ok() {
 	local minor
-	minor=$(go env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
+	minor=$(cd / && GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
 	[ "${minor:-0}" -ge 21 ]
 }
 go_ok || missing+=(golang-backports)
