@@ -1,6 +1,6 @@
 """Makes docs/benchmarks.md, or lines for a terminal, from the raw logs of gpu-bench.sh.
 
-report.py RAW [--daemon LOGS] > docs/benchmarks.md    the page
+report.py RAW [--daemon LOGS] [--slurm LOGS] > docs/benchmarks.md    the page
 report.py --text RAW [--part NAME]                    one line per program and link
 report.py --text --daemon LOGS                        one line per figure of the daemons
 
@@ -231,22 +231,33 @@ FIGURES = {
 }
 
 
+# Those of jobs on a real Slurm.
+SLURM = {
+    "srun-without": "srun /bin/true in an allocation, without the plug-in",
+    "srun-more": "the same with the plug-in: more, for a job that asks for nothing",
+    "prolog-start-more": "node's Prolog to the first line of the script: more, for a job that asks",
+    "job-start-more": "PrologSlurmctld to the first line of the script: more, for a job that asks",
+}
+
+
 def centile(samples, share):
     """The smallest sample that is not less than that share of them."""
     return sorted(samples)[max(0, -(-len(samples) * share // 100) - 1)]
 
 
-def daemon_rows(logs):
+def rows(logs, figures):
     """(title, figure, {name: value}, met) for each figure that there is."""
-    for name, title in FIGURES.items():
+    for name, title in figures.items():
         path = logs / f"{name}.json"
         if not path.exists():
             continue
         f = json.loads(path.read_text())
         v = f["samples"]
         values = {"min": min(v), "median": statistics.median(v), "p99": centile(v, 99), "max": max(v)}
-        which, sign, bound = f["wanted"].split()
-        met = values[which] < float(bound) if sign == "<" else values[which] >= float(bound)
+        met = None
+        if f["wanted"] != "-":  # it is there to compare with
+            which, sign, bound = f["wanted"].split()
+            met = values[which] < float(bound) if sign == "<" else values[which] >= float(bound)
         yield title, f, values, met
 
 
@@ -255,7 +266,7 @@ def number(x):
 
 
 def daemon_text(logs):
-    for title, f, v, met in daemon_rows(logs):
+    for title, f, v, met in rows(logs, FIGURES):
         yield (
             f"{title:52} median {number(v['median'])} p99 {number(v['p99'])} max {number(v['max'])} {f['unit']}"
             f"  {'meets' if met else 'MISSES'} {f['wanted']}"
@@ -273,13 +284,27 @@ def daemon_page(logs):
     yield from (logs / "machine.txt").read_text().strip().splitlines()
     yield "```"
     yield ""
+    yield from table(logs, FIGURES)
+
+
+def slurm_page(logs):
+    yield ""
+    yield "## Slurm"
+    yield ""
+    yield "Made from the raw logs of `TestCost` in test/slurm/faults: a real cluster in a folder on two cores, paired runs by turns."
+    yield ""
+    yield from table(logs, SLURM)
+
+
+def table(logs, figures):
     yield "| figure | unit | least | median | 99 % | most | samples | wanted | |"
     yield "|---" * 9 + "|"
-    for title, f, v, met in daemon_rows(logs):
+    for title, f, v, met in rows(logs, figures):
         cells = " | ".join(number(v[k]) for k in ("min", "median", "p99", "max"))
-        yield f"| {title} | {f['unit']} | {cells} | {len(f['samples'])} | {f['wanted']} | {'met' if met else '**missed**'} |"
+        word = "" if met is None else "met" if met else "**missed**"
+        yield f"| {title} | {f['unit']} | {cells} | {len(f['samples'])} | {f['wanted']} | {word} |"
     yield ""
-    for title, f, _, _ in daemon_rows(logs):
+    for title, f, _, _ in rows(logs, figures):
         yield f"- {title}: {f['how']}."
 
 
@@ -287,6 +312,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("raw", type=Path, nargs="?", help="the folder with the raw logs")
     p.add_argument("--daemon", type=Path, help="the folder with the raw logs of the daemons")
+    p.add_argument("--slurm", type=Path, help="the folder with the raw logs of what jobs cost on Slurm")
     p.add_argument("--text", action="store_true", help="lines for a terminal instead of the page")
     p.add_argument("--part", help="with --text: this program only")
     a = p.parse_args()
@@ -302,6 +328,8 @@ def main():
         print(line)
     if a.daemon and not a.text:
         print(*daemon_page(a.daemon), sep="\n")
+    if a.slurm and not a.text:
+        print(*slurm_page(a.slurm), sep="\n")
 
 
 if __name__ == "__main__":
