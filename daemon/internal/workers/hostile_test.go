@@ -17,14 +17,21 @@ import (
 // What does not work leaves nothing behind, and takes nothing of others along.
 func TestFailedStart(t *testing.T) {
 	dir := setup(t)
-	p := newPool(t, dir, nil)
+	exe := filepath.Join(t.TempDir(), "sluice-worker") // a link, which can be away for a while
+	var program string
+	p := newPool(t, dir, func(c *Config) { program, c.Exe = c.Exe, exe })
+	if err := os.Symlink(program, exe); err != nil {
+		t.Fatal(err)
+	}
 	if err := p.Probe(t.Context(), gpus(0)); err != nil {
 		t.Fatal(err)
 	}
-	exe := p.cfg.Exe
 	p.Close() // no warm worker
+	if err := os.Remove(exe); err != nil {
+		t.Fatal(err)
+	}
 	p.mu.Lock()
-	p.closed, p.cfg.Exe = false, "/nonexistent/sluice-worker"
+	p.closed = false
 	p.mu.Unlock()
 	for range 20 {
 		_, w := pair(t)
@@ -42,8 +49,10 @@ func TestFailedStart(t *testing.T) {
 	if n := p.fails[simUUID(0)]; n > 3 {
 		t.Errorf("%d retries are on their way, one is enough", n)
 	}
-	p.cfg.Exe = exe
 	p.mu.Unlock()
+	if err := os.Symlink(program, exe); err != nil {
+		t.Fatal(err)
+	}
 
 	// A client that asks for one kind of session and begins another.
 	c, w := pair(t)
