@@ -71,7 +71,7 @@ print(json.dumps({
         **{slurm + name: here + "/prolog/" + name for name in scripts.values()},
         "/opt/demo/train": build + "/test/cuda-" + os.environ["CUDA"] + "/train",
     },
-    "Sluice": {"slurm.controllers": "[democtl]", "lease.silence": "45s"},
+    "Sluice": {"slurm.controllers": "[democtl]", "lease.silence": "45s", "users.run": "false"},
 }))
 PY
 "$lab" up "$dir" "$options"
