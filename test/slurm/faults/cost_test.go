@@ -184,7 +184,7 @@ cut -d' ' -f18,19,41 /proc/$$/stat; cat /proc/$$/oom_score_adj /proc/$$/cgroup
 env | sort`
 
 // changing is what differs between any two steps.
-var changing = regexp.MustCompile(`(?m)(pipe:\[|socket:\[)\d+\]|(job_?|step_?)\d+|^(SLURM_(JOB_?ID|JOBID|STEP_ID|STEPID|LAUNCH_NODE_IPADDR|SRUN_COMM_PORT|STEP_LAUNCHER_PORT|TASK_PID|TMPDIR|JOB_START_TIME|JOB_END_TIME|TOPOLOGY_ADDR|CPU_BIND\w*)|SRUN_DEBUG|_|TMPDIR|PWD|OLDPWD)=.*$|slurm-\d+\.out|/job\d+/`)
+var changing = regexp.MustCompile(`(?m)(pipe:\[|socket:\[)\d+\]|(job_?|step_?)\d+|^(SLURM_(JOB_?ID|JOBID|STEP_ID|STEPID|LAUNCH_NODE_IPADDR|SRUN_COMM_PORT|STEP_LAUNCHER_PORT|TASK_PID|TMPDIR|JOB_START_TIME|JOB_SLUID|JOB_END_TIME|TOPOLOGY_ADDR|CPU_BIND\w*)|SRUN_DEBUG|_|TMPDIR|PWD|OLDPWD)=.*$|slurm-\d+\.out|/job\d+/`)
 
 // sameTask compares tasks of jobs with and without the plug-in, as steps, as batch scripts, under limits of the user's.
 func sameTask(t *testing.T, r *rig) {
