@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -81,7 +84,10 @@ func TestChaos(t *testing.T) {
 		return r.noWorkers()
 	})
 	c.orphans()
-	r.clean(t)
+	r.until(t, 2*time.Minute, "the cluster is clean", func() error {
+		c.undrain()
+		return r.left()
+	})
 	c.addUp(jobs)
 }
 
@@ -181,6 +187,57 @@ func (c *chaos) hurry() {
 		}
 	}
 	c.waits = waits
+	c.undrain()
+}
+
+var lostProlog = regexp.MustCompile(`Waiting for JobId=(\d+) (?:SLUID=\w+ )?REQUEST_LAUNCH_PROLOG notification failed`)
+
+// lostPrologs are the jobs of which a node's slurmd has not heard that their Prolog ran, for whatever was killed
+// meanwhile; none if a Prolog did fail there.
+func (r *rig) lostPrologs(n *lab.Node) []string {
+	b, _ := os.ReadFile(filepath.Join(n.Dir, "log", "slurmd.log"))
+	log := string(b)
+	if strings.Contains(log, "prolog failed status") {
+		return nil
+	}
+	var jobs []string
+	for _, m := range lostProlog.FindAllStringSubmatch(log, -1) {
+		if !slices.Contains(jobs, m[1]) {
+			jobs = append(jobs, m[1])
+		}
+	}
+	return jobs
+}
+
+// undrain has nodes back that are drained for a Prolog that Slurm itself has lost; see slurmdKilledAfterProlog. A
+// Prolog that failed leaves its node drained, and the test fails for it.
+func (c *chaos) undrain() {
+	out, err := c.Ctl.Run(c.ctx, lab.Root, "sinfo", "-h", "-N", "-o", "%N %T %E")
+	if err != nil {
+		return
+	}
+	for line := range strings.Lines(out) {
+		f := strings.SplitN(strings.TrimSpace(line), " ", 3)
+		if len(f) < 3 || !strings.Contains(f[1], "drain") || f[2] != "Prolog error" {
+			continue
+		}
+		n := c.Node(f[0])
+		jobs := c.lostPrologs(n)
+		for _, job := range jobs {
+			for _, e := range c.events(job) {
+				if e.hook == "Prolog" && e.node == n.Name && e.end && e.rc != "0" {
+					c.t.Errorf("Prolog of job %s on %s ended with %s", job, n.Name, e.rc)
+				}
+			}
+		}
+		if len(jobs) == 0 {
+			continue
+		}
+		if _, err := c.Scontrol(c.ctx, "update", "NodeName="+n.Name, "State=RESUME"); err == nil {
+			c.did("lost Prolog")
+			c.t.Logf("node %s was drained: Slurm had lost a Prolog, of jobs %v so far", n.Name, jobs)
+		}
+	}
 }
 
 // disturb does something to somebody until it is told to stop.

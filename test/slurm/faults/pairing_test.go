@@ -1,8 +1,10 @@
 package faults
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +26,7 @@ func TestPairing(t *testing.T) {
 		{"suspend", suspend},
 		{"slurmd killed, job goes on", slurmdKilled},
 		{"slurmd killed in Prolog", slurmdKilledInProlog},
+		{"slurmd killed after Prolog", slurmdKilledAfterProlog},
 		{"slurmd ended in Prolog", slurmdEndedInProlog},
 		{"slurmd killed in Epilog", slurmdKilledInEpilog},
 		{"power cycle in Epilog", powerCycleInEpilog},
@@ -150,6 +153,35 @@ func slurmdKilledInProlog(t *testing.T, r *rig) {
 	r.seen(t, j, "Epilog", n.Name, true, 1)
 }
 
+// From 24.11 on the next slurmd does not know that the job's Prolog ran. It waits for that with the first task, gives
+// up after 20 s, and has its node drained for a Prolog that failed: Slurm's own doing, of which TestChaos has to know.
+func slurmdKilledAfterProlog(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	j := r.salloc(t, ask, "-w", n.Name)
+	r.seen(t, j, "Prolog", n.Name, true, 1)
+	// Slurm starts nothing before it has heard of the Prolog's end.
+	r.until(t, 20*time.Second, "the job is configured", func() error {
+		job, err := r.Job(r.ctx, j)
+		if err == nil && job["Reason"] != "None" {
+			err = fmt.Errorf("it waits for %s", job["Reason"])
+		}
+		return err
+	})
+	r.killSlurmd(t, n)
+	r.startSlurmd(t, n)
+	if out, err := r.Ctl.Run(r.ctx, lab.Alice, "srun", "--jobid="+j, "true"); err == nil {
+		t.Log("this release remembers")
+		r.fit(t, n)
+	} else {
+		t.Logf("srun says: %s%v", out, err)
+		r.drained(t, n, "Prolog error")
+		if lost := r.lostPrologs(n); !slices.Equal(lost, []string{j}) {
+			t.Errorf("slurmd names jobs %v", lost)
+		}
+	}
+	r.scancel(t, j)
+}
+
 func slurmdEndedInProlog(t *testing.T, r *rig) {
 	n := r.Nodes[0]
 	r.set(t, "Prolog.before", "/bin/sleep 3")
@@ -265,6 +297,7 @@ func ctldForgets(t *testing.T, r *rig) {
 	}
 	// Its number is given again, and means another job.
 	r.until(t, 30*time.Second, "the nodes are idle", func() error { return r.Clean(r.ctx) })
+	nextSecond()
 	again := r.sbatch(t, "echo $SLUICE_LEASE_ID; sleep 1", ask)
 	if again != j {
 		t.Errorf("the next job is %s, not %s", again, j)

@@ -304,9 +304,18 @@ func (r *rig) scancel(t *testing.T, args ...string) {
 // now lets a requeued job start at once; Slurm has it wait otherwise.
 func (r *rig) now(t *testing.T, job string) {
 	t.Helper()
-	// Within the second of its end the new run would be taken for the old one: "credential revoked".
-	time.Sleep(2 * time.Second)
+	nextSecond()
 	r.scontrol(t, "update", "JobId="+job, "StartTime=now")
+}
+
+// nextSecond waits until the second has passed in which this is called. Slurm counts the time of credentials in whole
+// seconds, and slurmd refuses what was made within the second of a run's end as revoked with that run: the job's next
+// run, and a job that has its number anew.
+func nextSecond() {
+	// Slurm reads a coarse clock, which may be a tick behind.
+	const tick = 20 * time.Millisecond
+	now := time.Now()
+	time.Sleep(now.Truncate(time.Second).Add(time.Second + tick).Sub(now))
 }
 
 // leases are those of a job, as hosts and owners have them: one for each node.
@@ -350,12 +359,15 @@ func (r *rig) holds(t *testing.T, job string, k int, limit time.Duration) []lab.
 // clean waits until nothing is left of any job.
 func (r *rig) clean(t *testing.T) {
 	t.Helper()
-	r.until(t, 2*time.Minute, "the cluster is clean", func() error {
-		if err := r.Clean(r.ctx); err != nil {
-			return err
-		}
-		return r.noWorkers()
-	})
+	r.until(t, 2*time.Minute, "the cluster is clean", r.left)
+}
+
+// left says what is left of jobs.
+func (r *rig) left() error {
+	if err := r.Clean(r.ctx); err != nil {
+		return err
+	}
+	return r.noWorkers()
 }
 
 // noWorkers says which workers have a session: those have become a user, and who only waits for one has not.
