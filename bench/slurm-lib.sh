@@ -3,6 +3,9 @@
 # account is made. Sourced by bash after gpu-lib.sh, never run.
 # shellcheck shell=bash
 
+# shellcheck source-path=SCRIPTDIR source=../test/debian-apt.sh
+. "$(dirname -- "${BASH_SOURCE[0]}")/../test/debian-apt.sh"
+
 declare -A STARTED # gpu-lib.sh's
 
 # What the daemons, the commands and the plug-ins used here are linked with, but for
@@ -13,39 +16,17 @@ SLURM_PACKAGES=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libm
 SLURM_TOOLS=(sbin/slurmctld-wlm sbin/slurmd-wlm sbin/slurmstepd-wlm sbin/munged bin/munge bin/unmunge
 	bin/sbatch bin/srun bin/salloc bin/squeue bin/sinfo bin/scontrol bin/scancel)
 
-# slurm_fetch DIR: the packages, checked against Debian's signature, by an apt that sees
-# nothing of this machine's configuration but its proxy. On Debian or Ubuntu, with a network.
+# slurm_fetch DIR: the packages. On Debian or Ubuntu, with a network.
 slurm_fetch() {
-	local mirror=${SLUICE_DEBIAN_MIRROR:-http://deb.debian.org/debian}
-	local keyring=/usr/share/keyrings/debian-archive-keyring.gpg apt=$SCRATCH/apt
-	[ -r "$keyring" ] || {
-		echo "$keyring is missing; install debian-archive-keyring" >&2
-		return 1
-	}
-	mkdir -p "$1" "$apt/lists/partial" "$apt/cache/archives/partial"
-	: >"$apt/status"
-	echo "deb [arch=amd64 signed-by=$keyring] $mirror bookworm main" >"$apt/sources.list"
-	cat >"$apt/apt.conf" <<-CONF
-		Dir::Etc::SourceList "$apt/sources.list";
-		Dir::Etc::SourceParts "/dev/null";
-		Dir::Etc::Preferences "/dev/null";
-		Dir::Etc::PreferencesParts "/dev/null";
-		Dir::State "$apt";
-		Dir::State::Lists "$apt/lists";
-		Dir::State::Status "$apt/status";
-		Dir::Cache "$apt/cache";
-		APT::Architecture "amd64";
-		APT::Architectures "amd64";
-		APT::Sandbox::User "root";
-		Acquire::Languages "none";
-		Acquire::Retries "3";
-	CONF
+	local apt=$SCRATCH/apt
+	mkdir -p "$1"
+	debian_apt "$apt" bookworm main || return 1
 	export APT_CONFIG=$apt/apt.conf
 	# A package's epoch is a %3a in its file's name, which not every way to carry it takes.
-	if ! apt-get -q update >"$apt/log" 2>&1 || ! (cd "$1" && rm -f -- *.deb && apt-get -q download "${SLURM_PACKAGES[@]}" &&
+	if ! (cd "$1" && rm -f -- *.deb && apt-get -q download "${SLURM_PACKAGES[@]}" &&
 		for f in *%3a*; do mv -- "$f" "${f/\%3a/.}"; done) >>"$apt/log" 2>&1; then
 		tail -n 5 "$apt/log" >&2
-		echo "the packages did not come from $mirror" >&2
+		echo "the packages of Slurm could not be downloaded" >&2
 		return 1
 	fi
 	du -sh "$1"

@@ -16,8 +16,9 @@ version=${1:-11.8}
 recipe=1	# raise it when what is kept changes: a folder of another recipe is built anew
 repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${SLUICE_CACHE:-$repo/build/cache}
-mirror=${SLUICE_DEBIAN_MIRROR:-http://deb.debian.org/debian}
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+
+# shellcheck source-path=SCRIPTDIR source=debian-apt.sh
+. "$repo/test/debian-apt.sh"
 
 die() { echo "cuda-toolkit: $*" >&2; exit 1; }
 say() { echo "cuda-toolkit: $*" >&2; }
@@ -52,34 +53,15 @@ trap 'rm -rf "$work"' EXIT
 new=$work/tree
 mkdir -p "$new/bin"
 
-# fetch SUITE PACKAGE...: download packages of that suite into $work/debs, checked against Debian's
-# signature by an apt that sees nothing of this machine's configuration but its proxy.
+# fetch SUITE PACKAGE...: download packages of that suite into $work/debs.
 fetch() {
 	local suite=$1
 	shift
-	[ -r "$keyring" ] || die "$keyring is missing; install debian-archive-keyring"
-	mkdir -p "$work/apt/lists/partial" "$work/apt/cache/archives/partial" "$work/debs"
-	: >"$work/apt/status"
-	echo "deb [arch=amd64 signed-by=$keyring] $mirror $suite main non-free" >"$work/apt/sources.list"
-	cat >"$work/apt/apt.conf" <<-CONF
-		Dir::Etc::SourceList "$work/apt/sources.list";
-		Dir::Etc::SourceParts "/dev/null";
-		Dir::Etc::Preferences "/dev/null";
-		Dir::Etc::PreferencesParts "/dev/null";
-		Dir::State "$work/apt";
-		Dir::State::Lists "$work/apt/lists";
-		Dir::State::Status "$work/apt/status";
-		Dir::Cache "$work/apt/cache";
-		APT::Architecture "amd64";
-		APT::Architectures "amd64";
-		APT::Sandbox::User "root";
-		Acquire::Languages "none";
-		Acquire::Retries "3";
-	CONF
+	mkdir -p "$work/debs"
 	say "$version: reading the package lists of $suite"
-	APT_CONFIG=$work/apt/apt.conf apt-get -q update >"$work/apt/log" 2>&1 || { cat "$work/apt/log" >&2; die "apt-get update of $mirror $suite failed"; }
+	debian_apt "$work/apt" "$suite" main non-free || die "no packages of $suite"
 	say "$version: downloading $* (870 MB with 11.8)"
-	(cd "$work/debs" && APT_CONFIG=$work/apt/apt.conf apt-get -q download "$@") >"$work/apt/log" 2>&1 || { cat "$work/apt/log" >&2; die "download from $mirror $suite failed"; }
+	(cd "$work/debs" && APT_CONFIG=$work/apt/apt.conf apt-get -q download "$@") >"$work/apt/log" 2>&1 || { cat "$work/apt/log" >&2; die "download from $suite failed"; }
 }
 
 # unpack PACKAGE PATTERN...: take the named members out of a downloaded package.

@@ -294,7 +294,7 @@ func TestSilence(t *testing.T) {
 	w.attach("n1", "1")
 	w.stop("n1")
 	for range 8 {
-		time.Sleep(150 * time.Millisecond) // three renewals
+		w.renewed("ctl", 3)
 		w.clock.pass(20 * time.Second)
 		for _, o := range w.owners {
 			if err := o.Sweep(t.Context()); err != nil {

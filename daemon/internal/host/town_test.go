@@ -98,7 +98,11 @@ func (w way) Renew(ctx context.Context, host string, ids []string) ([]string, er
 	if err := w.up(host); err != nil {
 		return nil, err
 	}
-	return w.Owner.Renew(ctx, host, ids)
+	known, err := w.Owner.Renew(ctx, host, ids)
+	w.t.mu.Lock()
+	defer w.t.mu.Unlock()
+	w.t.renewals[w.h]++
+	return known, err
 }
 func (w way) Release(ctx context.Context, host, id string, key lease.Key, reason string) error {
 	if err := w.up(host); err != nil {
@@ -132,11 +136,12 @@ type town struct {
 	stops  map[string]func()
 	lives  map[string]*life
 
-	mu      sync.Mutex
-	cut     map[[2]string]bool // host and owner; host "" is all
-	crashAt string             // point at which a host dies
-	crashIn int                // its pass
-	crashes int
+	mu       sync.Mutex
+	cut      map[[2]string]bool // host and owner; host "" is all
+	renewals map[string]int     // that owners have answered a host
+	crashAt  string             // point at which a host dies
+	crashIn  int                // its pass
+	crashes  int
 }
 
 // life is one process of a host's daemon.
@@ -176,7 +181,7 @@ func newTown(t *testing.T, owners []string, hosts ...string) *town {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &town{t: t, dir: dir, owners: make(map[string]*owner.Owner), clock: &skewed{Clock: sys}, hosts: make(map[string]*Host), stops: make(map[string]func()), lives: make(map[string]*life), cut: make(map[[2]string]bool)}
+	w := &town{t: t, dir: dir, owners: make(map[string]*owner.Owner), clock: &skewed{Clock: sys}, hosts: make(map[string]*Host), stops: make(map[string]func()), lives: make(map[string]*life), cut: make(map[[2]string]bool), renewals: make(map[string]int)}
 	for _, n := range owners {
 		book, err := ledger.Open(filepath.Join(dir, n+".db"), n, ledger.Options{NoSync: true})
 		if err != nil {
@@ -330,6 +335,14 @@ func (w *town) wait(what string, f func() bool) {
 			w.t.Fatalf("not within 10 s: %s; there is %q", what, w.have())
 		}
 	}
+}
+
+// renewed waits until a host has renewed its leases some times more.
+func (w *town) renewed(n string, times int) {
+	w.t.Helper()
+	count := func() int { w.mu.Lock(); defer w.mu.Unlock(); return w.renewals[n] }
+	until := count() + times
+	w.wait(n+" renews", func() bool { return count() >= until })
 }
 
 func (w *town) records(n string) int {

@@ -135,6 +135,22 @@ func TestFaultPoints(t *testing.T) {
 	t.Logf("%d points, daemons killed at each: %v", len(names), hit)
 }
 
+// onlySteady says what of the pool is held beside the steady job, which has 30 % of three GPUs.
+func onlySteady(h *site.Daemon) error {
+	gpus, err := pool(h)
+	if err != nil {
+		return err
+	}
+	held := 0
+	for _, g := range gpus {
+		held += int(100 - g.FreePercent)
+	}
+	if held != 90 {
+		return fmt.Errorf("%d%% are held, the steady job has 90%%", held)
+	}
+	return nil
+}
+
 // faultAt arms one owner and the host, and leads leases through their lives. It answers how many daemons died.
 func faultAt(t *testing.T, s *site.Site, name string, pass int) int {
 	t.Helper()
@@ -237,18 +253,7 @@ func faultAt(t *testing.T, s *site.Site, name string, pass int) int {
 				return fmt.Errorf("lease %s of %s is %s", l.ID, l.Request.Key, l.State)
 			}
 		}
-		gpus, err := pool(h)
-		if err != nil {
-			return err
-		}
-		held := 0
-		for _, g := range gpus {
-			held += int(100 - g.FreePercent)
-		}
-		if held != 90 {
-			return fmt.Errorf("%d%% are held, the steady job has 90%%", held)
-		}
-		return nil
+		return onlySteady(h)
 	})
 	died := 0
 	for _, k := range keepers {

@@ -122,17 +122,10 @@ func noRoomNodes(t *testing.T, r *rig) {
 	free := r.fill(t)
 	j := r.sbatch(t, long, ask)
 	r.seen(t, j, "Prolog", "", true, 1)
-	job := r.state(t, j, 30*time.Second, "PENDING")
-	r.until(t, 10*time.Second, "the job says why", func() (err error) {
-		if job, err = r.Job(r.ctx, j); err == nil && !strings.Contains(job["AdminComment"], "sluice: ") {
-			err = fmt.Errorf("it says %q", job["AdminComment"])
-		}
-		return err
-	})
+	r.turnedAway(t, j)
 	if out := r.Output(lab.Alice, j); strings.Contains(out, "begun") {
 		t.Error("its script has begun")
 	}
-	r.fit(t, r.Nodes[0])
 	free()
 	r.now(t, j)
 	r.begun(t, j)

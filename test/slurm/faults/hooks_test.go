@@ -196,12 +196,10 @@ func (r *rig) fill(t *testing.T) func() {
 	return done
 }
 
-// Slurm says yes and the pool says no: the job goes back into the queue, says why, and the node stays up.
-func noRoom(t *testing.T, r *rig) {
-	free := r.fill(t)
-	j := r.sbatch(t, long, ask)
-	r.seen(t, j, "PrologSlurmctld", "", true, 1)
-	job := r.state(t, j, 20*time.Second, "PENDING")
+// turnedAway waits until a job is back in the queue and says why. Its node is none the worse for it.
+func (r *rig) turnedAway(t *testing.T, j string) {
+	t.Helper()
+	job := r.state(t, j, 30*time.Second, "PENDING")
 	r.until(t, 10*time.Second, "the job says why", func() (err error) {
 		if job, err = r.Job(r.ctx, j); err == nil && !strings.Contains(job["AdminComment"], "sluice: ") {
 			err = fmt.Errorf("it says %q", job["AdminComment"])
@@ -209,10 +207,18 @@ func noRoom(t *testing.T, r *rig) {
 		return err
 	})
 	t.Logf("reason %s, AdminComment %q", job["Reason"], job["AdminComment"])
+	r.fit(t, r.Nodes[0])
+}
+
+// Slurm says yes and the pool says no: the job goes back into the queue, says why, and the node stays up.
+func noRoom(t *testing.T, r *rig) {
+	free := r.fill(t)
+	j := r.sbatch(t, long, ask)
+	r.seen(t, j, "PrologSlurmctld", "", true, 1)
+	r.turnedAway(t, j)
 	if k := r.ran(j, "Prolog", ""); k != 0 {
 		t.Errorf("%d Prologs of a job for which there was no room", k)
 	}
-	r.fit(t, r.Nodes[0])
 	free()
 	r.now(t, j)
 	r.begun(t, j)
