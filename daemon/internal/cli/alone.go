@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -20,7 +19,7 @@ const aloneTime = 5 * time.Second
 // noteAlone is what is left for a Prolog without a daemon: to find out whether the job
 // needs it, and to note so. The plug-in then waits for a daemon that comes back, and
 // otherwise lets the job fail with a reason instead of running without its GPU.
-func noteAlone(ctx context.Context, socket string, run rpc.JobRun) error {
+func noteAlone(ctx context.Context, commands func() *slurm.Commands, socket string, run rpc.JobRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), aloneTime)
 	defer cancel()
 	need := false
@@ -29,7 +28,7 @@ func noteAlone(ctx context.Context, socket string, run rpc.JobRun) error {
 	} else {
 		// Slurm 22.05 tells a Prolog no licences. A daemon that is away is rare enough
 		// to ask slurmctld for each job meanwhile.
-		j, err := slurm.New("", os.Getenv("SLURM_CONF")).Job(ctx, run.Job)
+		j, err := commands().Job(ctx, run.Job)
 		if err != nil {
 			return fmt.Errorf("whether it needs a GPU is not known: %w", err)
 		}

@@ -34,6 +34,10 @@ echo
 	if err := os.WriteFile(filepath.Join(bin, "squeue"), []byte(squeue), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	file := filepath.Join(t.TempDir(), "sluice.yaml")
+	if err := os.WriteFile(file, []byte("slurm:\n  bin: "+bin+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for i, c := range []struct {
 		job  string
 		env  []string
@@ -48,8 +52,8 @@ echo
 		{"12", []string{"SLURM_JOB_START_TIME=1"}, false, ""},
 	} {
 		run := filepath.Join(dir, fmt.Sprint(i))
-		cmd := sluice("prolog", "--socket", filepath.Join(run, "sluiced.sock"))
-		cmd.Env = append(append(cmd.Env, "PATH="+bin, "SLURM_JOB_ID="+c.job, "SLURM_JOB_UID=65534"), c.env...)
+		cmd := sluice("prolog", "--config", file, "--socket", filepath.Join(run, "sluiced.sock"))
+		cmd.Env = append(append(cmd.Env, "SLURM_JOB_ID="+c.job, "SLURM_JOB_UID=65534"), c.env...)
 		out, err := cmd.CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "no sluiced at socket") || !strings.Contains(string(out), c.say) {
 			t.Errorf("job %s: %v, %s", c.job, err, out)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
@@ -46,6 +47,7 @@ type script struct {
 	use, short, long string
 	timeout          time.Duration
 	controller       bool
+	config           string // of sluiced
 	// call tells the daemon; the text, if there is one, is for Slurm's log.
 	call func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (say string, requeue bool, err error)
 }
@@ -66,21 +68,22 @@ is told so by the SPANK plug-in when its first task starts.`,
 }
 
 func newEpilog() *cobra.Command {
-	return (&script{
+	s := &script{
 		use: "epilog", short: "Return a job's lease on this node; for Slurm's Epilog", timeout: 10 * time.Second,
 		long: `Tell the daemon of this node that a job has ended here, as slurmd's environment says, so
 that it returns what it holds for the job. It may be repeated, and needs no Prolog.
 
 The exit status is always 0: any other would drain the node.`,
-		call: func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (string, bool, error) {
-			list, err := d.Epilog(ctx, rpc.Peer{}, run)
-			text := ended(list)
-			if e := appendReport(ctx, run, list); e != nil {
-				text += "; " + e.Error()
-			}
-			return text, false, err
-		},
-	}).command()
+	}
+	s.call = func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (string, bool, error) {
+		list, err := d.Epilog(ctx, rpc.Peer{}, run)
+		text := ended(list)
+		if e := appendReport(ctx, s.slurm, run, list); e != nil {
+			text += "; " + e.Error()
+		}
+		return text, false, err
+	}
+	return s.command()
 }
 
 func newPrologCtld() *cobra.Command {
@@ -131,7 +134,20 @@ func (s *script) command() *cobra.Command {
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", s.timeout, "end after this long, without having done it")
 	socketFlag(cmd, &socket)
+	if !s.controller {
+		cmd.Flags().StringVarP(&s.config, "config", "c", config.DefaultPath, "configuration of sluiced, for where Slurm's commands are")
+	}
 	return cmd
+}
+
+// slurm are Slurm's commands, for the little that a script asks by itself. A configuration that cannot be read keeps
+// the daemon away as well, which says so; the commands may be at their usual places all the same.
+func (s *script) slurm() *slurm.Commands {
+	at := config.Default().Slurm
+	if c, err := config.Load(s.config); err == nil {
+		at = c.Slurm
+	}
+	return slurm.New(at.Bin, at.Conf)
 }
 
 func (s *script) run(ctx context.Context, socket string, say func(string, ...any)) error {
@@ -159,7 +175,7 @@ func (s *script) run(ctx context.Context, socket string, say func(string, ...any
 	case err != nil:
 		say("job %s: %v", run.Job, plain(daemonError(socket, err).Error()))
 		if s.use == "prolog" {
-			if err := noteAlone(ctx, socket, run); err != nil {
+			if err := noteAlone(ctx, s.slurm, socket, run); err != nil {
 				say("job %s: %v", run.Job, plain(err.Error()))
 			}
 		}

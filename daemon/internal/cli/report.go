@@ -127,13 +127,13 @@ func reportRow(r lease.Report, now time.Time) []string {
 }
 
 // appendReport writes a job's report at the end of its output, if the job wishes it.
-func appendReport(ctx context.Context, run rpc.JobRun, reports []lease.Report) error {
+func appendReport(ctx context.Context, commands func() *slurm.Commands, run rpc.JobRun, reports []lease.Report) error {
 	if !jobreport.Wished(run) || len(reports) == 0 {
 		return nil
 	}
 	// Slurm names the output in the Epilog's environment only if the user has named it,
 	// and then as it was written, so it is asked.
-	path, node, err := slurm.New("", "").Output(ctx, run.Job)
+	path, node, err := commands().Output(ctx, run.Job)
 	if err != nil {
 		return fmt.Errorf("report not appended: %w", err)
 	}
