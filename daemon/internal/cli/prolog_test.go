@@ -38,6 +38,7 @@ func (d *jobDaemon) heard(ctx context.Context, what string, run rpc.JobRun) erro
 	d.mu.Unlock()
 	if hang {
 		<-ctx.Done()
+		return ctx.Err() // which races with the caller's own end
 	}
 	return refuse
 }
