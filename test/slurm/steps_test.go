@@ -112,11 +112,11 @@ func TestTwoJobs(t *testing.T) {
 func TestAdopted(t *testing.T) {
 	s := cluster(t)
 	node := s.Nodes[2]
-	job := s.sbatch(s.holding(), "--gres=rgpu:50", "-w", node.Name)
-	s.wait(job, "RUNNING")
-	s.until(waitLong, "its lease is there", func() error {
-		if len(s.leases(job)) != 1 {
-			return fmt.Errorf("none")
+	job := s.sbatch("echo begun\n"+s.holding(), "--gres=rgpu:50", "-w", node.Name)
+	// Its own step is there before its script begins.
+	s.until(waitLong, "it has begun and has its lease", func() error {
+		if out, n := s.Output(lab.Alice, job), len(s.leases(job)); !strings.HasPrefix(out, "begun") || n != 1 {
+			return fmt.Errorf("%d leases, it says %q", n, out)
 		}
 		return nil
 	})

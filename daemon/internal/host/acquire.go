@@ -85,6 +85,8 @@ func (h *Host) obtain(ctx context.Context, p rpc.Peer, r lease.Request) (lease.L
 			err = lease.Errorf(lease.Denied, "job %s has a lease of uid %d", r.Key, have.Request.UID)
 		case old > r.Key.Incarnation:
 			err = lease.Errorf(lease.Over, "job %s has begun anew: incarnation %d asks, %d has the lease", r.Key, r.Key.Incarnation, old)
+		case old == r.Key.Incarnation && have.Request.Restart != r.Restart: // of two daemons with different clocks
+			err = lease.Errorf(lease.Over, "job %s: restart %d asks, and restart %d has the lease in the same epoch", r.Key, r.Restart, have.Request.Restart)
 		case old < r.Key.Incarnation && !have.Request.SameRun(r):
 			h.release(ctx, hd, "the job has begun anew", true)
 			done()

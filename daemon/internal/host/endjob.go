@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +25,8 @@ const (
 	endAge  = 24 * time.Hour
 	// endsTime is how long one round goes on with what owners have missed.
 	endsTime = 2 * time.Second
+	// aheadWarn is how far another node's clock may be ahead without a word.
+	aheadWarn = 2 * time.Second
 	// endNote and epochNote name what is among the ledger's notes.
 	endNote   = "end/"
 	epochNote = "epoch"
@@ -269,11 +272,20 @@ func (h *Host) endJobs(ctx context.Context) {
 // Reports is what became of a job's leases, by all owners' word. An error names the
 // owners that did not answer; what the others said is good.
 func (h *Host) Reports(ctx context.Context, cluster, job string) ([]lease.Report, error) {
+	out, silent := h.reports(ctx, cluster, job)
+	out = slices.DeleteFunc(out, func(r lease.Report) bool { return r.Lease == "" })
+	slices.SortStableFunc(out, func(a, b lease.Report) int { return a.Made.Compare(b.Made) })
+	if len(silent) > 0 {
+		return out, lease.Errorf(lease.Down, "not all owners answer: %s", strings.Join(silent, "; "))
+	}
+	return out, nil
+}
+
+// reports has those too that are of no lease.
+func (h *Host) reports(ctx context.Context, cluster, job string) (out []lease.Report, silent []string) {
 	if cluster == "" {
 		cluster = h.cfg.Cluster
 	}
-	var out []lease.Report
-	var silent []string
 	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, p *peer) ([]lease.Report, error) {
 		return p.owner.Reports(ctx, h.cfg.Node, cluster, job)
 	}) {
@@ -282,11 +294,31 @@ func (h *Host) Reports(ctx context.Context, cluster, job string) ([]lease.Report
 		}
 		out = append(out, a.v...)
 	}
-	slices.SortStableFunc(out, func(a, b lease.Report) int { return a.Made.Compare(b.Made) })
-	if len(silent) > 0 {
-		return out, lease.Errorf(lease.Down, "not all owners answer: %s", strings.Join(silent, "; "))
+	return out, silent
+}
+
+// LastEpoch is the largest epoch that this daemon, or an owner that answers, has seen of a
+// job, 0 for none. Daemons that give epochs have only their clocks in common: the next
+// run's must be larger, and that of an end not smaller, than what another daemon gave.
+func (h *Host) LastEpoch(ctx context.Context, cluster, job string) (last uint64) {
+	if cluster == "" {
+		cluster = h.cfg.Cluster
 	}
-	return out, nil
+	all, _ := h.reports(ctx, cluster, job)
+	for _, r := range all {
+		last = max(last, r.Key.Incarnation)
+	}
+	h.mu.Lock()
+	for n, t := range h.tombs {
+		if n.cluster == cluster && n.job == job {
+			last = max(last, t.Key.Incarnation)
+		}
+	}
+	h.mu.Unlock()
+	if ahead := time.Until(time.UnixMilli(int64(min(last, math.MaxInt64)))); ahead > aheadWarn {
+		h.log.Warn("an epoch of the job was given by a clock that is ahead of this node's; compare the clocks of the controllers", "job", job, "ahead", ahead)
+	}
+	return last
 }
 
 // All is what every owner has, for a controller: leases by owner, and why there is no

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -102,6 +103,78 @@ func TestEndsStayApart(t *testing.T) {
 	w.sever("ctl", "b", false)
 	w.wait("told", func() bool { ctl.mu.Lock(); defer ctl.mu.Unlock(); return len(ctl.ends) == 0 })
 	if w.have() != "7@n1:a:60" {
+		t.Errorf("%q", w.have())
+	}
+}
+
+// The clock of one of two controllers is ahead. The other takes over, and its runs are later all the same.
+func TestClocksOfControllers(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "ctl2", "n1")
+	ctl, fast := w.hosts["ctl"], w.hosts["ctl2"]
+	fast.clock.last = ctl.Epoch() + 60_000
+	end := func(h *Host) {
+		t.Helper()
+		if _, err := h.EndJob(t.Context(), "c", "7", nil, max(h.Epoch(), h.LastEpoch(t.Context(), "c", "7")), "over"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(h *Host, restart uint32, epoch uint64) error {
+		reqs := job("7", restart, []string{"n1"}, 60)
+		reqs[0].Key.Incarnation = epoch
+		_, err := h.Sponsor(t.Context(), reqs)
+		return err
+	}
+	if err := run(fast, 0, fast.Epoch()); err != nil {
+		t.Fatal(err)
+	}
+	w.attach("n1", "7")
+	end(fast)
+	if w.have() != "" {
+		t.Fatalf("%q", w.have())
+	}
+	for restart := uint32(1); restart < 3; restart++ {
+		if err := run(ctl, restart, ctl.Epoch()); codeOf(err) != lease.Over {
+			t.Errorf("by the clock alone: %v", err)
+		}
+		last := ctl.LastEpoch(t.Context(), "c", "7")
+		if seen := w.hosts["n1"].LastEpoch(t.Context(), "c", "7"); seen != last {
+			t.Errorf("the node has seen %d, the controller %d", seen, last)
+		}
+		if err := run(ctl, restart, last+1); err != nil {
+			t.Fatal(err)
+		}
+		if l := w.attach("n1", "7"); l.Request.Restart != restart {
+			t.Errorf("restart %d has the lease of %d", restart, l.Request.Restart)
+		}
+		if err := run(fast, restart-1, last+1); codeOf(err) != lease.Over {
+			t.Errorf("an earlier run in the epoch of this one: %v", err)
+		}
+		end(ctl)
+		if w.have() != "" {
+			t.Errorf("%q is left", w.have())
+		}
+		if err := run(ctl, restart, last+1); codeOf(err) != lease.Over {
+			t.Errorf("a late request of the run that has ended: %v", err)
+		}
+	}
+	if reports, err := ctl.Reports(t.Context(), "c", "7"); err != nil || len(reports) != 3 {
+		t.Errorf("%d reports, %v", len(reports), err)
+	}
+}
+
+// Two runs in one epoch, by whatever clocks: neither is given the other's lease.
+func TestOneEpochTwoRuns(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1")
+	ctl := w.hosts["ctl"]
+	epoch := ctl.Epoch()
+	for _, restart := range []uint32{1, 0, 2} {
+		reqs := job("7", restart, []string{"n1"}, 60)
+		reqs[0].Key.Incarnation = epoch
+		if _, err := ctl.Sponsor(t.Context(), reqs); (err == nil) != (restart == 1) || err != nil && codeOf(err) != lease.Over {
+			t.Errorf("restart %d: %v", restart, err)
+		}
+	}
+	if !strings.HasPrefix(w.have(), "7@n1:") {
 		t.Errorf("%q", w.have())
 	}
 }

@@ -195,7 +195,7 @@ func newTown(t *testing.T, owners []string, hosts ...string) *town {
 		for i := range 2 {
 			gpus = append(gpus, lease.GPU{UUID: fmt.Sprint("GPU-", n, i), Index: i, Name: "NVIDIA H200", Mem: fakeMem, Overhead: 512 << 20, Healthy: true})
 		}
-		o, err := owner.New(owner.Config{Name: n, Ledger: book, Audit: log, Workers: noWorkers{}, Clock: w.clock, Controllers: []string{"ctl"},
+		o, err := owner.New(owner.Config{Name: n, Ledger: book, Audit: log, Workers: noWorkers{}, Clock: w.clock, Controllers: []string{"ctl", "ctl2"},
 			Devices: func() ([]lease.GPU, time.Duration) { return gpus, 0 }, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Limits: owner.Limits{Silence: time.Minute}})
 		if err != nil {
 			t.Fatal(err)

@@ -50,7 +50,8 @@ func (s *Service) PrologController(ctx context.Context, p rpc.Peer, run rpc.JobR
 }
 
 func (s *Service) reserve(ctx context.Context, run rpc.JobRun) (rpc.JobAnswer, error) {
-	epoch := s.cfg.Host.Epoch()
+	// Before slurmctld is asked: what has ended by then was an earlier run, if this one still starts.
+	epoch := max(s.cfg.Host.Epoch(), s.cfg.Host.LastEpoch(ctx, s.cfg.Cluster, run.Job)+1)
 	j, err := s.cfg.Slurm.Job(ctx, run.Job)
 	switch {
 	case errors.Is(err, slurm.ErrGone):
@@ -157,6 +158,10 @@ func (s *Service) EpilogController(ctx context.Context, p rpc.Peer, run rpc.JobR
 		return nil, nil
 	}
 	o := over{Job: run.Job, Nodes: run.Nodes, UpTo: s.cfg.Host.Epoch(), At: time.Now().UTC()}
+	// slurmctld starts the job's next run when this has been answered, so all that there is has ended.
+	if last := s.cfg.Host.LastEpoch(ctx, s.cfg.Cluster, run.Job); ctx.Err() == nil {
+		o.UpTo = max(o.UpTo, last)
+	}
 	s.mu.Lock()
 	// An earlier run may have been on other nodes, and this end replaces its.
 	for _, n := range s.overs[o.Job].Nodes {

@@ -58,6 +58,22 @@ func (h *fakeHost) Epoch() uint64 {
 	return h.epoch
 }
 
+func (h *fakeHost) LastEpoch(_ context.Context, _, job string) (last uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for k, l := range h.leases {
+		if k.Job == job {
+			last = max(last, l.Request.Key.Incarnation)
+		}
+	}
+	for k, n := range h.tombs {
+		if k.Job == job {
+			last = max(last, n)
+		}
+	}
+	return last
+}
+
 // get is under mu.
 func (h *fakeHost) get(r lease.Request) (lease.Lease, error) {
 	h.asks++

@@ -55,6 +55,7 @@ type Host interface {
 	Reports(ctx context.Context, cluster, job string) ([]lease.Report, error)
 	All(ctx context.Context) (map[string][]lease.Status, map[string]error)
 	Epoch() uint64
+	LastEpoch(ctx context.Context, cluster, job string) uint64
 }
 
 // Pool is what jobs need to know of one.

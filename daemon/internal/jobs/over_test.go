@@ -147,3 +147,33 @@ func TestClockBehind(t *testing.T) {
 	n1.slurm.Set(j)
 	n1.prolog(runOf(j), rpc.JobGranted)
 }
+
+// Another controller's clock was ahead when it ended the run before: this run begins all the same, and ends.
+func TestClockOfAnotherController(t *testing.T) {
+	for _, sponsored := range []bool{true, false} {
+		st := newSite()
+		ctl, n1 := newRig(t, st, "ctl"), newRig(t, st, "n1")
+		j := job("7")
+		key := lease.Key{Cluster: "cluster", Job: "7", Node: "n1"}
+		st.tombs[key] = 5000
+		for _, r := range []*rig{ctl, n1} {
+			r.slurm.Set(j)
+		}
+		if sponsored {
+			if a, err := ctl.PrologController(t.Context(), rpc.Peer{}, runOf(j)); err != nil || a.Outcome != rpc.JobGranted {
+				t.Fatalf("%+v, %v", a, err)
+			}
+		}
+		n1.prolog(runOf(j), rpc.JobGranted)
+		if e := st.leases[key].Request.Key.Incarnation; e != 5001 {
+			t.Errorf("sponsored %v: epoch %d", sponsored, e)
+		}
+		if _, err := ctl.EpilogController(t.Context(), rpc.Peer{}, runOf(j)); err != nil {
+			t.Fatal(err)
+		}
+		ctl.endOver(t.Context(), maps.Clone(ctl.overs))
+		if st.count() != 0 {
+			t.Errorf("sponsored %v: %v stays", sponsored, st.leases)
+		}
+	}
+}

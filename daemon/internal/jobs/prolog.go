@@ -104,6 +104,10 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 		s.log.Warn("whether the controller has reserved a job's lease is not known", "job", run.Job, "error", err)
 	}
 
+	if last := s.cfg.Host.LastEpoch(ctx, s.cfg.Cluster, run.Job); last >= epoch {
+		// Of an earlier run, by a clock that is ahead of ours: if slurmctld still says that this one begins.
+		epoch, j = last+1, slurm.Job{}
+	}
 	for j.ID == "" {
 		if j, err = s.cfg.Slurm.Job(ctx, run.Job); err == nil {
 			break

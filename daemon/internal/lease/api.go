@@ -30,7 +30,8 @@ type Owner interface {
 	List(ctx context.Context, host string) ([]Status, error)
 	// Reports is what became of a job's leases at this owner: those that live, and
 	// those that ended less than the tombstone time ago, oldest first. host is a
-	// controller's, or sees its own only.
+	// controller's, or sees its own only. One without a lease tells up to which
+	// epoch the job has ended, if none of its leases does.
 	Reports(ctx context.Context, host, cluster, job string) ([]Report, error)
 	// Offer prepares a session and says how its data connection is opened.
 	Offer(ctx context.Context, host string, r SessionRequest) (Offer, error)

@@ -60,6 +60,8 @@ func TestSponsor(t *testing.T) {
 			t.Errorf("%s: %+v", from, have)
 		}
 	}
+	_, err = n.Reserve(ctx, "ctl", n.sponsored("h1", "7", 100, 1, 50), 0)
+	code(t, err, lease.Over) // another run, in the same epoch
 	// The next one ends it.
 	next, err := n.Reserve(ctx, "ctl", n.sponsored("h1", "7", 103, 1, 50), 0)
 	must(t, err)
@@ -208,4 +210,33 @@ func TestReports(t *testing.T) {
 	must(t, n.Sweep(ctx))
 	get("h1", 0)
 	get("ctl", 1) // the other one, just reclaimed
+}
+
+// Of a job that has ended its last epoch is told, though it had no lease here.
+func TestLastEnd(t *testing.T) {
+	n := control(newNode(t, "gpu01", 2))
+	last := func(host, job string) (epoch uint64) {
+		t.Helper()
+		all, err := n.Reports(ctx, host, "c", job)
+		must(t, err)
+		for _, r := range all {
+			if r.Lease != "" || r.Ended.IsZero() || r.Key.Job != job {
+				t.Errorf("%+v", r)
+			}
+			epoch = max(epoch, r.Key.Incarnation)
+		}
+		return epoch
+	}
+	must(t, n.Release(ctx, "h1", "", lease.Key{Cluster: "c", Job: "7", Node: "h1", Incarnation: 90}, "over"))
+	must(t, n.Release(ctx, "h2", "", lease.Key{Cluster: "c", Job: "7", Node: "h2", Incarnation: 80}, "over"))
+	if a, b, c, d := last("ctl", "7"), last("h1", "7"), last("h2", "7"), last("h3", "7"); a != 90 || b != 90 || c != 80 || d != 0 {
+		t.Error(a, b, c, d)
+	}
+	must(t, n.Release(ctx, "ctl", "", lease.Key{Cluster: "c", Job: "7", Incarnation: 85}, "over"))
+	if a, b, c, d := last("ctl", "7"), last("h1", "7"), last("h2", "7"), last("h3", "7"); a != 90 || b != 90 || c != 85 || d != 85 {
+		t.Error(a, b, c, d)
+	}
+	if other := last("ctl", "77"); other != 0 {
+		t.Error(other)
+	}
 }

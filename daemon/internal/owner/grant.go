@@ -126,6 +126,8 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 			return lease.Lease{}, nil, lease.Errorf(lease.Over, "job %s has begun anew: incarnation %d asks, %d has the lease", k, k.Incarnation, old)
 		case e.ending:
 			return lease.Lease{}, e, nil
+		case k.Incarnation == old && l.Request.Restart != e.rec.Lease.Request.Restart:
+			return lease.Lease{}, nil, lease.Errorf(lease.Over, "job %s: restart %d asks, and restart %d has the lease in the same epoch", k, l.Request.Restart, e.rec.Lease.Request.Restart)
 		case k.Incarnation == old || l.Request.SameRun(e.rec.Lease.Request):
 			return e.rec.Lease, nil, lease.Errorf(lease.Conflict, "job %s has lease %s already", k, e.rec.Lease.ID)
 		}

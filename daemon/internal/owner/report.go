@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
@@ -46,7 +47,11 @@ func (o *Owner) Reports(_ context.Context, host, cluster, job string) ([]lease.R
 			out = append(out, *t.Report)
 		}
 	}
+	end := o.lastEnd(lease.Key{Cluster: cluster, Job: job, Node: host}, all)
 	o.mu.RUnlock()
+	if !slices.ContainsFunc(out, func(r lease.Report) bool { return r.Key.Incarnation >= end.Incarnation }) && end.Incarnation > 0 {
+		out = append(out, lease.Report{Key: lease.Key{Cluster: cluster, Job: job, Incarnation: end.Incarnation}, Owner: o.cfg.Name, Ended: end.Ended, Reason: end.Reason})
+	}
 	for i := range live {
 		// One that ended meanwhile is told twice, of which the ended one stays.
 		out = append(out, o.report(&live[i]))
@@ -55,4 +60,22 @@ func (o *Owner) Reports(_ context.Context, host, cluster, job string) ([]lease.R
 		return cmp.Or(a.Made.Compare(b.Made), cmp.Compare(a.Lease, b.Lease), b.Ended.Compare(a.Ended))
 	})
 	return slices.CompactFunc(out, func(a, b lease.Report) bool { return a.Lease == b.Lease }), nil
+}
+
+// lastEnd is the tombstone of the last run of a job that has ended here, on the key's node or, with all, on any. mu is held.
+func (o *Owner) lastEnd(k lease.Key, all bool) tombstone {
+	last := o.tombs[jobTomb(k)].tombstone
+	if !all {
+		if t := o.tombs[keyTomb(k)].tombstone; t.Incarnation > last.Incarnation {
+			last = t
+		}
+		return last
+	}
+	nodes := strings.TrimSuffix(keyTomb(lease.Key{Cluster: k.Cluster, Job: k.Job}), `""`)
+	for name, t := range o.tombs {
+		if t.Incarnation > last.Incarnation && strings.HasPrefix(name, nodes) {
+			last = t.tombstone
+		}
+	}
+	return last
 }

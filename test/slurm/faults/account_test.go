@@ -138,7 +138,7 @@ func (c *chaos) addUp(jobs int) {
 	c.overlent(loans)
 
 	ids := map[string]bool{}
-	billed, whole, reported := 0.0, 0, 0
+	billed, whole, reported, missed := 0.0, 0, 0, 0
 	wholeBilled, wholeLent := 0.0, 0.0
 	for _, r := range runs {
 		ids[r.job] = true
@@ -173,27 +173,49 @@ func (c *chaos) addUp(jobs int) {
 		if got != r.units {
 			t.Errorf("job %s (%s to %s) ran on %d units and was lent %d", r.job, r.start.Format(time.TimeOnly), r.end.Format(time.TimeOnly), r.units, got)
 		}
-		if short := float64(r.units)*took - seconds; short > 3*float64(r.units) {
+		// Slurm counts from the allocation, its Prologs included, which wait for daemons that are away and for room.
+		if short := float64(r.units)*(took-c.before(r).Seconds()) - seconds; short > 3*float64(r.units) {
 			t.Logf("job %s (%s to %s) ran on %d units for %.0f s, which its leases fall short of by %.0f", r.job, r.start.Format(time.TimeOnly), r.end.Format(time.TimeOnly), r.units, took, short)
+			for _, e := range c.events(r.job) {
+				t.Logf("  %s end %t on %s, restart %s, at %s", e.hook, e.end, e.node, e.restart, unixFloat(e.at).Format(timeMilli))
+			}
 			for _, l := range byJob[r.job] {
-				t.Logf("  lease %s on %s of %s, %s to %s: %v", l.id, l.node, l.owner, l.from.Format(time.TimeOnly), l.to.Format(time.TimeOnly), l.gpus)
+				t.Logf("  lease %s on %s of %s, %s to %s: %v", l.id, l.node, l.owner, l.from.Format(timeMilli), l.to.Format(timeMilli), l.gpus)
 			}
 		}
 		wholeBilled += float64(r.units) * took
 		wholeLent += seconds
 		whole++
-		if strings.Contains(r.comment, fmt.Sprintf("asked %d%%", percent)) || strings.Contains(r.comment, "asked ") {
+		if strings.Contains(r.comment, "asked ") {
 			reported++
+		} else if c.inGap(r) {
+			missed++
+		} else {
+			t.Logf("job %s, ended at %s, has no report but %q", r.job, r.end.UTC().Format(time.TimeOnly), r.comment)
 		}
 	}
-	t.Logf("%d jobs, %d runs, %d leases; %d runs came through with their fractions, %d of them with a report", len(ids), len(runs), len(loans), whole, reported)
+	t.Logf("%d jobs, %d runs, %d leases; %d runs came through with their fractions, %d of them with a report, %d ended while nobody could write one", len(ids), len(runs), len(loans), whole, reported, missed)
 	t.Logf("percent-seconds: %.0f billed by Slurm, %.0f lent by the owners; of those runs %.0f and %.0f", billed, lentSeconds, wholeBilled, wholeLent)
 	if len(ids) < jobs*9/10 {
 		t.Errorf("sacct knows %d jobs of %d", len(ids), jobs)
 	}
-	if reported < whole*8/10 {
+	if reported < (whole-missed)*8/10 {
 		t.Errorf("%d of %d runs have a report", reported, whole)
 	}
+}
+
+const timeMilli = "15:04:05.000"
+
+func unixFloat(at float64) time.Time { return time.UnixMilli(int64(at * 1000)).UTC() }
+
+// before is how long a run's first Prolog took to end, from the allocation on.
+func (c *chaos) before(r run) time.Duration {
+	for _, e := range c.events(r.job) {
+		if at := unixFloat(e.at); e.hook == "Prolog" && e.end && !at.Before(r.start) && at.Before(r.end.Add(time.Second)) {
+			return at.Sub(r.start)
+		}
+	}
+	return 0
 }
 
 // lentTo is how many percent a run had, and percent-seconds. Slurm counts whole seconds.

@@ -34,6 +34,7 @@ type chaos struct {
 	rnd   *rand.Rand
 	count map[string]int       // what was done, how often
 	waits map[string]time.Time // jobs that were put back, since when; the submitter's
+	gaps  [][2]time.Time       // when slurmctld or the daemon beside it was away
 	lost  atomic.Bool          // a disturbance itself failed, which is the test's fault
 }
 
@@ -300,7 +301,9 @@ func (c *chaos) one(what string) error {
 		return node.StartSlurmd(c.ctx)
 	case "sluiced":
 		nodes := append([]*lab.Node{c.Ctl}, c.Nodes...)
-		node = nodes[c.intn(len(nodes))]
+		if node = nodes[c.intn(len(nodes))]; node == c.Ctl {
+			defer c.gap(time.Now())
+		}
 		if err := node.Kill("sluiced"); err != nil {
 			return err
 		}
@@ -312,6 +315,7 @@ func (c *chaos) one(what string) error {
 		time.Sleep(pause)
 		node.Signal("sluiced", syscall.SIGCONT)
 	case "slurmctld":
+		defer c.gap(time.Now())
 		// Not killed: it would forget jobs, give their numbers to others, and drain nodes that still have them.
 		if err := c.Ctl.Stop("slurmctld"); err != nil {
 			return err
@@ -329,6 +333,20 @@ func (c *chaos) one(what string) error {
 	}
 	c.did(what)
 	return nil
+}
+
+// gap notes that nobody was there to write reports, until now.
+func (c *chaos) gap(since time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gaps = append(c.gaps, [2]time.Time{since, time.Now()})
+}
+
+// inGap says whether a run ended when nobody was there to write its report, or just before.
+func (c *chaos) inGap(r run) bool {
+	return slices.ContainsFunc(c.gaps, func(g [2]time.Time) bool {
+		return r.end.After(g[0].Add(-3*time.Second)) && r.end.Before(g[1].Add(time.Second))
+	})
 }
 
 // repair ends what was in the middle of being disturbed.

@@ -26,6 +26,9 @@ func TestHooks(t *testing.T) {
 		{"Epilog lost", epilogLost},
 		{"EpilogSlurmctld fails", epilogCtldFails},
 		{"both Epilogs lost", epilogsLost},
+	})
+	// Slurm must not know yet that the pool is in use: its controller's daemon would hold the licences back.
+	all(t, site{flags: "Alloc,Contain", more: lab.Options{Sluice: map[string]string{"slurm.reconcile": "1h"}}}, []row{
 		{"no room", noRoom},
 		{"no room for srun", noRoomSrun},
 	})
