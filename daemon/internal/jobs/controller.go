@@ -5,7 +5,6 @@ package jobs
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -255,7 +254,7 @@ func (s *Service) states(ctx context.Context, of map[string]over) (map[string]sl
 	return out, nil
 }
 
-// finish ends what a run still has at any owner, and writes its report.
+// finish ends what a run still has at any owner. Its report is written aside.
 func (s *Service) finish(ctx context.Context, o over) {
 	nodes := o.Nodes
 	if len(nodes) > maxNamed {
@@ -269,44 +268,10 @@ func (s *Service) finish(ctx context.Context, o over) {
 		s.log.Warn("end of a job not delivered everywhere yet", "job", o.Job, "owners", unreached)
 	}
 	s.log.Info("job is over", "job", o.Job, "nodes", len(o.Nodes))
-	s.report(ctx, o)
 	s.mu.Lock()
 	if s.overs[o.Job].UpTo == o.UpTo { // no later run ends already
 		delete(s.overs, o.Job)
 	}
 	s.mu.Unlock()
-	var last over
-	err = s.cfg.Ledger.Update(func(tx *ledger.Tx) error {
-		ok, err := tx.Get(ledger.Notes, overNote+o.Job, &last)
-		if err != nil || !ok || last.UpTo != o.UpTo {
-			return err
-		}
-		return tx.Delete(ledger.Notes, overNote+o.Job)
-	})
-	if err != nil {
-		s.log.Error("end of a job stays in the ledger, and is told again after a restart", "job", o.Job, "error", err)
-	}
-}
-
-// report writes what the job has used into its AdminComment.
-func (s *Service) report(ctx context.Context, o over) {
-	if !s.settings().Report || s.cfg.Line == nil {
-		return
-	}
-	list, err := s.cfg.Host.Reports(ctx, s.cfg.Cluster, o.Job)
-	if err != nil {
-		s.log.Warn("report of a job is not whole", "job", o.Job, "error", err)
-	}
-	if text := s.cfg.Line(list); text != "" {
-		if err := s.cfg.Slurm.Comment(ctx, o.Job, text); err != nil {
-			s.mu.Lock()
-			level := slog.LevelWarn
-			if s.mute { // a site without accounting hears it once
-				level = slog.LevelDebug
-			}
-			s.mute = true
-			s.mu.Unlock()
-			s.log.Log(ctx, level, "report of a job cannot be written into its AdminComment; slurm.report: no in sluice.yaml ends the attempts", "job", o.Job, "error", err)
-		}
-	}
+	s.tell(telling{over: o})
 }

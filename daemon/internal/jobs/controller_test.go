@@ -174,6 +174,7 @@ func TestEnd(t *testing.T) {
 	j.State, j.Nodes = "NODE_FAIL", nil
 	ctl.slurm.Set(j)
 	look()
+	ctl.nextReport(t.Context())
 	if st.count() != 0 || len(ctl.overs) != 0 || ctl.slurm.Comments["7"] != "used by 7" {
 		t.Errorf("%d leases, %v, %q", st.count(), ctl.overs, ctl.slurm.Comments)
 	}

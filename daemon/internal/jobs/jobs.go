@@ -14,6 +14,7 @@ package jobs
 //	request.go     what slurmctld has of a job -> what is asked of the pool
 //	reconcile.go   the controller's look at all leases and all of Slurm's jobs
 //	capacity.go    the licences that a pool cannot serve now are held back
+//	comments.go    what Slurm is told of a job: refusals, and what it has used
 //	here.go        the node's own knowledge of which jobs it has
 //
 // Slurm repeats, reorders and forgets its scripts. So nothing here waits for another
@@ -125,11 +126,13 @@ type Service struct {
 	wg   sync.WaitGroup
 	ask  chan struct{} // bounds questions to slurmctld that anybody may cause
 	wake chan struct{} // a job's end is to be waited for
+	told chan struct{} // a report is to be written
 
 	mu       sync.Mutex
 	set      Settings
 	jobs     map[string]*entry
 	overs    map[string]over // jobs whose end is waited for
+	tellings []telling       // reports to be written
 	spool    string
 	checks   map[string]rpc.Check
 	suspects map[string]string // leases without a job at the last look, by id
@@ -163,7 +166,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Log, set: cfg.Settings, ask: make(chan struct{}, 4),
-		jobs: map[string]*entry{}, overs: map[string]over{}, wake: make(chan struct{}, 1),
+		jobs: map[string]*entry{}, overs: map[string]over{}, wake: make(chan struct{}, 1), told: make(chan struct{}, 1),
 		checks: map[string]rpc.Check{}, suspects: map[string]string{}, absent: map[string]int{},
 	}
 	s.base, s.end = context.WithCancel(context.Background())

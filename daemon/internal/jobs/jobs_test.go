@@ -150,6 +150,7 @@ func TestNoRoom(t *testing.T) {
 		t.Errorf("%+v, %v, %v", a, err, ctl.slurm.Comments)
 	}
 	n1.prolog(runOf(job("7")), rpc.JobRequeue)
+	n1.wg.Wait()
 	if !slices.Equal(n1.slurm.Requeued, []string{"7"}) || n1.slurm.Comments["7"] == "" {
 		t.Errorf("requeued %v, %v", n1.slurm.Requeued, n1.slurm.Comments)
 	}

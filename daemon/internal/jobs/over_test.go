@@ -64,6 +64,62 @@ func TestTwoRunsEnd(t *testing.T) {
 	}
 }
 
+// A slurmctld that takes no comment for now holds up neither ends nor starts.
+func TestReportsHoldUpNothing(t *testing.T) {
+	st := newSite()
+	ctl := newRig(t, st, "ctl")
+	ctl.cfg.Slurm = &busySlurm{Fake: ctl.slurm}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); ctl.runReports(ctx) }()
+	for i := range 3 * reporters {
+		j := job(fmt.Sprint(i + 1))
+		ctl.slurm.Set(j)
+		if a, err := ctl.PrologController(t.Context(), rpc.Peer{}, runOf(j)); err != nil || a.Outcome != rpc.JobGranted {
+			t.Fatalf("job %s: %+v, %v", j.ID, a, err)
+		}
+		j.State, j.Nodes = "COMPLETED", nil
+		ctl.slurm.Set(j)
+		if _, err := ctl.EpilogController(t.Context(), rpc.Peer{}, runOf(j)); err != nil {
+			t.Fatal(err)
+		}
+		if ctl.endOver(t.Context(), maps.Clone(ctl.overs)); st.count() != 0 || len(ctl.overs) != 0 {
+			t.Fatalf("job %s: %d leases, %v", j.ID, st.count(), ctl.overs)
+		}
+	}
+	cancel()
+	<-done
+}
+
+// A report is written when Slurm takes it, also by a daemon that was started anew meanwhile.
+func TestReportLater(t *testing.T) {
+	ctl := newRig(t, newSite(), "ctl")
+	ctl.cfg.Retry = time.Millisecond
+	j := job("7")
+	j.State = "COMPLETED"
+	ctl.slurm.Set(j)
+	if _, err := ctl.EpilogController(t.Context(), rpc.Peer{}, runOf(j)); err != nil {
+		t.Fatal(err)
+	}
+	ctl.endOver(t.Context(), maps.Clone(ctl.overs))
+	ctl.slurm.Fail(fmt.Errorf("the DB index is being set: %w", slurm.ErrLater))
+	for range 3 {
+		<-ctl.told
+		ctl.nextReport(t.Context())
+	}
+	ctl.slurm.Fail(nil)
+	ctl.restart("boot-1")
+	ctl.endOver(t.Context(), maps.Clone(ctl.overs))
+	<-ctl.told
+	ctl.nextReport(t.Context())
+	if c := ctl.slurm.Comments["7"]; c != "used by 7" {
+		t.Errorf("%q", c)
+	}
+	if ctl.restart("boot-1"); len(ctl.overs) != 0 {
+		t.Errorf("%v stay in the ledger", ctl.overs)
+	}
+}
+
 // The end of a large job is one message to each owner.
 func TestLargeJobEnds(t *testing.T) {
 	st := newSite()

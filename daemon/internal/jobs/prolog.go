@@ -192,7 +192,7 @@ func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobR
 		if !j.Batch || !j.Requeue {
 			return refused(n, fmt.Errorf("%w; Slurm requeues batch jobs only, and of them none with --no-requeue", err))
 		}
-		s.comment(ctx, run.Job, "requeued: "+err.Error())
+		s.aside(run.Job, "requeued: "+err.Error())
 		if failed := s.cfg.Slurm.Requeue(ctx, run.Job); failed != nil {
 			return refused(n, fmt.Errorf("%w; %w", err, failed))
 		}
@@ -223,22 +223,6 @@ func pause(ctx context.Context, d time.Duration) bool {
 		return true
 	case <-ctx.Done():
 		return false
-	}
-}
-
-// aside comments a job while its Prolog goes on.
-func (s *Service) aside(job, text string) {
-	s.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(s.base, settleTime)
-		defer cancel()
-		s.comment(ctx, job, text)
-	})
-}
-
-// comment tells the job's user and the administrator, in AdminComment.
-func (s *Service) comment(ctx context.Context, job, text string) {
-	if err := s.cfg.Slurm.Comment(ctx, job, "sluice: "+line(text)); err != nil {
-		s.log.Warn("comment of a job", "job", job, "error", err)
 	}
 }
 

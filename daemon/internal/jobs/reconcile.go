@@ -19,6 +19,7 @@ func (s *Service) Run(ctx context.Context) error {
 	wg.Go(func() { s.watchHere(ctx) })
 	if s.cfg.Controller {
 		wg.Go(func() { s.runOver(ctx) })
+		wg.Go(func() { s.runReports(ctx) })
 		wg.Go(func() {
 			s.compareConfig(ctx)
 			t := time.NewTicker(s.cfg.Reconcile)

@@ -22,8 +22,11 @@ const (
 	maxOutput = 256 << 20
 	// maxComment is what of a comment is written, in bytes.
 	maxComment = 1024
-	// atOnce bounds the commands that run beside each other.
-	atOnce = 4
+	// atOnce bounds the commands that run beside each other, and commentsAtOnce those
+	// of them that comment jobs: slurmctld may have these wait for its database, and the
+	// start of jobs must not.
+	atOnce         = 4
+	commentsAtOnce = 2
 )
 
 // Commands is Slurm by its commands. It is to be made by New.
@@ -31,6 +34,8 @@ type Commands struct {
 	dirs []string
 	env  []string
 	gate chan struct{}
+	// comments is the gate of commands that comment jobs.
+	comments chan struct{}
 }
 
 var _ Controller = (*Commands)(nil)
@@ -38,7 +43,7 @@ var _ Controller = (*Commands)(nil)
 // New makes a Controller. bin is the directory of scontrol, "" to look for it; conf is
 // slurm.conf's path, "" for Slurm's own.
 func New(bin, conf string) *Commands {
-	c := &Commands{dirs: []string{bin}, gate: make(chan struct{}, atOnce)}
+	c := &Commands{dirs: []string{bin}, gate: make(chan struct{}, atOnce), comments: make(chan struct{}, commentsAtOnce)}
 	if bin == "" {
 		c.dirs = append(filepath.SplitList(os.Getenv("PATH")), "/usr/bin", "/usr/local/bin", "/opt/slurm/bin")
 	}
@@ -122,6 +127,10 @@ func (b *bounded) Write(p []byte) (int, error) {
 }
 
 func (c *Commands) run(ctx context.Context, name string, args ...string) (string, error) {
+	return c.through(ctx, c.gate, name, args...)
+}
+
+func (c *Commands) through(ctx context.Context, gate chan struct{}, name string, args ...string) (string, error) {
 	path, err := c.path(name)
 	if err != nil {
 		return "", err
@@ -129,8 +138,8 @@ func (c *Commands) run(ctx context.Context, name string, args ...string) (string
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	select {
-	case c.gate <- struct{}{}:
-		defer func() { <-c.gate }()
+	case gate <- struct{}{}:
+		defer func() { <-gate }()
 	case <-ctx.Done():
 		return "", fmt.Errorf("%s: %w", name, ctx.Err())
 	}
@@ -217,12 +226,29 @@ func (c *Commands) Reserve(ctx context.Context, name, licence string, count uint
 	return err
 }
 
+// task is how Slurm's commands name this job and no other: the last task of an array has
+// the array's number, by which they mean all of its tasks.
+func (c *Commands) task(ctx context.Context, gate chan struct{}, id string) (string, error) {
+	if !IsJobID(id) {
+		return "", fmt.Errorf("%q is no job id", id)
+	}
+	out, err := c.through(ctx, gate, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+taskFormat)
+	if said(err, "invalid job id") {
+		return "", fmt.Errorf("job %s: %w", id, ErrGone)
+	}
+	if err != nil {
+		return "", err
+	}
+	return parseTask(id, out)
+}
+
 // Requeue implements Controller.
 func (c *Commands) Requeue(ctx context.Context, id string) error {
-	if !IsJobID(id) {
-		return fmt.Errorf("%q is no job id", id)
+	name, err := c.task(ctx, c.gate, id)
+	if err != nil {
+		return err
 	}
-	_, err := c.run(ctx, "scontrol", "requeue", id)
+	_, err = c.run(ctx, "scontrol", "requeue", name)
 	switch {
 	case said(err, "invalid job id"):
 		return fmt.Errorf("job %s: %w", id, ErrGone)
@@ -232,22 +258,45 @@ func (c *Commands) Requeue(ctx context.Context, id string) error {
 	return err
 }
 
-// Comment implements Controller.
+// Comment implements Controller. A slurmctld of 22.05 that was stopped while it waited for
+// a job's entry in the database waits for that again when it is started, without an end, and
+// takes no update of the job; the accounting does.
 func (c *Commands) Comment(ctx context.Context, id, text string) error {
-	if !IsJobID(id) {
-		return fmt.Errorf("%q is no job id", id)
-	}
 	text = plain(text)
-	_, err := c.run(ctx, "scontrol", "update", "jobid="+id, "admincomment="+text)
-	if !said(err, "already finished", "already completed", "completing", "invalid job id") {
-		return err
+	name, err := c.task(ctx, c.comments, id)
+	if err == nil {
+		_, err = c.through(ctx, c.comments, "scontrol", "update", "jobid="+name, "admincomment="+text)
+	}
+	gone, waits := errors.Is(err, ErrGone), said(err, "db index")
+	if !gone && !waits && !said(err, "already finished", "already completed", "completing", "invalid job id") {
+		return later(err)
+	}
+	if gone {
+		out, again := c.through(ctx, c.comments, "sacct", "--noheader", "--parsable2", "--allocations", "--jobs="+id, "--format=JobIDRaw,JobID")
+		if again == nil {
+			name, again = parseAccounted(id, out)
+		}
+		if again != nil {
+			return fmt.Errorf("%w; and in the accounting: %w", err, later(again))
+		}
 	}
 	// The job's record has gone to the accounting, if there is any.
-	_, again := c.run(ctx, "sacctmgr", "--immediate", "--quiet", "modify", "job", "where", "jobid="+id, "set", "AdminComment="+text)
-	if again != nil {
-		return fmt.Errorf("job %s: %w; and in the accounting: %w", id, err, again)
+	_, again := c.through(ctx, c.comments, "sacctmgr", "--immediate", "--quiet", "modify", "job", "where", "jobid="+name, "set", "AdminComment="+text)
+	switch {
+	case again == nil:
+		return nil
+	case waits || said(again, "nothing modified", "affect anything"): // it has not heard of the job yet
+		return fmt.Errorf("job %s: %w; and in the accounting: %w; %w", id, err, again, ErrLater)
 	}
-	return nil
+	return fmt.Errorf("job %s: %w; and in the accounting: %w", id, err, later(again))
+}
+
+// later marks an error that only says that somebody does not answer.
+func later(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || said(err, "unable to contact", "timed out", "connection", "talking to the database", "try again") {
+		return fmt.Errorf("%w; %w", err, ErrLater)
+	}
+	return err
 }
 
 // plain is text as Slurm's commands take it for one value: a line without quotes.

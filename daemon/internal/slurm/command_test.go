@@ -3,6 +3,7 @@ package slurm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,9 +32,10 @@ func commands(t *testing.T, scripts map[string]string) (*Commands, func() string
 func TestCommands(t *testing.T) {
 	ctx := t.Context()
 	c, asked := commands(t, map[string]string{
-		"squeue":   `test "$SLURM_CONF$LC_ALL" = /etc/other.confC || exit 9; test "$1" = --local || exit 8; case "$*" in *--jobs=9*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; *--jobs=8*) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1;; *--jobs=*) echo '7|0|RUNNING|n1|5|6|1|1|main|rgpu:50|gres/rgpu:50|N/A|N/A|N/A|';; *) echo '7|0|RUNNING|n1|';; esac`,
-		"scontrol": `case "$*" in *"show config") printf 'ClusterName = c\n';; "requeue 9") echo "Invalid job id specified for job 9" >&2; exit 1;; "requeue 8") echo "Only batch jobs are accepted or processed for job 8" >&2; exit 1;; *"jobid=8"*) echo "Job has already finished for job 8" >&2; exit 1;; esac`,
-		"sacctmgr": "",
+		"squeue":   `test "$SLURM_CONF$LC_ALL" = /etc/other.confC || exit 9; test "$1" = --local || exit 8; case "$*" in *--jobs=9*ArrayTaskID*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; *--jobs=5*ArrayTaskID*) printf '6|5|1|\n5|5|2|\n';; *--jobs=*ArrayTaskID*) j=${4#--jobs=}; echo "$j|$j|N/A|";; *--jobs=9*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; *--jobs=8*) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1;; *--jobs=*) echo '7|0|RUNNING|n1|5|6|1|1|main|rgpu:50|gres/rgpu:50|N/A|N/A|N/A|';; *) echo '7|0|RUNNING|n1|';; esac`,
+		"scontrol": `case "$*" in *"show config") printf 'ClusterName = c\n';; "requeue 9") echo "Invalid job id specified for job 9" >&2; exit 1;; "requeue 8") echo "Only batch jobs are accepted or processed for job 8" >&2; exit 1;; *"jobid=8"*) echo "Job has already finished for job 8" >&2; exit 1;; *"jobid=4"*) echo "Job update not available right now, the DB index is being set, try again in a bit for job 4" >&2; exit 1;; esac`,
+		"sacctmgr": `case "$*" in *jobid=4*x*) echo "sacctmgr: error: Request didn't affect anything"; exit 1;; esac`,
+		"sacct":    `printf '10|9_1\n9|9_2\n'`,
 	})
 	t.Setenv("SQUEUE_FORMAT", "%i")
 	if j, err := c.Job(ctx, "7"); err != nil || j.UID != 5 || j.Gres[0].Count != 50 {
@@ -63,11 +65,31 @@ func TestCommands(t *testing.T) {
 		t.Errorf("gone: %v", err)
 	}
 	asked()
-	if err := c.Comment(ctx, "7", "a 'b' \"c\"\nd"); err != nil || asked() != "scontrol [update] [jobid=7] [admincomment=a b c d]\n" {
-		t.Error("comment", err)
+	const (
+		ask  = "squeue [--local] [--noheader] [--states=all] [--jobs=%s] [--Format=" + taskFormat + "]\n"
+		tell = "scontrol [update] [jobid=%s] [admincomment=%s]\n"
+		keep = "sacctmgr [--immediate] [--quiet] [modify] [job] [where] [jobid=%s] [set] [AdminComment=%s]\n"
+	)
+	for _, x := range []struct {
+		job, text string
+		later     bool
+		want      string
+	}{
+		{"7", "a 'b' \"c\"\nd", false, fmt.Sprintf(ask+tell, "7", "7", "a b c d")},
+		{"8", "of one that has ended", false, fmt.Sprintf(ask+tell+keep, "8", "8", "of one that has ended", "8", "of one that has ended")},
+		// The last task of an array has the array's number.
+		{"5", "of a task", false, fmt.Sprintf(ask+tell, "5", "5_2", "of a task")},
+		{"9", "of one long gone", false, fmt.Sprintf(ask+"sacct [--noheader] [--parsable2] [--allocations] [--jobs=9] [--format=JobIDRaw,JobID]\n"+keep, "9", "9_2", "of one long gone")},
+		{"4", "before the database", false, fmt.Sprintf(ask+tell+keep, "4", "4", "before the database", "4", "before the database")},
+		{"4", "x", true, fmt.Sprintf(ask+tell+keep, "4", "4", "x", "4", "x")},
+	} {
+		err := c.Comment(ctx, x.job, x.text)
+		if got := asked(); got != x.want || errors.Is(err, ErrLater) != x.later || !x.later && err != nil {
+			t.Errorf("comment of job %s: %v\n%s", x.job, err, got)
+		}
 	}
-	if err := c.Comment(ctx, "8", "x"); err != nil || !strings.HasSuffix(asked(), "sacctmgr [--immediate] [--quiet] [modify] [job] [where] [jobid=8] [set] [AdminComment=x]\n") {
-		t.Error("comment of a job that has ended", err)
+	if err := c.Requeue(ctx, "5"); err != nil || asked() != fmt.Sprintf(ask+"scontrol [requeue] [5_2]\n", "5") {
+		t.Error("requeue of an array's last task:", err)
 	}
 }
 

@@ -235,6 +235,7 @@ const (
 	stateFormat = "JobID:|,RestartCnt:|,State:|,NodeList:|"
 	jobFormat   = stateFormat + ",UserID:|,GroupID:|,BatchFlag:|,Requeue:|,Partition:|,Licenses:|" +
 		",tres-per-node:|,tres-per-job:|,tres-per-socket:|,tres-per-task:|"
+	taskFormat = "JobID:|,ArrayJobID:|,ArrayTaskID:|"
 )
 
 // parseState reads the first fields of both formats.
@@ -317,6 +318,31 @@ func parseJob(id, text string) (Job, error) {
 		return j, nil
 	}
 	return Job{}, fmt.Errorf("job %s: %w", id, ErrGone)
+}
+
+// parseTask reads squeue's answer in taskFormat: 7, or 7_2 for a task of an array.
+func parseTask(id, text string) (string, error) {
+	for line := range strings.Lines(text) {
+		f := strings.Split(strings.TrimSpace(line), "|")
+		if len(f) != 4 || f[0] != id {
+			continue
+		}
+		if _, err := strconv.ParseUint(f[2], 10, 32); err != nil || !IsJobID(f[1]) {
+			return id, nil
+		}
+		return f[1] + "_" + f[2], nil
+	}
+	return "", fmt.Errorf("job %s: %w", id, ErrGone)
+}
+
+// parseAccounted reads sacct's list of raw and other numbers.
+func parseAccounted(id, text string) (string, error) {
+	for line := range strings.Lines(text) {
+		if raw, name, _ := strings.Cut(strings.TrimSpace(line), "|"); raw == id {
+			return name, nil
+		}
+	}
+	return "", fmt.Errorf("job %s: %w", id, ErrGone)
 }
 
 // parseLicenceList reads `scontrol -o show licenses`.

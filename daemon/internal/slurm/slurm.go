@@ -15,6 +15,7 @@ import (
 var (
 	ErrGone      = errors.New("no such job")
 	ErrNoRequeue = errors.New("it cannot be requeued")
+	ErrLater     = errors.New("it may do so later")
 )
 
 // State of a job, as squeue prints it.
@@ -82,6 +83,8 @@ type Controller interface {
 	// has been submitted or configured not to be.
 	Requeue(ctx context.Context, id string) error
 	// Comment sets the job's AdminComment, in the accounting if the job has ended.
+	// ErrLater if slurmctld or the accounting does not answer, or does not know the
+	// job yet.
 	Comment(ctx context.Context, id, text string) error
 	// Config is slurm.conf as slurmctld has it, by key.
 	Config(ctx context.Context) (map[string]string, error)

@@ -29,7 +29,7 @@ const (
 // chaos is a run of random jobs, and of random things that happen to them.
 type chaos struct {
 	*rig
-	t     *testing.T
+	t     *heard
 	mu    sync.Mutex
 	rnd   *rand.Rand
 	count map[string]int       // what was done, how often
@@ -50,12 +50,14 @@ func TestChaos(t *testing.T) {
 		jobs = n
 	}
 	t.Logf("SLUICE_SEED=%d repeats the choices", seed)
+	h := &heard{T: t}
+	t.Cleanup(h.again) // behind the cluster's logs, which are taken down after it
 	r := start(t, site{flags: "Alloc,Contain", more: lab.Options{
 		Accounting: true, Nodes: []lab.NodeSpec{{}, {}, {}, {GPUs: 4}, {GPUs: 4}},
 		// A killed slurmstepd leaves a cpuset that the job's next run cannot use, and Slurm drains the node for it.
 		Slurm: map[string]string{"TaskPlugin": "task/none"},
 	}})
-	c := &chaos{rig: r, t: t, rnd: rand.New(rand.NewPCG(seed, 1)), count: map[string]int{}}
+	c := &chaos{rig: r, t: h, rnd: rand.New(rand.NewPCG(seed, 1)), count: map[string]int{}}
 
 	ctx, stop := context.WithCancel(r.ctx)
 	var wg sync.WaitGroup
@@ -75,7 +77,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("%d jobs in %.0f s: %v", jobs, time.Since(began).Seconds(), c.count)
 
 	// What outlived its slurmstepd is nobody's any more; it must not hold anything either.
-	r.until(t, time.Minute, "no lease and no session is left", func() error {
+	r.until(h, time.Minute, "no lease and no session is left", func() error {
 		for _, n := range r.Nodes {
 			ls, err := n.Leases(r.ctx)
 			if err != nil || len(ls) > 0 {
@@ -85,7 +87,7 @@ func TestChaos(t *testing.T) {
 		return r.noWorkers()
 	})
 	c.orphans()
-	r.until(t, 2*time.Minute, "the cluster is clean", func() error {
+	r.until(h, 2*time.Minute, "the cluster is clean", func() error {
 		c.undrain()
 		return r.left()
 	})
@@ -145,9 +147,10 @@ func (c *chaos) submit(i int) {
 	c.did("sbatch")
 }
 
-// active are the jobs that have not ended; an error while slurmctld is away.
+// active are the jobs that have not ended, each task of an array for itself, their states and reasons; an error while
+// slurmctld is away.
 func (c *chaos) active() ([]string, error) {
-	out, err := c.Ctl.Run(c.ctx, lab.Root, "squeue", "-h", "-r", "-o", "%A %T")
+	out, err := c.Ctl.Run(c.ctx, lab.Root, "squeue", "-h", "-r", "-o", "%i %T %r")
 	if err != nil {
 		return nil, err
 	}
@@ -167,16 +170,16 @@ func (c *chaos) wait(below int) {
 }
 
 // hurry lets requeued jobs start without the wait that Slurm has for them, but for as long as it mistakes a new
-// run for the old one.
+// run for the old one. One that was suspended during its PrologSlurmctld, and had to go back, Slurm leaves held.
 func (c *chaos) hurry() {
-	out, err := c.Ctl.Run(c.ctx, lab.Root, "squeue", "-h", "-t", "PD", "-o", "%A %r")
+	out, err := c.Ctl.Run(c.ctx, lab.Root, "squeue", "-h", "-r", "-t", "PD", "-o", "%i %r")
 	if err != nil {
 		return
 	}
 	waits := map[string]time.Time{}
 	for line := range strings.Lines(out) {
 		switch id, why, _ := strings.Cut(strings.TrimSpace(line), " "); {
-		case strings.Contains(why, "requeued") || strings.Contains(why, "held"):
+		case strings.Contains(why, "requeued") || strings.Contains(strings.ToLower(why), "held"):
 			_, _ = c.Scontrol(c.ctx, "release", id)
 			c.did("released")
 		case why == "BeginTime" && c.waits[id].IsZero():
@@ -272,6 +275,9 @@ func (c *chaos) one(what string) error {
 			return nil
 		}
 		if what == "scancel" {
+			if c.intn(4) == 0 { // all of an array
+				job, _, _ = strings.Cut(job, "_")
+			}
 			_, _ = c.Ctl.Run(c.ctx, lab.Root, "scancel", job)
 			break
 		}
@@ -375,8 +381,9 @@ func (c *chaos) drain() {
 		}
 		c.hurry()
 		for _, a := range all {
-			switch id, state, _ := strings.Cut(a, " "); {
-			case state == "SUSPENDED": // to suspend an array's first number is to suspend all of it
+			f := append(strings.Fields(a), "", "")
+			switch id, state := f[0], f[1]; {
+			case state == "SUSPENDED": // slurmctld was away when it was to be resumed
 				_, _ = c.Scontrol(c.ctx, "resume", id)
 			case state == "RUNNING" && time.Since(began) > 20*time.Second:
 				_, _ = c.Ctl.Run(c.ctx, lab.Root, "scancel", id)

@@ -108,6 +108,7 @@ func TestNodesOnly(t *testing.T) {
 			r.scancel(t, j)
 		}},
 		{"no room", noRoomNodes},
+		{"no room for an array's last task", noRoomForTask},
 		{"requeue", requeue},
 		{"Epilog lost", epilogLostNodes},
 		{"power cycle in Epilog", powerCycleInEpilog},

@@ -26,6 +26,7 @@ func TestHooks(t *testing.T) {
 		{"Epilog lost", epilogLost},
 		{"EpilogSlurmctld fails", epilogCtldFails},
 		{"both Epilogs lost", epilogsLost},
+		{"no room for an array's last task", noRoomForTask},
 	})
 	// Slurm must not know yet that the pool is in use: its controller's daemon would hold the licences back.
 	all(t, site{flags: "Alloc,Contain", more: lab.Options{Sluice: map[string]string{"slurm.reconcile": "1h"}}}, []row{
@@ -225,6 +226,31 @@ func noRoom(t *testing.T, r *rig) {
 	free()
 	r.now(t, j)
 	r.begun(t, j)
+	r.holds(t, j, 1, 5*time.Second)
+	r.scancel(t, j)
+}
+
+// The last task of an array has the array's number, by which Slurm's commands mean all of its tasks: only this one is
+// put back, and only it says why.
+func noRoomForTask(t *testing.T, r *rig) {
+	j := r.sbatch(t, long, "--gres=rgpu:60", "-a1-3") // of two GPUs
+	last := j + "_3"
+	r.until(t, 40*time.Second, "the last task is put back", func() error {
+		job, err := r.Job(r.ctx, last)
+		if err == nil && (job["JobId"] != j || job["JobState"] != "PENDING" || !strings.Contains(job["AdminComment"], "sluice: requeued: ")) {
+			err = fmt.Errorf("job %s is %s and says %q", job["JobId"], job["JobState"], job["AdminComment"])
+		}
+		return err
+	})
+	for _, task := range []string{j + "_1", j + "_2"} {
+		if job := r.state(t, task, 10*time.Second, "RUNNING"); job["Restarts"] != "0" || strings.Contains(job["AdminComment"], "sluice") {
+			t.Errorf("job %s has %s restarts and says %q", task, job["Restarts"], job["AdminComment"])
+		}
+	}
+	r.scancel(t, j+"_1")
+	nextSecond()
+	r.scontrol(t, "update", "JobId="+last, "StartTime=now")
+	r.state(t, last, 40*time.Second, "RUNNING")
 	r.holds(t, j, 1, 5*time.Second)
 	r.scancel(t, j)
 }

@@ -23,6 +23,7 @@ func TestPairing(t *testing.T) {
 		{"steps", steps},
 		{"scancel during Prolog", scancelInProlog},
 		{"requeue", requeue},
+		{"Prolog left out by Slurm", prologLeftOutBySlurm},
 		{"suspend", suspend},
 		{"slurmd killed, job goes on", slurmdKilled},
 		{"slurmd killed in Prolog", slurmdKilledInProlog},
@@ -111,6 +112,33 @@ func requeue(t *testing.T, r *rig) {
 		t.Error("the second run has the first one's lease")
 	}
 	r.scancel(t, j)
+}
+
+// slurmd of 22.05 clears its list of ended jobs no more than once in two seconds. A job that is put back and starts
+// within these is still on it: no Prolog is run for it on that node. Its first task there asks instead.
+func prologLeftOutBySlurm(t *testing.T, r *rig) {
+	n := r.Nodes[0]
+	j := r.sbatch(t, long, ask, "-w", n.Name)
+	r.begun(t, j)
+	r.scontrol(t, "requeue", j)
+	r.state(t, j, 20*time.Second, "PENDING")
+	r.seen(t, j, "Epilog", n.Name, true, 1)
+	nextSecond()
+	other := r.sbatch(t, "true", "-w", n.Name)
+	r.seen(t, other, "Prolog", n.Name, false, 1)
+	r.scontrol(t, "update", "JobId="+j, "StartTime=now")
+	r.begun(t, j)
+	r.holds(t, j, 1, 5*time.Second)
+	switch again := len(slurmdSaid(n, "reissued job credential for job "+j)) > 0; {
+	case r.ran(j, "Prolog", n.Name) == 2:
+		t.Log("this release runs it")
+	case !again:
+		t.Error("no Prolog was run, and slurmd has not taken the job's credential for one given anew")
+	default:
+		t.Log("this release leaves it out")
+	}
+	r.scancel(t, j)
+	r.seen(t, j, "Epilog", n.Name, true, 2)
 }
 
 func suspend(t *testing.T, r *rig) {

@@ -88,7 +88,7 @@ func start(t *testing.T, s site) *rig {
 	r := &rig{l, ctx}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("%s", l.Logs(40))
+			t.Logf("%s", l.Logs(10))
 			if to := os.Getenv("SLUICE_LOGS"); to != "" {
 				keepLogs(t, l, filepath.Join(to, strings.ReplaceAll(t.Name(), "/", "-")))
 			}
@@ -116,7 +116,7 @@ func start(t *testing.T, s site) *rig {
 // keepLogs copies all logs of a cluster, which takes them along otherwise.
 func keepLogs(t *testing.T, l *lab.Lab, to string) {
 	files, _ := filepath.Glob(l.Path("n", "*", "log", "*"))
-	for _, path := range append(files, l.Path("ctl", "hooks.log")) {
+	for _, path := range append(files, l.Path("ctl", "hooks.log"), l.Path("state", "slurmdbd.log"), l.Path("mysql", "error.log")) {
 		b, err := os.ReadFile(path)
 		if err != nil || len(b) == 0 {
 			continue
@@ -226,7 +226,7 @@ func (r *rig) unset(t *testing.T, name string) {
 }
 
 // until waits for a fact.
-func (r *rig) until(t *testing.T, limit time.Duration, what string, f func() error) {
+func (r *rig) until(t testing.TB, limit time.Duration, what string, f func() error) {
 	t.Helper()
 	if err := lab.Until(r.ctx, limit, what, f); err != nil {
 		t.Fatalf("%v\n%s", err, r.story())

@@ -15,6 +15,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -99,7 +101,8 @@ type Lab struct {
 	base    *Node   // munged and the database, always of the machine's own system
 	Port    int     // the first of portCount that are the cluster's
 
-	mu sync.Mutex // of the file lab.json
+	claim net.Listener // on the cluster's portClaim, while the process is there that has made it
+	mu    sync.Mutex   // of the file lab.json
 }
 
 // poolWait is how long owners may take to answer.
@@ -108,7 +111,7 @@ const poolWait = 60 * time.Second
 const (
 	portCount = 64
 	// Ports by their distance from the first.
-	portCtld, portDBD, portSQL, portNode = 0, 1, 2, 4
+	portCtld, portDBD, portSQL, portClaim, portNode = 0, 1, 2, 3, 4
 )
 
 // New makes the folder and the configuration of a cluster. Boot starts it.
@@ -130,7 +133,7 @@ func New(o Options) (*Lab, error) {
 		return nil, err
 	}
 	var err error
-	if l.Port, err = freePorts(); err != nil {
+	if l.Port, l.claim, err = freePorts(); err != nil {
 		return nil, err
 	}
 	l.Ctl = l.add(NodeSpec{Name: o.Name + "ctl"}, portNode)
@@ -142,6 +145,7 @@ func New(o Options) (*Lab, error) {
 		return nil, err
 	}
 	if err := l.configure(); err != nil {
+		_ = l.claim.Close()
 		_ = os.RemoveAll(o.Dir)
 		return nil, err
 	}
@@ -241,22 +245,32 @@ func repository() string {
 	}
 }
 
-// freePorts finds a row of ports that nobody listens on, below those that the kernel gives out.
-func freePorts() (int, error) {
+// freePorts are ports that nobody listens on, by the first, and a listener that keeps others from taking the same while
+// the cluster's own daemons are not there yet.
+func freePorts() (int, net.Listener, error) {
+	listen := func(port int) (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) }
 	for range 100 {
 		first := 10000 + portCount*rand.IntN((32000-10000)/portCount)
+		claim, err := listen(first + portClaim)
+		if err != nil {
+			continue
+		}
 		ok := true
 		for p := first; ok && p < first+portCount; p++ {
-			s, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(p))
+			if p == first+portClaim {
+				continue
+			}
+			s, err := listen(p)
 			if ok = err == nil; ok {
 				_ = s.Close()
 			}
 		}
 		if ok {
-			return first, nil
+			return first, claim, nil
 		}
+		_ = claim.Close()
 	}
-	return 0, errors.New("lab: no row of free ports")
+	return 0, nil, errors.New("lab: no row of free ports")
 }
 
 func (l *Lab) add(s NodeSpec, port int) *Node {
@@ -392,6 +406,9 @@ func (l *Lab) Down() error {
 		errs = append(errs, removeCgroups(n.Name))
 	}
 	errs = append(errs, os.RemoveAll(l.Options.Dir))
+	if l.claim != nil { // not of a cluster that another process has made
+		_ = l.claim.Close()
+	}
 	return errors.Join(errs...)
 }
 
@@ -419,17 +436,31 @@ func removeCgroups(node string) error {
 	return errors.Join(errs...)
 }
 
-// Logs are the ends of all logs.
+// trouble are lines of logs that tell of something that went wrong.
+var trouble = regexp.MustCompile(`level=(WARN|ERROR)|error:|fatal:|panic:|drain|[Uu]nderflow|Terminate signal`)
+
+// Logs are of each log the last lines that tell of trouble, and its very last ones. An audit log has no such lines.
 func (l *Lab) Logs(lines int) string {
+	const last, width = 3, 300
 	var b strings.Builder
 	files, _ := filepath.Glob(l.Path("n", "*", "log", "*"))
-	more, _ := filepath.Glob(l.Path("log", "*"))
-	for _, f := range append(files, more...) {
-		if fi, err := os.Stat(f); err != nil || fi.IsDir() || fi.Size() == 0 {
+	for _, more := range []string{l.Path("log", "*"), l.Path("state", "*.log")} {
+		m, _ := filepath.Glob(more)
+		files = append(files, m...)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil || len(text) == 0 || strings.HasPrefix(filepath.Base(f), "audit.log") {
 			continue
 		}
+		all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+		end := max(0, len(all)-last)
+		told := slices.DeleteFunc(slices.Clone(all[:end]), func(s string) bool { return !trouble.MatchString(s) })
 		rel, _ := filepath.Rel(l.Options.Dir, f)
-		fmt.Fprintf(&b, "==> %s\n%s\n", rel, Tail(f, lines))
+		fmt.Fprintf(&b, "==> %s\n", rel)
+		for _, line := range append(told[max(0, len(told)-lines):], all[end:]...) {
+			b.WriteString(line[:min(len(line), width)] + "\n")
+		}
 	}
 	return b.String()
 }

@@ -27,16 +27,17 @@ func (l *Lab) startBase(ctx context.Context) error {
 }
 
 func (l *Lab) startDatabase(ctx context.Context) error {
-	dir := l.Path("mysql")
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	// Temporary tables are named by the process's number, which is the same in every cluster's own PID namespace.
+	dir, tmp := l.Path("mysql"), l.Path("mysql.tmp")
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(tmp, 0o700)); err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, "chown", "mysql:mysql", dir).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "chown", "mysql:mysql", dir, tmp).CombinedOutput(); err != nil {
 		return fmt.Errorf("chown: %w: %s; install the package mariadb-server", err, out)
 	}
 	cnf := l.Path("my.cnf")
-	text := fmt.Sprintf("[mysqld]\ndatadir=%s\nsocket=%s/sock\nport=%d\nbind-address=127.0.0.1\nuser=mysql\nskip-log-bin\ninnodb_buffer_pool_size=32M\ninnodb_log_file_size=16M\ninnodb_flush_log_at_trx_commit=0\ninnodb_lock_wait_timeout=900\npid-file=%s/pid\nlog-error=%s\ninit-file=%s\n",
-		dir, dir, l.Port+portSQL, dir, filepath.Join(dir, "error.log"), l.Path("init.sql"))
+	text := fmt.Sprintf("[mysqld]\ndatadir=%s\ntmpdir=%s\nsocket=%s/sock\nport=%d\nbind-address=127.0.0.1\nuser=mysql\nskip-log-bin\ninnodb_buffer_pool_size=32M\ninnodb_log_file_size=16M\ninnodb_flush_log_at_trx_commit=0\ninnodb_lock_wait_timeout=900\npid-file=%s/pid\nlog-error=%s\ninit-file=%s\n",
+		dir, tmp, dir, l.Port+portSQL, dir, filepath.Join(dir, "error.log"), l.Path("init.sql"))
 	if err := os.WriteFile(cnf, []byte(text), 0o644); err != nil {
 		return err
 	}
@@ -129,6 +130,20 @@ func (l *Lab) Ready(ctx context.Context) error {
 		}
 		return l.poolReady(ctx)
 	})
+}
+
+// Ahead gives the cluster's daemons, and all that they start from now on, the processors before everybody else's
+// programs: for measurements. A daemon that is started later is not one of them.
+func (l *Lab) Ahead(ctx context.Context) error {
+	args := []string{"--all-tasks", "--rr", "--pid", "1"}
+	for _, n := range l.all() {
+		for _, pid := range n.PIDs("") {
+			if out, err := exec.CommandContext(ctx, "chrt", append(args, strconv.Itoa(pid))...).CombinedOutput(); err != nil && ctx.Err() == nil {
+				return fmt.Errorf("lab: chrt: %w: %s", err, out)
+			}
+		}
+	}
+	return nil
 }
 
 // Until asks until f is content.

@@ -1,0 +1,143 @@
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/test/slurm/lab"
+)
+
+// TestAccounting has what a cluster with accounting is told of its jobs, and slurmctld started anew at moments of which
+// some releases remember the wrong thing. What Slurm itself gets wrong then is shown here, with what we make of it.
+func TestAccounting(t *testing.T) {
+	t.Parallel()
+	all(t, site{flags: "Alloc,Contain", more: lab.Options{Accounting: true}}, []row{
+		{"slurmctld restarted while a job completes", restartCompleting},
+		{"slurmctld restarted while it asks the database", restartAsking},
+		{"report of an array's last task", reportOfTask},
+	})
+}
+
+// reported waits until the accounting has a job's report.
+func (r *rig) reported(t *testing.T, job string) {
+	t.Helper()
+	r.until(t, 90*time.Second, "job "+job+" has its report", func() error {
+		out, err := r.Ctl.Run(r.ctx, lab.Root, "sacct", "-n", "-X", "-P", "-j", job, "-o", "State,AdminComment")
+		if err == nil && !strings.Contains(out, "|sluice: asked ") {
+			err = fmt.Errorf("it says %q", out)
+		}
+		return err
+	})
+}
+
+// The last task of an array has the array's number, by which Slurm's commands mean all of its tasks.
+func reportOfTask(t *testing.T, r *rig) {
+	j := r.sbatch(t, long, "--gres=rgpu:20", "-a1-3")
+	tasks := []string{}
+	r.until(t, 40*time.Second, "three tasks run", func() error { return r.running(j, 3, &tasks) })
+	r.scancel(t, j+"_3")
+	r.reported(t, j+"_3")
+	for _, task := range []string{j + "_1", j + "_2"} {
+		if job := r.state(t, task, time.Second, "RUNNING"); strings.Contains(job["AdminComment"], "sluice") {
+			t.Errorf("job %s runs and says %q", task, job["AdminComment"])
+		}
+	}
+	r.scancel(t, j)
+}
+
+func (r *rig) restartCtld(t *testing.T) {
+	t.Helper()
+	if err := r.Ctl.Stop("slurmctld"); err != nil {
+		t.Fatal(err)
+	}
+	r.startCtld(t)
+}
+
+// Up to 24.11 slurmctld does not give a completing job its licences again when it is started, and still takes them
+// back from it at the end: from others, so that it lets in more than there is. The pool does not.
+func restartCompleting(t *testing.T, r *rig) {
+	used := func() int {
+		t.Helper()
+		return must[map[string]lab.Licence](t)(r.Licences(r.ctx))["rgpu"].Used
+	}
+	a := r.sbatch(t, long, "--gres=rgpu:100")
+	b := r.sbatch(t, long, "--gres=rgpu:100")
+	r.begun(t, a)
+	r.begun(t, b)
+	r.set(t, "hold", "")
+	r.set(t, "Epilog.before", `[ "$SLURM_JOB_ID" != `+b+` ] || while [ -e $base/hold ]; do /bin/sleep 0.1; done`)
+	r.scancel(t, b)
+	r.seen(t, b, "Epilog", "", false, 1)
+	if k := used(); k != 200 {
+		t.Errorf("%d licences are in use before the restart", k)
+	}
+	r.restartCtld(t)
+	r.unset(t, "hold")
+	r.state(t, b, 40*time.Second, "CANCELLED")
+	wrong := used() != 100
+	c := r.sbatch(t, long, "--gres=rgpu:200")
+	if wrong {
+		t.Logf("this release says that %d of 100 licences are in use", used())
+		r.turnedAway(t, c)
+		r.holds(t, a, 1, time.Second)
+		r.holds(t, c, 0, 5*time.Second)
+		// What an administrator can do.
+		r.restartCtld(t)
+		if k := used(); k != 100 {
+			t.Errorf("%d licences are in use after another restart", k)
+		}
+	} else {
+		t.Log("this release counts right")
+	}
+	r.scancel(t, a)
+	if wrong {
+		r.now(t, c)
+	}
+	r.begun(t, c)
+	r.holds(t, c, 1, 5*time.Second)
+	r.scancel(t, c)
+}
+
+// A slurmctld of 22.05 that was stopped while it waited for a job's number in the database waits for it ever after,
+// and takes no update of that job. Its report is written all the same, and other jobs are not held up.
+func restartAsking(t *testing.T, r *rig) {
+	r.Ctl.Signal("slurmdbd", syscall.SIGSTOP)
+	resume := func() { r.Ctl.Signal("slurmdbd", syscall.SIGCONT) }
+	defer resume()
+	j := r.sbatch(t, long, ask)
+	r.begun(t, j)
+	// slurmctld looks every five seconds for jobs that have no number yet.
+	asks := func() error {
+		_, err := r.Scontrol(r.ctx, "update", "JobId="+j, "Comment=x")
+		if err != nil && strings.Contains(err.Error(), "DB index") {
+			return nil
+		}
+		return errors.Join(errors.New("it takes updates"), err)
+	}
+	if err := lab.Until(r.ctx, 8*time.Second, "slurmctld waits for the database", asks); err != nil {
+		t.Logf("this release need not ask: %v", err)
+	}
+	// It saves its state, with that it waits, before it waits for the database to end.
+	began := time.Now()
+	r.Ctl.Signal("slurmctld", syscall.SIGTERM)
+	r.until(t, 20*time.Second, "slurmctld has saved its jobs", func() error {
+		fi, err := os.Stat(r.Path("state", "job_state"))
+		if err == nil && fi.ModTime().Before(began) {
+			err = fmt.Errorf("it did so at %s", fi.ModTime())
+		}
+		return err
+	})
+	resume()
+	if err := r.Ctl.Stop("slurmctld"); err != nil {
+		t.Fatal(err)
+	}
+	r.startCtld(t)
+	r.scancel(t, j)
+	// slurmctld still has its record: once that has gone, its comments are of the accounting anyway.
+	r.reported(t, j)
+}
