@@ -76,6 +76,23 @@ func TestCoveredFindsItsSettings(t *testing.T) {
 	})
 }
 
+// An image without an nvidia-smi has the site's, at each start; one with its own keeps it.
+func TestNvidiaSmi(t *testing.T) {
+	each(t, func(t *testing.T, b *box) {
+		b.spec.Process.Args = []string{"/bin/sh", "-c", "/usr/bin/nvidia-smi && /usr/lib/sluice/bin/nvidia-smi"}
+		for range 2 {
+			if out := b.must(); strings.Count(out, "of the site") != 2 {
+				t.Errorf("%s", out)
+			}
+		}
+		sh(t, `printf '#!/bin/sh\necho of the image\n' >"$1/usr/bin/nvidia-smi"; chmod 755 "$1/usr/bin/nvidia-smi"`, b.root)
+		b.wants(b.must(), "of the image\n", "of the site\n")
+		sh(t, `rm -r "$1/usr/bin"`, b.root) // nowhere to put it: the rest is served
+		b.spec.Process.Args = []string{"/bin/probe"}
+		b.wants(b.must(), served)
+	})
+}
+
 // The loader's cache lists the library, and still does after the image's own ldconfig.
 func TestLdconfigInside(t *testing.T) {
 	each(t, func(t *testing.T, b *box) {

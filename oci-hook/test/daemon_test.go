@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -79,8 +80,17 @@ func TestDaemon(t *testing.T) {
 					b.inNamespace(uint32(user), 1)
 				}
 				out := b.must()
-				if !strings.Contains(out, "PASS") || !strings.Contains(out, fmt.Sprintf("memory %d\n", 512<<20)) {
+				if !strings.Contains(out, "PASS") || !strings.Contains(out, fmt.Sprintf("memory %d\n", memory)) {
 					t.Errorf("%s", out)
+				}
+				// A library on a user's volume is covered; its settings cannot be put there, and are found all the same.
+				sh(t, `mkdir "$1" && cp "$2" "$1/libcuda.so.1" && cp "$2" "$1/libnvidia-ml.so.1"`, b.dir+"/volume", built.dir+"/theirs/libcuda.so.1")
+				sh(t, `cp "$2" "$1/bin/"`, b.root, program(t, "test/nvml"))
+				b.spec.Mounts = append(b.spec.Mounts, specs.Mount{Destination: "/volume", Type: "bind", Source: b.dir + "/volume", Options: []string{"rbind", "rprivate"}})
+				b.spec.Process.Env = append(b.spec.Process.Env, "LD_LIBRARY_PATH=/volume")
+				b.spec.Process.Args = []string{"/bin/sh", "-c", "memory && nvml"}
+				if out := b.must(); !strings.Contains(out, fmt.Sprintf("memory %d\n", memory)) || !strings.Contains(out, "NVML and CUDA agree") {
+					t.Errorf("with a library on a volume: %s", out)
 				}
 			})
 		}

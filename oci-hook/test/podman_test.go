@@ -2,7 +2,6 @@ package test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -30,23 +29,7 @@ func newPodman(t *testing.T, runtime string, user int) *podman {
 	if err := os.MkdirAll(hooks, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// The file that a site copies, with this test's paths in it.
-	b, err := os.ReadFile("../../etc/containers/hooks.d/sluice.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var f map[string]any
-	if err := json.Unmarshal(b, &f); err != nil {
-		t.Fatal(err)
-	}
-	h := f["hook"].(map[string]any)
-	h["path"], h["args"] = built.hook, append(h["args"].([]any), "--config", p.conf)
-	if b, err = json.Marshal(f); err == nil {
-		err = os.WriteFile(hooks+"/sluice.json", b, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	hooksDir(t, hooks, p.conf)
 	p.user = user
 	home, err := os.MkdirTemp("", "podman") // podman wants a short one
 	if err != nil {

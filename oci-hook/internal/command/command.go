@@ -17,7 +17,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-hpc/sluice/oci-hook/internal/cdi"
+	"github.com/sluice-hpc/sluice/oci-hook/cdi"
+	"github.com/sluice-hpc/sluice/oci-hook/internal/client"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/content"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/hook"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/ldcache"
@@ -31,7 +32,10 @@ const RuntimeName = "sluice-runtime"
 const usage = `usage:
   sluice-hook createContainer [--config FILE] [--lease ID]   as a hook; the state is on standard input
   sluice-hook runtime [--config FILE] -- ARGUMENTS           as a runtime; so does the name sluice-runtime
-  sluice-hook prepare [--config FILE] --from DIR             makes the directory that containers get
+  sluice-hook prepare [--config FILE] --from DIR [--nvidia-smi PATH]
+                                                             makes the directory that containers get
+  docker|podman|ch-run ARGUMENTS                             under these names, also with sluice- before them: the
+                                                             engine's client, with the job's lease
   sluice-hook cdi --lease ID --name NAME [--dir DIR]         writes a CDI specification; without --dir to standard output
 `
 
@@ -53,6 +57,13 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if filepath.Base(args[0]) == RuntimeName {
 		return runtime(settings.Path, args[1:], fail)
 	}
+	if name, ok := client.Engine(args[0]); ok {
+		set, err := settings.Load(settings.Path)
+		if err != nil {
+			return fail(err)
+		}
+		return fail(client.Run(name, args[1:], os.Environ(), set.Lib))
+	}
 	if len(args) < 2 {
 		fmt.Fprint(stderr, usage)
 		return 2
@@ -72,6 +83,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	name := flags.String("name", "", "the device's name")
 	dir := flags.String("dir", "", "the directory of CDI specifications, as /etc/cdi or /run/cdi")
 	from := flags.String("from", "", "the directory with the shim and NVML")
+	smi := flags.String("nvidia-smi", "", "the site's nvidia-smi, for images without one")
 	switch args[1] {
 	case ldcache.Argument:
 		if len(args) != 3 {
@@ -103,7 +115,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		return fail(err)
 	}
 	if args[1] == "prepare" {
-		if err := content.Prepare(set.Lib, *from, set.Socket()); err != nil {
+		if err := content.Prepare(set.Lib, *from, set.Socket(), *smi); err != nil {
 			return fail(err)
 		}
 		return 0

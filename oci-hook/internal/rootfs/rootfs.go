@@ -151,6 +151,11 @@ func (r *Root) create(path string) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
+	v, err := r.seen(dir, filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	v.Close()
 	fd, err := unix.Openat(int(dir.Fd()), filepath.Base(path), unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("make %s in the container: %w", path, err)

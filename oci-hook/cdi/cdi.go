@@ -20,8 +20,10 @@ import (
 const (
 	// Kind is that of our devices.
 	Kind = "sluice.dev/gpu"
-	// Version is the lowest that has what is used here: old engines ignore newer ones without a word.
-	Version = "0.3.0"
+	// Version is the lowest that has what is used here: old engines ignore newer ones without a word, new ones
+	// refuse what says less than it uses. DigitVersion is the first where a device's name may begin with a digit.
+	Version      = "0.3.0"
+	DigitVersion = "0.5.0"
 )
 
 // ErrName is wrapped where a device's name or a lease's id has not the form of one.
@@ -83,7 +85,11 @@ func Spec(d Device, p Place) ([]byte, error) {
 	}
 	options := []string{"bind", "ro", "nosuid", "nodev"}
 	h := hook{Name: "createContainer", Path: p.Hook.Path, Args: append(append([]string{}, p.Hook.Args...), "--lease", d.Lease), Env: p.Hook.Env, Timeout: p.Hook.Timeout}
-	f := file{CDIVersion: Version, Kind: Kind, Devices: []device{{Name: d.Name, Edits: edits{
+	version := Version
+	if d.Name[0] >= '0' && d.Name[0] <= '9' {
+		version = DigitVersion
+	}
+	f := file{CDIVersion: version, Kind: Kind, Devices: []device{{Name: d.Name, Edits: edits{
 		Env: []string{request.Variable + "=" + p.Socket},
 		Mounts: []mount{
 			{HostPath: p.Lib, ContainerPath: p.Target, Options: options},
