@@ -137,22 +137,21 @@ func (s *site) docker(t *testing.T) {
 	} {
 		out, _ := docker(s.socket[c.user], slices.Concat(run, c.flags, []string{"image", "sh", "-c", compute})...)
 		check(t, "docker "+name, out, c.uid)
-		if strings.Contains(out, "Is a directory") {
-			t.Errorf("docker %s: %s", name, out)
-		}
 	}
 	if out, err := docker("", slices.Concat(run, []string{"image", "sh", "-c", "ls /usr/lib/sluice /usr/bin/nvidia-smi || /programs/memory"})...); err == nil || strings.Contains(out, "memory ") {
 		t.Errorf("a container outside of a job: %v: %s", err, out)
 	}
-	if out, err := docker(s.socket[0], "run", "--detach", "--name", "box", "--network", "none", "--volume", s.programs+":/programs:ro", "image", "sleep", "300"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	out, _ := docker(s.socket[0], "exec", "box", "sh", "-c", compute)
-	check(t, "docker exec", out, 0)
-	out, _ = docker("", "exec", "box", "sh", "-c", "unset SLUICE_SOCKET; "+compute) // another shell of the user's
-	check(t, "docker exec from elsewhere", out, 0)
-	if out, err := docker("", "rm", "--force", "box"); err != nil {
-		t.Errorf("%v: %s", err, out)
+	for _, uid := range []int{0, s.user} {
+		if out, err := docker(s.socket[uid], "run", "--detach", "--name", "box", "--user", fmt.Sprint(uid), "--network", "none", "--volume", s.programs+":/programs:ro", "image", "sleep", "300"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		out, _ := docker(s.socket[uid], "exec", "box", "sh", "-c", compute)
+		check(t, "docker exec", out, uid)
+		out, _ = docker("", "exec", "box", "sh", "-c", "unset SLUICE_SOCKET; "+compute) // another shell of the user's
+		check(t, "docker exec from elsewhere", out, uid)
+		if out, err := docker("", "rm", "--force", "box"); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
 	}
 }
 
@@ -163,6 +162,8 @@ func (s *site) podman(t *testing.T, user int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		endPause(t, home+"/tmp")
+		_ = exec.Command("find", "/sys/fs/cgroup", "-depth", "-type", "d", "-path", "*/"+filepath.Base(home)+"*", "-exec", "rmdir", "{}", ";").Run()
 		_ = unix.Unmount(home+"/storage/overlay", unix.MNT_DETACH)
 		_ = os.RemoveAll(home)
 	})
@@ -215,6 +216,10 @@ mount --bind ` + home + `/etc/subid /etc/subuid; mount --bind ` + home + `/etc/s
 		}
 		out, _ = podman("", "exec", runtime, "sh", "-c", compute)
 		check(t, runtime+" exec", out, 0)
+		if user != 0 {
+			out, _ = podman("", "exec", "--user", "1000", runtime, "sh", "-c", compute)
+			check(t, runtime+" exec of a subordinate user", out, 1000)
+		}
 		if out, err := podman("", "rm", "--force", "--time", "0", runtime); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -42,6 +43,7 @@ func newPodman(t *testing.T, runtime string, user int) *podman {
 		"--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", runtime, "--hooks-dir", hooks}
 	t.Cleanup(func() {
 		_, _ = p.podman("rm", "--all", "--force", "--time", "0")
+		endPause(t, home+"/tmp")
 		_ = exec.Command("find", "/sys/fs/cgroup", "-depth", "-type", "d", "-path", "*/"+filepath.Base(home)+"*", "-exec", "rmdir", "{}", ";").Run()
 		_ = unix.Unmount(home+"/storage/overlay", unix.MNT_DETACH)
 	})
@@ -66,6 +68,22 @@ func (p *podman) podman(args ...string) (string, error) {
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// endPause ends the process by which a user's podman keeps its user namespace.
+func endPause(t *testing.T, dir string) {
+	b, err := os.ReadFile(dir + "/pause.pid")
+	if err != nil {
+		return // root's has none
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil && strings.HasPrefix(string(comm), "podman") {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
 }
 
 func (p *podman) start(more ...string) (string, error) {

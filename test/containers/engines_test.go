@@ -73,7 +73,7 @@ func TestPodman(t *testing.T) {
 	s.job(lab.Root, true, fmt.Sprintf(`podman() {
 	if [ "$1" = run ]; then
 		shift
-		set -- run --cgroup-parent %s "$@"
+		set -- run --cgroups enabled --cgroup-parent %s "$@"
 	fi
 	command podman --root %s "$@"
 }

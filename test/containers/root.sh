@@ -2,13 +2,13 @@
 # root.sh [DIR]: a Debian root of its own (sid) with today's container engines and Slurm 26.05, and the path of it on
 # stdout. As root, with debootstrap. It is kept, and used again without network.
 #
-# In it: docker, podman, containerd, runc, crun, apptainer, charliecloud, and gcc, which the hook's own tests call. It is
-# the root of test/slurm/root.sh with more in it. Nothing of the machine's own is touched, and no service is started.
+# In it: docker, podman, containerd, runc, crun, apptainer, charliecloud. It is the root of test/slurm/root.sh with
+# more in it. Nothing of the machine's own is touched, and no service is started.
 #
 #	DIR   default $SLUICE_CACHE/containers, or build/cache/containers
 set -euo pipefail
 
-recipe=2	# raise it when what is installed changes: a root of another recipe is built anew
+recipe=1	# raise it when what is installed changes: a root of another recipe is built anew
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 repo=$(cd -- "$here/../.." && pwd)
 dir=${1:-${SLUICE_CACHE:-$repo/build/cache}/containers}
@@ -49,7 +49,7 @@ cat >"$work/install" <<-'INSTALL'
 	apt-get -q -o Acquire::Check-Valid-Until=false -o Acquire::Retries=3 update
 	apt-get -q -o Acquire::Retries=3 install -y --no-install-recommends \
 		docker.io docker-cli containerd podman runc crun apptainer charliecloud \
-		uidmap slirp4netns fuse3 fuse-overlayfs squashfuse squashfs-tools iproute2 gcc libc6-dev
+		uidmap slirp4netns fuse3 fuse-overlayfs squashfuse squashfs-tools iproute2
 	apt-get clean
 	rm -rf /var/lib/apt/lists/*
 INSTALL

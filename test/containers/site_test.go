@@ -52,10 +52,6 @@ var cluster = sync.OnceValues(func() (*lab.Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	goroot, err := exec.Command("go", "env", "GOROOT").Output() // of the hook's own tests
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	l, err := lab.Up(ctx, lab.Options{
@@ -68,7 +64,6 @@ var cluster = sync.OnceValues(func() (*lab.Lab, error) {
 			"/usr/share/containers/oci/hooks.d/sluice.json": etc + "/hooks.d/sluice.json",
 			"/etc/docker/daemon.json":                       etc + "/docker-daemon.json",
 			"/etc/enroot/hooks.d/50-sluice.sh":              etc + "/enroot/50-sluice.sh",
-			"/usr/local/go":                                 strings.TrimSpace(string(goroot)),
 		},
 	})
 	if err != nil {
