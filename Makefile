@@ -149,13 +149,15 @@ test-cluster: all cuda-programs
 
 # Jobs on real Slurm clusters, each in a folder of its own; as root. The release that is installed, and those of other
 # Debian releases in roots that are fetched once: SLURM=24.11 is one alone.
+# test/slurm/containers is of the installed release alone: the other roots have no engines; test-containers has one that has.
 SLURM ?= installed 24.11 26.05
 .PHONY: test-slurm
 test-slurm: all cuda-programs
 	set -- $(SLURM); for v; do \
-		root=; [ $$v = installed ] || root=$$(test/slurm/root.sh $$v); \
+		root=; packages=$$($(GO) list ./test/slurm/...); \
+		[ $$v = installed ] || { root=$$(test/slurm/root.sh $$v); packages=$$(grep -v /containers$$ <<<"$$packages"); }; \
 		echo "test-slurm: Slurm $$v"; \
-		SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) SLUICE_SLURM_ROOT=$$root $(GO) test -count=1 -p 1 -timeout 40m ./test/slurm/...; \
+		SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) SLUICE_SLURM_ROOT=$$root $(GO) test -count=1 -p 1 -timeout 40m $$packages; \
 	done
 
 # Today's container engines, in a root of Debian's sid that is fetched once, and the hook's tests with its runtimes; as root.
@@ -164,7 +166,8 @@ test-containers: all cuda-programs
 	test/cuda-toolkit.sh smi
 	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -p 1 -timeout 40m ./test/containers/...
 	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_OCI_RUNTIMES=$$(oci-hook/test/newest.sh "$$(test/containers/root.sh)") \
-		$(GO) test -count=1 -skip 'TestEngines|TestDocker|TestPodman|TestLibcs' ./oci-hook/test
+		$(GO) test -count=1 -parallel 8 -skip 'TestEngines|TestDocker|TestPodman|TestLibcs' ./oci-hook/test
+	SLUICE_RACE_ROUNDS=20000 $(GO) test -count=1 -v -timeout 20m -run '^TestRace$$' ./oci-hook/internal/rootfs # five names: 100,000 rounds
 
 fuzz:
 	test/fuzz.sh $(FUZZTIME)

@@ -16,5 +16,6 @@ hook:
 hook-check: all cuda-programs hook
 	@! readelf -lW $(HOOK_OUT)/sluice-hook | grep -q INTERP || { echo "sluice-hook is linked dynamically" >&2; exit 1; }
 	test/cuda-toolkit.sh smi
-	SLUICE_BUILD=$(abspath $(or $(B),build)) $(GO) test -count=1 -timeout 10m -skip '^TestCost$$' ./oci-hook/...
+	# Many at once: those with FIFOs wait for most of their time.
+	SLUICE_BUILD=$(abspath $(or $(B),build)) $(GO) test -count=1 -timeout 10m -parallel 8 -skip '^TestCost$$' ./oci-hook/...
 	$(GO) test -count=1 -v -run '^TestCost$$' ./oci-hook/test	# with its numbers

@@ -35,7 +35,7 @@ need runc runc
 need crun crun
 need podman podman
 need newuidmap uidmap
-need ch-run charliecloud
+need ch-run charliecloud-runtime # the whole one would bring docker, as a service
 need patchelf patchelf
 [ -e /lib/ld-musl-x86_64.so.1 ] || missing+=(musl)
 [ -e /usr/include/slurm/spank.h ] || missing+=(libslurm-dev)

@@ -41,6 +41,17 @@ type Place struct {
 	Hook                        specs.Hook
 }
 
+// hookTimeout is after how many seconds a runtime ends the hook, which ends itself before.
+const hookTimeout = 15
+
+// Hook is our entry in a container's specification, for the program at path. Its environment is never
+// empty: with none some runtimes give it the image's, LD_PRELOAD and all. By its first argument it is
+// not taken for the wrapper, whatever the program's name is.
+func Hook(path string, args ...string) specs.Hook {
+	timeout := hookTimeout
+	return specs.Hook{Path: path, Args: append([]string{"sluice-hook", "createContainer"}, args...), Env: []string{"SLUICE_HOOK=1"}, Timeout: &timeout}
+}
+
 type file struct {
 	CDIVersion string   `json:"cdiVersion"`
 	Kind       string   `json:"kind"`

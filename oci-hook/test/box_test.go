@@ -44,27 +44,7 @@ func runtimePath(name string) string {
 	return path
 }
 
-func TestMain(m *testing.M) {
-	if os.Args[0] == measure {
-		os.Exit(measured(os.Args[1], os.Args[2:]))
-	}
-	dir, err := os.MkdirTemp("", "sluice-oci")
-	if err == nil {
-		err = build(dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "test images:", err)
-		os.Exit(1)
-	}
-	code := m.Run()
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
-}
-
 func build(dir string) error {
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return err
-	}
 	built.dir, built.hook, built.image, built.lib = dir, dir+"/sluice-hook", dir+"/image", dir+"/content"
 	run := func(name string, args ...string) error {
 		cmd := exec.Command(name, args...)
@@ -84,7 +64,7 @@ func build(dir string) error {
 		append([]string{"gcc"}, so(dir+"/shim/libnvidia-ml.so.1", "libnvidia-ml.so.1", "ours")...),
 		append([]string{"gcc"}, so(dir+"/theirs/libcuda.so.1", "libcuda.so.1", "theirs")...),
 		{"gcc", "-O1", "-Wall", "-Werror", "-Wno-stringop-truncation", "-o", dir + "/probe", "c/probe.c", "-ldl"},
-		{"gcc", "-O1", "-Wall", "-Werror", "-o", dir + "/memory", "c/memory.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-o", dir + "/compute", "../../test/containers/c/compute.c", "-ldl"},
 	}
 	for _, s := range steps {
 		if err := run(s[0], s[1:]...); err != nil {
@@ -98,7 +78,8 @@ func build(dir string) error {
 	if err := os.WriteFile(dir+"/nvidia-smi", []byte("#!/bin/sh\necho the nvidia-smi of the site\n"), 0o755); err != nil {
 		return err
 	}
-	if err := run(built.hook, "prepare", "--config", built.conf, "--from", dir+"/shim", "--nvidia-smi", dir+"/nvidia-smi"); err != nil {
+	// By an admin whose files are his own: containers of users read these.
+	if err := run("sh", "-c", `umask 077; exec "$@"`, "sh", built.hook, "prepare", "--config", built.conf, "--from", dir+"/shim", "--nvidia-smi", dir+"/nvidia-smi"); err != nil {
 		return err
 	}
 	return buildImage(run)
@@ -122,7 +103,7 @@ func buildImage(run func(string, ...string) error) error {
 			return err
 		}
 	}
-	files := map[string]string{built.dir + "/probe": "/bin/probe", built.dir + "/memory": "/bin/memory", "/sbin/ldconfig": "/sbin/ldconfig"}
+	files := map[string]string{built.dir + "/probe": "/bin/probe", built.dir + "/compute": "/bin/compute", "/sbin/ldconfig": "/sbin/ldconfig"}
 	for _, b := range []string{"/bin/sh", "/bin/ls", "/bin/cat", "/bin/sleep"} {
 		files[b] = b
 	}
@@ -156,7 +137,7 @@ type box struct {
 	runtime                 string
 	spec                    specs.Spec
 	user                    int      // of the host, who starts it; 0: root
-	detach                  []string // a command of the runtime's for the running container
+	detach                  []string // a command of the runtime's for the running container, whose program is sleep
 	wrapped                 bool     // by the runtime wrapper instead of a hook in the specification
 }
 
@@ -288,14 +269,20 @@ func (b *box) run() (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
 	defer cancel()
-	name := fmt.Sprintf("sluice-test-%d-%d", os.Getpid(), time.Now().UnixNano())
+	name := fmt.Sprintf("%s-%d", group(), time.Now().UnixNano())
 	args = append(args, "--root", b.dir+"/state")
 	if b.detach == nil {
 		args = append(args, "run", "--bundle", b.bundle, name)
 	} else {
 		command := strings.ReplaceAll(strings.Join(b.detach, " "), "NAME", name)
-		each := strings.Join(args, " ")
-		args = []string{"sh", "-c", fmt.Sprintf("%s run --detach --bundle %s %s </dev/null >/dev/null 2>&1 && %s %s; rc=$?; %s delete --force %s; exit $rc", each, b.bundle, name, each, command, each, name)}
+		// crun comes back before the container's program runs, and there is nothing to enter yet.
+		args = []string{"sh", "-c", fmt.Sprintf(`runtime() { %s "$@"; }
+runtime run --detach --bundle %s %s </dev/null >/dev/null 2>&1 || exit
+pid=$(runtime state %[3]s | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p')
+until [ "$(cat /proc/$pid/comm)" = sleep ]; do sleep 0.02; done
+runtime %[4]s; rc=$?
+runtime delete --force %[3]s
+exit $rc`, strings.Join(args, " "), b.bundle, name, command)}
 	}
 	// crun refuses a machine with both kinds of cgroups; what it need not see is out of sight here.
 	script := `umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"`

@@ -45,7 +45,7 @@ func memoryOf(t *testing.T, file string) (kib int) {
 }
 
 // What the hook costs: of a container that did not ask, and of one that did. The numbers
-// are printed; the bounds are wide enough for a busy machine.
+// are printed; the bounds hold on a busy machine too.
 func TestCost(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/config.json", []byte(`{"process":{"env":["PATH=/bin"]},"root":{"path":"rootfs"}}`), 0o644); err != nil {
@@ -96,11 +96,12 @@ func TestCost(t *testing.T) {
 	}
 	t.Logf("not asked: median %v, worst %v; a container by runc: median %v without the hook, %v with a lease: %v more",
 		median(unasked), slices.Max(unasked), median(plain), median(served), median(served)-median(plain))
-	if m := median(unasked); m > 50*time.Millisecond {
-		t.Errorf("a container that did not ask waits %v", m)
+	// The fastest start is what a start costs: all others waited for something else, too.
+	if d := slices.Min(unasked); d > 5*time.Millisecond {
+		t.Errorf("a container that did not ask waits %v at least", d)
 	}
-	if d := median(served) - median(plain); d > 500*time.Millisecond {
-		t.Errorf("a container that asked waits %v", d)
+	if d := slices.Min(served) - slices.Min(plain); d > 50*time.Millisecond {
+		t.Errorf("a container that asked waits %v at least", d)
 	}
 }
 

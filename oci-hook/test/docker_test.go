@@ -84,8 +84,10 @@ func startDocker(t *testing.T, settings string) *docker {
 		t.Fatal(err)
 	}
 	e.socket = run + "/sock"
-	start(t, run+"/log", e.env, "unshare", "-m", e.path+"/usr/sbin/dockerd", "--config-file", run+"/daemon.json", "--data-root", run+"/data", "--exec-root", run+"/exec",
-		"--host", "unix://"+e.socket, "--pidfile", run+"/pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false", "--ip-masq=false")
+	// In places of its own: what it makes there does not become the machine's.
+	sh(t, `mkdir "$1/run" "$1/opt"`, run)
+	start(t, run+"/log", e.env, "unshare", "-m", "sh", "-c", `mount --bind "$0/run" /run && mount --bind "$0/opt" /opt && exec "$@"`, run, e.path+"/usr/sbin/dockerd", "--config-file", run+"/daemon.json", "--data-root", run+"/data", "--exec-root", run+"/exec",
+		"--host", "unix://"+e.socket, "--cgroup-parent", "/"+group(), "--pidfile", run+"/pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false", "--ip-masq=false")
 	answers(t, e.socket, run+"/log")
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) { // it listens before it is ready
 		if out, err := e.docker("version"); err == nil {

@@ -136,7 +136,7 @@ type Slurm struct {
 
 // Containers says what container engines find of a lease.
 type Containers struct {
-	Hook   string `key:"hook"`    // sluice-hook; where it is not installed, only Apptainer is told of leases
+	Hook   string `key:"hook"`    // sluice-hook; where it is not installed, engines that run hooks are not told of leases
 	Lib    string `key:"lib"`     // what sluice-hook prepare has made; lib of oci-hook.json
 	CDIDir string `key:"cdi_dir"` // of CDI specifications; "off" for none
 }

@@ -30,8 +30,6 @@ import (
 	"strings"
 	"syscall"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
-
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
@@ -45,7 +43,6 @@ const (
 	shim          = "libcuda.so.1"
 	podmanFile    = "containers.conf"
 	apptainerFile = "apptainer.sh"
-	hookTimeout   = 15 // seconds, after which a runtime ends the hook
 	maxSpec       = 64 << 10
 )
 
@@ -196,10 +193,9 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 
 // spec writes the CDI file.
 func (f *Files) spec(l lease.Lease) error {
-	timeout := hookTimeout
 	b, err := cdi.Spec(cdi.Device{Name: l.Request.Key.Job, Lease: l.ID}, cdi.Place{
 		Lib: f.cfg.Content, Leases: f.cfg.Leases, Target: Target, Socket: Target + "/lease/sock",
-		Hook: specs.Hook{Path: f.cfg.Hook, Args: []string{"sluice-hook", "createContainer"}, Env: []string{"SLUICE_HOOK=1"}, Timeout: &timeout},
+		Hook: cdi.Hook(f.cfg.Hook),
 	})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -106,10 +107,18 @@ sys.stdin.read()`, s.Socket(l.ID))
 	if err := os.Chmod(s.dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Log(stderr.String())
+		}
+	}()
 	said := make([]byte, 4096)
 	n, err := out.Read(said)
 	if err != nil || !strings.Contains(string(said[:n]), "is of uid 1000, and uid 1001 asks") {

@@ -116,8 +116,12 @@ func (h *Host) staging() string { return filepath.Join(h.cfg.RunDir, "leases.new
 
 // prepareDir makes the directories, which everybody may pass and only root write.
 func (h *Host) prepareDir() error {
-	for path, mode := range map[string]fs.FileMode{h.cfg.RunDir: 0o755, h.dir(): 0o755, h.staging(): 0o700} {
-		if err := os.MkdirAll(path, mode); err != nil {
+	// In this order: who makes staging first makes all above it root's alone.
+	for _, d := range []struct {
+		path string
+		mode fs.FileMode
+	}{{h.cfg.RunDir, 0o755}, {h.dir(), 0o755}, {h.staging(), 0o700}} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return fmt.Errorf("lease sockets: %w", err)
 		}
 	}

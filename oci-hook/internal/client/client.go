@@ -5,6 +5,7 @@
 package client
 
 import (
+	"debug/buildinfo"
 	"errors"
 	"fmt"
 	"os"
@@ -29,6 +30,9 @@ var engines = map[string][]string{
 	"ch-run": nil, // all of its options come before the image
 }
 
+// program is what Go calls this one in all of its files.
+const program = "github.com/sluice-hpc/sluice/oci-hook/cmd/sluice-hook"
+
 // spare is a directory that images have and do not use: ch-run makes none in them.
 const spare = "/media"
 
@@ -40,30 +44,44 @@ func Engine(name string) (string, bool) {
 	return name, ok
 }
 
-// Run becomes the real client; lib is the host's directory that containers get. It
+// Run becomes the real client; lib tells the host's directory that containers get, and is
+// asked in a job alone: elsewhere nothing of ours may keep a client from its work. It
 // returns only if it fails.
-func Run(name string, args, env []string, lib string) error {
+func Run(name string, args, env []string, lib func() (string, error)) error {
 	path, err := find(name, env)
 	if err != nil {
 		return err
 	}
-	err = unix.Exec(path, append([]string{name}, Edit(name, args, env, lib)...), env)
+	if dir := leaseDir(env); dir != "" {
+		ours, err := lib()
+		if err != nil {
+			return err
+		}
+		args = edit(name, args, env, dir, ours)
+	}
+	err = unix.Exec(path, append([]string{name}, args...), env)
 	return fmt.Errorf("%s: %w", path, err)
 }
 
-// Edit adds the request for the lease whose socket env names. What the user says comes
-// later, and so has the last word.
-func Edit(name string, args, env []string, lib string) []string {
+// leaseDir is the directory of the lease whose socket env names. Another socket is the user's own
+// business.
+func leaseDir(env []string) string {
 	socket, _ := request.Getenv(env, request.Variable)
 	dir := filepath.Dir(socket)
 	if filepath.Base(socket) != "sock" || !filepath.IsAbs(socket) || !request.ValidID(filepath.Base(dir)) {
-		return args // not of a lease: the user's own business
+		return ""
 	}
+	return dir
+}
+
+// edit adds the request for the lease in dir. What the user says comes later, and so has
+// the last word.
+func edit(name string, args, env []string, dir, lib string) []string {
 	var add []string
 	at := 0
 	switch name {
 	case "docker": // its daemon hands on the environment alone
-		add = []string{"--env", request.Variable + "=" + socket}
+		add = []string{"--env", request.Variable + "=" + dir + "/sock"}
 	case "podman": // of an annotation neither an image nor a program of exec hears
 		add = []string{"--annotation", request.Annotation + "=" + filepath.Base(dir)}
 	case "ch-run": // it runs no hooks, and hands on the whole environment
@@ -128,10 +146,17 @@ func find(name string, env []string) (string, error) {
 		}
 		p := filepath.Join(dir, name)
 		fi, err := os.Stat(p)
-		if err != nil || !fi.Mode().IsRegular() || os.SameFile(fi, self) || unix.Access(p, unix.X_OK) != nil {
+		if err != nil || !fi.Mode().IsRegular() || os.SameFile(fi, self) || copied(p) || unix.Access(p, unix.X_OK) != nil {
 			continue
 		}
 		return p, nil
 	}
 	return "", fmt.Errorf("%w: no %s in PATH but sluice-hook under its name; is it installed on this node?", ErrNoClient, name)
+}
+
+// copied says whether a file is this program all the same, of any release: two that are not links to one
+// would become each other without end.
+func copied(path string) bool {
+	info, err := buildinfo.ReadFile(path)
+	return err == nil && info.Path == program
 }

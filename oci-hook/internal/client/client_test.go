@@ -40,13 +40,16 @@ func TestEdit(t *testing.T) {
 		if want == "" {
 			want = c.args
 		}
-		if got := Edit(c.name, strings.Fields(c.args), []string{"SLUICE_SOCKET=" + socket}, "/lib/of/ours"); !slices.Equal(got, strings.Fields(want)) {
+		if got := edit(c.name, strings.Fields(c.args), nil, filepath.Dir(socket), "/lib/of/ours"); !slices.Equal(got, strings.Fields(want)) {
 			t.Errorf("%s %s: %v", c.name, c.args, got)
 		}
 	}
+	if dir := leaseDir([]string{"SLUICE_SOCKET=" + socket}); dir != filepath.Dir(socket) {
+		t.Errorf("%s: %q", socket, dir)
+	}
 	for _, s := range []string{"", "sock", "/sock", lease + "/sock", "/run/sluice/leases/x/sock", "/run/sluice/leases/" + lease + "/other", "tcp:host:1"} {
-		if got := Edit("docker", []string{"run", "image"}, []string{"SLUICE_SOCKET=" + s}, ""); len(got) != 2 {
-			t.Errorf("socket %q: %v", s, got)
+		if dir := leaseDir([]string{"SLUICE_SOCKET=" + s}); dir != "" {
+			t.Errorf("socket %q: %q", s, dir)
 		}
 	}
 }

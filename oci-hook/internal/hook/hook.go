@@ -82,7 +82,8 @@ func Run(ctx context.Context, stdin io.Reader, e Entry, log io.Writer) error {
 		return nil
 	case setErr != nil:
 		return fmt.Errorf("%w: %w", ErrNotServed, setErr)
-	case confErr != nil && s.Root == "":
+	case confErr != nil && (s.Root == "" || !errors.Is(confErr, unix.EACCES)):
+		// In a user namespace that maps no user it cannot be read; crun's state has what is needed then.
 		return fmt.Errorf("%w: %w", ErrNotServed, confErr)
 	}
 	if err := bring(ctx, set, s, c, r, e.HostPath, log); err != nil {
@@ -115,16 +116,13 @@ func bring(ctx context.Context, set settings.Settings, s state, c config, r *req
 	if err := root.Private(); err != nil {
 		return err
 	}
-	mounted := map[string]bool{} // by a CDI specification, for engines that run no hooks
-	for _, m := range c.Mounts {
-		mounted[filepath.Clean(m.Destination)] = true
-	}
-	if !mounted[set.Target] {
+	// A CDI specification mounts them too, for engines that run no hooks.
+	if !root.Shows(set.Target, lib) || !root.Shows(set.Target+"/lease", lease) {
 		if err := mountLib(root, set.Target, lib, lease); err != nil {
 			return err
 		}
 	}
-	if there := filepath.Join(set.Leases, r.Lease); (r.HostPath || hostPath) && !mounted[there] {
+	if there := filepath.Join(set.Leases, r.Lease); (r.HostPath || hostPath) && !root.Shows(there, lease) {
 		switch err := mountDir(root, there, lease); {
 		case err != nil && r.HostPath:
 			return fmt.Errorf("%w; ask by the annotation %s=%s instead", err, request.Annotation, r.Lease)
@@ -138,7 +136,7 @@ func bring(ctx context.Context, set settings.Settings, s state, c config, r *req
 	if err := findable(ctx, root, set, lib, log); err != nil {
 		return err
 	}
-	if !mounted[smiTarget] && has(root, loaders) {
+	if has(root, loaders) {
 		if err := smi(root, lib); err != nil {
 			fmt.Fprintln(log, "sluice-hook: no nvidia-smi:", err) // programs compute without it
 		}

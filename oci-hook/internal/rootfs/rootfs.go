@@ -70,6 +70,16 @@ func (r *Root) Has(path string) bool {
 	return err == nil
 }
 
+// Shows says whether the container sees the host's h at path.
+func (r *Root) Shows(path string, h *os.File) bool {
+	v, err := r.Find(path)
+	if err != nil {
+		return false
+	}
+	defer v.Close()
+	return sameFile(v, h)
+}
+
 // seen opens what the container will see at path, and refuses anything but the file that
 // h, a handle in our copy, is of.
 func (r *Root) seen(h *os.File, path string) (*os.File, error) {

@@ -1,7 +1,7 @@
 /*
- * memory.c for any C library: it calls two functions that all of them have, by their oldest
- * versions, and the kernel. Linked without a C library's start, it runs with glibc as old as the
- * shim does, and with musl under musl's loader.
+ * Loads the driver by name and prints the memory of its first device, with any C library: it calls
+ * two functions that all of them have, by their oldest versions, and the kernel. Linked without a C
+ * library's start, it runs with glibc as old as the shim does, and with musl under musl's loader.
  */
 #define RTLD_NOW 2
 
