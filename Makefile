@@ -23,7 +23,7 @@ CFLAGS_BASE := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthre
 CFLAGS ?= -O2 -g
 
 .PHONY: all
-all: shim simgpu spank go-bins
+all: shim simgpu spank go-bins hook
 
 include $(sort $(wildcard remoting/*/build.mk)) spank/build.mk oci-hook/build.mk
 
@@ -106,6 +106,7 @@ test: deps
 	$(MAKE) -j2 all cuda-programs
 	$(MAKE) test-c
 	$(MAKE) test-smi
+	$(MAKE) hook-check
 	$(MAKE) test-aside
 	$(MAKE) test-go
 
@@ -126,7 +127,7 @@ test-c: cuda-programs
 
 # The end-to-end package comes last and alone: it measures times, and should have the machine.
 test-go: all cuda-programs
-	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /daemon/test -e /oci-hook/test)
+	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /test/containers -e /daemon/test -e /oci-hook/test)
 	$(GO) test -run TestHistory -timeout 10m ./daemon/internal/owner
 	$(MAKE) test-e2e
 	$(MAKE) test-cluster
@@ -148,14 +149,25 @@ test-cluster: all cuda-programs
 
 # Jobs on real Slurm clusters, each in a folder of its own; as root. The release that is installed, and those of other
 # Debian releases in roots that are fetched once: SLURM=24.11 is one alone.
+# test/slurm/containers is of the installed release alone: the other roots have no engines; test-containers has one that has.
 SLURM ?= installed 24.11 26.05
 .PHONY: test-slurm
 test-slurm: all cuda-programs
 	set -- $(SLURM); for v; do \
-		root=; [ $$v = installed ] || root=$$(test/slurm/root.sh $$v); \
+		root=; packages=$$($(GO) list ./test/slurm/...); \
+		[ $$v = installed ] || { root=$$(test/slurm/root.sh $$v); packages=$$(grep -v /containers$$ <<<"$$packages"); }; \
 		echo "test-slurm: Slurm $$v"; \
-		SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) SLUICE_SLURM_ROOT=$$root $(GO) test -count=1 -p 1 -timeout 40m ./test/slurm/...; \
+		SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) SLUICE_SLURM_ROOT=$$root $(GO) test -count=1 -p 1 -timeout 40m $$packages; \
 	done
+
+# Today's container engines, in a root of Debian's sid that is fetched once, and the hook's tests with its runtimes; as root.
+.PHONY: test-containers
+test-containers: all cuda-programs
+	test/cuda-toolkit.sh smi
+	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -p 1 -timeout 40m ./test/containers/...
+	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_OCI_RUNTIMES=$$(oci-hook/test/newest.sh "$$(test/containers/root.sh)") \
+		$(GO) test -count=1 -parallel 8 -skip 'TestEngines|TestDocker|TestPodman|TestLibcs' ./oci-hook/test
+	SLUICE_RACE_ROUNDS=20000 $(GO) test -count=1 -v -timeout 20m -run '^TestRace$$' ./oci-hook/internal/rootfs # five names: 100,000 rounds
 
 fuzz:
 	test/fuzz.sh $(FUZZTIME)
@@ -210,7 +222,8 @@ help:
 	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
 	@echo 'make test-cluster daemons of several nodes in network namespaces (as root)'
 	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'
-	@echo 'make hook        the OCI hook; make hook-check: its tests with runc, crun, podman and docker (as root)'
+	@echo 'make hook        the OCI hook; make hook-check: its tests with the engines of Debian 12 (as root)'
+	@echo 'make test-containers docker, podman, apptainer and charliecloud of today, and in Slurm jobs (as root)'
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
 	@echo 'make generate    write the files generated from remoting/api/cuda.tbl'

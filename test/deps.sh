@@ -31,6 +31,13 @@ need lua5.3 lua5.3
 need lua5.1 lua5.1
 need jq jq
 need debootstrap debootstrap
+need runc runc
+need crun crun
+need podman podman
+need newuidmap uidmap
+need ch-run charliecloud-runtime # the whole one would bring docker, as a service
+need patchelf patchelf
+[ -e /lib/ld-musl-x86_64.so.1 ] || missing+=(musl)
 [ -e /usr/include/slurm/spank.h ] || missing+=(libslurm-dev)
 slurm_plugins=/usr/lib/$(gcc -print-multiarch 2>/dev/null || true)/slurm-wlm
 [ -e "$slurm_plugins/job_submit_lua.so" ] || missing+=(slurm-wlm-basic-plugins)
@@ -38,6 +45,7 @@ slurm_plugins=/usr/lib/$(gcc -print-multiarch 2>/dev/null || true)/slurm-wlm
 [ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
 [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
+[ -e "/lib/$(gcc -print-multiarch 2>/dev/null || true)/libdevmapper.so.1.02.1" ] || missing+=(libdevmapper1.02.1) # dockerd's
 # gcc 12 brings both sanitizers' runtimes; a bare compiler without libgcc's has neither.
 [ -e "$(gcc -print-file-name=libasan.so 2>/dev/null || echo /nowhere)" ] || missing+=(libgcc-12-dev)
 
@@ -64,6 +72,7 @@ for p in "${missing[@]}"; do
 done
 export DEBIAN_FRONTEND=noninteractive
 # Slurm, munge and the database are run by the tests, in folders of their own: installing them starts nothing here.
+# Docker is run by them as well, from where oci-hook/test/docker.sh unpacks it: other dockers stay as they are.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
 	printf '#!/bin/sh\nexit 101\n' >"$policy"

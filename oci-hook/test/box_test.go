@@ -32,24 +32,19 @@ const leaseID = "00112233445566778899aabbccddeeff"
 // runtimes are those at hand; runc and crun are both in the list of what tests need.
 var runtimes = []string{"runc", "crun"}
 
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "sluice-oci")
-	if err == nil {
-		err = build(dir)
+// runtimePath is where one of them is: the machine's, or in a directory with others.
+func runtimePath(name string) string {
+	if dir := os.Getenv("SLUICE_OCI_RUNTIMES"); dir != "" {
+		return filepath.Join(dir, name)
 	}
+	path, err := exec.LookPath(name)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "test images:", err)
-		os.Exit(1)
+		return name
 	}
-	code := m.Run()
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
+	return path
 }
 
 func build(dir string) error {
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return err
-	}
 	built.dir, built.hook, built.image, built.lib = dir, dir+"/sluice-hook", dir+"/image", dir+"/content"
 	run := func(name string, args ...string) error {
 		cmd := exec.Command(name, args...)
@@ -69,7 +64,7 @@ func build(dir string) error {
 		append([]string{"gcc"}, so(dir+"/shim/libnvidia-ml.so.1", "libnvidia-ml.so.1", "ours")...),
 		append([]string{"gcc"}, so(dir+"/theirs/libcuda.so.1", "libcuda.so.1", "theirs")...),
 		{"gcc", "-O1", "-Wall", "-Werror", "-Wno-stringop-truncation", "-o", dir + "/probe", "c/probe.c", "-ldl"},
-		{"gcc", "-O1", "-Wall", "-Werror", "-o", dir + "/memory", "c/memory.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-o", dir + "/compute", "../../test/containers/c/compute.c", "-ldl"},
 	}
 	for _, s := range steps {
 		if err := run(s[0], s[1:]...); err != nil {
@@ -80,7 +75,11 @@ func build(dir string) error {
 	if err := writeSettings(built.conf, nil); err != nil {
 		return err
 	}
-	if err := run(built.hook, "prepare", "--config", built.conf, "--from", dir+"/shim"); err != nil {
+	if err := os.WriteFile(dir+"/nvidia-smi", []byte("#!/bin/sh\necho the nvidia-smi of the site\n"), 0o755); err != nil {
+		return err
+	}
+	// By an admin whose files are his own: containers of users read these.
+	if err := run("sh", "-c", `umask 077; exec "$@"`, "sh", built.hook, "prepare", "--config", built.conf, "--from", dir+"/shim", "--nvidia-smi", dir+"/nvidia-smi"); err != nil {
 		return err
 	}
 	return buildImage(run)
@@ -104,7 +103,7 @@ func buildImage(run func(string, ...string) error) error {
 			return err
 		}
 	}
-	files := map[string]string{built.dir + "/probe": "/bin/probe", built.dir + "/memory": "/bin/memory", "/sbin/ldconfig": "/sbin/ldconfig"}
+	files := map[string]string{built.dir + "/probe": "/bin/probe", built.dir + "/compute": "/bin/compute", "/sbin/ldconfig": "/sbin/ldconfig"}
 	for _, b := range []string{"/bin/sh", "/bin/ls", "/bin/cat", "/bin/sleep"} {
 		files[b] = b
 	}
@@ -138,7 +137,7 @@ type box struct {
 	runtime                 string
 	spec                    specs.Spec
 	user                    int      // of the host, who starts it; 0: root
-	detach                  []string // a command of the runtime's for the running container
+	detach                  []string // a command of the runtime's for the running container, whose program is sleep
 	wrapped                 bool     // by the runtime wrapper instead of a hook in the specification
 }
 
@@ -221,14 +220,14 @@ func (b *box) cdi() {
 // unask takes the annotation away.
 func (b *box) unask() { delete(b.spec.Annotations, "dev.sluice.lease") }
 
-// lease makes a lease's directory and a socket in it that answers as its daemon would.
+// lease makes a lease's directory, which is root's, and in it the user's socket, which answers as its daemon would.
 func (b *box) lease(id string, uid int) {
 	b.t.Helper()
 	dir := b.dir + "/leases/" + id
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := errors.Join(os.Chmod(dir, 0o700), os.Chown(dir, uid, uid)); err != nil {
+	if err := os.Chmod(dir, 0o711); err != nil {
 		b.t.Fatal(err)
 	}
 	d, err := os.Open(dir) // sun_path is short, a test's directory is not
@@ -241,7 +240,7 @@ func (b *box) lease(id string, uid int) {
 		b.t.Fatal(err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := os.Chown(dir+"/sock", uid, uid); err != nil {
+	if err := errors.Join(os.Chmod(dir+"/sock", 0o666), os.Chown(dir+"/sock", uid, uid)); err != nil {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { l.Close() })
@@ -260,24 +259,30 @@ func (b *box) lease(id string, uid int) {
 // run starts the container and gives what it and the runtime said.
 func (b *box) run() (string, error) {
 	b.t.Helper()
-	args := []string{b.runtime}
+	args := []string{runtimePath(b.runtime)}
 	if b.wrapped {
 		b.spec.Hooks = nil
-		if err := writeSettings(b.conf, map[string]any{"runtimes": []string{"/nowhere/runc", "/usr/sbin/" + b.runtime, "/usr/bin/" + b.runtime}}); err != nil {
+		if err := writeSettings(b.conf, map[string]any{"runtimes": []string{"/nowhere/runc", runtimePath(b.runtime)}}); err != nil {
 			b.t.Fatal(err)
 		}
 		args = []string{built.hook, "runtime", "--config", b.conf, "--"}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
 	defer cancel()
-	name := fmt.Sprintf("sluice-test-%d-%d", os.Getpid(), time.Now().UnixNano())
+	name := fmt.Sprintf("%s-%d", group(), time.Now().UnixNano())
 	args = append(args, "--root", b.dir+"/state")
 	if b.detach == nil {
 		args = append(args, "run", "--bundle", b.bundle, name)
 	} else {
 		command := strings.ReplaceAll(strings.Join(b.detach, " "), "NAME", name)
-		each := strings.Join(args, " ")
-		args = []string{"sh", "-c", fmt.Sprintf("%s run --detach --bundle %s %s </dev/null >/dev/null 2>&1 && %s %s; rc=$?; %s delete --force %s; exit $rc", each, b.bundle, name, each, command, each, name)}
+		// crun comes back before the container's program runs, and there is nothing to enter yet.
+		args = []string{"sh", "-c", fmt.Sprintf(`runtime() { %s "$@"; }
+runtime run --detach --bundle %s %s </dev/null >/dev/null 2>&1 || exit
+pid=$(runtime state %[3]s | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p')
+until [ "$(cat /proc/$pid/comm)" = sleep ]; do sleep 0.02; done
+runtime %[4]s; rc=$?
+runtime delete --force %[3]s
+exit $rc`, strings.Join(args, " "), b.bundle, name, command)}
 	}
 	// crun refuses a machine with both kinds of cgroups; what it need not see is out of sight here.
 	script := `umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"`

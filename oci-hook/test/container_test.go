@@ -76,6 +76,23 @@ func TestCoveredFindsItsSettings(t *testing.T) {
 	})
 }
 
+// An image without an nvidia-smi has the site's, at each start; one with its own keeps it.
+func TestNvidiaSmi(t *testing.T) {
+	each(t, func(t *testing.T, b *box) {
+		b.spec.Process.Args = []string{"/bin/sh", "-c", "/usr/bin/nvidia-smi && /usr/lib/sluice/bin/nvidia-smi"}
+		for range 2 {
+			if out := b.must(); strings.Count(out, "of the site") != 2 {
+				t.Errorf("%s", out)
+			}
+		}
+		sh(t, `printf '#!/bin/sh\necho of the image\n' >"$1/usr/bin/nvidia-smi"; chmod 755 "$1/usr/bin/nvidia-smi"`, b.root)
+		b.wants(b.must(), "of the image\n", "of the site\n")
+		sh(t, `rm -r "$1/usr/bin"`, b.root) // nowhere to put it: the rest is served
+		b.spec.Process.Args = []string{"/bin/probe"}
+		b.wants(b.must(), served)
+	})
+}
+
 // The loader's cache lists the library, and still does after the image's own ldconfig.
 func TestLdconfigInside(t *testing.T) {
 	each(t, func(t *testing.T, b *box) {
@@ -124,6 +141,9 @@ func TestRefused(t *testing.T) {
 		}, "run it as 1001"},
 		"open directory": {func(b *box) { _ = os.Chmod(b.dir+"/leases", 0o777) }, "unsafe owner or mode"},
 		"settings open":  {func(b *box) { _ = os.Chmod(b.conf, 0o666) }, "unsafe owner or mode"},
+		"volume in the way": {func(b *box) {
+			b.spec.Mounts = append(b.spec.Mounts, specs.Mount{Destination: "/usr/lib/sluice", Type: "bind", Source: b.dir + "/leases", Options: []string{"rbind", "rprivate"}})
+		}, "not on the container's own root"},
 		"link as a lease": {func(b *box) {
 			_ = os.Symlink("/root", b.dir+"/leases/"+other)
 			b.spec.Annotations["dev.sluice.lease"] = other
@@ -139,6 +159,24 @@ func TestRefused(t *testing.T) {
 				b.wants(out, "cannot be brought into this container", c.want)
 			})
 		})
+	}
+}
+
+// Before a client of an engine, or a runtime, stands nothing that could keep it from its work: neither broken settings
+// out of a job, nor a copy of our program where a link should be.
+func TestClient(t *testing.T) {
+	dir := t.TempDir()
+	sh(t, `cd "$1" && mkdir one two real none etc etc/sluice && cp "$2" one/docker && cp "$2" two/docker && echo 'not JSON' >etc/sluice/oci-hook.json
+printf '#!/bin/sh\necho "the real one $*"\n' >real/docker && chmod 755 real/docker`, dir, built.hook)
+	script := `mount -t overlay -o lowerdir="$0/etc:/etc" overlay /etc && PATH=$0/one:$0/two:$0/$1 && exec /usr/bin/timeout 20 docker run image`
+	for real, want := range map[string]string{"real": "the real one run image\n", "none": "no docker in PATH but sluice-hook under its name"} {
+		out, _ := exec.Command("unshare", "-m", "/bin/sh", "-c", script, dir, real).CombinedOutput()
+		if !strings.Contains(string(out), want) {
+			t.Errorf("%s: %s", real, out)
+		}
+	}
+	if out, err := exec.Command(built.hook, "runtime", "--config", dir+"/etc/sluice/oci-hook.json", "--", "--version").CombinedOutput(); err != nil || !strings.Contains(string(out), "runc version") {
+		t.Errorf("the runtime's wrapper: %v: %s", err, out)
 	}
 }
 

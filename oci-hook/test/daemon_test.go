@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -56,32 +57,48 @@ func start(t *testing.T, log string, env []string, argv ...string) *exec.Cmd {
 	return cmd
 }
 
-// A container computes on a fraction of the simulated GPU, through shim, daemon and
-// worker: a program that links the CUDA runtime statically, in an image that knows
-// nothing of GPUs, as root and as another user's rootless container.
+// computes is what vecadd, which links the CUDA runtime statically, and compute, which opens
+// libcuda.so.1 and NVML by name, print in a container with a lease of these tests.
+func computes(uid int) string {
+	return fmt.Sprintf("PASS\ncompute uid=%d memory=%d nvml=%[2]d\n", uid, memory)
+}
+
+// A container of a runtime's own computes on a fraction of the simulated GPU, through shim,
+// daemon and worker, in an image that knows nothing of GPUs; and so does a program of exec: as root, as
+// another user of root's runtime, and rootless.
 func TestDaemon(t *testing.T) {
 	socket, dir := daemon(t)
-	for _, user := range []int{0, 1000} {
-		lease := grant(t, socket, dir, user)
+	lease := map[int]string{0: grant(t, socket, dir, 0), 1000: grant(t, socket, dir, 1000)}
+	for name, c := range map[string]struct{ user, uid, owner int }{
+		"root": {0, 0, 0}, "unprivileged": {0, 1000, 1000}, "rootless": {1000, 0, 1000},
+	} {
 		for _, r := range runtimes {
-			t.Run(fmt.Sprintf("%s uid %d", r, user), func(t *testing.T) {
+			t.Run(r+" "+name, func(t *testing.T) {
 				b := newBox(t, r)
 				content := b.dir + "/content"
 				if err := writeSettings(b.conf, map[string]any{"lib": content, "leases": dir + "/run/leases"}); err != nil {
 					t.Fatal(err)
 				}
 				sh(t, `"$1" prepare --config "$2" --from "$3"`, built.hook, b.conf, filepath.Dir(program(t, "shim/libcuda.so.1")))
-				sh(t, `cp "$2" "$1/bin/"; ldd "$2" | sed -n 's/.* => \(\/[^ ]*\).*/\1/p' | while read l; do cp -L "$l" "$1/lib/x86_64-linux-gnu/"; done`, b.root, program(t, "test/cuda-11.8/vecadd"))
-				b.spec.Annotations["dev.sluice.lease"] = lease
-				b.spec.Process.Args = []string{"/bin/sh", "-c", "vecadd && memory"}
-				if user != 0 {
-					b.user = user
-					b.inNamespace(uint32(user), 1)
+				sh(t, `cp "$2" "$3" "$1/bin/"; ldd "$2" | sed -n 's/.* => \(\/[^ ]*\).*/\1/p' | while read l; do cp -L "$l" "$1/lib/x86_64-linux-gnu/"; done`,
+					b.root, program(t, "test/cuda-11.8/vecadd"), program(t, "test/nvml"))
+				b.spec.Annotations["dev.sluice.lease"] = lease[c.owner]
+				b.spec.Process.User = specs.User{UID: uint32(c.uid), GID: uint32(c.uid)}
+				if b.user = c.user; c.user != 0 {
+					b.inNamespace(uint32(c.user), 1)
 				}
-				out := b.must()
-				if !strings.Contains(out, "PASS") || !strings.Contains(out, fmt.Sprintf("memory %d\n", 512<<20)) {
-					t.Errorf("%s", out)
-				}
+				b.spec.Process.Args = []string{"/bin/sh", "-c", "vecadd && compute"}
+				b.wants(b.must(), computes(c.uid))
+				b.spec.Process.Args = []string{"/bin/sleep", "60"}
+				b.detach = []string{"exec", "--user", fmt.Sprint(c.uid), "NAME", "/bin/sh", "-c", "'vecadd && compute'"}
+				b.wants(b.must(), computes(c.uid))
+				b.detach = nil
+				// A library on a user's volume is covered; its settings cannot be put there, and are found all the same.
+				sh(t, `mkdir "$1" && cp "$2" "$1/libcuda.so.1" && cp "$2" "$1/libnvidia-ml.so.1"`, b.dir+"/volume", built.dir+"/theirs/libcuda.so.1")
+				b.spec.Mounts = append(b.spec.Mounts, specs.Mount{Destination: "/volume", Type: "bind", Source: b.dir + "/volume", Options: []string{"rbind", "rprivate"}})
+				b.spec.Process.Env = append(b.spec.Process.Env, "LD_LIBRARY_PATH=/volume")
+				b.spec.Process.Args = []string{"/bin/sh", "-c", "vecadd && compute && nvml"}
+				b.wants(b.must(), computes(c.uid), "NVML and CUDA agree")
 			})
 		}
 	}
@@ -90,7 +107,7 @@ func TestDaemon(t *testing.T) {
 // daemon starts munged and sluiced with a simulated GPU, for one node.
 func daemon(t *testing.T) (socket, dir string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sluice-oci") // short: of a socket's path
+	dir, err := os.MkdirTemp("", "d") // short: of a socket's path
 	if err == nil {
 		err = os.Chmod(dir, 0o755)
 	}

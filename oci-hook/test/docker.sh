@@ -5,12 +5,15 @@ set -euo pipefail
 
 cache=${SLUICE_CACHE:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)/build/cache}
 dir=$cache/docker
+mkdir -p "$cache"
+exec 9>"$dir.lock" # two may want it at once
+flock 9
 if [ ! -x "$dir/usr/sbin/dockerd" ]; then
-	mkdir -p "$cache"
 	new=$(mktemp -d "$cache/docker.XXXXXX")
 	trap 'rm -rf "$new"' EXIT
 	chmod 755 "$new"
-	(cd "$new" && apt-get -q -o APT::Sandbox::User=root download docker.io containerd tini >&2)
+	download() { (cd "$new" && apt-get -q -o APT::Sandbox::User=root download docker.io containerd tini >&2); }
+	download || { apt-get -q update >&2 && download; }
 	for p in "$new"/*.deb; do
 		dpkg -x "$p" "$new"
 		rm "$p"

@@ -15,46 +15,8 @@ import (
 // environment that a job has anyway.
 func TestDocker(t *testing.T) {
 	b := newBox(t, "runc")
-	out, err := exec.Command("./docker.sh").Output()
-	if err != nil {
-		t.Fatalf("docker.sh: %v", err)
-	}
-	path := strings.TrimSpace(string(out))
-	env := []string{"HOME=/", "PATH=" + path + "/usr/bin:" + path + "/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"}
-	run, err := os.MkdirTemp("", "docker") // short: of a socket's path
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(run) })
-	conf, err := json.Marshal(map[string]any{
-		"default-runtime": "sluice",
-		"runtimes":        map[string]any{"sluice": map[string]any{"path": built.hook, "runtimeArgs": []string{"runtime", "--config", b.conf, "--"}}},
-	})
-	if err == nil {
-		err = os.WriteFile(b.dir+"/daemon.json", conf, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := run + "/sock"
-	start(t, b.dir+"/dockerd.log", env, "unshare", "-m", path+"/usr/sbin/dockerd", "--config-file", b.dir+"/daemon.json", "--data-root", run+"/data", "--exec-root", run+"/exec",
-		"--host", "unix://"+socket, "--pidfile", run+"/pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false", "--ip-masq=false")
-	answers(t, socket, b.dir+"/dockerd.log")
-	docker := func(args ...string) (string, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, filepath.Join(path, "usr/bin/docker"), append([]string{"--host", "unix://" + socket}, args...)...)
-		cmd.Env = env
-		out, err := cmd.CombinedOutput()
-		return string(out), err
-	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) { // it listens before it is ready
-		if out, err := docker("version"); err == nil {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("dockerd: %v: %s", err, out)
-		}
-	}
+	e := startDocker(t, b.conf)
+	docker := e.docker
 	sh(t, `tar -C "$1" -cf "$2" .`, b.root, b.dir+"/image.tar")
 	if out, err := docker("import", b.dir+"/image.tar", "image"); err != nil {
 		t.Fatalf("import: %v: %s", err, out)
@@ -78,6 +40,60 @@ func TestDocker(t *testing.T) {
 	} {
 		if out, _ := docker(c.args...); !strings.Contains(out, c.want) {
 			t.Errorf("%s: %s", c.name, out)
+		}
+	}
+}
+
+// docker is a dockerd with the wrapper as its default runtime, and its client.
+type docker struct {
+	path, socket string // of the programs, of the daemon
+	env          []string
+}
+
+func (e *docker) docker(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(e.path, "usr/bin/docker"), append([]string{"--host", "unix://" + e.socket}, args...)...)
+	cmd.Env = e.env
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// startDocker starts one that ends with the test; settings are the wrapper's.
+func startDocker(t *testing.T, settings string) *docker {
+	t.Helper()
+	out, err := exec.Command("./docker.sh").Output()
+	if err != nil {
+		t.Fatalf("docker.sh: %v", err)
+	}
+	e := &docker{path: strings.TrimSpace(string(out))}
+	e.env = []string{"HOME=/", "PATH=" + e.path + "/usr/bin:" + e.path + "/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	run, err := os.MkdirTemp("", "docker") // short: of a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(run) })
+	conf, err := json.Marshal(map[string]any{
+		"default-runtime": "sluice",
+		"runtimes":        map[string]any{"sluice": map[string]any{"path": built.hook, "runtimeArgs": []string{"runtime", "--config", settings, "--"}}},
+	})
+	if err == nil {
+		err = os.WriteFile(run+"/daemon.json", conf, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.socket = run + "/sock"
+	// In places of its own: what it makes there does not become the machine's.
+	sh(t, `mkdir "$1/run" "$1/opt"`, run)
+	start(t, run+"/log", e.env, "unshare", "-m", "sh", "-c", `mount --bind "$0/run" /run && mount --bind "$0/opt" /opt && exec "$@"`, run, e.path+"/usr/sbin/dockerd", "--config-file", run+"/daemon.json", "--data-root", run+"/data", "--exec-root", run+"/exec",
+		"--host", "unix://"+e.socket, "--cgroup-parent", "/"+group(), "--pidfile", run+"/pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false", "--ip-masq=false")
+	answers(t, e.socket, run+"/log")
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) { // it listens before it is ready
+		if out, err := e.docker("version"); err == nil {
+			return e
+		} else if time.Now().After(deadline) {
+			t.Fatalf("dockerd: %v: %s", err, out)
 		}
 	}
 }

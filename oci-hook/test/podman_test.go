@@ -2,11 +2,11 @@ package test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,38 +30,11 @@ func newPodman(t *testing.T, runtime string, user int) *podman {
 	if err := os.MkdirAll(hooks, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// The file that a site copies, with this test's paths in it.
-	b, err := os.ReadFile("../../etc/containers/hooks.d/sluice.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var f map[string]any
-	if err := json.Unmarshal(b, &f); err != nil {
-		t.Fatal(err)
-	}
-	h := f["hook"].(map[string]any)
-	h["path"], h["args"] = built.hook, append(h["args"].([]any), "--config", p.conf)
-	if b, err = json.Marshal(f); err == nil {
-		err = os.WriteFile(hooks+"/sluice.json", b, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	hooksDir(t, hooks, p.conf)
 	p.user = user
-	home, err := os.MkdirTemp("", "podman") // podman wants a short one
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(home) })
-	sh(t, `chmod 700 "$1" && chown "$2:$2" "$1"`, home, fmt.Sprint(user))
-	p.home = home
-	p.args = []string{"podman", "--root", home + "/storage", "--runroot", home + "/runroot", "--tmpdir", home + "/tmp", "--storage-driver", "overlay",
-		"--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", runtime, "--hooks-dir", hooks}
-	t.Cleanup(func() {
-		_, _ = p.podman("rm", "--all", "--force", "--time", "0")
-		_ = exec.Command("find", "/sys/fs/cgroup", "-depth", "-type", "d", "-path", "*/"+filepath.Base(home)+"*", "-exec", "rmdir", "{}", ";").Run()
-		_ = unix.Unmount(home+"/storage/overlay", unix.MNT_DETACH)
-	})
+	p.home = podmanHome(t, user)
+	p.args = podmanArgs(p.home, runtime, hooks)
+	t.Cleanup(func() { _, _ = p.podman("rm", "--all", "--force", "--time", "0") })
 	sh(t, `tar -C "$1" -cf "$2" .`, p.root, dir+"/image.tar")
 	if out, err := p.podman("import", "-q", dir+"/image.tar", "image"); err != nil {
 		t.Fatalf("import: %v: %s", err, out)
@@ -69,25 +42,67 @@ func newPodman(t *testing.T, runtime string, user int) *podman {
 	return p
 }
 
-// podman runs podman where crun sees one kind of cgroups.
+// podmanHome is a directory for all that a user's podman keeps; podman wants a short path.
+func podmanHome(t *testing.T, user int) string {
+	t.Helper()
+	home, err := os.MkdirTemp("", "podman")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		endPause(t, home+"/tmp")
+		_ = os.RemoveAll(home)
+	})
+	sh(t, `chmod 700 "$1" && mkdir "$1/run" "$1/shm" "$1/lib" && chown -R "$2:$2" "$1"`, home, fmt.Sprint(user))
+	return home
+}
+
+func podmanArgs(home, runtime, hooks string) []string {
+	return []string{"podman", "--root", home + "/storage", "--runroot", home + "/runroot", "--tmpdir", home + "/tmp", "--storage-driver", "overlay",
+		"--cgroup-manager", "cgroupfs", "--events-backend", "file", "--network-config-dir", home + "/net.d", "--runtime", runtime, "--hooks-dir", hooks}
+}
+
+// podmanMounts is a script for mounts of their own, in which podman leaves nothing outside of its home, and crun sees
+// one kind of control groups.
+func podmanMounts(home string) string {
+	return "umount /sys/fs/cgroup/unified 2>/dev/null; mount --bind " + home + "/run /run; mount --bind " + home + "/shm /dev/shm; mount --bind " + home + "/lib /var/lib"
+}
+
+// podman runs it.
 func (p *podman) podman(args ...string) (string, error) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
-	script := `umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"`
+	script := podmanMounts(p.home) + `; exec "$@"`
 	if p.user != 0 {
-		script = fmt.Sprintf(`umount /sys/fs/cgroup/unified 2>/dev/null; export HOME=%s XDG_RUNTIME_DIR=%[1]s; cd /; exec setpriv --reuid %d --regid %[2]d --clear-groups "$@"`, p.home, p.user)
+		script = podmanMounts(p.home) + fmt.Sprintf(`; export HOME=%s XDG_RUNTIME_DIR=%[1]s; cd /; exec setpriv --reuid %d --regid %[2]d --clear-groups "$@"`, p.home, p.user)
 	}
-	cmd := exec.CommandContext(ctx, "unshare", append([]string{"-m", "sh", "-c", script, "sh"}, append(p.args, args...)...)...)
+	cmd := exec.CommandContext(ctx, "unshare", slices.Concat([]string{"-m", "sh", "-c", script, "sh"}, p.args, args)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
 
+// endPause ends the process by which a user's podman keeps its user namespace.
+func endPause(t *testing.T, dir string) {
+	b, err := os.ReadFile(dir + "/pause.pid")
+	if err != nil {
+		return // root's has none
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil && strings.HasPrefix(string(comm), "podman") {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+}
+
 func (p *podman) start(more ...string) (string, error) {
 	if p.user == 0 {
-		more = append([]string{"--cgroup-parent", "/" + filepath.Base(p.home)}, more...)
+		more = append([]string{"--cgroup-parent", "/" + group()}, more...)
 	}
 	return p.podman(append(append([]string{"run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"}, more...), "image", "/bin/probe")...)
 }

@@ -26,18 +26,32 @@
 
 static char conf[MAX_CONF];
 
-static void read_conf(void)
+/* Where a container has the library too, should the file not be beside the one that was loaded. */
+#define USUAL_CONF "/usr/lib/sluice/sluice.conf"
+
+/* O_NONBLOCK: a FIFO in its place must not hang the program. */
+static int open_conf(void)
 {
+	const int how = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 	char path[4096];
 	const char *slash;
 	Dl_info info;
-	ssize_t n;
-	int fd;
+	int n, fd = -1;
 
-	if (!dladdr((void *)(uintptr_t)sl_config, &info) || !info.dli_fname || !(slash = strrchr(info.dli_fname, '/')))
-		return;
-	n = snprintf(path, sizeof path, "%.*s/sluice.conf", (int)(slash - info.dli_fname), info.dli_fname);
-	if (n < 0 || (size_t)n >= sizeof path || (fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+	if (dladdr((void *)(uintptr_t)sl_config, &info) && info.dli_fname && (slash = strrchr(info.dli_fname, '/'))) {
+		n = snprintf(path, sizeof path, "%.*s/sluice.conf", (int)(slash - info.dli_fname), info.dli_fname);
+		if (n > 0 && (size_t)n < sizeof path)
+			fd = open(path, how);
+	}
+	return fd < 0 ? open(USUAL_CONF, how) : fd;
+}
+
+static void read_conf(void)
+{
+	int fd = open_conf();
+	ssize_t n;
+
+	if (fd < 0)
 		return;
 	n = read(fd, conf, sizeof conf - 1);
 	close(fd);

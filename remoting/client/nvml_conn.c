@@ -265,25 +265,36 @@ static bool conf_value(const char *text, const char *key, char *dst, size_t cap)
 	return false;
 }
 
-/* sluice.conf beside this library: how a container without our environment finds the worker. */
-static bool read_conf(char text[CONF_MAX])
+/*
+ * sluice.conf beside this library: how a container without our environment finds the worker.
+ * Where only the library could be put, it is where a container has it all.
+ * O_NONBLOCK: a FIFO in its place must not hang the program.
+ */
+static int open_conf(void)
 {
+	const int how = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+	const char *slash;
 	char path[4096];
 	Dl_info info;
-	const char *slash;
-	size_t n, got = 0;
-	int fd;
+	size_t n;
+	int fd = -1;
 
-	if (!dladdr((const void *)conf_value, &info) || !info.dli_fname)
-		return false;
-	slash = strrchr(info.dli_fname, '/');
-	n = slash ? (size_t)(slash - info.dli_fname) + 1 : 0;
-	if (n + sizeof "sluice.conf" > sizeof path)
-		return false;
-	memcpy(path, info.dli_fname, n);
-	memcpy(path + n, "sluice.conf", sizeof "sluice.conf");
-	/* O_NONBLOCK: a FIFO in its place must not hang the program. */
-	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (dladdr((const void *)conf_value, &info) && info.dli_fname && (slash = strrchr(info.dli_fname, '/'))) {
+		n = (size_t)(slash - info.dli_fname) + 1;
+		if (n + sizeof "sluice.conf" <= sizeof path) {
+			memcpy(path, info.dli_fname, n);
+			memcpy(path + n, "sluice.conf", sizeof "sluice.conf");
+			fd = open(path, how);
+		}
+	}
+	return fd < 0 ? open("/usr/lib/sluice/sluice.conf", how) : fd;
+}
+
+static bool read_conf(char text[CONF_MAX])
+{
+	size_t got = 0;
+	int fd = open_conf();
+
 	if (fd < 0)
 		return false;
 	while (got < CONF_MAX - 1) {

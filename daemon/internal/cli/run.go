@@ -217,6 +217,7 @@ var ours = []string{"SLUICE_WORKER", "SLUICE_LEASE", "SLUICE_SOCKET"}
 
 // environ is env with the variables that lead the program to our driver.
 func (o *runOptions) environ(env []string, lib string, l granted) []string {
+	env = withoutJob(env)
 	set := l.env()
 	for _, k := range ours {
 		if _, ok := set[k]; !ok {
@@ -242,5 +243,5 @@ func (o *runOptions) environ(env []string, lib string, l granted) []string {
 			out = append(out, k+"="+v)
 		}
 	}
-	return out
+	return withContainers(out, lib, l)
 }

@@ -57,14 +57,21 @@ func (p *parser) paths() {
 		{"state_dir", c.StateDir, false}, {"run_dir", c.RunDir, false}, {"audit.file", c.Audit.File, false},
 		{"munge.socket", c.Munge.Socket, true}, {"owner.store", c.Owner.Store, true}, {"worker.exe", c.Worker.Exe, true},
 		{"slurm.bin", c.Slurm.Bin, true}, {"slurm.conf", c.Slurm.Conf, true}, {"slurm.lib", c.Slurm.Lib, false}, {"slurm.spool", c.Slurm.Spool, true},
+		{"containers.hook", c.Containers.Hook, false}, {"containers.lib", c.Containers.Lib, false}, {"containers.cdi_dir", c.Containers.CDIDir, false},
 		{"tls.ca", c.TLS.CA, c.Auth != "tls"}, {"tls.cert", c.TLS.Cert, c.Auth != "tls"}, {"tls.key", c.TLS.Key, c.Auth != "tls"},
 	} {
 		switch {
 		case d.path == "" && d.empty:
+		case d.key == "containers.cdi_dir" && d.path == "off":
 		case d.path == "" && strings.HasPrefix(d.key, "tls."):
 			p.fail(d.key, "is empty; auth: tls needs it, sluice ca makes it")
 		case !filepath.IsAbs(d.path) || filepath.Clean(d.path) != d.path || d.path == "/":
 			p.fail(d.key, "%q is no absolute, plain path", d.path)
+		}
+	}
+	for _, d := range []struct{ key, path string }{{"run_dir", c.RunDir}, {"slurm.lib", c.Slurm.Lib}} {
+		if strings.ContainsAny(d.path, ":,\n") {
+			p.fail(d.key, "%q has a colon or a comma; it stands in lists that are separated by those", d.path)
 		}
 	}
 	if n := len(c.RunDir) + leaseSocket; n > sunPath {

@@ -34,6 +34,8 @@ type Config struct {
 	Worker    Worker  `key:"worker"`
 	Slurm     Slurm   `key:"slurm"`
 
+	Containers Containers `key:"containers"`
+
 	// Pools and Slurm's partitions by name. Names are the site's own, so they are no
 	// keys of this table.
 	Pools      map[string]Pool
@@ -132,6 +134,13 @@ type Slurm struct {
 	Report      string        `key:"report" oneof:"auto|no" live:"yes"` // a line in AdminComment when a job ends
 }
 
+// Containers says what container engines find of a lease.
+type Containers struct {
+	Hook   string `key:"hook"`    // sluice-hook; where it is not installed, engines that run hooks are not told of leases
+	Lib    string `key:"lib"`     // what sluice-hook prepare has made; lib of oci-hook.json
+	CDIDir string `key:"cdi_dir"` // of CDI specifications; "off" for none
+}
+
 // Pool is a named list of owners that leases are placed on.
 type Pool struct {
 	Owners  []Peer
@@ -173,6 +182,7 @@ func Default() Config {
 		Worker:  Worker{Cgroup: "auto", PidsMax: 512, Seccomp: true, ConfineDev: true},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
 			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},
+		Containers: Containers{Hook: "/usr/bin/sluice-hook", Lib: "/usr/lib/sluice/container", CDIDir: "/run/cdi"},
 	}
 }
 

@@ -42,6 +42,7 @@ var names = []string{
 	"reserve-1-checked",
 	"reserve-2-written",
 	"reserve-3-answer",
+	"socket-a-files",
 	"sponsor-1-granted",
 	"sponsor-2-all",
 	"sponsor-3-undone",

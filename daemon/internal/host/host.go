@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 )
 
 // Peer is an owner: the name that it must prove, and where it listens.
@@ -53,6 +54,19 @@ type Pool struct {
 
 // Auditor is the audit log.
 type Auditor interface{ Write(audit.Event) error }
+
+// Files are what container engines read of a lease: *containers.Files.
+type Files interface {
+	Write(l lease.Lease) error // its directory is there
+	Remove(id string)          // what is not in that directory
+	Keep(live func(id string) bool)
+}
+
+type noFiles struct{}
+
+func (noFiles) Write(lease.Lease) error { return nil }
+func (noFiles) Remove(string)           {}
+func (noFiles) Keep(func(string) bool)  {}
 
 // Config is what the role needs. Zero times and limits mean the defaults.
 type Config struct {
@@ -84,6 +98,9 @@ type Config struct {
 	Ask       time.Duration // deadline of one question to an owner; 2 s
 	BackOff   time.Duration // pause after an owner did not answer, from a 32nd of it up to 12 times it; 5 s
 
+	// Files are for container engines; nil for none.
+	Files Files
+
 	// Health and Stats add what other parts of the daemon know; nil for nothing.
 	Health func(context.Context) []rpc.Check
 	Stats  func(context.Context) []rpc.GPUStats
@@ -104,6 +121,9 @@ func (c Config) withDefaults() Config {
 	set(&c.BackOff, 5*time.Second)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Files == nil {
+		c.Files = noFiles{}
 	}
 	return c
 }
@@ -184,7 +204,9 @@ type Host struct {
 	ends    map[endName]*jobEnd  // of jobs, that owners have not heard of yet
 	closed  bool
 
-	clock  clock
+	clock     clock
+	strangers limit.Reports // who are refused at leases' sockets
+
 	noting sync.Mutex // changes of the ends' notes; before mu
 }
 

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -362,59 +361,6 @@ func TestFlood(t *testing.T) {
 			t.Fatal(status, reason, time.Since(start))
 		}
 		f.Close()
-	}
-}
-
-func TestWhoMay(t *testing.T) {
-	l := &lease.Lease{ID: "x", Request: lease.Request{UID: 1000, Key: lease.Key{Job: "42"}}}
-	for _, c := range []struct {
-		who caller
-		ok  bool
-	}{
-		{caller{uid: 1000, fd: -1}, true},
-		{caller{uid: 0, fd: -1}, true},
-		{caller{uid: 1001, fd: -1}, false},
-		{caller{uid: 1001, pid: os.Getpid(), fd: -1}, false},
-		{caller{uid: 1000, pid: os.Getpid(), fd: -1}, true},
-	} {
-		if err := c.who.may(l); (err == nil) != c.ok {
-			t.Errorf("%+v: %v", c.who, err)
-		}
-	}
-	for path, job := range map[string]string{
-		"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n":      "42",
-		"4:memory:/slurm/uid_1000/job_7/step_batch\n1:name=systemd:/x\n":     "7",
-		"9:cpuset:/\n4:memory:/slurm_node1/uid_0/job_8\n":                    "8",
-		"0::/user.slice/user-1000.slice/session-1.scope\n":                   "",
-		"0::/user.slice/job_9/x\n":                                           "",
-		"0::/system.slice/slurmstepd.scope/job_10extra/step_0/user/task_0\n": "",
-	} {
-		if got := jobOf(path); got != job {
-			t.Errorf("%q: job %q, want %q", path, got, job)
-		}
-	}
-}
-
-// A container's user ids are some of the user's own, in a namespace that is his.
-func TestMappedUser(t *testing.T) {
-	cmd := exec.Command("sleep", "100")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}, Pdeathsig: syscall.SIGKILL}
-	cmd.Path, cmd.Args = "/usr/bin/unshare", []string{"unshare", "--user", "sleep", "100"}
-	if err := cmd.Start(); err != nil {
-		t.Fatal("cannot start a process in a user namespace: ", err)
-	}
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	for end := time.Now().Add(5 * time.Second); !nsOwnedBy(cmd.Process.Pid, 1000); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the namespace is not seen as uid 1000's")
-		}
-	}
-	if nsOwnedBy(cmd.Process.Pid, 1001) || nsOwnedBy(os.Getpid(), 0) {
-		t.Fatal("a namespace of somebody else passes")
-	}
-	l := &lease.Lease{Request: lease.Request{UID: 1000, Key: lease.Key{Job: "1"}}}
-	if err := (&caller{uid: 100999, pid: cmd.Process.Pid, fd: -1}).may(l); err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -146,8 +146,8 @@ func (c *caller) may(l *lease.Lease) error {
 	r := &l.Request
 	if c.uid != r.UID {
 		// A container maps its user ids to some of the user's: then its user
-		// namespace is the user's own.
-		if c.pid == 0 || r.UID == 0 || !nsOwnedBy(c.pid, r.UID) {
+		// namespace is the user's own, and knows the caller.
+		if c.pid == 0 || r.UID == 0 || !mapped(c.pid, c.uid) || !nsOwnedBy(c.pid, r.UID) {
 			return lease.Errorf(lease.Denied, "lease %s is of uid %d, and uid %d asks", l.ID, r.UID, c.uid)
 		}
 	}
@@ -184,6 +184,22 @@ const (
 	nsGetParent   = 0xb702
 	nsGetOwnerUID = 0xb704
 )
+
+// mapped says whether uid is one of those of a process's user namespace. A process that
+// has taken over the number of a caller who is gone cannot speak for him so.
+func mapped(pid int, uid uint32) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", pid))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		var inside, outside, n uint64
+		if _, err := fmt.Sscan(line, &inside, &outside, &n); err == nil && uint64(uid) >= outside && uint64(uid)-outside < n {
+			return true
+		}
+	}
+	return false
+}
 
 // nsOwnedBy says whether a process's user namespace, or one around it but the
 // initial one, was made by uid.

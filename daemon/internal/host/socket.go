@@ -5,11 +5,14 @@ package host
 //	accept -> 64 bytes, within requestTime -> who is it -> the lease's owner of that
 //	number -> connected socket -> header with it by SCM_RIGHTS -> closed
 //
-// The directory RunDir/leases/ID belongs to the lease's user, who may do with it
-// what he likes. So nothing in it is opened, and no mode or owner is changed by a
-// path through it: the socket is made aside, in a directory of root's, and then
-// renamed into its place, which follows no link. The directory stays when the
-// daemon is started anew, since containers have it mounted.
+// The directory RunDir/leases/ID is root's. An older daemon left it to the lease's
+// user, so nothing in it is opened, and no mode or owner is changed by a path through
+// it: the socket is made aside, in a directory of root's, and then renamed into its
+// place, which follows no link. The directory stays when the daemon is started anew,
+// since containers have it mounted.
+//
+// Everybody may connect, since a rootless container's programs are subordinate users of
+// whom no mode of a file knows: who it is, the kernel says.
 //
 // Each lease has a goroutine that accepts and at most maxOpen that answer. A
 // crowd on one lease waits in that socket's own backlog.
@@ -49,8 +52,9 @@ const (
 
 	requestTime = 5 * time.Second
 	openTime    = 15 * time.Second
-	maxOpen     = 64   // connections of one lease that are being answered
-	crowded     = 2048 // of all leases; above it each lease has crowdOpen
+	strangeTime = 20 * time.Millisecond // that a stranger's request may take to arrive
+	maxOpen     = 64                    // connections of one lease that are being answered
+	crowded     = 2048                  // of all leases; above it each lease has crowdOpen
 	crowdOpen   = 4
 )
 
@@ -112,8 +116,12 @@ func (h *Host) staging() string { return filepath.Join(h.cfg.RunDir, "leases.new
 
 // prepareDir makes the directories, which everybody may pass and only root write.
 func (h *Host) prepareDir() error {
-	for path, mode := range map[string]fs.FileMode{h.cfg.RunDir: 0o755, h.dir(): 0o755, h.staging(): 0o700} {
-		if err := os.MkdirAll(path, mode); err != nil {
+	// In this order: who makes staging first makes all above it root's alone.
+	for _, d := range []struct {
+		path string
+		mode fs.FileMode
+	}{{h.cfg.RunDir, 0o755}, {h.dir(), 0o755}, {h.staging(), 0o700}} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return fmt.Errorf("lease sockets: %w", err)
 		}
 	}
@@ -130,8 +138,17 @@ func (h *Host) prepareDir() error {
 	return nil
 }
 
-// cleanDirs removes the directories of leases that are no more.
+// cleanDirs removes the directories of leases that are no more, and what was being made.
 func (h *Host) cleanDirs() {
+	live := func(id string) bool {
+		hd := h.leases[id]
+		return hd != nil && hd.rec.Phase == granted
+	}
+	h.cfg.Files.Keep(live)
+	half, _ := os.ReadDir(h.staging())
+	for _, e := range half {
+		_ = os.Remove(filepath.Join(h.staging(), e.Name()))
+	}
 	entries, err := os.ReadDir(h.dir())
 	if err != nil {
 		return
@@ -140,18 +157,22 @@ func (h *Host) cleanDirs() {
 		if b, err := hex.DecodeString(e.Name()); err != nil || len(b) != 16 {
 			continue // not ours
 		}
-		if hd := h.leases[e.Name()]; hd == nil || hd.rec.Phase != granted {
+		if !live(e.Name()) {
 			h.removeSocket(e.Name(), nil)
 		}
 	}
 }
 
-// openSocket makes a lease's directory, unless it is there, and its socket.
+// openSocket makes a lease's directory, unless it is there, what is in it, and its socket.
 func (h *Host) openSocket(hd *held) error {
 	l := hd.rec.Lease
 	if err := h.makeDir(l.ID); err != nil {
 		return fmt.Errorf("lease socket: %w", err)
 	}
+	if err := h.cfg.Files.Write(l); err != nil {
+		h.log.Error("containers of a job may not find its fraction", "lease", l.ID, "job", l.Request.Key.String(), "error", err)
+	}
+	h.point("socket-a-files")
 	dir, err := os.Open(h.staging())
 	if err != nil {
 		return fmt.Errorf("lease socket: %w", err)
@@ -165,7 +186,7 @@ func (h *Host) openSocket(hd *held) error {
 		return fmt.Errorf("lease socket: %w", err)
 	}
 	ul.SetUnlinkOnClose(false)
-	if err = os.Chmod(made, 0o600); err == nil {
+	if err = os.Chmod(made, 0o666); err == nil {
 		if err = os.Lchown(made, int(l.Request.UID), int(l.Request.GID)); err == nil {
 			err = os.Rename(made, h.Socket(l.ID))
 		}
@@ -216,6 +237,7 @@ func (h *Host) removeSocket(id string, s *socket) {
 	if s != nil {
 		s.close()
 	}
+	h.cfg.Files.Remove(id)
 	path := filepath.Join(h.dir(), id)
 	// Root's again first, so that its user adds nothing while it is emptied.
 	if fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
@@ -290,6 +312,10 @@ func (h *Host) answer(c *net.UnixConn, hd *held) {
 	h.mu.Unlock()
 	_ = c.SetDeadline(time.Now().Add(requestTime))
 	var b [requestSize]byte
+	if denied := who.may(&l); denied != nil {
+		h.deny(c, b[:], &l, &who, denied)
+		return
+	}
 	if err := readFull(c, b[:]); err != nil {
 		return
 	}
@@ -311,8 +337,6 @@ func (h *Host) answer(c *net.UnixConn, hd *held) {
 		err = lease.Errorf(lease.Invalid, "lease socket: features %#x are not known in version %d", r.features, socketVersion)
 	case uint64(r.index) >= uint64(len(owners)):
 		err = lease.Errorf(lease.Invalid, "lease %s has %d owners, number %d asked", l.ID, len(owners), r.index)
-	default:
-		err = who.may(&l)
 	}
 	if err != nil {
 		h.refused(&l, &who, &r, err)
@@ -333,6 +357,23 @@ func (h *Host) answer(c *net.UnixConn, hd *held) {
 	h.point("open-b-connected")
 	reply(c, wire.StatusOK, len(owners), flags(h.isLocal(owners[r.index])), f)
 	h.point("open-c-passed")
+}
+
+// deny answers somebody who may not use the lease. His request is read first, since he
+// would not see the answer otherwise, but hardly waited for; and what anybody can cause to
+// be written down is bounded.
+func (h *Host) deny(c *net.UnixConn, b []byte, l *lease.Lease, who *caller, reason error) {
+	_ = c.SetReadDeadline(time.Now().Add(strangeTime))
+	if readFull(c, b) == nil {
+		reply(c, wire.StatusLease, 0, reason.Error(), nil)
+	}
+	if skipped, ok := h.strangers.Pass(); ok {
+		if skipped > 0 {
+			h.log.Warn("refused sessions were left out here and in the audit log", "number", skipped)
+		}
+		r, _ := parseRequest(b)
+		h.refused(l, who, &r, reason)
+	}
 }
 
 func readFull(c *net.UnixConn, b []byte) error {

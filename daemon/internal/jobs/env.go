@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -93,22 +92,15 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 	return s.await(ctx, s.settle(run, told))
 }
 
-// ops lead a job's programs to the shim, and the shim to the lease. Containers are told
-// the same: Apptainer, and Singularity before it, take their variables from these.
+// ops lead a job's programs to the shim, and the shim to the lease; and containers to both.
 func (s *Service) ops(l lease.Lease, socket string) []rpc.EnvOp {
 	out := []rpc.EnvOp{
 		{Prepend: true, Name: "LD_LIBRARY_PATH", Value: s.cfg.Lib},
 		{Name: "SLUICE_SOCKET", Value: socket},
 		{Name: "SLUICE_LEASE_ID", Value: l.ID},
 	}
-	for _, c := range []string{"APPTAINER", "SINGULARITY"} {
-		out = append(out,
-			rpc.EnvOp{Prepend: true, Name: c + "ENV_LD_LIBRARY_PATH", Value: s.cfg.Lib},
-			rpc.EnvOp{Name: c + "ENV_SLUICE_SOCKET", Value: socket},
-			rpc.EnvOp{Name: c + "ENV_SLUICE_LEASE_ID", Value: l.ID},
-			rpc.EnvOp{Prepend: true, Name: c + "_BINDPATH", Value: s.cfg.Lib},
-			rpc.EnvOp{Prepend: true, Name: c + "_BINDPATH", Value: filepath.Dir(socket)},
-		)
+	if s.cfg.Containers != nil {
+		out = append(out, s.cfg.Containers(l)...)
 	}
 	return out
 }

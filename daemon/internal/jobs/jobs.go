@@ -104,6 +104,8 @@ type Config struct {
 	Ledger   *ledger.Ledger // the host's
 	Marks    Marks
 	Settings Settings
+	// Containers are the changes for container engines; nil for none.
+	Containers func(lease.Lease) []rpc.EnvOp
 	// Line is what AdminComment says of a job, "" for nothing.
 	Line func([]lease.Report) string
 	Log  *slog.Logger

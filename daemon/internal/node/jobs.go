@@ -4,9 +4,11 @@ import (
 	"context"
 	"math"
 	"os/user"
+	"path/filepath"
 	"strconv"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/containers"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobsock"
@@ -29,7 +31,7 @@ func (n *Node) startJobs(ctx context.Context, led *ledger.Ledger) error {
 	}
 	n.jobs, err = jobs.New(ctx, jobs.Config{
 		Node: cfg.Node, Cluster: cfg.Cluster, Controller: cfg.IsController(), User: n.slurmUser(),
-		Lib: cfg.Slurm.Lib, Spool: cfg.Slurm.Spool,
+		Lib: cfg.Slurm.Lib, Spool: cfg.Slurm.Spool, Containers: n.files().Env,
 		Host: n.host, Slurm: commands, Ledger: led, Marks: marks, Settings: settings(cfg),
 		Line: jobreport.Line, Log: n.log.With("part", "jobs"), Reconcile: cfg.Slurm.Reconcile,
 	})
@@ -44,6 +46,20 @@ func (n *Node) startJobs(ctx context.Context, led *ledger.Ledger) error {
 	}
 	n.run("job socket", s.Serve)
 	return nil
+}
+
+// files are those of the leases, for container engines.
+func (n *Node) files() *containers.Files {
+	cfg := n.cfg.Load()
+	c := containers.Config{
+		Leases: filepath.Join(cfg.RunDir, "leases"), Staging: filepath.Join(cfg.RunDir, "leases.new"),
+		Lib: cfg.Slurm.Lib, Hook: cfg.Containers.Hook, Content: cfg.Containers.Lib, CDI: cfg.Containers.CDIDir,
+		Log: n.log.With("part", "containers"),
+	}
+	if c.CDI == "off" {
+		c.CDI = ""
+	}
+	return containers.New(c)
 }
 
 // slurmUser is SlurmUser's number. Where there is no such user, root alone speaks for

@@ -288,7 +288,7 @@ func (n *Node) startHost(ctx context.Context) error {
 		},
 		Pools: pools(cfg), Users: cfg.Users.Run,
 		Reserve: cfg.Lease.Reserve, Renew: cfg.Lease.Renew, Tombstone: cfg.Lease.Tombstone, MaxLife: cfg.Lease.MaxLife,
-		Health: n.health, Stats: n.stats,
+		Health: n.health, Stats: n.stats, Files: n.files(),
 	}
 	if n.owner != nil { // an interface that holds a nil pointer would not be nil
 		hc.Local = n.owner

@@ -259,6 +259,7 @@ func (n *Node) health(context.Context) []rpc.Check {
 	if n.jobs != nil { // who asks early hears of it later
 		out = append(out, n.jobs.Checks()...)
 	}
+	out = append(out, n.files().Checks()...)
 	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}
 	sort.SliceStable(out, func(i, j int) bool { return rank[out[i].Level] < rank[out[j].Level] })
 	return out

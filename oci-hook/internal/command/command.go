@@ -13,11 +13,13 @@ import (
 	"runtime/debug"
 	"strings"
 	"time"
+	"unicode"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-hpc/sluice/oci-hook/internal/cdi"
+	"github.com/sluice-hpc/sluice/oci-hook/cdi"
+	"github.com/sluice-hpc/sluice/oci-hook/internal/client"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/content"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/hook"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/ldcache"
@@ -31,20 +33,20 @@ const RuntimeName = "sluice-runtime"
 const usage = `usage:
   sluice-hook createContainer [--config FILE] [--lease ID]   as a hook; the state is on standard input
   sluice-hook runtime [--config FILE] -- ARGUMENTS           as a runtime; so does the name sluice-runtime
-  sluice-hook prepare [--config FILE] --from DIR             makes the directory that containers get
+  sluice-hook prepare [--config FILE] --from DIR [--nvidia-smi PATH]
+                                                             makes the directory that containers get
+  docker|podman|ch-run ARGUMENTS                             under these names, also with sluice- before them: the
+                                                             engine's client, with the job's lease
   sluice-hook cdi --lease ID --name NAME [--dir DIR]         writes a CDI specification; without --dir to standard output
 `
 
-// timeouts: a hook is ended by the runtime after hookTimeout seconds, by itself before.
-const (
-	hookTimeout = 15
-	ownTimeout  = 12 * time.Second
-)
+// ownTimeout is less than what the hook's entry in a specification gives it.
+const ownTimeout = 12 * time.Second
 
 // Main runs the program and returns its exit status.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	fail := func(err error) int {
-		fmt.Fprintln(stderr, "sluice-hook:", err)
+		fmt.Fprintln(stderr, "sluice-hook:", printable(err))
 		return 1
 	}
 	if os.Getuid() != os.Geteuid() || os.Getgid() != os.Getegid() {
@@ -53,13 +55,18 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if filepath.Base(args[0]) == RuntimeName {
 		return runtime(settings.Path, args[1:], fail)
 	}
+	if name, ok := client.Engine(args[0]); ok {
+		return fail(client.Run(name, args[1:], os.Environ(), func() (string, error) {
+			set, err := settings.Load(settings.Path)
+			return set.Lib, err
+		}))
+	}
 	if len(args) < 2 {
 		fmt.Fprint(stderr, usage)
 		return 2
 	}
 	// What a hook inherits is the engine's or the image's, not ours to use or to hand on.
-	isolated := args[1] == "createContainer"
-	if isolated {
+	if args[1] == "createContainer" {
 		if err := isolate(); err != nil {
 			return fail(err)
 		}
@@ -72,6 +79,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	name := flags.String("name", "", "the device's name")
 	dir := flags.String("dir", "", "the directory of CDI specifications, as /etc/cdi or /run/cdi")
 	from := flags.String("from", "", "the directory with the shim and NVML")
+	smi := flags.String("nvidia-smi", "", "the site's nvidia-smi, for images without one")
 	switch args[1] {
 	case ldcache.Argument:
 		if len(args) != 3 {
@@ -102,8 +110,9 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if err != nil {
 		return fail(err)
 	}
+	unix.Umask(0o022) // every user's container reads what is made
 	if args[1] == "prepare" {
-		if err := content.Prepare(set.Lib, *from, set.Socket()); err != nil {
+		if err := content.Prepare(set.Lib, *from, set.Socket(), *smi); err != nil {
 			return fail(err)
 		}
 		return 0
@@ -131,31 +140,28 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 }
 
 func runtime(config string, args []string, fail func(error) int) int {
-	set, err := settings.Load(config)
-	if err != nil {
-		return fail(err) // it names the runtime, so there is none without it
+	set, broken := settings.Load(config)
+	if broken != nil {
+		syslog(broken) // containers that do not ask start all the same
+		set = settings.Default()
 	}
 	h, err := entry(config)
 	if err != nil {
 		return fail(err)
 	}
-	return fail(wrapper.Run(args, set, h))
+	return fail(wrapper.Run(args, set, broken, h))
 }
 
-// entry is the hook as it stands in specifications. Its environment is never empty: with
-// none some runtimes give it the image's, LD_PRELOAD and all.
+// entry is the hook as it stands in specifications.
 func entry(config string) (specs.Hook, error) {
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return specs.Hook{}, fmt.Errorf("this program's path: %w", err)
 	}
-	// Under the wrapper's name the hook would be a wrapper.
-	args := []string{"sluice-hook", "createContainer"}
-	if config != settings.Path {
-		args = append(args, "--config", config)
+	if config == settings.Path {
+		return cdi.Hook(self), nil
 	}
-	timeout := hookTimeout
-	return specs.Hook{Path: self, Args: args, Env: []string{"SLUICE_HOOK=1"}, Timeout: &timeout}, nil
+	return cdi.Hook(self, "--config", config), nil
 }
 
 // syslog tells the host's log, too: not every runtime hands on what a hook says. It is
@@ -168,7 +174,17 @@ func syslog(reason error) {
 	defer c.Close()
 	const daemonError = 3<<3 | 3
 	_ = c.SetDeadline(time.Now().Add(time.Second))
-	_, _ = fmt.Fprintf(c, "<%d>sluice-hook[%d]: %s", daemonError, os.Getpid(), strings.ReplaceAll(reason.Error(), "\n", " "))
+	_, _ = fmt.Fprintf(c, "<%d>sluice-hook[%d]: %s", daemonError, os.Getpid(), printable(reason))
+}
+
+// printable is a reason in one line: an image's names are in some, and read on terminals.
+func printable(reason error) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, reason.Error())
 }
 
 // isolate takes the process out of whatever it was started in: its directory, its mask

@@ -1,6 +1,6 @@
 // Package content makes the directory of the host's that containers get: our libraries
-// under all their names, the settings that they find beside themselves, and the place
-// where a lease is mounted.
+// under all their names, the settings that they find beside themselves, the site's
+// nvidia-smi if it has one, and the place where a lease is mounted.
 package content
 
 import (
@@ -13,21 +13,26 @@ import (
 	"strings"
 )
 
+// Smi is where nvidia-smi is in the directory.
+const Smi = "bin/nvidia-smi"
+
 // Prepare makes dir from the libraries in from. socket is the lease socket's path in a
-// container. Running containers keep what they have: each file is made aside and renamed.
-func Prepare(dir, from, socket string) error {
-	if err := os.MkdirAll(filepath.Join(dir, "lease"), 0o755); err != nil {
-		return fmt.Errorf("prepare %s: %w", dir, err)
+// container; smi names the host's nvidia-smi, without which what is there stays.
+// Running containers keep what they have: each file is made aside and renamed.
+func Prepare(dir, from, socket, smi string) error {
+	for _, d := range []string{"lease", filepath.Dir(Smi)} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return fmt.Errorf("prepare %s: %w", dir, err)
+		}
 	}
 	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-		src, err := os.Open(filepath.Join(from, name))
-		if err != nil {
+		if err := copyTo(filepath.Join(dir, name), filepath.Join(from, name), 0o644); err != nil {
 			return fmt.Errorf("prepare %s: %w; --from names the directory of the shim", dir, err)
 		}
-		err = place(filepath.Join(dir, name), src)
-		src.Close()
-		if err != nil {
-			return fmt.Errorf("prepare %s: %w", dir, err)
+	}
+	if smi != "" {
+		if err := copyTo(filepath.Join(dir, Smi), smi, 0o755); err != nil {
+			return fmt.Errorf("prepare %s: %w; --nvidia-smi names the program", dir, err)
 		}
 	}
 	for link, to := range map[string]string{"libcuda.so": "libcuda.so.1", "libnvidia-ml.so": "libnvidia-ml.so.1"} {
@@ -42,13 +47,22 @@ func Prepare(dir, from, socket string) error {
 			return fmt.Errorf("prepare %s: %w", dir, err)
 		}
 	}
-	if err := place(filepath.Join(dir, "sluice.conf"), strings.NewReader("SLUICE_SOCKET="+socket+"\n")); err != nil {
+	if err := place(filepath.Join(dir, "sluice.conf"), strings.NewReader("SLUICE_SOCKET="+socket+"\n"), 0o644); err != nil {
 		return fmt.Errorf("prepare %s: %w", dir, err)
 	}
 	return nil
 }
 
-func place(path string, src io.Reader) error {
+func copyTo(path, from string, mode fs.FileMode) error {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	return place(path, src, mode)
+}
+
+func place(path string, src io.Reader, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new")
 	if err != nil {
 		return err
@@ -56,7 +70,7 @@ func place(path string, src io.Reader) error {
 	defer os.Remove(f.Name()) // gone once renamed
 	_, err = io.Copy(f, src)
 	if err == nil {
-		err = f.Chmod(0o644)
+		err = f.Chmod(mode)
 	}
 	if err == nil {
 		err = f.Sync()

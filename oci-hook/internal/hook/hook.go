@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/oci-hook/internal/content"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/ldcache"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/request"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/rootfs"
@@ -81,7 +82,8 @@ func Run(ctx context.Context, stdin io.Reader, e Entry, log io.Writer) error {
 		return nil
 	case setErr != nil:
 		return fmt.Errorf("%w: %w", ErrNotServed, setErr)
-	case confErr != nil && s.Root == "":
+	case confErr != nil && (s.Root == "" || !errors.Is(confErr, unix.EACCES)):
+		// In a user namespace that maps no user it cannot be read; crun's state has what is needed then.
 		return fmt.Errorf("%w: %w", ErrNotServed, confErr)
 	}
 	if err := bring(ctx, set, s, c, r, e.HostPath, log); err != nil {
@@ -114,16 +116,13 @@ func bring(ctx context.Context, set settings.Settings, s state, c config, r *req
 	if err := root.Private(); err != nil {
 		return err
 	}
-	mounted := map[string]bool{} // by a CDI specification, for engines that run no hooks
-	for _, m := range c.Mounts {
-		mounted[filepath.Clean(m.Destination)] = true
-	}
-	if !mounted[set.Target] {
+	// A CDI specification mounts them too, for engines that run no hooks.
+	if !root.Shows(set.Target, lib) || !root.Shows(set.Target+"/lease", lease) {
 		if err := mountLib(root, set.Target, lib, lease); err != nil {
 			return err
 		}
 	}
-	if there := filepath.Join(set.Leases, r.Lease); (r.HostPath || hostPath) && !mounted[there] {
+	if there := filepath.Join(set.Leases, r.Lease); (r.HostPath || hostPath) && !root.Shows(there, lease) {
 		switch err := mountDir(root, there, lease); {
 		case err != nil && r.HostPath:
 			return fmt.Errorf("%w; ask by the annotation %s=%s instead", err, request.Annotation, r.Lease)
@@ -134,7 +133,15 @@ func bring(ctx context.Context, set settings.Settings, s state, c config, r *req
 	if err := cover(root, lib, c); err != nil {
 		return err
 	}
-	return findable(ctx, root, set, lib, log)
+	if err := findable(ctx, root, set, lib, log); err != nil {
+		return err
+	}
+	if has(root, loaders) {
+		if err := smi(root, lib); err != nil {
+			fmt.Fprintln(log, "sluice-hook: no nvidia-smi:", err) // programs compute without it
+		}
+	}
+	return nil
 }
 
 // openLease opens the directory of a lease's socket, which is the daemon's work, and
@@ -152,10 +159,15 @@ func openLease(set settings.Settings, id string, c config) (*os.File, error) {
 		return nil, fmt.Errorf("lease %s: %w", id, err)
 	}
 	dir := os.NewFile(uintptr(fd), filepath.Join(set.Leases, id))
+	// The directory is root's, the socket in it the user's, and nobody else can have put it there.
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	if err := unix.Fstatat(fd, "sock", &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		dir.Close()
-		return nil, fmt.Errorf("lease %s: %w", id, err)
+		return nil, fmt.Errorf("socket of lease %s: %w; it has ended, or sluiced is about to make it", id, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		dir.Close()
+		return nil, fmt.Errorf("lease %s: %s/sock is not a socket", id, dir.Name())
 	}
 	if err := mayUse(id, st.Uid, c); err != nil {
 		dir.Close()
@@ -165,8 +177,7 @@ func openLease(set settings.Settings, id string, c config) (*os.File, error) {
 }
 
 // mayUse compares a lease's user with the container's, both as this namespace sees them.
-// In a user namespace the kernel has the last word: there the directory of somebody
-// else's lease cannot be entered.
+// In a user namespace the kernel has the last word: there other users than its own are nobody.
 func mayUse(id string, owner uint32, c config) error {
 	user := c.Process.User.UID
 	if settings.FirstNamespace() {
@@ -269,7 +280,8 @@ func cover(root *rootfs.Root, lib *os.File, c config) error {
 			covered = covered || done
 		}
 		if covered {
-			// The library looks for its settings beside itself, under the name it was found by.
+			// The library looks for its settings beside itself, under the name it was found by, and then where
+			// we have put them all: on a volume of the user's nothing is made.
 			if err := mountFile(root, dir+"/sluice.conf", lib, "sluice.conf"); err != nil && !errors.Is(err, rootfs.ErrOutside) {
 				return err
 			}
@@ -315,6 +327,29 @@ func findable(ctx context.Context, root *rootfs.Root, set settings.Settings, lib
 		fmt.Fprintf(log, "sluice-hook: the image has no dynamic loader of %s; %s is there, and nothing looks for it\n", runtime.GOARCH, set.Target)
 	}
 	return nil
+}
+
+// smiTarget is where an image without an nvidia-smi gets the site's.
+const smiTarget = "/usr/bin/nvidia-smi"
+
+// smi mounts the site's nvidia-smi, if there is one. An empty file is what an earlier mount left in an image.
+func smi(root *rootfs.Root, lib *os.File) error {
+	src, err := libFile(lib, content.Smi)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer src.Close()
+	if h, err := root.Find(smiTarget); err == nil {
+		var st unix.Stat_t
+		err = unix.Fstat(int(h.Fd()), &st)
+		h.Close()
+		if err != nil || st.Size > 0 {
+			return err
+		}
+	}
+	return mountFile(root, smiTarget, lib, content.Smi)
 }
 
 func has(root *rootfs.Root, paths []string) bool {

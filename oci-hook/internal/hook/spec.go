@@ -38,9 +38,6 @@ type config struct {
 	Root struct {
 		Path string `json:"path"`
 	} `json:"root"`
-	Mounts []struct {
-		Destination string `json:"destination"`
-	} `json:"mounts"`
 }
 
 func readState(r io.Reader) (state, error) {

@@ -54,8 +54,8 @@ func TestFind(t *testing.T) {
 }
 
 func TestLibraryDirs(t *testing.T) {
-	got := LibraryDirs([]string{"LD_LIBRARY_PATH=/a:rel::../../../b;/c/../d"}, "/work")
-	for _, want := range []string{"/a", "/work/rel", "/b", "/d", "/usr/lib64"} {
+	got := LibraryDirs([]string{"LD_LIBRARY_PATH=/a:rel::../../../b;/c/../d"}, "/srv")
+	for _, want := range []string{"/a", "/srv/rel", "/b", "/d", "/usr/lib64"} {
 		if !slices.Contains(got, want) {
 			t.Errorf("no %s in %v", want, got)
 		}

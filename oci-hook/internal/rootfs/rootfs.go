@@ -70,6 +70,16 @@ func (r *Root) Has(path string) bool {
 	return err == nil
 }
 
+// Shows says whether the container sees the host's h at path.
+func (r *Root) Shows(path string, h *os.File) bool {
+	v, err := r.Find(path)
+	if err != nil {
+		return false
+	}
+	defer v.Close()
+	return sameFile(v, h)
+}
+
 // seen opens what the container will see at path, and refuses anything but the file that
 // h, a handle in our copy, is of.
 func (r *Root) seen(h *os.File, path string) (*os.File, error) {
@@ -151,6 +161,11 @@ func (r *Root) create(path string) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
+	v, err := r.seen(dir, filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	v.Close()
 	fd, err := unix.Openat(int(dir.Fd()), filepath.Base(path), unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("make %s in the container: %w", path, err)

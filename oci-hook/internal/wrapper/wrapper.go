@@ -80,15 +80,16 @@ func parse(args []string) call {
 }
 
 // Run edits the specification if args create a container that asks, and becomes the
-// first of the settings' runtimes. It returns only if it fails.
-func Run(args []string, set settings.Settings, hook specs.Hook) error {
+// first of the settings' runtimes. With settings that are broken, which set then is not, only a
+// container that asks is not started. It returns only if it fails.
+func Run(args []string, set settings.Settings, broken error, hook specs.Hook) error {
 	c := parse(args)
 	if c.command == "create" || c.command == "run" {
 		bundle := c.bundle
 		if bundle == "" {
 			bundle = "."
 		}
-		if err := Edit(bundle, set, hook); err != nil {
+		if err := Edit(bundle, set, broken, hook); err != nil {
 			tell(c.log, err)
 			return err
 		}
@@ -103,7 +104,7 @@ func Run(args []string, set settings.Settings, hook specs.Hook) error {
 }
 
 // Edit adds the hook to the specification in a bundle, if the container asks and has it not.
-func Edit(bundle string, set settings.Settings, hook specs.Hook) error {
+func Edit(bundle string, set settings.Settings, broken error, hook specs.Hook) error {
 	dir, err := unix.Open(bundle, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil // the runtime says it better
@@ -125,6 +126,9 @@ func Edit(bundle string, set settings.Settings, hook specs.Hook) error {
 	r, err := request.Find("", seen.Annotations, seen.Process.Env, set.Leases)
 	if r == nil || err != nil {
 		return err
+	}
+	if broken != nil {
+		return broken
 	}
 	if b, err = edit(b, set, hook, r); err != nil {
 		return fmt.Errorf("%w: %w", ErrSpec, err)

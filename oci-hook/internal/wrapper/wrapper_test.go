@@ -2,6 +2,7 @@ package wrapper
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,7 +45,7 @@ func TestEdit(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // a second wrapper changes nothing
-		if err := Edit(dir, settings.Default(), ours); err != nil {
+		if err := Edit(dir, settings.Default(), nil, ours); err != nil {
 			t.Fatal(err)
 		}
 		b, err := os.ReadFile(path)
@@ -82,15 +83,31 @@ func TestUnasked(t *testing.T) {
 		if err := os.WriteFile(path, []byte(in), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := Edit(dir, settings.Default(), ours); err != nil {
+		if err := Edit(dir, settings.Default(), nil, ours); err != nil {
 			t.Errorf("%s: %v", in, err)
 		}
 		if b, _ := os.ReadFile(path); string(b) != in {
 			t.Errorf("%s became %s", in, b)
 		}
 	}
-	if err := Edit("/nowhere", settings.Default(), ours); err != nil {
+	if err := Edit("/nowhere", settings.Default(), nil, ours); err != nil {
 		t.Error(err) // the runtime says it better
+	}
+}
+
+// Settings that cannot be read are of concern to who asks alone.
+func TestBroken(t *testing.T) {
+	for in, want := range map[string]error{`{}`: nil, `{"annotations":{"dev.sluice.lease":"` + id + `"}}`: settings.ErrUnsafe} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(in), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := Edit(dir, settings.Default(), settings.ErrUnsafe, ours); !errors.Is(err, want) {
+			t.Errorf("%s: %v", in, err)
+		}
+		if b, _ := os.ReadFile(filepath.Join(dir, "config.json")); string(b) != in {
+			t.Errorf("%s became %s", in, b)
+		}
 	}
 }
 
@@ -104,7 +121,7 @@ func TestLink(t *testing.T) {
 	if err := os.Symlink("other", filepath.Join(dir, "config.json")); err != nil {
 		t.Fatal(err)
 	}
-	if err := Edit(dir, settings.Default(), ours); err != nil {
+	if err := Edit(dir, settings.Default(), nil, ours); err != nil {
 		t.Error(err)
 	}
 	if b, _ := os.ReadFile(filepath.Join(dir, "other")); string(b) != in {

@@ -212,6 +212,10 @@ func (n *Node) leftovers() error {
 			errs = append(errs, fmt.Errorf("%s: /run/sluice/%s/%s", n.Name, d, e.Name()))
 		}
 	}
+	cdi, _ := os.ReadDir(filepath.Join(n.Dir, "run/cdi"))
+	for _, e := range cdi {
+		errs = append(errs, fmt.Errorf("%s: /run/cdi/%s", n.Name, e.Name()))
+	}
 	return errors.Join(errs...)
 }
 

@@ -20,8 +20,10 @@ import (
 const (
 	// Kind is that of our devices.
 	Kind = "sluice.dev/gpu"
-	// Version is the lowest that has what is used here: old engines ignore newer ones without a word.
-	Version = "0.3.0"
+	// Version is the lowest that has what is used here: old engines ignore newer ones without a word, new ones
+	// refuse what says less than it uses. DigitVersion is the first where a device's name may begin with a digit.
+	Version      = "0.3.0"
+	DigitVersion = "0.5.0"
 )
 
 // ErrName is wrapped where a device's name or a lease's id has not the form of one.
@@ -37,6 +39,17 @@ type Device struct {
 type Place struct {
 	Lib, Leases, Target, Socket string
 	Hook                        specs.Hook
+}
+
+// hookTimeout is after how many seconds a runtime ends the hook, which ends itself before.
+const hookTimeout = 15
+
+// Hook is our entry in a container's specification, for the program at path. Its environment is never
+// empty: with none some runtimes give it the image's, LD_PRELOAD and all. By its first argument it is
+// not taken for the wrapper, whatever the program's name is.
+func Hook(path string, args ...string) specs.Hook {
+	timeout := hookTimeout
+	return specs.Hook{Path: path, Args: append([]string{"sluice-hook", "createContainer"}, args...), Env: []string{"SLUICE_HOOK=1"}, Timeout: &timeout}
 }
 
 type file struct {
@@ -83,7 +96,11 @@ func Spec(d Device, p Place) ([]byte, error) {
 	}
 	options := []string{"bind", "ro", "nosuid", "nodev"}
 	h := hook{Name: "createContainer", Path: p.Hook.Path, Args: append(append([]string{}, p.Hook.Args...), "--lease", d.Lease), Env: p.Hook.Env, Timeout: p.Hook.Timeout}
-	f := file{CDIVersion: Version, Kind: Kind, Devices: []device{{Name: d.Name, Edits: edits{
+	version := Version
+	if d.Name[0] >= '0' && d.Name[0] <= '9' {
+		version = DigitVersion
+	}
+	f := file{CDIVersion: version, Kind: Kind, Devices: []device{{Name: d.Name, Edits: edits{
 		Env: []string{request.Variable + "=" + p.Socket},
 		Mounts: []mount{
 			{HostPath: p.Lib, ContainerPath: p.Target, Options: options},

@@ -47,6 +47,18 @@ func TestWrite(t *testing.T) {
 	}
 }
 
+// A job's number as the name needs a newer version, or engines refuse the file.
+func TestDigits(t *testing.T) {
+	b, err := Spec(Device{"42", id}, place)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f file
+	if err := json.Unmarshal(b, &f); err != nil || f.CDIVersion != "0.5.0" {
+		t.Errorf("%v: %s", err, b)
+	}
+}
+
 func TestNames(t *testing.T) {
 	for _, d := range []Device{{"", id}, {"../x", id}, {"a b", id}, {"job", ""}, {"job", "../../etc"}, {".x", id}} {
 		if _, err := Spec(d, place); !errors.Is(err, ErrName) {

@@ -1,0 +1,194 @@
+package host
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/containers"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+func TestWhoMay(t *testing.T) {
+	l := &lease.Lease{ID: "x", Request: lease.Request{UID: 1000, Key: lease.Key{Job: "42"}}}
+	for _, c := range []struct {
+		who caller
+		ok  bool
+	}{
+		{caller{uid: 1000, fd: -1}, true},
+		{caller{uid: 0, fd: -1}, true},
+		{caller{uid: 1001, fd: -1}, false},
+		{caller{uid: 1001, pid: os.Getpid(), fd: -1}, false},
+		{caller{uid: 1000, pid: os.Getpid(), fd: -1}, true},
+	} {
+		if err := c.who.may(l); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c.who, err)
+		}
+	}
+	for path, job := range map[string]string{
+		"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n":      "42",
+		"4:memory:/slurm/uid_1000/job_7/step_batch\n1:name=systemd:/x\n":     "7",
+		"9:cpuset:/\n4:memory:/slurm_node1/uid_0/job_8\n":                    "8",
+		"0::/user.slice/user-1000.slice/session-1.scope\n":                   "",
+		"0::/user.slice/job_9/x\n":                                           "",
+		"0::/system.slice/slurmstepd.scope/job_10extra/step_0/user/task_0\n": "",
+	} {
+		if got := jobOf(path); got != job {
+			t.Errorf("%q: job %q, want %q", path, got, job)
+		}
+	}
+}
+
+// A container's user ids are some of the user's own, in a namespace that is his.
+func TestMappedUser(t *testing.T) {
+	cmd := exec.Command("sleep", "100")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}, Pdeathsig: syscall.SIGKILL}
+	cmd.Path, cmd.Args = "/usr/bin/unshare", []string{"unshare", "--user", "sleep", "100"}
+	if err := cmd.Start(); err != nil {
+		t.Fatal("cannot start a process in a user namespace: ", err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	for end := time.Now().Add(5 * time.Second); !nsOwnedBy(cmd.Process.Pid, 1000); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the namespace is not seen as uid 1000's")
+		}
+	}
+	if nsOwnedBy(cmd.Process.Pid, 1001) || nsOwnedBy(os.Getpid(), 0) {
+		t.Fatal("a namespace of somebody else passes")
+	}
+	// As newuidmap does it: the user is root in there, and has subordinate users.
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/uid_map", cmd.Process.Pid), []byte("0 1000 1\n1 100000 65536\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	l := &lease.Lease{Request: lease.Request{UID: 1000, Key: lease.Key{Job: "1"}}}
+	for uid, ok := range map[uint32]bool{1000: true, 100000: true, 100999: true, 165535: true, 165536: false, 99999: false, 1001: false} {
+		if err := (&caller{uid: uid, pid: cmd.Process.Pid, fd: -1}).may(l); (err == nil) != ok {
+			t.Errorf("uid %d: %v", uid, err)
+		}
+	}
+	l.Request.UID = 1001
+	if err := (&caller{uid: 100999, pid: cmd.Process.Pid, fd: -1}).may(l); err == nil {
+		t.Error("a lease of another user's")
+	}
+}
+
+// Somebody else may connect, is told why he gets nothing, and is in nobody's way.
+func TestStrangers(t *testing.T) {
+	s := newSite(t, newFake("a", 1))
+	l := s.must(ask("1", 50))
+	if fi, err := os.Stat(s.Socket(l.ID)); err != nil || fi.Mode().Perm() != 0o666 {
+		t.Fatal(fi, err)
+	}
+	cmd := exec.Command("/usr/bin/python3", "-c", `import socket, sys
+held = []
+for i in range(300):
+    c = socket.socket(socket.AF_UNIX); c.connect(sys.argv[1]); held.append(c)
+c = socket.socket(socket.AF_UNIX); c.connect(sys.argv[1])
+c.send(b"SLUICE-L\1\0\0\0\1\0\0\0".ljust(64, b"\0"))
+print(c.recv(4096), flush=True)
+sys.stdin.read()`, s.Socket(l.ID))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1001, Gid: 1001}, Pdeathsig: syscall.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(s.dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Log(stderr.String())
+		}
+	}()
+	said := make([]byte, 4096)
+	n, err := out.Read(said)
+	if err != nil || !strings.Contains(string(said[:n]), "is of uid 1000, and uid 1001 asks") {
+		t.Errorf("%s, %v", said[:n], err)
+	}
+	start := time.Now()
+	if status, _, reason, f := client(t, s.Socket(l.ID), 1, 0); status != 0 || time.Since(start) > time.Second {
+		t.Error(status, reason, time.Since(start))
+	} else {
+		f.Close()
+	}
+	b, err := os.ReadFile(s.cfg.AuditFile)
+	if n := strings.Count(string(b), "and uid 1001 asks"); err != nil || n < 1 || n > 50 {
+		t.Errorf("%d lines in the audit log, %v", n, err)
+	}
+}
+
+// What engines read is there from the grant to the release, also when the daemon is started
+// anew, and what a crash has left goes at the next start.
+func TestFiles(t *testing.T) {
+	s := newSite(t, newFake("a", 1))
+	s.end()
+	cfg := containers.Config{
+		Leases: filepath.Join(s.cfg.RunDir, "leases"), Staging: filepath.Join(s.cfg.RunDir, "leases.new"), CDI: filepath.Join(s.dir, "cdi"),
+		Lib: s.dir, Content: filepath.Join(s.dir, "content"), Hook: filepath.Join(s.dir, "hook"),
+	}
+	if err := errors.Join(os.Mkdir(cfg.Content, 0o755), os.WriteFile(cfg.Content+"/libcuda.so.1", nil, 0o644), os.WriteFile(cfg.Hook, nil, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	s.cfg.Files = containers.New(cfg)
+	s.start()
+	l, m := s.must(ask("1", 50)), s.must(ask("2", 50))
+	paths := func(id string) []string {
+		return []string{cfg.Leases + "/" + id + "/containers.conf", cfg.Leases + "/" + id + "/apptainer.sh", cfg.CDI + "/sluice-" + id + ".json"}
+	}
+	there := func(id string, want bool) {
+		t.Helper()
+		for _, p := range paths(id) {
+			if _, err := os.Stat(p); (err == nil) != want {
+				t.Errorf("%s: %v, want it there: %v", p, err, want)
+			}
+		}
+	}
+	there(l.ID, true)
+	s.end()
+	there(l.ID, true) // nobody's container loses it meanwhile
+	// A crash while a file was made, and while a lease ended.
+	half := []string{cfg.Staging + "/" + l.ID + ".containers.conf", cfg.CDI + "/.sluice-" + l.ID + ".new"}
+	old := cfg.CDI + "/sluice-" + strings.Repeat("ab", 16) + ".json"
+	for _, p := range half {
+		if err := os.WriteFile(p, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(old, []byte(`"`+cfg.Leases+"/"+strings.Repeat("ab", 16)+`"`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(paths(l.ID)[0]); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	there(l.ID, true)
+	for _, p := range append(half, old) {
+		if _, err := os.Lstat(p); err == nil {
+			t.Errorf("%s is left", p)
+		}
+	}
+	if err := s.Release(t.Context(), root, l.ID, lease.Key{}, ""); err != nil {
+		t.Fatal(err)
+	}
+	there(l.ID, false)
+	there(m.ID, true)
+}
