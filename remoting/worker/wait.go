@@ -396,6 +396,7 @@ func (s *session) cuStreamQuery(h href) C.CUresult {
 // waiter uses a stream, only events in it.
 func (s *session) cuStreamDestroy_v2(h href) C.CUresult {
 	s.in.close(s)
+	s.flushGates()
 	rc := C.sl_stream_destroy(C.uint64_t(h.real))
 	s.unbind(wire.KindStream, h.id)
 	return rc

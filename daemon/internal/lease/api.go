@@ -32,6 +32,9 @@ type Owner interface {
 	// those that ended less than the tombstone time ago, oldest first. host is a
 	// controller's, or sees its own only.
 	Reports(ctx context.Context, host, cluster, job string) ([]Report, error)
+	// Set changes share or policy of a lease of host, or of any for a controller and
+	// for the owner's own node, and answers this owner's part of it as it is then.
+	Set(ctx context.Context, host string, c Change) (Lease, error)
 	// Offer prepares a session and says how its data connection is opened.
 	Offer(ctx context.Context, host string, r SessionRequest) (Offer, error)
 }
@@ -117,7 +120,10 @@ type Report struct {
 	Use      []Use         `json:"use"`      // one for each of Grants; Peak is over the whole life
 	Counts   Counts        `json:"counts"`   // all sessions that were
 	Sessions uint64        `json:"sessions"` // how many there were
-	GPUTime  time.Duration `json:"gpu_time"` // busy time of its GPUs, as NVML samples it
+	GPUTime  time.Duration `json:"gpu_time"` // busy time of its GPUs
+	Shares   []Share       `json:"shares"`   // one for each of Grants; none where the owner shares no time
+	Policy   Policy        `json:"policy,omitempty"`
+	Lend     Lend          `json:"lend,omitempty"`
 	Made     time.Time     `json:"made"`
 	Ended    time.Time     `json:"ended,omitzero"` // zero while it lives
 	Reason   string        `json:"reason,omitempty"`
@@ -126,7 +132,8 @@ type Report struct {
 // Status is a lease with what lives on it.
 type Status struct {
 	Lease
-	Use      []Use     `json:"use"` // one for each grant, all sessions together
+	Use      []Use     `json:"use"`              // one for each grant, all sessions together
+	Shares   []Share   `json:"shares,omitempty"` // one for each grant; none where the owner shares no time
 	Sessions []Session `json:"sessions"`
 	Renewed  time.Time `json:"renewed"`
 }

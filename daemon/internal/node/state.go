@@ -198,6 +198,7 @@ func (n *Node) counters() []metrics.Counter {
 		metrics.Counter{Name: "owner_sessions_total", Help: "Sessions opened.", Value: c.Opened},
 		metrics.Counter{Name: "owner_sessions_refused_total", Help: "Sessions refused.", Value: c.SessionsRefused},
 		metrics.Counter{Name: "data_dropped_total", Help: "Data connections closed to make room for others.", Value: n.data.Dropped()},
+		metrics.Counter{Name: "owner_overruns_total", Help: "Times that a lease's work stayed on a GPU beyond shares.overrun.limit.", Value: n.overruns.Load()},
 		metrics.Counter{Name: "nvml_misses_total", Help: "Looks of NVML that did not come in time.", Value: n.watch.Misses()},
 		metrics.Counter{Name: "nvml_starts_total", Help: "Processes started to ask NVML.", Value: n.watch.Starts()},
 	)
@@ -288,6 +289,9 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 		add("gpu", rpc.Fail, "see dmesg and nvidia-smi; it is used again once it is well", "%s (%d): %s", g.UUID, g.Index, g.Why)
 	}
 	add("owner", rpc.OK, "", "%d GPUs to lend", healthy)
+	for id, err := range n.pool.Unseated() {
+		add("turns", rpc.Fail, "see the log; restart sluiced when the boards below "+cfg.TurnsDir()+" can be used", "lease %s has no share of compute time: %v", id, err)
+	}
 	if m := n.mismatch.Load(); m != nil {
 		for _, x := range *m {
 			if x.Bytes > alarm {

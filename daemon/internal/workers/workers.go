@@ -38,6 +38,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 // bindTime is how long a worker may take to take over a client, a driver that is
@@ -60,6 +61,8 @@ type Config struct {
 	Cgroup     string // auto, required or off
 	MemoryMax  uint64 // bytes of host memory of a session, 0 for no limit
 	PidsMax    int    // threads of a session, 0 for no limit
+	Turns      string // directory of the GPUs' boards, "" for none: then the driver shares the time
+	Sharing    Sharing
 }
 
 // Pool implements owner.Workers.
@@ -76,7 +79,10 @@ type Pool struct {
 	soon   map[string]bool // a fill is to come after such
 	closed bool
 	onEnd  func(lease.Session, string)
-	missed []ended // before onEnd was set
+	missed []ended                 // before onEnd was set
+	boards map[string]*turns.Board // by GPU
+	seats  map[string]*seated      // by lease
+	over   map[overrunKey]bool     // overruns that have been told of
 }
 
 type ended struct {
@@ -123,6 +129,9 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	p := &Pool{
 		log: log, cfg: cfg, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
 		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
+	}
+	if err := p.openBoards(); err != nil {
+		return nil, err
 	}
 	if err := p.adopt(); err != nil {
 		return nil, err
@@ -249,7 +258,15 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	}
 	defer dir.Close()
 	st.Slot = s.slot
-	if err := proc.Give(st, int(conn.Fd()), s.l.file.FD(), int(dir.Fd())); err != nil {
+	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd())}
+	if s.Kind == wire.SessionCompute { // who only looks on takes no turns
+		var boards []int
+		if st.Turns, boards, err = p.places(l); err != nil {
+			return err
+		}
+		fds = append(fds, boards...)
+	}
+	if err := proc.Give(st, fds...); err != nil {
 		return err
 	}
 	// Whoever calls off or ends the lease meanwhile ends the process, and so the wait.
@@ -306,6 +323,7 @@ func (p *Pool) finish(s *session, tell bool) {
 	}
 	p.cg.remove(s.ID)
 	p.mu.Lock()
+	p.vacate(s)
 	if s.pidfd != nil {
 		// Under mu: the number must not be another's when End uses it.
 		s.pidfd.Close()
@@ -463,6 +481,11 @@ func (p *Pool) Leases() []string {
 	for id := range p.leases {
 		ids = append(ids, id)
 	}
+	for id := range p.seats {
+		if p.leases[id] == nil {
+			ids = append(ids, id)
+		}
+	}
 	return ids
 }
 
@@ -548,6 +571,7 @@ func (p *Pool) Close() {
 		all = append(all, ps...)
 	}
 	p.warm = map[string][]*worker{}
+	p.closeBoards()
 	p.mu.Unlock()
 	for _, w := range all {
 		p.discard(w)
