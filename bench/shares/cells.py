@@ -21,6 +21,7 @@ from tenants import Failed, Site, Tenant, end_all, stop
 LOADS = ("gemm", "copy", "small", "mixed", "graph")
 MIXES = ((50, 50), (10, 90), (25, 75), (30, 70), (25, 25, 25, 25), (50, 30, 20))
 S = 1_000_000_000
+SLOT = S // 10  # of what a tenant counts
 
 
 def now():
@@ -78,16 +79,28 @@ def shares(run, tenants):
 
 
 def timed(run, gpu, c, tenants):
-    """Tenants side by side, over windows; off, die and tell are told to those that c names, in s after measuring began."""
-    start(run, gpu, c["tenants"], c["policy"], tenants, c.get("how", "turns"))
+    """Tenants side by side, over windows; off, die and tell are told to those that c names, in s after measuring began.
+
+    With solo each of them is first alone for so long, best effort, in the same process and the same memory: its speed
+    then is what it is measured by. Where a program's memory lies on the GPU alone makes it 5 % faster or slower."""
+    n, solo = len(c["tenants"]), c.get("solo", 0)
+    start(run, gpu, c["tenants"], "best-effort" if solo else c["policy"], tenants, c.get("how", "turns"))
     begin = now() + S // 20
-    measure = begin + int(c["warm"] * S)
+    first = begin + S // 5
+    alone = [(first + int(i * solo * S), first + int((i + 1) * solo * S)) for i in range(n)] if solo else []
+    measure = (alone[-1][1] + S if solo else begin) + int(c["warm"] * S)
     end = measure + int(c["windows"] * c["window"] * S)
     for i, t in enumerate(tenants):
-        line = f"{begin} {measure} {end}"
+        line = f"{begin} {first if solo else measure} {end}"
+        for k, (a, b) in enumerate(alone):
+            line += f" off {a if k else begin} {b}" if k != i else ""
         for what, *times in c.get("orders", {}).get(i, ()):
             line += f" {what} " + " ".join(str(measure + int(s * S)) for s in times)
         t.tell(line)
+    if solo:
+        time.sleep(max(0, alone[-1][1] - now()) / S)
+        for i, t in enumerate(tenants):
+            run.site.change(t, c["tenants"][i][1], c["policy"] if isinstance(c["policy"], str) else c["policy"][i])
     said, victim = [], None
     if "fate" in c:
         victim = fate(run, c, tenants)
@@ -100,8 +113,16 @@ def timed(run, gpu, c, tenants):
             said.append(shares(run, tenants))
     late = (end - now()) / S + 20
     results = [None if victim and i == 0 else t.result(late) for i, t in enumerate(tenants)]
+    for r, (a, b) in zip(results, alone):
+        split(r, (a - first) // SLOT + 3, (b - first) // SLOT - 1, (measure - first) // SLOT)
     r = {"begin": begin, "measure": measure, "end": end, "results": results, "shares": said}
     return r | ({"victim": victim} if victim else {})
+
+
+def split(r, a, b, rest):
+    """takes what a tenant did alone, in slots a to b, out of its result: items per second"""
+    r["alone"] = sum(r["items"][a:b]) * S / SLOT / (b - a)
+    r["items"], r["gap_us"] = r["items"][rest:], r["gap_us"][rest:]
 
 
 def fate(run, c, tenants):
@@ -167,6 +188,8 @@ def many(run, gpu, c, tenants):
 
 # --- the cells ---
 
+SOLO = 1.5  # s
+
 
 def base(load, how="turns", seconds=3, warm=1):
     return {"kind": "alone", "cell": f"{load}.{how}", "policy": "best-effort", "how": how, "tenants": [(load, 100)], "warm": warm,
@@ -176,7 +199,8 @@ def base(load, how="turns", seconds=3, warm=1):
 def mixed(site, loads, percents, policy="fixed", kind="fixed"):
     name = "-".join(str(p) for p in percents) + "." + ("-".join(loads) if len(set(loads)) > 1 else loads[0])
     return {"kind": kind, "cell": name, "policy": policy, "tenants": list(zip(loads, percents)), "warm": site.warm,
-            "windows": site.windows, "window": site.window, "do": timed, "took": site.warm + site.windows * site.window + 3}
+            "windows": site.windows, "window": site.window, "solo": SOLO, "do": timed,
+            "took": site.warm + site.windows * site.window + len(loads) * SOLO + 4}
 
 
 def moving(name, policy, tenants, orders, seconds=10, **more):

@@ -34,12 +34,13 @@ static void sleep_until(int64_t at)
 	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, nullptr);
 }
 
-// An item of each load is 10 us to 12 ms of an H200's time; depth is enough of them for 1.5 ms.
+// An item of each load is 10 us to 12 ms of an H200's time; depth is enough of them for 1.5 ms. Small kernels
+// are given as programs give them: many, and then a wait for some of them.
 struct Load {
 	const char *name;
-	int depth;
+	int depth, at_once; // items in flight at most, and waited for at once
 };
-static const Load loads[] = {{"gemm", 4}, {"copy", 12}, {"small", 32}, {"mixed", 6}, {"graph", 4}, {"sync", 1}, {"long", 2}};
+static const Load loads[] = {{"gemm", 4, 1}, {"copy", 12, 1}, {"small", 64, 32}, {"mixed", 6, 1}, {"graph", 4, 1}, {"sync", 1, 1}, {"long", 2, 1}};
 
 class Gpu {
 	static const int M = 4096, N = 4096, K = 512;
@@ -126,8 +127,12 @@ public:
 	}
 	size_t flying() const { return head - tail; }
 	bool full() const { return flying() == done.size(); }
-	// wait for the oldest item to end
-	void wait() { CU(cudaEventSynchronize(done[tail++ % done.size()])); }
+	// wait for the oldest n items to end
+	void wait(unsigned n = 1)
+	{
+		tail += n;
+		CU(cudaEventSynchronize(done[(tail - 1) % done.size()]));
+	}
 };
 
 struct Order {
@@ -175,13 +180,14 @@ class Tenant {
 	std::vector<int64_t> gap;
 	std::vector<float> lat; // us from giving an item to its end, for sync
 	int64_t last = 0;
+	unsigned at_once;
 	bool waits;
 
-	void note(int64_t now)
+	void note(int64_t now, unsigned n)
 	{
 		if (now >= o.measure && now < o.end) {
 			size_t slot = (now - o.measure) / SLOT;
-			items[slot]++;
+			items[slot] += n;
 			if (last)
 				gap[slot] = std::max(gap[slot], now - last);
 		}
@@ -203,15 +209,15 @@ class Tenant {
 	{
 		while (gpu.flying()) {
 			gpu.wait();
-			note(now_ns());
+			note(now_ns(), 1);
 		}
 		sleep_until(std::min(until, o.end));
 		last = 0;
 	}
 
 public:
-	Tenant(const Order &order, Gpu &g, bool sync)
-		: o(order), gpu(g), items((o.end - o.measure) / SLOT + 1), gap(items.size()), waits(sync)
+	Tenant(const Order &order, Gpu &g, unsigned n, bool sync)
+		: o(order), gpu(g), items((o.end - o.measure) / SLOT + 1), gap(items.size()), at_once(n), waits(sync)
 	{
 	}
 
@@ -225,9 +231,9 @@ public:
 			}
 			while (!gpu.full())
 				gpu.submit();
-			gpu.wait();
+			gpu.wait(at_once);
 			int64_t then = now_ns();
-			note(then);
+			note(then, at_once);
 			if (waits && now >= o.measure && lat.size() < 4000000)
 				lat.push_back((then - now) / 1e3f);
 		}
@@ -271,7 +277,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "share: no times were given, or wrong ones\n");
 		return 2;
 	}
-	Tenant t(o, gpu, depth == 1);
+	Tenant t(o, gpu, depth % l->at_once ? 1 : l->at_once, depth == 1);
 	t.run();
 	t.print(l->name);
 	CU(cudaDeviceSynchronize());

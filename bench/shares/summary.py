@@ -2,8 +2,8 @@
 """summary.py FILE...: judges the raw lines of gpu-shares.sh; a table for each kind of cell, PASS or FAIL for each bar.
 summary.py --page FILE...: the same as Markdown, for docs/shares.md.
 
-Delivered is a tenant's items against those of the same load alone on that GPU, through the same path (mean of
-the runs before and after). Errors are in points of the GPU: delivered less the percent asked. Exit status 0 when all bars hold.
+Delivered is a tenant's items against what it did alone on that GPU, through the same path: the same process just
+before where it was alone first (solo), else the mean of the same load's runs before and after. Errors are in points of the GPU: delivered less the percent asked. Exit status 0 when all bars hold.
 """
 
 import json
@@ -81,7 +81,7 @@ def delivered(c, alone):
     """percent of the GPU that each tenant was delivered, by slots of 0.1 s; None for one that left nothing"""
     out = []
     for r in c["results"]:
-        speed = alone.of(r["load"], c["gpu"]) if r else 0
+        speed = (r.get("alone") or alone.of(r["load"], c["gpu"])) if r else 0
         out.append([100 * n / (speed * SLOT) for n in r["items"]] if speed else None)
     return out
 

@@ -53,9 +53,10 @@ class Site:
             raise Failed(f"the daemon shows no session of lease {tenant.lease}")
         return lease["sessions"][0]["worker"]["pid"]
 
-    def change(self, tenant, percent):
-        """another percent for a living lease"""
-        done = subprocess.run([self.sluice, "set", tenant.lease, "--share", str(percent)], capture_output=True, timeout=10, check=False)
+    def change(self, tenant, percent, policy=None):
+        """another percent, and policy if one is given, for a living lease"""
+        command = [self.sluice, "set", tenant.lease, "--share", str(percent), *(["--policy", policy] if policy else [])]
+        done = subprocess.run(command, capture_output=True, timeout=10, check=False)
         if done.returncode:
             raise Failed(f"sluice set: {done.stderr.decode(errors='replace').strip()}")
         return done.stdout.decode(errors="replace").strip()

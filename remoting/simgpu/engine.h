@@ -18,8 +18,9 @@ uint64_t engine_now(int dev);
 uint64_t engine_kernel(const char *name);
 /* What moving bytes costs, within the device or between it and the host. */
 uint64_t engine_bytes(uint64_t bytes, bool inner);
-/* Runs work of this process for cost ns or a slice of that; returns how much. */
-uint64_t engine_step(int dev, uint64_t cost);
+/* Runs work of this process for cost ns or a slice of that; returns how much. What runs aside, on an engine for copies, needs
+ * no switch and is in no trace; but it is not simulated that others go on meanwhile. */
+uint64_t engine_step(int dev, uint64_t cost, bool aside);
 /* Marks what this process does from now on in the trace. */
 void engine_tag(uint64_t tag);
 /* This process does something for the device. */

@@ -199,7 +199,7 @@ static void occupy(struct ctx *c, uint64_t ns)
 	bool dying = false;
 
 	while (ns && !dying) {
-		ns -= engine_step(c->dev, ns);
+		ns -= engine_step(c->dev, ns, false);
 		pthread_mutex_lock(&sim.lock);
 		dying = c->dying;
 		pthread_mutex_unlock(&sim.lock);
@@ -215,7 +215,7 @@ static void hang(struct ctx *c)
 		pthread_cond_wait(&sim.progress, &sim.lock);
 	while (!c->dying) {
 		pthread_mutex_unlock(&sim.lock);
-		engine_step(c->dev, 2000000);
+		engine_step(c->dev, 2000000, false);
 		nanosleep(&nap, NULL);
 		pthread_mutex_lock(&sim.lock);
 	}

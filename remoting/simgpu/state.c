@@ -23,18 +23,7 @@
 
 #define MAGIC "SLSIMG5"
 
-struct shared {
-	char magic[8];
-	uint64_t size;
-	int32_t ndev;
-	int32_t sm;
-	uint64_t mem;
-	pthread_mutex_t lock;
-	struct sim_proc proc[SIM_MAX_PROC];
-	struct sim_engine engine[SIM_MAX_DEV];
-};
-
-static struct shared *sh;
+static struct sim_shared *sh;
 static struct sim_proc *mine;
 /* The machine's number of each device that this process sees. */
 static int phys[SIM_MAX_DEV] = { 0, 1, 2, 3, 4, 5, 6, 7 };
@@ -243,17 +232,17 @@ static int state_open_at(const char *path, struct sim_config *cfg, bool own, boo
 		close(fd);
 		return rc;
 	}
-	if (fstat(fd, &st) == 0 && st.st_size == 0 && ftruncate(fd, sizeof(struct shared))) {
+	if (fstat(fd, &st) == 0 && st.st_size == 0 && ftruncate(fd, sizeof(struct sim_shared))) {
 		rc = -errno;
 		close(fd);
 		return rc;
 	}
-	if (st.st_size && (size_t)st.st_size != sizeof(struct shared)) {	/* of another version: leave it to its users */
+	if (st.st_size && (size_t)st.st_size != sizeof(struct sim_shared)) {	/* of another version: leave it to its users */
 		unlink(path);
 		close(fd);
 		return retry ? state_open_at(path, cfg, own, false) : -ESTALE;
 	}
-	p = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	p = mmap(NULL, sizeof(struct sim_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (p == MAP_FAILED) {
 		rc = -errno;
 		close(fd);

@@ -30,6 +30,8 @@ struct sim_proc {
 	/* For the engine: when it last did something, in real and in simulated ns, and for which of the former it was
 	 * found at rest. */
 	_Atomic uint64_t stir_ns[SIM_MAX_DEV], stir_clock[SIM_MAX_DEV], rest_ns[SIM_MAX_DEV];
+	_Atomic int up[SIM_MAX_DEV];	/* timers that do not sleep now, and since when: */
+	_Atomic uint64_t up_ns[SIM_MAX_DEV];
 	_Atomic int entering;		/* threads that wait for an engine's lock */
 };
 
@@ -43,6 +45,13 @@ struct sim_wait {
 };
 
 #define SIM_MAX_WAIT 512
+
+/* A question of the clock: is process pid at rest, and whoever it works for, after what it did at a time? The answer is the
+ * same time in asleep. By slots of processes. */
+struct sim_watch {
+	_Atomic int32_t pid;
+	_Atomic uint64_t want, asleep;
+};
 
 /* What one process did on the engine without a pause; also what the trace consists of. */
 struct sim_span {
@@ -61,6 +70,18 @@ struct sim_engine {
 	int32_t owner;			/* the slot whose context is on the device, + 1 */
 	struct sim_span span;
 	struct sim_wait wait[SIM_MAX_WAIT];
+};
+
+/* The file itself. */
+struct sim_shared {
+	char magic[8];
+	uint64_t size;
+	int32_t ndev;
+	int32_t sm;
+	uint64_t mem;
+	pthread_mutex_t lock;
+	struct sim_proc proc[SIM_MAX_PROC];
+	struct sim_engine engine[SIM_MAX_DEV];
 };
 
 /* The busy time of one device by one process, in ns. */

@@ -1,104 +1,8 @@
-/* What work costs on the simulated clock, and how that clock goes, for one process and for several. */
+/* What work costs on the simulated engine, for one process and for several, whatever becomes of them. */
 #include <fcntl.h>
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
+#include <stdatomic.h>
 
-#include "engine.h"
-#include "testing.h"
-
-int sluice_sim_clock(int dev, uint64_t *ns);
-void sluice_sim_wait(int dev, const uint32_t *word, uint32_t old, uint64_t until, int blocked);
-
-#define US 1000ULL
-#define MS 1000000ULL
-
-static uint64_t clock_ns(void)
-{
-	uint64_t t = 0;
-
-	CHECK(!sluice_sim_clock(0, &t));
-	return t;
-}
-
-static bool near(uint64_t have, uint64_t want, uint64_t off)
-{
-	bool ok = have + off >= want && have <= want + off;
-
-	if (!ok)
-		fprintf(stderr, "%llu ns, not %llu\n", (unsigned long long)have, (unsigned long long)want);
-	return ok;
-}
-
-/* Memory that forked processes share. */
-static volatile uint32_t *shared(void)
-{
-	void *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-	CHECK(p != MAP_FAILED);
-	return p;
-}
-
-static void set_word(volatile uint32_t *w, uint32_t v)
-{
-	__atomic_store_n(w, v, __ATOMIC_SEQ_CST);
-	syscall(SYS_futex, w, FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
-}
-
-/* For the other process, in real time; who slept here would be at rest. */
-static void await(volatile uint32_t *w, uint32_t v)
-{
-	while (__atomic_load_n(w, __ATOMIC_SEQ_CST) != v)
-		sched_yield();
-}
-
-static void sleep_kernel(CUfunction f, int ms, CUstream s)
-{
-	CU(run1(f, s, (void *[]){ &ms }));
-}
-
-/* A process that does not outlive its parent, however that ends. */
-static pid_t child(void)
-{
-	pid_t parent = getpid(), pid = fork();
-
-	CHECK(pid >= 0);
-	if (!pid) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (getppid() != parent)
-			_exit(1);
-	}
-	return pid;
-}
-
-static void reap(pid_t pid, int want)
-{
-	int st;
-
-	CHECK(waitpid(pid, &st, 0) == pid);
-	CHECK(WIFSIGNALED(st) ? WTERMSIG(st) == want : WEXITSTATUS(st) == want);
-}
-
-static size_t trace(struct sim_span *out, size_t max)
-{
-	int fd = open(getenv("SLUICE_SIM_TRACE"), O_RDONLY);
-	ssize_t n = read(fd, out, max * sizeof(*out));
-
-	close(fd);
-	unlink(getenv("SLUICE_SIM_TRACE"));
-	return n > 0 ? (size_t)n / sizeof(*out) : 0;
-}
-
-static void trace_on(void)
-{
-	char path[4096];
-
-	snprintf(path, sizeof(path), "%s.trace", getenv("SLUICE_SIM_STATE"));
-	setenv("SLUICE_SIM_TRACE", path, 1);
-}
-
-/* one process */
+#include "testclock.h"
 
 static void t_off(void)
 {
@@ -162,17 +66,6 @@ static void t_copies(void)
 	CHECK(near(clock_ns() - t, 4 * US, 20 * US));
 }
 
-static void t_idle(void)
-{
-	uint64_t t, u;
-
-	begin();
-	t = clock_ns();
-	usleep(50000);
-	u = clock_ns();
-	CHECK(u - t >= 4900 * US && u - t < 100 * MS);	/* 10 times slower, on a machine that has other things to do */
-}
-
 static void t_busy(void)
 {
 	CUfunction f;
@@ -203,31 +96,25 @@ static void t_busy(void)
 	CHECK(!look(0, &t) && near(t, clock_ns(), MS));
 }
 
-/* Alone, nobody has anything to do before the time comes. */
-static void t_jump(void)
-{
-	double real = now_ms();
-	uint64_t t;
+/* several */
 
-	begin();
-	for (int i = 0; i < 100; i++) {
-		t = clock_ns();
-		sluice_sim_wait(0, NULL, 0, t + 1000 * MS, 1);
-		CHECK(near(clock_ns() - t, 1000 * MS, MS));
-	}
-	CHECK(now_ms() - real < 5000);
-	real = now_ms();
-	t = clock_ns();
-	sluice_sim_wait(0, NULL, 0, t + 1000 * MS, 0);	/* a timer says nothing of work, but none comes */
-	CHECK(near(clock_ns() - t, 1000 * MS, MS));
-	CHECK(now_ms() - real < 500);
-	t = clock_ns();
-	sluice_sim_wait(0, NULL, 0, t - 1, 1);
-	sluice_sim_wait(0, (const uint32_t *)&test_bad, 99, t + 1000 * MS, 1);
-	CHECK(clock_ns() < t + 100 * MS);
+static size_t trace(struct sim_span *out, size_t max)
+{
+	int fd = open(getenv("SLUICE_SIM_TRACE"), O_RDONLY);
+	ssize_t n = read(fd, out, max * sizeof(*out));
+
+	close(fd);
+	unlink(getenv("SLUICE_SIM_TRACE"));
+	return n > 0 ? (size_t)n / sizeof(*out) : 0;
 }
 
-/* several */
+static void trace_on(void)
+{
+	char path[4096];
+
+	snprintf(path, sizeof(path), "%s.trace", getenv("SLUICE_SIM_STATE"));
+	setenv("SLUICE_SIM_TRACE", path, 1);
+}
 
 static void t_two(void)
 {
@@ -269,153 +156,6 @@ static void t_two(void)
 		got[s[i].pid == pid].items += s[i].items;
 	}
 	CHECK(got[1].items == 300 && got[0].items >= 300);
-}
-
-/* A token that is handed to and fro between two who wait for each other. */
-static void t_hand(void)
-{
-	volatile uint32_t *w = shared();
-	double real = now_ms();
-	uint64_t t0, t;
-	pid_t pid;
-
-	pid = child();
-	begin();
-	CUfunction f = kernel("_Z4nonev");
-	uint32_t self = pid ? 0 : 1;
-
-	CU(run1(f, NULL, NULL));	/* who has not begun is not waited for */
-	CU(cuCtxSynchronize());
-	set_word(&w[1 + self], 1);
-	await(&w[2 - self], 1);
-	t0 = clock_ns();
-	for (uint32_t i = self; i < 400; i += 2) {
-		while ((t = __atomic_load_n(w, __ATOMIC_SEQ_CST)) != i)
-			sluice_sim_wait(0, (const uint32_t *)w, (uint32_t)t, clock_ns() + 60000 * MS, 1);
-		CU(run1(f, NULL, NULL));
-		CU(cuCtxSynchronize());
-		set_word(w, i + 1);
-	}
-	if (!pid)
-		exit(test_bad);
-	reap(pid, 0);
-	/* Nobody was skipped, so the clock has never run to anybody's limit. */
-	CHECK(near(clock_ns() - t0, 400 * 300 * US, 3000 * MS));
-	CHECK(now_ms() - real < 20000);
-}
-
-/* Who is busy elsewhere is waited for; who sleeps, is stopped or dead is not. */
-static void t_rest(void)
-{
-	volatile uint32_t *w = shared();
-	double real;
-	uint64_t t;
-	pid_t pid;
-
-	pid = child();
-	begin();
-	if (!pid) {
-		CUfunction f = kernel("_Z4nonev");
-
-		CU(run1(f, NULL, NULL));
-		CU(cuCtxSynchronize());
-		set_word(w, 1);
-		for (double end = now_ms() + 300; now_ms() < end;)
-			;
-		set_word(w, 2);
-		while (!w[1])
-			usleep(1000);
-		sluice_sim_wait(0, (const uint32_t *)&w[2], 0, UINT64_MAX / 2, 1);
-		set_word(w, 3);
-		pause();
-	}
-	await(w, 1);
-	t = clock_ns();
-	while (w[0] == 1 && clock_ns() < t + 1000000 * MS)
-		sluice_sim_wait(0, (const uint32_t *)w, 1, t + 1000000 * MS, 1);
-	CHECK(w[0] == 2 && clock_ns() - t < 10000 * MS);
-	await(w, 2);
-	real = now_ms();
-	t = clock_ns();
-	sluice_sim_wait(0, NULL, 0, t + 1000000 * MS, 1);		/* it sleeps */
-	CHECK(near(clock_ns() - t, 1000000 * MS, MS) && now_ms() - real < 2000);
-	set_word(&w[1], 1);
-	usleep(20000);
-	real = now_ms();
-	sluice_sim_wait(0, NULL, 0, clock_ns() + 1000000 * MS, 1);	/* it waits, too */
-	CHECK(now_ms() - real < 2000);
-	kill(pid, SIGSTOP);
-	real = now_ms();
-	sluice_sim_wait(0, NULL, 0, clock_ns() + 1000000 * MS, 1);
-	set_word(&w[2], 1);
-	sluice_sim_wait(0, NULL, 0, clock_ns() + 1000000 * MS, 1);
-	CHECK(now_ms() - real < 2000);
-	kill(pid, SIGCONT);
-	await(w, 3);
-	kill(pid, SIGKILL);
-	sluice_sim_wait(0, NULL, 0, clock_ns() + 1000000 * MS, 1);
-	reap(pid, SIGKILL);
-	sluice_sim_wait(0, NULL, 0, clock_ns() + 1000000 * MS, 1);
-	CHECK(now_ms() - real < 4000);
-}
-
-/* The time of one who was killed while it waited holds nobody up when it comes. */
-static void t_late(void)
-{
-	volatile uint32_t *w = shared();
-	double real;
-	uint64_t t;
-	pid_t pid = child();
-
-	begin();
-	CUfunction f = kernel("_Z4nonev");
-
-	CU(run1(f, NULL, NULL));
-	CU(cuCtxSynchronize());
-	t = clock_ns() + 2 * MS;
-	if (!pid) {
-		set_word(w, 1);
-		sluice_sim_wait(0, (const uint32_t *)&w[1], 0, clock_ns() + 50 * MS, 1);
-		set_word(w, 2);
-		pause();
-	}
-	while (!w[0])
-		sched_yield();
-	usleep(2000);
-	kill(pid, SIGKILL);
-	reap(pid, SIGKILL);
-	real = now_ms();
-	for (int i = 0; i < 10; i++)
-		sluice_sim_wait(0, NULL, 0, clock_ns() + 20 * MS, 1);
-	CHECK(w[0] == 2 || clock_ns() >= t);
-	CHECK(now_ms() - real < 1000);
-	CHECK(clock_ns() >= t + 150 * MS);
-}
-
-/* A timer goes off about when it should, however fast the clock runs under it. */
-static void t_timer(void)
-{
-	uint64_t t, late = 0;
-	pid_t pid = child();
-
-	begin();
-	CUfunction f = kernel("_Z4nonev");
-
-	if (!pid) {
-		for (;;) {
-			CU(run1(f, NULL, NULL));
-			CU(cuCtxSynchronize());
-		}
-	}
-	for (int i = 0; i < 50; i++) {
-		t = clock_ns() + 20 * MS;
-		sluice_sim_wait(0, NULL, 0, t, 1);
-		if (clock_ns() > t + late)
-			late = clock_ns() - t;
-	}
-	kill(pid, SIGKILL);
-	reap(pid, SIGKILL);
-	CHECK(late < 500 * MS);		/* waking is real, and the other does 300 us meanwhile in as little as 5 */
 }
 
 /* Work of others gets in between the slices of a long kernel, and past one that never ends. */
@@ -463,6 +203,22 @@ static void t_long(void)
 	CHECK(clock_ns() - t < 10 * MS);
 }
 
+static int churn(void)
+{
+	CUfunction f;
+
+	begin();
+	f = kernel("_Z4nonev");
+	for (unsigned int i = 0;; i++) {
+		CU(run1(f, NULL, NULL));
+		if (i % 3 == 0)
+			CU(cuCtxSynchronize());
+		if (i % 5 == 0)
+			sluice_sim_wait(0, NULL, 0, clock_ns() + i % 7 * MS, (int)i % 2);
+	}
+	return 0;
+}
+
 /* Killed at any instant, nobody is kept from going on. */
 static void t_killed(void)
 {
@@ -494,55 +250,87 @@ static void t_killed(void)
 	}
 }
 
-static int churn(void)
+/* One who dies with the engine's lock keeps nobody from it, be it that others wait already or not. */
+static struct sim_shared *state;
+
+static void *kill_when_awaited(void *pid)
 {
+	for (bool some = false; !some; sched_yield())
+		for (int i = 0; i < SIM_MAX_PROC && !some; i++)
+			some = atomic_load(&state->proc[i].entering) > 0;
+	kill(*(pid_t *)pid, SIGKILL);
+	return NULL;
+}
+
+static void t_locked(void)
+{
+	volatile uint32_t *w = shared();
 	CUfunction f;
+	int fd;
 
 	begin();
 	f = kernel("_Z4nonev");
-	for (unsigned int i = 0;; i++) {
+	fd = open(getenv("SLUICE_SIM_STATE"), O_RDWR);
+	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK(state != MAP_FAILED);
+	close(fd);
+	for (uint32_t i = 1; i <= 10; i++) {
+		pid_t pid = child();
+		double real;
+		pthread_t t;
+		uint64_t clock;
+
+		if (!pid) {
+			pthread_mutex_lock(&state->engine[0].lock);
+			set_word(w, i);
+			pause();
+		}
+		await(w, i);
+		if (i % 2) {
+			kill(pid, SIGKILL);
+			reap(pid, SIGKILL);
+		} else {
+			CHECK(!pthread_create(&t, NULL, kill_when_awaited, &pid));
+		}
+		real = now_ms();
 		CU(run1(f, NULL, NULL));
-		if (i % 3 == 0)
-			CU(cuCtxSynchronize());
-		if (i % 5 == 0)
-			sluice_sim_wait(0, NULL, 0, clock_ns() + i % 7 * MS, (int)i % 2);
+		CU(cuCtxSynchronize());
+		clock = clock_ns();
+		sluice_sim_wait(0, NULL, 0, clock + 1000 * MS, 1);
+		CHECK(near(clock_ns() - clock, 1000 * MS, MS));
+		CHECK(now_ms() - real < 2000);
+		if (i % 2 == 0) {
+			pthread_join(t, NULL);
+			reap(pid, SIGKILL);
+		}
 	}
-	return 0;
 }
 
 static void t_bad(void)
 {
-	static const char *const bad[] = { "count", ":1", "a:x", "a:-1", "copy:0", "a:1,,b", "a:1e99" };
+	static const char *const bad[] = { "count", ":1", "a:x", "a:-1", "copy:0", "a:1e99", "a:1,b" };
 
-	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]) - 2; i++) {
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		setenv("SLUICE_SIM_COST", bad[i], 1);
 		IS(cuInit(0), CUDA_ERROR_INVALID_VALUE);
 	}
-	setenv("SLUICE_SIM_COST", bad[6], 1);
-	IS(cuInit(0), CUDA_ERROR_INVALID_VALUE);
 	setenv("SLUICE_SIM_COST", "a:1", 1);
 	setenv("SLUICE_SIM_IDLE", "0.5", 1);
 	IS(cuInit(0), CUDA_ERROR_INVALID_VALUE);
+	unsetenv("SLUICE_SIM_IDLE");
+	setenv("SLUICE_SIM_WATCH", "/dev/null", 1);
+	IS(cuInit(0), CUDA_ERROR_INVALID_VALUE);
 }
-
-#define COST "SLUICE_SIM_COST=_Z4nonev:300,*:20,copy:10,inner:1000"
-#define SLOW "SLUICE_SIM_IDLE=1000"
-#define STILL "SLUICE_SIM_IDLE=1000000"
 
 static const struct test tests[] = {
 	{ "no costs, no clock", t_off, { NULL } },
 	{ "costs", t_costs, { COST, STILL } },
 	{ "copies and sets", t_copies, { COST, STILL } },
-	{ "an idle device's clock", t_idle, { COST, "SLUICE_SIM_IDLE=10" } },
 	{ "utilisation by the clock", t_busy, { COST, SLOW } },
-	{ "the clock jumps", t_jump, { COST, STILL } },
 	{ "two processes", t_two, { COST, SLOW, "SLUICE_SIM_SWITCH=150" } },
-	{ "a token between two", t_hand, { COST, SLOW } },
-	{ "at rest or not", t_rest, { COST, SLOW } },
-	{ "killed while it waits", t_late, { COST, SLOW } },
-	{ "timers", t_timer, { COST, SLOW } },
 	{ "long kernels", t_long, { COST, SLOW, "SLUICE_SIM_FAULT=hang=_Z3sayi" } },
 	{ "killed", t_killed, { COST, SLOW } },
+	{ "a lock of the dead", t_locked, { COST, SLOW } },
 	{ "settings that make no sense", t_bad, { NULL } },
 	{ NULL, NULL, { NULL } },
 };

@@ -106,7 +106,7 @@ static void moved(struct ctx *c, uint64_t bytes, uint64_t p, uint64_t q)
 	inner = mem_device(p) && mem_device(q);
 	pthread_mutex_unlock(&sim.lock);
 	for (ns = engine_bytes(bytes, inner); ns;)
-		ns -= engine_step(c->dev, ns);
+		ns -= engine_step(c->dev, ns, !inner);
 }
 
 CUresult work_run(struct work *w, struct ctx *c)

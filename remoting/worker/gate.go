@@ -22,12 +22,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 const (
-	// alertLead is how long before a turn ends the next one is told.
-	alertLead = int64(200 * time.Microsecond)
+	alertLead = int64(turns.AlertLead)
+	// attention is how long the client had better be awake from then on, and roused how
+	// often it is told at most.
+	attention = turns.AlertLead + 1200*time.Microsecond
+	roused    = int64(2 * time.Millisecond)
 	// idleTime is how long a turn is kept without work: it is what a hand-over costs
 	// anyway. A client that is further away gets longer.
 	idleTime = int64(400 * time.Microsecond)
@@ -64,30 +68,39 @@ type gate struct {
 	room    int64 // what may still go into the batch, ns, as long as the gate is open,
 	left    int   // and in items
 
-	mu      sync.Mutex
-	turn    turns.Turn // 0: not in one
-	flight  flight
-	closing bool
-	tight   bool // others want the GPU, or what it has is all it gets
-	given   int  // items in this turn
-	waiting int  // 1: the executor is at the gate
-	alerted bool
-	cut     *cost // the estimate that closed the gate
-	strays  []mark
-	astray  int64 // since when
-	kept    bool  // the keeper runs
-	seen    uint64
-	acted   int64 // when seq was last seen to change
-	entered int64 // when the turn was joined
-	ended   error
-	stop    atomic.Bool
-	stats   gateStats
-	keepCtx uint64 // current on the keeper's thread
+	mu       sync.Mutex
+	turn     turns.Turn // 0: not in one
+	flight   flight
+	closing  bool
+	tight    bool // others want the GPU, or what it has is all it gets
+	given    int  // items in this turn
+	waiting  int  // 1: the executor is at the gate
+	alerted  bool
+	cut      *cost // the estimate that closed the gate
+	strays   []mark
+	astray   int64 // since when
+	lostAt   int64 // when a turn was lost, and whether it is held against the lease
+	lostLate bool
+	owing    bool // they are held against the lease
+	kept     bool // the keeper runs
+	seen     uint64
+	acted    int64 // when seq was last seen to change
+	entered  int64 // when the turn was joined
+	ended    error
+	stop     atomic.Bool
+	stats    gateStats
+	keepCtx  uint64 // current on the keeper's thread
+	rousedAt int64  // the executor's
+	leaving  bool   // the turn may end when what is in flight has ended
+	rests    int    // how often the client has waited
+	rest     int64  // how long it leaves the GPU alone after a wait, as far as seen, ns
+	restsAt  int64  // since when it does; 0: not now
 }
 
 func newGate(s *session, chair *turns.Chair, clock turns.Clock) *gate {
 	g := &gate{s: s, clock: clock, chair: chair, token: chair.Token(), idle: idleTime, costs: make(map[gateKey]*cost)}
 	g.flight.events = make(map[uint64][]uint64)
+	chair.Soon(g.rouse)
 	return g
 }
 
@@ -173,6 +186,7 @@ func (g *gate) admit(c *cost, ctx, stream uint64) bool {
 func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 	full := int64(0) // since when there is no room
 	held := false    // what is in flight lasts until the turn ends
+	g.restOver(g.clock.Now())
 	for {
 		switch {
 		case g.ended != nil:
@@ -250,6 +264,7 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 			f.begin(c, ctx, stream, now, g.given == 0)
 		}
 		g.given++
+		g.leaving = false
 		return true
 	}
 }
@@ -331,6 +346,10 @@ func (g *gate) pause(rest int64) {
 
 // obtain waits for a turn and joins it.
 func (g *gate) obtain() bool {
+	if g.flight.open() {
+		g.closeBatch()
+		g.stray(g.lostAt, g.lostLate)
+	}
 	g.chair.Ask()
 	g.waiting++
 	g.mu.Unlock()
@@ -358,9 +377,24 @@ func (g *gate) obtain() bool {
 	return true
 }
 
+// rouse tells the client that a turn is about to begin. It has waited for the last one to
+// end, with the answer to an earlier call still behind the work that is at the gate: until
+// its threads are awake the GPU would stand idle.
+func (g *gate) rouse() {
+	now := g.clock.Now()
+	if now-g.rousedAt < roused {
+		return
+	}
+	g.rousedAt = now
+	f := wire.Reply{Kind: wire.KindTurn, Arg: uint32(attention.Microseconds())}
+	if err := g.s.wr.Send(&f, nil, nil); err != nil {
+		g.s.log.Debug("client not roused", "error", err) // who reads next finds out
+	}
+}
+
 // begun is for the begin of a turn, also of one that follows another.
 func (g *gate) begun() {
-	g.alerted, g.closing, g.cut, g.given = false, false, nil, 0
+	g.alerted, g.closing, g.leaving, g.cut, g.given = false, false, false, nil, 0
 	g.tight = g.chair.Contended() || g.chair.Capped()
 }
 
@@ -420,14 +454,16 @@ func (g *gate) finish(more bool) {
 	g.chair.Done(t)
 }
 
-// lost is for a turn that was taken away, or is given up with work in flight.
+// lost is for a turn that was taken away, or is given up with work in flight. What has no
+// mark yet gets one from the keeper, or from the executor when it comes back.
 func (g *gate) lost() {
 	now := g.clock.Now()
 	t := g.turn
 	g.turn, g.closing = 0, false
 	g.open.Store(0)
 	g.stats.held += now - g.entered
-	g.stray(now, !g.s.stalls())
+	g.lostAt, g.lostLate = now, !g.s.stalls()
+	g.stray(now, g.lostLate)
 	if g.waiting == 0 {
 		g.chair.Unask()
 	}
@@ -442,7 +478,7 @@ func (g *gate) stray(since int64, late bool) {
 		return
 	}
 	if len(g.strays) == 0 {
-		g.astray = since
+		g.astray, g.owing = since, late
 		if late {
 			g.chair.Late(since)
 		}
@@ -493,9 +529,9 @@ func (g *gate) forget(ctx uint64) {
 
 // gateStats tell where a session's time in turns went; for the log.
 type gateStats struct {
-	turns, idle, crowds, holds, marks, dry int
-	held, busy, crowded                    int64 // ns
-	first, last                            int64 // from a turn's begin to its first work, and from its last work to its end
+	turns, idle, rests, crowds, holds, marks, dry int
+	held, busy, crowded                           int64 // ns
+	first, last                                   int64 // from a turn's begin to its first work, and from its last work to its end
 }
 
 // noTurn ends the session: there are no turns for it any more.

@@ -55,7 +55,10 @@ func (g *gate) tend() (until, rest int64) {
 	g.collect(now)
 	g.idles.Store(false)
 	if g.turn == 0 {
-		if len(g.strays) > 0 {
+		if g.flight.open() && g.settle() {
+			g.stray(g.lostAt, g.lostLate)
+		}
+		if len(g.strays) > 0 || g.flight.open() {
 			return now + int64(time.Millisecond), 0
 		}
 		return now + int64(time.Second), 0
@@ -107,12 +110,16 @@ func (g *gate) tend() (until, rest int64) {
 	}
 	until = ends - left
 	if g.tight {
-		if !g.alerted && ends-now <= alertLead {
+		sooner := ends - now
+		if g.leaving {
+			sooner = min(sooner, f.rest(now))
+		}
+		if !g.alerted && sooner <= alertLead {
 			g.alerted = true
 			g.chair.Alert(g.turn)
 		}
 		if !g.alerted {
-			until = min(until, ends-alertLead)
+			until = min(until, now+sooner-alertLead)
 		}
 		g.idles.Store(true)
 		if quiet {
@@ -186,7 +193,7 @@ func (g *gate) collect(now int64) {
 		return
 	}
 	g.chair.Late(0)
-	if !g.s.stalls() && g.chair.Contended() {
+	if g.owing && g.chair.Contended() {
 		// The driver gave others about half of that time.
 		g.chair.Owe(time.Duration(now-g.astray) / 2)
 	}

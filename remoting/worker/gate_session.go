@@ -115,7 +115,7 @@ func (g *gate) report() {
 	defer g.mu.Unlock()
 	if st := &g.stats; st.turns > 0 {
 		d := func(ns int64) time.Duration { return time.Duration(ns).Round(time.Microsecond) }
-		g.s.log.Info("turns", "seat", g.chair.Seat(), "joined", st.turns, "idle", st.idle, "held", d(st.held), "busy", d(st.busy),
+		g.s.log.Info("turns", "seat", g.chair.Seat(), "joined", st.turns, "idle", st.idle, "rests", st.rests, "rest", d(g.rest), "held", d(st.held), "busy", d(st.busy),
 			"first", d(st.first), "last", d(st.last), "marks", st.marks, "dry", st.dry,
 			"crowded", st.crowds, "crowded_for", d(st.crowded), "held_back", st.holds)
 	}

@@ -23,7 +23,7 @@ func (w *world) undisturbed(n *tenant, from, to time.Duration) {
 
 // TestComingAndGoing: who stays notices of those who come and go what its policy says, and no more.
 func TestComingAndGoing(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t)
 	first := w.start(share{50, "fixed", "gemm"})[0]
 	w.hold(wants{first: 50})
 	begin := w.trace.now()
@@ -53,7 +53,7 @@ func TestComingAndGoing(t *testing.T) {
 
 // TestLending: idle time is lent, and the owner has it back as soon as it has work.
 func TestLending(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t)
 	all := w.start(share{60, "fixed-lend", "gemm"}, share{20, "best-effort", "gemm"}, share{20, "best-effort", "copy"})
 	owner, a, b := all[0], all[1], all[2]
 	w.hold(wants{owner: 60, a: 20, b: 20})
@@ -96,28 +96,47 @@ func TestLending(t *testing.T) {
 
 // TestOverrun: kernels longer than a turn take nothing from others' shares, and one that is much longer only delays them.
 func TestOverrun(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t)
 	all := w.start(share{50, "fixed", "long"}, share{50, "fixed", "gemm"})
 	w.hold(wants{all[0]: 50, all[1]: 50})
 	w.endAll(all)
 
-	all = w.start(share{30, "fixed", "none"}, share{50, "fixed", "gemm"})
-	from := w.trace.now()
-	all[0].tell("once 500000000")
-	all[0].expect("once", 1)
-	_, to := w.run(window)
-	w.undisturbed(all[1], from, to)
-	if c := w.counters(all[0]); c.Overruns == 0 || c.Longest < 20*time.Millisecond {
-		t.Errorf("no overrun was counted: %+v", c)
+	// What is longer than the site's limit is written down, or ended.
+	for _, action := range []string{"warn", "end"} {
+		w.set(map[string]string{"shares.overrun.limit": "100ms", "shares.overrun.action": action})
+		all = w.start(share{30, "fixed", "none"}, share{50, "fixed", "gemm"})
+		long, other := all[0], all[1]
+		from := w.trace.now()
+		long.tell("once 1000000000000")
+		w.eventually("the audit log has the overrun", func() error {
+			if !w.audited(`"overrun"`, long.lease, "shares.overrun.limit is 100ms") {
+				return fmt.Errorf("it has not, with %+v", w.counters(long))
+			}
+			return nil
+		})
+		if c := w.counters(long); c.Overruns == 0 {
+			t.Errorf("no overrun was counted: %+v", c)
+		}
+		if action == "warn" {
+			w.session(long)
+			long.end(syscall.SIGKILL)
+		}
+		w.eventually("its session is ended", func() error {
+			if pid := w.find(long); pid != 0 {
+				return fmt.Errorf("it has process %d", pid)
+			}
+			return nil
+		})
+		_, to := w.run(window)
+		w.undisturbed(other, from, to)
+		w.hold(wants{other: 50})
+		w.endAll(all)
 	}
-	// It pays for that with its own time, and then has its share again.
-	w.hold(wants{all[1]: 50})
-	w.endAll(all)
 }
 
 // TestStopped: a session or a program that is stopped keeps nobody from the GPU.
 func TestStopped(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t)
 	all := w.start(share{40, "fixed", "gemm"}, share{60, "fixed", "gemm"})
 	for range 5 {
 		pid := w.stop(all[0])
@@ -141,21 +160,46 @@ func TestStopped(t *testing.T) {
 	w.endAll(all)
 }
 
-// TestKilled: so does one that is killed, whether in its turn or not.
+// TestHeld: nor does one whose work waits for its own program.
+func TestHeld(t *testing.T) {
+	w := newWorld(t)
+	all := w.start(share{40, "fixed", "gemm"}, share{60, "fixed", "gemm"})
+	from := w.trace.now()
+	all[0].tell("hold")
+	all[0].expect("held", 1)
+	_, to := w.run(settle)
+	w.undisturbed(all[1], from, to)
+	all[0].tell("release")
+	all[0].expect("released", 1)
+	w.hold(wants{all[0]: 40, all[1]: 60})
+	w.endAll(all)
+}
+
+// TestKilled: one that is killed in its turn keeps nobody from the GPU either.
 func TestKilled(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t)
 	stay := w.start(share{50, "best-effort", "gemm"})[0]
-	for i := range 8 {
-		n := w.start(share{40, "fixed", "gemm"})[0]
+	within := 0
+	for i := range 12 {
+		n := w.start(share{40, "fixed", []string{"gemm", "long", "sync"}[i%3]})[0]
 		from, _ := w.run(settle)
+		pid := w.session(n)
+		w.inTurn(n)
 		if i%2 == 0 {
-			w.signal(w.session(n), syscall.SIGKILL)
+			w.signal(pid, syscall.SIGKILL)
 		} else {
 			n.end(syscall.SIGKILL)
 		}
 		_, to := w.run(window)
 		w.undisturbed(stay, from, to)
 		n.end(syscall.SIGKILL)
+		if w.turn(n) < quantum*9/10 {
+			within++
+		}
+	}
+	t.Logf("%d were killed in their turn", within)
+	if within < 3 {
+		t.Errorf("only %d were killed in their turn", within)
 	}
 	w.hold(wants{stay: 100})
 	w.endAll([]*tenant{stay})
@@ -163,7 +207,7 @@ func TestKilled(t *testing.T) {
 
 // TestChange: shares and policies change while programs run.
 func TestChange(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t)
 	all := w.start(share{70, "fixed", "gemm"}, share{30, "fixed", "copy"})
 	a, b := all[0], all[1]
 	w.hold(wants{a: 70, b: 30})
@@ -177,13 +221,21 @@ func TestChange(t *testing.T) {
 	w.hold(wants{a: 60, b: 40})
 	w.sluice("set", b.lease, "--policy", "best-effort")
 	b.policy = "best-effort"
-	w.hold(wants{a: 33.33, b: 66.67})
+	from, to := w.hold(wants{a: 33.33, b: 66.67})
+
+	// And how long a turn is.
+	before := w.trace.switches(from, to)
+	w.set(map[string]string{"shares.quantum": (2 * quantum).String()})
+	from, to = w.hold(wants{a: 33.33, b: 66.67})
+	if n := w.trace.switches(from, to); n < before*4/10 || n > before*6/10 {
+		t.Errorf("%d switches with turns of twice the length, %d before", n, before)
+	}
 	w.endAll(all)
 }
 
 // TestMany: 24 tenants, from two percent on, that all open the GPU at once.
 func TestMany(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t)
 	var ask []share
 	for i, n := range []int{12, 8, 4} {
 		for k := range n {
@@ -202,7 +254,7 @@ func TestMany(t *testing.T) {
 		t.Errorf("the GPU worked for %.2f %% of the time", got)
 	}
 	for _, n := range all {
-		if longest, _ := w.trace.gap(n.tag, from, to); longest > 1500*time.Millisecond {
+		if longest, _ := w.trace.gap(n.tag, from, to); longest > 2*quantum*time.Duration(100/n.percent) {
 			t.Errorf("tenant %d of %d %% was without the GPU for %v", n.tag, n.percent, longest)
 		}
 	}
@@ -212,13 +264,13 @@ func TestMany(t *testing.T) {
 // TestChaos: tenants come, pause and are killed, stopped or changed at random; whoever stays is not kept from the GPU,
 // and in the end nothing is left.
 func TestChaos(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t)
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 1))
 	t.Logf("seed %d", seed)
 	stay := w.start(share{20, "fixed", "gemm"})[0]
 	var all []*tenant
-	begin := w.trace.now()
+	_, begin := w.run(settle)
 	for range 40 {
 		switch k := r.IntN(6); {
 		case len(all) < 3 || k == 0 && len(all) < 7:

@@ -2,9 +2,7 @@ package shares
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -12,39 +10,13 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
-// outer is the number by which this process knows a process of a node; 0: it is gone.
-func (w *world) outer(inner int32) int {
-	w.t.Helper()
-	ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", w.owner.Node.PID))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	all, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range all {
-		if own, err := os.Readlink(filepath.Join(dir, "ns/pid")); err != nil || own != ns {
-			continue
-		}
-		b, err := os.ReadFile(filepath.Join(dir, "status"))
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(string(b)) {
-			if f := strings.Fields(line); len(f) > 1 && f[0] == "NSpid:" && f[len(f)-1] == fmt.Sprint(inner) {
-				pid, _ := strconv.Atoi(filepath.Base(dir))
-				return pid
-			}
-		}
-	}
-	return 0
-}
-
 // find gives the process of a tenant's session, which the trace names; 0: it is gone.
 func (w *world) find(n *tenant) int {
 	w.t.Helper()
 	w.trace.read()
 	for i := len(w.trace.spans) - 1; i >= 0; i-- {
 		if s := w.trace.spans[i]; s.tag == n.tag {
-			return w.outer(s.pid)
+			return w.watch.outer(s.pid)
 		}
 	}
 	return 0
@@ -86,6 +58,35 @@ func (w *world) stop(n *tenant) int {
 	return 0
 }
 
+// turn is how long a tenant's newest turn lasted as far as the trace tells: until it ended, or is read now.
+func (w *world) turn(n *tenant) time.Duration {
+	w.trace.read()
+	i := len(w.trace.spans) - 1
+	for ; i >= 0 && w.trace.spans[i].tag != n.tag; i-- {
+	}
+	if i < 0 {
+		return 0
+	}
+	end := w.trace.spans[i].end
+	begin := end
+	for ; i >= 0 && w.trace.spans[i].tag == n.tag; i-- {
+		begin = w.trace.spans[i].start
+	}
+	return end - begin
+}
+
+// inTurn waits until a tenant has begun a turn not long ago.
+func (w *world) inTurn(n *tenant) {
+	w.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
+		w.trace.read()
+		if last := len(w.trace.spans) - 1; w.trace.spans[last].tag == n.tag && w.turn(n) < quantum/4 {
+			return
+		}
+	}
+	w.t.Fatalf("tenant %d has no turn within 30 s", n.tag)
+}
+
 // counters are a tenant's, as sluice list tells them.
 func (w *world) counters(n *tenant) counters {
 	w.t.Helper()
@@ -98,7 +99,7 @@ func (w *world) counters(n *tenant) counters {
 	return counters{}
 }
 
-// empty waits until nobody has a seat on the GPU's board.
+// empty waits until nobody has a seat or a chair on the GPU's board.
 func (w *world) empty() {
 	w.t.Helper()
 	dir := w.owner.Node.Path("/run/sluice/turns")
@@ -112,8 +113,8 @@ func (w *world) empty() {
 	}
 	defer b.Close()
 	w.eventually("the board is empty", func() error {
-		if left := b.Read(); len(left) > 0 {
-			return fmt.Errorf("%+v", left)
+		if left, chairs := b.Read(), b.Chairs(); len(left) > 0 || chairs > 0 {
+			return fmt.Errorf("%d chairs and %+v", chairs, left)
 		}
 		return nil
 	})

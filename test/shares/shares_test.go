@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/node"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/site"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 const user = 2001
@@ -47,8 +48,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// What a switch between processes costs on an H200 (docs/shares.md).
-const change = 150 * time.Microsecond
+const (
+	// quantum is the length of a turn.
+	quantum = turns.DefaultQuantum
+	// change is what a switch between processes costs on an H200 (docs/shares.md).
+	change = 150 * time.Microsecond
+)
 
 // world is a site of one host and one owner with one GPU, and that GPU's trace.
 type world struct {
@@ -57,16 +62,17 @@ type world struct {
 	owner *site.Daemon
 	host  *site.Daemon
 	trace *trace
+	watch *watch
 	names atomic.Uint64
 }
 
-// newWorld starts one. config is put into the configuration of both daemons.
-func newWorld(t *testing.T, config map[string]string) *world {
+// newWorld starts one.
+func newWorld(t *testing.T) *world {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("nodes are made of namespaces, which needs root")
 	}
-	s, err := site.New(site.Options{Hosts: 1, Owners: 1, GPUs: 1, Mem: "16G", Build: build, Config: config})
+	s, err := site.New(site.Options{Hosts: 1, Owners: 1, GPUs: 1, Mem: "16G", Build: build, Config: map[string]string{"shares.quantum": quantum.String()}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,10 +81,6 @@ func newWorld(t *testing.T, config map[string]string) *world {
 		if t.Failed() {
 			for _, d := range s.Daemons() {
 				t.Logf("the end of %s's log:\n%s", d.Node.Name, site.Tail(d.Log, 12))
-				if keep := os.Getenv("SLUICE_TEST_KEEP"); keep != "" {
-					b, _ := os.ReadFile(d.Log)
-					_ = os.WriteFile(filepath.Join(keep, d.Node.Name+".log"), b, 0o600)
-				}
 			}
 		}
 		s.Close()
@@ -94,9 +96,10 @@ func newWorld(t *testing.T, config map[string]string) *world {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	path := filepath.Join(w.owner.Node.Dir, "trace")
+	path, asks := filepath.Join(w.owner.Node.Dir, "trace"), filepath.Join(w.owner.Node.Dir, "watch")
+	w.watch = newWatch(t, asks, w.owner.Node, w.host.Node)
 	w.trace = &trace{path: path}
-	if _, err := w.owner.Up(ctx, "SLUICE_SIM_COST=copy:50,inner:2", "SLUICE_SIM_IDLE=100000", "SLUICE_SIM_QUIET=250",
+	if _, err := w.owner.Up(ctx, "SLUICE_SIM_COST=copy:50,inner:2", "SLUICE_SIM_IDLE=100000", "SLUICE_SIM_WATCH="+asks,
 		fmt.Sprintf("SLUICE_SIM_SWITCH=%d", change.Microseconds()), "SLUICE_SIM_TRACE="+path); err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +125,49 @@ func newWorld(t *testing.T, config map[string]string) *world {
 		return fmt.Errorf("%+v", pools)
 	})
 	return w
+}
+
+// set changes the owner's configuration while it runs.
+func (w *world) set(config map[string]string) {
+	w.t.Helper()
+	taken := func() int {
+		b, err := os.ReadFile(w.owner.Log)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return strings.Count(string(b), "configuration taken over")
+	}
+	before := taken()
+	if err := w.owner.Configure(config); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := w.owner.Process().Signal(syscall.SIGHUP); err != nil {
+		w.t.Fatal(err)
+	}
+	w.eventually("the owner has the new configuration", func() error {
+		if n := taken(); n == before {
+			return fmt.Errorf("%d times", n)
+		}
+		return nil
+	})
+}
+
+// audited says whether a line of the owner's audit log has all of these.
+func (w *world) audited(parts ...string) bool {
+	b, err := os.ReadFile(w.owner.Audit)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		all := true
+		for _, s := range parts {
+			all = all && strings.Contains(line, s)
+		}
+		if all {
+			return true
+		}
+	}
+	return false
 }
 
 // share is what a tenant asks for.
@@ -257,7 +303,7 @@ func (w *world) eventually(what string, f func() error) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("not within 30 s: %s: %v", what, err)
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(2 * time.Millisecond)
 	}
 }
 
@@ -297,7 +343,12 @@ func (w *world) leases() []listed {
 // run lets the simulated clock go on by d, and gives the times from and to.
 func (w *world) run(d time.Duration) (from, to time.Duration) {
 	w.t.Helper()
-	from = w.trace.now()
+	w.eventually("the GPU works", func() error {
+		if from = w.trace.now(); from == 0 {
+			return fmt.Errorf("its trace is empty")
+		}
+		return nil
+	})
 	to = from + d
 	w.eventually(fmt.Sprintf("the GPU's clock goes on by %v", d), func() error {
 		if now := w.trace.now(); now < to {

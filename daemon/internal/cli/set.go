@@ -57,7 +57,7 @@ percent of all leases are at most 100.`,
 			}
 			now, err := question(cmd.Context(), socket, func(ctx context.Context, d local) (lease.Lease, error) { return d.Set(ctx, c) })
 			if err != nil {
-				return fmt.Errorf("lease %s: %w", short(c.Lease), err)
+				return err // it names the lease
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s %s\n", now.ID, join(now.Grants, fractionText), now.Request.PolicyName())
 			return err

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 // DefaultPath is where the file is looked for.
@@ -188,7 +190,7 @@ func Default() Config {
 			Tombstone: time.Hour, MaxPerGPU: 64},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},
 		Worker:  Worker{Cgroup: "auto", PidsMax: 512, Seccomp: true, ConfineDev: true},
-		Shares:  Shares{Turns: true, Quantum: 10 * time.Millisecond, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "warn"}},
+		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "warn"}},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
 			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},
 	}

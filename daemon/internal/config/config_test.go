@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 func parse(t *testing.T, text string) *Config {
@@ -238,7 +240,7 @@ partitions:
 
 func TestShares(t *testing.T) {
 	c := parse(t, "run_dir: /r\n")
-	if s := c.Shares; !s.Turns || s.Quantum != 10*time.Millisecond || s.Equal != "present" || s.Lend || s.Overrun != (Overrun{time.Second, "warn"}) || c.TurnsDir() != "/r/turns" {
+	if s := c.Shares; !s.Turns || s.Quantum != turns.DefaultQuantum || s.Equal != "present" || s.Lend || s.Overrun != (Overrun{time.Second, "warn"}) || c.TurnsDir() != "/r/turns" {
 		t.Errorf("%+v", s)
 	}
 	c = parse(t, "shares: {turns: no, quantum: 5ms, equal: active, lend: yes, overrun: {limit: 30s, action: end}}\n")

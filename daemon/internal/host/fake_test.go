@@ -27,7 +27,8 @@ type fakeOwner struct {
 	leases   map[string]lease.Lease
 	over     map[string]bool // ids that were released
 	down     bool
-	refuse   int // Reserves that are answered with Conflict
+	lost     bool // Set does what it is told to, and its answer is lost
+	refuse   int  // Reserves that are answered with Conflict
 	calls    map[string]int
 	confirms error
 }
@@ -163,6 +164,10 @@ func (f *fakeOwner) Set(_ context.Context, _ string, c lease.Change) (lease.Leas
 		l.Request.Lend = c.Lend
 	}
 	f.leases[c.Lease] = l
+	if f.lost {
+		f.lost = false
+		return lease.Lease{}, lease.Errorf(lease.Down, "%s: connection lost", f.name)
+	}
 	return l, nil
 }
 

@@ -6,7 +6,6 @@ package host
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -40,18 +39,26 @@ func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease
 		return lease.Lease{}, lease.Errorf(lease.Denied, "lease %s is not yours; see sluice list", l.ID)
 	}
 	if c.Shares = spread(c.Shares, len(l.Request.Fractions)); len(c.Shares) > len(l.Request.Fractions) {
-		return lease.Lease{}, lease.Errorf(lease.Invalid, "%d shares for lease %s: it has %d fractions; give one share for each, or one for all", len(c.Shares), l.ID, len(l.Request.Fractions))
+		return lease.Lease{}, lease.Errorf(lease.Invalid, "%d shares for lease %s: want at most %d, one for each fraction, or one for all", len(c.Shares), l.ID, len(l.Request.Fractions))
 	}
+	hd.setting.Lock()
+	defer hd.setting.Unlock()
+	h.mu.Lock()
+	l = hd.rec.Lease // another change may have come first
+	h.mu.Unlock()
 	now := l
 	now.Grants = slices.Clone(l.Grants)
 	var done []*peer
 	for _, name := range ownersOf(l.Grants) {
 		pe, err := h.peer(name, "")
 		if err != nil {
-			return lease.Lease{}, err
+			return lease.Lease{}, h.setBack(ctx, done, l, c, err)
 		}
 		part, err := h.setAt(ctx, pe, c)
 		if err != nil {
+			if len(done) > 0 && codeOf(err) == lease.Down {
+				done = append(done, pe) // which may have made it all the same
+			}
 			return lease.Lease{}, h.setBack(ctx, done, l, c, err)
 		}
 		done = append(done, pe)
@@ -110,8 +117,10 @@ func (h *Host) setAt(ctx context.Context, p *peer, c lease.Change) (lease.Lease,
 	return l, err
 }
 
-// setBack undoes a change at the owners that made it, and answers why it was refused.
+// setBack undoes a change at the owners that made it, also when the caller has gone
+// meanwhile, and answers why it was refused.
 func (h *Host) setBack(ctx context.Context, done []*peer, was lease.Lease, c lease.Change, why error) error {
+	ctx = context.WithoutCancel(ctx)
 	old := lease.Change{Lease: was.ID, Beyond: true, By: c.By}
 	for _, g := range was.Grants {
 		for len(old.Shares) <= g.Order {
@@ -135,5 +144,5 @@ func (h *Host) setBack(ctx context.Context, done []*peer, was lease.Lease, c lea
 	if len(left) == 0 {
 		return why
 	}
-	return lease.Errorf(codeOf(why), "%s", fmt.Sprintf("%v; changed all the same at %s", why, strings.Join(left, ", ")))
+	return lease.Errorf(codeOf(why), "%v; it may be changed at %s all the same: see sluice list, and ask again", why, strings.Join(left, ", "))
 }

@@ -3,6 +3,7 @@ package host
 import (
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -44,7 +45,7 @@ func TestSet(t *testing.T) {
 	}
 	refused(others, lease.Change{Shares: []uint32{10}}, lease.Denied, "not yours")
 	refused(mine, lease.Change{}, lease.Invalid, "nothing to change")
-	refused(mine, lease.Change{Shares: []uint32{1, 2, 3}}, lease.Invalid, "has 2 fractions")
+	refused(mine, lease.Change{Shares: []uint32{1, 2, 3}}, lease.Invalid, "want at most 2")
 	refused(mine, lease.Change{Lease: strings.Repeat("0", 32), Policy: lease.Fixed}, lease.NotFound, "not on this node")
 	// What a user claims of himself counts for nothing.
 	refused(mine, lease.Change{Shares: []uint32{70, 10}, Beyond: true}, lease.Denied, "only root")
@@ -61,11 +62,28 @@ func TestSet(t *testing.T) {
 	refused(mine, lease.Change{Shares: []uint32{20}}, lease.Down, "b is down")
 	b.set(func() { b.down = false })
 	shows("fixed-lend", 30, 30)
+	// One makes it and cannot say so: it is taken back there too.
+	b.set(func() { b.lost = true })
+	refused(mine, lease.Change{Shares: []uint32{20}, Policy: lease.Equal}, lease.Down, "connection lost")
+	shows("fixed-lend", 30, 30)
+	// Of two at once, all owners have the one or the other.
+	var wg sync.WaitGroup
+	for _, p := range []uint32{11, 22} {
+		wg.Go(func() {
+			if _, err := s.Set(t.Context(), mine, lease.Change{Lease: l.ID, Shares: []uint32{p}}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if ls, err := s.List(t.Context(), mine); err != nil || ls[0].Grants[0].Percent != ls[0].Grants[1].Percent {
+		t.Errorf("%+v, %v", ls, err)
+	}
 	if _, err := s.Set(t.Context(), root, lease.Change{Lease: l.ID, Shares: []uint32{90, 0}}); err != nil {
 		t.Fatal(err)
 	}
 	s.restart()
-	if got := s.leases[l.ID].rec.Lease; got.Grants[0].Percent != 90 || got.Grants[1].Percent != 30 || got.Request.Policy != lease.Fixed {
+	if got := s.leases[l.ID].rec.Lease; got.Grants[0].Percent != 90 || got.Grants[1].Percent != b.leases[l.ID].Grants[0].Percent || got.Request.Policy != lease.Fixed {
 		t.Errorf("after a restart: %+v", got)
 	}
 	if err := s.Release(t.Context(), root, l.ID, lease.Key{}, ""); err != nil {

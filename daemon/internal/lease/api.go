@@ -32,8 +32,8 @@ type Owner interface {
 	// those that ended less than the tombstone time ago, oldest first. host is a
 	// controller's, or sees its own only.
 	Reports(ctx context.Context, host, cluster, job string) ([]Report, error)
-	// Set changes share or policy of a lease of host, or of any for a controller and
-	// for the owner's own node, and answers this owner's part of it as it is then.
+	// Set changes share or policy of a lease of host, or of any for the owner's own
+	// node, and answers this owner's part of it as it is then.
 	Set(ctx context.Context, host string, c Change) (Lease, error)
 	// Offer prepares a session and says how its data connection is opened.
 	Offer(ctx context.Context, host string, r SessionRequest) (Offer, error)

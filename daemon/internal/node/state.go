@@ -3,7 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sort"
 	"time"
 
@@ -289,8 +291,9 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 		add("gpu", rpc.Fail, "see dmesg and nvidia-smi; it is used again once it is well", "%s (%d): %s", g.UUID, g.Index, g.Why)
 	}
 	add("owner", rpc.OK, "", "%d GPUs to lend", healthy)
-	for id, err := range n.pool.Unseated() {
-		add("turns", rpc.Fail, "see the log; restart sluiced when the boards below "+cfg.TurnsDir()+" can be used", "lease %s has no share of compute time: %v", id, err)
+	if m := n.pool.Unseated(); len(m) > 0 { // mostly for one and the same reason
+		id := slices.Min(slices.Collect(maps.Keys(m)))
+		add("turns", rpc.Fail, "mend what is below "+cfg.TurnsDir()+"; the next session tries again", "%d leases have no share of compute time; %s: %v", len(m), id, m[id])
 	}
 	if m := n.mismatch.Load(); m != nil {
 		for _, x := range *m {

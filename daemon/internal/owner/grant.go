@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
@@ -136,6 +137,10 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 		return lease.Lease{}, nil, err
 	}
 	rec := record{Lease: *l}
+	rec.Lease.Grants = slices.Clone(l.Grants)
+	for i := range rec.Lease.Grants {
+		rec.Lease.Grants[i].First = 0 // Set's alone to say
+	}
 	rec.Lease.Made, rec.Lease.Epoch = o.clock.Now().UTC(), o.cfg.Ledger.Epoch()
 	if ttl > 0 {
 		rec.Lease.State = lease.Reserved

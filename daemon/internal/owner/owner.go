@@ -241,7 +241,7 @@ func New(cfg Config) (*Owner, error) {
 	}
 	cfg.Workers.OnEnd(o.sessionEnded)
 	for _, e := range o.leases {
-		if !e.ending && e.rec.Lease.State == lease.Granted {
+		if e.rec.Lease.State == lease.Granted { // one that is ending has its report to come
 			o.seat(e.rec.Lease)
 		}
 	}

@@ -22,7 +22,7 @@ import (
 func (o *Owner) Set(_ context.Context, host string, c lease.Change) (lease.Lease, error) {
 	l, err := o.set(host, &c)
 	if err != nil {
-		o.log.Info("change of a lease refused", "lease", cut(c.Lease), "change", c.String(), "uid", c.By, "host", host, "reason", err)
+		o.log.Info("change of a lease refused", "lease", cut(c.Lease), "change", cut(c.String()), "uid", c.By, "host", host, "reason", err)
 		_ = o.cfg.Audit.Write(audit.Event{Event: audit.Refuse, Time: o.clock.Now(), Lease: cut(c.Lease), UID: audit.UID(c.By), Host: host, Owner: o.cfg.Name, Reason: "set: " + err.Error()})
 		return lease.Lease{}, err
 	}
@@ -43,7 +43,7 @@ func (o *Owner) set(host string, c *lease.Change) (lease.Lease, error) {
 	switch {
 	case e == nil:
 		return lease.Lease{}, lease.Errorf(lease.NotFound, "lease %s is not known to owner %s: it has ended, or never was", c.Lease, o.cfg.Name)
-	case e.rec.Lease.Host != host && host != o.cfg.Name && !o.Controller(host):
+	case e.rec.Lease.Host != host && host != o.cfg.Name:
 		return lease.Lease{}, lease.Errorf(lease.Denied, "lease %s is not of node %s", c.Lease, host)
 	case e.ending:
 		return lease.Lease{}, lease.Errorf(lease.Over, "lease %s is ending: %s", c.Lease, e.rec.why())
@@ -53,7 +53,7 @@ func (o *Owner) set(host string, c *lease.Change) (lease.Lease, error) {
 	rec := e.rec
 	l := &rec.Lease
 	if len(c.Shares) > len(l.Request.Fractions) {
-		return lease.Lease{}, lease.Errorf(lease.Invalid, "%d shares for lease %s: it has %d fractions; give one share for each, or one for all", len(c.Shares), l.ID, len(l.Request.Fractions))
+		return lease.Lease{}, lease.Errorf(lease.Invalid, "%d shares for lease %s: want at most %d, one for each fraction, or one for all", len(c.Shares), l.ID, len(l.Request.Fractions))
 	}
 	l.Grants = slices.Clone(l.Grants) // others read the old ones
 	for i := range l.Grants {

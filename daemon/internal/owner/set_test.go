@@ -43,7 +43,7 @@ func TestSet(t *testing.T) {
 	set("h1", lease.Change{Lease: "no", Policy: lease.Fixed}, lease.Invalid, "32 hexadecimal digits")
 	set("h1", lease.Change{Lease: lease.NewID(), Policy: lease.Fixed}, lease.NotFound, "not known")
 	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{101}}, lease.Invalid, "want 1 to 100")
-	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{10, 10, 10}}, lease.Invalid, "it has 2 fractions")
+	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{10, 10, 10}}, lease.Invalid, "want at most 2")
 	set("h1", lease.Change{Lease: a.ID, Policy: "all"}, lease.Invalid, "best-effort, equal or fixed")
 	set("h1", lease.Change{Lease: a.ID, Lend: "maybe"}, lease.Invalid, "yes, no or site")
 	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{60}}, lease.Denied, "want 1 to 50")
@@ -62,9 +62,10 @@ func TestSet(t *testing.T) {
 	// Back to what it was granted, but not beyond.
 	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{50, 20}}, "", "")
 	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{51}}, lease.Denied, "want 1 to 50")
-	// Root's, the controller's, and the owner's own node.
+	// Root's, there and on the owner's own node.
 	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{70, 80}, Beyond: true, By: 0}, "", "")
-	set("ctl", lease.Change{Lease: a.ID, Shares: []uint32{60}, Beyond: true}, "", "")
+	set("ctl", lease.Change{Lease: a.ID, Shares: []uint32{60}, Beyond: true}, lease.Denied, "not of node ctl")
+	set("gpu01", lease.Change{Lease: a.ID, Shares: []uint32{60}, Beyond: true}, "", "")
 	set("gpu01", lease.Change{Lease: b.ID, Shares: []uint32{40}, Beyond: true, Policy: lease.Equal, Lend: lease.LendNo}, "", "")
 	set("gpu01", lease.Change{Lease: b.ID, Lend: lease.LendReset}, "", "")
 	n.shared(b.ID, "equal", 40)

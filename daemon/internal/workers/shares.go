@@ -25,6 +25,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
@@ -106,13 +108,13 @@ func (p *Pool) board(gpu string) (*turns.Board, error) {
 }
 
 func (p *Pool) site() turns.Site {
-	return turns.Site{Quantum: p.cfg.Sharing.Quantum, EqualActive: p.cfg.Sharing.EqualActive}
+	return turns.Site{Quantum: p.sharing.Quantum, EqualActive: p.sharing.EqualActive}
 }
 
 // policy is a grant's, as boards have it.
 func (p *Pool) policy(l *lease.Lease, g lease.Grant) turns.Policy {
 	q := l.Request
-	out := turns.Policy{Kind: turns.BestEffort, Weight: g.Percent * (turns.Whole / 100), Lend: q.Lend == lease.LendYes || q.Lend == lease.LendSite && p.cfg.Sharing.Lend}
+	out := turns.Policy{Kind: turns.BestEffort, Weight: g.Percent * (turns.Whole / 100), Lend: q.Lend == lease.LendYes || q.Lend == lease.LendSite && p.sharing.Lend}
 	switch q.Policy {
 	case lease.Fixed:
 		out.Kind = turns.Fixed
@@ -172,15 +174,23 @@ func (p *Pool) Unseated() map[string]error {
 	return out
 }
 
-// places are the seats of a lease as the START message has them, and the files to go
-// with it. Without turns there are none of both.
-func (p *Pool) places(l lease.Lease) (at []control.Turn, fds []int, _ error) {
+// places are the seats of a lease as the START message has them, and copies of the
+// files to go with it, for the caller to close: the boards may be let go of meanwhile.
+// Without turns there are none of both.
+func (p *Pool) places(l lease.Lease) (at []control.Turn, files []*os.File, _ error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cfg.Turns == "" {
+	switch {
+	case p.cfg.Turns == "":
 		return nil, nil, nil
+	case p.closed:
+		return nil, nil, errors.New("the daemon is stopping")
 	}
-	if s := p.seats[l.ID]; s == nil || s.err != nil || len(s.lease.Grants) == 0 {
+	s := p.seats[l.ID]
+	if s != nil && len(s.lease.Grants) > 0 {
+		l = s.lease // Set may have changed it since the caller looked
+	}
+	if s == nil || s.err != nil || len(s.lease.Grants) == 0 {
 		if err := p.share(l); err != nil {
 			return nil, nil, fmt.Errorf("its share of compute time cannot be kept: %w", err)
 		}
@@ -188,9 +198,18 @@ func (p *Pool) places(l lease.Lease) (at []control.Turn, fds []int, _ error) {
 	for _, g := range l.Grants {
 		at = append(at, control.Turn{Seat: p.seats[l.ID].seats[g.GPU]})
 		policy, state := p.boards[g.GPU].Files()
-		fds = append(fds, int(policy.Fd()), int(state.Fd()))
+		for _, f := range []*os.File{policy, state} {
+			fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				for _, f := range files {
+					f.Close()
+				}
+				return nil, nil, fmt.Errorf("board of GPU %s: %w", g.GPU, err)
+			}
+			files = append(files, os.NewFile(uintptr(fd), f.Name()))
+		}
 	}
-	return at, fds, nil
+	return at, files, nil
 }
 
 // vacate clears the places of a session whose process has ended; mu is held.
@@ -254,7 +273,7 @@ func (p *Pool) sharesOf(id string) []lease.Share {
 func (p *Pool) SetSharing(s Sharing) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.cfg.Sharing = s
+	p.sharing = s
 	if p.cfg.Turns == "" {
 		return
 	}
@@ -295,7 +314,7 @@ func (p *Pool) WatchTurns(ctx context.Context, tell func(Overrun)) error {
 			tell(o)
 		}
 		p.mu.Lock()
-		if l := p.cfg.Sharing.Limit; l > 0 {
+		if l := p.sharing.Limit; l > 0 {
 			limit = l
 		}
 		p.mu.Unlock()
@@ -320,7 +339,7 @@ func (p *Pool) sweepBoards() {
 func (p *Pool) overruns() []Overrun {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	limit := p.cfg.Sharing.Limit
+	limit := p.sharing.Limit
 	if limit <= 0 {
 		return nil
 	}
@@ -336,13 +355,13 @@ func (p *Pool) overruns() []Overrun {
 			if p.over[k] {
 				continue
 			}
-			o := Overrun{Lease: lease.Lease{ID: c.Lease}, GPU: gpu, PID: c.OverrunPID, Time: c.Overrun, Limit: limit, Ended: p.cfg.Sharing.End}
+			o := Overrun{Lease: lease.Lease{ID: c.Lease}, GPU: gpu, PID: c.OverrunPID, Time: c.Overrun, Limit: limit}
 			if s := p.seats[c.Lease]; s != nil {
 				o.Lease = s.lease
 			}
 			o.Reason = fmt.Sprintf("its work stayed on GPU %s for %v after its turn; shares.overrun.limit is %v", gpu, c.Overrun.Round(time.Millisecond), limit)
-			if o.Ended {
-				p.endOverrun(c.Lease, c.OverrunPID, o.Reason)
+			if p.sharing.End {
+				o.Ended = p.endOverrun(c.Lease, c.OverrunPID, o.Reason)
 			}
 			found = append(found, o)
 		}
@@ -351,12 +370,12 @@ func (p *Pool) overruns() []Overrun {
 	return found
 }
 
-// endOverrun ends a session, or all of the lease's where it is not known which it is; mu
-// is held.
-func (p *Pool) endOverrun(id string, pid int, reason string) {
+// endOverrun ends a session, or all of the lease's where it is not known which it is. It
+// says whether there was one; mu is held.
+func (p *Pool) endOverrun(id string, pid int, reason string) (some bool) {
 	l := p.leases[id]
 	if l == nil {
-		return
+		return false
 	}
 	for s := range l.sessions {
 		if pid != 0 && s.Worker.PID != pid {
@@ -366,7 +385,9 @@ func (p *Pool) endOverrun(id string, pid int, reason string) {
 			s.why = reason
 		}
 		s.kill()
+		some = true
 	}
+	return some
 }
 
 // closeBoards lets go of the boards; their files and who uses them go on.

@@ -104,6 +104,7 @@ func TestSeats(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, "its chair is free", func() bool { c, ok := q.seatOf(0, l.ID); return ok && c.Chairs == 0 })
+	waitFor(t, "the first pool, which lives on in this process, has seen its end", func() bool { return p.gone(s) })
 
 	// A seat without lease is told, so that the owner ends it; End alone leaves what it had.
 	other := testLease("b", 0)
@@ -246,15 +247,16 @@ func TestOverrun(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	p.mu.Lock()
-	p.endOverrun(id, s.Worker.PID+1, "not its")
-	p.endOverrun(id, s.Worker.PID, "its work stayed on the GPU")
+	if p.endOverrun(id, s.Worker.PID+1, "not its") || !p.endOverrun(id, s.Worker.PID, "its work stayed on the GPU") {
+		t.Error("another session is ended, or not this one")
+	}
 	p.mu.Unlock()
 	waitFor(t, "its end", func() bool { return p.gone(s) })
 	if why := <-ends; why != "its work stayed on the GPU" {
 		t.Error(why)
 	}
 
-	// The watch tells by itself.
+	// The watch tells by itself. This process is no session, so none is ended.
 	told := make(chan Overrun, 10)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -263,7 +265,7 @@ func TestOverrun(t *testing.T) {
 	chair.Late(turns.Monotonic{}.Now())
 	select {
 	case o := <-told:
-		if !o.Ended || o.Time < 100*time.Millisecond {
+		if o.Ended || o.Time < 100*time.Millisecond {
 			t.Errorf("%+v", o)
 		}
 	case <-time.After(20 * time.Second):

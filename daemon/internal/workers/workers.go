@@ -29,7 +29,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,11 +57,11 @@ type Config struct {
 	Keepalive  time.Duration
 	Seccomp    bool
 	ConfineDev bool
-	Cgroup     string // auto, required or off
-	MemoryMax  uint64 // bytes of host memory of a session, 0 for no limit
-	PidsMax    int    // threads of a session, 0 for no limit
-	Turns      string // directory of the GPUs' boards, "" for none: then the driver shares the time
-	Sharing    Sharing
+	Cgroup     string  // auto, required or off
+	MemoryMax  uint64  // bytes of host memory of a session, 0 for no limit
+	PidsMax    int     // threads of a session, 0 for no limit
+	Turns      string  // directory of the GPUs' boards, "" for none: then the driver shares the time
+	Sharing    Sharing // until SetSharing
 }
 
 // Pool implements owner.Workers.
@@ -83,6 +82,8 @@ type Pool struct {
 	boards map[string]*turns.Board // by GPU
 	seats  map[string]*seated      // by lease
 	over   map[overrunKey]bool     // overruns that have been told of
+
+	sharing Sharing
 }
 
 type ended struct {
@@ -127,7 +128,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{
-		log: log, cfg: cfg, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
+		log: log, cfg: cfg, sharing: cfg.Sharing, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
 		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
 	}
 	if err := p.openBoards(); err != nil {
@@ -260,11 +261,14 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	st.Slot = s.slot
 	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd())}
 	if s.Kind == wire.SessionCompute { // who only looks on takes no turns
-		var boards []int
+		var boards []*os.File
 		if st.Turns, boards, err = p.places(l); err != nil {
 			return err
 		}
-		fds = append(fds, boards...)
+		for _, f := range boards {
+			defer f.Close()
+			fds = append(fds, int(f.Fd()))
+		}
 	}
 	if err := proc.Give(st, fds...); err != nil {
 		return err
@@ -360,33 +364,6 @@ func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease
 	close(s.done)
 }
 
-// reason says why a session ended.
-func (p *Pool) reason(s *session) string {
-	p.mu.Lock()
-	why := s.why
-	p.mu.Unlock()
-	if why != "" {
-		return why
-	}
-	own := ""
-	if slot, err := s.l.file.Slot(s.slot); err == nil {
-		own = slot.Reason
-	}
-	if s.proc != nil && s.proc.Cmd.ProcessState != nil {
-		ws := s.proc.Cmd.ProcessState.Sys().(syscall.WaitStatus)
-		switch {
-		case ws.Signaled():
-			return fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal())
-		case own == "" && ws.ExitStatus() != 0:
-			return fmt.Sprintf("exit status %d, see the log", ws.ExitStatus())
-		}
-	}
-	if own == "" {
-		return "ended"
-	}
-	return own
-}
-
 // OnEnd implements owner.Workers; sessions that ended while no daemon ran are told
 // of at once.
 func (p *Pool) OnEnd(f func(lease.Session, string)) {
@@ -397,80 +374,6 @@ func (p *Pool) OnEnd(f func(lease.Session, string)) {
 	for _, m := range missed {
 		p.forget(m.session, m.out, m.reason, f, true)
 	}
-}
-
-// show is a session as it stands.
-func (p *Pool) show(s *session) lease.Session {
-	p.mu.Lock()
-	out := s.Session
-	p.mu.Unlock()
-	slot, err := s.l.file.Slot(s.slot)
-	if err != nil {
-		return out
-	}
-	out.Counts = countsOf(slot)
-	for _, u := range slot.Use {
-		out.Use = append(out.Use, lease.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak})
-	}
-	return out
-}
-
-// Sessions implements owner.Workers.
-func (p *Pool) Sessions(id string) []lease.Session {
-	p.mu.Lock()
-	l := p.leases[id]
-	var live []*session
-	if l != nil {
-		for s := range l.sessions {
-			if s.open {
-				live = append(live, s)
-			}
-		}
-	}
-	p.mu.Unlock()
-	var all []lease.Session
-	for _, s := range live {
-		all = append(all, p.show(s))
-	}
-	return all
-}
-
-// Use implements owner.Workers.
-func (p *Pool) Use(id string) []lease.Use {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l := p.leases[id]
-	if l == nil || l.file == nil {
-		return nil
-	}
-	all, err := l.use()
-	if err != nil {
-		p.log.Error("account", "lease", id, "error", err)
-	}
-	return all
-}
-
-// Processes is what each session process holds by its account, by GPU and process
-// id, to be compared with NVML's view. Bytes.
-func (p *Pool) Processes() map[string]map[int]uint64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all := map[string]map[int]uint64{}
-	for _, l := range p.leases {
-		for s := range l.sessions {
-			slot, err := l.file.Slot(s.slot)
-			if err != nil || s.Worker.PID == 0 {
-				continue
-			}
-			for d, g := range l.gpus {
-				if all[g] == nil {
-					all[g] = map[int]uint64{}
-				}
-				all[g][s.Worker.PID] = slot.Use[d].Used
-			}
-		}
-	}
-	return all
 }
 
 // Leases implements owner.Adopted.

@@ -240,3 +240,15 @@ func (n leaseName) String() string {
 }
 
 func ns(d time.Duration) uint64 { return uint64(max(d, 0)) }
+
+// Chairs counts the sessions on the board; those of dead processes too, until somebody
+// frees theirs.
+func (b *Board) Chairs() int {
+	n := 0
+	for i := range b.p.chairs() {
+		if b.p.chair(i, scOwner).Load() != 0 {
+			n++
+		}
+	}
+	return n
+}

@@ -23,10 +23,22 @@ type Chair struct {
 	gen   uint32
 	clock Clock
 	left  atomic.Int64 // when it last had no work
+	me    uint64       // its owner word
+	quit  atomic.Bool  // the chair may be another process's by now
+	soon  func()
 }
 
-// alertTime is how long the next one spins after it was told that a turn ends.
-const alertTime = int64(400 * time.Microsecond)
+const (
+	// AlertLead is how long before a turn the next one is told. Its session has to wake,
+	// then its client's receiver, then the thread that waits there, each of which takes up
+	// to half a millisecond after a long sleep.
+	AlertLead = 800 * time.Microsecond
+	// alertTime is how long that one spins.
+	alertTime = int64(AlertLead) * 3 / 2
+)
+
+// Soon sets what Wait calls when a turn of the seat is likely to begin within AlertLead.
+func (c *Chair) Soon(f func()) { c.soon = f }
 
 // OpenFDs takes a chair on a seat of the board behind two descriptors, which it closes.
 func OpenFDs(policyFD, stateFD, seat int, clock Clock) (*Chair, error) {
@@ -56,7 +68,7 @@ func (p *page) sit(seat int, clock Clock) (*Chair, error) {
 		return nil, err
 	}
 	at("claimed")
-	c := &Chair{p: p, i: i, seat: seat, gen: p.seatPolicy(seat).gen(), clock: clock}
+	c := &Chair{p: p, i: i, seat: seat, gen: p.seatPolicy(seat).gen(), clock: clock, me: uint64(os.Getpid())}
 	p.chair(i, scStart).Store(self())
 	at("named")
 	p.chair(i, scSeat).Store(packSeat(seat, c.gen))
@@ -93,11 +105,15 @@ func (c *Chair) Close() {
 	c.p.unmap()
 }
 
-// Quit frees the chair of a process that is about to end, and passes its turn on.
+// Quit frees the chair of a process that is about to end, and passes its turn on. Once is
+// enough: the chair may be another process's right afterwards.
 func (c *Chair) Quit() {
+	if c.quit.Swap(true) {
+		return
+	}
 	p := c.p
 	t := token(p.token().Load())
-	p.clearChair(c.i, p.chair(c.i, scOwner).Load())
+	p.clearChair(c.i, c.me)
 	if t.seat() != c.seat {
 		return
 	}
@@ -124,7 +140,7 @@ func (c *Chair) ended() bool {
 func (c *Chair) Ask() {
 	p := c.p
 	want := p.chair(c.i, scWant)
-	if want.Load() != 0 {
+	if want.Load() != 0 || c.quit.Load() {
 		return
 	}
 	now := c.clock.Now()
@@ -175,7 +191,9 @@ func (v *view) leastLoan(but int) int64 {
 // Unask takes the wish back.
 func (c *Chair) Unask() {
 	c.left.Store(c.clock.Now())
-	c.p.chair(c.i, scWant).Store(0)
+	if !c.quit.Load() {
+		c.p.chair(c.i, scWant).Store(0)
+	}
 }
 
 // Turn gives the seat's turn if it has one now, and 0 if not.
@@ -186,13 +204,20 @@ func (c *Chair) Turn() Turn {
 	return 0
 }
 
+// work notes the turn in which this session works; 0: in none.
+func (c *Chair) work(t uint64) {
+	if !c.quit.Load() {
+		c.p.chair(c.i, scOpen).Store(t)
+	}
+}
+
 // Enter joins a turn. False: it is over, or about to be.
 func (c *Chair) Enter(t Turn) bool {
 	p := c.p
-	p.chair(c.i, scOpen).Store(uint64(t))
+	c.work(uint64(t))
 	at("open")
 	if p.seat(c.seat, ssClosing).Load() == uint64(t) || p.token().Load() != uint64(t) {
-		p.chair(c.i, scOpen).Store(0)
+		c.work(0)
 		return false
 	}
 	if p.seat(c.seat, ssTook).Load() != uint64(t) {
@@ -210,7 +235,7 @@ func (c *Chair) Follow(t Turn) bool {
 	if c.Turn() != t {
 		return false
 	}
-	c.p.chair(c.i, scOpen).Store(uint64(t))
+	c.work(uint64(t))
 	c.p.seat(c.seat, ssTook).Store(uint64(t))
 	return true
 }
@@ -224,7 +249,7 @@ func (c *Chair) Wait(stop *atomic.Bool) (Turn, error) {
 	last := c.clock.Now()
 	for range 100 {
 		old := bell.Load()
-		if c.ended() {
+		if c.ended() || p.chair(c.i, scOwner).Load() != c.me {
 			return 0, ErrEnded
 		}
 		if stop.Load() {
@@ -236,14 +261,20 @@ func (c *Chair) Wait(stop *atomic.Bool) (Turn, error) {
 		}
 		now := c.clock.Now()
 		p.stamp(now)
-		until, throttled := c.until(t, now)
-		if until == 0 { // something has changed
+		until, own, throttled := c.until(t, now)
+		switch lead := int64(AlertLead); {
+		case until == 0: // something has changed
 			continue
-		}
-		if c.clock.Spins() && p.seat(c.seat, ssAlert).Load() == uint64(t) {
-			c.spin(t, now)
+		case !c.clock.Spins():
+			c.clock.Wait((*uint32)(ptr(bell)), old, until, true)
+		case p.seat(c.seat, ssAlert).Load() == uint64(t):
+			c.spin(t, now+alertTime)
 			p.seat(c.seat, ssAlert).Store(0)
-		} else {
+		case own && until-now <= lead:
+			c.spin(t, until)
+		case own:
+			c.clock.Wait((*uint32)(ptr(bell)), old, until-lead, true)
+		default:
 			c.clock.Wait((*uint32)(ptr(bell)), old, until, true)
 		}
 		last = c.waited(last, throttled)
@@ -251,26 +282,33 @@ func (c *Chair) Wait(stop *atomic.Bool) (Turn, error) {
 	return 0, nil
 }
 
-// until says how long a waiter may sleep, and whether its own share is used up.
-func (c *Chair) until(t token, now int64) (int64, bool) {
+// until says how long a waiter may sleep, whether it is for time of its own seat, and
+// whether that has none now.
+func (c *Chair) until(t token, now int64) (until int64, own, throttled bool) {
 	p := c.p
 	var v view
 	p.look(&v, now)
-	throttled := !v.own(c.seat)
+	throttled = !v.own(c.seat)
 	if t.seat() >= 0 {
-		return p.judge(t, now), throttled
+		return p.judge(t, now), false, throttled
 	}
 	next, _, again := v.pick(nobody)
 	if next >= 0 {
 		p.pass(t, now, nobody)
-		return 0, throttled
+		return 0, false, throttled
 	}
-	return min(again, now+int64(100*time.Millisecond)), true
+	s := &v.places[c.seat]
+	own = s.share > 0 && s.out <= now && v.bound(s.vt, s.share) <= again
+	return min(again, now+int64(100*time.Millisecond)), own, true
 }
 
-func (c *Chair) spin(t token, now int64) {
+// spin waits for a turn by looking.
+func (c *Chair) spin(t token, until int64) {
+	if c.soon != nil {
+		c.soon()
+	}
 	w := c.p.token()
-	for token(w.Load()) == t && c.clock.Now() < now+alertTime {
+	for token(w.Load()) == t && c.clock.Now() < until {
 	}
 }
 
@@ -292,7 +330,7 @@ func (c *Chair) Done(t Turn) {
 	p := c.p
 	p.seat(c.seat, ssClosing).Store(uint64(t))
 	at("closing")
-	p.chair(c.i, scOpen).Store(0)
+	c.work(0)
 	at("left")
 	for i := range p.chairs() {
 		if i != c.i && p.works(i, c.seat, token(t)) {
@@ -335,7 +373,7 @@ func (c *Chair) Renew(t Turn) (Turn, bool) {
 	p.stamp(now)
 	p.charge(&v, c.seat, old, held)
 	p.count(c.seat, cTurns).Add(1)
-	p.chair(c.i, scOpen).Store(uint64(n))
+	c.work(uint64(n))
 	return Turn(n), true
 }
 
@@ -413,7 +451,11 @@ func (c *Chair) Wake() { ring(c.p.seatBell(c.seat)) }
 func (c *Chair) Busy(d time.Duration) { c.p.count(c.seat, cBusy).Add(ns(d)) }
 
 // Late notes since when work of an ended turn is on the GPU; 0: it is not any more.
-func (c *Chair) Late(since int64) { c.p.chair(c.i, scLate).Store(uint64(max(since, 0))) }
+func (c *Chair) Late(since int64) {
+	if !c.quit.Load() {
+		c.p.chair(c.i, scLate).Store(uint64(max(since, 0)))
+	}
+}
 
 // Owe charges time that such work took from others.
 func (c *Chair) Owe(d time.Duration) {

@@ -51,8 +51,8 @@ type Policy struct {
 
 // Site is what holds for all seats of a GPU.
 type Site struct {
-	Quantum time.Duration // length of a turn; 0: 10 ms
-	Grace   time.Duration // after it the token goes on; 0: 20 ms
+	Quantum time.Duration // length of a turn; 0: DefaultQuantum
+	Grace   time.Duration // after it the token goes on; 0: DefaultGrace
 	// EqualActive makes equal seats share by those with work: as if all would lend.
 	// Otherwise each has 1/n of those present.
 	EqualActive bool
@@ -60,7 +60,7 @@ type Site struct {
 
 // Defaults of a site.
 const (
-	DefaultQuantum = 10 * time.Millisecond
+	DefaultQuantum = 20 * time.Millisecond
 	DefaultGrace   = 20 * time.Millisecond
 )
 

@@ -1,7 +1,8 @@
 /*
  * tenant LOAD TAG: works on the GPU without end, as fast as it can, until it is ended. Its commands come on stdin, one
- * a line: "pause" and "go", "once NS" for a kernel of that length. On stdout it says its lease's socket, "ready" after its
- * first work, and "paused" and "once" when that is done.
+ * a line: "pause" and "go", "once NS" for a kernel of that length, "hold" for a host function that does not return before
+ * "release". On stdout it says its lease's socket, "ready" after its first work, "paused" and "once" when that is done, and
+ * "held" and "released" in that function.
  *
  *	gemm	kernels of 613 us, a hundred or two queued
  *	copy	copies within the GPU, many queued
@@ -9,7 +10,7 @@
  *	sync	a kernel of 90 us and a wait for it
  *	graph	a graph of 9 kernels of 60 us
  *	mixed	64 KiB to the GPU, a kernel of 300 us, 64 KiB back
- *	long	kernels of 12 ms
+ *	long	kernels of 25 ms
  *	none	nothing but what "once" asks for
  *
  * All calls are the driver's, found by name at run time.
@@ -34,7 +35,7 @@ static char *host;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t told = PTHREAD_COND_INITIALIZER;
-static int paused;
+static int paused, hold, holding;
 static unsigned long long once;
 static atomic_int news;
 
@@ -137,7 +138,7 @@ static void mixed(unsigned int i)
 static void longs(unsigned int i)
 {
 	(void)i;
-	burn(12000000);
+	burn(25000000);
 	finish();
 }
 
@@ -167,10 +168,14 @@ static void *listen_stdin(void *arg)
 			paused = 1;
 		else if (!strcmp(line, "go\n"))
 			paused = 0;
+		else if (!strcmp(line, "hold\n"))
+			hold = holding = 1;
+		else if (!strcmp(line, "release\n"))
+			holding = 0;
 		else
 			sscanf(line, "once %llu", &once);
 		atomic_store(&news, 1);
-		pthread_cond_signal(&told);
+		pthread_cond_broadcast(&told);
 		pthread_mutex_unlock(&lock);
 	}
 	return arg;
@@ -180,6 +185,17 @@ static void say(const char *what)
 {
 	puts(what);
 	fflush(stdout);
+}
+
+static void held(void *arg)
+{
+	(void)arg;
+	say("held");
+	pthread_mutex_lock(&lock);
+	while (holding)
+		pthread_cond_wait(&told, &lock);
+	pthread_mutex_unlock(&lock);
+	say("released");
 }
 
 /* Does as it is told; returns when there is to be work. */
@@ -193,6 +209,10 @@ static void obey(int idle)
 		atomic_store(&news, 0);
 		ns = once;
 		once = 0;
+		if (hold) {
+			hold = 0;
+			CALL(cuLaunchHostFunc, (void *, void (*)(void *), void *), (stream, held, NULL));
+		}
 		if (ns) {
 			pthread_mutex_unlock(&lock);
 			burn(ns);
