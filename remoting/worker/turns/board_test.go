@@ -248,7 +248,7 @@ func TestStoppedHolder(t *testing.T) {
 	cs[1].Ask() // and is stopped
 	from := clock.now
 	take(t, cs[2])
-	if gap := time.Duration(clock.now - from); gap > 35*time.Millisecond {
+	if gap := time.Duration(clock.now - from); gap > DefaultQuantum+DefaultGrace+5*time.Millisecond {
 		t.Errorf("the third has waited %v", gap)
 	}
 	if r := b.Read(); r[0].Revoked != 1 || r[0].Overruns != 0 && r[0].Longest == 0 {
