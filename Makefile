@@ -127,10 +127,11 @@ test-c: cuda-programs
 
 # The end-to-end package comes last and alone: it measures times, and should have the machine.
 test-go: all cuda-programs
-	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /test/containers -e /daemon/test -e /oci-hook/test)
+	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /test/containers -e /test/shares -e /daemon/test -e /oci-hook/test)
 	$(GO) test -run TestHistory -timeout 10m ./daemon/internal/owner
 	$(MAKE) test-e2e
 	$(MAKE) test-cluster
+	$(MAKE) test-shares
 
 # nvidia-smi of other drivers than the worker's, on the NVML shim.
 .PHONY: test-smi
@@ -146,6 +147,17 @@ test-e2e: all cuda-programs
 .PHONY: test-cluster
 test-cluster: all cuda-programs
 	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -timeout 20m ./daemon/test/...
+
+# Shares of a simulated GPU, by counts; as root.
+.PHONY: test-shares
+test-shares: all cuda-programs $(B)/test/tenant $(B)/test/tenant-twins.so
+	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -timeout 10m ./test/shares
+
+$(B)/test/tenant: test/shares/tenant/tenant.c | $(B)/test
+	$(CC) $(CFLAGS_BASE) $(CFLAGS) -o $@ $< -ldl
+
+$(B)/test/tenant-twins.so: test/shares/tenant/twins.c remoting/simgpu/simkernel.h | $(B)/test
+	$(CC) $(CFLAGS_BASE) $(CFLAGS) -shared -Iremoting/simgpu -o $@ $<
 
 # Jobs on real Slurm clusters, each in a folder of its own; as root. The release that is installed, and those of other
 # Debian releases in roots that are fetched once: SLURM=24.11 is one alone.
@@ -221,6 +233,7 @@ help:
 	@echo 'make test-smi    nvidia-smi of other drivers on the NVML shim'
 	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
 	@echo 'make test-cluster daemons of several nodes in network namespaces (as root)'
+	@echo 'make test-shares shares of a simulated GPU under every policy, counted (as root)'
 	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'
 	@echo 'make hook        the OCI hook; make hook-check: its tests with the engines of Debian 12 (as root)'
 	@echo 'make test-containers docker, podman, apptainer and charliecloud of today, and in Slurm jobs (as root)'

@@ -1,8 +1,11 @@
 package bench_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -31,5 +34,137 @@ func TestSharesPage(t *testing.T) {
 	}
 	if string(all) != string(table) {
 		t.Errorf("logs/shares/table.txt is not what %s %s prints", program, log)
+	}
+}
+
+// cell is a line of the raw log: tenants that did so many items in each 0.1 s.
+func cell(kind, name string, tenants []any, items [][]int, more map[string]any) map[string]any {
+	results := make([]any, len(items))
+	for i, n := range items {
+		gaps := make([]int, len(n))
+		for k := range gaps {
+			gaps[k] = 11000 // us
+		}
+		load := tenants[i].([]any)[0]
+		results[i] = map[string]any{"load": load, "items": n, "gap_us": gaps}
+	}
+	c := map[string]any{"kind": kind, "cell": name, "gpu": 0, "how": "turns", "policy": "fixed", "tenants": tenants, "window": 1,
+		"measure": 0, "results": results}
+	for k, v := range more {
+		c[k] = v
+	}
+	return c
+}
+
+func each(slots, items int) []int {
+	n := make([]int, slots)
+	for i := range n {
+		n[i] = items
+	}
+	return n
+}
+
+// summary judges cells, and answers what it said.
+func summary(t *testing.T, cells ...map[string]any) (out string, status int) {
+	t.Helper()
+	var lines bytes.Buffer
+	for _, c := range cells {
+		if err := json.NewEncoder(&lines).Encode(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "raw.jsonl")
+	if err := os.WriteFile(path, append(lines.Bytes(), `{"kind": "fixed", "cut of`...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("python3", "shares/summary.py", path)
+	b, err := cmd.CombinedOutput()
+	if err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s", b)
+	return string(b), cmd.ProcessState.ExitCode()
+}
+
+func TestSharesJudged(t *testing.T) {
+	one, two := []any{"gemm", 30}, []any{"gemm", 70}
+	whole := []any{[]any{"gemm", 100}}
+	alone := cell("alone", "gemm.turns", whole, [][]int{each(30, 1000)}, map[string]any{"lone": true})
+	off := cell("alone", "gemm.off", whole, [][]int{each(30, 1001)}, map[string]any{"lone": true, "how": "off"})
+	pair := []any{one, two}
+	out, status := summary(t, alone, off,
+		cell("fixed", "good", pair, [][]int{each(20, 297), each(20, 691)}, nil),
+		cell("kill", "client.1", pair, [][]int{each(20, 300), each(20, 300)}, map[string]any{"victim": map[string]any{"at": 500000000}}),
+		cell("floors", "best-effort", pair, [][]int{each(40, 295), each(40, 690)}, map[string]any{"policy": "best-effort"}))
+	if status != 0 {
+		t.Errorf("all bars are held: exit status %d", status)
+	}
+	want(t, out, "PASS lone.gemm", "0.9990 of no turns", "PASS fixed.good", "29.70, 69.10: off 0.90 in the mean, 0.90 in a window; in all 0.988",
+		"PASS kill.client.1", "PASS floor.best-effort", "4 of 4 bars held")
+
+	late := each(20, 297)
+	for i := range 10 {
+		late[i] = 270 // a second too little, made good for by the next
+		late[i+10] = 324
+	}
+	starved := each(40, 300)
+	for i := 10; i < 22; i++ {
+		starved[i] = 250
+	}
+	slow := cell("kill", "worker.1", pair, [][]int{each(20, 300), each(20, 300)}, map[string]any{"victim": map[string]any{"at": 500000000}})
+	slow["results"].([]any)[1].(map[string]any)["gap_us"].([]int)[6] = 100000
+	out, status = summary(t, alone, cell("alone", "gemm.off", whole, [][]int{each(30, 1020)}, map[string]any{"lone": true, "how": "off"}),
+		cell("fixed", "mean", pair, [][]int{each(20, 285), each(20, 700)}, nil),
+		cell("fixed", "window", pair, [][]int{late, each(20, 700)}, nil),
+		cell("fixed", "all", []any{one}, [][]int{each(20, 284)}, nil),
+		slow, cell("floors", "best-effort", pair, [][]int{starved, each(40, 690)}, map[string]any{"policy": "best-effort"}),
+		map[string]any{"kind": "vgg", "cell": "2.halves", "gpu": 0, "error": "it broke", "times": 5})
+	if status != 1 {
+		t.Errorf("no bar is held: exit status %d", status)
+	}
+	want(t, out, "FAIL lone.gemm", "FAIL fixed.mean", "off 1.50 in the mean", "FAIL fixed.window", "off 0.30 in the mean, 3.00 in a window",
+		"FAIL fixed.all", "in all 0.947", "FAIL kill.worker.1", "FAIL floor.best-effort", "below the floor for 1.2, 0.0 s", "FAIL vgg.2.halves", "it broke", "0 of 7 bars held")
+}
+
+// The script with all of Sluice real and the simulated GPU: what it measures there means nothing, but
+// daemons, tenants, a death and what is printed of them are those of a real one.
+func TestSharesScript(t *testing.T) {
+	made := os.Getenv("SLUICE_BUILD")
+	if made == "" {
+		made, _ = filepath.Abs("../build")
+	}
+	cache := os.Getenv("SLUICE_CACHE")
+	if cache == "" {
+		cache = filepath.Join(made, "cache")
+	}
+	nvcc := filepath.Join(cache, "cuda-11.8/bin/nvcc")
+	for _, f := range []string{filepath.Join(made, "bin/sluiced"), filepath.Join(made, "simgpu/libcuda.so.1"), nvcc} {
+		if _, err := os.Stat(f); err != nil {
+			t.Fatalf("%v; run make all cuda-programs", err)
+		}
+	}
+	if os.Getuid() != 0 {
+		t.Fatal("daemons and their workers need root")
+	}
+	state := t.TempDir()
+	twins := filepath.Join(state, "twins.so")
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-I../remoting/simgpu", "-o", twins, "shares/twins.c").CombinedOutput(); err != nil {
+		t.Fatalf("twins.c: %v: %s", err, out)
+	}
+	out, _, logs := script(t, []string{
+		"SLUICE_BUILD=" + made, "TMPDIR=/tmp", "NVCC=" + nvcc, "SHARE_COPY_MIB=2",
+		"SLUICE_OWNER_LIBCUDA=" + filepath.Join(made, "simgpu/libcuda.so.1"), "SLUICE_OWNER_LIBNVML=" + filepath.Join(made, "simgpu/libnvidia-ml.so.1"),
+		"SLUICE_OWNER_KEEP_MEM=0", "SLUICE_SIM_STATE=" + filepath.Join(state, "sim"), "SLUICE_SIM_KERNELS=" + twins,
+	}, "gpu-shares.sh", "--part", "try", "--gpus", "0")
+	want(t, out, "gpu 0 alone gemm.turns: ", "gpu 0 fixed 30-70.gemm: ", "gpu 0 kill client.1: ", "gemm 30, gemm 70", "bars held")
+	raw, err := os.ReadFile(filepath.Join(logs, "shares", "try.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(raw, []byte("\n")); n != 4 || bytes.Contains(raw, []byte(`"error"`)) {
+		t.Errorf("%d cells, want 4 without an error: %.2000s", n, raw)
+	}
+	if !bytes.Contains(raw, []byte(`"held": `)) {
+		t.Errorf("no time that the daemon counted")
 	}
 }

@@ -17,7 +17,7 @@ local MAX_FRACTIONS = 64     -- of one lease, that is of one job on one node
 -- is longer it refuses afterwards. No pattern here may take more than linear time.
 local MAX_TEXT, MAX_ENV = 128 * 1024, 4096
 local NO_VAL, INFINITE = 4294967294, 4294967295
-local POLICIES = { fixed = true, equal = true, ["best-effort"] = true }
+local POLICIES = { fixed = true, ["fixed-lend"] = true, equal = true, ["equal-lend"] = true, ["best-effort"] = true }
 
 -- Where `sluice slurm lua` writes what the pools have. Read at every job that asks, so
 -- that a new table needs no restart; the last good one is kept.
@@ -238,7 +238,7 @@ end
 
 local function check_wishes(wish)
   if wish.POLICY and not POLICIES[wish.POLICY] then
-    refuse("--rgpu-policy=%s: give fixed, equal or best-effort", show(wish.POLICY))
+    refuse("--rgpu-policy=%s: give fixed, fixed-lend, equal, equal-lend or best-effort", show(wish.POLICY))
   end
   for _, name in ipairs({ "SPREAD", "REPORT" }) do
     if wish[name] and wish[name] ~= "1" then refuse("--rgpu-%s takes no value", name:lower()) end

@@ -188,7 +188,8 @@ for _, bad in ipairs({ "", "0G", "1M", "20", "-1G", "20GB", "1.5G", "20K", "9999
   refused(wish("RGPU_MEM=" .. bad), "--rgpu-mem")
 end
 accepted(wish("RGPU_POLICY=equal", "RGPU_SPREAD=1", "RGPU_REPORT=1"), "rgpu:50", 1)
-refused(wish("RGPU_POLICY=all"), "fixed, equal or best-effort")
+accepted(wish("RGPU_POLICY=fixed-lend"), "rgpu:50", 1)
+refused(wish("RGPU_POLICY=all"), "fixed, fixed-lend, equal, equal-lend or best-effort")
 refused(wish("RGPU_SPREAD=yes"), "takes no value")
 accepted(wish("RGPU_POOL=new"), "rgpu_new:50", 1)
 refused(wish("RGPU_POOL=nosuch"), "no such pool", "big, default, new")

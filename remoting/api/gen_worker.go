@@ -278,10 +278,17 @@ func handler(p *printer, r Row) {
 			args = append(args, "nil")
 		}
 	}
+	if r.GPU {
+		what, size, stream := gated(r)
+		p.f("\tg := s.gateOf(%s)\n\tif g != nil && !g.enter(%s, %s, %s) {\n\t\treturn s.noTurn()\n\t}\n", stream, what, size, stream)
+	}
 	if r.Worker {
 		p.f("\trc := s.%s(%s)\n", r.Symbol, strings.Join(args, ", "))
 	} else {
 		p.f("\trc := C.call_%s(%s)\n", r.Symbol, strings.Join(args, ", "))
+	}
+	if r.GPU {
+		p.f("\tif g != nil {\n\t\tg.leave()\n\t}\n")
 	}
 	for _, q := range r.Wire {
 		if q.Mode == New {
@@ -318,6 +325,27 @@ func handler(p *printer, r Row) {
 		p.f("\tif rc == C.CUDA_SUCCESS {\n%s\t}\n", q2.String())
 	}
 	p.f("\treturn int32(rc)\n}\n\n")
+}
+
+// gated gives what tells a call's work from other work (the graph, or the operation and
+// how much of it) and its stream.
+func gated(r Row) (what, size, stream string) {
+	what, size = fmt.Sprint(r.Op), "1"
+	for _, q := range r.Wire {
+		switch {
+		case q.Elem == "CUgraphExec":
+			what = "h_" + q.Name + ".real"
+		case q.Elem == "CUstream":
+			stream = "h_" + q.Name + ".real"
+		case q.Mode == Value && (q.Name == "ByteCount" || q.Name == "N" || q.Name == "Width" || q.Name == "Height"):
+			size += "*p_" + q.Name
+		case q.Mode == In && q.Elem == "CUDA_MEMCPY2D":
+			size = fmt.Sprintf("uint64(v_%s.WidthInBytes*v_%s.Height)", q.Name, q.Name)
+		case q.Mode == In:
+			size = fmt.Sprintf("uint64(v_%s.WidthInBytes*v_%s.Height*v_%s.Depth)", q.Name, q.Name, q.Name)
+		}
+	}
+	return what, strings.TrimPrefix(size, "1*"), stream
 }
 
 // goCName is how cgo spells a C type.

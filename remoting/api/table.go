@@ -79,6 +79,7 @@ type Row struct {
 	Aside   bool   // flag aside
 	Charge  bool   // flag charge
 	Free    bool   // flag free
+	GPU     bool   // flag gpu
 	Params  []Param
 	Wire    []Param // parameters on the wire
 	Flat    bool    // Wire differs from Params
@@ -201,6 +202,8 @@ func parseRow(s string) (Row, error) {
 			r.Charge = true
 		case "free":
 			r.Free = true
+		case "gpu":
+			r.GPU = true
 		default:
 			return r, fmt.Errorf("%s: flag %q", r.Symbol, fl)
 		}

@@ -205,3 +205,26 @@ func sizes(t *testing.T, header, dir string, names []string) map[string]string {
 	}
 	return m
 }
+
+// Whatever starts work on a device must pass the worker's gate, or a tenant could work
+// beside its turns. Launches do so by an operation of their own.
+func TestWhatStartsWorkPassesTheGate(t *testing.T) {
+	starts := regexp.MustCompile(`^cu(Launch|GraphLaunch|Memcpy|Memset|MemPrefetch|MemDiscard)`)
+	n := 0
+	for _, r := range rows(t) {
+		work := r.Forwarded() && starts.MatchString(r.Symbol)
+		if work != r.GPU {
+			t.Errorf("%s: flag gpu is %v, want %v", r.Symbol, r.GPU, work)
+		}
+		if !r.GPU {
+			continue
+		}
+		n++
+		if _, _, stream := gated(r); stream == "" {
+			t.Errorf("%s: flag gpu, and no stream", r.Symbol)
+		}
+	}
+	if n == 0 {
+		t.Error("no row has flag gpu")
+	}
+}

@@ -20,7 +20,7 @@ SHIM_OLD := $(if $(SAN),,-fno-stack-protector -U_FORTIFY_SOURCE)
 SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread -fno-plt -mtls-dialect=gnu2 \
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
-SHIM_SRC := session route delivery connect lease codec shmring handles error device ctx ctxlocal stream event hostfn export_tables integrity procaddr \
+SHIM_SRC := session attention route delivery connect lease codec shmring handles error device ctx ctxlocal stream event hostfn export_tables integrity procaddr \
 	module kernel fatbin sha256 launch ranges guard memory copy copy3d vmm occupancy profiler graph pool tensormap mapped \
 	gen_stubs gen_exports gen_names gen_fingerprint
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)

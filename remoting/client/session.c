@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include "gen.h"
+#include "attention.h"
 #include "connect.h"
 #include "delivery.h"
 #include "shmring.h"
@@ -43,7 +44,7 @@
 #define POLL_ROUNDS 40		/* empty naps before it sleeps in earnest */
 #define F_WAIT 1u
 
-enum { K_REPLY = 1, K_DATA, K_EVENT, K_ERROR, K_PRINT, K_HOSTFN, K_BYE, K_BEAT };
+enum { K_REPLY = 1, K_DATA, K_EVENT, K_ERROR, K_PRINT, K_HOSTFN, K_BYE, K_BEAT, K_TURN };
 enum { ST_NEW, ST_LIVE, ST_DEAD, ST_EXITING };
 
 struct out_hdr {
@@ -86,6 +87,7 @@ struct sl_peer {
 
 	pthread_mutex_t wait_lock;
 	struct waiter *waiting[WAIT_BUCKETS];
+	uint32_t owed;	/* how many */
 
 	uint8_t *rx;
 	size_t rx_at, rx_n;
@@ -550,6 +552,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	sl_reply own;
 	struct waiter w = { .r = r ? r : &own };
 	CUresult err = sl_dead();
+	int64_t since = 0;
 	unsigned slot = op < SL_NOPS ? op : SL_NOPS + (op & 15u);
 
 	w.r->data = w.r->inl;
@@ -575,6 +578,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	pthread_mutex_lock(&t->wait_lock);
 	w.next = t->waiting[w.call % WAIT_BUCKETS];
 	t->waiting[w.call % WAIT_BUCKETS] = &w;
+	__atomic_fetch_add(&t->owed, 1, __ATOMIC_RELAXED);
 	/* A receiver that ended before has woken its list already. */
 	if (__atomic_load_n(&S.state, __ATOMIC_ACQUIRE) != ST_LIVE) {
 		t->waiting[w.call % WAIT_BUCKETS] = w.next;
@@ -591,7 +595,9 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	for (int i = 0; i < 100 && !__atomic_load_n(&w.done, __ATOMIC_ACQUIRE); i++)
 		__builtin_ia32_pause();
 	while (!__atomic_load_n(&w.done, __ATOMIC_ACQUIRE))
-		futex_wait(&w.done, 0, NULL);
+		if (!sl_look(&since, true))
+			futex_wait(&w.done, 0, NULL);
+	__atomic_fetch_sub(&t->owed, 1, __ATOMIC_RELAXED);
 	sl_print_flush();
 	err = w.r->result;
 	if (!r)
@@ -621,12 +627,33 @@ static void wake_waiter(struct waiter *w)
 	futex_wake(done);
 }
 
+/* A turn of this session is about to begin: those who wait had better be awake. */
+static void attend(struct sl_peer *t, uint32_t us)
+{
+	sl_attend(us);
+	pthread_mutex_lock(&t->wait_lock);
+	for (int i = 0; i < WAIT_BUCKETS; i++)
+		for (struct waiter *w = t->waiting[i]; w; w = w->next)
+			futex_wake(&w->done);
+	pthread_mutex_unlock(&t->wait_lock);
+}
+
 /* ---- in ---- */
 
 /* Some bytes, 0 at the end, -1 with errno. */
 static ssize_t rx_some(struct sl_peer *t, void *p, size_t n)
 {
-	return t->shm ? sl_shm_read(t->shm, p, n, (int)t->keepalive_ms) : recv(t->fd, p, n, 0);
+	int64_t since = 0;
+
+	if (t->shm)
+		return sl_shm_read(t->shm, p, n, &t->owed, (int)t->keepalive_ms);
+	while (sl_look(&since, __atomic_load_n(&t->owed, __ATOMIC_RELAXED))) {
+		ssize_t r = recv(t->fd, p, n, MSG_DONTWAIT);
+
+		if (r >= 0 || errno != EAGAIN)
+			return r;
+	}
+	return recv(t->fd, p, n, 0);
 }
 
 static bool rx_fill(struct sl_peer *t)
@@ -856,6 +883,9 @@ static bool rx_frame(struct sl_peer *t)
 		return false;
 	}
 	case K_BEAT:
+		break;
+	case K_TURN:
+		attend(t, h.arg);
 		break;
 	default:
 		die(CUDA_ERROR_UNKNOWN, "frame of unknown kind");

@@ -20,6 +20,8 @@
 #include <unistd.h>
 
 #include "shmring.h"
+
+#include "attention.h"
 #include "deadline.h"
 
 #define SPIN 400
@@ -67,16 +69,20 @@ static void wake(_Atomic uint32_t *w)
 	}
 }
 
-/* Waits until *count differs from seen; false on time-out or close. */
-static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen, _Atomic uint32_t *sleeps, int timeout_ms)
+/* Waits until *count differs from seen; false on time-out or close. owed, if any, counts those whom it keeps. */
+static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen, _Atomic uint32_t *sleeps, uint32_t *owed,
+			int timeout_ms)
 {
-	int64_t end = 0;
+	int64_t end = 0, since = 0;
 
 	for (int i = 0; i < SPIN; i++) {
 		if (atomic_load_explicit(count, memory_order_acquire) != seen)
 			return true;
 		__builtin_ia32_pause();
 	}
+	while (sl_look(&since, owed && __atomic_load_n(owed, __ATOMIC_RELAXED)))
+		if (atomic_load_explicit(count, memory_order_acquire) != seen)
+			return true;
 	for (;;) {
 		struct timespec t = { 0, 200000000 };
 
@@ -105,7 +111,7 @@ ssize_t sl_shm_write(struct sl_shm *s, const struct iovec *iov, int n, int timeo
 	size_t room, done = 0;
 
 	while (head - tail == SL_SHM_RING) {
-		if (!wait_change(s, &s->out->tail, tail, &s->out->writer_sleeps, timeout_ms))
+		if (!wait_change(s, &s->out->tail, tail, &s->out->writer_sleeps, NULL, timeout_ms))
 			return -1;
 		tail = atomic_load_explicit(&s->out->tail, memory_order_acquire);
 	}
@@ -132,13 +138,13 @@ ssize_t sl_shm_write(struct sl_shm *s, const struct iovec *iov, int n, int timeo
 	return (ssize_t)done;
 }
 
-ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, int timeout_ms)
+ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, uint32_t *owed, int timeout_ms)
 {
 	uint64_t tail = s->in_tail, head = atomic_load_explicit(&s->in->head, memory_order_acquire);
 	size_t at = tail % SL_SHM_RING, first = SL_SHM_RING - at;
 
 	if (head == tail) {
-		if (!wait_change(s, &s->in->head, tail, &s->in->reader_sleeps, timeout_ms))
+		if (!wait_change(s, &s->in->head, tail, &s->in->reader_sleeps, owed, timeout_ms))
 			return errno == EPIPE ? 0 : -1;
 		head = atomic_load_explicit(&s->in->head, memory_order_acquire);
 	}

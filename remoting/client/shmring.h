@@ -21,8 +21,9 @@ struct sl_shm;
 struct sl_shm *sl_shm_attach(int fd);
 /* At least one byte of iov, or -1 with errno ETIMEDOUT or EPIPE. One caller at a time. */
 ssize_t sl_shm_write(struct sl_shm *s, const struct iovec *iov, int n, int timeout_ms);
-/* At least one byte into buf, 0 at the end, or -1 with errno ETIMEDOUT. One caller at a time. */
-ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, int timeout_ms);
+/* At least one byte into buf, 0 at the end, or -1 with errno ETIMEDOUT. One caller at a time; *owed is not 0 while
+ * somebody waits for what it reads. */
+ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, uint32_t *owed, int timeout_ms);
 /* The peer is gone, or shall be: wakes both. */
 void sl_shm_close(struct sl_shm *s);
 

@@ -10,12 +10,13 @@
 #include <time.h>
 
 #include "busy.h"
+#include "engine.h"
 
 #define LOOKS 8
 #define FRESH 20000000	/* ns: asking for the number and then for the samples is one look */
 
 struct look {
-	uint64_t at, stamp;		/* ns of the monotonic clock; us since 1970. 0: none */
+	uint64_t at, real, stamp;	/* ns of the device's and of the monotonic clock; us since 1970. 0: none */
 	int n;
 	struct sim_load load[SIM_MAX_PROC];
 };
@@ -36,6 +37,12 @@ static uint64_t ns(clockid_t clock)
 	return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
 }
 
+/* The time that busy time is a part of. */
+static uint64_t device_ns(int dev)
+{
+	return engine_on() ? engine_now(dev) : ns(CLOCK_MONOTONIC);
+}
+
 unsigned int busy_device(int dev)
 {
 	struct sim_load p[SIM_MAX_PROC];
@@ -45,7 +52,7 @@ unsigned int busy_device(int dev)
 
 	for (int i = 0; i < n; i++)
 		busy += p[i].busy;
-	now = ns(CLOCK_MONOTONIC);
+	now = device_ns(dev);
 	pthread_mutex_lock(&b.lock);
 	if (!b.at[dev]) {
 		b.at[dev] = now;
@@ -68,12 +75,13 @@ static struct look *look(int dev)
 	struct look *l = &b.look[dev][b.newest[dev]];
 	uint64_t now = ns(CLOCK_MONOTONIC);
 
-	if (l->at && now - l->at < FRESH)
+	if (l->at && now - l->real < FRESH)
 		return l;
 	b.newest[dev] = (b.newest[dev] + 1) % LOOKS;
 	l = &b.look[dev][b.newest[dev]];
 	l->n = state_loads(dev, l->load, SIM_MAX_PROC);
-	l->at = ns(CLOCK_MONOTONIC);
+	l->at = device_ns(dev);
+	l->real = ns(CLOCK_MONOTONIC);
 	l->stamp = ns(CLOCK_REALTIME) / 1000;
 	return l;
 }
@@ -109,7 +117,7 @@ int busy_processes(int dev, uint64_t since, struct busy_sample *out, int max)
 		uint64_t used, part;
 
 		used = p->busy - (q && q->busy < p->busy ? q->busy : q ? p->busy : 0);
-		part = (used * 100 + (now->at - then->at) / 2) / (now->at - then->at);
+		part = now->at > then->at ? (used * 100 + (now->at - then->at) / 2) / (now->at - then->at) : 0;
 		if (!part)
 			continue;
 		if (k < max)

@@ -64,6 +64,11 @@ uint64_t sim_now(void)
 	return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
 }
 
+uint64_t sim_time(int dev)
+{
+	return engine_on() ? engine_now(dev) : sim_now();
+}
+
 void *obj_new(enum kind kind, struct ctx *c, size_t size)
 {
 	struct obj *o = xcalloc(1, size);
@@ -175,7 +180,7 @@ static CUresult start(void)
 	pthread_condattr_t a;
 	CUresult r;
 
-	if (state_config(&sim.cfg))
+	if (state_config(&sim.cfg) || engine_config())
 		return CUDA_ERROR_INVALID_VALUE;
 	r = fault_init();		/* init=CODE ends here */
 	if (r)

@@ -79,7 +79,7 @@ static CUresult visit(struct plan *p, struct gnode *n)
 	return CUDA_SUCCESS;
 }
 
-static void record_now(uint64_t handle)
+static void record_now(uint64_t handle, int dev)
 {
 	struct event *e;
 
@@ -90,7 +90,7 @@ static void record_now(uint64_t handle)
 
 		op->refs = 1;
 		op->done = true;
-		op->t = sim_now();
+		op->t = sim_time(dev);
 		event_uncapture(e);
 		op_unref(e->op);
 		e->op = op;
@@ -120,7 +120,7 @@ CUresult plan_run(struct plan *p, struct ctx *c)
 		if (s->disabled)
 			continue;
 		if (s->work.kind == W_RECORD)
-			record_now(s->work.event.handle);
+			record_now(s->work.event.handle, c->dev);
 		else if (s->work.kind == W_WAITEV)
 			wait_now(s->work.event.handle);
 		else

@@ -94,6 +94,9 @@ CUresult fault_twins(void)
 {
 	CUresult r = CUDA_SUCCESS;
 
+	for (size_t i = 0; i < sim.ntwins; i++)
+		sim.twins[i]->cost_ns = engine_kernel(sim.twins[i]->k->name);
+
 	return faults(fault_twin, &r) ? r : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -180,9 +183,43 @@ static int api_stopped(struct sim_launch *l)
 	return dying;
 }
 
+static void api_tag(struct sim_launch *l, uint64_t tag)
+{
+	(void)l;
+	engine_tag(tag);
+}
+
 static const struct sim_kernel_api api = {
-	api_print, api_fault, api_cost, api_check, api_symbol, api_stopped,
+	api_print, api_fault, api_cost, api_check, api_symbol, api_stopped, api_tag,
 };
+
+/* Has the device for ns of its own time; the end of the context ends it too. */
+static void occupy(struct ctx *c, uint64_t ns)
+{
+	bool dying = false;
+
+	while (ns && !dying) {
+		ns -= engine_step(c->dev, ns, false);
+		pthread_mutex_lock(&sim.lock);
+		dying = c->dying;
+		pthread_mutex_unlock(&sim.lock);
+	}
+}
+
+/* A kernel without end. Under the lock; with an engine it has the device, as long as others let it. */
+static void hang(struct ctx *c)
+{
+	struct timespec nap = { 0, 1000000 };
+
+	while (!c->dying && !engine_on())
+		pthread_cond_wait(&sim.progress, &sim.lock);
+	while (!c->dying) {
+		pthread_mutex_unlock(&sim.lock);
+		engine_step(c->dev, 2000000, false);
+		nanosleep(&nap, NULL);
+		pthread_mutex_lock(&sim.lock);
+	}
+}
 
 /* Sleeps until t; the end of the context ends it too. Under the lock. */
 static void sleep_until(struct ctx *c, uint64_t t)
@@ -206,10 +243,10 @@ static CUresult run_twin(struct kcall *k, struct ctx *c)
 		run.fault = CUDA_ERROR_LAUNCH_FAILED;
 	else if (t->illegal_at == -1 || (t->illegal_at && t->calls == t->illegal_at))
 		run.fault = CUDA_ERROR_ILLEGAL_ADDRESS;
-	while (t->hang && !c->dying)
-		pthread_cond_wait(&sim.progress, &sim.lock);
-	if (c->dying && t->hang)
+	if (t->hang) {
+		hang(c);
 		run.fault = CUDA_ERROR_LAUNCH_TIMEOUT;
+	}
 	pthread_mutex_unlock(&sim.lock);
 	if (run.fault)
 		return run.fault;
@@ -229,7 +266,9 @@ static CUresult run_twin(struct kcall *k, struct ctx *c)
 	free(args);
 
 	wait = t->slow_ns > run.cost ? t->slow_ns : run.cost;
-	if (wait) {
+	if (engine_on()) {
+		occupy(c, wait ? wait : t->cost_ns);
+	} else if (wait) {
 		pthread_mutex_lock(&sim.lock);
 		sleep_until(c, run.start + wait);
 		pthread_mutex_unlock(&sim.lock);

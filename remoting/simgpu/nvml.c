@@ -11,6 +11,7 @@
 #include <strings.h>
 
 #include "busy.h"
+#include "engine.h"
 #include "state.h"
 
 #define API __attribute__((visibility("default")))
@@ -39,7 +40,7 @@ static nvmlReturn_t start(void)
 
 	pthread_mutex_lock(&ml.lock);
 	if (!ml.refs) {
-		if (state_config(&ml.cfg) || state_open(&ml.cfg, false))
+		if (state_config(&ml.cfg) || engine_config() || state_open(&ml.cfg, false))
 			r = NVML_ERROR_DRIVER_NOT_LOADED;
 		for (int i = 0; i < SIM_MAX_DEV; i++)
 			ml.dev[i].index = i;

@@ -26,6 +26,7 @@
 #include "../api/cuprotos.h"
 #pragma GCC visibility pop
 #include "simkernel.h"
+#include "engine.h"
 #include "state.h"
 
 #define API __attribute__((visibility("default")))
@@ -217,7 +218,7 @@ struct work {
 struct op {
 	int refs;
 	bool done;
-	uint64_t t;			/* CLOCK_MONOTONIC ns of completion */
+	uint64_t t;			/* of completion, see sim_time() */
 	struct op *next;
 	struct ctx *ctx;
 	struct op **deps;
@@ -231,7 +232,7 @@ struct twin {
 	const struct sim_kernel *k;
 	uint32_t *offset, *size;
 	size_t nbytes;
-	uint64_t slow_ns;
+	uint64_t slow_ns, cost_ns;	/* cost_ns: by SLUICE_SIM_COST */
 	long illegal_at, calls;		/* illegal_at: 0 never, -1 always */
 	bool hang;
 };
@@ -352,6 +353,7 @@ CUresult sim_enter(void);			/* takes the lock; on error it is not held */
 CUresult sim_enter_ctx(struct ctx **c);		/* and finds a usable current context */
 CUresult sim_leave(CUresult r);
 uint64_t sim_now(void);
+uint64_t sim_time(int dev);			/* what events of a device tell */
 void *obj_new(enum kind kind, struct ctx *c, size_t size);
 void *obj_get(const void *handle, enum kind kind);
 void *obj_get_id(uint64_t handle, enum kind kind);

@@ -48,6 +48,7 @@ struct sim_kernel_api {
 	int (*check)(struct sim_launch *l, const void *p, size_t n);
 	void *(*symbol)(struct sim_launch *l, const char *name);
 	int (*stopped)(struct sim_launch *l);
+	void (*tag)(struct sim_launch *l, uint64_t tag);
 };
 
 struct sim_launch {
@@ -120,6 +121,8 @@ struct sim_global {
 #define sim_cost_ns(ns) sim->api->cost(sim, (ns))
 /* Faults with an illegal address and returns from the twin unless [p, p+n) is memory a kernel may touch. */
 #define sim_check(p, n) do { if (!sim->api->check(sim, (p), (n))) return; } while (0)
+/* What the process is called in the engine's trace from now on. */
+#define sim_tag(tag_) sim->api->tag(sim, (tag_))
 /* True once the context is being destroyed: long loops should look. */
 #define sim_stopped() sim->api->stopped(sim)
 

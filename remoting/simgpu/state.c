@@ -18,21 +18,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine.h"
 #include "state.h"
 
-#define MAGIC "SLSIMG4"
+#define MAGIC "SLSIMG5"
 
-struct shared {
-	char magic[8];
-	uint64_t size;
-	int32_t ndev;
-	int32_t sm;
-	uint64_t mem;
-	pthread_mutex_t lock;
-	struct sim_proc proc[SIM_MAX_PROC];
-};
-
-static struct shared *sh;
+static struct sim_shared *sh;
 static struct sim_proc *mine;
 /* The machine's number of each device that this process sees. */
 static int phys[SIM_MAX_DEV] = { 0, 1, 2, 3, 4, 5, 6, 7 };
@@ -95,8 +86,7 @@ int state_config(struct sim_config *cfg)
 	return 0;
 }
 
-/* Field 22 of /proc/PID/stat, or 0 when the process is gone or only waits to be reaped. */
-static uint64_t start_time(int pid)
+uint64_t state_start_time(int pid)
 {
 	char path[32], buf[512], state;
 	unsigned long long start;
@@ -148,7 +138,7 @@ static int reclaim(void)
 
 		if (!p->pid)
 			continue;
-		if (p == mine || start_time(p->pid) == p->start)
+		if (p == mine || state_start_time(p->pid) == p->start)
 			live++;
 		else
 			memset(p, 0, sizeof(*p));
@@ -178,6 +168,9 @@ static int fresh(const struct sim_config *cfg)
 	if (pthread_mutex_init(&sh->lock, &a))
 		return -EINVAL;
 	pthread_mutexattr_destroy(&a);
+	for (int i = 0; i < SIM_MAX_DEV; i++)
+		if (engine_fresh(&sh->engine[i]))
+			return -EINVAL;
 	sh->ndev = cfg->ndev;
 	sh->mem = cfg->mem;
 	sh->sm = cfg->sm;
@@ -214,7 +207,7 @@ static int settle(struct sim_config *cfg, bool own)
 			return -EUSERS;
 		}
 		mine = &sh->proc[i];
-		mine->start = start_time(pid);
+		mine->start = state_start_time(pid);
 		mine->pid = pid;
 	}
 	unlock();
@@ -239,17 +232,17 @@ static int state_open_at(const char *path, struct sim_config *cfg, bool own, boo
 		close(fd);
 		return rc;
 	}
-	if (fstat(fd, &st) == 0 && st.st_size == 0 && ftruncate(fd, sizeof(struct shared))) {
+	if (fstat(fd, &st) == 0 && st.st_size == 0 && ftruncate(fd, sizeof(struct sim_shared))) {
 		rc = -errno;
 		close(fd);
 		return rc;
 	}
-	if (st.st_size && (size_t)st.st_size != sizeof(struct shared)) {	/* of another version: leave it to its users */
+	if (st.st_size && (size_t)st.st_size != sizeof(struct sim_shared)) {	/* of another version: leave it to its users */
 		unlink(path);
 		close(fd);
 		return retry ? state_open_at(path, cfg, own, false) : -ESTALE;
 	}
-	p = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	p = mmap(NULL, sizeof(struct sim_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (p == MAP_FAILED) {
 		rc = -errno;
 		close(fd);
@@ -313,6 +306,7 @@ void state_leave(void)
 {
 	if (!mine || mine->pid != getpid())
 		return;
+	engine_leave();
 	lock();
 	memset(mine, 0, sizeof(*mine));
 	mine = NULL;
@@ -379,6 +373,8 @@ uint64_t state_used(int dev)
 
 void state_begin(int dev)
 {
+	if (engine_on())	/* which counts by its own clock */
+		return;
 	pthread_mutex_lock(&running_lock);
 	if (!running[dev]++ && mine)
 		atomic_store(&mine->since_ns[phys[dev]], now_ns());
@@ -389,6 +385,8 @@ void state_end(int dev)
 {
 	uint64_t since;
 
+	if (engine_on())
+		return;
 	pthread_mutex_lock(&running_lock);
 	if (!--running[dev] && mine) {
 		/* In this order, and read in the other one, time is never seen twice. */
@@ -434,6 +432,10 @@ int state_procs(struct sim_proc *out, int max)
 	unlock();
 	return n;
 }
+
+struct sim_engine *state_engine(int dev) { return sh ? &sh->engine[phys[dev]] : NULL; }
+struct sim_proc *state_slots(void) { return sh->proc; }
+int state_slot(void) { return mine ? (int)(mine - sh->proc) : -1; }
 
 /* The same GPUs on every run and in every process. */
 void state_uuid(int dev, unsigned char uuid[16])

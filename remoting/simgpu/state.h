@@ -27,6 +27,61 @@ struct sim_proc {
 	uint64_t contexts[SIM_MAX_DEV];
 	/* Busy time up to the last moment without a kernel, and since when one runs, 0 if none does. */
 	_Atomic uint64_t busy_ns[SIM_MAX_DEV], since_ns[SIM_MAX_DEV];
+	/* For the engine: when it last did something, in real and in simulated ns, and for which of the former it was
+	 * found at rest. */
+	_Atomic uint64_t stir_ns[SIM_MAX_DEV], stir_clock[SIM_MAX_DEV], rest_ns[SIM_MAX_DEV];
+	_Atomic int up[SIM_MAX_DEV];	/* timers that do not sleep now, and since when: */
+	_Atomic uint64_t up_ns[SIM_MAX_DEV];
+	_Atomic int entering;		/* threads that wait for an engine's lock */
+};
+
+/* A thread that sleeps until a time of the simulated clock, see engine.c. */
+struct sim_wait {
+	int32_t pid;			/* 0: free */
+	int32_t slot;			/* of its process */
+	uint32_t ring;			/* futex: look again */
+	bool blocked;			/* its process can give no work before */
+	uint64_t until, seen;		/* seen: real time at which it last found nothing to leave for */
+};
+
+#define SIM_MAX_WAIT 512
+
+/* A question of the clock: is process pid at rest, and whoever it works for, after what it did at a time? The answer is the
+ * same time in asleep. By slots of processes. */
+struct sim_watch {
+	_Atomic int32_t pid;
+	_Atomic uint64_t want, asleep;
+};
+
+/* What one process did on the engine without a pause; also what the trace consists of. */
+struct sim_span {
+	uint32_t dev;			/* the machine's number */
+	int32_t pid;
+	uint64_t start, end, busy;	/* simulated ns; busy: of the work itself */
+	uint64_t items, real;		/* real: CLOCK_MONOTONIC at its end */
+	uint64_t tag;			/* as the process says */
+};
+
+/* The engine of one device, under its own lock. */
+struct sim_engine {
+	pthread_mutex_t lock;
+	uint64_t clock, real;		/* the simulated time at a real one, in ns */
+	uint64_t ask;			/* real time since which nobody seems to have work; 0: somebody has */
+	int32_t owner;			/* the slot whose context is on the device, + 1 */
+	struct sim_span span;
+	struct sim_wait wait[SIM_MAX_WAIT];
+};
+
+/* The file itself. */
+struct sim_shared {
+	char magic[8];
+	uint64_t size;
+	int32_t ndev;
+	int32_t sm;
+	uint64_t mem;
+	pthread_mutex_t lock;
+	struct sim_proc proc[SIM_MAX_PROC];
+	struct sim_engine engine[SIM_MAX_DEV];
 };
 
 /* The busy time of one device by one process, in ns. */
@@ -56,6 +111,13 @@ void state_end(int dev);
 int state_procs(struct sim_proc *out, int max);
 /* What live processes have used of a device so far. */
 int state_loads(int dev, struct sim_load *out, int max);
+/* The engine of a device of this process; NULL before state_open. */
+struct sim_engine *state_engine(int dev);
+/* The slots of all processes, and which is this one's, or -1. */
+struct sim_proc *state_slots(void);
+int state_slot(void);
+/* Field 22 of /proc/PID/stat, or 0 when the process is gone or only waits to be reaped. */
+uint64_t state_start_time(int pid);
 void state_uuid(int dev, unsigned char uuid[16]);
 
 #define SIM_DRIVER_STRING "580.159.04"

@@ -108,7 +108,7 @@ static void op_run(struct op *op)
 	free(op->deps);
 	op->deps = NULL;
 	op->ndeps = 0;
-	op->t = sim_now();
+	op->t = sim_time(c->dev);
 	op->done = true;
 	pthread_cond_broadcast(&sim.progress);
 }
@@ -209,6 +209,7 @@ CUresult stream_queue(struct stream *s, struct work *w, struct op *dep, struct o
 		work_drop(w);
 		return r;
 	}
+	engine_stir(s->obj.ctx->dev);
 	op = op_make(s, w, dep);
 	if (s->head) {
 		at = s->last;	/* the tail, for it is queued until done */

@@ -28,6 +28,10 @@ SIM_KERNEL(_Z6vecaddPKfS0_Pfi, SIM_PARAMS(8, 8, 8, 4), .regs = 16)
 			c[i] = a[i] + b[i];
 }
 
+SIM_KERNEL(_Z4nonev, SIM_NO_PARAMS)
+{
+}
+
 /* Takes ms milliseconds. */
 SIM_KERNEL(_Z5sleepi, SIM_PARAMS(4))
 {

@@ -94,6 +94,21 @@ static void free_run(struct work *w)
 	pthread_mutex_unlock(&sim.lock);
 }
 
+/* Moving bytes takes the device's time too, where that is simulated. */
+static void moved(struct ctx *c, uint64_t bytes, uint64_t p, uint64_t q)
+{
+	uint64_t ns;
+	bool inner;
+
+	if (!engine_on())
+		return;
+	pthread_mutex_lock(&sim.lock);
+	inner = mem_device(p) && mem_device(q);
+	pthread_mutex_unlock(&sim.lock);
+	for (ns = engine_bytes(bytes, inner); ns;)
+		ns -= engine_step(c->dev, ns, !inner);
+}
+
 CUresult work_run(struct work *w, struct ctx *c)
 {
 	switch (w->kind) {
@@ -101,9 +116,12 @@ CUresult work_run(struct work *w, struct ctx *c)
 		return kernel_run(&w->kernel, c);
 	case W_COPY:
 		copy_run(&w->copy.c);
+		moved(c, w->copy.c.width * w->copy.c.height * w->copy.c.depth, (uintptr_t)w->copy.c.dst,
+		      (uintptr_t)w->copy.c.src);
 		break;
 	case W_SET:
 		set_run(&w->set.p);
+		moved(c, w->set.p.width * w->set.p.elementSize * w->set.p.height, w->set.p.dst, w->set.p.dst);
 		break;
 	case W_HOST:
 		sim_in_host_fn = true;

@@ -40,6 +40,7 @@ const (
 	KindHostFn = 6
 	KindBye    = 7
 	KindBeat   = 8
+	KindTurn   = 9
 )
 
 // DataLast in a DATA frame's arg: the delivery is complete.

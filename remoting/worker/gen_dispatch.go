@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x6a, 0xf1, 0xc9, 0x81, 0xb2, 0x5e, 0x1a, 0x54,
-	0xea, 0xa4, 0x3e, 0x73, 0xf1, 0x61, 0xd7, 0xaa,
-	0x50, 0x8e, 0x05, 0x2a, 0x32, 0xa7, 0xb9, 0x8f,
-	0x15, 0x86, 0xea, 0x90, 0x11, 0xcb, 0x15, 0xc9,
+	0xbd, 0x20, 0x7e, 0xe4, 0xd1, 0x04, 0x2e, 0x7f,
+	0x07, 0x0a, 0x1c, 0xb0, 0x2a, 0x6d, 0xf3, 0xaf,
+	0x26, 0x75, 0xe2, 0xe5, 0x38, 0xb6, 0xcd, 0x07,
+	0xde, 0x4a, 0x41, 0xc3, 0x96, 0xc9, 0x3c, 0x23,
 }
 
 // Operation numbers of the API table.
@@ -2470,7 +2470,14 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(h_hGraph.real, 1, h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := C.call_cuGraphLaunch(C.uint64_t(h_hGraph.real), C.uint64_t(h_hStream.real))
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3471,7 +3478,14 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(377, uint64(v_pCopy.WidthInBytes*v_pCopy.Height), h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := s.cuMemcpy2DAsync_v2(p_pCopy, h_hStream)
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3493,7 +3507,14 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(383, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := s.cuMemcpy3DAsync_v2(p_pCopy, h_hStream)
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3515,7 +3536,14 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(387, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := s.cuMemcpy3DPeerAsync(p_pCopy, h_hStream)
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3534,7 +3562,14 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(404, p_ByteCount, h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := C.call_cuMemcpyDtoDAsync_v2(C.uint64_t(p_dstDevice), C.uint64_t(p_srcDevice), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3569,7 +3604,14 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(419, p_ByteCount, h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := C.call_cuMemcpyPeerAsync(C.uint64_t(p_dstDevice), C.uint64_t(h_dstContext.real), C.uint64_t(p_srcDevice), C.uint64_t(h_srcContext.real), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3588,7 +3630,14 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(421, p_N, h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := C.call_cuMemsetD16Async(C.uint64_t(p_dstDevice), C.uint16_t(p_us), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3609,7 +3658,14 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(424, p_Width*p_Height, h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := C.call_cuMemsetD2D16Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint16_t(p_us), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3630,7 +3686,14 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(427, p_Width*p_Height, h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := C.call_cuMemsetD2D32Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint32_t(p_ui), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3651,7 +3714,14 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(430, p_Width*p_Height, h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := C.call_cuMemsetD2D8Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint8_t(p_uc), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3670,7 +3740,14 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(433, p_N, h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := C.call_cuMemsetD32Async(C.uint64_t(p_dstDevice), C.uint32_t(p_ui), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 
@@ -3689,7 +3766,14 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
+	g := s.gateOf(h_hStream.real)
+	if g != nil && !g.enter(436, p_N, h_hStream.real) {
+		return s.noTurn()
+	}
 	rc := C.call_cuMemsetD8Async(C.uint64_t(p_dstDevice), C.uint8_t(p_uc), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
+	if g != nil {
+		g.leave()
+	}
 	return int32(rc)
 }
 

@@ -628,7 +628,15 @@ func (s *session) launch(p []byte) int32 {
 			return rc
 		}
 	}
-	return int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p[launchHead:]))))
+	g := s.gateOf(stream)
+	if g != nil && !g.enter(fn, gridSize(p), stream) {
+		return s.noTurn()
+	}
+	rc := int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p[launchHead:]))))
+	if g != nil {
+		g.leave()
+	}
+	return rc
 }
 
 // launchAttrs puts real handles into launch attributes, in place.

@@ -81,6 +81,8 @@ type session struct {
 	in       inStaging
 	refused  map[string]bool
 	captures map[uint64]bool // streams whose capture the client began
+	gate     *gate           // of the current context's device; nil when none is kept
+	gates    []*gate         // by device
 
 	// Shared; each part says how.
 	deferred atomic.Int32
@@ -89,6 +91,7 @@ type session struct {
 	events   eventPools
 	prints   prints
 	hostfns  hostfns
+	valued   atomic.Int64 // when a stream was last told to wait for a value, ns
 
 	leaving sync.Once
 	exit    func(code int)
@@ -119,6 +122,9 @@ func (s *session) run() error {
 	// All of the client's threads run on this one, so what CUDA forbids a
 	// thread while it captures would be forbidden to the others too.
 	relaxCapture()
+	if s.gates != nil {
+		sharpSleep()
+	}
 	for {
 		s.inOp.Store(false)
 		if err := s.rd.Next(&s.hdr); err != nil {
@@ -211,6 +217,9 @@ func (s *session) frame() (int32, error) {
 		return s.launchHost(p), nil
 	}
 	s.dec.Reset(p)
+	if s.gates != nil && waitsForValue(h.Op) {
+		s.valued.Store(time.Now().UnixNano())
+	}
 	rc, known := s.dispatch(h.Op, &s.dec, &s.enc)
 	if !known {
 		s.violation("unknown operation")
@@ -231,16 +240,17 @@ func (s *session) setCtx(id uint32) int32 {
 		real = p.real
 	}
 	if rc := C.sl_ctx_set(C.uint64_t(real)); rc != 0 {
-		s.cur = noCtx
+		s.forgetCtx()
 		return int32(rc)
 	}
 	s.cur, s.curReal, s.curSlot = id, real, p
+	s.setGate()
 	return 0
 }
 
 // forgetCtx makes the next call set its context anew, because the driver has
 // changed the thread's.
-func (s *session) forgetCtx() { s.cur, s.curReal, s.curSlot = noCtx, 0, nil }
+func (s *session) forgetCtx() { s.cur, s.curReal, s.curSlot, s.gate = noCtx, 0, nil, nil }
 
 // reply answers a waiting call; it also carries the first error of a one-way
 // call that no reply has told yet.
@@ -332,6 +342,7 @@ func (s *session) leave(why string, err error) {
 			s.reason(why)
 		}
 		s.log.Debug("session leaves", "why", why, "error", err)
+		s.quitGates()
 		s.exit(0)
 	})
 }

@@ -97,6 +97,11 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	s.counts, s.reason = acct.Counts(), acct.SetReason
 	s.configure(st, keepalive)
+	if err := s.openGates(st, fds[len(fds)-2*st.Boards():]); err != nil {
+		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(err.Error())))
+		acct.SetReason(err.Error())
+		return err
+	}
 	s.prints.fd, s.prints.buf = out.fd, out.buf
 	s.prints.on.Store(true)
 	if haveNVML {
@@ -127,7 +132,9 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	go s.beat()
 	go s.prints.pump(s)
 	go s.mem.keepMeasured()
-	if err := s.run(); err != nil {
+	err = s.run()
+	s.quitGates()
+	if err != nil {
 		s.linger(fd)
 	}
 	s.exit(0)

@@ -48,6 +48,7 @@ type Config struct {
 	Mem       uint64 // bytes offered of each device, 0 for all it has
 	Keepalive time.Duration
 	Session   SessionConfig
+	Turns     *Turns // how the devices' time is shared; nil: as the driver does
 	// Exe and Args start a session process ("session" is appended) or the
 	// probe ("probe"). Empty means this program.
 	Exe  string
@@ -60,6 +61,7 @@ type Supervisor struct {
 	cfg   Config
 	facts *control.Facts
 	book  *account.Book
+	turns *boards // nil when devices are not shared by turns
 	spawn chan func()
 
 	mu       sync.Mutex
@@ -76,6 +78,7 @@ type lease struct {
 	token [16]byte
 	procs map[*control.Process]bool
 	own   bool // the default lease: it lives as long as its sessions
+	seats []int
 }
 
 // New asks the driver about the devices and prepares a worker.
@@ -117,6 +120,12 @@ func New(ctx context.Context, log *slog.Logger, cfg Config) (*Supervisor, error)
 			"context_mib", s.facts.Overhead[i]>>20, "driver", s.facts.Snapshot.DriverString)
 	}
 	s.book = account.NewBook(offered)
+	if cfg.Turns != nil {
+		if s.turns, err = newBoards(cfg.Turns, len(cfg.Devices)); err != nil {
+			return nil, err
+		}
+		go s.turns.sweep()
+	}
 	return s, nil
 }
 
@@ -347,9 +356,16 @@ func (s *Supervisor) serveLease(c net.Conn, h *wire.Hello) {
 		return
 	}
 	l := &lease{Lease: granted, token: token, procs: make(map[*control.Process]bool)}
+	if l.seats, err = s.turns.seat(shortToken(token)); err != nil {
+		s.log.Warn("lease refused", "client", h.Program, "pid", h.PID, "reason", err)
+		refuse(c, wire.StatusBusy, err.Error())
+		granted.End()
+		return
+	}
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
+		s.turns.leave(l.seats)
 		granted.End()
 		return
 	}
@@ -380,6 +396,7 @@ func (s *Supervisor) endLease(l *lease) {
 	for _, p := range ps {
 		p.End()
 	}
+	s.turns.leave(l.seats)
 }
 
 // shortToken names a lease in the log without giving its token away.
@@ -422,6 +439,10 @@ func (s *Supervisor) find(token [16]byte) (*lease, uint32, error) {
 		return nil, wire.StatusNoMemory, err
 	}
 	l := &lease{Lease: granted, procs: make(map[*control.Process]bool), own: true}
+	if l.seats, err = s.turns.seat(shortToken(token)); err != nil {
+		granted.End()
+		return nil, wire.StatusBusy, err
+	}
 	s.leases[token] = l
 	return l, 0, nil
 }
@@ -480,6 +501,7 @@ func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
 	}
 	c.Close() // the process has its own descriptor
 	<-p.Done
+	s.turns.gone(p.Cmd.Process.Pid)
 	log.Info("session over", "status", p.Cmd.ProcessState.String())
 }
 
@@ -492,6 +514,7 @@ func (s *Supervisor) closeSession(l *lease, slot int) {
 	if l.own && l.Sessions() == 0 && s.leases[l.token] == l {
 		delete(s.leases, l.token)
 		l.End()
+		s.turns.leave(l.seats)
 	}
 }
 
@@ -517,7 +540,11 @@ func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *leas
 	}
 	// File sets the descriptor's mode for everybody who shares it; the
 	// session process sets what it needs itself.
-	return p.Give(&st, int(f.Fd()), l.FD())
+	fds := []int{int(f.Fd()), l.FD()}
+	if h.Kind == wire.SessionCompute {
+		st.Turns, fds = s.turns.give(l.seats, fds)
+	}
+	return p.Give(&st, fds...)
 }
 
 func tune(c *net.TCPConn, keepalive time.Duration) {

@@ -48,9 +48,9 @@ var Table = []Option{
 	},
 	{
 		Name: "rgpu-policy", Arg: "POLICY", Env: "RGPU_POLICY", Kind: Choice,
-		Choices: []string{"fixed", "equal", "best-effort"},
+		Choices: []string{"fixed", "fixed-lend", "equal", "equal-lend", "best-effort"},
 		Help:    "compute share: fixed, equal or best-effort",
-		More:    "the partition's policy otherwise",
+		More:    "`fixed-lend` and `equal-lend` leave the time without work to others. The partition's policy otherwise",
 	},
 	{
 		Name: "rgpu-pool", Arg: "NAME", Env: "RGPU_POOL", Kind: Name,

@@ -46,7 +46,7 @@ func TestCheck(t *testing.T) {
 		"rgpu-mem=20G": true, "rgpu-mem=20g": true, "rgpu-mem=2M": true, "rgpu-mem=16T": true, "rgpu-mem=16384G": true,
 		"rgpu-mem=1M": false, "rgpu-mem=16385G": false, "rgpu-mem=17T": false, "rgpu-mem=20": false, "rgpu-mem=": false, "rgpu-mem=G": false, "rgpu-mem=20GG": false,
 		"rgpu-mem=-1G": false, "rgpu-mem=1.5G": false, "rgpu-mem= 1G": false, "rgpu-mem=0x10G": false, "rgpu-mem=18446744073709551617M": false, "rgpu-mem=20K": false,
-		"rgpu-policy=fixed": true, "rgpu-policy=Fixed": false, "rgpu-policy=": false,
+		"rgpu-policy=fixed": true, "rgpu-policy=equal-lend": true, "rgpu-policy=best-effort-lend": false, "rgpu-policy=Fixed": false, "rgpu-policy=": false,
 		"rgpu-pool=a100": true, "rgpu-pool=a.b-c_d": true, "rgpu-pool=": false, "rgpu-pool=../x": false, "rgpu-pool=a/b": false, "rgpu-pool=ä": false,
 		"rgpu-pool=" + strings.Repeat("x", 63): true, "rgpu-pool=" + strings.Repeat("x", 64): false,
 		"rgpu-spread=1": true, "rgpu-spread=": false, "rgpu-spread=0": false, "rgpu-report=1": true, "rgpu-x=1": false,
@@ -59,7 +59,7 @@ func TestCheck(t *testing.T) {
 	if n, ok := MiB("3T"); !ok || n != 3<<20 {
 		t.Errorf("3T is %d MiB, %v", n, ok)
 	}
-	if err := Check("rgpu-policy", "x"); err == nil || err.Error() != "--rgpu-policy=x: want one of fixed, equal, best-effort" {
+	if err := Check("rgpu-policy", "x"); err == nil || err.Error() != "--rgpu-policy=x: want one of fixed, fixed-lend, equal, equal-lend, best-effort" {
 		t.Error(err)
 	}
 }

@@ -36,6 +36,8 @@ const (
 	Refuse        = "refuse"         // a lease was asked for and not given
 	Attach        = "attach"         // a node took over what its controller's daemon got for it
 	RenewLost     = "renew-lost"     // a host's lease that its owner no longer has
+	Set           = "set"            // a living lease has another share or policy; the line has all its grants
+	Overrun       = "overrun"        // work of a lease that stayed on its GPU beyond the site's limit
 	Release       = "release"        // a lease ended by its host's wish
 	Reclaim       = "reclaim"        // a lease ended by its owner
 	SessionOpen   = "session-open"   // a client process got a worker
@@ -63,6 +65,8 @@ type Event struct {
 	Program     string        `json:"program,omitempty"`
 	Peer        string        `json:"peer,omitempty"` // address or process that asked
 	Reason      string        `json:"reason,omitempty"`
+	// Change counts the changes of a lease, from 1.
+	Change uint64 `json:"change,omitempty"`
 	// Over says that the key is not given anything any more.
 	Over bool `json:"over,omitempty"`
 }
@@ -265,15 +269,15 @@ func (l *Log) rotate() error {
 }
 
 // Has says whether the log's last part has owner's line of this event about this
-// lease: after a crash, whether the line of the last change was written. A host
-// writes lines of its own about the same lease, which name no owner.
-func (l *Log) Has(event, id, owner string) (bool, error) {
+// lease: after a crash, whether the line of the last change was written; change is the
+// line's own. A host writes lines of its own about the same lease, which name no owner.
+func (l *Log) Has(event, id, owner string, change uint64) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found := false
 	for i := range 2 {
 		err := scan(l.name(i), tail, id, func(e *Event) bool {
-			found = found || e.Event == event && e.Lease == id && e.Owner == owner
+			found = found || e.Event == event && e.Lease == id && e.Owner == owner && e.Change == change
 			return !found
 		})
 		if err != nil || found {

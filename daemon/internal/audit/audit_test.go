@@ -50,10 +50,10 @@ func TestWriteRotateReopen(t *testing.T) {
 			t.Fatal(l.Lines(), l.Failed())
 		}
 		for id, want := range map[string]bool{"last": true, "9-9": false} {
-			if has, err := l.Has(Grant, id, "other"); err != nil || has {
+			if has, err := l.Has(Grant, id, "other", 0); err != nil || has {
 				t.Error("another owner's:", has, err)
 			}
-			if has, err := l.Has(Grant, id, "o"); err != nil || has != want {
+			if has, err := l.Has(Grant, id, "o", 0); err != nil || has != want {
 				t.Errorf("has %s: %v %v", id, has, err)
 			}
 		}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
 // Rules says what History holds a log against.
@@ -21,7 +23,8 @@ type Rules struct {
 // History reads the lines of a log, in its order, and says what in those of one
 // owner breaks the rules:
 //
-//   - the leases on a GPU never hold more than 100 percent of it, nor its memory
+//   - the leases on a GPU never hold more than 100 percent of it, nor its memory, with
+//     what Set has changed
 //   - a lease is granted once, and its end is written once
 //   - nothing is granted to a key that is over
 //   - sessions begin and end within their lease's life
@@ -53,6 +56,7 @@ type checker struct {
 
 type checked struct {
 	held, granted, ended bool
+	gpus                 []lease.Grant // as the last line said
 	sessions             []string
 }
 
@@ -65,7 +69,7 @@ func (c *checker) bad(e *Event, format string, a ...any) {
 func (c *checker) line(e *Event) {
 	l := c.leases[e.Lease]
 	switch e.Event {
-	case Reserve, Grant, Release, Reclaim:
+	case Reserve, Grant, Set, Release, Reclaim:
 		if l == nil {
 			l = &checked{}
 			c.leases[e.Lease] = l
@@ -103,16 +107,14 @@ func (c *checker) line(e *Event) {
 			return
 		}
 		l.held = true
-		for _, g := range e.GPUs {
-			c.percent[g.GPU] += g.Percent
-			c.mem[g.GPU] += g.Mem
-			if c.percent[g.GPU] > 100 {
-				c.bad(e, "gpu %s is at %d%%", g.GPU, c.percent[g.GPU])
-			}
-			if m, ok := c.rules.Mem[g.GPU]; ok && c.mem[g.GPU] > m {
-				c.bad(e, "gpu %s is at %d of %d bytes", g.GPU, c.mem[g.GPU], m)
-			}
+		c.take(e, l)
+	case Set:
+		if !l.granted || l.ended {
+			c.bad(e, "outside of the lease's life")
+			return
 		}
+		c.leave(l)
+		c.take(e, l)
 	case Release, Reclaim:
 		if l.ended {
 			c.bad(e, "ended twice")
@@ -128,10 +130,31 @@ func (c *checker) line(e *Event) {
 		// A crash can have kept the line of a reservation from the log, but of a
 		// grant it can not.
 		if l.held {
-			for _, g := range e.GPUs {
-				c.percent[g.GPU] -= g.Percent
-				c.mem[g.GPU] -= g.Mem
-			}
+			c.leave(l)
 		}
 	}
+}
+
+// take has a lease hold what the line says.
+func (c *checker) take(e *Event, l *checked) {
+	l.gpus = e.GPUs
+	for _, g := range e.GPUs {
+		c.percent[g.GPU] += g.Percent
+		c.mem[g.GPU] += g.Mem
+		if c.percent[g.GPU] > 100 {
+			c.bad(e, "gpu %s is at %d%%", g.GPU, c.percent[g.GPU])
+		}
+		if m, ok := c.rules.Mem[g.GPU]; ok && c.mem[g.GPU] > m {
+			c.bad(e, "gpu %s is at %d of %d bytes", g.GPU, c.mem[g.GPU], m)
+		}
+	}
+}
+
+// leave undoes take.
+func (c *checker) leave(l *checked) {
+	for _, g := range l.gpus {
+		c.percent[g.GPU] -= g.Percent
+		c.mem[g.GPU] -= g.Mem
+	}
+	l.gpus = nil
 }

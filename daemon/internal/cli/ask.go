@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
@@ -24,7 +26,7 @@ const maxFractions = 64
 const maxJobName = 64
 
 var (
-	policies = []string{string(lease.BestEffort), string(lease.Equal), string(lease.Fixed)}
+	policies = lease.PolicyNames
 	places   = []string{string(lease.BestFit), string(lease.Spread)}
 )
 
@@ -38,6 +40,7 @@ type ask struct {
 	sameOwner bool
 	pool      string
 	policy    string
+	lend      lend
 	place     string
 	life      life
 }
@@ -51,8 +54,9 @@ func (a *ask) request(program string) (lease.Request, error) {
 	if a.count < 1 || a.count > maxFractions {
 		return lease.Request{}, fmt.Errorf("--count %d: give 1 to %d", a.count, maxFractions)
 	}
-	if a.policy != "" && !slices.Contains(policies, a.policy) {
-		return lease.Request{}, fmt.Errorf("policy %q is none of %s", a.policy, strings.Join(policies, ", "))
+	policy, lends, err := a.share()
+	if err != nil {
+		return lease.Request{}, err
 	}
 	if a.place != "" && !slices.Contains(places, a.place) {
 		return lease.Request{}, fmt.Errorf("place %q is none of %s", a.place, strings.Join(places, ", "))
@@ -77,7 +81,8 @@ func (a *ask) request(program string) (lease.Request, error) {
 		SameOwner: a.sameOwner,
 		UID:       uint32(os.Getuid()),
 		GID:       uint32(os.Getgid()),
-		Policy:    lease.Policy(a.policy),
+		Policy:    policy,
+		Lend:      lends,
 		Place:     lease.Place(a.place),
 		Pool:      a.pool,
 		Life:      time.Duration(a.life),
@@ -90,6 +95,42 @@ func (a *ask) request(program string) (lease.Request, error) {
 		}
 	}
 	return r, nil
+}
+
+// share is what becomes of the compute share; --lend goes before the policy's name.
+func (a *ask) share() (lease.Policy, lease.Lend, error) {
+	if a.policy == "" {
+		return "", lease.Lend(a.lend), nil
+	}
+	policy, lends, err := lease.ParsePolicy(a.policy)
+	if a.lend != "" {
+		lends = lease.Lend(a.lend)
+	}
+	return policy, lends, err
+}
+
+// lend is a flag that may go without a value. It implements pflag.Value.
+type lend lease.Lend
+
+func (l *lend) Set(s string) error {
+	switch strings.ToLower(s) {
+	case "true", "yes":
+		*l = lend(lease.LendYes)
+	case "false", "no":
+		*l = lend(lease.LendNo)
+	default:
+		return fmt.Errorf("%q is neither true nor false", s)
+	}
+	return nil
+}
+
+func (l *lend) Type() string   { return "BOOL" }
+func (l *lend) String() string { return string(*l) }
+
+// lendFlag adds --lend, which alone means yes.
+func lendFlag(cmd *cobra.Command, l *lend, usage string) {
+	cmd.Flags().Var(l, "lend", usage)
+	cmd.Flags().Lookup("lend").NoOptDefVal = "true"
 }
 
 // jobName is the program's name as one short line; the daemon takes no other.

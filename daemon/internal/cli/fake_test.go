@@ -26,6 +26,7 @@ type fakeDaemon struct {
 
 	mu       sync.Mutex
 	refuse   error
+	changes  []lease.Change
 	requests []lease.Request
 	peers    []rpc.Peer
 	leases   map[string]lease.Lease
@@ -169,6 +170,18 @@ func (d *fakeDaemon) Stats(context.Context, rpc.Peer) (rpc.Stats, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.stats, nil
+}
+
+func (d *fakeDaemon) Set(_ context.Context, _ rpc.Peer, c lease.Change) (lease.Lease, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.changes = append(d.changes, c)
+	if d.refuse != nil {
+		return lease.Lease{}, d.refuse
+	}
+	l := d.leases[c.Lease]
+	l.Grants[0].Percent, l.Request.Policy, l.Request.Lend = c.Share(0), c.Policy, c.Lend
+	return l, nil
 }
 
 // add is a lease that somebody has.

@@ -33,7 +33,8 @@ func newList() *cobra.Command {
 		Short: "List the leases of this node and their sessions",
 		Long: `List the leases that this node's daemon holds: yours, for root everybody's.
 
-FRACTIONS is percent and memory of each. USED counts the memory of all sessions and
+FRACTIONS is percent and memory of each, POLICY how the time of their GPUs is shared,
+which sluice set changes. USED counts the memory of all sessions and
 their overhead, which is what the worker's context takes on the GPU.`,
 		Example: "  sluice list\n  sluice list --sessions\n  sluice list --json | jq -r '.[].id'",
 		Args:    cobra.NoArgs,
@@ -50,7 +51,7 @@ their overhead, which is what the worker's context takes on the GPU.`,
 				return printJSON(w, ls)
 			}
 			now, users := time.Now(), userNames{}
-			if err := table(w, "LEASE JOB USER STATE FRACTIONS OWNERS USED PEAK SESSIONS AGE LEFT", leaseRows(ls, now, users)); err != nil || !sessions {
+			if err := table(w, "LEASE JOB USER STATE FRACTIONS POLICY OWNERS USED PEAK SESSIONS AGE LEFT", leaseRows(ls, now, users)); err != nil || !sessions {
 				return err
 			}
 			var rows [][]string
@@ -89,7 +90,7 @@ func leaseRows(ls []lease.Status, now time.Time, users userNames) [][]string {
 		}
 		used, peak := total(l.Use)
 		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.name(l.Request.UID), string(l.State),
-			join(l.Grants, fractionText), strings.Join(owners, ","), bytesText(used), bytesText(peak),
+			join(l.Grants, fractionText), l.Request.PolicyName(), strings.Join(owners, ","), bytesText(used), bytesText(peak),
 			strconv.Itoa(len(l.Sessions)), since(now, l.Made), left})
 	}
 	return rows

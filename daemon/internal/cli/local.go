@@ -30,6 +30,7 @@ type local interface {
 	Health(ctx context.Context) ([]rpc.Check, error)
 	Explain(ctx context.Context, job string) ([]rpc.Event, error)
 	Stats(ctx context.Context) (rpc.Stats, error)
+	Set(ctx context.Context, c lease.Change) (lease.Lease, error)
 	Close() error
 }
 

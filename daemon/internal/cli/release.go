@@ -64,21 +64,26 @@ id is given.`,
 			}
 			return failed
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			var out []string
-			ls, err := leases(cmd.Context(), socket)
-			if err != nil {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			for _, l := range ls {
-				out = append(out, short(l.ID)+"\tjob "+plain(l.Request.Key.Job)+", "+join(l.Grants, fractionText))
-			}
-			return out, cobra.ShellCompDirectiveNoFileComp
-		},
+		ValidArgsFunction: completeLeases(&socket),
 	}
 	cmd.Flags().StringVar(&reason, "reason", "sluice release", "what the audit log says of it")
 	socketFlag(cmd, &socket)
 	return cmd
+}
+
+// completeLeases offers the leases that there are.
+func completeLeases(socket *string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		var out []string
+		ls, err := leases(cmd.Context(), *socket)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		for _, l := range ls {
+			out = append(out, short(l.ID)+"\tjob "+plain(l.Request.Key.Job)+", "+join(l.Grants, fractionText))
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	}
 }
 
 // named is the id of the lease that a user means.

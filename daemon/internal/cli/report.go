@@ -42,8 +42,10 @@ JOB is Slurm's own number of the job (of an array's task: sacct -o JobIDRaw), or
 run-... of sluice run. A node knows the leases of its own jobs, Slurm's controller those
 of all. Users see what is theirs.
 
-GPU TIME is what NVML's samples say, to about a second. THROTTLED is the time for which
-the compute share held calls back. WAITS are the calls that waited for an answer.`,
+GPU TIME is what events on the GPU and NVML's samples say, to about a second. HELD is the
+time for which the GPU was the lease's own, WAITED that for which its sessions wanted it
+and had it not, all of them added up, and THROTTLED the part of that which its own share
+made it wait. WAITS are the calls that waited for an answer.`,
 		Example: "  sluice report 4711\n  sluice report 4711 --json | jq '.[].use[].peak'",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -98,7 +100,7 @@ func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
 	for _, r := range rs {
 		rows = append(rows, reportRow(r, now))
 	}
-	if err := table(w, "NODE LEASE OWNER ASKED GRANTED PEAK GPU_TIME THROTTLED CALLS WAITS IN OUT SESSIONS TIME STATE", rows); err != nil {
+	if err := table(w, "NODE LEASE OWNER ASKED GRANTED POLICY PEAK GPU_TIME HELD WAITED THROTTLED CALLS WAITS IN OUT SESSIONS TIME STATE", rows); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(w, jobreport.Line(rs))
@@ -121,8 +123,13 @@ func reportRow(r lease.Report, now time.Time) []string {
 		}
 	}
 	c := r.Counts
-	return []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), bytesText(peak),
-		jobreport.Duration(r.GPUTime), jobreport.Duration(c.Throttle), jobreport.Count(c.Calls), jobreport.Count(c.Waits),
+	held, waited, throttled := "-", "-", c.Throttle
+	if len(r.Shares) > 0 {
+		s := share(r.Shares)
+		held, waited, throttled = jobreport.Duration(s.Held), jobreport.Duration(s.Waited), s.Throttled
+	}
+	return []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), (&lease.Request{Policy: r.Policy, Lend: r.Lend}).PolicyName(), bytesText(peak),
+		jobreport.Duration(r.GPUTime), held, waited, jobreport.Duration(throttled), jobreport.Count(c.Calls), jobreport.Count(c.Waits),
 		jobreport.Bytes(c.BytesIn), jobreport.Bytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10), elapsed(end.Sub(r.Made)), state}
 }
 

@@ -38,7 +38,8 @@ func TestReport(t *testing.T) {
 			Lease: idA[:31] + string(rune('0'+n)), Key: lease.Key{Cluster: "c", Job: "4711", Node: "n1", Incarnation: n}, Owner: "gpu01", UID: 4242424,
 			Account: "phys", JobName: "tr\x1b[2Jain", Asked: []lease.Fraction{{Percent: 100}, {Percent: 50, Mem: 20 << 30}},
 			Grants: []lease.Grant{{GPU: "GPU-1", Percent: 100, Mem: 140 << 30}, {GPU: "GPU-2", Percent: 50, Mem: 20 << 30}},
-			Use:    []lease.Use{{Peak: 3 << 30}, {Peak: 1 << 30}}, Counts: lease.Counts{Calls: 1_200_000, Waits: 12, BytesIn: 5 << 20, Throttle: 2 * time.Second},
+			Use:    []lease.Use{{Peak: 3 << 30}, {Peak: 1 << 30}}, Counts: lease.Counts{Calls: 1_200_000, Waits: 12, BytesIn: 5 << 20, Throttle: time.Hour},
+			Policy: lease.Fixed, Shares: []lease.Share{{Held: 13 * time.Minute, Waited: 5 * time.Second, Throttled: 1500 * time.Millisecond}, {Throttled: 500 * time.Millisecond, Overruns: 1}},
 			Sessions: 3, GPUTime: 723 * time.Second, Made: made.Add(at), Ended: made.Add(at + 10*time.Minute), Reason: reason,
 		}
 	}
@@ -66,7 +67,7 @@ func TestReport(t *testing.T) {
 	}
 	out, status := call("4711")
 	for _, w := range []string{"job 4711 (tr?[2Jain) of 4242424, account phys", "100%,50%:20G", "100%:140G,50%:20G", "4G", "12m03s", "2s", "1.2M", "ended: epilog", "lives", "0:10:00", "0:30:0",
-		"\nsluice: asked 150% 20480MiB granted 150% 163840MiB peak 4096MiB gpu 12m03s throttled 2s calls 1200000 waits 12 in 5MiB out 0B\n"} {
+		"\nsluice: asked 150% 20480MiB granted 150% 163840MiB peak 4096MiB gpu 12m03s throttled 2s calls 1200000 waits 12 in 5MiB out 0B held 13m00s waited 5s overruns 1\n", " fixed "} {
 		if !strings.Contains(out, w) {
 			t.Errorf("report lacks %q:\n%s", w, out)
 		}

@@ -30,7 +30,7 @@ type runOptions struct {
 }
 
 // daemonOnly are the flags that a worker by hand knows nothing of.
-var daemonOnly = []string{"fraction", "rgpu", "type", "pool", "policy", "place", "count", "time", "min-mem", "same-owner", "socket"}
+var daemonOnly = []string{"fraction", "rgpu", "type", "pool", "policy", "lend", "place", "count", "time", "min-mem", "same-owner", "socket"}
 
 func newRun() *cobra.Command {
 	var o runOptions
@@ -81,7 +81,8 @@ found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
 	f.IntVar(&o.ask.count, "count", 1, "how many times the fractions of --fraction, each on a GPU of its own")
 	f.BoolVar(&o.ask.sameOwner, "same-owner", false, "all fractions on GPUs of one machine")
 	f.StringVar(&o.ask.pool, "pool", "", "pool to ask (default: the one named default)")
-	f.StringVar(&o.ask.policy, "policy", "", "what becomes of the compute share: "+strings.Join(policies, ", ")+" (default best-effort)")
+	f.StringVar(&o.ask.policy, "policy", "", "how the GPU's time is shared: "+strings.Join(policies, ", ")+" (default best-effort)")
+	lendFlag(cmd, &o.ask.lend, "others may use this lease's time while it has no work, with policy equal or fixed (default: as the GPU's owner says)")
 	f.StringVar(&o.ask.place, "place", "", "which GPUs are taken first: "+strings.Join(places, ", ")+" (default: as the pool says)")
 	f.Var(&o.ask.life, "time", "end the lease after this long, as Slurm's --time: minutes, h:mm:ss, d-hh (default: when PROGRAM ends)")
 	f.StringVar(&o.worker, "worker", "", "ask a worker started by hand, not the daemon: HOST:PORT, tcp:HOST:PORT or unix:PATH (default: $SLUICE_WORKER)")

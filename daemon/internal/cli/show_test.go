@@ -150,8 +150,15 @@ func TestTop(t *testing.T) {
 	after := before
 	after.Time = before.Time.Add(2 * time.Second)
 	after.Leases = []lease.Status{{Lease: before.Leases[0].Lease, Sessions: []lease.Session{{ID: "s", Counts: lease.Counts{Calls: 1100}}, {ID: "new", Counts: lease.Counts{Calls: 10}}}}}
-	if row := topRows(after, &before)[0]; row[7] != "505" {
-		t.Errorf("calls/s %s, want 505", row[7])
+	if row := topRows(after, &before)[0]; row[12] != "505" || strings.Join(row[4:9], " ") != "best-effort - - - -" {
+		t.Errorf("calls/s %s, want 505; %v", row[12], row)
+	}
+	// Of two GPUs, in two seconds.
+	before.Leases[0].Shares = []lease.Share{{Held: time.Second, Waited: time.Second}, {}}
+	after.Leases[0].Shares = []lease.Share{{Due: 2500, Held: 1500 * time.Millisecond, Waited: time.Second, Throttled: 300 * time.Millisecond, Overruns: 2}, {Due: 1000, Held: 250 * time.Millisecond, Waited: 20 * time.Millisecond}}
+	after.Leases[0].Request.Policy, after.Leases[0].Request.Lend = lease.Fixed, lease.LendYes
+	if row := topRows(after, &before)[0]; strings.Join(row[4:9], " ") != "fixed-lend 35.0% 37.5% 1.0% 2" || row[17] != "300ms" {
+		t.Errorf("%q", row)
 	}
 }
 

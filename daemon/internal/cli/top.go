@@ -38,7 +38,11 @@ leases with what their sessions do. Leave with ^C.
 GRANTED is what leases hold of a GPU, USED what their sessions have of it, NVML what the
 driver says that is used by all, and BUSY the percentage of time in which a kernel ran;
 these two are "-" while NVML has not answered, and AGE says how old they are.
-CALLS/s, WAITS/s, IN/s and OUT/s are rates between two looks.
+DUE is the part of its GPUs' time that a lease's policy gives it now, GOT the part that it
+held since the last look, and WAITED the part for which its sessions wanted a turn and
+had none; of several GPUs they add up, and they are "-" where time is not shared by turns.
+THROTTLED is the time for which a lease's own share held it back. CALLS/s, WAITS/s, IN/s
+and OUT/s are rates between two looks.
 
 When the output is no terminal, or with --once, it is shown once, after two looks if
 there are sessions.`,
@@ -226,14 +230,16 @@ func showTop(w io.Writer, s rpc.Stats, before *rpc.Stats, asJSON bool) error {
 		_, nl := fmt.Fprintln(w)
 		err = errors.Join(err, nl)
 	}
-	return errors.Join(err, table(w, "LEASE JOB USER FRACTIONS USED PEAK SESSIONS CALLS/s WAITS/s IN/s OUT/s ERRORS THROTTLED PROGRAMS", topRows(s, before)))
+	return errors.Join(err, table(w, "LEASE JOB USER FRACTIONS POLICY DUE GOT WAITED OVERRUNS USED PEAK SESSIONS CALLS/s WAITS/s IN/s OUT/s ERRORS THROTTLED PROGRAMS", topRows(s, before)))
 }
 
 func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
 	old, dt := map[string]lease.Counts{}, 0.0
+	had := map[string]lease.Share{}
 	if before != nil {
 		dt = s.Time.Sub(before.Time).Seconds()
 		for _, l := range before.Leases {
+			had[l.ID] = share(l.Shares)
 			for _, x := range l.Sessions {
 				old[x.ID] = x.Counts
 			}
@@ -251,7 +257,6 @@ func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
 			d.BytesIn += grown(was.BytesIn, x.Counts.BytesIn)
 			d.BytesOut += grown(was.BytesOut, x.Counts.BytesOut)
 			all.Errors += x.Counts.Errors
-			all.Throttle += x.Counts.Throttle
 			if !slices.Contains(programs, x.Program) {
 				programs = append(programs, x.Program)
 			}
@@ -264,11 +269,33 @@ func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
 		}
 		num := func(n uint64) string { return strconv.FormatUint(n, 10) }
 		used, peak := total(l.Use)
-		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.name(l.Request.UID), join(l.Grants, fractionText), bytesText(used), bytesText(peak),
+		due, got, waited, overruns, throttled := "-", "-", "-", "-", "-"
+		if len(l.Shares) > 0 {
+			was, is := had[l.ID], share(l.Shares)
+			part := func(was, is time.Duration) string {
+				if dt <= 0 {
+					return "-"
+				}
+				return strconv.FormatFloat(max((is-was).Seconds(), 0)/dt*100, 'f', 1, 64) + "%"
+			}
+			due = strconv.FormatFloat(float64(is.Due)/100, 'f', 1, 64) + "%"
+			got, waited = part(was.Held, is.Held), part(was.Waited, is.Waited)
+			overruns, throttled = num(is.Overruns), is.Throttled.Round(10*time.Millisecond).String()
+		}
+		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.name(l.Request.UID), join(l.Grants, fractionText),
+			l.Request.PolicyName(), due, got, waited, overruns, bytesText(used), bytesText(peak),
 			strconv.Itoa(len(l.Sessions)), rate(d.Calls, num), rate(d.Waits, num), rate(d.BytesIn, bytesText), rate(d.BytesOut, bytesText),
-			num(all.Errors), all.Throttle.Round(10 * time.Millisecond).String(), join(programs, func(p string) string { return p })})
+			num(all.Errors), throttled, join(programs, func(p string) string { return p })})
 	}
 	return rows
+}
+
+// share is what all grants of a lease had together.
+func share(all []lease.Share) (sum lease.Share) {
+	for _, s := range all {
+		sum = sum.Add(s)
+	}
+	return sum
 }
 
 // grown is what a counter has gained; one that begins anew has gained all it has.

@@ -123,6 +123,8 @@ func (p *parser) ranges() {
 	times("session.keepalive", c.Session.Keepalive, 100*time.Millisecond, time.Hour)
 	times("slurm.room_wait", c.Slurm.RoomWait, 0, 5*time.Minute)
 	times("slurm.reconcile", c.Slurm.Reconcile, time.Second, time.Hour)
+	times("shares.quantum", c.Shares.Quantum, time.Millisecond, 100*time.Millisecond)
+	times("shares.overrun.limit", c.Shares.Overrun.Limit, 100*time.Millisecond, time.Hour)
 	times("owner.poll", c.Owner.Poll, 500*time.Millisecond, time.Minute)
 	if c.Lease.Silence < 3*c.Lease.Renew {
 		p.fail("lease.silence", "%v is less than three times lease.renew (%v): one lost message would end a lease", c.Lease.Silence, c.Lease.Renew)

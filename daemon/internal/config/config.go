@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 // DefaultPath is where the file is looked for.
@@ -32,6 +34,7 @@ type Config struct {
 	Lease     Lease   `key:"lease"`
 	Session   Session `key:"session"`
 	Worker    Worker  `key:"worker"`
+	Shares    Shares  `key:"shares"`
 	Slurm     Slurm   `key:"slurm"`
 
 	Containers Containers `key:"containers"`
@@ -120,6 +123,21 @@ type Worker struct {
 	ConfineDev bool   `key:"confine_dev"` // only its own GPUs' device files
 }
 
+// Shares says how the compute time of this node's GPUs is shared.
+type Shares struct {
+	Turns   bool          `key:"turns"`                                   // by turns, as policies and shares say; else the driver shares it, evenly
+	Quantum time.Duration `key:"quantum" live:"yes"`                      // length of a turn
+	Equal   string        `key:"equal" oneof:"present|active" live:"yes"` // who counts for policy equal: leases, or those with work
+	Lend    bool          `key:"lend" live:"yes"`                         // time of a lease without work is others', unless it says
+	Overrun Overrun       `key:"overrun"`
+}
+
+// Overrun says what becomes of work that stays on a GPU after its turn.
+type Overrun struct {
+	Limit  time.Duration `key:"limit" live:"yes"`
+	Action string        `key:"action" oneof:"warn|end" live:"yes"` // beyond it: a line in the logs, or the session's end too
+}
+
 // Slurm says where Slurm is, and what this node does for it.
 type Slurm struct {
 	Controllers []string      `key:"controllers" live:"yes"` // nodes of slurmctld, whose daemons owners let act for others
@@ -153,6 +171,7 @@ type Pool struct {
 type Partition struct {
 	Pool   string
 	Policy string // fixed, equal or best-effort
+	Lend   string // yes or no; "" as the GPU's owner says
 	Place  string // best-fit or spread
 	Mem    Size   // bytes of each fraction; 0 by its percentage
 }
@@ -180,10 +199,19 @@ func Default() Config {
 			Tombstone: time.Hour, MaxPerGPU: 64},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},
 		Worker:  Worker{Cgroup: "auto", PidsMax: 512, Seccomp: true, ConfineDev: true},
+		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "warn"}},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
 			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},
 		Containers: Containers{Hook: "/usr/bin/sluice-hook", Lib: "/usr/lib/sluice/container", CDIDir: "/run/cdi"},
 	}
+}
+
+// TurnsDir keeps the boards of the GPUs' turns, "" where there are none.
+func (c *Config) TurnsDir() string {
+	if !c.Shares.Turns {
+		return ""
+	}
+	return filepath.Join(c.RunDir, "turns")
 }
 
 // Socket is the local socket's path.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 func parse(t *testing.T, text string) *Config {
@@ -216,7 +218,7 @@ pools:
   small: {owners: [b]}
   old: {owners: [b], licence: rgpu_k80}
 partitions:
-  debug: {pool: small, policy: equal, place: spread, mem: 4G}
+  debug: {pool: small, policy: equal, lend: yes, place: spread, mem: 4G}
 `)
 	if !c.IsController() || c.Slurm.Report != "no" {
 		t.Errorf("%+v", c.Slurm)
@@ -225,7 +227,7 @@ partitions:
 	if got != [...]string{"rgpu", "rgpu_h200", "rgpu_small", "rgpu_k80"} {
 		t.Errorf("licences %q", got)
 	}
-	if p := c.Partitions["debug"]; p != (Partition{"small", "equal", "spread", 4 << 30}) {
+	if p := c.Partitions["debug"]; p != (Partition{"small", "equal", "yes", "spread", 4 << 30}) {
 		t.Errorf("partition %+v", p)
 	}
 	if d := parse(t, "node: n1\nslurm: {controllers: [ctl1]}\n"); d.IsController() || d.Pools["default"].Licence != "rgpu" {
@@ -233,6 +235,29 @@ partitions:
 	}
 	if d := parse(t, "slurm: {controller: yes}\n"); !d.IsController() {
 		t.Error("controller: yes makes none")
+	}
+}
+
+func TestShares(t *testing.T) {
+	c := parse(t, "run_dir: /r\n")
+	if s := c.Shares; !s.Turns || s.Quantum != turns.DefaultQuantum || s.Equal != "present" || s.Lend || s.Overrun != (Overrun{time.Second, "warn"}) || c.TurnsDir() != "/r/turns" {
+		t.Errorf("%+v", s)
+	}
+	c = parse(t, "shares: {turns: no, quantum: 5ms, equal: active, lend: yes, overrun: {limit: 30s, action: end}}\n")
+	if s := c.Shares; s.Turns || s.Quantum != 5*time.Millisecond || s.Equal != "active" || !s.Lend || s.Overrun != (Overrun{30 * time.Second, "end"}) || c.TurnsDir() != "" {
+		t.Errorf("%+v", s)
+	}
+	for text, want := range map[string]string{
+		"shares: {quantum: 1s}":                 "f.yaml:1: shares.quantum: 1s is not between 1ms and 100ms",
+		"shares: {equal: both}":                 `"both" is not known; give one of present, active`,
+		"shares: {overrun: {limit: 1ms}}":       "1ms is not between 100ms and 1h0m0s",
+		"shares: {overrun: {action: kill}}":     `"kill" is not known; give one of warn, end`,
+		"partitions: {a: {lend: perhaps}}":      `partitions.a.lend: "perhaps" is neither true nor false`,
+		"partitions: {a: {policy: fixed-lend}}": `"fixed-lend" is not known; give one of fixed, equal, best-effort`,
+	} {
+		if _, err := Parse("f.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
 	}
 }
 

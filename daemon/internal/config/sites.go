@@ -132,6 +132,18 @@ func (p *parser) oneOf(v *yaml.Node, key string, values ...string) string {
 	return v.Value
 }
 
+// yesNo reads a boolean as yes or no.
+func (p *parser) yesNo(v *yaml.Node, key string) string {
+	switch strings.ToLower(v.Value) {
+	case "true", "yes":
+		return "yes"
+	case "false", "no":
+		return "no"
+	}
+	p.failAt(v, "%s: %q is neither true nor false", key, v.Value)
+	return ""
+}
+
 func (p *parser) licence(v *yaml.Node, key string) string {
 	if v.Kind != yaml.ScalarNode || !licenceRE.MatchString(v.Value) {
 		p.failAt(v, "%s: %q is no name of a licence of ours, which begin with %s", key, v.Value, licencePrefix)
@@ -193,7 +205,7 @@ func (p *parser) readPartitions() {
 		return
 	}
 	if p.parts.Kind != yaml.MappingNode {
-		p.failAt(p.parts, "partitions wants names of Slurm's partitions, each with pool, policy, place or mem")
+		p.failAt(p.parts, "partitions wants names of Slurm's partitions, each with pool, policy, lend, place or mem")
 		return
 	}
 	for i := 0; i+1 < len(p.parts.Content); i += 2 {
@@ -205,7 +217,7 @@ func (p *parser) readPartitions() {
 		case twice:
 			p.failAt(key, "partition %s is there twice", name)
 		case val.Kind != yaml.MappingNode:
-			p.failAt(key, "partition %s wants pool, policy, place or mem", name)
+			p.failAt(key, "partition %s wants pool, policy, lend, place or mem", name)
 		default:
 			p.cfg.Partitions[name] = p.partition("partitions."+name+".", val)
 		}
@@ -223,6 +235,8 @@ func (p *parser) partition(prefix string, val *yaml.Node) Partition {
 			}
 		case "policy":
 			out.Policy = p.oneOf(v, key, "fixed", "equal", "best-effort")
+		case "lend":
+			out.Lend = p.yesNo(v, key)
 		case "place":
 			out.Place = p.oneOf(v, key, "best-fit", "spread")
 		case "mem":
@@ -232,7 +246,7 @@ func (p *parser) partition(prefix string, val *yaml.Node) Partition {
 			}
 			out.Mem = m
 		default:
-			p.failAt(k, "unknown key %s; a partition has pool, policy, place and mem", key)
+			p.failAt(k, "unknown key %s; a partition has pool, policy, lend, place and mem", key)
 		}
 	}
 	return out

@@ -27,7 +27,8 @@ type fakeOwner struct {
 	leases   map[string]lease.Lease
 	over     map[string]bool // ids that were released
 	down     bool
-	refuse   int // Reserves that are answered with Conflict
+	lost     bool // Set does what it is told to, and its answer is lost
+	refuse   int  // Reserves that are answered with Conflict
 	calls    map[string]int
 	confirms error
 }
@@ -126,6 +127,48 @@ func (f *fakeOwner) Confirm(_ context.Context, _, id string) error {
 	l.State = lease.Granted
 	f.leases[id] = l
 	return nil
+}
+
+// Set changes as it is told to, up to what is free.
+func (f *fakeOwner) Set(_ context.Context, _ string, c lease.Change) (lease.Lease, error) {
+	leave, err := f.enter("set")
+	if err != nil {
+		return lease.Lease{}, err
+	}
+	defer leave()
+	l, ok := f.leases[c.Lease]
+	if !ok {
+		return lease.Lease{}, lease.Errorf(lease.NotFound, "no lease %s", c.Lease)
+	}
+	l.Grants = slices.Clone(l.Grants)
+	for i := range l.Grants {
+		g := &l.Grants[i]
+		p := c.Share(g.Order)
+		if p == 0 {
+			continue
+		}
+		for _, gpu := range f.inventory() {
+			if gpu.UUID == g.GPU && p > gpu.FreePercent+g.Percent {
+				return lease.Lease{}, lease.Errorf(lease.NoRoom, "share of %d%%: want 1 to %d", p, gpu.FreePercent+g.Percent)
+			}
+		}
+		if g.First = g.Paid(); p > g.First && !c.Beyond {
+			return lease.Lease{}, lease.Errorf(lease.Denied, "share of %d%%: want 1 to %d; only root gives more", p, g.First)
+		}
+		g.Percent = p
+	}
+	if c.Policy != "" {
+		l.Request.Policy = c.Policy
+	}
+	if c.Lend != "" {
+		l.Request.Lend = c.Lend
+	}
+	f.leases[c.Lease] = l
+	if f.lost {
+		f.lost = false
+		return lease.Lease{}, lease.Errorf(lease.Down, "%s: connection lost", f.name)
+	}
+	return l, nil
 }
 
 func (f *fakeOwner) Renew(_ context.Context, _ string, ids []string) ([]string, error) {

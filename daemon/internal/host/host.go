@@ -154,6 +154,7 @@ type held struct {
 	stop     context.CancelFunc // of the holder's watch
 	deadline time.Time          // on the monotonic clock; zero: none
 	deliver  sync.Mutex
+	setting  sync.Mutex // one change after the other, or owners would keep parts of both; before deliver
 	// early: taken over before its Prolog. If it is lost then its sponsor could not get
 	// all that the job needs, and may try again for the same run.
 	early bool

@@ -220,7 +220,7 @@ func TestLostLease(t *testing.T) {
 	l := s.must(ask("1", 100, 100))
 	a.set(func() { clear(a.leases) })
 	s.wait("the other owner's part is released", func() bool { return b.count() == 0 })
-	if ok, err := s.log.Has(audit.RenewLost, l.ID, "a"); !ok || err != nil {
+	if ok, err := s.log.Has(audit.RenewLost, l.ID, "a", 0); !ok || err != nil {
 		t.Fatal("not in the audit log", err)
 	}
 }

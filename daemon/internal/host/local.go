@@ -71,6 +71,18 @@ func (h *Host) List(ctx context.Context, p rpc.Peer) ([]lease.Status, error) {
 						st.Use[s.Grants[i].Order] = u
 					}
 				}
+				// What share it has is the owner's word: root there may have changed it.
+				st.Grants = slices.Clone(st.Grants)
+				overlay(st.Grants, s.Grants)
+				st.Request.Policy, st.Request.Lend = s.Request.Policy, s.Request.Lend
+				if len(st.Shares) == 0 && len(s.Shares) > 0 {
+					st.Shares = make([]lease.Share, len(st.Grants))
+				}
+				for i, x := range s.Shares {
+					if i < len(s.Grants) && s.Grants[i].Order >= 0 && s.Grants[i].Order < len(st.Shares) {
+						st.Shares[s.Grants[i].Order] = x
+					}
+				}
 				st.Sessions = append(st.Sessions, s.Sessions...)
 				if s.Renewed.After(st.Renewed) {
 					st.Renewed = s.Renewed

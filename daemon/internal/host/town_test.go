@@ -32,6 +32,8 @@ func (noWorkers) Use(string) []lease.Use            { return nil }
 func (noWorkers) End(context.Context, string) error { return nil }
 func (noWorkers) OnEnd(func(lease.Session, string)) {}
 func (noWorkers) Forget(string) error               { return nil }
+func (noWorkers) Share(lease.Lease) error           { return nil }
+func (noWorkers) Shares(string) []lease.Share       { return nil }
 func (noWorkers) Total(string) ([]lease.Use, lease.Counts, uint64, time.Duration) {
 	return nil, lease.Counts{}, 0, 0
 }

@@ -53,7 +53,9 @@ type Sum struct {
 	GPUTime  time.Duration
 	Counts   lease.Counts
 	Sessions uint64
-	Live     bool // one has not ended
+	Share    lease.Share // of all fractions; Due means nothing
+	Turns    bool        // the time of one was shared
+	Live     bool        // one has not ended
 }
 
 // Add sums up reports.
@@ -85,7 +87,12 @@ func Add(reports []lease.Report) Sum {
 		s.Counts.BytesOut += c.BytesOut
 		s.Counts.Launches += c.Launches
 		s.Counts.Errors += c.Errors
-		s.Counts.Throttle += c.Throttle
+		if len(r.Shares) == 0 {
+			s.Share.Throttled += c.Throttle
+		}
+		for _, x := range r.Shares {
+			s.Share, s.Turns = s.Share.Add(x), true
+		}
 		s.GPUTime += r.GPUTime
 		s.Sessions += r.Sessions
 		s.Live = s.Live || r.Ended.IsZero()
@@ -113,8 +120,14 @@ func Line(reports []lease.Report) string {
 		fmt.Fprintf(&b, " %dMiB", s.AskedMem>>20)
 	}
 	fmt.Fprintf(&b, " granted %d%% %dMiB peak %dMiB gpu %s throttled %s calls %d waits %d in %s out %s",
-		s.Granted, s.Mem>>20, (s.Peak+1<<20-1)>>20, Duration(s.GPUTime), Duration(s.Counts.Throttle),
+		s.Granted, s.Mem>>20, (s.Peak+1<<20-1)>>20, Duration(s.GPUTime), Duration(s.Share.Throttled),
 		s.Counts.Calls, s.Counts.Waits, binary(s.Counts.BytesIn), binary(s.Counts.BytesOut))
+	if s.Turns {
+		fmt.Fprintf(&b, " held %s waited %s", Duration(s.Share.Held), Duration(s.Share.Waited))
+	}
+	if s.Share.Overruns > 0 {
+		fmt.Fprintf(&b, " overruns %d", s.Share.Overruns)
+	}
 	if s.Counts.Errors > 0 {
 		fmt.Fprintf(&b, " errors %d", s.Counts.Errors)
 	}

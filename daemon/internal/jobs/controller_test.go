@@ -57,7 +57,7 @@ func TestRequest(t *testing.T) {
 		{"memory of no GPU", 1, "gres:rgpu:100", "rgpu:100", "", wish{"mem": "101G"}, "ask for less"},
 		{"no memory", 1, "gres:rgpu:10", "rgpu:10", "", wish{"mem": "0"}, "2M to 16T"},
 		{"no size", 1, "gres:rgpu:10", "rgpu:10", "", wish{"mem": "-1\n"}, "2M to 16T"},
-		{"no policy", 1, "gres:rgpu:10", "rgpu:10", "", wish{"policy": "first"}, "fixed, equal or best-effort"},
+		{"no policy", 1, "gres:rgpu:10", "rgpu:10", "", wish{"policy": "first"}, "best-effort, equal, equal-lend, fixed, fixed-lend"},
 		{"no such type seen", 1, "gres:rgpu:a100:10", "rgpu:10", "", wish{"mem": "1G"}, "no GPU can be seen"},
 	} {
 		gres, err1 := slurm.ParseGres(c.gres)

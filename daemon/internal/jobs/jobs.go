@@ -76,6 +76,7 @@ type Marks interface {
 // Partition is what a partition's jobs get unless they say otherwise.
 type Partition struct {
 	Policy lease.Policy
+	Lend   lease.Lend
 	Place  lease.Place
 	Mem    uint64 // bytes of each fraction; 0 by its percentage
 }

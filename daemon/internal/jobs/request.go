@@ -159,15 +159,18 @@ func poolOf(set Settings, have slurm.Counts) (pool string, units uint64, _ error
 // units licences are held on each node.
 func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc.JobRun, units uint64, r *lease.Request) error {
 	def := set.Partitions[j.Partition]
-	r.Policy, r.Place = def.Policy, def.Place
+	r.Policy, r.Lend, r.Place = def.Policy, def.Lend, def.Place
 	mem, whose := def.Mem, "the partition's memory"
 	if p := run.Wishes["pool"]; p != "" && p != r.Pool {
 		return lease.Errorf(lease.Invalid, "--rgpu-pool=%s, but the licences are those of pool %s; submit the job anew, with --rgpu-pool on its own command line or #SBATCH line", line(p), r.Pool)
 	}
 	if p := run.Wishes["policy"]; p != "" {
-		r.Policy = lease.Policy(p)
-		if !slices.Contains([]lease.Policy{lease.Fixed, lease.Equal, lease.BestEffort}, r.Policy) {
-			return lease.Errorf(lease.Invalid, "--rgpu-policy=%s: want fixed, equal or best-effort", line(p))
+		policy, lend, err := lease.ParsePolicy(p)
+		if err != nil {
+			return lease.Errorf(lease.Invalid, "--rgpu-policy=%s: want %s", line(p), strings.Join(lease.PolicyNames, ", "))
+		}
+		if r.Policy = policy; lend != lease.LendSite {
+			r.Lend = lend
 		}
 	}
 	if run.Wishes["spread"] != "" {

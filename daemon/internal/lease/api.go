@@ -33,6 +33,9 @@ type Owner interface {
 	// controller's, or sees its own only. One without a lease tells up to which
 	// epoch the job has ended, if none of its leases does.
 	Reports(ctx context.Context, host, cluster, job string) ([]Report, error)
+	// Set changes share or policy of a lease of host, or of any for the owner's own
+	// node, and answers this owner's part of it as it is then.
+	Set(ctx context.Context, host string, c Change) (Lease, error)
 	// Offer prepares a session and says how its data connection is opened.
 	Offer(ctx context.Context, host string, r SessionRequest) (Offer, error)
 }
@@ -118,7 +121,10 @@ type Report struct {
 	Use      []Use         `json:"use"`      // one for each of Grants; Peak is over the whole life
 	Counts   Counts        `json:"counts"`   // all sessions that were
 	Sessions uint64        `json:"sessions"` // how many there were
-	GPUTime  time.Duration `json:"gpu_time"` // busy time of its GPUs, as NVML samples it
+	GPUTime  time.Duration `json:"gpu_time"` // busy time of its GPUs
+	Shares   []Share       `json:"shares"`   // one for each of Grants; none where the owner shares no time
+	Policy   Policy        `json:"policy,omitempty"`
+	Lend     Lend          `json:"lend,omitempty"`
 	Made     time.Time     `json:"made"`
 	Ended    time.Time     `json:"ended,omitzero"` // zero while it lives
 	Reason   string        `json:"reason,omitempty"`
@@ -127,7 +133,8 @@ type Report struct {
 // Status is a lease with what lives on it.
 type Status struct {
 	Lease
-	Use      []Use     `json:"use"` // one for each grant, all sessions together
+	Use      []Use     `json:"use"`              // one for each grant, all sessions together
+	Shares   []Share   `json:"shares,omitempty"` // one for each grant; none where the owner shares no time
 	Sessions []Session `json:"sessions"`
 	Renewed  time.Time `json:"renewed"`
 }

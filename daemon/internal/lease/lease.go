@@ -72,9 +72,10 @@ type Request struct {
 	UID       uint32        `json:"uid"`
 	GID       uint32        `json:"gid"`
 	Policy    Policy        `json:"policy,omitempty"` // "" best effort
-	Place     Place         `json:"place,omitempty"`  // "" as the pool says
-	Pool      string        `json:"pool,omitempty"`   // "" the pool named default
-	Life      time.Duration `json:"life,omitempty"`   // 0: until released
+	Lend      Lend          `json:"lend,omitempty"`
+	Place     Place         `json:"place,omitempty"` // "" as the pool says
+	Pool      string        `json:"pool,omitempty"`  // "" the pool named default
+	Life      time.Duration `json:"life,omitempty"`  // 0: until released
 	Account   string        `json:"account,omitempty"`
 	JobName   string        `json:"job_name,omitempty"`
 	// Restart is Slurm's restart count as the job's Prolog is told it: two runs of
@@ -98,6 +99,8 @@ type Grant struct {
 	Percent uint32 `json:"percent"`
 	Mem     uint64 `json:"mem"`   // bytes, whole granules
 	Order   int    `json:"order"` // place among the lease's fractions, from 0
+	// First is the percent at first, of a grant that has been given another since.
+	First uint32 `json:"first,omitempty"`
 }
 
 // State of a lease.

@@ -77,12 +77,18 @@ var (
 	leaseShare    = desc("lease_granted_ratio", "Compute of the GPU that the lease grants, 0 to 1.", "lease", "gpu")
 	leaseSessions = desc("lease_sessions", "Live sessions of the lease.", "lease")
 	leaseOpened   = desc("lease_sessions_total", "Sessions that the lease has had.", "lease")
-	leaseBusy     = desc("lease_gpu_seconds_total", "Time for which its sessions kept GPUs busy, as NVML samples it.", "lease")
+	leaseBusy     = desc("lease_gpu_seconds_total", "Time for which its sessions kept GPUs busy, as events and NVML's samples say.", "lease")
 	leaseCalls    = desc("lease_calls_total", "Calls of the driver's interface, of all its sessions.", "lease")
 	leaseWaits    = desc("lease_waits_total", "Calls that a client waited for, of all its sessions.", "lease")
 	leaseIn       = desc("lease_received_bytes_total", "Bytes from the clients of all its sessions.", "lease")
 	leaseOut      = desc("lease_sent_bytes_total", "Bytes to the clients of all its sessions.", "lease")
 	leaseThrottle = desc("lease_throttle_seconds_total", "Time for which the compute share held all its sessions back.", "lease")
+	leaseDue      = desc("lease_due_ratio", "Part of the GPU's time that the lease's policy gives it now, 0 to 1.", "lease", "gpu")
+	leaseTime     = desc("lease_share_seconds_total", "Time on the GPU: held, busy of that, waited (its sessions added up), throttled of that, lent, borrowed.", "lease", "gpu", "kind")
+	leaseTurns    = desc("lease_turns_total", "Turns that the lease had on the GPU.", "lease", "gpu")
+	leaseOverruns = desc("lease_overruns_total", "Turns whose work went on beyond the grace, or that were taken away.", "lease", "gpu")
+	leaseRevoked  = desc("lease_turns_revoked_total", "Turns that were taken away.", "lease", "gpu")
+	leaseLongest  = desc("lease_overrun_longest_seconds", "Longest that work of the lease stayed on the GPU after its turn.", "lease", "gpu")
 	leaseMismatch = desc("lease_memory_mismatch_bytes", "What NVML says that its sessions hold less what their account says.", "lease", "gpu")
 
 	sessInfo     = desc("session_info", "What a session is; always 1. Join it on session.", "session", "lease", "program", "client_pid", "worker_pid")
@@ -189,7 +195,7 @@ func (c collector) leases(out sink) {
 		}
 		k := l.Request.Key
 		out.gauge(leaseInfo, 1, l.ID, k.Cluster, k.Job, l.Request.JobName,
-			strconv.FormatUint(uint64(l.Request.UID), 10), l.Request.Account, l.Host, string(l.Request.Policy))
+			strconv.FormatUint(uint64(l.Request.UID), 10), l.Request.Account, l.Host, l.Request.PolicyName())
 		out.gauge(leaseSessions, float64(len(l.Sessions)), l.ID)
 		for i, g := range l.Grants {
 			out.gauge(leaseGranted, float64(g.Mem), l.ID, g.GPU)
@@ -209,12 +215,37 @@ func (c collector) leases(out sink) {
 			out.count(leaseWaits, float64(n.Waits), l.ID)
 			out.count(leaseIn, float64(n.BytesIn), l.ID)
 			out.count(leaseOut, float64(n.BytesOut), l.ID)
-			out.count(leaseThrottle, n.Throttle.Seconds(), l.ID)
+			throttled := n.Throttle
+			if len(l.Shares) > 0 {
+				throttled = 0
+				for _, x := range l.Shares {
+					throttled += x.Throttled
+				}
+			}
+			out.count(leaseThrottle, throttled.Seconds(), l.ID)
+		}
+		for i, x := range l.Shares {
+			if i < len(l.Grants) {
+				share(out, l.ID, l.Grants[i].GPU, x)
+			}
 		}
 		for _, s := range l.Sessions {
 			session(out, l, s)
 		}
 	}
+}
+
+func share(out sink, id, gpu string, x lease.Share) {
+	out.gauge(leaseDue, float64(x.Due)/10000, id, gpu)
+	for kind, t := range map[string]time.Duration{
+		"held": x.Held, "busy": x.Busy, "waited": x.Waited, "throttled": x.Throttled, "lent": x.Lent, "borrowed": x.Borrowed,
+	} {
+		out.count(leaseTime, t.Seconds(), id, gpu, kind)
+	}
+	out.count(leaseTurns, float64(x.Turns), id, gpu)
+	out.count(leaseOverruns, float64(x.Overruns), id, gpu)
+	out.count(leaseRevoked, float64(x.Revoked), id, gpu)
+	out.gauge(leaseLongest, x.Longest.Seconds(), id, gpu)
 }
 
 func session(out sink, l lease.Status, s lease.Session) {

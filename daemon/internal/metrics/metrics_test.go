@@ -33,6 +33,7 @@ func full() Source {
 		leases = append(leases, lease.Status{
 			Lease: lease.Lease{ID: id, State: lease.Granted, Grants: []lease.Grant{{GPU: gpus[i%8].UUID, Percent: 4, Mem: 3 << 30}},
 				Request: lease.Request{Key: lease.Key{Job: strconv.Itoa(i)}, JobName: "bad\xff"}},
+			Shares:   []lease.Share{{Due: 400, Held: 2 * time.Second, Lent: time.Millisecond, Turns: 200, Overruns: 1}},
 			Use:      []lease.Use{{Granted: 3 << 30, Used: 4 << 30, Peak: 4 << 30}}, // overhead by force
 			Sessions: []lease.Session{{ID: "s" + id, Program: "python3", Use: []lease.Use{{Used: 1 << 30}}}},
 		})
@@ -112,6 +113,8 @@ func TestNoSentinels(t *testing.T) {
 	for _, want := range []string{
 		"sluice_things_total 7", `sluice_lease_memory_mismatch_bytes{gpu="GPU-0",lease="l"} -4096`,
 		`sluice_lease_memory_free_bytes{gpu="GPU-0",lease="00000000000000000000000000000000"} 0`, `program="python3"`,
+		`sluice_lease_share_seconds_total{gpu="GPU-0",kind="held",lease="00000000000000000000000000000000"} 2`, `sluice_lease_due_ratio{gpu="GPU-0",lease="00000000000000000000000000000000"} 0.04`,
+		`sluice_lease_turns_total{gpu="GPU-0",lease="00000000000000000000000000000000"} 200`,
 		"sluice_gpu_granted_ratio{gpu=\"GPU-3\"} 0.96",
 		`sluice_lease_gpu_seconds_total{lease="00000000000000000000000000000000"} 1.5`, `sluice_lease_sessions_total{lease="00000000000000000000000000000191"} 5`,
 	} {

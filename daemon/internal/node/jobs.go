@@ -91,7 +91,7 @@ func settings(cfg *config.Config) jobs.Settings {
 		out.Pools[name] = jobs.Pool{Licence: p.Licence, Types: p.Types}
 	}
 	for name, p := range cfg.Partitions {
-		out.Partitions[name] = jobs.Partition{Policy: lease.Policy(p.Policy), Place: lease.Place(p.Place), Mem: uint64(p.Mem)}
+		out.Partitions[name] = jobs.Partition{Policy: lease.Policy(p.Policy), Lend: lease.Lend(p.Lend), Place: lease.Place(p.Place), Mem: uint64(p.Mem)}
 	}
 	return out
 }

@@ -63,6 +63,7 @@ type Node struct {
 	host     *host.Host
 	jobs     *jobs.Service
 	mismatch atomic.Pointer[[]metrics.Mismatch]
+	overruns atomic.Uint64 // beyond the site's limit
 	refused  limit.Reports
 	nameless limit.Reports // tickets refused that name no lease
 
@@ -222,6 +223,7 @@ func (n *Node) startOwner(ctx context.Context) error {
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive,
 		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev,
 		Cgroup: cfg.Worker.Cgroup, MemoryMax: uint64(cfg.Worker.MemoryMax), PidsMax: cfg.Worker.PidsMax,
+		Turns: cfg.TurnsDir(), Sharing: sharing(cfg),
 	})
 	if err != nil {
 		return err
@@ -254,6 +256,7 @@ func (n *Node) startOwner(ctx context.Context) error {
 	n.owner.SetTickets(n.data)
 	n.run("owner", n.owner.Run)
 	n.run("mismatch", n.compare)
+	n.run("turns", func(ctx context.Context) error { return n.pool.WatchTurns(ctx, n.overrun) })
 
 	dl, err := listen(ctx, "listen.data", cfg.Listen.Data)
 	if err != nil {

@@ -147,6 +147,7 @@ func (n *Node) reload(read func() (*config.Config, error)) {
 	if n.owner != nil {
 		n.owner.SetLimits(limits(next))
 		n.owner.SetControllers(next.Slurm.Controllers)
+		n.pool.SetSharing(sharing(next))
 	}
 	if err := n.id.Reload(); err != nil {
 		n.log.Error("identity not read anew; the old one stands", "error", err)

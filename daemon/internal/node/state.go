@@ -3,7 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sort"
 	"time"
 
@@ -198,6 +200,7 @@ func (n *Node) counters() []metrics.Counter {
 		metrics.Counter{Name: "owner_sessions_total", Help: "Sessions opened.", Value: c.Opened},
 		metrics.Counter{Name: "owner_sessions_refused_total", Help: "Sessions refused.", Value: c.SessionsRefused},
 		metrics.Counter{Name: "data_dropped_total", Help: "Data connections closed to make room for others.", Value: n.data.Dropped()},
+		metrics.Counter{Name: "owner_overruns_total", Help: "Times that a lease's work stayed on a GPU beyond shares.overrun.limit.", Value: n.overruns.Load()},
 		metrics.Counter{Name: "nvml_misses_total", Help: "Looks of NVML that did not come in time.", Value: n.watch.Misses()},
 		metrics.Counter{Name: "nvml_starts_total", Help: "Processes started to ask NVML.", Value: n.watch.Starts()},
 	)
@@ -289,6 +292,10 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 		add("gpu", rpc.Fail, "see dmesg and nvidia-smi; it is used again once it is well", "%s (%d): %s", g.UUID, g.Index, g.Why)
 	}
 	add("owner", rpc.OK, "", "%d GPUs to lend", healthy)
+	if m := n.pool.Unseated(); len(m) > 0 { // mostly for one and the same reason
+		id := slices.Min(slices.Collect(maps.Keys(m)))
+		add("turns", rpc.Fail, "mend what is below "+cfg.TurnsDir()+"; the next session tries again", "%d leases have no share of compute time; %s: %v", len(m), id, m[id])
+	}
 	if m := n.mismatch.Load(); m != nil {
 		for _, x := range *m {
 			if x.Bytes > alarm {

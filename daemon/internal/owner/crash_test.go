@@ -65,7 +65,7 @@ func TestCrashAtEachPoint(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join("..", "fault", "names.go"))
 	must(t, err)
 	points := []string{"reserve-1-checked", "reserve-2-written", "reserve-3-answer", "confirm-1-checked", "grant-1-written", "grant-2-audited", "renew-1-noted", "open-1-offered",
-		"open-2-started", "open-3-audited", "release-0-checked", "release-1-marked", "release-2-killed", "release-3-freed", "release-4-audited", "release-5-answer", "reclaim-1-found", "endjob-1-remembered", "endjob-2-answer"}
+		"open-2-started", "open-3-audited", "release-0-checked", "release-1-marked", "release-2-killed", "release-3-freed", "release-4-audited", "release-5-answer", "set-1-checked", "set-2-written", "set-3-audited", "set-4-answer", "reclaim-1-found", "endjob-1-remembered", "endjob-2-answer"}
 	for _, p := range points {
 		if !strings.Contains(string(b), `"`+p+`"`) {
 			t.Errorf("point %s is not among the sources' points", p)
@@ -104,6 +104,12 @@ func crash(t *testing.T, point string, pass int) {
 		if p, _ := n.free(0); p != 50 {
 			t.Fatalf("%d%% free, want 50", p)
 		}
+		change := lease.Change{Lease: two.ID, Shares: []uint32{10, 90}, Policy: lease.Fixed, Lend: lease.LendYes, Beyond: true}
+		must(t, again(func() error { _, err := n.Set(ctx, "h1", change); return err }))
+		if p, _ := n.free(0); p != 60 {
+			t.Fatalf("%d%% free after a change, want 60", p)
+		}
+		n.shared(two.ID, "fixed-lend", 10, 90)
 		must(t, again(func() error { return n.Release(ctx, "h1", two.ID, two.Request.Key, "job ended") }))
 		// The same by a controller, for two nodes at once.
 		job := fmt.Sprint("s", i)

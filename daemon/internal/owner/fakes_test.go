@@ -56,12 +56,13 @@ type workers struct {
 	untold  []lease.Session // ended while no daemon was there
 	down    bool            // the daemon is
 	endErr  error
-	gate    chan struct{} // Start waits for it, if there is one
+	shares  map[string]lease.Lease // as they were told last
+	gate    chan struct{}          // Start waits for it, if there is one
 	started chan struct{}
 }
 
 func newWorkers() *workers {
-	return &workers{live: make(map[string][]lease.Session), made: make(map[string]uint64), started: make(chan struct{}, 100)}
+	return &workers{live: make(map[string][]lease.Session), made: make(map[string]uint64), shares: make(map[string]lease.Lease), started: make(chan struct{}, 100)}
 }
 
 func (w *workers) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest, conn *os.File, gpus []lease.GPU) (lease.Session, error) {
@@ -105,10 +106,28 @@ func (w *workers) Total(id string) ([]lease.Use, lease.Counts, uint64, time.Dura
 	return []lease.Use{{Granted: gib, Peak: n << 20}}, lease.Counts{Calls: 10 * n}, n, time.Duration(n) * time.Second
 }
 
+func (w *workers) Share(l lease.Lease) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.shares[l.ID] = l
+	return nil
+}
+
+// Shares has as many seconds as percent.
+func (w *workers) Shares(id string) (all []lease.Share) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, g := range w.shares[id].Grants {
+		all = append(all, lease.Share{Held: time.Duration(g.Percent) * time.Second})
+	}
+	return all
+}
+
 func (w *workers) Forget(id string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.made, id)
+	delete(w.shares, id)
 	return nil
 }
 

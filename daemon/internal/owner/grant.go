@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
@@ -138,6 +139,10 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 		return lease.Lease{}, nil, err
 	}
 	rec := record{Lease: *l}
+	rec.Lease.Grants = slices.Clone(l.Grants)
+	for i := range rec.Lease.Grants {
+		rec.Lease.Grants[i].First = 0 // Set's alone to say
+	}
 	rec.Lease.Made, rec.Lease.Epoch = o.clock.Now().UTC(), o.cfg.Ledger.Epoch()
 	if ttl > 0 {
 		rec.Lease.State = lease.Reserved
@@ -223,6 +228,7 @@ func (o *Owner) commit(e *entry, rec record) error {
 		return lease.Errorf(lease.Internal, "lease %s cannot be granted without a line in the audit log: %v", rec.Lease.ID, err)
 	}
 	o.point("grant-2-audited")
+	o.seat(rec.Lease)
 	o.counts.granted.Add(1)
 	o.log.Info("lease granted", "lease", rec.Lease.ID, "job", rec.Lease.Request.Key.String(), "uid", rec.Lease.Request.UID, "host", rec.Lease.Host, "gpus", len(rec.Lease.Grants))
 	return nil

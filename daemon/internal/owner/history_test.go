@@ -283,6 +283,28 @@ func (w *world) session(h *modelHost) {
 	}
 }
 
+// set changes a lease, as root or not, to what is possible or not.
+func (w *world) set(h *modelHost) {
+	if len(h.held) == 0 {
+		return
+	}
+	l := h.held[w.rng.IntN(len(h.held))]
+	for _, n := range w.nodes {
+		if l.grants[n] == nil {
+			continue
+		}
+		c := lease.Change{Lease: l.id, Policy: lease.Fixed, Beyond: w.chance(50)}
+		for range 3 {
+			c.Shares = append(c.Shares, uint32(1+w.rng.IntN(60)))
+		}
+		c.Shares = c.Shares[:1+l.grants[n][len(l.grants[n])-1].Order]
+		var err error
+		if e := w.call(h, n, func() { _, err = n.Set(ctx, h.name, c) }); e == nil && err == nil {
+			w.stats["set"]++
+		}
+	}
+}
+
 // exit ends a client process.
 func (w *world) exit(n *node) {
 	ids := n.workers.Leases()
@@ -303,6 +325,8 @@ func (w *world) step() {
 	}
 	h, n := w.hosts[w.rng.IntN(len(w.hosts))], w.nodes[w.rng.IntN(len(w.nodes))]
 	switch p := w.rng.IntN(1200); {
+	case p >= 1180:
+		w.set(h)
 	case p >= 1140:
 		w.sponsor(h)
 	case p >= 1090:
@@ -449,7 +473,7 @@ func TestHistory(t *testing.T) {
 		lines += len(n.history())
 	}
 	t.Logf("%.1f s, %d lines, %v", time.Since(begun).Seconds(), lines, w.stats)
-	if ops >= 10_000 && (w.stats["acquired"] < ops/40 || w.stats["sessions"] < ops/100 || w.stats["killed"] < ops/1000 || w.stats["taken back"] < ops/200 || w.stats["attached"] < ops/800 || w.stats["ended"] < ops/100) {
+	if ops >= 10_000 && (w.stats["acquired"] < ops/40 || w.stats["sessions"] < ops/100 || w.stats["killed"] < ops/1000 || w.stats["taken back"] < ops/200 || w.stats["attached"] < ops/800 || w.stats["ended"] < ops/100 || w.stats["set"] < ops/800) {
 		t.Error("the check did not do what it is for")
 	}
 }

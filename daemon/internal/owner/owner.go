@@ -12,6 +12,8 @@ package owner
 //	Offer     check, ticket -> (open-1) answer
 //	Admit     check, worker started -> (open-2) audit -> (open-3) answer
 //	Renew     noted -> (renew-1) answer
+//	Set       check -> (set-1) ledger -> (set-2) audit -> (set-3) seats -> (set-4)
+//	          answer
 //	Release   check -> (release-0) ledger: ending -> (release-1) sessions killed and
 //	          waited for -> (release-2) ledger: gone, tombstones -> (release-3)
 //	          audit -> (release-4) memory -> (release-5) answer
@@ -70,6 +72,12 @@ type Workers interface {
 	// Total is what the lease has used over its whole life, one use for each grant
 	// and none if there never was a session. It is known until Forget.
 	Total(leaseID string) (use []lease.Use, counts lease.Counts, sessions uint64, gpu time.Duration)
+	// Share gives a granted lease its part of its GPUs' compute time, as its grants and
+	// its policy say, or changes it. It is the lease's until Forget.
+	Share(l lease.Lease) error
+	// Shares is what a lease has had of it, one for each grant; none where time is not
+	// shared.
+	Shares(leaseID string) []lease.Share
 	// Forget drops the account of a lease that End has ended.
 	Forget(leaseID string) error
 	// OnEnd has f called when a session has ended, before End returns for it.
@@ -88,7 +96,7 @@ type Tickets interface {
 // Auditor is the audit log.
 type Auditor interface {
 	Write(audit.Event) error
-	Has(event, leaseID, owner string) (bool, error)
+	Has(event, leaseID, owner string, change uint64) (bool, error)
 }
 
 // Limits can be changed while the daemon runs.
@@ -185,11 +193,11 @@ type entry struct {
 	trying   bool          // somebody is at it
 	tried    chan struct{} // closed when an attempt to end it failed
 	tryErr   error
-	ended    chan struct{} // closed when it is gone
-	starting int           // sessions being started
-	opens    uint64        // sessions ever started by this process
-	idle     chan struct{} // closed when ending and starting is 0
-	ends     []audit.Event // of sessions, held back while one is being started
+	ended    chan struct{}          // closed when it is gone
+	starting int                    // sessions being started
+	opens    uint64                 // sessions ever started by this process
+	idle     chan struct{}          // closed when ending and starting is 0
+	begun    map[chan struct{}]bool // of those being started, closed when each has been
 }
 
 // Counters of this process.
@@ -232,6 +240,11 @@ func New(cfg Config) (*Owner, error) {
 		o.log.Warn("lines wait for the audit log", "lines", len(o.queue), "error", err)
 	}
 	cfg.Workers.OnEnd(o.sessionEnded)
+	for _, e := range o.leases {
+		if e.rec.Lease.State == lease.Granted { // one that is ending has its report to come
+			o.seat(e.rec.Lease)
+		}
+	}
 	return o, nil
 }
 
@@ -409,6 +422,7 @@ func (o *Owner) List(_ context.Context, host string) ([]lease.Status, error) {
 	for i := range all {
 		all[i].Use = o.cfg.Workers.Use(all[i].ID)
 		all[i].Sessions = o.cfg.Workers.Sessions(all[i].ID)
+		all[i].Shares = o.cfg.Workers.Shares(all[i].ID)
 	}
 	return all, nil
 }

@@ -47,6 +47,7 @@ type record struct {
 	Boot     string        `json:"boot,omitempty"`
 	Deadline time.Duration `json:"deadline,omitempty"`
 	Ending   *ending       `json:"ending,omitempty"`
+	Changes  uint64        `json:"changes,omitempty"` // how often Set has changed it
 }
 
 // ending is why and how a lease is being ended.
@@ -154,7 +155,7 @@ func (o *Owner) flush() error {
 		has := false
 		if l.doubt {
 			var err error
-			if has, err = o.cfg.Audit.Has(l.event.Event, l.event.Lease, o.cfg.Name); err != nil {
+			if has, err = o.cfg.Audit.Has(l.event.Event, l.event.Lease, o.cfg.Name, l.event.Change); err != nil {
 				return err
 			}
 		}

@@ -21,6 +21,7 @@ func (o *Owner) report(l *lease.Lease) lease.Report {
 		Asked: slices.Clone(q.Fractions), Grants: slices.Clone(l.Grants), Made: l.Made,
 	}
 	r.Use, r.Counts, r.Sessions, r.GPUTime = o.cfg.Workers.Total(l.ID)
+	r.Shares, r.Policy, r.Lend = o.cfg.Workers.Shares(l.ID), q.Policy, q.Lend
 	for i := len(r.Use); i < len(r.Grants); i++ { // no session ever was
 		r.Use = append(r.Use, lease.Use{Granted: r.Grants[i].Mem})
 	}

@@ -6,7 +6,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -104,11 +106,15 @@ func (o *Owner) admitSession(ctx context.Context, r lease.SessionRequest, conn *
 		o.mu.Unlock()
 		return lease.Session{}, err
 	}
-	e.starting++
+	begun := make(chan struct{})
+	if e.starting++; e.begun == nil {
+		e.begun = map[chan struct{}]bool{}
+	}
+	e.begun[begun] = true
 	e.opens++
 	l, limit := e.rec.Lease, o.limits.Sessions
 	o.mu.Unlock()
-	defer o.startedOne(e)
+	defer o.startedOne(e, begun)
 	live := len(o.cfg.Workers.Sessions(l.ID))
 	o.mu.RLock()
 	n := live + e.starting
@@ -136,22 +142,13 @@ func (o *Owner) admitSession(ctx context.Context, r lease.SessionRequest, conn *
 }
 
 // startedOne ends the turn of a session that was being started.
-func (o *Owner) startedOne(e *entry) {
-	for {
-		o.mu.Lock()
-		if e.starting > 1 || len(e.ends) == 0 {
-			if e.starting--; e.starting == 0 && e.ending {
-				close(e.idle)
-			}
-			o.mu.Unlock()
-			return
-		}
-		ends := e.ends
-		e.ends = nil
-		o.mu.Unlock()
-		for _, ev := range ends {
-			_ = o.cfg.Audit.Write(ev)
-		}
+func (o *Owner) startedOne(e *entry, begun chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(e.begun, begun)
+	close(begun)
+	if e.starting--; e.starting == 0 && e.ending {
+		close(e.idle)
 	}
 }
 
@@ -208,26 +205,25 @@ func (o *Owner) refused(host string, r lease.SessionRequest, err error) {
 // cut is a name that a host chose as it may be logged.
 func cut(s string) string { return s[:min(len(s), maxName)] }
 
-// sessionEnded is told by Workers.
+// sessionEnded is told by Workers, which keep the session's record until it returns: a
+// daemon that is killed before leaves the telling to the next one.
 func (o *Owner) sessionEnded(s lease.Session, reason string) {
 	ev := audit.Event{Time: o.clock.Now(), Event: audit.SessionEnd, Lease: s.Lease, Owner: o.cfg.Name, Session: s.ID, PID: s.Client, Program: s.Program, Reason: reason}
-	held := false
-	o.mu.Lock()
+	var starting []chan struct{}
+	o.mu.RLock()
 	if e := o.leases[s.Lease]; e != nil {
 		l := &e.rec.Lease
 		ev.Key, ev.UID, ev.Host = l.Request.Key.String(), audit.UID(l.Request.UID), l.Host
-		if held = e.starting > 0; held {
-			// Perhaps the very session whose beginning is not in the log yet.
-			e.ends = append(e.ends, ev)
-		}
+		starting = slices.Collect(maps.Keys(e.begun))
 	}
-	o.mu.Unlock()
+	o.mu.RUnlock()
+	for _, begun := range starting {
+		<-begun // perhaps of the very session whose beginning is not in the log yet
+	}
 	level := slog.LevelInfo
 	if strings.HasPrefix(reason, "killed by") || strings.HasPrefix(reason, "exit ") {
 		level = slog.LevelWarn // no way for a worker to end
 	}
 	o.log.Log(o.ctx, level, "session ended", "session", s.ID, "lease", s.Lease, "reason", reason, "calls", s.Counts.Calls, "errors", s.Counts.Errors)
-	if !held {
-		_ = o.cfg.Audit.Write(ev)
-	}
+	_ = o.cfg.Audit.Write(ev)
 }

@@ -56,6 +56,11 @@ func Validate(r lease.Request) error {
 	default:
 		return lease.Errorf(lease.Invalid, "policy %q: say %s, %s or %s", r.Policy, lease.BestEffort, lease.Equal, lease.Fixed)
 	}
+	switch r.Lend {
+	case lease.LendSite, lease.LendYes, lease.LendNo:
+	default:
+		return lease.Errorf(lease.Invalid, "lend %q: say %s or %s, or nothing", r.Lend, lease.LendYes, lease.LendNo)
+	}
 	return nil
 }
 

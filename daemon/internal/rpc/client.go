@@ -154,6 +154,15 @@ func (o *OwnerClient) Reports(ctx context.Context, _, cluster, job string) ([]le
 	return each(r.GetReports(), fromReport), nil
 }
 
+// Set implements lease.Owner.
+func (o *OwnerClient) Set(ctx context.Context, _ string, c lease.Change) (lease.Lease, error) {
+	r, err := o.c.Set(tagged(ctx, o.version), toChange(c))
+	if err != nil {
+		return lease.Lease{}, o.fail(err)
+	}
+	return fromLease(r.GetLease()), nil
+}
+
 // Offer implements lease.Owner.
 func (o *OwnerClient) Offer(ctx context.Context, _ string, q lease.SessionRequest) (lease.Offer, error) {
 	r, err := o.c.Offer(tagged(ctx, o.version), &pb.OfferRequest{
@@ -256,4 +265,13 @@ func (l *LocalClient) Stats(ctx context.Context) (Stats, error) {
 		return Stats{}, l.fail(err)
 	}
 	return fromStats(r), nil
+}
+
+// Set changes share or policy of a living lease and answers it as it is then.
+func (l *LocalClient) Set(ctx context.Context, c lease.Change) (lease.Lease, error) {
+	r, err := l.c.Set(tagged(ctx, l.version), toChange(c))
+	if err != nil {
+		return lease.Lease{}, l.fail(err)
+	}
+	return fromLease(r.GetLease()), nil
 }

@@ -99,7 +99,7 @@ func toRequest(r lease.Request) *pb.Request {
 		Policy: text(string(r.Policy)), Place: text(string(r.Place)), Pool: text(r.Pool),
 		Life:    toDuration(r.Life),
 		Account: text(r.Account), JobName: text(r.JobName),
-		Holder: toProcess(r.Holder), Restart: r.Restart,
+		Holder: toProcess(r.Holder), Restart: r.Restart, Lend: text(string(r.Lend)),
 	}
 }
 
@@ -112,18 +112,18 @@ func fromRequest(r *pb.Request) lease.Request {
 		Policy: lease.Policy(r.GetPolicy()), Place: lease.Place(r.GetPlace()), Pool: r.GetPool(),
 		Life:    fromDuration(r.GetLife()),
 		Account: r.GetAccount(), JobName: r.GetJobName(),
-		Holder: fromProcess(r.GetHolder()), Restart: r.GetRestart(),
+		Holder: fromProcess(r.GetHolder()), Restart: r.GetRestart(), Lend: lease.Lend(r.GetLend()),
 	}
 }
 
 // --- what is granted ---
 
 func toGrant(g lease.Grant) *pb.Grant {
-	return &pb.Grant{Owner: text(g.Owner), Gpu: text(g.GPU), Percent: g.Percent, Mem: g.Mem, Order: int64(g.Order)}
+	return &pb.Grant{Owner: text(g.Owner), Gpu: text(g.GPU), Percent: g.Percent, Mem: g.Mem, Order: int64(g.Order), First: g.First}
 }
 
 func fromGrant(g *pb.Grant) lease.Grant {
-	return lease.Grant{Owner: g.GetOwner(), GPU: g.GetGpu(), Percent: g.GetPercent(), Mem: g.GetMem(), Order: fromInt(g.GetOrder())}
+	return lease.Grant{Owner: g.GetOwner(), GPU: g.GetGpu(), Percent: g.GetPercent(), Mem: g.GetMem(), Order: fromInt(g.GetOrder()), First: g.GetFirst()}
 }
 
 func toLease(l lease.Lease) *pb.Lease {
@@ -202,13 +202,38 @@ func fromSession(s *pb.Session) lease.Session {
 	}
 }
 
+func toShare(s lease.Share) *pb.Share {
+	return &pb.Share{
+		Held: toDuration(s.Held), Busy: toDuration(s.Busy), Waited: toDuration(s.Waited), Throttled: toDuration(s.Throttled),
+		Lent: toDuration(s.Lent), Borrowed: toDuration(s.Borrowed), Longest: toDuration(s.Longest),
+		Turns: s.Turns, Overruns: s.Overruns, Revoked: s.Revoked, Due: s.Due,
+	}
+}
+
+func fromShare(s *pb.Share) lease.Share {
+	return lease.Share{
+		Held: fromDuration(s.GetHeld()), Busy: fromDuration(s.GetBusy()), Waited: fromDuration(s.GetWaited()), Throttled: fromDuration(s.GetThrottled()),
+		Lent: fromDuration(s.GetLent()), Borrowed: fromDuration(s.GetBorrowed()), Longest: fromDuration(s.GetLongest()),
+		Turns: s.GetTurns(), Overruns: s.GetOverruns(), Revoked: s.GetRevoked(), Due: s.GetDue(),
+	}
+}
+
+func toChange(c lease.Change) *pb.SetRequest {
+	return &pb.SetRequest{Lease: text(c.Lease), Shares: c.Shares, Policy: text(string(c.Policy)), Lend: text(string(c.Lend)), Beyond: c.Beyond, By: c.By}
+}
+
+func fromChange(c *pb.SetRequest) lease.Change {
+	return lease.Change{Lease: c.GetLease(), Shares: c.GetShares(), Policy: lease.Policy(c.GetPolicy()), Lend: lease.Lend(c.GetLend()), Beyond: c.GetBeyond(), By: c.GetBy()}
+}
+
 func toStatus(s lease.Status) *pb.Status {
-	return &pb.Status{Lease: toLease(s.Lease), Use: each(s.Use, toUse), Sessions: each(s.Sessions, toSession), Renewed: toTime(s.Renewed)}
+	return &pb.Status{Lease: toLease(s.Lease), Use: each(s.Use, toUse), Sessions: each(s.Sessions, toSession), Renewed: toTime(s.Renewed), Shares: each(s.Shares, toShare)}
 }
 
 func fromStatus(s *pb.Status) lease.Status {
 	return lease.Status{
 		Lease: fromLease(s.GetLease()), Use: each(s.GetUse(), fromUse), Sessions: each(s.GetSessions(), fromSession), Renewed: fromTime(s.GetRenewed()),
+		Shares: each(s.GetShares(), fromShare),
 	}
 }
 

@@ -21,6 +21,7 @@ func toReport(r lease.Report) *pb.Report {
 		Asked: each(r.Asked, toFraction), Grants: each(r.Grants, toGrant), Use: each(r.Use, toUse),
 		Counts: toCounts(r.Counts), Sessions: r.Sessions, GpuTime: toDuration(r.GPUTime),
 		Made: toTime(r.Made), Ended: toTime(r.Ended), Reason: text(r.Reason),
+		Shares: each(r.Shares, toShare), Policy: text(string(r.Policy)), Lend: text(string(r.Lend)),
 	}
 }
 
@@ -30,6 +31,7 @@ func fromReport(r *pb.Report) lease.Report {
 		Asked: each(r.GetAsked(), fromFraction), Grants: each(r.GetGrants(), fromGrant), Use: each(r.GetUse(), fromUse),
 		Counts: fromCounts(r.GetCounts()), Sessions: r.GetSessions(), GPUTime: fromDuration(r.GetGpuTime()),
 		Made: fromTime(r.GetMade()), Ended: fromTime(r.GetEnded()), Reason: r.GetReason(),
+		Shares: each(r.GetShares(), fromShare), Policy: lease.Policy(r.GetPolicy()), Lend: lease.Lend(r.GetLend()),
 	}
 }
 

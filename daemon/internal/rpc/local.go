@@ -36,6 +36,9 @@ type LocalService interface {
 	Explain(ctx context.Context, peer Peer, job string) ([]Event, error)
 	// Stats is the live state of this node's GPUs and leases.
 	Stats(ctx context.Context, peer Peer) (Stats, error)
+	// Set changes share or policy of a lease, and answers it as it is then. Only root
+	// goes beyond what was granted at first.
+	Set(ctx context.Context, peer Peer, c lease.Change) (lease.Lease, error)
 }
 
 // Pool is a pool with what its owners have.

@@ -49,6 +49,9 @@ func (b *book) Reserve(_ context.Context, host string, l lease.Lease, ttl time.D
 func (b *book) Confirm(_ context.Context, host, id string) error {
 	return b.note("confirm", host, id)
 }
+func (b *book) Set(_ context.Context, host string, c lease.Change) (lease.Lease, error) {
+	return lease.Lease{ID: c.Lease}, b.note("set", host, c)
+}
 func (b *book) Renew(_ context.Context, host string, ids []string) ([]string, error) {
 	return ids, b.note("renew", host, len(ids))
 }
@@ -148,6 +151,12 @@ func TestOwner(t *testing.T) {
 	expect(err, "list", "node01")
 	if len(list) != 1 || list[0].Host != "node01" {
 		t.Errorf("%+v", list)
+	}
+	change := lease.Change{Lease: "l1", Shares: []uint32{40, 0}, Policy: lease.Fixed, Beyond: true, By: 7}
+	l, err = c.Set(ctx, "node02", change)
+	expect(err, "set", "node01", change)
+	if l.ID != "l1" {
+		t.Errorf("%+v", l)
 	}
 	reports, err := c.Reports(ctx, "node02", "c", "7")
 	expect(err, "reports", "node01", "c", "7")
@@ -359,6 +368,12 @@ func (d *desk) Health(context.Context, Peer) ([]Check, error) {
 func (d *desk) Explain(_ context.Context, _ Peer, job string) ([]Event, error) {
 	return []Event{{Event: "grant", Key: lease.Key{Job: job}}}, nil
 }
+func (d *desk) Set(_ context.Context, p Peer, c lease.Change) (lease.Lease, error) {
+	if c.By != p.UID || c.Beyond != (p.UID == 0) {
+		return lease.Lease{}, lease.Errorf(lease.Internal, "the caller's word is believed: %+v", c)
+	}
+	return lease.Lease{ID: c.Lease, Grants: []lease.Grant{{Percent: c.Share(0), First: 50}}}, nil
+}
 func (d *desk) Stats(context.Context, Peer) (Stats, error) {
 	return Stats{Node: "node01", GPUs: []GPUStats{{Known: true, Utilisation: 7}}}, nil
 }
@@ -416,6 +431,9 @@ func TestLocal(t *testing.T) {
 		t.Error(v, err)
 	}
 	if v, err := c.Stats(ctx); err != nil || v.Node != "node01" || v.GPUs[0].Utilisation != 7 {
+		t.Error(v, err)
+	}
+	if v, err := c.Set(ctx, lease.Change{Lease: "l1", Shares: []uint32{40}, By: 77, Beyond: os.Getuid() != 0}); err != nil || v.ID != "l1" || v.Grants[0].Percent != 40 || v.Grants[0].Paid() != 50 {
 		t.Error(v, err)
 	}
 	// The socket stays, and the next daemon takes its place; the client finds it.

@@ -177,6 +177,15 @@ func (s *ownerServer) Reports(ctx context.Context, r *pb.ReportsRequest) (*pb.Re
 	return &pb.ReportsReply{Reports: each(list, toReport)}, toGRPC(err)
 }
 
+func (s *ownerServer) Set(ctx context.Context, r *pb.SetRequest) (*pb.SetReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.owner.Set(ctx, host, fromChange(r))
+	return &pb.SetReply{Lease: toLease(l)}, toGRPC(err)
+}
+
 func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferReply, error) {
 	host, err := hostOf(ctx)
 	if err != nil {
@@ -286,4 +295,16 @@ func (s *localServer) Stats(ctx context.Context, _ *pb.StatsRequest) (*pb.StatsR
 	}
 	st, err := s.svc.Stats(ctx, p)
 	return toStats(st), toGRPC(err)
+}
+
+// Set has the caller's word for nothing but the change itself.
+func (s *localServer) Set(ctx context.Context, r *pb.SetRequest) (*pb.SetReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := fromChange(r)
+	c.Beyond, c.By = p.UID == 0, p.UID
+	l, err := s.svc.Set(ctx, p, c)
+	return &pb.SetReply{Lease: toLease(l)}, toGRPC(err)
 }

@@ -172,9 +172,16 @@ func (p *Pool) Total(id string) (use []lease.Use, counts lease.Counts, sessions 
 		return nil, lease.Counts{}, 0, 0
 	}
 	t := l.totals
-	counts, sessions = t.Counts, t.Sessions
+	counts, sessions, gpu = t.Counts, t.Sessions, t.GPU
+	// Both are about the same time: samples see little of what is short, and events
+	// nothing of what went past the turns.
+	var busy time.Duration
+	for _, s := range p.sharesOf(id) {
+		busy += s.Busy
+	}
+	gpu = max(gpu, busy)
 	if l.file == nil {
-		return slices.Clone(t.Use), counts, sessions, t.GPU
+		return slices.Clone(t.Use), counts, sessions, gpu
 	}
 	use, _ = l.use()
 	for s := range l.sessions {
@@ -186,7 +193,7 @@ func (p *Pool) Total(id string) (use []lease.Use, counts lease.Counts, sessions 
 			counts = sum(counts, countsOf(slot))
 		}
 	}
-	return use, counts, sessions, t.GPU
+	return use, counts, sessions, gpu
 }
 
 // closeAccount takes what is to stay of a lease without sessions; mu is held.
@@ -221,12 +228,16 @@ func countsOf(s account.Slot) lease.Counts {
 	}
 }
 
-// Forget removes what End has left of a lease. A lease that has not been ended is let be.
+// Forget removes what End has left of a lease, its seats too. A lease that has not been ended is let be.
 func (p *Pool) Forget(id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.leases[id]
-	if l == nil || l.file != nil {
+	if l != nil && l.file != nil {
+		return nil
+	}
+	p.unseat(id)
+	if l == nil {
 		return nil
 	}
 	if err := os.RemoveAll(filepath.Join(p.cfg.Dir, id)); err != nil {

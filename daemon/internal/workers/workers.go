@@ -29,7 +29,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +37,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 // bindTime is how long a worker may take to take over a client, a driver that is
@@ -57,9 +57,11 @@ type Config struct {
 	Keepalive  time.Duration
 	Seccomp    bool
 	ConfineDev bool
-	Cgroup     string // auto, required or off
-	MemoryMax  uint64 // bytes of host memory of a session, 0 for no limit
-	PidsMax    int    // threads of a session, 0 for no limit
+	Cgroup     string  // auto, required or off
+	MemoryMax  uint64  // bytes of host memory of a session, 0 for no limit
+	PidsMax    int     // threads of a session, 0 for no limit
+	Turns      string  // directory of the GPUs' boards, "" for none: then the driver shares the time
+	Sharing    Sharing // until SetSharing
 }
 
 // Pool implements owner.Workers.
@@ -76,7 +78,12 @@ type Pool struct {
 	soon   map[string]bool // a fill is to come after such
 	closed bool
 	onEnd  func(lease.Session, string)
-	missed []ended // before onEnd was set
+	missed []ended                 // before onEnd was set
+	boards map[string]*turns.Board // by GPU
+	seats  map[string]*seated      // by lease
+	over   map[overrunKey]bool     // overruns that have been told of
+
+	sharing Sharing
 }
 
 type ended struct {
@@ -121,8 +128,11 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{
-		log: log, cfg: cfg, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
+		log: log, cfg: cfg, sharing: cfg.Sharing, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
 		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
+	}
+	if err := p.openBoards(); err != nil {
+		return nil, err
 	}
 	if err := p.adopt(); err != nil {
 		return nil, err
@@ -249,7 +259,18 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	}
 	defer dir.Close()
 	st.Slot = s.slot
-	if err := proc.Give(st, int(conn.Fd()), s.l.file.FD(), int(dir.Fd())); err != nil {
+	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd())}
+	if s.Kind == wire.SessionCompute { // who only looks on takes no turns
+		var boards []*os.File
+		if st.Turns, boards, err = p.places(l); err != nil {
+			return err
+		}
+		for _, f := range boards {
+			defer f.Close()
+			fds = append(fds, int(f.Fd()))
+		}
+	}
+	if err := proc.Give(st, fds...); err != nil {
 		return err
 	}
 	// Whoever calls off or ends the lease meanwhile ends the process, and so the wait.
@@ -306,6 +327,7 @@ func (p *Pool) finish(s *session, tell bool) {
 	}
 	p.cg.remove(s.ID)
 	p.mu.Lock()
+	p.vacate(s)
 	if s.pidfd != nil {
 		// Under mu: the number must not be another's when End uses it.
 		s.pidfd.Close()
@@ -342,33 +364,6 @@ func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease
 	close(s.done)
 }
 
-// reason says why a session ended.
-func (p *Pool) reason(s *session) string {
-	p.mu.Lock()
-	why := s.why
-	p.mu.Unlock()
-	if why != "" {
-		return why
-	}
-	own := ""
-	if slot, err := s.l.file.Slot(s.slot); err == nil {
-		own = slot.Reason
-	}
-	if s.proc != nil && s.proc.Cmd.ProcessState != nil {
-		ws := s.proc.Cmd.ProcessState.Sys().(syscall.WaitStatus)
-		switch {
-		case ws.Signaled():
-			return fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal())
-		case own == "" && ws.ExitStatus() != 0:
-			return fmt.Sprintf("exit status %d, see the log", ws.ExitStatus())
-		}
-	}
-	if own == "" {
-		return "ended"
-	}
-	return own
-}
-
 // OnEnd implements owner.Workers; sessions that ended while no daemon ran are told
 // of at once.
 func (p *Pool) OnEnd(f func(lease.Session, string)) {
@@ -381,80 +376,6 @@ func (p *Pool) OnEnd(f func(lease.Session, string)) {
 	}
 }
 
-// show is a session as it stands.
-func (p *Pool) show(s *session) lease.Session {
-	p.mu.Lock()
-	out := s.Session
-	p.mu.Unlock()
-	slot, err := s.l.file.Slot(s.slot)
-	if err != nil {
-		return out
-	}
-	out.Counts = countsOf(slot)
-	for _, u := range slot.Use {
-		out.Use = append(out.Use, lease.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak})
-	}
-	return out
-}
-
-// Sessions implements owner.Workers.
-func (p *Pool) Sessions(id string) []lease.Session {
-	p.mu.Lock()
-	l := p.leases[id]
-	var live []*session
-	if l != nil {
-		for s := range l.sessions {
-			if s.open {
-				live = append(live, s)
-			}
-		}
-	}
-	p.mu.Unlock()
-	var all []lease.Session
-	for _, s := range live {
-		all = append(all, p.show(s))
-	}
-	return all
-}
-
-// Use implements owner.Workers.
-func (p *Pool) Use(id string) []lease.Use {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l := p.leases[id]
-	if l == nil || l.file == nil {
-		return nil
-	}
-	all, err := l.use()
-	if err != nil {
-		p.log.Error("account", "lease", id, "error", err)
-	}
-	return all
-}
-
-// Processes is what each session process holds by its account, by GPU and process
-// id, to be compared with NVML's view. Bytes.
-func (p *Pool) Processes() map[string]map[int]uint64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all := map[string]map[int]uint64{}
-	for _, l := range p.leases {
-		for s := range l.sessions {
-			slot, err := l.file.Slot(s.slot)
-			if err != nil || s.Worker.PID == 0 {
-				continue
-			}
-			for d, g := range l.gpus {
-				if all[g] == nil {
-					all[g] = map[int]uint64{}
-				}
-				all[g][s.Worker.PID] = slot.Use[d].Used
-			}
-		}
-	}
-	return all
-}
-
 // Leases implements owner.Adopted.
 func (p *Pool) Leases() []string {
 	p.mu.Lock()
@@ -462,6 +383,11 @@ func (p *Pool) Leases() []string {
 	var ids []string
 	for id := range p.leases {
 		ids = append(ids, id)
+	}
+	for id := range p.seats {
+		if p.leases[id] == nil {
+			ids = append(ids, id)
+		}
 	}
 	return ids
 }
@@ -548,6 +474,7 @@ func (p *Pool) Close() {
 		all = append(all, ps...)
 	}
 	p.warm = map[string][]*worker{}
+	p.closeBoards()
 	p.mu.Unlock()
 	for _, w := range all {
 		p.discard(w)

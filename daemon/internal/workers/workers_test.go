@@ -70,6 +70,7 @@ func testConfig(dir string) Config {
 		Exe: filepath.Join(dir, "sluice-worker"), Args: []string{"--log", "error"}, Dir: filepath.Join(dir, "owner"), Store: filepath.Join(dir, "store"), StoreLimit: 1 << 30,
 		LibCUDA: filepath.Join(sim, "libcuda.so.1"), LibNVML: filepath.Join(sim, "libnvidia-ml.so.1"),
 		Warm: 1, Keepalive: 2 * time.Second, Seccomp: true, ConfineDev: true, Cgroup: "auto", MemoryMax: 1 << 30, PidsMax: 200,
+		Turns: filepath.Join(dir, "turns"), Sharing: Sharing{Quantum: 10 * time.Millisecond, Limit: time.Second},
 	}
 }
 

@@ -208,6 +208,29 @@ func faultAt(t *testing.T, s *site.Site, name string, pass int) int {
 	if err != nil {
 		t.Fatalf("%s: acquire again: %v", where, err)
 	}
+	// A change is made once it is answered, at the owner and for good.
+	err = again(ctx, func(ctx context.Context) error {
+		c, err := h.Local()
+		if err == nil {
+			_, err = c.Set(ctx, lease.Change{Lease: l.ID, Shares: []uint32{40}, Policy: lease.Fixed})
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: set: %v", where, err)
+	}
+	err = again(ctx, func(context.Context) error {
+		ls, err := list(h)
+		for _, x := range ls {
+			if x.ID == l.ID && (x.Request.Policy != lease.Fixed || slices.ContainsFunc(x.Grants, func(g lease.Grant) bool { return g.Percent != 40 || g.Paid() != 50 })) {
+				t.Errorf("%s: after a change: %s, %+v", where, x.Request.Policy, x.Grants)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: list: %v", where, err)
+	}
 	if err := again(ctx, func(ctx context.Context) error { return release(ctx, h, l) }); err != nil {
 		t.Fatalf("%s: release: %v", where, err)
 	}

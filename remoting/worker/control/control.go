@@ -57,6 +57,25 @@ type Start struct {
 	Detached   bool
 	StoreLimit int64 // bytes
 	Bind       *Bind `json:",omitempty"`
+	// Turns says by what turns each device is shared; none: by none. The descriptors
+	// of the boards come last: policy and state of each device that has one.
+	Turns []Turn `json:",omitempty"`
+}
+
+// Turn is a lease's place on a device's board.
+type Turn struct {
+	Seat int // -1: the device has no board
+}
+
+// Boards counts the devices that have one.
+func (s *Start) Boards() int {
+	n := 0
+	for _, t := range s.Turns {
+		if t.Seat >= 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // Bind says as whom the session goes on.
@@ -181,7 +200,7 @@ func (p *Process) Await(until time.Time) error {
 // Receive waits for START; nil when the starter is gone, or needs no session.
 func Receive() (*Start, []int, error) {
 	buf := make([]byte, MaxStart)
-	oob := make([]byte, unix.CmsgSpace(4*3))
+	oob := make([]byte, unix.CmsgSpace(4*(3+2*wire.MaxDevices)))
 	var n, on int
 	var err error
 	for {
@@ -208,7 +227,11 @@ func Receive() (*Start, []int, error) {
 	if err := json.Unmarshal(buf[:n], st); err != nil {
 		return nil, nil, fmt.Errorf("start message: %w", err)
 	}
-	if d := len(st.Snapshot.Devices); d == 0 || len(st.Overhead) != d || len(st.Idle) != d || st.Detached != (len(fds) == 3) {
+	want := 2 + 2*st.Boards()
+	if st.Detached {
+		want++
+	}
+	if d := len(st.Snapshot.Devices); d == 0 || len(st.Overhead) != d || len(st.Idle) != d || len(fds) != want || len(st.Turns) > d {
 		return nil, nil, errors.New("start message: its parts do not fit each other")
 	}
 	return st, fds, nil

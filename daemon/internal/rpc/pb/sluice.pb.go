@@ -219,6 +219,7 @@ type Request struct {
 	JobName       string                 `protobuf:"bytes,13,opt,name=job_name,json=jobName,proto3" json:"job_name,omitempty"`
 	Holder        *Process               `protobuf:"bytes,14,opt,name=holder,proto3" json:"holder,omitempty"`
 	Restart       uint32                 `protobuf:"varint,15,opt,name=restart,proto3" json:"restart,omitempty"`
+	Lend          string                 `protobuf:"bytes,16,opt,name=lend,proto3" json:"lend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -358,6 +359,13 @@ func (x *Request) GetRestart() uint32 {
 	return 0
 }
 
+func (x *Request) GetLend() string {
+	if x != nil {
+		return x.Lend
+	}
+	return ""
+}
+
 type Grant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
@@ -365,6 +373,7 @@ type Grant struct {
 	Percent       uint32                 `protobuf:"varint,3,opt,name=percent,proto3" json:"percent,omitempty"`
 	Mem           uint64                 `protobuf:"varint,4,opt,name=mem,proto3" json:"mem,omitempty"` // bytes
 	Order         int64                  `protobuf:"varint,5,opt,name=order,proto3" json:"order,omitempty"`
+	First         uint32                 `protobuf:"varint,6,opt,name=first,proto3" json:"first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -430,6 +439,13 @@ func (x *Grant) GetMem() uint64 {
 func (x *Grant) GetOrder() int64 {
 	if x != nil {
 		return x.Order
+	}
+	return 0
+}
+
+func (x *Grant) GetFirst() uint32 {
+	if x != nil {
+		return x.First
 	}
 	return 0
 }
@@ -1010,19 +1026,145 @@ func (x *Session) GetCounts() *Counts {
 	return nil
 }
 
+// Share has times on a GPU.
+type Share struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Held          *durationpb.Duration   `protobuf:"bytes,1,opt,name=held,proto3" json:"held,omitempty"`
+	Busy          *durationpb.Duration   `protobuf:"bytes,2,opt,name=busy,proto3" json:"busy,omitempty"`
+	Waited        *durationpb.Duration   `protobuf:"bytes,3,opt,name=waited,proto3" json:"waited,omitempty"`
+	Throttled     *durationpb.Duration   `protobuf:"bytes,4,opt,name=throttled,proto3" json:"throttled,omitempty"`
+	Lent          *durationpb.Duration   `protobuf:"bytes,5,opt,name=lent,proto3" json:"lent,omitempty"`
+	Borrowed      *durationpb.Duration   `protobuf:"bytes,6,opt,name=borrowed,proto3" json:"borrowed,omitempty"`
+	Longest       *durationpb.Duration   `protobuf:"bytes,7,opt,name=longest,proto3" json:"longest,omitempty"`
+	Turns         uint64                 `protobuf:"varint,8,opt,name=turns,proto3" json:"turns,omitempty"`
+	Overruns      uint64                 `protobuf:"varint,9,opt,name=overruns,proto3" json:"overruns,omitempty"`
+	Revoked       uint64                 `protobuf:"varint,10,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	Due           uint32                 `protobuf:"varint,11,opt,name=due,proto3" json:"due,omitempty"` // 1/100 percent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Share) Reset() {
+	*x = Share{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Share) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Share) ProtoMessage() {}
+
+func (x *Share) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Share.ProtoReflect.Descriptor instead.
+func (*Share) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Share) GetHeld() *durationpb.Duration {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+func (x *Share) GetBusy() *durationpb.Duration {
+	if x != nil {
+		return x.Busy
+	}
+	return nil
+}
+
+func (x *Share) GetWaited() *durationpb.Duration {
+	if x != nil {
+		return x.Waited
+	}
+	return nil
+}
+
+func (x *Share) GetThrottled() *durationpb.Duration {
+	if x != nil {
+		return x.Throttled
+	}
+	return nil
+}
+
+func (x *Share) GetLent() *durationpb.Duration {
+	if x != nil {
+		return x.Lent
+	}
+	return nil
+}
+
+func (x *Share) GetBorrowed() *durationpb.Duration {
+	if x != nil {
+		return x.Borrowed
+	}
+	return nil
+}
+
+func (x *Share) GetLongest() *durationpb.Duration {
+	if x != nil {
+		return x.Longest
+	}
+	return nil
+}
+
+func (x *Share) GetTurns() uint64 {
+	if x != nil {
+		return x.Turns
+	}
+	return 0
+}
+
+func (x *Share) GetOverruns() uint64 {
+	if x != nil {
+		return x.Overruns
+	}
+	return 0
+}
+
+func (x *Share) GetRevoked() uint64 {
+	if x != nil {
+		return x.Revoked
+	}
+	return 0
+}
+
+func (x *Share) GetDue() uint32 {
+	if x != nil {
+		return x.Due
+	}
+	return 0
+}
+
 type Status struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         *Lease                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
 	Use           []*Use                 `protobuf:"bytes,2,rep,name=use,proto3" json:"use,omitempty"`
 	Sessions      []*Session             `protobuf:"bytes,3,rep,name=sessions,proto3" json:"sessions,omitempty"`
 	Renewed       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=renewed,proto3" json:"renewed,omitempty"`
+	Shares        []*Share               `protobuf:"bytes,5,rep,name=shares,proto3" json:"shares,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[11]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1034,7 +1176,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[11]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1047,7 +1189,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{11}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Status) GetLease() *Lease {
@@ -1078,6 +1220,13 @@ func (x *Status) GetRenewed() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Status) GetShares() []*Share {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
 type Report struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         string                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -1095,13 +1244,16 @@ type Report struct {
 	Made          *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=made,proto3" json:"made,omitempty"`
 	Ended         *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=ended,proto3" json:"ended,omitempty"`
 	Reason        string                 `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"`
+	Shares        []*Share               `protobuf:"bytes,16,rep,name=shares,proto3" json:"shares,omitempty"`
+	Policy        string                 `protobuf:"bytes,17,opt,name=policy,proto3" json:"policy,omitempty"`
+	Lend          string                 `protobuf:"bytes,18,opt,name=lend,proto3" json:"lend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1265,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,7 +1278,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Report) GetLease() string {
@@ -1234,6 +1386,27 @@ func (x *Report) GetReason() string {
 	return ""
 }
 
+func (x *Report) GetShares() []*Share {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+func (x *Report) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *Report) GetLend() string {
+	if x != nil {
+		return x.Lend
+	}
+	return ""
+}
+
 // Failure is the detail of a gRPC status: the refusal as package lease has it.
 type Failure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1245,7 +1418,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1430,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1443,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Failure) GetCode() string {
@@ -1295,7 +1468,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1307,7 +1480,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1320,7 +1493,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
 }
 
 type InventoryReply struct {
@@ -1332,7 +1505,7 @@ type InventoryReply struct {
 
 func (x *InventoryReply) Reset() {
 	*x = InventoryReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1344,7 +1517,7 @@ func (x *InventoryReply) String() string {
 func (*InventoryReply) ProtoMessage() {}
 
 func (x *InventoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1530,7 @@ func (x *InventoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryReply.ProtoReflect.Descriptor instead.
 func (*InventoryReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *InventoryReply) GetInventory() *Inventory {
@@ -1377,7 +1550,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1389,7 +1562,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1402,7 +1575,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReserveRequest) GetLease() *Lease {
@@ -1431,7 +1604,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1616,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1629,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReserveReply) GetLease() *Lease {
@@ -1482,7 +1655,7 @@ type ConfirmRequest struct {
 
 func (x *ConfirmRequest) Reset() {
 	*x = ConfirmRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1494,7 +1667,7 @@ func (x *ConfirmRequest) String() string {
 func (*ConfirmRequest) ProtoMessage() {}
 
 func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1507,7 +1680,7 @@ func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ConfirmRequest) GetId() string {
@@ -1525,7 +1698,7 @@ type ConfirmReply struct {
 
 func (x *ConfirmReply) Reset() {
 	*x = ConfirmReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1537,7 +1710,7 @@ func (x *ConfirmReply) String() string {
 func (*ConfirmReply) ProtoMessage() {}
 
 func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1550,7 +1723,7 @@ func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmReply.ProtoReflect.Descriptor instead.
 func (*ConfirmReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
 }
 
 type RenewRequest struct {
@@ -1562,7 +1735,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1747,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1760,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RenewRequest) GetIds() []string {
@@ -1606,7 +1779,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1791,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1804,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RenewReply) GetKnown() []string {
@@ -1652,7 +1825,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1837,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1850,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReleaseRequest) GetId() string {
@@ -1709,7 +1882,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +1894,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +1907,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
 }
 
 type ListRequest struct {
@@ -1746,7 +1919,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +1931,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +1944,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -1790,7 +1963,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1975,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1988,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListReply) GetLeases() []*Status {
@@ -1835,7 +2008,7 @@ type ReportsRequest struct {
 
 func (x *ReportsRequest) Reset() {
 	*x = ReportsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +2020,7 @@ func (x *ReportsRequest) String() string {
 func (*ReportsRequest) ProtoMessage() {}
 
 func (x *ReportsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +2033,7 @@ func (x *ReportsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportsRequest.ProtoReflect.Descriptor instead.
 func (*ReportsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReportsRequest) GetCluster() string {
@@ -1886,7 +2059,7 @@ type ReportsReply struct {
 
 func (x *ReportsReply) Reset() {
 	*x = ReportsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +2071,7 @@ func (x *ReportsReply) String() string {
 func (*ReportsReply) ProtoMessage() {}
 
 func (x *ReportsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,12 +2084,141 @@ func (x *ReportsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportsReply.ProtoReflect.Descriptor instead.
 func (*ReportsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReportsReply) GetReports() []*Report {
 	if x != nil {
 		return x.Reports
+	}
+	return nil
+}
+
+// SetRequest is of the whole lease; an owner takes what is its own of it.
+type SetRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         string                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Shares        []uint32               `protobuf:"varint,2,rep,packed,name=shares,proto3" json:"shares,omitempty"` // percent, 0 as it is
+	Policy        string                 `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	Lend          string                 `protobuf:"bytes,4,opt,name=lend,proto3" json:"lend,omitempty"`
+	Beyond        bool                   `protobuf:"varint,5,opt,name=beyond,proto3" json:"beyond,omitempty"` // between daemons; in Local the caller's uid says it
+	By            uint32                 `protobuf:"varint,6,opt,name=by,proto3" json:"by,omitempty"`         // between daemons
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRequest) Reset() {
+	*x = SetRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRequest) ProtoMessage() {}
+
+func (x *SetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
+func (*SetRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *SetRequest) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
+}
+
+func (x *SetRequest) GetShares() []uint32 {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+func (x *SetRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *SetRequest) GetLend() string {
+	if x != nil {
+		return x.Lend
+	}
+	return ""
+}
+
+func (x *SetRequest) GetBeyond() bool {
+	if x != nil {
+		return x.Beyond
+	}
+	return false
+}
+
+func (x *SetRequest) GetBy() uint32 {
+	if x != nil {
+		return x.By
+	}
+	return 0
+}
+
+type SetReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         *Lease                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReply) Reset() {
+	*x = SetReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReply) ProtoMessage() {}
+
+func (x *SetReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReply.ProtoReflect.Descriptor instead.
+func (*SetReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *SetReply) GetLease() *Lease {
+	if x != nil {
+		return x.Lease
 	}
 	return nil
 }
@@ -1936,7 +2238,7 @@ type OfferRequest struct {
 
 func (x *OfferRequest) Reset() {
 	*x = OfferRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1948,7 +2250,7 @@ func (x *OfferRequest) String() string {
 func (*OfferRequest) ProtoMessage() {}
 
 func (x *OfferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1961,7 +2263,7 @@ func (x *OfferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferRequest.ProtoReflect.Descriptor instead.
 func (*OfferRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *OfferRequest) GetLease() string {
@@ -2025,7 +2327,7 @@ type OfferReply struct {
 
 func (x *OfferReply) Reset() {
 	*x = OfferReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2339,7 @@ func (x *OfferReply) String() string {
 func (*OfferReply) ProtoMessage() {}
 
 func (x *OfferReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2352,7 @@ func (x *OfferReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReply.ProtoReflect.Descriptor instead.
 func (*OfferReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *OfferReply) GetAddr() string {
@@ -2090,7 +2392,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2102,7 +2404,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2115,7 +2417,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AcquireRequest) GetRequest() *Request {
@@ -2135,7 +2437,7 @@ type AcquireReply struct {
 
 func (x *AcquireReply) Reset() {
 	*x = AcquireReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2147,7 +2449,7 @@ func (x *AcquireReply) String() string {
 func (*AcquireReply) ProtoMessage() {}
 
 func (x *AcquireReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2160,7 +2462,7 @@ func (x *AcquireReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireReply.ProtoReflect.Descriptor instead.
 func (*AcquireReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AcquireReply) GetLease() *Lease {
@@ -2186,7 +2488,7 @@ type PoolRequest struct {
 
 func (x *PoolRequest) Reset() {
 	*x = PoolRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +2500,7 @@ func (x *PoolRequest) String() string {
 func (*PoolRequest) ProtoMessage() {}
 
 func (x *PoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2513,7 @@ func (x *PoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolRequest.ProtoReflect.Descriptor instead.
 func (*PoolRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PoolRequest) GetName() string {
@@ -2230,7 +2532,7 @@ type PoolReply struct {
 
 func (x *PoolReply) Reset() {
 	*x = PoolReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2544,7 @@ func (x *PoolReply) String() string {
 func (*PoolReply) ProtoMessage() {}
 
 func (x *PoolReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2557,7 @@ func (x *PoolReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReply.ProtoReflect.Descriptor instead.
 func (*PoolReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PoolReply) GetPools() []*Pool {
@@ -2276,7 +2578,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2590,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2603,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Pool) GetName() string {
@@ -2336,7 +2638,7 @@ type PoolOwner struct {
 
 func (x *PoolOwner) Reset() {
 	*x = PoolOwner{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +2650,7 @@ func (x *PoolOwner) String() string {
 func (*PoolOwner) ProtoMessage() {}
 
 func (x *PoolOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2663,7 @@ func (x *PoolOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolOwner.ProtoReflect.Descriptor instead.
 func (*PoolOwner) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PoolOwner) GetName() string {
@@ -2393,7 +2695,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2707,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2720,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
 }
 
 type HealthReply struct {
@@ -2430,7 +2732,7 @@ type HealthReply struct {
 
 func (x *HealthReply) Reset() {
 	*x = HealthReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2744,7 @@ func (x *HealthReply) String() string {
 func (*HealthReply) ProtoMessage() {}
 
 func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2757,7 @@ func (x *HealthReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
 func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HealthReply) GetChecks() []*Check {
@@ -2477,7 +2779,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2791,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2804,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Check) GetName() string {
@@ -2542,7 +2844,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2856,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2869,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -2586,7 +2888,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2598,7 +2900,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2611,7 +2913,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExplainReply) GetEvents() []*Event {
@@ -2640,7 +2942,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2652,7 +2954,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2665,7 +2967,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -2753,7 +3055,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +3067,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +3080,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
 }
 
 type StatsReply struct {
@@ -2794,7 +3096,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2806,7 +3108,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2819,7 +3121,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StatsReply) GetNode() string {
@@ -2875,7 +3177,7 @@ type GPUStats struct {
 
 func (x *GPUStats) Reset() {
 	*x = GPUStats{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +3189,7 @@ func (x *GPUStats) String() string {
 func (*GPUStats) ProtoMessage() {}
 
 func (x *GPUStats) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3202,7 @@ func (x *GPUStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUStats.ProtoReflect.Descriptor instead.
 func (*GPUStats) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GPUStats) GetGpu() *GPU {
@@ -2968,7 +3270,7 @@ type JobRunRequest struct {
 
 func (x *JobRunRequest) Reset() {
 	*x = JobRunRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3282,7 @@ func (x *JobRunRequest) String() string {
 func (*JobRunRequest) ProtoMessage() {}
 
 func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3295,7 @@ func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRunRequest.ProtoReflect.Descriptor instead.
 func (*JobRunRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *JobRunRequest) GetRun() *JobRun {
@@ -3012,7 +3314,7 @@ type JobRequest struct {
 
 func (x *JobRequest) Reset() {
 	*x = JobRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3024,7 +3326,7 @@ func (x *JobRequest) String() string {
 func (*JobRequest) ProtoMessage() {}
 
 func (x *JobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3037,7 +3339,7 @@ func (x *JobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRequest.ProtoReflect.Descriptor instead.
 func (*JobRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *JobRequest) GetJob() string {
@@ -3069,7 +3371,7 @@ type JobRun struct {
 
 func (x *JobRun) Reset() {
 	*x = JobRun{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3081,7 +3383,7 @@ func (x *JobRun) String() string {
 func (*JobRun) ProtoMessage() {}
 
 func (x *JobRun) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3094,7 +3396,7 @@ func (x *JobRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRun.ProtoReflect.Descriptor instead.
 func (*JobRun) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *JobRun) GetJob() string {
@@ -3205,7 +3507,7 @@ type Wish struct {
 
 func (x *Wish) Reset() {
 	*x = Wish{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3519,7 @@ func (x *Wish) String() string {
 func (*Wish) ProtoMessage() {}
 
 func (x *Wish) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3532,7 @@ func (x *Wish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wish.ProtoReflect.Descriptor instead.
 func (*Wish) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Wish) GetName() string {
@@ -3258,7 +3560,7 @@ type JobAnswerReply struct {
 
 func (x *JobAnswerReply) Reset() {
 	*x = JobAnswerReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3572,7 @@ func (x *JobAnswerReply) String() string {
 func (*JobAnswerReply) ProtoMessage() {}
 
 func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3585,7 @@ func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobAnswerReply.ProtoReflect.Descriptor instead.
 func (*JobAnswerReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *JobAnswerReply) GetOutcome() string {
@@ -3316,7 +3618,7 @@ type EnvReply struct {
 
 func (x *EnvReply) Reset() {
 	*x = EnvReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3328,7 +3630,7 @@ func (x *EnvReply) String() string {
 func (*EnvReply) ProtoMessage() {}
 
 func (x *EnvReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3341,7 +3643,7 @@ func (x *EnvReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvReply.ProtoReflect.Descriptor instead.
 func (*EnvReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *EnvReply) GetOps() []*EnvOp {
@@ -3362,7 +3664,7 @@ type EnvOp struct {
 
 func (x *EnvOp) Reset() {
 	*x = EnvOp{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3676,7 @@ func (x *EnvOp) String() string {
 func (*EnvOp) ProtoMessage() {}
 
 func (x *EnvOp) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3689,7 @@ func (x *EnvOp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvOp.ProtoReflect.Descriptor instead.
 func (*EnvOp) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *EnvOp) GetPrepend() bool {
@@ -3426,7 +3728,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03mem\x18\x02 \x01(\x04R\x03mem\"1\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x03R\x03pid\x12\x14\n" +
-	"\x05start\x18\x02 \x01(\x04R\x05start\"\xba\x03\n" +
+	"\x05start\x18\x02 \x01(\x04R\x05start\"\xce\x03\n" +
 	"\aRequest\x12 \n" +
 	"\x03key\x18\x01 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x121\n" +
 	"\tfractions\x18\x02 \x03(\v2\x13.sluice.v1.FractionR\tfractions\x12\x12\n" +
@@ -3444,13 +3746,15 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\aaccount\x18\f \x01(\tR\aaccount\x12\x19\n" +
 	"\bjob_name\x18\r \x01(\tR\ajobName\x12*\n" +
 	"\x06holder\x18\x0e \x01(\v2\x12.sluice.v1.ProcessR\x06holder\x12\x18\n" +
-	"\arestart\x18\x0f \x01(\rR\arestart\"q\n" +
+	"\arestart\x18\x0f \x01(\rR\arestart\x12\x12\n" +
+	"\x04lend\x18\x10 \x01(\tR\x04lend\"\x87\x01\n" +
 	"\x05Grant\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x10\n" +
 	"\x03gpu\x18\x02 \x01(\tR\x03gpu\x12\x18\n" +
 	"\apercent\x18\x03 \x01(\rR\apercent\x12\x10\n" +
 	"\x03mem\x18\x04 \x01(\x04R\x03mem\x12\x14\n" +
-	"\x05order\x18\x05 \x01(\x03R\x05order\"\xaf\x02\n" +
+	"\x05order\x18\x05 \x01(\x03R\x05order\x12\x14\n" +
+	"\x05first\x18\x06 \x01(\rR\x05first\"\xaf\x02\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12,\n" +
 	"\arequest\x18\x02 \x01(\v2\x12.sluice.v1.RequestR\arequest\x12(\n" +
@@ -3503,12 +3807,26 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x04kind\x18\x06 \x01(\rR\x04kind\x124\n" +
 	"\astarted\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12 \n" +
 	"\x03use\x18\b \x03(\v2\x0e.sluice.v1.UseR\x03use\x12)\n" +
-	"\x06counts\x18\t \x01(\v2\x11.sluice.v1.CountsR\x06counts\"\xb8\x01\n" +
+	"\x06counts\x18\t \x01(\v2\x11.sluice.v1.CountsR\x06counts\"\xca\x03\n" +
+	"\x05Share\x12-\n" +
+	"\x04held\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04held\x12-\n" +
+	"\x04busy\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04busy\x121\n" +
+	"\x06waited\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x06waited\x127\n" +
+	"\tthrottled\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tthrottled\x12-\n" +
+	"\x04lent\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04lent\x125\n" +
+	"\bborrowed\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bborrowed\x123\n" +
+	"\alongest\x18\a \x01(\v2\x19.google.protobuf.DurationR\alongest\x12\x14\n" +
+	"\x05turns\x18\b \x01(\x04R\x05turns\x12\x1a\n" +
+	"\boverruns\x18\t \x01(\x04R\boverruns\x12\x18\n" +
+	"\arevoked\x18\n" +
+	" \x01(\x04R\arevoked\x12\x10\n" +
+	"\x03due\x18\v \x01(\rR\x03due\"\xe2\x01\n" +
 	"\x06Status\x12&\n" +
 	"\x05lease\x18\x01 \x01(\v2\x10.sluice.v1.LeaseR\x05lease\x12 \n" +
 	"\x03use\x18\x02 \x03(\v2\x0e.sluice.v1.UseR\x03use\x12.\n" +
 	"\bsessions\x18\x03 \x03(\v2\x12.sluice.v1.SessionR\bsessions\x124\n" +
-	"\arenewed\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\arenewed\"\x8b\x04\n" +
+	"\arenewed\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\arenewed\x12(\n" +
+	"\x06shares\x18\x05 \x03(\v2\x10.sluice.v1.ShareR\x06shares\"\xe1\x04\n" +
 	"\x06Report\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12 \n" +
 	"\x03key\x18\x02 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x12\x14\n" +
@@ -3525,7 +3843,10 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\bgpu_time\x18\f \x01(\v2\x19.google.protobuf.DurationR\agpuTime\x12.\n" +
 	"\x04made\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x04made\x120\n" +
 	"\x05ended\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
-	"\x06reason\x18\x0f \x01(\tR\x06reason\"5\n" +
+	"\x06reason\x18\x0f \x01(\tR\x06reason\x12(\n" +
+	"\x06shares\x18\x10 \x03(\v2\x10.sluice.v1.ShareR\x06shares\x12\x16\n" +
+	"\x06policy\x18\x11 \x01(\tR\x06policy\x12\x12\n" +
+	"\x04lend\x18\x12 \x01(\tR\x04lend\"5\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x12\n" +
@@ -3559,7 +3880,17 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\";\n" +
 	"\fReportsReply\x12+\n" +
-	"\areports\x18\x01 \x03(\v2\x11.sluice.v1.ReportR\areports\"\xad\x01\n" +
+	"\areports\x18\x01 \x03(\v2\x11.sluice.v1.ReportR\areports\"\x8e\x01\n" +
+	"\n" +
+	"SetRequest\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\tR\x05lease\x12\x16\n" +
+	"\x06shares\x18\x02 \x03(\rR\x06shares\x12\x16\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policy\x12\x12\n" +
+	"\x04lend\x18\x04 \x01(\tR\x04lend\x12\x16\n" +
+	"\x06beyond\x18\x05 \x01(\bR\x06beyond\x12\x0e\n" +
+	"\x02by\x18\x06 \x01(\rR\x02by\"2\n" +
+	"\bSetReply\x12&\n" +
+	"\x05lease\x18\x01 \x01(\v2\x10.sluice.v1.LeaseR\x05lease\"\xad\x01\n" +
 	"\fOfferRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\rR\x04kind\x12\x10\n" +
@@ -3667,7 +3998,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05EnvOp\x12\x18\n" +
 	"\aprepend\x18\x01 \x01(\bR\aprepend\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\tR\x05value2\xf0\x03\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value2\xa3\x04\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
@@ -3675,8 +4006,9 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05Renew\x12\x17.sluice.v1.RenewRequest\x1a\x15.sluice.v1.RenewReply\x12=\n" +
 	"\aRelease\x12\x19.sluice.v1.ReleaseRequest\x1a\x17.sluice.v1.ReleaseReply\x124\n" +
 	"\x04List\x12\x16.sluice.v1.ListRequest\x1a\x14.sluice.v1.ListReply\x12=\n" +
-	"\aReports\x12\x19.sluice.v1.ReportsRequest\x1a\x17.sluice.v1.ReportsReply\x127\n" +
-	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply2\xa5\x03\n" +
+	"\aReports\x12\x19.sluice.v1.ReportsRequest\x1a\x17.sluice.v1.ReportsReply\x121\n" +
+	"\x03Set\x12\x15.sluice.v1.SetRequest\x1a\x13.sluice.v1.SetReply\x127\n" +
+	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply2\xd8\x03\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
 	"\aRelease\x12\x19.sluice.v1.ReleaseRequest\x1a\x17.sluice.v1.ReleaseReply\x124\n" +
@@ -3684,7 +4016,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x04Pool\x12\x16.sluice.v1.PoolRequest\x1a\x14.sluice.v1.PoolReply\x12:\n" +
 	"\x06Health\x12\x18.sluice.v1.HealthRequest\x1a\x16.sluice.v1.HealthReply\x12=\n" +
 	"\aExplain\x12\x19.sluice.v1.ExplainRequest\x1a\x17.sluice.v1.ExplainReply\x127\n" +
-	"\x05Stats\x12\x17.sluice.v1.StatsRequest\x1a\x15.sluice.v1.StatsReply2\xff\x02\n" +
+	"\x05Stats\x12\x17.sluice.v1.StatsRequest\x1a\x15.sluice.v1.StatsReply\x121\n" +
+	"\x03Set\x12\x15.sluice.v1.SetRequest\x1a\x13.sluice.v1.SetReply2\xff\x02\n" +
 	"\x04Jobs\x12=\n" +
 	"\x06Prolog\x12\x18.sluice.v1.JobRunRequest\x1a\x19.sluice.v1.JobAnswerReply\x12;\n" +
 	"\x06Epilog\x12\x18.sluice.v1.JobRunRequest\x1a\x17.sluice.v1.ReportsReply\x12G\n" +
@@ -3705,7 +4038,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -3718,150 +4051,167 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Use)(nil),                   // 8: sluice.v1.Use
 	(*Counts)(nil),                // 9: sluice.v1.Counts
 	(*Session)(nil),               // 10: sluice.v1.Session
-	(*Status)(nil),                // 11: sluice.v1.Status
-	(*Report)(nil),                // 12: sluice.v1.Report
-	(*Failure)(nil),               // 13: sluice.v1.Failure
-	(*InventoryRequest)(nil),      // 14: sluice.v1.InventoryRequest
-	(*InventoryReply)(nil),        // 15: sluice.v1.InventoryReply
-	(*ReserveRequest)(nil),        // 16: sluice.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 17: sluice.v1.ReserveReply
-	(*ConfirmRequest)(nil),        // 18: sluice.v1.ConfirmRequest
-	(*ConfirmReply)(nil),          // 19: sluice.v1.ConfirmReply
-	(*RenewRequest)(nil),          // 20: sluice.v1.RenewRequest
-	(*RenewReply)(nil),            // 21: sluice.v1.RenewReply
-	(*ReleaseRequest)(nil),        // 22: sluice.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 23: sluice.v1.ReleaseReply
-	(*ListRequest)(nil),           // 24: sluice.v1.ListRequest
-	(*ListReply)(nil),             // 25: sluice.v1.ListReply
-	(*ReportsRequest)(nil),        // 26: sluice.v1.ReportsRequest
-	(*ReportsReply)(nil),          // 27: sluice.v1.ReportsReply
-	(*OfferRequest)(nil),          // 28: sluice.v1.OfferRequest
-	(*OfferReply)(nil),            // 29: sluice.v1.OfferReply
-	(*AcquireRequest)(nil),        // 30: sluice.v1.AcquireRequest
-	(*AcquireReply)(nil),          // 31: sluice.v1.AcquireReply
-	(*PoolRequest)(nil),           // 32: sluice.v1.PoolRequest
-	(*PoolReply)(nil),             // 33: sluice.v1.PoolReply
-	(*Pool)(nil),                  // 34: sluice.v1.Pool
-	(*PoolOwner)(nil),             // 35: sluice.v1.PoolOwner
-	(*HealthRequest)(nil),         // 36: sluice.v1.HealthRequest
-	(*HealthReply)(nil),           // 37: sluice.v1.HealthReply
-	(*Check)(nil),                 // 38: sluice.v1.Check
-	(*ExplainRequest)(nil),        // 39: sluice.v1.ExplainRequest
-	(*ExplainReply)(nil),          // 40: sluice.v1.ExplainReply
-	(*Event)(nil),                 // 41: sluice.v1.Event
-	(*StatsRequest)(nil),          // 42: sluice.v1.StatsRequest
-	(*StatsReply)(nil),            // 43: sluice.v1.StatsReply
-	(*GPUStats)(nil),              // 44: sluice.v1.GPUStats
-	(*JobRunRequest)(nil),         // 45: sluice.v1.JobRunRequest
-	(*JobRequest)(nil),            // 46: sluice.v1.JobRequest
-	(*JobRun)(nil),                // 47: sluice.v1.JobRun
-	(*Wish)(nil),                  // 48: sluice.v1.Wish
-	(*JobAnswerReply)(nil),        // 49: sluice.v1.JobAnswerReply
-	(*EnvReply)(nil),              // 50: sluice.v1.EnvReply
-	(*EnvOp)(nil),                 // 51: sluice.v1.EnvOp
-	(*durationpb.Duration)(nil),   // 52: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 53: google.protobuf.Timestamp
+	(*Share)(nil),                 // 11: sluice.v1.Share
+	(*Status)(nil),                // 12: sluice.v1.Status
+	(*Report)(nil),                // 13: sluice.v1.Report
+	(*Failure)(nil),               // 14: sluice.v1.Failure
+	(*InventoryRequest)(nil),      // 15: sluice.v1.InventoryRequest
+	(*InventoryReply)(nil),        // 16: sluice.v1.InventoryReply
+	(*ReserveRequest)(nil),        // 17: sluice.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 18: sluice.v1.ReserveReply
+	(*ConfirmRequest)(nil),        // 19: sluice.v1.ConfirmRequest
+	(*ConfirmReply)(nil),          // 20: sluice.v1.ConfirmReply
+	(*RenewRequest)(nil),          // 21: sluice.v1.RenewRequest
+	(*RenewReply)(nil),            // 22: sluice.v1.RenewReply
+	(*ReleaseRequest)(nil),        // 23: sluice.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 24: sluice.v1.ReleaseReply
+	(*ListRequest)(nil),           // 25: sluice.v1.ListRequest
+	(*ListReply)(nil),             // 26: sluice.v1.ListReply
+	(*ReportsRequest)(nil),        // 27: sluice.v1.ReportsRequest
+	(*ReportsReply)(nil),          // 28: sluice.v1.ReportsReply
+	(*SetRequest)(nil),            // 29: sluice.v1.SetRequest
+	(*SetReply)(nil),              // 30: sluice.v1.SetReply
+	(*OfferRequest)(nil),          // 31: sluice.v1.OfferRequest
+	(*OfferReply)(nil),            // 32: sluice.v1.OfferReply
+	(*AcquireRequest)(nil),        // 33: sluice.v1.AcquireRequest
+	(*AcquireReply)(nil),          // 34: sluice.v1.AcquireReply
+	(*PoolRequest)(nil),           // 35: sluice.v1.PoolRequest
+	(*PoolReply)(nil),             // 36: sluice.v1.PoolReply
+	(*Pool)(nil),                  // 37: sluice.v1.Pool
+	(*PoolOwner)(nil),             // 38: sluice.v1.PoolOwner
+	(*HealthRequest)(nil),         // 39: sluice.v1.HealthRequest
+	(*HealthReply)(nil),           // 40: sluice.v1.HealthReply
+	(*Check)(nil),                 // 41: sluice.v1.Check
+	(*ExplainRequest)(nil),        // 42: sluice.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 43: sluice.v1.ExplainReply
+	(*Event)(nil),                 // 44: sluice.v1.Event
+	(*StatsRequest)(nil),          // 45: sluice.v1.StatsRequest
+	(*StatsReply)(nil),            // 46: sluice.v1.StatsReply
+	(*GPUStats)(nil),              // 47: sluice.v1.GPUStats
+	(*JobRunRequest)(nil),         // 48: sluice.v1.JobRunRequest
+	(*JobRequest)(nil),            // 49: sluice.v1.JobRequest
+	(*JobRun)(nil),                // 50: sluice.v1.JobRun
+	(*Wish)(nil),                  // 51: sluice.v1.Wish
+	(*JobAnswerReply)(nil),        // 52: sluice.v1.JobAnswerReply
+	(*EnvReply)(nil),              // 53: sluice.v1.EnvReply
+	(*EnvOp)(nil),                 // 54: sluice.v1.EnvOp
+	(*durationpb.Duration)(nil),   // 55: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 56: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,  // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,  // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	52, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	55, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,  // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
 	3,  // 4: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,  // 5: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	53, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	53, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	56, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	56, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	6,  // 8: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	52, // 9: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	52, // 10: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	55, // 9: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	55, // 10: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
 	2,  // 11: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	53, // 12: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	56, // 12: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	8,  // 13: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	9,  // 14: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
-	5,  // 15: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
-	8,  // 16: sluice.v1.Status.use:type_name -> sluice.v1.Use
-	10, // 17: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	53, // 18: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
-	0,  // 19: sluice.v1.Report.key:type_name -> sluice.v1.Key
-	1,  // 20: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
-	4,  // 21: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
-	8,  // 22: sluice.v1.Report.use:type_name -> sluice.v1.Use
-	9,  // 23: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	52, // 24: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	53, // 25: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	53, // 26: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
-	7,  // 27: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,  // 28: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	52, // 29: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,  // 30: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	13, // 31: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,  // 32: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	11, // 33: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	12, // 34: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
-	3,  // 35: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,  // 36: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	34, // 37: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	35, // 38: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	7,  // 39: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	38, // 40: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	41, // 41: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	53, // 42: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 43: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	53, // 44: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	44, // 45: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	11, // 46: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,  // 47: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	52, // 48: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	47, // 49: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	48, // 50: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	51, // 51: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	14, // 52: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	16, // 53: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	18, // 54: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	20, // 55: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	22, // 56: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	24, // 57: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	26, // 58: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	28, // 59: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	30, // 60: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	22, // 61: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	24, // 62: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	32, // 63: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	36, // 64: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	39, // 65: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	42, // 66: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	45, // 67: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	45, // 68: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	45, // 69: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	45, // 70: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	46, // 71: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	46, // 72: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	15, // 73: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	17, // 74: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	19, // 75: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	21, // 76: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	23, // 77: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	25, // 78: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	27, // 79: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	29, // 80: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	31, // 81: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	23, // 82: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	25, // 83: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	33, // 84: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	37, // 85: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	40, // 86: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	43, // 87: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	49, // 88: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	27, // 89: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	49, // 90: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	27, // 91: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	50, // 92: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	27, // 93: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	73, // [73:94] is the sub-list for method output_type
-	52, // [52:73] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	55, // 15: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	55, // 16: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	55, // 17: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	55, // 18: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	55, // 19: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	55, // 20: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	55, // 21: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	5,  // 22: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
+	8,  // 23: sluice.v1.Status.use:type_name -> sluice.v1.Use
+	10, // 24: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
+	56, // 25: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	11, // 26: sluice.v1.Status.shares:type_name -> sluice.v1.Share
+	0,  // 27: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,  // 28: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,  // 29: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	8,  // 30: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	9,  // 31: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	55, // 32: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	56, // 33: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	56, // 34: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	11, // 35: sluice.v1.Report.shares:type_name -> sluice.v1.Share
+	7,  // 36: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,  // 37: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	55, // 38: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,  // 39: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	14, // 40: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,  // 41: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	12, // 42: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	13, // 43: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	5,  // 44: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
+	3,  // 45: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,  // 46: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	37, // 47: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	38, // 48: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	7,  // 49: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	41, // 50: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	44, // 51: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	56, // 52: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,  // 53: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	56, // 54: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	47, // 55: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	12, // 56: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,  // 57: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	55, // 58: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	50, // 59: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	51, // 60: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	54, // 61: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	15, // 62: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	17, // 63: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	19, // 64: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	21, // 65: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	23, // 66: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	25, // 67: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	27, // 68: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	29, // 69: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	31, // 70: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	33, // 71: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	23, // 72: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	25, // 73: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	35, // 74: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	39, // 75: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	42, // 76: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	45, // 77: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	29, // 78: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	48, // 79: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	48, // 80: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	48, // 81: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	48, // 82: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	49, // 83: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	49, // 84: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	16, // 85: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	18, // 86: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	20, // 87: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	22, // 88: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	24, // 89: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	26, // 90: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	28, // 91: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	30, // 92: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	32, // 93: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	34, // 94: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	24, // 95: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	26, // 96: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	36, // 97: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	40, // 98: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	43, // 99: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	46, // 100: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	30, // 101: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	52, // 102: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	28, // 103: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	52, // 104: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	28, // 105: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	53, // 106: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	28, // 107: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	85, // [85:108] is the sub-list for method output_type
+	62, // [62:85] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -3875,7 +4225,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -33,6 +33,7 @@ const (
 	Owner_Release_FullMethodName   = "/sluice.v1.Owner/Release"
 	Owner_List_FullMethodName      = "/sluice.v1.Owner/List"
 	Owner_Reports_FullMethodName   = "/sluice.v1.Owner/Reports"
+	Owner_Set_FullMethodName       = "/sluice.v1.Owner/Set"
 	Owner_Offer_FullMethodName     = "/sluice.v1.Owner/Offer"
 )
 
@@ -50,6 +51,7 @@ type OwnerClient interface {
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListReply, error)
 	Reports(ctx context.Context, in *ReportsRequest, opts ...grpc.CallOption) (*ReportsReply, error)
+	Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetReply, error)
 	Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error)
 }
 
@@ -131,6 +133,16 @@ func (c *ownerClient) Reports(ctx context.Context, in *ReportsRequest, opts ...g
 	return out, nil
 }
 
+func (c *ownerClient) Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetReply)
+	err := c.cc.Invoke(ctx, Owner_Set_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *ownerClient) Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(OfferReply)
@@ -155,6 +167,7 @@ type OwnerServer interface {
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
 	List(context.Context, *ListRequest) (*ListReply, error)
 	Reports(context.Context, *ReportsRequest) (*ReportsReply, error)
+	Set(context.Context, *SetRequest) (*SetReply, error)
 	Offer(context.Context, *OfferRequest) (*OfferReply, error)
 	mustEmbedUnimplementedOwnerServer()
 }
@@ -186,6 +199,9 @@ func (UnimplementedOwnerServer) List(context.Context, *ListRequest) (*ListReply,
 }
 func (UnimplementedOwnerServer) Reports(context.Context, *ReportsRequest) (*ReportsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reports not implemented")
+}
+func (UnimplementedOwnerServer) Set(context.Context, *SetRequest) (*SetReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Set not implemented")
 }
 func (UnimplementedOwnerServer) Offer(context.Context, *OfferRequest) (*OfferReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Offer not implemented")
@@ -337,6 +353,24 @@ func _Owner_Reports_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_Set_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Set(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Set_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Set(ctx, req.(*SetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Owner_Offer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(OfferRequest)
 	if err := dec(in); err != nil {
@@ -391,6 +425,10 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Owner_Reports_Handler,
 		},
 		{
+			MethodName: "Set",
+			Handler:    _Owner_Set_Handler,
+		},
+		{
 			MethodName: "Offer",
 			Handler:    _Owner_Offer_Handler,
 		},
@@ -407,6 +445,7 @@ const (
 	Local_Health_FullMethodName  = "/sluice.v1.Local/Health"
 	Local_Explain_FullMethodName = "/sluice.v1.Local/Explain"
 	Local_Stats_FullMethodName   = "/sluice.v1.Local/Stats"
+	Local_Set_FullMethodName     = "/sluice.v1.Local/Set"
 )
 
 // LocalClient is the client API for Local service.
@@ -423,6 +462,7 @@ type LocalClient interface {
 	Health(ctx context.Context, in *HealthRequest, opts ...grpc.CallOption) (*HealthReply, error)
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainReply, error)
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
+	Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetReply, error)
 }
 
 type localClient struct {
@@ -503,6 +543,16 @@ func (c *localClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *localClient) Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetReply)
+	err := c.cc.Invoke(ctx, Local_Set_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LocalServer is the server API for Local service.
 // All implementations must embed UnimplementedLocalServer
 // for forward compatibility.
@@ -517,6 +567,7 @@ type LocalServer interface {
 	Health(context.Context, *HealthRequest) (*HealthReply, error)
 	Explain(context.Context, *ExplainRequest) (*ExplainReply, error)
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)
+	Set(context.Context, *SetRequest) (*SetReply, error)
 	mustEmbedUnimplementedLocalServer()
 }
 
@@ -547,6 +598,9 @@ func (UnimplementedLocalServer) Explain(context.Context, *ExplainRequest) (*Expl
 }
 func (UnimplementedLocalServer) Stats(context.Context, *StatsRequest) (*StatsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
+}
+func (UnimplementedLocalServer) Set(context.Context, *SetRequest) (*SetReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Set not implemented")
 }
 func (UnimplementedLocalServer) mustEmbedUnimplementedLocalServer() {}
 func (UnimplementedLocalServer) testEmbeddedByValue()               {}
@@ -695,6 +749,24 @@ func _Local_Stats_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Local_Set_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LocalServer).Set(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Local_Set_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LocalServer).Set(ctx, req.(*SetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Local_ServiceDesc is the grpc.ServiceDesc for Local service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -729,6 +801,10 @@ var Local_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Stats",
 			Handler:    _Local_Stats_Handler,
+		},
+		{
+			MethodName: "Set",
+			Handler:    _Local_Set_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

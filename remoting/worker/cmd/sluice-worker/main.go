@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 func main() {
@@ -30,6 +31,7 @@ func main() {
 func root() *cobra.Command {
 	var cfg worker.Config
 	var mem, level, limit, format string
+	var share shareFlags
 	cmd := &cobra.Command{
 		Use:           "sluice-worker --listen tcp:HOST:PORT|unix:PATH",
 		Short:         "lend this machine's GPUs to remote programs",
@@ -46,6 +48,9 @@ func root() *cobra.Command {
 				return fmt.Errorf("--store-limit: %w", err)
 			}
 			cfg.Session.StoreLimit = int64(n)
+			if cfg.Turns, err = share.turns(); err != nil {
+				return err
+			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			cfg.Args = []string{"--log", level, "--log-format", format}
@@ -57,6 +62,9 @@ func root() *cobra.Command {
 	f.IntSliceVar(&cfg.Devices, "device", []int{0}, "devices to lend, by their number in PCI order")
 	f.StringVar(&mem, "mem", "0", "device memory to lend of each, as 20G or 512M; 0 for all of it, and then only by lease")
 	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
+	f.StringVar(&share.policy, "turns", "", "share the devices' time by turns: best-effort, equal, equal-lend, fixed or fixed-lend; empty leaves it to the driver")
+	f.IntSliceVar(&share.percents, "percent", nil, "with --turns: percent of each lease, in the order in which they come")
+	f.DurationVar(&share.quantum, "quantum", 0, "with --turns: length of a turn; 0 for the default")
 	p := cmd.PersistentFlags()
 	p.StringVar(&cfg.Session.Store, "store", defaultStore(), "directory that keeps module images")
 	p.StringVar(&limit, "store-limit", "20G", "most bytes that it may hold")
@@ -94,6 +102,37 @@ func root() *cobra.Command {
 	cmd.AddCommand(session, probe)
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
+}
+
+// shareFlags say how the devices' time is shared.
+type shareFlags struct {
+	policy   string
+	percents []int
+	quantum  time.Duration
+}
+
+func (f *shareFlags) turns() (*worker.Turns, error) {
+	if f.policy == "" {
+		return nil, nil
+	}
+	t := &worker.Turns{Percents: f.percents, Site: turns.Site{Quantum: f.quantum}}
+	for _, n := range f.percents {
+		if n < 1 || n > 100 {
+			return nil, fmt.Errorf("--percent %d: give 1 to 100", n)
+		}
+	}
+	name, lend := strings.CutSuffix(f.policy, "-lend")
+	t.Lend = lend
+	switch name {
+	case "best-effort":
+	case "equal":
+		t.Kind = turns.Equal
+	case "fixed":
+		t.Kind = turns.Fixed
+	default:
+		return nil, fmt.Errorf("--turns %q: give best-effort, equal, equal-lend, fixed or fixed-lend", f.policy)
+	}
+	return t, nil
 }
 
 func serve(ctx context.Context, log *slog.Logger, cfg worker.Config) error {

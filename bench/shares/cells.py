@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""cells.py SITE OUT PART...: runs the cells of gpu-shares.sh, one at a time on each GPU, and writes one line of JSON for each.
+
+SITE is a file of gpu-shares.sh that says where things are; OUT gets a line as soon as a cell is over.
+What the lines say is judged by summary.py. A cell that fails is a line with an error, never a missing one.
+
+Parts: fixed (the percentages), lone, floors (best effort, equal, lending), pairs (unlike loads side by side),
+kill, vgg, many, and quick, which is a little of each.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+from tenants import Failed, Site, Tenant, end_all, stop
+
+LOADS = ("gemm", "copy", "small", "mixed", "graph")
+MIXES = ((50, 50), (10, 90), (25, 75), (30, 70), (25, 25, 25, 25), (50, 30, 20))
+S = 1_000_000_000
+SLOT = S // 10  # of what a tenant counts
+
+
+def now():
+    return time.monotonic_ns()
+
+
+class Run:
+    """What all cells share: the site, the clock and the file that they are written to."""
+
+    def __init__(self, site, out):
+        self.site = site
+        self.out = open(out, "a", encoding="utf-8")
+        self.lock = threading.Lock()
+        self.ends = now() + int(site.seconds * S)
+
+    def write(self, record):
+        with self.lock:
+            print(json.dumps(record), file=self.out, flush=True)
+            said = record.get("error") or f"{record['took']:.1f} s"
+            print(f"  gpu {record['gpu']} {record['kind']} {record['cell']}: {said}", flush=True)
+
+    def cell(self, gpu, c):
+        """Runs c on a GPU, whatever becomes of it."""
+        record = {k: v for k, v in c.items() if k not in ("do", "took")} | {"gpu": gpu.index}
+        began = now()
+        tenants = []
+        if began + c["took"] * S > self.ends:
+            self.write(record | {"error": "not run, the time is over", "took": 0})
+            return
+        try:
+            record |= c["do"](self, gpu, c, tenants)
+        except Failed as e:
+            record["error"] = str(e)
+        except Exception as e:  # a slip of ours is a cell that failed, not the end of the others
+            record["error"] = f"{type(e).__name__}: {e}"
+            traceback.print_exc()
+        finally:
+            stop(tenants)
+        self.write(record | {"took": (now() - began) / S})
+
+
+def start(run, gpu, loads, policy, tenants, how="turns"):
+    """One tenant for each (load, percent), all ready."""
+    for i, (load, percent) in enumerate(loads):
+        own = policy if isinstance(policy, str) else policy[i]
+        tenants.append(Tenant(run.site, gpu, [run.site.share, load], percent, own, how))
+    for t in tenants:
+        t.ready(60)
+
+
+def shares(run, tenants):
+    """What the daemon says of each tenant's lease now; nothing of those without one."""
+    found = run.site.leases()
+    return {"at": now(), "of": [{"shares": found.get(t.lease, {}).get("shares")} for t in tenants]}
+
+
+def timed(run, gpu, c, tenants):
+    """Tenants side by side, over windows; off, die and tell are told to those that c names, in s after measuring began.
+
+    With solo each of them is first alone for so long, best effort, in the same process and the same memory: its speed
+    then is what it is measured by. Where a program's memory lies on the GPU alone makes it 5 % faster or slower."""
+    n, solo = len(c["tenants"]), c.get("solo", 0)
+    start(run, gpu, c["tenants"], "best-effort" if solo else c["policy"], tenants, c.get("how", "turns"))
+    begin = now() + S // 20
+    first = begin + S // 5
+    alone = [(first + int(i * solo * S), first + int((i + 1) * solo * S)) for i in range(n)] if solo else []
+    measure = (alone[-1][1] + S if solo else begin) + int(c["warm"] * S)
+    end = measure + int(c["windows"] * c["window"] * S)
+    for i, t in enumerate(tenants):
+        line = f"{begin} {first if solo else measure} {end}"
+        for k, (a, b) in enumerate(alone):
+            line += f" off {a if k else begin} {b}" if k != i else ""
+        for what, *times in c.get("orders", {}).get(i, ()):
+            line += f" {what} " + " ".join(str(measure + int(s * S)) for s in times)
+        t.tell(line)
+    if solo:
+        time.sleep(max(0, alone[-1][1] - now()) / S)
+        for i, t in enumerate(tenants):
+            run.site.change(t, c["tenants"][i][1], c["policy"] if isinstance(c["policy"], str) else c["policy"][i])
+    said, victim = [], None
+    if "fate" in c:
+        victim = fate(run, c, tenants)
+    elif "change" in c:
+        time.sleep(max(0, measure + c["change"]["at"] * S - now()) / S)
+        c["change"]["done"] = [now(), run.site.change(tenants[c["change"]["tenant"]], c["change"]["share"]), now()]
+    elif c.get("how", "turns") == "turns":
+        for w in range(int(c["windows"]) + 1):
+            time.sleep(max(0, measure + w * c["window"] * S - now()) / S)
+            said.append(shares(run, tenants))
+    late = (end - now()) / S + 20
+    results = [None if victim and i == 0 else t.result(late) for i, t in enumerate(tenants)]
+    for r, (a, b) in zip(results, alone):
+        split(r, (a - first) // SLOT + 3, (b - first) // SLOT - 1, (measure - first) // SLOT)
+    r = {"begin": begin, "measure": measure, "end": end, "results": results, "shares": said}
+    return r | ({"victim": victim} if victim else {})
+
+
+def split(r, a, b, rest):
+    """takes what a tenant did alone, in slots a to b, out of its result: items per second"""
+    r["alone"] = sum(r["items"][a:b]) * S / SLOT / (b - a)
+    r["items"], r["gap_us"] = r["items"][rest:], r["gap_us"][rest:]
+
+
+def fate(run, c, tenants):
+    """Sees the first tenant, or its worker, to its end in its own turn; answers when that was."""
+    if c["fate"] == "client":
+        return {"at": int(tenants[0].line("dies", c["windows"] * c["window"] + 10)[0])}
+    pid = run.site.worker_of(tenants[0])
+    began = int(tenants[0].line("turn", c["windows"] * c["window"] + 10)[0])
+    os.kill(pid, 9 if c["fate"] == "worker" else 19)
+    at = now()
+    if c["fate"] == "stopped":
+        time.sleep(1.5)
+        os.kill(pid, 18)
+    return {"at": at, "turn": began, "worker": pid}
+
+
+def vgg(run, gpu, c, tenants):
+    """Tasks that begin at the same time, again and again: on the bare GPU or on fractions."""
+    program = [run.site.python, run.site.file("vgg.py"), "--batch", str(c["batch"])]
+    for percent in c["tenants"]:
+        tenants.append(Tenant(run.site, gpu, program, percent, c["policy"], c["how"]))
+    for t in tenants:
+        t.ready(120)
+    repeats = []
+    for _ in range(c["times"]):
+        at = now() + S // 5
+        for t in tenants:
+            t.tell(f"{at} {c['images']}", last=False)
+        repeats.append([t.result(180, last=False) for t in tenants])
+    return {"repeats": repeats}
+
+
+def many(run, gpu, c, tenants):
+    """Small PyTorch programs: one more and more of them, then all at once."""
+    program = [run.site.python, run.site.file("many.py")]
+    alone = []
+    tenants.append(Tenant(run.site, gpu, program, 100, "best-effort", "turns"))
+    tenants[0].ready(120)
+    begin = now() + S // 10
+    tenants[0].tell(f"{begin} {begin + int(c['seconds'] * S)}")
+    alone.append(tenants[0].result(60))
+    stop(tenants)
+    tenants.clear()
+    for percent in c["tenants"]:
+        tenants.append(Tenant(run.site, gpu, program, percent, c["policy"], "turns"))
+    for t in tenants:
+        t.ready(240)
+    at, spans = now() + S // 2, []
+    for n in c["steps"]:
+        length = c["all"] if n == len(tenants) else c["seconds"]
+        spans.append((n, at, at + int(length * S)))
+        at += int((length + c["pause"]) * S)
+    for i, t in enumerate(tenants):
+        t.tell(" ".join(f"{a} {b}" for n, a, b in spans if i < n))
+    said = []
+    for _, a, b in spans[-1:]:
+        for when in (a + S, b):  # without the first second, in which some have not had a turn yet
+            time.sleep(max(0, when - now()) / S)
+            said.append(shares(run, tenants))
+    results = [t.result((at - now()) / S + 30) for t in tenants]
+    return {"alone": alone, "spans": spans, "results": results, "shares": said}
+
+
+# --- the cells ---
+
+SOLO = 1.5  # s
+
+
+def base(load, how="turns", seconds=3, warm=1):
+    return {"kind": "alone", "cell": f"{load}.{how}", "policy": "best-effort", "how": how, "tenants": [(load, 100)], "warm": warm,
+            "windows": 1, "window": seconds, "do": timed, "took": warm + seconds + 3}
+
+
+def mixed(site, loads, percents, policy="fixed", kind="fixed"):
+    name = "-".join(str(p) for p in percents) + "." + ("-".join(loads) if len(set(loads)) > 1 else loads[0])
+    return {"kind": kind, "cell": name, "policy": policy, "tenants": list(zip(loads, percents)), "warm": site.warm,
+            "windows": site.windows, "window": site.window, "solo": SOLO, "do": timed,
+            "took": site.warm + site.windows * site.window + len(loads) * SOLO + 4}
+
+
+def moving(name, policy, tenants, orders, seconds=10, **more):
+    policies = policy if isinstance(policy, list) else [policy] * len(tenants)
+    return {"kind": "floors", "cell": name, "policy": policies, "tenants": tenants, "orders": orders, "warm": 2, "windows": 1,
+            "window": seconds, "do": timed, "took": seconds + 5} | more
+
+
+def floors():
+    yield moving("best-effort", "best-effort", [("gemm", 50), ("small", 30), ("copy", 20)], {})
+    yield moving("best-effort.leaves", "best-effort", [("gemm", 30), ("gemm", 70)], {1: [("off", 4, 7)]})
+    yield moving("best-effort.graph", "best-effort", [("graph", 60), ("mixed", 40)], {})
+    yield moving("equal", "equal", [("gemm", 20), ("copy", 50)], {})
+    yield moving("equal.arrives", "equal-lend", [("gemm", 20), ("small", 30), ("graph", 40)], {2: [("off", -9, 3), ("off", 7, 99)]})
+    yield moving("lend", ["fixed-lend", "best-effort"], [("gemm", 70), ("gemm", 30)], {0: [("off", 2, 5), ("off", 8, 99)]})
+    yield moving("live", "fixed", [("gemm", 50), ("gemm", 30)], {}, change={"at": 4, "tenant": 1, "share": 50})
+
+
+def kills(times):
+    for fates in times * ["client"], times * ["worker"], ["stopped"]:
+        for n, which in enumerate(fates):
+            order = ("die" if which == "client" else "tell", 1)
+            yield {"kind": "kill", "cell": f"{which}.{n + 1}", "policy": "fixed", "fate": which,
+                   "tenants": [("gemm", 50), ("gemm", 25), ("small", 25)], "orders": {0: [order]}, "warm": 1, "windows": 1,
+                   "window": 4, "do": timed, "took": 8}
+
+
+def inference(batch, images, repeats):
+    for cell, how, percents in (("1.native", "native", [100]), ("2.native", "native", [50, 50]), ("1.whole", "turns", [100]),
+                                ("2.halves", "turns", [50, 50])):
+        yield {"kind": "vgg", "cell": f"{cell}.batch{batch}", "policy": "fixed", "how": how, "tenants": percents, "batch": batch,
+               "images": images, "times": repeats, "do": vgg, "took": 20 + 5 * repeats}
+
+
+def crowd(policy, percents, steps, seconds=3, length=12, pause=1):
+    return {"kind": "many", "cell": f"{len(percents)}.{policy}", "policy": policy, "tenants": percents, "steps": steps,
+            "seconds": seconds, "all": length, "pause": pause, "do": many, "took": 60 + len(steps) * (seconds + pause) + length}
+
+
+UNEQUAL = [9, 5, 2, 2, 5, 2] * 4
+UNLIKE = (("small", "gemm"), (50, 50)), (("copy", "gemm"), (30, 70)), (("graph", "mixed"), (25, 75)), (("small", "gemm"), (10, 90)), \
+    (("sync", "gemm"), (50, 50))
+
+
+def plan(run, parts):
+    """(cells that each GPU runs first, cells for whichever GPU is free, cells that each runs last)"""
+    site, first, rest, last = run.site, [], [], []
+    loads = set()
+    if "many" in parts:
+        rest += [crowd(policy, UNEQUAL, (1, 2, 4, 8, 16, 24)) for policy in ("fixed", "best-effort")]
+    if "vgg" in parts:  # one after the other on one GPU: they are compared
+        rest += [list(inference(32, 20121, 5)) + list(inference(1, 2000, 5))]
+    if "floors" in parts:
+        loads |= set(LOADS)
+        rest += list(floors())
+    if "kill" in parts:
+        rest += [list(kills(3))]
+    if "fixed" in parts:
+        loads |= set(LOADS)
+        rest += [mixed(site, [load] * len(mix), mix) for mix in MIXES for load in LOADS]
+        rest += [mixed(site, ("gemm", "copy", "small", "graph"), (25, 25, 25, 25)), mixed(site, ("mixed", "gemm", "small"), (50, 30, 20))]
+    if "pairs" in parts:
+        loads |= set(LOADS)
+        loads.add("sync")
+        rest += [mixed(site, *pair) for pair in UNLIKE]
+    if "lone" in parts:  # by turns, so that a GPU that grows warm does not decide; last, when no crowd starts beside it
+        rest += [[base(load, how) | {"lone": True} for how in ("turns", "off", "native", "off", "turns")] for load in LOADS]
+    if "try" in parts:  # whether all of it works, where there is no GPU
+        rest += [[base("gemm", how, 1, 0.2) | {"lone": True} for how in ("turns", "off")]
+                 + [mixed(site, ("gemm", "gemm"), (30, 70)), next(kills(1))]]
+    if "quick" in parts:
+        rest += [[base(load, "turns", 1, 0.5) for load in LOADS] + [base("gemm", how, 1, 0.5) | {"lone": True} for how in ("turns", "off", "native")]
+                 + [mixed(site, ("gemm", "gemm"), (30, 70)), mixed(site, ("small", "graph"), (50, 50))],
+                 [moving("lend", ["fixed-lend", "best-effort"], [("gemm", 70), ("gemm", 30)], {0: [("off", 1, 2)]}, 3)]
+                 + [c for c in kills(1) if c["fate"] != "stopped"] + [mixed(site, ("mixed", "copy"), (25, 75))],
+                 [crowd("fixed", [30, 20, 10], (1, 3), 1, 2, 0.5)],
+                 [c | {"images": 640, "times": 1} for c in inference(32, 640, 1) if c["cell"][0] == "2"]]
+    if loads:
+        first = [base(load) for load in sorted(loads)]
+        last = [base(load, "turns", 2, 0.5) for load in sorted(loads)]
+    return first, rest, last
+
+
+def work(run, gpu, first, rest, last):
+    for c in first:
+        run.cell(gpu, c)
+    while True:
+        with run.lock:
+            c = rest.pop(0) if rest else None
+        if c is None:
+            break
+        for each in c if isinstance(c, list) else [c]:
+            run.cell(gpu, each)
+    for c in last:
+        run.cell(gpu, c)
+
+
+def main():
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    run = Run(Site(sys.argv[1]), sys.argv[2])
+    first, rest, last = plan(run, sys.argv[3:])
+    threads = [threading.Thread(target=work, args=(run, gpu, first, rest, last), daemon=True) for gpu in run.site.gpus]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    finally:
+        end_all()
+
+
+if __name__ == "__main__":
+    main()

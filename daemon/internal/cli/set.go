@@ -1,0 +1,104 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+func newSet() *cobra.Command {
+	var socket, policy string
+	var share shares
+	var lends lend
+	cmd := &cobra.Command{
+		Use:   "set {LEASE | JOB} [--share PERCENT] [--policy POLICY] [--lend[=BOOL]]",
+		Short: "Change the compute share of a living lease",
+		Long: `Change how much of its GPUs' time a lease gets, while its programs run. It counts from
+the next turn on, and lasts until the lease ends or is changed again; memory stays as it is.
+
+LEASE is an id as sluice list shows it, or the beginning of one (4 characters at
+least); JOB is Slurm's job id or the run-... of sluice run. Users change what is theirs,
+up to the percent that the lease was granted at first; root goes beyond that, on any
+lease of this node and, where this node has the GPU, on any lease on it. On one GPU the
+percent of all leases are at most 100.`,
+		Example: "  sluice set 4711 --share 40 --policy fixed\n  sluice set 3f9c21aa --share 50,25 --lend\n  sluice set 4711 --lend=false",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("say one lease: sluice set LEASE --share PERCENT, and see sluice list")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := lease.Change{Shares: share, Lend: lease.Lend(lends)}
+			if policy != "" {
+				p, l, err := lease.ParsePolicy(policy)
+				if err != nil {
+					return err
+				}
+				if c.Policy = p; c.Lend == "" {
+					c.Lend = l
+				}
+			}
+			if len(c.Shares) == 0 && c.Policy == "" && c.Lend == "" {
+				return errors.New("nothing to change; give --share PERCENT (1 to 100), --policy or --lend")
+			}
+			ls, err := leases(cmd.Context(), socket)
+			if err != nil {
+				return err
+			}
+			if c.Lease, err = named(ls, args[0]); err != nil {
+				return err
+			}
+			now, err := question(cmd.Context(), socket, func(ctx context.Context, d local) (lease.Lease, error) { return d.Set(ctx, c) })
+			if err != nil {
+				return err // it names the lease
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s %s\n", now.ID, join(now.Grants, fractionText), now.Request.PolicyName())
+			return err
+		},
+		ValidArgsFunction: completeLeases(&socket),
+	}
+	f := cmd.Flags()
+	f.Var(&share, "share", "percent of a GPU for each fraction, or a list in the order of sluice list as 50,25")
+	f.StringVar(&policy, "policy", "", "how the GPU's time is shared: "+strings.Join(policies, ", "))
+	lendFlag(cmd, &lends, "others may use this lease's time while it has no work; --lend=false takes that back")
+	fixed(cmd, "policy", policies)
+	socketFlag(cmd, &socket)
+	return cmd
+}
+
+// shares are percent given on the command line, one for each fraction. It implements
+// pflag.Value.
+type shares []uint32
+
+func (s *shares) Set(text string) error {
+	var out shares
+	for part := range strings.SplitSeq(text, ",") {
+		n, err := strconv.ParseUint(strings.TrimSuffix(part, "%"), 10, 32)
+		if err != nil || n == 0 || n > 100 {
+			return fmt.Errorf("share %q: want 1 to 100 percent of a GPU, or a list for several fractions as 50,25", part)
+		}
+		out = append(out, uint32(n))
+	}
+	if len(out) > maxFractions {
+		return fmt.Errorf("%d shares: a lease has at most %d fractions", len(out), maxFractions)
+	}
+	*s = out
+	return nil
+}
+
+func (s *shares) Type() string { return "PERCENT" }
+
+func (s *shares) String() string {
+	out := make([]string, len(*s))
+	for i, n := range *s {
+		out[i] = strconv.FormatUint(uint64(n), 10)
+	}
+	return strings.Join(out, ",")
+}

@@ -1,0 +1,111 @@
+package workers
+
+// What lives, and how it ended, as it is told to others.
+
+import (
+	"fmt"
+	"syscall"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// show is a session as it stands.
+func (p *Pool) show(s *session) lease.Session {
+	p.mu.Lock()
+	out := s.Session
+	p.mu.Unlock()
+	slot, err := s.l.file.Slot(s.slot)
+	if err != nil {
+		return out
+	}
+	out.Counts = countsOf(slot)
+	for _, u := range slot.Use {
+		out.Use = append(out.Use, lease.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak})
+	}
+	return out
+}
+
+// Sessions implements owner.Workers.
+func (p *Pool) Sessions(id string) []lease.Session {
+	p.mu.Lock()
+	l := p.leases[id]
+	var live []*session
+	if l != nil {
+		for s := range l.sessions {
+			if s.open {
+				live = append(live, s)
+			}
+		}
+	}
+	p.mu.Unlock()
+	var all []lease.Session
+	for _, s := range live {
+		all = append(all, p.show(s))
+	}
+	return all
+}
+
+// Use implements owner.Workers.
+func (p *Pool) Use(id string) []lease.Use {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.leases[id]
+	if l == nil || l.file == nil {
+		return nil
+	}
+	all, err := l.use()
+	if err != nil {
+		p.log.Error("account", "lease", id, "error", err)
+	}
+	return all
+}
+
+// Processes is what each session process holds by its account, by GPU and process
+// id, to be compared with NVML's view. Bytes.
+func (p *Pool) Processes() map[string]map[int]uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := map[string]map[int]uint64{}
+	for _, l := range p.leases {
+		for s := range l.sessions {
+			slot, err := l.file.Slot(s.slot)
+			if err != nil || s.Worker.PID == 0 {
+				continue
+			}
+			for d, g := range l.gpus {
+				if all[g] == nil {
+					all[g] = map[int]uint64{}
+				}
+				all[g][s.Worker.PID] = slot.Use[d].Used
+			}
+		}
+	}
+	return all
+}
+
+// reason says why a session ended.
+func (p *Pool) reason(s *session) string {
+	p.mu.Lock()
+	why := s.why
+	p.mu.Unlock()
+	if why != "" {
+		return why
+	}
+	own := ""
+	if slot, err := s.l.file.Slot(s.slot); err == nil {
+		own = slot.Reason
+	}
+	if s.proc != nil && s.proc.Cmd.ProcessState != nil {
+		ws := s.proc.Cmd.ProcessState.Sys().(syscall.WaitStatus)
+		switch {
+		case ws.Signaled():
+			return fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal())
+		case own == "" && ws.ExitStatus() != 0:
+			return fmt.Sprintf("exit status %d, see the log", ws.ExitStatus())
+		}
+	}
+	if own == "" {
+		return "ended"
+	}
+	return own
+}

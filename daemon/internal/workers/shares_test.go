@@ -1,0 +1,279 @@
+package workers
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
+)
+
+// seatOf is what the board of GPU n says of a lease; false if it has no seat there.
+func (p *Pool) seatOf(n int, id string) (turns.SeatCounters, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := p.boards[simUUID(n)]
+	if b == nil {
+		return turns.SeatCounters{}, false
+	}
+	for _, c := range b.Read() {
+		if c.Lease == id {
+			return c, true
+		}
+	}
+	return turns.SeatCounters{}, false
+}
+
+// A lease has seats from its grant to its end, as its policy says, over daemons, and its
+// sessions sit on them.
+func TestSeats(t *testing.T) {
+	dir := setup(t)
+	p := newPool(t, dir, nil)
+	p.OnEnd(func(lease.Session, string) {})
+	l := testLease("a", 0, 1)
+	want := func(p *Pool, n int, pol turns.Policy) turns.SeatCounters {
+		t.Helper()
+		c, ok := p.seatOf(n, l.ID)
+		if !ok || c.Policy != pol {
+			t.Fatalf("gpu %d: %+v, %v; want %+v", n, c, ok, pol)
+		}
+		return c
+	}
+	share := func(p *Pool) {
+		t.Helper()
+		if err := p.Share(l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	share(p)
+	want(p, 0, turns.Policy{Kind: turns.BestEffort, Weight: 5000})
+	want(p, 1, turns.Policy{Kind: turns.BestEffort, Weight: 5000})
+	l.Request.Policy, l.Grants[1].Percent = lease.Fixed, 20
+	share(p)
+	want(p, 1, turns.Policy{Kind: turns.Fixed, Weight: 2000})
+	// The site's word on lending holds where the lease says nothing.
+	p.SetSharing(Sharing{Lend: true})
+	want(p, 0, turns.Policy{Kind: turns.Fixed, Weight: 5000, Lend: true})
+	l.Request.Lend = lease.LendNo
+	share(p)
+	want(p, 0, turns.Policy{Kind: turns.Fixed, Weight: 5000})
+	l.Request.Policy, l.Request.Lend = lease.Equal, lease.LendYes
+	p.SetSharing(Sharing{})
+	share(p)
+	want(p, 0, turns.Policy{Kind: turns.Equal, Weight: 5000, Lend: true})
+
+	c, w := pair(t)
+	s, err := p.Start(t.Context(), l, request("a"), w, gpus(0, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := c.hello(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.activate(0); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "a chair", func() bool { c, _ := p.seatOf(0, l.ID); return c.Chairs == 1 })
+	if all := p.Shares(l.ID); len(all) != 2 || all[0].Due != 10000 {
+		t.Errorf("%+v", all)
+	}
+
+	// The next daemon finds the seat, and the session on it.
+	p.Close()
+	q := newPool(t, dir, nil)
+	q.OnEnd(func(lease.Session, string) {})
+	if got := want(q, 0, turns.Policy{Kind: turns.Equal, Weight: 5000, Lend: true}); got.Chairs != 1 {
+		t.Errorf("%+v", got)
+	}
+	if q.Shares(l.ID) != nil {
+		t.Error("shares of a lease that nobody has told of yet")
+	}
+	if err := q.Share(l); err != nil {
+		t.Fatal(err)
+	}
+	if got := want(q, 0, turns.Policy{Kind: turns.Equal, Weight: 5000, Lend: true}); got.Chairs != 1 || len(q.Shares(l.ID)) != 2 {
+		t.Errorf("%+v", got)
+	}
+	if err := syscall.Kill(s.Worker.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "its chair is free", func() bool { c, ok := q.seatOf(0, l.ID); return ok && c.Chairs == 0 })
+	waitFor(t, "the first pool, which lives on in this process, has seen its end", func() bool { return p.gone(s) })
+
+	// A seat without lease is told, so that the owner ends it; End alone leaves what it had.
+	other := testLease("b", 0)
+	if err := q.Share(other); err != nil {
+		t.Fatal(err)
+	}
+	if ids := strings.Join(q.Leases(), " "); !strings.Contains(ids, other.ID) || !strings.Contains(ids, l.ID) {
+		t.Error(ids)
+	}
+	for _, id := range []string{l.ID, other.ID} {
+		if err := q.End(context.Background(), id); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := q.seatOf(0, id); !ok {
+			t.Error("End takes the seat away")
+		}
+		if err := q.Forget(id); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := q.seatOf(0, id); ok {
+			t.Error("Forget leaves the seat")
+		}
+	}
+	if ids := q.Leases(); len(ids) != 0 {
+		t.Error(ids)
+	}
+}
+
+// Without turns there are no boards, and sessions are as before.
+func TestWithoutTurns(t *testing.T) {
+	dir := setup(t)
+	p := newPool(t, dir, func(c *Config) { c.Turns = "" })
+	p.OnEnd(func(lease.Session, string) {})
+	if err := p.Share(testLease("a", 0)); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := open(t, p, 1)
+	defer c.Close()
+	if _, err := os.Stat(filepath.Join(dir, "turns")); err == nil || p.Shares(strings.Repeat("a", 32)) != nil {
+		t.Error("there are boards")
+	}
+}
+
+// A board that others could write keeps its GPU's sessions out, and says so.
+func TestBoardOfOthers(t *testing.T) {
+	dir := setup(t)
+	if err := os.MkdirAll(filepath.Join(dir, "turns"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "turns", simUUID(0)+".state"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "turns", simUUID(0)+".state"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	p := newPool(t, dir, nil)
+	p.OnEnd(func(lease.Session, string) {})
+	if err := p.Share(testLease("a", 0)); err == nil || !strings.Contains(err.Error(), "0600") {
+		t.Error(err)
+	}
+	if err := p.Unseated()[strings.Repeat("a", 32)]; err == nil {
+		t.Error("health is not told")
+	}
+	_, w := pair(t)
+	if _, err := p.Start(t.Context(), testLease("a", 0), request("a"), w, gpus(0)); err == nil || !strings.Contains(err.Error(), "share of compute time") {
+		t.Error(err)
+	}
+	if err := p.Share(testLease("b", 1)); err != nil {
+		t.Error("another GPU:", err)
+	}
+}
+
+// sit takes a chair of a lease's seat on GPU n, as a session does.
+func (p *Pool) sit(t *testing.T, n int, id string) *turns.Chair {
+	t.Helper()
+	at, ok := p.seatOf(n, id)
+	if !ok {
+		t.Fatal("no seat")
+	}
+	policy, state := p.boards[simUUID(n)].Files()
+	var fds [2]int
+	for i, f := range []*os.File{policy, state} {
+		fd, err := syscall.Dup(int(f.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fds[i] = fd
+	}
+	c, err := turns.OpenFDs(fds[0], fds[1], at.Seat, turns.Monotonic{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// Work beyond the limit is told once as long as it lasts, and ends its session where the
+// site wants that.
+func TestOverrun(t *testing.T) {
+	dir := setup(t)
+	p := newPool(t, dir, nil)
+	ends := make(chan string, 1)
+	p.OnEnd(func(_ lease.Session, reason string) { ends <- reason })
+	id := strings.Repeat("a", 32)
+	c, s := open(t, p, 1)
+	defer c.Close()
+	chair := p.sit(t, 0, id)
+	now := turns.Monotonic{}.Now()
+	chair.Late(now - int64(time.Minute))
+	if o := p.overruns(); len(o) != 0 {
+		t.Errorf("nobody else wants the GPU: %+v", o)
+	}
+	if err := p.Share(testLease("b", 0)); err != nil {
+		t.Fatal(err)
+	}
+	p.sit(t, 0, strings.Repeat("b", 32)).Ask()
+	chair.Late(0)
+	if o := p.overruns(); len(o) != 0 {
+		t.Errorf("%+v", o)
+	}
+	chair.Late(now - int64(900*time.Millisecond))
+	if o := p.overruns(); len(o) != 0 {
+		t.Errorf("below the limit: %+v", o)
+	}
+	for range 2 {
+		chair.Late(now - int64(1500*time.Millisecond))
+		o := p.overruns()
+		if len(o) != 1 || o[0].Lease.ID != id || o[0].GPU != simUUID(0) || o[0].PID != os.Getpid() || o[0].Time < 1500*time.Millisecond || o[0].Ended || !strings.Contains(o[0].Reason, "shares.overrun.limit is 1s") {
+			t.Errorf("%+v", o)
+		}
+		if o := p.overruns(); len(o) != 0 {
+			t.Errorf("told twice: %+v", o)
+		}
+		chair.Late(0)
+		_ = p.overruns()
+	}
+	// The session's own: it ends.
+	p.SetSharing(Sharing{Limit: 10 * time.Second, End: true})
+	if o := p.overruns(); len(o) != 0 {
+		t.Errorf("%+v", o)
+	}
+	p.mu.Lock()
+	if p.endOverrun(id, s.Worker.PID+1, "not its") || !p.endOverrun(id, s.Worker.PID, "its work stayed on the GPU") {
+		t.Error("another session is ended, or not this one")
+	}
+	p.mu.Unlock()
+	waitFor(t, "its end", func() bool { return p.gone(s) })
+	if why := <-ends; why != "its work stayed on the GPU" {
+		t.Error(why)
+	}
+
+	// The watch tells by itself. This process is no session, so none is ended.
+	told := make(chan Overrun, 10)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.WatchTurns(ctx, func(o Overrun) { told <- o }) }()
+	p.SetSharing(Sharing{Limit: 100 * time.Millisecond, End: true})
+	chair.Late(turns.Monotonic{}.Now())
+	select {
+	case o := <-told:
+		if o.Ended || o.Time < 100*time.Millisecond {
+			t.Errorf("%+v", o)
+		}
+	case <-time.After(20 * time.Second):
+		at, ok := p.seatOf(0, id)
+		t.Errorf("the watch says nothing of %+v, %v", at, ok)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

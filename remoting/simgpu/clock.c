@@ -1,0 +1,526 @@
+/*
+ * The clock of an engine.
+ *
+ * While nothing runs it goes with real time, divided by SLUICE_SIM_IDLE, so that a processor that is slow to give the next
+ * piece of work hardly counts. Who waits for a time of this clock does so here (sluice_sim_wait), and where nobody has
+ * work the clock jumps to the first of these times.
+ *
+ * That nobody has work is said by the processes themselves, for it cannot be seen: a process either waits here, says
+ * that it is blocked, and has found its futex word unchanged since everybody was last seen at rest; or it has given no
+ * work for SLUICE_SIM_QUIET, none of its threads can run, and its timers sleep here. One that the kernel just does not let
+ * run is therefore waited for, and a process that is stopped or dead is not. Whoever it works for is not seen from here: that
+ * none of those can run either is asked of whoever keeps SLUICE_SIM_WATCH (struct sim_watch), if that is given.
+ *
+ * All of an engine is under its lock, but for the words of processes (struct sim_proc), which are atomic.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "engine.h"
+
+#define API __attribute__((visibility("default")))
+#define MS 1000000ULL
+#define NAP (5 * MS)		/* real: how often a wait looks around */
+#define PATIENCE (10000 * MS)	/* real: for a process that could run and does not get to it */
+#define LEAD (2 * MS)		/* simulated: others' work goes no further while a process that is not at rest does nothing */
+
+static double pace = 1;		/* real time per simulated time while nothing runs */
+static uint64_t quiet = 5 * MS;	/* real: a process that did nothing for so long may be at rest */
+static struct sim_watch *watch;	/* by slot; NULL: nobody is asked */
+
+void clock_config(double idle, double rest)
+{
+	pace = idle;
+	quiet = (uint64_t)(rest * 1e6);
+}
+
+int clock_watch(const char *path)
+{
+	size_t size = SIM_MAX_PROC * sizeof(*watch);
+	int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	struct stat st;
+	void *p = MAP_FAILED;
+
+	if (fd >= 0 && !fstat(fd, &st) && (size_t)st.st_size >= size)
+		p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (fd >= 0)
+		close(fd);
+	if (p == MAP_FAILED)
+		return -1;
+	watch = p;
+	return 0;
+}
+
+uint64_t clock_real(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
+}
+
+static struct sim_proc *me(void)
+{
+	int slot = state_slot();
+
+	return slot < 0 ? NULL : &state_slots()[slot];
+}
+
+/* Who waits for the lock sleeps, but is not at rest: it says so. */
+void clock_lock(struct sim_engine *e)
+{
+	struct sim_proc *p = me();
+
+	if (p)
+		atomic_fetch_add(&p->entering, 1);
+	if (pthread_mutex_lock(&e->lock) == EOWNERDEAD)
+		pthread_mutex_consistent(&e->lock);
+	if (p)
+		atomic_fetch_sub(&p->entering, 1);
+}
+
+void clock_unlock(struct sim_engine *e)
+{
+	pthread_mutex_unlock(&e->lock);
+}
+
+uint64_t clock_now(const struct sim_engine *e, uint64_t real)
+{
+	return e->clock + (real > e->real ? (uint64_t)((double)(real - e->real) / pace) : 0);
+}
+
+void clock_set(struct sim_engine *e, uint64_t clock, uint64_t real)
+{
+	e->clock = clock;
+	e->real = real;
+}
+
+uint64_t engine_now(int dev)
+{
+	struct sim_engine *e = state_engine(dev);
+	uint64_t t;
+
+	clock_lock(e);
+	t = clock_now(e, clock_real());
+	clock_unlock(e);
+	return t;
+}
+
+/* who is at rest */
+
+void clock_stir(struct sim_engine *e, int dev, uint64_t real)
+{
+	struct sim_proc *p = me();
+
+	e->ask = 0;
+	if (!p)
+		return;
+	atomic_store(&p->stir_clock[state_phys(dev)], clock_now(e, real));
+	atomic_store(&p->stir_ns[state_phys(dev)], real);
+}
+
+void engine_stir(int dev)
+{
+	struct sim_engine *e;
+
+	if (!engine_on())
+		return;
+	e = state_engine(dev);
+	clock_lock(e);
+	clock_stir(e, dev, clock_real());
+	clock_unlock(e);
+}
+
+/* The state of a thread as /proc has it; 0: gone. */
+static char thread_state(const char *path)
+{
+	char buf[512];
+	const char *p;
+	ssize_t n;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return 0;
+	n = read(fd, buf, sizeof(buf) - 1);
+	close(fd);
+	if (n <= 0)
+		return 0;
+	buf[n] = 0;
+	p = strrchr(buf, ')');
+	return p && p[1] == ' ' ? p[2] : 0;
+}
+
+static bool stopped_or_dead(int pid)
+{
+	char path[64], state;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	state = thread_state(path);
+	return !state || strchr("TtZX", state);
+}
+
+/* Whether any thread of a process but the caller's can run now. */
+static bool runnable(int pid)
+{
+	char path[320], state;
+	struct dirent *d;
+	bool found = false;
+	int self = (int)syscall(SYS_gettid);
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	dir = opendir(path);
+	if (!dir)
+		return false;
+	while (!found && (d = readdir(dir))) {
+		if (d->d_name[0] == '.' || atoi(d->d_name) == self)
+			continue;
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", pid, d->d_name);
+		state = thread_state(path);
+		found = state == 'R' || state == 'D';
+	}
+	closedir(dir);
+	return found;
+}
+
+/* Whether those that a process works for are at rest too; since: when it did something itself. */
+static bool watched(const struct sim_proc *p, uint64_t since)
+{
+	struct sim_watch *w = &watch[p - state_slots()];
+
+	if (atomic_load(&w->asleep) == since)
+		return true;
+	atomic_store(&w->pid, p->pid);
+	atomic_store(&w->want, since);
+	return false;
+}
+
+/* Once found at rest a process is so until it does something; but not while a thread of it is up because its time has come. */
+static bool at_rest(struct sim_proc *p, int dev, uint64_t real)
+{
+	uint64_t last = atomic_load(&p->stir_ns[dev]), woke = atomic_load(&p->up_ns[dev]);
+
+	if (!last)
+		return true;	/* it has not begun */
+	if (atomic_load(&p->entering) > 0)	/* not less: a slot's last owner may leave late */
+		return real > last + quiet && stopped_or_dead(p->pid);
+	if (atomic_load(&p->up[dev]) > 0 && woke > last)
+		last = woke;
+	if (atomic_load(&p->rest_ns[dev]) == last)
+		return true;
+	if (real < last + quiet || (watch ? !watched(p, last) : runnable(p->pid)))
+		return false;
+	atomic_store(&p->rest_ns[dev], last);
+	return true;
+}
+
+/* waiting for a time */
+
+static int futex(uint32_t *word, int op, uint32_t value, const struct timespec *t)
+{
+	return (int)syscall(SYS_futex, word, op, value, t, NULL, 0);
+}
+
+static void ring(struct sim_wait *w)
+{
+	__atomic_fetch_add(&w->ring, 1, __ATOMIC_SEQ_CST);
+	futex(&w->ring, FUTEX_WAKE, INT_MAX, NULL);
+}
+
+/* Sleeps for ns of real time, until the bell rings or word's futex is woken; true: word's. */
+static bool doze(const uint32_t *word, uint32_t old, struct sim_wait *w, uint32_t bell, uint64_t ns)
+{
+	uint64_t end = clock_real() + ns;
+	struct timespec at = { (time_t)(end / 1000000000), (long)(end % 1000000000) };
+	struct timespec rel = { 0, (long)(ns < MS ? ns : MS) };
+	struct futex_waitv v[2] = {
+		{ .val = bell, .uaddr = (uintptr_t)&w->ring, .flags = FUTEX_32 },
+		{ .val = old, .uaddr = (uintptr_t)word, .flags = FUTEX_32 },
+	};
+	int rc = (int)syscall(SYS_futex_waitv, v, word ? 2 : 1, 0, &at, CLOCK_MONOTONIC);
+
+	if (rc >= 0 || (errno != ENOSYS && errno != EPERM))
+		return rc == 1;
+	/* A kernel before 5.16: word alone, and look often for the rest. */
+	if (word)
+		return !futex((uint32_t *)(uintptr_t)word, FUTEX_WAIT, old, &rel);
+	futex(&w->ring, FUTEX_WAIT, bell, &rel);
+	return false;
+}
+
+bool clock_ring(struct sim_engine *e, uint64_t clock)
+{
+	bool any = false;
+
+	for (int i = 0; i < SIM_MAX_WAIT; i++) {
+		struct sim_wait *w = &e->wait[i];
+
+		if (!w->pid || w->until > clock)
+			continue;
+		any = true;
+		ring(w);
+	}
+	return any;
+}
+
+/* Forgets threads that are due and cannot come. */
+static void drop_due(struct sim_engine *e, uint64_t clock)
+{
+	for (int i = 0; i < SIM_MAX_WAIT; i++)
+		if (e->wait[i].pid && e->wait[i].until <= clock && stopped_or_dead(e->wait[i].pid))
+			e->wait[i].pid = 0;
+}
+
+/* Which slots' processes can give no work until somebody wakes them. */
+static void who_blocks(struct sim_engine *e, int dev, bool blocked[SIM_MAX_PROC])
+{
+	memset(blocked, 0, SIM_MAX_PROC * sizeof(*blocked));
+	for (int i = 0; i < SIM_MAX_WAIT; i++)
+		if (e->wait[i].pid && e->wait[i].blocked && e->wait[i].slot >= 0)
+			blocked[e->wait[i].slot] = atomic_load(&state_slots()[e->wait[i].slot].up[dev]) <= 0;
+}
+
+/* Whether everybody is at rest; dev is the machine's number. */
+static bool all_rest(struct sim_engine *e, int dev, uint64_t real)
+{
+	struct sim_proc *p = state_slots();
+	bool blocked[SIM_MAX_PROC];
+
+	who_blocks(e, dev, blocked);
+	for (int i = 0; i < SIM_MAX_PROC; i++)
+		if (p[i].pid && p[i].contexts[dev] && !blocked[i] && !at_rest(&p[i], dev, real))
+			return false;
+	return true;
+}
+
+/* Whether all that wait have looked since everybody was found at rest. */
+static bool all_looked(struct sim_engine *e, uint64_t real)
+{
+	bool all = true;
+
+	for (int i = 0; i < SIM_MAX_WAIT; i++) {
+		struct sim_wait *w = &e->wait[i];
+
+		if (!w->pid || w->seen >= e->ask)
+			continue;
+		if (real > e->ask + quiet && stopped_or_dead(w->pid)) {
+			w->pid = 0;
+			continue;
+		}
+		all = false;
+	}
+	return all;
+}
+
+/* Moves the clock to the first time that is waited for, if nobody has anything to do before. */
+static void jump(struct sim_engine *e, int dev)
+{
+	uint64_t real = clock_real(), first = UINT64_MAX, clock = clock_now(e, real);
+
+	for (int i = 0; i < SIM_MAX_WAIT; i++)
+		if (e->wait[i].pid && e->wait[i].until < first)
+			first = e->wait[i].until;
+	if (first == UINT64_MAX)
+		return;
+	if (first <= clock) {		/* whose time has come goes first */
+		drop_due(e, clock);
+		clock_ring(e, clock);
+		return;
+	}
+	if (!all_rest(e, dev, real)) {
+		e->ask = 0;
+		return;
+	}
+	if (!e->ask) {
+		e->ask = real;
+		for (int i = 0; i < SIM_MAX_WAIT; i++)
+			if (e->wait[i].pid && e->wait[i].seen < real)
+				ring(&e->wait[i]);
+	}
+	if (!all_looked(e, real))
+		return;
+	clock_set(e, first, real);
+	e->ask = 0;
+	clock_ring(e, first);
+}
+
+static struct sim_wait *wait_new(struct sim_engine *e, uint64_t until, bool blocked)
+{
+	for (int i = 0; i < SIM_MAX_WAIT; i++) {
+		struct sim_wait *w = &e->wait[i];
+
+		if (w->pid)
+			continue;
+		w->slot = state_slot();
+		w->blocked = blocked;
+		w->until = until;
+		w->pid = getpid();
+		return w;
+	}
+	return NULL;
+}
+
+static bool changed(const uint32_t *word, uint32_t old)
+{
+	return word && __atomic_load_n(word, __ATOMIC_SEQ_CST) != old;
+}
+
+static void wait_until(struct sim_engine *e, int dev, struct sim_wait *w, const uint32_t *word, uint32_t old)
+{
+	bool woken = false;
+
+	while (!woken && w->pid == getpid() && !changed(word, old)) {
+		uint64_t clock, real = clock_real(), nap;
+		uint32_t bell = __atomic_load_n(&w->ring, __ATOMIC_SEQ_CST);
+
+		w->seen = real;
+		if (clock_now(e, real) < w->until)
+			jump(e, dev);
+		clock = clock_now(e, clock_real());
+		if (clock >= w->until)
+			return;
+		nap = w->until - clock > NAP ? NAP : (uint64_t)((double)(w->until - clock) * pace) + 1000;
+		clock_unlock(e);
+		woken = doze(word, old, w, bell, nap > NAP ? NAP : nap);
+		clock_lock(e);
+	}
+}
+
+/* A timer gives no work when it wakes: it is waited for until it sleeps here again, and no longer. */
+static void thread_up(struct sim_engine *e, int dev, bool up)
+{
+	static __thread bool was[SIM_MAX_DEV];
+	struct sim_proc *p = me();
+	uint64_t real = clock_real();
+
+	e->ask = 0;
+	if (!p || was[dev] == up)
+		return;
+	was[dev] = up;
+	atomic_store(&p->stir_clock[dev], clock_now(e, real));
+	atomic_store(&p->up_ns[dev], real);
+	atomic_fetch_add(&p->up[dev], up ? 1 : -1);
+}
+
+API void sluice_sim_wait(int dev, const uint32_t *word, uint32_t old, uint64_t until, int blocked)
+{
+	struct timespec nap = { 0, (long)MS };
+	struct sim_engine *e;
+	struct sim_wait *w;
+
+	if (!engine_on() || dev < 0 || dev >= SIM_MAX_DEV || !state_engine(dev)) {
+		nanosleep(&nap, NULL);
+		return;
+	}
+	e = state_engine(dev);
+	clock_lock(e);
+	thread_up(e, state_phys(dev), false);
+	w = clock_now(e, clock_real()) < until ? wait_new(e, until, blocked) : NULL;
+	if (w) {
+		wait_until(e, state_phys(dev), w, word, old);
+		if (w->pid == getpid())
+			w->pid = 0;
+	}
+	if (blocked)
+		clock_stir(e, dev, clock_real());
+	else
+		thread_up(e, state_phys(dev), true);
+	clock_unlock(e);
+}
+
+API int sluice_sim_clock(int dev, uint64_t *ns)
+{
+	if (!ns || dev < 0 || dev >= SIM_MAX_DEV || !engine_on() || !state_engine(dev))
+		return -1;
+	*ns = engine_now(dev);
+	return 0;
+}
+
+/* letting others go first */
+
+/* Threads whose time has come. */
+static void yield_due(struct sim_engine *e)
+{
+	struct timespec nap = { 0, 20000 };
+	uint64_t since = clock_real();
+	bool dropped = false;
+
+	while (clock_ring(e, clock_now(e, clock_real()))) {
+		if (!dropped && clock_real() > since + quiet) {
+			drop_due(e, clock_now(e, clock_real()));
+			dropped = true;
+		}
+		if (clock_real() > since + PATIENCE)
+			return;
+		clock_unlock(e);
+		nanosleep(&nap, NULL);
+		clock_lock(e);
+	}
+}
+
+/* Whether a process that may have work in a moment has done nothing for LEAD; with forgive it may go on so for another. */
+static bool others_late(struct sim_engine *e, int dev, uint64_t clock, bool forgive)
+{
+	struct sim_proc *p = state_slots();
+	bool blocked[SIM_MAX_PROC], late = false;
+	uint64_t real = clock_real();
+
+	who_blocks(e, dev, blocked);
+	for (int i = 0; i < SIM_MAX_PROC && !late; i++) {
+		if (!p[i].pid || !p[i].contexts[dev] || i == state_slot() || blocked[i] ||
+		    clock < atomic_load(&p[i].stir_clock[dev]) + LEAD || at_rest(&p[i], dev, real))
+			continue;
+		if (forgive)
+			atomic_store(&p[i].stir_clock[dev], clock);
+		else
+			late = true;
+	}
+	return late;
+}
+
+/* The clock does not run away from those who are about to do something: what takes them a moment of real time takes others'
+ * work much more of the simulated one. */
+static void yield_others(struct sim_engine *e, int dev)
+{
+	uint64_t since = clock_real();
+	long ns = 10000;
+
+	while (others_late(e, dev, clock_now(e, clock_real()), false)) {
+		if (clock_real() > since + PATIENCE) {
+			others_late(e, dev, clock_now(e, clock_real()), true);
+			return;
+		}
+		clock_unlock(e);
+		nanosleep(&(struct timespec){ 0, ns }, NULL);
+		ns = ns < 400000 ? ns * 2 : ns;
+		clock_lock(e);
+	}
+}
+
+void clock_yield(struct sim_engine *e, int dev)
+{
+	yield_due(e);
+	yield_others(e, dev);
+}
+
+void clock_leave(struct sim_engine *e)
+{
+	for (int i = 0; i < SIM_MAX_WAIT; i++)
+		if (e->wait[i].pid == getpid())
+			e->wait[i].pid = 0;
+	e->ask = 0;
+}

@@ -1,0 +1,468 @@
+package turns
+
+// A session's part.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Turn names one turn of one seat; 0 is none.
+type Turn uint64
+
+// Chair is a session's place on a seat. Its methods may be called from any thread.
+type Chair struct {
+	p     *page
+	i     int
+	seat  int
+	gen   uint32
+	clock Clock
+	left  atomic.Int64 // when it last had no work
+	me    uint64       // its owner word
+	quit  atomic.Bool  // the chair may be another process's by now
+	soon  func()
+}
+
+const (
+	// AlertLead is how long before a turn the next one is told. Its session has to wake,
+	// then its client's receiver, then the thread that waits there, each of which takes up
+	// to half a millisecond after a long sleep.
+	AlertLead = 800 * time.Microsecond
+	// alertTime is how long that one spins.
+	alertTime = int64(AlertLead) * 3 / 2
+)
+
+// Soon sets what Wait calls when a turn of the seat is likely to begin within AlertLead.
+func (c *Chair) Soon(f func()) { c.soon = f }
+
+// OpenFDs takes a chair on a seat of the board behind two descriptors, which it closes.
+func OpenFDs(policyFD, stateFD, seat int, clock Clock) (*Chair, error) {
+	defer unix.Close(policyFD)
+	defer unix.Close(stateFD)
+	p, err := mapPages(policyFD, stateFD, false)
+	if err != nil {
+		return nil, err
+	}
+	if !p.valid() {
+		p.unmap()
+		return nil, ErrFile
+	}
+	c, err := p.sit(seat, clock)
+	if err != nil {
+		p.unmap()
+	}
+	return c, err
+}
+
+func (p *page) sit(seat int, clock Clock) (*Chair, error) {
+	if seat < 0 || seat >= MaxSeats || !p.seatPolicy(seat).present() {
+		return nil, fmt.Errorf("turns: seat %d: %w", seat, ErrEnded)
+	}
+	i, err := p.freeChair()
+	if err != nil {
+		return nil, err
+	}
+	at("claimed")
+	c := &Chair{p: p, i: i, seat: seat, gen: p.seatPolicy(seat).gen(), clock: clock, me: uint64(os.Getpid())}
+	p.chair(i, scStart).Store(self())
+	at("named")
+	p.chair(i, scSeat).Store(packSeat(seat, c.gen))
+	at("seated")
+	if _, real := clock.(Monotonic); real {
+		p.word(stClock).Store(clockMachine)
+	} else {
+		p.word(stClock).Store(clockSimulated)
+		p.word(stNow).Store(uint64(clock.Now()))
+	}
+	return c, nil
+}
+
+// freeChair claims a chair; those of dead processes count as free.
+func (p *page) freeChair() (int, error) {
+	me := uint64(os.Getpid())
+	for range 2 {
+		for i := range MaxChairs {
+			if p.chair(i, scOwner).CompareAndSwap(0, me) {
+				raise(p.word(stHigh), uint64(i+1))
+				return i, nil
+			}
+		}
+		for i := range MaxChairs {
+			p.bury(i, true)
+		}
+	}
+	return 0, fmt.Errorf("turns: %w: %d sessions", ErrFull, MaxChairs)
+}
+
+// Close frees the chair. The turn must be done.
+func (c *Chair) Close() {
+	c.Quit()
+	c.p.unmap()
+}
+
+// Quit frees the chair of a process that is about to end, and passes its turn on. Once is
+// enough: the chair may be another process's right afterwards.
+func (c *Chair) Quit() {
+	if c.quit.Swap(true) {
+		return
+	}
+	p := c.p
+	t := token(p.token().Load())
+	p.clearChair(c.i, c.me)
+	if t.seat() != c.seat {
+		return
+	}
+	for i := range p.chairs() {
+		if p.works(i, c.seat, t) {
+			return
+		}
+	}
+	p.pass(t, c.clock.Now(), nobody)
+}
+
+// Seat is the chair's seat.
+func (c *Chair) Seat() int { return c.seat }
+
+// Token is the word that is equal to the turn as long as that lasts.
+func (c *Chair) Token() *atomic.Uint64 { return c.p.token() }
+
+func (c *Chair) ended() bool {
+	w := c.p.seatPolicy(c.seat)
+	return !w.present() || w.gen() != c.gen
+}
+
+// Ask says that this session has work.
+func (c *Chair) Ask() {
+	p := c.p
+	want := p.chair(c.i, scWant)
+	if want.Load() != 0 || c.quit.Load() {
+		return
+	}
+	now := c.clock.Now()
+	var v view
+	p.look(&v, now)
+	if s := &v.places[c.seat]; s.present && !s.want && now-c.left.Load() > v.credit {
+		// Who comes back after more than a moment brings no more along than a turn's credit.
+		raise(p.seat(c.seat, ssVT), uint64(max(now-v.credit, 0)))
+		if least := v.leastLoan(c.seat); least > s.bvt {
+			raise(p.seat(c.seat, ssBVT), uint64(max(least-v.credit*whole/s.loan(), 0)))
+		}
+	}
+	at("asking")
+	want.Store(1)
+	at("asked")
+	t := token(p.token().Load())
+	holder := t.seat()
+	if holder < 0 || holder == c.seat {
+		return
+	}
+	if t.borrowed() && v.own(c.seat) {
+		p.word(stHurry).Store(uint64(t))
+	}
+	// The holder may think itself alone, and idle at its ease.
+	p.rouse(holder)
+}
+
+// rouse wakes those who keep a seat's turn.
+func (p *page) rouse(seat int) {
+	for i := range p.chairs() {
+		if p.chair(i, scOpen).Load() != 0 && p.chairSeat(i) == seat {
+			ring(p.chairBell(i))
+		}
+	}
+}
+
+// leastLoan is the least borrowed time among the others with work.
+func (v *view) leastLoan(but int) int64 {
+	least := int64(-1)
+	for i := range v.n {
+		if s := &v.places[i]; i != but && s.present && s.want && (least < 0 || s.bvt < least) {
+			least = s.bvt
+		}
+	}
+	return least
+}
+
+// Unask takes the wish back.
+func (c *Chair) Unask() {
+	c.left.Store(c.clock.Now())
+	if !c.quit.Load() {
+		c.p.chair(c.i, scWant).Store(0)
+	}
+}
+
+// Turn gives the seat's turn if it has one now, and 0 if not.
+func (c *Chair) Turn() Turn {
+	if t := token(c.p.token().Load()); t.seat() == c.seat {
+		return Turn(t)
+	}
+	return 0
+}
+
+// work notes the turn in which this session works; 0: in none.
+func (c *Chair) work(t uint64) {
+	if !c.quit.Load() {
+		c.p.chair(c.i, scOpen).Store(t)
+	}
+}
+
+// Enter joins a turn. False: it is over, or about to be.
+func (c *Chair) Enter(t Turn) bool {
+	p := c.p
+	c.work(uint64(t))
+	at("open")
+	if p.seat(c.seat, ssClosing).Load() == uint64(t) || p.token().Load() != uint64(t) {
+		c.work(0)
+		return false
+	}
+	if p.seat(c.seat, ssTook).Load() != uint64(t) {
+		p.seat(c.seat, ssTook).Store(uint64(t))
+		p.seat(c.seat, ssMisses).Store(0)
+		p.seat(c.seat, ssOut).Store(0)
+	}
+	at("entered")
+	return true
+}
+
+// Follow goes on in the turn that another session of the seat, or this one, has made
+// of the one before.
+func (c *Chair) Follow(t Turn) bool {
+	if c.Turn() != t {
+		return false
+	}
+	c.work(uint64(t))
+	c.p.seat(c.seat, ssTook).Store(uint64(t))
+	return true
+}
+
+// Wait waits for a turn of the seat, taking part in what waiting sessions do for each
+// other: they pass on what is free, and take away what is kept too long. It may return 0
+// without reason after a while; stop makes it return.
+func (c *Chair) Wait(stop *atomic.Bool) (Turn, error) {
+	p := c.p
+	bell := p.seatBell(c.seat)
+	last := c.clock.Now()
+	for range 100 {
+		old := bell.Load()
+		if c.ended() || p.chair(c.i, scOwner).Load() != c.me {
+			return 0, ErrEnded
+		}
+		if stop.Load() {
+			return 0, nil
+		}
+		t := token(p.token().Load())
+		if t.seat() == c.seat && p.seat(c.seat, ssClosing).Load() != uint64(t) {
+			return Turn(t), nil
+		}
+		now := c.clock.Now()
+		p.stamp(now)
+		until, own, throttled := c.until(t, now)
+		switch lead := int64(AlertLead); {
+		case until == 0: // something has changed
+			continue
+		case !c.clock.Spins():
+			c.clock.Wait((*uint32)(ptr(bell)), old, until, true)
+		case p.seat(c.seat, ssAlert).Load() == uint64(t):
+			c.spin(t, now+alertTime)
+			p.seat(c.seat, ssAlert).Store(0)
+		case own && until-now <= lead:
+			c.spin(t, until)
+		case own:
+			c.clock.Wait((*uint32)(ptr(bell)), old, until-lead, true)
+		default:
+			c.clock.Wait((*uint32)(ptr(bell)), old, until, true)
+		}
+		last = c.waited(last, throttled)
+	}
+	return 0, nil
+}
+
+// until says how long a waiter may sleep, whether it is for time of its own seat, and
+// whether that has none now.
+func (c *Chair) until(t token, now int64) (until int64, own, throttled bool) {
+	p := c.p
+	var v view
+	p.look(&v, now)
+	throttled = !v.own(c.seat)
+	if t.seat() >= 0 {
+		return p.judge(t, now), false, throttled
+	}
+	next, _, again := v.pick(nobody)
+	if next >= 0 {
+		p.pass(t, now, nobody)
+		return 0, false, throttled
+	}
+	s := &v.places[c.seat]
+	own = s.share > 0 && s.out <= now && v.bound(s.vt, s.share) <= again
+	return min(again, now+int64(100*time.Millisecond)), own, true
+}
+
+// spin waits for a turn by looking.
+func (c *Chair) spin(t token, until int64) {
+	if c.soon != nil {
+		c.soon()
+	}
+	w := c.p.token()
+	for token(w.Load()) == t && c.clock.Now() < until {
+	}
+}
+
+// waited counts the time since last.
+func (c *Chair) waited(last int64, throttled bool) int64 {
+	now := c.clock.Now()
+	if d := now - last; d > 0 {
+		c.p.count(c.seat, cWaited).Add(uint64(d))
+		if throttled {
+			c.p.count(c.seat, cThrottled).Add(uint64(d))
+		}
+	}
+	return now
+}
+
+// Done leaves a turn: this session has nothing on the GPU any more, or gives up to wait
+// for that. The last session of the seat passes the token on.
+func (c *Chair) Done(t Turn) {
+	p := c.p
+	p.seat(c.seat, ssClosing).Store(uint64(t))
+	at("closing")
+	c.work(0)
+	at("left")
+	for i := range p.chairs() {
+		if i != c.i && p.works(i, c.seat, token(t)) {
+			return
+		}
+	}
+	p.pass(token(t), c.clock.Now(), nobody)
+}
+
+// works says whether a chair has work in the turn t of its seat.
+func (p *page) works(i, seat int, t token) bool {
+	o := token(p.chair(i, scOpen).Load())
+	if o == 0 || p.chairSeat(i) != seat {
+		return false
+	}
+	// It follows its seat's turn within one; after that it is stopped, or dead.
+	return o.begin() >= t.begin()-p.quantum()-p.grace() && !p.bury(i, false)
+}
+
+// Renew makes another turn of this one if this seat would be next anyway.
+func (c *Chair) Renew(t Turn) (Turn, bool) {
+	p, now := c.p, c.clock.Now()
+	var v view
+	p.look(&v, now)
+	old := token(t)
+	held := p.held(old, now)
+	v.charge(c.seat, held, old.borrowed())
+	next, borrowed, _ := v.pick(nobody)
+	if next != c.seat || p.seat(c.seat, ssClosing).Load() == uint64(t) {
+		return 0, false
+	}
+	n := packToken(next, borrowed, max(now/1000, old.us()+1))
+	// Before the token shows it, or somebody would think it not taken.
+	p.seat(c.seat, ssTook).Store(uint64(n))
+	at("renewing")
+	if !p.token().CompareAndSwap(uint64(t), uint64(n)) {
+		return 0, false
+	}
+	at("renewed")
+	p.stamp(now)
+	p.charge(&v, c.seat, old, held)
+	p.count(c.seat, cTurns).Add(1)
+	c.work(uint64(n))
+	return Turn(n), true
+}
+
+// Alert tells who is likely to be next that this turn ends in a moment. It says whether
+// that is another seat.
+func (c *Chair) Alert(t Turn) bool {
+	p, now := c.p, c.clock.Now()
+	var v view
+	p.look(&v, now)
+	v.charge(c.seat, p.held(token(t), now), token(t).borrowed())
+	next, _, _ := v.pick(nobody)
+	if next == c.seat {
+		return false
+	}
+	if next >= 0 && p.seat(next, ssAlert).Swap(uint64(t)) != uint64(t) && c.clock.Spins() {
+		ring(p.seatBell(next))
+	}
+	return true
+}
+
+// Contended says whether another seat has work.
+func (c *Chair) Contended() bool {
+	p := c.p
+	for i := range p.chairs() {
+		if p.chair(i, scWant).Load() != 0 {
+			if s := p.chairSeat(i); s >= 0 && s != c.seat {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Capped says whether the seat may not use more than its own share even when nobody
+// else has work.
+func (c *Chair) Capped() bool {
+	var v view
+	c.p.look(&v, c.clock.Now())
+	return v.places[c.seat].kind == Fixed || v.rate < whole
+}
+
+// Ends gives a turn's end; sooner than planned if it was borrowed and is wanted back.
+func (c *Chair) Ends(t Turn) int64 {
+	if c.p.word(stHurry).Load() == uint64(t) {
+		return token(t).begin()
+	}
+	return token(t).begin() + c.p.quantum()
+}
+
+// Overdue is when a turn is taken away.
+func (c *Chair) Overdue(t Turn) int64 { return token(t).begin() + c.p.quantum() + c.p.grace() }
+
+// Grace is how long after its end a turn's work is waited for.
+func (c *Chair) Grace() int64 { return c.p.grace() }
+
+// Quantum is a turn's length.
+func (c *Chair) Quantum() int64 { return c.p.quantum() }
+
+// Nap waits until a time, or until somebody rouses the keeper of this chair. seen is
+// what Bell gave before it was last looked whether there is anything to do.
+func (c *Chair) Nap(seen uint32, until int64) {
+	c.clock.Wait((*uint32)(ptr(c.p.chairBell(c.i))), seen, until, false)
+}
+
+// Bell is the keeper's.
+func (c *Chair) Bell() uint32 { return c.p.chairBell(c.i).Load() }
+
+// Rouse wakes this chair's keeper.
+func (c *Chair) Rouse() { ring(c.p.chairBell(c.i)) }
+
+// Wake makes Wait look again.
+func (c *Chair) Wake() { ring(c.p.seatBell(c.seat)) }
+
+// Busy counts time that the GPU worked for this session.
+func (c *Chair) Busy(d time.Duration) { c.p.count(c.seat, cBusy).Add(ns(d)) }
+
+// Late notes since when work of an ended turn is on the GPU; 0: it is not any more.
+func (c *Chair) Late(since int64) {
+	if !c.quit.Load() {
+		c.p.chair(c.i, scLate).Store(uint64(max(since, 0)))
+	}
+}
+
+// Owe charges time that such work took from others.
+func (c *Chair) Owe(d time.Duration) {
+	if d > 0 && !c.ended() {
+		c.p.owe(c.seat, d, c.clock.Now())
+	}
+}
+
+// Over says whether an error means that the seat is gone.
+func Over(err error) bool { return errors.Is(err, ErrEnded) }
