@@ -44,41 +44,55 @@ func memoryOf(t *testing.T, file string) (kib int) {
 	return kib
 }
 
-// What the hook costs: of a container that did not ask, and of one that did. The numbers
-// are printed; the bounds hold on a busy machine too.
+// The most that a container waits for the hook, as medians.
+const (
+	unaskedCost = 5 * time.Millisecond
+	askedCost   = 50 * time.Millisecond
+)
+
+// What the hook costs: of a container that did not ask, and of one that did. On a machine that others use, a second
+// and a third round are made where one is not clear; each is judged by its own medians.
 func TestCost(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/config.json", []byte(`{"process":{"env":["PATH=/bin"]},"root":{"path":"rootfs"}}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	var unasked []time.Duration
-	for range 40 {
-		cmd := exec.Command(built.hook, "createContainer")
-		cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"ociVersion":"1.0.2","id":"x","status":"creating","bundle":%q}`, dir))
-		start := time.Now()
-		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
-			t.Fatalf("%v: %s", err, out)
-		}
-		unasked = append(unasked, time.Since(start))
-	}
 	b := newBox(t, "runc")
 	hooks := b.spec.Hooks
-	var plain, served []time.Duration
-	for range 10 {
-		for _, with := range []bool{false, true} {
-			b.spec.Hooks = nil
-			if with {
-				b.spec.Hooks = hooks
+	b.spec.Process.Args = []string{"/bin/ls", "/bin/ls"}
+	var unasked, more time.Duration
+	for range 3 {
+		var bare, plain, added []time.Duration
+		for range 40 {
+			cmd := exec.Command(built.hook, "createContainer")
+			cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"ociVersion":"1.0.2","id":"x","status":"creating","bundle":%q}`, dir))
+			start := time.Now()
+			if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+				t.Fatalf("%v: %s", err, out)
 			}
-			b.spec.Process.Args = []string{"/bin/ls", "/bin/ls"}
+			bare = append(bare, time.Since(start))
+		}
+		for range 10 {
+			b.spec.Hooks = nil
 			start := time.Now()
 			b.must()
-			if with {
-				served = append(served, time.Since(start))
-			} else {
-				plain = append(plain, time.Since(start))
-			}
+			without := time.Since(start)
+			b.spec.Hooks, start = hooks, time.Now()
+			b.must()
+			plain, added = append(plain, without), append(added, time.Since(start)-without)
 		}
+		unasked, more = median(bare), median(added)
+		t.Logf("not asked: median %v, worst %v; a container by runc: median %v without the hook; with a lease %v more, %v to %v",
+			unasked, slices.Max(bare), median(plain), more, slices.Min(added), slices.Max(added))
+		if unasked < unaskedCost && more < askedCost {
+			break
+		}
+	}
+	if unasked >= unaskedCost {
+		t.Errorf("a container that did not ask waits %v", unasked)
+	}
+	if more >= askedCost {
+		t.Errorf("a container that asked waits %v more", more)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -93,15 +107,6 @@ func TestCost(t *testing.T) {
 	t.Logf("memory of the hook with a lease: %.1f MiB", float64(kib)/1024)
 	if kib > 64<<10 {
 		t.Errorf("the hook took %d KiB", kib)
-	}
-	t.Logf("not asked: median %v, worst %v; a container by runc: median %v without the hook, %v with a lease: %v more",
-		median(unasked), slices.Max(unasked), median(plain), median(served), median(served)-median(plain))
-	// The fastest start is what a start costs: all others waited for something else, too.
-	if d := slices.Min(unasked); d > 5*time.Millisecond {
-		t.Errorf("a container that did not ask waits %v at least", d)
-	}
-	if d := slices.Min(served) - slices.Min(plain); d > 50*time.Millisecond {
-		t.Errorf("a container that asked waits %v at least", d)
 	}
 }
 
