@@ -18,12 +18,12 @@ import (
 const (
 	// reporters write reports at once.
 	reporters = 2
-	// reportAge is how long a report is tried to be written, and wholeAge how long that
-	// of all owners is waited for.
+	// reportAge is how long a report is tried to be written, and wholeAge how long what
+	// silent owners have to say is waited for where others have said something.
 	reportAge = 10 * time.Minute
 	wholeAge  = time.Minute
 	// maxPause is the longest time between two tries.
-	maxPause = time.Minute
+	maxPause = 20 * time.Second
 )
 
 // telling is the report of a run, to be written.
@@ -99,14 +99,13 @@ func (s *Service) report(ctx context.Context, o over) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
 	list, err := s.cfg.Host.Reports(ctx, s.cfg.Cluster, o.Job)
-	if err != nil && time.Since(o.At) < wholeAge {
-		return fmt.Errorf("%w; %w", err, slurm.ErrLater)
-	}
-	if err != nil {
-		s.log.Warn("report of a job is not whole", "job", o.Job, "error", err)
-	}
 	text := s.cfg.Line(list)
-	if text == "" {
+	switch {
+	case err != nil && (text == "" || time.Since(o.At) < wholeAge):
+		return fmt.Errorf("%w; %w", err, slurm.ErrLater)
+	case err != nil:
+		s.log.Warn("report of a job is not whole", "job", o.Job, "error", err)
+	case text == "":
 		return nil
 	}
 	return s.cfg.Slurm.Comment(ctx, o.Job, text)

@@ -51,6 +51,11 @@ func (c *chaos) runs() []run {
 // reported says whether its AdminComment says what it has used.
 func (r run) reported() bool { return strings.Contains(r.comment, "asked ") }
 
+// overwritten says whether Slurm has put an older comment in the report's place, see restartReported.
+func (c *chaos) overwritten(r run) bool {
+	return strings.HasPrefix(r.comment, requeuedFor) && c.anew.After(r.end)
+}
+
 func unix(s string) time.Time {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil {
@@ -129,7 +134,7 @@ func (c *chaos) addUp(jobs int) {
 		runs = c.runs()
 		var without []string
 		for _, r := range runs {
-			if r.state == "COMPLETED" && r.units > 0 && !r.reported() && !c.inGap(r) {
+			if r.state == "COMPLETED" && r.units > 0 && !r.reported() && !c.inGap(r) && !c.overwritten(r) {
 				without = append(without, r.job)
 			}
 		}
@@ -210,13 +215,13 @@ func (c *chaos) addUp(jobs int) {
 		whole++
 		if r.reported() {
 			reported++
-		} else if c.inGap(r) {
+		} else if c.inGap(r) || c.overwritten(r) {
 			missed++
 		} else {
 			t.Logf("job %s, ended at %s, has no report but %q", r.job, r.end.UTC().Format(time.TimeOnly), r.comment)
 		}
 	}
-	t.Logf("%d jobs, %d runs, %d leases; %d runs came through with their fractions, %d of them with a report, %d ended while nobody could write one", len(ids), len(runs), len(loans), whole, reported, missed)
+	t.Logf("%d jobs, %d runs, %d leases; %d runs came through with their fractions, %d of them with a report, %d ended while nobody could write one or have Slurm's", len(ids), len(runs), len(loans), whole, reported, missed)
 	t.Logf("percent-seconds: %.0f billed by Slurm, %.0f lent by the owners; of those runs %.0f and %.0f", billed, lentSeconds, wholeBilled, wholeLent)
 	if len(ids) < jobs*9/10 {
 		t.Errorf("sacct knows %d jobs of %d", len(ids), jobs)

@@ -35,6 +35,7 @@ type chaos struct {
 	count map[string]int       // what was done, how often
 	waits map[string]time.Time // jobs that were put back, since when; the submitter's
 	gaps  [][2]time.Time       // when slurmctld or the daemon beside it was away
+	anew  time.Time            // when slurmctld was last started anew
 	lost  atomic.Bool          // a disturbance itself failed, which is the test's fault
 }
 
@@ -328,6 +329,9 @@ func (c *chaos) one(what string) error {
 		}
 		time.Sleep(pause)
 		c.did(what)
+		c.mu.Lock()
+		c.anew = time.Now()
+		c.mu.Unlock()
 		return c.StartSlurmctld(c.ctx)
 	case "node":
 		if err := node.Crash(); err != nil {

@@ -124,16 +124,15 @@ func stepOfOthers(t *testing.T, r *rig) {
 	job, _, _ = strings.Cut(job, "\n")
 	defer func() { r.scancel(t, job) }()
 	// Others may use the machine. How much they do is seen from the runs without the plug-in against each other: the
-	// first round in which these are alike is the one that counts, or else the one in which they are most, whatever the
-	// plug-in costs in it.
+	// first round in which these are alike is the one that counts, whatever the plug-in costs in it, or else all rounds.
 	const (
 		rounds = 6
 		pairs  = 100
 		quiet  = 0.25 // ms, of the error of a median
 	)
-	best := math.Inf(1)
+	clear := false
 	var more, without []float64
-	for round := 0; round < rounds && best > quiet; round++ {
+	for round := 0; round < rounds && !clear; round++ {
 		out, err := r.Ctl.Run(r.ctx, lab.Root, "sh", "-c", `chrt --rr --pid 1 $$; exec bash -c "$@"`, "sh", paired, "bash", job, strconv.Itoa(pairs))
 		if err != nil {
 			t.Fatal(err)
@@ -150,16 +149,18 @@ func stepOfOthers(t *testing.T, r *rig) {
 		e := medianError(null)
 		t.Logf("round %d of %d pairs: srun takes %.2f ms with the plug-in, %.2f without, %.2f more (medians); without it once more %.2f more, +- %.2f",
 			round+1, len(diff), median(plugged), median(bare), median(diff), median(null), e)
-		if e < best {
-			best, more, without = e, diff, bare
+		if clear = e < quiet; clear {
+			more, without = diff, bare
+		} else {
+			more, without = append(more, diff...), append(without, bare...)
 		}
 	}
-	if best > quiet {
-		t.Logf("no round was quiet; the quietest counts")
+	if !clear {
+		t.Logf("no round was quiet; all of them count")
 	}
 	figure{"srun-more", "ms", "median < 1", "srun /bin/true in an allocation that asks for nothing, with the plug-in less without, by turns", more}.keep(t)
 	figure{"srun-without", "ms", "-", "srun /bin/true in an allocation, without the plug-in", without}.keep(t)
-	if m := median(more); !(m < stepCost.Seconds()*1e3) || len(more) != pairs {
+	if m := median(more); !(m < stepCost.Seconds()*1e3) || len(more) < pairs {
 		t.Errorf("a step costs %.2f ms more, at the median of %d", m, len(more))
 	}
 }

@@ -233,8 +233,10 @@ func noRoom(t *testing.T, r *rig) {
 // The last task of an array has the array's number, by which Slurm's commands mean all of its tasks: only this one is
 // put back, and only it says why.
 func noRoomForTask(t *testing.T, r *rig) {
-	j := r.sbatch(t, long, "--gres=rgpu:60", "-a1-3") // of two GPUs
-	last := j + "_3"
+	j := r.sbatch(t, long, "--gres=rgpu:60", "-a1-3%2") // of two GPUs
+	last, tasks := j+"_3", []string{}
+	r.until(t, 40*time.Second, "two tasks run", func() error { return r.running(j, 2, &tasks) })
+	r.scontrol(t, "update", "JobId="+j, "ArrayTaskThrottle=0")
 	r.until(t, 40*time.Second, "the last task is put back", func() error {
 		job, err := r.Job(r.ctx, last)
 		if err == nil && (job["JobId"] != j || job["JobState"] != "PENDING" || !strings.Contains(job["AdminComment"], "sluice: requeued: ")) {

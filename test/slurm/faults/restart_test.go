@@ -16,9 +16,10 @@ import (
 // some releases remember the wrong thing. What Slurm itself gets wrong then is shown here, with what we make of it.
 func TestAccounting(t *testing.T) {
 	t.Parallel()
-	all(t, site{flags: "Alloc,Contain", more: lab.Options{Accounting: true}}, []row{
+	all(t, site{flags: "Alloc,Contain", more: lab.Options{Accounting: true, Sluice: map[string]string{"slurm.reconcile": "1h"}}}, []row{
 		{"slurmctld restarted while a job completes", restartCompleting},
 		{"slurmctld restarted while it asks the database", restartAsking},
+		{"slurmctld restarted after a report", restartReported},
 		{"report of an array's last task", reportOfTask},
 	})
 }
@@ -140,4 +141,44 @@ func restartAsking(t *testing.T, r *rig) {
 	r.scancel(t, j)
 	// slurmctld still has its record: once that has gone, its comments are of the accounting anyway.
 	r.reported(t, j)
+}
+
+// requeuedFor begins the AdminComment of a job for which there was no room.
+const requeuedFor = "sluice: requeued: "
+
+// A slurmctld that is started tells the accounting once more of the jobs that have ended and that it still knows, also
+// their AdminComments as it has them: not what was changed in the accounting meanwhile.
+func restartReported(t *testing.T, r *rig) {
+	comment := func(j string) string {
+		t.Helper()
+		out := must[string](t)(r.Ctl.Run(r.ctx, lab.Root, "sacct", "-n", "-X", "-P", "-j", j, "-o", "AdminComment"))
+		return strings.TrimSpace(out)
+	}
+	free := r.fill(t)
+	j := r.sbatch(t, "true", ask)
+	r.turnedAway(t, j)
+	free()
+	r.now(t, j)
+	r.state(t, j, 40*time.Second, "COMPLETED")
+	r.reported(t, j)
+	said := comment(j)
+	r.restartCtld(t)
+	// Its last word on the job, which a later one follows.
+	other := r.sbatch(t, "true")
+	r.state(t, other, 40*time.Second, "COMPLETED")
+	r.until(t, 40*time.Second, "the accounting has the later job's end", func() error {
+		out, err := r.Ctl.Run(r.ctx, lab.Root, "sacct", "-n", "-X", "-P", "-j", other, "-o", "State")
+		if err == nil && !strings.Contains(out, "COMPLETED") {
+			err = fmt.Errorf("it is %q", out)
+		}
+		return err
+	})
+	switch now := comment(j); {
+	case strings.EqualFold(now, said): // sacctmgr writes small letters
+		t.Log("it is kept")
+	case strings.HasPrefix(now, requeuedFor):
+		t.Log("the older comment is back")
+	default:
+		t.Errorf("%q has become %q", said, now)
+	}
 }
