@@ -3,6 +3,7 @@ package bench_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +35,21 @@ func TestSharesPage(t *testing.T) {
 	}
 	if string(all) != string(table) {
 		t.Errorf("logs/shares/table.txt is not what %s %s prints", program, log)
+	}
+}
+
+// So are those of the last run of gpu-shares.sh, with what it missed.
+func TestSharesMeasured(t *testing.T) {
+	rows, err := exec.Command("python3", "shares/summary.py", "--page", "logs/shares-h200/shares.jsonl").Output()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../docs/shares.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) < 1000 || !strings.Contains(string(page), string(rows)) {
+		t.Error("docs/shares.md has other figures than shares/summary.py --page logs/shares-h200/shares.jsonl prints")
 	}
 }
 

@@ -10,6 +10,7 @@
 #define SPARE 4		/* so many processors: two threads of a program look, its own and the receiver */
 
 static int64_t until; /* ns of CLOCK_MONOTONIC */
+static int processors_known;
 
 static int64_t now_ns(void)
 {
@@ -23,8 +24,7 @@ static int64_t now_ns(void)
  * link with. */
 static int processors(void)
 {
-	static int known;
-	int n = __atomic_load_n(&known, __ATOMIC_RELAXED);
+	int n = __atomic_load_n(&processors_known, __ATOMIC_RELAXED);
 	unsigned long mask[128];
 
 	if (n)
@@ -32,14 +32,21 @@ static int processors(void)
 	for (long i = 0, got = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask); i < got / (long)sizeof *mask; i++)
 		for (unsigned long m = mask[i]; m; m &= m - 1)
 			n++;
-	__atomic_store_n(&known, n ? n : 1, __ATOMIC_RELAXED);
+	__atomic_store_n(&processors_known, n ? n : 1, __ATOMIC_RELAXED);
 	return n ? n : 1;
 }
 
-void sl_attend(uint32_t us)
+bool sl_attend(int64_t *again, uint32_t us)
 {
-	if (us && processors() > 1)
-		__atomic_store_n(&until, now_ns() + (int64_t)(us < MOST_US ? us : MOST_US) * 1000, __ATOMIC_RELAXED);
+	int64_t now = now_ns(), ns = (int64_t)(us < MOST_US ? us : MOST_US) * 1000;
+
+	if (!ns || now < *again || processors() < 2)
+		return false;
+	*again = now + 2 * ns;
+	/* Another worker's word may reach further. */
+	if (now + ns > __atomic_load_n(&until, __ATOMIC_RELAXED))
+		__atomic_store_n(&until, now + ns, __ATOMIC_RELAXED);
+	return true;
 }
 
 bool sl_look(int64_t *since, bool owed)

@@ -13,8 +13,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Looking pays from now on for so many us, at most 5000; not on a single processor. */
-void sl_attend(uint32_t us);
+/*
+ * Looking pays from now on for so many us, at most 5000; not on a single processor, and no more than half of the time
+ * for a worker that says so again and again. *again is the worker's, 0 at first. False: it had better sleep.
+ */
+bool sl_attend(int64_t *again, uint32_t us);
 
 /* Pauses for a moment and says true as long as it pays to look again. *since is 0 when a wait begins; owed: the
  * program waits for an answer. */

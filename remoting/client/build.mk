@@ -73,10 +73,11 @@ endif
 # --- tests ---
 
 SHIM_T := build/test/shim$(if $(SAN),-$(subst $(SHIM_COMMA),-,$(SAN)))
-SHIM_TESTS := $(addprefix $(SHIM_T)/test_,entry fatbin handles integrity lease ranges sha256)
+SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention entry fatbin handles integrity lease ranges sha256)
 # The programs nvcc built, where they are there: test_fatbin looks into them.
 SHIM_NVCC := $(wildcard build/test/cuda-11.8/vecadd build/test/cuda-11.8/reduce build/test/cuda-13.0/vecadd)
 
+$(SHIM_T)/test_attention: $(SHIM)/attention.c
 $(SHIM_T)/test_fatbin: $(SHIM_OUT)/o/fatbin.o
 $(SHIM_T)/test_handles: $(SHIM_OUT)/o/handles.o
 $(SHIM_T)/test_integrity: $(SHIM_OUT)/o/integrity.o
@@ -90,7 +91,7 @@ $(SHIM_T)/test_%: $(SHIM)/test_%.c $(SHIM_HDR)
 
 .PHONY: shim-test shim-elf
 shim-test: $(SHIM_TESTS) $(SHIM_LIB)
-	@set -e; for t in handles integrity lease ranges sha256; do $(SHIM_T)/test_$$t; done; \
+	@set -e; for t in attention handles integrity lease ranges sha256; do $(SHIM_T)/test_$$t; done; \
 	$(SHIM_T)/test_fatbin $(SHIM_NVCC); ASAN_OPTIONS=detect_leaks=0 $(SHIM_T)/test_entry $(abspath $(SHIM_LIB))
 
 shim-elf: $(SHIM_LIB) build/shim/libnvidia-ml.so.1

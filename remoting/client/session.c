@@ -88,6 +88,7 @@ struct sl_peer {
 	pthread_mutex_t wait_lock;
 	struct waiter *waiting[WAIT_BUCKETS];
 	uint32_t owed;	/* how many */
+	int64_t attend_again;	/* the receiver's */
 
 	uint8_t *rx;
 	size_t rx_at, rx_n;
@@ -630,7 +631,8 @@ static void wake_waiter(struct waiter *w)
 /* A turn of this session is about to begin: those who wait had better be awake. */
 static void attend(struct sl_peer *t, uint32_t us)
 {
-	sl_attend(us);
+	if (!sl_attend(&t->attend_again, us))
+		return;
 	pthread_mutex_lock(&t->wait_lock);
 	for (int i = 0; i < WAIT_BUCKETS; i++)
 		for (struct waiter *w = t->waiting[i]; w; w = w->next)

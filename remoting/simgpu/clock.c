@@ -5,32 +5,21 @@
  * piece of work hardly counts. Who waits for a time of this clock does so here (sluice_sim_wait), and where nobody has
  * work the clock jumps to the first of these times.
  *
- * That nobody has work is said by the processes themselves, for it cannot be seen: a process either waits here, says
- * that it is blocked, and has found its futex word unchanged since everybody was last seen at rest; or it has given no
- * work for SLUICE_SIM_QUIET, none of its threads can run, and its timers sleep here. One that the kernel just does not let
- * run is therefore waited for, and a process that is stopped or dead is not. Whoever it works for is not seen from here: that
- * none of those can run either is asked of whoever keeps SLUICE_SIM_WATCH (struct sim_watch), if that is given.
- *
  * All of an engine is under its lock, but for the words of processes (struct sim_proc), which are atomic.
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "clock.h"
 #include "engine.h"
+#include "rest.h"
 
 #define API __attribute__((visibility("default")))
 #define MS 1000000ULL
@@ -39,31 +28,8 @@
 #define LEAD (2 * MS)		/* simulated: others' work goes no further while a process that is not at rest does nothing */
 
 static double pace = 1;		/* real time per simulated time while nothing runs */
-static uint64_t quiet = 5 * MS;	/* real: a process that did nothing for so long may be at rest */
-static struct sim_watch *watch;	/* by slot; NULL: nobody is asked */
 
-void clock_config(double idle, double rest)
-{
-	pace = idle;
-	quiet = (uint64_t)(rest * 1e6);
-}
-
-int clock_watch(const char *path)
-{
-	size_t size = SIM_MAX_PROC * sizeof(*watch);
-	int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-	struct stat st;
-	void *p = MAP_FAILED;
-
-	if (fd >= 0 && !fstat(fd, &st) && (size_t)st.st_size >= size)
-		p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (fd >= 0)
-		close(fd);
-	if (p == MAP_FAILED)
-		return -1;
-	watch = p;
-	return 0;
-}
+void clock_config(double idle) { pace = idle; }
 
 uint64_t clock_real(void)
 {
@@ -120,7 +86,7 @@ uint64_t engine_now(int dev)
 	return t;
 }
 
-/* who is at rest */
+/* what this process does */
 
 void clock_stir(struct sim_engine *e, int dev, uint64_t real)
 {
@@ -143,89 +109,6 @@ void engine_stir(int dev)
 	clock_lock(e);
 	clock_stir(e, dev, clock_real());
 	clock_unlock(e);
-}
-
-/* The state of a thread as /proc has it; 0: gone. */
-static char thread_state(const char *path)
-{
-	char buf[512];
-	const char *p;
-	ssize_t n;
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-	if (fd < 0)
-		return 0;
-	n = read(fd, buf, sizeof(buf) - 1);
-	close(fd);
-	if (n <= 0)
-		return 0;
-	buf[n] = 0;
-	p = strrchr(buf, ')');
-	return p && p[1] == ' ' ? p[2] : 0;
-}
-
-static bool stopped_or_dead(int pid)
-{
-	char path[64], state;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	state = thread_state(path);
-	return !state || strchr("TtZX", state);
-}
-
-/* Whether any thread of a process but the caller's can run now. */
-static bool runnable(int pid)
-{
-	char path[320], state;
-	struct dirent *d;
-	bool found = false;
-	int self = (int)syscall(SYS_gettid);
-	DIR *dir;
-
-	snprintf(path, sizeof(path), "/proc/%d/task", pid);
-	dir = opendir(path);
-	if (!dir)
-		return false;
-	while (!found && (d = readdir(dir))) {
-		if (d->d_name[0] == '.' || atoi(d->d_name) == self)
-			continue;
-		snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", pid, d->d_name);
-		state = thread_state(path);
-		found = state == 'R' || state == 'D';
-	}
-	closedir(dir);
-	return found;
-}
-
-/* Whether those that a process works for are at rest too; since: when it did something itself. */
-static bool watched(const struct sim_proc *p, uint64_t since)
-{
-	struct sim_watch *w = &watch[p - state_slots()];
-
-	if (atomic_load(&w->asleep) == since)
-		return true;
-	atomic_store(&w->pid, p->pid);
-	atomic_store(&w->want, since);
-	return false;
-}
-
-/* Once found at rest a process is so until it does something; but not while a thread of it is up because its time has come. */
-static bool at_rest(struct sim_proc *p, int dev, uint64_t real)
-{
-	uint64_t last = atomic_load(&p->stir_ns[dev]), woke = atomic_load(&p->up_ns[dev]);
-
-	if (!last)
-		return true;	/* it has not begun */
-	if (atomic_load(&p->entering) > 0)	/* not less: a slot's last owner may leave late */
-		return real > last + quiet && stopped_or_dead(p->pid);
-	if (atomic_load(&p->up[dev]) > 0 && woke > last)
-		last = woke;
-	if (atomic_load(&p->rest_ns[dev]) == last)
-		return true;
-	if (real < last + quiet || (watch ? !watched(p, last) : runnable(p->pid)))
-		return false;
-	atomic_store(&p->rest_ns[dev], last);
-	return true;
 }
 
 /* waiting for a time */
@@ -281,7 +164,7 @@ bool clock_ring(struct sim_engine *e, uint64_t clock)
 static void drop_due(struct sim_engine *e, uint64_t clock)
 {
 	for (int i = 0; i < SIM_MAX_WAIT; i++)
-		if (e->wait[i].pid && e->wait[i].until <= clock && stopped_or_dead(e->wait[i].pid))
+		if (e->wait[i].pid && e->wait[i].until <= clock && rest_stopped(e->wait[i].pid))
 			e->wait[i].pid = 0;
 }
 
@@ -302,7 +185,7 @@ static bool all_rest(struct sim_engine *e, int dev, uint64_t real)
 
 	who_blocks(e, dev, blocked);
 	for (int i = 0; i < SIM_MAX_PROC; i++)
-		if (p[i].pid && p[i].contexts[dev] && !blocked[i] && !at_rest(&p[i], dev, real))
+		if (p[i].pid && p[i].contexts[dev] && !blocked[i] && !rest_is(&p[i], dev, real))
 			return false;
 	return true;
 }
@@ -317,7 +200,7 @@ static bool all_looked(struct sim_engine *e, uint64_t real)
 
 		if (!w->pid || w->seen >= e->ask)
 			continue;
-		if (real > e->ask + quiet && stopped_or_dead(w->pid)) {
+		if (rest_due(e->ask, real) && rest_stopped(w->pid)) {
 			w->pid = 0;
 			continue;
 		}
@@ -460,7 +343,7 @@ static void yield_due(struct sim_engine *e)
 	bool dropped = false;
 
 	while (clock_ring(e, clock_now(e, clock_real()))) {
-		if (!dropped && clock_real() > since + quiet) {
+		if (!dropped && rest_due(since, clock_real())) {
 			drop_due(e, clock_now(e, clock_real()));
 			dropped = true;
 		}
@@ -482,7 +365,7 @@ static bool others_late(struct sim_engine *e, int dev, uint64_t clock, bool forg
 	who_blocks(e, dev, blocked);
 	for (int i = 0; i < SIM_MAX_PROC && !late; i++) {
 		if (!p[i].pid || !p[i].contexts[dev] || i == state_slot() || blocked[i] ||
-		    clock < atomic_load(&p[i].stir_clock[dev]) + LEAD || at_rest(&p[i], dev, real))
+		    clock < atomic_load(&p[i].stir_clock[dev]) + LEAD || rest_is(&p[i], dev, real))
 			continue;
 		if (forgive)
 			atomic_store(&p[i].stir_clock[dev], clock);

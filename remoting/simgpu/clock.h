@@ -7,10 +7,8 @@
 
 #include "state.h"
 
-/* idle: real time per simulated time while nothing runs; rest: after so many ms without work a process may be at rest. */
-void clock_config(double idle, double rest);
-/* The file by which is asked whether a process is at rest, of SIM_MAX_PROC struct sim_watch; -1: it cannot be used. */
-int clock_watch(const char *path);
+/* How much slower than real time the clock goes while nothing runs. */
+void clock_config(double idle);
 uint64_t clock_real(void);
 void clock_lock(struct sim_engine *e);
 void clock_unlock(struct sim_engine *e);

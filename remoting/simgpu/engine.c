@@ -15,6 +15,7 @@
 
 #include "clock.h"
 #include "engine.h"
+#include "rest.h"
 
 #define MS 1000000ULL
 #define SLICE (2 * MS)		/* simulated: work of other processes may come in between */
@@ -102,8 +103,9 @@ int engine_config(void)
 		return -1;
 	}
 	cfg.change = (uint64_t)(v * 1000);
-	clock_config(pace, rest);
-	if (watch && *watch && clock_watch(watch)) {
+	clock_config(pace);
+	rest_config(rest);
+	if (watch && *watch && rest_watch(watch)) {
 		fprintf(stderr, "simgpu: SLUICE_SIM_WATCH=%s: not a file of %zu bytes that can be mapped\n", watch,
 			SIM_MAX_PROC * sizeof(struct sim_watch));
 		return -1;

@@ -85,38 +85,29 @@ func (s *socketStream) Read2(a, b []byte) (int, error) {
 	if n == 0 {
 		return 0, nil
 	}
-	if r := s.look(a); r > 0 {
-		return r, nil
+	r, e := s.look(a)
+	for e == unix.EAGAIN || e == unix.EINTR {
+		r, _, e = syscall.Syscall(unix.SYS_READV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.rv[0])), uintptr(n))
 	}
-	for {
-		r, _, e := syscall.Syscall(unix.SYS_READV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.rv[0])), uintptr(n))
-		switch e {
-		case 0:
-			if r == 0 {
-				return 0, io.EOF
-			}
-			return int(r), nil
-		case unix.EINTR, unix.EAGAIN:
-			continue
-		default:
-			return 0, os.NewSyscallError("readv", e)
-		}
+	switch {
+	case e != 0:
+		return 0, os.NewSyscallError("read", e)
+	case r == 0:
+		return 0, io.EOF
 	}
+	return int(r), nil
 }
 
-// look reads what comes within a moment: to fall asleep and to be woken takes as long. It
-// gives 0 if nothing does, or there is something to be told by a read that blocks.
-func (s *socketStream) look(a []byte) int {
+// look reads what comes within a moment, or EAGAIN: to fall asleep and to be woken takes as
+// long. An error is its to tell: the kernel tells it once.
+func (s *socketStream) look(a []byte) (uintptr, syscall.Errno) {
 	if len(a) == 0 || !spare {
-		return 0
+		return 0, unix.EAGAIN
 	}
 	for start := time.Now(); ; {
 		r, _, e := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(s.fd), uintptr(unsafe.Pointer(&a[0])), uintptr(len(a)), unix.MSG_DONTWAIT, 0, 0)
-		switch {
-		case e == 0:
-			return int(r)
-		case e != unix.EAGAIN || time.Since(start) > lookTime:
-			return 0
+		if e != unix.EAGAIN || time.Since(start) > lookTime {
+			return r, e
 		}
 	}
 }

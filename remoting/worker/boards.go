@@ -3,6 +3,7 @@ package worker
 // The stand-alone worker's boards: one for each device, with a seat for each lease.
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -38,9 +39,16 @@ func newBoards(cfg *Turns, devices int) (*boards, error) {
 	return b, nil
 }
 
-// sweep clears up after sessions while nobody waits for them.
-func (b *boards) sweep() {
-	for range time.Tick(time.Second) {
+// sweep clears up after sessions while nobody waits for them, until ctx ends.
+func (b *boards) sweep(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
 		for _, board := range b.list {
 			board.Sweep()
 		}

@@ -22,7 +22,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -164,6 +163,7 @@ func (g *gate) flush() {
 	defer g.mu.Unlock()
 	g.open.Store(0)
 	g.closeBatch()
+	g.disown()
 }
 
 // admit is enter where it is not plain that there is room.
@@ -297,9 +297,11 @@ func (g *gate) closeBatch() {
 		g.flight.close(g.clock.Now())
 		return
 	}
-	C.sl_ctx_set(C.uint64_t(b.ctx))
+	C.sl_ctx_set(C.uint64_t(b.ctx)) // if that fails, so does what follows, and there is no mark
 	g.flight.close(g.clock.Now())
-	C.sl_ctx_set(C.uint64_t(g.s.curReal))
+	if C.sl_ctx_set(C.uint64_t(g.s.curReal)) != 0 {
+		g.s.forgetCtx()
+	}
 }
 
 // soon sleeps for a part of a time, and not at all when it is short: whoever wakes up late
@@ -342,189 +344,6 @@ func (g *gate) pause(rest int64) {
 	nap(time.Duration(d))
 	g.mu.Lock()
 	g.waiting--
-}
-
-// obtain waits for a turn and joins it.
-func (g *gate) obtain() bool {
-	if g.flight.open() {
-		g.closeBatch()
-		g.stray(g.lostAt, g.lostLate)
-	}
-	g.chair.Ask()
-	g.waiting++
-	g.mu.Unlock()
-	t, err := g.chair.Wait(&g.stop)
-	g.mu.Lock()
-	g.waiting--
-	if err != nil || g.stop.Load() {
-		g.end(err)
-		return false
-	}
-	if g.turn != 0 || t == 0 || !g.chair.Enter(t) {
-		return true
-	}
-	g.turn = t
-	g.stats.turns++
-	g.flight.fresh()
-	g.flight.lastDone = g.clock.Now()
-	g.acted, g.entered = g.flight.lastDone, g.flight.lastDone
-	g.begun()
-	if !g.kept {
-		g.kept = true
-		go g.keep()
-	}
-	g.chair.Rouse()
-	return true
-}
-
-// rouse tells the client that a turn is about to begin. It has waited for the last one to
-// end, with the answer to an earlier call still behind the work that is at the gate: until
-// its threads are awake the GPU would stand idle.
-func (g *gate) rouse() {
-	now := g.clock.Now()
-	if now-g.rousedAt < roused {
-		return
-	}
-	g.rousedAt = now
-	f := wire.Reply{Kind: wire.KindTurn, Arg: uint32(attention.Microseconds())}
-	if err := g.s.wr.Send(&f, nil, nil); err != nil {
-		g.s.log.Debug("client not roused", "error", err) // who reads next finds out
-	}
-}
-
-// begun is for the begin of a turn, also of one that follows another.
-func (g *gate) begun() {
-	g.alerted, g.closing, g.leaving, g.cut, g.given = false, false, false, nil, 0
-	g.tight = g.chair.Contended() || g.chair.Capped()
-}
-
-// renewed goes on in a turn that follows one's own.
-func (g *gate) renewed(t turns.Turn) {
-	old := g.turn
-	g.turn = t
-	tight := g.tight
-	g.begun()
-	g.given = 1
-	// Whoever is inside stays there; the batch's bounds hold on.
-	if tight != g.tight || !g.open.CompareAndSwap(uint64(old), uint64(t)) {
-		g.open.Store(0)
-	}
-}
-
-// current makes sure that the turn is still this session's.
-func (g *gate) current() bool {
-	t := g.chair.Turn()
-	if t == g.turn {
-		return true
-	}
-	if t != 0 && g.chair.Follow(t) {
-		g.turn = t
-		g.open.Store(0)
-		g.begun()
-		return true
-	}
-	g.lost()
-	return false
-}
-
-// close lets nobody in any more.
-func (g *gate) close() {
-	g.closing = true
-	g.open.Store(0)
-	g.chair.Rouse()
-}
-
-// finish passes the token on; nothing is in flight. more: somebody has work.
-func (g *gate) finish(more bool) {
-	t := g.turn
-	g.turn, g.closing = 0, false
-	g.open.Store(0)
-	now := g.clock.Now()
-	g.stats.held += now - g.entered
-	// An estimate that cut a turn short is halved: if it is right it is learned again.
-	if c := g.cut; c != nil && now < g.chair.Ends(t)-g.chair.Quantum()/2 {
-		c.ns.Store(max(c.ns.Load()/2, leastCost))
-	}
-	if g.given > 0 {
-		g.stats.last += now - max(g.flight.lastDone, g.entered)
-	}
-	if !more {
-		g.chair.Unask()
-	}
-	g.chair.Done(t)
-}
-
-// lost is for a turn that was taken away, or is given up with work in flight. What has no
-// mark yet gets one from the keeper, or from the executor when it comes back.
-func (g *gate) lost() {
-	now := g.clock.Now()
-	t := g.turn
-	g.turn, g.closing = 0, false
-	g.open.Store(0)
-	g.stats.held += now - g.entered
-	g.lostAt, g.lostLate = now, !g.s.stalls()
-	g.stray(now, g.lostLate)
-	if g.waiting == 0 {
-		g.chair.Unask()
-	}
-	g.chair.Done(t)
-	g.chair.Rouse()
-}
-
-// stray gives up to wait for what is in flight; with late it is held against the lease.
-func (g *gate) stray(since int64, late bool) {
-	gone := g.flight.drop()
-	if len(gone) == 0 {
-		return
-	}
-	if len(g.strays) == 0 {
-		g.astray, g.owing = since, late
-		if late {
-			g.chair.Late(since)
-		}
-	}
-	g.strays = append(g.strays, gone...)
-}
-
-// reap takes out what has ended.
-func (g *gate) reap(now int64) {
-	n := len(g.flight.marks)
-	if n == 0 {
-		return
-	}
-	if d := g.flight.reap(now); d > 0 {
-		g.stats.marks += n - len(g.flight.marks)
-		g.stats.busy += int64(d)
-		g.chair.Busy(d)
-	}
-}
-
-// end is for a lease that has ended.
-func (g *gate) end(err error) {
-	if err == nil {
-		err = turns.ErrEnded
-	}
-	g.ended = err
-}
-
-// forget lets go of a context that is about to be destroyed; it is idle.
-func (g *gate) forget(ctx uint64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.open.Store(0)
-	g.flight.forget(ctx)
-	if g.keepCtx == ctx {
-		g.keepCtx = 0
-	}
-	kept := g.strays[:0]
-	for _, m := range g.strays {
-		if m.ctx != ctx {
-			kept = append(kept, m)
-		}
-	}
-	if g.strays = kept; len(kept) == 0 {
-		g.chair.Late(0)
-	}
 }
 
 // gateStats tell where a session's time in turns went; for the log.

@@ -52,11 +52,14 @@ func (g *gate) tend() (until, rest int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
+	if f := &g.flight; g.keepCtx == 0 && len(f.marks) > 0 {
+		g.hold(f.marks[0].ctx) // what asks for events may want some context
+	}
 	g.collect(now)
 	g.idles.Store(false)
 	if g.turn == 0 {
 		if g.flight.open() && g.settle() {
-			g.stray(g.lostAt, g.lostLate)
+			g.disown()
 		}
 		if len(g.strays) > 0 || g.flight.open() {
 			return now + int64(time.Millisecond), 0
@@ -125,8 +128,8 @@ func (g *gate) tend() (until, rest int64) {
 		if quiet {
 			until = min(until, now+idle/2)
 		}
-	} else if quiet {
-		until = min(until, max(g.acted, f.lastDone)+idle)
+	} else if quiet { // and if it has been for long, what is in flight takes long
+		until = min(until, max(g.acted+idle, f.lastDone+idle, now+int64(time.Millisecond)))
 	}
 	return max(until, now+int64(20*time.Microsecond)), 0
 }
@@ -138,13 +141,17 @@ func (g *gate) settle() bool {
 		return false
 	}
 	if b := &g.flight.batch; b.est > 0 {
-		if g.keepCtx != b.ctx {
-			C.sl_ctx_set(C.uint64_t(b.ctx))
-			g.keepCtx = b.ctx
-		}
+		g.hold(b.ctx)
 		g.flight.close(g.clock.Now())
 	}
 	return true
+}
+
+// hold makes a context current on the keeper's thread.
+func (g *gate) hold(ctx uint64) {
+	if g.keepCtx != ctx && C.sl_ctx_set(C.uint64_t(ctx)) == 0 {
+		g.keepCtx = ctx
+	}
 }
 
 // drain waits for what is in flight, no longer than the grace; then the token goes on.

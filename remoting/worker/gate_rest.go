@@ -8,7 +8,11 @@ package worker
 // driver has to change. So it is passed on when the rests of this session are longer than
 // that takes, or when the turn is over in a moment anyway.
 
-import "time"
+import (
+	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
 
 const (
 	// leastRest is what it costs to pass a turn on that nobody expects: 170 us for the
@@ -85,5 +89,20 @@ func (g *gate) restOver(now int64) {
 	if g.restsAt != 0 {
 		g.rest += (min(now-g.restsAt, mostRest) - g.rest) / 4
 		g.restsAt = 0
+	}
+}
+
+// rouse tells the client that a turn is about to begin. It has waited for the last one to
+// end, with the answer to an earlier call still behind the work that is at the gate: until
+// its threads are awake the GPU would stand idle.
+func (g *gate) rouse() {
+	now := g.clock.Now()
+	if now-g.rousedAt < roused {
+		return
+	}
+	g.rousedAt = now
+	f := wire.Reply{Kind: wire.KindTurn, Arg: uint32(attention.Microseconds())}
+	if err := g.s.wr.Send(&f, nil, nil); err != nil {
+		g.s.log.Debug("client not roused", "error", err) // who reads next finds out
 	}
 }

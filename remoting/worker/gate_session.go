@@ -68,6 +68,28 @@ func (s *session) flushGates() {
 	}
 }
 
+// forget lets go of a context that is about to be destroyed; it is idle.
+func (g *gate) forget(ctx uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open.Store(0)
+	g.collect(g.clock.Now())
+	g.flight.forget(ctx)
+	if g.keepCtx == ctx {
+		g.keepCtx = 0
+	}
+	kept := g.strays[:0]
+	for _, m := range g.strays {
+		if m.ctx != ctx {
+			kept = append(kept, m)
+		}
+	}
+	if len(kept) == 0 && len(g.strays) > 0 {
+		g.chair.Late(0)
+	}
+	g.strays = kept
+}
+
 // stalls says whether a stream may be waiting for the client itself.
 func (s *session) stalls() bool {
 	if s.hostfns.calls.Load() > 0 {
@@ -102,6 +124,8 @@ func (s *session) quitGates() {
 		if g != nil {
 			g.stop.Store(true)
 			g.chair.Quit()
+			g.chair.Rouse() // both its threads look at stop
+			g.chair.Wake()
 			g.report()
 		}
 	}

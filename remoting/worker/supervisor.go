@@ -124,7 +124,6 @@ func New(ctx context.Context, log *slog.Logger, cfg Config) (*Supervisor, error)
 		if s.turns, err = newBoards(cfg.Turns, len(cfg.Devices)); err != nil {
 			return nil, err
 		}
-		go s.turns.sweep()
 	}
 	return s, nil
 }
@@ -226,6 +225,9 @@ func (s *Supervisor) prepare() {
 // Serve accepts clients until ctx ends.
 func (s *Supervisor) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
+	if s.turns != nil {
+		go s.turns.sweep(ctx)
+	}
 	defer stop()
 	go s.prepare()
 	room := make(chan struct{}, maxHellos)

@@ -110,14 +110,14 @@ func TestOverrun(t *testing.T) {
 		long.tell("once 1000000000000")
 		w.eventually("the audit log has the overrun", func() error {
 			if !w.audited(`"overrun"`, long.lease, "shares.overrun.limit is 100ms") {
-				return fmt.Errorf("it has not, with %+v", w.counters(long))
+				return fmt.Errorf("it has not")
 			}
 			return nil
 		})
-		if c := w.counters(long); c.Overruns == 0 {
-			t.Errorf("no overrun was counted: %+v", c)
-		}
 		if action == "warn" {
+			if c := w.counters(long); c.Overruns == 0 {
+				t.Errorf("no overrun was counted: %+v", c)
+			}
 			w.session(long)
 			long.end(syscall.SIGKILL)
 		}
@@ -254,7 +254,9 @@ func TestMany(t *testing.T) {
 		t.Errorf("the GPU worked for %.2f %% of the time", got)
 	}
 	for _, n := range all {
-		if longest, _ := w.trace.gap(n.tag, from, to); longest > 2*quantum*time.Duration(100/n.percent) {
+		// A turn of everybody's, and the time that its own share takes for one.
+		most := quantum * time.Duration(len(all)+100/n.percent)
+		if longest, _ := w.trace.gap(n.tag, from, to); longest > most {
 			t.Errorf("tenant %d of %d %% was without the GPU for %v", n.tag, n.percent, longest)
 		}
 	}

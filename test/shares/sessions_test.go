@@ -22,13 +22,15 @@ func (w *world) find(n *tenant) int {
 	return 0
 }
 
-// session is find for one that is there.
-func (w *world) session(n *tenant) int {
+// session is find for one that is there; the trace may not show it yet.
+func (w *world) session(n *tenant) (pid int) {
 	w.t.Helper()
-	pid := w.find(n)
-	if pid == 0 {
-		w.t.Fatalf("tenant %d has no session", n.tag)
-	}
+	w.eventually(fmt.Sprintf("tenant %d has a session", n.tag), func() error {
+		if pid = w.find(n); pid == 0 {
+			return fmt.Errorf("it has none")
+		}
+		return nil
+	})
 	return pid
 }
 

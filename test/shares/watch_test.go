@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -109,11 +110,12 @@ func (w *watch) run() {
 
 // look is what was seen of a session since a time.
 type look struct {
-	since       uint64
-	looks, idle int
+	since uint64
+	looks int
+	slept map[int]uint64 // how often a thread of its had slept when it was first seen running
 }
 
-// rests looks once more at all that belongs to a session. One that polls is seen to run now and then.
+// rests looks once more at all that belongs to a session.
 func (w *watch) rests(p *look, pid int32) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -124,14 +126,25 @@ func (w *watch) rests(p *look, pid int32) bool {
 			return true // it has ended
 		}
 	}
+	runs := func(pid int) bool { return len(running(pid)) > 0 }
 	if slices.ContainsFunc(w.users[s.uid], runs) || slices.ContainsFunc(w.users[0], runs) {
-		p.looks, p.idle = 0, 0
+		*p = look{since: p.since}
 		return false
 	}
-	if p.looks++; !runs(s.pid) {
-		p.idle++
+	p.looks++
+	// A thread that polls runs now and then, and has found nothing to do.
+	for _, task := range running(s.pid) {
+		if first, ok := p.slept[task]; !ok {
+			if p.slept == nil {
+				p.slept = map[int]uint64{}
+			}
+			p.slept[task] = slept(s.pid, task)
+			return false
+		} else if slept(s.pid, task) < first+3 {
+			return false
+		}
 	}
-	return p.looks >= looks && p.idle >= p.looks/2
+	return p.looks >= looks
 }
 
 // outer is the number by which this process knows a session's; 0: it is gone.
@@ -177,22 +190,30 @@ func (w *watch) find() {
 }
 
 // inner is the number by which a process knows itself.
-func inner(dir string) int32 {
+func inner(dir string) int32 { return int32(status(dir, "NSpid")) }
+
+// slept is how often a thread has gone to sleep by itself.
+func slept(pid, task int) uint64 {
+	return status(fmt.Sprintf("/proc/%d/task/%d", pid, task), "voluntary_ctxt_switches")
+}
+
+// status gives the last number of a line of /proc/PID/status, 0 if there is none.
+func status(dir, name string) uint64 {
 	b, _ := os.ReadFile(filepath.Join(dir, "status"))
-	for line := range bytes.Lines(b) {
-		if f := bytes.Fields(line); len(f) > 1 && string(f[0]) == "NSpid:" {
-			n, _ := strconv.Atoi(string(f[len(f)-1]))
-			return int32(n)
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == name+":" {
+			n, _ := strconv.ParseUint(f[len(f)-1], 10, 64)
+			return n
 		}
 	}
 	return 0
 }
 
-// runs says whether a thread of a process can run.
-func runs(pid int) bool {
+// running gives the threads of a process that can run.
+func running(pid int) (all []int) {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
-		return false
+		return nil
 	}
 	for _, t := range tasks {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/stat", pid, t.Name()))
@@ -200,8 +221,9 @@ func runs(pid int) bool {
 			continue
 		}
 		if at := bytes.LastIndexByte(b, ')'); at >= 0 && at+2 < len(b) && (b[at+2] == 'R' || b[at+2] == 'D') {
-			return true
+			n, _ := strconv.Atoi(t.Name())
+			all = append(all, n)
 		}
 	}
-	return false
+	return all
 }

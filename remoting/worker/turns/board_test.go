@@ -1,7 +1,6 @@
 package turns
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -254,27 +253,6 @@ func TestStoppedHolder(t *testing.T) {
 	if r := b.Read(); r[0].Revoked != 1 || r[0].Overruns != 0 && r[0].Longest == 0 {
 		t.Errorf("after the grace: %+v", r[0])
 	}
-}
-
-func TestLeaseEndsAtTheGate(t *testing.T) {
-	b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}
-	one := sit(t, b, seatFor(t, b, "one", fixedShare(50)), clock)
-	seat := seatFor(t, b, "two", fixedShare(50))
-	two := sit(t, b, seat, clock)
-	tn := take(t, one)
-	b.Leave(seat)
-	two.Ask()
-	if _, err := two.Wait(&never); !errors.Is(err, ErrEnded) {
-		t.Errorf("wait after the lease's end: %v", err)
-	}
-	// Its successor on the seat is nobody's business of the old one.
-	if got := seatFor(t, b, "three", fixedShare(50)); got != seat {
-		t.Fatalf("seat %d, want %d", got, seat)
-	}
-	if _, err := two.Wait(&never); !errors.Is(err, ErrEnded) {
-		t.Errorf("wait on another lease's seat: %v", err)
-	}
-	one.Done(tn)
 }
 
 // Two sessions of a lease share its turn, and the last one out passes it on.

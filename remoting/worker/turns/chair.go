@@ -3,9 +3,9 @@ package turns
 // A session's part.
 
 import (
-	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,21 +24,11 @@ type Chair struct {
 	clock Clock
 	left  atomic.Int64 // when it last had no work
 	me    uint64       // its owner word
-	quit  atomic.Bool  // the chair may be another process's by now
 	soon  func()
+
+	mu   sync.Mutex // keeps Quit from between the look at quit and a write to the chair
+	quit bool       // the chair may be another process's by now
 }
-
-const (
-	// AlertLead is how long before a turn the next one is told. Its session has to wake,
-	// then its client's receiver, then the thread that waits there, each of which takes up
-	// to half a millisecond after a long sleep.
-	AlertLead = 800 * time.Microsecond
-	// alertTime is how long that one spins.
-	alertTime = int64(AlertLead) * 3 / 2
-)
-
-// Soon sets what Wait calls when a turn of the seat is likely to begin within AlertLead.
-func (c *Chair) Soon(f func()) { c.soon = f }
 
 // OpenFDs takes a chair on a seat of the board behind two descriptors, which it closes.
 func OpenFDs(policyFD, stateFD, seat int, clock Clock) (*Chair, error) {
@@ -106,23 +96,41 @@ func (c *Chair) Close() {
 }
 
 // Quit frees the chair of a process that is about to end, and passes its turn on. Once is
-// enough: the chair may be another process's right afterwards.
+// enough: the chair may be another process's right afterwards, and nothing that threads of
+// this one do later touches it, or a turn.
 func (c *Chair) Quit() {
-	if c.quit.Swap(true) {
+	c.mu.Lock()
+	gone := c.quit
+	c.quit = true
+	c.mu.Unlock()
+	if gone {
 		return
 	}
-	p := c.p
-	t := token(p.token().Load())
-	p.clearChair(c.i, c.me)
-	if t.seat() != c.seat {
-		return
+	t := c.Turn()
+	c.p.clearChair(c.i, c.me)
+	if t != 0 {
+		c.passLast(token(t))
 	}
-	for i := range p.chairs() {
-		if p.works(i, c.seat, t) {
+}
+
+// write changes a word of the chair as long as it is this one's. False: it is not.
+func (c *Chair) write(what int, n uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.quit {
+		c.p.chair(c.i, what).Store(n)
+	}
+	return !c.quit
+}
+
+// passLast passes a turn on unless another session of the seat works in it.
+func (c *Chair) passLast(t token) {
+	for i := range c.p.chairs() {
+		if c.p.works(i, c.seat, t) {
 			return
 		}
 	}
-	p.pass(t, c.clock.Now(), nobody)
+	c.p.pass(t, c.clock.Now(), nobody)
 }
 
 // Seat is the chair's seat.
@@ -139,8 +147,7 @@ func (c *Chair) ended() bool {
 // Ask says that this session has work.
 func (c *Chair) Ask() {
 	p := c.p
-	want := p.chair(c.i, scWant)
-	if want.Load() != 0 || c.quit.Load() {
+	if p.chair(c.i, scWant).Load() != 0 {
 		return
 	}
 	now := c.clock.Now()
@@ -154,7 +161,9 @@ func (c *Chair) Ask() {
 		}
 	}
 	at("asking")
-	want.Store(1)
+	if !c.write(scWant, 1) {
+		return
+	}
 	at("asked")
 	t := token(p.token().Load())
 	holder := t.seat()
@@ -191,33 +200,30 @@ func (v *view) leastLoan(but int) int64 {
 // Unask takes the wish back.
 func (c *Chair) Unask() {
 	c.left.Store(c.clock.Now())
-	if !c.quit.Load() {
-		c.p.chair(c.i, scWant).Store(0)
-	}
+	c.write(scWant, 0)
 }
 
-// Turn gives the seat's turn if it has one now, and 0 if not.
+// Turn gives the seat's turn if it has one now, and 0 if not. The turns of whoever has
+// the seat after this lease are not its own.
 func (c *Chair) Turn() Turn {
-	if t := token(c.p.token().Load()); t.seat() == c.seat {
+	if t := token(c.p.token().Load()); t.seat() == c.seat && !c.ended() {
 		return Turn(t)
 	}
 	return 0
 }
 
-// work notes the turn in which this session works; 0: in none.
-func (c *Chair) work(t uint64) {
-	if !c.quit.Load() {
-		c.p.chair(c.i, scOpen).Store(t)
-	}
-}
-
 // Enter joins a turn. False: it is over, or about to be.
 func (c *Chair) Enter(t Turn) bool {
 	p := c.p
-	c.work(uint64(t))
+	if !c.write(scOpen, uint64(t)) { // the turn in which it works
+		return false
+	}
 	at("open")
-	if p.seat(c.seat, ssClosing).Load() == uint64(t) || p.token().Load() != uint64(t) {
-		c.work(0)
+	if closing := p.seat(c.seat, ssClosing).Load() == uint64(t); closing || c.Turn() != t {
+		c.write(scOpen, 0)
+		if closing { // and whoever closes it has left the rest to this one
+			c.passLast(token(t))
+		}
 		return false
 	}
 	if p.seat(c.seat, ssTook).Load() != uint64(t) {
@@ -232,112 +238,36 @@ func (c *Chair) Enter(t Turn) bool {
 // Follow goes on in the turn that another session of the seat, or this one, has made
 // of the one before.
 func (c *Chair) Follow(t Turn) bool {
-	if c.Turn() != t {
+	if c.Turn() != t || !c.write(scOpen, uint64(t)) {
 		return false
 	}
-	c.work(uint64(t))
 	c.p.seat(c.seat, ssTook).Store(uint64(t))
 	return true
-}
-
-// Wait waits for a turn of the seat, taking part in what waiting sessions do for each
-// other: they pass on what is free, and take away what is kept too long. It may return 0
-// without reason after a while; stop makes it return.
-func (c *Chair) Wait(stop *atomic.Bool) (Turn, error) {
-	p := c.p
-	bell := p.seatBell(c.seat)
-	last := c.clock.Now()
-	for range 100 {
-		old := bell.Load()
-		if c.ended() || p.chair(c.i, scOwner).Load() != c.me {
-			return 0, ErrEnded
-		}
-		if stop.Load() {
-			return 0, nil
-		}
-		t := token(p.token().Load())
-		if t.seat() == c.seat && p.seat(c.seat, ssClosing).Load() != uint64(t) {
-			return Turn(t), nil
-		}
-		now := c.clock.Now()
-		p.stamp(now)
-		until, own, throttled := c.until(t, now)
-		switch lead := int64(AlertLead); {
-		case until == 0: // something has changed
-			continue
-		case !c.clock.Spins():
-			c.clock.Wait((*uint32)(ptr(bell)), old, until, true)
-		case p.seat(c.seat, ssAlert).Load() == uint64(t):
-			c.spin(t, now+alertTime)
-			p.seat(c.seat, ssAlert).Store(0)
-		case own && until-now <= lead:
-			c.spin(t, until)
-		case own:
-			c.clock.Wait((*uint32)(ptr(bell)), old, until-lead, true)
-		default:
-			c.clock.Wait((*uint32)(ptr(bell)), old, until, true)
-		}
-		last = c.waited(last, throttled)
-	}
-	return 0, nil
-}
-
-// until says how long a waiter may sleep, whether it is for time of its own seat, and
-// whether that has none now.
-func (c *Chair) until(t token, now int64) (until int64, own, throttled bool) {
-	p := c.p
-	var v view
-	p.look(&v, now)
-	throttled = !v.own(c.seat)
-	if t.seat() >= 0 {
-		return p.judge(t, now), false, throttled
-	}
-	next, _, again := v.pick(nobody)
-	if next >= 0 {
-		p.pass(t, now, nobody)
-		return 0, false, throttled
-	}
-	s := &v.places[c.seat]
-	own = s.share > 0 && s.out <= now && v.bound(s.vt, s.share) <= again
-	return min(again, now+int64(100*time.Millisecond)), own, true
-}
-
-// spin waits for a turn by looking.
-func (c *Chair) spin(t token, until int64) {
-	if c.soon != nil {
-		c.soon()
-	}
-	w := c.p.token()
-	for token(w.Load()) == t && c.clock.Now() < until {
-	}
-}
-
-// waited counts the time since last.
-func (c *Chair) waited(last int64, throttled bool) int64 {
-	now := c.clock.Now()
-	if d := now - last; d > 0 {
-		c.p.count(c.seat, cWaited).Add(uint64(d))
-		if throttled {
-			c.p.count(c.seat, cThrottled).Add(uint64(d))
-		}
-	}
-	return now
 }
 
 // Done leaves a turn: this session has nothing on the GPU any more, or gives up to wait
 // for that. The last session of the seat passes the token on.
 func (c *Chair) Done(t Turn) {
-	p := c.p
-	p.seat(c.seat, ssClosing).Store(uint64(t))
-	at("closing")
-	c.work(0)
-	at("left")
-	for i := range p.chairs() {
-		if i != c.i && p.works(i, c.seat, token(t)) {
-			return
-		}
+	if c.leave(t) {
+		at("left")
+		c.passLast(token(t))
 	}
-	p.pass(token(t), c.clock.Now(), nobody)
+}
+
+// leave closes a turn and notes that this session does not work in it. False: the chair
+// has been given back.
+func (c *Chair) leave(t Turn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.quit {
+		return false
+	}
+	if c.Turn() == t { // not on a seat that is another lease's by now
+		c.p.seat(c.seat, ssClosing).Store(uint64(t))
+	}
+	at("closing")
+	c.p.chair(c.i, scOpen).Store(0)
+	return true
 }
 
 // works says whether a chair has work in the turn t of its seat.
@@ -362,18 +292,24 @@ func (c *Chair) Renew(t Turn) (Turn, bool) {
 	if next != c.seat || p.seat(c.seat, ssClosing).Load() == uint64(t) {
 		return 0, false
 	}
-	n := packToken(next, borrowed, max(now/1000, old.us()+1))
+	if !c.write(scOpen, uint64(t)) { // it does not change that, but its chair may be gone
+		return 0, false
+	}
+	n := packToken(next, borrowed, old.after(now))
 	// Before the token shows it, or somebody would think it not taken.
 	p.seat(c.seat, ssTook).Store(uint64(n))
 	at("renewing")
 	if !p.token().CompareAndSwap(uint64(t), uint64(n)) {
+		if now := c.Turn(); now != 0 { // another session of the seat was sooner: its turn is taken
+			p.seat(c.seat, ssTook).Store(uint64(now))
+		}
 		return 0, false
 	}
 	at("renewed")
 	p.stamp(now)
 	p.charge(&v, c.seat, old, held)
 	p.count(c.seat, cTurns).Add(1)
-	c.work(uint64(n))
+	c.write(scOpen, uint64(n))
 	return Turn(n), true
 }
 
@@ -426,9 +362,6 @@ func (c *Chair) Ends(t Turn) int64 {
 // Overdue is when a turn is taken away.
 func (c *Chair) Overdue(t Turn) int64 { return token(t).begin() + c.p.quantum() + c.p.grace() }
 
-// Grace is how long after its end a turn's work is waited for.
-func (c *Chair) Grace() int64 { return c.p.grace() }
-
 // Quantum is a turn's length.
 func (c *Chair) Quantum() int64 { return c.p.quantum() }
 
@@ -448,14 +381,14 @@ func (c *Chair) Rouse() { ring(c.p.chairBell(c.i)) }
 func (c *Chair) Wake() { ring(c.p.seatBell(c.seat)) }
 
 // Busy counts time that the GPU worked for this session.
-func (c *Chair) Busy(d time.Duration) { c.p.count(c.seat, cBusy).Add(ns(d)) }
-
-// Late notes since when work of an ended turn is on the GPU; 0: it is not any more.
-func (c *Chair) Late(since int64) {
-	if !c.quit.Load() {
-		c.p.chair(c.i, scLate).Store(uint64(max(since, 0)))
+func (c *Chair) Busy(d time.Duration) {
+	if !c.ended() {
+		c.p.count(c.seat, cBusy).Add(ns(d))
 	}
 }
+
+// Late notes since when work of an ended turn is on the GPU; 0: it is not any more.
+func (c *Chair) Late(since int64) { c.write(scLate, uint64(max(since, 0))) }
 
 // Owe charges time that such work took from others.
 func (c *Chair) Owe(d time.Duration) {
@@ -463,6 +396,3 @@ func (c *Chair) Owe(d time.Duration) {
 		c.p.owe(c.seat, d, c.clock.Now())
 	}
 }
-
-// Over says whether an error means that the seat is gone.
-func Over(err error) bool { return errors.Is(err, ErrEnded) }

@@ -242,7 +242,17 @@ func (t token) seat() int {
 }
 func (t token) borrowed() bool { return t&tokenBorrowed != 0 }
 func (t token) us() int64      { return int64(t & tokenBegin) }
-func (t token) begin() int64   { return t.us() * 1000 }
+func (t token) begin() int64   { return min(t.us(), 1<<53) * 1000 }
+
+// after is when the next turn begins, us: now, and never when this one did. A begin that
+// nobody believes (judge) is no reason to go on from there.
+func (t token) after(now int64) int64 {
+	us := now / 1000
+	if t.us() >= us && t.begin() <= now+future {
+		us = t.us() + 1
+	}
+	return us
+}
 
 // packSeat is a chair's word that says whose it is.
 func packSeat(seat int, gen uint32) uint64 { return uint64(seat+1) | uint64(gen)<<32 }

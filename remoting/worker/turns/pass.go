@@ -38,7 +38,7 @@ func (p *page) pass(t token, now int64, except int) bool {
 			v.charge(seat, held, t.borrowed())
 		}
 		next, borrowed := p.nextAlive(&v, except)
-		n := packToken(next, borrowed, max(now/1000, t.us()+1))
+		n := packToken(next, borrowed, t.after(now))
 		at("decided")
 		if !p.token().CompareAndSwap(uint64(t), uint64(n)) {
 			return false

@@ -1,0 +1,129 @@
+/*
+ * Which processes can give a device no work for the moment.
+ *
+ * That nobody has work is said by the processes themselves, for it cannot be seen: a process either waits for a time, says
+ * that it is blocked, and has found its futex word unchanged since everybody was last seen at rest; or it has given no
+ * work for SLUICE_SIM_QUIET, none of its threads can run, and its timers sleep here. One that the kernel just does not let
+ * run is therefore waited for, and a process that is stopped or dead is not. Whoever it works for is not seen from here: that
+ * none of those can run either is asked of whoever keeps SLUICE_SIM_WATCH (struct sim_watch), if that is given.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "rest.h"
+
+static uint64_t quiet = 5000000;	/* real ns: a process that did nothing for so long may be at rest */
+static struct sim_watch *watch;		/* by slot; NULL: nobody is asked */
+
+void rest_config(double ms) { quiet = (uint64_t)(ms * 1e6); }
+
+int rest_watch(const char *path)
+{
+	size_t size = SIM_MAX_PROC * sizeof(*watch);
+	int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	struct stat st;
+	void *p = MAP_FAILED;
+
+	if (fd >= 0 && !fstat(fd, &st) && (size_t)st.st_size >= size)
+		p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (fd >= 0)
+		close(fd);
+	if (p == MAP_FAILED)
+		return -1;
+	watch = p;
+	return 0;
+}
+
+bool rest_due(uint64_t since, uint64_t real) { return real > since + quiet; }
+
+/* The state of a thread as /proc has it; 0: gone. */
+static char thread_state(const char *path)
+{
+	char buf[512];
+	const char *p;
+	ssize_t n;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return 0;
+	n = read(fd, buf, sizeof(buf) - 1);
+	close(fd);
+	if (n <= 0)
+		return 0;
+	buf[n] = 0;
+	p = strrchr(buf, ')');
+	return p && p[1] == ' ' ? p[2] : 0;
+}
+
+bool rest_stopped(int pid)
+{
+	char path[64], state;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	state = thread_state(path);
+	return !state || strchr("TtZX", state);
+}
+
+/* Whether any thread of a process but the caller's can run now. */
+static bool runnable(int pid)
+{
+	char path[320], state;
+	struct dirent *d;
+	bool found = false;
+	int self = (int)syscall(SYS_gettid);
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	dir = opendir(path);
+	if (!dir)
+		return false;
+	while (!found && (d = readdir(dir))) {
+		if (d->d_name[0] == '.' || atoi(d->d_name) == self)
+			continue;
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", pid, d->d_name);
+		state = thread_state(path);
+		found = state == 'R' || state == 'D';
+	}
+	closedir(dir);
+	return found;
+}
+
+/* Whether those that a process works for are at rest too; since: when it did something itself. */
+static bool watched(const struct sim_proc *p, uint64_t since)
+{
+	struct sim_watch *w = &watch[p - state_slots()];
+
+	if (atomic_load(&w->asleep) == since)
+		return true;
+	atomic_store(&w->pid, p->pid);
+	atomic_store(&w->want, since);
+	return false;
+}
+
+/* Once found at rest a process is so until it does something, but not while a timer of it is up. */
+bool rest_is(struct sim_proc *p, int dev, uint64_t real)
+{
+	uint64_t last = atomic_load(&p->stir_ns[dev]), woke = atomic_load(&p->up_ns[dev]);
+
+	if (!last)
+		return true;	/* it has not begun */
+	if (atomic_load(&p->entering) > 0)	/* not less: a slot's last owner may leave late */
+		return real > last + quiet && rest_stopped(p->pid);
+	if (atomic_load(&p->up[dev]) > 0 && woke > last)
+		last = woke;
+	if (atomic_load(&p->rest_ns[dev]) == last)
+		return true;
+	if (real < last + quiet || (watch ? !watched(p, last) : runnable(p->pid)))
+		return false;
+	atomic_store(&p->rest_ns[dev], last);
+	return true;
+}

@@ -1,0 +1,335 @@
+package worker
+
+// Gates on a driver that has no GPU and fails now and then.
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
+)
+
+const gms = int64(time.Millisecond)
+
+// still is a clock that a test sets.
+type still struct{ now int64 }
+
+func (s *still) Now() int64                        { return s.now }
+func (s *still) Spins() bool                       { return true }
+func (s *still) Wait(*uint32, uint32, int64, bool) {}
+
+func testBoard(t *testing.T, site turns.Site) *turns.Board {
+	t.Helper()
+	b, err := turns.CreateAnonymous(site)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+func testSeat(t *testing.T, b *turns.Board, lease string, p turns.Policy) int {
+	t.Helper()
+	seat, err := b.Seat(lease, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return seat
+}
+
+func testChair(t *testing.T, b *turns.Board, seat int, c turns.Clock) *turns.Chair {
+	t.Helper()
+	var fds [2]int
+	policy, state := b.Files()
+	for i, f := range []*os.File{policy, state} {
+		var err error
+		if fds[i], err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	chair, err := turns.OpenFDs(fds[0], fds[1], seat, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return chair
+}
+
+// A turn is left when its client rests if others have work, and the turn ends in a moment
+// or the client's rests are long.
+func TestLeaves(t *testing.T) {
+	b, clock := testBoard(t, turns.Site{}), &still{now: 1e9}
+	g := newGate(nil, testChair(t, b, testSeat(t, b, "one", turns.Policy{}), clock), clock)
+	other := testChair(t, b, testSeat(t, b, "two", turns.Policy{}), clock)
+	g.chair.Ask()
+	tn, err := g.chair.Wait(&g.stop)
+	if err != nil || !g.chair.Enter(tn) {
+		t.Fatalf("no turn: %v", err)
+	}
+	g.turn = tn
+	for _, c := range []struct {
+		name           string
+		others, warned bool
+		left, rest     int64
+		want           bool
+	}{
+		{"alone", false, true, 0, mostRest, false},
+		{"short rests", true, false, 10 * gms, leastRest - 1, false},
+		{"long rests", true, false, 10 * gms, leastRest, true},
+		{"the end in a moment", true, true, alertLead / 4, 0, true},
+		{"the end, and nobody told", true, false, alertLead / 4, 0, false},
+		{"the end not yet", true, true, alertLead/4 + 1, 0, false},
+	} {
+		if c.others {
+			other.Ask()
+		} else {
+			other.Unask()
+		}
+		g.alerted, g.rest = c.warned, c.rest
+		if got := g.leaves(g.chair.Ends(tn) - c.left); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}
+
+// Whoever finds at the end of such a wait that nothing is left to do passes the turn on,
+// unless the executor is inside or at the gate.
+func TestRested(t *testing.T) {
+	b, clock := testBoard(t, turns.Site{}), &still{now: 1e9}
+	g := newGate(nil, testChair(t, b, testSeat(t, b, "one", turns.Policy{}), clock), clock)
+	other := testChair(t, b, testSeat(t, b, "two", turns.Policy{}), clock)
+	g.chair.Ask()
+	tn, err := g.chair.Wait(&g.stop)
+	if err != nil || !g.chair.Enter(tn) {
+		t.Fatalf("no turn: %v", err)
+	}
+	g.turn, g.rest = tn, leastRest
+	other.Ask()
+	g.begun()
+	for _, c := range []struct {
+		name string
+		set  func(on bool)
+	}{
+		{"the executor is inside", func(bool) { g.seq.Add(1) }},
+		{"the executor is at the gate", func(on bool) { g.waiting = btoi(on) }},
+		{"work has no mark yet", func(on bool) { g.flight.batch.est = int64(btoi(on)) }},
+		{"the turn is being closed", func(on bool) { g.closing = on }},
+	} {
+		c.set(true)
+		if g.rested(); g.turn != tn {
+			t.Fatalf("%s, and the turn was passed on", c.name)
+		}
+		c.set(false)
+	}
+	if g.rested(); g.turn != 0 || other.Turn() == 0 {
+		t.Error("the turn was kept")
+	}
+	g.rested() // of another wait
+	(*gate)(nil).rested()
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// What a client's rests are like is learned from those that were seen.
+func TestRests(t *testing.T) {
+	g := &gate{}
+	for range 40 {
+		g.restsAt = 5 * gms
+		g.restOver(6 * gms)
+		g.restOver(900 * gms) // which was no rest
+	}
+	if g.rest < gms*9/10 || g.rest > gms {
+		t.Errorf("rests of 1 ms are taken for %v", time.Duration(g.rest))
+	}
+	g.restsAt = gms
+	g.restOver(3600 * 1000 * gms)
+	if g.rest > mostRest/2 {
+		t.Errorf("an hour counts as %v", time.Duration(g.rest))
+	}
+}
+
+// tenant is a session of a lease with a gate, which does whatever it likes.
+type tenant struct {
+	s    *session
+	ops  int
+	over bool
+}
+
+func (c *tenant) call(t *testing.T, op uint16, parts ...[]byte) int32 {
+	_, rc := c.s.call(op, parts...)
+	if c.s.ended != "" && c.s.ended != turns.ErrEnded.Error() {
+		t.Errorf("%s: %s", opName(op), c.s.ended)
+	}
+	return rc
+}
+
+// run gives work to several streams, waits for it, rests, captures, and makes and destroys
+// streams and contexts.
+func (c *tenant) run(t *testing.T, seed uint64) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r := rand.New(rand.NewPCG(seed, 1))
+	s := c.s
+	s.ctxActivate(u32(0))
+	stream, id := uint32(0), uint32(20)
+	for ; c.ops > 0 && s.ended == ""; c.ops-- {
+		switch op := r.IntN(100); {
+		case op < 70:
+			c.call(t, opCuMemsetD8Async, u64(1<<40), []byte{1}, u64(uint64(r.IntN(1<<20))), u32(uint32(r.IntN(2))*stream))
+		case op < 80:
+			c.call(t, opCuStreamSynchronize, u32(uint32(r.IntN(2))*stream))
+			nap(time.Duration(r.IntN(4)/3*r.IntN(3000)) * time.Microsecond)
+		case op < 84:
+			c.call(t, opCuCtxSynchronize)
+		case op < 88:
+			if stream != 0 {
+				c.call(t, opCuStreamDestroy_v2, u32(stream))
+			}
+			stream++
+			c.call(t, opCuStreamCreate, u32(stream), u32(1))
+		case op < 91:
+			c.call(t, opCuStreamBeginCapture_v2, u32(stream), u32(2))
+			for range r.IntN(4) {
+				c.call(t, opCuMemsetD8Async, u64(1<<40), []byte{1}, u64(64), u32(uint32(r.IntN(2))*stream))
+			}
+			c.call(t, opCuStreamEndCapture, u32(stream), u32(id))
+			id++
+		case op < 93:
+			id++
+			if c.call(t, opCuCtxCreate_v2, u32(id), u32(0), u32(0)) == 0 && s.setCtx(id) == 0 {
+				s.dec.Reset(cat(u64(1<<40), []byte{1}, u64(64), u32(0)))
+				s.dispatch(opCuMemsetD8Async, &s.dec, &s.enc)
+				c.call(t, opCuCtxDestroy_v2, u32(id))
+			}
+		case op < 96:
+			nap(time.Duration(r.IntN(1500)) * time.Microsecond)
+		default:
+			s.flushGates()
+		}
+	}
+	c.over = s.ended != ""
+}
+
+// Sessions of several leases share a GPU while policies change, a lease ends and the
+// owner clears up. At the end nobody has a turn or wants one.
+func TestGatesTogether(t *testing.T) {
+	loadFakeDriver(t)
+	book := account.NewBook([]uint64{testMem})
+	l, err := book.Grant(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := testBoard(t, turns.Site{Quantum: 2 * time.Millisecond, Grace: 2 * time.Millisecond})
+	kinds := []turns.Policy{{Kind: turns.Fixed, Weight: 3000}, {Kind: turns.BestEffort, Weight: 2000}, {Kind: turns.Equal, Lend: true, Weight: 1}}
+	var seats []int
+	for i, p := range kinds {
+		seats = append(seats, testSeat(t, b, fmt.Sprint("lease", i), p))
+	}
+	ended := testSeat(t, b, "ends", turns.Policy{Kind: turns.Fixed, Weight: 1000})
+	var cs []*tenant
+	var wg sync.WaitGroup
+	for i, seat := range append(seats, seats[0], ended) {
+		s, _ := fakeSessionOf(t, l, nil, nil)
+		s.gates = []*gate{newGate(s, testChair(t, b, seat, turns.Monotonic{}), turns.Monotonic{})}
+		c := &tenant{s: s, ops: 3000}
+		if seat == ended {
+			c.ops = 1 << 30
+		}
+		cs = append(cs, c)
+		wg.Go(func() {
+			c.run(t, uint64(i))
+			s.quitGates()
+			s.quitGates()
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-done:
+		case <-tick.C:
+			if n == 20 {
+				b.Leave(ended)
+			}
+			for i, seat := range seats {
+				if err := b.Set(seat, kinds[(i+n/3)%len(kinds)]); err != nil {
+					t.Error(err)
+				}
+			}
+			b.Sweep()
+			b.Read()
+			continue
+		case <-time.After(time.Minute):
+			t.Fatalf("they hang: %+v", b.Read())
+		}
+		break
+	}
+	for i, c := range cs {
+		c.s.waiters.stop()
+		c.s.rd.Close()
+		if last := i == len(cs)-1; c.over != last {
+			t.Errorf("session %d ended: %q", i, c.s.ended)
+		}
+	}
+	if n := b.Chairs(); n != 0 {
+		t.Errorf("%d chairs are left", n)
+	}
+	for _, s := range b.Read() {
+		if s.Wants || s.Turns == 0 || s.Overrun != 0 {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// A client that waits for the GPU when its turn begins is told.
+func TestRouse(t *testing.T) {
+	s, _ := fakeSession(t, nil, nil)
+	defer s.rd.Close()
+	out := &frames{}
+	s.wr = wire.NewWriter(out)
+	clock := &still{now: 1e9}
+	g := &gate{s: s, clock: clock}
+	for _, at := range []int64{0, gms, roused, roused + 1, 2 * roused} {
+		clock.now = 1e9 + at
+		g.rouse()
+	}
+	want := wire.Reply{Kind: wire.KindTurn, Arg: 2000}
+	if len(out.list) != 3 || out.list[0] != want {
+		t.Errorf("%+v", out.list)
+	}
+}
+
+// frames is a stream that keeps what is written to it.
+type frames struct {
+	bytesStream
+	list []wire.Reply
+}
+
+func (f *frames) Write(p [][]byte) error {
+	var all [wire.ReplySize]byte
+	copy(all[:], cat(p...))
+	var h wire.Reply
+	if err := h.Decode(&all); err != nil {
+		return err
+	}
+	f.list = append(f.list, h)
+	return nil
+}
