@@ -200,7 +200,7 @@ func TestShares(t *testing.T) {
 	// The same at the end of its output, and in Slurm's accounting.
 	s.until(waitLong, "the line of its report is in its output", func() error {
 		out := s.Output(lab.Alice, job)
-		if matches(out, `(?m)^sluice: asked 20% granted 1% .* gpu [^ ]+ throttled [^0].* held .* waited .*$`) != 1 {
+		if matches(out, `(?m)^sluice: asked 20% granted 1% .* gpu [^ ]+ throttled (0\.[1-9]|[1-9]).* held .* waited .*$`) != 1 {
 			return fmt.Errorf("%s", out)
 		}
 		return nil
