@@ -83,10 +83,29 @@ func stranger(args []string) error {
 	if err == nil {
 		_ = c.Release(ctx, got.ID, got.Request.Key, "done")
 	}
-	_, err = net.Dial("unix", args[1])
-	fmt.Printf("its socket: %v\n", err)
+	said, err := askSocket(args[1])
+	fmt.Printf("its socket: %q %v\n", said, err)
 	return nil
 }
+
+// askSocket asks for the first session at a lease's socket, as the shim does, and gives the answer's text.
+func askSocket(path string) (string, error) {
+	c, err := net.DialTimeout("unix", path, 5*time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	ask := make([]byte, 64)
+	copy(ask, "SLUICE-L\x01\x00\x00\x00\x01\x00\x00\x00")
+	if err := errors.Join(c.SetDeadline(time.Now().Add(10*time.Second)), second(c.Write(ask))); err != nil {
+		return "", err
+	}
+	answer := make([]byte, 4096)
+	n, err := c.Read(answer)
+	return string(answer[:n]), err
+}
+
+func second[T any](_ T, err error) error { return err }
 
 // offered is an owner that has just one offer to make.
 type offered struct {
