@@ -70,7 +70,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("nodes are made of namespaces, which needs root")
+		t.Fatal("nodes are made of namespaces, which needs root")
 	}
 	s, err := site.New(site.Options{Hosts: 1, Owners: 1, GPUs: 1, Mem: "16G", Build: build, Config: map[string]string{"shares.quantum": quantum.String()}})
 	if err != nil {
