@@ -48,33 +48,14 @@ PROGRAMS=$BUILD/gpu/cuda-11.8
 
 # configure NAME OWNER CONTROL DATA: a sluiced's folder and sluice.yaml.
 configure() {
-	local at=$DIR/$1
-	install -d -m 0700 "$at/state"
-	install -d -m 0755 "$at" "$at/run"
-	cat >"$at/sluice.yaml" <<-YAML
-		node: $1
-		cluster: bench
-		state_dir: $at/state
-		run_dir: $at/run
-		advertise: 127.0.0.1
+	sluiced_folder "$1" <<-YAML
 		auth: tls
 		tls: {ca: $DIR/ca/ca.pem, cert: $DIR/ca/$1.pem, key: $DIR/ca/$1.key}
 		log: {level: debug}
-		audit: {file: $at/audit.log}
 		listen: {control: "127.0.0.1:$3", data: "127.0.0.1:$4", metrics: "off"}
 		owner: {enabled: "$2", poll: 1s}
 		pools: {default: {owners: ["owner=127.0.0.1:$CONTROL"]}}
 	YAML
-}
-
-daemon() {
-	"$BUILD/bin/sluiced" --config "$DIR/$1/sluice.yaml" >>"$LOGS/sluiced-$1.log" 2>&1 &
-	STARTED[$1]=$!
-	wait_for 60 "${STARTED[$1]}" test -S "$DIR/$1/run/sluiced.sock" || {
-		fail "sluiced-$1" "did not start"
-		show "$LOGS/sluiced-$1.log" 30
-		exit 1
-	}
 }
 
 healthy() { "$SLUICE" gpus | grep -q ' ok *$'; }
@@ -214,8 +195,8 @@ if ! "$SLUICE" ca init --dir "$DIR/ca" >"$LOGS/ca.out" 2>&1 || ! "$SLUICE" ca is
 	fail ca "$(tail -n 1 "$LOGS/ca.out")"
 	exit 1
 fi
-daemon owner
-daemon host
+need_sluiced owner
+need_sluiced host
 wait_for 60 "${STARTED[owner]}" healthy
 # The simulated GPU serves no program without the worker: there the comparison is with one outside of containers.
 WHERE=natively

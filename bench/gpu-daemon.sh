@@ -20,34 +20,14 @@ TOTAL=$(nvidia-smi -i 0 --query-gpu=memory.total --format=csv,noheader,nounits)
 
 # configure NAME OWNER CONTROL DATA METRICS: a sluiced's folder and sluice.yaml.
 configure() {
-	local at=$DIR/$1
-	install -d -m 0700 "$at" "$at/state"
-	install -d -m 0755 "$at/run" "$at/log"
-	chmod 755 "$at"
-	cat >"$at/sluice.yaml" <<-YAML
-		node: $1
-		cluster: bench
-		state_dir: $at/state
-		run_dir: $at/run
-		advertise: 127.0.0.1
+	sluiced_folder "$1" <<-YAML
 		auth: tls
 		tls: {ca: $DIR/ca/ca.pem, cert: $DIR/ca/$1.pem, key: $DIR/ca/$1.key}
 		log: {level: debug}
-		audit: {file: $at/log/audit.log}
 		listen: {control: "127.0.0.1:$3", data: "127.0.0.1:$4", metrics: "127.0.0.1:$5"}
 		owner: {enabled: "$2", poll: 1s}
 		pools: {default: {owners: ["owner=127.0.0.1:$CONTROL"]}}
 	YAML
-}
-
-daemon() {
-	"$BUILD/bin/sluiced" --config "$DIR/$1/sluice.yaml" >>"$LOGS/sluiced-$1.log" 2>&1 &
-	STARTED[$1]=$!
-	wait_for 60 "${STARTED[$1]}" test -S "$DIR/$1/run/sluiced.sock" || {
-		fail "sluiced-$1" "did not start"
-		show "$LOGS/sluiced-$1.log" 30
-		exit 1
-	}
 }
 
 # fraction NAME SECONDS FLAGS... -- PROGRAM...: sluice run by the host's daemon.
@@ -69,8 +49,8 @@ configure host no "$(free_port)" "$(free_port)" "$(free_port)"
 if ! "$SLUICE" ca init --dir "$DIR/ca" >"$LOGS/ca.out" 2>&1 || ! "$SLUICE" ca issue owner host --dir "$DIR/ca" >>"$LOGS/ca.out" 2>&1; then
 	fail ca "$(tail -n 1 "$LOGS/ca.out")"
 fi
-daemon owner
-daemon host
+need_sluiced owner
+need_sluiced host
 
 # The owner measures what a context takes of the GPU before it lends it.
 healthy() { "$SLUICE" gpus | grep -q ' ok *$'; }
@@ -190,7 +170,7 @@ for n in owner host; do
 	kill -9 "${STARTED[$n]}"
 	wait "${STARTED[$n]}" 2>/dev/null
 	rm -f "$DIR/$n/run/sluiced.sock"
-	daemon $n
+	need_sluiced $n
 done
 wait $JOB
 STATUS=$?
@@ -214,7 +194,7 @@ for way in plain encrypted; do
 		for n in owner host; do
 			stop $n
 			rm -f "$DIR/$n/run/sluiced.sock"
-			daemon $n
+			need_sluiced $n
 		done
 		wait_for 60 "${STARTED[owner]}" healthy
 	fi

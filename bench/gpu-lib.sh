@@ -107,6 +107,42 @@ start_relay() {
 	ADDR=tcp:$(sed -n 's/^listening //p' "$log" | head -n 1)
 }
 
+# sluiced_folder NAME: a daemon's folder in DIR, with what all of them have in their sluice.yaml; the rest of that
+# comes from standard input.
+sluiced_folder() {
+	local at=$DIR/$1
+	install -d -m 0700 "$at" "$at/state"
+	install -d -m 0755 "$at/run" "$at/log"
+	chmod 755 "$at"
+	{
+		cat
+		cat <<-YAML
+			node: $1
+			cluster: bench
+			state_dir: $at/state
+			run_dir: $at/run
+			advertise: 127.0.0.1
+			audit: {file: $at/log/audit.log}
+		YAML
+	} >"$at/sluice.yaml"
+}
+
+# start_sluiced NAME: the daemon of such a folder; its log is sluiced-NAME.log.
+start_sluiced() {
+	"$BUILD/bin/sluiced" --config "$DIR/$1/sluice.yaml" >>"$LOGS/sluiced-$1.log" 2>&1 &
+	STARTED[$1]=$!
+	wait_for 60 "${STARTED[$1]}" test -S "$DIR/$1/run/sluiced.sock"
+}
+
+# need_sluiced NAME: start_sluiced, or the end of the script.
+need_sluiced() {
+	start_sluiced "$1" || {
+		fail "sluiced-$1" "did not start"
+		show "$LOGS/sluiced-$1.log" 30
+		exit 1
+	}
+}
+
 # remote ADDR PROGRAM...: on the worker, with the memory set in MEM if any.
 remote() {
 	local addr=$1

@@ -61,19 +61,9 @@ export SLUICED_SOCKET=$DIR/host/run/sluiced.sock
 
 # configure NAME CONTROL DATA METRICS OWNER: a sluiced's folder and sluice.yaml.
 configure() {
-	local at=$DIR/$1
-	install -d -m 0700 "$at" "$at/state"
-	install -d -m 0755 "$at/run" "$at/log"
-	chmod 755 "$at"
-	cat >"$at/sluice.yaml" <<-YAML
-		node: $1
-		cluster: bench
-		state_dir: $at/state
-		run_dir: $at/run
-		advertise: 127.0.0.1
+	sluiced_folder "$1" <<-YAML
 		auth: tls
 		tls: {ca: $DIR/ca/ca.pem, cert: $DIR/ca/$1.pem, key: $DIR/ca/$1.key}
-		audit: {file: $at/log/audit.log}
 		listen: {control: "127.0.0.1:$2", data: "127.0.0.1:$3", metrics: "127.0.0.1:$4"}
 		owner: {$5, poll: 1s, warm: 4}
 		shares: {${QUANTUM:+quantum: $QUANTUM}}

@@ -37,19 +37,9 @@ STEPS=${SLUICE_STEPS:-40} # of ResNet-50, in each of a job's repeats
 
 # configure NAME OWNER CONTROL DATA METRICS: a sluiced's folder and sluice.yaml.
 configure() {
-	local at=$DIR/$1
-	install -d -m 0700 "$at" "$at/state"
-	install -d -m 0755 "$at/run" "$at/log"
-	chmod 755 "$at"
-	cat >"$at/sluice.yaml" <<-YAML
-		node: $1
-		cluster: bench
-		state_dir: $at/state
-		run_dir: $at/run
-		advertise: 127.0.0.1
+	sluiced_folder "$1" <<-YAML
 		munge: {socket: $SLURM_DIR/run/munge.sock}
 		log: {level: debug}
-		audit: {file: $at/log/audit.log}
 		listen: {control: "127.0.0.1:$3", data: "127.0.0.1:$4", metrics: "127.0.0.1:$5"}
 		owner: {enabled: "$2", poll: 1s}
 		lease: {silence: 1m}
@@ -58,11 +48,7 @@ configure() {
 	YAML
 }
 
-daemon() {
-	PATH=$SLURM_BIN:$PATH "$BUILD/bin/sluiced" --config "$DIR/$1/sluice.yaml" >>"$LOGS/sluiced-$1.log" 2>&1 &
-	STARTED[$1]=$!
-	wait_for 60 "${STARTED[$1]}" test -S "$DIR/$1/run/sluiced.sock"
-}
+daemon() { PATH=$SLURM_BIN:$PATH start_sluiced "$1"; }
 
 healthy() { "$SLUICE" gpus | grep -q ' ok *$'; }
 
