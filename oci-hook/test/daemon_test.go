@@ -115,6 +115,8 @@ func daemon(t *testing.T) (socket, dir string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	// What users run themselves: the build folder may be below a folder of root's alone.
+	sh(t, `mkdir "$1" && cp "$2" "$3"/lib*.so* "$1/" && chmod -R a+rX "$1"`, dir+"/users", program(t, "bin/sluice"), filepath.Dir(program(t, "shim/libcuda.so.1")))
 	if err := os.WriteFile(dir+"/key", bytes.Repeat([]byte("the key of this site "), 16), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +188,7 @@ func answers(t *testing.T, socket, log string) {
 // grant has a user hold half of the GPU until the test ends, and gives the lease's id.
 func grant(t *testing.T, socket, dir string, user int) string {
 	t.Helper()
-	cmd := exec.Command(program(t, "bin/sluice"), "run", "--socket", socket, "--lib", filepath.Dir(program(t, "shim/libcuda.so.1")),
+	cmd := exec.Command(dir+"/users/sluice", "run", "--socket", socket, "--lib", dir+"/users",
 		"--fraction", "50", "--mem", "512M", "--", "sh", "-c", `echo "$SLUICE_SOCKET"; exec cat`)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "HOME=/"}
 	cmd.Dir = "/"
