@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """cells.py SITE OUT PART...: runs the cells of gpu-shares.sh, one at a time on each GPU, and writes one line of JSON for each.
+With SHARE_ONLY in the environment, a regular expression, only cells whose kind.name has a match.
 
 SITE is a file of gpu-shares.sh that says where things are; OUT gets a line as soon as a cell is over.
 What the lines say is judged by summary.py. A cell that fails is a line with an error, never a missing one.

@@ -58,7 +58,8 @@ func newSite(t *testing.T) *site {
 	if err != nil {
 		t.Fatalf("image: %v", err)
 	}
-	s.tar = strings.TrimSpace(string(out))
+	s.tar = dir + "/image.tar" // which users can read
+	sh(t, `cp "$1" "$2" && chmod 644 "$2"`, strings.TrimSpace(string(out)), s.tar)
 	sh(t, `"$1" prepare --config "$2" --from "$3" --nvidia-smi "$4"`, built.hook, s.conf, filepath.Dir(program(t, "shim/libcuda.so.1")), nvidiaSmi(t))
 	sh(t, `mkdir "$1" && cp "$2" "$3" "$1/" && chmod 755 "$1"`, s.programs, built.dir+"/compute", program(t, "test/cuda-11.8/vecadd"))
 	sh(t, `mkdir "$1" && for c in docker podman ch-run; do ln -s "$2" "$1/$c"; done`, s.bin, built.hook)
