@@ -3,12 +3,12 @@
 # `sluice run --fraction P --policy fixed`, and what each was delivered against the same work alone
 # through the same path.
 #
-# Usage: bench/gpu-shares.sh [--gpus 0,1,2,3] [--part PART,PART...] [--quick] [--seconds N] [--windows N] [--quantum T]
-#   as root. --part is of: fixed (10/90 to 50/30/20 over five loads, 32 cells of 54 s), pairs (unlike loads side
-#   by side, 5 of 54 s), lone, floors (best effort, equal, lending, a live change), kill, vgg, many (24 PyTorch
+# Usage: bench/gpu-shares.sh [--gpus 0,1,2,3] [--part PART,PART...] [--quick] [--seconds N] [--windows N] [--quantum T] [--only PATTERN]
+#   as root. --part is of: fixed (10/90 to 50/30/20 over five loads, 32 cells of 60 s), pairs (unlike loads side
+#   by side, 5 of 60 s), lone, floors (best effort, equal, lending, a live change), kill, vgg, many (24 PyTorch
 #   programs); all unless given. Cells are spread over the GPUs; one that would end after --seconds
 #   (default 560) is left out, and said to be. --windows is how many of 10 s (default 5).
-#   --quantum is the length of a turn (sluice.yaml's default).
+#   --quantum is the length of a turn (sluice.yaml's default). --only leaves cells whose name, as fixed.25-75.gemm, has a match.
 #   --quick is a little of each, in a minute on four GPUs and two on one; --part try needs no GPU.
 # Needs: build/bin, build/shim, GPUs with their driver, python3; for vgg and many torch and torchvision;
 # nvcc, or the program prebuilt at build/shares/share (--build makes it, where nvcc is). No Go.
@@ -20,7 +20,7 @@ set -u
 
 HERE=$BENCH/shares
 PARTS=(lone pairs floors kill fixed many vgg)
-GPUS='' CHOSEN=() SECS=560 WINDOWS=5 WINDOW=10 WARM=2 QUANTUM=''
+GPUS='' CHOSEN=() SECS=560 WINDOWS=5 WINDOW=10 WARM=2 QUANTUM='' ONLY=''
 usage() {
 	sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0" | sed '$d' >&2
 	exit 2
@@ -32,6 +32,7 @@ while [ $# -gt 0 ]; do
 	--seconds) SECS=${2:-} && shift ;;
 	--windows) WINDOWS=${2:-} && shift ;;
 	--quantum) QUANTUM=${2:-} && shift ;;
+	--only) ONLY=${2:-} && shift ;;
 	--quick) CHOSEN=(quick) WINDOWS=1 WINDOW=3 WARM=1 ;;
 	--build)
 		mkdir -p "$BUILD/shares"
@@ -123,7 +124,7 @@ DRIVER=${SLUICE_OWNER_LIBCUDA:+'"--libcuda", "'$SLUICE_OWNER_LIBCUDA'", "--libnv
 cat >"$DIR/site.json" <<-JSON
 	{"sluice": "$SLUICE", "worker": "$WORKER", "lib": "$BUILD/shim", "share": "$SHARE", "python": "$PYTHON",
 	 "logs": "$LOGS", "dir": "$DIR", "native_lib": "${SLUICE_NATIVE_LIB:-}", "worker_flags": [$DRIVER],
-	 "gpus": [${GPUS}], "seconds": $((SECS - SECONDS)), "warm": $WARM, "windows": $WINDOWS, "window": $WINDOW}
+	 "gpus": [${GPUS}], "seconds": $((SECS - SECONDS)), "warm": $WARM, "windows": $WINDOWS, "window": $WINDOW, "only": "${ONLY//\\/\\\\}"}
 JSON
 nvidia-smi --query-gpu=timestamp,index,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active --format=csv,noheader -l 2 >"$LOGS/clocks-$NAME.csv" 2>&1 &
 STARTED[clocks]=$!

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """cells.py SITE OUT PART...: runs the cells of gpu-shares.sh, one at a time on each GPU, and writes one line of JSON for each.
-With SHARE_ONLY in the environment, a regular expression, only cells whose kind.name has a match.
 
-SITE is a file of gpu-shares.sh that says where things are; OUT gets a line as soon as a cell is over.
+SITE is a file of gpu-shares.sh that says where things are, and which cells are meant; OUT gets a line as soon as a cell is over.
 What the lines say is judged by summary.py. A cell that fails is a line with an error, never a missing one.
 
 Parts: fixed (the percentages), lone, floors (best effort, equal, lending), pairs (unlike loads side by side),
@@ -11,6 +10,7 @@ kill, vgg, many, and quick, which is a little of each.
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -207,15 +207,15 @@ def mixed(site, loads, percents, policy="fixed", kind="fixed"):
 def moving(name, policy, tenants, orders, seconds=10, **more):
     policies = policy if isinstance(policy, list) else [policy] * len(tenants)
     return {"kind": "floors", "cell": name, "policy": policies, "tenants": tenants, "orders": orders, "warm": 2, "windows": 1,
-            "window": seconds, "do": timed, "took": seconds + 5} | more
+            "window": seconds, "solo": SOLO, "do": timed, "took": seconds + 5 + SOLO * len(tenants)} | more
 
 
 def floors():
-    yield moving("best-effort", "best-effort", [("gemm", 50), ("small", 30), ("copy", 20)], {})
+    yield moving("best-effort", "best-effort", [("gemm", 50), ("mixed", 30), ("copy", 20)], {})
     yield moving("best-effort.leaves", "best-effort", [("gemm", 30), ("gemm", 70)], {1: [("off", 4, 7)]})
     yield moving("best-effort.graph", "best-effort", [("graph", 60), ("mixed", 40)], {})
     yield moving("equal", "equal", [("gemm", 20), ("copy", 50)], {})
-    yield moving("equal.arrives", "equal-lend", [("gemm", 20), ("small", 30), ("graph", 40)], {2: [("off", -9, 3), ("off", 7, 99)]})
+    yield moving("equal.arrives", "equal-lend", [("gemm", 20), ("copy", 30), ("graph", 40)], {2: [("off", -2, 3), ("off", 7, 99)]})
     yield moving("lend", ["fixed-lend", "best-effort"], [("gemm", 70), ("gemm", 30)], {0: [("off", 2, 5), ("off", 8, 99)]})
     yield moving("live", "fixed", [("gemm", 50), ("gemm", 30)], {}, change={"at": 4, "tenant": 1, "share": 50})
 
@@ -247,27 +247,22 @@ UNLIKE = (("small", "gemm"), (50, 50)), (("copy", "gemm"), (30, 70)), (("graph",
 
 
 def plan(run, parts):
-    """(cells that each GPU runs first, cells for whichever GPU is free, cells that each runs last)"""
-    site, first, rest, last = run.site, [], [], []
-    loads = set()
-    if "many" in parts:
-        rest += [crowd(policy, UNEQUAL, (1, 2, 4, 8, 16, 24)) for policy in ("fixed", "best-effort")]
+    """(cells for whichever GPU is free, cells that want the machine for themselves); a list in them stays on one GPU"""
+    site, rest, apart = run.site, [], []
+    if "many" in parts:  # two dozen programs that start keep all processors busy
+        apart += [crowd(policy, UNEQUAL, (1, 2, 4, 8, 16, 24)) for policy in ("fixed", "best-effort")]
     if "vgg" in parts:  # one after the other on one GPU: they are compared
         rest += [list(inference(32, 20121, 5)) + list(inference(1, 2000, 5))]
     if "floors" in parts:
-        loads |= set(LOADS)
         rest += list(floors())
     if "kill" in parts:
         rest += [list(kills(3))]
     if "fixed" in parts:
-        loads |= set(LOADS)
         rest += [mixed(site, [load] * len(mix), mix) for mix in MIXES for load in LOADS]
         rest += [mixed(site, ("gemm", "copy", "small", "graph"), (25, 25, 25, 25)), mixed(site, ("mixed", "gemm", "small"), (50, 30, 20))]
     if "pairs" in parts:
-        loads |= set(LOADS)
-        loads.add("sync")
         rest += [mixed(site, *pair) for pair in UNLIKE]
-    if "lone" in parts:  # by turns, so that a GPU that grows warm does not decide; last, when no crowd starts beside it
+    if "lone" in parts:  # by turns, so that a GPU that grows warm does not decide
         rest += [[base(load, how) | {"lone": True} for how in ("turns", "off", "native", "off", "turns")] for load in LOADS]
     if "try" in parts:  # whether all of it works, where there is no GPU
         rest += [[base("gemm", how, 1, 0.2) | {"lone": True} for how in ("turns", "off")]
@@ -279,15 +274,19 @@ def plan(run, parts):
                  + [c for c in kills(1) if c["fate"] != "stopped"] + [mixed(site, ("mixed", "copy"), (25, 75))],
                  [crowd("fixed", [30, 20, 10], (1, 3), 1, 2, 0.5)],
                  [c | {"images": 640, "times": 1} for c in inference(32, 640, 1) if c["cell"][0] == "2"]]
-    if loads:
-        first = [base(load) for load in sorted(loads)]
-        last = [base(load, "turns", 2, 0.5) for load in sorted(loads)]
-    return first, rest, last
+    return chosen(rest, site.only), chosen(apart, site.only)
 
 
-def work(run, gpu, first, rest, last):
-    for c in first:
-        run.cell(gpu, c)
+def chosen(cells, only):
+    """those of which kind.name has a match"""
+    out = []
+    for c in cells:
+        some = [each for each in (c if isinstance(c, list) else [c]) if re.search(only, f"{each['kind']}.{each['cell']}")]
+        out += [some] if isinstance(c, list) and some else some
+    return out
+
+
+def work(run, gpu, rest):
     while True:
         with run.lock:
             c = rest.pop(0) if rest else None
@@ -295,22 +294,21 @@ def work(run, gpu, first, rest, last):
             break
         for each in c if isinstance(c, list) else [c]:
             run.cell(gpu, each)
-    for c in last:
-        run.cell(gpu, c)
 
 
 def main():
     if len(sys.argv) < 4:
         sys.exit(__doc__)
     run = Run(Site(sys.argv[1]), sys.argv[2])
-    first, rest, last = plan(run, sys.argv[3:])
-    threads = [threading.Thread(target=work, args=(run, gpu, first, rest, last), daemon=True) for gpu in run.site.gpus]
+    rest, apart = plan(run, sys.argv[3:])
+    threads = [threading.Thread(target=work, args=(run, gpu, rest), daemon=True) for gpu in run.site.gpus]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for t in threads:
             t.start()
         for t in threads:
             t.join()
+        work(run, run.site.gpus[0], apart)
     finally:
         end_all()
 

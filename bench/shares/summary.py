@@ -3,7 +3,9 @@
 summary.py --page FILE...: the same as Markdown, for docs/shares.md.
 
 Delivered is a tenant's items against what it did alone on that GPU, through the same path: the same process just
-before where it was alone first (solo), else the mean of the same load's runs before and after. Errors are in points of the GPU: delivered less the percent asked. Exit status 0 when all bars hold.
+before where it was alone first (solo), else the mean of the same load's runs before and after. Errors are in points of the GPU:
+delivered less the percent asked. A load that is bound by launches has the speed of a processor, not of the GPU (part lone shows by how
+much that differs from run to run, on the bare GPU too): its error is that of the time it held the GPU. Exit status 0 when all bars hold.
 """
 
 import json
@@ -15,6 +17,7 @@ FLOOR_POINTS, FLOOR_SECONDS = 2.0, 1.0
 GAP_MS = 100
 HALVES = 0.97
 SLOT = 0.1  # s
+LAUNCHES = {"small"}  # loads bound by launches
 
 
 def read(paths):
@@ -86,11 +89,12 @@ def delivered(c, alone):
     return out
 
 
-def held(c):
-    """percent of the time that each tenant held the GPU, over all windows, by the daemon's count; None where it does not say"""
+def held(c, first=0, last=-1):
+    """percent of the time that each tenant held the GPU, by the daemon's count, over all windows or from one of its counts to another;
+    None where it does not say"""
     if len(c.get("shares", [])) < 2:
         return None
-    a, b = c["shares"][0], c["shares"][-1]
+    a, b = c["shares"][first], c["shares"][last]
     out = []
     for x, y in zip(a["of"], b["of"]):
         try:
@@ -151,8 +155,12 @@ def show_fixed(page, cells, alone):
             continue
         windows = [[mean(d[a:a + n]) for a in range(0, len(d) - n + 1, n)] for d in each]
         means = [mean(w) for w in windows]
-        off = max(abs(m - p) for m, (_, p) in zip(means, c["tenants"]))
-        worst = max(abs(v - p) for w, (_, p) in zip(windows, c["tenants"]) for v in w)
+        judged = [list(w) for w in windows]
+        for i, (load, _) in enumerate(c["tenants"]):
+            if load in LAUNCHES:
+                judged[i] = [(held(c, k, k + 1) or [-100] * len(each))[i] for k in range(len(windows[i]))]
+        off = max(abs(mean(w) - p) for w, (_, p) in zip(judged, c["tenants"]))
+        worst = max(abs(v - p) for w, (_, p) in zip(judged, c["tenants"]) for v in w)
         total = sum(means) / sum(p for _, p in c["tenants"])
         gaps = [max(r["gap_us"]) / 1e3 for r in c["results"]]
         good = off <= MEAN and worst <= WINDOW and total >= ALL

@@ -255,6 +255,52 @@ func TestStoppedHolder(t *testing.T) {
 	}
 }
 
+// A seat that was stopped for long has no claim to that time when it goes on: nobody waits
+// for longer than ever.
+func TestGoesOn(t *testing.T) {
+	b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}
+	var cs []*Chair
+	for i, n := range []uint32{50, 25, 25} {
+		cs = append(cs, sit(t, b, seatFor(t, b, fmt.Sprint("lease", i), fixedShare(n)), clock))
+		cs[i].Ask()
+	}
+	// work lets some of them work, awake, and gives the longest time without one of the last two.
+	work := func(long time.Duration, awake ...*Chair) (longest time.Duration) {
+		last := clock.now
+		for end := clock.now + int64(long); clock.now < end; {
+			busy := false
+			for _, c := range awake {
+				c.awake(clock.now)
+				tn := c.Turn()
+				if tn == 0 || !c.Enter(tn) {
+					continue
+				}
+				if c != cs[0] {
+					longest = max(longest, time.Duration(clock.now-last))
+				}
+				clock.now = c.Ends(tn)
+				if c != cs[0] {
+					last = clock.now
+				}
+				c.Done(tn)
+				busy = true
+			}
+			if !busy {
+				clock.now += ms / 2
+				cs[1].p.judge(token(cs[1].p.token().Load()), clock.now)
+			}
+		}
+		return longest
+	}
+	before := work(time.Second, cs...)
+	stopped := work(1500*time.Millisecond, cs[1:]...)
+	after := work(time.Second, cs...)
+	t.Logf("longest gap %v before, %v while one is stopped, %v when it goes on", before, stopped, after)
+	if after > before+DefaultQuantum {
+		t.Errorf("longest gap %v before, %v after", before, after)
+	}
+}
+
 // Two sessions of a lease share its turn, and the last one out passes it on.
 func TestTwoChairsOnASeat(t *testing.T) {
 	b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}

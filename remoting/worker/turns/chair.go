@@ -156,9 +156,7 @@ func (c *Chair) Ask() {
 	if s := &v.places[c.seat]; s.present && !s.want && now-c.left.Load() > v.credit {
 		// Who comes back after more than a moment brings no more along than a turn's credit.
 		raise(p.seat(c.seat, ssVT), uint64(max(now-v.credit, 0)))
-		if least := v.leastLoan(c.seat); least > s.bvt {
-			raise(p.seat(c.seat, ssBVT), uint64(max(least-v.credit*whole/s.loan(), 0)))
-		}
+		c.joinLoans(&v)
 	}
 	at("asking")
 	if !c.write(scWant, 1) {
@@ -183,6 +181,34 @@ func (p *page) rouse(seat int) {
 		if p.chair(i, scOpen).Load() != 0 && p.chairSeat(i) == seat {
 			ring(p.chairBell(i))
 		}
+	}
+}
+
+// awake takes back that the seat has not taken its turn: on a busy machine all may be
+// slow to wake. The time in which it could not have worked is not its own: who was stopped
+// for seconds has no claim to them.
+func (c *Chair) awake(now int64) {
+	p := c.p
+	if p.seat(c.seat, ssOut).Load() == 0 {
+		return
+	}
+	p.seat(c.seat, ssOut).Store(0)
+	since := int64(p.seat(c.seat, ssDeaf).Swap(0))
+	if since <= 0 || since >= now {
+		return
+	}
+	var v view
+	p.look(&v, now)
+	s := &v.places[c.seat]
+	raise(p.seat(c.seat, ssVT), uint64(max(min(v.bound(s.vt, s.share)+now-since, now), 0)))
+	c.joinLoans(&v)
+}
+
+// joinLoans brings the borrowed time of one who comes back up to that of the others.
+func (c *Chair) joinLoans(v *view) {
+	s := &v.places[c.seat]
+	if least := v.leastLoan(c.seat); least > s.bvt {
+		raise(c.p.seat(c.seat, ssBVT), uint64(max(least-v.credit*whole/s.loan(), 0)))
 	}
 }
 

@@ -55,6 +55,7 @@ const (
 	ssOut      = 48
 	ssMisses   = 56
 	ssCounters = 64
+	ssDeaf     = 152 // since when it has not taken what it was given
 	stChairs   = stSeats + MaxSeats*stSeat
 	stChair    = 128
 	scOwner    = 0

@@ -207,6 +207,7 @@ func (p *page) judge(t token, now int64) int64 {
 		out = thenOut
 	}
 	p.seat(seat, ssOut).Store(uint64(now + out))
+	p.seat(seat, ssDeaf).CompareAndSwap(0, uint64(begin))
 	p.pass(t, now, seat)
 	return 0
 }

@@ -35,10 +35,8 @@ func (c *Chair) Wait(stop *atomic.Bool) (Turn, error) {
 			return 0, nil
 		}
 		c.Ask() // it has, unless somebody has written where he may not
-		if out := p.seat(c.seat, ssOut); out.Load() != 0 {
-			out.Store(0) // it was slow to take a turn, but is awake now: on a busy machine all may be slow
-		}
 		t, now := token(p.token().Load()), c.clock.Now()
+		c.awake(now)
 		if t.seat() == c.seat && p.seat(c.seat, ssClosing).Load() != uint64(t) && t.begin() <= now+future {
 			return Turn(t), nil
 		}
