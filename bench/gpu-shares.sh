@@ -4,8 +4,8 @@
 # through the same path.
 #
 # Usage: bench/gpu-shares.sh [--gpus 0,1,2,3] [--part PART,PART...] [--quick] [--seconds N] [--windows N] [--quantum T] [--only PATTERN]
-#   as root. --part is of: fixed (10/90 to 50/30/20 over five loads, 32 cells of 60 s), pairs (unlike loads side
-#   by side, 5 of 60 s), lone, floors (best effort, equal, lending, a live change), kill, vgg, many (24 PyTorch
+#   as root. --part is of: fixed (10/90 to 50/30/20, each of five loads beside its like, 30 cells of a minute), unlike
+#   (the same percent, each load beside others, 16), lone, floors (best effort, equal, lending, a live change), kill, vgg, many (24 PyTorch
 #   programs); all unless given. Cells are spread over the GPUs; one that would end after --seconds
 #   (default 560) is left out, and said to be. --windows is how many of 10 s (default 5).
 #   --quantum is the length of a turn (sluice.yaml's default). --only leaves cells whose name, as fixed.25-75.gemm, has a match.
@@ -19,7 +19,7 @@ set -u
 . "$(dirname "$0")/gpu-lib.sh"
 
 HERE=$BENCH/shares
-PARTS=(lone pairs floors kill fixed many vgg)
+PARTS=(lone unlike floors kill fixed many vgg)
 GPUS='' CHOSEN=() SECS=560 WINDOWS=5 WINDOW=10 WARM=2 QUANTUM='' ONLY=''
 usage() {
 	sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0" | sed '$d' >&2

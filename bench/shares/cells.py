@@ -4,8 +4,8 @@
 SITE is a file of gpu-shares.sh that says where things are, and which cells are meant; OUT gets a line as soon as a cell is over.
 What the lines say is judged by summary.py. A cell that fails is a line with an error, never a missing one.
 
-Parts: fixed (the percentages), lone, floors (best effort, equal, lending), pairs (unlike loads side by side),
-kill, vgg, many, and quick, which is a little of each.
+Parts: fixed (the percentages, each load beside its like), unlike (the same, each load beside others), lone, floors (best
+effort, equal, lending), kill, vgg, many, and quick, which is a little of each.
 """
 
 import json
@@ -82,24 +82,26 @@ def shares(run, tenants):
 def timed(run, gpu, c, tenants):
     """Tenants side by side, over windows; off, die and tell are told to those that c names, in s after measuring began.
 
-    With solo each of them is first alone for so long, best effort, in the same process and the same memory: its speed
-    then is what it is measured by. Where a program's memory lies on the GPU alone makes it 5 % faster or slower."""
+    With solo each of them is alone for so long before and after, best effort, in the same process and the same memory: its
+    speed then is what it is measured by. Where a program's memory lies on the GPU alone makes it 5 % faster or slower."""
     n, solo = len(c["tenants"]), c.get("solo", 0)
     start(run, gpu, c["tenants"], "best-effort" if solo else c["policy"], tenants, c.get("how", "turns"))
     begin = now() + S // 20
     first = begin + S // 5
-    alone = [(first + int(i * solo * S), first + int((i + 1) * solo * S)) for i in range(n)] if solo else []
-    measure = (alone[-1][1] + S if solo else begin) + int(c["warm"] * S)
+    before = spans(first, solo, n)
+    measure = (before[-1][1] + S if solo else begin) + int(c["warm"] * S)
     end = measure + int(c["windows"] * c["window"] * S)
+    after = spans(end + S, solo, n)
+    alone = list(zip(before, after))
     for i, t in enumerate(tenants):
-        line = f"{begin} {first if solo else measure} {end}"
-        for k, (a, b) in enumerate(alone):
-            line += f" off {a if k else begin} {b}" if k != i else ""
+        line = f"{begin} {first if solo else measure} {after[-1][1] if solo else end}"
+        for k, ((a, b), (x, y)) in enumerate(alone):
+            line += f" off {a if k else begin} {b} off {x if k else end} {y}" if k != i else ""
         for what, *times in c.get("orders", {}).get(i, ()):
             line += f" {what} " + " ".join(str(measure + int(s * S)) for s in times)
         t.tell(line)
     if solo:
-        time.sleep(max(0, alone[-1][1] - now()) / S)
+        time.sleep(max(0, before[-1][1] - now()) / S)
         for i, t in enumerate(tenants):
             run.site.change(t, c["tenants"][i][1], c["policy"] if isinstance(c["policy"], str) else c["policy"][i])
     said, victim = [], None
@@ -112,18 +114,28 @@ def timed(run, gpu, c, tenants):
         for w in range(int(c["windows"]) + 1):
             time.sleep(max(0, measure + w * c["window"] * S - now()) / S)
             said.append(shares(run, tenants))
-    late = (end - now()) / S + 20
+    if solo:
+        time.sleep(max(0, end - now()) / S)
+        for i, t in enumerate(tenants):
+            run.site.change(t, c["tenants"][i][1], "best-effort")
+    late = ((after[-1][1] if solo else end) - now()) / S + 20
     results = [None if victim and i == 0 else t.result(late) for i, t in enumerate(tenants)]
-    for r, (a, b) in zip(results, alone):
-        split(r, (a - first) // SLOT + 3, (b - first) // SLOT - 1, (measure - first) // SLOT)
+    for r, both in zip(results, alone):
+        split(r, [((a - first) // SLOT + 3, (b - first) // SLOT - 1) for a, b in both], (measure - first) // SLOT, (end - first) // SLOT)
     r = {"begin": begin, "measure": measure, "end": end, "results": results, "shares": said}
     return r | ({"victim": victim} if victim else {})
 
 
-def split(r, a, b, rest):
-    """takes what a tenant did alone, in slots a to b, out of its result: items per second"""
-    r["alone"] = sum(r["items"][a:b]) * S / SLOT / (b - a)
-    r["items"], r["gap_us"] = r["items"][rest:], r["gap_us"][rest:]
+def spans(begin, seconds, n):
+    """n spans of so many seconds, one after the other; none of none"""
+    return [(begin + int(i * seconds * S), begin + int((i + 1) * seconds * S)) for i in range(n)] if seconds else []
+
+
+def split(r, alone, a, b):
+    """takes what a tenant did alone, in slots of its result, out of it: items per second; what is left is from slot a to b"""
+    r["solo"] = [sum(r["items"][x:y]) * S / SLOT / (y - x) for x, y in alone]
+    r["alone"] = sum(r["solo"]) / len(alone)
+    r["items"], r["gap_us"] = r["items"][a:b], r["gap_us"][a:b]
 
 
 def fate(run, c, tenants):
@@ -201,13 +213,13 @@ def mixed(site, loads, percents, policy="fixed", kind="fixed"):
     name = "-".join(str(p) for p in percents) + "." + ("-".join(loads) if len(set(loads)) > 1 else loads[0])
     return {"kind": kind, "cell": name, "policy": policy, "tenants": list(zip(loads, percents)), "warm": site.warm,
             "windows": site.windows, "window": site.window, "solo": SOLO, "do": timed,
-            "took": site.warm + site.windows * site.window + len(loads) * SOLO + 4}
+            "took": site.warm + site.windows * site.window + 2 * len(loads) * SOLO + 5}
 
 
 def moving(name, policy, tenants, orders, seconds=10, **more):
     policies = policy if isinstance(policy, list) else [policy] * len(tenants)
     return {"kind": "floors", "cell": name, "policy": policies, "tenants": tenants, "orders": orders, "warm": 2, "windows": 1,
-            "window": seconds, "solo": SOLO, "do": timed, "took": seconds + 5 + SOLO * len(tenants)} | more
+            "window": seconds, "solo": SOLO, "do": timed, "took": seconds + 6 + 2 * SOLO * len(tenants)} | more
 
 
 def floors():
@@ -215,8 +227,8 @@ def floors():
     yield moving("best-effort.leaves", "best-effort", [("gemm", 30), ("gemm", 70)], {1: [("off", 4, 7)]})
     yield moving("best-effort.graph", "best-effort", [("graph", 60), ("mixed", 40)], {})
     yield moving("equal", "equal", [("gemm", 20), ("copy", 50)], {})
-    yield moving("equal.arrives", "equal-lend", [("gemm", 20), ("copy", 30), ("graph", 40)], {2: [("off", -2, 3), ("off", 7, 99)]})
-    yield moving("lend", ["fixed-lend", "best-effort"], [("gemm", 70), ("gemm", 30)], {0: [("off", 2, 5), ("off", 8, 99)]})
+    yield moving("equal.arrives", "equal-lend", [("gemm", 20), ("copy", 30), ("graph", 40)], {2: [("off", -2, 3), ("off", 7, 10)]})
+    yield moving("lend", ["fixed-lend", "best-effort"], [("gemm", 70), ("gemm", 30)], {0: [("off", 2, 5), ("off", 8, 10)]})
     yield moving("live", "fixed", [("gemm", 50), ("gemm", 30)], {}, change={"at": 4, "tenant": 1, "share": 50})
 
 
@@ -242,8 +254,15 @@ def crowd(policy, percents, steps, seconds=3, length=12, pause=1):
 
 
 UNEQUAL = [9, 5, 2, 2, 5, 2] * 4
-UNLIKE = (("small", "gemm"), (50, 50)), (("copy", "gemm"), (30, 70)), (("graph", "mixed"), (25, 75)), (("small", "gemm"), (10, 90)), \
-    (("sync", "gemm"), (50, 50))
+# Each load in each mix, beside others.
+UNLIKE = {
+    (10, 90): (("gemm", "copy"), ("small", "mixed"), ("graph", "gemm")),
+    (25, 75): (("copy", "gemm"), ("mixed", "small"), ("gemm", "graph")),
+    (30, 70): (("small", "gemm"), ("copy", "graph"), ("mixed", "copy")),
+    (50, 50): (("gemm", "mixed"), ("small", "graph"), ("copy", "gemm")),
+    (50, 30, 20): (("mixed", "gemm", "small"), ("graph", "copy", "mixed")),
+    (25, 25, 25, 25): (("gemm", "copy", "small", "graph"), ("mixed", "copy", "gemm", "mixed")),
+}
 
 
 def plan(run, parts):
@@ -259,11 +278,10 @@ def plan(run, parts):
         rest += [list(kills(3))]
     if "fixed" in parts:
         rest += [mixed(site, [load] * len(mix), mix) for mix in MIXES for load in LOADS]
-        rest += [mixed(site, ("gemm", "copy", "small", "graph"), (25, 25, 25, 25)), mixed(site, ("mixed", "gemm", "small"), (50, 30, 20))]
-    if "pairs" in parts:
-        rest += [mixed(site, *pair) for pair in UNLIKE]
+    if "unlike" in parts:
+        rest += [mixed(site, loads, mix) for mix, sets in UNLIKE.items() for loads in sets]
     if "lone" in parts:  # by turns, so that a GPU that grows warm does not decide
-        rest += [[base(load, how) | {"lone": True} for how in ("turns", "off", "native", "off", "turns")] for load in LOADS]
+        rest += [[base(load, how) | {"lone": True} for how in ("turns", "off", "native", "off", "turns", "native")] for load in LOADS]
     if "try" in parts:  # whether all of it works, where there is no GPU
         rest += [[base("gemm", how, 1, 0.2) | {"lone": True} for how in ("turns", "off")]
                  + [mixed(site, ("gemm", "gemm"), (30, 70)), next(kills(1))]]

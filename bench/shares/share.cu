@@ -120,7 +120,7 @@ public:
 			CU(cudaMemcpyAsync(dst, src, copied / 4, cudaMemcpyDeviceToDevice, st));
 			for (int i = 0; i < 8; i++)
 				k_small<<<132, 256, 0, st>>>(scratch);
-			if (++mixed % 8 == 0)
+			if (++mixed % 32 == 0)
 				CU(cudaStreamSynchronize(st));
 		}
 		CU(cudaEventRecord(done[head++ % done.size()], st));

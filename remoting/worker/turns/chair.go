@@ -345,7 +345,11 @@ func (c *Chair) Alert(t Turn) bool {
 	p, now := c.p, c.clock.Now()
 	var v view
 	p.look(&v, now)
-	v.charge(c.seat, p.held(token(t), now), token(t).borrowed())
+	// By what the turn is going to be charged, and a little more: to be told in vain costs
+	// less than to be told nothing, and two equal seats are level after each turn.
+	ends := max(now, c.Ends(t)) + int64(AlertLead)
+	v.now = ends
+	v.charge(c.seat, p.held(token(t), ends), token(t).borrowed())
 	next, _, _ := v.pick(nobody)
 	if next == c.seat {
 		return false

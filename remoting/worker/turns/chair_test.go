@@ -116,6 +116,31 @@ func TestWaitForOwnTime(t *testing.T) {
 }
 
 // Who is told that a turn is about to end looks for it, but no longer than for a while.
+// Of two who are level after each turn, each is told of each of its own.
+func TestAlertBetweenEquals(t *testing.T) {
+	b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}
+	var cs []*Chair
+	for i := range 2 {
+		cs = append(cs, sit(t, b, seatFor(t, b, string(rune('a'+i)), fixedShare(50)), clock))
+		cs[i].Ask()
+	}
+	late := []int64{-300000, 100000} // how much longer than planned each works
+	take(t, cs[0])
+	for n := range 100 {
+		c := cs[n%2]
+		tn := c.Turn()
+		if tn == 0 || n > 0 && !c.Enter(tn) {
+			t.Fatalf("turn %d is not the other's", n)
+		}
+		clock.now = c.Ends(tn) - int64(AlertLead)
+		if !c.Alert(tn) {
+			t.Fatalf("turn %d ends without a word to the other", n)
+		}
+		clock.now = c.Ends(tn) + late[n%2]
+		c.Done(tn)
+	}
+}
+
 func TestAlertInVain(t *testing.T) {
 	b, clock := newTestBoard(t, Site{}), &spinner{fake: fake{now: 1e9}}
 	one := sit(t, b, seatFor(t, b, "one", fixedShare(50)), clock)
