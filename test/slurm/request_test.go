@@ -102,7 +102,7 @@ func TestDoors(t *testing.T) {
 // TestNVML: what nvidia-smi would say inside of a job is the job's fraction.
 func TestNVML(t *testing.T) {
 	s := cluster(t)
-	job := s.sbatch("NVML_TOTAL_MIB=4096 "+s.Options.Build+"/test/nvml", "--gres=rgpu:50")
+	job := s.sbatch("NVML_TOTAL_MIB=4096 "+s.Built("test/nvml"), "--gres=rgpu:50")
 	contains(t, s.done(job), "NVML and CUDA agree")
 }
 

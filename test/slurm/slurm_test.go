@@ -187,7 +187,7 @@ func percents(l lab.Lease) string {
 
 // program is a CUDA program by its path, the same on every node.
 func (s *site) program(name string) string {
-	return filepath.Join(s.Options.Build, "test", "cuda-"+s.Options.CUDA, name)
+	return s.Built(filepath.Join("test", "cuda-"+s.Options.CUDA, name))
 }
 
 // version is the release of the cluster's Slurm, as 22.05.

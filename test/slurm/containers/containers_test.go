@@ -89,7 +89,7 @@ func TestUnasked(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ ours, theirs string }{
 		"podman": {podman, "/usr/bin/podman --hooks-dir=/nowhere run --rm --network none "},
-		"docker": {docker, r.docker + "/usr/bin/docker run --rm --network none --runtime runc "},
+		"docker": {docker, dockerDir + "/usr/bin/docker run --rm --network none --runtime runc "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := cluster(t)
@@ -270,7 +270,7 @@ docker exec dlong compute`)
 	if err != nil {
 		t.Error(err)
 	}
-	client := filepath.Join(r.docker, "usr/bin/docker")
+	client := filepath.Join(dockerDir, "usr/bin/docker")
 	if out, err := node.Run(r.ctx, lab.Alice, client, "exec", "dlong", "compute"); err == nil {
 		t.Errorf("a container of an ended job computes: %s", out)
 	}

@@ -23,8 +23,7 @@ const gpuMiB = 8192
 // site is the cluster of all tests here, with an image for each engine.
 type site struct {
 	*lab.Lab
-	docker string // folder of Debian's docker, which is not installed on the machine
-	bare   string // the image as a folder
+	bare string // the image as a folder
 }
 
 var shared = sync.OnceValues(setUp)
@@ -102,7 +101,7 @@ func (r *run) submit(node int, script string, args ...string) string {
 
 // profile is what the site's login scripts do: our links to the engines' clients stand first in the path.
 func (s *site) profile() string {
-	return "set -u\nexport XDG_RUNTIME_DIR=/run/user/$(id -u) STORAGE_DRIVER=overlay PATH=/usr/lib/sluice/bin:" + s.docker + "/usr/bin:$PATH\n"
+	return "set -u\nexport XDG_RUNTIME_DIR=/run/user/$(id -u) STORAGE_DRIVER=overlay PATH=/usr/lib/sluice/bin:" + dockerDir + "/usr/bin:$PATH\n"
 }
 
 // want fails the test unless the parts are in the text, each as a whole line.
@@ -121,6 +120,9 @@ func computed(uid, percent int) string {
 	return fmt.Sprintf("compute uid=%d memory=%d nvml=%d", uid, mem, mem)
 }
 
+// dockerDir is the folder of Debian's docker on the nodes; it is not installed on the machine.
+const dockerDir = "/opt/docker"
+
 func setUp() (*site, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
@@ -138,6 +140,11 @@ func setUp() (*site, error) {
 	}
 	o.Install["/usr/share/containers/oci/hooks.d/sluice.json"] = filepath.Join(repo, "etc/containers/hooks.d/sluice.json")
 	o.Install["/etc/docker/daemon.json"] = filepath.Join(repo, "etc/containers/docker-daemon.json")
+	out, err := exec.CommandContext(ctx, filepath.Join(repo, "oci-hook/test/docker.sh")).Output()
+	if err != nil {
+		return nil, fmt.Errorf("docker.sh: %w", err)
+	}
+	o.Install[dockerDir] = strings.TrimSpace(string(out))
 	l, err := lab.Up(ctx, o)
 	if err != nil {
 		return nil, err
@@ -152,11 +159,6 @@ func setUp() (*site, error) {
 
 // prepare makes the image, and of every node one of which users may start containers.
 func (s *site) prepare(ctx context.Context, repo string) error {
-	out, err := exec.CommandContext(ctx, filepath.Join(repo, "oci-hook/test/docker.sh")).Output()
-	if err != nil {
-		return fmt.Errorf("docker.sh: %w", err)
-	}
-	s.docker = strings.TrimSpace(string(out))
 	archive := s.Path("image.tar")
 	script := `set -e
 mkdir "$1"
@@ -201,18 +203,18 @@ func (s *site) startDocker(ctx context.Context, archive string) error {
 setsid dockerd --data-root "$2" --group alice --cgroup-parent "/$3" --iptables=false --ip6tables=false --bridge=none \
 	--ip-forward=false --ip-masq=false </dev/null >"$4" 2>&1 &`
 	log := s.Path("log", "dockerd.log")
-	if _, err := s.Nodes[1].Run(ctx, lab.Root, "sh", "-c", script, "sh", s.docker, s.Path("docker"), s.group(), log); err != nil {
+	if _, err := s.Nodes[1].Run(ctx, lab.Root, "sh", "-c", script, "sh", dockerDir, s.Path("docker"), s.group(), log); err != nil {
 		return err
 	}
-	docker := filepath.Join(s.docker, "usr/bin/docker")
+	client := dockerDir + "/usr/bin/docker"
 	err := lab.Until(ctx, 30*time.Second, "dockerd answers", func() error {
-		_, err := s.Nodes[1].Run(ctx, lab.Root, docker, "version")
+		_, err := s.Nodes[1].Run(ctx, lab.Root, client, "version")
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, lab.Tail(log, 10))
 	}
-	_, err = s.Nodes[1].Run(ctx, lab.Root, docker, "import", archive, "box")
+	_, err = s.Nodes[1].Run(ctx, lab.Root, client, "import", archive, "box")
 	return err
 }
 

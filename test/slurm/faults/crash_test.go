@@ -51,7 +51,7 @@ func (r *rig) startSluiced(t *testing.T, n *lab.Node) {
 
 // program is a CUDA program by its path.
 func (r *rig) program(name string) string {
-	return r.Options.Build + "/test/cuda-" + r.Options.CUDA + "/" + name
+	return r.Built("test/cuda-" + r.Options.CUDA + "/" + name)
 }
 
 // computes waits until a job's program has a session.

@@ -208,8 +208,8 @@ func (l *Lab) WriteSluice(n *Node) error {
 		"node": n.Name, "cluster": l.Options.Name, "advertise": "127.0.0.1", "log.level": "debug",
 		"listen.control": addr(n.port + 1), "listen.data": addr(n.port + 2), "listen.metrics": addr(n.port + 3),
 		"owner.enabled": map[bool]string{true: `"yes"`, false: `"no"`}[n.spec.GPUs > 0], "owner.keep_mem": "0", "worker.cgroup": `"off"`,
-		"owner.libcuda":        filepath.Join(l.Options.Build, "simgpu/libcuda.so.1"),
-		"owner.libnvml":        filepath.Join(l.Options.Build, "simgpu/libnvidia-ml.so.1"),
+		"owner.libcuda":        l.Built("simgpu/libcuda.so.1"),
+		"owner.libnvml":        l.Built("simgpu/libnvidia-ml.so.1"),
 		"pools.default.owners": "[" + strings.Join(owners, ", ") + "]",
 	}
 	for k, v := range l.Options.Sluice {

@@ -82,6 +82,13 @@ func (n *Node) Boot(ctx context.Context) error {
 	return n.lab.save()
 }
 
+// built is make's build folder on the nodes: where it lies outside may be below a folder that
+// only root can pass.
+const built = "/opt/built"
+
+// Built is a file of make's build folder, by its path on every node.
+func (l *Lab) Built(name string) string { return filepath.Join(built, name) }
+
 // image is what the node sees, beside what all share.
 func (n *Node) image() (image, error) {
 	l := n.lab
@@ -103,7 +110,7 @@ func (n *Node) image() (image, error) {
 		"/etc/sluice": filepath.Join(n.Dir, "etc"), "/var/lib/sluice": filepath.Join(n.Dir, "lib"),
 		"/var/log/sluice": filepath.Join(n.Dir, "log"), "/var/log/slurm": filepath.Join(n.Dir, "log"),
 		"/var/spool/slurmd": filepath.Join(n.Dir, "spool"), "/var/spool/slurmctld": l.Path("state"),
-		o.Dir: o.Dir, o.Build: o.Build,
+		o.Dir: o.Dir, built: o.Build,
 	} {
 		im.Bind[to] = from
 	}
@@ -339,6 +346,6 @@ func (n *Node) daemonEnv() []string {
 	}
 	return append([]string{
 		"SLUICE_SIM_STATE=" + filepath.Join(n.Dir, "run/sim"), "SLUICE_SIM_MEM=" + mem, "SLUICE_SIM_DEVICES=" + strconv.Itoa(n.spec.GPUs),
-		"SLUICE_SIM_KERNELS=" + filepath.Join(n.lab.Options.Build, "test/twins.so"), "SLUICE_SIM_CTX_MEM=16M", "SLUICE_SIM_MACHINE=" + strconv.Itoa(n.port-n.lab.Port), "GOTRACEBACK=all",
+		"SLUICE_SIM_KERNELS=" + n.lab.Built("test/twins.so"), "SLUICE_SIM_CTX_MEM=16M", "SLUICE_SIM_MACHINE=" + strconv.Itoa(n.port-n.lab.Port), "GOTRACEBACK=all",
 	}, n.lab.Options.Env...)
 }

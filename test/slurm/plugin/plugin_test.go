@@ -93,7 +93,7 @@ func prefix() string { return filepath.Join("/", os.Getenv("SLUICE_SLURM_ROOT"),
 // TestUniversal: the one plug-in for all releases, and its options in all places.
 func TestUniversal(t *testing.T) {
 	l, ctx := up(t, lab.Options{Name: "plugu"})
-	vecadd := l.Options.Build + "/test/cuda-" + l.Options.CUDA + "/vecadd"
+	vecadd := l.Built("test/cuda-" + l.Options.CUDA + "/vecadd")
 
 	t.Run("options", func(t *testing.T) {
 		out, ok := done(ctx, t, l, "#SBATCH --rgpu-mem=1g --rgpu-spread\n"+vecadd+"\nsrun "+vecadd+"\nsrun --rgpu-mem=2G /bin/true\nsrun --rgpu-policy=fixed /bin/true", "--gres=rgpu:30", "--export=NIL")
@@ -149,7 +149,7 @@ func TestUniversal(t *testing.T) {
 // TestRelease: the plug-in that is built from this release's header.
 func TestRelease(t *testing.T) {
 	l, ctx := up(t, lab.Options{Name: "plugr", Install: map[string]string{library: build(t, prefix())}, Etc: map[string]string{stack: "required " + library + " socket=/run/sluice/job.sock\n"}})
-	out, ok := done(ctx, t, l, l.Options.Build+"/test/cuda-"+l.Options.CUDA+"/vecadd", "--gres=rgpu:30", "--rgpu-mem=1G")
+	out, ok := done(ctx, t, l, l.Built("test/cuda-"+l.Options.CUDA+"/vecadd"), "--gres=rgpu:30", "--rgpu-mem=1G")
 	if !ok || !strings.Contains(out, "PASS") {
 		t.Errorf("%s", out)
 	}
@@ -183,7 +183,7 @@ func TestWrongRelease(t *testing.T) {
 // TestArguments: mistakes in plugstack.conf are in slurmd's log, and disturb nobody.
 func TestArguments(t *testing.T) {
 	l, ctx := up(t, lab.Options{Name: "pluga", Etc: map[string]string{stack: "optional " + library + " socket=job.sock colour=blue\n"}})
-	out, err := run(ctx, l, "srun", "--gres=rgpu:30", l.Options.Build+"/test/cuda-"+l.Options.CUDA+"/vecadd")
+	out, err := run(ctx, l, "srun", "--gres=rgpu:30", l.Built("test/cuda-"+l.Options.CUDA+"/vecadd"))
 	if err != nil || !strings.Contains(out, "PASS") || strings.Contains(out, "plugstack") {
 		t.Errorf("%v: %s", err, out)
 	}
