@@ -5,11 +5,25 @@
  * or because a later wait on the stream covered it. Else it asks once
  * (EVENT_WATCH) and then answers "not ready" here until the EVENT frame comes.
  *
+ * A wait goes the way of all calls: it queues behind what was given since the
+ * record, and the program, which waits, gives nothing more meanwhile. So an event
+ * that was waited for while newer work was under way is followed: from then on
+ * each record asks for its EVENT frame at once, and the wait is for that. Where
+ * nothing is newer, to wait in order is faster.
+ *
  * All fields are atomics; the receiver thread writes `completed` through
  * sl_on_event, which only ever raises it.
  */
+#define _GNU_SOURCE
+#include "attention.h"
 #include "core.h"
 #include "mapped.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 static struct sl_pool events = { .size = sizeof(struct sl_event) };
 static _Atomic CUresult sticky;
@@ -72,6 +86,11 @@ void sl_on_error(uint16_t op, CUresult result)
 		atomic_compare_exchange_strong(&sticky, &none, result);
 }
 
+static void futex(_Atomic uint32_t *w, int op, uint32_t v, const struct timespec *t)
+{
+	syscall(SYS_futex, w, op | FUTEX_PRIVATE_FLAG, v, t, NULL, 0);
+}
+
 static void raise_completed(struct sl_event *e, uint32_t generation)
 {
 	uint32_t old = atomic_load_explicit(&e->completed, memory_order_relaxed);
@@ -84,16 +103,21 @@ void sl_on_event(uint32_t id, uint32_t generation)
 {
 	struct sl_event *e = sl_handle_state_by_id(SL_EVENT, id);
 
-	if (e)
-		raise_completed(e, generation);
+	if (!e)
+		return;
+	raise_completed(e, generation);
+	if (atomic_load(&e->sleepers))
+		futex(&e->completed, FUTEX_WAKE, INT_MAX, NULL);
 }
 
 void sl_on_event_error(uint32_t id)
 {
 	struct sl_event *e = sl_handle_state_by_id(SL_EVENT, id);
 
-	if (e)
-		atomic_store(&e->watched, 0);
+	if (!e)
+		return;
+	atomic_store(&e->watched, 0);
+	atomic_store(&e->followed, 0);
 }
 
 CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
@@ -128,6 +152,8 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	atomic_store(&e->forward, false);
 	atomic_store(&e->external, false);
 	atomic_store(&e->fetched, 0);
+	atomic_store(&e->follow, false);
+	atomic_store(&e->followed, 0);
 	err = fw_cuEventCreate(id, Flags);
 	if (err) {
 		sl_handle_free(SL_EVENT, id);
@@ -190,6 +216,38 @@ void sl_event_external(CUevent h)
 		atomic_store(&e->external, true);
 }
 
+/* The shim cannot count the event's records. */
+static bool must_ask(const struct sl_event *e)
+{
+	return atomic_load(&e->forward) || atomic_load(&e->external);
+}
+
+/* Whether anything was given since the event was recorded. */
+static bool newer(const struct sl_event *e)
+{
+	return sl_calls() != atomic_load_explicit(&e->calls, memory_order_relaxed);
+}
+
+/* Asks for the EVENT frame of the last record, if waits for this event are such. */
+static void follow(struct sl_event *e)
+{
+	uint32_t generation = atomic_load(&e->recorded);
+	sl_buf b;
+
+	if (atomic_load_explicit(&e->follow, memory_order_relaxed) && !must_ask(e)) {
+		sl_buf_init(&b);
+		sl_route(&b, SL_EVENT, sl_handle_value(SL_EVENT, e->id));
+		sl_put_u32(&b, e->id);
+		sl_put_u32(&b, generation);
+		sl_put_u32(&b, atomic_load(&e->stream));
+		atomic_store(&e->followed, generation);
+		if (sl_oneway(CTL_EVENT_WATCH, &b))
+			atomic_store(&e->followed, 0);
+		sl_buf_free(&b);
+	}
+	atomic_store_explicit(&e->calls, sl_calls(), memory_order_relaxed);
+}
+
 CUresult sl_cuEventRecord(CUevent hEvent, CUstream hStream)
 {
 	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
@@ -198,8 +256,10 @@ CUresult sl_cuEventRecord(CUevent hEvent, CUstream hStream)
 	if (!e)
 		return CUDA_ERROR_INVALID_HANDLE;
 	err = fw_cuEventRecord(hEvent, hStream);
-	if (!err)
+	if (!err) {
 		recorded(e, hStream);
+		follow(e);
+	}
 	return err;
 }
 
@@ -236,12 +296,6 @@ CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
 		atomic_fetch_add(&e->recorded, 1);
 	}
 	return err;
-}
-
-/* The shim cannot count the event's records. */
-static bool must_ask(const struct sl_event *e)
-{
-	return atomic_load(&e->forward) || atomic_load(&e->external);
 }
 
 /* The program is about to learn that a record is complete: it may look at mapped memory. */
@@ -311,10 +365,12 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 		seen_complete(e, generation);
 		return CUDA_SUCCESS;
 	}
-	if (generation && !must_ask(e) && atomic_load(&e->watched) == generation) {
+	if (generation && !must_ask(e) && (atomic_load(&e->watched) == generation || atomic_load(&e->followed) == generation)) {
 		err = sl_dead();
 		return err ? err : CUDA_ERROR_NOT_READY;
 	}
+	if (newer(e))
+		atomic_store_explicit(&e->follow, true, memory_order_relaxed);
 	err = watch(e, generation);
 	if (!err)
 		seen_complete(e, generation);
@@ -325,6 +381,25 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 	else if (err == CUDA_ERROR_NOT_READY)
 		atomic_store(&e->watched, generation);
 	return err;
+}
+
+/* Waits for the EVENT frame of a record. False: it has to be asked for in order. */
+static bool await(struct sl_event *e, uint32_t generation)
+{
+	const struct timespec nap = { 0, 1000000 }; /* to hear of a turn in time, and of the session's end */
+	int64_t since = 0;
+	uint32_t done;
+
+	while ((int32_t)((done = atomic_load(&e->completed)) - generation) < 0) {
+		if (atomic_load(&e->followed) != generation || sl_dead())
+			return false;
+		if (sl_look(&since, true))
+			continue;
+		atomic_fetch_add(&e->sleepers, 1);
+		futex(&e->completed, FUTEX_WAIT, done, &nap);
+		atomic_fetch_sub(&e->sleepers, 1);
+	}
+	return !sl_error_untold();
 }
 
 CUresult sl_cuEventSynchronize(CUevent hEvent)
@@ -343,6 +418,13 @@ CUresult sl_cuEventSynchronize(CUevent hEvent)
 		seen_complete(e, generation);
 		return sl_dead();
 	}
+	if (generation && !must_ask(e) && newer(e) && atomic_load(&e->followed) == generation && await(e, generation)) {
+		sl_print_flush();
+		seen_complete(e, generation);
+		return sl_dead();
+	}
+	atomic_store_explicit(&e->follow, newer(e), memory_order_relaxed);
+	sl_error_telling();
 	err = fw_cuEventSynchronize(hEvent);
 	if (!err)
 		seen_complete(e, generation);

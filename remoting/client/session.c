@@ -197,6 +197,11 @@ CUresult sl_dead(void)
 	return st == ST_NEW ? CUDA_ERROR_NOT_INITIALIZED : S.error;
 }
 
+uint64_t sl_calls(void)
+{
+	return __atomic_load_n(&S.calls, __ATOMIC_RELAXED);
+}
+
 bool sl_ended(void)
 {
 	return __atomic_load_n(&S.state, __ATOMIC_ACQUIRE) != ST_LIVE;

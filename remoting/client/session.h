@@ -171,6 +171,8 @@ CUresult sl_session_start(void);
 const struct sl_snapshot *sl_snapshot(void);
 /* 0 while the session lives, else the error every call now returns. */
 CUresult sl_dead(void);
+/* How many calls have been sent. */
+uint64_t sl_calls(void);
 /* True when no frame will come any more; a sticky error of CUDA's is no such end. */
 bool sl_ended(void);
 /* True in a child forked after the session started. */

@@ -175,7 +175,7 @@ func seedFrames() [][]byte {
 		cat(activate, frame(opCuStreamCreate, 0, u32(1), u32(1)), frame(wire.OpCopyIn, 0, u64(1<<40), u32(1), u32(0), make([]byte, 100000)),
 			frame(wire.OpCopyOut, 0, u64(1<<40), u64(3<<20), u32(1), u32(1)), frame(wire.OpCopyOut, 5, u64(1<<40), u64(40<<20), u32(0), u32(2)),
 			frame(opCuStreamSynchronize, 6, u32(1)), frame(opCuStreamDestroy_v2, 0, u32(1))),
-		cat(activate, frame(opCuEventCreate, 0, u32(1), u32(0)), frame(opCuEventRecord, 0, u32(1), u32(0)), frame(wire.OpEventWatch, 3, u32(1), u32(1)),
+		cat(activate, frame(opCuEventCreate, 0, u32(1), u32(0)), frame(opCuEventRecord, 0, u32(1), u32(0)), frame(wire.OpEventWatch, 3, u32(1), u32(1)), frame(wire.OpEventWatch, 0, u32(1), u32(2), u32(0)),
 			frame(opCuEventSynchronize, 4, u32(1)), frame(opCuEventDestroy_v2, 0, u32(1)), frame(opCuCtxSynchronize, 5)),
 		cat(activate, frame(wire.OpCopyIn3D, 0, box(make([]byte, 32))), frame(wire.OpCopyOut3D, 2, box(u32(9))), frame(wire.OpObserve, 3, u32(0)),
 			frame(wire.OpThreadStream, 0, u32(3)), frame(wire.OpLaunchHost, 0, u32(3), u32(1)), frame(wire.OpHostFnDone, 0, u32(1))),
@@ -208,6 +208,7 @@ func FuzzFrame(f *testing.F) {
 			panic("the executor hangs")
 		}
 		s.waiters.stop()
+		s.followed.stop()
 		s.out.stop()
 		if i := acct.Info(0); i.Used > i.Total {
 			t.Fatalf("%d bytes over the cap", i.Used-i.Total)

@@ -284,6 +284,7 @@ func TestGatesTogether(t *testing.T) {
 	}
 	for i, c := range cs {
 		c.s.waiters.stop()
+		c.s.followed.stop()
 		c.s.rd.Close()
 		if last := i == len(cs)-1; c.over != last {
 			t.Errorf("session %d ended: %q", i, c.s.ended)

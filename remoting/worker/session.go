@@ -88,6 +88,7 @@ type session struct {
 	deferred atomic.Int32
 	out      outStaging
 	waiters  waiters
+	followed follower
 	events   eventPools
 	prints   prints
 	hostfns  hostfns
@@ -111,6 +112,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 	s.images.init()
 	s.out.init(s)
 	s.waiters.init(s)
+	s.followed.init(s)
 	s.events.init()
 	s.hostfns.init(s)
 	return s, nil

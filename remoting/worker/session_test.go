@@ -167,6 +167,43 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+// An EVENT that was asked for without an answer comes for each record, whatever becomes of it.
+func TestFollow(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	if _, rc := k.load(image0, 1); rc != 0 {
+		t.Fatal(rc)
+	}
+	k.bind(1, 1, "slow")
+	k.streamCreate(1)
+	k.streamCreate(2)
+	for id := uint32(1); id <= 4; id++ {
+		k.oneway(opCuEventCreate, u32(id), u32(0))
+	}
+	record := func(event, gen, stream uint32) {
+		k.oneway(opCuEventRecord, u32(event), u32(stream))
+		k.oneway(wire.OpEventWatch, u32(event), u32(gen), u32(stream))
+	}
+	record(1, 1, 1) // done at once
+	k.until("event 1", func() bool { return k.events[1] == 1 })
+	// Recorded anew while the first record is looked for: what is between the two does not wait for the second.
+	k.launch(1, 1, 1, 1, u64(uint64(20*time.Millisecond)))
+	record(1, 2, 1)
+	record(2, 1, 1)
+	k.launch(1, 1, 1, 1, u64(uint64(300*time.Millisecond)))
+	record(1, 3, 1)
+	record(3, 1, 2) // another stream waits for nothing of it
+	record(4, 1, 1)
+	k.oneway(opCuEventDestroy_v2, u32(4)) // while it is looked for
+	k.until("events 2 and 3", func() bool { return k.events[2] == 1 && k.events[3] == 1 })
+	if n := k.events[1]; n != 1 {
+		t.Errorf("event 1 was done in its record %d, which stands for a newer one", n)
+	}
+	k.until("event 1 again", func() bool { return k.events[1] == 3 && k.events[4] == 1 })
+	k.oneway(wire.OpEventWatch, u32(9), u32(7), u32(0)) // nobody's: somebody may be waiting for it all the same
+	k.until("an event that is none", func() bool { return k.events[9] == 7 })
+}
+
 // One client thread waits while another goes on.
 func TestWaitingAside(t *testing.T) {
 	_, addr := startWorker(t, nil)

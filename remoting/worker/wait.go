@@ -277,6 +277,8 @@ type userEvent struct {
 	refs int
 	dead bool
 	real uint64
+
+	followed *record // the newest record that the client is to be told of; under the follower's mu
 }
 
 func (u *userEvent) unref() {
@@ -355,14 +357,19 @@ func (s *session) cuEventDestroy_v2(h href) C.CUresult {
 }
 
 // eventWatch tells whether an event has completed, and if not, promises an
-// EVENT frame for when it has.
+// EVENT frame for when it has. Where no answer is wanted, that frame comes anyway.
 func (s *session) eventWatch(p []byte) int32 {
 	d := &s.dec
 	d.Reset(p)
-	id := d.U32()
-	gen := d.U32()
+	id, gen, stream := d.U32(), d.U32(), uint32(0)
+	if s.hdr.Call == 0 {
+		stream = d.U32()
+	}
 	if d.Done() != nil {
 		return s.malformed(s.hdr.Op)
+	}
+	if s.hdr.Call == 0 {
+		return s.follow(id, gen, stream)
 	}
 	u, ctx, rc := s.userEvent(id)
 	if rc != 0 {
@@ -380,10 +387,7 @@ func (s *session) eventWatch(p []byte) int32 {
 		rc := int32(C.sl_event_sync(C.uint64_t(u.real)))
 		u.unref()
 		s.settle()
-		err := s.wr.Send(&wire.Reply{Kind: wire.KindEvent, Call: gen, Arg: id, Result: rc}, nil, nil)
-		if err != nil {
-			s.leave("event", err)
-		}
+		s.happened(id, gen, rc)
 	}})
 	return rc
 }

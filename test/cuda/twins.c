@@ -244,6 +244,18 @@ SIM_KERNEL(churn_step, SIM_PARAMS(8, 4))
 			v[i] += i;
 }
 
+/* pipeline.cu */
+
+SIM_KERNEL(stage, SIM_PARAMS(8, 4, 4, 8))
+{
+	int *v = SIM_ARG(0, int *), n = SIM_ARG(1, int), what = SIM_ARG(2, int);
+
+	sim_check(v, (size_t)n * sizeof(*v));
+	sim_cost_ns(SIM_ARG(3, long long));
+	for (int i = 0; i < n; i++)
+		v[i] = what + i;
+}
+
 /* wait.cu */
 
 SIM_KERNEL(minute, SIM_PARAMS(8))

@@ -1,5 +1,5 @@
 /*
- * wait sync|stream|event|copy|poll|launch: wait, in that way, for a kernel that takes a minute. When
+ * wait sync|stream|event|older|copy|poll|launch: wait, in that way, for a kernel that takes a minute. When
  * the other side goes away meanwhile the wait must end with an error: it is named, status 3.
  */
 #include "check.h"
@@ -29,6 +29,11 @@ int main(int argc, char **argv)
 	CHECK(cudaEventCreate(&e));
 	minute<<<1, 1, 0, s>>>(1);
 	CHECK(cudaStreamSynchronize(s));
+	for (int i = 0; i < 4; i++) {
+		CHECK(cudaEventRecord(e, s));
+		minute<<<1, 1, 0, s>>>(1);
+		CHECK(cudaEventSynchronize(e));
+	}
 	minute<<<1, 1, 0, s>>>(60000000000ll);
 	CHECK(cudaEventRecord(e, s));
 	printf("wait: waiting\n");
@@ -39,6 +44,11 @@ int main(int argc, char **argv)
 		err = cudaStreamSynchronize(s);
 	else if (!strcmp(how, "event"))
 		err = cudaEventSynchronize(e);
+	else if (!strcmp(how, "older")) /* than other work, as often before */
+		for (int i = 0; i < 4 && err == cudaSuccess; i++) {
+			minute<<<1, 1, 0, s>>>(1);
+			err = cudaEventSynchronize(e);
+		}
 	else if (!strcmp(how, "copy"))
 		err = cudaMemcpy(&h, d, sizeof h, cudaMemcpyDeviceToHost);
 	else if (!strcmp(how, "poll"))

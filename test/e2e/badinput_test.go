@@ -252,7 +252,7 @@ func ends(t *testing.T, cmd *exec.Cmd, out *bufio.Reader, stderr *lockedBuffer, 
 	t.Logf("%s after %s", strings.TrimSpace(string(rest)), time.Since(start).Round(time.Millisecond))
 }
 
-var waits = []string{"sync", "stream", "event", "copy", "poll", "launch"}
+var waits = []string{"sync", "stream", "event", "older", "copy", "poll", "launch"}
 
 // TestWorkerKilledInMidCall: whatever a program is waiting for, it gets an error within a second
 // when its session's process is killed, and when the worker is.

@@ -2,6 +2,9 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +20,8 @@ var programs = []struct {
 	{name: "vecadd", want: "vecadd: n=1048576 sum=1337185854\n"},
 	{name: "reduce", want: "reduce: int=5927692 double=1481923.00 wide=66600\n"},
 	{name: "streams_events", want: "streams_events: overlap yes, order 1234, host calls 110\n"},
+	{name: "pipeline", want: "pipeline: 600 items, each there when its event said so\n"},
+	{name: "pipeline", args: []string{"fault"}, want: "pipeline: a wait tells of the wild address\n"},
 	{name: "printf", want: "printf: before\nprintf: device line 0 of 4, even 0.00\nprintf: device line 1 of 4, odd 0.25\nprintf: device line 2 of 4, even 0.50\nprintf: device line 3 of 4, odd 0.75\nprintf: after\n"},
 	{name: "threads", want: "threads: 6 threads, sum 59016\n"},
 	{name: "memcheck", args: []string{"512"}, want: "memcheck: what is reported free can be allocated\n"},
@@ -62,6 +67,28 @@ func check(t *testing.T, r result, want string) {
 	}
 	if r.status == 0 && r.stderr != "" {
 		t.Errorf("a program that succeeded has this on stderr: %s", tail(r.stderr, 20))
+	}
+}
+
+// TestOlderEvents: a program that waits for old work while newer is under way is told of it by itself,
+// and asks a few times only.
+func TestOlderEvents(t *testing.T) {
+	w := startWorker(t, workerOptions{})
+	stats := filepath.Join(t.TempDir(), "stats")
+	r := w.run(runOptions{mem: "512M", env: []string{"SLUICE_STATS=" + stats}}, program("pipeline"))
+	check(t, r, "pipeline: 600 items, each there when its event said so\nPASS\n")
+	b, err := os.ReadFile(stats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s struct {
+		Waits map[string]int `json:"waits_by_function"`
+	}
+	if err := json.Unmarshal(b, &s); err != nil {
+		t.Fatalf("%v: %s", err, b)
+	}
+	if n := s.Waits["cuEventSynchronize"] + s.Waits["event_watch"]; n > 60 {
+		t.Errorf("%d questions for the events of 600 items: %v", n, s.Waits)
 	}
 }
 
