@@ -266,12 +266,12 @@ UNLIKE = {
 
 
 def plan(run, parts):
-    """(cells for whichever GPU is free, cells that want the machine for themselves); a list in them stays on one GPU"""
+    """(cells for whichever GPU is free, and those that come after all others); a list in them stays on one GPU"""
     site, rest, apart = run.site, [], []
     if "many" in parts:  # two dozen programs that start keep all processors busy
         apart += [crowd(policy, UNEQUAL, (1, 2, 4, 8, 16, 24)) for policy in ("fixed", "best-effort")]
     if "vgg" in parts:  # one after the other on one GPU: they are compared
-        rest += [list(inference(32, 20121, 5)) + list(inference(1, 2000, 5))]
+        rest += [list(inference(32, 20121, 5)), list(inference(1, 2000, 5))]
     if "floors" in parts:
         rest += list(floors())
     if "kill" in parts:
@@ -319,14 +319,14 @@ def main():
         sys.exit(__doc__)
     run = Run(Site(sys.argv[1]), sys.argv[2])
     rest, apart = plan(run, sys.argv[3:])
-    threads = [threading.Thread(target=work, args=(run, gpu, rest), daemon=True) for gpu in run.site.gpus]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        work(run, run.site.gpus[0], apart)
+        for cells in rest, apart:
+            threads = [threading.Thread(target=work, args=(run, gpu, cells), daemon=True) for gpu in run.site.gpus]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
     finally:
         end_all()
 
