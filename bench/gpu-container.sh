@@ -18,7 +18,6 @@ set -u
 
 DIR=$SCRATCH
 chmod 755 "$DIR"
-HOOK=$BUILD/bin/sluice-hook
 STARTS=${SLUICE_STARTS:-11} MOST_MS=${SLUICE_MOST_MS:-50} # containers, and what a lease may add to the start of one
 NOBODY=12345 # whom the machine does not know
 LIBS=$DIR/debs/usr/lib/x86_64-linux-gnu:$DIR/debs/lib/x86_64-linux-gnu
@@ -46,6 +45,9 @@ TOTAL=$(nvidia-smi -i 0 --query-gpu=memory.total --format=csv,noheader,nounits)
 PROGRAMS=$BUILD/gpu/cuda-11.8
 [ -d "$PROGRAMS" ] || PROGRAMS=$BUILD/test/cuda-11.8
 
+for_users "$SLUICE" "$BUILD/bin/sluice-hook"
+HOOK=$DIR/users/sluice-hook
+
 # configure NAME OWNER CONTROL DATA: a sluiced's folder and sluice.yaml.
 configure() {
 	sluiced_folder "$1" <<-YAML
@@ -65,7 +67,7 @@ hold() {
 	mkfifo "$DIR/hold$1"
 	: >"$DIR/lease$1"
 	# shellcheck disable=SC2016 # the job's shell expands it
-	setpriv --reuid "$1" --regid "$1" --clear-groups env HOME=/ "$SLUICE" run --lib "$BUILD/shim" --fraction 30 -- sh -c 'echo "$SLUICE_SOCKET"; exec cat' \
+	setpriv --reuid "$1" --regid "$1" --clear-groups env HOME=/ "$DIR/users/sluice" run --lib "$DIR/users/shim" --fraction 30 -- sh -c 'echo "$SLUICE_SOCKET"; exec cat' \
 		<"$DIR/hold$1" >"$DIR/lease$1" 2>"$LOGS/lease$1.err" &
 	STARTED["lease$1"]=$!
 	exec {OPEN}>"$DIR/hold$1" # until the script ends

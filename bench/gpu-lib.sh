@@ -51,6 +51,14 @@ stop() {
 	return 0
 }
 
+# for_users FILE...: what other users run, and the shim, as copies in $SCRATCH/users: where all this lies may be root's alone.
+for_users() {
+	install -d -m 755 "$SCRATCH/users/shim"
+	cp -RL "$@" "$SCRATCH/users/"
+	cp -L "$BUILD"/shim/*.so* "$SCRATCH/users/shim/"
+	chmod -R a+rX "$SCRATCH/users"
+}
+
 free_port() {
 	"$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }

@@ -31,6 +31,7 @@ mkdir -p "$LOGS"
 rm -f "$LOGS"/*
 DIR=$SCRATCH
 chmod 755 "$DIR"
+for_users "$BUILD/spank/spank_sluice.so" "$BENCH/resnet50.py" "$BENCH/measure.py"
 TOTAL=$(nvidia-smi -i 0 --query-gpu=memory.total --format=csv,noheader,nounits)
 JOB_USER=${SLUICE_JOB_USER:-nobody} # Slurm wants one that the machine knows
 STEPS=${SLUICE_STEPS:-40} # of ResNet-50, in each of a job's repeats
@@ -44,7 +45,7 @@ configure() {
 		owner: {enabled: "$2", poll: 1s}
 		lease: {silence: 1m}
 		pools: {default: {owners: ["gpu01=127.0.0.1:$CONTROL"]}}
-		slurm: {controllers: [cpu01], bin: $SLURM_BIN, conf: $SLURM_CONF, user: root, lib: $BUILD/shim, spool: $SLURM_DIR/spool}
+		slurm: {controllers: [cpu01], bin: $SLURM_BIN, conf: $SLURM_CONF, user: root, lib: $DIR/users/shim, spool: $SLURM_DIR/spool}
 	YAML
 }
 
@@ -144,7 +145,7 @@ slurm_unpack "$DEBS" "$DIR/slurm" || exit 1
 CONTROL=$(free_port)
 export SLUICED_SOCKET=$DIR/cpu01/run/sluiced.sock
 slurm_configure "$DIR/etc" cpu01 Gres=rgpu:no_consume:6400 "$(hooks)"
-echo "optional $BUILD/spank/spank_sluice.so socket=$DIR/cpu01/run/job.sock" >"$SLURM_DIR/plugstack.conf"
+echo "optional $DIR/users/spank_sluice.so socket=$DIR/cpu01/run/job.sock" >"$SLURM_DIR/plugstack.conf"
 install -d -m 0755 -o "$JOB_USER" "$DIR/jobs"
 configure gpu01 yes "$CONTROL" "$(free_port)" "$(free_port)"
 configure cpu01 no "$(free_port)" "$(free_port)" "$(free_port)"
@@ -177,7 +178,7 @@ fi
 "$PYTHON" "$BENCH/resnet50.py" --steps "$STEPS" >"$LOGS/native.out" 2>"$LOGS/native.err"
 batch half 50 "nvidia-smi
 nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits
-$PYTHON $BENCH/resnet50.py --steps $STEPS" && {
+$PYTHON $DIR/users/resnet50.py --steps $STEPS" && {
 	until_state 60 "$JOB" RUNNING COMPLETED FAILED
 	for ((i = 0; i < 300; i++)); do
 		snapshot half
@@ -213,7 +214,7 @@ $PYTHON $BENCH/resnet50.py --steps $STEPS" && {
 NAMES=(thirty seventy waits) PERCENTS=(30 70 40) IDS=()
 for n in 0 1 2; do
 	batch "${NAMES[n]}" "${PERCENTS[n]}" "nvidia-smi --query-gpu=memory.total --format=csv,noheader
-$PYTHON $BENCH/resnet50.py --steps $((n < 2 ? STEPS * 2 : STEPS))" && IDS[n]=$JOB
+$PYTHON $DIR/users/resnet50.py --steps $((n < 2 ? STEPS * 2 : STEPS))" && IDS[n]=$JOB
 	[ $n -ne 1 ] || { until_state 30 "${IDS[0]:-0}" RUNNING && until_state 30 "${IDS[1]:-0}" RUNNING; }
 done
 if [ ${#IDS[@]} = 3 ]; then

@@ -81,9 +81,14 @@ func grantAll(args []string) {
 // script runs one with the stand-ins, and sees that no process is left of it.
 func script(t *testing.T, env []string, name string, args ...string) (out string, status int, logs string) {
 	t.Helper()
-	bin, err := filepath.Abs("testdata/bin")
+	// Jobs of other users run them too, who may not reach this folder.
+	bin, err := os.MkdirTemp("/tmp", "bin")
 	if err != nil {
 		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(bin) })
+	if b, err := exec.Command("sh", "-c", `cp -R testdata/bin/. "$0" && chmod -R a+rX "$0"`, bin).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, b)
 	}
 	logs = t.TempDir()
 	cmd := exec.Command("./"+name, args...)

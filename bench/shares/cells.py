@@ -270,8 +270,8 @@ def plan(run, parts):
     site, rest, apart = run.site, [], []
     if "many" in parts:  # two dozen programs that start keep all processors busy
         apart += [crowd(policy, UNEQUAL, (1, 2, 4, 8, 16, 24)) for policy in ("fixed", "best-effort")]
-    if "vgg" in parts:  # one after the other on one GPU: they are compared
-        rest += [list(inference(32, 20121, 5)), list(inference(1, 2000, 5))]
+    if "vgg" in parts:  # those that are compared one after the other on one GPU
+        rest += [[c for c in inference(batch, images, 5) if c["cell"][0] == tasks] for batch, images in ((32, 20121), (1, 2000)) for tasks in "21"]
     if "floors" in parts:
         rest += list(floors())
     if "kill" in parts:

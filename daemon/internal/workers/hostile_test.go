@@ -129,15 +129,17 @@ func TestDamagedAccount(t *testing.T) {
 	if err := c.activate(0); err == nil {
 		t.Error("a session without account goes on")
 	}
-	if _, err := os.Stat(filepath.Join(p.cfg.Dir, s.Lease)); err == nil {
-		t.Error("its directory is left")
-	}
 	// One that was being made when the daemon died.
 	half := filepath.Join(p.cfg.Dir, strings.Repeat("f", 32))
 	if err := os.Mkdir(half, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	newPool(t, dir, nil)
+	// Only now: the first daemon, which lives on in this test, notes the session's end in there, and may do
+	// so while the second clears up.
+	if _, err := os.Stat(filepath.Join(p.cfg.Dir, s.Lease)); err == nil {
+		t.Error("its directory is left")
+	}
 	if _, err := os.Stat(half); err == nil {
 		t.Error("half a lease is left")
 	}
