@@ -71,6 +71,7 @@ struct sl_event {
 	_Atomic uint32_t fetched;   /* generation after which mapped memory was fetched */
 	_Atomic bool forward;	    /* recorded where the shim cannot count it (captures): always ask */
 	_Atomic bool follow;	    /* ask with every record that the worker reports it */
+	_Atomic bool wanted;	    /* somebody has asked for it since its last record */
 	_Atomic uint32_t followed;  /* generation that was asked for, 0 none */
 	_Atomic uint64_t calls;	    /* how many calls had been made by then */
 	_Atomic uint32_t sleepers;  /* threads asleep until `completed` changes */

@@ -99,6 +99,19 @@ static void raise_completed(struct sl_event *e, uint32_t generation)
 		;
 }
 
+static void wake(struct sl_event *e)
+{
+	if (atomic_load(&e->sleepers))
+		futex(&e->completed, FUTEX_WAKE, INT_MAX, NULL);
+}
+
+/* No EVENT frame comes for its last record: who waits for that has to ask. */
+static void unfollow(struct sl_event *e)
+{
+	atomic_store(&e->followed, 0);
+	wake(e);
+}
+
 void sl_on_event(uint32_t id, uint32_t generation)
 {
 	struct sl_event *e = sl_handle_state_by_id(SL_EVENT, id);
@@ -106,8 +119,7 @@ void sl_on_event(uint32_t id, uint32_t generation)
 	if (!e)
 		return;
 	raise_completed(e, generation);
-	if (atomic_load(&e->sleepers))
-		futex(&e->completed, FUTEX_WAKE, INT_MAX, NULL);
+	wake(e);
 }
 
 void sl_on_event_error(uint32_t id)
@@ -117,7 +129,7 @@ void sl_on_event_error(uint32_t id)
 	if (!e)
 		return;
 	atomic_store(&e->watched, 0);
-	atomic_store(&e->followed, 0);
+	unfollow(e);
 }
 
 CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
@@ -125,7 +137,7 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	struct sl_event *e;
 	struct sl_ctx *c;
 	CUresult err;
-	uint32_t id;
+	uint32_t id, generation;
 	void *h;
 
 	if (!phEvent || Flags & ~7u)
@@ -144,8 +156,10 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	e->id = id;
 	e->ctx_id = atomic_load(&c->id);
 	e->flags = Flags;
-	atomic_store(&e->recorded, 0);
-	atomic_store(&e->completed, 0);
+	/* Not from 0 again: word of the event that was here before may still be under way. */
+	generation = atomic_load(&e->recorded) + 1;
+	atomic_store(&e->recorded, generation);
+	atomic_store(&e->completed, generation);
 	atomic_store(&e->watched, 0);
 	atomic_store(&e->stream, 0);
 	atomic_store(&e->stream_seq, 0);
@@ -153,6 +167,7 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	atomic_store(&e->external, false);
 	atomic_store(&e->fetched, 0);
 	atomic_store(&e->follow, false);
+	atomic_store(&e->wanted, false);
 	atomic_store(&e->followed, 0);
 	err = fw_cuEventCreate(id, Flags);
 	if (err) {
@@ -165,6 +180,14 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	return CUDA_SUCCESS;
 }
 
+/* Nobody waits for it any more. */
+static void put(struct sl_event *e)
+{
+	unfollow(e);
+	sl_handle_free(SL_EVENT, e->id);
+	sl_pool_put(&events, e);
+}
+
 CUresult sl_cuEventDestroy_v2(CUevent hEvent)
 {
 	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
@@ -175,8 +198,7 @@ CUresult sl_cuEventDestroy_v2(CUevent hEvent)
 	if (!e)
 		return CUDA_ERROR_INVALID_HANDLE;
 	err = fw_cuEventDestroy_v2(hEvent);
-	sl_handle_free(SL_EVENT, e->id);
-	sl_pool_put(&events, e);
+	put(e);
 	return err;
 }
 
@@ -184,10 +206,9 @@ static void drop(uint32_t id, void *state, void *arg)
 {
 	struct sl_event *e = state;
 
-	if (e && e->ctx_id == *(uint32_t *)arg) {
-		sl_handle_free(SL_EVENT, id);
-		sl_pool_put(&events, e);
-	}
+	(void)id;
+	if (e && e->ctx_id == *(uint32_t *)arg)
+		put(e);
 }
 
 void sl_events_drop(uint32_t ctx_id)
@@ -203,6 +224,8 @@ static void recorded(struct sl_event *e, CUstream s)
 	uint64_t seq;
 
 	atomic_store_explicit(&e->forward, sl_capturing_any(), memory_order_relaxed);
+	if (sl_capturing_any()) /* the worker does not look for an event that is being captured */
+		unfollow(e);
 	atomic_store_explicit(&e->stream, sl_stream_id_only(s, &ignored), memory_order_relaxed);
 	atomic_store_explicit(&e->stream_seq, m && sl_mark_begin(m, &seq) ? seq : 0, memory_order_relaxed);
 	atomic_fetch_add_explicit(&e->recorded, 1, memory_order_release);
@@ -234,7 +257,10 @@ static void follow(struct sl_event *e)
 	uint32_t generation = atomic_load(&e->recorded);
 	sl_buf b;
 
-	if (atomic_load_explicit(&e->follow, memory_order_relaxed) && !must_ask(e)) {
+	/* Nobody has wanted to know of the one before. */
+	if (!atomic_exchange(&e->wanted, false))
+		atomic_store(&e->follow, false);
+	if (!must_ask(e) && atomic_load_explicit(&e->follow, memory_order_relaxed)) {
 		sl_buf_init(&b);
 		sl_route(&b, SL_EVENT, sl_handle_value(SL_EVENT, e->id));
 		sl_put_u32(&b, e->id);
@@ -279,6 +305,7 @@ CUresult sl_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned in
 		recorded(e, hStream);
 		/* In a capture it becomes a node that records whenever the graph runs. */
 		atomic_store(&e->forward, true);
+		unfollow(e);
 	}
 	return err;
 }
@@ -294,6 +321,7 @@ CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
 	if (!err) {
 		atomic_store(&e->stream_seq, 0);
 		atomic_fetch_add(&e->recorded, 1);
+		unfollow(e);
 	}
 	return err;
 }
@@ -307,8 +335,7 @@ static void seen_complete(struct sl_event *e, uint32_t generation)
 	atomic_store(&e->fetched, generation);
 }
 
-/* True if the last record is known to be complete. */
-static bool known_complete(struct sl_event *e, uint32_t generation)
+static bool is_complete(struct sl_event *e, uint32_t generation)
 {
 	uint64_t seq;
 	struct sl_mark *m;
@@ -333,6 +360,15 @@ static bool known_complete(struct sl_event *e, uint32_t generation)
 		return false;
 	raise_completed(e, generation);
 	return true;
+}
+
+/*
+ * True if the last record is known to be complete, and the program has been told of all that went wrong before: word
+ * of an error comes before that of what follows it.
+ */
+static bool known_complete(struct sl_event *e, uint32_t generation)
+{
+	return is_complete(e, generation) && !sl_error_untold();
 }
 
 /* Asks the worker, which promises an EVENT frame if the answer is "not ready". */
@@ -360,17 +396,19 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (err)
 		return err;
+	atomic_store_explicit(&e->wanted, true, memory_order_relaxed);
 	generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
 	if (known_complete(e, generation)) {
 		seen_complete(e, generation);
 		return CUDA_SUCCESS;
 	}
-	if (generation && !must_ask(e) && (atomic_load(&e->watched) == generation || atomic_load(&e->followed) == generation)) {
+	if (!must_ask(e) && !sl_error_untold() && (atomic_load(&e->watched) == generation || atomic_load(&e->followed) == generation)) {
 		err = sl_dead();
 		return err ? err : CUDA_ERROR_NOT_READY;
 	}
 	if (newer(e))
 		atomic_store_explicit(&e->follow, true, memory_order_relaxed);
+	sl_error_telling();
 	err = watch(e, generation);
 	if (!err)
 		seen_complete(e, generation);
@@ -388,18 +426,25 @@ static bool await(struct sl_event *e, uint32_t generation)
 {
 	const struct timespec nap = { 0, 1000000 }; /* to hear of a turn in time, and of the session's end */
 	int64_t since = 0;
+	unsigned session;
 	uint32_t done;
+	sl_buf b;
 
+	sl_buf_init(&b);
+	sl_route(&b, SL_EVENT, sl_handle_value(SL_EVENT, e->id));
+	session = b.to ? b.to - 1u : 0;
+	sl_expect(session, 1);
 	while ((int32_t)((done = atomic_load(&e->completed)) - generation) < 0) {
-		if (atomic_load(&e->followed) != generation || sl_dead())
-			return false;
+		if (atomic_load(&e->followed) != generation || sl_dead() || sl_error_untold())
+			break;
 		if (sl_look(&since, true))
 			continue;
 		atomic_fetch_add(&e->sleepers, 1);
 		futex(&e->completed, FUTEX_WAIT, done, &nap);
 		atomic_fetch_sub(&e->sleepers, 1);
 	}
-	return !sl_error_untold();
+	sl_expect(session, -1);
+	return (int32_t)(done - generation) >= 0 && !sl_error_untold();
 }
 
 CUresult sl_cuEventSynchronize(CUevent hEvent)
@@ -412,13 +457,14 @@ CUresult sl_cuEventSynchronize(CUevent hEvent)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (err)
 		return err;
+	atomic_store_explicit(&e->wanted, true, memory_order_relaxed);
 	generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
 	if (known_complete(e, generation)) {
 		sl_print_flush();
 		seen_complete(e, generation);
 		return sl_dead();
 	}
-	if (generation && !must_ask(e) && newer(e) && atomic_load(&e->followed) == generation && await(e, generation)) {
+	if (!must_ask(e) && newer(e) && atomic_load(&e->followed) == generation && await(e, generation)) {
 		sl_print_flush();
 		seen_complete(e, generation);
 		return sl_dead();

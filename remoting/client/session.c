@@ -611,6 +611,11 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	return err;
 }
 
+void sl_expect(unsigned session, int threads)
+{
+	__atomic_fetch_add(&peers[session].owed, (uint32_t)threads, __ATOMIC_RELAXED);
+}
+
 static struct waiter *take_waiter(struct sl_peer *t, uint32_t call)
 {
 	struct waiter **p, *w;

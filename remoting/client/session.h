@@ -173,6 +173,8 @@ const struct sl_snapshot *sl_snapshot(void);
 CUresult sl_dead(void);
 /* How many calls have been sent. */
 uint64_t sl_calls(void);
+/* So many threads more, or fewer, wait for word of a session's. */
+void sl_expect(unsigned session, int threads);
 /* True when no frame will come any more; a sticky error of CUDA's is no such end. */
 bool sl_ended(void);
 /* True in a child forked after the session started. */

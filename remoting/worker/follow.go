@@ -10,6 +10,7 @@ package worker
 import "C"
 
 import (
+	"encoding/binary"
 	"runtime"
 	"slices"
 	"sync"
@@ -22,15 +23,24 @@ const (
 	// It looks again after an eighth of the time since an event last completed, within
 	// these bounds: that much later at most does the client learn of one.
 	leastLook = 10 * time.Microsecond
-	mostLook  = 100 * time.Microsecond
+	mostLook  = time.Millisecond
+	// Of each stream the oldest record is looked for, and all of them now and then: one that
+	// has been recorded anew stands for the newer place in its stream, or in another.
+	lookAtAll = 16
 )
 
 // A record is one that the client is to be told of.
 type record struct {
-	u               *userEvent
-	ctx             uint64
-	id, gen, stream uint32
-	over            bool // told, or recorded anew
+	u       *userEvent
+	id, gen uint32
+	place   place
+	over    bool // told, or recorded anew; under the follower's mu
+}
+
+// A place is a stream: of the default one each context has its own.
+type place struct {
+	ctx    uint64
+	stream uint32
 }
 
 type follower struct {
@@ -40,11 +50,16 @@ type follower struct {
 	list []*record // in the order of the calls
 	runs bool
 	ends bool
+
+	pass sync.Mutex // held while the driver is asked; before mu
+	cur  uint64     // the context that is current then
+	busy map[place]bool
 }
 
 func (f *follower) init(s *session) {
 	f.s = s
 	f.cond = sync.NewCond(&f.mu)
+	f.busy = make(map[place]bool)
 }
 
 // stop is for those who run several sessions in one process.
@@ -65,9 +80,13 @@ func (f *follower) add(r *record) {
 		return
 	}
 	// The event stands for its newest record from now on: what is behind the older one in
-	// its stream must not wait for that.
+	// its stream must not wait for that. Two threads may have asked in another order than
+	// they recorded.
 	if old := r.u.followed; old != nil && !old.over {
 		old.over = true
+		if int32(old.gen-r.gen) > 0 {
+			r.gen = old.gen
+		}
 	}
 	r.u.followed = r
 	f.list = append(f.list, r)
@@ -78,8 +97,28 @@ func (f *follower) add(r *record) {
 	f.cond.Signal()
 }
 
-// wait gives what is to be looked for, once there is anything; nil: the session is over.
-func (f *follower) wait(old []*record) (list []*record, waited bool) {
+// forget gives up those records for which gone says so, and when it returns the driver is
+// not asked for them any more.
+func (f *follower) forget(gone func(*record) bool) {
+	f.mu.Lock()
+	some := false
+	for _, r := range f.list {
+		if gone(r) {
+			r.over, some = true, true
+		}
+	}
+	f.mu.Unlock()
+	if !some {
+		return
+	}
+	f.pass.Lock()
+	defer f.pass.Unlock()
+	f.cur = 0
+	f.sweep()
+}
+
+// sweep lets go of the records that are over.
+func (f *follower) sweep() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.list = slices.DeleteFunc(f.list, func(r *record) bool {
@@ -88,6 +127,12 @@ func (f *follower) wait(old []*record) (list []*record, waited bool) {
 		}
 		return r.over
 	})
+}
+
+// wait gives what is to be looked for, once there is anything; nothing: the session is over.
+func (f *follower) wait(old []*record) (list []*record, waited bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for len(f.list) == 0 {
 		if f.ends {
 			return nil, false
@@ -103,10 +148,8 @@ func (f *follower) run() {
 	relaxCapture()
 	sharpSleep()
 	var list []*record
-	var cur uint64
-	busy := make(map[uint32]bool) // streams whose oldest record has not completed
 	last := time.Now()
-	for {
+	for n := 0; ; n++ {
 		var waited bool
 		if list, waited = f.wait(list); len(list) == 0 {
 			return
@@ -114,36 +157,59 @@ func (f *follower) run() {
 		if waited {
 			last = time.Now()
 		}
-		clear(busy)
-		some := false
-		for _, r := range list {
-			if busy[r.stream] {
-				continue
-			}
-			if r.ctx != cur {
-				C.sl_ctx_set(C.uint64_t(r.ctx))
-				cur = r.ctx
-			}
-			rc := int32(C.sl_event_query(C.uint64_t(r.u.real)))
-			if rc == C.CUDA_ERROR_NOT_READY {
-				busy[r.stream] = true
-				continue
-			}
-			some = true
-			f.s.settle() // what was complete before it has been sent before it
-			f.done(r, rc)
-		}
-		now := time.Now()
-		if some {
+		some := f.look(list, n%lookAtAll == 0)
+		f.sweep()
+		if now := time.Now(); some {
 			last = now
+		} else {
+			nap(min(max(now.Sub(last)/8, leastLook), mostLook))
+		}
+	}
+}
+
+// look asks the driver for records and tells the client of those that have completed; it
+// says whether there were any.
+func (f *follower) look(list []*record, all bool) (some bool) {
+	f.pass.Lock()
+	defer f.pass.Unlock()
+	if len(f.busy) < 64 {
+		clear(f.busy)
+	} else {
+		f.busy = make(map[place]bool)
+	}
+	for _, r := range list {
+		if f.busy[r.place] && !all || f.over(r) {
 			continue
 		}
-		nap(min(max(now.Sub(last)/8, leastLook), mostLook))
+		if r.place.ctx != f.cur {
+			C.sl_ctx_set(C.uint64_t(r.place.ctx))
+			f.cur = r.place.ctx
+		}
+		rc := int32(C.sl_event_query(C.uint64_t(r.u.real)))
+		if rc == C.CUDA_ERROR_NOT_READY {
+			f.busy[r.place] = true
+			continue
+		}
+		some = true
+		f.done(r, rc)
 	}
+	return some
+}
+
+func (f *follower) over(r *record) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return r.over
 }
 
 // done tells the client of a record, unless there is a newer one to be told of.
 func (f *follower) done(r *record, rc int32) {
+	// What kernels printed is for whoever waits for an event: the driver gives it out in a wait.
+	if ev, rc := f.s.events.get(r.place.ctx); rc == 0 {
+		C.sl_event_sync(C.uint64_t(ev))
+		f.s.events.put(r.place.ctx, ev)
+	}
+	f.s.settle() // what was complete before it has been sent before it
 	f.mu.Lock()
 	over := r.over
 	r.over = true
@@ -168,6 +234,7 @@ func (s *session) follow(id, gen, stream uint32) int32 {
 		return 0
 	}
 	if rc = int32(C.sl_event_query(C.uint64_t(u.real))); rc != C.CUDA_ERROR_NOT_READY {
+		C.sl_event_sync(C.uint64_t(u.real)) // see done
 		s.settle()
 		s.happened(id, gen, rc)
 		return 0
@@ -175,6 +242,24 @@ func (s *session) follow(id, gen, stream uint32) int32 {
 	u.mu.Lock()
 	u.refs++
 	u.mu.Unlock()
-	s.followed.add(&record{u: u, ctx: ctx, id: id, gen: gen, stream: stream})
+	s.followed.add(&record{u: u, id: id, gen: gen, place: place{ctx, stream}})
 	return 0
+}
+
+// unfollow is for an event that is about to be recorded in a capture: then it must not be
+// asked for. The client, which knows, waits for it no longer.
+func (s *session) unfollow(op uint16, p []byte) {
+	switch op {
+	case opCuEventRecord, opCuEventRecordWithFlags, opCuCtxRecordEvent:
+	default:
+		return
+	}
+	s.followed.forget(func(r *record) bool {
+		for i := 0; i+4 <= len(p); i += 4 { // wherever in the payload it stands
+			if binary.LittleEndian.Uint32(p[i:]) == r.id {
+				return true
+			}
+		}
+		return false
+	})
 }

@@ -22,12 +22,14 @@ const (
 	// a mark of its own, and for two of them to be all that is in flight.
 	unknownCost = int64(1500 * time.Microsecond)
 	leastCost   = int64(500)
-	// A batch ends when it has so much work or so many items. A mark costs the executor
-	// a microsecond or two: batches of many items grow as long as the one before has always
-	// ended when the next one is due, because then little is in flight; and alone they do.
+	// A batch ends when it has so much work or so many items. A mark costs the executor about
+	// as much as two launches do: batches grow as long as the one before has always ended when
+	// the next one is due, because then the GPU waits for the executor, and not the other way
+	// round. Alone on the GPU they may be larger: nobody waits for their end.
 	batchTime  = int64(250 * time.Microsecond)
 	batchItems = 64
 	batchGrows = 3 // times two
+	aloneGrows = 4
 	// mostFlight bounds what is in flight in a stream, by estimates; once it is reached,
 	// nothing more is given until it is down to lessFlight. Within a turn it harms nobody:
 	// it must be enough for the GPU never to run dry while the executor sleeps, and little
@@ -193,12 +195,7 @@ func (f *flight) begin(c *cost, ctx, stream uint64, now int64, first bool) {
 func (f *flight) full(alone bool) bool { return f.room(alone) <= 0 || f.left(alone) <= 0 }
 
 // room is how much may still go into the batch, ns; left how many items.
-func (f *flight) room(alone bool) int64 {
-	if f.growth(alone) > 0 {
-		return 2*batchTime - f.batch.est
-	}
-	return batchTime - f.batch.est
-}
+func (f *flight) room(alone bool) int64 { return batchTime<<f.growth(alone) - f.batch.est }
 
 func (f *flight) left(alone bool) int {
 	if f.batch.start != 0 {
@@ -209,7 +206,7 @@ func (f *flight) left(alone bool) int {
 
 func (f *flight) growth(alone bool) int {
 	if alone {
-		return batchGrows
+		return aloneGrows
 	}
 	return f.grown
 }
@@ -272,14 +269,18 @@ func (f *flight) end(m *mark, now int64) time.Duration {
 	if from == 0 && m.joined {
 		from = l.last
 	}
-	took := m.est
+	// All of it was given after the batch began. Work that waits for its launches has no
+	// other measure: the GPU is done with each before the next one comes.
+	took, known := min(m.est, max(now-m.at, 1)), false
 	if from != 0 {
 		var t C.float
 		if C.call_cuEventElapsedTime_v2(&t, C.uint64_t(from), C.uint64_t(m.ev)) == 0 && t >= 0 {
-			took = int64(float64(t) * 1e6)
-			for _, it := range m.items[:m.kinds] {
-				it.c.learn(int64(float64(it.ns) * float64(took) / float64(m.est)))
-			}
+			took, known = int64(float64(t)*1e6), true
+		}
+	}
+	if known || took < m.est {
+		for _, it := range m.items[:m.kinds] {
+			it.c.learn(int64(float64(it.ns) * float64(took) / float64(m.est)))
 		}
 	}
 	f.put(m.ctx, m.start)

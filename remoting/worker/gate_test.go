@@ -161,6 +161,49 @@ func TestRests(t *testing.T) {
 	}
 }
 
+// Work that takes less than its launches is never measured by itself: what it takes is at
+// most the time since it was given, and its batches grow.
+func TestLaunchBound(t *testing.T) {
+	loadFakeDriver(t)
+	f := &flight{events: make(map[uint64][]uint64)}
+	reached := func(now int64) (took time.Duration) { // whatever the driver says
+		for i := range f.marks {
+			took += f.end(&f.marks[i], now)
+			f.marks[i].lane.last = 0
+		}
+		f.marks = nil
+		return took
+	}
+	c, now := newCost(unknownCost), gms
+	marks, items := 0, 0
+	for end := now + 500*gms; now < end; marks++ {
+		began := now
+		f.begin(c, 0, 0, now, true)
+		for f.batch.n == 0 || !f.full(false) {
+			f.batch.add(c, c.ns.Load())
+			now += 4000 // a launch
+			items++
+		}
+		f.close(now)
+		if took := reached(now); int64(took) > now-began {
+			t.Fatalf("%v on the GPU, of %v", took, time.Duration(now-began))
+		}
+	}
+	if ns := c.ns.Load(); ns > 6000 {
+		t.Errorf("a launch every 4 us is taken for work of %v", time.Duration(ns))
+	}
+	if items < 200*marks {
+		t.Errorf("%d marks for %d launches", marks, items)
+	}
+	c = newCost(gms)
+	f.begin(c, 0, 0, now, true)
+	f.batch.add(c, c.ns.Load())
+	f.close(now)
+	if reached(now + 50*gms); c.ns.Load() != gms {
+		t.Errorf("what was seen late is taken for %v", time.Duration(c.ns.Load()))
+	}
+}
+
 // tenant is a session of a lease with a gate, which does whatever it likes.
 type tenant struct {
 	s    *session

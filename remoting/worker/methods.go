@@ -50,6 +50,7 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 		s.settle()
 		s.in.leave(s, c.real)
 	}
+	s.followed.forget(func(r *record) bool { return r.place.ctx == c.real })
 	s.events.drop(c.real)
 	for _, g := range s.gates {
 		if g != nil {

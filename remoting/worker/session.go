@@ -194,6 +194,10 @@ func (s *session) frame() (int32, error) {
 		return s.observe(p), nil
 	case wire.OpCtxActivate:
 		return s.ctxActivate(p), nil
+	case wire.OpEventWatch:
+		if h.Call == 0 { // whatever becomes of the context, somebody may be waiting for it
+			return s.eventWatch(p), nil
+		}
 	}
 	if h.Ctx != s.cur {
 		if rc := s.setCtx(h.Ctx); rc != 0 {
@@ -219,6 +223,9 @@ func (s *session) frame() (int32, error) {
 		return s.launchHost(p), nil
 	}
 	s.dec.Reset(p)
+	if len(s.captures) > 0 {
+		s.unfollow(h.Op, p)
+	}
 	if s.gates != nil && waitsForValue(h.Op) {
 		s.valued.Store(time.Now().UnixNano())
 	}

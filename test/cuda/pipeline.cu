@@ -73,6 +73,35 @@ static void anew(void)
 	}
 }
 
+/* An event whose last record is not done yet may be recorded in a capture, and is the capture's from then on. */
+static void captured(void)
+{
+	const long long ms = 1000000;
+	cudaGraphExec_t exec;
+	cudaGraph_t graph;
+
+	for (int round = 0; round < 3; round++) {
+		for (int i = 0; i < 3; i++) {
+			CHECK(cudaEventRecord(done[0], stream[0]));
+			stage<<<1, 256, 0, stream[0]>>>(device[0], N, 0, 1000);
+			CHECK(cudaEventSynchronize(done[0]));
+		}
+		stage<<<1, 256, 0, stream[0]>>>(device[0], N, 0, 20 * ms);
+		CHECK(cudaEventRecord(done[0], stream[0]));
+		CHECK(cudaStreamBeginCapture(stream[1], cudaStreamCaptureModeThreadLocal));
+		stage<<<1, 256, 0, stream[1]>>>(device[1], N, round, 1000);
+		CHECK(cudaEventRecord(done[0], stream[1]));
+		stage<<<1, 256, 0, stream[1]>>>(device[2], N, round, 1000);
+		CHECK(cudaStreamEndCapture(stream[1], &graph));
+		CHECK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+		CHECK(cudaGraphLaunch(exec, stream[1]));
+		CHECK(cudaStreamSynchronize(stream[1]));
+		CHECK(cudaGraphExecDestroy(exec));
+		CHECK(cudaGraphDestroy(graph));
+		CHECK(cudaStreamSynchronize(stream[0]));
+	}
+}
+
 static int fault(void)
 {
 	cudaError_t err;
@@ -106,6 +135,7 @@ int main(int argc, char **argv)
 	if (argc > 1 && !strcmp(argv[1], "fault"))
 		return fault();
 	anew();
+	captured();
 	/* gone while the other side may still be looking for it */
 	give(0);
 	give(1);

@@ -200,6 +200,9 @@ func (c *Chair) awake(now int64) {
 	var v view
 	p.look(&v, now)
 	s := &v.places[c.seat]
+	if !s.present {
+		return
+	}
 	raise(p.seat(c.seat, ssVT), uint64(max(min(v.bound(s.vt, s.share)+now-since, now), 0)))
 	c.joinLoans(&v)
 }

@@ -206,8 +206,9 @@ func (p *page) judge(t token, now int64) int64 {
 	if p.seat(seat, ssMisses).Add(1) > 1 {
 		out = thenOut
 	}
-	p.seat(seat, ssOut).Store(uint64(now + out))
-	p.seat(seat, ssDeaf).CompareAndSwap(0, uint64(begin))
+	if p.seat(seat, ssOut).Swap(uint64(now+out)) == 0 {
+		p.seat(seat, ssDeaf).Store(uint64(begin))
+	}
 	p.pass(t, now, seat)
 	return 0
 }
