@@ -98,7 +98,7 @@ type gate struct {
 
 func newGate(s *session, chair *turns.Chair, clock turns.Clock) *gate {
 	g := &gate{s: s, clock: clock, chair: chair, token: chair.Token(), idle: idleTime, costs: make(map[gateKey]*cost)}
-	g.flight.events = make(map[uint64][]uint64)
+	g.flight.clock, g.flight.events = clock, make(map[uint64][]uint64)
 	chair.Soon(g.rouse)
 	return g
 }

@@ -15,6 +15,8 @@ import "C"
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 const (
@@ -120,6 +122,7 @@ type lane struct {
 // flight is all that a gate has in flight. It belongs to whoever holds the gate's mu; the
 // batch to the executor as long as the gate is open.
 type flight struct {
+	clock    turns.Clock
 	batch    batch
 	marks    []mark
 	lanes    []*lane
@@ -269,9 +272,10 @@ func (f *flight) end(m *mark, now int64) time.Duration {
 	if from == 0 && m.joined {
 		from = l.last
 	}
-	// All of it was given after the batch began. Work that waits for its launches has no
-	// other measure: the GPU is done with each before the next one comes.
-	took, known := min(m.est, max(now-m.at, 1)), false
+	// All of it was given after the batch began, and has ended by this very moment. Work that
+	// waits for its launches has no other measure: the GPU is done with each before the next
+	// one comes.
+	took, known := min(m.est, max(f.clock.Now()-m.at, 1)), false
 	if from != 0 {
 		var t C.float
 		if C.call_cuEventElapsedTime_v2(&t, C.uint64_t(from), C.uint64_t(m.ev)) == 0 && t >= 0 {

@@ -165,8 +165,10 @@ func TestRests(t *testing.T) {
 // most the time since it was given, and its batches grow.
 func TestLaunchBound(t *testing.T) {
 	loadFakeDriver(t)
-	f := &flight{events: make(map[uint64][]uint64)}
+	clock := &still{}
+	f := &flight{clock: clock, events: make(map[uint64][]uint64)}
 	reached := func(now int64) (took time.Duration) { // whatever the driver says
+		clock.now = now
 		for i := range f.marks {
 			took += f.end(&f.marks[i], now)
 			f.marks[i].lane.last = 0
