@@ -351,8 +351,9 @@ func (p *Pool) overruns() []Overrun {
 				continue
 			}
 			k := overrunKey{gpu, c.Lease, c.OverrunPID}
-			still[k] = true
-			if p.over[k] {
+			ending, told := p.over[k]
+			still[k] = ending || p.sharing.End
+			if told && ending == still[k] { // unless the site wants it ended since
 				continue
 			}
 			o := Overrun{Lease: lease.Lease{ID: c.Lease}, GPU: gpu, PID: c.OverrunPID, Time: c.Overrun, Limit: limit}

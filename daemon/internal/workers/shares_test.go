@@ -238,6 +238,15 @@ func TestOverrun(t *testing.T) {
 		if o := p.overruns(); len(o) != 0 {
 			t.Errorf("told twice: %+v", o)
 		}
+		// While it lasts the site decides that such work is to be ended.
+		p.SetSharing(Sharing{Limit: time.Second, End: true})
+		if o := p.overruns(); len(o) != 1 {
+			t.Errorf("not looked at again: %+v", o)
+		}
+		if o := p.overruns(); len(o) != 0 {
+			t.Errorf("told twice: %+v", o)
+		}
+		p.SetSharing(Sharing{Limit: time.Second})
 		chair.Late(0)
 		_ = p.overruns()
 	}

@@ -81,7 +81,7 @@ type Pool struct {
 	missed []ended                 // before onEnd was set
 	boards map[string]*turns.Board // by GPU
 	seats  map[string]*seated      // by lease
-	over   map[overrunKey]bool     // overruns that have been told of
+	over   map[overrunKey]bool     // overruns that have been told of; true: as ones to be ended
 
 	sharing Sharing
 }
