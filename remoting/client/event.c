@@ -270,6 +270,8 @@ static void follow(struct sl_event *e)
 		if (sl_oneway(CTL_EVENT_WATCH, &b))
 			atomic_store(&e->followed, 0);
 		sl_buf_free(&b);
+	} else if (atomic_load(&e->followed)) {
+		unfollow(e);
 	}
 	atomic_store_explicit(&e->calls, sl_calls(), memory_order_relaxed);
 }

@@ -249,17 +249,17 @@ func (s *session) follow(id, gen, stream uint32) int32 {
 // unfollow is for an event that is about to be recorded in a capture: then it must not be
 // asked for. The client, which knows, waits for it no longer.
 func (s *session) unfollow(op uint16, p []byte) {
+	at := 0 // where in the payload it stands
 	switch op {
-	case opCuEventRecord, opCuEventRecordWithFlags, opCuCtxRecordEvent:
+	case opCuEventRecord, opCuEventRecordWithFlags:
+	case opCuCtxRecordEvent:
+		at = 4
 	default:
 		return
 	}
-	s.followed.forget(func(r *record) bool {
-		for i := 0; i+4 <= len(p); i += 4 { // wherever in the payload it stands
-			if binary.LittleEndian.Uint32(p[i:]) == r.id {
-				return true
-			}
-		}
-		return false
-	})
+	if len(p) < at+4 {
+		return // malformed, as is about to be found
+	}
+	id := binary.LittleEndian.Uint32(p[at:])
+	s.followed.forget(func(r *record) bool { return r.id == id })
 }
