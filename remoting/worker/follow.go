@@ -101,19 +101,13 @@ func (f *follower) add(r *record) {
 // not asked for them any more.
 func (f *follower) forget(gone func(*record) bool) {
 	f.mu.Lock()
-	some := false
 	for _, r := range f.list {
-		if gone(r) {
-			r.over, some = true, true
-		}
+		r.over = r.over || gone(r)
 	}
 	f.mu.Unlock()
-	if !some {
-		return
-	}
 	f.pass.Lock()
 	defer f.pass.Unlock()
-	f.cur = 0
+	f.cur = 0 // a context that is made later may have the address of one that is gone
 	f.sweep()
 }
 

@@ -142,6 +142,12 @@ int main(int argc, char **argv)
 	CHECK(cudaEventDestroy(done[0]));
 	CHECK(cudaEventDestroy(done[1]));
 	CHECK(cudaDeviceSynchronize());
+	/* and all that they belong to */
+	give(2);
+	give(3);
+	CHECK(cudaDeviceReset());
+	CHECK(cudaMalloc(&device[0], N * sizeof(int)));
+	CHECK(cudaDeviceSynchronize());
 	printf("pipeline: %d items, each there when its event said so\n", ROUNDS);
 	return pass();
 }
