@@ -81,15 +81,7 @@ func grantAll(args []string) {
 // script runs one with the stand-ins, and sees that no process is left of it.
 func script(t *testing.T, env []string, name string, args ...string) (out string, status int, logs string) {
 	t.Helper()
-	// Jobs of other users run them too, who may not reach this folder.
-	bin, err := os.MkdirTemp("/tmp", "bin")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(bin) })
-	if b, err := exec.Command("sh", "-c", `cp -R testdata/bin/. "$0" && chmod -R a+rX "$0"`, bin).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, b)
-	}
+	bin := filepath.Join(forUsers(t, "testdata/bin"), "bin")
 	logs = t.TempDir()
 	cmd := exec.Command("./"+name, args...)
 	cmd.Env = append(os.Environ(),
@@ -107,6 +99,20 @@ func script(t *testing.T, env []string, name string, args ...string) (out string
 	}
 	t.Logf("%s", b)
 	return string(b), cmd.ProcessState.ExitCode(), logs
+}
+
+// forUsers gives a folder with a copy of a file or folder that users other than this one can reach.
+func forUsers(t *testing.T, path string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "users")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if b, err := exec.Command("sh", "-c", `cp -R "$1" "$0" && chmod -R a+rX "$0"`, dir, path).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, b)
+	}
+	return dir
 }
 
 // processes is the command lines of all processes of this machine.

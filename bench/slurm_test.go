@@ -2,7 +2,6 @@ package bench_test
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 )
@@ -23,16 +22,8 @@ func TestSlurm(t *testing.T) {
 		t.Fatal("daemons and their workers need root")
 	}
 	state := t.TempDir()
-	train, err := os.MkdirTemp("/tmp", "train") // which a job's user can reach
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(train) })
-	if b, err := exec.Command("sh", "-c", `cp "$1" "$0/" && chmod 755 "$0" "$0"/*`, train, filepath.Join(made, "test/cuda-11.8/train")).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, b)
-	}
 	out, status, _ := script(t, []string{
-		"SLUICE_BUILD=" + made, "FAKE_TRAIN=" + filepath.Join(train, "train"), "SLUICE_STEPS=20",
+		"SLUICE_BUILD=" + made, "FAKE_TRAIN=" + filepath.Join(forUsers(t, filepath.Join(made, "test/cuda-11.8/train")), "train"), "SLUICE_STEPS=20",
 		"TMPDIR=/tmp", // whose folders a job's user can reach
 		"SLUICE_OWNER_LIBCUDA=" + filepath.Join(made, "simgpu/libcuda.so.1"), "SLUICE_OWNER_LIBNVML=" + filepath.Join(made, "simgpu/libnvidia-ml.so.1"),
 		"SLUICE_OWNER_KEEP_MEM=0", "SLUICE_SIM_STATE=" + filepath.Join(state, "sim"), "SLUICE_SIM_MEM=143771M",

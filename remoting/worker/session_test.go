@@ -106,15 +106,23 @@ func TestCopySizes(t *testing.T) {
 	}
 }
 
-func TestAsyncCopyOut(t *testing.T) {
+// slow is a client with a kernel 1 that takes as many ns as it is told, and streams from 1 on.
+func slow(t *testing.T, streams uint32) *conn {
+	t.Helper()
 	_, addr := startWorker(t, nil)
 	k := dial(t, addr, [16]byte{})
 	if _, rc := k.load(image0, 1); rc != 0 {
 		t.Fatal(rc)
 	}
 	k.bind(1, 1, "slow")
-	k.streamCreate(1)
-	k.streamCreate(2)
+	for id := range streams {
+		k.streamCreate(id + 1)
+	}
+	return k
+}
+
+func TestAsyncCopyOut(t *testing.T) {
+	k := slow(t, 2)
 	const n = 3<<20 + 5
 	p, _ := k.alloc(n)
 	b := make([]byte, n)
@@ -138,13 +146,7 @@ func TestAsyncCopyOut(t *testing.T) {
 }
 
 func TestEvents(t *testing.T) {
-	_, addr := startWorker(t, nil)
-	k := dial(t, addr, [16]byte{})
-	if _, rc := k.load(image0, 1); rc != 0 {
-		t.Fatal(rc)
-	}
-	k.bind(1, 1, "slow")
-	k.streamCreate(1)
+	k := slow(t, 1)
 	k.oneway(opCuEventCreate, u32(1), u32(0))
 	k.launch(1, 1, 1, 1, u64(uint64(80*time.Millisecond)))
 	k.oneway(opCuEventRecord, u32(1), u32(1))
@@ -169,14 +171,7 @@ func TestEvents(t *testing.T) {
 
 // An EVENT that was asked for without an answer comes for each record, whatever becomes of it.
 func TestFollow(t *testing.T) {
-	_, addr := startWorker(t, nil)
-	k := dial(t, addr, [16]byte{})
-	if _, rc := k.load(image0, 1); rc != 0 {
-		t.Fatal(rc)
-	}
-	k.bind(1, 1, "slow")
-	k.streamCreate(1)
-	k.streamCreate(2)
+	k := slow(t, 2)
 	for id := uint32(1); id <= 4; id++ {
 		k.oneway(opCuEventCreate, u32(id), u32(0))
 	}
@@ -206,14 +201,7 @@ func TestFollow(t *testing.T) {
 
 // One client thread waits while another goes on.
 func TestWaitingAside(t *testing.T) {
-	_, addr := startWorker(t, nil)
-	k := dial(t, addr, [16]byte{})
-	if _, rc := k.load(image0, 1); rc != 0 {
-		t.Fatal(rc)
-	}
-	k.bind(1, 1, "slow")
-	k.streamCreate(1)
-	k.streamCreate(2)
+	k := slow(t, 2)
 	k.launch(1, 1, 1, 1, u64(uint64(500*time.Millisecond)))
 	k.write(wire.Request{Op: opCuStreamSynchronize, Flags: wire.FlagWait, Call: 1000, Ctx: 1}, u32(1))
 	start := time.Now()
