@@ -104,18 +104,19 @@ func summary(t *testing.T, cells ...map[string]any) (out string, status int) {
 
 func TestSharesJudged(t *testing.T) {
 	one, two := []any{"gemm", 30}, []any{"gemm", 70}
-	whole := []any{[]any{"gemm", 100}}
-	alone := cell("alone", "gemm.turns", whole, [][]int{each(30, 1000)}, map[string]any{"lone": true})
-	off := cell("alone", "gemm.off", whole, [][]int{each(30, 1001)}, map[string]any{"lone": true, "how": "off"})
+	lone := func(turns, off float64) map[string]any {
+		speeds := map[string]any{"turns": []float64{turns - 500, turns + 500}, "off": []float64{off, off}}
+		return map[string]any{"kind": "lone", "cell": "gemm", "gpu": 0, "load": "gemm", "speeds": speeds}
+	}
 	pair := []any{one, two}
-	out, status := summary(t, alone, off,
+	out, status := summary(t, lone(9000, 9010), lone(11000, 11010),
 		cell("fixed", "good", pair, [][]int{each(20, 297), each(20, 691)}, nil),
 		cell("kill", "client.1", pair, [][]int{each(20, 300), each(20, 300)}, map[string]any{"victim": map[string]any{"at": 500000000}}),
 		cell("floors", "best-effort", pair, [][]int{each(40, 295), each(40, 690)}, map[string]any{"policy": "best-effort"}))
 	if status != 0 {
 		t.Errorf("all bars are held: exit status %d", status)
 	}
-	want(t, out, "PASS lone.gemm", "0.9990 of no turns", "PASS fixed.good", "29.70, 69.10: off 0.90 in the mean, 0.90 in a window; in all 0.988",
+	want(t, out, "PASS lone.gemm", "0.9990 of no turns", "by runs 0.9989, 0.9991", "PASS fixed.good", "29.70, 69.10: off 0.90 in the mean, 0.90 in a window; in all 0.988",
 		"PASS kill.client.1", "PASS floor.best-effort", "4 of 4 bars held")
 
 	late := each(20, 297)
@@ -129,7 +130,7 @@ func TestSharesJudged(t *testing.T) {
 	}
 	slow := cell("kill", "worker.1", pair, [][]int{each(20, 300), each(20, 300)}, map[string]any{"victim": map[string]any{"at": 500000000}})
 	slow["results"].([]any)[1].(map[string]any)["gap_us"].([]int)[6] = 100000
-	out, status = summary(t, alone, cell("alone", "gemm.off", whole, [][]int{each(30, 1020)}, map[string]any{"lone": true, "how": "off"}),
+	out, status = summary(t, lone(10000, 10120),
 		cell("fixed", "mean", pair, [][]int{each(20, 285), each(20, 700)}, nil),
 		cell("fixed", "window", pair, [][]int{late, each(20, 700)}, nil),
 		cell("fixed", "all", []any{one}, [][]int{each(20, 284)}, nil),
@@ -172,13 +173,13 @@ func TestSharesScript(t *testing.T) {
 		"SLUICE_OWNER_LIBCUDA=" + filepath.Join(made, "simgpu/libcuda.so.1"), "SLUICE_OWNER_LIBNVML=" + filepath.Join(made, "simgpu/libnvidia-ml.so.1"),
 		"SLUICE_OWNER_KEEP_MEM=0", "SLUICE_SIM_STATE=" + filepath.Join(state, "sim"), "SLUICE_SIM_KERNELS=" + twins,
 	}, "gpu-shares.sh", "--part", "try", "--gpus", "0")
-	want(t, out, "gpu 0 alone gemm.turns: ", "gpu 0 fixed 30-70.gemm: ", "gpu 0 kill client.1: ", "gemm 30, gemm 70", "bars held")
+	want(t, out, "gpu 0 lone gemm: ", " of no turns", "gpu 0 fixed 30-70.gemm: ", "gpu 0 kill client.1: ", "gemm 30, gemm 70", "bars held")
 	raw, err := os.ReadFile(filepath.Join(logs, "shares", "try.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := bytes.Count(raw, []byte("\n")); n != 4 || bytes.Contains(raw, []byte(`"error"`)) {
-		t.Errorf("%d cells, want 4 without an error: %.2000s", n, raw)
+	if n := bytes.Count(raw, []byte("\n")); n != 3 || bytes.Contains(raw, []byte(`"error"`)) {
+		t.Errorf("%d cells, want 3 without an error: %.2000s", n, raw)
 	}
 	if !bytes.Contains(raw, []byte(`"held": `)) {
 		t.Errorf("no time that the daemon counted")

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from statistics import mean
 
 from tenants import Failed, Site, Tenant, end_all, stop
 
@@ -23,6 +24,7 @@ LOADS = ("gemm", "copy", "small", "mixed", "graph")
 MIXES = ((50, 50), (10, 90), (25, 75), (30, 70), (25, 25, 25, 25), (50, 30, 20))
 S = 1_000_000_000
 SLOT = S // 10  # of what a tenant counts
+FINE = S // 100  # and of what those count that work by turns
 
 
 def now():
@@ -138,6 +140,27 @@ def split(r, alone, a, b):
     r["items"], r["gap_us"] = r["items"][a:b], r["gap_us"][a:b]
 
 
+def abreast(run, gpu, c, tenants):
+    """One tenant for each way to the GPU. They work one after the other, again and again: what makes a processor or a GPU slower for
+    some seconds does so for all of them."""
+    (load, percent), = c["tenants"]
+    for how in c["hows"]:
+        tenants.append(Tenant(run.site, gpu, [run.site.share, load], percent, c["policy"], how))
+    for t in tenants:
+        t.ready(60)
+    begin = now() + S // 10
+    length, period = c["slots"] * FINE, len(tenants) * c["slots"] * FINE
+    for i, t in enumerate(tenants):
+        first = begin + i * length
+        t.tell(f"{begin} {first} {first + c['rounds'] * period} beat {length} {period} slot {FINE}")
+    late = c["rounds"] * period / S + 20
+    speeds = {}
+    for how, t in zip(c["hows"], tenants):
+        items = t.result(late)["items"]
+        speeds[how] = [round(mean(items[k + c["skip"]:k + c["slots"]]) * S / FINE, 1) for k in range(0, len(items), period // FINE)]
+    return {"load": load, "speeds": speeds}
+
+
 def fate(run, c, tenants):
     """Sees the first tenant, or its worker, to its end in its own turn; answers when that was."""
     if c["fate"] == "client":
@@ -207,6 +230,13 @@ SOLO = 1.5  # s
 def base(load, how="turns", seconds=3, warm=1):
     return {"kind": "alone", "cell": f"{load}.{how}", "policy": "best-effort", "how": how, "tenants": [(load, 100)], "warm": warm,
             "windows": 1, "window": seconds, "do": timed, "took": warm + seconds + 3}
+
+
+def lone(load, hows=("turns", "off", "native"), rounds=80):
+    """One of several runs: another one has other processes, at other places in memory. In each of many short rounds they are on other
+    processors, which for those that are bound by launches makes 10 %."""
+    return {"kind": "lone", "cell": load, "policy": "best-effort", "hows": hows, "tenants": [(load, 100)], "rounds": rounds, "slots": 12, "skip": 3,
+            "do": abreast, "took": len(hows) * rounds * 0.12 + 6}
 
 
 def mixed(site, loads, percents, policy="fixed", kind="fixed"):
@@ -280,13 +310,13 @@ def plan(run, parts):
         rest += [mixed(site, [load] * len(mix), mix) for mix in MIXES for load in LOADS]
     if "unlike" in parts:
         rest += [mixed(site, loads, mix) for mix, sets in UNLIKE.items() for loads in sets]
-    if "lone" in parts:  # by turns, so that a GPU that grows warm does not decide
-        rest += [[base(load, how) | {"lone": True} for how in ("turns", "off", "native", "off", "turns", "native")] for load in LOADS]
+    if "lone" in parts:
+        rest += [[lone(load)] for n in range(8) for load in LOADS if n < 2 or load == "small"]
     if "try" in parts:  # whether all of it works, where there is no GPU
-        rest += [[base("gemm", how, 1, 0.2) | {"lone": True} for how in ("turns", "off")]
+        rest += [[lone("gemm", ("turns", "off"), 4)]
                  + [mixed(site, ("gemm", "gemm"), (30, 70)), next(kills(1))]]
     if "quick" in parts:
-        rest += [[base(load, "turns", 1, 0.5) for load in LOADS] + [base("gemm", how, 1, 0.5) | {"lone": True} for how in ("turns", "off", "native")]
+        rest += [[base(load, "turns", 1, 0.5) for load in LOADS] + [lone("gemm", rounds=8)]
                  + [mixed(site, ("gemm", "gemm"), (30, 70)), mixed(site, ("small", "graph"), (50, 50))],
                  [moving("lend", ["fixed-lend", "best-effort"], [("gemm", 70), ("gemm", 30)], {0: [("off", 1, 2)]}, 3)]
                  + [c for c in kills(1) if c["fate"] != "stopped"] + [mixed(site, ("mixed", "copy"), (25, 75))],

@@ -3,11 +3,12 @@
 //
 // It prints "ready" and the socket of its lease once everything is set up, and reads one line from standard input:
 //
-//   BEGIN MEASURE END [off FROM TO]... [die AT] [tell AT]
+//   BEGIN MEASURE END [off FROM TO]... [beat LENGTH PERIOD] [slot LENGTH] [die AT] [tell AT]
 //
-// all of them ns of CLOCK_MONOTONIC. Off: no work in that time. Die and tell: once a turn of its own
-// has begun after AT, it kills itself, or prints "turn NS"; a turn begins after a gap of 4 ms.
-// At the end: one line of JSON, items and the longest gap between two of them for every 100 ms.
+// all of them ns of CLOCK_MONOTONIC. Off: no work in that time. Beat: work only for so long after MEASURE, and
+// again after every period. Die and tell: once a turn of its own has begun after AT, it kills itself, or prints
+// "turn NS"; a turn begins after a gap of 4 ms. At the end: one line of JSON, items and the longest gap between
+// two of them for every slot, 100 ms if not told.
 #include "kernels.cuh"
 
 #include <algorithm>
@@ -19,7 +20,7 @@
 #include <string>
 #include <vector>
 
-static const int64_t SLOT = 100000000, TURN_GAP = 4000000;
+static const int64_t TURN_GAP = 4000000;
 
 static int64_t now_ns()
 {
@@ -136,7 +137,7 @@ public:
 };
 
 struct Order {
-	int64_t begin = 0, measure = 0, end = 0, die = 0, tell = 0;
+	int64_t begin = 0, measure = 0, end = 0, die = 0, tell = 0, slot = 100000000, beat = 0, period = 0;
 	std::vector<std::pair<int64_t, int64_t>> off;
 
 	bool read(FILE *f)
@@ -155,12 +156,16 @@ struct Order {
 				die = atoll(v);
 			else if (!strcmp(w, "tell"))
 				tell = atoll(v);
-			else if (char *to = strtok_r(nullptr, " \n", &save); !strcmp(w, "off") && to)
+			else if (!strcmp(w, "slot"))
+				slot = atoll(v);
+			else if (char *to = strtok_r(nullptr, " \n", &save); to && !strcmp(w, "off"))
 				off.push_back({atoll(v), atoll(to)});
+			else if (to && !strcmp(w, "beat"))
+				beat = atoll(v), period = atoll(to);
 			else
 				return false;
 		}
-		return end > measure && measure >= begin;
+		return end > measure && measure >= begin && slot > 0 && period >= beat;
 	}
 
 	// idle_until is the end of the pause that now is in, or 0.
@@ -169,7 +174,10 @@ struct Order {
 		for (auto &o : off)
 			if (now >= o.first && now < o.second)
 				return o.second;
-		return 0;
+		if (period && now < measure)
+			return measure;
+		int64_t in = period ? (now - measure) % period : -1;
+		return in >= beat ? now - in + period : 0;
 	}
 };
 
@@ -186,7 +194,7 @@ class Tenant {
 	void note(int64_t now, unsigned n)
 	{
 		if (now >= o.measure && now < o.end) {
-			size_t slot = (now - o.measure) / SLOT;
+			size_t slot = (now - o.measure) / o.slot;
 			items[slot] += n;
 			if (last)
 				gap[slot] = std::max(gap[slot], now - last);
@@ -217,7 +225,7 @@ class Tenant {
 
 public:
 	Tenant(const Order &order, Gpu &g, unsigned n, bool sync)
-		: o(order), gpu(g), items((o.end - o.measure) / SLOT + 1), gap(items.size()), at_once(n), waits(sync)
+		: o(order), gpu(g), items((o.end - o.measure) / o.slot + 1), gap(items.size()), at_once(n), waits(sync)
 	{
 	}
 

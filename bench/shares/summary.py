@@ -3,10 +3,10 @@
 summary.py --page FILE...: the same as Markdown, for docs/shares.md.
 
 Delivered is a tenant's items against what it did alone on that GPU, through the same path: the same process just
-before and after (solo), else the mean of the same load's runs. Errors are in points of the GPU:
-delivered less the percent asked. A load that is bound by launches has the speed of a processor, not of the GPU (part lone shows by how
-much that differs from run to run, on the bare GPU too): its error is that of the time it held the GPU, it does not count in what
-is delivered in all, and alone the fastest tenth of what it did in all runs counts. Exit status 0 when all bars hold.
+before and after (solo), else the mean of the same load's runs. Errors are in points of the GPU: delivered less the
+percent asked. A load that is bound by launches has the speed of a processor, not of the GPU, and that differs from
+second to second, on the bare GPU too: its error is that of the time it held the GPU, and it does not count in what
+is delivered in all. A lone tenant is compared with those that worked by turns with it. Exit status 0 when all bars hold.
 """
 
 import json
@@ -75,6 +75,8 @@ class Alone:
             if c["kind"] == "alone" and "results" in c:
                 r = c["results"][0]
                 self.runs.setdefault((r["load"], c["how"]), []).append((c["gpu"], mean(r["items"]) / SLOT))
+            for how, speeds in c.get("speeds", {}).items():
+                self.runs.setdefault((c["load"], how), []).append((c["gpu"], mean(speeds)))
 
     def of(self, load, gpu, how="turns"):
         runs = self.runs.get((load, how), [])
@@ -124,29 +126,25 @@ def label(c):
 
 
 def show_lone(page, cells):
-    lone = Alone([c for c in cells if c.get("lone")])
-    loads = sorted({load for load, how in lone.runs if how == "off"})
+    loads = {}
+    for c in cells:
+        if c["kind"] == "lone" and "speeds" in c:
+            loads.setdefault(c["load"], []).append(c["speeds"])
     if not loads:
         return
     page.title("A lone tenant, best effort: with turns, without, and on the bare GPU")
     rows = []
-    for load in loads:
-        gpu = lone.runs[load, "off"][0][0]
-        runs = {how: [v for g, v in lone.runs.get((load, how), []) if g == gpu] for how in ("turns", "off", "native")}
-        if not runs["turns"]:
-            continue
-        speed = {how: mean(v) for how, v in runs.items() if v}
-        if load in LAUNCHES:
-            slots = {how: [n for c in cells if c.get("lone") and c["how"] == how for r in c.get("results", ()) if r["load"] == load for n in r["items"]]
-                     for how in speed}
-            speed = {how: centile(v, 90) / SLOT for how, v in slots.items()}
+    for load, runs in sorted(loads.items()):
+        speed = {how: mean(v for r in runs for v in r[how]) for how in runs[0]}
         ratio = speed["turns"] / speed["off"]
-        spread = [max(max(v) / min(v) - 1 for v in those) for those in ((runs["turns"], runs["off"]), [runs["native"] or [1]])]
+        of_runs = [mean(r["turns"]) / mean(r["off"]) for r in runs]
+        rounds = [x / y for r in runs for x, y in zip(r["turns"], r["off"])]
         native = speed.get("native")
-        met = page.judge(f"lone.{load}", ratio >= LONE, f"{ratio:.4f} of no turns, wanted {LONE}; spread of repeats {100 * spread[0]:.1f} %")
-        rows.append([load, gpu, f"{speed['turns']:.0f}", f"{speed['off']:.0f}", f"{native:.0f}" if native else "-", f"{ratio:.4f}",
-                     f"{speed['turns'] / native:.3f}" if native else "-", *(f"{100 * v:.1f} %" for v in spread), met])
-    page.table(["load", "GPU", "items/s with turns", "without", "bare GPU", "of without", "of bare", "spread", "on the bare GPU", ""], rows)
+        met = page.judge(f"lone.{load}", ratio >= LONE, f"{ratio:.4f} of no turns, wanted {LONE}; by runs {numbers(of_runs, '{:.4f}')}")
+        rows.append([load, f"{len(runs)} x {len(runs[0]['turns'])}", f"{speed['turns']:.0f}", f"{speed['off']:.0f}", f"{native:.0f}" if native else "-",
+                     f"{ratio:.4f}", f"{min(of_runs):.4f} to {max(of_runs):.4f}", f"{centile(rounds, 10):.3f} to {centile(rounds, 90):.3f}",
+                     f"{speed['turns'] / native:.3f}" if native else "-", met])
+    page.table(["load", "runs, rounds", "items/s with turns", "without", "bare GPU", "of without", "by runs", "by rounds, p10 to p90", "of bare", ""], rows)
 
 
 def show_fixed(page, cells, alone):

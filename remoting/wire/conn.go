@@ -45,6 +45,7 @@ type Reader struct {
 	mem   bool   // current frame is cur
 	spare []byte // ReadAhead's buffer, so that slices into buf stay good
 	fresh bool   // buf holds nothing of the current frame
+	pause func() // before a read that Next or Peek needs
 }
 
 // NewReader returns a reader of s.
@@ -55,6 +56,10 @@ func NewReader(s Stream) (*Reader, error) {
 	}
 	return &Reader{s: s, buf: b}, nil
 }
+
+// BeforeRead has f called, on the caller's thread and with the reader locked, before Next, Peek or
+// Payload reads from the stream, which may take as long as the other side likes.
+func (r *Reader) BeforeRead(f func()) { r.pause = f }
 
 // Close frees the buffer; the stream stays open.
 func (r *Reader) Close() error {
@@ -111,11 +116,19 @@ func (r *Reader) Next(h *Request) error {
 	}
 	r.mem = false
 	r.fresh = false
+	r.short(RequestSize)
 	err := r.header(h)
 	if err != nil {
 		r.mu.Unlock()
 	}
 	return err
+}
+
+// short is for whoever is about to need n bytes.
+func (r *Reader) short(n int) {
+	if r.w-r.r < n && r.pause != nil {
+		r.pause()
+	}
 }
 
 func (r *Reader) header(h *Request) error {
@@ -145,6 +158,7 @@ func (r *Reader) Peek(n int) ([]byte, error) {
 		r.cur = r.cur[n:]
 		return p, nil
 	}
+	r.short(n)
 	if n > len(r.buf) {
 		if cap(r.big) < n {
 			r.big = make([]byte, n)

@@ -148,17 +148,24 @@ func fakeSessionOf(t testing.TB, l *account.Lease, images *store.Store, in []byt
 	return s, acct
 }
 
-func seedFrames() [][]byte {
-	frame := func(op uint16, call uint32, parts ...[]byte) []byte {
-		p := cat(parts...)
-		var b [wire.RequestSize]byte
-		h := wire.Request{Size: uint32(len(p)), Op: op, Call: call, Ctx: 1}
-		if call != 0 {
-			h.Flags = wire.FlagWait
-		}
-		h.Encode(&b)
-		return append(b[:], p...)
+// frame is one as a client sends it, of its context 1; call 0: it waits for no answer.
+func frame(op uint16, call uint32, parts ...[]byte) []byte {
+	p := cat(parts...)
+	var b [wire.RequestSize]byte
+	h := wire.Request{Size: uint32(len(p)), Op: op, Call: call, Ctx: 1}
+	if call != 0 {
+		h.Flags = wire.FlagWait
 	}
+	h.Encode(&b)
+	return append(b[:], p...)
+}
+
+// launchFrame launches the kernel that the client calls 1, with one attribute.
+func launchFrame(attr uint32) []byte {
+	return frame(wire.OpLaunch, 0, u32(1), u32(0), u32(1), u32(1), u32(1), u32(1), u32(1), u32(1), u32(0), []byte{1, 0, 1, 0}, u32(8), u64(5), u32(attr), u32(0), make([]byte, 64))
+}
+
+func seedFrames() [][]byte {
 	activate := frame(wire.OpCtxActivate, 1, u32(0))
 	box := func(total []byte) []byte {
 		return cat(u32(2), u32(0), u64(1<<40), u64(512), u64(4), u64(0), u64(0), u64(0), u32(0), u32(0), u64(16), u64(2), u64(1), total)
@@ -170,7 +177,7 @@ func seedFrames() [][]byte {
 			frame(opCuMemGetInfo_v2, 4, []byte{1, 1})),
 		cat(activate, frame(wire.OpImageLoad, 2, img), frame(wire.OpImageChunk, 0, chunk), frame(wire.OpImageLoad, 3, img),
 			frame(wire.OpKernelBind, 0, u32(1), u32(1), []byte{6, 0}, []byte("kernel")), frame(wire.OpKernelInfo, 4, u32(1), u32(0)),
-			frame(wire.OpLaunch, 0, u32(1), u32(0), u32(1), u32(1), u32(1), u32(1), u32(1), u32(1), u32(0), []byte{1, 0, 1, 0}, u32(8), u64(5), u32(7), u32(0), make([]byte, 64)),
+			launchFrame(7),
 			frame(opCuLibraryUnload, 0, u32(1))),
 		cat(activate, frame(opCuStreamCreate, 0, u32(1), u32(1)), frame(wire.OpCopyIn, 0, u64(1<<40), u32(1), u32(0), make([]byte, 100000)),
 			frame(wire.OpCopyOut, 0, u64(1<<40), u64(3<<20), u32(1), u32(1)), frame(wire.OpCopyOut, 5, u64(1<<40), u64(40<<20), u32(0), u32(2)),

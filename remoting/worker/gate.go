@@ -4,7 +4,9 @@ package worker
 // turns). One gate for each device that has a board.
 //
 // The executor passes enter before and leave after each call that starts work. While the
-// turn lasts that is two stores and two loads; everything else is behind mu (admit).
+// turn lasts that is two stores and two loads; everything else is behind mu (admit). Between
+// two launches that are both at hand it stays inside (session.stepOut), which spares the stores:
+// each of them is a fence, and launches are what some programs are bound by.
 // A keeper, a thread of each gate's own, ends the turn on time, or before when nothing is
 // left to do: it closes the gate, waits until what is in flight has ended and passes the
 // token on. Whoever waits for work in flight never needs the token: queries, waits,
@@ -54,8 +56,8 @@ type gate struct {
 	token *atomic.Uint64
 	idle  int64 // ns
 
-	// seq is odd while the executor is inside of a call. open is the turn in which it
-	// may go in without asking.
+	// seq is odd while the executor is inside: in a call, or between two launches. open is the
+	// turn in which it may go in, or go on, without asking.
 	seq   atomic.Uint64
 	open  atomic.Uint64
 	idles atomic.Bool // the keeper looks whether the executor does anything
@@ -135,25 +137,48 @@ func (s *session) gateOf(stream uint64) *gate {
 func (g *gate) enter(what, size, stream uint64) bool {
 	c := g.cost(gateKey{what, uint8(bits.Len64(size))})
 	ctx := g.s.curReal
-	seq := g.seq.Load() + 1
-	g.seq.Store(seq)
+	stayed := g.s.inside != nil
+	if !stayed {
+		g.seq.Add(1)
+	}
 	if t := g.open.Load(); t != 0 && t == g.token.Load() && g.room > 0 && g.left > 0 &&
 		g.flight.batch.stream == stream && g.flight.batch.ctx == ctx {
 		ns := c.ns.Load()
 		g.room -= ns
 		g.left--
 		g.flight.batch.add(c, ns)
+		g.s.inside = g
 		return true
 	}
-	g.seq.Store(seq - 1)
+	if stayed {
+		g.s.stepOut()
+	} else {
+		g.seq.Add(1) // the batch may be the keeper's by now
+	}
 	return g.admit(c, ctx, stream)
 }
 
-// leave is for after the call.
+// leave is for after the call; after a launch stay will do, if stepOut comes before anything
+// but another launch.
 func (g *gate) leave() {
-	g.seq.Add(1)
+	g.s.stepOut()
+	g.stay()
+}
+
+func (g *gate) stay() {
 	if len(g.s.captures) > 0 {
+		g.s.stepOut()
 		g.flush() // nothing may stay unmarked that could be drawn into a capture
+	}
+}
+
+// stepOut ends the executor's stay inside of a gate, if there is one. It comes before
+// whatever may take long and is no launch: no turn ends while the executor is inside.
+func (s *session) stepOut() {
+	if g := s.inside; g != nil {
+		s.inside = nil
+		g.flight.batch.tell()
+		g.seq.Add(1)
 	}
 }
 
@@ -174,9 +199,11 @@ func (g *gate) admit(c *cost, ctx, stream uint64) bool {
 		return false
 	}
 	g.open.Store(uint64(g.turn))
+	g.s.inside = g
 	g.seq.Add(1)
 	ns := c.ns.Load()
 	g.flight.batch.add(c, ns)
+	g.flight.batch.tell()
 	g.room, g.left = g.flight.room(!g.tight), g.flight.left(!g.tight)
 	return true
 }

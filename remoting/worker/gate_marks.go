@@ -81,7 +81,8 @@ type item struct {
 type batch struct {
 	ctx, stream uint64
 	at          int64 // when it began
-	est         int64 // 0: there is nothing in it. The keeper reads it while the executor adds
+	est         int64 // 0: there is nothing in it
+	told        int64 // est, as of when the executor last stepped out: the keeper reads it while that adds
 	n           int
 	kinds       int
 	items       [maxKinds]item
@@ -91,7 +92,7 @@ type batch struct {
 
 func (b *batch) add(c *cost, ns int64) {
 	b.n++
-	atomic.StoreInt64(&b.est, b.est+ns)
+	b.est += ns
 	if b.kinds > 0 && b.items[b.kinds-1].c == c {
 		b.items[b.kinds-1].n++
 	} else if b.kinds < maxKinds {
@@ -99,6 +100,8 @@ func (b *batch) add(c *cost, ns int64) {
 		b.kinds++
 	}
 }
+
+func (b *batch) tell() { atomic.StoreInt64(&b.told, b.est) }
 
 // mark is a batch that an event stands behind.
 type mark struct {
@@ -302,7 +305,7 @@ func (f *flight) end(m *mark, now int64) time.Duration {
 func (f *flight) busy() bool { return len(f.marks) > 0 || f.open() }
 
 // open says whether there is work without a mark.
-func (f *flight) open() bool { return atomic.LoadInt64(&f.batch.est) > 0 }
+func (f *flight) open() bool { return atomic.LoadInt64(&f.batch.told) > 0 }
 
 // rest is how long the GPU is going to be busy with what is in flight, ns; the streams
 // run side by side.
@@ -324,7 +327,7 @@ func (f *flight) in(l *lane) bool {
 // given is how much is in flight in a stream, by estimates.
 func (f *flight) given(l *lane) int64 {
 	if f.in(l) {
-		return l.sum + atomic.LoadInt64(&f.batch.est)
+		return l.sum + atomic.LoadInt64(&f.batch.told)
 	}
 	return l.sum
 }

@@ -3,7 +3,9 @@ package worker
 // Gates on a driver that has no GPU and fails now and then.
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -120,7 +122,7 @@ func TestRested(t *testing.T) {
 	}{
 		{"the executor is inside", func(bool) { g.seq.Add(1) }},
 		{"the executor is at the gate", func(on bool) { g.waiting = btoi(on) }},
-		{"work has no mark yet", func(on bool) { g.flight.batch.est = int64(btoi(on)) }},
+		{"work has no mark yet", func(on bool) { g.flight.batch.est = int64(btoi(on)); g.flight.batch.tell() }},
 		{"the turn is being closed", func(on bool) { g.closing = on }},
 	} {
 		c.set(true)
@@ -229,9 +231,16 @@ func (c *tenant) run(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	s := c.s
 	s.ctxActivate(u32(0))
+	testKernel(s)
+	launch := launchFrame(4)[wire.RequestSize:]
 	stream, id := uint32(0), uint32(20)
 	for ; c.ops > 0 && s.ended == ""; c.ops-- {
 		switch op := r.IntN(100); {
+		case op < 35:
+			s.hdr.Op = wire.OpLaunch
+			for range r.IntN(4) {
+				s.launch(launch)
+			}
 		case op < 70:
 			c.call(t, opCuMemsetD8Async, u64(1<<40), []byte{1}, u64(uint64(r.IntN(1<<20))), u32(uint32(r.IntN(2))*stream))
 		case op < 80:
@@ -343,6 +352,84 @@ func TestGatesTogether(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
+}
+
+// Between launches that are at hand the executor stays inside, and it is outside before it reads
+// from the client or does anything else.
+func TestStepsOut(t *testing.T) {
+	loadFakeDriver(t)
+	launch, record := launchFrame(4), frame(opCuEventRecord, 0, u32(1), u32(0))
+	in := &pieces{list: [][]byte{
+		cat(frame(wire.OpCtxActivate, 1, u32(0)), frame(opCuEventCreate, 0, u32(1), u32(0)), launch),
+		bytes.Repeat(launch, 400),
+		cat(launch, launch[:7]), launch[7:40], launch[40:],
+		bytes.Repeat(cat(launch, record), 50),
+	}}
+	s, acct := fakeSession(t, nil, nil)
+	defer acct.Close()
+	var err error
+	if s.rd, err = wire.NewReader(in); err != nil {
+		t.Fatal(err)
+	}
+	defer s.rd.Close()
+	s.rd.BeforeRead(s.stepOut)
+	testKernel(s)
+	seat := turns.Policy{Kind: turns.BestEffort, Weight: 10000}
+	b := testBoard(t, turns.Site{})
+	g := newGate(s, testChair(t, b, testSeat(t, b, "one", seat), turns.Monotonic{}), turns.Monotonic{})
+	s.gates = []*gate{g}
+	var went []uint64 // in and out, for each piece
+	last := uint64(0)
+	in.before = func() {
+		if s.inside != nil || g.seq.Load()&1 != 0 {
+			t.Error("the executor reads inside of the gate")
+		}
+		went = append(went, g.seq.Load()-last)
+		last = g.seq.Load()
+	}
+	if err := s.run(); err != nil {
+		t.Fatal(err)
+	}
+	s.quitGates()
+	s.waiters.stop()
+	s.followed.stop()
+	s.out.stop()
+	if s.counts.Launches != 1+400+2+50 {
+		t.Errorf("%d launches", s.counts.Launches)
+	}
+	// This driver fails one call in eleven, which is told from outside; and batches end.
+	went = went[1:]
+	if went[1] == 0 || went[1] > 200 {
+		t.Errorf("for 400 launches in and out %d times", went[1]/2)
+	}
+	if went[5] < 2*50 {
+		t.Errorf("events are recorded inside: in and out %d times", went[5]/2)
+	}
+	if went[3] != 0 {
+		t.Errorf("for half a launch in and out %d times", went[3]/2)
+	}
+}
+
+// testKernel gives a session the kernel that launchFrame wants.
+func testKernel(s *session) {
+	s.bind(wire.KindKernel, 1, 0x77, 0)
+	s.tables[wire.KindKernel].live(1).obj = &kernel{img: &image{used: true}, real: 0x77}
+}
+
+// pieces is a client whose bytes come in pieces.
+type pieces struct {
+	bytesStream
+	list   [][]byte
+	before func()
+}
+
+func (p *pieces) Read2(a, b []byte) (int, error) {
+	p.before()
+	if len(p.list) == 0 {
+		return 0, io.EOF
+	}
+	p.b, p.list = p.list[0], p.list[1:]
+	return p.bytesStream.Read2(a, b)
 }
 
 // A client that waits for the GPU when its turn begins is told.

@@ -596,6 +596,7 @@ func (s *session) launch(p []byte) int32 {
 	if k != nil && !k.img.dead {
 		fn = q.real
 	} else {
+		s.stepOut()
 		var rc int32
 		if k, rc = s.kernel(le(0)); rc != 0 {
 			return rc
@@ -609,8 +610,10 @@ func (s *session) launch(p []byte) int32 {
 			k.img.used = true
 			defer s.mem.measureAll()
 		}
+		defer s.stepOut() // before that
 	}
 	if k.local > defaultStack {
+		s.stepOut()
 		if rc := s.takeLocal(k.local); rc != 0 {
 			return rc
 		}
@@ -634,7 +637,7 @@ func (s *session) launch(p []byte) int32 {
 	}
 	rc := int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p[launchHead:]))))
 	if g != nil {
-		g.leave()
+		g.stay()
 	}
 	return rc
 }

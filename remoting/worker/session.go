@@ -83,6 +83,7 @@ type session struct {
 	captures map[uint64]bool // streams whose capture the client began
 	gate     *gate           // of the current context's device; nil when none is kept
 	gates    []*gate         // by device
+	inside   *gate           // the one that the executor is inside of
 
 	// Shared; each part says how.
 	deferred atomic.Int32
@@ -108,6 +109,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 		cur: noCtx, ctxs: make(map[uint64]*cudaContext), captures: make(map[uint64]bool), refused: make(map[string]bool), exit: unix.Exit,
 		counts: new(account.Counts), reason: func(string) {},
 	}
+	rd.BeforeRead(s.stepOut)
 	s.mem.init(s)
 	s.images.init()
 	s.out.init(s)
@@ -138,6 +140,8 @@ func (s *session) run() error {
 		s.counts.BytesIn += wire.RequestSize + uint64(s.hdr.Size)
 		if s.hdr.Op == wire.OpLaunch {
 			s.counts.Launches++
+		} else {
+			s.stepOut()
 		}
 		s.inOp.Store(true)
 		s.pending = false
@@ -148,6 +152,9 @@ func (s *session) run() error {
 		}
 		if s.ended != "" {
 			return s.farewell(errors.New(s.ended))
+		}
+		if rc != 0 || s.hdr.Call != 0 {
+			s.stepOut() // the client may not read what it is told
 		}
 		if rc != 0 && rc != wire.ResultNotInStore { // the client sends the image then
 			s.counts.AddError()
@@ -200,6 +207,7 @@ func (s *session) frame() (int32, error) {
 		}
 	}
 	if h.Ctx != s.cur {
+		s.stepOut()
 		if rc := s.setCtx(h.Ctx); rc != 0 {
 			return rc, nil
 		}
@@ -294,6 +302,7 @@ func (s *session) malformed(op uint16) int32 {
 
 // farewell tells the client, if it can still hear, why its session ends.
 func (s *session) farewell(err error) error {
+	s.stepOut()
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
 		s.reason("client closed")
 		return nil
