@@ -280,7 +280,8 @@ func handler(p *printer, r Row) {
 	}
 	if r.GPU {
 		what, size, stream := gated(r)
-		p.f("\tg := s.gateOf(%s)\n\tif g != nil && !g.enter(%s, %s, %s) {\n\t\treturn s.noTurn()\n\t}\n", stream, what, size, stream)
+		p.f("\tg, grc := s.gateOf(%s)\n\tif grc != 0 {\n\t\treturn grc\n\t}\n", stream)
+		p.f("\tif g != nil && !g.enter(%s, %s, %s.real) {\n\t\treturn s.noTurn()\n\t}\n", what, size, stream)
 	}
 	if r.Worker {
 		p.f("\trc := s.%s(%s)\n", r.Symbol, strings.Join(args, ", "))
@@ -336,7 +337,7 @@ func gated(r Row) (what, size, stream string) {
 		case q.Elem == "CUgraphExec":
 			what = "h_" + q.Name + ".real"
 		case q.Elem == "CUstream":
-			stream = "h_" + q.Name + ".real"
+			stream = "h_" + q.Name
 		case q.Mode == Value && (q.Name == "ByteCount" || q.Name == "N" || q.Name == "Width" || q.Name == "Height"):
 			size += "*p_" + q.Name
 		case q.Mode == In && q.Elem == "CUDA_MEMCPY2D":

@@ -45,7 +45,7 @@ type Reader struct {
 	mem   bool   // current frame is cur
 	spare []byte // ReadAhead's buffer, so that slices into buf stay good
 	fresh bool   // buf holds nothing of the current frame
-	pause func() // before a read that Next or Peek needs
+	pause func() // before Next or Peek waits
 }
 
 // NewReader returns a reader of s.
@@ -57,8 +57,8 @@ func NewReader(s Stream) (*Reader, error) {
 	return &Reader{s: s, buf: b}, nil
 }
 
-// BeforeRead has f called, on the caller's thread and with the reader locked, before Next, Peek or
-// Payload reads from the stream, which may take as long as the other side likes.
+// BeforeRead has f called, on the caller's thread, before Next, Peek or Payload reads from the stream
+// or waits for ReadAhead, which may take as long as the other side likes.
 func (r *Reader) BeforeRead(f func()) { r.pause = f }
 
 // Close frees the buffer; the stream stays open.
@@ -102,7 +102,12 @@ func (r *Reader) Buffered() bool { return r.w > r.r || len(r.ahead) > 0 }
 // Next reads the header of the next frame. On success the reader is locked
 // until Done; on failure it is not.
 func (r *Reader) Next(h *Request) error {
-	r.mu.Lock()
+	if !r.mu.TryLock() { // ReadAhead has it, and may be reading
+		if r.pause != nil {
+			r.pause()
+		}
+		r.mu.Lock()
+	}
 	if len(r.ahead) > 0 {
 		r.cur, r.ahead = r.ahead[0], r.ahead[1:]
 		r.nhead -= len(r.cur)

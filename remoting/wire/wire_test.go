@@ -269,6 +269,58 @@ func TestReadAhead(t *testing.T) {
 	}
 }
 
+// Whoever has something to do before the reader waits is called before it waits for the stream, or
+// for another thread that does, and else is not.
+func TestBeforeRead(t *testing.T) {
+	s, f := pair(t, 10*time.Second)
+	r, err := NewReader(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	called := make(chan bool, 100)
+	r.BeforeRead(func() { called <- true })
+	next := func() (uint16, error) {
+		var h Request
+		if err := r.Next(&h); err != nil {
+			return 0, err
+		}
+		defer r.Done()
+		_, err := r.Payload()
+		return h.Op, err
+	}
+	one := frame(1, []byte("payload"))
+	_, _ = f.Write(append(bytes.Repeat(one, 3), one[:RequestSize+2]...))
+	for i, want := range []int{1, 0, 0} {
+		if op, err := next(); err != nil || op != 1 || len(called) != want {
+			t.Fatalf("frame %d: called %d times, wanted %d: %v", i, len(called), want, err)
+		}
+		for len(called) > 0 {
+			<-called
+		}
+	}
+	ahead := make(chan error)
+	go func() { ahead <- r.ReadAhead(time.Second, func(*Request, []byte) bool { return false }) }()
+	for r.mu.TryLock() { // until it waits for the rest
+		r.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+	got := make(chan error)
+	go func() {
+		_, err := next()
+		got <- err
+	}()
+	select {
+	case <-called:
+	case <-time.After(10 * time.Second):
+		t.Error("not called before another thread's read was waited for")
+	}
+	_, _ = f.Write(one[RequestSize+2:])
+	if err := errors.Join(<-ahead, <-got); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWriter(t *testing.T) {
 	s, f := pair(t, 200*time.Millisecond)
 	w := NewWriter(s)

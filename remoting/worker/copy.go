@@ -234,10 +234,7 @@ func (s *session) copyInFrame() (int32, error) {
 
 func (s *session) copyIn(f *source, dst uint64, id uint32) (int32, error) {
 	var stream, ctx uint64
-	rc := int32(0)
-	if s.hdr.Ctx != s.cur {
-		rc = s.setCtx(s.hdr.Ctx)
-	}
+	rc := s.wantCtx(s.hdr.Ctx)
 	if rc == 0 {
 		stream, ctx, rc = s.copyTarget(id)
 	}
@@ -393,10 +390,7 @@ func (s *session) copyIn3DFrame() (int32, error) {
 }
 
 func (s *session) copyIn3D(f *source, b *desc3D, total uint64) (int32, error) {
-	rc := int32(0)
-	if s.hdr.Ctx != s.cur {
-		rc = s.setCtx(s.hdr.Ctx)
-	}
+	rc := s.wantCtx(s.hdr.Ctx)
 	var stream, ctx uint64
 	if rc == 0 {
 		stream, ctx, rc = s.copyTarget(b.stream)

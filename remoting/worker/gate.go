@@ -123,13 +123,21 @@ func (g *gate) cost(k gateKey) *cost {
 }
 
 // gateOf gives the gate that work in a stream has to pass, or nil: none is kept, or the
-// stream is being captured, which starts nothing.
-func (s *session) gateOf(stream uint64) *gate {
-	g := s.gate
-	if g == nil || len(s.captures) > 0 && s.capturing(stream) {
-		return nil
+// stream is being captured, which starts nothing. It makes the stream's context current:
+// that is where the work and its mark go.
+func (s *session) gateOf(stream href) (*gate, int32) {
+	if s.gates == nil {
+		return nil, 0
 	}
-	return g
+	if stream.id != 0 {
+		if _, rc := s.streamCtx(stream.id); rc != 0 {
+			return nil, rc
+		}
+	}
+	if len(s.captures) > 0 && s.capturing(stream.real) {
+		return nil, 0
+	}
+	return s.gate, 0
 }
 
 // enter waits until the executor may give the current context's device work; false: it

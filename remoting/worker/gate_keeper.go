@@ -36,11 +36,11 @@ func (g *gate) watch(bell uint32, until int64) {
 	for {
 		seq, now := g.seq.Load(), g.clock.Now()
 		next := until
-		if g.idles.Load() && seq&1 == 0 {
+		if g.idles.Load() { // nobody rings when the executor steps out
 			next = min(until, now+g.idle/2)
 		}
 		g.chair.Nap(bell, next)
-		if now = g.clock.Now(); now >= until || g.chair.Bell() != bell || next != until && g.seq.Load() == seq {
+		if now = g.clock.Now(); now >= until || g.chair.Bell() != bell || next != until && seq&1 == 0 && g.seq.Load() == seq {
 			return
 		}
 	}

@@ -269,8 +269,10 @@ func (c *tenant) run(t *testing.T, seed uint64) {
 				c.call(t, opCuCtxDestroy_v2, u32(id))
 			}
 		case op < 96:
+			s.stepOut()
 			nap(time.Duration(r.IntN(1500)) * time.Microsecond)
 		default:
+			s.stepOut()
 			s.flushGates()
 		}
 	}
@@ -408,6 +410,69 @@ func TestStepsOut(t *testing.T) {
 	if went[3] != 0 {
 		t.Errorf("for half a launch in and out %d times", went[3]/2)
 	}
+}
+
+// The keeper finds out that the executor does nothing, also when that was inside at its last look.
+func TestWatch(t *testing.T) {
+	var clock turns.Monotonic
+	b := testBoard(t, turns.Site{})
+	g := newGate(nil, testChair(t, b, testSeat(t, b, "one", turns.Policy{}), clock), clock)
+	g.idles.Store(true)
+	g.seq.Store(1)
+	from := clock.Now()
+	time.AfterFunc(5*time.Millisecond, func() { g.seq.Add(1) })
+	g.watch(g.chair.Bell(), from+5000*gms)
+	if took := time.Duration(clock.Now() - from); took < 5*time.Millisecond || took > 2*time.Second {
+		t.Errorf("after %v", took)
+	}
+}
+
+// Work passes the gate of the context that its stream is in, whatever context the client names,
+// and no frame runs in a context that is none of the client's.
+func TestGateOfStream(t *testing.T) {
+	loadFakeDriver(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s, acct := fakeSession(t, nil, nil)
+	defer acct.Close()
+	defer s.rd.Close()
+	b := testBoard(t, turns.Site{})
+	seat := testSeat(t, b, "one", turns.Policy{Kind: turns.BestEffort, Weight: 10000})
+	g := newGate(s, testChair(t, b, seat, turns.Monotonic{}), turns.Monotonic{})
+	s.gates = []*gate{g}
+	must := func(what string, f func() int32) {
+		t.Helper()
+		for range 20 { // this driver fails one call in eleven
+			if f() == 0 {
+				return
+			}
+		}
+		t.Fatalf("%s: no", what)
+	}
+	must("context", func() int32 { return s.ctxActivate(u32(0)) })
+	testKernel(s)
+	id := uint32(40)
+	must("stream", func() int32 {
+		id++
+		_, rc := s.call(opCuStreamCreate, u32(id), u32(1))
+		return rc
+	})
+	launch := launchFrame(4)[wire.RequestSize:]
+	copy(launch[4:], u32(id))
+	s.hdr.Op = wire.OpLaunch
+	for _, ctx := range []uint32{1, 0} {
+		must("context", func() int32 { return s.wantCtx(ctx) })
+		given := g.seq.Load()
+		must("launch", func() int32 { return s.launch(launch) })
+		if s.stepOut(); s.cur != 1 || g.seq.Load() == given {
+			t.Errorf("with context %d current: it ran in %d, the gate was passed: %v", ctx, s.cur, g.seq.Load() != given)
+		}
+	}
+	s.forgetCtx()
+	if rc := s.wantCtx(noCtx); rc == 0 {
+		t.Error("a frame runs in whatever context is current")
+	}
+	s.quitGates()
 }
 
 // testKernel gives a session the kernel that launchFrame wants.

@@ -2470,7 +2470,10 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(h_hGraph.real, 1, h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3478,7 +3481,10 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(377, uint64(v_pCopy.WidthInBytes*v_pCopy.Height), h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3507,7 +3513,10 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(383, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3536,7 +3545,10 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(387, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3562,7 +3574,10 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(404, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3604,7 +3619,10 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(419, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3630,7 +3648,10 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(421, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3658,7 +3679,10 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(424, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3686,7 +3710,10 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(427, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3714,7 +3741,10 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(430, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3740,7 +3770,10 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(433, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
@@ -3766,7 +3799,10 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
-	g := s.gateOf(h_hStream.real)
+	g, grc := s.gateOf(h_hStream)
+	if grc != 0 {
+		return grc
+	}
 	if g != nil && !g.enter(436, p_N, h_hStream.real) {
 		return s.noTurn()
 	}

@@ -132,6 +132,7 @@ func (s *session) run() error {
 	for {
 		s.inOp.Store(false)
 		if err := s.rd.Next(&s.hdr); err != nil {
+			s.stepOut()
 			return s.farewell(err)
 		}
 		s.begun.Add(1)
@@ -147,14 +148,14 @@ func (s *session) run() error {
 		s.pending = false
 		s.enc.Reset()
 		rc, err := s.frame()
+		if err != nil || s.ended != "" || rc != 0 || s.hdr.Call != 0 {
+			s.stepOut() // the client may not read what it is told
+		}
 		if err != nil {
 			return s.farewell(err)
 		}
 		if s.ended != "" {
 			return s.farewell(errors.New(s.ended))
-		}
-		if rc != 0 || s.hdr.Call != 0 {
-			s.stepOut() // the client may not read what it is told
 		}
 		if rc != 0 && rc != wire.ResultNotInStore { // the client sends the image then
 			s.counts.AddError()
@@ -206,11 +207,8 @@ func (s *session) frame() (int32, error) {
 			return s.eventWatch(p), nil
 		}
 	}
-	if h.Ctx != s.cur {
-		s.stepOut()
-		if rc := s.setCtx(h.Ctx); rc != 0 {
-			return rc, nil
-		}
+	if rc := s.wantCtx(h.Ctx); rc != 0 {
+		return rc, nil
 	}
 	switch h.Op {
 	case wire.OpLaunch:
@@ -245,8 +243,16 @@ func (s *session) frame() (int32, error) {
 	return rc, nil
 }
 
-// setCtx makes the client's context current on the executor's thread.
+// wantCtx makes sure that the client's context is current on the executor's thread.
+func (s *session) wantCtx(id uint32) int32 {
+	if id == s.cur && id != noCtx {
+		return 0
+	}
+	return s.setCtx(id)
+}
+
 func (s *session) setCtx(id uint32) int32 {
+	s.stepOut()
 	var real uint64
 	var p *slot
 	if id != 0 {
@@ -302,7 +308,6 @@ func (s *session) malformed(op uint16) int32 {
 
 // farewell tells the client, if it can still hear, why its session ends.
 func (s *session) farewell(err error) error {
-	s.stepOut()
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
 		s.reason("client closed")
 		return nil

@@ -166,10 +166,8 @@ func (s *session) streamCtx(id uint32) (uint64, int32) {
 	if p == nil || p.err != 0 {
 		return 0, s.badHandle(wire.KindStream, id)
 	}
-	if p.ctx != s.cur {
-		if rc := s.setCtx(p.ctx); rc != 0 {
-			return 0, rc
-		}
+	if rc := s.wantCtx(p.ctx); rc != 0 {
+		return 0, rc
 	}
 	return s.curReal, 0
 }
