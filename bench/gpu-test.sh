@@ -96,6 +96,10 @@ programs() {
 	for p in vecadd reduce streams_events pipeline printf threads pinned graph fork multi_process twolibs; do
 		[ -x "$from/$p" ] && both "$label-$p" 60 "$from/$p"
 	done
+	if [ -x "$from/pipeline" ]; then
+		both "$label-pipeline-shared" 60 "$from/pipeline" shared
+		alone "$label-pipeline-gone" 60 "$from/pipeline" gone # no driver has to survive it
+	fi
 	[ -x "$from/errors" ] && for arg in plain illegal; do
 		both "$label-errors-$arg" 60 "$from/errors" $arg
 	done

@@ -65,6 +65,7 @@ void sl_copy_note(struct sl_copy_wait *w, CUstream s)
 
 void sl_copy_waited(const struct sl_copy_wait *w)
 {
+	atomic_fetch_add(&sl_waited, 1);
 	if (w->track && !sl_capturing_any())
 		sl_mark_synced(w->m, w->seq);
 }

@@ -65,6 +65,7 @@ struct sl_event {
 	_Atomic uint32_t recorded;  /* generation of the last record */
 	_Atomic uint32_t completed; /* highest generation known complete */
 	_Atomic uint32_t watched;   /* generation the worker was asked to report, 0 none */
+	_Atomic uint64_t asked;	    /* sl_waited by then */
 	_Atomic uint32_t stream;    /* id it was last recorded on (0 legacy), and .. */
 	_Atomic uint64_t stream_seq;/* .. what was announced there by then; 0 unknown */
 	_Atomic bool external;	    /* recorded by graphs or launches too: always ask */
@@ -136,6 +137,8 @@ struct sl_mark *sl_stream_mark(CUstream s, struct sl_ctx **ctx);
 /* Everything enqueued so far by this thread; later sl_mark_synced makes it known complete. */
 bool sl_mark_begin(struct sl_mark *m, uint64_t *seq);
 void sl_mark_synced(struct sl_mark *m, uint64_t seq);
+/* How often this process has been told that work is complete: what was not by then may be now. */
+extern _Atomic uint64_t sl_waited;
 void sl_streams_drop(uint32_t ctx_id);
 void sl_thread_streams_drop(struct sl_thread *t);
 bool sl_capturing_any(void);

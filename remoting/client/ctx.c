@@ -787,6 +787,7 @@ CUresult sl_cuCtxSynchronize(void)
 	sl_handle_each(SL_STREAM, collect, &l);
 	err = fw_cuCtxSynchronize();
 	if (!err) {
+		atomic_fetch_add(&sl_waited, 1);
 		sl_mapped_fetch();
 		if (track)
 			sl_mark_synced(&c->legacy, seq);

@@ -12,7 +12,8 @@
  * nothing is newer, to wait in order is faster.
  *
  * All fields are atomics; the receiver thread writes `completed` through
- * sl_on_event, which only ever raises it.
+ * sl_on_event, which only ever raises it. Threads that record one event do so one
+ * after the other: `stream_seq` says RECORDING meanwhile, which no wait covers.
  */
 #define _GNU_SOURCE
 #include "attention.h"
@@ -24,6 +25,8 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#define RECORDING UINT64_MAX
 
 static struct sl_pool events = { .size = sizeof(struct sl_event) };
 static _Atomic CUresult sticky;
@@ -216,6 +219,17 @@ void sl_events_drop(uint32_t ctx_id)
 	sl_handle_each(SL_EVENT, drop, &ctx_id);
 }
 
+/* Before the frame. The stream_seq that stays if it cannot be sent. */
+static uint64_t recording(struct sl_event *e)
+{
+	const struct timespec nap = { 0, 1000 };
+	uint64_t was;
+
+	while ((was = atomic_exchange(&e->stream_seq, RECORDING)) == RECORDING)
+		nanosleep(&nap, NULL);
+	return was;
+}
+
 /* After the frame is on its way: a generation is never ahead of the worker's. */
 static void recorded(struct sl_event *e, CUstream s)
 {
@@ -226,9 +240,9 @@ static void recorded(struct sl_event *e, CUstream s)
 	atomic_store_explicit(&e->forward, sl_capturing_any(), memory_order_relaxed);
 	if (sl_capturing_any()) /* the worker does not look for an event that is being captured */
 		unfollow(e);
-	atomic_store_explicit(&e->stream, sl_stream_id_only(s, &ignored), memory_order_relaxed);
-	atomic_store_explicit(&e->stream_seq, m && sl_mark_begin(m, &seq) ? seq : 0, memory_order_relaxed);
+	atomic_store_explicit(&e->stream, sl_stream_id_only(s, &ignored), memory_order_release);
 	atomic_fetch_add_explicit(&e->recorded, 1, memory_order_release);
+	atomic_store_explicit(&e->stream_seq, m && sl_mark_begin(m, &seq) ? seq : 0, memory_order_release);
 }
 
 void sl_event_external(CUevent h)
@@ -266,6 +280,7 @@ static void follow(struct sl_event *e)
 		sl_put_u32(&b, e->id);
 		sl_put_u32(&b, generation);
 		sl_put_u32(&b, atomic_load(&e->stream));
+		atomic_store(&e->asked, atomic_load(&sl_waited));
 		atomic_store(&e->followed, generation);
 		if (sl_oneway(CTL_EVENT_WATCH, &b))
 			atomic_store(&e->followed, 0);
@@ -280,13 +295,17 @@ CUresult sl_cuEventRecord(CUevent hEvent, CUstream hStream)
 {
 	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
 	CUresult err;
+	uint64_t was;
 
 	if (!e)
 		return CUDA_ERROR_INVALID_HANDLE;
+	was = recording(e);
 	err = fw_cuEventRecord(hEvent, hStream);
 	if (!err) {
 		recorded(e, hStream);
 		follow(e);
+	} else {
+		atomic_store(&e->stream_seq, was);
 	}
 	return err;
 }
@@ -295,6 +314,7 @@ CUresult sl_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned in
 {
 	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
 	CUresult err;
+	uint64_t was;
 
 	if (!e)
 		return CUDA_ERROR_INVALID_HANDLE;
@@ -302,12 +322,15 @@ CUresult sl_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned in
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!flags)
 		return sl_cuEventRecord(hEvent, hStream);
+	was = recording(e);
 	err = fw_cuEventRecordWithFlags(hEvent, hStream, flags);
 	if (!err) {
 		recorded(e, hStream);
 		/* In a capture it becomes a node that records whenever the graph runs. */
 		atomic_store(&e->forward, true);
 		unfollow(e);
+	} else {
+		atomic_store(&e->stream_seq, was);
 	}
 	return err;
 }
@@ -316,15 +339,17 @@ CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
 {
 	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
 	CUresult err;
+	uint64_t was;
 
 	if (!e)
 		return CUDA_ERROR_INVALID_HANDLE;
+	was = recording(e);
 	err = fw_cuCtxRecordEvent(hCtx, hEvent);
 	if (!err) {
-		atomic_store(&e->stream_seq, 0);
 		atomic_fetch_add(&e->recorded, 1);
 		unfollow(e);
 	}
+	atomic_store(&e->stream_seq, err ? was : 0);
 	return err;
 }
 
@@ -358,7 +383,8 @@ static bool is_complete(struct sl_event *e, uint32_t generation)
 
 		m = c ? &c->legacy : NULL;
 	}
-	if (!m || atomic_load_explicit(&m->synced, memory_order_acquire) < seq)
+	/* The stream and its place are of one record only if nobody has recorded it anew meanwhile. */
+	if (!m || atomic_load_explicit(&m->synced, memory_order_acquire) < seq || atomic_load(&e->stream_seq) != seq)
 		return false;
 	raise_completed(e, generation);
 	return true;
@@ -404,13 +430,16 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 		seen_complete(e, generation);
 		return CUDA_SUCCESS;
 	}
-	if (!must_ask(e) && !sl_error_untold() && (atomic_load(&e->watched) == generation || atomic_load(&e->followed) == generation)) {
+	/* The frame may come later than the answer to a wait that covered the record. */
+	if (!must_ask(e) && !sl_error_untold() && atomic_load(&e->asked) == atomic_load(&sl_waited) &&
+	    (atomic_load(&e->watched) == generation || atomic_load(&e->followed) == generation)) {
 		err = sl_dead();
 		return err ? err : CUDA_ERROR_NOT_READY;
 	}
 	if (newer(e))
 		atomic_store_explicit(&e->follow, true, memory_order_relaxed);
 	sl_error_telling();
+	atomic_store(&e->asked, atomic_load(&sl_waited));
 	err = watch(e, generation);
 	if (!err)
 		seen_complete(e, generation);
@@ -474,8 +503,10 @@ CUresult sl_cuEventSynchronize(CUevent hEvent)
 	atomic_store_explicit(&e->follow, newer(e), memory_order_relaxed);
 	sl_error_telling();
 	err = fw_cuEventSynchronize(hEvent);
-	if (!err)
+	if (!err) {
+		atomic_fetch_add(&sl_waited, 1);
 		seen_complete(e, generation);
+	}
 	if (!err && !must_ask(e))
 		raise_completed(e, generation);
 	return err;

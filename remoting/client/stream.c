@@ -41,6 +41,8 @@ static inline void mark(struct sl_mark *m, uint64_t tid)
 	atomic_store_explicit(&m->seq, atomic_load_explicit(&m->seq, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
+_Atomic uint64_t sl_waited;
+
 bool sl_mark_begin(struct sl_mark *m, uint64_t *seq)
 {
 	uint64_t owner = atomic_load_explicit(&m->owner, memory_order_relaxed);
@@ -455,6 +457,8 @@ CUresult sl_cuStreamSynchronize(CUstream hStream)
 	if (!err)
 		err = UNMARKED(fw_cuStreamSynchronize(hStream));
 	sl_mapped_end(mapped, !err);
+	if (!err)
+		atomic_fetch_add(&sl_waited, 1);
 	if (!err && w.track && !sl_capturing_any())
 		sl_mark_synced(w.m, w.seq);
 	return err;
@@ -472,8 +476,10 @@ CUresult sl_cuStreamQuery(CUstream hStream)
 	if (w.track && idle(w.m))
 		return sl_dead();
 	err = UNMARKED(fw_cuStreamQuery(hStream));
-	if (!err)
+	if (!err) {
+		atomic_fetch_add(&sl_waited, 1);
 		sl_mapped_fetch();
+	}
 	/* What the legacy stream would wait for, a query of it does not tell. */
 	if (!err && w.track && hStream && hStream != CU_STREAM_LEGACY && !sl_capturing_any())
 		sl_mark_synced(w.m, w.seq);

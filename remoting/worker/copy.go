@@ -25,6 +25,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -523,29 +524,55 @@ func (o *outStaging) flush() {
 	o.mu.Unlock()
 	// Only holders of sendMu take from the list, and others only append: the
 	// part seen here stays as it is.
+	state := complete(list, (*chunk).state)
 	kept := make([]chunk, 0, len(list))
-	late := map[uint32]bool{} // deliveries with a chunk that is not complete
 	for i := range list {
-		c := &list[i]
-		if late[c.id] {
-			kept = append(kept, *c)
-			continue
+		if state[i] == C.CUDA_ERROR_NOT_READY {
+			kept = append(kept, list[i])
+		} else {
+			o.send(&list[i], state[i] != 0)
 		}
-		rc := C.int(0)
-		if c.ev != 0 {
-			rc = C.sl_event_query(C.uint64_t(c.ev))
-		}
-		if rc == C.CUDA_ERROR_NOT_READY {
-			late[c.id] = true
-			kept = append(kept, *c)
-			continue
-		}
-		o.send(c, rc != 0)
 	}
 	o.mu.Lock()
 	o.list = append(kept, o.list[len(list):]...)
 	o.cond.Broadcast()
 	o.mu.Unlock()
+}
+
+// complete asks which chunks may be sent, in their order: those of a delivery one after the other,
+// and none that may have come after one that is kept. They may have the same destination.
+func complete(list []chunk, ask func(*chunk) int32) []int32 {
+	state := make([]int32, len(list))
+	for i := range state {
+		state[i] = C.CUDA_ERROR_NOT_READY
+	}
+	for again := true; again; {
+		var late []int // the first of each delivery that is not complete
+		again = false
+		for i := range list {
+			c := &list[i]
+			if state[i] != C.CUDA_ERROR_NOT_READY || slices.ContainsFunc(late, func(k int) bool { return list[k].id == c.id }) {
+				continue
+			}
+			if state[i] = ask(c); state[i] == C.CUDA_ERROR_NOT_READY {
+				late = append(late, i)
+			} else {
+				again = again || len(late) > 0
+			}
+		}
+		// A chunk that overtakes others was complete before those are asked again: if they still
+		// are not, it did not have to wait for them.
+		again = again && slices.ContainsFunc(late, func(k int) bool { return ask(&list[k]) != C.CUDA_ERROR_NOT_READY })
+	}
+	return state
+}
+
+// state is what the driver says of a chunk's copy.
+func (c *chunk) state() int32 {
+	if c.ev == 0 {
+		return 0
+	}
+	return int32(C.sl_event_query(C.uint64_t(c.ev)))
 }
 
 // send sends one chunk and frees its slot; failed ends its delivery without

@@ -373,3 +373,41 @@ func TestViolationsSayWhy(t *testing.T) {
 		k.c.Close()
 	}
 }
+
+// A copy is not sent before an older one that it may have waited for on the GPU: they may have the
+// same destination.
+func TestNoChunkOvertakes(t *testing.T) {
+	const busy = 600 // CUDA_ERROR_NOT_READY
+	for _, c := range []struct {
+		name string
+		ids  []uint32
+		ends []int // at which question a chunk is complete
+		want []bool
+	}{
+		{"in order", []uint32{1, 2}, []int{0, 0}, []bool{true, true}},
+		{"the older one was asked too early", []uint32{1, 2}, []int{1, 1}, []bool{true, true}},
+		{"of three", []uint32{1, 2, 3}, []int{1, 1, 2}, []bool{true, true, true}},
+		{"another stream's is slower", []uint32{1, 2}, []int{100, 0}, []bool{false, true}},
+		{"two are slower, one of them ends meanwhile", []uint32{1, 2, 3}, []int{100, 3, 0}, []bool{false, true, true}},
+		{"a delivery in its order", []uint32{1, 1, 1}, []int{0, 100, 0}, []bool{true, false, false}},
+		{"its rest", []uint32{1, 1, 2}, []int{1, 1, 1}, []bool{true, true, true}},
+	} {
+		list := make([]chunk, len(c.ids))
+		for i := range list {
+			list[i] = chunk{id: c.ids[i], off: uint64(i)}
+		}
+		questions := 0
+		got := complete(list, func(k *chunk) int32 {
+			defer func() { questions++ }()
+			if questions < c.ends[k.off] {
+				return busy
+			}
+			return 0
+		})
+		for i := range got {
+			if (got[i] == 0) != c.want[i] {
+				t.Errorf("%s: chunk %d: %d", c.name, i, got[i])
+			}
+		}
+	}
+}

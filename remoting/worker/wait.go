@@ -16,6 +16,7 @@ import "C"
 
 import (
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -275,6 +276,7 @@ type userEvent struct {
 	refs int
 	dead bool
 	real uint64
+	asks []uint32 // generations that a waiter tells of
 
 	followed *record // the newest record that the client is to be told of; under the follower's mu
 }
@@ -379,10 +381,17 @@ func (s *session) eventWatch(p []byte) int32 {
 		return rc
 	}
 	u.mu.Lock()
+	defer u.mu.Unlock()
+	if slices.Contains(u.asks, gen) {
+		return rc // that is promised already
+	}
+	u.asks = append(u.asks, gen)
 	u.refs++
-	u.mu.Unlock()
 	s.waiters.do(job{ctx, func() {
 		rc := int32(C.sl_event_sync(C.uint64_t(u.real)))
+		u.mu.Lock()
+		u.asks = slices.DeleteFunc(u.asks, func(g uint32) bool { return g == gen })
+		u.mu.Unlock()
 		u.unref()
 		s.settle()
 		s.happened(id, gen, rc)

@@ -1,13 +1,18 @@
 /*
- * pipeline [fault]: a ring of work, as programs overlap copies and kernels: each item is a kernel, a copy to the
- * host and an event, and the program waits for the oldest item while newer ones are under way. What an event says
- * is done must be there. fault: after a while a kernel writes to a wild address; the wait must say so.
+ * pipeline [fault|shared|gone]: a ring of work, as programs overlap copies and kernels: each item is a kernel, a
+ * copy to the host and an event, and the program waits for the oldest item while newer ones are under way. What an
+ * event says is done must be there. fault: after a while a kernel writes to a wild address; the wait must say so.
+ * shared: two threads record one event, a third waits for it. gone: the event goes while a thread waits for it,
+ * which CUDA leaves open and some drivers may not survive: the wait ends, and nothing else does.
  */
 #include "check.h"
 
+#include <atomic>
 #include <string.h>
+#include <thread>
+#include <unistd.h>
 
-enum { DEPTH = 8, ROUNDS = 600, N = 1024, WAITING = 600 };
+enum { DEPTH = 8, ROUNDS = 600, N = 1024, WAITING = 600, SHARED = 1500, GONE = 60 };
 
 /* All of v to the host, after some time. */
 extern "C" __global__ void stage(int *v, int n, int what, long long ns)
@@ -102,6 +107,25 @@ static void captured(void)
 	}
 }
 
+/* What a wait for the stream has covered is done for a query too, also where two threads have used the stream. */
+static void covered(void)
+{
+	cudaStream_t s;
+	cudaError_t err;
+
+	CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+	std::thread([=] { CHECK(cudaMemsetAsync(device[1], 0, sizeof(int), s)); }).join();
+	for (int round = 0; round < 20; round++) {
+		stage<<<1, 256, 0, s>>>(device[0], N, 0, round % 3 * 200000);
+		CHECK(cudaEventRecord(done[0], s));
+		err = cudaEventQuery(done[0]);
+		REQUIRE(!err || err == cudaErrorNotReady, "%s", cudaGetErrorName(err));
+		CHECK(cudaStreamSynchronize(s));
+		CHECK(cudaEventQuery(done[0]));
+	}
+	CHECK(cudaStreamDestroy(s));
+}
+
 static int fault(void)
 {
 	cudaError_t err;
@@ -116,7 +140,55 @@ static int fault(void)
 	return pass();
 }
 
-int main(int argc, char **argv)
+/* One thread's items, in a stream of its own, each recorded in the event that is both threads'. */
+static void record(int k, std::atomic<int> *given, std::atomic<int> *left)
+{
+	cudaStream_t s = stream[k];
+
+	for (int i = 0; i < k * 200; i++) /* the streams are not to be at the same place */
+		CHECK(cudaMemsetAsync(device[k], 0, sizeof(int), s));
+	CHECK(cudaStreamSynchronize(s));
+	for (int i = 1; i <= SHARED; i++) {
+		stage<<<1, 1, 0, s>>>(device[k], 1, i, 20000);
+		CHECK(cudaMemcpyAsync(host[k], device[k], sizeof(int), cudaMemcpyDeviceToHost, s));
+		CHECK(cudaEventRecord(done[0], s));
+		*given = i;
+		if (i % (3 + k) == 0)
+			CHECK(cudaStreamSynchronize(s));
+	}
+	CHECK(cudaStreamSynchronize(s));
+	--*left;
+}
+
+/* Whichever record is the newest: those of one thread, at least, are done as far as they had been given. */
+static int shared(void)
+{
+	std::atomic<int> given[2], left(2);
+	volatile int *there[2] = { host[0], host[1] };
+	std::thread thread[2];
+	cudaError_t err;
+
+	for (int k = 0; k < 2; k++) {
+		given[k] = *there[k] = 0;
+		thread[k] = std::thread(record, k, &given[k], &left);
+	}
+	for (int i = 0; left; i++) {
+		int a = given[0], b = given[1];
+
+		err = i % 4 ? cudaEventQuery(done[0]) : cudaEventSynchronize(done[0]);
+		REQUIRE(!err || (i % 4 && err == cudaErrorNotReady), "%s", cudaGetErrorName(err));
+		if (!err)
+			REQUIRE(*there[0] >= a || *there[1] >= b, "done, with %d of %d there and %d of %d", *there[0], a, *there[1], b);
+	}
+	for (int k = 0; k < 2; k++)
+		thread[k].join();
+	CHECK(cudaEventQuery(done[0]));
+	REQUIRE(*there[0] == SHARED && *there[1] == SHARED, "%d and %d", *there[0], *there[1]);
+	printf("pipeline: an event of two threads, %d records each\n", SHARED);
+	return pass();
+}
+
+static void make(void)
 {
 	for (int i = 0; i < 2; i++)
 		CHECK(cudaStreamCreateWithFlags(&stream[i], cudaStreamNonBlocking));
@@ -125,6 +197,60 @@ int main(int argc, char **argv)
 		CHECK(cudaMalloc(&device[k], N * sizeof(int)));
 		CHECK(cudaMallocHost(&host[k], N * sizeof(int)));
 	}
+}
+
+static void destroy(void)
+{
+	CHECK(cudaEventDestroy(done[0]));
+	CHECK(cudaEventCreateWithFlags(&done[0], cudaEventDisableTiming));
+}
+
+static void reset(void)
+{
+	CHECK(cudaDeviceReset());
+	make();
+}
+
+/* Another event comes where one has gone: it is done when its own item is. */
+static void gone(void (*go)(void), int round)
+{
+	std::atomic<bool> waits(false);
+	cudaEvent_t e = done[0];
+
+	for (int i = 0; i < 4; i++) {
+		stage<<<1, 256, 0, stream[0]>>>(device[0], N, 0, i < 3 ? 1000 : 3000000);
+		CHECK(cudaEventRecord(e, stream[0]));
+		stage<<<1, 256, 0, stream[0]>>>(device[0], N, 0, 1000);
+		if (i < 3)
+			CHECK(cudaEventSynchronize(e));
+	}
+	std::thread thread([&] {
+		waits = true;
+		cudaEventSynchronize(e);
+	});
+	while (!waits)
+		;
+	usleep(round % 4 * 200);
+	go();
+	give(round * DEPTH);
+	take(round * DEPTH);
+	thread.join();
+}
+
+int main(int argc, char **argv)
+{
+	const char *how = argc > 1 ? argv[1] : "";
+
+	make();
+	if (!strcmp(how, "shared"))
+		return shared();
+	if (!strcmp(how, "gone")) {
+		for (int round = 0; round < GONE; round++)
+			gone(round % 10 ? destroy : reset, round);
+		CHECK(cudaDeviceSynchronize());
+		printf("pipeline: %d events gone under a wait\n", GONE);
+		return pass();
+	}
 	for (int i = 0; i < ROUNDS; i++) {
 		if (i >= DEPTH)
 			take(i - DEPTH);
@@ -132,10 +258,11 @@ int main(int argc, char **argv)
 	}
 	for (int i = ROUNDS - DEPTH; i < ROUNDS; i++)
 		take(i);
-	if (argc > 1 && !strcmp(argv[1], "fault"))
+	if (!strcmp(how, "fault"))
 		return fault();
 	anew();
 	captured();
+	covered();
 	/* gone while the other side may still be looking for it */
 	give(0);
 	give(1);

@@ -22,6 +22,8 @@ var programs = []struct {
 	{name: "streams_events", want: "streams_events: overlap yes, order 1234, host calls 110\n"},
 	{name: "pipeline", want: "pipeline: 600 items, each there when its event said so\n"},
 	{name: "pipeline", args: []string{"fault"}, want: "pipeline: a wait tells of the wild address\n"},
+	{name: "pipeline", args: []string{"shared"}, want: "pipeline: an event of two threads, 1500 records each\n"},
+	{name: "pipeline", args: []string{"gone"}, want: "pipeline: 60 events gone under a wait\n"},
 	{name: "printf", want: "printf: before\nprintf: device line 0 of 4, even 0.00\nprintf: device line 1 of 4, odd 0.25\nprintf: device line 2 of 4, even 0.50\nprintf: device line 3 of 4, odd 0.75\nprintf: after\n"},
 	{name: "threads", want: "threads: 6 threads, sum 59016\n"},
 	{name: "memcheck", args: []string{"512"}, want: "memcheck: what is reported free can be allocated\n"},
