@@ -134,10 +134,15 @@ func (s *session) gateOf(stream href) (*gate, int32) {
 			return nil, rc
 		}
 	}
-	if len(s.captures) > 0 && s.capturing(stream.real) {
-		return nil, 0
+	return s.gateHere(stream.real), 0
+}
+
+// gateHere is gateOf for a stream of the current context.
+func (s *session) gateHere(stream uint64) *gate {
+	if len(s.captures) > 0 && s.capturing(stream) {
+		return nil
 	}
-	return s.gate, 0
+	return s.gate
 }
 
 // enter waits until the executor may give the current context's device work; false: it

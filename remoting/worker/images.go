@@ -618,27 +618,29 @@ func (s *session) launch(p []byte) int32 {
 			return rc
 		}
 	}
-	stream := href{id: le(4)}
-	if stream.id != 0 {
-		q := s.tables[wire.KindStream].live(stream.id)
+	var stream uint64
+	if id := le(4); id != 0 {
+		q := s.tables[wire.KindStream].live(id)
 		if q == nil || q.err != 0 {
-			return s.badHandle(wire.KindStream, stream.id)
+			return s.badHandle(wire.KindStream, id)
 		}
-		stream.real = q.real
+		if s.gates != nil {
+			if rc := s.wantCtx(q.ctx); rc != 0 { // as gateOf
+				return rc
+			}
+		}
+		stream = q.real
 	}
 	if nattr > 0 {
 		if rc := s.launchAttrs(p[launchFixed+int(nparam):]); rc != 0 {
 			return rc
 		}
 	}
-	g, rc := s.gateOf(stream)
-	if rc != 0 {
-		return rc
-	}
-	if g != nil && !g.enter(fn, gridSize(p), stream.real) {
+	g := s.gateHere(stream)
+	if g != nil && !g.enter(fn, gridSize(p), stream) {
 		return s.noTurn()
 	}
-	rc = int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream.real), (*C.uint8_t)(at(p[launchHead:]))))
+	rc := int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p[launchHead:]))))
 	if g != nil {
 		g.stay()
 	}
