@@ -139,10 +139,11 @@ func (s *session) gateOf(stream href) (*gate, int32) {
 
 // gateHere is gateOf for a stream of the current context.
 func (s *session) gateHere(stream uint64) *gate {
-	if len(s.captures) > 0 && s.capturing(stream) {
+	g := s.gate
+	if g == nil || len(s.captures) > 0 && s.capturing(stream) {
 		return nil
 	}
-	return s.gate
+	return g
 }
 
 // enter waits until the executor may give the current context's device work; false: it
