@@ -232,11 +232,11 @@ def base(load, how="turns", seconds=3, warm=1):
             "windows": 1, "window": seconds, "do": timed, "took": warm + seconds + 3}
 
 
-def lone(load, hows=("turns", "off", "native"), rounds=80):
+def lone(load, hows=("turns", "off", "native"), rounds=80, slots=12):
     """One of several runs: another one has other processes, at other places in memory. In each of many short rounds they are on other
     processors, which for those that are bound by launches makes 10 %."""
-    return {"kind": "lone", "cell": load, "policy": "best-effort", "hows": hows, "tenants": [(load, 100)], "rounds": rounds, "slots": 12, "skip": 3,
-            "do": abreast, "took": len(hows) * rounds * 0.12 + 6}
+    return {"kind": "lone", "cell": load, "policy": "best-effort", "hows": hows, "tenants": [(load, 100)], "rounds": rounds, "slots": slots, "skip": 3,
+            "do": abreast, "took": len(hows) * rounds * slots * FINE / S + 6}
 
 
 def mixed(site, loads, percents, policy="fixed", kind="fixed"):

@@ -56,20 +56,6 @@ CUresult sl_copy_capture_check(CUstream s)
 	return CUDA_SUCCESS;
 }
 
-/* What a wait in this stream will have covered. */
-void sl_copy_note(struct sl_copy_wait *w, CUstream s)
-{
-	w->m = sl_stream_mark(s, NULL);
-	w->track = w->m && sl_mark_begin(w->m, &w->seq);
-}
-
-void sl_copy_waited(const struct sl_copy_wait *w)
-{
-	atomic_fetch_add(&sl_waited, 1);
-	if (w->track && !sl_capturing_any())
-		sl_mark_synced(w->m, w->seq);
-}
-
 CUresult sl_copy_source_ready(const void *p, size_t n)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -128,7 +114,7 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 
 CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, CUstream s)
 {
-	struct sl_copy_wait w = { 0 };
+	struct sl_covered w = { 0 };
 	struct sl_mapped_wait *mapped;
 	CUresult err = CUDA_SUCCESS;
 
@@ -140,7 +126,7 @@ CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, C
 			sl_delivery_drop(delivery);
 		return err;
 	}
-	sl_copy_note(&w, s);
+	sl_cover(&w, s);
 	mapped = sl_mapped_begin(sl_stream_id_only(s, &err));
 	err = sl_wait(op, b, NULL);
 	sl_mapped_end(mapped, !err);
@@ -150,7 +136,7 @@ CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, C
 	}
 	err = sl_delivery_wait(delivery);
 	if (!err)
-		sl_copy_waited(&w);
+		sl_cover_done(&w);
 	return err;
 }
 

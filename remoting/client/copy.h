@@ -4,14 +4,6 @@
 
 #include "core.h"
 
-struct sl_copy_wait {
-	struct sl_mark *m;
-	uint64_t seq;
-	bool track;
-};
-
-void sl_copy_note(struct sl_copy_wait *w, CUstream s);
-void sl_copy_waited(const struct sl_copy_wait *w);
 /* True if the address is the device's. */
 bool sl_ptr_device(uint64_t p);
 /* True if n bytes from p are pinned host memory. */

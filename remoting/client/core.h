@@ -137,6 +137,14 @@ struct sl_mark *sl_stream_mark(CUstream s, struct sl_ctx **ctx);
 /* Everything enqueued so far by this thread; later sl_mark_synced makes it known complete. */
 bool sl_mark_begin(struct sl_mark *m, uint64_t *seq);
 void sl_mark_synced(struct sl_mark *m, uint64_t seq);
+/* A wait for a stream: what it will have covered, noted before, and that it has. */
+struct sl_covered {
+	struct sl_mark *m;
+	uint64_t seq;
+	bool track;
+};
+void sl_cover(struct sl_covered *w, CUstream s);
+void sl_cover_done(const struct sl_covered *w);
 /* How often this process has been told that work is complete: what was not by then may be now. */
 extern _Atomic uint64_t sl_waited;
 void sl_streams_drop(uint32_t ctx_id);

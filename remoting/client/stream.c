@@ -429,28 +429,29 @@ CUresult sl_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
 })
 
 /* What is known complete once a wait for h succeeds. */
-struct wait_note {
-	struct sl_mark *m;
-	uint64_t seq;
-	bool track;
-};
-
-static void note(struct wait_note *w, CUstream h)
+void sl_cover(struct sl_covered *w, CUstream h)
 {
 	w->m = sl_stream_mark(h, NULL);
 	w->track = w->m && sl_mark_begin(w->m, &w->seq);
 }
 
+void sl_cover_done(const struct sl_covered *w)
+{
+	atomic_fetch_add(&sl_waited, 1);
+	if (w->track && !sl_capturing_any())
+		sl_mark_synced(w->m, w->seq);
+}
+
 CUresult sl_cuStreamSynchronize(CUstream hStream)
 {
 	struct sl_mapped_wait *mapped;
-	struct wait_note w;
+	struct sl_covered w;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 
 	if (err)
 		return err;
-	note(&w, hStream);
+	sl_cover(&w, hStream);
 	if (w.track && idle(w.m))
 		return sl_dead();
 	mapped = sl_mapped_begin(sl_stream_id_only(hStream, &err));
@@ -458,31 +459,28 @@ CUresult sl_cuStreamSynchronize(CUstream hStream)
 		err = UNMARKED(fw_cuStreamSynchronize(hStream));
 	sl_mapped_end(mapped, !err);
 	if (!err)
-		atomic_fetch_add(&sl_waited, 1);
-	if (!err && w.track && !sl_capturing_any())
-		sl_mark_synced(w.m, w.seq);
+		sl_cover_done(&w);
 	return err;
 }
 
 CUresult sl_cuStreamQuery(CUstream hStream)
 {
-	struct wait_note w;
+	struct sl_covered w;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 
 	if (err)
 		return err;
-	note(&w, hStream);
+	sl_cover(&w, hStream);
 	if (w.track && idle(w.m))
 		return sl_dead();
 	err = UNMARKED(fw_cuStreamQuery(hStream));
 	if (!err) {
-		atomic_fetch_add(&sl_waited, 1);
 		sl_mapped_fetch();
+		/* What the legacy stream would wait for, a query of it does not tell. */
+		w.track &= hStream && hStream != CU_STREAM_LEGACY;
+		sl_cover_done(&w);
 	}
-	/* What the legacy stream would wait for, a query of it does not tell. */
-	if (!err && w.track && hStream && hStream != CU_STREAM_LEGACY && !sl_capturing_any())
-		sl_mark_synced(w.m, w.seq);
 	return err;
 }
 

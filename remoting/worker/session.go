@@ -251,6 +251,7 @@ func (s *session) wantCtx(id uint32) int32 {
 	return s.setCtx(id)
 }
 
+// setCtx makes a context of the client's current on the executor's thread, 0: none.
 func (s *session) setCtx(id uint32) int32 {
 	s.stepOut()
 	var real uint64
