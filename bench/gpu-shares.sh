@@ -5,8 +5,9 @@
 #
 # Usage: bench/gpu-shares.sh [--gpus 0,1,2,3] [--part PART,PART...] [--quick] [--seconds N] [--windows N] [--quantum T] [--only PATTERN]
 #   as root. --part is of: fixed (10/90 to 50/30/20, each of five loads beside its like, 30 cells of a minute), unlike
-#   (the same percent, each load beside others, 16), lone, floors (best effort, equal, lending, a live change), kill, vgg, many (24 PyTorch
-#   programs); all unless given. Cells are spread over the GPUs; one that would end after --seconds
+#   (the same percent, each load beside others, 16), together (what launch-bound tenants do in all), lone, floors (best effort, equal,
+#   lending, a live change), kill, vgg, many (24 PyTorch programs); all unless given. And, by itself, switch: a lone tenant on the worker
+#   build/switch/sluice-worker (bench/prebuild.sh), which keeps turns in every other tenth of a second. Cells are spread over the GPUs; one that would end after --seconds
 #   (default 560) is left out, and said to be. --windows is how many of 10 s (default 5).
 #   --quantum is the length of a turn (sluice.yaml's default). --only leaves cells whose name, as fixed.25-75.gemm, has a match.
 #   --quick is a little of each, in a minute on four GPUs and two on one; --part try needs no GPU.
@@ -19,7 +20,7 @@ set -u
 . "$(dirname "$0")/gpu-lib.sh"
 
 HERE=$BENCH/shares
-PARTS=(lone unlike floors kill fixed many vgg)
+PARTS=(lone unlike together floors kill fixed many vgg)
 GPUS='' CHOSEN=() SECS=560 WINDOWS=5 WINDOW=10 WARM=2 QUANTUM='' ONLY=''
 usage() {
 	sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0" | sed '$d' >&2
@@ -46,8 +47,17 @@ done
 [ "${CHOSEN[*]}" != try ] || WINDOWS=1 WINDOW=1 WARM=0.5
 [ ${#CHOSEN[@]} -gt 0 ] || CHOSEN=("${PARTS[@]}")
 for p in "${CHOSEN[@]}"; do
-	[[ " ${PARTS[*]} quick try " = *" $p "* ]] || usage
+	[[ " ${PARTS[*]} quick try switch " = *" $p "* ]] || usage
 done
+EXE=''
+if [[ " ${CHOSEN[*]} " = *" switch "* ]]; then
+	[ ${#CHOSEN[@]} = 1 ] || usage
+	EXE=$BUILD/switch/sluice-worker
+	[ -x "$EXE" ] || {
+		echo "gpu-shares.sh: no $EXE; run bench/prebuild.sh where Go is, and bring build/switch along" >&2
+		exit 2
+	}
+fi
 [ -n "$GPUS" ] || GPUS=$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd,)
 IFS=, read -r -a GPU <<<"$GPUS"
 
@@ -68,6 +78,7 @@ configure() {
 		listen: {control: "127.0.0.1:$2", data: "127.0.0.1:$3", metrics: "127.0.0.1:$4"}
 		owner: {$5, poll: 1s, warm: 4}
 		shares: {${QUANTUM:+quantum: $QUANTUM}}
+		worker: {${EXE:+exe: $EXE}}
 		pools: {$POOLS}
 	YAML
 }

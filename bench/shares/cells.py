@@ -4,8 +4,9 @@
 SITE is a file of gpu-shares.sh that says where things are, and which cells are meant; OUT gets a line as soon as a cell is over.
 What the lines say is judged by summary.py. A cell that fails is a line with an error, never a missing one.
 
-Parts: fixed (the percentages, each load beside its like), unlike (the same, each load beside others), lone, floors (best
-effort, equal, lending), kill, vgg, many, and quick, which is a little of each.
+Parts: fixed (the percentages, each load beside its like), unlike (the same, each load beside others), together (what launch-bound
+tenants do together), lone, switch (the same within one process), floors (best effort, equal, lending), kill, vgg, many, and quick, which
+is a little of each.
 """
 
 import json
@@ -152,13 +153,42 @@ def abreast(run, gpu, c, tenants):
     length, period = c["slots"] * FINE, len(tenants) * c["slots"] * FINE
     for i, t in enumerate(tenants):
         first = begin + i * length
-        t.tell(f"{begin} {first} {first + c['rounds'] * period} beat {length} {period} slot {FINE}")
+        t.tell(f"{begin} {first} {first + c['rounds'] * period} period {period} beat 0 {length} slot {FINE}")
     late = c["rounds"] * period / S + 20
     speeds = {}
     for how, t in zip(c["hows"], tenants):
         items = t.result(late)["items"]
         speeds[how] = [round(mean(items[k + c["skip"]:k + c["slots"]]) * S / FINE, 1) for k in range(0, len(items), period // FINE)]
     return {"load": load, "speeds": speeds}
+
+
+def together(run, gpu, c, tenants):
+    """Tenants who are each alone for a moment and then all at work, again and again: what they do together against what each of them does
+    unshared, in the same processes and never more than a second apart."""
+    start(run, gpu, c["tenants"], c["policy"], tenants)
+    begin, n = now() + S // 10, len(tenants)
+    one, all_, rest = (int(c[k] * S) for k in ("one", "all", "rest"))
+    period = n * one + all_ + rest
+    for i, t in enumerate(tenants):
+        t.tell(f"{begin} {begin} {begin + c['rounds'] * period} period {period} beat {i * one} {(i + 1) * one} beat {n * one} {n * one + all_} slot {FINE}")
+    late, skip = c["rounds"] * period / S + 20, c["skip"]
+    alone, shared = [], []
+    for i, t in enumerate(tenants):
+        items = t.result(late)["items"]
+        rounds = [[k * period // FINE + at // FINE for at in (i * one, n * one)] for k in range(c["rounds"])]
+        alone.append([round(mean(items[a + skip[0]:a + one // FINE]) * S / FINE, 1) for a, _ in rounds])
+        shared.append([round(mean(items[b + skip[1]:b + all_ // FINE]) * S / FINE, 1) for _, b in rounds])
+    return {"alone": alone, "shared": shared}
+
+
+def switched(run, gpu, c, tenants):
+    """A lone tenant on a worker that keeps turns in the even tenths of a second and not in the odd ones."""
+    start(run, gpu, c["tenants"], c["policy"], tenants)
+    begin = (now() // (2 * SLOT) + 2) * 2 * SLOT
+    tenants[0].tell(f"{begin} {begin} {begin + c['rounds'] * 2 * SLOT} slot {FINE}")
+    items, n, skip = tenants[0].result(c["rounds"] * 2 * SLOT / S + 20)["items"], SLOT // FINE, c["skip"]
+    parts = [round(mean(items[k + skip:k + n]) * S / FINE, 1) for k in range(0, len(items), n)]
+    return {"load": c["tenants"][0][0], "on": parts[::2], "off": parts[1::2]}
 
 
 def fate(run, c, tenants):
@@ -239,6 +269,17 @@ def lone(load, hows=("turns", "off", "native"), rounds=80, slots=12):
             "do": abreast, "took": len(hows) * rounds * slots * FINE / S + 6}
 
 
+def alike(load, percents, rounds=30, one=0.12, together_=1.0):
+    n = len(percents)
+    return {"kind": "together", "cell": "-".join(str(p) for p in percents) + "." + load, "policy": "best-effort", "tenants": [(load, p) for p in percents],
+            "rounds": rounds, "one": one, "all": together_, "rest": 0.05, "skip": [3, 20], "do": together, "took": rounds * (n * one + together_ + 0.05) + 6}
+
+
+def switch(load, rounds=100):
+    return {"kind": "switch", "cell": load, "policy": "best-effort", "tenants": [(load, 100)], "rounds": rounds, "skip": 2, "do": switched,
+            "took": 0.2 * rounds + 4}
+
+
 def mixed(site, loads, percents, policy="fixed", kind="fixed"):
     name = "-".join(str(p) for p in percents) + "." + ("-".join(loads) if len(set(loads)) > 1 else loads[0])
     return {"kind": kind, "cell": name, "policy": policy, "tenants": list(zip(loads, percents)), "warm": site.warm,
@@ -312,6 +353,10 @@ def plan(run, parts):
         rest += [mixed(site, loads, mix) for mix, sets in UNLIKE.items() for loads in sets]
     if "lone" in parts:
         rest += [[lone(load)] for n in range(8) for load in LOADS if n < 2 or load == "small"]
+    if "together" in parts:
+        rest += [alike("small", mix) for mix in MIXES]
+    if "switch" in parts:
+        rest += [switch(load) for n in range(4) for load in LOADS if n < 1 or load == "small"]
     if "try" in parts:  # whether all of it works, where there is no GPU
         rest += [[lone("gemm", ("turns", "off"), 4)]
                  + [mixed(site, ("gemm", "gemm"), (30, 70)), next(kills(1))]]

@@ -3,10 +3,10 @@
 //
 // It prints "ready" and the socket of its lease once everything is set up, and reads one line from standard input:
 //
-//   BEGIN MEASURE END [off FROM TO]... [beat LENGTH PERIOD] [slot LENGTH] [die AT] [tell AT]
+//   BEGIN MEASURE END [off FROM TO]... [period LENGTH [beat FROM TO]...] [slot LENGTH] [die AT] [tell AT]
 //
-// all of them ns of CLOCK_MONOTONIC. Off: no work in that time. Beat: work only for so long after MEASURE, and
-// again after every period. Die and tell: once a turn of its own has begun after AT, it kills itself, or prints
+// all of them ns of CLOCK_MONOTONIC. Off: no work in that time. Beat: of every period since MEASURE only these parts,
+// in their order, have work. Die and tell: once a turn of its own has begun after AT, it kills itself, or prints
 // "turn NS"; a turn begins after a gap of 4 ms. At the end: one line of JSON, items and the longest gap between
 // two of them for every slot, 100 ms if not told.
 #include "kernels.cuh"
@@ -137,8 +137,8 @@ public:
 };
 
 struct Order {
-	int64_t begin = 0, measure = 0, end = 0, die = 0, tell = 0, slot = 100000000, beat = 0, period = 0;
-	std::vector<std::pair<int64_t, int64_t>> off;
+	int64_t begin = 0, measure = 0, end = 0, die = 0, tell = 0, slot = 100000000, period = 0;
+	std::vector<std::pair<int64_t, int64_t>> off, beats;
 
 	bool read(FILE *f)
 	{
@@ -158,14 +158,16 @@ struct Order {
 				tell = atoll(v);
 			else if (!strcmp(w, "slot"))
 				slot = atoll(v);
+			else if (!strcmp(w, "period"))
+				period = atoll(v);
 			else if (char *to = strtok_r(nullptr, " \n", &save); to && !strcmp(w, "off"))
 				off.push_back({atoll(v), atoll(to)});
 			else if (to && !strcmp(w, "beat"))
-				beat = atoll(v), period = atoll(to);
+				beats.push_back({atoll(v), atoll(to)});
 			else
 				return false;
 		}
-		return end > measure && measure >= begin && slot > 0 && period >= beat;
+		return end > measure && measure >= begin && slot > 0 && (beats.empty() || period >= beats.back().second);
 	}
 
 	// idle_until is the end of the pause that now is in, or 0.
@@ -174,10 +176,15 @@ struct Order {
 		for (auto &o : off)
 			if (now >= o.first && now < o.second)
 				return o.second;
-		if (period && now < measure)
-			return measure;
-		int64_t in = period ? (now - measure) % period : -1;
-		return in >= beat ? now - in + period : 0;
+		if (beats.empty())
+			return 0;
+		if (now < measure)
+			return measure + beats[0].first;
+		int64_t in = (now - measure) % period;
+		for (auto &b : beats)
+			if (in < b.second)
+				return in < b.first ? now - in + b.first : 0;
+		return now - in + period + beats[0].first;
 	}
 };
 

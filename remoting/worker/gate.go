@@ -139,7 +139,7 @@ func (s *session) gateOf(stream href) (*gate, int32) {
 
 // gateHere is gateOf for a stream of the current context.
 func (s *session) gateHere(stream uint64) *gate {
-	g := s.gate
+	g := s.gateNow()
 	if g == nil || len(s.captures) > 0 && s.capturing(stream) {
 		return nil
 	}

@@ -28,7 +28,7 @@ const (
 // resting is for the executor when the client begins to wait. What is given must have a
 // mark then. It answers the gate that wants to know when the wait is over, or nil.
 func (s *session) resting() *gate {
-	g := s.gate
+	g := s.gateNow()
 	if g == nil || !g.clock.Spins() {
 		return nil // a simulated GPU's time says nothing of how long a client thinks
 	}
