@@ -28,6 +28,8 @@ type Chair struct {
 
 	mu   sync.Mutex // keeps Quit from between the look at quit and a write to the chair
 	quit bool       // the chair may be another process's by now
+	plan Turn       // whose length is known:
+	long int64      // ns
 }
 
 // OpenFDs takes a chair on a seat of the board behind two descriptors, which it closes.
@@ -389,7 +391,22 @@ func (c *Chair) Ends(t Turn) int64 {
 	if c.p.word(stHurry).Load() == uint64(t) {
 		return token(t).begin()
 	}
-	return token(t).begin() + c.p.quantum()
+	return token(t).begin() + c.length(t)
+}
+
+// length is how long a turn is planned to be.
+func (c *Chair) length(t Turn) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.plan != t || c.long == 0 {
+		c.plan, c.long = t, c.p.quantum()
+		if !token(t).borrowed() {
+			var v view
+			c.p.look(&v, c.clock.Now())
+			c.long += v.fit(c.seat)
+		}
+	}
+	return c.long
 }
 
 // Overdue is when a turn is taken away.

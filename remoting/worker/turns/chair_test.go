@@ -94,9 +94,10 @@ func TestWaitForOwnTime(t *testing.T) {
 	b, clock := newTestBoard(t, Site{}), &spinner{fake: fake{now: 1e9}}
 	c := sit(t, b, seatFor(t, b, "lease", fixedShare(25)), clock)
 	tn := take(t, c)
+	// It came with a turn's credit, and has a quarter of the time; a quarter of a turn is not too soon.
+	due := clock.now - c.Quantum() + 4*(c.Ends(tn)-clock.now) - c.Quantum()/4
 	clock.now = c.Ends(tn)
 	c.Done(tn)
-	due := clock.now + 2*c.Quantum() // it came with a turn's credit, and has a quarter of the time
 	var told []int64
 	c.Soon(func() { told = append(told, due-clock.now) })
 	clock.looks, clock.naps = 0, nil
@@ -116,7 +117,8 @@ func TestWaitForOwnTime(t *testing.T) {
 }
 
 // Who is told that a turn is about to end looks for it, but no longer than for a while.
-// Of two who are level after each turn, each is told of each of its own.
+// Of two with equal shares each is told of each of its own, and they take turns one by one,
+// although one of them always ends a little early and the other one late.
 func TestAlertBetweenEquals(t *testing.T) {
 	b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}
 	var cs []*Chair
@@ -126,18 +128,24 @@ func TestAlertBetweenEquals(t *testing.T) {
 	}
 	late := []int64{-300000, 100000} // how much longer than planned each works
 	take(t, cs[0])
-	for n := range 100 {
-		c := cs[n%2]
+	for n, i := 0, 0; n < 100; n++ {
+		c, other := cs[i], cs[1-i]
 		tn := c.Turn()
-		if tn == 0 || n > 0 && !c.Enter(tn) {
-			t.Fatalf("turn %d is not the other's", n)
+		if n > 0 && !c.Enter(tn) {
+			t.Fatalf("turn %d is nobody's", n)
 		}
 		clock.now = c.Ends(tn) - int64(AlertLead)
-		if !c.Alert(tn) {
-			t.Fatalf("turn %d ends without a word to the other", n)
-		}
-		clock.now = c.Ends(tn) + late[n%2]
+		told := c.Alert(tn)
+		clock.now = c.Ends(tn) + late[i]
 		c.Done(tn)
+		switch changed := other.Turn() != 0; {
+		case !changed && n >= 10: // they began at the same time
+			t.Fatalf("turn %d of the same one", n+1)
+		case changed && !told:
+			t.Fatalf("turn %d ends without a word to the other", n)
+		case changed:
+			i = 1 - i
+		}
 	}
 }
 

@@ -7,6 +7,13 @@ package turns
 // clock has time of its own; the one furthest behind is next, fixed seats before others.
 // Whoever has work therefore gets its share, however unevenly it asks.
 //
+// No turn ends to the microsecond. Seats that are level but for that would be next by
+// chance, and one of them twice in a row now and then. So a turn of a seat's own is as much
+// longer or shorter as brings its virtual time to a whole number of turns, and those of
+// seats with equal shares are apart by as much as they can be (fit). What is about level
+// all the same counts as level, and then who has the larger share comes first: it has less
+// long to wait. Every seat then has its turns about as regularly as its share allows.
+//
 // What is left when nobody with work has time of its own is borrowed time, for seats
 // that are not fixed, by weight among themselves and apart from their virtual time: who
 // borrows does not pay with time of its own. It is left only as far as it is lent: all
@@ -122,10 +129,16 @@ func (s *place) loan() int64 {
 	return s.weight
 }
 
+// level is by how much two virtual times may differ and still count as the same, ns.
+func (v *view) level() int64 { return v.credit / 4 }
+
+// due is when a seat has time of its own.
+func (v *view) due(s *place) int64 { return v.bound(s.vt, s.share) - v.level() }
+
 // own says whether a seat has time of its own.
 func (v *view) own(i int) bool {
 	s := &v.places[i]
-	return s.share > 0 && v.bound(s.vt, s.share) <= v.now
+	return s.share > 0 && v.due(s) <= v.now
 }
 
 // lends says whether there is borrowed time.
@@ -133,10 +146,53 @@ func (v *view) lends() bool {
 	return v.rate >= whole || v.rate > 0 && v.pool <= v.now
 }
 
+// fit is by how much a turn that seat i has of its own is to be longer than a quantum, ns.
+func (v *view) fit(i int) int64 {
+	s := &v.places[i]
+	if !s.present || s.share == 0 {
+		return 0
+	}
+	var before, alike int64
+	for k := range v.n {
+		if o := &v.places[k]; o.present && o.share == s.share {
+			alike++
+			if k < i {
+				before++
+			}
+		}
+	}
+	turn := v.credit * whole / s.share // of virtual time
+	offset, vt := turn*before/alike, v.bound(s.vt, s.share)
+	next := (vt-offset+turn+turn/2)/turn*turn + offset
+	return min(max((next-vt)*s.share/whole-v.credit, -v.credit/8), v.credit/8)
+}
+
+// What a seat with work may have now; more comes first.
+const (
+	noTime   = iota
+	borrows  // of others
+	ownTime  //
+	ownFixed // and it is fixed
+)
+
+func (v *view) rank(i int) int {
+	s := &v.places[i]
+	switch {
+	case v.own(i) && s.kind == Fixed:
+		return ownFixed
+	case v.own(i):
+		return ownTime
+	case s.kind != Fixed && v.lends():
+		return borrows
+	}
+	return noTime
+}
+
 // pick gives the next seat, or nobody and when to ask again; except is not chosen.
 func (v *view) pick(except int) (seat int, borrowed bool, again int64) {
-	seat, again = nobody, v.now+int64(time.Second)
-	rank := 0 // 1 borrows, 2 has its own time, 3 and is fixed
+	again = v.now + int64(time.Second)
+	best, least := noTime, int64(0)
+	var ranks [MaxSeats]int
 	for i := range v.n {
 		s := &v.places[i]
 		if !s.present || !s.want || i == except {
@@ -146,36 +202,48 @@ func (v *view) pick(except int) (seat int, borrowed bool, again int64) {
 			again = min(again, s.out)
 			continue
 		}
-		r, time := 0, s.vt
-		switch {
-		case v.own(i) && s.kind == Fixed:
-			r = 3
-		case v.own(i):
-			r = 2
-		case s.kind != Fixed && v.lends():
-			r, time = 1, s.bvt
-		default:
+		r := v.rank(i)
+		if r == noTime {
 			if s.share > 0 {
-				again = min(again, v.bound(s.vt, s.share))
+				again = min(again, v.due(s))
 			}
 			if s.kind != Fixed && v.rate > 0 {
 				again = min(again, v.pool)
 			}
 			continue
 		}
-		if r > rank || r == rank && time < v.best(seat, rank) {
-			seat, rank = i, r
+		ranks[i] = r
+		if t := v.time(s, r); r > best || r == best && t < least {
+			best, least = r, t
 		}
 	}
-	return seat, rank == 1, max(again, v.now+1)
+	if best == noTime {
+		return nobody, false, max(again, v.now+1)
+	}
+	seat = nobody
+	for i := range v.n {
+		s := &v.places[i]
+		if ranks[i] == best && v.time(s, best)-least <= v.level() && (seat == nobody || v.before(s, &v.places[seat], best)) {
+			seat = i
+		}
+	}
+	return seat, best == borrows, max(again, v.now+1)
 }
 
-// best is the time by which seats of a rank are compared.
-func (v *view) best(seat, rank int) int64 {
-	if rank == 1 {
-		return v.places[seat].bvt
+// time is what seats of a rank are compared by.
+func (v *view) time(s *place, rank int) int64 {
+	if rank == borrows {
+		return s.bvt
 	}
-	return v.places[seat].vt
+	return v.bound(s.vt, s.share)
+}
+
+// before says which of two that are about level comes first.
+func (v *view) before(s, o *place, rank int) bool {
+	if s.share != o.share {
+		return s.share > o.share
+	}
+	return v.time(s, rank) < v.time(o, rank)
 }
 
 // look reads the board into an empty view.

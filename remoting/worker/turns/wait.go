@@ -78,7 +78,7 @@ func (c *Chair) until(t token, now int64) (until int64, own, throttled bool) {
 		return 0, false, throttled
 	}
 	s := &v.places[c.seat]
-	own = s.share > 0 && s.out <= now && v.bound(s.vt, s.share) <= again
+	own = s.share > 0 && s.out <= now && v.due(s) <= again
 	return min(again, now+int64(100*time.Millisecond)), own, true
 }
 
