@@ -143,6 +143,32 @@ func TestSharesJudged(t *testing.T) {
 		"FAIL fixed.all", "in all 0.947", "FAIL kill.worker.1", "FAIL floor.best-effort", "below the floor for 1.2, 0.0 s", "FAIL vgg.2.halves", "it broke", "0 of 7 bars held")
 }
 
+// What is bound by launches is judged by what was measured in turn with it, in the same processes.
+func TestSharesInTurn(t *testing.T) {
+	lone := map[string]any{"kind": "lone", "cell": "small", "gpu": 0, "load": "small",
+		"speeds": map[string]any{"turns": []float64{900, 900}, "off": []float64{1000, 1000}}}
+	turned := func(on, off []float64) map[string]any {
+		return map[string]any{"kind": "switch", "cell": "small", "gpu": 0, "load": "small", "on": on, "off": off}
+	}
+	both := func(alone, shared [][]float64) map[string]any {
+		return map[string]any{"kind": "together", "cell": "25-75.small", "gpu": 0, "policy": "best-effort",
+			"tenants": []any{[]any{"small", 25}, []any{"small", 75}}, "alone": alone, "shared": shared}
+	}
+	// The second round ran on a processor of half the speed, which is nobody's fault.
+	out, status := summary(t, lone, turned([]float64{992, 496}, []float64{1000, 500}),
+		both([][]float64{{1000, 500}, {800, 400}}, [][]float64{{240, 120}, {584, 292}}))
+	if status != 0 {
+		t.Errorf("all bars are held: exit status %d", status)
+	}
+	want(t, out, "PASS switch.small", "0.9920 of no turns, +- 0.0000", "PASS together.25-75.small", "24.00, 73.00: in all 0.970 +- 0.000", "2 of 2 bars held")
+	out, status = summary(t, turned([]float64{985, 985}, []float64{1000, 1000}),
+		both([][]float64{{1000, 1000}, {800, 800}}, [][]float64{{200, 250}, {560, 576}}))
+	if status != 1 {
+		t.Errorf("no bar is held: exit status %d", status)
+	}
+	want(t, out, "FAIL switch.small", "FAIL together.25-75.small", "in all 0.935 +- 0.035", "0 of 2 bars held")
+}
+
 // The script with all of Sluice real and the simulated GPU: what it measures there means nothing, but
 // daemons, tenants, a death and what is printed of them are those of a real one.
 func TestSharesScript(t *testing.T) {

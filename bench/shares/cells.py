@@ -172,13 +172,14 @@ def together(run, gpu, c, tenants):
     for i, t in enumerate(tenants):
         t.tell(f"{begin} {begin} {begin + c['rounds'] * period} period {period} beat {i * one} {(i + 1) * one} beat {n * one} {n * one + all_} slot {FINE}")
     late, skip = c["rounds"] * period / S + 20, c["skip"]
-    alone, shared = [], []
+    alone, shared, ramp = [], [], []  # ramp: the speed of one alone by slots, of which the first are left out
     for i, t in enumerate(tenants):
         items = t.result(late)["items"]
         rounds = [[k * period // FINE + at // FINE for at in (i * one, n * one)] for k in range(c["rounds"])]
         alone.append([round(mean(items[a + skip[0]:a + one // FINE]) * S / FINE, 1) for a, _ in rounds])
         shared.append([round(mean(items[b + skip[1]:b + all_ // FINE]) * S / FINE, 1) for _, b in rounds])
-    return {"alone": alone, "shared": shared}
+        ramp.append([round(mean(items[a + k] for a, _ in rounds) * S / FINE) for k in range(one // FINE)])
+    return {"alone": alone, "shared": shared, "ramp": ramp}
 
 
 def switched(run, gpu, c, tenants):
@@ -269,10 +270,10 @@ def lone(load, hows=("turns", "off", "native"), rounds=80, slots=12):
             "do": abreast, "took": len(hows) * rounds * slots * FINE / S + 6}
 
 
-def alike(load, percents, rounds=30, one=0.12, together_=1.0):
+def alike(load, percents, rounds=25, one=0.25, together_=1.0):
     n = len(percents)
     return {"kind": "together", "cell": "-".join(str(p) for p in percents) + "." + load, "policy": "best-effort", "tenants": [(load, p) for p in percents],
-            "rounds": rounds, "one": one, "all": together_, "rest": 0.05, "skip": [3, 20], "do": together, "took": rounds * (n * one + together_ + 0.05) + 6}
+            "rounds": rounds, "one": one, "all": together_, "rest": 0.05, "skip": [10, 20], "do": together, "took": rounds * (n * one + together_ + 0.05) + 6}
 
 
 def switch(load, rounds=100):

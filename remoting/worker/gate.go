@@ -82,8 +82,9 @@ type gate struct {
 	astray   int64 // since when
 	lostAt   int64 // when a turn was lost, and whether it is held against the lease
 	lostLate bool
-	owing    bool // they are held against the lease
-	kept     bool // the keeper runs
+	owing    bool  // they are held against the lease
+	strayed  int64 // else how long the GPU has worked on those that have ended, ns
+	kept     bool  // the keeper runs
 	seen     uint64
 	acted    int64 // when seq was last seen to change
 	entered  int64 // when the turn was joined
@@ -282,7 +283,7 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 				full = now
 			}
 			limit := strayTime
-			if g.s.stalls() {
+			if g.s.stalls() && !f.runs(l) {
 				limit = stallTime
 			}
 			if now-full < limit {
@@ -302,7 +303,7 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 			g.stats.dry++
 		}
 		if f.batch.est == 0 {
-			f.begin(c, ctx, stream, now, g.given == 0)
+			f.begin(c, ctx, stream, now, g.given == 0, g.s.waits)
 		}
 		g.given++
 		g.leaving = false
@@ -360,7 +361,7 @@ func soon(c turns.Clock, rest int64) {
 // still is.
 func (g *gate) crowded(l *lane, now int64, already bool) bool {
 	f := &g.flight
-	if len(g.strays) > 0 && now-g.astray < strayTime && !g.s.stalls() {
+	if len(g.strays) > 0 && now-g.astray < strayTime && (g.owing || !g.s.stalls()) {
 		return true
 	}
 	bound := mostFlight

@@ -166,7 +166,7 @@ func (g *gate) drain(now int64) (until, rest int64) {
 		g.finish(g.waiting > 0)
 		return now, 1
 	}
-	if now >= g.chair.Overdue(g.turn) || g.s.stalls() && now >= ends+stallTime {
+	if now >= g.chair.Overdue(g.turn) || now >= ends+stallTime && g.stalled() {
 		g.lost()
 		return now, 1
 	}
@@ -192,6 +192,9 @@ func (g *gate) collect(now int64) {
 			kept = append(kept, m)
 			continue
 		}
+		if t, ok := between(m.start, m.ev); ok {
+			g.strayed += t
+		}
 		g.flight.put(m.ctx, m.ev)
 		g.flight.put(m.ctx, m.start)
 	}
@@ -200,8 +203,13 @@ func (g *gate) collect(now int64) {
 		return
 	}
 	g.chair.Late(0)
-	if g.owing && g.chair.Contended() {
+	took := now - g.astray
+	if !g.owing { // it may have been the client that was waited for
+		took = min(took, g.strayed)
+	}
+	g.strayed = 0
+	if g.chair.Contended() {
 		// The driver gave others about half of that time.
-		g.chair.Owe(time.Duration(now-g.astray) / 2)
+		g.chair.Owe(time.Duration(took) / 2)
 	}
 }

@@ -86,7 +86,9 @@ type batch struct {
 	n           int
 	kinds       int
 	items       [maxKinds]item
-	start       uint64 // event before its only item; 0: there is none
+	start       uint64 // event before its first item; 0: there is none
+	single      bool   // it is to have one item, measured by itself
+	first       bool   // of its turn
 	joined      bool   // all of it was given while the batch before it in the stream was running
 }
 
@@ -188,13 +190,17 @@ func (f *flight) record(ctx, stream uint64) uint64 {
 }
 
 // begin starts a batch in a stream, whose context is current. The first one of a turn is
-// not measured by itself: that would have the change of contexts in it.
-func (f *flight) begin(c *cost, ctx, stream uint64, now int64, first bool) {
+// not measured by itself: that would have the change of contexts in it. With timed it has
+// an event before it in any case.
+func (f *flight) begin(c *cost, ctx, stream uint64, now int64, first, timed bool) {
 	l := f.lane(ctx, stream)
-	f.batch = batch{ctx: ctx, stream: stream, at: now}
-	if f.tick++; !first && l.flying == 0 && (c.seen < 4 || f.tick%16 == 0) {
+	f.tick++
+	single := !first && l.flying == 0 && (c.seen < 4 || f.tick%16 == 0)
+	f.batch = batch{ctx: ctx, stream: stream, at: now, first: first}
+	if single || timed {
 		f.batch.start = f.record(ctx, stream)
 	}
+	f.batch.single = single && f.batch.start != 0
 }
 
 // full says whether the batch is due for its mark.
@@ -204,8 +210,8 @@ func (f *flight) full(alone bool) bool { return f.room(alone) <= 0 || f.left(alo
 func (f *flight) room(alone bool) int64 { return batchTime<<f.growth(alone) - f.batch.est }
 
 func (f *flight) left(alone bool) int {
-	if f.batch.start != 0 {
-		return 0 // one item that is measured by itself
+	if f.batch.single {
+		return 0
 	}
 	return batchItems<<f.growth(alone) - f.batch.n
 }
@@ -271,19 +277,19 @@ func (f *flight) reap(now int64) time.Duration {
 // end is for a mark that has been reached.
 func (f *flight) end(m *mark, now int64) time.Duration {
 	l := m.lane
-	from := m.start
-	if from == 0 && m.joined {
+	from := uint64(0)
+	switch {
+	case m.start != 0 && !m.first:
+		from = m.start
+	case m.joined:
 		from = l.last
 	}
 	// All of it was given after the batch began, and has ended by this very moment. Work that
 	// waits for its launches has no other measure: the GPU is done with each before the next
 	// one comes.
 	took, known := min(m.est, max(f.clock.Now()-m.at, 1)), false
-	if from != 0 {
-		var t C.float
-		if C.call_cuEventElapsedTime_v2(&t, C.uint64_t(from), C.uint64_t(m.ev)) == 0 && t >= 0 {
-			took, known = int64(float64(t)*1e6), true
-		}
+	if t, ok := between(from, m.ev); ok {
+		took, known = t, true
 	}
 	if known || took < m.est {
 		for _, it := range m.items[:m.kinds] {
@@ -299,6 +305,15 @@ func (f *flight) end(m *mark, now int64) time.Duration {
 	l.done = max(l.done, min(now, max(m.due, m.busy)))
 	f.lastDone = now
 	return time.Duration(took)
+}
+
+// between is the time from one event that was reached to another, ns.
+func between(from, to uint64) (int64, bool) {
+	var ms C.float
+	if from == 0 || C.call_cuEventElapsedTime_v2(&ms, C.uint64_t(from), C.uint64_t(to)) != 0 || ms < 0 {
+		return 0, false
+	}
+	return int64(float64(ms) * 1e6), true
 }
 
 // busy says whether anything is in flight, as far as marks tell.
@@ -340,6 +355,13 @@ func (f *flight) head(l *lane) *mark {
 		}
 	}
 	return nil
+}
+
+// runs says whether the GPU is known to be at the oldest batch of a stream: it has begun,
+// and there is nothing within it that could wait.
+func (f *flight) runs(l *lane) bool {
+	m := f.head(l)
+	return m != nil && m.start != 0 && C.sl_event_query(C.uint64_t(m.start)) == 0
 }
 
 // restOf is rest for one stream.

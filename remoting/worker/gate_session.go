@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
@@ -99,14 +100,41 @@ func (s *session) stalls() bool {
 	return at != 0 && time.Now().UnixNano()-at < int64(valueTime)
 }
 
-// waitsForValue says whether an operation makes a stream wait for a value.
-func waitsForValue(op uint16) bool {
+// stalled says whether what is in flight may be waiting for the client itself, and nothing of
+// it for the GPU. Of graphs that call functions of the client's it is not known.
+func (g *gate) stalled() bool {
+	if !g.s.stalls() {
+		return false
+	}
+	if g.s.hostfns.graphs.Load() {
+		return true
+	}
+	for _, l := range g.flight.lanes {
+		if g.flight.runs(l) {
+			return false
+		}
+	}
+	return true
+}
+
+// mayWait comes before an operation that may make a stream wait for the client itself, or
+// for another stream that does. What has been given ends a batch, so that such waits are never
+// within one: the time from its first event to its mark is the GPU's.
+func (s *session) mayWait(op uint16) {
 	switch op {
 	case opCuStreamWaitValue32, opCuStreamWaitValue32_v2, opCuStreamWaitValue64, opCuStreamWaitValue64_v2,
 		opCuStreamBatchMemOp, opCuStreamBatchMemOp_v2:
-		return true
+		s.valued.Store(time.Now().UnixNano())
+	case wire.OpLaunchHost:
+	case opCuStreamWaitEvent, opCuCtxWaitEvent:
+		if !s.waits {
+			return
+		}
+	default:
+		return
 	}
-	return false
+	s.waits = true
+	s.flushGates()
 }
 
 // gridSize is the number of blocks of a LAUNCH payload.

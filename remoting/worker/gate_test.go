@@ -182,7 +182,7 @@ func TestLaunchBound(t *testing.T) {
 	marks, items := 0, 0
 	for end := now + 500*gms; now < end; marks++ {
 		began := now
-		f.begin(c, 0, 0, now, true)
+		f.begin(c, 0, 0, now, true, false)
 		for f.batch.n == 0 || !f.full(false) {
 			f.batch.add(c, c.ns.Load())
 			now += 4000 // a launch
@@ -200,7 +200,7 @@ func TestLaunchBound(t *testing.T) {
 		t.Errorf("%d marks for %d launches", marks, items)
 	}
 	c = newCost(gms)
-	f.begin(c, 0, 0, now, true)
+	f.begin(c, 0, 0, now, true, false)
 	f.batch.add(c, c.ns.Load())
 	f.close(now)
 	if reached(now + 50*gms); c.ns.Load() != gms {

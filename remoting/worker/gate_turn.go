@@ -106,7 +106,7 @@ func (g *gate) lost() {
 	g.turn, g.closing = 0, false
 	g.open.Store(0)
 	g.stats.held += now - g.entered
-	g.lostAt, g.lostLate = now, !g.s.stalls()
+	g.lostAt, g.lostLate = now, !g.stalled()
 	g.stray(now, g.lostLate)
 	if g.waiting == 0 {
 		g.chair.Unask()
@@ -120,6 +120,9 @@ func (g *gate) stray(since int64, late bool) {
 	gone := g.flight.drop()
 	if len(gone) == 0 {
 		return
+	}
+	if len(g.strays) == 0 {
+		g.strayed = 0
 	}
 	if len(g.strays) == 0 || late && !g.owing {
 		g.astray, g.owing = since, late

@@ -84,6 +84,7 @@ type session struct {
 	gate     *gate           // of the current context's device; nil when none is kept
 	gates    []*gate         // by device
 	inside   *gate           // the one that the executor is inside of
+	waits    bool            // a stream has been made to wait for the client
 
 	// Shared; each part says how.
 	deferred atomic.Int32
@@ -226,14 +227,17 @@ func (s *session) frame() (int32, error) {
 	case wire.OpEventWatch:
 		return s.eventWatch(p), nil
 	case wire.OpLaunchHost:
+		if s.gates != nil {
+			s.mayWait(h.Op)
+		}
 		return s.launchHost(p), nil
 	}
 	s.dec.Reset(p)
 	if len(s.captures) > 0 {
 		s.unfollow(h.Op, p)
 	}
-	if s.gates != nil && waitsForValue(h.Op) {
-		s.valued.Store(time.Now().UnixNano())
+	if s.gates != nil {
+		s.mayWait(h.Op)
 	}
 	rc, known := s.dispatch(h.Op, &s.dec, &s.enc)
 	if !known {

@@ -134,6 +134,15 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
+// TestWaitedFor: a host function that does not return keeps nobody waiting for it, and what its program has on the GPU
+// beside it is charged all the same.
+func TestWaitedFor(t *testing.T) {
+	w := newWorld(t)
+	all := w.start(share{50, "fixed", "sly"}, share{50, "fixed", "gemm"})
+	w.hold(wants{all[0]: 50, all[1]: 50})
+	w.endAll(all)
+}
+
 // TestStopped: a session or a program that is stopped keeps nobody from the GPU.
 func TestStopped(t *testing.T) {
 	w := newWorld(t)

@@ -11,6 +11,7 @@
  *	graph	a graph of 9 kernels of 60 us
  *	mixed	64 KiB to the GPU, a kernel of 300 us, 64 KiB back
  *	long	kernels of 25 ms
+ *	sly	kernels of 35 ms, with a host function in another stream that does not return
  *	none	nothing but what "once" asks for
  *
  * All calls are the driver's, found by name at run time.
@@ -142,9 +143,28 @@ static void longs(unsigned int i)
 	finish();
 }
 
+static void linger(void *arg)
+{
+	(void)arg;
+	pause();
+}
+
+static void sly(unsigned int i)
+{
+	static void *aside;
+
+	(void)i;
+	if (!aside) {
+		CALL(cuStreamCreate, (void **, unsigned int), (&aside, 1));
+		CALL(cuLaunchHostFunc, (void *, void (*)(void *), void *), (aside, linger, NULL));
+	}
+	burn(35000000);
+	finish();
+}
+
 static const struct { const char *name; void (*item)(unsigned int i); } loads[] = {
 	{ "gemm", gemm }, { "copy", copy }, { "small", small }, { "sync", sync_each }, { "graph", graphs },
-	{ "mixed", mixed }, { "long", longs }, { "none", NULL },
+	{ "mixed", mixed }, { "long", longs }, { "sly", sly }, { "none", NULL },
 };
 
 static void make_graph(void)
