@@ -78,13 +78,11 @@ type gate struct {
 	waiting  int  // 1: the executor is at the gate
 	alerted  bool
 	cut      *cost // the estimate that closed the gate
-	strays   []mark
-	astray   int64 // since when
+	strays   []stray
+	charged  int64 // until when they have been, ns
 	lostAt   int64 // when a turn was lost, and whether it is held against the lease
 	lostLate bool
-	owing    bool  // they are held against the lease
-	strayed  int64 // else how long the GPU has worked on those that have ended, ns
-	kept     bool  // the keeper runs
+	kept     bool // the keeper runs
 	seen     uint64
 	acted    int64 // when seq was last seen to change
 	entered  int64 // when the turn was joined
@@ -283,7 +281,7 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 				full = now
 			}
 			limit := strayTime
-			if g.s.stalls() && !f.runs(l) {
+			if g.s.stalls() && !g.s.runs(f.head(l)) && g.lateSince() == 0 {
 				limit = stallTime
 			}
 			if now-full < limit {
@@ -291,7 +289,7 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 				continue
 			}
 			// It may wait for what comes next.
-			g.stray(now-strayTime, false)
+			g.stray(now, false)
 		}
 		if full != 0 {
 			g.stats.crowded += now - full
@@ -361,7 +359,7 @@ func soon(c turns.Clock, rest int64) {
 // still is.
 func (g *gate) crowded(l *lane, now int64, already bool) bool {
 	f := &g.flight
-	if len(g.strays) > 0 && now-g.astray < strayTime && (g.owing || !g.s.stalls()) {
+	if since := g.lateSince(); since != 0 && now-since < strayTime {
 		return true
 	}
 	bound := mostFlight

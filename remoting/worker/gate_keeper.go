@@ -52,8 +52,12 @@ func (g *gate) tend() (until, rest int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
-	if f := &g.flight; g.keepCtx == 0 && len(f.marks) > 0 {
-		g.hold(f.marks[0].ctx) // what asks for events may want some context
+	if f := &g.flight; g.keepCtx == 0 { // what asks for events may want some context
+		if len(f.marks) > 0 {
+			g.hold(f.marks[0].ctx)
+		} else if len(g.strays) > 0 {
+			g.hold(g.strays[0].ctx)
+		}
 	}
 	g.collect(now)
 	g.idles.Store(false)
@@ -179,37 +183,4 @@ func (g *gate) drain(now int64) (until, rest int64) {
 		return now + max(left-alertLead, int64(200*time.Microsecond)), 0
 	}
 	return 0, max(left, 1)
-}
-
-// collect looks for work of turns that were given up. What it took from others is owed.
-func (g *gate) collect(now int64) {
-	if len(g.strays) == 0 {
-		return
-	}
-	kept := g.strays[:0]
-	for _, m := range g.strays {
-		if C.sl_event_query(C.uint64_t(m.ev)) == C.CUDA_ERROR_NOT_READY {
-			kept = append(kept, m)
-			continue
-		}
-		if t, ok := between(m.start, m.ev); ok {
-			g.strayed += t
-		}
-		g.flight.put(m.ctx, m.ev)
-		g.flight.put(m.ctx, m.start)
-	}
-	g.strays = kept
-	if len(kept) > 0 {
-		return
-	}
-	g.chair.Late(0)
-	took := now - g.astray
-	if !g.owing { // it may have been the client that was waited for
-		took = min(took, g.strayed)
-	}
-	g.strayed = 0
-	if g.chair.Contended() {
-		// The driver gave others about half of that time.
-		g.chair.Owe(time.Duration(took) / 2)
-	}
 }

@@ -279,7 +279,7 @@ func (f *flight) end(m *mark, now int64) time.Duration {
 	l := m.lane
 	from := uint64(0)
 	switch {
-	case m.start != 0 && !m.first:
+	case m.single:
 		from = m.start
 	case m.joined:
 		from = l.last
@@ -355,13 +355,6 @@ func (f *flight) head(l *lane) *mark {
 		}
 	}
 	return nil
-}
-
-// runs says whether the GPU is known to be at the oldest batch of a stream: it has begun,
-// and there is nothing within it that could wait.
-func (f *flight) runs(l *lane) bool {
-	m := f.head(l)
-	return m != nil && m.start != 0 && C.sl_event_query(C.uint64_t(m.start)) == 0
 }
 
 // restOf is rest for one stream.

@@ -5,17 +5,14 @@ package worker
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
-
-// valueTime is how long after a wait for a value a stream may still wait for it.
-const valueTime = time.Second
 
 // openGates takes the chairs that START brought; fds are the boards' descriptors.
 func (s *session) openGates(st *control.Start, fds []int) error {
@@ -79,62 +76,8 @@ func (g *gate) forget(ctx uint64) {
 	if g.keepCtx == ctx {
 		g.keepCtx = 0
 	}
-	kept := g.strays[:0]
-	for _, m := range g.strays {
-		if m.ctx != ctx {
-			kept = append(kept, m)
-		}
-	}
-	if len(kept) == 0 && len(g.strays) > 0 {
-		g.chair.Late(0)
-	}
-	g.strays = kept
-}
-
-// stalls says whether a stream may be waiting for the client itself.
-func (s *session) stalls() bool {
-	if s.hostfns.calls.Load() > 0 {
-		return true
-	}
-	at := s.valued.Load()
-	return at != 0 && time.Now().UnixNano()-at < int64(valueTime)
-}
-
-// stalled says whether what is in flight may be waiting for the client itself, and nothing of
-// it for the GPU. Of graphs that call functions of the client's it is not known.
-func (g *gate) stalled() bool {
-	if !g.s.stalls() {
-		return false
-	}
-	if g.s.hostfns.graphs.Load() {
-		return true
-	}
-	for _, l := range g.flight.lanes {
-		if g.flight.runs(l) {
-			return false
-		}
-	}
-	return true
-}
-
-// mayWait comes before an operation that may make a stream wait for the client itself, or
-// for another stream that does. What has been given ends a batch, so that such waits are never
-// within one: the time from its first event to its mark is the GPU's.
-func (s *session) mayWait(op uint16) {
-	switch op {
-	case opCuStreamWaitValue32, opCuStreamWaitValue32_v2, opCuStreamWaitValue64, opCuStreamWaitValue64_v2,
-		opCuStreamBatchMemOp, opCuStreamBatchMemOp_v2:
-		s.valued.Store(time.Now().UnixNano())
-	case wire.OpLaunchHost:
-	case opCuStreamWaitEvent, opCuCtxWaitEvent:
-		if !s.waits {
-			return
-		}
-	default:
-		return
-	}
-	s.waits = true
-	s.flushGates()
+	g.strays = slices.DeleteFunc(g.strays, func(m stray) bool { return m.ctx == ctx })
+	g.chair.Late(g.lateSince())
 }
 
 // gridSize is the number of blocks of a LAUNCH payload.

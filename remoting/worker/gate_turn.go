@@ -115,24 +115,6 @@ func (g *gate) lost() {
 	g.chair.Rouse()
 }
 
-// stray gives up to wait for what is in flight; with late it is held against the lease.
-func (g *gate) stray(since int64, late bool) {
-	gone := g.flight.drop()
-	if len(gone) == 0 {
-		return
-	}
-	if len(g.strays) == 0 {
-		g.strayed = 0
-	}
-	if len(g.strays) == 0 || late && !g.owing {
-		g.astray, g.owing = since, late
-		if late {
-			g.chair.Late(since)
-		}
-	}
-	g.strays = append(g.strays, gone...)
-}
-
 // disown is for marks that were set when the turn of their work was lost already.
 func (g *gate) disown() {
 	if g.turn == 0 {

@@ -40,7 +40,6 @@ type hostfns struct {
 	// pending is the calls put into streams and not answered; one more for
 	// each function in a graph.
 	pending atomic.Int32
-	graphs  atomic.Bool // one was captured
 }
 
 // hostfn is a function of the client's that streams call.
@@ -96,7 +95,6 @@ func (s *session) launchHost(p []byte) int32 {
 		h.pending.Add(1)
 	} else if !f.graph {
 		f.graph = true
-		h.graphs.Store(true)
 		h.pending.Add(1)
 	}
 	h.mu.Unlock()

@@ -95,6 +95,7 @@ type session struct {
 	prints   prints
 	hostfns  hostfns
 	valued   atomic.Int64 // when a stream was last told to wait for a value, ns
+	drawn    atomic.Bool  // a wait for the client was captured into a graph
 
 	leaving sync.Once
 	exit    func(code int)

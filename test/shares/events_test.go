@@ -134,13 +134,31 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
-// TestWaitedFor: a host function that does not return keeps nobody waiting for it, and what its program has on the GPU
-// beside it is charged all the same.
+// TestWaitedFor: a host function that does not return keeps nobody waiting for it. What its program has on the GPU beside
+// it is charged as any other's, and what waits behind it is no overrun, for however long it does.
 func TestWaitedFor(t *testing.T) {
 	w := newWorld(t)
 	all := w.start(share{50, "fixed", "sly"}, share{50, "fixed", "gemm"})
 	w.hold(wants{all[0]: 50, all[1]: 50})
 	w.endAll(all)
+
+	// Kernels that outlast the grace run beside others: nobody gains by a function that does not return.
+	got := map[string]float64{}
+	for _, load := range []string{"longer", "slier"} {
+		w.set(map[string]string{"shares.overrun.limit": "200ms", "shares.overrun.action": "end"})
+		all := w.start(share{50, "fixed", load}, share{50, "fixed", "gemm"})
+		w.run(settle)
+		from, to := w.run(windows * window)
+		got[load] = w.trace.part(all[0].tag, from, to)
+		if w.find(all[0]) == 0 {
+			t.Errorf("the session of %s was ended", load)
+		}
+		w.endAll(all)
+	}
+	t.Logf("of the GPU, in percent: %v", got)
+	if got["slier"]-got["longer"] > 4 { // a kernel more is a point
+		t.Errorf("by a host function that does not return %.2f %% became %.2f", got["longer"], got["slier"])
+	}
 }
 
 // TestStopped: a session or a program that is stopped keeps nobody from the GPU.

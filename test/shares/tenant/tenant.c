@@ -11,7 +11,9 @@
  *	graph	a graph of 9 kernels of 60 us
  *	mixed	64 KiB to the GPU, a kernel of 300 us, 64 KiB back
  *	long	kernels of 25 ms
- *	sly	kernels of 35 ms, with a host function in another stream that does not return
+ *	longer	kernels of 60 ms
+ *	sly	kernels of 25 ms, and in another stream a host function that does not return, with a kernel behind it
+ *	slier	the same with kernels of 60 ms
  *	none	nothing but what "once" asks for
  *
  * All calls are the driver's, found by name at run time.
@@ -149,22 +151,45 @@ static void linger(void *arg)
 	pause();
 }
 
-static void sly(unsigned int i)
+/* Has work that waits for this program, behind a function that does not return. */
+static void ask_for_time(void)
 {
 	static void *aside;
+	void *own = stream;
 
+	if (aside)
+		return;
+	CALL(cuStreamCreate, (void **, unsigned int), (&aside, 1));
+	CALL(cuLaunchHostFunc, (void *, void (*)(void *), void *), (aside, linger, NULL));
+	stream = aside;
+	burn(1000);
+	stream = own;
+}
+
+static void sly(unsigned int i)
+{
 	(void)i;
-	if (!aside) {
-		CALL(cuStreamCreate, (void **, unsigned int), (&aside, 1));
-		CALL(cuLaunchHostFunc, (void *, void (*)(void *), void *), (aside, linger, NULL));
-	}
-	burn(35000000);
+	ask_for_time();
+	burn(25000000);
 	finish();
+}
+
+static void longer(unsigned int i)
+{
+	(void)i;
+	burn(60000000);
+	finish();
+}
+
+static void slier(unsigned int i)
+{
+	ask_for_time();
+	longer(i);
 }
 
 static const struct { const char *name; void (*item)(unsigned int i); } loads[] = {
 	{ "gemm", gemm }, { "copy", copy }, { "small", small }, { "sync", sync_each }, { "graph", graphs },
-	{ "mixed", mixed }, { "long", longs }, { "sly", sly }, { "none", NULL },
+	{ "mixed", mixed }, { "long", longs }, { "longer", longer }, { "sly", sly }, { "slier", slier }, { "none", NULL },
 };
 
 static void make_graph(void)
