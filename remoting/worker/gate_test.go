@@ -531,3 +531,46 @@ func (f *frames) Write(p [][]byte) error {
 	f.list = append(f.list, h)
 	return nil
 }
+
+// What strays took is charged once, however many there are, and not while this session has
+// the turn itself.
+func TestTook(t *testing.T) {
+	g := &gate{}
+	for _, c := range []struct {
+		name    string
+		m       stray
+		now     int64 // ms
+		entered int64 // the turn at that time; 0: none
+		want    int64
+	}{
+		{"late", stray{since: 100 * gms, late: true}, 130, 0, 30},
+		{"late beside that", stray{since: 100 * gms, late: true}, 130, 0, 0},
+		{"late, for longer", stray{since: 100 * gms, late: true}, 140, 0, 10},
+		{"into the next turn", stray{since: 200 * gms, late: true}, 250, 220, 20},
+		{"let go and ended within a turn", stray{since: 310 * gms, late: true}, 320, 300, 0},
+		{"waited for the client, nobody knows how long", stray{since: 400 * gms}, 500, 0, 0},
+		{"waited for the client, and ran in the turn", stray{since: 400 * gms}, 500, 490, 0},
+		{"late again", stray{since: 500 * gms, late: true}, 510, 0, 10},
+	} {
+		g.turn, g.entered = 0, c.entered*gms
+		if c.entered != 0 {
+			g.turn = 1
+		}
+		if got := g.took(&c.m, c.now*gms); got != c.want*gms {
+			t.Errorf("%s: %v, want %d ms", c.name, time.Duration(got), c.want)
+		}
+	}
+}
+
+// The oldest work that is late is what a lease's overrun is counted from; what waits for the
+// client is none.
+func TestLateSince(t *testing.T) {
+	g := &gate{strays: []stray{{since: 1}, {since: 7, late: true}, {since: 5, late: true}, {since: 2}}}
+	if got := g.lateSince(); got != 5 {
+		t.Errorf("late since %d, want 5", got)
+	}
+	g.strays = g.strays[:1]
+	if got := g.lateSince(); got != 0 {
+		t.Errorf("late since %d without late work", got)
+	}
+}
