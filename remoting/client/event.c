@@ -156,6 +156,7 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 		sl_pool_put(&events, e);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	atomic_store(&e->going, false);
 	e->id = id;
 	e->ctx_id = atomic_load(&c->id);
 	e->flags = Flags;
@@ -198,7 +199,7 @@ CUresult sl_cuEventDestroy_v2(CUevent hEvent)
 
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
-	if (!e)
+	if (!e || !sl_first(&e->going))
 		return CUDA_ERROR_INVALID_HANDLE;
 	err = fw_cuEventDestroy_v2(hEvent);
 	put(e);
@@ -210,7 +211,7 @@ static void drop(uint32_t id, void *state, void *arg)
 	struct sl_event *e = state;
 
 	(void)id;
-	if (e && e->ctx_id == *(uint32_t *)arg)
+	if (e && e->ctx_id == *(uint32_t *)arg && sl_first(&e->going))
 		put(e);
 }
 

@@ -3,7 +3,8 @@
  * copy to the host and an event, and the program waits for the oldest item while newer ones are under way. What an
  * event says is done must be there. fault: after a while a kernel writes to a wild address; the wait must say so.
  * shared: two threads record one event, a third waits for it. gone: the event goes while a thread waits for it,
- * which CUDA leaves open and some drivers may not survive: the wait ends, and nothing else does.
+ * which CUDA leaves open and some drivers may not survive: the wait ends, and nothing else does. And two threads
+ * destroy one event, or one stream: it goes once.
  */
 #include "check.h"
 
@@ -12,7 +13,7 @@
 #include <thread>
 #include <unistd.h>
 
-enum { DEPTH = 8, ROUNDS = 600, N = 1024, WAITING = 600, SHARED = 1500, GONE = 60 };
+enum { DEPTH = 8, ROUNDS = 600, N = 1024, WAITING = 600, SHARED = 1500, GONE = 60, TWICE = 500 };
 
 /* All of v to the host, after some time. */
 extern "C" __global__ void stage(int *v, int n, int what, long long ns)
@@ -237,6 +238,24 @@ static void gone(void (*go)(void), int round)
 	thread.join();
 }
 
+template <class T> static void twice(cudaError_t (*create)(T *), cudaError_t (*destroy)(T))
+{
+	std::atomic<int> there(0), went(0);
+	T made;
+
+	CHECK(create(&made));
+	auto go = [&] {
+		there++;
+		while (there < 2)
+			;
+		went += destroy(made) == cudaSuccess;
+	};
+	std::thread other(go);
+	go();
+	other.join();
+	REQUIRE(went == 1, "destroyed %d times", (int)went);
+}
+
 int main(int argc, char **argv)
 {
 	const char *how = argc > 1 ? argv[1] : "";
@@ -247,6 +266,10 @@ int main(int argc, char **argv)
 	if (!strcmp(how, "gone")) {
 		for (int round = 0; round < GONE; round++)
 			gone(round % 10 ? destroy : reset, round);
+		for (int round = 0; round < TWICE; round++) {
+			twice<cudaEvent_t>(cudaEventCreate, cudaEventDestroy);
+			twice<cudaStream_t>(cudaStreamCreate, cudaStreamDestroy);
+		}
 		CHECK(cudaDeviceSynchronize());
 		printf("pipeline: %d events gone under a wait\n", GONE);
 		return pass();
