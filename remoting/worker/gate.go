@@ -79,6 +79,8 @@ type gate struct {
 	alerted  bool
 	cut      *cost // the estimate that closed the gate
 	strays   []stray
+	lateAt   int64 // when the oldest of them that are late was given up; 0: none is
+	lateFrom int64 // since when some have been late
 	charged  int64 // until when they have been, ns
 	lostAt   int64 // when a turn was lost, and whether it is held against the lease
 	lostLate bool
@@ -276,12 +278,16 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 			held = false
 			continue
 		}
+		if len(g.strays) >= maxStrays {
+			g.pause(int64(time.Millisecond))
+			continue
+		}
 		if g.crowded(l, now, full != 0) {
 			if full == 0 {
 				full = now
 			}
 			limit := strayTime
-			if g.s.stalls() && !g.s.runs(f.head(l)) && g.lateSince() == 0 {
+			if g.s.stalls() && !f.runs(l) && g.lateAt == 0 {
 				limit = stallTime
 			}
 			if now-full < limit {
@@ -301,7 +307,7 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 			g.stats.dry++
 		}
 		if f.batch.est == 0 {
-			f.begin(c, ctx, stream, now, g.given == 0, g.s.waits)
+			f.begin(c, ctx, stream, now, g.given == 0, g.s.waits, g.s.untold)
 		}
 		g.given++
 		g.leaving = false
@@ -359,7 +365,7 @@ func soon(c turns.Clock, rest int64) {
 // still is.
 func (g *gate) crowded(l *lane, now int64, already bool) bool {
 	f := &g.flight
-	if since := g.lateSince(); since != 0 && now-since < strayTime {
+	if g.lateAt != 0 && now-g.lateAt < strayTime {
 		return true
 	}
 	bound := mostFlight

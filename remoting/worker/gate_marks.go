@@ -88,7 +88,7 @@ type batch struct {
 	items       [maxKinds]item
 	start       uint64 // event before its first item; 0: there is none
 	single      bool   // it is to have one item, measured by itself
-	first       bool   // of its turn
+	untold      bool   // its work may wait for the client
 	joined      bool   // all of it was given while the batch before it in the stream was running
 }
 
@@ -191,12 +191,12 @@ func (f *flight) record(ctx, stream uint64) uint64 {
 
 // begin starts a batch in a stream, whose context is current. The first one of a turn is
 // not measured by itself: that would have the change of contexts in it. With timed it has
-// an event before it in any case.
-func (f *flight) begin(c *cost, ctx, stream uint64, now int64, first, timed bool) {
+// an event before it in any case; with untold it has one item, which may wait for the client.
+func (f *flight) begin(c *cost, ctx, stream uint64, now int64, first, timed, untold bool) {
 	l := f.lane(ctx, stream)
 	f.tick++
-	single := !first && l.flying == 0 && (c.seen < 4 || f.tick%16 == 0)
-	f.batch = batch{ctx: ctx, stream: stream, at: now, first: first}
+	single := !first && !untold && l.flying == 0 && (c.seen < 4 || f.tick%16 == 0)
+	f.batch = batch{ctx: ctx, stream: stream, at: now, untold: untold}
 	if single || timed {
 		f.batch.start = f.record(ctx, stream)
 	}
@@ -210,7 +210,7 @@ func (f *flight) full(alone bool) bool { return f.room(alone) <= 0 || f.left(alo
 func (f *flight) room(alone bool) int64 { return batchTime<<f.growth(alone) - f.batch.est }
 
 func (f *flight) left(alone bool) int {
-	if f.batch.single {
+	if f.batch.single || f.batch.untold {
 		return 0
 	}
 	return batchItems<<f.growth(alone) - f.batch.n
@@ -279,7 +279,8 @@ func (f *flight) end(m *mark, now int64) time.Duration {
 	l := m.lane
 	from := uint64(0)
 	switch {
-	case m.single:
+	case m.untold: // it is not the GPU's time
+	case m.start != 0 && (m.single || m.joined):
 		from = m.start
 	case m.joined:
 		from = l.last
@@ -291,7 +292,7 @@ func (f *flight) end(m *mark, now int64) time.Duration {
 	if t, ok := between(from, m.ev); ok {
 		took, known = t, true
 	}
-	if known || took < m.est {
+	if known || took < m.est && !m.untold {
 		for _, it := range m.items[:m.kinds] {
 			it.c.learn(int64(float64(it.ns) * float64(took) / float64(m.est)))
 		}

@@ -77,7 +77,7 @@ func (g *gate) forget(ctx uint64) {
 		g.keepCtx = 0
 	}
 	g.strays = slices.DeleteFunc(g.strays, func(m stray) bool { return m.ctx == ctx })
-	g.chair.Late(g.lateSince())
+	g.tellLate()
 }
 
 // gridSize is the number of blocks of a LAUNCH payload.

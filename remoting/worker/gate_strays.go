@@ -9,8 +9,8 @@ package worker
 //
 // A stream does not tell waiting from working. So in a session that has made a stream wait
 // for the client, each batch has an event before it, and whatever may wait ends the batch
-// before: once that event is reached the GPU is at work on the batch. Within a graph that has
-// such waits nothing is known.
+// before: once that event is reached the GPU is at work on the batch. Only of a graph, which may
+// have such waits in it, that is not known (untold).
 
 /*
 #include "driver.h"
@@ -26,11 +26,17 @@ import (
 // valueTime is how long after a wait for a value a stream may still wait for it.
 const valueTime = time.Second
 
+// maxStrays bounds what a session may have that is waited for by nobody. CUDA makes launches
+// wait as well, where a stream has too many.
+const maxStrays = 4096
+
 // stray is a mark that was given up.
 type stray struct {
-	mark
-	since int64
-	late  bool // held against the lease
+	ctx, start, ev uint64
+	lane           *lane
+	since          int64
+	late           bool // held against the lease
+	untold         bool
 }
 
 // mayWait comes before an operation that may make a stream wait for the client, or for
@@ -46,11 +52,17 @@ func (s *session) mayWait(op uint16) {
 			s.flushGates()
 		}
 		return
+	case opCuGraphLaunch:
+		if s.drawn {
+			s.untold = true // in a batch of its own
+			s.flushGates()
+		}
+		return
 	default:
 		return
 	}
 	if len(s.captures) > 0 {
-		s.drawn.Store(true)
+		s.drawn = true
 	}
 	s.waits = true
 	s.flushGates()
@@ -65,21 +77,25 @@ func (s *session) stalls() bool {
 	return at != 0 && time.Now().UnixNano()-at < int64(valueTime)
 }
 
-// told says whether events tell waiting from working.
-func (s *session) told(m *mark) bool { return m.start != 0 && !s.drawn.Load() }
+// runs says whether the GPU is at work on a batch that has not ended: the event before it was
+// reached, or there is none, because it was given before anything could wait.
+func runs(start uint64, untold bool) bool {
+	return !untold && (start == 0 || C.sl_event_query(C.uint64_t(start)) == 0)
+}
 
-// runs says whether the GPU is known to be at work on a batch that has not ended.
-func (s *session) runs(m *mark) bool {
-	return m != nil && s.told(m) && C.sl_event_query(C.uint64_t(m.start)) == 0
+// runs says so of the oldest batch of a stream that has some.
+func (f *flight) runs(l *lane) bool {
+	m := f.head(l)
+	return m != nil && runs(m.start, m.untold)
 }
 
 // stalled says whether all that is in flight may be waiting for the client.
 func (g *gate) stalled() bool {
-	if !g.s.stalls() || g.lateSince() != 0 {
+	if !g.s.stalls() || g.lateAt != 0 {
 		return false
 	}
 	for _, l := range g.flight.lanes {
-		if g.s.runs(g.flight.head(l)) {
+		if g.flight.runs(l) {
 			return false
 		}
 	}
@@ -91,24 +107,25 @@ func (g *gate) stalled() bool {
 func (g *gate) stray(now int64, late bool) {
 	stalls := g.s.stalls()
 	for _, m := range g.flight.drop() {
-		works := !stalls
-		if g.s.told(&m) {
-			works = g.s.runs(&m)
-		}
-		g.strays = append(g.strays, stray{m, now, late && works})
+		works := runs(m.start, m.untold) || m.untold && !stalls
+		g.strays = append(g.strays, stray{m.ctx, m.start, m.ev, m.lane, now, late && works, m.untold})
 	}
-	g.chair.Late(g.lateSince())
+	g.tellLate()
 }
 
-// lateSince is when the oldest work that is late was given up; 0: there is none.
-func (g *gate) lateSince() int64 {
-	since := int64(0)
+// tellLate notes since when the oldest work is late that is, and tells since when there always
+// was some: what is longer than the site's limit may be many kernels, one behind the other.
+func (g *gate) tellLate() {
+	g.lateAt = 0
 	for i := range g.strays {
-		if s := &g.strays[i]; s.late && (since == 0 || s.since < since) {
-			since = s.since
+		if s := &g.strays[i]; s.late && (g.lateAt == 0 || s.since < g.lateAt) {
+			g.lateAt = s.since
 		}
 	}
-	return since
+	if g.lateAt == 0 || g.lateFrom == 0 {
+		g.lateFrom = g.lateAt
+	}
+	g.chair.Late(g.lateFrom)
 }
 
 // collect looks for work that was given up and has ended, and charges it.
@@ -118,44 +135,65 @@ func (g *gate) collect(now int64) {
 	}
 	owed := int64(0)
 	kept := g.strays[:0]
-	for _, m := range g.strays {
-		if C.sl_event_query(C.uint64_t(m.ev)) == C.CUDA_ERROR_NOT_READY {
-			if !m.late && g.turn == 0 && g.s.runs(&m.mark) { // the GPU has come to it
+	f := &g.flight
+	f.round++
+	for i := range g.strays {
+		m := &g.strays[i]
+		switch {
+		case m.lane.late == f.round: // behind one that has not ended
+			kept = append(kept, *m)
+			continue
+		case C.sl_event_query(C.uint64_t(m.ev)) == C.CUDA_ERROR_NOT_READY:
+			m.lane.late = f.round
+			if !m.late && g.turn == 0 && runs(m.start, m.untold) { // the GPU has come to it
 				m.late, m.since = true, now
 			}
-			kept = append(kept, m)
+			kept = append(kept, *m)
 			continue
 		}
-		owed += g.took(&m, now)
-		g.flight.put(m.ctx, m.ev)
-		g.flight.put(m.ctx, m.start)
+		ran, _ := between(m.start, m.ev)
+		owed += g.took(m, ran, now)
+		f.put(m.ctx, m.ev)
+		f.put(m.ctx, m.start)
 	}
 	g.strays = kept
-	g.chair.Late(g.lateSince())
-	if owed > 0 && g.chair.Contended() {
-		// The driver gave others about half of that time.
-		g.chair.Owe(time.Duration(owed) / 2)
-	}
+	g.tellLate()
+	g.owe(owed)
 }
 
-// took is how long a stray that has ended was on the GPU outside of this session's turns,
-// as far as that was not charged with another one.
-func (g *gate) took(m *stray, now int64) int64 {
-	until := now
+// took is how long a stray that has ended was on the GPU outside of this session's turns, as
+// far as that was not charged before. ran is the time between its events.
+func (g *gate) took(m *stray, ran, now int64) int64 {
+	from := max(m.since, g.charged)
+	took := now - from
 	if g.turn != 0 {
-		until = min(now, g.entered)
+		took = g.entered - from
+		ran -= now - g.entered // at most that was in this turn
 	}
-	took := until - max(m.since, g.charged)
 	if !m.late {
-		ran, known := between(m.start, m.ev)
-		if g.turn != 0 || !known {
+		if g.lateAt != 0 { // all of that time is charged with what is late
 			return 0
 		}
 		took = min(took, ran)
 	}
-	if took <= 0 {
-		return 0
-	}
-	g.charged = until
+	took = max(took, 0)
+	g.charged = max(g.charged, from+took)
 	return took
+}
+
+// dun charges what is late up to now: a turn begins.
+func (g *gate) dun(now int64) {
+	if g.lateAt == 0 {
+		return
+	}
+	took := now - max(g.lateAt, g.charged)
+	g.charged = max(g.charged, now)
+	g.owe(took)
+}
+
+// owe charges time that strays took from others, of which the driver gave those about half.
+func (g *gate) owe(took int64) {
+	if took > 0 && g.chair.Contended() {
+		g.chair.Owe(time.Duration(took) / 2)
+	}
 }

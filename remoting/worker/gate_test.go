@@ -182,7 +182,7 @@ func TestLaunchBound(t *testing.T) {
 	marks, items := 0, 0
 	for end := now + 500*gms; now < end; marks++ {
 		began := now
-		f.begin(c, 0, 0, now, true, false)
+		f.begin(c, 0, 0, now, true, false, false)
 		for f.batch.n == 0 || !f.full(false) {
 			f.batch.add(c, c.ns.Load())
 			now += 4000 // a launch
@@ -200,7 +200,7 @@ func TestLaunchBound(t *testing.T) {
 		t.Errorf("%d marks for %d launches", marks, items)
 	}
 	c = newCost(gms)
-	f.begin(c, 0, 0, now, true, false)
+	f.begin(c, 0, 0, now, true, false, false)
 	f.batch.add(c, c.ns.Load())
 	f.close(now)
 	if reached(now + 50*gms); c.ns.Load() != gms {
@@ -539,38 +539,49 @@ func TestTook(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		m       stray
+		ran     int64 // ms
 		now     int64 // ms
 		entered int64 // the turn at that time; 0: none
 		want    int64
 	}{
-		{"late", stray{since: 100 * gms, late: true}, 130, 0, 30},
-		{"late beside that", stray{since: 100 * gms, late: true}, 130, 0, 0},
-		{"late, for longer", stray{since: 100 * gms, late: true}, 140, 0, 10},
-		{"into the next turn", stray{since: 200 * gms, late: true}, 250, 220, 20},
-		{"let go and ended within a turn", stray{since: 310 * gms, late: true}, 320, 300, 0},
-		{"waited for the client, nobody knows how long", stray{since: 400 * gms}, 500, 0, 0},
-		{"waited for the client, and ran in the turn", stray{since: 400 * gms}, 500, 490, 0},
-		{"late again", stray{since: 500 * gms, late: true}, 510, 0, 10},
+		{"late", stray{since: 100 * gms, late: true}, 0, 130, 0, 30},
+		{"late beside that", stray{since: 100 * gms, late: true}, 0, 130, 0, 0},
+		{"late, for longer", stray{since: 100 * gms, late: true}, 0, 140, 0, 10},
+		{"into the next turn", stray{since: 200 * gms, late: true}, 0, 250, 220, 20},
+		{"let go and ended within a turn", stray{since: 310 * gms, late: true}, 0, 320, 300, 0},
+		{"waited for the client, nobody knows how long", stray{since: 400 * gms}, 0, 500, 0, 0},
+		{"waited, and ran in the turn", stray{since: 400 * gms}, 8, 500, 490, 0},
+		{"ran, and then in the turn as well", stray{since: 400 * gms}, 18, 500, 490, 8},
+		{"ran for a moment", stray{since: 500 * gms}, 1, 530, 0, 1},
+		{"late beside that", stray{since: 500 * gms, late: true}, 0, 540, 0, 39},
 	} {
 		g.turn, g.entered = 0, c.entered*gms
 		if c.entered != 0 {
 			g.turn = 1
 		}
-		if got := g.took(&c.m, c.now*gms); got != c.want*gms {
+		if got := g.took(&c.m, c.ran*gms, c.now*gms); got != c.want*gms {
 			t.Errorf("%s: %v, want %d ms", c.name, time.Duration(got), c.want)
 		}
 	}
 }
 
-// The oldest work that is late is what a lease's overrun is counted from; what waits for the
-// client is none.
-func TestLateSince(t *testing.T) {
-	g := &gate{strays: []stray{{since: 1}, {since: 7, late: true}, {since: 5, late: true}, {since: 2}}}
-	if got := g.lateSince(); got != 5 {
-		t.Errorf("late since %d, want 5", got)
-	}
-	g.strays = g.strays[:1]
-	if got := g.lateSince(); got != 0 {
-		t.Errorf("late since %d without late work", got)
+// What is late one behind the other is late since the first of it; what waits for the
+// client is not.
+func TestTellLate(t *testing.T) {
+	b, clock := testBoard(t, turns.Site{}), &still{now: 1e9}
+	g := newGate(nil, testChair(t, b, testSeat(t, b, "one", turns.Policy{}), clock), clock)
+	for i, c := range []struct {
+		strays   []stray
+		at, from int64
+	}{
+		{[]stray{{since: 1}, {since: 7, late: true}, {since: 5, late: true}}, 5, 5},
+		{[]stray{{since: 1}, {since: 7, late: true}}, 7, 5},
+		{[]stray{{since: 1}}, 0, 0},
+		{[]stray{{since: 9, late: true}}, 9, 9},
+	} {
+		g.strays = c.strays
+		if g.tellLate(); g.lateAt != c.at || g.lateFrom != c.from {
+			t.Errorf("%d: late since %d, all in all %d; want %d, %d", i, g.lateAt, g.lateFrom, c.at, c.from)
+		}
 	}
 }

@@ -27,6 +27,7 @@ func (g *gate) obtain() bool {
 	g.flight.fresh()
 	g.flight.lastDone = g.clock.Now()
 	g.acted, g.entered = g.flight.lastDone, g.flight.lastDone
+	g.dun(g.entered)
 	g.begun()
 	if !g.kept {
 		g.kept = true
@@ -84,6 +85,7 @@ func (g *gate) finish(more bool) {
 	g.turn, g.closing = 0, false
 	g.open.Store(0)
 	now := g.clock.Now()
+	g.charged = now
 	g.stats.held += now - g.entered
 	// An estimate that cut a turn short is halved: if it is right it is learned again.
 	if c := g.cut; c != nil && now < g.chair.Ends(t)-g.chair.Quantum()/2 {
@@ -103,8 +105,12 @@ func (g *gate) finish(more bool) {
 func (g *gate) lost() {
 	now := g.clock.Now()
 	t := g.turn
+	if g.chair.Turn() != t { // it has been over for a while
+		now = min(now, g.chair.Overdue(t))
+	}
 	g.turn, g.closing = 0, false
 	g.open.Store(0)
+	g.charged = now
 	g.stats.held += now - g.entered
 	g.lostAt, g.lostLate = now, !g.stalled()
 	g.stray(now, g.lostLate)

@@ -85,6 +85,8 @@ type session struct {
 	gates    []*gate         // by device
 	inside   *gate           // the one that the executor is inside of
 	waits    bool            // a stream has been made to wait for the client
+	drawn    bool            // and that was captured into a graph
+	untold   bool            // the operation may launch such a graph
 
 	// Shared; each part says how.
 	deferred atomic.Int32
@@ -95,7 +97,6 @@ type session struct {
 	prints   prints
 	hostfns  hostfns
 	valued   atomic.Int64 // when a stream was last told to wait for a value, ns
-	drawn    atomic.Bool  // a wait for the client was captured into a graph
 
 	leaving sync.Once
 	exit    func(code int)
@@ -241,6 +242,7 @@ func (s *session) frame() (int32, error) {
 		s.mayWait(h.Op)
 	}
 	rc, known := s.dispatch(h.Op, &s.dec, &s.enc)
+	s.untold = false
 	if !known {
 		s.violation("unknown operation")
 		return 0, nil

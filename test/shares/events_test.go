@@ -141,14 +141,21 @@ func TestWaitedFor(t *testing.T) {
 	all := w.start(share{50, "fixed", "sly"}, share{50, "fixed", "gemm"})
 	w.hold(wants{all[0]: 50, all[1]: 50})
 	w.endAll(all)
+	all = w.start(share{50, "fixed", "trickle"}, share{50, "fixed", "gemm"})
+	w.run(settle)
+	from, to := w.run(windows * window)
+	if got := w.trace.part(all[0].tag, from, to); got > 50+offMean { // it may well be less: it waits for its functions
+		t.Errorf("with functions that return now and then it had %.2f %%", got)
+	}
+	w.endAll(all)
 
 	// Kernels that outlast the grace run beside others: nobody gains by a function that does not return.
 	got := map[string]float64{}
+	w.set(map[string]string{"shares.overrun.limit": "200ms", "shares.overrun.action": "end"})
 	for _, load := range []string{"longer", "slier"} {
-		w.set(map[string]string{"shares.overrun.limit": "200ms", "shares.overrun.action": "end"})
-		all := w.start(share{50, "fixed", load}, share{50, "fixed", "gemm"})
+		all = w.start(share{50, "fixed", load}, share{50, "fixed", "gemm"})
 		w.run(settle)
-		from, to := w.run(windows * window)
+		from, to = w.run(windows * window)
 		got[load] = w.trace.part(all[0].tag, from, to)
 		if w.find(all[0]) == 0 {
 			t.Errorf("the session of %s was ended", load)
@@ -159,6 +166,16 @@ func TestWaitedFor(t *testing.T) {
 	if got["slier"]-got["longer"] > 4 { // a kernel more is a point
 		t.Errorf("by a host function that does not return %.2f %% became %.2f", got["longer"], got["slier"])
 	}
+
+	// Nor by one that comes after the work.
+	all = w.start(share{50, "fixed", "gemm"}, share{50, "fixed", "before"})
+	w.eventually("its session is ended", func() error {
+		if pid := w.find(all[1]); pid != 0 {
+			return fmt.Errorf("it has process %d", pid)
+		}
+		return nil
+	})
+	w.endAll(all)
 }
 
 // TestStopped: a session or a program that is stopped keeps nobody from the GPU.

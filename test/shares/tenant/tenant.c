@@ -14,6 +14,8 @@
  *	longer	kernels of 60 ms
  *	sly	kernels of 25 ms, and in another stream a host function that does not return, with a kernel behind it
  *	slier	the same with kernels of 60 ms
+ *	trickle	kernels of 15 ms, and in another stream functions that do return, each with a kernel behind it
+ *	before	a kernel that does not end, and only then the function that does not return
  *	none	nothing but what "once" asks for
  *
  * All calls are the driver's, found by name at run time.
@@ -151,19 +153,31 @@ static void linger(void *arg)
 	pause();
 }
 
-/* Has work that waits for this program, behind a function that does not return. */
-static void ask_for_time(void)
+static void nothing(void *arg)
+{
+	(void)arg;
+}
+
+/* Work in another stream, behind a function. */
+static void behind(void (*f)(void *))
 {
 	static void *aside;
 	void *own = stream;
 
-	if (aside)
-		return;
-	CALL(cuStreamCreate, (void **, unsigned int), (&aside, 1));
-	CALL(cuLaunchHostFunc, (void *, void (*)(void *), void *), (aside, linger, NULL));
+	if (!aside)
+		CALL(cuStreamCreate, (void **, unsigned int), (&aside, 1));
+	CALL(cuLaunchHostFunc, (void *, void (*)(void *), void *), (aside, f, NULL));
 	stream = aside;
 	burn(1000);
 	stream = own;
+}
+
+static void ask_for_time(void)
+{
+	static int asked;
+
+	if (!asked++)
+		behind(linger);
 }
 
 static void sly(unsigned int i)
@@ -187,9 +201,30 @@ static void slier(unsigned int i)
 	longer(i);
 }
 
+static void trickle(unsigned int i)
+{
+	(void)i;
+	for (int k = 0; k < 10; k++)
+		behind(nothing);
+	burn(15000000);
+	finish();
+}
+
+static void before(unsigned int i)
+{
+	(void)i;
+	for (int k = 0; k < 6; k++) {
+		burn(1000);
+		finish();
+	}
+	burn(1000000000000);
+	ask_for_time();
+	finish();
+}
+
 static const struct { const char *name; void (*item)(unsigned int i); } loads[] = {
 	{ "gemm", gemm }, { "copy", copy }, { "small", small }, { "sync", sync_each }, { "graph", graphs },
-	{ "mixed", mixed }, { "long", longs }, { "longer", longer }, { "sly", sly }, { "slier", slier }, { "none", NULL },
+	{ "mixed", mixed }, { "long", longs }, { "longer", longer }, { "sly", sly }, { "slier", slier }, { "trickle", trickle }, { "before", before }, { "none", NULL },
 };
 
 static void make_graph(void)
