@@ -170,8 +170,8 @@ func (v *view) fit(i int) int64 {
 // What a seat with work may have now; more comes first.
 const (
 	noTime   = iota
-	borrows  // of others
-	ownTime  //
+	borrows  // what others lend
+	ownTime  // time of its own
 	ownFixed // and it is fixed
 )
 
