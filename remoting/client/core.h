@@ -45,15 +45,8 @@ struct sl_ctx {
 	_Atomic(struct sl_local *) locals; /* ctxlocal.c */
 };
 
-/* Of several threads that are about to destroy an object, one does. */
-static inline bool sl_first(_Atomic bool *going)
-{
-	return !atomic_exchange(going, true);
-}
-
 struct sl_stream {
 	void *link;
-	_Atomic bool going; /* somebody destroys it */
 	uint32_t id;
 	struct sl_ctx *ctx;
 	uint32_t ctx_id;
@@ -66,7 +59,6 @@ struct sl_stream {
 
 struct sl_event {
 	void *link;
-	_Atomic bool going;	    /* somebody destroys it */
 	uint32_t id;
 	uint32_t ctx_id;
 	unsigned flags;

@@ -531,6 +531,8 @@ CUresult sl_cuCtxDestroy_v2(CUcontext ctx)
 	if (!c || c->primary)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	id = atomic_load(&c->id);
+	if (!sl_handle_claim(SL_CTX, id))
+		return CUDA_ERROR_INVALID_CONTEXT;
 	drop_contents(c);
 	if (t->cur == c && t->cur_id == id)
 		pop(t);

@@ -156,7 +156,6 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 		sl_pool_put(&events, e);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	atomic_store(&e->going, false);
 	e->id = id;
 	e->ctx_id = atomic_load(&c->id);
 	e->flags = Flags;
@@ -199,7 +198,7 @@ CUresult sl_cuEventDestroy_v2(CUevent hEvent)
 
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
-	if (!e || !sl_first(&e->going))
+	if (!e || !sl_handle_claim(SL_EVENT, sl_handle_bare(hEvent)))
 		return CUDA_ERROR_INVALID_HANDLE;
 	err = fw_cuEventDestroy_v2(hEvent);
 	put(e);
@@ -210,8 +209,7 @@ static void drop(uint32_t id, void *state, void *arg)
 {
 	struct sl_event *e = state;
 
-	(void)id;
-	if (e && e->ctx_id == *(uint32_t *)arg && sl_first(&e->going))
+	if (e && e->ctx_id == *(uint32_t *)arg && sl_handle_claim(SL_EVENT, id))
 		put(e);
 }
 

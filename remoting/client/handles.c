@@ -19,6 +19,7 @@ struct slot {
 	uint32_t ctx;	     /* current when it was made, if there are several sessions */
 	uint8_t session;
 	uint8_t generation;
+	_Atomic bool claimed; /* somebody destroys it */
 };
 
 struct table {
@@ -129,6 +130,7 @@ static void publish(struct slot *s, uint32_t id, void *state)
 	s->wire = id;
 	s->session = 0;
 	s->ctx = sl_sessions > 1 ? sl_ctx_cur() : 0;
+	atomic_store_explicit(&s->claimed, false, memory_order_relaxed);
 	atomic_store_explicit(&s->state, state, memory_order_relaxed);
 	atomic_store_explicit(&s->id, id, memory_order_release);
 }
@@ -209,6 +211,13 @@ bool sl_handle_take(int kind, uint32_t id, void *state)
 	}
 	pthread_mutex_unlock(&lock);
 	return ok;
+}
+
+bool sl_handle_claim(int kind, uint32_t id)
+{
+	struct slot *s = find_live(kind, id);
+
+	return s && !atomic_exchange(&s->claimed, true);
 }
 
 void sl_handle_free(int kind, uint32_t id)

@@ -41,6 +41,8 @@ uint32_t sl_handle_id(int kind, const void *h, CUresult *err);
 uint32_t sl_handle_new(int kind, void *state, void **h);
 /* Takes an exact id; for the fixed ids. False if it is taken. */
 bool sl_handle_take(int kind, uint32_t id, void *state);
+/* For who is about to destroy what is behind an id, of several the first: nobody else does. */
+bool sl_handle_claim(int kind, uint32_t id);
 /* Releases an id; its state is the caller's. Releasing twice does nothing. */
 void sl_handle_free(int kind, uint32_t id);
 /* The state of a live handle, or NULL. */

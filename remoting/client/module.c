@@ -425,7 +425,6 @@ static CUresult load(bool library, void **out, const void *code, size_t known_si
 		sl_image_free(&image);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	atomic_store(&m->going, false);
 	m->library = library;
 	m->parent = NULL;
 	m->ctx_id = c ? atomic_load(&c->id) : 0;
@@ -593,7 +592,7 @@ CUresult sl_cuModuleUnload(CUmodule hmod)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (m->parent)
 		return CUDA_ERROR_NOT_PERMITTED;
-	if (!sl_first(&m->going))
+	if (!sl_handle_claim(SL_MODULE, sl_handle_bare(hmod)))
 		return CUDA_ERROR_INVALID_HANDLE;
 	err = fw_cuModuleUnload(hmod);
 	module_gone(m);
@@ -607,7 +606,7 @@ CUresult sl_cuLibraryUnload(CUlibrary library)
 
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
-	if (!m || !sl_first(&m->going))
+	if (!m || !sl_handle_claim(SL_LIBRARY, sl_handle_bare(library)))
 		return CUDA_ERROR_INVALID_HANDLE;
 	err = sl_sessions == 1 ? fw_cuLibraryUnload(library) : unload_copies(m, sl_sessions);
 	module_gone(m);
@@ -618,8 +617,7 @@ static void drop_module(uint32_t id, void *state, void *arg)
 {
 	struct sl_module *m = state;
 
-	(void)id;
-	if (m && m->ctx_id == *(uint32_t *)arg && !m->parent && sl_first(&m->going))
+	if (m && m->ctx_id == *(uint32_t *)arg && !m->parent && sl_handle_claim(SL_MODULE, id))
 		module_gone(m);
 }
 

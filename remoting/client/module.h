@@ -35,7 +35,6 @@ struct sl_global {
 
 struct sl_module {
 	void *link;
-	_Atomic bool going;	  /* somebody unloads it */
 	uint32_t id;
 	bool library;
 	uint32_t ctx_id;	  /* of a module */

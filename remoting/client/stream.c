@@ -76,7 +76,6 @@ static void init_stream(struct sl_stream *s, struct sl_ctx *c, unsigned flags, i
 	s->priority = priority;
 	s->uid = sl_next_uid();
 	s->per_thread = false;
-	atomic_store(&s->going, false);
 	atomic_store(&s->mark.owner, 0);
 	atomic_store(&s->mark.shared, false);
 	atomic_store(&s->mark.seq, 0);
@@ -146,7 +145,7 @@ void sl_thread_streams_drop(struct sl_thread *t)
 		if (!s)
 			continue;
 		h = sl_handle_value(SL_STREAM, s->id);
-		if (sl_handle_state(SL_STREAM, h) != s || !sl_first(&s->going))
+		if (sl_handle_state(SL_STREAM, h) != s || !sl_handle_claim(SL_STREAM, s->id))
 			continue;
 		t->no_ctx = true;
 		if (!sl_exiting() && !sl_forked() && !sl_dead())
@@ -289,7 +288,7 @@ CUresult sl_cuStreamDestroy_v2(CUstream hStream)
 
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
-	if (!s || s->per_thread || !sl_first(&s->going))
+	if (!s || s->per_thread || !sl_handle_claim(SL_STREAM, sl_handle_bare(hStream)))
 		return CUDA_ERROR_INVALID_HANDLE;
 	err = fw_cuStreamDestroy_v2(hStream);
 	sl_handle_free(SL_STREAM, s->id);
@@ -301,7 +300,7 @@ static void drop(uint32_t id, void *state, void *arg)
 {
 	struct sl_stream *s = state;
 
-	if (s && s->ctx_id == *(uint32_t *)arg && sl_first(&s->going)) {
+	if (s && s->ctx_id == *(uint32_t *)arg && sl_handle_claim(SL_STREAM, s->id)) {
 		sl_handle_free(SL_STREAM, id);
 		sl_pool_put(&streams, s);
 	}

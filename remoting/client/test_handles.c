@@ -35,9 +35,11 @@ static void basics(void)
 	CHECK(!sl_handle_id(SL_STREAM, (char *)a + 1, &err) && !sl_handle_id(SL_STREAM, (void *)2, &err));
 	err = CUDA_SUCCESS;
 	CHECK(!sl_handle_id(SL_CTX, a, &err) && err == CUDA_ERROR_INVALID_CONTEXT);
+	/* it is claimed once, and lives on until it is freed */
+	CHECK(sl_handle_claim(SL_STREAM, id) && !sl_handle_claim(SL_STREAM, id) && sl_handle_state(SL_STREAM, a) == &x);
 	sl_handle_free(SL_STREAM, id);
 	sl_handle_free(SL_STREAM, id);
-	CHECK(!sl_handle_state(SL_STREAM, a));
+	CHECK(!sl_handle_state(SL_STREAM, a) && !sl_handle_claim(SL_STREAM, id));
 
 	/* a freed slot comes back with another id, and not at once */
 	for (int i = 0; i < 1000; i++) {
@@ -92,7 +94,7 @@ static void *churn(void *arg)
 		h = __atomic_exchange_n((void **)&shared[at], NULL, __ATOMIC_ACQ_REL);
 		if (h) {
 			o = sl_handle_state(SL_EVENT, h);
-			CHECK(o && o->id == sl_handle_bare(h));
+			CHECK(o && o->id == sl_handle_bare(h) && sl_handle_claim(SL_EVENT, o->id));
 			sl_handle_free(SL_EVENT, o->id);
 			sl_pool_put(&objects, o);
 		} else {

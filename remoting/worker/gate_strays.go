@@ -42,6 +42,9 @@ type stray struct {
 // mayWait comes before an operation that may make a stream wait for the client, or for
 // another stream that does.
 func (s *session) mayWait(op uint16) {
+	if s.gates == nil {
+		return
+	}
 	switch op {
 	case opCuStreamWaitValue32, opCuStreamWaitValue32_v2, opCuStreamWaitValue64, opCuStreamWaitValue64_v2,
 		opCuStreamBatchMemOp, opCuStreamBatchMemOp_v2:

@@ -229,18 +229,14 @@ func (s *session) frame() (int32, error) {
 	case wire.OpEventWatch:
 		return s.eventWatch(p), nil
 	case wire.OpLaunchHost:
-		if s.gates != nil {
-			s.mayWait(h.Op)
-		}
+		s.mayWait(h.Op)
 		return s.launchHost(p), nil
 	}
 	s.dec.Reset(p)
 	if len(s.captures) > 0 {
 		s.unfollow(h.Op, p)
 	}
-	if s.gates != nil {
-		s.mayWait(h.Op)
-	}
+	s.mayWait(h.Op)
 	rc, known := s.dispatch(h.Op, &s.dec, &s.enc)
 	s.untold = false
 	if !known {

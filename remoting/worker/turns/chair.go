@@ -398,7 +398,7 @@ func (c *Chair) Ends(t Turn) int64 {
 func (c *Chair) length(t Turn) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.plan != t || c.long == 0 {
+	if c.plan != t {
 		c.plan, c.long = t, c.p.quantum()
 		if !token(t).borrowed() {
 			var v view
