@@ -177,10 +177,10 @@ func (s *session) streamCtx(id uint32) (uint64, int32) {
 // completed; then is called first, on whatever thread that is. The event goes
 // back to its pool.
 func (s *session) answerWhen(ctx, ev uint64, then func(rc int32) int32) int32 {
-	op, call, g := s.hdr.Op, s.hdr.Call, s.resting()
+	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.Resting()
 	finish := func() int32 {
 		rc := int32(C.sl_event_sync(C.uint64_t(ev)))
-		g.rested()
+		g.Rested()
 		s.events.put(ctx, ev)
 		s.settle()
 		if then != nil {
@@ -253,11 +253,11 @@ func (s *session) cuCtxSynchronize() C.CUresult {
 	if s.cur == 0 || s.cur == noCtx {
 		return C.CUDA_ERROR_INVALID_CONTEXT
 	}
-	op, call, g := s.hdr.Op, s.hdr.Call, s.resting()
+	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.Resting()
 	s.pending = true
 	s.waiters.do(job{s.curReal, func() {
 		rc := int32(C.sl_ctx_sync())
-		g.rested()
+		g.Rested()
 		s.settle()
 		s.mem.poolsMayShrink()
 		if call != 0 {
@@ -311,10 +311,10 @@ func (s *session) cuEventSynchronize(h href) C.CUresult {
 	if rc != 0 {
 		return C.CUresult(rc)
 	}
-	g := s.resting()
+	g := s.gates.Resting()
 	finish := func() int32 {
 		rc := int32(C.sl_event_sync(C.uint64_t(u.real)))
-		g.rested()
+		g.Rested()
 		s.settle()
 		return rc
 	}
@@ -411,7 +411,7 @@ func (s *session) cuStreamQuery(h href) C.CUresult {
 // waiter uses a stream, only events in it.
 func (s *session) cuStreamDestroy_v2(h href) C.CUresult {
 	s.in.close(s)
-	s.flushGates()
+	s.gates.Flush()
 	rc := C.sl_stream_destroy(C.uint64_t(h.real))
 	s.unbind(wire.KindStream, h.id)
 	return rc
