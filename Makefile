@@ -74,7 +74,7 @@ cuda-toolkit: $(NVCC)
 $(NVCC):
 	test/cuda-toolkit.sh $(CUDA)
 
-cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs) $(addprefix $(B)/test/,nvml agent twins.so)
+cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs) $(addprefix $(B)/test/,nvml agent randomcalls twins.so)
 
 $(CUDA_OUT):
 	mkdir -p $@
@@ -92,6 +92,9 @@ $(CUDA_OUT)/twolibs: test/cuda/twolibs.cu test/cuda/check.h $(CUDA_OUT)/libtwo1.
 # Plain C, for the driver's interface alone.
 $(B)/test/nvml $(B)/test/agent: $(B)/test/%: test/cuda/%.c | $(B)/test
 	$(CC) $(CFLAGS_BASE) $(CFLAGS) -o $@ $< -ldl
+
+$(B)/test/randomcalls: test/cuda/randomcalls.c remoting/api/cuabi.h remoting/api/cuprotos.h | $(B)/test
+	$(CC) $(CFLAGS_BASE) $(CFLAGS) -Iremoting/api -o $@ $< -ldl
 
 $(B)/test/twins.so: test/cuda/twins.c remoting/simgpu/simkernel.h | $(B)/test
 	$(CC) $(CFLAGS_BASE) $(CFLAGS) -shared -Iremoting/simgpu -o $@ $<
@@ -202,9 +205,13 @@ demo-down:
 # A GPU's machine may have no Go: then build/ is brought along, see bench/prebuild.sh.
 HAVE_GO := $(shell command -v $(GO) 2>/dev/null)
 
-.PHONY: gpu-test gpu-bench daemon-bench
+.PHONY: gpu-test gpu-bench gpu-calls daemon-bench
 gpu-test: $(if $(HAVE_GO),all)
 	bench/gpu-test.sh
+
+# A million random driver calls natively and remotely: no form of call may be answered otherwise.
+gpu-calls: $(if $(HAVE_GO),all)
+	bench/gpu-calls.sh
 
 gpu-bench: $(if $(HAVE_GO),all)
 	bench/gpu-bench.sh
@@ -244,6 +251,7 @@ help:
 	@echo 'make demo        jobs for fractions of simulated GPUs on a Slurm cluster in a folder (as root)'
 	@echo 'make demo-down   end that cluster; nothing is left of it'
 	@echo 'make gpu-test    the tests that need a GPU: native and remote'
+	@echo 'make gpu-calls   random driver calls on a GPU, natively and remotely: no difference'
 	@echo 'make gpu-bench   measurements on a GPU'
 	@echo 'make daemon-bench measurements of the daemons, with simulated GPUs (as root)'
 	@echo 'make deps        install what the build needs (Debian 12, as root)'

@@ -12,7 +12,7 @@ set -u
 # shellcheck source-path=SCRIPTDIR source=gpu-lib.sh
 . "$(dirname "$0")/gpu-lib.sh"
 
-PARTS=(smi cuda13 cuda11.8 cuda12.4 libs pinned train mem end)
+PARTS=(smi cuda13 cuda11.8 cuda12.4 libs pinned hostmem train mem end)
 MEM=${MEM:-20G}
 BUDGET=${SLUICE_BUDGET:-530} # seconds; no check begins after that
 OVERHEAD_MIB=${SLUICE_OVERHEAD_MIB:-64}
@@ -184,6 +184,15 @@ part_libs() {
 part_pinned() {
 	both pinned-torch 120 "$PYTHON" "$BENCH/pinned.py" &&
 		printf '     %s\n' "native: $(paste -sd, "$LOGS/pinned-torch.native.err")" "remote: $(paste -sd, "$LOGS/pinned-torch.remote.err")"
+}
+
+# JAX's copies to its pinned host memory and back, which it waits for by host functions alone.
+part_hostmem() {
+	"$PYTHON" -c 'import jax' 2>/dev/null || {
+		echo "     no JAX here"
+		return
+	}
+	both pinned-host-jax 120 "$PYTHON" "$BENCH/pinned_host.py" 1000
 }
 
 part_train() {

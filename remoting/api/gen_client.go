@@ -7,7 +7,7 @@ import (
 
 func clientStubs(rows []Row) ([]byte, error) {
 	var p printer
-	p.f("/* %s */\n#include <stdlib.h>\n\n#include \"gen.h\"\n#include \"core.h\"\n#include \"handles.h\"\n\n", Header)
+	p.f("/* %s */\n#include <stdlib.h>\n\n#include \"gen.h\"\n#include \"core.h\"\n#include \"handles.h\"\n#include \"operand.h\"\n\n", Header)
 	for _, r := range rows {
 		if !r.Forwarded() {
 			continue
@@ -23,6 +23,9 @@ func clientStubs(rows []Row) ([]byte, error) {
 	return p.Bytes(), nil
 }
 
+// addressed are the structures of generated one-way calls that hold addresses; operand.c has a function for each.
+var addressed = map[string]bool{"CUDA_MEMSET_NODE_PARAMS": true, "CUstreamBatchMemOpParams": true}
+
 // put emits the encoding of one request parameter.
 func put(p *printer, r Row, q Param) {
 	n := q.Name
@@ -32,6 +35,9 @@ func put(p *printer, r Row, q Param) {
 		case 8:
 			if q.Elem == "CUdeviceptr" {
 				p.f("\tsl_route_ptr(&b, %s);\n", n)
+				if r.Kind == OneWay && r.Late != LateNothing && !r.Client {
+					p.f("\tsl_operand_check(%s, \"%s\", &err);\n", n, r.Symbol)
+				}
 			}
 			p.f("\tsl_put_u64(&b, (uint64_t)%s);\n", n)
 		case 4:
@@ -59,6 +65,9 @@ func put(p *printer, r Row, q Param) {
 		}
 	case In:
 		p.f("\tsl_put_u8(&b, %s != NULL);\n\tif (%s)\n\t\tsl_put_bytes(&b, %s, sizeof *%s);\n", n, n, n, n)
+		if r.Kind == OneWay && addressed[q.Elem] && !r.Client {
+			p.f("\tif (%s)\n\t\tsl_operand_check_%s(%s, \"%s\", &err);\n", n, q.Elem, n, r.Symbol)
+		}
 	case InArray:
 		p.f("\tsl_put_u8(&b, %s != NULL);\n\tif (%s) {\n\t\tsl_put_u32(&b, (uint32_t)%s);\n", n, n, q.Count)
 		if q.HKind != "" {
@@ -66,6 +75,9 @@ func put(p *printer, r Row, q Param) {
 			p.f("\t\t\tsl_put_u32(&b, sl_handle_id(SL_%s, %s[i], &err));\n\t\t}\n\t}\n", q.HKind, n)
 		} else {
 			p.f("\t\tsl_put_bytes(&b, %s, %s * sizeof *%s);\n\t}\n", n, q.Count, n)
+			if r.Kind == OneWay && addressed[q.Elem] && !r.Client {
+				p.f("\tfor (size_t i = 0; %s && i < %s; i++)\n\t\tsl_operand_check_%s(&%s[i], \"%s\", &err);\n", n, q.Count, q.Elem, n, r.Symbol)
+			}
 		}
 	case Out, Out8, OutHandle, OutHandles:
 		p.f("\tsl_put_u8(&b, %s != NULL);\n", n)
@@ -151,7 +163,7 @@ func forwarder(p *printer, r Row) {
 // across names the functions that route.c can carry out in steps when what they
 // name belongs to several owners.
 var across = map[string]bool{
-	"cuMemcpyPeerAsync": true, "cuStreamWaitEvent": true, "cuCtxEnablePeerAccess": true, "cuCtxDisablePeerAccess": true,
+	"cuStreamWaitEvent": true, "cuCtxEnablePeerAccess": true, "cuCtxDisablePeerAccess": true,
 }
 
 // wrapper emits sl_<symbol> for a row that needs no hand-written client part.

@@ -118,7 +118,13 @@ func workerDispatch(rows []Row) ([]byte, error) {
 			p.f("\top%s = %d\n", strings.ToUpper(r.Symbol[:1])+r.Symbol[1:], r.Op)
 		}
 	}
-	p.f(")\n\nvar opNames = [...]string{\n")
+	p.f(")\n\n// lateNothings are the one-way operations whose refusal the program need not be told of.\nvar lateNothings = map[uint16]bool{\n")
+	for _, r := range rows {
+		if r.Kind == OneWay && r.Late == LateNothing {
+			p.f("\top%s: true,\n", strings.ToUpper(r.Symbol[:1])+r.Symbol[1:])
+		}
+	}
+	p.f("}\n\nvar opNames = [...]string{\n")
 	for _, r := range rows {
 		p.f("\t\"%s\",\n", r.Symbol)
 	}
@@ -181,6 +187,9 @@ func handler(p *printer, r Row) {
 			p.f("\tp_%s := d.%s()\n", n, rd)
 		case Handle:
 			p.f("\th_%s := href{id: d.U32()}\n", n)
+			if r.Late == LateStream && q.Elem == "CUstream" && r.stream().Name == n {
+				p.f("\ts.given = h_%s.id\n", n)
+			}
 		case In:
 			p.f("\tvar v_%s C.%s\n\tvar p_%s *C.%s\n\tif d.U8() != 0 {\n\t\tmemIn(d, unsafe.Pointer(&v_%s), unsafe.Sizeof(v_%s))\n\t\tp_%s = &v_%s\n\t}\n", n, q.Elem, n, q.Elem, n, n, n, n)
 		case InArray:
@@ -281,7 +290,7 @@ func handler(p *printer, r Row) {
 	if r.GPU {
 		what, size, stream := gated(r)
 		p.f("\tg, grc := s.gateOf(%s)\n\tif grc != 0 {\n\t\treturn grc\n\t}\n", stream)
-		p.f("\tif g != nil && !g.Enter(%s, %s, %s.real) {\n\t\treturn s.noTurn()\n\t}\n", what, size, stream)
+		p.f("\tif g != nil && !g.enter(%s, %s, %s.real) {\n\t\treturn s.noTurn()\n\t}\n", what, size, stream)
 	}
 	if r.Worker {
 		p.f("\trc := s.%s(%s)\n", r.Symbol, strings.Join(args, ", "))
@@ -289,7 +298,7 @@ func handler(p *printer, r Row) {
 		p.f("\trc := C.call_%s(%s)\n", r.Symbol, strings.Join(args, ", "))
 	}
 	if r.GPU {
-		p.f("\tif g != nil {\n\t\ts.passed(g)\n\t}\n")
+		p.f("\tif g != nil {\n\t\tg.leave()\n\t}\n")
 	}
 	for _, q := range r.Wire {
 		if q.Mode == New {

@@ -34,6 +34,16 @@ const (
 	Refuse Kind = "refuse"
 )
 
+// Late says what the program sees when the worker refuses a one-way call.
+type Late string
+
+// The values of Late; see cuda.tbl.
+const (
+	LateStream  Late = "stream"
+	LateAny     Late = "any"
+	LateNothing Late = "nothing"
+)
+
 // Mode says what a parameter carries.
 type Mode int
 
@@ -74,6 +84,7 @@ type Row struct {
 	Variant string // "", "ptds" or "ptsz"
 	Kind    Kind
 	Target  string // for Alias
+	Late    Late   // for OneWay
 	Client  bool   // flag c
 	Worker  bool   // flag w
 	Aside   bool   // flag aside
@@ -87,6 +98,31 @@ type Row struct {
 
 // Forwarded reports whether the row has an operation on the wire.
 func (r *Row) Forwarded() bool { return r.Kind == OneWay || r.Kind == Wait }
+
+// checkLate sees that a one-way row says what becomes of a late refusal, and that it can.
+func (r *Row) checkLate() error {
+	switch {
+	case r.Kind != OneWay:
+		return nil
+	case r.Late == LateStream:
+		if r.stream() == nil {
+			return errors.New("oneway=stream, but no stream is given")
+		}
+	case r.Late != LateAny && r.Late != LateNothing:
+		return fmt.Errorf("oneway=%q: say stream, any or nothing", r.Late)
+	}
+	return nil
+}
+
+// stream is the parameter that says to which stream the call is given, or nil.
+func (r *Row) stream() *Param {
+	for i := range r.Params {
+		if r.Params[i].Elem == "CUstream" && r.Params[i].Mode == Handle {
+			return &r.Params[i]
+		}
+	}
+	return nil
+}
 
 // VariantSymbol is the exported name of the per-thread variant, or "".
 func (r *Row) VariantSymbol() string {
@@ -189,6 +225,9 @@ func parseRow(s string) (Row, error) {
 	default:
 		return r, fmt.Errorf("%s: kind %q", r.Symbol, kind)
 	}
+	if r.Kind == OneWay {
+		r.Late, r.Target = Late(target), ""
+	}
 	for _, fl := range strings.Fields(f[4]) {
 		switch fl {
 		case "-":
@@ -212,6 +251,9 @@ func parseRow(s string) (Row, error) {
 		r.Client = true
 	}
 	if r.Params, err = parseParams(f[5], r.Forwarded() && len(f) == 6); err != nil {
+		return r, fmt.Errorf("%s: %w", r.Symbol, err)
+	}
+	if err := r.checkLate(); err != nil {
 		return r, fmt.Errorf("%s: %w", r.Symbol, err)
 	}
 	r.Wire = r.Params

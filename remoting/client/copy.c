@@ -4,14 +4,17 @@
  * delivery (session.h) names the program's memory, the worker's frames are
  * written straight into it. Into pinned memory the call returns at once and the
  * data is there before any wait that covers the copy succeeds; into pageable
- * memory it waits, as CUDA does. Between device addresses: forwarded.
+ * memory it waits, as CUDA does. Between device addresses: forwarded. Between host
+ * addresses: made here, in the stream's order.
  *
- * Which side a pointer is on is the ranges' to say (ranges.c); memory nobody
- * allocated through CUDA is the host's.
+ * Which side a pointer is on is the ranges' to say (operand.h), not the function's
+ * name; memory nobody allocated through CUDA is the host's.
  */
 #include "copy.h"
 #include "mapped.h"
+#include "operand.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define CHUNK (1u << 20)
@@ -33,18 +36,6 @@ bool sl_ptr_pinned(const void *p, size_t n)
 	return n <= r.size - (a - r.base);
 }
 
-/* False if the range is known and n bytes from p leave it. */
-static bool fits(uint64_t p, size_t n)
-{
-	struct sl_range r;
-
-	if (!p)
-		return false;
-	if (!sl_range_find(p, &r) || r.type == SL_RANGE_VA || r.type == SL_RANGE_MAPPED)
-		return true;
-	return n <= r.size - (p - r.base);
-}
-
 CUresult sl_copy_capture_check(CUstream s)
 {
 	static uint8_t once;
@@ -60,7 +51,7 @@ CUresult sl_copy_source_ready(const void *p, size_t n)
 {
 	CUresult err = CUDA_SUCCESS;
 
-	if (sl_hostfns_open() && sl_ptr_pinned(p, n))
+	if (sl_hostfns_open() && sl_ptr_pinned(p, 1))
 		err = sl_hostfns_wait();
 	return err ? err : sl_delivery_wait_range(p, n);
 }
@@ -81,10 +72,8 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 	CUresult err = sl_ctx_use(&c);
 	uint32_t stream;
 
-	if (err || !n)
+	if (err)
 		return err;
-	if (!src || !fits(dst, n))
-		return CUDA_ERROR_INVALID_VALUE;
 	if (__builtin_expect(there != NULL, 0))
 		return sl_copy_elsewhere(there, in_there, &(struct linear){ dst, (void *)(uintptr_t)src, n }, s);
 	err = sl_copy_capture_check(s);
@@ -147,10 +136,8 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 	uint32_t delivery, stream;
 	sl_buf b;
 
-	if (err || !n)
+	if (err)
 		return err;
-	if (!dst || !fits(src, n))
-		return CUDA_ERROR_INVALID_VALUE;
 	if (__builtin_expect(there != NULL, 0))
 		return sl_copy_elsewhere(there, out_there, &(struct linear){ src, dst, n }, s);
 	err = sl_copy_capture_check(s);
@@ -187,13 +174,6 @@ static CUresult out_there(void *arg)
 
 static CUresult on_device(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s)
 {
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_use(&c);
-
-	if (err || !n)
-		return err;
-	if (!fits(dst, n) || !fits(src, n))
-		return CUDA_ERROR_INVALID_VALUE;
 	if (__builtin_expect(sl_sessions > 1, 0)) {
 		struct sl_ctx *to = sl_ptr_ctx_slow(dst), *from = sl_ptr_ctx_slow(src);
 
@@ -203,30 +183,76 @@ static CUresult on_device(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s
 	return fw_cuMemcpyDtoDAsync_v2(dst, src, n, s);
 }
 
-/* Host to host, in the stream's order. */
-static CUresult on_host(void *dst, const void *src, size_t n, CUstream s)
+struct host_copy {
+	void *dst;
+	const void *src;
+	size_t n;
+};
+
+static void copy_behind(void *arg, CUresult failed)
+{
+	struct host_copy *c = arg;
+
+	if (!failed)
+		memmove(c->dst, c->src, c->n);
+	free(c);
+}
+
+/* Host to host. Where both sides are page-locked the call need not wait for what is in the stream. */
+static CUresult on_host(void *dst, const void *src, size_t n, CUstream s, bool wait)
 {
 	CUresult err = sl_copy_capture_check(s);
+	struct host_copy *c;
 
-	if (!err)
+	if (err)
+		return err;
+	if (wait) {
 		err = sl_cuStreamSynchronize(s);
-	if (!err && n)
-		memmove(dst, src, n);
+		if (!err)
+			memmove(dst, src, n);
+		return err;
+	}
+	c = malloc(sizeof *c);
+	if (!c)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*c = (struct host_copy){ dst, src, n };
+	err = sl_hostfn_inside(s, copy_behind, c);
+	if (err)
+		free(c);
 	return err;
 }
 
-static CUresult any(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
-{
-	void *hd = (void *)(uintptr_t)dst;
-	const void *hs = (const void *)(uintptr_t)src;
+/* What a function asks of its operands. */
+enum { DST_DEVICE = 1, SRC_DEVICE = 2 };
 
-	if (sl_ptr_device(dst))
-		return sl_ptr_device(src) ? on_device(dst, src, n, s) : in(dst, hs, n, s);
-	if (sl_ptr_device(src))
-		return out(hd, src, n, s, wait || !sl_ptr_pinned(hd, n));
-	if (n && (!hd || !hs))
+/*
+ * A copy of whatever kind its addresses make it. wait: on return the bytes that go to the host are there.
+ * An operand that has to be the device's may be page-locked host memory, and not pageable memory.
+ */
+static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, bool wait, unsigned asks)
+{
+	struct sl_operand to, from;
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (err || !n)
+		return err;
+	to = sl_operand(dst, n, asks & DST_DEVICE);
+	from = sl_operand(src, n, asks & SRC_DEVICE);
+	if (to.place == SL_NOWHERE || from.place == SL_NOWHERE || (asks & DST_DEVICE && to.place == SL_PAGEABLE) ||
+	    (asks & SRC_DEVICE && from.place == SL_PAGEABLE))
 		return CUDA_ERROR_INVALID_VALUE;
-	return on_host(hd, hs, n, s);
+	if ((to.place == SL_DEVICE && n > to.room) || (from.place == SL_DEVICE && n > from.room))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (__builtin_expect(to.twin || from.twin, 0))
+		sl_mapped_send();
+	if (to.place == SL_DEVICE) {
+		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s);
+		return !err && to.twin && wait ? sl_cuStreamSynchronize(s) : err;
+	}
+	if (from.place == SL_DEVICE)
+		return out((void *)(uintptr_t)dst, from.p, n, s, wait || to.place != SL_LOCKED || n > to.room);
+	return on_host((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, n, s, wait || to.place != SL_LOCKED || from.place != SL_LOCKED);
 }
 
 /* CUDA's blocking copy waits for the stream; that shows where the host has something to see. */
@@ -234,47 +260,75 @@ CUresult sl_cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t n, CUstream
 {
 	CUresult err = sl_deliveries_open() || atomic_load(&sl_mapped_blocks) ? sl_cuStreamSynchronize(ds) : CUDA_SUCCESS;
 
-	return err ? err : in(dst, src, n, ds);
+	return err ? err : copy(dst, (uintptr_t)src, n, ds, true, DST_DEVICE);
 }
 
 CUresult sl_cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, CUstream hStream)
 {
-	return in(dst, src, n, hStream);
+	return copy(dst, (uintptr_t)src, n, hStream, false, DST_DEVICE);
 }
 
 CUresult sl_cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t n, CUstream ds)
 {
-	return out(dst, src, n, ds, true);
+	return copy((uintptr_t)dst, src, n, ds, true, SRC_DEVICE);
 }
 
 CUresult sl_cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream hStream)
 {
-	return out(dst, src, n, hStream, !sl_ptr_pinned(dst, n));
+	return copy((uintptr_t)dst, src, n, hStream, false, SRC_DEVICE);
 }
 
 CUresult sl_cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream ds)
 {
-	return on_device(dst, src, n, ds);
+	return copy(dst, src, n, ds, true, DST_DEVICE | SRC_DEVICE);
 }
 
 CUresult sl_cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream hStream)
 {
-	return on_device(dst, src, n, hStream);
+	return copy(dst, src, n, hStream, false, DST_DEVICE | SRC_DEVICE);
 }
 
 CUresult sl_cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream ds)
 {
-	return any(dst, src, n, ds, true);
+	return copy(dst, src, n, ds, true, 0);
 }
 
 CUresult sl_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream hStream)
 {
-	return any(dst, src, n, hStream, false);
+	return copy(dst, src, n, hStream, false, 0);
+}
+
+/* Whether the contexts are of several owners is route.c's to see; what host memory is concerned, this side's. */
+static CUresult peer(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx, size_t n, CUstream s, bool wait)
+{
+	struct sl_operand to = sl_operand(dst, n, true), from = sl_operand(src, n, true);
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (err || !n)
+		return err;
+	if (!sl_ctx_of(dst_ctx) || !sl_ctx_of(src_ctx))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (to.place != SL_DEVICE || from.place != SL_DEVICE || to.twin || from.twin || n > to.room || n > from.room)
+		return copy(dst, src, n, s, wait, DST_DEVICE | SRC_DEVICE);
+	if (__builtin_expect(sl_sessions > 1, 0)) {
+		bool done;
+
+		err = sl_across_cuMemcpyPeerAsync(dst, dst_ctx, src, src_ctx, n, s, &done);
+		if (done || err)
+			return err;
+	}
+	return fw_cuMemcpyPeerAsync(dst, dst_ctx, src, src_ctx, n, s);
 }
 
 CUresult sl_cuMemcpyPeer(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t n, CUstream ds)
 {
-	return sl_cuMemcpyPeerAsync(dst, dstContext, src, srcContext, n, ds);
+	return peer(dst, dstContext, src, srcContext, n, ds, true);
+}
+
+CUresult sl_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t n, CUstream s)
+{
+	return peer(dst, dstContext, src, srcContext, n, s, false);
 }
 
 static CUresult batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
@@ -283,7 +337,7 @@ static CUresult batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_
 	if (!dsts || !srcs || !sizes || !count || (numAttrs && (!attrs || !attrsIdxs)))
 		return CUDA_ERROR_INVALID_VALUE;
 	for (size_t i = 0; i < count; i++) {
-		CUresult err = any(dsts[i], srcs[i], sizes[i], hStream, false);
+		CUresult err = copy(dsts[i], srcs[i], sizes[i], hStream, false, 0);
 
 		if (err) {
 			if (failIdx)
@@ -304,36 +358,4 @@ CUresult sl_cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *
 				  size_t *attrsIdxs, size_t numAttrs, CUstream hStream)
 {
 	return batch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, NULL, hStream);
-}
-
-/* --- fills: the synchronous forms do not wait either, they only name another default stream --- */
-
-CUresult sl_cuMemsetD8_v2(CUdeviceptr dst, unsigned char v, size_t n, CUstream ds)
-{
-	return sl_cuMemsetD8Async(dst, v, n, ds);
-}
-
-CUresult sl_cuMemsetD16_v2(CUdeviceptr dst, unsigned short v, size_t n, CUstream ds)
-{
-	return sl_cuMemsetD16Async(dst, v, n, ds);
-}
-
-CUresult sl_cuMemsetD32_v2(CUdeviceptr dst, unsigned int v, size_t n, CUstream ds)
-{
-	return sl_cuMemsetD32Async(dst, v, n, ds);
-}
-
-CUresult sl_cuMemsetD2D8_v2(CUdeviceptr dst, size_t pitch, unsigned char v, size_t w, size_t h, CUstream ds)
-{
-	return sl_cuMemsetD2D8Async(dst, pitch, v, w, h, ds);
-}
-
-CUresult sl_cuMemsetD2D16_v2(CUdeviceptr dst, size_t pitch, unsigned short v, size_t w, size_t h, CUstream ds)
-{
-	return sl_cuMemsetD2D16Async(dst, pitch, v, w, h, ds);
-}
-
-CUresult sl_cuMemsetD2D32_v2(CUdeviceptr dst, size_t pitch, unsigned int v, size_t w, size_t h, CUstream ds)
-{
-	return sl_cuMemsetD2D32Async(dst, pitch, v, w, h, ds);
 }

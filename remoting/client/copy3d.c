@@ -5,23 +5,51 @@
  * anything between device and arrays is forwarded.
  */
 #include "copy.h"
+#include "mapped.h"
+#include "operand.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define CHUNK (1u << 20)
 
-/* A unified address is the host's or the device's: find out which. */
-static void resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev)
+/*
+ * What a side of a copy really is: with unified addressing the address decides, whatever the program calls it.
+ * span is how many bytes from the base the copy reaches. *twin: it is mapped host memory's place on the device.
+ */
+static CUresult resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev, size_t span, bool *twin)
 {
-	if (*type != CU_MEMORYTYPE_UNIFIED)
-		return;
-	if (sl_ptr_device(*dev)) {
+	uint64_t p = *type == CU_MEMORYTYPE_HOST ? (uintptr_t)*host : *dev;
+	struct sl_operand o;
+
+	if (*type == CU_MEMORYTYPE_ARRAY)
+		return CUDA_SUCCESS;
+	if (*type != CU_MEMORYTYPE_HOST && *type != CU_MEMORYTYPE_DEVICE && *type != CU_MEMORYTYPE_UNIFIED)
+		return CUDA_ERROR_INVALID_VALUE;
+	o = sl_operand(p, span, *type == CU_MEMORYTYPE_DEVICE);
+	if (o.place == SL_NOWHERE || (*type == CU_MEMORYTYPE_DEVICE && o.place == SL_PAGEABLE) ||
+	    (o.place == SL_DEVICE && span > o.room))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (o.place == SL_DEVICE) {
 		*type = CU_MEMORYTYPE_DEVICE;
+		*dev = o.p;
+		*twin |= o.twin;
 	} else {
 		*type = CU_MEMORYTYPE_HOST;
-		*host = (const void *)(uintptr_t)*dev;
+		*host = (const void *)(uintptr_t)p;
 	}
+	return CUDA_SUCCESS;
+}
+
+/* Bytes from a side's base to the end of the box in it; 0 if they cannot be counted. */
+static size_t span_of(size_t pitch, size_t height, size_t x, size_t y, size_t z, const CUDA_MEMCPY3D *c)
+{
+	size_t rows, n;
+
+	if (__builtin_mul_overflow(z + c->Depth - 1, height, &rows) || __builtin_add_overflow(rows, y + c->Height - 1, &rows) ||
+	    __builtin_mul_overflow(rows, pitch, &n) || __builtin_add_overflow(n, x + c->WidthInBytes, &n))
+		return 0;
+	return n;
 }
 
 static CUresult check_side(CUmemorytype type, const void *host, CUdeviceptr dev, CUarray array, size_t *pitch, size_t *height,
@@ -33,6 +61,7 @@ static CUresult check_side(CUmemorytype type, const void *host, CUdeviceptr dev,
 			return CUDA_ERROR_INVALID_VALUE;
 		break;
 	case CU_MEMORYTYPE_DEVICE:
+	case CU_MEMORYTYPE_UNIFIED:
 		if (!dev)
 			return CUDA_ERROR_INVALID_VALUE;
 		break;
@@ -85,8 +114,7 @@ static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
 
 	if (err)
 		return err;
-	err = sl_copy_source_ready((const uint8_t *)c->srcHost + c->srcZ * c->srcHeight * c->srcPitch,
-				   c->Depth * (c->srcHeight ? c->srcHeight : c->Height) * c->srcPitch + c->WidthInBytes);
+	err = sl_copy_source_ready(c->srcHost, span_of(c->srcPitch, c->srcHeight, c->srcXInBytes, c->srcY, c->srcZ, c));
 	if (err)
 		return err;
 	for (size_t z = 0; z < c->Depth; z++) {
@@ -147,15 +175,41 @@ static CUresult out(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
 	return err;
 }
 
-static CUresult on_host(const CUDA_MEMCPY3D *c, CUstream s)
+static void copy_host(const CUDA_MEMCPY3D *c)
 {
-	CUresult err = sl_cuStreamSynchronize(s);
-
-	for (size_t z = 0; !err && z < c->Depth; z++)
+	for (size_t z = 0; z < c->Depth; z++)
 		for (size_t y = 0; y < c->Height; y++)
 			memmove((uint8_t *)c->dstHost + ((c->dstZ + z) * c->dstHeight + c->dstY + y) * c->dstPitch + c->dstXInBytes,
 				(const uint8_t *)c->srcHost + ((c->srcZ + z) * c->srcHeight + c->srcY + y) * c->srcPitch + c->srcXInBytes,
 				c->WidthInBytes);
+}
+
+static void copy_behind(void *arg, CUresult failed)
+{
+	if (!failed)
+		copy_host(arg);
+	free(arg);
+}
+
+/* Host to host, in the stream's order; as in copy.c. */
+static CUresult on_host(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
+{
+	CUDA_MEMCPY3D *later;
+	CUresult err;
+
+	if (wait || !sl_ptr_pinned(c->dstHost, 1) || !sl_ptr_pinned(c->srcHost, 1)) {
+		err = sl_cuStreamSynchronize(s);
+		if (!err)
+			copy_host(c);
+		return err;
+	}
+	later = malloc(sizeof *later);
+	if (!later)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*later = *c;
+	err = sl_hostfn_inside(s, copy_behind, later);
+	if (err)
+		free(later);
 	return err;
 }
 
@@ -221,6 +275,7 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 {
 	CUDA_MEMCPY3D c;
 	struct sl_ctx *ctx;
+	bool twin = false;
 	CUresult err = sl_ctx_use(&ctx);
 
 	if (err)
@@ -228,13 +283,21 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 	c = *p;
 	if (!c.WidthInBytes || !c.Height || !c.Depth)
 		return CUDA_SUCCESS;
-	resolve(&c.srcMemoryType, &c.srcHost, &c.srcDevice);
-	resolve(&c.dstMemoryType, (const void **)&c.dstHost, &c.dstDevice);
+	if (c.srcMemoryType == CU_MEMORYTYPE_UNIFIED)
+		c.srcHost = (const void *)(uintptr_t)c.srcDevice;
+	if (c.dstMemoryType == CU_MEMORYTYPE_UNIFIED)
+		c.dstHost = (void *)(uintptr_t)c.dstDevice;
 	err = check_side(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcArray, &c.srcPitch, &c.srcHeight, c.srcXInBytes, c.srcY, &c);
 	if (!err)
 		err = check_side(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstArray, &c.dstPitch, &c.dstHeight, c.dstXInBytes, c.dstY, &c);
+	if (!err)
+		err = resolve(&c.srcMemoryType, &c.srcHost, &c.srcDevice, span_of(c.srcPitch, c.srcHeight, c.srcXInBytes, c.srcY, c.srcZ, &c), &twin);
+	if (!err)
+		err = resolve(&c.dstMemoryType, (const void **)&c.dstHost, &c.dstDevice, span_of(c.dstPitch, c.dstHeight, c.dstXInBytes, c.dstY, c.dstZ, &c), &twin);
 	if (err)
 		return err;
+	if (__builtin_expect(twin, 0))
+		sl_mapped_send();
 	if (__builtin_expect(sl_sessions > 1, 0)) {
 		bool done;
 
@@ -242,14 +305,17 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 		if (done)
 			return err;
 	}
-	if (c.srcMemoryType != CU_MEMORYTYPE_HOST && c.dstMemoryType != CU_MEMORYTYPE_HOST)
-		return fw_cuMemcpy3DAsync_v2(&c, s);
-	err = sl_copy_capture_check(s);
-	if (err)
-		return err;
-	if (c.srcMemoryType != CU_MEMORYTYPE_HOST)
-		return out(&c, s, wait);
-	return c.dstMemoryType == CU_MEMORYTYPE_HOST ? on_host(&c, s) : in(&c, s);
+	if (c.srcMemoryType != CU_MEMORYTYPE_HOST && c.dstMemoryType != CU_MEMORYTYPE_HOST) {
+		err = fw_cuMemcpy3DAsync_v2(&c, s);
+	} else {
+		err = sl_copy_capture_check(s);
+		if (err)
+			return err;
+		if (c.srcMemoryType != CU_MEMORYTYPE_HOST)
+			return out(&c, s, wait);
+		err = c.dstMemoryType == CU_MEMORYTYPE_HOST ? on_host(&c, s, wait) : in(&c, s);
+	}
+	return !err && twin && wait ? sl_cuStreamSynchronize(s) : err;
 }
 
 static CUresult copy2d(const CUDA_MEMCPY2D *p, CUstream s, bool wait)

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "errstate.h"
 #include "gen.h"
 #include "handles.h"
 #include "session.h"
@@ -156,16 +157,15 @@ void sl_capturing_add(int n);
 void sl_events_drop(uint32_t ctx_id);
 /* An event will be recorded by something other than cuEventRecord. */
 void sl_event_external(CUevent e);
-/* The first sticky error of the process, 0 if none. */
-CUresult sl_sticky(void);
-/* Whether a one-way call failed and no reply has told the program; a wait that goes to the worker will. */
-bool sl_error_untold(void);
-void sl_error_telling(void);
-void sl_sticky_clear(void);
-
 /* hostfn.c: host functions launched and not yet done, and the wait for all of them */
 unsigned sl_hostfns_open(void);
 CUresult sl_hostfns_wait(void);
+/*
+ * Runs f(arg, 0) in the order of the stream, on a thread of the shim's, beside those of the program's. When
+ * work before it in the stream has failed, f(arg, error) is called instead. f must not call CUDA. If an error
+ * is returned f is not called.
+ */
+CUresult sl_hostfn_inside(CUstream s, void (*f)(void *arg, CUresult failed), void *arg);
 
 /* ctxlocal.c */
 CUresult sl_local_put(CUcontext ctx, void *key, void *value, void (*dtor)(CUcontext, void *, void *));

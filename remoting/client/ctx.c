@@ -290,7 +290,6 @@ CUresult sl_cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 CUresult sl_cuDevicePrimaryCtxReset_v2(CUdevice dev)
 {
 	struct sl_ctx *c;
-	CUresult err;
 
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
@@ -302,10 +301,7 @@ CUresult sl_cuDevicePrimaryCtxReset_v2(CUdevice dev)
 	pthread_mutex_lock(&lock);
 	__atomic_store_n(&c->refs, 0, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&lock);
-	err = primary_end(c, true);
-	if (!err)
-		sl_sticky_clear();
-	return err;
+	return primary_end(c, true);
 }
 
 CUresult sl_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)

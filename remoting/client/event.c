@@ -29,66 +29,6 @@
 #define RECORDING UINT64_MAX
 
 static struct sl_pool events = { .size = sizeof(struct sl_event) };
-static _Atomic CUresult sticky;
-static _Atomic bool untold;
-
-CUresult sl_sticky(void)
-{
-	return atomic_load_explicit(&sticky, memory_order_relaxed);
-}
-
-bool sl_error_untold(void)
-{
-	return atomic_load_explicit(&untold, memory_order_relaxed);
-}
-
-void sl_error_telling(void)
-{
-	atomic_store_explicit(&untold, false, memory_order_relaxed);
-}
-
-void sl_sticky_clear(void)
-{
-	atomic_store(&sticky, CUDA_SUCCESS);
-}
-
-static bool is_sticky(CUresult r)
-{
-	switch (r) {
-	case CUDA_ERROR_ECC_UNCORRECTABLE:
-	case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-	case CUDA_ERROR_CONTAINED:
-	case CUDA_ERROR_ILLEGAL_ADDRESS:
-	case CUDA_ERROR_LAUNCH_TIMEOUT:
-	case CUDA_ERROR_ASSERT:
-	case CUDA_ERROR_HARDWARE_STACK_ERROR:
-	case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-	case CUDA_ERROR_MISALIGNED_ADDRESS:
-	case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-	case CUDA_ERROR_INVALID_PC:
-	case CUDA_ERROR_LAUNCH_FAILED:
-	case CUDA_ERROR_TENSOR_MEMORY_LEAK:
-		return true;
-	default:
-		return false;
-	}
-}
-
-/*
- * Receiver thread. The error itself reaches the program with its next reply;
- * what is kept here is that a wait must not be answered here before it did, and,
- * if CUDA makes it stick, that calls answered here must tell it too.
- */
-void sl_on_error(uint16_t op, CUresult result)
-{
-	CUresult none = CUDA_SUCCESS;
-
-	sl_log(SL_WARN, "%s failed in the worker with error %d", sl_op_name(op), result);
-	atomic_store(&untold, true);
-	if (is_sticky(result))
-		atomic_compare_exchange_strong(&sticky, &none, result);
-}
-
 static void futex(_Atomic uint32_t *w, int op, uint32_t v, const struct timespec *t)
 {
 	syscall(SYS_futex, w, op | FUTEX_PRIVATE_FLAG, v, t, NULL, 0);

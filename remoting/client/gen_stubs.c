@@ -4,6 +4,7 @@
 #include "gen.h"
 #include "core.h"
 #include "handles.h"
+#include "operand.h"
 
 CUresult fw_cuArray3DCreate_v2(uint32_t pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
 {
@@ -553,7 +554,7 @@ CUresult fw_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	if (!err)
-		err = sl_oneway(SL_OP_cuDeviceSetMemPool, &b);
+		err = sl_wait(SL_OP_cuDeviceSetMemPool, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -677,7 +678,7 @@ CUresult fw_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, in
 	sl_put_u32(&b, (uint32_t)attrib);
 	sl_put_u32(&b, (uint32_t)value);
 	if (!err)
-		err = sl_oneway(SL_OP_cuFuncSetAttribute, &b);
+		err = sl_wait(SL_OP_cuFuncSetAttribute, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -928,6 +929,8 @@ CUresult fw_cuGraphAddMemsetNode(uint32_t phGraphNode, CUgraph hGraph, const CUg
 	sl_put_u8(&b, memsetParams != NULL);
 	if (memsetParams)
 		sl_put_bytes(&b, memsetParams, sizeof *memsetParams);
+	if (memsetParams)
+		sl_operand_check_CUDA_MEMSET_NODE_PARAMS(memsetParams, "cuGraphAddMemsetNode", &err);
 	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
 	if (!err)
@@ -1547,6 +1550,8 @@ CUresult fw_cuGraphMemsetNodeSetParams(CUgraphNode hNode, const CUDA_MEMSET_NODE
 	sl_put_u8(&b, nodeParams != NULL);
 	if (nodeParams)
 		sl_put_bytes(&b, nodeParams, sizeof *nodeParams);
+	if (nodeParams)
+		sl_operand_check_CUDA_MEMSET_NODE_PARAMS(nodeParams, "cuGraphMemsetNodeSetParams", &err);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphMemsetNodeSetParams, &b);
 	sl_buf_free(&b);
@@ -1835,7 +1840,7 @@ CUresult fw_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel 
 	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	if (!err)
-		err = sl_oneway(SL_OP_cuKernelSetAttribute, &b);
+		err = sl_wait(SL_OP_cuKernelSetAttribute, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -2353,7 +2358,7 @@ CUresult fw_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 	sl_put_u32(&b, sl_handle_id(SL_MEMHANDLE, (const void *)(uintptr_t)handle, &err));
 	sl_put_u64(&b, (uint64_t)flags);
 	if (!err)
-		err = sl_oneway(SL_OP_cuMemMap, &b);
+		err = sl_wait(SL_OP_cuMemMap, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -2486,7 +2491,7 @@ CUresult fw_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, si
 	}
 	sl_put_u64(&b, (uint64_t)count);
 	if (!err)
-		err = sl_oneway(SL_OP_cuMemPoolSetAccess, &b);
+		err = sl_wait(SL_OP_cuMemPoolSetAccess, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -2573,7 +2578,7 @@ CUresult fw_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 	}
 	sl_put_u64(&b, (uint64_t)count);
 	if (!err)
-		err = sl_oneway(SL_OP_cuMemSetAccess, &b);
+		err = sl_wait(SL_OP_cuMemSetAccess, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -2596,7 +2601,7 @@ CUresult fw_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, C
 	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	if (!err)
-		err = sl_oneway(SL_OP_cuMemSetMemPool, &b);
+		err = sl_wait(SL_OP_cuMemSetMemPool, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -2714,18 +2719,6 @@ CUresult fw_cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdev
 	return err;
 }
 
-CUresult sl_cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount, CUstream hStream)
-{
-	if (__builtin_expect(sl_sessions > 1, 0)) {
-		bool done;
-		CUresult err = sl_across_cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream, &done);
-
-		if (done || err)
-			return err;
-	}
-	return fw_cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
-}
-
 CUresult fw_cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -2742,11 +2735,6 @@ CUresult fw_cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N,
 		err = sl_oneway(SL_OP_cuMemsetD16Async, &b);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)
-{
-	return fw_cuMemsetD16Async(dstDevice, us, N, hStream);
 }
 
 CUresult fw_cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream)
@@ -2769,11 +2757,6 @@ CUresult fw_cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned 
 	return err;
 }
 
-CUresult sl_cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream)
-{
-	return fw_cuMemsetD2D16Async(dstDevice, dstPitch, us, Width, Height, hStream);
-}
-
 CUresult fw_cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -2792,11 +2775,6 @@ CUresult fw_cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned 
 		err = sl_oneway(SL_OP_cuMemsetD2D32Async, &b);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream)
-{
-	return fw_cuMemsetD2D32Async(dstDevice, dstPitch, ui, Width, Height, hStream);
 }
 
 CUresult fw_cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream)
@@ -2819,11 +2797,6 @@ CUresult fw_cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned c
 	return err;
 }
 
-CUresult sl_cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream)
-{
-	return fw_cuMemsetD2D8Async(dstDevice, dstPitch, uc, Width, Height, hStream);
-}
-
 CUresult fw_cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -2842,11 +2815,6 @@ CUresult fw_cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, C
 	return err;
 }
 
-CUresult sl_cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
-{
-	return fw_cuMemsetD32Async(dstDevice, ui, N, hStream);
-}
-
 CUresult fw_cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -2863,11 +2831,6 @@ CUresult fw_cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, C
 		err = sl_oneway(SL_OP_cuMemsetD8Async, &b);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
-{
-	return fw_cuMemsetD8Async(dstDevice, uc, N, hStream);
 }
 
 CUresult fw_cuMipmappedArrayCreate(uint32_t pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc, unsigned int numMipmapLevels)
@@ -3280,6 +3243,8 @@ CUresult fw_cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatc
 		sl_put_u32(&b, (uint32_t)count);
 		sl_put_bytes(&b, paramArray, count * sizeof *paramArray);
 	}
+	for (size_t i = 0; paramArray && i < count; i++)
+		sl_operand_check_CUstreamBatchMemOpParams(&paramArray[i], "cuStreamBatchMemOp", &err);
 	sl_put_u32(&b, (uint32_t)flags);
 	if (!err)
 		err = sl_oneway(SL_OP_cuStreamBatchMemOp, &b);
@@ -3306,6 +3271,8 @@ CUresult fw_cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamB
 		sl_put_u32(&b, (uint32_t)count);
 		sl_put_bytes(&b, paramArray, count * sizeof *paramArray);
 	}
+	for (size_t i = 0; paramArray && i < count; i++)
+		sl_operand_check_CUstreamBatchMemOpParams(&paramArray[i], "cuStreamBatchMemOp_v2", &err);
 	sl_put_u32(&b, (uint32_t)flags);
 	if (!err)
 		err = sl_oneway(SL_OP_cuStreamBatchMemOp_v2, &b);
@@ -3375,7 +3342,7 @@ CUresult fw_cuStreamCopyAttributes(CUstream dstStream, CUstream srcStream)
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)srcStream);
 	sl_put_u32(&b, sl_stream_id(srcStream, &err));
 	if (!err)
-		err = sl_oneway(SL_OP_cuStreamCopyAttributes, &b);
+		err = sl_wait(SL_OP_cuStreamCopyAttributes, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -3631,7 +3598,7 @@ CUresult fw_cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CU
 	if (param)
 		sl_put_bytes(&b, param, sizeof *param);
 	if (!err)
-		err = sl_oneway(SL_OP_cuStreamSetAttribute, &b);
+		err = sl_wait(SL_OP_cuStreamSetAttribute, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -3674,7 +3641,7 @@ CUresult fw_cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dep
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	sl_put_u32(&b, (uint32_t)flags);
 	if (!err)
-		err = sl_oneway(SL_OP_cuStreamUpdateCaptureDependencies, &b);
+		err = sl_wait(SL_OP_cuStreamUpdateCaptureDependencies, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -3722,6 +3689,7 @@ CUresult fw_cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t va
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_route_ptr(&b, addr);
+	sl_operand_check(addr, "cuStreamWaitValue32", &err);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u32(&b, (uint32_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3745,6 +3713,7 @@ CUresult fw_cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_route_ptr(&b, addr);
+	sl_operand_check(addr, "cuStreamWaitValue32_v2", &err);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u32(&b, (uint32_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3768,6 +3737,7 @@ CUresult fw_cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t va
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_route_ptr(&b, addr);
+	sl_operand_check(addr, "cuStreamWaitValue64", &err);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u64(&b, (uint64_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3791,6 +3761,7 @@ CUresult fw_cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_route_ptr(&b, addr);
+	sl_operand_check(addr, "cuStreamWaitValue64_v2", &err);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u64(&b, (uint64_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3814,6 +3785,7 @@ CUresult fw_cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t v
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_route_ptr(&b, addr);
+	sl_operand_check(addr, "cuStreamWriteValue32", &err);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u32(&b, (uint32_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3837,6 +3809,7 @@ CUresult fw_cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_route_ptr(&b, addr);
+	sl_operand_check(addr, "cuStreamWriteValue32_v2", &err);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u32(&b, (uint32_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3860,6 +3833,7 @@ CUresult fw_cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t v
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_route_ptr(&b, addr);
+	sl_operand_check(addr, "cuStreamWriteValue64", &err);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u64(&b, (uint64_t)value);
 	sl_put_u32(&b, (uint32_t)flags);
@@ -3883,6 +3857,7 @@ CUresult fw_cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)stream);
 	sl_put_u32(&b, sl_stream_id(stream, &err));
 	sl_route_ptr(&b, addr);
+	sl_operand_check(addr, "cuStreamWriteValue64_v2", &err);
 	sl_put_u64(&b, (uint64_t)addr);
 	sl_put_u64(&b, (uint64_t)value);
 	sl_put_u32(&b, (uint32_t)flags);

@@ -1,12 +1,17 @@
 /*
  * Host functions in streams (cuLaunchHostFunc, cuStreamAddCallback). The worker
  * reaches the point in the stream and sends HOSTFN; the receiver thread queues
- * it; the callback thread runs the functions one after another and reports each
+ * it; a callback thread runs the functions one after another and reports each
  * done, upon which the stream goes on. Programs may not call CUDA from such a
- * function, so one thread is what CUDA itself would use.
+ * function, so one thread is what CUDA itself would use. The shim's own functions
+ * (copies and fills of host memory) have another thread, so that a function of the
+ * program's that takes long does not hold them up.
  *
- * Locking: the queue has a mutex and a condition; the thread is made on first
- * use and holds no lock while it runs the program's code.
+ * A function behind a failed operation is not called, as CUDA does not call one after
+ * an error; a callback is called with the error.
+ *
+ * Locking: one mutex for both queues, each of which has a condition; a thread is made
+ * on first use and holds no lock while it runs a function.
  */
 #include "core.h"
 
@@ -19,42 +24,58 @@ struct hostfn {
 	uint32_t id;
 	CUhostFn fn;
 	CUstreamCallback callback;
+	void (*inside)(void *, CUresult);
+	CUresult failed;
 	CUstream stream;
 	void *arg;
 	uint8_t to;	/* session of the stream, as in sl_buf */
 };
 
+struct queue {
+	pthread_cond_t wake;
+	struct hostfn *head, *last;
+	bool running;
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
-static struct hostfn *head, **tail = &head;
-static bool running;
+static struct queue program = { .wake = PTHREAD_COND_INITIALIZER }, own = { .wake = PTHREAD_COND_INITIALIZER };
 static uint32_t open;	/* launched and not yet done; under lock */
 static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
 
-static void *run(void *unused)
+static void call(const struct hostfn *h)
 {
-	(void)unused;
+	if (h->inside)
+		h->inside(h->arg, h->failed);
+	else if (h->callback)
+		h->callback(h->stream, h->failed ? h->failed : sl_sticky(), h->arg);
+	else if (!h->failed)
+		h->fn(h->arg);
+	else
+		sl_log(SL_WARN, "a host function is not called: error %d before it in its stream", h->failed);
+}
+
+static void *run(void *arg)
+{
+	struct queue *q = arg;
+
 	for (;;) {
 		struct hostfn *h;
 		sl_buf b;
 
 		pthread_mutex_lock(&lock);
-		while (!head)
-			pthread_cond_wait(&wake, &lock);
-		h = head;
-		head = h->next;
-		if (!head)
-			tail = &head;
+		while (!q->head)
+			pthread_cond_wait(&q->wake, &lock);
+		h = q->head;
+		q->head = h->next;
 		pthread_mutex_unlock(&lock);
-		if (h->callback)
-			h->callback(h->stream, sl_sticky(), h->arg);
-		else
-			h->fn(h->arg);
-		sl_buf_init(&b);
-		b.to = h->to;
-		sl_put_u32(&b, h->id);
-		sl_oneway(CTL_HOSTFN_DONE, &b);
-		sl_buf_free(&b);
+		call(h);
+		if (!h->failed) { /* else no stream waits for it */
+			sl_buf_init(&b);
+			b.to = h->to;
+			sl_put_u32(&b, h->id);
+			sl_oneway(CTL_HOSTFN_DONE, &b);
+			sl_buf_free(&b);
+		}
 		sl_handle_free(SL_HOSTFN, h->id);
 		free(h);
 		pthread_mutex_lock(&lock);
@@ -91,45 +112,52 @@ CUresult sl_hostfns_wait(void)
 }
 
 /* Signals belong to the program's threads. */
-static CUresult ensure_thread(void)
+static CUresult ensure_thread(struct queue *q)
 {
 	sigset_t all, old;
 	pthread_t thread;
 	CUresult err = CUDA_SUCCESS;
 
 	pthread_mutex_lock(&lock);
-	if (!running) {
+	if (!q->running) {
 		sigfillset(&all);
 		pthread_sigmask(SIG_SETMASK, &all, &old);
-		if (pthread_create(&thread, NULL, run, NULL))
+		if (pthread_create(&thread, NULL, run, q))
 			err = CUDA_ERROR_OPERATING_SYSTEM;
 		else
 			pthread_detach(thread);
 		pthread_sigmask(SIG_SETMASK, &old, NULL);
-		running = !err;
+		q->running = !err;
 	}
 	pthread_mutex_unlock(&lock);
 	return err;
 }
 
 /* Receiver thread. */
-void sl_on_hostfn(uint32_t id)
+void sl_on_hostfn(uint32_t id, CUresult failed)
 {
 	struct hostfn *h = sl_handle_state_by_id(SL_HOSTFN, id);
+	struct queue *q;
 
 	if (!h)
 		return;
 	/* Once only, whatever the worker sends. */
 	sl_handle_set_state(SL_HOSTFN, sl_handle_value(SL_HOSTFN, id), NULL);
-	pthread_mutex_lock(&lock);
+	h->failed = failed;
 	h->next = NULL;
-	*tail = h;
-	tail = &h->next;
-	pthread_cond_signal(&wake);
+	q = h->inside ? &own : &program;
+	pthread_mutex_lock(&lock);
+	if (q->head)
+		q->last->next = h;
+	else
+		q->head = h;
+	q->last = h;
+	pthread_cond_signal(&q->wake);
 	pthread_mutex_unlock(&lock);
 }
 
-static CUresult launch(CUstream hStream, CUhostFn fn, CUstreamCallback callback, void *arg)
+/* Puts what is described by f into the stream. */
+static CUresult launch(CUstream hStream, struct hostfn f)
 {
 	struct hostfn *h;
 	struct sl_ctx *c;
@@ -139,7 +167,7 @@ static CUresult launch(CUstream hStream, CUhostFn fn, CUstreamCallback callback,
 	sl_buf b;
 
 	if (!err)
-		err = ensure_thread();
+		err = ensure_thread(f.inside ? &own : &program);
 	if (err)
 		return err;
 	stream = sl_stream_id(hStream, &err);
@@ -148,10 +176,8 @@ static CUresult launch(CUstream hStream, CUhostFn fn, CUstreamCallback callback,
 	h = calloc(1, sizeof *h);
 	if (!h)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	h->fn = fn;
-	h->callback = callback;
+	*h = f;
 	h->stream = hStream;
-	h->arg = arg;
 	h->id = sl_handle_new(SL_HOSTFN, h, &value);
 	if (!h->id) {
 		free(h);
@@ -192,7 +218,7 @@ CUresult sl_cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData)
 	if (!fn)
 		return CUDA_ERROR_INVALID_VALUE;
 	err = refuse_capture(hStream, "cuLaunchHostFunc in a capture", &once);
-	return err ? err : launch(hStream, fn, NULL, userData);
+	return err ? err : launch(hStream, (struct hostfn){ .fn = fn, .arg = userData });
 }
 
 CUresult sl_cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)
@@ -201,5 +227,10 @@ CUresult sl_cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, voi
 		return CUDA_ERROR_INVALID_VALUE;
 	if (sl_capturing_any())
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	return launch(hStream, NULL, callback, userData);
+	return launch(hStream, (struct hostfn){ .callback = callback, .arg = userData });
+}
+
+CUresult sl_hostfn_inside(CUstream s, void (*f)(void *, CUresult), void *arg)
+{
+	return launch(s, (struct hostfn){ .inside = f, .arg = arg });
 }

@@ -135,6 +135,32 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_
 	return err;
 }
 
+bool sl_mapped_twin_slow(uint64_t *p)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&lock);
+	for (struct block *b = blocks; b < blocks + SL_MAPPED_BLOCKS && !found; b++) {
+		if (!b->host || *p - b->host >= b->n)
+			continue;
+		*p = b->dev + (*p - b->host);
+		found = true;
+	}
+	pthread_mutex_unlock(&lock);
+	return found;
+}
+
+bool sl_mapped_is_twin_slow(uint64_t p)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&lock);
+	for (struct block *b = blocks; b < blocks + SL_MAPPED_BLOCKS && !found; b++)
+		found = b->host && p - b->dev < b->n;
+	pthread_mutex_unlock(&lock);
+	return found;
+}
+
 static void drop(bool (*which)(const struct block *, uint64_t), uint64_t key)
 {
 	if (!atomic_load(&sl_mapped_blocks))

@@ -27,6 +27,21 @@ void sl_mapped_drop(uint64_t base);
 /* The context is gone, and its blocks with it. */
 void sl_mapped_drop_ctx(uint32_t ctx_id);
 
+bool sl_mapped_twin_slow(uint64_t *p);
+bool sl_mapped_is_twin_slow(uint64_t p);
+
+/* Replaces an address in host memory that has a twin by the twin's. */
+static inline bool sl_mapped_twin(uint64_t *p)
+{
+	return __builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed), 0) && sl_mapped_twin_slow(p);
+}
+
+/* Whether a device address lies in a twin. */
+static inline bool sl_mapped_is_twin(uint64_t p)
+{
+	return __builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed), 0) && sl_mapped_is_twin_slow(p);
+}
+
 void sl_mapped_send_slow(void);
 struct sl_mapped_wait *sl_mapped_begin_slow(uint32_t stream);
 

@@ -242,11 +242,15 @@ CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 	CUresult err;
 	void *p;
 
-	if (!pp || !bytesize || Flags & ~7u)
+	if (!pp || Flags & ~7u)
 		return CUDA_ERROR_INVALID_VALUE;
 	err = sl_ctx_peek(&c);
 	if (err)
 		return err;
+	if (!bytesize) {
+		*pp = NULL;
+		return CUDA_SUCCESS;
+	}
 	r.map_size = page_up(bytesize);
 	if (r.map_size < bytesize)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -339,7 +343,7 @@ CUresult sl_cuMemHostGetFlags(unsigned int *pFlags, void *p)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!sl_range_find((uint64_t)(uintptr_t)p, &r) || (r.type != SL_RANGE_HOST && r.type != SL_RANGE_REGISTERED))
 		return CUDA_ERROR_INVALID_VALUE;
-	*pFlags = r.flags;
+	*pFlags = (r.flags & CU_MEMHOSTALLOC_WRITECOMBINED) | CU_MEMHOSTALLOC_DEVICEMAP; /* as the driver answers where addresses are unified */
 	return CUDA_SUCCESS;
 }
 

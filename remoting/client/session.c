@@ -34,6 +34,7 @@
 #include "attention.h"
 #include "connect.h"
 #include "delivery.h"
+#include "errstate.h"
 #include "shmring.h"
 
 #define RING (1u << 20)
@@ -59,7 +60,7 @@ struct in_hdr {
 	uint32_t call;
 	int32_t result;
 	uint32_t arg;
-	int32_t deferred;
+	uint32_t reserved;
 };
 
 struct waiter {
@@ -100,8 +101,6 @@ static struct {
 	pthread_mutex_t start_lock;
 	int state;	/* ST_* */
 	CUresult error;	/* what calls return when not live */
-	CUresult sticky;	/* CUDA's own sticky error, 0 if none */
-	CUresult deferred;	/* first error of a one-way call not yet told */
 	pid_t pid;
 	struct sl_snapshot snap; /* the devices of all owners, one list */
 
@@ -193,7 +192,7 @@ CUresult sl_dead(void)
 	int st = __atomic_load_n(&S.state, __ATOMIC_ACQUIRE);
 
 	if (st == ST_LIVE)
-		return __atomic_load_n(&S.sticky, __ATOMIC_RELAXED);
+		return sl_sticky();
 	return st == ST_NEW ? CUDA_ERROR_NOT_INITIALIZED : S.error;
 }
 
@@ -245,15 +244,10 @@ static void die(CUresult error, const char *why)
 	}
 }
 
-static bool is_sticky(CUresult r)
-{
-	return r == CUDA_ERROR_ILLEGAL_ADDRESS || r == CUDA_ERROR_LAUNCH_TIMEOUT || r == CUDA_ERROR_ASSERT ||
-	       (r >= CUDA_ERROR_HARDWARE_STACK_ERROR && r <= CUDA_ERROR_LAUNCH_FAILED);
-}
-
+/* Calls that are answered here must tell a sticky error too. */
 static void note_error(CUresult r)
 {
-	if (is_sticky(r) && !__atomic_exchange_n(&S.sticky, r, __ATOMIC_RELAXED))
+	if (sl_error_result(r))
 		gate_close();
 }
 
@@ -728,33 +722,6 @@ static bool rx(struct sl_peer *t, void *dst, size_t n)
 	return true;
 }
 
-/*
- * What a call is told. An error of an earlier one-way call is kept for the next
- * call by which the program asks how the device fares: another that succeeded, an
- * allocation say, must not seem to have failed.
- */
-static CUresult told(const struct in_hdr *h)
-{
-	CUresult none = CUDA_SUCCESS, kept;
-
-	if (h->deferred)
-		__atomic_compare_exchange_n(&S.deferred, &none, h->deferred, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-	if (h->result && h->result != CUDA_ERROR_NOT_READY)
-		return h->result;
-	switch (h->op) {
-	case SL_OP_cuStreamSynchronize:
-	case SL_OP_cuCtxSynchronize:
-	case SL_OP_cuEventSynchronize:
-	case SL_OP_cuStreamQuery:
-	case CTL_EVENT_WATCH:
-	case CTL_COPY_OUT:
-	case CTL_COPY_OUT_3D:
-		kept = __atomic_exchange_n(&S.deferred, CUDA_SUCCESS, __ATOMIC_RELAXED);
-		return kept ? kept : h->result;
-	}
-	return h->result;
-}
-
 static bool rx_reply(struct sl_peer *t, const struct in_hdr *h)
 {
 	struct waiter *w = take_waiter(t, h->call);
@@ -773,7 +740,7 @@ static bool rx_reply(struct sl_peer *t, const struct in_hdr *h)
 	} else {
 		ok = rx(t, r->data, h->size);
 		r->n = ok ? h->size : 0;
-		r->result = !ok ? sl_dead() : told(h);
+		r->result = !ok ? sl_dead() : (CUresult)h->result;
 	}
 	note_error(r->result);
 	wake_waiter(w);
@@ -869,8 +836,8 @@ static bool rx_frame(struct sl_peer *t)
 		return rx_data(t, &h);
 	case K_EVENT:
 		if (h.result) {
-			note_error(h.result);
-			sl_on_error(h.op, h.result);
+			if (sl_error_oneway(h.result))
+				gate_close();
 			sl_on_event_error(h.arg);
 		} else {
 			sl_on_event(h.arg, h.call);
@@ -878,13 +845,13 @@ static bool rx_frame(struct sl_peer *t)
 		break;
 	case K_ERROR:
 		sl_log(SL_WARN, "%s failed on the worker: error %d", sl_op_name(h.op), h.result);
-		note_error(h.result);
-		sl_on_error(h.op, h.result);
+		if (sl_error_oneway(h.result))
+			gate_close();
 		break;
 	case K_PRINT:
 		return rx_print(t, h.size);
 	case K_HOSTFN:
-		sl_on_hostfn(h.arg);
+		sl_on_hostfn(h.arg, h.result);
 		break;
 	case K_BYE: {
 		char why[512] = "";

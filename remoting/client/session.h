@@ -217,8 +217,8 @@ unsigned sl_deliveries_open(void);
 void sl_on_event(uint32_t id, uint32_t generation);
 /* Waiting for the event failed: whoever asks next must ask the worker. */
 void sl_on_event_error(uint32_t id);
-void sl_on_hostfn(uint32_t id);
-void sl_on_error(uint16_t op, CUresult result);
+/* failed: the function is not to be called, because of this error before it in its stream. */
+void sl_on_hostfn(uint32_t id, CUresult failed);
 /* How many owners this process has sessions with. */
 extern unsigned sl_sessions;
 /* The session of a device by its place in the snapshot, and a session's first place. */

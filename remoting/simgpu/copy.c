@@ -11,18 +11,14 @@
 
 #define OWN_MAX (64U << 10)	/* pageable sources up to this are copied aside, as the driver does */
 
-enum side { S_HOST, S_DEVICE, S_ANY };
+/* With unified addressing a device address may stand for host memory, and page-locked host memory for the device's. */
+enum side { S_HOST, S_DEVICE };
 
 static bool side_ok(enum side side, uint64_t p, size_t n)
 {
-	switch (side) {
-	case S_DEVICE:
+	if (side == S_DEVICE || mem_device(p))
 		return mem_ok(p, n);
-	case S_ANY:
-		return mem_device(p) ? mem_ok(p, n) : p != 0;
-	default:
-		return p != 0;
-	}
+	return p != 0;
 }
 
 static bool pageable(uint64_t p)
@@ -100,7 +96,7 @@ COPIES(cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds, cuMemcpyDtoHAsync_v2, cuMemcpyDtoH
        CUdeviceptr, S_DEVICE)
 COPIES(cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds, cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, S_DEVICE,
        CUdeviceptr, S_DEVICE)
-COPIES(cuMemcpy, cuMemcpy_ptds, cuMemcpyAsync, cuMemcpyAsync_ptsz, CUdeviceptr, S_ANY, CUdeviceptr, S_ANY)
+COPIES(cuMemcpy, cuMemcpy_ptds, cuMemcpyAsync, cuMemcpyAsync_ptsz, CUdeviceptr, S_HOST, CUdeviceptr, S_HOST)
 
 static CUresult peer(CUdeviceptr dst, CUcontext dc, CUdeviceptr src, CUcontext sc, size_t n, CUstream h, CUstream dflt,
 		     bool sync)

@@ -578,8 +578,12 @@ static CUresult host_alloc(void **pp, size_t n, unsigned int flags)
 
 	if (r)
 		return r;
-	if (!pp || !n || flags & ~7U)
+	if (!pp || flags & ~7U)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	if (!n) {
+		*pp = NULL;
+		return sim_leave(CUDA_SUCCESS);
+	}
 	r = capture_unsafe();
 	if (!r && alloc_must_fail())
 		r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -693,6 +697,8 @@ API CUresult cuMemHostGetFlags(unsigned int *flags, void *p)
 	if (r)
 		return r;
 	a = host_find(p, A_HOST);
+	if (!a)
+		a = host_find(p, A_REGISTERED);
 	if (!flags || !a)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	*flags = a->flags | CU_MEMHOSTALLOC_DEVICEMAP;

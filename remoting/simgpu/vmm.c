@@ -317,7 +317,7 @@ static CUresult attribute(void *out, CUpointer_attribute attr, uint64_t p)
 	struct alloc *a = mem_find(p);
 	bool host = a && (a->akind == A_HOST || a->akind == A_REGISTERED);
 
-	if (attr == CU_POINTER_ATTRIBUTE_MAPPED) {
+	if (attr == CU_POINTER_ATTRIBUTE_MAPPED && (a || reserved_at(p, 1))) {
 		*(int *)out = a && a->accessible;
 		return CUDA_SUCCESS;
 	}

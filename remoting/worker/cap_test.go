@@ -30,7 +30,7 @@ func TestLocalMemoryIsChargedAtLaunch(t *testing.T) {
 			t.Fatal(rc)
 		}
 		k.launch(1, 0, 1, 1, u32(0))
-		if r := k.streamSync(0); r.deferred != 2 {
+		if r := k.streamSync(0); r.result != 2 {
 			t.Fatalf("launch beyond the cap: %+v", r)
 		}
 		if again, _ := k.memInfo(); again != free-512<<20 {
@@ -39,7 +39,7 @@ func TestLocalMemoryIsChargedAtLaunch(t *testing.T) {
 		k.free(p)
 		for range 3 {
 			k.launch(1, 0, 1, 1, u32(0))
-			if r := k.streamSync(0); r.deferred != 0 || r.result != 0 {
+			if r := k.streamSync(0); r.result != 0 {
 				t.Fatalf("launch within the cap: %+v", r)
 			}
 			if now, _ := k.memInfo(); free-now != deepBytes {

@@ -176,14 +176,15 @@ type conn struct {
 	order   []string // what came, in order
 	errs    []int32
 	events  map[uint32]uint32
+	failed  map[string]int32 // results of EVENT and HOSTFN frames that are errors, as in order
 	bye     string
 	err     error
 	onHost  func(id uint32)
 }
 
 type reply struct {
-	result, deferred int32
-	payload          []byte
+	result  int32
+	payload []byte
 }
 
 func testHello(kind uint32) wire.Hello {
@@ -229,7 +230,7 @@ func dialRaw(t testing.TB, addr string, token [16]byte) *conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &conn{t: t, c: c, replies: map[uint32]reply{}, data: map[uint32][]byte{}, over: map[uint32]bool{}, events: map[uint32]uint32{}}
+	k := &conn{t: t, c: c, replies: map[uint32]reply{}, data: map[uint32][]byte{}, over: map[uint32]bool{}, events: map[uint32]uint32{}, failed: map[string]int32{}}
 	k.cond = sync.NewCond(&k.mu)
 	if err := k.snap.Decode(p); err != nil {
 		t.Fatal(err)
@@ -264,7 +265,7 @@ func (k *conn) frames() error {
 		k.mu.Lock()
 		switch h.Kind {
 		case wire.KindReply:
-			k.replies[h.Call] = reply{h.Result, h.Deferred, p}
+			k.replies[h.Call] = reply{h.Result, p}
 			k.order = append(k.order, fmt.Sprintf("reply %d", h.Call))
 		case wire.KindData:
 			off := int(binary.LittleEndian.Uint64(p))
@@ -278,14 +279,20 @@ func (k *conn) frames() error {
 			}
 		case wire.KindEvent:
 			k.events[h.Arg] = h.Call
+			if h.Result != 0 {
+				k.failed[fmt.Sprintf("event %d", h.Arg)] = h.Result
+			}
 			k.order = append(k.order, fmt.Sprintf("event %d", h.Arg))
 		case wire.KindError:
 			k.errs = append(k.errs, h.Result)
 		case wire.KindPrint:
 			k.printed = append(k.printed, p...)
 		case wire.KindHostFn:
+			if h.Result != 0 {
+				k.failed[fmt.Sprintf("host %d", h.Arg)] = h.Result
+			}
 			k.order = append(k.order, fmt.Sprintf("host %d", h.Arg))
-			if k.onHost != nil {
+			if k.onHost != nil && h.Result == 0 {
 				go k.onHost(h.Arg)
 			}
 		case wire.KindBye:

@@ -225,6 +225,7 @@ func (s *session) copyInFrame() (int32, error) {
 	}
 	dst := binary.LittleEndian.Uint64(h)
 	id := binary.LittleEndian.Uint32(h[8:])
+	s.given = id
 	f, err := s.source()
 	if err != nil {
 		return 0, err
@@ -382,6 +383,7 @@ func (s *session) copyIn3DFrame() (int32, error) {
 		s.rd.Done()
 		return s.malformed(s.hdr.Op), nil
 	}
+	s.given = b.stream
 	f, err := s.source()
 	if err != nil {
 		return 0, err
@@ -741,6 +743,7 @@ func (s *session) endDelivery(id uint32) {
 // and finished by a waiter, so that a copy of any size does not hold up the
 // calls of other threads.
 func (s *session) copyOutAll(streamID, id uint32, total uint64, on func(stream uint64) copier) int32 {
+	s.given = streamID
 	stream, ctx, rc := s.copyTarget(streamID)
 	if rc != 0 {
 		s.endDelivery(id)
@@ -756,8 +759,9 @@ func (s *session) copyOutAll(streamID, id uint32, total uint64, on func(stream u
 		s.settle()
 		return rc
 	}
+	told := s.tellStream(streamID)
 	if off == total {
-		return s.answerAt(ctx, stream)
+		return s.answerAt(ctx, stream, told)
 	}
 	op, call := s.hdr.Op, s.hdr.Call
 	s.pending = true
@@ -774,7 +778,7 @@ func (s *session) copyOutAll(streamID, id uint32, total uint64, on func(stream u
 			rc = rc2
 		}
 		s.settle()
-		if err := s.reply(op, call, rc, nil); err != nil {
+		if err := s.reply(op, call, orTold(rc, told), nil); err != nil {
 			s.leave("reply", err)
 		}
 	}})
@@ -802,8 +806,8 @@ func (s *session) drainTo(ev uint64) int32 {
 	}
 }
 
-// answerAt answers the current call when the stream gets here.
-func (s *session) answerAt(ctx, stream uint64) int32 {
+// answerAt answers the current call when the stream gets here; told is as for answerWhen.
+func (s *session) answerAt(ctx, stream uint64, told int32) int32 {
 	ev, rc := s.events.get(ctx)
 	if rc != 0 {
 		return rc
@@ -812,7 +816,7 @@ func (s *session) answerAt(ctx, stream uint64) int32 {
 		s.events.put(ctx, ev)
 		return int32(rc)
 	}
-	return s.answerWhen(ctx, ev, nil)
+	return s.answerWhen(ctx, ev, told)
 }
 
 // leave forgets slots' events of a context that is about to go, and the

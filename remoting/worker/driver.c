@@ -288,6 +288,13 @@ int sl_stream_capturing(uint64_t s, uint32_t *status)
 	return rc;
 }
 
+int sl_stream_blocking(uint64_t s)
+{
+	unsigned flags = 0;
+
+	return CU(cuStreamGetFlags, (CUstream)s, &flags) || !(flags & CU_STREAM_NON_BLOCKING);
+}
+
 int sl_event_create(uint64_t *e, uint32_t flags)
 {
 	return CU(cuEventCreate, (CUevent *)e, flags);

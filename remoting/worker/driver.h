@@ -55,6 +55,8 @@ int sl_stream_create(uint64_t *s, uint32_t flags);
 int sl_stream_destroy(uint64_t s);
 int sl_stream_query(uint64_t s);
 int sl_stream_capturing(uint64_t s, uint32_t *status);
+/* Whether a stream is ordered with its context's legacy default stream; if in doubt it is. */
+int sl_stream_blocking(uint64_t s);
 int sl_event_create(uint64_t *e, uint32_t flags);
 int sl_event_destroy(uint64_t e);
 int sl_event_record(uint64_t e, uint64_t s);

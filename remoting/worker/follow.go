@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
-	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 )
 
 const (
@@ -141,7 +140,7 @@ func (f *follower) wait(old []*record) (list []*record, waited bool) {
 func (f *follower) run() {
 	runtime.LockOSThread()
 	relaxCapture()
-	nap.Sharpen()
+	sharpSleep()
 	var list []*record
 	last := time.Now()
 	for n := 0; ; n++ {
@@ -157,7 +156,7 @@ func (f *follower) run() {
 		if now := time.Now(); some {
 			last = now
 		} else {
-			nap.For(min(max(now.Sub(last)/8, leastLook), mostLook))
+			nap(min(max(now.Sub(last)/8, leastLook), mostLook))
 		}
 	}
 }
@@ -225,6 +224,10 @@ func (s *session) happened(id, gen uint32, rc int32) {
 func (s *session) follow(id, gen, stream uint32) int32 {
 	u, ctx, rc := s.userEvent(id)
 	if rc != 0 { // the record has failed, and somebody may be waiting for it
+		s.happened(id, gen, rc)
+		return 0
+	}
+	if rc := s.failures.event(id); rc != 0 {
 		s.happened(id, gen, rc)
 		return 0
 	}

@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xbd, 0x20, 0x7e, 0xe4, 0xd1, 0x04, 0x2e, 0x7f,
-	0x07, 0x0a, 0x1c, 0xb0, 0x2a, 0x6d, 0xf3, 0xaf,
-	0x26, 0x75, 0xe2, 0xe5, 0x38, 0xb6, 0xcd, 0x07,
-	0xde, 0x4a, 0x41, 0xc3, 0x96, 0xc9, 0x3c, 0x23,
+	0x0e, 0xd8, 0xab, 0x7a, 0x00, 0x9d, 0x56, 0xc8,
+	0x0d, 0xfe, 0x11, 0x9a, 0x2a, 0xed, 0x68, 0x34,
+	0xe8, 0x72, 0x25, 0xdb, 0xae, 0xd3, 0x71, 0x02,
+	0x04, 0x90, 0x67, 0x46, 0xff, 0x5c, 0xda, 0xf1,
 }
 
 // Operation numbers of the API table.
@@ -184,6 +184,32 @@ const (
 	opCuTexObjectGetResourceViewDesc                       = 532
 	opCuTexObjectGetTextureDesc                            = 533
 )
+
+// lateNothings are the one-way operations whose refusal the program need not be told of.
+var lateNothings = map[uint16]bool{
+	opCuArrayDestroy:               true,
+	opCuCtxDestroy_v2:              true,
+	opCuCtxResetPersistingL2Cache:  true,
+	opCuDeviceGraphMemTrim:         true,
+	opCuDevicePrimaryCtxRelease_v2: true,
+	opCuEventDestroy_v2:            true,
+	opCuGraphDestroy:               true,
+	opCuGraphDestroyNode:           true,
+	opCuGraphExecDestroy:           true,
+	opCuLibraryUnload:              true,
+	opCuMemAddressFree:             true,
+	opCuMemFreeAsync:               true,
+	opCuMemFree_v2:                 true,
+	opCuMemPoolDestroy:             true,
+	opCuMemPoolTrimTo:              true,
+	opCuMemRelease:                 true,
+	opCuMemUnmap:                   true,
+	opCuMipmappedArrayDestroy:      true,
+	opCuModuleUnload:               true,
+	opCuStreamDestroy_v2:           true,
+	opCuSurfObjectDestroy:          true,
+	opCuTexObjectDestroy:           true,
+}
 
 var opNames = [...]string{
 	"cuArray3DCreate",
@@ -1378,7 +1404,7 @@ func (s *session) do_cuCtxRecordEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hEvent.real = real
 	}
-	rc := C.call_cuCtxRecordEvent(C.uint64_t(h_hCtx.real), C.uint64_t(h_hEvent.real))
+	rc := s.cuCtxRecordEvent(h_hCtx, h_hEvent)
 	return int32(rc)
 }
 
@@ -1428,7 +1454,7 @@ func (s *session) do_cuCtxWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hEvent.real = real
 	}
-	rc := C.call_cuCtxWaitEvent(C.uint64_t(h_hCtx.real), C.uint64_t(h_hEvent.real))
+	rc := s.cuCtxWaitEvent(h_hCtx, h_hEvent)
 	return int32(rc)
 }
 
@@ -1558,7 +1584,7 @@ func (s *session) do_cuEventElapsedTime_v2(d *wire.Decoder, e *wire.Encoder) int
 		}
 		h_hEnd.real = real
 	}
-	rc := C.call_cuEventElapsedTime_v2(&o_pMilliseconds, C.uint64_t(h_hStart.real), C.uint64_t(h_hEnd.real))
+	rc := s.cuEventElapsedTime_v2(&o_pMilliseconds, h_hStart, h_hEnd)
 	if rc == C.CUDA_SUCCESS {
 		if w_pMilliseconds {
 			memOut(e, unsafe.Pointer(&o_pMilliseconds), unsafe.Sizeof(o_pMilliseconds))
@@ -1570,6 +1596,7 @@ func (s *session) do_cuEventElapsedTime_v2(d *wire.Decoder, e *wire.Encoder) int
 func (s *session) do_cuEventRecord(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(117)
 	}
@@ -1587,13 +1614,14 @@ func (s *session) do_cuEventRecord(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hStream.real = real
 	}
-	rc := C.call_cuEventRecord(C.uint64_t(h_hEvent.real), C.uint64_t(h_hStream.real))
+	rc := s.cuEventRecord(h_hEvent, h_hStream)
 	return int32(rc)
 }
 
 func (s *session) do_cuEventRecordWithFlags(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	p_flags := d.U32()
 	if d.Err() != nil {
 		return s.malformed(118)
@@ -1612,7 +1640,7 @@ func (s *session) do_cuEventRecordWithFlags(d *wire.Decoder, e *wire.Encoder) in
 		}
 		h_hStream.real = real
 	}
-	rc := C.call_cuEventRecordWithFlags(C.uint64_t(h_hEvent.real), C.uint64_t(h_hStream.real), C.uint32_t(p_flags))
+	rc := s.cuEventRecordWithFlags(h_hEvent, h_hStream, p_flags)
 	return int32(rc)
 }
 
@@ -2453,6 +2481,7 @@ func (s *session) do_cuGraphInstantiateWithFlags(d *wire.Decoder, e *wire.Encode
 func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraph := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(221)
 	}
@@ -2474,12 +2503,12 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(h_hGraph.real, 1, h_hStream.real) {
+	if g != nil && !g.enter(h_hGraph.real, 1, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuGraphLaunch(C.uint64_t(h_hGraph.real), C.uint64_t(h_hStream.real))
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -2771,6 +2800,7 @@ func (s *session) do_cuGraphRemoveDependencies(d *wire.Decoder, e *wire.Encoder)
 func (s *session) do_cuGraphUpload(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraph := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(241)
 	}
@@ -3471,6 +3501,7 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		p_pCopy = &v_pCopy
 	}
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(377)
 	}
@@ -3485,12 +3516,12 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(377, uint64(v_pCopy.WidthInBytes*v_pCopy.Height), h_hStream.real) {
+	if g != nil && !g.enter(377, uint64(v_pCopy.WidthInBytes*v_pCopy.Height), h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := s.cuMemcpy2DAsync_v2(p_pCopy, h_hStream)
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3503,6 +3534,7 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		p_pCopy = &v_pCopy
 	}
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(383)
 	}
@@ -3517,12 +3549,12 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(383, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
+	if g != nil && !g.enter(383, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := s.cuMemcpy3DAsync_v2(p_pCopy, h_hStream)
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3535,6 +3567,7 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 		p_pCopy = &v_pCopy
 	}
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(387)
 	}
@@ -3549,12 +3582,12 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(387, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
+	if g != nil && !g.enter(387, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := s.cuMemcpy3DPeerAsync(p_pCopy, h_hStream)
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3564,6 +3597,7 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 	p_srcDevice := d.U64()
 	p_ByteCount := d.U64()
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(404)
 	}
@@ -3578,12 +3612,12 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(404, p_ByteCount, h_hStream.real) {
+	if g != nil && !g.enter(404, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemcpyDtoDAsync_v2(C.uint64_t(p_dstDevice), C.uint64_t(p_srcDevice), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3595,6 +3629,7 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_srcContext := href{id: d.U32()}
 	p_ByteCount := d.U64()
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(419)
 	}
@@ -3623,12 +3658,12 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(419, p_ByteCount, h_hStream.real) {
+	if g != nil && !g.enter(419, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemcpyPeerAsync(C.uint64_t(p_dstDevice), C.uint64_t(h_dstContext.real), C.uint64_t(p_srcDevice), C.uint64_t(h_srcContext.real), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3638,6 +3673,7 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_us := d.U16()
 	p_N := d.U64()
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(421)
 	}
@@ -3652,12 +3688,12 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(421, p_N, h_hStream.real) {
+	if g != nil && !g.enter(421, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD16Async(C.uint64_t(p_dstDevice), C.uint16_t(p_us), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3669,6 +3705,7 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 	p_Width := d.U64()
 	p_Height := d.U64()
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(424)
 	}
@@ -3683,12 +3720,12 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(424, p_Width*p_Height, h_hStream.real) {
+	if g != nil && !g.enter(424, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD2D16Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint16_t(p_us), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3700,6 +3737,7 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 	p_Width := d.U64()
 	p_Height := d.U64()
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(427)
 	}
@@ -3714,12 +3752,12 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(427, p_Width*p_Height, h_hStream.real) {
+	if g != nil && !g.enter(427, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD2D32Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint32_t(p_ui), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3731,6 +3769,7 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_Width := d.U64()
 	p_Height := d.U64()
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(430)
 	}
@@ -3745,12 +3784,12 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(430, p_Width*p_Height, h_hStream.real) {
+	if g != nil && !g.enter(430, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD2D8Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint8_t(p_uc), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3760,6 +3799,7 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_ui := d.U32()
 	p_N := d.U64()
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(433)
 	}
@@ -3774,12 +3814,12 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(433, p_N, h_hStream.real) {
+	if g != nil && !g.enter(433, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD32Async(C.uint64_t(p_dstDevice), C.uint32_t(p_ui), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -3789,6 +3829,7 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_uc := d.U8()
 	p_N := d.U64()
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	if d.Err() != nil {
 		return s.malformed(436)
 	}
@@ -3803,12 +3844,12 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(436, p_N, h_hStream.real) {
+	if g != nil && !g.enter(436, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD8Async(C.uint64_t(p_dstDevice), C.uint8_t(p_uc), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
 	if g != nil {
-		s.passed(g)
+		g.leave()
 	}
 	return int32(rc)
 }
@@ -4177,6 +4218,7 @@ func (s *session) do_cuPointerGetAttribute(d *wire.Decoder, e *wire.Encoder) int
 
 func (s *session) do_cuStreamBatchMemOp(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_count := d.U32()
 	var a_paramArray []C.CUstreamBatchMemOpParams
 	if d.U8() != 0 {
@@ -4210,6 +4252,7 @@ func (s *session) do_cuStreamBatchMemOp(d *wire.Decoder, e *wire.Encoder) int32 
 
 func (s *session) do_cuStreamBatchMemOp_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_count := d.U32()
 	var a_paramArray []C.CUstreamBatchMemOpParams
 	if d.U8() != 0 {
@@ -4655,6 +4698,7 @@ func (s *session) do_cuStreamUpdateCaptureDependencies(d *wire.Decoder, e *wire.
 
 func (s *session) do_cuStreamWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
+	s.given = h_hStream.id
 	h_hEvent := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
@@ -4674,12 +4718,13 @@ func (s *session) do_cuStreamWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hEvent.real = real
 	}
-	rc := C.call_cuStreamWaitEvent(C.uint64_t(h_hStream.real), C.uint64_t(h_hEvent.real), C.uint32_t(p_Flags))
+	rc := s.cuStreamWaitEvent(h_hStream, h_hEvent, p_Flags)
 	return int32(rc)
 }
 
 func (s *session) do_cuStreamWaitValue32(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_addr := d.U64()
 	p_value := d.U32()
 	p_flags := d.U32()
@@ -4699,6 +4744,7 @@ func (s *session) do_cuStreamWaitValue32(d *wire.Decoder, e *wire.Encoder) int32
 
 func (s *session) do_cuStreamWaitValue32_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_addr := d.U64()
 	p_value := d.U32()
 	p_flags := d.U32()
@@ -4718,6 +4764,7 @@ func (s *session) do_cuStreamWaitValue32_v2(d *wire.Decoder, e *wire.Encoder) in
 
 func (s *session) do_cuStreamWaitValue64(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_addr := d.U64()
 	p_value := d.U64()
 	p_flags := d.U32()
@@ -4737,6 +4784,7 @@ func (s *session) do_cuStreamWaitValue64(d *wire.Decoder, e *wire.Encoder) int32
 
 func (s *session) do_cuStreamWaitValue64_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_addr := d.U64()
 	p_value := d.U64()
 	p_flags := d.U32()
@@ -4756,6 +4804,7 @@ func (s *session) do_cuStreamWaitValue64_v2(d *wire.Decoder, e *wire.Encoder) in
 
 func (s *session) do_cuStreamWriteValue32(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_addr := d.U64()
 	p_value := d.U32()
 	p_flags := d.U32()
@@ -4775,6 +4824,7 @@ func (s *session) do_cuStreamWriteValue32(d *wire.Decoder, e *wire.Encoder) int3
 
 func (s *session) do_cuStreamWriteValue32_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_addr := d.U64()
 	p_value := d.U32()
 	p_flags := d.U32()
@@ -4794,6 +4844,7 @@ func (s *session) do_cuStreamWriteValue32_v2(d *wire.Decoder, e *wire.Encoder) i
 
 func (s *session) do_cuStreamWriteValue64(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_addr := d.U64()
 	p_value := d.U64()
 	p_flags := d.U32()
@@ -4813,6 +4864,7 @@ func (s *session) do_cuStreamWriteValue64(d *wire.Decoder, e *wire.Encoder) int3
 
 func (s *session) do_cuStreamWriteValue64_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
+	s.given = h_stream.id
 	p_addr := d.U64()
 	p_value := d.U64()
 	p_flags := d.U32()

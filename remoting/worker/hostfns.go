@@ -63,15 +63,21 @@ func (s *session) launchHost(p []byte) int32 {
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
+	s.given = sid
 	stream, ok := s.handle(wire.KindStream, sid)
 	if !ok {
-		return s.badHandle(wire.KindStream, sid)
+		return s.notCalled(id, s.badHandle(wire.KindStream, sid))
+	}
+	// As after an error of the context, the function is not called.
+	if rc := s.inherited(sid); rc != 0 {
+		s.notCalled(id, rc)
+		return 0
 	}
 	h := &s.hostfns
 	if h.r == nil {
 		fd := C.sl_hostfn_open()
 		if fd < 0 {
-			return C.CUDA_ERROR_OPERATING_SYSTEM
+			return s.notCalled(id, C.CUDA_ERROR_OPERATING_SYSTEM)
 		}
 		h.r = os.NewFile(uintptr(fd), "host functions")
 		go h.listen()
@@ -84,7 +90,7 @@ func (s *session) launchHost(p []byte) int32 {
 		c := C.sl_hostfn_new(C.uint32_t(id))
 		if c == nil {
 			h.mu.Unlock()
-			return C.CUDA_ERROR_OUT_OF_MEMORY
+			return s.notCalled(id, C.CUDA_ERROR_OUT_OF_MEMORY)
 		}
 		f = &hostfn{c: c}
 		h.known[id] = f
@@ -104,8 +110,17 @@ func (s *session) launchHost(p []byte) int32 {
 		h.drop(id, f)
 		h.mu.Unlock()
 		C.sl_hostfn_unref(f.c)
+		s.notCalled(id, int32(rc))
 	}
 	return int32(rc)
+}
+
+// notCalled tells the client that a function will not be called because of an error, which it returns.
+func (s *session) notCalled(id uint32, rc int32) int32 {
+	if err := s.wr.Send(&wire.Reply{Kind: wire.KindHostFn, Arg: id, Result: rc}, nil, nil); err != nil {
+		s.leave("host function", err)
+	}
+	return rc
 }
 
 // drop notes that one call of f is over.

@@ -335,6 +335,9 @@ const nodeBytes = 4096
 // cuGraphInstantiateWithFlags: an executable graph whose memory does not fit is
 // undone; how much it really takes is measured.
 func (s *session) cuGraphInstantiateWithFlags(id uint32, o *C.uint64_t, g href, flags uint64) C.CUresult {
+	if rc := s.tellAny(); rc != 0 {
+		return C.CUresult(rc) // of a node, as likely as not: the graph may lack it
+	}
 	dev, _ := s.device()
 	var nodes C.size_t
 	if rc := C.call_cuGraphGetNodes(C.uint64_t(g.real), nil, &nodes); rc != 0 {

@@ -52,7 +52,15 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 	}
 	s.followed.forget(func(r *record) bool { return r.place.ctx == c.real })
 	s.events.drop(c.real)
-	s.gates.Forget(c.real)
+	for _, g := range s.gates {
+		if g != nil {
+			g.forget(c.real)
+		}
+	}
+	s.failures.forget(c.real, func(event uint32) bool {
+		p := s.tables[wire.KindCUEvent].live(event)
+		return p == nil || p.ctx == id
+	})
 	for kind := range s.tables {
 		switch kind {
 		case wire.KindCtx, wire.KindLibrary, wire.KindMemHandle, wire.KindMemPool, wire.KindGraph, wire.KindGraphNode, wire.KindHostFnID:
@@ -207,12 +215,73 @@ func (s *session) cuTensorMapEncodeTiled(o *C.CUtensorMap, dataType, rank uint32
 		C.uint32_t(interleave), C.uint32_t(swizzle), C.uint32_t(l2), C.uint32_t(fill))
 }
 
+// Streams and events. An event inherits what failed before it in its stream, and a stream what an event
+// that it waits for has inherited; see failures.go.
+
+func (s *session) cuEventRecord(ev, st href) C.CUresult {
+	rc := C.call_cuEventRecord(C.uint64_t(ev.real), C.uint64_t(st.real))
+	if rc == 0 {
+		s.recorded(ev.id, st.id)
+	}
+	return rc
+}
+
+func (s *session) cuEventRecordWithFlags(ev, st href, flags uint32) C.CUresult {
+	rc := C.call_cuEventRecordWithFlags(C.uint64_t(ev.real), C.uint64_t(st.real), C.uint32_t(flags))
+	if rc == 0 {
+		s.recorded(ev.id, st.id)
+	}
+	return rc
+}
+
+// cuCtxRecordEvent records behind all streams of the context.
+func (s *session) cuCtxRecordEvent(ctx, ev href) C.CUresult {
+	rc := C.call_cuCtxRecordEvent(C.uint64_t(ctx.real), C.uint64_t(ev.real))
+	if rc == 0 && !s.failures.none() {
+		s.failures.record(ev.id, s.failures.inContext(ctx.real))
+	}
+	return rc
+}
+
+func (s *session) cuStreamWaitEvent(st, ev href, flags uint32) C.CUresult {
+	rc := C.call_cuStreamWaitEvent(C.uint64_t(st.real), C.uint64_t(ev.real), C.uint32_t(flags))
+	if rc == 0 {
+		s.awaited(ev.id, st.id)
+	}
+	return rc
+}
+
+// cuCtxWaitEvent makes all streams of the context wait, of which the legacy one stands for those ordered with it.
+func (s *session) cuCtxWaitEvent(ctx, ev href) C.CUresult {
+	rc := C.call_cuCtxWaitEvent(C.uint64_t(ctx.real), C.uint64_t(ev.real))
+	if failed := s.failures.event(ev.id); rc == 0 && failed != 0 {
+		s.tables[wire.KindStream].each(func(id uint32, p *slot) {
+			if at, blocking := s.placeOf(id); at.ctx == ctx.real {
+				s.failures.add(failure{at, blocking, failed})
+			}
+		})
+		s.failures.add(failure{place{ctx.real, legacyStream}, true, failed})
+	}
+	return rc
+}
+
+func (s *session) cuEventElapsedTime_v2(ms *C.float, begin, end href) C.CUresult {
+	for _, id := range []uint32{begin.id, end.id} {
+		if rc := s.failures.event(id); rc != 0 {
+			return C.CUresult(rc)
+		}
+	}
+	return C.call_cuEventElapsedTime_v2(ms, C.uint64_t(begin.real), C.uint64_t(end.real))
+}
+
+// cuStreamCreate and cuStreamCreateWithPriority are in memory_limits.go.
+
 // Graphs and capture.
 
 func (s *session) cuStreamBeginCapture_v2(h href, mode uint32) C.CUresult {
 	// The event that frees this slot must not be captured.
 	s.in.close(s)
-	s.gates.Flush()
+	s.flushGates()
 	rc := C.call_cuStreamBeginCapture_v2(C.uint64_t(h.real), C.uint32_t(mode))
 	if rc == 0 {
 		s.captures[h.real] = true
@@ -222,7 +291,7 @@ func (s *session) cuStreamBeginCapture_v2(h href, mode uint32) C.CUresult {
 
 func (s *session) cuStreamBeginCaptureToGraph(h, g href, deps []C.uint64_t, data []C.CUgraphEdgeData, n uint64, mode uint32) C.CUresult {
 	s.in.close(s)
-	s.gates.Flush()
+	s.flushGates()
 	rc := C.call_cuStreamBeginCaptureToGraph(C.uint64_t(h.real), C.uint64_t(g.real), first(deps), first(data), C.uint64_t(n), C.uint32_t(mode))
 	if rc == 0 {
 		s.captures[h.real] = true
@@ -233,6 +302,10 @@ func (s *session) cuStreamBeginCaptureToGraph(h, g href, deps []C.uint64_t, data
 func (s *session) cuStreamEndCapture(h href, id uint32, o *C.uint64_t) C.CUresult {
 	rc := C.call_cuStreamEndCapture(C.uint64_t(h.real), o)
 	delete(s.captures, h.real)
+	if failed := s.tellStream(h.id); rc == 0 && failed != 0 {
+		C.call_cuGraphDestroy(*o) // it lacks what failed
+		*o, rc = 0, C.CUresult(failed)
+	}
 	return rc
 }
 

@@ -34,8 +34,6 @@ import (
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
-	"github.com/sluice-hpc/sluice/remoting/worker/gate"
-	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
@@ -72,7 +70,8 @@ type session struct {
 	ctxs     map[uint64]*cudaContext // by driver handle
 	tables   [wire.NumKinds]table
 	npages   int
-	pending  bool // a waiter will answer this call
+	pending  bool   // a waiter will answer this call
+	given    uint32 // id of the stream that the current one-way operation is given to, or noStream
 	dec      wire.Decoder
 	enc      wire.Encoder
 	ended    string // why the session must end
@@ -83,16 +82,22 @@ type session struct {
 	in       inStaging
 	refused  map[string]bool
 	captures map[uint64]bool // streams whose capture the client began
-	gates    gate.Set        // it says which of its methods are the executor's
+	gate     *gate           // of the current context's device; nil when none is kept
+	gates    []*gate         // by device
+	inside   *gate           // the one that the executor is inside of
+	waits    bool            // a stream has been made to wait for the client
+	drawn    bool            // and that was captured into a graph
+	untold   bool            // the operation may launch such a graph
 
 	// Shared; each part says how.
-	deferred atomic.Int32
+	failures failures
 	out      outStaging
 	waiters  waiters
 	followed follower
 	events   eventPools
 	prints   prints
 	hostfns  hostfns
+	valued   atomic.Int64 // when a stream was last told to wait for a value, ns
 
 	leaving sync.Once
 	exit    func(code int)
@@ -108,8 +113,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 		cur: noCtx, ctxs: make(map[uint64]*cudaContext), captures: make(map[uint64]bool), refused: make(map[string]bool), exit: unix.Exit,
 		counts: new(account.Counts), reason: func(string) {},
 	}
-	s.gates.Config = s.gateConfig()
-	rd.BeforeRead(s.gates.StepOut)
+	rd.BeforeRead(s.stepOut)
 	s.mem.init(s)
 	s.images.init()
 	s.out.init(s)
@@ -126,13 +130,13 @@ func (s *session) run() error {
 	// All of the client's threads run on this one, so what CUDA forbids a
 	// thread while it captures would be forbidden to the others too.
 	relaxCapture()
-	if s.gates.Kept() {
-		nap.Sharpen()
+	if s.gates != nil {
+		sharpSleep()
 	}
 	for {
 		s.inOp.Store(false)
 		if err := s.rd.Next(&s.hdr); err != nil {
-			s.gates.StepOut()
+			s.stepOut()
 			return s.farewell(err)
 		}
 		s.begun.Add(1)
@@ -142,14 +146,15 @@ func (s *session) run() error {
 		if s.hdr.Op == wire.OpLaunch {
 			s.counts.Launches++
 		} else {
-			s.gates.StepOut()
+			s.stepOut()
 		}
 		s.inOp.Store(true)
 		s.pending = false
+		s.given = noStream
 		s.enc.Reset()
 		rc, err := s.frame()
 		if err != nil || s.ended != "" || rc != 0 || s.hdr.Call != 0 {
-			s.gates.StepOut() // the client may not read what it is told
+			s.stepOut() // the client may not read what it is told
 		}
 		if err != nil {
 			return s.farewell(err)
@@ -169,7 +174,7 @@ func (s *session) run() error {
 				}
 			}
 		} else if rc != 0 {
-			s.fail(s.hdr.Op, rc)
+			s.failed(s.hdr.Op, rc)
 		}
 	}
 }
@@ -235,7 +240,7 @@ func (s *session) frame() (int32, error) {
 	}
 	s.mayWait(h.Op)
 	rc, known := s.dispatch(h.Op, &s.dec, &s.enc)
-	s.gates.CallDone()
+	s.untold = false
 	if !known {
 		s.violation("unknown operation")
 		return 0, nil
@@ -253,7 +258,7 @@ func (s *session) wantCtx(id uint32) int32 {
 
 // setCtx makes a context of the client's current on the executor's thread, 0: none.
 func (s *session) setCtx(id uint32) int32 {
-	s.gates.StepOut()
+	s.stepOut()
 	var real uint64
 	var p *slot
 	if id != 0 {
@@ -268,28 +273,23 @@ func (s *session) setCtx(id uint32) int32 {
 		return int32(rc)
 	}
 	s.cur, s.curReal, s.curSlot = id, real, p
-	s.useGate()
+	s.setGate()
 	return 0
 }
 
 // forgetCtx makes the next call set its context anew, because the driver has
 // changed the thread's.
-func (s *session) forgetCtx() {
-	s.cur, s.curReal, s.curSlot = noCtx, 0, nil
-	s.gates.Use(-1, 0)
-}
+func (s *session) forgetCtx() { s.cur, s.curReal, s.curSlot, s.gate = noCtx, 0, nil, nil }
 
-// reply answers a waiting call; it also carries the first error of a one-way
-// call that no reply has told yet.
+// reply answers a waiting call.
 func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error {
 	return s.wr.Send(&wire.Reply{
-		Kind: wire.KindReply, Op: op, Call: call, Result: rc, Deferred: s.deferred.Swap(0),
+		Kind: wire.KindReply, Op: op, Call: call, Result: rc,
 	}, payload, nil)
 }
 
-// fail tells of a one-way call that failed.
+// fail tells the client of a one-way call that failed, so that it answers no wait by itself.
 func (s *session) fail(op uint16, rc int32) {
-	s.deferred.CompareAndSwap(0, rc)
 	s.log.Debug("one-way call failed", "op", opName(op), "result", rc)
 	if err := s.wr.Send(&wire.Reply{Kind: wire.KindError, Op: op, Result: rc}, nil, nil); err != nil {
 		s.leave("error", err)
@@ -369,7 +369,7 @@ func (s *session) leave(why string, err error) {
 			s.reason(why)
 		}
 		s.log.Debug("session leaves", "why", why, "error", err)
-		s.gates.Quit()
+		s.quitGates()
 		s.exit(0)
 	})
 }

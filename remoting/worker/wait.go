@@ -174,19 +174,17 @@ func (s *session) streamCtx(id uint32) (uint64, int32) {
 }
 
 // answerWhen answers the current call with the event's result once it has
-// completed; then is called first, on whatever thread that is. The event goes
-// back to its pool.
-func (s *session) answerWhen(ctx, ev uint64, then func(rc int32) int32) int32 {
-	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.Resting()
+// completed. The event goes back to its pool.
+//
+// told is the error of an earlier one-way operation that the answer tells of, 0 if there is none.
+func (s *session) answerWhen(ctx, ev uint64, told int32) int32 {
+	op, call, g := s.hdr.Op, s.hdr.Call, s.resting()
 	finish := func() int32 {
 		rc := int32(C.sl_event_sync(C.uint64_t(ev)))
-		g.Rested()
+		g.rested()
 		s.events.put(ctx, ev)
 		s.settle()
-		if then != nil {
-			rc = then(rc)
-		}
-		return rc
+		return orTold(rc, told)
 	}
 	if s.spin(ev) {
 		return finish()
@@ -199,10 +197,19 @@ func (s *session) answerWhen(ctx, ev uint64, then func(rc int32) int32) int32 {
 				s.leave("reply", err)
 			}
 		} else if rc != 0 {
+			s.failures.add(failure{place: place{stream: noStream}, result: rc})
 			s.fail(op, rc)
 		}
 	}})
 	return 0
+}
+
+// orTold is the result of a wait that went well but has an earlier error to tell of.
+func orTold(rc, told int32) int32 {
+	if rc == 0 {
+		return told
+	}
+	return rc
 }
 
 // spin waits for an event a short while, as long as the client sends nothing
@@ -244,7 +251,7 @@ func (s *session) cuStreamSynchronize(h href) C.CUresult {
 		s.events.put(ctx, ev)
 		return rc
 	}
-	return C.CUresult(s.answerWhen(ctx, ev, nil))
+	return C.CUresult(s.answerWhen(ctx, ev, s.tellStream(h.id)))
 }
 
 // cuCtxSynchronize waits for everything in the context. It cannot be an event,
@@ -253,11 +260,12 @@ func (s *session) cuCtxSynchronize() C.CUresult {
 	if s.cur == 0 || s.cur == noCtx {
 		return C.CUDA_ERROR_INVALID_CONTEXT
 	}
-	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.Resting()
+	op, call, g := s.hdr.Op, s.hdr.Call, s.resting()
+	told := s.tellContext()
 	s.pending = true
 	s.waiters.do(job{s.curReal, func() {
-		rc := int32(C.sl_ctx_sync())
-		g.Rested()
+		rc := orTold(int32(C.sl_ctx_sync()), told)
+		g.rested()
 		s.settle()
 		s.mem.poolsMayShrink()
 		if call != 0 {
@@ -311,10 +319,13 @@ func (s *session) cuEventSynchronize(h href) C.CUresult {
 	if rc != 0 {
 		return C.CUresult(rc)
 	}
-	g := s.gates.Resting()
+	if rc := s.tellEvent(h.id); rc != 0 {
+		return C.CUresult(rc)
+	}
+	g := s.resting()
 	finish := func() int32 {
 		rc := int32(C.sl_event_sync(C.uint64_t(u.real)))
-		g.Rested()
+		g.rested()
 		s.settle()
 		return rc
 	}
@@ -339,6 +350,7 @@ func (s *session) cuEventSynchronize(h href) C.CUresult {
 }
 
 func (s *session) cuEventDestroy_v2(h href) C.CUresult {
+	s.failures.record(h.id, 0)
 	if p := s.tables[wire.KindCUEvent].live(h.id); p != nil {
 		if u, _ := p.obj.(*userEvent); u != nil {
 			u.mu.Lock()
@@ -375,6 +387,9 @@ func (s *session) eventWatch(p []byte) int32 {
 	if rc != 0 {
 		return rc
 	}
+	if rc := s.tellEvent(id); rc != 0 {
+		return rc
+	}
 	rc = int32(C.sl_event_query(C.uint64_t(u.real)))
 	if rc != C.CUDA_ERROR_NOT_READY {
 		s.settle()
@@ -404,6 +419,9 @@ func (s *session) cuStreamQuery(h href) C.CUresult {
 	if rc != C.CUDA_ERROR_NOT_READY {
 		s.settle()
 	}
+	if rc == 0 {
+		rc = C.CUresult(s.tellStream(h.id))
+	}
 	return rc
 }
 
@@ -411,7 +429,11 @@ func (s *session) cuStreamQuery(h href) C.CUresult {
 // waiter uses a stream, only events in it.
 func (s *session) cuStreamDestroy_v2(h href) C.CUresult {
 	s.in.close(s)
-	s.gates.Flush()
+	s.flushGates()
+	if !s.failures.none() {
+		p, _ := s.placeOf(h.id)
+		s.failures.orphan(p)
+	}
 	rc := C.sl_stream_destroy(C.uint64_t(h.real))
 	s.unbind(wire.KindStream, h.id)
 	return rc

@@ -1,19 +1,22 @@
-package gate
+package worker
 
 // The keeper of a gate's turns.
+
+/*
+#include "driver.h"
+*/
+import "C"
 
 import (
 	"runtime"
 	"time"
-
-	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 )
 
 // keep runs as long as the session does.
-func (g *Gate) keep() {
+func (g *gate) keep() {
 	runtime.LockOSThread()
-	g.set.Driver.RelaxCapture()
-	nap.Sharpen()
+	relaxCapture()
+	sharpSleep()
 	for !g.stop.Load() {
 		bell := g.chair.Bell()
 		until, rest := g.tend()
@@ -29,7 +32,7 @@ func (g *Gate) keep() {
 // watch sleeps until something is due, or the keeper is called, or the executor has done
 // nothing for a while. It asks the driver for nothing and takes no lock: the executor,
 // who may be giving work without a pause, would be held up by both.
-func (g *Gate) watch(bell uint32, until int64) {
+func (g *gate) watch(bell uint32, until int64) {
 	for {
 		seq, now := g.seq.Load(), g.clock.Now()
 		next := until
@@ -45,7 +48,7 @@ func (g *Gate) watch(bell uint32, until int64) {
 
 // tend does what is due. It says until when nothing is, or, with rest, that something in
 // flight is to be waited for that is going to take so long.
-func (g *Gate) tend() (until, rest int64) {
+func (g *gate) tend() (until, rest int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
@@ -136,7 +139,7 @@ func (g *Gate) tend() (until, rest int64) {
 }
 
 // settle marks the executor's batch while that is outside; it says whether it is.
-func (g *Gate) settle() bool {
+func (g *gate) settle() bool {
 	g.open.Store(0)
 	if g.seq.Load()&1 != 0 {
 		return false
@@ -149,14 +152,14 @@ func (g *Gate) settle() bool {
 }
 
 // hold makes a context current on the keeper's thread.
-func (g *Gate) hold(ctx uint64) {
-	if g.keepCtx != ctx && g.set.Driver.SetContext(ctx) {
+func (g *gate) hold(ctx uint64) {
+	if g.keepCtx != ctx && C.sl_ctx_set(C.uint64_t(ctx)) == 0 {
 		g.keepCtx = ctx
 	}
 }
 
 // drain waits for what is in flight, no longer than the grace; then the token goes on.
-func (g *Gate) drain(now int64) (until, rest int64) {
+func (g *gate) drain(now int64) (until, rest int64) {
 	f := &g.flight
 	ends := g.chair.Ends(g.turn)
 	out := g.waiting > 0 || g.settle()

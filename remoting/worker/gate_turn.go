@@ -1,4 +1,4 @@
-package gate
+package worker
 
 // How a gate comes into a turn, goes on into the next and leaves it. mu is held
 // everywhere here; obtain gives it up while it waits.
@@ -6,7 +6,7 @@ package gate
 import "github.com/sluice-hpc/sluice/remoting/worker/turns"
 
 // obtain waits for a turn and joins it.
-func (g *Gate) obtain() bool {
+func (g *gate) obtain() bool {
 	g.closeBatch()
 	g.disown()
 	g.chair.Ask()
@@ -38,13 +38,13 @@ func (g *Gate) obtain() bool {
 }
 
 // begun is for the begin of a turn, also of one that follows another.
-func (g *Gate) begun() {
+func (g *gate) begun() {
 	g.alerted, g.closing, g.leaving, g.cut, g.given = false, false, false, nil, 0
 	g.tight = g.chair.Contended() || g.chair.Capped()
 }
 
 // renewed goes on in a turn that follows one's own.
-func (g *Gate) renewed(t turns.Turn) {
+func (g *gate) renewed(t turns.Turn) {
 	old := g.turn
 	g.turn = t
 	tight := g.tight
@@ -57,7 +57,7 @@ func (g *Gate) renewed(t turns.Turn) {
 }
 
 // current makes sure that the turn is still this session's.
-func (g *Gate) current() bool {
+func (g *gate) current() bool {
 	t := g.chair.Turn()
 	if t == g.turn {
 		return true
@@ -73,14 +73,14 @@ func (g *Gate) current() bool {
 }
 
 // close lets nobody in any more.
-func (g *Gate) close() {
+func (g *gate) close() {
 	g.closing = true
 	g.open.Store(0)
 	g.chair.Rouse()
 }
 
 // finish passes the token on; nothing is in flight. more: somebody has work.
-func (g *Gate) finish(more bool) {
+func (g *gate) finish(more bool) {
 	t := g.turn
 	g.turn, g.closing = 0, false
 	g.open.Store(0)
@@ -102,7 +102,7 @@ func (g *Gate) finish(more bool) {
 
 // lost is for a turn that was taken away, or is given up with work in flight. What has no
 // mark yet gets one from the keeper, or from the executor when it comes back.
-func (g *Gate) lost() {
+func (g *gate) lost() {
 	now := g.clock.Now()
 	t := g.turn
 	if g.chair.Turn() != t { // it has been over for a while
@@ -122,14 +122,14 @@ func (g *Gate) lost() {
 }
 
 // disown is for marks that were set when the turn of their work was lost already.
-func (g *Gate) disown() {
+func (g *gate) disown() {
 	if g.turn == 0 {
 		g.stray(g.lostAt, g.lostLate)
 	}
 }
 
 // reap takes out what has ended.
-func (g *Gate) reap(now int64) {
+func (g *gate) reap(now int64) {
 	n := len(g.flight.marks)
 	if n == 0 {
 		return
@@ -142,7 +142,7 @@ func (g *Gate) reap(now int64) {
 }
 
 // end is for a lease that has ended.
-func (g *Gate) end(err error) {
+func (g *gate) end(err error) {
 	if err == nil {
 		err = turns.ErrEnded
 	}

@@ -1,12 +1,11 @@
 //go:build gateswitch
 
-package gate
+package worker
 
 import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -22,16 +21,15 @@ func init() {
 		for {
 			now := time.Duration(turns.Monotonic{}.Now())
 			switchedOff.Store(now/switchTime%2 == 1)
-			nap.For(switchTime - now%switchTime)
+			nap(switchTime - now%switchTime)
 		}
 	}()
 }
 
-// Here gives the gate of the current context's device, or nil if none is kept or turns are
-// off.
-func (s *Set) Here() *Gate {
+// gateNow is the current context's gate, or nil while turns are off.
+func (s *session) gateNow() *gate {
 	if switchedOff.Load() {
 		return nil
 	}
-	return s.here
+	return s.gate
 }

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "simclock.h"
+#include "gate.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
