@@ -29,5 +29,33 @@ if files '*.go' '*.c' '*.h' '*.sh' Makefile | grep -v '^test/lint.sh$' | xargs g
 	bad=1
 fi
 
+# A rule of the tree has one home: product code elsewhere may not have it a second time.
+# only HOME EXAMPLE PATTERN REASON: no line of product code outside of the files HOME (a regular expression on the path)
+# but for comments matches PATTERN (extended). EXAMPLE is a line that the pattern must find, so that a rule that finds nothing any more fails.
+mapfile -t product < <(files '*.go' '*.c' '*.h' '*.lua' | grep -vE '_test\.go$|\.pb\.go$|(^|/)(test|bench|[a-z]+test)/|/test_[a-z_]+\.c$|/cmd/[a-z]+gen/')
+only() {
+	if ! grep -qE -- "$3" <<<"$2"; then
+		echo "lint: the rule '$4' does not find its own example: $2" >&2
+		bad=1
+	fi
+	if printf '%s\n' "${product[@]}" | grep -vE -- "$1" | xargs grep -nE -- "$3" | grep -vE '^[^:]+:[0-9]+:\s*(//|/?\*|--)'; then
+		echo "lint: see above: $4" >&2
+		bad=1
+	fi
+}
+
+only '^internal/safefile/' 'err = os.Rename(tmp, path)' '\b(os|unix|syscall)\.Rename' \
+	'files are renamed by internal/safefile alone: three of seven copies had forgotten to sync'
+# Files of the kernel are written in place.
+only '^internal/safefile/|^daemon/internal/workers/cgroup\.go$|^remoting/worker/bind\.go$' 'b := os.WriteFile(path, b, 0o600)' \
+	'\bos\.(Create|CreateTemp|WriteFile|Link|Symlink)\(' \
+	'files are written by internal/safefile: half a file after a crash is worse than none'
+only '^internal/unixsock/|^spank/ask\.c$' 'unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)' 'GetsockoptUcred|\bSO_PEER(CRED|PIDFD)\b' \
+	'internal/unixsock says who is at the other end of a connection: a pid alone may be that of another process by now'
+only '^internal/unixsock/' 'l, err := net.ListenUnix("unix", a)' 'net\.ListenUnix\(|\.Listen\([^)]*"unix"' \
+	'internal/unixsock makes sockets: between bind and chmod a socket has the mode of the umask'
+only '^internal/process/|^remoting/simgpu/' 'os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))' '"/proc/(%d|self)/stat"' \
+	'internal/process reads start times: the name in that file may hold anything, parentheses too'
+
 [ $bad = 0 ] || exit 1
 echo "lint: ${#go_files[@]} Go files and ${#sh_files[@]} scripts, no findings"

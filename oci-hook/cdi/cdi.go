@@ -7,13 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/request"
 )
 
@@ -112,31 +111,15 @@ func Spec(d Device, p Place) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// Write puts a specification into a directory of them, aside and renamed, since engines
-// read them at any time. The name is the device's: a new one of a job replaces the old.
+// Write writes a specification into a directory of them. Engines may read it at any time.
+// The file is named after the device: the new one of a job replaces the old one.
 func Write(dir string, d Device, p Place) (path string, err error) {
 	b, err := Spec(d, p)
 	if err != nil {
 		return "", err
 	}
 	path = filepath.Join(dir, "sluice-"+d.Name+".json")
-	// Engines read what ends in .json or .yaml.
-	temp := filepath.Join(dir, ".sluice-"+d.Name+".new")
-	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("CDI specification: %w", err)
-	}
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return "", fmt.Errorf("CDI specification: %w", err)
-	}
-	_, err = f.Write(b)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(temp, path)
-	}
-	if err != nil {
+	if err := safefile.Write(path, b, safefile.How{Mode: 0o644}); err != nil {
 		return "", fmt.Errorf("CDI specification: %w", err)
 	}
 	return path, nil

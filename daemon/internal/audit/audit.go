@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
-	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // Events.
@@ -254,7 +254,7 @@ func shorten(s string, n int) string {
 // goes on growing: a line is worth more than its place.
 func (l *Log) rotate() error {
 	for i := l.o.Keep - 1; i >= 0; i-- {
-		if err := os.Rename(l.name(i), l.name(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := safefile.Move(l.name(i), l.name(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			l.o.Log.Warn("the audit log is not rotated", "error", err)
 			return nil
 		}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
-	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 func must(t *testing.T, err error) {

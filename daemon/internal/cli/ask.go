@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/process"
 )
 
 // maxFractions is the most that one lease may have, as the daemon has it too.
@@ -141,19 +142,9 @@ func jobName(program string) string {
 
 // self names this process so that the daemon can tell when it has ended.
 func self() (lease.Process, error) {
-	b, err := os.ReadFile("/proc/self/stat")
+	start, err := process.Start(os.Getpid())
 	if err != nil {
 		return lease.Process{}, fmt.Errorf("start time of this process: %w; is /proc mounted?", err)
-	}
-	// The second field is the program's name, which may hold anything.
-	s := string(b)
-	fields := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
-	if len(fields) < 20 {
-		return lease.Process{}, fmt.Errorf("start time of this process: /proc/self/stat has only %d fields", len(fields)+2)
-	}
-	start, err := strconv.ParseUint(fields[19], 10, 64) // the 22nd of all
-	if err != nil {
-		return lease.Process{}, fmt.Errorf("start time of this process: %w", err)
 	}
 	return lease.Process{PID: os.Getpid(), Start: start}, nil
 }

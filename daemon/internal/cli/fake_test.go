@@ -52,7 +52,7 @@ func startDaemon(t *testing.T) *fakeDaemon {
 
 func (d *fakeDaemon) start() {
 	d.t.Helper()
-	l, err := rpc.ListenLocal(context.Background(), d.socket)
+	l, err := rpc.ListenLocal(d.socket)
 	if err != nil {
 		d.t.Fatal(err)
 	}

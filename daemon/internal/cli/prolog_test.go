@@ -77,7 +77,7 @@ func startJobDaemon(t *testing.T) (*jobDaemon, string) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	d, socket := &jobDaemon{}, filepath.Join(dir, "s")
-	l, err := rpc.ListenLocal(t.Context(), socket)
+	l, err := rpc.ListenLocal(socket)
 	if err != nil {
 		t.Fatal(err)
 	}

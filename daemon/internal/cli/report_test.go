@@ -51,7 +51,7 @@ func TestReport(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
-	l, err := rpc.ListenLocal(t.Context(), socket)
+	l, err := rpc.ListenLocal(socket)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/oci-hook/cdi"
 )
 
@@ -74,7 +75,7 @@ func (f *Files) charliecloud(l lease.Lease) error {
 	if err := f.own(sub); err != nil {
 		return err
 	}
-	return place(filepath.Join(f.cfg.Staging, l.ID+"."+charlieDir), filepath.Join(sub, charlieFile), append(b, '\n'))
+	return safefile.Write(filepath.Join(sub, charlieFile), append(b, '\n'), f.staged())
 }
 
 // own makes a directory that is this daemon's and that everybody may read. One of an earlier daemon stays, since

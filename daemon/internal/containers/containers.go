@@ -32,7 +32,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
-	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/oci-hook/cdi"
 )
 
@@ -107,14 +107,14 @@ func (f *Files) Keep(live func(id string) bool) {
 		return // it is made with the first file in it
 	}
 	for _, e := range entries {
-		name := strings.TrimPrefix(e.Name(), ".")
-		id, ok := strings.CutPrefix(name, "sluice-")
-		if !ok || !e.Type().IsRegular() {
-			continue
+		name := e.Name()
+		of, half := safefile.Unfinished(name)
+		if half {
+			name = of
 		}
-		id, spec := strings.CutSuffix(id, ".json")
-		id, half := strings.CutSuffix(id, ".new")
-		if !isID(id) || !spec && !half || spec && live(id) {
+		id, prefix := strings.CutPrefix(name, "sluice-")
+		id, suffix := strings.CutSuffix(id, ".json")
+		if !prefix || !suffix || !isID(id) || !e.Type().IsRegular() || !half && live(id) {
 			continue
 		}
 		path := filepath.Join(f.cfg.CDI, e.Name())
@@ -207,7 +207,7 @@ func (f *Files) spec(l lease.Lease) error {
 	if err := safefile.Dir(f.cfg.CDI); err != nil {
 		return fmt.Errorf("containers.cdi_dir: %w", err)
 	}
-	return place(filepath.Join(f.cfg.CDI, ".sluice-"+l.ID+".new"), f.specPath(l.ID), b)
+	return safefile.Write(f.specPath(l.ID), b, readable)
 }
 
 func (f *Files) specPath(id string) string { return filepath.Join(f.cfg.CDI, "sluice-"+id+".json") }
@@ -230,27 +230,18 @@ func (f *Files) put(id, name, text string) error {
 	if !isID(id) {
 		return fmt.Errorf("lease %.40q: no number of one", id)
 	}
-	return place(filepath.Join(f.cfg.Staging, id+"."+name), filepath.Join(f.cfg.Leases, id, name), []byte(text))
+	return safefile.Write(filepath.Join(f.cfg.Leases, id, name), []byte(text), f.staged())
 }
 
-// place makes a file that everybody may read.
-func place(aside, path string, b []byte) error {
-	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	w, err := os.OpenFile(aside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(b)
-	err = errors.Join(err, w.Chmod(0o644), w.Close()) // whatever the umask
-	if err == nil {
-		err = os.Rename(aside, path)
-	}
-	if err != nil {
-		_ = os.Remove(aside)
-	}
-	return err
+// readable is how a file is written that everybody may read. The daemon writes them all
+// again when it starts, so none has to outlive a crash of the machine.
+var readable = safefile.How{Mode: 0o644, Volatile: true}
+
+// staged is readable for a lease's directory.
+func (f *Files) staged() safefile.How {
+	how := readable
+	how.Staging = f.cfg.Staging
+	return how
 }
 
 // hooked says whether the hook is installed: without it, an engine that is told to run it

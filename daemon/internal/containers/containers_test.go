@@ -225,7 +225,8 @@ func TestKeep(t *testing.T) {
 		"sluice-" + live.ID + ".json", "nvidia.json", "sluice-notes.json",
 		"sluice-" + other + ".json", // another daemon's
 	}
-	gone := []string{".sluice-" + dead.ID + ".new", ".sluice-" + live.ID + ".new"}
+	half := func(id string) string { return ".sluice-" + id + ".json.0123456789abcdef.new" }
+	gone := []string{half(dead.ID), half(live.ID)}
 	for name, text := range map[string]string{
 		keep[1]: "{}", keep[2]: "{}", keep[3]: fmt.Sprintf(`{"hostPath": "/run/other/leases/%s"}`, other),
 		gone[0]: "", gone[1]: fmt.Sprintf(`{"hostPath": "%s/%s"`, c.Leases, live.ID),

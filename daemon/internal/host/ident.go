@@ -4,33 +4,27 @@ package host
 // socket by its credentials, its user namespace and its cgroup.
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
 	"os"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/process"
+	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
 
-// startOf is field 22 of /proc/PID/stat, 0 when there is no such process.
+// startOf is when a process started, 0 when it has ended or never was.
 func startOf(pid int) uint64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
+	s, err := process.Read(pid)
+	if err != nil || s.Ended() {
 		return 0
 	}
-	// Field 2 is the name in parentheses, which may hold anything.
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(f) < 20 || f[0][0] == 'Z' || f[0][0] == 'X' {
-		return 0
-	}
-	n, _ := strconv.ParseUint(string(f[19]), 10, 64)
-	return n
+	return s.Start
 }
 
 func uidOf(pid int) (uint32, bool) {
@@ -98,34 +92,10 @@ type caller struct {
 	fd       int // its pidfd, -1 for none
 }
 
-const soPeerPidfd = 77 // SO_PEERPIDFD, Linux 6.5
-
 // callerOf asks the kernel; close the caller.
 func callerOf(c *net.UnixConn) (caller, error) {
-	who := caller{fd: -1}
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return who, err
-	}
-	var cerr error
-	err = raw.Control(func(fd uintptr) {
-		var cred *unix.Ucred
-		if cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); cerr != nil {
-			return
-		}
-		who.uid, who.gid, who.pid = cred.Uid, cred.Gid, int(cred.Pid)
-		if pfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPidfd); err == nil {
-			who.fd = pfd
-		} else if who.pid > 0 {
-			if pfd, err := unix.PidfdOpen(who.pid, 0); err == nil {
-				who.fd = pfd
-			}
-		}
-	})
-	if err == nil && cerr != nil {
-		err = fmt.Errorf("SO_PEERCRED: %w", cerr)
-	}
-	return who, err
+	p, pidfd, err := unixsock.OpenPeer(c)
+	return caller{uid: p.UID, gid: p.GID, pid: p.PID, fd: pidfd}, err
 }
 
 func (c *caller) close() {

@@ -36,7 +36,8 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
-	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+	"github.com/sluice-hpc/sluice/internal/safefile"
+	"github.com/sluice-hpc/sluice/internal/unixsock"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
@@ -173,26 +174,10 @@ func (h *Host) openSocket(hd *held) error {
 		h.log.Error("containers of a job may not find its fraction", "lease", l.ID, "job", l.Request.Key.String(), "error", err)
 	}
 	h.point("socket-a-files")
-	dir, err := os.Open(h.staging())
+	ul, err := unixsock.Listen(h.Socket(l.ID), unixsock.How{
+		Mode: 0o666, Chown: true, UID: l.Request.UID, GID: l.Request.GID, Staging: h.staging(),
+	})
 	if err != nil {
-		return fmt.Errorf("lease socket: %w", err)
-	}
-	defer dir.Close()
-	made := filepath.Join(h.staging(), l.ID)
-	_ = os.Remove(made)
-	// By way of the descriptor the path is short, however deep RunDir is.
-	ul, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), l.ID)})
-	if err != nil {
-		return fmt.Errorf("lease socket: %w", err)
-	}
-	ul.SetUnlinkOnClose(false)
-	if err = os.Chmod(made, 0o666); err == nil {
-		if err = os.Lchown(made, int(l.Request.UID), int(l.Request.GID)); err == nil {
-			err = os.Rename(made, h.Socket(l.ID))
-		}
-	}
-	if err != nil {
-		_ = ul.Close()
 		return fmt.Errorf("lease socket: %w", err)
 	}
 	s := &socket{l: ul, gate: &h.gate}

@@ -16,7 +16,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // Files of a CA's directory.
@@ -242,25 +242,14 @@ func writeKey(path string, key *ecdsa.PrivateKey) error {
 	return writeNew(path, 0o600, "PRIVATE KEY", der)
 }
 
-// writeNew makes a file that must not be there yet, and has it on disk.
+// writeNew writes a file that must not exist yet.
 func writeNew(path string, mode os.FileMode, kind string, der []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	err := safefile.WriteNew(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), safefile.How{Mode: mode})
+	if errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("ca: %s exists; remove it first if it shall be replaced: %w", path, err)
+	}
 	if err != nil {
-		if errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("ca: %s exists; remove it first if it shall be replaced: %w", path, err)
-		}
 		return fmt.Errorf("ca: %w", err)
-	}
-	err = pem.Encode(f, &pem.Block{Type: kind, Bytes: der})
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		_ = os.Remove(path) // half a file is worse than none
-		return fmt.Errorf("ca: write %s: %w", path, err)
 	}
 	return nil
 }

@@ -17,22 +17,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
 
 // The protocol, see spank/answer.c.
@@ -70,22 +66,11 @@ type Server struct {
 // Listen makes the socket at path, which everybody may connect to. A socket that an
 // earlier daemon left there is replaced.
 func Listen(path string, env Env, log *slog.Logger) (*Server, error) {
-	if fi, err := os.Lstat(path); err == nil && fi.Mode()&fs.ModeSocket == 0 {
-		return nil, fmt.Errorf("job socket %s: something else is there; move it away", path)
-	}
-	// Made aside and renamed, so that no step finds the path without a listener.
-	aside := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
-	_ = os.Remove(aside)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: aside, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("job socket: %w", err)
-	}
-	l.SetUnlinkOnClose(false)
-	if err = os.Chmod(aside, 0o666); err == nil {
-		err = os.Rename(aside, path)
+	l, err := unixsock.Listen(path, unixsock.How{Mode: 0o666})
+	if errors.Is(err, unixsock.ErrNoSocket) {
+		return nil, fmt.Errorf("job socket %s: %w; move it away", path, err)
 	}
 	if err != nil {
-		_ = l.Close()
 		return nil, fmt.Errorf("job socket: %w", err)
 	}
 	return &Server{
@@ -118,11 +103,12 @@ func (s *Server) Serve(ctx context.Context) error {
 			}
 			continue
 		}
-		peer, err := peerOf(u)
+		who, err := unixsock.PeerOf(u)
 		if err != nil {
 			_ = u.Close()
 			continue
 		}
+		peer := rpc.Peer{UID: who.UID, GID: who.GID, PID: who.PID}
 		table := s.users
 		if peer.UID == 0 {
 			table = s.root
@@ -135,20 +121,6 @@ func (s *Server) Serve(ctx context.Context) error {
 			s.answer(ctx, c, peer)
 		})
 	}
-}
-
-func peerOf(c *net.UnixConn) (rpc.Peer, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return rpc.Peer{}, err
-	}
-	var cred *unix.Ucred
-	var cerr error
-	err = raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(err, cerr); err != nil {
-		return rpc.Peer{}, err
-	}
-	return rpc.Peer{UID: cred.Uid, GID: cred.Gid, PID: int(cred.Pid)}, nil
 }
 
 // answer serves one connection.

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/identity"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
-	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // Prepare makes the directories, and refuses those that somebody else could write:

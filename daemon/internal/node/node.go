@@ -304,7 +304,7 @@ func (n *Node) startHost(ctx context.Context) error {
 		return err
 	}
 	n.run("host", func(ctx context.Context) error { n.host.Run(ctx); return nil })
-	l, err := rpc.ListenLocal(ctx, cfg.Socket())
+	l, err := rpc.ListenLocal(cfg.Socket())
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
-	"github.com/sluice-hpc/sluice/daemon/internal/safefile"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 func TestUnsafeDirectories(t *testing.T) {

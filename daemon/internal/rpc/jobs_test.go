@@ -47,7 +47,7 @@ func (c *clerk) Report(_ context.Context, p Peer, job string) ([]lease.Report, e
 
 func TestJobs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := ListenLocal(t.Context(), path)
+	l, err := ListenLocal(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestJobs(t *testing.T) {
 	}
 	// A daemon that has no such service, as one of an earlier release.
 	path = filepath.Join(t.TempDir(), "old")
-	if l, err = ListenLocal(ctx, path); err != nil {
+	if l, err = ListenLocal(path); err != nil {
 		t.Fatal(err)
 	}
 	old := NewServer(LocalCreds(), "test")

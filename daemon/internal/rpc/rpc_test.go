@@ -382,7 +382,7 @@ func TestLocal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	d := &desk{}
 	start := func() *grpc.Server {
-		l, err := ListenLocal(t.Context(), path)
+		l, err := ListenLocal(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -392,7 +392,7 @@ func TestLocal(t *testing.T) {
 		return s
 	}
 	s := start()
-	if _, err := ListenLocal(t.Context(), path); err == nil || !strings.Contains(err.Error(), "another sluiced") {
+	if _, err := ListenLocal(path); err == nil || !strings.Contains(err.Error(), "another sluiced") {
 		t.Errorf("two daemons at one socket: %v", err)
 	}
 	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o666 {
@@ -454,7 +454,7 @@ func TestLocal(t *testing.T) {
 	if err := os.WriteFile(path+".file", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ListenLocal(ctx, path+".file"); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := ListenLocal(path + ".file"); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Error(err)
 	}
 }

@@ -4,48 +4,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
 	"strconv"
 	"syscall"
-	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
 
-// ListenLocal makes the local socket, mode 0666 because the kernel tells who
-// calls, in a directory that is root's business. One left behind by a daemon that
-// is gone is replaced, one that answers is not. Each user has a bounded number of
-// connections.
-func ListenLocal(ctx context.Context, path string) (net.Listener, error) {
-	if fi, err := os.Lstat(path); err == nil {
-		if fi.Mode().Type() != fs.ModeSocket {
-			return nil, fmt.Errorf("local socket %s: the path exists and is no socket; remove it or set run_dir", path)
-		}
-		c, err := net.DialTimeout("unix", path, time.Second)
-		if err == nil {
-			_ = c.Close()
-		}
-		// Any other error (a full backlog, mostly) is of one that is there.
-		if !errors.Is(err, syscall.ECONNREFUSED) {
-			return nil, fmt.Errorf("local socket %s: another sluiced answers there; stop it first", path)
-		}
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("local socket: remove what an earlier daemon left: %w", err)
-		}
-	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("local socket: %w", err)
-	}
-	// The file stays when the daemon stops: what replaces it is the next one.
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := os.Chmod(path, 0o666); err != nil {
-		_ = l.Close()
+// ListenLocal makes the local socket. Everybody may connect, because the kernel tells who
+// calls. A socket that an earlier daemon left is replaced, one that answers is not. Each
+// user has a bounded number of connections.
+func ListenLocal(path string) (net.Listener, error) {
+	// The file stays when the daemon stops: the next daemon replaces it.
+	l, err := unixsock.Listen(path, unixsock.How{Mode: 0o666, Alone: true})
+	switch {
+	case errors.Is(err, unixsock.ErrNoSocket):
+		return nil, fmt.Errorf("local socket %s: %w; remove it or set run_dir", path, err)
+	case errors.Is(err, unixsock.ErrInUse):
+		return nil, fmt.Errorf("local socket %s: another sluiced answers there; stop it first", path)
+	case err != nil:
 		return nil, fmt.Errorf("local socket: %w", err)
 	}
 	return &localListener{
@@ -77,8 +57,7 @@ func (l *localListener) Accept() (net.Conn, error) {
 	return l.users.Add(c, strconv.FormatUint(uint64(p.UID), 10)), nil
 }
 
-// peerOf is who made the connection, by SO_PEERCRED: the credentials at the time
-// of connect(2), in this process's namespaces.
+// peerOf is who made the connection.
 func peerOf(c net.Conn) (Peer, error) {
 	if l, ok := c.(*limit.Conn); ok {
 		c = l.Conn
@@ -87,21 +66,8 @@ func peerOf(c net.Conn) (Peer, error) {
 	if !ok {
 		return Peer{}, errors.New("not a socket")
 	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return Peer{}, err
-	}
-	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return Peer{}, err
-	}
-	if cerr != nil {
-		return Peer{}, fmt.Errorf("SO_PEERCRED: %w", cerr)
-	}
-	return Peer{UID: cred.Uid, GID: cred.Gid, PID: int(cred.Pid)}, nil
+	p, err := unixsock.PeerOf(sc)
+	return Peer{UID: p.UID, GID: p.GID, PID: p.PID}, err
 }
 
 // LocalCreds are the credentials of a server on the local socket.

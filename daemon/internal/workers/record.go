@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/process"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 )
 
@@ -85,18 +87,14 @@ func (p *Pool) removeRecord(s *session) {
 	}
 }
 
-// writeFile writes a record whole or not at all. The file system is in memory: what
-// it must outlive is this process, and not the machine.
+// writeFile writes a record. The file system is in memory: the record must outlive this
+// process, and not the machine.
 func writeFile(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	tmp := filepath.Join(filepath.Dir(path), ".new-"+filepath.Base(path))
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
+	return safefile.Write(path, b, safefile.How{Mode: 0o600, Volatile: true})
 }
 
 // adopt finds the accounts and sessions of an earlier daemon.
@@ -244,7 +242,7 @@ func openProcess(q lease.Process) *os.File {
 		return nil
 	}
 	// The number may be another's by now; looked at after opening, it cannot change.
-	start, err := account.StartTime(q.PID)
+	start, err := process.Start(q.PID)
 	if err != nil || start != q.Start || exited(fd) {
 		unix.Close(fd)
 		return nil

@@ -34,6 +34,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
@@ -234,7 +235,7 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 		return err
 	}
 	pid := proc.Cmd.Process.Pid
-	start, err := account.StartTime(pid)
+	start, err := process.Start(pid)
 	if err != nil {
 		p.discard(proc)
 		return fmt.Errorf("session process: %w", err)

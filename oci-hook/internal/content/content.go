@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // Smi is where nvidia-smi is in the directory.
@@ -18,7 +20,7 @@ const Smi = "bin/nvidia-smi"
 
 // Prepare makes dir from the libraries in from. socket is the lease socket's path in a
 // container; smi names the host's nvidia-smi, without which what is there stays.
-// Running containers keep what they have: each file is made aside and renamed.
+// Running containers keep what they have: each file is written whole under a new inode.
 func Prepare(dir, from, socket, smi string) error {
 	for _, d := range []string{"lease", filepath.Dir(Smi)} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
@@ -36,14 +38,7 @@ func Prepare(dir, from, socket, smi string) error {
 		}
 	}
 	for link, to := range map[string]string{"libcuda.so": "libcuda.so.1", "libnvidia-ml.so": "libnvidia-ml.so.1"} {
-		temp := filepath.Join(dir, "."+link)
-		if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("prepare %s: %w", dir, err)
-		}
-		if err := os.Symlink(to, temp); err != nil {
-			return fmt.Errorf("prepare %s: %w", dir, err)
-		}
-		if err := os.Rename(temp, filepath.Join(dir, link)); err != nil {
+		if err := safefile.Symlink(to, filepath.Join(dir, link)); err != nil {
 			return fmt.Errorf("prepare %s: %w", dir, err)
 		}
 	}
@@ -63,23 +58,12 @@ func copyTo(path, from string, mode fs.FileMode) error {
 }
 
 func place(path string, src io.Reader, mode fs.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new")
+	p, err := safefile.Create(path, safefile.How{Mode: mode})
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // gone once renamed
-	_, err = io.Copy(f, src)
-	if err == nil {
-		err = f.Chmod(mode)
+	if _, err = io.Copy(p, src); err == nil {
+		err = p.Commit()
 	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	return err
+	return errors.Join(err, p.Close())
 }

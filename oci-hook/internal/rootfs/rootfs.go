@@ -14,6 +14,8 @@ import (
 
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // ErrOutside is wrapped where a path in a container leads to something mounted into it.
@@ -173,8 +175,8 @@ func (r *Root) create(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Write puts a file of the given content at dir/name: made aside and renamed, so that
-// nothing of an image, be it a link or a FIFO, is ever opened or written through.
+// Write writes a file of the given content at dir/name. It opens nothing of the image, and
+// so follows no link and waits for no FIFO.
 func (r *Root) Write(dir, name, content string) error {
 	d, err := find(r.own.f, dir)
 	if err != nil {
@@ -186,24 +188,7 @@ func (r *Root) Write(dir, name, content string) error {
 		return err
 	}
 	v.Close()
-	temp := "." + name + ".new"
-	if err := unix.Unlinkat(int(d.Fd()), temp, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("%s/%s in the container: %w", dir, temp, err)
-	}
-	fd, err := unix.Openat(int(d.Fd()), temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
-	if err != nil {
-		return fmt.Errorf("make %s/%s in the container: %w", dir, temp, err)
-	}
-	f := os.NewFile(uintptr(fd), temp)
-	_, err = f.WriteString(content)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = unix.Renameat(int(d.Fd()), temp, int(d.Fd()), name)
-	}
-	if err != nil {
-		_ = unix.Unlinkat(int(d.Fd()), temp, 0)
+	if err := safefile.WriteAt(d, name, []byte(content), safefile.How{Mode: 0o644, Volatile: true}); err != nil {
 		return fmt.Errorf("write %s/%s in the container: %w", dir, name, err)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/request"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/settings"
 )
@@ -105,12 +106,12 @@ func Run(args []string, set settings.Settings, broken error, hook specs.Hook) er
 
 // Edit adds the hook to the specification in a bundle, if the container asks and has it not.
 func Edit(bundle string, set settings.Settings, broken error, hook specs.Hook) error {
-	dir, err := unix.Open(bundle, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := os.OpenFile(bundle, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil // the runtime says it better
 	}
-	defer unix.Close(dir)
-	b, mode, err := read(dir)
+	defer dir.Close()
+	b, mode, err := read(int(dir.Fd()))
 	if err != nil {
 		return nil // likewise
 	}
@@ -133,7 +134,7 @@ func Edit(bundle string, set settings.Settings, broken error, hook specs.Hook) e
 	if b, err = edit(b, set, hook, r); err != nil {
 		return fmt.Errorf("%w: %w", ErrSpec, err)
 	}
-	if err := write(dir, b, mode); err != nil {
+	if err := safefile.WriteAt(dir, "config.json", b, safefile.How{Mode: mode, Volatile: true}); err != nil {
 		return fmt.Errorf("%w: %w", ErrSpec, err)
 	}
 	return nil
@@ -240,30 +241,6 @@ func read(dir int) ([]byte, os.FileMode, error) {
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxConfig))
 	return b, fi.Mode().Perm(), err
-}
-
-// write replaces config.json; a crash leaves the old one.
-func write(dir int, b []byte, mode os.FileMode) error {
-	const temp = ".config.json.sluice"
-	if err := unix.Unlinkat(dir, temp, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	fd, err := unix.Openat(dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(mode))
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), temp)
-	_, err = f.Write(b)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = unix.Renameat(dir, temp, dir, "config.json")
-	}
-	if err != nil {
-		_ = unix.Unlinkat(dir, temp, 0)
-	}
-	return err
 }
 
 // tell writes the reason where engines look for it: into the runtime's log.

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/process"
 )
 
 // Granule is the unit of device memory in bytes.
@@ -170,7 +172,7 @@ func (l *Lease) Claim(c Client, kind uint32) (int, error) {
 
 // Bind notes a slot's process.
 func (l *Lease) Bind(slot, pid int) error {
-	start, err := StartTime(pid)
+	start, err := process.Start(pid)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/process"
 )
 
 func TestGrantsNeverAddUpToMore(t *testing.T) {
@@ -215,7 +217,7 @@ func startChurn(t *testing.T, a *File, n int) *churner {
 		t.Fatal(err)
 	}
 	r.Close()
-	start, err := StartTime(c.Process.Pid)
+	start, err := process.Start(c.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,13 +32,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // Sizes of an account.
@@ -115,23 +116,21 @@ type File struct {
 // device. A file that is there already is an error.
 func Create(path string, caps []uint64) (*File, error) {
 	// The name appears only once the header is whole.
-	tmp := filepath.Join(filepath.Dir(path), ".new-"+filepath.Base(path))
-	_ = os.Remove(tmp)
-	f, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	p, err := safefile.Create(path, safefile.How{Mode: 0o600, Volatile: true})
 	if err != nil {
 		return nil, fmt.Errorf("account: %w", err)
 	}
-	a, err := format(f, caps)
+	defer p.Close()
+	a, err := format(p.File, caps)
 	if err == nil {
-		err = os.Link(tmp, path)
-		if err != nil {
+		if err = p.CommitNew(); err != nil {
 			a.Close()
 		}
 	}
-	_ = os.Remove(tmp)
 	if err != nil {
 		return nil, fmt.Errorf("account: %w", err)
 	}
+	p.Detach()
 	return a, nil
 }
 

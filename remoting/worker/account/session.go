@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/process"
 )
 
 // Counts is what a session has done so far. It lies in the slot: its one writer
@@ -102,7 +104,7 @@ func alive(a *File, i int) bool {
 	if n > 0 {
 		return false
 	}
-	start, err := StartTime(pid)
+	start, err := process.Start(pid)
 	return err == nil && start == a.slotWord(i, slStart).Load()
 }
 

@@ -18,11 +18,12 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
-	"strings"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // Sum is an image's SHA-256.
@@ -40,8 +41,6 @@ var (
 	// ErrTooLarge says that an image is beyond the limit.
 	ErrTooLarge = errors.New("store: image too large")
 )
-
-const tempPrefix = ".new-"
 
 // Store is a directory of images.
 type Store struct {
@@ -77,17 +76,8 @@ func Open(dir string, limit int64) (*Store, error) {
 
 // Clean removes what uploads have left behind that died an hour ago or more.
 func (s *Store) Clean(now time.Time) error {
-	es, err := os.ReadDir(s.dir)
-	if err != nil {
+	if err := safefile.Sweep(s.dir, func(_ string, fi fs.FileInfo) bool { return now.Sub(fi.ModTime()) > time.Hour }); err != nil {
 		return fmt.Errorf("store: %w", err)
-	}
-	for _, e := range es {
-		if !strings.HasPrefix(e.Name(), tempPrefix) {
-			continue
-		}
-		if fi, err := e.Info(); err == nil && now.Sub(fi.ModTime()) > time.Hour {
-			_ = os.Remove(filepath.Join(s.dir, e.Name()))
-		}
 	}
 	return nil
 }
@@ -154,7 +144,7 @@ type Upload struct {
 	total uint64
 	have  uint64
 	hash  hash.Hash
-	f     *os.File
+	f     *safefile.Pending
 }
 
 // Begin starts an upload of total bytes.
@@ -162,7 +152,7 @@ func (s *Store) Begin(sum Sum, total uint64) (*Upload, error) {
 	if total == 0 || int64(total) < 0 || int64(total) > s.limit {
 		return nil, fmt.Errorf("%w: %d bytes, the store may hold %d", ErrTooLarge, total, s.limit)
 	}
-	f, err := os.CreateTemp(s.dir, tempPrefix)
+	f, err := safefile.Create(s.path(sum), safefile.How{Mode: 0o600})
 	if err != nil {
 		return nil, fmt.Errorf("store: %w", err)
 	}
@@ -193,8 +183,7 @@ func (u *Upload) Complete() bool { return u.have == u.total }
 
 // Abort drops the upload.
 func (u *Upload) Abort() {
-	u.f.Close()
-	_ = os.Remove(u.f.Name())
+	_ = u.f.Close()
 }
 
 // Commit checks the hash and puts the image in its place.
@@ -203,21 +192,8 @@ func (u *Upload) Commit() error {
 		u.Abort()
 		return fmt.Errorf("%w: image %s", ErrMismatch, u.sum)
 	}
-	if err := u.f.Sync(); err != nil {
-		u.Abort()
-		return fmt.Errorf("store: sync: %w", err)
-	}
-	if err := u.f.Close(); err != nil {
-		_ = os.Remove(u.f.Name())
-		return fmt.Errorf("store: close: %w", err)
-	}
-	if err := os.Rename(u.f.Name(), u.s.path(u.sum)); err != nil {
-		_ = os.Remove(u.f.Name())
+	if err := errors.Join(u.f.Commit(), u.f.Close()); err != nil {
 		return fmt.Errorf("store: %w", err)
-	}
-	if d, err := os.Open(u.s.dir); err == nil {
-		_ = d.Sync()
-		d.Close()
 	}
 	return u.s.evict(u.sum.String())
 }
@@ -232,7 +208,7 @@ func (s *Store) evict(keep string) error {
 	var sum int64
 	for _, e := range es {
 		fi, err := e.Info()
-		if err != nil || !fi.Mode().IsRegular() || strings.HasPrefix(e.Name(), tempPrefix) {
+		if _, half := safefile.Unfinished(e.Name()); half || err != nil || !fi.Mode().IsRegular() {
 			continue
 		}
 		files = append(files, fi)

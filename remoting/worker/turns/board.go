@@ -185,7 +185,7 @@ func (b *Board) Leave(seat int) {
 }
 
 // Gone clears up after a session's process that has been reaped: its chairs are freed
-// and its turn goes on to the next. start is its start time as in account.StartTime.
+// and its turn goes on to the next. start is its start time as in package process.
 func (b *Board) Gone(pid int, start uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

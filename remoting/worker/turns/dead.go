@@ -3,13 +3,12 @@ package turns
 // Chairs of processes that have ended.
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/process"
 )
 
 // A chair's owner word: the process, and whether it is only clearing the chair up.
@@ -49,31 +48,18 @@ func (p *page) clearChair(i int, w uint64) {
 // alive says whether a process is there that started then; 0: whenever. One that may not
 // be looked at is.
 func alive(pid int, start uint64) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	s, err := process.Read(pid)
 	if err != nil {
 		return !errors.Is(err, os.ErrNotExist)
 	}
-	at, state, ok := parseStat(b)
-	return !ok || state != 'Z' && state != 'X' && (start == 0 || at == start)
-}
-
-// parseStat gives a process's start time and state out of /proc/PID/stat (proc(5)).
-func parseStat(b []byte) (start uint64, state byte, ok bool) {
-	// The second field is the name in brackets, which may hold anything.
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(f) < 20 {
-		return 0, 0, false
-	}
-	start, err := strconv.ParseUint(string(f[19]), 10, 64)
-	return start, f[0][0], err == nil
+	return !s.Ended() && (start == 0 || s.Start == start)
 }
 
 // self gives this process's start time, 0 when it cannot be told.
 func self() uint64 {
-	b, err := os.ReadFile("/proc/self/stat")
+	start, err := process.Start(os.Getpid())
 	if err != nil {
 		return 0
 	}
-	start, _, _ := parseStat(b)
 	return start
 }

@@ -1,5 +1,6 @@
-// Package safefile refuses files and directories that somebody else could have
-// written: state that decides who gets a GPU is worth no more than its path.
+// Package safefile writes files whole, and refuses files and directories that somebody
+// else could have written: state that decides who gets a GPU is worth no more than its
+// path.
 package safefile
 
 import (

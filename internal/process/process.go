@@ -1,0 +1,49 @@
+// Package process names a process for good: by its id and the time at which it started,
+// since the kernel gives an id again.
+package process
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+)
+
+// Stat is what /proc/PID/stat says of a process (proc(5)).
+type Stat struct {
+	Start uint64 // field 22: clock ticks from the boot of the machine to the start
+	State byte   // field 3: 'R', 'S', ...; 'Z' is a zombie
+}
+
+// Ended says whether the process has ended and only waits for its parent.
+func (s Stat) Ended() bool { return s.State == 'Z' || s.State == 'X' }
+
+// Read reads the Stat of a process. If there is no such process, the error is
+// fs.ErrNotExist.
+func Read(pid int) (Stat, error) {
+	path := fmt.Sprintf("/proc/%d/stat", pid)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Stat{}, err
+	}
+	return parse(path, b)
+}
+
+func parse(path string, b []byte) (Stat, error) {
+	// Field 2 is the name in parentheses, which may hold anything.
+	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(f) < 20 {
+		return Stat{}, fmt.Errorf("%s has %d fields after the name, 20 expected", path, len(f))
+	}
+	start, err := strconv.ParseUint(string(f[19]), 10, 64)
+	if err != nil {
+		return Stat{}, fmt.Errorf("%s: start time: %w", path, err)
+	}
+	return Stat{Start: start, State: f[0][0]}, nil
+}
+
+// Start is the start time of a process, as in Stat.
+func Start(pid int) (uint64, error) {
+	s, err := Read(pid)
+	return s.Start, err
+}

@@ -1,0 +1,51 @@
+package process
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestParse(t *testing.T) {
+	const rest = " 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21"
+	for text, want := range map[string]Stat{
+		"12 (sleep) S" + rest:          {4711, 'S'},
+		"12 (a b) Z (c) R 1) Z" + rest: {4711, 'Z'},
+		"12 () X" + rest:               {4711, 'X'},
+	} {
+		if got, err := parse("stat", []byte(text)); got != want || err != nil {
+			t.Errorf("%q: %+v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "12", "12 (sleep) S 1 2 3", "12 (sleep)" + rest[:len(rest)-15], "12 (x) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 -1 20"} {
+		if got, err := parse("stat", []byte(text)); err == nil {
+			t.Errorf("%q: %+v", text, got)
+		}
+	}
+}
+
+func TestRead(t *testing.T) {
+	me, err := Read(os.Getpid())
+	if err != nil || me.Start == 0 || me.Ended() {
+		t.Fatalf("%+v, %v", me, err)
+	}
+	c := exec.Command("true")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// Ended and not reaped.
+	if err := unix.Waitid(unix.P_PID, c.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Read(c.Process.Pid); err != nil || !s.Ended() || s.Start < me.Start {
+		t.Errorf("a zombie: %+v, %v", s, err)
+	}
+	_ = c.Wait()
+	if _, err := Start(c.Process.Pid); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a process that is gone: %v", err)
+	}
+}

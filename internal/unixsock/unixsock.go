@@ -1,0 +1,157 @@
+// Package unixsock makes Unix sockets that other users may connect to, and says who is at
+// the other end of a connection.
+package unixsock
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/process"
+	"github.com/sluice-hpc/sluice/internal/safefile"
+)
+
+// Errors of Listen.
+var (
+	// ErrNoSocket says that the path is taken by something other than a socket.
+	ErrNoSocket = errors.New("the path exists and is no socket")
+	// ErrInUse says that another process listens there.
+	ErrInUse = errors.New("another process answers there")
+)
+
+// How says how a socket is made.
+type How struct {
+	// Mode is the socket's mode, whatever the umask. Connecting takes write permission.
+	Mode fs.FileMode
+	// Chown gives the socket to UID and GID.
+	Chown    bool
+	UID, GID uint32
+	// Staging is the directory in which the socket is made before it is renamed, on the same
+	// file system. Empty means the socket's own directory. It is for a socket in a directory
+	// that somebody else may have written: whatever has the socket's name there is replaced.
+	Staging string
+	// Alone refuses with ErrInUse where another process listens at the path. Otherwise the
+	// new socket replaces the old one. Not with Staging.
+	Alone bool
+}
+
+// Listen makes the socket at path. It is made under another name and renamed, so nobody
+// finds the path without a listener or with another mode. A socket that an earlier process
+// left there is replaced. The path may be longer than the 107 bytes of an address, and it
+// stays when the listener is closed: those who connect then are refused at once.
+func Listen(path string, how How) (*net.UnixListener, error) {
+	if fi, err := os.Lstat(path); err == nil && how.Staging == "" {
+		if fi.Mode().Type() != fs.ModeSocket {
+			return nil, ErrNoSocket
+		}
+		if how.Alone && answers(path) {
+			return nil, ErrInUse
+		}
+	}
+	staging := how.Staging
+	if staging == "" {
+		staging = filepath.Dir(path)
+	}
+	dir, err := os.Open(staging)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	name := "." + filepath.Base(path) + ".new"
+	if how.Staging != "" {
+		name = filepath.Base(filepath.Dir(path)) + name // the base alone need not be unique there
+	}
+	made := filepath.Join(staging, name)
+	if err := os.Remove(made); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	// By way of the descriptor the address is short, however long the path is.
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	if err = os.Chmod(made, how.Mode.Perm()); err == nil && how.Chown {
+		err = os.Lchown(made, int(how.UID), int(how.GID))
+	}
+	if err == nil {
+		err = safefile.Move(made, path)
+	}
+	if err != nil {
+		_ = l.Close()
+		_ = os.Remove(made)
+		return nil, err
+	}
+	return l, nil
+}
+
+// answers says whether somebody listens at path. Any error but ECONNREFUSED is that of a
+// living listener, mostly one with a full backlog.
+func answers(path string) bool {
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		_ = c.Close()
+	}
+	return !errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// Peer is the process at the other end of a connection, as it was when it called
+// connect(2), seen from this process's namespaces.
+type Peer struct {
+	UID, GID uint32
+	PID      int // 0: in a PID namespace that cannot be seen from here
+}
+
+// Start is the peer's start time, as in package process. The process may have ended, and
+// another may have its id: see OpenPeer.
+func (p Peer) Start() (uint64, error) { return process.Start(p.PID) }
+
+// PeerOf asks the kernel who is at the other end of c (SO_PEERCRED, unix(7)).
+func PeerOf(c syscall.Conn) (Peer, error) {
+	p, _, err := open(c, false)
+	return p, err
+}
+
+// OpenPeer is PeerOf with a pidfd of the process, which stays the peer's even when its id
+// is given to another process. The caller closes it; it is -1 where the kernel has none to
+// give.
+func OpenPeer(c syscall.Conn) (p Peer, pidfd int, err error) { return open(c, true) }
+
+const soPeerPidfd = 77 // SO_PEERPIDFD, Linux 6.5
+
+func open(c syscall.Conn, process bool) (p Peer, pidfd int, err error) {
+	pidfd = -1
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return p, pidfd, err
+	}
+	var cerr error
+	err = raw.Control(func(fd uintptr) {
+		var cred *unix.Ucred
+		if cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); cerr != nil {
+			return
+		}
+		p = Peer{UID: cred.Uid, GID: cred.Gid, PID: int(cred.Pid)}
+		if !process {
+			return
+		}
+		n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPidfd)
+		if err != nil && p.PID > 0 {
+			n, err = unix.PidfdOpen(p.PID, 0)
+		}
+		if err == nil {
+			pidfd = n
+		}
+	})
+	if err == nil && cerr != nil {
+		err = fmt.Errorf("SO_PEERCRED: %w", cerr)
+	}
+	return p, pidfd, err
+}
