@@ -12,6 +12,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/request"
 )
@@ -90,7 +91,7 @@ func Spec(d Device, p Place) ([]byte, error) {
 	if !nameForm.MatchString(d.Name) {
 		return nil, fmt.Errorf("%w: device %q; letters, digits, _ . - make a name", ErrName, d.Name)
 	}
-	if !request.ValidID(d.Lease) {
+	if !form.IsLeaseID(d.Lease) {
 		return nil, fmt.Errorf("%w: lease %q; a lease has 32 hexadecimal digits", ErrName, d.Lease)
 	}
 	options := []string{"bind", "ro", "nosuid", "nodev"}

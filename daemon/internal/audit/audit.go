@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
@@ -209,7 +210,7 @@ func (l *Log) write(e Event) error {
 	}
 	e.Time = e.Time.UTC()
 	e.Seq = l.seq + 1
-	e.Reason, e.Program = shorten(e.Reason, 4096), shorten(e.Program, 256)
+	e.Reason, e.Program = form.Line(e.Reason, 4096), form.Line(e.Program, form.MaxName)
 	b, err := json.Marshal(&e)
 	if err != nil {
 		return err
@@ -240,14 +241,6 @@ func (l *Log) write(e Event) error {
 	l.torn = false
 	l.seq++
 	return nil
-}
-
-// shorten cuts what a client chose to a size that a line can bear.
-func shorten(s string, n int) string {
-	if len(s) > n {
-		return s[:n] + "..."
-	}
-	return s
 }
 
 // rotate renames the files, the oldest first. When it fails the current file

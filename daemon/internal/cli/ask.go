@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -17,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/process"
 )
 
@@ -73,10 +72,8 @@ func (a *ask) request(program string) (lease.Request, error) {
 	if err != nil {
 		return lease.Request{}, err
 	}
-	var unique [8]byte
-	_, _ = rand.Read(unique[:]) // never fails
 	r := lease.Request{
-		Key:       lease.Key{Job: "run-" + hex.EncodeToString(unique[:])},
+		Key:       lease.Key{Job: form.NewRunJob()},
 		Type:      a.gpuType,
 		MinMem:    uint64(a.minMem),
 		SameOwner: a.sameOwner,
@@ -135,10 +132,7 @@ func lendFlag(cmd *cobra.Command, l *lend, usage string) {
 }
 
 // jobName is the program's name as one short line; the daemon takes no other.
-func jobName(program string) string {
-	name := plain(filepath.Base(program))
-	return strings.ToValidUTF8(name[:min(len(name), maxJobName)], "")
-}
+func jobName(program string) string { return plain(form.Line(filepath.Base(program), maxJobName)) }
 
 // self names this process so that the daemon can tell when it has ended.
 func self() (lease.Process, error) {

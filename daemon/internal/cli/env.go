@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // environs is the part of the daemon that knows what jobs' tasks need.
@@ -42,7 +43,7 @@ A job that asks for no fraction has nothing to print.`,
 			if job == "" {
 				return errors.New("this shell is in no job that can be seen; name one: sluice env JOB, squeue --me lists yours")
 			}
-			if !jobID.MatchString(job) {
+			if !form.IsJobID(job) {
 				return fmt.Errorf("job %q: give Slurm's own number of it, which squeue --me -O JobID prints", job)
 			}
 			ops, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.EnvOp, error) {
@@ -83,7 +84,6 @@ A job that asks for no fraction has nothing to print.`,
 }
 
 var (
-	jobID = regexp.MustCompile(`^[1-9][0-9]{0,9}$`)
 	// jobCgroup is a path that Slurm's cgroup plug-ins make, v1 and v2.
 	jobCgroup = regexp.MustCompile(`(?m)^[0-9]+:[^:\n]*:/[^\n]*?slurm[^\n]*?/job_([0-9]+)(?:/|$)`)
 )

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // fakeDaemon is a daemon behind a real local socket: what it was told survives
@@ -84,7 +85,7 @@ func (d *fakeDaemon) Acquire(_ context.Context, p rpc.Peer, r lease.Request) (le
 			return l, filepath.Join(d.dir, l.ID, "sock"), nil
 		}
 	}
-	l := lease.Lease{ID: lease.NewID(), Request: r, State: lease.Granted, Made: time.Now(), Host: "node1"}
+	l := lease.Lease{ID: form.NewLeaseID(), Request: r, State: lease.Granted, Made: time.Now(), Host: "node1"}
 	for i, f := range r.Fractions {
 		l.Grants = append(l.Grants, lease.Grant{Owner: "gpu01", GPU: "GPU-1", Percent: f.Percent, Mem: f.Mem, Order: i})
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
@@ -234,7 +235,7 @@ func jobRun(controller bool, env func(string) (string, bool)) (rpc.JobRun, error
 		Account: get("SLURM_JOB_ACCOUNT"), Name: get("SLURM_JOB_NAME"), Partition: get("SLURM_JOB_PARTITION"),
 		Stdout: get("SLURM_JOB_STDOUT"), WorkDir: get("SLURM_JOB_WORK_DIR"), Wishes: map[string]string{},
 	}
-	if !slurm.IsJobID(run.Job) {
+	if !form.IsJobID(run.Job) {
 		return run, fmt.Errorf("SLURM_JOB_ID is %q; this is for Slurm's scripts, whose environment slurmd and slurmctld set", run.Job)
 	}
 	uid, err := strconv.ParseUint(get("SLURM_JOB_UID"), 10, 32)

@@ -4,18 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // minPrefix is the shortest beginning of an id that names a lease.
 const minPrefix = 4
-
-var wholeID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 func newRelease() *cobra.Command {
 	var socket, reason string
@@ -102,7 +100,7 @@ func named(ls []lease.Status, name string) (string, error) {
 		return found[0], nil
 	case len(found) > 1:
 		return "", fmt.Errorf("%q names %d leases: %s; give more of the id", name, len(found), join(found, short))
-	case wholeID.MatchString(name):
+	case form.IsLeaseID(name):
 		return name, nil // not here any more, or not ours: the daemon says which
 	}
 	return "", fmt.Errorf("no lease %q on this node that is yours; see sluice list", name)

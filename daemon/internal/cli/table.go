@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // table writes rows under a head of columns.
@@ -37,19 +39,9 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// plain is s without what would move a terminal's cursor: names come from users'
-// programs and from other machines.
-func plain(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return strings.Map(func(r rune) rune {
-		if r == ' ' || strconv.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, s)
-}
+// plain is a text that fits one cell of a table: names come from users' programs and from
+// other machines.
+func plain(s string) string { return cmp.Or(form.Printable(s), "-") }
 
 // short is as much of a lease's id as tells it from others.
 func short(id string) string { return id[:min(len(id), 12)] }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/oci-hook/cdi"
 )
@@ -49,7 +50,7 @@ type charlieSpec struct {
 
 // charliecloud writes the job's file.
 func (f *Files) charliecloud(l lease.Lease) error {
-	if !isID(l.ID) {
+	if !form.IsLeaseID(l.ID) {
 		return fmt.Errorf("lease %.40q: no number of one", l.ID)
 	}
 	dir := filepath.Join(f.cfg.Leases, l.ID)

@@ -19,7 +19,6 @@ package containers
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -32,6 +31,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/oci-hook/cdi"
 )
@@ -89,7 +89,7 @@ func (f *Files) Write(l lease.Lease) error {
 
 // Remove removes what is not in the lease's directory.
 func (f *Files) Remove(id string) {
-	if f.cfg.CDI == "" || !isID(id) {
+	if f.cfg.CDI == "" || !form.IsLeaseID(id) {
 		return
 	}
 	if err := os.Remove(f.specPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
@@ -114,7 +114,7 @@ func (f *Files) Keep(live func(id string) bool) {
 		}
 		id, prefix := strings.CutPrefix(name, "sluice-")
 		id, suffix := strings.CutSuffix(id, ".json")
-		if !prefix || !suffix || !isID(id) || !e.Type().IsRegular() || !half && live(id) {
+		if !prefix || !suffix || !form.IsLeaseID(id) || !e.Type().IsRegular() || !half && live(id) {
 			continue
 		}
 		path := filepath.Join(f.cfg.CDI, e.Name())
@@ -227,7 +227,7 @@ func (f *Files) ours(path, id string) bool {
 // put makes a file in a lease's directory, which once was its user's: nothing in it is
 // opened.
 func (f *Files) put(id, name, text string) error {
-	if !isID(id) {
+	if !form.IsLeaseID(id) {
 		return fmt.Errorf("lease %.40q: no number of one", id)
 	}
 	return safefile.Write(filepath.Join(f.cfg.Leases, id, name), []byte(text), f.staged())
@@ -257,9 +257,4 @@ func (f *Files) prepared() bool { return there(filepath.Join(f.cfg.Content, shim
 func there(path string) bool {
 	fi, err := os.Stat(path)
 	return err == nil && fi.Mode().IsRegular()
-}
-
-func isID(id string) bool {
-	b, err := hex.DecodeString(id)
-	return err == nil && len(b) == 16
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // node makes the directories of one, with the hook installed and its content prepared.
@@ -42,7 +43,7 @@ func node(t *testing.T) (*Files, Config) {
 // granted makes a lease and its directory.
 func granted(t *testing.T, c Config, job string) lease.Lease {
 	t.Helper()
-	l := lease.Lease{ID: lease.NewID(), Request: lease.Request{Key: lease.Key{Cluster: "c", Job: job, Node: "n"}, UID: 1000}}
+	l := lease.Lease{ID: form.NewLeaseID(), Request: lease.Request{Key: lease.Key{Cluster: "c", Job: job, Node: "n"}, UID: 1000}}
 	if err := os.Mkdir(filepath.Join(c.Leases, l.ID), 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +221,7 @@ func TestKeep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	other := lease.NewID()
+	other := form.NewLeaseID()
 	keep := []string{
 		"sluice-" + live.ID + ".json", "nvidia.json", "sluice-notes.json",
 		"sluice-" + other + ".json", // another daemon's

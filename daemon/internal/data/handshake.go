@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
-	"unicode"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Sentinels for what a caller decides on.
@@ -126,7 +126,7 @@ func readResult(r io.Reader) error {
 		return fmt.Errorf("%w: no reason: %w", ErrRefused, err)
 	}
 	if status != 0 {
-		return fmt.Errorf("%w: %s", ErrRefused, printable(string(reason)))
+		return fmt.Errorf("%w: %s", ErrRefused, form.Printable(string(reason)))
 	}
 	return nil
 }
@@ -139,14 +139,4 @@ func result(reason string) []byte {
 	}
 	binary.LittleEndian.PutUint32(b[4:], uint32(len(reason)))
 	return append(b, reason...)
-}
-
-// printable makes a stranger's words fit for a log.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
 }

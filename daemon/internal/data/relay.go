@@ -25,6 +25,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // A relay is the process between a session and the network when data is
@@ -130,7 +132,7 @@ func (r Relay) start(cfg relayConfig, key tls.Certificate, uid uint32, network, 
 		case string(word) == readyWord:
 			ready <- nil
 		case len(word) > 0:
-			ready <- fmt.Errorf("%w: encryption: %s", ErrRefused, printable(string(word)))
+			ready <- fmt.Errorf("%w: encryption: %s", ErrRefused, form.Printable(string(word)))
 		default:
 			ready <- fmt.Errorf("relay: it ended without a word: %w", errors.Join(rerr, io.ErrUnexpectedEOF))
 		}

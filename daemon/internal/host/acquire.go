@@ -12,13 +12,12 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/placement"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
@@ -27,9 +26,6 @@ const (
 	tries = 20
 	// reserveTime bounds one Reserve or Confirm, which write to the owner's disk.
 	reserveTime = 5 * time.Second
-	maxName     = 256 // bytes
-	// runJob begins the job names of users' own leases. Slurm's are numbers.
-	runJob = "run-"
 )
 
 // Acquire implements rpc.LocalService.
@@ -125,7 +121,7 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 	if !may {
 		return lease.Errorf(lease.Denied, "users may not acquire leases on this node; submit a job with --gres=rgpu:N, or ask the site for users.run in sluice.yaml")
 	}
-	if !strings.HasPrefix(k.Job, runJob) {
+	if !form.IsRunJob(k.Job) {
 		return lease.Errorf(lease.Denied, "job %s: only root may ask for a lease of a Slurm job; use sluice run", k)
 	}
 	if r.UID != 0 && r.UID != p.UID {
@@ -154,8 +150,8 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 func (h *Host) checkRequest(r *lease.Request) error {
 	k := &r.Key
 	for what, s := range map[string]string{"job": k.Job, "cluster": k.Cluster, "account": r.Account, "job name": r.JobName, "type": r.Type, "pool": r.Pool, "node": k.Node} {
-		if len(s) > maxName || strings.ContainsFunc(s, unicode.IsControl) || !utf8.ValidString(s) {
-			return lease.Errorf(lease.Invalid, "%s: want at most %d bytes on one line, without control characters", what, maxName)
+		if !form.IsLine(s, form.MaxName) {
+			return lease.Errorf(lease.Invalid, "%s: want at most %d bytes on one line that can be printed", what, form.MaxName)
 		}
 	}
 	if k.Job == "" || strings.ContainsAny(k.Job, "/@") {
@@ -285,7 +281,7 @@ func each(parts []*part, f func(*part)) {
 // refused by its owners for ever. again says that another placement may do better. For
 // another node than this one the lease has this one as its sponsor, and no socket here.
 func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Grant) (_ lease.Lease, again bool, _ error) {
-	l := lease.Lease{ID: lease.NewID(), Request: r, Grants: grants, State: lease.Reserved, Made: time.Now().UTC(), Host: r.Key.Node}
+	l := lease.Lease{ID: form.NewLeaseID(), Request: r, Grants: grants, State: lease.Reserved, Made: time.Now().UTC(), Host: r.Key.Node}
 	if l.Host != h.cfg.Node {
 		l.Sponsor = h.cfg.Node
 	}
@@ -465,10 +461,5 @@ func (h *Host) tell(event string, l *lease.Lease, reason string) {
 	}
 }
 
-// cut shortens what a caller chose.
-func cut(s string) string {
-	if len(s) > maxName {
-		return s[:maxName] + "..."
-	}
-	return s
-}
+// cut is as much of a caller's text as is kept.
+func cut(s string) string { return form.Line(s, form.MaxName) }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
@@ -62,8 +63,8 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	if cluster == "" {
 		cluster = h.cfg.Cluster
 	}
-	if job == "" || len(job) > maxName || len(cluster) > maxName || len(nodes) > maxNodes || slices.Contains(nodes, "") {
-		return nil, lease.Errorf(lease.Invalid, "end of a job: say the job, in at most %d bytes", maxName)
+	if job == "" || len(job) > form.MaxName || len(cluster) > form.MaxName || len(nodes) > maxNodes || slices.Contains(nodes, "") {
+		return nil, lease.Errorf(lease.Invalid, "end of a job: say the job, in at most %d bytes", form.MaxName)
 	}
 	if reason = cut(reason); reason == "" {
 		reason = "the job has ended"

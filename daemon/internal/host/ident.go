@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
@@ -131,7 +132,7 @@ func (c *caller) may(l *lease.Lease) error {
 	if err != nil {
 		return nil // hidden from us: the user id has to do
 	}
-	if job := jobOf(string(b)); job != "" && job != r.Key.Job && !strings.HasPrefix(r.Key.Job, runJob) {
+	if job := jobOf(string(b)); job != "" && job != r.Key.Job && !form.IsRunJob(r.Key.Job) {
 		return lease.Errorf(lease.Denied, "lease %s is of job %s, and a process of job %s asks", l.ID, r.Key.Job, job)
 	}
 	return nil

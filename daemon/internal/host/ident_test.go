@@ -166,7 +166,7 @@ func TestFiles(t *testing.T) {
 	s.end()
 	there(l.ID, true) // nobody's container loses it meanwhile
 	// A crash while a file was made, and while a lease ended.
-	half := []string{cfg.Staging + "/" + l.ID + ".containers.conf", cfg.CDI + "/.sluice-" + l.ID + ".new"}
+	half := []string{cfg.Staging + "/" + l.ID + ".containers.conf", cfg.CDI + "/.sluice-" + l.ID + ".json.0123456789abcdef.new"}
 	old := cfg.CDI + "/sluice-" + strings.Repeat("ab", 16) + ".json"
 	for _, p := range half {
 		if err := os.WriteFile(p, nil, 0o644); err != nil {

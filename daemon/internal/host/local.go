@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // maxEvents is how many lines of the audit log one question gets, the last ones.
@@ -207,7 +208,7 @@ func (h *Host) Stats(ctx context.Context, p rpc.Peer) (rpc.Stats, error) {
 
 // Explain implements rpc.LocalService. A user sees what is about him.
 func (h *Host) Explain(_ context.Context, p rpc.Peer, job string) ([]rpc.Event, error) {
-	if job == "" || len(job) > maxName {
+	if job == "" || len(job) > form.MaxName {
 		return nil, lease.Errorf(lease.Invalid, "explain: say the job")
 	}
 	if h.cfg.AuditFile == "" {

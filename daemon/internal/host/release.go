@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // releaseTime bounds one delivery: the owner ends the sessions first.
@@ -34,8 +35,8 @@ func (h *Host) Release(ctx context.Context, p rpc.Peer, id string, key lease.Key
 		return lease.Errorf(lease.Invalid, "release: say the lease, or the job")
 	case id == "" && key.Node != h.cfg.Node:
 		return lease.Errorf(lease.Invalid, "release: job %s is not of this node, %s", cut(key.String()), h.cfg.Node)
-	case len(key.Job) > maxName || len(key.Cluster) > maxName:
-		return lease.Errorf(lease.Invalid, "release: names of at most %d bytes, please", maxName)
+	case len(key.Job) > form.MaxName || len(key.Cluster) > form.MaxName:
+		return lease.Errorf(lease.Invalid, "release: names of at most %d bytes, please", form.MaxName)
 	}
 	if reason == "" {
 		reason = "released"

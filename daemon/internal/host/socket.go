@@ -21,7 +21,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,6 +35,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/internal/unixsock"
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -155,7 +155,7 @@ func (h *Host) cleanDirs() {
 		return
 	}
 	for _, e := range entries {
-		if b, err := hex.DecodeString(e.Name()); err != nil || len(b) != 16 {
+		if !form.IsLeaseID(e.Name()) {
 			continue // not ours
 		}
 		if !live(e.Name()) {

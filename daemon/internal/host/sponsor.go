@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // maxNodes is how many nodes one job may have leases for.
@@ -232,7 +233,7 @@ func (h *Host) full(k lease.Key) lease.Key {
 // ended here already (Over), or that this node's disk fails.
 func (h *Host) Attach(ctx context.Context, key lease.Key) (l lease.Lease, found bool, err error) {
 	key = h.full(key)
-	if key.Node != h.cfg.Node || key.Job == "" || len(key.Job) > maxName || len(key.Cluster) > maxName {
+	if key.Node != h.cfg.Node || key.Job == "" || len(key.Job) > form.MaxName || len(key.Cluster) > form.MaxName {
 		return l, false, lease.Errorf(lease.Invalid, "attach: job %s is not of this node, %s", cut(key.String()), h.cfg.Node)
 	}
 	fctx, done, err := h.fly(ctx, key)

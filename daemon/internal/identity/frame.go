@@ -4,9 +4,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"strings"
 	"time"
-	"unicode"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // handshakeTime is how long both sides have to show who they are.
@@ -71,17 +71,7 @@ func readAnswer(r io.Reader, node string) (uint32, []byte, error) {
 		return 0, nil, fmt.Errorf("node %s: %w", node, err)
 	}
 	if kind == frameRefused {
-		return 0, nil, fmt.Errorf("%w by node %s: %s", ErrRefused, node, printable(string(b)))
+		return 0, nil, fmt.Errorf("%w by node %s: %s", ErrRefused, node, form.Printable(string(b)))
 	}
 	return kind, b, nil
-}
-
-// printable makes a stranger's words fit for a log.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
 }

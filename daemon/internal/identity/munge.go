@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // A credential of munge says: root of a node of this cluster wrote these bytes.
@@ -92,7 +94,7 @@ func (m *munge) run(ctx context.Context, stdin []byte, program string, args ...s
 		} else if why == "" {
 			why = err.Error()
 		}
-		return nil, fmt.Errorf("munge: %s", printable(why))
+		return nil, fmt.Errorf("munge: %s", form.Printable(why))
 	}
 	return out.Bytes(), nil
 }

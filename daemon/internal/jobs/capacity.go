@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
@@ -109,7 +110,7 @@ func (s *Service) foreign(leases map[string][]lease.Status) map[string]uint64 {
 	out := map[string]uint64{}
 	for _, list := range leases {
 		for _, l := range list {
-			if l.State == lease.Ended || l.Request.Key.Cluster == s.cfg.Cluster && slurm.IsJobID(l.Request.Key.Job) {
+			if l.State == lease.Ended || l.Request.Key.Cluster == s.cfg.Cluster && form.IsJobID(l.Request.Key.Job) {
 				continue
 			}
 			for _, g := range l.Grants {

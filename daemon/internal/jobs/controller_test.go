@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm/slurmtest"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // What is asked of the pool, by the job's record and its user's wishes.
@@ -89,7 +90,7 @@ func TestRequest(t *testing.T) {
 	j := job("7")
 	j.Partition = "debug"
 	q, err := r.request(t.Context(), j, rpc.JobRun{Job: "7", Account: "a\nb", Name: strings.Repeat("ü", 300)})
-	if err != nil || q.Policy != lease.Equal || q.Place != lease.Spread || q.Fractions[0].Mem != 4<<30 || q.Account != "a b" || len(q.JobName) > maxText {
+	if err != nil || q.Policy != lease.Equal || q.Place != lease.Spread || q.Fractions[0].Mem != 4<<30 || q.Account != "a b" || len(q.JobName) > form.MaxName {
 		t.Errorf("%+v, %v", q, err)
 	}
 	// Charged for 1 GiB, which the user wished for and which is not told: a task asked

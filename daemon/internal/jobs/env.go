@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Env implements rpc.JobService. A job that this node knows nothing of, because its
@@ -108,7 +109,7 @@ func (s *Service) ops(l lease.Lease, socket string) []rpc.EnvOp {
 // Report implements rpc.JobService.
 func (s *Service) Report(ctx context.Context, p rpc.Peer, job string) ([]lease.Report, error) {
 	// Those of sluice run have reports too.
-	if !strings.HasPrefix(job, "run-") {
+	if !form.IsRunJob(job) {
 		if err := checkRun(rpc.JobRun{Job: job}); err != nil {
 			return nil, err
 		}

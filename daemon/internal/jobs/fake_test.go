@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm/slurmtest"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // site is what all hosts of a test have in common: the owners.
@@ -87,7 +88,7 @@ func (h *fakeHost) get(r lease.Request) (lease.Lease, error) {
 	if l, ok := h.leases[k]; ok && (l.Request.Restart == r.Restart || l.Request.Key.Incarnation >= r.Key.Incarnation) {
 		return l, nil
 	}
-	l := lease.Lease{ID: lease.NewID(), Request: r, State: lease.Granted, Host: r.Key.Node, Made: time.Now()}
+	l := lease.Lease{ID: form.NewLeaseID(), Request: r, State: lease.Granted, Host: r.Key.Node, Made: time.Now()}
 	for i, f := range r.Fractions {
 		l.Grants = append(l.Grants, lease.Grant{Owner: "g1", GPU: "a", Percent: f.Percent, Order: i})
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
-	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // externStep is the step that holds a job's place on a node for as long as it lasts, with
@@ -103,7 +103,7 @@ func (s *Service) steps(ctx context.Context) (map[string]stepsOf, error) {
 			continue
 		}
 		job, step, ok := strings.Cut(rest, ".")
-		if !ok || !slurm.IsJobID(job) {
+		if !ok || !form.IsJobID(job) {
 			continue
 		}
 		o := out[job]

@@ -42,6 +42,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Host is the daemon's host role, *host.Host.
@@ -278,7 +279,7 @@ func (s *Service) release(ctx context.Context, job, reason string) (had bool) {
 func may(p rpc.Peer, uid uint32) bool { return p.UID == 0 || p.UID == uid }
 
 func checkRun(run rpc.JobRun) error {
-	if !slurm.IsJobID(run.Job) {
+	if !form.IsJobID(run.Job) {
 		return lease.Errorf(lease.Invalid, "%s is no job id of Slurm's", strconv.Quote(run.Job[:min(len(run.Job), 64)]))
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm/slurmtest"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // busySlurm is a slurmctld that takes no comment, and counts the questions about all jobs.
@@ -197,7 +198,7 @@ func TestClockBehind(t *testing.T) {
 	k := lease.Key{Cluster: "cluster", Job: "7", Node: "n1"}
 	r := lease.Request{Key: k, UID: 1000}
 	r.Key.Incarnation = 1 << 40
-	st.leases[k] = lease.Lease{ID: lease.NewID(), Request: r, State: lease.Granted, Host: "n1"}
+	st.leases[k] = lease.Lease{ID: form.NewLeaseID(), Request: r, State: lease.Granted, Host: "n1"}
 	j := job("7")
 	j.Restarts = 1
 	n1.slurm.Set(j)

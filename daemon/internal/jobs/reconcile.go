@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Run does what nobody asks for, until ctx ends.
@@ -69,7 +70,7 @@ func (s *Service) endStray(ctx context.Context, leases map[string][]lease.Status
 	for _, list := range leases {
 		for _, l := range list {
 			k := l.Request.Key
-			if k.Cluster != s.cfg.Cluster || !slurm.IsJobID(k.Job) || l.State == lease.Ended || done[l.ID] {
+			if k.Cluster != s.cfg.Cluster || !form.IsJobID(k.Job) || l.State == lease.Ended || done[l.ID] {
 				continue
 			}
 			done[l.ID] = true

@@ -6,12 +6,12 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
@@ -19,7 +19,6 @@ const (
 	gresName = "rgpu"
 	// maxFractions of one lease, as the owners have it too.
 	maxFractions = 64
-	maxText      = 256 // bytes
 )
 
 // ours says whether a licence is one of ours.
@@ -251,13 +250,5 @@ func isType(g lease.GPU, typ string) bool {
 	return strings.Contains(strings.ToLower(g.Name), strings.ToLower(typ))
 }
 
-// line is what of a user's text is kept: one short line.
-func line(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, ""))
-	return strings.ToValidUTF8(s[:min(len(s), maxText)], "")
-}
+// line is as much of a user's text as is kept.
+func line(s string) string { return form.Line(s, form.MaxName) }

@@ -14,6 +14,7 @@ package jobsock
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,11 +24,11 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
 
@@ -194,11 +195,8 @@ func parse(line string) (job, step string, err error) {
 		return "", "", fmt.Errorf("not a request of version 1 to the job socket; plug-in and sluiced have to be of one release")
 	}
 	job, step, _ = strings.Cut(rest, " ")
-	for _, id := range []string{job, step} {
-		// The one form of a number, since the job is compared as text.
-		if n, err := strconv.ParseUint(id, 10, 32); err != nil || strconv.FormatUint(n, 10) != id {
-			return "", "", fmt.Errorf("%.64q is no job and step of Slurm's", rest)
-		}
+	if _, ok := form.Number(step); !ok || !form.IsJobID(job) {
+		return "", "", fmt.Errorf("%.64q is no job and step of Slurm's", rest)
 	}
 	return job, step, nil
 }
@@ -212,25 +210,8 @@ func encode(ops []rpc.EnvOp) (string, error) {
 	return fmt.Sprintf("ok %d\n%s", len(text), text), err
 }
 
-// plain makes one line of a text, of at most maxText bytes.
-func plain(text string) string {
-	text = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r == utf8.RuneError {
-			return ' '
-		}
-		return r
-	}, text)
-	if len(text) > maxText {
-		text = text[:maxText]
-		for !utf8.ValidString(text) {
-			text = text[:len(text)-1]
-		}
-	}
-	if text == "" {
-		return "no reason given"
-	}
-	return text
-}
+// plain is a text as an answer has it.
+func plain(text string) string { return cmp.Or(form.Line(text, maxText), "no reason given") }
 
 func reply(c net.Conn, text string) {
 	if !strings.HasSuffix(text, "\n") {

@@ -85,7 +85,7 @@ func TestAnswers(t *testing.T) {
 		"SLUICE-J 1 env 5 0\n":          "fault disk full\n",
 		"SLUICE-J 1 env 6 0\n":          "fault A: its value has more than one line\n",
 		"SLUICE-J 1 env 7 0\n":          "fault context deadline exceeded\n",
-		"SLUICE-J 1 env 8 0\n":          "error " + strings.Repeat("ü", 512) + "\n",
+		"SLUICE-J 1 env 8 0\n":          "error " + strings.Repeat("ü", 510) + "..." + "\n",
 		"SLUICE-J 1 env 9 0\n":          "fault environment of 65543 bytes, 65536 are the most\n",
 		"SLUICE-J 2 env 1 0\n":          "fault not a request of version 1 to the job socket; plug-in and sluiced have to be of one release\n",
 		"SLUICE-J 1 env -1 0\n":         "fault \"-1 0\" is no job and step of Slurm's\n",

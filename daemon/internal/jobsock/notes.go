@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Notes are empty files, DIR/JOBID, of the jobs that have something of ours on this node,
@@ -25,7 +27,7 @@ func NewNotes(path string) (*Notes, error) {
 
 // Put notes a job.
 func (n *Notes) Put(job string) error {
-	if !number(job) {
+	if !form.IsJobID(job) {
 		return nil
 	}
 	f, err := os.OpenFile(filepath.Join(n.dir, job), os.O_CREATE|os.O_WRONLY, 0o644)
@@ -37,7 +39,7 @@ func (n *Notes) Put(job string) error {
 
 // Remove forgets a job.
 func (n *Notes) Remove(job string) {
-	if number(job) {
+	if form.IsJobID(job) {
 		_ = os.Remove(filepath.Join(n.dir, job))
 	}
 }
@@ -50,14 +52,4 @@ func (n *Notes) Keep(jobs map[string]bool) {
 			n.Remove(e.Name())
 		}
 	}
-}
-
-// number says whether a job is one of Slurm's, and so a name without surprises.
-func number(job string) bool {
-	for _, c := range []byte(job) {
-		if c < '0' || c > '9' {
-			return false
-		}
-	}
-	return job != "" && len(job) <= 20
 }

@@ -4,8 +4,6 @@
 package lease
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"slices"
 	"time"
@@ -18,7 +16,7 @@ const Granule = 2 << 20
 // time, so that whoever asks twice is given the same.
 type Key struct {
 	Cluster string `json:"cluster"`
-	Job     string `json:"job"`  // Slurm's job id, or "run-..." of sluice run
+	Job     string `json:"job"`  // Slurm's job id, or form.NewRunJob of sluice run
 	Node    string `json:"node"` // the node whose processes use the lease
 	// Incarnation tells a requeued job from its earlier life; a greater one
 	// is later. For Slurm's jobs it is an epoch in milliseconds since 1970, given
@@ -116,7 +114,7 @@ const (
 // Lease is what an owner keeps for its part of it (Grants are then that owner's),
 // and the host for all of it.
 type Lease struct {
-	ID      string    `json:"id"` // 32 hexadecimal digits; the same at every owner
+	ID      string    `json:"id"` // as form.IsLeaseID takes it; the same at every owner
 	Request Request   `json:"request"`
 	Grants  []Grant   `json:"grants"` // in the order of the request's fractions
 	State   State     `json:"state"`
@@ -144,13 +142,6 @@ type GPU struct {
 	FreePercent uint32 `json:"free_percent"`
 	FreeMem     uint64 `json:"free_mem"`
 	Leases      int    `json:"leases"`
-}
-
-// NewID makes a lease's id.
-func NewID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
 }
 
 // Error is a refusal that the user reads: it names the thing and the remedy.

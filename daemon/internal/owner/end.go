@@ -4,13 +4,13 @@ package owner
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // maxUnknown is how many leases that never were one host can have remembered.
@@ -38,10 +38,10 @@ func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, rea
 	if id == "" && zero {
 		return lease.Errorf(lease.Invalid, "release: say the lease, or the job")
 	}
-	if b, err := hex.DecodeString(id); id != "" && (err != nil || len(b) != 16) {
-		return lease.Errorf(lease.Invalid, "lease id %.40q: want 32 hexadecimal digits", id)
+	if id != "" && !form.IsLeaseID(id) {
+		return lease.Errorf(lease.Invalid, "lease id %.40q: want %s", id, form.LeaseIDWant)
 	}
-	if !zero && (key.Node != host && !o.Controller(host) || key.Job == "" || len(key.Cluster) > maxName || len(key.Job) > maxName || len(key.Node) > maxName) {
+	if !zero && (key.Node != host && !o.Controller(host) || key.Job == "" || len(key.Cluster) > form.MaxName || len(key.Job) > form.MaxName || len(key.Node) > form.MaxName) {
 		return lease.Errorf(lease.Denied, "release: job %s is not of node %s", key, host)
 	}
 	if reason = cut(reason); reason == "" {

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
@@ -370,7 +371,7 @@ func (n *node) check(final bool) {
 
 // want makes a lease of percents, the i-th on GPU i.
 func (n *node) want(host, job string, percents ...uint32) lease.Lease {
-	l := lease.Lease{ID: lease.NewID(), Host: host, Request: lease.Request{Key: lease.Key{Cluster: "c", Job: job, Node: host}, UID: 1000}}
+	l := lease.Lease{ID: form.NewLeaseID(), Host: host, Request: lease.Request{Key: lease.Key{Cluster: "c", Job: job, Node: host}, UID: 1000}}
 	for i, p := range percents {
 		l.Request.Fractions = append(l.Request.Fractions, lease.Fraction{Percent: p})
 		g := n.devices[i]

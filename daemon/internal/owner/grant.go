@@ -4,7 +4,6 @@ package owner
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"slices"
 	"time"
@@ -13,10 +12,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/placement"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
-
-// maxName is how long names in a request may be, in bytes.
-const maxName = 256
 
 // Reserve keeps room for l, or grants it at once when ttl is 0. A controller's
 // daemon may ask for another node: l then names it as its sponsor.
@@ -56,11 +53,11 @@ func (o *Owner) reserve(ctx context.Context, from string, l lease.Lease, ttl tim
 // validate checks what needs no state.
 func (o *Owner) validate(l *lease.Lease, ttl time.Duration) error {
 	k := l.Request.Key
-	if b, err := hex.DecodeString(l.ID); err != nil || len(b) != 16 {
-		return lease.Errorf(lease.Invalid, "lease id %.40q: want 32 hexadecimal digits", l.ID)
+	if !form.IsLeaseID(l.ID) {
+		return lease.Errorf(lease.Invalid, "lease id %.40q: want %s", l.ID, form.LeaseIDWant)
 	}
-	if k.Job == "" || len(k.Cluster) > maxName || len(k.Job) > maxName || len(k.Node) > maxName || len(l.Request.Account) > maxName || len(l.Request.JobName) > 4*maxName {
-		return lease.Errorf(lease.Invalid, "lease %s: its job has no name, or one longer than %d bytes", l.ID, maxName)
+	if k.Job == "" || len(k.Cluster) > form.MaxName || len(k.Job) > form.MaxName || len(k.Node) > form.MaxName || len(l.Request.Account) > form.MaxName || len(l.Request.JobName) > 4*form.MaxName {
+		return lease.Errorf(lease.Invalid, "lease %s: its job has no name, or one longer than %d bytes", l.ID, form.MaxName)
 	}
 	if k.Node != l.Host {
 		return lease.Errorf(lease.Denied, "lease %s: node %q asks for a lease of node %q; set node in sluice.yaml to the name that the others know", l.ID, l.Host, k.Node)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/placement"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // world is what the check plays with. One goroutine, so a seed gives one history
@@ -139,7 +140,7 @@ func (w *world) get(h *modelHost, r lease.Request) {
 		w.stats["no place"]++
 		return
 	}
-	l := &hostLease{id: lease.NewID(), key: key, grants: make(map[*node][]lease.Grant)}
+	l := &hostLease{id: form.NewLeaseID(), key: key, grants: make(map[*node][]lease.Grant)}
 	var order []*node
 	for _, n := range w.nodes {
 		for _, g := range grants {

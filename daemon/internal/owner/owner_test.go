@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
@@ -219,7 +220,7 @@ func TestHosts(t *testing.T) {
 	if s := n.events(l.ID); strings.Contains(s, "release") {
 		t.Error(s)
 	}
-	code(t, n.Evict(ctx, lease.NewID(), "x"), lease.NotFound)
+	code(t, n.Evict(ctx, form.NewLeaseID(), "x"), lease.NotFound)
 	must(t, n.Evict(ctx, l.ID, "by the administrator"))
 	if s := n.events(l.ID); !strings.HasSuffix(s, "reclaim") {
 		t.Error(s)
@@ -272,7 +273,7 @@ func TestTakenBack(t *testing.T) {
 	_, err = n.Reserve(ctx, "h1", n.want("h1", "2", 10), 0)
 	code(t, err, lease.Over)
 	for range maxUnknown + 10 {
-		must(t, n.Release(ctx, "h1", lease.NewID(), lease.Key{}, ""))
+		must(t, n.Release(ctx, "h1", form.NewLeaseID(), lease.Key{}, ""))
 	}
 	if len(n.tombs) > maxUnknown+10 {
 		t.Error(len(n.tombs))
@@ -446,7 +447,7 @@ func TestSessions(t *testing.T) {
 	kind.Kind = wire.SessionLease
 	_, err := n.Offer(ctx, "gpu01", kind)
 	code(t, err, lease.Invalid)
-	_, err = n.Offer(ctx, "gpu01", request(lease.NewID()))
+	_, err = n.Offer(ctx, "gpu01", request(form.NewLeaseID()))
 	code(t, err, lease.NotFound)
 	f, err := n.Open(ctx, request(l.ID))
 	must(t, err)

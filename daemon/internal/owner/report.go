@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // report is what is known of a lease now. It is asked of a lease that has just ended
@@ -30,8 +31,8 @@ func (o *Owner) report(l *lease.Lease) lease.Report {
 
 // Reports implements lease.Owner.
 func (o *Owner) Reports(_ context.Context, host, cluster, job string) ([]lease.Report, error) {
-	if job == "" || len(job) > maxName || len(cluster) > maxName {
-		return nil, lease.Errorf(lease.Invalid, "report: say the job, in at most %d bytes", maxName)
+	if job == "" || len(job) > form.MaxName || len(cluster) > form.MaxName {
+		return nil, lease.Errorf(lease.Invalid, "report: say the job, in at most %d bytes", form.MaxName)
 	}
 	of := func(k lease.Key) bool { return k.Cluster == cluster && k.Job == job }
 	all := o.Controller(host)

@@ -6,13 +6,12 @@ package owner
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
-	// runPrefix begins the job names of such leases.
-	runPrefix = "run-"
 	// runsKept is how many that have ended are remembered of each user.
 	runsKept = 1000
 	// runsLate is longer than any message about a lease is under way.
@@ -54,5 +53,5 @@ func (o *Owner) tooMany(now time.Duration, most int) []string {
 
 // run says that it is of a granted lease outside of Slurm's jobs.
 func (t *tombSeen) run() bool {
-	return t.Report != nil && strings.HasPrefix(t.Report.Key.Job, runPrefix)
+	return t.Report != nil && form.IsRunJob(t.Report.Key.Job)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Of leases outside of jobs that ended, each user's newest are remembered, and those that
@@ -21,7 +22,7 @@ func TestManyRuns(t *testing.T) {
 				n.clock.pass(time.Millisecond)
 				k := lease.Key{Cluster: "c", Job: fmt.Sprint(job, uid, "-", i), Node: "n1"}
 				kt := n.tombstone("ended")
-				kt.Lease = lease.NewID()
+				kt.Lease = form.NewLeaseID()
 				it := kt
 				kt.Key = k.String()
 				it.Report = &lease.Report{Lease: it.Lease, Key: k, UID: uid}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
@@ -203,7 +204,8 @@ func (o *Owner) refused(host string, r lease.SessionRequest, err error) {
 }
 
 // cut is a name that a host chose as it may be logged.
-func cut(s string) string { return s[:min(len(s), maxName)] }
+// cut is as much of a host's text as is kept.
+func cut(s string) string { return form.Line(s, form.MaxName) }
 
 // sessionEnded is told by Workers, which keep the session's record until it returns: a
 // daemon that is killed before leaves the telling to the next one.

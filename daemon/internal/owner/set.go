@@ -10,12 +10,12 @@ package owner
 
 import (
 	"context"
-	"encoding/hex"
 	"slices"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Set implements lease.Owner.
@@ -31,8 +31,8 @@ func (o *Owner) Set(_ context.Context, host string, c lease.Change) (lease.Lease
 }
 
 func (o *Owner) set(host string, c *lease.Change) (lease.Lease, error) {
-	if b, err := hex.DecodeString(c.Lease); err != nil || len(b) != 16 {
-		return lease.Lease{}, lease.Errorf(lease.Invalid, "lease id %.40q: want 32 hexadecimal digits", c.Lease)
+	if !form.IsLeaseID(c.Lease) {
+		return lease.Lease{}, lease.Errorf(lease.Invalid, "lease id %.40q: want %s", c.Lease, form.LeaseIDWant)
 	}
 	if err := c.Validate(); err != nil {
 		return lease.Lease{}, err

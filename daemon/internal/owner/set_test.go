@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // shared wants the workers to have been told this of a lease.
@@ -41,7 +42,7 @@ func TestSet(t *testing.T) {
 	// Refused, with the range that is good.
 	set("h1", lease.Change{Lease: a.ID}, lease.Invalid, "nothing to change")
 	set("h1", lease.Change{Lease: "no", Policy: lease.Fixed}, lease.Invalid, "32 hexadecimal digits")
-	set("h1", lease.Change{Lease: lease.NewID(), Policy: lease.Fixed}, lease.NotFound, "not known")
+	set("h1", lease.Change{Lease: form.NewLeaseID(), Policy: lease.Fixed}, lease.NotFound, "not known")
 	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{101}}, lease.Invalid, "want 1 to 100")
 	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{10, 10, 10}}, lease.Invalid, "want at most 2")
 	set("h1", lease.Change{Lease: a.ID, Policy: "all"}, lease.Invalid, "best-effort, equal or fixed")

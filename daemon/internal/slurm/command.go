@@ -11,7 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
@@ -172,7 +173,7 @@ func firstLine(s string) string {
 // Job implements Controller. Of a federation only this cluster is asked: squeue answers
 // for all of it with what the others know when this one does not answer.
 func (c *Commands) Job(ctx context.Context, id string) (Job, error) {
-	if !IsJobID(id) {
+	if !form.IsJobID(id) {
 		return Job{}, fmt.Errorf("%q is no job id", id)
 	}
 	out, err := c.run(ctx, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+jobFormat)
@@ -229,7 +230,7 @@ func (c *Commands) Reserve(ctx context.Context, name, licence string, count uint
 // task is how Slurm's commands name this job and no other: the last task of an array has
 // the array's number, by which they mean all of its tasks.
 func (c *Commands) task(ctx context.Context, gate chan struct{}, id string) (string, error) {
-	if !IsJobID(id) {
+	if !form.IsJobID(id) {
 		return "", fmt.Errorf("%q is no job id", id)
 	}
 	out, err := c.through(ctx, gate, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+taskFormat)
@@ -299,18 +300,14 @@ func later(err error) error {
 	return err
 }
 
-// plain is text as Slurm's commands take it for one value: a line without quotes.
+// plain is a text as Slurm's commands take it for one value: a line without quotes.
 func plain(s string) string {
-	s = strings.Map(func(r rune) rune {
-		switch {
-		case r == '"' || r == '\'' || r == '`' || r == '\\':
+	return form.Line(strings.Map(func(r rune) rune {
+		if strings.ContainsRune("\"'`\\", r) {
 			return -1
-		case unicode.IsControl(r):
-			return ' '
 		}
 		return r
-	}, s)
-	return strings.ToValidUTF8(s[:min(len(s), maxComment)], "")
+	}, s), maxComment)
 }
 
 // Config implements Controller.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Output is the file that a batch script's standard output goes to, as Slurm names it,
@@ -12,7 +14,7 @@ import (
 // that has been submitted with none. The path is the user's word, and so is all else in
 // the answer that this reads: it is for nobody but the user.
 func (c *Commands) Output(ctx context.Context, id string) (path, node string, err error) {
-	if !IsJobID(id) {
+	if !form.IsJobID(id) {
 		return "", "", fmt.Errorf("%q is no job id", id)
 	}
 	out, err := c.run(ctx, "scontrol", "show", "job", id)

@@ -5,6 +5,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Limits of what is believed.
@@ -240,7 +242,7 @@ const (
 
 // parseState reads the first fields of both formats.
 func parseState(f []string) (JobState, error) {
-	if !IsJobID(f[fID]) {
+	if !form.IsJobID(f[fID]) {
 		return JobState{}, fmt.Errorf("squeue: %q is no job id", f[fID])
 	}
 	n, err := strconv.ParseUint(f[fRestarts], 10, 32)
@@ -327,7 +329,7 @@ func parseTask(id, text string) (string, error) {
 		if len(f) != 4 || f[0] != id {
 			continue
 		}
-		if _, err := strconv.ParseUint(f[2], 10, 32); err != nil || !IsJobID(f[1]) {
+		if _, err := strconv.ParseUint(f[2], 10, 32); err != nil || !form.IsJobID(f[1]) {
 			return id, nil
 		}
 		return f[1] + "_" + f[2], nil

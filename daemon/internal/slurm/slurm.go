@@ -6,7 +6,6 @@ package slurm
 import (
 	"context"
 	"errors"
-	"regexp"
 	"slices"
 )
 
@@ -89,8 +88,3 @@ type Controller interface {
 	// Config is slurm.conf as slurmctld has it, by key.
 	Config(ctx context.Context) (map[string]string, error)
 }
-
-var jobID = regexp.MustCompile(`^[1-9][0-9]{0,9}$`)
-
-// IsJobID says whether s is a job id as Slurm's hooks are given them.
-func IsJobID(s string) bool { return jobID.MatchString(s) }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
@@ -34,7 +34,7 @@ const sessionPrefix = "session-"
 
 // openLease makes the account of a lease, or opens that which is there. mu is held.
 func (p *Pool) openLease(l lease.Lease) (*leased, error) {
-	if !leaseID.MatchString(l.ID) {
+	if !form.IsLeaseID(l.ID) {
 		return nil, fmt.Errorf("%.40q is no lease id", l.ID)
 	}
 	dir := filepath.Join(p.cfg.Dir, l.ID)
@@ -64,8 +64,6 @@ func (p *Pool) openLease(l lease.Lease) (*leased, error) {
 	}
 	return a, nil
 }
-
-var leaseID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // sessionRecord is what adoption needs.
 type sessionRecord struct {
@@ -105,7 +103,7 @@ func (p *Pool) adopt() error {
 	}
 	n, gone := 0, 0
 	for _, d := range dirs {
-		if !leaseID.MatchString(d.Name()) {
+		if !form.IsLeaseID(d.Name()) {
 			continue
 		}
 		l, err := p.adoptLease(d.Name())

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/request"
 )
 
@@ -68,7 +69,7 @@ func Run(name string, args, env []string, lib func() (string, error)) error {
 func leaseDir(env []string) string {
 	socket, _ := request.Getenv(env, request.Variable)
 	dir := filepath.Dir(socket)
-	if filepath.Base(socket) != "sock" || !filepath.IsAbs(socket) || !request.ValidID(filepath.Base(dir)) {
+	if filepath.Base(socket) != "sock" || !filepath.IsAbs(socket) || !form.IsLeaseID(filepath.Base(dir)) {
 		return ""
 	}
 	return dir

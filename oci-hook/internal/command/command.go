@@ -11,13 +11,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"strings"
 	"time"
-	"unicode"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/oci-hook/cdi"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/client"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/content"
@@ -46,7 +45,7 @@ const ownTimeout = 12 * time.Second
 // Main runs the program and returns its exit status.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	fail := func(err error) int {
-		fmt.Fprintln(stderr, "sluice-hook:", printable(err))
+		fmt.Fprintln(stderr, "sluice-hook:", form.Printable(err.Error()))
 		return 1
 	}
 	if os.Getuid() != os.Geteuid() || os.Getgid() != os.Getegid() {
@@ -174,17 +173,7 @@ func syslog(reason error) {
 	defer c.Close()
 	const daemonError = 3<<3 | 3
 	_ = c.SetDeadline(time.Now().Add(time.Second))
-	_, _ = fmt.Fprintf(c, "<%d>sluice-hook[%d]: %s", daemonError, os.Getpid(), printable(reason))
-}
-
-// printable is a reason in one line: an image's names are in some, and read on terminals.
-func printable(reason error) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, reason.Error())
+	_, _ = fmt.Fprintf(c, "<%d>sluice-hook[%d]: %s", daemonError, os.Getpid(), form.Printable(reason.Error()))
 }
 
 // isolate takes the process out of whatever it was started in: its directory, its mask

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Annotation names a lease in a container's specification.
@@ -34,7 +36,7 @@ type Request struct {
 func Find(arg string, annotations map[string]string, env []string, leases string) (*Request, error) {
 	var r *Request
 	add := func(id, from string) error {
-		if !ValidID(id) {
+		if !form.IsLeaseID(id) {
 			return fmt.Errorf("%w: %s names lease %q; a lease has 32 hexadecimal digits, see sluice env", ErrInvalid, from, clip(id))
 		}
 		if r != nil && r.Lease != id {
@@ -80,19 +82,6 @@ func Getenv(env []string, name string) (value string, ok bool) {
 		}
 	}
 	return value, ok
-}
-
-// ValidID says whether id is formed like a lease's.
-func ValidID(id string) bool {
-	if len(id) != 32 {
-		return false
-	}
-	for _, c := range []byte(id) {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
 }
 
 // maxDirs bounds what an image can have us look at.

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
@@ -78,7 +80,7 @@ func FuzzFind(f *testing.F) {
 	f.Add("", "SLUICE_SOCKET="+leases+"/../x/sock", "x")
 	f.Fuzz(func(t *testing.T, note, env, cwd string) {
 		r, err := Find("", map[string]string{Annotation: note}, []string{env}, leases)
-		if err == nil && (r == nil || !ValidID(r.Lease)) {
+		if err == nil && (r == nil || !form.IsLeaseID(r.Lease)) {
 			t.Errorf("%+v", r)
 		}
 		for _, d := range LibraryDirs([]string{env}, cwd) {

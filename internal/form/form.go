@@ -1,0 +1,99 @@
+// Package form has the written form of the nouns that pass between programs, users and
+// languages: lease ids, job ids, sizes, percent, and texts that are fit for a log. What the
+// plug-in in C and the job_submit script in Lua write themselves is held to the same cases,
+// in testdata.
+package form
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// MaxName is the most bytes that a name has in a request: a job's, a node's, an account's.
+const MaxName = 256
+
+var leaseID = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// NewLeaseID makes a lease's id, which is random.
+func NewLeaseID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// IsLeaseID says whether s has the form of a lease's id: 32 hexadecimal digits, in lower
+// case. It is safe as the name of a file.
+func IsLeaseID(s string) bool { return leaseID.MatchString(s) }
+
+// LeaseIDWant says in words what IsLeaseID takes.
+const LeaseIDWant = "32 hexadecimal digits in lower case"
+
+// maxJob is the greatest job id: the two above it are Slurm's NO_VAL and INFINITE.
+const maxJob = math.MaxUint32 - 2
+
+// IsJobID says whether s is a job id of Slurm's as its hooks are given it: a number from 1,
+// without zeros before it, since job ids are compared as texts.
+func IsJobID(s string) bool {
+	n, ok := Number(s)
+	return ok && n > 0 && n <= maxJob
+}
+
+// Number reads a number of 32 bits in its one decimal form.
+func Number(s string) (n uint32, ok bool) {
+	v, err := strconv.ParseUint(s, 10, 32)
+	return uint32(v), err == nil && strconv.FormatUint(v, 10) == s
+}
+
+const run = "run-"
+
+// NewRunJob makes the name that stands for the job of a lease outside of Slurm.
+func NewRunJob() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return run + hex.EncodeToString(b[:])
+}
+
+// IsRunJob says whether a job is one of no Slurm's: "run-" and a name.
+func IsRunJob(job string) bool { return strings.HasPrefix(job, run) }
+
+// Printable is s with a space for each newline and tab, and "?" for what else cannot be
+// printed, bytes that are no UTF-8 included. It is one line, and moves no terminal's
+// cursor.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t' || r == '\r':
+			return ' '
+		case r == utf8.RuneError || !unicode.IsPrint(r):
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// IsLine says whether s is a line of at most n bytes that Line leaves as it is.
+func IsLine(s string, n int) bool { return len(s) <= n && Printable(s) == s }
+
+// Line is Printable cut to at most n bytes, with "..." at the end where it was cut. It ends
+// with a whole character.
+func Line(s string, n int) string {
+	const dots = "..."
+	if len(s) > 4*n { // Printable replaces at most four bytes by one
+		s = s[:4*n]
+	}
+	s = Printable(s)
+	if len(s) <= n {
+		return s
+	}
+	s = s[:max(0, n-len(dots))]
+	for len(s) > 0 && !utf8.ValidString(s) {
+		s = s[:len(s)-1]
+	}
+	return s + dots[:min(n, len(dots))]
+}
