@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-hpc/sluice/internal/form/formtest"
 )
 
 // Slurm's builds link one or another: Debian 12's has 5.1, later ones 5.3 or 5.4.
@@ -18,10 +20,13 @@ func TestLua(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, table := range []string{"sizes.txt", "charges.txt", "counts.txt", "licences.txt"} {
+		formtest.Each(t, table, func(string, string) {})
+	}
 	for _, lua := range []string{"lua5.1", "lua5.3"} {
 		t.Run(lua, func(t *testing.T) {
 			seed := fmt.Sprint(time.Now().UnixNano() % 1e9)
-			out, err := exec.Command(lua, "sluice_test.lua", ".", filepath.Join(t.TempDir(), "pools.lua"), seed).CombinedOutput()
+			out, err := exec.Command(lua, "sluice_test.lua", ".", filepath.Join(t.TempDir(), "pools.lua"), seed, formtest.Dir()).CombinedOutput()
 			if errors.Is(err, exec.ErrNotFound) {
 				t.Fatalf("%v; install it: apt-get install %s", err, lua)
 			}

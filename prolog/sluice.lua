@@ -11,13 +11,25 @@
 
 local M = {}
 
+-- generated from spank/options: begin
 local GRES = "rgpu"          -- the gres, and how the names of all of our licences begin
-local MAX_FRACTIONS = 64     -- of one lease, that is of one job on one node
+local MAX_FRACTIONS = 16     -- of one lease, that is of one job on one node
+local MIN_MIB, MAX_MIB = 2, 16777216
+-- The plug-in's options: what their values are, and how that is said.
+local OPTIONS = {
+  { name = "rgpu-mem", key = "MEM", kind = "size", want = "a whole number with M, G or T behind it (powers of 1024) from 2M to 16T, as 20G" },
+  { name = "rgpu-policy", key = "POLICY", kind = "choice", want = "one of best-effort, equal, equal-lend, fixed, fixed-lend",
+    choices = { ["best-effort"] = true, ["equal"] = true, ["equal-lend"] = true, ["fixed"] = true, ["fixed-lend"] = true } },
+  { name = "rgpu-pool", key = "POOL", kind = "name", want = "a pool's name: letters, digits, '.', '-' and '_', at most 63, the first a letter or a digit" },
+  { name = "rgpu-spread", key = "SPREAD", kind = "flag", want = "no value" },
+  { name = "rgpu-report", key = "REPORT", kind = "flag", want = "no value" },
+}
+-- generated from spank/options: end
+
 -- slurmctld waits for all of this, and does not look at how long a string is before: what
 -- is longer it refuses afterwards. No pattern here may take more than linear time.
 local MAX_TEXT, MAX_ENV = 128 * 1024, 4096
 local NO_VAL, INFINITE = 4294967294, 4294967295
-local POLICIES = { fixed = true, ["fixed-lend"] = true, equal = true, ["equal-lend"] = true, ["best-effort"] = true }
 
 -- Where `sluice slurm lua` writes what the pools have. Read at every job that asks, so
 -- that a new table needs no restart; the last good one is kept.
@@ -161,12 +173,14 @@ local function wishes(job)
   return out
 end
 
--- mebibytes reads 20G.
+-- mebibytes reads 20G, nil if it is no size or out of range.
 local function mebibytes(s)
   local digits, suffix = s:match("^(%d+)([mMgGtT])$")
-  if not digits or #digits > 12 then return nil end
+  if not digits then return nil end
+  digits = digits:gsub("^0+(%d)", "%1")
+  if #digits > 12 then return nil end
   local n = tonumber(digits) * ({ m = 1, g = 1024, t = 1024 * 1024 })[suffix:lower()]
-  return n >= 2 and n or nil
+  return n >= MIN_MIB and n <= MAX_MIB and n or nil
 end
 
 -- partition is what the site says of a job's partitions, which must agree in it: the
@@ -211,8 +225,8 @@ local function nodes(job, notes)
 end
 
 -- charge is the units that a request of percent costs on one node, each fraction paying
--- for the larger of its shares of compute and memory. daemon/internal/jobs counts in the
--- same way.
+-- for the larger of its shares of compute and memory. The daemon checks by form.Units; both
+-- are tested against internal/form/testdata/charges.txt.
 local function charge(percent, mem, gpu_mem)
   local whole, rest = math.floor(percent / 100), percent % 100
   if mem and gpu_mem and rest > 0 then rest = math.max(rest, math.ceil(100 * mem / gpu_mem)) end
@@ -237,11 +251,10 @@ local function type_of(t, name, pool, kind)
 end
 
 local function check_wishes(wish)
-  if wish.POLICY and not POLICIES[wish.POLICY] then
-    refuse("--rgpu-policy=%s: give fixed, fixed-lend, equal, equal-lend or best-effort", show(wish.POLICY))
-  end
-  for _, name in ipairs({ "SPREAD", "REPORT" }) do
-    if wish[name] and wish[name] ~= "1" then refuse("--rgpu-%s takes no value", name:lower()) end
+  for _, o in ipairs(OPTIONS) do
+    local v = wish[o.key]
+    local bad = v and (o.kind == "size" and not mebibytes(v) or o.kind == "choice" and not o.choices[v] or o.kind == "flag" and v ~= "1")
+    if bad then refuse("--%s=%s: want %s", o.name, show(v), o.want) end
   end
 end
 
@@ -257,10 +270,7 @@ local function fraction(t, wish, standard, kind, count, item)
   if percent < 1 or percent > most then refuse("--gres=%s: %s", show(item), range) end
 
   local mem = standard.mem
-  if wish.MEM then
-    mem = mebibytes(wish.MEM)
-    if not mem then refuse("--rgpu-mem=%s: give a whole number with M, G or T, as 20G", show(wish.MEM)) end
-  end
+  if wish.MEM then mem = mebibytes(wish.MEM) end
   if mem and of.mem and mem > of.mem then
     refuse("%s of %d MiB: give --rgpu-mem of 2M to %dM, the memory of the smallest GPU of pool %s",
       wish.MEM and "--rgpu-mem" or "the partition's memory", mem, of.mem, name)

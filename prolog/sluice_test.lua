@@ -1,7 +1,7 @@
 -- Tests of sluice.lua with a slurm table that only remembers; run by lua_test.go, on the
 -- oldest and a newer Lua that Slurm's builds use. Arguments: the folder of sluice.lua, and
--- a file for the table of pools.
-local dir, pools = arg[1], arg[2]
+-- a file for the table of pools, a seed, and the folder of the tables of cases.
+local dir, pools, cases = arg[1], arg[2], arg[4]
 local NO_VAL, NO_VAL16 = 4294967294, 65534
 
 local told, logged
@@ -130,8 +130,10 @@ refused({ tres_per_node = "gres:rgpu:l40:10" }, "is in pool new; add --rgpu-pool
 refused({ tres_per_node = "gres:rgpu:50,gres:rgpu:60" }, "once")
 refused({ tres_per_node = "gres:rgpu:h200:50,gres:rgpu:a100:20" }, "once")
 refused({ tres_per_node = "gres:rgpu:50,gres:rgpu:0" }, "once")
-refused({ tres_per_node = "gres:rgpu:6401", wish = { "RGPU_POOL=big" } }, "1 to 6400") -- 64 fractions, however many GPUs
-accepted({ tres_per_node = "gres:rgpu:6400", wish = { "RGPU_POOL=big" } }, "rgpu_big:6400", 1)
+-- 16 fractions on a node, however many GPUs there are.
+refused({ tres_per_node = "gres:rgpu:1700", wish = { "RGPU_POOL=big" } }, "give 1 to 1600 percent of a GPU, as --gres=rgpu:50")
+refused({ tres_per_node = "gres:rgpu:1601", wish = { "RGPU_POOL=big" } }, "1 to 1600")
+accepted({ tres_per_node = "gres:rgpu:1600", wish = { "RGPU_POOL=big" } }, "rgpu_big:1600", 1)
 
 -- Requests that are not for a node.
 refused({ tres_per_job = "gres:rgpu:50" }, "is for a node", "--gres=rgpu:PERCENT")
@@ -184,17 +186,67 @@ accepted({ tres_per_node = "rgpu:250", wish = { "RGPU_MEM=60000M" } }, "rgpu:275
 accepted({ tres_per_node = "rgpu:200", wish = { "RGPU_MEM=1G" } }, "rgpu:200", 1)
 accepted({ tres_per_node = "rgpu:50", wish = { "RGPU_POOL=new", "RGPU_MEM=900G" } }, "rgpu_new:50", 1) -- memory not known
 refused(wish("RGPU_MEM=80001M"), "2M to 80000M", "pool default")
-for _, bad in ipairs({ "", "0G", "1M", "20", "-1G", "20GB", "1.5G", "20K", "99999999999999999999T", "G", "0x10G" }) do
-  refused(wish("RGPU_MEM=" .. bad), "--rgpu-mem")
-end
+refused(wish("RGPU_MEM="), "--rgpu-mem")
 accepted(wish("RGPU_POLICY=equal", "RGPU_SPREAD=1", "RGPU_REPORT=1"), "rgpu:50", 1)
 accepted(wish("RGPU_POLICY=fixed-lend"), "rgpu:50", 1)
-refused(wish("RGPU_POLICY=all"), "fixed, fixed-lend, equal, equal-lend or best-effort")
-refused(wish("RGPU_SPREAD=yes"), "takes no value")
+refused(wish("RGPU_POLICY=all"), "one of best-effort, equal, equal-lend, fixed, fixed-lend")
+refused(wish("RGPU_SPREAD=yes"), "--rgpu-spread=yes: want no value")
 accepted(wish("RGPU_POOL=new"), "rgpu_new:50", 1)
 refused(wish("RGPU_POOL=nosuch"), "no such pool", "big, default, new")
 refused(wish("RGPU_POOL=%s%n\27[31m"), "%s%n?[31m")
 refused(wish("RGPU_MEM=1G", "RGPU_MEM=70G"), "twice")
+
+-- The tables of cases that the other languages are held to as well.
+local function each(name, f)
+  local n = 0
+  for line in io.lines(cases .. "/" .. name) do
+    local value, want = line:match("^(.-) => (.*)$")
+    if line:sub(1, 1) ~= "#" then
+      n = n + 1
+      f(value, want)
+    end
+  end
+  check(n >= 10, "%s has %d cases", name, n)
+end
+local function one_gpu(mem, gpus)
+  write(string.format('return { version = 1, pools = { ["default"] = { licence = "rgpu", gpus = %d, mem = %s } }, partitions = {} }', gpus, mem))
+end
+one_gpu(16777216, 1)
+each("sizes.txt", function(value, want)
+  if want == "-" then
+    refused({ tres_per_node = "rgpu:1", wish = { "RGPU_MEM=" .. value } }, "--rgpu-mem=", "from 2M to 16T, as 20G")
+  else
+    -- Of a GPU with exactly so much memory, that much is all; of one with one MiB less it is too much.
+    one_gpu(want, 1)
+    local rc, jd, text = apply({ tres_per_node = "rgpu:1", wish = { "RGPU_MEM=" .. value } })
+    check(rc == 0 and jd.licenses == "rgpu:100", "%s: %s %s", value, tostring(jd.licenses), text)
+    one_gpu(tonumber(want) - 1, 1)
+    refused({ tres_per_node = "rgpu:1", wish = { "RGPU_MEM=" .. value } }, "give --rgpu-mem of 2M to")
+  end
+end)
+each("charges.txt", function(value, want)
+  local percent, mem, gpu = value:match("^(%d+) (%d+) (%d+)$")
+  one_gpu(gpu, 16)
+  local rc, jd, text = apply({ tres_per_node = "rgpu:" .. percent, wish = { "RGPU_MEM=" .. mem .. "M" } })
+  check(rc == 0 and jd.licenses == "rgpu:" .. want, "%s: %s, want %s; %s", value, tostring(jd.licenses), want, text)
+end)
+one_gpu(80000, 16)
+each("counts.txt", function(value, want)
+  local rc, jd, text = apply({ tres_per_node = "gres:rgpu:" .. value })
+  if want == "-" then
+    check(rc ~= 0 and (text:find("not a whole number", 1, true) or text:find("does not say how much", 1, true)), "%s: %s %s", value, tostring(jd.licenses), text)
+  elseif tonumber(want) > 1600 then
+    check(rc ~= 0 and text:find("give 1 to 1600", 1, true), "%s: %s %s", value, tostring(jd.licenses), text)
+  else
+    check(rc == 0 and jd.licenses == "rgpu:" .. want, "%s: %s, want %s; %s", value, tostring(jd.licenses), want, text)
+  end
+end)
+each("licences.txt", function(value, want)
+  local rc, jd, text = apply({ licenses = value })
+  check((rc ~= 0) == (want == "yes"), "%s: %d, want %s; %s", value, rc, want, text)
+end)
+write(SITE)
+
 accepted({ wish = { "RGPU_MEM=1G" } }, nil, nil, "asks for nothing without --gres=rgpu:PERCENT")
 accepted({ wish = { "RGPU_POOL=new", "RGPU_REPORT=1" } }, nil, nil, "--rgpu-pool")
 

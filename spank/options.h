@@ -2,6 +2,7 @@
 #ifndef SLUICE_SPANK_OPTIONS_H
 #define SLUICE_SPANK_OPTIONS_H
 
+#define SL_GRES "rgpu" /* and how the names of all our licences begin */
 #define WISHES 5
 #define WISH_MIN_MIB 2ull
 #define WISH_MAX_MIB 16777216ull
@@ -20,8 +21,8 @@ static const struct wish wishes[WISHES] = {
 	  "a whole number with M, G or T behind it (powers of 1024) from 2M to 16T, as 20G",
 	  WISH_SIZE, { NULL } },
 	{ "rgpu-policy", "POLICY", "RGPU_POLICY", "compute share: fixed, equal or best-effort",
-	  "one of fixed, fixed-lend, equal, equal-lend, best-effort",
-	  WISH_CHOICE, { "fixed", "fixed-lend", "equal", "equal-lend", "best-effort", NULL } },
+	  "one of best-effort, equal, equal-lend, fixed, fixed-lend",
+	  WISH_CHOICE, { "best-effort", "equal", "equal-lend", "fixed", "fixed-lend", NULL } },
 	{ "rgpu-pool", "NAME", "RGPU_POOL", "take the GPUs from this pool",
 	  "a pool's name: letters, digits, '.', '-' and '_', at most 63, the first a letter or a digit",
 	  WISH_NAME, { NULL } },

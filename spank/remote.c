@@ -9,6 +9,7 @@
  * nothing, and the program would run without its GPU.
  */
 #include "plugin.h"
+#include "options.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,10 +59,13 @@ static bool noted(const struct sl_settings *s, uint32_t job)
 /* Slurm tells a task its job's licences from 23.02 on, but no one before the task. */
 static bool licensed(spank_t sp)
 {
-	char licences[4096] = "";
+	char licences[4096] = "", *rest = licences, *name;
 
 	spank_getenv(sp, "SLURM_JOB_LICENSES", licences, sizeof licences);
-	return !strncmp(licences, "rgpu", 4) || strstr(licences, ",rgpu");
+	while ((name = strsep(&rest, ",;|()")))
+		if (!strncmp(name, SL_GRES, strlen(SL_GRES)))
+			return true;
+	return false;
 }
 
 static bool apply(spank_t sp, const struct sl_change *c)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-hpc/sluice/internal/form/formtest"
 	"github.com/sluice-hpc/sluice/spank"
 	"github.com/sluice-hpc/sluice/spank/options"
 )
@@ -115,6 +116,21 @@ func TestOptions(t *testing.T) {
 			}
 		}
 	}
+	formtest.Each(t, "sizes.txt", func(value, want string) {
+		p, _ := spank.Start(spank.Allocator, 0, 0, 0)
+		rc := p.Option("rgpu-mem", value, false, false)
+		if want == "-" {
+			if rc != -1 {
+				t.Errorf("--rgpu-mem=%s is taken", value)
+			}
+			return
+		}
+		// What is passed on is another form of the same size, for which the others have it.
+		p.InitPostOpt()
+		if n, ok := options.MiB(p.Control("RGPU_MEM")); rc != 0 || !ok || fmt.Sprint(n) != want {
+			t.Errorf("--rgpu-mem=%s: %d, passed on as %q; want %s MiB", value, rc, p.Control("RGPU_MEM"), want)
+		}
+	})
 	p, _ := spank.Start(spank.Allocator, 0, 0, 0)
 	if rc := p.Option("rgpu-mem", "1M", false, false); rc != -1 || p.Log() != "sluice: --rgpu-mem=1M: want a whole number with M, G or T behind it (powers of 1024) from 2M to 16T, as 20G\n" {
 		t.Errorf("--rgpu-mem=1M: %d, %q", rc, p.Log())
@@ -274,6 +290,7 @@ func TestUndisturbed(t *testing.T) {
 // TestTask is no test of its own but the task of TestRefused: task_init ends its process.
 func TestTask(t *testing.T) {
 	socket, how, _ := strings.Cut(os.Getenv("SPANK_TEST_TASK"), " ")
+	how, licences, _ := strings.Cut(how, " ")
 	if socket == "" {
 		return
 	}
@@ -286,9 +303,7 @@ func TestTask(t *testing.T) {
 	case "option":
 		p.Option("rgpu-mem", "20G", false, true) // of the job that submitted this one
 	case "licence":
-		p.Setenv("SLURM_JOB_LICENSES", "matlab:1,rgpu_a100:50")
-	case "others":
-		p.Setenv("SLURM_JOB_LICENSES", "matlab:1,otherrgpu:50")
+		p.Setenv("SLURM_JOB_LICENSES", licences)
 	case "full":
 		p.Full()
 	}
@@ -314,21 +329,28 @@ func TestRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(filepath.Dir(noted), "jobs", "4711"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct {
+	type task struct {
 		name, socket, how string
 		ran               bool
 		say               string
-	}{
+	}
+	tasks := []task{
 		{"error", refusing, "", false, "sluice: job 4711: 50% of a GPU asked,?[2J 30% free\n"},
 		{"second task", refusing, "second", false, ""},
 		{"bad change", daemon(t, says(ok("set A=b\nset 1A=c\n"))), "", false, "a bad change of the environment; plug-in and sluiced have to be of one release"},
 		{"no room", daemon(t, says(ok("set A=b\n"))), "full", false, "A of the job's environment cannot be set"},
 		{"silent, an option", silent, "option", true, ""},
-		{"silent, by licence", silent, "licence", false, "job 4711 asks for a fraction of a GPU, and sluiced does not answer at " + silent},
-		{"silent, other licences", silent, "others", true, ""},
 		{"silent, by note", noted, "", false, "and the ledger is closed; the administrator"},
-		{"absent, by licence", "/nowhere/job.sock", "licence", false, "/nowhere/job.sock: No such file or directory"},
-	} {
+		{"absent, by licence", "/nowhere/job.sock", "licence rgpu:50", false, "/nowhere/job.sock: No such file or directory"},
+	}
+	formtest.Each(t, "licences.txt", func(licences, want string) {
+		c := task{"silent, licences " + licences, silent, "licence " + licences, want != "yes", ""}
+		if !c.ran {
+			c.say = "job 4711 asks for a fraction of a GPU, and sluiced does not answer at " + silent
+		}
+		tasks = append(tasks, c)
+	})
+	for _, c := range tasks {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command(self, "-test.run=^TestTask$")

@@ -18,10 +18,14 @@ static bool parse_size(const char *v, char out[80])
 {
 	static const char units[] = "MGT";
 	unsigned long long n = 0;
-	size_t digits = strspn(v, "0123456789");
+	size_t digits;
 	const char *unit;
-	char c = v[digits];
+	char c;
 
+	while (v[0] == '0' && v[1] >= '0' && v[1] <= '9')
+		v++;
+	digits = strspn(v, "0123456789");
+	c = v[digits];
 	if (!digits || digits > 18 || !c || v[digits + 1])
 		return false;
 	if (c >= 'a')

@@ -32,7 +32,7 @@ fi
 # A rule of the tree has one home: product code elsewhere may not have it a second time.
 # only HOME EXAMPLE PATTERN REASON: no line of product code outside of the files HOME (a regular expression on the path)
 # but for comments matches PATTERN (extended). EXAMPLE is a line that the pattern must find, so that a rule that finds nothing any more fails.
-mapfile -t product < <(files '*.go' '*.c' '*.h' '*.lua' | grep -vE '_test\.go$|\.pb\.go$|(^|/)(test|bench|[a-z]+test)/|/test_[a-z_]+\.c$|/cmd/[a-z]+gen/')
+mapfile -t product < <(files '*.go' '*.c' '*.h' '*.lua' | grep -vE '_test\.(go|lua)$|\.pb\.go$|(^|/)(test|bench|[a-z]+test)/|/test_[a-z_]+\.c$|/cmd/[a-z]+gen/')
 only() {
 	if ! grep -qE -- "$3" <<<"$2"; then
 		echo "lint: the rule '$4' does not find its own example: $2" >&2
@@ -60,6 +60,9 @@ only '^internal/process/|^remoting/simgpu/' 'os.ReadFile(fmt.Sprintf("/proc/%d/s
 only '^internal/form/' 'var id = regexp.MustCompile("^[0-9a-f]{32}$")' '\[(0-9a-f|a-f0-9|0-9a-fA-F)\]\{32\}|\blen\((id|l\.ID|[a-z]+\.Lease)\) != 32|hex\.DecodeString\(.*(\.ID|\.Lease|\bid)\)' \
 	'internal/form says what a lease id is: of six copies three took upper case, and such a lease was lost when its owner started again'
 only '^internal/form/' 'if strings.HasPrefix(job, "run-") {' '"run-"' 'internal/form says which job is one of sluice run'
+only '^internal/form/|^spank/options' 'ok := strings.HasPrefix(licence, "rgpu")' '(Prefix|Suffix|Contains|Cut|strn?cmp|strstr)\([^)]*"[,;]?rgpu' 'internal/form says what a licence of ours is, spank/options how Slurm spells our names'
+only '^spank/options' 'v := os.Getenv("SPANK_RGPU_MEM")' '"(SPANK_)?RGPU_' 'spank/options has the plug-in'"'"'s options: a list of them elsewhere lacks the next one'
+only '^internal/form/' 'shift := 10 * (1 + strings.IndexByte("KMGT", c))' '"KMGT?"|func parseSize\(|\{"T", ?(40|1 ?<< ?40)' 'internal/form reads sizes: five copies took five grammars'
 
 [ $bad = 0 ] || exit 1
 echo "lint: ${#go_files[@]} Go files and ${#sh_files[@]} scripts, no findings"

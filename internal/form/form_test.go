@@ -1,9 +1,12 @@
 package form
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/sluice-hpc/sluice/internal/form/formtest"
 )
 
 func TestLeaseID(t *testing.T) {
@@ -74,4 +77,75 @@ func FuzzLine(f *testing.F) {
 			t.Errorf("Line(%q, %d) = %q", s, n, got)
 		}
 	})
+}
+
+func TestBytes(t *testing.T) {
+	for s, want := range map[string]Bytes{
+		"0": 0, "1": 1, "21474836480": 20 << 30, "20G": 20 << 30, "20g": 20 << 30, "20GB": 20 << 30, "20GiB": 20 << 30, "20gib": 20 << 30,
+		"512M": 512 << 20, "64K": 64 << 10, "100B": 100, "007": 7, "2T": 2 << 40, "8388607T": 8388607 << 40, "9223372036854775807": 1<<63 - 1,
+	} {
+		if got, err := ParseBytes(s); err != nil || got != want {
+			t.Errorf("%q is %d, %v; want %d", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"", "G", "B", "-1", "-1G", "1.5G", "20 G", " 20G", "20G\n", "20X", "20P", "20IB", "20BB", "1e9", "0x10", "+1", "1_000", "8388608T", "9223372036854775808", "99999999999999999999999"} {
+		if got, err := ParseBytes(s); err == nil {
+			t.Errorf("%q was taken as %d", s, got)
+		}
+	}
+	for n, want := range map[Bytes]string{0: "0", 20 << 30: "20G", 1536 << 20: "1536M", 1000: "1000", 3 << 40: "3T"} {
+		if got := n.String(); got != want {
+			t.Errorf("%d is written %q, want %q", uint64(n), got, want)
+		}
+		var back Bytes
+		if err := back.UnmarshalText([]byte(want)); err != nil || back != n {
+			t.Errorf("%q is read as %d, %v", want, uint64(back), err)
+		}
+	}
+}
+
+func TestPercents(t *testing.T) {
+	for s, want := range map[string]string{
+		"50": "50", "50%": "50", "1,100": "1,100", "250": "100,100,50", "150,20%": "100,50,20", "1600": strings.Repeat("100,", 15) + "100",
+	} {
+		if got, err := ParsePercents(s); err != nil || FormatPercents(got) != want {
+			t.Errorf("%q: %v, %v; want %s", s, got, err, want)
+		}
+	}
+	for s, say := range map[string]string{
+		"": "percent of a GPU as 50", "0": "at most 1600", "1601": "at most 1600", "50,": "a list for several", "-1": "50", "5.5": "50", "50%%": "50", "99999999999": "at most 1600",
+		"1600,1": "17 fractions: a lease has 1 to 16", strings.Repeat("1,", 16) + "1": "17 fractions",
+	} {
+		if got, err := ParsePercents(s); err == nil || !strings.Contains(err.Error(), say) {
+			t.Errorf("%q: %v, %v; want %q", s, got, err, say)
+		}
+	}
+}
+
+func TestUnits(t *testing.T) {
+	formtest.Each(t, "charges.txt", func(value, want string) {
+		var percent, mem, gpu, units uint64
+		if _, err := fmt.Sscan(value+" "+want, &percent, &mem, &gpu, &units); err != nil {
+			t.Fatal(err)
+		}
+		if got := Units(Fractions(percent), mem<<20, gpu<<20); got != units {
+			t.Errorf("%s: %d units, want %d", value, got, units)
+		}
+	})
+	if got := Units([]uint32{1}, 1<<50, 1<<50); got != 100 {
+		t.Errorf("the whole of the largest memory costs %d", got)
+	}
+}
+
+func TestHasLicence(t *testing.T) {
+	formtest.Each(t, "licences.txt", func(value, want string) {
+		if got := HasLicence(value); got != (want == "yes") {
+			t.Errorf("%q: %v, want %s", value, got, want)
+		}
+	})
+	for list, want := range map[string]bool{"": false, "(null)": false, "matlab|(rgpu:50)": true, " rgpu": true} {
+		if got := HasLicence(list); got != want {
+			t.Errorf("%q: %v", list, got)
+		}
+	}
 }

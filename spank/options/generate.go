@@ -4,25 +4,44 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // The files that are generated, by their paths from the project's root.
 const (
 	Header = "spank/options.h"
 	Guide  = "docs/user.md"
+	Script = "prolog/sluice.lua"
 )
 
-// The marks in Guide between which the table stands.
+// The marks between which the generated part of Guide and Script stands.
 const (
-	guideBegin = "<!-- generated from spank/options: begin -->\n"
-	guideEnd   = "<!-- generated from spank/options: end -->\n"
+	begin = "generated from spank/options: begin"
+	end   = "generated from spank/options: end"
 )
+
+// Generated are the files that have something generated in them, by name, as they ought to
+// be. read gives them as they are.
+func Generated(read func(name string) ([]byte, error)) (map[string][]byte, error) {
+	out := map[string][]byte{Header: C()}
+	for name, text := range map[string]string{Guide: Markdown(), Script: Lua()} {
+		have, err := read(name)
+		if err != nil {
+			return nil, err
+		}
+		if out[name], err = into(have, text); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return out, nil
+}
 
 // C is the plug-in's header.
 func C() []byte {
 	var b bytes.Buffer
 	b.WriteString("/* Generated from spank/options/options.go by go run ./spank/cmd/spankgen; do not edit. */\n#ifndef SLUICE_SPANK_OPTIONS_H\n#define SLUICE_SPANK_OPTIONS_H\n\n")
-	fmt.Fprintf(&b, "#define WISHES %d\n#define WISH_MIN_MIB %dull\n#define WISH_MAX_MIB %dull\n#define WISH_NAME_MAX %d\n\n", len(Table), MinMiB, MaxMiB, NameMax)
+	fmt.Fprintf(&b, "#define SL_GRES %q /* and how the names of all our licences begin */\n#define WISHES %d\n#define WISH_MIN_MIB %dull\n#define WISH_MAX_MIB %dull\n#define WISH_NAME_MAX %d\n\n", form.Gres, len(Table), MinMiB, MaxMiB, NameMax)
 	b.WriteString("enum wish_kind { WISH_SIZE, WISH_CHOICE, WISH_NAME, WISH_FLAG };\n\n")
 	b.WriteString("struct wish {\n\tconst char *name, *arg, *env, *help, *want;\n\tenum wish_kind kind;\n\tconst char *choices[8];\n};\n\n")
 	b.WriteString("static const struct wish wishes[WISHES] = {\n")
@@ -65,16 +84,41 @@ func Markdown() string {
 	return b.String()
 }
 
-// Into puts the table between the marks of a guide; a guide without them stays as
-// it is.
-func Into(guide []byte) []byte {
-	before, rest, ok := bytes.Cut(guide, []byte(guideBegin))
-	if !ok {
-		return guide
+// Lua is what job_submit's script knows of the options and of what one lease has at most.
+func Lua() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "local GRES = %q          -- the gres, and how the names of all of our licences begin\n", form.Gres)
+	fmt.Fprintf(&b, "local MAX_FRACTIONS = %d     -- of one lease, that is of one job on one node\n", form.MaxDevices)
+	fmt.Fprintf(&b, "local MIN_MIB, MAX_MIB = %d, %d\n", MinMiB, MaxMiB)
+	b.WriteString("-- The plug-in's options: what their values are, and how that is said.\nlocal OPTIONS = {\n")
+	for i := range Table {
+		o := &Table[i]
+		fmt.Fprintf(&b, "  { name = %q, key = %q, kind = %q, want = %q", o.Name, strings.TrimPrefix(o.Env, "RGPU_"), o.Kind, o.Want())
+		if len(o.Choices) > 0 {
+			b.WriteString(",\n    choices = {")
+			for j, c := range o.Choices {
+				if j > 0 {
+					b.WriteString(",")
+				}
+				fmt.Fprintf(&b, " [%q] = true", c)
+			}
+			b.WriteString(" }")
+		}
+		b.WriteString(" },\n")
 	}
-	_, after, ok := bytes.Cut(rest, []byte(guideEnd))
-	if !ok {
-		return guide
+	b.WriteString("}\n")
+	return b.String()
+}
+
+// into puts text between the lines of a file that have the marks.
+func into(file []byte, text string) ([]byte, error) {
+	before, rest, ok := strings.Cut(string(file), begin)
+	close, rest, ok2 := strings.Cut(rest, "\n")
+	_, after, ok3 := strings.Cut(rest, end)
+	if !ok || !ok2 || !ok3 {
+		return nil, fmt.Errorf("no lines with %q and %q", begin, end)
 	}
-	return bytes.Join([][]byte{before, []byte(guideBegin), []byte(Markdown()), []byte(guideEnd), after}, nil)
+	// What opens a comment before the second mark opens it before the first, too.
+	open := before[strings.LastIndexByte(before, '\n')+1:]
+	return []byte(before + begin + close + "\n" + text + open + end + after), nil
 }

@@ -1,11 +1,14 @@
 // Package options is the one table of the options that the SPANK plug-in adds to
 // srun, sbatch and salloc. The plug-in's C table and the user's guide are generated
-// from it. Values are wishes: Prolog and daemon check them against what Slurm gave.
+// from it, and so is what job_submit.lua knows of them; the daemon and its command line use
+// it as it is. Values are wishes: Prolog and daemon check them against what Slurm gave.
 package options
 
 import (
 	"fmt"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Kind says how an option's value is read.
@@ -48,7 +51,7 @@ var Table = []Option{
 	},
 	{
 		Name: "rgpu-policy", Arg: "POLICY", Env: "RGPU_POLICY", Kind: Choice,
-		Choices: []string{"fixed", "fixed-lend", "equal", "equal-lend", "best-effort"},
+		Choices: form.Policies,
 		Help:    "compute share: fixed, equal or best-effort",
 		More:    "`fixed-lend` and `equal-lend` leave the time without work to others. The partition's policy otherwise",
 	},
@@ -83,23 +86,42 @@ func Check(name, value string) error {
 	return fmt.Errorf("--%s is no option of Sluice's", name)
 }
 
-// MiB is the value of a Size in MiB; ok is false if it is none, or out of range.
+// MiB is the value of a Size in MiB; ok is false if it is none, or out of range. It has a
+// unit, unlike other sizes: a number without one is MiB for Slurm's own --mem, and bytes
+// elsewhere.
 func MiB(value string) (n uint64, ok bool) {
-	digits := strings.TrimRight(value, "mMgGtT")
-	if digits == "" || len(digits) > 18 || len(value) != len(digits)+1 {
+	if value == "" || !strings.ContainsRune("mMgGtT", rune(value[len(value)-1])) {
 		return 0, false
 	}
-	for _, c := range []byte(digits) {
-		if c < '0' || c > '9' {
-			return 0, false
+	b, err := form.ParseBytes(value)
+	n = uint64(b) >> 20
+	return n, err == nil && n >= MinMiB && n <= MaxMiB
+}
+
+// Passed reads the options that a job was given from the environment of Slurm's scripts, by
+// name without "rgpu-". Values are as they came, cut to what any good one has.
+func Passed(env func(string) (string, bool)) map[string]string {
+	out := map[string]string{}
+	for i := range Table {
+		o := &Table[i]
+		if v, ok := env("SPANK_" + o.Env); ok && v != "" {
+			out[strings.TrimPrefix(o.Name, "rgpu-")] = form.Line(v, form.MaxName)
 		}
-		n = n*10 + uint64(c-'0')
 	}
-	if n > MaxMiB {
-		return 0, false
+	return out
+}
+
+// CheckPassed is Check for what Passed gives.
+func CheckPassed(passed map[string]string) error {
+	for i := range Table {
+		o := &Table[i]
+		if v := passed[strings.TrimPrefix(o.Name, "rgpu-")]; v != "" {
+			if err := Check(o.Name, v); err != nil {
+				return err
+			}
+		}
 	}
-	n <<= map[byte]uint{'M': 0, 'G': 10, 'T': 20}[value[len(value)-1]&^0x20]
-	return n, n >= MinMiB && n <= MaxMiB
+	return nil
 }
 
 func (o *Option) valid(v string) bool {

@@ -20,7 +20,7 @@ func TestSite(t *testing.T) {
 		return out
 	}
 	conf := sluice(s.Ctl, "conf")
-	for _, want := range []string{"GresTypes=rgpu", "Gres=rgpu:simulated:no_consume:6400", "Licenses=rgpu:300,rgpu_simulated:300", "JobSubmitPlugins=lua"} {
+	for _, want := range []string{"GresTypes=rgpu", "Gres=rgpu:simulated:no_consume:1600", "Licenses=rgpu:300,rgpu_simulated:300", "JobSubmitPlugins=lua"} {
 		if !strings.Contains(conf, want) {
 			t.Errorf("sluice slurm conf does not say %s:\n%s", want, conf)
 		}

@@ -38,7 +38,7 @@ func options() lab.Options {
 	return lab.Options{
 		Jobs: true, Accounting: true, Hooks: hooks,
 		Nodes:    []lab.NodeSpec{{GPUs: 2}, {GPUs: 1}, {}},
-		Gres:     "rgpu:simulated:no_consume:6400",
+		Gres:     "rgpu:simulated:no_consume:1600",
 		Licences: fmt.Sprintf("rgpu:%d,rgpu_simulated:%[1]d", units),
 		Slurm:    map[string]string{"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"},
 		SlurmLines: []string{

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/jobsock"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // aloneTime bounds the Prolog of a node whose daemon does not answer.
@@ -24,7 +25,7 @@ func noteAlone(ctx context.Context, commands func() *slurm.Commands, socket stri
 	defer cancel()
 	need := false
 	if run.Licences != nil {
-		need = asks(*run.Licences)
+		need = form.HasLicence(*run.Licences)
 	} else {
 		// Slurm 22.05 tells a Prolog no licences. A daemon that is away is rare enough
 		// to ask slurmctld for each job meanwhile.
@@ -33,7 +34,7 @@ func noteAlone(ctx context.Context, commands func() *slurm.Commands, socket stri
 			return fmt.Errorf("whether it needs a GPU is not known: %w", err)
 		}
 		for name, n := range j.Licences {
-			need = need || n > 0 && strings.HasPrefix(name, ourLicence)
+			need = need || n > 0 && strings.HasPrefix(name, form.Gres)
 		}
 	}
 	if !need {

@@ -19,14 +19,11 @@ import (
 	"github.com/sluice-hpc/sluice/internal/process"
 )
 
-// maxFractions is the most that one lease may have, as the daemon has it too.
-const maxFractions = 64
-
 // maxJobName is in bytes.
 const maxJobName = 64
 
 var (
-	policies = lease.PolicyNames
+	policies = form.Policies
 	places   = []string{string(lease.BestFit), string(lease.Spread)}
 )
 
@@ -51,8 +48,8 @@ func (a *ask) request(program string) (lease.Request, error) {
 	if len(a.fractions) == 0 && a.mem == 0 {
 		return lease.Request{}, errors.New("no fraction given; say --fraction PERCENT or --mem SIZE, or name a worker started by hand with --worker ADDR")
 	}
-	if a.count < 1 || a.count > maxFractions {
-		return lease.Request{}, fmt.Errorf("--count %d: give 1 to %d", a.count, maxFractions)
+	if a.count < 1 || a.count > form.MaxDevices {
+		return lease.Request{}, fmt.Errorf("--count %d: give 1 to %d", a.count, form.MaxDevices)
 	}
 	policy, lends, err := a.share()
 	if err != nil {
@@ -65,8 +62,8 @@ func (a *ask) request(program string) (lease.Request, error) {
 	if len(one) == 0 {
 		one = percents{0} // as many percent as the memory is
 	}
-	if n := len(one) * a.count; n > maxFractions {
-		return lease.Request{}, fmt.Errorf("%d fractions: a lease has at most %d; ask for fewer, or for larger ones", n, maxFractions)
+	if n := len(one) * a.count; n > form.MaxDevices {
+		return lease.Request{}, form.TooMany(n)
 	}
 	me, err := self()
 	if err != nil {
@@ -143,38 +140,19 @@ func self() (lease.Process, error) {
 	return lease.Process{PID: os.Getpid(), Start: start}, nil
 }
 
-// percents are fractions given on the command line, each 1 to 100. It implements
-// pflag.Value.
+// percents are fractions given on the command line. It implements pflag.Value.
 type percents []uint32
 
 func (p *percents) Set(s string) error {
-	var out percents
-	for _, part := range strings.Split(s, ",") {
-		n, err := strconv.ParseUint(strings.TrimSuffix(part, "%"), 10, 32)
-		if err != nil || n == 0 || n > 100*maxFractions {
-			return fmt.Errorf("fraction %q is none of: percent of a GPU as 50, a list for several GPUs as 50,50, or over 100 for whole GPUs and a rest as 250 (at most %d)", part, 100*maxFractions)
-		}
-		for ; n > 100; n -= 100 {
-			out = append(out, 100)
-		}
-		out = append(out, uint32(n))
+	out, err := form.ParsePercents(s)
+	if err == nil {
+		*p = out
 	}
-	if len(out) > maxFractions {
-		return fmt.Errorf("%d fractions: a lease has at most %d; ask for fewer, or for larger ones", len(out), maxFractions)
-	}
-	*p = out
-	return nil
+	return err
 }
 
-func (p *percents) Type() string { return "PERCENT" }
-
-func (p *percents) String() string {
-	s := make([]string, len(*p))
-	for i, n := range *p {
-		s[i] = strconv.FormatUint(uint64(n), 10)
-	}
-	return strings.Join(s, ",")
-}
+func (p *percents) Type() string   { return "PERCENT" }
+func (p *percents) String() string { return form.FormatPercents(*p) }
 
 // life is a time given on the command line. It implements pflag.Value.
 type life time.Duration

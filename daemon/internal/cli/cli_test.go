@@ -470,15 +470,17 @@ func TestKilled(t *testing.T) {
 func TestSize(t *testing.T) {
 	for s, want := range map[string]uint64{
 		"1": 1, "21474836480": 20 << 30, "20G": 20 << 30, "20g": 20 << 30, "512M": 512 << 20, "64K": 64 << 10,
-		"2T": 2 << 40, "16777215T": 16777215 << 40, "18446744073709551615": 1<<64 - 1,
+		"2T": 2 << 40, "8388607T": 8388607 << 40, "20GiB": 20 << 30,
 	} {
-		if got, err := parseSize(s); err != nil || got != want {
-			t.Errorf("size %q is %d, %v; want %d", s, got, err, want)
+		var got size
+		if err := got.Set(s); err != nil || uint64(got) != want {
+			t.Errorf("size %q is %d, %v; want %d", s, uint64(got), err, want)
 		}
 	}
-	for _, s := range []string{"", "G", "0", "0G", "-1", "-1G", "1.5G", "20GB", "20 G", "20X", "1e9", "0x10", "+1", "16777216T", "18446744073709551616"} {
-		if got, err := parseSize(s); err == nil {
-			t.Errorf("size %q was taken as %d", s, got)
+	for _, s := range []string{"", "G", "0", "0G", "-1", "-1G", "1.5G", "20 G", "20X", "1e9", "0x10", "+1", "8388608T", "18446744073709551616"} {
+		var got size
+		if err := got.Set(s); err == nil {
+			t.Errorf("size %q was taken as %d", s, uint64(got))
 		}
 	}
 	for n, want := range map[size]string{0: "", 20 << 30: "20G", 1536 << 20: "1536M", 1000: "1000", 3 << 40: "3T"} {

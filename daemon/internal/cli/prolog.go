@@ -25,19 +25,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/spank/options"
 )
-
-const (
-	// wishPrefix begins the variables by which the SPANK plug-in passes the options of
-	// a job to the scripts. Whoever submits a job can set them: they are wishes.
-	wishPrefix = "SPANK_RGPU_"
-	// ourLicence begins the names of all licences of ours.
-	ourLicence = "rgpu"
-	maxWish    = 256 // bytes
-)
-
-// wishes are the options that are passed on, by what follows wishPrefix.
-var wishes = []string{"MEM", "POLICY", "POOL", "SPREAD", "REPORT"}
 
 // neverFails are the commands whose exit status is 0 whatever happens, a mistyped
 // flag included. That of prolog-ctld is 1 to have the job requeued.
@@ -157,7 +146,7 @@ func (s *script) run(ctx context.Context, socket string, say func(string, ...any
 		say("%v", err)
 		return nil
 	}
-	if s.controller && !asks(*run.Licences) {
+	if s.controller && !form.HasLicence(*run.Licences) {
 		return nil // most jobs: nobody has to be asked
 	}
 	d, socket, err := dial(socket)
@@ -212,16 +201,6 @@ func ended(list []lease.Report) string {
 	return "ended, " + strings.Join(slices.Sorted(maps.Keys(ids)), " ")
 }
 
-// asks says that licences of ours are among these.
-func asks(licences string) bool {
-	for _, l := range strings.FieldsFunc(licences, func(r rune) bool { return strings.ContainsRune(",;|() ", r) }) {
-		if strings.HasPrefix(l, ourLicence) {
-			return true
-		}
-	}
-	return false
-}
-
 // jobRun reads a script's environment.
 func jobRun(controller bool, env func(string) (string, bool)) (rpc.JobRun, error) {
 	get := func(k string) string { v, _ := env(k); return v }
@@ -233,7 +212,7 @@ func jobRun(controller bool, env func(string) (string, bool)) (rpc.JobRun, error
 		Job: get("SLURM_JOB_ID"), Restart: number("SLURM_JOB_RESTART_COUNT"),
 		GID: number("SLURM_JOB_GID"), User: get("SLURM_JOB_USER"),
 		Account: get("SLURM_JOB_ACCOUNT"), Name: get("SLURM_JOB_NAME"), Partition: get("SLURM_JOB_PARTITION"),
-		Stdout: get("SLURM_JOB_STDOUT"), WorkDir: get("SLURM_JOB_WORK_DIR"), Wishes: map[string]string{},
+		Stdout: get("SLURM_JOB_STDOUT"), WorkDir: get("SLURM_JOB_WORK_DIR"), Wishes: options.Passed(env),
 	}
 	if !form.IsJobID(run.Job) {
 		return run, fmt.Errorf("SLURM_JOB_ID is %q; this is for Slurm's scripts, whose environment slurmd and slurmctld set", run.Job)
@@ -253,11 +232,6 @@ func jobRun(controller bool, env func(string) (string, bool)) (rpc.JobRun, error
 	licences, known := env("SLURM_JOB_LICENSES")
 	if _, start := env("SLURM_JOB_START_TIME"); known || controller || start {
 		run.Licences = &licences
-	}
-	for _, w := range wishes {
-		if v, ok := env(wishPrefix + w); ok && v != "" {
-			run.Wishes[strings.ToLower(w)] = strings.ToValidUTF8(v[:min(len(v), maxWish)], "")
-		}
 	}
 	return run, nil
 }

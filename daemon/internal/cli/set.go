@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 func newSet() *cobra.Command {
@@ -80,25 +80,18 @@ type shares []uint32
 func (s *shares) Set(text string) error {
 	var out shares
 	for part := range strings.SplitSeq(text, ",") {
-		n, err := strconv.ParseUint(strings.TrimSuffix(part, "%"), 10, 32)
-		if err != nil || n == 0 || n > 100 {
+		n, err := form.ParsePercent(part, 100)
+		if err != nil {
 			return fmt.Errorf("share %q: want 1 to 100 percent of a GPU, or a list for several fractions as 50,25", part)
 		}
-		out = append(out, uint32(n))
+		out = append(out, n)
 	}
-	if len(out) > maxFractions {
-		return fmt.Errorf("%d shares: a lease has at most %d fractions", len(out), maxFractions)
+	if len(out) > form.MaxDevices {
+		return fmt.Errorf("%d shares: a lease has at most %d fractions", len(out), form.MaxDevices)
 	}
 	*s = out
 	return nil
 }
 
-func (s *shares) Type() string { return "PERCENT" }
-
-func (s *shares) String() string {
-	out := make([]string, len(*s))
-	for i, n := range *s {
-		out[i] = strconv.FormatUint(uint64(n), 10)
-	}
-	return strings.Join(out, ",")
-}
+func (s *shares) Type() string   { return "PERCENT" }
+func (s *shares) String() string { return form.FormatPercents(*s) }

@@ -7,16 +7,14 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // What is named by the site: pools, and Slurm's partitions.
 
-// licencePrefix begins the names of all licences of ours, so that whoever sees one
-// knows it without this file: Slurm's scripts, and the job_submit plug-in.
-const licencePrefix = "rgpu"
-
 var (
-	licenceRE = regexp.MustCompile(`^rgpu[A-Za-z0-9_.@-]{0,59}$`)
+	licenceRE = regexp.MustCompile(`^` + form.Gres + `[A-Za-z0-9_.@-]{0,59}$`)
 	typeRE    = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,62}$`)
 )
 
@@ -53,7 +51,7 @@ func (p *parser) readPools() {
 		}
 	}
 	if len(c.Pools) == 0 && len(p.errs) == 0 {
-		c.Pools["default"] = Pool{Owners: []Peer{c.Self()}, Place: "best-fit", Licence: licencePrefix}
+		c.Pools["default"] = Pool{Owners: []Peer{c.Self()}, Place: "best-fit", Licence: form.Gres}
 	}
 	p.licences()
 }
@@ -115,9 +113,9 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 	switch {
 	case pool.Licence != "":
 	case name == "default":
-		pool.Licence = licencePrefix
+		pool.Licence = form.Gres
 	default:
-		pool.Licence = licencePrefix + "_" + name
+		pool.Licence = form.Gres + "_" + name
 		if !licenceRE.MatchString(pool.Licence) {
 			p.failAt(key, "pool %s: %s is no name of a licence; give it one: licence: rgpu_...", name, pool.Licence)
 		}
@@ -146,7 +144,7 @@ func (p *parser) yesNo(v *yaml.Node, key string) string {
 
 func (p *parser) licence(v *yaml.Node, key string) string {
 	if v.Kind != yaml.ScalarNode || !licenceRE.MatchString(v.Value) {
-		p.failAt(v, "%s: %q is no name of a licence of ours, which begin with %s", key, v.Value, licencePrefix)
+		p.failAt(v, "%s: %q is no name of a licence of ours, which begin with %s", key, v.Value, form.Gres)
 	}
 	return v.Value
 }
@@ -240,7 +238,7 @@ func (p *parser) partition(prefix string, val *yaml.Node) Partition {
 		case "place":
 			out.Place = p.oneOf(v, key, "best-fit", "spread")
 		case "mem":
-			m, err := ParseSize(v.Value)
+			m, err := form.ParseBytes(v.Value)
 			if err != nil || m == 0 {
 				p.failAt(v, "%s: %q is no size of memory; write it as 512M or 20G", key, v.Value)
 			}

@@ -2,47 +2,16 @@ package config
 
 import (
 	"fmt"
-	"math"
 	"reflect"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Size is a number of bytes, written as 512M or 20G (powers of 1024).
-type Size uint64
-
-var units = []struct {
-	suffix string
-	bytes  uint64
-}{{"T", 1 << 40}, {"G", 1 << 30}, {"M", 1 << 20}, {"K", 1 << 10}}
-
-func (s Size) String() string {
-	for _, u := range units {
-		if s != 0 && uint64(s)%u.bytes == 0 {
-			return fmt.Sprintf("%d%s", uint64(s)/u.bytes, u.suffix)
-		}
-	}
-	return strconv.FormatUint(uint64(s), 10)
-}
-
-// ParseSize reads bytes: digits and at most one of K, M, G, T, also as KiB and such.
-func ParseSize(text string) (Size, error) {
-	s := strings.ToUpper(strings.TrimSpace(text))
-	s = strings.TrimSuffix(strings.TrimSuffix(s, "IB"), "B")
-	unit := uint64(1)
-	for _, u := range units {
-		if strings.HasSuffix(s, u.suffix) {
-			s, unit = strings.TrimSuffix(s, u.suffix), u.bytes
-			break
-		}
-	}
-	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil || n > math.MaxInt64/unit {
-		return 0, fmt.Errorf("%q is no size; write it as 512M or 20G", text)
-	}
-	return Size(n * unit), nil
-}
+type Size = form.Bytes
 
 // set puts what the file (string, bool, int, list) or the environment (string)
 // says into a field.
@@ -58,7 +27,7 @@ func set(f reflect.Value, oneof string, v any) error {
 	text := fmt.Sprint(v)
 	switch f.Interface().(type) {
 	case Size:
-		n, err := ParseSize(text)
+		n, err := form.ParseBytes(text)
 		if err != nil {
 			return err
 		}

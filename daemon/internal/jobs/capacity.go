@@ -61,7 +61,7 @@ func (s *Service) holdBack(ctx context.Context, leases map[string][]lease.Status
 				free := 100 - min(100, foreign[g.UUID])
 				capacity[conf.Licence] += free
 				for t, l := range conf.Types {
-					if isType(g, t) {
+					if g.IsType(t) {
 						capacity[l] += free
 					}
 				}

@@ -49,8 +49,8 @@ func TestRequest(t *testing.T) {
 		{"two pools", 1, "gres:rgpu:50", "rgpu:50,rgpu_small:50", "", nil, "pools default and small"},
 		{"unknown licence", 1, "gres:rgpu:50", "rgpu:50,rgpu_x:1", "", nil, "rgpu_x belongs to no pool"},
 		{"two types", 1, "gres:rgpu:h200:20,gres:rgpu:a100:20", "rgpu:40,rgpu_h200:40", "", nil, "ask for one type"},
-		{"too much", 1, "gres:rgpu:6401", "rgpu:6401", "", nil, "1 to 6400"},
-		{"far too much", 1, "gres:rgpu:4194304k", "rgpu:50", "", nil, "1 to 6400"},
+		{"too much", 1, "gres:rgpu:1700", "rgpu:1700", "", nil, "1 to 1600"},
+		{"far too much", 1, "gres:rgpu:4194304k", "rgpu:50", "", nil, "1 to 1600"},
 		{"odd licences", 2, "", "rgpu:51", "", nil, "same number"},
 		{"by task", 1, "gres:rgpu:50", "rgpu:50", "gres:rgpu:5", nil, "--gres=rgpu:PERCENT"},
 		{"pool forged", 1, "gres:rgpu:50", "rgpu:50", "", wish{"pool": "small"}, "pool default"},
@@ -129,7 +129,7 @@ func FuzzRequest(f *testing.F) {
 			}
 			sum += max(uint64(f.Percent), f.Mem/(1<<30)) // a GPU here has 100 GiB
 		}
-		if len(q.Fractions) == 0 || len(q.Fractions) > maxFractions || sum*uint64(len(j.Nodes)) > l[settingsOf.Pools[q.Pool].Licence] {
+		if len(q.Fractions) == 0 || len(q.Fractions) > form.MaxDevices || sum*uint64(len(j.Nodes)) > l[settingsOf.Pools[q.Pool].Licence] {
 			t.Errorf("more than the licences pay for: %+v of %v", q, l)
 		}
 	})

@@ -7,51 +7,29 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/spank/options"
 )
-
-const (
-	// gresName is our generic resource, and begins the names of our licences.
-	gresName = "rgpu"
-	// maxFractions of one lease, as the owners have it too.
-	maxFractions = 64
-)
-
-// ours says whether a licence is one of ours.
-func ours(licence string) bool { return strings.HasPrefix(licence, gresName) }
 
 // asksFor says whether the licences of a job, as Slurm writes them, have one of ours.
-// What cannot be read may have.
-func asksFor(licences string) bool {
-	l, err := slurm.ParseLicences(licences)
-	if err != nil {
-		return strings.Contains(licences, gresName)
-	}
-	for name, n := range l {
-		if ours(name) && n > 0 {
-			return true
-		}
-	}
-	return false
-}
+func asksFor(licences string) bool { return form.HasLicence(licences) }
 
 // asked is what a job asks for, as slurmctld has it.
 func asked(j slurm.Job) bool {
 	for name, n := range j.Licences {
-		if ours(name) && n > 0 {
+		if form.IsLicence(name) && n > 0 {
 			return true
 		}
 	}
 	for _, g := range j.Gres {
-		if g.Name == gresName && g.Count > 0 {
+		if g.Name == form.Gres && g.Count > 0 {
 			return true
 		}
 	}
-	return slices.ContainsFunc(j.Others, func(s string) bool { return strings.Contains(s, gresName) })
+	return slices.ContainsFunc(j.Others, func(s string) bool { return strings.Contains(s, form.Gres) })
 }
 
 // request makes of a job what is asked for on each of its nodes; the key's node is left
@@ -79,7 +57,7 @@ func (s *Service) request(ctx context.Context, j slurm.Job, run rpc.JobRun) (lea
 		return r, err
 	}
 	if pool == "" {
-		return r, lease.Errorf(lease.Invalid, "--gres=%s:%d holds no licence of a pool; the site's job_submit plug-in has to charge one: JobSubmitPlugins=lua", gresName, percent)
+		return r, lease.Errorf(lease.Invalid, "--gres=%s:%d holds no licence of a pool; the site's job_submit plug-in has to charge one: JobSubmitPlugins=lua", form.Gres, percent)
 	}
 	if percent == 0 { // asked for by --licenses alone, where the site lets users
 		if units%nodes != 0 {
@@ -87,8 +65,8 @@ func (s *Service) request(ctx context.Context, j slurm.Job, run rpc.JobRun) (lea
 		}
 		percent = units / nodes
 	}
-	if percent > 100*maxFractions {
-		return r, lease.Errorf(lease.Invalid, "--gres=%s:%d: want 1 to %d percent on each node", gresName, percent, 100*maxFractions)
+	if percent > form.MaxPercent {
+		return r, lease.Errorf(lease.Invalid, "--gres=%s:%d: want 1 to %d percent on each node", form.Gres, percent, form.MaxPercent)
 	}
 	if percent > math.MaxUint64/nodes || percent*nodes > units {
 		return r, lease.Errorf(lease.Invalid, "%d%% on each of %d nodes, and %d licences of pool %s: want %d; submit the job anew", percent, nodes, units, pool, percent*nodes)
@@ -99,8 +77,8 @@ func (s *Service) request(ctx context.Context, j slurm.Job, run rpc.JobRun) (lea
 		}
 	}
 	r.Pool, r.Type = pool, typ
-	for left := percent; left > 0; left -= min(left, 100) {
-		r.Fractions = append(r.Fractions, lease.Fraction{Percent: uint32(min(left, 100))})
+	for _, p := range form.Fractions(percent) {
+		r.Fractions = append(r.Fractions, lease.Fraction{Percent: p})
 	}
 	return r, s.wishes(ctx, set, j, run, units/nodes, &r)
 }
@@ -108,13 +86,13 @@ func (s *Service) request(ctx context.Context, j slurm.Job, run rpc.JobRun) (lea
 // perNode is what the gres request says, 0 if it says nothing.
 func perNode(j slurm.Job) (percent uint64, typ string, _ error) {
 	for _, o := range j.Others {
-		if strings.Contains(o, gresName) {
-			return 0, "", lease.Errorf(lease.Invalid, "%s by job, socket or task is not supported; use --gres=%s:PERCENT, which is by node", o, gresName)
+		if strings.Contains(o, form.Gres) {
+			return 0, "", lease.Errorf(lease.Invalid, "%s by job, socket or task is not supported; use --gres=%s:PERCENT, which is by node", o, form.Gres)
 		}
 	}
 	n := 0
 	for _, g := range j.Gres {
-		if g.Name != gresName || g.Count == 0 {
+		if g.Name != form.Gres || g.Count == 0 {
 			continue
 		}
 		t := strings.ToLower(g.Type)
@@ -123,7 +101,7 @@ func perNode(j slurm.Job) (percent uint64, typ string, _ error) {
 		}
 		typ = t
 		if percent += g.Count; g.Count > 1<<32 || percent > 1<<32 {
-			return 0, "", lease.Errorf(lease.Invalid, "--gres=%s:%d: want 1 to %d percent on each node", gresName, g.Count, 100*maxFractions)
+			return 0, "", lease.Errorf(lease.Invalid, "--gres=%s:%d: want 1 to %d percent on each node", form.Gres, g.Count, form.MaxPercent)
 		}
 	}
 	return percent, typ, nil
@@ -147,7 +125,7 @@ func poolOf(set Settings, have slurm.Counts) (pool string, units uint64, _ error
 		pool, units = name, have[p.Licence]
 	}
 	for l, n := range have {
-		if ours(l) && n > 0 && !known[l] {
+		if form.IsLicence(l) && n > 0 && !known[l] {
 			return "", 0, lease.Errorf(lease.Invalid, "licence %s belongs to no pool in sluice.yaml of this node; the same pools have to be on all nodes", l)
 		}
 	}
@@ -163,10 +141,13 @@ func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc
 	if p := run.Wishes["pool"]; p != "" && p != r.Pool {
 		return lease.Errorf(lease.Invalid, "--rgpu-pool=%s, but the licences are those of pool %s; submit the job anew, with --rgpu-pool on its own command line or #SBATCH line", line(p), r.Pool)
 	}
+	if err := options.CheckPassed(run.Wishes); err != nil {
+		return lease.Errorf(lease.Invalid, "%s", line(err.Error()))
+	}
 	if p := run.Wishes["policy"]; p != "" {
 		policy, lend, err := lease.ParsePolicy(p)
 		if err != nil {
-			return lease.Errorf(lease.Invalid, "--rgpu-policy=%s: want %s", line(p), strings.Join(lease.PolicyNames, ", "))
+			return lease.Errorf(lease.Invalid, "--rgpu-policy: %v", err)
 		}
 		if r.Policy = policy; lend != lease.LendSite {
 			r.Lend = lend
@@ -176,11 +157,8 @@ func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc
 		r.Place = lease.Spread
 	}
 	if m := run.Wishes["mem"]; m != "" {
-		size, err := config.ParseSize(m)
-		if err != nil || size < lease.Granule || size > 1<<44 {
-			return lease.Errorf(lease.Invalid, "--rgpu-mem=%s: want 2M to 16T", line(m))
-		}
-		mem, whose = uint64(size), "--rgpu-mem"
+		mib, _ := options.MiB(m)
+		mem, whose = mib<<20, "--rgpu-mem"
 	}
 	// The partition's too: a job may have been charged for less, that its user wished for
 	// and that is not told here.
@@ -220,10 +198,8 @@ func (s *Service) charged(ctx context.Context, r *lease.Request, mem, units uint
 	for _, p := range pools {
 		for _, o := range p.Owners {
 			for _, g := range o.Inventory.GPUs {
-				if r.Type == "" || isType(g, r.Type) {
-					if least == 0 || g.Mem < least {
-						least = g.Mem
-					}
+				if g.IsType(r.Type) && (least == 0 || g.Mem < least) {
+					least = g.Mem
 				}
 			}
 		}
@@ -232,22 +208,17 @@ func (s *Service) charged(ctx context.Context, r *lease.Request, mem, units uint
 		return lease.Errorf(lease.Down, "pool %s: no GPU can be seen; see sluice health", r.Pool)
 	}
 	if mem > least {
-		return lease.Errorf(lease.Invalid, "%s: %d MiB, and a GPU of pool %s has %d MiB; ask for less, or for a type with more: --gres=%s:TYPE:PERCENT", whose, mem>>20, r.Pool, least>>20, gresName)
+		return lease.Errorf(lease.Invalid, "%s: %d MiB, and a GPU of pool %s has %d MiB; ask for less, or for a type with more: --gres=%s:TYPE:PERCENT", whose, mem>>20, r.Pool, least>>20, form.Gres)
 	}
-	// In 128 bits it could not overflow; here neither, with at most 2^44 bytes.
-	share := (100*mem + least - 1) / least
-	var want uint64
-	for _, f := range r.Fractions {
-		want += max(uint64(f.Percent), share)
+	percents := make([]uint32, len(r.Fractions))
+	for i, f := range r.Fractions {
+		percents[i] = f.Percent
 	}
+	want := form.Units(percents, mem, least)
 	if want > units {
-		return lease.Errorf(lease.Invalid, "%s: %d MiB of each fraction cost %d licences on each node, and the job holds %d; ask for --gres=%s:%d, or for less memory", whose, mem>>20, want, units, gresName, want)
+		return lease.Errorf(lease.Invalid, "%s: %d MiB of each fraction cost %d licences on each node, and the job holds %d; ask for --gres=%s:%d, or for less memory", whose, mem>>20, want, units, form.Gres, want)
 	}
 	return nil
-}
-
-func isType(g lease.GPU, typ string) bool {
-	return strings.Contains(strings.ToLower(g.Name), strings.ToLower(typ))
 }
 
 // line is as much of a user's text as is kept.

@@ -6,11 +6,14 @@ package lease
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Granule is the unit of device memory, in bytes.
-const Granule = 2 << 20
+const Granule = form.Granule
 
 // Key names the job part that a lease belongs to. One lease exists for a key at a
 // time, so that whoever asks twice is given the same.
@@ -64,7 +67,7 @@ type Process struct {
 type Request struct {
 	Key       Key           `json:"key"`
 	Fractions []Fraction    `json:"fractions"`
-	Type      string        `json:"type,omitempty"`    // part of the GPU's name, without regard to case; "" any
+	Type      string        `json:"type,omitempty"`    // as GPU.IsType takes it; "" any
 	MinMem    uint64        `json:"min_mem,omitempty"` // bytes that the whole GPU has at least
 	SameOwner bool          `json:"same_owner,omitempty"`
 	UID       uint32        `json:"uid"`
@@ -142,6 +145,12 @@ type GPU struct {
 	FreePercent uint32 `json:"free_percent"`
 	FreeMem     uint64 `json:"free_mem"`
 	Leases      int    `json:"leases"`
+}
+
+// IsType says whether the GPU is of a type as users name it: part of its name, without
+// regard to case. Every GPU is of type "".
+func (g *GPU) IsType(typ string) bool {
+	return strings.Contains(strings.ToLower(g.Name), strings.ToLower(typ))
 }
 
 // Error is a refusal that the user reads: it names the thing and the remedy.

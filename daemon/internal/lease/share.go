@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Lend says what becomes of a lease's compute time while it has no work.
@@ -29,13 +31,11 @@ func Lending(yes bool) Lend {
 
 const lending = "-lend"
 
-// PolicyNames are the policies as users write them: "fixed-lend" is Fixed with LendYes.
-var PolicyNames = []string{string(BestEffort), string(Equal), string(Equal) + lending, string(Fixed), string(Fixed) + lending}
-
-// ParsePolicy reads one of PolicyNames. A name without -lend says nothing of lending.
+// ParsePolicy reads one of form.Policies: "fixed-lend" is Fixed with LendYes. A name without
+// -lend says nothing of lending.
 func ParsePolicy(name string) (Policy, Lend, error) {
-	if !slices.Contains(PolicyNames, name) {
-		return "", "", fmt.Errorf("policy %q is none of %s", name, strings.Join(PolicyNames, ", "))
+	if !slices.Contains(form.Policies, name) {
+		return "", "", fmt.Errorf("policy %q is none of %s", name, strings.Join(form.Policies, ", "))
 	}
 	if p, ok := strings.CutSuffix(name, lending); ok {
 		return Policy(p), LendYes, nil

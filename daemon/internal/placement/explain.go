@@ -61,7 +61,7 @@ func noSuch(gpus []lease.GPU, r lease.Request) string {
 		if !slices.Contains(names, gpus[i].Name) {
 			names = append(names, gpus[i].Name)
 		}
-		if match(gpus[i].Name) && (largest == nil || gpus[i].Mem > largest.Mem) {
+		if match(&gpus[i]) && (largest == nil || gpus[i].Mem > largest.Mem) {
 			largest = &gpus[i]
 		}
 	}

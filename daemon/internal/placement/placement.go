@@ -16,13 +16,10 @@ package placement
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
-
-// MaxFractions is how many fractions one request may have.
-const MaxFractions = 64
 
 // maxMem is more than any GPU has, in bytes: what is above it is a mistake.
 const maxMem = 1 << 50
@@ -30,8 +27,8 @@ const maxMem = 1 << 50
 // Validate refuses a request that makes no sense on any GPU. Errors are
 // *lease.Error with code Invalid.
 func Validate(r lease.Request) error {
-	if len(r.Fractions) == 0 || len(r.Fractions) > MaxFractions {
-		return lease.Errorf(lease.Invalid, "%d fractions asked for: a lease has 1 to %d", len(r.Fractions), MaxFractions)
+	if n := len(r.Fractions); n == 0 || n > form.MaxDevices {
+		return lease.Errorf(lease.Invalid, "%v", form.TooMany(n))
 	}
 	for _, f := range r.Fractions {
 		switch {
@@ -120,7 +117,7 @@ func candidates(gpus []lease.GPU, r lease.Request, whole bool) []candidate {
 	match := typeMatch(r.Type)
 	for i := range gpus {
 		g := &gpus[i]
-		if g.Mem < r.MinMem || !whole && !g.Healthy || !match(g.Name) {
+		if g.Mem < r.MinMem || !whole && !g.Healthy || !match(g) {
 			continue
 		}
 		c := candidate{gpu: g, freePercent: g.FreePercent, freeMem: min(g.FreeMem, g.Mem), empty: g.Leases == 0, taken: -1}
@@ -132,18 +129,16 @@ func candidates(gpus []lease.GPU, r lease.Request, whole bool) []candidate {
 	return cs
 }
 
-// typeMatch says whether a GPU's name has part in it, without regard to case.
-// GPUs of a pool have few names, so the last answer is kept.
-func typeMatch(part string) func(string) bool {
-	if part == "" {
-		return func(string) bool { return true }
+// typeMatch is GPU.IsType. GPUs of a pool have few names, so the last answer is kept.
+func typeMatch(typ string) func(*lease.GPU) bool {
+	if typ == "" {
+		return func(*lease.GPU) bool { return true }
 	}
-	part = strings.ToLower(part)
 	var last string
 	var was, asked bool
-	return func(name string) bool {
-		if !asked || name != last {
-			asked, last, was = true, name, strings.Contains(strings.ToLower(name), part)
+	return func(g *lease.GPU) bool {
+		if !asked || g.Name != last {
+			asked, last, was = true, g.Name, g.IsType(typ)
 		}
 		return was
 	}

@@ -129,6 +129,8 @@ func TestRefusals(t *testing.T) {
 		{"zero", full, ask(0), lease.Invalid, []string{"0%"}},
 		{"101", full, ask(101), lease.Invalid, []string{"101%"}},
 		{"negative, as it arrives", full, ask(^uint32(0)), lease.Invalid, []string{"4294967295%"}},
+		{"as many as a program sees", full, lease.Request{Fractions: slices.Repeat([]lease.Fraction{{Percent: 1}}, 16)}, lease.Never, nil},
+		{"one more", full, lease.Request{Fractions: slices.Repeat([]lease.Fraction{{Percent: 1}}, 17)}, lease.Invalid, []string{"17 fractions", "1 to 16"}},
 		{"absurd bytes", full, lease.Request{Fractions: []lease.Fraction{{Percent: 1, Mem: ^uint64(0)}}}, lease.Invalid, []string{"no GPU has as much"}},
 		{"absurd minimum", full, lease.Request{Fractions: []lease.Fraction{{Percent: 1}}, MinMem: ^uint64(0)}, lease.Invalid, []string{"no GPU"}},
 		{"placement", full, lease.Request{Fractions: []lease.Fraction{{Percent: 1}}, Place: "x"}, lease.Invalid, []string{`"x"`}},

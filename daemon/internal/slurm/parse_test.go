@@ -2,12 +2,14 @@ package slurm
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/form/formtest"
 )
 
 func TestGres(t *testing.T) {
@@ -196,5 +198,18 @@ func FuzzJob(f *testing.F) {
 		}
 		_, _ = parseLicenceList(text)
 		parseConfig(text)
+	})
+}
+
+func TestCounts(t *testing.T) {
+	formtest.Each(t, "counts.txt", func(value, want string) {
+		got := "-"
+		g, err := ParseGres("rgpu:" + value)
+		if err == nil && len(g) == 1 && g[0].Type == "" {
+			got = fmt.Sprint(g[0].Count)
+		}
+		if got != want {
+			t.Errorf("rgpu:%s: %+v, %v; want %s", value, g, err, want)
+		}
 	})
 }

@@ -75,7 +75,7 @@ func TestConf(t *testing.T) {
 	text := string(tab.Conf(cfg))
 	for _, want := range []string{
 		"\nGresTypes=rgpu\n",
-		"Gres=rgpu:a100:no_consume:6400,rgpu:h200:no_consume:6400\n",
+		"Gres=rgpu:a100:no_consume:1600,rgpu:h200:no_consume:1600\n",
 		"\nLicenses=rgpu:700,rgpu_a100:200,rgpu_big:800,rgpu_h200:400\n",
 		"\nAccountingStorageTRES=license/rgpu,license/rgpu_a100,license/rgpu_big,license/rgpu_h200\n",
 		"\nPrologSlurmctld=/usr/lib/sluice/slurm/prolog-ctld.sh\n",
@@ -105,7 +105,7 @@ func TestConf(t *testing.T) {
 	if tab, err = New(plain, []rpc.Pool{{Name: "default", Owners: pools()[1].Owners}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := tab.NodeGres(); got != "rgpu:no_consume:6400" {
+	if got := tab.NodeGres(); got != "rgpu:no_consume:1600" {
 		t.Errorf("gres without types: %s", got)
 	}
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
 	// Gres is the generic resource by which jobs ask.
-	Gres = "rgpu"
-	// ceiling is what a node says that it has of it: the most that one lease holds, 64
-	// fractions of 100 percent. The pool is counted by licences, so it needs no change
-	// when GPUs come and go.
-	ceiling = 6400
+	Gres = form.Gres
+	// ceiling is what a node says that it has of it: the most that one lease holds. The pool
+	// is counted by licences, so it needs no change when GPUs come and go.
+	ceiling = form.MaxPercent
 )
 
 // Amount is a set of GPUs as Slurm's licences count it.
@@ -88,7 +88,7 @@ func New(cfg *config.Config, have []rpc.Pool) (Table, error) {
 func (p *Pool) add(g lease.GPU) {
 	p.count(g)
 	for typ, a := range p.Types {
-		if strings.Contains(strings.ToLower(g.Name), typ) {
+		if g.IsType(typ) {
 			a.count(g)
 			p.Types[typ] = a
 		}

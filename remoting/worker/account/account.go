@@ -15,11 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/process"
 )
 
 // Granule is the unit of device memory in bytes.
-const Granule = 2 << 20
+const Granule = form.Granule
 
 // RoundUp rounds a size up to whole granules. It saturates.
 func RoundUp(n uint64) uint64 {

@@ -23,11 +23,11 @@ func main() {
 }
 
 func run(root string, check bool) error {
-	guide, err := os.ReadFile(filepath.Join(root, options.Guide))
+	all, err := options.Generated(func(name string) ([]byte, error) { return os.ReadFile(filepath.Join(root, name)) })
 	if err != nil {
 		return err
 	}
-	for name, want := range map[string][]byte{options.Header: options.C(), options.Guide: options.Into(guide)} {
+	for name, want := range all {
 		path := filepath.Join(root, name)
 		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
 			continue

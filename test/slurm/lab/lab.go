@@ -59,7 +59,7 @@ type Options struct {
 	SlurmLines []string
 	// Etc are more files of /etc/slurm by name, as job_submit.lua, gres.conf or plugstack.conf.
 	Etc map[string]string
-	// Gres of every compute node; "" is rgpu:no_consume:6400. Licences; "" is rgpu:100 for each GPU.
+	// Gres of every compute node; "" is rgpu:no_consume:1600. Licences; "" is rgpu:100 for each GPU.
 	Gres, Licences string
 	// Sluice are keys of every sluice.yaml, dotted, that replace or join the lab's.
 	Sluice map[string]string
@@ -215,7 +215,7 @@ func (o *Options) defaults() error {
 		gpus += n.GPUs
 	}
 	if o.Gres == "" {
-		o.Gres = "rgpu:no_consume:6400"
+		o.Gres = "rgpu:no_consume:1600"
 	}
 	if o.Licences == "" {
 		o.Licences = "rgpu:" + strconv.Itoa(100*gpus)

@@ -9,13 +9,13 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
@@ -39,11 +39,12 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var err error
-			if cfg.Mem, err = parseSize(mem); err != nil {
+			size, err := form.ParseBytes(mem)
+			if err != nil {
 				return fmt.Errorf("--mem: %w", err)
 			}
-			n, err := parseSize(limit)
+			cfg.Mem = uint64(size)
+			n, err := form.ParseBytes(limit)
 			if err != nil {
 				return fmt.Errorf("--store-limit: %w", err)
 			}
@@ -62,7 +63,7 @@ func root() *cobra.Command {
 	f.IntSliceVar(&cfg.Devices, "device", []int{0}, "devices to lend, by their number in PCI order")
 	f.StringVar(&mem, "mem", "0", "device memory to lend of each, as 20G or 512M; 0 for all of it, and then only by lease")
 	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
-	f.StringVar(&share.policy, "turns", "", "share the devices' time by turns: best-effort, equal, equal-lend, fixed or fixed-lend; empty leaves it to the driver")
+	f.StringVar(&share.policy, "turns", "", "share the devices' time by turns: "+strings.Join(form.Policies, ", ")+"; empty leaves it to the driver")
 	f.IntSliceVar(&share.percents, "percent", nil, "with --turns: percent of each lease, in the order in which they come")
 	f.DurationVar(&share.quantum, "quantum", 0, "with --turns: length of a turn; 0 for the default")
 	p := cmd.PersistentFlags()
@@ -78,7 +79,7 @@ func root() *cobra.Command {
 	session := &cobra.Command{
 		Use: "session", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			n, err := parseSize(limit)
+			n, err := form.ParseBytes(limit)
 			if err != nil {
 				return err
 			}
@@ -130,7 +131,7 @@ func (f *shareFlags) turns() (*worker.Turns, error) {
 	case "fixed":
 		t.Kind = turns.Fixed
 	default:
-		return nil, fmt.Errorf("--turns %q: give best-effort, equal, equal-lend, fixed or fixed-lend", f.policy)
+		return nil, fmt.Errorf("--turns %q: give one of %s", f.policy, strings.Join(form.Policies, ", "))
 	}
 	return t, nil
 }
@@ -176,20 +177,4 @@ func defaultStore() string {
 		return filepath.Join(d, "sluice", "images")
 	}
 	return filepath.Join(os.TempDir(), fmt.Sprintf("sluice-images-%d", os.Getuid()))
-}
-
-// parseSize reads a size in bytes with an optional K, M, G or T (powers of
-// 1024).
-func parseSize(s string) (uint64, error) {
-	num, shift := strings.ToUpper(strings.TrimSpace(s)), 0
-	num = strings.TrimSuffix(strings.TrimSuffix(num, "B"), "I")
-	if i := strings.IndexAny(num, "KMGT"); i >= 0 && i == len(num)-1 {
-		shift = 10 * (1 + strings.IndexByte("KMGT", num[i]))
-		num = num[:i]
-	}
-	n, err := strconv.ParseUint(num, 10, 64)
-	if err != nil || n > ^uint64(0)>>shift {
-		return 0, fmt.Errorf("%q is no size: give a number of bytes, or one with K, M, G or T", s)
-	}
-	return n << shift, nil
 }

@@ -1,0 +1,56 @@
+package form
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+var units = []struct {
+	letter string
+	shift  uint
+}{{"T", 40}, {"G", 30}, {"M", 20}, {"K", 10}}
+
+// Bytes is a number of bytes that is written as 512M or 20G. It implements pflag.Value and
+// encoding.TextUnmarshaler.
+type Bytes uint64
+
+var size = regexp.MustCompile(`^([0-9]+)(?:([KMGT])(?:I?B)?|B)?$`)
+
+// ParseBytes reads a size: a whole number, with K, M, G or T behind it for powers of 1024,
+// also as KB or KiB, in upper or lower case. The greatest is 2^63-1.
+func ParseBytes(text string) (Bytes, error) {
+	m := size.FindStringSubmatch(strings.ToUpper(text))
+	if m == nil {
+		return 0, fmt.Errorf("%q is no size: give bytes as 21474836480, or a whole number with K, M, G or T (powers of 1024) as 512M or 20G", text)
+	}
+	shift := uint(0)
+	for _, u := range units {
+		if m[2] == u.letter {
+			shift = u.shift
+		}
+	}
+	n, err := strconv.ParseUint(m[1], 10, 64)
+	if err != nil || n > math.MaxInt64>>shift {
+		return 0, fmt.Errorf("size %q is larger than 8388607T, the greatest there is", text)
+	}
+	return Bytes(n << shift), nil
+}
+
+// String is n exactly, with the largest unit that leaves a whole number.
+func (n Bytes) String() string {
+	for _, u := range units {
+		if n != 0 && n&(1<<u.shift-1) == 0 {
+			return strconv.FormatUint(uint64(n)>>u.shift, 10) + u.letter
+		}
+	}
+	return strconv.FormatUint(uint64(n), 10)
+}
+
+// UnmarshalText is ParseBytes.
+func (n *Bytes) UnmarshalText(b []byte) (err error) {
+	*n, err = ParseBytes(string(b))
+	return err
+}
