@@ -5,6 +5,7 @@ package config
 import (
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -234,7 +235,7 @@ func (c *Config) DataAddr() string {
 
 // IsController says whether this node's daemon acts for slurmctld.
 func (c *Config) IsController() bool {
-	return c.Slurm.Controller == "yes" || c.Slurm.Controller == "auto" && contains(c.Slurm.Controllers, c.Node)
+	return c.Slurm.Controller == "yes" || c.Slurm.Controller == "auto" && slices.Contains(c.Slurm.Controllers, c.Node)
 }
 
 // JobSocket is the path of the socket that Slurm's plug-in asks.

@@ -15,9 +15,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Flow: the file's nodes are walked against the table of keys, which finds what is
-// unknown and remembers the line of what is known; viper then lays the environment
-// over the file; each value is parsed into its field; check looks at the whole.
+// Flow: the file is parsed once, into nodes. walk compares them with the table of keys: it
+// finds the keys that are unknown, and remembers the lines of the others. viper lays the
+// environment over the same nodes. set parses each value into its field: viper's own
+// conversions would take 1.5 for 1, and name neither key nor line. finish looks at the
+// whole.
 
 // maxFile is far beyond what a pool of thousands needs, in bytes.
 const maxFile = 4 << 20
@@ -25,7 +27,6 @@ const maxFile = 4 << 20
 // Key is one key of the file.
 type Key struct {
 	Name  string // as in lease.silence
-	Env   string // as in SLUICE_LEASE_SILENCE
 	Live  bool   // taken over by a reload
 	OneOf string // the values it may have, a|b, or ""
 	index []int
@@ -48,8 +49,7 @@ func keys(t reflect.Type, prefix string, at []int) []Key {
 			out = append(out, keys(f.Type, name+".", index)...)
 			continue
 		}
-		out = append(out, Key{Name: name, Live: f.Tag.Get("live") == "yes", OneOf: f.Tag.Get("oneof"), index: index,
-			Env: "SLUICE_" + strings.ToUpper(strings.ReplaceAll(name, ".", "_"))})
+		out = append(out, Key{Name: name, Live: f.Tag.Get("live") == "yes", OneOf: f.Tag.Get("oneof"), index: index})
 	}
 	return out
 }
@@ -114,7 +114,7 @@ func Parse(name string, text []byte) (*Config, error) {
 	case errors.Is(err, io.EOF):
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", name, err)
-	default: // viper would leave it out without a word
+	default:
 		return nil, fmt.Errorf("%s:%d: a second document begins after ---; the file has one", name, more.Line)
 	}
 	if len(doc.Content) > 0 && doc.Content[0].Tag != "!!null" {
@@ -124,15 +124,11 @@ func Parse(name string, text []byte) (*Config, error) {
 		return nil, err
 	}
 
-	v := viper.New()
-	v.SetConfigType("yaml")
-	if err := v.ReadConfig(bytes.NewReader(text)); err != nil {
+	v, err := values(&doc)
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	for _, k := range table {
-		if err := v.BindEnv(k.Name, k.Env); err != nil {
-			return nil, err
-		}
 		if !v.IsSet(k.Name) {
 			continue
 		}
@@ -147,6 +143,27 @@ func Parse(name string, text []byte) (*Config, error) {
 	return &p.cfg, nil
 }
 
+// values are the file's, and the environment's over them.
+func values(doc *yaml.Node) (*viper.Viper, error) {
+	v := viper.New()
+	v.SetEnvPrefix(envPrefix)
+	v.SetEnvKeyReplacer(envName)
+	v.AutomaticEnv()
+	if doc.IsZero() {
+		return v, nil
+	}
+	var file map[string]any
+	if err := doc.Decode(&file); err != nil {
+		return nil, err
+	}
+	return v, v.MergeConfigMap(file)
+}
+
+// A key's environment variable: lease.silence is SLUICE_LEASE_SILENCE.
+const envPrefix = "SLUICE"
+
+var envName = strings.NewReplacer(".", "_")
+
 type parser struct {
 	name  string
 	known map[string]bool
@@ -159,7 +176,7 @@ type parser struct {
 
 // where names the place that a key's value came from.
 func (p *parser) where(key string) string {
-	env := "SLUICE_" + strings.ToUpper(strings.ReplaceAll(key, ".", "_"))
+	env := envPrefix + "_" + strings.ToUpper(envName.Replace(key))
 	if p.known[key] && os.Getenv(env) != "" {
 		return "environment variable " + env
 	}

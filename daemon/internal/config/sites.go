@@ -3,6 +3,7 @@ package config
 import (
 	"net"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -124,7 +125,7 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 }
 
 func (p *parser) oneOf(v *yaml.Node, key string, values ...string) string {
-	if v.Kind != yaml.ScalarNode || !contains(values, v.Value) {
+	if v.Kind != yaml.ScalarNode || !slices.Contains(values, v.Value) {
 		p.failAt(v, "%s: %q is not known; give one of %s", key, v.Value, strings.Join(values, ", "))
 	}
 	return v.Value

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -46,7 +47,7 @@ func set(f reflect.Value, oneof string, v any) error {
 		if b, ok := v.(bool); ok && oneof != "" { // yes and no are also booleans
 			text = map[bool]string{true: "yes", false: "no"}[b]
 		}
-		if oneof != "" && !contains(strings.Split(oneof, "|"), text) {
+		if oneof != "" && !slices.Contains(strings.Split(oneof, "|"), text) {
 			return fmt.Errorf("%q is not known; give one of %s", text, strings.ReplaceAll(oneof, "|", ", "))
 		}
 		f.SetString(text)
@@ -80,13 +81,4 @@ func set(f reflect.Value, oneof string, v any) error {
 		panic("config: a field of kind " + f.Kind().String())
 	}
 	return nil
-}
-
-func contains(list []string, s string) bool {
-	for _, e := range list {
-		if e == s {
-			return true
-		}
-	}
-	return false
 }
