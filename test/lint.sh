@@ -17,7 +17,7 @@ if [ -n "$unformatted" ]; then
 fi
 
 go vet ./... || bad=1
-go vet -tags gateswitch ./remoting/worker || bad=1 # of bench/prebuild.sh
+go vet -tags gateswitch ./remoting/worker ./remoting/worker/gate || bad=1 # of bench/prebuild.sh
 go run "$staticcheck" ./... || bad=1
 
 mapfile -t sh_files < <({ files '*.sh'; files .ci/run; } | sort -u)

@@ -290,7 +290,7 @@ func handler(p *printer, r Row) {
 	if r.GPU {
 		what, size, stream := gated(r)
 		p.f("\tg, grc := s.gateOf(%s)\n\tif grc != 0 {\n\t\treturn grc\n\t}\n", stream)
-		p.f("\tif g != nil && !g.enter(%s, %s, %s.real) {\n\t\treturn s.noTurn()\n\t}\n", what, size, stream)
+		p.f("\tif g != nil && !g.Enter(%s, %s, %s.real) {\n\t\treturn s.noTurn()\n\t}\n", what, size, stream)
 	}
 	if r.Worker {
 		p.f("\trc := s.%s(%s)\n", r.Symbol, strings.Join(args, ", "))
@@ -298,7 +298,7 @@ func handler(p *printer, r Row) {
 		p.f("\trc := C.call_%s(%s)\n", r.Symbol, strings.Join(args, ", "))
 	}
 	if r.GPU {
-		p.f("\tif g != nil {\n\t\tg.leave()\n\t}\n")
+		p.f("\tif g != nil {\n\t\ts.passed(g)\n\t}\n")
 	}
 	for _, q := range r.Wire {
 		if q.Mode == New {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 )
 
 const (
@@ -140,7 +141,7 @@ func (f *follower) wait(old []*record) (list []*record, waited bool) {
 func (f *follower) run() {
 	runtime.LockOSThread()
 	relaxCapture()
-	sharpSleep()
+	nap.Sharpen()
 	var list []*record
 	last := time.Now()
 	for n := 0; ; n++ {
@@ -156,7 +157,7 @@ func (f *follower) run() {
 		if now := time.Now(); some {
 			last = now
 		} else {
-			nap(min(max(now.Sub(last)/8, leastLook), mostLook))
+			nap.For(min(max(now.Sub(last)/8, leastLook), mostLook))
 		}
 	}
 }

@@ -2503,12 +2503,12 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(h_hGraph.real, 1, h_hStream.real) {
+	if g != nil && !g.Enter(h_hGraph.real, 1, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuGraphLaunch(C.uint64_t(h_hGraph.real), C.uint64_t(h_hStream.real))
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3516,12 +3516,12 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(377, uint64(v_pCopy.WidthInBytes*v_pCopy.Height), h_hStream.real) {
+	if g != nil && !g.Enter(377, uint64(v_pCopy.WidthInBytes*v_pCopy.Height), h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := s.cuMemcpy2DAsync_v2(p_pCopy, h_hStream)
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3549,12 +3549,12 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(383, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
+	if g != nil && !g.Enter(383, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := s.cuMemcpy3DAsync_v2(p_pCopy, h_hStream)
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3582,12 +3582,12 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(387, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
+	if g != nil && !g.Enter(387, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := s.cuMemcpy3DPeerAsync(p_pCopy, h_hStream)
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3612,12 +3612,12 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(404, p_ByteCount, h_hStream.real) {
+	if g != nil && !g.Enter(404, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemcpyDtoDAsync_v2(C.uint64_t(p_dstDevice), C.uint64_t(p_srcDevice), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3658,12 +3658,12 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(419, p_ByteCount, h_hStream.real) {
+	if g != nil && !g.Enter(419, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemcpyPeerAsync(C.uint64_t(p_dstDevice), C.uint64_t(h_dstContext.real), C.uint64_t(p_srcDevice), C.uint64_t(h_srcContext.real), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3688,12 +3688,12 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(421, p_N, h_hStream.real) {
+	if g != nil && !g.Enter(421, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD16Async(C.uint64_t(p_dstDevice), C.uint16_t(p_us), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3720,12 +3720,12 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(424, p_Width*p_Height, h_hStream.real) {
+	if g != nil && !g.Enter(424, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD2D16Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint16_t(p_us), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3752,12 +3752,12 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(427, p_Width*p_Height, h_hStream.real) {
+	if g != nil && !g.Enter(427, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD2D32Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint32_t(p_ui), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3784,12 +3784,12 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(430, p_Width*p_Height, h_hStream.real) {
+	if g != nil && !g.Enter(430, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD2D8Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint8_t(p_uc), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3814,12 +3814,12 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(433, p_N, h_hStream.real) {
+	if g != nil && !g.Enter(433, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD32Async(C.uint64_t(p_dstDevice), C.uint32_t(p_ui), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }
@@ -3844,12 +3844,12 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.enter(436, p_N, h_hStream.real) {
+	if g != nil && !g.Enter(436, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD8Async(C.uint64_t(p_dstDevice), C.uint8_t(p_uc), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
 	if g != nil {
-		g.leave()
+		s.passed(g)
 	}
 	return int32(rc)
 }

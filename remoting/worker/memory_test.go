@@ -12,7 +12,7 @@ import (
 
 // call runs one operation of the table in the context of device 0.
 func (s *session) call(op uint16, parts ...[]byte) ([]byte, int32) {
-	s.stepOut()
+	s.gates.StepOut()
 	s.hdr = wire.Request{Op: op, Ctx: 1}
 	if s.cur != 1 {
 		if rc := s.setCtx(1); rc != 0 {

@@ -52,11 +52,7 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 	}
 	s.followed.forget(func(r *record) bool { return r.place.ctx == c.real })
 	s.events.drop(c.real)
-	for _, g := range s.gates {
-		if g != nil {
-			g.forget(c.real)
-		}
-	}
+	s.gates.Forget(c.real)
 	s.failures.forget(c.real, func(event uint32) bool {
 		p := s.tables[wire.KindCUEvent].live(event)
 		return p == nil || p.ctx == id
@@ -281,7 +277,7 @@ func (s *session) cuEventElapsedTime_v2(ms *C.float, begin, end href) C.CUresult
 func (s *session) cuStreamBeginCapture_v2(h href, mode uint32) C.CUresult {
 	// The event that frees this slot must not be captured.
 	s.in.close(s)
-	s.flushGates()
+	s.gates.Flush()
 	rc := C.call_cuStreamBeginCapture_v2(C.uint64_t(h.real), C.uint32_t(mode))
 	if rc == 0 {
 		s.captures[h.real] = true
@@ -291,7 +287,7 @@ func (s *session) cuStreamBeginCapture_v2(h href, mode uint32) C.CUresult {
 
 func (s *session) cuStreamBeginCaptureToGraph(h, g href, deps []C.uint64_t, data []C.CUgraphEdgeData, n uint64, mode uint32) C.CUresult {
 	s.in.close(s)
-	s.flushGates()
+	s.gates.Flush()
 	rc := C.call_cuStreamBeginCaptureToGraph(C.uint64_t(h.real), C.uint64_t(g.real), first(deps), first(data), C.uint64_t(n), C.uint32_t(mode))
 	if rc == 0 {
 		s.captures[h.real] = true

@@ -34,6 +34,8 @@ import (
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/gate"
+	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
@@ -82,12 +84,7 @@ type session struct {
 	in       inStaging
 	refused  map[string]bool
 	captures map[uint64]bool // streams whose capture the client began
-	gate     *gate           // of the current context's device; nil when none is kept
-	gates    []*gate         // by device
-	inside   *gate           // the one that the executor is inside of
-	waits    bool            // a stream has been made to wait for the client
-	drawn    bool            // and that was captured into a graph
-	untold   bool            // the operation may launch such a graph
+	gates    gate.Set        // it says which of its methods are the executor's
 
 	// Shared; each part says how.
 	failures failures
@@ -97,7 +94,6 @@ type session struct {
 	events   eventPools
 	prints   prints
 	hostfns  hostfns
-	valued   atomic.Int64 // when a stream was last told to wait for a value, ns
 
 	leaving sync.Once
 	exit    func(code int)
@@ -113,7 +109,8 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 		cur: noCtx, ctxs: make(map[uint64]*cudaContext), captures: make(map[uint64]bool), refused: make(map[string]bool), exit: unix.Exit,
 		counts: new(account.Counts), reason: func(string) {},
 	}
-	rd.BeforeRead(s.stepOut)
+	s.gates.Config = s.gateConfig()
+	rd.BeforeRead(s.gates.StepOut)
 	s.mem.init(s)
 	s.images.init()
 	s.out.init(s)
@@ -130,13 +127,13 @@ func (s *session) run() error {
 	// All of the client's threads run on this one, so what CUDA forbids a
 	// thread while it captures would be forbidden to the others too.
 	relaxCapture()
-	if s.gates != nil {
-		sharpSleep()
+	if s.gates.Kept() {
+		nap.Sharpen()
 	}
 	for {
 		s.inOp.Store(false)
 		if err := s.rd.Next(&s.hdr); err != nil {
-			s.stepOut()
+			s.gates.StepOut()
 			return s.farewell(err)
 		}
 		s.begun.Add(1)
@@ -146,7 +143,7 @@ func (s *session) run() error {
 		if s.hdr.Op == wire.OpLaunch {
 			s.counts.Launches++
 		} else {
-			s.stepOut()
+			s.gates.StepOut()
 		}
 		s.inOp.Store(true)
 		s.pending = false
@@ -154,7 +151,7 @@ func (s *session) run() error {
 		s.enc.Reset()
 		rc, err := s.frame()
 		if err != nil || s.ended != "" || rc != 0 || s.hdr.Call != 0 {
-			s.stepOut() // the client may not read what it is told
+			s.gates.StepOut() // the client may not read what it is told
 		}
 		if err != nil {
 			return s.farewell(err)
@@ -240,7 +237,7 @@ func (s *session) frame() (int32, error) {
 	}
 	s.mayWait(h.Op)
 	rc, known := s.dispatch(h.Op, &s.dec, &s.enc)
-	s.untold = false
+	s.gates.CallDone()
 	if !known {
 		s.violation("unknown operation")
 		return 0, nil
@@ -258,7 +255,7 @@ func (s *session) wantCtx(id uint32) int32 {
 
 // setCtx makes a context of the client's current on the executor's thread, 0: none.
 func (s *session) setCtx(id uint32) int32 {
-	s.stepOut()
+	s.gates.StepOut()
 	var real uint64
 	var p *slot
 	if id != 0 {
@@ -273,13 +270,16 @@ func (s *session) setCtx(id uint32) int32 {
 		return int32(rc)
 	}
 	s.cur, s.curReal, s.curSlot = id, real, p
-	s.setGate()
+	s.useGate()
 	return 0
 }
 
 // forgetCtx makes the next call set its context anew, because the driver has
 // changed the thread's.
-func (s *session) forgetCtx() { s.cur, s.curReal, s.curSlot, s.gate = noCtx, 0, nil, nil }
+func (s *session) forgetCtx() {
+	s.cur, s.curReal, s.curSlot = noCtx, 0, nil
+	s.gates.Use(-1, 0)
+}
 
 // reply answers a waiting call.
 func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error {
@@ -369,7 +369,7 @@ func (s *session) leave(why string, err error) {
 			s.reason(why)
 		}
 		s.log.Debug("session leaves", "why", why, "error", err)
-		s.quitGates()
+		s.gates.Quit()
 		s.exit(0)
 	})
 }

@@ -133,7 +133,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	go s.prints.pump(s)
 	go s.mem.keepMeasured()
 	err = s.run()
-	s.quitGates()
+	s.gates.Quit()
 	if err != nil {
 		s.linger(fd)
 	}

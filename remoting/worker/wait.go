@@ -178,10 +178,10 @@ func (s *session) streamCtx(id uint32) (uint64, int32) {
 //
 // told is the error of an earlier one-way operation that the answer tells of, 0 if there is none.
 func (s *session) answerWhen(ctx, ev uint64, told int32) int32 {
-	op, call, g := s.hdr.Op, s.hdr.Call, s.resting()
+	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.Resting()
 	finish := func() int32 {
 		rc := int32(C.sl_event_sync(C.uint64_t(ev)))
-		g.rested()
+		g.Rested()
 		s.events.put(ctx, ev)
 		s.settle()
 		return orTold(rc, told)
@@ -260,12 +260,12 @@ func (s *session) cuCtxSynchronize() C.CUresult {
 	if s.cur == 0 || s.cur == noCtx {
 		return C.CUDA_ERROR_INVALID_CONTEXT
 	}
-	op, call, g := s.hdr.Op, s.hdr.Call, s.resting()
+	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.Resting()
 	told := s.tellContext()
 	s.pending = true
 	s.waiters.do(job{s.curReal, func() {
 		rc := orTold(int32(C.sl_ctx_sync()), told)
-		g.rested()
+		g.Rested()
 		s.settle()
 		s.mem.poolsMayShrink()
 		if call != 0 {
@@ -322,10 +322,10 @@ func (s *session) cuEventSynchronize(h href) C.CUresult {
 	if rc := s.tellEvent(h.id); rc != 0 {
 		return C.CUresult(rc)
 	}
-	g := s.resting()
+	g := s.gates.Resting()
 	finish := func() int32 {
 		rc := int32(C.sl_event_sync(C.uint64_t(u.real)))
-		g.rested()
+		g.Rested()
 		s.settle()
 		return rc
 	}
@@ -429,7 +429,7 @@ func (s *session) cuStreamQuery(h href) C.CUresult {
 // waiter uses a stream, only events in it.
 func (s *session) cuStreamDestroy_v2(h href) C.CUresult {
 	s.in.close(s)
-	s.flushGates()
+	s.gates.Flush()
 	if !s.failures.none() {
 		p, _ := s.placeOf(h.id)
 		s.failures.orphan(p)

@@ -1,15 +1,14 @@
 package worker
 
+// The clock of a simulated GPU.
+
 /*
-#include "gate.h"
+#include "simclock.h"
 */
 import "C"
 
 import (
-	"time"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
@@ -17,8 +16,9 @@ import (
 // simClock is the clock of a simulated device.
 type simClock struct{ dev C.int }
 
-// gateClock gives the clock that a device's turns are measured by.
-func gateClock(dev int) turns.Clock {
+// deviceClock returns the clock that a device's turns are measured by: the simulated GPU's
+// own, or the machine's.
+func deviceClock(dev int) turns.Clock {
 	var ns C.uint64_t
 	if C.sl_sim_clock(C.int(dev), &ns) == 0 {
 		return simClock{C.int(dev)}
@@ -32,7 +32,7 @@ func (c simClock) Now() int64 {
 	return int64(ns)
 }
 
-// Spins says no: a clock that jumps is not waited for by looking at it.
+// Spins says no: looking at a clock that jumps is no way to wait for it.
 func (c simClock) Spins() bool { return false }
 
 func (c simClock) Wait(word *uint32, old uint32, until int64, blocked bool) {
@@ -41,14 +41,4 @@ func (c simClock) Wait(word *uint32, old uint32, until int64, blocked bool) {
 		b = 1
 	}
 	C.sl_sim_wait(c.dev, (*C.uint32_t)(unsafe.Pointer(word)), C.uint32_t(old), C.uint64_t(max(until, 0)), b)
-}
-
-// sharpSleep lets the calling thread's short sleeps end on time: the kernel rounds them
-// up by 50 us otherwise.
-func sharpSleep() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0) }
-
-// nap sleeps in real time, however a device counts its own.
-func nap(d time.Duration) {
-	ts := unix.NsecToTimespec(int64(d))
-	_ = unix.Nanosleep(&ts, nil)
 }

@@ -1,4 +1,4 @@
-package worker
+package gate
 
 // How a gate comes into a turn, goes on into the next and leaves it. mu is held
 // everywhere here; obtain gives it up while it waits.
@@ -6,7 +6,7 @@ package worker
 import "github.com/sluice-hpc/sluice/remoting/worker/turns"
 
 // obtain waits for a turn and joins it.
-func (g *gate) obtain() bool {
+func (g *Gate) obtain() bool {
 	g.closeBatch()
 	g.disown()
 	g.chair.Ask()
@@ -38,13 +38,13 @@ func (g *gate) obtain() bool {
 }
 
 // begun is for the begin of a turn, also of one that follows another.
-func (g *gate) begun() {
+func (g *Gate) begun() {
 	g.alerted, g.closing, g.leaving, g.cut, g.given = false, false, false, nil, 0
 	g.tight = g.chair.Contended() || g.chair.Capped()
 }
 
 // renewed goes on in a turn that follows one's own.
-func (g *gate) renewed(t turns.Turn) {
+func (g *Gate) renewed(t turns.Turn) {
 	old := g.turn
 	g.turn = t
 	tight := g.tight
@@ -57,7 +57,7 @@ func (g *gate) renewed(t turns.Turn) {
 }
 
 // current makes sure that the turn is still this session's.
-func (g *gate) current() bool {
+func (g *Gate) current() bool {
 	t := g.chair.Turn()
 	if t == g.turn {
 		return true
@@ -73,14 +73,14 @@ func (g *gate) current() bool {
 }
 
 // close lets nobody in any more.
-func (g *gate) close() {
+func (g *Gate) close() {
 	g.closing = true
 	g.open.Store(0)
 	g.chair.Rouse()
 }
 
 // finish passes the token on; nothing is in flight. more: somebody has work.
-func (g *gate) finish(more bool) {
+func (g *Gate) finish(more bool) {
 	t := g.turn
 	g.turn, g.closing = 0, false
 	g.open.Store(0)
@@ -102,7 +102,7 @@ func (g *gate) finish(more bool) {
 
 // lost is for a turn that was taken away, or is given up with work in flight. What has no
 // mark yet gets one from the keeper, or from the executor when it comes back.
-func (g *gate) lost() {
+func (g *Gate) lost() {
 	now := g.clock.Now()
 	t := g.turn
 	if g.chair.Turn() != t { // it has been over for a while
@@ -122,14 +122,14 @@ func (g *gate) lost() {
 }
 
 // disown is for marks that were set when the turn of their work was lost already.
-func (g *gate) disown() {
+func (g *Gate) disown() {
 	if g.turn == 0 {
 		g.stray(g.lostAt, g.lostLate)
 	}
 }
 
 // reap takes out what has ended.
-func (g *gate) reap(now int64) {
+func (g *Gate) reap(now int64) {
 	n := len(g.flight.marks)
 	if n == 0 {
 		return
@@ -142,7 +142,7 @@ func (g *gate) reap(now int64) {
 }
 
 // end is for a lease that has ended.
-func (g *gate) end(err error) {
+func (g *Gate) end(err error) {
 	if err == nil {
 		err = turns.ErrEnded
 	}

@@ -1,11 +1,12 @@
 //go:build gateswitch
 
-package worker
+package gate
 
 import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -21,15 +22,16 @@ func init() {
 		for {
 			now := time.Duration(turns.Monotonic{}.Now())
 			switchedOff.Store(now/switchTime%2 == 1)
-			nap(switchTime - now%switchTime)
+			nap.For(switchTime - now%switchTime)
 		}
 	}()
 }
 
-// gateNow is the current context's gate, or nil while turns are off.
-func (s *session) gateNow() *gate {
+// Here gives the gate of the current context's device, or nil if none is kept or turns are
+// off.
+func (s *Set) Here() *Gate {
 	if switchedOff.Load() {
 		return nil
 	}
-	return s.gate
+	return s.here
 }

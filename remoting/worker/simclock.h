@@ -1,6 +1,6 @@
 /* The simulated GPU's clock, which the driver of a real one does not have. */
-#ifndef SLUICE_GATE_H
-#define SLUICE_GATE_H
+#ifndef SLUICE_SIMCLOCK_H
+#define SLUICE_SIMCLOCK_H
 
 #include "driver.h"
 

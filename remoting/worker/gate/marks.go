@@ -1,4 +1,4 @@
-package worker
+package gate
 
 // What a session has in flight on a device, and what its work takes.
 //
@@ -6,11 +6,6 @@ package worker
 // batchTime, or is many items. An event behind a batch is its mark. Marks tell what is
 // still in flight; the times between them teach what each kind of work takes. Only work
 // of a turn is counted, so what others do on the GPU is in no estimate.
-
-/*
-#include "driver.h"
-*/
-import "C"
 
 import (
 	"sync/atomic"
@@ -127,6 +122,7 @@ type lane struct {
 // flight is all that a gate has in flight. It belongs to whoever holds the gate's mu; the
 // batch to the executor as long as the gate is open.
 type flight struct {
+	driver   Driver
 	clock    turns.Clock
 	batch    batch
 	marks    []mark
@@ -166,11 +162,7 @@ func (f *flight) event(ctx uint64) uint64 {
 		f.events[ctx] = l[:len(l)-1]
 		return l[len(l)-1]
 	}
-	var ev C.uint64_t
-	if C.sl_event_create(&ev, C.CU_EVENT_DEFAULT) != 0 {
-		return 0
-	}
-	return uint64(ev)
+	return f.driver.NewEvent()
 }
 
 func (f *flight) put(ctx, ev uint64) {
@@ -182,7 +174,7 @@ func (f *flight) put(ctx, ev uint64) {
 // record puts an event into a stream; 0 if that fails.
 func (f *flight) record(ctx, stream uint64) uint64 {
 	ev := f.event(ctx)
-	if ev != 0 && C.sl_event_record(C.uint64_t(ev), C.uint64_t(stream)) != 0 {
+	if ev != 0 && !f.driver.Record(ev, stream) {
 		f.put(ctx, ev)
 		return 0
 	}
@@ -259,7 +251,7 @@ func (f *flight) reap(now int64) time.Duration {
 	f.round++
 	for i := range f.marks {
 		m := &f.marks[i]
-		if m.lane.late == f.round || C.sl_event_query(C.uint64_t(m.ev)) == C.CUDA_ERROR_NOT_READY {
+		if m.lane.late == f.round || f.driver.Query(m.ev) == Pending {
 			m.lane.late, m.busy = f.round, now
 			if len(kept) != i {
 				kept = append(kept, *m)
@@ -289,7 +281,7 @@ func (f *flight) end(m *mark, now int64) time.Duration {
 	// waits for its launches has no other measure: the GPU is done with each before the next
 	// one comes.
 	took, known := min(m.est, max(f.clock.Now()-m.at, 1)), false
-	if t, ok := between(from, m.ev); ok {
+	if t, ok := f.between(from, m.ev); ok {
 		took, known = t, true
 	}
 	if known || took < m.est && !m.untold {
@@ -309,12 +301,12 @@ func (f *flight) end(m *mark, now int64) time.Duration {
 }
 
 // between is the time from one event that was reached to another, ns.
-func between(from, to uint64) (int64, bool) {
-	var ms C.float
-	if from == 0 || C.call_cuEventElapsedTime_v2(&ms, C.uint64_t(from), C.uint64_t(to)) != 0 || ms < 0 {
+func (f *flight) between(from, to uint64) (int64, bool) {
+	if from == 0 {
 		return 0, false
 	}
-	return int64(float64(ms) * 1e6), true
+	ns, ok := f.driver.Elapsed(from, to)
+	return ns, ok && ns >= 0
 }
 
 // busy says whether anything is in flight, as far as marks tell.

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "gate.h"
+#include "simclock.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

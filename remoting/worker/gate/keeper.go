@@ -1,22 +1,19 @@
-package worker
+package gate
 
 // The keeper of a gate's turns.
-
-/*
-#include "driver.h"
-*/
-import "C"
 
 import (
 	"runtime"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 )
 
 // keep runs as long as the session does.
-func (g *gate) keep() {
+func (g *Gate) keep() {
 	runtime.LockOSThread()
-	relaxCapture()
-	sharpSleep()
+	g.set.Driver.RelaxCapture()
+	nap.Sharpen()
 	for !g.stop.Load() {
 		bell := g.chair.Bell()
 		until, rest := g.tend()
@@ -32,7 +29,7 @@ func (g *gate) keep() {
 // watch sleeps until something is due, or the keeper is called, or the executor has done
 // nothing for a while. It asks the driver for nothing and takes no lock: the executor,
 // who may be giving work without a pause, would be held up by both.
-func (g *gate) watch(bell uint32, until int64) {
+func (g *Gate) watch(bell uint32, until int64) {
 	for {
 		seq, now := g.seq.Load(), g.clock.Now()
 		next := until
@@ -48,7 +45,7 @@ func (g *gate) watch(bell uint32, until int64) {
 
 // tend does what is due. It says until when nothing is, or, with rest, that something in
 // flight is to be waited for that is going to take so long.
-func (g *gate) tend() (until, rest int64) {
+func (g *Gate) tend() (until, rest int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
@@ -139,7 +136,7 @@ func (g *gate) tend() (until, rest int64) {
 }
 
 // settle marks the executor's batch while that is outside; it says whether it is.
-func (g *gate) settle() bool {
+func (g *Gate) settle() bool {
 	g.open.Store(0)
 	if g.seq.Load()&1 != 0 {
 		return false
@@ -152,14 +149,14 @@ func (g *gate) settle() bool {
 }
 
 // hold makes a context current on the keeper's thread.
-func (g *gate) hold(ctx uint64) {
-	if g.keepCtx != ctx && C.sl_ctx_set(C.uint64_t(ctx)) == 0 {
+func (g *Gate) hold(ctx uint64) {
+	if g.keepCtx != ctx && g.set.Driver.SetContext(ctx) {
 		g.keepCtx = ctx
 	}
 }
 
 // drain waits for what is in flight, no longer than the grace; then the token goes on.
-func (g *gate) drain(now int64) (until, rest int64) {
+func (g *Gate) drain(now int64) (until, rest int64) {
 	f := &g.flight
 	ends := g.chair.Ends(g.turn)
 	out := g.waiting > 0 || g.settle()

@@ -1,4 +1,4 @@
-package worker
+package gate
 
 // What a gate does while the client waits for its own work.
 //
@@ -8,11 +8,7 @@ package worker
 // driver has to change. So it is passed on when the rests of this session are longer than
 // that takes, or when the turn is over in a moment anyway.
 
-import (
-	"time"
-
-	"github.com/sluice-hpc/sluice/remoting/wire"
-)
+import "time"
 
 const (
 	// leastRest is what it costs to pass a turn on that nobody expects: 170 us for the
@@ -25,10 +21,10 @@ const (
 	restSample = 64
 )
 
-// resting is for the executor when the client begins to wait. What is given must have a
-// mark then. It answers the gate that wants to know when the wait is over, or nil.
-func (s *session) resting() *gate {
-	g := s.gateNow()
+// Resting is for the executor when the client begins to wait. What is given must have a
+// mark then. It answers the gate that wants to know when the wait is over (Rested), or nil.
+func (s *Set) Resting() *Gate {
+	g := s.Here()
 	if g == nil || !g.clock.Spins() {
 		return nil // a simulated GPU's time says nothing of how long a client thinks
 	}
@@ -51,13 +47,13 @@ func (s *session) resting() *gate {
 }
 
 // leaves says whether a rest that begins now is better spent by others, and there are some.
-func (g *gate) leaves(now int64) bool {
+func (g *Gate) leaves(now int64) bool {
 	soon := g.alerted && g.chair.Ends(g.turn)-now <= alertLead/4
 	return (soon || g.rest >= leastRest) && g.chair.Contended()
 }
 
-// rested is for the end of such a wait, on any thread.
-func (g *gate) rested() {
+// Rested is for the end of such a wait, on any thread; g may be nil.
+func (g *Gate) Rested() {
 	if g == nil {
 		return
 	}
@@ -85,7 +81,7 @@ func (g *gate) rested() {
 }
 
 // restOver is for the first work after a rest.
-func (g *gate) restOver(now int64) {
+func (g *Gate) restOver(now int64) {
 	if g.restsAt != 0 {
 		g.rest += (min(now-g.restsAt, mostRest) - g.rest) / 4
 		g.restsAt = 0
@@ -95,14 +91,11 @@ func (g *gate) restOver(now int64) {
 // rouse tells the client that a turn is about to begin. It has waited for the last one to
 // end, with the answer to an earlier call still behind the work that is at the gate: until
 // its threads are awake the GPU would stand idle.
-func (g *gate) rouse() {
+func (g *Gate) rouse() {
 	now := g.clock.Now()
-	if now-g.rousedAt < roused {
+	if now-g.exec.rousedAt < roused {
 		return
 	}
-	g.rousedAt = now
-	f := wire.Reply{Kind: wire.KindTurn, Arg: uint32(attention.Microseconds())}
-	if err := g.s.wr.Send(&f, nil, nil); err != nil {
-		g.s.log.Debug("client not roused", "error", err) // who reads next finds out
-	}
+	g.exec.rousedAt = now
+	g.set.Wake(attention)
 }

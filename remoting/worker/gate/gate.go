@@ -1,22 +1,18 @@
-package worker
-
-// The gate: work starts on a device only in a turn of this session's lease (package
-// turns). One gate for each device that has a board.
+// Package gate lets a session start work on a GPU only in a turn of its lease (package
+// turns), and ends those turns on time.
 //
-// The executor passes enter before and leave after each call that starts work. While the
-// turn lasts that is two stores and two loads; everything else is behind mu (admit). Between
-// two launches that are both at hand it stays inside (session.stepOut), which spares the stores:
-// each of them is a fence, and launches are what some programs are bound by.
-// A keeper, a thread of each gate's own, ends the turn on time, or before when nothing is
-// left to do: it closes the gate, waits until what is in flight has ended and passes the
-// token on. Whoever waits for work in flight never needs the token: queries, waits,
-// frees and the answers of host functions do not come here. Neither do copies between host
-// and device: they run on engines of their own, beside whoever has the turn.
-
-/*
-#include "driver.h"
-*/
-import "C"
+// The executor, the thread that runs a session's calls in order, goes through Enter before
+// each call that starts work. Within a turn that costs two stores and two loads; everything
+// else is behind a lock (admit). Between back-to-back launches the executor stays inside
+// (Set.StepOut): leaving and re-entering costs two fenced stores, which launch-bound programs
+// notice. A keeper, one thread for each gate, ends the turn on time, or earlier when there is
+// nothing left to do: it closes the gate, waits until the work in flight has ended and passes
+// the token on.
+//
+// Waiting for work in flight never needs the token: queries, waits, frees and the answers of
+// host functions do not come here. Neither do copies between host and device: they run on
+// engines of their own, beside the work of the turn.
+package gate
 
 import (
 	"math/bits"
@@ -24,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -33,10 +30,6 @@ const (
 	// often it is told at most.
 	attention = turns.AlertLead + 1200*time.Microsecond
 	roused    = int64(2 * time.Millisecond)
-	// idleTime is how long a turn is kept without work: it is what a hand-over costs
-	// anyway. A client that is further away gets longer.
-	idleTime = int64(400 * time.Microsecond)
-	maxIdle  = int64(time.Millisecond)
 	// stallTime is how long work that waits for the client itself is waited for.
 	stallTime = int64(time.Millisecond)
 	// strayTime is how long work of an earlier turn keeps this session from giving more.
@@ -49,156 +42,137 @@ type gateKey struct {
 	size uint8
 }
 
-type gate struct {
-	s     *session
+// A Gate is what a session's work passes on its way to one device.
+type Gate struct {
+	// Set when the gate is made.
+	set   *Set
 	clock turns.Clock
 	chair *turns.Chair
 	token *atomic.Uint64
-	idle  int64 // ns
+	idle  int64 // how long a turn without work is kept, ns
 
+	// For any thread.
 	// seq is odd while the executor is inside: in a call, or between two launches. open is the
 	// turn in which it may go in, or go on, without asking.
 	seq   atomic.Uint64
 	open  atomic.Uint64
 	idles atomic.Bool // the keeper looks whether the executor does anything
+	stop  atomic.Bool
 
-	// The executor's.
-	costs   map[gateKey]*cost
-	lastKey gateKey
-	last    *cost
-	room    int64 // what may still go into the batch, ns, as long as the gate is open,
-	left    int   // and in items
+	exec executor
 
-	mu       sync.Mutex
-	turn     turns.Turn // 0: not in one
+	mu sync.Mutex
+	locked
+}
+
+// executor is what only the executor's thread touches. The batch of what is in flight is
+// its own too as long as the gate is open.
+type executor struct {
+	costs    map[gateKey]*cost
+	lastKey  gateKey
+	last     *cost
+	room     int64 // what may still go into the batch, ns, as long as the gate is open,
+	left     int   // and in items
+	rousedAt int64
+}
+
+// locked is what mu guards.
+type locked struct {
+	// The turn.
+	turn    turns.Turn // 0: not in one
+	entered int64      // when it was joined
+	given   int        // items in it
+	tight   bool       // others want the GPU, or what it has is all it gets
+	alerted bool
+	closing bool
+	leaving bool  // it may end when what is in flight has ended
+	cut     *cost // the estimate that closed the gate
+
+	// Work.
 	flight   flight
-	closing  bool
-	tight    bool // others want the GPU, or what it has is all it gets
-	given    int  // items in this turn
-	waiting  int  // 1: the executor is at the gate
-	alerted  bool
-	cut      *cost // the estimate that closed the gate
 	strays   []stray
 	lateAt   int64 // when the oldest of them that are late was given up; 0: none is
 	lateFrom int64 // since when some have been late
 	charged  int64 // until when they have been, ns
 	lostAt   int64 // when a turn was lost, and whether it is held against the lease
 	lostLate bool
-	kept     bool // the keeper runs
-	seen     uint64
-	acted    int64 // when seq was last seen to change
-	entered  int64 // when the turn was joined
-	ended    error
-	stop     atomic.Bool
-	stats    gateStats
-	keepCtx  uint64 // current on the keeper's thread
-	rousedAt int64  // the executor's
-	leaving  bool   // the turn may end when what is in flight has ended
-	rests    int    // how often the client has waited
-	rest     int64  // how long it leaves the GPU alone after a wait, as far as seen, ns
-	restsAt  int64  // since when it does; 0: not now
+
+	// The client's pauses.
+	rests   int   // how often it has waited
+	rest    int64 // how long it leaves the GPU alone after a wait, as far as seen, ns
+	restsAt int64 // since when it does; 0: not now
+
+	// The executor.
+	waiting int    // 1: it is at the gate
+	seen    uint64 // seq, as the keeper last saw it,
+	acted   int64  // and when that was seen to change
+
+	// The keeper.
+	kept    bool   // it runs
+	keepCtx uint64 // current on its thread
+
+	ended error
+	stats stats
 }
 
-func newGate(s *session, chair *turns.Chair, clock turns.Clock) *gate {
-	g := &gate{s: s, clock: clock, chair: chair, token: chair.Token(), idle: idleTime, costs: make(map[gateKey]*cost)}
-	g.flight.clock, g.flight.events = clock, make(map[uint64][]uint64)
+func newGate(set *Set, chair *turns.Chair, clock turns.Clock) *Gate {
+	g := &Gate{set: set, clock: clock, chair: chair, token: chair.Token(), idle: int64(IdleTime)}
+	g.exec.costs = make(map[gateKey]*cost)
+	g.flight.driver, g.flight.clock, g.flight.events = set.Driver, clock, make(map[uint64][]uint64)
 	chair.Soon(g.rouse)
 	return g
 }
 
 // cost finds what a kind of work takes.
-func (g *gate) cost(k gateKey) *cost {
-	if k == g.lastKey && g.last != nil {
-		return g.last
+func (g *Gate) cost(k gateKey) *cost {
+	if k == g.exec.lastKey && g.exec.last != nil {
+		return g.exec.last
 	}
-	c := g.costs[k]
+	c := g.exec.costs[k]
 	if c == nil {
-		if len(g.costs) > 1<<16 {
-			clear(g.costs)
+		if len(g.exec.costs) > 1<<16 {
+			clear(g.exec.costs)
 		}
 		c = newCost(unknownCost)
-		g.costs[k] = c
+		g.exec.costs[k] = c
 	}
-	g.lastKey, g.last = k, c
+	g.exec.lastKey, g.exec.last = k, c
 	return c
 }
 
-// gateOf gives the gate that work in a stream has to pass, or nil: none is kept, or the
-// stream is being captured, which starts nothing. It makes the stream's context current:
-// that is where the work and its mark go.
-func (s *session) gateOf(stream href) (*gate, int32) {
-	if s.gates == nil {
-		return nil, 0
-	}
-	if stream.id != 0 {
-		if _, rc := s.streamCtx(stream.id); rc != 0 {
-			return nil, rc
-		}
-	}
-	return s.gateHere(stream.real), 0
-}
-
-// gateHere is gateOf for a stream of the current context.
-func (s *session) gateHere(stream uint64) *gate {
-	g := s.gateNow()
-	if g == nil || len(s.captures) > 0 && s.capturing(stream) {
-		return nil
-	}
-	return g
-}
-
-// enter waits until the executor may give the current context's device work; false: it
-// never may again. leave must follow.
-func (g *gate) enter(what, size, stream uint64) bool {
+// Enter waits until the executor may start work in a stream of the current context; false:
+// it never may again. what and size name the kind of work, by which its time is estimated.
+// StepOut must follow the call, at once or after more launches.
+func (g *Gate) Enter(what, size, stream uint64) bool {
 	c := g.cost(gateKey{what, uint8(bits.Len64(size))})
-	ctx := g.s.curReal
-	stayed := g.s.inside != nil
+	ctx := g.set.ctx
+	stayed := g.set.inside != nil
 	if !stayed {
 		g.seq.Add(1)
 	}
-	if t := g.open.Load(); t != 0 && t == g.token.Load() && g.room > 0 && g.left > 0 &&
+	if t := g.open.Load(); t != 0 && t == g.token.Load() && g.exec.room > 0 && g.exec.left > 0 &&
 		g.flight.batch.stream == stream && g.flight.batch.ctx == ctx {
 		ns := c.ns.Load()
-		g.room -= ns
-		g.left--
+		g.exec.room -= ns
+		g.exec.left--
 		g.flight.batch.add(c, ns)
-		g.s.inside = g
+		g.set.inside = g
 		return true
 	}
 	if stayed {
-		g.s.stepOut()
+		g.set.StepOut()
 	} else {
 		g.seq.Add(1) // the batch may be the keeper's by now
 	}
 	return g.admit(c, ctx, stream)
 }
 
-// leave is for after the call; after a launch stay will do, if stepOut comes before anything
-// but another launch.
-func (g *gate) leave() {
-	g.s.stepOut()
-	g.stay()
-}
+// Crossings counts how often the executor has gone in or out; each costs a fenced store.
+func (g *Gate) Crossings() uint64 { return g.seq.Load() }
 
-func (g *gate) stay() {
-	if len(g.s.captures) > 0 {
-		g.s.stepOut()
-		g.flush() // nothing may stay unmarked that could be drawn into a capture
-	}
-}
-
-// stepOut ends the executor's stay inside of a gate, if there is one. It comes before
-// whatever may take long and is no launch: no turn ends while the executor is inside.
-func (s *session) stepOut() {
-	if g := s.inside; g != nil {
-		s.inside = nil
-		g.flight.batch.tell()
-		g.seq.Add(1)
-	}
-}
-
-// flush marks what has no mark yet. It is the executor's.
-func (g *gate) flush() {
+// Flush marks what has no mark yet. It is for the executor, before a call that may make it
+// impossible.
+func (g *Gate) Flush() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.open.Store(0)
@@ -207,25 +181,25 @@ func (g *gate) flush() {
 }
 
 // admit is enter where it is not plain that there is room.
-func (g *gate) admit(c *cost, ctx, stream uint64) bool {
+func (g *Gate) admit(c *cost, ctx, stream uint64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.wait(c, ctx, stream) {
 		return false
 	}
 	g.open.Store(uint64(g.turn))
-	g.s.inside = g
+	g.set.inside = g
 	g.seq.Add(1)
 	ns := c.ns.Load()
 	g.flight.batch.add(c, ns)
 	g.flight.batch.tell()
-	g.room, g.left = g.flight.room(!g.tight), g.flight.left(!g.tight)
+	g.exec.room, g.exec.left = g.flight.room(!g.tight), g.flight.left(!g.tight)
 	return true
 }
 
 // wait waits for a turn with room for c. mu is held, but not while it sleeps. The batch is
 // one of this stream then.
-func (g *gate) wait(c *cost, ctx, stream uint64) bool {
+func (g *Gate) wait(c *cost, ctx, stream uint64) bool {
 	full := int64(0) // since when there is no room
 	held := false    // what is in flight lasts until the turn ends
 	g.restOver(g.clock.Now())
@@ -287,7 +261,7 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 				full = now
 			}
 			limit := strayTime
-			if g.s.stalls() && !f.runs(l) && g.lateAt == 0 {
+			if g.set.stalls() && !f.headRuns(l) && g.lateAt == 0 {
 				limit = stallTime
 			}
 			if now-full < limit {
@@ -307,7 +281,7 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 			g.stats.dry++
 		}
 		if f.batch.est == 0 {
-			f.begin(c, ctx, stream, now, g.given == 0, g.s.waits, g.s.untold)
+			f.begin(c, ctx, stream, now, g.given == 0, g.set.waits, g.set.untold)
 		}
 		g.given++
 		g.leaving = false
@@ -317,7 +291,7 @@ func (g *gate) wait(c *cost, ctx, stream uint64) bool {
 
 // leaveTurn is the executor's part in the end of a turn, while it is at the gate anyway: it
 // waits for what is in flight, which spares the keeper's waking up.
-func (g *gate) leaveTurn() {
+func (g *Gate) leaveTurn() {
 	now := g.clock.Now()
 	g.closeBatch()
 	g.reap(now)
@@ -334,19 +308,19 @@ func (g *gate) leaveTurn() {
 }
 
 // closeBatch marks the executor's batch, on its thread.
-func (g *gate) closeBatch() {
+func (g *Gate) closeBatch() {
 	b := &g.flight.batch
 	if b.est == 0 {
 		return
 	}
-	if b.ctx == g.s.curReal {
+	if b.ctx == g.set.ctx {
 		g.flight.close(g.clock.Now())
 		return
 	}
-	C.sl_ctx_set(C.uint64_t(b.ctx)) // if that fails, so does what follows, and there is no mark
+	g.set.Driver.SetContext(b.ctx) // if that fails, so does what follows, and there is no mark
 	g.flight.close(g.clock.Now())
-	if C.sl_ctx_set(C.uint64_t(g.s.curReal)) != 0 {
-		g.s.forgetCtx()
+	if !g.set.Driver.SetContext(g.set.ctx) {
+		g.set.ContextLost()
 	}
 }
 
@@ -355,15 +329,15 @@ func (g *gate) closeBatch() {
 func soon(c turns.Clock, rest int64) {
 	switch {
 	case !c.Spins():
-		nap(20 * time.Microsecond)
+		nap.For(20 * time.Microsecond)
 	case rest > int64(150*time.Microsecond):
-		nap(time.Duration(rest-int64(100*time.Microsecond)) / 2)
+		nap.For(time.Duration(rest-int64(100*time.Microsecond)) / 2)
 	}
 }
 
 // crowded says whether enough is in flight in a stream, or, once there was, whether there
 // still is.
-func (g *gate) crowded(l *lane, now int64, already bool) bool {
+func (g *Gate) crowded(l *lane, now int64, already bool) bool {
 	f := &g.flight
 	if g.lateAt != 0 && now-g.lateAt < strayTime {
 		return true
@@ -380,29 +354,21 @@ func (g *gate) crowded(l *lane, now int64, already bool) bool {
 }
 
 // pause sleeps a part of the time that something in flight is going to take.
-func (g *gate) pause(rest int64) {
+func (g *Gate) pause(rest int64) {
 	g.waiting++
 	g.mu.Unlock()
 	d := min(max(rest/8, int64(5*time.Microsecond)), int64(100*time.Microsecond))
 	if !g.clock.Spins() {
 		d = int64(20 * time.Microsecond)
 	}
-	nap(time.Duration(d))
+	nap.For(time.Duration(d))
 	g.mu.Lock()
 	g.waiting--
 }
 
-// gateStats tell where a session's time in turns went; for the log.
-type gateStats struct {
+// stats tell where a session's time in turns went; for the log.
+type stats struct {
 	turns, idle, rests, crowds, holds, marks, dry int
 	held, busy, crowded                           int64 // ns
 	first, last                                   int64 // from a turn's begin to its first work, and from its last work to its end
-}
-
-// noTurn ends the session: there are no turns for it any more.
-func (s *session) noTurn() int32 {
-	if s.ended == "" {
-		s.ended = turns.ErrEnded.Error()
-	}
-	return C.CUDA_ERROR_DEVICE_UNAVAILABLE
 }

@@ -1,4 +1,4 @@
-package worker
+package gate
 
 // Work that a turn does not wait for, and what becomes of it.
 //
@@ -12,16 +12,7 @@ package worker
 // before: once that event is reached the GPU is at work on the batch. Only of a graph, which may
 // have such waits in it, that is not known (untold).
 
-/*
-#include "driver.h"
-*/
-import "C"
-
-import (
-	"time"
-
-	"github.com/sluice-hpc/sluice/remoting/wire"
-)
+import "time"
 
 // valueTime is how long after a wait for a value a stream may still wait for it.
 const valueTime = time.Second
@@ -39,41 +30,9 @@ type stray struct {
 	untold         bool
 }
 
-// mayWait comes before an operation that may make a stream wait for the client, or for
-// another stream that does.
-func (s *session) mayWait(op uint16) {
-	if s.gates == nil {
-		return
-	}
-	switch op {
-	case opCuStreamWaitValue32, opCuStreamWaitValue32_v2, opCuStreamWaitValue64, opCuStreamWaitValue64_v2,
-		opCuStreamBatchMemOp, opCuStreamBatchMemOp_v2:
-		s.valued.Store(time.Now().UnixNano())
-	case wire.OpLaunchHost:
-	case opCuStreamWaitEvent, opCuCtxWaitEvent:
-		if s.waits {
-			s.flushGates()
-		}
-		return
-	case opCuGraphLaunch:
-		if s.drawn {
-			s.untold = true // in a batch of its own
-			s.flushGates()
-		}
-		return
-	default:
-		return
-	}
-	if len(s.captures) > 0 {
-		s.drawn = true
-	}
-	s.waits = true
-	s.flushGates()
-}
-
 // stalls says whether a stream may be waiting for the client itself.
-func (s *session) stalls() bool {
-	if s.hostfns.calls.Load() > 0 {
+func (s *Set) stalls() bool {
+	if s.HostCalls != nil && s.HostCalls.Load() > 0 {
 		return true
 	}
 	at := s.valued.Load()
@@ -82,23 +41,23 @@ func (s *session) stalls() bool {
 
 // runs says whether the GPU is at work on a batch that has not ended: the event before it was
 // reached, or there is none, because it was given before anything could wait.
-func runs(start uint64, untold bool) bool {
-	return !untold && (start == 0 || C.sl_event_query(C.uint64_t(start)) == 0)
+func (f *flight) runs(start uint64, untold bool) bool {
+	return !untold && (start == 0 || f.driver.Query(start) == Reached)
 }
 
-// runs says so of the oldest batch of a stream that has some.
-func (f *flight) runs(l *lane) bool {
+// headRuns says so of the oldest batch of a stream that has some.
+func (f *flight) headRuns(l *lane) bool {
 	m := f.head(l)
-	return m != nil && runs(m.start, m.untold)
+	return m != nil && f.runs(m.start, m.untold)
 }
 
 // stalled says whether all that is in flight may be waiting for the client.
-func (g *gate) stalled() bool {
-	if !g.s.stalls() || g.lateAt != 0 {
+func (g *Gate) stalled() bool {
+	if !g.set.stalls() || g.lateAt != 0 {
 		return false
 	}
 	for _, l := range g.flight.lanes {
-		if g.flight.runs(l) {
+		if g.flight.headRuns(l) {
 			return false
 		}
 	}
@@ -107,10 +66,10 @@ func (g *gate) stalled() bool {
 
 // stray gives up to wait for what is in flight; with late it is held against the lease, but
 // for what may wait for the client.
-func (g *gate) stray(now int64, late bool) {
-	stalls := g.s.stalls()
+func (g *Gate) stray(now int64, late bool) {
+	stalls := g.set.stalls()
 	for _, m := range g.flight.drop() {
-		works := runs(m.start, m.untold) || m.untold && !stalls
+		works := g.flight.runs(m.start, m.untold) || m.untold && !stalls
 		g.strays = append(g.strays, stray{m.ctx, m.start, m.ev, m.lane, now, late && works, m.untold})
 	}
 	g.tellLate()
@@ -118,7 +77,7 @@ func (g *gate) stray(now int64, late bool) {
 
 // tellLate notes since when the oldest work is late that is, and tells since when there always
 // was some: what is longer than the site's limit may be many kernels, one behind the other.
-func (g *gate) tellLate() {
+func (g *Gate) tellLate() {
 	g.lateAt = 0
 	for i := range g.strays {
 		if s := &g.strays[i]; s.late && (g.lateAt == 0 || s.since < g.lateAt) {
@@ -132,7 +91,7 @@ func (g *gate) tellLate() {
 }
 
 // collect looks for work that was given up and has ended, and charges it.
-func (g *gate) collect(now int64) {
+func (g *Gate) collect(now int64) {
 	if len(g.strays) == 0 {
 		return
 	}
@@ -146,15 +105,15 @@ func (g *gate) collect(now int64) {
 		case m.lane.late == f.round: // behind one that has not ended
 			kept = append(kept, *m)
 			continue
-		case C.sl_event_query(C.uint64_t(m.ev)) == C.CUDA_ERROR_NOT_READY:
+		case f.driver.Query(m.ev) == Pending:
 			m.lane.late = f.round
-			if !m.late && g.turn == 0 && runs(m.start, m.untold) { // the GPU has come to it
+			if !m.late && g.turn == 0 && f.runs(m.start, m.untold) { // the GPU has come to it
 				m.late, m.since = true, now
 			}
 			kept = append(kept, *m)
 			continue
 		}
-		ran, _ := between(m.start, m.ev)
+		ran, _ := f.between(m.start, m.ev)
 		owed += g.took(m, ran, now)
 		f.put(m.ctx, m.ev)
 		f.put(m.ctx, m.start)
@@ -166,7 +125,7 @@ func (g *gate) collect(now int64) {
 
 // took is how long a stray that has ended was on the GPU outside of this session's turns, as
 // far as that was not charged before. ran is the time between its events.
-func (g *gate) took(m *stray, ran, now int64) int64 {
+func (g *Gate) took(m *stray, ran, now int64) int64 {
 	from := max(m.since, g.charged)
 	took := now - from
 	if g.turn != 0 {
@@ -185,7 +144,7 @@ func (g *gate) took(m *stray, ran, now int64) int64 {
 }
 
 // dun charges what is late up to now: a turn begins.
-func (g *gate) dun(now int64) {
+func (g *Gate) dun(now int64) {
 	if g.lateAt == 0 {
 		return
 	}
@@ -195,7 +154,7 @@ func (g *gate) dun(now int64) {
 }
 
 // owe charges time that strays took from others, of which the driver gave those about half.
-func (g *gate) owe(took int64) {
+func (g *Gate) owe(took int64) {
 	if took > 0 && g.chair.Contended() {
 		g.chair.Owe(time.Duration(took) / 2)
 	}

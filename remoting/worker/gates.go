@@ -1,0 +1,169 @@
+package worker
+
+// What a session's gates (package gate) need of its driver, and what the session tells them.
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/gate"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
+)
+
+// gateDriver is the process's driver as gates use it.
+type gateDriver struct{}
+
+func (gateDriver) SetContext(ctx uint64) bool { return C.sl_ctx_set(C.uint64_t(ctx)) == 0 }
+
+func (gateDriver) NewEvent() uint64 {
+	var ev C.uint64_t
+	if C.sl_event_create(&ev, C.CU_EVENT_DEFAULT) != 0 {
+		return 0
+	}
+	return uint64(ev)
+}
+
+func (gateDriver) Record(event, stream uint64) bool {
+	return C.sl_event_record(C.uint64_t(event), C.uint64_t(stream)) == 0
+}
+
+func (gateDriver) Query(event uint64) gate.State {
+	switch C.sl_event_query(C.uint64_t(event)) {
+	case C.CUDA_SUCCESS:
+		return gate.Reached
+	case C.CUDA_ERROR_NOT_READY:
+		return gate.Pending
+	}
+	return gate.Failed
+}
+
+func (gateDriver) Elapsed(from, to uint64) (ns int64, ok bool) {
+	var ms C.float
+	if C.call_cuEventElapsedTime_v2(&ms, C.uint64_t(from), C.uint64_t(to)) != 0 {
+		return 0, false
+	}
+	return int64(float64(ms) * 1e6), true
+}
+
+func (gateDriver) RelaxCapture() { relaxCapture() }
+
+// gateConfig is what the session's gates need to know of it.
+func (s *session) gateConfig() gate.Config {
+	return gate.Config{
+		Driver: gateDriver{}, Log: s.log, HostCalls: &s.hostfns.calls,
+		Wake: s.announceTurn, ContextLost: s.forgetCtx,
+	}
+}
+
+// openGates takes the chairs that START brought; fds are the boards' descriptors.
+func (s *session) openGates(st *control.Start, fds []int) error {
+	for dev, t := range st.Turns {
+		if t.Seat < 0 {
+			continue
+		}
+		clock := deviceClock(dev)
+		chair, err := turns.OpenFDs(fds[0], fds[1], t.Seat, clock)
+		if err != nil {
+			return fmt.Errorf("device %d: %w", dev, err)
+		}
+		fds = fds[2:]
+		s.gates.Open(dev, chair, clock, turnIdle(s.stream.FD()))
+	}
+	return nil
+}
+
+// turnIdle is how long a turn without work is kept for a client: its answer to a result
+// takes a round trip.
+func turnIdle(fd int) time.Duration {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return gate.IdleTime
+	}
+	return min(max(2*time.Duration(info.Rtt)*time.Microsecond, gate.IdleTime), gate.MaxIdle)
+}
+
+// announceTurn tells the client that a turn is about to begin. The client has waited for the
+// last turn to end, with the answer to an earlier call still behind the work that is at the
+// gate: until its threads are awake the GPU would stand idle.
+func (s *session) announceTurn(awake time.Duration) {
+	f := wire.Reply{Kind: wire.KindTurn, Arg: uint32(awake.Microseconds())}
+	if err := s.wr.Send(&f, nil, nil); err != nil {
+		s.log.Debug("turn not announced", "error", err) // the executor's next read finds out
+	}
+}
+
+// useGate makes the gate of the current context's device the current one.
+func (s *session) useGate() {
+	dev := -1
+	if s.gates.Kept() {
+		if c := s.context(); c != nil {
+			dev = c.dev
+		}
+	}
+	s.gates.Use(dev, s.curReal)
+}
+
+// gateOf gives the gate that work in a stream has to pass, or nil: none is kept, or the
+// stream is being captured, which starts nothing. It makes the stream's context current:
+// that is where the work and its mark go.
+func (s *session) gateOf(stream href) (*gate.Gate, int32) {
+	if !s.gates.Kept() {
+		return nil, 0
+	}
+	if stream.id != 0 {
+		if _, rc := s.streamCtx(stream.id); rc != 0 {
+			return nil, rc
+		}
+	}
+	return s.gateHere(stream.real), 0
+}
+
+// gateHere is gateOf for a stream of the current context.
+func (s *session) gateHere(stream uint64) *gate.Gate {
+	g := s.gates.Here()
+	if g == nil || len(s.captures) > 0 && s.capturing(stream) {
+		return nil
+	}
+	return g
+}
+
+// passed follows the call that a gate has let through.
+func (s *session) passed(g *gate.Gate) {
+	s.gates.StepOut()
+	if len(s.captures) > 0 {
+		g.Flush() // nothing may stay unmarked that could be drawn into a capture
+	}
+}
+
+// noTurn ends the session: there are no turns for it any more.
+func (s *session) noTurn() int32 {
+	if s.ended == "" {
+		s.ended = turns.ErrEnded.Error()
+	}
+	return C.CUDA_ERROR_DEVICE_UNAVAILABLE
+}
+
+// mayWait comes before an operation that may make a stream wait for the client, or for
+// another stream that does.
+func (s *session) mayWait(op uint16) {
+	switch op {
+	case opCuStreamWaitValue32, opCuStreamWaitValue32_v2, opCuStreamWaitValue64, opCuStreamWaitValue64_v2,
+		opCuStreamBatchMemOp, opCuStreamBatchMemOp_v2:
+		s.gates.WaitsForValue(len(s.captures) > 0)
+	case wire.OpLaunchHost:
+		s.gates.WaitsForClient(len(s.captures) > 0)
+	case opCuStreamWaitEvent, opCuCtxWaitEvent:
+		s.gates.WaitsForStream()
+	case opCuGraphLaunch:
+		s.gates.LaunchesGraph()
+	}
+}
