@@ -60,29 +60,30 @@ func (gateDriver) RelaxCapture() { relaxCapture() }
 func (s *session) gateConfig() gate.Config {
 	return gate.Config{
 		Driver: gateDriver{}, Log: s.log, HostCalls: &s.hostfns.calls,
-		Wake: s.announceTurn, ContextLost: s.forgetCtx,
+		Prewake: s.announceTurn, ContextLost: s.forgetCtx,
 	}
 }
 
-// openGates takes the chairs that START brought; fds are the boards' descriptors.
+// openGates makes the session a member of the schedules that START names. fds are the descriptors of
+// those schedules.
 func (s *session) openGates(st *control.Start, fds []int) error {
 	for dev, t := range st.Turns {
-		if t.Seat < 0 {
+		if t.Tenant < 0 {
 			continue
 		}
 		clock := deviceClock(dev)
-		chair, err := turns.OpenFDs(fds[0], fds[1], t.Seat, clock)
+		member, err := turns.OpenFDs(fds[0], fds[1], t.Tenant, clock)
 		if err != nil {
 			return fmt.Errorf("device %d: %w", dev, err)
 		}
 		fds = fds[2:]
-		s.gates.Open(dev, chair, clock, turnIdle(s.stream.FD()))
+		s.gates.Open(dev, member, clock, turnIdle(s.stream.FD()))
 	}
 	return nil
 }
 
-// turnIdle is how long a turn without work is kept for a client: its answer to a result
-// takes a round trip.
+// turnIdle returns how long a turn without work is kept for a client, which needs a round trip to
+// answer a result.
 func turnIdle(fd int) time.Duration {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
@@ -91,9 +92,9 @@ func turnIdle(fd int) time.Duration {
 	return min(max(2*time.Duration(info.Rtt)*time.Microsecond, gate.IdleTime), gate.MaxIdle)
 }
 
-// announceTurn tells the client that a turn is about to begin. The client has waited for the
-// last turn to end, with the answer to an earlier call still behind the work that is at the
-// gate: until its threads are awake the GPU would stand idle.
+// announceTurn tells the client that a turn is about to begin, and for how long its threads should
+// stay awake. They may wait for an answer behind the work that is at the gate; the GPU would stand
+// idle until they are awake.
 func (s *session) announceTurn(awake time.Duration) {
 	f := wire.Reply{Kind: wire.KindTurn, Arg: uint32(awake.Microseconds())}
 	if err := s.wr.Send(&f, nil, nil); err != nil {
@@ -112,9 +113,9 @@ func (s *session) useGate() {
 	s.gates.Use(dev, s.curReal)
 }
 
-// gateOf gives the gate that work in a stream has to pass, or nil: none is kept, or the
-// stream is being captured, which starts nothing. It makes the stream's context current:
-// that is where the work and its mark go.
+// gateOf returns the gate that work in a stream has to pass. It is nil if the device has none, or if
+// the stream is being captured, which starts nothing. The stream's context becomes current: that
+// is where the work and its fence go.
 func (s *session) gateOf(stream href) (*gate.Gate, int32) {
 	if !s.gates.Kept() {
 		return nil, 0
@@ -136,15 +137,15 @@ func (s *session) gateHere(stream uint64) *gate.Gate {
 	return g
 }
 
-// passed follows the call that a gate has let through.
+// passed comes after a call that a gate has let through.
 func (s *session) passed(g *gate.Gate) {
 	s.gates.StepOut()
 	if len(s.captures) > 0 {
-		g.Flush() // nothing may stay unmarked that could be drawn into a capture
+		g.Flush() // a fence recorded later might become part of a capture
 	}
 }
 
-// noTurn ends the session: there are no turns for it any more.
+// noTurn ends the session, because there are no more turns for it.
 func (s *session) noTurn() int32 {
 	if s.ended == "" {
 		s.ended = turns.ErrEnded.Error()

@@ -1,6 +1,6 @@
 package worker
 
-// Sessions with gates, on a driver that has no GPU and fails now and then.
+// Sessions with gates, on a driver that has no GPU and sometimes fails.
 
 import (
 	"bytes"
@@ -20,14 +20,14 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/turns/turnstest"
 )
 
-// tenant is a session of a lease with a gate, which does whatever it likes.
-type tenant struct {
+// player is a session with a gate that makes calls at random.
+type player struct {
 	s    *session
 	ops  int
 	over bool
 }
 
-func (c *tenant) call(t *testing.T, op uint16, parts ...[]byte) int32 {
+func (c *player) call(t *testing.T, op uint16, parts ...[]byte) int32 {
 	_, rc := c.s.call(op, parts...)
 	if c.s.ended != "" && c.s.ended != turns.ErrEnded.Error() {
 		t.Errorf("%s: %s", opName(op), c.s.ended)
@@ -35,9 +35,9 @@ func (c *tenant) call(t *testing.T, op uint16, parts ...[]byte) int32 {
 	return rc
 }
 
-// run gives work to several streams, waits for it, rests, captures, and makes and destroys
-// streams and contexts.
-func (c *tenant) run(t *testing.T, seed uint64) {
+// run starts work in several streams, waits for it, pauses, captures, and makes and destroys streams
+// and contexts.
+func (c *player) run(t *testing.T, seed uint64) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -91,8 +91,8 @@ func (c *tenant) run(t *testing.T, seed uint64) {
 	c.over = s.ended != ""
 }
 
-// Sessions of several leases share a GPU while policies change, a lease ends and the
-// owner clears up. At the end nobody has a turn or wants one.
+// Sessions of several leases share a GPU while policies change, a lease ends and the owner sweeps. At
+// the end no session has a turn or wants one.
 func TestGatesTogether(t *testing.T) {
 	loadFakeDriver(t)
 	book := account.NewBook([]uint64{testMem})
@@ -100,20 +100,20 @@ func TestGatesTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := turnstest.Board(t, turns.Site{Quantum: 2 * time.Millisecond, Grace: 2 * time.Millisecond})
+	b := turnstest.Schedule(t, turns.Site{Quantum: 2 * time.Millisecond, Grace: 2 * time.Millisecond})
 	kinds := []turns.Policy{{Kind: turns.Fixed, Weight: 3000}, {Kind: turns.BestEffort, Weight: 2000}, {Kind: turns.Equal, Lend: true, Weight: 1}}
-	var seats []int
+	var tenants []int
 	for i, p := range kinds {
-		seats = append(seats, turnstest.Seat(t, b, fmt.Sprint("lease", i), p))
+		tenants = append(tenants, turnstest.Tenant(t, b, fmt.Sprint("lease", i), p))
 	}
-	ended := turnstest.Seat(t, b, "ends", turns.Policy{Kind: turns.Fixed, Weight: 1000})
-	var cs []*tenant
+	ended := turnstest.Tenant(t, b, "ends", turns.Policy{Kind: turns.Fixed, Weight: 1000})
+	var cs []*player
 	var wg sync.WaitGroup
-	for i, seat := range append(seats, seats[0], ended) {
+	for i, tenant := range append(tenants, tenants[0], ended) {
 		s, _ := fakeSessionOf(t, l, nil, nil)
-		s.gates.Open(0, turnstest.Chair(t, b, seat, turns.Monotonic{}), turns.Monotonic{}, gate.IdleTime)
-		c := &tenant{s: s, ops: 3000}
-		if seat == ended {
+		s.gates.Open(0, turnstest.Member(t, b, tenant, turns.Monotonic{}), turns.Monotonic{}, gate.IdleTime)
+		c := &player{s: s, ops: 3000}
+		if tenant == ended {
 			c.ops = 1 << 30
 		}
 		cs = append(cs, c)
@@ -135,10 +135,10 @@ func TestGatesTogether(t *testing.T) {
 		case <-done:
 		case <-tick.C:
 			if n == 20 {
-				b.Leave(ended)
+				b.Remove(ended)
 			}
-			for i, seat := range seats {
-				if err := b.Set(seat, kinds[(i+n/3)%len(kinds)]); err != nil {
+			for i, tenant := range tenants {
+				if err := b.Set(tenant, kinds[(i+n/3)%len(kinds)]); err != nil {
 					t.Error(err)
 				}
 			}
@@ -146,7 +146,7 @@ func TestGatesTogether(t *testing.T) {
 			b.Read()
 			continue
 		case <-time.After(time.Minute):
-			t.Fatalf("they hang: %+v", b.Read())
+			t.Fatalf("the sessions hang: %+v", b.Read())
 		}
 		break
 	}
@@ -158,8 +158,8 @@ func TestGatesTogether(t *testing.T) {
 			t.Errorf("session %d ended: %q", i, c.s.ended)
 		}
 	}
-	if n := b.Chairs(); n != 0 {
-		t.Errorf("%d chairs are left", n)
+	if n := b.Members(); n != 0 {
+		t.Errorf("%d members remain", n)
 	}
 	for _, s := range b.Read() {
 		if s.Wants || s.Turns == 0 || s.Overrun != 0 {
@@ -168,8 +168,8 @@ func TestGatesTogether(t *testing.T) {
 	}
 }
 
-// Between launches that are at hand the executor stays inside, and it is outside before it reads
-// from the client or does anything else.
+// Between back-to-back launches the executor stays inside. It is outside before it reads from the
+// client or does anything else.
 func TestStepsOut(t *testing.T) {
 	loadFakeDriver(t)
 	launch, record := launchFrame(4), frame(opCuEventRecord, 0, u32(1), u32(0))
@@ -188,10 +188,10 @@ func TestStepsOut(t *testing.T) {
 	defer s.rd.Close()
 	s.rd.BeforeRead(s.gates.StepOut)
 	testKernel(s)
-	seat := turns.Policy{Kind: turns.BestEffort, Weight: 10000}
-	b := turnstest.Board(t, turns.Site{})
-	g := s.gates.Open(0, turnstest.Chair(t, b, turnstest.Seat(t, b, "one", seat), turns.Monotonic{}), turns.Monotonic{}, gate.IdleTime)
-	var went []uint64 // in and out, for each piece
+	policy := turns.Policy{Kind: turns.BestEffort, Weight: 10000}
+	b := turnstest.Schedule(t, turns.Site{})
+	g := s.gates.Open(0, turnstest.Member(t, b, turnstest.Tenant(t, b, "one", policy), turns.Monotonic{}), turns.Monotonic{}, gate.IdleTime)
+	var went []uint64 // crossings, for each piece
 	last := uint64(0)
 	in.before = func() {
 		if s.gates.Inside() || g.Crossings()&1 != 0 {
@@ -210,21 +210,21 @@ func TestStepsOut(t *testing.T) {
 	if s.counts.Launches != 1+400+2+50 {
 		t.Errorf("%d launches", s.counts.Launches)
 	}
-	// This driver fails one call in eleven, which is told from outside; and batches end.
+	// Batches end, and this driver fails one call in eleven, which is reported from outside the gate.
 	went = went[1:]
 	if went[1] == 0 || went[1] > 200 {
-		t.Errorf("for 400 launches in and out %d times", went[1]/2)
+		t.Errorf("400 launches: went in and out %d times", went[1]/2)
 	}
 	if went[5] < 2*50 {
-		t.Errorf("events are recorded inside: in and out %d times", went[5]/2)
+		t.Errorf("event records inside the gate: went in and out %d times", went[5]/2)
 	}
 	if went[3] != 0 {
-		t.Errorf("for half a launch in and out %d times", went[3]/2)
+		t.Errorf("half a launch: went in and out %d times", went[3]/2)
 	}
 }
 
-// Work passes the gate of the context that its stream is in, whatever context the client names,
-// and no frame runs in a context that is none of the client's.
+// Work passes the gate of its stream's context, whatever context the client names, and no frame runs
+// in a context that does not belong to the client.
 func TestGateOfStream(t *testing.T) {
 	loadFakeDriver(t)
 	runtime.LockOSThread()
@@ -232,9 +232,9 @@ func TestGateOfStream(t *testing.T) {
 	s, acct := fakeSession(t, nil, nil)
 	defer acct.Close()
 	defer s.rd.Close()
-	b := turnstest.Board(t, turns.Site{})
-	seat := turnstest.Seat(t, b, "one", turns.Policy{Kind: turns.BestEffort, Weight: 10000})
-	g := s.gates.Open(0, turnstest.Chair(t, b, seat, turns.Monotonic{}), turns.Monotonic{}, gate.IdleTime)
+	b := turnstest.Schedule(t, turns.Site{})
+	tenant := turnstest.Tenant(t, b, "one", turns.Policy{Kind: turns.BestEffort, Weight: 10000})
+	g := s.gates.Open(0, turnstest.Member(t, b, tenant, turns.Monotonic{}), turns.Monotonic{}, gate.IdleTime)
 	must := func(what string, f func() int32) {
 		t.Helper()
 		for range 20 { // this driver fails one call in eleven
@@ -270,13 +270,13 @@ func TestGateOfStream(t *testing.T) {
 	s.gates.Quit()
 }
 
-// testKernel gives a session the kernel that launchFrame wants.
+// testKernel gives a session the kernel that launchFrame launches.
 func testKernel(s *session) {
 	s.bind(wire.KindKernel, 1, 0x77, 0)
 	s.tables[wire.KindKernel].live(1).obj = &kernel{img: &image{used: true}, real: 0x77}
 }
 
-// pieces is a client whose bytes come in pieces.
+// pieces is a client whose bytes arrive in pieces.
 type pieces struct {
 	bytesStream
 	list   [][]byte
@@ -292,7 +292,7 @@ func (p *pieces) Read2(a, b []byte) (int, error) {
 	return p.bytesStream.Read2(a, b)
 }
 
-// A client whose turn is about to begin is told so, and for how long to stay awake.
+// A client is told that its turn is about to begin, and for how long to stay awake.
 func TestAnnounceTurn(t *testing.T) {
 	s, _ := fakeSession(t, nil, nil)
 	defer s.rd.Close()
@@ -304,7 +304,7 @@ func TestAnnounceTurn(t *testing.T) {
 	}
 }
 
-// frames is a stream that keeps what is written to it.
+// frames is a stream that keeps the frames written to it.
 type frames struct {
 	bytesStream
 	list []wire.Reply

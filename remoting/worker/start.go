@@ -97,7 +97,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	s.counts, s.reason = acct.Counts(), acct.SetReason
 	s.configure(st, keepalive)
-	if err := s.openGates(st, fds[len(fds)-2*st.Boards():]); err != nil {
+	if err := s.openGates(st, fds[len(fds)-2*st.Schedules():]); err != nil {
 		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(err.Error())))
 		acct.SetReason(err.Error())
 		return err

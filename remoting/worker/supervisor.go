@@ -61,7 +61,7 @@ type Supervisor struct {
 	cfg   Config
 	facts *control.Facts
 	book  *account.Book
-	turns *boards // nil when devices are not shared by turns
+	turns *schedules // nil when devices are not shared by turns
 	spawn chan func()
 
 	mu       sync.Mutex
@@ -75,10 +75,10 @@ type Supervisor struct {
 // lease is a lease and the processes of its sessions.
 type lease struct {
 	*account.Lease
-	token [16]byte
-	procs map[*control.Process]bool
-	own   bool // the default lease: it lives as long as its sessions
-	seats []int
+	token   [16]byte
+	procs   map[*control.Process]bool
+	own     bool // the default lease: it lives as long as its sessions
+	tenants []int
 }
 
 // New asks the driver about the devices and prepares a worker.
@@ -121,7 +121,7 @@ func New(ctx context.Context, log *slog.Logger, cfg Config) (*Supervisor, error)
 	}
 	s.book = account.NewBook(offered)
 	if cfg.Turns != nil {
-		if s.turns, err = newBoards(cfg.Turns, len(cfg.Devices)); err != nil {
+		if s.turns, err = newSchedules(cfg.Turns, len(cfg.Devices)); err != nil {
 			return nil, err
 		}
 	}
@@ -358,7 +358,7 @@ func (s *Supervisor) serveLease(c net.Conn, h *wire.Hello) {
 		return
 	}
 	l := &lease{Lease: granted, token: token, procs: make(map[*control.Process]bool)}
-	if l.seats, err = s.turns.seat(shortToken(token)); err != nil {
+	if l.tenants, err = s.turns.add(shortToken(token)); err != nil {
 		s.log.Warn("lease refused", "client", h.Program, "pid", h.PID, "reason", err)
 		refuse(c, wire.StatusBusy, err.Error())
 		granted.End()
@@ -367,7 +367,7 @@ func (s *Supervisor) serveLease(c net.Conn, h *wire.Hello) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		s.turns.leave(l.seats)
+		s.turns.remove(l.tenants)
 		granted.End()
 		return
 	}
@@ -398,7 +398,7 @@ func (s *Supervisor) endLease(l *lease) {
 	for _, p := range ps {
 		p.End()
 	}
-	s.turns.leave(l.seats)
+	s.turns.remove(l.tenants)
 }
 
 // shortToken names a lease in the log without giving its token away.
@@ -441,7 +441,7 @@ func (s *Supervisor) find(token [16]byte) (*lease, uint32, error) {
 		return nil, wire.StatusNoMemory, err
 	}
 	l := &lease{Lease: granted, procs: make(map[*control.Process]bool), own: true}
-	if l.seats, err = s.turns.seat(shortToken(token)); err != nil {
+	if l.tenants, err = s.turns.add(shortToken(token)); err != nil {
 		granted.End()
 		return nil, wire.StatusBusy, err
 	}
@@ -516,7 +516,7 @@ func (s *Supervisor) closeSession(l *lease, slot int) {
 	if l.own && l.Sessions() == 0 && s.leases[l.token] == l {
 		delete(s.leases, l.token)
 		l.End()
-		s.turns.leave(l.seats)
+		s.turns.remove(l.tenants)
 	}
 }
 
@@ -544,7 +544,7 @@ func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *leas
 	// session process sets what it needs itself.
 	fds := []int{int(f.Fd()), l.FD()}
 	if h.Kind == wire.SessionCompute {
-		st.Turns, fds = s.turns.give(l.seats, fds)
+		st.Turns, fds = s.turns.share(l.tenants, fds)
 	}
 	return p.Give(&st, fds...)
 }

@@ -178,10 +178,10 @@ func (s *session) streamCtx(id uint32) (uint64, int32) {
 //
 // told is the error of an earlier one-way operation that the answer tells of, 0 if there is none.
 func (s *session) answerWhen(ctx, ev uint64, told int32) int32 {
-	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.Resting()
+	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.WaitBegins()
 	finish := func() int32 {
 		rc := int32(C.sl_event_sync(C.uint64_t(ev)))
-		g.Rested()
+		g.WaitEnds()
 		s.events.put(ctx, ev)
 		s.settle()
 		return orTold(rc, told)
@@ -260,12 +260,12 @@ func (s *session) cuCtxSynchronize() C.CUresult {
 	if s.cur == 0 || s.cur == noCtx {
 		return C.CUDA_ERROR_INVALID_CONTEXT
 	}
-	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.Resting()
+	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.WaitBegins()
 	told := s.tellContext()
 	s.pending = true
 	s.waiters.do(job{s.curReal, func() {
 		rc := orTold(int32(C.sl_ctx_sync()), told)
-		g.Rested()
+		g.WaitEnds()
 		s.settle()
 		s.mem.poolsMayShrink()
 		if call != 0 {
@@ -322,10 +322,10 @@ func (s *session) cuEventSynchronize(h href) C.CUresult {
 	if rc := s.tellEvent(h.id); rc != 0 {
 		return C.CUresult(rc)
 	}
-	g := s.gates.Resting()
+	g := s.gates.WaitBegins()
 	finish := func() int32 {
 		rc := int32(C.sl_event_sync(C.uint64_t(u.real)))
-		g.Rested()
+		g.WaitEnds()
 		s.settle()
 		return rc
 	}

@@ -101,22 +101,22 @@ func (w *world) counters(n *tenant) counters {
 	return counters{}
 }
 
-// empty waits until nobody has a seat or a chair on the GPU's board.
+// empty waits until the GPU's schedule has no tenants and no members.
 func (w *world) empty() {
 	w.t.Helper()
 	dir := w.owner.Node.Path("/run/sluice/turns")
-	boards, err := filepath.Glob(filepath.Join(dir, "*.state"))
-	if err != nil || len(boards) != 1 {
-		w.t.Fatalf("%s has the boards %v (%v)", dir, boards, err)
+	schedules, err := filepath.Glob(filepath.Join(dir, "*.state"))
+	if err != nil || len(schedules) != 1 {
+		w.t.Fatalf("%s has the schedules %v (%v)", dir, schedules, err)
 	}
-	b, err := turns.Create(dir, strings.TrimSuffix(filepath.Base(boards[0]), ".state"), turns.Site{})
+	b, err := turns.Create(dir, strings.TrimSuffix(filepath.Base(schedules[0]), ".state"), turns.Site{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer b.Close()
-	w.eventually("the board is empty", func() error {
-		if left, chairs := b.Read(), b.Chairs(); len(left) > 0 || chairs > 0 {
-			return fmt.Errorf("%d chairs and %+v", chairs, left)
+	w.eventually("the schedule is empty", func() error {
+		if left, members := b.Read(), b.Members(); len(left) > 0 || members > 0 {
+			return fmt.Errorf("%d members and %+v", members, left)
 		}
 		return nil
 	})

@@ -38,7 +38,7 @@ type sharing struct {
 	Shares []share `json:"shares"`
 }
 
-// sharingOf is a job's lease as a node lists it for a user, with what its owner says of the GPU's board.
+// sharingOf is a job's lease as a node lists it for a user, with what its owner reads from the GPU's schedule.
 func (s *site) sharingOf(n *lab.Node, u lab.User, job string) (sharing, error) {
 	out, err := n.Run(s.ctx, u, "sluice", "list", "--json")
 	if err != nil {
@@ -83,8 +83,8 @@ func (s *site) busy() string {
 	return fmt.Sprintf("%s 1 & p=$!\n%s\nkill -TERM $p; wait $p", s.program("steady"), s.stay())
 }
 
-// TestShares: what jobs say of the share of their GPU's time, or their partitions for them, reaches the seats on the
-// GPU's board. A job's user and root change it while the job runs, and its report has what came of it.
+// TestShares: what jobs say of the share of their GPU's time, or their partitions for them, reaches the GPU's
+// schedule. A job's user and root change it while the job runs, and its report has what came of it.
 func TestShares(t *testing.T) {
 	s := cluster(t)
 	n := s.Nodes[2] // the first job's; it has no GPU

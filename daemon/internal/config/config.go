@@ -207,7 +207,7 @@ func Default() Config {
 	}
 }
 
-// TurnsDir keeps the boards of the GPUs' turns, "" where there are none.
+// TurnsDir is the directory of the GPUs' schedules of turns, "" where there are none.
 func (c *Config) TurnsDir() string {
 	if !c.Shares.Turns {
 		return ""

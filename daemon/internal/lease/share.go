@@ -115,7 +115,7 @@ type Share struct {
 	Revoked   uint64        `json:"revoked"`  // turns that were taken away
 }
 
-// Add sums up what two seats had.
+// Add returns the sum of two shares.
 func (s Share) Add(o Share) Share {
 	s.Due += o.Due
 	s.Held, s.Busy, s.Waited, s.Throttled = s.Held+o.Held, s.Busy+o.Busy, s.Waited+o.Waited, s.Throttled+o.Throttled

@@ -292,7 +292,7 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 		add("gpu", rpc.Fail, "see dmesg and nvidia-smi; it is used again once it is well", "%s (%d): %s", g.UUID, g.Index, g.Why)
 	}
 	add("owner", rpc.OK, "", "%d GPUs to lend", healthy)
-	if m := n.pool.Unseated(); len(m) > 0 { // mostly for one and the same reason
+	if m := n.pool.Unscheduled(); len(m) > 0 { // mostly for one and the same reason
 		id := slices.Min(slices.Collect(maps.Keys(m)))
 		add("turns", rpc.Fail, "mend what is below "+cfg.TurnsDir()+"; the next session tries again", "%d leases have no share of compute time; %s: %v", len(m), id, m[id])
 	}

@@ -225,7 +225,7 @@ func (o *Owner) commit(e *entry, rec record) error {
 		return lease.Errorf(lease.Internal, "lease %s cannot be granted without a line in the audit log: %v", rec.Lease.ID, err)
 	}
 	o.point("grant-2-audited")
-	o.seat(rec.Lease)
+	o.shareTime(rec.Lease)
 	o.counts.granted.Add(1)
 	o.log.Info("lease granted", "lease", rec.Lease.ID, "job", rec.Lease.Request.Key.String(), "uid", rec.Lease.Request.UID, "host", rec.Lease.Host, "gpus", len(rec.Lease.Grants))
 	return nil

@@ -12,7 +12,7 @@ package owner
 //	Offer     check, ticket -> (open-1) answer
 //	Admit     check, worker started -> (open-2) audit -> (open-3) answer
 //	Renew     noted -> (renew-1) answer
-//	Set       check -> (set-1) ledger -> (set-2) audit -> (set-3) seats -> (set-4)
+//	Set       check -> (set-1) ledger -> (set-2) audit -> (set-3) schedules -> (set-4)
 //	          answer
 //	Release   check -> (release-0) ledger: ending -> (release-1) sessions killed and
 //	          waited for -> (release-2) ledger: gone, tombstones -> (release-3)
@@ -242,7 +242,7 @@ func New(cfg Config) (*Owner, error) {
 	cfg.Workers.OnEnd(o.sessionEnded)
 	for _, e := range o.leases {
 		if e.rec.Lease.State == lease.Granted { // one that is ending has its report to come
-			o.seat(e.rec.Lease)
+			o.shareTime(e.rec.Lease)
 		}
 	}
 	return o, nil

@@ -5,7 +5,7 @@ package owner
 // What it may be is the ledger's to say: the percent of all leases on a GPU are at most
 // 100 together, and more than was granted at first is only root's to give, whom the
 // host has seen by the kernel's word; a host asks for what it likes anyway. Memory does
-// not change. The seats on the GPU are told last, so that a crash in between leaves to
+// not change. The GPU's schedule is changed last, so that a crash in between leaves to
 // the next start no more than telling them.
 
 import (
@@ -85,7 +85,7 @@ func (o *Owner) set(host string, c *lease.Change) (lease.Lease, error) {
 	if err := o.commitSet(e, rec, c); err != nil {
 		return lease.Lease{}, err
 	}
-	o.seat(*l)
+	o.shareTime(*l)
 	return *l, nil
 }
 
@@ -146,9 +146,9 @@ func (o *Owner) commitSet(e *entry, rec record, c *lease.Change) error {
 	return nil
 }
 
-// seat tells the workers what a granted lease has of its GPUs' time. Where that fails,
-// no session of it is started before it can be told.
-func (o *Owner) seat(l lease.Lease) {
+// shareTime tells the workers what a granted lease has of its GPUs' time. If that fails, they start
+// none of its sessions until it succeeds.
+func (o *Owner) shareTime(l lease.Lease) {
 	if err := o.cfg.Workers.Share(l); err != nil {
 		o.log.Error("a lease's share of compute time cannot be kept", "lease", l.ID, "error", err)
 	}

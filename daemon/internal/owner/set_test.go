@@ -70,7 +70,7 @@ func TestSet(t *testing.T) {
 	set("gpu01", lease.Change{Lease: b.ID, Shares: []uint32{40}, Beyond: true, Policy: lease.Equal, Lend: lease.LendNo}, "", "")
 	set("gpu01", lease.Change{Lease: b.ID, Lend: lease.LendReset}, "", "")
 	n.shared(b.ID, "equal", 40)
-	// It lasts, and the seats are made anew from it.
+	// It lasts, and the schedule is set from it.
 	clear(n.workers.shares)
 	n.kill()
 	n.shared(a.ID, "fixed-lend", 60, 80)
@@ -85,7 +85,7 @@ func TestSet(t *testing.T) {
 	must(t, n.Release(ctx, "h1", a.ID, a.Request.Key, ""))
 	set("h1", lease.Change{Lease: a.ID, Shares: []uint32{1}}, lease.NotFound, "has ended")
 	if len(n.workers.shares) != 1 {
-		t.Error("an ended lease keeps its seats")
+		t.Error("an ended lease stays on the schedule")
 	}
 	must(t, n.Release(ctx, "h1", b.ID, b.Request.Key, ""))
 	r, err := n.Reports(ctx, "ctl", "c", "1")

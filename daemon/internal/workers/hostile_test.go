@@ -122,7 +122,7 @@ func TestDamagedAccount(t *testing.T) {
 	}
 	_ = p.Sessions(s.Lease) // survives
 	next := newPool(t, dir, nil)
-	// Of the lease there is its seat alone, which it has from its grant to its end.
+	// All that remains of the lease is its tenant, which it has from its grant to its end.
 	if ids := next.Leases(); len(ids) != 1 || next.Use(s.Lease) != nil || len(next.Sessions(s.Lease)) != 0 {
 		t.Errorf("leases %v", ids)
 	}

@@ -1,20 +1,20 @@
 package workers
 
-// Compute time: every GPU has a board (package turns), on which every granted lease has
-// a seat, and sessions take turns on it by themselves. What is done here is around that.
+// Compute time. Every GPU has a schedule (package turns), every granted lease is a tenant of its
+// GPUs' schedules, and sessions take turns by themselves. This file does what is left:
 //
-//	Share        seats of a lease made, or given another policy; from its grant on, since
-//	             policy equal counts leases, whether they have sessions or not
-//	Start        its seats, and the board's two files, go with the START message
-//	a session    has ended: its place on the board is cleared
-//	Forget       seats given back; until then they tell what the lease has had
-//	SetSharing   a reload: all seats are told anew
-//	WatchTurns   work that stays on a GPU far beyond its turn
+//	Share        makes a lease a tenant, or changes its policy. It is one from its grant on,
+//	             because policy equal counts leases, whether they have sessions or not
+//	Start        sends the lease's tenants, and the schedules' files, with the START message
+//	clearMember  clears what a session that has ended left on the schedules
+//	Forget       removes the tenants; until then they say what the lease has had
+//	SetSharing   gives all tenants the policy of a reloaded configuration
+//	WatchTurns   finds work that stays on a GPU far beyond its turn
 //
-// The boards' files outlive the daemon. The next one finds seats there by the lease's
-// name; those of leases that it does not know are told by Leases, for the owner to end.
+// The schedules' files outlive the daemon. The next daemon finds tenants there by their leases'
+// names; Leases lists those whose lease it does not know, for the owner to end.
 //
-// mu guards all of it, boards too.
+// mu guards all of it, including the schedules.
 
 import (
 	"context"
@@ -36,12 +36,12 @@ import (
 type Sharing struct {
 	Quantum     time.Duration // of a turn
 	EqualActive bool          // policy equal counts leases with work, not all
-	Lend        bool          // leases that say nothing lend
-	Limit       time.Duration // of work beyond its turn, 0 for none
-	End         bool          // beyond it the session ends
+	Lend        bool          // leases that do not say whether they lend do
+	Limit       time.Duration // how long work may outlast its turn, 0 for no limit
+	End         bool          // a session whose work exceeds the limit ends
 }
 
-// Overrun tells of work that stayed on a GPU longer than it may.
+// Overrun describes work that has outlasted its turn for longer than the limit.
 type Overrun struct {
 	Lease  lease.Lease
 	GPU    string
@@ -54,16 +54,16 @@ type Overrun struct {
 
 const policySuffix = ".policy"
 
-// seated is a lease with seats.
-type seated struct {
-	lease lease.Lease    // without grants until Share has told of it
-	seats map[string]int // by GPU
-	err   error          // why it has not all of them
+// tenancy is a lease on its GPUs' schedules.
+type tenancy struct {
+	lease   lease.Lease    // without grants until Share was called for it
+	tenants map[string]int // by GPU
+	err     error          // why it is not a tenant of all its GPUs
 }
 
-// openBoards opens the boards that an earlier daemon left.
-func (p *Pool) openBoards() error {
-	p.seats, p.boards, p.over = map[string]*seated{}, map[string]*turns.Board{}, map[overrunKey]bool{}
+// openSchedules opens the schedules of an earlier daemon.
+func (p *Pool) openSchedules() error {
+	p.tenancies, p.schedules, p.over = map[string]*tenancy{}, map[string]*turns.Schedule{}, map[overrunKey]bool{}
 	if p.cfg.Turns == "" {
 		return nil
 	}
@@ -76,34 +76,34 @@ func (p *Pool) openBoards() error {
 	}
 	for _, f := range files {
 		gpu := strings.TrimSuffix(filepath.Base(f), policySuffix)
-		b, err := p.board(gpu)
+		b, err := p.schedule(gpu)
 		if err != nil {
-			// Sessions that live go on with it; new ones are refused until it is mended.
-			p.log.Error("board of a GPU cannot be used", "gpu", gpu, "error", err)
+			// Sessions that run go on with it; new ones are refused until it can be used.
+			p.log.Error("the schedule of a GPU's turns cannot be used", "gpu", gpu, "error", err)
 			continue
 		}
 		for _, c := range b.Read() {
-			s := p.seats[c.Lease]
+			s := p.tenancies[c.Lease]
 			if s == nil {
-				s = &seated{lease: lease.Lease{ID: c.Lease}, seats: map[string]int{}}
-				p.seats[c.Lease] = s
+				s = &tenancy{lease: lease.Lease{ID: c.Lease}, tenants: map[string]int{}}
+				p.tenancies[c.Lease] = s
 			}
-			s.seats[gpu] = c.Seat
+			s.tenants[gpu] = c.Tenant
 		}
 	}
 	return nil
 }
 
-// board is a GPU's; mu is held, but for the start.
-func (p *Pool) board(gpu string) (*turns.Board, error) {
-	if b := p.boards[gpu]; b != nil {
+// schedule returns a GPU's schedule, and opens it if need be. mu is held, except at the start.
+func (p *Pool) schedule(gpu string) (*turns.Schedule, error) {
+	if b := p.schedules[gpu]; b != nil {
 		return b, nil
 	}
 	b, err := turns.Create(p.cfg.Turns, gpu, p.site())
 	if err != nil {
 		return nil, fmt.Errorf("gpu %s: %w", gpu, err)
 	}
-	p.boards[gpu] = b
+	p.schedules[gpu] = b
 	return b, nil
 }
 
@@ -111,10 +111,10 @@ func (p *Pool) site() turns.Site {
 	return turns.Site{Quantum: p.sharing.Quantum, EqualActive: p.sharing.EqualActive}
 }
 
-// policy is a grant's, as boards have it.
+// policy returns a grant's policy as schedules have it.
 func (p *Pool) policy(l *lease.Lease, g lease.Grant) turns.Policy {
 	q := l.Request
-	out := turns.Policy{Kind: turns.BestEffort, Weight: g.Percent * (turns.Whole / 100), Lend: q.Lend == lease.LendYes || q.Lend == lease.LendSite && p.sharing.Lend}
+	out := turns.Policy{Kind: turns.BestEffort, Weight: g.Percent * (turns.FullWeight / 100), Lend: q.Lend == lease.LendYes || q.Lend == lease.LendSite && p.sharing.Lend}
 	switch q.Policy {
 	case lease.Fixed:
 		out.Kind = turns.Fixed
@@ -134,39 +134,39 @@ func (p *Pool) Share(l lease.Lease) error {
 	return p.share(l)
 }
 
-// share seats a lease; mu is held.
+// share makes a lease a tenant of its GPUs' schedules. mu is held.
 func (p *Pool) share(l lease.Lease) error {
-	s := p.seats[l.ID]
+	s := p.tenancies[l.ID]
 	if s == nil {
-		s = &seated{seats: map[string]int{}}
-		p.seats[l.ID] = s
+		s = &tenancy{tenants: map[string]int{}}
+		p.tenancies[l.ID] = s
 	}
 	s.lease = l
 	var errs []error
 	for _, g := range l.Grants {
-		b, err := p.board(g.GPU)
+		b, err := p.schedule(g.GPU)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		n, err := b.Seat(l.ID, p.policy(&l, g))
+		n, err := b.Add(l.ID, p.policy(&l, g))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("gpu %s: %w", g.GPU, err))
 			continue
 		}
-		s.seats[g.GPU] = n
+		s.tenants[g.GPU] = n
 	}
 	s.err = errors.Join(errs...)
 	return s.err
 }
 
-// Unseated are the leases that have no place on their GPUs' boards, and why: no session
-// of them is started.
-func (p *Pool) Unseated() map[string]error {
+// Unscheduled returns the leases that could not be made tenants of their GPUs' schedules, and why.
+// None of their sessions is started.
+func (p *Pool) Unscheduled() map[string]error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := map[string]error{}
-	for id, s := range p.seats {
+	for id, s := range p.tenancies {
 		if s.err != nil {
 			out[id] = s.err
 		}
@@ -174,10 +174,10 @@ func (p *Pool) Unseated() map[string]error {
 	return out
 }
 
-// places are the seats of a lease as the START message has them, and copies of the
-// files to go with it, for the caller to close: the boards may be let go of meanwhile.
-// Without turns there are none of both.
-func (p *Pool) places(l lease.Lease) (at []control.Turn, files []*os.File, _ error) {
+// startTurns returns a lease's tenants for the START message, and copies of the schedules' files
+// to go with it, for the caller to close: the schedules may be closed meanwhile. Without turns
+// there are neither.
+func (p *Pool) startTurns(l lease.Lease) (at []control.Turn, files []*os.File, _ error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -186,7 +186,7 @@ func (p *Pool) places(l lease.Lease) (at []control.Turn, files []*os.File, _ err
 	case p.closed:
 		return nil, nil, errors.New("the daemon is stopping")
 	}
-	s := p.seats[l.ID]
+	s := p.tenancies[l.ID]
 	if s != nil && len(s.lease.Grants) > 0 {
 		l = s.lease // Set may have changed it since the caller looked
 	}
@@ -196,15 +196,15 @@ func (p *Pool) places(l lease.Lease) (at []control.Turn, files []*os.File, _ err
 		}
 	}
 	for _, g := range l.Grants {
-		at = append(at, control.Turn{Seat: p.seats[l.ID].seats[g.GPU]})
-		policy, state := p.boards[g.GPU].Files()
+		at = append(at, control.Turn{Tenant: p.tenancies[l.ID].tenants[g.GPU]})
+		policy, state := p.schedules[g.GPU].Files()
 		for _, f := range []*os.File{policy, state} {
 			fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {
 				for _, f := range files {
 					f.Close()
 				}
-				return nil, nil, fmt.Errorf("board of GPU %s: %w", g.GPU, err)
+				return nil, nil, fmt.Errorf("schedule of GPU %s: %w", g.GPU, err)
 			}
 			files = append(files, os.NewFile(uintptr(fd), f.Name()))
 		}
@@ -212,30 +212,30 @@ func (p *Pool) places(l lease.Lease) (at []control.Turn, files []*os.File, _ err
 	return at, files, nil
 }
 
-// vacate clears the places of a session whose process has ended; mu is held.
-func (p *Pool) vacate(s *session) {
+// clearMember clears what a session whose process has ended left on the schedules. mu is held.
+func (p *Pool) clearMember(s *session) {
 	if s.Worker.PID == 0 {
 		return
 	}
 	for _, g := range s.l.gpus {
-		if b := p.boards[g]; b != nil {
+		if b := p.schedules[g]; b != nil {
 			b.Gone(s.Worker.PID, s.Worker.Start)
 		}
 	}
 }
 
-// unseat gives the seats of a lease back; mu is held.
-func (p *Pool) unseat(id string) {
-	s := p.seats[id]
+// removeTenants takes a lease off the schedules. mu is held.
+func (p *Pool) removeTenants(id string) {
+	s := p.tenancies[id]
 	if s == nil {
 		return
 	}
-	for gpu, n := range s.seats {
-		if b := p.boards[gpu]; b != nil {
-			b.Leave(n)
+	for gpu, n := range s.tenants {
+		if b := p.schedules[gpu]; b != nil {
+			b.Remove(n)
 		}
 	}
-	delete(p.seats, id)
+	delete(p.tenancies, id)
 }
 
 // Shares implements owner.Workers.
@@ -246,18 +246,18 @@ func (p *Pool) Shares(id string) []lease.Share {
 }
 
 func (p *Pool) sharesOf(id string) []lease.Share {
-	s := p.seats[id]
+	s := p.tenancies[id]
 	if s == nil || len(s.lease.Grants) == 0 {
 		return nil
 	}
 	out := make([]lease.Share, len(s.lease.Grants))
 	for i, g := range s.lease.Grants {
-		b, n := p.boards[g.GPU], s.seats[g.GPU]
+		b, n := p.schedules[g.GPU], s.tenants[g.GPU]
 		if b == nil {
 			continue
 		}
 		for _, c := range b.Read() {
-			if c.Seat != n || c.Lease != id {
+			if c.Tenant != n || c.Lease != id {
 				continue
 			}
 			out[i] = lease.Share{
@@ -269,7 +269,7 @@ func (p *Pool) sharesOf(id string) []lease.Share {
 	return out
 }
 
-// SetSharing changes how time is shared, from the next turns on.
+// SetSharing changes how time is shared, from the next turn on.
 func (p *Pool) SetSharing(s Sharing) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -277,10 +277,10 @@ func (p *Pool) SetSharing(s Sharing) {
 	if p.cfg.Turns == "" {
 		return
 	}
-	for _, b := range p.boards {
+	for _, b := range p.schedules {
 		b.SetSite(p.site())
 	}
-	for id, at := range p.seats {
+	for id, at := range p.tenancies {
 		if len(at.lease.Grants) == 0 {
 			continue
 		}
@@ -297,8 +297,8 @@ type overrunKey struct {
 	pid   int
 }
 
-// WatchTurns looks after the boards until ctx ends: what sessions left that ended
-// unseen, and work beyond the site's limit, of which tell hears once.
+// WatchTurns looks after the schedules until ctx ends. It clears what sessions left whose end nobody
+// saw, and calls tell once for work that exceeds the site's limit.
 func (p *Pool) WatchTurns(ctx context.Context, tell func(Overrun)) error {
 	if p.cfg.Turns == "" {
 		return nil
@@ -307,7 +307,7 @@ func (p *Pool) WatchTurns(ctx context.Context, tell func(Overrun)) error {
 	for {
 		if now := time.Now(); now.Sub(swept) >= time.Second {
 			swept = now
-			p.sweepBoards()
+			p.sweepSchedules()
 		}
 		limit := time.Second
 		for _, o := range p.overruns() {
@@ -326,16 +326,16 @@ func (p *Pool) WatchTurns(ctx context.Context, tell func(Overrun)) error {
 	}
 }
 
-func (p *Pool) sweepBoards() {
+func (p *Pool) sweepSchedules() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, b := range p.boards {
+	for _, b := range p.schedules {
 		b.Sweep()
 	}
 }
 
-// overruns finds what goes beyond the limit and was not told yet, and ends its sessions
-// where the site wants that.
+// overruns returns the work that exceeds the limit and was not returned before, and ends its
+// sessions if the site wants that.
 func (p *Pool) overruns() []Overrun {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -345,7 +345,7 @@ func (p *Pool) overruns() []Overrun {
 	}
 	var found []Overrun
 	still := map[overrunKey]bool{}
-	for gpu, b := range p.boards {
+	for gpu, b := range p.schedules {
 		for _, c := range b.Read() {
 			if c.Overrun <= limit {
 				continue
@@ -353,11 +353,11 @@ func (p *Pool) overruns() []Overrun {
 			k := overrunKey{gpu, c.Lease, c.OverrunPID}
 			ending, told := p.over[k]
 			still[k] = ending || p.sharing.End
-			if told && ending == still[k] { // unless the site wants it ended since
+			if told && ending == still[k] { // unless the site has begun to end such sessions
 				continue
 			}
 			o := Overrun{Lease: lease.Lease{ID: c.Lease}, GPU: gpu, PID: c.OverrunPID, Time: c.Overrun, Limit: limit}
-			if s := p.seats[c.Lease]; s != nil {
+			if s := p.tenancies[c.Lease]; s != nil {
 				o.Lease = s.lease
 			}
 			o.Reason = fmt.Sprintf("its work stayed on GPU %s for %v after its turn; shares.overrun.limit is %v", gpu, c.Overrun.Round(time.Millisecond), limit)
@@ -371,8 +371,8 @@ func (p *Pool) overruns() []Overrun {
 	return found
 }
 
-// endOverrun ends a session, or all of the lease's where it is not known which it is. It
-// says whether there was one; mu is held.
+// endOverrun ends a session, or all of the lease's if it is not known which one it is. It says
+// whether there was one. mu is held.
 func (p *Pool) endOverrun(id string, pid int, reason string) (some bool) {
 	l := p.leases[id]
 	if l == nil {
@@ -391,10 +391,10 @@ func (p *Pool) endOverrun(id string, pid int, reason string) (some bool) {
 	return some
 }
 
-// closeBoards lets go of the boards; their files and who uses them go on.
-func (p *Pool) closeBoards() {
-	for _, b := range p.boards {
+// closeSchedules closes the schedules. Their files stay, and their sessions go on.
+func (p *Pool) closeSchedules() {
+	for _, b := range p.schedules {
 		b.Close()
 	}
-	p.boards = map[string]*turns.Board{}
+	p.schedules = map[string]*turns.Schedule{}
 }

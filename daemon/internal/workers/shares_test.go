@@ -13,32 +13,32 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
-// seatOf is what the board of GPU n says of a lease; false if it has no seat there.
-func (p *Pool) seatOf(n int, id string) (turns.SeatCounters, bool) {
+// tenantOf returns what the schedule of GPU n says of a lease; false if it is no tenant there.
+func (p *Pool) tenantOf(n int, id string) (turns.TenantCounters, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b := p.boards[simUUID(n)]
+	b := p.schedules[simUUID(n)]
 	if b == nil {
-		return turns.SeatCounters{}, false
+		return turns.TenantCounters{}, false
 	}
 	for _, c := range b.Read() {
 		if c.Lease == id {
 			return c, true
 		}
 	}
-	return turns.SeatCounters{}, false
+	return turns.TenantCounters{}, false
 }
 
-// A lease has seats from its grant to its end, as its policy says, over daemons, and its
-// sessions sit on them.
-func TestSeats(t *testing.T) {
+// A lease is a tenant of its GPUs from its grant to its end, with its policy, and stays one when the
+// daemon is replaced. Its sessions are the tenant's members.
+func TestTenants(t *testing.T) {
 	dir := setup(t)
 	p := newPool(t, dir, nil)
 	p.OnEnd(func(lease.Session, string) {})
 	l := testLease("a", 0, 1)
-	want := func(p *Pool, n int, pol turns.Policy) turns.SeatCounters {
+	want := func(p *Pool, n int, pol turns.Policy) turns.TenantCounters {
 		t.Helper()
-		c, ok := p.seatOf(n, l.ID)
+		c, ok := p.tenantOf(n, l.ID)
 		if !ok || c.Policy != pol {
 			t.Fatalf("gpu %d: %+v, %v; want %+v", n, c, ok, pol)
 		}
@@ -56,7 +56,7 @@ func TestSeats(t *testing.T) {
 	l.Request.Policy, l.Grants[1].Percent = lease.Fixed, 20
 	share(p)
 	want(p, 1, turns.Policy{Kind: turns.Fixed, Weight: 2000})
-	// The site's word on lending holds where the lease says nothing.
+	// The site's setting for lending holds where the lease has none.
 	p.SetSharing(Sharing{Lend: true})
 	want(p, 0, turns.Policy{Kind: turns.Fixed, Weight: 5000, Lend: true})
 	l.Request.Lend = lease.LendNo
@@ -79,16 +79,16 @@ func TestSeats(t *testing.T) {
 	if err := c.activate(0); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "a chair", func() bool { c, _ := p.seatOf(0, l.ID); return c.Chairs == 1 })
+	waitFor(t, "a member", func() bool { c, _ := p.tenantOf(0, l.ID); return c.Members == 1 })
 	if all := p.Shares(l.ID); len(all) != 2 || all[0].Due != 10000 {
 		t.Errorf("%+v", all)
 	}
 
-	// The next daemon finds the seat, and the session on it.
+	// The next daemon finds the tenant and its member.
 	p.Close()
 	q := newPool(t, dir, nil)
 	q.OnEnd(func(lease.Session, string) {})
-	if got := want(q, 0, turns.Policy{Kind: turns.Equal, Weight: 5000, Lend: true}); got.Chairs != 1 {
+	if got := want(q, 0, turns.Policy{Kind: turns.Equal, Weight: 5000, Lend: true}); got.Members != 1 {
 		t.Errorf("%+v", got)
 	}
 	if q.Shares(l.ID) != nil {
@@ -97,16 +97,16 @@ func TestSeats(t *testing.T) {
 	if err := q.Share(l); err != nil {
 		t.Fatal(err)
 	}
-	if got := want(q, 0, turns.Policy{Kind: turns.Equal, Weight: 5000, Lend: true}); got.Chairs != 1 || len(q.Shares(l.ID)) != 2 {
+	if got := want(q, 0, turns.Policy{Kind: turns.Equal, Weight: 5000, Lend: true}); got.Members != 1 || len(q.Shares(l.ID)) != 2 {
 		t.Errorf("%+v", got)
 	}
 	if err := syscall.Kill(s.Worker.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "its chair is free", func() bool { c, ok := q.seatOf(0, l.ID); return ok && c.Chairs == 0 })
+	waitFor(t, "its member is gone", func() bool { c, ok := q.tenantOf(0, l.ID); return ok && c.Members == 0 })
 	waitFor(t, "the first pool, which lives on in this process, has seen its end", func() bool { return p.gone(s) })
 
-	// A seat without lease is told, so that the owner ends it; End alone leaves what it had.
+	// A tenant without a lease is listed, so that the owner ends it. End alone keeps its counters.
 	other := testLease("b", 0)
 	if err := q.Share(other); err != nil {
 		t.Fatal(err)
@@ -118,14 +118,14 @@ func TestSeats(t *testing.T) {
 		if err := q.End(context.Background(), id); err != nil {
 			t.Fatal(err)
 		}
-		if _, ok := q.seatOf(0, id); !ok {
-			t.Error("End takes the seat away")
+		if _, ok := q.tenantOf(0, id); !ok {
+			t.Error("End removed the tenant")
 		}
 		if err := q.Forget(id); err != nil {
 			t.Fatal(err)
 		}
-		if _, ok := q.seatOf(0, id); ok {
-			t.Error("Forget leaves the seat")
+		if _, ok := q.tenantOf(0, id); ok {
+			t.Error("Forget left the tenant")
 		}
 	}
 	if ids := q.Leases(); len(ids) != 0 {
@@ -133,7 +133,7 @@ func TestSeats(t *testing.T) {
 	}
 }
 
-// Without turns there are no boards, and sessions are as before.
+// Without turns there are no schedules, and sessions start nevertheless.
 func TestWithoutTurns(t *testing.T) {
 	dir := setup(t)
 	p := newPool(t, dir, func(c *Config) { c.Turns = "" })
@@ -144,12 +144,12 @@ func TestWithoutTurns(t *testing.T) {
 	c, _ := open(t, p, 1)
 	defer c.Close()
 	if _, err := os.Stat(filepath.Join(dir, "turns")); err == nil || p.Shares(strings.Repeat("a", 32)) != nil {
-		t.Error("there are boards")
+		t.Error("there are schedules")
 	}
 }
 
-// A board that others could write keeps its GPU's sessions out, and says so.
-func TestBoardOfOthers(t *testing.T) {
+// If others could write a schedule, no session starts on its GPU, and the reason is given.
+func TestScheduleOfOthers(t *testing.T) {
 	dir := setup(t)
 	if err := os.MkdirAll(filepath.Join(dir, "turns"), 0o700); err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestBoardOfOthers(t *testing.T) {
 	if err := p.Share(testLease("a", 0)); err == nil || !strings.Contains(err.Error(), "0600") {
 		t.Error(err)
 	}
-	if err := p.Unseated()[strings.Repeat("a", 32)]; err == nil {
+	if err := p.Unscheduled()[strings.Repeat("a", 32)]; err == nil {
 		t.Error("health is not told")
 	}
 	_, w := pair(t)
@@ -177,14 +177,14 @@ func TestBoardOfOthers(t *testing.T) {
 	}
 }
 
-// sit takes a chair of a lease's seat on GPU n, as a session does.
-func (p *Pool) sit(t *testing.T, n int, id string) *turns.Chair {
+// join makes a member of a lease's tenant on GPU n, as a session does.
+func (p *Pool) join(t *testing.T, n int, id string) *turns.Member {
 	t.Helper()
-	at, ok := p.seatOf(n, id)
+	at, ok := p.tenantOf(n, id)
 	if !ok {
-		t.Fatal("no seat")
+		t.Fatal("no tenant")
 	}
-	policy, state := p.boards[simUUID(n)].Files()
+	policy, state := p.schedules[simUUID(n)].Files()
 	var fds [2]int
 	for i, f := range []*os.File{policy, state} {
 		fd, err := syscall.Dup(int(f.Fd()))
@@ -193,7 +193,7 @@ func (p *Pool) sit(t *testing.T, n int, id string) *turns.Chair {
 		}
 		fds[i] = fd
 	}
-	c, err := turns.OpenFDs(fds[0], fds[1], at.Seat, turns.Monotonic{})
+	c, err := turns.OpenFDs(fds[0], fds[1], at.Tenant, turns.Monotonic{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,26 +211,26 @@ func TestOverrun(t *testing.T) {
 	id := strings.Repeat("a", 32)
 	c, s := open(t, p, 1)
 	defer c.Close()
-	chair := p.sit(t, 0, id)
+	member := p.join(t, 0, id)
 	now := turns.Monotonic{}.Now()
-	chair.Late(now - int64(time.Minute))
+	member.SetOverdue(now - int64(time.Minute))
 	if o := p.overruns(); len(o) != 0 {
 		t.Errorf("nobody else wants the GPU: %+v", o)
 	}
 	if err := p.Share(testLease("b", 0)); err != nil {
 		t.Fatal(err)
 	}
-	p.sit(t, 0, strings.Repeat("b", 32)).Ask()
-	chair.Late(0)
+	p.join(t, 0, strings.Repeat("b", 32)).Request()
+	member.SetOverdue(0)
 	if o := p.overruns(); len(o) != 0 {
 		t.Errorf("%+v", o)
 	}
-	chair.Late(now - int64(900*time.Millisecond))
+	member.SetOverdue(now - int64(900*time.Millisecond))
 	if o := p.overruns(); len(o) != 0 {
 		t.Errorf("below the limit: %+v", o)
 	}
 	for range 2 {
-		chair.Late(now - int64(1500*time.Millisecond))
+		member.SetOverdue(now - int64(1500*time.Millisecond))
 		o := p.overruns()
 		if len(o) != 1 || o[0].Lease.ID != id || o[0].GPU != simUUID(0) || o[0].PID != os.Getpid() || o[0].Time < 1500*time.Millisecond || o[0].Ended || !strings.Contains(o[0].Reason, "shares.overrun.limit is 1s") {
 			t.Errorf("%+v", o)
@@ -247,7 +247,7 @@ func TestOverrun(t *testing.T) {
 			t.Errorf("told twice: %+v", o)
 		}
 		p.SetSharing(Sharing{Limit: time.Second})
-		chair.Late(0)
+		member.SetOverdue(0)
 		_ = p.overruns()
 	}
 	// The session's own: it ends.
@@ -271,14 +271,14 @@ func TestOverrun(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- p.WatchTurns(ctx, func(o Overrun) { told <- o }) }()
 	p.SetSharing(Sharing{Limit: 100 * time.Millisecond, End: true})
-	chair.Late(turns.Monotonic{}.Now())
+	member.SetOverdue(turns.Monotonic{}.Now())
 	select {
 	case o := <-told:
 		if o.Ended || o.Time < 100*time.Millisecond {
 			t.Errorf("%+v", o)
 		}
 	case <-time.After(20 * time.Second):
-		at, ok := p.seatOf(0, id)
+		at, ok := p.tenantOf(0, id)
 		t.Errorf("the watch says nothing of %+v, %v", at, ok)
 	}
 	cancel()

@@ -228,7 +228,8 @@ func countsOf(s account.Slot) lease.Counts {
 	}
 }
 
-// Forget removes what End has left of a lease, its seats too. A lease that has not been ended is let be.
+// Forget removes what End has left of a lease, its tenants on the schedules too. It does nothing for a
+// lease that has not been ended.
 func (p *Pool) Forget(id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -236,7 +237,7 @@ func (p *Pool) Forget(id string) error {
 	if l != nil && l.file != nil {
 		return nil
 	}
-	p.unseat(id)
+	p.removeTenants(id)
 	if l == nil {
 		return nil
 	}

@@ -61,7 +61,7 @@ type Config struct {
 	Cgroup     string  // auto, required or off
 	MemoryMax  uint64  // bytes of host memory of a session, 0 for no limit
 	PidsMax    int     // threads of a session, 0 for no limit
-	Turns      string  // directory of the GPUs' boards, "" for none: then the driver shares the time
+	Turns      string  // directory of the GPUs' schedules, "" for none: then the driver shares the time
 	Sharing    Sharing // until SetSharing
 }
 
@@ -71,18 +71,18 @@ type Pool struct {
 	cfg Config
 	cg  *cgroups
 
-	mu     sync.Mutex
-	facts  map[string]*control.Facts // by GPU
-	leases map[string]*leased
-	warm   map[string][]*worker
-	fails  map[string]int  // spawns in a row that came to nothing
-	soon   map[string]bool // a fill is to come after such
-	closed bool
-	onEnd  func(lease.Session, string)
-	missed []ended                 // before onEnd was set
-	boards map[string]*turns.Board // by GPU
-	seats  map[string]*seated      // by lease
-	over   map[overrunKey]bool     // overruns that have been told of; true: as ones to be ended
+	mu        sync.Mutex
+	facts     map[string]*control.Facts // by GPU
+	leases    map[string]*leased
+	warm      map[string][]*worker
+	fails     map[string]int  // spawns in a row that came to nothing
+	soon      map[string]bool // a fill is to come after such
+	closed    bool
+	onEnd     func(lease.Session, string)
+	missed    []ended                    // before onEnd was set
+	schedules map[string]*turns.Schedule // by GPU
+	tenancies map[string]*tenancy        // by lease
+	over      map[overrunKey]bool        // overruns that have been told of; true: as ones to be ended
 
 	sharing Sharing
 }
@@ -132,7 +132,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 		log: log, cfg: cfg, sharing: cfg.Sharing, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
 		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
 	}
-	if err := p.openBoards(); err != nil {
+	if err := p.openSchedules(); err != nil {
 		return nil, err
 	}
 	if err := p.adopt(); err != nil {
@@ -261,12 +261,12 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	defer dir.Close()
 	st.Slot = s.slot
 	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd())}
-	if s.Kind == wire.SessionCompute { // who only looks on takes no turns
-		var boards []*os.File
-		if st.Turns, boards, err = p.places(l); err != nil {
+	if s.Kind == wire.SessionCompute { // other sessions start no work
+		var schedules []*os.File
+		if st.Turns, schedules, err = p.startTurns(l); err != nil {
 			return err
 		}
-		for _, f := range boards {
+		for _, f := range schedules {
 			defer f.Close()
 			fds = append(fds, int(f.Fd()))
 		}
@@ -328,7 +328,7 @@ func (p *Pool) finish(s *session, tell bool) {
 	}
 	p.cg.remove(s.ID)
 	p.mu.Lock()
-	p.vacate(s)
+	p.clearMember(s)
 	if s.pidfd != nil {
 		// Under mu: the number must not be another's when End uses it.
 		s.pidfd.Close()
@@ -385,7 +385,7 @@ func (p *Pool) Leases() []string {
 	for id := range p.leases {
 		ids = append(ids, id)
 	}
-	for id := range p.seats {
+	for id := range p.tenancies {
 		if p.leases[id] == nil {
 			ids = append(ids, id)
 		}
@@ -475,7 +475,7 @@ func (p *Pool) Close() {
 		all = append(all, ps...)
 	}
 	p.warm = map[string][]*worker{}
-	p.closeBoards()
+	p.closeSchedules()
 	p.mu.Unlock()
 	for _, w := range all {
 		p.discard(w)

@@ -42,7 +42,7 @@ func TestShares(t *testing.T) {
 			t.Errorf("%q: %s, %v", args, out, err)
 		}
 	}
-	// As the host and its owner see it, in the lease and on the GPU's board.
+	// As the host and its owner see it, in the lease and on the GPU's schedule.
 	held := map[string]time.Duration{}
 	shows := func(policy string, percent, due uint32) {
 		t.Helper()
@@ -113,8 +113,8 @@ func TestShares(t *testing.T) {
 	a.stop(t)
 	b.stop(t)
 	allFree(t, s, nil)
-	// No seat outlives its lease.
-	eventually(t, 10*time.Second, "seats are free", func() error {
+	// No tenant outlives its lease.
+	eventually(t, 10*time.Second, "no tenants remain", func() error {
 		l, _, err := acquire(ctx, h, "alone", user, 10)
 		if err != nil {
 			return err

@@ -57,21 +57,23 @@ type Start struct {
 	Detached   bool
 	StoreLimit int64 // bytes
 	Bind       *Bind `json:",omitempty"`
-	// Turns says by what turns each device is shared; none: by none. The descriptors
-	// of the boards come last: policy and state of each device that has one.
+	// Turns says for each device how its turns are shared; empty: they are not. The descriptors of
+	// the schedules come last: policy and state of each device that has one.
 	Turns []Turn `json:",omitempty"`
 }
 
-// Turn is a lease's place on a device's board.
+// Turn is a lease's place on a device's schedule.
 type Turn struct {
-	Seat int // -1: the device has no board
+	// Tenant is the lease's number there; -1: the device has no schedule. Its name in the message is
+	// older: daemon and worker may be of two builds during an upgrade.
+	Tenant int `json:"Seat"`
 }
 
-// Boards counts the devices that have one.
-func (s *Start) Boards() int {
+// Schedules counts the devices that have a schedule.
+func (s *Start) Schedules() int {
 	n := 0
 	for _, t := range s.Turns {
-		if t.Seat >= 0 {
+		if t.Tenant >= 0 {
 			n++
 		}
 	}
@@ -227,7 +229,7 @@ func Receive() (*Start, []int, error) {
 	if err := json.Unmarshal(buf[:n], st); err != nil {
 		return nil, nil, fmt.Errorf("start message: %w", err)
 	}
-	want := 2 + 2*st.Boards()
+	want := 2 + 2*st.Schedules()
 	if st.Detached {
 		want++
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/turns/turnstest"
 )
 
-// fake is a driver whose GPU is arithmetic: a stream's work takes as long as a test says
-// (work), and an event is reached when the work before it in its stream is done.
+// fake is a driver with a simulated GPU: a stream's work takes as long as the test says (work), and
+// an event is reached when the work before it in its stream is done.
 type fake struct {
 	clock turns.Clock // nil: work takes no time
 
@@ -21,7 +21,7 @@ type fake struct {
 	streams map[uint64]int64 // until when they are busy, ns
 }
 
-// work gives a stream something to do for ns.
+// work starts work of ns in a stream.
 func (f *fake) work(stream uint64, ns int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -31,7 +31,7 @@ func (f *fake) work(stream uint64, ns int64) {
 	f.streams[stream] = max(f.streams[stream], f.now()) + ns
 }
 
-// inFlight is what a stream has yet to do, ns.
+// inFlight returns how much work a stream has left, ns.
 func (f *fake) inFlight(stream uint64) int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -77,20 +77,20 @@ func (f *fake) Elapsed(from, to uint64) (int64, bool) {
 	return f.events[to-1] - f.events[from-1], true
 }
 
-// testSet is a set without gates, of a session on driver d.
+// testSet returns a set without gates, of a session on driver d.
 func testSet(d Driver) *Set {
 	return &Set{Config: Config{
 		Driver: d, Log: slog.New(slog.DiscardHandler), HostCalls: new(atomic.Int32),
-		Wake: func(time.Duration) {}, ContextLost: func() {},
+		Prewake: func(time.Duration) {}, ContextLost: func() {},
 	}}
 }
 
-// testGate is the gate of the only session on a GPU, whose executor has context 1 current.
+// testGate returns the gate of the only session on a GPU. Its executor's current context is 1.
 func testGate(t testing.TB, d Driver, clock turns.Clock) *Gate {
 	t.Helper()
-	s, b := testSet(d), turnstest.Board(t, turns.Site{})
-	seat := turnstest.Seat(t, b, "one", turns.Policy{Kind: turns.BestEffort, Weight: turns.Whole})
-	g := s.Open(0, turnstest.Chair(t, b, seat, clock), clock, IdleTime)
+	s, b := testSet(d), turnstest.Schedule(t, turns.Site{})
+	tenant := turnstest.Tenant(t, b, "one", turns.Policy{Kind: turns.BestEffort, Weight: turns.FullWeight})
+	g := s.Open(0, turnstest.Member(t, b, tenant, clock), clock, IdleTime)
 	s.Use(0, 1)
 	t.Cleanup(s.Quit)
 	return g

@@ -25,19 +25,19 @@ import (
 )
 
 const (
-	alertLead = int64(turns.AlertLead)
-	// attention is how long the client had better be awake from then on, and roused how
-	// often it is told at most.
-	attention = turns.AlertLead + 1200*time.Microsecond
-	roused    = int64(2 * time.Millisecond)
-	// stallTime is how long work that waits for the client itself is waited for.
-	stallTime = int64(time.Millisecond)
-	// strayTime is how long work of an earlier turn keeps this session from giving more.
-	strayTime = int64(100 * time.Millisecond)
+	prewakeLead = int64(turns.PrewakeLead)
+	// awakeTime is how long the client should stay awake after a prewake, and prewakeEvery the
+	// least time between two of them.
+	awakeTime    = turns.PrewakeLead + 1200*time.Microsecond
+	prewakeEvery = int64(2 * time.Millisecond)
+	// blockTime is how long the end of a turn waits for work that may be waiting for the client.
+	blockTime = int64(time.Millisecond)
+	// stragglerTime is how long work of an earlier turn keeps this session from starting more.
+	stragglerTime = int64(100 * time.Millisecond)
 )
 
-// gateKey names a kind of work: a function or an operation, and its size by powers of two.
-type gateKey struct {
+// workKey names a kind of work: a function or an operation, and its size by powers of two.
+type workKey struct {
 	what uint64
 	size uint8
 }
@@ -45,19 +45,19 @@ type gateKey struct {
 // A Gate is what a session's work passes on its way to one device.
 type Gate struct {
 	// Set when the gate is made.
-	set   *Set
-	clock turns.Clock
-	chair *turns.Chair
-	token *atomic.Uint64
-	idle  int64 // how long a turn without work is kept, ns
+	set    *Set
+	clock  turns.Clock
+	member *turns.Member
+	token  *atomic.Uint64
+	idle   int64 // how long a turn without work is kept, ns
 
-	// For any thread.
+	// Atomics, for any thread.
 	// seq is odd while the executor is inside: in a call, or between two launches. open is the
-	// turn in which it may go in, or go on, without asking.
-	seq   atomic.Uint64
-	open  atomic.Uint64
-	idles atomic.Bool // the keeper looks whether the executor does anything
-	stop  atomic.Bool
+	// turn in which the executor may enter, or stay, without the lock.
+	seq       atomic.Uint64
+	open      atomic.Uint64
+	watchIdle atomic.Bool // the keeper watches for an idle executor
+	stop      atomic.Bool
 
 	exec executor
 
@@ -65,66 +65,66 @@ type Gate struct {
 	locked
 }
 
-// executor is what only the executor's thread touches. The batch of what is in flight is
-// its own too as long as the gate is open.
+// executor is what only the executor's thread touches. While the gate is open, the batch of the
+// work in flight is the executor's too.
 type executor struct {
-	costs    map[gateKey]*cost
-	lastKey  gateKey
-	last     *cost
-	room     int64 // what may still go into the batch, ns, as long as the gate is open,
-	left     int   // and in items
-	rousedAt int64
+	costs      map[workKey]*cost
+	lastKey    workKey
+	last       *cost
+	budget     int64 // what may still go into the batch while the gate is open, ns
+	items      int   // the same, in items
+	prewokenAt int64 // when the client was last told of a turn
 }
 
 // locked is what mu guards.
 type locked struct {
 	// The turn.
-	turn    turns.Turn // 0: not in one
-	entered int64      // when it was joined
-	given   int        // items in it
-	tight   bool       // others want the GPU, or what it has is all it gets
-	alerted bool
-	closing bool
-	leaving bool  // it may end when what is in flight has ended
-	cut     *cost // the estimate that closed the gate
+	turn      turns.Turn // 0: not in one
+	entered   int64      // when it was joined
+	started   int        // items started in it
+	contended bool       // other tenants have work, or this one may not exceed its share
+	prewoken  bool       // the next tenant has been woken
+	closing   bool       // nothing may start any more
+	yielding  bool       // it is passed on when the work in flight has ended
+	cutoff    *cost      // the estimate that ended it
 
 	// Work.
-	flight   flight
-	strays   []stray
-	lateAt   int64 // when the oldest of them that are late was given up; 0: none is
-	lateFrom int64 // since when some have been late
-	charged  int64 // until when they have been, ns
-	lostAt   int64 // when a turn was lost, and whether it is held against the lease
-	lostLate bool
+	flight       flight
+	stragglers   []straggler
+	overdueAt    int64 // when the oldest overdue straggler became one; 0: none is overdue
+	overdueSince int64 // since when there has always been an overdue one
+	chargedUntil int64 // until when the time of stragglers has been charged, ns
+	lostAt       int64 // when the last turn was lost
+	lostOverdue  bool  // the work that was in flight then is overdue
 
-	// The client's pauses.
-	rests   int   // how often it has waited
-	rest    int64 // how long it leaves the GPU alone after a wait, as far as seen, ns
-	restsAt int64 // since when it does; 0: not now
+	// The client's idle gaps.
+	gaps     int   // how many waits there have been
+	gap      int64 // mean time that the client leaves the GPU alone after a wait, ns
+	gapSince int64 // when the present gap began; 0: there is none
 
-	// The executor.
-	waiting int    // 1: it is at the gate
-	seen    uint64 // seq, as the keeper last saw it,
-	acted   int64  // and when that was seen to change
+	// What is seen of the executor.
+	waiting  int    // 1: it is at the gate
+	seen     uint64 // seq as the keeper last saw it,
+	activeAt int64  // and when that was seen to change
 
 	// The keeper.
-	kept    bool   // it runs
-	keepCtx uint64 // current on its thread
+	keeping   bool
+	keeperCtx uint64 // the context current on its thread
 
-	ended error
+	err   error // why there are no more turns
 	stats stats
 }
 
-func newGate(set *Set, chair *turns.Chair, clock turns.Clock) *Gate {
-	g := &Gate{set: set, clock: clock, chair: chair, token: chair.Token(), idle: int64(IdleTime)}
-	g.exec.costs = make(map[gateKey]*cost)
+func newGate(set *Set, member *turns.Member, clock turns.Clock) *Gate {
+	g := &Gate{set: set, clock: clock, member: member, token: member.Token(), idle: int64(IdleTime)}
+	g.exec.costs = make(map[workKey]*cost)
 	g.flight.driver, g.flight.clock, g.flight.events = set.Driver, clock, make(map[uint64][]uint64)
-	chair.Soon(g.rouse)
+	member.OnPrewake(g.prewakeClient)
 	return g
 }
 
-// cost finds what a kind of work takes.
-func (g *Gate) cost(k gateKey) *cost {
+// cost returns the estimate for a kind of work.
+func (g *Gate) cost(k workKey) *cost {
 	if k == g.exec.lastKey && g.exec.last != nil {
 		return g.exec.last
 	}
@@ -140,21 +140,21 @@ func (g *Gate) cost(k gateKey) *cost {
 	return c
 }
 
-// Enter waits until the executor may start work in a stream of the current context; false:
-// it never may again. what and size name the kind of work, by which its time is estimated.
-// StepOut must follow the call, at once or after more launches.
+// Enter waits until the executor may start work in a stream of the current context. It returns
+// false when that will never be. what and size name the kind of work, by which its time is
+// estimated. StepOut must follow the call, at once or after more launches.
 func (g *Gate) Enter(what, size, stream uint64) bool {
-	c := g.cost(gateKey{what, uint8(bits.Len64(size))})
+	c := g.cost(workKey{what, uint8(bits.Len64(size))})
 	ctx := g.set.ctx
 	stayed := g.set.inside != nil
 	if !stayed {
 		g.seq.Add(1)
 	}
-	if t := g.open.Load(); t != 0 && t == g.token.Load() && g.exec.room > 0 && g.exec.left > 0 &&
+	if t := g.open.Load(); t != 0 && t == g.token.Load() && g.exec.budget > 0 && g.exec.items > 0 &&
 		g.flight.batch.stream == stream && g.flight.batch.ctx == ctx {
 		ns := c.ns.Load()
-		g.exec.room -= ns
-		g.exec.left--
+		g.exec.budget -= ns
+		g.exec.items--
 		g.flight.batch.add(c, ns)
 		g.set.inside = g
 		return true
@@ -162,25 +162,25 @@ func (g *Gate) Enter(what, size, stream uint64) bool {
 	if stayed {
 		g.set.StepOut()
 	} else {
-		g.seq.Add(1) // the batch may be the keeper's by now
+		g.seq.Add(1) // the keeper may have taken the batch
 	}
 	return g.admit(c, ctx, stream)
 }
 
-// Crossings counts how often the executor has gone in or out; each costs a fenced store.
+// Crossings counts how often the executor has entered or left; each costs a fenced store.
 func (g *Gate) Crossings() uint64 { return g.seq.Load() }
 
-// Flush marks what has no mark yet. It is for the executor, before a call that may make it
-// impossible.
+// Flush puts a fence behind work that has none yet. The executor calls it before a call that may
+// make that impossible.
 func (g *Gate) Flush() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.open.Store(0)
-	g.closeBatch()
-	g.disown()
+	g.fenceBatch()
+	g.orphan()
 }
 
-// admit is enter where it is not plain that there is room.
+// admit is Enter where the gate is not open, or the batch has no budget left.
 func (g *Gate) admit(c *cost, ctx, stream uint64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -192,123 +192,147 @@ func (g *Gate) admit(c *cost, ctx, stream uint64) bool {
 	g.seq.Add(1)
 	ns := c.ns.Load()
 	g.flight.batch.add(c, ns)
-	g.flight.batch.tell()
-	g.exec.room, g.exec.left = g.flight.room(!g.tight), g.flight.left(!g.tight)
+	g.flight.batch.publish()
+	g.exec.budget, g.exec.items = g.flight.budget(!g.contended), g.flight.itemsLeft(!g.contended)
 	return true
 }
 
-// wait waits for a turn with room for c. mu is held, but not while it sleeps. The batch is
-// one of this stream then.
+// admission is a call that waits at the gate.
+type admission struct {
+	c         *cost
+	q         *queue
+	fullSince int64 // since when too much is in flight; 0: there is not
+	throttled bool  // the work in flight lasts until the turn ends
+}
+
+// wait waits for a turn with time for c. mu is held, but not while wait sleeps. When it returns
+// true, the batch is one of this stream.
 func (g *Gate) wait(c *cost, ctx, stream uint64) bool {
-	full := int64(0) // since when there is no room
-	held := false    // what is in flight lasts until the turn ends
-	g.restOver(g.clock.Now())
+	a := admission{c: c}
+	g.endGap(g.clock.Now())
 	for {
 		switch {
-		case g.ended != nil:
+		case g.err != nil:
 			return false
 		case g.turn == 0:
-			if !g.obtain() {
+			if !g.joinTurn() {
 				return false
 			}
 			continue
-		case !g.current():
+		case !g.follow():
 			continue
 		case g.closing:
-			g.leaveTurn()
+			g.awaitEnd()
 			continue
 		}
 		now := g.clock.Now()
 		g.reap(now)
 		f := &g.flight
-		if b := &f.batch; b.est > 0 && (b.ctx != ctx || b.stream != stream || f.full(!g.tight)) {
-			g.closeBatch()
+		if b := &f.batch; b.est > 0 && (b.ctx != ctx || b.stream != stream || f.full(!g.contended)) {
+			g.fenceBatch()
 		}
-		ns := min(c.ns.Load(), g.chair.Quantum()/2)
-		ends := g.chair.Ends(g.turn)
-		l := f.lane(ctx, stream)
-		// Beside work that lasts longer anyway, it may as well run.
-		if late := g.tight && g.given > 0 && f.restOf(l, now)+ns/2 > max(ends-now, f.rest(now)); late || now >= ends {
-			if !held || now >= ends {
-				if t, ok := g.chair.Renew(g.turn); ok {
-					g.renewed(t)
-					held = false
-					continue
-				}
-			}
-			if now < ends && f.busy() {
-				// It would end too late. But that is an estimate: what is in flight may end sooner.
-				if !held {
-					held = true
-					g.stats.holds++
-				}
-				g.closeBatch()
-				g.pause(min(f.rest(now), 2*(ends-now)))
-				continue
-			}
-			if g.close(); now < ends {
-				g.cut = c
-			}
-			held = false
+		a.q = f.queue(ctx, stream)
+		if !g.endsInTime(&a, now) || !g.hasRoom(&a, now) {
 			continue
 		}
-		if len(g.strays) >= maxStrays {
-			g.pause(int64(time.Millisecond))
-			continue
+		if a.fullSince != 0 {
+			g.stats.backlogTime += now - a.fullSince
+			g.stats.backlogs++
 		}
-		if g.crowded(l, now, full != 0) {
-			if full == 0 {
-				full = now
-			}
-			limit := strayTime
-			if g.set.stalls() && !f.headRuns(l) && g.lateAt == 0 {
-				limit = stallTime
-			}
-			if now-full < limit {
-				g.pause(4 * (f.restOf(l, now) - sureFlight))
-				continue
-			}
-			// It may wait for what comes next.
-			g.stray(now, false)
-		}
-		if full != 0 {
-			g.stats.crowded += now - full
-			g.stats.crowds++
-		}
-		if g.given == 0 {
+		if g.started == 0 {
 			g.stats.first += now - g.entered
-		} else if f.batch.est == 0 && l.flying == 0 {
+		} else if f.batch.est == 0 && a.q.fences == 0 {
 			g.stats.dry++
 		}
 		if f.batch.est == 0 {
-			f.begin(c, ctx, stream, now, g.given == 0, g.set.waits, g.set.untold)
+			f.begin(c, ctx, stream, now, g.started == 0, g.set.waits, g.set.opaque)
 		}
-		g.given++
-		g.leaving = false
+		g.started++
+		g.yielding = false
 		return true
 	}
 }
 
-// leaveTurn is the executor's part in the end of a turn, while it is at the gate anyway: it
-// waits for what is in flight, which spares the keeper's waking up.
-func (g *Gate) leaveTurn() {
+// endsInTime says whether work may start because it ends no later than the turn, or than other
+// work in flight. If not, it renews the turn, sleeps or closes the gate, and the caller looks again.
+func (g *Gate) endsInTime(a *admission, now int64) bool {
+	f := &g.flight
+	ns := min(a.c.ns.Load(), g.member.Quantum()/2)
+	ends := g.member.Ends(g.turn)
+	tooLong := g.contended && g.started > 0 && f.remainingIn(a.q, now)+ns/2 > max(ends-now, f.remaining(now))
+	if !tooLong && now < ends {
+		return true
+	}
+	if !a.throttled || now >= ends {
+		if t, ok := g.member.Renew(g.turn); ok {
+			g.renewed(t)
+			a.throttled = false
+			return false
+		}
+	}
+	if now < ends && f.busy() {
+		// By the estimates it would end too late. The work in flight may end sooner, though.
+		if !a.throttled {
+			a.throttled = true
+			g.stats.throttles++
+		}
+		g.fenceBatch()
+		g.pause(min(f.remaining(now), 2*(ends-now)))
+		return false
+	}
+	if g.close(); now < ends {
+		g.cutoff = a.c
+	}
+	a.throttled = false
+	return false
+}
+
+// hasRoom says whether work may start because little enough is in flight. If not, it sleeps, and
+// the caller looks again.
+func (g *Gate) hasRoom(a *admission, now int64) bool {
+	if len(g.stragglers) >= maxStragglers {
+		g.pause(int64(time.Millisecond))
+		return false
+	}
+	if !g.backlogged(a.q, now, a.fullSince != 0) {
+		return true
+	}
+	if a.fullSince == 0 {
+		a.fullSince = now
+	}
+	limit := stragglerTime
+	if g.set.clientMayBlock() && !g.flight.headRuns(a.q) && g.overdueAt == 0 {
+		limit = blockTime
+	}
+	if now-a.fullSince < limit {
+		g.pause(4 * (g.flight.remainingIn(a.q, now) - safeQueued))
+		return false
+	}
+	// What is in flight may be waiting for this very work.
+	g.giveUp(now, false)
+	return true
+}
+
+// awaitEnd is the executor's part in the end of a turn: since it has to wait anyway, it waits for
+// the work in flight, and the keeper need not wake up.
+func (g *Gate) awaitEnd() {
 	now := g.clock.Now()
-	g.closeBatch()
+	g.fenceBatch()
 	g.reap(now)
 	if !g.flight.busy() {
-		g.finish(true)
+		g.endTurn(true)
 		return
 	}
-	rest := g.flight.rest(now)
+	remaining := g.flight.remaining(now)
 	g.waiting++
 	g.mu.Unlock()
-	soon(g.clock, rest)
+	napFor(g.clock, remaining)
 	g.mu.Lock()
 	g.waiting--
 }
 
-// closeBatch marks the executor's batch, on its thread.
-func (g *Gate) closeBatch() {
+// fenceBatch puts a fence behind the batch. It runs on the executor's thread.
+func (g *Gate) fenceBatch() {
 	b := &g.flight.batch
 	if b.est == 0 {
 		return
@@ -317,47 +341,47 @@ func (g *Gate) closeBatch() {
 		g.flight.close(g.clock.Now())
 		return
 	}
-	g.set.Driver.SetContext(b.ctx) // if that fails, so does what follows, and there is no mark
+	g.set.Driver.SetContext(b.ctx) // if that fails, so does what follows, and there is no fence
 	g.flight.close(g.clock.Now())
 	if !g.set.Driver.SetContext(g.set.ctx) {
 		g.set.ContextLost()
 	}
 }
 
-// soon sleeps for a part of a time, and not at all when it is short: whoever wakes up late
-// leaves the GPU to nobody.
-func soon(c turns.Clock, rest int64) {
+// napFor sleeps for part of the time that work in flight will take, and not at all when that is
+// short: while the thread wakes up late, the GPU is idle.
+func napFor(c turns.Clock, remaining int64) {
 	switch {
 	case !c.Spins():
 		nap.For(20 * time.Microsecond)
-	case rest > int64(150*time.Microsecond):
-		nap.For(time.Duration(rest-int64(100*time.Microsecond)) / 2)
+	case remaining > int64(150*time.Microsecond):
+		nap.For(time.Duration(remaining-int64(100*time.Microsecond)) / 2)
 	}
 }
 
-// crowded says whether enough is in flight in a stream, or, once there was, whether there
-// still is.
-func (g *Gate) crowded(l *lane, now int64, already bool) bool {
+// backlogged says whether a stream has enough work in flight. With already, it had; then it
+// still has until there is a good deal less.
+func (g *Gate) backlogged(q *queue, now int64, already bool) bool {
 	f := &g.flight
-	if g.lateAt != 0 && now-g.lateAt < strayTime {
+	if g.overdueAt != 0 && now-g.overdueAt < stragglerTime {
 		return true
 	}
-	bound := mostFlight
-	if !g.tight {
-		bound = max(bound, g.chair.Quantum())
+	bound := maxQueued
+	if !g.contended {
+		bound = max(bound, g.member.Quantum())
 	}
 	if already {
-		bound -= mostFlight - lessFlight
+		bound -= maxQueued - resumeQueued
 	}
-	// Never for the only one, or nothing would be in flight at its end.
-	return l.flying > 1 && f.given(l) >= bound || len(f.marks) >= maxMarks
+	// A single batch never is too much: nothing would be in flight when it ends.
+	return q.fences > 1 && f.queued(q) >= bound || len(f.fences) >= maxFences
 }
 
-// pause sleeps a part of the time that something in flight is going to take.
-func (g *Gate) pause(rest int64) {
+// pause sleeps for part of the time that something in flight will take.
+func (g *Gate) pause(remaining int64) {
 	g.waiting++
 	g.mu.Unlock()
-	d := min(max(rest/8, int64(5*time.Microsecond)), int64(100*time.Microsecond))
+	d := min(max(remaining/8, int64(5*time.Microsecond)), int64(100*time.Microsecond))
 	if !g.clock.Spins() {
 		d = int64(20 * time.Microsecond)
 	}
@@ -366,9 +390,9 @@ func (g *Gate) pause(rest int64) {
 	g.waiting--
 }
 
-// stats tell where a session's time in turns went; for the log.
+// stats says where a session's time in turns went, for the log.
 type stats struct {
-	turns, idle, rests, crowds, holds, marks, dry int
-	held, busy, crowded                           int64 // ns
-	first, last                                   int64 // from a turn's begin to its first work, and from its last work to its end
+	turns, idle, yields, backlogs, throttles, fences, dry int
+	held, busy, backlogTime                               int64 // ns
+	first, last                                           int64 // from a turn's begin to its first work, and from its last work to its end, ns
 }

@@ -15,63 +15,62 @@ func (g *Gate) keep() {
 	g.set.Driver.RelaxCapture()
 	nap.Sharpen()
 	for !g.stop.Load() {
-		bell := g.chair.Bell()
-		until, rest := g.tend()
-		switch {
-		case rest == 0:
-			g.watch(bell, until)
-		default:
-			soon(g.clock, rest)
+		wakeups := g.member.Wakeups()
+		until, remaining := g.runDue()
+		if remaining == 0 {
+			g.watch(wakeups, until)
+		} else {
+			napFor(g.clock, remaining)
 		}
 	}
 }
 
-// watch sleeps until something is due, or the keeper is called, or the executor has done
-// nothing for a while. It asks the driver for nothing and takes no lock: the executor,
-// who may be giving work without a pause, would be held up by both.
-func (g *Gate) watch(bell uint32, until int64) {
+// watch sleeps until something is due, the keeper is woken, or the executor has done nothing for
+// a while. It does not call the driver and takes no lock: either would delay an executor that
+// starts work without a pause.
+func (g *Gate) watch(wakeups uint32, until int64) {
 	for {
 		seq, now := g.seq.Load(), g.clock.Now()
 		next := until
-		if g.idles.Load() { // nobody rings when the executor steps out
+		if g.watchIdle.Load() { // the executor wakes nobody when it steps out
 			next = min(until, now+g.idle/2)
 		}
-		g.chair.Nap(bell, next)
-		if now = g.clock.Now(); now >= until || g.chair.Bell() != bell || next != until && seq&1 == 0 && g.seq.Load() == seq {
+		g.member.Sleep(wakeups, next)
+		if now = g.clock.Now(); now >= until || g.member.Wakeups() != wakeups || next != until && seq&1 == 0 && g.seq.Load() == seq {
 			return
 		}
 	}
 }
 
-// tend does what is due. It says until when nothing is, or, with rest, that something in
-// flight is to be waited for that is going to take so long.
-func (g *Gate) tend() (until, rest int64) {
+// runDue does what is due. It returns until when nothing is. Or it returns remaining, how long
+// something in flight will take that is to be waited for.
+func (g *Gate) runDue() (until, remaining int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
-	if f := &g.flight; g.keepCtx == 0 { // what asks for events may want some context
-		if len(f.marks) > 0 {
-			g.hold(f.marks[0].ctx)
-		} else if len(g.strays) > 0 {
-			g.hold(g.strays[0].ctx)
+	if f := &g.flight; g.keeperCtx == 0 { // a query of an event may need some context
+		if len(f.fences) > 0 {
+			g.setKeeperContext(f.fences[0].ctx)
+		} else if len(g.stragglers) > 0 {
+			g.setKeeperContext(g.stragglers[0].ctx)
 		}
 	}
 	g.collect(now)
-	g.idles.Store(false)
+	g.watchIdle.Store(false)
 	if g.turn == 0 {
-		if g.flight.open() && g.settle() {
-			g.disown()
+		if g.flight.unfenced() && g.keeperFence() {
+			g.orphan()
 		}
-		if len(g.strays) > 0 || g.flight.open() {
+		if len(g.stragglers) > 0 || g.flight.unfenced() {
 			return now + int64(time.Millisecond), 0
 		}
 		return now + int64(time.Second), 0
 	}
-	if !g.current() {
+	if !g.follow() {
 		return now, 1
 	}
-	if tight := g.chair.Contended() || g.chair.Capped(); tight != g.tight {
-		g.tight = tight
+	if contended := g.member.Contended() || g.member.Capped(); contended != g.contended {
+		g.contended = contended
 		g.open.Store(0)
 	}
 	if g.closing {
@@ -79,105 +78,113 @@ func (g *Gate) tend() (until, rest int64) {
 	}
 	quiet := true
 	if seq := g.seq.Load(); seq != g.seen || seq&1 != 0 {
-		g.seen, g.acted, quiet = seq, now, false
+		g.seen, g.activeAt, quiet = seq, now, false
 	}
 	f := &g.flight
 	if quiet {
 		g.reap(now)
 	}
-	ends, idle := g.chair.Ends(g.turn), g.idle
-	if !g.tight {
-		idle = g.chair.Quantum()
+	ends, idle := g.member.Ends(g.turn), g.idle
+	if !g.contended {
+		idle = g.member.Quantum()
 	}
-	since := now - max(g.acted, f.lastDone)
+	since := now - max(g.activeAt, f.lastDone)
 	left := int64(0)
-	if quiet { // else the executor sees to it itself
-		left = f.rest(now)
+	if quiet { // otherwise the executor takes care of it
+		left = f.remaining(now)
 	}
 	switch {
 	case now+left >= ends:
-		if t, ok := g.chair.Renew(g.turn); ok {
+		if t, ok := g.member.Renew(g.turn); ok {
 			g.renewed(t)
 			return now, 1
 		}
 		g.close()
 		return g.drain(now)
-	case since >= idle/2 && f.open() && g.settle():
+	case since >= idle/2 && f.unfenced() && g.keeperFence():
 		return now, 1
 	case since >= idle && !f.busy() && g.waiting == 0:
 		g.open.Store(0)
 		if g.seq.Load() == g.seen {
 			g.stats.idle++
-			g.finish(false)
+			g.endTurn(false)
 			return now, 1
 		}
 	}
-	until = ends - left
-	if g.tight {
+	return g.nextLook(now, ends, left, idle, quiet), 0
+}
+
+// nextLook returns when the keeper has to look at a turn again that goes on. If the turn is
+// contended, it wakes the next tenant when the turn ends soon.
+func (g *Gate) nextLook(now, ends, left, idle int64, quiet bool) int64 {
+	f, until := &g.flight, ends-left
+	if g.contended {
 		sooner := ends - now
-		if g.leaving {
-			sooner = min(sooner, f.rest(now))
+		if g.yielding {
+			sooner = min(sooner, f.remaining(now))
 		}
-		if !g.alerted && sooner <= alertLead {
-			g.alerted = true
-			g.chair.Alert(g.turn)
+		if !g.prewoken && sooner <= prewakeLead {
+			g.prewoken = true
+			g.member.Prewake(g.turn)
 		}
-		if !g.alerted {
-			until = min(until, now+sooner-alertLead)
+		if !g.prewoken {
+			until = min(until, now+sooner-prewakeLead)
 		}
-		g.idles.Store(true)
+		g.watchIdle.Store(true)
 		if quiet {
 			until = min(until, now+idle/2)
 		}
-	} else if quiet { // and if it has been for long, what is in flight takes long
-		until = min(until, max(g.acted+idle, f.lastDone+idle, now+int64(time.Millisecond)))
+	} else if quiet { // if it has been quiet for long, the work in flight takes long
+		until = min(until, max(g.activeAt+idle, f.lastDone+idle, now+int64(time.Millisecond)))
 	}
-	return max(until, now+int64(20*time.Microsecond)), 0
+	return max(until, now+int64(20*time.Microsecond))
 }
 
-// settle marks the executor's batch while that is outside; it says whether it is.
-func (g *Gate) settle() bool {
+// keeperFence puts a fence behind the executor's batch while the executor is outside, and says
+// whether it is.
+func (g *Gate) keeperFence() bool {
 	g.open.Store(0)
 	if g.seq.Load()&1 != 0 {
 		return false
 	}
 	if b := &g.flight.batch; b.est > 0 {
-		g.hold(b.ctx)
+		g.setKeeperContext(b.ctx)
 		g.flight.close(g.clock.Now())
 	}
 	return true
 }
 
-// hold makes a context current on the keeper's thread.
-func (g *Gate) hold(ctx uint64) {
-	if g.keepCtx != ctx && g.set.Driver.SetContext(ctx) {
-		g.keepCtx = ctx
+// setKeeperContext makes a context current on the keeper's thread.
+func (g *Gate) setKeeperContext(ctx uint64) {
+	if g.keeperCtx != ctx && g.set.Driver.SetContext(ctx) {
+		g.keeperCtx = ctx
 	}
 }
 
-// drain waits for what is in flight, no longer than the grace; then the token goes on.
-func (g *Gate) drain(now int64) (until, rest int64) {
+// drain waits for the work in flight, until the grace is over at most, and passes the token on.
+// It returns what runDue does.
+func (g *Gate) drain(now int64) (until, remaining int64) {
 	f := &g.flight
-	ends := g.chair.Ends(g.turn)
-	out := g.waiting > 0 || g.settle()
+	ends := g.member.Ends(g.turn)
+	outside := g.waiting > 0 || g.keeperFence()
 	if g.waiting == 0 {
 		g.reap(now)
 	}
-	if out && !f.busy() {
-		g.finish(g.waiting > 0)
+	if outside && !f.busy() {
+		g.endTurn(g.waiting > 0)
 		return now, 1
 	}
-	if now >= g.chair.Overdue(g.turn) || now >= ends+stallTime && g.stalled() {
-		g.lost()
+	if now >= g.member.Deadline(g.turn) || now >= ends+blockTime && g.blocked() {
+		g.loseTurn()
 		return now, 1
 	}
-	left := f.rest(now)
-	if !g.alerted && left <= alertLead {
-		g.alerted = true
-		g.chair.Alert(g.turn)
+	left := f.remaining(now)
+	if !g.prewoken && left <= prewakeLead {
+		g.prewoken = true
+		g.member.Prewake(g.turn)
 	}
-	if g.waiting > 0 { // the executor is at it
-		return now + max(left-alertLead, int64(200*time.Microsecond)), 0
+	if g.waiting > 0 { // the executor waits for it (awaitEnd)
+		return now + max(left-prewakeLead, int64(200*time.Microsecond)), 0
 	}
 	return 0, max(left, 1)
 }

@@ -15,50 +15,49 @@ import (
 type Config struct {
 	Driver Driver
 	Log    *slog.Logger
-	// HostCalls counts the client's functions that a stream has called and that have not
-	// returned.
+	// HostCalls counts the client's functions that streams have called and that have not returned.
 	HostCalls *atomic.Int32
-	// Wake tells the client that a turn is likely to begin soon, and for how long it had
-	// better stay awake. It is called on the executor's thread.
-	Wake func(d time.Duration)
-	// ContextLost says that the executor's thread has not its context any more. It is called
-	// on that thread.
+	// Prewake tells the client that a turn is likely to begin soon, and for how long it should
+	// stay awake. It is called on the executor's thread.
+	Prewake func(d time.Duration)
+	// ContextLost says that the executor's thread has lost its current context. It is called on
+	// that thread.
 	ContextLost func()
 }
 
-// A Set is a session's gates, one for each device that has a schedule. In its zero value
-// no gates are kept, and nothing ever waits.
+// A Set is a session's gates, one for each device that has a schedule. The zero value has
+// none, and nothing ever waits.
 //
-// Its methods are the executor's, but for Quit.
+// Only the executor may call its methods, except Quit.
 type Set struct {
 	Config
 	gates []*Gate // by device; nil where none is kept
 
 	// The executor's.
-	here   *Gate  // of the current context's device
-	ctx    uint64 // the current context
-	inside *Gate  // the gate that the executor is inside of
-	waits  bool   // a stream has been made to wait for the client
-	drawn  bool   // and that was captured into a graph
-	untold bool   // the call may launch such a graph
+	here     *Gate  // of the current context's device
+	ctx      uint64 // the current context
+	inside   *Gate  // the gate that the executor is inside of
+	waits    bool   // a stream has been made to wait for the client
+	captured bool   // such a wait has been captured into a graph
+	opaque   bool   // the call may launch such a graph
 
-	valued atomic.Int64 // when a stream was last told to wait for a value, ns; for any thread
+	valueWait atomic.Int64 // when a stream was last made to wait for a value, ns; for any thread
 }
 
-// How long a turn without work is kept. IdleTime is what a hand-over costs anyway; a client
-// that is further away gets longer, up to MaxIdle.
+// How long a turn without work is kept. IdleTime is what a hand-over costs; a client that is
+// further away gets more, up to MaxIdle.
 const (
 	IdleTime = 400 * time.Microsecond
 	MaxIdle  = time.Millisecond
 )
 
-// Open adds the gate of a device, which takes its turns by chair. idle is how long a turn
-// is kept without work. The set's Config must be complete.
-func (s *Set) Open(dev int, chair *turns.Chair, clock turns.Clock, idle time.Duration) *Gate {
+// Open adds the gate of a device; member is the session's place on that device's schedule. idle is
+// how long a turn is kept without work. The set's Config must be complete.
+func (s *Set) Open(dev int, member *turns.Member, clock turns.Clock, idle time.Duration) *Gate {
 	for len(s.gates) <= dev {
 		s.gates = append(s.gates, nil)
 	}
-	g := newGate(s, chair, clock)
+	g := newGate(s, member, clock)
 	g.idle = int64(idle)
 	s.gates[dev] = g
 	return g
@@ -67,8 +66,8 @@ func (s *Set) Open(dev int, chair *turns.Chair, clock turns.Clock, idle time.Dur
 // Kept says whether any device has a gate.
 func (s *Set) Kept() bool { return s.gates != nil }
 
-// Use notes that ctx, a context of device dev, is current on the executor's thread; dev -1:
-// none is.
+// Use notes that ctx, a context of device dev, is current on the executor's thread. A dev of -1 says
+// that none is.
 func (s *Set) Use(dev int, ctx uint64) {
 	s.ctx, s.here = ctx, nil
 	if dev >= 0 && dev < len(s.gates) {
@@ -79,8 +78,8 @@ func (s *Set) Use(dev int, ctx uint64) {
 // Inside says whether the executor is inside of a gate.
 func (s *Set) Inside() bool { return s.inside != nil }
 
-// StepOut ends the executor's stay inside of a gate, if there is one. It comes before
-// whatever may take long and is no launch: no turn ends while the executor is inside.
+// StepOut ends the executor's stay inside of a gate, if it is in one. The executor calls it before
+// anything but a launch that may take long: no turn ends while the executor is inside.
 func (s *Set) StepOut() {
 	if s.inside != nil {
 		s.stepOut()
@@ -90,11 +89,11 @@ func (s *Set) StepOut() {
 func (s *Set) stepOut() {
 	g := s.inside
 	s.inside = nil
-	g.flight.batch.tell()
+	g.flight.batch.publish()
 	g.seq.Add(1)
 }
 
-// Flush marks all work that is not marked yet.
+// Flush puts a fence behind all work that has none yet.
 func (s *Set) Flush() {
 	for _, g := range s.gates {
 		if g != nil {
@@ -103,27 +102,27 @@ func (s *Set) Flush() {
 	}
 }
 
-// WaitsForClient comes before a call that makes a stream wait for a function of the client's;
-// captured: or may put that into a graph.
+// WaitsForClient comes before a call that makes a stream wait for a function of the client's.
+// captured says that the call may put the wait into a graph instead.
 func (s *Set) WaitsForClient(captured bool) {
 	if !s.Kept() {
 		return
 	}
-	s.drawn = s.drawn || captured
+	s.captured = s.captured || captured
 	s.waits = true
 	s.Flush()
 }
 
-// WaitsForValue comes before a call that makes a stream wait for a value in memory, which may
-// be the client's to write; captured: or may put that into a graph.
+// WaitsForValue comes before a call that makes a stream wait for a value in memory, which the
+// client may have to write. captured is as in WaitsForClient.
 func (s *Set) WaitsForValue(captured bool) {
 	if s.Kept() {
-		s.valued.Store(time.Now().UnixNano())
+		s.valueWait.Store(time.Now().UnixNano())
 		s.WaitsForClient(captured)
 	}
 }
 
-// WaitsForStream comes before a call that makes a stream wait for another one, which may
+// WaitsForStream comes before a call that makes a stream wait for another one, which may itself
 // wait for the client.
 func (s *Set) WaitsForStream() {
 	if s.waits {
@@ -131,19 +130,19 @@ func (s *Set) WaitsForStream() {
 	}
 }
 
-// LaunchesGraph comes before the launch of a graph, in which there may be waits for the client.
-// It holds until CallDone.
+// LaunchesGraph comes before the launch of a graph, which may contain waits for the client, and
+// CallDone after it.
 func (s *Set) LaunchesGraph() {
-	if s.drawn {
-		s.untold = true // in a batch of its own
+	if s.captured {
+		s.opaque = true // in a batch of its own
 		s.Flush()
 	}
 }
 
 // CallDone comes after a call.
-func (s *Set) CallDone() { s.untold = false }
+func (s *Set) CallDone() { s.opaque = false }
 
-// Forget lets go of a context that is about to be destroyed; it is idle.
+// Forget drops a context that is about to be destroyed. The context is idle.
 func (s *Set) Forget(ctx uint64) {
 	for _, g := range s.gates {
 		if g != nil {
@@ -158,28 +157,28 @@ func (g *Gate) forget(ctx uint64) {
 	g.open.Store(0)
 	g.collect(g.clock.Now())
 	g.flight.forget(ctx)
-	if g.keepCtx == ctx {
-		g.keepCtx = 0
+	if g.keeperCtx == ctx {
+		g.keeperCtx = 0
 	}
-	g.strays = slices.DeleteFunc(g.strays, func(m stray) bool { return m.ctx == ctx })
-	g.tellLate()
+	g.stragglers = slices.DeleteFunc(g.stragglers, func(m straggler) bool { return m.ctx == ctx })
+	g.reportOverdue()
 }
 
-// Quit gives turns back at once: to end a process takes the driver a while. Nothing is
-// waited for, so that it may be called from any thread, and more than once.
+// Quit gives the turns back at once, because the end of a process takes the driver a while. It
+// waits for nothing, and may be called from any thread and more than once.
 func (s *Set) Quit() {
 	for _, g := range s.gates {
 		if g != nil {
 			g.stop.Store(true)
-			g.chair.Quit()
-			g.chair.Rouse() // both its threads look at stop
-			g.chair.Wake()
+			g.member.Quit()
+			g.member.WakeKeeper() // the keeper and the executor look at stop
+			g.member.WakeWaiters()
 			g.report()
 		}
 	}
 }
 
-// report logs where a session's turns went, unless somebody is at the gate.
+// report logs where the time of a session's turns went, unless another thread holds the lock.
 func (g *Gate) report() {
 	if !g.mu.TryLock() {
 		return
@@ -187,8 +186,8 @@ func (g *Gate) report() {
 	defer g.mu.Unlock()
 	if st := &g.stats; st.turns > 0 {
 		d := func(ns int64) time.Duration { return time.Duration(ns).Round(time.Microsecond) }
-		g.set.Log.Info("turns", "seat", g.chair.Seat(), "joined", st.turns, "idle", st.idle, "rests", st.rests, "rest", d(g.rest), "held", d(st.held), "busy", d(st.busy),
-			"first", d(st.first), "last", d(st.last), "marks", st.marks, "dry", st.dry,
-			"crowded", st.crowds, "crowded_for", d(st.crowded), "held_back", st.holds)
+		g.set.Log.Info("turns", "tenant", g.member.Tenant(), "joined", st.turns, "idle", st.idle, "yields", st.yields, "gap", d(g.gap), "held", d(st.held), "busy", d(st.busy),
+			"first", d(st.first), "last", d(st.last), "fences", st.fences, "dry", st.dry,
+			"backlogs", st.backlogs, "backlogged", d(st.backlogTime), "throttles", st.throttles)
 	}
 }

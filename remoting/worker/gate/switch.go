@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
-// A worker for measuring what turns cost a lone tenant: it keeps them in every even tenth
-// of a second of CLOCK_MONOTONIC and knows nothing of them in the odd ones. Two processes,
-// one with turns and one without, differ by more than that, by where their memory lies.
+// This build measures what turns cost a tenant that is alone: the worker keeps turns in every even
+// tenth of a second of CLOCK_MONOTONIC, and ignores them in the odd ones. Two processes, one with
+// turns and one without, differ by more than turns cost, because their memory lies elsewhere.
 const switchTime = 100 * time.Millisecond
 
 var switchedOff atomic.Bool

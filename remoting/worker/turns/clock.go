@@ -16,8 +16,8 @@ var (
 	offset  = firstOffset()
 )
 
-// firstOffset is CLOCK_MONOTONIC when started was taken. Go's own clock is the same
-// one, counted from an unknown point, and is read without a system call.
+// firstOffset returns CLOCK_MONOTONIC at the time of started. Go's monotonic clock is the same
+// one, counted from an unknown point, and takes no system call to read.
 func firstOffset() int64 {
 	best, at := int64(1<<62), int64(0)
 	for range 8 {
@@ -40,7 +40,7 @@ func (Monotonic) Now() int64 { return monotonic() }
 // Spins says yes.
 func (Monotonic) Spins() bool { return true }
 
-// Wait is a futex with a time limit, or a sleep.
+// Wait waits for a futex with a time limit, or sleeps.
 func (Monotonic) Wait(word *uint32, old uint32, until int64, _ bool) {
 	d := until - monotonic()
 	if d <= 0 {
@@ -54,8 +54,8 @@ func (Monotonic) Wait(word *uint32, old uint32, until int64, _ bool) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), 0 /* FUTEX_WAIT */, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
-// ring changes a futex word and wakes whoever waits for that.
-func ring(w *atomic.Uint32) {
+// wake changes a futex word and wakes those who wait for that.
+func wake(w *atomic.Uint32) {
 	w.Add(1)
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), 1 /* FUTEX_WAKE */, 1<<30, 0, 0, 0)
 }

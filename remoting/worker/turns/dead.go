@@ -1,52 +1,55 @@
 package turns
 
-// Chairs of processes that have ended.
+// Members whose processes have ended.
 
 import (
 	"errors"
 	"os"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/process"
 )
 
-// A chair's owner word: the process, and whether it is only clearing the chair up.
+// clearing, in a member's owner word, says that the process is not a session there but clears
+// the record.
 const clearing = 1 << 32
 
-// bury frees a chair whose process has ended; it says whether it had. A process that
-// has ended and that nobody has reaped yet counts as living unless closely is asked for,
-// which takes ten times as long.
-func (p *page) bury(i int, closely bool) bool {
-	w := p.chair(i, scOwner).Load()
+// freeIfDead frees a member's record if its process has ended, and says whether it had. A
+// process that has ended but has not been reaped counts as alive, unless closely is set, which
+// takes ten times as long.
+func (p *pages) freeIfDead(i int, closely bool) bool {
+	m := p.member(i)
+	w := m.owner.Load()
 	if w == 0 {
 		return true
 	}
 	pid := int(int32(uint32(w)))
-	if pid > 0 && !errors.Is(unix.Kill(pid, 0), unix.ESRCH) && (!closely || alive(pid, p.chair(i, scStart).Load())) {
+	if pid > 0 && !errors.Is(unix.Kill(pid, 0), unix.ESRCH) && (!closely || alive(pid, m.start.Load())) {
 		return false
 	}
-	p.clearChair(i, w)
+	p.free(i, w)
 	return true
 }
 
-// clearChair empties a chair that belongs to w and makes it free. A process that is
-// killed meanwhile leaves a chair with a dead owner, which is where this begins.
-func (p *page) clearChair(i int, w uint64) {
-	me := uint64(os.Getpid()) | clearing
-	if !p.chair(i, scOwner).CompareAndSwap(w, me) {
+// free clears and frees a member's record whose owner word is w. A process that is killed
+// meanwhile leaves a record with a dead owner, which the next one frees.
+func (p *pages) free(i int, w uint64) {
+	m, me := p.member(i), uint64(os.Getpid())|clearing
+	if !m.owner.CompareAndSwap(w, me) {
 		return
 	}
-	for _, w := range [...]int{scWant, scOpen, scLate, scSeat} {
-		at("clearing")
-		p.chair(i, w).Store(0)
+	for _, w := range [...]*atomic.Uint64{&m.want, &m.open, &m.overdue, &m.tenant} {
+		step("clearing")
+		w.Store(0)
 	}
-	p.chair(i, scStart).Store(0)
-	p.chair(i, scOwner).CompareAndSwap(me, 0)
+	m.start.Store(0)
+	m.owner.CompareAndSwap(me, 0)
 }
 
-// alive says whether a process is there that started then; 0: whenever. One that may not
-// be looked at is.
+// alive says whether a process exists that started at start; 0: at any time. A process that
+// may not be looked at is alive.
 func alive(pid int, start uint64) bool {
 	s, err := process.Read(pid)
 	if err != nil {
@@ -55,8 +58,8 @@ func alive(pid int, start uint64) bool {
 	return !s.Ended() && (start == 0 || s.Start == start)
 }
 
-// self gives this process's start time, 0 when it cannot be told.
-func self() uint64 {
+// selfStart returns this process's start time, or 0 when it cannot be found.
+func selfStart() uint64 {
 	start, err := process.Start(os.Getpid())
 	if err != nil {
 		return 0

@@ -1,8 +1,9 @@
 package turns
 
-// Where the words of a board's two files lie, and how they are packed. Whatever is
-// read from the state file may have been written by a session gone mad: every number
-// is bounded before it is used, and nothing loops for longer than the tables are long.
+// The records of a schedule's two files, and how their words are packed.
+//
+// A session that has gone wrong may have written anything into the state file. So every number
+// read from it is bounded before it is used, and no loop runs longer than a table is long.
 
 import (
 	"fmt"
@@ -16,60 +17,76 @@ import (
 const (
 	policyMagic = 0x4c4f50534e525554 // "TURNSPOL"
 	stateMagic  = 0x4154535352554e54
-	version     = 1
+	version     = 1 // changes with every record below
 
-	seatNameSize = 64
-	headerSize   = 4096
+	leaseNameSize = 64
+	headerSize    = 4096
 
-	// The policy file.
-	poMagic   = 0
-	poVersion = 8
-	poQuantum = 16 // ns
-	poGrace   = 24
-	poFlags   = 32
-	poHigh    = 40 // seats ever used
-	poSeats   = headerSize
-	poSeat    = 96
-	psWord    = 0
-	psName    = 16
-
-	policySize = poSeats + MaxSeats*poSeat
-
-	// The state file. What is written often has a cache line of its own.
-	stMagicAt  = 0
-	stVersion  = 8
-	stHigh     = 16 // chairs ever used
-	stClock    = 24 // the sessions' clock: unknown yet, the machine's, or a simulated one,
-	stNow      = 32 // of which this is the newest time that a session has seen
-	stToken    = 64
-	stHurry    = 128
-	stPool     = 192
-	stSeats    = headerSize
-	stSeat     = 256
-	ssVT       = 0
-	ssBVT      = 8
-	ssBell     = 16 // 32 bits: a futex
-	ssAlert    = 24
-	ssClosing  = 32
-	ssTook     = 40
-	ssOut      = 48
-	ssMisses   = 56
-	ssCounters = 64
-	ssDeaf     = 152 // since when it has not taken what it was given
-	stChairs   = stSeats + MaxSeats*stSeat
-	stChair    = 128
-	scOwner    = 0
-	scStart    = 8
-	scSeat     = 16
-	scWant     = 24
-	scOpen     = 32
-	scLate     = 40
-	scBell     = 48 // 32 bits: a futex
-
-	stateSize = stChairs + MaxChairs*stChair
+	policySize = int64(unsafe.Sizeof(policyFile{}))
+	stateSize  = int64(unsafe.Sizeof(stateFile{}))
 )
 
-// Places of counters.
+// policyFile is written by the schedule's owner and read by sessions.
+type policyFile struct {
+	magic, version atomic.Uint64
+	quantum, grace atomic.Uint64 // ns
+	flags          atomic.Uint64
+	high           atomic.Uint64 // tenant records ever used
+	_              [headerSize - 48]byte
+	tenants        [MaxTenants]tenantPolicy
+}
+
+// tenantPolicy is a tenant's record in the policy file.
+type tenantPolicy struct {
+	word atomic.Uint64 // a policyWord
+	_    [8]byte
+	name leaseName
+	_    [16]byte
+}
+
+const equalActive = 1 // in policyFile.flags
+
+// stateFile is written by everybody. Words that are written often have a cache line each.
+type stateFile struct {
+	magic, version atomic.Uint64
+	high           atomic.Uint64 // member records ever used
+	clock          atomic.Uint64 // the sessions' clock: not known yet, the machine's, or a simulated one,
+	now            atomic.Uint64 // of which this is the latest time that a session has seen, ns
+	_              [24]byte
+	token          atomic.Uint64
+	_              [56]byte
+	recalled       atomic.Uint64 // a borrowed turn that a tenant with time of its own wants back
+	_              [56]byte
+	pool           atomic.Uint64 // virtual time of the pool of borrowed time, ns
+	_              [headerSize - 200]byte
+	tenants        [MaxTenants]tenantState
+	members        [MaxMembers]memberState
+}
+
+// Values of stateFile.clock.
+const (
+	clockMachine   = 1
+	clockSimulated = 2
+)
+
+// tenantState is a tenant's record in the state file. Turns are named by their token.
+type tenantState struct {
+	vt         atomic.Uint64 // virtual time, ns
+	borrowedVT atomic.Uint64 // the same for borrowed time
+	wakeup     atomic.Uint32 // futex of the members that wait for a turn
+	_          [4]byte
+	prewake    atomic.Uint64 // the turn after which this tenant is likely to be next
+	closing    atomic.Uint64 // the turn that is being ended
+	taken      atomic.Uint64 // the last turn that a member has entered
+	skipUntil  atomic.Uint64 // no turns before then, ns: it did not take one
+	misses     atomic.Uint64 // how many turns in a row it did not take
+	counters   [11]atomic.Uint64
+	// unresponsive is since when it has not taken a turn, ns; 0: it takes them.
+	unresponsive atomic.Uint64
+	_            [96]byte
+}
+
+// Places in tenantState.counters.
 const (
 	cHeld = iota
 	cBusy
@@ -83,23 +100,57 @@ const (
 	cRevoked
 )
 
-const equalActive = 1 // in poFlags
-
-const (
-	clockMachine   = 1
-	clockSimulated = 2
-)
-
-// page is a mapped board.
-type page struct {
-	pol, st []byte
+// memberState is a member's record in the state file.
+type memberState struct {
+	owner   atomic.Uint64 // the process, and whether it is clearing the record; 0: free
+	start   atomic.Uint64 // start time of the process, as in proc(5); 0: not known
+	tenant  atomic.Uint64 // packTenant
+	want    atomic.Uint64 // 1: it has work
+	open    atomic.Uint64 // the turn in which it works, 0: in none
+	overdue atomic.Uint64 // since when work of an ended turn is on the GPU, ns; 0: none is
+	wakeup  atomic.Uint32 // futex of the session's keeper
+	_       [76]byte
 }
 
-func mapPages(policyFD, stateFD int, write bool) (*page, error) {
+// Processes of different builds share these files, so nothing may move while version stays.
+var (
+	_ [48]byte                        = [unsafe.Offsetof(policyFile{}.high) + 8]byte{}
+	_ [headerSize]byte                = [unsafe.Offsetof(policyFile{}.tenants)]byte{}
+	_ [96]byte                        = [unsafe.Sizeof(tenantPolicy{})]byte{}
+	_ [16]byte                        = [unsafe.Offsetof(tenantPolicy{}.name)]byte{}
+	_ [16]byte                        = [unsafe.Offsetof(stateFile{}.high)]byte{}
+	_ [24]byte                        = [unsafe.Offsetof(stateFile{}.clock)]byte{}
+	_ [32]byte                        = [unsafe.Offsetof(stateFile{}.now)]byte{}
+	_ [64]byte                        = [unsafe.Offsetof(stateFile{}.token)]byte{}
+	_ [128]byte                       = [unsafe.Offsetof(stateFile{}.recalled)]byte{}
+	_ [192]byte                       = [unsafe.Offsetof(stateFile{}.pool)]byte{}
+	_ [headerSize]byte                = [unsafe.Offsetof(stateFile{}.tenants)]byte{}
+	_ [256]byte                       = [unsafe.Sizeof(tenantState{})]byte{}
+	_ [16]byte                        = [unsafe.Offsetof(tenantState{}.wakeup)]byte{}
+	_ [24]byte                        = [unsafe.Offsetof(tenantState{}.prewake)]byte{}
+	_ [56]byte                        = [unsafe.Offsetof(tenantState{}.misses)]byte{}
+	_ [64]byte                        = [unsafe.Offsetof(tenantState{}.counters)]byte{}
+	_ [152]byte                       = [unsafe.Offsetof(tenantState{}.unresponsive)]byte{}
+	_ [128]byte                       = [unsafe.Sizeof(memberState{})]byte{}
+	_ [16]byte                        = [unsafe.Offsetof(memberState{}.tenant)]byte{}
+	_ [40]byte                        = [unsafe.Offsetof(memberState{}.overdue)]byte{}
+	_ [48]byte                        = [unsafe.Offsetof(memberState{}.wakeup)]byte{}
+	_ [4096 + 128*96]byte             = [policySize]byte{}
+	_ [4096 + 128*256 + 1024*128]byte = [stateSize]byte{}
+)
+
+// pages is a mapped schedule.
+type pages struct {
+	policyBytes, stateBytes []byte
+	policy                  *policyFile
+	state                   *stateFile
+}
+
+func mapPages(policyFD, stateFD int, write bool) (*pages, error) {
 	for fd, n := range map[int]int64{policyFD: policySize, stateFD: stateSize} {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
-			return nil, fmt.Errorf("turns: board: %w", err)
+			return nil, fmt.Errorf("turns: schedule: %w", err)
 		}
 		if st.Size < n {
 			return nil, fmt.Errorf("%w: %d bytes", ErrFile, st.Size)
@@ -109,46 +160,37 @@ func mapPages(policyFD, stateFD int, write bool) (*page, error) {
 	if write {
 		prot |= unix.PROT_WRITE
 	}
-	p := &page{}
+	p := &pages{}
 	var err error
-	if p.pol, err = unix.Mmap(policyFD, 0, policySize, prot, unix.MAP_SHARED); err != nil {
+	if p.policyBytes, err = unix.Mmap(policyFD, 0, int(policySize), prot, unix.MAP_SHARED); err != nil {
 		return nil, fmt.Errorf("turns: policy file: %w", err)
 	}
-	if p.st, err = unix.Mmap(stateFD, 0, stateSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		_ = unix.Munmap(p.pol)
+	if p.stateBytes, err = unix.Mmap(stateFD, 0, int(stateSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		_ = unix.Munmap(p.policyBytes)
 		return nil, fmt.Errorf("turns: state file: %w", err)
 	}
+	p.policy = (*policyFile)(unsafe.Pointer(unsafe.SliceData(p.policyBytes)))
+	p.state = (*stateFile)(unsafe.Pointer(unsafe.SliceData(p.stateBytes)))
 	return p, nil
 }
 
-func (p *page) unmap() {
-	_ = unix.Munmap(p.pol)
-	_ = unix.Munmap(p.st)
+func (p *pages) unmap() {
+	_ = unix.Munmap(p.policyBytes)
+	_ = unix.Munmap(p.stateBytes)
 }
 
-func (p *page) polWord(at int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&p.pol[at])) }
-func (p *page) word(at int) *atomic.Uint64    { return (*atomic.Uint64)(unsafe.Pointer(&p.st[at])) }
-func (p *page) bell(at int) *atomic.Uint32    { return (*atomic.Uint32)(unsafe.Pointer(&p.st[at])) }
+func (p *pages) token() token                     { return token(p.state.token.Load()) }
+func (p *pages) tenant(i int) *tenantState        { return &p.state.tenants[i] }
+func (p *pages) member(i int) *memberState        { return &p.state.members[i] }
+func (p *pages) policyOf(i int) policyWord        { return policyWord(p.policy.tenants[i].word.Load()) }
+func (p *pages) nameOf(i int) leaseName           { return p.policy.tenants[i].name }
+func (p *pages) count(i, what int) *atomic.Uint64 { return &p.tenant(i).counters[what] }
 
-func (p *page) token() *atomic.Uint64 { return p.word(stToken) }
-func (p *page) seat(i, what int) *atomic.Uint64 {
-	return p.word(stSeats + i*stSeat + what)
-}
+func (p *pages) tenants() int { return int(min(p.policy.high.Load(), MaxTenants)) }
+func (p *pages) members() int { return int(min(p.state.high.Load(), MaxMembers)) }
 
-func (p *page) count(i, what int) *atomic.Uint64 {
-	return p.word(stSeats + i*stSeat + ssCounters + 8*what)
-}
-func (p *page) seatBell(i int) *atomic.Uint32 { return p.bell(stSeats + i*stSeat + ssBell) }
-func (p *page) chair(i, what int) *atomic.Uint64 {
-	return p.word(stChairs + i*stChair + what)
-}
-func (p *page) chairBell(i int) *atomic.Uint32 { return p.bell(stChairs + i*stChair + scBell) }
-
-func (p *page) seats() int  { return int(min(p.polWord(poHigh).Load(), MaxSeats)) }
-func (p *page) chairs() int { return int(min(p.word(stHigh).Load(), MaxChairs)) }
-
-func (p *page) quantum() int64 { return bounded(p.polWord(poQuantum).Load(), DefaultQuantum) }
-func (p *page) grace() int64   { return bounded(p.polWord(poGrace).Load(), DefaultGrace) }
+func (p *pages) quantum() int64 { return bounded(p.policy.quantum.Load(), DefaultQuantum) }
+func (p *pages) grace() int64   { return bounded(p.policy.grace.Load(), DefaultGrace) }
 
 func bounded(n uint64, def time.Duration) int64 {
 	if n == 0 || n > uint64(10*time.Second) {
@@ -157,35 +199,36 @@ func bounded(n uint64, def time.Duration) int64 {
 	return int64(n)
 }
 
-func (p *page) valid() bool {
-	return p.polWord(poMagic).Load() == policyMagic && p.polWord(poVersion).Load() == version &&
-		p.word(stMagicAt).Load() == stateMagic && p.word(stVersion).Load() == version
+func (p *pages) valid() bool {
+	return p.policy.magic.Load() == policyMagic && p.policy.version.Load() == version &&
+		p.state.magic.Load() == stateMagic && p.state.version.Load() == version
 }
 
-// format makes an empty board. The magic comes last: one half made is made anew.
-func (p *page) format() {
-	p.polWord(poMagic).Store(0)
-	p.word(stMagicAt).Store(0)
-	clear(p.pol[8:])
-	clear(p.st[8:])
-	p.polWord(poVersion).Store(version)
-	p.word(stVersion).Store(version)
-	p.word(stMagicAt).Store(stateMagic)
-	p.polWord(poMagic).Store(policyMagic)
+// format makes an empty schedule. The magic numbers come last: a schedule that was left half
+// made is formatted again.
+func (p *pages) format() {
+	p.policy.magic.Store(0)
+	p.state.magic.Store(0)
+	clear(p.policyBytes[8:])
+	clear(p.stateBytes[8:])
+	p.policy.version.Store(version)
+	p.state.version.Store(version)
+	p.state.magic.Store(stateMagic)
+	p.policy.magic.Store(policyMagic)
 }
 
-func (p *page) setSite(s Site) {
-	p.polWord(poQuantum).Store(ns(s.Quantum))
-	p.polWord(poGrace).Store(ns(s.Grace))
+func (p *pages) setSite(s Site) {
+	p.policy.quantum.Store(ns(s.Quantum))
+	p.policy.grace.Store(ns(s.Grace))
 	var f uint64
 	if s.EqualActive {
 		f |= equalActive
 	}
-	p.polWord(poFlags).Store(f)
+	p.policy.flags.Store(f)
 }
 
-// A policy word: kind, flags, weight, and the seat's generation, which tells one lease
-// on a seat from the next.
+// A policyWord has a policy's kind, flags and weight, and the generation of the tenant's
+// record, which tells a lease from the next one that gets the same record.
 type policyWord uint64
 
 const (
@@ -194,7 +237,7 @@ const (
 )
 
 func packPolicy(p Policy, gen uint32) policyWord {
-	w := policyWord(p.Kind&0xff) | policyWord(min(max(p.Weight, 1), Whole))<<16 | policyWord(gen)<<32 | pwPresent
+	w := policyWord(p.Kind&0xff) | policyWord(min(max(p.Weight, 1), FullWeight))<<16 | policyWord(gen)<<32 | pwPresent
 	if p.Lend {
 		w |= pwLend
 	}
@@ -203,20 +246,12 @@ func packPolicy(p Policy, gen uint32) policyWord {
 
 func (w policyWord) present() bool  { return w&pwPresent != 0 }
 func (w policyWord) gen() uint32    { return uint32(w >> 32) }
-func (w policyWord) weight() uint32 { return min(max(uint32(w>>16)&0xffff, 1), Whole) }
+func (w policyWord) weight() uint32 { return min(max(uint32(w>>16)&0xffff, 1), FullWeight) }
 func (w policyWord) policy() Policy {
 	return Policy{Kind: min(Kind(w&0xff), Fixed), Weight: w.weight(), Lend: w&pwLend != 0}
 }
 
-func (p *page) seatPolicy(i int) policyWord {
-	return policyWord(p.polWord(poSeats + i*poSeat + psWord).Load())
-}
-
-func (p *page) seatName(i int) leaseName {
-	return leaseName(p.pol[poSeats+i*poSeat+psName : poSeats+i*poSeat+psName+seatNameSize])
-}
-
-// A token: the seat that has the turn, whether it is borrowed, and when it began, us.
+// A token names a turn: the tenant that has it, whether it is borrowed, and when it began, us.
 type token uint64
 
 const (
@@ -224,19 +259,19 @@ const (
 	tokenBegin    = tokenBorrowed - 1
 )
 
-// nobody is the seat of a token that is free.
+// nobody is the tenant of a token that is free.
 const nobody = -1
 
-func packToken(seat int, borrowed bool, begin int64) token {
-	t := token(seat+1)<<56 | token(begin)&tokenBegin
+func packToken(tenant int, borrowed bool, begin int64) token {
+	t := token(tenant+1)<<56 | token(begin)&tokenBegin
 	if borrowed {
 		t |= tokenBorrowed
 	}
 	return t
 }
 
-func (t token) seat() int {
-	if i := int(t>>56) - 1; i < MaxSeats {
+func (t token) tenant() int {
+	if i := int(t>>56) - 1; i < MaxTenants {
 		return i
 	}
 	return nobody
@@ -245,8 +280,8 @@ func (t token) borrowed() bool { return t&tokenBorrowed != 0 }
 func (t token) us() int64      { return int64(t & tokenBegin) }
 func (t token) begin() int64   { return min(t.us(), 1<<53) * 1000 }
 
-// after is when the next turn begins, us: now, and never when this one did. A begin that
-// nobody believes (judge) is no reason to go on from there.
+// after returns when the turn after t begins, us: now, but never when t itself began, so that
+// the two differ. A begin too far in the future is not believed (police).
 func (t token) after(now int64) int64 {
 	us := now / 1000
 	if t.us() >= us && t.begin() <= now+future {
@@ -255,32 +290,33 @@ func (t token) after(now int64) int64 {
 	return us
 }
 
-// packSeat is a chair's word that says whose it is.
-func packSeat(seat int, gen uint32) uint64 { return uint64(seat+1) | uint64(gen)<<32 }
+// packTenant makes the word that says to which tenant a member belongs.
+func packTenant(tenant int, gen uint32) uint64 { return uint64(tenant+1) | uint64(gen)<<32 }
 
-// chairSeat gives the seat that a chair belongs to, or nobody.
-func (p *page) chairSeat(i int) int {
-	if p.chair(i, scOwner).Load() == 0 {
+// tenantOf returns the tenant that a member belongs to, or nobody.
+func (p *pages) tenantOf(member int) int {
+	m := p.member(member)
+	if m.owner.Load() == 0 {
 		return nobody
 	}
-	w := p.chair(i, scSeat).Load()
-	s := int(uint32(w)) - 1
-	if s < 0 || s >= MaxSeats {
+	w := m.tenant.Load()
+	i := int(uint32(w)) - 1
+	if i < 0 || i >= MaxTenants {
 		return nobody
 	}
-	if pol := p.seatPolicy(s); !pol.present() || pol.gen() != uint32(w>>32) {
+	if pol := p.policyOf(i); !pol.present() || pol.gen() != uint32(w>>32) {
 		return nobody
 	}
-	return s
+	return i
 }
 
-// now is the time for an owner, who knows only the machine's clock.
-func (p *page) now() int64 {
-	if p.word(stClock).Load() == clockSimulated {
-		return int64(p.word(stNow).Load())
+// now returns the time for an owner, which only knows the machine's clock.
+func (p *pages) now() int64 {
+	if p.state.clock.Load() == clockSimulated {
+		return int64(p.state.now.Load())
 	}
 	return monotonic()
 }
 
 // ptr is a futex word's address.
-func ptr(w *atomic.Uint32) unsafe.Pointer { return unsafe.Pointer(w) }
+func ptr(w *atomic.Uint32) *uint32 { return (*uint32)(unsafe.Pointer(w)) }

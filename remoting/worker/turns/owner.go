@@ -1,84 +1,90 @@
 package turns
 
-// What the board's owner does to the pages.
+// What the owner of a schedule does to its pages.
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
-// openSeat gives a free seat to a lease. The word that makes it one comes last.
-func (p *page) openSeat(i int, name leaseName, pol Policy) {
-	old := p.seatPolicy(i)
-	for w := 0; w < stSeat; w += 8 {
-		if w != ssBell { // sessions of the lease before may still wait there
-			p.seat(i, w).Store(0)
-		}
+// addTenant gives a free record to a lease. The word that makes it a tenant comes last.
+func (p *pages) addTenant(i int, name leaseName, pol Policy) {
+	old, t := p.policyOf(i), p.tenant(i)
+	// The wakeup stays: sessions of the lease before may still wait there.
+	for _, w := range [...]*atomic.Uint64{
+		&t.vt, &t.borrowedVT, &t.prewake, &t.closing, &t.taken, &t.skipUntil, &t.misses, &t.unresponsive,
+	} {
+		w.Store(0)
 	}
-	copy(p.pol[poSeats+i*poSeat+psName:], name[:])
-	if n := uint64(i + 1); p.polWord(poHigh).Load() < n {
-		p.polWord(poHigh).Store(n)
+	for k := range t.counters {
+		t.counters[k].Store(0)
 	}
-	p.polWord(poSeats + i*poSeat + psWord).Store(uint64(packPolicy(pol, old.gen()+1)))
+	p.policy.tenants[i].name = name
+	raise(&p.policy.high, uint64(i+1))
+	p.policy.tenants[i].word.Store(uint64(packPolicy(pol, old.gen()+1)))
 }
 
-// setPolicy changes a seat's policy. Its virtual time begins anew, so that neither a
-// windfall nor a debt comes of it.
-func (p *page) setPolicy(i int, pol Policy) {
-	old := p.seatPolicy(i)
+// setPolicy changes a tenant's policy. Its virtual time is set to the clock, so that the change
+// brings neither credit nor debt.
+func (p *pages) setPolicy(i int, pol Policy) {
+	old := p.policyOf(i)
 	w := packPolicy(pol, old.gen())
 	if w == old {
 		return
 	}
-	p.polWord(poSeats + i*poSeat + psWord).Store(uint64(w))
-	if p.word(stClock).Load() != 0 { // else no session has begun
-		p.seat(i, ssVT).Store(uint64(p.now()))
+	p.policy.tenants[i].word.Store(uint64(w))
+	if p.state.clock.Load() != 0 { // else no session has begun
+		p.tenant(i).vt.Store(uint64(p.now()))
 	}
-	ring(p.seatBell(i))
+	wake(&p.tenant(i).wakeup)
 }
 
-// closeSeat takes a seat away, and its turn with it.
-func (p *page) closeSeat(i int) {
-	w := p.seatPolicy(i)
+// removeTenant takes a tenant off the schedule, and its turn with it.
+func (p *pages) removeTenant(i int) {
+	w := p.policyOf(i)
 	if !w.present() {
 		return
 	}
-	p.polWord(poSeats + i*poSeat + psWord).Store(uint64(w &^ pwPresent))
-	if t := token(p.token().Load()); t.seat() == i {
+	p.policy.tenants[i].word.Store(uint64(w &^ pwPresent))
+	if t := p.token(); t.tenant() == i {
 		p.pass(t, p.now(), i)
 	}
-	ring(p.seatBell(i))
+	wake(&p.tenant(i).wakeup)
 }
 
-// gone frees the chairs of a process.
-func (p *page) gone(pid int, start uint64) {
-	for i := range p.chairs() {
-		w := p.chair(i, scOwner).Load()
+// processEnded frees the members of a process.
+func (p *pages) processEnded(pid int, start uint64) {
+	for i := range p.members() {
+		m := p.member(i)
+		w := m.owner.Load()
 		if uint32(w) != uint32(pid) {
 			continue
 		}
-		if began := p.chair(i, scStart).Load(); start == 0 || began == 0 || began == start {
-			p.clearChair(i, w)
+		if began := m.start.Load(); start == 0 || began == 0 || began == start {
+			p.free(i, w)
 		}
 	}
-	p.settle()
+	p.passIfAbandoned()
 }
 
-// sweep frees the chairs of all dead processes.
-func (p *page) sweep() {
-	for i := range p.chairs() {
-		p.bury(i, true)
+// sweep frees the members of all dead processes.
+func (p *pages) sweep() {
+	for i := range p.members() {
+		p.freeIfDead(i, true)
 	}
-	p.settle()
+	p.passIfAbandoned()
 }
 
-// settle passes the token on if nobody is left to do it.
-func (p *page) settle() {
-	t := token(p.token().Load())
-	seat := t.seat()
-	if seat < 0 {
+// passIfAbandoned passes the token on if the sessions that should do it have ended.
+func (p *pages) passIfAbandoned() {
+	t := p.token()
+	tenant := t.tenant()
+	if tenant < 0 {
 		return
 	}
-	for i := range p.chairs() {
-		if p.chairSeat(i) == seat {
-			if token(p.seat(seat, ssTook).Load()) == t && p.deserted(seat, t) {
+	for i := range p.members() {
+		if p.tenantOf(i) == tenant {
+			if token(p.tenant(tenant).taken.Load()) == t && p.abandoned(tenant, t) {
 				p.revoke(t, p.now())
 			}
 			return
@@ -87,38 +93,39 @@ func (p *page) settle() {
 	p.revoke(t, p.now())
 }
 
-func (p *page) read() []SeatCounters {
+// read describes the tenants that are present.
+func (p *pages) read() []TenantCounters {
 	now := p.now()
 	var v view
-	p.look(&v, now)
-	t := token(p.token().Load())
-	var all []SeatCounters
+	p.load(&v, now)
+	t := p.token()
+	var all []TenantCounters
 	for i := range v.n {
-		pol := p.seatPolicy(i)
+		pol := p.policyOf(i)
 		if !pol.present() {
 			continue
 		}
 		n := func(c int) uint64 { return p.count(i, c).Load() }
 		d := func(c int) time.Duration { return time.Duration(min(n(c), 1<<62)) }
-		c := SeatCounters{
-			Seat: i, Lease: p.seatName(i).String(), Policy: pol.policy(),
-			Share: uint32(v.places[i].share / (whole / Whole)), Wants: v.places[i].want,
+		c := TenantCounters{
+			Tenant: i, Lease: p.nameOf(i).String(), Policy: pol.policy(),
+			Share: uint32(v.tenants[i].share / (fullShare / FullWeight)), Wants: v.tenants[i].want,
 			Counters: Counters{
 				Held: d(cHeld), Busy: d(cBusy), Waited: d(cWaited), Throttled: d(cThrottled), Lent: d(cLent), Borrowed: d(cBorrowed),
 				Turns: n(cTurns), Overruns: n(cOverruns), Longest: d(cLongest), Revoked: n(cRevoked),
 			},
 		}
-		if t.seat() == i {
+		if t.tenant() == i {
 			c.Held += time.Duration(p.held(t, now))
 		}
-		for k := range p.chairs() {
-			if p.chairSeat(k) != i {
+		for k := range p.members() {
+			if p.tenantOf(k) != i {
 				continue
 			}
-			c.Chairs++
-			late := int64(p.chair(k, scLate).Load())
-			if over := time.Duration(now - late); late > 0 && over > c.Overrun && v.others(i) {
-				c.Overrun, c.OverrunPID = over, int(uint32(p.chair(k, scOwner).Load()))
+			c.Members++
+			since := int64(p.member(k).overdue.Load())
+			if over := time.Duration(now - since); since > 0 && over > c.Overrun && v.othersWant(i) {
+				c.Overrun, c.OverrunPID = over, int(uint32(p.member(k).owner.Load()))
 			}
 		}
 		all = append(all, c)

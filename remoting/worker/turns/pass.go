@@ -1,6 +1,6 @@
 package turns
 
-// How the token moves, and what happens to those who do not let go of it.
+// How the token moves, and how it is taken from tenants that keep it too long.
 
 import (
 	"sync/atomic"
@@ -8,55 +8,57 @@ import (
 )
 
 const (
-	// noTake is how long a seat may take to take the token that it is given.
-	noTake = int64(time.Millisecond)
-	// Who has not taken it is not asked again for a while, and for longer if that
-	// was not the first time in a row.
-	firstOut = int64(20 * time.Millisecond)
-	thenOut  = int64(time.Second)
-	// future is how far a turn's begin may lie ahead and still be believed.
+	// takeLimit is how long a tenant may wait before it takes the turn that it is given.
+	takeLimit = int64(time.Millisecond)
+	// A tenant that has not taken its turn is skipped for firstSkip, and for nextSkip from
+	// the second time in a row on.
+	firstSkip = int64(20 * time.Millisecond)
+	nextSkip  = int64(time.Second)
+	// future is how far ahead of the clock the begin of a turn may be and still be believed.
 	future = int64(time.Second)
 )
 
-// died is where tests let a process die: between two steps of those that change a board.
-var died func(point string)
+// onStep is where tests let a process die: between two steps of a change to a schedule.
+var onStep func(name string)
 
-func at(point string) {
-	if died != nil {
-		died(point)
+func step(name string) {
+	if onStep != nil {
+		onStep(name)
 	}
 }
 
-// pass ends the turn t, charges it and gives the token to the next seat but except.
-// False: t was over already. Of several who do so at once, one succeeds.
-func (p *page) pass(t token, now int64, except int) bool {
-	for range 3 { // once is enough unless somebody begins to want meanwhile
+// pass ends the turn t, charges it and gives the token to the next tenant, but not to except.
+// It returns false if t was over already: of several processes that pass t on at the same
+// time, exactly one succeeds.
+func (p *pages) pass(t token, now int64, except int) bool {
+	for range 3 { // once is enough unless somebody requests a turn meanwhile
 		var v view
-		p.look(&v, now)
-		seat, held := t.seat(), p.held(t, now)
-		if seat >= 0 {
-			v.charge(seat, held, t.borrowed())
+		p.load(&v, now)
+		tenant, held := t.tenant(), p.held(t, now)
+		if tenant >= 0 {
+			v.charge(tenant, held, t.borrowed())
 		}
 		next, borrowed := p.nextAlive(&v, except)
 		n := packToken(next, borrowed, t.after(now))
-		at("decided")
-		if !p.token().CompareAndSwap(uint64(t), uint64(n)) {
+		step("decided")
+		if !p.state.token.CompareAndSwap(uint64(t), uint64(n)) {
 			return false
 		}
-		at("passed")
-		p.stamp(now)
-		if seat >= 0 {
-			p.charge(&v, seat, t, held)
+		step("passed")
+		p.noteTime(now)
+		if tenant >= 0 {
+			p.charge(&v, tenant, t, held)
 		}
-		at("charged")
+		step("charged")
 		if next >= 0 {
 			p.count(next, cTurns).Add(1)
-			ring(p.seatBell(next))
+			wake(&p.tenant(next).wakeup)
 			return true
 		}
-		// Free. Who began to want after the look above may have seen the turn as it was.
+		// The token is free. A session that requested a turn after the view was loaded may
+		// have seen the token as it was before, and rely on its holder.
 		var again view
-		p.look(&again, now)
+		p.load(&again, now)
 		if next, _, _ := again.pick(except); next < 0 {
 			return true
 		}
@@ -65,89 +67,91 @@ func (p *page) pass(t token, now int64, except int) bool {
 	return true
 }
 
-// held is how long a turn has lasted.
-func (p *page) held(t token, now int64) int64 {
+// held returns how long a turn has lasted.
+func (p *pages) held(t token, now int64) int64 {
 	return min(max(now-t.begin(), 0), maxHeld)
 }
 
-// nextAlive picks, and frees the chairs of dead sessions that it meets on the way.
-func (p *page) nextAlive(v *view, except int) (int, bool) {
-	for range MaxSeats {
+// nextAlive picks the next tenant. It frees the members of dead sessions that it meets.
+func (p *pages) nextAlive(v *view, except int) (int, bool) {
+	for range MaxTenants {
 		next, borrowed, _ := v.pick(except)
-		if next < 0 || p.wanting(next) {
+		if next < 0 || p.wanted(next) {
 			return next, borrowed
 		}
-		v.places[next].want = false
+		v.tenants[next].want = false
 	}
 	return nobody, false
 }
 
-// wanting says whether a living session of a seat wants the token; dead ones are freed.
-func (p *page) wanting(seat int) bool {
+// wanted says whether a living session of a tenant wants the token. It frees those of dead
+// processes.
+func (p *pages) wanted(tenant int) bool {
 	some := false
-	for i := range p.chairs() {
-		if p.chair(i, scWant).Load() != 0 && p.chairSeat(i) == seat && !p.bury(i, false) {
+	for i := range p.members() {
+		if p.member(i).want.Load() != 0 && p.tenantOf(i) == tenant && !p.freeIfDead(i, false) {
 			some = true
 		}
 	}
 	return some
 }
 
-// charge puts a turn that has ended to its seat's account. Whoever has ended it does so;
-// should that process die right here, one turn goes uncharged.
-func (p *page) charge(v *view, seat int, t token, held int64) {
-	s := &v.places[seat]
-	p.count(seat, cHeld).Add(uint64(held))
-	// Alone on the GPU nobody is harmed.
-	if over := held - p.quantum(); over > p.grace() && v.others(seat) {
-		p.count(seat, cOverruns).Add(1)
-		raise(p.count(seat, cLongest), uint64(over))
+// charge writes a turn that has ended to its tenant's account. The process that ended the turn
+// does so; if it dies right here, one turn is not charged.
+func (p *pages) charge(v *view, tenant int, t token, held int64) {
+	s, rec := &v.tenants[tenant], p.tenant(tenant)
+	p.count(tenant, cHeld).Add(uint64(held))
+	// While no other tenant has work, a long turn harms nobody.
+	if over := held - p.quantum(); over > p.grace() && v.othersWant(tenant) {
+		p.count(tenant, cOverruns).Add(1)
+		raise(p.count(tenant, cLongest), uint64(over))
 	}
 	if !s.present {
 		return
 	}
-	// The view's numbers are this turn's; what others have added since is small.
+	// The view's numbers are of this turn; little has been added since.
 	if t.borrowed() || s.share == 0 {
-		p.seat(seat, ssBVT).Store(uint64(s.bvt))
-		p.count(seat, cBorrowed).Add(uint64(held))
-		p.lend(v, seat, held)
+		rec.borrowedVT.Store(uint64(s.borrowedVT))
+		p.count(tenant, cBorrowed).Add(uint64(held))
+		p.countLent(v, tenant, held)
 	} else {
-		p.seat(seat, ssVT).Store(uint64(s.vt))
+		rec.vt.Store(uint64(s.vt))
 	}
 	if t.borrowed() || s.lend {
-		p.word(stPool).Store(uint64(v.pool))
+		p.state.pool.Store(uint64(v.pool))
 	}
 }
 
-// others says whether another seat has work.
-func (v *view) others(but int) bool {
-	for i := range v.n {
-		if s := &v.places[i]; i != but && s.present && s.want {
+// othersWant says whether a tenant other than i has work.
+func (v *view) othersWant(i int) bool {
+	for k := range v.n {
+		if s := &v.tenants[k]; k != i && s.present && s.want {
 			return true
 		}
 	}
 	return false
 }
 
-// lend divides borrowed time among the seats whose it would have been.
-func (p *page) lend(v *view, borrower int, held int64) {
+// countLent divides borrowed time among the tenants that have lent it.
+func (p *pages) countLent(v *view, borrower int, held int64) {
 	sum := int64(0)
 	lends := func(i int) bool {
-		s := &v.places[i]
+		s := &v.tenants[i]
 		return i != borrower && s.present && s.lend && !s.want && s.share > 0
 	}
 	for i := range v.n {
 		if lends(i) {
-			sum += v.places[i].share
+			sum += v.tenants[i].share
 		}
 	}
 	for i := range v.n {
 		if lends(i) {
-			p.count(i, cLent).Add(uint64(held * v.places[i].share / sum))
+			p.count(i, cLent).Add(uint64(held * v.tenants[i].share / sum))
 		}
 	}
 }
 
+// raise sets a word to n if it is less.
 func raise(w *atomic.Uint64, n uint64) {
 	for range 10 {
 		old := w.Load()
@@ -157,31 +161,31 @@ func raise(w *atomic.Uint64, n uint64) {
 	}
 }
 
-// owe charges a seat for work of its that was on the GPU beyond its turn.
-func (p *page) owe(seat int, t time.Duration, now int64) {
+// debit charges a tenant for time that its work took from others after its turn.
+func (p *pages) debit(tenant int, t time.Duration, now int64) {
 	var v view
-	p.look(&v, now)
-	v.charge(seat, min(int64(t), maxDebt), false)
-	p.seat(seat, ssVT).Store(uint64(v.places[seat].vt))
-	raise(p.count(seat, cLongest), uint64(t))
+	p.load(&v, now)
+	v.charge(tenant, min(int64(t), maxDebt), false)
+	p.tenant(tenant).vt.Store(uint64(v.tenants[tenant].vt))
+	raise(p.count(tenant, cLongest), uint64(t))
 }
 
-// stamp notes the time for the owner, if it is a simulated one.
-func (p *page) stamp(now int64) {
-	if p.word(stClock).Load() == clockSimulated {
-		raise(p.word(stNow), uint64(now))
+// noteTime notes a simulated GPU's time for the owner, which cannot read that clock.
+func (p *pages) noteTime(now int64) {
+	if p.state.clock.Load() == clockSimulated {
+		raise(&p.state.now, uint64(now))
 	}
 }
 
-// judge ends a turn that is not kept: not taken, overstayed, or its seat gone. It says
-// until when the turn is to be left alone; 0: it is over.
-func (p *page) judge(t token, now int64) int64 {
-	seat, begin := t.seat(), t.begin()
-	if seat < 0 {
+// police ends a turn that was not taken, that outlasts its grace, or whose tenant or sessions are
+// gone. It returns until when the turn is to be left alone; 0: it is over.
+func (p *pages) police(t token, now int64) int64 {
+	tenant, begin := t.tenant(), t.begin()
+	if tenant < 0 {
 		p.pass(t, now, nobody)
 		return 0
 	}
-	if begin > now+future || !p.seatPolicy(seat).present() {
+	if begin > now+future || !p.policyOf(tenant).present() {
 		p.revoke(t, now)
 		return 0
 	}
@@ -190,43 +194,44 @@ func (p *page) judge(t token, now int64) int64 {
 		p.revoke(t, now)
 		return 0
 	}
-	if token(p.seat(seat, ssTook).Load()) == t {
-		if p.deserted(seat, t) {
+	rec := p.tenant(tenant)
+	if token(rec.taken.Load()) == t {
+		if p.abandoned(tenant, t) {
 			p.revoke(t, now)
 			return 0
 		}
 		return end
 	}
-	if now < begin+noTake {
-		return begin + noTake
+	if now < begin+takeLimit {
+		return begin + takeLimit
 	}
-	// Stopped, or slow to wake. Not charged for long, but out for a while: whoever is
-	// next may be as deaf, and somebody here has work.
-	out := firstOut
-	if p.seat(seat, ssMisses).Add(1) > 1 {
-		out = thenOut
+	// Its sessions are stopped, or slow to wake. It is charged for this moment only, but
+	// skipped for a while: other tenants have work, and the next one may be unresponsive too.
+	skip := firstSkip
+	if rec.misses.Add(1) > 1 {
+		skip = nextSkip
 	}
-	if p.seat(seat, ssOut).Swap(uint64(now+out)) == 0 {
-		p.seat(seat, ssDeaf).Store(uint64(begin))
+	if rec.skipUntil.Swap(uint64(now+skip)) == 0 {
+		rec.unresponsive.Store(uint64(begin))
 	}
-	p.pass(t, now, seat)
+	p.pass(t, now, tenant)
 	return 0
 }
 
-// deserted says whether nobody is left who works in turn t of seat.
-func (p *page) deserted(seat int, t token) bool {
-	for i := range p.chairs() {
-		if p.chair(i, scOpen).Load() != 0 && p.chairSeat(i) == seat && !p.bury(i, false) {
+// abandoned says whether no session is left that works in a tenant's turn t.
+func (p *pages) abandoned(tenant int, t token) bool {
+	for i := range p.members() {
+		if p.member(i).open.Load() != 0 && p.tenantOf(i) == tenant && !p.freeIfDead(i, false) {
 			return false
 		}
 	}
-	// Who has just closed it is about to pass it on.
-	return token(p.seat(seat, ssClosing).Load()) != t
+	// The session that has just closed it is about to pass it on.
+	return token(p.tenant(tenant).closing.Load()) != t
 }
 
 // revoke takes the token away.
-func (p *page) revoke(t token, now int64) {
-	if seat := t.seat(); p.pass(t, now, nobody) && seat >= 0 {
-		p.count(seat, cRevoked).Add(1)
+func (p *pages) revoke(t token, now int64) {
+	if tenant := t.tenant(); p.pass(t, now, nobody) && tenant >= 0 {
+		p.count(tenant, cRevoked).Add(1)
 	}
 }

@@ -2,67 +2,101 @@ package turns
 
 // Who is next.
 //
-// Every seat has a share of the GPU (shares), and a virtual time: the time by the clock
-// that its own share would have taken for what it had. A seat that is not ahead of the
-// clock has time of its own; the one furthest behind is next, fixed seats before others.
-// Whoever has work therefore gets its share, however unevenly it asks.
+// Every tenant has a share of the GPU (setShares) and a virtual time: the clock time in which its
+// share alone would have given it what it has held. A tenant whose virtual time is not ahead of
+// the clock has time of its own. Of those the one furthest behind is next, fixed tenants
+// before others. So every tenant with work gets its share, however unevenly it asks for it.
 //
-// No turn ends to the microsecond. Seats that are level but for that would be next by
-// chance, and one of them twice in a row now and then. So a turn of a seat's own is as much
-// longer or shorter as brings its virtual time to a whole number of turns, and those of
-// seats with equal shares are apart by as much as they can be (fit). What is about level
-// all the same counts as level, and then who has the larger share comes first: it has less
-// long to wait. Every seat then has its turns about as regularly as its share allows.
+// Turns do not end to the microsecond. Between tenants that are level but for that, chance would
+// decide, and now and then one of them would have two turns in a row. So a turn of a tenant's own
+// time is made a little longer or shorter, to bring its virtual time to a whole number of turns;
+// tenants with equal shares are kept as far apart as possible (adjust). Virtual times that still
+// differ by little count as equal, and then the larger share comes first: its next turn is due
+// sooner. Thus every tenant's turns come about as regularly as its share allows.
 //
-// What is left when nobody with work has time of its own is borrowed time, for seats
-// that are not fixed, by weight among themselves and apart from their virtual time: who
-// borrows does not pay with time of its own. It is left only as far as it is lent: all
-// time but that which seats without lend have of their own comes out of one pool, which
-// has a clock too.
+// What is left when no tenant with work has time of its own is borrowed time. Tenants that
+// are not fixed get it, by weight, and with a virtual time of its own: a tenant does not pay for
+// borrowed time with its own time. Only lent time can be borrowed: all time but that of
+// tenants that do not lend comes from one pool, which has a virtual time too.
 
 import "time"
 
 const (
-	// whole is a share of a whole GPU; ten thousand are a percent.
-	whole = 1000000
-	// maxDebt is the most GPU time that a seat can be behind by, ns.
+	// fullShare is the share of a whole GPU: shares are in parts per million.
+	fullShare = 1000000
+	// maxDebt is the most GPU time that a tenant can be in debt with, ns.
 	maxDebt = int64(time.Second)
-	// maxCredit is how far behind the clock a seat can be, ns.
+	// maxCredit is how far a virtual time can be behind the clock, ns.
 	maxCredit = int64(time.Second)
-	// maxHeld bounds what one turn can be charged, ns.
+	// maxHeld is the most that one turn is charged, ns.
 	maxHeld = int64(60 * time.Second)
 )
 
-// A place is a seat as a decision sees it.
-type place struct {
-	kind    Kind
-	weight  int64
-	lend    bool
-	present bool
-	want    bool
-	share   int64 // of whole
-	vt, bvt int64 // ns
-	out     int64 // not before then
+// A tenant is a tenant's record as a decision sees it.
+type tenant struct {
+	kind           Kind
+	weight         int64
+	lend           bool
+	present        bool
+	want           bool
+	share          int64 // of fullShare
+	vt, borrowedVT int64 // ns
+	skipUntil      int64
 }
 
-// A view is a board as a decision sees it.
+// A view is a schedule as a decision sees it.
 type view struct {
-	places [MaxSeats]place
-	n      int
-	pool   int64 // the pool's virtual time
-	rate   int64 // the pool's share
-	credit int64
-	now    int64
+	tenants [MaxTenants]tenant
+	n       int
+	pool    int64 // the pool's virtual time
+	rate    int64 // the pool's share
+	credit  int64 // a turn's length, ns
+	now     int64
 }
 
-// shares works out what each seat has of the GPU.
-func (v *view) shares() {
+// load reads the schedule into an empty view.
+func (p *pages) load(v *view, now int64) {
+	v.now, v.n, v.credit = now, p.tenants(), p.quantum()
+	active := p.policy.flags.Load()&equalActive != 0
+	for i := range v.n {
+		w := p.policyOf(i)
+		if !w.present() {
+			continue
+		}
+		pol, rec, s := w.policy(), p.tenant(i), &v.tenants[i]
+		*s = tenant{
+			kind: pol.Kind, weight: int64(pol.Weight), present: true,
+			lend: pol.Lend || pol.Kind == BestEffort || pol.Kind == Equal && active,
+			vt:   int64(rec.vt.Load()), borrowedVT: int64(rec.borrowedVT.Load()),
+			skipUntil: int64(rec.skipUntil.Load()),
+		}
+		if s.skipUntil > now+nextSkip {
+			s.skipUntil = 0
+		}
+		s.borrowedVT &= 1<<60 - 1
+	}
+	for i := range p.members() {
+		if p.member(i).want.Load() == 0 {
+			continue
+		}
+		if s := p.tenantOf(i); s >= 0 && s < v.n {
+			v.tenants[s].want = true
+		}
+	}
+	if v.pool = max(int64(p.state.pool.Load()), now-v.credit); v.pool > now+maxDebt {
+		v.pool = now
+	}
+	v.setShares()
+}
+
+// setShares works out what each tenant has of the GPU.
+func (v *view) setShares() {
 	var fixed, sum, nequal, nbest int64
 	for i := range v.n {
-		switch s := &v.places[i]; {
+		switch s := &v.tenants[i]; {
 		case !s.present:
 		case s.kind == Fixed:
-			fixed += s.weight * (whole / Whole)
+			fixed += s.weight * (fullShare / FullWeight)
 		case s.kind == Equal:
 			nequal++
 		default:
@@ -70,15 +104,15 @@ func (v *view) shares() {
 			sum += s.weight
 		}
 	}
-	rest := max(whole-fixed, 0)
+	rest := max(fullShare-fixed, 0)
 	kept := int64(0)
 	for i := range v.n {
-		s := &v.places[i]
+		s := &v.tenants[i]
 		switch {
 		case !s.present:
 			continue
 		case s.kind == Fixed:
-			s.share = s.weight * (whole / Whole)
+			s.share = s.weight * (fullShare / FullWeight)
 		case s.kind == Equal:
 			s.share = rest / (nequal + nbest)
 		default:
@@ -88,122 +122,125 @@ func (v *view) shares() {
 			kept += s.share
 		}
 	}
-	if v.rate = max(whole-kept, 0); v.rate < whole/Whole {
-		v.rate = 0 // what rounding leaves
+	if v.rate = max(fullShare-kept, 0); v.rate < fullShare/FullWeight {
+		v.rate = 0 // a rounding error
 	}
 }
 
-// bound gives a virtual time within its bounds. One that is further ahead than any debt
-// is of another clock, or nonsense: it is the clock's.
+// bound returns a virtual time within its limits. A virtual time beyond the debt limit is
+// corrupt, or from another clock; it is set to now.
 func (v *view) bound(vt, share int64) int64 {
-	if share > 0 && vt > v.now+maxDebt*whole/share {
+	if share > 0 && vt > v.now+maxDebt*fullShare/share {
 		return v.now
 	}
 	return max(vt, v.now-maxCredit)
 }
 
-// owed is bound for a seat that has just been charged: it has no more debt than that.
-func (v *view) owed(vt, share int64) int64 { return min(vt, v.now+maxDebt*whole/share) }
+// limitDebt returns the virtual time of a tenant that has just been charged, at most at the
+// debt limit.
+func (v *view) limitDebt(vt, share int64) int64 { return min(vt, v.now+maxDebt*fullShare/share) }
 
-// charge notes in the view that a seat held the token.
+// charge notes in the view that a tenant held the token.
 func (v *view) charge(i int, held int64, borrowed bool) {
-	s := &v.places[i]
+	s := &v.tenants[i]
 	if !s.present {
 		return
 	}
 	if borrowed || s.share == 0 {
-		s.bvt += held * whole / s.loan()
+		s.borrowedVT += held * fullShare / s.borrowWeight()
 	} else {
-		s.vt = v.owed(v.bound(s.vt, s.share)+held*whole/s.share, s.share)
+		s.vt = v.limitDebt(v.bound(s.vt, s.share)+held*fullShare/s.share, s.share)
 	}
 	if (borrowed || s.lend) && v.rate > 0 {
-		v.pool = min(v.pool+held*whole/v.rate, v.now+maxDebt)
+		v.pool = min(v.pool+held*fullShare/v.rate, v.now+maxDebt)
 	}
 }
 
-// loan is the weight of a seat among those that borrow.
-func (s *place) loan() int64 {
+// borrowWeight is the weight of a tenant among those that borrow.
+func (s *tenant) borrowWeight() int64 {
 	if s.share > 0 {
 		return s.share
 	}
 	return s.weight
 }
 
-// level is by how much two virtual times may differ and still count as the same, ns.
-func (v *view) level() int64 { return v.credit / 4 }
+// tolerance is by how much two virtual times may differ and still count as equal, ns.
+func (v *view) tolerance() int64 { return v.credit / 4 }
 
-// due is when a seat has time of its own.
-func (v *view) due(s *place) int64 { return v.bound(s.vt, s.share) - v.level() }
+// due returns when a tenant has time of its own.
+func (v *view) due(s *tenant) int64 { return v.bound(s.vt, s.share) - v.tolerance() }
 
-// own says whether a seat has time of its own.
+// own says whether a tenant has time of its own.
 func (v *view) own(i int) bool {
-	s := &v.places[i]
+	s := &v.tenants[i]
 	return s.share > 0 && v.due(s) <= v.now
 }
 
-// lends says whether there is borrowed time.
+// lends says whether there is time to borrow.
 func (v *view) lends() bool {
-	return v.rate >= whole || v.rate > 0 && v.pool <= v.now
+	return v.rate >= fullShare || v.rate > 0 && v.pool <= v.now
 }
 
-// fit is by how much a turn that seat i has of its own is to be longer than a quantum, ns.
-func (v *view) fit(i int) int64 {
-	s := &v.places[i]
+// adjust returns how much longer than a quantum a turn of tenant i's own time is to be, ns; it may
+// be negative. The turn is to bring the tenant's virtual time to a multiple of a turn's virtual time,
+// shifted so that tenants with equal shares are evenly apart.
+func (v *view) adjust(i int) int64 {
+	s := &v.tenants[i]
 	if !s.present || s.share == 0 {
 		return 0
 	}
 	var before, alike int64
 	for k := range v.n {
-		if o := &v.places[k]; o.present && o.share == s.share {
+		if o := &v.tenants[k]; o.present && o.share == s.share {
 			alike++
 			if k < i {
 				before++
 			}
 		}
 	}
-	turn := v.credit * whole / s.share // of virtual time
+	turn := v.credit * fullShare / s.share // in virtual time
 	offset, vt := turn*before/alike, v.bound(s.vt, s.share)
 	next := (vt-offset+turn+turn/2)/turn*turn + offset
-	return min(max((next-vt)*s.share/whole-v.credit, -v.credit/8), v.credit/8)
+	return min(max((next-vt)*s.share/fullShare-v.credit, -v.credit/8), v.credit/8)
 }
 
-// What a seat with work may have now; more comes first.
+// The ranks of tenants with work; a higher rank comes first.
 const (
-	noTime   = iota
-	borrows  // what others lend
-	ownTime  // time of its own
-	ownFixed // and it is fixed
+	rankNone     = iota
+	rankBorrows  // it may borrow time
+	rankOwn      // it has time of its own
+	rankOwnFixed // and its share is fixed
 )
 
 func (v *view) rank(i int) int {
-	s := &v.places[i]
+	s := &v.tenants[i]
 	switch {
 	case v.own(i) && s.kind == Fixed:
-		return ownFixed
+		return rankOwnFixed
 	case v.own(i):
-		return ownTime
+		return rankOwn
 	case s.kind != Fixed && v.lends():
-		return borrows
+		return rankBorrows
 	}
-	return noTime
+	return rankNone
 }
 
-// pick gives the next seat, or nobody and when to ask again; except is not chosen.
-func (v *view) pick(except int) (seat int, borrowed bool, again int64) {
+// pick returns the next tenant, or nobody and when to pick again. It does not choose except.
+func (v *view) pick(except int) (next int, borrowed bool, again int64) {
 	again = v.now + int64(time.Second)
-	best, least := noTime, int64(0)
-	var ranks [MaxSeats]int
+	best, least := rankNone, int64(0)
+	var ranks [MaxTenants]int
 	for i := range v.n {
-		s := &v.places[i]
+		s := &v.tenants[i]
 		if !s.present || !s.want || i == except {
 			continue
 		}
-		if s.out > v.now {
-			again = min(again, s.out)
+		if s.skipUntil > v.now {
+			again = min(again, s.skipUntil)
 			continue
 		}
 		r := v.rank(i)
-		if r == noTime {
+		if r == rankNone {
 			if s.share > 0 {
 				again = min(again, v.due(s))
 			}
@@ -213,71 +250,35 @@ func (v *view) pick(except int) (seat int, borrowed bool, again int64) {
 			continue
 		}
 		ranks[i] = r
-		if t := v.time(s, r); r > best || r == best && t < least {
+		if t := v.virtualTime(s, r); r > best || r == best && t < least {
 			best, least = r, t
 		}
 	}
-	if best == noTime {
+	if best == rankNone {
 		return nobody, false, max(again, v.now+1)
 	}
-	seat = nobody
+	next = nobody
 	for i := range v.n {
-		s := &v.places[i]
-		if ranks[i] == best && v.time(s, best)-least <= v.level() && (seat == nobody || v.before(s, &v.places[seat], best)) {
-			seat = i
+		s := &v.tenants[i]
+		if ranks[i] == best && v.virtualTime(s, best)-least <= v.tolerance() && (next == nobody || v.before(s, &v.tenants[next], best)) {
+			next = i
 		}
 	}
-	return seat, best == borrows, max(again, v.now+1)
+	return next, best == rankBorrows, max(again, v.now+1)
 }
 
-// time is what seats of a rank are compared by.
-func (v *view) time(s *place, rank int) int64 {
-	if rank == borrows {
-		return s.bvt
+// virtualTime returns the virtual time by which tenants of a rank are compared.
+func (v *view) virtualTime(s *tenant, rank int) int64 {
+	if rank == rankBorrows {
+		return s.borrowedVT
 	}
 	return v.bound(s.vt, s.share)
 }
 
-// before says which of two that are about level comes first.
-func (v *view) before(s, o *place, rank int) bool {
+// before says whether s comes before o; their virtual times are about equal.
+func (v *view) before(s, o *tenant, rank int) bool {
 	if s.share != o.share {
 		return s.share > o.share
 	}
-	return v.time(s, rank) < v.time(o, rank)
-}
-
-// look reads the board into an empty view.
-func (p *page) look(v *view, now int64) {
-	v.now, v.n, v.credit = now, p.seats(), p.quantum()
-	active := p.polWord(poFlags).Load()&equalActive != 0
-	for i := range v.n {
-		w := p.seatPolicy(i)
-		if !w.present() {
-			continue
-		}
-		pol := w.policy()
-		s := &v.places[i]
-		*s = place{
-			kind: pol.Kind, weight: int64(pol.Weight), present: true,
-			lend: pol.Lend || pol.Kind == BestEffort || pol.Kind == Equal && active,
-			vt:   int64(p.seat(i, ssVT).Load()), bvt: int64(p.seat(i, ssBVT).Load()),
-			out: int64(p.seat(i, ssOut).Load()),
-		}
-		if s.out > now+thenOut {
-			s.out = 0
-		}
-		s.bvt &= 1<<60 - 1
-	}
-	for i := range p.chairs() {
-		if p.chair(i, scWant).Load() == 0 {
-			continue
-		}
-		if s := p.chairSeat(i); s >= 0 && s < v.n {
-			v.places[s].want = true
-		}
-	}
-	if v.pool = max(int64(p.word(stPool).Load()), now-v.credit); v.pool > now+maxDebt {
-		v.pool = now
-	}
-	v.shares()
+	return v.virtualTime(s, rank) < v.virtualTime(o, rank)
 }

@@ -8,97 +8,95 @@ import (
 )
 
 const (
-	// AlertLead is how long before a turn the next one is told. Its session has to wake,
-	// then its client's receiver, then the thread that waits there, each of which takes up
-	// to half a millisecond after a long sleep.
-	AlertLead = 800 * time.Microsecond
-	// alertTime is how long that one spins.
-	alertTime = int64(AlertLead) * 3 / 2
+	// PrewakeLead is how long before a turn the next tenant is woken. Three threads have to
+	// wake one after the other: the session's, its client's receiver, and the thread of the
+	// program that waits there. Each takes up to half a millisecond after a long sleep.
+	PrewakeLead = 800 * time.Microsecond
+	// spinTime is how long a session that has been woken early spins for the token.
+	spinTime = int64(PrewakeLead) * 3 / 2
 )
 
-// Soon sets what Wait calls when a turn of the seat is likely to begin within AlertLead.
-func (c *Chair) Soon(f func()) { c.soon = f }
+// OnPrewake sets what Wait calls when a turn of the tenant is likely to begin within PrewakeLead.
+func (m *Member) OnPrewake(f func()) { m.onPrewake = f }
 
-// Wait waits for a turn of the seat, taking part in what waiting sessions do for each
-// other: they pass on what is free, and take away what is kept too long. It may return 0
-// without reason after a while; stop makes it return.
-func (c *Chair) Wait(stop *atomic.Bool) (Turn, error) {
-	p := c.p
-	bell := p.seatBell(c.seat)
-	last := c.clock.Now()
+// Wait waits for a turn of the tenant. Sessions that wait also look after each other: they
+// pass a free token on, and take it from a tenant that keeps it too long. Wait may return 0
+// without a reason after a while; stop makes it return.
+func (m *Member) Wait(stop *atomic.Bool) (Turn, error) {
+	p, rec := m.p, m.p.tenant(m.tenant)
+	last := m.clock.Now()
 	for range 100 {
-		old := bell.Load()
-		if c.ended() || p.chair(c.i, scOwner).Load() != c.me {
+		old := rec.wakeup.Load()
+		if m.ended() || m.rec.owner.Load() != m.me {
 			return 0, ErrEnded
 		}
 		if stop.Load() {
 			return 0, nil
 		}
-		c.Ask() // it has, unless somebody has written where he may not
-		t, now := token(p.token().Load()), c.clock.Now()
-		c.awake(now)
-		if t.seat() == c.seat && p.seat(c.seat, ssClosing).Load() != uint64(t) && t.begin() <= now+future {
+		m.Request() // a faulty session may have erased the request
+		t, now := p.token(), m.clock.Now()
+		m.responds(now)
+		if t.tenant() == m.tenant && rec.closing.Load() != uint64(t) && t.begin() <= now+future {
 			return Turn(t), nil
 		}
-		p.stamp(now)
-		until, own, throttled := c.until(t, now)
-		switch lead := int64(AlertLead); {
+		p.noteTime(now)
+		until, own, throttled := m.until(t, now)
+		switch lead := int64(PrewakeLead); {
 		case until == 0: // something has changed
 			continue
-		case !c.clock.Spins():
-			c.clock.Wait((*uint32)(ptr(bell)), old, until, true)
-		case p.seat(c.seat, ssAlert).Load() == uint64(t):
-			c.spin(t, now+alertTime)
-			p.seat(c.seat, ssAlert).CompareAndSwap(uint64(t), 0)
+		case !m.clock.Spins():
+			m.clock.Wait(ptr(&rec.wakeup), old, until, true)
+		case rec.prewake.Load() == uint64(t):
+			m.spin(t, now+spinTime)
+			rec.prewake.CompareAndSwap(uint64(t), 0)
 		case own && until-now <= lead:
-			c.spin(t, until)
+			m.spin(t, until)
 		case own:
-			c.clock.Wait((*uint32)(ptr(bell)), old, until-lead, true)
+			m.clock.Wait(ptr(&rec.wakeup), old, until-lead, true)
 		default:
-			c.clock.Wait((*uint32)(ptr(bell)), old, until, true)
+			m.clock.Wait(ptr(&rec.wakeup), old, until, true)
 		}
-		last = c.waited(last, throttled)
+		last = m.countWait(last, throttled)
 	}
 	return 0, nil
 }
 
-// until says how long a waiter may sleep, whether it is for time of its own seat, and
-// whether that has none now.
-func (c *Chair) until(t token, now int64) (until int64, own, throttled bool) {
-	p := c.p
+// until returns until when a waiting session may sleep, whether its tenant has time of its own
+// then, and whether it has none now.
+func (m *Member) until(t token, now int64) (until int64, own, throttled bool) {
+	p := m.p
 	var v view
-	p.look(&v, now)
-	throttled = !v.own(c.seat)
-	if t.seat() >= 0 {
-		return p.judge(t, now), false, throttled
+	p.load(&v, now)
+	throttled = !v.own(m.tenant)
+	if t.tenant() >= 0 {
+		return p.police(t, now), false, throttled
 	}
 	next, _, again := v.pick(nobody)
 	if next >= 0 {
 		p.pass(t, now, nobody)
 		return 0, false, throttled
 	}
-	s := &v.places[c.seat]
-	own = s.share > 0 && s.out <= now && v.due(s) <= again
+	s := &v.tenants[m.tenant]
+	own = s.share > 0 && s.skipUntil <= now && v.due(s) <= again
 	return min(again, now+int64(100*time.Millisecond)), own, true
 }
 
-// spin waits for a turn by looking.
-func (c *Chair) spin(t token, until int64) {
-	if c.soon != nil {
-		c.soon()
+// spin polls the token until it changes or the time has come.
+func (m *Member) spin(t token, until int64) {
+	if m.onPrewake != nil {
+		m.onPrewake()
 	}
-	w := c.p.token()
-	for token(w.Load()) == t && c.clock.Now() < until {
+	for m.p.token() == t && m.clock.Now() < until {
 	}
 }
 
-// waited counts the time since last.
-func (c *Chair) waited(last int64, throttled bool) int64 {
-	now := c.clock.Now()
+// countWait counts the time since last as waited. It returns the present time.
+func (m *Member) countWait(last int64, throttled bool) int64 {
+	now := m.clock.Now()
 	if d := now - last; d > 0 {
-		c.p.count(c.seat, cWaited).Add(uint64(d))
+		m.p.count(m.tenant, cWaited).Add(uint64(d))
 		if throttled {
-			c.p.count(c.seat, cThrottled).Add(uint64(d))
+			m.p.count(m.tenant, cThrottled).Add(uint64(d))
 		}
 	}
 	return now

@@ -1,4 +1,4 @@
-// Package turnstest makes boards, seats and chairs for tests, and a clock that a test sets.
+// Package turnstest makes schedules, tenants and members for tests, and a clock that a test sets.
 package turnstest
 
 import (
@@ -10,10 +10,10 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
-// Clock is a clock that a test sets; ns. Waiting takes no time.
+// Clock is a clock that a test sets, in ns. Waiting takes no time.
 type Clock struct{ T int64 }
 
-// Now is T.
+// Now returns T.
 func (c *Clock) Now() int64 { return c.T }
 
 // Spins says yes, as the machine's clock does.
@@ -22,41 +22,41 @@ func (c *Clock) Spins() bool { return true }
 // Wait returns at once.
 func (c *Clock) Wait(*uint32, uint32, int64, bool) {}
 
-// Board makes a board that is closed when the test ends.
-func Board(t testing.TB, site turns.Site) *turns.Board {
+// Schedule makes a schedule that is closed when the test ends.
+func Schedule(t testing.TB, site turns.Site) *turns.Schedule {
 	t.Helper()
-	b, err := turns.CreateAnonymous(site)
+	s, err := turns.CreateAnonymous(site)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(b.Close)
-	return b
+	t.Cleanup(s.Close)
+	return s
 }
 
-// Seat gives a lease a seat on b.
-func Seat(t testing.TB, b *turns.Board, lease string, p turns.Policy) int {
+// Tenant makes a lease a tenant of s.
+func Tenant(t testing.TB, s *turns.Schedule, lease string, p turns.Policy) int {
 	t.Helper()
-	seat, err := b.Seat(lease, p)
+	tenant, err := s.Add(lease, p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return seat
+	return tenant
 }
 
-// Chair takes a chair on a seat of b.
-func Chair(t testing.TB, b *turns.Board, seat int, c turns.Clock) *turns.Chair {
+// Member makes a member of a tenant of s.
+func Member(t testing.TB, s *turns.Schedule, tenant int, c turns.Clock) *turns.Member {
 	t.Helper()
 	var fds [2]int
-	policy, state := b.Files()
+	policy, state := s.Files()
 	for i, f := range []*os.File{policy, state} {
 		var err error
 		if fds[i], err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	chair, err := turns.OpenFDs(fds[0], fds[1], seat, c)
+	m, err := turns.OpenFDs(fds[0], fds[1], tenant, c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return chair
+	return m
 }

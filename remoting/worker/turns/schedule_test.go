@@ -10,11 +10,12 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// A fake clock stands still but for those who wait.
+// A fake clock only moves when somebody waits.
 type fake struct{ now int64 }
 
 func (f *fake) Now() int64  { return f.now }
@@ -25,7 +26,7 @@ func (f *fake) Wait(word *uint32, old uint32, until int64, _ bool) {
 	}
 }
 
-func newTestBoard(t *testing.T, s Site) *Board {
+func newTestSchedule(t *testing.T, s Site) *Schedule {
 	t.Helper()
 	b, err := CreateAnonymous(s)
 	if err != nil {
@@ -44,20 +45,20 @@ func dup(t *testing.T, f *os.File) int {
 	return fd
 }
 
-// sit takes a chair for a lease.
-func sit(t *testing.T, b *Board, seat int, c Clock) *Chair {
+// join makes a member of a tenant.
+func join(t *testing.T, b *Schedule, tenant int, c Clock) *Member {
 	t.Helper()
 	policy, state := b.Files()
-	ch, err := OpenFDs(dup(t, policy), dup(t, state), seat, c)
+	ch, err := OpenFDs(dup(t, policy), dup(t, state), tenant, c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return ch
 }
 
-func seatFor(t *testing.T, b *Board, lease string, p Policy) int {
+func tenantFor(t *testing.T, b *Schedule, lease string, p Policy) int {
 	t.Helper()
-	s, err := b.Seat(lease, p)
+	s, err := b.Add(lease, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,10 +67,10 @@ func seatFor(t *testing.T, b *Board, lease string, p Policy) int {
 
 var never atomic.Bool
 
-// take waits until a chair is in a turn.
-func take(t *testing.T, c *Chair) Turn {
+// take returns when a member is in a turn.
+func take(t *testing.T, c *Member) Turn {
 	t.Helper()
-	c.Ask()
+	c.Request()
 	for range 1000 {
 		tn, err := c.Wait(&never)
 		if err != nil {
@@ -86,13 +87,13 @@ func take(t *testing.T, c *Chair) Turn {
 func fixedShare(percent uint32) Policy { return Policy{Kind: Fixed, Weight: percent * 100} }
 
 func TestTurnsGoRound(t *testing.T) {
-	b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}
-	var cs []*Chair
+	b, clock := newTestSchedule(t, Site{}), &fake{now: 1e9}
+	var cs []*Member
 	for i, n := range []uint32{50, 30, 20} {
-		cs = append(cs, sit(t, b, seatFor(t, b, fmt.Sprint("lease", i), fixedShare(n)), clock))
+		cs = append(cs, join(t, b, tenantFor(t, b, fmt.Sprint("lease", i), fixedShare(n)), clock))
 	}
 	for _, c := range cs {
-		c.Ask()
+		c.Request()
 	}
 	from := clock.now
 	for clock.now < from+int64(20*time.Second) {
@@ -109,7 +110,7 @@ func TestTurnsGoRound(t *testing.T) {
 		}
 		if tn == 0 {
 			clock.now += ms
-			cs[0].Ask()
+			cs[0].Request()
 			if _, err := cs[0].Wait(&never); err != nil {
 				t.Fatal(err)
 			}
@@ -123,7 +124,7 @@ func TestTurnsGoRound(t *testing.T) {
 	}
 }
 
-// deadPID is the number of a process that has ended.
+// deadPID returns the number of a process that has ended.
 func deadPID(t *testing.T) uint64 {
 	t.Helper()
 	cmd := exec.Command("true")
@@ -135,30 +136,30 @@ func deadPID(t *testing.T) uint64 {
 
 // points are where a process can die.
 var points = []string{
-	"claimed", "named", "seated", "asking", "asked", "open", "entered", "renewing", "renewed",
+	"claimed", "named", "joined", "asking", "asked", "open", "entered", "renewing", "renewed",
 	"closing", "left", "decided", "passed", "charged", "clearing",
 }
 
 type death struct{}
 
-// A process that dies, or stops for good, between any two steps costs the others less
-// than 100 ms, and leaves nothing behind.
+// A process that dies, or stops for good, between any two steps costs the others less than
+// 100 ms. Of a process that died nothing remains.
 func TestDeathAtEveryPoint(t *testing.T) {
 	dead := deadPID(t)
 	for _, point := range points {
 		for nth := range 8 {
 			for _, stopped := range []bool{false, true} {
 				name := fmt.Sprintf("%s %d stopped %v", point, nth, stopped)
-				b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}
-				other := sit(t, b, seatFor(t, b, "other", fixedShare(50)), clock)
-				seat := seatFor(t, b, "victim", fixedShare(50))
-				if !fallAt(t, b, other, seat, clock, point, nth) {
+				b, clock := newTestSchedule(t, Site{}), &fake{now: 1e9}
+				other := join(t, b, tenantFor(t, b, "other", fixedShare(50)), clock)
+				tenant := tenantFor(t, b, "victim", fixedShare(50))
+				if !dieAt(t, b, other, tenant, clock, point, nth) {
 					continue
 				}
-				for i := range other.p.chairs() {
-					if w := other.p.chair(i, scOwner); !stopped && i != other.i && w.Load() != 0 {
+				for i := range other.p.members() {
+					if w := &other.p.member(i).owner; !stopped && i != other.i && w.Load() != 0 {
 						w.Store(dead | w.Load()&clearing)
-						other.p.chair(i, scStart).Store(0)
+						other.p.member(i).start.Store(0)
 					}
 				}
 				from := clock.now
@@ -167,17 +168,17 @@ func TestDeathAtEveryPoint(t *testing.T) {
 					tn = take(t, other)
 				}
 				if gap := time.Duration(clock.now - from); gap > 100*time.Millisecond {
-					t.Errorf("%s: the other has waited %v", name, gap)
+					t.Errorf("%s: the other waited %v", name, gap)
 				}
 				clock.now += 5 * ms
 				other.Done(tn)
 				if !stopped {
-					other.Unask()
+					other.Withdraw()
 					b.Sweep()
-					if s := b.Read()[1]; s.Chairs != 0 || s.Wants {
-						t.Errorf("%s: after the sweep the victim has %d chairs, wants %v", name, s.Chairs, s.Wants)
+					if s := b.Read()[1]; s.Members != 0 || s.Wants {
+						t.Errorf("%s: after the sweep the victim has %d members, wants %v", name, s.Members, s.Wants)
 					}
-					if n := token(other.p.token().Load()).seat(); n == seat {
+					if n := other.p.token().tenant(); n == tenant {
 						t.Errorf("%s: the dead one has the turn", name)
 					}
 				}
@@ -186,12 +187,12 @@ func TestDeathAtEveryPoint(t *testing.T) {
 	}
 }
 
-// fallAt lets a victim work beside another until it falls at a point for the nth time;
-// false: it does not come there so often.
-func fallAt(t *testing.T, b *Board, other *Chair, seat int, clock *fake, point string, nth int) (fell bool) {
+// dieAt runs a victim beside another session until it dies at a step for the nth time; false: the
+// victim does not come there so often.
+func dieAt(t *testing.T, b *Schedule, other *Member, tenant int, clock *fake, point string, nth int) (fell bool) {
 	t.Helper()
 	mine := false
-	died = func(p string) {
+	onStep = func(p string) {
 		if mine && p == point {
 			if nth--; nth < 0 {
 				panic(death{})
@@ -199,7 +200,7 @@ func fallAt(t *testing.T, b *Board, other *Chair, seat int, clock *fake, point s
 		}
 	}
 	defer func() {
-		died = nil
+		onStep = nil
 		if r := recover(); r != nil {
 			if _, ok := r.(death); !ok {
 				panic(r)
@@ -208,7 +209,7 @@ func fallAt(t *testing.T, b *Board, other *Chair, seat int, clock *fake, point s
 		}
 	}()
 	mine = true
-	c := sit(t, b, seat, clock)
+	c := join(t, b, tenant, clock)
 	for range 4 {
 		tn := take(t, c)
 		clock.now += 3 * ms
@@ -216,19 +217,19 @@ func fallAt(t *testing.T, b *Board, other *Chair, seat int, clock *fake, point s
 			tn = n
 		}
 		mine = false
-		other.Ask()
+		other.Request()
 		mine = true
 		clock.now += 3 * ms
 		c.Done(tn)
-		c.Unask()
+		c.Withdraw()
 		mine = false
 		tn = take(t, other)
 		mine = true
-		c.Ask() // while the other holds it
+		c.Request() // while the other has the turn
 		mine = false
 		clock.now += 3 * ms
 		other.Done(tn)
-		other.Unask()
+		other.Withdraw()
 		mine = true
 	}
 	c.Quit()
@@ -236,41 +237,42 @@ func fallAt(t *testing.T, b *Board, other *Chair, seat int, clock *fake, point s
 	return false
 }
 
-// A seat whose holder does not let go, and whose successor does not take it.
+// One tenant keeps its turn, the next one does not take it, and the third gets it in time.
 func TestStoppedHolder(t *testing.T) {
-	b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}
-	var cs []*Chair
+	b, clock := newTestSchedule(t, Site{}), &fake{now: 1e9}
+	var cs []*Member
 	for i := range 3 {
-		cs = append(cs, sit(t, b, seatFor(t, b, fmt.Sprint("lease", i), fixedShare(30)), clock))
+		cs = append(cs, join(t, b, tenantFor(t, b, fmt.Sprint("lease", i), fixedShare(30)), clock))
 	}
 	take(t, cs[0])
-	cs[1].Ask() // and is stopped
+	cs[1].Request() // then it is stopped
 	from := clock.now
 	take(t, cs[2])
 	if gap := time.Duration(clock.now - from); gap > DefaultQuantum+DefaultGrace+5*time.Millisecond {
-		t.Errorf("the third has waited %v", gap)
+		t.Errorf("the third waited %v", gap)
 	}
 	if r := b.Read(); r[0].Revoked != 1 || r[0].Overruns != 0 && r[0].Longest == 0 {
 		t.Errorf("after the grace: %+v", r[0])
 	}
 }
 
-// A seat that was stopped for long has no claim to that time when it goes on: nobody waits
-// for longer than ever.
+// A tenant that was stopped for a long time has no claim to that time when it goes on: no other
+// waits longer than before.
 func TestGoesOn(t *testing.T) {
-	b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}
-	var cs []*Chair
+	b, clock := newTestSchedule(t, Site{}), &fake{now: 1e9}
+	var cs []*Member
 	for i, n := range []uint32{50, 25, 25} {
-		cs = append(cs, sit(t, b, seatFor(t, b, fmt.Sprint("lease", i), fixedShare(n)), clock))
-		cs[i].Ask()
+		cs = append(cs, join(t, b, tenantFor(t, b, fmt.Sprint("lease", i), fixedShare(n)), clock))
+		cs[i].Request()
 	}
-	// work lets some of them work, awake, and gives the longest time without one of the last two.
-	work := func(long time.Duration, awake ...*Chair) (longest time.Duration) {
+	// work lets the sessions in awake work, and returns the longest time in which neither of the
+	// last two had a turn.
+	work := func(long time.Duration, awake ...*Member) (longest time.Duration) {
 		last := clock.now
 		for end := clock.now + int64(long); clock.now < end; {
 			busy := false
 			for _, c := range awake {
-				c.awake(clock.now)
+				c.responds(clock.now)
 				tn := c.Turn()
 				if tn == 0 || !c.Enter(tn) {
 					continue
@@ -287,7 +289,7 @@ func TestGoesOn(t *testing.T) {
 			}
 			if !busy {
 				clock.now += ms / 2
-				cs[1].p.judge(token(cs[1].p.token().Load()), clock.now)
+				cs[1].p.police(cs[1].p.token(), clock.now)
 			}
 		}
 		return longest
@@ -301,20 +303,20 @@ func TestGoesOn(t *testing.T) {
 	}
 }
 
-// Two sessions of a lease share its turn, and the last one out passes it on.
-func TestTwoChairsOnASeat(t *testing.T) {
-	b, clock := newTestBoard(t, Site{}), &fake{now: 1e9}
-	seat := seatFor(t, b, "two", fixedShare(50))
-	one, two := sit(t, b, seat, clock), sit(t, b, seat, clock)
-	other := sit(t, b, seatFor(t, b, "other", fixedShare(50)), clock)
+// Two sessions of a lease share its turn, and the last one to leave passes it on.
+func TestTwoMembers(t *testing.T) {
+	b, clock := newTestSchedule(t, Site{}), &fake{now: 1e9}
+	tenant := tenantFor(t, b, "two", fixedShare(50))
+	one, two := join(t, b, tenant, clock), join(t, b, tenant, clock)
+	other := join(t, b, tenantFor(t, b, "other", fixedShare(50)), clock)
 	tn := take(t, one)
 	if !two.Enter(tn) {
 		t.Fatal("the second session may not enter")
 	}
-	other.Ask()
+	other.Request()
 	one.Done(tn)
 	if one.Turn() != tn {
-		t.Error("the first one out took the turn along")
+		t.Error("the first one to leave ended the turn")
 	}
 	if one.Enter(tn) {
 		t.Error("a turn that is being closed was entered")
@@ -322,27 +324,27 @@ func TestTwoChairsOnASeat(t *testing.T) {
 	clock.now += 10 * ms
 	two.Done(tn)
 	if other.Turn() == 0 {
-		t.Error("the last one out did not pass the turn on")
+		t.Error("the last one to leave did not pass the turn on")
 	}
 }
 
-func TestBoardsOutliveTheirOwner(t *testing.T) {
+func TestSchedulesOutliveTheirOwner(t *testing.T) {
 	dir := t.TempDir()
 	b, err := Create(dir, "GPU-1", Site{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	clock := &fake{now: 1e9}
-	seat := seatFor(t, b, "lease", fixedShare(40))
-	c := sit(t, b, seat, clock)
+	tenant := tenantFor(t, b, "lease", fixedShare(40))
+	c := join(t, b, tenant, clock)
 	tn := take(t, c)
 	b.Close()
 	if b, err = Create(dir, "GPU-1", Site{Quantum: 5 * time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	if again := seatFor(t, b, "lease", fixedShare(40)); again != seat {
-		t.Errorf("seat %d, was %d", again, seat)
+	if again := tenantFor(t, b, "lease", fixedShare(40)); again != tenant {
+		t.Errorf("tenant %d, was %d", again, tenant)
 	}
 	if c.Turn() != tn {
 		t.Error("the turn was lost")
@@ -351,7 +353,7 @@ func TestBoardsOutliveTheirOwner(t *testing.T) {
 		t.Error("the session does not see the new quantum")
 	}
 	c.Done(tn)
-	// Something else in its place is made anew.
+	// A state file that is no schedule is formatted.
 	b.Close()
 	if err := os.WriteFile(filepath.Join(dir, "GPU-1.state"), make([]byte, stateSize), 0o600); err != nil {
 		t.Fatal(err)
@@ -360,89 +362,92 @@ func TestBoardsOutliveTheirOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(b.Read()); n != 0 {
-		t.Errorf("%d seats on a new board", n)
+		t.Errorf("%d tenants on a new schedule", n)
 	}
 	if err := os.Chmod(filepath.Join(dir, "GPU-1.state"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Create(dir, "GPU-1", Site{}); err == nil {
-		t.Error("a file that others may read was taken")
+		t.Error("a file that others may read was used")
 	}
 }
 
-// Whatever a session gone mad leaves in the state file, the others neither crash nor
-// hang, and have turns again once it is gone.
+// Whatever a faulty session writes into the state file, the others neither crash nor hang, and
+// have turns again once it is gone.
 func FuzzDamagedState(f *testing.F) {
 	f.Add(uint64(1), uint16(1))
 	f.Add(uint64(2), uint16(500))
 	f.Fuzz(func(t *testing.T, seed uint64, n uint16) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		b, clock := newTestBoard(t, Site{}), &fake{now: 1e12}
-		one := sit(t, b, seatFor(t, b, "one", fixedShare(40)), clock)
-		two := sit(t, b, seatFor(t, b, "two", Policy{Kind: BestEffort, Weight: 100}), clock)
-		one.Ask()
+		b, clock := newTestSchedule(t, Site{}), &fake{now: 1e12}
+		one := join(t, b, tenantFor(t, b, "one", fixedShare(40)), clock)
+		two := join(t, b, tenantFor(t, b, "two", Policy{Kind: BestEffort, Weight: 100}), clock)
+		one.Request()
 		for range n {
-			at := r.IntN(stateSize/8) * 8
+			st := one.p.state
+			w := (*atomic.Uint64)(unsafe.Pointer(&one.p.stateBytes[r.IntN(int(stateSize)/8)*8]))
 			if r.IntN(2) == 0 { // where something is
-				at = []int{stToken, stHurry, stPool, stHigh, stNow, stSeats + 8*r.IntN(64), stChairs + 8*r.IntN(64)}[r.IntN(7)]
+				records := [...]unsafe.Pointer{unsafe.Pointer(&st.tenants), unsafe.Pointer(&st.members)}
+				first := (*[64]atomic.Uint64)(records[r.IntN(2)])
+				w = []*atomic.Uint64{&st.token, &st.recalled, &st.pool, &st.high, &st.now, &first[r.IntN(64)], &first[r.IntN(64)]}[r.IntN(7)]
 			}
-			w := r.Uint64()
+			n := r.Uint64()
 			if r.IntN(3) == 0 {
-				w >>= r.IntN(64)
+				n >>= r.IntN(64)
 			}
-			if at == stClock || at == stMagicAt || at == stVersion { // a board no more
+			if w == &st.clock || w == &st.magic || w == &st.version { // then it would be no schedule
 				continue
 			}
-			one.p.word(at).Store(w)
+			w.Store(n)
 		}
-		for _, c := range []*Chair{one, two} {
-			c.Ask()
+		for _, c := range []*Member{one, two} {
+			c.Request()
 			if tn, err := c.Wait(&never); err == nil && tn != 0 && c.Enter(tn) {
 				c.Ends(tn)
-				c.Alert(tn)
+				c.Prewake(tn)
 				c.Contended()
 				c.Capped()
 				if n, ok := c.Renew(tn); ok {
 					tn = n
 				}
-				c.Owe(time.Second)
+				c.Debit(time.Second)
 				c.Done(tn)
 			}
 			c.Close()
 		}
 		b.Sweep()
 		b.Read()
-		fresh := sit(t, b, seatFor(t, b, "three", fixedShare(10)), clock)
+		fresh := join(t, b, tenantFor(t, b, "three", fixedShare(10)), clock)
 		from := clock.now
 		fresh.Done(take(t, fresh))
 		fresh.Close()
 		if d := time.Duration(clock.now - from); d > 12*time.Second {
-			t.Errorf("a new session has waited %v", d)
+			t.Errorf("a new session waited %v", d)
 		}
 	})
 }
 
-// TestMain also is the session processes of TestProcesses.
+// TestMain also runs the session processes of TestProcesses.
 func TestMain(m *testing.M) {
-	if os.Getenv("TURNS_SEAT") == "" {
+	if os.Getenv("TURNS_TENANT") == "" {
 		os.Exit(m.Run())
 	}
-	seat, err := strconv.Atoi(os.Getenv("TURNS_SEAT"))
+	tenant, err := strconv.Atoi(os.Getenv("TURNS_TENANT"))
 	if err == nil {
-		err = work(seat)
+		err = work(tenant)
 	}
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
 }
 
-// work takes turns without end.
-func work(seat int) error {
-	c, err := OpenFDs(3, 4, seat, Monotonic{})
+// work takes turns for ever.
+func work(tenant int) error {
+	c, err := OpenFDs(3, 4, tenant, Monotonic{})
 	if err != nil {
 		return err
 	}
 	for {
-		c.Ask()
+		c.Request()
 		t, err := c.Wait(&never)
 		if err != nil {
 			return err
@@ -454,21 +459,21 @@ func work(seat int) error {
 		for c.clock.Now() < until {
 		}
 		if rand.IntN(2) == 0 {
-			c.Unask()
+			c.Withdraw()
 		}
 		c.Done(t)
 	}
 }
 
-// Processes that take turns and are killed at any time: those that are left go on, and
-// at the end nothing is left of the dead.
+// Processes that take turns are killed at any time: the others go on, and at the end nothing
+// remains of the dead.
 func TestProcesses(t *testing.T) {
-	b := newTestBoard(t, Site{})
+	b := newTestSchedule(t, Site{})
 	policy, state := b.Files()
 	var cmds []*exec.Cmd
 	start := func(i int) *exec.Cmd {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), fmt.Sprintf("TURNS_SEAT=%d", i))
+		cmd.Env = append(os.Environ(), fmt.Sprintf("TURNS_TENANT=%d", i))
 		cmd.ExtraFiles = []*os.File{policy, state}
 		cmd.Stderr = os.Stderr
 		if err := cmd.Start(); err != nil {
@@ -477,7 +482,7 @@ func TestProcesses(t *testing.T) {
 		return cmd
 	}
 	for i := range 3 {
-		cmds = append(cmds, start(seatFor(t, b, fmt.Sprint("lease", i), Policy{Kind: BestEffort, Weight: 100})))
+		cmds = append(cmds, start(tenantFor(t, b, fmt.Sprint("lease", i), Policy{Kind: BestEffort, Weight: 100})))
 	}
 	turnsOf := func() (n [3]uint64) {
 		for i, s := range b.Read() {
@@ -514,11 +519,11 @@ func TestProcesses(t *testing.T) {
 	}
 	b.Sweep()
 	for _, s := range b.Read() {
-		if s.Chairs != 0 || s.Wants {
-			t.Errorf("%s: %d chairs are left, wants %v", s.Lease, s.Chairs, s.Wants)
+		if s.Members != 0 || s.Wants {
+			t.Errorf("%s: %d members remain, wants %v", s.Lease, s.Members, s.Wants)
 		}
 	}
-	if n := token(b.p.token().Load()).seat(); n != nobody {
-		t.Errorf("seat %d has the turn still", n)
+	if n := b.p.token().tenant(); n != nobody {
+		t.Errorf("tenant %d still has the turn", n)
 	}
 }
