@@ -56,7 +56,7 @@ check-generated:
 
 # --- CUDA test programs: the compiler comes from test/cuda-toolkit.sh ---
 
-CUDA_SRC := $(filter-out twolibs,$(basename $(notdir $(wildcard test/cuda/*.cu))))
+CUDA_SRC := $(filter-out twolibs separate nocode,$(basename $(notdir $(wildcard test/cuda/*.cu))))
 CUDA_OUT := $(B)/test/cuda-$(CUDA)
 CUDA_HOME := $(SLUICE_CACHE)/cuda-$(CUDA)
 NVCC := $(CUDA_HOME)/bin/nvcc
@@ -74,7 +74,7 @@ cuda-toolkit: $(NVCC)
 $(NVCC):
 	test/cuda-toolkit.sh $(CUDA)
 
-cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs) $(addprefix $(B)/test/,nvml agent randomcalls twins.so)
+cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs separate separate-ptx separate-part nocode) $(addprefix $(B)/test/,nvml agent randomcalls twins.so)
 
 $(CUDA_OUT):
 	mkdir -p $@
@@ -88,6 +88,22 @@ $(CUDA_OUT)/libtwo%.so: test/cuda/twolibs.cu test/cuda/check.h $(NVCC) | $(CUDA_
 
 $(CUDA_OUT)/twolibs: test/cuda/twolibs.cu test/cuda/check.h $(CUDA_OUT)/libtwo1.so $(CUDA_OUT)/libtwo2.so
 	$(NVCC) $(NVCC_FLAGS) -Xlinker --exclude-libs,ALL -Xlinker -rpath,'$$ORIGIN' -o $@ $< -L$(CUDA_OUT) -ltwo1 -ltwo2
+
+# Separately compiled, with code for each GPU; with PTX alone, which the driver links; and with linked code for the
+# oldest alone beside the objects' PTX.
+CUDA_SEPARATE := $(filter-out -gencode% arch=%,$(NVCC_FLAGS)) -rdc=true
+CUDA_FOR_separate := $(filter -gencode% arch=%,$(NVCC_FLAGS))
+CUDA_FOR_separate-ptx := -gencode arch=compute_80,code=compute_80
+CUDA_FOR_separate-part := -gencode arch=compute_$(CUDA_OLDEST),code=[sm_$(CUDA_OLDEST),compute_$(CUDA_OLDEST)]
+
+$(CUDA_OUT)/separate $(CUDA_OUT)/separate-ptx $(CUDA_OUT)/separate-part: test/cuda/separate.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)
+	for part in 0 1 2; do $(NVCC) $(CUDA_SEPARATE) $(CUDA_FOR_$(@F)) -DPART=$$part -c -o $@.$$part.o $<; done
+	$(NVCC) $(CUDA_SEPARATE) $(CUDA_FOR_$(@F)) -o $@ $@.0.o $@.1.o $@.2.o
+	rm -f $@.[012].o
+
+# Code that runs on nothing but GPUs of that architecture.
+$(CUDA_OUT)/nocode: test/cuda/nocode.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)
+	$(NVCC) $(CUDA_SEPARATE:-rdc=true=) -gencode arch=compute_$(CUDA_OLDEST),code=sm_$(CUDA_OLDEST) -o $@ $<
 
 # Plain C, for the driver's interface alone.
 $(B)/test/nvml $(B)/test/agent: $(B)/test/%: test/cuda/%.c | $(B)/test

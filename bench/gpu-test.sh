@@ -93,7 +93,7 @@ show_remote() {
 # programs FOLDER: every test program in it, as one compiler made it.
 programs() {
 	local from=$1 label=$2 p arg
-	for p in vecadd reduce streams_events pipeline printf threads pinned graph fork multi_process twolibs; do
+	for p in vecadd reduce streams_events pipeline printf threads pinned graph fork multi_process twolibs separate separate-ptx separate-part nocode; do
 		[ -x "$from/$p" ] && both "$label-$p" 60 "$from/$p"
 	done
 	if [ -x "$from/pipeline" ]; then
@@ -134,14 +134,15 @@ part_cuda13() {
 	local out=$SCRATCH/cuda13 f
 	mkdir -p "$out"
 	for f in "$ROOT"/test/cuda/*.cu; do
-		[ "$(basename "$f")" = twolibs.cu ] || printf '%s\n' "$f"
+		case $(basename "$f") in twolibs.cu | separate.cu | nocode.cu) ;; *) printf '%s\n' "$f" ;; esac
 	done >"$SCRATCH/sources"
 	export -f build_cu find_nvcc
 	# shellcheck disable=SC2016 # expanded by the inner shell
 	xargs -P 8 -I{} bash -c 'n=$(basename {} .cu); build_cu {} "$0/$n" >"$1/$n.nvcc" 2>&1' "$out" "$LOGS" <"$SCRATCH/sources"
 	build_twolibs "$out" >"$LOGS/twolibs.nvcc" 2>&1
+	build_separate "$out" >"$LOGS/separate.nvcc" 2>&1
 	gcc -O1 -o "$out/nvml" "$ROOT/test/cuda/nvml.c" -ldl >"$LOGS/nvml.gcc" 2>&1
-	for f in $(sed 's|.*/||; s/\.cu$//' "$SCRATCH/sources") twolibs; do
+	for f in $(sed 's|.*/||; s/\.cu$//' "$SCRATCH/sources") twolibs separate separate-ptx separate-part; do
 		[ -x "$out/$f" ] || {
 			fail "cuda13-$f" "does not compile"
 			show "$LOGS/$f.nvcc" 6
@@ -163,6 +164,22 @@ build_twolibs() {
 	# shellcheck disable=SC2016 # $ORIGIN is the loader's
 	"$nvcc" -O2 -std=c++17 -cudart static -arch=native -Xlinker --exclude-libs,ALL -Xlinker -rpath,'$ORIGIN' \
 		-o "$1/twolibs" "$src" -L"$1" -ltwo1 -ltwo2
+}
+
+# As the Makefile builds them: linked for this GPU, by its driver, and for another GPU beside the objects' PTX.
+build_separate() {
+	local src=$ROOT/test/cuda/separate.cu nvcc out code part
+	nvcc=$(find_nvcc) || return 1
+	for out in "separate -arch=native" "separate-ptx -gencode arch=compute_80,code=compute_80" \
+		"separate-part -gencode arch=compute_75,code=[sm_75,compute_75]"; do
+		read -r out code <<<"$out"
+		for part in 0 1 2; do
+			# shellcheck disable=SC2086 # several words
+			"$nvcc" -O2 -std=c++17 -cudart static -rdc=true $code -DPART=$part -c -o "$1/$out.$part.o" "$src" || return 1
+		done
+		# shellcheck disable=SC2086
+		"$nvcc" -cudart static -rdc=true $code -o "$1/$out" "$1/$out".[012].o || return 1
+	done
 }
 
 prebuilt() {

@@ -16,12 +16,12 @@
 #define FILE_PTX 1
 #define FILE_ELF 2
 #define MAX_FILES 4096
-#define MAX_LINKED 64
+#define MAX_LINKED 4096
 
 struct wrapper {
 	uint32_t magic;
-	uint32_t version; /* 2: the last pointer is a list of linked containers */
-	const void *data;
+	uint32_t version; /* 2: the last pointer is a list of the objects' containers */
+	const void *data; /* with version 2 the image that nvlink made of them */
 	const void *name_or_list;
 };
 
@@ -155,61 +155,150 @@ static void whole(struct sl_image *out, const void *p, size_t n)
 	out->size = n;
 }
 
-/* One container out of those of c, holding only what the devices can use. */
-static bool open_containers(const uint8_t *const *c, unsigned n, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
+/* True if each device has code among the files that runs on it as it is. */
+static bool covers(const struct file *f, unsigned n, const struct sl_cc *cc, unsigned ncc)
 {
-	struct file *f = malloc(MAX_FILES * sizeof *f);
-	unsigned nf = 0, nkeep = 0;
-	bool ok = f;
+	for (unsigned d = 0; d < ncc; d++) {
+		unsigned i = 0;
+
+		while (i < n && (f[i].kind != FILE_ELF || f[i].major != cc[d].major || f[i].minor > cc[d].minor))
+			i++;
+		if (i == n)
+			return false;
+	}
+	return ncc;
+}
+
+static void add(struct sl_image *out, const void *p, size_t n)
+{
+	struct sl_part *last = &out->parts[out->nparts];
+
+	out->size += n;
+	if (out->nparts && last[-1].p + last[-1].n == (const uint8_t *)p) {
+		last[-1].n += n;
+		return;
+	}
+	last->p = p;
+	last->n = n;
+	out->nparts++;
+}
+
+/* Adds the container c, of which f are the files, with those that are kept. head is room for its header. */
+static void add_container(struct sl_image *out, const uint8_t *c, const struct file *f, unsigned n, uint8_t *head)
+{
 	uint64_t size = 0;
 
-	for (unsigned i = 0; ok && i < n; i++)
-		ok = list_files(c[i], f, &nf);
-	ok = ok && ncc && choose(f, nf, cc, ncc);
-	if (!ok && n > 1) {
+	for (unsigned i = 0; i < n; i++)
+		size += f[i].keep ? f[i].n : 0;
+	memcpy(head, c, CONTAINER_HEAD);
+	head[6] = CONTAINER_HEAD;
+	head[7] = 0;
+	memcpy(head + 8, &size, sizeof size);
+	add(out, head, CONTAINER_HEAD);
+	for (unsigned i = 0; i < n; i++)
+		if (f[i].keep)
+			add(out, f[i].p, f[i].n);
+}
+
+/* The container c with what the devices can use of it; whole, if that cannot be told. */
+static bool open_container(const uint8_t *c, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
+{
+	struct file *f = malloc(MAX_FILES * sizeof *f);
+	unsigned n = 0;
+
+	if (!f || !list_files(c, f, &n) || !ncc || !choose(f, n, cc, ncc)) {
 		free(f);
-		return false;
-	}
-	if (!ok) {
-		free(f);
-		whole(out, c[0], u16(c[0] + 6) + u64(c[0] + 8));
+		whole(out, c, u16(c + 6) + u64(c + 8));
 		return true;
 	}
-	for (unsigned i = 0; i < nf; i++)
-		nkeep += f[i].keep;
-	out->parts = malloc((nkeep + 1) * sizeof *out->parts);
-	if (!out->parts) {
-		free(f);
-		return false;
-	}
-	out->nparts = 1;
-	for (unsigned i = 0; i < nf; i++) {
-		struct sl_part *last = &out->parts[out->nparts - 1];
-
-		if (!f[i].keep)
-			continue;
-		size += f[i].n;
-		if (out->nparts > 1 && last->p + last->n == f[i].p) {
-			last->n += f[i].n;
-			continue;
-		}
-		out->parts[out->nparts].p = f[i].p;
-		out->parts[out->nparts++].n = f[i].n;
-	}
-	memcpy(out->head, c[0], CONTAINER_HEAD);
-	out->head[6] = CONTAINER_HEAD;
-	out->head[7] = 0;
-	memcpy(out->head + 8, &size, sizeof size);
-	out->parts[0].p = out->head;
-	out->parts[0].n = CONTAINER_HEAD;
-	out->size = CONTAINER_HEAD + size;
+	out->parts = malloc((n + 1) * sizeof *out->parts);
+	out->heads = malloc(CONTAINER_HEAD);
+	if (out->parts && out->heads)
+		add_container(out, c, f, n, out->heads);
 	free(f);
-	return true;
+	return out->nparts;
+}
+
+/*
+ * The linked set of the containers c: the linked image and the objects. A container
+ * in which nothing is for the devices stays whole: the driver will say what is wrong.
+ */
+static bool open_set(const uint8_t *const *c, unsigned n, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
+{
+	struct file *f = malloc(MAX_FILES * sizeof *f);
+	unsigned nf = 0, *end = malloc(n * sizeof *end);
+	size_t table = 8 + 8 * (size_t)n;
+	bool ok = f && end;
+
+	for (unsigned i = 0; ok && i < n; i++) {
+		unsigned from = nf;
+
+		ok = list_files(c[i], f, &nf);
+		end[i] = nf;
+		if (ok && ncc && choose(f + from, nf - from, cc, ncc))
+			continue;
+		for (unsigned k = from; k < nf; k++)
+			f[k].keep = true;
+	}
+	if (ok) {
+		out->parts = malloc((1 + (size_t)n + nf) * sizeof *out->parts);
+		out->heads = malloc(table + n * (size_t)CONTAINER_HEAD);
+		ok = out->parts && out->heads;
+	}
+	if (ok) {
+		memcpy(out->heads, &(uint32_t){ SL_LINKED_MAGIC }, 4);
+		memcpy(out->heads + 4, &n, 4);
+		add(out, out->heads, table);
+	}
+	for (unsigned i = 0; ok && i < n; i++) {
+		unsigned from = i ? end[i - 1] : 0;
+		uint64_t was = out->size;
+
+		add_container(out, c[i], f + from, end[i] - from, out->heads + table + i * (size_t)CONTAINER_HEAD);
+		was = out->size - was;
+		memcpy(out->heads + 8 + 8 * (size_t)i, &was, sizeof was);
+	}
+	free(f);
+	free(end);
+	return ok;
+}
+
+/* What a separately compiled program registers, see fatbin.h. */
+static bool open_linked(const struct wrapper *w, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
+{
+	const uint8_t *const *objects = w->name_or_list;
+	const uint8_t **all;
+	struct file *f;
+	unsigned n = 0, k = 0;
+	bool ok;
+
+	if (u32(w->data) != CONTAINER_MAGIC)
+		return sl_image_open(w->data, cc, ncc, out);
+	f = malloc(MAX_FILES * sizeof *f);
+	ok = f && list_files(w->data, f, &n) && covers(f, n, cc, ncc);
+	free(f);
+	while (!ok && objects[k]) {
+		if (k == MAX_LINKED || u32(objects[k]) != CONTAINER_MAGIC)
+			return false;
+		k++;
+	}
+	if (!k)
+		return open_container(w->data, cc, ncc, out);
+	all = malloc((k + 1) * sizeof *all);
+	if (!all)
+		return false;
+	all[0] = w->data;
+	memcpy(all + 1, objects, k * sizeof *all);
+	ok = open_set(all, k + 1, cc, ncc, out);
+	free(all);
+	if (!ok)
+		sl_image_free(out);
+	return ok;
 }
 
 bool sl_image_open(const void *image, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
 {
-	const uint8_t *p = image, *list[MAX_LINKED];
+	const uint8_t *p = image;
 	size_t n;
 
 	memset(out, 0, sizeof *out);
@@ -217,29 +306,16 @@ bool sl_image_open(const void *image, const struct sl_cc *cc, unsigned ncc, stru
 		return false;
 	if (u32(p) == WRAPPER_MAGIC) {
 		struct wrapper w;
-		unsigned k = 0;
 
 		memcpy(&w, p, sizeof w);
-		if (w.version == 2 && w.name_or_list) {
-			const uint8_t *const *linked = w.name_or_list;
-
-			while (linked[k]) {
-				if (k == MAX_LINKED || u32(linked[k]) != CONTAINER_MAGIC)
-					return false;
-				list[k] = linked[k];
-				k++;
-			}
-		}
-		if (k)
-			return open_containers(list, k, cc, ncc, out);
 		if (!w.data || u32(w.data) == WRAPPER_MAGIC)
 			return false;
+		if (w.version == 2 && w.name_or_list)
+			return open_linked(&w, cc, ncc, out);
 		return sl_image_open(w.data, cc, ncc, out);
 	}
-	if (u32(p) == CONTAINER_MAGIC) {
-		list[0] = p;
-		return open_containers(list, 1, cc, ncc, out);
-	}
+	if (u32(p) == CONTAINER_MAGIC)
+		return open_container(p, cc, ncc, out);
 	if (p[0] == 0x7f) {
 		n = elf_size(p);
 		whole(out, p, n);
@@ -257,7 +333,9 @@ void sl_image_free(struct sl_image *image)
 {
 	if (image->parts != &image->one)
 		free(image->parts);
+	free(image->heads);
 	image->parts = NULL;
+	image->heads = NULL;
 }
 
 void sl_image_copy(const struct sl_image *image, size_t offset, void *to, size_t n)

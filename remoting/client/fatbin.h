@@ -15,14 +15,17 @@ struct sl_part {
 	size_t n;
 };
 
-/* An image as it is to be sent: parts of the program's memory, in order. */
+/* An image as it is to be sent: parts of the program's memory and headers made here, in order. */
 struct sl_image {
 	size_t size;
 	unsigned nparts;
 	struct sl_part *parts;
 	struct sl_part one;
-	uint8_t head[16]; /* of a container put together here */
+	uint8_t *heads; /* of containers put together here, and of a linked set */
 };
+
+/* The head of a linked set: this, a u32 count of containers, a u64 size for each. */
+#define SL_LINKED_MAGIC 0x4b4e4c53u
 
 struct sl_cc {
 	int major, minor;
@@ -31,6 +34,11 @@ struct sl_cc {
 /*
  * Describes the image at p, trimmed to what at least one of the devices can use.
  * False if it is no image. The memory at p must stay until sl_image_free.
+ *
+ * A separately compiled program registers its linked image together with the list
+ * of the objects that it was linked from. The linked image is what runs. The objects
+ * go along, as a linked set, only where it has no code for one of the devices: the
+ * driver then links the objects' PTX.
  */
 bool sl_image_open(const void *p, const struct sl_cc *cc, unsigned ncc, struct sl_image *out);
 void sl_image_free(struct sl_image *image);

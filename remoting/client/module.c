@@ -21,7 +21,7 @@
 
 #define CHUNK (1u << 20)
 #define RESULT_UPLOAD (-2)
-#define MAX_IMAGE ((uint64_t)8 << 30)
+#define MAX_IMAGE ((uint64_t)2 << 30) /* the worker takes no more, docs/protocol.md */
 #define NOT_LISTED 0xffffffffu
 #define BIND_MODULE 0x8000u
 

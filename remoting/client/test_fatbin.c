@@ -86,8 +86,7 @@ static void containers(void)
 {
 	struct { uint32_t magic, version; const void *data, *last; } wrapper = { 0x466243b1, 1, NULL, "a.cu" };
 	const struct sl_cc both[2] = { { 8, 0 }, { 9, 0 } };
-	static struct made m, other;
-	const void *linked[3];
+	static struct made m;
 	struct sl_image image;
 
 	start(&m);
@@ -126,20 +125,88 @@ static void containers(void)
 	memset(m.b + 16 + 8, 0xff, 8);
 	CHECK(sl_image_open(m.b, both, 2, &image) && image.size == m.n && image.nparts == 1);
 	sl_image_free(&image);
+}
 
-	/* linked containers: one is made of all of them */
-	start(&m);
-	file(&m, 2, 80, 104);
-	start(&other);
-	file(&other, 2, 90, 104);
-	linked[0] = m.b;
-	linked[1] = other.b;
-	linked[2] = NULL;
-	wrapper.version = 2;
-	wrapper.last = linked;
+/* The files of each container of a linked set, as left tells them, with " | " between. */
+static const char *left_of_set(const struct sl_image *image)
+{
+	static char text[1024];
+	uint8_t *flat = malloc(image->size + 1);
+	uint32_t magic, n;
+	size_t at;
+
+	CHECK(flat);
+	sl_image_copy(image, 0, flat, image->size);
+	memcpy(&magic, flat, 4);
+	memcpy(&n, flat + 4, 4);
+	CHECK(magic == SL_LINKED_MAGIC);
+	at = 8 + 8 * (size_t)n;
+	text[0] = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		struct sl_part part = { flat + at, 0 };
+		struct sl_image one = { .nparts = 1, .parts = &part };
+		uint64_t size;
+
+		memcpy(&size, flat + 8 + 8 * (size_t)i, 8);
+		CHECK(at + size <= image->size);
+		part.n = one.size = size;
+		sprintf(text + strlen(text), "%s%s", i ? " | " : "", left(&one));
+		at += size;
+	}
+	CHECK(at == image->size, "%zu of %zu", at, image->size);
+	free(flat);
+	return text;
+}
+
+/* A separately compiled program: the linked image runs, the objects go along where it has no code. */
+static void linked(void)
+{
+	static struct made image, a, b;
+	const void *objects[3] = { a.b, b.b, NULL };
+	struct { uint32_t magic, version; const void *data, *last; } wrapper = { 0x466243b1, 2, image.b, objects };
+	const struct sl_cc both[2] = { { 8, 0 }, { 9, 0 } }, cc = { 10, 0 };
+	struct sl_image out;
+
+	start(&image);
+	file(&image, 2, 80, 200);
+	file(&image, 2, 90, 304);
+	start(&a);
+	file(&a, 2, 80, 104);
+	file(&a, 2, 90, 120);
+	file(&a, 1, 90, 96);
+	start(&b);
+	file(&b, 2, 80, 128);
+	file(&b, 8, 80, 64);
+	file(&b, 1, 90, 72);
 	expect(&wrapper, 9, 0, "2:90");
-	CHECK(sl_image_open(&wrapper, both, 2, &image) && !strcmp(left(&image), "2:80 2:90"));
-	sl_image_free(&image);
+	expect(&wrapper, 8, 6, "2:80");
+	CHECK(sl_image_open(&wrapper, both, 2, &out) && !strcmp(left(&out), "2:80 2:90"));
+	sl_image_free(&out);
+	CHECK(sl_image_open(&wrapper, &cc, 1, &out));
+	CHECK(!strcmp(left_of_set(&out), "2:80 2:90 | 1:90 | 8:80 1:90"), "%s", left_of_set(&out));
+	sl_image_free(&out);
+
+	/* PTX alone: the linked image is empty */
+	start(&image);
+	start(&a);
+	file(&a, 1, 80, 96);
+	start(&b);
+	file(&b, 1, 80, 72);
+	CHECK(sl_image_open(&wrapper, both, 2, &out));
+	CHECK(!strcmp(left_of_set(&out), " | 1:80 | 1:80"), "%s", left_of_set(&out));
+	sl_image_free(&out);
+
+	/* a list of nothing, and one of something else */
+	objects[0] = NULL;
+	CHECK(sl_image_open(&wrapper, both, 2, &out) && out.size == 16);
+	sl_image_free(&out);
+	objects[0] = "no container at all";
+	CHECK(!sl_image_open(&wrapper, both, 2, &out));
+
+	/* an object whose lengths lie */
+	objects[0] = a.b;
+	memset(a.b + 16 + 8, 0xff, 8);
+	CHECK(!sl_image_open(&wrapper, both, 2, &out));
 }
 
 static void other_forms(void)
@@ -212,6 +279,7 @@ static void program(const char *name)
 int main(int argc, char **argv)
 {
 	containers();
+	linked();
 	other_forms();
 	for (int i = 1; i < argc; i++)
 		program(argv[i]);

@@ -239,7 +239,7 @@ struct twin {
 
 struct image {
 	int refs;
-	bool all;			/* compressed: any twin may be in it */
+	bool all;			/* compressed with zstd: any twin may be in it */
 	bool *twin, *global;		/* which of sim.twins, sim.globals it names */
 	int sm;				/* what runs it was compiled for */
 };
@@ -419,8 +419,14 @@ CUresult fault_twins(void);
 CUresult kcall_make(struct ctx *c, CUfunction f, const unsigned int grid[3], const unsigned int block[3],
 		    unsigned int shared, void **params, void **extra, int cooperative, struct kcall *k);
 
-/* module.c */
+/* image.c */
 CUresult twins_init(void);
+CUresult image_load(const void *data, struct image **out);
+void image_unref(struct image *im);
+long image_twin(const struct image *im, const char *name);
+unsigned int image_count(const struct image *im);
+
+/* module.c */
 void module_destroy(struct module *m);
 void module_unref(struct module *m);
 CUresult func_get(struct ctx *c, const void *handle, struct func **out);

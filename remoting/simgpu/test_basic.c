@@ -437,19 +437,23 @@ static void t_libraries(void)
 /* A container as fatbinary writes it: one entry of kind, for sm. */
 static void *container(int kind, unsigned int sm, unsigned long long flags, const char *payload)
 {
-	static _Alignas(8) unsigned char b[4096];
+	static _Alignas(8) unsigned char all[16][4096];
+	static int next;
+	unsigned char *b = all[next++ % 16];
 	size_t n = strlen(payload) / 8 * 8 + 8;
-	unsigned long long size = 64 + n;
+	unsigned long long size = 64 + n, plain = flags & 0x2000 ? strlen(payload) - 1 : 0;
 
-	memset(b, 0, sizeof(b));
+	memset(b, 0, 4096);
 	memcpy(b, (unsigned int[]){ 0xba55ed50 }, 4);
 	memcpy(b + 4, (unsigned short[]){ 1, 16 }, 4);
 	memcpy(b + 8, &size, 8);
 	memcpy(b + 16, (unsigned short[]){ (unsigned short)kind, 0x101 }, 4);
 	memcpy(b + 20, (unsigned int[]){ 64 }, 4);
 	memcpy(b + 24, (unsigned long long[]){ n }, 8);
+	memcpy(b + 32, (unsigned int[]){ strlen(payload) }, 4);
 	memcpy(b + 44, &sm, 4);
 	memcpy(b + 56, &flags, 8);
+	memcpy(b + 72, &plain, 8);
 	memcpy(b + 80, payload, strlen(payload));
 	return b;
 }
@@ -473,7 +477,51 @@ static void t_images(void)
 	CU(cuModuleLoadFatBinary(&m, &w));
 	CU(cuModuleGetFunction(&f, m, "_Z3sayi"));
 	IS(cuModuleGetFunction(&f, m, "_Z5sleepi"), CUDA_ERROR_NOT_FOUND);	/* only part of a name */
-	CU(cuModuleLoadData(&m, container(2, 90, 0x2000, "compressed")));	/* any twin may be in it */
+	CU(cuModuleLoadData(&m, container(2, 90, 0x8000, "compressed")));	/* by zstd: any twin may be in it */
+	CU(cuModuleGetFunction(&f, m, "_Z5sleepi"));
+	CU(cuModuleLoadData(&m, container(2, 90, 0x2000, "\xb0 _Z5sleepi ")));	/* by LZ4: 11 bytes as they are */
+	CU(cuModuleGetFunction(&f, m, "_Z5sleepi"));
+	IS(cuModuleGetFunction(&f, m, "_Z3sayi"), CUDA_ERROR_NOT_FOUND);
+	IS(cuModuleLoadData(&m, container(2, 90, 0x2000, "\xb0 too short")), CUDA_ERROR_INVALID_IMAGE);
+}
+
+/* What a separately compiled program registers: a linked image, and the objects that it was made of. */
+static void t_linked(void)
+{
+	char object[] = "\177ELF\2\1\1.........\1 .text._Z3sayi .text._Z5sleepi, and as long as the header of a file is";
+	void *objects[3] = { NULL };
+	struct { unsigned int magic, version; const void *data; void *last; } w = { 0x466243b1, 2, NULL, objects };
+	CUfunction f;
+	CUmodule m;
+
+	object[17] = 0;
+	begin();
+	objects[0] = container(1, 80, 0, "entry _Z5sleepi(");
+	objects[1] = container(1, 80, 0, "entry _Z3sayi(");
+	w.data = container(2, 90, 0, ".text._Z3sayi");
+	CU(cuModuleLoadData(&m, &w));	/* it has code: the objects do not matter */
+	CU(cuModuleGetFunction(&f, m, "_Z3sayi"));
+	IS(cuModuleGetFunction(&f, m, "_Z5sleepi"), CUDA_ERROR_NOT_FOUND);
+	w.data = container(2, 75, 0, ".text._Z3sayi");
+	CU(cuModuleLoadData(&m, &w));
+	CU(cuModuleGetFunction(&f, m, "_Z3sayi"));
+	CU(cuModuleGetFunction(&f, m, "_Z5sleepi"));
+	objects[1] = container(1, 120, 0, "entry _Z3sayi(");
+	IS(cuModuleLoadData(&m, &w), CUDA_ERROR_NO_BINARY_FOR_GPU);
+	objects[1] = "not a container";
+	IS(cuModuleLoadData(&m, &w), CUDA_ERROR_INVALID_IMAGE);
+	objects[0] = NULL;
+	IS(cuModuleLoadData(&m, &w), CUDA_ERROR_NO_BINARY_FOR_GPU);
+	/* relocatable code alone is for no loader */
+	w.data = container(2, 90, 0, "");
+	memcpy((char *)w.data + 80, object, sizeof(object));
+	((unsigned long long *)w.data)[1] = 64 + sizeof(object) / 8 * 8;
+	((unsigned long long *)w.data)[3] = sizeof(object) / 8 * 8;
+	IS(cuModuleLoadData(&m, w.data), CUDA_ERROR_INVALID_IMAGE);
+	objects[0] = (void *)w.data;
+	objects[1] = NULL;
+	w.data = container(2, 75, 0, "");
+	CU(cuModuleLoadData(&m, &w));
 	CU(cuModuleGetFunction(&f, m, "_Z5sleepi"));
 }
 
@@ -673,6 +721,7 @@ int main(int argc, char **argv)
 		{ "modules and kernels", t_kernels, { NULL } },
 		{ "libraries", t_libraries, { NULL } },
 		{ "images", t_images, { NULL } },
+		{ "linked images", t_linked, { NULL } },
 		{ "virtual memory", t_vmm, { "SLUICE_SIM_MEM=512M" } },
 		{ "pools", t_pools, { "SLUICE_SIM_MEM=512M" } },
 		{ "bad handles", t_handles, { NULL } },

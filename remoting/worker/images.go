@@ -36,6 +36,7 @@ type image struct {
 	used    bool   // a kernel of it has run
 	vars    uint64 // bytes reserved for its variables
 	dev     int
+	code    *code // a linked set's, which stays in memory; else nil
 }
 
 // kernel is a kernel that the client gave an id.
@@ -239,7 +240,13 @@ func (s *session) imageLoad(p []byte) int32 {
 		s.log.Error("image not loaded", "image", sum, "error", err)
 		return C.CUDA_ERROR_INVALID_IMAGE
 	}
-	defer mem.Close()
+	from, err := openCode(mem)
+	if err != nil {
+		mem.Close()
+		s.log.Error("image not loaded", "image", sum, "error", err)
+		return C.CUDA_ERROR_INVALID_IMAGE
+	}
+	defer func() { from.close() }()
 	j, rc := s.jitOptions(n)
 	defer j.free()
 	if rc == 0 && d.Done() != nil {
@@ -267,7 +274,7 @@ func (s *session) imageLoad(p []byte) int32 {
 	}
 	var real C.uint64_t
 	if rc == 0 {
-		img := at(mem.Bytes())
+		img := from.pointer()
 		if library {
 			rc = int32(C.sl_library_load(&real, img, C.uint32_t(j.n), j.opts, j.vals))
 		} else {
@@ -290,7 +297,9 @@ func (s *session) imageLoad(p []byte) int32 {
 		j.appendLogs(&s.enc)
 		return rc
 	}
-	s.bindObj(kind, id, uint64(real), &image{real: uint64(real), library: library, sum: sum, size: size, vars: vars, dev: dev})
+	m := &image{real: uint64(real), library: library, sum: sum, size: size, vars: vars, dev: dev}
+	m.code, from = from.loaded(), nil
+	s.bindObj(kind, id, uint64(real), m)
 	s.enc.U32(0)
 	s.listKernels(uint64(real), library)
 	j.appendLogs(&s.enc)
@@ -551,6 +560,8 @@ func (s *session) unload(kind int, h href) {
 		img.kernels = nil
 		s.mem.release(img.dev, img.vars)
 		img.vars = 0
+		img.code.close()
+		img.code = nil
 	}
 	s.unbind(kind, h.id)
 	s.mem.measureSoon()

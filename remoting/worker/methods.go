@@ -69,6 +69,8 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 			}
 			if img, ok := p.obj.(*image); ok {
 				img.dead = true
+				img.code.close()
+				img.code = nil
 			}
 			if k, ok := p.obj.(*kernel); ok && k.img.library {
 				k.fnCtx = noCtx

@@ -202,6 +202,57 @@ SIM_KERNEL(lib_kernel1, SIM_PARAMS(8, 4)) { append_digit(sim, 1); }
 SIM_KERNEL(lib_kernel2, SIM_PARAMS(8, 4)) { append_digit(sim, 2); }
 SIM_KERNEL(main_kernel, SIM_PARAMS(8, 4)) { append_digit(sim, 3); }
 
+/* separate.cu */
+
+SIM_GLOBAL(separate_table, 16);
+SIM_GLOBAL(separate_count, 4);
+
+static int separate_mix(const int *table, int x)
+{
+	return x * table[1] + table[x & 3];
+}
+
+SIM_KERNEL(separate_start, SIM_PARAMS(8, 4))
+{
+	int *v = SIM_ARG(0, int *);
+	size_t n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	SIM_FOR_1D(i)
+		if (i < n)
+			v[i] = separate_mix(SIM_SYMBOL(separate_table, int), (int)i);
+}
+
+SIM_KERNEL(separate_chain, SIM_PARAMS(8, 4))
+{
+	const int *table = SIM_SYMBOL(separate_table, int);
+	int *v = SIM_ARG(0, int *);
+	size_t n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	SIM_FOR_1D(i) {
+		if (i < n) {
+			v[i] = separate_mix(table, v[i]) - table[3];
+			++*SIM_SYMBOL(separate_count, int);
+		}
+	}
+}
+
+SIM_KERNEL(separate_say, SIM_PARAMS(4))
+{
+	int n = SIM_ARG(0, int);
+
+	for (int i = 0; i < n; i++)
+		sim_printf("separate: the device has %d of %d\n", separate_mix(SIM_SYMBOL(separate_table, int), i), *SIM_SYMBOL(separate_count, int));
+}
+
+/* nocode.cu: for no GPU that is simulated */
+
+SIM_KERNEL(nocode_kernel, SIM_PARAMS(8))
+{
+	sim_fault(200);
+}
+
 /* graph.cu */
 
 SIM_KERNEL(affine, SIM_PARAMS(8, 4, 4, 4))

@@ -36,9 +36,15 @@ var programs = []struct {
 	{name: "exit_live", args: []string{"quick"}, want: "exit_live: leaving by quick\n"},
 	{name: "exit_live", args: []string{"thread"}, want: "exit_live: leaving by thread\n"},
 	{name: "twolibs", want: "twolibs: 1231\n"},
+	{name: "separate", want: separate},
+	{name: "separate-ptx", want: separate},
+	{name: "separate-part", want: separate},
+	{name: "nocode", want: "nocode: the kernel is refused, 7\n"},
 	{name: "graph", want: "graph: replayed 30, cloned 36\n"},
 	{name: "multi_process", want: "multi_process: 5 processes, one total\n"},
 }
+
+const separate = "separate: sum 4514000, count 1000\nseparate: the device has 5 of 1000\nseparate: the device has 6 of 1000\n"
 
 func TestPrograms(t *testing.T) {
 	for _, o := range []workerOptions{{network: "tcp"}, {network: "unix"}, {network: "tcp", race: true}, {network: "unix", race: true}} {

@@ -5,7 +5,7 @@
 package cubin
 
 // An image is a fat binary (a container of entries, each a cubin or PTX text,
-// perhaps compressed), a bare cubin (an ELF file), or bare PTX. All entries of
+// perhaps compressed), a set of them to be linked, a bare cubin (an ELF file), or bare PTX. All entries of
 // a fat binary come from one source, so a kernel's layout is the same in each,
 // and the first entry that has the kernel will do.
 
@@ -49,6 +49,8 @@ const (
 // entries for it are looked at first.
 func Params(image []byte, kernel string, cc int) ([]Param, error) {
 	switch {
+	case IsLinked(image):
+		return linkedParams(image, kernel, cc)
 	case len(image) >= 16 && binary.LittleEndian.Uint32(image) == containerMagic:
 		return fatbin(image, kernel, cc)
 	case bytes.HasPrefix(image, []byte("\x7fELF")):
@@ -64,6 +66,8 @@ func Params(image []byte, kernel string, cc int) ([]Param, error) {
 // still do without in part.
 func Variables(image []byte, cc int) uint64 {
 	switch {
+	case IsLinked(image):
+		return linkedVariables(image, cc)
 	case len(image) >= 16 && binary.LittleEndian.Uint32(image) == containerMagic:
 		es, err := entries(image)
 		if err != nil {

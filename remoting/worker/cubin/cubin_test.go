@@ -267,6 +267,7 @@ func FuzzFatbin(f *testing.F) {
 	big := make([]byte, 4096)
 	rand.New(rand.NewSource(1)).Read(big)
 	f.Add(container(fatEntry(kindELF, 90, flagLZ4, big, 1<<20)))
+	f.Add(linkedSet(container(), container(fatEntry(kindELF, 80, 0, e, 0))))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if ps, err := Params(b, "kern", 90); err == nil && len(ps) > maxParams {
 			t.Fatal("too many parameters")
