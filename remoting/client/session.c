@@ -512,34 +512,37 @@ static void *sender(void *arg)
 /* ---- what kernels printed ---- */
 
 #define PRINT_MAX (16u << 20)
+#define PRINT_STDERR 1
 
-static struct {
-	pthread_mutex_t lock;
+/* For stdout, and for stderr: the argument of a PRINT frame. */
+static struct print {
 	char *text;
 	size_t n, cap;
-} print = { .lock = PTHREAD_MUTEX_INITIALIZER };
+} prints[2];
 
-/* Not under the lock while stdout is written: who holds stdout may come here too. */
+static pthread_mutex_t print_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool printed; /* there may be something in them */
+
+/* Not under the lock while a stream is written: who holds the stream may come here too. */
 static void print_slow(void)
 {
-	char *text;
-	size_t n;
+	struct print had[2];
 
-	pthread_mutex_lock(&print.lock);
-	text = print.text;
-	n = print.n;
-	print.text = NULL;
-	print.cap = 0;
-	__atomic_store_n(&print.n, 0, __ATOMIC_RELEASE);
-	pthread_mutex_unlock(&print.lock);
-	if (n)
-		fwrite(text, 1, n, stdout);
-	free(text);
+	pthread_mutex_lock(&print_lock);
+	memcpy(had, prints, sizeof had);
+	memset(prints, 0, sizeof prints);
+	__atomic_store_n(&printed, false, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&print_lock);
+	for (int i = 0; i < 2; i++) {
+		if (had[i].n)
+			fwrite(had[i].text, 1, had[i].n, i ? stderr : stdout);
+		free(had[i].text);
+	}
 }
 
 void sl_print_flush(void)
 {
-	if (__builtin_expect(__atomic_load_n(&print.n, __ATOMIC_ACQUIRE) != 0, 0))
+	if (__builtin_expect(__atomic_load_n(&printed, __ATOMIC_ACQUIRE), 0))
 		print_slow();
 }
 
@@ -789,8 +792,9 @@ static bool rx_data(struct sl_peer *t, const struct in_hdr *h)
  * CUDA prints when the program synchronises. Never written here: stdout may be locked
  * by a thread that waits for us.
  */
-static bool rx_print(struct sl_peer *t, uint32_t n)
+static bool rx_print(struct sl_peer *t, uint32_t stream, uint32_t n)
 {
+	struct print *p = &prints[stream == PRINT_STDERR];
 	char buf[4096];
 
 	while (n) {
@@ -798,22 +802,23 @@ static bool rx_print(struct sl_peer *t, uint32_t n)
 
 		if (!rx(t, buf, k))
 			return false;
-		pthread_mutex_lock(&print.lock);
-		if (print.n + k > print.cap && print.cap < PRINT_MAX) {
-			size_t cap = print.cap ? print.cap * 4 : 64u << 10;
-			char *p = realloc(print.text, cap);
+		pthread_mutex_lock(&print_lock);
+		if (p->n + k > p->cap && p->cap < PRINT_MAX) {
+			size_t cap = p->cap ? p->cap * 4 : 64u << 10;
+			char *text = realloc(p->text, cap);
 
-			if (p) {
-				print.text = p;
-				print.cap = cap;
+			if (text) {
+				p->text = text;
+				p->cap = cap;
 			}
 		}
 		/* What finds no room is lost, as with CUDA's own buffer. */
-		if (print.n + k <= print.cap) {
-			memcpy(print.text + print.n, buf, k);
-			__atomic_store_n(&print.n, print.n + k, __ATOMIC_RELEASE);
+		if (p->n + k <= p->cap) {
+			memcpy(p->text + p->n, buf, k);
+			p->n += k;
+			__atomic_store_n(&printed, true, __ATOMIC_RELEASE);
 		}
-		pthread_mutex_unlock(&print.lock);
+		pthread_mutex_unlock(&print_lock);
 		n -= k;
 	}
 	return true;
@@ -849,7 +854,7 @@ static bool rx_frame(struct sl_peer *t)
 			gate_close();
 		break;
 	case K_PRINT:
-		return rx_print(t, h.size);
+		return rx_print(t, h.arg, h.size);
 	case K_HOSTFN:
 		sl_on_hostfn(h.arg, h.result);
 		break;

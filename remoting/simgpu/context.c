@@ -111,13 +111,22 @@ CUresult ctx_local(struct ctx *c, uint64_t bytes, bool exact)
 	return CUDA_SUCCESS;
 }
 
-/* Device printf, as far as it has come. Called with the lock, at synchronisations. */
+/* Device printf and assertions, as far as they have come. Called with the lock, at synchronisations. */
 void ctx_print_flush(struct ctx *c)
 {
-	if (!c->nprint)
-		return;
-	fwrite(c->print, 1, c->nprint, stdout);
-	c->nprint = 0;
+	if (c->print.n)
+		fwrite(c->print.text, 1, c->print.n, stdout);
+	if (c->failed.n)
+		fwrite(c->failed.text, 1, c->failed.n, stderr);
+	c->print.n = c->failed.n = 0;
+}
+
+/* The error that sticks to c, for a call that reports it; what was printed before it comes out first. */
+CUresult ctx_broken(struct ctx *c)
+{
+	if (c->sticky)
+		ctx_print_flush(c);
+	return c->sticky;
 }
 
 /* Ends everything in c; the struct stays. May let go of the lock meanwhile. */
@@ -156,9 +165,9 @@ static void ctx_empty(struct ctx *c)
 	mem_ctx_destroy(c);
 	state_uncharge(c->dev, c->overhead);
 	state_contexts(c->dev, -1);
-	free(c->print);
-	c->print = NULL;
-	c->nprint = c->capprint = 0;
+	free(c->print.text);
+	free(c->failed.text);
+	c->print = c->failed = (struct output){ 0 };
 	c->overhead = c->local = 0;
 	c->active = c->dying = false;
 	c->sticky = CUDA_SUCCESS;
@@ -441,7 +450,7 @@ static CUresult synchronize(CUcontext h)
 		c = obj_get(h, K_CTX);
 		if (!c || !ctx_usable(c))
 			return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
-		if (c->sticky)
+		if (ctx_broken(c))
 			return sim_leave(c->sticky);
 	} else {
 		r = sim_enter_ctx(&c);

@@ -163,7 +163,7 @@ CUresult sim_enter_ctx(struct ctx **out)
 		return sim_leave(ctx_dangling() ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT);
 	if (!ctx_usable(c))
 		return sim_leave(c->ever ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT);
-	if (c->sticky)
+	if (ctx_broken(c))
 		return sim_leave(c->sticky);
 	*out = c;
 	return CUDA_SUCCESS;

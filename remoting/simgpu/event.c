@@ -105,7 +105,7 @@ static CUresult event_enter(CUevent h, struct event **e)
 	if (!*e)
 		return sim_leave(CUDA_ERROR_INVALID_HANDLE);
 	c = (*e)->obj.ctx;
-	if (c->sticky)
+	if (ctx_broken(c))
 		return sim_leave(c->sticky);
 	if ((*e)->cap)
 		return sim_leave(CUDA_ERROR_CAPTURED_EVENT);

@@ -110,29 +110,35 @@ struct running {
 	CUresult fault;
 };
 
-static void api_print(struct sim_launch *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
-static void api_print(struct sim_launch *l, const char *fmt, ...)
+/* Adds a line to what the context has printed. */
+static void output(struct ctx *c, struct output *o, const char *fmt, va_list ap)
 {
-	struct ctx *c = ((struct running *)l)->c;
 	char buf[1024];
-	va_list ap;
-	int n;
+	int n = vsnprintf(buf, sizeof(buf), fmt, ap);
 
-	va_start(ap, fmt);
-	n = vsnprintf(buf, sizeof(buf), fmt, ap);
-	va_end(ap);
 	if (n <= 0)
 		return;
 	if ((size_t)n >= sizeof(buf))
 		n = sizeof(buf) - 1;
 	pthread_mutex_lock(&sim.lock);
-	if (c->nprint + (size_t)n <= c->limits[CU_LIMIT_PRINTF_FIFO_SIZE]) {	/* a full buffer loses lines */
-		c->print = xgrow(c->print, c->nprint + (size_t)n, &c->capprint, 1);
-		memcpy(c->print + c->nprint, buf, (size_t)n);
-		c->nprint += (size_t)n;
+	if (o->n + (size_t)n <= c->limits[CU_LIMIT_PRINTF_FIFO_SIZE]) {	/* a full buffer loses lines */
+		o->text = xgrow(o->text, o->n + (size_t)n, &o->cap, 1);
+		memcpy(o->text + o->n, buf, (size_t)n);
+		o->n += (size_t)n;
 	}
 	pthread_mutex_unlock(&sim.lock);
+}
+
+static void api_print(struct sim_launch *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+static void api_print(struct sim_launch *l, const char *fmt, ...)
+{
+	struct ctx *c = ((struct running *)l)->c;
+	va_list ap;
+
+	va_start(ap, fmt);
+	output(c, &c->print, fmt, ap);
+	va_end(ap);
 }
 
 static void api_fault(struct sim_launch *l, int result)
@@ -141,6 +147,19 @@ static void api_fault(struct sim_launch *l, int result)
 
 	if (!r->fault)
 		r->fault = result;
+}
+
+static void api_assertion(struct sim_launch *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+static void api_assertion(struct sim_launch *l, const char *fmt, ...)
+{
+	struct ctx *c = ((struct running *)l)->c;
+	va_list ap;
+
+	va_start(ap, fmt);
+	output(c, &c->failed, fmt, ap);
+	va_end(ap);
+	api_fault(l, CUDA_ERROR_ASSERT);
 }
 
 static void api_cost(struct sim_launch *l, uint64_t ns)
@@ -190,7 +209,7 @@ static void api_tag(struct sim_launch *l, uint64_t tag)
 }
 
 static const struct sim_kernel_api api = {
-	api_print, api_fault, api_cost, api_check, api_symbol, api_stopped, api_tag,
+	api_print, api_fault, api_cost, api_check, api_symbol, api_stopped, api_tag, api_assertion,
 };
 
 /* Has the device for ns of its own time; the end of the context ends it too. */

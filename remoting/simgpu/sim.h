@@ -143,8 +143,10 @@ struct ctx {
 	size_t limits[SIM_LIMITS];
 	unsigned int cache_config;
 	uint32_t peers;
-	char *print;			/* device printf not yet written */
-	size_t nprint, capprint;
+	struct output {
+		char *text;
+		size_t n, cap;
+	} print, failed;		/* device printf and assertions not yet written */
 	struct ctx *dead;		/* next destroyed one */
 };
 
@@ -371,6 +373,7 @@ bool ctx_usable(struct ctx *c);
 CUresult ctx_activate(struct ctx *c);
 CUresult ctx_local(struct ctx *c, uint64_t bytes, bool exact);
 void ctx_print_flush(struct ctx *c);
+CUresult ctx_broken(struct ctx *c);
 CUresult dev_check(CUdevice dev);
 int dev_attr(CUdevice dev, int attr, int *value);
 size_t array_elem(CUarray_format format, unsigned int channels);

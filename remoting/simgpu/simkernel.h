@@ -34,7 +34,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SIM_ABI 1
+#define SIM_ABI 2
 
 struct sim_dim { unsigned int x, y, z; };
 struct sim_launch;
@@ -49,6 +49,8 @@ struct sim_kernel_api {
 	void *(*symbol)(struct sim_launch *l, const char *name);
 	int (*stopped)(struct sim_launch *l);
 	void (*tag)(struct sim_launch *l, uint64_t tag);
+	void (*assertion)(struct sim_launch *l, const char *fmt, ...)
+		__attribute__((format(printf, 2, 3)));
 };
 
 struct sim_launch {
@@ -115,6 +117,10 @@ struct sim_global {
 
 /* Device printf: collected, and written to stdout at the next synchronisation. */
 #define sim_printf(...) sim->api->print(sim, __VA_ARGS__)
+/* An assertion of thread t of block b that failed: its text goes to stderr at the next synchronisation. */
+#define sim_assert_failed(b, t, file, line, function, text) \
+	sim->api->assertion(sim, "%s:%d: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.\n", file, line, \
+			    function, (b).x, (b).y, (b).z, (t).x, (t).y, (t).z, text)
 /* Ends in a CUDA error that sticks to the context; the twin should return next. */
 #define sim_fault(result) sim->api->fault(sim, (result))
 /* The kernel is to take at least this long, counted from its start. */

@@ -438,7 +438,7 @@ CUresult stream_find(CUstream h, CUstream dflt, struct ctx *c, struct stream **o
 		return h == CU_STREAM_PER_THREAD ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_HANDLE;
 	if (s->obj.ctx->dying)
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-	if (s->obj.ctx->sticky)
+	if (ctx_broken(s->obj.ctx))
 		return s->obj.ctx->sticky;
 	*out = s;
 	return CUDA_SUCCESS;

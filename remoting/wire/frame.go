@@ -46,6 +46,12 @@ const (
 // DataLast in a DATA frame's arg: the delivery is complete.
 const DataLast = 1
 
+// Streams that a PRINT frame's arg names: C's standard output and standard error.
+const (
+	PrintStdout = 0
+	PrintStderr = 1
+)
+
 // Control operations; operations below OpControl index the API table.
 const (
 	OpControl      = 0xF000

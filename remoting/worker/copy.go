@@ -801,7 +801,8 @@ func (s *session) drainTo(ev uint64) int32 {
 		rc := C.sl_event_query(C.uint64_t(ev))
 		s.out.flush()
 		if rc != C.CUDA_ERROR_NOT_READY {
-			return int32(rc)
+			// The driver gives out what kernels printed in a wait, not in a query.
+			return int32(C.sl_event_sync(C.uint64_t(ev)))
 		}
 	}
 }

@@ -609,26 +609,52 @@ int sl_function_param(uint64_t f, uint64_t i, uint64_t *off, uint64_t *size)
 	return rc;
 }
 
+/* A pipe whose end to read never blocks. */
+static int print_pipe(int p[2])
+{
+	if (pipe2(p, O_CLOEXEC))
+		return -errno;
+	fcntl(p[0], F_SETFL, O_NONBLOCK);
+	fcntl(p[1], F_SETPIPE_SZ, 1 << 20);
+	return 0;
+}
+
 int sl_stdout_pipe(void)
 {
 	static char buf[256 << 10];
-	int p[2];
+	int p[2], rc = print_pipe(p);
 
-	if (pipe2(p, O_CLOEXEC))
-		return -errno;
+	if (rc)
+		return rc;
 	/* The driver prints with stdio: whole buffers, and what we flush. */
 	if (dup2(p[1], 1) < 0)
 		return -errno;
 	close(p[1]);
 	setvbuf(stdout, buf, _IOFBF, sizeof buf);
-	fcntl(p[0], F_SETFL, O_NONBLOCK);
-	fcntl(1, F_SETPIPE_SZ, 1 << 20);
 	return p[0];
 }
 
-void sl_stdout_flush(void)
+/* Of standard error only the stream is replaced: descriptor 2 stays the log's, and the way out of a crash. */
+int sl_stderr_pipe(void)
+{
+	static char buf[64 << 10];
+	int p[2], rc = print_pipe(p);
+	FILE *f;
+
+	if (rc)
+		return rc;
+	f = fdopen(p[1], "w");
+	if (!f)
+		return -errno;
+	setvbuf(f, buf, _IOFBF, sizeof buf);
+	stderr = f;
+	return p[0];
+}
+
+void sl_print_flush(void)
 {
 	fflush(stdout);
+	fflush(stderr);
 }
 
 int sl_die_with_parent(void)

@@ -109,7 +109,8 @@ int sl_function_param(uint64_t f, uint64_t i, uint64_t *off, uint64_t *size);
 
 /* Makes standard output a pipe; returns the reading end, or -errno. */
 int sl_stdout_pipe(void);
-void sl_stdout_flush(void);
+int sl_stderr_pipe(void);
+void sl_print_flush(void);
 
 int sl_die_with_parent(void);
 

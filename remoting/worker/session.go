@@ -283,6 +283,7 @@ func (s *session) forgetCtx() {
 
 // reply answers a waiting call.
 func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error {
+	s.prints.beforeError(s, rc)
 	return s.wr.Send(&wire.Reply{
 		Kind: wire.KindReply, Op: op, Call: call, Result: rc,
 	}, payload, nil)
@@ -291,6 +292,7 @@ func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error 
 // fail tells the client of a one-way call that failed, so that it answers no wait by itself.
 func (s *session) fail(op uint16, rc int32) {
 	s.log.Debug("one-way call failed", "op", opName(op), "result", rc)
+	s.prints.beforeError(s, rc)
 	if err := s.wr.Send(&wire.Reply{Kind: wire.KindError, Op: op, Result: rc}, nil, nil); err != nil {
 		s.leave("error", err)
 	}

@@ -32,7 +32,7 @@ type SessionConfig struct {
 func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	// The log may be a pipe whose reader is gone; that ends no session.
 	signal.Ignore(unix.SIGPIPE)
-	out := prints{}
+	var out prints
 	if err := out.open(); err != nil {
 		return err
 	}
@@ -102,8 +102,10 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		acct.SetReason(err.Error())
 		return err
 	}
-	s.prints.fd, s.prints.buf = out.fd, out.buf
-	s.prints.on.Store(true)
+	s.prints.fds = out.fds
+	if err := s.prints.start(); err != nil {
+		return err
+	}
 	if haveNVML {
 		var ids []string
 		for i := range snap.Devices {

@@ -202,6 +202,18 @@ SIM_KERNEL(lib_kernel1, SIM_PARAMS(8, 4)) { append_digit(sim, 1); }
 SIM_KERNEL(lib_kernel2, SIM_PARAMS(8, 4)) { append_digit(sim, 2); }
 SIM_KERNEL(main_kernel, SIM_PARAMS(8, 4)) { append_digit(sim, 3); }
 
+/* assertion.cu */
+
+SIM_KERNEL(assert_below, SIM_PARAMS(4))
+{
+	unsigned int n = SIM_ARG(0, int);
+
+	SIM_FOR_BLOCKS(b)
+		SIM_FOR_THREADS(t)
+			if (b.x * sim->block.x + t.x >= n)
+				sim_assert_failed(b, t, "assertion.cu", 11, "void assert_below(int)", "blockIdx.x * blockDim.x + threadIdx.x < n");
+}
+
 /* separate.cu */
 
 SIM_GLOBAL(separate_table, 16);

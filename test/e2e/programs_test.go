@@ -36,6 +36,7 @@ var programs = []struct {
 	{name: "exit_live", args: []string{"quick"}, want: "exit_live: leaving by quick\n"},
 	{name: "exit_live", args: []string{"thread"}, want: "exit_live: leaving by thread\n"},
 	{name: "twolibs", want: "twolibs: 1231\n"},
+	{name: "assertion", want: "assertion: 0 on stdout, 4 on stderr\n"},
 	{name: "separate", want: separate},
 	{name: "separate-ptx", want: separate},
 	{name: "separate-part", want: separate},
