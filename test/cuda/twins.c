@@ -214,6 +214,29 @@ SIM_KERNEL(assert_below, SIM_PARAMS(4))
 				sim_assert_failed(b, t, "assertion.cu", 11, "void assert_below(int)", "blockIdx.x * blockDim.x + threadIdx.x < n");
 }
 
+/* graph_times.cu */
+
+SIM_KERNEL(graph_times_step, SIM_PARAMS(8))
+{
+	int *count = SIM_ARG(0, int *);
+
+	sim_check(count, sizeof(*count));
+	++*count;
+}
+
+struct report { long long took; int timed_out, latch; };
+
+SIM_KERNEL(graph_times_hold, SIM_PARAMS(8, 8))
+{
+	long long ns = SIM_ARG(0, long long);
+	struct report *r = SIM_ARG(1, struct report *);
+
+	sim_check(r, sizeof(*r));
+	sim_cost_ns(ns);
+	r->took = ns;
+	r->timed_out = 1;
+}
+
 /* separate.cu */
 
 SIM_GLOBAL(separate_table, 16);
