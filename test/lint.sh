@@ -60,6 +60,8 @@ only '^internal/process/|^remoting/simgpu/' 'os.ReadFile(fmt.Sprintf("/proc/%d/s
 only '^internal/form/' 'var id = regexp.MustCompile("^[0-9a-f]{32}$")' '\[(0-9a-f|a-f0-9|0-9a-fA-F)\]\{32\}|\blen\((id|l\.ID|[a-z]+\.Lease)\) != 32|hex\.DecodeString\(.*(\.ID|\.Lease|\bid)\)' \
 	'internal/form says what a lease id is: of six copies three took upper case, and such a lease was lost when its owner started again'
 only '^internal/form/' 'if strings.HasPrefix(job, "run-") {' '"run-"' 'internal/form says which job is one of sluice run'
+only '^internal/process/' 'r := regexp.MustCompile("/job_([0-9]+)(?:/|$)")' '/job_\(' \
+	'internal/process says which job of Slurm a process is in: who may use a lease depends on it'
 only '^internal/form/|^spank/options' 'ok := strings.HasPrefix(licence, "rgpu")' '(Prefix|Suffix|Contains|Cut|strn?cmp|strstr)\([^)]*"[,;]?rgpu' 'internal/form says what a licence of ours is, spank/options how Slurm spells our names'
 only '^spank/options' 'v := os.Getenv("SPANK_RGPU_MEM")' '"(SPANK_)?RGPU_' 'spank/options has the plug-in'"'"'s options: a list of them elsewhere lacks the next one'
 only '^internal/form/' 'shift := 10 * (1 + strings.IndexByte("KMGT", c))' '"KMGT?"|func parseSize\(|\{"T", ?(40|1 ?<< ?40)' 'internal/form reads sizes: five copies took five grammars'

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"regexp"
 	"strconv"
 )
 
@@ -40,6 +41,19 @@ func parse(path string, b []byte) (Stat, error) {
 		return Stat{}, fmt.Errorf("%s: start time: %w", path, err)
 	}
 	return Stat{Start: start, State: f[0][0]}, nil
+}
+
+// inJob matches a path that Slurm's cgroup plug-ins make: /slurm/uid_7/job_42/...
+// (v1), /system.slice/slurmstepd.scope/job_42/... (v2).
+var inJob = regexp.MustCompile(`(?m)^[0-9]+:[^:\n]*:/[^\n]*?slurm[^\n]*?/job_([0-9]+)(?:/|$)`)
+
+// SlurmJob is the job of Slurm's that a process is in, "" if none is seen. The text is that
+// of /proc/PID/cgroup.
+func SlurmJob(cgroup []byte) string {
+	if m := inJob.FindSubmatch(cgroup); m != nil {
+		return string(m[1])
+	}
+	return ""
 }
 
 // Start is the start time of a process, as in Stat.

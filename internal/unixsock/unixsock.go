@@ -3,6 +3,7 @@
 package unixsock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -73,11 +74,10 @@ func Listen(path string, how How) (*net.UnixListener, error) {
 		return nil, err
 	}
 	// By way of the descriptor the address is short, however long the path is.
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)})
+	l, err := bind(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name), how.Mode.Perm())
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false)
 	if err = os.Chmod(made, how.Mode.Perm()); err == nil && how.Chown {
 		err = os.Lchown(made, int(how.UID), int(how.GID))
 	}
@@ -90,6 +90,23 @@ func Listen(path string, how How) (*net.UnixListener, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// bind makes a socket whose mode is at most mode from the begin: bind(2) takes the mode of
+// the socket's descriptor, less the umask.
+func bind(address string, mode fs.FileMode) (*net.UnixListener, error) {
+	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var cerr error
+		err := raw.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), uint32(mode)) })
+		return errors.Join(err, cerr)
+	}}
+	l, err := c.Listen(context.Background(), "unix", address)
+	if err != nil {
+		return nil, err
+	}
+	u := l.(*net.UnixListener)
+	u.SetUnlinkOnClose(false)
+	return u, nil
 }
 
 // answers says whether somebody listens at path. Any error but ECONNREFUSED is that of a

@@ -82,6 +82,21 @@ func TestListen(t *testing.T) {
 	}
 }
 
+// No umask lets others in before the socket has its mode.
+func TestBind(t *testing.T) {
+	old := syscall.Umask(0)
+	defer syscall.Umask(old)
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := bind(path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if m, _, _ := mode(t, path); m != os.ModeSocket|0o600 {
+		t.Errorf("mode %v", m)
+	}
+}
+
 // A path may be longer than an address, and what a crash left is replaced.
 func TestListenDeep(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("deep/", 30))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"strings"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
 
 // socketBuffer is the size asked for each direction of a TCP socket, in bytes:
@@ -62,39 +63,26 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 		lock.Close()
 		return nil, fmt.Errorf("wire: listen at %s: another worker holds it: %w", addr, err)
 	}
-	if fi, err := os.Lstat(a); err == nil {
-		if fi.Mode().Type() != fs.ModeSocket {
-			lock.Close()
-			return nil, fmt.Errorf("wire: listen at %s: the path exists and is no socket", addr)
-		}
-		c, err := net.DialTimeout("unix", a, time.Second)
-		if err == nil {
-			c.Close()
-			lock.Close()
-			return nil, fmt.Errorf("wire: listen at %s: somebody answers there already", addr)
-		}
-		if err := os.Remove(a); err != nil {
-			lock.Close()
-			return nil, fmt.Errorf("wire: listen at %s: remove the stale socket: %w", addr, err)
-		}
-	}
-	old := unix.Umask(0o177)
-	l, err := (&net.ListenConfig{}).Listen(ctx, network, a)
-	unix.Umask(old)
+	l, err := unixsock.Listen(a, unixsock.How{Mode: 0o600, Alone: true})
 	if err != nil {
 		lock.Close()
 		return nil, fmt.Errorf("wire: listen at %s: %w", addr, err)
 	}
-	return &lockedListener{l, lock}, nil
+	return &lockedListener{l, lock, a}, nil
 }
 
 type lockedListener struct {
 	net.Listener
 	lock *os.File
+	path string
 }
+
+// Addr is the socket's path, which is not what it was bound to.
+func (l *lockedListener) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: l.path} }
 
 func (l *lockedListener) Close() error {
 	err := l.Listener.Close()
+	_ = os.Remove(l.path) // still under the lock, so it is this listener's
 	return errors.Join(err, l.lock.Close())
 }
 

@@ -126,6 +126,7 @@ func TestBadForms(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"--gres=rgpu:0", "1 to"},
 		{"--gres=rgpu:301", "1 to 300"},
+		{"--gres=rgpu:1700", "1 to 300"},
 		{"--gres=rgpu:6400", "1 to 300"},
 		{"--gres=rgpu:1k", "1 to 300"},
 		{"--gres=rgpu:-5", ""},

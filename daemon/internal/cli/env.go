@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,6 +12,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/process"
 )
 
 // environs is the part of the daemon that knows what jobs' tasks need.
@@ -83,17 +83,12 @@ A job that asks for no fraction has nothing to print.`,
 	return cmd
 }
 
-var (
-	// jobCgroup is a path that Slurm's cgroup plug-ins make, v1 and v2.
-	jobCgroup = regexp.MustCompile(`(?m)^[0-9]+:[^:\n]*:/[^\n]*?slurm[^\n]*?/job_([0-9]+)(?:/|$)`)
-)
-
 // ownJob is the job this process is in. The cgroup comes first: in the tasks of a
 // heterogeneous job's second component SLURM_JOB_ID is the first one's.
 func ownJob() string {
 	if b, err := os.ReadFile("/proc/self/cgroup"); err == nil {
-		if m := jobCgroup.FindSubmatch(b); m != nil {
-			return string(m[1])
+		if job := process.SlurmJob(b); job != "" {
+			return job
 		}
 	}
 	return os.Getenv("SLURM_JOB_ID")

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -132,22 +131,10 @@ func (c *caller) may(l *lease.Lease) error {
 	if err != nil {
 		return nil // hidden from us: the user id has to do
 	}
-	if job := jobOf(string(b)); job != "" && job != r.Key.Job && !form.IsRunJob(r.Key.Job) {
+	if job := process.SlurmJob(b); job != "" && job != r.Key.Job && !form.IsRunJob(r.Key.Job) {
 		return lease.Errorf(lease.Denied, "lease %s is of job %s, and a process of job %s asks", l.ID, r.Key.Job, job)
 	}
 	return nil
-}
-
-// inJob matches a path that Slurm's cgroup plug-ins make: /slurm/uid_7/job_42/...
-// (v1), /system.slice/slurmstepd.scope/job_42/... (v2).
-var inJob = regexp.MustCompile(`(?m)^[0-9]+:[^:\n]*:/[^\n]*?slurm[^\n]*?/job_([0-9]+)(?:/|$)`)
-
-// jobOf is the Slurm job of a process by /proc/PID/cgroup, "" if none is seen.
-func jobOf(cgroup string) string {
-	if m := inJob.FindStringSubmatch(cgroup); m != nil {
-		return m[1]
-	}
-	return ""
 }
 
 // Requests of namespaces' files, see ioctl_nsfs(2).

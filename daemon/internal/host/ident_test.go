@@ -32,18 +32,6 @@ func TestWhoMay(t *testing.T) {
 			t.Errorf("%+v: %v", c.who, err)
 		}
 	}
-	for path, job := range map[string]string{
-		"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n":      "42",
-		"4:memory:/slurm/uid_1000/job_7/step_batch\n1:name=systemd:/x\n":     "7",
-		"9:cpuset:/\n4:memory:/slurm_node1/uid_0/job_8\n":                    "8",
-		"0::/user.slice/user-1000.slice/session-1.scope\n":                   "",
-		"0::/user.slice/job_9/x\n":                                           "",
-		"0::/system.slice/slurmstepd.scope/job_10extra/step_0/user/task_0\n": "",
-	} {
-		if got := jobOf(path); got != job {
-			t.Errorf("%q: job %q, want %q", path, got, job)
-		}
-	}
 }
 
 // A container's user ids are some of the user's own, in a namespace that is his.

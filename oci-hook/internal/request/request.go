@@ -115,9 +115,4 @@ func LibraryDirs(env []string, cwd string) []string {
 	return out
 }
 
-func clip(s string) string {
-	if len(s) > 80 {
-		return s[:80] + "..."
-	}
-	return s
-}
+func clip(s string) string { return form.Line(s, 80) }
