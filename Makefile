@@ -14,8 +14,11 @@ CC := gcc
 CXX := g++
 FUZZTIME ?= 60s
 CUDA ?= 11.8
-VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo devel)
-VERSION_FLAG := -X github.com/sluice-hpc/sluice/daemon/internal/node.Version=$(VERSION)
+# The commit that everything is built from, with -dirty if the tree differs from it. All programs and both shims say it.
+# build/version carries it to a machine that has this tree without its history.
+VERSION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || cat $(B)/version 2>/dev/null || echo unknown)
+VERSION_FILE := $(B)/version
+VERSION_FLAG := -X github.com/sluice-hpc/sluice/remoting/version.Commit=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
 export SLUICE_CACHE ?= $(CURDIR)/$(B)/cache
 
@@ -27,11 +30,24 @@ all: shim simgpu spank go-bins hook
 
 include $(sort $(wildcard remoting/*/build.mk)) spank/build.mk oci-hook/build.mk
 
+# Its time stamp changes only if the commit does.
+.PHONY: version force
+version: $(VERSION_FILE)
+$(VERSION_FILE): force
+	@mkdir -p $(@D)
+	@[ "$$(cat $@ 2>/dev/null)" = '$(VERSION)' ] || echo '$(VERSION)' >$@
+
 # --- programs in Go ---
 
 .PHONY: go-bins
-go-bins: | $(B)/bin
+go-bins: $(VERSION_FILE) | $(B)/bin
 	$(GO) build -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay ./test/slurm/cmd/slurmlab
+
+# For bench/prebuild.sh: a relay that needs no C library, and the worker with a switch for its turns.
+.PHONY: prebuilt
+prebuilt: go-bins
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(B)/bin/relay ./bench/relay
+	$(GO) build -trimpath -ldflags '-s -w $(VERSION_FLAG)' -tags gateswitch -o $(B)/switch/ ./remoting/worker/cmd/sluice-worker
 
 $(B)/bin $(B)/test:
 	mkdir -p $@

@@ -21,7 +21,7 @@ SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthre
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
 SHIM_SRC := session attention route delivery connect lease codec shmring handles error errstate device ctx ctxlocal stream event hostfn export_tables integrity procaddr \
-	module kernel fatbin sha256 launch ranges guard memory operand fill copy copy3d vmm occupancy profiler graph pool tensormap mapped \
+	module kernel fatbin sha256 version launch ranges guard memory operand fill copy copy3d vmm occupancy profiler graph pool tensormap mapped \
 	gen_stubs gen_exports gen_names gen_fingerprint
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)
 SHIM_HDR := $(wildcard $(SHIM)/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h
@@ -31,6 +31,10 @@ SHIM_LIB := $(SHIM_OUT)/libcuda.so.1
 shim: $(SHIM_LIB) build/shim/libnvidia-ml.so.1
 
 -include $(SHIM)/nvml.mk
+
+# The Makefile says of which commit this is.
+$(SHIM_OUT)/o/version.o: SHIM_CFLAGS += -DSLUICE_VERSION='"$(or $(VERSION),unknown)"'
+$(SHIM_OUT)/o/version.o: $(VERSION_FILE)
 
 $(SHIM_OUT)/o/%.o: $(SHIM)/%.c $(SHIM_HDR)
 	@mkdir -p $(@D)

@@ -12,10 +12,10 @@ NVML_LIB ?= build/shim/libnvidia-ml.so.1
 NVML_SAN_LIB ?= build/test/nvml-san/libnvidia-ml.so.1
 NVML_O := build/shim/nvml
 CFLAGS ?= -O2 -g
-NVML_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC
+NVML_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -DSLUICE_VERSION='"$(or $(VERSION),unknown)"'
 NVML_OLD := -fno-stack-protector -U_FORTIFY_SOURCE
 NVML_SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
-NVML_SRC := nvml.c nvml_conn.c nvml_names.c lease.c gen_fingerprint.c
+NVML_SRC := nvml.c nvml_conn.c nvml_names.c lease.c version.c gen_fingerprint.c
 NVML_OBJ := $(NVML_SRC:%.c=$(NVML_O)/%.o)
 
 ALL += $(NVML_LIB)
@@ -28,6 +28,8 @@ nvml: $(NVML_LIB)
 $(NVML_O)/%.o: $(NVML)/%.c $(NVML)/nvml.h $(NVML)/lease.h $(NVML)/deadline.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVML_CFLAGS) $(NVML_OLD) -c -o $@ $<
+
+$(NVML_O)/version.o: $(VERSION_FILE)
 
 # What the objects import, each name in the library that had it before glibc 2.34 put all into one.
 $(NVML_O)/stubs: $(NVML_OBJ)

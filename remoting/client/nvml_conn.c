@@ -24,6 +24,7 @@
 #include "nvml.h"
 #include "lease.h"
 #include "deadline.h"
+#include "version.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -688,6 +689,8 @@ static nvmlReturn_t dial_all(void)
 	for (unsigned i = 0; rc && i < conn.nlinks; i++)
 		hang_up(&conn.link[i]);
 	free(s);
+	if (!rc)
+		nv_log(NV_INFO, "%s", sl_version);
 	return rc;
 }
 

@@ -36,6 +36,7 @@
 #include "delivery.h"
 #include "errstate.h"
 #include "shmring.h"
+#include "version.h"
 
 #define RING (1u << 20)
 #define BULK_MIN (16u << 10)	/* payloads from here on go straight to the socket */
@@ -1039,6 +1040,7 @@ static CUresult start(void)
 	if (__register_atfork)
 		__register_atfork(NULL, NULL, in_child, NULL);
 	__cxa_atexit(at_exit, NULL, NULL);
+	sl_log(SL_INFO, "%s", sl_version);
 	return CUDA_SUCCESS;
 }
 

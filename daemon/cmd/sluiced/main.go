@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/data"
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 	"github.com/sluice-hpc/sluice/daemon/internal/node"
+	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
 func main() {
@@ -31,7 +32,7 @@ func root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "sluiced",
 		Short:         "lend this node's GPUs, and get fractions of GPUs for its jobs",
-		Version:       node.Version,
+		Version:       version.Commit,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"runtime/debug"
 	"slices"
 
+	"github.com/sluice-hpc/sluice/remoting/version"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/spf13/cobra"
 )
@@ -23,9 +23,6 @@ const (
 	exitNotFound    = 127 // the program was not found
 	exitSignalBase  = 128 // plus the number of the signal the program died of
 )
-
-// version is set by the build: -X github.com/sluice-hpc/sluice/daemon/internal/cli.version=...
-var version = "devel"
 
 // exitError carries the exit status of a command that failed, or of the program
 // it ran; then err is nil and nothing is printed.
@@ -95,22 +92,8 @@ func newVersion() *cobra.Command {
 		Short: "Print the version of this program",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice version %s, protocol %d, %s\n", version.Commit, wire.Version, runtime.Version())
 			return err
 		},
 	}
-}
-
-func versionLine() string {
-	line := fmt.Sprintf("sluice %s, protocol %d, %s", version, wire.Version, runtime.Version())
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return line
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			line += ", commit " + s.Value
-		}
-	}
-	return line
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
 // callTime bounds a question to the daemon, which itself waits no longer than a
@@ -57,7 +58,7 @@ func dial(socket string) (local, string, error) {
 	if len(socket) >= 108 { // sun_path
 		return nil, socket, fmt.Errorf("socket %s: a path of a socket has at most 107 bytes; set run_dir of sluiced to a shorter one", socket)
 	}
-	d, err := rpc.DialLocal(socket, version)
+	d, err := rpc.DialLocal(socket, version.Commit)
 	if err != nil {
 		return nil, socket, err
 	}

@@ -6,6 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
 // newMan makes the manual pages from the commands themselves, so that they cannot
@@ -20,7 +22,7 @@ func newMan() *cobra.Command {
 			if err := os.MkdirAll(args[0], 0o755); err != nil {
 				return fmt.Errorf("manual pages: %w", err)
 			}
-			head := &doc.GenManHeader{Section: "1", Source: "Sluice " + version, Manual: "Sluice"}
+			head := &doc.GenManHeader{Section: "1", Source: "Sluice " + version.Commit, Manual: "Sluice"}
 			if err := doc.GenManTree(cmd.Root(), head, args[0]); err != nil {
 				return fmt.Errorf("manual pages: %w", err)
 			}

@@ -39,10 +39,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 	"github.com/sluice-hpc/sluice/daemon/internal/workers"
+	"github.com/sluice-hpc/sluice/remoting/version"
 )
-
-// Version of Sluice; the build sets it: -X .../daemon/internal/node.Version=...
-var Version = "devel"
 
 // firstLook is how long a start waits for NVML. A driver without persistence mode
 // takes seconds to wake up.
@@ -241,7 +239,7 @@ func (n *Node) startOwner(ctx context.Context) error {
 	}
 	n.onStop(func() { n.closed("owner's ledger", led.Close()) })
 	n.owner, err = owner.New(owner.Config{
-		Name: cfg.Node, Version: Version, Ledger: led, Devices: n.devices, Workers: n.pool,
+		Name: cfg.Node, Version: version.Commit, Ledger: led, Devices: n.devices, Workers: n.pool,
 		Audit: n.audit, Clock: clock, Log: n.log.With("part", "owner"), Limits: limits(cfg), Controllers: cfg.Slurm.Controllers,
 	})
 	if err != nil {
@@ -267,7 +265,7 @@ func (n *Node) startOwner(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	srv := rpc.NewServer(n.id.Server(), Version)
+	srv := rpc.NewServer(n.id.Server(), version.Commit)
 	rpc.ServeOwner(srv, n.owner)
 	n.serve("control listener", srv, rpc.Limit(cl, limit.New(limit.Bounds{TrustedKey: 8}))) // a node needs one or two
 	return nil
@@ -281,9 +279,9 @@ func (n *Node) startHost(ctx context.Context) error {
 	}
 	n.onStop(func() { n.closed("host's ledger", led.Close()) })
 	hc := host.Config{
-		Node: cfg.Node, Cluster: cfg.Cluster, Version: Version, RunDir: cfg.RunDir,
+		Node: cfg.Node, Cluster: cfg.Cluster, Version: version.Commit, RunDir: cfg.RunDir,
 		Ledger: led, Audit: n.audit, AuditFile: cfg.Audit.File, Log: n.log.With("part", "host"),
-		DialOwner: func(name, addr string) (lease.Owner, error) { return rpc.DialOwner(addr, name, n.id, Version) },
+		DialOwner: func(name, addr string) (lease.Owner, error) { return rpc.DialOwner(addr, name, n.id, version.Commit) },
 		DialData: func(ctx context.Context, o lease.Owner, addr, host string, r lease.SessionRequest) (*os.File, error) {
 			c := n.cfg.Load()
 			d := data.Dialer{Encrypt: c.Encrypt, KeepAlive: c.Session.Keepalive, Log: n.log}
@@ -308,7 +306,7 @@ func (n *Node) startHost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	srv := rpc.NewServer(rpc.LocalCreds(), Version)
+	srv := rpc.NewServer(rpc.LocalCreds(), version.Commit)
 	rpc.ServeLocal(srv, n.host)
 	rpc.ServeJobs(srv, n.jobs)
 	n.serve("local socket", srv, l)

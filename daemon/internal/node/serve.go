@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
 // graceful is how long calls in flight may take when the daemon stops.
@@ -48,7 +49,7 @@ func (n *Node) Serve(ctx context.Context, reload func() (*config.Config, error))
 	signal.Notify(sig, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer signal.Stop(sig)
 	c := n.cfg.Load()
-	n.log.Info("ready", "node", c.Node, "version", Version, "owner", n.owner != nil, "socket", c.Socket())
+	n.log.Info("ready", "node", c.Node, "version", version.Commit, "owner", n.owner != nil, "socket", c.Socket())
 	n.notify(daemon.SdNotifyReady + "\nSTATUS=" + n.status())
 	var beat <-chan time.Time
 	if every, err := daemon.SdWatchdogEnabled(false); err == nil && every > 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
 // What the parts know of the node, put together for metrics, health and `sluice top`.
@@ -141,7 +142,7 @@ func mismatches(s *inventory.Sample, list []lease.Status) []metrics.Mismatch {
 
 // source is what is exported.
 func (n *Node) source() metrics.Source {
-	s := metrics.Source{Node: n.cfg.Load().Node, Version: Version, Counters: n.counters}
+	s := metrics.Source{Node: n.cfg.Load().Node, Version: version.Commit, Counters: n.counters}
 	if n.owner == nil {
 		return s
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/remoting/version"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
@@ -35,6 +36,7 @@ func root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "sluice-worker --listen tcp:HOST:PORT|unix:PATH",
 		Short:         "lend this machine's GPUs to remote programs",
+		Version:       version.Commit,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
