@@ -3,6 +3,7 @@ package jobreport
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -204,6 +205,10 @@ func TestAppendRefuses(t *testing.T) {
 // trace it.
 func TestAppendChild(t *testing.T) {
 	dir, _ := userDir(t)
+	// What this test has inherited, as a lock of the shell that runs it, is not Append's to close.
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
 	who := filepath.Join(dir, "who")
 	if err := os.WriteFile(who, nil, 0o666); err != nil {
 		t.Fatal(err)
