@@ -137,6 +137,7 @@ $(B)/test/twins.so: test/cuda/twins.c remoting/simgpu/simkernel.h | $(B)/test
 .PHONY: test test-c test-go test-e2e fuzz lint
 test: deps
 	$(MAKE) lint
+	$(MAKE) figures
 	$(MAKE) check-generated
 	$(MAKE) -j2 all cuda-programs
 	$(MAKE) test-c
@@ -219,6 +220,11 @@ test-containers: all cuda-programs
 fuzz:
 	test/fuzz.sh $(FUZZTIME)
 
+# Pages against their raw logs; and which logs are older than what they measured, which is no error.
+.PHONY: figures
+figures:
+	bench/pages.py
+
 lint:
 	test/lint.sh $(STATICCHECK)
 
@@ -278,6 +284,7 @@ help:
 	@echo 'make test-containers docker, podman, apptainer and charliecloud of today, and in Slurm jobs (as root)'
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
+	@echo 'make figures     pages against their raw logs; lists logs older than the code'
 	@echo 'make generate    write the files generated from remoting/api/cuda.tbl'
 	@echo 'make man         man pages into build/man; make completions: for bash, zsh and fish'
 	@echo 'make demo        jobs for fractions of simulated GPUs on a Slurm cluster in a folder (as root)'

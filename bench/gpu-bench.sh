@@ -3,26 +3,26 @@
 # TCP, over a Unix socket, and through a relay that makes the link a slower one.
 #
 # Usage: bench/gpu-bench.sh [--only PART,PART...] [--list]
-# Needs what gpu-test.sh needs, and build/bin/relay. Raw output is kept in
+# Needs what gpu-test.sh needs, and build/bin/relay. The raw log is bench.jsonl in
 # $SLUICE_LOGS/bench (default build/gpu-logs/bench); bench/report.py makes the
-# lines printed here, and docs/benchmarks.md, from it.
+# lines printed here, and the tables of docs/benchmarks.md, from it.
 set -u
 # shellcheck source-path=SCRIPTDIR source=gpu-lib.sh
 . "$(dirname "$0")/gpu-lib.sh"
 
 # shellcheck disable=SC2034 # read by choose_parts
-PARTS=(launch resnet32 resnet16 mlp)
+PARTS=(launch resnet32 resnet16 resnet32copy mlp)
 BUDGET=${SLUICE_BUDGET:-530} # seconds; no run begins after that
 MEM=${MEM:-40G}
 choose_parts "$@"
 RAW=$LOGS/bench
+LOG=$RAW/bench.jsonl
 mkdir -p "$RAW"
 
 # Where a program can run, by name: the address of the worker or relay.
 declare -A AT=()
 
-# one RUN SECONDS PROGRAM...: its JSON line into RUN.json, the shim's counters
-# into RUN.stats. RUN is PART.VARIANT.NUMBER.
+# one RUN SECONDS PROGRAM...: what it printed and the shim's counters become a line of the raw log. RUN is PART.VARIANT.NUMBER.
 one() {
 	local run=$1 seconds=$2 variant status begun=$SECONDS
 	shift 2
@@ -37,13 +37,13 @@ one() {
 	fi
 	status=$?
 	if [ $status = 0 ]; then
+		printf '{"run": "%s", "result": %s, "stats": [%s]}\n' "$run" "$(tail -n 1 "$RAW/$run.json")" "$(paste -sd, "$RAW/$run.stats" 2>/dev/null)" >>"$LOG"
 		printf '     %s: %s s\n' "$run" $((SECONDS - begun))
 		return 0
 	fi
 	fail "$run" "$(why $status)"
 	show "$RAW/$run.err" 12
 	show "$LOGS/worker-bench.log" 5
-	rm -f "$RAW/$run.json"
 	return 1
 }
 
@@ -56,16 +56,17 @@ part() {
 	one "$part.native.1" "$seconds" "$@"
 	# Once unmeasured, so that the module store holds what the program needs.
 	limited "$seconds" remote "${AT[loopback]}" "$@" --steps 1 --repeats 1 >"$RAW/$part.first" 2>&1 || true
-	for v in loopback unix lan wan; do
+	for v in loopback unix fast lan wan; do
 		[ -n "${AT[$v]:-}" ] || continue
 		one "$part.$v.1" "$seconds" "$@" && one "$part.$v.short" "$seconds" "$@" --steps 5
 	done
 	one "$part.native.2" "$seconds" "$@"
-	"$PYTHON" "$BENCH/report.py" --text "$RAW" --part "$part"
+	"$PYTHON" "$BENCH/report.py" --text gpu "$LOG" --part "$part"
 }
 
 part_resnet32() { part resnet32 100 "$PYTHON" "$BENCH/resnet50.py" --batch 32; }
 part_resnet16() { part resnet16 100 "$PYTHON" "$BENCH/resnet50.py" --batch 16; }
+part_resnet32copy() { part resnet32copy 100 "$PYTHON" "$BENCH/resnet50.py" --batch 32 --copy --steps 20; }
 part_mlp() { part mlp 60 "$PYTHON" "$BENCH/mlp.py" --steps 300; }
 
 part_launch() {
@@ -76,7 +77,7 @@ part_launch() {
 		return
 	fi
 	one launch.native.1 60 "$SCRATCH/launch"
-	for v in loopback unix lan wan; do
+	for v in loopback unix fast lan wan; do
 		[ -n "${AT[$v]:-}" ] || continue
 		# Fewer of the calls that wait, the longer one waits.
 		case $v in
@@ -86,16 +87,14 @@ part_launch() {
 		esac
 	done
 	one launch.native.2 60 "$SCRATCH/launch"
-	"$PYTHON" "$BENCH/report.py" --text "$RAW" --part launch
+	"$PYTHON" "$BENCH/report.py" --text gpu "$LOG" --part launch
 }
 
-{
-	date -u +%FT%TZ
-	machine
-} | tee "$RAW/machine.txt"
+log_header | tee "$LOG"
 start_worker bench tcp || exit 1
 AT[loopback]=$ADDR
 start_worker bench-unix unix && AT[unix]=$ADDR
+start_relay fast "${AT[loopback]#tcp:}" 0.1ms 10G && AT[fast]=$ADDR
 start_relay lan "${AT[loopback]#tcp:}" 0.2ms 1G && AT[lan]=$ADDR
 start_relay wan "${AT[loopback]#tcp:}" 20ms 1G && AT[wan]=$ADDR
 for p in "${CHOSEN[@]}"; do

@@ -133,8 +133,7 @@ mounts() { sort /proc/self/mountinfo; }
 # median FILE: of numbers, one a line
 median() { sort -n "$1" | awk '{ v[NR] = $1 } END { printf "%.1f", v[int((NR + 1) / 2)] }'; }
 
-echo "== $(date -u +%FT%TZ)"
-machine
+log_header
 declare -A PATHS=() RUN=() GLOBAL=()
 if [ "$DEBS" = installed ]; then
 	LIBS=

@@ -41,8 +41,7 @@ metric() { curl -s "http://127.0.0.1:$METRICS/metrics" >"$LOGS/metrics-$1.txt"; 
 
 rate() { "$PYTHON" -c 'import json, sys; print("%.2f" % (1e3 / json.loads(open(sys.argv[1]).read().splitlines()[-1])["median_ms"]))' "$1" 2>/dev/null; }
 
-echo "== $(date -u +%FT%TZ)"
-machine
+log_header
 CONTROL=$(free_port) METRICS=$(free_port)
 configure owner yes "$CONTROL" "$(free_port)" "$METRICS"
 configure host no "$(free_port)" "$(free_port)" "$(free_port)"

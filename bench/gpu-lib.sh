@@ -229,14 +229,8 @@ build_cu() {
 		-o "$2" "$1" -lpthread
 }
 
-# what this ran on, for the head of a log
-machine() {
-	nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null | head -n 1
-	printf '%s, %s cores, Linux %s\n' \
-		"$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" "$(uname -r | cut -d- -f1)"
-	"$PYTHON" -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda)' 2>/dev/null
-	"$SLUICE" version
-}
+# log_header: the line that every raw log begins with: commit, date, machine, GPU and driver.
+log_header() { SLUICE_BUILD=$BUILD PYTHON=$PYTHON python3 "$BENCH/rawlog.py"; }
 
 # choose_parts ARGS...: fills CHOSEN from --only, or with all PARTS.
 choose_parts() {

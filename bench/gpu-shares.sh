@@ -65,7 +65,6 @@ LOGS=$LOGS/shares
 mkdir -p "$LOGS"
 NAME=$(IFS=-; echo "${CHOSEN[*]}")
 RAW=$LOGS/$NAME.jsonl
-rm -f "$RAW"
 DIR=$SCRATCH
 chmod 755 "$DIR"
 export SLUICED_SOCKET=$DIR/host/run/sluiced.sock
@@ -100,11 +99,9 @@ give_up() {
 # The owners measure what a context takes of their GPU before they lend it.
 healthy() { [ "$("$SLUICE" gpus | grep -c ' ok *$')" = ${#GPU[@]} ]; }
 
-echo "== $(date -u +%FT%TZ) gpu-shares: ${CHOSEN[*]} on GPU ${GPUS}"
-{
-	machine
-	nvidia-smi --query-gpu=index,uuid,clocks.sm,power.draw,temperature.gpu --format=csv,noheader
-} 2>&1 | tee "$LOGS/machine-$NAME.txt"
+log_header | tee "$RAW"
+echo "== gpu-shares: ${CHOSEN[*]} on GPU ${GPUS}"
+nvidia-smi --query-gpu=index,uuid,clocks.sm,power.draw,temperature.gpu --format=csv,noheader
 SHARE=$BUILD/shares/share
 if [ ! -x "$SHARE" ]; then
 	SHARE=$DIR/share

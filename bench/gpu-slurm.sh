@@ -138,8 +138,7 @@ leave() {
 }
 trap leave EXIT
 
-echo "== $(date -u +%FT%TZ)"
-machine
+log_header
 slurm_unpack "$DEBS" "$DIR/slurm" || exit 1
 "$SLURM_BIN/slurmctld" -V
 CONTROL=$(free_port)

@@ -11,8 +11,7 @@ WORKER_LOG=${SLUICE_WORKER_LOG:-debug}
 MEM=${MEM:-20G}
 : >"$LOGS/results.txt"
 
-echo "== machine"
-machine
+log_header
 for f in "$SLUICE" "$WORKER" "$BUILD/shim/libcuda.so.1" "$BUILD/shim/libnvidia-ml.so.1"; do
 	if [ -e "$f" ]; then ldd "$f" 2>&1 | grep 'not found' | sed "s|^|${f##*/}: |"; else echo "missing: $f"; fi
 done

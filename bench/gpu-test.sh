@@ -283,8 +283,7 @@ part_end() {
 	if [ $ok = 1 ]; then pass nothing-left "$figures"; else fail nothing-left "$figures"; fi
 }
 
-echo "== $(date -u +%FT%TZ)"
-machine
+log_header
 CAP=$(bytes "$MEM")
 start_worker test tcp || exit 1
 sleep 1

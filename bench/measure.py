@@ -22,7 +22,17 @@ def arguments(batch):
     p.add_argument("--steps", type=int, default=40, help="steps in one repeat")
     p.add_argument("--warmup", type=int, default=20, help="steps before the first repeat")
     p.add_argument("--repeats", type=int, default=7)
+    p.add_argument("--copy", action="store_true", help="copy the batch from the host in each step")
     return p.parse_args()
+
+
+def feed(a, *batch):
+    """A function that gives a step its batch: the same tensors, which lie on the device, or with --copy new copies of
+    them from pinned memory, as a loader's batches are copied."""
+    if not a.copy:
+        return lambda: batch
+    source = [t.cpu().pin_memory() for t in batch]
+    return lambda: [t.cuda(non_blocking=True) for t in source]
 
 
 def cpu_seconds():
@@ -51,6 +61,7 @@ def measure(name, a, step):
             {
                 "bench": name,
                 "batch": a.batch,
+                "copy": a.copy,
                 "steps": a.steps,
                 "repeats": a.repeats,
                 "total_steps": a.warmup + a.repeats * a.steps,

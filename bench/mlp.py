@@ -2,7 +2,7 @@
 
 import torch
 
-from measure import arguments, measure
+from measure import arguments, feed, measure
 
 
 def main():
@@ -12,10 +12,10 @@ def main():
         torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
     ).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x = torch.randn(a.batch, 784, device="cuda")
-    y = torch.randint(0, 10, (a.batch,), device="cuda")
+    batch = feed(a, torch.randn(a.batch, 784, device="cuda"), torch.randint(0, 10, (a.batch,), device="cuda"))
 
     def step():
+        x, y = batch()
         optimizer.zero_grad(set_to_none=True)
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()

@@ -1,30 +1,38 @@
-"""Makes docs/benchmarks.md, or lines for a terminal, from the raw logs of gpu-bench.sh.
+"""Makes the blocks of README.md and docs/ that have figures, or lines for a terminal, from raw logs (rawlog.py).
 
-report.py RAW [--daemon LOGS] [--slurm LOGS] > docs/benchmarks.md    the page
-report.py --text RAW [--part NAME]                    one line per program and link
-report.py --text --daemon LOGS                        one line per figure of the daemons
+report.py gpu LOG               the tables of docs/benchmarks.md, of gpu-bench.sh's log
+report.py daemon LOG            its part on the daemons, of daemon/test/bench's log
+report.py slurm LOG             its part on jobs, of the log of TestCost in test/slurm/faults
+report.py summary LOG LOG       what README.md says, of the logs of gpu-bench.sh and daemon/test/bench
+report.py container LOG         what docs/containers.md says, of gpu-container.sh's log
+report.py --text [--part NAME] gpu LOG        one line per program and link
+report.py --text daemon LOG                   one line per figure of the daemons
 
-RAW holds PART.VARIANT.RUN.json (what the program printed), .stats (what the shim
-counted, one line per process) and machine.txt. LOGS holds what daemon/test/bench
-wrote: FIGURE.json with every sample, and machine.txt. Run "short" differs from run 1 in
-its number of steps alone, so their difference is that of the steps alone.
+pages.py puts the blocks into the pages. A log of gpu-bench.sh has a line for each run, PART.VARIANT.RUN: what the
+program printed, and what the shim counted, by process. Run "short" differs from run 1 in its number of steps alone, so
+their difference is that of the steps alone. The other logs in JSON have a line for each figure, with every sample.
 """
 
 import argparse
-import json
+import math
+import re
 import statistics
 import sys
 from pathlib import Path
 
+import rawlog
+
 LINKS = {
     "loopback": "loopback TCP",
     "unix": "Unix socket",
+    "fast": "10 Gb/s, 0.1 ms",
     "lan": "1 Gb/s, 0.2 ms",
     "wan": "1 Gb/s, 20 ms",
 }
 STEPS = {
     "resnet32": "ResNet-50 training step, batch 32",
     "resnet16": "ResNet-50 training step, batch 16",
+    "resnet32copy": "ResNet-50 training step, batch 32, its batch copied from the host",
     "mlp": "small MLP training step, batch 64",
 }
 # What we hold ourselves to: the smallest ratio to native.
@@ -43,25 +51,20 @@ CALLS = {
 class Run:
     """One run of one program: what it printed and what the shim counted."""
 
-    def __init__(self, path):
-        self.data = json.loads(path.read_text().splitlines()[-1])
-        stats = path.with_suffix(".stats")
-        lines = [json.loads(s) for s in stats.read_text().splitlines()] if stats.exists() else []
-        self.counted = bool(lines)
-        self.count = {k: sum(s[k] for s in lines) for k in ("calls", "oneway", "waits", "bytes_out", "bytes_in")}
+    def __init__(self, line):
+        self.data = line["result"]
+        self.counted = bool(line["stats"])
+        self.count = {k: sum(s[k] for s in line["stats"]) for k in ("calls", "oneway", "waits", "bytes_out", "bytes_in")}
 
 
-def load(raw):
-    """{part: {variant: {run: Run}}}, without runs that printed nothing usable."""
+def load(log):
+    """{part: {variant: {run: Run}}}; of several runs of a name the last."""
     found = {}
-    for path in sorted(raw.glob("*.*.*.json")):
-        part, variant, number = path.stem.split(".")
-        try:
-            run = Run(path)
-        except (json.JSONDecodeError, IndexError, KeyError) as e:
-            print(f"report: {path.name}: {e!r}, left out", file=sys.stderr)
-            continue
-        found.setdefault(part, {}).setdefault(variant, {})[number] = run
+    for line in rawlog.read(log):
+        part, variant, number = line["run"].split(".")
+        found.setdefault(part, {}).setdefault(variant, {})[number] = Run(line)
+    if not found:
+        sys.exit(f"report: no runs in {log}; run bench/gpu-bench.sh on a machine with a GPU")
     return found
 
 
@@ -170,18 +173,15 @@ def text(found, only):
                 yield step_text(part, row)
 
 
-def page(found, raw):
-    machine = (raw / "machine.txt").read_text().strip().splitlines() if (raw / "machine.txt").exists() else []
-    yield "# Benchmarks"
-    yield ""
-    yield "Made by `bench/report.py` from the raw logs of one `make gpu-bench`; nothing here is typed by hand."
-    yield "Native and remote ran on one machine in one run: the worker beside the program, or behind a relay of"
-    yield "ours that adds half the round trip in each direction and caps each direction's rate. A ratio is native"
-    yield "time divided by remote time. Spread is the largest repeat less the smallest, over the median."
-    yield ""
+def machine(log):
     yield "```"
-    yield from machine
+    yield from rawlog.lines(log)
     yield "```"
+
+
+def gpu_page(log):
+    found = load(log)
+    yield from machine(log)
     for part in (p for p in STEPS if p in found):
         rows = step_rows(found[part])
         if not rows:
@@ -245,13 +245,13 @@ def centile(samples, share):
     return sorted(samples)[max(0, -(-len(samples) * share // 100) - 1)]
 
 
-def rows(logs, figures):
+def rows(log, figures):
     """(title, figure, {name: value}, met) for each figure that there is."""
+    found = {f["name"]: f for f in rawlog.read(log)}
     for name, title in figures.items():
-        path = logs / f"{name}.json"
-        if not path.exists():
+        f = found.get(name)
+        if not f:
             continue
-        f = json.loads(path.read_text())
         v = f["samples"]
         values = {"min": min(v), "median": statistics.median(v), "p99": centile(v, 99), "max": max(v)}
         met = None
@@ -265,71 +265,77 @@ def number(x):
     return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}" if x < 1 else f"{x:.1f}"
 
 
-def daemon_text(logs):
-    for title, f, v, met in rows(logs, FIGURES):
+def daemon_text(log):
+    for title, f, v, met in rows(log, FIGURES):
         yield (
             f"{title:52} median {number(v['median'])} p99 {number(v['p99'])} max {number(v['max'])} {f['unit']}"
             f"  {'meets' if met else 'MISSES'} {f['wanted']}"
         )
 
 
-def daemon_page(logs):
+def table(log, figures):
+    yield from machine(log)
     yield ""
-    yield "## Daemons"
-    yield ""
-    yield "Made from the raw logs of `daemon/test/bench`: owners and host as they run on a cluster, munge and TLS"
-    yield "included, each in namespaces of its own on one machine, so the network is that machine's. The ledgers are synced to disk."
-    yield ""
-    yield "```"
-    yield from (logs / "machine.txt").read_text().strip().splitlines()
-    yield "```"
-    yield ""
-    yield from table(logs, FIGURES)
-
-
-def slurm_page(logs):
-    yield ""
-    yield "## Slurm"
-    yield ""
-    yield "Made from the raw logs of `TestCost` in test/slurm/faults: a real cluster in a folder on two cores, paired runs by turns."
-    yield ""
-    yield from table(logs, SLURM)
-
-
-def table(logs, figures):
     yield "| figure | unit | least | median | 99 % | most | samples | wanted | |"
     yield "|---" * 9 + "|"
-    for title, f, v, met in rows(logs, figures):
+    for title, f, v, met in rows(log, figures):
         cells = " | ".join(number(v[k]) for k in ("min", "median", "p99", "max"))
         word = "" if met is None else "met" if met else "**missed**"
         yield f"| {title} | {f['unit']} | {cells} | {len(f['samples'])} | {f['wanted']} | {word} |"
     yield ""
-    for title, f, _, _ in rows(logs, figures):
+    for title, f, _, _ in rows(log, figures):
         yield f"- {title}: {f['how']}."
+
+
+def floor(ratio):
+    """A ratio that something reaches or passes, in hundredths."""
+    return f"{math.floor(ratio * 100) / 100:.2f}"
+
+
+def summary(gpu_log, daemon_log):
+    found = load(gpu_log)
+    steps = {(p, r["variant"]): r for p in ("resnet32", "resnet16") for r in step_rows(found.get(p, {}))}
+    near = min(r["ratio"] for (_, v), r in steps.items() if v in ("loopback", "unix"))
+    far = min(r["ratio"] for (_, v), r in steps.items() if v == "wan")
+    waits = max(r["counts"]["waits"] for r in steps.values())
+    drained = next(links for title, _, links in call_rows(found["launch"]) if title == CALLS["launch_sync_us"])
+    took = {name: v for name, (_, _, v, _) in zip(FIGURES, rows(daemon_log, FIGURES), strict=True)}
+    name = rawlog.headers(gpu_log)[0]["gpu"].split(",")[0].removeprefix("NVIDIA ")
+    yield f"On an {name}, with the batch on the GPU, a training step of ResNet-50 at batch 32 and 16 runs at {floor(near)} of native speed or"
+    yield f"better over loopback TCP and over a Unix socket, and at {floor(far)} or better over a link of 1 Gb/s with a round trip of"
+    yield f"20 ms; it makes {waits:.0f} calls that wait. A program that waits after every launch pays a round trip each time: launch"
+    yield f"and wait take {drained['unix'][0]:.0f} us over a Unix socket, {drained['loopback'][0]:.0f} us over loopback TCP, and the network's own time beyond."
+    yield f"A lease is granted in {number(took['acquire1']['median'])} ms, a session opens in {number(took['open']['median'])} ms (medians, simulated GPUs), and a daemon with"
+    yield f"192 leases has {max(took[k]['max'] for k in ('memory', 'memory-host')):.0f} MiB resident."
+
+
+def container(log):
+    """Of the lines that gpu-container.sh prints: PASS NAME-time a container's start takes X ms through the wrapper, Y ms with a lease ..."""
+    text = Path(log).read_text()
+    yield "| runtime | start, ms | with a lease, ms | more, ms |"
+    yield "|---|---|---|---|"
+    found = re.findall(r"^PASS (\S+)-(root|rootless)-time .* takes ([\d.]+) ms .*, ([\d.]+) ms with a lease: ([\d.]+) ms more \(medians of (\d+)\)$", text, re.M)
+    for runtime, who, without, leased, more, _ in found:
+        yield f"| {runtime}, {who} | {without} | {leased} | {more} |"
+    yield ""
+    h = rawlog.headers(log)[0]
+    yield f"{h['gpu']}, {h['processor']}, {h['cores']} cores; medians of {found[0][5]} starts."
 
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("raw", type=Path, nargs="?", help="the folder with the raw logs")
-    p.add_argument("--daemon", type=Path, help="the folder with the raw logs of the daemons")
-    p.add_argument("--slurm", type=Path, help="the folder with the raw logs of what jobs cost on Slurm")
-    p.add_argument("--text", action="store_true", help="lines for a terminal instead of the page")
+    p.add_argument("--text", action="store_true", help="lines for a terminal instead of a block of a page")
     p.add_argument("--part", help="with --text: this program only")
+    p.add_argument("what", choices=("gpu", "daemon", "slurm", "summary", "container"))
+    p.add_argument("log", nargs="+", type=Path, help="the raw log; summary has two")
     a = p.parse_args()
-    if a.daemon and a.text:
-        print(*daemon_text(a.daemon), sep="\n")
-        return
-    if not a.raw:
-        p.error("no folder with raw logs given")
-    found = load(a.raw)
-    if not found:
-        sys.exit(f"report: no raw logs in {a.raw}; run bench/gpu-bench.sh on a machine with a GPU")
-    for line in text(found, a.part) if a.text else page(found, a.raw):
-        print(line)
-    if a.daemon and not a.text:
-        print(*daemon_page(a.daemon), sep="\n")
-    if a.slurm and not a.text:
-        print(*slurm_page(a.slurm), sep="\n")
+    if a.text:
+        lines = text(load(a.log[0]), a.part) if a.what == "gpu" else daemon_text(a.log[0])
+    else:
+        lines = {
+            "gpu": gpu_page, "daemon": lambda log: table(log, FIGURES), "slurm": lambda log: table(log, SLURM), "summary": summary, "container": container,
+        }[a.what](*a.log)
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""ResNet-50 training steps: eager PyTorch, SGD with momentum, float32, batch on the device."""
+"""ResNet-50 training steps: eager PyTorch, SGD with momentum, float32. The batch is random numbers on the device;
+with --copy each step copies it there."""
 
 import torch
 import torchvision
 
-from measure import arguments, measure
+from measure import arguments, feed, measure
 
 
 def main():
@@ -12,10 +13,10 @@ def main():
     model = torchvision.models.resnet50().cuda().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     criterion = torch.nn.CrossEntropyLoss()
-    images = torch.randn(a.batch, 3, 224, 224, device="cuda")
-    labels = torch.randint(0, 1000, (a.batch,), device="cuda")
+    batch = feed(a, torch.randn(a.batch, 3, 224, 224, device="cuda"), torch.randint(0, 1000, (a.batch,), device="cuda"))
 
     def step():
+        images, labels = batch()
         optimizer.zero_grad(set_to_none=True)
         loss = criterion(model(images), labels)
         loss.backward()

@@ -148,6 +148,9 @@ func TestGPUTest(t *testing.T) {
 	if status != 1 {
 		t.Errorf("exit status %d, want 1: some checks have failed", status)
 	}
+	if !strings.HasPrefix(out, `{"commit": "`) {
+		t.Errorf("the log begins with %.80q", out)
+	}
 	want(t, out, "PASS smi", "memory.total: 20480 MiB of 143771",
 		"PASS cuda13-vecadd", "2 lines the same",
 		"FAIL cuda13-reduce", "exit status 3", "| it broke",
@@ -187,11 +190,11 @@ func TestGPUBench(t *testing.T) {
 		"resnet32  loopback TCP    native   18.000 ms  remote   18.500 ms  ratio 0.973  spread 0.0% / 0.0%",
 		"per step: waits 0.00, calls 742, out 148.4 kB, in 0 B  client CPU per launch 16.17 us (native 16.17)  meets 0.95",
 		"1 Gb/s, 20 ms", "meets 0.85", "kernel launch, enqueue", "ratio 0.750", "gpu-bench: 0 runs failed")
-	page, err := exec.Command("python3", "report.py", filepath.Join(logs, "bench")).Output()
+	page, err := exec.Command("python3", "report.py", "gpu", filepath.Join(logs, "bench", "bench.jsonl")).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	want(t, string(page), "# Benchmarks", "## ResNet-50 training step, batch 16",
+	want(t, string(page), "a GPU, 143771 MiB, driver 580.0", "## ResNet-50 training step, batch 16", "## ResNet-50 training step, batch 32, its batch copied from the host", "| 10 Gb/s, 0.1 ms | 18.500 |",
 		"| Unix socket | 18.500 | 0.973 | 0.0% | 0.00 | 742 | 148.4 kB | 0 B | 16.17 us (native 16.17) | 6.1 s |",
 		"| kernel launch, enqueue | 3.00 (2.00) | 4.00 (2.00) |")
 }

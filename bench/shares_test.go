@@ -3,55 +3,11 @@ package bench_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 )
-
-// The figures of docs/shares.md are those of the raw log.
-func TestSharesPage(t *testing.T) {
-	const program, log = "shares/table.py", "logs/shares/shares.jsonl"
-	rows, err := exec.Command("python3", program, "--page", log).Output()
-	if err != nil {
-		t.Fatalf("%s --page %s: %v", program, log, err)
-	}
-	page, err := os.ReadFile("../docs/shares.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(page), string(rows)) {
-		t.Errorf("docs/shares.md has other figures than %s --page %s prints", program, log)
-	}
-	all, err := exec.Command("python3", program, log).Output()
-	if err != nil {
-		t.Fatalf("%s %s: %v", program, log, err)
-	}
-	table, err := os.ReadFile("logs/shares/table.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(all) != string(table) {
-		t.Errorf("logs/shares/table.txt is not what %s %s prints", program, log)
-	}
-}
-
-// So are those of the last run of gpu-shares.sh, with what it missed.
-func TestSharesMeasured(t *testing.T) {
-	rows, err := exec.Command("python3", "shares/summary.py", "--page", "logs/shares-h200/shares.jsonl").Output()
-	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile("../docs/shares.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(rows) < 1000 || !strings.Contains(string(page), string(rows)) {
-		t.Error("docs/shares.md has other figures than shares/summary.py --page logs/shares-h200/shares.jsonl prints")
-	}
-}
 
 // cell is a line of the raw log: tenants that did so many items in each 0.1 s.
 func cell(kind, name string, tenants []any, items [][]int, more map[string]any) map[string]any {

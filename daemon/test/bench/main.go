@@ -1,6 +1,6 @@
 // Bench measures the daemons on a test site of this machine: three owners and a host, each a node of its
-// own made of namespaces, with simulated GPUs. It writes one raw log for each figure, which
-// bench/report.py makes a page of. It needs root, and a quiet machine.
+// own made of namespaces, with simulated GPUs. It writes a raw log, of which
+// bench/report.py makes a part of docs/benchmarks.md. It needs root, and a quiet machine.
 package main
 
 import (
@@ -13,28 +13,19 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/bench/figures"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/node"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/site"
 	"github.com/sluice-hpc/sluice/remoting/api"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
-
-// figure is a raw log: every sample, and what was asked of it.
-type figure struct {
-	Name    string    `json:"name"`
-	Unit    string    `json:"unit"`
-	Wanted  string    `json:"wanted"` // as "median < 20"
-	How     string    `json:"how"`
-	Samples []float64 `json:"samples"`
-}
 
 func init() {
 	node.Role("open", open)
@@ -44,7 +35,7 @@ func init() {
 func main() {
 	node.Main()
 	build := flag.String("build", "build", "make's build folder")
-	out := flag.String("out", "bench/logs/daemon", "folder for the raw logs")
+	out := flag.String("out", "bench/logs/daemon", "folder for the raw log, daemon.jsonl, and placement.txt")
 	times := flag.Int("times", 300, "how often each thing is done")
 	idle := flag.Duration("idle", 30*time.Second, "how long the idle daemon is watched")
 	flag.Parse()
@@ -63,15 +54,20 @@ type bench struct {
 	build, out string
 	times      int
 	idle       time.Duration
+	log        *figures.Log
 }
 
 func (b *bench) run() error {
-	if err := os.MkdirAll(b.out, 0o755); err != nil {
+	under, err := fileSystem()
+	if err != nil {
 		return err
 	}
-	if err := b.machine(); err != nil {
+	b.log, err = figures.Create(".", filepath.Join(b.out, "daemon.jsonl"), "gpu=simulated", "driver=none",
+		"note=nodes made of namespaces on one bridge, ledgers on "+under)
+	if err != nil {
 		return err
 	}
+	defer b.log.Close()
 	if err := b.placement(); err != nil {
 		return err
 	}
@@ -81,41 +77,22 @@ func (b *bench) run() error {
 	return b.full()
 }
 
-func (b *bench) write(f figure) error {
+func (b *bench) write(f figures.Figure) error {
 	fmt.Printf("%-14s %d samples, %s\n", f.Name, len(f.Samples), f.How)
-	text, err := json.Marshal(f)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(b.out, f.Name+".json"), append(text, '\n'), 0o644)
+	return b.log.Write(f)
 }
 
-// machine says what all of it ran on.
-func (b *bench) machine() error {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return err
-	}
-	cpu := "unknown processor"
-	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(text)) {
-			if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "model name" {
-				cpu = strings.TrimSpace(v)
-			}
-		}
-	}
+// fileSystem is that of the ledgers.
+func fileSystem() (string, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(os.TempDir(), &fs); err != nil {
-		return err
+		return "", err
 	}
-	under := map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.TMPFS_MAGIC: "tmpfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs"}[fs.Type]
-	if under == "" {
-		under = fmt.Sprintf("a file system of type %#x", fs.Type)
+	known := map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.TMPFS_MAGIC: "tmpfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs"}
+	if name := known[fs.Type]; name != "" {
+		return name, nil
 	}
-	kernel, _, _ := strings.Cut(unix.ByteSliceToString(u.Release[:]), "-")
-	text := fmt.Sprintf("%s\n%s, %d cores, Linux %s\nsimulated GPUs, nodes made of namespaces on one bridge, ledgers on "+under+"\n%s\n",
-		time.Now().UTC().Format(time.RFC3339), cpu, runtime.NumCPU(), kernel, runtime.Version())
-	return os.WriteFile(filepath.Join(b.out, "machine.txt"), []byte(text), 0o644)
+	return fmt.Sprintf("a file system of type %#x", fs.Type), nil
 }
 
 // placement runs the package's own benchmark and keeps what it printed.
@@ -124,7 +101,7 @@ func (b *bench) placement() error {
 	if err != nil {
 		return fmt.Errorf("go test -bench: %w: %s", err, out)
 	}
-	if err := os.WriteFile(filepath.Join(b.out, "placement.txt"), out, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(b.out, "placement.txt"), append(b.log.Header(), out...), 0o644); err != nil {
 		return err
 	}
 	byName := make(map[string][]float64)
@@ -146,7 +123,7 @@ func (b *bench) placement() error {
 	if worst == "" {
 		return fmt.Errorf("package placement has no benchmark: %s", out)
 	}
-	return b.write(figure{"placement", "decisions/s", "median >= 2000", "the slowest case of the package's benchmark, " + worst + "; placement.txt has all", byName[worst]})
+	return b.write(figures.Figure{Name: "placement", Unit: "decisions/s", Wanted: "median >= 2000", How: "the slowest case of the package's benchmark, " + worst + "; placement.txt has all", Samples: byName[worst]})
 }
 
 // leases measures how long leases and sessions take to begin.
@@ -177,7 +154,7 @@ func (b *bench) leases() error {
 		return err
 	}
 	for _, shape := range shapes {
-		f := figure{shape.name, "ms", "median < 20", shape.how, nil}
+		f := figures.Figure{Name: shape.name, Unit: "ms", Wanted: "median < 20", How: shape.how}
 		for i := range b.times {
 			r := request(h, fmt.Sprintf("%s-%d", shape.name, i), shape.fractions, 20)
 			began := time.Now()
@@ -203,7 +180,7 @@ func (b *bench) leases() error {
 	if err != nil {
 		return err
 	}
-	f := figure{"open", "ms", "median < 10", "from connecting to the lease's socket to the worker's WELCOME, a warm worker waiting, the owner another node", nil}
+	f := figures.Figure{Name: "open", Unit: "ms", Wanted: "median < 10", How: "from connecting to the lease's socket to the worker's WELCOME, a warm worker waiting, the owner another node"}
 	if err := json.Unmarshal([]byte(out), &f.Samples); err != nil {
 		return err
 	}
@@ -236,8 +213,8 @@ func (b *bench) full() error {
 		}
 	}
 	time.Sleep(5 * time.Second) // what starting and granting left behind goes back
-	mem := figure{"memory", "MiB", "max < 30", "resident memory of the owner's sluiced with 8 GPUs and 192 fractions, once a second", nil}
-	hostMem := figure{"memory-host", "MiB", "max < 30", "resident memory of the host's sluiced with the same 192 leases, once a second", nil}
+	mem := figures.Figure{Name: "memory", Unit: "MiB", Wanted: "max < 30", How: "resident memory of the owner's sluiced with 8 GPUs and 192 fractions, once a second"}
+	hostMem := figures.Figure{Name: "memory-host", Unit: "MiB", Wanted: "max < 30", How: "resident memory of the host's sluiced with the same 192 leases, once a second"}
 	began, first, firstHost := time.Now(), busy(o), busy(h)
 	for end := time.Now().Add(b.idle); time.Now().Before(end); {
 		time.Sleep(time.Second)
@@ -245,17 +222,17 @@ func (b *bench) full() error {
 		hostMem.Samples = append(hostMem.Samples, resident(h))
 	}
 	took := time.Since(began).Seconds()
-	cpu := figure{"idle", "% of a core", "median < 1", fmt.Sprintf("processor time of the owner's sluiced and its children, 192 leases and nobody asking, over %.0f s", took), []float64{100 * (busy(o) - first) / took}}
-	hostCPU := figure{"idle-host", "% of a core", "median < 1", fmt.Sprintf("the same of the host's sluiced, which renews them, over %.0f s", took), []float64{100 * (busy(h) - firstHost) / took}}
+	cpu := figures.Figure{Name: "idle", Unit: "% of a core", Wanted: "median < 1", How: fmt.Sprintf("processor time of the owner's sluiced and its children, 192 leases and nobody asking, over %.0f s", took), Samples: []float64{100 * (busy(o) - first) / took}}
+	hostCPU := figures.Figure{Name: "idle-host", Unit: "% of a core", Wanted: "median < 1", How: fmt.Sprintf("the same of the host's sluiced, which renews them, over %.0f s", took), Samples: []float64{100 * (busy(h) - firstHost) / took}}
 	out, err := o.Node.Run(ctx, o.Node.Role("scrape", fmt.Sprintf("http://127.0.0.1:%d/metrics", site.Metrics), strconv.Itoa(b.times)))
 	if err != nil {
 		return err
 	}
-	scrapes := figure{"scrape", "ms", "p99 < 10", "GET /metrics of that owner, until the last byte", nil}
+	scrapes := figures.Figure{Name: "scrape", Unit: "ms", Wanted: "p99 < 10", How: "GET /metrics of that owner, until the last byte"}
 	if err := json.Unmarshal([]byte(out), &scrapes.Samples); err != nil {
 		return err
 	}
-	for _, f := range []figure{mem, hostMem, cpu, hostCPU, scrapes} {
+	for _, f := range []figures.Figure{mem, hostMem, cpu, hostCPU, scrapes} {
 		if err := b.write(f); err != nil {
 			return err
 		}

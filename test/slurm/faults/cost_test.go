@@ -1,11 +1,9 @@
 package faults
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -13,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-hpc/sluice/bench/figures"
 	"github.com/sluice-hpc/sluice/test/slurm/lab"
 )
 
@@ -22,31 +21,29 @@ const (
 	startCost = 100 * time.Millisecond
 )
 
-// figure is a raw log, as those in bench/logs.
-type figure struct {
-	Name    string    `json:"name"`
-	Unit    string    `json:"unit"`
-	Wanted  string    `json:"wanted"`
-	How     string    `json:"how"`
-	Samples []float64 `json:"samples"`
+// costs makes the raw log that SLUICE_COSTS names, if it does: docs/benchmarks.md is made of such a one.
+func costs(t *testing.T) *figures.Log {
+	t.Helper()
+	path := os.Getenv("SLUICE_COSTS")
+	if path == "" {
+		return nil
+	}
+	log, err := figures.Create("../../..", path, "gpu=simulated", "driver=none", "note=a cluster in a folder")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = log.Close() })
+	return log
 }
 
-// keep writes a figure into the folder that SLUICE_COSTS names.
-func (f figure) keep(t *testing.T) {
+// keep says a figure, and writes it to the log if there is one.
+func keep(t *testing.T, log *figures.Log, f figures.Figure) {
 	t.Helper()
 	t.Logf("%s: median %.2f %s of %d (%s); wanted: %s", f.Name, median(f.Samples), f.Unit, len(f.Samples), spread(f.Samples), f.Wanted)
-	dir := os.Getenv("SLUICE_COSTS")
-	if dir == "" {
+	if log == nil {
 		return
 	}
-	b, err := json.Marshal(f)
-	if err == nil {
-		err = os.MkdirAll(dir, 0o755)
-	}
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, f.Name+".json"), append(b, '\n'), 0o644)
-	}
-	if err != nil {
+	if err := log.Write(f); err != nil {
 		t.Error(err)
 	}
 }
@@ -73,13 +70,14 @@ func spread(s []float64) string {
 // TestCost measures what Sluice adds to steps and to the start of jobs. It should have the machine to itself.
 func TestCost(t *testing.T) {
 	r := start(t, site{flags: "Alloc,Contain"})
+	log := costs(t)
 	t.Run("task", func(t *testing.T) { sameTask(t, r) })
 	// As good as to itself.
 	if err := r.Ahead(r.ctx); err != nil {
 		t.Logf("others are measured as well: %v", err)
 	}
-	t.Run("step", func(t *testing.T) { stepOfOthers(t, r) })
-	t.Run("start", func(t *testing.T) { startOfOurs(t, r) })
+	t.Run("step", func(t *testing.T) { stepOfOthers(t, r, log) })
+	t.Run("start", func(t *testing.T) { startOfOurs(t, r, log) })
 	r.clean(t)
 }
 
@@ -117,7 +115,7 @@ done
 `
 
 // A step of a job that asks for nothing: the plug-in's question to the daemon is all that is more.
-func stepOfOthers(t *testing.T, r *rig) {
+func stepOfOthers(t *testing.T, r *rig, log *figures.Log) {
 	// Root's, since it is root who changes plugstack.conf in between.
 	out := must[string](t)(r.Ctl.Run(r.ctx, lab.Root, "sh", "-c", "exec salloc --no-shell -w "+r.Nodes[0].Name+" 2>&1"))
 	_, job, _ := strings.Cut(out, "Granted job allocation ")
@@ -158,15 +156,15 @@ func stepOfOthers(t *testing.T, r *rig) {
 	if !clear {
 		t.Logf("no round was quiet; all of them count")
 	}
-	figure{"srun-more", "ms", "median < 1", "srun /bin/true in an allocation that asks for nothing, with the plug-in less without, by turns", more}.keep(t)
-	figure{"srun-without", "ms", "-", "srun /bin/true in an allocation, without the plug-in", without}.keep(t)
+	keep(t, log, figures.Figure{Name: "srun-more", Unit: "ms", Wanted: "median < 1", How: "srun /bin/true in an allocation that asks for nothing, with the plug-in less without, by turns", Samples: more})
+	keep(t, log, figures.Figure{Name: "srun-without", Unit: "ms", Wanted: "-", How: "srun /bin/true in an allocation, without the plug-in", Samples: without})
 	if m := median(more); !(m < stepCost.Seconds()*1e3) || len(more) < pairs {
 		t.Errorf("a step costs %.2f ms more, at the median of %d", m, len(more))
 	}
 }
 
 // A job that asks: from the first of Slurm's hooks to the first line of its script, against one that does not ask.
-func startOfOurs(t *testing.T, r *rig) {
+func startOfOurs(t *testing.T, r *rig, log *figures.Log) {
 	const times = 20
 	var more, node []float64
 	for range times {
@@ -198,8 +196,8 @@ func startOfOurs(t *testing.T, r *rig) {
 		more = append(more, began[true]-began[false])
 		node = append(node, prolog[true]-prolog[false])
 	}
-	figure{"job-start-more", "ms", "median < 100", "from the begin of PrologSlurmctld to the script's first line, a job that asks less one that does not", more}.keep(t)
-	figure{"prolog-start-more", "ms", "median < 100", "from the begin of the node's Prolog to the script's first line, a job that asks less one that does not", node}.keep(t)
+	keep(t, log, figures.Figure{Name: "job-start-more", Unit: "ms", Wanted: "median < 100", How: "from the begin of PrologSlurmctld to the script's first line, a job that asks less one that does not", Samples: more})
+	keep(t, log, figures.Figure{Name: "prolog-start-more", Unit: "ms", Wanted: "median < 100", How: "from the begin of the node's Prolog to the script's first line, a job that asks less one that does not", Samples: node})
 	if m := median(more); m >= startCost.Seconds()*1e3 {
 		t.Errorf("a job starts %.1f ms later, at the median", m)
 	}
