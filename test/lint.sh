@@ -1,6 +1,6 @@
 #!/bin/bash
-# lint.sh STATICCHECK-MODULE: formatting, vet, staticcheck and shellcheck over all that is tracked or
-# about to be. Every finding is an error.
+# lint.sh STATICCHECK-MODULE: formatting, vet, staticcheck, shellcheck and the sizes of files and functions, over
+# all that is tracked or about to be. Every finding is an error.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
@@ -65,6 +65,8 @@ only '^internal/process/' 'r := regexp.MustCompile("/job_([0-9]+)(?:/|$)")' '/jo
 only '^internal/form/|^spank/options' 'ok := strings.HasPrefix(licence, "rgpu")' '(Prefix|Suffix|Contains|Cut|strn?cmp|strstr)\([^)]*"[,;]?rgpu' 'internal/form says what a licence of ours is, spank/options how Slurm spells our names'
 only '^spank/options' 'v := os.Getenv("SPANK_RGPU_MEM")' '"(SPANK_)?RGPU_' 'spank/options has the plug-in'"'"'s options: a list of them elsewhere lacks the next one'
 only '^internal/form/' 'shift := 10 * (1 + strings.IndexByte("KMGT", c))' '"KMGT?"|func parseSize\(|\{"T", ?(40|1 ?<< ?40)' 'internal/form reads sizes: five copies took five grammars'
+
+test/sizes.py || bad=1
 
 [ $bad = 0 ] || exit 1
 echo "lint: ${#go_files[@]} Go files and ${#sh_files[@]} scripts, no findings"

@@ -213,7 +213,6 @@ struct sl_launch_info {
 };
 /* The layout of a kernel for launching on dev, fetched once. */
 CUresult sl_kernel_layout(CUfunction f, int dev, struct sl_launch_info *out);
-CUresult sl_kernel_id(CUfunction f, uint32_t *id);
 
 /* launch.c */
 CUresult sl_check_exit(void); /* DEINITIALIZED once the process is ending */

@@ -154,14 +154,6 @@ CUresult sl_kernel_layout(CUfunction f, int dev, struct sl_launch_info *out)
 	return CUDA_SUCCESS;
 }
 
-CUresult sl_kernel_id(CUfunction f, uint32_t *id)
-{
-	CUresult err = CUDA_SUCCESS;
-
-	*id = sl_handle_id(SL_KERNEL, f, &err);
-	return err;
-}
-
 /* --- names and owners --- */
 
 CUresult sl_cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)

@@ -3,7 +3,6 @@ package e2e
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -173,5 +172,3 @@ func (r *rawClient) alloc(ctx uint32, n uint64) uint64 {
 	}
 	return binary.LittleEndian.Uint64(out)
 }
-
-func (r *rawClient) String() string { return fmt.Sprintf("client at %s", r.c.LocalAddr()) }

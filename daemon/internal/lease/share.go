@@ -21,14 +21,6 @@ const (
 	LendReset Lend = "site"
 )
 
-// Lending is the Lend of a plain yes or no.
-func Lending(yes bool) Lend {
-	if yes {
-		return LendYes
-	}
-	return LendNo
-}
-
 const lending = "-lend"
 
 // ParsePolicy reads one of form.Policies: "fixed-lend" is Fixed with LendYes. A name without

@@ -150,9 +150,6 @@ func (n *Node) Stop() {
 	n.stops = nil
 }
 
-// Fatal tells of what the daemon cannot go on without.
-func (n *Node) Fatal() <-chan error { return n.fatal }
-
 // look starts the inventory and says whether this node is to be an owner.
 func (n *Node) look(ctx context.Context) (bool, error) {
 	cfg := n.cfg.Load()

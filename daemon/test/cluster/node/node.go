@@ -113,27 +113,6 @@ func (n *Network) Add(name string, own ...string) (*Node, error) {
 	return m, nil
 }
 
-// Hosts is the text of an /etc/hosts with every node of the network.
-func (n *Network) Hosts() string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var b strings.Builder
-	b.WriteString("127.0.0.1 localhost\n")
-	for _, m := range n.all {
-		if m.Addr != "" {
-			fmt.Fprintf(&b, "%s %s\n", m.Addr, m.Name)
-		}
-	}
-	return b.String()
-}
-
-// Nodes are the nodes, in the order in which they were added.
-func (n *Network) Nodes() []*Node {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return append([]*Node(nil), n.all[1:]...)
-}
-
 // Close ends every node with all that runs in it.
 func (n *Network) Close() {
 	n.mu.Lock()
