@@ -37,11 +37,17 @@ fraction() {
 	timeout -k 5 "$seconds" "$SLUICE" run --lib "$BUILD/shim" "$@" >"$LOGS/$name.out" 2>"$LOGS/$name.err"
 }
 
-metric() { curl -s "http://127.0.0.1:$METRICS/metrics" >"$LOGS/metrics-$1.txt"; }
+metric() {
+	{
+		echo "$HEADER"
+		curl -s "http://127.0.0.1:$METRICS/metrics"
+	} >"$LOGS/metrics-$1.txt"
+}
 
 rate() { "$PYTHON" -c 'import json, sys; print("%.2f" % (1e3 / json.loads(open(sys.argv[1]).read().splitlines()[-1])["median_ms"]))' "$1" 2>/dev/null; }
 
-log_header
+HEADER=$(log_header)
+echo "$HEADER"
 CONTROL=$(free_port) METRICS=$(free_port)
 configure owner yes "$CONTROL" "$(free_port)" "$METRICS"
 configure host no "$(free_port)" "$(free_port)" "$(free_port)"
@@ -85,7 +91,10 @@ for ((i = 0; i < 300; i++)); do
 	"$SLUICE" list --sessions >"$LOGS/list.out" 2>&1
 	"$SLUICE" top --once >"$LOGS/top-host.out" 2>&1
 	SLUICED_SOCKET=$DIR/owner/run/sluiced.sock timeout 3 "$SLUICE" top --interval 500ms --json 2>/dev/null | head -n 2 >"$LOGS/top-owner.json"
-	SLUICED_SOCKET=$DIR/owner/run/sluiced.sock "$SLUICE" top --once >"$LOGS/top-owner.out" 2>&1
+	{
+		echo "$HEADER"
+		SLUICED_SOCKET=$DIR/owner/run/sluiced.sock "$SLUICE" top --once
+	} >"$LOGS/top-owner.out" 2>&1
 	metric resnet
 	grep -q '^sluice_session_launches_total.* [1-9][0-9]\{5\}' "$LOGS/metrics-resnet.txt" && break
 	kill -0 $JOB 2>/dev/null || break

@@ -101,27 +101,37 @@ def headers(path):
         return [h for h in found if h] if parse(f.readline()) else []
 
 
-def read(path):
-    """Each object of a log of JSON lines, but for its headers. A line that was cut off in the middle is left out."""
+def sections(path):
+    """(header, the objects below it) for each header of a log of JSON lines. A line that was cut off in the middle is
+    left out. Without a header all of it is one section, of None."""
+    header, objects = None, []
     with open(path, encoding="utf-8") as f:
         for line in f:
-            if parse(line):
+            if h := parse(line):
+                if header or objects:
+                    yield header, objects
+                header, objects = h, []
                 continue
             try:
-                yield json.loads(line)
+                objects.append(json.loads(line))
             except ValueError:
                 continue
+    yield header, objects
 
 
-def lines(path):
-    """The headers of a log as a page shows them, for people."""
-    for h in headers(path):
-        of = h["commit"] if h["commit"] != "unknown" else f"unknown, not later than {h['added']}" if "added" in h else "unknown"
-        yield f"commit {of}; {h['date']}"
-        yield f"{h['processor']}, {h['cores']} cores, {h['kernel']}"
-        yield f"{h['gpu']}, driver {h['driver']}" + (f", PyTorch {h['pytorch']}" if "pytorch" in h else "")
-        if "note" in h:
-            yield h["note"]
+def read(path):
+    """All objects of a log of JSON lines."""
+    return [o for _, objects in sections(path) for o in objects]
+
+
+def text(h):
+    """A header as a page shows it, in lines."""
+    of = h["commit"] if h["commit"] != "unknown" else f"unknown, not later than {h['added']}" if "added" in h else "unknown"
+    yield f"commit {of}; date {h['date']}"
+    yield f"{h['processor']}, {h['cores']} cores, {h['kernel']}"
+    yield f"{h['gpu']}, driver {h['driver']}" + (f", PyTorch {h['pytorch']}" if "pytorch" in h else "")
+    if "note" in h:
+        yield h["note"]
 
 
 if __name__ == "__main__":

@@ -175,7 +175,8 @@ def text(found, only):
 
 def machine(log):
     yield "```"
-    yield from rawlog.lines(log)
+    for h in rawlog.headers(log):
+        yield from rawlog.text(h)
     yield "```"
 
 
@@ -297,13 +298,13 @@ def summary(gpu_log, daemon_log):
     steps = {(p, r["variant"]): r for p in ("resnet32", "resnet16") for r in step_rows(found.get(p, {}))}
     near = min(r["ratio"] for (_, v), r in steps.items() if v in ("loopback", "unix"))
     far = min(r["ratio"] for (_, v), r in steps.items() if v == "wan")
-    waits = max(r["counts"]["waits"] for r in steps.values())
+    waits = round(max(r["counts"]["waits"] for r in steps.values()))
     drained = next(links for title, _, links in call_rows(found["launch"]) if title == CALLS["launch_sync_us"])
     took = {name: v for name, (_, _, v, _) in zip(FIGURES, rows(daemon_log, FIGURES), strict=True)}
     name = rawlog.headers(gpu_log)[0]["gpu"].split(",")[0].removeprefix("NVIDIA ")
     yield f"On an {name}, with the batch on the GPU, a training step of ResNet-50 at batch 32 and 16 runs at {floor(near)} of native speed or"
     yield f"better over loopback TCP and over a Unix socket, and at {floor(far)} or better over a link of 1 Gb/s with a round trip of"
-    yield f"20 ms; it makes {waits:.0f} calls that wait. A program that waits after every launch pays a round trip each time: launch"
+    yield f"20 ms; it makes {waits or 'no'} calls that wait. A program that waits after every launch pays a round trip each time: launch"
     yield f"and wait take {drained['unix'][0]:.0f} us over a Unix socket, {drained['loopback'][0]:.0f} us over loopback TCP, and the network's own time beyond."
     yield f"A lease is granted in {number(took['acquire1']['median'])} ms, a session opens in {number(took['open']['median'])} ms (medians, simulated GPUs), and a daemon with"
     yield f"192 leases has {max(took[k]['max'] for k in ('memory', 'memory-host')):.0f} MiB resident."

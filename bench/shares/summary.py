@@ -11,7 +11,6 @@ process (switch). Other lone tenants are compared with those that worked by turn
 """
 
 import sys
-from itertools import chain
 from pathlib import Path
 from statistics import mean, median
 
@@ -396,15 +395,29 @@ def show_alone(page, alone):
     page.table(["load", "path", "items/s by GPU", "us an item", "spread on one GPU"], rows)
 
 
+def show_origin(parts, cells):
+    """where each cell was measured"""
+    print("```")
+    for header, part in parts:
+        print(*rawlog.text(header), sep="\n")
+        for kind in dict.fromkeys(c["kind"] for c in part):
+            here = [c["cell"] for c in part if c["kind"] == kind]
+            every = len(here) == sum(c["kind"] == kind for c in cells)
+            names = " ".join(dict.fromkeys(here))
+            print(f"    {kind}: {'all' if every else names}")
+    print("```")
+
+
 def main():
     markdown = "--page" in sys.argv
     logs = [a for a in sys.argv[1:] if a != "--page"]
-    cells = list(chain.from_iterable(rawlog.read(log) for log in logs))
+    parts = [part for log in logs for part in rawlog.sections(log)]
+    cells = [c for _, part in parts for c in part]
     if not cells:
         sys.exit("summary: no cells")
     page = Page(markdown)
     if markdown:
-        print("```", *chain.from_iterable(rawlog.lines(log) for log in logs), "```", sep="\n")
+        show_origin(parts, cells)
     alone = Alone(cells)
     if alone.runs:
         show_alone(page, alone)
