@@ -160,8 +160,12 @@ func TestSharesScript(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := bytes.Count(raw, []byte("\n")); n != 3 || bytes.Contains(raw, []byte(`"error"`)) {
-		t.Errorf("%d cells, want 3 without an error: %.2000s", n, raw)
+	header, cells, _ := bytes.Cut(raw, []byte("\n"))
+	if !bytes.HasPrefix(header, []byte(`{"commit": "`)) {
+		t.Errorf("the log begins with %.200s", header)
+	}
+	if n := bytes.Count(cells, []byte("\n")); n != 3 || bytes.Contains(cells, []byte(`"error"`)) {
+		t.Errorf("%d cells, want 3 without an error: %.2000s", n, cells)
 	}
 	if !bytes.Contains(raw, []byte(`"held": `)) {
 		t.Errorf("no time that the daemon counted")
