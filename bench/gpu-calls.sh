@@ -48,8 +48,7 @@ table() {
 table native >"$SCRATCH/native"
 table remote >"$SCRATCH/remote"
 {
-	echo "== $(date -u +%FT%TZ)"
-	machine
+	log_header
 	echo "$CALLS calls natively in ten sequences (seeds 1 to 10); one line for each form of call and result"
 	cat "$SCRATCH/native"
 } >"$LOG"

@@ -27,7 +27,7 @@ func clientStubs(rows []Row) ([]byte, error) {
 var addressed = map[string]bool{"CUDA_MEMSET_NODE_PARAMS": true, "CUstreamBatchMemOpParams": true}
 
 // put emits the encoding of one request parameter.
-func put(p *printer, q Param) {
+func put(p *printer, r Row, q Param) {
 	n := q.Name
 	switch q.Mode {
 	case Value:
@@ -126,7 +126,7 @@ func forwarder(p *printer, r Row) {
 	}
 	p.f("\n\tsl_buf_init(&b);\n")
 	for _, q := range r.Wire {
-		put(p, q)
+		put(p, r, q)
 	}
 	switch {
 	case r.Kind == OneWay:
