@@ -5,7 +5,7 @@ package ledger
 
 // Format 1:
 //
-//	bucket meta         format, owner, epoch: plain text; digest: see below
+//	bucket meta         format, owner, epoch, id: plain text; digest: see below
 //	bucket leases       what holds now
 //	bucket tombstones   what has ended and must not come back
 //	bucket outbox       lines for the audit log, by sequence number, from the
@@ -22,6 +22,7 @@ package ledger
 
 import (
 	"bytes"
+	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/json"
@@ -64,6 +65,7 @@ var (
 	ErrFormat  = errors.New("written by another version")
 	ErrOwner   = errors.New("written by another node")
 	ErrInUse   = errors.New("in use by another process")
+	ErrOther   = errors.New("not the ledger that was used before")
 )
 
 // Limits of a record, in bytes.
@@ -79,6 +81,9 @@ type Options struct {
 	// Wait is how long another process may hold the file, 0 for 2 s: a daemon
 	// that was killed is gone at once, one that is stopping needs a moment.
 	Wait time.Duration
+	// ID is the identity that the ledger must have, "" for any. Open refuses a
+	// ledger with another identity, or none, before it writes to it.
+	ID string
 }
 
 // Ledger is an open ledger. Its methods may be called from several goroutines.
@@ -87,6 +92,7 @@ type Ledger struct {
 	path  string
 	owner string
 	epoch uint64
+	id    string
 
 	mu   sync.Mutex
 	done []uint64 // outbox entries that the next change removes
@@ -96,21 +102,41 @@ type Ledger struct {
 // record, and counts its epoch up by one. What is corrupt is named and not
 // repaired: a lease forgotten is a GPU granted twice.
 func Open(path, owner string, o Options) (*Ledger, error) {
+	if err := Missing(path); o.ID != "" && err != nil {
+		return nil, err
+	}
 	db, err := open(path, o, false)
 	if err != nil {
 		return nil, err
 	}
 	l := &Ledger{db: db, path: path, owner: owner}
-	if err := l.begin(); err != nil {
+	if err := l.begin(o.ID); err != nil {
 		db.Close()
 		return nil, err
 	}
 	return l, nil
 }
 
-// Check verifies the ledger at path without changing it. One that is not there
-// passes, since a start would make it.
-func Check(path, owner string) error {
+// Missing returns an error that wraps ErrOther if there is no ledger at path, or an
+// empty file that a daemon left which was killed while it created the ledger.
+func Missing(path string) error {
+	fi, err := os.Stat(path)
+	if err == nil && fi.Size() == 0 {
+		err = errors.New("it is empty")
+	}
+	if err != nil {
+		return fmt.Errorf("ledger %s: %w: %w", path, ErrOther, err)
+	}
+	return nil
+}
+
+// Check verifies the ledger at path, and that its identity is id unless id is "",
+// without changing it. A ledger that is not there passes if id is "", since a start
+// would make it.
+func Check(path, owner, id string) error {
+	if err := Missing(path); err != nil && id != "" {
+		return err
+	}
 	if err := safefile.Dir(filepath.Dir(path)); err != nil {
 		return fmt.Errorf("ledger: %w", err)
 	}
@@ -125,10 +151,14 @@ func Check(path, owner string) error {
 	l := &Ledger{db: db, path: path, owner: owner}
 	return guard(path, func() error {
 		return db.View(func(tx *bolt.Tx) error {
-			if tx.Bucket([]byte(meta)) == nil {
-				return nil // created and not begun
+			m := tx.Bucket([]byte(meta))
+			if m == nil {
+				return l.is(nil, id) // created and not begun
 			}
 			if _, err := l.readMeta(tx); err != nil {
+				return err
+			}
+			if err := l.is(m.Get([]byte("id")), id); err != nil {
 				return err
 			}
 			return l.verify(tx)
@@ -163,7 +193,7 @@ func open(path string, o Options, readOnly bool) (*bolt.DB, error) {
 	return db, nil
 }
 
-const remedy = "restore it from a backup, or end all sessions of this node, move the file away and start anew"
+const remedy = "restore it from a backup; or end all sessions of this node, move the file away, remove its .id file from run_dir, and start again"
 
 // guard turns what bbolt does with a damaged file, panics and faults in its
 // mapping, into an error.
@@ -177,8 +207,17 @@ func guard(path string, f func() error) (err error) {
 	return f()
 }
 
-// begin makes or verifies what is there, and counts the epoch.
-func (l *Ledger) begin() error {
+// is returns an error if the ledger has the identity have and want is another.
+func (l *Ledger) is(have []byte, want string) error {
+	if want == "" || string(have) == want {
+		return nil
+	}
+	return fmt.Errorf("ledger %s: %w: its identity is %q, and that one's is %q", l.path, ErrOther, have, want)
+}
+
+// begin makes or verifies what is there, and counts the epoch. Its identity has to be
+// want, unless want is "".
+func (l *Ledger) begin(want string) error {
 	err := guard(l.path, func() error {
 		return l.db.Update(func(tx *bolt.Tx) error {
 			fresh := tx.Bucket([]byte(meta)) == nil
@@ -188,6 +227,9 @@ func (l *Ledger) begin() error {
 				}
 			}
 			m := tx.Bucket([]byte(meta))
+			if err := l.is(m.Get([]byte("id")), want); err != nil {
+				return err
+			}
 			if fresh {
 				if err := errors.Join(m.Put([]byte("format"), []byte(strconv.Itoa(Format))), m.Put([]byte("owner"), []byte(l.owner)), m.Put([]byte("epoch"), []byte("0")), m.Put([]byte("digest"), make([]byte, len(digest{})))); err != nil {
 					return fmt.Errorf("ledger %s: %w", l.path, err)
@@ -201,10 +243,17 @@ func (l *Ledger) begin() error {
 				return err
 			}
 			l.epoch = epoch + 1
+			l.id = string(m.Get([]byte("id")))
+			if l.id == "" { // new, or of a release that gave it none
+				l.id = rand.Text()
+				if err := m.Put([]byte("id"), []byte(l.id)); err != nil {
+					return err
+				}
+			}
 			return m.Put([]byte("epoch"), []byte(strconv.FormatUint(l.epoch, 10)))
 		})
 	})
-	if err != nil && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrOwner) {
+	if err != nil && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrOwner) && !errors.Is(err, ErrOther) {
 		return fmt.Errorf("ledger %s: cannot be written: %w", l.path, err)
 	}
 	return err
@@ -293,6 +342,9 @@ func (l *Ledger) Close() error {
 
 // Epoch is how often the ledger has been opened, this time included.
 func (l *Ledger) Epoch() uint64 { return l.epoch }
+
+// ID is the ledger's identity: a random text that it gets when it is created and keeps.
+func (l *Ledger) ID() string { return l.id }
 
 // Path is where the ledger is.
 func (l *Ledger) Path() string { return l.path }

@@ -53,7 +53,7 @@ func TestRoundTripAndEpoch(t *testing.T) {
 			t.Fatal("deleted and there")
 		}
 		must(t, l.Close())
-		must(t, Check(p, "gpu01"))
+		must(t, Check(p, "gpu01", ""))
 	}
 	fi, err := os.Stat(p)
 	must(t, err)
@@ -126,7 +126,7 @@ func TestRefusals(t *testing.T) {
 	must(t, err)
 	must(t, db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte(meta)).Put([]byte("format"), []byte("2")) }))
 	must(t, db.Close())
-	for _, f := range []func() error{func() error { _, err := Open(p, "gpu01", Options{}); return err }, func() error { return Check(p, "gpu01") }} {
+	for _, f := range []func() error{func() error { _, err := Open(p, "gpu01", Options{}); return err }, func() error { return Check(p, "gpu01", "") }} {
 		if err := f(); !errors.Is(err, ErrFormat) {
 			t.Error("another format:", err)
 		}
@@ -140,7 +140,7 @@ func TestRefusals(t *testing.T) {
 	if _, err := Open(p, "gpu01", Options{}); !errors.Is(err, safefile.ErrUnsafe) {
 		t.Error("directory:", err)
 	}
-	if err := Check(filepath.Join(t.TempDir(), "none"), "n"); err != nil {
+	if err := Check(filepath.Join(t.TempDir(), "none"), "n", ""); err != nil {
 		t.Error("none there:", err)
 	}
 	if _, err := Open(filepath.Join(t.TempDir(), "no", "where"), "n", Options{}); !errors.Is(err, os.ErrNotExist) {
@@ -170,7 +170,7 @@ func TestCorruption(t *testing.T) {
 		}
 	}
 	must(t, os.WriteFile(p, hurt, 0o600))
-	for _, f := range []func() error{func() error { _, err := Open(p, "n", Options{}); return err }, func() error { return Check(p, "n") }} {
+	for _, f := range []func() error{func() error { _, err := Open(p, "n", Options{}); return err }, func() error { return Check(p, "n", "") }} {
 		if err := f(); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "0123") || !strings.Contains(err.Error(), p) {
 			t.Fatal("a record changed:", err)
 		}
@@ -253,4 +253,49 @@ func TestKill(t *testing.T) {
 		t.Fatal("nothing was written before the kill")
 	}
 	t.Logf("%d changes in %d lives", len(said), runs)
+}
+
+func TestIdentity(t *testing.T) {
+	p := file(t)
+	if _, err := Open(p, "n", Options{ID: "other"}); !errors.Is(err, ErrOther) {
+		t.Error("none there:", err)
+	}
+	if _, err := os.Stat(p); err == nil {
+		t.Error("a ledger was created although another was wanted")
+	}
+	l, err := Open(p, "n", Options{NoSync: true})
+	must(t, err)
+	id := l.ID()
+	must(t, l.Close())
+	if len(id) < 20 {
+		t.Fatalf("identity %q", id)
+	}
+	if _, err := Open(p, "n", Options{ID: "other"}); !errors.Is(err, ErrOther) {
+		t.Error("another's:", err)
+	}
+	if err := Check(p, "n", "other"); !errors.Is(err, ErrOther) {
+		t.Error("another's, checked:", err)
+	}
+	must(t, Check(p, "n", id))
+	l, err = Open(p, "n", Options{ID: id})
+	must(t, err)
+	if l.ID() != id || l.Epoch() != 2 {
+		t.Errorf("identity %q, epoch %d", l.ID(), l.Epoch())
+	}
+	must(t, l.Close())
+
+	// A ledger of a release that gave none gets one, and is not the one that was wanted before.
+	db, err := bolt.Open(p, 0o600, nil)
+	must(t, err)
+	must(t, db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte(meta)).Delete([]byte("id")) }))
+	must(t, db.Close())
+	if _, err := Open(p, "n", Options{ID: id}); !errors.Is(err, ErrOther) {
+		t.Error("without identity:", err)
+	}
+	l, err = Open(p, "n", Options{})
+	must(t, err)
+	if l.ID() == "" || l.ID() == id {
+		t.Errorf("identity %q", l.ID())
+	}
+	must(t, l.Close())
 }

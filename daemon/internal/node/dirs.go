@@ -47,13 +47,18 @@ func Check(cfg *config.Config) error {
 			errs = append(errs, fmt.Errorf("%s: %w", d.key, err))
 		}
 	}
-	for _, f := range []string{"owner.db", "host.db"} {
-		if fi, err := os.Stat(filepath.Join(cfg.StateDir, f)); errors.Is(err, os.ErrNotExist) || err == nil && fi.Size() == 0 {
+	for _, name := range roleLedgers(cfg) {
+		id, err := identityOf(cfg, name)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if id == "" && ledger.Missing(ledgerPath(cfg, name)) != nil {
 			continue // a start makes it, or goes on with one that it had only created
 		}
 		// A running daemon holds its ledger, which it has checked itself.
-		if err := ledger.Check(filepath.Join(cfg.StateDir, f), cfg.Node); err != nil && !errors.Is(err, ledger.ErrInUse) {
-			errs = append(errs, err)
+		if err := ledger.Check(ledgerPath(cfg, name), cfg.Node, id); err != nil && !errors.Is(err, ledger.ErrInUse) {
+			errs = append(errs, otherLedger(cfg, name, err))
 		}
 	}
 	if cfg.Auth == "tls" {

@@ -4,10 +4,12 @@ package node
 
 // Flow of a start, in this order because each step needs the one before:
 //
+//	run_dir     -> its lock and the ledgers that it names, see rundir.go
 //	directories -> audit log -> identity
 //	inventory   -> the first look of NVML says whether there are GPUs
-//	owner role  -> workers found again, owner's ledger, data listener, control listener
-//	host role   -> host's ledger, lease sockets
+//	ledgers     -> opened before anything of run_dir is looked at
+//	owner role  -> workers found again, data listener, control listener
+//	host role   -> lease sockets
 //	jobs        -> what Slurm's scripts and plug-in ask: local socket, job socket
 //	metrics     -> READY, once the GPUs' contexts have been measured
 //
@@ -78,6 +80,14 @@ func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slo
 			n.Stop()
 		}
 	}()
+	lock, err := lockRunDir(cfg, lockWait)
+	if err != nil {
+		return nil, err
+	}
+	n.onStop(func() { lock.Close() })
+	if err := ledgersThere(cfg); err != nil {
+		return nil, err
+	}
 	if err := Prepare(cfg); err != nil {
 		return nil, err
 	}
@@ -97,12 +107,20 @@ func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slo
 	if err != nil {
 		return nil, err
 	}
+	hostLed, err := n.ledger(hostLedger)
+	if err != nil {
+		return nil, err
+	}
 	if lend {
-		if err := n.startOwner(ctx); err != nil {
+		led, err := n.ledger(ownerLedger)
+		if err != nil {
+			return nil, err
+		}
+		if err := n.startOwner(ctx, led); err != nil {
 			return nil, err
 		}
 	}
-	if err := n.startHost(ctx); err != nil {
+	if err := n.startHost(ctx, hostLed); err != nil {
 		return nil, err
 	}
 	if err := n.startMetrics(ctx); err != nil {
@@ -112,6 +130,16 @@ func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slo
 		n.measure(ctx)
 	}
 	return n, nil
+}
+
+// ledger opens one of the node's ledgers, until Stop.
+func (n *Node) ledger(name string) (*ledger.Ledger, error) {
+	led, err := openLedger(n.cfg.Load(), name)
+	if err != nil {
+		return nil, err
+	}
+	n.onStop(func() { n.closed("ledger "+name, led.Close()) })
+	return led, nil
 }
 
 // onStop has f called by Stop.
@@ -169,7 +197,7 @@ func (n *Node) look(ctx context.Context) (bool, error) {
 	look, cancel := context.WithTimeout(ctx, firstLook)
 	defer cancel()
 	s, err := w.First(look)
-	_, earlier := os.Stat(n.ownerLedger())
+	_, earlier := os.Stat(ledgerPath(cfg, ownerLedger))
 	switch {
 	case ctx.Err() != nil:
 		return false, ctx.Err()
@@ -192,8 +220,6 @@ func (n *Node) look(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-func (n *Node) ownerLedger() string { return filepath.Join(n.cfg.Load().StateDir, "owner.db") }
-
 // overhead is what one context takes of a GPU, as the workers have measured it.
 func (n *Node) overhead(uuid string) (uint64, error) {
 	if n.pool != nil {
@@ -204,7 +230,7 @@ func (n *Node) overhead(uuid string) (uint64, error) {
 	return 0, errors.New("what a context takes of it has not been measured yet")
 }
 
-func (n *Node) startOwner(ctx context.Context) error {
+func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 	cfg := n.cfg.Load()
 	exe, err := workerExe(cfg)
 	if err != nil {
@@ -230,11 +256,6 @@ func (n *Node) startOwner(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	led, err := ledger.Open(n.ownerLedger(), cfg.Node, ledger.Options{})
-	if err != nil {
-		return err
-	}
-	n.onStop(func() { n.closed("owner's ledger", led.Close()) })
 	n.owner, err = owner.New(owner.Config{
 		Name: cfg.Node, Version: version.Commit, Ledger: led, Devices: n.devices, Workers: n.pool,
 		Audit: n.audit, Clock: clock, Log: n.log.With("part", "owner"), Limits: limits(cfg), Controllers: cfg.Slurm.Controllers,
@@ -268,13 +289,8 @@ func (n *Node) startOwner(ctx context.Context) error {
 	return nil
 }
 
-func (n *Node) startHost(ctx context.Context) error {
+func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 	cfg := n.cfg.Load()
-	led, err := ledger.Open(filepath.Join(cfg.StateDir, "host.db"), cfg.Node, ledger.Options{})
-	if err != nil {
-		return err
-	}
-	n.onStop(func() { n.closed("host's ledger", led.Close()) })
 	hc := host.Config{
 		Node: cfg.Node, Cluster: cfg.Cluster, Version: version.Commit, RunDir: cfg.RunDir,
 		Ledger: led, Audit: n.audit, AuditFile: cfg.Audit.File, Log: n.log.With("part", "host"),
@@ -291,6 +307,7 @@ func (n *Node) startHost(ctx context.Context) error {
 	if n.owner != nil { // an interface that holds a nil pointer would not be nil
 		hc.Local = n.owner
 	}
+	var err error
 	if n.host, err = host.New(hc); err != nil {
 		return err
 	}
