@@ -5,7 +5,8 @@ package ledger
 
 // Format 1:
 //
-//	bucket meta         format, owner, epoch, id: plain text; digest: see below
+//	bucket meta         format, owner, epoch, id, count of records: plain text;
+//	                    digest: see below
 //	bucket leases       what holds now
 //	bucket tombstones   what has ended and must not come back
 //	bucket outbox       lines for the audit log, by sequence number, from the
@@ -151,6 +152,9 @@ func Check(path, owner, id string) error {
 	l := &Ledger{db: db, path: path, owner: owner}
 	return guard(path, func() error {
 		return db.View(func(tx *bolt.Tx) error {
+			if err := checkPages(tx, path); err != nil {
+				return err
+			}
 			m := tx.Bucket([]byte(meta))
 			if m == nil {
 				return l.is(nil, id) // created and not begun
@@ -161,7 +165,8 @@ func Check(path, owner, id string) error {
 			if err := l.is(m.Get([]byte("id")), id); err != nil {
 				return err
 			}
-			return l.verify(tx)
+			_, err := l.verify(tx)
+			return err
 		})
 	})
 }
@@ -219,6 +224,9 @@ func (l *Ledger) is(have []byte, want string) error {
 // want, unless want is "".
 func (l *Ledger) begin(want string) error {
 	err := guard(l.path, func() error {
+		if err := l.db.View(func(tx *bolt.Tx) error { return checkPages(tx, l.path) }); err != nil {
+			return err
+		}
 		return l.db.Update(func(tx *bolt.Tx) error {
 			fresh := tx.Bucket([]byte(meta)) == nil
 			for _, b := range append([]Bucket{meta}, buckets...) {
@@ -231,7 +239,7 @@ func (l *Ledger) begin(want string) error {
 				return err
 			}
 			if fresh {
-				if err := errors.Join(m.Put([]byte("format"), []byte(strconv.Itoa(Format))), m.Put([]byte("owner"), []byte(l.owner)), m.Put([]byte("epoch"), []byte("0")), m.Put([]byte("digest"), make([]byte, len(digest{})))); err != nil {
+				if err := errors.Join(m.Put([]byte("format"), []byte(strconv.Itoa(Format))), m.Put([]byte("owner"), []byte(l.owner)), m.Put([]byte("epoch"), []byte("0")), m.Put([]byte("digest"), make([]byte, len(digest{}))), m.Put([]byte("count"), []byte("0"))); err != nil {
 					return fmt.Errorf("ledger %s: %w", l.path, err)
 				}
 			}
@@ -239,8 +247,14 @@ func (l *Ledger) begin(want string) error {
 			if err != nil {
 				return err
 			}
-			if err := l.verify(tx); err != nil {
+			n, err := l.verify(tx)
+			if err != nil {
 				return err
+			}
+			if m.Get([]byte("count")) == nil { // of a release that did not count them
+				if err := m.Put([]byte("count"), []byte(strconv.Itoa(n))); err != nil {
+					return err
+				}
 			}
 			l.epoch = epoch + 1
 			l.id = string(m.Get([]byte("id")))
@@ -274,8 +288,9 @@ func (l *Ledger) readMeta(tx *bolt.Tx) (uint64, error) {
 	return epoch, nil
 }
 
-// verify reads every record and bbolt's own structure.
-func (l *Ledger) verify(tx *bolt.Tx) error {
+// verify reads every record, and has bbolt check its own structure; checkPages came before.
+// It returns how many records there are.
+func (l *Ledger) verify(tx *bolt.Tx) (n int, _ error) {
 	t := &Tx{tx: tx, l: l}
 	known := 0
 	err := tx.ForEach(func(name []byte, _ *bolt.Bucket) error {
@@ -286,27 +301,32 @@ func (l *Ledger) verify(tx *bolt.Tx) error {
 		return nil
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if known != len(buckets)+1 {
-		return fmt.Errorf("ledger %s: %w: it has %d buckets of %d; %s", l.path, ErrCorrupt, known, len(buckets)+1, remedy)
+		return 0, fmt.Errorf("ledger %s: %w: it has %d buckets of %d; %s", l.path, ErrCorrupt, known, len(buckets)+1, remedy)
 	}
 	var all digest
 	for _, b := range buckets {
 		err := t.All(b, func(key string, raw json.RawMessage) error {
+			n++
 			all.toggle(b, key, raw)
 			return nil
 		})
 		if err != nil {
-			return err
+			return 0, err
 		}
 	}
 	if have := tx.Bucket([]byte(meta)).Get([]byte("digest")); !bytes.Equal(have, all[:]) {
-		return fmt.Errorf("ledger %s: %w: records are missing, or back from before; %s", l.path, ErrCorrupt, remedy)
+		return 0, fmt.Errorf("ledger %s: %w: records are missing, or back from before; %s", l.path, ErrCorrupt, remedy)
+	}
+	// The digest alone would not see a record that is there twice more.
+	if have := tx.Bucket([]byte(meta)).Get([]byte("count")); have != nil && string(have) != strconv.Itoa(n) {
+		return 0, fmt.Errorf("ledger %s: %w: it has %d records of %s; %s", l.path, ErrCorrupt, n, have, remedy)
 	}
 	// bbolt checks its pages on a goroutine of its own, where a fault could not
 	// be caught: so only what has just been walked through.
-	// It is heard to the end: it reads the transaction until then.
+	// All errors are received, since bbolt reads the transaction until it has sent the last.
 	var first error
 	for err := range tx.Check() {
 		if first == nil {
@@ -314,9 +334,9 @@ func (l *Ledger) verify(tx *bolt.Tx) error {
 		}
 	}
 	if first != nil {
-		return fmt.Errorf("ledger %s: %w: %w; %s", l.path, ErrCorrupt, first, remedy)
+		return 0, fmt.Errorf("ledger %s: %w: %w; %s", l.path, ErrCorrupt, first, remedy)
 	}
-	return nil
+	return n, nil
 }
 
 // digest is over a set of records.
@@ -370,7 +390,14 @@ func (l *Ledger) Update(f func(*Tx) error) error {
 			m := tx.Bucket([]byte(meta))
 			all := append([]byte(nil), m.Get([]byte("digest"))...)
 			subtle.XORBytes(all, all, t.changed[:])
-			return m.Put([]byte("digest"), all)
+			if err := m.Put([]byte("digest"), all); err != nil || t.added == 0 {
+				return err
+			}
+			n, err := strconv.Atoi(string(m.Get([]byte("count"))))
+			if err != nil {
+				return fmt.Errorf("the count of records: %w", err)
+			}
+			return m.Put([]byte("count"), []byte(strconv.Itoa(n+t.added)))
 		})
 	})
 	switch {

@@ -16,6 +16,7 @@ type Tx struct {
 	tx      *bolt.Tx
 	l       *Ledger
 	changed digest // what the change does to the digest
+	added   int    // records more, or fewer if negative
 }
 
 // Put writes v as JSON.
@@ -28,6 +29,7 @@ func (t *Tx) Put(b Bucket, key string, v any) error {
 		return err
 	}
 	t.changed.toggle(b, key, raw)
+	t.added++
 	if len(key) > maxKey || 4+len(raw) > maxRecord {
 		return fmt.Errorf("ledger %s: %s: record of %d bytes with a key of %d: too large", t.l.path, b, len(raw), len(key))
 	}
@@ -76,6 +78,7 @@ func (t *Tx) forget(b Bucket, key string) error {
 		return err
 	}
 	t.changed.toggle(b, key, raw)
+	t.added--
 	return nil
 }
 
