@@ -289,6 +289,16 @@ func rename(from *os.File, old string, to *os.File, name string) error {
 	return nil
 }
 
+// SyncDir has the files that were made in a directory so far outlive a crash of the machine.
+func SyncDir(path string) error {
+	d, err := openDir(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return syncDir(d)
+}
+
 // syncDir has a directory's names on the disk. Some file systems cannot sync directories
 // and say EINVAL (fsync(2)).
 func syncDir(d *os.File) error {

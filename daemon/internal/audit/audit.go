@@ -2,22 +2,36 @@
 // refused and returned what: one JSON object a line, rotated by size.
 package audit
 
+// The log at PATH is three series of files, each rotated by its own size:
+//
+//	PATH            leases: what was granted, changed and returned
+//	PATH.sessions   what programs did with leases
+//	PATH.refused    what was asked for in vain
+//
+// Any user can cause lines of the last two, in any number: they cannot rotate away who
+// had which GPU. All lines are numbered together, and Read puts them in order again.
+//
 // A line is one write to a file opened with O_APPEND, under mu, so lines are
 // whole and in the order of their numbers. A write that the disk cut short is
 // taken back; what a crash cut short is closed by a newline at the next start
-// and skipped by readers.
+// and skipped by readers. Sync has the lines written so far survive a crash of the
+// machine as well.
 
 import (
 	"bufio"
 	"bytes"
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -48,6 +62,28 @@ const (
 	PeerRefuse    = "peer-refuse"    // a daemon or user that may not ask
 )
 
+// class is a series of files; its value is what the names of its files add to the log's.
+type class string
+
+const (
+	leases   class = ""
+	sessions class = ".sessions"
+	refusals class = ".refused"
+)
+
+var classes = []class{leases, sessions, refusals}
+
+// classOf is where an event is written.
+func classOf(event string) class {
+	switch event {
+	case SessionOpen, SessionEnd, Overrun:
+		return sessions
+	case Refuse, SessionRefuse, TicketRefuse, PeerRefuse:
+		return refusals
+	}
+	return leases
+}
+
 // Event is a line of the log. Everything but time, seq and event is optional.
 type Event struct {
 	Time  time.Time `json:"time"`
@@ -70,6 +106,8 @@ type Event struct {
 	Change uint64 `json:"change,omitempty"`
 	// Over says that the key is not given anything any more.
 	Over bool `json:"over,omitempty"`
+	// Skipped counts refusals of the same source that were left out before this one.
+	Skipped uint64 `json:"skipped,omitempty"`
 }
 
 // UID makes the pointer that Event wants, so that root's 0 is seen.
@@ -93,15 +131,23 @@ type Log struct {
 	path string
 	o    Options
 
-	mu   sync.Mutex
-	f    *os.File
-	size int64
-	torn bool // the file ends in half a line
-	seq  uint64
+	mu     sync.Mutex
+	series map[class]*series // nil once the log is closed
+	seq    uint64
 
 	failed atomic.Uint64
 	lines  atomic.Uint64
 	silent time.Time // when a failure was logged last
+}
+
+// series is the files of a class. The log's mu guards it.
+type series struct {
+	path  string
+	o     Options
+	f     *os.File
+	size  int64
+	torn  bool // the file ends in half a line
+	dirty bool // lines have been written since the last sync
 }
 
 // maxLine is longer than any line that Write makes.
@@ -124,19 +170,20 @@ func Open(path string, o Options) (*Log, error) {
 	if err := Check(path); err != nil {
 		return nil, err
 	}
-	l := &Log{path: path, o: o}
-	if err := l.open(); err != nil {
+	l := &Log{path: path, o: o, series: make(map[class]*series)}
+	for _, c := range classes {
+		sr := &series{path: path + string(c), o: o}
+		err := sr.open()
+		if err == nil {
+			l.series[c] = sr
+			var last uint64
+			if last, err = sr.last(); err == nil {
+				l.seq = max(l.seq, last)
+				continue
+			}
+		}
+		_ = l.Close()
 		return nil, err
-	}
-	for i := range 2 { // right after a rotation the last line is in the older file
-		err := scan(l.name(i), 2*maxLine, "", func(e *Event) bool { l.seq = max(l.seq, e.Seq); return true })
-		if err != nil {
-			l.f.Close()
-			return nil, err
-		}
-		if l.seq > 0 {
-			break
-		}
 	}
 	return l, nil
 }
@@ -146,22 +193,36 @@ func Check(path string) error {
 	if err := safefile.Dir(filepath.Dir(path)); err != nil {
 		return fmt.Errorf("audit log: %w", err)
 	}
-	if err := safefile.File(path, 0o022); err != nil {
-		return fmt.Errorf("audit log: %w", err)
+	for _, c := range classes {
+		if err := safefile.File(path+string(c), 0o022); err != nil {
+			return fmt.Errorf("audit log: %w", err)
+		}
 	}
 	return nil
 }
 
-func (l *Log) name(i int) string {
+// name is that of the i-th older file, and of the current one for 0.
+func (s *series) name(i int) string {
 	if i == 0 {
-		return l.path
+		return s.path
 	}
-	return l.path + "." + strconv.Itoa(i)
+	return s.path + "." + strconv.Itoa(i)
+}
+
+// last is the number of the last line, 0 if there is none.
+func (s *series) last() (seq uint64, err error) {
+	for i := range 2 { // right after a rotation the last line is in the older file
+		err = scan(context.Background(), s.name(i), 2*maxLine, every, func(e *Event) bool { seq = max(seq, e.Seq); return true })
+		if err != nil || seq > 0 {
+			break
+		}
+	}
+	return seq, err
 }
 
 // open opens the current file and closes a line that a crash left open.
-func (l *Log) open() error {
-	f, err := os.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+func (s *series) open() error {
+	f, err := os.OpenFile(s.path, os.O_RDWR|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return fmt.Errorf("audit log: %w", err)
 	}
@@ -174,16 +235,20 @@ func (l *Log) open() error {
 			}
 		}
 	}
+	if err == nil && size == 0 {
+		err = safefile.SyncDir(filepath.Dir(s.path)) // or a crash may lose the file with all its lines
+	}
 	if err != nil {
 		f.Close()
-		return fmt.Errorf("audit log %s: %w", l.path, err)
+		return fmt.Errorf("audit log %s: %w", s.path, err)
 	}
-	l.f, l.size = f, size
+	s.f, s.size, s.torn = f, size, false
 	return nil
 }
 
 // Write appends e, with its number and, if it has none, the time. The line is
-// the kernel's when Write returns nil: a crash of the daemon does not lose it.
+// the kernel's when Write returns nil: a crash of the daemon does not lose it, and
+// after Sync neither does a crash of the machine.
 func (l *Log) Write(e Event) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +267,7 @@ func (l *Log) Write(e Event) error {
 }
 
 func (l *Log) write(e Event) error {
-	if l.f == nil {
+	if l.series == nil {
 		return os.ErrClosed
 	}
 	if e.Time.IsZero() {
@@ -215,50 +280,82 @@ func (l *Log) write(e Event) error {
 	if err != nil {
 		return err
 	}
-	b = append(b, '\n')
-	if l.torn {
+	if err := l.series[classOf(e.Event)].write(append(b, '\n')); err != nil {
+		return err
+	}
+	l.seq++
+	return nil
+}
+
+func (s *series) write(b []byte) error {
+	if s.torn {
 		b = append([]byte{'\n'}, b...)
 	}
 	if len(b) > maxLine {
 		return fmt.Errorf("line of %d bytes", len(b))
 	}
-	if l.size > 0 && l.size+int64(len(b)) > l.o.MaxSize {
-		if err := l.rotate(); err != nil {
+	if s.size > 0 && s.size+int64(len(b)) > s.o.MaxSize {
+		if err := s.rotate(); err != nil {
 			return err
 		}
 	}
-	n, err := l.f.Write(b)
+	n, err := s.f.Write(b)
 	if err != nil {
 		if n > 0 {
-			if l.f.Truncate(l.size) != nil {
-				l.torn = true
-				l.size += int64(n)
+			if s.f.Truncate(s.size) != nil {
+				s.torn = true
+				s.size += int64(n)
 			}
 		}
 		return err
 	}
-	l.size += int64(n)
-	l.torn = false
-	l.seq++
+	s.size += int64(n)
+	s.torn, s.dirty = false, true
+	return nil
+}
+
+// Sync writes the lines so far to the disk. Refusals may wait for the kernel.
+func (l *Log) Sync() error {
+	for _, c := range []class{leases, sessions} {
+		l.mu.Lock()
+		if l.series == nil {
+			l.mu.Unlock()
+			return os.ErrClosed
+		}
+		s := l.series[c]
+		f, dirty := s.f, s.dirty
+		s.dirty = false
+		l.mu.Unlock()
+		if !dirty {
+			continue
+		}
+		// A file that is closed meanwhile has been synced by rotate or Close.
+		if err := f.Sync(); err != nil && !errors.Is(err, os.ErrClosed) {
+			l.mu.Lock()
+			s.dirty = true
+			l.mu.Unlock()
+			return fmt.Errorf("audit log %s: %w", s.path, err)
+		}
+	}
 	return nil
 }
 
 // rotate renames the files, the oldest first. When it fails the current file
 // goes on growing: a line is worth more than its place.
-func (l *Log) rotate() error {
-	for i := l.o.Keep - 1; i >= 0; i-- {
-		if err := safefile.Move(l.name(i), l.name(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			l.o.Log.Warn("the audit log is not rotated", "error", err)
+func (s *series) rotate() error {
+	for i := s.o.Keep - 1; i >= 0; i-- {
+		if err := safefile.Move(s.name(i), s.name(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.o.Log.Warn("the audit log is not rotated", "error", err)
 			return nil
 		}
 	}
-	old := l.f
-	if err := l.open(); err != nil {
-		l.f = old // renamed, and still good to write to
-		l.o.Log.Warn("the audit log is not rotated", "error", err)
+	old := s.f
+	if err := s.open(); err != nil {
+		s.f = old // renamed, and still good to write to
+		s.o.Log.Warn("the audit log is not rotated", "error", err)
 		return nil
 	}
-	return old.Close()
+	return errors.Join(old.Sync(), old.Close())
 }
 
 // Has says whether the log's last part has owner's line of this event about this
@@ -268,8 +365,10 @@ func (l *Log) Has(event, id, owner string, change uint64) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found := false
+	s := &series{path: l.path + string(classOf(event))}
 	for i := range 2 {
-		err := scan(l.name(i), tail, id, func(e *Event) bool {
+		about := func(line []byte) bool { return bytes.Contains(line, []byte(id)) }
+		err := scan(context.Background(), s.name(i), tail, about, func(e *Event) bool {
 			found = found || e.Event == event && e.Lease == id && e.Owner == owner && e.Change == change
 			return !found
 		})
@@ -286,41 +385,97 @@ func (l *Log) Failed() uint64 { return l.failed.Load() }
 // Lines counts the lines written by this process.
 func (l *Log) Lines() uint64 { return l.lines.Load() }
 
-// Close closes the file.
+// Close syncs and closes the files.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.f == nil {
-		return nil
+	var errs []error
+	for _, s := range l.series {
+		errs = append(errs, s.f.Sync(), s.f.Close())
 	}
-	err := l.f.Close()
-	l.f = nil
-	return err
+	l.series = nil
+	return errors.Join(errs...)
 }
 
-// Read calls f for every line of the log at path, older files first, until f
-// returns false. Lines that are not whole are skipped.
+// Read calls f for every line of the log at path in the order of their numbers, until
+// f returns false. Lines that are not whole are skipped.
 func Read(path string, f func(*Event) bool) error {
-	l := &Log{path: path}
-	oldest := 0
-	for {
-		if _, err := os.Lstat(l.name(oldest + 1)); err != nil {
-			break
-		}
-		oldest++
-	}
-	more := true
-	for i := oldest; i >= 0 && more; i-- {
-		if err := scan(l.name(i), 0, "", func(e *Event) bool { more = f(e); return more }); err != nil {
-			return err
-		}
-	}
-	return nil
+	return Select(context.Background(), path, nil, f)
 }
 
-// scan reads the lines of a file that have part in them, or those of its last
-// part of the size last if that is not 0.
-func scan(path string, last int64, part string, f func(*Event) bool) error {
+// LeaseOf is the lease of a line that has not been decoded, "" if it has none.
+func LeaseOf(line []byte) string {
+	_, rest, _ := bytes.Cut(line, []byte(`"lease":"`))
+	id, _, _ := bytes.Cut(rest, []byte{'"'})
+	return string(id)
+}
+
+// Select is Read for the lines for which want returns true, or for all if want is nil.
+// want is given each line before it is decoded, and may return true for more lines than
+// f is interested in. Select returns ctx's error once ctx ends.
+func Select(ctx context.Context, path string, want func(line []byte) bool, f func(*Event) bool) error {
+	if want == nil {
+		want = every
+	}
+	var errs []error
+	var heads []*head
+	for _, c := range classes {
+		h := &head{}
+		h.next, h.stop = iter.Pull((&series{path: path + string(c)}).all(ctx, want, &h.err))
+		defer h.stop()
+		if h.step() {
+			heads = append(heads, h)
+		}
+		errs = append(errs, h.err)
+	}
+	for len(heads) > 0 {
+		first := slices.MinFunc(heads, func(a, b *head) int { return cmp.Compare(a.at.Seq, b.at.Seq) })
+		if !f(first.at) {
+			return nil
+		}
+		if !first.step() {
+			errs = append(errs, first.err)
+			heads = slices.DeleteFunc(heads, func(h *head) bool { return h == first })
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func every([]byte) bool { return true }
+
+// head is a series that is being read, and its next line.
+type head struct {
+	at   *Event
+	next func() (*Event, bool)
+	stop func()
+	err  error
+}
+
+func (h *head) step() (ok bool) {
+	h.at, ok = h.next()
+	return ok
+}
+
+// all are the lines of a series, the older files' first.
+func (s *series) all(ctx context.Context, want func([]byte) bool, err *error) iter.Seq[*Event] {
+	return func(yield func(*Event) bool) {
+		oldest := 0
+		for {
+			if _, err := os.Lstat(s.name(oldest + 1)); err != nil {
+				break
+			}
+			oldest++
+		}
+		more := true
+		for i := oldest; i >= 0 && more && *err == nil; i-- {
+			*err = scan(ctx, s.name(i), 0, want, func(e *Event) bool { more = yield(e); return more })
+		}
+	}
+}
+
+// scan reads the lines of a file that are wanted, or those of its last part of the size
+// last if that is not 0.
+func scan(ctx context.Context, path string, last int64, want func(line []byte) bool, f func(*Event) bool) error {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -342,9 +497,12 @@ func scan(path string, last int64, part string, f func(*Event) bool) error {
 	}
 	s := bufio.NewScanner(file)
 	s.Buffer(make([]byte, 0, 4096), 2*maxLine)
-	for s.Scan() {
+	for n := 0; s.Scan(); n++ {
+		if n%256 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
 		b := bytes.TrimSpace(s.Bytes())
-		if skip || len(b) == 0 || !bytes.Contains(b, []byte(part)) {
+		if skip || len(b) == 0 || !want(b) {
 			skip = false
 			continue
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -83,13 +84,90 @@ func TestKeep(t *testing.T) {
 	}
 	fs, err := os.ReadDir(filepath.Dir(p))
 	must(t, err)
-	if len(fs) != 3 {
+	if len(fs) != 3+2 { // and the empty files of sessions and refusals
 		t.Fatal(fs)
 	}
 	all := lines(t, p)
 	if n := len(all); n == 0 || all[n-1].Seq != 100 {
 		t.Fatal(all)
 	}
+}
+
+// What any user can cause cannot rotate away who had which GPU, and all lines are read
+// in their order.
+func TestRefusalsStayApart(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "audit.log")
+	l, err := Open(p, Options{MaxSize: 4 << 10, Keep: 2})
+	must(t, err)
+	events := []string{Grant, SessionOpen, Set, SessionEnd, Refuse, Release}
+	for _, e := range events {
+		must(t, l.Write(Event{Event: e, Lease: "a"}))
+	}
+	for _, e := range []string{Refuse, SessionRefuse, TicketRefuse, PeerRefuse, SessionOpen, SessionEnd, Overrun} {
+		for range 200 {
+			must(t, l.Write(Event{Event: e, Lease: "b", Reason: strings.Repeat("x", 100)}))
+		}
+	}
+	must(t, l.Write(Event{Event: Reclaim, Lease: "c"}))
+	for range 2 {
+		must(t, l.Close())
+		l, err = Open(p, Options{MaxSize: 4 << 10, Keep: 2})
+		must(t, err)
+	}
+	must(t, l.Write(Event{Event: Attach, Lease: "d"}))
+	var have []string
+	var seq uint64
+	for _, e := range lines(t, p) {
+		if e.Seq <= seq {
+			t.Fatalf("line %d comes after line %d", e.Seq, seq)
+		}
+		seq = e.Seq
+		if e.Lease != "b" {
+			have = append(have, e.Event)
+		}
+	}
+	if want := []string{Grant, Set, Release, Reclaim, Attach}; !slices.Equal(have, want) {
+		t.Errorf("left are %v, want %v", have, want)
+	}
+	if seq != uint64(len(events))+7*200+2 {
+		t.Errorf("the last line is number %d", seq)
+	}
+	for event, want := range map[string]bool{Grant: true, Release: true, SessionOpen: false, Refuse: false} {
+		if has, err := l.Has(event, "a", "", 0); err != nil || has != want {
+			t.Errorf("%s of the first lease: %v, %v", event, has, err)
+		}
+	}
+	must(t, l.Sync())
+	must(t, l.Close())
+	if err := l.Sync(); !errors.Is(err, os.ErrClosed) {
+		t.Error("closed:", err)
+	}
+}
+
+// Sync and rotation at the same time.
+func TestSyncWhileRotating(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "audit.log")
+	l, err := Open(p, Options{MaxSize: 2 << 10, Keep: 1})
+	must(t, err)
+	defer l.Close()
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for range 200 {
+				if err := l.Write(Event{Event: Grant, Reason: strings.Repeat("x", 100)}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		wg.Go(func() {
+			for range 50 {
+				if err := l.Sync(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestTornLine(t *testing.T) {

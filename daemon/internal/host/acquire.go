@@ -32,8 +32,10 @@ const (
 func (h *Host) Acquire(ctx context.Context, p rpc.Peer, r lease.Request) (lease.Lease, string, error) {
 	l, err := h.acquire(ctx, p, &r)
 	if err != nil {
-		h.log.Info("lease refused", "job", r.Key.String(), "uid", p.UID, "pid", p.PID, "reason", err)
-		h.audit(audit.Event{Event: audit.Refuse, Key: cut(r.Key.String()), Incarnation: r.Key.Incarnation, UID: audit.UID(p.UID), PID: uint32(max(0, p.PID)), Reason: err.Error()})
+		if skipped, ok := h.refusal(p.UID); ok {
+			h.log.Info("lease refused", "job", cut(r.Key.String()), "uid", p.UID, "pid", p.PID, "reason", err, "skipped", skipped)
+			h.audit(audit.Event{Event: audit.Refuse, Key: cut(r.Key.String()), Incarnation: r.Key.Incarnation, UID: audit.UID(p.UID), PID: uint32(max(0, p.PID)), Reason: err.Error(), Skipped: skipped})
+		}
 		return lease.Lease{}, "", err
 	}
 	return l, h.Socket(l.ID), nil
@@ -43,10 +45,10 @@ func (h *Host) acquire(ctx context.Context, p rpc.Peer, r *lease.Request) (lease
 	if err := h.check(p, r); err != nil {
 		return lease.Lease{}, err
 	}
-	if err := h.limit.enter(p.UID); err != nil {
+	if err := h.acquires.enter(p.UID); err != nil {
 		return lease.Lease{}, err
 	}
-	defer h.limit.leave(p.UID)
+	defer h.acquires.leave(p.UID)
 	return h.obtain(ctx, p, *r)
 }
 

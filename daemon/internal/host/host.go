@@ -29,6 +29,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -184,14 +185,14 @@ type flight struct {
 
 // Host is the role.
 type Host struct {
-	cfg   Config
-	log   *slog.Logger
-	base  context.Context // of what outlives its caller
-	end   context.CancelFunc
-	wg    sync.WaitGroup
-	gate  gate
-	limit acquireLimit
-	wake  chan struct{} // has Run look at once how long it may wait
+	cfg                Config
+	log                *slog.Logger
+	base               context.Context // of what outlives its caller
+	end                context.CancelFunc
+	wg                 sync.WaitGroup
+	gate               gate
+	acquires, explains crew
+	wake               chan struct{} // has Run look at once how long it may wait
 
 	mu      sync.Mutex
 	pools   map[string]Pool
@@ -207,6 +208,7 @@ type Host struct {
 
 	clock     clock
 	strangers limit.Reports // who are refused at leases' sockets
+	refusals  limit.Sources // of users, by uid
 
 	noting sync.Mutex // changes of the ends' notes; before mu
 }
@@ -221,7 +223,9 @@ func New(cfg Config) (*Host, error) {
 		cfg: cfg, log: cfg.Log, users: cfg.Users,
 		peers: make(map[string]*peer), leases: make(map[string]*held), keys: make(map[name]*held),
 		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), ends: make(map[endName]*jobEnd),
-		wake: make(chan struct{}, 1),
+		wake:     make(chan struct{}, 1),
+		acquires: crew{doing: "acquiring leases", most: 64, each: 4},
+		explains: crew{doing: "reading the audit log", most: 2, each: 1},
 	}
 	h.base, h.end = context.WithCancel(context.Background())
 	if err := h.SetPools(cfg.Pools); err != nil {
@@ -399,6 +403,16 @@ func codeOf(err error) lease.Code {
 		return e.Code
 	}
 	return lease.Down
+}
+
+// refusal says whether a refusal to a user is to be written down, and how many of that
+// user's were left out before it. Users can ask in vain as often as they like, and have
+// only so many lines a second in the daemon's log and in the audit log. Root has any number.
+func (h *Host) refusal(uid uint32) (skipped uint64, ok bool) {
+	if uid == 0 {
+		return 0, true
+	}
+	return h.refusals.Pass(strconv.FormatUint(uint64(uid), 10))
 }
 
 // audit writes a line; the log itself counts and tells what it loses.

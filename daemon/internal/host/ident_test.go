@@ -7,11 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/containers"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
@@ -118,9 +120,59 @@ sys.stdin.read()`, s.Socket(l.ID))
 	} else {
 		f.Close()
 	}
-	b, err := os.ReadFile(s.cfg.AuditFile)
-	if n := strings.Count(string(b), "and uid 1001 asks"); err != nil || n < 1 || n > 50 {
-		t.Errorf("%d lines in the audit log, %v", n, err)
+	if n := len(s.refusals(t)); n < 1 || n > 50 {
+		t.Errorf("%d lines in the audit log", n)
+	}
+}
+
+// refusals are the lines of the audit log about sessions that were refused.
+func (s *site) refusals(t *testing.T) (all []audit.Event) {
+	t.Helper()
+	err := audit.Read(s.cfg.AuditFile, func(e *audit.Event) bool {
+		if e.Event == audit.SessionRefuse {
+			all = append(all, *e)
+		}
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// A user asks at the user's own socket what is refused, as fast as can be: few of the
+// refusals are written down, and they say how many were left out.
+func TestOwnRefusalsAreBounded(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to be other users")
+	}
+	s := newSite(t, newFake("a", 1))
+	l := s.must(ask("1", 50))
+	if err := os.Chmod(s.dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/usr/bin/python3", "-c", `import socket, sys, time
+begin = time.monotonic(); n = 0
+while n < 1000 or time.monotonic() < begin + 1.2:
+    c = socket.socket(socket.AF_UNIX); c.connect(sys.argv[1])
+    c.send(b"SLUICE-L\115\0\0\0\1\0\0\0".ljust(64, b"\0"))
+    c.recv(4096); c.close(); n += 1
+print(n)`, s.Socket(l.ID))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}, Pdeathsig: syscall.SIGKILL}
+	begin := time.Now()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	asked, _ := strconv.Atoi(strings.TrimSpace(string(out)))
+	lines := s.refusals(t)
+	most := 10 * (2 + int(time.Since(begin)/time.Second))
+	skipped := 0
+	for _, e := range lines {
+		skipped += int(e.Skipped)
+	}
+	if asked < 1000 || len(lines) < 10 || len(lines) > most || skipped == 0 || skipped > asked {
+		t.Errorf("%d refusals have %d lines, want at most %d, which speak of %d more", asked, len(lines), most, skipped)
 	}
 }
 

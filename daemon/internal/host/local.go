@@ -1,6 +1,6 @@
 package host
 
-// What users see: leases, pools, health, and what became of a job.
+// What users see: leases, pools and health. What became of a job is in explain.go.
 
 import (
 	"cmp"
@@ -8,18 +8,13 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/internal/form"
 )
-
-// maxEvents is how many lines of the audit log one question gets, the last ones.
-const maxEvents = 1000
 
 // List implements rpc.LocalService: the leases of this node's jobs, with what
 // their owners say of them, and for root those that others have on this node's
@@ -204,56 +199,6 @@ func (h *Host) Stats(ctx context.Context, p rpc.Peer) (rpc.Stats, error) {
 		s.GPUs = h.cfg.Stats(ctx)
 	}
 	return s, nil
-}
-
-// Explain implements rpc.LocalService. A user sees what is about him.
-func (h *Host) Explain(_ context.Context, p rpc.Peer, job string) ([]rpc.Event, error) {
-	if job == "" || len(job) > form.MaxName {
-		return nil, lease.Errorf(lease.Invalid, "explain: say the job")
-	}
-	if h.cfg.AuditFile == "" {
-		return nil, lease.Errorf(lease.NotFound, "this daemon keeps no audit log")
-	}
-	var events []rpc.Event
-	ids := make(map[string]bool) // of the job's leases: not every line has the key
-	err := audit.Read(h.cfg.AuditFile, func(e *audit.Event) bool {
-		k := parseKey(e.Key, e.Incarnation)
-		if k.Job == job && e.Lease != "" && (p.UID == 0 || e.UID != nil && *e.UID == p.UID) {
-			ids[e.Lease] = true
-		}
-		if k.Job != job && !ids[e.Lease] || p.UID != 0 && (e.UID == nil || *e.UID != p.UID) {
-			return true
-		}
-		ev := rpc.Event{Time: e.Time, Seq: e.Seq, Event: e.Event, Node: h.cfg.Node, Lease: e.Lease, Key: k, Host: e.Host, Owner: e.Owner, Reason: e.Reason}
-		if e.UID != nil {
-			ev.UID = *e.UID
-		}
-		for _, g := range e.GPUs {
-			ev.GPUs = append(ev.GPUs, g.GPU)
-		}
-		if len(events) == maxEvents {
-			events = slices.Delete(events, 0, maxEvents/2)
-		}
-		events = append(events, ev)
-		return true
-	})
-	if err != nil {
-		return nil, lease.Errorf(lease.Internal, "%v", err)
-	}
-	return events, nil
-}
-
-// parseKey undoes Key.String, as far as that can be: a job has no slash.
-func parseKey(s string, incarnation uint64) lease.Key {
-	rest, node := s, ""
-	if i := strings.LastIndexByte(s, '@'); i >= 0 {
-		rest, node = s[:i], s[i+1:]
-	}
-	i := strings.LastIndexByte(rest, '/')
-	if i < 0 {
-		return lease.Key{}
-	}
-	return lease.Key{Cluster: rest[:i], Job: rest[i+1:], Node: node, Incarnation: incarnation}
 }
 
 func plural(n int, what string) string {

@@ -99,11 +99,18 @@ func (h *Host) endUnheld(ctx context.Context, key lease.Key, reason string) (las
 
 func (h *Host) releaseAs(ctx context.Context, p rpc.Peer, hd *held, reason string) error {
 	if l := &hd.rec.Lease; p.UID != 0 && p.UID != l.Request.UID {
-		h.audit(audit.Event{Event: audit.PeerRefuse, Lease: l.ID, Key: l.Request.Key.String(), UID: audit.UID(p.UID), PID: uint32(max(0, p.PID)), Reason: "release of another user's lease"})
+		h.notTheirs(p, l, "release of another user's lease")
 		return lease.Errorf(lease.Denied, "lease %s is not yours; see sluice list", l.ID)
 	}
 	h.release(ctx, hd, reason, true)
 	return nil
+}
+
+// notTheirs writes that a user tried what is another user's to do.
+func (h *Host) notTheirs(p rpc.Peer, l *lease.Lease, what string) {
+	if skipped, ok := h.refusal(p.UID); ok {
+		h.audit(audit.Event{Event: audit.PeerRefuse, Lease: l.ID, Key: l.Request.Key.String(), UID: audit.UID(p.UID), PID: uint32(max(0, p.PID)), Reason: what, Skipped: skipped})
+	}
 }
 
 // bury remembers that a key has ended.

@@ -35,7 +35,7 @@ func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease
 	case !live:
 		return lease.Lease{}, lease.Errorf(lease.NotFound, "lease %.40q is not on this node, or has ended", c.Lease)
 	case p.UID != 0 && p.UID != l.Request.UID:
-		h.audit(audit.Event{Event: audit.PeerRefuse, Lease: l.ID, Key: l.Request.Key.String(), UID: audit.UID(p.UID), PID: uint32(max(0, p.PID)), Reason: "change of another user's lease"})
+		h.notTheirs(p, &l, "change of another user's lease")
 		return lease.Lease{}, lease.Errorf(lease.Denied, "lease %s is not yours; see sluice list", l.ID)
 	}
 	if c.Shares = spread(c.Shares, len(l.Request.Fractions)); len(c.Shares) > len(l.Request.Fractions) {

@@ -353,11 +353,8 @@ func (h *Host) deny(c *net.UnixConn, b []byte, l *lease.Lease, who *caller, reas
 		reply(c, wire.StatusLease, 0, reason.Error(), nil)
 	}
 	if skipped, ok := h.strangers.Pass(); ok {
-		if skipped > 0 {
-			h.log.Warn("refused sessions were left out here and in the audit log", "number", skipped)
-		}
 		r, _ := parseRequest(b)
-		h.refused(l, who, &r, reason)
+		h.noSession(l, who, &r, reason, skipped)
 	}
 }
 
@@ -438,10 +435,16 @@ func reply(c *net.UnixConn, status uint32, owners int, reason string, f *os.File
 	_ = raw.Control(func(fd uintptr) { _, _, _ = c.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil) })
 }
 
-// refused writes that somebody got no session.
+// refused writes that somebody who may use the lease got no session.
 func (h *Host) refused(l *lease.Lease, who *caller, r *request, err error) {
-	h.log.Info("session refused", "lease", l.ID, "uid", who.uid, "pid", who.pid, "reason", err)
+	if skipped, ok := h.refusal(who.uid); ok {
+		h.noSession(l, who, r, err, skipped)
+	}
+}
+
+func (h *Host) noSession(l *lease.Lease, who *caller, r *request, err error, skipped uint64) {
+	h.log.Info("session refused", "lease", l.ID, "uid", who.uid, "pid", who.pid, "reason", err, "skipped", skipped)
 	e := audit.Of(audit.SessionRefuse, l, err.Error())
-	e.GPUs, e.UID, e.PID, e.Program = nil, audit.UID(who.uid), uint32(max(0, who.pid)), r.program
+	e.GPUs, e.UID, e.PID, e.Program, e.Skipped = nil, audit.UID(who.uid), uint32(max(0, who.pid)), r.program, skipped
 	h.audit(e)
 }

@@ -56,10 +56,10 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 		}
 		nodes[r.Key.Node] = true
 	}
-	if err := h.limit.enter(0); err != nil {
+	if err := h.acquires.enter(0); err != nil {
 		return nil, err
 	}
-	defer h.limit.leave(0)
+	defer h.acquires.leave(0)
 	var all []lease.Lease
 	// slurmctld repeats its Prolog when it is restarted; by then this daemon has forgotten
 	// what the nodes have taken over, and at another owner there would be room for more.

@@ -1,6 +1,7 @@
 package host
 
-// Who may acquire now: so many at once, and one at a time for a job on a node.
+// Who may do now what takes long: so many at once, and one acquisition at a time for a
+// job on a node.
 
 import (
 	"context"
@@ -9,42 +10,41 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// maxAcquires are under way at once, of which maxUser by one user.
-const (
-	maxAcquires = 64
-	maxUser     = 4
-)
+// crew bounds how many requests of a kind are answered at once. The zero value admits none.
+type crew struct {
+	doing string // "acquiring leases"
+	most  int    // of all users
+	each  int    // of one user; root may use all places
 
-// acquireLimit counts acquisitions under way.
-type acquireLimit struct {
 	mu   sync.Mutex
 	all  int
 	user map[uint32]int
 }
 
-func (a *acquireLimit) enter(uid uint32) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// enter takes a place for a user; leave gives it back.
+func (c *crew) enter(uid uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	switch {
-	case a.all >= maxAcquires:
-		return lease.Errorf(lease.Down, "%d leases are being acquired on this node already; ask again", a.all)
-	case uid != 0 && a.user[uid] >= maxUser:
-		return lease.Errorf(lease.Down, "user %d is acquiring %d leases already; ask again", uid, a.user[uid])
+	case c.all >= c.most:
+		return lease.Errorf(lease.Down, "%d requests are %s on this node already; ask again", c.all, c.doing)
+	case uid != 0 && c.user[uid] >= c.each:
+		return lease.Errorf(lease.Down, "%d requests of user %d are %s already; ask again", c.user[uid], uid, c.doing)
 	}
-	if a.user == nil {
-		a.user = make(map[uint32]int)
+	if c.user == nil {
+		c.user = make(map[uint32]int)
 	}
-	a.all++
-	a.user[uid]++
+	c.all++
+	c.user[uid]++
 	return nil
 }
 
-func (a *acquireLimit) leave(uid uint32) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.all--
-	if a.user[uid]--; a.user[uid] == 0 {
-		delete(a.user, uid)
+func (c *crew) leave(uid uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all--
+	if c.user[uid]--; c.user[uid] == 0 {
+		delete(c.user, uid)
 	}
 }
 

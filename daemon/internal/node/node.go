@@ -96,6 +96,7 @@ func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slo
 		return nil, err
 	}
 	n.onStop(func() { n.closed("audit log", n.audit.Close()) })
+	n.run("audit log", n.syncAudit)
 	n.id, err = identity.New(identity.Config{
 		Node: cfg.Node, Auth: cfg.Auth, MungeSocket: cfg.Munge.Socket, MungeUID: uint32(cfg.Munge.UID),
 		CA: cfg.TLS.CA, Cert: cfg.TLS.Cert, Key: cfg.TLS.Key, Refused: n.peerRefused,

@@ -307,11 +307,32 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 	}
 }
 
+// syncAudit writes the audit log to its disk every second. The owner's lines wait in its
+// ledger until then, so a crash of the machine loses none of them; of the host's lines it
+// loses those of the last second.
+func (n *Node) syncAudit(ctx context.Context) error {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	var said bool
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		err := n.audit.Sync()
+		if err != nil && !said {
+			n.log.Error("the audit log does not reach its disk", "error", err)
+		}
+		said = err != nil
+	}
+}
+
 // peerRefused writes down a daemon that did not show who it is, at a bounded rate.
 func (n *Node) peerRefused(remote net.Addr, name, reason string) {
 	if skipped, ok := n.refused.Pass(); ok {
 		n.log.Warn("daemon refused", "peer", remote, "node", name, "reason", reason, "skipped", skipped)
-		_ = n.audit.Write(audit.Event{Event: audit.PeerRefuse, Host: name, Owner: n.cfg.Load().Node, Peer: fmt.Sprint(remote), Reason: reason})
+		_ = n.audit.Write(audit.Event{Event: audit.PeerRefuse, Host: name, Owner: n.cfg.Load().Node, Peer: fmt.Sprint(remote), Reason: reason, Skipped: skipped})
 	}
 }
 

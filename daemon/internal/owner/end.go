@@ -410,11 +410,11 @@ func (o *Owner) purge(now, keep time.Duration) {
 	}
 	old = append(old, o.tooMany(now, purgeMost-len(old))...)
 	o.mu.RUnlock()
+	if err := o.settle(); err != nil {
+		o.log.Warn("lines wait for the audit log", "error", err)
+	}
 	o.write.Lock()
 	defer o.write.Unlock()
-	if err := o.flush(); err != nil {
-		o.log.Warn("lines wait for the audit log", "lines", len(o.queue), "error", err)
-	}
 	if len(old) == 0 {
 		if err := o.cfg.Ledger.Settle(); err != nil {
 			o.log.Warn("outbox is not cleared", "error", err)

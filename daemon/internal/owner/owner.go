@@ -51,6 +51,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 )
 
 // Devices gives the GPUs as they are now, without what is free of them, and how
@@ -97,6 +98,7 @@ type Tickets interface {
 type Auditor interface {
 	Write(audit.Event) error
 	Has(event, leaseID, owner string, change uint64) (bool, error)
+	Sync() error // the lines so far survive a crash of the machine
 }
 
 // Limits can be changed while the daemon runs.
@@ -159,8 +161,11 @@ type Owner struct {
 	wg     sync.WaitGroup
 	counts counts
 
-	write sync.Mutex
-	queue []line // lines that the audit log does not have yet, in order
+	refusals limit.Sources // by host and uid
+
+	write   sync.Mutex
+	queue   []line   // lines that the audit log does not have yet, in order
+	written []uint64 // of the outbox: lines that it has and that may not be on its disk
 
 	mu      sync.RWMutex
 	limits  Limits

@@ -1,6 +1,7 @@
 package owner
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -148,7 +149,8 @@ type line struct {
 	doubt bool // from before a crash: the log may have it
 }
 
-// flush writes queued lines, in order, until one fails. write is held.
+// flush writes queued lines, in order, until one fails. They stay in the ledger's outbox
+// until settle has had them synced. write is held.
 func (o *Owner) flush() error {
 	for len(o.queue) > 0 {
 		l := &o.queue[0]
@@ -164,11 +166,34 @@ func (o *Owner) flush() error {
 				return err
 			}
 		}
-		o.cfg.Ledger.Flushed(l.seq)
+		o.written = append(o.written, l.seq)
 		o.queue = o.queue[1:]
 	}
 	o.queue = nil
 	return nil
+}
+
+// settle has the lines that were written survive a crash of the machine, and only then
+// has the ledger forget them. write is not held: a sync takes as long as the disk likes.
+func (o *Owner) settle() error {
+	o.write.Lock()
+	err := o.flush()
+	seqs := o.written
+	o.written = nil
+	o.write.Unlock()
+	if len(seqs) == 0 {
+		return err
+	}
+	if serr := o.cfg.Audit.Sync(); serr != nil {
+		o.write.Lock()
+		o.written = append(seqs, o.written...)
+		o.write.Unlock()
+		return errors.Join(err, serr)
+	}
+	for _, seq := range seqs {
+		o.cfg.Ledger.Flushed(seq)
+	}
+	return err
 }
 
 // event is an audit line about a lease here.

@@ -199,8 +199,19 @@ func (o *Owner) Open(ctx context.Context, r lease.SessionRequest) (*os.File, err
 
 func (o *Owner) refused(host string, r lease.SessionRequest, err error) {
 	o.counts.sessionsRefused.Add(1)
-	o.log.Warn("session refused", "lease", cut(r.Lease), "host", host, "uid", r.UID, "client_pid", r.PID, "reason", err)
-	_ = o.cfg.Audit.Write(audit.Event{Time: o.clock.Now(), Event: audit.SessionRefuse, Lease: cut(r.Lease), Host: host, Owner: o.cfg.Name, UID: audit.UID(r.UID), PID: r.PID, Program: r.Program, Reason: err.Error()})
+	skipped, ok := o.refusal(host, r.UID)
+	if !ok {
+		return
+	}
+	o.log.Warn("session refused", "lease", cut(r.Lease), "host", host, "uid", r.UID, "client_pid", r.PID, "reason", err, "skipped", skipped)
+	_ = o.cfg.Audit.Write(audit.Event{Time: o.clock.Now(), Event: audit.SessionRefuse, Lease: cut(r.Lease), Host: host, Owner: o.cfg.Name, UID: audit.UID(r.UID), PID: r.PID, Program: r.Program, Reason: err.Error(), Skipped: skipped})
+}
+
+// refusal says whether a refusal to a host, for one of its users, is to be written down,
+// and how many of theirs were left out before it: a user can have as many as the host's
+// daemon can send.
+func (o *Owner) refusal(host string, uid uint32) (skipped uint64, ok bool) {
+	return o.refusals.Pass(fmt.Sprintf("%d@%s", uid, cut(host)))
 }
 
 // cut is a name that a host chose as it may be logged.

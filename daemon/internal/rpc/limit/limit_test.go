@@ -3,6 +3,7 @@ package limit
 import (
 	"fmt"
 	"net"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -111,6 +112,40 @@ func TestReports(t *testing.T) {
 	r.since = time.Now().Add(-2 * time.Second)
 	if skipped, ok := r.Pass(); !ok || skipped == 0 {
 		t.Errorf("%d %v", skipped, ok)
+	}
+}
+
+func TestSources(t *testing.T) {
+	s := Sources{PerSecond: 2}
+	pass := func(source string, n int) (passed int) {
+		for range n {
+			if _, ok := s.Pass(source); ok {
+				passed++
+			}
+		}
+		return passed
+	}
+	if n := pass("a", 100); n < 2 || n > 6 {
+		t.Errorf("%d of 100 pass", n)
+	}
+	if n := pass("b", 1); n != 1 {
+		t.Error("one source is held up by another")
+	}
+	s.of["a"].since = time.Now().Add(-2 * time.Second)
+	if skipped, ok := s.Pass("a"); !ok || skipped < 90 {
+		t.Errorf("%d %v", skipped, ok)
+	}
+	for i := range 2 * maxSources {
+		s.Pass(strconv.Itoa(i))
+	}
+	if len(s.of) > maxSources+1 {
+		t.Errorf("%d sources are remembered", len(s.of))
+	}
+	for _, r := range s.of {
+		r.since = time.Now().Add(-time.Hour)
+	}
+	if s.Pass("new"); len(s.of) != 1 {
+		t.Errorf("%d sources are remembered, and all but one have been quiet", len(s.of))
 	}
 }
 

@@ -37,3 +37,48 @@ func (r *Reports) Pass() (skipped uint64, ok bool) {
 	skipped, r.skipped = r.skipped, 0
 	return skipped, true
 }
+
+// Sources keeps the reports of each source, a lease or a user, to a rate of their own.
+// The zero value passes 10 a second for each.
+type Sources struct {
+	PerSecond int // for each source
+
+	mu sync.Mutex
+	of map[string]*Reports
+}
+
+// maxSources bounds the memory of Sources. Those beyond it share one rate.
+const maxSources = 4096
+
+// Pass is Reports.Pass for one source.
+func (s *Sources) Pass(source string) (skipped uint64, ok bool) {
+	s.mu.Lock()
+	if s.of == nil {
+		s.of = make(map[string]*Reports)
+	}
+	r := s.of[source]
+	if r == nil && len(s.of) >= maxSources {
+		s.forget()
+		if len(s.of) >= maxSources {
+			source = ""
+			r = s.of[source]
+		}
+	}
+	if r == nil {
+		r = &Reports{PerSecond: s.PerSecond}
+		s.of[source] = r
+	}
+	s.mu.Unlock()
+	return r.Pass()
+}
+
+// forget drops the sources that have been quiet; mu is held.
+func (s *Sources) forget() {
+	for name, r := range s.of {
+		r.mu.Lock()
+		if time.Since(r.since) > time.Minute {
+			delete(s.of, name)
+		}
+		r.mu.Unlock()
+	}
+}
