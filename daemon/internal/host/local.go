@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
-	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // List implements rpc.LocalService: the leases of this node's jobs, with what

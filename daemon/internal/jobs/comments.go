@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 )
@@ -99,6 +101,9 @@ func (s *Service) report(ctx context.Context, o over) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
 	list, err := s.cfg.Host.Reports(ctx, s.cfg.Cluster, o.Job)
+	if o.UID != nil {
+		list = ofUser(list, *o.UID)
+	}
 	text := s.cfg.Line(list)
 	switch {
 	case err != nil && (text == "" || time.Since(o.At) < wholeAge):
@@ -109,6 +114,12 @@ func (s *Service) report(ctx context.Context, o over) error {
 		return nil
 	}
 	return s.cfg.Slurm.Comment(ctx, o.Job, text)
+}
+
+// ofUser leaves out what is another user's: Slurm gives numbers of jobs out again, and an
+// owner remembers reports for longer than Slurm remembers a job.
+func ofUser(list []lease.Report, uid uint32) []lease.Report {
+	return slices.DeleteFunc(list, func(r lease.Report) bool { return r.UID != uid })
 }
 
 // reported forgets a run's end, whose last part its report was.

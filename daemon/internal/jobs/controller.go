@@ -129,6 +129,7 @@ func (s *Service) sponsor(ctx context.Context, j slurm.Job, run rpc.JobRun, epoc
 type over struct {
 	Job   string    `json:"job"`
 	Nodes []string  `json:"nodes"`
+	UID   *uint32   `json:"uid,omitempty"` // nil where an earlier release wrote the note
 	UpTo  uint64    `json:"up_to"`
 	At    time.Time `json:"at"`
 }
@@ -156,7 +157,7 @@ func (s *Service) EpilogController(ctx context.Context, p rpc.Peer, run rpc.JobR
 	if run.Licences != nil && !asksFor(*run.Licences) {
 		return nil, nil
 	}
-	o := over{Job: run.Job, Nodes: run.Nodes, UpTo: s.cfg.Host.Epoch(), At: time.Now().UTC()}
+	o := over{Job: run.Job, Nodes: run.Nodes, UID: &run.UID, UpTo: s.cfg.Host.Epoch(), At: time.Now().UTC()}
 	// slurmctld starts the job's next run when this has been answered, so all that there is has ended.
 	if last := s.cfg.Host.LastEpoch(ctx, s.cfg.Cluster, run.Job); ctx.Err() == nil {
 		o.UpTo = max(o.UpTo, last)

@@ -47,6 +47,7 @@ func bare(k lease.Key) lease.Key { k.Incarnation = 0; return k }
 
 // fakeHost is one node's host role.
 type fakeHost struct {
+	reports []lease.Report // what owners say of any job; nil for one of uid 1000
 	*site
 	node string
 	held map[string]lease.Lease // by job
@@ -175,6 +176,11 @@ func (h *fakeHost) EndJob(_ context.Context, cluster, job string, nodes []string
 }
 
 func (h *fakeHost) Reports(_ context.Context, _, job string) ([]lease.Report, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.reports != nil {
+		return slices.Clone(h.reports), nil
+	}
 	return []lease.Report{{Lease: "x", Key: lease.Key{Job: job}, UID: 1000}}, nil
 }
 
@@ -276,7 +282,12 @@ func (r *rig) start(boot string) {
 	r.Service, err = New(r.t.Context(), Config{
 		Node: r.host.node, Cluster: "cluster", Controller: r.host.node == "ctl", User: 64030, Lib: "/usr/lib/sluice", Spool: r.dir + "/%n",
 		Boot: boot, Host: r.host, Slurm: r.slurm, Ledger: led, Marks: r.marks, Settings: settingsOf,
-		Line:  func(l []lease.Report) string { return "used by " + l[0].Key.Job },
+		Line: func(l []lease.Report) string {
+			if len(l) == 0 {
+				return ""
+			}
+			return "used by " + l[0].Key.Job
+		},
 		Retry: time.Millisecond, Gone: time.Minute,
 	})
 	if err != nil {

@@ -92,6 +92,42 @@ func TestReportsHoldUpNothing(t *testing.T) {
 	<-done
 }
 
+// Slurm gives numbers of jobs out again, and an owner remembers what the number's earlier
+// job has used: neither the Epilog's answer nor AdminComment tells it to the later job's
+// user, and an Epilog reports its own run.
+func TestReportOfRecycledNumber(t *testing.T) {
+	st := newSite()
+	n1, ctl := newRig(t, st, "n1"), newRig(t, st, "ctl")
+	j := job("7")
+	n1.slurm.Set(j)
+	n1.prolog(runOf(j), rpc.JobGranted)
+	l, _, _ := n1.host.Held(lease.Key{Cluster: "cluster", Job: "7", Node: "n1"})
+	report := func(id string, uid uint32, node string, epoch uint64) lease.Report {
+		return lease.Report{Lease: id, UID: uid, Key: lease.Key{Cluster: "cluster", Job: "7", Node: node, Incarnation: epoch}}
+	}
+	now := l.Request.Key.Incarnation
+	all := []lease.Report{report("stranger", 999, "n1", now-2), report("earlier", 1000, "n1", now-1), report("this", 1000, "n1", now), report("other node", 1000, "n2", now+1)}
+	n1.host.reports = all
+	list, err := n1.Epilog(t.Context(), rpc.Peer{}, runOf(j))
+	if err != nil || len(list) != 2 || list[0].Lease != "this" || list[1].Lease != "other node" {
+		t.Errorf("the Epilog is told %+v, %v", list, err)
+	}
+
+	// The later job got no lease at all.
+	ctl.host.reports = all[:1]
+	j.State = "COMPLETED"
+	ctl.slurm.Set(j)
+	if _, err := ctl.EpilogController(t.Context(), rpc.Peer{}, runOf(j)); err != nil {
+		t.Fatal(err)
+	}
+	ctl.endOver(t.Context(), maps.Clone(ctl.overs))
+	<-ctl.told
+	ctl.nextReport(t.Context())
+	if c, ok := ctl.slurm.Comments["7"]; ok {
+		t.Errorf("its comment is %q", c)
+	}
+}
+
 // A report is written when Slurm takes it, also by a daemon that was started anew meanwhile.
 func TestReportLater(t *testing.T) {
 	ctl := newRig(t, newSite(), "ctl")

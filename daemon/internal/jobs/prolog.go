@@ -236,7 +236,7 @@ func (s *Service) Epilog(ctx context.Context, p rpc.Peer, run rpc.JobRun) ([]lea
 		return nil, err
 	}
 	key := s.key(run.Job)
-	_, _, held := s.cfg.Host.Held(key)
+	l, _, held := s.cfg.Host.Held(key)
 	n, busy, ok := s.known(run.Job)
 	none := ok && busy == nil && n.Outcome == rpc.JobNone && !n.Asks || run.Licences != nil && !asksFor(*run.Licences)
 	s.forget(run.Job)
@@ -251,5 +251,9 @@ func (s *Service) Epilog(ctx context.Context, p rpc.Peer, run rpc.JobRun) ([]lea
 	if err != nil {
 		s.log.Warn("report of a job is not whole", "job", run.Job, "error", err)
 	}
-	return list, nil
+	list = ofUser(list, run.UID)
+	// The node's part of earlier runs is theirs.
+	return slices.DeleteFunc(list, func(r lease.Report) bool {
+		return held && r.Key.Node == key.Node && r.Key.Incarnation != l.Request.Key.Incarnation
+	}), nil
 }

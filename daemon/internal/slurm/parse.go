@@ -259,82 +259,106 @@ func parseState(f []string) (JobState, error) {
 	return JobState{State(f[fState]), uint32(n), nodes}, nil
 }
 
-// parseJobs reads squeue's answer in stateFormat.
-func parseJobs(text string) (map[string]JobState, error) {
-	out := map[string]JobState{}
+// records are the lines of squeue's answer, cut into so many fields. An answer that is
+// not wholly such lines says nothing: neither of the jobs in it nor of those that are
+// missing.
+func records(text string, fields int) ([][]string, error) {
+	var out [][]string
 	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		if line == "" {
+		whole, ok := strings.CutSuffix(line, "\n")
+		if strings.TrimSpace(whole) == "" && ok {
 			continue
 		}
-		f := strings.Split(line, "|")
-		if len(f) != fNodes+2 { // each field has a bar behind it
-			return nil, fmt.Errorf("squeue: %d fields in %q", len(f)-1, line)
+		f := strings.Split(whole, "|")
+		for i := range f {
+			f[i] = strings.TrimSpace(f[i])
 		}
-		j, err := parseState(f)
-		if err != nil {
-			return nil, err
+		// Each field has a bar behind it.
+		if !ok || len(f) != fields+1 || f[fields] != "" || !form.IsJobID(f[fID]) {
+			return nil, fmt.Errorf("squeue: its answer is cut short or damaged, %d fields of %d in %.60q; see that squeue works here", len(f)-1, fields, line)
 		}
-		out[f[fID]] = j
+		out = append(out, f)
 	}
 	return out, nil
 }
 
-// parseJob reads squeue's answer in jobFormat for one job. squeue may list the tasks of an
-// array that have ids of their own besides.
-func parseJob(id, text string) (Job, error) {
-	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\n")
-		f := strings.Split(line, "|")
-		if len(f) < 2 || strings.TrimSpace(f[fID]) != id {
-			continue
-		}
-		if len(f) != fCount+1 {
-			return Job{}, fmt.Errorf("squeue: %d fields in %q", len(f)-1, line)
-		}
-		for i := range f {
-			f[i] = strings.TrimSpace(f[i])
-		}
-		j := Job{ID: id, Batch: f[fBatch] == "1", Requeue: f[fRequeue] == "1", Partition: f[fPartition]}
-		var err error
-		if j.JobState, err = parseState(f); err != nil {
-			return Job{}, err
-		}
-		uid, errU := strconv.ParseUint(f[fUID], 10, 32)
-		gid, errG := strconv.ParseUint(f[fGID], 10, 32)
-		if errU != nil || errG != nil {
-			return Job{}, fmt.Errorf("squeue: job %s: user %q, group %q", id, f[fUID], f[fGID])
-		}
-		j.UID, j.GID = uint32(uid), uint32(gid)
-		if j.Licences, err = ParseLicences(f[fLicences]); err != nil {
-			return Job{}, fmt.Errorf("squeue: job %s: %w", id, err)
-		}
-		if j.Gres, err = ParseGres(f[fPerNode]); err != nil {
-			return Job{}, fmt.Errorf("squeue: job %s: %w", id, err)
-		}
-		for _, other := range f[fPerJob:fCount] {
-			if !none(other) {
-				j.Others = append(j.Others, other)
-			}
-		}
-		return j, nil
+// parseJobs reads squeue's answer in stateFormat.
+func parseJobs(text string) (map[string]JobState, error) {
+	list, err := records(text, fNodes+1)
+	if err != nil {
+		return nil, err
 	}
-	return Job{}, fmt.Errorf("job %s: %w", id, ErrGone)
+	out := map[string]JobState{}
+	for _, f := range list {
+		if out[f[fID]], err = parseState(f); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
+
+// oneJob is the record of a job in squeue's answer about it, which may list the tasks of
+// an array that have ids of their own besides. slurmctld says by an error that there is no
+// such job, so an answer without any line is none.
+func oneJob(id, text string, fields int) ([]string, error) {
+	list, err := records(text, fields)
+	if err != nil {
+		return nil, err
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("squeue: its answer about job %s is empty; see that squeue works here", id)
+	}
+	for _, f := range list {
+		if f[fID] == id {
+			return f, nil
+		}
+	}
+	return nil, fmt.Errorf("job %s: %w", id, ErrGone)
+}
+
+// parseJob reads squeue's answer in jobFormat for one job.
+func parseJob(id, text string) (Job, error) {
+	f, err := oneJob(id, text, fCount)
+	if err != nil {
+		return Job{}, err
+	}
+	j := Job{ID: id, Batch: f[fBatch] == "1", Requeue: f[fRequeue] == "1", Partition: f[fPartition]}
+	if j.JobState, err = parseState(f); err != nil {
+		return Job{}, err
+	}
+	uid, errU := strconv.ParseUint(f[fUID], 10, 32)
+	gid, errG := strconv.ParseUint(f[fGID], 10, 32)
+	if errU != nil || errG != nil {
+		return Job{}, fmt.Errorf("squeue: job %s: user %q, group %q", id, f[fUID], f[fGID])
+	}
+	j.UID, j.GID = uint32(uid), uint32(gid)
+	if j.Licences, err = ParseLicences(f[fLicences]); err != nil {
+		return Job{}, fmt.Errorf("squeue: job %s: %w", id, err)
+	}
+	if j.Gres, err = ParseGres(f[fPerNode]); err != nil {
+		return Job{}, fmt.Errorf("squeue: job %s: %w", id, err)
+	}
+	for _, other := range f[fPerJob:fCount] {
+		if !none(other) {
+			j.Others = append(j.Others, other)
+		}
+	}
+	return j, nil
+}
+
+// taskFields are those of taskFormat.
+const taskFields = 3
 
 // parseTask reads squeue's answer in taskFormat: 7, or 7_2 for a task of an array.
 func parseTask(id, text string) (string, error) {
-	for line := range strings.Lines(text) {
-		f := strings.Split(strings.TrimSpace(line), "|")
-		if len(f) != 4 || f[0] != id {
-			continue
-		}
-		if _, err := strconv.ParseUint(f[2], 10, 32); err != nil || !form.IsJobID(f[1]) {
-			return id, nil
-		}
-		return f[1] + "_" + f[2], nil
+	f, err := oneJob(id, text, taskFields)
+	if err != nil {
+		return "", err
 	}
-	return "", fmt.Errorf("job %s: %w", id, ErrGone)
+	if _, err := strconv.ParseUint(f[2], 10, 32); err != nil || !form.IsJobID(f[1]) {
+		return id, nil
+	}
+	return f[1] + "_" + f[2], nil
 }
 
 // parseAccounted reads sacct's list of raw and other numbers.

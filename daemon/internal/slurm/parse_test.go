@@ -119,8 +119,41 @@ func TestJob(t *testing.T) {
 		t.Errorf("%+v, %v", jobs, err)
 	}
 	for _, bad := range []string{"1|0|RUNNING|n1", "x|0|RUNNING|n1|", "1|x|RUNNING|n1|", "1|0||n1|", "1|0|RUNNING|n[1|"} {
-		if jobs, err := parseJobs(bad); err == nil {
+		if jobs, err := parseJobs(bad + "\n"); err == nil {
 			t.Errorf("%q: %v", bad, jobs)
+		}
+	}
+}
+
+// An answer that is cut short, or is no text, does not say that a job is gone.
+func TestDamagedAnswer(t *testing.T) {
+	const others = "4|0|PENDING||0|0|1|1|main|(null)|gres:rgpu:5|N/A|N/A|N/A|\n"
+	text := others + "12|3|RUNNING|n1|1000|1001|1|0|main|rgpu:100|gres:rgpu:50|N/A|N/A|N/A|\n"
+	for n := range len(text) {
+		if n == len(others) {
+			continue // which is whole, of the tasks of an array whose job 12 is gone
+		}
+		if j, err := parseJob("12", text[:n]); err == nil || errors.Is(err, ErrGone) {
+			t.Errorf("cut to %q: %+v, %v", text[:n], j, err)
+		}
+	}
+	const task = "6|5|1|\n12|5|2|\n"
+	for n := range len(task) {
+		if n == len("6|5|1|\n") {
+			continue
+		}
+		if name, err := parseTask("12", task[:n]); err == nil || errors.Is(err, ErrGone) {
+			t.Errorf("cut to %q: task %s, %v", task[:n], name, err)
+		}
+	}
+	for _, bad := range []string{strings.Repeat("\x00", 1<<20), "\x00\n", "\x7fELF\x02\n12|\n", others + "\xff\n", "slurmctld is busy\n"} {
+		_, errJob := parseJob("12", bad)
+		_, errTask := parseTask("12", bad)
+		_, errJobs := parseJobs(bad)
+		for _, err := range []error{errJob, errTask, errJobs} {
+			if err == nil || errors.Is(err, ErrGone) || len(err.Error()) > 500 {
+				t.Errorf("%.20q: %.600v", bad, err)
+			}
 		}
 	}
 }
