@@ -137,8 +137,8 @@ func (h *Host) stranger(ctx context.Context, p *peer, have lease.Lease) *lease.L
 			return whole
 		}
 	}
-	_, err := within(ctx, reserveTime, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, p.owner.Release(ctx, h.cfg.Node, have.ID, lease.Key{}, "its host does not know it")
+	err := h.order(ctx, p, reserveTime, func(ctx context.Context, o lease.Owner) error {
+		return o.Release(ctx, h.cfg.Node, have.ID, lease.Key{}, "its host does not know it")
 	})
 	if err != nil {
 		h.log.Warn("unknown lease could not be ended", "lease", have.ID, "owner", p.name, "error", err)

@@ -222,13 +222,9 @@ func (h *Host) noteEnd(e *jobEnd) error {
 
 func (h *Host) tellOwner(ctx context.Context, p *peer, e *jobEnd, nodes []string) error {
 	for _, node := range nodes {
-		_, err := within(ctx, releaseTime, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, p.owner.Release(ctx, h.cfg.Node, "", lease.Key{Cluster: e.Cluster, Job: e.Job, Node: node, Incarnation: e.UpTo}, e.Reason)
+		err := h.order(ctx, p, releaseTime, func(ctx context.Context, o lease.Owner) error {
+			return o.Release(ctx, h.cfg.Node, "", lease.Key{Cluster: e.Cluster, Job: e.Job, Node: node, Incarnation: e.UpTo}, e.Reason)
 		})
-		p.stale()
-		if ctx.Err() == nil {
-			p.note(h, err)
-		}
 		if err != nil {
 			h.log.Warn("end of a job not delivered", "job", e.Job, "owner", p.name, "error", err)
 			return err
@@ -287,8 +283,8 @@ func (h *Host) reports(ctx context.Context, cluster, job string) (out []lease.Re
 	if cluster == "" {
 		cluster = h.cfg.Cluster
 	}
-	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, p *peer) ([]lease.Report, error) {
-		return p.owner.Reports(ctx, h.cfg.Node, cluster, job)
+	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, o lease.Owner) ([]lease.Report, error) {
+		return o.Reports(ctx, h.cfg.Node, cluster, job)
 	}) {
 		if a.err != nil {
 			silent = append(silent, a.peer.name+": "+a.err.Error())
@@ -326,7 +322,7 @@ func (h *Host) LastEpoch(ctx context.Context, cluster, job string) (last uint64)
 // answer of one.
 func (h *Host) All(ctx context.Context) (map[string][]lease.Status, map[string]error) {
 	leases, errs := make(map[string][]lease.Status), make(map[string]error)
-	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, p *peer) ([]lease.Status, error) { return p.owner.List(ctx, "") }) {
+	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, o lease.Owner) ([]lease.Status, error) { return o.List(ctx, "") }) {
 		if a.err != nil {
 			errs[a.peer.name] = a.err
 		} else {

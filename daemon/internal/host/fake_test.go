@@ -27,6 +27,7 @@ type fakeOwner struct {
 	leases   map[string]lease.Lease
 	over     map[string]bool // ids that were released
 	down     bool
+	forgot   bool // Renew knows no lease
 	lost     bool // Set does what it is told to, and its answer is lost
 	refuse   int  // Reserves that are answered with Conflict
 	calls    map[string]int
@@ -179,7 +180,7 @@ func (f *fakeOwner) Renew(_ context.Context, _ string, ids []string) ([]string, 
 	defer leave()
 	var known []string
 	for _, id := range ids {
-		if _, ok := f.leases[id]; ok {
+		if _, ok := f.leases[id]; ok && !f.forgot {
 			known = append(known, id)
 		}
 	}
@@ -267,6 +268,7 @@ type site struct {
 	book   *ledger.Ledger
 	log    *audit.Log
 	stop   func()
+	noRun  bool // what goes on by itself does not
 }
 
 func newSite(t *testing.T, owners ...*fakeOwner) *site {
@@ -311,7 +313,13 @@ func (s *site) start() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); _ = s.Run(ctx) }()
+	run := !s.noRun
+	go func() {
+		defer close(done)
+		if run {
+			_ = s.Run(ctx)
+		}
+	}()
 	s.stop = func() { cancel(); <-done; s.Close(); s.book.Close(); s.log.Close() }
 }
 

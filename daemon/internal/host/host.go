@@ -5,9 +5,11 @@ package host
 
 // Flow:
 //
-//	acquire.go  request -> inventories -> placement -> reserve -> confirm -> socket
-//	sponsor.go  the same for other nodes, by the controller's daemon; and a node's
-//	            daemon takes what was got for it
+//	acquire.go  request -> inventories -> placement -> attempt, until one succeeds
+//	attempt.go  placement -> reserve -> confirm -> socket, step by step, each with its undo
+//	sponsor.go  the same for other nodes, by the controller's daemon
+//	attach.go   a node's daemon takes what was got for it
+//	owners.go   several owners are asked at once; peers.go has one of them
 //	endjob.go   what ended is told to all owners, by the controller's daemon
 //	release.go  lease -> its owners, as often as it takes
 //	keep.go     renewals, holders, life times, owners that come back

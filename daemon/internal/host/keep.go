@@ -181,12 +181,8 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 		return
 	}
 	slices.Sort(ids)
-	known, err := within(ctx, h.cfg.Ask, func(ctx context.Context) ([]string, error) { return p.owner.Renew(ctx, h.cfg.Node, ids) })
-	if ctx.Err() != nil {
-		return
-	}
-	p.note(h, err)
-	if err != nil {
+	known, err := question(ctx, h, p, func(ctx context.Context, o lease.Owner) ([]string, error) { return o.Renew(ctx, h.cfg.Node, ids) })
+	if err != nil || ctx.Err() != nil {
 		return
 	}
 	h.point("renew-a-answered")
@@ -202,16 +198,20 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 		hd := h.leases[id]
 		lost := hd != nil && hd.rec.Phase == granted
 		over := lost && !hd.early
+		var l lease.Lease // a copy: Set changes the record's
+		if lost {
+			l = hd.rec.Lease
+		}
 		h.mu.Unlock()
 		if !lost {
 			continue // released meanwhile
 		}
-		if hd.rec.Lease.Host != h.cfg.Node {
+		if l.Host != h.cfg.Node {
 			h.entrust(hd)
 			continue
 		}
-		h.log.Error("lease lost: its owner no longer has it", "lease", id, "owner", p.name, "job", hd.rec.Lease.Request.Key.String())
-		e := audit.Of(audit.RenewLost, &hd.rec.Lease, "its owner no longer has it")
+		h.log.Error("lease lost: its owner no longer has it", "lease", id, "owner", p.name, "job", l.Request.Key.String())
+		e := audit.Of(audit.RenewLost, &l, "its owner no longer has it")
 		e.Owner = p.name
 		h.audit(e)
 		h.release(ctx, hd, "owner "+p.name+" no longer has it", over)
@@ -220,9 +220,5 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 
 // listOf is what an owner has for a host, "" for all that it may tell.
 func (h *Host) listOf(ctx context.Context, p *peer, host string) ([]lease.Status, error) {
-	list, err := within(ctx, h.cfg.Ask, func(ctx context.Context) ([]lease.Status, error) { return p.owner.List(ctx, host) })
-	if ctx.Err() == nil {
-		p.note(h, err)
-	}
-	return list, err
+	return question(ctx, h, p, func(ctx context.Context, o lease.Owner) ([]lease.Status, error) { return o.List(ctx, host) })
 }

@@ -135,10 +135,7 @@ func (p *peer) inventory(ctx context.Context, h *Host, age time.Duration) (lease
 	}
 	p.mu.Unlock()
 	asked := time.Now()
-	inv, err := within(ctx, h.cfg.Ask, func(ctx context.Context) (lease.Inventory, error) { return p.owner.Inventory(ctx) })
-	if ctx.Err() == nil {
-		p.note(h, err)
-	}
+	inv, err := question(ctx, h, p, func(ctx context.Context, o lease.Owner) (lease.Inventory, error) { return o.Inventory(ctx) })
 	if err != nil {
 		return inv, err
 	}
@@ -156,6 +153,32 @@ func (p *peer) stale() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.at = time.Time{}
+}
+
+// call calls an owner. It is the only way to one: every call has a deadline, counts for or
+// against the owner's being there, and, if it changes what the owner has free, makes its
+// last inventory out of date. The end of ctx, which is the caller's own, says nothing
+// about the owner.
+func call[T any](ctx context.Context, h *Host, p *peer, d time.Duration, changes bool, f func(context.Context, lease.Owner) (T, error)) (T, error) {
+	v, err := within(ctx, d, func(ctx context.Context) (T, error) { return f(ctx, p.owner) })
+	if changes {
+		p.stale()
+	}
+	if ctx.Err() == nil {
+		p.note(h, err)
+	}
+	return v, err
+}
+
+// question is a call that changes nothing.
+func question[T any](ctx context.Context, h *Host, p *peer, f func(context.Context, lease.Owner) (T, error)) (T, error) {
+	return call(ctx, h, p, h.cfg.Ask, false, f)
+}
+
+// order is a call that changes what the owner has free, and whose answer is that it did.
+func (h *Host) order(ctx context.Context, p *peer, d time.Duration, f func(context.Context, lease.Owner) error) error {
+	_, err := call(ctx, h, p, d, true, func(ctx context.Context, o lease.Owner) (struct{}, error) { return struct{}{}, f(ctx, o) })
+	return err
 }
 
 // within calls f with a deadline, and does not wait for an f that ignores it.

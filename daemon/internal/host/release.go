@@ -235,13 +235,9 @@ func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key l
 			return err
 		}
 	}
-	_, err = within(ctx, releaseTime, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, p.owner.Release(ctx, h.cfg.Node, rec.Lease.ID, key, rec.Reason)
+	err = h.order(ctx, p, releaseTime, func(ctx context.Context, o lease.Owner) error {
+		return o.Release(ctx, h.cfg.Node, rec.Lease.ID, key, rec.Reason)
 	})
-	p.stale()
-	if ctx.Err() == nil {
-		p.note(h, err)
-	}
 	switch codeOf(err) {
 	case lease.Denied, lease.Invalid, lease.NotFound, lease.Over:
 		if err != nil {

@@ -109,12 +109,7 @@ func overlay(all, part []lease.Grant) {
 }
 
 func (h *Host) setAt(ctx context.Context, p *peer, c lease.Change) (lease.Lease, error) {
-	l, err := within(ctx, reserveTime, func(ctx context.Context) (lease.Lease, error) { return p.owner.Set(ctx, h.cfg.Node, c) })
-	p.stale()
-	if ctx.Err() == nil {
-		p.note(h, err)
-	}
-	return l, err
+	return call(ctx, h, p, reserveTime, true, func(ctx context.Context, o lease.Owner) (lease.Lease, error) { return o.Set(ctx, h.cfg.Node, c) })
 }
 
 // setBack undoes a change at the owners that made it, also when the caller has gone

@@ -1,0 +1,152 @@
+package host
+
+// Leases of this node's jobs that their controller's daemon got: found at their owners,
+// renewed, written down, and given a socket.
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
+)
+
+// Held is what this node holds for a job, whatever the key's incarnation.
+func (h *Host) Held(key lease.Key) (l lease.Lease, socket string, ok bool) {
+	key = h.full(key)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	hd := h.keys[nameOf(key)]
+	if hd == nil || hd.rec.Phase != granted || hd.rec.Lease.Host != h.cfg.Node {
+		return lease.Lease{}, "", false
+	}
+	return hd.rec.Lease, h.Socket(hd.rec.Lease.ID), true
+}
+
+// full fills in what a key of this node need not say.
+func (h *Host) full(k lease.Key) lease.Key {
+	if k.Cluster == "" {
+		k.Cluster = h.cfg.Cluster
+	}
+	if k.Node == "" {
+		k.Node = h.cfg.Node
+	}
+	return k
+}
+
+// Attach takes the latest lease that was got for a job on this node, wherever it is, and
+// opens its socket. Earlier ones of the job are ended, and so is one that is not whole.
+// An error means that it is not known whether there is one (Down), that the job has
+// ended here already (Over), or that this node's disk fails.
+func (h *Host) Attach(ctx context.Context, key lease.Key) (l lease.Lease, found bool, err error) {
+	key = h.full(key)
+	if key.Node != h.cfg.Node || key.Job == "" || len(key.Job) > form.MaxName || len(key.Cluster) > form.MaxName {
+		return l, false, lease.Errorf(lease.Invalid, "attach: job %s is not of this node, %s", cut(key.String()), h.cfg.Node)
+	}
+	fctx, done, err := h.fly(ctx, key)
+	if err != nil {
+		return l, false, err
+	}
+	defer done()
+	l, found, err = h.attach(fctx, key)
+	if cause := context.Cause(fctx); err != nil && cause != nil && ctx.Err() == nil {
+		err = cause
+	}
+	return l, found, err
+}
+
+func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found bool, _ error) {
+	n := nameOf(key)
+	ours := func(l *lease.Lease) bool { return l.Host == h.cfg.Node && nameOf(l.Request.Key) == n }
+	parts, silent := h.search(ctx, h.cfg.Node, false, ours)
+	if len(silent) > 0 && !slices.ContainsFunc(parts, whole) {
+		parts, silent = h.search(ctx, h.cfg.Node, true, ours) // what was away may be back
+	}
+	h.mu.Lock()
+	hd := h.keys[n]
+	t, over := h.tombs[n]
+	h.mu.Unlock()
+	if hd != nil {
+		l = hd.rec.Lease
+		if len(silent) == 0 && !slices.ContainsFunc(parts, func(p lease.Lease) bool { return p.ID == l.ID }) {
+			h.release(ctx, hd, "its owners no longer have it", true)
+			hd = nil
+		}
+	}
+	if hd != nil && (len(parts) == 0 || parts[0].Request.Key.Incarnation <= l.Request.Key.Incarnation) {
+		h.mu.Lock()
+		hd.early = false
+		h.mu.Unlock()
+		return l, true, nil
+	}
+	if len(parts) == 0 {
+		if len(silent) > 0 {
+			return lease.Lease{}, false, lease.Errorf(lease.Down, "job %s: whether it has a lease is not known: %s; see sluice health", key, strings.Join(silent, "; "))
+		}
+		return lease.Lease{}, false, nil
+	}
+	best := parts[0]
+	switch {
+	case over && t.Key.Incarnation >= best.Request.Key.Incarnation:
+		h.endParts(ctx, parts, lease.Key{}, "the job has ended on its node: "+t.Reason)
+		return lease.Lease{}, false, lease.Errorf(lease.Over, "job %s has ended here: %s", key, t.Reason)
+	case !whole(best) && len(silent) > 0:
+		return lease.Lease{}, false, lease.Errorf(lease.Down, "job %s: lease %s is not all known: %s; see sluice health", key, best.ID, strings.Join(silent, "; "))
+	case !whole(best):
+		h.endParts(ctx, parts, lease.Key{}, "it is not whole")
+		return lease.Lease{}, false, nil
+	}
+	h.point("attach-1-found")
+	if hd != nil {
+		h.release(ctx, hd, "the job has begun anew", true)
+	}
+	h.endParts(ctx, parts[1:], lease.Key{}, "the job has begun anew")
+	if err := h.claim(ctx, best); err != nil {
+		if codeOf(err) == lease.Over { // it has ended this moment
+			h.endParts(ctx, parts[:1], lease.Key{}, "a part of it has ended")
+			return lease.Lease{}, false, nil
+		}
+		return lease.Lease{}, false, err
+	}
+	h.point("attach-2-renewed")
+	hd, err := h.take(best)
+	if err != nil {
+		return lease.Lease{}, false, err
+	}
+	h.point("attach-3-written")
+	if err := h.openSocket(hd); err != nil {
+		err = lease.Errorf(lease.Internal, "lease %s: %v", best.ID, err)
+		h.release(ctx, hd, err.Error(), true)
+		return lease.Lease{}, false, err
+	}
+	h.point("attach-4-socket")
+	h.tell(audit.Attach, &best, "got by "+best.Sponsor)
+	h.log.Info("lease attached", "lease", best.ID, "job", key.String(), "uid", best.Request.UID, "sponsor", best.Sponsor, "gpus", len(best.Grants))
+	return best, true, nil
+}
+
+// claim tells the owners of a lease that this node has it now. Over says that one of
+// them has ended it.
+func (h *Host) claim(ctx context.Context, l lease.Lease) error {
+	var peers []*peer
+	for _, o := range ownersOf(l.Grants) {
+		p, err := h.peer(o, "")
+		if err != nil {
+			return err
+		}
+		peers = append(peers, p)
+	}
+	for _, a := range askAll(ctx, h, peers, true, func(ctx context.Context, o lease.Owner) ([]string, error) {
+		return o.Renew(ctx, h.cfg.Node, []string{l.ID})
+	}) {
+		if a.err != nil {
+			return a.err
+		}
+		if !slices.Contains(a.v, l.ID) {
+			return lease.Errorf(lease.Over, "owner %s has ended lease %s", a.peer.name, l.ID)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,110 @@
+package host
+
+// What is asked of, and told to, several owners at once.
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+// owners are those of all pools.
+func (h *Host) owners() []*peer {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	seen := make(map[string]bool)
+	var peers []*peer
+	for _, pool := range h.pools {
+		for _, o := range pool.Owners {
+			if p := h.peers[o.Name]; p != nil && !seen[o.Name] {
+				seen[o.Name] = true
+				peers = append(peers, p)
+			}
+		}
+	}
+	slices.SortFunc(peers, func(a, b *peer) int { return cmp.Compare(a.name, b.name) })
+	return peers
+}
+
+// heard is what one owner answered.
+type heard[T any] struct {
+	peer *peer
+	v    T
+	err  error
+}
+
+// askAll asks owners all at once, those that were away too if all is set.
+func askAll[T any](ctx context.Context, h *Host, peers []*peer, all bool, f func(context.Context, lease.Owner) (T, error)) []heard[T] {
+	out := make([]heard[T], len(peers))
+	var wg sync.WaitGroup
+	for i, p := range peers {
+		out[i].peer = p
+		if out[i].err = p.down(); out[i].err != nil && !all {
+			continue
+		}
+		wg.Go(func() {
+			out[i].v, out[i].err = question(ctx, h, p, f)
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+// search is what the owners have for host ("" for all) of the leases that are wanted,
+// each put together, the latest first; and who did not answer.
+func (h *Host) search(ctx context.Context, host string, all bool, wanted func(*lease.Lease) bool) (found []lease.Lease, silent []string) {
+	byID := make(map[string]*lease.Lease)
+	for _, a := range askAll(ctx, h, h.owners(), all, func(ctx context.Context, o lease.Owner) ([]lease.Status, error) { return o.List(ctx, host) }) {
+		if a.err != nil {
+			silent = append(silent, a.err.Error())
+		}
+		for i := range a.v {
+			s := &a.v[i].Lease
+			if s.State != lease.Granted || !wanted(s) {
+				continue
+			}
+			if l := byID[s.ID]; l != nil {
+				l.Grants = append(l.Grants, s.Grants...)
+			} else {
+				byID[s.ID] = s
+			}
+		}
+	}
+	for _, l := range byID {
+		slices.SortFunc(l.Grants, func(a, b lease.Grant) int { return a.Order - b.Order })
+		found = append(found, *l)
+	}
+	slices.SortFunc(found, func(a, b lease.Lease) int {
+		return cmp.Or(cmp.Compare(b.Request.Key.Incarnation, a.Request.Key.Incarnation), b.Made.Compare(a.Made), cmp.Compare(a.ID, b.ID))
+	})
+	return found, silent
+}
+
+func whole(l lease.Lease) bool { return len(l.Grants) == len(l.Request.Fractions) }
+
+// endParts ends leases that this host does not hold; with a key, that is over too. What
+// cannot be told now is ended by its sponsor, or by its silence.
+func (h *Host) endParts(ctx context.Context, leases []lease.Lease, key lease.Key, reason string) {
+	silent := make(map[string]error)
+	for _, l := range leases {
+		for _, name := range ownersOf(l.Grants) {
+			p, err := h.peer(name, "")
+			if err == nil && silent[name] != nil {
+				err = silent[name] // it is waited for once
+			} else if err == nil {
+				err = h.order(ctx, p, releaseTime, func(ctx context.Context, o lease.Owner) error {
+					return o.Release(ctx, h.cfg.Node, l.ID, key, reason)
+				})
+			}
+			if err != nil {
+				if codeOf(err) == lease.Down {
+					silent[name] = err
+				}
+				h.log.Warn("lease could not be ended", "lease", l.ID, "owner", name, "error", err)
+			}
+		}
+	}
+}

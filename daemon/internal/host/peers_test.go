@@ -1,0 +1,95 @@
+package host
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
+)
+
+// Whatever an owner is asked for, that it did not answer is remembered, so that the next
+// call does not wait for it again; and after a change its inventory is asked for.
+func TestSilenceIsNoted(t *testing.T) {
+	a := newFake("a", 1)
+	s := newSite(t, a)
+	s.noRun = true
+	s.restart()
+	p, err := s.peer("a", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := []lease.Lease{
+		{ID: form.NewLeaseID(), Grants: []lease.Grant{{Owner: "a"}}},
+		{ID: form.NewLeaseID(), Grants: []lease.Grant{{Owner: "a"}}},
+	}
+	for what, f := range map[string]func(){
+		"leases that are not whole": func() { s.endParts(t.Context(), parts, lease.Key{}, "it is not whole") },
+		"a lease that is not known": func() { s.stranger(t.Context(), p, parts[0]) },
+		"a delivery":                func() { _ = s.tellRelease(t.Context(), "a", &record{Lease: parts[0]}, lease.Key{}) },
+		"the end of a job":          func() { _ = s.tellOwner(t.Context(), p, &jobEnd{Job: "7"}, []string{""}) },
+		"a change":                  func() { _, _ = s.setAt(t.Context(), p, lease.Change{Lease: parts[0].ID}) },
+	} {
+		a.set(func() { a.down = false; a.calls = map[string]int{} })
+		if _, err := p.inventory(t.Context(), s.Host, 0); err != nil || p.down() != nil {
+			t.Fatal(err, p.down())
+		}
+		a.set(func() { a.down = true })
+		f()
+		if p.down() == nil {
+			t.Errorf("%s: the owner's silence is not noted", what)
+		}
+		p.mu.Lock()
+		if !p.at.IsZero() {
+			t.Errorf("%s: the inventory from before it counts", what)
+		}
+		p.mu.Unlock()
+		if n := a.calls["release"] + a.calls["set"]; n != 1 {
+			t.Errorf("%s: a silent owner is asked %d times", what, n)
+		}
+	}
+}
+
+// An owner says that it no longer has a lease, while its user changes the lease. The race
+// detector judges.
+func TestRenewalBesideSet(t *testing.T) {
+	a := newFake("a", 1)
+	s := newSite(t, a)
+	s.noRun = true
+	s.restart()
+	p, err := s.peer("a", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		l := s.must(ask("1", 50))
+		var wg sync.WaitGroup
+		ended := make(chan struct{})
+		for range 2 {
+			wg.Go(func() {
+				for percent := uint32(1); ; percent = percent%50 + 1 {
+					select {
+					case <-ended:
+						return
+					default:
+						_, _ = s.Set(t.Context(), root, lease.Change{Lease: l.ID, Shares: []uint32{percent}})
+					}
+				}
+			})
+		}
+		a.set(func() { a.calls["set"] = 0; a.forgot = false })
+		s.wait("the lease is being changed", func() bool {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return a.calls["set"] > 0
+		})
+		a.set(func() { a.forgot = true }) // and what was on its way to it still changes the lease
+		s.renew(t.Context(), p)
+		close(ended)
+		wg.Wait()
+		a.set(func() { clear(a.leases) })
+		s.mu.Lock()
+		delete(s.tombs, nameOf(l.Request.Key)) // so that the job may have another
+		s.mu.Unlock()
+	}
+}
