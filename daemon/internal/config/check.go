@@ -40,6 +40,10 @@ func (p *parser) finish() {
 	if !isName(c.Cluster) {
 		p.fail("cluster", "%q is no cluster name (letters, digits, '.', '-' and '_', at most 63)", c.Cluster)
 	}
+	// Where Slurm schedules the GPUs, nobody takes them past its queue unless the site says so.
+	if !p.given("users.run") {
+		c.Users.Run = len(c.Slurm.Controllers) == 0
+	}
 	p.paths()
 	p.addresses()
 	p.ranges()
@@ -140,6 +144,7 @@ func (p *parser) ranges() {
 	count("worker.pids_max", c.Worker.PidsMax, 64, 1<<16)
 	count("audit.keep", c.Audit.Keep, 0, 1000)
 	count("munge.uid", c.Munge.UID, 0, 1<<31-1)
+	count("users.uid_min", c.Users.UIDMin, 1, 1<<31-1)
 	size := func(key string, v, lo, hi Size) {
 		if v < lo || v > hi {
 			p.fail(key, "%v is not between %v and %v", v, lo, hi)

@@ -81,7 +81,8 @@ type TLS struct {
 
 // Users says what users may do besides using what their jobs were granted.
 type Users struct {
-	Run bool `key:"run" live:"yes"` // acquire leases by sluice run
+	Run    bool `key:"run" live:"yes"` // acquire leases by sluice run; unless it is set, false where slurm.controllers is
+	UIDMin int  `key:"uid_min"`        // of users; lower uids, and root, are the system's
 }
 
 // Owner is the role that lends this node's GPUs.
@@ -120,6 +121,7 @@ type Worker struct {
 	Cgroup     string `key:"cgroup" oneof:"auto|required|off"`
 	MemoryMax  Size   `key:"memory_max"` // bytes of host memory for each session; 0 no limit
 	PidsMax    int    `key:"pids_max"`   // threads for each session
+	RootUser   string `key:"root_user"`  // as whom leases of root and the system's users run; "" refuses them
 	Seccomp    bool   `key:"seccomp"`
 	ConfineDev bool   `key:"confine_dev"` // only its own GPUs' device files
 }
@@ -193,13 +195,13 @@ func Default() Config {
 		Log:      Log{Level: "info", Format: "text"},
 		Audit:    Audit{File: "/var/log/sluice/audit.log", MaxSize: 64 << 20, Keep: 8},
 		Listen:   Listen{Control: ":7071", Data: ":7072", Metrics: "127.0.0.1:7073"},
-		Users:    Users{Run: true},
+		Users:    Users{Run: true, UIDMin: 1000},
 		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",
 			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30},
 		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
 			Tombstone: time.Hour, MaxPerGPU: 64},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},
-		Worker:  Worker{Cgroup: "auto", PidsMax: 512, Seccomp: true, ConfineDev: true},
+		Worker:  Worker{Cgroup: "auto", PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true},
 		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "warn"}},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
 			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},

@@ -62,6 +62,30 @@ pools:
 	}
 }
 
+// Where Slurm schedules the GPUs, users take none past its queue unless the site says so.
+func TestUsersRun(t *testing.T) {
+	for _, c := range []struct {
+		text, env string
+		want      bool
+	}{
+		{"", "", true},
+		{"slurm: {controllers: [head]}\n", "", false},
+		{"slurm: {controllers: [head]}\nusers: {run: true}\n", "", true},
+		{"slurm: {controllers: [head]}\n", "true", true},
+		{"users: {run: false}\n", "", false},
+		{"", "false", false},
+	} {
+		t.Setenv("SLUICE_USERS_RUN", c.env)
+		cfg, err := Parse("f.yaml", []byte(c.text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg.Users.Run != c.want {
+			t.Errorf("%q, environment %q: users.run is %v", c.text, c.env, cfg.Users.Run)
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"lease:\n  silense: 5m\n", "f.yaml:2: unknown key lease.silense; is lease.silence meant?"},
@@ -72,6 +96,7 @@ func TestErrors(t *testing.T) {
 		{"lease: 5\n", "f.yaml:1: the file lease wants keys of its own"},
 		{"auth: none\n", `f.yaml:1: auth: "none" is not known; give one of munge, tls`},
 		{"auth: tls\n", "tls.ca: is empty"},
+		{"users: {uid_min: 0}\n", "f.yaml:1: users.uid_min: 0 is not between 1"},
 		{"encrypt: maybe\n", "f.yaml:1: encrypt:"},
 		{"owner: {keep_mem: -1}\n", "f.yaml:1: owner.keep_mem:"},
 		{"owner: {keep_mem: 9999999999999G}\n", "f.yaml:1: owner.keep_mem:"},

@@ -174,11 +174,22 @@ type parser struct {
 	errs  []error
 }
 
+// inEnv is the environment variable of a key, and whether the key's value is from there.
+func (p *parser) inEnv(key string) (name string, ok bool) {
+	name = envPrefix + "_" + strings.ToUpper(envName.Replace(key))
+	return name, p.known[key] && os.Getenv(name) != ""
+}
+
+// given says whether a key has a value of the file's or the environment's.
+func (p *parser) given(key string) bool {
+	_, env := p.inEnv(key)
+	return env || p.line[key] > 0
+}
+
 // where names the place that a key's value came from.
 func (p *parser) where(key string) string {
-	env := envPrefix + "_" + strings.ToUpper(envName.Replace(key))
-	if p.known[key] && os.Getenv(env) != "" {
-		return "environment variable " + env
+	if name, ok := p.inEnv(key); ok {
+		return "environment variable " + name
 	}
 	if n := p.line[key]; n > 0 {
 		return fmt.Sprintf("%s:%d: %s", p.name, n, key)

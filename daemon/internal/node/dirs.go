@@ -82,6 +82,9 @@ func Check(cfg *config.Config) error {
 		if _, err := workerExe(cfg); err != nil {
 			errs = append(errs, err)
 		}
+		if _, _, err := rootUser(cfg); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -23,7 +23,9 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -237,6 +239,10 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 	if err != nil {
 		return err
 	}
+	rootUID, rootGID, err := rootUser(cfg)
+	if err != nil {
+		return err
+	}
 	n.pool, err = workers.New(n.log.With("part", "workers"), workers.Config{
 		Exe: exe, Args: []string{"--log", cfg.Log.Level, "--log-format", cfg.Log.Format},
 		Dir:     filepath.Join(cfg.RunDir, "owner"),
@@ -244,6 +250,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit),
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive,
 		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev,
+		MinUID: uint32(cfg.Users.UIDMin), RootUID: rootUID, RootGID: rootGID,
 		Cgroup: cfg.Worker.Cgroup, MemoryMax: uint64(cfg.Worker.MemoryMax), PidsMax: cfg.Worker.PidsMax,
 		Turns: cfg.TurnsDir(), Sharing: sharing(cfg),
 	})
@@ -366,9 +373,34 @@ func workerExe(cfg *config.Config) (string, error) {
 	return exe, nil
 }
 
+// rootUser is as whom leases of root and of the system's users run, 0 where they are refused.
+func rootUser(cfg *config.Config) (uid, gid uint32, err error) {
+	name := cfg.Worker.RootUser
+	if name == "" {
+		return 0, 0, nil
+	}
+	u, err := user.Lookup(name)
+	if err != nil {
+		if u, err = user.LookupId(name); err != nil {
+			return 0, 0, fmt.Errorf("worker.root_user: %w; name a user of this node who owns nothing, or say \"\" to refuse leases of root and of uids below %d", err, cfg.Users.UIDMin)
+		}
+	}
+	id, errU := strconv.ParseUint(u.Uid, 10, 32)
+	group, errG := strconv.ParseUint(u.Gid, 10, 32)
+	if err := errors.Join(errU, errG); err != nil || id == 0 || group == 0 {
+		return 0, 0, fmt.Errorf("worker.root_user: %s has uid %s and gid %s; name a user who is not root", name, u.Uid, u.Gid)
+	}
+	return uint32(id), uint32(group), nil
+}
+
 // limits are what the configuration bounds an owner by.
 func limits(cfg *config.Config) owner.Limits {
+	var least uint32
+	if cfg.Worker.RootUser == "" {
+		least = uint32(cfg.Users.UIDMin)
+	}
 	return owner.Limits{
+		MinUID:  least,
 		Reserve: cfg.Lease.Reserve, Silence: cfg.Lease.Silence, MaxLife: cfg.Lease.MaxLife,
 		Tombstone: cfg.Lease.Tombstone, MaxPerGPU: cfg.Lease.MaxPerGPU, Sessions: cfg.Session.MaxPerLease,
 	}

@@ -93,3 +93,18 @@ func TestMismatches(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+func TestRootUser(t *testing.T) {
+	c := config.Default()
+	for name, want := range map[string]bool{"nobody": true, "65534": true, "": true, "root": false, "0": false, "no-such-user": false} {
+		c.Worker.RootUser = name
+		uid, gid, err := rootUser(&c)
+		if (err == nil) != want || want && (uid == 0) != (name == "") || want && (gid == 0) != (name == "") {
+			t.Errorf("%q: %d, %d, %v", name, uid, gid, err)
+		}
+		// Without such a user their leases are refused.
+		if least := limits(&c).MinUID; (least == 1000) != (name == "") {
+			t.Errorf("%q: uids from %d on", name, least)
+		}
+	}
+}

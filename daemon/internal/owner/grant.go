@@ -24,10 +24,12 @@ func (o *Owner) Reserve(ctx context.Context, host string, l lease.Lease, ttl tim
 	have, err := o.reserve(ctx, host, l, ttl)
 	if err != nil && have.ID == "" {
 		o.counts.refused.Add(1)
-		ev := o.event(audit.Refuse, &l, err.Error())
-		ev.GPUs, ev.Lease, ev.Key = nil, cut(ev.Lease), cut(ev.Key)
-		o.log.Info("lease refused", "lease", ev.Lease, "job", ev.Key, "uid", l.Request.UID, "host", host, "reason", err)
-		_ = o.cfg.Audit.Write(ev) // the log counts what it loses
+		if skipped, ok := o.refusal(host, l.Request.UID); ok {
+			ev := o.event(audit.Refuse, &l, err.Error())
+			ev.GPUs, ev.Lease, ev.Key, ev.Skipped = nil, cut(ev.Lease), cut(ev.Key), skipped
+			o.log.Info("lease refused", "lease", ev.Lease, "job", ev.Key, "uid", l.Request.UID, "host", host, "reason", err, "skipped", skipped)
+			_ = o.cfg.Audit.Write(ev) // the log counts what it loses
+		}
 	}
 	return have, err
 }
@@ -66,6 +68,9 @@ func (o *Owner) validate(l *lease.Lease, ttl time.Duration) error {
 		return err
 	}
 	limits := o.lim()
+	if l.Request.UID < limits.MinUID {
+		return lease.Errorf(lease.Denied, "lease %s is of uid %d, and owner %s lends nothing to uids below %d; use an account of a user, or ask its site for worker.root_user in sluice.yaml", l.ID, l.Request.UID, o.cfg.Name, limits.MinUID)
+	}
 	if ttl < 0 || ttl > limits.Reserve {
 		return lease.Errorf(lease.Invalid, "lease %s: reservation of %v: want at most %v", l.ID, ttl, limits.Reserve)
 	}

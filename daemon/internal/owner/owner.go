@@ -110,6 +110,7 @@ type Limits struct {
 	MaxPerGPU int           // leases on one GPU, 0 for 64
 	Sessions  int           // of one lease, 0 for 64
 	End       time.Duration // one attempt to end a lease's sessions, 0 for 10 s
+	MinUID    uint32        // of the users who may have leases, 0 for all
 }
 
 func (l Limits) withDefaults() Limits {

@@ -3,6 +3,7 @@ package owner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -142,6 +143,7 @@ func TestRefusals(t *testing.T) {
 	n := newNode(t, "gpu01", 2)
 	n.limits.MaxPerGPU, n.limits.Reserve = 2, time.Minute
 	n.SetLimits(n.limits)
+	n.refusals.PerSecond = 1000
 	for _, c := range []struct {
 		name string
 		code lease.Code
@@ -389,6 +391,48 @@ func TestMaxLife(t *testing.T) {
 }
 
 // Without a line in the audit log nothing is granted, and what ends still ends.
+// An owner whose site says so lends nothing to root and the system's users, whoever asks.
+func TestLeastUID(t *testing.T) {
+	n := newNode(t, "gpu01", 1)
+	n.SetLimits(Limits{MinUID: 1000})
+	for uid, want := range map[uint32]lease.Code{0: lease.Denied, 999: lease.Denied, 1000: ""} {
+		w := n.want("h1", fmt.Sprint(uid), 10)
+		w.Request.UID = uid
+		for _, ttl := range []time.Duration{0, time.Second} {
+			have, err := n.Reserve(ctx, "h1", w, ttl)
+			code(t, err, want)
+			if want == "" {
+				break
+			}
+			if have.ID != "" || !strings.Contains(err.Error(), "worker.root_user") {
+				t.Errorf("uid %d: %+v, %v", uid, have, err)
+			}
+		}
+	}
+}
+
+// A user asks in vain as often as the host can send, for a lease or for a session.
+func TestRefusalsAreBounded(t *testing.T) {
+	n := newNode(t, "gpu01", 1)
+	n.SetLimits(Limits{MinUID: 1000})
+	w := n.want("h1", "1", 10)
+	w.Request.UID = 7
+	begin := time.Now()
+	for range 300 {
+		_, err := n.Reserve(ctx, "h1", w, 0)
+		code(t, err, lease.Denied)
+	}
+	lines := 0
+	for _, e := range n.history() {
+		if e.Event == audit.Refuse {
+			lines++
+		}
+	}
+	if most := 10 * (1 + int(time.Since(begin)/time.Second)); lines < 10 || lines > most+10 {
+		t.Errorf("300 refusals have %d lines, want at most %d", lines, most)
+	}
+}
+
 func TestAuditFails(t *testing.T) {
 	n := newNode(t, "gpu01", 1)
 	old := n.granted("h1", "1", 50)

@@ -244,6 +244,7 @@ func levels(checks []rpc.Check, name string) (rpc.Level, string) {
 
 func TestCheck(t *testing.T) {
 	cfg, tab := table(t)
+	cfg.Users.Run = true
 	if level, text := levels(Check(context.Background(), cfg, &tab, nil, good(t, tab)), "users.run"); level != rpc.Warn || !strings.Contains(text, "outside of jobs") {
 		t.Errorf("users.run: %s: %s", level, text)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
@@ -72,33 +73,64 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// Root's sessions have as few capabilities as anybody's.
-func TestRootSession(t *testing.T) {
-	p := newPool(t, setup(t), nil)
-	l := testLease("d", 0)
-	l.Request.UID, l.Request.GID = 0, 0
-	c, w := pair(t)
-	s, err := p.Start(t.Context(), l, request("d"), w, gpus(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.Close()
-	if err := c.hello(); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.activate(0); err != nil {
-		t.Fatal(err)
-	}
-	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(s.Worker.PID) + "/task/*/status")
-	if len(tasks) < 3 {
-		t.Errorf("threads: %v", tasks)
-	}
-	for _, f := range tasks {
-		b, _ := os.ReadFile(f)
-		for _, set := range []string{"Inh", "Prm", "Eff", "Amb"} {
-			if !strings.Contains(string(b), "Cap"+set+":\t0000000000000000\n") {
-				t.Errorf("%s: %s", f, b)
+// The sessions of root, and of other users of the system, run as a user who owns nothing.
+func TestSquashedSession(t *testing.T) {
+	dir := setup(t)
+	p := newPool(t, dir, func(c *Config) { c.MinUID, c.RootUID, c.RootGID = 900, 7777, 8888 })
+	for id, from := range map[string][2]uint32{"d": {0, 0}, "e": {899, 5}} {
+		l := testLease(id, 0)
+		l.Request.UID, l.Request.GID = from[0], from[1]
+		c, w := pair(t)
+		s, err := p.Start(t.Context(), l, request(id), w, gpus(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		if err := c.hello(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.activate(0); err != nil {
+			t.Fatal(err)
+		}
+		tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(s.Worker.PID) + "/task/*/status")
+		if len(tasks) < 3 {
+			t.Errorf("threads: %v", tasks)
+		}
+		for _, f := range tasks {
+			b, _ := os.ReadFile(f)
+			want := []string{"Uid:\t7777\t7777\t7777\t7777\n", "Gid:\t8888\t8888\t8888\t8888\n", "Groups:\t \n"}
+			for _, set := range []string{"Inh", "Prm", "Eff", "Amb"} {
+				want = append(want, "Cap"+set+":\t0000000000000000\n")
 			}
+			for _, w := range want {
+				if !strings.Contains(string(b), w) {
+					t.Errorf("uid %d, %s: no %q in %s", from[0], f, w, b)
+				}
+			}
+		}
+	}
+	if all, err := os.ReadDir(p.cfg.Store); err != nil || len(all) != 1 || all[0].Name() != "7777" {
+		t.Errorf("image stores: %v, %v", all, err)
+	}
+}
+
+func TestRunsAs(t *testing.T) {
+	for _, c := range []struct {
+		cfg      Config
+		uid, gid uint32 // the lease's
+		as, of   uint32
+	}{
+		{Config{}, 1000, 100, 1000, 100},
+		{Config{}, 1, 1, 1, 1},
+		{Config{}, 0, 0, nobody, nobody},
+		{Config{}, 0, 100, nobody, nobody},
+		{Config{}, 1000, 0, 1000, nobody}, // group 0 may read what is root's
+		{Config{MinUID: 1000, RootUID: 5000, RootGID: 6000}, 999, 999, 5000, 6000},
+		{Config{MinUID: 1000, RootUID: 5000, RootGID: 6000}, 0, 1000, 5000, 6000},
+		{Config{MinUID: 1000, RootUID: 5000, RootGID: 6000}, 1000, 0, 1000, 6000},
+	} {
+		if as, of := c.cfg.as(&lease.Request{UID: c.uid, GID: c.gid}); as != c.as || of != c.of {
+			t.Errorf("%d:%d runs as %d:%d, want %d:%d", c.uid, c.gid, as, of, c.as, c.of)
 		}
 	}
 }

@@ -59,6 +59,9 @@ type Config struct {
 	Seccomp    bool
 	ConfineDev bool
 	Cgroup     string  // auto, required or off
+	MinUID     uint32  // of the users whose sessions run as themselves, at least 1
+	RootUID    uint32  // as whom those of lower uids run; 0 is 65534
+	RootGID    uint32  // the same, and in place of group 0
 	MemoryMax  uint64  // bytes of host memory of a session, 0 for no limit
 	PidsMax    int     // threads of a session, 0 for no limit
 	Turns      string  // directory of the GPUs' schedules, "" for none: then the driver shares the time
@@ -113,6 +116,29 @@ type session struct {
 	open          bool          // it has its client
 	why           string        // it was killed
 	done          chan struct{} // closed when it has ended and all is cleaned up
+}
+
+// nobody is the uid and gid of the user "nobody" on Linux.
+const nobody = 65534
+
+// as is the user as whom a lease's sessions run: its own, but never root, nor any other
+// user of the system. The host's word decides whose a lease is, and what a session of
+// root's on that node may touch is not what it may touch here: this daemon's ledger, the
+// accounts and boards of others, munge's key. A session needs nothing of its user's files.
+func (c *Config) as(r *lease.Request) (uid, gid uint32) {
+	uid, gid = r.UID, r.GID
+	if uid < max(1, c.MinUID) {
+		uid, gid = c.RootUID, c.RootGID
+	}
+	if uid == 0 {
+		uid = nobody
+	}
+	if gid == 0 {
+		if gid = c.RootGID; gid == 0 {
+			gid = nobody
+		}
+	}
+	return uid, gid
 }
 
 // New finds the sessions of an earlier daemon again.
@@ -173,9 +199,10 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 
 // startMessage is the START of a session of l.
 func (p *Pool) startMessage(ctx context.Context, l lease.Lease, gpus []lease.GPU) (*control.Start, error) {
+	uid, gid := p.cfg.as(&l.Request)
 	st := &control.Start{
 		Lease: l.ID, Detached: true, StoreLimit: p.cfg.StoreLimit,
-		Bind: &control.Bind{UID: l.Request.UID, GID: l.Request.GID, Seccomp: p.cfg.Seccomp},
+		Bind: &control.Bind{UID: uid, GID: gid, Seccomp: p.cfg.Seccomp},
 	}
 	for i, g := range gpus {
 		f, err := p.factsOf(ctx, g.UUID)
@@ -254,7 +281,7 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	if err := s.l.file.Bind(s.slot, pid, start); err != nil {
 		return err
 	}
-	dir, err := p.userStore(l.Request.UID, l.Request.GID)
+	dir, err := p.userStore(st.Bind.UID, st.Bind.GID)
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,8 @@ func (o *Options) jobs() error {
 	for _, sub := range []string{"prolog", "epilog", "prolog-ctld", "epilog-ctld"} {
 		install[slurmLib+"/"+sub+".sh"] = filepath.Join(o.Repository, "prolog", sub+".sh")
 	}
-	keys := map[string]string{"slurm.controllers": "[" + o.Name + "ctl]"}
+	// Tests get leases by sluice run besides.
+	keys := map[string]string{"slurm.controllers": "[" + o.Name + "ctl]", "users.run": "true"}
 	for _, x := range []struct {
 		to   *map[string]string
 		from map[string]string
