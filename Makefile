@@ -186,7 +186,7 @@ test-cluster: all cuda-programs
 
 # Shares of a simulated GPU, by counts; as root.
 .PHONY: test-shares
-test-shares: all cuda-programs $(B)/test/tenant $(B)/test/tenant-twins.so
+test-shares: all cuda-programs $(B)/test/tenant $(B)/test/tenant-twins.so $(B)/test/tenant-kind2.so
 	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -timeout 10m ./test/shares
 
 $(B)/test/tenant: test/shares/tenant/tenant.c | $(B)/test
@@ -194,6 +194,9 @@ $(B)/test/tenant: test/shares/tenant/tenant.c | $(B)/test
 
 $(B)/test/tenant-twins.so: test/shares/tenant/twins.c remoting/simgpu/simkernel.h | $(B)/test
 	$(CC) $(CFLAGS_BASE) $(CFLAGS) -shared -Iremoting/simgpu -o $@ $<
+
+$(B)/test/tenant-kind2.so: test/shares/tenant/kind2.c | $(B)/test
+	$(CC) $(CFLAGS_BASE) $(CFLAGS) -shared -o $@ $< -ldl
 
 # Jobs on real Slurm clusters, each in a folder of its own; as root. The release that is installed, and those of other
 # Debian releases in roots that are fetched once: SLURM=24.11 is one alone.

@@ -17,13 +17,6 @@ var helloMagic = [8]byte{'S', 'L', 'U', 'I', 'C', 'E', '\r', '\n'}
 
 const welcomeMagic = 0x4c43574c
 
-// Kinds of sessions asked for by HELLO.
-const (
-	SessionCompute = 1
-	SessionObserve = 2
-	SessionLease   = 3
-)
-
 // FeatureShm in HELLO: the client can use shared memory (Unix sockets only);
 // in a snapshot: shared memory follows by SCM_RIGHTS.
 const FeatureShm = 1

@@ -224,17 +224,28 @@ func dial(t testing.TB, addr string, token [16]byte) *conn {
 
 func dialRaw(t testing.TB, addr string, token [16]byte) *conn {
 	t.Helper()
-	h := testHello(wire.SessionCompute)
+	return dialKind(t, addr, wire.SessionCompute, token)
+}
+
+func dialKind(t testing.TB, addr string, kind uint32, token [16]byte) *conn {
+	t.Helper()
+	h := testHello(kind)
 	h.Token = token
 	c, p, err := dialHello(addr, h)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &conn{t: t, c: c, replies: map[uint32]reply{}, data: map[uint32][]byte{}, over: map[uint32]bool{}, events: map[uint32]uint32{}, failed: map[string]int32{}}
-	k.cond = sync.NewCond(&k.mu)
+	k := newConn(t, c)
 	if err := k.snap.Decode(p); err != nil {
 		t.Fatal(err)
 	}
+	return k
+}
+
+// newConn reads the frames of a connection that was welcomed.
+func newConn(t testing.TB, c net.Conn) *conn {
+	k := &conn{t: t, c: c, replies: map[uint32]reply{}, data: map[uint32][]byte{}, over: map[uint32]bool{}, events: map[uint32]uint32{}, failed: map[string]int32{}}
+	k.cond = sync.NewCond(&k.mu)
 	go k.receive()
 	t.Cleanup(func() { c.Close() })
 	return k

@@ -141,7 +141,8 @@ func fakeSessionOf(t testing.TB, l *account.Lease, images *store.Store, in []byt
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := &control.Start{Facts: control.Facts{Snapshot: wire.Snapshot{Devices: []wire.Device{{CCMajor: 9, TotalMem: testMem}}}, Overhead: []uint64{64 << 20}, Idle: []uint64{0}}}
+	st := &control.Start{Facts: control.Facts{Snapshot: wire.Snapshot{Devices: []wire.Device{{CCMajor: 9, TotalMem: testMem}}}, Overhead: []uint64{64 << 20}, Idle: []uint64{0}},
+		Hello: wire.Hello{Kind: wire.SessionCompute}, Turns: control.NoTurns(1)}
 	s.configure(st, time.Second)
 	s.exit = func(int) {}
 	s.hostfns.r = os.Stdin // opened already, as far as launchHost can tell

@@ -27,16 +27,12 @@ func (s *session) cuCtxCreate_v2(id uint32, o *C.uint64_t, flags, dev uint32) C.
 	if d < 0 || d >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
 	}
-	if !s.mem.chargeContext(d) {
-		return C.CUDA_ERROR_OUT_OF_MEMORY
-	}
-	rc := C.sl_ctx_create(o, C.uint32_t(flags), C.int(d))
+	c, rc := s.newContext(d, &flags)
 	s.forgetCtx()
 	if rc != 0 {
-		s.mem.unchargeContext(d)
-		return rc
+		return C.CUresult(rc)
 	}
-	s.ctxs[uint64(*o)] = &cudaContext{dev: d, real: uint64(*o), created: true}
+	*o = C.uint64_t(c.real)
 	s.mem.measureSoon()
 	return 0
 }

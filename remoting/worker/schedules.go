@@ -85,8 +85,11 @@ func (b *schedules) remove(tenants []int) {
 	}
 }
 
-// share adds what a session needs to its START.
-func (b *schedules) share(tenants, fds []int) ([]control.Turn, []int) {
+// share says how a session shares each device, and adds the descriptors that it needs for that.
+func (b *schedules) share(devices int, tenants, fds []int) ([]control.Turn, []int) {
+	if b == nil {
+		return control.NoTurns(devices), fds
+	}
 	var ts []control.Turn
 	for i, n := range tenants {
 		policy, state := b.list[i].Files()

@@ -34,6 +34,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/gate"
 	"github.com/sluice-hpc/sluice/remoting/worker/nap"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
@@ -51,6 +52,8 @@ type ledger interface {
 type session struct {
 	log       *slog.Logger
 	keepalive time.Duration
+	kind      uint32         // of the session
+	turns     []control.Turn // by device
 	snap      wire.Snapshot
 	overhead  []uint64 // what the driver takes for a context, per device
 	ledger    ledger
@@ -180,6 +183,11 @@ func (s *session) run() error {
 // unlocked before anything that may take long.
 func (s *session) frame() (int32, error) {
 	h := &s.hdr
+	if !wire.SessionMay(s.kind, h.Op) {
+		s.rd.Done()
+		s.violation(fmt.Sprintf("not allowed in a session of kind %s", wire.SessionName(s.kind)))
+		return 0, nil
+	}
 	if h.Op == wire.OpCopyIn {
 		return s.copyInFrame()
 	}
@@ -390,16 +398,11 @@ func (s *session) ctxActivate(p []byte) int32 {
 	if s.tables[wire.KindCtx].live(id) != nil {
 		return 0
 	}
-	if !s.mem.chargeContext(dev) {
-		return C.CUDA_ERROR_OUT_OF_MEMORY
+	c, rc := s.newContext(dev, nil)
+	if rc != 0 {
+		return rc
 	}
-	var real C.uint64_t
-	if rc := C.sl_ctx_retain(&real, C.int(dev)); rc != 0 {
-		s.mem.unchargeContext(dev)
-		return int32(rc)
-	}
-	s.bind(wire.KindCtx, id, uint64(real), 0)
-	s.ctxs[uint64(real)] = &cudaContext{dev: dev, real: uint64(real)}
+	s.bind(wire.KindCtx, id, c.real, 0)
 	s.forgetCtx()
 	if rc := s.setCtx(id); rc != 0 {
 		return rc
@@ -409,13 +412,6 @@ func (s *session) ctxActivate(p []byte) int32 {
 	}
 	s.mem.measureSoon()
 	return 0
-}
-
-// cudaContext is what the worker knows of a context.
-type cudaContext struct {
-	dev     int
-	real    uint64
-	created bool // by cuCtxCreate, not a primary one
 }
 
 // context gives the current context's facts, or nil.

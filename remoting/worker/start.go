@@ -83,7 +83,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	// A client on this machine gets its frames through shared memory.
 	stream, pass := sock, -1
-	if st.Hello.Features&wire.FeatureShm != 0 && st.Hello.Kind == wire.SessionCompute && isUnix(fd) {
+	if st.Hello.Features&wire.FeatureShm != 0 && wire.SessionComputes(st.Hello.Kind) && isUnix(fd) {
 		if m, p, err := wire.NewShmStream(fd, keepalive); err != nil {
 			log.Warn("no shared memory: the socket serves instead", "error", err)
 		} else {
@@ -189,7 +189,7 @@ func readHello(fd int, h *wire.Hello) error {
 	if err == nil && h.Kind != asked {
 		status, err = wire.StatusVersion, fmt.Errorf("client asked for a session of kind %d and says hello as kind %d", asked, h.Kind)
 	}
-	if err == nil && h.Kind == wire.SessionLease {
+	if err == nil && !wire.SessionOpens(h.Kind) {
 		status, err = wire.StatusVersion, errors.New("a lease asks for a lease: unset SLUICE_WORKER inside of one")
 	}
 	if err != nil {
@@ -211,6 +211,8 @@ func (s *session) configure(st *control.Start, keepalive time.Duration) {
 	s.snap = st.Snapshot
 	s.overhead = st.Overhead
 	s.client = account.Client{PID: st.Hello.PID, Name: st.Hello.Program}
+	s.kind = st.Hello.Kind
+	s.turns = st.Turns
 	s.mem.setDevices(len(st.Snapshot.Devices), st.Idle)
 }
 

@@ -332,7 +332,7 @@ func judge(h *wire.Hello) (uint32, error) {
 	switch {
 	case h.Version != wire.Version:
 		return wire.StatusVersion, fmt.Errorf("client speaks protocol version %d, this worker version %d; install the same release on both sides", h.Version, wire.Version)
-	case h.Kind != wire.SessionCompute && h.Kind != wire.SessionObserve && h.Kind != wire.SessionLease:
+	case !wire.SessionKnown(h.Kind):
 		return wire.StatusVersion, fmt.Errorf("client asks for session kind %d, which this worker does not know", h.Kind)
 	case h.Kind != wire.SessionLease && h.Fingerprint != apiFingerprint:
 		return wire.StatusFingerprint, fmt.Errorf("client was built from API table %x, this worker from %x; install the same release on both sides", h.Fingerprint[:8], apiFingerprint[:8])
@@ -543,8 +543,8 @@ func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *leas
 	// File sets the descriptor's mode for everybody who shares it; the
 	// session process sets what it needs itself.
 	fds := []int{int(f.Fd()), l.FD()}
-	if h.Kind == wire.SessionCompute {
-		st.Turns, fds = s.turns.share(l.tenants, fds)
+	if wire.SessionComputes(h.Kind) {
+		st.Turns, fds = s.turns.share(len(st.Snapshot.Devices), l.tenants, fds)
 	}
 	return p.Give(&st, fds...)
 }

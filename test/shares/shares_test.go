@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	build = abs
-	for _, f := range []string{"test/tenant", "test/tenant-twins.so"} {
+	for _, f := range []string{"test/tenant", "test/tenant-twins.so", "test/tenant-kind2.so"} {
 		if _, err := os.Stat(filepath.Join(build, f)); err != nil {
 			fmt.Fprintf(os.Stderr, "shares: %v; run make test-shares, which builds what these tests need\n", err)
 			os.Exit(1)
@@ -85,7 +85,7 @@ func newWorld(t *testing.T) *world {
 		}
 		s.Close()
 	})
-	for from, to := range map[string]string{"tenant": "tenant", "tenant-twins.so": "twins.so"} {
+	for from, to := range map[string]string{"tenant": "tenant", "tenant-twins.so": "twins.so", "tenant-kind2.so": "kind2.so"} {
 		b, err := os.ReadFile(filepath.Join(build, "test", from))
 		if err == nil {
 			err = os.WriteFile(s.Opt(to), b, 0o755)

@@ -316,7 +316,7 @@ func (h *Host) answer(c *net.UnixConn, hd *held) {
 		err = lease.Errorf(lease.Over, "lease %s has ended", l.ID)
 	case r.version != socketVersion:
 		status, err = wire.StatusVersion, lease.Errorf(lease.Invalid, "lease socket: version %d asked, %d spoken here; the shim and sluiced have to be of one release", r.version, socketVersion)
-	case r.kind != wire.SessionCompute && r.kind != wire.SessionObserve:
+	case !wire.SessionOpens(r.kind):
 		err = lease.Errorf(lease.Invalid, "lease socket: session of kind %d: want 1 or 2", r.kind)
 	case r.features != 0:
 		err = lease.Errorf(lease.Invalid, "lease socket: features %#x are not known in version %d", r.features, socketVersion)

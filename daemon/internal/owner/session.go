@@ -57,7 +57,7 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 func (o *Owner) usable(host string, r lease.SessionRequest) (*entry, error) {
 	e := o.leases[r.Lease]
 	switch {
-	case r.Kind != wire.SessionCompute && r.Kind != wire.SessionObserve:
+	case !wire.SessionOpens(r.Kind):
 		return nil, lease.Errorf(lease.Invalid, "session of kind %d: want %d or %d", r.Kind, wire.SessionCompute, wire.SessionObserve)
 	case e == nil:
 		return nil, lease.Errorf(lease.NotFound, "lease %.40q is not known to owner %s: it has ended, or never was", r.Lease, o.cfg.Name)

@@ -288,7 +288,7 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	defer dir.Close()
 	st.Slot = s.slot
 	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd())}
-	if s.Kind == wire.SessionCompute { // other sessions start no work
+	if wire.SessionComputes(s.Kind) {
 		var schedules []*os.File
 		if st.Turns, schedules, err = p.startTurns(l); err != nil {
 			return err
@@ -471,7 +471,7 @@ func (p *Pool) others() {
 	n := map[string]uint64{}
 	count := func(l *leased) (k uint64) {
 		for s := range l.sessions {
-			if s.Kind == wire.SessionCompute {
+			if wire.SessionComputes(s.Kind) {
 				k++
 			}
 		}

@@ -57,16 +57,30 @@ type Start struct {
 	Detached   bool
 	StoreLimit int64 // bytes
 	Bind       *Bind `json:",omitempty"`
-	// Turns says for each device how its turns are shared; empty: they are not. The descriptors of
-	// the schedules come last: policy and state of each device that has one.
+	// Turns says how the session may work on each device: in turns, or at any time. On a
+	// device without an entry it may not work at all. The descriptors of the schedules come
+	// last: policy and state of each device that has one.
 	Turns []Turn `json:",omitempty"`
 }
 
 // Turn is a lease's place on a device's schedule.
 type Turn struct {
-	// Tenant is the lease's number there; -1: the device has no schedule. Its name in the message is
-	// older: daemon and worker may be of two builds during an upgrade.
+	// Tenant is the lease's number there, or NoSchedule. Its name in the message is older:
+	// daemon and worker may be of two builds during an upgrade.
 	Tenant int `json:"Seat"`
+}
+
+// NoSchedule stands for the tenant of a device that has no schedule: the session may work
+// at any time.
+const NoSchedule = -1
+
+// NoTurns is what a session is told that may work on so many devices at any time.
+func NoTurns(devices int) []Turn {
+	t := make([]Turn, devices)
+	for i := range t {
+		t[i].Tenant = NoSchedule
+	}
+	return t
 }
 
 // Schedules counts the devices that have a schedule.

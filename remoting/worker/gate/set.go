@@ -66,6 +66,9 @@ func (s *Set) Open(dev int, member *turns.Member, clock turns.Clock, idle time.D
 // Kept says whether any device has a gate.
 func (s *Set) Kept() bool { return s.gates != nil }
 
+// Has reports whether a device has a gate.
+func (s *Set) Has(dev int) bool { return dev >= 0 && dev < len(s.gates) && s.gates[dev] != nil }
+
 // Use notes that ctx, a context of device dev, is current on the executor's thread. A dev of -1 says
 // that none is.
 func (s *Set) Use(dev int, ctx uint64) {

@@ -1,0 +1,54 @@
+package wire
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Kinds of sessions, as HELLO asks for them.
+const (
+	SessionCompute = 1
+	SessionObserve = 2
+	SessionLease   = 3
+)
+
+// sessionKinds says what a session of each kind may do. HELLO is refused if it asks for a
+// kind that has no row here. A row that does not compute lists every operation that it
+// allows, so that a new operation is allowed to nobody else until it is added here.
+var sessionKinds = [...]struct {
+	name     string
+	computes bool     // allows every operation; the session takes turns where its owner keeps them
+	ops      []uint16 // operations that a session allows that does not compute
+}{
+	SessionCompute: {name: "compute", computes: true},
+	SessionObserve: {name: "observe", ops: []uint16{OpObserve, OpBeat}},
+	SessionLease:   {name: "lease"}, // carries no frames
+}
+
+// SessionKnown reports whether HELLO may ask for a session of the kind.
+func SessionKnown(kind uint32) bool {
+	return kind < uint32(len(sessionKinds)) && sessionKinds[kind].name != ""
+}
+
+// SessionOpens reports whether sessions of the kind send frames, and so need a process.
+func SessionOpens(kind uint32) bool {
+	return SessionKnown(kind) && (sessionKinds[kind].computes || len(sessionKinds[kind].ops) > 0)
+}
+
+// SessionComputes reports whether sessions of the kind may start work on a device.
+func SessionComputes(kind uint32) bool {
+	return kind < uint32(len(sessionKinds)) && sessionKinds[kind].computes
+}
+
+// SessionMay reports whether a session of the kind may send the operation.
+func SessionMay(kind uint32, op uint16) bool {
+	return SessionComputes(kind) || kind < uint32(len(sessionKinds)) && slices.Contains(sessionKinds[kind].ops, op)
+}
+
+// SessionName names a kind of session for messages.
+func SessionName(kind uint32) string {
+	if SessionKnown(kind) {
+		return sessionKinds[kind].name
+	}
+	return fmt.Sprintf("kind %d", kind)
+}
