@@ -196,6 +196,7 @@ part_cuda12.4() { prebuilt 12.4; }
 part_libs() {
 	both cublas 120 "$PYTHON" "$BENCH/cublas.py"
 	both cudnn 120 "$PYTHON" "$BENCH/cudnn.py"
+	both cufft 120 "$PYTHON" "$BENCH/fft.py"
 }
 
 part_pinned() {

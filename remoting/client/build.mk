@@ -20,7 +20,7 @@ SHIM_OLD := $(if $(SAN),,-fno-stack-protector -U_FORTIFY_SOURCE)
 SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread -fno-plt -mtls-dialect=gnu2 \
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
-SHIM_SRC := session attention route delivery connect lease codec shmring handles error errstate device ctx ctxlocal stream event hostfn export_tables integrity procaddr \
+SHIM_SRC := session attention route delivery connect lease codec shmring handles error errstate device ctx ctxlocal stream event hostfn export_tables compilecache integrity procaddr \
 	module kernel fatbin sha256 version launch ranges guard memory operand fill copy copy3d vmm occupancy profiler graph pool tensormap mapped \
 	gen_stubs gen_exports gen_names gen_fingerprint
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)
@@ -77,11 +77,12 @@ endif
 # --- tests ---
 
 SHIM_T := build/test/shim$(if $(SAN),-$(subst $(SHIM_COMMA),-,$(SAN)))
-SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention entry errstate fatbin handles integrity lease ranges sha256)
+SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention compilecache entry errstate fatbin handles integrity lease ranges sha256)
 # The programs nvcc built, where they are there: test_fatbin looks into them.
 SHIM_NVCC := $(wildcard build/test/cuda-11.8/vecadd build/test/cuda-11.8/reduce build/test/cuda-13.0/vecadd)
 
 $(SHIM_T)/test_attention: $(SHIM)/attention.c
+$(SHIM_T)/test_compilecache: $(SHIM_OUT)/o/compilecache.o $(SHIM_OUT)/o/sha256.o
 $(SHIM_T)/test_errstate: $(SHIM_OUT)/o/errstate.o
 $(SHIM_T)/test_fatbin: $(SHIM_OUT)/o/fatbin.o
 $(SHIM_T)/test_handles: $(SHIM_OUT)/o/handles.o
@@ -96,7 +97,7 @@ $(SHIM_T)/test_%: $(SHIM)/test_%.c $(SHIM_HDR)
 
 .PHONY: shim-test shim-elf
 shim-test: $(SHIM_TESTS) $(SHIM_LIB)
-	@set -e; for t in attention errstate handles integrity lease ranges sha256; do $(SHIM_T)/test_$$t; done; \
+	@set -e; for t in attention compilecache errstate handles integrity lease ranges sha256; do $(SHIM_T)/test_$$t; done; \
 	$(SHIM_T)/test_fatbin $(SHIM_NVCC); ASAN_OPTIONS=detect_leaks=0 $(SHIM_T)/test_entry $(abspath $(SHIM_LIB))
 
 shim-elf: $(SHIM_LIB) build/shim/libnvidia-ml.so.1

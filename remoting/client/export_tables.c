@@ -7,9 +7,11 @@
  */
 #include "core.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "compilecache.h"
 #include "integrity.h"
 #include "module.h"
 
@@ -280,8 +282,29 @@ static void *const heuristic[17] = {
 
 /* --- 6e163fbe: functions of modules, asked for by cuFFT --- */
 
+/* Calls f with each function of a module, as cuLaunchKernel takes it, and its name; gives their number. */
+static int functions_each(CUcontext ctx, CUmodule module, void (*f)(void *, CUfunction, const char *, uint64_t, uint64_t, CUmodule), void *arg)
+{
+	unsigned n = 0;
+	CUfunction *all;
+
+	(void)ctx;
+	if (!f || sl_cuModuleGetFunctionCount(&n, module) || !n || !(all = calloc(n, sizeof *all)))
+		return 0;
+	if (sl_cuModuleEnumerateFunctions(all, n, module))
+		n = 0;
+	for (unsigned i = 0; i < n; i++) {
+		const char *name = NULL;
+
+		if (!sl_cuFuncGetName(&name, all[i]))
+			f(arg, all[i], name, 0, 0, module);
+	}
+	free(all);
+	return (int)n;
+}
+
 SLOT(functions, 1) SLOT(functions, 2) SLOT(functions, 3) SLOT(functions, 4) SLOT(functions, 5)
-SLOT(functions, 6) SLOT(functions, 7) SLOT(functions, 8) SLOT(functions, 9) SLOT(functions, 10)
+SLOT(functions, 6) SLOT(functions, 8) SLOT(functions, 9) SLOT(functions, 10)
 SLOT(functions, 11) SLOT(functions, 12) SLOT(functions, 13) SLOT(functions, 14) SLOT(functions, 15)
 SLOT(functions, 16) SLOT(functions, 17) SLOT(functions, 18) SLOT(functions, 19) SLOT(functions, 20)
 SLOT(functions, 21) SLOT(functions, 22) SLOT(functions, 23) SLOT(functions, 24) SLOT(functions, 25)
@@ -302,7 +325,7 @@ SLOT(functions, 91) SLOT(functions, 92) SLOT(functions, 93) SLOT(functions, 94) 
 SLOT(functions, 96) SLOT(functions, 97) SLOT(functions, 98)
 static void *const functions[99] = {
 	SIZE(99), NS(functions, 1), NS(functions, 2), NS(functions, 3), NS(functions, 4), NS(functions, 5),
-	NS(functions, 6), NS(functions, 7), NS(functions, 8), NS(functions, 9), NS(functions, 10), NS(functions, 11),
+	NS(functions, 6), (void *)functions_each, NS(functions, 8), NS(functions, 9), NS(functions, 10), NS(functions, 11),
 	NS(functions, 12), NS(functions, 13), NS(functions, 14), NS(functions, 15), NS(functions, 16), NS(functions, 17),
 	NS(functions, 18), NS(functions, 19), NS(functions, 20), NS(functions, 21), NS(functions, 22), NS(functions, 23),
 	NS(functions, 24), NS(functions, 25), NS(functions, 26), NS(functions, 27), NS(functions, 28), NS(functions, 29),
@@ -320,6 +343,14 @@ static void *const functions[99] = {
 	NS(functions, 96), NS(functions, 97), NS(functions, 98),
 };
 
+/* --- da9151d3: NVRTC's cache of what it has compiled (compilecache.h) --- */
+
+SLOT(compiled, 5)
+static void *const compiled[7] = {
+	SIZE(7), (void *)sl_compiled_open, (void *)sl_compiled_close, (void *)sl_compiled_lookup, (void *)sl_compiled_store, NS(compiled, 5),
+	(void *)sl_compiled_free,
+};
+
 /* --- which table is which --- */
 
 static const struct {
@@ -335,6 +366,7 @@ static const struct {
 	{ { 0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2 }, identity },
 	{ { 0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca }, heuristic },
 	{ { 0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e }, functions },
+	{ { 0xda, 0x91, 0x51, 0xd3, 0x3a, 0xe6, 0xcc, 0x41, 0xa5, 0xc0, 0x4f, 0x26, 0xd5, 0x33, 0xe3, 0x28 }, compiled },
 };
 
 CUresult sl_cuGetExportTable(const void **ppTable, const CUuuid *id)
