@@ -188,6 +188,17 @@ struct sl_range {
 	CUmemoryPool pool;
 	bool sync_memops;
 };
+/*
+ * A filter for addresses of page-locked host memory: where a bit is clear there is none. One bit stands for
+ * all 2 MiB regions of the same hash; it may be set although the memory is gone.
+ */
+extern _Atomic uint64_t sl_locked_filter[64];
+static inline bool sl_locked_maybe(uint64_t p)
+{
+	uint64_t h = (p >> 21) * 0x9e3779b97f4a7c15u >> 52;
+
+	return __builtin_expect(atomic_load_explicit(&sl_locked_filter[h >> 6], memory_order_relaxed) >> (h & 63) & 1, 0);
+}
 int sl_range_add(const struct sl_range *r); /* 0, or -1 when memory ran out */
 bool sl_range_find(uint64_t p, struct sl_range *out);
 /* Whether any range of another session lies in [p, p+n). */

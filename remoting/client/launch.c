@@ -4,7 +4,7 @@
  * layout that the driver told (kernel.c). What CUDA refuses at once is refused
  * here, as far as the device's limits and the kernel's attributes say.
  */
-#include "core.h"
+#include "copy.h"
 #include "mapped.h"
 
 #include <string.h>
@@ -56,10 +56,53 @@ static CUresult check(const struct geometry *g, const struct sl_launch_info *k, 
 	return CUDA_SUCCESS;
 }
 
+/*
+ * A parameter of n bytes that may point into page-locked host memory, which the device cannot reach: a block that is
+ * small enough has a twin there (mapped.h), whose address is put in its place. A pointer into a larger one is refused; within
+ * a structure it is left as it is, since nothing says that the kernel follows it.
+ */
+static CUresult reach_slow(uint8_t *p, uint32_t n)
+{
+	for (uint32_t i = 0; i + 8 <= n; i += 8) {
+		CUdeviceptr there;
+		struct sl_range r;
+		uint64_t v, twin;
+		CUresult err;
+
+		memcpy(&v, p + i, 8);
+		if (!sl_locked_maybe(v) || !sl_range_find(v, &r) || (r.type != SL_RANGE_HOST && r.type != SL_RANGE_REGISTERED))
+			continue;
+		if (r.size > SL_MAPPED_MAX && n > 8)
+			continue;
+		twin = v;
+		/* What the stream is still to do to the memory must be in it before the twin is made from it. */
+		err = sl_mapped_twin(&twin) || r.size > SL_MAPPED_MAX ? CUDA_SUCCESS : sl_copy_source_ready((void *)(uintptr_t)r.base, r.size);
+		if (!err)
+			err = sl_mapped_address(&there, v, r.base, r.size);
+		if (err)
+			return err;
+		memcpy(p + i, &there, 8);
+	}
+	return CUDA_SUCCESS;
+}
+
+static inline CUresult reach(uint8_t *p, uint32_t n)
+{
+	uint64_t v;
+
+	for (uint32_t i = 0; i + 8 <= n; i += 8) {
+		memcpy(&v, p + i, 8);
+		if (__builtin_expect(sl_locked_maybe(v), 0))
+			return reach_slow(p, n);
+	}
+	return CUDA_SUCCESS;
+}
+
 /* The packed buffer of parameters, from the list of pointers or from the extra array. */
 static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **params, void **extra)
 {
 	const void *buffer = NULL;
+	CUresult err = CUDA_SUCCESS;
 	size_t size = 0;
 	uint8_t *to;
 
@@ -77,6 +120,9 @@ static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **par
 				memset(to + end, 0, k->offset[i] - end);
 			memcpy(to + k->offset[i], params[i], k->size[i]);
 			end = k->offset[i] + k->size[i];
+			err = reach(to + k->offset[i], k->size[i]);
+			if (__builtin_expect(err, 0))
+				return err;
 		}
 		return CUDA_SUCCESS;
 	}
@@ -93,8 +139,14 @@ static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **par
 	if ((size && !buffer) || size > (1u << 16) || size < k->param_bytes)
 		return CUDA_ERROR_INVALID_VALUE;
 	sl_put_u32(b, (uint32_t)size);
-	sl_put_bytes(b, buffer, size);
-	return CUDA_SUCCESS;
+	to = sl_buf_room(b, size);
+	if (!to)
+		return size ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+	if (size)
+		memcpy(to, buffer, size);
+	for (uint32_t i = 0; i < k->nparams && !err; i++)
+		err = reach(to + k->offset[i], k->size[i]);
+	return err;
 }
 
 /* Launch attributes; events in them are sent as their ids. */

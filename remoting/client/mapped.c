@@ -115,7 +115,7 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_
 	static uint8_t once;
 
 	if (n > SL_MAPPED_MAX) {
-		sl_log(SL_WARN, "mapped host memory of %llu bytes is not supported, %d is the most", (unsigned long long)n, SL_MAPPED_MAX);
+		sl_log(SL_WARN, "a kernel cannot reach host memory of %llu bytes, %d is the most; see docs/limits.md", (unsigned long long)n, SL_MAPPED_MAX);
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 	pthread_mutex_lock(&lock);

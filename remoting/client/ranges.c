@@ -15,6 +15,37 @@ static struct sl_range *all;
 static size_t count, capacity;
 static _Atomic uint64_t last_id;
 
+_Atomic uint64_t sl_locked_filter[64];
+
+static bool locked_memory(const struct sl_range *r)
+{
+	return r->type == SL_RANGE_HOST || r->type == SL_RANGE_REGISTERED;
+}
+
+static void filter_add(const struct sl_range *r)
+{
+	uint64_t first = r->base >> 21, last = (r->base + (r->size ? r->size - 1 : 0)) >> 21;
+
+	for (uint64_t i = first; i <= last && i - first < 4096; i++) {
+		uint64_t h = i * 0x9e3779b97f4a7c15u >> 52;
+
+		atomic_fetch_or(&sl_locked_filter[h >> 6], 1ull << (h & 63));
+	}
+	if (last - first >= 4096)
+		for (unsigned i = 0; i < 64; i++)
+			atomic_store(&sl_locked_filter[i], ~0ull);
+}
+
+/* Once there is no page-locked memory at all the filter begins anew. Under the lock. */
+static void filter_clear(void)
+{
+	for (size_t i = 0; i < count; i++)
+		if (locked_memory(&all[i]))
+			return;
+	for (unsigned i = 0; i < 64; i++)
+		atomic_store(&sl_locked_filter[i], 0);
+}
+
 uint64_t sl_range_next_id(void)
 {
 	return atomic_fetch_add(&last_id, 1) + 1;
@@ -77,6 +108,8 @@ int sl_range_add(const struct sl_range *r)
 		if (!all[i].buffer_id)
 			all[i].buffer_id = sl_range_next_id();
 		count++;
+		if (locked_memory(r))
+			filter_add(r);
 	}
 	pthread_rwlock_unlock(&lock);
 	return ret;
@@ -120,6 +153,8 @@ bool sl_range_remove(uint64_t base, enum sl_range_type type, struct sl_range *ou
 		memmove(all + i, all + i + 1, (count - i - 1) * sizeof *all);
 		count--;
 		found = true;
+		if (type == SL_RANGE_HOST || type == SL_RANGE_REGISTERED)
+			filter_clear();
 		break;
 	}
 	pthread_rwlock_unlock(&lock);

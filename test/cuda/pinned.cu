@@ -76,6 +76,32 @@ static void mapped(cudaStream_t s, cudaEvent_t e)
 	CHECK(cudaFreeHost(word));
 }
 
+/*
+ * Page-locked memory by its own address, as unified addressing has it: a fill, two kernels and a copy in the order of the
+ * stream, with nothing waited for in between. XLA measures kernels that way.
+ */
+static void direct(cudaStream_t s)
+{
+	unsigned *word, *seen, was = 0;
+
+	CHECK(cudaMallocHost(&seen, sizeof *seen));
+	for (int i = 0; i < 20; i++) {
+		CHECK(cudaMallocHost(&word, 2 * sizeof *word));
+		word[0] = word[1] = 7;
+		hold<<<1, 1, 0, s>>>(2000000ll);
+		CHECK(cudaMemsetAsync(word, 1, 2 * sizeof *word, s));
+		twice<<<1, 1, 0, s>>>(word, 2);
+		twice<<<1, 1, 0, s>>>(word, 1);
+		CHECK(cudaMemcpyAsync(&was, word, sizeof was, cudaMemcpyDeviceToHost, s));
+		CHECK(cudaMemcpyAsync(seen, word + 1, sizeof *seen, cudaMemcpyDefault, s));
+		CHECK(cudaStreamSynchronize(s));
+		REQUIRE(was == 0x04040404 && *seen == 0x02020202, "copies of the words are %#x and %#x", was, *seen);
+		REQUIRE(word[0] == 0x04040404 && word[1] == 0x02020202, "the words are %#x and %#x", word[0], word[1]);
+		CHECK(cudaFreeHost(word));
+	}
+	CHECK(cudaFreeHost(seen));
+}
+
 int main()
 {
 	const int n = 1 << 20, slices = 8, part = n / slices, w = 100, rows = 64, wide = 256;
@@ -169,6 +195,7 @@ int main()
 	CHECK(cudaDeviceSynchronize());
 	round_trip(out, d, part, s);
 	mapped(s, e);
+	direct(s);
 
 	CHECK(cudaFreeHost(in));
 	CHECK(cudaFreeHost(out));
