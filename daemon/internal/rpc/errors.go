@@ -76,7 +76,7 @@ func fromGRPC(peer string, err error) error {
 	case codes.ResourceExhausted:
 		return lease.Errorf(lease.Down, "%s: %s", peer, st.Message())
 	case codes.Unavailable, codes.Unauthenticated, codes.PermissionDenied:
-		return lease.Errorf(lease.Down, "%s cannot be asked: %s", peer, plain(st.Message()))
+		return lease.Errorf(lease.Down, "%s cannot be asked: %s", peer, cause(st.Message()))
 	}
 	return lease.Errorf(lease.Internal, "%s: %s", peer, st.Message())
 }
@@ -90,9 +90,9 @@ func conflict(err error) *pb.Failure {
 	return &pb.Failure{Code: string(e.Code), Reason: text(e.Reason)}
 }
 
-// plain takes the library's wrapping off the reason of a connection that failed:
+// cause takes the library's wrapping off the reason of a connection that failed:
 // `connection error: desc = "transport: Error while dialing: ..."`.
-func plain(s string) string {
+func cause(s string) string {
 	if i := strings.LastIndex(s, "desc = \""); i >= 0 {
 		if u, err := strconv.Unquote(s[i+len("desc = "):]); err == nil {
 			s = u
