@@ -176,7 +176,7 @@ func (p *Pool) Unscheduled() map[string]error {
 
 // startTurns returns a lease's tenants for the START message, and copies of the schedules' files
 // to go with it, for the caller to close: the schedules may be closed meanwhile. Without turns
-// there are neither.
+// there are no files, and the session may work at any time.
 func (p *Pool) startTurns(l lease.Lease) (at []control.Turn, files []*os.File, _ error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -124,7 +124,7 @@ const nobody = 65534
 // as is the user as whom a lease's sessions run: its own, but never root, nor any other
 // user of the system. The host's word decides whose a lease is, and what a session of
 // root's on that node may touch is not what it may touch here: this daemon's ledger, the
-// accounts and boards of others, munge's key. A session needs nothing of its user's files.
+// accounts and schedules of other leases, munge's key. A session needs nothing of its user's files.
 func (c *Config) as(r *lease.Request) (uid, gid uint32) {
 	uid, gid = r.UID, r.GID
 	if uid < max(1, c.MinUID) {
