@@ -52,7 +52,7 @@ prebuilt: go-bins
 $(B)/bin $(B)/test:
 	mkdir -p $@
 
-# --- code generated from the API table ---
+# --- code generated from the API table and the wire table ---
 
 # Man pages and shell completions, made from the command line's own source.
 .PHONY: man completions
@@ -288,7 +288,7 @@ help:
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
 	@echo 'make figures     pages against their raw logs; lists logs older than the code'
-	@echo 'make generate    write the files generated from remoting/api/cuda.tbl'
+	@echo 'make generate    write the files generated from remoting/api/cuda.tbl and wire.tbl'
 	@echo 'make man         man pages into build/man; make completions: for bash, zsh and fish'
 	@echo 'make demo        jobs for fractions of simulated GPUs on a Slurm cluster in a folder (as root)'
 	@echo 'make demo-down   end that cluster; nothing is left of it'

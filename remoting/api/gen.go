@@ -17,12 +17,17 @@ func Generate() (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	table, err := Wire()
+	if err != nil {
+		return nil, err
+	}
 	files := map[string][]byte{
 		"remoting/api/cuprotos.h":           protos(rows),
 		"remoting/client/gen.h":             clientHeader(rows),
 		"remoting/client/gen_exports.c":     clientExports(rows),
-		"remoting/client/gen_names.c":       clientNames(rows),
+		"remoting/client/gen_names.c":       clientNames(rows, table),
 		"remoting/client/gen_fingerprint.c": clientFingerprint(),
+		"remoting/api/wire.h":               wireC(table),
 		"remoting/worker/gen_calls.h":       workerCalls(rows),
 		"docs/coverage.md":                  coverage(rows),
 	}
@@ -30,6 +35,9 @@ func Generate() (map[string][]byte, error) {
 		return nil, err
 	}
 	if files["remoting/worker/gen_dispatch.go"], err = workerDispatch(rows); err != nil {
+		return nil, err
+	}
+	if files["remoting/wire/gen_table.go"], err = wireGo(table); err != nil {
 		return nil, err
 	}
 	return files, nil
@@ -269,7 +277,7 @@ func clientExports(rows []Row) []byte {
 	return p.Bytes()
 }
 
-func clientNames(rows []Row) []byte {
+func clientNames(rows []Row, table *WireTable) []byte {
 	sorted := append([]Row(nil), rows...)
 	sort.SliceStable(sorted, func(i, j int) bool {
 		if sorted[i].Name != sorted[j].Name {
@@ -300,13 +308,19 @@ func clientNames(rows []Row) []byte {
 	for _, r := range rows {
 		p.f("\t\"%s\",\n", r.Symbol)
 	}
-	p.f("};\n\nstatic const char *const ctl_names[] = {\n\t\"ctx_activate\", \"thread_stream\", \"image_chunk\", \"image_load\", \"kernel_bind\", \"kernel_info\", \"launch\", \"copy_in\",\n\t\"copy_out\", \"copy_in_3d\", \"copy_out_3d\", \"event_watch\", \"hostfn_done\", \"launch_host\", \"observe\", \"beat\",\n};\n\n")
+	p.f("};\n\nstatic const char *const ctl_names[SL_NCONTROLS] = {\n")
+	for _, i := range table.Items {
+		if i.Kind == "op" {
+			p.f("\t[CTL_%s - SL_OP_CONTROL] = \"%s\",\n", i.Name, strings.ToLower(i.Name))
+		}
+	}
+	p.f("};\n\n")
 	p.f(`const char *sl_op_name(uint16_t op)
 {
 	if (op < sizeof op_names / sizeof op_names[0])
 		return op_names[op];
-	if (op >= 0xf000 && op - 0xf000u < sizeof ctl_names / sizeof ctl_names[0])
-		return ctl_names[op - 0xf000];
+	if (op >= SL_OP_CONTROL && op - SL_OP_CONTROL < SL_NCONTROLS && ctl_names[op - SL_OP_CONTROL])
+		return ctl_names[op - SL_OP_CONTROL];
 	return "unknown";
 }
 `)

@@ -232,11 +232,11 @@ func handler(p *printer, r Row) {
 		n := q.Name
 		switch {
 		case q.Mode == Handle && q.Elem == "CUfunction":
-			p.f("\t{\n\t\treal, ok := s.function(h_%s.id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%d, h_%s.id)\n\t\t}\n\t\th_%s.real = real\n\t}\n", n, KindNumber[q.HKind], n, n)
+			p.f("\t{\n\t\treal, ok := s.function(h_%s.id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%s, h_%s.id)\n\t\t}\n\t\th_%s.real = real\n\t}\n", n, kindName(q.HKind), n, n)
 		case q.Mode == Handle:
-			p.f("\t{\n\t\treal, ok := s.handle(%d, h_%s.id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%d, h_%s.id)\n\t\t}\n\t\th_%s.real = real\n\t}\n", KindNumber[q.HKind], n, KindNumber[q.HKind], n, n)
+			p.f("\t{\n\t\treal, ok := s.handle(%s, h_%s.id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%s, h_%s.id)\n\t\t}\n\t\th_%s.real = real\n\t}\n", kindName(q.HKind), n, kindName(q.HKind), n, n)
 		case q.Mode == InArray && q.HKind != "":
-			p.f("\ta_%s := make([]C.uint64_t, len(ids_%s))\n\tfor i, id := range ids_%s {\n\t\treal, ok := s.handle(%d, id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%d, id)\n\t\t}\n\t\ta_%s[i] = C.uint64_t(real)\n\t}\n", n, n, n, KindNumber[q.HKind], KindNumber[q.HKind], n)
+			p.f("\ta_%s := make([]C.uint64_t, len(ids_%s))\n\tfor i, id := range ids_%s {\n\t\treal, ok := s.handle(%s, id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%s, id)\n\t\t}\n\t\ta_%s[i] = C.uint64_t(real)\n\t}\n", n, n, n, kindName(q.HKind), kindName(q.HKind), n)
 		case q.Mode == OutHandles:
 			p.f("\tvar a_%s []C.uint64_t\n\tif w_%s {\n\t\to_%s = min(o_%s, maxHandles)\n\t\ta_%s = make([]C.uint64_t, o_%s)\n\t}\n", n, n, q.Count, q.Count, n, q.Count)
 		case q.Mode == Str && !r.Worker:
@@ -302,13 +302,13 @@ func handler(p *printer, r Row) {
 	}
 	for _, q := range r.Wire {
 		if q.Mode == New {
-			p.f("\ts.bind(%d, id_%s, uint64(o_%s), rc)\n", KindNumber[q.HKind], q.Name, q.Name)
+			p.f("\ts.bind(%s, id_%s, uint64(o_%s), rc)\n", kindName(q.HKind), q.Name, q.Name)
 		}
 	}
 	if r.Free && !r.Worker {
 		for _, q := range r.Wire {
 			if q.Mode == Handle {
-				p.f("\ts.unbind(%d, h_%s.id)\n", KindNumber[q.HKind], q.Name)
+				p.f("\ts.unbind(%s, h_%s.id)\n", kindName(q.HKind), q.Name)
 				break
 			}
 		}
@@ -326,9 +326,9 @@ func handler(p *printer, r Row) {
 		case Out, Out8:
 			q2.f("\t\tif w_%s {\n\t\t\tmemOut(e, unsafe.Pointer(&o_%s), unsafe.Sizeof(o_%s))\n\t\t}\n", n, n, n)
 		case OutHandle:
-			q2.f("\t\tif w_%s {\n\t\t\te.U32(s.outHandle(%d, uint64(o_%s)))\n\t\t}\n", n, KindNumber[q.HKind], n)
+			q2.f("\t\tif w_%s {\n\t\t\te.U32(s.outHandle(%s, uint64(o_%s)))\n\t\t}\n", n, kindName(q.HKind), n)
 		case OutHandles:
-			q2.f("\t\tif w_%s {\n\t\t\tk := min(len(a_%s), int(o_%s))\n\t\t\te.U32(uint32(k))\n\t\t\tfor _, real := range a_%s[:k] {\n\t\t\t\te.U32(s.outHandle(%d, uint64(real)))\n\t\t\t}\n\t\t}\n", n, n, q.Count, n, KindNumber[q.HKind])
+			q2.f("\t\tif w_%s {\n\t\t\tk := min(len(a_%s), int(o_%s))\n\t\t\te.U32(uint32(k))\n\t\t\tfor _, real := range a_%s[:k] {\n\t\t\t\te.U32(s.outHandle(%s, uint64(real)))\n\t\t\t}\n\t\t}\n", n, n, q.Count, n, kindName(q.HKind))
 		}
 	}
 	if q2.Len() > 0 {
@@ -357,6 +357,9 @@ func gated(r Row) (what, size, stream string) {
 	}
 	return what, strings.TrimPrefix(size, "1*"), stream
 }
+
+// kindName is the Go constant of a handle kind.
+func kindName(kind string) string { return "wire.Kind" + goName(kind) }
 
 // goCName is how cgo spells a C type.
 func goCName(t string) string {

@@ -1,6 +1,6 @@
-// Package api is the API table: one row per function that libcuda.so.1
-// exports, with everything the generator needs to write the shim's stubs and
-// the worker's dispatch. Adding a function is adding a row to cuda.tbl.
+// Package api is the API table, one row per function that libcuda.so.1 exports,
+// and the wire table, the numbers and messages of the wire, with the generator
+// that writes the code of both sides from them.
 package api
 
 import (
@@ -132,19 +132,12 @@ func (r *Row) VariantSymbol() string {
 	return r.Symbol + "_" + r.Variant
 }
 
-// HandleKinds maps CUDA's handle types to the kinds of docs/protocol.md.
+// HandleKinds maps CUDA's handle types to the kinds of wire.tbl.
 var HandleKinds = map[string]string{
 	"CUcontext": "CTX", "CUstream": "STREAM", "CUevent": "EVENT", "CUmodule": "MODULE",
 	"CUlibrary": "LIBRARY", "CUkernel": "KERNEL", "CUfunction": "KERNEL", "CUgraph": "GRAPH",
 	"CUgraphNode": "NODE", "CUgraphExec": "EXEC", "CUmemoryPool": "POOL", "CUarray": "ARRAY",
 	"CUmipmappedArray": "MIPMAP", "CUmemGenericAllocationHandle": "MEMHANDLE",
-}
-
-// KindNumber is the number of a handle kind on the wire.
-var KindNumber = map[string]int{
-	"CTX": 1, "STREAM": 2, "EVENT": 3, "MODULE": 4, "LIBRARY": 5, "KERNEL": 6, "GRAPH": 7,
-	"NODE": 8, "EXEC": 9, "POOL": 10, "ARRAY": 11, "MIPMAP": 12, "LINK": 13, "MEMHANDLE": 14,
-	"USEROBJ": 15, "HOSTFN": 16, "TEXREF": 17,
 }
 
 // ScalarSize is the size in bytes of a type passed by value; types that are
@@ -162,8 +155,11 @@ func ScalarSize(t string) int {
 	}
 }
 
-// Fingerprint identifies the table: client and worker must agree on it.
-func Fingerprint() [32]byte { return sha256.Sum256(source) }
+// Fingerprint identifies both tables: client and worker must agree on them. Of
+// the wire table it covers everything but comments and meanings.
+func Fingerprint() [32]byte {
+	return sha256.Sum256(append(append([]byte(nil), source...), mustWire().canonical()...))
+}
 
 // Rows returns the table in the order of operation numbers.
 func Rows() ([]Row, error) { return Parse(source) }

@@ -1,11 +1,11 @@
 #define _GNU_SOURCE
 #include "attention.h"
+#include "wire.h"
 
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#define MOST_US 5000u
 #define LOOK_NS 2000000	/* for an answer, with processors to spare */
 #define SPARE 4		/* so many processors: two threads of a program look, its own and the receiver */
 
@@ -38,7 +38,7 @@ static int processors(void)
 
 bool sl_attend(int64_t *again, uint32_t us)
 {
-	int64_t now = now_ns(), ns = (int64_t)(us < MOST_US ? us : MOST_US) * 1000;
+	int64_t now = now_ns(), ns = (int64_t)(us < SL_MAX_TURN_US ? us : SL_MAX_TURN_US) * 1000;
 
 	if (!ns || now < *again || processors() < 2)
 		return false;

@@ -24,7 +24,7 @@ SHIM_SRC := session attention route delivery connect lease codec shmring handles
 	module kernel fatbin sha256 version launch ranges guard memory operand fill copy copy3d vmm occupancy profiler graph pool tensormap mapped \
 	gen_stubs gen_exports gen_names gen_fingerprint
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)
-SHIM_HDR := $(wildcard $(SHIM)/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h
+SHIM_HDR := $(wildcard $(SHIM)/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h remoting/api/wire.h
 SHIM_LIB := $(SHIM_OUT)/libcuda.so.1
 
 .PHONY: shim shim-check

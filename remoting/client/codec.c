@@ -6,14 +6,12 @@
 
 #include "session.h"
 
-#define MAX_PAYLOAD (16u << 20)
-
 uint8_t *sl_buf_grow(sl_buf *b, size_t n)
 {
 	size_t cap = b->cap * 2;
 	uint8_t *p;
 
-	if (b->failed || n > MAX_PAYLOAD || b->n + n > MAX_PAYLOAD) {
+	if (b->failed || n > SL_MAX_PAYLOAD || b->n + n > SL_MAX_PAYLOAD) {
 		b->failed = true;
 		return NULL;
 	}
@@ -43,7 +41,7 @@ void sl_put_str(sl_buf *b, const char *s)
 {
 	size_t n = s ? strlen(s) : 0;
 
-	sl_put_u32(b, s ? (uint32_t)n : 0xffffffffu);
+	sl_put_u32(b, s ? (uint32_t)n : SL_NULL_STRING);
 	sl_put_bytes(b, s, n);
 }
 

@@ -21,7 +21,6 @@
 #include "lease.h"
 
 #define CONNECT_MS 10000
-#define MAX_WELCOME (1u << 20)
 #define MAX_CONF (16u << 10)
 
 static char conf[MAX_CONF];
@@ -182,22 +181,13 @@ static int hex(char c)
 	return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-struct hello {
-	char magic[8];
-	uint32_t version, kind;
-	uint8_t fingerprint[32], lease[16];
-	uint32_t pid, uid, features, zero;
-	uint64_t mem;
-	char program[40];
-};
-
-static bool fill_hello(struct hello *h, uint32_t kind, uint32_t features, const char *lease)
+static bool fill_hello(struct wire_hello *h, uint32_t kind, uint32_t features, const char *lease)
 {
 	int fd;
 
 	memset(h, 0, sizeof *h);
-	memcpy(h->magic, "SLUICE\r\n", 8);
-	h->version = SL_PROTOCOL_VERSION;
+	memcpy(h->magic, SL_HELLO_MAGIC, sizeof h->magic);
+	h->version = SL_VERSION;
 	h->kind = kind;
 	h->features = features;
 	memcpy(h->fingerprint, sl_fingerprint, 32);
@@ -219,7 +209,7 @@ static bool fill_hello(struct hello *h, uint32_t kind, uint32_t features, const 
 
 		if (a < 0 || b < 0)
 			return false;
-		h->lease[i] = (uint8_t)(a << 4 | b);
+		h->token[i] = (uint8_t)(a << 4 | b);
 	}
 	return true;
 }
@@ -244,12 +234,12 @@ static bool parse_device(sl_reply *r, struct sl_device *d)
 	d->prio_least = sl_get_i32(r);
 	d->prio_greatest = sl_get_i32(r);
 	d->tex1d_max_width = sl_get_u64(r);
-	for (int i = 0; i < 8; i++)
+	for (int i = 0; i < SL_NUM_LIMITS; i++)
 		d->limits[i] = sl_get_u64(r);
 	d->cc_major = sl_get_i32(r);
 	d->cc_minor = sl_get_i32(r);
 	d->nattr = sl_get_u32(r);
-	if (d->nattr > SL_MAX_ATTR)
+	if (d->nattr > SL_MAX_ATTRS)
 		return false;
 	sl_get_bytes(r, d->attr, d->nattr * sizeof d->attr[0]);
 	if ((p = sl_get_ref(r, d->nattr)))
@@ -268,7 +258,7 @@ static bool parse_snapshot(uint8_t *data, size_t n, struct sl_snapshot *s)
 	s->keepalive_ms = sl_get_u32(&r);
 	s->features = sl_get_u32(&r);
 	sl_get_bytes(&r, s->driver_string, 32);
-	if (r.bad || s->ndev > SL_MAX_DEVICES || s->keepalive_ms < 100 || s->keepalive_ms > 3600000)
+	if (r.bad || s->ndev > SL_MAX_DEVICES || s->keepalive_ms < SL_KEEPALIVE_LEAST_MS || s->keepalive_ms > SL_KEEPALIVE_MOST_MS)
 		return false;
 	for (uint32_t i = 0; i < s->ndev; i++)
 		if (!parse_device(&r, &s->dev[i]))
@@ -280,12 +270,12 @@ static CUresult refused(uint32_t status, const char *reason)
 {
 	sl_log(SL_ERROR, "the worker refused this session: %s", reason);
 	switch (status) {
-	case 1:
-	case 2:
+	case SL_STATUS_VERSION:
+	case SL_STATUS_FINGERPRINT:
 		return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
-	case 3:
+	case SL_STATUS_LEASE:
 		return CUDA_ERROR_NOT_PERMITTED;
-	case 4:
+	case SL_STATUS_NO_MEMORY:
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	default:
 		return CUDA_ERROR_SYSTEM_NOT_READY;
@@ -295,12 +285,11 @@ static CUresult refused(uint32_t status, const char *reason)
 /* Sends HELLO and reads WELCOME. */
 static CUresult handshake(int fd, uint32_t kind, uint32_t features, const char *lease, struct sl_snapshot *snap)
 {
-	struct { uint32_t magic, version, status, len; } w;
-	struct hello h;
+	struct wire_welcome w;
+	struct wire_hello h;
 	uint8_t *data;
 	CUresult err = CUDA_ERROR_SYSTEM_NOT_READY;
 
-	_Static_assert(sizeof h == 128, "HELLO is 128 bytes");
 	if (!fill_hello(&h, kind, features, lease)) {
 		sl_log(SL_ERROR, "SLUICE_LEASE is not 32 hexadecimal digits");
 		return CUDA_ERROR_NOT_PERMITTED;
@@ -309,19 +298,19 @@ static CUresult handshake(int fd, uint32_t kind, uint32_t features, const char *
 		sl_log(SL_ERROR, "the worker did not answer: %s", strerror(errno));
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
-	if (w.magic != 0x4c43574cu || w.len > MAX_WELCOME) {
+	if (w.magic != SL_WELCOME_MAGIC || w.size > SL_MAX_WELCOME) {
 		sl_log(SL_ERROR, "what answers there is not a Sluice worker");
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
-	data = malloc(w.len + 1u);
+	data = malloc(w.size + 1u);
 	if (!data)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!transfer(fd, data, w.len, false)) {
+	if (!transfer(fd, data, w.size, false)) {
 		sl_log(SL_ERROR, "the worker broke off its welcome: %s", strerror(errno));
 	} else if (w.status) {
-		data[w.len] = 0;
+		data[w.size] = 0;
 		err = refused(w.status, (char *)data);
-	} else if (w.version != SL_PROTOCOL_VERSION || !parse_snapshot(data, w.len, snap)) {
+	} else if (w.version != SL_VERSION || !parse_snapshot(data, w.size, snap)) {
 		sl_log(SL_ERROR, "the worker's welcome is malformed");
 	} else {
 		err = CUDA_SUCCESS;

@@ -13,8 +13,8 @@
 const char *sl_config(const char *key);
 
 /*
- * Connects to one of the owners, counted from 0, and says HELLO (kind 1 compute,
- * 2 observe): over the lease's socket that SLUICE_SOCKET names, else straight to
+ * Connects to one of the owners, counted from 0, and says HELLO (kind SL_SESSION_COMPUTE
+ * or SL_SESSION_OBSERVE): over the lease's socket that SLUICE_SOCKET names, else straight to
  * an address in SLUICE_WORKER (tcp:HOST:PORT or unix:PATH, several with commas).
  * On success *fd is a connected socket right behind WELCOME, and *owners, if not
  * NULL, how many there are. shm may be NULL; else shared memory is offered to a

@@ -89,9 +89,7 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 
 		sl_buf_init(&b);
 		sl_route(&b, SL_STREAM, s);
-		sl_put_u64(&b, dst);
-		sl_put_u32(&b, stream);
-		sl_put_u32(&b, 0);
+		sl_put(&b, struct wire_copy_in, .dst = dst, .stream = stream);
 		err = sl_oneway_bulk(CTL_COPY_IN, &b, p, m);
 		sl_buf_free(&b);
 		dst += m;
@@ -149,10 +147,7 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 	delivery = sl_delivery_new(dst, n);
 	sl_buf_init(&b);
 	sl_route(&b, SL_STREAM, s);
-	sl_put_u64(&b, src);
-	sl_put_u64(&b, n);
-	sl_put_u32(&b, stream);
-	sl_put_u32(&b, delivery);
+	sl_put(&b, struct wire_copy_out, .src = src, .size = n, .stream = stream, .delivery = delivery);
 	err = sl_copy_deliver(CTL_COPY_OUT, &b, delivery, wait, s);
 	sl_buf_free(&b);
 	return err;

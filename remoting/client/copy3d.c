@@ -79,24 +79,6 @@ static CUresult check_side(CUmemorytype type, const void *host, CUdeviceptr dev,
 	return CUDA_SUCCESS;
 }
 
-static void put_desc(sl_buf *b, CUmemorytype type, uint32_t stream, uint64_t where, size_t pitch, size_t height, size_t x, size_t y,
-		     size_t z, size_t lod, size_t w, size_t h, size_t d)
-{
-	sl_put_u32(b, type);
-	sl_put_u32(b, stream);
-	sl_put_u64(b, where);
-	sl_put_u64(b, pitch);
-	sl_put_u64(b, height);
-	sl_put_u64(b, x);
-	sl_put_u64(b, y);
-	sl_put_u64(b, z);
-	sl_put_u32(b, (uint32_t)lod);
-	sl_put_u32(b, 0);
-	sl_put_u64(b, w);
-	sl_put_u64(b, h);
-	sl_put_u64(b, d);
-}
-
 static uint64_t place(CUmemorytype type, CUdeviceptr dev, CUarray array, CUresult *err)
 {
 	return type == CU_MEMORYTYPE_ARRAY ? sl_handle_id(SL_ARRAY, array, err) : dev;
@@ -137,8 +119,9 @@ static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
 				}
 				sl_buf_init(&b);
 				sl_route(&b, SL_STREAM, s);
-				put_desc(&b, c->dstMemoryType, stream, where, c->dstPitch, c->dstHeight, c->dstXInBytes + x,
-					 c->dstY + y, c->dstZ + z, c->dstLOD, n, nrows, 1);
+				sl_put(&b, struct wire_box, .memtype = c->dstMemoryType, .stream = stream, .where = where,
+				       .pitch = c->dstPitch, .height = c->dstHeight, .x = c->dstXInBytes + x, .y = c->dstY + y,
+				       .z = c->dstZ + z, .lod = (uint32_t)c->dstLOD, .w = n, .h = nrows, .d = 1);
 				err = sl_oneway_bulk(CTL_COPY_IN_3D, &b, data, n * nrows);
 				sl_buf_free(&b);
 				if (err) {
@@ -167,9 +150,10 @@ static CUresult out(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
 	delivery = sl_delivery_new_3d(to, c->dstPitch, slice, c->WidthInBytes, c->Height, c->Depth);
 	sl_buf_init(&b);
 	sl_route(&b, SL_STREAM, s);
-	put_desc(&b, c->srcMemoryType, stream, where, c->srcPitch, c->srcHeight, c->srcXInBytes, c->srcY, c->srcZ, c->srcLOD,
-		 c->WidthInBytes, c->Height, c->Depth);
-	sl_put_u32(&b, delivery);
+	sl_put(&b, struct wire_copy_out_3d, .delivery = delivery,
+	       .box = { .memtype = c->srcMemoryType, .stream = stream, .where = where, .pitch = c->srcPitch, .height = c->srcHeight,
+			.x = c->srcXInBytes, .y = c->srcY, .z = c->srcZ, .lod = (uint32_t)c->srcLOD,
+			.w = c->WidthInBytes, .h = c->Height, .d = c->Depth });
 	err = sl_copy_deliver(CTL_COPY_OUT_3D, &b, delivery, wait || !sl_ptr_pinned(to, span), s);
 	sl_buf_free(&b);
 	return err;

@@ -106,7 +106,7 @@ static uint32_t activate(struct sl_thread *t, struct sl_ctx *c)
 		t->no_ctx = true;
 		sl_buf_init(&b);
 		sl_route_dev(&b, c->dev);
-		sl_put_u32(&b, (uint32_t)sl_dev_wire(c->dev));
+		sl_put(&b, struct wire_ctx_activate, .device = (uint32_t)sl_dev_wire(c->dev));
 		err = sl_wait(CTL_CTX_ACTIVATE, &b, NULL);
 		sl_buf_free(&b);
 		t->no_ctx = false;

@@ -216,9 +216,7 @@ static void follow(struct sl_event *e)
 	if (!must_ask(e) && atomic_load_explicit(&e->follow, memory_order_relaxed)) {
 		sl_buf_init(&b);
 		sl_route(&b, SL_EVENT, sl_handle_value(SL_EVENT, e->id));
-		sl_put_u32(&b, e->id);
-		sl_put_u32(&b, generation);
-		sl_put_u32(&b, atomic_load(&e->stream));
+		sl_put(&b, struct wire_event_watch, .event = e->id, .recording = generation, .stream = atomic_load(&e->stream));
 		atomic_store(&e->asked, atomic_load(&sl_waited));
 		atomic_store(&e->followed, generation);
 		if (sl_oneway(CTL_EVENT_WATCH, &b))
@@ -346,8 +344,7 @@ static CUresult watch(struct sl_event *e, uint32_t generation)
 
 	sl_buf_init(&b);
 	sl_route(&b, SL_EVENT, sl_handle_value(SL_EVENT, e->id));
-	sl_put_u32(&b, e->id);
-	sl_put_u32(&b, generation);
+	sl_put(&b, struct wire_event_watch, .event = e->id, .recording = generation);
 	err = sl_wait(CTL_EVENT_WATCH, &b, NULL);
 	sl_buf_free(&b);
 	return err;

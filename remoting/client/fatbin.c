@@ -16,7 +16,6 @@
 #define FILE_PTX 1
 #define FILE_ELF 2
 #define MAX_FILES 4096
-#define MAX_LINKED 4096
 
 struct wrapper {
 	uint32_t magic;
@@ -227,7 +226,7 @@ static bool open_set(const uint8_t *const *c, unsigned n, const struct sl_cc *cc
 {
 	struct file *f = malloc(MAX_FILES * sizeof *f);
 	unsigned nf = 0, *end = malloc(n * sizeof *end);
-	size_t table = 8 + 8 * (size_t)n;
+	size_t table = sizeof(struct wire_linked_set) + n * sizeof(uint64_t);
 	bool ok = f && end;
 
 	for (unsigned i = 0; ok && i < n; i++) {
@@ -246,8 +245,7 @@ static bool open_set(const uint8_t *const *c, unsigned n, const struct sl_cc *cc
 		ok = out->parts && out->heads;
 	}
 	if (ok) {
-		memcpy(out->heads, &(uint32_t){ SL_LINKED_MAGIC }, 4);
-		memcpy(out->heads + 4, &n, 4);
+		memcpy(out->heads, &(struct wire_linked_set){ .magic = SL_LINKED_MAGIC, .count = n }, sizeof(struct wire_linked_set));
 		add(out, out->heads, table);
 	}
 	for (unsigned i = 0; ok && i < n; i++) {
@@ -256,7 +254,7 @@ static bool open_set(const uint8_t *const *c, unsigned n, const struct sl_cc *cc
 
 		add_container(out, c[i], f + from, end[i] - from, out->heads + table + i * (size_t)CONTAINER_HEAD);
 		was = out->size - was;
-		memcpy(out->heads + 8 + 8 * (size_t)i, &was, sizeof was);
+		memcpy(out->heads + sizeof(struct wire_linked_set) + i * sizeof was, &was, sizeof was);
 	}
 	free(f);
 	free(end);
@@ -278,7 +276,7 @@ static bool open_linked(const struct wrapper *w, const struct sl_cc *cc, unsigne
 	ok = f && list_files(w->data, f, &n) && covers(f, n, cc, ncc);
 	free(f);
 	while (!ok && objects[k]) {
-		if (k == MAX_LINKED || u32(objects[k]) != CONTAINER_MAGIC)
+		if (k == SL_MAX_LINKED - 1 || u32(objects[k]) != CONTAINER_MAGIC)
 			return false;
 		k++;
 	}

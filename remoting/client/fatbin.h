@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "wire.h"
+
 struct sl_part {
 	const uint8_t *p;
 	size_t n;
@@ -23,9 +25,6 @@ struct sl_image {
 	struct sl_part one;
 	uint8_t *heads; /* of containers put together here, and of a linked set */
 };
-
-/* The head of a linked set: this, a u32 count of containers, a u64 size for each. */
-#define SL_LINKED_MAGIC 0x4b4e4c53u
 
 struct sl_cc {
 	int major, minor;

@@ -1187,16 +1187,30 @@ static const char *const op_names[] = {
 	"cuWaitExternalSemaphoresAsync",
 };
 
-static const char *const ctl_names[] = {
-	"ctx_activate", "thread_stream", "image_chunk", "image_load", "kernel_bind", "kernel_info", "launch", "copy_in",
-	"copy_out", "copy_in_3d", "copy_out_3d", "event_watch", "hostfn_done", "launch_host", "observe", "beat",
+static const char *const ctl_names[SL_NCONTROLS] = {
+	[CTL_CTX_ACTIVATE - SL_OP_CONTROL] = "ctx_activate",
+	[CTL_THREAD_STREAM - SL_OP_CONTROL] = "thread_stream",
+	[CTL_IMAGE_CHUNK - SL_OP_CONTROL] = "image_chunk",
+	[CTL_IMAGE_LOAD - SL_OP_CONTROL] = "image_load",
+	[CTL_KERNEL_BIND - SL_OP_CONTROL] = "kernel_bind",
+	[CTL_KERNEL_INFO - SL_OP_CONTROL] = "kernel_info",
+	[CTL_LAUNCH - SL_OP_CONTROL] = "launch",
+	[CTL_COPY_IN - SL_OP_CONTROL] = "copy_in",
+	[CTL_COPY_OUT - SL_OP_CONTROL] = "copy_out",
+	[CTL_COPY_IN_3D - SL_OP_CONTROL] = "copy_in_3d",
+	[CTL_COPY_OUT_3D - SL_OP_CONTROL] = "copy_out_3d",
+	[CTL_EVENT_WATCH - SL_OP_CONTROL] = "event_watch",
+	[CTL_HOSTFN_DONE - SL_OP_CONTROL] = "hostfn_done",
+	[CTL_LAUNCH_HOST - SL_OP_CONTROL] = "launch_host",
+	[CTL_OBSERVE - SL_OP_CONTROL] = "observe",
+	[CTL_BEAT - SL_OP_CONTROL] = "beat",
 };
 
 const char *sl_op_name(uint16_t op)
 {
 	if (op < sizeof op_names / sizeof op_names[0])
 		return op_names[op];
-	if (op >= 0xf000 && op - 0xf000u < sizeof ctl_names / sizeof ctl_names[0])
-		return ctl_names[op - 0xf000];
+	if (op >= SL_OP_CONTROL && op - SL_OP_CONTROL < SL_NCONTROLS && ctl_names[op - SL_OP_CONTROL])
+		return ctl_names[op - SL_OP_CONTROL];
 	return "unknown";
 }

@@ -8,7 +8,7 @@
 
 #define CHUNK_BITS 10
 #define CHUNK_SLOTS (1u << CHUNK_BITS)
-#define NCHUNKS ((SL_ID_INDEX + 1) >> CHUNK_BITS)
+#define NCHUNKS ((SL_HANDLE_INDEX + 1) >> CHUNK_BITS)
 #define FUNCTION_BIT 1 /* a CUfunction taken from a CUkernel; see kernel.c */
 
 struct slot {
@@ -37,7 +37,7 @@ static _Atomic uint32_t chunks_end[SL_NKINDS][2];
 
 static struct slot *find(int kind, uint32_t id)
 {
-	uint32_t index = id & SL_ID_INDEX;
+	uint32_t index = id & SL_HANDLE_INDEX;
 	struct slot *chunk = atomic_load_explicit(&directory[kind][index >> CHUNK_BITS], memory_order_acquire);
 
 	if (__builtin_expect(!chunk, 0))
@@ -118,7 +118,7 @@ static struct slot *ensure(int kind, uint32_t index)
 		if (!chunk)
 			return NULL;
 		atomic_store_explicit(&directory[kind][index >> CHUNK_BITS], chunk, memory_order_release);
-		end = &chunks_end[kind][index >= SL_ID_WORKER];
+		end = &chunks_end[kind][index >= SL_WORKER_INDEX];
 		if (atomic_load(end) <= index >> CHUNK_BITS)
 			atomic_store(end, (index >> CHUNK_BITS) + 1);
 	}
@@ -146,13 +146,13 @@ static uint32_t make(int kind, void *state, void **h)
 	 * A freed slot rests until enough others are free too, so that an id
 	 * comes back only after many creations.
 	 */
-	if (t->nfree > 64 || (t->nfree && t->fresh >= SL_ID_WORKER - 1)) {
+	if (t->nfree > 64 || (t->nfree && t->fresh >= SL_WORKER_INDEX - 1)) {
 		index = t->head;
 		s = find(kind, index);
 		t->head = s->next;
 		if (--t->nfree == 0)
 			t->tail = 0;
-	} else if (t->fresh < SL_ID_WORKER - 1) {
+	} else if (t->fresh < SL_WORKER_INDEX - 1) {
 		index = t->fresh + 1;
 		/* The fixed ids of primary contexts come first. */
 		if (kind == SL_CTX && index <= SL_MAX_DEVICES)
@@ -162,7 +162,7 @@ static uint32_t make(int kind, void *state, void **h)
 			t->fresh = index;
 	}
 	if (s) {
-		id = index | (uint32_t)s->generation << 24;
+		id = index | (uint32_t)s->generation << SL_HANDLE_SHIFT;
 		publish(s, id, state);
 		*h = sl_handle_value(kind, id);
 	}
@@ -203,9 +203,9 @@ bool sl_handle_take(int kind, uint32_t id, void *state)
 	bool ok = false;
 
 	pthread_mutex_lock(&lock);
-	s = ensure(kind, id & SL_ID_INDEX);
+	s = ensure(kind, id & SL_HANDLE_INDEX);
 	if (s && !atomic_load_explicit(&s->id, memory_order_relaxed)) {
-		s->generation = id >> 24;
+		s->generation = id >> SL_HANDLE_SHIFT;
 		publish(s, id, state);
 		ok = true;
 	}
@@ -223,7 +223,7 @@ bool sl_handle_claim(int kind, uint32_t id)
 void sl_handle_free(int kind, uint32_t id)
 {
 	struct table *t = &tables[kind];
-	uint32_t index = id & SL_ID_INDEX;
+	uint32_t index = id & SL_HANDLE_INDEX;
 	struct slot *s;
 
 	if (!id)
@@ -233,7 +233,7 @@ void sl_handle_free(int kind, uint32_t id)
 	if (s && atomic_load_explicit(&s->id, memory_order_relaxed) == id) {
 		atomic_store_explicit(&s->id, 0, memory_order_release);
 		atomic_store_explicit(&s->state, NULL, memory_order_relaxed);
-		if (index < SL_ID_WORKER && !(kind == SL_CTX && index <= SL_MAX_DEVICES)) {
+		if (index < SL_WORKER_INDEX && !(kind == SL_CTX && index <= SL_MAX_DEVICES)) {
 			s->generation++;
 			s->next = 0;
 			if (t->tail)
@@ -280,11 +280,11 @@ void *sl_handle_from_id(int kind, uint32_t id, unsigned session)
 
 	if (!id)
 		return NULL;
-	if (session && (id & SL_ID_INDEX) >= SL_ID_WORKER)
+	if (session && (id & SL_HANDLE_INDEX) >= SL_WORKER_INDEX)
 		return alias(kind, id, session);
-	if (!find_live(kind, id) && (id & SL_ID_INDEX) >= SL_ID_WORKER) {
+	if (!find_live(kind, id) && (id & SL_HANDLE_INDEX) >= SL_WORKER_INDEX) {
 		pthread_mutex_lock(&lock);
-		s = ensure(kind, id & SL_ID_INDEX);
+		s = ensure(kind, id & SL_HANDLE_INDEX);
 		if (s && atomic_load_explicit(&s->id, memory_order_relaxed) != id)
 			publish(s, id, NULL);
 		pthread_mutex_unlock(&lock);
@@ -309,7 +309,7 @@ static void each(int kind, uint32_t from, uint32_t to, void (*f)(uint32_t id, vo
 void sl_handle_each(int kind, void (*f)(uint32_t id, void *state, void *arg), void *arg)
 {
 	each(kind, 0, atomic_load(&chunks_end[kind][0]), f, arg);
-	each(kind, SL_ID_WORKER >> CHUNK_BITS, atomic_load(&chunks_end[kind][1]), f, arg);
+	each(kind, SL_WORKER_INDEX >> CHUNK_BITS, atomic_load(&chunks_end[kind][1]), f, arg);
 }
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;

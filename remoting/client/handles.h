@@ -17,10 +17,6 @@
 
 #include "session.h"
 
-/* Client-chosen ids have an index below this, worker-chosen ones from it on. */
-#define SL_ID_WORKER 0x800000u
-#define SL_ID_INDEX 0xffffffu
-
 static inline void *sl_handle_value(int kind, uint32_t id)
 {
 	return (void *)(uintptr_t)((uint64_t)kind << 44 | (uint64_t)id << 4);

@@ -72,7 +72,7 @@ static void *run(void *arg)
 		if (!h->failed) { /* else no stream waits for it */
 			sl_buf_init(&b);
 			b.to = h->to;
-			sl_put_u32(&b, h->id);
+			sl_put(&b, struct wire_hostfn_done, .hostfn = h->id);
 			sl_oneway(CTL_HOSTFN_DONE, &b);
 			sl_buf_free(&b);
 		}
@@ -188,8 +188,7 @@ static CUresult launch(CUstream hStream, struct hostfn f)
 	sl_route(&b, SL_STREAM, hStream);
 	if (sl_sessions > 1)
 		h->to = b.to ? b.to : (uint8_t)(sl_ctx_session(atomic_load(&c->id)) + 1);
-	sl_put_u32(&b, stream);
-	sl_put_u32(&b, h->id);
+	sl_put(&b, struct wire_launch_host, .stream = stream, .hostfn = h->id);
 	err = sl_oneway(CTL_LAUNCH_HOST, &b);
 	sl_buf_free(&b);
 	if (err) {

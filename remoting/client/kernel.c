@@ -53,6 +53,7 @@ void sl_kernel_free(struct sl_kernel *k)
 static CUresult fetch(struct sl_kernel *k, int dev, struct sl_kernel_info **out)
 {
 	struct sl_kernel_info *info = calloc(1, sizeof *info);
+	struct wire_kernel_info_reply head = { 0 };
 	sl_reply r = { 0 };
 	CUresult err;
 	sl_buf b;
@@ -62,13 +63,13 @@ static CUresult fetch(struct sl_kernel *k, int dev, struct sl_kernel_info **out)
 	sl_buf_init(&b);
 	sl_route(&b, SL_KERNEL, sl_handle_value(SL_KERNEL, atomic_load(&k->id)));
 	sl_route_dev(&b, dev);
-	sl_put_u32(&b, atomic_load(&k->id));
-	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
+	sl_put(&b, struct wire_kernel_info, .kernel = atomic_load(&k->id), .device = (uint32_t)sl_dev_wire(dev));
 	err = sl_wait(CTL_KERNEL_INFO, &b, &r);
 	sl_buf_free(&b);
 	if (!err) {
-		info->nparams = sl_get_u32(&r);
-		if (info->nparams > MAX_PARAMS || info->nparams > (r.n - r.off) / 8)
+		sl_get_bytes(&r, &head, sizeof head);
+		info->nparams = head.nparams;
+		if (info->nparams > MAX_PARAMS || info->nparams > (r.n - r.off) / sizeof(struct wire_kernel_param))
 			err = CUDA_ERROR_UNKNOWN;
 	}
 	if (!err) {
@@ -77,8 +78,11 @@ static CUresult fetch(struct sl_kernel *k, int dev, struct sl_kernel_info **out)
 		err = info->offset ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	for (uint32_t i = 0; !err && i < info->nparams; i++) {
-		info->offset[i] = sl_get_u32(&r);
-		info->size[i] = sl_get_u32(&r);
+		struct wire_kernel_param p = { 0 };
+
+		sl_get_bytes(&r, &p, sizeof p);
+		info->offset[i] = p.offset;
+		info->size[i] = p.size;
 		if (info->offset[i] > MAX_PARAM_BYTES || info->size[i] > MAX_PARAM_BYTES)
 			err = CUDA_ERROR_UNKNOWN;
 		else if (info->offset[i] + info->size[i] > info->param_bytes)
@@ -88,11 +92,12 @@ static CUresult fetch(struct sl_kernel *k, int dev, struct sl_kernel_info **out)
 		uint32_t n = sl_get_u32(&r);
 
 		for (uint32_t i = 0; i < n && !r.bad; i++) {
-			int32_t result = sl_get_i32(&r), value = sl_get_i32(&r);
+			struct wire_kernel_attr a = { 0 };
 
+			sl_get_bytes(&r, &a, sizeof a);
 			if (i < CU_FUNC_ATTRIBUTE_MAX) {
-				info->attr[i].result = result;
-				atomic_store(&info->attr[i].value, value);
+				info->attr[i].result = a.result;
+				atomic_store(&info->attr[i].value, a.value);
 				info->nattr = i + 1;
 			}
 		}

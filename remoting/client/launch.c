@@ -9,9 +9,7 @@
 
 #include <string.h>
 
-#define FLAG_COOPERATIVE 1
-#define FLAG_EX 2
-#define MAX_ATTRS 64
+#define MOST_ATTRS 64
 
 struct geometry {
 	unsigned grid[3], block[3], shared;
@@ -98,8 +96,8 @@ static inline CUresult reach(uint8_t *p, uint32_t n)
 	return CUDA_SUCCESS;
 }
 
-/* The packed buffer of parameters, from the list of pointers or from the extra array. */
-static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **params, void **extra)
+/* The packed buffer of parameters, from the list of pointers or from the extra array; its bytes in *n. */
+static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **params, void **extra, uint32_t *n)
 {
 	const void *buffer = NULL;
 	CUresult err = CUDA_SUCCESS;
@@ -111,7 +109,7 @@ static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **par
 	if (params || !extra) {
 		if (k->nparams && !params)
 			return CUDA_ERROR_INVALID_VALUE;
-		sl_put_u32(b, k->param_bytes);
+		*n = k->param_bytes;
 		to = sl_buf_room(b, k->param_bytes);
 		if (!to)
 			return k->param_bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
@@ -138,7 +136,7 @@ static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **par
 	}
 	if ((size && !buffer) || size > (1u << 16) || size < k->param_bytes)
 		return CUDA_ERROR_INVALID_VALUE;
-	sl_put_u32(b, (uint32_t)size);
+	*n = (uint32_t)size;
 	to = sl_buf_room(b, size);
 	if (!to)
 		return size ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
@@ -157,8 +155,11 @@ static CUresult put_attrs(sl_buf *b, const CUlaunchAttribute *attrs, unsigned n,
 
 	*sent = 0;
 	for (unsigned i = 0; i < n; i++) {
+		struct wire_launch_attr a = { .id = attrs[i].id };
 		CUlaunchAttributeValue v = attrs[i].value;
 		uint64_t id;
+
+		_Static_assert(sizeof a.value == sizeof v, "a launch attribute's value");
 
 		switch (attrs[i].id) {
 		case CU_LAUNCH_ATTRIBUTE_IGNORE:
@@ -182,9 +183,8 @@ static CUresult put_attrs(sl_buf *b, const CUlaunchAttribute *attrs, unsigned n,
 		}
 		if (err)
 			return err;
-		sl_put_u32(b, attrs[i].id);
-		sl_put_u32(b, 0);
-		sl_put_bytes(b, &v, sizeof v);
+		memcpy(a.value, &v, sizeof v);
+		sl_put_bytes(b, &a, sizeof a);
 		(*sent)++;
 	}
 	return CUDA_SUCCESS;
@@ -196,8 +196,8 @@ static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, 
 	struct sl_launch_info k;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
-	uint32_t sent = 0, id;
-	size_t attrs_at;
+	uint32_t sent = 0, nparam = 0;
+	struct wire_launch head;
 	sl_buf b;
 
 	if (__builtin_expect(err, 0))
@@ -211,27 +211,23 @@ static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, 
 	sl_buf_init(&b);
 	sl_route(&b, SL_STREAM, stream);
 	sl_route(&b, SL_KERNEL, f);
-	id = sl_stream_id(stream, &err);
+	head = (struct wire_launch){ .kernel = k.id, .stream = sl_stream_id(stream, &err), .shared = g->shared, .flags = (uint16_t)flags };
+	memcpy(head.grid, g->grid, sizeof head.grid);
+	memcpy(head.block, g->block, sizeof head.block);
 	sl_mapped_send();
-	sl_put_u32(&b, k.id);
-	sl_put_u32(&b, id);
-	sl_put_bytes(&b, g->grid, sizeof g->grid);
-	sl_put_bytes(&b, g->block, sizeof g->block);
-	sl_put_u32(&b, g->shared);
-	attrs_at = b.n;
-	sl_put_u16(&b, 0);
-	sl_put_u16(&b, (uint16_t)flags);
+	sl_buf_room(&b, sizeof head);
 	if (!err)
-		err = put_params(&b, &k, params, extra);
-	if (!err && nattrs) {
+		err = put_params(&b, &k, params, extra, &nparam);
+	if (!err && nattrs)
 		err = put_attrs(&b, attrs, nattrs, &sent);
-		if (!b.failed)
-			memcpy(b.p + attrs_at, &(uint16_t){ (uint16_t)sent }, 2);
-	}
 	if (b.failed)
 		err = CUDA_ERROR_OUT_OF_MEMORY;
-	if (!err)
+	if (!err) {
+		head.nparam = nparam;
+		head.nattrs = (uint16_t)sent;
+		memcpy(b.p, &head, sizeof head);
 		err = sl_oneway(CTL_LAUNCH, &b);
+	}
 	sl_buf_free(&b);
 	return err;
 }
@@ -249,17 +245,17 @@ CUresult sl_cuLaunchCooperativeKernel(CUfunction f, unsigned int gx, unsigned in
 {
 	const struct geometry g = { { gx, gy, gz }, { bx, by, bz }, shared };
 
-	return launch(f, &g, hStream, params, NULL, NULL, 0, FLAG_COOPERATIVE);
+	return launch(f, &g, hStream, params, NULL, NULL, 0, SL_LAUNCH_COOPERATIVE);
 }
 
 CUresult sl_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
 {
 	struct geometry g;
 
-	if (!config || config->numAttrs > MAX_ATTRS || (config->numAttrs && !config->attrs))
+	if (!config || config->numAttrs > MOST_ATTRS || (config->numAttrs && !config->attrs))
 		return CUDA_ERROR_INVALID_VALUE;
 	g = (struct geometry){ { config->gridDimX, config->gridDimY, config->gridDimZ },
 			       { config->blockDimX, config->blockDimY, config->blockDimZ },
 			       config->sharedMemBytes };
-	return launch(f, &g, config->hStream, params, extra, config->attrs, config->numAttrs, FLAG_EX);
+	return launch(f, &g, config->hStream, params, extra, config->attrs, config->numAttrs, SL_LAUNCH_EXTENDED);
 }

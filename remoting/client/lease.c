@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include "lease.h"
 #include "deadline.h"
+#include "wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,24 +22,6 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
-
-#define MAGIC "SLUICE-L"
-#define ANSWER_MAGIC 0x4c4c4c53u
-#define VERSION 1u
-#define PAYLOAD_MAX 4096u
-#define OWNERS_MAX 64u
-#define STATUS_BUSY 6u
-#define ANSWER_SHM 1u
-
-struct request {
-	char magic[8];
-	uint32_t version, kind, owner, features;
-	char program[40];
-};
-
-struct answer {
-	uint32_t magic, status, owners, len;
-};
 
 static void nap(int *ms)
 {
@@ -230,15 +213,14 @@ static int fail(struct sl_lease_answer *a, int fd, int got, const char *path, co
 /* One question on a fresh connection. *again: the daemon went away, or is busy. */
 static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a, bool *again)
 {
-	struct request q = { .version = VERSION, .kind = kind, .owner = owner };
+	struct wire_lease_request q = { .version = SL_LEASE_VERSION, .kind = kind, .owner = owner };
 	int64_t deadline = sl_now_ms() + answer_ms;
-	char payload[PAYLOAD_MAX + 1];
-	struct answer h;
+	char payload[SL_MAX_LEASE_PAYLOAD + 1];
+	struct wire_lease_answer h;
 	uint32_t flags = 0;
 	int got = -1;
 
-	_Static_assert(sizeof q == 64 && sizeof h == 16, "as docs/protocol.md has it");
-	memcpy(q.magic, MAGIC, sizeof q.magic);
+	memcpy(q.magic, SL_LEASE_REQUEST_MAGIC, sizeof q.magic);
 	program_name(q.program);
 	*again = false;
 	if (!send_all(fd, &q, sizeof q, deadline) || !recv_all(fd, &h, sizeof h, &got, deadline)) {
@@ -246,9 +228,9 @@ static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answ
 		return fail(a, fd, got, path, errno == ETIMEDOUT ? "no answer" : "closed without an answer",
 			    "is sluiced healthy on this node? see sluice health");
 	}
-	if (h.magic != ANSWER_MAGIC || h.len > PAYLOAD_MAX)
+	if (h.magic != SL_LEASE_ANSWER_MAGIC || h.size > SL_MAX_LEASE_PAYLOAD)
 		return fail(a, fd, got, path, "not the daemon's answer", "are shim and sluiced of one version?");
-	if (!recv_all(fd, payload, h.len, &got, deadline)) {
+	if (!recv_all(fd, payload, h.size, &got, deadline)) {
 		*again = errno != ETIMEDOUT;
 		return fail(a, fd, got, path, "the answer was cut short", "is sluiced healthy on this node? see sluice health");
 	}
@@ -256,23 +238,23 @@ static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answ
 	a->status = h.status;
 	a->owners = h.owners;
 	if (h.status) {
-		payload[h.len] = 0;
+		payload[h.size] = 0;
 		for (char *p = payload; *p; p++)
 			if ((unsigned char)*p < 0x20 || *p == 0x7f)
 				*p = ' ';
 		snprintf(a->reason, sizeof a->reason, "%.*s", (int)sizeof a->reason - 1, payload);
 		if (got >= 0)
 			close(got);
-		*again = h.status == STATUS_BUSY;
+		*again = h.status == SL_STATUS_BUSY;
 		return -1;
 	}
 	if (got < 0)
 		return fail(a, -1, -1, path, "the session came without its connection", "are shim and sluiced of one version?");
-	if (!h.owners || h.owners > OWNERS_MAX)
+	if (!h.owners || h.owners > SL_MAX_OWNERS)
 		return fail(a, -1, got, path, "the number of owners is out of range", "are shim and sluiced of one version?");
-	if (h.len >= sizeof flags)
+	if (h.size >= sizeof flags)
 		memcpy(&flags, payload, sizeof flags);
-	a->shm = flags & ANSWER_SHM;
+	a->shm = flags & SL_LEASE_SHM;
 	fcntl(got, F_SETFL, fcntl(got, F_GETFL) | O_NONBLOCK);
 	return got;
 }

@@ -20,7 +20,7 @@ struct sl_lease_answer {
 };
 
 /*
- * Asks at path for a session (kind 1 compute, 2 observe) with one of the lease's
+ * Asks at path for a session (SL_SESSION_COMPUTE or SL_SESSION_OBSERVE) with one of the lease's
  * owners, counted from 0. The descriptor is connected to a worker that expects
  * HELLO, close-on-exec and non-blocking; -1 with *a saying why. Takes at most
  * SL_LEASE_PATIENCE_MS to reach the daemon, then answer_ms for its answer.

@@ -47,9 +47,7 @@ static CUresult copy_in(const struct block *b, uint32_t at, uint32_t n)
 
 	sl_buf_init(&buf);
 	sl_route_ptr(&buf, b->dev);
-	sl_put_u64(&buf, b->dev + at);
-	sl_put_u32(&buf, b->stream);
-	sl_put_u32(&buf, 0);
+	sl_put(&buf, struct wire_copy_in, .dst = b->dev + at, .stream = b->stream);
 	sl_put_bytes(&buf, b->equal + at, n);
 	err = sl_oneway(CTL_COPY_IN, &buf);
 	sl_buf_free(&buf);
@@ -243,14 +241,12 @@ struct sl_mapped_wait *sl_mapped_begin_slow(uint32_t stream)
 		memcpy(bytes + b->n, b->equal, b->n);
 		sl_buf_init(&buf);
 		sl_route_ptr(&buf, b->dev);
-		sl_put_u64(&buf, b->dev);
-		sl_put_u64(&buf, b->n);
-		sl_put_u32(&buf, stream == ~0u ? b->stream : stream);
 		w->at[w->n].bytes = bytes;
 		w->at[w->n].block = i;
 		w->at[w->n].serial = b->serial;
 		w->at[w->n].delivery = sl_delivery_new(bytes, b->n);
-		sl_put_u32(&buf, w->at[w->n].delivery);
+		sl_put(&buf, struct wire_copy_out, .src = b->dev, .size = b->n, .stream = stream == ~0u ? b->stream : stream,
+		       .delivery = w->at[w->n].delivery);
 		if (sl_oneway(CTL_COPY_OUT, &buf))
 			sl_delivery_drop(w->at[w->n].delivery);
 		w->n++;

@@ -20,10 +20,6 @@
 #include "sha256.h"
 
 #define CHUNK (1u << 20)
-#define RESULT_UPLOAD (-2)
-#define MAX_IMAGE ((uint64_t)2 << 30) /* the worker takes no more, docs/protocol.md */
-#define NOT_LISTED 0xffffffffu
-#define BIND_MODULE 0x8000u
 
 static struct sl_pool modules = { .size = sizeof(struct sl_module) };
 
@@ -111,7 +107,7 @@ static CUresult bind_kernel(struct sl_module *m, struct sl_kernel *k)
 
 	if (atomic_load(&k->id))
 		return CUDA_SUCCESS;
-	if (n > 0x7fff)
+	if (n >= SL_BIND_MODULE)
 		return CUDA_ERROR_NOT_FOUND;
 	id = sl_handle_new(SL_KERNEL, k, &h);
 	if (!id)
@@ -121,10 +117,9 @@ static CUresult bind_kernel(struct sl_module *m, struct sl_kernel *k)
 
 		sl_buf_init(&b);
 		address(&b, m, i);
-		sl_put_u32(&b, id);
-		sl_put_u32(&b, m->id);
 		/* The ids of modules and libraries overlap: a bit tells which it is. */
-		sl_put_u16(&b, (uint16_t)(n | (m->library ? 0 : BIND_MODULE)));
+		sl_put(&b, struct wire_kernel_bind, .kernel = id, .image = m->id,
+		       .length = (uint16_t)(n | (m->library ? 0 : SL_BIND_MODULE)));
 		sl_put_bytes(&b, k->name, n);
 		err = sl_oneway(CTL_KERNEL_BIND, &b);
 		sl_buf_free(&b);
@@ -200,7 +195,7 @@ static CUresult take_names(struct sl_module *m, sl_reply *r, uint32_t n)
 {
 	size_t text = 0, start = r->off;
 
-	if (n == NOT_LISTED)
+	if (n == SL_NOT_LISTED)
 		return CUDA_SUCCESS;
 	if (n > r->n / 2)
 		return CUDA_ERROR_UNKNOWN;
@@ -231,30 +226,36 @@ static CUresult take_names(struct sl_module *m, sl_reply *r, uint32_t n)
 	return CUDA_SUCCESS;
 }
 
-/* Options whose values are numbers; the others are buffers of ours or refused. */
-static CUresult put_jit(sl_buf *b, unsigned n, const CUjit_option *opt, void *const *val)
+static bool is_log(CUjit_option o) { return o == CU_JIT_INFO_LOG_BUFFER || o == CU_JIT_ERROR_LOG_BUFFER; }
+/* Hints by pointer are left out: without them everything is kept, which is right. */
+static bool is_carried(CUjit_option o)
+{
+	return !(o >= CU_JIT_REFERENCED_KERNEL_NAMES && o <= CU_JIT_OPTIMIZE_UNUSED_DEVICE_VARIABLES) &&
+	       o != CU_JIT_GLOBAL_SYMBOL_COUNT && o != CU_JIT_WALL_TIME;
+}
+
+/* Counts the options that are sent, or refuses them. */
+static CUresult count_jit(unsigned n, const CUjit_option *opt, uint32_t *sent)
 {
 	static uint8_t once;
-	uint32_t kept = 0;
 
+	*sent = 0;
 	for (unsigned i = 0; i < n; i++) {
 		if (opt[i] >= CU_JIT_NUM_OPTIONS)
 			return CUDA_ERROR_INVALID_VALUE;
 		if (opt[i] == CU_JIT_GLOBAL_SYMBOL_NAMES || opt[i] == CU_JIT_GLOBAL_SYMBOL_ADDRESSES)
 			return sl_refuse("module loading with global symbol addresses", &once);
-		/* Hints by pointer: without them everything is kept, which is right. */
-		kept += !(opt[i] >= CU_JIT_REFERENCED_KERNEL_NAMES && opt[i] <= CU_JIT_OPTIMIZE_UNUSED_DEVICE_VARIABLES) &&
-			opt[i] != CU_JIT_GLOBAL_SYMBOL_COUNT && opt[i] != CU_JIT_WALL_TIME;
-	}
-	sl_put_u32(b, kept);
-	for (unsigned i = 0; i < n; i++) {
-		if ((opt[i] >= CU_JIT_REFERENCED_KERNEL_NAMES && opt[i] <= CU_JIT_OPTIMIZE_UNUSED_DEVICE_VARIABLES) ||
-		    opt[i] == CU_JIT_GLOBAL_SYMBOL_COUNT || opt[i] == CU_JIT_WALL_TIME)
-			continue;
-		sl_put_u32(b, opt[i]);
-		sl_put_u64(b, opt[i] == CU_JIT_INFO_LOG_BUFFER || opt[i] == CU_JIT_ERROR_LOG_BUFFER ? 0 : (uint64_t)(uintptr_t)val[i]);
+		*sent += is_carried(opt[i]);
 	}
 	return CUDA_SUCCESS;
+}
+
+/* Options are numbers, or buffers for a log, which the worker has of its own. */
+static void put_jit(sl_buf *b, unsigned n, const CUjit_option *opt, void *const *val)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (is_carried(opt[i]))
+			sl_put(b, struct wire_jit_option, .option = opt[i], .value = is_log(opt[i]) ? 0 : (uint64_t)(uintptr_t)val[i]);
 }
 
 /* One log into the program's buffer, its length into the option that gave the buffer's size. */
@@ -285,26 +286,25 @@ static void take_log(sl_reply *r, uint32_t len, CUjit_option buffer, CUjit_optio
 
 static void take_logs(sl_reply *r, unsigned n, const CUjit_option *opt, void **val)
 {
-	uint32_t info, error;
+	struct wire_jit_logs logs;
 
-	if (!n || r->n - r->off < 8)
+	if (!n || r->n - r->off < sizeof logs)
 		return;
-	info = sl_get_u32(r);
-	error = sl_get_u32(r);
-	if (r->bad)
-		return;
-	take_log(r, info, CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, n, opt, val);
-	take_log(r, error, CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, n, opt, val);
+	sl_get_bytes(r, &logs, sizeof logs);
+	take_log(r, logs.ninfo, CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, n, opt, val);
+	take_log(r, logs.nerror, CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, n, opt, val);
 }
 
 static CUresult upload(const struct sl_module *m, unsigned copy, const struct sl_image *image, const uint8_t sha[32])
 {
+	struct wire_image_chunk head = { .total = image->size };
 	uint8_t *bounce = NULL;
 	CUresult err = CUDA_SUCCESS;
 
+	memcpy(head.sum, sha, sizeof head.sum);
 	if (image->nparts > 1 && !(bounce = malloc(CHUNK)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	for (size_t off = 0; off < image->size && !err; off += CHUNK) {
+	for (size_t off = 0; off < image->size && !err; head.offset = off += CHUNK) {
 		size_t n = image->size - off < CHUNK ? image->size - off : CHUNK;
 		const void *from = bounce;
 		sl_buf b;
@@ -315,9 +315,7 @@ static CUresult upload(const struct sl_module *m, unsigned copy, const struct sl
 			from = image->parts[0].p + off;
 		sl_buf_init(&b);
 		address(&b, m, copy);
-		sl_put_bytes(&b, sha, 32);
-		sl_put_u64(&b, off);
-		sl_put_u64(&b, image->size);
+		sl_put_bytes(&b, &head, sizeof head);
 		err = sl_oneway_bulk(CTL_IMAGE_CHUNK, &b, from, n);
 		sl_buf_free(&b);
 	}
@@ -327,24 +325,25 @@ static CUresult upload(const struct sl_module *m, unsigned copy, const struct sl
 
 static CUresult request(struct sl_module *m, unsigned copy, const struct sl_image *image, const uint8_t sha[32], unsigned n, CUjit_option *opt, void **val)
 {
+	struct wire_image_load head = { .size = image->size, .id = m->id, .library = m->library };
+	struct wire_image_load_reply list = { 0 };
+	uint32_t noptions;
 	CUresult err;
 	sl_reply r = { 0 };
 	sl_buf b;
 
 	sl_buf_init(&b);
 	address(&b, m, copy);
-	sl_put_bytes(&b, sha, 32);
-	sl_put_u64(&b, image->size);
-	sl_put_u32(&b, m->id);
-	sl_put_u32(&b, m->library);
-	err = put_jit(&b, n, opt, val);
+	err = count_jit(n, opt, &noptions);
 	if (!err) {
+		head.noptions = noptions;
+		memcpy(head.sum, sha, sizeof head.sum);
+		sl_put_bytes(&b, &head, sizeof head);
+		put_jit(&b, n, opt, val);
 		err = sl_wait(CTL_IMAGE_LOAD, &b, &r);
 		if (!err) {
-			uint32_t flag = sl_get_u32(&r), count = sl_get_u32(&r);
-
-			(void)flag;
-			err = r.bad ? CUDA_ERROR_UNKNOWN : copy ? CUDA_SUCCESS : take_names(m, &r, count);
+			sl_get_bytes(&r, &list, sizeof list);
+			err = r.bad ? CUDA_ERROR_UNKNOWN : copy ? CUDA_SUCCESS : take_names(m, &r, list.nkernels);
 			if (!err && !copy)
 				take_logs(&r, n, opt, val);
 		} else if (err > 0) {
@@ -411,9 +410,10 @@ static CUresult load(bool library, void **out, const void *code, size_t known_si
 	(void)known_size;
 	if (!sl_image_open(code, cc, device_ccs(c, cc), &image))
 		return CUDA_ERROR_INVALID_IMAGE;
-	if (image.size > MAX_IMAGE) {
+	if (image.size > SL_MAX_IMAGE) {
+		sl_log(SL_ERROR, "a module image of %zu bytes is not supported: the largest has %u; see docs/limits.md", image.size, SL_MAX_IMAGE);
 		sl_image_free(&image);
-		return CUDA_ERROR_INVALID_IMAGE;
+		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 	sl_sha256_init(&s);
 	for (unsigned i = 0; i < image.nparts; i++)
@@ -433,7 +433,7 @@ static CUresult load(bool library, void **out, const void *code, size_t known_si
 	err = m->id ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	for (unsigned i = 0; i < copies(m) && !err; i++) {
 		err = request(m, i, &image, sha, n, opt, val);
-		if (err == RESULT_UPLOAD) {
+		if (err == SL_RESULT_NOT_IN_STORE) {
 			err = upload(m, i, &image, sha);
 			if (!err)
 				err = request(m, i, &image, sha, n, opt, val);

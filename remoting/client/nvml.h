@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "wire.h"
+
 #define NVML_API __attribute__((visibility("default")))
 
 typedef enum {
@@ -184,10 +186,10 @@ enum {
 
 /* What follows is ours: facts about the lease's devices, as the worker tells them. */
 
-#define NV_MAX_DEVICES 64
-#define NV_MAX_PROCS 1024
+#define NV_MAX_DEVICES SL_MAX_DEVICES
+#define NV_MAX_PROCS SL_MAX_PROCESSES
 #define NV_NATTR 160		/* CUdevice_attribute numbers that are kept */
-#define NV_NA 0xffffffffu	/* a reading the device does not have */
+#define NV_NA SL_UNKNOWN_READING	/* a reading the device does not have */
 
 struct nv_device {
 	char name[97];

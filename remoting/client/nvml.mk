@@ -12,7 +12,7 @@ NVML_LIB ?= build/shim/libnvidia-ml.so.1
 NVML_SAN_LIB ?= build/test/nvml-san/libnvidia-ml.so.1
 NVML_O := build/shim/nvml
 CFLAGS ?= -O2 -g
-NVML_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -DSLUICE_VERSION='"$(or $(VERSION),unknown)"'
+NVML_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -Iremoting/api -DSLUICE_VERSION='"$(or $(VERSION),unknown)"'
 NVML_OLD := -fno-stack-protector -U_FORTIFY_SOURCE
 NVML_SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 NVML_SRC := nvml.c nvml_conn.c nvml_names.c lease.c version.c gen_fingerprint.c
@@ -25,7 +25,7 @@ C_TESTS_SAN += build/test/test_nvml-san
 .PHONY: nvml nvml-check nvml-abi nvml-names
 nvml: $(NVML_LIB)
 
-$(NVML_O)/%.o: $(NVML)/%.c $(NVML)/nvml.h $(NVML)/lease.h $(NVML)/deadline.h
+$(NVML_O)/%.o: $(NVML)/%.c $(NVML)/nvml.h $(NVML)/lease.h $(NVML)/deadline.h remoting/api/wire.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVML_CFLAGS) $(NVML_OLD) -c -o $@ $<
 
@@ -76,7 +76,7 @@ nvml-check: build/test/test_nvml build/test/test_nvml-san
 nvml-abi:
 	@mkdir -p build/test
 	$(CC) -w -DTHEIRS -I$(NVML_H) -o build/test/nvml_abi_theirs $(NVML)/test_nvml_abi.c
-	$(CC) -w -iquote $(NVML) -o build/test/nvml_abi_ours $(NVML)/test_nvml_abi.c
+	$(CC) -w -iquote $(NVML) -Iremoting/api -o build/test/nvml_abi_ours $(NVML)/test_nvml_abi.c
 	build/test/nvml_abi_theirs >build/test/nvml_abi_theirs.txt
 	build/test/nvml_abi_ours >build/test/nvml_abi_ours.txt
 	@! grep -vxFf build/test/nvml_abi_ours.txt build/test/nvml_abi_theirs.txt

@@ -22,6 +22,7 @@
  */
 #define _GNU_SOURCE
 #include "nvml.h"
+#include "wire.h"
 #include "lease.h"
 #include "deadline.h"
 #include "version.h"
@@ -43,17 +44,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PROTOCOL_VERSION 1
-#define KIND_OBSERVE 2
-#define OP_OBSERVE 0xf00e
-#define FLAG_WAIT 1
-#define FRAME_REPLY 1
-#define FRAME_BYE 7
-#define WELCOME_MAGIC 0x4c43574cu
-#define WELCOME_MAX (1u << 20)
 /* The longest honest reply is an OBSERVE with all processes, below 66 KiB. */
 #define FRAME_MAX (128u << 10)
-#define ATTR_MAX 512u
 #define EXCHANGE_MS 5000
 #define FRESH_MS 200
 #define RETRY_MS 1000
@@ -126,14 +118,6 @@ static void take_text(char *dst, size_t cap, const uint8_t *src, size_t n)
 	dst[i] = 0;
 }
 
-static void put32(uint8_t *p, uint32_t v)
-{
-	p[0] = (uint8_t)v;
-	p[1] = (uint8_t)(v >> 8);
-	p[2] = (uint8_t)(v >> 16);
-	p[3] = (uint8_t)(v >> 24);
-}
-
 /* Reads a payload front to back; whatever is past its end reads as 0 and sets bad. */
 struct reader {
 	const uint8_t *p;
@@ -161,11 +145,16 @@ static uint32_t take32(struct reader *r)
 	return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-static uint64_t take64(struct reader *r)
+/* A message of wire.h; zeroes when it is short. */
+static void take_into(struct reader *r, void *p, size_t n)
 {
-	uint64_t lo = take32(r);
-
-	return lo | (uint64_t)take32(r) << 32;
+	memset(p, 0, n);
+	if (!r->bad && n <= r->n - r->off) {
+		memcpy(p, r->p + r->off, n);
+		r->off += n;
+	} else {
+		r->bad = true;
+	}
 }
 
 static void hang_up(struct link *l)
@@ -458,46 +447,39 @@ static int dial_tcp(const char *addr, int64_t deadline)
 
 static bool say_hello(int fd, const struct where *w, int64_t deadline)
 {
-	uint8_t h[128] = "SLUICE\r\n";
+	struct wire_hello h = { .version = SL_VERSION, .kind = SL_SESSION_OBSERVE, .pid = (uint32_t)getpid(), .uid = (uint32_t)geteuid() };
 	int comm;
 
-	put32(h + 8, PROTOCOL_VERSION);
-	put32(h + 12, KIND_OBSERVE);
-	memcpy(h + 16, sl_fingerprint, 32);
-	memcpy(h + 48, w->token, 16);
-	put32(h + 64, (uint32_t)getpid());
-	put32(h + 68, (uint32_t)geteuid());
+	memcpy(h.magic, SL_HELLO_MAGIC, sizeof h.magic);
+	memcpy(h.fingerprint, sl_fingerprint, sizeof h.fingerprint);
+	memcpy(h.token, w->token, sizeof h.token);
 	comm = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
 	if (comm >= 0) {
-		ssize_t n = read(comm, h + 88, 39);
+		ssize_t n = read(comm, h.program, sizeof h.program - 1);
 
 		/* The kernel ends the name with a newline. */
-		if (n > 0 && h[88 + n - 1] == '\n')
-			h[88 + n - 1] = 0;
+		if (n > 0 && h.program[n - 1] == '\n')
+			h.program[n - 1] = 0;
 		close(comm);
 	}
-	return send_all(fd, h, sizeof h, deadline);
+	return send_all(fd, (const uint8_t *)&h, sizeof h, deadline);
 }
 
 static bool parse_device(struct reader *r, struct nv_device *d)
 {
+	struct wire_device_head h;
 	uint32_t n, i;
 
-	take_text(d->name, sizeof d->name, take(r, 96), 96);
-	memcpy(d->uuid, take(r, 16), 16);
-	take(r, 16); /* total and physical memory: the readings have them fresh */
-	d->domain = take32(r);
-	d->bus = take32(r);
-	d->device = take32(r);
-	take(r, 4 + 24); /* pad, and the bus id as text */
-	take(r, 16); /* granularities */
-	take(r, 8);  /* stream priorities */
-	take(r, 8);  /* texture width */
-	take(r, 64); /* limits */
-	d->cc_major = (int32_t)take32(r);
-	d->cc_minor = (int32_t)take32(r);
-	n = take32(r);
-	if (n > ATTR_MAX)
+	take_into(r, &h, sizeof h);
+	take_text(d->name, sizeof d->name, (const uint8_t *)h.name, sizeof h.name);
+	memcpy(d->uuid, h.uuid, sizeof d->uuid);
+	d->domain = (uint32_t)h.pci_domain;
+	d->bus = (uint32_t)h.pci_bus;
+	d->device = (uint32_t)h.pci_dev;
+	d->cc_major = h.cc_major;
+	d->cc_minor = h.cc_minor;
+	n = h.nattr;
+	if (n > SL_MAX_ATTRS)
 		return false;
 	for (i = 0; i < n; i++) {
 		int32_t v = (int32_t)take32(r);
@@ -519,12 +501,13 @@ static bool parse_device(struct reader *r, struct nv_device *d)
 static bool parse_snapshot(const uint8_t *p, size_t n, struct nv_snapshot *s)
 {
 	struct reader r = { .p = p, .n = n };
+	struct wire_snapshot_head h;
 
 	memset(s, 0, sizeof *s);
-	s->driver_version = take32(&r);
-	s->ndev = take32(&r);
-	take(&r, 8); /* keep-alive time and features */
-	take_text(s->driver, sizeof s->driver, take(&r, 32), 32);
+	take_into(&r, &h, sizeof h);
+	s->driver_version = h.driver_version;
+	s->ndev = h.ndev;
+	take_text(s->driver, sizeof s->driver, (const uint8_t *)h.driver_string, sizeof h.driver_string);
 	if (r.bad || s->ndev > NV_MAX_DEVICES)
 		return false;
 	for (uint32_t i = 0; i < s->ndev; i++)
@@ -536,26 +519,22 @@ static bool parse_snapshot(const uint8_t *p, size_t n, struct nv_snapshot *s)
 /* Reads a WELCOME into a fresh snapshot. */
 static nvmlReturn_t hear_welcome(int fd, struct nv_snapshot *s, int64_t deadline)
 {
-	struct reader r;
-	uint8_t head[16], *body;
+	struct wire_welcome head;
+	uint8_t *body;
 	char reason[200];
-	uint32_t magic, version, status, n;
+	uint32_t n;
 	nvmlReturn_t rc = NVML_ERROR_UNKNOWN;
 
-	if (!recv_all(fd, head, sizeof head, deadline)) {
+	if (!recv_all(fd, (uint8_t *)&head, sizeof head, deadline)) {
 		nv_log(NV_ERROR, "worker: no welcome: %s", errno == ETIMEDOUT ? "no answer in 5 s" : "connection closed");
 		return rc;
 	}
-	r = (struct reader){ .p = head, .n = sizeof head };
-	magic = take32(&r);
-	version = take32(&r);
-	status = take32(&r);
-	n = take32(&r);
-	if (magic != WELCOME_MAGIC) {
+	n = head.size;
+	if (head.magic != SL_WELCOME_MAGIC) {
 		nv_log(NV_ERROR, "worker: not a sluice worker at that address");
 		return rc;
 	}
-	if (n > WELCOME_MAX) {
+	if (n > SL_MAX_WELCOME) {
 		nv_log(NV_ERROR, "worker: welcome of %u bytes is beyond the limit", n);
 		return rc;
 	}
@@ -564,13 +543,13 @@ static nvmlReturn_t hear_welcome(int fd, struct nv_snapshot *s, int64_t deadline
 		return NVML_ERROR_MEMORY;
 	if (!recv_all(fd, body, n, deadline)) {
 		nv_log(NV_ERROR, "worker: welcome cut short");
-	} else if (status) {
+	} else if (head.status) {
 		take_text(reason, sizeof reason, body, n);
 		nv_log(NV_ERROR, "worker refuses: %s", reason);
-		rc = status == 1 || status == 2 ? NVML_ERROR_LIB_RM_VERSION_MISMATCH :
-		     status == 3 ? NVML_ERROR_NO_PERMISSION : NVML_ERROR_UNKNOWN;
-	} else if (version != PROTOCOL_VERSION) {
-		nv_log(NV_ERROR, "worker speaks version %u, this library %u", version, PROTOCOL_VERSION);
+		rc = head.status == SL_STATUS_VERSION || head.status == SL_STATUS_FINGERPRINT ? NVML_ERROR_LIB_RM_VERSION_MISMATCH :
+		     head.status == SL_STATUS_LEASE ? NVML_ERROR_NO_PERMISSION : NVML_ERROR_UNKNOWN;
+	} else if (head.version != SL_VERSION) {
+		nv_log(NV_ERROR, "worker speaks version %u, this library %u", head.version, SL_VERSION);
 		rc = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
 	} else if (!parse_snapshot(body, n, s)) {
 		nv_log(NV_ERROR, "worker: malformed snapshot");
@@ -584,14 +563,14 @@ static nvmlReturn_t hear_welcome(int fd, struct nv_snapshot *s, int64_t deadline
 static int dial_lease(const char *path, unsigned owner, unsigned *owners, nvmlReturn_t *rc)
 {
 	struct sl_lease_answer a;
-	int fd = sl_lease_open(path, KIND_OBSERVE, owner, EXCHANGE_MS, &a);
+	int fd = sl_lease_open(path, SL_SESSION_OBSERVE, owner, EXCHANGE_MS, &a);
 
 	if (fd >= 0) {
 		*owners = a.owners;
 		return fd;
 	}
 	nv_log(NV_ERROR, "%s", a.reason);
-	*rc = a.status == 3 ? NVML_ERROR_NO_PERMISSION : NVML_ERROR_DRIVER_NOT_LOADED;
+	*rc = a.status == SL_STATUS_LEASE ? NVML_ERROR_NO_PERMISSION : NVML_ERROR_DRIVER_NOT_LOADED;
 	return -1;
 }
 
@@ -728,23 +707,17 @@ static bool parse_readings(const uint8_t *p, size_t n, struct cached *c)
 	struct reader r = { .p = p, .n = n };
 	struct nv_readings *v = &c->r;
 	struct nv_process *list = NULL;
+	struct wire_observe_reply h;
 	uint32_t nproc;
 
-	v->mem_total = take64(&r);
-	v->mem_used = take64(&r);
-	v->mem_free = take64(&r);
-	v->util_gpu = take32(&r);
-	v->util_mem = take32(&r);
-	v->temp_c = take32(&r);
-	v->power_mw = take32(&r);
-	v->power_limit_mw = take32(&r);
-	v->sm_mhz = take32(&r);
-	v->mem_mhz = take32(&r);
-	v->pstate = take32(&r);
-	v->fan = take32(&r);
-	v->persistence = take32(&r);
-	nproc = take32(&r);
-	if (r.bad || nproc > NV_MAX_PROCS || r.n - r.off != (size_t)nproc * 56)
+	take_into(&r, &h, sizeof h);
+	*v = (struct nv_readings){
+		.mem_total = h.mem_total, .mem_used = h.mem_used, .mem_free = h.mem_free, .util_gpu = h.util_gpu, .util_mem = h.util_mem,
+		.temp_c = h.temp, .power_mw = h.power_mw, .power_limit_mw = h.power_limit_mw, .sm_mhz = h.sm_mhz, .mem_mhz = h.mem_mhz,
+		.pstate = h.pstate, .fan = h.fan, .persistence = h.persistence,
+	};
+	nproc = h.nproc;
+	if (r.bad || nproc > NV_MAX_PROCS || r.n - r.off != nproc * sizeof(struct wire_process))
 		return false;
 	/* Programs subtract these from each other; keep the differences sane. */
 	if (v->mem_free > v->mem_total)
@@ -757,10 +730,12 @@ static bool parse_readings(const uint8_t *p, size_t n, struct cached *c)
 			return false;
 	}
 	for (uint32_t i = 0; i < nproc; i++) {
-		list[i].pid = take32(&r);
-		take(&r, 4);
-		list[i].used = take64(&r);
-		take_text(list[i].name, sizeof list[i].name, take(&r, 40), 40);
+		struct wire_process q;
+
+		take_into(&r, &q, sizeof q);
+		list[i].pid = q.pid;
+		list[i].used = q.used;
+		take_text(list[i].name, sizeof list[i].name, (const uint8_t *)q.name, sizeof q.name);
 	}
 	free(c->proc);
 	c->proc = list;
@@ -769,29 +744,21 @@ static bool parse_readings(const uint8_t *p, size_t n, struct cached *c)
 }
 
 struct frame {
-	uint32_t size, kind, call;
-	int32_t result;
+	struct wire_reply h;
 	uint8_t *body;	/* the caller frees it */
 };
 
 static bool recv_frame(int fd, struct frame *f, int64_t deadline)
 {
-	uint8_t head[24];
-	struct reader r = { .p = head, .n = sizeof head };
-
 	f->body = NULL;
-	if (!recv_all(fd, head, sizeof head, deadline))
+	if (!recv_all(fd, (uint8_t *)&f->h, sizeof f->h, deadline))
 		return false;
-	f->size = take32(&r);
-	f->kind = take32(&r) & 0xffff;
-	f->call = take32(&r);
-	f->result = (int32_t)take32(&r);
-	if (f->size > FRAME_MAX) {
-		nv_log(NV_ERROR, "worker: frame of %u bytes is beyond the limit", f->size);
+	if (f->h.size > FRAME_MAX) {
+		nv_log(NV_ERROR, "worker: frame of %u bytes is beyond the limit", f->h.size);
 		return false;
 	}
-	f->body = malloc(f->size ? f->size : 1);
-	if (f->body && recv_all(fd, f->body, f->size, deadline))
+	f->body = malloc(f->h.size ? f->h.size : 1);
+	if (f->body && recv_all(fd, f->body, f->h.size, deadline))
 		return true;
 	free(f->body);
 	return false;
@@ -801,27 +768,22 @@ static bool recv_frame(int fd, struct frame *f, int64_t deadline)
 static bool observe(struct link *l, uint32_t dev, struct cached *c)
 {
 	int64_t deadline = sl_now_ms() + EXCHANGE_MS;
-	uint8_t req[20] = { 0 };
+	struct { struct wire_request h; struct wire_observe what; } req = { .what.device = dev - l->first };
 	struct frame f;
 	bool ok;
 
 	if (!++l->call)
 		l->call = 1;
-	put32(req, 4);
-	req[4] = OP_OBSERVE & 0xff;
-	req[5] = OP_OBSERVE >> 8;
-	req[6] = FLAG_WAIT;
-	put32(req + 8, l->call);
-	put32(req + 16, dev - l->first);
-	if (!send_all(l->fd, req, sizeof req, deadline))
+	req.h = (struct wire_request){ .size = sizeof req.what, .op = CTL_OBSERVE, .flags = SL_FLAG_WAIT, .call = l->call };
+	if (!send_all(l->fd, (const uint8_t *)&req, sizeof req, deadline))
 		return false;
 	for (;;) {
 		if (!recv_frame(l->fd, &f, deadline))
 			return false;
-		if (f.kind == FRAME_REPLY)
+		if (f.h.kind == SL_FRAME_REPLY)
 			break;
 		free(f.body);
-		if (f.kind == FRAME_BYE) {
+		if (f.h.kind == SL_FRAME_BYE) {
 			nv_log(NV_WARN, "worker ended the session");
 			return false;
 		}
@@ -829,9 +791,9 @@ static bool observe(struct link *l, uint32_t dev, struct cached *c)
 		if (sl_now_ms() >= deadline)
 			return false;
 	}
-	ok = f.call == l->call && !f.result && parse_readings(f.body, f.size, c);
+	ok = f.h.call == l->call && !f.h.result && parse_readings(f.body, f.h.size, c);
 	if (!ok)
-		nv_log(NV_WARN, "worker: no readings of device %u: call %u, result %d, %u bytes", dev, f.call, f.result, f.size);
+		nv_log(NV_WARN, "worker: no readings of device %u: call %u, result %d, %u bytes", dev, f.h.call, f.h.result, f.h.size);
 	free(f.body);
 	return ok;
 }

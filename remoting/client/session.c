@@ -40,29 +40,11 @@
 
 #define RING (1u << 20)
 #define BULK_MIN (16u << 10)	/* payloads from here on go straight to the socket */
-#define MAX_FRAME (16u << 20)
 #define RXBUF (64u << 10)
 #define POLL_NS 25000		/* sender's nap while calls come in */
 #define POLL_ROUNDS 40		/* empty naps before it sleeps in earnest */
-#define F_WAIT 1u
 
-enum { K_REPLY = 1, K_DATA, K_EVENT, K_ERROR, K_PRINT, K_HOSTFN, K_BYE, K_BEAT, K_TURN };
 enum { ST_NEW, ST_LIVE, ST_DEAD, ST_EXITING };
-
-struct out_hdr {
-	uint32_t size;
-	uint16_t op, flags;
-	uint32_t call, ctx;
-};
-
-struct in_hdr {
-	uint32_t size;
-	uint16_t kind, op;
-	uint32_t call;
-	int32_t result;
-	uint32_t arg;
-	uint32_t reserved;
-};
 
 struct waiter {
 	struct waiter *next;
@@ -106,12 +88,12 @@ static struct {
 	struct sl_snapshot snap; /* the devices of all owners, one list */
 
 	uint64_t calls, waits, bytes_out;
-	uint32_t *waits_by_op;	/* SL_NOPS table rows, then 16 control operations */
+	uint32_t *waits_by_op;	/* SL_NOPS table rows, then the control operations */
 } S = {
 	.start_lock = PTHREAD_MUTEX_INITIALIZER,
 };
 
-static struct sl_peer peers[SL_MAX_SESSIONS];
+static struct sl_peer peers[SL_MAX_OWNERS];
 unsigned sl_sessions = 1;	/* set before the first call, then constant */
 static uint8_t peer_of[SL_MAX_DEVICES];	/* by a device's place in the list */
 
@@ -275,9 +257,9 @@ static void write_stats(void)
 		(int)getpid(), (unsigned long long)S.calls, (unsigned long long)(S.calls - S.waits), (unsigned long long)S.waits,
 		(unsigned long long)S.bytes_out, (unsigned long long)bytes_in);
 	n = 0;
-	for (unsigned i = 0; i < SL_NOPS + 16; i++)
+	for (unsigned i = 0; i < SL_NOPS + SL_NCONTROLS; i++)
 		if (S.waits_by_op[i])
-			fprintf(f, "%s\"%s\":%u", n++ ? "," : "", sl_op_name((uint16_t)(i < SL_NOPS ? i : 0xf000 + i - SL_NOPS)), S.waits_by_op[i]);
+			fprintf(f, "%s\"%s\":%u", n++ ? "," : "", sl_op_name((uint16_t)(i < SL_NOPS ? i : SL_OP_CONTROL + i - SL_NOPS)), S.waits_by_op[i]);
 	fprintf(f, "}}\n");
 	fclose(f);
 }
@@ -387,7 +369,7 @@ static void ring_copy(struct sl_peer *t, uint64_t pos, const void *p, size_t n)
 }
 
 /* Appends one frame. Called with order held. */
-static void append(struct sl_peer *t, const struct out_hdr *h, const void *a, size_t na, const void *b, size_t nb)
+static void append(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)
 {
 	size_t n = sizeof *h + na + nb;
 	uint64_t head = t->head;
@@ -409,7 +391,7 @@ static void wake_sender(struct sl_peer *t)
 	}
 }
 
-static CUresult send_frame(struct sl_peer *t, const struct out_hdr *h, const void *a, size_t na, const void *b, size_t nb)
+static CUresult send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)
 {
 	if (na + nb < BULK_MIN) {
 		append(t, h, a, na, b, nb);
@@ -441,11 +423,17 @@ static inline struct sl_peer *route(const sl_buf *b, uint32_t *ctx)
 	return __builtin_expect(sl_sessions == 1, 1) ? &peers[0] : route_slow(b, ctx);
 }
 
+/* An operation's place among all: the table's rows, then the control operations. */
+static unsigned slot_of(uint16_t op)
+{
+	return op < SL_NOPS ? op : SL_NOPS + (op - SL_OP_CONTROL);
+}
+
 /* One call cannot be carried out by two owners. */
 static CUresult refuse_mixed(uint16_t op)
 {
-	static uint8_t once[SL_NOPS + 16];
-	unsigned slot = op < SL_NOPS ? op : SL_NOPS + (op & 15u);
+	static uint8_t once[SL_NOPS + SL_NCONTROLS];
+	unsigned slot = slot_of(op);
 
 	if (!__atomic_exchange_n(&once[slot], 1, __ATOMIC_RELAXED))
 		sl_log(SL_WARN, "%s with devices of several owners is not supported; see docs/coverage.md", sl_op_name(op));
@@ -454,7 +442,7 @@ static CUresult refuse_mixed(uint16_t op)
 
 CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
 {
-	struct out_hdr h = { .size = (uint32_t)(head->n + n), .op = op };
+	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op };
 	struct sl_peer *t = route(head, &h.ctx);
 	CUresult err = sl_dead();
 
@@ -462,7 +450,7 @@ CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_
 		return err;
 	if (__builtin_expect(head->mixed, 0))
 		return refuse_mixed(op);
-	if (head->failed || head->n + n > MAX_FRAME)
+	if (head->failed || head->n + n > SL_MAX_PAYLOAD)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	__atomic_fetch_add(&S.calls, 1, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&t->order);
@@ -499,7 +487,7 @@ static void *sender(void *arg)
 		if (__atomic_load_n(&t->head, __ATOMIC_SEQ_CST) == __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST))
 			futex_wait(&t->sender_sleeps, 1, &beat);
 		if (__atomic_exchange_n(&t->sender_sleeps, 0, __ATOMIC_SEQ_CST)) {
-			struct out_hdr h = { .op = CTL_BEAT };
+			struct wire_request h = { .op = CTL_BEAT };
 
 			pthread_mutex_lock(&t->order);
 			append(t, &h, NULL, 0, NULL, 0);
@@ -513,7 +501,6 @@ static void *sender(void *arg)
 /* ---- what kernels printed ---- */
 
 #define PRINT_MAX (16u << 20)
-#define PRINT_STDERR 1
 
 /* For stdout, and for stderr: the argument of a PRINT frame. */
 static struct print {
@@ -551,13 +538,13 @@ void sl_print_flush(void)
 
 CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 {
-	struct out_hdr h = { .size = (uint32_t)b->n, .op = op, .flags = F_WAIT };
+	struct wire_request h = { .size = (uint32_t)b->n, .op = op, .flags = SL_FLAG_WAIT };
 	struct sl_peer *t = route(b, &h.ctx);
 	sl_reply own;
 	struct waiter w = { .r = r ? r : &own };
 	CUresult err = sl_dead();
 	int64_t since = 0;
-	unsigned slot = op < SL_NOPS ? op : SL_NOPS + (op & 15u);
+	unsigned slot = slot_of(op);
 
 	w.r->data = w.r->inl;
 	w.r->n = w.r->off = 0;
@@ -726,7 +713,7 @@ static bool rx(struct sl_peer *t, void *dst, size_t n)
 	return true;
 }
 
-static bool rx_reply(struct sl_peer *t, const struct in_hdr *h)
+static bool rx_reply(struct sl_peer *t, const struct wire_reply *h)
 {
 	struct waiter *w = take_waiter(t, h->call);
 	sl_reply *r;
@@ -751,19 +738,21 @@ static bool rx_reply(struct sl_peer *t, const struct in_hdr *h)
 	return ok;
 }
 
-static bool rx_data(struct sl_peer *t, const struct in_hdr *h)
+static bool rx_data(struct sl_peer *t, const struct wire_reply *h)
 {
 	struct sl_delivery d;
 	bool open;
-	uint64_t off = 0, n = h->size - 8;
+	struct wire_data head;
+	uint64_t off, n = h->size - sizeof head;
 	bool ok;
 
-	if (h->size < 8) {
+	if (h->size < sizeof head) {
 		die(CUDA_ERROR_UNKNOWN, "malformed data frame");
 		return false;
 	}
-	if (!rx(t, &off, 8))
+	if (!rx(t, &head, sizeof head))
 		return false;
+	off = head.offset;
 	open = sl_delivery_find(h->call, &d);
 	if (!open) {
 		ok = rx(t, NULL, n);
@@ -783,7 +772,7 @@ static bool rx_data(struct sl_peer *t, const struct in_hdr *h)
 			n -= k;
 		}
 	}
-	if (ok && (h->arg & 1))
+	if (ok && (h->arg & SL_DATA_LAST))
 		sl_delivery_drop(h->call);
 	return ok;
 }
@@ -795,7 +784,7 @@ static bool rx_data(struct sl_peer *t, const struct in_hdr *h)
  */
 static bool rx_print(struct sl_peer *t, uint32_t stream, uint32_t n)
 {
-	struct print *p = &prints[stream == PRINT_STDERR];
+	struct print *p = &prints[stream == SL_PRINT_STDERR];
 	char buf[4096];
 
 	while (n) {
@@ -827,20 +816,20 @@ static bool rx_print(struct sl_peer *t, uint32_t stream, uint32_t n)
 
 static bool rx_frame(struct sl_peer *t)
 {
-	struct in_hdr h;
+	struct wire_reply h;
 
 	if (!rx(t, &h, sizeof h))
 		return false;
-	if (h.size > MAX_FRAME) {
+	if (h.size > SL_MAX_PAYLOAD) {
 		die(CUDA_ERROR_UNKNOWN, "frame beyond its limit");
 		return false;
 	}
 	switch (h.kind) {
-	case K_REPLY:
+	case SL_FRAME_REPLY:
 		return rx_reply(t, &h);
-	case K_DATA:
+	case SL_FRAME_DATA:
 		return rx_data(t, &h);
-	case K_EVENT:
+	case SL_FRAME_EVENT:
 		if (h.result) {
 			if (sl_error_oneway(h.result))
 				gate_close();
@@ -849,17 +838,17 @@ static bool rx_frame(struct sl_peer *t)
 			sl_on_event(h.arg, h.call);
 		}
 		break;
-	case K_ERROR:
+	case SL_FRAME_ERROR:
 		sl_log(SL_WARN, "%s failed on the worker: error %d", sl_op_name(h.op), h.result);
 		if (sl_error_oneway(h.result))
 			gate_close();
 		break;
-	case K_PRINT:
+	case SL_FRAME_PRINT:
 		return rx_print(t, h.arg, h.size);
-	case K_HOSTFN:
+	case SL_FRAME_HOSTFN:
 		sl_on_hostfn(h.arg, h.result);
 		break;
-	case K_BYE: {
+	case SL_FRAME_BYE: {
 		char why[512] = "";
 		uint32_t n = h.size < sizeof why - 1 ? h.size : (uint32_t)sizeof why - 1;
 
@@ -867,9 +856,9 @@ static bool rx_frame(struct sl_peer *t)
 			die(h.result ? h.result : CUDA_ERROR_DEVICE_UNAVAILABLE, why);
 		return false;
 	}
-	case K_BEAT:
+	case SL_FRAME_BEAT:
 		break;
-	case K_TURN:
+	case SL_FRAME_TURN:
 		attend(t, h.arg);
 		break;
 	default:
@@ -951,7 +940,7 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 	int shm;
 
 	*t = (struct sl_peer){ .fd = -1, .index = i, .first = i ? all->ndev : 0 };
-	err = sl_connect(1, i, &t->fd, snap, &shm, owners);
+	err = sl_connect(SL_SESSION_COMPUTE, i, &t->fd, snap, &shm, owners);
 	if (err)
 		return err;
 	t->keepalive_ms = snap->keepalive_ms;
@@ -1005,14 +994,14 @@ static CUresult start(void)
 	while (!err && made < n) {
 		err = start_peer(&peers[made], made, snap, made ? &ignored : &n);
 		made++;
-		if (!err && n > SL_MAX_SESSIONS) {
-			sl_log(SL_ERROR, "the lease is spread over %u owners, one process can use %d", n, SL_MAX_SESSIONS);
+		if (!err && n > SL_MAX_OWNERS) {
+			sl_log(SL_ERROR, "the lease is spread over %u owners, one process can use %d", n, SL_MAX_OWNERS);
 			err = CUDA_ERROR_INVALID_DEVICE;
 		}
 	}
 	free(snap);
 	page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	S.waits_by_op = calloc(SL_NOPS + 16, sizeof *S.waits_by_op);
+	S.waits_by_op = calloc(SL_NOPS + SL_NCONTROLS, sizeof *S.waits_by_op);
 	if (!err && (page == MAP_FAILED || !S.waits_by_op))
 		err = CUDA_ERROR_OUT_OF_MEMORY;
 	if (err) {

@@ -24,40 +24,9 @@
 #include <stdint.h>
 
 #include "cuabi.h"
+#include "wire.h"
 
-#define SL_PROTOCOL_VERSION 1
 #define SL_API_VERSION 13000 /* the CUDA version whose surface the shim has */
-#define SL_MAX_DEVICES 16
-#define SL_MAX_SESSIONS 16
-#define SL_MAX_ATTR 512
-#define SL_FEATURE_SHM 1u	/* HELLO: offered; WELCOME: follows by SCM_RIGHTS */
-
-/* Control operations; operations below 0xf000 are rows of the API table. */
-enum {
-	CTL_CTX_ACTIVATE = 0xf000,
-	CTL_THREAD_STREAM = 0xf001,
-	CTL_IMAGE_CHUNK = 0xf002,
-	CTL_IMAGE_LOAD = 0xf003,
-	CTL_KERNEL_BIND = 0xf004,
-	CTL_KERNEL_INFO = 0xf005,
-	CTL_LAUNCH = 0xf006,
-	CTL_COPY_IN = 0xf007,
-	CTL_COPY_OUT = 0xf008,
-	CTL_COPY_IN_3D = 0xf009,
-	CTL_COPY_OUT_3D = 0xf00a,
-	CTL_EVENT_WATCH = 0xf00b,
-	CTL_HOSTFN_DONE = 0xf00c,
-	CTL_LAUNCH_HOST = 0xf00d,
-	CTL_OBSERVE = 0xf00e,
-	CTL_BEAT = 0xf00f,
-};
-
-/* Handle kinds; a wire id names a handle within its kind. */
-enum {
-	SL_CTX = 1, SL_STREAM, SL_EVENT, SL_MODULE, SL_LIBRARY, SL_KERNEL,
-	SL_GRAPH, SL_NODE, SL_EXEC, SL_POOL, SL_ARRAY, SL_MIPMAP, SL_LINK,
-	SL_MEMHANDLE, SL_USEROBJ, SL_HOSTFN, SL_TEXREF, SL_NKINDS
-};
 
 /* One device as the worker described it at connect. Sizes are bytes. */
 struct sl_device {
@@ -70,11 +39,11 @@ struct sl_device {
 	uint64_t gran_min, gran_rec;	/* VMM granularity */
 	int32_t prio_least, prio_greatest;
 	uint64_t tex1d_max_width;
-	uint64_t limits[8];	/* by CUlimit; ~0 means not supported */
+	uint64_t limits[SL_NUM_LIMITS];	/* by CUlimit; ~0 means not supported */
 	int32_t cc_major, cc_minor;
 	uint32_t nattr;
-	int32_t attr[SL_MAX_ATTR];
-	uint8_t attr_ok[SL_MAX_ATTR];
+	int32_t attr[SL_MAX_ATTRS];
+	uint8_t attr_ok[SL_MAX_ATTRS];
 };
 
 struct sl_snapshot {
@@ -136,7 +105,9 @@ static inline void sl_put_u32(sl_buf *b, uint32_t v) { sl_put_bytes(b, &v, 4); }
 static inline void sl_put_u64(sl_buf *b, uint64_t v) { sl_put_bytes(b, &v, 8); }
 static inline void sl_put_i32(sl_buf *b, int32_t v) { sl_put_bytes(b, &v, 4); }
 static inline void sl_put_f32(sl_buf *b, float v) { sl_put_bytes(b, &v, 4); }
-/* u32 length and bytes; NULL is length 0xffffffff. */
+/* A message of wire.h: sl_put(&b, struct wire_copy_out, .src = src, .size = n). */
+#define sl_put(b, type, ...) sl_put_bytes(b, &(type){ __VA_ARGS__ }, sizeof(type))
+/* u32 length and bytes; NULL is length SL_NULL_STRING. */
 void sl_put_str(sl_buf *b, const char *s);
 
 /* A reply's payload, read front to back; reading past its end sets bad. */

@@ -33,6 +33,9 @@ struct dir {
 	_Alignas(64) _Atomic uint32_t writer_sleeps;
 };
 
+_Static_assert(offsetof(struct dir, head) == SL_SHM_HEAD && offsetof(struct dir, tail) == SL_SHM_TAIL &&
+	       offsetof(struct dir, reader_sleeps) == SL_SHM_READER && offsetof(struct dir, writer_sleeps) == SL_SHM_WRITER, "a ring's control");
+
 struct sl_shm {
 	struct dir *out, *in;
 	uint8_t *out_data, *in_data;
@@ -54,10 +57,10 @@ struct sl_shm *sl_shm_attach(int fd)
 		free(s);
 		return NULL;
 	}
-	s->out = (struct dir *)p;
-	s->in = (struct dir *)(p + 1024);
-	s->out_data = p + 4096;
-	s->in_data = p + 4096 + SL_SHM_RING;
+	s->out = (struct dir *)(p + SL_SHM_TO_WORKER);
+	s->in = (struct dir *)(p + SL_SHM_TO_CLIENT);
+	s->out_data = p + SL_SHM_DATA;
+	s->in_data = p + SL_SHM_DATA + SL_SHM_RING;
 	return s;
 }
 

@@ -12,8 +12,9 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#define SL_SHM_RING (4u << 20)		/* bytes of each direction */
-#define SL_SHM_SIZE (4096u + 2 * SL_SHM_RING)
+#include "wire.h"
+
+#define SL_SHM_SIZE (SL_SHM_DATA + 2 * SL_SHM_RING)
 
 struct sl_shm;
 

@@ -121,7 +121,7 @@ static struct sl_stream *thread_stream(struct sl_thread *t, CUresult *err)
 	s->id = id;
 	s->per_thread = true;
 	sl_buf_init(&b);
-	sl_put_u32(&b, id);
+	sl_put(&b, struct wire_thread_stream, .stream = id);
 	*err = sl_oneway(CTL_THREAD_STREAM, &b);
 	sl_buf_free(&b);
 	if (*err) {

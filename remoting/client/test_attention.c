@@ -48,13 +48,13 @@ static void an_answer(void)
 /* Before a turn everybody looks, whatever the worker says no longer than 5 ms, and no more than half of the time. */
 static void a_turn(void)
 {
-	const uint32_t said[] = { 1, 300, 2000, MOST_US, MOST_US + 1, 1u << 31, UINT32_MAX };
+	const uint32_t said[] = { 1, 300, 2000, SL_MAX_TURN_US, SL_MAX_TURN_US + 1, 1u << 31, UINT32_MAX };
 	int64_t again = 0, other = 0, looked = 0, from;
 
 	processors_known = 2;
 	CHECK(!sl_attend(&again, 0) && !again && looks(false, US) == 0);
 	for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
-		int64_t want = said[i] < MOST_US ? said[i] : MOST_US;
+		int64_t want = said[i] < SL_MAX_TURN_US ? said[i] : SL_MAX_TURN_US;
 
 		CHECK(sl_attend(&again, said[i]), "%u us", said[i]);
 		CHECK(looks(i & 1, US) == want, "%u us", said[i]);

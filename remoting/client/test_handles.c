@@ -54,18 +54,18 @@ static void basics(void)
 	CHECK(sl_handle_state(SL_CTX, sl_handle_value(SL_CTX, 1)) == &x);
 	CHECK(sl_handle_new(SL_CTX, &x, &a) > SL_MAX_DEVICES);
 	CHECK(!sl_handle_from_id(SL_POOL, 0, 0));
-	a = sl_handle_from_id(SL_POOL, SL_ID_WORKER + 7, 0);
+	a = sl_handle_from_id(SL_POOL, SL_WORKER_INDEX + 7, 0);
 	err = CUDA_SUCCESS;
-	CHECK(a && a == sl_handle_from_id(SL_POOL, SL_ID_WORKER + 7, 0) && sl_handle_id(SL_POOL, a, &err) == SL_ID_WORKER + 7 && !err);
-	b = sl_handle_from_id(SL_POOL, (SL_ID_WORKER + 7) | 1u << 24, 0);
+	CHECK(a && a == sl_handle_from_id(SL_POOL, SL_WORKER_INDEX + 7, 0) && sl_handle_id(SL_POOL, a, &err) == SL_WORKER_INDEX + 7 && !err);
+	b = sl_handle_from_id(SL_POOL, (SL_WORKER_INDEX + 7) | 1u << 24, 0);
 	CHECK(b != a && !sl_handle_id(SL_POOL, a, &err), "an older generation of the worker's lives on");
 
 	/* another session's worker counts alike: its ids get values of their own and keep their numbers */
-	a = sl_handle_from_id(SL_POOL, SL_ID_WORKER + 9, 0);
-	b = sl_handle_from_id(SL_POOL, SL_ID_WORKER + 9, 1);
+	a = sl_handle_from_id(SL_POOL, SL_WORKER_INDEX + 9, 0);
+	b = sl_handle_from_id(SL_POOL, SL_WORKER_INDEX + 9, 1);
 	err = CUDA_SUCCESS;
-	CHECK(a && b && a != b && b == sl_handle_from_id(SL_POOL, SL_ID_WORKER + 9, 1) && b != sl_handle_from_id(SL_POOL, SL_ID_WORKER + 9, 2));
-	CHECK(sl_handle_id(SL_POOL, a, &err) == SL_ID_WORKER + 9 && sl_handle_id(SL_POOL, b, &err) == SL_ID_WORKER + 9 && !err);
+	CHECK(a && b && a != b && b == sl_handle_from_id(SL_POOL, SL_WORKER_INDEX + 9, 1) && b != sl_handle_from_id(SL_POOL, SL_WORKER_INDEX + 9, 2));
+	CHECK(sl_handle_id(SL_POOL, a, &err) == SL_WORKER_INDEX + 9 && sl_handle_id(SL_POOL, b, &err) == SL_WORKER_INDEX + 9 && !err);
 	sl_handle_free(SL_POOL, sl_handle_bare(b));
 	CHECK(!sl_handle_id(SL_POOL, b, &err) && sl_handle_id(SL_POOL, a, &err));
 

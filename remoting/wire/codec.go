@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // ErrShort says that a message ended before its fields did.
@@ -12,9 +13,6 @@ var ErrShort = errors.New("wire: message too short")
 
 // ErrRange says that a count or length in a message is beyond its limit.
 var ErrRange = errors.New("wire: count or length beyond its limit")
-
-// NullString is the length that stands for a NULL string.
-const NullString = 0xffffffff
 
 // Decoder reads packed fields from a byte slice. It never reads outside the
 // slice and never panics; the first error sticks and later reads give zero.
@@ -130,10 +128,13 @@ func (d *Decoder) F32() float32 { return math.Float32frombits(d.U32()) }
 // F64 reads an IEEE 754 double.
 func (d *Decoder) F64() float64 { return math.Float64frombits(d.U64()) }
 
-// Count reads a u32 count of elements of size bytes each and checks that so
-// many can still follow and that they are at most limit.
-func (d *Decoder) Count(size, limit int) int {
-	n := d.U32()
+// Count reads a u32 count of elements of size bytes each and checks it as
+// Elements does.
+func (d *Decoder) Count(size, limit int) int { return d.Elements(d.U32(), size, limit) }
+
+// Elements checks a count n that was read: that so many elements of size bytes
+// each can still follow and that they are at most limit. With an error it is 0.
+func (d *Decoder) Elements(n uint32, size, limit int) int {
 	if d.err != nil {
 		return 0
 	}
@@ -221,12 +222,13 @@ func (e *Encoder) Str(s string) {
 }
 
 // Fixed appends s cut or NUL-padded to n bytes; the last byte is always NUL.
-func (e *Encoder) Fixed(s string, n int) {
-	if len(s) > n-1 {
-		s = s[:n-1]
-	}
-	e.b = append(e.b, s...)
-	e.Zero(n - len(s))
+func (e *Encoder) Fixed(s string, n int) { putText(e.room(n), s) }
+
+// room appends n bytes, which the caller writes.
+func (e *Encoder) room(n int) []byte {
+	e.b = slices.Grow(e.b, n)
+	e.b = e.b[:len(e.b)+n]
+	return e.b[len(e.b)-n:]
 }
 
 // Zero appends n zero bytes.
@@ -241,6 +243,12 @@ func (e *Encoder) Align(n int) {
 	for len(e.b)%n != 0 {
 		e.b = append(e.b, 0)
 	}
+}
+
+// putText writes s cut or NUL-padded to b; the last byte is always NUL.
+func putText(b []byte, s string) {
+	n := copy(b[:len(b)-1], s)
+	clear(b[n:])
 }
 
 func fixedString(b []byte) string {

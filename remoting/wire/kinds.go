@@ -5,13 +5,6 @@ import (
 	"slices"
 )
 
-// Kinds of sessions, as HELLO asks for them.
-const (
-	SessionCompute = 1
-	SessionObserve = 2
-	SessionLease   = 3
-)
-
 // sessionKinds says what a session of each kind may do. HELLO is refused if it asks for a
 // kind that has no row here. A row that does not compute lists every operation that it
 // allows, so that a new operation is allowed to nobody else until it is added here.

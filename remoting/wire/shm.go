@@ -22,8 +22,7 @@ import (
 )
 
 const (
-	shmRing = 4 << 20
-	shmSize = 4096 + 2*shmRing
+	shmSize = ShmData + 2*ShmRing
 	shmSpin = 20 * time.Microsecond // how long a side looks before it sleeps
 
 	futexWait = 0
@@ -46,9 +45,9 @@ type shmDir struct {
 func dirAt(mem []byte, at, data int) shmDir {
 	p := func(off int) unsafe.Pointer { return unsafe.Pointer(&mem[at+off]) }
 	return shmDir{
-		head: (*atomic.Uint64)(p(0)), tail: (*atomic.Uint64)(p(64)),
-		readerSleeps: (*atomic.Uint32)(p(128)), writerSleeps: (*atomic.Uint32)(p(192)),
-		data: mem[data : data+shmRing],
+		head: (*atomic.Uint64)(p(ShmHead)), tail: (*atomic.Uint64)(p(ShmTail)),
+		readerSleeps: (*atomic.Uint32)(p(ShmReader)), writerSleeps: (*atomic.Uint32)(p(ShmWriter)),
+		data: mem[data : data+ShmRing],
 	}
 }
 
@@ -91,7 +90,7 @@ func NewShmStream(sock int, keepalive time.Duration) (s Stream, pass int, err er
 func newShmStream(sock int, mem []byte, keepalive time.Duration) *shmStream {
 	return &shmStream{
 		fd: sock, mem: mem, keepalive: keepalive,
-		in: dirAt(mem, 0, 4096), out: dirAt(mem, 1024, 4096+shmRing),
+		in: dirAt(mem, ShmToWorker, ShmData), out: dirAt(mem, ShmToClient, ShmData+ShmRing),
 	}
 }
 
@@ -167,14 +166,14 @@ func (s *shmStream) Read2(a, b []byte) (int, error) {
 		return 0, io.EOF
 	}
 	have := s.in.head.Load() - s.inTail
-	if have > shmRing {
+	if have > ShmRing {
 		return 0, ErrShm
 	}
 	n := 0
 	for _, p := range [2][]byte{a, b} {
 		for len(p) > 0 && have > 0 {
-			at := s.inTail % shmRing
-			k := copy(p, s.in.data[at:min(at+have, shmRing)])
+			at := s.inTail % ShmRing
+			k := copy(p, s.in.data[at:min(at+have, ShmRing)])
 			p = p[k:]
 			n += k
 			have -= uint64(k)
@@ -191,18 +190,18 @@ func (s *shmStream) Write(parts [][]byte) error {
 		for len(p) > 0 {
 			tail := s.out.tail.Load()
 			used := s.outHead - tail
-			if used > shmRing {
+			if used > ShmRing {
 				return ErrShm
 			}
-			if used == shmRing {
+			if used == ShmRing {
 				wake(s.out.readerSleeps)
 				if !s.changed(s.out.tail, tail, s.out.writerSleeps, s.keepalive) {
 					return ErrStalled
 				}
 				continue
 			}
-			at := s.outHead % shmRing
-			k := copy(s.out.data[at:min(at+shmRing-used, shmRing)], p)
+			at := s.outHead % ShmRing
+			k := copy(s.out.data[at:min(at+ShmRing-used, ShmRing)], p)
 			p = p[k:]
 			s.outHead += uint64(k)
 			s.out.head.Store(s.outHead)

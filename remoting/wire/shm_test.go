@@ -32,7 +32,7 @@ func shmPair(t *testing.T, keepalive time.Duration) (a, b *shmStream) {
 
 func TestShmCarriesBytesInOrder(t *testing.T) {
 	a, b := shmPair(t, time.Second)
-	sent := make([]byte, 3*shmRing+12345)
+	sent := make([]byte, 3*ShmRing+12345)
 	rng := rand.New(rand.NewPCG(1, 2))
 	for i := range sent {
 		sent[i] = byte(rng.Uint32())
@@ -66,14 +66,14 @@ func TestShmCarriesBytesInOrder(t *testing.T) {
 
 func TestShmStalledReaderEndsTheWrite(t *testing.T) {
 	a, _ := shmPair(t, 50*time.Millisecond)
-	if err := a.Write([][]byte{make([]byte, shmRing+1)}); !errors.Is(err, ErrStalled) {
+	if err := a.Write([][]byte{make([]byte, ShmRing+1)}); !errors.Is(err, ErrStalled) {
 		t.Fatalf("error %v, want ErrStalled", err)
 	}
 }
 
 func TestShmHostileCounts(t *testing.T) {
 	a, _ := shmPair(t, time.Second)
-	a.in.head.Store(shmRing + 1)
+	a.in.head.Store(ShmRing + 1)
 	if _, err := a.Read2(make([]byte, 10), nil); !errors.Is(err, ErrShm) {
 		t.Fatalf("read: error %v, want ErrShm", err)
 	}

@@ -78,7 +78,7 @@ func TestHeaders(t *testing.T) {
 			t.Errorf("%+v accepted", bad)
 		}
 	}
-	p := Reply{Size: 1, Kind: KindData, Op: 2, Call: 3, Result: -4, Arg: 5, Deferred: 6}
+	p := Reply{Size: 1, Kind: FrameData, Op: 2, Call: 3, Result: -4, Arg: 5}
 	var c [ReplySize]byte
 	p.Encode(&c)
 	var o Reply
@@ -88,14 +88,15 @@ func TestHeaders(t *testing.T) {
 }
 
 func testSnapshot() Snapshot {
-	d := Device{
+	d := Device{DeviceHead: DeviceHead{
 		Name: "GPU", UUID: [16]byte{1, 2}, TotalMem: 20 << 30, PhysicalMem: 140 << 30, PCIBus: 1, PCIBusID: "0000:01:00.0",
-		GranMin: 2 << 20, GranRec: 2 << 20, PrioGreatest: -5, CCMajor: 9,
+		GranMin: 2 << 20, GranRec: 2 << 20, PrioGreatest: -5, CCMajor: 9, NAttr: 3,
+	},
 		Attr: []int32{0, 1024, -1}, AttrOK: []bool{false, true, true},
 	}
 	d.Limits[0] = 1024
 	e := d
-	e.Attr, e.AttrOK = []int32{}, []bool{}
+	e.Attr, e.AttrOK, e.NAttr = []int32{}, []bool{}, 0
 	return Snapshot{DriverVersion: 13000, KeepaliveMS: 10000, DriverString: "580.1", Devices: []Device{d, e}}
 }
 
@@ -325,13 +326,13 @@ func TestWriter(t *testing.T) {
 	s, f := pair(t, 200*time.Millisecond)
 	w := NewWriter(s)
 	go func() {
-		_ = w.Hold(&Reply{Kind: KindData, Call: 1}, []byte("a"), []byte("b"))
-		_ = w.Send(&Reply{Kind: KindReply, Call: 2}, []byte("c"), nil)
-		_ = w.Hold(&Reply{Kind: KindData, Call: 3}, nil, make([]byte, holdMax))
-		_ = w.Hold(&Reply{Kind: KindBeat}, nil, nil)
+		_ = w.Hold(&Reply{Kind: FrameData, Call: 1}, []byte("a"), []byte("b"))
+		_ = w.Send(&Reply{Kind: FrameReply, Call: 2}, []byte("c"), nil)
+		_ = w.Hold(&Reply{Kind: FrameData, Call: 3}, nil, make([]byte, holdMax))
+		_ = w.Hold(&Reply{Kind: FrameBeat}, nil, nil)
 		_ = w.Flush()
 	}()
-	for i, want := range []Reply{{Size: 2, Kind: KindData, Call: 1}, {Size: 1, Kind: KindReply, Call: 2}, {Size: holdMax, Kind: KindData, Call: 3}, {Kind: KindBeat}} {
+	for i, want := range []Reply{{Size: 2, Kind: FrameData, Call: 1}, {Size: 1, Kind: FrameReply, Call: 2}, {Size: holdMax, Kind: FrameData, Call: 3}, {Kind: FrameBeat}} {
 		var b [ReplySize]byte
 		if _, err := io.ReadFull(f, b[:]); err != nil {
 			t.Fatal(err)
@@ -348,7 +349,7 @@ func TestWriter(t *testing.T) {
 	start := time.Now()
 	var err error
 	for range 100 {
-		if err = w.Send(&Reply{Kind: KindData}, nil, make([]byte, 1<<20)); err != nil {
+		if err = w.Send(&Reply{Kind: FrameData}, nil, make([]byte, 1<<20)); err != nil {
 			break
 		}
 	}

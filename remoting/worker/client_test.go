@@ -275,10 +275,10 @@ func (k *conn) frames() error {
 		}
 		k.mu.Lock()
 		switch h.Kind {
-		case wire.KindReply:
+		case wire.FrameReply:
 			k.replies[h.Call] = reply{h.Result, p}
 			k.order = append(k.order, fmt.Sprintf("reply %d", h.Call))
-		case wire.KindData:
+		case wire.FrameData:
 			off := int(binary.LittleEndian.Uint64(p))
 			for len(k.data[h.Call]) < off+len(p)-8 {
 				k.data[h.Call] = append(k.data[h.Call], make([]byte, off+len(p)-8-len(k.data[h.Call]))...)
@@ -288,17 +288,17 @@ func (k *conn) frames() error {
 				k.over[h.Call] = true
 				k.order = append(k.order, fmt.Sprintf("data %d", h.Call))
 			}
-		case wire.KindEvent:
+		case wire.FrameEvent:
 			k.events[h.Arg] = h.Call
 			if h.Result != 0 {
 				k.failed[fmt.Sprintf("event %d", h.Arg)] = h.Result
 			}
 			k.order = append(k.order, fmt.Sprintf("event %d", h.Arg))
-		case wire.KindError:
+		case wire.FrameError:
 			k.errs = append(k.errs, h.Result)
-		case wire.KindPrint:
+		case wire.FramePrint:
 			k.printed = append(k.printed, p...)
-		case wire.KindHostFn:
+		case wire.FrameHostFn:
 			if h.Result != 0 {
 				k.failed[fmt.Sprintf("host %d", h.Arg)] = h.Result
 			}
@@ -306,7 +306,7 @@ func (k *conn) frames() error {
 			if k.onHost != nil && h.Result == 0 {
 				go k.onHost(h.Arg)
 			}
-		case wire.KindBye:
+		case wire.FrameBye:
 			k.bye = string(p)
 		}
 		k.cond.Broadcast()
@@ -472,7 +472,7 @@ func (k *conn) loadAs(img []byte, id uint32, library bool) (names []string, resu
 	d := wire.NewDecoder(r.payload)
 	d.U32()
 	n := d.U32()
-	for i := uint32(0); i < n && n != notListed; i++ {
+	for i := uint32(0); i < n && n != wire.NotListed; i++ {
 		names = append(names, string(d.Bytes(int(d.U16()))))
 	}
 	if err := d.Done(); err != nil {

@@ -22,7 +22,6 @@ package worker
 import "C"
 
 import (
-	"encoding/binary"
 	"errors"
 	"runtime"
 	"slices"
@@ -218,19 +217,20 @@ func (f *source) end() error {
 // copyInFrame copies a frame's bytes to the device. The reader is locked when
 // it begins, and unlocked when it returns.
 func (s *session) copyInFrame() (int32, error) {
-	h, err := s.rd.Peek(16)
+	h, err := s.rd.Peek(wire.CopyInSize)
 	if err != nil || s.rd.Left() > wire.MaxCopyIn {
 		s.rd.Done()
 		return s.malformed(s.hdr.Op), nil
 	}
-	dst := binary.LittleEndian.Uint64(h)
-	id := binary.LittleEndian.Uint32(h[8:])
-	s.given = id
+	var m wire.CopyIn
+	s.dec.Reset(h)
+	m.Decode(&s.dec)
+	s.given = m.Stream
 	f, err := s.source()
 	if err != nil {
 		return 0, err
 	}
-	rc, err := s.copyIn(&f, dst, id)
+	rc, err := s.copyIn(&f, m.Dst, m.Stream)
 	return rc, errors.Join(err, f.end())
 }
 
@@ -273,53 +273,31 @@ func (s *session) copyIn(f *source, dst uint64, id uint32) (int32, error) {
 	return 0, nil
 }
 
-// descSize is the size of a 3D copy's description on the wire, in bytes.
-const descSize = 88
-
 // desc3D is one box of device memory or of an array; the host side is packed.
-type desc3D struct {
-	memtype, stream, lod uint32
-	ptr                  uint64
-	pitch, height        uint64
-	x, y, z              uint64
-	w, h, d              uint64
-}
+type desc3D struct{ wire.Box }
 
 // maxSide bounds each length of a box, so that products cannot overflow
 // unnoticed.
 const maxSide = 1 << 40
 
-// decode reads a description and checks that its bytes can be counted.
-func (b *desc3D) decode(d *wire.Decoder) bool {
-	b.memtype = d.U32()
-	b.stream = d.U32()
-	b.ptr = d.U64()
-	b.pitch = d.U64()
-	b.height = d.U64()
-	b.x = d.U64()
-	b.y = d.U64()
-	b.z = d.U64()
-	b.lod = d.U32()
-	d.U32()
-	b.w = d.U64()
-	b.h = d.U64()
-	b.d = d.U64()
-	if d.Err() != nil || b.memtype != C.CU_MEMORYTYPE_DEVICE && b.memtype != C.CU_MEMORYTYPE_ARRAY {
+// valid checks that the box's bytes can be counted.
+func (b *desc3D) valid() bool {
+	if b.Memtype != C.CU_MEMORYTYPE_DEVICE && b.Memtype != C.CU_MEMORYTYPE_ARRAY {
 		return false
 	}
-	for _, v := range [...]uint64{b.w, b.h, b.d, b.x, b.y, b.z, b.pitch, b.height} {
+	for _, v := range [...]uint64{b.W, b.H, b.D, b.X, b.Y, b.Z, b.Pitch, b.Height} {
 		if v > maxSide {
 			return false
 		}
 	}
 	_, ok := b.size()
-	return ok && b.w > 0 && b.h > 0 && b.d > 0
+	return ok && b.W > 0 && b.H > 0 && b.D > 0
 }
 
 // size is the number of bytes in the box; false beyond any device's memory.
 func (b *desc3D) size() (uint64, bool) {
-	n := b.w
-	for _, v := range [...]uint64{b.h, b.d} {
+	n := b.W
+	for _, v := range [...]uint64{b.H, b.D} {
 		if v > 0 && n > (1<<50)/v {
 			return 0, false
 		}
@@ -332,32 +310,32 @@ func (b *desc3D) size() (uint64, bool) {
 // at most limit bytes and beginning at packed offset off.
 func (b *desc3D) part(off, limit uint64) (c desc3D, n uint64) {
 	c = *b
-	row := off / b.w
-	z, y, x := row/b.h, row%b.h, off%b.w
-	c.x, c.y, c.z = b.x+x, b.y+y, b.z+z
-	switch slice := b.w * b.h; {
+	row := off / b.W
+	z, y, x := row/b.H, row%b.H, off%b.W
+	c.X, c.Y, c.Z = b.X+x, b.Y+y, b.Z+z
+	switch slice := b.W * b.H; {
 	case x == 0 && y == 0 && slice <= limit:
-		c.d = min(limit/slice, b.d-z)
-	case x == 0 && b.w <= limit:
-		c.h, c.d = min(limit/b.w, b.h-y), 1
+		c.D = min(limit/slice, b.D-z)
+	case x == 0 && b.W <= limit:
+		c.H, c.D = min(limit/b.W, b.H-y), 1
 	default:
-		c.w, c.h, c.d = min(limit, b.w-x), 1, 1
+		c.W, c.H, c.D = min(limit, b.W-x), 1, 1
 	}
-	return c, c.w * c.h * c.d
+	return c, c.W * c.H * c.D
 }
 
 // real puts the array's handle in.
 func (s *session) realBox(b *desc3D) (C.struct_sl_box, int32) {
 	v := C.struct_sl_box{
-		memtype: C.uint32_t(b.memtype), lod: C.uint32_t(b.lod), ptr: C.uint64_t(b.ptr),
-		pitch: C.uint64_t(b.pitch), height: C.uint64_t(b.height),
-		x: C.uint64_t(b.x), y: C.uint64_t(b.y), z: C.uint64_t(b.z),
-		w: C.uint64_t(b.w), h: C.uint64_t(b.h), d: C.uint64_t(b.d),
+		memtype: C.uint32_t(b.Memtype), lod: C.uint32_t(b.LOD), ptr: C.uint64_t(b.Where),
+		pitch: C.uint64_t(b.Pitch), height: C.uint64_t(b.Height),
+		x: C.uint64_t(b.X), y: C.uint64_t(b.Y), z: C.uint64_t(b.Z),
+		w: C.uint64_t(b.W), h: C.uint64_t(b.H), d: C.uint64_t(b.D),
 	}
-	if b.memtype == C.CU_MEMORYTYPE_ARRAY {
-		real, ok := s.handle(wire.KindArray, uint32(b.ptr))
+	if b.Memtype == C.CU_MEMORYTYPE_ARRAY {
+		real, ok := s.handle(wire.KindArray, uint32(b.Where))
 		if !ok {
-			return v, s.badHandle(wire.KindArray, uint32(b.ptr))
+			return v, s.badHandle(wire.KindArray, uint32(b.Where))
 		}
 		v.ptr = C.uint64_t(real)
 	}
@@ -365,16 +343,18 @@ func (s *session) realBox(b *desc3D) (C.struct_sl_box, int32) {
 }
 
 func boxPart(v C.struct_sl_box, c *desc3D) C.struct_sl_box {
-	v.x, v.y, v.z = C.uint64_t(c.x), C.uint64_t(c.y), C.uint64_t(c.z)
-	v.w, v.h, v.d = C.uint64_t(c.w), C.uint64_t(c.h), C.uint64_t(c.d)
+	v.x, v.y, v.z = C.uint64_t(c.X), C.uint64_t(c.Y), C.uint64_t(c.Z)
+	v.w, v.h, v.d = C.uint64_t(c.W), C.uint64_t(c.H), C.uint64_t(c.D)
 	return v
 }
 
 func (s *session) copyIn3DFrame() (int32, error) {
-	var b desc3D
-	h, err := s.rd.Peek(descSize)
+	var m wire.CopyIn3D
+	h, err := s.rd.Peek(wire.CopyIn3DSize)
 	s.dec.Reset(h)
-	if err != nil || !b.decode(&s.dec) {
+	m.Decode(&s.dec)
+	b := desc3D{m.Box}
+	if err != nil || !b.valid() {
 		s.rd.Done()
 		return s.malformed(s.hdr.Op), nil
 	}
@@ -383,7 +363,7 @@ func (s *session) copyIn3DFrame() (int32, error) {
 		s.rd.Done()
 		return s.malformed(s.hdr.Op), nil
 	}
-	s.given = b.stream
+	s.given = b.Stream
 	f, err := s.source()
 	if err != nil {
 		return 0, err
@@ -396,7 +376,7 @@ func (s *session) copyIn3D(f *source, b *desc3D, total uint64) (int32, error) {
 	rc := s.wantCtx(s.hdr.Ctx)
 	var stream, ctx uint64
 	if rc == 0 {
-		stream, ctx, rc = s.copyTarget(b.stream)
+		stream, ctx, rc = s.copyTarget(b.Stream)
 	}
 	var box C.struct_sl_box
 	if rc == 0 {
@@ -437,7 +417,8 @@ type chunk struct {
 type outStaging struct {
 	s *session
 
-	sendMu sync.Mutex // held while sending, taken before mu
+	sendMu sync.Mutex   // held while sending, taken before mu
+	head   wire.Encoder // of the frame that is being sent; sendMu's
 
 	mu     sync.Mutex
 	cond   *sync.Cond // something was added to list, or slots were freed
@@ -580,9 +561,9 @@ func (c *chunk) state() int32 {
 // send sends one chunk and frees its slot; failed ends its delivery without
 // bytes.
 func (o *outStaging) send(c *chunk, failed bool) {
-	var off [8]byte
-	binary.LittleEndian.PutUint64(off[:], c.off)
-	h := wire.Reply{Kind: wire.KindData, Call: c.id}
+	o.head.Reset()
+	(&wire.Data{Offset: c.off}).Encode(&o.head)
+	h := wire.Reply{Kind: wire.FrameData, Call: c.id}
 	if c.last {
 		h.Arg = wire.DataLast
 	}
@@ -592,7 +573,7 @@ func (o *outStaging) send(c *chunk, failed bool) {
 	}
 	// Somebody always sends behind this: the reply that waits for these
 	// bytes, or flushOut.
-	err := o.s.wr.Hold(&h, off[:], b)
+	err := o.s.wr.Hold(&h, o.head.Buf(), b)
 	if err != nil {
 		o.s.leave("data", err)
 	}
@@ -691,20 +672,19 @@ func (s *session) startOut(id uint32, off, total uint64, ctx, stream uint64, asy
 func (s *session) copyOut(p []byte) int32 {
 	d := &s.dec
 	d.Reset(p)
-	src := d.U64()
-	total := d.U64()
-	stream := d.U32()
-	id := d.U32()
+	var m wire.CopyOut
+	m.Decode(d)
+	total := m.Size
 	if d.Done() != nil || total > 1<<50 {
 		return s.malformed(s.hdr.Op)
 	}
-	return s.copyOutAll(stream, id, total, func(st uint64) copier {
+	return s.copyOutAll(m.Stream, m.Delivery, total, func(st uint64) copier {
 		return func(slot []byte, off uint64) (int, int32) {
 			n := int(min(total-off, slotSize))
 			if n == 0 {
 				return 0, 0
 			}
-			return n, int32(C.sl_dtoh(at(slot), C.uint64_t(src+off), C.uint64_t(n), C.uint64_t(st)))
+			return n, int32(C.sl_dtoh(at(slot), C.uint64_t(m.Src+off), C.uint64_t(n), C.uint64_t(st)))
 		}
 	})
 }
@@ -712,19 +692,19 @@ func (s *session) copyOut(p []byte) int32 {
 func (s *session) copyOut3D(p []byte) int32 {
 	d := &s.dec
 	d.Reset(p)
-	var b desc3D
-	ok := b.decode(d)
-	id := d.U32()
-	if !ok || d.Done() != nil {
+	var m wire.CopyOut3D
+	m.Decode(d)
+	b := desc3D{m.Box}
+	if d.Done() != nil || !b.valid() {
 		return s.malformed(s.hdr.Op)
 	}
 	total, _ := b.size()
 	box, rc := s.realBox(&b)
 	if rc != 0 {
-		s.endDelivery(id)
+		s.endDelivery(m.Delivery)
 		return rc
 	}
-	return s.copyOutAll(b.stream, id, total, func(st uint64) copier {
+	return s.copyOutAll(b.Stream, m.Delivery, total, func(st uint64) copier {
 		return func(slot []byte, off uint64) (int, int32) {
 			c, n := b.part(off, slotSize)
 			v := boxPart(box, &c)

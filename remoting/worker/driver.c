@@ -376,26 +376,11 @@ int sl_copy3d(const struct sl_box *b, void *host, int in, uint64_t stream)
 	return CU(cuMemcpy3DAsync_v2, &c, (CUstream)stream);
 }
 
-/* What sl_launch reads, as it lies on the wire. */
-struct launch {
-	uint32_t grid[3], block[3], shared;
-	uint16_t nattrs, flags;
-	uint32_t nparam;
-} __attribute__((packed));
-
-struct launch_attr {
-	uint32_t id, zero;
-	uint8_t value[64];
-} __attribute__((packed));
-
-_Static_assert(sizeof(struct launch) == 36, "layout of LAUNCH");
-_Static_assert(sizeof(struct launch_attr) == sizeof(CUlaunchAttribute), "layout of a launch attribute");
-
-#define LAUNCH_COOPERATIVE 1
+_Static_assert(sizeof(struct wire_launch_attr) == sizeof(CUlaunchAttribute), "layout of a launch attribute");
 
 int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
 {
-	struct launch l;
+	struct wire_launch l;
 	uint8_t aligned[4096] __attribute__((aligned(16)));
 	const uint8_t *params = p + sizeof l;
 	size_t size;
@@ -419,7 +404,7 @@ int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
 	extra[2] = (void *)2; /* CU_LAUNCH_PARAM_BUFFER_SIZE */
 	extra[3] = &size;
 	extra[4] = NULL; /* CU_LAUNCH_PARAM_END */
-	if (!l.nattrs && !(l.flags & LAUNCH_COOPERATIVE))
+	if (!l.nattrs && !(l.flags & SL_LAUNCH_COOPERATIVE))
 		return CU(cuLaunchKernel, (CUfunction)fn, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1],
 			  l.block[2], l.shared, (CUstream)stream, NULL, size ? extra : NULL);
 
@@ -430,7 +415,7 @@ int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	memcpy(attrs, p + sizeof l + size, n * sizeof *attrs);
-	if (l.flags & LAUNCH_COOPERATIVE) {
+	if (l.flags & SL_LAUNCH_COOPERATIVE) {
 		/* cuLaunchCooperativeKernel takes no packed buffer; this does. */
 		memset(&attrs[n], 0, sizeof *attrs);
 		attrs[n].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;

@@ -10,6 +10,7 @@
 #define SLUICE_DRIVER_H
 
 #include "gen_calls.h"
+#include "../api/wire.h"
 
 /* Opens libcuda; 0, or -1 with a reason in err. */
 int sl_driver_open(const char *path, char *err, size_t errlen);
@@ -77,9 +78,9 @@ struct sl_box {
 int sl_copy3d(const struct sl_box *b, void *host, int in, uint64_t stream);
 
 /*
- * Launches from a LAUNCH payload behind its kernel and stream ids: grid[3]
- * block[3] shared nattrs/flags nparam, parameter bytes, attributes. The caller
- * has checked the sizes and put real handles into the attributes.
+ * Launches what a LAUNCH's payload describes (struct wire_launch, parameter bytes,
+ * attributes), on the driver's function and stream. The caller has checked the
+ * sizes and put real handles into the attributes.
  */
 int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p);
 

@@ -96,7 +96,7 @@ func TestNothingBehindAFailureSucceeds(t *testing.T) {
 				result int32
 				want   int32
 			}{
-				{"a query of an event behind it", k.wait(wire.OpEventWatch, 1, u32(1), u32(8)).result, want},
+				{"a query of an event behind it", k.wait(wire.OpEventWatch, 1, u32(1), u32(8), u32(0)).result, want},
 				{"a wait for an event behind it", k.wait(opCuEventSynchronize, 1, u32(1)).result, want},
 				{"a wait for an event before it", k.wait(opCuEventSynchronize, 1, u32(3)).result, 0},
 				{"a wait for an event of another stream", k.wait(opCuEventSynchronize, 1, u32(2)).result, 0},

@@ -216,7 +216,7 @@ func (f *follower) done(r *record, rc int32) {
 
 // happened tells the client that an event has completed.
 func (s *session) happened(id, gen uint32, rc int32) {
-	if err := s.wr.Send(&wire.Reply{Kind: wire.KindEvent, Call: gen, Arg: id, Result: rc}, nil, nil); err != nil {
+	if err := s.wr.Send(&wire.Reply{Kind: wire.FrameEvent, Call: gen, Arg: id, Result: rc}, nil, nil); err != nil {
 		s.leave("event", err)
 	}
 }

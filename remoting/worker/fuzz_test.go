@@ -141,7 +141,7 @@ func fakeSessionOf(t testing.TB, l *account.Lease, images *store.Store, in []byt
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := &control.Start{Facts: control.Facts{Snapshot: wire.Snapshot{Devices: []wire.Device{{CCMajor: 9, TotalMem: testMem}}}, Overhead: []uint64{64 << 20}, Idle: []uint64{0}},
+	st := &control.Start{Facts: control.Facts{Snapshot: wire.Snapshot{Devices: []wire.Device{{DeviceHead: wire.DeviceHead{CCMajor: 9, TotalMem: testMem}}}}, Overhead: []uint64{64 << 20}, Idle: []uint64{0}},
 		Hello: wire.Hello{Kind: wire.SessionCompute}, Turns: control.NoTurns(1)}
 	s.configure(st, time.Second)
 	s.exit = func(int) {}
@@ -183,7 +183,7 @@ func seedFrames() [][]byte {
 		cat(activate, frame(opCuStreamCreate, 0, u32(1), u32(1)), frame(wire.OpCopyIn, 0, u64(1<<40), u32(1), u32(0), make([]byte, 100000)),
 			frame(wire.OpCopyOut, 0, u64(1<<40), u64(3<<20), u32(1), u32(1)), frame(wire.OpCopyOut, 5, u64(1<<40), u64(40<<20), u32(0), u32(2)),
 			frame(opCuStreamSynchronize, 6, u32(1)), frame(opCuStreamDestroy_v2, 0, u32(1))),
-		cat(activate, frame(opCuEventCreate, 0, u32(1), u32(0)), frame(opCuEventRecord, 0, u32(1), u32(0)), frame(wire.OpEventWatch, 3, u32(1), u32(1)), frame(wire.OpEventWatch, 0, u32(1), u32(2), u32(0)),
+		cat(activate, frame(opCuEventCreate, 0, u32(1), u32(0)), frame(opCuEventRecord, 0, u32(1), u32(0)), frame(wire.OpEventWatch, 3, u32(1), u32(1), u32(0)), frame(wire.OpEventWatch, 0, u32(1), u32(2), u32(0)),
 			frame(opCuEventSynchronize, 4, u32(1)), frame(opCuEventDestroy_v2, 0, u32(1)), frame(opCuCtxSynchronize, 5)),
 		cat(activate, frame(wire.OpCopyIn3D, 0, box(make([]byte, 32))), frame(wire.OpCopyOut3D, 2, box(u32(9))), frame(wire.OpObserve, 3, u32(0)),
 			frame(wire.OpThreadStream, 0, u32(3)), frame(wire.OpLaunchHost, 0, u32(3), u32(1)), frame(wire.OpHostFnDone, 0, u32(1))),
@@ -230,7 +230,8 @@ func FuzzDesc3D(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, limit uint32) {
 		var v desc3D
 		d := wire.NewDecoder(b)
-		if !v.decode(d) || limit == 0 {
+		v.Decode(d)
+		if d.Err() != nil || !v.valid() || limit == 0 {
 			return
 		}
 		total, ok := v.size()
@@ -247,11 +248,11 @@ func FuzzDesc3D(f *testing.F) {
 			if n == 0 || n > uint64(limit) || n > total-off {
 				t.Fatalf("part of %d bytes at %d of %d, limit %d", n, off, total, limit)
 			}
-			if c.x < v.x || c.y < v.y || c.z < v.z || c.x+c.w > v.x+v.w || c.y+c.h > v.y+v.h || c.z+c.d > v.z+v.d {
+			if c.X < v.X || c.Y < v.Y || c.Z < v.Z || c.X+c.W > v.X+v.W || c.Y+c.H > v.Y+v.H || c.Z+c.D > v.Z+v.D {
 				t.Fatalf("part %+v leaves %+v", c, v)
 			}
-			x, y, z := c.x-v.x, c.y-v.y, c.z-v.z
-			if z*v.w*v.h+y*v.w+x != off {
+			x, y, z := c.X-v.X, c.Y-v.Y, c.Z-v.Z
+			if z*v.W*v.H+y*v.W+x != off {
 				t.Fatalf("part %+v is not at %d", c, off)
 			}
 			off += n

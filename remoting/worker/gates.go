@@ -96,7 +96,7 @@ func turnIdle(fd int) time.Duration {
 // stay awake. They may wait for an answer behind the work that is at the gate; the GPU would stand
 // idle until they are awake.
 func (s *session) announceTurn(awake time.Duration) {
-	f := wire.Reply{Kind: wire.KindTurn, Arg: uint32(awake.Microseconds())}
+	f := wire.Reply{Kind: wire.FrameTurn, Arg: uint32(awake.Microseconds())}
 	if err := s.wr.Send(&f, nil, nil); err != nil {
 		s.log.Debug("turn not announced", "error", err) // the executor's next read finds out
 	}

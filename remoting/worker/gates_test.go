@@ -299,7 +299,7 @@ func TestAnnounceTurn(t *testing.T) {
 	out := &frames{}
 	s.wr = wire.NewWriter(out)
 	s.announceTurn(2 * time.Millisecond)
-	if want := (wire.Reply{Kind: wire.KindTurn, Arg: 2000}); len(out.list) != 1 || out.list[0] != want {
+	if want := (wire.Reply{Kind: wire.FrameTurn, Arg: 2000}); len(out.list) != 1 || out.list[0] != want {
 		t.Errorf("%+v", out.list)
 	}
 }

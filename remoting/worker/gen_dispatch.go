@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x0e, 0xd8, 0xab, 0x7a, 0x00, 0x9d, 0x56, 0xc8,
-	0x0d, 0xfe, 0x11, 0x9a, 0x2a, 0xed, 0x68, 0x34,
-	0xe8, 0x72, 0x25, 0xdb, 0xae, 0xd3, 0x71, 0x02,
-	0x04, 0x90, 0x67, 0x46, 0xff, 0x5c, 0xda, 0xf1,
+	0x54, 0x31, 0x08, 0x98, 0x3b, 0xd3, 0x62, 0x1c,
+	0x8c, 0x28, 0x0c, 0x5e, 0xaa, 0x2b, 0xc0, 0x51,
+	0x52, 0x75, 0x36, 0x64, 0x5a, 0x26, 0x88, 0x9b,
+	0x26, 0x1a, 0xb1, 0x93, 0x4d, 0xfe, 0xfb, 0xea,
 }
 
 // Operation numbers of the API table.
@@ -1156,7 +1156,7 @@ func (s *session) do_cuArray3DCreate_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(1)
 	}
 	rc := s.cuArray3DCreate_v2(id_pHandle, &o_pHandle, p_pAllocateArray)
-	s.bind(11, id_pHandle, uint64(o_pHandle), rc)
+	s.bind(wire.KindArray, id_pHandle, uint64(o_pHandle), rc)
 	return int32(rc)
 }
 
@@ -1168,9 +1168,9 @@ func (s *session) do_cuArray3DGetDescriptor_v2(d *wire.Decoder, e *wire.Encoder)
 		return s.malformed(3)
 	}
 	{
-		real, ok := s.handle(11, h_hArray.id)
+		real, ok := s.handle(wire.KindArray, h_hArray.id)
 		if !ok {
-			return s.badHandle(11, h_hArray.id)
+			return s.badHandle(wire.KindArray, h_hArray.id)
 		}
 		h_hArray.real = real
 	}
@@ -1196,7 +1196,7 @@ func (s *session) do_cuArrayCreate_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(5)
 	}
 	rc := s.cuArrayCreate_v2(id_pHandle, &o_pHandle, p_pAllocateArray)
-	s.bind(11, id_pHandle, uint64(o_pHandle), rc)
+	s.bind(wire.KindArray, id_pHandle, uint64(o_pHandle), rc)
 	return int32(rc)
 }
 
@@ -1206,9 +1206,9 @@ func (s *session) do_cuArrayDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(6)
 	}
 	{
-		real, ok := s.handle(11, h_hArray.id)
+		real, ok := s.handle(wire.KindArray, h_hArray.id)
 		if !ok {
-			return s.badHandle(11, h_hArray.id)
+			return s.badHandle(wire.KindArray, h_hArray.id)
 		}
 		h_hArray.real = real
 	}
@@ -1224,9 +1224,9 @@ func (s *session) do_cuArrayGetDescriptor_v2(d *wire.Decoder, e *wire.Encoder) i
 		return s.malformed(8)
 	}
 	{
-		real, ok := s.handle(11, h_hArray.id)
+		real, ok := s.handle(wire.KindArray, h_hArray.id)
 		if !ok {
-			return s.badHandle(11, h_hArray.id)
+			return s.badHandle(wire.KindArray, h_hArray.id)
 		}
 		h_hArray.real = real
 	}
@@ -1248,9 +1248,9 @@ func (s *session) do_cuArrayGetMemoryRequirements(d *wire.Decoder, e *wire.Encod
 		return s.malformed(9)
 	}
 	{
-		real, ok := s.handle(11, h_array.id)
+		real, ok := s.handle(wire.KindArray, h_array.id)
 		if !ok {
-			return s.badHandle(11, h_array.id)
+			return s.badHandle(wire.KindArray, h_array.id)
 		}
 		h_array.real = real
 	}
@@ -1272,14 +1272,14 @@ func (s *session) do_cuArrayGetPlane(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(10)
 	}
 	{
-		real, ok := s.handle(11, h_hArray.id)
+		real, ok := s.handle(wire.KindArray, h_hArray.id)
 		if !ok {
-			return s.badHandle(11, h_hArray.id)
+			return s.badHandle(wire.KindArray, h_hArray.id)
 		}
 		h_hArray.real = real
 	}
 	rc := C.call_cuArrayGetPlane(&o_pPlaneArray, C.uint64_t(h_hArray.real), C.uint32_t(p_planeIdx))
-	s.bind(11, id_pPlaneArray, uint64(o_pPlaneArray), rc)
+	s.bind(wire.KindArray, id_pPlaneArray, uint64(o_pPlaneArray), rc)
 	return int32(rc)
 }
 
@@ -1291,9 +1291,9 @@ func (s *session) do_cuArrayGetSparseProperties(d *wire.Decoder, e *wire.Encoder
 		return s.malformed(11)
 	}
 	{
-		real, ok := s.handle(11, h_array.id)
+		real, ok := s.handle(wire.KindArray, h_array.id)
 		if !ok {
-			return s.badHandle(11, h_array.id)
+			return s.badHandle(wire.KindArray, h_array.id)
 		}
 		h_array.real = real
 	}
@@ -1315,7 +1315,7 @@ func (s *session) do_cuCtxCreate_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(24)
 	}
 	rc := s.cuCtxCreate_v2(id_pctx, &o_pctx, p_flags, p_dev)
-	s.bind(1, id_pctx, uint64(o_pctx), rc)
+	s.bind(wire.KindCtx, id_pctx, uint64(o_pctx), rc)
 	return int32(rc)
 }
 
@@ -1325,9 +1325,9 @@ func (s *session) do_cuCtxDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(28)
 	}
 	{
-		real, ok := s.handle(1, h_ctx.id)
+		real, ok := s.handle(wire.KindCtx, h_ctx.id)
 		if !ok {
-			return s.badHandle(1, h_ctx.id)
+			return s.badHandle(wire.KindCtx, h_ctx.id)
 		}
 		h_ctx.real = real
 	}
@@ -1341,9 +1341,9 @@ func (s *session) do_cuCtxDisablePeerAccess(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(30)
 	}
 	{
-		real, ok := s.handle(1, h_peerContext.id)
+		real, ok := s.handle(wire.KindCtx, h_peerContext.id)
 		if !ok {
-			return s.badHandle(1, h_peerContext.id)
+			return s.badHandle(wire.KindCtx, h_peerContext.id)
 		}
 		h_peerContext.real = real
 	}
@@ -1358,9 +1358,9 @@ func (s *session) do_cuCtxEnablePeerAccess(d *wire.Decoder, e *wire.Encoder) int
 		return s.malformed(31)
 	}
 	{
-		real, ok := s.handle(1, h_peerContext.id)
+		real, ok := s.handle(wire.KindCtx, h_peerContext.id)
 		if !ok {
-			return s.badHandle(1, h_peerContext.id)
+			return s.badHandle(wire.KindCtx, h_peerContext.id)
 		}
 		h_peerContext.real = real
 	}
@@ -1391,16 +1391,16 @@ func (s *session) do_cuCtxRecordEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(49)
 	}
 	{
-		real, ok := s.handle(1, h_hCtx.id)
+		real, ok := s.handle(wire.KindCtx, h_hCtx.id)
 		if !ok {
-			return s.badHandle(1, h_hCtx.id)
+			return s.badHandle(wire.KindCtx, h_hCtx.id)
 		}
 		h_hCtx.real = real
 	}
 	{
-		real, ok := s.handle(3, h_hEvent.id)
+		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
 		if !ok {
-			return s.badHandle(3, h_hEvent.id)
+			return s.badHandle(wire.KindEvent, h_hEvent.id)
 		}
 		h_hEvent.real = real
 	}
@@ -1441,16 +1441,16 @@ func (s *session) do_cuCtxWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(58)
 	}
 	{
-		real, ok := s.handle(1, h_hCtx.id)
+		real, ok := s.handle(wire.KindCtx, h_hCtx.id)
 		if !ok {
-			return s.badHandle(1, h_hCtx.id)
+			return s.badHandle(wire.KindCtx, h_hCtx.id)
 		}
 		h_hCtx.real = real
 	}
 	{
-		real, ok := s.handle(3, h_hEvent.id)
+		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
 		if !ok {
-			return s.badHandle(3, h_hEvent.id)
+			return s.badHandle(wire.KindEvent, h_hEvent.id)
 		}
 		h_hEvent.real = real
 	}
@@ -1468,7 +1468,7 @@ func (s *session) do_cuDeviceGetDefaultMemPool(d *wire.Decoder, e *wire.Encoder)
 	rc := C.call_cuDeviceGetDefaultMemPool(&o_pool_out, C.uint32_t(p_dev))
 	if rc == C.CUDA_SUCCESS {
 		if w_pool_out {
-			e.U32(s.outHandle(10, uint64(o_pool_out)))
+			e.U32(s.outHandle(wire.KindPool, uint64(o_pool_out)))
 		}
 	}
 	return int32(rc)
@@ -1484,7 +1484,7 @@ func (s *session) do_cuDeviceGetMemPool(d *wire.Decoder, e *wire.Encoder) int32 
 	rc := C.call_cuDeviceGetMemPool(&o_pool, C.uint32_t(p_dev))
 	if rc == C.CUDA_SUCCESS {
 		if w_pool {
-			e.U32(s.outHandle(10, uint64(o_pool)))
+			e.U32(s.outHandle(wire.KindPool, uint64(o_pool)))
 		}
 	}
 	return int32(rc)
@@ -1524,9 +1524,9 @@ func (s *session) do_cuDeviceSetMemPool(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(96)
 	}
 	{
-		real, ok := s.handle(10, h_pool.id)
+		real, ok := s.handle(wire.KindPool, h_pool.id)
 		if !ok {
-			return s.badHandle(10, h_pool.id)
+			return s.badHandle(wire.KindPool, h_pool.id)
 		}
 		h_pool.real = real
 	}
@@ -1542,7 +1542,7 @@ func (s *session) do_cuEventCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(110)
 	}
 	rc := C.call_cuEventCreate(&o_phEvent, C.uint32_t(p_Flags))
-	s.bind(3, id_phEvent, uint64(o_phEvent), rc)
+	s.bind(wire.KindEvent, id_phEvent, uint64(o_phEvent), rc)
 	return int32(rc)
 }
 
@@ -1552,9 +1552,9 @@ func (s *session) do_cuEventDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(113)
 	}
 	{
-		real, ok := s.handle(3, h_hEvent.id)
+		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
 		if !ok {
-			return s.badHandle(3, h_hEvent.id)
+			return s.badHandle(wire.KindEvent, h_hEvent.id)
 		}
 		h_hEvent.real = real
 	}
@@ -1571,16 +1571,16 @@ func (s *session) do_cuEventElapsedTime_v2(d *wire.Decoder, e *wire.Encoder) int
 		return s.malformed(115)
 	}
 	{
-		real, ok := s.handle(3, h_hStart.id)
+		real, ok := s.handle(wire.KindEvent, h_hStart.id)
 		if !ok {
-			return s.badHandle(3, h_hStart.id)
+			return s.badHandle(wire.KindEvent, h_hStart.id)
 		}
 		h_hStart.real = real
 	}
 	{
-		real, ok := s.handle(3, h_hEnd.id)
+		real, ok := s.handle(wire.KindEvent, h_hEnd.id)
 		if !ok {
-			return s.badHandle(3, h_hEnd.id)
+			return s.badHandle(wire.KindEvent, h_hEnd.id)
 		}
 		h_hEnd.real = real
 	}
@@ -1601,16 +1601,16 @@ func (s *session) do_cuEventRecord(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(117)
 	}
 	{
-		real, ok := s.handle(3, h_hEvent.id)
+		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
 		if !ok {
-			return s.badHandle(3, h_hEvent.id)
+			return s.badHandle(wire.KindEvent, h_hEvent.id)
 		}
 		h_hEvent.real = real
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -1627,16 +1627,16 @@ func (s *session) do_cuEventRecordWithFlags(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(118)
 	}
 	{
-		real, ok := s.handle(3, h_hEvent.id)
+		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
 		if !ok {
-			return s.badHandle(3, h_hEvent.id)
+			return s.badHandle(wire.KindEvent, h_hEvent.id)
 		}
 		h_hEvent.real = real
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -1650,9 +1650,9 @@ func (s *session) do_cuEventSynchronize(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(119)
 	}
 	{
-		real, ok := s.handle(3, h_hEvent.id)
+		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
 		if !ok {
-			return s.badHandle(3, h_hEvent.id)
+			return s.badHandle(wire.KindEvent, h_hEvent.id)
 		}
 		h_hEvent.real = real
 	}
@@ -1670,7 +1670,7 @@ func (s *session) do_cuFuncSetAttribute(d *wire.Decoder, e *wire.Encoder) int32 
 	{
 		real, ok := s.function(h_hfunc.id)
 		if !ok {
-			return s.badHandle(6, h_hfunc.id)
+			return s.badHandle(wire.KindKernel, h_hfunc.id)
 		}
 		h_hfunc.real = real
 	}
@@ -1687,7 +1687,7 @@ func (s *session) do_cuFuncSetCacheConfig(d *wire.Decoder, e *wire.Encoder) int3
 	{
 		real, ok := s.function(h_hfunc.id)
 		if !ok {
-			return s.badHandle(6, h_hfunc.id)
+			return s.badHandle(wire.KindKernel, h_hfunc.id)
 		}
 		h_hfunc.real = real
 	}
@@ -1704,7 +1704,7 @@ func (s *session) do_cuFuncSetSharedMemConfig(d *wire.Decoder, e *wire.Encoder) 
 	{
 		real, ok := s.function(h_hfunc.id)
 		if !ok {
-			return s.badHandle(6, h_hfunc.id)
+			return s.badHandle(wire.KindKernel, h_hfunc.id)
 		}
 		h_hfunc.real = real
 	}
@@ -1737,29 +1737,29 @@ func (s *session) do_cuGraphAddChildGraphNode(d *wire.Decoder, e *wire.Encoder) 
 		return s.malformed(154)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
 	for i, id := range ids_dependencies {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_dependencies[i] = C.uint64_t(real)
 	}
 	{
-		real, ok := s.handle(7, h_childGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_childGraph.id)
 		if !ok {
-			return s.badHandle(7, h_childGraph.id)
+			return s.badHandle(wire.KindGraph, h_childGraph.id)
 		}
 		h_childGraph.real = real
 	}
 	rc := C.call_cuGraphAddChildGraphNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint64_t(h_childGraph.real))
-	s.bind(8, id_phGraphNode, uint64(o_phGraphNode), rc)
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
 	return int32(rc)
 }
 
@@ -1800,25 +1800,25 @@ func (s *session) do_cuGraphAddDependencies(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(155)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	a_from := make([]C.uint64_t, len(ids_from))
 	for i, id := range ids_from {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_from[i] = C.uint64_t(real)
 	}
 	a_to := make([]C.uint64_t, len(ids_to))
 	for i, id := range ids_to {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_to[i] = C.uint64_t(real)
 	}
@@ -1850,22 +1850,22 @@ func (s *session) do_cuGraphAddEmptyNode(d *wire.Decoder, e *wire.Encoder) int32
 		return s.malformed(157)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
 	for i, id := range ids_dependencies {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_dependencies[i] = C.uint64_t(real)
 	}
 	rc := C.call_cuGraphAddEmptyNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies))
-	s.bind(8, id_phGraphNode, uint64(o_phGraphNode), rc)
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
 	return int32(rc)
 }
 
@@ -1894,29 +1894,29 @@ func (s *session) do_cuGraphAddEventRecordNode(d *wire.Decoder, e *wire.Encoder)
 		return s.malformed(158)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
 	for i, id := range ids_dependencies {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_dependencies[i] = C.uint64_t(real)
 	}
 	{
-		real, ok := s.handle(3, h_event.id)
+		real, ok := s.handle(wire.KindEvent, h_event.id)
 		if !ok {
-			return s.badHandle(3, h_event.id)
+			return s.badHandle(wire.KindEvent, h_event.id)
 		}
 		h_event.real = real
 	}
 	rc := C.call_cuGraphAddEventRecordNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint64_t(h_event.real))
-	s.bind(8, id_phGraphNode, uint64(o_phGraphNode), rc)
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
 	return int32(rc)
 }
 
@@ -1945,29 +1945,29 @@ func (s *session) do_cuGraphAddEventWaitNode(d *wire.Decoder, e *wire.Encoder) i
 		return s.malformed(159)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
 	for i, id := range ids_dependencies {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_dependencies[i] = C.uint64_t(real)
 	}
 	{
-		real, ok := s.handle(3, h_event.id)
+		real, ok := s.handle(wire.KindEvent, h_event.id)
 		if !ok {
-			return s.badHandle(3, h_event.id)
+			return s.badHandle(wire.KindEvent, h_event.id)
 		}
 		h_event.real = real
 	}
 	rc := C.call_cuGraphAddEventWaitNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint64_t(h_event.real))
-	s.bind(8, id_phGraphNode, uint64(o_phGraphNode), rc)
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
 	return int32(rc)
 }
 
@@ -2002,29 +2002,29 @@ func (s *session) do_cuGraphAddMemsetNode(d *wire.Decoder, e *wire.Encoder) int3
 		return s.malformed(168)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
 	for i, id := range ids_dependencies {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_dependencies[i] = C.uint64_t(real)
 	}
 	{
-		real, ok := s.handle(1, h_ctx.id)
+		real, ok := s.handle(wire.KindCtx, h_ctx.id)
 		if !ok {
-			return s.badHandle(1, h_ctx.id)
+			return s.badHandle(wire.KindCtx, h_ctx.id)
 		}
 		h_ctx.real = real
 	}
 	rc := C.call_cuGraphAddMemsetNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), p_memsetParams, C.uint64_t(h_ctx.real))
-	s.bind(8, id_phGraphNode, uint64(o_phGraphNode), rc)
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
 	return int32(rc)
 }
 
@@ -2036,16 +2036,16 @@ func (s *session) do_cuGraphChildGraphNodeGetGraph(d *wire.Decoder, e *wire.Enco
 		return s.malformed(173)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
 	rc := C.call_cuGraphChildGraphNodeGetGraph(C.uint64_t(h_hNode.real), &o_phGraph)
 	if rc == C.CUDA_SUCCESS {
 		if w_phGraph {
-			e.U32(s.outHandle(7, uint64(o_phGraph)))
+			e.U32(s.outHandle(wire.KindGraph, uint64(o_phGraph)))
 		}
 	}
 	return int32(rc)
@@ -2059,14 +2059,14 @@ func (s *session) do_cuGraphClone(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(174)
 	}
 	{
-		real, ok := s.handle(7, h_originalGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_originalGraph.id)
 		if !ok {
-			return s.badHandle(7, h_originalGraph.id)
+			return s.badHandle(wire.KindGraph, h_originalGraph.id)
 		}
 		h_originalGraph.real = real
 	}
 	rc := C.call_cuGraphClone(&o_phGraphClone, C.uint64_t(h_originalGraph.real))
-	s.bind(7, id_phGraphClone, uint64(o_phGraphClone), rc)
+	s.bind(wire.KindGraph, id_phGraphClone, uint64(o_phGraphClone), rc)
 	return int32(rc)
 }
 
@@ -2078,7 +2078,7 @@ func (s *session) do_cuGraphCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(176)
 	}
 	rc := C.call_cuGraphCreate(&o_phGraph, C.uint32_t(p_flags))
-	s.bind(7, id_phGraph, uint64(o_phGraph), rc)
+	s.bind(wire.KindGraph, id_phGraph, uint64(o_phGraph), rc)
 	return int32(rc)
 }
 
@@ -2088,14 +2088,14 @@ func (s *session) do_cuGraphDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(178)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	rc := C.call_cuGraphDestroy(C.uint64_t(h_hGraph.real))
-	s.unbind(7, h_hGraph.id)
+	s.unbind(wire.KindGraph, h_hGraph.id)
 	return int32(rc)
 }
 
@@ -2105,14 +2105,14 @@ func (s *session) do_cuGraphDestroyNode(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(179)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
 	rc := C.call_cuGraphDestroyNode(C.uint64_t(h_hNode.real))
-	s.unbind(8, h_hNode.id)
+	s.unbind(wire.KindNode, h_hNode.id)
 	return int32(rc)
 }
 
@@ -2124,16 +2124,16 @@ func (s *session) do_cuGraphEventRecordNodeGetEvent(d *wire.Decoder, e *wire.Enc
 		return s.malformed(180)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
 	rc := C.call_cuGraphEventRecordNodeGetEvent(C.uint64_t(h_hNode.real), &o_event_out)
 	if rc == C.CUDA_SUCCESS {
 		if w_event_out {
-			e.U32(s.outHandle(3, uint64(o_event_out)))
+			e.U32(s.outHandle(wire.KindEvent, uint64(o_event_out)))
 		}
 	}
 	return int32(rc)
@@ -2146,16 +2146,16 @@ func (s *session) do_cuGraphEventRecordNodeSetEvent(d *wire.Decoder, e *wire.Enc
 		return s.malformed(181)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
 	{
-		real, ok := s.handle(3, h_event.id)
+		real, ok := s.handle(wire.KindEvent, h_event.id)
 		if !ok {
-			return s.badHandle(3, h_event.id)
+			return s.badHandle(wire.KindEvent, h_event.id)
 		}
 		h_event.real = real
 	}
@@ -2171,16 +2171,16 @@ func (s *session) do_cuGraphEventWaitNodeGetEvent(d *wire.Decoder, e *wire.Encod
 		return s.malformed(182)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
 	rc := C.call_cuGraphEventWaitNodeGetEvent(C.uint64_t(h_hNode.real), &o_event_out)
 	if rc == C.CUDA_SUCCESS {
 		if w_event_out {
-			e.U32(s.outHandle(3, uint64(o_event_out)))
+			e.U32(s.outHandle(wire.KindEvent, uint64(o_event_out)))
 		}
 	}
 	return int32(rc)
@@ -2193,16 +2193,16 @@ func (s *session) do_cuGraphEventWaitNodeSetEvent(d *wire.Decoder, e *wire.Encod
 		return s.malformed(183)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
 	{
-		real, ok := s.handle(3, h_event.id)
+		real, ok := s.handle(wire.KindEvent, h_event.id)
 		if !ok {
-			return s.badHandle(3, h_event.id)
+			return s.badHandle(wire.KindEvent, h_event.id)
 		}
 		h_event.real = real
 	}
@@ -2218,23 +2218,23 @@ func (s *session) do_cuGraphExecChildGraphNodeSetParams(d *wire.Decoder, e *wire
 		return s.malformed(185)
 	}
 	{
-		real, ok := s.handle(9, h_hGraphExec.id)
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
 		if !ok {
-			return s.badHandle(9, h_hGraphExec.id)
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
 		}
 		h_hGraphExec.real = real
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
 	{
-		real, ok := s.handle(7, h_childGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_childGraph.id)
 		if !ok {
-			return s.badHandle(7, h_childGraph.id)
+			return s.badHandle(wire.KindGraph, h_childGraph.id)
 		}
 		h_childGraph.real = real
 	}
@@ -2248,14 +2248,14 @@ func (s *session) do_cuGraphExecDestroy(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(186)
 	}
 	{
-		real, ok := s.handle(9, h_hGraphExec.id)
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
 		if !ok {
-			return s.badHandle(9, h_hGraphExec.id)
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
 		}
 		h_hGraphExec.real = real
 	}
 	rc := C.call_cuGraphExecDestroy(C.uint64_t(h_hGraphExec.real))
-	s.unbind(9, h_hGraphExec.id)
+	s.unbind(wire.KindExec, h_hGraphExec.id)
 	return int32(rc)
 }
 
@@ -2267,23 +2267,23 @@ func (s *session) do_cuGraphExecEventRecordNodeSetEvent(d *wire.Decoder, e *wire
 		return s.malformed(187)
 	}
 	{
-		real, ok := s.handle(9, h_hGraphExec.id)
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
 		if !ok {
-			return s.badHandle(9, h_hGraphExec.id)
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
 		}
 		h_hGraphExec.real = real
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
 	{
-		real, ok := s.handle(3, h_event.id)
+		real, ok := s.handle(wire.KindEvent, h_event.id)
 		if !ok {
-			return s.badHandle(3, h_event.id)
+			return s.badHandle(wire.KindEvent, h_event.id)
 		}
 		h_event.real = real
 	}
@@ -2299,23 +2299,23 @@ func (s *session) do_cuGraphExecEventWaitNodeSetEvent(d *wire.Decoder, e *wire.E
 		return s.malformed(188)
 	}
 	{
-		real, ok := s.handle(9, h_hGraphExec.id)
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
 		if !ok {
-			return s.badHandle(9, h_hGraphExec.id)
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
 		}
 		h_hGraphExec.real = real
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
 	{
-		real, ok := s.handle(3, h_event.id)
+		real, ok := s.handle(wire.KindEvent, h_event.id)
 		if !ok {
-			return s.badHandle(3, h_event.id)
+			return s.badHandle(wire.KindEvent, h_event.id)
 		}
 		h_event.real = real
 	}
@@ -2331,9 +2331,9 @@ func (s *session) do_cuGraphExecGetFlags(d *wire.Decoder, e *wire.Encoder) int32
 		return s.malformed(191)
 	}
 	{
-		real, ok := s.handle(9, h_hGraphExec.id)
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
 		if !ok {
-			return s.badHandle(9, h_hGraphExec.id)
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
 		}
 		h_hGraphExec.real = real
 	}
@@ -2355,9 +2355,9 @@ func (s *session) do_cuGraphGetEdges(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(204)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
@@ -2378,14 +2378,14 @@ func (s *session) do_cuGraphGetEdges(d *wire.Decoder, e *wire.Encoder) int32 {
 			k := min(len(a_from), int(o_numEdges))
 			e.U32(uint32(k))
 			for _, real := range a_from[:k] {
-				e.U32(s.outHandle(8, uint64(real)))
+				e.U32(s.outHandle(wire.KindNode, uint64(real)))
 			}
 		}
 		if w_to {
 			k := min(len(a_to), int(o_numEdges))
 			e.U32(uint32(k))
 			for _, real := range a_to[:k] {
-				e.U32(s.outHandle(8, uint64(real)))
+				e.U32(s.outHandle(wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2400,9 +2400,9 @@ func (s *session) do_cuGraphGetNodes(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(206)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
@@ -2418,7 +2418,7 @@ func (s *session) do_cuGraphGetNodes(d *wire.Decoder, e *wire.Encoder) int32 {
 			k := min(len(a_nodes), int(o_numNodes))
 			e.U32(uint32(k))
 			for _, real := range a_nodes[:k] {
-				e.U32(s.outHandle(8, uint64(real)))
+				e.U32(s.outHandle(wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2433,9 +2433,9 @@ func (s *session) do_cuGraphGetRootNodes(d *wire.Decoder, e *wire.Encoder) int32
 		return s.malformed(207)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
@@ -2451,7 +2451,7 @@ func (s *session) do_cuGraphGetRootNodes(d *wire.Decoder, e *wire.Encoder) int32
 			k := min(len(a_rootNodes), int(o_numRootNodes))
 			e.U32(uint32(k))
 			for _, real := range a_rootNodes[:k] {
-				e.U32(s.outHandle(8, uint64(real)))
+				e.U32(s.outHandle(wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2467,14 +2467,14 @@ func (s *session) do_cuGraphInstantiateWithFlags(d *wire.Decoder, e *wire.Encode
 		return s.malformed(211)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	rc := s.cuGraphInstantiateWithFlags(id_phGraphExec, &o_phGraphExec, h_hGraph, p_flags)
-	s.bind(9, id_phGraphExec, uint64(o_phGraphExec), rc)
+	s.bind(wire.KindExec, id_phGraphExec, uint64(o_phGraphExec), rc)
 	return int32(rc)
 }
 
@@ -2486,16 +2486,16 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(221)
 	}
 	{
-		real, ok := s.handle(9, h_hGraph.id)
+		real, ok := s.handle(wire.KindExec, h_hGraph.id)
 		if !ok {
-			return s.badHandle(9, h_hGraph.id)
+			return s.badHandle(wire.KindExec, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -2521,9 +2521,9 @@ func (s *session) do_cuGraphMemsetNodeGetParams(d *wire.Decoder, e *wire.Encoder
 		return s.malformed(226)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
@@ -2548,9 +2548,9 @@ func (s *session) do_cuGraphMemsetNodeSetParams(d *wire.Decoder, e *wire.Encoder
 		return s.malformed(227)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
@@ -2567,23 +2567,23 @@ func (s *session) do_cuGraphNodeFindInClone(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(228)
 	}
 	{
-		real, ok := s.handle(8, h_hOriginalNode.id)
+		real, ok := s.handle(wire.KindNode, h_hOriginalNode.id)
 		if !ok {
-			return s.badHandle(8, h_hOriginalNode.id)
+			return s.badHandle(wire.KindNode, h_hOriginalNode.id)
 		}
 		h_hOriginalNode.real = real
 	}
 	{
-		real, ok := s.handle(7, h_hClonedGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hClonedGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hClonedGraph.id)
+			return s.badHandle(wire.KindGraph, h_hClonedGraph.id)
 		}
 		h_hClonedGraph.real = real
 	}
 	rc := C.call_cuGraphNodeFindInClone(&o_phNode, C.uint64_t(h_hOriginalNode.real), C.uint64_t(h_hClonedGraph.real))
 	if rc == C.CUDA_SUCCESS {
 		if w_phNode {
-			e.U32(s.outHandle(8, uint64(o_phNode)))
+			e.U32(s.outHandle(wire.KindNode, uint64(o_phNode)))
 		}
 	}
 	return int32(rc)
@@ -2597,9 +2597,9 @@ func (s *session) do_cuGraphNodeGetDependencies(d *wire.Decoder, e *wire.Encoder
 		return s.malformed(229)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
@@ -2615,7 +2615,7 @@ func (s *session) do_cuGraphNodeGetDependencies(d *wire.Decoder, e *wire.Encoder
 			k := min(len(a_dependencies), int(o_numDependencies))
 			e.U32(uint32(k))
 			for _, real := range a_dependencies[:k] {
-				e.U32(s.outHandle(8, uint64(real)))
+				e.U32(s.outHandle(wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2630,9 +2630,9 @@ func (s *session) do_cuGraphNodeGetDependentNodes(d *wire.Decoder, e *wire.Encod
 		return s.malformed(231)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
@@ -2648,7 +2648,7 @@ func (s *session) do_cuGraphNodeGetDependentNodes(d *wire.Decoder, e *wire.Encod
 			k := min(len(a_dependentNodes), int(o_numDependentNodes))
 			e.U32(uint32(k))
 			for _, real := range a_dependentNodes[:k] {
-				e.U32(s.outHandle(8, uint64(real)))
+				e.U32(s.outHandle(wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2664,16 +2664,16 @@ func (s *session) do_cuGraphNodeGetEnabled(d *wire.Decoder, e *wire.Encoder) int
 		return s.malformed(233)
 	}
 	{
-		real, ok := s.handle(9, h_hGraphExec.id)
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
 		if !ok {
-			return s.badHandle(9, h_hGraphExec.id)
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
 		}
 		h_hGraphExec.real = real
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
@@ -2694,9 +2694,9 @@ func (s *session) do_cuGraphNodeGetType(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(234)
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
@@ -2717,16 +2717,16 @@ func (s *session) do_cuGraphNodeSetEnabled(d *wire.Decoder, e *wire.Encoder) int
 		return s.malformed(235)
 	}
 	{
-		real, ok := s.handle(9, h_hGraphExec.id)
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
 		if !ok {
-			return s.badHandle(9, h_hGraphExec.id)
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
 		}
 		h_hGraphExec.real = real
 	}
 	{
-		real, ok := s.handle(8, h_hNode.id)
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
-			return s.badHandle(8, h_hNode.id)
+			return s.badHandle(wire.KindNode, h_hNode.id)
 		}
 		h_hNode.real = real
 	}
@@ -2771,25 +2771,25 @@ func (s *session) do_cuGraphRemoveDependencies(d *wire.Decoder, e *wire.Encoder)
 		return s.malformed(238)
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	a_from := make([]C.uint64_t, len(ids_from))
 	for i, id := range ids_from {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_from[i] = C.uint64_t(real)
 	}
 	a_to := make([]C.uint64_t, len(ids_to))
 	for i, id := range ids_to {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_to[i] = C.uint64_t(real)
 	}
@@ -2805,16 +2805,16 @@ func (s *session) do_cuGraphUpload(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(241)
 	}
 	{
-		real, ok := s.handle(9, h_hGraph.id)
+		real, ok := s.handle(wire.KindExec, h_hGraph.id)
 		if !ok {
-			return s.badHandle(9, h_hGraph.id)
+			return s.badHandle(wire.KindExec, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -2831,9 +2831,9 @@ func (s *session) do_cuKernelSetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 		return s.malformed(278)
 	}
 	{
-		real, ok := s.handle(6, h_kernel.id)
+		real, ok := s.handle(wire.KindKernel, h_kernel.id)
 		if !ok {
-			return s.badHandle(6, h_kernel.id)
+			return s.badHandle(wire.KindKernel, h_kernel.id)
 		}
 		h_kernel.real = real
 	}
@@ -2849,9 +2849,9 @@ func (s *session) do_cuKernelSetCacheConfig(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(279)
 	}
 	{
-		real, ok := s.handle(6, h_kernel.id)
+		real, ok := s.handle(wire.KindKernel, h_kernel.id)
 		if !ok {
-			return s.badHandle(6, h_kernel.id)
+			return s.badHandle(wire.KindKernel, h_kernel.id)
 		}
 		h_kernel.real = real
 	}
@@ -2870,9 +2870,9 @@ func (s *session) do_cuLibraryGetGlobal(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(289)
 	}
 	{
-		real, ok := s.handle(5, h_library.id)
+		real, ok := s.handle(wire.KindLibrary, h_library.id)
 		if !ok {
-			return s.badHandle(5, h_library.id)
+			return s.badHandle(wire.KindLibrary, h_library.id)
 		}
 		h_library.real = real
 	}
@@ -2898,14 +2898,14 @@ func (s *session) do_cuLibraryGetModule(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(293)
 	}
 	{
-		real, ok := s.handle(5, h_library.id)
+		real, ok := s.handle(wire.KindLibrary, h_library.id)
 		if !ok {
-			return s.badHandle(5, h_library.id)
+			return s.badHandle(wire.KindLibrary, h_library.id)
 		}
 		h_library.real = real
 	}
 	rc := C.call_cuLibraryGetModule(&o_pMod, C.uint64_t(h_library.real))
-	s.bind(4, id_pMod, uint64(o_pMod), rc)
+	s.bind(wire.KindModule, id_pMod, uint64(o_pMod), rc)
 	return int32(rc)
 }
 
@@ -2915,9 +2915,9 @@ func (s *session) do_cuLibraryUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(297)
 	}
 	{
-		real, ok := s.handle(5, h_library.id)
+		real, ok := s.handle(wire.KindLibrary, h_library.id)
 		if !ok {
-			return s.badHandle(5, h_library.id)
+			return s.badHandle(wire.KindLibrary, h_library.id)
 		}
 		h_library.real = real
 	}
@@ -2963,9 +2963,9 @@ func (s *session) do_cuMemAllocAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(316)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -2988,16 +2988,16 @@ func (s *session) do_cuMemAllocFromPoolAsync(d *wire.Decoder, e *wire.Encoder) i
 		return s.malformed(317)
 	}
 	{
-		real, ok := s.handle(10, h_pool.id)
+		real, ok := s.handle(wire.KindPool, h_pool.id)
 		if !ok {
-			return s.badHandle(10, h_pool.id)
+			return s.badHandle(wire.KindPool, h_pool.id)
 		}
 		h_pool.real = real
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3064,7 +3064,7 @@ func (s *session) do_cuMemCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(325)
 	}
 	rc := s.cuMemCreate(id_handle, &o_handle, p_size, p_prop, p_flags)
-	s.bind(14, id_handle, uint64(o_handle), rc)
+	s.bind(wire.KindMemHandle, id_handle, uint64(o_handle), rc)
 	return int32(rc)
 }
 
@@ -3075,9 +3075,9 @@ func (s *session) do_cuMemFreeAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(330)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3167,9 +3167,9 @@ func (s *session) do_cuMemGetAllocationPropertiesFromHandle(d *wire.Decoder, e *
 		return s.malformed(337)
 	}
 	{
-		real, ok := s.handle(14, h_handle.id)
+		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
 		if !ok {
-			return s.badHandle(14, h_handle.id)
+			return s.badHandle(wire.KindMemHandle, h_handle.id)
 		}
 		h_handle.real = real
 	}
@@ -3194,7 +3194,7 @@ func (s *session) do_cuMemGetDefaultMemPool(d *wire.Decoder, e *wire.Encoder) in
 	rc := C.call_cuMemGetDefaultMemPool(&o_pool_out, &o_location, C.uint32_t(p_type))
 	if rc == C.CUDA_SUCCESS {
 		if w_pool_out {
-			e.U32(s.outHandle(10, uint64(o_pool_out)))
+			e.U32(s.outHandle(wire.KindPool, uint64(o_pool_out)))
 		}
 		if w_location {
 			memOut(e, unsafe.Pointer(&o_location), unsafe.Sizeof(o_location))
@@ -3235,7 +3235,7 @@ func (s *session) do_cuMemGetMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
 	rc := C.call_cuMemGetMemPool(&o_pool, &o_location, C.uint32_t(p_type))
 	if rc == C.CUDA_SUCCESS {
 		if w_pool {
-			e.U32(s.outHandle(10, uint64(o_pool)))
+			e.U32(s.outHandle(wire.KindPool, uint64(o_pool)))
 		}
 		if w_location {
 			memOut(e, unsafe.Pointer(&o_location), unsafe.Sizeof(o_location))
@@ -3254,9 +3254,9 @@ func (s *session) do_cuMemMap(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(351)
 	}
 	{
-		real, ok := s.handle(14, h_handle.id)
+		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
 		if !ok {
-			return s.badHandle(14, h_handle.id)
+			return s.badHandle(wire.KindMemHandle, h_handle.id)
 		}
 		h_handle.real = real
 	}
@@ -3277,7 +3277,7 @@ func (s *session) do_cuMemPoolCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(353)
 	}
 	rc := s.cuMemPoolCreate(id_pool, &o_pool, p_poolProps)
-	s.bind(10, id_pool, uint64(o_pool), rc)
+	s.bind(wire.KindPool, id_pool, uint64(o_pool), rc)
 	return int32(rc)
 }
 
@@ -3287,9 +3287,9 @@ func (s *session) do_cuMemPoolDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(354)
 	}
 	{
-		real, ok := s.handle(10, h_pool.id)
+		real, ok := s.handle(wire.KindPool, h_pool.id)
 		if !ok {
-			return s.badHandle(10, h_pool.id)
+			return s.badHandle(wire.KindPool, h_pool.id)
 		}
 		h_pool.real = real
 	}
@@ -3311,9 +3311,9 @@ func (s *session) do_cuMemPoolGetAccess(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(357)
 	}
 	{
-		real, ok := s.handle(10, h_memPool.id)
+		real, ok := s.handle(wire.KindPool, h_memPool.id)
 		if !ok {
-			return s.badHandle(10, h_memPool.id)
+			return s.badHandle(wire.KindPool, h_memPool.id)
 		}
 		h_memPool.real = real
 	}
@@ -3335,9 +3335,9 @@ func (s *session) do_cuMemPoolGetAttribute(d *wire.Decoder, e *wire.Encoder) int
 		return s.malformed(358)
 	}
 	{
-		real, ok := s.handle(10, h_pool.id)
+		real, ok := s.handle(wire.KindPool, h_pool.id)
 		if !ok {
-			return s.badHandle(10, h_pool.id)
+			return s.badHandle(wire.KindPool, h_pool.id)
 		}
 		h_pool.real = real
 	}
@@ -3372,9 +3372,9 @@ func (s *session) do_cuMemPoolSetAccess(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(361)
 	}
 	{
-		real, ok := s.handle(10, h_pool.id)
+		real, ok := s.handle(wire.KindPool, h_pool.id)
 		if !ok {
-			return s.badHandle(10, h_pool.id)
+			return s.badHandle(wire.KindPool, h_pool.id)
 		}
 		h_pool.real = real
 	}
@@ -3391,9 +3391,9 @@ func (s *session) do_cuMemPoolSetAttribute(d *wire.Decoder, e *wire.Encoder) int
 		return s.malformed(362)
 	}
 	{
-		real, ok := s.handle(10, h_pool.id)
+		real, ok := s.handle(wire.KindPool, h_pool.id)
 		if !ok {
-			return s.badHandle(10, h_pool.id)
+			return s.badHandle(wire.KindPool, h_pool.id)
 		}
 		h_pool.real = real
 	}
@@ -3408,9 +3408,9 @@ func (s *session) do_cuMemPoolTrimTo(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(363)
 	}
 	{
-		real, ok := s.handle(10, h_pool.id)
+		real, ok := s.handle(wire.KindPool, h_pool.id)
 		if !ok {
-			return s.badHandle(10, h_pool.id)
+			return s.badHandle(wire.KindPool, h_pool.id)
 		}
 		h_pool.real = real
 	}
@@ -3424,9 +3424,9 @@ func (s *session) do_cuMemRelease(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(369)
 	}
 	{
-		real, ok := s.handle(14, h_handle.id)
+		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
 		if !ok {
-			return s.badHandle(14, h_handle.id)
+			return s.badHandle(wire.KindMemHandle, h_handle.id)
 		}
 		h_handle.real = real
 	}
@@ -3473,9 +3473,9 @@ func (s *session) do_cuMemSetMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(372)
 	}
 	{
-		real, ok := s.handle(10, h_pool.id)
+		real, ok := s.handle(wire.KindPool, h_pool.id)
 		if !ok {
-			return s.badHandle(10, h_pool.id)
+			return s.badHandle(wire.KindPool, h_pool.id)
 		}
 		h_pool.real = real
 	}
@@ -3506,9 +3506,9 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(377)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3539,9 +3539,9 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(383)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3572,9 +3572,9 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 		return s.malformed(387)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3602,9 +3602,9 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 		return s.malformed(404)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3634,23 +3634,23 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(419)
 	}
 	{
-		real, ok := s.handle(1, h_dstContext.id)
+		real, ok := s.handle(wire.KindCtx, h_dstContext.id)
 		if !ok {
-			return s.badHandle(1, h_dstContext.id)
+			return s.badHandle(wire.KindCtx, h_dstContext.id)
 		}
 		h_dstContext.real = real
 	}
 	{
-		real, ok := s.handle(1, h_srcContext.id)
+		real, ok := s.handle(wire.KindCtx, h_srcContext.id)
 		if !ok {
-			return s.badHandle(1, h_srcContext.id)
+			return s.badHandle(wire.KindCtx, h_srcContext.id)
 		}
 		h_srcContext.real = real
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3678,9 +3678,9 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(421)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3710,9 +3710,9 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(424)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3742,9 +3742,9 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(427)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3774,9 +3774,9 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(430)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3804,9 +3804,9 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(433)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3834,9 +3834,9 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(436)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -3868,7 +3868,7 @@ func (s *session) do_cuMipmappedArrayCreate(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(438)
 	}
 	rc := s.cuMipmappedArrayCreate(id_pHandle, &o_pHandle, p_pMipmappedArrayDesc, p_numMipmapLevels)
-	s.bind(12, id_pHandle, uint64(o_pHandle), rc)
+	s.bind(wire.KindMipmap, id_pHandle, uint64(o_pHandle), rc)
 	return int32(rc)
 }
 
@@ -3878,9 +3878,9 @@ func (s *session) do_cuMipmappedArrayDestroy(d *wire.Decoder, e *wire.Encoder) i
 		return s.malformed(439)
 	}
 	{
-		real, ok := s.handle(12, h_hMipmappedArray.id)
+		real, ok := s.handle(wire.KindMipmap, h_hMipmappedArray.id)
 		if !ok {
-			return s.badHandle(12, h_hMipmappedArray.id)
+			return s.badHandle(wire.KindMipmap, h_hMipmappedArray.id)
 		}
 		h_hMipmappedArray.real = real
 	}
@@ -3897,14 +3897,14 @@ func (s *session) do_cuMipmappedArrayGetLevel(d *wire.Decoder, e *wire.Encoder) 
 		return s.malformed(440)
 	}
 	{
-		real, ok := s.handle(12, h_hMipmappedArray.id)
+		real, ok := s.handle(wire.KindMipmap, h_hMipmappedArray.id)
 		if !ok {
-			return s.badHandle(12, h_hMipmappedArray.id)
+			return s.badHandle(wire.KindMipmap, h_hMipmappedArray.id)
 		}
 		h_hMipmappedArray.real = real
 	}
 	rc := C.call_cuMipmappedArrayGetLevel(&o_pLevelArray, C.uint64_t(h_hMipmappedArray.real), C.uint32_t(p_level))
-	s.bind(11, id_pLevelArray, uint64(o_pLevelArray), rc)
+	s.bind(wire.KindArray, id_pLevelArray, uint64(o_pLevelArray), rc)
 	return int32(rc)
 }
 
@@ -3917,9 +3917,9 @@ func (s *session) do_cuMipmappedArrayGetMemoryRequirements(d *wire.Decoder, e *w
 		return s.malformed(441)
 	}
 	{
-		real, ok := s.handle(12, h_mipmap.id)
+		real, ok := s.handle(wire.KindMipmap, h_mipmap.id)
 		if !ok {
-			return s.badHandle(12, h_mipmap.id)
+			return s.badHandle(wire.KindMipmap, h_mipmap.id)
 		}
 		h_mipmap.real = real
 	}
@@ -3940,9 +3940,9 @@ func (s *session) do_cuMipmappedArrayGetSparseProperties(d *wire.Decoder, e *wir
 		return s.malformed(442)
 	}
 	{
-		real, ok := s.handle(12, h_mipmap.id)
+		real, ok := s.handle(wire.KindMipmap, h_mipmap.id)
 		if !ok {
-			return s.badHandle(12, h_mipmap.id)
+			return s.badHandle(wire.KindMipmap, h_mipmap.id)
 		}
 		h_mipmap.real = real
 	}
@@ -3966,9 +3966,9 @@ func (s *session) do_cuModuleGetGlobal_v2(d *wire.Decoder, e *wire.Encoder) int3
 		return s.malformed(447)
 	}
 	{
-		real, ok := s.handle(4, h_hmod.id)
+		real, ok := s.handle(wire.KindModule, h_hmod.id)
 		if !ok {
-			return s.badHandle(4, h_hmod.id)
+			return s.badHandle(wire.KindModule, h_hmod.id)
 		}
 		h_hmod.real = real
 	}
@@ -3992,9 +3992,9 @@ func (s *session) do_cuModuleUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(455)
 	}
 	{
-		real, ok := s.handle(4, h_hmod.id)
+		real, ok := s.handle(wire.KindModule, h_hmod.id)
 		if !ok {
-			return s.badHandle(4, h_hmod.id)
+			return s.badHandle(wire.KindModule, h_hmod.id)
 		}
 		h_hmod.real = real
 	}
@@ -4014,7 +4014,7 @@ func (s *session) do_cuOccupancyAvailableDynamicSMemPerBlock(d *wire.Decoder, e 
 	{
 		real, ok := s.function(h_func.id)
 		if !ok {
-			return s.badHandle(6, h_func.id)
+			return s.badHandle(wire.KindKernel, h_func.id)
 		}
 		h_func.real = real
 	}
@@ -4039,7 +4039,7 @@ func (s *session) do_cuOccupancyMaxActiveBlocksPerMultiprocessor(d *wire.Decoder
 	{
 		real, ok := s.function(h_func.id)
 		if !ok {
-			return s.badHandle(6, h_func.id)
+			return s.badHandle(wire.KindKernel, h_func.id)
 		}
 		h_func.real = real
 	}
@@ -4065,7 +4065,7 @@ func (s *session) do_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(d *wir
 	{
 		real, ok := s.function(h_func.id)
 		if !ok {
-			return s.badHandle(6, h_func.id)
+			return s.badHandle(wire.KindKernel, h_func.id)
 		}
 		h_func.real = real
 	}
@@ -4110,7 +4110,7 @@ func (s *session) do_cuOccupancyMaxActiveClusters(d *wire.Decoder, e *wire.Encod
 	{
 		real, ok := s.function(h_func.id)
 		if !ok {
-			return s.badHandle(6, h_func.id)
+			return s.badHandle(wire.KindKernel, h_func.id)
 		}
 		h_func.real = real
 	}
@@ -4138,7 +4138,7 @@ func (s *session) do_cuOccupancyMaxPotentialBlockSizeWithFlags(d *wire.Decoder, 
 	{
 		real, ok := s.function(h_func.id)
 		if !ok {
-			return s.badHandle(6, h_func.id)
+			return s.badHandle(wire.KindKernel, h_func.id)
 		}
 		h_func.real = real
 	}
@@ -4186,7 +4186,7 @@ func (s *session) do_cuOccupancyMaxPotentialClusterSize(d *wire.Decoder, e *wire
 	{
 		real, ok := s.function(h_func.id)
 		if !ok {
-			return s.badHandle(6, h_func.id)
+			return s.badHandle(wire.KindKernel, h_func.id)
 		}
 		h_func.real = real
 	}
@@ -4240,9 +4240,9 @@ func (s *session) do_cuStreamBatchMemOp(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(483)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}
@@ -4274,9 +4274,9 @@ func (s *session) do_cuStreamBatchMemOp_v2(d *wire.Decoder, e *wire.Encoder) int
 		return s.malformed(484)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}
@@ -4323,24 +4323,24 @@ func (s *session) do_cuStreamBeginCaptureToGraph(d *wire.Decoder, e *wire.Encode
 		return s.malformed(486)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
 	{
-		real, ok := s.handle(7, h_hGraph.id)
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
 		if !ok {
-			return s.badHandle(7, h_hGraph.id)
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
 	}
 	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
 	for i, id := range ids_dependencies {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_dependencies[i] = C.uint64_t(real)
 	}
@@ -4355,9 +4355,9 @@ func (s *session) do_cuStreamBeginCapture_v2(d *wire.Decoder, e *wire.Encoder) i
 		return s.malformed(487)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4372,16 +4372,16 @@ func (s *session) do_cuStreamCopyAttributes(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(488)
 	}
 	{
-		real, ok := s.handle(2, h_dstStream.id)
+		real, ok := s.handle(wire.KindStream, h_dstStream.id)
 		if !ok {
-			return s.badHandle(2, h_dstStream.id)
+			return s.badHandle(wire.KindStream, h_dstStream.id)
 		}
 		h_dstStream.real = real
 	}
 	{
-		real, ok := s.handle(2, h_srcStream.id)
+		real, ok := s.handle(wire.KindStream, h_srcStream.id)
 		if !ok {
-			return s.badHandle(2, h_srcStream.id)
+			return s.badHandle(wire.KindStream, h_srcStream.id)
 		}
 		h_srcStream.real = real
 	}
@@ -4397,7 +4397,7 @@ func (s *session) do_cuStreamCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(489)
 	}
 	rc := s.cuStreamCreate(id_phStream, &o_phStream, p_Flags)
-	s.bind(2, id_phStream, uint64(o_phStream), rc)
+	s.bind(wire.KindStream, id_phStream, uint64(o_phStream), rc)
 	return int32(rc)
 }
 
@@ -4410,7 +4410,7 @@ func (s *session) do_cuStreamCreateWithPriority(d *wire.Decoder, e *wire.Encoder
 		return s.malformed(490)
 	}
 	rc := s.cuStreamCreateWithPriority(id_phStream, &o_phStream, p_flags, p_priority)
-	s.bind(2, id_phStream, uint64(o_phStream), rc)
+	s.bind(wire.KindStream, id_phStream, uint64(o_phStream), rc)
 	return int32(rc)
 }
 
@@ -4420,9 +4420,9 @@ func (s *session) do_cuStreamDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(492)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4438,14 +4438,14 @@ func (s *session) do_cuStreamEndCapture(d *wire.Decoder, e *wire.Encoder) int32 
 		return s.malformed(493)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
 	rc := s.cuStreamEndCapture(h_hStream, id_phGraph, &o_phGraph)
-	s.bind(7, id_phGraph, uint64(o_phGraph), rc)
+	s.bind(wire.KindGraph, id_phGraph, uint64(o_phGraph), rc)
 	return int32(rc)
 }
 
@@ -4458,9 +4458,9 @@ func (s *session) do_cuStreamGetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 		return s.malformed(494)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4483,9 +4483,9 @@ func (s *session) do_cuStreamGetCaptureInfo(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(495)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4515,9 +4515,9 @@ func (s *session) do_cuStreamGetCaptureInfo_v2(d *wire.Decoder, e *wire.Encoder)
 		return s.malformed(496)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4530,7 +4530,7 @@ func (s *session) do_cuStreamGetCaptureInfo_v2(d *wire.Decoder, e *wire.Encoder)
 			memOut(e, unsafe.Pointer(&o_id_out), unsafe.Sizeof(o_id_out))
 		}
 		if w_graph_out {
-			e.U32(s.outHandle(7, uint64(o_graph_out)))
+			e.U32(s.outHandle(wire.KindGraph, uint64(o_graph_out)))
 		}
 		if w_numDependencies_out {
 			memOut(e, unsafe.Pointer(&o_numDependencies_out), unsafe.Sizeof(o_numDependencies_out))
@@ -4553,9 +4553,9 @@ func (s *session) do_cuStreamGetCaptureInfo_v3(d *wire.Decoder, e *wire.Encoder)
 		return s.malformed(497)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4568,7 +4568,7 @@ func (s *session) do_cuStreamGetCaptureInfo_v3(d *wire.Decoder, e *wire.Encoder)
 			memOut(e, unsafe.Pointer(&o_id_out), unsafe.Sizeof(o_id_out))
 		}
 		if w_graph_out {
-			e.U32(s.outHandle(7, uint64(o_graph_out)))
+			e.U32(s.outHandle(wire.KindGraph, uint64(o_graph_out)))
 		}
 		if w_numDependencies_out {
 			memOut(e, unsafe.Pointer(&o_numDependencies_out), unsafe.Sizeof(o_numDependencies_out))
@@ -4585,9 +4585,9 @@ func (s *session) do_cuStreamIsCapturing(d *wire.Decoder, e *wire.Encoder) int32
 		return s.malformed(505)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4606,9 +4606,9 @@ func (s *session) do_cuStreamQuery(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(506)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4629,9 +4629,9 @@ func (s *session) do_cuStreamSetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 		return s.malformed(507)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4645,9 +4645,9 @@ func (s *session) do_cuStreamSynchronize(d *wire.Decoder, e *wire.Encoder) int32
 		return s.malformed(508)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
@@ -4678,17 +4678,17 @@ func (s *session) do_cuStreamUpdateCaptureDependencies(d *wire.Decoder, e *wire.
 		return s.malformed(509)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
 	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
 	for i, id := range ids_dependencies {
-		real, ok := s.handle(8, id)
+		real, ok := s.handle(wire.KindNode, id)
 		if !ok {
-			return s.badHandle(8, id)
+			return s.badHandle(wire.KindNode, id)
 		}
 		a_dependencies[i] = C.uint64_t(real)
 	}
@@ -4705,16 +4705,16 @@ func (s *session) do_cuStreamWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 		return s.malformed(511)
 	}
 	{
-		real, ok := s.handle(2, h_hStream.id)
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
-			return s.badHandle(2, h_hStream.id)
+			return s.badHandle(wire.KindStream, h_hStream.id)
 		}
 		h_hStream.real = real
 	}
 	{
-		real, ok := s.handle(3, h_hEvent.id)
+		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
 		if !ok {
-			return s.badHandle(3, h_hEvent.id)
+			return s.badHandle(wire.KindEvent, h_hEvent.id)
 		}
 		h_hEvent.real = real
 	}
@@ -4732,9 +4732,9 @@ func (s *session) do_cuStreamWaitValue32(d *wire.Decoder, e *wire.Encoder) int32
 		return s.malformed(512)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}
@@ -4752,9 +4752,9 @@ func (s *session) do_cuStreamWaitValue32_v2(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(513)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}
@@ -4772,9 +4772,9 @@ func (s *session) do_cuStreamWaitValue64(d *wire.Decoder, e *wire.Encoder) int32
 		return s.malformed(514)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}
@@ -4792,9 +4792,9 @@ func (s *session) do_cuStreamWaitValue64_v2(d *wire.Decoder, e *wire.Encoder) in
 		return s.malformed(515)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}
@@ -4812,9 +4812,9 @@ func (s *session) do_cuStreamWriteValue32(d *wire.Decoder, e *wire.Encoder) int3
 		return s.malformed(516)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}
@@ -4832,9 +4832,9 @@ func (s *session) do_cuStreamWriteValue32_v2(d *wire.Decoder, e *wire.Encoder) i
 		return s.malformed(517)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}
@@ -4852,9 +4852,9 @@ func (s *session) do_cuStreamWriteValue64(d *wire.Decoder, e *wire.Encoder) int3
 		return s.malformed(518)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}
@@ -4872,9 +4872,9 @@ func (s *session) do_cuStreamWriteValue64_v2(d *wire.Decoder, e *wire.Encoder) i
 		return s.malformed(519)
 	}
 	{
-		real, ok := s.handle(2, h_stream.id)
+		real, ok := s.handle(wire.KindStream, h_stream.id)
 		if !ok {
-			return s.badHandle(2, h_stream.id)
+			return s.badHandle(wire.KindStream, h_stream.id)
 		}
 		h_stream.real = real
 	}

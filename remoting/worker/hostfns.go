@@ -58,18 +58,19 @@ func (h *hostfns) init(s *session) {
 
 func (s *session) launchHost(p []byte) int32 {
 	s.dec.Reset(p)
-	sid := s.dec.U32()
-	id := s.dec.U32()
+	var m wire.LaunchHost
+	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
-	s.given = sid
-	stream, ok := s.handle(wire.KindStream, sid)
+	id := m.HostFn
+	s.given = m.Stream
+	stream, ok := s.handle(wire.KindStream, m.Stream)
 	if !ok {
-		return s.notCalled(id, s.badHandle(wire.KindStream, sid))
+		return s.notCalled(id, s.badHandle(wire.KindStream, m.Stream))
 	}
 	// As after an error of the context, the function is not called.
-	if rc := s.inherited(sid); rc != 0 {
+	if rc := s.inherited(m.Stream); rc != 0 {
 		s.notCalled(id, rc)
 		return 0
 	}
@@ -117,7 +118,7 @@ func (s *session) launchHost(p []byte) int32 {
 
 // notCalled tells the client that a function will not be called because of an error, which it returns.
 func (s *session) notCalled(id uint32, rc int32) int32 {
-	if err := s.wr.Send(&wire.Reply{Kind: wire.KindHostFn, Arg: id, Result: rc}, nil, nil); err != nil {
+	if err := s.wr.Send(&wire.Reply{Kind: wire.FrameHostFn, Arg: id, Result: rc}, nil, nil); err != nil {
 		s.leave("host function", err)
 	}
 	return rc
@@ -156,7 +157,7 @@ func (h *hostfns) listen() {
 		}
 		// The function may look at bytes that were copied before it.
 		h.s.settle()
-		if err := h.s.wr.Send(&wire.Reply{Kind: wire.KindHostFn, Arg: id}, nil, nil); err != nil {
+		if err := h.s.wr.Send(&wire.Reply{Kind: wire.FrameHostFn, Arg: id}, nil, nil); err != nil {
 			h.s.leave("host function", err)
 		}
 	}
@@ -182,11 +183,12 @@ func (h *hostfns) done(id uint32) bool {
 
 func (s *session) hostFnDone(p []byte) int32 {
 	s.dec.Reset(p)
-	id := s.dec.U32()
+	var m wire.HostFnDone
+	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
-	if !s.hostfns.done(id) {
+	if !s.hostfns.done(m.HostFn) {
 		s.violation("host function was not called")
 	}
 	return 0
@@ -204,10 +206,13 @@ func (h *hostfns) ahead() {
 				continue
 			}
 			err := s.rd.ReadAhead(0, func(r *wire.Request, p []byte) bool {
-				if r.Op != wire.OpHostFnDone || len(p) != 4 {
+				var m wire.HostFnDone
+				d := wire.NewDecoder(p)
+				m.Decode(d)
+				if r.Op != wire.OpHostFnDone || d.Done() != nil {
 					return false
 				}
-				return h.done(binary.LittleEndian.Uint32(p))
+				return h.done(m.HostFn)
 			})
 			if errors.Is(err, wire.ErrAheadFull) {
 				time.Sleep(10 * time.Millisecond)

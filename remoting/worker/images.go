@@ -57,14 +57,13 @@ func (m *images) init() {}
 
 func (s *session) imageChunk(p []byte) int32 {
 	s.dec.Reset(p)
-	var sum store.Sum
-	copy(sum[:], s.dec.Bytes(len(sum)))
-	off := s.dec.U64()
-	total := s.dec.U64()
+	var c wire.ImageChunk
+	c.Decode(&s.dec)
 	data := s.dec.Rest()
-	if s.dec.Err() != nil || total > wire.MaxImage {
+	if s.dec.Err() != nil || c.Total > wire.MaxImage {
 		return s.malformed(s.hdr.Op)
 	}
+	sum, off, total := store.Sum(c.Sum), c.Offset, c.Total
 	m := &s.images
 	if m.up != nil && (m.up.Sum() != sum || m.up.Total() != total || off == 0) {
 		m.up.Abort()
@@ -102,11 +101,8 @@ func (s *session) imageChunk(p []byte) int32 {
 	return 0
 }
 
-// maxJIT bounds the options of a load, maxJITLog the log it may ask for.
-const (
-	maxJIT    = 64
-	maxJITLog = 1 << 20
-)
+// maxJITLog bounds the log that a load may ask for, in bytes.
+const maxJITLog = 1 << 20
 
 // jitPlain has a bit for each option that is a number, or a log of the worker's.
 const jitPlain = 1<<C.CU_JIT_MAX_REGISTERS | 1<<C.CU_JIT_THREADS_PER_BLOCK | 1<<C.CU_JIT_WALL_TIME |
@@ -143,8 +139,9 @@ func (s *session) jitOptions(n int) (j *jit, rc int32) {
 	vals := unsafe.Slice((*uint64)(unsafe.Pointer(j.vals)), n)
 	var seen uint64
 	for i := range n {
-		opts[i] = s.dec.U32()
-		vals[i] = s.dec.U64()
+		var o wire.JITOption
+		o.Decode(&s.dec)
+		opts[i], vals[i] = o.Option, o.Value
 		// Only what carries no pointer of the client's, and each but once: the
 		// driver's idea of a log's size must be ours.
 		if opts[i] >= 64 || jitPlain>>opts[i]&1 == 0 {
@@ -211,24 +208,18 @@ func (j *jit) appendLogs(e *wire.Encoder) {
 		return unsafe.Slice((*byte)(p), min(vals[at]&0xffffffff, maxJITLog))
 	}
 	info, errs := log(j.info, j.infoAt), log(j.errs, j.errAt)
-	e.U32(uint32(len(info)))
-	e.U32(uint32(len(errs)))
+	(&wire.JITLogs{NInfo: uint32(len(info)), NError: uint32(len(errs))}).Encode(e)
 	e.Bytes(info)
 	e.Bytes(errs)
 }
 
-const notListed = 0xffffffff
-
 func (s *session) imageLoad(p []byte) int32 {
 	d := &s.dec
 	d.Reset(p)
-	var sum store.Sum
-	copy(sum[:], d.Bytes(len(sum)))
-	size := d.U64()
-	id := d.U32()
-	library := d.U8() == 1
-	d.Bytes(3)
-	n := d.Count(12, maxJIT)
+	var m wire.ImageLoad
+	m.Decode(d)
+	sum, size, id, library := store.Sum(m.Sum), m.Size, m.ID, m.Library == 1
+	n := d.Elements(m.NOptions, wire.JITOptionSize, wire.MaxJITOptions)
 	if d.Err() != nil || size == 0 || size > wire.MaxImage {
 		return s.malformed(s.hdr.Op)
 	}
@@ -297,10 +288,9 @@ func (s *session) imageLoad(p []byte) int32 {
 		j.appendLogs(&s.enc)
 		return rc
 	}
-	m := &image{real: uint64(real), library: library, sum: sum, size: size, vars: vars, dev: dev}
-	m.code, from = from.loaded(), nil
-	s.bindObj(kind, id, uint64(real), m)
-	s.enc.U32(0)
+	img := &image{real: uint64(real), library: library, sum: sum, size: size, vars: vars, dev: dev}
+	img.code, from = from.loaded(), nil
+	s.bindObj(kind, id, uint64(real), img)
 	s.listKernels(uint64(real), library)
 	j.appendLogs(&s.enc)
 	return 0
@@ -319,16 +309,20 @@ func (s *session) listKernels(real uint64, library bool) {
 		return C.sl_module_functions(C.uint64_t(real), p, room, &n)
 	}
 	start := s.enc.Len()
+	unlisted := func() {
+		s.enc.Truncate(start)
+		(&wire.ImageLoadReply{NKernels: wire.NotListed}).Encode(&s.enc)
+	}
 	if list(nil, 0) != 0 || n > 1<<20 {
-		s.enc.U32(notListed)
+		unlisted()
 		return
 	}
 	ks := make([]C.uint64_t, n)
 	if n > 0 && list(&ks[0], n) != 0 {
-		s.enc.U32(notListed)
+		unlisted()
 		return
 	}
-	s.enc.U32(uint32(n))
+	(&wire.ImageLoadReply{NKernels: uint32(n)}).Encode(&s.enc)
 	for _, k := range ks[:n] {
 		var name *C.char
 		var rc C.int
@@ -338,14 +332,12 @@ func (s *session) listKernels(real uint64, library bool) {
 			rc = C.sl_function_name(k, &name)
 		}
 		if rc != 0 || name == nil || s.enc.Len()-start > maxKernelNames {
-			s.enc.Truncate(start)
-			s.enc.U32(notListed)
+			unlisted()
 			return
 		}
 		l := int(C.strlen(name))
 		if l > 0xffff {
-			s.enc.Truncate(start)
-			s.enc.U32(notListed)
+			unlisted()
 			return
 		}
 		s.enc.U16(uint16(l))
@@ -353,18 +345,14 @@ func (s *session) listKernels(real uint64, library bool) {
 	}
 }
 
-// bindModule in a KERNEL_BIND's name length: the id is a module's. Modules and
-// libraries may have the same id.
-const bindModule = 1 << 15
-
 func (s *session) kernelBind(p []byte) int32 {
 	d := &s.dec
 	d.Reset(p)
-	id := d.U32()
-	from := d.U32()
-	n := d.U16()
-	module := n&bindModule != 0
-	name := string(d.Bytes(int(n &^ bindModule)))
+	var m wire.KernelBind
+	m.Decode(d)
+	id, from := m.Kernel, m.Image
+	module := m.Length&wire.BindModule != 0
+	name := string(d.Bytes(int(m.Length &^ wire.BindModule)))
 	if d.Done() != nil || name == "" {
 		return s.malformed(s.hdr.Op)
 	}
@@ -473,8 +461,9 @@ const maxParams = 4096
 func (s *session) kernelInfo(p []byte) int32 {
 	d := &s.dec
 	d.Reset(p)
-	id := d.U32()
-	dev := int(d.U32())
+	var m wire.KernelInfo
+	m.Decode(d)
+	id, dev := m.Kernel, int(m.Device)
 	if d.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
@@ -489,10 +478,9 @@ func (s *session) kernelInfo(p []byte) int32 {
 	if rc != 0 {
 		return rc
 	}
-	s.enc.U32(uint32(len(params)))
+	(&wire.KernelInfoReply{NParams: uint32(len(params))}).Encode(&s.enc)
 	for _, q := range params {
-		s.enc.U32(q.Offset)
-		s.enc.U32(q.Size)
+		(&wire.KernelParam{Offset: q.Offset, Size: q.Size}).Encode(&s.enc)
 	}
 	s.enc.U32(numAttrs)
 	for a := range uint32(numAttrs) {
@@ -502,8 +490,7 @@ func (s *session) kernelInfo(p []byte) int32 {
 		} else {
 			rc = C.sl_function_attr(&v, C.uint32_t(a), C.uint64_t(k.real))
 		}
-		s.enc.I32(int32(rc))
-		s.enc.I32(int32(v))
+		(&wire.KernelAttr{Result: int32(rc), Value: int32(v)}).Encode(&s.enc)
 	}
 	return 0
 }

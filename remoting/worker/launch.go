@@ -8,34 +8,23 @@ package worker
 import "C"
 
 import (
-	"encoding/binary"
 	"unsafe"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// Offsets in a LAUNCH payload.
-const (
-	launchHead  = 8 // kernel and stream id
-	launchFixed = launchHead + 36
-	launchAttr  = 72
-)
-
 // launch runs a kernel. It is the busiest operation: no allocation, one call
 // into C.
 func (s *session) launch(p []byte) int32 {
-	if len(p) < launchFixed {
-		return s.malformed(s.hdr.Op)
-	}
-	le := func(o int) uint32 { return *(*uint32)(unsafe.Pointer(&p[o])) }
-	s.given = le(4)
-	nattr := int(*(*uint16)(unsafe.Pointer(&p[36])))
-	nparam := le(40)
-	if uint64(len(p)) != launchFixed+uint64(nparam)+uint64(nattr)*launchAttr {
+	var m wire.Launch
+	s.dec.Reset(p)
+	m.Decode(&s.dec)
+	s.given = m.Stream
+	if s.dec.Err() != nil || uint64(s.dec.Left()) != uint64(m.NParam)+uint64(m.NAttrs)*wire.LaunchAttrSize {
 		return s.malformed(s.hdr.Op)
 	}
 	var fn uint64
-	q := s.tables[wire.KindKernel].live(le(0))
+	q := s.tables[wire.KindKernel].live(m.Kernel)
 	var k *kernel
 	if q != nil && q.real != 0 {
 		k = q.obj.(*kernel)
@@ -45,7 +34,7 @@ func (s *session) launch(p []byte) int32 {
 	} else {
 		s.gates.StepOut()
 		var rc int32
-		if k, rc = s.kernel(le(0)); rc != 0 {
+		if k, rc = s.kernel(m.Kernel); rc != 0 {
 			return rc
 		}
 		fn = k.real
@@ -66,7 +55,7 @@ func (s *session) launch(p []byte) int32 {
 		}
 	}
 	var stream uint64
-	if id := le(4); id != 0 {
+	if id := m.Stream; id != 0 {
 		q := s.tables[wire.KindStream].live(id)
 		if q == nil || q.err != 0 {
 			return s.badHandle(wire.KindStream, id)
@@ -78,39 +67,32 @@ func (s *session) launch(p []byte) int32 {
 		}
 		stream = q.real
 	}
-	if nattr > 0 {
-		if rc := s.launchAttrs(p[launchFixed+int(nparam):]); rc != 0 {
+	if m.NAttrs > 0 {
+		if rc := s.launchAttrs(p[wire.LaunchSize+int(m.NParam):]); rc != 0 {
 			return rc
 		}
 	}
 	g := s.gateHere(stream)
-	if g != nil && !g.Enter(fn, gridSize(p), stream) {
+	if g != nil && !g.Enter(fn, uint64(m.Grid[0])*uint64(m.Grid[1])*uint64(m.Grid[2]), stream) {
 		return s.noTurn()
 	}
-	rc := int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p[launchHead:]))))
+	rc := int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p))))
 	if g != nil && len(s.captures) > 0 {
 		s.passed(g) // else the executor stays inside
 	}
 	return rc
 }
 
-// gridSize is the number of blocks of a LAUNCH payload.
-func gridSize(p []byte) uint64 {
-	x := binary.LittleEndian.Uint32(p[launchHead:])
-	y := binary.LittleEndian.Uint32(p[launchHead+4:])
-	z := binary.LittleEndian.Uint32(p[launchHead+8:])
-	return uint64(x) * uint64(y) * uint64(z)
-}
-
 // launchAttrs puts real handles into launch attributes, in place.
 func (s *session) launchAttrs(p []byte) int32 {
-	for ; len(p) > 0; p = p[launchAttr:] {
-		switch id := *(*uint32)(unsafe.Pointer(&p[0])); id {
+	for ; len(p) > 0; p = p[wire.LaunchAttrSize:] {
+		a := (*C.struct_wire_launch_attr)(unsafe.Pointer(&p[0]))
+		switch a.id {
 		case C.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT, C.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
-			ev := (*uint64)(unsafe.Pointer(&p[8]))
-			real, ok := s.handle(wire.KindCUEvent, uint32(*ev))
+			ev := (*uint64)(unsafe.Pointer(&a.value))
+			real, ok := s.handle(wire.KindEvent, uint32(*ev))
 			if !ok {
-				return s.badHandle(wire.KindCUEvent, uint32(*ev))
+				return s.badHandle(wire.KindEvent, uint32(*ev))
 			}
 			*ev = real
 		case C.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:

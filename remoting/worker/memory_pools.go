@@ -223,7 +223,7 @@ func (s *session) cuMemPoolDestroy(h href) C.CUresult {
 	rc := C.call_cuMemPoolDestroy(C.uint64_t(h.real))
 	if rc == 0 {
 		delete(m.pools, h.real)
-		s.unbind(wire.KindMemPool, h.id)
+		s.unbind(wire.KindPool, h.id)
 	}
 	return rc
 }

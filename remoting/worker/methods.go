@@ -50,12 +50,12 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 	s.events.drop(c.real)
 	s.gates.Forget(c.real)
 	s.failures.forget(c.real, func(event uint32) bool {
-		p := s.tables[wire.KindCUEvent].live(event)
+		p := s.tables[wire.KindEvent].live(event)
 		return p == nil || p.ctx == id
 	})
 	for kind := range s.tables {
 		switch kind {
-		case wire.KindCtx, wire.KindLibrary, wire.KindMemHandle, wire.KindMemPool, wire.KindGraph, wire.KindGraphNode, wire.KindHostFnID:
+		case wire.KindCtx, wire.KindLibrary, wire.KindMemHandle, wire.KindPool, wire.KindGraph, wire.KindNode, wire.KindHostFn:
 			continue // these outlive contexts
 		}
 		t := &s.tables[kind]

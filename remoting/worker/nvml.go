@@ -12,6 +12,8 @@ import (
 	"os"
 	"sync"
 	"unsafe"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // nvml asks libnvidia-ml about the session's devices. Without the library
@@ -94,43 +96,44 @@ func nvmlDriver() string {
 // observe answers OBSERVE: what nvidia-smi shows, as seen from the lease.
 func (s *session) observe(p []byte) int32 {
 	s.dec.Reset(p)
-	dev := s.dec.U32()
+	var m wire.Observe
+	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
-	if int(dev) >= len(s.snap.Devices) {
+	if int(m.Device) >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
 	}
-	s.observeDevice(int(dev))
+	s.observeDevice(int(m.Device))
 	return 0
 }
 
 func (s *session) observeDevice(i int) {
-	e := &s.enc
 	info := s.ledger.Info(i)
-	e.U64(info.Total)
-	e.U64(min(info.Used, info.Total))
-	e.U64(info.Total - min(info.Used, info.Total))
-	var d C.struct_sl_nvml_device
+	used := min(info.Used, info.Total)
+	ps := s.ledger.Processes(i)
+	ps = ps[:min(len(ps), wire.MaxProcesses)]
+	const unknown = wire.UnknownReading
+	r := wire.ObserveReply{
+		MemTotal: info.Total, MemUsed: used, MemFree: info.Total - used,
+		UtilGPU: unknown, UtilMem: unknown, Temp: unknown, PowerMW: unknown, PowerLimitMW: unknown,
+		SMMHz: unknown, MemMHz: unknown, Pstate: unknown, Fan: unknown, Persistence: unknown,
+		NProc: uint32(len(ps)),
+	}
 	if h := s.nvml.dev(i); h != nil {
+		var d C.struct_sl_nvml_device
 		s.nvml.mu.Lock()
 		C.sl_nvml_dynamic(h, &d)
 		s.nvml.mu.Unlock()
-	} else {
-		for _, v := range []*C.uint32_t{&d.util_gpu, &d.util_mem, &d.temp, &d.power_mw, &d.power_limit_mw, &d.sm_mhz, &d.mem_mhz, &d.pstate, &d.fan, &d.persistence} {
-			*v = 0xffffffff
-		}
+		r.UtilGPU, r.UtilMem = uint32(d.util_gpu), uint32(d.util_mem)
+		r.Temp, r.Fan = uint32(d.temp), uint32(d.fan)
+		r.PowerMW, r.PowerLimitMW = uint32(d.power_mw), uint32(d.power_limit_mw)
+		r.SMMHz, r.MemMHz = uint32(d.sm_mhz), uint32(d.mem_mhz)
+		r.Pstate, r.Persistence = uint32(d.pstate), uint32(d.persistence)
 	}
-	for _, v := range []C.uint32_t{d.util_gpu, d.util_mem, d.temp, d.power_mw, d.power_limit_mw, d.sm_mhz, d.mem_mhz, d.pstate, d.fan, d.persistence} {
-		e.U32(uint32(v))
-	}
-	ps := s.ledger.Processes(i)
-	e.U32(uint32(len(ps)))
+	r.Encode(&s.enc)
 	for _, q := range ps {
-		e.U32(q.PID)
-		e.U32(0)
-		e.U64(q.Used)
-		e.Fixed(q.Name, 40)
+		(&wire.Process{PID: q.PID, Used: q.Used, Name: q.Name}).Encode(&s.enc)
 	}
 }
 

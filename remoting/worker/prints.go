@@ -88,7 +88,7 @@ func (p *prints) takeFrom(s *session, stream uint32, fd int) {
 			}
 			return
 		}
-		if err := s.wr.Send(&wire.Reply{Kind: wire.KindPrint, Arg: stream}, p.buf[:n], nil); err != nil {
+		if err := s.wr.Send(&wire.Reply{Kind: wire.FramePrint, Arg: stream}, p.buf[:n], nil); err != nil {
 			s.leave("print", err)
 		}
 		if n < len(p.buf) {

@@ -293,7 +293,7 @@ func (s *session) forgetCtx() {
 func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error {
 	s.prints.beforeError(s, rc)
 	return s.wr.Send(&wire.Reply{
-		Kind: wire.KindReply, Op: op, Call: call, Result: rc,
+		Kind: wire.FrameReply, Op: op, Call: call, Result: rc,
 	}, payload, nil)
 }
 
@@ -301,7 +301,7 @@ func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error 
 func (s *session) fail(op uint16, rc int32) {
 	s.log.Debug("one-way call failed", "op", opName(op), "result", rc)
 	s.prints.beforeError(s, rc)
-	if err := s.wr.Send(&wire.Reply{Kind: wire.KindError, Op: op, Result: rc}, nil, nil); err != nil {
+	if err := s.wr.Send(&wire.Reply{Kind: wire.FrameError, Op: op, Result: rc}, nil, nil); err != nil {
 		s.leave("error", err)
 	}
 }
@@ -328,7 +328,7 @@ func (s *session) farewell(err error) error {
 	}
 	s.reason(err.Error())
 	s.log.Error("session ended", "reason", err)
-	_ = s.wr.Send(&wire.Reply{Kind: wire.KindBye}, []byte(err.Error()), nil)
+	_ = s.wr.Send(&wire.Reply{Kind: wire.FrameBye}, []byte(err.Error()), nil)
 	return err
 }
 
@@ -346,7 +346,7 @@ func (s *session) beat() {
 	defer t.Stop()
 	for range t.C {
 		atomic.StoreUint64(&s.counts.BytesOut, s.wr.Sent())
-		if err := s.wr.Send(&wire.Reply{Kind: wire.KindBeat}, nil, nil); err != nil {
+		if err := s.wr.Send(&wire.Reply{Kind: wire.FrameBeat}, nil, nil); err != nil {
 			s.leave("client does not answer", err)
 		}
 	}
@@ -387,7 +387,9 @@ func (s *session) leave(why string, err error) {
 // ctxActivate retains a device's primary context.
 func (s *session) ctxActivate(p []byte) int32 {
 	s.dec.Reset(p)
-	dev := int(s.dec.U32())
+	var m wire.CtxActivate
+	m.Decode(&s.dec)
+	dev := int(m.Device)
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
@@ -426,13 +428,14 @@ func (s *session) context() *cudaContext {
 // stream; like CUDA's it synchronises with the legacy default stream.
 func (s *session) threadStream(p []byte) int32 {
 	s.dec.Reset(p)
-	id := s.dec.U32()
+	var m wire.ThreadStream
+	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
 	var real C.uint64_t
 	rc := C.sl_stream_create(&real, C.CU_STREAM_DEFAULT)
-	s.bind(wire.KindStream, id, uint64(real), rc)
+	s.bind(wire.KindStream, m.Stream, uint64(real), rc)
 	return int32(rc)
 }
 

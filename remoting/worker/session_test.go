@@ -150,7 +150,7 @@ func TestEvents(t *testing.T) {
 	k.oneway(opCuEventCreate, u32(1), u32(0))
 	k.launch(1, 1, 1, 1, u64(uint64(80*time.Millisecond)))
 	k.oneway(opCuEventRecord, u32(1), u32(1))
-	if r := k.wait(wire.OpEventWatch, 1, u32(1), u32(42)); r.result != 600 {
+	if r := k.wait(wire.OpEventWatch, 1, u32(1), u32(42), u32(0)); r.result != 600 {
 		t.Fatalf("watch: %d", r.result)
 	}
 	// Destroyed while it is waited for.
@@ -161,10 +161,10 @@ func TestEvents(t *testing.T) {
 	if r := k.wait(opCuEventSynchronize, 1, u32(2)); r.result != 0 {
 		t.Fatal(r.result)
 	}
-	if r := k.wait(wire.OpEventWatch, 1, u32(2), u32(1)); r.result != 0 {
+	if r := k.wait(wire.OpEventWatch, 1, u32(2), u32(1), u32(0)); r.result != 0 {
 		t.Fatal(r.result)
 	}
-	if r := k.wait(wire.OpEventWatch, 1, u32(1), u32(1)); r.result != 400 {
+	if r := k.wait(wire.OpEventWatch, 1, u32(1), u32(1), u32(0)); r.result != 400 {
 		t.Fatalf("destroyed event: %d", r.result)
 	}
 }

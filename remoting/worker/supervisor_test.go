@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand"
@@ -365,5 +366,22 @@ func TestDefaultLeaseComesAndGoes(t *testing.T) {
 	wg.Wait()
 	if len(s.leases) != 0 {
 		t.Errorf("%d leases are left", len(s.leases))
+	}
+}
+
+// One limit of devices, in the wire's table: a worker does not offer what no program can see.
+func TestDevicesBeyondTheLimit(t *testing.T) {
+	_, err := New(context.Background(), testLog(), Config{Exe: "worker", Devices: make([]int, wire.MaxDevices+1)})
+	if err == nil || !strings.Contains(err.Error(), "17 devices: give 1 to 16") {
+		t.Errorf("error %v", err)
+	}
+	if account.MaxDevices != wire.MaxDevices {
+		t.Errorf("an account holds %d devices, a lease %d", account.MaxDevices, wire.MaxDevices)
+	}
+	e := wire.NewEncoder(nil)
+	s := wire.Snapshot{Devices: make([]wire.Device, wire.MaxDevices+1)}
+	s.Encode(e)
+	if s.Decode(e.Buf()) == nil {
+		t.Error("a snapshot of 17 devices was taken")
 	}
 }

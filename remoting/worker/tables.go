@@ -17,8 +17,8 @@ import (
 // else's handle.
 
 const (
-	indexMask = 0xffffff
-	genShift  = 24
+	indexMask = wire.HandleIndex
+	genShift  = wire.HandleShift
 	pageShift = 12
 	// maxPages bounds the memory that a client can make the tables take: 4
 	// million handles of all kinds, in 160 MiB.

@@ -298,9 +298,9 @@ func (u *userEvent) unref() {
 }
 
 func (s *session) userEvent(id uint32) (*userEvent, uint64, int32) {
-	p := s.tables[wire.KindCUEvent].live(id)
+	p := s.tables[wire.KindEvent].live(id)
 	if p == nil || p.err != 0 {
-		return nil, 0, s.badHandle(wire.KindCUEvent, id)
+		return nil, 0, s.badHandle(wire.KindEvent, id)
 	}
 	u, _ := p.obj.(*userEvent)
 	if u == nil {
@@ -351,20 +351,20 @@ func (s *session) cuEventSynchronize(h href) C.CUresult {
 
 func (s *session) cuEventDestroy_v2(h href) C.CUresult {
 	s.failures.record(h.id, 0)
-	if p := s.tables[wire.KindCUEvent].live(h.id); p != nil {
+	if p := s.tables[wire.KindEvent].live(h.id); p != nil {
 		if u, _ := p.obj.(*userEvent); u != nil {
 			u.mu.Lock()
 			busy := u.refs > 0
 			u.dead = busy
 			u.mu.Unlock()
 			if busy {
-				s.unbind(wire.KindCUEvent, h.id)
+				s.unbind(wire.KindEvent, h.id)
 				return 0
 			}
 		}
 	}
 	rc := C.sl_event_destroy(C.uint64_t(h.real))
-	s.unbind(wire.KindCUEvent, h.id)
+	s.unbind(wire.KindEvent, h.id)
 	return rc
 }
 
@@ -373,15 +373,14 @@ func (s *session) cuEventDestroy_v2(h href) C.CUresult {
 func (s *session) eventWatch(p []byte) int32 {
 	d := &s.dec
 	d.Reset(p)
-	id, gen, stream := d.U32(), d.U32(), uint32(0)
-	if s.hdr.Call == 0 {
-		stream = d.U32()
-	}
+	var m wire.EventWatch
+	m.Decode(d)
+	id, gen := m.Event, m.Recording
 	if d.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
 	if s.hdr.Call == 0 {
-		return s.follow(id, gen, stream)
+		return s.follow(id, gen, m.Stream)
 	}
 	u, ctx, rc := s.userEvent(id)
 	if rc != 0 {

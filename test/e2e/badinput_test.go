@@ -124,13 +124,13 @@ func TestBadFrames(t *testing.T) {
 			t.Run("unknown handles", func(t *testing.T) {
 				r := session(t, w)
 				ctx := r.activate()
-				if h, _ := r.ask(wire.OpEventWatch, 5, ctx, u32s(0x01000077, 1)); h.Result != 400 {
+				if h, _ := r.ask(wire.OpEventWatch, 5, ctx, u32s(0x01000077, 1, 0)); h.Result != 400 {
 					t.Errorf("watching an unknown event: result %d, not 400", h.Result)
 				}
 				if h, _ := r.ask(wire.OpKernelInfo, 6, ctx, u32s(0x01000077, 0)); h.Result != 400 {
 					t.Errorf("asking for an unknown kernel: result %d, not 400", h.Result)
 				}
-				if h, _ := r.ask(wire.OpEventWatch, 7, 0x05000044, u32s(0x01000077, 1)); h.Result == 0 {
+				if h, _ := r.ask(wire.OpEventWatch, 7, 0x05000044, u32s(0x01000077, 1, 0)); h.Result == 0 {
 					t.Errorf("an unknown context: result 0")
 				}
 				if h, _ := r.ask(opOf(t, "cuStreamSynchronize"), 8, ctx, u32s(0x03000123)); h.Result != 400 {

@@ -7,8 +7,11 @@ import (
 	"io"
 	"math/rand/v2"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 const (
@@ -223,4 +226,20 @@ func TestMemoryModel(t *testing.T) {
 		free, _ := all[0].info()
 		return free >= before
 	})
+}
+
+// An image beyond the wire's limit is refused by name at the call, and the session goes on.
+func TestImageBeyondTheLimit(t *testing.T) {
+	const notSupported = 801
+	w := startWorker(t, workerOptions{network: "unix", mem: "1G", gpuMem: "4G"})
+	a := startAgent(t, w)
+	if rc, _, _ := a.ask("image %d", wire.MaxImage+1); rc != notSupported {
+		t.Errorf("CUresult %d, want %d", rc, notSupported)
+	}
+	if said := a.stderr.String(); !strings.Contains(said, "image of 2147483649 bytes") {
+		t.Errorf("stderr says %q, want the size of the image", said)
+	}
+	if rc, _, _ := a.ask("mem %d", mib); rc != 0 {
+		t.Errorf("an allocation after it: CUresult %d", rc)
+	}
 }

@@ -100,10 +100,10 @@ func (r *rawClient) ask(op uint16, call, ctx uint32, payload []byte) (wire.Reply
 		if err != nil {
 			r.t.Fatalf("no reply to %s: %v", wire.ControlName(op), err)
 		}
-		if h.Kind == wire.KindReply && h.Call == call {
+		if h.Kind == wire.FrameReply && h.Call == call {
 			return h, p
 		}
-		if h.Kind == wire.KindBye {
+		if h.Kind == wire.FrameBye {
 			r.t.Fatalf("the worker said goodbye: %s", p)
 		}
 	}
@@ -132,7 +132,7 @@ func (r *rawClient) end(limit time.Duration) string {
 	reason := ""
 	for {
 		h, p, err := r.next(time.Until(deadline))
-		if h.Kind == wire.KindBye {
+		if h.Kind == wire.FrameBye {
 			reason = string(p)
 		}
 		var timeout net.Error

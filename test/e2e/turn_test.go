@@ -67,7 +67,7 @@ func tellTurns(c net.Conn, worker string, us uint32) {
 		return
 	}
 	var turn, head [wire.ReplySize]byte
-	told := wire.Reply{Kind: wire.KindTurn, Arg: us}
+	told := wire.Reply{Kind: wire.FrameTurn, Arg: us}
 	told.Encode(&turn)
 	for {
 		if _, err := io.ReadFull(u, head[:]); err != nil {

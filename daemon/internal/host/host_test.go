@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 func TestAcquireTwiceIsOneLease(t *testing.T) {
@@ -269,18 +270,18 @@ func client(t testing.TB, path string, kind, index uint32) (status, owners uint3
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-	b := make([]byte, requestSize)
-	copy(b, socketMagic)
-	binary.LittleEndian.PutUint32(b[8:], socketVersion)
+	b := make([]byte, wire.LeaseRequestSize)
+	copy(b, wire.LeaseRequestMagic)
+	binary.LittleEndian.PutUint32(b[8:], wire.LeaseVersion)
 	binary.LittleEndian.PutUint32(b[12:], kind)
 	binary.LittleEndian.PutUint32(b[16:], index)
 	copy(b[24:], "a.out")
 	if _, err := c.Write(b); err != nil {
 		t.Fatal(err)
 	}
-	h, oob := make([]byte, answerSize), make([]byte, 64)
+	h, oob := make([]byte, wire.LeaseAnswerSize), make([]byte, 64)
 	n, oobn, _, _, err := c.ReadMsgUnix(h, oob)
-	if err != nil || n != answerSize || binary.LittleEndian.Uint32(h) != answerMagic {
+	if err != nil || n != wire.LeaseAnswerSize || binary.LittleEndian.Uint32(h) != wire.LeaseAnswerMagic {
 		t.Fatal(n, err)
 	}
 	if msgs, err := unix.ParseSocketControlMessage(oob[:oobn]); err == nil && len(msgs) == 1 {
@@ -365,13 +366,13 @@ func TestFlood(t *testing.T) {
 }
 
 func FuzzRequest(f *testing.F) {
-	b := make([]byte, requestSize)
-	copy(b, socketMagic)
+	b := make([]byte, wire.LeaseRequestSize)
+	copy(b, wire.LeaseRequestMagic)
 	f.Add(b)
-	f.Add([]byte(socketMagic))
+	f.Add([]byte(wire.LeaseRequestMagic))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := parseRequest(b)
-		if (err == nil) != (len(b) == requestSize && string(b[:8]) == socketMagic) {
+		if (err == nil) != (len(b) == wire.LeaseRequestSize && string(b[:8]) == wire.LeaseRequestMagic) {
 			t.Fatal(err)
 		}
 		if len(r.program) > 40 || strings.ContainsRune(r.program, 0) {

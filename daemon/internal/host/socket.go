@@ -18,7 +18,6 @@ package host
 // crowd on one lease waits in that socket's own backlog.
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -41,16 +40,8 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// The protocol of a lease's socket.
+// Times and numbers of a lease's socket; remoting/wire has its messages.
 const (
-	socketMagic   = "SLUICE-L"
-	socketVersion = 1
-	answerMagic   = 0x4c4c4c53 // "SLLL"
-	flagShm       = 1          // in a good answer: shared memory may be asked for
-	requestSize   = 64
-	answerSize    = 16
-	maxReason     = 4096
-
 	requestTime = 5 * time.Second
 	openTime    = 15 * time.Second
 	strangeTime = 20 * time.Millisecond // that a stranger's request may take to arrive
@@ -272,16 +263,14 @@ var errMagic = errors.New("not a request to a lease's socket")
 
 // parseRequest reads the 64 bytes.
 func parseRequest(b []byte) (request, error) {
-	if len(b) != requestSize || string(b[:8]) != socketMagic {
+	var m wire.LeaseRequest
+	if len(b) != wire.LeaseRequestSize || m.Decode((*[wire.LeaseRequestSize]byte)(b)) != nil {
 		return request{}, errMagic
 	}
-	u := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
-	r := request{version: u(8), kind: u(12), index: u(16), features: u(20)}
-	p, _, _ := bytes.Cut(b[24:], []byte{0})
-	for len(p) > 0 && !utf8.Valid(p) { // a name that was cut within a character
-		p = p[:len(p)-1]
+	r := request{version: m.Version, kind: m.Kind, index: m.Owner, features: m.Features, program: m.Program}
+	for len(r.program) > 0 && !utf8.ValidString(r.program) { // a name that was cut within a character
+		r.program = r.program[:len(r.program)-1]
 	}
-	r.program = string(p)
 	return r, nil
 }
 
@@ -296,7 +285,7 @@ func (h *Host) answer(c *net.UnixConn, hd *held) {
 	l, ok := hd.rec.Lease, hd.rec.Phase == granted
 	h.mu.Unlock()
 	_ = c.SetDeadline(time.Now().Add(requestTime))
-	var b [requestSize]byte
+	var b [wire.LeaseRequestSize]byte
 	if denied := who.may(&l); denied != nil {
 		h.deny(c, b[:], &l, &who, denied)
 		return
@@ -314,12 +303,12 @@ func (h *Host) answer(c *net.UnixConn, hd *held) {
 	switch {
 	case !ok:
 		err = lease.Errorf(lease.Over, "lease %s has ended", l.ID)
-	case r.version != socketVersion:
-		status, err = wire.StatusVersion, lease.Errorf(lease.Invalid, "lease socket: version %d asked, %d spoken here; the shim and sluiced have to be of one release", r.version, socketVersion)
+	case r.version != wire.LeaseVersion:
+		status, err = wire.StatusVersion, lease.Errorf(lease.Invalid, "lease socket: version %d asked, %d spoken here; the shim and sluiced have to be of one release", r.version, wire.LeaseVersion)
 	case !wire.SessionOpens(r.kind):
-		err = lease.Errorf(lease.Invalid, "lease socket: session of kind %d: want 1 or 2", r.kind)
+		err = lease.Errorf(lease.Invalid, "lease socket: session of kind %d: want %d or %d", r.kind, wire.SessionCompute, wire.SessionObserve)
 	case r.features != 0:
-		err = lease.Errorf(lease.Invalid, "lease socket: features %#x are not known in version %d", r.features, socketVersion)
+		err = lease.Errorf(lease.Invalid, "lease socket: features %#x are not known in version %d", r.features, wire.LeaseVersion)
 	case uint64(r.index) >= uint64(len(owners)):
 		err = lease.Errorf(lease.Invalid, "lease %s has %d owners, number %d asked", l.ID, len(owners), r.index)
 	}
@@ -391,7 +380,7 @@ func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest
 // flags is the payload of a good answer.
 func flags(local bool) string {
 	if local {
-		return string(binary.LittleEndian.AppendUint32(nil, flagShm))
+		return string(binary.LittleEndian.AppendUint32(nil, wire.LeaseShm))
 	}
 	return ""
 }
@@ -417,13 +406,10 @@ func statusOf(err error) uint32 {
 
 // reply sends the answer, and f with its header.
 func reply(c *net.UnixConn, status uint32, owners int, reason string, f *os.File) {
-	reason = reason[:min(len(reason), maxReason)]
-	b := make([]byte, answerSize, answerSize+len(reason))
-	binary.LittleEndian.PutUint32(b, answerMagic)
-	binary.LittleEndian.PutUint32(b[4:], status)
-	binary.LittleEndian.PutUint32(b[8:], uint32(owners))
-	binary.LittleEndian.PutUint32(b[12:], uint32(len(reason)))
-	b = append(b, reason...)
+	reason = reason[:min(len(reason), wire.MaxLeasePayload)]
+	var h [wire.LeaseAnswerSize]byte
+	(&wire.LeaseAnswer{Status: status, Owners: uint32(owners), Size: uint32(len(reason))}).Encode(&h)
+	b := append(h[:], reason...)
 	if f == nil {
 		_, _ = c.Write(b) // who has gone needs no answer
 		return

@@ -216,7 +216,7 @@ func (c *client) activate(dev uint32) error {
 		if _, err := io.CopyN(io.Discard, c, int64(r.Size)); err != nil {
 			return err
 		}
-		if r.Kind == wire.KindReply && r.Call == c.call {
+		if r.Kind == wire.FrameReply && r.Call == c.call {
 			if r.Result != 0 {
 				return fmt.Errorf("result %d", r.Result)
 			}

@@ -40,11 +40,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/safefile"
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // Sizes of an account.
 const (
-	MaxDevices = 16
+	MaxDevices = wire.MaxDevices
 	MaxSlots   = 256
 	maxReason  = 256
 	nameSize   = 40
@@ -83,6 +84,13 @@ const (
 	devReserved = 0
 	devOverhead = 8
 	devPeak     = 16
+)
+
+// The layout has room for so many devices.
+var (
+	_ [atPeak - atCap - 8*MaxDevices]byte
+	_ [atOthers - atPeak - 8*MaxDevices]byte
+	_ [slName - slDev - devSize*MaxDevices]byte
 )
 
 // States of a slot.

@@ -4,19 +4,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// A linked set is what a separately compiled program has for a GPU that its
-// linked image has no code for: that image and the objects' fat binaries, which
-// the driver links. docs/protocol.md has the layout.
-const (
-	linkedMagic = 0x4b4e4c53
-	maxLinked   = 4097
-)
-
-// IsLinked reports whether an image is a linked set.
+// IsLinked reports whether an image is a linked set: what a separately compiled
+// program has for a GPU that its linked image has no code for, which is that image
+// and the objects' fat binaries, which the driver links. docs/protocol.md has the
+// layout.
 func IsLinked(image []byte) bool {
-	return len(image) >= 16 && binary.LittleEndian.Uint32(image) == linkedMagic
+	return len(image) >= 16 && binary.LittleEndian.Uint32(image) == wire.LinkedMagic
 }
 
 // Linked splits a linked set into its containers: the linked image first, then
@@ -25,11 +22,14 @@ func Linked(image []byte) ([][]byte, error) {
 	if !IsLinked(image) {
 		return nil, fmt.Errorf("%w: not a linked set", ErrFormat)
 	}
-	n := int(binary.LittleEndian.Uint32(image[4:]))
-	if n < 2 || n > maxLinked || len(image)-8 < 8*n {
+	var h wire.LinkedSet
+	h.Decode(wire.NewDecoder(image))
+	n := int(h.Count)
+	table := image[wire.LinkedSetSize:]
+	if n < 2 || n > wire.MaxLinked || len(table) < 8*n {
 		return nil, fmt.Errorf("%w: linked set of %d containers in %d bytes", ErrFormat, n, len(image))
 	}
-	sizes, rest := image[8:8+8*n], image[8+8*n:]
+	sizes, rest := table[:8*n], table[8*n:]
 	set := make([][]byte, n)
 	for i := range set {
 		size := binary.LittleEndian.Uint64(sizes[8*i:])

@@ -1,4 +1,4 @@
-// Command apigen writes the files that are generated from the API table, or
+// Command apigen writes the files that are generated from the API table and the wire table, or
 // with -check says which of them are not up to date.
 package main
 
@@ -25,6 +25,13 @@ func main() {
 func run(root string, check bool) error {
 	files, err := api.Generate()
 	if err != nil {
+		return err
+	}
+	page, err := os.ReadFile(filepath.Join(root, api.ProtocolPage))
+	if err != nil {
+		return err
+	}
+	if files[api.ProtocolPage], err = api.Protocol(page); err != nil {
 		return err
 	}
 	for name, want := range files {
