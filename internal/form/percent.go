@@ -5,11 +5,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // MaxDevices is how many fractions a lease has at most, each on a GPU of its own, and so
-// how many devices a program sees.
-const MaxDevices = 16
+// how many devices a program sees. The table of the wire has the number.
+const MaxDevices = wire.MaxDevices
 
 // Granule is the unit of device memory that is granted, in bytes: the driver's.
 const Granule = 2 << 20
