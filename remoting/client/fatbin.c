@@ -154,13 +154,13 @@ static void whole(struct sl_image *out, const void *p, size_t n)
 	out->size = n;
 }
 
-/* True if each device has code among the files that runs on it as it is. */
+/* True if each device has code made exactly for it. What is for an earlier minor version may be of a kind that does not run. */
 static bool covers(const struct file *f, unsigned n, const struct sl_cc *cc, unsigned ncc)
 {
 	for (unsigned d = 0; d < ncc; d++) {
 		unsigned i = 0;
 
-		while (i < n && (f[i].kind != FILE_ELF || f[i].major != cc[d].major || f[i].minor > cc[d].minor))
+		while (i < n && (f[i].kind != FILE_ELF || f[i].major != cc[d].major || f[i].minor != cc[d].minor))
 			i++;
 		if (i == n)
 			return false;

@@ -36,8 +36,8 @@ struct sl_cc {
  *
  * A separately compiled program registers its linked image together with the list
  * of the objects that it was linked from. The linked image is what runs. The objects
- * go along, as a linked set, only where it has no code for one of the devices: the
- * driver then links the objects' PTX.
+ * go along, as a linked set, only where it has no code made exactly for one of the
+ * devices: the driver then may link the objects' PTX.
  */
 bool sl_image_open(const void *p, const struct sl_cc *cc, unsigned ncc, struct sl_image *out);
 void sl_image_free(struct sl_image *image);
