@@ -21,7 +21,7 @@ func fatBinary(ptx string) []byte {
 }
 
 func linkedImage(containers ...[]byte) []byte {
-	b := cat(u32(0x4b4e4c53), u32(uint32(len(containers))))
+	b := cat(u32(wire.LinkedMagic), u32(uint32(len(containers))))
 	for _, c := range containers {
 		b = append(b, u64(uint64(len(c)))...)
 	}
