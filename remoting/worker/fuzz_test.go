@@ -166,6 +166,16 @@ func launchFrame(attr uint32) []byte {
 	return frame(wire.OpLaunch, 0, u32(1), u32(0), u32(1), u32(1), u32(1), u32(1), u32(1), u32(1), u32(0), []byte{1, 0, 1, 0}, u32(8), u64(5), u32(attr), u32(0), make([]byte, 64))
 }
 
+// arrayPayload is of cuArrayCreate, for 16 x 4 elements.
+func arrayPayload(id, format, channels uint32) []byte {
+	return cat(u32(id), []byte{1}, u64(16), u64(4), u32(format), u32(channels))
+}
+
+// array3DPayload is of cuArray3DCreate, and of cuMipmappedArrayCreate but for the levels.
+func array3DPayload(id, format, channels uint32) []byte {
+	return cat(u32(id), []byte{1}, u64(16), u64(4), u64(2), u32(format), u32(channels), u32(0), u32(0))
+}
+
 func seedFrames() [][]byte {
 	activate := frame(wire.OpCtxActivate, 1, u32(0))
 	box := func(total []byte) []byte {
@@ -188,6 +198,9 @@ func seedFrames() [][]byte {
 		cat(activate, frame(wire.OpCopyIn3D, 0, box(make([]byte, 32))), frame(wire.OpCopyOut3D, 2, box(u32(9))), frame(wire.OpObserve, 3, u32(0)),
 			frame(wire.OpThreadStream, 0, u32(3)), frame(wire.OpLaunchHost, 0, u32(3), u32(1)), frame(wire.OpHostFnDone, 0, u32(1))),
 		cat(activate, frame(opCuCtxCreate_v2, 2, u32(20), u32(0), u32(0)), frame(opCuDevicePrimaryCtxReset_v2, 3, u32(0)), activate, frame(opCuCtxDestroy_v2, 0, u32(20))),
+		cat(activate, frame(opCuArrayCreate_v2, 2, arrayPayload(1, 32, 0)), frame(opCuArrayCreate_v2, 3, arrayPayload(2, 1, 4)), frame(opCuArrayDestroy, 0, u32(2))),
+		cat(activate, frame(opCuArray3DCreate_v2, 2, array3DPayload(1, 32, 0)), frame(opCuMipmappedArrayCreate, 3, array3DPayload(1, 2, 0), u32(3)),
+			frame(opCuMipmappedArrayCreate, 4, array3DPayload(2, 2, 2), u32(3)), frame(opCuMipmappedArrayGetLevel, 5, u32(9), u32(2), u32(1))),
 	}
 	// Every operation of the table once, with a payload of zeroes.
 	for op := range opNames {
