@@ -243,6 +243,13 @@ func handler(p *printer, r Row) {
 			p.f("\tc_%s := C.CString(p_%s)\n\tdefer C.free(unsafe.Pointer(c_%s))\n", n, n, n)
 		}
 	}
+	if r.Free && !r.Worker {
+		for _, q := range r.Wire {
+			if q.Mode == Handle && q.HKind == "GRAPH" {
+				p.f("\tif s.partOf(refOf(%s, h_%s.id), %s) {\n\t\treturn C.CUDA_ERROR_INVALID_VALUE // it ends with its node\n\t}\n", kindName(q.HKind), q.Name, kindName("NODE"))
+			}
+		}
+	}
 	// call
 	var args []string
 	for _, q := range r.Wire {
@@ -303,6 +310,9 @@ func handler(p *printer, r Row) {
 	for _, q := range r.Wire {
 		if q.Mode == New {
 			p.f("\ts.bind(%s, id_%s, uint64(o_%s), rc)\n", kindName(q.HKind), q.Name, q.Name)
+			if of := whole(r, q); of != "" {
+				p.f("\tif rc == C.CUDA_SUCCESS {\n\t\ts.own(%s, %s, id_%s)\n\t}\n", of, kindName(q.HKind), q.Name)
+			}
 		}
 	}
 	if r.Free && !r.Worker {
@@ -326,15 +336,53 @@ func handler(p *printer, r Row) {
 		case Out, Out8:
 			q2.f("\t\tif w_%s {\n\t\t\tmemOut(e, unsafe.Pointer(&o_%s), unsafe.Sizeof(o_%s))\n\t\t}\n", n, n, n)
 		case OutHandle:
-			q2.f("\t\tif w_%s {\n\t\t\te.U32(s.outHandle(%s, uint64(o_%s)))\n\t\t}\n", n, kindName(q.HKind), n)
+			q2.f("\t\tif w_%s {\n\t\t\te.U32(%s)\n\t\t}\n", n, outID(r, q, "o_"+n))
 		case OutHandles:
-			q2.f("\t\tif w_%s {\n\t\t\tk := min(len(a_%s), int(o_%s))\n\t\t\te.U32(uint32(k))\n\t\t\tfor _, real := range a_%s[:k] {\n\t\t\t\te.U32(s.outHandle(%s, uint64(real)))\n\t\t\t}\n\t\t}\n", n, n, q.Count, n, kindName(q.HKind))
+			q2.f("\t\tif w_%s {\n\t\t\tk := min(len(a_%s), int(o_%s))\n\t\t\te.U32(uint32(k))\n\t\t\tfor _, real := range a_%s[:k] {\n\t\t\t\te.U32(%s)\n\t\t\t}\n\t\t}\n", n, n, q.Count, n, outID(r, q, "real"))
 		}
 	}
 	if q2.Len() > 0 {
 		p.f("\tif rc == C.CUDA_SUCCESS {\n%s\t}\n", q2.String())
 	}
 	p.f("\treturn int32(rc)\n}\n\n")
+}
+
+// parts says what a handle of a kind can be part of, the first that a row has counting. A
+// part of the row's handle itself has of; else the row's handle is part of the same whole.
+var parts = map[string][]struct {
+	of   string
+	same bool
+}{
+	"NODE":   {{of: "GRAPH"}, {of: "NODE", same: true}},
+	"GRAPH":  {{of: "NODE"}},
+	"ARRAY":  {{of: "ARRAY"}, {of: "MIPMAP"}},
+	"MODULE": {{of: "LIBRARY"}},
+}
+
+// whole gives the ref of what the handle that q gives is part of, in the worker's words, or
+// "": it stands for itself.
+func whole(r Row, q Param) string {
+	for _, w := range parts[q.HKind] {
+		for _, h := range r.Wire {
+			if h.Mode != Handle || h.HKind != w.of {
+				continue
+			}
+			ref := fmt.Sprintf("refOf(%s, h_%s.id)", kindName(h.HKind), h.Name)
+			if w.same {
+				return "s.owner(" + ref + ")"
+			}
+			return ref
+		}
+	}
+	return ""
+}
+
+// outID gives the id of a handle from the driver.
+func outID(r Row, q Param, real string) string {
+	if of := whole(r, q); of != "" {
+		return fmt.Sprintf("s.outPart(%s, %s, uint64(%s))", of, kindName(q.HKind), real)
+	}
+	return fmt.Sprintf("s.outHandle(%s, uint64(%s))", kindName(q.HKind), real)
 }
 
 // gated gives what tells a call's work from other work (the graph, or the operation and

@@ -1280,6 +1280,9 @@ func (s *session) do_cuArrayGetPlane(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	rc := C.call_cuArrayGetPlane(&o_pPlaneArray, C.uint64_t(h_hArray.real), C.uint32_t(p_planeIdx))
 	s.bind(wire.KindArray, id_pPlaneArray, uint64(o_pPlaneArray), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindArray, h_hArray.id), wire.KindArray, id_pPlaneArray)
+	}
 	return int32(rc)
 }
 
@@ -1760,6 +1763,9 @@ func (s *session) do_cuGraphAddChildGraphNode(d *wire.Decoder, e *wire.Encoder) 
 	}
 	rc := C.call_cuGraphAddChildGraphNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint64_t(h_childGraph.real))
 	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
 	return int32(rc)
 }
 
@@ -1866,6 +1872,9 @@ func (s *session) do_cuGraphAddEmptyNode(d *wire.Decoder, e *wire.Encoder) int32
 	}
 	rc := C.call_cuGraphAddEmptyNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies))
 	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
 	return int32(rc)
 }
 
@@ -1917,6 +1926,9 @@ func (s *session) do_cuGraphAddEventRecordNode(d *wire.Decoder, e *wire.Encoder)
 	}
 	rc := C.call_cuGraphAddEventRecordNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint64_t(h_event.real))
 	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
 	return int32(rc)
 }
 
@@ -1968,6 +1980,9 @@ func (s *session) do_cuGraphAddEventWaitNode(d *wire.Decoder, e *wire.Encoder) i
 	}
 	rc := C.call_cuGraphAddEventWaitNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint64_t(h_event.real))
 	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
 	return int32(rc)
 }
 
@@ -2025,6 +2040,9 @@ func (s *session) do_cuGraphAddMemsetNode(d *wire.Decoder, e *wire.Encoder) int3
 	}
 	rc := C.call_cuGraphAddMemsetNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), p_memsetParams, C.uint64_t(h_ctx.real))
 	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
 	return int32(rc)
 }
 
@@ -2045,7 +2063,7 @@ func (s *session) do_cuGraphChildGraphNodeGetGraph(d *wire.Decoder, e *wire.Enco
 	rc := C.call_cuGraphChildGraphNodeGetGraph(C.uint64_t(h_hNode.real), &o_phGraph)
 	if rc == C.CUDA_SUCCESS {
 		if w_phGraph {
-			e.U32(s.outHandle(wire.KindGraph, uint64(o_phGraph)))
+			e.U32(s.outPart(refOf(wire.KindNode, h_hNode.id), wire.KindGraph, uint64(o_phGraph)))
 		}
 	}
 	return int32(rc)
@@ -2093,6 +2111,9 @@ func (s *session) do_cuGraphDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 			return s.badHandle(wire.KindGraph, h_hGraph.id)
 		}
 		h_hGraph.real = real
+	}
+	if s.partOf(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode) {
+		return C.CUDA_ERROR_INVALID_VALUE // it ends with its node
 	}
 	rc := C.call_cuGraphDestroy(C.uint64_t(h_hGraph.real))
 	s.unbind(wire.KindGraph, h_hGraph.id)
@@ -2378,14 +2399,14 @@ func (s *session) do_cuGraphGetEdges(d *wire.Decoder, e *wire.Encoder) int32 {
 			k := min(len(a_from), int(o_numEdges))
 			e.U32(uint32(k))
 			for _, real := range a_from[:k] {
-				e.U32(s.outHandle(wire.KindNode, uint64(real)))
+				e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(real)))
 			}
 		}
 		if w_to {
 			k := min(len(a_to), int(o_numEdges))
 			e.U32(uint32(k))
 			for _, real := range a_to[:k] {
-				e.U32(s.outHandle(wire.KindNode, uint64(real)))
+				e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2418,7 +2439,7 @@ func (s *session) do_cuGraphGetNodes(d *wire.Decoder, e *wire.Encoder) int32 {
 			k := min(len(a_nodes), int(o_numNodes))
 			e.U32(uint32(k))
 			for _, real := range a_nodes[:k] {
-				e.U32(s.outHandle(wire.KindNode, uint64(real)))
+				e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2451,7 +2472,7 @@ func (s *session) do_cuGraphGetRootNodes(d *wire.Decoder, e *wire.Encoder) int32
 			k := min(len(a_rootNodes), int(o_numRootNodes))
 			e.U32(uint32(k))
 			for _, real := range a_rootNodes[:k] {
-				e.U32(s.outHandle(wire.KindNode, uint64(real)))
+				e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2583,7 +2604,7 @@ func (s *session) do_cuGraphNodeFindInClone(d *wire.Decoder, e *wire.Encoder) in
 	rc := C.call_cuGraphNodeFindInClone(&o_phNode, C.uint64_t(h_hOriginalNode.real), C.uint64_t(h_hClonedGraph.real))
 	if rc == C.CUDA_SUCCESS {
 		if w_phNode {
-			e.U32(s.outHandle(wire.KindNode, uint64(o_phNode)))
+			e.U32(s.outPart(refOf(wire.KindGraph, h_hClonedGraph.id), wire.KindNode, uint64(o_phNode)))
 		}
 	}
 	return int32(rc)
@@ -2615,7 +2636,7 @@ func (s *session) do_cuGraphNodeGetDependencies(d *wire.Decoder, e *wire.Encoder
 			k := min(len(a_dependencies), int(o_numDependencies))
 			e.U32(uint32(k))
 			for _, real := range a_dependencies[:k] {
-				e.U32(s.outHandle(wire.KindNode, uint64(real)))
+				e.U32(s.outPart(s.owner(refOf(wire.KindNode, h_hNode.id)), wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2648,7 +2669,7 @@ func (s *session) do_cuGraphNodeGetDependentNodes(d *wire.Decoder, e *wire.Encod
 			k := min(len(a_dependentNodes), int(o_numDependentNodes))
 			e.U32(uint32(k))
 			for _, real := range a_dependentNodes[:k] {
-				e.U32(s.outHandle(wire.KindNode, uint64(real)))
+				e.U32(s.outPart(s.owner(refOf(wire.KindNode, h_hNode.id)), wire.KindNode, uint64(real)))
 			}
 		}
 	}
@@ -2906,6 +2927,9 @@ func (s *session) do_cuLibraryGetModule(d *wire.Decoder, e *wire.Encoder) int32 
 	}
 	rc := C.call_cuLibraryGetModule(&o_pMod, C.uint64_t(h_library.real))
 	s.bind(wire.KindModule, id_pMod, uint64(o_pMod), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindLibrary, h_library.id), wire.KindModule, id_pMod)
+	}
 	return int32(rc)
 }
 
@@ -3905,6 +3929,9 @@ func (s *session) do_cuMipmappedArrayGetLevel(d *wire.Decoder, e *wire.Encoder) 
 	}
 	rc := C.call_cuMipmappedArrayGetLevel(&o_pLevelArray, C.uint64_t(h_hMipmappedArray.real), C.uint32_t(p_level))
 	s.bind(wire.KindArray, id_pLevelArray, uint64(o_pLevelArray), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindMipmap, h_hMipmappedArray.id), wire.KindArray, id_pLevelArray)
+	}
 	return int32(rc)
 }
 

@@ -369,6 +369,7 @@ func (s *session) kernelBind(p []byte) int32 {
 	k := &kernel{img: img, name: name, fnCtx: noCtx}
 	img.kernels = append(img.kernels, k)
 	s.bindObj(wire.KindKernel, id, 0, k)
+	s.own(refOf(kind, from), wire.KindKernel, id)
 	return 0
 }
 

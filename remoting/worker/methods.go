@@ -63,6 +63,9 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 			if p.ctx != id {
 				return
 			}
+			if kind == wire.KindStream {
+				s.dropCapture(p.real)
+			}
 			if img, ok := p.obj.(*image); ok {
 				img.dead = true
 				img.code.close()
@@ -278,7 +281,7 @@ func (s *session) cuStreamBeginCapture_v2(h href, mode uint32) C.CUresult {
 	s.gates.Flush()
 	rc := C.call_cuStreamBeginCapture_v2(C.uint64_t(h.real), C.uint32_t(mode))
 	if rc == 0 {
-		s.captures[h.real] = true
+		s.captures[h.real] = captured(h.real)
 	}
 	return rc
 }
@@ -288,19 +291,47 @@ func (s *session) cuStreamBeginCaptureToGraph(h, g href, deps []C.uint64_t, data
 	s.gates.Flush()
 	rc := C.call_cuStreamBeginCaptureToGraph(C.uint64_t(h.real), C.uint64_t(g.real), first(deps), first(data), C.uint64_t(n), C.uint32_t(mode))
 	if rc == 0 {
-		s.captures[h.real] = true
+		s.captures[h.real] = 0 // the graph is the client's
 	}
 	return rc
 }
 
 func (s *session) cuStreamEndCapture(h href, id uint32, o *C.uint64_t) C.CUresult {
 	rc := C.call_cuStreamEndCapture(C.uint64_t(h.real), o)
+	if rc != 0 || *o == 0 {
+		s.dropCapture(h.real)
+	}
 	delete(s.captures, h.real)
 	if failed := s.tellStream(h.id); rc == 0 && failed != 0 {
 		C.call_cuGraphDestroy(*o) // it lacks what failed
 		*o, rc = 0, C.CUresult(failed)
 	}
 	return rc
+}
+
+// captured gives the graph that a stream's capture draws, 0 if the driver does not tell.
+func captured(stream uint64) uint64 {
+	var status C.CUstreamCaptureStatus
+	var id C.cuuint64_t
+	var g C.uint64_t
+	var n C.size_t
+	rc := C.call_cuStreamGetCaptureInfo_v2(C.uint64_t(stream), &status, &id, &g, nil, &n)
+	if rc == C.CUDA_ERROR_NOT_SUPPORTED {
+		rc = C.call_cuStreamGetCaptureInfo_v3(C.uint64_t(stream), &status, &id, &g, nil, nil, &n)
+	}
+	if rc != 0 {
+		return 0
+	}
+	return uint64(g)
+}
+
+// dropCapture is for a capture that ends without its graph: the client may have been given
+// its name meanwhile.
+func (s *session) dropCapture(stream uint64) {
+	if g := s.captures[stream]; g != 0 {
+		s.dropReal(wire.KindGraph, g)
+	}
+	delete(s.captures, stream)
 }
 
 // Copies and views whose structures carry handles: the client puts the wire id

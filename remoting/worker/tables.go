@@ -34,6 +34,8 @@ type slot struct {
 	err  int32  // of its creation, when that failed
 	gen  uint8
 	live bool
+	kind uint8 // what it is part of: 0 nothing, else the kind and id of a handle
+	of   uint32
 }
 
 type table struct {
@@ -117,9 +119,14 @@ func (s *session) bind(kind int, id uint32, real uint64, rc C.CUresult) {
 		return
 	}
 	*p = slot{real: real, ctx: s.hdr.Ctx, err: int32(rc), gen: uint8(id >> genShift), live: true}
-	if rc == 0 {
-		s.tables[kind].setID(real, id)
+	if rc != 0 {
+		return
 	}
+	// The driver may name a handle again that the client has an id for: both end together.
+	if old, ok := s.tables[kind].ids[real]; ok && old != id {
+		s.own(refOf(kind, id), kind, old)
+	}
+	s.tables[kind].setID(real, id)
 }
 
 // bindObj is bind with what the worker wants to know of the handle later.
@@ -140,13 +147,21 @@ func (t *table) setID(real uint64, id uint32) {
 	t.ids[real] = id
 }
 
-// unbind forgets an id.
+// unbind forgets an id whose handle the driver has freed: all ids of that handle, and of all
+// that was part of it.
 func (s *session) unbind(kind int, id uint32) {
-	t := &s.tables[kind]
-	p := t.live(id)
+	p := s.tables[kind].live(id)
 	if p == nil {
 		return
 	}
+	if newest, ok := s.tables[kind].ids[p.real]; ok && newest != id {
+		s.drop(refOf(kind, newest))
+	}
+	s.drop(refOf(kind, id))
+}
+
+// clear empties the slot of an id.
+func (t *table) clear(id uint32, p *slot) {
 	if t.ids[p.real] == id {
 		delete(t.ids, p.real)
 	}
@@ -165,6 +180,9 @@ func (s *session) outHandle(kind int, real uint64) uint32 {
 	t := &s.tables[kind]
 	if id, ok := t.ids[real]; ok {
 		return id
+	}
+	if kind == wire.KindEvent {
+		return 0 // the client made all that there are: this one was destroyed
 	}
 	var i uint32
 	if n := len(t.free); n > 0 {

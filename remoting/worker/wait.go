@@ -434,6 +434,7 @@ func (s *session) cuStreamDestroy_v2(h href) C.CUresult {
 		s.failures.orphan(p)
 	}
 	rc := C.sl_stream_destroy(C.uint64_t(h.real))
+	s.dropCapture(h.real)
 	s.unbind(wire.KindStream, h.id)
 	return rc
 }
