@@ -8,8 +8,6 @@ package worker
 import "C"
 
 import (
-	"unsafe"
-
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
@@ -81,23 +79,4 @@ func (s *session) launch(p []byte) int32 {
 		s.passed(g) // else the executor stays inside
 	}
 	return rc
-}
-
-// launchAttrs puts real handles into launch attributes, in place.
-func (s *session) launchAttrs(p []byte) int32 {
-	for ; len(p) > 0; p = p[wire.LaunchAttrSize:] {
-		a := (*C.struct_wire_launch_attr)(unsafe.Pointer(&p[0]))
-		switch a.id {
-		case C.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT, C.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
-			ev := (*uint64)(unsafe.Pointer(&a.value))
-			real, ok := s.handle(wire.KindEvent, uint32(*ev))
-			if !ok {
-				return s.badHandle(wire.KindEvent, uint32(*ev))
-			}
-			*ev = real
-		case C.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
-			return s.refuse("launch attribute DEVICE_UPDATABLE_KERNEL_NODE")
-		}
-	}
-	return 0
 }

@@ -27,6 +27,9 @@ func (s *session) cuCtxCreate_v2(id uint32, o *C.uint64_t, flags, dev uint32) C.
 	if d < 0 || d >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
 	}
+	if rc := s.flagsOK(flags); rc != 0 {
+		return C.CUresult(rc)
+	}
 	c, rc := s.newContext(d, &flags)
 	s.forgetCtx()
 	if rc != 0 {
@@ -189,11 +192,8 @@ func (s *session) clusters(n *C.int, h href, cfg *C.CUlaunchConfig, attrs []C.CU
 	if cfg == nil {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
-	for i := range attrs {
-		// Events in attributes would be addresses of the client's choice, and do not matter here.
-		if attrs[i].id == C.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT || attrs[i].id == C.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT {
-			attrs[i].id = C.CU_LAUNCH_ATTRIBUTE_IGNORE
-		}
+	if rc := s.configAttrs(attrs); rc != 0 {
+		return C.CUresult(rc)
 	}
 	c := *cfg
 	c.attrs = nil
