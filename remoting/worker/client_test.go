@@ -21,11 +21,16 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 )
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "bound" {
 		bound(os.Args[2])
+		return
+	}
+	if len(os.Args) == 3 && os.Args[1] == "crash" {
+		crash(os.Args[2])
 		return
 	}
 	if len(os.Args) > 1 && (os.Args[1] == "session" || os.Args[1] == "probe") {
@@ -48,6 +53,9 @@ func child(what string, args []string) {
 	limit, _ := strconv.ParseInt(v["--store-limit"], 10, 64)
 	n, _ := strconv.Atoi(v["--devices"])
 	log := testLog()
+	if what == "session" {
+		log = testLogTo(os.NewFile(control.LogFD, "log"))
+	}
 	d := Driver{LibCUDA: v["--libcuda"], LibNVML: v["--libnvml"]}
 	var err error
 	if what == "probe" {
@@ -61,12 +69,14 @@ func child(what string, args []string) {
 	}
 }
 
-func testLog() *slog.Logger {
+func testLog() *slog.Logger { return testLogTo(os.Stderr) }
+
+func testLogTo(w io.Writer) *slog.Logger {
 	level := slog.LevelError + 1
 	if os.Getenv("SLUICE_TEST_LOG") != "" {
 		level = slog.LevelDebug
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
 }
 
 var sim struct {

@@ -619,7 +619,7 @@ int sl_stdout_pipe(void)
 	return p[0];
 }
 
-/* Of standard error only the stream is replaced: descriptor 2 stays the log's, and the way out of a crash. */
+/* Of standard error only the stream is replaced: descriptor 2 stays for a crash's last words. */
 int sl_stderr_pipe(void)
 {
 	static char buf[64 << 10];

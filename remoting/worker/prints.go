@@ -41,7 +41,7 @@ func (p *prints) open() error {
 	return nil
 }
 
-// start makes C's stderr a pipe too. What the driver wrote to it before is in the log.
+// start makes C's stderr a pipe too. What the driver wrote to it before is logged when the process ends.
 func (p *prints) start() error {
 	fd := int(C.sl_stderr_pipe())
 	if fd < 0 {

@@ -32,6 +32,7 @@ type SessionConfig struct {
 func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	// The log may be a pipe whose reader is gone; that ends no session.
 	signal.Ignore(unix.SIGPIPE)
+	log = limitLog(log)
 	var out prints
 	if err := out.open(); err != nil {
 		return err

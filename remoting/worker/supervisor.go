@@ -178,7 +178,7 @@ func (s *Supervisor) probe(ctx context.Context) (*control.Facts, error) {
 // start starts a session process that waits for its client.
 func (s *Supervisor) start() (*control.Process, error) {
 	cmd := s.command("session")
-	return control.Spawn(cmd, func() error { return s.on(cmd.Start) })
+	return control.Spawn(s.log, cmd, func() error { return s.on(cmd.Start) })
 }
 
 // take gives the process that was started ahead, or a new one, and starts the

@@ -116,7 +116,7 @@ func (p *Pool) spawn(gpus []lease.GPU) (*worker, error) {
 	cmd := p.command(ids, confine).Cmd("session")
 	// No signal of the daemon's terminal is meant for sessions.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	proc, err := control.Spawn(cmd, cmd.Start)
+	proc, err := control.Spawn(p.log, cmd, cmd.Start)
 	if err != nil {
 		return nil, err
 	}

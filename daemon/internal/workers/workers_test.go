@@ -442,7 +442,7 @@ func TestConfined(t *testing.T) {
 	cfg := testConfig(dir)
 	c := control.Command{Exe: cfg.Exe, LibCUDA: cfg.LibCUDA, LibNVML: cfg.LibNVML, Store: dir, Limit: 1 << 20, Devices: []string{simUUID(0)}, Confine: "/dev/tty,/dev/kmsg"}
 	cmd := c.Cmd("session")
-	w, err := control.Spawn(cmd, cmd.Start)
+	w, err := control.Spawn(slog.New(slog.DiscardHandler), cmd, cmd.Start)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -18,6 +19,10 @@ import (
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
+
+// LogFD is where a session process logs. Its standard error is a file that nobody else
+// writes, see Spawn.
+const LogFD = 4
 
 // FD is the session process's end of its control socket, a Unix socket of packets.
 // Its closing ends a process that has no client yet.
@@ -138,8 +143,9 @@ type Process struct {
 }
 
 // Spawn starts a session process that waits for its client; start is cmd.Start, or
-// calls it.
-func Spawn(cmd *exec.Cmd, start func() error) (*Process, error) {
+// calls it. What the process writes on its standard error, from the driver's words to a
+// crash's, is logged when it ends, at most maxWords bytes of it.
+func Spawn(log *slog.Logger, cmd *exec.Cmd, start func() error) (*Process, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
@@ -152,17 +158,56 @@ func Spawn(cmd *exec.Cmd, start func() error) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
+	words, err := newWords()
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
 	p := &Process{Cmd: cmd, Ctl: conn.(*net.UnixConn), Done: make(chan struct{})}
-	cmd.ExtraFiles = []*os.File{child}
+	cmd.ExtraFiles = []*os.File{child, os.Stderr} // FD and LogFD
+	cmd.Stderr = words
 	if err := start(); err != nil {
 		p.Ctl.Close()
+		words.Close()
 		return nil, fmt.Errorf("session process: %w", err)
 	}
 	go func() {
 		_ = cmd.Wait()
+		if text := readWords(words); text != "" {
+			log.Warn("session process wrote to its standard error", "pid", cmd.Process.Pid, "text", text)
+		}
+		words.Close()
 		close(p.Done)
 	}()
 	return p, nil
+}
+
+// maxWords bounds what a session process can write on its standard error, in bytes. A crash
+// of Go's alone would be ten times as much.
+const maxWords = 2 << 10
+
+// newWords makes a file in memory that cannot grow.
+func newWords() (*os.File, error) {
+	fd, err := unix.MemfdCreate("stderr", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("session's standard error: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "stderr")
+	err = f.Truncate(maxWords)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("session's standard error: %w", err)
+	}
+	return f, nil
+}
+
+func readWords(f *os.File) string {
+	b := make([]byte, maxWords)
+	n, _ := f.ReadAt(b, 0)
+	return strings.TrimSpace(strings.TrimRight(string(b[:n]), "\x00"))
 }
 
 // Ended says whether the process is gone.

@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -19,6 +20,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/version"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -57,7 +59,7 @@ func root() *cobra.Command {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			cfg.Args = []string{"--log", level, "--log-format", format}
-			return serve(ctx, logger(level, format), cfg)
+			return serve(ctx, logger(os.Stderr, level, format), cfg)
 		},
 	}
 	f := cmd.Flags()
@@ -89,13 +91,13 @@ func root() *cobra.Command {
 			if confine != "" {
 				return worker.Confine(confine, withoutFlag(os.Args, "--confine"))
 			}
-			return worker.RunSession(logger(level, format), cfg.Session)
+			return worker.RunSession(logger(os.NewFile(control.LogFD, "log"), level, format), cfg.Session)
 		},
 	}
 	probe := &cobra.Command{
 		Use: "probe", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return worker.Probe(logger(level, format), cfg.Session.Driver, devices, os.Stdout)
+			return worker.Probe(logger(os.Stderr, level, format), cfg.Session.Driver, devices, os.Stdout)
 		},
 	}
 	session.Flags().StringVar(&confine, "confine", "", "device files to see, or none")
@@ -162,16 +164,16 @@ func withoutFlag(args []string, flag string) []string {
 	return args
 }
 
-func logger(level, format string) *slog.Logger {
+func logger(w io.Writer, level, format string) *slog.Logger {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		l = slog.LevelInfo
 	}
 	o := &slog.HandlerOptions{Level: l}
 	if format == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+		return slog.New(slog.NewJSONHandler(w, o))
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, o))
+	return slog.New(slog.NewTextHandler(w, o))
 }
 
 func defaultStore() string {
