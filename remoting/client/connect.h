@@ -1,26 +1,44 @@
 /*
- * Finding the worker and shaking hands, for the CUDA shim and the NVML shim.
+ * The one way to a worker, for the CUDA shim and the NVML shim: finding it, HELLO,
+ * and its WELCOME.
  */
 #ifndef SLUICE_CONNECT_H
 #define SLUICE_CONNECT_H
 
-#include "session.h"
+#include "snapshot.h"
+
+struct sl_ask {
+	uint32_t kind;		/* SL_SESSION_COMPUTE or SL_SESSION_OBSERVE */
+	unsigned owner;		/* one of the lease's owners, counted from 0 */
+	int patience_ms;	/* to reach the worker, and again for its WELCOME */
+	bool shm;		/* offer shared memory to a worker on this node */
+};
+
+struct sl_connection {
+	int fd;			/* blocking, right behind WELCOME */
+	int shm;		/* descriptor of the shared memory; -1: frames go over fd */
+	unsigned owners;	/* how many owners the lease has */
+};
+
+/* How it went. Everything but SL_CONNECTED has been logged, and left nothing open. */
+enum sl_connected {
+	SL_CONNECTED,
+	SL_NOWHERE,	/* no address of a worker, or none that can be used */
+	SL_UNREACHABLE,	/* nobody answers there */
+	SL_BROKEN,	/* what answers is no worker, or failed, or is busy */
+	SL_MISMATCH,	/* the worker is of another version */
+	SL_DENIED,	/* the lease has ended, or is another user's */
+	SL_NO_ROOM,	/* the worker has not that much memory to offer */
+	SL_NO_MEMORY,	/* this process has no memory left */
+};
 
 /*
- * A setting: from the environment, else from sluice.conf beside this library
- * (KEY=VALUE lines), which is how a container is told. NULL if neither has it.
+ * Connects over the lease's socket that SLUICE_SOCKET names, else straight to an
+ * address in SLUICE_WORKER (tcp:HOST:PORT or unix:PATH, several with commas). The
+ * environment goes before sluice.conf; a variable that is empty is none.
  */
-const char *sl_config(const char *key);
+enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap);
 
-/*
- * Connects to one of the owners, counted from 0, and says HELLO (kind SL_SESSION_COMPUTE
- * or SL_SESSION_OBSERVE): over the lease's socket that SLUICE_SOCKET names, else straight to
- * an address in SLUICE_WORKER (tcp:HOST:PORT or unix:PATH, several with commas).
- * On success *fd is a connected socket right behind WELCOME, and *owners, if not
- * NULL, how many there are. shm may be NULL; else shared memory is offered to a
- * worker on this node, and *shm is its descriptor, or -1 where frames go over the
- * socket.
- */
-CUresult sl_connect(uint32_t kind, unsigned owner, int *fd, struct sl_snapshot *snap, int *shm, unsigned *owners);
+extern const uint8_t sl_fingerprint[32];
 
 #endif

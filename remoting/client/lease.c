@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include "lease.h"
 #include "deadline.h"
+#include "exchange.h"
 #include "wire.h"
 
 #include <errno.h>
@@ -120,84 +121,19 @@ int sl_unix_dial(const char *path, int patience_ms, bool absent)
 
 /* ---- asking ---- */
 
-static bool send_all(int fd, const void *buf, size_t n, int64_t deadline)
-{
-	const char *p = buf;
-
-	while (n) {
-		ssize_t r = send(fd, p, n, MSG_NOSIGNAL);
-
-		if (r > 0) {
-			p += r;
-			n -= (size_t)r;
-		} else if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-			if (!sl_wait_fd(fd, POLLOUT, deadline))
-				return false;
-		} else if (r == 0 || errno != EINTR) {
-			return false;
-		}
-	}
-	return true;
-}
-
-/* Receives n bytes and at most one descriptor, which may come with any of them. */
-static bool recv_all(int fd, void *buf, size_t n, int *got, int64_t deadline)
-{
-	char *p = buf;
-
-	while (n) {
-		union {
-			char buf[CMSG_SPACE(4 * sizeof(int))];
-			struct cmsghdr align;
-		} control;
-		struct iovec iov = { p, n };
-		struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.buf, .msg_controllen = sizeof control.buf };
-		ssize_t r = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
-
-		if (r < 0 && errno == EINTR)
-			continue;
-		if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-			if (!sl_wait_fd(fd, POLLIN, deadline))
-				return false;
-			continue;
-		}
-		if (r < 0)
-			return false;
-		for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h; h = CMSG_NXTHDR(&m, h)) {
-			size_t have = h->cmsg_len > CMSG_LEN(0) ? (h->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
-
-			if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
-				continue;
-			for (size_t i = 0; i < have; i++) {
-				int one;
-
-				memcpy(&one, CMSG_DATA(h) + i * sizeof one, sizeof one);
-				if (*got < 0)
-					*got = one;
-				else
-					close(one);
-			}
-		}
-		if (r == 0) {
-			errno = ECONNRESET;
-			return false;
-		}
-		p += r;
-		n -= (size_t)r;
-	}
-	return true;
-}
-
-static void program_name(char name[40])
+void sl_program_name(char *name, size_t cap)
 {
 	int fd = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
 	ssize_t n;
 
+	memset(name, 0, cap);
 	if (fd < 0)
 		return;
-	n = read(fd, name, 39);
+	n = read(fd, name, cap - 1);
 	close(fd);
-	name[n > 0 && name[n - 1] == '\n' ? n - 1 : n > 0 ? n : 0] = 0;
+	/* The kernel ends the name with a newline. */
+	if (n > 0 && name[n - 1] == '\n')
+		name[n - 1] = 0;
 }
 
 static int fail(struct sl_lease_answer *a, int fd, int got, const char *path, const char *why, const char *remedy)
@@ -221,16 +157,16 @@ static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answ
 	int got = -1;
 
 	memcpy(q.magic, SL_LEASE_REQUEST_MAGIC, sizeof q.magic);
-	program_name(q.program);
+	sl_program_name(q.program, sizeof q.program);
 	*again = false;
-	if (!send_all(fd, &q, sizeof q, deadline) || !recv_all(fd, &h, sizeof h, &got, deadline)) {
+	if (!sl_send_all(fd, &q, sizeof q, deadline) || !sl_recv_all(fd, &h, sizeof h, &got, deadline)) {
 		*again = errno != ETIMEDOUT;
 		return fail(a, fd, got, path, errno == ETIMEDOUT ? "no answer" : "closed without an answer",
 			    "is sluiced healthy on this node? see sluice health");
 	}
 	if (h.magic != SL_LEASE_ANSWER_MAGIC || h.size > SL_MAX_LEASE_PAYLOAD)
 		return fail(a, fd, got, path, "not the daemon's answer", "are shim and sluiced of one version?");
-	if (!recv_all(fd, payload, h.size, &got, deadline)) {
+	if (!sl_recv_all(fd, payload, h.size, &got, deadline)) {
 		*again = errno != ETIMEDOUT;
 		return fail(a, fd, got, path, "the answer was cut short", "is sluiced healthy on this node? see sluice health");
 	}
@@ -250,8 +186,11 @@ static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answ
 	}
 	if (got < 0)
 		return fail(a, -1, -1, path, "the session came without its connection", "are shim and sluiced of one version?");
-	if (!h.owners || h.owners > SL_MAX_OWNERS)
-		return fail(a, -1, got, path, "the number of owners is out of range", "are shim and sluiced of one version?");
+	if (!h.owners)
+		return fail(a, -1, got, path, "the lease has no owners", "are shim and sluiced of one version?");
+	if (h.owners > SL_MAX_OWNERS)
+		return fail(a, -1, got, path, "the lease is spread over more owners than a program can use",
+			    "ask for fewer fractions; see docs/limits.md");
 	if (h.size >= sizeof flags)
 		memcpy(&flags, payload, sizeof flags);
 	a->shm = flags & SL_LEASE_SHM;

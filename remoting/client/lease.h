@@ -7,6 +7,7 @@
 #define SLUICE_LEASE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* How long a daemon that is not there, restarts or has no place left is waited for. */
@@ -33,5 +34,8 @@ int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms
  * that is not there now but whose directory is.
  */
 int sl_unix_dial(const char *path, int patience_ms, bool absent);
+
+/* The program's name as the kernel has it, padded with NUL to cap bytes, the last of which is NUL. */
+void sl_program_name(char *name, size_t cap);
 
 #endif

@@ -70,7 +70,7 @@ static nvmlReturn_t device_of(nvmlDevice_t h, unsigned int *index)
 
 /* Opens every function about a device: checks the library, the handle and the place for the answer. */
 #define DEVICE(d, h, out) \
-	const struct nv_device *d; \
+	const struct sl_device *d; \
 	do { \
 		unsigned int index_; \
 		nvmlReturn_t rc_ = device_of(h, &index_); \
@@ -115,9 +115,9 @@ static nvmlReturn_t put_text(char *dst, unsigned int cap, const char *s)
 	return NVML_SUCCESS;
 }
 
-static bool attr(const struct nv_device *d, int a, int32_t *v)
+static bool attr(const struct sl_device *d, int a, int32_t *v)
 {
-	if (a < 0 || a >= NV_NATTR || !d->attr_ok[a])
+	if (a < 0 || a >= SL_MAX_ATTRS || !d->attr_ok[a])
 		return false;
 	*v = d->attr[a];
 	return true;
@@ -190,7 +190,7 @@ NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int len
 {
 	NEED_INIT();
 	NEED_ARG(version);
-	return put_text(version, length, nv_facts()->driver);
+	return put_text(version, length, nv_facts()->driver_string);
 }
 
 /* The real library says its CUDA generation, then the driver's version. */
@@ -200,7 +200,7 @@ NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int lengt
 
 	NEED_INIT();
 	NEED_ARG(version);
-	snprintf(text, sizeof text, "%u.%s", nv_facts()->driver_version / 1000, nv_facts()->driver);
+	snprintf(text, sizeof text, "%u.%s", nv_facts()->driver_version / 1000, nv_facts()->driver_string);
 	return put_text(version, length, text);
 }
 
@@ -404,9 +404,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevic
 	if (!parse_bus_id(id, &domain, &bus, &dev))
 		return NVML_ERROR_INVALID_ARGUMENT;
 	for (unsigned int i = 0; i < nv_facts()->ndev; i++) {
-		const struct nv_device *d = &nv_facts()->dev[i];
+		const struct sl_device *d = &nv_facts()->dev[i];
 
-		if (d->domain == domain && d->bus == bus && d->device == dev) {
+		if ((unsigned int)d->pci_domain == domain && (unsigned int)d->pci_bus == bus && (unsigned int)d->pci_device == dev) {
 			*device = handle_of(i);
 			return NVML_SUCCESS;
 		}
@@ -457,7 +457,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigne
 }
 
 /* Drivers before 12.8 do not tell CUDA the PCI ids; 0 is no vendor's number. */
-static void pci_ids(const struct nv_device *d, unsigned int *id, unsigned int *sub)
+static void pci_ids(const struct sl_device *d, unsigned int *id, unsigned int *sub)
 {
 	int32_t v;
 
@@ -465,14 +465,14 @@ static void pci_ids(const struct nv_device *d, unsigned int *id, unsigned int *s
 	*sub = attr(d, ATTR_GPU_PCI_SUBSYSTEM_ID, &v) ? (unsigned int)v : 0;
 }
 
-static void bus_id(const struct nv_device *d, char text[32])
+static void bus_id(const struct sl_device *d, char text[32])
 {
-	snprintf(text, 32, "%08X:%02X:%02X.0", d->domain, d->bus & 0xff, d->device & 0xff);
+	snprintf(text, 32, "%08X:%02X:%02X.0", (unsigned int)d->pci_domain, d->pci_bus & 0xff, d->pci_device & 0xff);
 }
 
-static void bus_id_legacy(const struct nv_device *d, char text[16])
+static void bus_id_legacy(const struct sl_device *d, char text[16])
 {
-	snprintf(text, 16, "%04X:%02X:%02X.0", d->domain & 0xffff, d->bus & 0xff, d->device & 0xff);
+	snprintf(text, 16, "%04X:%02X:%02X.0", d->pci_domain & 0xffff, d->pci_bus & 0xff, d->pci_device & 0xff);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
@@ -481,9 +481,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t
 	memset(pci, 0, sizeof *pci);
 	bus_id_legacy(d, pci->busIdLegacy);
 	bus_id(d, pci->busId);
-	pci->domain = d->domain;
-	pci->bus = d->bus;
-	pci->device = d->device;
+	pci->domain = (unsigned int)d->pci_domain;
+	pci->bus = (unsigned int)d->pci_bus;
+	pci->device = (unsigned int)d->pci_device;
 	pci_ids(d, &pci->pciDeviceId, &pci->pciSubSystemId);
 	return NVML_SUCCESS;
 }
@@ -493,9 +493,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_v
 	DEVICE(d, device, pci);
 	memset(pci, 0, sizeof *pci);
 	bus_id_legacy(d, pci->busId);
-	pci->domain = d->domain;
-	pci->bus = d->bus;
-	pci->device = d->device;
+	pci->domain = (unsigned int)d->pci_domain;
+	pci->bus = (unsigned int)d->pci_bus;
+	pci->device = (unsigned int)d->pci_device;
 	pci_ids(d, &pci->pciDeviceId, &pci->pciSubSystemId);
 	return NVML_SUCCESS;
 }
@@ -507,9 +507,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_v1_t
 	DEVICE(d, device, pci);
 	memset(pci, 0, sizeof *pci);
 	bus_id_legacy(d, pci->busId);
-	pci->domain = d->domain;
-	pci->bus = d->bus;
-	pci->device = d->device;
+	pci->domain = (unsigned int)d->pci_domain;
+	pci->bus = (unsigned int)d->pci_bus;
+	pci->device = (unsigned int)d->pci_device;
 	pci_ids(d, &pci->pciDeviceId, &sub);
 	return NVML_SUCCESS;
 }
@@ -519,9 +519,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoEx
 	DEVICE(d, device, pci);
 	if (pci->version != NVML_VERSION_OF(nvmlPciInfoExt_v1_t, 1))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	pci->domain = d->domain;
-	pci->bus = d->bus;
-	pci->device = d->device;
+	pci->domain = (unsigned int)d->pci_domain;
+	pci->bus = (unsigned int)d->pci_bus;
+	pci->device = (unsigned int)d->pci_device;
 	pci_ids(d, &pci->pciDeviceId, &pci->pciSubSystemId);
 	pci->baseClass = 0x03; /* display controller */
 	pci->subClass = 0x02;  /* 3D */
@@ -605,7 +605,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int
 	return NVML_ERROR_NOT_SUPPORTED;
 }
 
-static nvmlReturn_t put_attr(const struct nv_device *d, int a, unsigned int *out)
+static nvmlReturn_t put_attr(const struct sl_device *d, int a, unsigned int *out)
 {
 	int32_t v;
 

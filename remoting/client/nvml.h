@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "wire.h"
+#include "snapshot.h"
 
 #define NVML_API __attribute__((visibility("default")))
 
@@ -186,27 +186,7 @@ enum {
 
 /* What follows is ours: facts about the lease's devices, as the worker tells them. */
 
-#define NV_MAX_DEVICES SL_MAX_DEVICES
-#define NV_MAX_PROCS SL_MAX_PROCESSES
-#define NV_NATTR 160		/* CUdevice_attribute numbers that are kept */
 #define NV_NA SL_UNKNOWN_READING	/* a reading the device does not have */
-
-struct nv_device {
-	char name[97];
-	uint8_t uuid[16];
-	uint32_t domain, bus, device;
-	int32_t cc_major, cc_minor;
-	int32_t attr[NV_NATTR];
-	uint8_t attr_ok[NV_NATTR];
-};
-
-/* Fixed from nvmlInit to nvmlShutdown, so it is read without a lock. */
-struct nv_snapshot {
-	uint32_t driver_version;	/* as cuDriverGetVersion of the worker's driver */
-	char driver[33];		/* "580.159.04" */
-	uint32_t ndev;
-	struct nv_device dev[NV_MAX_DEVICES];
-};
 
 /* Readings of one device; each but memory may be NV_NA. */
 struct nv_readings {
@@ -230,16 +210,11 @@ struct nv_process {
 nvmlReturn_t nv_open(void);
 nvmlReturn_t nv_close(void);
 bool nv_opened(void);
-const struct nv_snapshot *nv_facts(void);
+/* Fixed from nvmlInit to nvmlShutdown, so it is read without a lock. */
+const struct sl_snapshot *nv_facts(void);
 /* Readings not older than 200 ms, or with now as of this call: memory must tell CUDA's story. */
 nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r);
 /* The lease's sessions on a device as of this call; the caller frees the list, NULL when empty. */
 nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned int *n);
-
-/* To stderr, and only if SLUICE_LOG asks for it: NVML reports by its results. */
-enum { NV_ERROR, NV_WARN, NV_INFO, NV_DEBUG };
-void nv_log(int level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
-extern const uint8_t sl_fingerprint[32];
 
 #endif

@@ -15,7 +15,8 @@ CFLAGS ?= -O2 -g
 NVML_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -Iremoting/api -DSLUICE_VERSION='"$(or $(VERSION),unknown)"'
 NVML_OLD := -fno-stack-protector -U_FORTIFY_SOURCE
 NVML_SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
-NVML_SRC := nvml.c nvml_conn.c nvml_names.c lease.c version.c gen_fingerprint.c
+NVML_SRC := nvml.c nvml_conn.c nvml_names.c connect.c conf.c exchange.c lease.c log.c version.c gen_fingerprint.c
+NVML_HDR := $(addprefix $(NVML)/,nvml.h conf.h connect.h deadline.h exchange.h lease.h log.h reader.h snapshot.h version.h) remoting/api/wire.h
 NVML_OBJ := $(NVML_SRC:%.c=$(NVML_O)/%.o)
 
 ALL += $(NVML_LIB)
@@ -25,7 +26,7 @@ C_TESTS_SAN += build/test/test_nvml-san
 .PHONY: nvml nvml-check nvml-abi nvml-names
 nvml: $(NVML_LIB)
 
-$(NVML_O)/%.o: $(NVML)/%.c $(NVML)/nvml.h $(NVML)/lease.h $(NVML)/deadline.h remoting/api/wire.h
+$(NVML_O)/%.o: $(NVML)/%.c $(NVML_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVML_CFLAGS) $(NVML_OLD) -c -o $@ $<
 
@@ -57,15 +58,15 @@ $(NVML_LIB): $(NVML_OBJ) $(NVML_O)/stubs
 
 # --- tests ---
 
-$(NVML_SAN_LIB): $(addprefix $(NVML)/,$(NVML_SRC)) $(NVML)/nvml.h
+$(NVML_SAN_LIB): $(addprefix $(NVML)/,$(NVML_SRC)) $(NVML_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(NVML_CFLAGS) $(NVML_SANITIZE) -shared -Wl,-soname,libnvidia-ml.so.1 -o $@ $(filter %.c,$^) -pthread -ldl
 
-build/test/test_nvml: $(NVML)/test_nvml.c $(NVML)/nvml.h $(NVML_LIB)
+build/test/test_nvml: $(NVML)/test_nvml.c $(NVML_HDR) $(NVML_LIB)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVML_CFLAGS) -DNVML_LIBRARY='"$(abspath $(NVML_LIB))"' -o $@ $< -pthread -ldl
 
-build/test/test_nvml-san: $(NVML)/test_nvml.c $(NVML)/nvml.h $(NVML_SAN_LIB)
+build/test/test_nvml-san: $(NVML)/test_nvml.c $(NVML_HDR) $(NVML_SAN_LIB)
 	@mkdir -p $(@D)
 	$(CC) $(NVML_CFLAGS) $(NVML_SANITIZE) -DNVML_LIBRARY='"$(abspath $(NVML_SAN_LIB))"' -o $@ $< -pthread -ldl
 

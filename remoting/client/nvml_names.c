@@ -8,6 +8,7 @@
  * headers from 11.8 to 13.5 (make nvml-names compares). To answer one of them, write it in nvml.c and take its
  * line out here; the linker sees to it that no name is in both.
  */
+#include "log.h"
 #include "nvml.h"
 
 static nvmlReturn_t refuse(const char *name, uint8_t *once, nvmlReturn_t answer)
@@ -15,7 +16,7 @@ static nvmlReturn_t refuse(const char *name, uint8_t *once, nvmlReturn_t answer)
 	if (!nv_opened())
 		return NVML_ERROR_UNINITIALIZED;
 	if (!__atomic_exchange_n(once, 1, __ATOMIC_RELAXED))
-		nv_log(NV_INFO, "%s: %s", name, answer == NVML_ERROR_NO_PERMISSION ?
+		sl_log(SL_INFO, "%s: %s", name, answer == NVML_ERROR_NO_PERMISSION ?
 		       "refused, the GPU is shared" : "not supported");
 	return answer;
 }

@@ -18,7 +18,6 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +31,7 @@
 
 #include "gen.h"
 #include "attention.h"
+#include "conf.h"
 #include "connect.h"
 #include "delivery.h"
 #include "errstate.h"
@@ -42,6 +42,7 @@
 #define BULK_MIN (16u << 10)	/* payloads from here on go straight to the socket */
 #define RXBUF (64u << 10)
 #define POLL_NS 25000		/* sender's nap while calls come in */
+#define CONNECT_MS 10000
 #define POLL_ROUNDS 40		/* empty naps before it sleeps in earnest */
 
 enum { ST_NEW, ST_LIVE, ST_DEAD, ST_EXITING };
@@ -114,36 +115,8 @@ static void futex_wake(uint32_t *w)
 
 bool sl_tracing;
 
-static int log_level(void)
-{
-	static int level = -1;
-
-	if (level < 0) {
-		const char *s = sl_config("SLUICE_LOG");
-
-		level = !s ? SL_ERROR : !strcmp(s, "warn") ? SL_WARN : !strcmp(s, "info") ? SL_INFO : !strcmp(s, "debug") ? SL_DEBUG : !strcmp(s, "trace") ? SL_TRACE : SL_ERROR;
-		sl_tracing = level == SL_TRACE;
-	}
-	return level;
-}
-
-void sl_log(int level, const char *fmt, ...)
-{
-	char line[1024];
-	va_list ap;
-	int n;
-
-	if (level > log_level())
-		return;
-	n = snprintf(line, sizeof line, "sluice: ");
-	va_start(ap, fmt);
-	vsnprintf(line + n, sizeof line - (size_t)n - 1, fmt, ap);
-	va_end(ap);
-	n = (int)strlen(line);
-	line[n++] = '\n';
-	if (write(2, line, (size_t)n) < 0)
-		return;
-}
+const char sl_log_prefix[] = "sluice: ";
+const int sl_log_default = SL_ERROR;
 
 CUresult sl_traced(const char *function, CUresult result)
 {
@@ -932,19 +905,41 @@ static CUresult start_threads(struct sl_peer *t)
 	return err ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+static CUresult connect_error(enum sl_connected rc)
+{
+	switch (rc) {
+	case SL_CONNECTED:
+		return CUDA_SUCCESS;
+	case SL_NOWHERE:
+		return CUDA_ERROR_NO_DEVICE;
+	case SL_MISMATCH:
+		return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+	case SL_DENIED:
+		return CUDA_ERROR_NOT_PERMITTED;
+	case SL_NO_ROOM:
+	case SL_NO_MEMORY:
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	default:
+		return CUDA_ERROR_SYSTEM_NOT_READY;
+	}
+}
+
 /* Connects to one owner and makes its devices the next of the list. */
 static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *snap, unsigned *owners)
 {
+	const struct sl_ask ask = { .kind = SL_SESSION_COMPUTE, .owner = i, .patience_ms = CONNECT_MS, .shm = true };
 	struct sl_snapshot *all = &S.snap;
+	struct sl_connection c;
 	CUresult err;
-	int shm;
 
 	*t = (struct sl_peer){ .fd = -1, .index = i, .first = i ? all->ndev : 0 };
-	err = sl_connect(SL_SESSION_COMPUTE, i, &t->fd, snap, &shm, owners);
+	err = connect_error(sl_connect(&ask, &c, snap));
 	if (err)
 		return err;
+	t->fd = c.fd;
+	*owners = c.owners;
 	t->keepalive_ms = snap->keepalive_ms;
-	if (shm >= 0 && !(t->shm = sl_shm_attach(shm))) {
+	if (c.shm >= 0 && !(t->shm = sl_shm_attach(c.shm))) {
 		sl_log(SL_ERROR, "the worker's shared memory cannot be mapped: %s", strerror(errno));
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
@@ -955,20 +950,10 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 	t->rx = malloc(RXBUF);
 	if (t->ring == MAP_FAILED || !t->rx)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!i) {
-		*all = *snap;
-	} else if (snap->ndev > SL_MAX_DEVICES - all->ndev) {
-		sl_log(SL_ERROR, "the lease has more than %d devices", SL_MAX_DEVICES);
+	if (!i)
+		all->ndev = 0;
+	if (!sl_snapshot_add(all, snap))
 		return CUDA_ERROR_INVALID_DEVICE;
-	} else {
-		memcpy(all->dev + all->ndev, snap->dev, snap->ndev * sizeof *snap->dev);
-		/* One library, one driver: the oldest is what all of them can do. */
-		if (snap->driver_version < all->driver_version) {
-			all->driver_version = snap->driver_version;
-			memcpy(all->driver_string, snap->driver_string, sizeof all->driver_string);
-		}
-		all->ndev += snap->ndev;
-	}
 	for (uint32_t d = t->first; d < all->ndev; d++)
 		peer_of[d] = (uint8_t)i;
 	return CUDA_SUCCESS;
@@ -994,10 +979,6 @@ static CUresult start(void)
 	while (!err && made < n) {
 		err = start_peer(&peers[made], made, snap, made ? &ignored : &n);
 		made++;
-		if (!err && n > SL_MAX_OWNERS) {
-			sl_log(SL_ERROR, "the lease is spread over %u owners, one process can use %d", n, SL_MAX_OWNERS);
-			err = CUDA_ERROR_INVALID_DEVICE;
-		}
 	}
 	free(snap);
 	page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -1053,7 +1034,7 @@ CUresult sl_session_start(void)
 
 	if (sl_forked())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	log_level();
+	sl_tracing = sl_log_level() >= SL_TRACE;
 	pthread_mutex_lock(&S.start_lock);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	/*

@@ -24,36 +24,11 @@
 #include <stdint.h>
 
 #include "cuabi.h"
+#include "log.h"
+#include "snapshot.h"
 #include "wire.h"
 
 #define SL_API_VERSION 13000 /* the CUDA version whose surface the shim has */
-
-/* One device as the worker described it at connect. Sizes are bytes. */
-struct sl_device {
-	char name[97];
-	uint8_t uuid[16];
-	uint64_t total_mem;	/* granted: what programs see as the total */
-	uint64_t physical_mem;
-	int32_t pci_domain, pci_bus, pci_device;
-	char pci_bus_id[25];
-	uint64_t gran_min, gran_rec;	/* VMM granularity */
-	int32_t prio_least, prio_greatest;
-	uint64_t tex1d_max_width;
-	uint64_t limits[SL_NUM_LIMITS];	/* by CUlimit; ~0 means not supported */
-	int32_t cc_major, cc_minor;
-	uint32_t nattr;
-	int32_t attr[SL_MAX_ATTRS];
-	uint8_t attr_ok[SL_MAX_ATTRS];
-};
-
-struct sl_snapshot {
-	uint32_t driver_version;
-	uint32_t ndev;
-	uint32_t keepalive_ms;
-	uint32_t features;
-	char driver_string[33];
-	struct sl_device dev[SL_MAX_DEVICES];
-};
 
 /* A growing byte buffer for one outgoing frame; small ones stay on the stack. */
 typedef struct sl_buf {
@@ -201,15 +176,10 @@ unsigned sl_ctx_session(uint32_t ctx_id);
 /* Context id for frame headers: the calling thread's current context, 0 if none. */
 uint32_t sl_current_ctx_id(void);
 
-/* Logging to stderr by SLUICE_LOG. */
-enum { SL_ERROR, SL_WARN, SL_INFO, SL_DEBUG, SL_TRACE };
-void sl_log(int level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Logs once per function name that it is not supported; returns NOT_SUPPORTED. */
 CUresult sl_refuse(const char *function, uint8_t *once);
 
 /* Name of an API or control operation, for logs and statistics. */
 const char *sl_op_name(uint16_t op);
-
-extern const uint8_t sl_fingerprint[32];
 
 #endif

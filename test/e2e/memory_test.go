@@ -236,10 +236,14 @@ func TestImageBeyondTheLimit(t *testing.T) {
 	if rc, _, _ := a.ask("image %d", wire.MaxImage+1); rc != notSupported {
 		t.Errorf("CUresult %d, want %d", rc, notSupported)
 	}
-	if said := a.stderr.String(); !strings.Contains(said, "image of 2147483649 bytes") {
-		t.Errorf("stderr says %q, want the size of the image", said)
-	}
 	if rc, _, _ := a.ask("mem %d", mib); rc != 0 {
 		t.Errorf("an allocation after it: CUresult %d", rc)
+	}
+	a.in.Close()
+	if err := a.cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if said := a.stderr.String(); !strings.Contains(said, "image of 2147483649 bytes") {
+		t.Errorf("stderr says %q, want the size of the image", said)
 	}
 }
