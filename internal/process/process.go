@@ -8,6 +8,8 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
 // Stat is what /proc/PID/stat says of a process (proc(5)).
@@ -60,4 +62,11 @@ func SlurmJob(cgroup []byte) string {
 func Start(pid int) (uint64, error) {
 	s, err := Read(pid)
 	return s.Start, err
+}
+
+// Exited says whether the process of a pidfd has ended.
+func Exited(pidfd int) bool {
+	f := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	n, err := unix.Poll(f, 0)
+	return err == nil && n > 0 && f[0].Revents&(unix.POLLIN|unix.POLLHUP) != 0
 }

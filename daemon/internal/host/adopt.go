@@ -169,7 +169,7 @@ func (h *Host) adopt(l lease.Lease) error {
 // take writes a lease that its owners have into this host's ledger.
 func (h *Host) take(l lease.Lease) (*held, error) {
 	rec := record{Lease: l, Phase: granted, Addrs: make(map[string]string)}
-	for _, o := range ownersOf(l.Grants) {
+	for _, o := range lease.Owners(l.Grants) {
 		p, err := h.peer(o, "")
 		if err != nil {
 			return nil, err

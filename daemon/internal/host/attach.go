@@ -131,7 +131,7 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 // them has ended it.
 func (h *Host) claim(ctx context.Context, l lease.Lease) error {
 	var peers []*peer
-	for _, o := range ownersOf(l.Grants) {
+	for _, o := range lease.Owners(l.Grants) {
 		p, err := h.peer(o, "")
 		if err != nil {
 			return err

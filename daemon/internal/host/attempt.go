@@ -88,7 +88,7 @@ func (h *Host) newAttempt(r lease.Request, grants []lease.Grant) (*attempt, erro
 		l.Sponsor = h.cfg.Node
 	}
 	a := &attempt{h: h, lease: l, rec: record{Lease: l, Phase: acquiring, Addrs: make(map[string]string)}}
-	for _, name := range ownersOf(grants) {
+	for _, name := range lease.Owners(grants) {
 		p, err := h.peer(name, "")
 		if err != nil {
 			return nil, err
@@ -236,7 +236,7 @@ func (a *attempt) unpublish(ctx context.Context, why error) {
 
 // takeBack has all owners told.
 func (a *attempt) takeBack(_ context.Context, why error) {
-	a.h.takeBack(a.held, ownersOf(a.lease.Grants), why)
+	a.h.takeBack(a.held, lease.Owners(a.lease.Grants), why)
 }
 
 // part is an owner's share of an acquisition.

@@ -13,7 +13,7 @@ package host
 //	endjob.go   what ended is told to all owners, by the controller's daemon
 //	release.go  lease -> its owners, as often as it takes
 //	keep.go     renewals, holders, life times, owners that come back
-//	socket.go   a client process -> identity -> owner -> its connected socket
+//	socket.go   a client process that package leasesock has let in -> owner -> its connected socket
 //
 // What must survive a crash is in the ledger: a record for every lease from
 // before the first owner hears of it until the last has heard of its end. The
@@ -26,11 +26,9 @@ package host
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
@@ -38,6 +36,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/leasesock"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
@@ -153,7 +152,7 @@ type record struct {
 // held is a record and what belongs to it in this process.
 type held struct {
 	rec      record
-	sock     *socket
+	sock     *leasesock.Socket
 	stop     context.CancelFunc // of the holder's watch
 	deadline time.Time          // on the monotonic clock; zero: none
 	deliver  sync.Mutex
@@ -192,7 +191,7 @@ type Host struct {
 	base               context.Context // of what outlives its caller
 	end                context.CancelFunc
 	wg                 sync.WaitGroup
-	gate               gate
+	socks              *leasesock.Set
 	acquires, explains crew
 	wake               chan struct{} // has Run look at once how long it may wait
 
@@ -233,7 +232,7 @@ func New(cfg Config) (*Host, error) {
 	if err := h.SetPools(cfg.Pools); err != nil {
 		return nil, err
 	}
-	if err := h.prepareDir(); err != nil {
+	if err := h.newSockets(); err != nil {
 		return nil, err
 	}
 	if err := h.load(); err != nil {
@@ -274,7 +273,7 @@ func (h *Host) load() error {
 		case acquiring:
 			// Nobody was told of it: it is taken back, and whoever asks again
 			// is given another.
-			hd.rec.Phase, hd.rec.Pending, hd.rec.Reason = releasing, ownersOf(rec.Lease.Grants), "its host's daemon was restarted while acquiring it"
+			hd.rec.Phase, hd.rec.Pending, hd.rec.Reason = releasing, lease.Owners(rec.Lease.Grants), "its host's daemon was restarted while acquiring it"
 		case granted:
 			h.keys[nameOf(rec.Lease.Request.Key)] = hd
 			hd.deadline = lifeLeft(&rec.Lease)
@@ -306,20 +305,6 @@ func lifeLeft(l *lease.Lease) time.Time {
 		left = min(left, l.Request.Life)
 	}
 	return time.Now().Add(max(0, left))
-}
-
-// ownersOf is the owners of grants in the order in which they first appear: the
-// number of an owner in the lease socket's protocol is its place here.
-func ownersOf(grants []lease.Grant) []string {
-	var names []string
-	seen := make(map[string]bool, 2)
-	for _, g := range grants {
-		if !seen[g.Owner] {
-			seen[g.Owner] = true
-			names = append(names, g.Owner)
-		}
-	}
-	return names
 }
 
 // SetPools replaces the pools. Leases stay where they are.
@@ -356,7 +341,7 @@ func (h *Host) SetUsers(may bool) {
 func (h *Host) Close() {
 	h.mu.Lock()
 	h.closed = true
-	var socks []*socket
+	var socks []*leasesock.Socket
 	for _, hd := range h.leases {
 		if hd.sock != nil {
 			socks = append(socks, hd.sock)
@@ -370,8 +355,9 @@ func (h *Host) Close() {
 	h.mu.Unlock()
 	h.end()
 	for _, s := range socks {
-		s.close()
+		s.Close()
 	}
+	h.socks.Wait()
 	h.wg.Wait()
 	for _, p := range peers {
 		p.close()
@@ -395,17 +381,9 @@ func (h *Host) point(name string) {
 }
 
 // Socket is the path of a lease's socket.
-func (h *Host) Socket(id string) string { return filepath.Join(h.dir(), id, "sock") }
+func (h *Host) Socket(id string) string { return h.socks.Path(id) }
 
-// codeOf is the code of err; what is no *lease.Error means that the owner could
-// not be asked.
-func codeOf(err error) lease.Code {
-	var e *lease.Error
-	if errors.As(err, &e) {
-		return e.Code
-	}
-	return lease.Down
-}
+func codeOf(err error) lease.Code { return lease.CodeOf(err) }
 
 // refusal says whether a refusal to a user is to be written down, and how many of that
 // user's were left out before it. Users can ask in vain as often as they like, and have

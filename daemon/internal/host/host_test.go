@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/leasesock"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
@@ -60,7 +61,7 @@ func TestAllOrNothing(t *testing.T) {
 	s.wait("nothing is left", func() bool { return s.total() == 0 })
 	b.set(func() { b.confirms = nil })
 	l := s.must(ask("1", 100, 100))
-	if len(ownersOf(l.Grants)) != 2 || s.total() != 2 {
+	if len(lease.Owners(l.Grants)) != 2 || s.total() != 2 {
 		t.Fatalf("%+v", l.Grants)
 	}
 	_, _, err := s.Acquire(t.Context(), root, ask("2", 1))
@@ -315,7 +316,7 @@ func TestSocket(t *testing.T) {
 		t.Fatalf("mode %o uid %d", mode, uid)
 	}
 	for range 2 {
-		for i, o := range ownersOf(l.Grants) {
+		for i, o := range lease.Owners(l.Grants) {
 			status, n, reason, f := client(t, path, 1, uint32(i))
 			if status != 0 || n != 2 || f == nil {
 				t.Fatal(status, n, reason)
@@ -348,7 +349,7 @@ func TestSocket(t *testing.T) {
 func TestFlood(t *testing.T) {
 	s := newSite(t, newFake("a", 1))
 	l, m := s.must(ask("1", 50)), s.must(ask("2", 50))
-	for range maxOpen / 2 {
+	for range leasesock.MaxOpen / 2 {
 		c, err := net.Dial("unix", s.Socket(l.ID))
 		if err != nil {
 			t.Fatal(err)
@@ -363,20 +364,4 @@ func TestFlood(t *testing.T) {
 		}
 		f.Close()
 	}
-}
-
-func FuzzRequest(f *testing.F) {
-	b := make([]byte, wire.LeaseRequestSize)
-	copy(b, wire.LeaseRequestMagic)
-	f.Add(b)
-	f.Add([]byte(wire.LeaseRequestMagic))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := parseRequest(b)
-		if (err == nil) != (len(b) == wire.LeaseRequestSize && string(b[:8]) == wire.LeaseRequestMagic) {
-			t.Fatal(err)
-		}
-		if len(r.program) > 40 || strings.ContainsRune(r.program, 0) {
-			t.Fatalf("%q", r.program)
-		}
-	})
 }

@@ -90,7 +90,7 @@ func whole(l lease.Lease) bool { return len(l.Grants) == len(l.Request.Fractions
 func (h *Host) endParts(ctx context.Context, leases []lease.Lease, key lease.Key, reason string) {
 	silent := make(map[string]error)
 	for _, l := range leases {
-		for _, name := range ownersOf(l.Grants) {
+		for _, name := range lease.Owners(l.Grants) {
 			p, err := h.peer(name, "")
 			if err == nil && silent[name] != nil {
 				err = silent[name] // it is waited for once

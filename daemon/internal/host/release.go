@@ -139,7 +139,7 @@ func (h *Host) release(ctx context.Context, hd *held, reason string, over bool) 
 		}
 		return
 	}
-	hd.rec.Phase, hd.rec.Pending, hd.rec.Reason, hd.rec.Over = releasing, ownersOf(hd.rec.Lease.Grants), reason, over
+	hd.rec.Phase, hd.rec.Pending, hd.rec.Reason, hd.rec.Over = releasing, lease.Owners(hd.rec.Lease.Grants), reason, over
 	rec := hd.rec
 	k := rec.Lease.Request.Key
 	t := tombstone{Key: k, Reason: reason, Ended: time.Now().UTC(), since: time.Now()}

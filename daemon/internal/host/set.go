@@ -49,7 +49,7 @@ func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease
 	now := l
 	now.Grants = slices.Clone(l.Grants)
 	var done []*peer
-	for _, name := range ownersOf(l.Grants) {
+	for _, name := range lease.Owners(l.Grants) {
 		pe, err := h.peer(name, "")
 		if err != nil {
 			return lease.Lease{}, h.setBack(ctx, done, l, c, err)

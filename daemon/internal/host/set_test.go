@@ -18,7 +18,7 @@ func TestSet(t *testing.T) {
 	r := ask("run-1", 60, 50)
 	r.UID, r.GID = 1000, 1000
 	l := s.must(r)
-	if len(ownersOf(l.Grants)) != 2 {
+	if len(lease.Owners(l.Grants)) != 2 {
 		t.Fatalf("%+v", l.Grants)
 	}
 	mine, others := rpc.Peer{UID: 1000, PID: os.Getpid()}, rpc.Peer{UID: 1001, PID: os.Getpid()}

@@ -30,7 +30,6 @@ package jobs
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"strconv"
@@ -285,10 +284,4 @@ func checkRun(run rpc.JobRun) error {
 	return nil
 }
 
-func codeOf(err error) lease.Code {
-	var e *lease.Error
-	if errors.As(err, &e) {
-		return e.Code
-	}
-	return lease.Down
-}
+func codeOf(err error) lease.Code { return lease.CodeOf(err) }

@@ -4,6 +4,7 @@
 package lease
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -181,4 +182,28 @@ const (
 // Errorf makes an *Error.
 func Errorf(code Code, format string, a ...any) error {
 	return &Error{code, fmt.Sprintf(format, a...)}
+}
+
+// Owners is the owners of grants in the order in which they first appear: the
+// number of an owner in the lease socket's protocol is its place here.
+func Owners(grants []Grant) []string {
+	var names []string
+	seen := make(map[string]bool, 2)
+	for _, g := range grants {
+		if !seen[g.Owner] {
+			seen[g.Owner] = true
+			names = append(names, g.Owner)
+		}
+	}
+	return names
+}
+
+// CodeOf is the code of err; what is no *Error means that the owner could
+// not be asked.
+func CodeOf(err error) Code {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return Down
 }

@@ -1,10 +1,9 @@
-package host
+package leasesock
 
-// Who somebody is, by the kernel: processes by pid and start time, the peer of a
-// socket by its credentials, its user namespace and its cgroup.
+// Who is at the other end of a lease's socket, by the kernel: the peer's credentials, its
+// user namespace and its cgroup.
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -17,73 +16,6 @@ import (
 	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
-
-// startOf is when a process started, 0 when it has ended or never was.
-func startOf(pid int) uint64 {
-	s, err := process.Read(pid)
-	if err != nil || s.Ended() {
-		return 0
-	}
-	return s.Start
-}
-
-func uidOf(pid int) (uint32, bool) {
-	var st unix.Stat_t
-	if unix.Stat(fmt.Sprintf("/proc/%d", pid), &st) != nil {
-		return 0, false
-	}
-	return st.Uid, true
-}
-
-func alive(p lease.Process) bool { return p.PID > 0 && startOf(p.PID) == p.Start && p.Start != 0 }
-
-// watchHolder releases a lease when its holder ends. Without pidfds sweep looks.
-func (h *Host) watchHolder(hd *held) {
-	p := hd.rec.Lease.Request.Holder
-	if p.PID == 0 {
-		return
-	}
-	fd, err := unix.PidfdOpen(p.PID, unix.PIDFD_NONBLOCK)
-	if err == unix.ENOSYS || err == unix.EINVAL || err == unix.EPERM {
-		return
-	}
-	if err != nil || !alive(p) { // the pidfd is of this process, or it is gone
-		if err == nil {
-			_ = unix.Close(fd)
-		}
-		h.wg.Go(func() { h.release(h.base, hd, "its holder has ended", true) })
-		return
-	}
-	f := os.NewFile(uintptr(fd), "pidfd")
-	raw, err := f.SyscallConn()
-	if err != nil {
-		_ = f.Close()
-		return
-	}
-	ctx, stop := context.WithCancel(h.base)
-	h.mu.Lock()
-	hd.stop = stop
-	over := hd.rec.Phase != granted
-	h.mu.Unlock()
-	if over {
-		stop()
-	}
-	context.AfterFunc(ctx, func() { _ = f.Close() })
-	h.wg.Go(func() {
-		defer stop()
-		err := raw.Read(func(fd uintptr) bool { return exited(int(fd)) })
-		if err == nil && ctx.Err() == nil {
-			h.release(h.base, hd, "its holder has ended", true)
-		}
-	})
-}
-
-// exited says whether a pidfd's process has ended.
-func exited(fd int) bool {
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(p, 0)
-	return err == nil && n > 0 && p[0].Revents&(unix.POLLIN|unix.POLLHUP) != 0
-}
 
 // caller is the peer of a connection.
 type caller struct {
@@ -106,7 +38,7 @@ func (c *caller) close() {
 }
 
 // gone says that what was read of /proc/PID may have been another process's.
-func (c *caller) gone() bool { return c.fd >= 0 && exited(c.fd) }
+func (c *caller) gone() bool { return c.fd >= 0 && process.Exited(c.fd) }
 
 // may says whether the caller may use a lease, and why not.
 func (c *caller) may(l *lease.Lease) error {
