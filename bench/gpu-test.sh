@@ -96,6 +96,7 @@ programs() {
 	for p in vecadd reduce streams_events pipeline printf assertion threads pinned graph graph_times fork multi_process twolibs separate separate-ptx separate-part nocode; do
 		[ -x "$from/$p" ] && both "$label-$p" 60 "$from/$p"
 	done
+	[ -x "$from/graph_times" ] && both "$label-graph_times-pinned" 60 "$from/graph_times" pinned
 	if [ -x "$from/pipeline" ]; then
 		both "$label-pipeline-shared" 60 "$from/pipeline" shared
 		alone "$label-pipeline-gone" 60 "$from/pipeline" gone # no driver has to survive it

@@ -43,6 +43,7 @@ var programs = []struct {
 	{name: "nocode", want: "nocode: the kernel is refused, 7\n"},
 	{name: "graph", want: "graph: replayed 30, cloned 36\n"},
 	{name: "graph_times", want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},
+	{name: "graph_times", args: []string{"pinned"}, want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},
 	{name: "multi_process", want: "multi_process: 5 processes, one total\n"},
 }
 
