@@ -197,7 +197,7 @@ func handler(p *printer, r Row) {
 			if q.HKind != "" {
 				p.f("\tvar ids_%s []uint32\n\tif d.U8() != 0 {\n\t\tn := uint64(d.U32())\n\t\tif n > uint64(d.Left())/4 {\n\t\t\td.Fail()\n\t\t\tn = 0\n\t\t}\n\t\tids_%s = make([]uint32, n)\n\t\tfor i := range ids_%s {\n\t\t\tids_%s[i] = d.U32()\n\t\t}\n\t}\n", n, n, n, n)
 			} else {
-				p.f("\tvar a_%s []C.%s\n\tif d.U8() != 0 {\n\t\tn := uint64(d.U32())\n\t\tif n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_%s))) {\n\t\t\td.Fail()\n\t\t\tn = 0\n\t\t}\n\t\ta_%s = make([]C.%s, n)\n\t\tfor i := range a_%s {\n\t\t\tmemIn(d, unsafe.Pointer(&a_%s[i]), unsafe.Sizeof(a_%s[i]))\n\t\t}\n\t}\n", n, q.Elem, n, n, q.Elem, n, n, n)
+				p.f("\tvar a_%s []C.%s\n\tif d.U8() != 0 {\n\t\tn := uint64(d.U32())\n\t\tif n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_%s))) {\n\t\t\td.Fail()\n\t\t\tn = 0\n\t\t}\n\t\ta_%s = make([]C.%s, n)\n\t\tfor i := range a_%s {\n\t\t\tmemIn(d, unsafe.Pointer(&a_%s[i]), unsafe.Sizeof(a_%s[i]))\n\t\t}\n\t}\n", n, goCName(q.Elem), n, n, goCName(q.Elem), n, n, n)
 			}
 		case Out:
 			p.f("\tw_%s := d.U8() != 0\n\tvar o_%s C.%s\n", n, n, goCName(q.Elem))

@@ -226,6 +226,9 @@ struct sl_launch_info {
 CUresult sl_kernel_layout(CUfunction f, int dev, struct sl_launch_info *out);
 
 /* launch.c */
+/* Checks a launch as cuLaunchKernel does and appends its parameters to b as they lie in a LAUNCH frame, *n bytes. */
+CUresult sl_launch_pack(sl_buf *b, CUfunction f, const unsigned grid[3], const unsigned block[3], unsigned shared, void **params, void **extra,
+			uint32_t *n);
 CUresult sl_check_exit(void); /* DEINITIALIZED once the process is ending */
 
 /*

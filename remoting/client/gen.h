@@ -41,9 +41,12 @@ enum {
 	SL_OP_cuFuncSetSharedMemConfig = 132,
 	SL_OP_cuGraphAddChildGraphNode = 154,
 	SL_OP_cuGraphAddDependencies = 155,
+	SL_OP_cuGraphAddDependencies_v2 = 156,
 	SL_OP_cuGraphAddEmptyNode = 157,
 	SL_OP_cuGraphAddEventRecordNode = 158,
 	SL_OP_cuGraphAddEventWaitNode = 159,
+	SL_OP_cuGraphAddKernelNode_v2 = 164,
+	SL_OP_cuGraphAddMemcpyNode = 167,
 	SL_OP_cuGraphAddMemsetNode = 168,
 	SL_OP_cuGraphChildGraphNodeGetGraph = 173,
 	SL_OP_cuGraphClone = 174,
@@ -59,11 +62,20 @@ enum {
 	SL_OP_cuGraphExecEventRecordNodeSetEvent = 187,
 	SL_OP_cuGraphExecEventWaitNodeSetEvent = 188,
 	SL_OP_cuGraphExecGetFlags = 191,
+	SL_OP_cuGraphExecKernelNodeSetParams_v2 = 194,
+	SL_OP_cuGraphExecMemcpyNodeSetParams = 195,
+	SL_OP_cuGraphExecMemsetNodeSetParams = 196,
+	SL_OP_cuGraphExecUpdate_v2 = 199,
 	SL_OP_cuGraphGetEdges = 204,
 	SL_OP_cuGraphGetNodes = 206,
 	SL_OP_cuGraphGetRootNodes = 207,
 	SL_OP_cuGraphInstantiateWithFlags = 211,
+	SL_OP_cuGraphKernelNodeCopyAttributes = 214,
+	SL_OP_cuGraphKernelNodeGetAttribute = 215,
+	SL_OP_cuGraphKernelNodeSetAttribute = 218,
+	SL_OP_cuGraphKernelNodeSetParams_v2 = 220,
 	SL_OP_cuGraphLaunch = 221,
+	SL_OP_cuGraphMemcpyNodeSetParams = 225,
 	SL_OP_cuGraphMemsetNodeGetParams = 226,
 	SL_OP_cuGraphMemsetNodeSetParams = 227,
 	SL_OP_cuGraphNodeFindInClone = 228,
@@ -73,6 +85,7 @@ enum {
 	SL_OP_cuGraphNodeGetType = 234,
 	SL_OP_cuGraphNodeSetEnabled = 235,
 	SL_OP_cuGraphRemoveDependencies = 238,
+	SL_OP_cuGraphRemoveDependencies_v2 = 239,
 	SL_OP_cuGraphUpload = 241,
 	SL_OP_cuKernelSetAttribute = 278,
 	SL_OP_cuKernelSetCacheConfig = 279,
@@ -293,10 +306,16 @@ CUresult sl_cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cu
 CUresult sl_cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *symbolStatus);
 CUresult sl_cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraph childGraph);
 CUresult sl_cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies);
+CUresult sl_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 CUresult sl_cuGraphAddEmptyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies);
 CUresult sl_cuGraphAddEventRecordNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event);
 CUresult sl_cuGraphAddEventWaitNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event);
+CUresult sl_cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
+CUresult sl_cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
+CUresult sl_cuGraphAddMemcpyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
 CUresult sl_cuGraphAddMemsetNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
+CUresult sl_cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphNodeParams *nodeParams);
+CUresult sl_cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams);
 CUresult sl_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph);
 CUresult sl_cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph);
 CUresult sl_cuGraphCreate(CUgraph *phGraph, unsigned int flags);
@@ -311,13 +330,26 @@ CUresult sl_cuGraphExecDestroy(CUgraphExec hGraphExec);
 CUresult sl_cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event);
 CUresult sl_cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event);
 CUresult sl_cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags);
+CUresult sl_cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
+CUresult sl_cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
+CUresult sl_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
+CUresult sl_cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
+CUresult sl_cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams);
+CUresult sl_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out, CUgraphExecUpdateResult *updateResult_out);
+CUresult sl_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo);
 CUresult sl_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges);
 CUresult sl_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes);
 CUresult sl_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes);
 CUresult sl_cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags);
 CUresult sl_cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams);
 CUresult sl_cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize);
+CUresult sl_cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src);
+CUresult sl_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out);
+CUresult sl_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value);
+CUresult sl_cuGraphKernelNodeSetParams(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
+CUresult sl_cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream);
+CUresult sl_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams);
 CUresult sl_cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphMemsetNodeSetParams(CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph);
@@ -326,7 +358,9 @@ CUresult sl_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *depende
 CUresult sl_cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled);
 CUresult sl_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type);
 CUresult sl_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled);
+CUresult sl_cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams);
 CUresult sl_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies);
+CUresult sl_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 CUresult sl_cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
 CUresult sl_cuInit(unsigned int Flags);
 CUresult sl_cuKernelGetAttribute(int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev);
@@ -534,9 +568,12 @@ CUresult fw_cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config);
 CUresult fw_cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config);
 CUresult fw_cuGraphAddChildGraphNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraph childGraph);
 CUresult fw_cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies);
+CUresult fw_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 CUresult fw_cuGraphAddEmptyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies);
 CUresult fw_cuGraphAddEventRecordNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event);
 CUresult fw_cuGraphAddEventWaitNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event);
+CUresult fw_cuGraphAddKernelNode_v2(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
+CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
 CUresult fw_cuGraphAddMemsetNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
 CUresult fw_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph);
 CUresult fw_cuGraphClone(uint32_t phGraphClone, CUgraph originalGraph);
@@ -552,11 +589,20 @@ CUresult fw_cuGraphExecDestroy(CUgraphExec hGraphExec);
 CUresult fw_cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event);
 CUresult fw_cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event);
 CUresult fw_cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags);
+CUresult fw_cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
+CUresult fw_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
+CUresult fw_cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
+CUresult fw_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUresult *status, CUgraphExecUpdateResult *result, CUgraphNode *errorNode, CUgraphNode *errorFromNode);
 CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges);
 CUresult fw_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes);
 CUresult fw_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes);
 CUresult fw_cuGraphInstantiateWithFlags(uint32_t phGraphExec, CUgraph hGraph, unsigned long long flags);
+CUresult fw_cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src);
+CUresult fw_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out);
+CUresult fw_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value);
+CUresult fw_cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
 CUresult fw_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream);
+CUresult fw_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams);
 CUresult fw_cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams);
 CUresult fw_cuGraphMemsetNodeSetParams(CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *nodeParams);
 CUresult fw_cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph);
@@ -566,6 +612,7 @@ CUresult fw_cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, uns
 CUresult fw_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type);
 CUresult fw_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled);
 CUresult fw_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies);
+CUresult fw_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 CUresult fw_cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
 CUresult fw_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev);
 CUresult fw_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev);

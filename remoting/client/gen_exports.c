@@ -1169,17 +1169,10 @@ SL_EXPORT CUresult cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *fro
 	SL_LEAVE("cuGraphAddDependencies", sl_cuGraphAddDependencies(hGraph, from, to, numDependencies));
 }
 
-SL_EXPORT CUresult cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 SL_EXPORT CUresult cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies)
 {
-	static uint8_t once;
-
-	(void)hGraph;
-	(void)from;
-	(void)to;
-	(void)edgeData;
-	(void)numDependencies;
-	return sl_refuse("cuGraphAddDependencies_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphAddDependencies_v2", sl_cuGraphAddDependencies_v2(hGraph, from, to, edgeData, numDependencies));
 }
 
 SL_EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies)
@@ -1239,30 +1232,16 @@ SL_EXPORT CUresult cuGraphAddHostNode(CUgraphNode *phGraphNode, CUgraph hGraph, 
 	return sl_refuse("cuGraphAddHostNode", &once);
 }
 
-SL_EXPORT CUresult cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
 SL_EXPORT CUresult cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
 {
-	static uint8_t once;
-
-	(void)phGraphNode;
-	(void)hGraph;
-	(void)dependencies;
-	(void)numDependencies;
-	(void)nodeParams;
-	return sl_refuse("cuGraphAddKernelNode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphAddKernelNode", sl_cuGraphAddKernelNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
-	(void)phGraphNode;
-	(void)hGraph;
-	(void)dependencies;
-	(void)numDependencies;
-	(void)nodeParams;
-	return sl_refuse("cuGraphAddKernelNode_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphAddKernelNode_v2", sl_cuGraphAddKernelNode_v2(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams);
@@ -1291,18 +1270,10 @@ SL_EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *phGraphNode, CUgraph hGrap
 	return sl_refuse("cuGraphAddMemFreeNode", &once);
 }
 
-SL_EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
 SL_EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx)
 {
-	static uint8_t once;
-
-	(void)phGraphNode;
-	(void)hGraph;
-	(void)dependencies;
-	(void)numDependencies;
-	(void)copyParams;
-	(void)ctx;
-	return sl_refuse("cuGraphAddMemcpyNode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphAddMemcpyNode", sl_cuGraphAddMemcpyNode(phGraphNode, hGraph, dependencies, numDependencies, copyParams, ctx));
 }
 
 SL_EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx)
@@ -1311,31 +1282,16 @@ SL_EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *phGraphNode, CUgraph hGraph
 	SL_LEAVE("cuGraphAddMemsetNode", sl_cuGraphAddMemsetNode(phGraphNode, hGraph, dependencies, numDependencies, memsetParams, ctx));
 }
 
-SL_EXPORT CUresult cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphNodeParams *nodeParams);
 SL_EXPORT CUresult cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphNodeParams *nodeParams)
 {
-	static uint8_t once;
-
-	(void)phGraphNode;
-	(void)hGraph;
-	(void)dependencies;
-	(void)numDependencies;
-	(void)nodeParams;
-	return sl_refuse("cuGraphAddNode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphAddNode", sl_cuGraphAddNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams);
 SL_EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams)
 {
-	static uint8_t once;
-
-	(void)phGraphNode;
-	(void)hGraph;
-	(void)dependencies;
-	(void)dependencyData;
-	(void)numDependencies;
-	(void)nodeParams;
-	return sl_refuse("cuGraphAddNode_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphAddNode_v2", sl_cuGraphAddNode_v2(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams_out);
@@ -1510,84 +1466,46 @@ SL_EXPORT CUresult cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphN
 	return sl_refuse("cuGraphExecHostNodeSetParams", &once);
 }
 
-SL_EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
 SL_EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hGraphExec;
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphExecKernelNodeSetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecKernelNodeSetParams", sl_cuGraphExecKernelNodeSetParams(hGraphExec, hNode, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hGraphExec;
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphExecKernelNodeSetParams_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecKernelNodeSetParams_v2", sl_cuGraphExecKernelNodeSetParams_v2(hGraphExec, hNode, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
 SL_EXPORT CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx)
 {
-	static uint8_t once;
-
-	(void)hGraphExec;
-	(void)hNode;
-	(void)copyParams;
-	(void)ctx;
-	return sl_refuse("cuGraphExecMemcpyNodeSetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecMemcpyNodeSetParams", sl_cuGraphExecMemcpyNodeSetParams(hGraphExec, hNode, copyParams, ctx));
 }
 
-SL_EXPORT CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
 SL_EXPORT CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx)
 {
-	static uint8_t once;
-
-	(void)hGraphExec;
-	(void)hNode;
-	(void)memsetParams;
-	(void)ctx;
-	return sl_refuse("cuGraphExecMemsetNodeSetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecMemsetNodeSetParams", sl_cuGraphExecMemsetNodeSetParams(hGraphExec, hNode, memsetParams, ctx));
 }
 
-SL_EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams);
 SL_EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hGraphExec;
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphExecNodeSetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecNodeSetParams", sl_cuGraphExecNodeSetParams(hGraphExec, hNode, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out, CUgraphExecUpdateResult *updateResult_out);
 SL_EXPORT CUresult cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out, CUgraphExecUpdateResult *updateResult_out)
 {
-	static uint8_t once;
-
-	(void)hGraphExec;
-	(void)hGraph;
-	(void)hErrorNode_out;
-	(void)updateResult_out;
-	return sl_refuse("cuGraphExecUpdate", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecUpdate", sl_cuGraphExecUpdate(hGraphExec, hGraph, hErrorNode_out, updateResult_out));
 }
 
-SL_EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo);
 SL_EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo)
 {
-	static uint8_t once;
-
-	(void)hGraphExec;
-	(void)hGraph;
-	(void)resultInfo;
-	return sl_refuse("cuGraphExecUpdate_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecUpdate_v2", sl_cuGraphExecUpdate_v2(hGraphExec, hGraph, resultInfo));
 }
 
 SL_EXPORT CUresult cuGraphExternalSemaphoresSignalNodeGetParams(CUgraphNode hNode, CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *params_out);
@@ -1711,25 +1629,16 @@ SL_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGrap
 	SL_LEAVE("cuGraphInstantiate_v2", sl_cuGraphInstantiate_v2(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize));
 }
 
-SL_EXPORT CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src);
 SL_EXPORT CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src)
 {
-	static uint8_t once;
-
-	(void)dst;
-	(void)src;
-	return sl_refuse("cuGraphKernelNodeCopyAttributes", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphKernelNodeCopyAttributes", sl_cuGraphKernelNodeCopyAttributes(dst, src));
 }
 
-SL_EXPORT CUresult cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out);
 SL_EXPORT CUresult cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)attr;
-	(void)value_out;
-	return sl_refuse("cuGraphKernelNodeGetAttribute", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphKernelNodeGetAttribute", sl_cuGraphKernelNodeGetAttribute(hNode, attr, value_out));
 }
 
 SL_EXPORT CUresult cuGraphKernelNodeGetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
@@ -1752,35 +1661,22 @@ SL_EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_
 	return sl_refuse("cuGraphKernelNodeGetParams_v2", &once);
 }
 
-SL_EXPORT CUresult cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value);
 SL_EXPORT CUresult cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)attr;
-	(void)value;
-	return sl_refuse("cuGraphKernelNodeSetAttribute", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphKernelNodeSetAttribute", sl_cuGraphKernelNodeSetAttribute(hNode, attr, value));
 }
 
-SL_EXPORT CUresult cuGraphKernelNodeSetParams(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
 SL_EXPORT CUresult cuGraphKernelNodeSetParams(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphKernelNodeSetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphKernelNodeSetParams", sl_cuGraphKernelNodeSetParams(hNode, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphKernelNodeSetParams_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphKernelNodeSetParams_v2", sl_cuGraphKernelNodeSetParams_v2(hNode, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream)
@@ -1825,14 +1721,10 @@ SL_EXPORT CUresult cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *
 	return sl_refuse("cuGraphMemcpyNodeGetParams", &once);
 }
 
-SL_EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams);
 SL_EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphMemcpyNodeSetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphMemcpyNodeSetParams", sl_cuGraphMemcpyNodeSetParams(hNode, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams)
@@ -1907,14 +1799,10 @@ SL_EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNo
 	SL_LEAVE("cuGraphNodeSetEnabled", sl_cuGraphNodeSetEnabled(hGraphExec, hNode, isEnabled));
 }
 
-SL_EXPORT CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams);
 SL_EXPORT CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphNodeSetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphNodeSetParams", sl_cuGraphNodeSetParams(hNode, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count);
@@ -1934,17 +1822,10 @@ SL_EXPORT CUresult cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *
 	SL_LEAVE("cuGraphRemoveDependencies", sl_cuGraphRemoveDependencies(hGraph, from, to, numDependencies));
 }
 
-SL_EXPORT CUresult cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 SL_EXPORT CUresult cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies)
 {
-	static uint8_t once;
-
-	(void)hGraph;
-	(void)from;
-	(void)to;
-	(void)edgeData;
-	(void)numDependencies;
-	return sl_refuse("cuGraphRemoveDependencies_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphRemoveDependencies_v2", sl_cuGraphRemoveDependencies_v2(hGraph, from, to, edgeData, numDependencies));
 }
 
 SL_EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);

@@ -794,6 +794,47 @@ CUresult sl_cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, cons
 	return fw_cuGraphAddDependencies(hGraph, from, to, numDependencies);
 }
 
+CUresult fw_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u8(&b, from != NULL);
+	if (from) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, from[i]);
+			sl_put_u32(&b, sl_handle_id(SL_NODE, from[i], &err));
+		}
+	}
+	sl_put_u8(&b, to != NULL);
+	if (to) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, to[i]);
+			sl_put_u32(&b, sl_handle_id(SL_NODE, to[i], &err));
+		}
+	}
+	sl_put_u8(&b, edgeData != NULL);
+	if (edgeData) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		sl_put_bytes(&b, edgeData, numDependencies * sizeof *edgeData);
+	}
+	sl_put_u64(&b, (uint64_t)numDependencies);
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphAddDependencies_v2, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies)
+{
+	return fw_cuGraphAddDependencies_v2(hGraph, from, to, edgeData, numDependencies);
+}
+
 CUresult fw_cuGraphAddEmptyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -905,6 +946,74 @@ CUresult sl_cuGraphAddEventWaitNode(CUgraphNode *phGraphNode, CUgraph hGraph, co
 		*phGraphNode = h;
 	else
 		sl_handle_free(SL_NODE, id);
+	return err;
+}
+
+CUresult fw_cuGraphAddKernelNode_v2(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, phGraphNode);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u8(&b, dependencies != NULL);
+	if (dependencies) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
+			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
+	}
+	sl_put_u64(&b, (uint64_t)numDependencies);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)func);
+	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)func, &err));
+	sl_put_u32(&b, (uint32_t)gridX);
+	sl_put_u32(&b, (uint32_t)gridY);
+	sl_put_u32(&b, (uint32_t)gridZ);
+	sl_put_u32(&b, (uint32_t)blockX);
+	sl_put_u32(&b, (uint32_t)blockY);
+	sl_put_u32(&b, (uint32_t)blockZ);
+	sl_put_u32(&b, (uint32_t)sharedBytes);
+	sl_put_u8(&b, params != NULL);
+	if (params) {
+		sl_put_u32(&b, (uint32_t)paramBytes);
+		sl_put_bytes(&b, params, paramBytes * sizeof *params);
+	}
+	sl_put_u32(&b, (uint32_t)paramBytes);
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphAddKernelNode_v2, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, phGraphNode);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u8(&b, dependencies != NULL);
+	if (dependencies) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
+			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
+	}
+	sl_put_u64(&b, (uint64_t)numDependencies);
+	sl_put_u8(&b, copyParams != NULL);
+	if (copyParams)
+		sl_put_bytes(&b, copyParams, sizeof *copyParams);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
+	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphAddMemcpyNode, &b);
+	sl_buf_free(&b);
 	return err;
 }
 
@@ -1305,6 +1414,121 @@ CUresult sl_cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags)
 	return fw_cuGraphExecGetFlags(hGraphExec, flags);
 }
 
+CUresult fw_cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
+	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)func);
+	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)func, &err));
+	sl_put_u32(&b, (uint32_t)gridX);
+	sl_put_u32(&b, (uint32_t)gridY);
+	sl_put_u32(&b, (uint32_t)gridZ);
+	sl_put_u32(&b, (uint32_t)blockX);
+	sl_put_u32(&b, (uint32_t)blockY);
+	sl_put_u32(&b, (uint32_t)blockZ);
+	sl_put_u32(&b, (uint32_t)sharedBytes);
+	sl_put_u8(&b, params != NULL);
+	if (params) {
+		sl_put_u32(&b, (uint32_t)paramBytes);
+		sl_put_bytes(&b, params, paramBytes * sizeof *params);
+	}
+	sl_put_u32(&b, (uint32_t)paramBytes);
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphExecKernelNodeSetParams_v2, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
+	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u8(&b, copyParams != NULL);
+	if (copyParams)
+		sl_put_bytes(&b, copyParams, sizeof *copyParams);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
+	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphExecMemcpyNodeSetParams, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
+	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u8(&b, memsetParams != NULL);
+	if (memsetParams)
+		sl_put_bytes(&b, memsetParams, sizeof *memsetParams);
+	if (memsetParams)
+		sl_operand_check_CUDA_MEMSET_NODE_PARAMS(memsetParams, "cuGraphExecMemsetNodeSetParams", &err);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
+	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphExecMemsetNodeSetParams, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx)
+{
+	return fw_cuGraphExecMemsetNodeSetParams(hGraphExec, hNode, memsetParams, ctx);
+}
+
+CUresult fw_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUresult *status, CUgraphExecUpdateResult *result, CUgraphNode *errorNode, CUgraphNode *errorFromNode)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
+	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u8(&b, status != NULL);
+	sl_put_u8(&b, result != NULL);
+	sl_put_u8(&b, errorNode != NULL);
+	sl_put_u8(&b, errorFromNode != NULL);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphExecUpdate_v2, &b, &r);
+		if (!err) {
+			if (status)
+				sl_get_bytes(&r, status, sizeof *status);
+			if (result)
+				sl_get_bytes(&r, result, sizeof *result);
+			if (errorNode)
+				*errorNode = sl_handle_from_id(SL_NODE, sl_get_u32(&r), r.session);
+			if (errorFromNode)
+				*errorFromNode = sl_handle_from_id(SL_NODE, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1494,6 +1718,109 @@ CUresult sl_cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph
 	return err;
 }
 
+CUresult fw_cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)dst);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)dst, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)src);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)src, &err));
+	if (!err)
+		err = sl_wait(SL_OP_cuGraphKernelNodeCopyAttributes, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src)
+{
+	return fw_cuGraphKernelNodeCopyAttributes(dst, src);
+}
+
+CUresult fw_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u32(&b, (uint32_t)attr);
+	sl_put_u8(&b, value_out != NULL);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphKernelNodeGetAttribute, &b, &r);
+		if (!err) {
+			if (value_out)
+				sl_get_bytes(&r, value_out, sizeof *value_out);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out)
+{
+	return fw_cuGraphKernelNodeGetAttribute(hNode, attr, value_out);
+}
+
+CUresult fw_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u32(&b, (uint32_t)attr);
+	sl_put_u8(&b, value != NULL);
+	if (value)
+		sl_put_bytes(&b, value, sizeof *value);
+	if (!err)
+		err = sl_wait(SL_OP_cuGraphKernelNodeSetAttribute, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value)
+{
+	return fw_cuGraphKernelNodeSetAttribute(hNode, attr, value);
+}
+
+CUresult fw_cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)func);
+	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)func, &err));
+	sl_put_u32(&b, (uint32_t)gridX);
+	sl_put_u32(&b, (uint32_t)gridY);
+	sl_put_u32(&b, (uint32_t)gridZ);
+	sl_put_u32(&b, (uint32_t)blockX);
+	sl_put_u32(&b, (uint32_t)blockY);
+	sl_put_u32(&b, (uint32_t)blockZ);
+	sl_put_u32(&b, (uint32_t)sharedBytes);
+	sl_put_u8(&b, params != NULL);
+	if (params) {
+		sl_put_u32(&b, (uint32_t)paramBytes);
+		sl_put_bytes(&b, params, paramBytes * sizeof *params);
+	}
+	sl_put_u32(&b, (uint32_t)paramBytes);
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphKernelNodeSetParams_v2, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1506,6 +1833,23 @@ CUresult fw_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream)
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphLaunch, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u8(&b, nodeParams != NULL);
+	if (nodeParams)
+		sl_put_bytes(&b, nodeParams, sizeof *nodeParams);
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphMemcpyNodeSetParams, &b);
 	sl_buf_free(&b);
 	return err;
 }
@@ -1804,6 +2148,47 @@ CUresult fw_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, c
 CUresult sl_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies)
 {
 	return fw_cuGraphRemoveDependencies(hGraph, from, to, numDependencies);
+}
+
+CUresult fw_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u8(&b, from != NULL);
+	if (from) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, from[i]);
+			sl_put_u32(&b, sl_handle_id(SL_NODE, from[i], &err));
+		}
+	}
+	sl_put_u8(&b, to != NULL);
+	if (to) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, to[i]);
+			sl_put_u32(&b, sl_handle_id(SL_NODE, to[i], &err));
+		}
+	}
+	sl_put_u8(&b, edgeData != NULL);
+	if (edgeData) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		sl_put_bytes(&b, edgeData, numDependencies * sizeof *edgeData);
+	}
+	sl_put_u64(&b, (uint64_t)numDependencies);
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphRemoveDependencies_v2, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies)
+{
+	return fw_cuGraphRemoveDependencies_v2(hGraph, from, to, edgeData, numDependencies);
 }
 
 CUresult fw_cuGraphUpload(CUgraphExec hGraph, CUstream hStream)

@@ -190,6 +190,23 @@ static CUresult put_attrs(sl_buf *b, const CUlaunchAttribute *attrs, unsigned n,
 	return CUDA_SUCCESS;
 }
 
+CUresult sl_launch_pack(sl_buf *b, CUfunction f, const unsigned grid[3], const unsigned block[3], unsigned shared, void **params, void **extra,
+			uint32_t *n)
+{
+	struct geometry g = { { grid[0], grid[1], grid[2] }, { block[0], block[1], block[2] }, shared };
+	struct sl_launch_info k;
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (!err)
+		err = sl_kernel_layout(f, c->dev, &k);
+	if (!err)
+		err = check(&g, &k, limits_of(c->dev));
+	if (!err)
+		err = put_params(b, &k, params, extra, n);
+	return !err && b->failed ? CUDA_ERROR_OUT_OF_MEMORY : err;
+}
+
 static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, void **params, void **extra,
 		       const CUlaunchAttribute *attrs, unsigned nattrs, unsigned flags)
 {

@@ -66,6 +66,17 @@ int sl_event_sync(uint64_t e);
 
 int sl_htod(uint64_t dst, const void *src, uint64_t n, uint64_t stream);
 int sl_dtoh(void *dst, uint64_t src, uint64_t n, uint64_t stream);
+/* A kernel node but for the kernel's own parameters, which are packed as a launch's are. */
+struct sl_kernel_node {
+	uint64_t fn;
+	uint32_t grid[3], block[3], shared;
+};
+int sl_graph_add_kernel(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, const struct sl_kernel_node *k,
+			const void *params, uint64_t size);
+/* Of an executable graph, or with exec 0 of the graph itself. */
+int sl_graph_set_kernel(uint64_t exec, uint64_t node, const struct sl_kernel_node *k, const void *params, uint64_t size);
+int sl_graph_update(uint64_t exec, uint64_t graph, CUgraphExecUpdateResultInfo *info);
+
 /* One copy between packed host memory and a box of device memory or an array. */
 struct sl_box {
 	uint32_t memtype;	/* 2 device, 3 array */

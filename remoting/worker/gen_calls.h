@@ -830,6 +830,13 @@ static inline CUresult call_cuGraphAddDependencies(uint64_t hGraph, uint64_t *fr
 	return ((__typeof__(&cuGraphAddDependencies))sl_fn[155])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (size_t)numDependencies);
 }
 
+static inline CUresult call_cuGraphAddDependencies_v2(uint64_t hGraph, uint64_t *from, uint64_t *to, CUgraphEdgeData *edgeData, uint64_t numDependencies)
+{
+	if (!sl_fn[156])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphAddDependencies_v2))sl_fn[156])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (const CUgraphEdgeData *)edgeData, (size_t)numDependencies);
+}
+
 static inline CUresult call_cuGraphAddEmptyNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies)
 {
 	if (!sl_fn[157])
@@ -849,6 +856,13 @@ static inline CUresult call_cuGraphAddEventWaitNode(uint64_t *phGraphNode, uint6
 	if (!sl_fn[159])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuGraphAddEventWaitNode))sl_fn[159])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUevent)event);
+}
+
+static inline CUresult call_cuGraphAddMemcpyNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, CUDA_MEMCPY3D *copyParams, uint64_t ctx)
+{
+	if (!sl_fn[167])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphAddMemcpyNode))sl_fn[167])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (const CUDA_MEMCPY3D *)copyParams, (CUcontext)ctx);
 }
 
 static inline CUresult call_cuGraphAddMemsetNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, CUDA_MEMSET_NODE_PARAMS *memsetParams, uint64_t ctx)
@@ -956,6 +970,20 @@ static inline CUresult call_cuGraphExecGetFlags(uint64_t hGraphExec, cuuint64_t 
 	return ((__typeof__(&cuGraphExecGetFlags))sl_fn[191])((CUgraphExec)hGraphExec, (cuuint64_t *)flags);
 }
 
+static inline CUresult call_cuGraphExecMemcpyNodeSetParams(uint64_t hGraphExec, uint64_t hNode, CUDA_MEMCPY3D *copyParams, uint64_t ctx)
+{
+	if (!sl_fn[195])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphExecMemcpyNodeSetParams))sl_fn[195])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (const CUDA_MEMCPY3D *)copyParams, (CUcontext)ctx);
+}
+
+static inline CUresult call_cuGraphExecMemsetNodeSetParams(uint64_t hGraphExec, uint64_t hNode, CUDA_MEMSET_NODE_PARAMS *memsetParams, uint64_t ctx)
+{
+	if (!sl_fn[196])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphExecMemsetNodeSetParams))sl_fn[196])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (const CUDA_MEMSET_NODE_PARAMS *)memsetParams, (CUcontext)ctx);
+}
+
 static inline CUresult call_cuGraphGetEdges(uint64_t hGraph, uint64_t *from, uint64_t *to, size_t *numEdges)
 {
 	if (!sl_fn[204])
@@ -984,11 +1012,39 @@ static inline CUresult call_cuGraphInstantiateWithFlags(uint64_t *phGraphExec, u
 	return ((__typeof__(&cuGraphInstantiateWithFlags))sl_fn[211])((CUgraphExec *)phGraphExec, (CUgraph)hGraph, (unsigned long long)flags);
 }
 
+static inline CUresult call_cuGraphKernelNodeCopyAttributes(uint64_t dst, uint64_t src)
+{
+	if (!sl_fn[214])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphKernelNodeCopyAttributes))sl_fn[214])((CUgraphNode)dst, (CUgraphNode)src);
+}
+
+static inline CUresult call_cuGraphKernelNodeGetAttribute(uint64_t hNode, uint32_t attr, CUkernelNodeAttrValue *value_out)
+{
+	if (!sl_fn[215])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphKernelNodeGetAttribute))sl_fn[215])((CUgraphNode)hNode, (CUkernelNodeAttrID)attr, (CUkernelNodeAttrValue *)value_out);
+}
+
+static inline CUresult call_cuGraphKernelNodeSetAttribute(uint64_t hNode, uint32_t attr, CUkernelNodeAttrValue *value)
+{
+	if (!sl_fn[218])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphKernelNodeSetAttribute))sl_fn[218])((CUgraphNode)hNode, (CUkernelNodeAttrID)attr, (const CUkernelNodeAttrValue *)value);
+}
+
 static inline CUresult call_cuGraphLaunch(uint64_t hGraph, uint64_t hStream)
 {
 	if (!sl_fn[221])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuGraphLaunch))sl_fn[221])((CUgraphExec)hGraph, (CUstream)hStream);
+}
+
+static inline CUresult call_cuGraphMemcpyNodeSetParams(uint64_t hNode, CUDA_MEMCPY3D *nodeParams)
+{
+	if (!sl_fn[225])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphMemcpyNodeSetParams))sl_fn[225])((CUgraphNode)hNode, (const CUDA_MEMCPY3D *)nodeParams);
 }
 
 static inline CUresult call_cuGraphMemsetNodeGetParams(uint64_t hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams)
@@ -1052,6 +1108,13 @@ static inline CUresult call_cuGraphRemoveDependencies(uint64_t hGraph, uint64_t 
 	if (!sl_fn[238])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuGraphRemoveDependencies))sl_fn[238])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (size_t)numDependencies);
+}
+
+static inline CUresult call_cuGraphRemoveDependencies_v2(uint64_t hGraph, uint64_t *from, uint64_t *to, CUgraphEdgeData *edgeData, uint64_t numDependencies)
+{
+	if (!sl_fn[239])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphRemoveDependencies_v2))sl_fn[239])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (const CUgraphEdgeData *)edgeData, (size_t)numDependencies);
 }
 
 static inline CUresult call_cuGraphUpload(uint64_t hGraph, uint64_t hStream)

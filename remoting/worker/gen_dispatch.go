@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xd3, 0xec, 0xa8, 0xbb, 0x70, 0x1b, 0x8e, 0x0b,
-	0x37, 0x1e, 0xc5, 0x5e, 0xb5, 0xde, 0xe5, 0x25,
-	0x96, 0x17, 0xde, 0x05, 0x35, 0x48, 0x3b, 0xde,
-	0x04, 0x28, 0xff, 0xa1, 0xfc, 0x80, 0xa1, 0xd3,
+	0xfc, 0xe5, 0x35, 0xad, 0x26, 0x72, 0xf7, 0x62,
+	0x83, 0x46, 0x8c, 0xea, 0xbc, 0x30, 0xed, 0x65,
+	0xcc, 0x22, 0x14, 0x56, 0x5d, 0xa1, 0xf6, 0xe8,
+	0x50, 0x6b, 0x66, 0x08, 0x32, 0x56, 0xed, 0xb3,
 }
 
 // Operation numbers of the API table.
@@ -58,9 +58,12 @@ const (
 	opCuFuncSetSharedMemConfig                             = 132
 	opCuGraphAddChildGraphNode                             = 154
 	opCuGraphAddDependencies                               = 155
+	opCuGraphAddDependencies_v2                            = 156
 	opCuGraphAddEmptyNode                                  = 157
 	opCuGraphAddEventRecordNode                            = 158
 	opCuGraphAddEventWaitNode                              = 159
+	opCuGraphAddKernelNode_v2                              = 164
+	opCuGraphAddMemcpyNode                                 = 167
 	opCuGraphAddMemsetNode                                 = 168
 	opCuGraphChildGraphNodeGetGraph                        = 173
 	opCuGraphClone                                         = 174
@@ -76,11 +79,20 @@ const (
 	opCuGraphExecEventRecordNodeSetEvent                   = 187
 	opCuGraphExecEventWaitNodeSetEvent                     = 188
 	opCuGraphExecGetFlags                                  = 191
+	opCuGraphExecKernelNodeSetParams_v2                    = 194
+	opCuGraphExecMemcpyNodeSetParams                       = 195
+	opCuGraphExecMemsetNodeSetParams                       = 196
+	opCuGraphExecUpdate_v2                                 = 199
 	opCuGraphGetEdges                                      = 204
 	opCuGraphGetNodes                                      = 206
 	opCuGraphGetRootNodes                                  = 207
 	opCuGraphInstantiateWithFlags                          = 211
+	opCuGraphKernelNodeCopyAttributes                      = 214
+	opCuGraphKernelNodeGetAttribute                        = 215
+	opCuGraphKernelNodeSetAttribute                        = 218
+	opCuGraphKernelNodeSetParams_v2                        = 220
 	opCuGraphLaunch                                        = 221
+	opCuGraphMemcpyNodeSetParams                           = 225
 	opCuGraphMemsetNodeGetParams                           = 226
 	opCuGraphMemsetNodeSetParams                           = 227
 	opCuGraphNodeFindInClone                               = 228
@@ -90,6 +102,7 @@ const (
 	opCuGraphNodeGetType                                   = 234
 	opCuGraphNodeSetEnabled                                = 235
 	opCuGraphRemoveDependencies                            = 238
+	opCuGraphRemoveDependencies_v2                         = 239
 	opCuGraphUpload                                        = 241
 	opCuKernelSetAttribute                                 = 278
 	opCuKernelSetCacheConfig                               = 279
@@ -889,12 +902,18 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphAddChildGraphNode(d, e), true
 	case 155:
 		return s.do_cuGraphAddDependencies(d, e), true
+	case 156:
+		return s.do_cuGraphAddDependencies_v2(d, e), true
 	case 157:
 		return s.do_cuGraphAddEmptyNode(d, e), true
 	case 158:
 		return s.do_cuGraphAddEventRecordNode(d, e), true
 	case 159:
 		return s.do_cuGraphAddEventWaitNode(d, e), true
+	case 164:
+		return s.do_cuGraphAddKernelNode_v2(d, e), true
+	case 167:
+		return s.do_cuGraphAddMemcpyNode(d, e), true
 	case 168:
 		return s.do_cuGraphAddMemsetNode(d, e), true
 	case 173:
@@ -925,6 +944,14 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphExecEventWaitNodeSetEvent(d, e), true
 	case 191:
 		return s.do_cuGraphExecGetFlags(d, e), true
+	case 194:
+		return s.do_cuGraphExecKernelNodeSetParams_v2(d, e), true
+	case 195:
+		return s.do_cuGraphExecMemcpyNodeSetParams(d, e), true
+	case 196:
+		return s.do_cuGraphExecMemsetNodeSetParams(d, e), true
+	case 199:
+		return s.do_cuGraphExecUpdate_v2(d, e), true
 	case 204:
 		return s.do_cuGraphGetEdges(d, e), true
 	case 206:
@@ -933,8 +960,18 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphGetRootNodes(d, e), true
 	case 211:
 		return s.do_cuGraphInstantiateWithFlags(d, e), true
+	case 214:
+		return s.do_cuGraphKernelNodeCopyAttributes(d, e), true
+	case 215:
+		return s.do_cuGraphKernelNodeGetAttribute(d, e), true
+	case 218:
+		return s.do_cuGraphKernelNodeSetAttribute(d, e), true
+	case 220:
+		return s.do_cuGraphKernelNodeSetParams_v2(d, e), true
 	case 221:
 		return s.do_cuGraphLaunch(d, e), true
+	case 225:
+		return s.do_cuGraphMemcpyNodeSetParams(d, e), true
 	case 226:
 		return s.do_cuGraphMemsetNodeGetParams(d, e), true
 	case 227:
@@ -953,6 +990,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphNodeSetEnabled(d, e), true
 	case 238:
 		return s.do_cuGraphRemoveDependencies(d, e), true
+	case 239:
+		return s.do_cuGraphRemoveDependencies_v2(d, e), true
 	case 241:
 		return s.do_cuGraphUpload(d, e), true
 	case 278:
@@ -1832,6 +1871,84 @@ func (s *session) do_cuGraphAddDependencies(d *wire.Decoder, e *wire.Encoder) in
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphAddDependencies_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraph := href{id: d.U32()}
+	var ids_from []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_from = make([]uint32, n)
+		for i := range ids_from {
+			ids_from[i] = d.U32()
+		}
+	}
+	var ids_to []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_to = make([]uint32, n)
+		for i := range ids_to {
+			ids_to[i] = d.U32()
+		}
+	}
+	var a_edgeData []C.CUgraphEdgeData
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_edgeData))) {
+			d.Fail()
+			n = 0
+		}
+		a_edgeData = make([]C.CUgraphEdgeData, n)
+		for i := range a_edgeData {
+			memIn(d, unsafe.Pointer(&a_edgeData[i]), unsafe.Sizeof(a_edgeData[i]))
+		}
+	}
+	p_numDependencies := d.U64()
+	if d.Err() != nil {
+		return s.malformed(156)
+	}
+	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
+		return s.malformed(156)
+	}
+	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
+		return s.malformed(156)
+	}
+	if a_edgeData != nil && uint64(len(a_edgeData)) != uint64(p_numDependencies) {
+		return s.malformed(156)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	a_from := make([]C.uint64_t, len(ids_from))
+	for i, id := range ids_from {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_from[i] = C.uint64_t(real)
+	}
+	a_to := make([]C.uint64_t, len(ids_to))
+	for i, id := range ids_to {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_to[i] = C.uint64_t(real)
+	}
+	rc := C.call_cuGraphAddDependencies_v2(C.uint64_t(h_hGraph.real), first(a_from), first(a_to), first(a_edgeData), C.uint64_t(p_numDependencies))
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphAddEmptyNode(d *wire.Decoder, e *wire.Encoder) int32 {
 	id_phGraphNode := d.U32()
 	var o_phGraphNode C.uint64_t
@@ -1979,6 +2096,143 @@ func (s *session) do_cuGraphAddEventWaitNode(d *wire.Decoder, e *wire.Encoder) i
 		h_event.real = real
 	}
 	rc := C.call_cuGraphAddEventWaitNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint64_t(h_event.real))
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphAddKernelNode_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phGraphNode := d.U32()
+	var o_phGraphNode C.uint64_t
+	h_hGraph := href{id: d.U32()}
+	var ids_dependencies []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_dependencies = make([]uint32, n)
+		for i := range ids_dependencies {
+			ids_dependencies[i] = d.U32()
+		}
+	}
+	p_numDependencies := d.U64()
+	h_func := href{id: d.U32()}
+	p_gridX := d.U32()
+	p_gridY := d.U32()
+	p_gridZ := d.U32()
+	p_blockX := d.U32()
+	p_blockY := d.U32()
+	p_blockZ := d.U32()
+	p_sharedBytes := d.U32()
+	var a_params []C.uchar
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_params))) {
+			d.Fail()
+			n = 0
+		}
+		a_params = make([]C.uchar, n)
+		for i := range a_params {
+			memIn(d, unsafe.Pointer(&a_params[i]), unsafe.Sizeof(a_params[i]))
+		}
+	}
+	p_paramBytes := d.U32()
+	if d.Err() != nil {
+		return s.malformed(164)
+	}
+	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
+		return s.malformed(164)
+	}
+	if a_params != nil && uint64(len(a_params)) != uint64(p_paramBytes) {
+		return s.malformed(164)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
+	for i, id := range ids_dependencies {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_dependencies[i] = C.uint64_t(real)
+	}
+	{
+		real, ok := s.function(h_func.id)
+		if !ok {
+			return s.badHandle(wire.KindKernel, h_func.id)
+		}
+		h_func.real = real
+	}
+	rc := s.cuGraphAddKernelNode_v2(id_phGraphNode, &o_phGraphNode, h_hGraph, a_dependencies, p_numDependencies, h_func, p_gridX, p_gridY, p_gridZ, p_blockX, p_blockY, p_blockZ, p_sharedBytes, a_params, p_paramBytes)
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphAddMemcpyNode(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phGraphNode := d.U32()
+	var o_phGraphNode C.uint64_t
+	h_hGraph := href{id: d.U32()}
+	var ids_dependencies []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_dependencies = make([]uint32, n)
+		for i := range ids_dependencies {
+			ids_dependencies[i] = d.U32()
+		}
+	}
+	p_numDependencies := d.U64()
+	var v_copyParams C.CUDA_MEMCPY3D
+	var p_copyParams *C.CUDA_MEMCPY3D
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_copyParams), unsafe.Sizeof(v_copyParams))
+		p_copyParams = &v_copyParams
+	}
+	h_ctx := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(167)
+	}
+	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
+		return s.malformed(167)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
+	for i, id := range ids_dependencies {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_dependencies[i] = C.uint64_t(real)
+	}
+	{
+		real, ok := s.handle(wire.KindCtx, h_ctx.id)
+		if !ok {
+			return s.badHandle(wire.KindCtx, h_ctx.id)
+		}
+		h_ctx.real = real
+	}
+	rc := s.cuGraphAddMemcpyNode(id_phGraphNode, &o_phGraphNode, h_hGraph, a_dependencies, p_numDependencies, p_copyParams, h_ctx)
 	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
 	if rc == C.CUDA_SUCCESS {
 		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
@@ -2367,6 +2621,183 @@ func (s *session) do_cuGraphExecGetFlags(d *wire.Decoder, e *wire.Encoder) int32
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphExecKernelNodeSetParams_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraphExec := href{id: d.U32()}
+	h_hNode := href{id: d.U32()}
+	h_func := href{id: d.U32()}
+	p_gridX := d.U32()
+	p_gridY := d.U32()
+	p_gridZ := d.U32()
+	p_blockX := d.U32()
+	p_blockY := d.U32()
+	p_blockZ := d.U32()
+	p_sharedBytes := d.U32()
+	var a_params []C.uchar
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_params))) {
+			d.Fail()
+			n = 0
+		}
+		a_params = make([]C.uchar, n)
+		for i := range a_params {
+			memIn(d, unsafe.Pointer(&a_params[i]), unsafe.Sizeof(a_params[i]))
+		}
+	}
+	p_paramBytes := d.U32()
+	if d.Err() != nil {
+		return s.malformed(194)
+	}
+	if a_params != nil && uint64(len(a_params)) != uint64(p_paramBytes) {
+		return s.malformed(194)
+	}
+	{
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
+		if !ok {
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
+		}
+		h_hGraphExec.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	{
+		real, ok := s.function(h_func.id)
+		if !ok {
+			return s.badHandle(wire.KindKernel, h_func.id)
+		}
+		h_func.real = real
+	}
+	rc := s.cuGraphExecKernelNodeSetParams_v2(h_hGraphExec, h_hNode, h_func, p_gridX, p_gridY, p_gridZ, p_blockX, p_blockY, p_blockZ, p_sharedBytes, a_params, p_paramBytes)
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphExecMemcpyNodeSetParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraphExec := href{id: d.U32()}
+	h_hNode := href{id: d.U32()}
+	var v_copyParams C.CUDA_MEMCPY3D
+	var p_copyParams *C.CUDA_MEMCPY3D
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_copyParams), unsafe.Sizeof(v_copyParams))
+		p_copyParams = &v_copyParams
+	}
+	h_ctx := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(195)
+	}
+	{
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
+		if !ok {
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
+		}
+		h_hGraphExec.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindCtx, h_ctx.id)
+		if !ok {
+			return s.badHandle(wire.KindCtx, h_ctx.id)
+		}
+		h_ctx.real = real
+	}
+	rc := s.cuGraphExecMemcpyNodeSetParams(h_hGraphExec, h_hNode, p_copyParams, h_ctx)
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphExecMemsetNodeSetParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraphExec := href{id: d.U32()}
+	h_hNode := href{id: d.U32()}
+	var v_memsetParams C.CUDA_MEMSET_NODE_PARAMS
+	var p_memsetParams *C.CUDA_MEMSET_NODE_PARAMS
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_memsetParams), unsafe.Sizeof(v_memsetParams))
+		p_memsetParams = &v_memsetParams
+	}
+	h_ctx := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(196)
+	}
+	{
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
+		if !ok {
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
+		}
+		h_hGraphExec.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindCtx, h_ctx.id)
+		if !ok {
+			return s.badHandle(wire.KindCtx, h_ctx.id)
+		}
+		h_ctx.real = real
+	}
+	rc := C.call_cuGraphExecMemsetNodeSetParams(C.uint64_t(h_hGraphExec.real), C.uint64_t(h_hNode.real), p_memsetParams, C.uint64_t(h_ctx.real))
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphExecUpdate_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraphExec := href{id: d.U32()}
+	h_hGraph := href{id: d.U32()}
+	w_status := d.U8() != 0
+	var o_status C.CUresult
+	w_result := d.U8() != 0
+	var o_result C.CUgraphExecUpdateResult
+	w_errorNode := d.U8() != 0
+	var o_errorNode C.uint64_t
+	w_errorFromNode := d.U8() != 0
+	var o_errorFromNode C.uint64_t
+	if d.Err() != nil {
+		return s.malformed(199)
+	}
+	{
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
+		if !ok {
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
+		}
+		h_hGraphExec.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	rc := s.cuGraphExecUpdate_v2(h_hGraphExec, h_hGraph, &o_status, &o_result, &o_errorNode, &o_errorFromNode)
+	if rc == C.CUDA_SUCCESS {
+		if w_status {
+			memOut(e, unsafe.Pointer(&o_status), unsafe.Sizeof(o_status))
+		}
+		if w_result {
+			memOut(e, unsafe.Pointer(&o_result), unsafe.Sizeof(o_result))
+		}
+		if w_errorNode {
+			e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(o_errorNode)))
+		}
+		if w_errorFromNode {
+			e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(o_errorFromNode)))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphGetEdges(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraph := href{id: d.U32()}
 	w_from := d.U8() != 0
@@ -2499,6 +2930,124 @@ func (s *session) do_cuGraphInstantiateWithFlags(d *wire.Decoder, e *wire.Encode
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphKernelNodeCopyAttributes(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_dst := href{id: d.U32()}
+	h_src := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(214)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_dst.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_dst.id)
+		}
+		h_dst.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_src.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_src.id)
+		}
+		h_src.real = real
+	}
+	rc := C.call_cuGraphKernelNodeCopyAttributes(C.uint64_t(h_dst.real), C.uint64_t(h_src.real))
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphKernelNodeGetAttribute(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	p_attr := d.U32()
+	w_value_out := d.U8() != 0
+	var o_value_out C.CUkernelNodeAttrValue
+	if d.Err() != nil {
+		return s.malformed(215)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	rc := s.cuGraphKernelNodeGetAttribute(h_hNode, p_attr, &o_value_out)
+	if rc == C.CUDA_SUCCESS {
+		if w_value_out {
+			memOut(e, unsafe.Pointer(&o_value_out), unsafe.Sizeof(o_value_out))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphKernelNodeSetAttribute(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	p_attr := d.U32()
+	var v_value C.CUkernelNodeAttrValue
+	var p_value *C.CUkernelNodeAttrValue
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_value), unsafe.Sizeof(v_value))
+		p_value = &v_value
+	}
+	if d.Err() != nil {
+		return s.malformed(218)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	rc := s.cuGraphKernelNodeSetAttribute(h_hNode, p_attr, p_value)
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphKernelNodeSetParams_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	h_func := href{id: d.U32()}
+	p_gridX := d.U32()
+	p_gridY := d.U32()
+	p_gridZ := d.U32()
+	p_blockX := d.U32()
+	p_blockY := d.U32()
+	p_blockZ := d.U32()
+	p_sharedBytes := d.U32()
+	var a_params []C.uchar
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_params))) {
+			d.Fail()
+			n = 0
+		}
+		a_params = make([]C.uchar, n)
+		for i := range a_params {
+			memIn(d, unsafe.Pointer(&a_params[i]), unsafe.Sizeof(a_params[i]))
+		}
+	}
+	p_paramBytes := d.U32()
+	if d.Err() != nil {
+		return s.malformed(220)
+	}
+	if a_params != nil && uint64(len(a_params)) != uint64(p_paramBytes) {
+		return s.malformed(220)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	{
+		real, ok := s.function(h_func.id)
+		if !ok {
+			return s.badHandle(wire.KindKernel, h_func.id)
+		}
+		h_func.real = real
+	}
+	rc := s.cuGraphKernelNodeSetParams_v2(h_hNode, h_func, p_gridX, p_gridY, p_gridZ, p_blockX, p_blockY, p_blockZ, p_sharedBytes, a_params, p_paramBytes)
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraph := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
@@ -2531,6 +3080,28 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	if g != nil {
 		s.passed(g)
 	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphMemcpyNodeSetParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	var v_nodeParams C.CUDA_MEMCPY3D
+	var p_nodeParams *C.CUDA_MEMCPY3D
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_nodeParams), unsafe.Sizeof(v_nodeParams))
+		p_nodeParams = &v_nodeParams
+	}
+	if d.Err() != nil {
+		return s.malformed(225)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	rc := s.cuGraphMemcpyNodeSetParams(h_hNode, p_nodeParams)
 	return int32(rc)
 }
 
@@ -2815,6 +3386,84 @@ func (s *session) do_cuGraphRemoveDependencies(d *wire.Decoder, e *wire.Encoder)
 		a_to[i] = C.uint64_t(real)
 	}
 	rc := C.call_cuGraphRemoveDependencies(C.uint64_t(h_hGraph.real), first(a_from), first(a_to), C.uint64_t(p_numDependencies))
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphRemoveDependencies_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraph := href{id: d.U32()}
+	var ids_from []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_from = make([]uint32, n)
+		for i := range ids_from {
+			ids_from[i] = d.U32()
+		}
+	}
+	var ids_to []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_to = make([]uint32, n)
+		for i := range ids_to {
+			ids_to[i] = d.U32()
+		}
+	}
+	var a_edgeData []C.CUgraphEdgeData
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_edgeData))) {
+			d.Fail()
+			n = 0
+		}
+		a_edgeData = make([]C.CUgraphEdgeData, n)
+		for i := range a_edgeData {
+			memIn(d, unsafe.Pointer(&a_edgeData[i]), unsafe.Sizeof(a_edgeData[i]))
+		}
+	}
+	p_numDependencies := d.U64()
+	if d.Err() != nil {
+		return s.malformed(239)
+	}
+	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
+		return s.malformed(239)
+	}
+	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
+		return s.malformed(239)
+	}
+	if a_edgeData != nil && uint64(len(a_edgeData)) != uint64(p_numDependencies) {
+		return s.malformed(239)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	a_from := make([]C.uint64_t, len(ids_from))
+	for i, id := range ids_from {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_from[i] = C.uint64_t(real)
+	}
+	a_to := make([]C.uint64_t, len(ids_to))
+	for i, id := range ids_to {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_to[i] = C.uint64_t(real)
+	}
+	rc := C.call_cuGraphRemoveDependencies_v2(C.uint64_t(h_hGraph.real), first(a_from), first(a_to), first(a_edgeData), C.uint64_t(p_numDependencies))
 	return int32(rc)
 }
 

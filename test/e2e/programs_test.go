@@ -41,6 +41,7 @@ var programs = []struct {
 	{name: "separate-ptx", want: separate},
 	{name: "separate-part", want: separate},
 	{name: "nocode", want: "nocode: the kernel is refused, 7\n"},
+	{name: "graphnode", want: "graphnode: built, changed and updated\n"},
 	{name: "graph", want: "graph: replayed 30, cloned 36\n"},
 	{name: "graph_times", want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},
 	{name: "graph_times", args: []string{"pinned"}, want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},

@@ -1,0 +1,343 @@
+/*
+ * Nodes of graphs that are made or changed by hand. A kernel node's parameters are packed as a launch's are, by the
+ * kernel's layout; a copy's operands are looked at as those of a copy in a stream, and host memory is refused, since a
+ * graph would read or write this process whenever it runs. What cannot be carried is refused at the call.
+ */
+#include "copy.h"
+#include "mapped.h"
+#include "operand.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- kernels --- */
+
+/* A kernel node's parameters as they go on the wire. */
+struct packed {
+	CUfunction f;
+	sl_buf b;
+	const unsigned char *bytes;
+	uint32_t n;
+};
+
+static CUresult pack(struct packed *k, const CUDA_KERNEL_NODE_PARAMS *p)
+{
+	CUresult err;
+
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	sl_buf_init(&k->b);
+	k->f = p->func ? p->func : (CUfunction)(void *)p->kern; /* both are our kernels */
+	err = sl_launch_pack(&k->b, k->f, (const unsigned[]){ p->gridDimX, p->gridDimY, p->gridDimZ },
+			     (const unsigned[]){ p->blockDimX, p->blockDimY, p->blockDimZ }, p->sharedMemBytes, p->kernelParams, p->extra, &k->n);
+	if (err) {
+		sl_buf_free(&k->b);
+		return err;
+	}
+	k->bytes = k->b.p;
+	return CUDA_SUCCESS;
+}
+
+static CUDA_KERNEL_NODE_PARAMS from_v1(const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+	return (CUDA_KERNEL_NODE_PARAMS){ .func = p->func, .gridDimX = p->gridDimX, .gridDimY = p->gridDimY, .gridDimZ = p->gridDimZ,
+					  .blockDimX = p->blockDimX, .blockDimY = p->blockDimY, .blockDimZ = p->blockDimZ,
+					  .sharedMemBytes = p->sharedMemBytes, .kernelParams = p->kernelParams, .extra = p->extra };
+}
+
+CUresult sl_cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, const CUDA_KERNEL_NODE_PARAMS *p)
+{
+	struct packed k;
+	CUresult err;
+	uint32_t id;
+	void *h;
+
+	if (!node || (ndeps && !deps))
+		return CUDA_ERROR_INVALID_VALUE;
+	err = pack(&k, p);
+	if (err)
+		return err;
+	id = sl_handle_new(SL_NODE, NULL, &h);
+	err = !id ? CUDA_ERROR_OUT_OF_MEMORY :
+		    fw_cuGraphAddKernelNode_v2(id, graph, deps, ndeps, k.f, p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY,
+					       p->blockDimZ, p->sharedMemBytes, k.bytes, k.n);
+	sl_buf_free(&k.b);
+	if (!err)
+		*node = h;
+	else if (id)
+		sl_handle_free(SL_NODE, id);
+	return err;
+}
+
+CUresult sl_cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+	return p ? sl_cuGraphAddKernelNode_v2(node, graph, deps, ndeps, &(CUDA_KERNEL_NODE_PARAMS[]){ from_v1(p) }[0]) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult sl_cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)
+{
+	struct packed k;
+	CUresult err = pack(&k, p);
+
+	if (err)
+		return err;
+	err = fw_cuGraphKernelNodeSetParams_v2(node, k.f, p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY, p->blockDimZ,
+					       p->sharedMemBytes, k.bytes, k.n);
+	sl_buf_free(&k.b);
+	return err;
+}
+
+CUresult sl_cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+	return p ? sl_cuGraphKernelNodeSetParams_v2(node, &(CUDA_KERNEL_NODE_PARAMS[]){ from_v1(p) }[0]) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult sl_cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)
+{
+	struct packed k;
+	CUresult err = pack(&k, p);
+
+	if (err)
+		return err;
+	err = fw_cuGraphExecKernelNodeSetParams_v2(exec, node, k.f, p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY,
+						   p->blockDimZ, p->sharedMemBytes, k.bytes, k.n);
+	sl_buf_free(&k.b);
+	return err;
+}
+
+CUresult sl_cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+	return p ? sl_cuGraphExecKernelNodeSetParams_v2(exec, node, &(CUDA_KERNEL_NODE_PARAMS[]){ from_v1(p) }[0]) : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* --- copies --- */
+
+/* One side of a copy that a graph makes: device memory or an array, by the address and not by what it is called. */
+static CUresult side(CUmemorytype *type, const void *host, CUdeviceptr *dev, const char *function)
+{
+	struct sl_operand o;
+	static uint8_t once;
+
+	if (*type == CU_MEMORYTYPE_ARRAY)
+		return CUDA_SUCCESS;
+	if (*type != CU_MEMORYTYPE_HOST && *type != CU_MEMORYTYPE_DEVICE && *type != CU_MEMORYTYPE_UNIFIED)
+		return CUDA_ERROR_INVALID_VALUE;
+	o = sl_operand(*type == CU_MEMORYTYPE_HOST ? (uintptr_t)host : *dev, 1, *type == CU_MEMORYTYPE_DEVICE);
+	if (o.place == SL_NOWHERE || (o.place == SL_PAGEABLE && *type == CU_MEMORYTYPE_DEVICE))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (o.place != SL_DEVICE) {
+		sl_log(SL_WARN, "%s with host memory is not supported", function);
+		return sl_refuse("a copy between host and device in a graph", &once);
+	}
+	*type = CU_MEMORYTYPE_DEVICE;
+	*dev = o.p;
+	return CUDA_SUCCESS;
+}
+
+static CUresult copy_of(CUDA_MEMCPY3D *c, const CUDA_MEMCPY3D *p, const char *function)
+{
+	CUresult err;
+
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	*c = *p;
+	err = side(&c->srcMemoryType, c->srcHost, &c->srcDevice, function);
+	return err ? err : side(&c->dstMemoryType, c->dstHost, &c->dstDevice, function);
+}
+
+CUresult sl_cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, const CUDA_MEMCPY3D *p, CUcontext ctx)
+{
+	CUDA_MEMCPY3D c;
+	CUresult err;
+	uint32_t id;
+	void *h;
+
+	if (!node || (ndeps && !deps))
+		return CUDA_ERROR_INVALID_VALUE;
+	err = copy_of(&c, p, "cuGraphAddMemcpyNode");
+	if (err)
+		return err;
+	id = sl_handle_new(SL_NODE, NULL, &h);
+	if (!id)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	err = fw_cuGraphAddMemcpyNode(id, graph, deps, ndeps, &c, ctx);
+	if (err)
+		sl_handle_free(SL_NODE, id);
+	else
+		*node = h;
+	return err;
+}
+
+CUresult sl_cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *p)
+{
+	CUDA_MEMCPY3D c;
+	CUresult err = copy_of(&c, p, "cuGraphMemcpyNodeSetParams");
+
+	return err ? err : fw_cuGraphMemcpyNodeSetParams(node, &c);
+}
+
+CUresult sl_cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *p, CUcontext ctx)
+{
+	CUDA_MEMCPY3D c;
+	CUresult err = copy_of(&c, p, "cuGraphExecMemcpyNodeSetParams");
+
+	return err ? err : fw_cuGraphExecMemcpyNodeSetParams(exec, node, &c, ctx);
+}
+
+/* --- one function for all kinds --- */
+
+static CUresult refuse_kind(const char *function, CUgraphNodeType type)
+{
+	sl_log(SL_WARN, "%s with a node of type %u is not supported; see docs/limits.md", function, type);
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUDA_KERNEL_NODE_PARAMS kernel_of(const CUgraphNodeParams *p)
+{
+	CUDA_KERNEL_NODE_PARAMS k;
+
+	_Static_assert(sizeof k == sizeof p->kernel, "the versions of a kernel node's parameters have one layout");
+	memcpy(&k, &p->kernel, sizeof k);
+	return k;
+}
+
+static CUDA_MEMSET_NODE_PARAMS fill_of(const CUgraphNodeParams *p)
+{
+	return (CUDA_MEMSET_NODE_PARAMS){ p->memset.dst, p->memset.pitch, p->memset.value, p->memset.elementSize, p->memset.width, p->memset.height };
+}
+
+static CUcontext or_current(CUcontext ctx)
+{
+	struct sl_ctx *c;
+
+	return ctx || sl_ctx_use(&c) ? ctx : sl_ctx_handle(c);
+}
+
+CUresult sl_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, CUgraphNodeParams *p)
+{
+	if (!p || !node)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (p->type) {
+	case CU_GRAPH_NODE_TYPE_KERNEL:
+		return sl_cuGraphAddKernelNode_v2(node, graph, deps, ndeps, &(CUDA_KERNEL_NODE_PARAMS[]){ kernel_of(p) }[0]);
+	case CU_GRAPH_NODE_TYPE_MEMCPY:
+		return sl_cuGraphAddMemcpyNode(node, graph, deps, ndeps, &p->memcpy.copyParams, or_current(p->memcpy.copyCtx));
+	case CU_GRAPH_NODE_TYPE_MEMSET:
+		return sl_cuGraphAddMemsetNode(node, graph, deps, ndeps, &(CUDA_MEMSET_NODE_PARAMS[]){ fill_of(p) }[0], or_current(p->memset.ctx));
+	case CU_GRAPH_NODE_TYPE_GRAPH:
+		return sl_cuGraphAddChildGraphNode(node, graph, deps, ndeps, p->graph.graph);
+	case CU_GRAPH_NODE_TYPE_EMPTY:
+		return sl_cuGraphAddEmptyNode(node, graph, deps, ndeps);
+	case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+		return sl_cuGraphAddEventWaitNode(node, graph, deps, ndeps, p->eventWait.event);
+	case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+		return sl_cuGraphAddEventRecordNode(node, graph, deps, ndeps, p->eventRecord.event);
+	default:
+		return refuse_kind("cuGraphAddNode", p->type);
+	}
+}
+
+/* Edge data that says nothing is that of plain edges. */
+static bool plain(const CUgraphEdgeData *edges, size_t n)
+{
+	static const CUgraphEdgeData zero;
+
+	for (size_t i = 0; edges && i < n; i++)
+		if (memcmp(&edges[i], &zero, sizeof zero))
+			return false;
+	return true;
+}
+
+CUresult sl_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *edges, size_t ndeps, CUgraphNodeParams *p)
+{
+	CUgraphNode *to;
+	CUresult err;
+
+	if (plain(edges, ndeps))
+		return sl_cuGraphAddNode(node, graph, deps, ndeps, p);
+	if (!deps)
+		return CUDA_ERROR_INVALID_VALUE;
+	to = calloc(ndeps, sizeof *to);
+	if (!to)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	/* The node alone, then its edges. */
+	err = sl_cuGraphAddNode(node, graph, NULL, 0, p);
+	for (size_t i = 0; !err && i < ndeps; i++)
+		to[i] = *node;
+	if (!err)
+		err = sl_cuGraphAddDependencies_v2(graph, deps, to, edges, ndeps);
+	free(to);
+	return err;
+}
+
+CUresult sl_cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *p)
+{
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (p->type) {
+	case CU_GRAPH_NODE_TYPE_KERNEL:
+		return sl_cuGraphKernelNodeSetParams_v2(node, &(CUDA_KERNEL_NODE_PARAMS[]){ kernel_of(p) }[0]);
+	case CU_GRAPH_NODE_TYPE_MEMCPY:
+		return sl_cuGraphMemcpyNodeSetParams(node, &p->memcpy.copyParams);
+	case CU_GRAPH_NODE_TYPE_MEMSET:
+		return sl_cuGraphMemsetNodeSetParams(node, &(CUDA_MEMSET_NODE_PARAMS[]){ fill_of(p) }[0]);
+	case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+		return sl_cuGraphEventWaitNodeSetEvent(node, p->eventWait.event);
+	case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+		return sl_cuGraphEventRecordNodeSetEvent(node, p->eventRecord.event);
+	default:
+		return refuse_kind("cuGraphNodeSetParams", p->type);
+	}
+}
+
+CUresult sl_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p)
+{
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (p->type) {
+	case CU_GRAPH_NODE_TYPE_KERNEL:
+		return sl_cuGraphExecKernelNodeSetParams_v2(exec, node, &(CUDA_KERNEL_NODE_PARAMS[]){ kernel_of(p) }[0]);
+	case CU_GRAPH_NODE_TYPE_MEMCPY:
+		return sl_cuGraphExecMemcpyNodeSetParams(exec, node, &p->memcpy.copyParams, or_current(p->memcpy.copyCtx));
+	case CU_GRAPH_NODE_TYPE_MEMSET:
+		return sl_cuGraphExecMemsetNodeSetParams(exec, node, &(CUDA_MEMSET_NODE_PARAMS[]){ fill_of(p) }[0], or_current(p->memset.ctx));
+	case CU_GRAPH_NODE_TYPE_GRAPH:
+		return sl_cuGraphExecChildGraphNodeSetParams(exec, node, p->graph.graph);
+	case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+		return sl_cuGraphExecEventWaitNodeSetEvent(exec, node, p->eventWait.event);
+	case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+		return sl_cuGraphExecEventRecordNodeSetEvent(exec, node, p->eventRecord.event);
+	default:
+		return refuse_kind("cuGraphExecNodeSetParams", p->type);
+	}
+}
+
+/* --- updating a whole graph --- */
+
+CUresult sl_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
+{
+	CUgraphExecUpdateResultInfo got = { 0 };
+	CUresult status = CUDA_SUCCESS, err;
+
+	if (!info)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = fw_cuGraphExecUpdate_v2(exec, graph, &status, &got.result, &got.errorNode, &got.errorFromNode);
+	if (err)
+		return err;
+	*info = got;
+	return status; /* GRAPH_EXEC_UPDATE_FAILURE where the graph does not fit */
+}
+
+CUresult sl_cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *bad, CUgraphExecUpdateResult *result)
+{
+	CUgraphExecUpdateResultInfo info = { 0 };
+	CUresult err = sl_cuGraphExecUpdate_v2(exec, graph, &info);
+
+	if (err && err != CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+		return err;
+	if (bad)
+		*bad = info.errorNode;
+	if (result)
+		*result = info.result;
+	return err;
+}

@@ -1,0 +1,123 @@
+package worker
+
+// Nodes of graphs that the client makes or changes by hand: those whose parameters carry handles or packed bytes.
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+)
+
+// kernelNode puts a kernel node together, but for the kernel's own parameters.
+func (s *session) kernelNode(h href, grid, block [3]uint32, shared uint32) (C.struct_sl_kernel_node, int32) {
+	n := C.struct_sl_kernel_node{fn: C.uint64_t(h.real), shared: C.uint32_t(shared)}
+	for i := range 3 {
+		n.grid[i], n.block[i] = C.uint32_t(grid[i]), C.uint32_t(block[i])
+	}
+	k, rc := s.kernel(h.id)
+	if rc == 0 && k.local > defaultStack {
+		rc = s.takeLocal(k.local)
+	}
+	return n, rc
+}
+
+func (s *session) cuGraphAddKernelNode_v2(_ uint32, o *C.uint64_t, g href, deps []C.uint64_t, ndeps uint64, f href,
+	gx, gy, gz, bx, by, bz, shared uint32, params []C.uchar, _ uint32,
+) C.CUresult {
+	n, rc := s.kernelNode(f, [3]uint32{gx, gy, gz}, [3]uint32{bx, by, bz}, shared)
+	if rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.CUresult(C.sl_graph_add_kernel(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), &n, unsafe.Pointer(first(params)), C.uint64_t(len(params))))
+}
+
+func (s *session) cuGraphKernelNodeSetParams_v2(node, f href, gx, gy, gz, bx, by, bz, shared uint32, params []C.uchar, _ uint32) C.CUresult {
+	n, rc := s.kernelNode(f, [3]uint32{gx, gy, gz}, [3]uint32{bx, by, bz}, shared)
+	if rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.CUresult(C.sl_graph_set_kernel(0, C.uint64_t(node.real), &n, unsafe.Pointer(first(params)), C.uint64_t(len(params))))
+}
+
+func (s *session) cuGraphExecKernelNodeSetParams_v2(exec, node, f href, gx, gy, gz, bx, by, bz, shared uint32, params []C.uchar, _ uint32) C.CUresult {
+	n, rc := s.kernelNode(f, [3]uint32{gx, gy, gz}, [3]uint32{bx, by, bz}, shared)
+	if rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.CUresult(C.sl_graph_set_kernel(C.uint64_t(exec.real), C.uint64_t(node.real), &n, unsafe.Pointer(first(params)), C.uint64_t(len(params))))
+}
+
+// copyNode puts real handles into a copy and takes host addresses out of it.
+func (s *session) copyNode(c *C.CUDA_MEMCPY3D) int32 {
+	if c == nil {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	c.srcHost, c.dstHost, c.reserved0, c.reserved1 = nil, nil, nil, nil
+	if rc := s.side(&c.srcMemoryType, unsafe.Pointer(&c.srcArray)); rc != 0 {
+		return rc
+	}
+	return s.side(&c.dstMemoryType, unsafe.Pointer(&c.dstArray))
+}
+
+func (s *session) cuGraphAddMemcpyNode(_ uint32, o *C.uint64_t, g href, deps []C.uint64_t, ndeps uint64, c *C.CUDA_MEMCPY3D, ctx href) C.CUresult {
+	if rc := s.copyNode(c); rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.call_cuGraphAddMemcpyNode(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), c, C.uint64_t(ctx.real))
+}
+
+func (s *session) cuGraphMemcpyNodeSetParams(node href, c *C.CUDA_MEMCPY3D) C.CUresult {
+	if rc := s.copyNode(c); rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.call_cuGraphMemcpyNodeSetParams(C.uint64_t(node.real), c)
+}
+
+func (s *session) cuGraphExecMemcpyNodeSetParams(exec, node href, c *C.CUDA_MEMCPY3D, ctx href) C.CUresult {
+	if rc := s.copyNode(c); rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.call_cuGraphExecMemcpyNodeSetParams(C.uint64_t(exec.real), C.uint64_t(node.real), c, C.uint64_t(ctx.real))
+}
+
+// cuGraphExecUpdate_v2 tells the driver's result as a value, since the reply of a call that failed carries none, and the nodes
+// that do not fit. Nodes that the client does not know are those of a graph it captured; they get an id as others do.
+func (s *session) cuGraphExecUpdate_v2(exec, g href, status *C.CUresult, result *C.CUgraphExecUpdateResult, node, from *C.uint64_t) C.CUresult {
+	if rc := s.tellAny(); rc != 0 {
+		return C.CUresult(rc) // the graph may lack a node
+	}
+	var info C.CUgraphExecUpdateResultInfo
+	*status = C.CUresult(C.sl_graph_update(C.uint64_t(exec.real), C.uint64_t(g.real), &info))
+	*result = info.result
+	*node = C.uint64_t(uintptr(unsafe.Pointer(info.errorNode)))
+	*from = C.uint64_t(uintptr(unsafe.Pointer(info.errorFromNode)))
+	return 0
+}
+
+// plainAttr reports whether a kernel node's attribute is a plain value: it names no handle and no memory of the worker's.
+func plainAttr(attr uint32) bool {
+	switch attr {
+	case C.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, C.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, C.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+		C.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, C.CU_LAUNCH_ATTRIBUTE_PRIORITY, C.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP,
+		C.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, C.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+		return true
+	}
+	return false
+}
+
+func (s *session) cuGraphKernelNodeSetAttribute(node href, attr uint32, v *C.CUkernelNodeAttrValue) C.CUresult {
+	if !plainAttr(attr) {
+		return C.CUresult(s.refuse("this attribute of a kernel node"))
+	}
+	return C.call_cuGraphKernelNodeSetAttribute(C.uint64_t(node.real), C.uint32_t(attr), v)
+}
+
+func (s *session) cuGraphKernelNodeGetAttribute(node href, attr uint32, v *C.CUkernelNodeAttrValue) C.CUresult {
+	if !plainAttr(attr) {
+		return C.CUresult(s.refuse("this attribute of a kernel node"))
+	}
+	return C.call_cuGraphKernelNodeGetAttribute(C.uint64_t(node.real), C.uint32_t(attr), v)
+}

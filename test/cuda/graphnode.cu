@@ -1,0 +1,175 @@
+/*
+ * Graphs made by hand: nodes of every kind that a device alone needs, their parameters changed in the graph and in the
+ * executable one, and an executable graph updated from another of the same form, and refused one of another.
+ */
+#include "check.h"
+
+extern "C" __global__ void affine(int *v, int n, int mul, int add)
+{
+	int i = blockIdx.x * blockDim.x + threadIdx.x;
+
+	if (i < n)
+		v[i] = v[i] * mul + add;
+}
+
+static const int n = 1024;
+
+static cudaKernelNodeParams kernel(int **v, int *count, int *mul, int *add)
+{
+	static void *args[8][4];
+	static int next;
+	cudaKernelNodeParams p = {};
+	void **a = args[next++ % 8];
+
+	a[0] = v;
+	a[1] = count;
+	a[2] = mul;
+	a[3] = add;
+	p.func = (void *)affine;
+	p.gridDim = dim3(n / 128);
+	p.blockDim = dim3(128);
+	p.kernelParams = a;
+	return p;
+}
+
+static void expect(const int *d, int want, const char *what)
+{
+	static int h[n];
+
+	CHECK(cudaMemcpy(h, d, sizeof h, cudaMemcpyDeviceToHost));
+	for (int i = 0; i < n; i++)
+		REQUIRE(h[i] == want, "%s: element %d is %d, not %d", what, i, h[i], want);
+}
+
+static cudaGraphExec_t instantiate(cudaGraph_t g)
+{
+	cudaGraphExec_t e;
+
+#if CUDART_VERSION >= 12000
+	CHECK(cudaGraphInstantiate(&e, g, 0));
+#else
+	CHECK(cudaGraphInstantiate(&e, g, NULL, NULL, 0));
+#endif
+	return e;
+}
+
+static cudaError_t update(cudaGraphExec_t e, cudaGraph_t g)
+{
+#if CUDART_VERSION >= 12000
+	cudaGraphExecUpdateResultInfo info;
+
+	return cudaGraphExecUpdate(e, g, &info);
+#else
+	cudaGraphExecUpdateResult result;
+	cudaGraphNode_t bad;
+
+	return cudaGraphExecUpdate(e, g, &bad, &result);
+#endif
+}
+
+/* v = 3; v = v * mul + add; w = v; and an empty node at the end of both. */
+static cudaGraph_t build(int *v, int *w, int mul, int add, cudaGraphNode_t *kernel_node, cudaGraphNode_t *fill_node)
+{
+	cudaMemsetParams fill = {};
+	cudaGraphNode_t copy, deps[2];
+	cudaKernelNodeParams p;
+	cudaGraph_t g;
+	int count = n;
+	size_t nodes;
+
+	CHECK(cudaGraphCreate(&g, 0));
+	fill.dst = v;
+	fill.elementSize = 4;
+	fill.value = 3;
+	fill.width = n;
+	fill.height = 1;
+	CHECK(cudaGraphAddMemsetNode(fill_node, g, NULL, 0, &fill));
+	p = kernel(&v, &count, &mul, &add);
+	CHECK(cudaGraphAddKernelNode(kernel_node, g, fill_node, 1, &p));
+	CHECK(cudaGraphAddMemcpyNode1D(&copy, g, kernel_node, 1, w, v, n * sizeof *v, cudaMemcpyDeviceToDevice));
+	deps[0] = *kernel_node;
+	deps[1] = copy;
+	CHECK(cudaGraphAddEmptyNode(&copy, g, deps, 2));
+	CHECK(cudaGraphGetNodes(g, NULL, &nodes));
+	REQUIRE(nodes == 4, "%zu nodes, not 4", nodes);
+	return g;
+}
+
+int main()
+{
+	int *v, *w, count = n, mul, add;
+	cudaGraphNode_t k, f, k2, f2, extra;
+	cudaKernelNodeParams p;
+	cudaGraph_t g, other;
+	cudaGraphExec_t exec;
+	cudaStream_t s;
+
+	CHECK(cudaMalloc(&v, n * sizeof *v));
+	CHECK(cudaMalloc(&w, n * sizeof *w));
+	CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+	g = build(v, w, 2, 1, &k, &f);
+	exec = instantiate(g);
+	CHECK(cudaGraphLaunch(exec, s));
+	CHECK(cudaStreamSynchronize(s));
+	expect(v, 7, "as built");
+	expect(w, 7, "the copy");
+
+	/* the executable graph alone, then the graph alone */
+	mul = 10;
+	add = 4;
+	p = kernel(&v, &count, &mul, &add);
+	CHECK(cudaGraphExecKernelNodeSetParams(exec, k, &p));
+	CHECK(cudaGraphLaunch(exec, s));
+	CHECK(cudaStreamSynchronize(s));
+	expect(w, 34, "with other parameters");
+	mul = 5;
+	p = kernel(&v, &count, &mul, &add);
+	CHECK(cudaGraphKernelNodeSetParams(k, &p));
+	CHECK(cudaGraphLaunch(exec, s));
+	CHECK(cudaStreamSynchronize(s));
+	expect(w, 34, "after the graph was changed");
+	CHECK(update(exec, g));
+	CHECK(cudaGraphLaunch(exec, s));
+	CHECK(cudaStreamSynchronize(s));
+	expect(w, 19, "updated from its own graph");
+
+	/* another graph of the same form, and one of another */
+	other = build(v, w, 1, -3, &k2, &f2);
+	CHECK(update(exec, other));
+	CHECK(cudaGraphLaunch(exec, s));
+	CHECK(cudaStreamSynchronize(s));
+	expect(w, 0, "updated from another graph");
+	CHECK(cudaGraphAddEmptyNode(&extra, other, &k2, 1));
+	EXPECT(update(exec, other), cudaErrorGraphExecUpdateFailure);
+	cudaGetLastError();
+	CHECK(cudaGraphLaunch(exec, s));
+	CHECK(cudaStreamSynchronize(s));
+	expect(w, 0, "after an update that did not fit");
+
+	/* what is wrong is refused at the call */
+	p = kernel(&v, &count, &mul, &add);
+	p.blockDim = dim3(4096);
+	REQUIRE(cudaGraphAddKernelNode(&extra, g, NULL, 0, &p) != cudaSuccess, "a block of 4096 threads was taken");
+	cudaGetLastError();
+#if CUDART_VERSION >= 12020
+	{
+		cudaGraphNodeParams any = {};
+
+		any.type = cudaGraphNodeTypeMemset;
+		any.memset.dst = w;
+		any.memset.elementSize = 1;
+		any.memset.width = n * sizeof *w;
+		any.memset.height = 1;
+#if CUDART_VERSION >= 13000
+		CHECK(cudaGraphAddNode(&extra, g, NULL, NULL, 0, &any));
+#else
+		CHECK(cudaGraphAddNode(&extra, g, NULL, 0, &any));
+#endif
+	}
+#endif
+	CHECK(cudaGraphExecDestroy(exec));
+	CHECK(cudaGraphDestroy(g));
+	CHECK(cudaGraphDestroy(other));
+	printf("graphnode: built, changed and updated\n");
+	return pass();
+}
