@@ -200,3 +200,22 @@ func TestCaptureHoldsFailure(t *testing.T) {
 		t.Error("a graph that lacks a node was instantiated")
 	}
 }
+
+// TestKernelNumbersAgain: once an image is unloaded the client may give its kernels' numbers to others, which a program that
+// loads and unloads many soon does; the old ones are then nobody's.
+func TestKernelNumbersAgain(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	for round := uint32(0); round < 600; round++ {
+		id := round%256<<genShift | 1
+		if _, rc := k.load(deepImage, id); rc != 0 {
+			t.Fatalf("round %d: load: %d", round, rc)
+		}
+		k.bind(id, id, "deep")
+		k.oneway(opCuLibraryUnload, u32(id))
+	}
+	k.launch(255<<genShift|1, 0, 1, 1, u32(0))
+	if r := k.streamSync(0); r.result != 400 {
+		t.Errorf("a launch of a kernel that is unloaded: %d", r.result)
+	}
+}

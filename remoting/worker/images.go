@@ -41,6 +41,7 @@ type image struct {
 
 // kernel is a kernel that the client gave an id.
 type kernel struct {
+	id    uint32
 	img   *image
 	name  string
 	real  uint64 // CUkernel of a library, CUfunction of a module; 0 before the first use
@@ -366,7 +367,7 @@ func (s *session) kernelBind(p []byte) int32 {
 		s.bind(wire.KindKernel, id, 0, C.CUresult(rc))
 		return rc
 	}
-	k := &kernel{img: img, name: name, fnCtx: noCtx}
+	k := &kernel{id: id, img: img, name: name, fnCtx: noCtx}
 	img.kernels = append(img.kernels, k)
 	s.bindObj(wire.KindKernel, id, 0, k)
 	s.own(refOf(kind, from), wire.KindKernel, id)
@@ -544,6 +545,7 @@ func (s *session) unload(kind int, h href) {
 		img.dead = true
 		for _, k := range img.kernels {
 			k.real, k.fn = 0, 0
+			s.unbind(wire.KindKernel, k.id) // the client may give the number to another now
 		}
 		img.kernels = nil
 		s.mem.release(img.dev, img.vars)
