@@ -243,13 +243,7 @@ func handler(p *printer, r Row) {
 			p.f("\tc_%s := C.CString(p_%s)\n\tdefer C.free(unsafe.Pointer(c_%s))\n", n, n, n)
 		}
 	}
-	if r.Free && !r.Worker {
-		for _, q := range r.Wire {
-			if q.Mode == Handle && q.HKind == "GRAPH" {
-				p.f("\tif s.partOf(refOf(%s, h_%s.id), %s) {\n\t\treturn C.CUDA_ERROR_INVALID_VALUE // it ends with its node\n\t}\n", kindName(q.HKind), q.Name, kindName("NODE"))
-			}
-		}
-	}
+	guardParts(p, r)
 	// call
 	var args []string
 	for _, q := range r.Wire {
@@ -307,14 +301,7 @@ func handler(p *printer, r Row) {
 	if r.GPU {
 		p.f("\tif g != nil {\n\t\ts.passed(g)\n\t}\n")
 	}
-	for _, q := range r.Wire {
-		if q.Mode == New {
-			p.f("\ts.bind(%s, id_%s, uint64(o_%s), rc)\n", kindName(q.HKind), q.Name, q.Name)
-			if of := whole(r, q); of != "" {
-				p.f("\tif rc == C.CUDA_SUCCESS {\n\t\ts.own(%s, %s, id_%s)\n\t}\n", of, kindName(q.HKind), q.Name)
-			}
-		}
-	}
+	bindNew(p, r)
 	if r.Free && !r.Worker {
 		for _, q := range r.Wire {
 			if q.Mode == Handle {
@@ -345,6 +332,29 @@ func handler(p *printer, r Row) {
 		p.f("\tif rc == C.CUDA_SUCCESS {\n%s\t}\n", q2.String())
 	}
 	p.f("\treturn int32(rc)\n}\n\n")
+}
+
+// guardParts keeps a part from being destroyed by itself.
+func guardParts(p *printer, r Row) {
+	if r.Free && !r.Worker {
+		for _, q := range r.Wire {
+			if q.Mode == Handle && q.HKind == "GRAPH" {
+				p.f("\tif s.partOf(refOf(%s, h_%s.id), %s) {\n\t\treturn C.CUDA_ERROR_INVALID_VALUE // it ends with its node\n\t}\n", kindName(q.HKind), q.Name, kindName("NODE"))
+			}
+		}
+	}
+}
+
+// bindNew gives the ids that the client chose their handles, and parts their whole.
+func bindNew(p *printer, r Row) {
+	for _, q := range r.Wire {
+		if q.Mode == New {
+			p.f("\ts.bind(%s, id_%s, uint64(o_%s), rc)\n", kindName(q.HKind), q.Name, q.Name)
+			if of := whole(r, q); of != "" {
+				p.f("\tif rc == C.CUDA_SUCCESS {\n\t\ts.own(%s, %s, id_%s)\n\t}\n", of, kindName(q.HKind), q.Name)
+			}
+		}
+	}
 }
 
 // parts says what a handle of a kind can be part of, the first that a row has counting. A

@@ -32,7 +32,6 @@ type SessionConfig struct {
 func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	// The log may be a pipe whose reader is gone; that ends no session.
 	signal.Ignore(unix.SIGPIPE)
-	log = limitLog(log)
 	var out prints
 	if err := out.open(); err != nil {
 		return err
@@ -55,7 +54,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if err != nil {
 		return err
 	}
-	log = log.With("lease", st.Lease)
+	log = limitLog(log).With("lease", st.Lease)
 	if st.Detached {
 		if err := readHello(fd, &st.Hello); err != nil {
 			acct.SetReason(err.Error())
