@@ -16,10 +16,6 @@
 
 void *sl_fn[SL_FN_COUNT];
 
-/* The driver's own function f, or a return with NOT_SUPPORTED. */
-#define CU(f, ...) \
-	(sl_fn[FN_##f] ? ((__typeof__(&f))sl_fn[FN_##f])(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED)
-
 int sl_driver_open(const char *path, char *err, size_t errlen)
 {
 	void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -513,6 +509,22 @@ int sl_library_load(uint64_t *l, const void *image, uint32_t n, const uint32_t *
 	return CU(cuLibraryLoadData, (CUlibrary *)l, image, (CUjit_option *)opt, val, n, NULL, NULL, 0);
 }
 
+/* A driver without libraries is asked to load the module. */
+int sl_linked_module_load(uint64_t *m, uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val)
+{
+	int rc = sl_library_load(l, image, n, opt, val);
+
+	if (rc == CUDA_ERROR_NOT_SUPPORTED) {
+		*l = 0;
+		return sl_module_load(m, image, n, opt, val);
+	}
+	if (!rc && (rc = CU(cuLibraryGetModule, (CUmodule *)m, (CUlibrary)*l))) {
+		CU(cuLibraryUnload, (CUlibrary)*l);
+		*l = 0;
+	}
+	return rc;
+}
+
 int sl_library_kernels(uint64_t lib, uint64_t *k, uint32_t max, uint32_t *n)
 {
 	unsigned int have = 0;
@@ -645,41 +657,4 @@ void sl_print_flush(void)
 int sl_die_with_parent(void)
 {
 	return prctl(PR_SET_PDEATHSIG, SIGKILL);
-}
-
-/* extra has room for five words and refers to size. */
-static CUDA_KERNEL_NODE_PARAMS_v2 kernel_node(const struct sl_kernel_node *k, const void *params, size_t *size, void **extra)
-{
-	extra[0] = (void *)1; /* CU_LAUNCH_PARAM_BUFFER_POINTER */
-	extra[1] = (void *)params;
-	extra[2] = (void *)2; /* CU_LAUNCH_PARAM_BUFFER_SIZE */
-	extra[3] = size;
-	extra[4] = NULL; /* CU_LAUNCH_PARAM_END */
-	return (CUDA_KERNEL_NODE_PARAMS_v2){
-		.func = (CUfunction)k->fn, .gridDimX = k->grid[0], .gridDimY = k->grid[1], .gridDimZ = k->grid[2], .blockDimX = k->block[0],
-		.blockDimY = k->block[1], .blockDimZ = k->block[2], .sharedMemBytes = k->shared, .extra = *size ? extra : NULL,
-	};
-}
-
-int sl_graph_add_kernel(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, const struct sl_kernel_node *k,
-			const void *params, uint64_t size)
-{
-	void *extra[5];
-	CUDA_KERNEL_NODE_PARAMS_v2 p = kernel_node(k, params, &size, extra);
-
-	return CU(cuGraphAddKernelNode_v2, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, ndeps, &p);
-}
-
-int sl_graph_set_kernel(uint64_t exec, uint64_t node, const struct sl_kernel_node *k, const void *params, uint64_t size)
-{
-	void *extra[5];
-	CUDA_KERNEL_NODE_PARAMS_v2 p = kernel_node(k, params, &size, extra);
-
-	return exec ? CU(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec)exec, (CUgraphNode)node, &p) :
-		      CU(cuGraphKernelNodeSetParams_v2, (CUgraphNode)node, &p);
-}
-
-int sl_graph_update(uint64_t exec, uint64_t graph, CUgraphExecUpdateResultInfo *info)
-{
-	return CU(cuGraphExecUpdate_v2, (CUgraphExec)exec, (CUgraph)graph, info);
 }

@@ -12,6 +12,10 @@
 #include "gen_calls.h"
 #include "../api/wire.h"
 
+/* The driver's own function f, or a return with NOT_SUPPORTED. */
+#define CU(f, ...) \
+	(sl_fn[FN_##f] ? ((__typeof__(&f))sl_fn[FN_##f])(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED)
+
 /* Opens libcuda; 0, or -1 with a reason in err. */
 int sl_driver_open(const char *path, char *err, size_t errlen);
 int sl_has(int fn);
@@ -106,6 +110,8 @@ void sl_hostfn_done(struct sl_hostfn *f);
 int sl_hostfn_open(void);
 
 int sl_module_load(uint64_t *m, const void *image, uint32_t n, const uint32_t *opt, void **val);
+/* The module of a linked set, and the library that it is of. */
+int sl_linked_module_load(uint64_t *m, uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val);
 int sl_library_load(uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val);
 int sl_library_kernels(uint64_t lib, uint64_t *k, uint32_t max, uint32_t *n);
 int sl_module_functions(uint64_t mod, uint64_t *f, uint32_t max, uint32_t *n);

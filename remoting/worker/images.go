@@ -36,7 +36,8 @@ type image struct {
 	used    bool   // a kernel of it has run
 	vars    uint64 // bytes reserved for its variables
 	dev     int
-	code    *code // a linked set's, which stays in memory; else nil
+	code    *code  // a linked set's, which stays in memory; else nil
+	linked  uint64 // the library that a module of a linked set came of; else 0
 }
 
 // kernel is a kernel that the client gave an id.
@@ -264,22 +265,12 @@ func (s *session) imageLoad(p []byte) int32 {
 			}
 		}
 	}
-	var real C.uint64_t
+	img := &image{library: library, sum: sum, size: size, vars: vars, dev: dev}
 	if rc == 0 {
-		img := from.pointer()
-		if library {
-			rc = int32(C.sl_library_load(&real, img, C.uint32_t(j.n), j.opts, j.vals))
-		} else {
-			rc = int32(C.sl_module_load(&real, img, C.uint32_t(j.n), j.opts, j.vals))
-		}
+		rc = img.load(from, j)
 	}
 	if rc == 0 && !s.mem.settleOverhead() {
-		// The module's variables do not fit: it must go again.
-		if library {
-			C.call_cuLibraryUnload(real)
-		} else {
-			C.call_cuModuleUnload(real)
-		}
+		img.unload() // its variables do not fit: it must go again
 		s.mem.settleOverhead()
 		rc = C.CUDA_ERROR_OUT_OF_MEMORY
 	}
@@ -289,12 +280,38 @@ func (s *session) imageLoad(p []byte) int32 {
 		j.appendLogs(&s.enc)
 		return rc
 	}
-	img := &image{real: uint64(real), library: library, sum: sum, size: size, vars: vars, dev: dev}
 	img.code, from = from.loaded(), nil
-	s.bindObj(kind, id, uint64(real), img)
-	s.listKernels(uint64(real), library)
+	s.bindObj(kind, id, img.real, img)
+	s.listKernels(img.real, library)
 	j.appendLogs(&s.enc)
 	return 0
+}
+
+// load gives an image to the driver. A linked set is taken as a library only; a module of it is that library's.
+func (img *image) load(from *code, j *jit) int32 {
+	var real, lib C.uint64_t
+	var rc C.int
+	switch {
+	case img.library:
+		rc = C.sl_library_load(&real, from.pointer(), C.uint32_t(j.n), j.opts, j.vals)
+	case from.wrapper != nil:
+		rc = C.sl_linked_module_load(&real, &lib, from.pointer(), C.uint32_t(j.n), j.opts, j.vals)
+	default:
+		rc = C.sl_module_load(&real, from.pointer(), C.uint32_t(j.n), j.opts, j.vals)
+	}
+	img.real, img.linked = uint64(real), uint64(lib)
+	return int32(rc)
+}
+
+// unload takes an image from the driver.
+func (img *image) unload() C.CUresult {
+	switch {
+	case img.library:
+		return C.call_cuLibraryUnload(C.uint64_t(img.real))
+	case img.linked != 0:
+		return C.call_cuLibraryUnload(C.uint64_t(img.linked))
+	}
+	return C.call_cuModuleUnload(C.uint64_t(img.real))
 }
 
 // maxKernelNames bounds the names that a load's reply carries, in bytes.
@@ -548,10 +565,7 @@ func (s *session) unload(kind int, h href) {
 			s.unbind(wire.KindKernel, k.id) // the client may give the number to another now
 		}
 		img.kernels = nil
-		s.mem.release(img.dev, img.vars)
-		img.vars = 0
-		img.code.close()
-		img.code = nil
+		s.dropImage(img)
 	}
 	s.unbind(kind, h.id)
 	s.mem.measureSoon()
@@ -563,8 +577,21 @@ func (s *session) cuLibraryUnload(h href) C.CUresult {
 	return rc
 }
 
+// dropImage lets go of what an image that is unloaded held.
+func (s *session) dropImage(img *image) {
+	s.mem.release(img.dev, img.vars)
+	img.vars = 0
+	img.code.close()
+	img.code = nil
+}
+
 func (s *session) cuModuleUnload(h href) C.CUresult {
-	rc := C.call_cuModuleUnload(C.uint64_t(h.real))
+	var rc C.CUresult
+	if img := s.image(wire.KindModule, h.id); img != nil {
+		rc = img.unload()
+	} else {
+		rc = C.call_cuModuleUnload(C.uint64_t(h.real)) // a library's
+	}
 	s.unload(wire.KindModule, h)
 	return rc
 }

@@ -71,8 +71,10 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 			}
 			if img, ok := p.obj.(*image); ok {
 				img.dead = true
-				img.code.close()
-				img.code = nil
+				if img.linked != 0 {
+					img.unload() // a library outlives its module's context
+				}
+				s.dropImage(img)
 			}
 			if k, ok := p.obj.(*kernel); ok && k.img.library {
 				k.fnCtx = noCtx
