@@ -200,7 +200,7 @@ func TestHugeSpecification(t *testing.T) {
 		"huge state":  {`{"bundle":"` + strings.Repeat("y", 4<<20) + `"}`, ""},
 		"no bundle":   {`{"bundle":"/nowhere"}`, ""},
 		"fifo bundle": {fmt.Sprintf(`{"bundle":%q}`, dir+"/fifo"), ""},
-		"terminal":    {fmt.Sprintf(`{"bundle":"/no\u001b[31mwhere",%s}`, asks), "/no [31mwhere"},
+		"terminal":    {fmt.Sprintf(`{"bundle":"/no\u001b[31mwhere",%s}`, asks), "/no?[31mwhere"},
 	} {
 		// 128 MiB of memory of its own are enough for it.
 		cmd := exec.Command("sh", "-c", `ulimit -d 131072 && exec "$0" "$@"`, built.hook, "createContainer", "--config", b.conf)

@@ -678,7 +678,7 @@ CUresult fw_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, in
 	sl_put_u32(&b, (uint32_t)attrib);
 	sl_put_u32(&b, (uint32_t)value);
 	if (!err)
-		err = sl_wait(SL_OP_cuFuncSetAttribute, &b, NULL);
+		err = sl_oneway(SL_OP_cuFuncSetAttribute, &b);
 	sl_buf_free(&b);
 	return err;
 }
@@ -2225,7 +2225,7 @@ CUresult fw_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel 
 	sl_route_dev(&b, dev);
 	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
 	if (!err)
-		err = sl_wait(SL_OP_cuKernelSetAttribute, &b, NULL);
+		err = sl_oneway(SL_OP_cuKernelSetAttribute, &b);
 	sl_buf_free(&b);
 	return err;
 }
