@@ -220,7 +220,7 @@ again
 		t.Fatal(err)
 	}
 	// As a crash leaves it that came while the files were made.
-	for _, f := range []string{"leases.new/" + filepath.Base(dir) + ".containers.conf", "cdi/.sluice-" + filepath.Base(dir) + ".new"} {
+	for _, f := range []string{"leases.new/" + filepath.Base(dir) + ".containers.conf", "cdi/.sluice-" + filepath.Base(dir) + ".json.0123456789abcdef.new"} {
 		if _, err := node.Run(r.ctx, lab.Root, "touch", "/run/"+strings.Replace(f, "leases.new", "sluice/leases.new", 1)); err != nil {
 			t.Fatal(err)
 		}
