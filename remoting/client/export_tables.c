@@ -3,7 +3,7 @@
  * each other through the driver. A table's first word is its size in bytes; every
  * slot we do not serve holds a function that says NOT_SUPPORTED, so that nothing
  * jumps to zero. Everything is static and answered in this process. What is known
- * of the tables, and from where, is in docs/protocol.md.
+ * of a table stands with it: it was seen between NVIDIA's libraries and a driver.
  */
 #include "core.h"
 
