@@ -110,7 +110,7 @@ func TestUniversal(t *testing.T) {
 		}
 	})
 	t.Run("bad options", func(t *testing.T) {
-		for _, c := range [][2]string{{"--rgpu-mem=20", "from 2M to 16T"}, {"--rgpu-policy=greedy", "one of fixed, fixed-lend, equal, equal-lend, best-effort"}, {"--rgpu-pool=a/b", "a pool's name"}} {
+		for _, c := range [][2]string{{"--rgpu-mem=20", "from 2M to 16T"}, {"--rgpu-policy=greedy", "one of best-effort, equal, equal-lend, fixed, fixed-lend"}, {"--rgpu-pool=a/b", "a pool's name"}} {
 			for _, tool := range [][]string{{"sbatch", "--wrap", "true"}, {"srun", "true"}, {"salloc", "true"}} {
 				argv := append([]string{tool[0], "--gres=rgpu:30", c[0]}, tool[1:]...)
 				if out, err := run(ctx, l, argv...); err == nil || !strings.Contains(out, c[1]) {
