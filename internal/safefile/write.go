@@ -1,7 +1,7 @@
 package safefile
 
-// Writing a file whole. A reader, and whoever comes after a crash, sees the file as it was
-// before or as it is now, and never half of it:
+// Writing a file whole. A reader sees the file as it was before or as it is now, never half of
+// it, even after a crash:
 //
 //	Create -> writes -> fsync -> chmod -> rename -> fsync of the directory
 //

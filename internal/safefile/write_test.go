@@ -63,7 +63,7 @@ func TestWrite(t *testing.T) {
 			t.Errorf("%+v: %q, mode %v", how, got, perm(t, path))
 		}
 	}
-	// Whoever has the old file open goes on reading it.
+	// A reader that has the old file open goes on reading it.
 	r, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)

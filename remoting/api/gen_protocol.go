@@ -15,7 +15,7 @@ const ProtocolPage = "docs/protocol.md"
 // "message NAME", or "const PREFIX".
 var section = regexp.MustCompile(`(?s)(<!-- wire\.tbl: ([a-z]+)(?: ([A-Z0-9_]+))? -->\n).*?(<!-- end -->)`)
 
-// Protocol returns the page with its sections written anew.
+// Protocol returns the page with its generated sections brought up to date.
 func Protocol(page []byte) ([]byte, error) {
 	t, err := Wire()
 	if err != nil {

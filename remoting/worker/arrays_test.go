@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"runtime"
 	"testing"
 )
 
@@ -9,15 +8,7 @@ import (
 // reach neither the driver nor the account's arithmetic.
 func TestArrayChannels(t *testing.T) {
 	const invalidValue, nv12 = 1, 0xb0
-	loadFakeDriver(t)
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	s, acct := fakeSession(t, nil, nil)
-	defer acct.Close()
-	defer s.rd.Close()
-	if rc := s.ctxActivate(u32(0)); rc != 0 {
-		t.Fatal(rc)
-	}
+	s, acct := activeSession(t)
 	before := acct.Info(0).Used
 	id := uint32(0)
 	for _, format := range []uint32{1, 2, 3, 8, 9, 10, 16, 32, nv12, 0, ^uint32(0)} {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -128,6 +129,20 @@ func fakeSession(t testing.TB, images *store.Store, in []byte) (*session, *accou
 	}
 	s, acct := fakeSessionOf(t, l, images, in)
 	l.End() // with its session
+	return s, acct
+}
+
+// activeSession is fakeSession on this thread, with its context made current; the test's end ends it.
+func activeSession(t *testing.T) (*session, *account.Session) {
+	t.Helper()
+	loadFakeDriver(t)
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	s, acct := fakeSession(t, nil, nil)
+	t.Cleanup(func() { s.rd.Close(); acct.Close() })
+	if rc := s.ctxActivate(u32(0)); rc != 0 {
+		t.Fatal(rc)
+	}
 	return s, acct
 }
 

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"encoding/binary"
-	"runtime"
 	"slices"
 	"testing"
 
@@ -162,15 +161,7 @@ func TestPartsAreForgotten(t *testing.T) {
 
 // Levels and planes, where a driver would know a dead array by itself: their ids end all the same.
 func TestArrayPartsEnd(t *testing.T) {
-	loadFakeDriver(t)
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	s, acct := fakeSession(t, nil, nil)
-	defer acct.Close()
-	defer s.rd.Close()
-	if rc := s.ctxActivate(u32(0)); rc != 0 {
-		t.Fatal(rc)
-	}
+	s, _ := activeSession(t)
 	// The driver fails now and then.
 	until := func(op uint16, parts ...[]byte) {
 		t.Helper()

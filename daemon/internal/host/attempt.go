@@ -9,9 +9,9 @@ package host
 //	grant    the ledger says so                before the caller hears of it
 //	publish  it has its socket, or, for another node, its sponsor
 //
-// A step that fails is undone with all steps before it, and nothing is left of the
-// attempt but what owners that do not answer are told later. Slurm's jobs and users come
-// here through grant in acquire.go, which places the request again where that may help.
+// A step that fails is undone with all steps before it. What then remains of the attempt is
+// the releases that are still owed to owners that do not answer. Requests of Slurm jobs and
+// of users arrive through grant in acquire.go, which places them again where that may help.
 
 import (
 	"context"

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// Whatever an owner is asked for, that it did not answer is remembered, so that the next
-// call does not wait for it again; and after a change its inventory is asked for.
+// The host remembers that an owner did not answer, whatever the question was, so that the
+// next call does not wait for it again; after a change it asks for the owner's inventory.
 func TestSilenceIsNoted(t *testing.T) {
 	a := newFake("a", 1)
 	s := newSite(t, a)

@@ -40,7 +40,7 @@ type Config struct {
 	// Open opens a session at one of a lease's owners. local says that the owner is on
 	// this machine.
 	Open func(ctx context.Context, owner string, r lease.SessionRequest) (f *os.File, local bool, err error)
-	// Refused is told who got no session.
+	// Refused is called for each request that got no session.
 	Refused func(*lease.Lease, Refusal)
 	// Point is a step at which a test may end the daemon.
 	Point func(name string)

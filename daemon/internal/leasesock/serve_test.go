@@ -29,7 +29,8 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// A program that comes late is told that its lease has ended, and a stranger is not told more.
+// A program that asks too late learns that its lease has ended; another user's program learns
+// nothing about the lease.
 func TestEndedLease(t *testing.T) {
 	var refused []Refusal
 	s, err := New(Config{

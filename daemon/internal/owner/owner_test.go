@@ -390,8 +390,7 @@ func TestMaxLife(t *testing.T) {
 	}
 }
 
-// Without a line in the audit log nothing is granted, and what ends still ends.
-// An owner whose site says so lends nothing to root and the system's users, whoever asks.
+// An owner with MinUID set grants nothing to root and system users, whichever host asks.
 func TestLeastUID(t *testing.T) {
 	n := newNode(t, "gpu01", 1)
 	n.SetLimits(Limits{MinUID: 1000})
@@ -433,6 +432,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 	}
 }
 
+// Without a line in the audit log nothing is granted, and what ends still ends.
 func TestAuditFails(t *testing.T) {
 	n := newNode(t, "gpu01", 1)
 	old := n.granted("h1", "1", 50)

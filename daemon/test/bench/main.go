@@ -1,5 +1,5 @@
 // Bench measures the daemons on a test site of this machine: three owners and a host, each a node of its
-// own made of namespaces, with simulated GPUs. It writes a raw log, of which
+// own made of namespaces, with simulated GPUs. It writes a raw log, from which
 // bench/report.py makes a part of docs/benchmarks.md. It needs root, and a quiet machine.
 package main
 

@@ -21,6 +21,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // Options of a cluster. The zero value of each is a default that works.
@@ -338,21 +340,21 @@ func Up(ctx context.Context, o Options) (*Lab, error) {
 
 // saved is lab.json, by which another process finds the cluster.
 type saved struct {
-	Options Options            `json:"options"`
-	Port    int                `json:"port"`
-	Nodes   map[string]process `json:"nodes"`
+	Options Options                `json:"options"`
+	Port    int                    `json:"port"`
+	Nodes   map[string]initProcess `json:"nodes"`
 }
 
-// process is one that can be told from a later one of the same number.
-type process struct {
+// initProcess names a node's first process, of whose number there may be a later one.
+type initProcess struct {
 	PID   int    `json:"pid"`
-	Start string `json:"start"` // the kernel's start time of it
+	Start uint64 `json:"start"` // see process.Stat
 }
 
 func (l *Lab) save() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := saved{Options: l.Options, Port: l.Port, Nodes: map[string]process{}}
+	s := saved{Options: l.Options, Port: l.Port, Nodes: map[string]initProcess{}}
 	for _, n := range l.all() {
 		if n != nil && n.init.PID != 0 {
 			s.Nodes[n.Name] = n.init
@@ -362,11 +364,7 @@ func (l *Lab) save() error {
 	if err != nil {
 		return err
 	}
-	tmp := l.Path("lab.json.new")
-	if err := os.WriteFile(tmp, b, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(tmp, l.Path("lab.json"))
+	return safefile.Write(l.Path("lab.json"), b, safefile.How{Mode: 0o644, Volatile: true})
 }
 
 // Open finds a cluster that another process has started.

@@ -60,7 +60,7 @@ func TestLab(t *testing.T) {
 	if err := n.Crash(); err != nil {
 		t.Fatal(err)
 	}
-	if startTime(init) != "" || len(n.PIDs("")) != 0 {
+	if startTime(init) != 0 || len(n.PIDs("")) != 0 {
 		t.Errorf("node %s is still there", n.Name)
 	}
 	if err := n.Boot(ctx); err != nil {
@@ -93,7 +93,7 @@ func TestLab(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, pid := range inits {
-		if startTime(pid) != "" {
+		if startTime(pid) != 0 {
 			t.Errorf("process %d of node %s is left", pid, name)
 		}
 		groups, _ := filepath.Glob("/sys/fs/cgroup/*/slurm_" + name)

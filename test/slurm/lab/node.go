@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/sluice-hpc/sluice/internal/process"
 )
 
 // Node is one of the cluster's machines.
@@ -27,7 +29,7 @@ type Node struct {
 	lab  *Lab
 	spec NodeSpec
 	port int // its first of four: slurmd, control, data, metrics
-	init process
+	init initProcess
 }
 
 // Boot starts the node's first process; its daemons are started by StartDaemons and the like.
@@ -78,7 +80,7 @@ func (n *Node) Boot(ctx context.Context) error {
 		_ = cmd.Process.Kill()
 		return fmt.Errorf("lab: node %s does not boot: %v: %s", n.Name, err, Tail(filepath.Join(n.Dir, "log", "init.log"), 5))
 	}
-	n.init = process{cmd.Process.Pid, startTime(cmd.Process.Pid)}
+	n.init = initProcess{cmd.Process.Pid, startTime(cmd.Process.Pid)}
 	return n.lab.save()
 }
 
@@ -156,7 +158,7 @@ func (n *Node) Up() bool { return n.init.PID != 0 && startTime(n.init.PID) == n.
 // Crash is the node's power cut: everything on it ends at once. Boot brings it back, without daemons.
 func (n *Node) Crash() error {
 	if !n.Up() {
-		n.init = process{}
+		n.init = initProcess{}
 		return nil
 	}
 	ns, err := os.Readlink("/proc/" + strconv.Itoa(n.init.PID) + "/ns/pid")
@@ -173,7 +175,7 @@ func (n *Node) Crash() error {
 			return fmt.Errorf("lab: node %s: process %d does not end", n.Name, n.init.PID)
 		}
 	}
-	n.init = process{}
+	n.init = initProcess{}
 	return n.lab.save()
 }
 
@@ -188,17 +190,13 @@ func (n *Node) thaw() {
 	})
 }
 
-// startTime is field 22 of /proc/PID/stat, "" for a process that is gone or a zombie.
-func startTime(pid int) string {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return ""
+// startTime is the start time of a process, 0 for one that is gone or a zombie.
+func startTime(pid int) uint64 {
+	s, err := process.Read(pid)
+	if err != nil || s.Ended() {
+		return 0
 	}
-	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
-		return ""
-	}
-	return f[19]
+	return s.Start
 }
 
 // Command is a program on the node, in the user's home folder (root's and slurm's: /). Its standard streams are the caller's
@@ -261,7 +259,7 @@ func pidsIn(ns, name string) []int {
 			continue
 		}
 		comm, err := os.ReadFile(d + "/comm")
-		if err == nil && (name == "" || strings.TrimSpace(string(comm)) == name) && startTime(pid) != "" {
+		if err == nil && (name == "" || strings.TrimSpace(string(comm)) == name) && startTime(pid) != 0 {
 			out = append(out, pid)
 		}
 	}
