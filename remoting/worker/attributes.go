@@ -33,7 +33,8 @@ func (s *session) flagsOK(flags uint32) int32 {
 }
 
 // launchPlain has a bit for each attribute of a launch whose value is numbers, or an address
-// that kernels use; launchEvents for those that name an event.
+// that kernels use; launchEvents for those that name an event. streamPlain and nodePlain are
+// those of a stream and of a kernel node.
 const (
 	launchPlain = 1<<C.CU_LAUNCH_ATTRIBUTE_IGNORE | 1<<C.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW |
 		1<<C.CU_LAUNCH_ATTRIBUTE_COOPERATIVE | 1<<C.CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY |
@@ -45,6 +46,10 @@ const (
 	launchEvents = 1<<C.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT | 1<<C.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
 	streamPlain  = 1<<C.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW | 1<<C.CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY |
 		1<<C.CU_LAUNCH_ATTRIBUTE_PRIORITY | 1<<C.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP | 1<<C.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN
+	nodePlain = 1<<C.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW | 1<<C.CU_LAUNCH_ATTRIBUTE_COOPERATIVE |
+		1<<C.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION | 1<<C.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE |
+		1<<C.CU_LAUNCH_ATTRIBUTE_PRIORITY | 1<<C.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP | 1<<C.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN |
+		1<<C.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 )
 
 // in reports whether an attribute has a bit in a set.
@@ -59,8 +64,9 @@ func (s *session) refuseAttr(of string, id uint32) int32 {
 	return s.refuse("unknown attributes of a " + of)
 }
 
-// launchAttrs checks the attributes of a launch, and puts real handles into them in place.
-func (s *session) launchAttrs(p []byte) int32 {
+// launchAttrs checks the attributes of a launch, and puts real handles into them in place. It
+// returns the ids of the events that the launch records, those before a bad attribute too.
+func (s *session) launchAttrs(p []byte) (events []uint32, rc int32) {
 	for ; len(p) > 0; p = p[wire.LaunchAttrSize:] {
 		a := (*C.struct_wire_launch_attr)(unsafe.Pointer(&p[0]))
 		id := uint32(a.id)
@@ -70,14 +76,15 @@ func (s *session) launchAttrs(p []byte) int32 {
 			ev := (*uint64)(unsafe.Pointer(&a.value))
 			real, ok := s.handle(wire.KindEvent, uint32(*ev))
 			if !ok {
-				return s.badHandle(wire.KindEvent, uint32(*ev))
+				return events, s.badHandle(wire.KindEvent, uint32(*ev))
 			}
+			events = append(events, uint32(*ev))
 			*ev = real
 		default:
-			return s.refuseAttr("launch", id)
+			return events, s.refuseAttr("launch", id)
 		}
 	}
-	return 0
+	return events, 0
 }
 
 // configAttrs checks the attributes of a launch that is only asked about. Events do not

@@ -138,11 +138,6 @@ int sl_ctx_release(int dev)
 	return CU(cuDevicePrimaryCtxRelease_v2, dev);
 }
 
-int sl_ctx_reset(int dev)
-{
-	return CU(cuDevicePrimaryCtxReset_v2, dev);
-}
-
 int sl_ctx_set(uint64_t ctx)
 {
 	return CU(cuCtxSetCurrent, (CUcontext)ctx);
@@ -179,17 +174,6 @@ int sl_mem_alloc(uint64_t *p, uint64_t n)
 	int rc = CU(cuMemAlloc_v2, &d, n);
 
 	*p = d;
-	return rc;
-}
-
-int sl_mem_alloc_pitch(uint64_t *p, uint64_t *pitch, uint64_t w, uint64_t h, uint32_t e)
-{
-	CUdeviceptr d = 0;
-	size_t n = 0;
-	int rc = CU(cuMemAllocPitch_v2, &d, &n, w, h, e);
-
-	*p = d;
-	*pitch = n;
 	return rc;
 }
 
@@ -652,9 +636,4 @@ void sl_print_flush(void)
 {
 	fflush(stdout);
 	fflush(stderr);
-}
-
-int sl_die_with_parent(void)
-{
-	return prctl(PR_SET_PDEATHSIG, SIGKILL);
 }

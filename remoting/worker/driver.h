@@ -35,14 +35,12 @@ int sl_ctx_prio(int *least, int *greatest);
 
 int sl_ctx_retain(uint64_t *ctx, int dev);
 int sl_ctx_release(int dev);
-int sl_ctx_reset(int dev);
 int sl_ctx_set(uint64_t ctx);
 int sl_ctx_sync(void);
 int sl_ctx_create(uint64_t *ctx, uint32_t flags, int dev);
 int sl_ctx_destroy(uint64_t ctx);
 int sl_mem_info(uint64_t *free_, uint64_t *total);
 int sl_mem_alloc(uint64_t *p, uint64_t n);
-int sl_mem_alloc_pitch(uint64_t *p, uint64_t *pitch, uint64_t w, uint64_t h, uint32_t e);
 int sl_mem_free(uint64_t p);
 int sl_pool_reserved(uint64_t pool, uint64_t *n);
 int sl_pool_used(uint64_t pool, uint64_t *n);
@@ -129,8 +127,6 @@ int sl_function_param(uint64_t f, uint64_t i, uint64_t *off, uint64_t *size);
 int sl_stdout_pipe(void);
 int sl_stderr_pipe(void);
 void sl_print_flush(void);
-
-int sl_die_with_parent(void);
 
 /* NVML, for what only it knows. */
 struct sl_nvml_device {

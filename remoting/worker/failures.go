@@ -14,7 +14,7 @@ package worker
 //   - a capture that holds it ends with the error.
 //
 // A failure of an operation that was given to no stream is told by the next wait of any kind. What an
-// operation's failure means is the column `late` of the API table.
+// operation's failure means is what follows `oneway=` in the API table.
 //
 // Locking: mu guards everything. Only the executor adds failures and asks for them, but for operations
 // that a waiter finishes. On the way of a program that makes no mistakes there is one atomic load.
@@ -166,10 +166,14 @@ func (f *failures) orphan(p place) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i := range f.list {
-		if f.list[i].place == p {
-			f.list[i].place = place{stream: noStream}
-		}
+	of := func(p place) int { return slices.IndexFunc(f.list, func(n failure) bool { return n.place == p }) }
+	i, rest := of(p), place{stream: noStream}
+	switch {
+	case i < 0:
+	case of(rest) >= 0: // which is told first
+		f.list = slices.Delete(f.list, i, i+1)
+	default:
+		f.list[i].place = rest
 	}
 }
 
@@ -212,7 +216,10 @@ func (s *session) failed(op uint16, result int32) {
 	}
 	n := failure{place: place{stream: noStream}, result: result}
 	if s.given != noStream {
-		n.place, n.blocking = s.placeOf(s.given)
+		// No wait can name a stream that is not live.
+		if p, blocking := s.placeOf(s.given); p.ctx != 0 {
+			n.place, n.blocking = p, blocking
+		}
 	}
 	s.failures.add(n)
 	s.fail(op, result)
@@ -254,9 +261,11 @@ func (s *session) tellAny() int32 {
 	return s.failures.tell(func(*failure) bool { return false })
 }
 
-// recorded notes what an event that was recorded in a stream inherits.
-func (s *session) recorded(event, stream uint32) {
-	if !s.failures.none() {
+// recorded notes what an event that was recorded in a stream inherits, or with what result it was not recorded.
+func (s *session) recorded(event, stream uint32, result int32) {
+	if result != 0 {
+		s.failures.record(event, result)
+	} else if !s.failures.none() {
 		s.failures.record(event, s.failures.behind(s.placeOf(stream)))
 	}
 }

@@ -219,3 +219,34 @@ func TestKernelNumbersAgain(t *testing.T) {
 		t.Errorf("a launch of a kernel that is unloaded: %d", r.result)
 	}
 }
+
+// TestFailuresStayFew: a client that never waits for what failed cannot make the worker remember more and more.
+func TestFailuresStayFew(t *testing.T) {
+	s, _ := activeSession(t)
+	for id := range uint32(1000) {
+		s.given = 1 + id // a stream that is not live
+		s.failed(opCuMemsetD8Async, 400)
+	}
+	for id := range uint32(1000) {
+		p := place{s.curReal, 5000 + id}
+		s.failures.add(failure{p, true, 401})
+		s.failures.orphan(p)
+	}
+	if n := len(s.failures.list); n != 1 {
+		t.Errorf("%d failures are kept", n)
+	}
+	if rc := s.tellAny(); rc != 400 || !s.failures.none() {
+		t.Errorf("told %d", rc)
+	}
+}
+
+// TestRefusedRecord: an event whose record was refused does not look as if it had been recorded, until it is.
+func TestRefusedRecord(t *testing.T) {
+	s, _ := activeSession(t)
+	for _, c := range []struct{ result, want int32 }{{0, 0}, {400, 400}, {0, 0}} {
+		s.recorded(3, legacyStream, c.result)
+		if rc := s.tellEvent(3); rc != c.want {
+			t.Errorf("recorded with %d: %d", c.result, rc)
+		}
+	}
+}

@@ -50,34 +50,22 @@ func (s *session) cuGraphExecKernelNodeSetParams_v2(exec, node, f href, gx, gy, 
 	return C.CUresult(C.sl_graph_set_kernel(C.uint64_t(exec.real), C.uint64_t(node.real), &n, unsafe.Pointer(first(params)), C.uint64_t(len(params))))
 }
 
-// copyNode puts real handles into a copy and takes host addresses out of it.
-func (s *session) copyNode(c *C.CUDA_MEMCPY3D) int32 {
-	if c == nil {
-		return C.CUDA_ERROR_INVALID_VALUE
-	}
-	c.srcHost, c.dstHost, c.reserved0, c.reserved1 = nil, nil, nil, nil
-	if rc := s.side(&c.srcMemoryType, unsafe.Pointer(&c.srcArray)); rc != 0 {
-		return rc
-	}
-	return s.side(&c.dstMemoryType, unsafe.Pointer(&c.dstArray))
-}
-
 func (s *session) cuGraphAddMemcpyNode(_ uint32, o *C.uint64_t, g href, deps []C.uint64_t, ndeps uint64, c *C.CUDA_MEMCPY3D, ctx href) C.CUresult {
-	if rc := s.copyNode(c); rc != 0 {
+	if rc := s.copy3D(c); rc != 0 {
 		return C.CUresult(rc)
 	}
 	return C.call_cuGraphAddMemcpyNode(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), c, C.uint64_t(ctx.real))
 }
 
 func (s *session) cuGraphMemcpyNodeSetParams(node href, c *C.CUDA_MEMCPY3D) C.CUresult {
-	if rc := s.copyNode(c); rc != 0 {
+	if rc := s.copy3D(c); rc != 0 {
 		return C.CUresult(rc)
 	}
 	return C.call_cuGraphMemcpyNodeSetParams(C.uint64_t(node.real), c)
 }
 
 func (s *session) cuGraphExecMemcpyNodeSetParams(exec, node href, c *C.CUDA_MEMCPY3D, ctx href) C.CUresult {
-	if rc := s.copyNode(c); rc != 0 {
+	if rc := s.copy3D(c); rc != 0 {
 		return C.CUresult(rc)
 	}
 	return C.call_cuGraphExecMemcpyNodeSetParams(C.uint64_t(exec.real), C.uint64_t(node.real), c, C.uint64_t(ctx.real))
@@ -97,27 +85,19 @@ func (s *session) cuGraphExecUpdate_v2(exec, g href, status *C.CUresult, result 
 	return 0
 }
 
-// plainAttr reports whether a kernel node's attribute is a plain value: it names no handle and no memory of the worker's.
-func plainAttr(attr uint32) bool {
-	switch attr {
-	case C.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, C.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, C.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-		C.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, C.CU_LAUNCH_ATTRIBUTE_PRIORITY, C.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP,
-		C.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, C.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-		return true
-	}
-	return false
-}
-
 func (s *session) cuGraphKernelNodeSetAttribute(node href, attr uint32, v *C.CUkernelNodeAttrValue) C.CUresult {
-	if !plainAttr(attr) {
-		return C.CUresult(s.refuse("this attribute of a kernel node"))
+	if !in(nodePlain, attr) {
+		return C.CUresult(s.refuseAttr("kernel node", attr))
+	}
+	if v == nil {
+		return C.CUDA_ERROR_INVALID_VALUE
 	}
 	return C.call_cuGraphKernelNodeSetAttribute(C.uint64_t(node.real), C.uint32_t(attr), v)
 }
 
 func (s *session) cuGraphKernelNodeGetAttribute(node href, attr uint32, v *C.CUkernelNodeAttrValue) C.CUresult {
-	if !plainAttr(attr) {
-		return C.CUresult(s.refuse("this attribute of a kernel node"))
+	if !in(nodePlain, attr) {
+		return C.CUresult(s.refuseAttr("kernel node", attr))
 	}
 	return C.call_cuGraphKernelNodeGetAttribute(C.uint64_t(node.real), C.uint32_t(attr), v)
 }

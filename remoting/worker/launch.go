@@ -21,6 +21,21 @@ func (s *session) launch(p []byte) int32 {
 	if s.dec.Err() != nil || uint64(s.dec.Left()) != uint64(m.NParam)+uint64(m.NAttrs)*wire.LaunchAttrSize {
 		return s.malformed(s.hdr.Op)
 	}
+	if m.NAttrs == 0 {
+		return s.launchKernel(&m, p)
+	}
+	events, rc := s.launchAttrs(p[wire.LaunchSize+int(m.NParam):])
+	if rc == 0 {
+		rc = s.launchKernel(&m, p)
+	}
+	for _, id := range events {
+		s.recorded(id, m.Stream, rc)
+	}
+	return rc
+}
+
+// launchKernel is a launch of the message p, decoded in m, whose attributes are the driver's already.
+func (s *session) launchKernel(m *wire.Launch, p []byte) int32 {
 	var fn uint64
 	q := s.tables[wire.KindKernel].live(m.Kernel)
 	var k *kernel
@@ -64,11 +79,6 @@ func (s *session) launch(p []byte) int32 {
 			}
 		}
 		stream = q.real
-	}
-	if m.NAttrs > 0 {
-		if rc := s.launchAttrs(p[wire.LaunchSize+int(m.NParam):]); rc != 0 {
-			return rc
-		}
 	}
 	g := s.gateHere(stream)
 	if g != nil && !g.Enter(fn, uint64(m.Grid[0])*uint64(m.Grid[1])*uint64(m.Grid[2]), stream) {

@@ -219,26 +219,24 @@ func (s *session) cuTensorMapEncodeTiled(o *C.CUtensorMap, dataType, rank uint32
 
 func (s *session) cuEventRecord(ev, st href) C.CUresult {
 	rc := C.call_cuEventRecord(C.uint64_t(ev.real), C.uint64_t(st.real))
-	if rc == 0 {
-		s.recorded(ev.id, st.id)
-	}
+	s.recorded(ev.id, st.id, int32(rc))
 	return rc
 }
 
 func (s *session) cuEventRecordWithFlags(ev, st href, flags uint32) C.CUresult {
 	rc := C.call_cuEventRecordWithFlags(C.uint64_t(ev.real), C.uint64_t(st.real), C.uint32_t(flags))
-	if rc == 0 {
-		s.recorded(ev.id, st.id)
-	}
+	s.recorded(ev.id, st.id, int32(rc))
 	return rc
 }
 
 // cuCtxRecordEvent records behind all streams of the context.
 func (s *session) cuCtxRecordEvent(ctx, ev href) C.CUresult {
 	rc := C.call_cuCtxRecordEvent(C.uint64_t(ctx.real), C.uint64_t(ev.real))
+	failed := int32(rc)
 	if rc == 0 && !s.failures.none() {
-		s.failures.record(ev.id, s.failures.inContext(ctx.real))
+		failed = s.failures.inContext(ctx.real)
 	}
+	s.failures.record(ev.id, failed)
 	return rc
 }
 
@@ -283,7 +281,7 @@ func (s *session) cuStreamBeginCapture_v2(h href, mode uint32) C.CUresult {
 	s.gates.Flush()
 	rc := C.call_cuStreamBeginCapture_v2(C.uint64_t(h.real), C.uint32_t(mode))
 	if rc == 0 {
-		s.captures[h.real] = captured(h.real)
+		s.captures[h.real] = capture{graph: captured(h.real)}
 	}
 	return rc
 }
@@ -293,22 +291,32 @@ func (s *session) cuStreamBeginCaptureToGraph(h, g href, deps []C.uint64_t, data
 	s.gates.Flush()
 	rc := C.call_cuStreamBeginCaptureToGraph(C.uint64_t(h.real), C.uint64_t(g.real), first(deps), first(data), C.uint64_t(n), C.uint32_t(mode))
 	if rc == 0 {
-		s.captures[h.real] = 0 // the graph is the client's
+		s.captures[h.real] = capture{own: true}
 	}
 	return rc
 }
 
 func (s *session) cuStreamEndCapture(h href, id uint32, o *C.uint64_t) C.CUresult {
 	rc := C.call_cuStreamEndCapture(C.uint64_t(h.real), o)
-	if rc != 0 || *o == 0 {
+	failed := s.tellStream(h.id)
+	if rc != 0 || *o == 0 || failed != 0 {
+		own := s.captures[h.real].own
 		s.dropCapture(h.real)
+		if rc == 0 && failed != 0 { // the graph lacks what failed
+			if !own {
+				C.call_cuGraphDestroy(*o)
+			}
+			*o, rc = 0, C.CUresult(failed)
+		}
 	}
 	delete(s.captures, h.real)
-	if failed := s.tellStream(h.id); rc == 0 && failed != 0 {
-		C.call_cuGraphDestroy(*o) // it lacks what failed
-		*o, rc = 0, C.CUresult(failed)
-	}
 	return rc
+}
+
+// A capture is one that the client began.
+type capture struct {
+	graph uint64 // the graph that ends if the capture fails; 0 if the driver does not tell, or own is set
+	own   bool   // the capture adds to a graph of the client's, which outlives it
 }
 
 // captured gives the graph that a stream's capture draws, 0 if the driver does not tell.
@@ -330,7 +338,7 @@ func captured(stream uint64) uint64 {
 // dropCapture is for a capture that ends without its graph: the client may have been given
 // its name meanwhile.
 func (s *session) dropCapture(stream uint64) {
-	if g := s.captures[stream]; g != 0 {
+	if g := s.captures[stream].graph; g != 0 {
 		s.dropReal(wire.KindGraph, g)
 	}
 	delete(s.captures, stream)
@@ -352,17 +360,22 @@ func (s *session) handleIn(kind int, field unsafe.Pointer) int32 {
 }
 
 func (s *session) cuMemcpy3DAsync_v2(c *C.CUDA_MEMCPY3D, h href) C.CUresult {
+	if rc := s.copy3D(c); rc != 0 {
+		return C.CUresult(rc)
+	}
+	return C.call_cuMemcpy3DAsync_v2(c, C.uint64_t(h.real))
+}
+
+// copy3D puts real handles into a copy and takes host addresses out of it.
+func (s *session) copy3D(c *C.CUDA_MEMCPY3D) int32 {
 	if c == nil {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
 	c.srcHost, c.dstHost, c.reserved0, c.reserved1 = nil, nil, nil, nil
 	if rc := s.side(&c.srcMemoryType, unsafe.Pointer(&c.srcArray)); rc != 0 {
-		return C.CUresult(rc)
+		return rc
 	}
-	if rc := s.side(&c.dstMemoryType, unsafe.Pointer(&c.dstArray)); rc != 0 {
-		return C.CUresult(rc)
-	}
-	return C.call_cuMemcpy3DAsync_v2(c, C.uint64_t(h.real))
+	return s.side(&c.dstMemoryType, unsafe.Pointer(&c.dstArray))
 }
 
 // side puts the real handle into one side of a copy. Host addresses are the

@@ -101,6 +101,26 @@ func TestParts(t *testing.T) {
 		k.ok(opCuStreamDestroy_v2, u32(1))
 		k.gone("graph of a stream that was destroyed", opCuGraphAddEmptyNode, empty(23, early))
 		k.gone("node of that", opCuGraphNodeGetType, nodeType(20))
+		// A capture in which a launch was refused.
+		k.streamCreate(1)
+		k.ok(opCuStreamBeginCapture_v2, u32(1), u32(2))
+		early = info()
+		k.ok(opCuGraphAddEmptyNode, empty(20, early))
+		k.launch(77, 1, 1, 1, nil)
+		if r := k.wait(opCuStreamEndCapture, 1, u32(1), u32(11)); r.result == 0 {
+			t.Error("a capture ended well that lacks a launch")
+		}
+		k.gone("graph of a capture that lacks a launch", opCuGraphAddEmptyNode, empty(23, early))
+		k.gone("node of that", opCuGraphNodeGetType, nodeType(20))
+		// One that was to add to a graph of the client's, which stays.
+		k.ok(opCuGraphCreate, u32(12), u32(0))
+		k.ok(opCuStreamBeginCaptureToGraph, u32(1), u32(12), []byte{0}, []byte{0}, u64(0), u32(2))
+		k.launch(77, 1, 1, 1, nil)
+		if r := k.wait(opCuStreamEndCapture, 1, u32(1), u32(13)); r.result == 0 {
+			t.Error("a capture to a graph ended well that lacks a launch")
+		}
+		k.ok(opCuGraphAddEmptyNode, empty(24, 12))
+		k.ok(opCuGraphDestroy, u32(12))
 	})
 	t.Run("modules and kernels of a library", func(t *testing.T) {
 		k := dial(t, addr, [16]byte{})

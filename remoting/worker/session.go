@@ -86,9 +86,9 @@ type session struct {
 	images   images
 	in       inStaging
 	refused  map[string]bool
-	parts    map[ref][]ref     // by what they are part of
-	captures map[uint64]uint64 // streams whose capture the client began, and the graphs that end if it fails
-	gates    gate.Set          // it says which of its methods are the executor's
+	parts    map[ref][]ref      // by what they are part of
+	captures map[uint64]capture // by the stream that the client captures
+	gates    gate.Set           // it says which of its methods are the executor's
 
 	// Shared; each part says how.
 	failures failures
@@ -110,7 +110,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 	}
 	s := &session{
 		log: log, ledger: l, store: st, stream: stream, rd: rd, wr: wire.NewWriter(stream),
-		cur: noCtx, ctxs: make(map[uint64]*cudaContext), parts: make(map[ref][]ref), captures: make(map[uint64]uint64), refused: make(map[string]bool), exit: unix.Exit,
+		cur: noCtx, ctxs: make(map[uint64]*cudaContext), parts: make(map[ref][]ref), captures: make(map[uint64]capture), refused: make(map[string]bool), exit: unix.Exit,
 		counts: new(account.Counts), reason: func(string) {},
 	}
 	s.gates.Config = s.gateConfig()
