@@ -98,13 +98,13 @@ static bool ours(const struct stat *s)
 	return s->st_uid == geteuid() && !(s->st_mode & 022);
 }
 
-/* Opens one step of the path, making it if it is not there. */
-static int enter(int at, const char *name)
+/* Opens one step of the path, making it if it is not there; flags may add to how. */
+static int enter(int at, const char *name, int flags)
 {
-	int fd = at_open(at, name, O_RDONLY | O_DIRECTORY);
+	int fd = at_open(at, name, O_RDONLY | O_DIRECTORY | flags);
 
 	if (fd < 0 && errno == ENOENT && !at_mkdir(at, name))
-		fd = at_open(at, name, O_RDONLY | O_DIRECTORY);
+		fd = at_open(at, name, O_RDONLY | O_DIRECTORY | flags);
 	return fd;
 }
 
@@ -112,18 +112,19 @@ static int enter(int at, const char *name)
 static int folder(void)
 {
 	const char *off = getenv("CUDA_CACHE_DISABLE"), *path = getenv("CUDA_CACHE_PATH"), *home = getenv("HOME");
+	static bool told;
 	struct stat s;
 	int fd, in;
 
 	if (off && *off && strcmp(off, "0"))
 		return -1;
 	if (path && *path == '/') {
-		fd = enter(AT_FDCWD, path);
+		fd = enter(AT_FDCWD, path, 0);
 	} else if (home && *home == '/' && (in = at_open(AT_FDCWD, home, O_RDONLY | O_DIRECTORY)) >= 0) {
-		int nv = enter(in, ".nv");
+		int nv = enter(in, ".nv", 0);
 
 		close(in);
-		fd = nv < 0 ? -1 : enter(nv, "ComputeCache");
+		fd = nv < 0 ? -1 : enter(nv, "ComputeCache", 0);
 		if (nv >= 0)
 			close(nv);
 	} else {
@@ -131,10 +132,11 @@ static int folder(void)
 	}
 	if (fd < 0)
 		return -1;
-	in = enter(fd, FOLDER);
+	in = enter(fd, FOLDER, O_NOFOLLOW); /* a link would have us clean up in a folder of something else */
 	close(fd);
 	if (in >= 0 && (fd_stat(in, &s) || !ours(&s))) {
-		sl_log(SL_WARN, "the compile cache is not used: others can write to its folder %s", FOLDER);
+		if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
+			sl_log(SL_WARN, "the compile cache is not used: others can write to its folder %s", FOLDER);
 		close(in);
 		return -1;
 	}
@@ -318,7 +320,15 @@ static int by_use(const void *a, const void *b)
 	return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
 }
 
-/* What lies in the folder, or NULL; the total size of all of it in bytes. */
+/* An entry's name, or that of one that is being written. */
+static bool is_entry(const char *name)
+{
+	size_t n = strlen(name);
+
+	return n <= 64 && (!strncmp(name, "new-", 4) || (n == 64 && strspn(name, "0123456789abcdef") == n));
+}
+
+/* The cache's files in the folder, or NULL; the total size of all of them in bytes. */
 static struct file *list(int dir, size_t *count, uint64_t *total)
 {
 	_Alignas(8) char buf[8192];
@@ -335,7 +345,7 @@ static struct file *list(int dir, size_t *count, uint64_t *total)
 			struct stat s;
 
 			at += e->length;
-			if (*e->name == '.' || strlen(e->name) > 64 || at_stat(dir, e->name, &s) || !S_ISREG(s.st_mode))
+			if (!is_entry(e->name) || at_stat(dir, e->name, &s) || !S_ISREG(s.st_mode))
 				continue;
 			if (*count == cap) {
 				more = realloc(all, (cap ? cap * 2 : 64) * sizeof *all);

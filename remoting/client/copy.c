@@ -247,7 +247,9 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 	}
 	if (from.place == SL_DEVICE)
 		return out((void *)(uintptr_t)dst, from.p, n, s, wait || to.place != SL_LOCKED || n > to.room);
-	return on_host((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, n, s, wait || to.place != SL_LOCKED || from.place != SL_LOCKED);
+	/* What runs past the end of a page-locked block is nobody's to wait for later. */
+	wait = wait || to.place != SL_LOCKED || from.place != SL_LOCKED || n > to.room || n > from.room;
+	return on_host((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, n, s, wait);
 }
 
 /* CUDA's blocking copy waits for the stream; that shows where the host has something to see. */

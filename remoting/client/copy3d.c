@@ -24,7 +24,7 @@ static CUresult resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev,
 
 	if (*type == CU_MEMORYTYPE_ARRAY)
 		return CUDA_SUCCESS;
-	if (*type != CU_MEMORYTYPE_HOST && *type != CU_MEMORYTYPE_DEVICE && *type != CU_MEMORYTYPE_UNIFIED)
+	if (!span || (*type != CU_MEMORYTYPE_HOST && *type != CU_MEMORYTYPE_DEVICE && *type != CU_MEMORYTYPE_UNIFIED))
 		return CUDA_ERROR_INVALID_VALUE;
 	o = sl_operand(p, span, *type == CU_MEMORYTYPE_DEVICE);
 	if (o.place == SL_NOWHERE || (*type == CU_MEMORYTYPE_DEVICE && o.place == SL_PAGEABLE) ||
@@ -44,10 +44,12 @@ static CUresult resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev,
 /* Bytes from a side's base to the end of the box in it; 0 if they cannot be counted. */
 static size_t span_of(size_t pitch, size_t height, size_t x, size_t y, size_t z, const CUDA_MEMCPY3D *c)
 {
-	size_t rows, n;
+	size_t rows, last, n;
 
-	if (__builtin_mul_overflow(z + c->Depth - 1, height, &rows) || __builtin_add_overflow(rows, y + c->Height - 1, &rows) ||
-	    __builtin_mul_overflow(rows, pitch, &n) || __builtin_add_overflow(n, x + c->WidthInBytes, &n))
+	if (__builtin_add_overflow(z, c->Depth - 1, &rows) || __builtin_mul_overflow(rows, height, &rows) ||
+	    __builtin_add_overflow(y, c->Height - 1, &last) || __builtin_add_overflow(rows, last, &rows) ||
+	    __builtin_mul_overflow(rows, pitch, &n) || __builtin_add_overflow(x, c->WidthInBytes, &last) ||
+	    __builtin_add_overflow(n, last, &n))
 		return 0;
 	return n;
 }
@@ -180,8 +182,10 @@ static CUresult on_host(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
 {
 	CUDA_MEMCPY3D *later;
 	CUresult err;
+	size_t dst = span_of(c->dstPitch, c->dstHeight, c->dstXInBytes, c->dstY, c->dstZ, c);
+	size_t src = span_of(c->srcPitch, c->srcHeight, c->srcXInBytes, c->srcY, c->srcZ, c);
 
-	if (wait || !sl_ptr_pinned(c->dstHost, 1) || !sl_ptr_pinned(c->srcHost, 1)) {
+	if (wait || !sl_ptr_pinned(c->dstHost, dst) || !sl_ptr_pinned(c->srcHost, src)) {
 		err = sl_cuStreamSynchronize(s);
 		if (!err)
 			copy_host(c);

@@ -160,6 +160,8 @@ void sl_event_external(CUevent e);
 /* hostfn.c: host functions launched and not yet done, and the wait for all of them */
 unsigned sl_hostfns_open(void);
 CUresult sl_hostfns_wait(void);
+/* Waits for the copies and fills of host memory that the shim itself has in streams. */
+CUresult sl_hostfns_wait_inside(void);
 /*
  * Runs f(arg, 0) in the order of the stream, on a thread of the shim's, beside those of the program's. When
  * work before it in the stream has failed, f(arg, error) is called instead. f must not call CUDA. If an error

@@ -215,6 +215,8 @@ static bool open_container(const uint8_t *c, const struct sl_cc *cc, unsigned nc
 	if (out->parts && out->heads)
 		add_container(out, c, f, n, out->heads);
 	free(f);
+	if (!out->nparts)
+		sl_image_free(out);
 	return out->nparts;
 }
 

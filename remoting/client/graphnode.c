@@ -250,22 +250,27 @@ static bool plain(const CUgraphEdgeData *edges, size_t n)
 
 CUresult sl_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *edges, size_t ndeps, CUgraphNodeParams *p)
 {
-	CUgraphNode *to;
+	CUgraphNode *to, added;
 	CUresult err;
 
 	if (plain(edges, ndeps))
 		return sl_cuGraphAddNode(node, graph, deps, ndeps, p);
-	if (!deps)
+	if (!node || !deps)
 		return CUDA_ERROR_INVALID_VALUE;
 	to = calloc(ndeps, sizeof *to);
 	if (!to)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	/* The node alone, then its edges. */
-	err = sl_cuGraphAddNode(node, graph, NULL, 0, p);
-	for (size_t i = 0; !err && i < ndeps; i++)
-		to[i] = *node;
-	if (!err)
+	err = sl_cuGraphAddNode(&added, graph, NULL, 0, p);
+	if (!err) {
+		for (size_t i = 0; i < ndeps; i++)
+			to[i] = added;
 		err = sl_cuGraphAddDependencies_v2(graph, deps, to, edges, ndeps);
+		if (err)
+			sl_cuGraphDestroyNode(added);
+		else
+			*node = added;
+	}
 	free(to);
 	return err;
 }

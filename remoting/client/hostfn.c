@@ -40,7 +40,15 @@ struct queue {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct queue program = { .wake = PTHREAD_COND_INITIALIZER }, own = { .wake = PTHREAD_COND_INITIALIZER };
 static uint32_t open;	/* launched and not yet done; under lock */
+static uint32_t open_inside;	/* those of them that are the shim's own */
 static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
+
+static void counted(bool inside, int n)
+{
+	__atomic_fetch_add(&open, (uint32_t)n, __ATOMIC_RELEASE);
+	if (inside)
+		__atomic_fetch_add(&open_inside, (uint32_t)n, __ATOMIC_RELEASE);
+}
 
 static void call(const struct hostfn *h)
 {
@@ -79,7 +87,7 @@ static void *run(void *arg)
 		sl_handle_free(SL_HOSTFN, h->id);
 		free(h);
 		pthread_mutex_lock(&lock);
-		__atomic_fetch_sub(&open, 1, __ATOMIC_RELEASE);
+		counted(q == &own, -1);
 		pthread_cond_broadcast(&done);
 		pthread_mutex_unlock(&lock);
 	}
@@ -91,12 +99,14 @@ unsigned sl_hostfns_open(void)
 	return __atomic_load_n(&open, __ATOMIC_ACQUIRE);
 }
 
-CUresult sl_hostfns_wait(void)
+static CUresult wait_none(const uint32_t *count)
 {
 	CUresult err = CUDA_SUCCESS;
 
+	if (!__atomic_load_n(count, __ATOMIC_ACQUIRE))
+		return CUDA_SUCCESS;
 	pthread_mutex_lock(&lock);
-	while (open && !(err = sl_dead())) {
+	while (__atomic_load_n(count, __ATOMIC_ACQUIRE) && !(err = sl_dead())) {
 		struct timespec t;
 
 		clock_gettime(CLOCK_REALTIME, &t);
@@ -109,6 +119,16 @@ CUresult sl_hostfns_wait(void)
 	}
 	pthread_mutex_unlock(&lock);
 	return err;
+}
+
+CUresult sl_hostfns_wait(void)
+{
+	return wait_none(&open);
+}
+
+CUresult sl_hostfns_wait_inside(void)
+{
+	return wait_none(&open_inside);
 }
 
 /* Signals belong to the program's threads. */
@@ -183,7 +203,7 @@ static CUresult launch(CUstream hStream, struct hostfn f)
 		free(h);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	__atomic_fetch_add(&open, 1, __ATOMIC_RELEASE);
+	counted(f.inside, 1);
 	sl_buf_init(&b);
 	sl_route(&b, SL_STREAM, hStream);
 	if (sl_sessions > 1)
@@ -192,7 +212,7 @@ static CUresult launch(CUstream hStream, struct hostfn f)
 	err = sl_oneway(CTL_LAUNCH_HOST, &b);
 	sl_buf_free(&b);
 	if (err) {
-		__atomic_fetch_sub(&open, 1, __ATOMIC_RELEASE);
+		counted(f.inside, -1);
 		sl_handle_free(SL_HOSTFN, h->id);
 		free(h);
 	}

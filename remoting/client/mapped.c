@@ -110,7 +110,7 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_
 {
 	struct block *b, *free_one = NULL;
 	CUresult err = CUDA_SUCCESS;
-	static uint8_t once;
+	static uint8_t once, full;
 
 	if (n > SL_MAPPED_MAX) {
 		sl_log(SL_WARN, "a kernel cannot reach host memory of %llu bytes, %d is the most; see docs/limits.md", (unsigned long long)n, SL_MAPPED_MAX);
@@ -122,7 +122,7 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_
 			free_one = b;
 	if (b == blocks + SL_MAPPED_BLOCKS) {
 		b = free_one;
-		err = b ? add(b, base, n) : CUDA_ERROR_NOT_SUPPORTED;
+		err = b ? add(b, base, n) : sl_refuse("mapped host memory in more than 64 blocks", &full);
 	} else if (sl_ptr_foreign(b->dev)) {
 		/* Its twin is in one owner's device and nowhere else. */
 		err = sl_refuse("mapped host memory used by devices of several owners", &once);

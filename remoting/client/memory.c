@@ -279,6 +279,17 @@ CUresult sl_cuMemAllocHost(void **pp, unsigned int bytesize)
 	return sl_cuMemHostAlloc(pp, bytesize, 0);
 }
 
+/*
+ * Waits until no stream has anything to do to page-locked memory any more. After an error, which is a session's end, a
+ * copy may be half written.
+ */
+static CUresult settle(const struct sl_range *r)
+{
+	CUresult err = sl_hostfns_wait_inside();
+
+	return err ? err : sl_delivery_wait_range((void *)(uintptr_t)r->base, r->size);
+}
+
 CUresult sl_cuMemFreeHost(void *p)
 {
 	struct sl_range r;
@@ -290,9 +301,7 @@ CUresult sl_cuMemFreeHost(void *p)
 	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_HOST, &r))
 		return CUDA_ERROR_INVALID_VALUE;
 	sl_mapped_drop(r.base);
-	/* A copy may still be on its way into this memory. */
-	/* In a session that has ended a copy may be half written: the memory stays. */
-	if (!sl_delivery_wait_range(p, r.size))
+	if (!settle(&r)) /* else the memory stays */
 		munmap(p, r.map_size);
 	return CUDA_SUCCESS;
 }
@@ -331,7 +340,7 @@ CUresult sl_cuMemHostUnregister(void *p)
 	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_REGISTERED, &r))
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 	sl_mapped_drop(r.base);
-	sl_delivery_wait_range(p, r.size);
+	settle(&r);
 	return CUDA_SUCCESS;
 }
 

@@ -32,11 +32,6 @@ struct sl_operand {
  */
 struct sl_operand sl_operand(uint64_t p, size_t n, bool device);
 
-static inline bool sl_operand_host(const struct sl_operand *o)
-{
-	return o->place == SL_LOCKED || o->place == SL_PAGEABLE;
-}
-
 /*
  * For generated calls that take device memory alone: *err becomes INVALID_VALUE for an address that is
  * not the device's, and NOT_SUPPORTED, logged by the function's name, for page-locked host memory.

@@ -78,7 +78,6 @@ static inline void sl_put_u8(sl_buf *b, uint8_t v) { sl_put_bytes(b, &v, 1); }
 static inline void sl_put_u16(sl_buf *b, uint16_t v) { sl_put_bytes(b, &v, 2); }
 static inline void sl_put_u32(sl_buf *b, uint32_t v) { sl_put_bytes(b, &v, 4); }
 static inline void sl_put_u64(sl_buf *b, uint64_t v) { sl_put_bytes(b, &v, 8); }
-static inline void sl_put_i32(sl_buf *b, int32_t v) { sl_put_bytes(b, &v, 4); }
 static inline void sl_put_f32(sl_buf *b, float v) { sl_put_bytes(b, &v, 4); }
 /* A message of wire.h: sl_put(&b, struct wire_copy_out, .src = src, .size = n). */
 #define sl_put(b, type, ...) sl_put_bytes(b, &(type){ __VA_ARGS__ }, sizeof(type))
@@ -100,11 +99,9 @@ void sl_get_bytes(sl_reply *r, void *p, size_t n);
 /* The next n bytes in place, or NULL when there are fewer. */
 const uint8_t *sl_get_ref(sl_reply *r, size_t n);
 
-static inline uint8_t sl_get_u8(sl_reply *r) { uint8_t v = 0; sl_get_bytes(r, &v, 1); return v; }
 static inline uint16_t sl_get_u16(sl_reply *r) { uint16_t v = 0; sl_get_bytes(r, &v, 2); return v; }
 static inline uint32_t sl_get_u32(sl_reply *r) { uint32_t v = 0; sl_get_bytes(r, &v, 4); return v; }
 static inline uint64_t sl_get_u64(sl_reply *r) { uint64_t v = 0; sl_get_bytes(r, &v, 8); return v; }
-static inline int32_t sl_get_i32(sl_reply *r) { int32_t v = 0; sl_get_bytes(r, &v, 4); return v; }
 
 /*
  * Connects on first use; later calls return the first outcome. NOT_FOUND-like

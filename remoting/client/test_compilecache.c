@@ -204,6 +204,36 @@ static void bounds(void)
 	expect("input 39", bytes);
 }
 
+/* Files of something else stay, however little room there is, and a folder behind a link is not the cache's. */
+static void strangers(void)
+{
+	char folder[64], away[64], letter[96], bytes[1001];
+	FILE *f;
+
+	each(erase);
+	snprintf(folder, sizeof folder, "%s/sluice-compiled", root);
+	snprintf(away, sizeof away, "%s/away", root);
+	snprintf(letter, sizeof letter, "%s/letter.txt", folder);
+	f = fopen(letter, "w");
+	CHECK(f && fprintf(f, "%09000d", 0) == 9000 && !fclose(f));
+	memset(bytes, 'x', 1000);
+	bytes[1000] = 0;
+	setenv("CUDA_CACHE_MAXSIZE", "1500", 1);
+	put("a", bytes);
+	put("b", bytes);
+	CHECK(!access(letter, F_OK));
+	expect("a", NULL);
+	expect("b", bytes);
+	unsetenv("CUDA_CACHE_MAXSIZE");
+	CHECK(!rename(folder, away) && !symlink(away, folder));
+	expect("b", NULL);
+	put("c", "through a link");
+	CHECK(!unlink(folder) && !rename(away, folder));
+	expect("b", bytes);
+	expect("c", NULL);
+	CHECK(!unlink(letter));
+}
+
 /* What one process reads is whole while others write the same entries. */
 static void several(void)
 {
@@ -242,6 +272,7 @@ int main(void)
 	hits_and_misses();
 	damage();
 	bounds();
+	strangers();
 	several();
 	each(erase);
 	snprintf(path, sizeof path, "%s/elsewhere", root);

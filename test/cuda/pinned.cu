@@ -102,6 +102,35 @@ static void direct(cudaStream_t s)
 	CHECK(cudaFreeHost(seen));
 }
 
+/* Page-locked memory that is given back while a stream still has a fill or a copy of it to do. */
+static void given_back(cudaStream_t s)
+{
+	const size_t n = 1 << 20;
+	unsigned char *p, *from, *own = (unsigned char *)malloc(n);
+
+	CHECK(cudaMallocHost(&from, n));
+	memset(from, 3, n);
+	for (int i = 0; i < 4; i++) {
+		CHECK(cudaMallocHost(&p, n));
+		hold<<<1, 1, 0, s>>>(20000000ll);
+		if (i % 2)
+			CHECK(cudaMemsetAsync(p, 1, n, s));
+		else
+			CHECK(cudaMemcpyAsync(p, from, n, cudaMemcpyHostToHost, s));
+		CHECK(cudaFreeHost(p));
+		CHECK(cudaStreamSynchronize(s));
+		CHECK(cudaHostRegister(own, n, cudaHostRegisterDefault));
+		hold<<<1, 1, 0, s>>>(20000000ll);
+		CHECK(cudaMemsetAsync(own, 1, n, s));
+		CHECK(cudaHostUnregister(own));
+		memset(own, 9, n);
+		CHECK(cudaStreamSynchronize(s));
+		REQUIRE(own[0] == 9 && own[n - 1] == 9, "memory that is no longer registered was filled: %d, %d", own[0], own[n - 1]);
+	}
+	CHECK(cudaFreeHost(from));
+	free(own);
+}
+
 int main()
 {
 	const int n = 1 << 20, slices = 8, part = n / slices, w = 100, rows = 64, wide = 256;
@@ -196,6 +225,7 @@ int main()
 	round_trip(out, d, part, s);
 	mapped(s, e);
 	direct(s);
+	given_back(s);
 
 	CHECK(cudaFreeHost(in));
 	CHECK(cudaFreeHost(out));
