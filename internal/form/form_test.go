@@ -97,8 +97,7 @@ func TestBytes(t *testing.T) {
 		if got := n.String(); got != want {
 			t.Errorf("%d is written %q, want %q", uint64(n), got, want)
 		}
-		var back Bytes
-		if err := back.UnmarshalText([]byte(want)); err != nil || back != n {
+		if back, err := ParseBytes(want); err != nil || back != n {
 			t.Errorf("%q is read as %d, %v", want, uint64(back), err)
 		}
 	}

@@ -13,8 +13,7 @@ var units = []struct {
 	shift  uint
 }{{"T", 40}, {"G", 30}, {"M", 20}, {"K", 10}}
 
-// Bytes is a number of bytes that is written as 512M or 20G. It implements pflag.Value and
-// encoding.TextUnmarshaler.
+// Bytes is a number of bytes that is written as 512M or 20G.
 type Bytes uint64
 
 var size = regexp.MustCompile(`^([0-9]+)(?:([KMGT])(?:I?B)?|B)?$`)
@@ -47,10 +46,4 @@ func (n Bytes) String() string {
 		}
 	}
 	return strconv.FormatUint(uint64(n), 10)
-}
-
-// UnmarshalText is ParseBytes.
-func (n *Bytes) UnmarshalText(b []byte) (err error) {
-	*n, err = ParseBytes(string(b))
-	return err
 }

@@ -4,7 +4,10 @@ package process
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"regexp"
 	"strconv"
@@ -21,15 +24,26 @@ type Stat struct {
 // Ended says whether the process has ended and only waits for its parent.
 func (s Stat) Ended() bool { return s.State == 'Z' || s.State == 'X' }
 
-// Read reads the Stat of a process. If there is no such process, the error is
+// Read reads the Stat of a process. If there is no such process, the error wraps
 // fs.ErrNotExist.
 func Read(pid int) (Stat, error) {
-	path := fmt.Sprintf("/proc/%d/stat", pid)
-	b, err := os.ReadFile(path)
+	f, err := os.Open(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return Stat{}, err
 	}
-	return parse(path, b)
+	defer f.Close()
+	return read(f)
+}
+
+func read(f *os.File) (Stat, error) {
+	b, err := io.ReadAll(f)
+	if errors.Is(err, unix.ESRCH) { // it has ended since the file was opened
+		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	if err != nil {
+		return Stat{}, err
+	}
+	return parse(f.Name(), b)
 }
 
 func parse(path string, b []byte) (Stat, error) {

@@ -2,6 +2,7 @@ package process
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -37,6 +38,11 @@ func TestRead(t *testing.T) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
+	f, err := os.Open(fmt.Sprintf("/proc/%d/stat", c.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
 	// Ended and not reaped.
 	if err := unix.Waitid(unix.P_PID, c.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
 		t.Fatal(err)
@@ -47,6 +53,9 @@ func TestRead(t *testing.T) {
 	_ = c.Wait()
 	if _, err := Start(c.Process.Pid); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a process that is gone: %v", err)
+	}
+	if _, err := read(f); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a process that has ended since the file was opened: %v", err)
 	}
 }
 

@@ -48,14 +48,6 @@ type How struct {
 // left there is replaced. The path may be longer than the 107 bytes of an address, and it
 // stays when the listener is closed: those who connect then are refused at once.
 func Listen(path string, how How) (*net.UnixListener, error) {
-	if fi, err := os.Lstat(path); err == nil && how.Staging == "" {
-		if fi.Mode().Type() != fs.ModeSocket {
-			return nil, ErrNoSocket
-		}
-		if how.Alone && answers(path) {
-			return nil, ErrInUse
-		}
-	}
 	staging := how.Staging
 	if staging == "" {
 		staging = filepath.Dir(path)
@@ -65,6 +57,14 @@ func Listen(path string, how How) (*net.UnixListener, error) {
 		return nil, err
 	}
 	defer dir.Close()
+	if fi, err := os.Lstat(path); err == nil && how.Staging == "" {
+		if fi.Mode().Type() != fs.ModeSocket {
+			return nil, ErrNoSocket
+		}
+		if how.Alone && answers(dir, filepath.Base(path)) {
+			return nil, ErrInUse
+		}
+	}
 	name := "." + filepath.Base(path) + ".new"
 	if how.Staging != "" {
 		name = filepath.Base(filepath.Dir(path)) + name // the base alone need not be unique there
@@ -73,8 +73,7 @@ func Listen(path string, how How) (*net.UnixListener, error) {
 	if err := os.Remove(made); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	// By way of the descriptor the address is short, however long the path is.
-	l, err := bind(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name), how.Mode.Perm())
+	l, err := bind(address(dir, name), how.Mode.Perm())
 	if err != nil {
 		return nil, err
 	}
@@ -90,6 +89,11 @@ func Listen(path string, how How) (*net.UnixListener, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// address is that of a socket in a directory, which is short however long the path is.
+func address(dir *os.File, name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }
 
 // bind makes a socket whose mode is at most mode from the begin: bind(2) takes the mode of
@@ -109,14 +113,15 @@ func bind(address string, mode fs.FileMode) (*net.UnixListener, error) {
 	return u, nil
 }
 
-// answers says whether somebody listens at path. Any error but ECONNREFUSED is that of a
-// living listener, mostly one with a full backlog.
-func answers(path string) bool {
-	c, err := net.DialTimeout("unix", path, time.Second)
+// answers says whether somebody listens at a socket in a directory. Any error but
+// ECONNREFUSED, and ENOENT if it has just been removed, is that of a living listener, mostly
+// one with a full backlog.
+func answers(dir *os.File, name string) bool {
+	c, err := net.DialTimeout("unix", address(dir, name), time.Second)
 	if err == nil {
 		_ = c.Close()
 	}
-	return !errors.Is(err, syscall.ECONNREFUSED)
+	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT)
 }
 
 // Peer is the process at the other end of a connection, as it was when it called

@@ -115,6 +115,11 @@ func TestListenDeep(t *testing.T) {
 	if _, err := l.Accept(); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := Listen(path, How{Mode: 0o666, Alone: true}); !errors.Is(err, ErrInUse) {
+		t.Errorf("a second one: %v", err)
+	}
+	_ = l.Close()
+	listen(t, path, How{Mode: 0o666, Alone: true})
 }
 
 func TestPeer(t *testing.T) {

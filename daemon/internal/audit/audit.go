@@ -131,6 +131,8 @@ type Log struct {
 	path string
 	o    Options
 
+	syncing sync.Mutex // held for the whole of a Sync; before mu
+
 	mu     sync.Mutex
 	series map[class]*series // nil once the log is closed
 	seq    uint64
@@ -295,9 +297,7 @@ func (s *series) write(b []byte) error {
 		return fmt.Errorf("line of %d bytes", len(b))
 	}
 	if s.size > 0 && s.size+int64(len(b)) > s.o.MaxSize {
-		if err := s.rotate(); err != nil {
-			return err
-		}
+		s.rotate()
 	}
 	n, err := s.f.Write(b)
 	if err != nil {
@@ -314,8 +314,11 @@ func (s *series) write(b []byte) error {
 	return nil
 }
 
-// Sync writes the lines so far to the disk. Refusals may wait for the kernel.
+// Sync writes the lines so far to the disk. Refusals may wait for the kernel. A caller
+// waits for the Sync of another, since its own lines may be among those that one writes.
 func (l *Log) Sync() error {
+	l.syncing.Lock()
+	defer l.syncing.Unlock()
 	for _, c := range []class{leases, sessions} {
 		l.mu.Lock()
 		if l.series == nil {
@@ -329,7 +332,7 @@ func (l *Log) Sync() error {
 		if !dirty {
 			continue
 		}
-		// A file that is closed meanwhile has been synced by rotate or Close.
+		// A file that is closed meanwhile has been synced by rotate.
 		if err := f.Sync(); err != nil && !errors.Is(err, os.ErrClosed) {
 			l.mu.Lock()
 			s.dirty = true
@@ -341,21 +344,26 @@ func (l *Log) Sync() error {
 }
 
 // rotate renames the files, the oldest first. When it fails the current file
-// goes on growing: a line is worth more than its place.
-func (s *series) rotate() error {
+// goes on growing: a line is worth more than its place. The file is synced first, since
+// Sync does not come back to it.
+func (s *series) rotate() {
+	old := s.f
+	if err := old.Sync(); err != nil {
+		s.o.Log.Warn("the audit log is not rotated", "error", err)
+		return
+	}
 	for i := s.o.Keep - 1; i >= 0; i-- {
 		if err := safefile.Move(s.name(i), s.name(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.o.Log.Warn("the audit log is not rotated", "error", err)
-			return nil
+			return
 		}
 	}
-	old := s.f
 	if err := s.open(); err != nil {
 		s.f = old // renamed, and still good to write to
 		s.o.Log.Warn("the audit log is not rotated", "error", err)
-		return nil
+		return
 	}
-	return errors.Join(old.Sync(), old.Close())
+	_ = old.Close() // what it has is on the disk
 }
 
 // Has says whether the log's last part has owner's line of this event about this
@@ -387,6 +395,8 @@ func (l *Log) Lines() uint64 { return l.lines.Load() }
 
 // Close syncs and closes the files.
 func (l *Log) Close() error {
+	l.syncing.Lock()
+	defer l.syncing.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var errs []error

@@ -3,6 +3,7 @@ package audit
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -168,6 +169,58 @@ func TestSyncWhileRotating(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// unsynced puts a pipe in the place of a series' file: it takes lines, and no sync.
+func unsynced(t *testing.T, l *Log, c class) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	must(t, err)
+	t.Cleanup(func() { r.Close() })
+	must(t, l.series[c].f.Close())
+	l.series[c].f = w
+}
+
+// No caller of Sync is told that lines are on the disk while another finds out that they
+// are not.
+func TestSyncFails(t *testing.T) {
+	l, err := Open(filepath.Join(t.TempDir(), "audit.log"), Options{})
+	must(t, err)
+	unsynced(t, l, leases)
+	must(t, l.Write(Event{Event: Grant}))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 1000 {
+				if l.Sync() == nil {
+					t.Error("synced")
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if l.Close() == nil {
+		t.Error("closed without an error")
+	}
+}
+
+// A file that cannot be synced is not put aside, where no Sync would come back to it.
+func TestRotateUnsynced(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "audit.log")
+	l, err := Open(p, Options{MaxSize: 1000, Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	defer l.Close()
+	unsynced(t, l, leases)
+	for range 20 {
+		must(t, l.Write(Event{Event: Grant, Reason: strings.Repeat("x", 100)}))
+	}
+	if _, err := os.Stat(p + ".1"); err == nil {
+		t.Error("rotated")
+	}
+	if l.Sync() == nil {
+		t.Error("synced")
+	}
 }
 
 func TestTornLine(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
@@ -34,7 +33,7 @@ func noteAlone(ctx context.Context, commands func() *slurm.Commands, socket stri
 			return fmt.Errorf("whether it needs a GPU is not known: %w", err)
 		}
 		for name, n := range j.Licences {
-			need = need || n > 0 && strings.HasPrefix(name, form.Gres)
+			need = need || n > 0 && form.IsLicence(name)
 		}
 	}
 	if !need {

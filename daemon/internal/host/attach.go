@@ -67,9 +67,11 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 	h.mu.Lock()
 	hd := h.keys[n]
 	t, over := h.tombs[n]
+	if hd != nil {
+		l = hd.rec.Lease // a copy: Set changes the record's
+	}
 	h.mu.Unlock()
 	if hd != nil {
-		l = hd.rec.Lease
 		if len(silent) == 0 && !slices.ContainsFunc(parts, func(p lease.Lease) bool { return p.ID == l.ID }) {
 			h.release(ctx, hd, "its owners no longer have it", true)
 			hd = nil

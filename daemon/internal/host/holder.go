@@ -4,7 +4,9 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -30,23 +32,39 @@ func uidOf(pid int) (uint32, bool) {
 	return st.Uid, true
 }
 
-func alive(p lease.Process) bool { return p.PID > 0 && startOf(p.PID) == p.Start && p.Start != 0 }
+// ended says whether a process has ended. With an error that is not known, as while this
+// daemon has no descriptor left to look with.
+func ended(p lease.Process) (bool, error) {
+	s, err := process.Read(p.PID)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return err == nil && (s.Ended() || s.Start != p.Start), err
+}
 
-// watchHolder releases a lease when its holder ends. Without pidfds sweep looks.
+func alive(p lease.Process) bool {
+	over, err := ended(p)
+	return !over && err == nil
+}
+
+// watchHolder releases a lease when its holder ends. Without a pidfd sweep looks.
 func (h *Host) watchHolder(hd *held) {
 	p := hd.rec.Lease.Request.Holder
 	if p.PID == 0 {
 		return
 	}
 	fd, err := unix.PidfdOpen(p.PID, unix.PIDFD_NONBLOCK)
-	if err == unix.ENOSYS || err == unix.EINVAL || err == unix.EPERM {
-		return
-	}
-	if err != nil || !alive(p) { // the pidfd is of this process, or it is gone
-		if err == nil {
+	over := err == unix.ESRCH
+	if err == nil {
+		if over, err = ended(p); over || err != nil { // the pidfd may be another process's
 			_ = unix.Close(fd)
 		}
+	}
+	if over {
 		h.wg.Go(func() { h.release(h.base, hd, "its holder has ended", true) })
+		return
+	}
+	if err != nil {
 		return
 	}
 	f := os.NewFile(uintptr(fd), "pidfd")
@@ -58,7 +76,7 @@ func (h *Host) watchHolder(hd *held) {
 	ctx, stop := context.WithCancel(h.base)
 	h.mu.Lock()
 	hd.stop = stop
-	over := hd.rec.Phase != granted
+	over = hd.rec.Phase != granted
 	h.mu.Unlock()
 	if over {
 		stop()

@@ -68,8 +68,10 @@ func (h *Host) sweep(ctx context.Context) {
 		switch p := hd.rec.Lease.Request.Holder; {
 		case !hd.deadline.IsZero() && now.After(hd.deadline):
 			ends = append(ends, end{hd, "its life time is over"})
-		case p.PID > 0 && hd.stop == nil && !alive(p): // no pidfd to wait on
-			ends = append(ends, end{hd, "its holder has ended"})
+		case p.PID > 0 && hd.stop == nil: // no pidfd to wait on
+			if over, _ := ended(p); over {
+				ends = append(ends, end{hd, "its holder has ended"})
+			}
 		}
 	}
 	for n, t := range h.tombs {

@@ -111,10 +111,13 @@ func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest
 // that written.
 func (h *Host) refused(l *lease.Lease, r leasesock.Refusal) {
 	skipped, ok := uint64(0), false
-	if r.Stranger {
+	switch {
+	case r.Stranger:
 		skipped, ok = h.strangers.Pass()
-	} else {
-		skipped, ok = h.refusal(r.UID)
+	case r.UID == 0:
+		skipped, ok = h.refusal(0)
+	default: // a user's subordinate uids are many, and count as the user
+		skipped, ok = h.refusal(l.Request.UID)
 	}
 	if !ok {
 		return

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/containers"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/leasesock"
 )
 
 // Somebody else may connect, is told why he gets nothing, and is in nobody's way.
@@ -121,6 +122,26 @@ print(n)`, s.Socket(l.ID))
 	}
 	if asked < 1000 || len(lines) < 10 || len(lines) > most || skipped == 0 || skipped > asked {
 		t.Errorf("%d refusals have %d lines, want at most %d, which speak of %d more", asked, len(lines), most, skipped)
+	}
+}
+
+// A user's containers ask as the user's subordinate uids, which have no more lines together
+// than the user. Each line names the uid that asked.
+func TestSubordinateRefusalsAreBounded(t *testing.T) {
+	s := newSite(t, newFake("a", 1))
+	l := s.must(ask("1", 50))
+	begin := time.Now()
+	for i := range uint32(200) {
+		s.refused(&l, leasesock.Refusal{UID: 100000 + i, Err: errors.New("no")})
+	}
+	lines := s.refusals(t)
+	if most := 10 * (2 + int(time.Since(begin)/time.Second)); len(lines) == 0 || len(lines) > most {
+		t.Errorf("%d lines, want at most %d", len(lines), most)
+	}
+	for i, e := range lines {
+		if e.UID == nil || *e.UID < 100000 {
+			t.Errorf("line %d: %+v", i, e)
+		}
 	}
 }
 

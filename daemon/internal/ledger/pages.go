@@ -36,7 +36,7 @@ const (
 type pageWalk struct {
 	file *os.File
 	size uint64 // of a page
-	end  uint64 // the first page that is not the tree's
+	end  uint64 // the first page that is not the tree's, or not in the file
 	seen map[uint64]bool
 }
 
@@ -47,8 +47,13 @@ func checkPages(tx *bolt.Tx, path string) error {
 		return fmt.Errorf("ledger: %w", err)
 	}
 	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("ledger: %w", err)
+	}
 	size := uint64(tx.DB().Info().PageSize)
-	w := &pageWalk{file: f, size: size, end: uint64(tx.Size()) / size, seen: make(map[uint64]bool)}
+	end := uint64(min(tx.Size(), fi.Size())) / size // a file that was cut short has less than it says
+	w := &pageWalk{file: f, size: size, end: end, seen: make(map[uint64]bool)}
 	if err := w.page(uint64(tx.Cursor().Bucket().Root()), 0); err != nil {
 		return fmt.Errorf("ledger %s: %w: %w; %s", path, ErrCorrupt, err, remedy)
 	}

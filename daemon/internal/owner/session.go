@@ -214,7 +214,6 @@ func (o *Owner) refusal(host string, uid uint32) (skipped uint64, ok bool) {
 	return o.refusals.Pass(fmt.Sprintf("%d@%s", uid, cut(host)))
 }
 
-// cut is a name that a host chose as it may be logged.
 // cut is as much of a host's text as is kept.
 func cut(s string) string { return form.Line(s, form.MaxName) }
 
