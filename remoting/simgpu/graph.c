@@ -1,6 +1,7 @@
 /*
- * Graphs: nodes with their edges, made by hand or by capture (capture.c).
- * Node arrays keep the order of creation; running is exec.c's business.
+ * Graphs: their nodes and edges as a shape, whatever the nodes do. Nodes are made by
+ * hand (graphnode.c) or by capture (capture.c); exec.c runs them. Node arrays keep
+ * the order of creation. All under sim.lock.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -52,8 +53,7 @@ struct gnode *node_new(struct graph *g, struct work *w, struct gnode **deps, siz
 	return n;
 }
 
-/* A copy of src with nodes in the same places. */
-static struct graph *graph_copy(struct graph *src)
+struct graph *graph_copy(struct graph *src)
 {
 	struct graph *g = graph_new();
 
@@ -93,7 +93,7 @@ static struct graph *graph_copy(struct graph *src)
 	return g;
 }
 
-static CUresult enter(CUgraph h, struct graph **g)
+CUresult graph_enter(CUgraph h, struct graph **g)
 {
 	CUresult r = sim_enter();
 
@@ -103,7 +103,7 @@ static CUresult enter(CUgraph h, struct graph **g)
 	return *g ? CUDA_SUCCESS : sim_leave(CUDA_ERROR_INVALID_VALUE);
 }
 
-static CUresult enter_node(CUgraphNode h, enum wkind kind, struct gnode **n)
+CUresult node_enter(CUgraphNode h, enum wkind kind, struct gnode **n)
 {
 	CUresult r = sim_enter();
 
@@ -134,7 +134,7 @@ API CUresult cuGraphCreate(CUgraph *out, unsigned int flags)
 API CUresult cuGraphDestroy(CUgraph h)
 {
 	struct graph *g;
-	CUresult r = enter(h, &g);
+	CUresult r = graph_enter(h, &g);
 
 	if (r)
 		return r;
@@ -147,7 +147,7 @@ API CUresult cuGraphDestroy(CUgraph h)
 API CUresult cuGraphClone(CUgraph *out, CUgraph h)
 {
 	struct graph *g, *copy;
-	CUresult r = enter(h, &g);
+	CUresult r = graph_enter(h, &g);
 
 	if (r)
 		return r;
@@ -163,7 +163,7 @@ API CUresult cuGraphClone(CUgraph *out, CUgraph h)
 API CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode orig, CUgraph h)
 {
 	struct graph *g;
-	CUresult r = enter(h, &g);
+	CUresult r = graph_enter(h, &g);
 
 	if (r)
 		return r;
@@ -176,390 +176,12 @@ API CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode orig, CUgraph 
 	return sim_leave(CUDA_ERROR_INVALID_VALUE);
 }
 
-/* adding nodes */
-
-/* Adds a node with work w (taken over) to graph h. The lock is held, and released. */
-static CUresult add(CUgraphNode *out, CUgraph h, const CUgraphNode *deps, size_t ndeps, struct work *w,
-		    struct graph *child)
-{
-	struct graph *g = obj_get(h, K_GRAPH);
-	struct gnode **v, *n = NULL;
-	CUresult r = CUDA_SUCCESS;
-
-	if (!g || !out || (ndeps && !deps) || ndeps > 1 << 20)
-		r = CUDA_ERROR_INVALID_VALUE;
-	v = xcalloc(r ? 0 : ndeps, sizeof(*v));
-	for (size_t i = 0; !r && i < ndeps; i++) {
-		v[i] = obj_get(deps[i], K_NODE);
-		if (!v[i] || v[i]->graph != g)
-			r = CUDA_ERROR_INVALID_VALUE;
-		for (size_t k = 0; !r && k < i; k++)
-			if (v[k] == v[i])
-				r = CUDA_ERROR_INVALID_VALUE;
-	}
-	if (!r) {
-		n = node_new(g, w, v, ndeps);
-		if (!n)
-			r = CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	free(v);
-	if (r) {
-		work_drop(w);
-		if (child)
-			graph_destroy(child);
-		return sim_leave(r);
-	}
-	n->child = child;
-	if (child)
-		child->parent = n;
-	*out = HANDLE(CUgraphNode, n);
-	return sim_leave(CUDA_SUCCESS);
-}
-
-#define ADD_ARGS CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t ndeps
-
-CUresult kernel_work(struct ctx *c, const CUDA_KERNEL_NODE_PARAMS_v2 *p, bool v2, struct work *w)
-{
-	CUfunction f;
-
-	if (!p)
-		return CUDA_ERROR_INVALID_VALUE;
-	f = p->func ? p->func : v2 ? (CUfunction)p->kern : NULL;
-	memset(w, 0, sizeof(*w));
-	w->kind = W_KERNEL;
-	return kcall_make(c, f, (const unsigned int[3]){ p->gridDimX, p->gridDimY, p->gridDimZ },
-			  (const unsigned int[3]){ p->blockDimX, p->blockDimY, p->blockDimZ }, p->sharedMemBytes,
-			  p->kernelParams, p->extra, 0, &w->kernel);
-}
-
-static CUresult add_kernel(ADD_ARGS, const CUDA_KERNEL_NODE_PARAMS_v2 *p, bool v2)
-{
-	struct work w;
-	struct ctx *c;
-	CUresult r = sim_enter_ctx(&c);
-
-	if (r)
-		return r;
-	r = kernel_work(c, p, v2, &w);
-	return r ? sim_leave(r) : add(out, g, deps, ndeps, &w, NULL);
-}
-
-API CUresult cuGraphAddKernelNode(ADD_ARGS, const CUDA_KERNEL_NODE_PARAMS_v1 *p)
-{
-	return add_kernel(out, g, deps, ndeps, (const CUDA_KERNEL_NODE_PARAMS_v2 *)(const void *)p, false);
-}
-
-API CUresult cuGraphAddKernelNode_v2(ADD_ARGS, const CUDA_KERNEL_NODE_PARAMS_v2 *p)
-{
-	return add_kernel(out, g, deps, ndeps, p, true);
-}
-
-CUresult memcpy_work(const CUDA_MEMCPY3D *p, struct work *w)
-{
-	if (!p)
-		return CUDA_ERROR_INVALID_VALUE;
-	memset(w, 0, sizeof(*w));
-	w->kind = W_COPY;
-	w->copy.desc = *p;
-	return copy3d_make(p, &w->copy.c);
-}
-
-API CUresult cuGraphAddMemcpyNode(ADD_ARGS, const CUDA_MEMCPY3D *p, CUcontext ctx)
-{
-	struct work w;
-	CUresult r = sim_enter();
-
-	if (r)
-		return r;
-	if (!obj_get(ctx, K_CTX))
-		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
-	r = memcpy_work(p, &w);
-	return r ? sim_leave(r) : add(out, g, deps, ndeps, &w, NULL);
-}
-
-CUresult memset_work(const CUDA_MEMSET_NODE_PARAMS *p, struct work *w)
-{
-	if (!p)
-		return CUDA_ERROR_INVALID_VALUE;
-	memset(w, 0, sizeof(*w));
-	w->kind = W_SET;
-	w->set.p = *p;
-	return set_check(p);
-}
-
-API CUresult cuGraphAddMemsetNode(ADD_ARGS, const CUDA_MEMSET_NODE_PARAMS *p, CUcontext ctx)
-{
-	struct work w;
-	CUresult r = sim_enter();
-
-	if (r)
-		return r;
-	if (!obj_get(ctx, K_CTX))
-		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
-	r = memset_work(p, &w);
-	return r ? sim_leave(r) : add(out, g, deps, ndeps, &w, NULL);
-}
-
-API CUresult cuGraphAddHostNode(ADD_ARGS, const CUDA_HOST_NODE_PARAMS *p)
-{
-	struct work w = { .kind = W_HOST };
-	CUresult r = sim_enter();
-
-	if (r)
-		return r;
-	if (!p || !p->fn)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	w.host.fn = p->fn;
-	w.host.arg = p->userData;
-	return add(out, g, deps, ndeps, &w, NULL);
-}
-
-API CUresult cuGraphAddEmptyNode(ADD_ARGS)
-{
-	struct work w = { .kind = W_EMPTY };
-	CUresult r = sim_enter();
-
-	return r ? r : add(out, g, deps, ndeps, &w, NULL);
-}
-
-API CUresult cuGraphAddChildGraphNode(ADD_ARGS, CUgraph child)
-{
-	struct work w = { .kind = W_CHILD };
-	struct graph *c;
-	CUresult r = enter(child, &c);
-
-	if (r)
-		return r;
-	c = graph_copy(c);
-	return c ? add(out, g, deps, ndeps, &w, c) : sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
-}
-
-static CUresult add_event(ADD_ARGS, CUevent ev, enum wkind kind)
-{
-	struct work w = { .kind = kind, .event = { (uintptr_t)ev } };
-	CUresult r = sim_enter();
-
-	if (r)
-		return r;
-	if (!obj_get(ev, K_EVENT))
-		return sim_leave(CUDA_ERROR_INVALID_HANDLE);
-	return add(out, g, deps, ndeps, &w, NULL);
-}
-
-API CUresult cuGraphAddEventRecordNode(ADD_ARGS, CUevent ev) { return add_event(out, g, deps, ndeps, ev, W_RECORD); }
-API CUresult cuGraphAddEventWaitNode(ADD_ARGS, CUevent ev) { return add_event(out, g, deps, ndeps, ev, W_WAITEV); }
-
-/* parameters of nodes */
-
-API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode h, CUDA_KERNEL_NODE_PARAMS_v2 *p)
-{
-	struct gnode *n;
-	struct kcall *k;
-	CUresult r = enter_node(h, W_KERNEL, &n);
-
-	if (r)
-		return r;
-	if (!p)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	k = &n->work.kernel;
-	free(n->params);
-	n->params = xcalloc(k->twin->k->nparams, sizeof(*n->params));
-	for (uint32_t i = 0; i < k->twin->k->nparams; i++)
-		n->params[i] = k->params + k->twin->offset[i];
-	memset(p, 0, sizeof(*p));
-	if (obj_get_id(k->func, K_KERNEL))
-		p->kern = (CUkernel)(uintptr_t)k->func;
-	else
-		p->func = (CUfunction)(uintptr_t)k->func;
-	p->gridDimX = k->grid[0];
-	p->gridDimY = k->grid[1];
-	p->gridDimZ = k->grid[2];
-	p->blockDimX = k->block[0];
-	p->blockDimY = k->block[1];
-	p->blockDimZ = k->block[2];
-	p->sharedMemBytes = k->shared;
-	p->kernelParams = n->params;
-	return sim_leave(CUDA_SUCCESS);
-}
-
-API CUresult cuGraphKernelNodeGetParams(CUgraphNode h, CUDA_KERNEL_NODE_PARAMS_v1 *p)
-{
-	CUDA_KERNEL_NODE_PARAMS_v2 v2;
-	CUresult r = p ? cuGraphKernelNodeGetParams_v2(h, &v2) : CUDA_ERROR_INVALID_VALUE;
-
-	if (!r) {
-		memcpy(p, &v2, sizeof(*p));
-		if (!p->func)
-			p->func = (CUfunction)v2.kern;
-	}
-	return r;
-}
-
-static void replace(struct gnode *n, struct work *w)
-{
-	work_drop(&n->work);
-	n->work = *w;
-}
-
-static CUresult set_kernel(CUgraphNode h, const CUDA_KERNEL_NODE_PARAMS_v2 *p, bool v2)
-{
-	struct gnode *n;
-	struct work w;
-	struct ctx *c;
-	CUresult r = sim_enter_ctx(&c);
-
-	if (r)
-		return r;
-	n = obj_get(h, K_NODE);
-	if (!n || n->work.kind != W_KERNEL)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	r = kernel_work(c, p, v2, &w);
-	if (!r)
-		replace(n, &w);
-	return sim_leave(r);
-}
-
-API CUresult cuGraphKernelNodeSetParams(CUgraphNode h, const CUDA_KERNEL_NODE_PARAMS_v1 *p)
-{
-	return set_kernel(h, (const CUDA_KERNEL_NODE_PARAMS_v2 *)(const void *)p, false);
-}
-
-API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode h, const CUDA_KERNEL_NODE_PARAMS_v2 *p)
-{
-	return set_kernel(h, p, true);
-}
-
-API CUresult cuGraphMemcpyNodeGetParams(CUgraphNode h, CUDA_MEMCPY3D *p)
-{
-	struct gnode *n;
-	CUresult r = enter_node(h, W_COPY, &n);
-
-	if (r)
-		return r;
-	if (!p)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	*p = n->work.copy.desc;
-	return sim_leave(CUDA_SUCCESS);
-}
-
-API CUresult cuGraphMemcpyNodeSetParams(CUgraphNode h, const CUDA_MEMCPY3D *p)
-{
-	struct gnode *n;
-	struct work w;
-	CUresult r = enter_node(h, W_COPY, &n);
-
-	if (r)
-		return r;
-	r = memcpy_work(p, &w);
-	if (!r)
-		replace(n, &w);
-	return sim_leave(r);
-}
-
-API CUresult cuGraphMemsetNodeGetParams(CUgraphNode h, CUDA_MEMSET_NODE_PARAMS *p)
-{
-	struct gnode *n;
-	CUresult r = enter_node(h, W_SET, &n);
-
-	if (r)
-		return r;
-	if (!p)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	*p = n->work.set.p;
-	return sim_leave(CUDA_SUCCESS);
-}
-
-API CUresult cuGraphMemsetNodeSetParams(CUgraphNode h, const CUDA_MEMSET_NODE_PARAMS *p)
-{
-	struct gnode *n;
-	struct work w;
-	CUresult r = enter_node(h, W_SET, &n);
-
-	if (r)
-		return r;
-	r = memset_work(p, &w);
-	if (!r)
-		replace(n, &w);
-	return sim_leave(r);
-}
-
-API CUresult cuGraphHostNodeGetParams(CUgraphNode h, CUDA_HOST_NODE_PARAMS *p)
-{
-	struct gnode *n;
-	CUresult r = enter_node(h, W_HOST, &n);
-
-	if (r)
-		return r;
-	if (!p)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	p->fn = n->work.host.fn;
-	p->userData = n->work.host.arg;
-	return sim_leave(CUDA_SUCCESS);
-}
-
-API CUresult cuGraphHostNodeSetParams(CUgraphNode h, const CUDA_HOST_NODE_PARAMS *p)
-{
-	struct gnode *n;
-	CUresult r = enter_node(h, W_HOST, &n);
-
-	if (r)
-		return r;
-	if (!p || !p->fn)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	n->work.host.fn = p->fn;
-	n->work.host.arg = p->userData;
-	return sim_leave(CUDA_SUCCESS);
-}
-
-static CUresult node_event(CUgraphNode h, enum wkind kind, CUevent *get, CUevent set)
-{
-	struct gnode *n;
-	CUresult r = enter_node(h, kind, &n);
-
-	if (r)
-		return r;
-	if (get)
-		*get = (CUevent)(uintptr_t)n->work.event.handle;
-	else if (!obj_get(set, K_EVENT))
-		r = CUDA_ERROR_INVALID_HANDLE;
-	else
-		n->work.event.handle = (uintptr_t)set;
-	return sim_leave(r);
-}
-
-API CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode h, CUevent *e)
-{
-	return e ? node_event(h, W_RECORD, e, NULL) : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode h, CUevent e) { return node_event(h, W_RECORD, NULL, e); }
-
-API CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode h, CUevent *e)
-{
-	return e ? node_event(h, W_WAITEV, e, NULL) : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode h, CUevent e) { return node_event(h, W_WAITEV, NULL, e); }
-
-API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode h, CUgraph *out)
-{
-	struct gnode *n;
-	CUresult r = enter_node(h, W_CHILD, &n);
-
-	if (r)
-		return r;
-	if (!out)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	*out = HANDLE(CUgraph, n->child);
-	return sim_leave(CUDA_SUCCESS);
-}
-
 /* looking at the shape */
 
 API CUresult cuGraphNodeGetType(CUgraphNode h, CUgraphNodeType *type)
 {
 	struct gnode *n;
-	CUresult r = enter_node(h, W_ANY, &n);
+	CUresult r = node_enter(h, W_ANY, &n);
 
 	if (r)
 		return r;
@@ -599,7 +221,7 @@ static CUresult nodes(CUgraph h, CUgraphNode *out, size_t *n, bool roots)
 {
 	struct graph *g;
 	size_t at = 0;
-	CUresult r = enter(h, &g);
+	CUresult r = graph_enter(h, &g);
 
 	if (r)
 		return r;
@@ -618,7 +240,7 @@ API CUresult cuGraphGetEdges(CUgraph h, CUgraphNode *from, CUgraphNode *to, size
 {
 	struct graph *g;
 	size_t at = 0;
-	CUresult r = enter(h, &g);
+	CUresult r = graph_enter(h, &g);
 
 	if (r)
 		return r;
@@ -643,7 +265,7 @@ API CUresult cuGraphNodeGetDependencies(CUgraphNode h, CUgraphNode *out, size_t 
 {
 	struct gnode *v;
 	size_t at = 0;
-	CUresult r = enter_node(h, W_ANY, &v);
+	CUresult r = node_enter(h, W_ANY, &v);
 
 	if (r)
 		return r;
@@ -658,7 +280,7 @@ API CUresult cuGraphNodeGetDependentNodes(CUgraphNode h, CUgraphNode *out, size_
 {
 	struct gnode *v;
 	size_t at = 0;
-	CUresult r = enter_node(h, W_ANY, &v);
+	CUresult r = node_enter(h, W_ANY, &v);
 
 	if (r)
 		return r;
@@ -680,7 +302,7 @@ static void edge_cut(struct gnode *n, size_t k)
 static CUresult edges(CUgraph h, const CUgraphNode *from, const CUgraphNode *to, size_t count, bool addition)
 {
 	struct graph *g;
-	CUresult r = enter(h, &g);
+	CUresult r = graph_enter(h, &g);
 
 	if (r)
 		return r;
@@ -722,7 +344,7 @@ API CUresult cuGraphDestroyNode(CUgraphNode h)
 {
 	struct gnode *n;
 	struct graph *g;
-	CUresult r = enter_node(h, W_ANY, &n);
+	CUresult r = node_enter(h, W_ANY, &n);
 
 	if (r)
 		return r;

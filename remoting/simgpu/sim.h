@@ -385,6 +385,7 @@ void mem_free(struct alloc *a);
 struct alloc *mem_find(uint64_t p);
 bool mem_ok(uint64_t p, size_t n);		/* all of it is mapped device or pinned memory */
 bool mem_device(uint64_t p);			/* belongs to the simulator's devices */
+struct device *dev_of(uint64_t p);		/* the device whose arena p lies in; NULL if none */
 struct alloc *range_add(struct ctx *c, enum akind kind, uint64_t base, size_t n);
 void range_del(struct alloc *a);
 bool range_free(uint64_t base, size_t n);
@@ -455,7 +456,12 @@ CUresult capture_legacy(struct ctx *c, bool uses);
 /* graph.c */
 struct graph *graph_new(void);
 void graph_destroy(struct graph *g);
+struct graph *graph_copy(struct graph *src);	/* with nodes in the same places */
 struct gnode *node_new(struct graph *g, struct work *w, struct gnode **deps, size_t ndeps);
+CUresult graph_enter(CUgraph h, struct graph **g);	/* sim_enter, and finds the graph */
+CUresult node_enter(CUgraphNode h, enum wkind kind, struct gnode **n);	/* a node of that kind; W_ANY: of any */
+
+/* graphnode.c */
 CUresult kernel_work(struct ctx *c, const CUDA_KERNEL_NODE_PARAMS_v2 *p, bool v2, struct work *w);
 CUresult memcpy_work(const CUDA_MEMCPY3D *p, struct work *w);
 CUresult memset_work(const CUDA_MEMSET_NODE_PARAMS *p, struct work *w);
