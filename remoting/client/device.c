@@ -5,6 +5,7 @@
  * changes after cuInit, so nothing here locks.
  */
 #include "core.h"
+#include "version.h"
 
 #include <ctype.h>
 #include <stdio.h>

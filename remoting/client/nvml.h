@@ -1,11 +1,7 @@
 /*
- * The shim's NVML: the part of NVML's binary interface that it answers, and
- * what the two halves of the library say to each other. nvml.c turns facts
- * into NVML's answers, nvml_conn.c fetches the facts from the worker,
- * nvml_names.c refuses everything else by name.
- *
- * Names, layouts and numbers are NVML's, so that code reads like NVML; they
- * are checked against any nvml.h at hand by test_nvml_abi.c.
+ * The part of NVML's binary interface that the shim answers. Names, layouts and
+ * numbers are NVML's, so that code reads like NVML; test_nvml_abi.c checks them
+ * against any nvml.h at hand.
  */
 #ifndef SLUICE_NVML_H
 #define SLUICE_NVML_H
@@ -13,8 +9,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include "snapshot.h"
 
 #define NVML_API __attribute__((visibility("default")))
 
@@ -183,38 +177,5 @@ enum {
 	NVML_FI_DEV_POWER_AVERAGE = 185,
 	NVML_FI_DEV_POWER_CURRENT_LIMIT = 190, NVML_FI_DEV_GPU_TEMP = 308,
 };
-
-/* What follows is ours: facts about the lease's devices, as the worker tells them. */
-
-#define NV_NA SL_UNKNOWN_READING	/* a reading the device does not have */
-
-/* Readings of one device; each but memory may be NV_NA. */
-struct nv_readings {
-	uint64_t mem_total, mem_used, mem_free;	/* bytes, of the grant */
-	uint32_t util_gpu, util_mem;		/* percent */
-	uint32_t temp_c;
-	uint32_t power_mw, power_limit_mw;
-	uint32_t sm_mhz, mem_mhz;
-	uint32_t pstate;
-	uint32_t fan;				/* percent */
-	uint32_t persistence;			/* 0 or 1 */
-};
-
-struct nv_process {
-	uint32_t pid;	/* the client's own number */
-	uint64_t used;	/* bytes */
-	char name[41];
-};
-
-/* Counted: the first opens the connection, the last closes it. */
-nvmlReturn_t nv_open(void);
-nvmlReturn_t nv_close(void);
-bool nv_opened(void);
-/* Fixed from nvmlInit to nvmlShutdown, so it is read without a lock. */
-const struct sl_snapshot *nv_facts(void);
-/* Readings not older than 200 ms, or with now as of this call: memory must tell CUDA's story. */
-nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r);
-/* The lease's sessions on a device as of this call; the caller frees the list, NULL when empty. */
-nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned int *n);
 
 #endif

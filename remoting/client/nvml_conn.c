@@ -21,7 +21,7 @@
  * used, counts against what the payload can hold, text is cut and cleaned.
  */
 #define _GNU_SOURCE
-#include "nvml.h"
+#include "nvml_conn.h"
 #include "wire.h"
 #include "connect.h"
 #include "deadline.h"
@@ -342,7 +342,7 @@ static nvmlReturn_t refresh(unsigned int dev, bool now)
 	return rc;
 }
 
-/* ---- for nvml.c ---- */
+/* ---- for NVML's functions ---- */
 
 nvmlReturn_t nv_open(void)
 {

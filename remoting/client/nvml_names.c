@@ -5,11 +5,11 @@
  * that it must be ready for on any GPU that lacks the feature.
  *
  * The names are those of the libraries of drivers 535, 550 and 555 and of the
- * headers from 11.8 to 13.5 (make nvml-names compares). To answer one of them, write it in nvml.c and take its
+ * headers from 11.8 to 13.5 (make nvml-names compares). To answer one of them, write it in one of the nvml_*.c files and take its
  * line out here; the linker sees to it that no name is in both.
  */
 #include "log.h"
-#include "nvml.h"
+#include "nvml_conn.h"
 
 static nvmlReturn_t refuse(const char *name, uint8_t *once, nvmlReturn_t answer)
 {

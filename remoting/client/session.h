@@ -28,8 +28,6 @@
 #include "snapshot.h"
 #include "wire.h"
 
-#define SL_API_VERSION 13000 /* the CUDA version whose surface the shim has */
-
 /* A growing byte buffer for one outgoing frame; small ones stay on the stack. */
 typedef struct sl_buf {
 	uint8_t *p;

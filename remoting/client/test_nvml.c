@@ -11,7 +11,7 @@
  * serves one connection at a time; a test sets how the next ones behave.
  */
 #define _GNU_SOURCE
-#include "nvml.h"
+#include "nvml_conn.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,0 +1,42 @@
+/*
+ * Facts about the lease's devices, as the workers tell them. nvml_conn.c fetches them;
+ * the functions of NVML turn them into answers (nvml_answer.h).
+ */
+#ifndef SLUICE_NVML_CONN_H
+#define SLUICE_NVML_CONN_H
+
+#include "nvml.h"
+#include "snapshot.h"
+
+#define NV_NA SL_UNKNOWN_READING	/* a reading the device does not have */
+
+/* Readings of one device; each but memory may be NV_NA. */
+struct nv_readings {
+	uint64_t mem_total, mem_used, mem_free;	/* bytes, of the grant */
+	uint32_t util_gpu, util_mem;		/* percent */
+	uint32_t temp_c;
+	uint32_t power_mw, power_limit_mw;
+	uint32_t sm_mhz, mem_mhz;
+	uint32_t pstate;
+	uint32_t fan;				/* percent */
+	uint32_t persistence;			/* 0 or 1 */
+};
+
+struct nv_process {
+	uint32_t pid;	/* the client's own number */
+	uint64_t used;	/* bytes */
+	char name[41];
+};
+
+/* Counted: the first opens the connection, the last closes it. */
+nvmlReturn_t nv_open(void);
+nvmlReturn_t nv_close(void);
+bool nv_opened(void);
+/* Fixed from nvmlInit to nvmlShutdown, so it is read without a lock. */
+const struct sl_snapshot *nv_facts(void);
+/* Readings not older than 200 ms, or with now as of this call: memory must tell CUDA's story. */
+nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r);
+/* The lease's sessions on a device as of this call; the caller frees the list, NULL when empty. */
+nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned int *n);
+
+#endif
