@@ -19,6 +19,7 @@
 #include "attention.h"
 #include "core.h"
 #include "mapped.h"
+#include "print.h"
 
 #include <limits.h>
 #include <linux/futex.h>

@@ -200,6 +200,7 @@ extern const size_t sl_nnames;
  */
 extern uint32_t *sl_live;
 CUresult sl_gate_slow(void);
+void sl_gate_close(void);
 /* Set by SLUICE_LOG=trace: every call of the program and its result is logged. */
 extern bool sl_tracing;
 CUresult sl_traced(const char *function, CUresult result);

@@ -131,8 +131,6 @@ CUresult sl_oneway(uint16_t op, const sl_buf *b);
  * error. r may be NULL; else sl_reply_free it, whatever was returned.
  */
 CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r);
-/* Writes to stdout what kernels have printed; every wait does so on its way back. */
-void sl_print_flush(void);
 /*
  * One-way frame whose payload is head followed by n bytes at data, sent from
  * there without a copy when large; the caller may reuse data on return.

@@ -1,0 +1,100 @@
+/*
+ * The connection to one owner's worker, for session.c, which makes and ends it, send.c,
+ * wait.c and receive.c.
+ *
+ * Locks, in the order they are taken: order (who may append to the ring; gives all calls
+ * of all threads one order), then drain (who may write to the socket), then wait_lock (the
+ * waiting callers; held for a few instructions only). The ring's head is written under
+ * order and its tail under drain; both are read by either. The receiver thread alone reads
+ * the socket, and it alone wakes waiting callers: whoever finds the session broken shuts
+ * the socket down, which ends the receiver, which wakes everybody.
+ */
+#ifndef SLUICE_PEER_H
+#define SLUICE_PEER_H
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "session.h"
+#include "shmring.h"
+
+#define SL_RING (1u << 20)	/* bytes of the ring */
+#define SL_RXBUF (64u << 10)	/* bytes of the receiver's buffer */
+#define SL_WAIT_BUCKETS 64
+
+struct sl_waiter;
+
+struct sl_peer {
+	int fd;
+	unsigned index;
+	uint32_t keepalive_ms;
+	uint32_t first;		/* its first device among all */
+	struct sl_shm *shm;	/* NULL: the socket carries the frames */
+
+	/* send.c */
+	pthread_mutex_t order, drain;
+	uint8_t *ring;
+	uint64_t head, tail;
+	uint32_t sender_sleeps;	/* futex */
+
+	/* wait.c */
+	uint32_t call;		/* number of the last waiting call; under order */
+	pthread_mutex_t wait_lock;
+	struct sl_waiter *waiting[SL_WAIT_BUCKETS];
+	uint32_t owed;		/* threads that wait for an answer or an event of this session */
+
+	/* receive.c: the receiver's alone */
+	int64_t attend_again;
+	uint8_t *rx;
+	size_t rx_at, rx_n;
+	uint64_t bytes_in;
+};
+
+extern struct sl_peer sl_peers[SL_MAX_OWNERS];
+
+/* Ends the session with that error; the first reason counts. */
+void sl_die(CUresult error, const char *why);
+/* Whether it has ended by sl_die: nothing can be sent any more. */
+bool sl_broken(void);
+
+/* The threads of a peer; arg is the struct sl_peer. */
+void *sl_sender(void *arg);
+void *sl_receiver(void *arg);
+/* With shared memory only: waits for the socket's end, which nothing else notices. */
+void *sl_watcher(void *arg);
+
+/* The peer that a call goes to; *ctx becomes the current context as that peer knows it. */
+struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx);
+/* Sends a frame of payload a, then b. Called with order held. */
+CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb);
+/* Writes what the ring holds to the socket. */
+void sl_drain(struct sl_peer *t);
+/* Logs once for each operation that one call cannot be carried out by two owners. */
+CUresult sl_refuse_mixed(uint16_t op);
+
+/* Takes the caller that waits for a call out of the table; NULL if there is none. */
+struct sl_waiter *sl_waiter_take(struct sl_peer *t, uint32_t call);
+/* Where the reply of a taken caller goes. */
+sl_reply *sl_waiter_reply(struct sl_waiter *w);
+/* Lets a taken caller go on. */
+void sl_waiter_wake(struct sl_waiter *w);
+/* Lets all callers go on, with the error that the session has ended with. */
+void sl_waiters_end(struct sl_peer *t);
+/* A turn of this session begins in so many us: threads that wait for an answer are woken to look for it. */
+void sl_waiters_attend(struct sl_peer *t, uint32_t us);
+
+static inline void sl_futex_wait(uint32_t *w, uint32_t v, const struct timespec *t)
+{
+	syscall(SYS_futex, w, FUTEX_WAIT_PRIVATE, v, t, NULL, 0);
+}
+
+static inline void sl_futex_wake(uint32_t *w)
+{
+	syscall(SYS_futex, w, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+#endif

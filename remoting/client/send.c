@@ -1,0 +1,206 @@
+/*
+ * The way out. A frame is appended to the peer's ring under its order lock; the sender
+ * thread writes the ring to the socket, and so does a call that waits, or that brings a
+ * payload too large for the ring, so that nothing waits for that thread. Locks: peer.h.
+ */
+#include "peer.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "gen.h"
+#include "stats.h"
+
+#define BULK_MIN (16u << 10)	/* payloads from here on go straight to the socket */
+#define POLL_NS 25000		/* sender's nap while calls come in */
+#define POLL_ROUNDS 40		/* empty naps before it sleeps until it is woken */
+
+static bool tx(struct sl_peer *t, struct iovec *iov, int n)
+{
+	while (n) {
+		struct msghdr m = { .msg_iov = iov, .msg_iovlen = (size_t)n };
+		ssize_t w = t->shm ? sl_shm_write(t->shm, iov, n, (int)t->keepalive_ms) :
+				     syscall(SYS_sendmsg, t->fd, &m, MSG_NOSIGNAL); /* no cancellation point: locks are held */
+
+		if (w < 0) {
+			if (errno == EINTR)
+				continue;
+			sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, strerror(errno));
+			return false;
+		}
+		__atomic_fetch_add(&sl_stats.bytes_out, (uint64_t)w, __ATOMIC_RELAXED);
+		while (n && (size_t)w >= iov->iov_len) {
+			w -= (ssize_t)iov->iov_len;
+			iov++;
+			n--;
+		}
+		if (n) {
+			iov->iov_base = (char *)iov->iov_base + w;
+			iov->iov_len -= (size_t)w;
+		}
+	}
+	return true;
+}
+
+/* Writes what the ring holds now. Called with drain held. */
+static void drain_locked(struct sl_peer *t)
+{
+	for (;;) {
+		uint64_t tail = t->tail, head = __atomic_load_n(&t->head, __ATOMIC_ACQUIRE);
+		size_t n = (size_t)(head - tail), at = tail % SL_RING, first = SL_RING - at;
+		struct iovec iov[2];
+
+		if (!n)
+			return;
+		if (first > n)
+			first = n;
+		iov[0] = (struct iovec){ t->ring + at, first };
+		iov[1] = (struct iovec){ t->ring, n - first };
+		/* A dead session swallows what is left, so that nobody waits for room. */
+		if (!sl_broken())
+			tx(t, iov, n > first ? 2 : 1);
+		__atomic_store_n(&t->tail, head, __ATOMIC_RELEASE);
+	}
+}
+
+void sl_drain(struct sl_peer *t)
+{
+	pthread_mutex_lock(&t->drain);
+	drain_locked(t);
+	pthread_mutex_unlock(&t->drain);
+}
+
+static void ring_copy(struct sl_peer *t, uint64_t pos, const void *p, size_t n)
+{
+	size_t at = pos % SL_RING, first = SL_RING - at;
+
+	if (first > n)
+		first = n;
+	memcpy(t->ring + at, p, first);
+	memcpy(t->ring, (const char *)p + first, n - first);
+}
+
+/* Appends one frame. Called with order held. */
+static void append(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)
+{
+	size_t n = sizeof *h + na + nb;
+	uint64_t head = t->head;
+
+	if (head + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) > SL_RING)
+		sl_drain(t);
+	ring_copy(t, head, h, sizeof *h);
+	ring_copy(t, head + sizeof *h, a, na);
+	if (nb)
+		ring_copy(t, head + sizeof *h + na, b, nb);
+	__atomic_store_n(&t->head, head + n, __ATOMIC_SEQ_CST);
+}
+
+static void wake_sender(struct sl_peer *t)
+{
+	if (__builtin_expect(__atomic_load_n(&t->sender_sleeps, __ATOMIC_SEQ_CST), 0)) {
+		__atomic_store_n(&t->sender_sleeps, 0, __ATOMIC_RELEASE);
+		sl_futex_wake(&t->sender_sleeps);
+	}
+}
+
+CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)
+{
+	if (na + nb < BULK_MIN) {
+		append(t, h, a, na, b, nb);
+		return CUDA_SUCCESS;
+	}
+	pthread_mutex_lock(&t->drain);
+	drain_locked(t);
+	tx(t, (struct iovec[]){ { (void *)(uintptr_t)h, sizeof *h }, { (void *)(uintptr_t)a, na }, { (void *)(uintptr_t)b, nb } }, nb ? 3 : 2);
+	pthread_mutex_unlock(&t->drain);
+	return sl_dead();
+}
+
+static struct sl_peer *route_slow(const sl_buf *b, uint32_t *ctx)
+{
+	unsigned to = b->to ? b->to - 1u : *ctx ? sl_ctx_session(*ctx) : 0;
+	struct sl_peer *t = &sl_peers[to];
+
+	if (b->to && *ctx && sl_ctx_session(*ctx) != to)
+		*ctx = b->to_ctx;
+	if (*ctx && *ctx <= SL_MAX_DEVICES)
+		*ctx -= t->first;
+	return t;
+}
+
+struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx)
+{
+	*ctx = sl_current_ctx_id();
+	return __builtin_expect(sl_sessions == 1, 1) ? &sl_peers[0] : route_slow(b, ctx);
+}
+
+CUresult sl_refuse_mixed(uint16_t op)
+{
+	static uint8_t once[SL_NOPS + SL_NCONTROLS];
+	unsigned slot = sl_op_slot(op);
+
+	if (!__atomic_exchange_n(&once[slot], 1, __ATOMIC_RELAXED))
+		sl_log(SL_WARN, "%s with devices of several owners is not supported; see docs/coverage.md", sl_op_name(op));
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
+{
+	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op };
+	struct sl_peer *t = sl_peer_route(head, &h.ctx);
+	CUresult err = sl_dead();
+
+	if (err)
+		return err;
+	if (__builtin_expect(head->mixed, 0))
+		return sl_refuse_mixed(op);
+	if (head->failed || head->n + n > SL_MAX_PAYLOAD)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	__atomic_fetch_add(&sl_stats.calls, 1, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&t->order);
+	err = sl_send_frame(t, &h, head->p, head->n, data, n);
+	pthread_mutex_unlock(&t->order);
+	wake_sender(t);
+	return err;
+}
+
+CUresult sl_oneway(uint16_t op, const sl_buf *b)
+{
+	return sl_oneway_bulk(op, b, NULL, 0);
+}
+
+void *sl_sender(void *arg)
+{
+	struct sl_peer *t = arg;
+	const struct timespec nap = { 0, POLL_NS }, beat = { (time_t)(t->keepalive_ms / 2000 + 1), 0 };
+	int idle = 0;
+
+	prctl(PR_SET_NAME, "sluice-send");
+	prctl(PR_SET_TIMERSLACK, 1UL);
+	while (!sl_ended()) {
+		if (__atomic_load_n(&t->head, __ATOMIC_ACQUIRE) != __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE)) {
+			sl_drain(t);
+			idle = 0;
+			continue;
+		}
+		if (idle++ < POLL_ROUNDS) {
+			nanosleep(&nap, NULL);
+			continue;
+		}
+		__atomic_store_n(&t->sender_sleeps, 1, __ATOMIC_SEQ_CST);
+		if (__atomic_load_n(&t->head, __ATOMIC_SEQ_CST) == __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST))
+			sl_futex_wait(&t->sender_sleeps, 1, &beat);
+		if (__atomic_exchange_n(&t->sender_sleeps, 0, __ATOMIC_SEQ_CST)) {
+			struct wire_request h = { .op = CTL_BEAT };
+
+			pthread_mutex_lock(&t->order);
+			append(t, &h, NULL, 0, NULL, 0);
+			pthread_mutex_unlock(&t->order);
+		}
+		idle = 0;
+	}
+	return NULL;
+}

@@ -1,0 +1,23 @@
+/* What the process has sent, for SLUICE_TRACE and SLUICE_STATS. All counters are atomic. */
+#ifndef SLUICE_STATS_H
+#define SLUICE_STATS_H
+
+#include "gen.h"
+
+struct sl_stats {
+	uint64_t calls, waits, bytes_out;
+	uint32_t waits_by_op[SL_NOPS + SL_NCONTROLS]; /* by sl_op_slot */
+};
+
+extern struct sl_stats sl_stats;
+
+/* An operation's place among all: the table's rows, then the control operations. */
+static inline unsigned sl_op_slot(uint16_t op)
+{
+	return op < SL_NOPS ? op : SL_NOPS + (op - SL_OP_CONTROL);
+}
+
+/* Writes them where the environment asks for it. */
+void sl_stats_write(void);
+
+#endif

@@ -1,0 +1,135 @@
+/*
+ * Calls that wait for their reply. The caller puts itself into the peer's table of waiting
+ * calls, sends its frame, drains the ring, and sleeps until the receiver has put the reply
+ * where it asked for it. Locks: peer.h.
+ */
+#include "peer.h"
+
+#include "attention.h"
+#include "print.h"
+#include "stats.h"
+
+/* On the stack of the thread that waits. */
+struct sl_waiter {
+	struct sl_waiter *next;
+	uint32_t call;
+	uint32_t done;	/* futex */
+	sl_reply *r;
+};
+
+CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
+{
+	struct wire_request h = { .size = (uint32_t)b->n, .op = op, .flags = SL_FLAG_WAIT };
+	struct sl_peer *t = sl_peer_route(b, &h.ctx);
+	sl_reply own;
+	struct sl_waiter w = { .r = r ? r : &own };
+	CUresult err = sl_dead();
+	int64_t since = 0;
+	unsigned slot = sl_op_slot(op);
+
+	w.r->data = w.r->inl;
+	w.r->n = w.r->off = 0;
+	w.r->bad = false;
+	w.r->result = err;
+	if (err)
+		return err;
+	if (__builtin_expect(b->mixed, 0))
+		return w.r->result = sl_refuse_mixed(op);
+	if (b->failed)
+		return w.r->result = CUDA_ERROR_OUT_OF_MEMORY;
+	w.r->session = t->index;
+	__atomic_fetch_add(&sl_stats.calls, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&sl_stats.waits, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&sl_stats.waits_by_op[slot], 1, __ATOMIC_RELAXED);
+	sl_log(SL_DEBUG, "wait %s", sl_op_name(op));
+
+	pthread_mutex_lock(&t->order);
+	if (!++t->call)
+		t->call = 1;
+	h.call = w.call = t->call;
+	pthread_mutex_lock(&t->wait_lock);
+	w.next = t->waiting[w.call % SL_WAIT_BUCKETS];
+	t->waiting[w.call % SL_WAIT_BUCKETS] = &w;
+	__atomic_fetch_add(&t->owed, 1, __ATOMIC_RELAXED);
+	/* A receiver that ended before has woken its list already. */
+	if (sl_ended()) {
+		t->waiting[w.call % SL_WAIT_BUCKETS] = w.next;
+		w.done = 1;
+		w.r->result = sl_dead();
+	}
+	pthread_mutex_unlock(&t->wait_lock);
+	if (!w.done)
+		sl_send_frame(t, &h, b->p, b->n, NULL, 0);
+	pthread_mutex_unlock(&t->order);
+	if (!w.done)
+		sl_drain(t);
+
+	for (int i = 0; i < 100 && !__atomic_load_n(&w.done, __ATOMIC_ACQUIRE); i++)
+		__builtin_ia32_pause();
+	while (!__atomic_load_n(&w.done, __ATOMIC_ACQUIRE))
+		if (!sl_look(&since, true))
+			sl_futex_wait(&w.done, 0, NULL);
+	__atomic_fetch_sub(&t->owed, 1, __ATOMIC_RELAXED);
+	sl_print_flush();
+	err = w.r->result;
+	if (!r)
+		sl_reply_free(&own);
+	return err;
+}
+
+void sl_expect(unsigned session, int threads)
+{
+	__atomic_fetch_add(&sl_peers[session].owed, (uint32_t)threads, __ATOMIC_RELAXED);
+}
+
+struct sl_waiter *sl_waiter_take(struct sl_peer *t, uint32_t call)
+{
+	struct sl_waiter **p, *w;
+
+	pthread_mutex_lock(&t->wait_lock);
+	for (p = &t->waiting[call % SL_WAIT_BUCKETS]; (w = *p) && w->call != call; p = &w->next)
+		;
+	if (w)
+		*p = w->next;
+	pthread_mutex_unlock(&t->wait_lock);
+	return w;
+}
+
+sl_reply *sl_waiter_reply(struct sl_waiter *w)
+{
+	return w->r;
+}
+
+void sl_waiter_wake(struct sl_waiter *w)
+{
+	/* w lies on its caller's stack: after done it may be gone, the address alone is used. */
+	uint32_t *done = &w->done;
+
+	__atomic_store_n(done, 1, __ATOMIC_RELEASE);
+	sl_futex_wake(done);
+}
+
+void sl_waiters_attend(struct sl_peer *t, uint32_t us)
+{
+	if (!sl_attend(&t->attend_again, us))
+		return;
+	pthread_mutex_lock(&t->wait_lock);
+	for (int i = 0; i < SL_WAIT_BUCKETS; i++)
+		for (struct sl_waiter *w = t->waiting[i]; w; w = w->next)
+			sl_futex_wake(&w->done);
+	pthread_mutex_unlock(&t->wait_lock);
+}
+
+void sl_waiters_end(struct sl_peer *t)
+{
+	pthread_mutex_lock(&t->wait_lock);
+	for (int i = 0; i < SL_WAIT_BUCKETS; i++)
+		while (t->waiting[i]) {
+			struct sl_waiter *w = t->waiting[i];
+
+			t->waiting[i] = w->next;
+			w->r->result = sl_dead();
+			sl_waiter_wake(w);
+		}
+	pthread_mutex_unlock(&t->wait_lock);
+}
