@@ -97,3 +97,6 @@ func Line(s string, n int) string {
 	}
 	return s + dots[:min(n, len(dots))]
 }
+
+// Name is Line with as many bytes as a name may have in a request.
+func Name(s string) string { return Line(s, MaxName) }

@@ -14,11 +14,13 @@ import (
 	"github.com/sluice-hpc/sluice/spank/options"
 )
 
-// asksFor says whether the licences of a job, as Slurm writes them, have one of ours.
-func asksFor(licences string) bool { return form.HasLicence(licences) }
+// PoolSource tells what GPUs a pool has, *host.Host.
+type PoolSource interface {
+	Pool(ctx context.Context, p rpc.Peer, name string) ([]rpc.Pool, error)
+}
 
-// asked is what a job asks for, as slurmctld has it.
-func asked(j slurm.Job) bool {
+// Asks says whether a job asks for a fraction, by what slurmctld has of it.
+func Asks(j slurm.Job) bool {
 	for name, n := range j.Licences {
 		if form.IsLicence(name) && n > 0 {
 			return true
@@ -32,14 +34,13 @@ func asked(j slurm.Job) bool {
 	return slices.ContainsFunc(j.Others, func(s string) bool { return strings.Contains(s, form.Gres) })
 }
 
-// request makes of a job what is asked for on each of its nodes; the key's node is left
-// open. The pool and the amount are the licences', which users cannot forge; their
-// wishes are checked against them. The error is for the user.
-func (s *Service) request(ctx context.Context, j slurm.Job, run rpc.JobRun) (lease.Request, error) {
-	set := s.settings()
+// Request returns what a job asks for on each of its nodes; the key's node and incarnation
+// are left to the caller. Pool and amount come from the licences, which users cannot forge,
+// and the user's options are checked against them. The error is for the user.
+func Request(ctx context.Context, set Settings, pools PoolSource, cluster string, j slurm.Job, run rpc.JobRun) (lease.Request, error) {
 	r := lease.Request{
-		Key: lease.Key{Cluster: s.cfg.Cluster, Job: j.ID}, UID: j.UID, GID: j.GID, Restart: run.Restart,
-		Account: line(run.Account), JobName: line(run.Name),
+		Key: lease.Key{Cluster: cluster, Job: j.ID}, UID: j.UID, GID: j.GID, Restart: run.Restart,
+		Account: form.Name(run.Account), JobName: form.Name(run.Name),
 	}
 	if r.UID == math.MaxUint32 || r.GID == math.MaxUint32 {
 		return r, lease.Errorf(lease.Invalid, "uid %d, gid %d: that is nobody", r.UID, r.GID)
@@ -80,7 +81,7 @@ func (s *Service) request(ctx context.Context, j slurm.Job, run rpc.JobRun) (lea
 	for _, p := range form.Fractions(percent) {
 		r.Fractions = append(r.Fractions, lease.Fraction{Percent: p})
 	}
-	return r, s.wishes(ctx, set, j, run, units/nodes, &r)
+	return r, wishes(ctx, set, pools, j, run, units/nodes, &r)
 }
 
 // perNode is what the gres request says, 0 if it says nothing.
@@ -132,17 +133,17 @@ func poolOf(set Settings, have slurm.Counts) (pool string, units uint64, _ error
 	return pool, units, nil
 }
 
-// wishes lays the partition's defaults and the user's options over a request for which
-// units licences are held on each node.
-func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc.JobRun, units uint64, r *lease.Request) error {
+// wishes applies the partition's defaults and the user's options to a request for which
+// the job holds units licences on each node.
+func wishes(ctx context.Context, set Settings, source PoolSource, j slurm.Job, run rpc.JobRun, units uint64, r *lease.Request) error {
 	def := set.Partitions[j.Partition]
 	r.Policy, r.Lend, r.Place = def.Policy, def.Lend, def.Place
 	mem, whose := def.Mem, "the partition's memory"
 	if p := run.Wishes["pool"]; p != "" && p != r.Pool {
-		return lease.Errorf(lease.Invalid, "--rgpu-pool=%s, but the licences are those of pool %s; submit the job anew, with --rgpu-pool on its own command line or #SBATCH line", line(p), r.Pool)
+		return lease.Errorf(lease.Invalid, "--rgpu-pool=%s, but the licences are those of pool %s; submit the job anew, with --rgpu-pool on its own command line or #SBATCH line", form.Name(p), r.Pool)
 	}
 	if err := options.CheckPassed(run.Wishes); err != nil {
-		return lease.Errorf(lease.Invalid, "%s", line(err.Error()))
+		return lease.Errorf(lease.Invalid, "%s", form.Name(err.Error()))
 	}
 	if p := run.Wishes["policy"]; p != "" {
 		policy, lend, err := lease.ParsePolicy(p)
@@ -160,10 +161,10 @@ func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc
 		mib, _ := options.MiB(m)
 		mem, whose = mib<<20, "--rgpu-mem"
 	}
-	// The partition's too: a job may have been charged for less, that its user wished for
-	// and that is not told here.
+	// The partition's memory is checked too: the job may have been charged for less, by an
+	// option of its user's that is not known here.
 	if mem > 0 {
-		if err := s.charged(ctx, r, mem, units, whose); err != nil {
+		if err := charged(ctx, source, r, mem, units, whose); err != nil {
 			return err
 		}
 	}
@@ -173,24 +174,10 @@ func (s *Service) wishes(ctx context.Context, set Settings, j slurm.Job, run rpc
 	return nil
 }
 
-// blind refuses what cannot be known when no Prolog has told the user's wishes: how much
-// memory the licences beyond the share are for.
-func (s *Service) blind(j slurm.Job, r lease.Request) error {
-	set := s.settings()
-	var percent uint64
-	for _, f := range r.Fractions {
-		percent += uint64(f.Percent)
-	}
-	if set.Partitions[j.Partition].Mem > 0 || j.Licences[set.Pools[r.Pool].Licence] <= percent*uint64(len(j.Nodes)) {
-		return nil
-	}
-	return lease.Errorf(lease.Invalid, "the licences pay for more memory than a share's, and how much is not known, because the job's Prolog did not reach sluiced; submit the job anew")
-}
-
-// charged says whether the licences pay for as much memory of each fraction: a share of
-// a GPU's memory costs as many as the same share of its time.
-func (s *Service) charged(ctx context.Context, r *lease.Request, mem, units uint64, whose string) error {
-	pools, err := s.cfg.Host.Pool(ctx, root, r.Pool)
+// charged refuses more memory for each fraction than units licences pay for: a share of a
+// GPU's memory costs as many licences as the same share of its time.
+func charged(ctx context.Context, source PoolSource, r *lease.Request, mem, units uint64, whose string) error {
+	pools, err := source.Pool(ctx, Root, r.Pool)
 	if err != nil {
 		return err
 	}
@@ -220,6 +207,3 @@ func (s *Service) charged(ctx context.Context, r *lease.Request, mem, units uint
 	}
 	return nil
 }
-
-// line is as much of a user's text as is kept.
-func line(s string) string { return form.Line(s, form.MaxName) }

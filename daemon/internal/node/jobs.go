@@ -9,43 +9,65 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/containers"
+	"github.com/sluice-hpc/sluice/daemon/internal/jobctld"
+	"github.com/sluice-hpc/sluice/daemon/internal/jobnode"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobsock"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 )
 
+// jobService answers Slurm's scripts: the node's, and those of slurmctld if it runs here.
+type jobService struct {
+	rpc.NodeJobs
+	rpc.ControllerJobs
+}
+
 // startJobs makes this node ready for Slurm's jobs, whether Slurm is here or not: it
 // may be installed later.
-func (n *Node) startJobs(ctx context.Context, led *ledger.Ledger) error {
+func (n *Node) startJobs(ctx context.Context, led *ledger.Ledger) (rpc.JobService, error) {
 	cfg := n.cfg.Load()
 	marks, err := jobsock.NewNotes(cfg.JobSocket())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	commands := slurm.New(cfg.Slurm.Bin, cfg.Slurm.Conf)
-	if cfg.IsController() && !commands.Installed() {
-		n.log.Error("this node runs slurmctld, and scontrol is not found; set slurm.bin in sluice.yaml")
-	}
-	n.jobs, err = jobs.New(ctx, jobs.Config{
-		Node: cfg.Node, Cluster: cfg.Cluster, Controller: cfg.IsController(), User: n.slurmUser(),
-		Lib: cfg.Slurm.Lib, Spool: cfg.Slurm.Spool, Containers: n.files().Env,
-		Host: n.host, Slurm: commands, Ledger: led, Marks: marks, Settings: settings(cfg),
-		Line: jobreport.Line, Log: n.log.With("part", "jobs"), Reconcile: cfg.Slurm.Reconcile,
+	slurmUser := n.slurmUser()
+	log := n.log.With("part", "jobs")
+	here, err := jobnode.New(ctx, jobnode.Config{
+		Node: cfg.Node, Cluster: cfg.Cluster, User: slurmUser, Lib: cfg.Slurm.Lib, Spool: cfg.Slurm.Spool, Containers: n.files().Env,
+		Host: n.host, Slurm: commands, Ledger: led, Marks: marks, State: n.jobs, Log: log,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	n.onStop(n.jobs.Close)
-	n.run("jobs", n.jobs.Run)
-	s, err := jobsock.Listen(cfg.JobSocket(), n.jobs.Env, n.log.With("part", "job socket"))
+	n.onStop(here.Close)
+	n.run("jobs", here.Run)
+	svc := jobService{here, jobctld.Elsewhere{Node: cfg.Node, User: slurmUser}}
+	if cfg.IsController() {
+		if !commands.Installed() {
+			n.log.Error("this node runs slurmctld, and scontrol is not found; set slurm.bin in sluice.yaml")
+		}
+		ctl, err := jobctld.New(jobctld.Config{
+			Cluster: cfg.Cluster, User: slurmUser, Host: n.host, Slurm: commands, Ledger: led, State: n.jobs,
+			Line: jobreport.Line, Log: log, Reconcile: cfg.Slurm.Reconcile,
+		})
+		if err != nil {
+			return nil, err
+		}
+		n.onStop(ctl.Close)
+		n.run("jobs of the controller", ctl.Run)
+		svc.ControllerJobs = ctl
+	}
+	s, err := jobsock.Listen(cfg.JobSocket(), here.Env, n.log.With("part", "job socket"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	n.run("job socket", s.Serve)
-	return nil
+	return svc, nil
 }
 
 // files are those of the leases, for container engines.

@@ -63,7 +63,7 @@ type Node struct {
 	owner    *owner.Owner
 	data     *data.Server
 	host     *host.Host
-	jobs     *jobs.Service
+	jobs     *jobs.State
 	mismatch atomic.Pointer[[]metrics.Mismatch]
 	overruns atomic.Uint64 // beyond the site's limit
 	refused  limit.Reports
@@ -75,7 +75,7 @@ type Node struct {
 
 // Start brings the daemon up. ctx ends the start, not the daemon: Stop does.
 func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slog.LevelVar) (_ *Node, err error) {
-	n := &Node{log: log, level: level, fatal: make(chan error, 1), nameless: limit.Reports{PerSecond: 1}}
+	n := &Node{log: log, level: level, jobs: jobs.NewState(settings(cfg)), fatal: make(chan error, 1), nameless: limit.Reports{PerSecond: 1}}
 	n.cfg.Store(cfg)
 	defer func() {
 		if err != nil {
@@ -320,7 +320,8 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 		return err
 	}
 	n.onStop(n.host.Close)
-	if err := n.startJobs(ctx, led); err != nil {
+	js, err := n.startJobs(ctx, led)
+	if err != nil {
 		return err
 	}
 	n.run("host", func(ctx context.Context) error { n.host.Run(ctx); return nil })
@@ -330,7 +331,7 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 	}
 	srv := rpc.NewServer(rpc.LocalCreds(), version.Commit)
 	rpc.ServeLocal(srv, n.host)
-	rpc.ServeJobs(srv, n.jobs)
+	rpc.ServeJobs(srv, js)
 	n.serve("local socket", srv, l)
 	return nil
 }

@@ -175,18 +175,14 @@ func (n *Node) gpus() []lease.GPU {
 }
 
 func (n *Node) counters() []metrics.Counter {
+	j := n.jobs.Counters()
 	out := []metrics.Counter{
 		{Name: "audit_lines_total", Help: "Lines written to the audit log.", Value: n.audit.Lines()},
 		{Name: "audit_failed_total", Help: "Lines that could not be written to the audit log.", Value: n.audit.Failed()},
-	}
-	if n.jobs != nil {
-		j := n.jobs.Counters()
-		out = append(out,
-			metrics.Counter{Name: "jobs_granted_total", Help: "Prologs that gave a Slurm job its fractions.", Value: j.Granted},
-			metrics.Counter{Name: "jobs_refused_total", Help: "Prologs that refused a Slurm job.", Value: j.Refused},
-			metrics.Counter{Name: "jobs_requeued_total", Help: "Prologs that had a Slurm job requeued for lack of room.", Value: j.Requeued},
-			metrics.Counter{Name: "jobs_stray_total", Help: "Leases ended because their Slurm job was gone without an Epilog.", Value: j.Stray},
-		)
+		{Name: "jobs_granted_total", Help: "Prologs that gave a Slurm job its fractions.", Value: j.Granted},
+		{Name: "jobs_refused_total", Help: "Prologs that refused a Slurm job.", Value: j.Refused},
+		{Name: "jobs_requeued_total", Help: "Prologs that had a Slurm job requeued for lack of room.", Value: j.Requeued},
+		{Name: "jobs_stray_total", Help: "Leases ended because their Slurm job was gone without an Epilog.", Value: j.Stray},
 	}
 	if n.owner == nil {
 		return out
@@ -260,9 +256,7 @@ func (n *Node) health(context.Context) []rpc.Check {
 	} else {
 		n.ownerHealth(add)
 	}
-	if n.jobs != nil { // who asks early hears of it later
-		out = append(out, n.jobs.Checks()...)
-	}
+	out = append(out, n.jobs.Checks()...)
 	out = append(out, n.files().Checks()...)
 	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}
 	sort.SliceStable(out, func(i, j int) bool { return rank[out[i].Level] < rank[out[j].Level] })

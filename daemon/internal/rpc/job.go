@@ -49,22 +49,32 @@ type EnvOp struct {
 	Value   string `json:"value"`
 }
 
-// JobService is what a daemon does for Slurm's jobs. All of it may be repeated, come
-// out of order, and miss its other half. Root may call all, the user of slurm.user the
-// two of the controller, a user Env and Report of the user's own jobs.
+// JobService is what a daemon does for Slurm's jobs. Slurm may repeat a call, make the
+// calls out of order, or leave one out. Root may make every call, the user of slurm.user
+// those of ControllerJobs and Report, a user Env and Report of the user's own jobs.
 type JobService interface {
+	NodeJobs
+	ControllerJobs
+}
+
+// NodeJobs are the calls for the jobs of this node.
+type NodeJobs interface {
 	// Prolog gives the job its lease on this node: the one that the controller
 	// reserved, or else a new one. A refusal is remembered and told by Env.
 	Prolog(ctx context.Context, peer Peer, run JobRun) (JobAnswer, error)
 	// Epilog returns it. The report may be empty.
 	Epilog(ctx context.Context, peer Peer, run JobRun) ([]lease.Report, error)
-	// PrologController reserves on all of the job's nodes, or on none.
-	PrologController(ctx context.Context, peer Peer, run JobRun) (JobAnswer, error)
-	// EpilogController ends what the job has anywhere.
-	EpilogController(ctx context.Context, peer Peer, run JobRun) ([]lease.Report, error)
 	// Env is what a job's tasks on this node need. Without a lease: an empty list
 	// if the job asked for none, an *lease.Error if it was refused one.
 	Env(ctx context.Context, peer Peer, job string) ([]EnvOp, error)
 	// Report is what became of a job's leases, in all pools this node knows.
 	Report(ctx context.Context, peer Peer, job string) ([]lease.Report, error)
+}
+
+// ControllerJobs are the calls of slurmctld, for the jobs of all nodes.
+type ControllerJobs interface {
+	// PrologController reserves on all of the job's nodes, or on none.
+	PrologController(ctx context.Context, peer Peer, run JobRun) (JobAnswer, error)
+	// EpilogController ends what the job has anywhere.
+	EpilogController(ctx context.Context, peer Peer, run JobRun) ([]lease.Report, error)
 }

@@ -1,6 +1,6 @@
-package jobs
+package jobnode
 
-// The node's part: Prolog and Epilog.
+// Prolog and Epilog.
 
 import (
 	"context"
@@ -9,21 +9,19 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// settleTime bounds what a Prolog may take beyond the wait for room. It goes on aside
-// when its caller has gone: the job starts all the same, and its first task asks.
-const settleTime = 15 * time.Second
-
-// Prolog implements rpc.JobService.
+// Prolog implements rpc.NodeJobs.
 func (s *Service) Prolog(ctx context.Context, p rpc.Peer, run rpc.JobRun) (rpc.JobAnswer, error) {
 	if p.UID != 0 {
 		return rpc.JobAnswer{}, lease.Errorf(lease.Denied, "a Prolog is run by slurmd, as root")
 	}
-	if err := checkRun(run); err != nil {
+	if err := jobs.CheckRun(run); err != nil {
 		return rpc.JobAnswer{}, err
 	}
 	n, err := s.await(ctx, s.settle(run, true))
@@ -40,29 +38,30 @@ func (s *Service) Prolog(ctx context.Context, p rpc.Peer, run rpc.JobRun) (rpc.J
 	return a, nil
 }
 
-// settle has a run of a job settled, aside and once. told says that a Prolog has told
-// all of it.
+// settle starts to get a run its lease, in the background and once, and returns the entry
+// that will have the outcome. The work goes on when its caller has gone: the job starts all
+// the same, and its first task asks. told says that run has everything its Prolog knows.
 func (s *Service) settle(run rpc.JobRun, told bool) *entry {
-	n := note{Job: run.Job, Restart: run.Restart, UID: run.UID, Account: line(run.Account), Name: line(run.Name), Wishes: run.Wishes}
+	n := note{Job: run.Job, Restart: run.Restart, UID: run.UID, Account: form.Name(run.Account), Name: form.Name(run.Name), Wishes: run.Wishes}
 	e, first := s.begin(n)
 	if !first {
 		return e
 	}
-	if run.Licences != nil && !asksFor(*run.Licences) {
+	if jobs.AsksForNothing(run) {
 		n.Outcome = rpc.JobNone
 		s.put(e, n, true)
 		return e
 	}
 	s.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(s.base, s.settings().RoomWait+settleTime)
+		ctx, cancel := context.WithTimeout(s.base, s.cfg.State.Settings().RoomWait+jobs.SettleTime)
 		defer cancel()
 		n := s.outcome(ctx, e, n, run, told)
 		if n.Outcome != rpc.JobNone {
 			s.log.Info("job begins", "job", run.Job, "restart", run.Restart, "uid", run.UID, "outcome", n.Outcome, "reason", n.Reason)
 		}
-		s.counted(n.Outcome)
+		s.cfg.State.Count(n.Outcome)
 		if n.Outcome == rpc.JobRefused {
-			s.aside(run.Job, "refused: "+n.Reason)
+			s.comment(run.Job, "refused: "+n.Reason)
 		}
 		if !s.put(e, n, true) && n.Outcome == rpc.JobGranted {
 			s.release(s.base, run.Job, "the job ended while it began")
@@ -71,14 +70,14 @@ func (s *Service) settle(run rpc.JobRun, told bool) *entry {
 	return e
 }
 
-// outcome gets a job its lease, or says why not.
+// outcome gets a run its lease. The note it returns says whether it did, and why not.
 func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun, told bool) note {
 	epoch := s.cfg.Host.Epoch()
 	var j slurm.Job
-	if run.Licences == nil { // a release that does not tell them
+	if run.Licences == nil { // this release of Slurm does not pass them to a Prolog
 		var err error
 		switch j, err = s.cfg.Slurm.Job(ctx, run.Job); {
-		case errors.Is(err, slurm.ErrGone), err == nil && !asked(j):
+		case errors.Is(err, slurm.ErrGone), err == nil && !jobs.Asks(j):
 			n.Outcome = rpc.JobNone
 			return n
 		case err != nil:
@@ -95,17 +94,18 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 	case found && l.Request.UID == run.UID && l.Request.Restart == run.Restart:
 		n.Outcome, n.Unsure = rpc.JobGranted, false
 		return n
-	case found && l.Request.Restart < run.Restart: // of an earlier run whose Epilog did not come
+	case found && l.Request.Restart < run.Restart: // an earlier run's, whose Epilog did not come
 		s.supersede(ctx, &epoch, l)
-	case found: // of another job of that number, or of a later run, which this Prolog has lived to see
-	case err != nil && codeOf(err) == lease.Over:
+	case found: // another job's of that number, or a later run's: this Prolog is stale
+	case err != nil && lease.CodeOf(err) == lease.Over:
 		return refused(n, err)
 	case err != nil:
 		s.log.Warn("whether the controller has reserved a job's lease is not known", "job", run.Job, "error", err)
 	}
 
 	if last := s.cfg.Host.LastEpoch(ctx, s.cfg.Cluster, run.Job); last >= epoch {
-		// Of an earlier run, by a clock that is ahead of ours: if slurmctld still says that this one begins.
+		// An earlier run's epoch, from a clock ahead of this one's. slurmctld is asked again
+		// whether this run still begins.
 		epoch, j = last+1, slurm.Job{}
 	}
 	for j.ID == "" {
@@ -115,13 +115,13 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 		if errors.Is(err, slurm.ErrGone) {
 			return refused(n, lease.Errorf(lease.Over, "Slurm has no job %s", run.Job))
 		}
-		if !pause(ctx, s.cfg.Retry) {
+		if !jobs.Pause(ctx, s.cfg.Retry) {
 			n.Reason = fmt.Sprintf("slurmctld cannot be asked what job %s asks for: %v", run.Job, err)
 			return n
 		}
 	}
 	other := found && l.Request.Restart >= run.Restart
-	if !asked(j) {
+	if !jobs.Asks(j) {
 		if other {
 			s.supersede(ctx, &epoch, l)
 		}
@@ -138,16 +138,16 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 	return s.acquire(ctx, n, j, run, epoch, told)
 }
 
-// supersede ends a lease that is in this run's way, whose epoch then has to be later,
-// whatever the clocks of the controller and of this node say.
+// supersede ends a lease that is in this run's way, and raises the run's epoch above that
+// lease's, whatever the clocks of the controller and of this node say.
 func (s *Service) supersede(ctx context.Context, epoch *uint64, l lease.Lease) {
-	if err := s.cfg.Host.Release(ctx, root, "", l.Request.Key, "the job has begun anew"); err != nil {
+	if err := s.cfg.Host.Release(ctx, jobs.Root, "", l.Request.Key, "the job has begun anew"); err != nil {
 		s.log.Error("release of an earlier run", "job", l.Request.Key.Job, "error", err)
 	}
 	*epoch = max(*epoch, l.Request.Key.Incarnation+1)
 }
 
-// here says whether Slurm starts this very run on this node: a Prolog may outlive its
+// here refuses a run that Slurm does not start on this node now: a Prolog may outlive its
 // job.
 func (s *Service) here(j slurm.Job, run rpc.JobRun) error {
 	switch {
@@ -163,36 +163,36 @@ func (s *Service) here(j slurm.Job, run rpc.JobRun) error {
 
 // acquire gets a lease without the controller's help.
 func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobRun, epoch uint64, told bool) note {
-	end := time.Now().Add(s.settings().RoomWait)
+	end := time.Now().Add(s.cfg.State.Settings().RoomWait)
 	for {
-		r, err := s.request(ctx, j, run)
+		r, err := jobs.Request(ctx, s.cfg.State.Settings(), s.cfg.Host, s.cfg.Cluster, j, run)
 		if err == nil && !told {
 			err = s.blind(j, r)
 		}
 		if err == nil {
 			r.Key = s.key(run.Job)
 			r.Key.Incarnation = epoch
-			_, _, err = s.cfg.Host.Acquire(ctx, root, r)
+			_, _, err = s.cfg.Host.Acquire(ctx, jobs.Root, r)
 		}
 		switch {
 		case err == nil:
 			n.Outcome = rpc.JobGranted
 			return n
-		case !mayHelp(err):
+		case !jobs.MayPass(err):
 			return refused(n, err)
-		case time.Now().Before(end) && pause(ctx, s.cfg.Retry):
+		case time.Now().Before(end) && jobs.Pause(ctx, s.cfg.Retry):
 			continue
 		}
 		// The licences said yes: the pool is fragmented, or an owner is away.
-		if ctx.Err() != nil { // Slurm is told all the same
+		if ctx.Err() != nil { // the requeue still has to reach Slurm
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(s.base, settleTime)
+			ctx, cancel = context.WithTimeout(s.base, jobs.SettleTime)
 			defer cancel()
 		}
 		if !j.Batch || !j.Requeue {
 			return refused(n, fmt.Errorf("%w; Slurm requeues batch jobs only, and of them none with --no-requeue", err))
 		}
-		s.aside(run.Job, "requeued: "+err.Error())
+		s.comment(run.Job, "requeued: "+err.Error())
 		if failed := s.cfg.Slurm.Requeue(ctx, run.Job); failed != nil {
 			return refused(n, fmt.Errorf("%w; %w", err, failed))
 		}
@@ -201,44 +201,38 @@ func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobR
 	}
 }
 
+// blind refuses a job whose licences pay for more memory than its share's when no Prolog has
+// passed the user's options: how much memory they are for is not known then.
+func (s *Service) blind(j slurm.Job, r lease.Request) error {
+	set := s.cfg.State.Settings()
+	var percent uint64
+	for _, f := range r.Fractions {
+		percent += uint64(f.Percent)
+	}
+	if set.Partitions[j.Partition].Mem > 0 || j.Licences[set.Pools[r.Pool].Licence] <= percent*uint64(len(j.Nodes)) {
+		return nil
+	}
+	return lease.Errorf(lease.Invalid, "the licences pay for more memory than a share's, and how much is not known, because the job's Prolog did not reach sluiced; submit the job anew")
+}
+
 func refused(n note, err error) note {
 	n.Outcome, n.Reason = rpc.JobRefused, err.Error()
 	return n
 }
 
-// mayHelp says whether to wait may help.
-func mayHelp(err error) bool {
-	switch codeOf(err) {
-	case lease.NoRoom, lease.Conflict, lease.Down, lease.Internal:
-		return true
-	}
-	return false
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// Epilog implements rpc.JobService. It does not need a Prolog, and what it says of the
-// run is not believed: it is told the restart count of the next one already.
+// Epilog implements rpc.NodeJobs. It needs no Prolog before it. It does not
+// use the run's restart count: slurmd passes that of the next run already.
 func (s *Service) Epilog(ctx context.Context, p rpc.Peer, run rpc.JobRun) ([]lease.Report, error) {
 	if p.UID != 0 {
 		return nil, lease.Errorf(lease.Denied, "an Epilog is run by slurmd, as root")
 	}
-	if err := checkRun(run); err != nil {
+	if err := jobs.CheckRun(run); err != nil {
 		return nil, err
 	}
 	key := s.key(run.Job)
 	l, _, held := s.cfg.Host.Held(key)
 	n, busy, ok := s.known(run.Job)
-	none := ok && busy == nil && n.Outcome == rpc.JobNone && !n.Asks || run.Licences != nil && !asksFor(*run.Licences)
+	none := ok && busy == nil && n.Outcome == rpc.JobNone && !n.Asks || jobs.AsksForNothing(run)
 	s.forget(run.Job)
 	if none && !held {
 		return nil, nil
@@ -251,8 +245,8 @@ func (s *Service) Epilog(ctx context.Context, p rpc.Peer, run rpc.JobRun) ([]lea
 	if err != nil {
 		s.log.Warn("report of a job is not whole", "job", run.Job, "error", err)
 	}
-	list = ofUser(list, run.UID)
-	// The node's part of earlier runs is theirs.
+	list = jobs.ReportsOf(run.UID, list)
+	// Reports of earlier runs on this node are left out.
 	return slices.DeleteFunc(list, func(r lease.Report) bool {
 		return held && r.Key.Node == key.Node && r.Key.Incarnation != l.Request.Key.Incarnation
 	}), nil

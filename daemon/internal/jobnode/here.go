@@ -1,4 +1,4 @@
-package jobs
+package jobnode
 
 import (
 	"context"
@@ -15,25 +15,24 @@ import (
 // PrologFlags=Contain.
 const externStep = "4294967292"
 
-// watchHere looks at which jobs are on this node until ctx ends. slurmd keeps a socket for
-// each step in its spool directory, which tells without a question to slurmctld. Only
-// a job whose extern step has been here, and of which nothing is any more, is over: its
-// Epilog was lost, with a power cycle for instance. Without extern steps nothing is
-// known between two steps, and the lease stays.
-func (s *Service) watchHere(ctx context.Context) {
+// Run looks at intervals which jobs are on this node, until ctx ends. slurmd keeps a socket
+// for each step in its spool directory, so slurmctld need not be asked. A job is over only if
+// its extern step was here and no step of it is left: its Epilog was lost, with a power cycle
+// for instance. Without extern steps a job may be between two steps, so its lease stays.
+func (s *Service) Run(ctx context.Context) error {
 	t := time.NewTicker(s.cfg.Look)
 	defer t.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-t.C:
 		}
 		s.Look(ctx, time.Now())
 	}
 }
 
-// Look is one look at the node's jobs.
+// Look looks once, and ends the jobs that are over.
 func (s *Service) Look(ctx context.Context, now time.Time) {
 	s.mu.Lock()
 	some := false
@@ -46,10 +45,10 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 	}
 	steps, err := s.steps(ctx)
 	if err != nil {
-		s.found("steps", rpc.Warn, "which jobs are on this node cannot be seen: "+err.Error(), "set slurm.spool in sluice.yaml to SlurmdSpoolDir")
+		s.cfg.State.Found("steps", rpc.Warn, "which jobs are on this node cannot be seen: "+err.Error(), "set slurm.spool in sluice.yaml to SlurmdSpoolDir")
 		return
 	}
-	s.found("steps", "", "", "")
+	s.cfg.State.Found("steps", "", "", "")
 	var over []string
 	s.mu.Lock()
 	for job, e := range s.jobs {
@@ -73,15 +72,15 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 		s.log.Warn("job has left this node without its Epilog", "job", job)
 		s.forget(job)
 		if s.release(ctx, job, "its job has left the node; its Epilog was lost") {
-			s.countStray()
+			s.cfg.State.CountStray()
 		}
 	}
 }
 
-// stepsOf is what of a job is here.
+// stepsOf says which steps of a job are here.
 type stepsOf struct{ any, extern bool }
 
-// steps are the jobs that have a step on this node.
+// steps returns the jobs that have a step on this node.
 func (s *Service) steps(ctx context.Context) (map[string]stepsOf, error) {
 	dir, err := s.spoolDir(ctx)
 	if err != nil {
@@ -114,7 +113,7 @@ func (s *Service) steps(ctx context.Context) (map[string]stepsOf, error) {
 	return out, nil
 }
 
-// spoolDir is slurmd's directory, asked once from slurmctld if it is not configured.
+// spoolDir returns slurmd's spool directory. If it is not configured, slurmctld is asked once.
 func (s *Service) spoolDir(ctx context.Context) (string, error) {
 	s.mu.Lock()
 	dir := s.spool

@@ -1,6 +1,6 @@
-package jobs
+package jobnode
 
-// What is known of the jobs of this node, in memory and in the ledger.
+// Notes of the jobs of this node, in memory and in the ledger.
 
 import (
 	"context"
@@ -36,16 +36,14 @@ type note struct {
 	Unsure  bool           `json:"unsure,omitempty"` // it is not known
 	Boot    string         `json:"boot"`
 	At      time.Time      `json:"at"`
-	// What only its Prolog was told of the run, for one that is settled later.
+	// What only the Prolog knows of the run, for one that gets its lease later.
 	Account string            `json:"account,omitempty"`
 	Name    string            `json:"name,omitempty"`
 	Wishes  map[string]string `json:"wishes,omitempty"`
 }
 
-const (
-	jobNote  = "job/"
-	overNote = "over/"
-)
+// jobNote begins the ledger's keys of notes.
+const jobNote = "job/"
 
 // load reads the ledger's notes.
 func (s *Service) load(ctx context.Context) error {
@@ -54,13 +52,13 @@ func (s *Service) load(ctx context.Context) error {
 		return err
 	}
 	keep := map[string]bool{}
-	ctx, cancel := context.WithTimeout(ctx, startTime) // what owners do not hear now they hear later
+	ctx, cancel := context.WithTimeout(ctx, startTime) // an owner that does not answer now is sent the release later
 	defer cancel()
-	for job, n := range all.jobs {
+	for job, n := range all {
 		if n.Boot != s.cfg.Boot {
-			// Nothing of it has outlived the boot, and its Epilog may never come.
+			// None of its processes has outlived the boot, and its Epilog may never come.
 			s.log.Info("job of before this node's boot is over", "job", job)
-			s.release(ctx, job, "its node was booted anew")
+			s.release(ctx, job, "its node was rebooted")
 			s.forget(job)
 			continue
 		}
@@ -71,43 +69,31 @@ func (s *Service) load(ctx context.Context) error {
 		keep[job] = !n.Unsure
 	}
 	s.cfg.Marks.Keep(keep)
-	for _, o := range all.over {
-		s.waitOver(o)
-	}
 	return nil
 }
 
-// notes are what the ledger has of this package.
-type notes struct {
-	jobs map[string]note
-	over []over
-}
-
-func (s *Service) notes() (notes, error) {
-	out := notes{jobs: map[string]note{}}
+// notes are those in the ledger, by job.
+func (s *Service) notes() (map[string]note, error) {
+	out := map[string]note{}
 	err := s.cfg.Ledger.View(func(tx *ledger.Tx) error {
 		return tx.All(ledger.Notes, func(key string, raw json.RawMessage) error {
-			switch job, isJob := strings.CutPrefix(key, jobNote); {
-			case isJob:
-				var n note
-				if err := json.Unmarshal(raw, &n); err != nil {
-					return fmt.Errorf("ledger %s: %s: %w", s.cfg.Ledger.Path(), key, err)
-				}
-				out.jobs[job] = n
-			case strings.HasPrefix(key, overNote):
-				var o over
-				if err := json.Unmarshal(raw, &o); err != nil {
-					return fmt.Errorf("ledger %s: %s: %w", s.cfg.Ledger.Path(), key, err)
-				}
-				out.over = append(out.over, o)
+			job, ok := strings.CutPrefix(key, jobNote)
+			if !ok {
+				return nil
 			}
+			var n note
+			if err := json.Unmarshal(raw, &n); err != nil {
+				return fmt.Errorf("ledger %s: %s: %w", s.cfg.Ledger.Path(), key, err)
+			}
+			out[job] = n
 			return nil
 		})
 	})
 	return out, err
 }
 
-// begin makes a job's entry, whose answer is awaited at wait, unless somebody is at it.
+// begin makes a job's entry with a wait channel. If another caller is already getting the
+// answer, it returns that caller's entry and false.
 func (s *Service) begin(n note) (e *entry, first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,8 +106,8 @@ func (s *Service) begin(n note) (e *entry, first bool) {
 	return e, true
 }
 
-// put remembers what is known of a Prolog, and done that it is all. It says false if an
-// Epilog has come meanwhile. What asks for nothing needs no disk.
+// put stores what is known of a run, in the ledger too if the run asks for something. done
+// wakes those who wait for the entry. put returns false if an Epilog has come meanwhile.
 func (s *Service) put(e *entry, n note, done bool) bool {
 	n.Boot, n.At = s.cfg.Boot, time.Now().UTC()
 	s.mu.Lock()
@@ -152,8 +138,8 @@ func (s *Service) put(e *entry, n note, done bool) bool {
 	return current
 }
 
-// trim makes room by forgetting a job that asks for nothing; mu is held. Should it start
-// another step, slurmctld is asked again.
+// trim makes room by forgetting a job that asks for nothing. If the job starts another step,
+// slurmctld is asked again. mu is held.
 func (s *Service) trim() {
 	if len(s.jobs) < maxEntries {
 		return
@@ -166,7 +152,7 @@ func (s *Service) trim() {
 	}
 }
 
-// forget drops all that is known of a job here.
+// forget drops everything this node knows of a job.
 func (s *Service) forget(job string) {
 	s.mu.Lock()
 	delete(s.jobs, job)
@@ -181,7 +167,8 @@ func (s *Service) erase(job string) {
 	s.cfg.Marks.Remove(job)
 }
 
-// known is what an entry says now.
+// known returns what is known of a job. busy is the entry to wait for if its answer is still
+// to come.
 func (s *Service) known(job string) (n note, busy *entry, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,7 +182,7 @@ func (s *Service) known(job string) (n note, busy *entry, ok bool) {
 	return e.note, nil, true
 }
 
-// await waits for an entry's answer.
+// await waits until an entry has its answer.
 func (s *Service) await(ctx context.Context, e *entry) (note, error) {
 	s.mu.Lock()
 	n, wait := e.note, e.wait

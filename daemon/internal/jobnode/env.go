@@ -1,4 +1,4 @@
-package jobs
+package jobnode
 
 import (
 	"context"
@@ -7,16 +7,17 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// Env implements rpc.JobService. A job that this node knows nothing of, because its
+// Env implements rpc.NodeJobs. A job that this node knows nothing of, because its
 // Prolog did not come through or the daemon has been restarted, is looked up now.
 func (s *Service) Env(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp, error) {
-	if err := checkRun(rpc.JobRun{Job: job}); err != nil {
+	if err := jobs.CheckRun(rpc.JobRun{Job: job}); err != nil {
 		return nil, err
 	}
 	n, busy, ok := s.known(job)
@@ -65,7 +66,7 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 	}
 	n, busy, ok := s.known(job)
 	if ok && busy == nil && n.Outcome != "" {
-		return n, nil // somebody else has meanwhile
+		return n, nil // another caller has looked it up meanwhile
 	}
 	j, err := s.cfg.Slurm.Job(ctx, job)
 	switch {
@@ -76,15 +77,15 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 	case !may(p, j.UID):
 		return note{}, lease.Errorf(lease.Denied, "job %s is not yours", job)
 	case !j.State.Starting() || !slices.Contains(j.Nodes, s.cfg.Node):
-		if !asked(j) {
+		if !jobs.Asks(j) {
 			return note{Outcome: rpc.JobNone}, nil
 		}
-		return note{}, lease.Errorf(lease.Over, "job %s does not run on node %s; Slurm says %s on %s; compare node in sluice.yaml with Slurm's NodeName", job, s.cfg.Node, j.State, line(strings.Join(j.Nodes, ",")))
+		return note{}, lease.Errorf(lease.Over, "job %s does not run on node %s; Slurm says %s on %s; compare node in sluice.yaml with Slurm's NodeName", job, s.cfg.Node, j.State, form.Name(strings.Join(j.Nodes, ",")))
 	}
 	told := ok && n.Restart == j.Restarts
 	run := rpc.JobRun{Job: job, Restart: j.Restarts, UID: j.UID, GID: j.GID, Partition: j.Partition}
 	switch {
-	case !asked(j):
+	case !jobs.Asks(j):
 		none := ""
 		run.Licences = &none
 	case told:
@@ -93,7 +94,8 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 	return s.await(ctx, s.settle(run, told))
 }
 
-// ops lead a job's programs to the shim, and the shim to the lease; and containers to both.
+// ops are the variables by which a job's programs find the shim and the shim its lease, in
+// containers too.
 func (s *Service) ops(l lease.Lease, socket string) []rpc.EnvOp {
 	out := []rpc.EnvOp{
 		{Prepend: true, Name: "LD_LIBRARY_PATH", Value: s.cfg.Lib},
@@ -106,11 +108,11 @@ func (s *Service) ops(l lease.Lease, socket string) []rpc.EnvOp {
 	return out
 }
 
-// Report implements rpc.JobService.
+// Report implements rpc.NodeJobs.
 func (s *Service) Report(ctx context.Context, p rpc.Peer, job string) ([]lease.Report, error) {
-	// Those of sluice run have reports too.
+	// Leases of sluice run have reports too.
 	if !form.IsRunJob(job) {
-		if err := checkRun(rpc.JobRun{Job: job}); err != nil {
+		if err := jobs.CheckRun(rpc.JobRun{Job: job}); err != nil {
 			return nil, err
 		}
 	}

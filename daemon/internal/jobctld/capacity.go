@@ -1,4 +1,4 @@
-package jobs
+package jobctld
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
@@ -17,26 +18,26 @@ import (
 const (
 	// reservation begins the names of our reservations in Slurm.
 	reservation = "sluice_"
-	// absences are the looks in turn at which an owner is silent before its GPUs count
-	// as gone: a daemon that restarts takes none away.
+	// absences is the number of looks in a row at which an owner is silent before its GPUs
+	// count as gone: a daemon's restart takes no licence away.
 	absences = 2
 )
 
-// holdBack makes Slurm's free licences those that the pools can serve: GPUs that are ill
-// or away, and what others than this cluster's jobs hold, is reserved. Jobs that are
-// too large for the rest stay pending, which is why the totals are left alone.
+// holdBack reserves licences in Slurm until as many are free as the pools can serve: for GPUs
+// that are ill or away, and for what others than this cluster's jobs hold. It leaves the
+// totals alone, so that jobs that are too large for the rest stay pending.
 func (s *Service) holdBack(ctx context.Context, leases map[string][]lease.Status, silent map[string]error) error {
 	have, err := s.cfg.Slurm.Licences(ctx)
 	if err != nil {
 		return err
 	}
-	pools, err := s.cfg.Host.Pool(ctx, root, "")
+	pools, err := s.cfg.Host.Pool(ctx, jobs.Root, "")
 	if err != nil {
 		return err
 	}
 	foreign := s.foreign(leases)
 	capacity, unsure := map[string]uint64{}, map[string]bool{} // by licence
-	set := s.settings()
+	set := s.cfg.State.Settings()
 	gone := s.gone(pools, silent)
 	for _, p := range pools {
 		conf := set.Pools[p.Name]
@@ -46,7 +47,7 @@ func (s *Service) holdBack(ctx context.Context, leases map[string][]lease.Status
 		}
 		for _, o := range p.Owners {
 			if o.Error != "" {
-				if !gone[o.Name] { // keep what is set until it is sure
+				if !gone[o.Name] { // keep the reservation until it is certain
 					unsure[conf.Licence] = true
 					for _, l := range conf.Types {
 						unsure[l] = true
@@ -77,7 +78,7 @@ func (s *Service) reserveAll(ctx context.Context, have map[string]slurm.Licence,
 	for _, l := range slices.Sorted(maps.Keys(capacity)) {
 		lic, ok := have[l]
 		switch {
-		case l == "" || strings.Contains(l, "@"): // another server's, whose count is its own
+		case l == "" || strings.Contains(l, "@"): // another license server's, which counts by itself
 			continue
 		case !ok:
 			errs = append(errs, fmt.Errorf("slurm.conf has no licence %s", l))
@@ -98,14 +99,15 @@ func (s *Service) reserveAll(ctx context.Context, have map[string]slurm.Licence,
 	case len(errs) > 0:
 		return errors.Join(errs...)
 	case len(short) > 0:
-		s.found("licences", rpc.Warn, "held back, since the pools cannot serve them: "+strings.Join(short, ", "), "see sluice gpus and sluice health at the owners")
+		s.cfg.State.Found("licences", rpc.Warn, "held back, since the pools cannot serve them: "+strings.Join(short, ", "), "see sluice gpus and sluice health at the owners")
 	default:
-		s.found("licences", rpc.OK, "the pools can serve all of them", "")
+		s.cfg.State.Found("licences", rpc.OK, "the pools can serve all of them", "")
 	}
 	return nil
 }
 
-// foreign is the percent of each GPU that no licence of this cluster stands for.
+// foreign returns the percent of each GPU that is granted to leases outside of this
+// cluster's jobs, by GPU.
 func (s *Service) foreign(leases map[string][]lease.Status) map[string]uint64 {
 	out := map[string]uint64{}
 	for _, list := range leases {
@@ -121,7 +123,7 @@ func (s *Service) foreign(leases map[string][]lease.Status) map[string]uint64 {
 	return out
 }
 
-// gone are the owners that have not answered for long enough.
+// gone returns the owners that have been silent for long enough.
 func (s *Service) gone(pools []rpc.Pool, silent map[string]error) map[string]bool {
 	out, now := map[string]bool{}, map[string]int{}
 	s.mu.Lock()

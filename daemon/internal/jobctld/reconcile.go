@@ -1,0 +1,118 @@
+package jobctld
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
+)
+
+// runReconcile compares leases and licences at intervals, until ctx ends.
+func (s *Service) runReconcile(ctx context.Context) {
+	s.compareConfig(ctx)
+	t := time.NewTicker(s.cfg.Reconcile)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		s.Reconcile(ctx)
+	}
+}
+
+// Reconcile compares all leases with Slurm's jobs, and the pools with Slurm's licences. It
+// ends a lease whose job is gone at two looks in a row, as the job's Epilogs would have done,
+// had they run. When Slurm or an owner does not answer, nothing is concluded.
+func (s *Service) Reconcile(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*jobs.SettleTime)
+	defer cancel()
+	leases, silent := s.cfg.Host.All(ctx)
+	running, err := s.cfg.Slurm.Jobs(ctx)
+	if err != nil {
+		s.log.Warn("Slurm's jobs are not known", "error", err)
+		s.cfg.State.Found("slurm", rpc.Fail, "slurmctld cannot be asked: "+err.Error(), "see that slurmctld runs, and slurm.bin and slurm.conf in sluice.yaml")
+		return
+	}
+	s.cfg.State.Found("slurm", rpc.OK, fmt.Sprintf("slurmctld answers, with %d jobs", len(running)), "")
+	s.endStray(ctx, leases, running)
+	if err := s.holdBack(ctx, leases, silent); err != nil {
+		s.log.Warn("licences cannot be compared with the pools", "error", err)
+		s.cfg.State.Found("licences", rpc.Warn, err.Error(), "compare Licenses in slurm.conf with pools in sluice.yaml")
+	}
+}
+
+// endStray ends the leases that had no job at this look and the one before.
+func (s *Service) endStray(ctx context.Context, leases map[string][]lease.Status, running map[string]slurm.JobState) {
+	s.mu.Lock()
+	before := s.orphans
+	s.mu.Unlock()
+	now := map[string]string{}
+	done := map[string]bool{}
+	for _, list := range leases {
+		for _, l := range list {
+			k := l.Request.Key
+			if k.Cluster != s.cfg.Cluster || !form.IsJobID(k.Job) || l.State == lease.Ended || done[l.ID] {
+				continue
+			}
+			done[l.ID] = true
+			j, known := running[k.Job]
+			// A requeued job has the next run's restart count already while it completes.
+			if known && j.On(k.Node) && (j.Restarts <= l.Request.Restart || j.State == "COMPLETING") {
+				continue
+			}
+			why := "Slurm no longer has its job"
+			if known {
+				why = fmt.Sprintf("Slurm says that its job is %s, and not on %s in that run", j.State, k.Node)
+			}
+			if before[l.ID] == "" {
+				now[l.ID] = why
+				continue
+			}
+			s.log.Warn("lease without its job is ended", "lease", l.ID, "job", k.Job, "node", k.Node, "reason", why)
+			if _, err := s.cfg.Host.EndJob(ctx, k.Cluster, k.Job, []string{k.Node}, k.Incarnation, why); err != nil {
+				s.log.Error("end of a job", "job", k.Job, "error", err)
+				now[l.ID] = why
+				continue
+			}
+			s.cfg.State.CountStray()
+		}
+	}
+	s.mu.Lock()
+	s.orphans = now
+	s.mu.Unlock()
+}
+
+// compareConfig compares the values of slurm.conf that have to agree with sluice.yaml.
+func (s *Service) compareConfig(ctx context.Context) {
+	conf, err := s.cfg.Slurm.Config(ctx)
+	for err != nil {
+		s.cfg.State.Found("slurm", rpc.Fail, "slurmctld cannot be asked: "+err.Error(), "see that slurmctld runs, and slurm.bin and slurm.conf in sluice.yaml")
+		if !jobs.Pause(ctx, s.cfg.Reconcile) {
+			return
+		}
+		conf, err = s.cfg.Slurm.Config(ctx)
+	}
+	s.cfg.State.Found("slurm", rpc.OK, "slurmctld answers", "")
+	if n := conf["ClusterName"]; n != s.cfg.Cluster {
+		s.cfg.State.Found("cluster", rpc.Fail, fmt.Sprintf("Slurm's ClusterName is %s, and cluster in sluice.yaml %s", n, s.cfg.Cluster), "set cluster to the same on all nodes")
+	}
+	if d, ok := seconds(conf["SlurmdTimeout"]); ok && d > 0 && s.cfg.State.Settings().Silence >= d {
+		s.cfg.State.Found("silence", rpc.Warn, fmt.Sprintf("lease.silence is %v and Slurm's SlurmdTimeout %v: without EpilogSlurmctld a dead node's fractions are held longer than its licences", s.cfg.State.Settings().Silence, d),
+			"set lease.silence below SlurmdTimeout at the owners")
+	}
+}
+
+// seconds reads "300 sec".
+func seconds(s string) (time.Duration, bool) {
+	n, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(s, "sec")), 10, 32)
+	return time.Duration(n) * time.Second, err == nil
+}
