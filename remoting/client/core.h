@@ -111,8 +111,10 @@ void sl_ctx_setup(void);
 CUresult sl_ctx_use(struct sl_ctx **out);
 /* The current context, maybe not yet made; NULL with INVALID_CONTEXT. */
 CUresult sl_ctx_peek(struct sl_ctx **out);
-/* The live context behind a handle; NULL means the current one where allowed. */
+/* The live context behind a handle; NULL if there is none. */
 struct sl_ctx *sl_ctx_of(CUcontext h);
+/* The same, where a handle that is NULL means the current context. */
+CUresult sl_ctx_or_current(CUcontext h, struct sl_ctx **out);
 static inline CUcontext sl_ctx_handle(const struct sl_ctx *c)
 {
 	return sl_handle_value(SL_CTX, atomic_load_explicit(&c->id, memory_order_relaxed));

@@ -1,10 +1,10 @@
 /*
- * Contexts. A thread's stack of contexts is its own and needs no lock. Primary
- * contexts are handles of this process from the start and cost the worker
- * nothing: the first call that needs one makes it (activate), and its reference
- * count here decides when the worker's goes. What the lock below guards are
- * those counts and flags; a context's mutex makes one thread activate it while
- * the others wait.
+ * Contexts: which one is current, and how they begin and end; ctxprops.c has what they
+ * can be asked. A thread's stack of contexts is its own and needs no lock. Primary
+ * contexts are handles of this process from the start and cost the worker nothing: the
+ * first call that needs one makes it (activate), and its reference count here decides
+ * when the worker's goes. The lock below guards those counts and flags; a context's
+ * mutex makes one thread activate it while the others wait.
  */
 #include "core.h"
 #include "mapped.h"
@@ -202,8 +202,7 @@ CUresult sl_ctx_with(struct sl_ctx *c, CUresult (*f)(void *), void *arg)
 	return err;
 }
 
-/* The live context of a handle that may be NULL for the current one. */
-static CUresult ctx_or_current(CUcontext h, struct sl_ctx **out)
+CUresult sl_ctx_or_current(CUcontext h, struct sl_ctx **out)
 {
 	if (!h)
 		return sl_ctx_peek(out);
@@ -442,7 +441,7 @@ CUresult sl_cuCtxGetDevice(CUdevice *device)
 CUresult sl_cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
 {
 	struct sl_ctx *c;
-	CUresult err = ctx_or_current(ctx, &c);
+	CUresult err = sl_ctx_or_current(ctx, &c);
 
 	if (!device)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -571,240 +570,4 @@ CUresult sl_cuCtxDetach(CUcontext ctx)
 	last = --c->refs == 0;
 	pthread_mutex_unlock(&lock);
 	return last ? sl_cuCtxDestroy_v2(ctx) : CUDA_SUCCESS;
-}
-
-/* --- properties --- */
-
-CUresult sl_cuCtxGetFlags(unsigned int *flags)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_peek(&c);
-
-	if (!flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!err)
-		*flags = c->flags;
-	return err;
-}
-
-CUresult sl_cuCtxSetFlags(unsigned int flags)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_peek(&c);
-
-	if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!err)
-		c->flags = flags;
-	return err;
-}
-
-CUresult sl_cuCtxGetId(CUcontext ctx, unsigned long long *ctxId)
-{
-	struct sl_ctx *c;
-	CUresult err = ctx_or_current(ctx, &c);
-
-	if (!ctxId)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!err)
-		*ctxId = c->uid;
-	return err;
-}
-
-CUresult sl_cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
-{
-	struct sl_ctx *c;
-	CUresult err = ctx_or_current(ctx, &c);
-
-	if (!version)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!err && c->primary && !__atomic_load_n(&c->refs, __ATOMIC_ACQUIRE))
-		err = CUDA_ERROR_INVALID_CONTEXT;
-	if (!err)
-		*version = c->api_version;
-	return err;
-}
-
-/*
- * A limit that the snapshot does not tell is asked for once. cuBLAS reads whether
- * the context shares with graphics and takes a refusal for a yes.
- */
-CUresult sl_cuCtxGetLimit(size_t *pvalue, CUlimit limit)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_peek(&c);
-	uint64_t v;
-
-	if (!pvalue || limit >= CU_LIMIT_MAX)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (err)
-		return err;
-	v = atomic_load(&c->limit[limit]);
-	if (v) {
-		*pvalue = v - 1;
-		return CUDA_SUCCESS;
-	}
-	if (limit < 8 && sl_dev(c->dev)->limits[limit] != ~(uint64_t)0) {
-		*pvalue = sl_dev(c->dev)->limits[limit];
-		return CUDA_SUCCESS;
-	}
-	err = sl_ctx_use(&c);
-	if (!err)
-		err = fw_cuCtxGetLimit(pvalue, limit);
-	if (!err)
-		atomic_store(&c->limit[limit], *pvalue + 1);
-	return err;
-}
-
-CUresult sl_cuCtxSetLimit(CUlimit limit, size_t value)
-{
-	struct sl_ctx *c;
-	CUresult err;
-	size_t now;
-
-	if (limit >= CU_LIMIT_MAX)
-		return CUDA_ERROR_INVALID_VALUE;
-	err = sl_ctx_use(&c);
-	if (!err)
-		err = fw_cuCtxSetLimit(limit, value);
-	/* The driver rounds as it likes: ask what came of it. */
-	if (!err)
-		err = fw_cuCtxGetLimit(&now, limit);
-	if (!err)
-		atomic_store(&c->limit[limit], now + 1);
-	return err;
-}
-
-CUresult sl_cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_peek(&c);
-
-	if (err)
-		return err;
-	if (least)
-		*least = sl_dev(c->dev)->prio_least;
-	if (greatest)
-		*greatest = sl_dev(c->dev)->prio_greatest;
-	return CUDA_SUCCESS;
-}
-
-/* Hints: devices with a fixed cache split ignore them, so they are only remembered. */
-CUresult sl_cuCtxGetCacheConfig(CUfunc_cache *pconfig)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_peek(&c);
-
-	if (!pconfig)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!err)
-		*pconfig = atomic_load(&c->cache_config);
-	return err;
-}
-
-CUresult sl_cuCtxSetCacheConfig(CUfunc_cache config)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_peek(&c);
-
-	if (config > CU_FUNC_CACHE_PREFER_EQUAL)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!err)
-		atomic_store(&c->cache_config, config);
-	return err;
-}
-
-CUresult sl_cuCtxGetSharedMemConfig(CUsharedconfig *pConfig)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_peek(&c);
-
-	if (!pConfig)
-		return CUDA_ERROR_INVALID_VALUE;
-	/* Default reads back as four-byte banks. */
-	if (!err)
-		*pConfig = atomic_load(&c->shared_config) ? atomic_load(&c->shared_config) : 1;
-	return err;
-}
-
-CUresult sl_cuCtxSetSharedMemConfig(CUsharedconfig config)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_peek(&c);
-
-	if (config > 2)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!err)
-		atomic_store(&c->shared_config, config);
-	return err;
-}
-
-CUresult sl_cuCtxGetExecAffinity(CUexecAffinityParam *p, CUexecAffinityType type)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_peek(&c);
-
-	if (!p || type != 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	return err ? err : CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
-}
-
-/* --- waiting --- */
-
-struct idle_list {
-	uint32_t ctx_id;
-	unsigned n;
-	struct { struct sl_mark *m; uint64_t seq; } at[64];
-};
-
-static void collect(uint32_t id, void *state, void *arg)
-{
-	struct idle_list *l = arg;
-	struct sl_stream *s = state;
-	uint64_t seq;
-
-	(void)id;
-	if (s && s->ctx_id == l->ctx_id && l->n < 64 && sl_mark_begin(&s->mark, &seq)) {
-		l->at[l->n].m = &s->mark;
-		l->at[l->n++].seq = seq;
-	}
-}
-
-CUresult sl_cuCtxSynchronize(void)
-{
-	struct idle_list l = { 0 };
-	struct sl_ctx *c;
-	uint64_t seq;
-	bool track;
-	CUresult err = sl_ctx_use(&c);
-
-	if (err)
-		return err;
-	l.ctx_id = atomic_load(&c->id);
-	track = sl_mark_begin(&c->legacy, &seq);
-	sl_handle_each(SL_STREAM, collect, &l);
-	err = fw_cuCtxSynchronize();
-	if (!err) {
-		atomic_fetch_add(&sl_waited, 1);
-		sl_mapped_fetch();
-		if (track)
-			sl_mark_synced(&c->legacy, seq);
-		for (unsigned i = 0; i < l.n; i++)
-			sl_mark_synced(l.at[i].m, l.at[i].seq);
-	}
-	return err;
-}
-
-static CUresult synchronize(void *arg)
-{
-	(void)arg;
-	return sl_cuCtxSynchronize();
-}
-
-CUresult sl_cuCtxSynchronize_v2(CUcontext ctx)
-{
-	struct sl_ctx *c;
-	CUresult err = ctx_or_current(ctx, &c);
-
-	return err ? err : sl_ctx_with(c, synchronize, NULL);
 }

@@ -13,6 +13,7 @@
 
 #include "compilecache.h"
 #include "integrity.h"
+#include "load.h"
 #include "module.h"
 
 /* One function for each slot not served, so that the log can name it. */

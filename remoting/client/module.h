@@ -1,4 +1,4 @@
-/* What module.c and kernel.c share. */
+/* Modules, libraries and kernels, for load.c, module.c and kernel.c. */
 #ifndef SLUICE_MODULE_H
 #define SLUICE_MODULE_H
 
@@ -63,7 +63,17 @@ static inline CUfunction sl_kernel_function(uint32_t id)
 	return (CUfunction)(void *)((uintptr_t)sl_handle_value(SL_KERNEL, id) | SL_FUNCTION_BIT);
 }
 
-/* For the export tables: what nvcc's wrapper or a bare container holds, as a module. */
-CUresult sl_module_load(CUmodule *out, const void *image, unsigned njit, CUjit_option *opt, void **val);
+/* Modules and libraries of all kinds. */
+extern struct sl_pool sl_modules;
+/* Adds a kernel of that name; NULL when memory ran out. Called with the module's lock held, or while it is being loaded. */
+struct sl_kernel *sl_module_insert(struct sl_module *m, const char *name);
+/* Frees its kernels, names and globals. */
+void sl_module_clear(struct sl_module *m);
+/* How often it is loaded: libraries belong to no context, and each session has a copy by the same id. */
+unsigned sl_module_copies(const struct sl_module *m);
+/* Sends a frame about a module, or about the i-th copy of a library, to its session. */
+void sl_module_address(sl_buf *b, const struct sl_module *m, unsigned i);
+/* Takes a library out of the first n sessions. */
+CUresult sl_module_unload(const struct sl_module *m, unsigned n);
 
 #endif
