@@ -33,6 +33,10 @@ type How struct {
 	// Volatile is for a file that need not outlive a crash of the machine, such as one on
 	// a file system in memory. Nothing is synced then.
 	Volatile bool
+	// Unnamed has the file have no name at all until it is committed, so that a writer that
+	// dies leaves nothing. On a file system that cannot do that (some network file systems)
+	// it has a temporary name all the same, for Sweep.
+	Unnamed bool
 }
 
 // step is called before each system call that matters, by its name. Tests set it.
@@ -115,7 +119,7 @@ type Pending struct {
 	*os.File
 	how       How
 	from, to  *os.File // directories; the same one without a staging directory
-	temp      string   // the name in from, "" once it is committed
+	temp      string   // the name in from, "" for an unnamed file
 	name      string   // the name in to
 	committed bool
 	fresh     bool // the name must be free
@@ -146,14 +150,27 @@ func create(from, to *os.File, name string, how How) (*Pending, error) {
 	if how.Mode == 0 {
 		how.Mode = 0o600
 	}
-	temp := tempName(name)
 	step("create")
-	fd, err := unix.Openat(int(from.Fd()), temp, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(how.Mode.Perm()))
+	temp := ""
+	fd, err := -1, error(unix.EOPNOTSUPP)
+	if how.Unnamed {
+		fd, err = unix.Openat(int(from.Fd()), ".", unix.O_RDWR|unix.O_TMPFILE|unix.O_CLOEXEC, uint32(how.Mode.Perm()))
+	}
+	if noUnnamed(err) {
+		temp = tempName(name)
+		fd, err = unix.Openat(int(from.Fd()), temp, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(how.Mode.Perm()))
+	}
 	if err != nil {
 		return nil, &fs.PathError{Op: "create", Path: filepath.Join(from.Name(), temp), Err: err}
 	}
 	f := os.NewFile(uintptr(fd), filepath.Join(to.Name(), name))
 	return &Pending{File: f, how: how, from: from, to: to, temp: temp, name: name}, nil
+}
+
+// noUnnamed says whether an error of open is that of a file system, or of a kernel, without
+// O_TMPFILE (open(2)).
+func noUnnamed(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EINVAL)
 }
 
 // finish writes the content, commits, and closes.
@@ -171,20 +188,50 @@ func (p *Pending) finish(b []byte) error {
 // Commit gives the file its name and replaces what had it. The file stays open. After an
 // error the file may have its name and not be on the disk yet.
 func (p *Pending) Commit() error {
-	return p.commit(func() error { return rename(p.from, p.temp, p.to, p.name) })
+	return p.commit(func() error {
+		if p.temp == "" {
+			temp := tempName(p.name)
+			if err := p.link(p.from, temp); err != nil {
+				return err
+			}
+			p.temp = temp
+		}
+		return rename(p.from, p.temp, p.to, p.name)
+	})
 }
 
 // CommitNew is Commit for a name that must be free. If it is not, the error is fs.ErrExist.
 func (p *Pending) CommitNew() error {
 	return p.commit(func() error {
 		step("link")
-		if err := unix.Linkat(int(p.from.Fd()), p.temp, int(p.to.Fd()), p.name, 0); err != nil {
-			return &fs.PathError{Op: "create", Path: filepath.Join(p.to.Name(), p.name), Err: err}
+		if err := p.link(p.to, p.name); err != nil {
+			return err
 		}
 		step("unlink")
-		_ = unix.Unlinkat(int(p.from.Fd()), p.temp, 0)
+		p.removeTemp()
 		return nil
 	})
+}
+
+// link gives the file a name that must be free, besides the one that it may have.
+func (p *Pending) link(dir *os.File, name string) error {
+	var err error
+	if p.temp == "" {
+		// By descriptor alone (AT_EMPTY_PATH) it would take a capability, see linkat(2).
+		err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", p.Fd()), int(dir.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+	} else {
+		err = unix.Linkat(int(p.from.Fd()), p.temp, int(dir.Fd()), name, 0)
+	}
+	if err != nil {
+		return &fs.PathError{Op: "create", Path: filepath.Join(dir.Name(), name), Err: err}
+	}
+	return nil
+}
+
+func (p *Pending) removeTemp() {
+	if p.temp != "" {
+		_ = unix.Unlinkat(int(p.from.Fd()), p.temp, 0)
+	}
 }
 
 func (p *Pending) commit(publish func() error) error {
@@ -214,7 +261,7 @@ func (p *Pending) Close() error {
 	}
 	err := p.File.Close()
 	if !p.committed {
-		_ = unix.Unlinkat(int(p.from.Fd()), p.temp, 0)
+		p.removeTemp()
 	}
 	closeDirs(p.from, p.to)
 	p.from, p.to = nil, nil

@@ -176,6 +176,56 @@ func TestPending(t *testing.T) {
 	}
 }
 
+// An unnamed file is in no directory before it is committed, and whole afterwards.
+func TestUnnamed(t *testing.T) {
+	for _, fresh := range []bool{false, true} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "f")
+		begin := func() *Pending {
+			p, err := Create(path, How{Unnamed: true, Mode: 0o640})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.WriteString("text"); err != nil {
+				t.Fatal(err)
+			}
+			if got := names(t, dir); len(got) > 0 {
+				t.Errorf("fresh %v: %v before the commit", fresh, got)
+			}
+			return p
+		}
+		if err := begin().Close(); err != nil || len(names(t, dir)) > 0 {
+			t.Errorf("fresh %v: %v, left: %v", fresh, err, names(t, dir))
+		}
+		p := begin()
+		err := p.Commit
+		if fresh {
+			err = p.CommitNew
+		}
+		if err := errors.Join(err(), p.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if got := names(t, dir); !slices.Equal(got, []string{"f"}) || content(t, path) != "text" || perm(t, path) != 0o640 {
+			t.Errorf("fresh %v: %v, %q, mode %v", fresh, got, content(t, path), perm(t, path))
+		}
+		q, err2 := Create(path, How{Unnamed: true})
+		if err2 != nil {
+			t.Fatal(err2)
+		}
+		if err := q.CommitNew(); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("fresh %v: a name that is taken: %v", fresh, err)
+		}
+		if err := errors.Join(q.Commit(), q.Close()); err != nil || content(t, path) != "" || len(names(t, dir)) != 1 {
+			t.Errorf("fresh %v: replaced: %v, %q, %v", fresh, err, content(t, path), names(t, dir))
+		}
+	}
+	for err, want := range map[error]bool{syscall.EOPNOTSUPP: true, syscall.EISDIR: true, syscall.EINVAL: true, syscall.ENOSPC: false, nil: false} {
+		if noUnnamed(err) != want {
+			t.Errorf("%v: a file system without unnamed files: %v", err, !want)
+		}
+	}
+}
+
 // Several writers of one file do not meet, and no reader sees part of a file.
 func TestConcurrent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")

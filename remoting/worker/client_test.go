@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
 func TestMain(m *testing.M) {
@@ -51,6 +52,7 @@ func child(what string, args []string) {
 		v[args[i]] = args[i+1]
 	}
 	limit, _ := strconv.ParseInt(v["--store-limit"], 10, 64)
+	keepFree, _ := strconv.ParseInt(v["--store-keep-free"], 10, 64)
 	n, _ := strconv.Atoi(v["--devices"])
 	log := testLog()
 	if what == "session" {
@@ -61,7 +63,7 @@ func child(what string, args []string) {
 	if what == "probe" {
 		err = Probe(log, d, n, os.Stdout)
 	} else {
-		err = RunSession(log, SessionConfig{Driver: d, Store: v["--store"], StoreLimit: limit})
+		err = RunSession(log, SessionConfig{Driver: d, Store: v["--store"], Bounds: store.Bounds{Limit: limit, KeepFree: keepFree}})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, what+":", err)
@@ -134,9 +136,9 @@ func startWorker(t testing.TB, change func(*Config)) (*Supervisor, string) {
 	cfg := Config{
 		Listen: "unix:" + filepath.Join(tmp, "s"), Devices: []int{0}, Mem: testMem, Keepalive: 2 * time.Second,
 		Session: SessionConfig{
-			Driver:     Driver{LibCUDA: filepath.Join(dir, "libcuda.so.1"), LibNVML: filepath.Join(dir, "libnvidia-ml.so.1")},
-			Store:      filepath.Join(tmp, "store"),
-			StoreLimit: 1 << 30,
+			Driver: Driver{LibCUDA: filepath.Join(dir, "libcuda.so.1"), LibNVML: filepath.Join(dir, "libnvidia-ml.so.1")},
+			Store:  filepath.Join(tmp, "store"),
+			Bounds: store.Bounds{Limit: 1 << 30},
 		},
 	}
 	if change != nil {

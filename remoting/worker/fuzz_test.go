@@ -229,7 +229,7 @@ func FuzzFrame(f *testing.F) {
 	for _, b := range seedFrames() {
 		f.Add(b)
 	}
-	images, err := store.Open(filepath.Join(f.TempDir(), "images"), 1<<20)
+	images, err := store.Open(filepath.Join(f.TempDir(), "images"), store.Bounds{Limit: 1 << 20})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -293,7 +293,7 @@ func FuzzImageChunk(f *testing.F) {
 	img := loadRequest(image0, 1, true)
 	f.Add(cat(img[:32], u64(0), u64(uint64(len(image0))), image0), img)
 	f.Add(cat(img[:32], u64(1), u64(2), []byte{1}), img)
-	images, err := store.Open(filepath.Join(f.TempDir(), "images"), 1<<20)
+	images, err := store.Open(filepath.Join(f.TempDir(), "images"), store.Bounds{Limit: 1 << 20})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -307,5 +307,6 @@ func FuzzImageChunk(f *testing.F) {
 		if s.images.up != nil {
 			s.images.up.Abort()
 		}
+		s.images.dropSent()
 	})
 }

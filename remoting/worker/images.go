@@ -36,7 +36,7 @@ type image struct {
 	used    bool   // a kernel of it has run
 	vars    uint64 // bytes reserved for its variables
 	dev     int
-	code    *code  // a linked set's, which stays in memory; else nil
+	code    *code  // of an image that stays in memory; else nil
 	linked  uint64 // the library that a module of a linked set came of; else 0
 }
 
@@ -52,7 +52,28 @@ type kernel struct {
 }
 
 type images struct {
-	up *store.Upload
+	up       *store.Upload
+	sent     *store.Image // the last one uploaded, until it is loaded
+	sentSum  store.Sum
+	unstored bool // the log says that images are not stored
+}
+
+// openImage gives a stored image, or the one that was just sent, which need not be in the store.
+func (s *session) openImage(sum store.Sum, size uint64) (*store.Image, error) {
+	if m := &s.images; m.sent != nil && m.sentSum == sum && uint64(len(m.sent.Bytes())) == size {
+		mem := m.sent
+		m.sent = nil
+		return mem, nil
+	}
+	return s.store.Get(sum, size)
+}
+
+// dropSent forgets the image that was sent last.
+func (m *images) dropSent() {
+	if m.sent != nil {
+		_ = m.sent.Close()
+		m.sent = nil
+	}
 }
 
 func (m *images) init() {}
@@ -72,35 +93,36 @@ func (s *session) imageChunk(p []byte) int32 {
 		m.up = nil
 	}
 	if m.up == nil {
+		m.dropSent()
 		up, err := s.store.Begin(sum, total)
 		if err != nil {
-			s.log.Error("image not stored", "image", sum, "error", err)
+			s.log.Error("image not taken", "image", sum, "error", err)
 			return C.CUDA_ERROR_OUT_OF_MEMORY
 		}
 		m.up = up
 	}
-	if err := m.up.Write(off, data); err != nil {
+	err := m.up.Write(off, data)
+	if err == nil && m.up.Complete() {
+		if why := m.up.Unstored(); why != nil && !m.unstored {
+			m.unstored = true
+			s.log.Warn("images are not stored: each program sends them again", "image", sum, "bytes", total, "error", why)
+		}
+		m.sent, err = m.up.Commit()
+		m.sentSum, m.up = sum, nil
+	}
+	if err == nil {
+		return 0
+	}
+	if m.up != nil {
 		m.up.Abort()
 		m.up = nil
-		if errors.Is(err, store.ErrMismatch) {
-			s.violation(err.Error())
-			return C.CUDA_ERROR_INVALID_IMAGE
-		}
-		s.log.Error("image not stored", "image", sum, "error", err)
-		return C.CUDA_ERROR_OPERATING_SYSTEM
 	}
-	if m.up.Complete() {
-		err := m.up.Commit()
-		m.up = nil
-		if err != nil {
-			s.log.Error("image not stored", "image", sum, "error", err)
-			if errors.Is(err, store.ErrMismatch) {
-				s.violation(err.Error())
-			}
-			return C.CUDA_ERROR_INVALID_IMAGE
-		}
+	s.log.Error("image not taken", "image", sum, "error", err)
+	if errors.Is(err, store.ErrMismatch) {
+		s.violation(err.Error())
+		return C.CUDA_ERROR_INVALID_IMAGE
 	}
-	return 0
+	return C.CUDA_ERROR_OUT_OF_MEMORY
 }
 
 // maxJITLog bounds the log that a load may ask for, in bytes.
@@ -225,7 +247,7 @@ func (s *session) imageLoad(p []byte) int32 {
 	if d.Err() != nil || size == 0 || size > wire.MaxImage {
 		return s.malformed(s.hdr.Op)
 	}
-	mem, err := s.store.Get(sum, size)
+	mem, err := s.openImage(sum, size)
 	if errors.Is(err, store.ErrNotFound) {
 		return wire.ResultNotInStore
 	}
@@ -280,7 +302,7 @@ func (s *session) imageLoad(p []byte) int32 {
 		j.appendLogs(&s.enc)
 		return rc
 	}
-	img.code, from = from.loaded(), nil
+	img.code, from = from.loaded(!mem.Stored() && C.sl_has(paramInfo(library)) == 0), nil
 	s.bindObj(kind, id, img.real, img)
 	s.listKernels(img.real, library)
 	j.appendLogs(&s.enc)
@@ -514,20 +536,27 @@ func (s *session) kernelInfo(p []byte) int32 {
 	return 0
 }
 
+// paramInfo is the driver's function that tells the parameters of an image's kernels.
+func paramInfo(library bool) C.int {
+	if library {
+		return C.FN_cuKernelGetParamInfo
+	}
+	return C.FN_cuFuncGetParamInfo
+}
+
 // kernelParams gives a kernel's parameter layout: from the driver, or where it
 // is older than CUDA 12.4, from the image itself.
 func (s *session) kernelParams(k *kernel, dev int) ([]cubin.Param, int32) {
-	fn := C.int(C.FN_cuKernelGetParamInfo)
-	if !k.img.library {
-		fn = C.FN_cuFuncGetParamInfo
-	}
-	if C.sl_has(fn) == 0 {
-		mem, err := s.store.Get(k.img.sum, k.img.size)
-		if err != nil {
-			s.log.Error("no parameter layout", "kernel", k.name, "error", err)
-			return nil, C.CUDA_ERROR_NOT_SUPPORTED
+	if C.sl_has(paramInfo(k.img.library)) == 0 {
+		mem := k.img.code.image()
+		if mem == nil {
+			var err error
+			if mem, err = s.store.Get(k.img.sum, k.img.size); err != nil {
+				s.log.Error("no parameter layout", "kernel", k.name, "error", err)
+				return nil, C.CUDA_ERROR_NOT_SUPPORTED
+			}
+			defer mem.Close()
 		}
-		defer mem.Close()
 		v := &s.snap.Devices[dev]
 		ps, err := cubin.Params(mem.Bytes(), k.name, int(v.CCMajor)*10+int(v.CCMinor))
 		if err != nil {

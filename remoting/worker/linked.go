@@ -66,14 +66,22 @@ func (c *code) pointer() unsafe.Pointer {
 	return at(c.mem.Bytes())
 }
 
-// loaded releases what the driver does not need once it has loaded the image. Of
-// a linked set it may link more later, for another GPU.
-func (c *code) loaded() *code {
-	if c.wrapper != nil {
+// loaded releases what nobody needs once the driver has loaded the image, unless it is to be
+// kept. Of a linked set the driver may link more later, for another GPU.
+func (c *code) loaded(keep bool) *code {
+	if c.wrapper != nil || keep {
 		return c
 	}
 	c.close()
 	return nil
+}
+
+// image is what stays in memory of an image, nil where that is nothing.
+func (c *code) image() *store.Image {
+	if c == nil {
+		return nil
+	}
+	return c.mem
 }
 
 func (c *code) close() {

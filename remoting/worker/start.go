@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"os/signal"
 	"time"
 
@@ -22,9 +23,9 @@ import (
 
 // SessionConfig is what a session process is started with.
 type SessionConfig struct {
-	Driver     Driver
-	Store      string
-	StoreLimit int64 // bytes
+	Driver Driver
+	Store  string
+	Bounds store.Bounds // of the store
 }
 
 // RunSession is the main function of a session process. It returns when there
@@ -61,7 +62,13 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 			log.Info("client refused", "reason", err)
 			return nil
 		}
-		cfg.Store, cfg.StoreLimit = fmt.Sprintf("/proc/self/fd/%d/.", fds[2]), st.StoreLimit
+		cfg.Store, cfg.Bounds = fmt.Sprintf("/proc/self/fd/%d/.", fds[2]), store.Bounds{Limit: st.StoreLimit, KeepFree: st.StoreKeepFree}
+		if st.StoreTotal > 0 {
+			cfg.Bounds.Total = st.StoreTotal
+			if cfg.Bounds.Shared, err = store.OpenShared(os.NewFile(uintptr(fds[3]), "all images")); err != nil {
+				return err
+			}
+		}
 		acct.SetClient(account.Client{PID: st.Hello.PID, Name: st.Hello.Program}, st.Hello.Kind)
 	}
 	log = log.With("client", st.Hello.Program, "pid", st.Hello.PID)
@@ -75,7 +82,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		return err
 	}
 	w := wire.NewWriter(sock)
-	images, err := store.Open(cfg.Store, cfg.StoreLimit)
+	images, err := store.Open(cfg.Store, cfg.Bounds)
 	if err = errors.Join(bad, err); err != nil {
 		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(err.Error())))
 		acct.SetReason(err.Error())

@@ -93,7 +93,7 @@ func New(ctx context.Context, log *slog.Logger, cfg Config) (*Supervisor, error)
 	if len(cfg.Devices) == 0 || len(cfg.Devices) > wire.MaxDevices {
 		return nil, fmt.Errorf("%d devices: give 1 to %d by --device", len(cfg.Devices), wire.MaxDevices)
 	}
-	st, err := store.Open(cfg.Session.Store, cfg.Session.StoreLimit)
+	st, err := store.Open(cfg.Session.Store, cfg.Session.Bounds)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (s *Supervisor) spawner() {
 func (s *Supervisor) command(sub string) *exec.Cmd {
 	c := control.Command{
 		Exe: s.cfg.Exe, Args: s.cfg.Args, LibCUDA: s.cfg.Session.Driver.LibCUDA, LibNVML: s.cfg.Session.Driver.LibNVML,
-		Store: s.cfg.Session.Store, Limit: s.cfg.Session.StoreLimit,
+		Store: s.cfg.Session.Store, Limit: s.cfg.Session.Bounds.Limit, KeepFree: s.cfg.Session.Bounds.KeepFree,
 	}
 	for _, d := range s.cfg.Devices {
 		c.Devices = append(c.Devices, strconv.Itoa(d))

@@ -332,7 +332,7 @@ func TestImageStoreSurvivesSessions(t *testing.T) {
 	if r := k.wait(wire.OpImageLoad, 1, loadRequest(image0, 1, true)); r.result != 0 {
 		t.Fatalf("the image is asked for again: %d", r.result)
 	}
-	fs, _ := filepath.Glob(filepath.Join(dir, "*"))
+	fs, _ := filepath.Glob(filepath.Join(dir, "[0-9a-f]*"))
 	if len(fs) != 1 {
 		t.Fatalf("store holds %v", fs)
 	}
@@ -341,6 +341,30 @@ func TestImageStoreSurvivesSessions(t *testing.T) {
 	}
 	if r := k.wait(wire.OpImageLoad, 1, loadRequest(image0, 2, true)); r.result != 200 {
 		t.Fatalf("a damaged image: %d", r.result)
+	}
+}
+
+// Where no image may be stored the program runs, and sends it again the next time.
+func TestNoRoomForImages(t *testing.T) {
+	var dir string
+	_, addr := startWorker(t, func(c *Config) {
+		dir = c.Session.Store
+		c.Session.Bounds.KeepFree = 1 << 60
+	})
+	for session := range 2 {
+		k := dial(t, addr, [16]byte{})
+		for id := range uint32(2) {
+			if r := k.wait(wire.OpImageLoad, 1, loadRequest(image0, 1+id, true)); r.result != wire.ResultNotInStore {
+				t.Errorf("session %d: an image that is not stored: %d", session, r.result)
+			}
+			if names, rc := k.load(image0, 1+id); rc != 0 || len(names) == 0 {
+				t.Errorf("session %d: %v, result %d", session, names, rc)
+			}
+		}
+		k.c.Close()
+	}
+	if fs, _ := filepath.Glob(filepath.Join(dir, "[0-9a-f]*")); len(fs) > 0 {
+		t.Errorf("store holds %v", fs)
 	}
 }
 

@@ -153,6 +153,8 @@ func (p *parser) ranges() {
 	size("audit.max_size", c.Audit.MaxSize, 64<<10, 1<<40)
 	size("owner.keep_mem", c.Owner.KeepMem, 0, 1<<40)
 	size("owner.store_limit", c.Owner.StoreLimit, 256<<20, 1<<50)
+	size("owner.store_total", c.Owner.StoreTotal, 256<<20, 1<<50)
+	size("owner.store_keep_free", c.Owner.StoreKeepFree, 0, 1<<50)
 	if c.Worker.MemoryMax != 0 {
 		size("worker.memory_max", c.Worker.MemoryMax, 256<<20, 1<<50)
 	}

@@ -95,7 +95,10 @@ type Owner struct {
 	Poll       time.Duration `key:"poll"` // between two looks of NVML
 	Warm       int           `key:"warm"` // workers kept ready for each GPU
 	Store      string        `key:"store"`
-	StoreLimit Size          `key:"store_limit"` // bytes
+	StoreLimit Size          `key:"store_limit"` // bytes of each user
+	StoreTotal Size          `key:"store_total"` // bytes of all users
+
+	StoreKeepFree Size `key:"store_keep_free"` // bytes of the file system that images leave free
 }
 
 // Lease holds the times and limits of leases.
@@ -197,7 +200,7 @@ func Default() Config {
 		Listen:   Listen{Control: ":7071", Data: ":7072", Metrics: "127.0.0.1:7073"},
 		Users:    Users{Run: true, UIDMin: 1000},
 		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",
-			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30},
+			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30, StoreTotal: 100 << 30, StoreKeepFree: 2 << 30},
 		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
 			Tombstone: time.Hour, MaxPerGPU: 64},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},

@@ -247,7 +247,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		Exe: exe, Args: []string{"--log", cfg.Log.Level, "--log-format", cfg.Log.Format},
 		Dir:     filepath.Join(cfg.RunDir, "owner"),
 		LibCUDA: cfg.Owner.LibCUDA, LibNVML: cfg.Owner.LibNVML,
-		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit),
+		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit), StoreTotal: int64(cfg.Owner.StoreTotal), StoreKeepFree: int64(cfg.Owner.StoreKeepFree),
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive,
 		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev,
 		MinUID: uint32(cfg.Users.UIDMin), RootUID: rootUID, RootGID: rootGID,

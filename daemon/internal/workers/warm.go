@@ -89,7 +89,7 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 func (p *Pool) command(uuids []string, confine string) *control.Command {
 	c := p.cfg
 	return &control.Command{
-		Exe: c.Exe, Args: c.Args, LibCUDA: c.LibCUDA, LibNVML: c.LibNVML, Store: c.Store, Limit: c.StoreLimit, Devices: uuids, Confine: confine,
+		Exe: c.Exe, Args: c.Args, LibCUDA: c.LibCUDA, LibNVML: c.LibNVML, Store: c.Store, Limit: c.StoreLimit, KeepFree: c.StoreKeepFree, Devices: uuids, Confine: confine,
 	}
 }
 

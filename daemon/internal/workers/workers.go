@@ -27,7 +27,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -38,6 +37,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/store"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -47,14 +47,17 @@ const bindTime = 30 * time.Second
 
 // Config says how sessions run.
 type Config struct {
-	Exe        string   // sluice-worker
-	Args       []string // before the subcommand: --log and --log-format
-	Dir        string   // of accounts and records; on a file system in memory
-	LibCUDA    string
-	LibNVML    string
-	Store      string // directory of module images, one below it for each user
-	StoreLimit int64  // bytes for each user
-	Warm       int    // processes kept ready for each GPU
+	Exe     string   // sluice-worker
+	Args    []string // before the subcommand: --log and --log-format
+	Dir     string   // of accounts and records; on a file system in memory
+	LibCUDA string
+	LibNVML string
+	Store   string // directory of module images, one below it for each user
+	// Bounds of the images: of each user, of all (0 for none), and the free space that they
+	// leave. In bytes.
+	StoreLimit, StoreTotal, StoreKeepFree int64
+
+	Warm       int // processes kept ready for each GPU
 	Keepalive  time.Duration
 	Seccomp    bool
 	ConfineDev bool
@@ -86,6 +89,7 @@ type Pool struct {
 	schedules map[string]*turns.Schedule // by GPU
 	tenancies map[string]*tenancy        // by lease
 	over      map[overrunKey]bool        // overruns that have been told of; true: as ones to be ended
+	stopStore func()
 
 	sharing Sharing
 }
@@ -143,6 +147,9 @@ func (c *Config) as(r *lease.Request) (uid, gid uint32) {
 
 // New finds the sessions of an earlier daemon again.
 func New(log *slog.Logger, cfg Config) (*Pool, error) {
+	if cfg.StoreTotal == 0 {
+		cfg.StoreTotal = 1 << 62
+	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("workers: %w", err)
 	}
@@ -166,6 +173,9 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	}
 	// Those of workers that had not ended yet, or were too fresh.
 	time.AfterFunc(2*time.Minute, cg.sweep)
+	if err := p.keepStore(); err != nil {
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -201,7 +211,7 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 func (p *Pool) startMessage(ctx context.Context, l lease.Lease, gpus []lease.GPU) (*control.Start, error) {
 	uid, gid := p.cfg.as(&l.Request)
 	st := &control.Start{
-		Lease: l.ID, Detached: true, StoreLimit: p.cfg.StoreLimit,
+		Lease: l.ID, Detached: true, StoreLimit: p.cfg.StoreLimit, StoreTotal: p.cfg.StoreTotal, StoreKeepFree: p.cfg.StoreKeepFree,
 		Bind: &control.Bind{UID: uid, GID: gid, Seccomp: p.cfg.Seccomp},
 	}
 	for i, g := range gpus {
@@ -286,8 +296,13 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 		return err
 	}
 	defer dir.Close()
+	count, err := store.CreateShared(p.storeCount())
+	if err != nil {
+		return err
+	}
+	defer count.Close()
 	st.Slot = s.slot
-	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd())}
+	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd()), int(count.Fd())}
 	if wire.SessionComputes(s.Kind) {
 		var schedules []*os.File
 		if st.Turns, schedules, err = p.startTurns(l); err != nil {
@@ -315,24 +330,6 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	s.open = true
 	go p.watch(s)
 	return nil
-}
-
-// userStore opens the user's part of the image store.
-func (p *Pool) userStore(uid, gid uint32) (*os.File, error) {
-	path := filepath.Join(p.cfg.Store, fmt.Sprint(uid))
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, fmt.Errorf("image store: %w", err)
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, fmt.Errorf("image store: %w", err)
-	}
-	// Only root makes anything beside it, so it is ours to give.
-	if err := f.Chown(int(uid), int(gid)); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("image store: %w", err)
-	}
-	return f, nil
 }
 
 // watch waits for a session's end.
@@ -504,6 +501,7 @@ func (p *Pool) Close() {
 	p.warm = map[string][]*worker{}
 	p.closeSchedules()
 	p.mu.Unlock()
+	p.stopStore()
 	for _, w := range all {
 		p.discard(w)
 	}

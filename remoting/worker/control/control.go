@@ -51,7 +51,7 @@ func ReadFacts(b []byte, n int) (*Facts, error) {
 }
 
 // Start is the START message. With it come the client's socket, the account, and
-// for a detached session the directory of the image store.
+// for a detached session the directory of the image store and the count of all images.
 type Start struct {
 	Facts            // TotalMem is what the lease grants
 	Lease string     `json:",omitempty"` // for the log
@@ -60,8 +60,12 @@ type Start struct {
 	// Detached sessions answer with one byte, read the HELLO themselves, and do
 	// not end with their starter.
 	Detached   bool
-	StoreLimit int64 // bytes
-	Bind       *Bind `json:",omitempty"`
+	StoreLimit int64 // bytes of the directory
+	// StoreTotal is the limit of all directories together, in bytes. Unless it is 0, the file
+	// that counts them comes behind the directory.
+	StoreTotal    int64 `json:",omitempty"`
+	StoreKeepFree int64 `json:",omitempty"` // bytes that images leave free
+	Bind          *Bind `json:",omitempty"`
 	// Turns says how the session may work on each device: in turns, or at any time. On a
 	// device without an entry it may not work at all. The descriptors of the schedules come
 	// last: policy and state of each device that has one.
@@ -116,16 +120,17 @@ type Command struct {
 	LibCUDA string
 	LibNVML string
 	Store   string
-	Limit   int64    // bytes
-	Devices []string // numbers in PCI order, or UUIDs
-	Confine string   // device files a session may see, comma between; "none" leaves /dev alone, "" confines nothing
+	// Limit bounds the store, and KeepFree is the space that it leaves free, in bytes.
+	Limit, KeepFree int64
+	Devices         []string // numbers in PCI order, or UUIDs
+	Confine         string   // device files a session may see, comma between; "none" leaves /dev alone, "" confines nothing
 }
 
 // Cmd makes the command of a subcommand: "session" or "probe".
 func (c *Command) Cmd(sub string) *exec.Cmd {
 	args := append(append([]string(nil), c.Args...), sub,
 		"--libcuda", c.LibCUDA, "--libnvml", c.LibNVML, "--store", c.Store,
-		"--store-limit", strconv.FormatInt(c.Limit, 10), "--devices", strconv.Itoa(len(c.Devices)))
+		"--store-limit", strconv.FormatInt(c.Limit, 10), "--store-keep-free", strconv.FormatInt(c.KeepFree, 10), "--devices", strconv.Itoa(len(c.Devices)))
 	if c.Confine != "" && sub == "session" {
 		args = append(args, "--confine", c.Confine)
 	}
@@ -261,7 +266,7 @@ func (p *Process) Await(until time.Time) error {
 // Receive waits for START; nil when the starter is gone, or needs no session.
 func Receive() (*Start, []int, error) {
 	buf := make([]byte, MaxStart)
-	oob := make([]byte, unix.CmsgSpace(4*(3+2*wire.MaxDevices)))
+	oob := make([]byte, unix.CmsgSpace(4*(4+2*wire.MaxDevices)))
 	var n, on int
 	var err error
 	for {
@@ -291,6 +296,9 @@ func Receive() (*Start, []int, error) {
 	want := 2 + 2*st.Schedules()
 	if st.Detached {
 		want++
+		if st.StoreTotal > 0 {
+			want++
+		}
 	}
 	if d := len(st.Snapshot.Devices); d == 0 || len(st.Overhead) != d || len(st.Idle) != d || len(fds) != want || len(st.Turns) > d {
 		return nil, nil, errors.New("start message: its parts do not fit each other")

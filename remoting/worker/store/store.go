@@ -2,18 +2,20 @@
 // outlives sessions, so that an image crosses the network once per node.
 package store
 
-// An image is written to a temporary file, hashed on the way, synced and only
-// then renamed to its hash: a name that exists is whole and right. Several
-// processes share the directory; a rename onto an equal file is harmless.
-// When the directory passes its limit, the images used longest ago go; one
-// that is mapped stays readable, because removing a name leaves the file.
+// An upload is an unnamed file, which is hashed on the way, synced, and only then linked to
+// the name of its hash. A name that exists is whole, and a process that dies leaves
+// nothing. Several processes share the directory.
+//
+// An image is stored only within three bounds: of the directory, of all users' directories
+// (Shared), and of the free space that must be left. Uploads under way count. The images used
+// longest ago make room. One that is mapped stays readable, because removing a name leaves
+// the file. An image for which there is no room is kept in memory for the session that sent it.
 
 import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -22,8 +24,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // Sum is an image's SHA-256.
@@ -38,48 +38,76 @@ var (
 	// ErrMismatch says that uploaded bytes do not have the announced hash,
 	// size or order.
 	ErrMismatch = errors.New("store: upload does not match its announcement")
-	// ErrTooLarge says that an image is beyond the limit.
+	// ErrTooLarge says that an image has an impossible size.
 	ErrTooLarge = errors.New("store: image too large")
+	// ErrNoRoom says why an image is not stored.
+	ErrNoRoom = errors.New("no room")
 )
+
+// Bounds say how much is stored. Sizes are bytes.
+type Bounds struct {
+	Limit    int64   // images in the directory
+	Total    int64   // images of all directories; used with Shared
+	KeepFree int64   // space of the file system that images leave free
+	Shared   *Shared // nil where there is one directory only
+}
 
 // Store is a directory of images.
 type Store struct {
-	dir   string
-	limit int64
+	dir string
+	Bounds
+	open tally // uploads into the directory
 }
 
-// Open opens or makes the directory, mode 0700. limit is the most bytes it may
-// hold.
-func Open(dir string, limit int64) (*Store, error) {
+// tallyName is the file whose locks count the uploads into a directory.
+const tallyName = ".uploads"
+
+// Open opens or makes the directory, mode 0700.
+func Open(dir string, b Bounds) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("store: %w", err)
-	}
-	fi, err := os.Lstat(dir)
-	if err != nil {
-		return nil, fmt.Errorf("store: %w", err)
-	}
-	if !fi.IsDir() {
-		return nil, fmt.Errorf("store: %s is not a directory", dir)
-	}
-	if fi.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("store: %s is open to others (mode %04o): chmod 0700 it, images in it are executed", dir, fi.Mode().Perm())
 	}
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
 		return nil, fmt.Errorf("store: %w", err)
 	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return nil, fmt.Errorf("store: %s is not a directory", dir)
+	}
+	if st.Mode&0o077 != 0 {
+		return nil, fmt.Errorf("store: %s is open to others (mode %04o): chmod 0700 it, images in it are executed", dir, st.Mode&0o777)
+	}
 	if st.Uid != uint32(os.Geteuid()) {
 		return nil, fmt.Errorf("store: %s belongs to user %d, not to %d", dir, st.Uid, os.Geteuid())
 	}
-	return &Store{dir: dir, limit: limit}, nil
+	return &Store{dir: dir, Bounds: b}, nil
 }
 
 // Clean removes what uploads have left behind that died an hour ago or more.
-func (s *Store) Clean(now time.Time) error {
-	if err := safefile.Sweep(s.dir, func(_ string, fi fs.FileInfo) bool { return now.Sub(fi.ModTime()) > time.Hour }); err != nil {
+func (s *Store) Clean(now time.Time) error { return clean(s.dir, now.Add(-time.Hour)) }
+
+// clean removes files of a directory that are no images and older than a time: what older
+// versions left of uploads, and file systems without unnamed files.
+func clean(dir string, before time.Time) error {
+	es, err := os.ReadDir(dir)
+	if err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
+	for _, e := range es {
+		if isImage(e.Name()) || e.Name() == tallyName || !e.Type().IsRegular() {
+			continue
+		}
+		if fi, err := e.Info(); err == nil && fi.ModTime().Before(before) {
+			_ = os.Remove(filepath.Join(dir, e.Name()))
+		}
+	}
 	return nil
+}
+
+// isImage says whether a name in a directory is an image's.
+func isImage(name string) bool {
+	b, err := hex.DecodeString(name)
+	return err == nil && len(b) == sha256.Size
 }
 
 func (s *Store) path(sum Sum) string { return filepath.Join(s.dir, sum.String()) }
@@ -87,12 +115,16 @@ func (s *Store) path(sum Sum) string { return filepath.Join(s.dir, sum.String())
 // Image is a mapped image. A NUL byte follows its last byte, as text images
 // need.
 type Image struct {
-	mem  []byte // the whole mapping
-	size int
+	mem    []byte // the whole mapping
+	size   int
+	stored bool
 }
 
 // Bytes is the image.
 func (m *Image) Bytes() []byte { return m.mem[:m.size:m.size] }
+
+// Stored says whether the store has the image, or only this process.
+func (m *Image) Stored() bool { return m.stored }
 
 // Close unmaps the image.
 func (m *Image) Close() error {
@@ -121,110 +153,89 @@ func (s *Store) Get(sum Sum, size uint64) (*Image, error) {
 	if uint64(st.Size) != size || size == 0 {
 		return nil, fmt.Errorf("%w: image %s has %d bytes, %d asked", ErrMismatch, sum, st.Size, size)
 	}
-	// Anonymous memory one byte longer than the file lies beneath, so that
-	// there is a zero byte behind a file that fills its last page.
-	whole := (int(size) + 1 + os.Getpagesize() - 1) &^ (os.Getpagesize() - 1)
-	p, err := unix.MmapPtr(-1, 0, nil, uintptr(whole), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	m, err := mapImage(fd, size)
 	if err != nil {
-		return nil, fmt.Errorf("store: map %s: %w", sum, err)
-	}
-	if _, err := unix.MmapPtr(fd, 0, p, uintptr(size), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_FIXED); err != nil {
-		_ = unix.MunmapPtr(p, uintptr(whole))
 		return nil, fmt.Errorf("store: map %s: %w", sum, err)
 	}
 	now := time.Now()
 	_ = os.Chtimes(s.path(sum), now, now) // used now: the last to be evicted
+	return m, nil
+}
+
+// mapImage maps a file of so many bytes.
+func mapImage(fd int, size uint64) (*Image, error) {
+	// Anonymous memory one byte longer than the file lies beneath, so that
+	// there is a zero byte behind a file that fills its last page.
+	m, err := newImage(size, unix.PROT_READ)
+	if err != nil {
+		return nil, err
+	}
+	p := unsafe.Pointer(unsafe.SliceData(m.mem))
+	if _, err := unix.MmapPtr(fd, 0, p, uintptr(size), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_FIXED); err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	m.stored = true
+	return m, nil
+}
+
+// newImage gives memory for an image, and a zero byte.
+func newImage(size uint64, prot int) (*Image, error) {
+	whole := (int(size) + 1 + os.Getpagesize() - 1) &^ (os.Getpagesize() - 1)
+	p, err := unix.MmapPtr(-1, 0, nil, uintptr(whole), prot, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, err
+	}
 	return &Image{mem: unsafe.Slice((*byte)(p), whole), size: int(size)}, nil
 }
 
-// Upload is an image on its way in.
-type Upload struct {
-	s     *Store
-	sum   Sum
-	total uint64
-	have  uint64
-	hash  hash.Hash
-	f     *safefile.Pending
-}
-
-// Begin starts an upload of total bytes.
-func (s *Store) Begin(sum Sum, total uint64) (*Upload, error) {
-	if total == 0 || int64(total) < 0 || int64(total) > s.limit {
-		return nil, fmt.Errorf("%w: %d bytes, the store may hold %d", ErrTooLarge, total, s.limit)
-	}
-	f, err := safefile.Create(s.path(sum), safefile.How{Mode: 0o600})
+// images lists a directory's images, used longest ago first, and adds up the sizes of all its
+// files, in bytes.
+func images(dir string) (all []fs.FileInfo, sum int64, err error) {
+	es, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, fmt.Errorf("store: %w", err)
+		return nil, 0, fmt.Errorf("store: %w", err)
 	}
-	return &Upload{s: s, sum: sum, total: total, hash: sha256.New(), f: f}, nil
-}
-
-// Sum is the hash announced.
-func (u *Upload) Sum() Sum { return u.sum }
-
-// Total is the size announced, in bytes.
-func (u *Upload) Total() uint64 { return u.total }
-
-// Write adds the bytes at offset, which must be where the last ones ended.
-func (u *Upload) Write(offset uint64, b []byte) error {
-	if offset != u.have || uint64(len(b)) > u.total-u.have {
-		return fmt.Errorf("%w: %d bytes at %d of %d, %d expected", ErrMismatch, len(b), offset, u.total, u.have)
-	}
-	if _, err := u.f.Write(b); err != nil {
-		return fmt.Errorf("store: write: %w", err)
-	}
-	u.hash.Write(b)
-	u.have += uint64(len(b))
-	return nil
-}
-
-// Complete says whether all bytes are there.
-func (u *Upload) Complete() bool { return u.have == u.total }
-
-// Abort drops the upload.
-func (u *Upload) Abort() {
-	_ = u.f.Close()
-}
-
-// Commit checks the hash and puts the image in its place.
-func (u *Upload) Commit() error {
-	if !u.Complete() || Sum(u.hash.Sum(nil)) != u.sum {
-		u.Abort()
-		return fmt.Errorf("%w: image %s", ErrMismatch, u.sum)
-	}
-	if err := errors.Join(u.f.Commit(), u.f.Close()); err != nil {
-		return fmt.Errorf("store: %w", err)
-	}
-	return u.s.evict(u.sum.String())
-}
-
-// evict removes the images used longest ago until the limit is kept.
-func (s *Store) evict(keep string) error {
-	es, err := os.ReadDir(s.dir)
-	if err != nil {
-		return fmt.Errorf("store: %w", err)
-	}
-	var files []fs.FileInfo
-	var sum int64
 	for _, e := range es {
 		fi, err := e.Info()
-		if _, half := safefile.Unfinished(e.Name()); half || err != nil || !fi.Mode().IsRegular() {
+		if err != nil || !fi.Mode().IsRegular() {
 			continue
 		}
-		files = append(files, fi)
 		sum += fi.Size()
-	}
-	sort.Slice(files, func(i, j int) bool { return files[i].ModTime().Before(files[j].ModTime()) })
-	for _, fi := range files {
-		if sum <= s.limit {
-			break
+		if isImage(e.Name()) {
+			all = append(all, fi)
 		}
-		if fi.Name() == keep {
-			continue
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].ModTime().Before(all[j].ModTime()) })
+	return all, sum, nil
+}
+
+// evict removes the images used longest ago until the directory takes no more than room
+// bytes, and says what it takes then.
+func (s *Store) evict(room int64) (int64, error) {
+	all, sum, err := images(s.dir)
+	if err != nil {
+		return 0, err
+	}
+	for _, fi := range all {
+		if sum <= room {
+			break
 		}
 		if err := os.Remove(filepath.Join(s.dir, fi.Name())); err == nil {
 			sum -= fi.Size()
+			if s.Shared != nil {
+				s.Shared.add(-fi.Size())
+			}
 		}
 	}
-	return nil
+	return sum, nil
+}
+
+// free is the space that a directory's file system has for its users, in bytes.
+func free(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
 }

@@ -26,22 +26,30 @@ func put(t *testing.T, s *Store, b []byte) Sum {
 			t.Fatal(err)
 		}
 	}
-	if err := u.Commit(); err != nil {
+	if err := u.Unstored(); err != nil {
 		t.Fatal(err)
 	}
+	m, err := u.Commit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !m.Stored() || !bytes.Equal(m.Bytes(), b) {
+		t.Fatal("what was uploaded is not what the commit gives")
+	}
+	m.Close()
 	return sum
 }
 
 func TestImageSurvives(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "images")
-	s, err := Open(dir, 1<<20)
+	s, err := Open(dir, Bounds{Limit: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []int{1, 100, os.Getpagesize(), 3*os.Getpagesize() + 1} {
 		b := bytes.Repeat([]byte{0xab}, n)
 		sum := put(t, s, b)
-		again, err := Open(dir, 1<<20)
+		again, err := Open(dir, Bounds{Limit: 1 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +83,7 @@ func TestWrongUploads(t *testing.T) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	s, err := Open(dir, 1000)
+	s, err := Open(dir, Bounds{Limit: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,38 +100,68 @@ func TestWrongUploads(t *testing.T) {
 	if err := u.Write(0, []byte("abcd")); err != nil {
 		t.Fatal(err)
 	}
-	if err := u.Commit(); !errors.Is(err, ErrMismatch) {
+	if _, err := u.Commit(); !errors.Is(err, ErrMismatch) {
 		t.Fatal("a wrong hash was accepted")
 	}
-	for _, n := range []uint64{0, 1001, 1 << 63} {
+	for _, n := range []uint64{0, 1 << 41, 1 << 63} {
 		if _, err := s.Begin(Sum{2}, n); !errors.Is(err, ErrTooLarge) {
 			t.Fatalf("%d bytes: %v", n, err)
 		}
 	}
-	if es, _ := os.ReadDir(dir); len(es) != 0 {
-		t.Fatalf("left behind: %v", es)
+	if got := entries(t, dir); len(got) != 0 {
+		t.Fatalf("left behind: %v", got)
 	}
-	// A dead upload is swept, a young one is not.
-	if _, err := s.Begin(Sum{3}, 10); err != nil {
+}
+
+// entries are the names in a directory of images, but for that of the tally.
+func entries(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	es, err := os.ReadDir(dir)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Clean(time.Now()); err != nil {
+	for _, e := range es {
+		if e.Name() != tallyName {
+			all = append(all, e.Name())
+		}
+	}
+	return all
+}
+
+// What older versions left of uploads is removed once it is old, and nothing else is.
+func TestClean(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "i")
+	s, err := Open(dir, Bounds{Limit: 1 << 20})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if es, _ := os.ReadDir(dir); len(es) != 1 {
-		t.Fatal("a running upload was swept")
+	sum := put(t, s, []byte("image"))
+	for _, name := range []string{".new-12345", "." + sum.String() + ".0123456789abcdef.new"} {
+		if err := os.WriteFile(filepath.Join(dir, name), make([]byte, 1000), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := s.Clean(time.Now().Add(2 * time.Hour)); err != nil {
+	for _, c := range []struct {
+		at   time.Time
+		left int
+	}{{time.Now(), 3}, {time.Now().Add(2 * time.Hour), 1}} {
+		if err := s.Clean(c.at); err != nil {
+			t.Fatal(err)
+		}
+		if got := entries(t, dir); len(got) != c.left {
+			t.Errorf("at %v: %v", c.at, got)
+		}
+	}
+	m, err := s.Get(sum, 5)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if es, _ := os.ReadDir(dir); len(es) != 0 {
-		t.Fatal("a dead upload stays")
-	}
+	m.Close()
 }
 
 func TestEviction(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "i")
-	s, err := Open(dir, 2500)
+	s, err := Open(dir, Bounds{Limit: 2500})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,14 +193,14 @@ func TestOpenRefuses(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(dir, 1); err == nil {
+	if _, err := Open(dir, Bounds{Limit: 1}); err == nil {
 		t.Error("a directory open to others was accepted")
 	}
 	f := filepath.Join(dir, "f")
 	if err := os.WriteFile(f, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(f, 1); err == nil {
+	if _, err := Open(f, Bounds{Limit: 1}); err == nil {
 		t.Error("a file was accepted")
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/store"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -33,7 +34,7 @@ func main() {
 
 func root() *cobra.Command {
 	var cfg worker.Config
-	var mem, level, limit, format string
+	var mem, level, limit, keepFree, format string
 	var share shareFlags
 	cmd := &cobra.Command{
 		Use:           "sluice-worker --listen tcp:HOST:PORT|unix:PATH",
@@ -48,11 +49,9 @@ func root() *cobra.Command {
 				return fmt.Errorf("--mem: %w", err)
 			}
 			cfg.Mem = uint64(size)
-			n, err := form.ParseBytes(limit)
-			if err != nil {
-				return fmt.Errorf("--store-limit: %w", err)
+			if cfg.Session.Bounds, err = bounds(limit, keepFree); err != nil {
+				return err
 			}
-			cfg.Session.StoreLimit = int64(n)
 			if cfg.Turns, err = share.turns(); err != nil {
 				return err
 			}
@@ -73,6 +72,7 @@ func root() *cobra.Command {
 	p := cmd.PersistentFlags()
 	p.StringVar(&cfg.Session.Store, "store", defaultStore(), "directory that keeps module images")
 	p.StringVar(&limit, "store-limit", "20G", "most bytes that it may hold")
+	p.StringVar(&keepFree, "store-keep-free", "2G", "space of its file system that it leaves free")
 	p.StringVar(&cfg.Session.Driver.LibCUDA, "libcuda", "libcuda.so.1", "the CUDA driver's library")
 	p.StringVar(&cfg.Session.Driver.LibNVML, "libnvml", "libnvidia-ml.so.1", "the NVML library")
 	p.StringVar(&format, "log-format", "text", "text or json")
@@ -83,11 +83,10 @@ func root() *cobra.Command {
 	session := &cobra.Command{
 		Use: "session", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			n, err := form.ParseBytes(limit)
-			if err != nil {
+			var err error
+			if cfg.Session.Bounds, err = bounds(limit, keepFree); err != nil {
 				return err
 			}
-			cfg.Session.StoreLimit = int64(n)
 			if confine != "" {
 				return worker.Confine(confine, withoutFlag(os.Args, "--confine"))
 			}
@@ -107,6 +106,21 @@ func root() *cobra.Command {
 	cmd.AddCommand(session, probe)
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
+}
+
+// bounds are the store's.
+func bounds(limit, keepFree string) (b store.Bounds, err error) {
+	for _, f := range []struct {
+		name, text string
+		to         *int64
+	}{{"store-limit", limit, &b.Limit}, {"store-keep-free", keepFree, &b.KeepFree}} {
+		n, err := form.ParseBytes(f.text)
+		if err != nil {
+			return b, fmt.Errorf("--%s: %w", f.name, err)
+		}
+		*f.to = int64(n)
+	}
+	return b, nil
 }
 
 // shareFlags say how the devices' time is shared.

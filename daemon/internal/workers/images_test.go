@@ -1,0 +1,110 @@
+package workers
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// chunk sends part of an image.
+func (c *client) chunk(sum [32]byte, off, total int, b []byte) error {
+	p := binary.LittleEndian.AppendUint64(sum[:], uint64(off))
+	p = append(binary.LittleEndian.AppendUint64(p, uint64(total)), b...)
+	h := wire.Request{Size: uint32(len(p)), Op: wire.OpImageChunk}
+	var head [wire.RequestSize]byte
+	h.Encode(&head)
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_, err := c.Write(append(head[:], p...))
+	return err
+}
+
+// A user whose sessions begin uploads and are killed takes no more of the disk than its limit, and leaves
+// nothing; what older versions left is removed when the daemon starts.
+func TestUploads(t *testing.T) {
+	dir := setup(t)
+	images := filepath.Join(dir, "store")
+	user := filepath.Join(images, strconv.Itoa(testUID))
+	if err := os.Mkdir(images, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", images, "tmpfs", 0, "mode=700,size=256m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(images, unix.MNT_DETACH) })
+	used := func() int64 {
+		var st unix.Statfs_t
+		if err := unix.Statfs(images, &st); err != nil {
+			t.Fatal(err)
+		}
+		return int64(st.Blocks-st.Bfree) * st.Bsize
+	}
+	if err := os.Mkdir(user, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{".new-123456", ".0123.0123456789abcdef.new"} {
+		if err := os.WriteFile(filepath.Join(user, name), make([]byte, 32<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := newPool(t, dir, func(c *Config) { c.StoreLimit, c.StoreKeepFree = 64<<20, 16<<20 })
+	waitFor(t, "the leftovers to go", func() bool { return used() < 1<<20 })
+
+	const size = 24 << 20
+	half := bytes.Repeat([]byte{1}, size/2)
+	for i := range 4 { // two have room
+		c, w := pair(t)
+		s, err := p.Start(t.Context(), testLease("d", 0), request("d"), w, gpus(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		if err := c.hello(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.chunk([32]byte{byte(i)}, 0, size, half); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.activate(0); err != nil { // answered behind the chunk
+			t.Fatal(err)
+		}
+		if n, want := used(), int64(min(i+1, 2)*size); n < want || n > want+1<<20 {
+			t.Errorf("%d uploads take %d bytes", i+1, n)
+		}
+		defer func() {
+			if err := unix.Kill(s.Worker.PID, unix.SIGKILL); err != nil {
+				t.Error(err)
+			}
+			waitFor(t, "the end of a killed session", func() bool { return unix.Kill(s.Worker.PID, 0) != nil })
+			if i == 0 && used() > 1<<20 {
+				t.Errorf("%d bytes are left of killed sessions", used())
+			}
+		}()
+		if i < 3 {
+			continue
+		}
+		// A session without room goes on; one with room stores its image.
+		text := bytes.Repeat([]byte{7}, 8<<20)
+		sum := sha256.Sum256(text)
+		if err := c.chunk(sum, 0, len(text), text); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.activate(0); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := filepath.Glob(filepath.Join(user, "[0-9a-f]*")); err != nil || len(all) != 1 {
+			t.Errorf("stored: %v, %v", all, err)
+		}
+		if err := os.RemoveAll(user); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

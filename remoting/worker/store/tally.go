@@ -1,0 +1,180 @@
+package store
+
+// How several processes count the bytes that they are about to store.
+//
+// Each upload holds a lock on as many bytes of one file as its image will have. Only the lengths
+// of the locks mean anything. The kernel keeps them (open file description locks, fcntl(2)), and
+// drops them when their process ends, however it ends.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/safefile"
+)
+
+// maxLocks bounds how many locks of others a count looks at.
+const maxLocks = 4096
+
+// tally is such a file as one process has opened it.
+type tally struct {
+	f *os.File
+
+	mu    sync.Mutex
+	own   []span // locks of this process do not hinder it, so the kernel does not tell of them
+	stuck bool   // the gate was not free in time
+}
+
+// span is a range of the file.
+type span struct{ at, n int64 }
+
+func (a span) end() int64 { return a.at + a.n }
+
+// uploads is the part of the file that uploads are in. The byte behind it is the gate: whoever adds
+// an upload has a lock on it meanwhile.
+const uploads = 1 << 62
+
+// gateTime bounds the wait for the gate, which is held for microseconds.
+const gateTime = 200 * time.Millisecond
+
+// take adds an upload of n bytes, unless all uploads together would have more than room bytes.
+func (t *tally) take(n, room int64) (span, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.stuck || n > room {
+		return span{}, false
+	}
+	gate := span{uploads, 1}
+	for until := time.Now().Add(gateTime); t.lock(gate, unix.F_WRLCK) != nil; time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(until) {
+			t.stuck = true // by a process that was stopped, or that means harm: no further image waits for it
+			return span{}, false
+		}
+	}
+	defer func() { _ = t.lock(gate, unix.F_UNLCK) }()
+	sum, end, err := t.others()
+	for _, o := range t.own {
+		sum, end = sum+o.n, max(end, o.end())
+	}
+	s := span{end, n}
+	if err != nil || sum > room-n || t.lock(s, unix.F_WRLCK) != nil {
+		return span{}, false
+	}
+	t.own = append(t.own, s)
+	return s, true
+}
+
+func ownBytes(own []span) (sum int64) {
+	for _, o := range own {
+		sum += o.n
+	}
+	return sum
+}
+
+// drop ends an upload.
+func (t *tally) drop(s span) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i, o := range t.own {
+		if o == s {
+			_ = t.lock(s, unix.F_UNLCK)
+			t.own = append(t.own[:i], t.own[i+1:]...)
+			return
+		}
+	}
+}
+
+func (t *tally) lock(s span, kind int16) error {
+	return unix.FcntlFlock(t.f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: s.at, Len: s.n})
+}
+
+// others adds up the locks of other processes, and gives the end of the last.
+func (t *tally) others() (sum, end int64, err error) {
+	todo := []span{{0, uploads}}
+	for n := 0; len(todo) > 0; n++ {
+		if n > 2*maxLocks {
+			return 0, 0, errors.New("too many uploads at once")
+		}
+		s := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		l := unix.Flock_t{Type: unix.F_WRLCK, Start: s.at, Len: s.n}
+		if err := unix.FcntlFlock(t.f.Fd(), unix.F_OFD_GETLK, &l); err != nil {
+			return 0, 0, err
+		}
+		if l.Type == unix.F_UNLCK {
+			continue
+		}
+		// Any lock of the range may be told, not only the first: look before and behind it.
+		to := s.end()
+		if l.Len > 0 {
+			to = min(to, l.Start+l.Len)
+		}
+		from := max(l.Start, s.at)
+		sum, end = sum+to-from, max(end, to)
+		if from > s.at {
+			todo = append(todo, span{s.at, from - s.at})
+		}
+		if to < s.end() {
+			todo = append(todo, span{to, s.end() - to})
+		}
+	}
+	return sum, end, nil
+}
+
+// Shared counts the images of all users, for those who may see only their own. Its file has the bytes
+// stored, and the locks of the uploads under way.
+type Shared struct {
+	tally
+	mem []byte
+}
+
+// sharedSize is the size of the file in bytes; the first 8 are the count.
+const sharedSize = 4096
+
+// CreateShared opens the file at path, or makes it. Every process must have opened it by itself
+// before it is passed on: a lock belongs to an open file, not to a process.
+func CreateShared(path string) (*os.File, error) {
+	for range 2 {
+		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err == nil {
+			if fi, err := f.Stat(); err == nil && fi.Mode().IsRegular() && fi.Size() == sharedSize {
+				return f, nil
+			}
+			f.Close()
+		} else if !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("store: %w", err)
+		}
+		if err := safefile.Write(path, make([]byte, sharedSize), safefile.How{Mode: 0o600, Volatile: true}); err != nil {
+			return nil, fmt.Errorf("store: %w", err)
+		}
+	}
+	return nil, fmt.Errorf("store: %s is replaced by somebody else", path)
+}
+
+// OpenShared takes over an open file that CreateShared gave.
+func OpenShared(f *os.File) (*Shared, error) {
+	b, err := unix.Mmap(int(f.Fd()), 0, sharedSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("store: map the count of all images: %w", err)
+	}
+	return &Shared{tally: tally{f: f}, mem: b}, nil
+}
+
+// Close gives the file up.
+func (s *Shared) Close() error { return errors.Join(unix.Munmap(s.mem), s.f.Close()) }
+
+func (s *Shared) count() *int64 { return (*int64)(unsafe.Pointer(&s.mem[0])) }
+
+// stored is the size of all images, in bytes.
+func (s *Shared) stored() int64 { return max(0, atomic.LoadInt64(s.count())) }
+
+func (s *Shared) add(n int64) { atomic.AddInt64(s.count(), n) }
+
+func (s *Shared) set(n int64) { atomic.StoreInt64(s.count(), n) }

@@ -1,0 +1,214 @@
+package store
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/safefile"
+)
+
+// Upload is an image on its way in.
+type Upload struct {
+	s     *Store
+	sum   Sum
+	total uint64
+	have  uint64
+	hash  hash.Hash
+
+	f        *safefile.Pending // nil for an image that is not stored
+	open     span              // of the store's tally
+	shared   span
+	mem      *Image // the image, if it is not stored
+	unstored error  // why not
+}
+
+// Begin starts an upload of total bytes. The image is kept in memory if it cannot be stored, see
+// Unstored.
+func (s *Store) Begin(sum Sum, total uint64) (*Upload, error) {
+	if total == 0 || total > 1<<40 {
+		return nil, fmt.Errorf("%w: %d bytes", ErrTooLarge, total)
+	}
+	u := &Upload{s: s, sum: sum, total: total, hash: sha256.New()}
+	if err := u.create(); err != nil {
+		if err := u.spill(err); err != nil {
+			return nil, err
+		}
+	}
+	return u, nil
+}
+
+// create begins the file, if its image has room.
+func (u *Upload) create() error {
+	s, n := u.s, int64(u.total)
+	if s.open.f == nil {
+		f, err := os.OpenFile(filepath.Join(s.dir, tallyName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			return err
+		}
+		s.open.f = f
+	}
+	var ok bool
+	// The uploads under way cannot be evicted; what is stored gives way to all of them.
+	if u.open, ok = s.open.take(n, s.Limit); !ok {
+		return fmt.Errorf("%w: with %d bytes of this image and of uploads under way, the user's images would have more than %d", ErrNoRoom, n, s.Limit)
+	}
+	under, _, err := s.open.others()
+	if err != nil {
+		return err
+	}
+	room := s.Limit - under - ownBytes(s.open.own)
+	if has, err := s.evict(room); err != nil {
+		return err
+	} else if has > room {
+		return fmt.Errorf("%w: the user's images have %d bytes of %d", ErrNoRoom, has, s.Limit)
+	}
+	if s.Shared != nil {
+		if u.shared, ok = s.Shared.take(n, s.Total-s.Shared.stored()); !ok {
+			return fmt.Errorf("%w: with %d bytes of this image, all images would have more than %d", ErrNoRoom, n, s.Total)
+		}
+	}
+	if err := s.leaves(n); err != nil {
+		return err
+	}
+	if u.f, err = safefile.Create(s.path(u.sum), safefile.How{Mode: 0o600, Unnamed: true}); err != nil {
+		return err
+	}
+	// The space is taken now, so that it is there for the last byte as well, and those who
+	// come at the same time see each other.
+	if err := unix.Fallocate(int(u.f.Fd()), 0, 0, n); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	return s.leaves(0)
+}
+
+// leaves says whether so many bytes more leave the free space that must be left.
+func (s *Store) leaves(n int64) error {
+	has, err := free(s.dir)
+	if err != nil {
+		return err
+	}
+	if has-n < s.KeepFree {
+		return fmt.Errorf("%w: %d bytes are free at the image store, %d must stay free", ErrNoRoom, has, s.KeepFree)
+	}
+	return nil
+}
+
+// spill goes on in memory.
+func (u *Upload) spill(why error) error {
+	u.unstored = why
+	m, err := newImage(u.total, unix.PROT_READ|unix.PROT_WRITE)
+	if err == nil && u.have > 0 {
+		_, err = io.ReadFull(io.NewSectionReader(u.f, 0, int64(u.have)), m.mem[:u.have])
+	}
+	u.release()
+	if err != nil {
+		if m != nil {
+			_ = m.Close()
+		}
+		return fmt.Errorf("store: %w; and in memory: %w", why, err)
+	}
+	u.mem = m
+	return nil
+}
+
+// release gives up the file and what was reserved for it.
+func (u *Upload) release() {
+	if u.f != nil {
+		_ = u.f.Close()
+		u.f = nil
+	}
+	if u.open.n > 0 {
+		u.s.open.drop(u.open)
+		u.open = span{}
+	}
+	if u.shared.n > 0 {
+		u.s.Shared.drop(u.shared)
+		u.shared = span{}
+	}
+}
+
+// Sum is the hash announced.
+func (u *Upload) Sum() Sum { return u.sum }
+
+// Total is the size announced, in bytes.
+func (u *Upload) Total() uint64 { return u.total }
+
+// Unstored says why the image is kept in memory; nil if it is stored.
+func (u *Upload) Unstored() error { return u.unstored }
+
+// Write adds the bytes at offset, which must be where the last ones ended.
+func (u *Upload) Write(offset uint64, b []byte) error {
+	if offset != u.have || uint64(len(b)) > u.total-u.have {
+		return fmt.Errorf("%w: %d bytes at %d of %d, %d expected", ErrMismatch, len(b), offset, u.total, u.have)
+	}
+	if u.f != nil {
+		if _, err := u.f.WriteAt(b, int64(offset)); err != nil {
+			if err := u.spill(err); err != nil {
+				return err
+			}
+		}
+	}
+	if u.mem != nil {
+		copy(u.mem.mem[offset:], b)
+	}
+	u.hash.Write(b)
+	u.have += uint64(len(b))
+	return nil
+}
+
+// Complete says whether all bytes are there.
+func (u *Upload) Complete() bool { return u.have == u.total }
+
+// Abort drops the upload.
+func (u *Upload) Abort() {
+	u.release()
+	if u.mem != nil {
+		_ = u.mem.Close()
+		u.mem = nil
+	}
+}
+
+// Commit checks the hash, puts the image in its place and gives it. The upload is over in any case.
+func (u *Upload) Commit() (*Image, error) {
+	defer u.Abort()
+	if !u.Complete() || Sum(u.hash.Sum(nil)) != u.sum {
+		return nil, fmt.Errorf("%w: image %s", ErrMismatch, u.sum)
+	}
+	if u.f != nil {
+		m, err := u.publish()
+		if err == nil {
+			return m, nil
+		}
+		if err := u.spill(err); err != nil {
+			return nil, err
+		}
+	}
+	m := u.mem
+	u.mem = nil
+	return m, nil
+}
+
+// publish gives the file its name.
+func (u *Upload) publish() (*Image, error) {
+	m, err := mapImage(int(u.f.Fd()), u.total)
+	if err != nil {
+		return nil, err
+	}
+	switch err := u.f.CommitNew(); {
+	case errors.Is(err, fs.ErrExist): // another session was faster
+	case err != nil:
+		_ = m.Close()
+		return nil, err
+	case u.s.Shared != nil:
+		u.s.Shared.add(int64(u.total))
+	}
+	return m, nil
+}
