@@ -139,7 +139,7 @@ func slParams(r Row) string {
 
 func clientHeader(rows []Row) []byte {
 	var p printer
-	p.f("/* %s */\n#ifndef SLUICE_GEN_H\n#define SLUICE_GEN_H\n\n#include \"cuprotos.h\"\n#include \"session.h\"\n\n", Header)
+	p.f("/* %s */\n#ifndef SLUICE_GEN_H\n#define SLUICE_GEN_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n#include \"cuprotos.h\"\n\n", Header)
 	p.f("enum {\n")
 	for _, r := range rows {
 		if r.Forwarded() {
@@ -159,27 +159,8 @@ struct sl_name {
 extern const struct sl_name sl_names[];
 extern const size_t sl_nnames;
 
-/*
- * Nonzero while calls may pass: the word lies in a page that a forked child
- * sees zeroed, so one load answers "started, not forked, not dead".
- */
-extern uint32_t *sl_live;
-CUresult sl_gate_slow(void);
-void sl_gate_close(void);
-/* Set by SLUICE_LOG=trace: every call of the program and its result is logged. */
-extern bool sl_tracing;
-CUresult sl_traced(const char *function, CUresult result);
-#define SL_LEAVE(name, call) do { \
-	CUresult r_ = (call); \
-	return __builtin_expect(sl_tracing, 0) ? sl_traced(name, r_) : r_; \
-} while (0)
-#define SL_ENTER() do { \
-	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
-		CUresult e_ = sl_gate_slow(); \
-		if (e_) \
-			return e_; \
-	} \
-} while (0)
+/* Name of an API or control operation, for logs and statistics. */
+const char *sl_op_name(uint16_t op);
 
 `)
 	p.f("/* Implementations: the exported symbols call these. */\n")
@@ -212,7 +193,7 @@ func clientExports(rows []Row) []byte {
 		bySymbol[r.Symbol] = r
 	}
 	var p printer
-	p.f("/* %s */\n#include \"gen.h\"\n\n#define SL_EXPORT __attribute__((visibility(\"default\")))\n\n", Header)
+	p.f("/* %s */\n#include \"gen.h\"\n#include \"entry.h\"\n\n#define SL_EXPORT __attribute__((visibility(\"default\")))\n\n", Header)
 	for _, r := range rows {
 		if r.Kind == Refuse {
 			for _, sym := range []string{r.Symbol, r.VariantSymbol()} {
@@ -287,7 +268,7 @@ func clientNames(rows []Row, table *WireTable) []byte {
 		return sorted[i].Version < sorted[j].Version
 	})
 	var p printer
-	p.f("/* %s */\n#include \"gen.h\"\n\n", Header)
+	p.f("/* %s */\n#include \"gen.h\"\n#include \"wire.h\"\n\n", Header)
 	for _, r := range sorted {
 		if foreign(r) {
 			p.f("CUresult %s(void);\n", r.Symbol)

@@ -7,7 +7,7 @@ import (
 
 func clientStubs(rows []Row) ([]byte, error) {
 	var p printer
-	p.f("/* %s */\n#include <stdlib.h>\n\n#include \"gen.h\"\n#include \"core.h\"\n#include \"handles.h\"\n#include \"operand.h\"\n\n", Header)
+	p.f("/* %s */\n#include <stdlib.h>\n\n#include \"gen.h\"\n#include \"codec.h\"\n#include \"device.h\"\n#include \"entry.h\"\n#include \"event.h\"\n#include \"handles.h\"\n#include \"operand.h\"\n#include \"route.h\"\n#include \"send.h\"\n#include \"session.h\"\n#include \"stream.h\"\n#include \"wait.h\"\n\n", Header)
 	for _, r := range rows {
 		if !r.Forwarded() {
 			continue

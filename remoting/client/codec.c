@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "session.h"
+#include "codec.h"
+#include "wire.h"
 
 uint8_t *sl_buf_grow(sl_buf *b, size_t n)
 {

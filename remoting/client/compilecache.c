@@ -10,6 +10,8 @@
  */
 #define _GNU_SOURCE
 #include "compilecache.h"
+#include "log.h"
+#include "sha256.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,9 +23,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "session.h"
-#include "sha256.h"
 
 #define MAX_ENTRY (256u << 20)	/* bytes of one entry */
 #define DEFAULT_MAX (1ull << 30)

@@ -11,8 +11,20 @@
  * name; memory nobody allocated through CUDA is the host's.
  */
 #include "copy.h"
+#include "codec.h"
+#include "ctx.h"
+#include "delivery.h"
+#include "entry.h"
+#include "gen.h"
+#include "hostfn.h"
 #include "mapped.h"
 #include "operand.h"
+#include "ranges.h"
+#include "route.h"
+#include "send.h"
+#include "session.h"
+#include "stream.h"
+#include "wait.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,11 @@
 #ifndef SLUICE_COPY_H
 #define SLUICE_COPY_H
 
-#include "core.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "codec.h"
 
 /* True if the address is the device's. */
 bool sl_ptr_device(uint64_t p);

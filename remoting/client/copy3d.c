@@ -4,9 +4,20 @@
  * packed rows, device to host comes back as packed rows that the session scatters,
  * anything between device and arrays is forwarded.
  */
+#include "codec.h"
 #include "copy.h"
+#include "ctx.h"
+#include "delivery.h"
+#include "entry.h"
+#include "gen.h"
+#include "handles.h"
+#include "hostfn.h"
 #include "mapped.h"
 #include "operand.h"
+#include "route.h"
+#include "send.h"
+#include "session.h"
+#include "stream.h"
 
 #include <stdlib.h>
 #include <string.h>

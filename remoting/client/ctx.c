@@ -6,8 +6,21 @@
  * when the worker's goes. The lock below guards those counts and flags; a context's
  * mutex makes one thread activate it while the others wait.
  */
-#include "core.h"
+#include "ctx.h"
+#include "codec.h"
+#include "ctxlocal.h"
+#include "device.h"
+#include "errstate.h"
+#include "event.h"
+#include "gen.h"
+#include "handles.h"
 #include "mapped.h"
+#include "module.h"
+#include "ranges.h"
+#include "route.h"
+#include "session.h"
+#include "stream.h"
+#include "wait.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,9 @@
  * only a miss takes the lock. Destructors call back into the driver and run
  * without it.
  */
-#include "core.h"
+#include "ctxlocal.h"
+#include "ctx.h"
+#include "session.h"
 
 #include <stdlib.h>
 

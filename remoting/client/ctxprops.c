@@ -3,8 +3,12 @@
  * all of their work. Most is answered here; a limit that the snapshot does not have is
  * asked for once. Single words, each atomic: nothing here locks.
  */
-#include "core.h"
+#include "ctx.h"
+#include "device.h"
+#include "gen.h"
+#include "handles.h"
 #include "mapped.h"
+#include "stream.h"
 
 CUresult sl_cuCtxGetFlags(unsigned int *flags)
 {

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "delivery.h"
+#include "session.h"
 
 #define MAX_OPEN (1u << 16)
 

@@ -1,8 +1,28 @@
-/* The receiver thread's side of deliveries; the program's side is in session.h. */
+/*
+ * Deliveries: memory of the program that DATA frames may be written to. A delivery
+ * ends (its id is free) when its last frame came or it was dropped.
+ */
 #ifndef SLUICE_DELIVERY_H
 #define SLUICE_DELIVERY_H
 
-#include "session.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuabi.h"
+
+uint32_t sl_delivery_new(void *dst, size_t n);
+/* Packed rows of width bytes, h rows a slice, d slices, scattered by pitch and slice bytes. */
+uint32_t sl_delivery_new_3d(void *dst, size_t pitch, size_t slice, size_t width, size_t h, size_t d);
+/* Waits until it ended; 0 or the session's error. */
+CUresult sl_delivery_wait(uint32_t id);
+void sl_delivery_drop(uint32_t id);
+/* Waits until no open delivery writes to [p, p+n); 0 or the session's error. */
+CUresult sl_delivery_wait_range(const void *p, size_t n);
+/* Deliveries not yet ended. */
+unsigned sl_deliveries_open(void);
+
+/* What follows is for the receiver thread. */
 
 struct sl_delivery {
 	uint8_t *dst;
@@ -14,7 +34,7 @@ struct sl_delivery {
 
 /* The open delivery of an id; false if there is none (any more). */
 bool sl_delivery_find(uint32_t id, struct sl_delivery *out);
-/* Wakes who waits for any delivery, because the session has ended. */
+/* Wakes all threads that wait for a delivery, because the session has ended. */
 void sl_delivery_wake(void);
 
 #endif

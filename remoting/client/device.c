@@ -4,7 +4,11 @@
  * CUDA_VISIBLE_DEVICES' to say, here as with a local driver; nothing of this
  * changes after cuInit, so nothing here locks.
  */
-#include "core.h"
+#include "device.h"
+#include "ctx.h"
+#include "gen.h"
+#include "session.h"
+#include "snapshot.h"
 #include "version.h"
 
 #include <ctype.h>

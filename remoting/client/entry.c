@@ -3,7 +3,9 @@
  * to a word that is 1 while calls may go on; the page it lies in is wiped in a forked child,
  * so that one test of it covers the fork, the end of the session and the end of the process.
  */
-#include "gen.h"
+#include "entry.h"
+#include "log.h"
+#include "session.h"
 
 static uint32_t not_live;
 uint32_t *sl_live = &not_live;

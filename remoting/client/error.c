@@ -1,5 +1,5 @@
 /* cuGetErrorName and cuGetErrorString for every code of CUDA 13.0. */
-#include "core.h"
+#include "gen.h"
 
 static const struct {
 	CUresult code;

@@ -16,10 +16,21 @@
  * after the other: `stream_seq` says RECORDING meanwhile, which no wait covers.
  */
 #define _GNU_SOURCE
+#include "event.h"
 #include "attention.h"
-#include "core.h"
+#include "codec.h"
+#include "ctx.h"
+#include "errstate.h"
+#include "gen.h"
+#include "handles.h"
 #include "mapped.h"
 #include "print.h"
+#include "route.h"
+#include "send.h"
+#include "session.h"
+#include "stats.h"
+#include "stream.h"
+#include "wait.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -29,7 +40,29 @@
 
 #define RECORDING UINT64_MAX
 
+struct sl_event {
+	void *link;
+	uint32_t id;
+	uint32_t ctx_id;
+	unsigned flags;
+	_Atomic uint32_t recorded;  /* generation of the last record */
+	_Atomic uint32_t completed; /* highest generation known complete */
+	_Atomic uint32_t watched;   /* generation the worker was asked to report, 0 none */
+	_Atomic uint64_t asked;	    /* sl_waited by then */
+	_Atomic uint32_t stream;    /* id it was last recorded on (0 legacy), and .. */
+	_Atomic uint64_t stream_seq;/* .. what was announced there by then; 0 unknown */
+	_Atomic bool external;	    /* recorded by graphs or launches too: always ask */
+	_Atomic uint32_t fetched;   /* generation after which mapped memory was fetched */
+	_Atomic bool forward;	    /* recorded where the shim cannot count it (captures): always ask */
+	_Atomic bool follow;	    /* ask with every record that the worker reports it */
+	_Atomic bool wanted;	    /* somebody has asked for it since its last record */
+	_Atomic uint32_t followed;  /* generation that was asked for, 0 none */
+	_Atomic uint64_t calls;	    /* how many calls had been made by then */
+	_Atomic uint32_t sleepers;  /* threads asleep until `completed` changes */
+};
+
 static struct sl_pool events = { .size = sizeof(struct sl_event) };
+
 static void futex(_Atomic uint32_t *w, int op, uint32_t v, const struct timespec *t)
 {
 	syscall(SYS_futex, w, op | FUTEX_PRIVATE_FLAG, v, t, NULL, 0);

@@ -5,16 +5,19 @@
  * jumps to zero. Everything is static and answered in this process. What is known
  * of a table stands with it: it was seen between NVIDIA's libraries and a driver.
  */
-#include "core.h"
+#include "compilecache.h"
+#include "ctx.h"
+#include "ctxlocal.h"
+#include "device.h"
+#include "gen.h"
+#include "integrity.h"
+#include "load.h"
+#include "log.h"
+#include "stream.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "compilecache.h"
-#include "integrity.h"
-#include "load.h"
-#include "module.h"
 
 /* One function for each slot not served, so that the log can name it. */
 static CUresult unserved(const char *table, int slot)

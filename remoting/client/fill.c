@@ -5,6 +5,10 @@
  * only name another default stream.
  */
 #include "copy.h"
+#include "ctx.h"
+#include "delivery.h"
+#include "gen.h"
+#include "hostfn.h"
 #include "mapped.h"
 #include "operand.h"
 

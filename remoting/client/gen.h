@@ -2,8 +2,10 @@
 #ifndef SLUICE_GEN_H
 #define SLUICE_GEN_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 #include "cuprotos.h"
-#include "session.h"
 
 enum {
 	SL_OP_cuArray3DCreate_v2 = 1,
@@ -194,27 +196,8 @@ struct sl_name {
 extern const struct sl_name sl_names[];
 extern const size_t sl_nnames;
 
-/*
- * Nonzero while calls may pass: the word lies in a page that a forked child
- * sees zeroed, so one load answers "started, not forked, not dead".
- */
-extern uint32_t *sl_live;
-CUresult sl_gate_slow(void);
-void sl_gate_close(void);
-/* Set by SLUICE_LOG=trace: every call of the program and its result is logged. */
-extern bool sl_tracing;
-CUresult sl_traced(const char *function, CUresult result);
-#define SL_LEAVE(name, call) do { \
-	CUresult r_ = (call); \
-	return __builtin_expect(sl_tracing, 0) ? sl_traced(name, r_) : r_; \
-} while (0)
-#define SL_ENTER() do { \
-	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
-		CUresult e_ = sl_gate_slow(); \
-		if (e_) \
-			return e_; \
-	} \
-} while (0)
+/* Name of an API or control operation, for logs and statistics. */
+const char *sl_op_name(uint16_t op);
 
 /* Implementations: the exported symbols call these. */
 CUresult sl_cuArray3DCreate_v2(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray);

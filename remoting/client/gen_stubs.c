@@ -2,9 +2,17 @@
 #include <stdlib.h>
 
 #include "gen.h"
-#include "core.h"
+#include "codec.h"
+#include "device.h"
+#include "entry.h"
+#include "event.h"
 #include "handles.h"
 #include "operand.h"
+#include "route.h"
+#include "send.h"
+#include "session.h"
+#include "stream.h"
+#include "wait.h"
 
 CUresult fw_cuArray3DCreate_v2(uint32_t pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
 {

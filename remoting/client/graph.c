@@ -1,7 +1,9 @@
 /*
  * Graphs: what the table cannot say. Everything else about graphs is generated.
  */
-#include "core.h"
+#include "event.h"
+#include "gen.h"
+#include "handles.h"
 #include "mapped.h"
 
 CUresult sl_cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)

@@ -3,8 +3,13 @@
  * kernel's layout; a copy's operands are looked at as those of a copy in a stream, and host memory is refused, since a
  * graph would read or write this process whenever it runs. What cannot be carried is refused at the call.
  */
-#include "copy.h"
-#include "mapped.h"
+#include "codec.h"
+#include "ctx.h"
+#include "entry.h"
+#include "gen.h"
+#include "handles.h"
+#include "launch.h"
+#include "log.h"
 #include "operand.h"
 
 #include <stdlib.h>

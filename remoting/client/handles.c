@@ -1,5 +1,7 @@
 /* See handles.h for the flow and the locking. */
 #include "handles.h"
+#include "ctx.h"
+#include "session.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -15,7 +15,12 @@
 #ifndef SLUICE_HANDLES_H
 #define SLUICE_HANDLES_H
 
-#include "session.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuabi.h"
+#include "wire.h"
 
 static inline void *sl_handle_value(int kind, uint32_t id)
 {
@@ -37,7 +42,7 @@ uint32_t sl_handle_id(int kind, const void *h, CUresult *err);
 uint32_t sl_handle_new(int kind, void *state, void **h);
 /* Takes an exact id; for the fixed ids. False if it is taken. */
 bool sl_handle_take(int kind, uint32_t id, void *state);
-/* For who is about to destroy what is behind an id, of several the first: nobody else does. */
+/* Claims an id for destruction; exactly one caller wins. */
 bool sl_handle_claim(int kind, uint32_t id);
 /* Releases an id; its state is the caller's. Releasing twice does nothing. */
 void sl_handle_free(int kind, uint32_t id);
@@ -54,39 +59,6 @@ void *sl_handle_from_id(int kind, uint32_t id, unsigned session);
 void sl_handle_set_wire(int kind, uint32_t id, uint32_t wire);
 /* The context that was current when a live handle was made; 0 if unknown, or with one session. */
 uint32_t sl_handle_ctx(int kind, const void *h);
-/* The calling thread's current context, made or not; 0: none. In ctx.c. */
-uint32_t sl_ctx_cur(void);
-
-/*
- * Where a call goes: to the owner of what it names. In route.c; with one session
- * nothing happens.
- */
-void sl_route_slow(sl_buf *b, int kind, const void *h);
-void sl_route_ptr_slow(sl_buf *b, uint64_t p);
-void sl_route_dev_slow(sl_buf *b, int dev);
-static inline void sl_route(sl_buf *b, int kind, const void *h)
-{
-	if (__builtin_expect(sl_sessions > 1, 0))
-		sl_route_slow(b, kind, h);
-}
-static inline void sl_route_ptr(sl_buf *b, uint64_t p)
-{
-	if (__builtin_expect(sl_sessions > 1, 0))
-		sl_route_ptr_slow(b, p);
-}
-static inline void sl_route_dev(sl_buf *b, int dev)
-{
-	if (__builtin_expect(sl_sessions > 1, 0))
-		sl_route_dev_slow(b, dev);
-}
-
-/*
- * The worker's ordinal of the device a program calls dev (CUDA_VISIBLE_DEVICES may
- * have reordered them); dev itself when there is no such device. In device.c.
- */
-int sl_dev_wire(int dev);
-/* The place of such a device in the snapshot, which lists the devices of all owners. */
-int sl_dev_place(int dev);
 /* Calls f for every live handle of a kind; f may free the one it is given. */
 void sl_handle_each(int kind, void (*f)(uint32_t id, void *state, void *arg), void *arg);
 

@@ -13,7 +13,18 @@
  * Locking: one mutex for both queues, each of which has a condition; a thread is made
  * on first use and holds no lock while it runs a function.
  */
-#include "core.h"
+#include "hostfn.h"
+#include "codec.h"
+#include "ctx.h"
+#include "entry.h"
+#include "errstate.h"
+#include "gen.h"
+#include "handles.h"
+#include "log.h"
+#include "route.h"
+#include "send.h"
+#include "session.h"
+#include "stream.h"
 
 #include <signal.h>
 #include <stdlib.h>

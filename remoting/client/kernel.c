@@ -8,7 +8,15 @@
  * values that the program sets are kept up to date in it, so that setting one to
  * what it is costs nothing.
  */
+#include "kernel.h"
+#include "codec.h"
+#include "ctx.h"
+#include "device.h"
+#include "gen.h"
+#include "handles.h"
 #include "module.h"
+#include "route.h"
+#include "wait.h"
 
 #include <stdlib.h>
 #include <string.h>

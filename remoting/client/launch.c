@@ -4,8 +4,21 @@
  * layout that the driver told (kernel.c). What CUDA refuses at once is refused
  * here, as far as the device's limits and the kernel's attributes say.
  */
+#include "launch.h"
+#include "codec.h"
 #include "copy.h"
+#include "ctx.h"
+#include "device.h"
+#include "entry.h"
+#include "event.h"
+#include "gen.h"
+#include "handles.h"
+#include "kernel.h"
 #include "mapped.h"
+#include "ranges.h"
+#include "route.h"
+#include "send.h"
+#include "stream.h"
 
 #include <string.h>
 

@@ -7,15 +7,23 @@
  * Locking: none. A module that is being loaded is known to its thread alone.
  */
 #include "load.h"
+#include "codec.h"
+#include "ctx.h"
+#include "device.h"
+#include "entry.h"
+#include "fatbin.h"
+#include "gen.h"
+#include "handles.h"
+#include "log.h"
+#include "module.h"
+#include "send.h"
+#include "sha256.h"
+#include "wait.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "fatbin.h"
-#include "module.h"
-#include "sha256.h"
 
 #define CHUNK (1u << 20)
 

@@ -4,8 +4,19 @@
  * those. The lock guards the blocks; it is not held while anything is awaited,
  * so what arrives lands in memory of the wait's own first.
  */
-#include "guard.h"
 #include "mapped.h"
+#include "codec.h"
+#include "ctx.h"
+#include "delivery.h"
+#include "entry.h"
+#include "gen.h"
+#include "guard.h"
+#include "handles.h"
+#include "log.h"
+#include "ranges.h"
+#include "route.h"
+#include "send.h"
+#include "stream.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,7 +11,11 @@
 #ifndef SLUICE_MAPPED_H
 #define SLUICE_MAPPED_H
 
-#include "core.h"
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuabi.h"
 
 #define SL_MAPPED_MAX 4096	/* bytes of one block */
 #define SL_MAPPED_BLOCKS 64

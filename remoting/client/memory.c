@@ -4,14 +4,23 @@
  * a copy may go on after the call returned), and every question about pointers,
  * answered from the ranges (ranges.c).
  */
-#include "core.h"
+#include "ctx.h"
+#include "delivery.h"
+#include "device.h"
+#include "gen.h"
+#include "guard.h"
+#include "handles.h"
+#include "hostfn.h"
+#include "log.h"
 #include "mapped.h"
+#include "ranges.h"
+#include "route.h"
+#include "session.h"
+#include "stream.h"
 
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "guard.h"
 
 static CUresult add_device(struct sl_ctx *c, CUdeviceptr p, size_t n, enum sl_range_type type, CUmemoryPool pool)
 {

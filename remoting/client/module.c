@@ -8,6 +8,15 @@
  * kernels come from pools whose memory stays, see handles.h.
  */
 #include "module.h"
+#include "codec.h"
+#include "ctx.h"
+#include "entry.h"
+#include "gen.h"
+#include "handles.h"
+#include "kernel.h"
+#include "ranges.h"
+#include "send.h"
+#include "session.h"
 
 #include <stdlib.h>
 #include <string.h>

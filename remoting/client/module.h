@@ -1,29 +1,9 @@
-/* Modules, libraries and kernels, for load.c, module.c and kernel.c. */
+/* Modules and libraries (module.c). */
 #ifndef SLUICE_MODULE_H
 #define SLUICE_MODULE_H
 
-#include "core.h"
-
-struct sl_module;
-
-/* What the driver says of a kernel on one device. Never changed but for the values set by the program. */
-struct sl_kernel_info {
-	uint32_t nparams;
-	uint32_t param_bytes;
-	uint32_t *offset, *size;
-	uint32_t nattr;
-	struct { int32_t result; _Atomic int32_t value; } attr[CU_FUNC_ATTRIBUTE_MAX];
-};
-
-struct sl_kernel {
-	void *link;
-	struct sl_module *owner;
-	const char *name;
-	_Atomic uint32_t id; /* 0 until a program asked for it */
-	uint32_t cache_config;
-	_Atomic(struct sl_kernel_info *) info[SL_MAX_DEVICES];
-	pthread_mutex_t fetch;
-};
+#include "codec.h"
+#include "kernel.h"
 
 struct sl_global {
 	struct sl_global *next;
@@ -52,17 +32,6 @@ struct sl_module {
 
 /* The kernel of that name, bound on first use. NOT_FOUND if there is none. */
 CUresult sl_module_kernel(struct sl_module *m, const char *name, struct sl_kernel **out);
-/* The information of a kernel on a device, fetched once. */
-CUresult sl_kernel_info(struct sl_kernel *k, int dev, struct sl_kernel_info **out);
-struct sl_kernel *sl_kernel_new(struct sl_module *m, const char *name);
-void sl_kernel_free(struct sl_kernel *k);
-
-#define SL_FUNCTION_BIT 1u
-static inline CUfunction sl_kernel_function(uint32_t id)
-{
-	return (CUfunction)(void *)((uintptr_t)sl_handle_value(SL_KERNEL, id) | SL_FUNCTION_BIT);
-}
-
 /* Modules and libraries of all kinds. */
 extern struct sl_pool sl_modules;
 /* Adds a kernel of that name; NULL when memory ran out. Called with the module's lock held, or while it is being loaded. */
@@ -73,6 +42,8 @@ void sl_module_clear(struct sl_module *m);
 unsigned sl_module_copies(const struct sl_module *m);
 /* Sends a frame about a module, or about the i-th copy of a library, to its session. */
 void sl_module_address(sl_buf *b, const struct sl_module *m, unsigned i);
+/* Forgets the modules of a context that is going, and what libraries had in it. */
+void sl_modules_drop(uint32_t ctx_id);
 /* Takes a library out of the first n sessions. */
 CUresult sl_module_unload(const struct sl_module *m, unsigned n);
 

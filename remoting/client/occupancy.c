@@ -3,7 +3,11 @@
  * arguments only, so each is asked once. A fixed table of what was asked last,
  * under a lock; a changed attribute changes the key.
  */
-#include "module.h"
+#include "ctx.h"
+#include "device.h"
+#include "gen.h"
+#include "handles.h"
+#include "kernel.h"
 
 #include <string.h>
 

@@ -1,6 +1,11 @@
 /* Operands: see operand.h. Every question is answered from the ranges (ranges.c), and only what they do not know is asked. */
 #include "operand.h"
+#include "ctx.h"
+#include "entry.h"
+#include "gen.h"
+#include "log.h"
 #include "mapped.h"
+#include "ranges.h"
 
 /* Whether the worker's driver knows the address as the device's, for what was not allocated through the shim. */
 static bool device_there(uint64_t p)

@@ -9,7 +9,11 @@
 #ifndef SLUICE_OPERAND_H
 #define SLUICE_OPERAND_H
 
-#include "core.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuabi.h"
 
 enum sl_place {
 	SL_NOWHERE,	/* NULL */

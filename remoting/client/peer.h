@@ -19,8 +19,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "session.h"
+#include "codec.h"
 #include "shmring.h"
+#include "wire.h"
 
 #define SL_RING (1u << 20)	/* bytes of the ring */
 #define SL_RXBUF (64u << 10)	/* bytes of the receiver's buffer */

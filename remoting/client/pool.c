@@ -2,7 +2,9 @@
  * Memory pool attributes. The wire carries eight bytes; in the program's memory
  * the first three attributes are ints and the others 64-bit numbers.
  */
-#include "core.h"
+#include <stdbool.h>
+
+#include "gen.h"
 
 static bool is_int(CUmemPool_attribute attr)
 {

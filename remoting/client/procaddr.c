@@ -2,7 +2,8 @@
  * cuGetProcAddress: the newest form of a name that is not newer than the caller.
  * The names come from the API table, sorted by name and then by version.
  */
-#include "core.h"
+#include "gen.h"
+#include "log.h"
 
 #include <string.h>
 

@@ -1,5 +1,6 @@
 /* Profiler control: no profiler can attach here, so starting and stopping it is nothing to do. */
-#include "core.h"
+#include "device.h"
+#include "gen.h"
 
 CUresult sl_cuProfilerInitialize(const char *configFile, const char *outputFile, CUoutput_mode outputMode)
 {

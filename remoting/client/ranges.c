@@ -5,7 +5,9 @@
  * A sorted array under a read-write lock: lookups share it and take a binary
  * search; ranges number in the hundreds, a change moves a few kilobytes.
  */
-#include "core.h"
+#include "ranges.h"
+#include "ctx.h"
+#include "session.h"
 
 #include <stdlib.h>
 #include <string.h>

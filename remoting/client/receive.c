@@ -3,7 +3,19 @@
  * from the socket to the program's memory, and everything else is handed to the part it
  * belongs to, which must not block. Nothing is written anywhere before its size is checked.
  */
+#include "attention.h"
+#include "codec.h"
+#include "delivery.h"
+#include "entry.h"
+#include "errstate.h"
+#include "event.h"
+#include "gen.h"
+#include "hostfn.h"
+#include "log.h"
 #include "peer.h"
+#include "print.h"
+#include "session.h"
+#include "shmring.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -11,12 +23,6 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-
-#include "attention.h"
-#include "delivery.h"
-#include "errstate.h"
-#include "gen.h"
-#include "print.h"
 
 /* Some bytes, 0 at the end, -1 with errno. */
 static ssize_t rx_some(struct sl_peer *t, void *p, size_t n)

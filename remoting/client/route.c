@@ -9,9 +9,19 @@
  * Nothing here runs with one session. It takes no lock but those of the tables
  * it looks into.
  */
+#include "route.h"
+#include "codec.h"
 #include "copy.h"
-#include "core.h"
+#include "ctx.h"
+#include "device.h"
+#include "entry.h"
+#include "gen.h"
+#include "handles.h"
+#include "kernel.h"
 #include "module.h"
+#include "ranges.h"
+#include "session.h"
+#include "stream.h"
 
 #include <stdlib.h>
 

@@ -3,16 +3,21 @@
  * thread writes the ring to the socket, and so does a call that waits, or that brings a
  * payload too large for the ring, so that nothing waits for that thread. Locks: peer.h.
  */
+#include "send.h"
+#include "codec.h"
+#include "ctx.h"
+#include "gen.h"
+#include "log.h"
 #include "peer.h"
+#include "session.h"
+#include "shmring.h"
+#include "stats.h"
 
 #include <errno.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-
-#include "gen.h"
-#include "stats.h"
 
 #define BULK_MIN (16u << 10)	/* payloads from here on go straight to the socket */
 #define POLL_NS 25000		/* sender's nap while calls come in */

@@ -15,11 +15,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "session.h"
 #include "connect.h"
+#include "entry.h"
 #include "errstate.h"
-#include "gen.h"
+#include "log.h"
 #include "peer.h"
 #include "print.h"
+#include "shmring.h"
+#include "snapshot.h"
 #include "stats.h"
 #include "version.h"
 

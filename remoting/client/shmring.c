@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #include "shmring.h"
-
 #include "attention.h"
 #include "deadline.h"
 

@@ -1,11 +1,12 @@
 /* Writes the counters of stats.h as the process ends. */
 #include "stats.h"
+#include "conf.h"
+#include "gen.h"
+#include "peer.h"
+#include "session.h"
 
 #include <stdio.h>
 #include <unistd.h>
-
-#include "conf.h"
-#include "peer.h"
 
 struct sl_stats sl_stats;
 

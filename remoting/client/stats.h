@@ -3,6 +3,7 @@
 #define SLUICE_STATS_H
 
 #include "gen.h"
+#include "wire.h"
 
 struct sl_stats {
 	uint64_t calls, waits, bytes_out;
@@ -17,6 +18,8 @@ static inline unsigned sl_op_slot(uint16_t op)
 	return op < SL_NOPS ? op : SL_NOPS + (op - SL_OP_CONTROL);
 }
 
+/* How many calls have been sent. */
+uint64_t sl_calls(void);
 /* Writes them where the environment asks for it. */
 void sl_stats_write(void);
 

@@ -1,15 +1,24 @@
 /*
  * Streams. Creating and destroying one is a one-way frame; its properties never
  * leave this process. A stream knows whether anything was announced on it since
- * the last completed wait (struct sl_mark in core.h), so that waiting twice costs
+ * the last completed wait (struct sl_mark in stream.h), so that waiting twice costs
  * one round trip. The legacy default stream waits for all blocking streams of
  * its context, so announcing work on one of those announces it there too.
  *
  * Marks are atomics; only the owning thread advances one. The per-thread default
  * stream is a stream like others, made on first use by its thread and gone with it.
  */
-#include "core.h"
+#include "stream.h"
+#include "codec.h"
+#include "ctx.h"
+#include "device.h"
+#include "entry.h"
+#include "errstate.h"
+#include "gen.h"
+#include "handles.h"
 #include "mapped.h"
+#include "send.h"
+#include "session.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * Tensor maps are a pure function of their arguments, but of a layout that only
  * the driver knows; the worker encodes them.
  */
-#include "core.h"
+#include "gen.h"
 
 #define MAX_RANK 5
 

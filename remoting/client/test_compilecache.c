@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "compilecache.h"
-#include "session.h"
+#include "log.h"
 #include "test.h"
 
 static char root[] = "/tmp/sluice-compilecache.XXXXXX";

@@ -2,6 +2,8 @@
 #include <pthread.h>
 
 #include "handles.h"
+#include "ctx.h"
+#include "session.h"
 #include "test.h"
 
 /* What the rest of the shim would say. */

@@ -1,5 +1,7 @@
 /* The map of address ranges against a plain list, and reservations with mappings inside. */
-#include "core.h"
+#include "ranges.h"
+#include "ctx.h"
+#include "session.h"
 #include "test.h"
 
 /* What the rest of the shim would say. */

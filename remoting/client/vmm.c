@@ -2,8 +2,13 @@
  * Virtual memory management, as far as the shim must know of it: reservations
  * and mappings are ranges, so that a pointer into them is known to be the device's.
  */
-#include "core.h"
+#include "ctx.h"
+#include "entry.h"
+#include "gen.h"
 #include "guard.h"
+#include "ranges.h"
+#include "route.h"
+#include "session.h"
 
 CUresult sl_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
 {

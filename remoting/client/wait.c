@@ -3,10 +3,13 @@
  * calls, sends its frame, drains the ring, and sleeps until the receiver has put the reply
  * where it asked for it. Locks: peer.h.
  */
-#include "peer.h"
-
+#include "wait.h"
 #include "attention.h"
+#include "codec.h"
+#include "log.h"
+#include "peer.h"
 #include "print.h"
+#include "session.h"
 #include "stats.h"
 
 /* On the stack of the thread that waits. */

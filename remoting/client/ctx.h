@@ -1,0 +1,91 @@
+/*
+ * Contexts, and the calling thread's view of them (ctx.c says who locks what).
+ */
+#ifndef SLUICE_CTX_H
+#define SLUICE_CTX_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuabi.h"
+#include "handles.h"
+#include "stream.h"
+#include "wire.h"
+
+struct sl_local;
+
+struct sl_ctx {
+	void *link;		/* of the pool */
+	_Atomic uint32_t id;	/* wire id; 0 when destroyed */
+	int dev;
+	bool primary;
+	_Atomic bool active;	/* exists in the worker */
+	uint32_t refs;		/* primary: retains not yet released; under ctx.c's lock */
+	uint32_t flags;
+	uint32_t api_version;
+	uint64_t uid;		/* cuCtxGetId */
+	pthread_mutex_t activate;
+	_Atomic uint64_t limit[10]; /* value + 1; 0 unknown */
+	_Atomic uint32_t cache_config, shared_config;
+	_Atomic uint32_t cache_sent;
+	struct sl_mark legacy;	/* the legacy default stream, and all that it waits for */
+	_Atomic uint32_t epoch;	/* a reset starts a new life of the same id */
+	_Atomic(struct sl_local *) locals; /* ctxlocal.c */
+};
+
+#define SL_THREAD_STREAMS 8
+
+/* The calling thread. */
+struct sl_thread {
+	bool known;	 /* registered for clean-up at thread exit */
+	bool no_ctx;	 /* control calls that belong to no context */
+	bool here;	 /* calls go to the current context's session, whatever addresses they name */
+	bool no_mark;	 /* calls on a stream that put nothing into it */
+	uint64_t tid;	 /* never 0, never reused */
+	struct sl_ctx *cur;
+	uint32_t cur_id; /* id cur had when it became current */
+	struct { struct sl_ctx *ctx; uint32_t id; } *stack;
+	unsigned depth, cap;
+	CUstreamCaptureMode capture_mode;
+	CUresult ctx_error; /* why the current context could not be activated */
+	struct { uint32_t ctx_id, epoch; struct sl_stream *s; } streams[SL_THREAD_STREAMS];
+	struct { const void *key; uint64_t gen; void *value; struct sl_ctx *ctx; } local[4];
+};
+
+/*
+ * Not inlined on purpose: older C libraries' thread-local descriptor code may
+ * lose vector registers, which a call may lose anyway.
+ */
+struct sl_thread *sl_tls(void) __attribute__((noinline));
+
+extern struct sl_ctx *sl_primary[SL_MAX_DEVICES];
+void sl_ctx_setup(void);
+/* The current context, known to exist in the worker; else why not. */
+CUresult sl_ctx_use(struct sl_ctx **out);
+/* The current context, maybe not yet made; NULL with INVALID_CONTEXT. */
+CUresult sl_ctx_peek(struct sl_ctx **out);
+/* The live context behind a handle; NULL if there is none. */
+struct sl_ctx *sl_ctx_of(CUcontext h);
+/* The same, where a handle that is NULL means the current context. */
+CUresult sl_ctx_or_current(CUcontext h, struct sl_ctx **out);
+
+static inline CUcontext sl_ctx_handle(const struct sl_ctx *c)
+{
+	return sl_handle_value(SL_CTX, atomic_load_explicit(&c->id, memory_order_relaxed));
+}
+
+/* The primary context of a device as a handle, without retaining it. */
+CUcontext sl_ctx_primary_handle(CUdevice dev);
+/* Runs f with c as the calling thread's current context. */
+CUresult sl_ctx_with(struct sl_ctx *c, CUresult (*f)(void *), void *arg);
+uint64_t sl_next_uid(void);
+/* The calling thread's current context, made or not; 0: none. */
+uint32_t sl_ctx_cur(void);
+/* Context id for frame headers: the current context, made in the worker if it was not; 0 if there is none. */
+uint32_t sl_current_ctx_id(void);
+/* The session of a context's device. */
+unsigned sl_ctx_session(uint32_t ctx_id);
+
+#endif

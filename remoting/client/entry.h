@@ -1,0 +1,37 @@
+/* What every function of the driver's interface asks first and says last. */
+#ifndef SLUICE_ENTRY_H
+#define SLUICE_ENTRY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuabi.h"
+
+/*
+ * Nonzero while calls may pass: the word lies in a page that a forked child
+ * sees zeroed, so one load answers "started, not forked, not dead".
+ */
+extern uint32_t *sl_live;
+/* Why calls may not pass; 0 if they may after all. */
+CUresult sl_gate_slow(void);
+/* From now on every call asks sl_gate_slow. */
+void sl_gate_close(void);
+/* Set by SLUICE_LOG=trace: every call of the program and its result is logged. */
+extern bool sl_tracing;
+CUresult sl_traced(const char *function, CUresult result);
+/* Logs once per function name that it is not supported; returns NOT_SUPPORTED. */
+CUresult sl_refuse(const char *function, uint8_t *once);
+
+#define SL_LEAVE(name, call) do { \
+	CUresult r_ = (call); \
+	return __builtin_expect(sl_tracing, 0) ? sl_traced(name, r_) : r_; \
+} while (0)
+#define SL_ENTER() do { \
+	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
+		CUresult e_ = sl_gate_slow(); \
+		if (e_) \
+			return e_; \
+	} \
+} while (0)
+
+#endif

@@ -1,0 +1,48 @@
+/* Address ranges of this process that CUDA knows of: device memory, page-locked host memory, reservations (ranges.c). */
+#ifndef SLUICE_RANGES_H
+#define SLUICE_RANGES_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuabi.h"
+
+enum sl_range_type { SL_RANGE_DEVICE = 1, SL_RANGE_HOST, SL_RANGE_REGISTERED, SL_RANGE_VA, SL_RANGE_MAPPED, SL_RANGE_POOL };
+struct sl_range {
+	uint64_t base, size;
+	enum sl_range_type type;
+	uint32_t ctx_id;
+	uint32_t home;	  /* ctx_id, or the context that was current; several sessions only */
+	int dev;
+	unsigned flags;	  /* cuMemHostAlloc / Register flags */
+	uint64_t buffer_id;
+	uint64_t map_size;/* host: bytes mapped */
+	CUmemoryPool pool;
+	bool sync_memops;
+};
+
+/*
+ * A filter for addresses of page-locked host memory: where a bit is clear there is none. One bit stands for
+ * all 2 MiB regions of the same hash; it may be set although the memory is gone.
+ */
+extern _Atomic uint64_t sl_locked_filter[64];
+
+static inline bool sl_locked_maybe(uint64_t p)
+{
+	uint64_t h = (p >> 21) * 0x9e3779b97f4a7c15u >> 52;
+
+	return __builtin_expect(atomic_load_explicit(&sl_locked_filter[h >> 6], memory_order_relaxed) >> (h & 63) & 1, 0);
+}
+
+int sl_range_add(const struct sl_range *r); /* 0, or -1 when memory ran out */
+bool sl_range_find(uint64_t p, struct sl_range *out);
+/* Whether any range of another session lies in [p, p+n). */
+bool sl_range_clash(uint64_t p, uint64_t n, unsigned session);
+/* Removes the range that starts at base (type 0: any); false if there is none. */
+bool sl_range_remove(uint64_t base, enum sl_range_type type, struct sl_range *out);
+bool sl_range_sync_memops(uint64_t p, bool on);
+void sl_ranges_drop(uint32_t ctx_id);
+uint64_t sl_range_next_id(void);
+
+#endif

@@ -1,0 +1,65 @@
+/*
+ * Which owner's session a call goes to, where the lease has several owners. With one
+ * session nothing here does anything.
+ */
+#ifndef SLUICE_ROUTE_H
+#define SLUICE_ROUTE_H
+
+#include <stdbool.h>
+
+#include "codec.h"
+#include "session.h"
+
+struct sl_ctx;
+
+/* Sends the frame to the owner of a handle, of an address, of a device. */
+void sl_route_slow(sl_buf *b, int kind, const void *h);
+void sl_route_ptr_slow(sl_buf *b, uint64_t p);
+void sl_route_dev_slow(sl_buf *b, int dev);
+
+static inline void sl_route(sl_buf *b, int kind, const void *h)
+{
+	if (__builtin_expect(sl_sessions > 1, 0))
+		sl_route_slow(b, kind, h);
+}
+
+static inline void sl_route_ptr(sl_buf *b, uint64_t p)
+{
+	if (__builtin_expect(sl_sessions > 1, 0))
+		sl_route_ptr_slow(b, p);
+}
+
+static inline void sl_route_dev(sl_buf *b, int dev)
+{
+	if (__builtin_expect(sl_sessions > 1, 0))
+		sl_route_dev_slow(b, dev);
+}
+
+/*
+ * Several sessions only: the context an address belongs to, if it is not of
+ * the current context's session; NULL else, and always with one session.
+ */
+struct sl_ctx *sl_ptr_ctx_slow(uint64_t p);
+bool sl_ctx_foreign(const struct sl_ctx *c);
+
+static inline struct sl_ctx *sl_ptr_foreign(uint64_t p)
+{
+	struct sl_ctx *c;
+
+	if (__builtin_expect(sl_sessions == 1, 1))
+		return NULL;
+	c = sl_ptr_ctx_slow(p);
+	return sl_ctx_foreign(c) ? c : NULL;
+}
+
+/* A copy between contexts of different sessions; complete on return. */
+CUresult sl_copy_across(struct sl_ctx *dst_ctx, uint64_t dst, struct sl_ctx *src_ctx, uint64_t src, size_t n, CUstream s);
+/* Behind s: runs f in the default stream of c, a context of another session, and waits for it. */
+CUresult sl_copy_elsewhere(struct sl_ctx *c, CUresult (*f)(void *), void *arg, CUstream s);
+/* Generated stubs ask these first when there are several sessions; *done: that was all. */
+CUresult sl_across_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx, size_t n, CUstream s, bool *done);
+CUresult sl_across_cuStreamWaitEvent(CUstream s, CUevent event, unsigned flags, bool *done);
+CUresult sl_across_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags, bool *done);
+CUresult sl_across_cuCtxDisablePeerAccess(CUcontext peer, bool *done);
+
+#endif

@@ -1,0 +1,15 @@
+/* Calls that are not answered: send and go on. */
+#ifndef SLUICE_SEND_H
+#define SLUICE_SEND_H
+
+#include "codec.h"
+
+/* Returns an error only if the session is dead. */
+CUresult sl_oneway(uint16_t op, const sl_buf *b);
+/*
+ * A frame whose payload is head followed by n bytes at data, sent from there
+ * without a copy when large; the caller may reuse data on return.
+ */
+CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n);
+
+#endif

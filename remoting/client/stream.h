@@ -1,0 +1,62 @@
+/*
+ * Streams, and whether one has work that no completed wait has covered (stream.c).
+ */
+#ifndef SLUICE_STREAM_H
+#define SLUICE_STREAM_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuabi.h"
+
+struct sl_ctx;
+struct sl_thread;
+
+/*
+ * Whether a stream has work that its last completed wait did not cover. A mark
+ * and the frame it announces are two steps, so only a stream used by a single
+ * thread can be known to be idle; one that two threads touched never is again.
+ */
+struct sl_mark {
+	_Atomic uint64_t owner;	 /* thread that enqueues, 0 none yet */
+	_Atomic bool shared;	 /* more than one did */
+	_Atomic uint64_t seq;	 /* work announced; written by the owner only */
+	_Atomic uint64_t synced; /* work known to be complete */
+};
+
+struct sl_stream {
+	void *link;
+	uint32_t id;
+	struct sl_ctx *ctx;
+	uint32_t ctx_id;
+	unsigned flags;
+	int priority;
+	uint64_t uid;
+	bool per_thread;
+	struct sl_mark mark;
+};
+
+uint32_t sl_stream_id(CUstream s, CUresult *err); /* marks the stream as having work */
+uint32_t sl_stream_id_only(CUstream s, CUresult *err);
+/* The mark of a stream; NULL if unknown. The stream's own ctx in *ctx if not NULL. */
+struct sl_mark *sl_stream_mark(CUstream s, struct sl_ctx **ctx);
+/* Everything enqueued so far by this thread; later sl_mark_synced makes it known complete. */
+bool sl_mark_begin(struct sl_mark *m, uint64_t *seq);
+void sl_mark_synced(struct sl_mark *m, uint64_t seq);
+/* A wait for a stream: what it will have covered, noted before, and that it has. */
+struct sl_covered {
+	struct sl_mark *m;
+	uint64_t seq;
+	bool track;
+};
+void sl_cover(struct sl_covered *w, CUstream s);
+void sl_cover_done(const struct sl_covered *w);
+/* How often this process has been told that work is complete: what was not by then may be now. */
+extern _Atomic uint64_t sl_waited;
+void sl_streams_drop(uint32_t ctx_id);
+void sl_thread_streams_drop(struct sl_thread *t);
+bool sl_capturing_any(void);
+void sl_capturing_add(int n);
+
+#endif
