@@ -25,15 +25,36 @@ check how a site has put them together. For administrators; the guide is docs/ad
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	conf := &cobra.Command{
+	cmd.AddCommand(newSlurmConf(), newSlurmLua(), newSlurmCheck())
+	return cmd
+}
+
+func newSlurmConf() *cobra.Command {
+	var from poolSource
+	cmd := &cobra.Command{
 		Use:   "conf",
 		Short: "Print the lines that slurm.conf needs",
 		Long: `Print what is to be added to slurm.conf: the gres by which jobs ask, the licences that
 are the pool, and the scripts. All owners have to answer, since they say how many GPUs
 there are.`,
 		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, t, err := from.table(cmd.Context())
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(t.Conf(cfg))
+			return err
+		},
 	}
-	lua := &cobra.Command{
+	from.flags(cmd)
+	return cmd
+}
+
+func newSlurmLua() *cobra.Command {
+	var from poolSource
+	var out string
+	cmd := &cobra.Command{
 		Use:   "lua",
 		Short: "Write the table of the pools for job_submit.lua",
 		Long: `Write what job_submit.lua has to know of the pools: licences, numbers of GPUs, and their
@@ -42,8 +63,27 @@ pools in sluice.yaml or of their GPUs; slurmctld need not be told.
 
 A file that is right already is left as it is. All owners have to answer.`,
 		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, t, err := from.table(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if out == "" {
+				_, err = cmd.OutOrStdout().Write(t.Lua())
+				return err
+			}
+			return replace(out, t.Lua())
+		},
 	}
-	check := &cobra.Command{
+	from.flags(cmd)
+	cmd.Flags().StringVarP(&out, "out", "o", "", "file to write (default: standard output)")
+	return cmd
+}
+
+func newSlurmCheck() *cobra.Command {
+	var from poolSource
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Check Slurm's configuration, scripts and plug-in, with remedies",
 		Long: `Compare what slurmctld, the scripts and the plug-in's configuration say with the pools,
@@ -53,65 +93,46 @@ each sees its own part.
 The exit status is 0 if all is well, 1 with a warning, 2 with a failure, and 3 if sluice.yaml
 cannot be read.`,
 		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := config.Load(from.file)
+			if err != nil {
+				return &exitError{healthUnknown, err}
+			}
+			var table *slurmconf.Table
+			_, t, why := from.table(cmd.Context())
+			if why == nil {
+				table = &t
+			}
+			found := slurmconf.Check(cmd.Context(), cfg, table, why, slurm.New(cfg.Slurm.Bin, cfg.Slurm.Conf))
+			if err := printHealth(cmd, found, asJSON, false); err != nil {
+				return &exitError{healthUnknown, err}
+			}
+			if s := healthStatus(found); s != 0 {
+				return &exitError{status: s}
+			}
+			return nil
+		},
 	}
-	var file, socket, out string
-	var asJSON bool
-	for _, c := range []*cobra.Command{conf, lua, check} {
-		c.Flags().StringVarP(&file, "config", "c", config.DefaultPath, "configuration of sluiced")
-		socketFlag(c, &socket)
-	}
-	lua.Flags().StringVarP(&out, "out", "o", "", "file to write (default: standard output)")
-	check.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-
-	conf.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, t, err := poolTable(cmd.Context(), file, socket)
-		if err != nil {
-			return err
-		}
-		_, err = cmd.OutOrStdout().Write(t.Conf(cfg))
-		return err
-	}
-	lua.RunE = func(cmd *cobra.Command, _ []string) error {
-		_, t, err := poolTable(cmd.Context(), file, socket)
-		if err != nil {
-			return err
-		}
-		if out == "" {
-			_, err = cmd.OutOrStdout().Write(t.Lua())
-			return err
-		}
-		return replace(out, t.Lua())
-	}
-	check.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := config.Load(file)
-		if err != nil {
-			return &exitError{healthUnknown, err}
-		}
-		var table *slurmconf.Table
-		_, t, why := poolTable(cmd.Context(), file, socket)
-		if why == nil {
-			table = &t
-		}
-		found := slurmconf.Check(cmd.Context(), cfg, table, why, slurm.New(cfg.Slurm.Bin, cfg.Slurm.Conf))
-		if err := printHealth(cmd, found, asJSON, false); err != nil {
-			return &exitError{healthUnknown, err}
-		}
-		if s := healthStatus(found); s != 0 {
-			return &exitError{status: s}
-		}
-		return nil
-	}
-	cmd.AddCommand(conf, lua, check)
+	from.flags(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-// poolTable reads the configuration and asks this node's daemon for what the pools have.
-func poolTable(ctx context.Context, file, socket string) (*config.Config, slurmconf.Table, error) {
-	cfg, err := config.Load(file)
+// poolSource is where a command reads the pools: the configuration and this node's daemon.
+type poolSource struct{ file, socket string }
+
+func (p *poolSource) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&p.file, "config", "c", config.DefaultPath, "configuration of sluiced")
+	socketFlag(cmd, &p.socket)
+}
+
+// table reads the configuration and asks this node's daemon for what the pools have.
+func (p *poolSource) table(ctx context.Context) (*config.Config, slurmconf.Table, error) {
+	cfg, err := config.Load(p.file)
 	if err != nil {
 		return nil, slurmconf.Table{}, err
 	}
-	pools, err := question(ctx, socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, "") })
+	pools, err := question(ctx, p.socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, "") })
 	if err != nil {
 		return nil, slurmconf.Table{}, err
 	}

@@ -15,37 +15,14 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
-// List implements rpc.LocalService: the leases of this node's jobs, with what
-// their owners say of them, and for root those that others have on this node's
-// GPUs. A user sees his own.
+// List implements rpc.LocalService: the leases of this node's jobs, with what their owners
+// say of them, and for root the leases that other nodes have on this node's GPUs. Any other
+// user sees the user's own.
 func (h *Host) List(ctx context.Context, p rpc.Peer) ([]lease.Status, error) {
-	all := make(map[string]*lease.Status)
-	h.mu.Lock()
-	names := make(map[string]bool)
-	for id, hd := range h.leases {
-		if l := hd.rec.Lease; l.Host == h.cfg.Node && (p.UID == 0 || l.Request.UID == p.UID) {
-			switch hd.rec.Phase {
-			case releasing:
-				l.State = lease.Ended // not everybody knows yet
-			case acquiring:
-				l.State = lease.Reserved
-			}
-			all[id] = &lease.Status{Lease: l}
-			for _, g := range l.Grants {
-				names[g.Owner] = true
-			}
-		}
-	}
-	var peers []*peer
-	for n := range names {
-		if pe := h.peers[n]; pe != nil && pe.down() == nil {
-			peers = append(peers, pe)
-		}
-	}
-	h.mu.Unlock()
+	all, owners := h.listOwn(p)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for _, pe := range peers {
+	for _, pe := range owners {
 		wg.Go(func() {
 			list, err := h.listOf(ctx, pe, h.cfg.Node)
 			if err != nil {
@@ -54,33 +31,8 @@ func (h *Host) List(ctx context.Context, p rpc.Peer) ([]lease.Status, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			for _, s := range list {
-				st := all[s.ID]
-				if st == nil {
-					continue
-				}
-				if len(st.Use) == 0 {
-					st.Use = make([]lease.Use, len(st.Grants))
-				}
-				for i, u := range s.Use {
-					if i < len(s.Grants) && s.Grants[i].Order >= 0 && s.Grants[i].Order < len(st.Use) {
-						st.Use[s.Grants[i].Order] = u
-					}
-				}
-				// What share it has is the owner's word: root there may have changed it.
-				st.Grants = slices.Clone(st.Grants)
-				overlay(st.Grants, s.Grants)
-				st.Request.Policy, st.Request.Lend = s.Request.Policy, s.Request.Lend
-				if len(st.Shares) == 0 && len(s.Shares) > 0 {
-					st.Shares = make([]lease.Share, len(st.Grants))
-				}
-				for i, x := range s.Shares {
-					if i < len(s.Grants) && s.Grants[i].Order >= 0 && s.Grants[i].Order < len(st.Shares) {
-						st.Shares[s.Grants[i].Order] = x
-					}
-				}
-				st.Sessions = append(st.Sessions, s.Sessions...)
-				if s.Renewed.After(st.Renewed) {
-					st.Renewed = s.Renewed
+				if st := all[s.ID]; st != nil {
+					addPart(st, s)
 				}
 			}
 		})
@@ -103,6 +55,74 @@ func (h *Host) List(ctx context.Context, p rpc.Peer) ([]lease.Status, error) {
 	}
 	slices.SortFunc(out, func(a, b lease.Status) int { return cmp.Or(a.Made.Compare(b.Made), cmp.Compare(a.ID, b.ID)) })
 	return out, nil
+}
+
+// listOwn returns this node's leases that the caller may see, by id, as this daemon knows
+// them, and their owners that are not known to be down.
+func (h *Host) listOwn(p rpc.Peer) (map[string]*lease.Status, []*peer) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := make(map[string]*lease.Status)
+	names := make(map[string]bool)
+	for id, hd := range h.leases {
+		l := hd.rec.Lease
+		if l.Host != h.cfg.Node || p.UID != 0 && l.Request.UID != p.UID {
+			continue
+		}
+		switch hd.rec.Phase {
+		case releasing:
+			l.State = lease.Ended // though some owner may not have been sent the release yet
+		case acquiring:
+			l.State = lease.Reserved
+		}
+		all[id] = &lease.Status{Lease: l}
+		for _, g := range l.Grants {
+			names[g.Owner] = true
+		}
+	}
+	var owners []*peer
+	for n := range names {
+		if pe := h.peers[n]; pe != nil && pe.down() == nil {
+			owners = append(owners, pe)
+		}
+	}
+	return all, owners
+}
+
+// addPart adds to a lease what one of its owners says of its part.
+func addPart(st *lease.Status, part lease.Status) {
+	// place gives the position in st of the part's grant i.
+	place := func(i int) (at int, ok bool) {
+		if i >= len(part.Grants) {
+			return 0, false
+		}
+		at = part.Grants[i].Order
+		return at, at >= 0 && at < len(st.Grants)
+	}
+	if len(st.Use) == 0 {
+		st.Use = make([]lease.Use, len(st.Grants))
+	}
+	for i, u := range part.Use {
+		if at, ok := place(i); ok {
+			st.Use[at] = u
+		}
+	}
+	// The owner decides which share the lease has: root there may have changed it.
+	st.Grants = slices.Clone(st.Grants)
+	overlay(st.Grants, part.Grants)
+	st.Request.Policy, st.Request.Lend = part.Request.Policy, part.Request.Lend
+	if len(st.Shares) == 0 && len(part.Shares) > 0 {
+		st.Shares = make([]lease.Share, len(st.Grants))
+	}
+	for i, x := range part.Shares {
+		if at, ok := place(i); ok {
+			st.Shares[at] = x
+		}
+	}
+	st.Sessions = append(st.Sessions, part.Sessions...)
+	if part.Renewed.After(st.Renewed) {
+		st.Renewed = part.Renewed
+	}
 }
 
 // Pool implements rpc.LocalService.

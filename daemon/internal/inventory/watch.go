@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -197,37 +198,18 @@ func (w *Watch) Run(ctx context.Context) {
 
 // child runs one child as long as it answers. good says that it did at least once.
 func (w *Watch) child(ctx context.Context) (good bool, err error) {
-	cmd := exec.Command(w.cfg.Command[0], w.cfg.Command[1:]...)
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	in, err := cmd.StdinPipe()
+	c, err := w.start()
 	if err != nil {
 		return false, err
 	}
-	// A pipe of our own: exec's Wait would close StdoutPipe under the reader.
-	out, child, err := os.Pipe()
-	if err != nil {
-		return false, err
-	}
-	cmd.Stdout = child
-	err = cmd.Start()
-	child.Close()
-	if err != nil {
-		out.Close()
-		w.say("the NVML process cannot be started: " + err.Error())
-		return false, err
-	}
-	w.starts.Add(1)
-	gone := make(chan error, 1)
-	go func() { gone <- cmd.Wait() }()
 	defer func() {
-		in.Close()
-		out.Close()
+		c.in.Close()
+		c.out.Close()
 		if ctx.Err() == nil || good { // give it the chance to see the end of its input
-			_ = cmd.Process.Kill()
+			_ = c.cmd.Process.Kill()
 		}
 		select {
-		case <-gone:
+		case <-c.gone:
 		case <-ctx.Done():
 		}
 	}()
@@ -236,7 +218,7 @@ func (w *Watch) child(ctx context.Context) (good bool, err error) {
 	failed := make(chan error, 1)
 	stop := make(chan struct{})
 	defer close(stop)
-	go read(out, answers, failed, stop)
+	go read(c.out, answers, failed, stop)
 
 	limit := firstWait
 	tick := time.NewTicker(w.cfg.Poll)
@@ -247,7 +229,7 @@ func (w *Watch) child(ctx context.Context) (good bool, err error) {
 		if quick {
 			line += " " + quickly
 		}
-		if _, err := fmt.Fprintln(in, line); err != nil {
+		if _, err := fmt.Fprintln(c.in, line); err != nil {
 			return good, fmt.Errorf("its input: %w", err)
 		}
 		select {
@@ -279,6 +261,41 @@ func (w *Watch) child(ctx context.Context) (good bool, err error) {
 			return good, ctx.Err()
 		}
 	}
+}
+
+// process is a child and the ends of its pipes.
+type process struct {
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	out  *os.File
+	gone chan error // receives its end
+}
+
+// start starts a child.
+func (w *Watch) start() (*process, error) {
+	c := &process{cmd: exec.Command(w.cfg.Command[0], w.cfg.Command[1:]...), gone: make(chan error, 1)}
+	c.cmd.Stderr = os.Stderr
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var err error
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	// This is not StdoutPipe, which exec's Wait would close under the reader.
+	out, child, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	c.out, c.cmd.Stdout = out, child
+	err = c.cmd.Start()
+	child.Close()
+	if err != nil {
+		out.Close()
+		w.say("the NVML process cannot be started: " + err.Error())
+		return nil, err
+	}
+	w.starts.Add(1)
+	go func() { c.gone <- c.cmd.Wait() }()
+	return c, nil
 }
 
 // read turns the child's lines into samples.

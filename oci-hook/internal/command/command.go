@@ -52,7 +52,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		return fail(errors.New("must not be installed set-user-id or set-group-id; remedy: chmod ug-s"))
 	}
 	if filepath.Base(args[0]) == RuntimeName {
-		return runtime(settings.Path, args[1:], fail)
+		return fail(runtime(settings.Path, args[1:]))
 	}
 	if name, ok := client.Engine(args[0]); ok {
 		return fail(client.Run(name, args[1:], os.Environ(), func() (string, error) {
@@ -64,91 +64,121 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprint(stderr, usage)
 		return 2
 	}
-	// What a hook inherits is the engine's or the image's, not ours to use or to hand on.
-	if args[1] == "createContainer" {
-		if err := isolate(); err != nil {
-			return fail(err)
-		}
-	}
-	flags := flag.NewFlagSet(args[1], flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	config := flags.String("config", settings.Path, "the settings, a file of root's")
-	lease := flags.String("lease", "", "the lease's id")
-	hostPath := flags.Bool(wrapper.HostPath, false, "the lease at its path of the host, too")
-	name := flags.String("name", "", "the device's name")
-	dir := flags.String("dir", "", "the directory of CDI specifications, as /etc/cdi or /run/cdi")
-	from := flags.String("from", "", "the directory with the shim and NVML")
-	smi := flags.String("nvidia-smi", "", "the site's nvidia-smi, for images without one")
-	switch args[1] {
+	var err error
+	switch command, rest := args[1], args[2:]; command {
 	case ldcache.Argument:
-		if len(args) != 3 {
+		if len(rest) != 1 {
 			return 2
 		}
-		return fail(ldcache.Child(args[2]))
+		err = ldcache.Child(rest[0])
 	case "createContainer", "runtime", "prepare", "cdi":
-		if flags.Parse(args[2:]) != nil {
-			return 2
-		}
+		err = run(command, rest, stdin, stdout, stderr)
 	default:
 		fmt.Fprint(stderr, usage)
 		return 2
 	}
-	switch args[1] {
-	case "createContainer":
-		ctx, cancel := context.WithTimeout(context.Background(), ownTimeout)
-		defer cancel()
-		if err := hook.Run(ctx, stdin, hook.Entry{Settings: *config, Lease: *lease, HostPath: *hostPath}, stderr); err != nil {
-			syslog(err)
-			return fail(err)
-		}
-		return 0
-	case "runtime":
-		return runtime(*config, flags.Args(), fail)
-	}
-	set, err := settings.Load(*config)
-	if err != nil {
+	switch {
+	case errors.Is(err, errUsage):
+		return 2
+	case err != nil:
 		return fail(err)
 	}
-	unix.Umask(0o022) // every user's container reads what is made
-	if args[1] == "prepare" {
-		if err := content.Prepare(set.Lib, *from, set.Socket(), *smi); err != nil {
-			return fail(err)
-		}
-		return 0
-	}
-	h, err := entry(*config)
-	if err != nil {
-		return fail(err)
-	}
-	d := cdi.Device{Name: *name, Lease: *lease}
-	p := cdi.Place{Lib: set.Lib, Leases: set.Leases, Target: set.Target, Socket: set.Socket(), Hook: h}
-	if *dir == "" {
-		b, err := cdi.Spec(d, p)
-		if err != nil {
-			return fail(err)
-		}
-		_, _ = stdout.Write(b)
-		return 0
-	}
-	path, err := cdi.Write(*dir, d, p)
-	if err != nil {
-		return fail(err)
-	}
-	fmt.Fprintln(stdout, path)
 	return 0
 }
 
-func runtime(config string, args []string, fail func(error) int) int {
+// errUsage stands for a wrong command line, whose error package flag has printed.
+var errUsage = errors.New("wrong command line")
+
+// options are those of all commands.
+type options struct {
+	config, lease, name, dir, from, smi string
+	hostPath                            bool
+}
+
+// run runs one of the commands that take options.
+func run(command string, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
+	if command == "createContainer" {
+		// What a hook inherits belongs to the engine or to the image: it is neither used nor passed on.
+		if err := isolate(); err != nil {
+			return err
+		}
+	}
+	var o options
+	flags := flag.NewFlagSet(command, flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&o.config, "config", settings.Path, "the settings, a file of root's")
+	flags.StringVar(&o.lease, "lease", "", "the lease's id")
+	flags.BoolVar(&o.hostPath, wrapper.HostPath, false, "the lease at its path of the host, too")
+	flags.StringVar(&o.name, "name", "", "the device's name")
+	flags.StringVar(&o.dir, "dir", "", "the directory of CDI specifications, as /etc/cdi or /run/cdi")
+	flags.StringVar(&o.from, "from", "", "the directory with the shim and NVML")
+	flags.StringVar(&o.smi, "nvidia-smi", "", "the site's nvidia-smi, for images without one")
+	if flags.Parse(args) != nil {
+		return errUsage
+	}
+	switch command {
+	case "createContainer":
+		return createContainer(o, stdin, stderr)
+	case "runtime":
+		return runtime(o.config, flags.Args())
+	}
+	set, err := settings.Load(o.config)
+	if err != nil {
+		return err
+	}
+	unix.Umask(0o022) // every user's container reads what is made
+	if command == "prepare" {
+		return content.Prepare(set.Lib, o.from, set.Socket(), o.smi)
+	}
+	return specification(o, set, stdout)
+}
+
+// createContainer is the hook. Its error goes to the host's log, too.
+func createContainer(o options, stdin io.Reader, stderr io.Writer) error {
+	ctx, cancel := context.WithTimeout(context.Background(), ownTimeout)
+	defer cancel()
+	err := hook.Run(ctx, stdin, hook.Entry{Settings: o.config, Lease: o.lease, HostPath: o.hostPath}, stderr)
+	if err != nil {
+		syslog(err)
+	}
+	return err
+}
+
+// specification writes a CDI specification into a directory, and its path to stdout; or to
+// stdout itself.
+func specification(o options, set settings.Settings, stdout io.Writer) error {
+	h, err := entry(o.config)
+	if err != nil {
+		return err
+	}
+	d := cdi.Device{Name: o.name, Lease: o.lease}
+	p := cdi.Place{Lib: set.Lib, Leases: set.Leases, Target: set.Target, Socket: set.Socket(), Hook: h}
+	if o.dir == "" {
+		b, err := cdi.Spec(d, p)
+		if err == nil {
+			_, _ = stdout.Write(b)
+		}
+		return err
+	}
+	path, err := cdi.Write(o.dir, d, p)
+	if err == nil {
+		fmt.Fprintln(stdout, path)
+	}
+	return err
+}
+
+// runtime becomes the real runtime. It returns only if it cannot.
+func runtime(config string, args []string) error {
 	set, broken := settings.Load(config)
 	if broken != nil {
-		syslog(broken) // containers that do not ask start all the same
+		syslog(broken) // containers that ask for no fraction start all the same
 		set = settings.Default()
 	}
 	h, err := entry(config)
 	if err != nil {
-		return fail(err)
+		return err
 	}
-	return fail(wrapper.Run(args, set, broken, h))
+	return wrapper.Run(args, set, broken, h)
 }
 
 // entry is the hook as it stands in specifications.
