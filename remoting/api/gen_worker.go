@@ -176,9 +176,22 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 	return gofmt(p.Bytes())
 }
 
+// handler writes the function that runs one operation.
 func handler(p *printer, r Row) {
 	p.f("func (s *session) do_%s(d *wire.Decoder, e *wire.Encoder) int32 {\n", r.Symbol)
-	// decode
+	decodeParams(p, r)
+	findHandles(p, r)
+	guardParts(p, r)
+	callDriver(p, r)
+	bindNew(p, r)
+	unbindFreed(p, r)
+	encodeReply(p, r)
+	p.f("\treturn int32(rc)\n}\n\n")
+}
+
+// decodeParams reads the request: a value p_, a handle h_, an array a_ or ids_, a place o_ for
+// what the driver gives, with w_ for whether the client wants it.
+func decodeParams(p *printer, r Row) {
 	for _, q := range r.Wire {
 		n := q.Name
 		switch q.Mode {
@@ -227,7 +240,10 @@ func handler(p *printer, r Row) {
 			p.f("\tif %s%s != nil && uint64(len(%s%s)) != uint64(p_%s) {\n\t\treturn s.malformed(%d)\n\t}\n", a, q.Name, a, q.Name, q.Count, r.Op)
 		}
 	}
-	// handles
+}
+
+// findHandles finds what the driver calls the handles, and makes the arrays and texts for it.
+func findHandles(p *printer, r Row) {
 	for _, q := range r.Wire {
 		n := q.Name
 		switch {
@@ -243,30 +259,54 @@ func handler(p *printer, r Row) {
 			p.f("\tc_%s := C.CString(p_%s)\n\tdefer C.free(unsafe.Pointer(c_%s))\n", n, n, n)
 		}
 	}
-	guardParts(p, r)
-	// call
-	var args []string
+}
+
+// callDriver calls the driver, or the worker's own function, inside the gate if the call works
+// on the GPU.
+func callDriver(p *printer, r Row) {
+	if r.GPU {
+		what, size, stream := gated(r)
+		p.f("\tg, grc := s.gateOf(%s)\n\tif grc != 0 {\n\t\treturn grc\n\t}\n", stream)
+		p.f("\tif g != nil && !g.Enter(%s, %s, %s.real) {\n\t\treturn s.noTurn()\n\t}\n", what, size, stream)
+	}
+	if r.Worker {
+		p.f("\trc := s.%s(%s)\n", r.Symbol, strings.Join(workerArgs(r), ", "))
+	} else {
+		p.f("\trc := C.call_%s(%s)\n", r.Symbol, strings.Join(driverArgs(r), ", "))
+	}
+	if r.GPU {
+		p.f("\tif g != nil {\n\t\ts.passed(g)\n\t}\n")
+	}
+}
+
+// workerArgs are the arguments of the worker's own function.
+func workerArgs(r Row) (args []string) {
 	for _, q := range r.Wire {
 		n := q.Name
-		if r.Worker {
-			switch q.Mode {
-			case Value, In:
-				args = append(args, "p_"+n)
-			case Str:
-				args = append(args, "p_"+n)
-			case Handle:
-				args = append(args, "h_"+n)
-			case InArray:
-				args = append(args, "a_"+n)
-			case New:
-				args = append(args, "id_"+n, "&o_"+n)
-			case Out, Out8, OutHandle, InOut, In8:
-				args = append(args, "&o_"+n)
-			case OutHandles:
-				args = append(args, "a_"+n)
-			}
-			continue
+		switch q.Mode {
+		case Value, In:
+			args = append(args, "p_"+n)
+		case Str:
+			args = append(args, "p_"+n)
+		case Handle:
+			args = append(args, "h_"+n)
+		case InArray:
+			args = append(args, "a_"+n)
+		case New:
+			args = append(args, "id_"+n, "&o_"+n)
+		case Out, Out8, OutHandle, InOut, In8:
+			args = append(args, "&o_"+n)
+		case OutHandles:
+			args = append(args, "a_"+n)
 		}
+	}
+	return args
+}
+
+// driverArgs are the arguments of a function of the driver.
+func driverArgs(r Row) (args []string) {
+	for _, q := range r.Wire {
+		n := q.Name
 		switch q.Mode {
 		case Value:
 			args = append(args, fmt.Sprintf("C.%s(p_%s)", cgoType(q), n))
@@ -288,20 +328,11 @@ func handler(p *printer, r Row) {
 			args = append(args, "nil")
 		}
 	}
-	if r.GPU {
-		what, size, stream := gated(r)
-		p.f("\tg, grc := s.gateOf(%s)\n\tif grc != 0 {\n\t\treturn grc\n\t}\n", stream)
-		p.f("\tif g != nil && !g.Enter(%s, %s, %s.real) {\n\t\treturn s.noTurn()\n\t}\n", what, size, stream)
-	}
-	if r.Worker {
-		p.f("\trc := s.%s(%s)\n", r.Symbol, strings.Join(args, ", "))
-	} else {
-		p.f("\trc := C.call_%s(%s)\n", r.Symbol, strings.Join(args, ", "))
-	}
-	if r.GPU {
-		p.f("\tif g != nil {\n\t\ts.passed(g)\n\t}\n")
-	}
-	bindNew(p, r)
+	return args
+}
+
+// unbindFreed forgets the id of a handle that the call has freed.
+func unbindFreed(p *printer, r Row) {
 	if r.Free && !r.Worker {
 		for _, q := range r.Wire {
 			if q.Mode == Handle {
@@ -310,31 +341,33 @@ func handler(p *printer, r Row) {
 			}
 		}
 	}
-	// reply: counts first, as the client reads them
-	var q2 printer
+}
+
+// encodeReply writes what the client wants: counts first, as it reads them.
+func encodeReply(p *printer, r Row) {
+	var body printer
 	for _, q := range r.Wire {
 		if q.Mode == InOut {
-			q2.f("\t\te.U64(uint64(o_%s))\n", q.Name)
+			body.f("\t\te.U64(uint64(o_%s))\n", q.Name)
 		}
 	}
 	for _, q := range r.Wire {
 		n := q.Name
 		switch q.Mode {
 		case Out, Out8:
-			q2.f("\t\tif w_%s {\n\t\t\tmemOut(e, unsafe.Pointer(&o_%s), unsafe.Sizeof(o_%s))\n\t\t}\n", n, n, n)
+			body.f("\t\tif w_%s {\n\t\t\tmemOut(e, unsafe.Pointer(&o_%s), unsafe.Sizeof(o_%s))\n\t\t}\n", n, n, n)
 		case OutHandle:
-			q2.f("\t\tif w_%s {\n\t\t\te.U32(%s)\n\t\t}\n", n, outID(r, q, "o_"+n))
+			body.f("\t\tif w_%s {\n\t\t\te.U32(%s)\n\t\t}\n", n, outID(r, q, "o_"+n))
 		case OutHandles:
-			q2.f("\t\tif w_%s {\n\t\t\tk := min(len(a_%s), int(o_%s))\n\t\t\te.U32(uint32(k))\n\t\t\tfor _, real := range a_%s[:k] {\n\t\t\t\te.U32(%s)\n\t\t\t}\n\t\t}\n", n, n, q.Count, n, outID(r, q, "real"))
+			body.f("\t\tif w_%s {\n\t\t\tk := min(len(a_%s), int(o_%s))\n\t\t\te.U32(uint32(k))\n\t\t\tfor _, real := range a_%s[:k] {\n\t\t\t\te.U32(%s)\n\t\t\t}\n\t\t}\n", n, n, q.Count, n, outID(r, q, "real"))
 		}
 	}
-	if q2.Len() > 0 {
-		p.f("\tif rc == C.CUDA_SUCCESS {\n%s\t}\n", q2.String())
+	if body.Len() > 0 {
+		p.f("\tif rc == C.CUDA_SUCCESS {\n%s\t}\n", body.String())
 	}
-	p.f("\treturn int32(rc)\n}\n\n")
 }
 
-// guardParts keeps a part from being destroyed by itself.
+// guardParts refuses to destroy a part by itself.
 func guardParts(p *printer, r Row) {
 	if r.Free && !r.Worker {
 		for _, q := range r.Wire {

@@ -76,22 +76,39 @@ func probe(log *slog.Logger, d Driver, n int) (*control.Facts, error) {
 	return f, nil
 }
 
+// probeDevice asks for a device's facts, and for the memory that one context takes of it (over)
+// and that was in use before (idle), in bytes.
 func probeDevice(i int, nv bool) (d wire.Device, over, idle uint64, err error) {
-	dev := C.int(i)
-	fail := func(what string, rc C.int) (wire.Device, uint64, uint64, error) {
-		return d, 0, 0, fmt.Errorf("driver: device %d: %s returned %d", i, what, int(rc))
+	if d, err = deviceFacts(i); err != nil {
+		return d, 0, 0, err
 	}
+	var v *nvml
+	if nv {
+		v = newNVML([]string{d.PCIBusID})
+	}
+	over, idle, err = contextFacts(i, v, &d)
+	return d, over, idle, err
+}
+
+// deviceError is the error of a function of the driver.
+func deviceError(device int, what string, rc C.int) error {
+	return fmt.Errorf("driver: device %d: %s returned %d", device, what, int(rc))
+}
+
+// deviceFacts asks for what the driver says without a context.
+func deviceFacts(i int) (d wire.Device, err error) {
+	dev := C.int(i)
 	var name [96]C.char
 	if rc := C.sl_device_name(&name[0], 95, dev); rc != 0 {
-		return fail("cuDeviceGetName", rc)
+		return d, deviceError(i, "cuDeviceGetName", rc)
 	}
 	d.Name = C.GoString(&name[0])
 	if rc := C.sl_device_uuid(unsafe.Pointer(&d.UUID[0]), dev); rc != 0 {
-		return fail("cuDeviceGetUuid", rc)
+		return d, deviceError(i, "cuDeviceGetUuid", rc)
 	}
 	var n C.uint64_t
 	if rc := C.sl_device_mem(&n, dev); rc != 0 {
-		return fail("cuDeviceTotalMem", rc)
+		return d, deviceError(i, "cuDeviceTotalMem", rc)
 	}
 	d.PhysicalMem = uint64(n)
 	d.TotalMem = uint64(n)
@@ -125,15 +142,16 @@ func probeDevice(i int, nv bool) (d wire.Device, over, idle uint64, err error) {
 		d.Limits[l] = wire.Unsupported
 	}
 
-	// A context tells the rest, and what one takes.
-	var v *nvml
-	if nv {
-		v = newNVML([]string{d.PCIBusID})
-	}
+	return d, nil
+}
+
+// contextFacts adds what the driver says in a context, and measures what the context takes.
+func contextFacts(i int, v *nvml, d *wire.Device) (over, idle uint64, err error) {
+	dev := C.int(i)
 	idle, _ = v.deviceUse(0)
 	var ctx C.uint64_t
 	if rc := C.sl_ctx_retain(&ctx, dev); rc != 0 {
-		return fail("cuDevicePrimaryCtxRetain", rc)
+		return 0, 0, deviceError(i, "cuDevicePrimaryCtxRetain", rc)
 	}
 	C.sl_ctx_set(ctx)
 	for l := range d.Limits {
@@ -157,7 +175,7 @@ func probeDevice(i int, nv bool) (d wire.Device, over, idle uint64, err error) {
 		}
 	}
 	C.sl_ctx_release(dev)
-	return d, over, idle, nil
+	return over, idle, nil
 }
 
 // Probe writes what it finds about n devices to w, for the supervisor.

@@ -6,7 +6,7 @@ package worker
 // order and executes each before it reads the next; it alone touches the handle
 // tables and the memory maps. Calls that have to wait for the GPU record what
 // they wait for, in order, and are finished by a waiter (wait.go). Bytes from
-// the device are sent by whoever finds them ready (copy.go). Everybody sends
+// the device are sent by whoever finds them ready (copyout.go). Everybody sends
 // through wr, which keeps frames whole.
 //
 // The session ends by leaving the process: the driver and the kernel then free

@@ -1,0 +1,427 @@
+package worker
+
+// Bulk data from the device. A COPY_OUT's chunks are copied to pinned slots, each followed by
+// an event and noted in the order of the calls (list). Whoever finds the event of the first
+// chunk complete sends it as a DATA frame straight from the slot: the deliverer thread, or a
+// waiter that is about to report a completion (flush).
+//
+// Locking: sendMu keeps the order on the wire, mu guards the list and the free slots. The
+// memory of the slots belongs to inStaging.
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// A chunk is a piece of a delivery on its way out.
+type chunk struct {
+	id   uint32 // of the delivery
+	off  uint64
+	buf  []byte // the slot's part
+	slot int
+	ev   uint64
+	ctx  uint64
+	last bool
+}
+
+type outStaging struct {
+	s *session
+
+	sendMu sync.Mutex   // held while sending, taken before mu
+	head   wire.Encoder // of the frame that is being sent; sendMu's
+
+	mu     sync.Mutex
+	cond   *sync.Cond // something was added to list, or slots were freed
+	list   []chunk
+	mem    []byte
+	free   []int
+	async  bool // the deliverer runs
+	closed bool
+}
+
+func (o *outStaging) init(s *session) {
+	o.s = s
+	o.cond = sync.NewCond(&o.mu)
+}
+
+func (o *outStaging) setSlots(mem []byte) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.mem = mem
+	o.free = o.free[:0]
+	for i := range len(mem) / slotSize {
+		o.free = append(o.free, i)
+	}
+}
+
+// acquire gives a free slot; it sends finished chunks, and waits for the
+// oldest, to get one.
+func (o *outStaging) acquire() int {
+	for {
+		o.mu.Lock()
+		if n := len(o.free); n > 0 {
+			i := o.free[n-1]
+			o.free = o.free[:n-1]
+			o.mu.Unlock()
+			return i
+		}
+		var ev uint64
+		if len(o.list) > 0 {
+			ev = o.list[0].ev
+		}
+		o.mu.Unlock()
+		if ev != 0 {
+			C.sl_event_sync(C.uint64_t(ev))
+		} else {
+			runtime.Gosched() // another thread is sending the last ones
+		}
+		o.flush()
+		if err := o.s.wr.Flush(); err != nil {
+			o.s.leave("data", err)
+		}
+	}
+}
+
+// add notes a chunk. With async the deliverer is woken for it; otherwise its
+// caller sees to it that it is sent.
+func (o *outStaging) add(c chunk, async bool) {
+	o.mu.Lock()
+	o.list = append(o.list, c)
+	if async {
+		if !o.async {
+			o.async = true
+			go o.deliver()
+		}
+		o.cond.Signal()
+	}
+	o.mu.Unlock()
+}
+
+// flush sends every chunk that is complete. When it returns, all chunks that
+// were complete when it was called have been sent, by whomever.
+func (o *outStaging) flush() {
+	o.mu.Lock()
+	n := len(o.list)
+	o.mu.Unlock()
+	if n == 0 {
+		// Nothing listed; but the last ones may be on their way.
+		o.sendMu.Lock()
+		//lint:ignore SA2001 waits for the sender, and has nothing else to do
+		o.sendMu.Unlock()
+		return
+	}
+	o.sendMu.Lock()
+	defer o.sendMu.Unlock()
+	o.mu.Lock()
+	list := o.list
+	o.mu.Unlock()
+	// Only holders of sendMu take from the list, and others only append: the
+	// part seen here stays as it is.
+	state := complete(list, (*chunk).state)
+	kept := make([]chunk, 0, len(list))
+	for i := range list {
+		if state[i] == C.CUDA_ERROR_NOT_READY {
+			kept = append(kept, list[i])
+		} else {
+			o.send(&list[i], state[i] != 0)
+		}
+	}
+	o.mu.Lock()
+	o.list = append(kept, o.list[len(list):]...)
+	o.cond.Broadcast()
+	o.mu.Unlock()
+}
+
+// complete asks which chunks may be sent, in their order: those of a delivery one after the other,
+// and none that may have come after one that is kept. They may have the same destination.
+func complete(list []chunk, ask func(*chunk) int32) []int32 {
+	state := make([]int32, len(list))
+	for i := range state {
+		state[i] = C.CUDA_ERROR_NOT_READY
+	}
+	for again := true; again; {
+		var late []int // the first of each delivery that is not complete
+		again = false
+		for i := range list {
+			c := &list[i]
+			if state[i] != C.CUDA_ERROR_NOT_READY || slices.ContainsFunc(late, func(k int) bool { return list[k].id == c.id }) {
+				continue
+			}
+			if state[i] = ask(c); state[i] == C.CUDA_ERROR_NOT_READY {
+				late = append(late, i)
+			} else {
+				again = again || len(late) > 0
+			}
+		}
+		// A chunk that overtakes others was complete before those are asked again: if they still
+		// are not, it did not have to wait for them.
+		again = again && slices.ContainsFunc(late, func(k int) bool { return ask(&list[k]) != C.CUDA_ERROR_NOT_READY })
+	}
+	return state
+}
+
+// state is what the driver says of a chunk's copy.
+func (c *chunk) state() int32 {
+	if c.ev == 0 {
+		return 0
+	}
+	return int32(C.sl_event_query(C.uint64_t(c.ev)))
+}
+
+// send sends one chunk and frees its slot; failed ends its delivery without
+// bytes.
+func (o *outStaging) send(c *chunk, failed bool) {
+	o.head.Reset()
+	(&wire.Data{Offset: c.off}).Encode(&o.head)
+	h := wire.Reply{Kind: wire.FrameData, Call: c.id}
+	if c.last {
+		h.Arg = wire.DataLast
+	}
+	b := c.buf
+	if failed {
+		b = nil
+	}
+	// Somebody always sends behind this: the reply that waits for these
+	// bytes, or flushOut.
+	err := o.s.wr.Hold(&h, o.head.Buf(), b)
+	if err != nil {
+		o.s.leave("data", err)
+	}
+	o.s.events.put(c.ctx, c.ev)
+	if c.slot >= 0 {
+		o.mu.Lock()
+		o.free = append(o.free, c.slot)
+		o.mu.Unlock()
+	}
+}
+
+// stop lets the deliverer end; see waiters.stop.
+func (o *outStaging) stop() {
+	o.mu.Lock()
+	o.closed = true
+	o.cond.Broadcast()
+	o.mu.Unlock()
+}
+
+// deliver sends the bytes of copies that nobody waits for.
+func (o *outStaging) deliver() {
+	runtime.LockOSThread()
+	relaxCapture()
+	for {
+		o.mu.Lock()
+		for len(o.list) == 0 {
+			if o.closed {
+				o.mu.Unlock()
+				return
+			}
+			o.cond.Wait()
+		}
+		c := o.list[0]
+		o.mu.Unlock()
+		// Asking now and then instead of waiting in the driver: the event
+		// may be sent, reused or destroyed by others meanwhile.
+		for wait := 5 * time.Microsecond; ; wait = min(wait*2, 200*time.Microsecond) {
+			o.flush()
+			if err := o.s.wr.Flush(); err != nil {
+				o.s.leave("data", err)
+			}
+			o.mu.Lock()
+			same := len(o.list) > 0 && o.list[0].id == c.id && o.list[0].off == c.off
+			o.mu.Unlock()
+			if !same {
+				break
+			}
+			time.Sleep(wait)
+		}
+	}
+}
+
+// copier starts the copy of n bytes at off of a delivery to a slot.
+type copier func(slot []byte, off uint64) (n int, rc int32)
+
+// start copies chunks from off on to slots. With room it stops when no slot
+// is free; it returns where it stopped.
+func (s *session) startOut(id uint32, off, total uint64, ctx, stream uint64, async, room bool, f copier) (uint64, int32) {
+	o := &s.out
+	for off < total || total == 0 {
+		if room {
+			o.mu.Lock()
+			n := len(o.free)
+			o.mu.Unlock()
+			if n == 0 {
+				return off, 0
+			}
+		}
+		i := o.acquire()
+		buf := o.mem[i*slotSize : (i+1)*slotSize]
+		n, rc := f(buf, off)
+		var ev uint64
+		if rc == 0 {
+			if ev, rc = s.events.get(ctx); rc == 0 {
+				if rc = int32(C.sl_event_record(C.uint64_t(ev), C.uint64_t(stream))); rc != 0 {
+					C.sl_ctx_sync() // the slot must not be given away under the copy
+				}
+			}
+		}
+		if rc != 0 {
+			// End the delivery: the client must not wait for more.
+			s.events.put(ctx, ev)
+			o.add(chunk{id: id, off: off, slot: i, last: true, ctx: ctx}, true)
+			return total, rc
+		}
+		next := off + uint64(n)
+		o.add(chunk{id: id, off: off, buf: buf[:n], slot: i, ev: ev, ctx: ctx, last: next == total}, async)
+		off = next
+		if total == 0 {
+			break
+		}
+	}
+	return off, 0
+}
+
+func (s *session) copyOut(p []byte) int32 {
+	d := &s.dec
+	d.Reset(p)
+	var m wire.CopyOut
+	m.Decode(d)
+	total := m.Size
+	if d.Done() != nil || total > 1<<50 {
+		return s.malformed(s.hdr.Op)
+	}
+	return s.copyOutAll(m.Stream, m.Delivery, total, func(st uint64) copier {
+		return func(slot []byte, off uint64) (int, int32) {
+			n := int(min(total-off, slotSize))
+			if n == 0 {
+				return 0, 0
+			}
+			return n, int32(C.sl_dtoh(at(slot), C.uint64_t(m.Src+off), C.uint64_t(n), C.uint64_t(st)))
+		}
+	})
+}
+
+func (s *session) copyOut3D(p []byte) int32 {
+	d := &s.dec
+	d.Reset(p)
+	var m wire.CopyOut3D
+	m.Decode(d)
+	b := desc3D{m.Box}
+	if d.Done() != nil || !b.valid() {
+		return s.malformed(s.hdr.Op)
+	}
+	total, _ := b.size()
+	box, rc := s.realBox(&b)
+	if rc != 0 {
+		s.endDelivery(m.Delivery)
+		return rc
+	}
+	return s.copyOutAll(b.Stream, m.Delivery, total, func(st uint64) copier {
+		return func(slot []byte, off uint64) (int, int32) {
+			c, n := b.part(off, slotSize)
+			v := boxPart(box, &c)
+			return int(n), int32(C.sl_copy3d(&v, at(slot), 0, C.uint64_t(st)))
+		}
+	})
+}
+
+// endDelivery tells the client that nothing more comes.
+func (s *session) endDelivery(id uint32) {
+	s.out.add(chunk{id: id, slot: -1, last: true}, true)
+}
+
+// copyOutAll runs a copy to the host. An asynchronous one is started whole,
+// in order. One that the client waits for is started as far as slots are free
+// and finished by a waiter, so that a copy of any size does not hold up the
+// calls of other threads.
+func (s *session) copyOutAll(streamID, id uint32, total uint64, on func(stream uint64) copier) int32 {
+	s.given = streamID
+	stream, ctx, rc := s.copyTarget(streamID)
+	if rc != 0 {
+		s.endDelivery(id)
+		return rc
+	}
+	f := on(stream)
+	if s.hdr.Call == 0 {
+		_, rc := s.startOut(id, 0, total, ctx, stream, true, false, f)
+		return rc
+	}
+	off, rc := s.startOut(id, 0, total, ctx, stream, false, total > slotSize, f)
+	if rc != 0 {
+		s.settle()
+		return rc
+	}
+	told := s.tellStream(streamID)
+	if off == total {
+		return s.answerAt(ctx, stream, told)
+	}
+	op, call := s.hdr.Op, s.hdr.Call
+	s.pending = true
+	s.waiters.do(job{ctx, func() {
+		_, rc := s.startOut(id, off, total, ctx, stream, false, false, f)
+		ev, rc2 := s.events.get(ctx)
+		if rc2 == 0 {
+			if rc2 = int32(C.sl_event_record(C.uint64_t(ev), C.uint64_t(stream))); rc2 == 0 {
+				rc2 = s.drainTo(ev)
+			}
+			s.events.put(ctx, ev)
+		}
+		if rc == 0 {
+			rc = rc2
+		}
+		s.settle()
+		if err := s.reply(op, call, orTold(rc, told), nil); err != nil {
+			s.leave("reply", err)
+		}
+	}})
+	return 0
+}
+
+// drainTo waits for an event and sends chunks as they complete meanwhile, so
+// that the wire is busy while the GPU copies.
+func (s *session) drainTo(ev uint64) int32 {
+	for {
+		s.out.mu.Lock()
+		var first uint64
+		if len(s.out.list) > 0 {
+			first = s.out.list[0].ev
+		}
+		s.out.mu.Unlock()
+		if first == 0 {
+			return int32(C.sl_event_sync(C.uint64_t(ev)))
+		}
+		rc := C.sl_event_query(C.uint64_t(ev))
+		s.out.flush()
+		if rc != C.CUDA_ERROR_NOT_READY {
+			// The driver gives out what kernels printed in a wait, not in a query.
+			return int32(C.sl_event_sync(C.uint64_t(ev)))
+		}
+	}
+}
+
+// answerAt answers the current call when the stream gets here; told is as for answerWhen.
+func (s *session) answerAt(ctx, stream uint64, told int32) int32 {
+	ev, rc := s.events.get(ctx)
+	if rc != 0 {
+		return rc
+	}
+	if rc := C.sl_event_record(C.uint64_t(ev), C.uint64_t(stream)); rc != 0 {
+		s.events.put(ctx, ev)
+		return int32(rc)
+	}
+	return s.answerWhen(ctx, ev, told)
+}
+
+// busy says whether chunks are on their way.
+func (o *outStaging) busy() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.list) > 0 || o.mem != nil && len(o.free) < slotCount
+}
