@@ -62,12 +62,8 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 			log.Info("client refused", "reason", err)
 			return nil
 		}
-		cfg.Store, cfg.Bounds = fmt.Sprintf("/proc/self/fd/%d/.", fds[2]), store.Bounds{Limit: st.StoreLimit, KeepFree: st.StoreKeepFree}
-		if st.StoreTotal > 0 {
-			cfg.Bounds.Total = st.StoreTotal
-			if cfg.Bounds.Shared, err = store.OpenShared(os.NewFile(uintptr(fds[3]), "all images")); err != nil {
-				return err
-			}
+		if err := cfg.giveStore(st, fds[2:]); err != nil {
+			return err
 		}
 		acct.SetClient(account.Client{PID: st.Hello.PID, Name: st.Hello.Program}, st.Hello.Kind)
 	}
@@ -82,6 +78,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		return err
 	}
 	w := wire.NewWriter(sock)
+	cfg.Bounds.Damaged = func(err error) { log.Error("image sent again", "error", err) }
 	images, err := store.Open(cfg.Store, cfg.Bounds)
 	if err = errors.Join(bad, err); err != nil {
 		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(err.Error())))
@@ -114,11 +111,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		return err
 	}
 	if haveNVML {
-		var ids []string
-		for i := range snap.Devices {
-			ids = append(ids, snap.Devices[i].PCIBusID)
-		}
-		s.nvml = newNVML(ids)
+		s.nvml = newNVML(busIDs(snap))
 	}
 
 	var e wire.Encoder
@@ -148,6 +141,25 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	s.exit(0)
 	return nil
+}
+
+func busIDs(snap *wire.Snapshot) (ids []string) {
+	for i := range snap.Devices {
+		ids = append(ids, snap.Devices[i].PCIBusID)
+	}
+	return ids
+}
+
+// giveStore has a detached session use the store that came with its START.
+func (c *SessionConfig) giveStore(st *control.Start, fds []int) error {
+	c.Store = fmt.Sprintf("/proc/self/fd/%d/.", fds[0])
+	c.Bounds = store.Bounds{Limit: st.StoreLimit, Total: st.StoreTotal, KeepFree: st.StoreKeepFree}
+	if st.StoreTotal == 0 {
+		return nil
+	}
+	var err error
+	c.Bounds.Shared, err = store.OpenShared(os.NewFile(uintptr(fds[1]), "all images"))
+	return err
 }
 
 // openAccount opens the session's slot of its lease's account.

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -339,8 +340,14 @@ func TestImageStoreSurvivesSessions(t *testing.T) {
 	if err := os.Truncate(fs[0], 5); err != nil {
 		t.Fatal(err)
 	}
-	if r := k.wait(wire.OpImageLoad, 1, loadRequest(image0, 2, true)); r.result != 200 {
+	if r := k.wait(wire.OpImageLoad, 1, loadRequest(image0, 2, true)); r.result != wire.ResultNotInStore {
 		t.Fatalf("a damaged image: %d", r.result)
+	}
+	if _, rc := k.load(image0, 2); rc != 0 {
+		t.Fatalf("a damaged image, sent again: %d", rc)
+	}
+	if b, err := os.ReadFile(fs[0]); err != nil || !bytes.Equal(b, image0) {
+		t.Fatalf("%d bytes are stored, %v", len(b), err)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -50,13 +51,16 @@ type Bounds struct {
 	Total    int64   // images of all directories; used with Shared
 	KeepFree int64   // space of the file system that images leave free
 	Shared   *Shared // nil where there is one directory only
+
+	Damaged func(error) // is told of damaged files; may be nil
 }
 
 // Store is a directory of images.
 type Store struct {
 	dir string
 	Bounds
-	open tally // uploads into the directory
+	open tally         // uploads into the directory
+	boot func() string // names this boot of the machine, "" if nobody says
 }
 
 // tallyName is the file whose locks count the uploads into a directory.
@@ -80,7 +84,7 @@ func Open(dir string, b Bounds) (*Store, error) {
 	if st.Uid != uint32(os.Geteuid()) {
 		return nil, fmt.Errorf("store: %s belongs to user %d, not to %d", dir, st.Uid, os.Geteuid())
 	}
-	return &Store{dir: dir, Bounds: b}, nil
+	return &Store{dir: dir, Bounds: b, boot: sync.OnceValue(bootID)}, nil
 }
 
 // Clean removes what uploads have left behind that died an hour ago or more.
@@ -136,7 +140,8 @@ func (m *Image) Close() error {
 	return err
 }
 
-// Get maps an image of so many bytes, or says ErrNotFound.
+// Get maps an image of so many bytes, or says ErrNotFound. A file that is not what its name says is
+// removed, and not found.
 func (s *Store) Get(sum Sum, size uint64) (*Image, error) {
 	fd, err := unix.Open(s.path(sum), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -150,15 +155,24 @@ func (s *Store) Get(sum Sum, size uint64) (*Image, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("store: stat %s: %w", sum, err)
 	}
-	if uint64(st.Size) != size || size == 0 {
-		return nil, fmt.Errorf("%w: image %s has %d bytes, %d asked", ErrMismatch, sum, st.Size, size)
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size <= 0 {
+		return nil, s.damaged(sum, st.Size, errors.New("no regular file, or an empty one"))
 	}
-	m, err := mapImage(fd, size)
+	m, err := mapImage(fd, uint64(st.Size))
 	if err != nil {
 		return nil, fmt.Errorf("store: map %s: %w", sum, err)
 	}
-	now := time.Now()
-	_ = os.Chtimes(s.path(sum), now, now) // used now: the last to be evicted
+	if !s.checked(fd, &st) {
+		if err := m.check(sum); err != nil {
+			_ = m.Close()
+			return nil, s.damaged(sum, st.Size, err)
+		}
+	}
+	if uint64(st.Size) != size {
+		_ = m.Close()
+		return nil, fmt.Errorf("%w: image %s has %d bytes, %d asked", ErrMismatch, sum, st.Size, size)
+	}
+	s.used(fd, &st)
 	return m, nil
 }
 

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func put(t *testing.T, s *Store, b []byte) Sum {
@@ -203,4 +205,100 @@ func TestOpenRefuses(t *testing.T) {
 	if _, err := Open(f, Bounds{Limit: 1}); err == nil {
 		t.Error("a file was accepted")
 	}
+}
+
+// A file that is not what its name says is removed and not found, whatever happened to it. It is hashed once
+// in a boot, and again once it has changed.
+func TestDamaged(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "i")
+	var told []error
+	s, err := Open(dir, Bounds{Limit: 1 << 20, Damaged: func(err error) { told = append(told, err) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := bytes.Repeat([]byte("image"), 5000)
+	sum := Sum(sha256.Sum256(text))
+	get := func(want error) {
+		t.Helper()
+		m, err := s.Get(sum, uint64(len(text)))
+		if !errors.Is(err, want) {
+			t.Errorf("%v, want %v", err, want)
+		}
+		if err == nil {
+			if !bytes.Equal(m.Bytes(), text) {
+				t.Error("image differs")
+			}
+			m.Close()
+		}
+	}
+	for i, damage := range []func() error{
+		func() error { return os.Truncate(s.path(sum), 100) },
+		func() error { return os.Truncate(s.path(sum), 0) },
+		func() error {
+			f, err := os.OpenFile(s.path(sum), os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt([]byte{0}, int64(len(text)-1))
+			return errors.Join(err, f.Close())
+		},
+		// What a disk does changes no time. It is found in the next boot.
+		func() error {
+			fi, err := os.Stat(s.path(sum))
+			if err != nil {
+				return err
+			}
+			err = os.WriteFile(s.path(sum), make([]byte, len(text)), 0o600)
+			return errors.Join(err, os.Chtimes(s.path(sum), fi.ModTime(), fi.ModTime()), s.reboot())
+		},
+	} {
+		put(t, s, text)
+		get(nil)
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		get(ErrNotFound)
+		if len(told) != i+1 || len(entries(t, dir)) > 0 {
+			t.Errorf("damage %d: told %v, left %v", i, told, entries(t, dir))
+		}
+	}
+	put(t, s, text)
+	get(nil)
+	if err := s.reboot(); err != nil {
+		t.Fatal(err)
+	}
+	get(nil)
+	fd, err := unix.Open(s.path(sum), unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || !s.checked(fd, &st) {
+		t.Errorf("a file that was hashed has no mark (a file system without attributes?): %v", err)
+	}
+	// A size that a client has made up harms nobody.
+	if _, err := s.Get(sum, 1); !errors.Is(err, ErrMismatch) {
+		t.Error(err)
+	}
+	get(nil)
+	// The file is cut short while it is read.
+	m, err := s.Get(sum, uint64(len(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := os.Truncate(s.path(sum), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.check(sum); err == nil {
+		t.Error("a file that is gone has its hash")
+	}
+}
+
+// reboot has the store think that the machine was started again.
+func (s *Store) reboot() error {
+	old := s.boot()
+	s.boot = func() string { return old + "+" }
+	return nil
 }

@@ -202,13 +202,20 @@ func (u *Upload) publish() (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch err := u.f.CommitNew(); {
-	case errors.Is(err, fs.ErrExist): // another session was faster
-	case err != nil:
+	err = u.f.CommitNew()
+	if errors.Is(err, fs.ErrExist) { // another session was faster
+		return m, nil
+	}
+	if err != nil {
 		_ = m.Close()
 		return nil, err
-	case u.s.Shared != nil:
+	}
+	if u.s.Shared != nil {
 		u.s.Shared.add(int64(u.total))
+	}
+	var st unix.Stat_t
+	if unix.Fstat(int(u.f.Fd()), &st) == nil {
+		u.s.used(int(u.f.Fd()), &st)
 	}
 	return m, nil
 }

@@ -1,0 +1,98 @@
+package store
+
+// Whether a stored image is still what its name says. Its hash costs about as much time as sending it
+// to the GPU, so it is made once in each boot: the file then carries a mark (an extended attribute) of
+// the boot, its size and its time of change. A write to the file changes that time, and
+// what a crash of the machine or its disk made of the file is found after the boot. A
+// file system without such attributes has every session hash what it reads.
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// markName is the attribute's name.
+const markName = "user.sluice.checked"
+
+// fresh is how old the note of an image's last use may be before it is written again.
+const fresh = time.Minute
+
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+func mark(boot string, st *unix.Stat_t) string {
+	return fmt.Sprintf("%s %d %d", boot, st.Size, st.Mtim.Nano())
+}
+
+// checked says whether a file has been hashed since it was last changed, in this boot.
+func (s *Store) checked(fd int, st *unix.Stat_t) bool {
+	boot := s.boot()
+	if boot == "" {
+		return false
+	}
+	var b [128]byte
+	n, err := unix.Fgetxattr(fd, markName, b[:])
+	return err == nil && string(b[:n]) == mark(boot, st)
+}
+
+// used notes that a file is right and is used now: it is the last to be evicted.
+func (s *Store) used(fd int, st *unix.Stat_t) {
+	if s.checked(fd, st) && time.Since(time.Unix(st.Mtim.Unix())) < fresh {
+		return
+	}
+	now := unix.NsecToTimespec(time.Now().UnixNano())
+	path := fmt.Sprintf("/proc/self/fd/%d", fd)
+	var after unix.Stat_t
+	err := unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{now, now}, 0)
+	if err == nil && unix.Fstat(fd, &after) == nil && after.Size == st.Size && s.boot() != "" {
+		_ = unix.Fsetxattr(fd, markName, []byte(mark(s.boot(), &after)), 0)
+	}
+}
+
+// errDamaged says that an image is not what its name says.
+var errDamaged = errors.New("it does not have its hash")
+
+// check hashes an image. A file that cannot be read, or that is cut short meanwhile, fails it.
+func (m *Image) check(sum Sum) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("it cannot be read: %v", r)
+		}
+	}()
+	const piece = 1 << 20 // in pieces: the collector waits for each
+	h := sha256.New()
+	for b := m.Bytes(); len(b) > 0; {
+		n := min(len(b), piece)
+		h.Write(b[:n])
+		b = b[n:]
+	}
+	if Sum(h.Sum(nil)) != sum {
+		return errDamaged
+	}
+	return nil
+}
+
+// damaged removes a file, so that its image is sent again.
+func (s *Store) damaged(sum Sum, size int64, why error) error {
+	err := os.Remove(s.path(sum))
+	if err == nil && s.Shared != nil {
+		s.Shared.add(-size)
+	}
+	if s.Damaged != nil {
+		s.Damaged(fmt.Errorf("store: image %s of %d bytes is damaged and has been removed: %w", sum, size, errors.Join(why, err)))
+	}
+	return ErrNotFound
+}
