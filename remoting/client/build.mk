@@ -77,7 +77,7 @@ endif
 # --- tests ---
 
 SHIM_T := build/test/shim$(if $(SAN),-$(subst $(SHIM_COMMA),-,$(SAN)))
-SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention compilecache connect entry errstate fatbin handles integrity lease ranges sha256)
+SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention compilecache connect entry errstate fatbin handles integrity lease ranges refuse sha256)
 # The programs nvcc built, where they are there: test_fatbin looks into them.
 SHIM_NVCC := $(wildcard build/test/cuda-11.8/vecadd build/test/cuda-11.8/reduce build/test/cuda-13.0/vecadd)
 
@@ -90,6 +90,7 @@ $(SHIM_T)/test_handles: $(SHIM_OUT)/o/handles.o
 $(SHIM_T)/test_integrity: $(SHIM_OUT)/o/integrity.o
 $(SHIM_T)/test_lease: $(SHIM_OUT)/o/lease.o $(SHIM_OUT)/o/exchange.o
 $(SHIM_T)/test_ranges: $(SHIM_OUT)/o/ranges.o
+$(SHIM_T)/test_refuse: $(SHIM_OUT)/o/entry.o
 $(SHIM_T)/test_sha256: $(SHIM_OUT)/o/sha256.o
 
 $(SHIM_T)/test_%: $(SHIM)/test_%.c $(SHIM_HDR)
@@ -98,7 +99,7 @@ $(SHIM_T)/test_%: $(SHIM)/test_%.c $(SHIM_HDR)
 
 .PHONY: shim-test shim-elf
 shim-test: $(SHIM_TESTS) $(SHIM_LIB)
-	@set -e; for t in attention compilecache connect errstate handles integrity lease ranges sha256; do $(SHIM_T)/test_$$t; done; \
+	@set -e; for t in attention compilecache connect errstate handles integrity lease ranges refuse sha256; do $(SHIM_T)/test_$$t; done; \
 	$(SHIM_T)/test_fatbin $(SHIM_NVCC); ASAN_OPTIONS=detect_leaks=0 $(SHIM_T)/test_entry $(abspath $(SHIM_LIB))
 
 shim-elf: $(SHIM_LIB) build/shim/libnvidia-ml.so.1

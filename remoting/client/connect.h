@@ -10,7 +10,7 @@
 struct sl_ask {
 	uint32_t kind;		/* SL_SESSION_COMPUTE or SL_SESSION_OBSERVE */
 	unsigned owner;		/* one of the lease's owners, counted from 0 */
-	int patience_ms;	/* to reach the worker, and again for its WELCOME */
+	int patience_ms;	/* for each step: see sl_connect */
 	bool shm;		/* offer shared memory to a worker on this node */
 };
 
@@ -36,6 +36,10 @@ enum sl_connected {
  * Connects over the lease's socket that SLUICE_SOCKET names, else straight to an
  * address in SLUICE_WORKER (tcp:HOST:PORT or unix:PATH, several with commas). The
  * environment goes before sluice.conf; a variable that is empty is none.
+ *
+ * Reaching a tcp: address may take patience_ms; reaching a unix: address or the
+ * lease's socket, SL_LEASE_PATIENCE_MS. The answer of the lease's socket, WELCOME and
+ * the descriptor of the shared memory may take patience_ms each.
  */
 enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap);
 

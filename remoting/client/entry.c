@@ -4,6 +4,9 @@
  * so that one test of it covers the fork, the end of the session and the end of the process.
  */
 #include "entry.h"
+
+#include <stdatomic.h>
+
 #include "log.h"
 #include "session.h"
 
@@ -33,5 +36,38 @@ CUresult sl_refuse(const char *function, uint8_t *once)
 {
 	if (!__atomic_exchange_n(once, 1, __ATOMIC_RELAXED))
 		sl_log(SL_WARN, "%s is not supported; see docs/coverage.md", function);
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+#define PAIRS 256
+
+static uint64_t hash(uint64_t h, const char *s)
+{
+	do
+		h = (h ^ (uint8_t)*s) * 1099511628211u;
+	while (*s++);
+	return h;
+}
+
+/* Whether a pair is new. When the table is full, every pair is. */
+static bool first(uint64_t pair)
+{
+	static _Atomic uint64_t told[PAIRS];
+
+	for (unsigned i = 0; i < PAIRS; i++) {
+		uint64_t seen = 0;
+
+		if (atomic_compare_exchange_strong(&told[(pair + i) % PAIRS], &seen, pair))
+			return true;
+		if (seen == pair)
+			return false;
+	}
+	return true;
+}
+
+CUresult sl_refuse_with(const char *function, const char *with)
+{
+	if (first(hash(hash(14695981039346656037u, function), with)))
+		sl_log(SL_WARN, "%s with %s is not supported; see docs/limits.md", function, with);
 	return CUDA_ERROR_NOT_SUPPORTED;
 }

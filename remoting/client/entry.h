@@ -21,6 +21,8 @@ extern bool sl_tracing;
 CUresult sl_traced(const char *function, CUresult result);
 /* Logs once per function name that it is not supported; returns NOT_SUPPORTED. */
 CUresult sl_refuse(const char *function, uint8_t *once);
+/* The same for a function that is supported but not with that: "host memory". Logs once for each pair. */
+CUresult sl_refuse_with(const char *function, const char *with);
 
 #define SL_LEAVE(name, call) do { \
 	CUresult r_ = (call); \

@@ -9,9 +9,9 @@
 #include "gen.h"
 #include "handles.h"
 #include "launch.h"
-#include "log.h"
 #include "operand.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -121,7 +121,6 @@ CUresult sl_cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, c
 static CUresult side(CUmemorytype *type, const void *host, CUdeviceptr *dev, const char *function)
 {
 	struct sl_operand o;
-	static uint8_t once;
 
 	if (*type == CU_MEMORYTYPE_ARRAY)
 		return CUDA_SUCCESS;
@@ -130,10 +129,8 @@ static CUresult side(CUmemorytype *type, const void *host, CUdeviceptr *dev, con
 	o = sl_operand(*type == CU_MEMORYTYPE_HOST ? (uintptr_t)host : *dev, 1, *type == CU_MEMORYTYPE_DEVICE);
 	if (o.place == SL_NOWHERE || (o.place == SL_PAGEABLE && *type == CU_MEMORYTYPE_DEVICE))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (o.place != SL_DEVICE) {
-		sl_log(SL_WARN, "%s with host memory is not supported", function);
-		return sl_refuse("a copy between host and device in a graph", &once);
-	}
+	if (o.place != SL_DEVICE)
+		return sl_refuse_with(function, "host memory");
 	*type = CU_MEMORYTYPE_DEVICE;
 	*dev = o.p;
 	return CUDA_SUCCESS;
@@ -193,8 +190,10 @@ CUresult sl_cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, c
 
 static CUresult refuse_kind(const char *function, CUgraphNodeType type)
 {
-	sl_log(SL_WARN, "%s with a node of type %u is not supported; see docs/limits.md", function, type);
-	return CUDA_ERROR_NOT_SUPPORTED;
+	char kind[32];
+
+	snprintf(kind, sizeof kind, "a node of type %u", type);
+	return sl_refuse_with(function, kind);
 }
 
 static CUDA_KERNEL_NODE_PARAMS kernel_of(const CUgraphNodeParams *p)

@@ -7,7 +7,8 @@
  * of the WELCOMEs. nv_read and nv_processes ask for one device's readings with
  * an OBSERVE frame when those at hand are older than 200 ms. The socket is
  * used by one thread at a time; there is no thread and no signal of our own.
- * Every exchange has 5 seconds from begin to end. A worker that closed the
+ * Each OBSERVE has 5 seconds from begin to end, and so has each step of connecting
+ * (connect.h). A worker that closed the
  * connection meanwhile (it may drop idle observers) is called again once;
  * when that fails too, callers are told so at once for a while, so that a
  * program that asks forty questions does not wait forty times.

@@ -3,7 +3,6 @@
 #include "ctx.h"
 #include "entry.h"
 #include "gen.h"
-#include "log.h"
 #include "mapped.h"
 #include "ranges.h"
 
@@ -64,18 +63,15 @@ struct sl_operand sl_operand(uint64_t p, size_t n, bool device)
 
 void sl_operand_check(uint64_t p, const char *function, CUresult *err)
 {
-	static uint8_t once;
 	struct sl_operand o;
 
 	if (*err)
 		return;
 	o = sl_operand(p, 1, true);
-	if (o.place == SL_LOCKED || (o.twin && o.p != p)) {
-		sl_log(SL_WARN, "%s on host memory is not supported", function);
-		*err = sl_refuse("an operation in a stream on a word of host memory", &once);
-	} else if (o.place != SL_DEVICE || !o.room) {
+	if (o.place == SL_LOCKED || (o.twin && o.p != p))
+		*err = sl_refuse_with(function, "host memory");
+	else if (o.place != SL_DEVICE || !o.room)
 		*err = CUDA_ERROR_INVALID_VALUE;
-	}
 }
 
 void sl_operand_check_CUDA_MEMSET_NODE_PARAMS(const CUDA_MEMSET_NODE_PARAMS *p, const char *function, CUresult *err)

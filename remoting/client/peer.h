@@ -26,6 +26,7 @@
 #define SL_RING (1u << 20)	/* bytes of the ring */
 #define SL_RXBUF (64u << 10)	/* bytes of the receiver's buffer */
 #define SL_WAIT_BUCKETS 64
+#define SL_MIXED "devices of several owners" /* what one call cannot name */
 
 struct sl_waiter;
 
@@ -74,8 +75,6 @@ struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx);
 CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb);
 /* Writes what the ring holds to the socket. */
 void sl_drain(struct sl_peer *t);
-/* Logs once for each operation that one call cannot be carried out by two owners. */
-CUresult sl_refuse_mixed(uint16_t op);
 
 /* Takes the caller that waits for a call out of the table; NULL if there is none. */
 struct sl_waiter *sl_waiter_take(struct sl_peer *t, uint32_t call);

@@ -7,7 +7,7 @@
 #include "codec.h"
 #include "ctx.h"
 #include "gen.h"
-#include "log.h"
+#include "entry.h"
 #include "peer.h"
 #include "session.h"
 #include "shmring.h"
@@ -142,16 +142,6 @@ struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx)
 	return __builtin_expect(sl_sessions == 1, 1) ? &sl_peers[0] : route_slow(b, ctx);
 }
 
-CUresult sl_refuse_mixed(uint16_t op)
-{
-	static uint8_t once[SL_NOPS + SL_NCONTROLS];
-	unsigned slot = sl_op_slot(op);
-
-	if (!__atomic_exchange_n(&once[slot], 1, __ATOMIC_RELAXED))
-		sl_log(SL_WARN, "%s with devices of several owners is not supported; see docs/coverage.md", sl_op_name(op));
-	return CUDA_ERROR_NOT_SUPPORTED;
-}
-
 CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
 {
 	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op };
@@ -161,7 +151,7 @@ CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_
 	if (err)
 		return err;
 	if (__builtin_expect(head->mixed, 0))
-		return sl_refuse_mixed(op);
+		return sl_refuse_with(sl_op_name(op), SL_MIXED);
 	if (head->failed || head->n + n > SL_MAX_PAYLOAD)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	__atomic_fetch_add(&sl_stats.calls, 1, __ATOMIC_RELAXED);

@@ -6,6 +6,7 @@
 #include "wait.h"
 #include "attention.h"
 #include "codec.h"
+#include "entry.h"
 #include "log.h"
 #include "peer.h"
 #include "print.h"
@@ -37,7 +38,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	if (err)
 		return err;
 	if (__builtin_expect(b->mixed, 0))
-		return w.r->result = sl_refuse_mixed(op);
+		return w.r->result = sl_refuse_with(sl_op_name(op), SL_MIXED);
 	if (b->failed)
 		return w.r->result = CUDA_ERROR_OUT_OF_MEMORY;
 	w.r->session = t->index;

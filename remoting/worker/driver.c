@@ -356,6 +356,16 @@ int sl_copy3d(const struct sl_box *b, void *host, int in, uint64_t stream)
 	return CU(cuMemcpy3DAsync_v2, &c, (CUstream)stream);
 }
 
+void **sl_extra(void *extra[5], const void *params, size_t *size)
+{
+	extra[0] = CU_LAUNCH_PARAM_BUFFER_POINTER;
+	extra[1] = (void *)params;
+	extra[2] = CU_LAUNCH_PARAM_BUFFER_SIZE;
+	extra[3] = size;
+	extra[4] = CU_LAUNCH_PARAM_END;
+	return *size ? extra : NULL;
+}
+
 _Static_assert(sizeof(struct wire_launch_attr) == sizeof(CUlaunchAttribute), "layout of a launch attribute");
 
 int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
@@ -379,14 +389,9 @@ int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
 		memcpy(aligned, params, size);
 		params = aligned;
 	}
-	extra[0] = (void *)1; /* CU_LAUNCH_PARAM_BUFFER_POINTER */
-	extra[1] = (void *)params;
-	extra[2] = (void *)2; /* CU_LAUNCH_PARAM_BUFFER_SIZE */
-	extra[3] = &size;
-	extra[4] = NULL; /* CU_LAUNCH_PARAM_END */
 	if (!l.nattrs && !(l.flags & SL_LAUNCH_COOPERATIVE))
 		return CU(cuLaunchKernel, (CUfunction)fn, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1],
-			  l.block[2], l.shared, (CUstream)stream, NULL, size ? extra : NULL);
+			  l.block[2], l.shared, (CUstream)stream, NULL, sl_extra(extra, params, &size));
 
 	n = l.nattrs;
 	if (n + 1 > 8) {
@@ -413,7 +418,7 @@ int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
 	cfg.hStream = (CUstream)stream;
 	cfg.attrs = attrs;
 	cfg.numAttrs = n;
-	rc = CU(cuLaunchKernelEx, &cfg, (CUfunction)fn, NULL, size ? extra : NULL);
+	rc = CU(cuLaunchKernelEx, &cfg, (CUfunction)fn, NULL, sl_extra(extra, params, &size));
 	if (attrs != few)
 		free(attrs);
 	return rc;

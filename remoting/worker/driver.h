@@ -95,6 +95,11 @@ int sl_copy3d(const struct sl_box *b, void *host, int in, uint64_t stream);
  * attributes), on the driver's function and stream. The caller has checked the
  * sizes and put real handles into the attributes.
  */
+/*
+ * The driver's list that names a packed buffer of parameters, in extra; NULL if the buffer is empty.
+ * extra refers to *size, which must live as long.
+ */
+void **sl_extra(void *extra[5], const void *params, size_t *size);
 int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p);
 
 /* Host functions: the callback blocks the stream until sl_hostfn_done. */

@@ -1,17 +1,11 @@
 /* Nodes of graphs whose parameters are packed as a launch's are. */
 #include "driver.h"
 
-/* extra has room for five words and refers to size. */
-static CUDA_KERNEL_NODE_PARAMS_v2 kernel_node(const struct sl_kernel_node *k, const void *params, size_t *size, void **extra)
+static CUDA_KERNEL_NODE_PARAMS_v2 kernel_node(const struct sl_kernel_node *k, const void *params, size_t *size, void *extra[5])
 {
-	extra[0] = (void *)1; /* CU_LAUNCH_PARAM_BUFFER_POINTER */
-	extra[1] = (void *)params;
-	extra[2] = (void *)2; /* CU_LAUNCH_PARAM_BUFFER_SIZE */
-	extra[3] = size;
-	extra[4] = NULL; /* CU_LAUNCH_PARAM_END */
 	return (CUDA_KERNEL_NODE_PARAMS_v2){
 		.func = (CUfunction)k->fn, .gridDimX = k->grid[0], .gridDimY = k->grid[1], .gridDimZ = k->grid[2], .blockDimX = k->block[0],
-		.blockDimY = k->block[1], .blockDimZ = k->block[2], .sharedMemBytes = k->shared, .extra = *size ? extra : NULL,
+		.blockDimY = k->block[1], .blockDimZ = k->block[2], .sharedMemBytes = k->shared, .extra = sl_extra(extra, params, size),
 	};
 }
 
