@@ -129,11 +129,12 @@ local function percents(s)
   return tonumber(digits) * (SUFFIX[suffix] or 1)
 end
 
--- ours is the items of a list that are about the pool, by gres or by licence.
+-- ours is the items of a list that are about the pool, by gres or by licence. What separates
+-- items is the list of form.HasLicence.
 local function ours(list)
   local found = {}
-  for item in each(list, ",;|") do
-    local s = item:gsub("%s", ""):gsub("^gres[:/]", ""):gsub("^licenses?[:/]", "")
+  for item in each(list, ",;|()%[%]%s") do
+    local s = item:gsub("^gres[:/]", ""):gsub("^licenses?[:/]", "")
     if s:sub(1, #GRES) == GRES then found[#found + 1] = item end
   end
   return found

@@ -56,13 +56,16 @@ static bool noted(const struct sl_settings *s, uint32_t job)
 	return access(path, F_OK) == 0;
 }
 
-/* Slurm tells a task its job's licences from 23.02 on, but no one before the task. */
+/*
+ * Slurm passes a task its job's licences from 23.02 on, and passes them to nothing that runs
+ * before the task. What separates them is form.HasLicence's list.
+ */
 static bool licensed(spank_t sp)
 {
 	char licences[4096] = "", *rest = licences, *name;
 
 	spank_getenv(sp, "SLURM_JOB_LICENSES", licences, sizeof licences);
-	while ((name = strsep(&rest, ",;|()")))
+	while ((name = strsep(&rest, ",;|()[] \t")))
 		if (!strncmp(name, SL_GRES, strlen(SL_GRES)))
 			return true;
 	return false;

@@ -142,9 +142,7 @@ func TestHasLicence(t *testing.T) {
 			t.Errorf("%q: %v, want %s", value, got, want)
 		}
 	})
-	for list, want := range map[string]bool{"": false, "(null)": false, "matlab|(rgpu:50)": true, " rgpu": true} {
-		if got := HasLicence(list); got != want {
-			t.Errorf("%q: %v", list, got)
-		}
+	if HasLicence("") {
+		t.Error("no licences at all have one of ours")
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -319,6 +320,19 @@ func Sweep(dir string, old func(name string, fi fs.FileInfo) bool) error {
 		}
 	}
 	return nil
+}
+
+// abandoned is the age at which SweepAbandoned takes an unfinished file's writer for dead. None
+// of the files that are written whole takes minutes.
+const abandoned = time.Hour
+
+// SweepAbandoned removes the unfinished files in a directory that were to have a name with this
+// prefix, and that writers left behind when they died. It leaves alone those of the last hour:
+// their writers may still be at work.
+func SweepAbandoned(dir, prefix string) error {
+	return Sweep(dir, func(name string, fi fs.FileInfo) bool {
+		return strings.HasPrefix(name, prefix) && time.Since(fi.ModTime()) > abandoned
+	})
 }
 
 func openDir(path string) (*os.File, error) {

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func content(t *testing.T, path string) string {
@@ -173,6 +174,34 @@ func TestPending(t *testing.T) {
 		if _, err := os.Lstat(left); (err == nil) == old {
 			t.Errorf("old %v: %v", old, err)
 		}
+	}
+}
+
+// Of what writers left unfinished, only the old files of the given prefix go.
+func TestSweepAbandoned(t *testing.T) {
+	dir := t.TempDir()
+	old, young, other, done := tempName("sluice-a"), tempName("sluice-a"), tempName("b"), "sluice-a"
+	for _, name := range []string{old, young, other, done} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if age := time.Now().Add(-2 * abandoned); name != young {
+			if err := os.Chtimes(path, age, age); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := SweepAbandoned(dir, "sluice-"); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{young, other, done}
+	slices.Sort(want)
+	if got := names(t, dir); !slices.Equal(got, want) {
+		t.Errorf("%q stay, want %q", got, want)
+	}
+	if err := SweepAbandoned(filepath.Join(dir, "none"), ""); err == nil {
+		t.Error("a directory that is not there")
 	}
 }
 

@@ -112,15 +112,23 @@ func Spec(d Device, p Place) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
+// prefix begins the names of our files.
+const prefix = "sluice-"
+
 // Write writes a specification into a directory of them. Engines may read it at any time.
-// The file is named after the device: the new one of a job replaces the old one.
+// The file is named after the device: the new one of a job replaces the old one. Unfinished
+// files that earlier writers left in the directory are removed.
 func Write(dir string, d Device, p Place) (path string, err error) {
 	b, err := Spec(d, p)
 	if err != nil {
 		return "", err
 	}
-	path = filepath.Join(dir, "sluice-"+d.Name+".json")
-	if err := safefile.Write(path, b, safefile.How{Mode: 0o644}); err != nil {
+	path = filepath.Join(dir, prefix+d.Name+".json")
+	err = safefile.SweepAbandoned(dir, prefix)
+	if err == nil {
+		err = safefile.Write(path, b, safefile.How{Mode: 0o644})
+	}
+	if err != nil {
 		return "", fmt.Errorf("CDI specification: %w", err)
 	}
 	return path, nil

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -19,6 +21,13 @@ var place = Place{
 
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
+	abandoned := filepath.Join(dir, ".sluice-job41.json.0123456789abcdef.new") // by a writer that was killed
+	if err := os.WriteFile(abandoned, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(abandoned, time.Time{}, time.Now().Add(-24*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
 	var path string
 	for range 2 {
 		var err error

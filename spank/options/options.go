@@ -105,7 +105,7 @@ func Passed(env func(string) (string, bool)) map[string]string {
 	for i := range Table {
 		o := &Table[i]
 		if v, ok := env("SPANK_" + o.Env); ok && v != "" {
-			out[strings.TrimPrefix(o.Name, "rgpu-")] = form.Line(v, form.MaxName)
+			out[strings.TrimPrefix(o.Name, "rgpu-")] = form.Name(v)
 		}
 	}
 	return out

@@ -277,7 +277,7 @@ func (l *Log) write(e Event) error {
 	}
 	e.Time = e.Time.UTC()
 	e.Seq = l.seq + 1
-	e.Reason, e.Program = form.Line(e.Reason, 4096), form.Line(e.Program, form.MaxName)
+	e.Reason, e.Program = form.Line(e.Reason, 4096), form.Name(e.Program)
 	b, err := json.Marshal(&e)
 	if err != nil {
 		return err

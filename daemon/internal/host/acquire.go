@@ -32,8 +32,8 @@ func (h *Host) Acquire(ctx context.Context, p rpc.Peer, r lease.Request) (lease.
 	l, err := h.acquire(ctx, p, &r)
 	if err != nil {
 		if skipped, ok := h.refusal(p.UID); ok {
-			h.log.Info("lease refused", "job", cut(r.Key.String()), "uid", p.UID, "pid", p.PID, "reason", err, "skipped", skipped)
-			h.audit(audit.Event{Event: audit.Refuse, Key: cut(r.Key.String()), Incarnation: r.Key.Incarnation, UID: audit.UID(p.UID), PID: uint32(max(0, p.PID)), Reason: err.Error(), Skipped: skipped})
+			h.log.Info("lease refused", "job", form.Name(r.Key.String()), "uid", p.UID, "pid", p.PID, "reason", err, "skipped", skipped)
+			h.audit(audit.Event{Event: audit.Refuse, Key: form.Name(r.Key.String()), Incarnation: r.Key.Incarnation, UID: audit.UID(p.UID), PID: uint32(max(0, p.PID)), Reason: err.Error(), Skipped: skipped})
 		}
 		return lease.Lease{}, "", err
 	}
@@ -105,7 +105,7 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 		k.Node = h.cfg.Node
 	}
 	if k.Node != h.cfg.Node {
-		return lease.Errorf(lease.Invalid, "job %s: this is node %s, and a lease is asked for where it is used; compare node in sluice.yaml with Slurm's NodeName", cut(k.String()), h.cfg.Node)
+		return lease.Errorf(lease.Invalid, "job %s: this is node %s, and a lease is asked for where it is used; compare node in sluice.yaml with Slurm's NodeName", form.Name(k.String()), h.cfg.Node)
 	}
 	if err := h.checkRequest(r); err != nil {
 		return err
@@ -156,7 +156,7 @@ func (h *Host) checkRequest(r *lease.Request) error {
 		}
 	}
 	if k.Job == "" || strings.ContainsAny(k.Job, "/@") {
-		return lease.Errorf(lease.Invalid, "job %q: want Slurm's job id, or run-NAME", cut(k.Job))
+		return lease.Errorf(lease.Invalid, "job %q: want Slurm's job id, or run-NAME", form.Name(k.Job))
 	}
 	if r.Life < 0 || h.cfg.MaxLife > 0 && r.Life > h.cfg.MaxLife {
 		return lease.Errorf(lease.Invalid, "life time %v: want none below 0, nor above lease.max_life of sluice.yaml (%v, 0s is any)", r.Life, h.cfg.MaxLife)
@@ -186,7 +186,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 	pool, ok := h.pools[r.Pool]
 	h.mu.Unlock()
 	if !ok {
-		return lease.Lease{}, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml; see sluice gpus", cut(r.Pool))
+		return lease.Lease{}, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml; see sluice gpus", form.Name(r.Pool))
 	}
 	if r.Place == "" {
 		r.Place = pool.Place
@@ -214,7 +214,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 		if err != nil {
 			if age > 0 { // by what may be out of date nobody is turned away
 				age = 0
-				if codeOf(err) == lease.NoRoom {
+				if lease.CodeOf(err) == lease.NoRoom {
 					h.catchUp(ctx) // what this host itself has to give back
 					continue
 				}
@@ -267,6 +267,3 @@ func (h *Host) tell(event string, l *lease.Lease, reason string) {
 		}
 	}
 }
-
-// cut is as much of a caller's text as is kept.
-func cut(s string) string { return form.Line(s, form.MaxName) }

@@ -43,7 +43,7 @@ func (h *Host) full(k lease.Key) lease.Key {
 func (h *Host) Attach(ctx context.Context, key lease.Key) (l lease.Lease, found bool, err error) {
 	key = h.full(key)
 	if key.Node != h.cfg.Node || key.Job == "" || len(key.Job) > form.MaxName || len(key.Cluster) > form.MaxName {
-		return l, false, lease.Errorf(lease.Invalid, "attach: job %s is not of this node, %s", cut(key.String()), h.cfg.Node)
+		return l, false, lease.Errorf(lease.Invalid, "attach: job %s is not of this node, %s", form.Name(key.String()), h.cfg.Node)
 	}
 	fctx, done, err := h.fly(ctx, key)
 	if err != nil {
@@ -106,7 +106,7 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 	}
 	h.endParts(ctx, parts[1:], lease.Key{}, "the job has begun anew")
 	if err := h.claim(ctx, best); err != nil {
-		if codeOf(err) == lease.Over { // it has ended this moment
+		if lease.CodeOf(err) == lease.Over { // it has ended this moment
 			h.endParts(ctx, parts[:1], lease.Key{}, "a part of it has ended")
 			return lease.Lease{}, false, nil
 		}

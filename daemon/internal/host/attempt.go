@@ -151,7 +151,7 @@ func (a *attempt) reserve(ctx context.Context) error {
 func (a *attempt) unreserve(_ context.Context, why error) {
 	var pending []string
 	for _, pt := range a.parts {
-		if c := codeOf(pt.err); pt.err == nil || c == lease.Down || c == lease.Internal {
+		if c := lease.CodeOf(pt.err); pt.err == nil || c == lease.Down || c == lease.Internal {
 			pending = append(pending, pt.peer.name)
 		}
 	}
@@ -162,7 +162,7 @@ func (a *attempt) unreserve(_ context.Context, why error) {
 // one that this host has forgotten: then the job has that.
 func (a *attempt) settleConflict(ctx context.Context) *lease.Lease {
 	for _, pt := range a.parts {
-		if pt.err == nil || codeOf(pt.err) != lease.Conflict || pt.have.ID == "" {
+		if pt.err == nil || lease.CodeOf(pt.err) != lease.Conflict || pt.have.ID == "" {
 			continue
 		}
 		if known := a.h.stranger(ctx, pt.peer, pt.have); known != nil {
@@ -277,7 +277,7 @@ func worst(parts []*part) error {
 }
 
 func retry(err error) bool {
-	switch codeOf(err) {
+	switch lease.CodeOf(err) {
 	case lease.Conflict, lease.Down, lease.NoRoom, lease.NotFound:
 		return true
 	}

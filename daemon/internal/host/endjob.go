@@ -66,7 +66,7 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	if job == "" || len(job) > form.MaxName || len(cluster) > form.MaxName || len(nodes) > maxNodes || slices.Contains(nodes, "") {
 		return nil, lease.Errorf(lease.Invalid, "end of a job: say the job, in at most %d bytes", form.MaxName)
 	}
-	if reason = cut(reason); reason == "" {
+	if reason = form.Name(reason); reason == "" {
 		reason = "the job has ended"
 	}
 	h.endHere(ctx, cluster, job, nodes, upTo, reason)
@@ -174,7 +174,7 @@ func (h *Host) tellEnd(ctx context.Context, e *jobEnd) error {
 			err := h.tellOwner(ctx, p, e, nodes)
 			mu.Lock()
 			defer mu.Unlock()
-			switch codeOf(err) {
+			switch lease.CodeOf(err) {
 			case lease.Denied, lease.Invalid, lease.WrongPeer:
 				errs = append(errs, fmt.Errorf("owner %s: %w", p.name, err))
 				told[o] = true

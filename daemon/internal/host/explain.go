@@ -45,7 +45,7 @@ func (h *Host) Explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 	defer cancel()
 	events, err := h.explain(ctx, p, job)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return nil, lease.Errorf(lease.Down, "job %s: the audit log could not be read within %v; ask when the node is less busy, or see %s", cut(job), explainTime, h.cfg.AuditFile)
+		return nil, lease.Errorf(lease.Down, "job %s: the audit log could not be read within %v; ask when the node is less busy, or see %s", form.Name(job), explainTime, h.cfg.AuditFile)
 	} else if err != nil {
 		return nil, lease.Errorf(lease.Internal, "%v", err)
 	}

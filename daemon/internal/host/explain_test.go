@@ -55,7 +55,7 @@ func TestExplainIsBounded(t *testing.T) {
 	}
 	busy := func(what string, err error) {
 		t.Helper()
-		if codeOf(err) != lease.Down || err == nil || !strings.Contains(err.Error(), "ask again") {
+		if lease.CodeOf(err) != lease.Down || err == nil || !strings.Contains(err.Error(), "ask again") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -47,7 +48,8 @@ func alive(p lease.Process) bool {
 	return !over && err == nil
 }
 
-// watchHolder releases a lease when its holder ends. Without a pidfd sweep looks.
+// watchHolder releases a lease when its holder ends. Where no pidfd can be waited for, hd.stop
+// stays nil, and sweep looks instead.
 func (h *Host) watchHolder(hd *held) {
 	p := hd.rec.Lease.Request.Holder
 	if p.PID == 0 {
@@ -73,19 +75,33 @@ func (h *Host) watchHolder(hd *held) {
 		_ = f.Close()
 		return
 	}
+	h.waitHolder(hd, raw, func() { _ = f.Close() })
+}
+
+// waitHolder waits for the end of a holder's pidfd in the background. It calls done, which
+// closes the pidfd, when the lease ends.
+func (h *Host) waitHolder(hd *held, pidfd syscall.RawConn, done func()) {
 	ctx, stop := context.WithCancel(h.base)
 	h.mu.Lock()
 	hd.stop = stop
-	over = hd.rec.Phase != granted
+	over := hd.rec.Phase != granted
 	h.mu.Unlock()
 	if over {
 		stop()
 	}
-	context.AfterFunc(ctx, func() { _ = f.Close() })
+	context.AfterFunc(ctx, done)
 	h.wg.Go(func() {
 		defer stop()
-		err := raw.Read(func(fd uintptr) bool { return process.Exited(int(fd)) })
-		if err == nil && ctx.Err() == nil {
+		err := pidfd.Read(func(fd uintptr) bool { return process.Exited(int(fd)) })
+		switch {
+		case ctx.Err() != nil: // the lease has ended
+		case err != nil:
+			h.mu.Lock()
+			hd.stop = nil
+			id := hd.rec.Lease.ID
+			h.mu.Unlock()
+			h.log.Warn("holder of a lease cannot be waited for; sluiced looks at it at intervals instead", "lease", id, "error", err)
+		default:
 			h.release(h.base, hd, "its holder has ended", true)
 		}
 	})

@@ -383,8 +383,6 @@ func (h *Host) point(name string) {
 // Socket is the path of a lease's socket.
 func (h *Host) Socket(id string) string { return h.socks.Path(id) }
 
-func codeOf(err error) lease.Code { return lease.CodeOf(err) }
-
 // refusal says whether a refusal to a user is to be written down, and how many of that
 // user's were left out before it. Users can ask in vain as often as they like, and have
 // only so many lines a second in the daemon's log and in the audit log. Root has any number.

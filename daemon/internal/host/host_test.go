@@ -2,6 +2,7 @@ package host
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,7 +45,7 @@ func TestAcquireTwiceIsOneLease(t *testing.T) {
 		}
 	}
 	s.wait("release", func() bool { return s.total() == 0 })
-	if _, _, err := s.Acquire(t.Context(), root, ask("1", 50)); codeOf(err) != lease.Over {
+	if _, _, err := s.Acquire(t.Context(), root, ask("1", 50)); lease.CodeOf(err) != lease.Over {
 		t.Fatalf("a job that has ended: %v", err)
 	}
 	r := ask("1", 50)
@@ -55,7 +57,7 @@ func TestAllOrNothing(t *testing.T) {
 	a, b := newFake("a", 1), newFake("b", 1)
 	s := newSite(t, a, b)
 	b.set(func() { b.confirms = lease.Errorf(lease.Internal, "disk full") })
-	if _, _, err := s.Acquire(t.Context(), root, ask("1", 100, 100)); codeOf(err) != lease.Internal {
+	if _, _, err := s.Acquire(t.Context(), root, ask("1", 100, 100)); lease.CodeOf(err) != lease.Internal {
 		t.Fatal(err)
 	}
 	s.wait("nothing is left", func() bool { return s.total() == 0 })
@@ -65,11 +67,11 @@ func TestAllOrNothing(t *testing.T) {
 		t.Fatalf("%+v", l.Grants)
 	}
 	_, _, err := s.Acquire(t.Context(), root, ask("2", 1))
-	if codeOf(err) != lease.NoRoom {
+	if lease.CodeOf(err) != lease.NoRoom {
 		t.Fatal(err)
 	}
 	_, _, err = s.Acquire(t.Context(), root, ask("2", 1, 1, 1))
-	if codeOf(err) != lease.Never {
+	if lease.CodeOf(err) != lease.Never {
 		t.Fatal(err)
 	}
 }
@@ -80,7 +82,7 @@ func TestConflictPlacesAnew(t *testing.T) {
 	a.set(func() { a.refuse = tries - 1 })
 	s.must(ask("1", 50))
 	a.set(func() { a.refuse = tries })
-	if _, _, err := s.Acquire(t.Context(), root, ask("2", 10)); codeOf(err) != lease.Conflict {
+	if _, _, err := s.Acquire(t.Context(), root, ask("2", 10)); lease.CodeOf(err) != lease.Conflict {
 		t.Fatal(err)
 	}
 	if a.count() != 1 {
@@ -101,7 +103,7 @@ func TestDeadOwner(t *testing.T) {
 		t.Fatal("the socket is there")
 	}
 	s.must(ask("2", 60))
-	if _, _, err := s.Acquire(t.Context(), root, ask("3", 60)); codeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "a is down") {
+	if _, _, err := s.Acquire(t.Context(), root, ask("3", 60)); lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "a is down") {
 		t.Fatal(err)
 	}
 	if d := time.Since(start); d > 2*time.Second {
@@ -157,7 +159,7 @@ func TestRefused(t *testing.T) {
 		"negative life":  {root, lease.Request{Key: lease.Key{Job: "1"}, Life: -1, Fractions: []lease.Fraction{{Percent: 1}}}, lease.Invalid},
 		"dead holder":    {root, lease.Request{Key: lease.Key{Job: "1"}, Holder: lease.Process{PID: os.Getpid(), Start: 1}, Fractions: []lease.Fraction{{Percent: 1}}}, lease.Over},
 	} {
-		if _, _, err := s.Acquire(t.Context(), c.p, c.r); err == nil || codeOf(err) != c.want {
+		if _, _, err := s.Acquire(t.Context(), c.p, c.r); err == nil || lease.CodeOf(err) != c.want {
 			t.Errorf("%s: %v, want %s", what, err, c.want)
 		}
 	}
@@ -168,10 +170,10 @@ func TestRefused(t *testing.T) {
 		t.Fatalf("%+v %v", l.Request, err)
 	}
 	other := rpc.Peer{UID: 1001, PID: os.Getpid()}
-	if _, _, err := s.Acquire(t.Context(), other, ask("run-1", 10)); codeOf(err) != lease.Denied {
+	if _, _, err := s.Acquire(t.Context(), other, ask("run-1", 10)); lease.CodeOf(err) != lease.Denied {
 		t.Fatal(err)
 	}
-	if err := s.Release(t.Context(), other, l.ID, lease.Key{}, ""); codeOf(err) != lease.Denied {
+	if err := s.Release(t.Context(), other, l.ID, lease.Key{}, ""); lease.CodeOf(err) != lease.Denied {
 		t.Fatal(err)
 	}
 	if list, _ := s.List(t.Context(), other); len(list) != 0 {
@@ -181,7 +183,7 @@ func TestRefused(t *testing.T) {
 		t.Fatalf("%+v %v", list, err)
 	}
 	s.SetUsers(false)
-	if _, _, err := s.Acquire(t.Context(), user, ask("run-2", 10)); codeOf(err) != lease.Denied {
+	if _, _, err := s.Acquire(t.Context(), user, ask("run-2", 10)); lease.CodeOf(err) != lease.Denied {
 		t.Fatal(err)
 	}
 	if ev, err := s.Explain(t.Context(), root, "run-1"); err != nil || len(ev) < 2 {
@@ -206,6 +208,35 @@ func TestHolderEnds(t *testing.T) {
 		_ = cmd.Wait()
 		s.wait("the lease ends with its holder", func() bool { return s.total() == 0 })
 	}
+}
+
+// noWait is a pidfd that cannot be waited for.
+type noWait struct{ syscall.RawConn }
+
+func (noWait) Read(func(uintptr) bool) error { return errors.New("no poller") }
+
+// A holder that cannot be waited for is looked at instead.
+func TestHolderWithoutWait(t *testing.T) {
+	s := newSite(t, newFake("a", 1))
+	cmd := exec.Command("sleep", "100")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := ask("run-1", 50)
+	r.Holder.PID = cmd.Process.Pid
+	l := s.must(r)
+	s.mu.Lock()
+	hd := s.leases[l.ID]
+	hd.stop() // the wait that works
+	s.mu.Unlock()
+	s.waitHolder(hd, noWait{}, func() {})
+	s.wait("the wait fails", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return hd.stop == nil })
+	if n := s.total(); n != 1 {
+		t.Errorf("%d leases while the holder lives", n)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	s.wait("the lease ends with its holder", func() bool { return s.total() == 0 })
 }
 
 func TestLifeEnds(t *testing.T) {

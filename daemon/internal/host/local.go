@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // List implements rpc.LocalService: the leases of this node's jobs, with what their owners
@@ -133,7 +134,7 @@ func (h *Host) Pool(ctx context.Context, _ rpc.Peer, name string) ([]rpc.Pool, e
 	if name != "" {
 		p, ok := pools[name]
 		if !ok {
-			return nil, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml", cut(name))
+			return nil, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml", form.Name(name))
 		}
 		pools = map[string]Pool{name: p}
 	}

@@ -100,7 +100,7 @@ func (h *Host) endParts(ctx context.Context, leases []lease.Lease, key lease.Key
 				})
 			}
 			if err != nil {
-				if codeOf(err) == lease.Down {
+				if lease.CodeOf(err) == lease.Down {
 					silent[name] = err
 				}
 				h.log.Warn("lease could not be ended", "lease", l.ID, "owner", name, "error", err)

@@ -71,7 +71,7 @@ func (p *peer) close() {
 func (p *peer) note(h *Host, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err == nil || codeOf(err) != lease.Down {
+	if err == nil || lease.CodeOf(err) != lease.Down {
 		if p.fails > 0 {
 			h.log.Info("owner answers again", "owner", p.name)
 		}

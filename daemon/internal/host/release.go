@@ -34,14 +34,14 @@ func (h *Host) Release(ctx context.Context, p rpc.Peer, id string, key lease.Key
 	case id == "" && key.Job == "":
 		return lease.Errorf(lease.Invalid, "release: say the lease, or the job")
 	case id == "" && key.Node != h.cfg.Node:
-		return lease.Errorf(lease.Invalid, "release: job %s is not of this node, %s", cut(key.String()), h.cfg.Node)
+		return lease.Errorf(lease.Invalid, "release: job %s is not of this node, %s", form.Name(key.String()), h.cfg.Node)
 	case len(key.Job) > form.MaxName || len(key.Cluster) > form.MaxName:
 		return lease.Errorf(lease.Invalid, "release: names of at most %d bytes, please", form.MaxName)
 	}
 	if reason == "" {
 		reason = "released"
 	}
-	reason = cut(reason)
+	reason = form.Name(reason)
 	if id != "" {
 		h.mu.Lock()
 		hd := h.leases[id]
@@ -238,7 +238,7 @@ func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key l
 	err = h.order(ctx, p, releaseTime, func(ctx context.Context, o lease.Owner) error {
 		return o.Release(ctx, h.cfg.Node, rec.Lease.ID, key, rec.Reason)
 	})
-	switch codeOf(err) {
+	switch lease.CodeOf(err) {
 	case lease.Denied, lease.Invalid, lease.NotFound, lease.Over:
 		if err != nil {
 			h.log.Error("owner refuses a release for good", "lease", rec.Lease.ID, "owner", owner, "error", err)

@@ -45,7 +45,7 @@ func TestSponsoredAndOwn(t *testing.T) {
 	w.sever("ctl", "b", false)
 	w.sever("n1", "a", true)
 	h := w.hosts["n1"]
-	if _, found, err := h.Attach(t.Context(), lease.Key{Job: "7"}); found || codeOf(err) != lease.Down {
+	if _, found, err := h.Attach(t.Context(), lease.Key{Job: "7"}); found || lease.CodeOf(err) != lease.Down {
 		t.Fatal(found, err)
 	}
 	own := job("7", 0, []string{"n1"}, 60)[0]
@@ -133,7 +133,7 @@ func TestClocksOfControllers(t *testing.T) {
 		t.Fatalf("%q", w.have())
 	}
 	for restart := uint32(1); restart < 3; restart++ {
-		if err := run(ctl, restart, ctl.Epoch()); codeOf(err) != lease.Over {
+		if err := run(ctl, restart, ctl.Epoch()); lease.CodeOf(err) != lease.Over {
 			t.Errorf("by the clock alone: %v", err)
 		}
 		last := ctl.LastEpoch(t.Context(), "c", "7")
@@ -146,14 +146,14 @@ func TestClocksOfControllers(t *testing.T) {
 		if l := w.attach("n1", "7"); l.Request.Restart != restart {
 			t.Errorf("restart %d has the lease of %d", restart, l.Request.Restart)
 		}
-		if err := run(fast, restart-1, last+1); codeOf(err) != lease.Over {
+		if err := run(fast, restart-1, last+1); lease.CodeOf(err) != lease.Over {
 			t.Errorf("an earlier run in the epoch of this one: %v", err)
 		}
 		end(ctl)
 		if w.have() != "" {
 			t.Errorf("%q is left", w.have())
 		}
-		if err := run(ctl, restart, last+1); codeOf(err) != lease.Over {
+		if err := run(ctl, restart, last+1); lease.CodeOf(err) != lease.Over {
 			t.Errorf("a late request of the run that has ended: %v", err)
 		}
 	}
@@ -170,7 +170,7 @@ func TestOneEpochTwoRuns(t *testing.T) {
 	for _, restart := range []uint32{1, 0, 2} {
 		reqs := job("7", restart, []string{"n1"}, 60)
 		reqs[0].Key.Incarnation = epoch
-		if _, err := ctl.Sponsor(t.Context(), reqs); (err == nil) != (restart == 1) || err != nil && codeOf(err) != lease.Over {
+		if _, err := ctl.Sponsor(t.Context(), reqs); (err == nil) != (restart == 1) || err != nil && lease.CodeOf(err) != lease.Over {
 			t.Errorf("restart %d: %v", restart, err)
 		}
 	}

@@ -56,7 +56,7 @@ func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease
 		}
 		part, err := h.setAt(ctx, pe, c)
 		if err != nil {
-			if len(done) > 0 && codeOf(err) == lease.Down {
+			if len(done) > 0 && lease.CodeOf(err) == lease.Down {
 				done = append(done, pe) // which may have made it all the same
 			}
 			return lease.Lease{}, h.setBack(ctx, done, l, c, err)
@@ -139,5 +139,5 @@ func (h *Host) setBack(ctx context.Context, done []*peer, was lease.Lease, c lea
 	if len(left) == 0 {
 		return why
 	}
-	return lease.Errorf(codeOf(why), "%v; it may be changed at %s all the same: see sluice list, and ask again", why, strings.Join(left, ", "))
+	return lease.Errorf(lease.CodeOf(why), "%v; it may be changed at %s all the same: see sluice list, and ask again", why, strings.Join(left, ", "))
 }

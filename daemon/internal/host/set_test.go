@@ -27,7 +27,7 @@ func TestSet(t *testing.T) {
 		if c.Lease == "" {
 			c.Lease = l.ID
 		}
-		if _, err := s.Set(t.Context(), p, c); codeOf(err) != want || err == nil || !strings.Contains(err.Error(), text) {
+		if _, err := s.Set(t.Context(), p, c); lease.CodeOf(err) != want || err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%v, want %s: %s", err, want, text)
 		}
 	}

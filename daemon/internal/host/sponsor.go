@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // maxNodes is how many nodes one job may have leases for.
@@ -49,7 +50,7 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 			return nil, err
 		}
 		if r.Key.Node == "" || nodes[r.Key.Node] || r.Holder != (lease.Process{}) {
-			return nil, lease.Errorf(lease.Invalid, "job %s: want every node once, and no holder", cut(r.Key.String()))
+			return nil, lease.Errorf(lease.Invalid, "job %s: want every node once, and no holder", form.Name(r.Key.String()))
 		}
 		nodes[r.Key.Node] = true
 	}
@@ -66,7 +67,7 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 	settled := false
 	for i := 0; i < len(reqs); i++ {
 		l, err := h.obtain(ctx, rpc.Peer{}, reqs[i])
-		if codeOf(err) == lease.NoRoom && err != nil && !settled {
+		if lease.CodeOf(err) == lease.NoRoom && err != nil && !settled {
 			// Perhaps for what the job itself has, of which this daemon does not know.
 			settled = true
 			h.settle(ctx, reqs)
@@ -79,7 +80,7 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 		}
 		err = at(reqs[i].Key.Node, err)
 		h.log.Info("leases refused", "job", reqs[i].Key.String(), "nodes", len(reqs), "reason", err)
-		h.audit(audit.Event{Event: audit.Refuse, Key: cut(reqs[i].Key.String()), Incarnation: reqs[i].Key.Incarnation, UID: audit.UID(reqs[i].UID), Reason: err.Error()})
+		h.audit(audit.Event{Event: audit.Refuse, Key: form.Name(reqs[i].Key.String()), Incarnation: reqs[i].Key.Incarnation, UID: audit.UID(reqs[i].UID), Reason: err.Error()})
 		h.giveUp(all, err)
 		return nil, err
 	}

@@ -85,7 +85,7 @@ func TestSponsorAllOrNone(t *testing.T) {
 	before := w.have()
 	for range 2 {
 		_, err := w.hosts["ctl"].Sponsor(t.Context(), job("2", 0, []string{"n1", "n2"}, 70))
-		if codeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "node n2: ") {
+		if lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "node n2: ") {
 			t.Fatal(err)
 		}
 		if w.have() != before {
@@ -99,7 +99,7 @@ func TestSponsorAllOrNone(t *testing.T) {
 	w.attach("n1", "2")
 	w.attach("n2", "2")
 	for _, bad := range [][]lease.Request{nil, job("3", 0, []string{"n1", "n1"}, 1), job("3", 0, []string{""}, 1), job("", 0, both, 1), job("3", 0, both, 101)} {
-		if _, err := w.hosts["ctl"].Sponsor(t.Context(), bad); codeOf(err) != lease.Invalid {
+		if _, err := w.hosts["ctl"].Sponsor(t.Context(), bad); lease.CodeOf(err) != lease.Invalid {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
@@ -108,14 +108,14 @@ func TestSponsorAllOrNone(t *testing.T) {
 // Who is no controller gets nothing for others.
 func TestSponsorDenied(t *testing.T) {
 	w := newTown(t, []string{"a"}, "ctl", "n1", "n2")
-	if _, err := w.hosts["n1"].Sponsor(t.Context(), job("1", 0, []string{"n2"}, 10)); codeOf(err) != lease.Denied || !strings.Contains(err.Error(), "slurm.controllers") {
+	if _, err := w.hosts["n1"].Sponsor(t.Context(), job("1", 0, []string{"n2"}, 10)); lease.CodeOf(err) != lease.Denied || !strings.Contains(err.Error(), "slurm.controllers") {
 		t.Error(err)
 	}
 	w.sponsor(job("1", 0, []string{"n2"}, 10))
-	if _, err := w.hosts["n1"].EndJob(t.Context(), "", "1", nil, 1<<60, ""); codeOf(errors.Unwrap(err)) != lease.Denied && !strings.Contains(err.Error(), "not of node") {
+	if _, err := w.hosts["n1"].EndJob(t.Context(), "", "1", nil, 1<<60, ""); lease.CodeOf(errors.Unwrap(err)) != lease.Denied && !strings.Contains(err.Error(), "not of node") {
 		t.Error(err)
 	}
-	if _, errs := w.hosts["n1"].All(t.Context()); codeOf(errs["a"]) != lease.Denied {
+	if _, errs := w.hosts["n1"].All(t.Context()); lease.CodeOf(errs["a"]) != lease.Denied {
 		t.Error(errs)
 	}
 	if all, errs := w.hosts["ctl"].All(t.Context()); len(errs) > 0 || len(all["a"]) != 1 {
@@ -189,7 +189,7 @@ func TestEndBeforeAttach(t *testing.T) {
 	}
 	w.sever("n1", gone, false)
 	w.wait("the owner is there again", func() bool { return p.down() == nil })
-	if _, found, err := h.attach(t.Context(), h.full(lease.Key{Job: "1"})); found || codeOf(err) != lease.Over {
+	if _, found, err := h.attach(t.Context(), h.full(lease.Key{Job: "1"})); found || lease.CodeOf(err) != lease.Over {
 		t.Error(found, err)
 	}
 	done()
@@ -220,10 +220,10 @@ func TestEndBeforeAttach(t *testing.T) {
 	// Of this run nothing comes any more, by whomever.
 	r := job("1", 0, []string{"n2"}, 10)[0]
 	r.Key.Incarnation = upTo
-	if _, _, err := w.hosts["n2"].Acquire(t.Context(), root, r); codeOf(err) != lease.Over {
+	if _, _, err := w.hosts["n2"].Acquire(t.Context(), root, r); lease.CodeOf(err) != lease.Over {
 		t.Error(err)
 	}
-	if _, err := w.hosts["ctl"].Sponsor(t.Context(), []lease.Request{r}); codeOf(err) != lease.Over {
+	if _, err := w.hosts["ctl"].Sponsor(t.Context(), []lease.Request{r}); lease.CodeOf(err) != lease.Over {
 		t.Error(err)
 	}
 	if w.have() != "" {
@@ -237,13 +237,13 @@ func TestOwnerAway(t *testing.T) {
 	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
 	w.sponsor(job("1", 0, []string{"n1"}, 60, 60, 60, 60)) // on both
 	w.sever("", "b", true)
-	if _, found, err := w.hosts["n1"].Attach(t.Context(), lease.Key{Job: "1"}); found || codeOf(err) != lease.Down {
+	if _, found, err := w.hosts["n1"].Attach(t.Context(), lease.Key{Job: "1"}); found || lease.CodeOf(err) != lease.Down {
 		t.Error(found, err)
 	}
 	w.sever("", "b", false)
 	w.attach("n1", "1")
 	w.sever("", "b", true)
-	if _, found, err := w.hosts["n2"].Attach(t.Context(), lease.Key{Job: "1"}); found || codeOf(err) != lease.Down {
+	if _, found, err := w.hosts["n2"].Attach(t.Context(), lease.Key{Job: "1"}); found || lease.CodeOf(err) != lease.Down {
 		t.Error("no lease is known to be there:", found, err)
 	}
 	left, err := w.hosts["ctl"].EndJob(t.Context(), "", "1", nil, w.hosts["ctl"].Epoch(), "")
@@ -326,7 +326,7 @@ func TestSponsorOfItself(t *testing.T) {
 	}
 	w.attach("ctl", "1")
 	w.attach("n1", "1")
-	if _, err := w.hosts["ctl"].Sponsor(t.Context(), job("2", 0, []string{"ctl", "n1"}, 41)); codeOf(err) != lease.NoRoom {
+	if _, err := w.hosts["ctl"].Sponsor(t.Context(), job("2", 0, []string{"ctl", "n1"}, 41)); lease.CodeOf(err) != lease.NoRoom {
 		t.Error(err)
 	}
 	if _, err := w.hosts["ctl"].EndJob(t.Context(), "", "1", nil, w.hosts["ctl"].Epoch(), ""); err != nil {
@@ -432,7 +432,7 @@ func sponsorCrash(t *testing.T, point string, pass int) {
 		id := fmt.Sprint(i)
 		// Too much for the second node: the first one's is given up.
 		w.again("ctl", func(h *Host) error {
-			if _, err := h.Sponsor(t.Context(), job("x"+id, 0, both, 60, 60, 60)); codeOf(err) != lease.NoRoom {
+			if _, err := h.Sponsor(t.Context(), job("x"+id, 0, both, 60, 60, 60)); lease.CodeOf(err) != lease.NoRoom {
 				return fmt.Errorf("too much: %w", err)
 			}
 			return nil

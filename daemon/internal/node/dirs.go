@@ -12,8 +12,9 @@ import (
 	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
-// Prepare makes the directories, and refuses those that somebody else could write:
-// who can write them decides who gets a GPU.
+// Prepare makes the directories, removes what earlier daemons left unfinished in run_dir, and
+// refuses directories that somebody else could write: who can write them decides who gets a
+// GPU.
 func Prepare(cfg *config.Config) error {
 	for _, d := range []struct {
 		key, path string
@@ -29,6 +30,9 @@ func Prepare(cfg *config.Config) error {
 		if err := safefile.Dir(d.path); err != nil {
 			return fmt.Errorf("%s: %w", d.key, err)
 		}
+	}
+	if err := safefile.SweepAbandoned(cfg.RunDir, ""); err != nil {
+		return fmt.Errorf("run_dir: %w", err)
 	}
 	return nil
 }

@@ -43,6 +43,19 @@ func TestUnsafeDirectories(t *testing.T) {
 	}
 }
 
+// A start removes what a killed daemon left unfinished in run_dir.
+func TestPrepareSweeps(t *testing.T) {
+	c := testConfig(t.TempDir())
+	must(t, Prepare(c))
+	left := filepath.Join(c.RunDir, ".owner.db.id.0123456789abcdef.new")
+	must(t, os.WriteFile(left, nil, 0o600))
+	must(t, os.Chtimes(left, time.Time{}, time.Now().Add(-24*time.Hour)))
+	must(t, Prepare(c))
+	if _, err := os.Lstat(left); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s stays: %v", left, err)
+	}
+}
+
 func TestCheckReadsFiles(t *testing.T) {
 	dir := t.TempDir()
 	ca := filepath.Join(dir, "ca")

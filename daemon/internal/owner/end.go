@@ -44,7 +44,7 @@ func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, rea
 	if !zero && (key.Node != host && !o.Controller(host) || key.Job == "" || len(key.Cluster) > form.MaxName || len(key.Job) > form.MaxName || len(key.Node) > form.MaxName) {
 		return lease.Errorf(lease.Denied, "release: job %s is not of node %s", key, host)
 	}
-	if reason = cut(reason); reason == "" {
+	if reason = form.Name(reason); reason == "" {
 		reason = "released by its host"
 	}
 	if !zero && key.Node == "" {

@@ -26,7 +26,7 @@ func (o *Owner) Reserve(ctx context.Context, host string, l lease.Lease, ttl tim
 		o.counts.refused.Add(1)
 		if skipped, ok := o.refusal(host, l.Request.UID); ok {
 			ev := o.event(audit.Refuse, &l, err.Error())
-			ev.GPUs, ev.Lease, ev.Key, ev.Skipped = nil, cut(ev.Lease), cut(ev.Key), skipped
+			ev.GPUs, ev.Lease, ev.Key, ev.Skipped = nil, form.Name(ev.Lease), form.Name(ev.Key), skipped
 			o.log.Info("lease refused", "lease", ev.Lease, "job", ev.Key, "uid", l.Request.UID, "host", host, "reason", err, "skipped", skipped)
 			_ = o.cfg.Audit.Write(ev) // the log counts what it loses
 		}
@@ -302,7 +302,7 @@ func (o *Owner) Confirm(_ context.Context, host, id string) error {
 	err := o.confirm(host, id)
 	if err != nil {
 		o.counts.refused.Add(1)
-		e := audit.Event{Event: audit.Refuse, Time: o.clock.Now(), Lease: cut(id), Host: host, Owner: o.cfg.Name, Reason: "confirm: " + err.Error()}
+		e := audit.Event{Event: audit.Refuse, Time: o.clock.Now(), Lease: form.Name(id), Host: host, Owner: o.cfg.Name, Reason: "confirm: " + err.Error()}
 		_ = o.cfg.Audit.Write(e)
 	}
 	return err

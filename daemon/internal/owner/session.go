@@ -203,19 +203,16 @@ func (o *Owner) refused(host string, r lease.SessionRequest, err error) {
 	if !ok {
 		return
 	}
-	o.log.Warn("session refused", "lease", cut(r.Lease), "host", host, "uid", r.UID, "client_pid", r.PID, "reason", err, "skipped", skipped)
-	_ = o.cfg.Audit.Write(audit.Event{Time: o.clock.Now(), Event: audit.SessionRefuse, Lease: cut(r.Lease), Host: host, Owner: o.cfg.Name, UID: audit.UID(r.UID), PID: r.PID, Program: r.Program, Reason: err.Error(), Skipped: skipped})
+	o.log.Warn("session refused", "lease", form.Name(r.Lease), "host", host, "uid", r.UID, "client_pid", r.PID, "reason", err, "skipped", skipped)
+	_ = o.cfg.Audit.Write(audit.Event{Time: o.clock.Now(), Event: audit.SessionRefuse, Lease: form.Name(r.Lease), Host: host, Owner: o.cfg.Name, UID: audit.UID(r.UID), PID: r.PID, Program: r.Program, Reason: err.Error(), Skipped: skipped})
 }
 
 // refusal says whether a refusal to a host, for one of its users, is to be written down,
 // and how many of theirs were left out before it: a user can have as many as the host's
 // daemon can send.
 func (o *Owner) refusal(host string, uid uint32) (skipped uint64, ok bool) {
-	return o.refusals.Pass(fmt.Sprintf("%d@%s", uid, cut(host)))
+	return o.refusals.Pass(fmt.Sprintf("%d@%s", uid, form.Name(host)))
 }
-
-// cut is as much of a host's text as is kept.
-func cut(s string) string { return form.Line(s, form.MaxName) }
 
 // sessionEnded is told by Workers, which keep the session's record until it returns: a
 // daemon that is killed before leaves the telling to the next one.

@@ -23,8 +23,8 @@ func (o *Owner) Set(_ context.Context, host string, c lease.Change) (lease.Lease
 	l, err := o.set(host, &c)
 	if err != nil {
 		if skipped, ok := o.refusal(host, c.By); ok {
-			o.log.Info("change of a lease refused", "lease", cut(c.Lease), "change", cut(c.String()), "uid", c.By, "host", host, "reason", err, "skipped", skipped)
-			_ = o.cfg.Audit.Write(audit.Event{Event: audit.Refuse, Time: o.clock.Now(), Lease: cut(c.Lease), UID: audit.UID(c.By), Host: host, Owner: o.cfg.Name, Reason: "set: " + err.Error(), Skipped: skipped})
+			o.log.Info("change of a lease refused", "lease", form.Name(c.Lease), "change", form.Name(c.String()), "uid", c.By, "host", host, "reason", err, "skipped", skipped)
+			_ = o.cfg.Audit.Write(audit.Event{Event: audit.Refuse, Time: o.clock.Now(), Lease: form.Name(c.Lease), UID: audit.UID(c.By), Host: host, Owner: o.cfg.Name, Reason: "set: " + err.Error(), Skipped: skipped})
 		}
 		return lease.Lease{}, err
 	}

@@ -106,6 +106,9 @@ func (p *Pool) adopt() error {
 		if !form.IsLeaseID(d.Name()) {
 			continue
 		}
+		if err := safefile.SweepAbandoned(filepath.Join(p.cfg.Dir, d.Name()), ""); err != nil {
+			p.log.Warn("unfinished records of a lease", "lease", d.Name(), "error", err)
+		}
 		l, err := p.adoptLease(d.Name())
 		if err != nil {
 			// Either it was being made when the daemon died, or a session has damaged it.

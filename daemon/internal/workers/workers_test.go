@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -404,8 +405,19 @@ func TestKilledDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Close()
+	l := strings.Repeat("a", 32)
+	record := filepath.Join(testConfig(dir).Dir, l, "."+sessionPrefix+"7.0123456789abcdef.new") // being written when a daemon was killed
+	if err := os.WriteFile(record, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(record, time.Time{}, time.Now().Add(-24*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
 	began := time.Now()
 	p := newPool(t, dir, nil)
+	if _, err := os.Lstat(record); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s stays: %v", record, err)
+	}
 	if d := time.Since(began); d > time.Second {
 		t.Errorf("recovery took %v", d)
 	}
@@ -414,7 +426,6 @@ func TestKilledDaemon(t *testing.T) {
 	if e := <-ends; e != id+" client closed" && e != id+" peer is gone" {
 		t.Errorf("end of the first: %q", e)
 	}
-	l := strings.Repeat("a", 32)
 	waitFor(t, "one session", func() bool { return len(p.Sessions(l)) == 1 })
 	if s := p.Sessions(l)[0]; s.ID != id2 || s.Use[0].Overhead != 64<<20 {
 		t.Errorf("%+v", s)

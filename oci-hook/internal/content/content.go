@@ -19,11 +19,17 @@ import (
 const Smi = "bin/nvidia-smi"
 
 // Prepare makes dir from the libraries in from. socket is the lease socket's path in a
-// container; smi names the host's nvidia-smi, without which what is there stays.
-// Running containers keep what they have: each file is written whole under a new inode.
+// container. smi names the host's nvidia-smi; if it is empty, the directory keeps the one that
+// it has. Running containers keep their files: each file is written whole under a new inode.
+// What an earlier call left unfinished is removed.
 func Prepare(dir, from, socket, smi string) error {
 	for _, d := range []string{"lease", filepath.Dir(Smi)} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return fmt.Errorf("prepare %s: %w", dir, err)
+		}
+	}
+	for _, d := range []string{dir, filepath.Join(dir, filepath.Dir(Smi))} {
+		if err := safefile.SweepAbandoned(d, ""); err != nil {
 			return fmt.Errorf("prepare %s: %w", dir, err)
 		}
 	}
