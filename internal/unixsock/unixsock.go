@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
@@ -130,10 +129,6 @@ type Peer struct {
 	UID, GID uint32
 	PID      int // 0: in a PID namespace that cannot be seen from here
 }
-
-// Start is the peer's start time, as in package process. The process may have ended, and
-// another may have its id: see OpenPeer.
-func (p Peer) Start() (uint64, error) { return process.Start(p.PID) }
 
 // PeerOf asks the kernel who is at the other end of c (SO_PEERCRED, unix(7)).
 func PeerOf(c syscall.Conn) (Peer, error) {

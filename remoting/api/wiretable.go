@@ -64,10 +64,10 @@ var (
 )
 
 // Wire returns the wire table.
-func Wire() (*WireTable, error) { return ParseWire(wireSource) }
+func Wire() (*WireTable, error) { return parseWire(wireSource) }
 
-// ParseWire reads a wire table.
-func ParseWire(src []byte) (*WireTable, error) {
+// parseWire reads a wire table.
+func parseWire(src []byte) (*WireTable, error) {
 	t := &WireTable{}
 	open := -1 // the op, head or record that fields belong to, as an index of Messages
 	var reply bool

@@ -34,7 +34,7 @@ func TestMalformedWireTablesAreRefused(t *testing.T) {
 		"value":        "record | A | 7 | x",
 		"twice record": "record | A | | x\nrecord | A | | x",
 	} {
-		if _, err := ParseWire([]byte(text)); !errors.Is(err, ErrTable) {
+		if _, err := parseWire([]byte(text)); !errors.Is(err, ErrTable) {
 			t.Errorf("%s: %q: error %v, want ErrTable", name, text, err)
 		}
 	}
@@ -44,7 +44,7 @@ func FuzzParseWire(f *testing.F) {
 	f.Add(wireSource)
 	f.Add([]byte("op | A | 0xF000 wait | x\n\t> u32[3] | a | b\n\t< A | c |\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if _, err := ParseWire(b); err != nil && !errors.Is(err, ErrTable) {
+		if _, err := parseWire(b); err != nil && !errors.Is(err, ErrTable) {
 			t.Fatalf("error %v does not wrap ErrTable", err)
 		}
 	})
@@ -87,7 +87,7 @@ func TestFingerprintCoversTheWire(t *testing.T) {
 		if text == string(wireSource) {
 			t.Fatalf("%q is not in the table", c.from)
 		}
-		w, err := ParseWire([]byte(text))
+		w, err := parseWire([]byte(text))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -165,13 +165,11 @@ func (d *Decoder) Str() string {
 	return string(d.Bytes(int(n)))
 }
 
-// Encoder appends packed fields to a buffer that it owns and reuses.
+// Encoder appends packed fields to a buffer that it owns and reuses. The zero value is ready
+// to use.
 type Encoder struct {
 	b []byte
 }
-
-// NewEncoder returns an encoder that appends to b[:0].
-func NewEncoder(b []byte) *Encoder { return &Encoder{b: b[:0]} }
 
 // Reset empties the encoder, keeping its memory.
 func (e *Encoder) Reset() { e.b = e.b[:0] }
@@ -229,13 +227,6 @@ func (e *Encoder) room(n int) []byte {
 	e.b = slices.Grow(e.b, n)
 	e.b = e.b[:len(e.b)+n]
 	return e.b[len(e.b)-n:]
-}
-
-// Zero appends n zero bytes.
-func (e *Encoder) Zero(n int) {
-	for ; n > 0; n-- {
-		e.b = append(e.b, 0)
-	}
 }
 
 // Align pads with zero bytes to a multiple of n.

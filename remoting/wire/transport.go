@@ -86,19 +86,6 @@ func (l *lockedListener) Close() error {
 	return errors.Join(err, l.lock.Close())
 }
 
-// Dial connects to an address.
-func Dial(ctx context.Context, addr string) (net.Conn, error) {
-	network, a, err := ParseAddress(addr)
-	if err != nil {
-		return nil, err
-	}
-	c, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, a)
-	if err != nil {
-		return nil, fmt.Errorf("wire: connect to %s: %w", addr, err)
-	}
-	return c, nil
-}
-
 // Tune sets the options of a connected socket: no delay, probes and a limit on
 // unacknowledged data so that a cut network is noticed within keepalive, and
 // large buffers where the process may set them (elsewhere the kernel's own

@@ -40,7 +40,7 @@ func TestDecoderErrorsStick(t *testing.T) {
 }
 
 func TestCodecRoundTrip(t *testing.T) {
-	e := NewEncoder(nil)
+	e := new(Encoder)
 	e.U8(1)
 	e.U16(2)
 	e.U32(3)

@@ -203,8 +203,17 @@ func testHello(kind uint32) wire.Hello {
 	return wire.Hello{Version: wire.Version, Kind: kind, Fingerprint: apiFingerprint, PID: uint32(os.Getpid()), Program: "test"}
 }
 
+// connect dials an address as the worker listens at them.
+func connect(addr string) (net.Conn, error) {
+	network, a, err := wire.ParseAddress(addr)
+	if err != nil {
+		return nil, err
+	}
+	return net.DialTimeout(network, a, 10*time.Second)
+}
+
 func dialHello(addr string, h wire.Hello) (net.Conn, []byte, error) {
-	c, err := wire.Dial(context.Background(), addr)
+	c, err := connect(addr)
 	if err != nil {
 		return nil, nil, err
 	}

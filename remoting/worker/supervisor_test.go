@@ -61,7 +61,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("too much: %+v", r)
 	}
 	// No HELLO at all: dropped without an answer.
-	c, err := wire.Dial(t.Context(), addr)
+	c, err := connect(addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +409,7 @@ func TestDevicesBeyondTheLimit(t *testing.T) {
 	if account.MaxDevices != wire.MaxDevices {
 		t.Errorf("an account holds %d devices, a lease %d", account.MaxDevices, wire.MaxDevices)
 	}
-	e := wire.NewEncoder(nil)
+	e := new(wire.Encoder)
 	s := wire.Snapshot{Devices: make([]wire.Device, wire.MaxDevices+1)}
 	s.Encode(e)
 	if s.Decode(e.Buf()) == nil {

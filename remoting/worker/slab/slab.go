@@ -82,12 +82,6 @@ func (a *Arena) classOf(n uint64) int {
 	return lo
 }
 
-// Slabs is the number of slabs held.
-func (a *Arena) Slabs() int { return a.slabs }
-
-// Blocks is the number of blocks in use.
-func (a *Arena) Blocks() int { return len(a.blocks) }
-
 // Owns says whether addr is a block in use.
 func (a *Arena) Owns(addr uint64) bool { _, ok := a.blocks[addr]; return ok }
 

@@ -92,25 +92,25 @@ func TestBlocksNeverOverlap(t *testing.T) {
 			for u := s.at / 512; u < (s.at+s.n+511)/512; u++ {
 				delete(owner, u)
 			}
-			before := a.Slabs()
+			before := a.slabs
 			if !a.Free(s.at) {
 				t.Fatalf("free of %#x refused", s.at)
 			}
-			if a.Slabs() == before {
+			if a.slabs == before {
 				freed[s.at] = d.fences
 			}
 			if a.Free(s.at) {
 				t.Fatal("double free accepted")
 			}
 		}
-		if a.Slabs() != len(d.slabs) || a.Blocks() != len(live) {
-			t.Fatalf("op %d: %d slabs of %d, %d blocks of %d", i, a.Slabs(), len(d.slabs), a.Blocks(), len(live))
+		if a.slabs != len(d.slabs) || len(a.blocks) != len(live) {
+			t.Fatalf("op %d: %d slabs of %d, %d blocks of %d", i, a.slabs, len(d.slabs), len(a.blocks), len(live))
 		}
 	}
 	for _, s := range live {
 		a.Free(s.at)
 	}
-	if len(d.slabs) != 0 || a.Slabs() != 0 {
+	if len(d.slabs) != 0 || a.slabs != 0 {
 		t.Fatalf("%d slabs of drift", len(d.slabs))
 	}
 }
