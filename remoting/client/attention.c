@@ -6,8 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_NS 2000000	/* for an answer, with processors to spare */
-#define SPARE 4		/* so many processors: two threads of a program look, its own and the receiver */
+#define LOOK_NS 2000000	/* polling for an answer, with processors to spare */
+#define SPARE 4		/* processors to spare: a program polls with two threads, its own and the receiver */
 
 static int64_t until; /* ns of CLOCK_MONOTONIC */
 static int processors_known;
@@ -20,8 +20,10 @@ static int64_t now_ns(void)
 	return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
 }
 
-/* How many processors this process may use. By the call itself: glibc's own has a version that the shim does not
- * link with. */
+/*
+ * How many processors this process may use. A system call, because glibc's function has a version that the shim
+ * does not link with.
+ */
 static int processors(void)
 {
 	int n = __atomic_load_n(&processors_known, __ATOMIC_RELAXED);
@@ -43,7 +45,7 @@ bool sl_attend(int64_t *again, uint32_t us)
 	if (!ns || now < *again || processors() < 2)
 		return false;
 	*again = now + 2 * ns;
-	/* Another worker's word may reach further. */
+	/* Another worker may have announced a later end. */
 	if (now + ns > __atomic_load_n(&until, __ATOMIC_RELAXED))
 		__atomic_store_n(&until, now + ns, __ATOMIC_RELAXED);
 	return true;

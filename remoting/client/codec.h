@@ -13,7 +13,7 @@ typedef struct sl_buf {
 	uint8_t *p;
 	size_t n, cap;
 	bool failed;	/* out of memory while encoding */
-	bool mixed;	/* it names things of several owners */
+	bool mixed;	/* the call names handles or addresses of several owners */
 	uint8_t to;	/* session it goes to, + 1; 0: the current context's */
 	uint32_t to_ctx;/* the context it then goes with */
 	uint8_t inl[1024];

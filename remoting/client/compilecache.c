@@ -1,12 +1,13 @@
 /*
- * Flow: an entry is a file named by the SHA-256 of all that goes into the compilation, in the folder that
- * CUDA_CACHE_PATH names, or ~/.nv/ComputeCache, and there in one of our own, since the driver's format is its
- * own affair. CUDA_CACHE_DISABLE=1 switches the cache off, CUDA_CACHE_MAXSIZE bounds it in bytes (default 1 GiB).
+ * Flow: an entry is a file, named by the SHA-256 of everything that goes into the compilation. It lies in a folder
+ * of its own, since the driver's file format is private, below the folder that CUDA_CACHE_PATH names, or
+ * ~/.nv/ComputeCache. CUDA_CACHE_DISABLE=1 switches the cache off, CUDA_CACHE_MAXSIZE bounds it in bytes (default
+ * 1 GiB).
  *
  * A file is a header and the bytes. It is written under another name and renamed, so that a reader sees all of it
- * or nothing; no lock is held. What is read is believed only if it is whole (its SHA-256 stands in the header), of
- * this key, and a plain file of this user's in a folder that nobody else can write to: what comes from here is
- * loaded as code. A folder that others can write to is not used at all.
+ * or nothing; no lock is held. What is read will be loaded as code, so a file is used only if it is whole (its
+ * SHA-256 is in the header), belongs to this key, and is a plain file of this user's in a folder that nobody else
+ * can write to. A folder that others can write to is not used at all.
  */
 #define _GNU_SOURCE
 #include "compilecache.h"
@@ -42,8 +43,8 @@ struct header {
 static const char magic[8] = "SLCOMP1";
 
 /*
- * Calls relative to a folder, of the kernel itself: the C library's are newer than the oldest one that the shim loads
- * with. The kernel's struct stat is the C library's on this architecture.
+ * System calls relative to a folder, made directly: the C library's functions are newer than the oldest C library
+ * that the shim loads with. The kernel's struct stat is the C library's on this architecture.
  */
 static int at_open(int dir, const char *name, int flags)
 {
@@ -131,7 +132,7 @@ static int folder(void)
 	}
 	if (fd < 0)
 		return -1;
-	in = enter(fd, FOLDER, O_NOFOLLOW); /* a link would have us clean up in a folder of something else */
+	in = enter(fd, FOLDER, O_NOFOLLOW); /* following a link would clean up a folder that is not the cache */
 	close(fd);
 	if (in >= 0 && (fd_stat(in, &s) || !ours(&s))) {
 		if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
@@ -270,7 +271,7 @@ static void *load(int fd, const struct sl_compiled *c, uint32_t *n)
 	}
 	((char *)p)[h.n] = 0;
 	*n = (uint32_t)h.n;
-	fd_touch(fd); /* used now: what was used last goes last */
+	fd_touch(fd); /* its time is that of the last use; the oldest are removed first */
 	return p;
 }
 
@@ -319,7 +320,7 @@ static int by_use(const void *a, const void *b)
 	return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
 }
 
-/* An entry's name, or that of one that is being written. */
+/* Whether a name is that of an entry, or of one that is being written. */
 static bool is_entry(const char *name)
 {
 	size_t n = strlen(name);
@@ -363,7 +364,7 @@ static struct file *list(int dir, size_t *count, uint64_t *total)
 	return all;
 }
 
-/* Makes room for n more bytes: what was used longest ago goes first. False if there is none. */
+/* Makes room for n more bytes by removing what was used longest ago. False if that is not enough. */
 static bool make_room(int dir, uint64_t n)
 {
 	uint64_t max = limit(), total;

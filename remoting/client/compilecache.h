@@ -1,9 +1,9 @@
 /*
  * The cache of compiled code that NVRTC finds through the driver.
  *
- * Natively the driver keeps what NVRTC has compiled in files of the user's, so that a program compiles
- * nothing that this user has compiled before. NVRTC asks for the cache by cuGetExportTable (da9151d3). What is
- * known of that table was seen between NVRTC 13.0 and driver 580: it holds its size and six functions.
+ * Natively the driver keeps what NVRTC has compiled in files of the user's, so that no program compiles again what
+ * this user has compiled before. NVRTC asks for the cache by cuGetExportTable (da9151d3). The table's layout was
+ * seen between NVRTC 13.0 and driver 580: it holds its size and six functions.
  *
  *	open	an entry, by what goes into the compilation
  *	lookup	its bytes, or CUDA_ERROR_NOT_FOUND
@@ -11,7 +11,7 @@
  *	free	bytes that lookup gave
  *	close	the entry
  *
- * Compilation runs in the program's process, so its cache is here too, in the folder that the driver's would be in.
+ * Compilation runs in the program's process, so its cache is here too, in the folder where the driver's would be.
  */
 #ifndef SLUICE_COMPILECACHE_H
 #define SLUICE_COMPILECACHE_H
@@ -30,9 +30,9 @@ struct sl_compiled;
 CUresult sl_compiled_open(struct sl_compiled **out, uint32_t kind, const void *input, size_t n, const char *options, const char *build,
 			  const char *built, uint32_t arch, uint32_t flag);
 CUresult sl_compiled_close(struct sl_compiled *c);
-/* The entry's bytes, to be given to sl_compiled_free; NOT_FOUND if there are none that are whole. */
+/* The entry's bytes, which the caller gives to sl_compiled_free; NOT_FOUND if there is no whole file of them. */
 CUresult sl_compiled_lookup(struct sl_compiled *c, uint64_t zero, void **data, uint32_t *n);
-/* Keeps bytes for the next time. That they cannot be kept is no error of the program's. */
+/* Keeps bytes for the next time. Failing to keep them is not an error of the program's. */
 CUresult sl_compiled_store(struct sl_compiled *c, uint64_t zero, const void *data, size_t n);
 CUresult sl_compiled_free(void *data);
 

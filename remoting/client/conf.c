@@ -13,7 +13,7 @@
 
 #include "conf.h"
 
-/* Where a container has the library too, should the file not be beside the one that was loaded. */
+/* Where containers have the library as well, if the file is not beside the library that was loaded. */
 #define USUAL_CONF "/usr/lib/sluice/sluice.conf"
 
 /* Lines that end in NUL, and an empty one behind the last. */
@@ -62,7 +62,7 @@ static size_t read_conf(char *text)
 	return got;
 }
 
-/* Ends each line in NUL, without the blanks at its end, and drops empty ones. */
+/* Ends each line with NUL, removes trailing blanks, and drops empty lines. */
 static void split(char *text, size_t n)
 {
 	char *to = text;

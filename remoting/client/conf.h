@@ -1,7 +1,7 @@
 /*
  * Settings: from the environment, else from sluice.conf beside the library
- * (KEY=VALUE lines), which is how a container without our environment is told.
- * For both libraries.
+ * (KEY=VALUE lines), which is how a container that does not inherit our environment
+ * gets them. For both libraries.
  */
 #ifndef SLUICE_CONF_H
 #define SLUICE_CONF_H

@@ -35,9 +35,9 @@
 /* ---- where the worker is ---- */
 
 struct where {
-	const char *socket;	/* the lease's; goes before the addresses */
+	const char *socket;	/* the lease's socket; wins over the addresses */
 	const char *workers;	/* addresses with commas */
-	uint8_t token[16];	/* of the lease, for a worker that is asked straight */
+	uint8_t token[16];	/* the lease's token, for a worker that is asked directly */
 };
 
 static const char *from_env(const char *key)
@@ -75,7 +75,7 @@ static bool parse_token(uint8_t token[16], const char *s)
 	return true;
 }
 
-/* The environment before the file: a variable is set by hand for a reason. */
+/* The environment wins over the file: somebody set the variable by hand for a reason. */
 static enum sl_connected find_worker(struct where *w)
 {
 	const char *lease = from_env("SLUICE_LEASE");
@@ -98,7 +98,7 @@ static enum sl_connected find_worker(struct where *w)
 		       "start the program with sluice run");
 		return SL_NOWHERE;
 	}
-	/* The daemon knows the lease by its socket; a worker alone is told. */
+	/* The daemon knows the lease by its socket; a worker that is asked directly needs the token. */
 	if (!w->socket && !parse_token(w->token, lease)) {
 		sl_log(SL_ERROR, "SLUICE_LEASE is not 32 hexadecimal digits");
 		return SL_DENIED;
@@ -128,7 +128,10 @@ static int dial_to(const struct addrinfo *a, int64_t deadline)
 	return -1;
 }
 
-/* HOST:PORT or [IPV6]:PORT; the first address that answers. One that is not the last has half of the time that is left. */
+/*
+ * HOST:PORT or [IPV6]:PORT; the first address that answers. Each address but the last gets half of
+ * the time that is left.
+ */
 static int dial_tcp(const char *where, int64_t deadline)
 {
 	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *list, *a;
@@ -200,7 +203,7 @@ static enum sl_connected dial_worker(const char *list, const struct sl_ask *ask,
 	return SL_CONNECTED;
 }
 
-/* What a status other than SL_STATUS_OK comes to. */
+/* The result that a status other than SL_STATUS_OK stands for. */
 static enum sl_connected refused(uint32_t status)
 {
 	switch (status) {
@@ -316,7 +319,7 @@ static bool say_hello(int fd, const struct sl_ask *ask, bool shm, const uint8_t 
 	return sl_send_all(fd, &h, sizeof h, deadline);
 }
 
-/* What a WELCOME says, whose payload of w->size bytes is at data. */
+/* Judges a WELCOME, whose payload of w->size bytes is at data. */
 static enum sl_connected hear(const struct wire_welcome *w, const uint8_t *data, struct sl_snapshot *snap)
 {
 	char reason[512];
@@ -358,12 +361,12 @@ static enum sl_connected greet(int fd, const struct sl_ask *ask, bool shm, const
 	if (sl_recv_all(fd, data, w.size, NULL, deadline))
 		rc = hear(&w, data, snap);
 	else
-		sl_log(SL_ERROR, "the worker broke off its welcome: %s", strerror(errno));
+		sl_log(SL_ERROR, "the worker's welcome was cut short: %s", strerror(errno));
 	free(data);
 	return rc;
 }
 
-/* Keep-alive of the connected socket, in the kernel and for our reads. */
+/* Sets the keep-alive time of the connected socket, for the kernel and for our reads. */
 static void tune(int fd, uint32_t keepalive_ms)
 {
 	struct timeval tv = { keepalive_ms / 1000, keepalive_ms % 1000 * 1000 };

@@ -20,22 +20,22 @@ struct sl_connection {
 	unsigned owners;	/* how many owners the lease has */
 };
 
-/* How it went. Everything but SL_CONNECTED has been logged, and left nothing open. */
+/* Outcomes. All but SL_CONNECTED have been logged, and nothing is left open. */
 enum sl_connected {
 	SL_CONNECTED,
 	SL_NOWHERE,	/* no address of a worker, or none that can be used */
 	SL_UNREACHABLE,	/* nobody answers there */
-	SL_BROKEN,	/* what answers is no worker, or failed, or is busy */
+	SL_BROKEN,	/* what answers is not a worker, or it failed, or it is busy */
 	SL_MISMATCH,	/* the worker is of another version */
 	SL_DENIED,	/* the lease has ended, or is another user's */
-	SL_NO_ROOM,	/* the worker has not that much memory to offer */
+	SL_NO_ROOM,	/* the worker does not have that much memory free */
 	SL_NO_MEMORY,	/* this process has no memory left */
 };
 
 /*
- * Connects over the lease's socket that SLUICE_SOCKET names, else straight to an
- * address in SLUICE_WORKER (tcp:HOST:PORT or unix:PATH, several with commas). The
- * environment goes before sluice.conf; a variable that is empty is none.
+ * Connects over the lease's socket that SLUICE_SOCKET names, else directly to an
+ * address in SLUICE_WORKER (tcp:HOST:PORT or unix:PATH, several separated by commas).
+ * The environment wins over sluice.conf; an empty variable counts as unset.
  *
  * Reaching a tcp: address may take patience_ms; reaching a unix: address or the
  * lease's socket, SL_LEASE_PATIENCE_MS. The answer of the lease's socket, WELCOME and

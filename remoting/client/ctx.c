@@ -1,10 +1,10 @@
 /*
- * Contexts: which one is current, and how they begin and end; ctxprops.c has what they
- * can be asked. A thread's stack of contexts is its own and needs no lock. Primary
+ * Contexts: which one is current, and how they begin and end; ctxprops.c has their
+ * properties. A thread's stack of contexts is its own and needs no lock. Primary
  * contexts are handles of this process from the start and cost the worker nothing: the
- * first call that needs one makes it (activate), and its reference count here decides
- * when the worker's goes. The lock below guards those counts and flags; a context's
- * mutex makes one thread activate it while the others wait.
+ * first call that needs one makes it exist there (activate), and its reference count
+ * here decides when it ends there. The lock below guards those counts and flags; a
+ * context's mutex makes one thread activate it while the others wait.
  */
 #include "ctx.h"
 #include "codec.h"
@@ -223,7 +223,7 @@ CUresult sl_ctx_or_current(CUcontext h, struct sl_ctx **out)
 	return *out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-/* Forgets all handles and ranges of a context that is going. */
+/* Forgets all handles and ranges of a context that is being destroyed. */
 static void drop_contents(struct sl_ctx *c)
 {
 	uint32_t id = atomic_load(&c->id);
@@ -256,7 +256,7 @@ CUresult sl_cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 	return CUDA_SUCCESS;
 }
 
-/* Ends a life of a primary context. The worker is told only if it has it. */
+/* Ends or resets a primary context. The worker is asked only if it has it. */
 static CUresult primary_end(struct sl_ctx *c, bool reset)
 {
 	struct sl_thread *t = sl_tls();
@@ -368,7 +368,7 @@ static CUresult push(struct sl_thread *t, struct sl_ctx *c)
 		t->stack = p;
 		t->cap = cap;
 	}
-	/* The stack holds what lies under the current context. */
+	/* The stack holds the contexts below the current one. */
 	t->stack[t->depth].ctx = t->cur;
 	t->stack[t->depth].id = t->cur_id;
 	t->depth++;

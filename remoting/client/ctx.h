@@ -30,8 +30,8 @@ struct sl_ctx {
 	_Atomic uint64_t limit[10]; /* value + 1; 0 unknown */
 	_Atomic uint32_t cache_config, shared_config;
 	_Atomic uint32_t cache_sent;
-	struct sl_mark legacy;	/* the legacy default stream, and all that it waits for */
-	_Atomic uint32_t epoch;	/* a reset starts a new life of the same id */
+	struct sl_mark legacy;	/* the legacy default stream and all streams that it waits for */
+	_Atomic uint32_t epoch;	/* a reset keeps the id and starts a new epoch */
 	_Atomic(struct sl_local *) locals; /* ctxlocal.c */
 };
 
@@ -42,7 +42,7 @@ struct sl_thread {
 	bool known;	 /* registered for clean-up at thread exit */
 	bool no_ctx;	 /* control calls that belong to no context */
 	bool here;	 /* calls go to the current context's session, whatever addresses they name */
-	bool no_mark;	 /* calls on a stream that put nothing into it */
+	bool no_mark;	 /* calls that name a stream but put no work into it */
 	uint64_t tid;	 /* never 0, never reused */
 	struct sl_ctx *cur;
 	uint32_t cur_id; /* id cur had when it became current */
@@ -55,16 +55,16 @@ struct sl_thread {
 };
 
 /*
- * Not inlined on purpose: older C libraries' thread-local descriptor code may
- * lose vector registers, which a call may lose anyway.
+ * Not inlined on purpose: the thread-local descriptor code of older C libraries may
+ * clobber vector registers, which a call may clobber anyway.
  */
 struct sl_thread *sl_tls(void) __attribute__((noinline));
 
 extern struct sl_ctx *sl_primary[SL_MAX_DEVICES];
 void sl_ctx_setup(void);
-/* The current context, known to exist in the worker; else why not. */
+/* The current context, which then exists in the worker; otherwise the reason why it does not. */
 CUresult sl_ctx_use(struct sl_ctx **out);
-/* The current context, maybe not yet made; NULL with INVALID_CONTEXT. */
+/* The current context, which may not exist in the worker yet; NULL with INVALID_CONTEXT. */
 CUresult sl_ctx_peek(struct sl_ctx **out);
 /* The live context behind a handle; NULL if there is none. */
 struct sl_ctx *sl_ctx_of(CUcontext h);
@@ -81,9 +81,12 @@ CUcontext sl_ctx_primary_handle(CUdevice dev);
 /* Runs f with c as the calling thread's current context. */
 CUresult sl_ctx_with(struct sl_ctx *c, CUresult (*f)(void *), void *arg);
 uint64_t sl_next_uid(void);
-/* The calling thread's current context, made or not; 0: none. */
+/* The id of the calling thread's current context, whether or not it exists in the worker; 0: none. */
 uint32_t sl_ctx_cur(void);
-/* Context id for frame headers: the current context, made in the worker if it was not; 0 if there is none. */
+/*
+ * The context id of a frame's header: the current context's, which is made to exist in the worker;
+ * 0 if there is none.
+ */
 uint32_t sl_current_ctx_id(void);
 /* The session of a context's device. */
 unsigned sl_ctx_session(uint32_t ctx_id);

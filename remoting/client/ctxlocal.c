@@ -1,9 +1,9 @@
 /*
  * Context-local storage: (context, key) to value, with destructors. The runtime
- * asks on nearly every call, so a lookup goes through a few per-thread entries
- * that hold as long as nothing was put or deleted anywhere (a generation count);
- * only a miss takes the lock. Destructors call back into the driver and run
- * without it.
+ * asks on nearly every call, so a lookup first tries a few entries of the calling
+ * thread, which are valid until anything is put or deleted anywhere (a generation
+ * count); only a miss takes the lock. Destructors call back into the driver, so
+ * they run without the lock.
  */
 #include "ctxlocal.h"
 #include "ctx.h"

@@ -1,7 +1,7 @@
 /*
- * What contexts can be asked and told: flags, limits, cache preferences, and to wait for
- * all of their work. Most is answered here; a limit that the snapshot does not have is
- * asked for once. Single words, each atomic: nothing here locks.
+ * Properties of contexts (flags, limits, cache preferences), and waiting for all work of
+ * one. Most is answered here; a limit that the snapshot does not have is asked for once.
+ * The fields are single atomic words: nothing here locks.
  */
 #include "ctx.h"
 #include "device.h"
@@ -61,8 +61,8 @@ CUresult sl_cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
 }
 
 /*
- * A limit that the snapshot does not tell is asked for once. cuBLAS reads whether
- * the context shares with graphics and takes a refusal for a yes.
+ * A limit that the snapshot does not have is asked for once. cuBLAS reads whether
+ * the context shares with graphics, and takes an error for a yes.
  */
 CUresult sl_cuCtxGetLimit(size_t *pvalue, CUlimit limit)
 {
@@ -102,7 +102,7 @@ CUresult sl_cuCtxSetLimit(CUlimit limit, size_t value)
 	err = sl_ctx_use(&c);
 	if (!err)
 		err = fw_cuCtxSetLimit(limit, value);
-	/* The driver rounds as it likes: ask what came of it. */
+	/* The driver may round the value: ask what it is now. */
 	if (!err)
 		err = fw_cuCtxGetLimit(&now, limit);
 	if (!err)
@@ -124,7 +124,7 @@ CUresult sl_cuCtxGetStreamPriorityRange(int *least, int *greatest)
 	return CUDA_SUCCESS;
 }
 
-/* Hints: devices with a fixed cache split ignore them, so they are only remembered. */
+/* Hints: devices with a fixed cache split ignore them, so they are only remembered here. */
 CUresult sl_cuCtxGetCacheConfig(CUfunc_cache *pconfig)
 {
 	struct sl_ctx *c;
@@ -156,7 +156,7 @@ CUresult sl_cuCtxGetSharedMemConfig(CUsharedconfig *pConfig)
 
 	if (!pConfig)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Default reads back as four-byte banks. */
+	/* The default is read back as four-byte banks. */
 	if (!err)
 		*pConfig = atomic_load(&c->shared_config) ? atomic_load(&c->shared_config) : 1;
 	return err;

@@ -24,7 +24,7 @@ static struct sl_delivery *all;
 static uint32_t count, hint;
 static uint32_t open;	/* futex: how many are open */
 
-/* Until the number of open ones is no longer seen, or a while has passed. */
+/* Waits until the number of open deliveries differs from seen, or 100 ms have passed. */
 static void wait_change(uint32_t seen)
 {
 	syscall(SYS_futex, &open, FUTEX_WAIT_PRIVATE, seen, &(struct timespec){ 0, 100000000 }, NULL, 0);
@@ -60,7 +60,7 @@ again:
 		all = p;
 		count = n;
 	} else {
-		/* As many as there may be: wait for one to end, as a full stream makes CUDA wait. */
+		/* The table is full: wait for one to end, as a full stream makes CUDA wait. */
 		pthread_mutex_unlock(&lock);
 		if (sl_dead())
 			return 0;
@@ -89,7 +89,7 @@ uint32_t sl_delivery_new_3d(void *dst, size_t pitch, size_t slice, size_t width,
 	return delivery_add((struct sl_delivery){ .dst = dst, .n = (uint64_t)width * h * d, .pitch = pitch, .slice = slice, .width = width, .h = h });
 }
 
-/* The open delivery of an id, or NULL. Called with delivery_lock held. */
+/* The open delivery of an id, or NULL. Called with the lock held. */
 static struct sl_delivery *delivery_of(uint32_t id)
 {
 	uint32_t i = (id & 0x1ffff) - 1;
@@ -140,7 +140,7 @@ CUresult sl_delivery_wait(uint32_t id)
 	}
 }
 
-/* Bytes from dst that a delivery may write to. */
+/* The length of the memory from dst on that a delivery may write to. */
 static uint64_t span(const struct sl_delivery *d)
 {
 	uint64_t rows;

@@ -1,6 +1,6 @@
 /*
  * Deliveries: memory of the program that DATA frames may be written to. A delivery
- * ends (its id is free) when its last frame came or it was dropped.
+ * ends, and its id is free, with its last frame or when it is dropped.
  */
 #ifndef SLUICE_DELIVERY_H
 #define SLUICE_DELIVERY_H

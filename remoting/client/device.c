@@ -1,8 +1,8 @@
 /*
  * Initialisation and everything about devices, answered from the snapshot that
- * the connect brought. Which devices a program sees, and in which order, is
- * CUDA_VISIBLE_DEVICES' to say, here as with a local driver; nothing of this
- * changes after cuInit, so nothing here locks.
+ * connecting brought. CUDA_VISIBLE_DEVICES decides which devices a program sees,
+ * and in which order, as with a local driver. None of it changes after cuInit, so
+ * nothing here locks.
  */
 #include "device.h"
 #include "ctx.h"
@@ -36,7 +36,7 @@ static int match_device(const struct sl_snapshot *s, const char *e, size_t n)
 
 		return end == e + n && v >= 0 && (uint32_t)v < s->ndev ? (int)v : -1;
 	}
-	/* GPU-<uuid>, or a beginning of one that fits a single device. */
+	/* GPU-<uuid>, or a prefix of one that only one device has. */
 	if (n < 4 || strncmp(e, "GPU-", 4))
 		return -1;
 	memset(want, 0, sizeof want);
@@ -142,9 +142,9 @@ int sl_dev_place(int dev)
 }
 
 /*
- * Attributes that speak of what a remote device cannot have: memory shared with
- * this host, and handles that pass between processes. Programs ask before they
- * use; so the answer is where the refusal is kindest.
+ * Attributes of what a remote device cannot have: memory shared with this host, and
+ * handles that pass between processes. Programs ask before they use them, so they
+ * are told here that there is none.
  */
 static bool attribute_denied(unsigned a)
 {
@@ -210,9 +210,9 @@ CUresult sl_cuInit(unsigned int Flags)
 }
 
 /*
- * The lesser of what the worker's driver is and what the shim's surface is. It
- * may be asked before cuInit, so it connects; without a worker it still tells
- * the shim's own version, as a driver library on a machine without GPU does.
+ * The lower of the worker's driver version and the shim's. It may be asked before
+ * cuInit, so it connects; without a worker it returns the shim's own version, as a
+ * driver library does on a machine without a GPU.
  */
 CUresult sl_cuDriverGetVersion(int *driverVersion)
 {
@@ -353,8 +353,8 @@ static unsigned element_bytes(CUarray_format format)
 }
 
 /*
- * The snapshot has the width in elements of one byte. Wider elements have the
- * same up to four bytes, from there on the bytes are what is limited (measured).
+ * The snapshot has the width in elements of one byte. Elements of up to four bytes
+ * have the same width; for wider ones the number of bytes is the limit (measured).
  */
 CUresult sl_cuDeviceGetTexture1DLinearMaxWidth(size_t *width, CUarray_format format, unsigned channels, CUdevice dev)
 {
@@ -464,7 +464,7 @@ CUresult sl_cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId)
 	return CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* The devices of a lease compute, they do not reach into each other's memory. */
+/* Devices of a lease cannot access each other's memory. */
 CUresult sl_cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
 {
 	if (!canAccessPeer)
@@ -491,7 +491,7 @@ CUresult sl_cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CU
 	return CUDA_SUCCESS;
 }
 
-/* No operation reaches from the device into this host's memory, nor into another device's. */
+/* No device operation reaches this host's memory or another device's. */
 static CUresult no_atomics(unsigned int *capabilities, const CUatomicOperation *operations, unsigned int n)
 {
 	if (!capabilities || !operations || !n)

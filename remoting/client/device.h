@@ -14,8 +14,9 @@ bool sl_initialized(void);
 int sl_dev_attr(CUdevice dev, unsigned attr); /* 0 if unknown */
 void sl_dev_setup(void);		/* after the session started */
 /*
- * The worker's ordinal of the device a program calls dev (CUDA_VISIBLE_DEVICES may
- * have reordered them); dev itself when there is no such device.
+ * The worker's ordinal of the device that the program calls dev
+ * (CUDA_VISIBLE_DEVICES may have reordered them); dev itself if there is no such
+ * device.
  */
 int sl_dev_wire(int dev);
 /* The place of such a device in the snapshot, which lists the devices of all owners. */

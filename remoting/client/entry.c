@@ -1,7 +1,7 @@
 /*
- * What every function of the driver's interface asks first and says last. sl_live points
- * to a word that is 1 while calls may go on; the page it lies in is wiped in a forked child,
- * so that one test of it covers the fork, the end of the session and the end of the process.
+ * What every function of the driver's interface checks first and does last. sl_live points
+ * to a word that is 1 while calls may proceed; the kernel wipes its page in a forked child,
+ * so that one load covers the fork, the end of the session and the end of the process.
  */
 #include "entry.h"
 

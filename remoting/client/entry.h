@@ -1,4 +1,4 @@
-/* What every function of the driver's interface asks first and says last. */
+/* What every function of the driver's interface checks first and does last. */
 #ifndef SLUICE_ENTRY_H
 #define SLUICE_ENTRY_H
 
@@ -8,20 +8,20 @@
 #include "cuabi.h"
 
 /*
- * Nonzero while calls may pass: the word lies in a page that a forked child
- * sees zeroed, so one load answers "started, not forked, not dead".
+ * Nonzero while calls may proceed: the word lies in a page that a forked child sees
+ * zeroed, so one load answers "started, not forked, not ended".
  */
 extern uint32_t *sl_live;
-/* Why calls may not pass; 0 if they may after all. */
+/* The error that calls return when *sl_live is 0; CUDA_SUCCESS if they may proceed after all. */
 CUresult sl_gate_slow(void);
-/* From now on every call asks sl_gate_slow. */
+/* Makes every call from now on ask sl_gate_slow. */
 void sl_gate_close(void);
 /* Set by SLUICE_LOG=trace: every call of the program and its result is logged. */
 extern bool sl_tracing;
 CUresult sl_traced(const char *function, CUresult result);
 /* Logs once per function name that it is not supported; returns NOT_SUPPORTED. */
 CUresult sl_refuse(const char *function, uint8_t *once);
-/* The same for a function that is supported but not with that: "host memory". Logs once for each pair. */
+/* Refuses a function that is supported, but not with something: "host memory". Logs once for each pair. */
 CUresult sl_refuse_with(const char *function, const char *with);
 
 #define SL_LEAVE(name, call) do { \

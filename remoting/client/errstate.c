@@ -1,4 +1,4 @@
-/* The one memory of errors: see errstate.h. */
+/* Keeps the errors: see errstate.h. */
 #include "errstate.h"
 
 #include <stdatomic.h>

@@ -1,19 +1,19 @@
 /*
- * Events. Every record gives an event a new generation, counted alike here and
- * in the worker. A query is answered here when the generation is known complete:
- * because the worker said so (a reply, or an EVENT frame it was once asked for),
- * or because a later wait on the stream covered it. Else it asks once
- * (EVENT_WATCH) and then answers "not ready" here until the EVENT frame comes.
+ * Events. Every record gives an event a new generation, which the worker counts
+ * alike. A query is answered here once the generation is known complete: because
+ * the worker said so (in a reply or a requested EVENT frame), or because a later
+ * wait on the stream covered it. Otherwise the shim asks once (EVENT_WATCH) and
+ * then answers "not ready" here until the EVENT frame comes.
  *
- * A wait goes the way of all calls: it queues behind what was given since the
- * record, and the program, which waits, gives nothing more meanwhile. So an event
- * that was waited for while newer work was under way is followed: from then on
- * each record asks for its EVENT frame at once, and the wait is for that. Where
- * nothing is newer, to wait in order is faster.
+ * A wait is sent in order with all calls, so the worker answers it after the work
+ * submitted since the record. So an event that was waited for while newer work was
+ * under way is followed: from then on each record requests its EVENT frame at once,
+ * and the wait is for that frame. Where there is no newer work, waiting in order is
+ * faster.
  *
  * All fields are atomics; the receiver thread writes `completed` through
- * sl_on_event, which only ever raises it. Threads that record one event do so one
- * after the other: `stream_seq` says RECORDING meanwhile, which no wait covers.
+ * sl_on_event, which only ever raises it. Threads that record one event take turns:
+ * meanwhile `stream_seq` is RECORDING, which no wait covers.
  */
 #define _GNU_SOURCE
 #include "event.h"
@@ -48,16 +48,16 @@ struct sl_event {
 	_Atomic uint32_t recorded;  /* generation of the last record */
 	_Atomic uint32_t completed; /* highest generation known complete */
 	_Atomic uint32_t watched;   /* generation the worker was asked to report, 0 none */
-	_Atomic uint64_t asked;	    /* sl_waited by then */
+	_Atomic uint64_t asked;	    /* sl_waited when the worker was last asked */
 	_Atomic uint32_t stream;    /* id it was last recorded on (0 legacy), and .. */
-	_Atomic uint64_t stream_seq;/* .. what was announced there by then; 0 unknown */
+	_Atomic uint64_t stream_seq;/* .. the mark of that stream then; 0 unknown */
 	_Atomic bool external;	    /* recorded by graphs or launches too: always ask */
 	_Atomic uint32_t fetched;   /* generation after which mapped memory was fetched */
 	_Atomic bool forward;	    /* recorded where the shim cannot count it (captures): always ask */
-	_Atomic bool follow;	    /* ask with every record that the worker reports it */
-	_Atomic bool wanted;	    /* somebody has asked for it since its last record */
-	_Atomic uint32_t followed;  /* generation that was asked for, 0 none */
-	_Atomic uint64_t calls;	    /* how many calls had been made by then */
+	_Atomic bool follow;	    /* each record requests an EVENT frame */
+	_Atomic bool wanted;	    /* queried or waited for since its last record */
+	_Atomic uint32_t followed;  /* generation whose EVENT frame was requested, 0 none */
+	_Atomic uint64_t calls;	    /* sl_calls at its last record */
 	_Atomic uint32_t sleepers;  /* threads asleep until `completed` changes */
 };
 
@@ -82,7 +82,7 @@ static void wake(struct sl_event *e)
 		futex(&e->completed, FUTEX_WAKE, INT_MAX, NULL);
 }
 
-/* No EVENT frame comes for its last record: who waits for that has to ask. */
+/* No EVENT frame will come for its last record: the next wait has to ask. */
 static void unfollow(struct sl_event *e)
 {
 	atomic_store(&e->followed, 0);
@@ -133,7 +133,7 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	e->id = id;
 	e->ctx_id = atomic_load(&c->id);
 	e->flags = Flags;
-	/* Not from 0 again: word of the event that was here before may still be under way. */
+	/* Not from 0: EVENT frames for the event that had this memory before may still come. */
 	generation = atomic_load(&e->recorded) + 1;
 	atomic_store(&e->recorded, generation);
 	atomic_store(&e->completed, generation);
@@ -157,7 +157,7 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	return CUDA_SUCCESS;
 }
 
-/* Nobody waits for it any more. */
+/* No thread waits for it any more. */
 static void put(struct sl_event *e)
 {
 	unfollow(e);
@@ -192,7 +192,7 @@ void sl_events_drop(uint32_t ctx_id)
 	sl_handle_each(SL_EVENT, drop, &ctx_id);
 }
 
-/* Before the frame. The stream_seq that stays if it cannot be sent. */
+/* Called before the frame is sent. Returns the stream_seq to restore if it cannot be sent. */
 static uint64_t recording(struct sl_event *e)
 {
 	const struct timespec nap = { 0, 1000 };
@@ -203,7 +203,7 @@ static uint64_t recording(struct sl_event *e)
 	return was;
 }
 
-/* After the frame is on its way: a generation is never ahead of the worker's. */
+/* Called after the frame is sent: a generation is never ahead of the worker's. */
 static void recorded(struct sl_event *e, CUstream s)
 {
 	CUresult ignored = CUDA_SUCCESS;
@@ -232,19 +232,19 @@ static bool must_ask(const struct sl_event *e)
 	return atomic_load(&e->forward) || atomic_load(&e->external);
 }
 
-/* Whether anything was given since the event was recorded. */
+/* Whether any call was made since the event was recorded. */
 static bool newer(const struct sl_event *e)
 {
 	return sl_calls() != atomic_load_explicit(&e->calls, memory_order_relaxed);
 }
 
-/* Asks for the EVENT frame of the last record, if waits for this event are such. */
+/* Requests the EVENT frame of the last record, if this event is followed. */
 static void follow(struct sl_event *e)
 {
 	uint32_t generation = atomic_load(&e->recorded);
 	sl_buf b;
 
-	/* Nobody has wanted to know of the one before. */
+	/* The record before was never queried: stop following. */
 	if (!atomic_exchange(&e->wanted, false))
 		atomic_store(&e->follow, false);
 	if (!must_ask(e) && atomic_load_explicit(&e->follow, memory_order_relaxed)) {
@@ -297,7 +297,7 @@ CUresult sl_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned in
 	err = fw_cuEventRecordWithFlags(hEvent, hStream, flags);
 	if (!err) {
 		recorded(e, hStream);
-		/* In a capture it becomes a node that records whenever the graph runs. */
+		/* In a capture the record becomes a node, which records whenever the graph runs. */
 		atomic_store(&e->forward, true);
 		unfollow(e);
 	} else {
@@ -324,7 +324,7 @@ CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
 	return err;
 }
 
-/* The program is about to learn that a record is complete: it may look at mapped memory. */
+/* The program is about to learn that a record is complete, and may then read mapped memory. */
 static void seen_complete(struct sl_event *e, uint32_t generation)
 {
 	if (!atomic_load(&sl_mapped_blocks) || (atomic_load(&e->fetched) == generation && !must_ask(e)))
@@ -354,7 +354,7 @@ static bool is_complete(struct sl_event *e, uint32_t generation)
 
 		m = c ? &c->legacy : NULL;
 	}
-	/* The stream and its place are of one record only if nobody has recorded it anew meanwhile. */
+	/* The stream and the mark belong to one record only if no other record came in between. */
 	if (!m || atomic_load_explicit(&m->synced, memory_order_acquire) < seq || atomic_load(&e->stream_seq) != seq)
 		return false;
 	raise_completed(e, generation);
@@ -362,8 +362,8 @@ static bool is_complete(struct sl_event *e, uint32_t generation)
 }
 
 /*
- * True if the last record is known to be complete, and the program has been told of all that went wrong before: word
- * of an error comes before that of what follows it.
+ * True if the last record is known complete and the program has been told of every earlier error: an error is told
+ * before the completion of what follows it.
  */
 static bool known_complete(struct sl_event *e, uint32_t generation)
 {
@@ -400,7 +400,7 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 		seen_complete(e, generation);
 		return CUDA_SUCCESS;
 	}
-	/* The frame may come later than the answer to a wait that covered the record. */
+	/* The EVENT frame may come after the reply to a wait that covers the record. */
 	if (!must_ask(e) && !sl_error_untold() && atomic_load(&e->asked) == atomic_load(&sl_waited) &&
 	    (atomic_load(&e->watched) == generation || atomic_load(&e->followed) == generation)) {
 		err = sl_dead();
@@ -422,10 +422,10 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 	return err;
 }
 
-/* Waits for the EVENT frame of a record. False: it has to be asked for in order. */
+/* Waits for the EVENT frame of a record. False: the caller must ask in order. */
 static bool await(struct sl_event *e, uint32_t generation)
 {
-	const struct timespec nap = { 0, 1000000 }; /* to hear of a turn in time, and of the session's end */
+	const struct timespec nap = { 0, 1000000 }; /* to notice an announced turn, and the end of the session */
 	int64_t since = 0;
 	unsigned session;
 	uint32_t done;

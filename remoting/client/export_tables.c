@@ -1,9 +1,9 @@
 /*
- * cuGetExportTable: the tables of functions by which CUDA's own libraries find
- * each other through the driver. A table's first word is its size in bytes; every
- * slot we do not serve holds a function that says NOT_SUPPORTED, so that nothing
- * jumps to zero. Everything is static and answered in this process. What is known
- * of a table stands with it: it was seen between NVIDIA's libraries and a driver.
+ * cuGetExportTable: tables of functions by which CUDA's own libraries find each
+ * other through the driver. A table's first word is its size in bytes; a slot that
+ * is not served holds a function that returns NOT_SUPPORTED, so that no call jumps
+ * to address zero. Everything is static and answered in this process. What is known
+ * of a table, seen between NVIDIA's libraries and a driver, is noted beside it.
  */
 #include "compilecache.h"
 #include "ctx.h"
@@ -43,7 +43,7 @@ static CUresult rt_load(CUmodule *out, const void *wrapper)
 	return sl_module_load(out, wrapper, 0, NULL, NULL);
 }
 
-/* The primary context's handle; asking for it makes nothing. */
+/* The primary context's handle; asking does not make the context. */
 static CUresult rt_primary(CUcontext *out, CUdevice dev)
 {
 	if (!out)
@@ -75,7 +75,7 @@ static void *const runtime[13] = {
 	(void *)rt_load_arrays, NOP, (void *)rt_load_container, NS(runtime, 9), NULL, NS(runtime, 11), (void *)rt_compilers,
 };
 
-/* --- a094798c: hooks for tools; the buffers say that no tool is there --- */
+/* --- a094798c: hooks for tools; the buffers say that there is no tool --- */
 
 static void hooks_flags(void **buf, size_t *n)
 {
@@ -154,7 +154,7 @@ static void *const checks[15] = {
 	NS(checks, 14),
 };
 
-/* --- d4082055: is this the driver it says it is --- */
+/* --- d4082055: the check that the driver is genuine --- */
 
 static void *const integrity[3];
 
@@ -191,7 +191,7 @@ static CUresult integrity_enable(int on)
 
 static void *const integrity[3] = { SIZE(3), (void *)integrity_check, (void *)integrity_enable };
 
-/* --- 21318c60: who is this context, who is this stream --- */
+/* --- 21318c60: identity of contexts and streams --- */
 
 static CUresult id_device(CUcontext ctx, CUdevice *out)
 {
@@ -208,7 +208,7 @@ static CUresult id_context(CUcontext ctx, uint64_t *id)
 	return err;
 }
 
-/* A private stream is the public one, the two default streams kept apart. */
+/* The private stream handle is the public one; the two default streams are kept apart. */
 static CUresult id_stream(CUcontext ctx, void *stream, uint64_t *id)
 {
 	unsigned long long v;
@@ -273,7 +273,7 @@ static void *const identity[93] = {
 	NS(identity, 91), NS(identity, 92),
 };
 
-/* --- 1734dc26: cuBLASLt asks slot 4 and goes another way when told no --- */
+/* --- 1734dc26: cuBLASLt asks slot 4, and does without if that is refused --- */
 
 SLOT(heuristic, 1) SLOT(heuristic, 2) SLOT(heuristic, 3) SLOT(heuristic, 4) SLOT(heuristic, 5) SLOT(heuristic, 6)
 SLOT(heuristic, 7) SLOT(heuristic, 8) SLOT(heuristic, 9) SLOT(heuristic, 10) SLOT(heuristic, 11) SLOT(heuristic, 12)
@@ -286,7 +286,10 @@ static void *const heuristic[17] = {
 
 /* --- 6e163fbe: functions of modules, asked for by cuFFT --- */
 
-/* Calls f with each function of a module, as cuLaunchKernel takes it, and its name; gives their number. */
+/*
+ * Calls f with each function of a module, in the form that cuLaunchKernel takes, and its name;
+ * returns their number.
+ */
 static int functions_each(CUcontext ctx, CUmodule module, void (*f)(void *, CUfunction, const char *, uint64_t, uint64_t, CUmodule), void *arg)
 {
 	unsigned n = 0;

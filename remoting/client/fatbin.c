@@ -1,6 +1,6 @@
 /*
  * See fatbin.h. Nothing here keeps state. Trimming is conservative: a container
- * that does not read as expected is sent whole, and PTX is left out only where
+ * that does not parse as expected is sent whole, and PTX is left out only where
  * every device has code made exactly for it.
  */
 #include "fatbin.h"
@@ -48,7 +48,7 @@ static uint64_t u64(const uint8_t *p)
 	return v;
 }
 
-/* Size of an ELF image: as far as its tables and sections reach. 0 if it is none. */
+/* Size of an ELF image, which ends with the last of its tables and sections. 0 if it is not one. */
 static size_t elf_size(const uint8_t *p)
 {
 	Elf64_Ehdr e;
@@ -91,7 +91,7 @@ struct file {
 	bool keep;
 };
 
-/* The files of a container, appended to f. False if it does not read as one. */
+/* Appends the files of a container to f. False if it does not parse as one. */
 static bool list_files(const uint8_t *c, struct file *f, unsigned *nf)
 {
 	size_t head = u16(c + 6), size = u64(c + 8), off = 0;
@@ -119,7 +119,7 @@ static bool list_files(const uint8_t *c, struct file *f, unsigned *nf)
 	return off == size;
 }
 
-/* Marks what the devices can use. False if that is nothing. */
+/* Marks the files that the devices can use. False if there are none. */
 static bool choose(struct file *f, unsigned n, const struct sl_cc *cc, unsigned ncc)
 {
 	bool any = false, ptx = false;
@@ -138,7 +138,7 @@ static bool choose(struct file *f, unsigned n, const struct sl_cc *cc, unsigned 
 	for (unsigned i = 0; i < n; i++) {
 		if (f[i].kind == FILE_ELF)
 			continue;
-		/* Kinds other than these two are not ours to judge. */
+		/* Files of other kinds than these two are kept. */
 		if (f[i].kind != FILE_PTX || ptx)
 			f[i].keep = any = true;
 	}
@@ -154,7 +154,10 @@ static void whole(struct sl_image *out, const void *p, size_t n)
 	out->size = n;
 }
 
-/* True if each device has code made exactly for it. What is for an earlier minor version may be of a kind that does not run. */
+/*
+ * True if each device has code made exactly for it. Code for an earlier minor version may be of a
+ * kind that does not run there.
+ */
 static bool covers(const struct file *f, unsigned n, const struct sl_cc *cc, unsigned ncc)
 {
 	for (unsigned d = 0; d < ncc; d++) {
@@ -199,7 +202,7 @@ static void add_container(struct sl_image *out, const uint8_t *c, const struct f
 			add(out, f[i].p, f[i].n);
 }
 
-/* The container c with what the devices can use of it; whole, if that cannot be told. */
+/* The container c, reduced to what the devices can use; whole if that cannot be told. */
 static bool open_container(const uint8_t *c, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
 {
 	struct file *f = malloc(MAX_FILES * sizeof *f);
@@ -222,7 +225,7 @@ static bool open_container(const uint8_t *c, const struct sl_cc *cc, unsigned nc
 
 /*
  * The linked set of the containers c: the linked image and the objects. A container
- * in which nothing is for the devices stays whole: the driver will say what is wrong.
+ * with nothing for the devices stays whole: the driver will report what is wrong.
  */
 static bool open_set(const uint8_t *const *c, unsigned n, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
 {

@@ -1,6 +1,6 @@
 /*
- * Device code images as programs hand them to the driver: how long they are,
- * and which parts of them a given device can use. Layouts as published by the
+ * Device code images as programs hand them to the driver: how long they are, and
+ * which parts of them a given device can use. The layouts are as published by the
  * makers of CUDA-compatible tools; see docs/protocol.md.
  */
 #ifndef SLUICE_FATBIN_H
@@ -32,12 +32,12 @@ struct sl_cc {
 
 /*
  * Describes the image at p, trimmed to what at least one of the devices can use.
- * False if it is no image. The memory at p must stay until sl_image_free.
+ * False if it is not an image. The memory at p must stay until sl_image_free.
  *
- * A separately compiled program registers its linked image together with the list
- * of the objects that it was linked from. The linked image is what runs. The objects
- * go along, as a linked set, only where it has no code made exactly for one of the
- * devices: the driver then may link the objects' PTX.
+ * A separately compiled program registers its linked image together with the list of
+ * the objects that it was linked from. The linked image is what runs. The objects go
+ * along, as a linked set, only if the linked image lacks code made exactly for one
+ * of the devices: the driver may then link the objects' PTX.
  */
 bool sl_image_open(const void *p, const struct sl_cc *cc, unsigned ncc, struct sl_image *out);
 void sl_image_free(struct sl_image *image);

@@ -1,5 +1,5 @@
 /*
- * Graphs: what the table cannot say. Everything else about graphs is generated.
+ * Graphs: the functions that the table cannot describe. All others are generated.
  */
 #include "event.h"
 #include "gen.h"
@@ -35,7 +35,7 @@ CUresult sl_cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
 	return fw_cuGraphLaunch(hGraphExec, hStream);
 }
 
-/* Events that a graph records: only the worker knows how often it did. */
+/* Events that a graph records: only the worker knows how often they have been recorded. */
 CUresult sl_cuGraphAddEventRecordNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event)
 {
 	uint32_t id;

@@ -1,7 +1,7 @@
 /*
  * Nodes of graphs that are made or changed by hand. A kernel node's parameters are packed as a launch's are, by the
- * kernel's layout; a copy's operands are looked at as those of a copy in a stream, and host memory is refused, since a
- * graph would read or write this process whenever it runs. What cannot be carried is refused at the call.
+ * kernel's layout. A copy's operands are checked as those of a copy in a stream; host memory is refused, since a
+ * graph would read or write this process's memory whenever it runs.
  */
 #include "codec.h"
 #include "ctx.h"
@@ -117,7 +117,7 @@ CUresult sl_cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, c
 
 /* --- copies --- */
 
-/* One side of a copy that a graph makes: device memory or an array, by the address and not by what it is called. */
+/* One side of a copy in a graph: device memory or an array, whatever memory type the program names. */
 static CUresult side(CUmemorytype *type, const void *host, CUdeviceptr *dev, const char *function)
 {
 	struct sl_operand o;
@@ -241,7 +241,7 @@ CUresult sl_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 	}
 }
 
-/* Edge data that says nothing is that of plain edges. */
+/* Edge data of zeroes describes a plain edge. */
 static bool plain(const CUgraphEdgeData *edges, size_t n)
 {
 	static const CUgraphEdgeData zero;
@@ -334,7 +334,7 @@ CUresult sl_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpd
 	if (err)
 		return err;
 	*info = got;
-	return status; /* GRAPH_EXEC_UPDATE_FAILURE where the graph does not fit */
+	return status; /* GRAPH_EXEC_UPDATE_FAILURE if the graph does not fit */
 }
 
 CUresult sl_cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *bad, CUgraphExecUpdateResult *result)

@@ -16,7 +16,7 @@
 #endif
 
 #define GRANULE ((uint64_t)2 << 20)
-/* Beyond this the kernel has no user addresses to give. */
+/* The kernel gives no user addresses beyond this. */
 #define TOP ((uint64_t)1 << 47)
 
 struct span {
@@ -32,7 +32,7 @@ static bool map(uint64_t lo, uint64_t hi)
 	void *want = (void *)(uintptr_t)lo, *got;
 
 	got = mmap(want, hi - lo, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-	/* Kernels before 4.17 take the address as a wish. */
+	/* Kernels before 4.17 may map at another address. */
 	if (got != MAP_FAILED && got != want)
 		munmap(got, hi - lo);
 	return got == want;
@@ -89,7 +89,7 @@ bool sl_guard_reserve(uint64_t p, size_t n)
 		ok &= map(at, hi);
 	else
 		hi = at;
-	/* Not remembered, so that whoever is given the same again is told the same. */
+	/* Not remembered, so that a later caller with the same range gets the same answer. */
 	if (!ok) {
 		pthread_mutex_unlock(&lock);
 		return false;

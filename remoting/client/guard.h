@@ -1,8 +1,8 @@
 /*
- * Device addresses are the worker's process's, and kernels dereference them, so
- * they cannot be translated. guard.c keeps this process from using the same
- * addresses for memory of its own, so that an address is the device's or the
- * host's, never both.
+ * Device addresses are those of the worker's process, and kernels dereference them,
+ * so they cannot be translated. guard.c keeps this process from using the same
+ * addresses for its own memory, so that an address is the device's or the host's,
+ * never both.
  */
 #ifndef SLUICE_GUARD_H
 #define SLUICE_GUARD_H
@@ -12,8 +12,9 @@
 #include <stdint.h>
 
 /*
- * Makes [p, p+n) inaccessible here for good. Where the program already has memory, that
- * stays; then false, as the granules that hold the range may be both.
+ * Makes [p, p+n) inaccessible in this process for good. Memory that the program already
+ * has there stays; then the result is false, because the granules of the range may be
+ * both.
  */
 bool sl_guard_reserve(uint64_t p, size_t n);
 

@@ -17,7 +17,7 @@ struct slot {
 	_Atomic uint32_t id; /* 0 while free */
 	uint32_t next;	     /* free list: index of the next free slot */
 	_Atomic(void *) state;
-	uint32_t wire;	     /* the worker's id: ours but for what workers chose, see from_id */
+	uint32_t wire;	     /* the id that the worker knows it by */
 	uint32_t ctx;	     /* current when it was made, if there are several sessions */
 	uint8_t session;
 	uint8_t generation;
@@ -26,13 +26,13 @@ struct slot {
 
 struct table {
 	uint32_t fresh;			/* next index never used; 0 means start at 1 */
-	uint32_t head, tail;		/* free list, first in first out, to reuse late */
+	uint32_t head, tail;		/* free list, first in first out, so that slots are reused late */
 	uint32_t nfree;
 };
 
 static struct table tables[SL_NKINDS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* Directories of all kinds: untouched pages of it cost nothing. */
+/* The directories of all kinds: pages that nobody has touched cost nothing. */
 static _Atomic(struct slot *) directory[SL_NKINDS][NCHUNKS];
 /* One past the last chunk made, of the client's ids and of the worker's. */
 static _Atomic uint32_t chunks_end[SL_NKINDS][2];
@@ -67,7 +67,7 @@ static inline struct slot *resolve(int kind, const void *h)
 	return find_live(kind, (uint32_t)(v >> 4));
 }
 
-/* The state, unless the slot changed hands between the two reads. */
+/* The state, unless the slot got another id between the two reads. */
 static inline void *state_of(struct slot *s, uint32_t id)
 {
 	void *state = atomic_load_explicit(&s->state, memory_order_acquire);
@@ -109,7 +109,7 @@ bool sl_handle_set_state(int kind, const void *h, void *state)
 	return s;
 }
 
-/* Caller holds the lock. The slot of an index, its chunk made if need be. */
+/* The slot of an index; makes its chunk if there is none. Called with the lock held. */
 static struct slot *ensure(int kind, uint32_t index)
 {
 	struct slot *chunk = atomic_load_explicit(&directory[kind][index >> CHUNK_BITS], memory_order_relaxed);
@@ -137,7 +137,7 @@ static void publish(struct slot *s, uint32_t id, void *state)
 	atomic_store_explicit(&s->id, id, memory_order_release);
 }
 
-/* Caller holds the lock. */
+/* Called with the lock held. */
 static uint32_t make(int kind, void *state, void **h)
 {
 	struct table *t = &tables[kind];
@@ -145,7 +145,7 @@ static uint32_t make(int kind, void *state, void **h)
 	uint32_t index = 0, id = 0;
 
 	/*
-	 * A freed slot rests until enough others are free too, so that an id
+	 * A freed slot stays unused until enough others are free too, so that an id
 	 * comes back only after many creations.
 	 */
 	if (t->nfree > 64 || (t->nfree && t->fresh >= SL_WORKER_INDEX - 1)) {
@@ -156,7 +156,7 @@ static uint32_t make(int kind, void *state, void **h)
 			t->tail = 0;
 	} else if (t->fresh < SL_WORKER_INDEX - 1) {
 		index = t->fresh + 1;
-		/* The fixed ids of primary contexts come first. */
+		/* The fixed ids of the primary contexts come first. */
 		if (kind == SL_CTX && index <= SL_MAX_DEVICES)
 			index = SL_MAX_DEVICES + 1;
 		s = ensure(kind, index);
@@ -249,7 +249,7 @@ void sl_handle_free(int kind, uint32_t id)
 	pthread_mutex_unlock(&lock);
 }
 
-/* A later session's worker counts as the first one's does: its ids get one of ours. */
+/* The workers of later sessions choose the same ids as the first one: theirs are mapped to ids chosen here. */
 static void *alias(int kind, uint32_t id, unsigned session)
 {
 	uint32_t end = atomic_load(&chunks_end[kind][0]), own;
@@ -323,7 +323,7 @@ void *sl_pool_get(struct sl_pool *p)
 	pthread_mutex_lock(&pool_lock);
 	o = p->free;
 	if (o) {
-		/* The link overlays the object's first word, which users keep spare. */
+		/* The link overlays the first word of a free object, which its users leave for this. */
 		memcpy(&p->free, o, sizeof p->free);
 		memset(o, 0, sizeof p->free);
 	} else {

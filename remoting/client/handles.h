@@ -52,10 +52,11 @@ void *sl_handle_state_by_id(int kind, uint32_t id);
 bool sl_handle_set_state(int kind, const void *h, void *state);
 /*
  * The value of an id that the worker of a session chose; registered if new. NULL for
- * id 0. Workers choose the same ids: those of sessions but the first get one of ours.
+ * id 0. Workers choose the same ids, so those of all sessions but the first are
+ * mapped to ids chosen here.
  */
 void *sl_handle_from_id(int kind, uint32_t id, unsigned session);
-/* The id that the worker knows a handle by, where it is not the handle's own. */
+/* Sets the id that the worker knows a handle by, if it is not the handle's own. */
 void sl_handle_set_wire(int kind, uint32_t id, uint32_t wire);
 /* The context that was current when a live handle was made; 0 if unknown, or with one session. */
 uint32_t sl_handle_ctx(int kind, const void *h);
@@ -63,8 +64,8 @@ uint32_t sl_handle_ctx(int kind, const void *h);
 void sl_handle_each(int kind, void (*f)(uint32_t id, void *state, void *arg), void *arg);
 
 /*
- * A pool of equal-sized objects whose memory is never given back. Objects come
- * zeroed on first use and as they were left on later ones.
+ * A pool of equal-sized objects whose memory is never given back. An object is
+ * zeroed at first; when reused it has the contents it was put back with.
  */
 struct sl_pool {
 	size_t size;

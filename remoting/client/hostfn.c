@@ -1,11 +1,11 @@
 /*
- * Host functions in streams (cuLaunchHostFunc, cuStreamAddCallback). The worker
- * reaches the point in the stream and sends HOSTFN; the receiver thread queues
- * it; a callback thread runs the functions one after another and reports each
- * done, upon which the stream goes on. Programs may not call CUDA from such a
- * function, so one thread is what CUDA itself would use. The shim's own functions
- * (copies and fills of host memory) have another thread, so that a function of the
- * program's that takes long does not hold them up.
+ * Host functions in streams (cuLaunchHostFunc, cuStreamAddCallback). When the worker
+ * reaches the point in the stream it sends HOSTFN; the receiver thread queues it; a
+ * callback thread runs the functions one after another and reports each as done,
+ * after which the stream continues. Programs may not call CUDA from such a function,
+ * so one thread is what CUDA itself would use. The shim's own functions (copies and
+ * fills of host memory) have another thread, so that a slow function of the program's
+ * does not delay them.
  *
  * A function behind a failed operation is not called, as CUDA does not call one after
  * an error; a callback is called with the error.
@@ -70,7 +70,7 @@ static void call(const struct hostfn *h)
 	else if (!h->failed)
 		h->fn(h->arg);
 	else
-		sl_log(SL_WARN, "a host function is not called: error %d before it in its stream", h->failed);
+		sl_log(SL_WARN, "a host function is not called: earlier work in its stream failed with error %d", h->failed);
 }
 
 static void *run(void *arg)
@@ -172,7 +172,7 @@ void sl_on_hostfn(uint32_t id, CUresult failed)
 
 	if (!h)
 		return;
-	/* Once only, whatever the worker sends. */
+	/* Only once, even if the worker sends its HOSTFN again. */
 	sl_handle_set_state(SL_HOSTFN, sl_handle_value(SL_HOSTFN, id), NULL);
 	h->failed = failed;
 	h->next = NULL;
@@ -187,7 +187,7 @@ void sl_on_hostfn(uint32_t id, CUresult failed)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Puts what is described by f into the stream. */
+/* Puts the function that f describes into the stream. */
 static CUresult launch(CUstream hStream, struct hostfn f)
 {
 	struct hostfn *h;
@@ -230,7 +230,7 @@ static CUresult launch(CUstream hStream, struct hostfn f)
 	return err;
 }
 
-/* A graph would run the function again and again, in no session's order: not carried. */
+/* Refused in a capture: a graph would run the function again and again, in no order of the session's. */
 static CUresult refuse_capture(CUstream hStream, const char *name, uint8_t *once)
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

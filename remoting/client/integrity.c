@@ -1,8 +1,8 @@
 /*
- * MD2 (RFC 1319) inside HMAC (RFC 2104, block size 16), over what this library
- * itself has told the runtime: versions, process, thread, table addresses, the
- * clock the caller passes, and the devices. Nothing here is cached, for a fork
- * changes the process id.
+ * MD2 (RFC 1319) inside HMAC (RFC 2104, block size 16), over what this library has
+ * told the runtime: versions, process, thread, table addresses, the clock that the
+ * caller passes, and the devices. Nothing here is cached, because a fork changes
+ * the process id.
  */
 #include "integrity.h"
 

@@ -1,4 +1,4 @@
-/* The driver's answer to the runtime's check that it talks to whom it thinks. */
+/* The driver's answer to the runtime's check that it is a genuine driver. */
 #ifndef SLUICE_INTEGRITY_H
 #define SLUICE_INTEGRITY_H
 

@@ -1,12 +1,12 @@
 /*
- * Kernels and functions: one object each, known by two values. A CUfunction
- * taken from a CUkernel is the kernel's value with a bit set, so that both are
- * distinct to the program and launch the same thing.
+ * Kernels and functions: one object, known by two values. A CUfunction taken from a
+ * CUkernel is the kernel's value with a bit set, so that a program sees two
+ * handles, and both launch the same kernel.
  *
- * What the driver knows of a kernel on a device (parameter layout, attributes)
- * is fetched in one round trip when first needed and read without a lock after;
- * values that the program sets are kept up to date in it, so that setting one to
- * what it is costs nothing.
+ * What the driver says of a kernel on a device (parameter layout, attributes) is
+ * fetched in one round trip when first needed, and read without a lock afterwards;
+ * values that the program sets are updated in it, so that setting one to its
+ * present value costs nothing.
  */
 #include "kernel.h"
 #include "codec.h"
@@ -227,7 +227,7 @@ CUresult sl_cuFuncGetModule(CUmodule *hmod, CUfunction hfunc)
 	return CUDA_SUCCESS;
 }
 
-/* Loading is the worker's driver's business and never visible here. */
+/* When a kernel is loaded is up to the worker's driver and never visible here. */
 CUresult sl_cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
 {
 	if (!state)
@@ -344,8 +344,9 @@ CUresult sl_cuFuncGetAttribute(int *pi, CUfunction_attribute attrib, CUfunction 
 }
 
 /*
- * Whether the driver would take the value. What it refuses must be refused here,
- * for the frame that sets it has no answer. *same: nothing to do.
+ * Whether the driver would accept the value. What it would refuse must be refused
+ * here, because the frame that sets it has no answer. *same: the value is set
+ * already.
  */
 static CUresult check_set(struct sl_kernel *k, int dev, CUfunction_attribute a, int v, struct sl_kernel_info **info, bool *same)
 {
@@ -422,7 +423,7 @@ CUresult sl_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, in
 	return err;
 }
 
-/* Hints that repeat themselves in loops: sent when they change. */
+/* Programs repeat these hints in loops: one is sent only when it changes. */
 CUresult sl_cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config)
 {
 	struct sl_kernel *k = sl_handle_state(SL_KERNEL, hfunc);

@@ -12,7 +12,7 @@
 
 struct sl_module;
 
-/* What the driver says of a kernel on one device. Never changed but for the values set by the program. */
+/* What the driver says of a kernel on one device. Constant, but for the values that the program sets. */
 struct sl_kernel_info {
 	uint32_t nparams;
 	uint32_t param_bytes;
@@ -25,7 +25,7 @@ struct sl_kernel {
 	void *link;
 	struct sl_module *owner;
 	const char *name;
-	_Atomic uint32_t id; /* 0 until a program asked for it */
+	_Atomic uint32_t id; /* 0 until a program looks it up */
 	uint32_t cache_config;
 	_Atomic(struct sl_kernel_info *) info[SL_MAX_DEVICES];
 	pthread_mutex_t fetch;

@@ -1,8 +1,8 @@
 /*
  * Kernel launches: the hot path. A launch is one one-way frame built on the
  * caller's stack: the kernel's id, the geometry, and the parameters packed by the
- * layout that the driver told (kernel.c). What CUDA refuses at once is refused
- * here, as far as the device's limits and the kernel's attributes say.
+ * layout that the driver reports (kernel.c). A launch that CUDA refuses at the call
+ * is refused here, as far as the device's limits and the kernel's attributes tell.
  */
 #include "launch.h"
 #include "codec.h"
@@ -86,7 +86,7 @@ static CUresult reach_slow(uint8_t *p, uint32_t n)
 		if (r.size > SL_MAPPED_MAX && n > 8)
 			continue;
 		twin = v;
-		/* What the stream is still to do to the memory must be in it before the twin is made from it. */
+		/* Work in the stream that still writes this memory must be done before the twin is made from it. */
 		err = sl_mapped_twin(&twin) || r.size > SL_MAPPED_MAX ? CUDA_SUCCESS : sl_copy_source_ready((void *)(uintptr_t)r.base, r.size);
 		if (!err)
 			err = sl_mapped_address(&there, v, r.base, r.size);
@@ -109,7 +109,7 @@ static inline CUresult reach(uint8_t *p, uint32_t n)
 	return CUDA_SUCCESS;
 }
 
-/* The packed buffer of parameters, from the list of pointers or from the extra array; its bytes in *n. */
+/* Appends the parameters, packed, from the list of pointers or from the extra array; their bytes in *n. */
 static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **params, void **extra, uint32_t *n)
 {
 	const void *buffer = NULL;

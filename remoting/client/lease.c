@@ -1,11 +1,11 @@
 /*
  * The lease's socket, see lease.h.
  *
- * Flow: connect, send 64 bytes, receive 16 with the descriptor attached, then
- * the payload. One thread, nothing shared, no lock. A daemon may be killed and
- * restarted at any moment of this; a connection that ends before the first
- * byte of an answer is therefore made again as long as there is patience,
- * since asking twice costs a session that ends as soon as it has begun.
+ * Flow: connect, send 64 bytes, receive 16 with the descriptor attached, then the
+ * payload. One thread, nothing shared, no lock. A daemon may be killed and
+ * restarted at any moment of this; so a connection that ends before the first byte
+ * of an answer is made again while the patience lasts: asking twice costs at most a
+ * session that ends as soon as it has begun.
  */
 #define _GNU_SOURCE
 #include "lease.h"
@@ -35,7 +35,7 @@ static void nap(int *ms)
 
 /* ---- connecting ---- */
 
-/* The directory of a path, opened; the name in it in *name. */
+/* Opens the directory of a path; the name in it goes into *name. */
 static int open_dir(const char *path, const char **name)
 {
 	const char *slash = strrchr(path, '/');
@@ -86,7 +86,7 @@ static int dial_once(const char *path)
 	return fd;
 }
 
-/* Whether the directory of a path that has no socket in it is still there. */
+/* Whether the directory still exists of a path that has no socket in it. */
 static bool dir_lives(const char *path)
 {
 	const char *name;
@@ -146,7 +146,7 @@ static int fail(struct sl_lease_answer *a, int fd, int got, const char *path, co
 	return -1;
 }
 
-/* One question on a fresh connection. *again: the daemon went away, or is busy. */
+/* One request on a new connection. *again: the daemon went away, or is busy. */
 static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a, bool *again)
 {
 	struct wire_lease_request q = { .version = SL_LEASE_VERSION, .kind = kind, .owner = owner };

@@ -1,7 +1,7 @@
 /*
- * A lease's socket: where a program of a job asks the node's daemon for a
- * session, and gets it as a connected descriptor. docs/protocol.md has the
- * bytes. Used by both libraries, so it needs neither's headers.
+ * A lease's socket: where a program of a job asks the node's daemon for a session,
+ * and gets it as a connected descriptor. docs/protocol.md has the bytes. Used by
+ * both libraries, so it includes the headers of neither.
  */
 #ifndef SLUICE_LEASE_H
 #define SLUICE_LEASE_H
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* How long a daemon that is not there, restarts or has no place left is waited for. */
+/* How long to wait for a daemon that is not there, is restarting, or has no place left. */
 #define SL_LEASE_PATIENCE_MS 5000
 
 struct sl_lease_answer {
@@ -31,7 +31,7 @@ int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms
 /*
  * Connects to a Unix stream socket, of any length of path; -1 with errno. Waits up to
  * patience_ms for a place in a full backlog and, if absent is set, for a listener
- * that is not there now but whose directory is.
+ * that does not exist yet in a directory that does.
  */
 int sl_unix_dial(const char *path, int patience_ms, bool absent);
 

@@ -1,8 +1,8 @@
 /*
  * Loading an image as a module or a library. An image goes to the worker once: it is
- * named by its SHA-256, and only if the worker's node does not have it are the parts
- * that fit the lease's devices sent (fatbin.c). The reply lists the kernels. A library
- * belongs to no context, so that each owner of the lease gets a copy.
+ * named by its SHA-256, and the parts that fit the lease's devices (fatbin.c) are sent
+ * only if the worker's node does not have it. The reply lists the kernels. A library
+ * belongs to no context, so each owner of the lease gets a copy.
  *
  * Locking: none. A module that is being loaded is known to its thread alone.
  */
@@ -63,14 +63,14 @@ static CUresult take_names(struct sl_module *m, sl_reply *r, uint32_t n)
 }
 
 static bool is_log(CUjit_option o) { return o == CU_JIT_INFO_LOG_BUFFER || o == CU_JIT_ERROR_LOG_BUFFER; }
-/* Hints by pointer are left out: without them everything is kept, which is right. */
+/* Hints by pointer are not sent: without them the driver keeps everything, which is correct. */
 static bool is_carried(CUjit_option o)
 {
 	return !(o >= CU_JIT_REFERENCED_KERNEL_NAMES && o <= CU_JIT_OPTIMIZE_UNUSED_DEVICE_VARIABLES) &&
 	       o != CU_JIT_GLOBAL_SYMBOL_COUNT && o != CU_JIT_WALL_TIME;
 }
 
-/* Counts the options that are sent, or refuses them. */
+/* Counts the options that are sent; some are refused. */
 static CUresult count_jit(unsigned n, const CUjit_option *opt, uint32_t *sent)
 {
 	static uint8_t once;
@@ -86,7 +86,7 @@ static CUresult count_jit(unsigned n, const CUjit_option *opt, uint32_t *sent)
 	return CUDA_SUCCESS;
 }
 
-/* Options are numbers, or buffers for a log, which the worker has of its own. */
+/* An option's value is a number, or a buffer for a log; the worker has log buffers of its own. */
 static void put_jit(sl_buf *b, unsigned n, const CUjit_option *opt, void *const *val)
 {
 	for (unsigned i = 0; i < n; i++)
@@ -94,7 +94,7 @@ static void put_jit(sl_buf *b, unsigned n, const CUjit_option *opt, void *const 
 			sl_put(b, struct wire_jit_option, .option = opt[i], .value = is_log(opt[i]) ? 0 : (uint64_t)(uintptr_t)val[i]);
 }
 
-/* One log into the program's buffer, its length into the option that gave the buffer's size. */
+/* Puts one log into the program's buffer, and its length into the option that gave the buffer's size. */
 static void take_log(sl_reply *r, uint32_t len, CUjit_option buffer, CUjit_option size, unsigned n, const CUjit_option *opt, void **val)
 {
 	const uint8_t *text = sl_get_ref(r, len);
@@ -227,7 +227,7 @@ static CUresult load(bool library, void **out, const void *code, unsigned n, CUj
 	if (!sl_image_open(code, cc, device_ccs(c, cc), &image))
 		return CUDA_ERROR_INVALID_IMAGE;
 	if (image.size > SL_MAX_IMAGE) {
-		sl_log(SL_ERROR, "a module image of %zu bytes is not supported: the largest has %u; see docs/limits.md", image.size, SL_MAX_IMAGE);
+		sl_log(SL_ERROR, "a module image of %zu bytes is not supported: the limit is %u; see docs/limits.md", image.size, SL_MAX_IMAGE);
 		sl_image_free(&image);
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
@@ -271,7 +271,7 @@ static CUresult load(bool library, void **out, const void *code, unsigned n, CUj
 	return CUDA_SUCCESS;
 }
 
-/* A file's contents, with a NUL after them for PTX. */
+/* Reads a file whole; a NUL follows the contents, for PTX. */
 static CUresult slurp(const char *name, char **data, size_t *size)
 {
 	int fd = open(name, O_RDONLY | O_CLOEXEC);
@@ -319,7 +319,7 @@ static CUresult load_file(bool library, void **out, const char *name, unsigned n
 	err = slurp(name, &data, &size);
 	if (err)
 		return err;
-	/* Shorter than any header: nothing to read beyond. */
+	/* Shorter than any header: there is nothing to parse. */
 	err = size < 16 ? CUDA_ERROR_INVALID_IMAGE : load(library, out, data, n, opt, val);
 	free(data);
 	return err;

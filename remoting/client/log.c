@@ -1,6 +1,6 @@
 /*
  * Logging to stderr. A line is written by one write(2), so that lines of several
- * threads do not mix. A stderr that is closed is the program's own wish.
+ * threads do not mix. A program that closes stderr gets no log.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ int sl_log_level(void)
 	if (level != UNKNOWN)
 		return level;
 	s = sl_config("SLUICE_LOG");
-	/* A word that is no level asks for something: errors are the least of it. */
+	/* A value that is not a level asks for something: log errors. */
 	level = s ? SL_ERROR : sl_log_default;
 	for (int i = SL_ERROR; s && i <= SL_TRACE; i++)
 		if (!strcmp(s, names[i]))

@@ -6,7 +6,7 @@
 
 enum { SL_ERROR, SL_WARN, SL_INFO, SL_DEBUG, SL_TRACE };
 
-/* Each library says what its lines begin with, and what it logs without SLUICE_LOG: -1 is nothing. */
+/* Each library defines the prefix of its lines, and the level without SLUICE_LOG: -1 is nothing. */
 extern const char sl_log_prefix[];
 extern const int sl_log_default;
 

@@ -1,11 +1,11 @@
 /*
- * Modules and libraries, once load.c has loaded them: their kernels by name, their
- * variables, and their end. The worker has listed the kernels, so that looking one up is
- * answered here; binding a kernel's id to its name is a one-way frame sent when a
- * program first asks for it.
+ * Modules and libraries that load.c has loaded: their kernels by name, their variables,
+ * and how they end. The worker has listed the kernels, so a lookup by name is answered
+ * here; a kernel's id is bound to its name by a one-way frame when a program first asks
+ * for it.
  *
- * Locking: a module's lock guards its table of kernels and globals. Modules and
- * kernels come from pools whose memory stays, see handles.h.
+ * Locking: a module's lock guards its table of kernels and globals. Modules and kernels
+ * come from pools whose memory stays, see handles.h.
  */
 #include "module.h"
 #include "codec.h"
@@ -151,7 +151,7 @@ CUresult sl_module_kernel(struct sl_module *m, const char *name, struct sl_kerne
 	ask = k && !m->listed && !atomic_load(&k->id);
 	err = k ? bind_kernel(m, k) : CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_unlock(&m->lock);
-	/* Where the worker could not list the kernels, a name has to be tried. */
+	/* If the worker could not list the kernels, ask whether there is one of that name. */
 	if (!err && ask) {
 		err = sl_kernel_info(k, m->library ? 0 : m->dev, &info);
 		if (err) {
@@ -261,7 +261,7 @@ static void drop_module(uint32_t id, void *state, void *arg)
 		module_gone(m);
 }
 
-/* Libraries live on; what they had in the context does not. */
+/* Libraries stay; what they had in the context does not. */
 static void drop_library(uint32_t id, void *state, void *arg)
 {
 	struct sl_module *m = state;
@@ -390,7 +390,7 @@ CUresult sl_cuModuleEnumerateFunctions(CUfunction *functions, unsigned int n, CU
 	return enumerate(sl_handle_state(SL_MODULE, mod), (void **)functions, n);
 }
 
-/* A library as a module of the current context; the same each time. */
+/* The module that stands for a library in the current context; the same each time. */
 CUresult sl_cuLibraryGetModule(CUmodule *pMod, CUlibrary library)
 {
 	struct sl_module *m = sl_handle_state(SL_LIBRARY, library), *a;

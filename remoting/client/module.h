@@ -30,19 +30,22 @@ struct sl_module {
 	struct sl_module *as_module[SL_MAX_DEVICES];
 };
 
-/* The kernel of that name, bound on first use. NOT_FOUND if there is none. */
+/* The kernel of that name, whose id is bound on first use. NOT_FOUND if there is none. */
 CUresult sl_module_kernel(struct sl_module *m, const char *name, struct sl_kernel **out);
 /* Modules and libraries of all kinds. */
 extern struct sl_pool sl_modules;
-/* Adds a kernel of that name; NULL when memory ran out. Called with the module's lock held, or while it is being loaded. */
+/*
+ * Adds a kernel of that name; NULL when memory ran out. Called with the module's lock held, or
+ * while the module is being loaded.
+ */
 struct sl_kernel *sl_module_insert(struct sl_module *m, const char *name);
 /* Frees its kernels, names and globals. */
 void sl_module_clear(struct sl_module *m);
-/* How often it is loaded: libraries belong to no context, and each session has a copy by the same id. */
+/* In how many sessions it is loaded: a library belongs to no context, so each session has a copy by the same id. */
 unsigned sl_module_copies(const struct sl_module *m);
 /* Sends a frame about a module, or about the i-th copy of a library, to its session. */
 void sl_module_address(sl_buf *b, const struct sl_module *m, unsigned i);
-/* Forgets the modules of a context that is going, and what libraries had in it. */
+/* Forgets the modules of a context that is being destroyed, and what libraries had in it. */
 void sl_modules_drop(uint32_t ctx_id);
 /* Takes a library out of the first n sessions. */
 CUresult sl_module_unload(const struct sl_module *m, unsigned n);

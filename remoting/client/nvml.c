@@ -1,8 +1,8 @@
 /*
  * The library itself: opening and closing it, its errors and versions, and what no
- * lease has (HICs, units, events). The devices are in nvml_find.c (which there are),
- * nvml_device.c (what they are), nvml_readings.c (how they are) and nvml_processes.c
- * (who uses them). What the worker does not know is NOT_SUPPORTED, never a guess;
+ * lease has (HICs, units, events). nvml_find.c finds devices, nvml_device.c has
+ * their fixed facts, nvml_readings.c their readings, nvml_processes.c the processes
+ * on them. What the worker does not know is NOT_SUPPORTED, never a guess;
  * nvml_names.c refuses all other functions by name.
  */
 #define _GNU_SOURCE
@@ -18,7 +18,7 @@
 
 NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
-	(void)flags; /* no GPU and no attach: both are fine as they are */
+	(void)flags; /* both flags (no GPU needed, no attach) change nothing here */
 	return nv_open();
 }
 
@@ -84,7 +84,7 @@ NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int len
 	return nv_put_text(version, length, nv_facts()->driver_string);
 }
 
-/* The real library says its CUDA generation, then the driver's version. */
+/* The real library gives its CUDA generation, then the driver's version. */
 NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
 	char text[64];
@@ -140,9 +140,9 @@ NVML_API nvmlReturn_t nvmlGetBlacklistDeviceCount(unsigned int *count)
 /* ---- events ---- */
 
 /*
- * Event sets exist, since nvidia-smi makes one before it prints anything, but
- * a lease's devices have no events to register, so a set has nothing to hold:
- * one handle serves for all, and waiting on it is waiting for the time-out.
+ * Event sets exist because nvidia-smi makes one before it prints anything. A
+ * lease's devices have no events to register, so a set is always empty: one handle
+ * serves for all, and waiting on it lasts until the time-out.
  */
 #define EVENT_SET ((void *)(uintptr_t)0x51ce1001)
 

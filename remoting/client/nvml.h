@@ -56,7 +56,7 @@ typedef struct {
 	char busId[32];
 } nvmlPciInfo_t;
 
-/* What _v2 callers hand in: the same beginning, then four words of nothing. */
+/* What _v2 callers pass: the same first fields, then four reserved words. */
 typedef struct {
 	char busId[16];
 	unsigned int domain, bus, device;
@@ -64,7 +64,7 @@ typedef struct {
 	unsigned int reserved[4];
 } nvmlPciInfo_v2_t;
 
-/* And what the very first callers hand in. */
+/* What callers of the first version pass. */
 typedef struct {
 	char busId[16];
 	unsigned int domain, bus, device;

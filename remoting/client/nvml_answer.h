@@ -1,14 +1,14 @@
 /*
- * How an NVML function checks its arguments and puts its answer. Each of nvml_find.c,
- * nvml_device.c, nvml_readings.c and nvml_processes.c answers from nvml_conn.h by
- * these alone.
+ * How an NVML function checks its arguments and returns its answer. nvml_find.c,
+ * nvml_device.c, nvml_readings.c and nvml_processes.c use it to answer from
+ * nvml_conn.h.
  */
 #ifndef SLUICE_NVML_ANSWER_H
 #define SLUICE_NVML_ANSWER_H
 
 #include "nvml_conn.h"
 
-/* Device attributes of CUDA that NVML has questions about. */
+/* CUDA device attributes that answer NVML functions. */
 enum {
 	ATTR_CLOCK_RATE = 13,
 	ATTR_SM_COUNT = 16,
@@ -40,12 +40,12 @@ nvmlReturn_t nv_device(nvmlDevice_t h, unsigned int *index);
 nvmlReturn_t nv_put(unsigned int *out, uint32_t v);
 /* A text with its NUL into cap bytes, or INSUFFICIENT_SIZE. */
 nvmlReturn_t nv_put_text(char *dst, unsigned int cap, const char *s);
-/* An attribute as CUDA gives it; false if the worker did not say it. */
+/* An attribute as CUDA gives it; false if the worker did not send it. */
 bool nv_attr(const struct sl_device *d, int a, int32_t *v);
 /* "GPU-" and the UUID's usual form: 41 bytes with the NUL. */
 void nv_uuid_text(const uint8_t u[16], char text[41]);
 
-/* Opens every function about a device: checks the library, the handle and the place for the answer. */
+/* Begins every function about a device: checks the library, the handle and the pointer for the answer. */
 #define DEVICE(d, h, out) \
 	const struct sl_device *d; \
 	do { \

@@ -1,25 +1,24 @@
 /*
- * The NVML library's own light connections, one to each owner of the lease: they
- * observe it, compute nothing, and cost the program nothing before nvmlInit. The
+ * The NVML library's own connections, one to each owner of the lease: they observe
+ * the lease, compute nothing, and cost the program nothing before nvmlInit. The
  * devices of all owners are one list, in the order of the owners.
  *
- * Flow: nv_open connects, sends HELLO (observe) and keeps the device snapshots
- * of the WELCOMEs. nv_read and nv_processes ask for one device's readings with
- * an OBSERVE frame when those at hand are older than 200 ms. The socket is
- * used by one thread at a time; there is no thread and no signal of our own.
- * Each OBSERVE has 5 seconds from begin to end, and so has each step of connecting
- * (connect.h). A worker that closed the
- * connection meanwhile (it may drop idle observers) is called again once;
- * when that fails too, callers are told so at once for a while, so that a
+ * Flow: nv_open connects, sends HELLO (observe) and keeps the device snapshots of
+ * the WELCOMEs. nv_read and nv_processes ask for one device's readings with an
+ * OBSERVE frame when the last ones are older than 200 ms. One thread at a time uses
+ * the socket; the library has no thread and no signal handler. Each OBSERVE has 5
+ * seconds from begin to end, and so has each step of connecting (connect.h). If the
+ * worker has closed the connection meanwhile (it may drop idle observers), one new
+ * connection is tried; if that fails too, calls fail at once for a while, so that a
  * program that asks forty questions does not wait forty times.
  *
- * Locking: lock guards everything in conn but snapshot, which nv_open fills
- * before anybody may read it. A forked child starts with a fresh lock and no
- * connection, since another thread of the parent may have held either at the
- * fork; the count of nvmlInit lives on, as it does with the real library.
+ * Locking: lock guards everything in conn but snapshot, which nv_open fills before
+ * any other call may read it. A forked child starts with a new lock and no
+ * connection, since another thread of the parent may have held either at the fork;
+ * the count of nvmlInit is kept, as the real library keeps it.
  *
- * Nothing that the worker sends is trusted: sizes are checked before they are
- * used, counts against what the payload can hold, text is cut and cleaned.
+ * Nothing that the worker sends is trusted: sizes are checked before they are used,
+ * counts against what the payload can hold, and text is cut and cleaned.
  */
 #define _GNU_SOURCE
 #include "nvml_conn.h"
@@ -38,7 +37,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The longest honest reply is an OBSERVE with all processes, below 66 KiB. */
+/* The longest valid reply is an OBSERVE with all processes, below 66 KiB. */
 #define FRAME_MAX (128u << 10)
 #define EXCHANGE_MS 5000
 #define FRESH_MS 200
@@ -56,12 +55,12 @@ struct cached {
 struct link {
 	int fd;			/* -1: none */
 	uint32_t call;
-	int64_t retry_at;	/* after a failure: not before this */
+	int64_t retry_at;	/* after a failure: do not connect before this time */
 	uint32_t first, ndev;	/* its devices among all */
 };
 
 static struct {
-	atomic_int owner;	/* the process that the lock belongs to; negative while it takes over */
+	atomic_int owner;	/* the process that initialised the lock; negative while it does */
 	pthread_mutex_t lock;
 	atomic_uint opened;
 	unsigned nlinks;
@@ -72,7 +71,7 @@ static struct {
 
 /* ---- small things ---- */
 
-/* NVML reports by its results: nothing is logged unless SLUICE_LOG asks for it. */
+/* NVML reports errors by its results: nothing is logged unless SLUICE_LOG asks for it. */
 const char sl_log_prefix[] = "sluice: nvml: ";
 const int sl_log_default = -1;
 
@@ -183,7 +182,7 @@ static nvmlReturn_t dial_all(void)
 	return rc;
 }
 
-/* Dials again after a loss. The devices must be the ones that the program knows. */
+/* Connects again after a lost connection. The devices must be those that the program knows. */
 static nvmlReturn_t redial(struct link *l)
 {
 	struct sl_snapshot *s = malloc(sizeof *s);
@@ -201,7 +200,7 @@ static nvmlReturn_t redial(struct link *l)
 		for (uint32_t i = 0; same && i < s->ndev; i++)
 			same = !memcmp(s->dev[i].uuid, conn.snapshot.dev[l->first + i].uuid, 16);
 		if (!same) {
-			sl_log(SL_ERROR, "worker came back with other devices");
+			sl_log(SL_ERROR, "the worker has other devices than before; restart the program");
 			hang_up(l);
 			rc = NVML_ERROR_GPU_IS_LOST;
 		}
@@ -229,7 +228,7 @@ static bool parse_readings(const uint8_t *p, size_t n, struct cached *c)
 	nproc = h.nproc;
 	if (r.bad || nproc > SL_MAX_PROCESSES || r.n - r.off != nproc * sizeof(struct wire_process))
 		return false;
-	/* Programs subtract these from each other; keep the differences sane. */
+	/* Programs subtract these from each other: no difference may be negative. */
 	if (v->mem_free > v->mem_total)
 		v->mem_free = v->mem_total;
 	if (v->mem_used > v->mem_total - v->mem_free)
@@ -274,7 +273,7 @@ static bool recv_frame(int fd, struct frame *f, int64_t deadline)
 	return false;
 }
 
-/* One OBSERVE on the open connection; false when the connection is of no use any more. */
+/* Sends one OBSERVE on the open connection; false if the connection can no longer be used. */
 static bool observe(struct link *l, uint32_t dev, struct cached *c)
 {
 	int64_t deadline = sl_now_ms() + EXCHANGE_MS;
@@ -297,7 +296,7 @@ static bool observe(struct link *l, uint32_t dev, struct cached *c)
 			sl_log(SL_WARN, "worker ended the session");
 			return false;
 		}
-		/* A keep-alive, or news of no interest to an observer. */
+		/* A keep-alive, or a frame that does not concern an observer. */
 		if (sl_now_ms() >= deadline)
 			return false;
 	}
@@ -308,7 +307,7 @@ static bool observe(struct link *l, uint32_t dev, struct cached *c)
 	return ok;
 }
 
-/* Makes the device's readings fresh; now: as of this call. Called with the lock held. */
+/* Makes sure that the device's readings are fresh; now: read during this call. Called with the lock held. */
 static nvmlReturn_t refresh(unsigned int dev, bool now)
 {
 	struct cached *c = &conn.dev[dev];
@@ -322,7 +321,7 @@ static nvmlReturn_t refresh(unsigned int dev, bool now)
 		l++;
 	if (sl_now_ms() < l->retry_at)
 		return NVML_ERROR_GPU_IS_LOST;
-	/* The connection may have been closed while it was idle: once more, with a new one. */
+	/* The worker may have closed an idle connection: try once more with a new one. */
 	idle = l->fd >= 0;
 	for (int tries = idle ? 2 : 1; tries; tries--) {
 		if (l->fd < 0) {

@@ -28,15 +28,15 @@ struct nv_process {
 	char name[41];
 };
 
-/* Counted: the first opens the connection, the last closes it. */
+/* Opens are counted: the first one connects, the last close disconnects. */
 nvmlReturn_t nv_open(void);
 nvmlReturn_t nv_close(void);
 bool nv_opened(void);
 /* Fixed from nvmlInit to nvmlShutdown, so it is read without a lock. */
 const struct sl_snapshot *nv_facts(void);
-/* Readings not older than 200 ms, or with now as of this call: memory must tell CUDA's story. */
+/* Readings not older than 200 ms; with now, read during this call: memory must agree with CUDA's. */
 nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r);
-/* The lease's sessions on a device as of this call; the caller frees the list, NULL when empty. */
+/* The lease's sessions on a device, read during this call; the caller frees the list, NULL when empty. */
 nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned int *n);
 
 #endif

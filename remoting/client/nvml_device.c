@@ -1,6 +1,6 @@
 /*
- * What a device is: facts that do not change, from the snapshot of the WELCOME. They
- * are the attributes that CUDA answers from, so the two libraries cannot disagree.
+ * Facts about a device that do not change, from the snapshot in WELCOME. CUDA
+ * answers from the same attributes, so the two libraries cannot disagree.
  */
 #include "nvml_answer.h"
 
@@ -22,7 +22,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigne
 	return nv_put_text(uuid, length, text);
 }
 
-/* Drivers before 12.8 do not tell CUDA the PCI ids; 0 is no vendor's number. */
+/* Drivers before 12.8 do not give CUDA the PCI ids; 0 is no vendor's number. */
 static void pci_ids(const struct sl_device *d, unsigned int *id, unsigned int *sub)
 {
 	int32_t v;
@@ -148,7 +148,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned int *bran
 	return NVML_SUCCESS;
 }
 
-/* CUDA cores: SMs by the number each has in that generation. */
+/* CUDA cores: the number of SMs times the cores that an SM of that generation has. */
 NVML_API nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *cores)
 {
 	static const struct {
@@ -199,7 +199,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int
 	return put_attr(d, ATTR_COMPUTE_MODE, mode);
 }
 
-/* On or off, as CUDA says it; the counters are the server's business. */
+/* On or off, as CUDA says; error counters are not for users of a lease. */
 NVML_API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
 	nvmlReturn_t rc;
@@ -211,7 +211,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *cu
 	return rc;
 }
 
-/* What a lease has is a share of a whole GPU: there is nothing to partition by MIG. */
+/* A lease has a share of a whole GPU, so there is nothing that MIG could partition. */
 NVML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
 	DEVICE(d, device, current && pending);

@@ -1,7 +1,7 @@
 /*
- * Which devices there are, and their handles: by index, by UUID, by PCI bus id. The
- * devices are those of the lease, in the order of its owners. CUDA_VISIBLE_DEVICES
- * changes nothing here, as with the real library.
+ * Finding devices and their handles: by index, by UUID, by PCI bus id. The devices
+ * are those of the lease, in the order of its owners. CUDA_VISIBLE_DEVICES changes
+ * nothing here, as with the real library.
  */
 #include "nvml_answer.h"
 
@@ -147,7 +147,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *id, nvmlDevice_t
 	return nvmlDeviceGetHandleByPciBusId_v2(id, device);
 }
 
-/* Serial numbers stay on the server, so none can be found by one. */
+/* The lease does not reveal serial numbers, so no device can be found by one. */
 NVML_API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
 {
 	NEED_INIT();

@@ -1,12 +1,11 @@
 /*
- * Everything else that some NVML exports: refused by name, each with NVML's own
- * code, never missing. A program that looks a name up and asserts that it is
- * there (PyTorch does) gets an answer; a program that calls it gets a "no"
- * that it must be ready for on any GPU that lacks the feature.
+ * Every other function that some NVML exports: refused by name, each with NVML's own code, never missing. A program
+ * that looks a name up and asserts that it exists (PyTorch does) finds it; a program that calls it gets an error
+ * that it must expect on any GPU without the feature.
  *
- * The names are those of the libraries of drivers 535, 550 and 555 and of the
- * headers from 11.8 to 13.5 (make nvml-names compares). To answer one of them, write it in one of the nvml_*.c files and take its
- * line out here; the linker sees to it that no name is in both.
+ * The names are those of the libraries of drivers 535, 550 and 555 and of the headers from 11.8 to 13.5 (make
+ * nvml-names compares). To answer one of them, write it in one of the nvml_*.c files and remove its line here; the
+ * linker reports a name that is in both.
  */
 #include "log.h"
 #include "nvml_conn.h"
@@ -21,7 +20,7 @@ static nvmlReturn_t refuse(const char *name, uint8_t *once, nvmlReturn_t answer)
 	return answer;
 }
 
-/* Arguments are the caller's to clean up in every C ABI we run on, so none need be named. */
+/* The caller cleans up the arguments in every C ABI we run on, so none need be named. */
 #define REFUSE(name, answer) \
 	NVML_API nvmlReturn_t name(void); \
 	NVML_API nvmlReturn_t name(void) \
@@ -32,7 +31,7 @@ static nvmlReturn_t refuse(const char *name, uint8_t *once, nvmlReturn_t answer)
 #define UNKNOWN(name) REFUSE(name, NVML_ERROR_NOT_SUPPORTED)
 #define DENIED(name) REFUSE(name, NVML_ERROR_NO_PERMISSION)
 
-/* What would change the GPU: it belongs to others too. */
+/* What would change the GPU, which others use too. */
 DENIED(nvmlComputeInstanceDestroy)
 DENIED(nvmlDeviceClearAccountingPids)
 DENIED(nvmlDeviceClearEccErrorCounts)
@@ -114,7 +113,7 @@ DENIED(nvmlUnitSetLedState)
 DENIED(nvmlVgpuInstanceClearAccountingPids)
 DENIED(nvmlVgpuInstanceSetEncoderCapacity)
 
-/* What the worker does not tell, or the lease does not have. */
+/* What the worker does not report, or the lease does not have. */
 UNKNOWN(nvmlComputeInstanceGetInfo)
 UNKNOWN(nvmlComputeInstanceGetInfo_v2)
 UNKNOWN(nvmlDeviceClearCpuAffinity)

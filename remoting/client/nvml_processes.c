@@ -1,6 +1,6 @@
 /*
- * The processes that use a device: the lease's sessions, with the names that came with
- * them. nvidia-smi reads its list by a table of functions of its own, at the end.
+ * The processes that use a device: the lease's sessions, under the names they
+ * announced. nvidia-smi reads the list by a private table of functions, at the end.
  */
 #include "nvml_answer.h"
 
@@ -11,9 +11,9 @@
 #define NO_INSTANCE 0xffffffffu
 
 /*
- * The sessions of the lease, under the numbers that their processes have in
- * the job. *count is room on the way in, processes on the way out. write puts
- * one of them at its place.
+ * Lists the sessions of the lease, by the pids that the processes have in the job.
+ * *count is the room on the way in, the number of processes on the way out. write
+ * puts one of them at its place.
  */
 static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int *count, void *infos,
 				   void (*write)(void *infos, unsigned int i, const struct nv_process *p))
@@ -96,7 +96,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 	}
 }
 
-/* Nobody draws on a lease, and MPS has no part in it. */
+/* A lease has no graphics and no MPS processes. */
 static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned int *count)
 {
 	DEVICE(d, device, count);
@@ -118,7 +118,7 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
-/* Only of processes that compute on the lease: their names came with their sessions. */
+/* Known for processes that compute on the lease: their sessions announced the names. */
 NVML_API nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)
 {
 	nvmlReturn_t rc = NVML_ERROR_NOT_FOUND;
@@ -141,18 +141,17 @@ NVML_API nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, uns
 	return rc;
 }
 
-/* ---- what nvidia-smi wants besides ---- */
+/* ---- nvidia-smi's private table ---- */
 
 /*
- * nvidia-smi asks for a private table of functions, will not run without it,
- * and takes its process list from there. It treats a table as its size in
- * bytes and then function pointers, and an empty place as "not supported", so
- * ours is empty but for: the lists of compute, graphics and MPS processes, each
- * (device, count, entries) with the entry below; and the question whether a
- * device can be monitored (device, answer), without which dmon and pmon refuse.
- * Seen alike in 535, 550 and 555; since nothing promises that a later
- * nvidia-smi means the same by these places, a call whose first argument is
- * none of our handles touches nothing.
+ * nvidia-smi asks for a private table of functions, does not run without it, and
+ * takes its process list from it. It reads a table as its size in bytes and then
+ * function pointers, and an empty slot as "not supported". Ours is empty but for
+ * the lists of compute, graphics and MPS processes, each (device, count, entries)
+ * with the entry below, and the question whether a device can be monitored (device,
+ * answer), without which dmon and pmon refuse. The slots are the same in 535, 550
+ * and 555. A later nvidia-smi may use them for something else, so a call whose
+ * first argument is not one of our handles touches nothing.
  */
 #define TABLE_PLACES 1024
 #define PLACE_MONITORED (0x240 / sizeof(void *))

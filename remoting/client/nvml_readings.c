@@ -1,14 +1,14 @@
 /*
- * How a device is at the moment: memory, load, clocks, power, temperature. The worker
- * reads them; what it does not know is NOT_SUPPORTED, never a guess.
+ * Readings of a device: memory, load, clocks, power, temperature. The worker reads
+ * them; what it does not know is NOT_SUPPORTED, never a guess.
  */
 #include "nvml_answer.h"
 
 #include <time.h>
 
 /*
- * Memory: of the grant. Free is what can be allocated now; what is neither
- * free nor used by a session is the part of a granule that nobody can have.
+ * Memory of the grant. Free is what can be allocated now; memory that is neither
+ * free nor used by a session is the unusable part of a granule.
  */
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
@@ -147,7 +147,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned
 	return nv_put(mode, r.persistence);
 }
 
-/* Each value has its own verdict; the call fails only as a whole. */
+/* Each value has its own result; the call fails only as a whole. */
 NVML_API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
 {
 	struct timespec t;
@@ -161,7 +161,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, n
 		uint32_t is = NV_NA;
 
 		switch (v->fieldId) {
-		case NVML_FI_DEV_POWER_AVERAGE: /* what nvmlDeviceGetPowerUsage says since Ampere */
+		case NVML_FI_DEV_POWER_AVERAGE: /* nvmlDeviceGetPowerUsage returns it since Ampere */
 			is = r.power_mw;
 			break;
 		case NVML_FI_DEV_POWER_CURRENT_LIMIT:

@@ -1,7 +1,7 @@
 /*
- * Occupancy: answers depend on the kernel's code, its attributes and the
- * arguments only, so each is asked once. A fixed table of what was asked last,
- * under a lock; a changed attribute changes the key.
+ * Occupancy. An answer depends only on the kernel's code, its attributes and the
+ * arguments, so each question is asked once. The last questions and answers are
+ * kept in a fixed table under a lock; the attributes are part of the key.
  */
 #include "ctx.h"
 #include "device.h"
@@ -139,7 +139,7 @@ CUresult sl_cuOccupancyAvailableDynamicSMemPerBlock(size_t *smem, CUfunction f, 
 	return err;
 }
 
-/* Bytes of an attribute's value that mean something; programs leave the rest as it was. */
+/* The bytes of an attribute's value that are significant; programs leave the others uninitialised. */
 static size_t attr_size(CUlaunchAttributeID id)
 {
 	switch (id) {
@@ -177,7 +177,7 @@ static CUresult cluster(int *out, CUfunction f, const CUlaunchConfig *c, enum wh
 		*out = (int)v;
 		return CUDA_SUCCESS;
 	}
-	/* The answer does not depend on the stream, and pointers mean nothing over there. */
+	/* The answer does not depend on the stream, and the program's pointers mean nothing to the worker. */
 	plain = *c;
 	plain.hStream = NULL;
 	plain.attrs = NULL;
@@ -201,9 +201,9 @@ CUresult sl_cuOccupancyMaxActiveClusters(int *numClusters, CUfunction f, const C
 }
 
 /*
- * The block size that keeps the most threads resident: whole warps from the
- * largest block down, stopping where no smaller one can do better. The callback
- * that tells the shared memory of a block size is the program's, so this runs here.
+ * The block size that keeps the most threads resident: whole warps from the largest
+ * block down, stopping where no smaller one can do better. The callback that gives
+ * the shared memory for a block size is the program's, so this runs here.
  */
 CUresult sl_cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGridSize, int *blockSize, CUfunction f, CUoccupancyB2DSize smem_of,
 						      size_t smem, int limit, unsigned int flags)

@@ -1,13 +1,13 @@
 /*
- * The connection to one owner's worker, for session.c, which makes and ends it, send.c,
- * wait.c and receive.c.
+ * The connection to one owner's worker, shared by session.c (which makes and ends it),
+ * send.c, wait.c and receive.c.
  *
  * Locks, in the order they are taken: order (who may append to the ring; gives all calls
  * of all threads one order), then drain (who may write to the socket), then wait_lock (the
  * waiting callers; held for a few instructions only). The ring's head is written under
- * order and its tail under drain; both are read by either. The receiver thread alone reads
- * the socket, and it alone wakes waiting callers: whoever finds the session broken shuts
- * the socket down, which ends the receiver, which wakes everybody.
+ * order and its tail under drain; both are read under either. Only the receiver thread
+ * reads the socket, and only it wakes waiting callers: a thread that finds the session
+ * broken shuts the socket down, which ends the receiver, which wakes all callers.
  */
 #ifndef SLUICE_PEER_H
 #define SLUICE_PEER_H
@@ -47,9 +47,9 @@ struct sl_peer {
 	uint32_t call;		/* number of the last waiting call; under order */
 	pthread_mutex_t wait_lock;
 	struct sl_waiter *waiting[SL_WAIT_BUCKETS];
-	uint32_t owed;		/* threads that wait for an answer or an event of this session */
+	uint32_t owed;		/* threads that wait for a reply or an event of this session */
 
-	/* receive.c: the receiver's alone */
+	/* receive.c: used by the receiver thread alone */
 	int64_t attend_again;
 	uint8_t *rx;
 	size_t rx_at, rx_n;
@@ -60,16 +60,16 @@ extern struct sl_peer sl_peers[SL_MAX_OWNERS];
 
 /* Ends the session with that error; the first reason counts. */
 void sl_die(CUresult error, const char *why);
-/* Whether it has ended by sl_die: nothing can be sent any more. */
+/* Whether sl_die has ended it: nothing can be sent any more. */
 bool sl_broken(void);
 
 /* The threads of a peer; arg is the struct sl_peer. */
 void *sl_sender(void *arg);
 void *sl_receiver(void *arg);
-/* With shared memory only: waits for the socket's end, which nothing else notices. */
+/* With shared memory only: waits for the end of the socket, which no other thread would notice. */
 void *sl_watcher(void *arg);
 
-/* The peer that a call goes to; *ctx becomes the current context as that peer knows it. */
+/* The peer that a call goes to; *ctx becomes the id of the current context at that peer. */
 struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx);
 /* Sends a frame of payload a, then b. Called with order held. */
 CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb);
@@ -80,11 +80,11 @@ void sl_drain(struct sl_peer *t);
 struct sl_waiter *sl_waiter_take(struct sl_peer *t, uint32_t call);
 /* Where the reply of a taken caller goes. */
 sl_reply *sl_waiter_reply(struct sl_waiter *w);
-/* Lets a taken caller go on. */
+/* Wakes a taken caller. */
 void sl_waiter_wake(struct sl_waiter *w);
-/* Lets all callers go on, with the error that the session has ended with. */
+/* Wakes all callers, with the error that the session has ended with. */
 void sl_waiters_end(struct sl_peer *t);
-/* A turn of this session begins in so many us: threads that wait for an answer are woken to look for it. */
+/* A turn of this session begins in us microseconds: wakes threads that wait for a reply, so that they poll for it. */
 void sl_waiters_attend(struct sl_peer *t, uint32_t us);
 
 static inline void sl_futex_wait(uint32_t *w, uint32_t v, const struct timespec *t)

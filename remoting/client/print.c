@@ -1,6 +1,6 @@
 /*
- * What kernels print. It is kept for the next thread that comes back from a wait, as
- * CUDA prints when the program synchronises. The receiver never writes it: stdout may be
+ * What kernels print. It is kept for the next thread that returns from a wait, as CUDA
+ * prints when the program synchronises. The receiver never writes it: stdout may be
  * locked by a thread that waits for the receiver.
  */
 #include "print.h"
@@ -12,7 +12,7 @@
 
 #define PRINT_MAX (16u << 20)
 
-/* For stdout, and for stderr: the argument of a PRINT frame. */
+/* For stdout, and for stderr. */
 static struct print {
 	char *text;
 	size_t n, cap;
@@ -21,7 +21,7 @@ static struct print {
 static pthread_mutex_t print_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool printed; /* there may be something in them */
 
-/* Not under the lock while a stream is written: who holds the stream may come here too. */
+/* Writes without the lock: the thread that holds the stream may come here too. */
 static void print_slow(void)
 {
 	struct print had[2];
@@ -58,7 +58,7 @@ void sl_print_add(bool to_stderr, const void *text, size_t n)
 			p->cap = cap;
 		}
 	}
-	/* What finds no room is lost, as with CUDA's own buffer. */
+	/* Text beyond the limit is lost, as with CUDA's own buffer. */
 	if (p->n + n <= p->cap) {
 		memcpy(p->text + p->n, text, n);
 		p->n += n;

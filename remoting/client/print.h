@@ -1,4 +1,4 @@
-/* What kernels print, between the frames that bring it and the program's streams. */
+/* Text that kernels print, kept until the program synchronises. */
 #ifndef SLUICE_PRINT_H
 #define SLUICE_PRINT_H
 

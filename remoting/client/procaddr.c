@@ -1,6 +1,7 @@
 /*
- * cuGetProcAddress: the newest form of a name that is not newer than the caller.
- * The names come from the API table, sorted by name and then by version.
+ * cuGetProcAddress: the newest version of a function that is not newer than the
+ * version the caller asks for. The names come from the API table, sorted by name
+ * and then by version.
  */
 #include "gen.h"
 #include "log.h"

@@ -1,4 +1,4 @@
-/* Profiler control: no profiler can attach here, so starting and stopping it is nothing to do. */
+/* Profiler control: no profiler can attach, so starting and stopping it do nothing. */
 #include "device.h"
 #include "gen.h"
 

@@ -1,9 +1,9 @@
 /*
- * Which memory is whose: all device and host ranges this process was given, by
- * address, so that a pointer's kind, owner and extent are answered here.
+ * All device and host ranges that this process was given, by address, so that a
+ * pointer's kind, owner and extent are answered here.
  *
  * A sorted array under a read-write lock: lookups share it and take a binary
- * search; ranges number in the hundreds, a change moves a few kilobytes.
+ * search; ranges number in the hundreds, and a change moves a few kilobytes.
  */
 #include "ranges.h"
 #include "ctx.h"
@@ -38,7 +38,7 @@ static void filter_add(const struct sl_range *r)
 			atomic_store(&sl_locked_filter[i], ~0ull);
 }
 
-/* Once there is no page-locked memory at all the filter begins anew. Under the lock. */
+/* Clears the filter once there is no page-locked memory at all. Called with the lock held. */
 static void filter_clear(void)
 {
 	for (size_t i = 0; i < count; i++)
@@ -69,7 +69,7 @@ static size_t above(uint64_t p)
 	return lo;
 }
 
-/* Mappings lie inside reservations: the innermost range that holds p. */
+/* The innermost range that holds p: mappings lie inside reservations. */
 static struct sl_range *holder(uint64_t p)
 {
 	size_t i = above(p), tries = 0;
@@ -77,7 +77,7 @@ static struct sl_range *holder(uint64_t p)
 	while (i-- && tries++ < 4096) {
 		if (p - all[i].base < all[i].size || (p == all[i].base && !all[i].size))
 			return &all[i];
-		/* Only a reservation may hold others and so lie further down. */
+		/* Only a reservation may contain others, and so be found further down. */
 		if (all[i].type != SL_RANGE_MAPPED)
 			break;
 	}

@@ -23,8 +23,8 @@ struct sl_range {
 };
 
 /*
- * A filter for addresses of page-locked host memory: where a bit is clear there is none. One bit stands for
- * all 2 MiB regions of the same hash; it may be set although the memory is gone.
+ * A filter for addresses of page-locked host memory: a clear bit means that there is none. One bit stands
+ * for all 2 MiB regions of the same hash; it may still be set when the memory is gone.
  */
 extern _Atomic uint64_t sl_locked_filter[64];
 

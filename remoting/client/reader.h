@@ -1,4 +1,7 @@
-/* Reading a message front to back, without trust: what is past its end is zero and sets bad. For both libraries. */
+/*
+ * Reads a message front to back, without trusting it: reading past the end gives zeroes and sets
+ * bad. For both libraries.
+ */
 #ifndef SLUICE_READER_H
 #define SLUICE_READER_H
 
@@ -24,7 +27,7 @@ static inline void sl_read(struct sl_reader *r, void *to, size_t n)
 	r->off += n;
 }
 
-/* A fixed field's text: up to its NUL, printable ASCII, always terminated. */
+/* The text of a fixed field: up to its NUL, as printable ASCII, always terminated. */
 static inline void sl_text(char *to, size_t cap, const void *from, size_t n)
 {
 	const char *s = from;

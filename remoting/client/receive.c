@@ -24,7 +24,7 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
-/* Some bytes, 0 at the end, -1 with errno. */
+/* Receives some bytes; 0 at the end, -1 with errno. */
 static ssize_t rx_some(struct sl_peer *t, void *p, size_t n)
 {
 	int64_t since = 0;
@@ -63,7 +63,7 @@ static bool rx_fill(struct sl_peer *t)
 	}
 }
 
-/* Reads exactly n bytes; large ones go from the socket to their place. dst NULL discards. */
+/* Reads exactly n bytes; large ones go directly from the socket to dst. dst NULL discards them. */
 static bool rx(struct sl_peer *t, void *dst, size_t n)
 {
 	uint8_t *p = dst;
@@ -100,7 +100,7 @@ static bool rx(struct sl_peer *t, void *dst, size_t n)
 	return true;
 }
 
-/* Calls that are answered here must return a sticky error too. */
+/* From then on the gate is closed: calls that are answered here must return a sticky error too. */
 static void note_error(CUresult r)
 {
 	if (sl_error_result(r))

@@ -1,13 +1,13 @@
 /*
- * Which session a call belongs to, when there are several. A handle belongs with
- * the context that was current when it was made, an address with the context it was
- * allocated in, a device with its owner; libraries and their kernels are in every
- * session. A call that names things of two sessions is refused (sl_buf.mixed):
- * what can be done all the same - copies, waiting for an event - is done here in
+ * Which session a call belongs to, when there are several. A handle belongs to the
+ * context that was current when it was made, an address to the context it was
+ * allocated in, a device to its owner; libraries and their kernels are in every
+ * session. A call that names things of two sessions is refused (sl_buf.mixed).
+ * Copies and waiting for an event are possible all the same: they are made here in
  * steps, each in one session.
  *
- * Nothing here runs with one session. It takes no lock but those of the tables
- * it looks into.
+ * Nothing here runs with one session. It takes no lock but those of the tables it
+ * reads.
  */
 #include "route.h"
 #include "codec.h"
@@ -36,7 +36,7 @@ static void to(sl_buf *b, unsigned session, uint32_t ctx_id)
 	b->to = (uint8_t)(session + 1);
 	if (!b->to_ctx)
 		b->to_ctx = ctx_id;
-	/* The default stream of a context that is not current may get work: never known idle again. */
+	/* The default stream of a context that is not current may get work: it is never known idle again. */
 	if (ctx_id && ctx_id != sl_ctx_cur() && (c = sl_handle_state_by_id(SL_CTX, ctx_id)))
 		atomic_store_explicit(&c->legacy.shared, true, memory_order_relaxed);
 }
@@ -137,7 +137,7 @@ CUresult sl_copy_across(struct sl_ctx *dst_ctx, uint64_t dst, struct sl_ctx *src
 	struct piece p = { 0 };
 	CUresult err = sl_copy_capture_check(s);
 
-	/* What was enqueued before the copy comes before it, and nothing is left of it on return. */
+	/* Work that was enqueued before the copy comes before it, and the copy is complete on return. */
 	if (!err)
 		err = sl_cuStreamSynchronize(s);
 	if (!err)
@@ -174,7 +174,7 @@ CUresult sl_copy_elsewhere(struct sl_ctx *c, CUresult (*f)(void *), void *arg, C
 	return err ? err : sl_ctx_with(c, settle, NULL);
 }
 
-/* --- calls that name things of two sessions, and what they come to --- */
+/* --- calls that name things of two sessions --- */
 
 CUresult sl_across_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx, size_t n, CUstream s, bool *done)
 {
@@ -189,7 +189,7 @@ CUresult sl_across_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_ctx, CUdevic
 	return CUDA_SUCCESS;
 }
 
-/* Session of a stream: its own, the current context's if it is a default one. */
+/* The session of a stream: its own, or the current context's for a default stream. */
 static unsigned stream_session(CUstream s)
 {
 	uint32_t ctx = sl_handle_ctx(SL_STREAM, s);
@@ -210,7 +210,7 @@ CUresult sl_across_cuStreamWaitEvent(CUstream s, CUevent event, unsigned flags, 
 		return CUDA_SUCCESS;
 	if (sl_capturing_any())
 		return sl_refuse("cuStreamWaitEvent of another owner's event in a stream capture", &once);
-	/* No owner can wait for another: this thread does, which is a stronger order. */
+	/* No owner can wait for another's event: this thread waits, which is a stronger order. */
 	return sl_cuEventSynchronize(event);
 }
 

@@ -1,6 +1,6 @@
 /*
  * Which owner's session a call goes to, where the lease has several owners. With one
- * session nothing here does anything.
+ * session all of it does nothing.
  */
 #ifndef SLUICE_ROUTE_H
 #define SLUICE_ROUTE_H
@@ -12,7 +12,7 @@
 
 struct sl_ctx;
 
-/* Sends the frame to the owner of a handle, of an address, of a device. */
+/* Directs the frame to the owner of a handle, of an address, of a device. */
 void sl_route_slow(sl_buf *b, int kind, const void *h);
 void sl_route_ptr_slow(sl_buf *b, uint64_t p);
 void sl_route_dev_slow(sl_buf *b, int dev);
@@ -36,8 +36,8 @@ static inline void sl_route_dev(sl_buf *b, int dev)
 }
 
 /*
- * Several sessions only: the context an address belongs to, if it is not of
- * the current context's session; NULL else, and always with one session.
+ * The context an address belongs to, if that is in another session than the current
+ * context; NULL otherwise, and always with one session.
  */
 struct sl_ctx *sl_ptr_ctx_slow(uint64_t p);
 bool sl_ctx_foreign(const struct sl_ctx *c);
@@ -54,9 +54,9 @@ static inline struct sl_ctx *sl_ptr_foreign(uint64_t p)
 
 /* A copy between contexts of different sessions; complete on return. */
 CUresult sl_copy_across(struct sl_ctx *dst_ctx, uint64_t dst, struct sl_ctx *src_ctx, uint64_t src, size_t n, CUstream s);
-/* Behind s: runs f in the default stream of c, a context of another session, and waits for it. */
+/* Waits for the work in s, then runs f in the default stream of c, a context of another session, and waits for it. */
 CUresult sl_copy_elsewhere(struct sl_ctx *c, CUresult (*f)(void *), void *arg, CUstream s);
-/* Generated stubs ask these first when there are several sessions; *done: that was all. */
+/* Generated stubs call these first when there are several sessions; *done: the call is complete. */
 CUresult sl_across_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx, size_t n, CUstream s, bool *done);
 CUresult sl_across_cuStreamWaitEvent(CUstream s, CUevent event, unsigned flags, bool *done);
 CUresult sl_across_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags, bool *done);

@@ -1,7 +1,8 @@
 /*
- * The way out. A frame is appended to the peer's ring under its order lock; the sender
- * thread writes the ring to the socket, and so does a call that waits, or that brings a
- * payload too large for the ring, so that nothing waits for that thread. Locks: peer.h.
+ * The way out. A frame is appended to the peer's ring under its order lock. The sender
+ * thread writes the ring to the socket; a call that waits, or whose payload is too
+ * large for the ring, writes it itself instead of waiting for that thread. Locks:
+ * peer.h.
  */
 #include "send.h"
 #include "codec.h"
@@ -19,7 +20,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#define BULK_MIN (16u << 10)	/* payloads from here on go straight to the socket */
+#define BULK_MIN (16u << 10)	/* payloads of this size and more go directly to the socket */
 #define POLL_NS 25000		/* sender's nap while calls come in */
 #define POLL_ROUNDS 40		/* empty naps before it sleeps until it is woken */
 
@@ -64,7 +65,7 @@ static void drain_locked(struct sl_peer *t)
 			first = n;
 		iov[0] = (struct iovec){ t->ring + at, first };
 		iov[1] = (struct iovec){ t->ring, n - first };
-		/* A dead session swallows what is left, so that nobody waits for room. */
+		/* A session that has ended discards what is left, so that no caller waits for room. */
 		if (!sl_broken())
 			tx(t, iov, n > first ? 2 : 1);
 		__atomic_store_n(&t->tail, head, __ATOMIC_RELEASE);

@@ -1,6 +1,6 @@
 /*
- * The session's life: connecting to every owner, starting the threads, and the ways that it
- * ends (an error, a fork, the end of the process). session.h says what flows where; send.c,
+ * How a session begins and ends: connecting to every owner, starting the threads, and the
+ * three ends (an error, a fork, the end of the process). session.h has the flow; send.c,
  * wait.c and receive.c move the frames; peer.h has the locks.
  */
 #define _GNU_SOURCE
@@ -31,7 +31,7 @@
 
 enum { ST_NEW, ST_LIVE, ST_DEAD, ST_EXITING };
 
-/* What all of them share: the process lives and dies with every one. */
+/* The state that all peers share: the loss of one ends the session of the process. */
 static struct {
 	pthread_mutex_t start_lock;
 	int state;	/* ST_* */
@@ -85,7 +85,7 @@ const struct sl_snapshot *sl_snapshot(void)
 	return S.state == ST_NEW ? NULL : &S.snap;
 }
 
-/* Ends the session; the receiver notices the socket and wakes everybody. */
+/* Closes every socket; the receivers notice it and wake all callers. */
 void sl_die(CUresult error, const char *why)
 {
 	int live = ST_LIVE;
@@ -118,7 +118,7 @@ static void at_exit(void *arg)
 	if (!__atomic_compare_exchange_n(&S.state, &live, ST_EXITING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 		__atomic_store_n(&S.state, ST_EXITING, __ATOMIC_RELEASE);
 	sl_gate_close();
-	/* Not behind a stdout that another thread holds: the process is ending. */
+	/* Skipped if another thread holds stdout: the process is ending. */
 	if (!ftrylockfile(stdout)) {
 		sl_print_flush();
 		funlockfile(stdout);
@@ -140,7 +140,7 @@ static void in_child(void)
 			close(sl_peers[i].fd);
 		sl_peers[i].fd = -1;
 	}
-	sl_gate_close();	/* where the kernel has not wiped the page */
+	sl_gate_close();	/* if the kernel has not wiped the page */
 }
 
 /* ---- start ---- */
@@ -152,7 +152,7 @@ static CUresult start_threads(struct sl_peer *t)
 	pthread_t thread;
 	int err;
 
-	/* The program's signals are the program's: ours are all blocked. */
+	/* Signals are for the program's threads: ours block all of them. */
 	sigfillset(&all);
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
@@ -187,7 +187,7 @@ static CUresult connect_error(enum sl_connected rc)
 	}
 }
 
-/* Connects to one owner and makes its devices the next of the list. */
+/* Connects to one owner and appends its devices to the list. */
 static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *snap, unsigned *owners)
 {
 	const struct sl_ask ask = { .kind = SL_SESSION_COMPUTE, .owner = i, .patience_ms = CONNECT_MS, .shm = true };
@@ -300,7 +300,7 @@ CUresult sl_session_start(void)
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	/*
 	 * Only success is remembered: a job may wait for its worker and try again. But the runtime
-	 * asks twice in a row as it starts, and shall not wait for a silent worker twice.
+	 * asks twice in a row as it starts, and must not wait twice for a silent worker.
 	 */
 	if (!tried || (outcome && S.state == ST_NEW && now.tv_sec - failed_at > 1)) {
 		outcome = start();

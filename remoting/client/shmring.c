@@ -1,8 +1,8 @@
 /*
- * A ring has one writer and one reader. head counts bytes written, tail bytes
- * read; both only grow. Who finds nothing to do spins a little, sets its sleep
- * word, looks again and sleeps on it; who moves a count wakes the other side if
- * its sleep word is set. The peer is not trusted: a count out of range ends the
+ * A ring has one writer and one reader. head counts bytes written, tail bytes read;
+ * both only grow. A side with nothing to do spins a little, sets its sleep word,
+ * checks again and sleeps on that word; a side that moves a count wakes the other
+ * if its sleep word is set. The peer is not trusted: a count out of range ends the
  * session.
  */
 #define _GNU_SOURCE
@@ -48,7 +48,7 @@ struct sl_shm *sl_shm_attach(int fd)
 	off_t size = lseek(fd, 0, SEEK_END);
 	uint8_t *p = MAP_FAILED;
 
-	/* Unsealed, it could be cut short under our feet. */
+	/* Without seals the worker could shrink it while we use it. */
 	if (s && size == (off_t)SL_SHM_SIZE && fcntl(fd, F_GET_SEALS) >= 0 && fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK)
 		p = mmap(NULL, SL_SHM_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	close(fd);
@@ -71,7 +71,10 @@ static void wake(_Atomic uint32_t *w)
 	}
 }
 
-/* Waits until *count differs from seen; false on time-out or close. owed, if any, counts those whom it keeps. */
+/*
+ * Waits until *count differs from seen; false on time-out or close. *owed, if given, is the number
+ * of threads that wait for these bytes: then it polls first.
+ */
 static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen, _Atomic uint32_t *sleeps, uint32_t *owed,
 			int timeout_ms)
 {

@@ -1,7 +1,7 @@
 /*
- * Two byte rings in memory shared with a worker on the same node, in place of
- * the socket. The layout is in docs/protocol.md. The socket stays open: its end
- * is how each side learns that the other is gone.
+ * Two byte rings in memory shared with a worker on the same node, instead of the
+ * socket. The layout is in docs/protocol.md. The socket stays open: by its end each
+ * side learns that the other is gone.
  */
 #ifndef SLUICE_SHMRING_H
 #define SLUICE_SHMRING_H
@@ -18,14 +18,16 @@
 
 struct sl_shm;
 
-/* Maps the worker's memory; NULL if fd is not what it should be. Takes fd over. */
+/* Maps the worker's memory; NULL if fd is not such memory. Takes ownership of fd. */
 struct sl_shm *sl_shm_attach(int fd);
-/* At least one byte of iov, or -1 with errno ETIMEDOUT or EPIPE. One caller at a time. */
+/* Writes at least one byte of iov, or returns -1 with errno ETIMEDOUT or EPIPE. One caller at a time. */
 ssize_t sl_shm_write(struct sl_shm *s, const struct iovec *iov, int n, int timeout_ms);
-/* At least one byte into buf, 0 at the end, or -1 with errno ETIMEDOUT. One caller at a time; *owed is not 0 while
- * somebody waits for what it reads. */
+/*
+ * Reads at least one byte into buf; 0 at the end, or -1 with errno ETIMEDOUT. One caller at a time. *owed is not 0
+ * while a thread waits for these bytes.
+ */
 ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, uint32_t *owed, int timeout_ms);
-/* The peer is gone, or shall be: wakes both. */
+/* Ends both rings and wakes both sides. */
 void sl_shm_close(struct sl_shm *s);
 
 #endif

@@ -41,9 +41,9 @@ struct sl_snapshot {
 /* Decodes a WELCOME's payload; false if it is malformed. */
 bool sl_snapshot_decode(struct sl_snapshot *s, const void *data, size_t n);
 /*
- * Adds an owner's devices to the lease's list, which begins with ndev 0. One
- * library has one driver: the oldest is what all of them can do. False, and
- * logged, when a program cannot have so many devices.
+ * Adds an owner's devices to the lease's list, which begins with ndev 0. A program
+ * sees one driver, so the list has the oldest driver's version. False, and logged,
+ * if that is more devices than a program can have.
  */
 bool sl_snapshot_add(struct sl_snapshot *all, const struct sl_snapshot *one);
 

@@ -12,7 +12,7 @@ struct sl_stats {
 
 extern struct sl_stats sl_stats;
 
-/* An operation's place among all: the table's rows, then the control operations. */
+/* The index of an operation: first the table's rows, then the control operations. */
 static inline unsigned sl_op_slot(uint16_t op)
 {
 	return op < SL_NOPS ? op : SL_NOPS + (op - SL_OP_CONTROL);
@@ -20,7 +20,7 @@ static inline unsigned sl_op_slot(uint16_t op)
 
 /* How many calls have been sent. */
 uint64_t sl_calls(void);
-/* Writes them where the environment asks for it. */
+/* Writes the counters to where SLUICE_TRACE and SLUICE_STATS say. */
 void sl_stats_write(void);
 
 #endif

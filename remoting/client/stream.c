@@ -1,12 +1,13 @@
 /*
  * Streams. Creating and destroying one is a one-way frame; its properties never
- * leave this process. A stream knows whether anything was announced on it since
- * the last completed wait (struct sl_mark in stream.h), so that waiting twice costs
- * one round trip. The legacy default stream waits for all blocking streams of
- * its context, so announcing work on one of those announces it there too.
+ * leave this process. A stream knows whether work was enqueued on it since the last
+ * completed wait (struct sl_mark in stream.h), so that waiting twice costs one
+ * round trip. The legacy default stream waits for all blocking streams of its
+ * context, so work on one of those counts as its work too.
  *
  * Marks are atomics; only the owning thread advances one. The per-thread default
- * stream is a stream like others, made on first use by its thread and gone with it.
+ * stream is a stream like others; its thread makes it on first use, and it ends
+ * with the thread.
  */
 #include "stream.h"
 #include "codec.h"
@@ -23,7 +24,7 @@
 #include <string.h>
 
 static struct sl_pool streams = { .size = sizeof(struct sl_stream) };
-/* Captures begun and not ended in this process. While there are any, the worker is asked. */
+/* Captures begun and not yet ended in this process. While there are any, the worker is asked. */
 static _Atomic int capturing;
 
 bool sl_capturing_any(void)
@@ -370,7 +371,7 @@ CUresult sl_cuStreamGetId(CUstream hStream, unsigned long long *streamId)
 
 	if (!streamId)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* A legacy stream is one with its context; ids of streams never reach so far. */
+	/* The legacy stream's id is made from its context's; those of other streams never get that large. */
 	if (!err)
 		*streamId = s ? s->uid : c->uid << 32;
 	return err;
@@ -426,7 +427,7 @@ CUresult sl_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
 
 /* --- waiting --- */
 
-/* The forwarded form of a call that puts nothing into the stream. */
+/* Forwards a call that puts nothing into the stream. */
 #define UNMARKED(call) ({ \
 	struct sl_thread *t_ = sl_tls(); \
 	CUresult r_; \
@@ -437,7 +438,7 @@ CUresult sl_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
 	r_; \
 })
 
-/* What is known complete once a wait for h succeeds. */
+/* Notes what will be known complete once a wait for h succeeds. */
 void sl_cover(struct sl_covered *w, CUstream h)
 {
 	w->m = sl_stream_mark(h, NULL);
@@ -486,7 +487,7 @@ CUresult sl_cuStreamQuery(CUstream hStream)
 	err = UNMARKED(fw_cuStreamQuery(hStream));
 	if (!err) {
 		sl_mapped_fetch();
-		/* What the legacy stream would wait for, a query of it does not tell. */
+		/* A query of the legacy stream does not cover the streams that it would wait for. */
 		w.track &= hStream && hStream != CU_STREAM_LEGACY;
 		sl_cover_done(&w);
 	}
@@ -541,7 +542,7 @@ CUresult sl_cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 	if (!id)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	err = UNMARKED(fw_cuStreamEndCapture(hStream, id));
-	/* These leave the capture open; any other failure has ended it. */
+	/* These errors leave the capture open; any other has ended it. */
 	if (err != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && err != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD &&
 	    err != CUDA_ERROR_ILLEGAL_STATE && err != CUDA_ERROR_INVALID_HANDLE)
 		sl_capturing_add(-1);
@@ -569,8 +570,8 @@ CUresult sl_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *status)
 }
 
 /*
- * The lists of dependencies live in the driver until the next call on the stream;
- * they are not carried. Everything else is.
+ * The lists of dependencies are not carried: the driver keeps them only until the
+ * next call on the stream. Everything else is.
  */
 static CUresult capture_info(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, size_t *n, bool deps)
 {
@@ -617,7 +618,10 @@ CUresult sl_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *s
 	return capture_info(hStream, status, id, graph, n, dependencies || edges);
 }
 
-/* A thread's mode decides what the driver forbids it; the worker forbids nothing, so it stays here. */
+/*
+ * The mode says what the driver forbids a thread that captures; the worker forbids nothing, so the
+ * mode stays here.
+ */
 CUresult sl_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
 	struct sl_thread *t = sl_tls();

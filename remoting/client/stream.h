@@ -14,14 +14,14 @@ struct sl_ctx;
 struct sl_thread;
 
 /*
- * Whether a stream has work that its last completed wait did not cover. A mark
- * and the frame it announces are two steps, so only a stream used by a single
- * thread can be known to be idle; one that two threads touched never is again.
+ * Whether a stream has work that its last completed wait did not cover. Marking the
+ * stream and sending the frame are two steps, so only a stream that a single thread
+ * uses can be known idle; a stream that two threads have used never can.
  */
 struct sl_mark {
 	_Atomic uint64_t owner;	 /* thread that enqueues, 0 none yet */
 	_Atomic bool shared;	 /* more than one did */
-	_Atomic uint64_t seq;	 /* work announced; written by the owner only */
+	_Atomic uint64_t seq;	 /* work enqueued; written by the owner only */
 	_Atomic uint64_t synced; /* work known to be complete */
 };
 
@@ -41,10 +41,10 @@ uint32_t sl_stream_id(CUstream s, CUresult *err); /* marks the stream as having 
 uint32_t sl_stream_id_only(CUstream s, CUresult *err);
 /* The mark of a stream; NULL if unknown. The stream's own ctx in *ctx if not NULL. */
 struct sl_mark *sl_stream_mark(CUstream s, struct sl_ctx **ctx);
-/* Everything enqueued so far by this thread; later sl_mark_synced makes it known complete. */
+/* What this thread has enqueued so far, for a later sl_mark_synced; false if it cannot be known complete. */
 bool sl_mark_begin(struct sl_mark *m, uint64_t *seq);
 void sl_mark_synced(struct sl_mark *m, uint64_t seq);
-/* A wait for a stream: what it will have covered, noted before, and that it has. */
+/* Around a wait for a stream: what the wait covers, noted before it; and that it has succeeded. */
 struct sl_covered {
 	struct sl_mark *m;
 	uint64_t seq;
@@ -52,7 +52,7 @@ struct sl_covered {
 };
 void sl_cover(struct sl_covered *w, CUstream s);
 void sl_cover_done(const struct sl_covered *w);
-/* How often this process has been told that work is complete: what was not by then may be now. */
+/* How often this process has learned that work is complete: what was not complete before may be now. */
 extern _Atomic uint64_t sl_waited;
 void sl_streams_drop(uint32_t ctx_id);
 void sl_thread_streams_drop(struct sl_thread *t);

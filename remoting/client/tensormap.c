@@ -1,6 +1,6 @@
 /*
- * Tensor maps are a pure function of their arguments, but of a layout that only
- * the driver knows; the worker encodes them.
+ * A tensor map depends on its arguments only, but the layout is the driver's own:
+ * the worker encodes it.
  */
 #include "gen.h"
 

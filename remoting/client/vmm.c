@@ -1,6 +1,6 @@
 /*
- * Virtual memory management, as far as the shim must know of it: reservations
- * and mappings are ranges, so that a pointer into them is known to be the device's.
+ * Virtual memory management, as far as the shim must know it: reservations and
+ * mappings are ranges, so that a pointer into them is known as the device's.
  */
 #include "ctx.h"
 #include "entry.h"
@@ -82,7 +82,7 @@ CUresult sl_cuMemUnmap(CUdeviceptr ptr, size_t size)
 
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
-	/* Several mappings may go at once, but only whole ones. */
+	/* One call may unmap several mappings, but only whole ones. */
 	while (at - ptr < size) {
 		if (!sl_range_find(at, &r) || r.type != SL_RANGE_MAPPED || r.base != at || r.size > size - (at - ptr))
 			return CUDA_ERROR_INVALID_VALUE;

@@ -1,7 +1,7 @@
 /*
- * Calls that wait for their reply. The caller puts itself into the peer's table of waiting
- * calls, sends its frame, drains the ring, and sleeps until the receiver has put the reply
- * where it asked for it. Locks: peer.h.
+ * Calls that wait for their reply. The caller adds itself to the peer's table of waiting
+ * calls, sends its frame, drains the ring, and sleeps until the receiver has stored the
+ * reply. Locks: peer.h.
  */
 #include "wait.h"
 #include "attention.h"
@@ -13,7 +13,7 @@
 #include "session.h"
 #include "stats.h"
 
-/* On the stack of the thread that waits. */
+/* Lies on the stack of the thread that waits. */
 struct sl_waiter {
 	struct sl_waiter *next;
 	uint32_t call;
@@ -55,7 +55,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	w.next = t->waiting[w.call % SL_WAIT_BUCKETS];
 	t->waiting[w.call % SL_WAIT_BUCKETS] = &w;
 	__atomic_fetch_add(&t->owed, 1, __ATOMIC_RELAXED);
-	/* A receiver that ended before has woken its list already. */
+	/* If the receiver has ended before this, it has woken its list already. */
 	if (sl_ended()) {
 		t->waiting[w.call % SL_WAIT_BUCKETS] = w.next;
 		w.done = 1;
@@ -106,7 +106,7 @@ sl_reply *sl_waiter_reply(struct sl_waiter *w)
 
 void sl_waiter_wake(struct sl_waiter *w)
 {
-	/* w lies on its caller's stack: after done it may be gone, the address alone is used. */
+	/* w lies on its caller's stack and may be gone once done is set: only its address is used after that. */
 	uint32_t *done = &w->done;
 
 	__atomic_store_n(done, 1, __ATOMIC_RELEASE);
