@@ -1,12 +1,12 @@
 /*
- * Arrays: linear memory with a description. Texture fetches are the twins' own
- * business; what is here is what a copy needs.
+ * Arrays: linear memory with a description. Twins fetch textures by themselves;
+ * here is what copies need.
  */
 #include <stdlib.h>
 
 #include "sim.h"
 
-/* Bytes of one element, 0 when there is no such format. */
+/* Bytes of one element; 0 if there is no such format. */
 size_t array_elem(CUarray_format format, unsigned int channels)
 {
 	size_t n;

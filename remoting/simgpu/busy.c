@@ -1,9 +1,9 @@
 /*
- * Which part of the time the simulated GPUs were busy, and for whom, for NVML.
+ * How much of the time the simulated GPUs were busy, and for which process, for NVML.
  *
- * A look is what every process has used up to a moment. The last few are kept for each
- * device, so that a caller who says when he looked last is told of the time since then
- * and of nothing else.
+ * A sample is what every process has used up to a moment. The last few are kept for
+ * each device, so that a caller who gives the time of its last sample gets the usage
+ * since that time and nothing else.
  */
 #include <pthread.h>
 #include <string.h>
@@ -13,10 +13,10 @@
 #include "engine.h"
 
 #define LOOKS 8
-#define FRESH 20000000	/* ns: asking for the number and then for the samples is one look */
+#define FRESH 20000000	/* ns: the utilisation and the processes, asked one after the other, are one sample */
 
 struct look {
-	uint64_t at, real, stamp;	/* ns of the device's and of the monotonic clock; us since 1970. 0: none */
+	uint64_t at, real, stamp;	/* in ns, by the device's clock and the monotonic clock, and in us since 1970. 0: none */
 	int n;
 	struct sim_load load[SIM_MAX_PROC];
 };
@@ -37,7 +37,7 @@ static uint64_t ns(clockid_t clock)
 	return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
 }
 
-/* The time that busy time is a part of. */
+/* The time that the busy time is a part of. */
 static uint64_t device_ns(int dev)
 {
 	return engine_on() ? engine_now(dev) : ns(CLOCK_MONOTONIC);
@@ -69,7 +69,7 @@ unsigned int busy_device(int dev)
 	return u;
 }
 
-/* The newest look, taken now unless it is fresh. Under the lock. */
+/* The newest sample, taken now unless it is fresh. Called with the lock held. */
 static struct look *look(int dev)
 {
 	struct look *l = &b.look[dev][b.newest[dev]];
@@ -101,8 +101,10 @@ int busy_processes(int dev, uint64_t since, struct busy_sample *out, int max)
 
 	pthread_mutex_lock(&b.lock);
 	now = look(dev);
-	/* The youngest that is not younger than since, or else the oldest. A caller may take his own clock's time of
-	 * before the call for since. */
+	/*
+	 * The newest sample that is not newer than since, or else the oldest. A caller may give the time at
+	 * which it called last, by its own clock, for since.
+	 */
 	for (int i = 1; i < LOOKS; i++) {
 		const struct look *l = &b.look[dev][(b.newest[dev] + LOOKS - i) % LOOKS];
 

@@ -1,4 +1,4 @@
-/* Utilisation of the simulated GPUs, as NVML tells it. */
+/* Utilisation of the simulated GPUs, as NVML reports it. */
 #ifndef SLUICE_SIM_BUSY_H
 #define SLUICE_SIM_BUSY_H
 
@@ -6,15 +6,15 @@
 
 struct busy_sample {
 	int pid;
-	unsigned int percent;		/* of the time since the caller's last look */
+	unsigned int percent;		/* of the time since the caller's last sample */
 	uint64_t stamp;			/* microseconds since 1970 */
 };
 
-/* Percent of the time since the last call in which kernels ran; at most one look in 50 ms. */
+/* Percent of the time since the last call in which kernels ran; at most one sample in 50 ms. */
 unsigned int busy_device(int dev);
 /*
- * What live processes did since a time in microseconds, the average of all that time, as NVIDIA's driver has it
- * (seen on an H200, driver 580). Returns how many there are, of which max are written.
+ * What live processes did since a time in microseconds, averaged over all of that time, as NVIDIA's driver does
+ * (seen on an H200, driver 580). Returns the number of processes, of which at most max are written.
  */
 int busy_processes(int dev, uint64_t since, struct busy_sample *out, int max);
 

@@ -1,8 +1,8 @@
 /*
- * Stream capture. While a stream captures, stream_put() ends here: the work
- * becomes a node that depends on what the stream came to last. Events carry
- * those dependencies to other streams, which join by waiting for them. What
- * may not be captured breaks the capture: it ends in INVALIDATED, as in CUDA.
+ * Stream capture. While a stream captures, stream_put() ends here: the work becomes
+ * a node that depends on the stream's last nodes. Events carry those dependencies
+ * to other streams, which join by waiting for them. Work that may not be captured
+ * breaks the capture: it ends in INVALIDATED, as in CUDA.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +65,7 @@ static void join(struct stream *s, struct capture *cap)
 	cap->refs++;
 }
 
-/* The capture of s cannot be completed any more. */
+/* Marks the capture of s as one that cannot be completed. */
 void capture_break(struct stream *s)
 {
 	if (s->cap)
@@ -120,7 +120,7 @@ CUresult capture_record(struct stream *s, struct event *e)
 	return CUDA_SUCCESS;
 }
 
-/* Stream s is to wait for event e, and one of them captures. */
+/* Makes stream s wait for event e, where one of the two captures. */
 CUresult capture_wait(struct stream *s, struct event *e)
 {
 	if (!e->cap) {
@@ -145,7 +145,7 @@ CUresult capture_wait(struct stream *s, struct event *e)
 	return CUDA_SUCCESS;
 }
 
-/* Calls such as cuMemAlloc may not be made while this thread, or anyone in global mode, captures. */
+/* Calls such as cuMemAlloc may not be made while this thread captures, or any thread in global mode. */
 CUresult capture_unsafe(void)
 {
 	CUresult r = CUDA_SUCCESS;
@@ -166,7 +166,7 @@ CUresult capture_unsafe(void)
 	return r;
 }
 
-/* The default stream would synchronise with a blocking stream that captures; using it so ends the capture. */
+/* The default stream would synchronise with a blocking stream that captures; using it breaks the capture. */
 CUresult capture_legacy(struct ctx *c, bool uses)
 {
 	CUresult r = CUDA_SUCCESS;
@@ -282,7 +282,7 @@ static void mark_ancestors(struct gnode *n)
 		mark_ancestors(n->deps[i]);
 }
 
-/* Every other stream of the capture must have come back to the origin. */
+/* Every other stream of the capture must have joined its origin again. */
 static bool joined(struct capture *cap)
 {
 	struct stream *origin = cap->origin;

@@ -1,11 +1,11 @@
 /*
  * The clock of an engine.
  *
- * While nothing runs it goes with real time, divided by SLUICE_SIM_IDLE, so that a processor that is slow to give the next
- * piece of work hardly counts. Who waits for a time of this clock does so here (sluice_sim_wait), and where nobody has
- * work the clock jumps to the first of these times.
+ * While nothing runs, the clock follows real time, divided by SLUICE_SIM_IDLE, so that a processor that is slow to
+ * give the next piece of work hardly counts. A thread that waits for a time of this clock waits here
+ * (sluice_sim_wait), and when no process has work the clock jumps to the earliest of these times.
  *
- * All of an engine is under its lock, but for the words of processes (struct sim_proc), which are atomic.
+ * Everything of an engine is under its lock, except the words of processes (struct sim_proc), which are atomic.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,9 +23,9 @@
 
 #define API __attribute__((visibility("default")))
 #define MS 1000000ULL
-#define NAP (5 * MS)		/* real: how often a wait looks around */
-#define PATIENCE (10000 * MS)	/* real: for a process that could run and does not get to it */
-#define LEAD (2 * MS)		/* simulated: others' work goes no further while a process that is not at rest does nothing */
+#define NAP (5 * MS)		/* real: how often a waiting thread checks the clock */
+#define PATIENCE (10000 * MS)	/* real: how long to wait for a process that could run but is not scheduled */
+#define LEAD (2 * MS)		/* simulated: others' work runs at most this far ahead of a process that may have work and has done nothing */
 
 static double pace = 1;		/* real time per simulated time while nothing runs */
 
@@ -46,7 +46,7 @@ static struct sim_proc *me(void)
 	return slot < 0 ? NULL : &state_slots()[slot];
 }
 
-/* Who waits for the lock sleeps, but is not at rest: it says so. */
+/* A thread that waits for the lock sleeps, but its process is not idle: it counts itself. */
 void clock_lock(struct sim_engine *e)
 {
 	struct sim_proc *p = me();
@@ -124,7 +124,7 @@ static void ring(struct sim_wait *w)
 	futex(&w->ring, FUTEX_WAKE, INT_MAX, NULL);
 }
 
-/* Sleeps for ns of real time, until the bell rings or word's futex is woken; true: word's. */
+/* Sleeps for ns of real time, or until the bell rings or the futex word is woken; true if it was the word. */
 static bool doze(const uint32_t *word, uint32_t old, struct sim_wait *w, uint32_t bell, uint64_t ns)
 {
 	uint64_t end = clock_real() + ns;
@@ -138,7 +138,7 @@ static bool doze(const uint32_t *word, uint32_t old, struct sim_wait *w, uint32_
 
 	if (rc >= 0 || (errno != ENOSYS && errno != EPERM))
 		return rc == 1;
-	/* A kernel before 5.16: word alone, and look often for the rest. */
+	/* Kernels before 5.16 wait for one futex only: wait for the word, and check the rest often. */
 	if (word)
 		return !futex((uint32_t *)(uintptr_t)word, FUTEX_WAIT, old, &rel);
 	futex(&w->ring, FUTEX_WAIT, bell, &rel);
@@ -160,7 +160,7 @@ bool clock_ring(struct sim_engine *e, uint64_t clock)
 	return any;
 }
 
-/* Forgets threads that are due and cannot come. */
+/* Forgets threads whose time has come but which cannot run. */
 static void drop_due(struct sim_engine *e, uint64_t clock)
 {
 	for (int i = 0; i < SIM_MAX_WAIT; i++)
@@ -168,7 +168,7 @@ static void drop_due(struct sim_engine *e, uint64_t clock)
 			e->wait[i].pid = 0;
 }
 
-/* Which slots' processes can give no work until somebody wakes them. */
+/* Which slots' processes can give no work until another process wakes them. */
 static void who_blocks(struct sim_engine *e, int dev, bool blocked[SIM_MAX_PROC])
 {
 	memset(blocked, 0, SIM_MAX_PROC * sizeof(*blocked));
@@ -177,7 +177,7 @@ static void who_blocks(struct sim_engine *e, int dev, bool blocked[SIM_MAX_PROC]
 			blocked[e->wait[i].slot] = atomic_load(&state_slots()[e->wait[i].slot].up[dev]) <= 0;
 }
 
-/* Whether everybody is at rest; dev is the machine's number. */
+/* Whether all processes are idle; dev is the machine's number. */
 static bool all_rest(struct sim_engine *e, int dev, uint64_t real)
 {
 	struct sim_proc *p = state_slots();
@@ -190,7 +190,7 @@ static bool all_rest(struct sim_engine *e, int dev, uint64_t real)
 	return true;
 }
 
-/* Whether all that wait have looked since everybody was found at rest. */
+/* Whether all waiting threads have checked their word since all processes were found idle. */
 static bool all_looked(struct sim_engine *e, uint64_t real)
 {
 	bool all = true;
@@ -209,7 +209,7 @@ static bool all_looked(struct sim_engine *e, uint64_t real)
 	return all;
 }
 
-/* Moves the clock to the first time that is waited for, if nobody has anything to do before. */
+/* Moves the clock to the earliest time that a thread waits for, if no process has work before it. */
 static void jump(struct sim_engine *e, int dev)
 {
 	uint64_t real = clock_real(), first = UINT64_MAX, clock = clock_now(e, real);
@@ -219,7 +219,7 @@ static void jump(struct sim_engine *e, int dev)
 			first = e->wait[i].until;
 	if (first == UINT64_MAX)
 		return;
-	if (first <= clock) {		/* whose time has come goes first */
+	if (first <= clock) {		/* a thread whose time has come goes first */
 		drop_due(e, clock);
 		clock_ring(e, clock);
 		return;
@@ -283,7 +283,7 @@ static void wait_until(struct sim_engine *e, int dev, struct sim_wait *w, const 
 	}
 }
 
-/* A timer gives no work when it wakes: it is waited for until it sleeps here again, and no longer. */
+/* A timer does not give work when it wakes. It is waited for only until it sleeps here again. */
 static void thread_up(struct sim_engine *e, int dev, bool up)
 {
 	static __thread bool was[SIM_MAX_DEV];
@@ -335,7 +335,7 @@ API int sluice_sim_clock(int dev, uint64_t *ns)
 
 /* letting others go first */
 
-/* Threads whose time has come. */
+/* Lets threads run whose time has come. */
 static void yield_due(struct sim_engine *e)
 {
 	struct timespec nap = { 0, 20000 };
@@ -355,7 +355,7 @@ static void yield_due(struct sim_engine *e)
 	}
 }
 
-/* Whether a process that may have work in a moment has done nothing for LEAD; with forgive it may go on so for another. */
+/* Whether a process that may soon have work has done nothing for LEAD; forgive gives it another LEAD. */
 static bool others_late(struct sim_engine *e, int dev, uint64_t clock, bool forgive)
 {
 	struct sim_proc *p = state_slots();
@@ -375,8 +375,10 @@ static bool others_late(struct sim_engine *e, int dev, uint64_t clock, bool forg
 	return late;
 }
 
-/* The clock does not run away from those who are about to do something: what takes them a moment of real time takes others'
- * work much more of the simulated one. */
+/*
+ * Holds the clock back for processes that are about to do something: what takes them a moment of real time is much
+ * more simulated time of others' work.
+ */
 static void yield_others(struct sim_engine *e, int dev)
 {
 	uint64_t since = clock_real();

@@ -1,6 +1,6 @@
 /*
- * Contexts: the stack every thread has, primary contexts, and what a context
- * takes with it when it goes.
+ * Contexts: the stack of every thread, primary contexts, and what a context frees
+ * when it ends.
  */
 #include <stdlib.h>
 #include <stdio.h>
@@ -66,7 +66,7 @@ static struct ctx *primary_ctx(int dev)
 	return d->primary;
 }
 
-/* Makes c real: its memory is taken and its default stream exists. */
+/* Makes c exist: takes its memory and makes its default stream. */
 CUresult ctx_activate(struct ctx *c)
 {
 	if (c->active)
@@ -86,8 +86,8 @@ CUresult ctx_activate(struct ctx *c)
 }
 
 /*
- * Holds local memory of bytes for every thread that can be resident; exact also gives back what is
- * held beyond. A context has the first KiB of each thread from its beginning.
+ * Reserves bytes of local memory for every thread that can be resident; exact also releases what
+ * is reserved beyond that. A context has 1 KiB for each thread from its start.
  */
 CUresult ctx_local(struct ctx *c, uint64_t bytes, bool exact)
 {
@@ -111,7 +111,7 @@ CUresult ctx_local(struct ctx *c, uint64_t bytes, bool exact)
 	return CUDA_SUCCESS;
 }
 
-/* Device printf and assertions, as far as they have come. Called with the lock, at synchronisations. */
+/* Writes what device printf and assertions have produced so far. Called with the lock held, at synchronisations. */
 void ctx_print_flush(struct ctx *c)
 {
 	if (c->print.n)
@@ -121,7 +121,7 @@ void ctx_print_flush(struct ctx *c)
 	c->print.n = c->failed.n = 0;
 }
 
-/* The error that sticks to c, for a call that reports it; what was printed before it comes out first. */
+/* The error that sticks to c, for a call that reports it; output from before the error is written first. */
 CUresult ctx_broken(struct ctx *c)
 {
 	if (c->sticky)
@@ -129,14 +129,14 @@ CUresult ctx_broken(struct ctx *c)
 	return c->sticky;
 }
 
-/* Ends everything in c; the struct stays. May let go of the lock meanwhile. */
+/* Ends everything in c; the struct stays. May release the lock meanwhile. */
 static void ctx_empty(struct ctx *c)
 {
 	struct obj *o;
 	size_t it;
 
 	c->dying = true;
-	pthread_cond_broadcast(&sim.progress);	/* hung kernels see that they may end */
+	pthread_cond_broadcast(&sim.progress);	/* hung kernels see that they should end */
 	stream_ctx_destroy(c);
 	ctx_print_flush(c);
 	for (it = 0; (o = obj_next(&it, c));) {

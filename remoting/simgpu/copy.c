@@ -1,17 +1,20 @@
 /*
- * Copies and sets, all of them brought to one form: rows and slices between
- * two plain addresses (struct copy). Which side is memory of whose kind decides
- * only whether the call waits: pageable host memory is not the caller's to
- * touch again until it was read, so such copies wait or take a private copy.
+ * Copies and sets, reduced to one form: rows and slices between two plain addresses
+ * (struct copy). The kind of memory on each side decides only whether the call
+ * waits: a pageable source must not be used after the call returns, so such copies
+ * wait or take a private copy.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "sim.h"
 
-#define OWN_MAX (64U << 10)	/* pageable sources up to this are copied aside, as the driver does */
+#define OWN_MAX (64U << 10)	/* pageable sources up to this size are copied first, as the driver does */
 
-/* With unified addressing a device address may stand for host memory, and page-locked host memory for the device's. */
+/*
+ * With unified addressing a device address may be given for host memory, and page-locked host
+ * memory for device memory.
+ */
 enum side { S_HOST, S_DEVICE };
 
 static bool side_ok(enum side side, uint64_t p, size_t n)
@@ -26,7 +29,7 @@ static bool pageable(uint64_t p)
 	return !mem_find(p);
 }
 
-/* Queues c in s. sync: the call is one that returns when the bytes are where they belong. */
+/* Queues c in s. sync: the call returns when the copy is complete. */
 static CUresult copy_put(struct stream *s, struct copy *c, const CUDA_MEMCPY3D *desc, bool sync)
 {
 	struct work w = { .kind = W_COPY };
@@ -43,7 +46,7 @@ static CUresult copy_put(struct stream *s, struct copy *c, const CUDA_MEMCPY3D *
 		return stream_put(s, &w);
 	}
 	if (sync) {
-		/* between device addresses nothing is waited for */
+		/* copies between device addresses do not wait */
 		if (!src_page && !dst_page && mem_device((uintptr_t)c->src) && mem_device((uintptr_t)c->dst))
 			return stream_put(s, &w);
 		return stream_put_wait(s, &w);
@@ -143,7 +146,7 @@ struct end {
 	size_t x, y, z, pitch, height;
 };
 
-/* One end of a copy: where its first byte is, and how far apart rows and slices are. */
+/* One side of a copy: the address of its first byte, and the distances between rows and slices. */
 static CUresult end_place(const struct end *e, const CUDA_MEMCPY3D *d, uint64_t *p, size_t *pitch, size_t *slice)
 {
 	size_t rows, span;
@@ -270,7 +273,7 @@ static CUresult peer3d(const CUDA_MEMCPY3D_PEER *p, CUstream h, CUstream dflt, b
 
 	if (!p)
 		return CUDA_ERROR_INVALID_VALUE;
-	memcpy(&d, p, sizeof(d));	/* the same fields in the same places, contexts where it has reserved words */
+	memcpy(&d, p, sizeof(d));	/* the same layout, with contexts in place of reserved words */
 	d.reserved0 = d.reserved1 = NULL;
 	return copy3d(&d, h, dflt, sync);
 }
@@ -283,7 +286,7 @@ API CUresult cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D_PEER *p) { return peer3d(p,
 API CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *p, CUstream h) { return peer3d(p, h, NULL, false); }
 API CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *p, CUstream h) { return peer3d(p, h, PT, false); }
 
-/* arrays as one end of a linear copy */
+/* arrays as one side of a linear copy */
 
 static CUresult array_copy(CUarray da, size_t dx, CUarray sa, size_t sx, uint64_t dp, CUmemorytype dt, uint64_t sp,
 			   CUmemorytype st, size_t n, CUstream h, CUstream dflt, bool sync)

@@ -1,7 +1,7 @@
 /*
- * The one lock, what every call checks on entry, and the registry of handles.
- * A handle is a number that holds an index and a generation, never an address:
- * a stale, foreign or invented one is recognised, not followed.
+ * The one lock, the checks that every call begins with, and the registry of
+ * handles. A handle is a number that holds an index and a generation, never an
+ * address: a stale, foreign or invented one is recognised, not followed.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,7 +37,7 @@ void *xcalloc(size_t n, size_t size)
 	return p;
 }
 
-/* Room for n elements of size bytes in p, which has *cap; growth is zeroed. */
+/* Grows p, which has room for *cap elements of size bytes, to n; new elements are zeroed. */
 void *xgrow(void *p, size_t n, size_t *cap, size_t size)
 {
 	size_t want = *cap ? *cap : 8;
@@ -209,7 +209,7 @@ API CUresult cuInit(unsigned int flags)
 	pthread_mutex_lock(&sim.lock);
 	if (sim.exiting)
 		return sim_leave(CUDA_ERROR_DEINITIALIZED);
-	if (sim.inited)		/* in a forked child there is no way back */
+	if (sim.inited)		/* CUDA cannot be used in a forked child */
 		return sim_leave(sim.pid == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED);
 	sim.init_result = start();
 	if (sim.init_result == CUDA_SUCCESS) {
@@ -232,8 +232,8 @@ API CUresult cuDriverGetVersion(int *version)
 }
 
 /*
- * At exit streams may still run. Nothing is torn down under their feet: later
- * calls are refused, and the memory is given back to the machine.
+ * At exit streams may still run, so nothing is freed that they use: later calls are
+ * refused, and the memory is given back to the machine.
  */
 __attribute__((destructor)) static void leave(void)
 {

@@ -1,6 +1,6 @@
 /*
- * What the simulated devices say of themselves: the numbers of an H200-like
- * GPU of the architecture asked for (SLUICE_SIM_SM), 132 multiprocessors.
+ * The attributes of the simulated devices: those of an H200-like GPU of the
+ * architecture asked for (SLUICE_SIM_SM), with 132 multiprocessors.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static const struct { int attr, value; } attrs[] = {
 	{ 143, 0 }, { 144, 0 }, { 145, 0 }, { 146, 0 }, { 147, 0 },
 };
 
-/* Attributes that a driver does not know yet are invalid to it. */
+/* An attribute that is newer than the driver is invalid to it. */
 static int attr_max(void)
 {
 	if (sim.cfg.driver >= 13000)
@@ -255,7 +255,7 @@ API CUresult cuDeviceGetExecAffinitySupport(int *ok, CUexecAffinityType type, CU
 	return sim_leave(type ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
 }
 
-/* There is no profiler; the calls are there because programs make them. */
+/* There is no profiler; the calls exist because programs make them. */
 API CUresult cuProfilerStart(void)
 {
 	struct ctx *c;

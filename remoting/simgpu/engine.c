@@ -1,8 +1,8 @@
 /*
  * The engine of a device, in the state file that all processes of the machine share.
  *
- * Work runs in order of arrival and takes no real time of its own: it adds its cost to the clock (clock.c), in slices,
- * between which other processes' work may come.
+ * Work runs in order of arrival and takes no real time of its own: it adds its cost to the clock (clock.c), in
+ * slices, between which other processes' work may run.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -18,8 +18,8 @@
 #include "rest.h"
 
 #define MS 1000000ULL
-#define SLICE (2 * MS)		/* simulated: work of other processes may come in between */
-#define SPAN (1 * MS)		/* simulated: the trace is no finer */
+#define SLICE (2 * MS)		/* simulated: the longest slice; other processes' work may run after each */
+#define SPAN (1 * MS)		/* simulated: the resolution of the trace */
 #define GAP 20000		/* simulated ns: a pause longer than this shows in the trace */
 #define MAX_COST 64
 
@@ -30,7 +30,7 @@ static struct {
 	struct cost cost[MAX_COST];
 	int n;
 	double copy, inner;		/* bytes per ns, 0: free */
-	uint64_t change;		/* ns for another process's context to come on */
+	uint64_t change;		/* ns to switch to another process's context */
 	int trace;
 } cfg = { .trace = -1 };
 
@@ -93,7 +93,7 @@ int engine_config(void)
 		ok = parse_cost(p);
 	free(copy);
 	if (!ok) {
-		fprintf(stderr, "simgpu: SLUICE_SIM_COST=%s: not NAME:us, *:us, copy:GB/s or inner:GB/s, divided by commas\n", cost);
+		fprintf(stderr, "simgpu: SLUICE_SIM_COST=%s: want NAME:us, *:us, copy:GB/s or inner:GB/s, separated by commas\n", cost);
 		return -1;
 	}
 	if ((change && *change && !number(change, 0, 1e9, &v)) || (idle && *idle && !number(idle, 1, 1e6, &pace)) ||
@@ -153,7 +153,7 @@ int engine_fresh(struct sim_engine *e)
 	pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
 	rc = pthread_mutex_init(&e->lock, &a);
 	pthread_mutexattr_destroy(&a);
-	e->clock = clock_real();	/* any will do, but for those who do not know yet that it is simulated */
+	e->clock = clock_real();	/* any time is right, except for callers that do not know yet that it is simulated */
 	e->real = e->clock;
 	return rc ? -EINVAL : 0;
 }

@@ -1,6 +1,6 @@
 /*
- * Events. A record is an empty op in its stream, and the event holds on to it:
- * whether it is done, and when, is all an event has to say.
+ * Events. A record is an empty op in its stream, to which the event holds a
+ * reference: whether that op is done, and when, is all that an event knows.
  */
 #include <stdlib.h>
 

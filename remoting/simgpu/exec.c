@@ -1,8 +1,8 @@
 /*
- * Executable graphs. Instantiating flattens a graph, child graphs included,
- * into a plan: works in an order that respects every edge. A launch is one op
- * that runs the plan. A plan that a launch still holds is never changed;
- * updates make a new one.
+ * Executable graphs. Instantiating flattens a graph, child graphs included, into a
+ * plan: works in an order that respects every edge. A launch is one op that runs
+ * the plan. A plan that a launch still uses is never changed; an update makes a new
+ * one.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -259,7 +259,7 @@ API CUresult cuGraphExecGetFlags(CUgraphExec h, cuuint64_t *flags)
 	return sim_leave(CUDA_SUCCESS);
 }
 
-/* The step of e that came from node h, in a plan that may be changed. */
+/* The step of e that was made from node h, in a plan that may be changed. */
 static struct plan_step *step_get(struct exec *e, CUgraphNode h)
 {
 	if (e->plan->refs > 1) {
@@ -392,7 +392,10 @@ API CUresult cuGraphNodeGetEnabled(CUgraphExec h, CUgraphNode n, unsigned int *o
 	return on ? enabled(h, n, NULL, on) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Same shape (kinds of work in the same order, same kernels): the exec takes over the new parameters. */
+/*
+ * If the shape is the same (kinds of work in the same order, same kernels), the exec takes over the
+ * new parameters.
+ */
 API CUresult cuGraphExecUpdate_v2(CUgraphExec h, CUgraph gh, CUgraphExecUpdateResultInfo *info)
 {
 	struct graph *g;
@@ -414,7 +417,7 @@ API CUresult cuGraphExecUpdate_v2(CUgraphExec h, CUgraph gh, CUgraphExecUpdateRe
 	for (size_t i = 0; same && i < p->n; i++) {
 		same = p->step[i].work.kind == e->plan->step[i].work.kind;
 		if (same)
-			p->step[i].node = e->plan->step[i].node;	/* handles stay those of the first graph */
+			p->step[i].node = e->plan->step[i].node;	/* the handles stay those of the first graph */
 	}
 	if (!same) {
 		info->result = 2;		/* topology changed */

@@ -1,5 +1,5 @@
 /*
- * What kernels and functions say of themselves, and occupancy as sm_90 has it.
+ * Attributes of kernels and functions, and occupancy by the rules of sm_90.
  */
 #include <string.h>
 
@@ -216,7 +216,7 @@ API CUresult cuKernelSetAttribute(CUfunction_attribute a, int v, CUkernel h, CUd
 	r = dev_check(dev);
 	if (!r)
 		r = attr_set(k->twin, a, v, &k->max_dyn[dev], &k->carveout[dev]);
-	for (size_t i = 0; !r && i < k->lib->nmodules; i++) {	/* functions made from it follow */
+	for (size_t i = 0; !r && i < k->lib->nmodules; i++) {	/* functions of it get the value too */
 		struct module *m = k->lib->modules[i];
 
 		if (m->obj.ctx->dev == dev && m->funcs[k->index]) {
@@ -332,7 +332,7 @@ static CUresult potential(int *grid, int *block, CUfunction h, CUoccupancyB2DSiz
 	if (r)
 		return sim_leave(r);
 	t = f->twin;
-	sim_leave(CUDA_SUCCESS);	/* size is the program's own function */
+	sim_leave(CUDA_SUCCESS);	/* the size comes from the program's own function */
 	max = limit > 0 && limit < threads_of(t) ? limit : threads_of(t);
 	for (int b = max; b > 0; b = b % 32 ? b / 32 * 32 : b - 32) {
 		int n = blocks_per_sm(t, b, size ? size(b) : dyn);

@@ -1,5 +1,5 @@
 /*
- * Graphs: their nodes and edges as a shape, whatever the nodes do. Nodes are made by
+ * Graphs as a shape of nodes and edges, whatever the nodes do. Nodes are made by
  * hand (graphnode.c) or by capture (capture.c); exec.c runs them. Node arrays keep
  * the order of creation. All under sim.lock.
  */
@@ -200,7 +200,10 @@ API CUresult cuGraphNodeGetType(CUgraphNode h, CUgraphNodeType *type)
 	return sim_leave(CUDA_SUCCESS);
 }
 
-/* CUDA's way to return a list: with no array, how many; else up to *n, the rest of the array NULL. */
+/*
+ * Returns a list as CUDA does: without an array, the number; with one, up to *n entries, and NULL
+ * in the rest of the array.
+ */
 static void list_put(CUgraphNode *out, size_t *n, size_t *at, struct gnode *v)
 {
 	if (out && *at < *n)

@@ -10,7 +10,7 @@
 
 /* adding nodes */
 
-/* Adds a node with work w (taken over) to graph h. The lock is held, and released. */
+/* Adds a node with work w, which it takes over, to graph h. Called with the lock held; releases it. */
 static CUresult add(CUgraphNode *out, CUgraph h, const CUgraphNode *deps, size_t ndeps, struct work *w,
 		    struct graph *child)
 {

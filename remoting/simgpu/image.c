@@ -1,8 +1,8 @@
 /*
- * Images. One is only read for what it is (wrapper, container, cubin, PTX),
- * whether it has code for this GPU, and which twins it names; nothing in it is
- * run. A cubin or PTX made to be linked is refused unless it comes in a list of
- * objects, as from the driver.
+ * Images. An image is only read for its kind (wrapper, container, cubin, PTX),
+ * whether it has code for this GPU, and which twins it names; nothing in it is run.
+ * A cubin or PTX made to be linked is refused, as by the driver, unless it comes in
+ * a list of objects.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -102,7 +102,7 @@ static bool wordc(char c)
 	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$';
 }
 
-/* True when name stands in s as a whole word. */
+/* True if s contains name as a whole word. */
 static bool names(const struct span *s, const char *name)
 {
 	size_t len = strlen(name), left = s->n;
@@ -177,7 +177,7 @@ static CUresult elf_image(struct image *im, const char *p)
 	s.n = elf_size(p);
 	if (!s.n)
 		return CUDA_ERROR_INVALID_IMAGE;
-	/* the architecture moved up a byte with the ABI version CUDA 13 brought */
+	/* with the ABI version of CUDA 13 the architecture moved up a byte */
 	if (get16(p + 16) == ET_REL)
 		return CUDA_ERROR_INVALID_IMAGE;
 	sm = (unsigned char)p[8] >= 8 ? get32(p + 48) >> 8 & 0xffff : get32(p + 48) & 0xff;
@@ -206,7 +206,7 @@ static CUresult ptx_image(struct image *im, const char *p)
 	return CUDA_SUCCESS;
 }
 
-/* A length of 15 goes on in bytes that are added, until one is not 255. */
+/* A length of 15 is continued in further bytes, which are added until one is not 255. */
 static bool lz4_length(const unsigned char **in, const unsigned char *end, size_t *n)
 {
 	if (*n != 15)
@@ -219,7 +219,7 @@ static bool lz4_length(const unsigned char **in, const unsigned char *end, size_
 	return false;
 }
 
-/* One LZ4 block (the project's doc/lz4_Block_format.md) of n bytes; NULL if it is not. */
+/* Decodes one LZ4 block (the project's doc/lz4_Block_format.md) of n bytes; NULL if it is not valid. */
 static char *lz4(const char *data, size_t size, size_t n)
 {
 	const unsigned char *in = (const unsigned char *)data, *end = in + size;
@@ -255,7 +255,7 @@ struct entry {
 	int kind;
 	unsigned int sm;
 	uint64_t flags, used, plain;
-	const char *options;		/* of the compiler, in the rest of the head */
+	const char *options;		/* of the compiler, in the rest of the header */
 	size_t noptions;
 	struct span s;
 };
@@ -287,7 +287,7 @@ static bool entry_next(const char *files, uint64_t size, uint64_t *at, struct en
 	return true;
 }
 
-/* Reads an entry that runs here. objects: it is to be linked with others. */
+/* Reads an entry that runs here. objects: it will be linked with others. */
 static CUresult entry_image(struct image *im, const struct entry *e, bool objects)
 {
 	struct span s = e->s;
@@ -312,7 +312,7 @@ static CUresult entry_image(struct image *im, const struct entry *e, bool object
 	return relocatable && !objects ? CUDA_ERROR_INVALID_IMAGE : CUDA_SUCCESS;
 }
 
-/* As the driver chooses: the newest cubin that runs here, or else the newest PTX. */
+/* Chooses as the driver does: the newest cubin that runs here, or else the newest PTX. */
 static CUresult container_image(struct image *im, const char *p, bool objects)
 {
 	size_t head = get16(p + 6);
@@ -347,9 +347,9 @@ static bool container(const char *p)
 }
 
 /*
- * What nvcc registers. Version 2 is of a separately compiled program: the linked
+ * What nvcc registers. Version 2 is for a separately compiled program: its linked
  * image, which may have no code for this GPU, and a list of the objects, which are
- * linked then.
+ * then linked.
  */
 static CUresult wrapper_image(struct image *im, const char *p)
 {
@@ -409,7 +409,7 @@ CUresult image_load(const void *data, struct image **out)
 		image_unref(im);
 		return r;
 	}
-	if (im->all) {	/* what is compressed may hold any of them */
+	if (im->all) {	/* a compressed part may hold any of them */
 		memset(im->twin, 1, sim.ntwins * sizeof(*im->twin));
 		memset(im->global, 1, sim.nglobals * sizeof(*im->global));
 	}
@@ -417,7 +417,7 @@ CUresult image_load(const void *data, struct image **out)
 	return CUDA_SUCCESS;
 }
 
-/* The index of a twin the image holds, or -1. */
+/* The index of a twin that the image names, or -1. */
 long image_twin(const struct image *im, const char *name)
 {
 	for (size_t i = 0; i < sim.ntwins; i++)

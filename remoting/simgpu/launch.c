@@ -1,9 +1,9 @@
 /*
- * Launches: checking what the driver checks, packing the parameters, running
- * the twin on the stream's thread, and the faults that SLUICE_SIM_FAULT asks
- * for. A kernel takes as long as its twin takes, or longer when the twin names
- * a cost or a fault makes it slow; the rest of the time is slept, so that
- * streams overlap as on a GPU with room for both.
+ * Launches: checking what the driver checks, packing the parameters, running the
+ * twin on the stream's thread, and the faults that SLUICE_SIM_FAULT asks for. A
+ * kernel takes as long as its twin, or longer if the twin names a cost or a fault
+ * makes it slow; the rest of the time it sleeps, so that streams overlap as on a
+ * GPU with room for both.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@
 
 /* faults */
 
-/* Walks SLUICE_SIM_FAULT; returns false when it makes no sense. */
+/* Parses SLUICE_SIM_FAULT; returns false if it is invalid. */
 static bool faults(bool (*fn)(const char *key, char *value, CUresult *r), CUresult *r)
 {
 	const char *env = getenv("SLUICE_SIM_FAULT");
@@ -38,7 +38,7 @@ static bool faults(bool (*fn)(const char *key, char *value, CUresult *r), CUresu
 			ok = fn(p, eq + 1, r);
 		}
 		if (!ok)
-			fprintf(stderr, "simgpu: SLUICE_SIM_FAULT: %s: not slow=NAME:ms, illegal=NAME[:nth], hang=NAME, "
+			fprintf(stderr, "simgpu: SLUICE_SIM_FAULT: %s: want slow=NAME:ms, illegal=NAME[:nth], hang=NAME, "
 				"alloc=nth or init=CODE\n", p);
 	}
 	free(copy);
@@ -110,7 +110,7 @@ struct running {
 	CUresult fault;
 };
 
-/* Adds a line to what the context has printed. */
+/* Adds text to the context's printed output. */
 static void output(struct ctx *c, struct output *o, const char *fmt, va_list ap)
 {
 	char buf[1024];
@@ -212,7 +212,7 @@ static const struct sim_kernel_api api = {
 	api_print, api_fault, api_cost, api_check, api_symbol, api_stopped, api_tag, api_assertion,
 };
 
-/* Has the device for ns of its own time; the end of the context ends it too. */
+/* Occupies the device for ns of its own time, or until the context ends. */
 static void occupy(struct ctx *c, uint64_t ns)
 {
 	bool dying = false;
@@ -225,7 +225,10 @@ static void occupy(struct ctx *c, uint64_t ns)
 	}
 }
 
-/* A kernel without end. Under the lock; with an engine it has the device, as long as others let it. */
+/*
+ * A kernel without end. Called with the lock held; with an engine it occupies the device whenever
+ * other processes let it.
+ */
 static void hang(struct ctx *c)
 {
 	struct timespec nap = { 0, 1000000 };
@@ -240,7 +243,7 @@ static void hang(struct ctx *c)
 	}
 }
 
-/* Sleeps until t; the end of the context ends it too. Under the lock. */
+/* Sleeps until t, or until the context ends. Called with the lock held. */
 static void sleep_until(struct ctx *c, uint64_t t)
 {
 	struct timespec ts = { (time_t)(t / 1000000000), (long)(t % 1000000000) };
@@ -324,7 +327,7 @@ static CUresult params_extra(struct twin *t, void **extra, unsigned char *to)
 	}
 	if (!t->nbytes)
 		return CUDA_SUCCESS;
-	if (!buf || !size || *size < t->nbytes)		/* a buffer may be padded, not cut */
+	if (!buf || !size || *size < t->nbytes)		/* a buffer may be longer than the parameters, not shorter */
 		return CUDA_ERROR_INVALID_VALUE;
 	memcpy(to, buf, t->nbytes);
 	return CUDA_SUCCESS;

@@ -1,13 +1,14 @@
 /*
- * Device memory. Each device is an arena of address space, four times its
- * memory so that holes never make an allocation fail that the count allows,
+ * Device memory. Each device is an arena of address space, four times its memory,
+ * so that fragmentation never fails an allocation that the account allows. It is
  * divided in granules of 2 MiB. An allocation of more than 1 MiB owns whole
- * granules; smaller ones share a granule, a slab of 512-byte units. A granule
- * is charged to the machine's account (state.c) from its first use to its
- * last, and its pages go back to the host then.
+ * granules; smaller ones share a granule, a slab of 512-byte units. A granule is
+ * charged to the machine's account (state.c) from its first use to its last, and
+ * then its pages go back to the host.
  *
- * Other ranges a call may name (host memory, see hostmem.c; reserved and mapped
- * addresses, see vmm.c) are in one array sorted by address. All under sim.lock.
+ * Other ranges that a call may name (host memory, see hostmem.c; reserved and
+ * mapped addresses, see vmm.c) are in one array sorted by address. All under
+ * sim.lock.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -60,7 +61,7 @@ struct device *dev_of(uint64_t p)
 	return NULL;
 }
 
-/* The index of the first of n free granules in a row, next fit; d->ngran when there is none. */
+/* The index of the first of n free granules in a row, next fit; d->ngran if there is none. */
 static size_t gran_find(struct device *d, size_t n)
 {
 	size_t run = 0, i = d->cursor, looked;
@@ -79,7 +80,7 @@ static size_t gran_find(struct device *d, size_t n)
 	return d->ngran;
 }
 
-/* Takes the charge from what the pool keeps idle first. */
+/* Charges n bytes, first from what the pool keeps idle. */
 static bool charge(int dev, struct pool *pool, uint64_t n)
 {
 	uint64_t kept = pool && pool->idle >= n ? n : 0;
@@ -87,7 +88,7 @@ static bool charge(int dev, struct pool *pool, uint64_t n)
 	if (pool && pool->props.maxSize && pool->reserved + n - kept > pool->props.maxSize)
 		return false;
 	if (!kept && !state_charge(dev, n)) {
-		/* what the default pools hold idle is for everyone */
+		/* idle memory of the default pools is for all allocations */
 		pool_release(sim.dev[dev].pool, 0);
 		if (sim.dev[dev].current_pool != sim.dev[dev].pool)
 			pool_release(sim.dev[dev].current_pool, 0);
@@ -139,7 +140,7 @@ static void gran_give(int dev, struct pool *pool, uint64_t base, uint64_t n)
 	uncharge(dev, pool, n);
 }
 
-/* First fit in one slab; run is corrected when the search fails. */
+/* First fit in one slab; a failed search corrects run. */
 static int slab_find(struct slab *s, unsigned int units)
 {
 	unsigned int run = 0, best = 0;
@@ -312,7 +313,7 @@ void mem_free(struct alloc *a)
 
 /* ranges */
 
-/* The place of the first range that ends after p. */
+/* The index of the first range that ends after p. */
 size_t range_at(uint64_t p)
 {
 	size_t lo = 0, hi = sim.nrange;
@@ -370,7 +371,7 @@ void range_del(struct alloc *a)
 	free(a);
 }
 
-/* The allocation that holds address p. Addresses only reserved are none. */
+/* The allocation that holds address p. A reservation without memory is not one. */
 struct alloc *mem_find(uint64_t p)
 {
 	struct device *d = dev_of(p);
@@ -527,7 +528,7 @@ API CUresult cuMemFree_v2(CUdeviceptr p)
 	id = a->id;
 	ctx_wait(a->ctx ? a->ctx : c);
 	a = mem_find(p);
-	if (a && a->id == id)	/* not gone with its context meanwhile */
+	if (a && a->id == id)	/* it may have ended with its context meanwhile */
 		mem_free(a);
 	return sim_leave(c->sticky);
 }

@@ -15,7 +15,7 @@ void module_unref(struct module *m)
 		free(m);
 }
 
-/* Under the lock; queued launches of it have ended. Graph nodes may keep the struct. */
+/* Called with the lock held; queued launches of it have ended. Graph nodes may keep the struct. */
 void module_destroy(struct module *m)
 {
 	if (m->lib)
@@ -106,7 +106,7 @@ static CUresult load(CUmodule *out, const void *data)
 	return sim_leave(r);
 }
 
-/* There is no compiler, so logs are empty and took no time. */
+/* There is no compiler, so logs are empty and compiling took no time. */
 static void jit_outputs(unsigned int n, const CUjit_option *opt, void **val)
 {
 	for (unsigned int i = 0; i < n && opt && val; i++) {
@@ -406,7 +406,7 @@ API CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned int n, CUlibrary 
 	return sim_leave(CUDA_SUCCESS);
 }
 
-/* The library's module in context c, made when first asked for. */
+/* The library's module in context c, made on first use. */
 static CUresult library_module(struct library *l, struct ctx *c, struct module **m)
 {
 	for (size_t i = 0; i < l->nmodules; i++) {

@@ -1,8 +1,8 @@
 /*
- * libnvidia-ml.so.1 beside the simulated libcuda: what the worker asks for its
- * snapshot and to measure overheads, and what tests look at. It reads the same
- * shared state, so it shows every process on the simulated GPUs, this one too,
- * whether or not it has used CUDA.
+ * libnvidia-ml.so.1 for the simulated libcuda: what the worker asks for its
+ * snapshot and for measuring overheads, and what tests check. It reads the same
+ * shared state, so it shows every process on the simulated GPUs, including this
+ * one, whether or not it uses CUDA.
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -93,7 +93,7 @@ static nvmlReturn_t up(void)
 	return r;
 }
 
-/* Checks a device handle, and that there is somewhere to put the answer. */
+/* Checks a device handle, and the pointer for the answer. */
 static nvmlReturn_t check(nvmlDevice_t d, const void *out)
 {
 	nvmlReturn_t r = up();

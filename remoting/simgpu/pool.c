@@ -1,15 +1,15 @@
 /*
- * Stream-ordered allocation. The address exists at once, the memory counts at
- * once; a free takes effect when its stream comes to it. A pool may keep
- * memory that is free up to its release threshold: the machine goes on
- * counting it (reserved), and any allocation that would fail takes it first.
+ * Stream-ordered allocation. The address exists at once, and the memory counts at
+ * once; a free takes effect when its stream reaches it. A pool may keep free memory
+ * up to its release threshold: the machine still counts it (reserved), and an
+ * allocation that would fail takes it first.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "sim.h"
 
-/* Gives back what lies idle beyond keep bytes reserved. */
+/* Gives back idle memory beyond keep bytes reserved. */
 void pool_release(struct pool *p, uint64_t keep)
 {
 	uint64_t n;
@@ -128,7 +128,7 @@ API CUresult cuMemPoolDestroy(CUmemoryPool h)
 	if (sim.dev[p->dev].current_pool == p)
 		sim.dev[p->dev].current_pool = sim.dev[p->dev].pool;
 	p->attr[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD] = 0;
-	p->destroyed = true;	/* what is still allocated keeps it */
+	p->destroyed = true;	/* remaining allocations keep it */
 	if (!p->live)
 		obj_del(p);
 	return sim_leave(CUDA_SUCCESS);
@@ -304,7 +304,7 @@ static CUresult release(CUdeviceptr p, CUstream h, CUstream dflt)
 API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream h) { return release(p, h, NULL); }
 API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream h) { return release(p, h, CU_STREAM_PER_THREAD); }
 
-/* Graphs hold no memory here: nodes that allocate are not among those supported. */
+/* Graphs hold no memory here: allocation nodes are not supported. */
 API CUresult cuDeviceGraphMemTrim(CUdevice dev)
 {
 	CUresult r = sim_enter();

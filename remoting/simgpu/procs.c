@@ -1,7 +1,7 @@
 /*
- * cuGetProcAddress. The table is made by the build from remoting/api/cuda.tbl
- * and from what is really exported here; a driver version older than a name
- * does not know it.
+ * cuGetProcAddress. The build makes the table from remoting/api/cuda.tbl and from
+ * what is exported here; a driver does not know a name that is newer than its
+ * version.
  */
 #include <string.h>
 

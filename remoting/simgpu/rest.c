@@ -1,11 +1,12 @@
 /*
- * Which processes can give a device no work for the moment.
+ * Which processes can give a device no work at the moment: they are idle.
  *
- * That nobody has work is said by the processes themselves, for it cannot be seen: a process either waits for a time, says
- * that it is blocked, and has found its futex word unchanged since everybody was last seen at rest; or it has given no
- * work for SLUICE_SIM_QUIET, none of its threads can run, and its timers sleep here. One that the kernel just does not let
- * run is therefore waited for, and a process that is stopped or dead is not. Whoever it works for is not seen from here: that
- * none of those can run either is asked of whoever keeps SLUICE_SIM_WATCH (struct sim_watch), if that is given.
+ * Whether a process has work cannot be observed, so the processes tell. A process is idle in one of two cases.
+ * Either it waits for a time, says that it is blocked, and has found its futex word unchanged since all processes
+ * were last found idle. Or it has given no work for SLUICE_SIM_QUIET, none of its threads can run, and its timers
+ * sleep here. So a process that the kernel does not schedule is waited for, and one that is stopped or dead is not.
+ * The processes on whose behalf it works (a worker's clients) cannot be seen from here: the process behind
+ * SLUICE_SIM_WATCH (struct sim_watch), if that is set, is asked whether they are idle too.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -21,8 +22,8 @@
 
 #include "rest.h"
 
-static uint64_t quiet = 5000000;	/* real ns: a process that did nothing for so long may be at rest */
-static struct sim_watch *watch;		/* by slot; NULL: nobody is asked */
+static uint64_t quiet = 5000000;	/* real ns: a process may be idle after doing nothing for this long */
+static struct sim_watch *watch;		/* by slot; NULL: there is nothing to ask */
 
 void rest_config(double ms) { quiet = (uint64_t)(ms * 1e6); }
 
@@ -45,7 +46,7 @@ int rest_watch(const char *path)
 
 bool rest_due(uint64_t since, uint64_t real) { return real > since + quiet; }
 
-/* The state of a thread as /proc has it; 0: gone. */
+/* The state of a thread as /proc has it; 0 if it has ended. */
 static char thread_state(const char *path)
 {
 	char buf[512];
@@ -73,7 +74,7 @@ bool rest_stopped(int pid)
 	return !state || strchr("TtZX", state);
 }
 
-/* Whether any thread of a process but the caller's can run now. */
+/* Whether any thread of a process, other than the caller, can run now. */
 static bool runnable(int pid)
 {
 	char path[320], state;
@@ -97,7 +98,7 @@ static bool runnable(int pid)
 	return found;
 }
 
-/* Whether those that a process works for are at rest too; since: when it did something itself. */
+/* Whether the processes are idle on whose behalf a process works; since: when it last did something itself. */
 static bool watched(const struct sim_proc *p, uint64_t since)
 {
 	struct sim_watch *w = &watch[p - state_slots()];
@@ -109,14 +110,14 @@ static bool watched(const struct sim_proc *p, uint64_t since)
 	return false;
 }
 
-/* Once found at rest a process is so until it does something, but not while a timer of it is up. */
+/* A process found idle stays idle until it does something, unless one of its timers is awake. */
 bool rest_is(struct sim_proc *p, int dev, uint64_t real)
 {
 	uint64_t last = atomic_load(&p->stir_ns[dev]), woke = atomic_load(&p->up_ns[dev]);
 
 	if (!last)
 		return true;	/* it has not begun */
-	if (atomic_load(&p->entering) > 0)	/* not less: a slot's last owner may leave late */
+	if (atomic_load(&p->entering) > 0)	/* not below 0: a slot's last owner may leave late */
 		return real > last + quiet && rest_stopped(p->pid);
 	if (atomic_load(&p->up[dev]) > 0 && woke > last)
 		last = woke;

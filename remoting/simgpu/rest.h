@@ -1,18 +1,18 @@
-/* Which processes can give a device no work for the moment, see rest.c. Times are real ones (CLOCK_MONOTONIC, ns). */
+/* Which processes can give a device no work at the moment, see rest.c. Times are real times (CLOCK_MONOTONIC, ns). */
 #ifndef SLUICE_SIM_REST_H
 #define SLUICE_SIM_REST_H
 
 #include "state.h"
 
-/* After so many ms without work a process may be at rest. */
+/* After this many ms without work a process may be idle. */
 void rest_config(double ms);
-/* The file by which is asked whether a process is at rest, of SIM_MAX_PROC struct sim_watch; -1: it cannot be used. */
+/* The file by which to ask whether a process is idle, of SIM_MAX_PROC struct sim_watch; -1: it cannot be used. */
 int rest_watch(const char *path);
 /* Whether that much time has passed. */
 bool rest_due(uint64_t since, uint64_t real);
 /* Whether a process is stopped, dead or gone. */
 bool rest_stopped(int pid);
-/* Whether a process is at rest; dev is the machine's number. */
+/* Whether a process is idle; dev is the machine's number. */
 bool rest_is(struct sim_proc *p, int dev, uint64_t real);
 
 #endif

@@ -1,17 +1,16 @@
 /*
- * The simulated GPU's inside: one lock, a registry of handles, devices with
+ * The inside of the simulated GPU: one lock, a registry of handles, devices with
  * arenas of memory, contexts, streams that are threads, and pieces of work.
  *
- * Flow of a call: sim_enter_ctx() takes the one lock and checks what the
- * driver would check; stream calls build a struct work and give it to
- * stream_put(), which records it as a graph node while the stream captures and
- * otherwise queues it as a struct op. The stream's thread takes ops in order,
- * waits for what they depend on, runs them without the lock, and marks them
- * done. Waiters sleep on sim.progress.
+ * Flow of a call: sim_enter_ctx() takes the one lock and checks what the driver
+ * would check; stream calls build a struct work and give it to stream_put(), which
+ * records it as a graph node while the stream captures and otherwise queues it as a
+ * struct op. The stream's thread takes ops in order, waits for what they depend on,
+ * runs them without the lock, and marks them done. Waiters sleep on sim.progress.
  *
- * Locking: sim.lock guards everything here but the content of device memory
- * and the shared state file, which has a lock of its own (state.c) taken
- * inside sim.lock.
+ * Locking: sim.lock guards everything here except the content of device memory and
+ * the shared state file, which has a lock of its own (state.c) taken inside
+ * sim.lock.
  */
 #ifndef SLUICE_SIM_H
 #define SLUICE_SIM_H
@@ -53,7 +52,7 @@ struct module;
 struct obj {
 	enum kind kind;
 	uint64_t handle;
-	struct ctx *ctx;		/* destroyed with it; NULL: with nothing */
+	struct ctx *ctx;		/* it is destroyed with this; NULL: with nothing */
 };
 
 /* memory */
@@ -168,7 +167,7 @@ struct stream {
 struct event {
 	struct obj obj;
 	unsigned int flags;
-	struct op *op;			/* what the latest record stands for */
+	struct op *op;			/* the op of the latest record */
 	bool recorded;
 	struct capture *cap;		/* the latest record was captured */
 	struct gnode **cap_deps;
@@ -251,7 +250,7 @@ struct module {
 	struct image *image;
 	struct library *lib;
 	struct alloc **global;		/* beside sim.globals */
-	struct func **funcs;		/* made when asked for, beside sim.twins */
+	struct func **funcs;		/* made on first use, in the order of sim.twins */
 	int refs;			/* the handle, queued launches, graph nodes */
 	bool gone;
 	uint64_t overhead;
@@ -309,7 +308,7 @@ struct capture {
 	struct graph *graph;
 	struct stream *origin;
 	int refs;
-	bool invalid, ended, into;	/* into: a graph that was there before */
+	bool invalid, ended, into;	/* into: a graph that existed before */
 	unsigned int mode;
 	uint64_t id;
 	pthread_t thread;
@@ -324,7 +323,7 @@ struct plan {
 	struct plan_step *step;
 };
 
-/* the one simulator of the process; guarded by lock unless said otherwise */
+/* the simulator of this process; guarded by lock unless said otherwise */
 
 struct sim {
 	pthread_mutex_t lock;
@@ -348,14 +347,14 @@ struct sim {
 };
 
 extern struct sim sim;
-extern __thread bool sim_in_host_fn;		/* where the driver refuses calls */
+extern __thread bool sim_in_host_fn;		/* in a host function, where the driver refuses calls */
 
 /* core.c */
 CUresult sim_enter(void);			/* takes the lock; on error it is not held */
 CUresult sim_enter_ctx(struct ctx **c);		/* and finds a usable current context */
 CUresult sim_leave(CUresult r);
 uint64_t sim_now(void);
-uint64_t sim_time(int dev);			/* what events of a device tell */
+uint64_t sim_time(int dev);			/* the clock of a device's events */
 void *obj_new(enum kind kind, struct ctx *c, size_t size);
 void *obj_get(const void *handle, enum kind kind);
 void *obj_get_id(uint64_t handle, enum kind kind);

@@ -39,7 +39,7 @@
 struct sim_dim { unsigned int x, y, z; };
 struct sim_launch;
 
-/* What a twin may ask of the simulator. */
+/* What a twin may ask the simulator for. */
 struct sim_kernel_api {
 	void (*print)(struct sim_launch *l, const char *fmt, ...)
 		__attribute__((format(printf, 2, 3)));
@@ -121,15 +121,15 @@ struct sim_global {
 #define sim_assert_failed(b, t, file, line, function, text) \
 	sim->api->assertion(sim, "%s:%d: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.\n", file, line, \
 			    function, (b).x, (b).y, (b).z, (t).x, (t).y, (t).z, text)
-/* Ends in a CUDA error that sticks to the context; the twin should return next. */
+/* Ends the kernel with a CUDA error that sticks to the context; the twin should return next. */
 #define sim_fault(result) sim->api->fault(sim, (result))
-/* The kernel is to take at least this long, counted from its start. */
+/* Makes the kernel take at least this long, counted from its start. */
 #define sim_cost_ns(ns) sim->api->cost(sim, (ns))
 /* Faults with an illegal address and returns from the twin unless [p, p+n) is memory a kernel may touch. */
 #define sim_check(p, n) do { if (!sim->api->check(sim, (p), (n))) return; } while (0)
-/* What the process is called in the engine's trace from now on. */
+/* The label of the process in the engine's trace from now on. */
 #define sim_tag(tag_) sim->api->tag(sim, (tag_))
-/* True once the context is being destroyed: long loops should look. */
+/* True once the context is being destroyed: long loops should check it. */
 #define sim_stopped() sim->api->stopped(sim)
 
 /* One-dimensional launches: i is the global thread index. */

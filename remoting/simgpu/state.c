@@ -1,8 +1,8 @@
 /*
- * The shared state file. Every process writes only its own slot, under a
- * robust process-shared mutex, and the use of a device is the sum of the
- * slots: whatever instant a process dies at, no count can drift. Slots whose
- * process is gone (pid and start time) are cleared by whoever looks next.
+ * The shared state file. Every process writes only its own slot, under a robust
+ * process-shared mutex, and the use of a device is the sum of the slots: a process
+ * may die at any instant, and no count is wrong afterwards. The next process to
+ * look clears the slots of processes that have ended (by pid and start time).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,7 +27,7 @@ static struct sim_shared *sh;
 static struct sim_proc *mine;
 /* The machine's number of each device that this process sees. */
 static int phys[SIM_MAX_DEV] = { 0, 1, 2, 3, 4, 5, 6, 7 };
-/* Kernels of this process that run now. */
+/* The number of this process's kernels that run now. */
 static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER;
 static int running[SIM_MAX_DEV];
 
@@ -49,7 +49,7 @@ static int parse_size(const char *name, uint64_t *out)
 	default: break;
 	}
 	if (errno || end == s || *end || v > (UINT64_MAX >> shift) >> 12) {
-		fprintf(stderr, "simgpu: %s=%s is no size; use for example 8G\n", name, s);
+		fprintf(stderr, "simgpu: %s=%s is not a size; use for example 8G\n", name, s);
 		return -1;
 	}
 	*out = (uint64_t)v << shift;
@@ -152,7 +152,7 @@ static void state_path(char *path, size_t n, const struct sim_config *cfg)
 
 	if (s && *s)
 		snprintf(path, n, "%s", s);
-	else	/* by configuration, so that unlike machines do not meet by accident */
+	else	/* named by configuration, so that machines of different shape do not share one */
 		snprintf(path, n, "%s/sluice-simgpu-%u-%dx%lluM", dir && *dir ? dir : "/tmp", (unsigned int)getuid(),
 			 cfg->ndev, (unsigned long long)(cfg->mem >> 20));
 }
@@ -179,7 +179,7 @@ static int fresh(const struct sim_config *cfg)
 	return 0;
 }
 
-/* Under the file lock: a machine somebody lives in keeps its shape, an empty one takes ours. */
+/* Called with the file lock held. A machine in use keeps its shape; an unused one takes ours. */
 static int settle(struct sim_config *cfg, bool own)
 {
 	if (memcmp(sh->magic, MAGIC, sizeof(sh->magic)) || sh->size != sizeof(*sh))
@@ -237,7 +237,7 @@ static int state_open_at(const char *path, struct sim_config *cfg, bool own, boo
 		close(fd);
 		return rc;
 	}
-	if (st.st_size && (size_t)st.st_size != sizeof(struct sim_shared)) {	/* of another version: leave it to its users */
+	if (st.st_size && (size_t)st.st_size != sizeof(struct sim_shared)) {	/* of another version: it is left to its users */
 		unlink(path);
 		close(fd);
 		return retry ? state_open_at(path, cfg, own, false) : -ESTALE;
@@ -292,7 +292,7 @@ void state_visible(struct sim_config *cfg)
 			for (dev = 0; dev < all && !named(s, len, dev); dev++)
 				;
 		if (dev >= all)
-			break;	/* as the driver does: what follows is not seen */
+			break;	/* the driver ignores what follows, too */
 		found[n++] = dev;
 		s += len + (s[len] == ',');
 	}
@@ -313,7 +313,7 @@ void state_leave(void)
 	unlock();
 }
 
-/* dev is the machine's number here. */
+/* Here dev is the machine's number. */
 static uint64_t total(int dev)
 {
 	uint64_t sum = 0;
@@ -373,7 +373,7 @@ uint64_t state_used(int dev)
 
 void state_begin(int dev)
 {
-	if (engine_on())	/* which counts by its own clock */
+	if (engine_on())	/* the engine counts by its own clock */
 		return;
 	pthread_mutex_lock(&running_lock);
 	if (!running[dev]++ && mine)
@@ -389,7 +389,7 @@ void state_end(int dev)
 		return;
 	pthread_mutex_lock(&running_lock);
 	if (!--running[dev] && mine) {
-		/* In this order, and read in the other one, time is never seen twice. */
+		/* Written in this order and read in the opposite one, so that no time is counted twice. */
 		since = atomic_exchange(&mine->since_ns[phys[dev]], 0);
 		if (since)
 			atomic_fetch_add(&mine->busy_ns[phys[dev]], now_ns() - since);
@@ -444,7 +444,7 @@ void state_uuid(int dev, unsigned char uuid[16])
 		0x51, 0x1c, 0xe5, 0x1f, 0x00, 0x00, 0x4a, 0x00, 0x80, 0x00, 0x73, 0x69, 0x6d, 0x67, 0x70, 0x00,
 	};
 
-	/* Machines of one site have different GPUs, even where all are simulated on one. */
+	/* The GPUs of different hosts of a site differ, even where one machine simulates them all. */
 	const char *machine = getenv("SLUICE_SIM_MACHINE");
 	unsigned long number = machine ? strtoul(machine, NULL, 10) : 0;
 

@@ -1,6 +1,6 @@
 /*
- * What all processes that use the simulated GPUs of a machine share: the
- * configuration and, per process and device, bytes in use and busy time.
+ * What all processes share that use the simulated GPUs of a machine: the
+ * configuration and, for each process and device, bytes in use and busy time.
  */
 #ifndef SLUICE_SIM_STATE_H
 #define SLUICE_SIM_STATE_H
@@ -15,7 +15,7 @@
 struct sim_config {
 	int ndev;
 	uint64_t mem;			/* bytes per device */
-	uint64_t ctx_mem, module_mem, stream_mem; /* bytes a context, a module image, a stream costs */
+	uint64_t ctx_mem, module_mem, stream_mem; /* bytes that a context, a module image, a stream costs */
 	int driver;			/* 13000 */
 	int sm;				/* 90 */
 };
@@ -25,12 +25,17 @@ struct sim_proc {
 	uint64_t start;			/* start time from /proc, against pid reuse */
 	uint64_t used[SIM_MAX_DEV];
 	uint64_t contexts[SIM_MAX_DEV];
-	/* Busy time up to the last moment without a kernel, and since when one runs, 0 if none does. */
+	/*
+	 * Busy time up to the last moment without a kernel, and the start of the present busy time,
+	 * 0 if no kernel runs.
+	 */
 	_Atomic uint64_t busy_ns[SIM_MAX_DEV], since_ns[SIM_MAX_DEV];
-	/* For the engine: when it last did something, in real and in simulated ns, and for which of the former it was
-	 * found at rest. */
+	/*
+	 * For the engine: when the process last did something, in real and in simulated ns, and the real time
+	 * for which it was found idle.
+	 */
 	_Atomic uint64_t stir_ns[SIM_MAX_DEV], stir_clock[SIM_MAX_DEV], rest_ns[SIM_MAX_DEV];
-	_Atomic int up[SIM_MAX_DEV];	/* timers that do not sleep now, and since when: */
+	_Atomic int up[SIM_MAX_DEV];	/* timers that are awake, and since when: */
 	_Atomic uint64_t up_ns[SIM_MAX_DEV];
 	_Atomic int entering;		/* threads that wait for an engine's lock */
 };
@@ -40,20 +45,22 @@ struct sim_wait {
 	int32_t pid;			/* 0: free */
 	int32_t slot;			/* of its process */
 	uint32_t ring;			/* futex: look again */
-	bool blocked;			/* its process can give no work before */
-	uint64_t until, seen;		/* seen: real time at which it last found nothing to leave for */
+	bool blocked;			/* its process can give no work before that time */
+	uint64_t until, seen;		/* seen: real time at which it last found no reason to wake */
 };
 
 #define SIM_MAX_WAIT 512
 
-/* A question of the clock: is process pid at rest, and whoever it works for, after what it did at a time? The answer is the
- * same time in asleep. By slots of processes. */
+/*
+ * The clock asks: is process pid idle, with every process on whose behalf it works, since it last did something at
+ * a time? The answer is the same time in asleep. By slots of processes.
+ */
 struct sim_watch {
 	_Atomic int32_t pid;
 	_Atomic uint64_t want, asleep;
 };
 
-/* What one process did on the engine without a pause; also what the trace consists of. */
+/* What one process did on the engine without a pause; an entry of the trace. */
 struct sim_span {
 	uint32_t dev;			/* the machine's number */
 	int32_t pid;
@@ -65,8 +72,8 @@ struct sim_span {
 /* The engine of one device, under its own lock. */
 struct sim_engine {
 	pthread_mutex_t lock;
-	uint64_t clock, real;		/* the simulated time at a real one, in ns */
-	uint64_t ask;			/* real time since which nobody seems to have work; 0: somebody has */
+	uint64_t clock, real;		/* the simulated time at a real time, in ns */
+	uint64_t ask;			/* real time since which no process seems to have work; 0: one has */
 	int32_t owner;			/* the slot whose context is on the device, + 1 */
 	struct sim_span span;
 	struct sim_wait wait[SIM_MAX_WAIT];
@@ -90,30 +97,30 @@ struct sim_load {
 	uint64_t start, busy;
 };
 
-/* Reads the environment; returns 0, or -1 when a value makes no sense. */
+/* Reads the environment; returns 0, or -1 if a value is invalid. */
 int state_config(struct sim_config *cfg);
-/* Opens the shared state; own: take a slot. Returns 0 or -errno. */
+/* Opens the shared state; own: takes a slot. Returns 0 or -errno. */
 int state_open(struct sim_config *cfg, bool own);
-/* Leaves the devices that CUDA_VISIBLE_DEVICES names, by number or UUID; once, for libcuda. */
+/* Keeps only the devices that CUDA_VISIBLE_DEVICES names, by number or UUID; once, for libcuda. */
 void state_visible(struct sim_config *cfg);
 /* The machine's number of a device of this process. */
 int state_phys(int dev);
 void state_leave(void);
-/* Takes bytes of a device's memory for this process. Returns false when it has not that much. */
+/* Takes bytes of a device's memory for this process. Returns false if there are not that many. */
 bool state_charge(int dev, uint64_t bytes);
 void state_uncharge(int dev, uint64_t bytes);
 void state_contexts(int dev, int delta);
 uint64_t state_used(int dev);
-/* A kernel of this process begins and ends; any number may run at a time. */
+/* Notes that a kernel of this process begins or ends; any number may run at a time. */
 void state_begin(int dev);
 void state_end(int dev);
 /* Copies the live slots; returns how many. */
 int state_procs(struct sim_proc *out, int max);
-/* What live processes have used of a device so far. */
+/* The total that live processes have used of a device so far. */
 int state_loads(int dev, struct sim_load *out, int max);
 /* The engine of a device of this process; NULL before state_open. */
 struct sim_engine *state_engine(int dev);
-/* The slots of all processes, and which is this one's, or -1. */
+/* The slots of all processes, and the index of this one's, or -1. */
 struct sim_proc *state_slots(void);
 int state_slot(void);
 /* Field 22 of /proc/PID/stat, or 0 when the process is gone or only waits to be reaped. */

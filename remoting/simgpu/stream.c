@@ -1,13 +1,13 @@
 /*
- * Streams. Flow: stream_put() -> stream_queue() appends an op with the ops it
- * must wait for -> the stream's thread, started with its first op, takes them
- * in order, sleeps until what they depend on is done, runs them without the
- * lock and wakes everybody. The default stream's blocking rules are nothing
- * but dependencies: its op depends on the last op of every blocking stream of
- * the context, and theirs on its.
+ * Streams. Flow: stream_put() -> stream_queue() appends an op with the ops it must
+ * wait for -> the stream's thread, started with its first op, takes them in order,
+ * sleeps until what they depend on is done, runs them without the lock and wakes
+ * all waiters. The default stream's blocking rules are expressed as dependencies:
+ * its op depends on the last op of every blocking stream of the context, and theirs
+ * on its.
  *
- * An op that finds its stream idle and that the caller waits for anyway is run
- * by the caller (stream_put_wait), which saves two thread switches.
+ * If an op's stream is idle and the caller waits for the op anyway, the caller runs
+ * it (stream_put_wait), which saves two thread switches.
  */
 #include <errno.h>
 #include <signal.h>
@@ -87,7 +87,7 @@ static bool op_ready(struct op *op)
 	return true;
 }
 
-/* Runs op, which its stream has come to and whose dependencies are done. */
+/* Runs op, whose turn has come in its stream and whose dependencies are done. */
 static void op_run(struct op *op)
 {
 	struct ctx *c = op->ctx;
@@ -141,7 +141,7 @@ static void *stream_main(void *arg)
 	return NULL;
 }
 
-/* Streams' threads take no signals: those belong to the program. */
+/* Streams' threads block all signals: those belong to the program. */
 static CUresult stream_start(struct stream *s)
 {
 	pthread_attr_t a;
@@ -183,12 +183,12 @@ static struct op *op_make(struct stream *s, struct work *w, struct op *dep)
 	struct op *op = xcalloc(1, sizeof(*op));
 	size_t cap = 0;
 
-	op->refs = 2;		/* the queue's and stream->last's */
+	op->refs = 2;		/* one for the queue, one for stream->last */
 	op->ctx = c;
 	op->work = *w;
 	add_dep(op, dep, &cap);
 	if (!s->head)
-		add_dep(op, s->last, &cap);	/* that a caller may be running itself */
+		add_dep(op, s->last, &cap);	/* which a caller may be running itself */
 	if (s == c->legacy) {
 		for (struct stream *o = c->streams; o; o = o->next)
 			if (o != s && !(o->flags & CU_STREAM_NON_BLOCKING))
@@ -199,7 +199,7 @@ static struct op *op_make(struct stream *s, struct work *w, struct op *dep)
 	return op;
 }
 
-/* Appends w to s; it also waits for dep. Takes over what w owns, also on failure. */
+/* Appends w to s, after dep too. Takes over what w owns, even if it fails. */
 CUresult stream_queue(struct stream *s, struct work *w, struct op *dep, struct op **out)
 {
 	CUresult r = s->obj.ctx->dying ? CUDA_ERROR_CONTEXT_IS_DESTROYED : stream_start(s);
@@ -212,7 +212,7 @@ CUresult stream_queue(struct stream *s, struct work *w, struct op *dep, struct o
 	engine_stir(s->obj.ctx->dev);
 	op = op_make(s, w, dep);
 	if (s->head) {
-		at = s->last;	/* the tail, for it is queued until done */
+		at = s->last;	/* the tail, since it is queued until it is done */
 		at->next = op;
 	} else {
 		s->head = op;
@@ -291,7 +291,7 @@ bool stream_busy(struct stream *s)
 	return false;
 }
 
-/* Ops to wait for, each held by a reference. */
+/* Ops to wait for; each holds a reference. */
 struct oplist { struct op **v; size_t n, cap; };
 
 static void list_add(struct oplist *l, struct op *op)
@@ -311,7 +311,7 @@ static void list_wait(struct oplist *l)
 	free(l->v);
 }
 
-/* Waits for the ops there are now; for the default stream also for those it would wait for. */
+/* Waits for the ops that are queued now; for the default stream also for those it would wait for. */
 void stream_wait(struct stream *s)
 {
 	struct ctx *c = s->obj.ctx;
@@ -332,7 +332,7 @@ void ctx_wait(struct ctx *c)
 	list_wait(&l);
 }
 
-/* Everything that any context has queued. */
+/* Waits for everything that any context has queued. */
 void all_wait(void)
 {
 	struct oplist l = { 0 };
@@ -353,7 +353,7 @@ static void stream_end(struct stream *s)
 		stream_unlink(s);
 		return;
 	}
-	s->gone = true;		/* its thread unlinks it when it has run dry */
+	s->gone = true;		/* its thread unlinks it when it has no work left */
 	pthread_cond_signal(&s->wake);
 }
 
@@ -408,7 +408,7 @@ static struct stream *mine_get(struct ctx *c)
 		s = obj_get_id(mine.v[i].stream, K_STREAM);
 		if (s)
 			return s;
-		mine.v[i] = mine.v[--mine.n];	/* gone with an earlier life of the context */
+		mine.v[i] = mine.v[--mine.n];	/* it ended with an earlier epoch of the context */
 		break;
 	}
 	s = stream_new(c, 0, 0);
@@ -421,7 +421,7 @@ static struct stream *mine_get(struct ctx *c)
 	return s;
 }
 
-/* The stream a handle means in context c; dflt is what 0 means in this entry point. */
+/* The stream that a handle means in context c; dflt is what 0 means in this entry point. */
 CUresult stream_find(CUstream h, CUstream dflt, struct ctx *c, struct stream **out)
 {
 	struct stream *s;
@@ -444,7 +444,7 @@ CUresult stream_find(CUstream h, CUstream dflt, struct ctx *c, struct stream **o
 	return CUDA_SUCCESS;
 }
 
-/* The same for calls that use the stream: the default one minds captures. */
+/* The same for calls that use the stream: for the default one, captures matter. */
 CUresult stream_get(CUstream h, CUstream dflt, struct ctx *c, struct stream **out)
 {
 	CUresult r = stream_find(h, dflt, c, out);
@@ -596,7 +596,7 @@ API CUresult cuStreamAddCallback_ptsz(CUstream h, CUstreamCallback fn, void *arg
 	return add_callback(h, CU_STREAM_PER_THREAD, fn, arg, flags);
 }
 
-/* What can be asked of a stream without disturbing it, capture or not. */
+/* Queries of a stream that do not disturb it, capturing or not. */
 static CUresult peek(CUstream h, CUstream dflt, struct ctx **c, struct stream **s)
 {
 	CUresult r = sim_enter_ctx(c);

@@ -1,5 +1,5 @@
 /*
- * Stream calls beside the plain order of work: attributes, and waiting for and
+ * Stream calls other than the plain order of work: attributes, and waiting for and
  * writing values in memory.
  */
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static CUresult enter(CUstream h, CUstream dflt, struct ctx **c, struct stream *
 
 #define PT CU_STREAM_PER_THREAD
 
-/* attributes: kept and given back, without effect but for the priority's value */
+/* attributes: stored and returned, without effect except for the priority */
 
 static CUlaunchAttributeValue *attr_of(struct stream *s, CUstreamAttrID id)
 {
@@ -133,7 +133,7 @@ VALUE_OPS(cuStreamWriteValue32_v2, W_WRITE, false, cuuint32_t)
 VALUE_OPS(cuStreamWriteValue64, W_WRITE, true, cuuint64_t)
 VALUE_OPS(cuStreamWriteValue64_v2, W_WRITE, true, cuuint64_t)
 
-/* All or none of a batch is taken on. */
+/* A batch is taken whole or not at all. */
 static CUresult batch(CUstream h, CUstream dflt, unsigned int n, const CUstreamBatchMemOpParams *p, unsigned int flags)
 {
 	struct stream *s;

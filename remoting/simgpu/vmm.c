@@ -1,8 +1,8 @@
 /*
  * Virtual memory management. Memory is a memfd of its own, charged when it is
- * created; a reservation is address space without access; mapping puts the
- * one into the other, so that two mappings of one memory show the same bytes.
- * Pointer attributes are here too, for all kinds of memory.
+ * created; a reservation is address space without access; mapping puts one into the
+ * other, so that two mappings of one memory show the same bytes. Pointer attributes
+ * are here too, for all kinds of memory.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /*
- * What an op does when its turn comes. Runs on a stream's thread (or the
- * thread of a call that waits), without the lock: a work holds plain addresses
- * that were checked when it was made, and freeing memory waits for the device.
+ * What an op does when its turn comes. It runs on a stream's thread (or the thread
+ * of a call that waits), without the lock: a work holds plain addresses that were
+ * checked when it was made, and freeing memory waits for the device.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -94,7 +94,7 @@ static void free_run(struct work *w)
 	pthread_mutex_unlock(&sim.lock);
 }
 
-/* Moving bytes takes the device's time too, where that is simulated. */
+/* Copying takes time on the device too, if the engine simulates it. */
 static void moved(struct ctx *c, uint64_t bytes, uint64_t p, uint64_t q)
 {
 	uint64_t ns;
@@ -150,7 +150,7 @@ CUresult work_run(struct work *w, struct ctx *c)
 	return CUDA_SUCCESS;
 }
 
-/* Gives back what w owns. Under the lock. */
+/* Frees what w owns. Called with the lock held. */
 void work_drop(struct work *w)
 {
 	switch (w->kind) {
@@ -175,7 +175,7 @@ void work_drop(struct work *w)
 	}
 }
 
-/* A work of its own from one that stays: for graph nodes. Under the lock. */
+/* Makes a copy of a work that stays: for graph nodes. Called with the lock held. */
 void work_clone(struct work *to, const struct work *from)
 {
 	*to = *from;
