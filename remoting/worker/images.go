@@ -17,6 +17,7 @@ import "C"
 
 import (
 	"errors"
+	"slices"
 	"unsafe"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -32,6 +33,7 @@ type image struct {
 	sum     store.Sum
 	size    uint64
 	kernels []*kernel
+	listed  names // of its kernels; nil where the driver does not list them
 	dead    bool
 	used    bool   // a kernel of it has run
 	vars    uint64 // bytes reserved for its variables
@@ -43,6 +45,7 @@ type image struct {
 // kernel is a kernel that the client gave an id.
 type kernel struct {
 	id    uint32
+	at    int // in img.kernels
 	img   *image
 	name  string
 	real  uint64 // CUkernel of a library, CUfunction of a module; 0 before the first use
@@ -280,7 +283,11 @@ func (s *session) imageLoad(p []byte) int32 {
 	}
 	if rc == 0 {
 		v := &s.snap.Devices[dev]
-		if n := cubin.Variables(mem.Bytes(), int(v.CCMajor)*10+int(v.CCMinor)); n >= account.Granule {
+		n, err := cubin.Variables(mem.Bytes(), int(v.CCMajor)*10+int(v.CCMinor))
+		if err != nil {
+			s.log.Error("image not loaded", "image", sum, "error", err)
+			rc = C.CUDA_ERROR_INVALID_IMAGE
+		} else if n >= account.Granule {
 			vars = account.RoundUp(n)
 			if !s.mem.reserve(dev, vars) {
 				vars, rc = 0, C.CUDA_ERROR_OUT_OF_MEMORY
@@ -304,7 +311,7 @@ func (s *session) imageLoad(p []byte) int32 {
 	}
 	img.code, from = from.loaded(!mem.Stored() && C.sl_has(paramInfo(library)) == 0), nil
 	s.bindObj(kind, id, img.real, img)
-	s.listKernels(img.real, library)
+	img.listed = s.listKernels(img.real, library)
 	j.appendLogs(&s.enc)
 	return 0
 }
@@ -339,8 +346,8 @@ func (img *image) unload() C.CUresult {
 // maxKernelNames bounds the names that a load's reply carries, in bytes.
 const maxKernelNames = 12 << 20
 
-// listKernels appends the image's kernel names, or says that there is no list.
-func (s *session) listKernels(real uint64, library bool) {
+// listKernels appends the image's kernel names and gives them, or says that there is no list.
+func (s *session) listKernels(real uint64, library bool) names {
 	var n C.uint32_t
 	list := func(p *C.uint64_t, room C.uint32_t) C.int {
 		if library {
@@ -349,19 +356,19 @@ func (s *session) listKernels(real uint64, library bool) {
 		return C.sl_module_functions(C.uint64_t(real), p, room, &n)
 	}
 	start := s.enc.Len()
-	unlisted := func() {
+	unlisted := func() names {
 		s.enc.Truncate(start)
 		(&wire.ImageLoadReply{NKernels: wire.NotListed}).Encode(&s.enc)
+		return nil
 	}
 	if list(nil, 0) != 0 || n > 1<<20 {
-		unlisted()
-		return
+		return unlisted()
 	}
 	ks := make([]C.uint64_t, n)
 	if n > 0 && list(&ks[0], n) != 0 {
-		unlisted()
-		return
+		return unlisted()
 	}
+	listed := make(names, 0, n)
 	(&wire.ImageLoadReply{NKernels: uint32(n)}).Encode(&s.enc)
 	for _, k := range ks[:n] {
 		var name *C.char
@@ -372,17 +379,22 @@ func (s *session) listKernels(real uint64, library bool) {
 			rc = C.sl_function_name(k, &name)
 		}
 		if rc != 0 || name == nil || s.enc.Len()-start > maxKernelNames {
-			unlisted()
-			return
+			return unlisted()
 		}
 		l := int(C.strlen(name))
 		if l > 0xffff {
-			unlisted()
-			return
+			return unlisted()
 		}
+		text := unsafe.Slice((*byte)(unsafe.Pointer(name)), l)
 		s.enc.U16(uint16(l))
-		s.enc.Bytes(unsafe.Slice((*byte)(unsafe.Pointer(name)), l))
+		s.enc.Bytes(text)
+		listed = append(listed, hashName(text))
 	}
+	slices.Sort(listed)
+	if !s.keep("lists of kernels", 8*len(listed)) {
+		return nil // their names count one by one
+	}
+	return listed
 }
 
 func (s *session) kernelBind(p []byte) int32 {
@@ -392,8 +404,8 @@ func (s *session) kernelBind(p []byte) int32 {
 	m.Decode(d)
 	id, from := m.Kernel, m.Image
 	module := m.Length&wire.BindModule != 0
-	name := string(d.Bytes(int(m.Length &^ wire.BindModule)))
-	if d.Done() != nil || name == "" {
+	name := d.Bytes(int(m.Length &^ wire.BindModule))
+	if d.Done() != nil || len(name) == 0 {
 		return s.malformed(s.hdr.Op)
 	}
 	kind := wire.KindLibrary
@@ -406,11 +418,31 @@ func (s *session) kernelBind(p []byte) int32 {
 		s.bind(wire.KindKernel, id, 0, C.CUresult(rc))
 		return rc
 	}
-	k := &kernel{id: id, img: img, name: name, fnCtx: noCtx}
+	// What is not there is not kept: the client can ask for names as fast as it can write them.
+	if img.listed != nil && !img.listed.has(name) {
+		s.bind(wire.KindKernel, id, 0, C.CUDA_ERROR_NOT_FOUND)
+		return C.CUDA_ERROR_NOT_FOUND
+	}
+	if !s.keep("kernels' names", kernelCost+len(name)) {
+		s.bind(wire.KindKernel, id, 0, C.CUDA_ERROR_OUT_OF_MEMORY)
+		return C.CUDA_ERROR_OUT_OF_MEMORY
+	}
+	k := &kernel{id: id, at: len(img.kernels), img: img, name: string(name), fnCtx: noCtx}
 	img.kernels = append(img.kernels, k)
 	s.bindObj(wire.KindKernel, id, 0, k)
 	s.own(refOf(kind, from), wire.KindKernel, id)
 	return 0
+}
+
+// forgetKernel lets go of what is known of a kernel that the driver does not find.
+func (s *session) forgetKernel(p *slot, k *kernel, rc int32) {
+	p.err, p.obj = rc, nil
+	all := k.img.kernels
+	last := all[len(all)-1]
+	all[k.at], last.at = last, k.at
+	all[len(all)-1] = nil
+	k.img.kernels = all[:len(all)-1]
+	s.unkeep(kernelCost + len(k.name))
 }
 
 func (s *session) image(kind int, id uint32) *image {
@@ -448,7 +480,7 @@ func (s *session) kernel(id uint32) (*kernel, int32) {
 		rc = C.sl_module_function(&real, C.uint64_t(k.img.real), name)
 	}
 	if rc != 0 {
-		p.err = int32(rc)
+		s.forgetKernel(p, k, int32(rc))
 		return nil, int32(rc)
 	}
 	var local C.int
@@ -591,9 +623,11 @@ func (s *session) unload(kind int, h href) {
 		img.dead = true
 		for _, k := range img.kernels {
 			k.real, k.fn = 0, 0
+			s.unkeep(kernelCost + len(k.name))
 			s.unbind(wire.KindKernel, k.id) // the client may give the number to another now
 		}
-		img.kernels = nil
+		s.unkeep(8 * len(img.listed))
+		img.kernels, img.listed = nil, nil
 		s.dropImage(img)
 	}
 	s.unbind(kind, h.id)

@@ -86,6 +86,7 @@ type session struct {
 	images   images
 	in       inStaging
 	refused  map[string]bool
+	kept     int                // bytes, see keep
 	parts    map[ref][]ref      // by what they are part of
 	captures map[uint64]capture // by the stream that the client captures
 	gates    gate.Set           // it says which of its methods are the executor's

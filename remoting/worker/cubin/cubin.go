@@ -14,7 +14,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 
@@ -28,14 +27,25 @@ type Param struct{ Offset, Size uint32 }
 var (
 	// ErrFormat says that an image is none of the forms known, or damaged.
 	ErrFormat = errors.New("cubin: image not understood")
+	// ErrTooLarge says that a compressed entry would be too large.
+	ErrTooLarge = errors.New("cubin: compressed image too large")
 	// ErrNotFound says that no entry of an image has the kernel.
 	ErrNotFound = errors.New("cubin: kernel not found")
 )
 
 const (
 	containerMagic = 0xBA55ED50
-	maxEntry       = 1 << 30 // bytes, uncompressed
 	maxParams      = 4096
+	maxName        = 64 << 10 // bytes of a section's name
+	maxList        = 1 << 20  // bytes of a parameter list
+)
+
+// Bounds of an entry that is compressed, in bytes of what comes out. Compilers' output shrinks to
+// a tenth; one that would grow more than 64 times is somebody's attempt at the worker's memory.
+const (
+	maxEntry   = 1 << 30
+	plainEntry = 64 << 20 // any entry may have as much
+	maxGrowth  = 64
 )
 
 // Flags of a container's entry.
@@ -63,15 +73,16 @@ func Params(image []byte, kernel string, cc int) ([]Param, error) {
 
 // Variables gives the device memory that an image's variables take on a GPU, in
 // bytes: of a cubin exactly, of PTX as it is written, which the driver may
-// still do without in part.
-func Variables(image []byte, cc int) uint64 {
+// still do without in part. Of an image that it does not understand it gives 0. The one error
+// is ErrTooLarge.
+func Variables(image []byte, cc int) (uint64, error) {
 	switch {
 	case IsLinked(image):
 		return linkedVariables(image, cc)
 	case len(image) >= 16 && binary.LittleEndian.Uint32(image) == containerMagic:
 		es, err := entries(image)
 		if err != nil {
-			return 0
+			return 0, nil
 		}
 		// The driver takes the newest cubin of the GPU's major version, and
 		// without one the newest PTX.
@@ -84,27 +95,30 @@ func Variables(image []byte, cc int) uint64 {
 			}
 		}
 		if best == nil {
-			return 0
+			return 0, nil
 		}
 		b, err := best.bytes()
+		if errors.Is(err, ErrTooLarge) {
+			return 0, err
+		}
 		if err != nil {
-			return 0
+			return 0, nil
 		}
 		if best.kind == kindPTX {
-			return ptxVariables(b)
+			return ptxVariables(b), nil
 		}
-		return variables(b)
+		return variables(b), nil
 	case bytes.HasPrefix(image, []byte("\x7fELF")):
-		return variables(image)
+		return variables(image), nil
 	}
-	return ptxVariables(image)
+	return ptxVariables(image), nil
 }
 
 // variables sums the sections of __device__ variables.
 func variables(b []byte) uint64 {
 	var n uint64
-	_ = sections(b, func(name string, _ []byte, size uint64) bool {
-		if strings.HasPrefix(name, ".nv.global") {
+	_ = sections(b, func(name, _ []byte, size uint64) bool {
+		if bytes.HasPrefix(name, []byte(".nv.global")) {
 			n += min(size, 1<<50)
 		}
 		return n < 1<<50
@@ -203,20 +217,23 @@ func (e *entry) bytes() ([]byte, error) {
 	if e.flags&(flagOldCompression|flagLZ4|flagZstd) == 0 {
 		return e.data, nil
 	}
-	if e.used > uint64(len(e.data)) || e.plain > maxEntry {
+	if e.used > uint64(len(e.data)) {
 		return nil, fmt.Errorf("%w: compressed entry of %d bytes in %d, %d plain", ErrFormat, e.used, len(e.data), e.plain)
 	}
 	in := e.data[:e.used]
+	if most := min(maxEntry, max(plainEntry, maxGrowth*e.used)); e.plain > most {
+		return nil, fmt.Errorf("%w: an entry of %d bytes would have %d, at most %d are taken", ErrTooLarge, e.used, e.plain, most)
+	}
 	switch {
 	case e.flags&flagLZ4 != 0:
 		return lz4(in, int(e.plain))
 	case e.flags&flagZstd != 0:
-		d, err := zstd.NewReader(bytes.NewReader(in), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxEntry))
+		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxEntry), zstd.WithDecodeAllCapLimit(true))
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrFormat, err)
 		}
 		defer d.Close()
-		out, err := io.ReadAll(io.LimitReader(d, int64(e.plain)+1))
+		out, err := d.DecodeAll(in, make([]byte, 0, e.plain))
 		if err != nil || uint64(len(out)) != e.plain {
 			return nil, fmt.Errorf("%w: zstd entry gives %d bytes of %d", ErrFormat, len(out), e.plain)
 		}
@@ -342,8 +359,8 @@ func elfParams(b []byte, kernel string) ([]Param, error) {
 func section(b []byte, name string) ([]byte, error) {
 	var found []byte
 	ok := false
-	err := sections(b, func(n string, data []byte, _ uint64) bool {
-		if n == name {
+	err := sections(b, func(n, data []byte, _ uint64) bool {
+		if string(n) == name {
 			found, ok = data, true
 		}
 		return !ok
@@ -359,7 +376,7 @@ const noBits = 8
 
 // sections calls f for each section of an ELF file, with its name, its bytes
 // and its size in memory, until f returns false (System V ABI, chapter 4).
-func sections(b []byte, f func(name string, data []byte, size uint64) bool) error {
+func sections(b []byte, f func(name, data []byte, size uint64) bool) error {
 	bad := func(why string) error { return fmt.Errorf("%w: elf: %s", ErrFormat, why) }
 	if len(b) < 64 || b[4] != 2 || b[5] != 1 {
 		return bad("not a 64-bit little-endian file")
@@ -399,12 +416,14 @@ func sections(b []byte, f func(name string, data []byte, size uint64) bool) erro
 		if at >= uint64(len(strs)) {
 			continue
 		}
-		end := bytes.IndexByte(strs[at:], 0)
+		// All may have the same name, as long as the table.
+		name := strs[at:min(uint64(len(strs)), at+maxName)]
+		end := bytes.IndexByte(name, 0)
 		if end < 0 {
 			continue
 		}
 		d, m := data(i)
-		if !f(string(strs[at:at+uint64(end)]), d, m) {
+		if !f(name[:end], d, m) {
 			return nil
 		}
 	}
@@ -417,30 +436,29 @@ func ptxParams(b []byte, kernel string) ([]Param, error) {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]
 	}
-	text := string(b)
-	for {
-		i := strings.Index(text, ".entry")
+	for text := b; ; {
+		i := bytes.Index(text, []byte(".entry"))
 		if i < 0 {
 			return nil, ErrNotFound
 		}
 		text = text[i+len(".entry"):]
-		rest := strings.TrimLeft(text, " \t\r\n")
-		tail, ok := strings.CutPrefix(rest, kernel)
+		rest := bytes.TrimLeft(text, " \t\r\n")
+		tail, ok := bytes.CutPrefix(rest, []byte(kernel))
 		if !ok {
 			continue
 		}
-		tail = strings.TrimLeft(tail, " \t\r\n")
-		if tail == "" || tail[0] == '{' || tail[0] == '.' {
+		tail = bytes.TrimLeft(tail, " \t\r\n")
+		if len(tail) == 0 || tail[0] == '{' || tail[0] == '.' {
 			return nil, nil // no parameter list
 		}
 		if tail[0] != '(' {
 			continue // a longer name
 		}
-		end := strings.IndexByte(tail, ')')
+		end := bytes.IndexByte(tail[:min(len(tail), maxList)], ')')
 		if end < 0 {
 			return nil, fmt.Errorf("%w: ptx: parameters of %s do not end", ErrFormat, kernel)
 		}
-		return ptxList(tail[1:end], kernel)
+		return ptxList(string(tail[1:end]), kernel)
 	}
 }
 

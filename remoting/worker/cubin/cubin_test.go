@@ -140,16 +140,25 @@ func TestForms(t *testing.T) {
 	}
 }
 
+func variablesOf(t *testing.T, b []byte, cc int) uint64 {
+	t.Helper()
+	n, err := Variables(b, cc)
+	if err != nil {
+		t.Error(err)
+	}
+	return n
+}
+
 func TestVariables(t *testing.T) {
 	small := elf(map[string][]byte{".nv.global": make([]byte, 10), ".nv.constant3": make([]byte, 50)})
 	large := elf(map[string][]byte{".nv.global": make([]byte, 100), ".nv.global.init": make([]byte, 1000)})
 	b := container(fatEntry(kindELF, 80, 0, small, 0), fatEntry(kindELF, 86, flagLZ4, lz4Literals(large), len(large)), fatEntry(kindELF, 90, 0, small, 0))
 	for cc, want := range map[int]uint64{80: 10, 86: 1100, 89: 1100, 90: 10, 70: 0, 100: 0} {
-		if got := Variables(b, cc); got != want {
+		if got := variablesOf(t, b, cc); got != want {
 			t.Errorf("cc %d: %d, want %d", cc, got, want)
 		}
 	}
-	if got := Variables(large, 75); got != 1100 {
+	if got := variablesOf(t, large, 75); got != 1100 {
 		t.Errorf("elf: %d", got)
 	}
 }
@@ -174,7 +183,7 @@ func TestVariablesOfPTX(t *testing.T) {
 		".global .b8 a[5":                                              1,
 		".global":                                                      0,
 	} {
-		got := Variables([]byte(text), 90)
+		got := variablesOf(t, []byte(text), 90)
 		if got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
 		}
@@ -235,7 +244,7 @@ func TestRealCompiler(t *testing.T) {
 			if err != nil || !reflect.DeepEqual(ps, wantParams) {
 				t.Errorf("%s %v: %v %v", nvcc, args, ps, err)
 			}
-			if n := Variables(b, 80); n < 5000000 || n > 5001000 {
+			if n := variablesOf(t, b, 80); n < 5000000 || n > 5001000 {
 				t.Errorf("%s %v: variables of %d bytes", nvcc, args, n)
 			}
 			if ps, err := Params(b, "none", 80); err != nil || len(ps) != 0 {
@@ -272,6 +281,6 @@ func FuzzFatbin(f *testing.F) {
 		if ps, err := Params(b, "kern", 90); err == nil && len(ps) > maxParams {
 			t.Fatal("too many parameters")
 		}
-		Variables(b, 90)
+		_, _ = Variables(b, 90)
 	})
 }

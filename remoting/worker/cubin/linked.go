@@ -70,17 +70,21 @@ func linkedParams(image []byte, kernel string, cc int) ([]Param, error) {
 
 // linkedVariables gives the variables of the linked image, or where that has no
 // code for the GPU, of all objects together.
-func linkedVariables(image []byte, cc int) uint64 {
+func linkedVariables(image []byte, cc int) (uint64, error) {
 	set, err := Linked(image)
 	if err != nil {
-		return 0
+		return 0, nil
 	}
-	if n := Variables(set[0], cc); n > 0 {
-		return n
+	n, err := Variables(set[0], cc)
+	if n > 0 || err != nil {
+		return n, err
 	}
-	var n uint64
 	for _, c := range set[1:] {
-		n += min(Variables(c, cc), 1<<50)
+		m, err := Variables(c, cc)
+		if err != nil {
+			return 0, err
+		}
+		n += min(m, maxVariables)
 	}
-	return n
+	return n, nil
 }

@@ -38,10 +38,10 @@ func TestLinked(t *testing.T) {
 	if _, err := Params(b, "none", 90); !errors.Is(err, ErrNotFound) {
 		t.Errorf("a kernel that is not there: %v", err)
 	}
-	if n := Variables(b, 80); n != 24 {
+	if n := variablesOf(t, b, 80); n != 24 {
 		t.Errorf("the objects' variables: %d", n)
 	}
-	if n := Variables(linkedSet(vars(8), vars(16)), 80); n != 8 {
+	if n := variablesOf(t, linkedSet(vars(8), vars(16)), 80); n != 8 {
 		t.Errorf("the linked image's variables: %d", n)
 	}
 }
@@ -74,6 +74,6 @@ func TestWrongLinked(t *testing.T) {
 		if _, err := Params(b, "kern", 80); err == nil {
 			t.Errorf("%s: a kernel was found", name)
 		}
-		Variables(b, 80)
+		_, _ = Variables(b, 80)
 	}
 }

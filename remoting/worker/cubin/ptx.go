@@ -3,40 +3,76 @@ package cubin
 import (
 	"bytes"
 	"strconv"
-	"strings"
 )
 
 // maxVariables is what a sum of variables stops at, in bytes.
 const maxVariables = 1 << 50
 
+// ptxText gives PTX byte by byte, with a space for each comment.
+type ptxText struct {
+	b []byte
+	i int
+}
+
+func (t *ptxText) next() (c byte, ok bool) {
+	if t.i >= len(t.b) {
+		return 0, false
+	}
+	if c = t.b[t.i]; c != '/' || t.i+1 == len(t.b) {
+		t.i++
+		return c, true
+	}
+	end := -1
+	switch rest := t.b[t.i:]; rest[1] {
+	case '/':
+		end = bytes.IndexByte(rest, '\n')
+	case '*':
+		if end = bytes.Index(rest[2:], []byte("*/")); end >= 0 {
+			end += 4
+		}
+	default:
+		t.i++
+		return c, true
+	}
+	if end < 0 {
+		end = len(t.b) - t.i
+	}
+	t.i += end
+	return ' ', true
+}
+
+// The last 7 bytes of a text, as ptxVariables remembers them.
+const (
+	dotGlobal = '.'<<48 | 'g'<<40 | 'l'<<32 | 'o'<<24 | 'b'<<16 | 'a'<<8 | 'l'
+	dotExtern = '.'<<48 | 'e'<<40 | 'x'<<32 | 't'<<24 | 'e'<<16 | 'r'<<8 | 'n'
+)
+
 // ptxVariables sums the variables that PTX declares in global memory:
 //
 //	.visible .global .align 8 .b8 table[4][1024];
 //	.global .f32 a = 1.0, b;
+//
+// The text is a stranger's and may be large: it is read once, and nothing of it is copied.
 func ptxVariables(b []byte) uint64 {
-	var n uint64
-	for text := ptxCode(b); n < maxVariables; {
-		i := bytes.Index(text, []byte(".global"))
-		if i < 0 {
-			break
-		}
-		// In ld.global and its like it is part of a word.
-		whole := (i == 0 || isSpace(text[i-1]) || text[i-1] == ';' || text[i-1] == '}') &&
-			i+7 < len(text) && (isSpace(text[i+7]) || text[i+7] == '.')
-		line := text[:i]
-		if j := bytes.LastIndexAny(line, ";{}"); j >= 0 {
-			line = line[j+1:]
-		}
-		text = text[i+7:]
-		if !whole || bytes.Contains(line, []byte(".extern")) {
+	var n, last uint64 // last 8 bytes
+	extern, global := false, false
+	t := ptxText{b: b}
+	for c, ok := t.next(); ok && n < maxVariables; c, ok = t.next() {
+		if global && (isSpace(c) || c == '.') {
+			n += t.declared(c)
+			extern, global, last = false, false, ';'
 			continue
 		}
-		end := bytes.IndexByte(text, ';')
-		if end < 0 {
-			end = len(text)
+		global = false
+		last = last<<8 | uint64(c)
+		switch before := byte(last >> 56); {
+		case c == ';' || c == '{' || c == '}':
+			extern = false
+		case last<<8>>8 == dotExtern:
+			extern = true
+		case last<<8>>8 == dotGlobal: // in ld.global and its like it is part of a word
+			global = !extern && (before == 0 || isSpace(before) || before == ';' || before == '}')
 		}
-		n += ptxDeclared(string(text[:end]))
-		text = text[end:]
 	}
 	return min(n, maxVariables)
 }
@@ -45,98 +81,119 @@ func isSpace(c byte) bool {
 	return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v'
 }
 
-// ptxCode is PTX without its comments.
-func ptxCode(b []byte) []byte {
-	if !bytes.Contains(b, []byte("/*")) && !bytes.Contains(b, []byte("//")) {
-		return b
-	}
-	out := make([]byte, 0, len(b))
-	for len(b) > 0 {
-		i := bytes.IndexByte(b, '/')
-		if i < 0 || i+1 == len(b) {
-			break
-		}
-		out = append(out, b[:i]...)
-		end := -1
-		switch b[i+1] {
-		case '/':
-			end = bytes.IndexByte(b[i:], '\n')
-		case '*':
-			if end = bytes.Index(b[i+2:], []byte("*/")); end >= 0 {
-				end += 4
-			}
-		default:
-			out = append(out, '/')
-			b = b[i+1:]
-			continue
-		}
-		out = append(out, ' ')
-		if end < 0 {
-			return out
-		}
-		b = b[i+end:]
-	}
-	return append(out, b...)
+// ptxDecl is what has been read of a declaration behind ".global".
+type ptxDecl struct {
+	size, vector uint64 // of an element
+	word         ptxWord
+	depth        int    // of braces and parentheses
+	total        uint64 // elements of the declarators before this one
+
+	// This declarator.
+	elements uint64
+	unknown  int // dimensions that its initialiser gives
+	length   uint64
+	assigned bool
+	inside   bool    // a dimension's brackets
+	dim      ptxWord // of which this is the text
 }
 
-// ptxDeclared is the size of the variables in what follows ".global", in bytes.
-func ptxDeclared(decl string) uint64 {
-	size, vector := uint64(0), uint64(1)
-	for _, w := range strings.Fields(strings.ReplaceAll(decl, ".", " .")) {
-		w, _, _ = strings.Cut(w, "[")
-		switch {
-		case ptxTypes[w] != 0 && size == 0:
-			size = uint64(ptxTypes[w])
-		case w == ".v2":
-			vector = 2
-		case w == ".v4":
-			vector = 4
+// ptxWord is a word as far as it may mean something.
+type ptxWord struct {
+	b [24]byte
+	n int
+}
+
+func (w *ptxWord) add(c byte) {
+	if w.n < len(w.b) {
+		w.b[w.n] = c
+	}
+	w.n++
+}
+
+// text gives the word, "" for one that is too long.
+func (w *ptxWord) text() []byte {
+	if w.n > len(w.b) {
+		return nil
+	}
+	return w.b[:w.n]
+}
+
+// declared reads a declaration to its end and gives the size of its variables, in bytes. c is its first byte.
+func (t *ptxText) declared(c byte) uint64 {
+	d := ptxDecl{vector: 1, elements: 1}
+	for ok := true; ok && c != ';'; c, ok = t.next() {
+		d.add(c)
+	}
+	d.endWord()
+	d.endDeclarator()
+	if d.size == 0 { // opaque types, and what later versions bring
+		d.size = 16
+	}
+	return times(d.total, d.size*d.vector)
+}
+
+func (d *ptxDecl) add(c byte) {
+	d.length++
+	switch {
+	case isSpace(c) || c == '[':
+		d.endWord()
+	case c == '.':
+		d.endWord()
+		d.word.add(c)
+	default:
+		d.word.add(c)
+	}
+	switch {
+	case c == '{' || c == '(':
+		d.depth++
+	case c == '}' || c == ')':
+		d.depth--
+	case c == ',' && d.depth == 0:
+		d.endDeclarator()
+	case d.assigned:
+	case c == '=':
+		d.assigned = true
+	case c == '[' && !d.inside:
+		d.inside, d.dim.n = true, 0
+	case c == ']' && d.inside:
+		d.inside = false
+		n, err := strconv.ParseUint(string(d.dim.text()), 0, 64)
+		if err != nil {
+			d.unknown++
+		} else {
+			d.elements = times(d.elements, n)
 		}
+	case d.inside && !isSpace(c):
+		d.dim.add(c)
 	}
-	if size == 0 { // opaque types, and what later versions bring
-		size = 16
+}
+
+func (d *ptxDecl) endWord() {
+	w := d.word.text()
+	d.word.n = 0 // w stays
+	switch {
+	case len(w) < 3 || w[0] != '.':
+	case ptxTypes[string(w)] != 0 && d.size == 0:
+		d.size = uint64(ptxTypes[string(w)])
+	case string(w) == ".v2":
+		d.vector = 2
+	case string(w) == ".v4":
+		d.vector = 4
 	}
-	size *= vector
-	total := uint64(0)
-	depth := 0
-	start := 0
-	one := func(v string) {
-		v, _, _ = strings.Cut(v, "=")
-		n := size
-		for {
-			i := strings.IndexByte(v, '[')
-			j := strings.IndexByte(v, ']')
-			if i < 0 || j < i {
-				break
-			}
-			// An empty one is as long as its initialiser, which is no longer
-			// than the text.
-			d, err := strconv.ParseUint(strings.TrimSpace(v[i+1:j]), 0, 64)
-			if err != nil {
-				d = uint64(len(decl))
-			}
-			if d > maxVariables/max(n, 1) {
-				n = maxVariables
-				break
-			}
-			n *= d
-			v = v[j+1:]
-		}
-		total = min(total+n, maxVariables)
+}
+
+func (d *ptxDecl) endDeclarator() {
+	for ; d.unknown > 0; d.unknown-- { // an initialiser has no more elements than bytes
+		d.elements = times(d.elements, d.length)
 	}
-	for i := range len(decl) {
-		switch decl[i] {
-		case '{', '(':
-			depth++
-		case '}', ')':
-			depth--
-		case ',':
-			if depth == 0 {
-				one(decl[start:i])
-				start = i + 1
-			}
-		}
+	d.total = min(d.total+d.elements, maxVariables)
+	d.elements, d.length, d.assigned, d.inside = 1, 0, false, false
+}
+
+// times multiplies, up to maxVariables.
+func times(a, b uint64) uint64 {
+	if a > maxVariables/max(b, 1) {
+		return maxVariables
 	}
-	one(decl[start:])
-	return total
+	return a * b
 }
