@@ -3,10 +3,10 @@ package worker
 // What a session gives up, before it reads a byte of its client.
 //
 //	Confine   before the driver is loaded, in a process that then becomes the
-//	          session by exec: its own /dev, no capability but those that bind
-//	          needs, no_new_privs
-//	bind      when the client is known: the job's user, no dump, no core, first in
-//	          line when memory is short, and the system calls below refused
+//	          session by exec: first in line when memory is short, its own /dev,
+//	          no capability but those that bind needs, no_new_privs
+//	bind      when the client is known: the job's user, no dump, no core, and the
+//	          system calls below refused
 //
 // Everything holds for all threads: what only works for one is done before exec,
 // and the rest by the C library (set*id), a signal to each (capabilities) or the
@@ -33,6 +33,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 )
 
@@ -46,6 +47,9 @@ var plainDevices = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random"
 // starts it anew with args. devices are device files with commas between.
 func Confine(devices string, args []string) error {
 	runtime.LockOSThread()
+	if err := process.SetOOMScore(process.OOMSession); err != nil {
+		return fmt.Errorf("confine: %w", err)
+	}
 	if devices != NoDevices {
 		if err := privateDev(strings.Split(devices, ",")); err != nil {
 			return err
@@ -117,9 +121,6 @@ func bind(b *control.Bind) error {
 	core := unix.Rlimit{}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &core); err != nil {
 		return fmt.Errorf("bind: core limit: %w", err)
-	}
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0); err != nil {
-		return fmt.Errorf("bind: %w", err)
 	}
 	if err := syscall.Setgroups(b.Groups); err != nil {
 		return fmt.Errorf("bind: groups %v: %w", b.Groups, err)

@@ -134,6 +134,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	go s.beat()
 	go s.prints.pump(s)
 	go s.mem.keepMeasured()
+	s.watchHostMemory(st.HostMemory)
 	err = s.run()
 	s.gates.Quit()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/data"
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 	"github.com/sluice-hpc/sluice/daemon/internal/node"
+	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
@@ -75,6 +76,7 @@ func serve(ctx context.Context, cfg *config.Config, path string) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(40)
 	}
+	_ = process.SetOOMScore(process.OOMDaemon) // only root may; its unit does as well
 	log, level := node.Logger(os.Stderr, cfg.Log.Level, cfg.Log.Format)
 	start, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	n, err := node.Start(start, cfg, log, level)

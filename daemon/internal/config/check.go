@@ -155,8 +155,8 @@ func (p *parser) ranges() {
 	size("owner.store_limit", c.Owner.StoreLimit, 256<<20, 1<<50)
 	size("owner.store_total", c.Owner.StoreTotal, 256<<20, 1<<50)
 	size("owner.store_keep_free", c.Owner.StoreKeepFree, 0, 1<<50)
-	if c.Worker.MemoryMax != 0 {
-		size("worker.memory_max", c.Worker.MemoryMax, 256<<20, 1<<50)
+	if m := c.Worker.MemoryMax; m != 0 && m != ByLease {
+		size("worker.memory_max", Size(m), 256<<20, 1<<50)
 	}
 	seen := map[string]bool{}
 	for _, g := range c.Owner.GPUs {

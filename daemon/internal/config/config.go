@@ -120,13 +120,13 @@ type Session struct {
 
 // Worker says how session processes run.
 type Worker struct {
-	Exe        string `key:"exe"` // "" sluice-worker beside sluiced
-	Cgroup     string `key:"cgroup" oneof:"auto|required|off"`
-	MemoryMax  Size   `key:"memory_max"` // bytes of host memory for each session; 0 no limit
-	PidsMax    int    `key:"pids_max"`   // threads for each session
-	RootUser   string `key:"root_user"`  // as whom leases of root and the system's users run; "" refuses them
-	Seccomp    bool   `key:"seccomp"`
-	ConfineDev bool   `key:"confine_dev"` // only its own GPUs' device files
+	Exe        string     `key:"exe"` // "" sluice-worker beside sluiced
+	Cgroup     string     `key:"cgroup" oneof:"auto|required|off"`
+	MemoryMax  HostMemory `key:"memory_max"` // of each session
+	PidsMax    int        `key:"pids_max"`   // threads for each session
+	RootUser   string     `key:"root_user"`  // as whom leases of root and the system's users run; "" refuses them
+	Seccomp    bool       `key:"seccomp"`
+	ConfineDev bool       `key:"confine_dev"` // only its own GPUs' device files
 }
 
 // Shares says how the compute time of this node's GPUs is shared.
@@ -204,7 +204,7 @@ func Default() Config {
 		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
 			Tombstone: time.Hour, MaxPerGPU: 64},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},
-		Worker:  Worker{Cgroup: "auto", PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true},
+		Worker:  Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true},
 		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "warn"}},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
 			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -13,6 +14,19 @@ import (
 
 // Size is a number of bytes, written as 512M or 20G (powers of 1024).
 type Size = form.Bytes
+
+// HostMemory is a limit of a session's host memory in bytes, 0 for none, or ByLease.
+type HostMemory uint64
+
+// ByLease has the limit follow from what the lease grants. It is written "lease".
+const ByLease HostMemory = math.MaxUint64
+
+func (m HostMemory) String() string {
+	if m == ByLease {
+		return "lease"
+	}
+	return Size(m).String()
+}
 
 // set puts what the file (string, bool, int, list) or the environment (string)
 // says into a field.
@@ -27,8 +41,11 @@ func set(f reflect.Value, oneof string, v any) error {
 	}
 	text := fmt.Sprint(v)
 	switch f.Interface().(type) {
-	case Size:
+	case Size, HostMemory:
 		n, err := form.ParseBytes(text)
+		if _, ok := f.Interface().(HostMemory); ok && text == ByLease.String() {
+			n, err = Size(ByLease), nil
+		}
 		if err != nil {
 			return err
 		}

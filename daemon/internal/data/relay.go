@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/process"
 )
 
 // A relay is the process between a session and the network when data is
@@ -146,6 +147,7 @@ func (r Relay) start(cfg relayConfig, key tls.Certificate, uid uint32, network, 
 // RelayMain is the program of a relay: configuration on stdin, the network on
 // descriptor 3, the session on 4. It returns when the connection is over.
 func RelayMain() error {
+	_ = process.SetOOMScore(process.OOMSession) // it is of one session
 	// Nothing here needs another program, or another's eyes. Threads made from
 	// now on inherit the first; the second is the process's.
 	_ = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

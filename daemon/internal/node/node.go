@@ -251,7 +251,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive,
 		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev,
 		MinUID: uint32(cfg.Users.UIDMin), RootUID: rootUID, RootGID: rootGID,
-		Cgroup: cfg.Worker.Cgroup, MemoryMax: uint64(cfg.Worker.MemoryMax), PidsMax: cfg.Worker.PidsMax,
+		Cgroup: cfg.Worker.Cgroup, MemoryMax: memoryMax(cfg), PidsMax: cfg.Worker.PidsMax,
 		Turns: cfg.TurnsDir(), Sharing: sharing(cfg),
 	})
 	if err != nil {
@@ -392,6 +392,14 @@ func rootUser(cfg *config.Config) (uid, gid uint32, err error) {
 		return 0, 0, fmt.Errorf("worker.root_user: %s has uid %s and gid %s; name a user who is not root", name, u.Uid, u.Gid)
 	}
 	return uint32(id), uint32(group), nil
+}
+
+// memoryMax is the limit of a session's host memory by its lease.
+func memoryMax(cfg *config.Config) func(lease.Lease) uint64 {
+	if m := cfg.Worker.MemoryMax; m != config.ByLease {
+		return func(lease.Lease) uint64 { return uint64(m) }
+	}
+	return workers.MemoryByLease
 }
 
 // limits are what the configuration bounds an owner by.

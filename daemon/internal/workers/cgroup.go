@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
 type cgroups struct {
@@ -28,6 +30,16 @@ type cgroups struct {
 	strict bool
 	dirs   []string            // .../sluice, one for each hierarchy
 	limits map[string][]string // dir to "file value"
+	memory string              // the one of dirs that bounds memory, "" for none
+	v2     bool                // that one's version
+}
+
+// memoryFile is the file of a group that bounds its memory.
+func (c *cgroups) memoryFile() string {
+	if c.v2 {
+		return "memory.max"
+	}
+	return "memory.limit_in_bytes"
 }
 
 // newCgroups finds the hierarchies. With auto, what is missing is logged.
@@ -132,10 +144,11 @@ func (c *cgroups) find(proc string, cfg Config) error {
 			c.dirs = append(c.dirs, dir)
 		}
 		switch {
-		case name == "memory" && cfg.MemoryMax > 0 && h.v2:
-			c.limits[dir] = append(c.limits[dir], "memory.max "+strconv.FormatUint(cfg.MemoryMax, 10))
-		case name == "memory" && cfg.MemoryMax > 0:
-			c.limits[dir] = append(c.limits[dir], "memory.limit_in_bytes "+strconv.FormatUint(cfg.MemoryMax, 10))
+		case name == "memory":
+			c.memory, c.v2 = dir, h.v2
+			if n := cfg.MemoryMax(lease.Lease{}); n > 0 {
+				c.limits[dir] = append(c.limits[dir], c.memoryFile()+" "+strconv.FormatUint(n, 10))
+			}
 		case name == "pids" && cfg.PidsMax > 0:
 			c.limits[dir] = append(c.limits[dir], "pids.max "+strconv.Itoa(cfg.PidsMax))
 		}
@@ -182,7 +195,46 @@ func (c *cgroups) putOne(top, dir string, pid int) error {
 			return err
 		}
 	}
+	if top == c.memory && c.v2 {
+		// All of it goes at once, should it ever have a second process. Kernels before 4.19 have no such file.
+		_ = os.WriteFile(filepath.Join(dir, "memory.oom.group"), []byte("1"), 0)
+	}
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+}
+
+// setMemory bounds the memory of a session in bytes, 0 for no limit. False means that no group does: the
+// session has to watch its memory by itself.
+func (c *cgroups) setMemory(id string, max uint64) bool {
+	if c.memory == "" {
+		return max == 0
+	}
+	v := strconv.FormatUint(max, 10)
+	if max == 0 {
+		v = map[bool]string{true: "max", false: "-1"}[c.v2]
+	}
+	err := os.WriteFile(filepath.Join(c.memory, id, c.memoryFile()), []byte(v), 0)
+	if err != nil {
+		c.log.Warn("no limit of a session's memory by its cgroup", "session", id, "error", err)
+	}
+	return err == nil
+}
+
+// outOfMemory says whether the kernel has killed a session for its memory.
+func (c *cgroups) outOfMemory(id string) bool {
+	if c.memory == "" {
+		return false
+	}
+	file := map[bool]string{true: "memory.events", false: "memory.oom_control"}[c.v2]
+	b, err := os.ReadFile(filepath.Join(c.memory, id, file))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == "oom_kill" && f[1] != "0" {
+			return true
+		}
+	}
+	return false
 }
 
 // remove takes a session's group away; its process has ended.

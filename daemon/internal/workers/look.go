@@ -98,6 +98,8 @@ func (p *Pool) reason(s *session) string {
 	if s.proc != nil && s.proc.Cmd.ProcessState != nil {
 		ws := s.proc.Cmd.ProcessState.Sys().(syscall.WaitStatus)
 		switch {
+		case ws.Signaled() && p.cg.outOfMemory(s.ID):
+			return "killed by the kernel: its host memory passed worker.memory_max"
 		case ws.Signaled():
 			return fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal())
 		case own == "" && ws.ExitStatus() != 0:

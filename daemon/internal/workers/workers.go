@@ -61,14 +61,16 @@ type Config struct {
 	Keepalive  time.Duration
 	Seccomp    bool
 	ConfineDev bool
-	Cgroup     string  // auto, required or off
-	MinUID     uint32  // of the users whose sessions run as themselves, at least 1
-	RootUID    uint32  // as whom those of lower uids run; 0 is 65534
-	RootGID    uint32  // the same, and in place of group 0
-	MemoryMax  uint64  // bytes of host memory of a session, 0 for no limit
-	PidsMax    int     // threads of a session, 0 for no limit
-	Turns      string  // directory of the GPUs' schedules, "" for none: then the driver shares the time
-	Sharing    Sharing // until SetSharing
+	Cgroup     string // auto, required or off
+	MinUID     uint32 // of the users whose sessions run as themselves, at least 1
+	RootUID    uint32 // as whom those of lower uids run; 0 is 65534
+	RootGID    uint32 // the same, and in place of group 0
+	// MemoryMax is the most host memory of each session of a lease in bytes, 0 for no limit. A
+	// session that waits for its client has that of a lease without grants.
+	MemoryMax func(lease.Lease) uint64
+	PidsMax   int     // threads of a session, 0 for no limit
+	Turns     string  // directory of the GPUs' schedules, "" for none: then the driver shares the time
+	Sharing   Sharing // until SetSharing
 }
 
 // Pool implements owner.Workers.
@@ -122,6 +124,20 @@ type session struct {
 	done          chan struct{} // closed when it has ended and all is cleaned up
 }
 
+// MemoryByLease is the host memory that a session of a lease may have unless the site says
+// otherwise, in bytes. A real program's session takes 0.5 to 3 GiB: the driver's state for each GPU, images
+// that are being loaded, and staging.
+func MemoryByLease(l lease.Lease) uint64 {
+	n := uint64(4 << 30)
+	for i, g := range l.Grants {
+		n += g.Mem / 8
+		if i > 0 {
+			n += 1 << 30
+		}
+	}
+	return n
+}
+
 // nobody is the uid and gid of the user "nobody" on Linux.
 const nobody = 65534
 
@@ -147,6 +163,9 @@ func (c *Config) as(r *lease.Request) (uid, gid uint32) {
 
 // New finds the sessions of an earlier daemon again.
 func New(log *slog.Logger, cfg Config) (*Pool, error) {
+	if cfg.MemoryMax == nil {
+		cfg.MemoryMax = func(lease.Lease) uint64 { return 0 }
+	}
 	if cfg.StoreTotal == 0 {
 		cfg.StoreTotal = 1 << 62
 	}
@@ -301,6 +320,9 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 		return err
 	}
 	defer count.Close()
+	if max := p.cfg.MemoryMax(l); !p.cg.setMemory(proc.id, max) {
+		st.HostMemory = max
+	}
 	st.Slot = s.slot
 	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd()), int(count.Fd())}
 	if wire.SessionComputes(s.Kind) {

@@ -70,7 +70,7 @@ func testConfig(dir string) Config {
 	return Config{
 		Exe: filepath.Join(dir, "sluice-worker"), Args: []string{"--log", "error"}, Dir: filepath.Join(dir, "owner"), Store: filepath.Join(dir, "store"), StoreLimit: 1 << 30, StoreTotal: 4 << 30,
 		LibCUDA: filepath.Join(sim, "libcuda.so.1"), LibNVML: filepath.Join(sim, "libnvidia-ml.so.1"),
-		Warm: 1, Keepalive: 2 * time.Second, Seccomp: true, ConfineDev: true, Cgroup: "auto", MemoryMax: 1 << 30, PidsMax: 200,
+		Warm: 1, Keepalive: 2 * time.Second, Seccomp: true, ConfineDev: true, Cgroup: "auto", MemoryMax: func(lease.Lease) uint64 { return 1 << 30 }, PidsMax: 200,
 		Turns: filepath.Join(dir, "turns"), Sharing: Sharing{Quantum: 10 * time.Millisecond, Limit: time.Second},
 	}
 }

@@ -65,7 +65,10 @@ type Start struct {
 	// that counts them comes behind the directory.
 	StoreTotal    int64 `json:",omitempty"`
 	StoreKeepFree int64 `json:",omitempty"` // bytes that images leave free
-	Bind          *Bind `json:",omitempty"`
+	// HostMemory is the host memory in bytes that the session must end beyond, 0 where a
+	// control group sees to that, or nobody.
+	HostMemory uint64 `json:",omitempty"`
+	Bind       *Bind  `json:",omitempty"`
 	// Turns says how the session may work on each device: in turns, or at any time. On a
 	// device without an entry it may not work at all. The descriptors of the schedules come
 	// last: policy and state of each device that has one.
