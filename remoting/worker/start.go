@@ -39,91 +39,45 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	bad := openDriver(cfg.Driver.LibCUDA)
 	haveNVML := bad == nil && openNVML(log, cfg.Driver.LibNVML)
-	st, fds, err := control.Receive()
-	if err != nil || st == nil {
+	log = limitLog(log)
+	in, err := receive(log, &cfg)
+	if err != nil || in == nil {
 		return err
 	}
-	fd := fds[0]
-	// The account is root's and is opened anew: before bind.
-	acct, err := openAccount(st, fds[1])
-	if err == nil && st.Bind != nil {
-		err = bind(st.Bind)
-	}
-	if st.Detached {
-		control.Answer(err)
-	}
+	st, fds, acct, fd := in.Start, in.fds, in.acct, in.fds[0]
+	log = log.With("lease", st.Lease, "client", st.Hello.Program, "pid", st.Hello.PID)
+	c, err := openClient(log, st, fd)
 	if err != nil {
 		return err
 	}
-	log = limitLog(log).With("lease", st.Lease)
-	if st.Detached {
-		if err := readHello(fd, &st.Hello); err != nil {
-			acct.SetReason(err.Error())
-			log.Info("client refused", "reason", err)
-			return nil
-		}
-		if err := cfg.giveStore(st, fds[2:]); err != nil {
-			return err
-		}
-		acct.SetClient(account.Client{PID: st.Hello.PID, Name: st.Hello.Program}, st.Hello.Kind)
-	}
-	log = log.With("client", st.Hello.Program, "pid", st.Hello.PID)
-	snap := &st.Snapshot
-	keepalive := time.Duration(snap.KeepaliveMS) * time.Millisecond
-	if err := wire.Tune(fd, keepalive); err != nil {
-		log.Warn("socket options", "error", err)
-	}
-	sock, err := wire.NewSocketStream(fd, keepalive)
-	if err != nil {
-		return err
-	}
-	w := wire.NewWriter(sock)
-	cfg.Bounds.Damaged = func(err error) { log.Error("image sent again", "error", err) }
-	images, err := store.Open(cfg.Store, cfg.Bounds)
-	if err = errors.Join(bad, err); err != nil {
-		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(err.Error())))
+	refuse := func(err error) error {
+		_ = c.hello.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(err.Error())))
 		acct.SetReason(err.Error())
 		return err
 	}
-	// A client on this machine gets its frames through shared memory.
-	stream, pass := sock, -1
-	if st.Hello.Features&wire.FeatureShm != 0 && wire.SessionComputes(st.Hello.Kind) && isUnix(fd) {
-		if m, p, err := wire.NewShmStream(fd, keepalive); err != nil {
-			log.Warn("no shared memory: the socket serves instead", "error", err)
-		} else {
-			stream, pass = m, p
-			snap.Features |= wire.FeatureShm
-		}
+	cfg.Bounds.Damaged = func(err error) { log.Error("image sent again", "error", err) }
+	images, err := store.Open(cfg.Store, cfg.Bounds)
+	if err = errors.Join(bad, err); err != nil {
+		return refuse(err)
 	}
-	s, err := newSession(log, stream, acct, images)
+	s, err := newSession(log, c.stream, acct, images)
 	if err != nil {
 		return err
 	}
 	s.counts, s.reason = acct.Counts(), acct.SetReason
-	s.configure(st, keepalive)
+	s.configure(st, c.keepalive)
 	if err := s.openGates(st, fds[len(fds)-2*st.Schedules():]); err != nil {
-		_ = w.Raw(wire.AppendWelcome(nil, wire.StatusInternal, []byte(err.Error())))
-		acct.SetReason(err.Error())
-		return err
+		return refuse(err)
 	}
 	s.prints.fds = out.fds
 	if err := s.prints.start(); err != nil {
 		return err
 	}
 	if haveNVML {
-		s.nvml = newNVML(busIDs(snap))
+		s.nvml = newNVML(busIDs(&st.Snapshot))
 	}
-
-	var e wire.Encoder
-	s.snap.Encode(&e)
-	if err := w.Raw(wire.AppendWelcome(nil, wire.StatusOK, e.Buf())); err != nil {
+	if !c.welcome(&s.snap) {
 		return nil
-	}
-	if pass >= 0 {
-		if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(pass), nil, unix.MSG_NOSIGNAL); err != nil {
-			return nil
-		}
-		unix.Close(pass)
 	}
 	log.Info("session started")
 	if st.Detached {
@@ -142,6 +96,96 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	s.exit(0)
 	return nil
+}
+
+// incoming is a session that is to begin.
+type incoming struct {
+	*control.Start
+	fds  []int
+	acct *account.Session
+}
+
+// receive waits for the one START message, opens the lease's account and confines the process,
+// and for a detached session hears the client. It returns nil if there is no session to run.
+func receive(log *slog.Logger, cfg *SessionConfig) (*incoming, error) {
+	st, fds, err := control.Receive()
+	if err != nil || st == nil {
+		return nil, err
+	}
+	// The account is root's, and bind gives root up.
+	acct, err := openAccount(st, fds[1])
+	if err == nil && st.Bind != nil {
+		err = bind(st.Bind)
+	}
+	if st.Detached {
+		control.Answer(err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if st.Detached {
+		if err := readHello(fds[0], &st.Hello); err != nil {
+			acct.SetReason(err.Error())
+			log.Info("client refused", "lease", st.Lease, "reason", err)
+			return nil, nil
+		}
+		if err := cfg.giveStore(st, fds[2:]); err != nil {
+			return nil, err
+		}
+		acct.SetClient(account.Client{PID: st.Hello.PID, Name: st.Hello.Program}, st.Hello.Kind)
+	}
+	return &incoming{st, fds, acct}, nil
+}
+
+// client is the connection to a session's client before the session runs.
+type client struct {
+	fd        int
+	keepalive time.Duration
+	hello     *wire.Writer // on the socket, for the WELCOME
+	stream    wire.Stream  // of the frames
+	pass      int          // the shared memory that goes to the client, -1 for none
+}
+
+// openClient makes the stream of a session's frames: shared memory for a client on this
+// machine, which the snapshot then says, the socket for others.
+func openClient(log *slog.Logger, st *control.Start, fd int) (*client, error) {
+	c := &client{fd: fd, pass: -1, keepalive: time.Duration(st.Snapshot.KeepaliveMS) * time.Millisecond}
+	if err := wire.Tune(fd, c.keepalive); err != nil {
+		log.Warn("socket options", "error", err)
+	}
+	sock, err := wire.NewSocketStream(fd, c.keepalive)
+	if err != nil {
+		return nil, err
+	}
+	c.hello, c.stream = wire.NewWriter(sock), sock
+	if st.Hello.Features&wire.FeatureShm == 0 || !wire.SessionComputes(st.Hello.Kind) || !isUnix(fd) {
+		return c, nil
+	}
+	m, pass, err := wire.NewShmStream(fd, c.keepalive)
+	if err != nil {
+		log.Warn("no shared memory: the socket serves instead", "error", err)
+		return c, nil
+	}
+	c.stream, c.pass = m, pass
+	st.Snapshot.Features |= wire.FeatureShm
+	return c, nil
+}
+
+// welcome tells the client that its session has begun. It returns false if the client has gone.
+func (c *client) welcome(snap *wire.Snapshot) bool {
+	var e wire.Encoder
+	snap.Encode(&e)
+	if err := c.hello.Raw(wire.AppendWelcome(nil, wire.StatusOK, e.Buf())); err != nil {
+		return false
+	}
+	if c.pass < 0 {
+		return true
+	}
+	if err := unix.Sendmsg(c.fd, []byte{0}, unix.UnixRights(c.pass), nil, unix.MSG_NOSIGNAL); err != nil {
+		return false
+	}
+	unix.Close(c.pass)
+	return true
 }
 
 func busIDs(snap *wire.Snapshot) (ids []string) {
