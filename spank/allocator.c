@@ -3,5 +3,5 @@
 
 int sl_allocator_init_post_opt(spank_t sp)
 {
-	return sl_wish_send(sp);
+	return sl_option_send(sp);
 }

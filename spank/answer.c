@@ -1,15 +1,15 @@
 /*
- * The daemon's answer: one line, and for "ok N" N bytes of changes, a line each.
+ * The daemon's answer: one line; after "ok N" follow N bytes of changes, one a line.
  *
  *	none                 the job asked for nothing
- *	error TEXT           it must not run
- *	fault TEXT           the daemon cannot tell
+ *	error TEXT           the job must not run
+ *	fault TEXT           the daemon does not know
  *	ok N                 then: set NAME=VALUE
  *	                           prepend NAME=VALUE    a list with colons
  *	                           bind NAME=VALUE       a list with commas
  *
- * The daemon is root's, yet read as if it were not: what is not exactly of this form is
- * refused whole. Nothing here does I/O.
+ * The daemon runs as root, yet its answer is not trusted: one that is not exactly of
+ * this form is refused whole. Nothing here does I/O.
  */
 #include "plugin.h"
 
@@ -20,10 +20,10 @@
 static void broken(struct sl_answer *a, enum sl_kind kind, const char *why)
 {
 	a->kind = kind;
-	snprintf(a->text, sizeof a->text, "an answer of sluiced's makes no sense: %s; plug-in and sluiced have to be of one release", why);
+	snprintf(a->text, sizeof a->text, "sluiced's answer is malformed: %s; plug-in and sluiced must be of the same release", why);
 }
 
-/* The text of a line; it goes to the user's terminal. */
+/* Copies the text of a line, which goes to the user's terminal. */
 static void tell(struct sl_answer *a, enum sl_kind kind, const char *text)
 {
 	a->kind = kind;
@@ -46,7 +46,7 @@ static bool good_name(const char *s, size_t n)
 	return true;
 }
 
-/* Splits one line "VERB NAME=VALUE\n" in place; NULL if it is none. The end of it otherwise. */
+/* Splits one line "VERB NAME=VALUE\n" in place. Returns its end, or NULL if it has another form. */
 static char *change(char *line, size_t n, struct sl_change *c)
 {
 	static const struct {
@@ -82,7 +82,7 @@ bool sl_answer_next(struct sl_answer *a, struct sl_change *c)
 		return false;
 	next = change(a->body, a->len, c);
 	if (!next) {
-		broken(a, SL_ERROR, "in it is a bad change of the environment");
+		broken(a, SL_ERROR, "it has a bad change of the environment");
 		return false;
 	}
 	a->len -= (size_t)(next - a->body);
@@ -97,7 +97,7 @@ void sl_answer_read(struct sl_answer *a, char *buf, size_t n)
 
 	memset(a, 0, sizeof *a);
 	if (!end || memchr(buf, 0, n)) {
-		broken(a, SL_SILENT, "it is no line of text");
+		broken(a, SL_SILENT, "it is not a line of text");
 		return;
 	}
 	*end = 0;
@@ -114,7 +114,7 @@ void sl_answer_read(struct sl_answer *a, char *buf, size_t n)
 		a->body = end + 1;
 		a->len = rest;
 	} else {
-		broken(a, SL_SILENT, "it is of no known sort, or not as long as it says");
+		broken(a, SL_SILENT, "it is of an unknown kind, or not as long as it says");
 	}
 }
 

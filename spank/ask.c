@@ -1,10 +1,11 @@
 /*
- * The daemon's socket: one line there, one answer back, closed. In slurmstepd before it
- * forks, as the user; the daemon sees who asks by the socket's credentials.
+ * The daemon's socket: one line is sent, one answer received, and the connection closed.
+ * It runs in slurmstepd before it forks, as the user; the daemon takes the user from the
+ * socket's credentials.
  *
  * A daemon may hang, be killed and be started again at any moment of this. So nothing
- * blocks but poll(2), which has the deadline; a connection that ends before the answer's
- * first byte is made again as long as there is patience for an absent daemon.
+ * blocks except poll(2), which has the deadline; a connection that ends before the first
+ * byte of an answer is made again while the patience for an absent daemon lasts.
  */
 #include "plugin.h"
 
@@ -27,7 +28,7 @@ static int64_t now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-/* Waits for input, or the deadline: then errno is ETIMEDOUT. */
+/* Waits for input until the deadline; false with errno ETIMEDOUT then. */
 static bool wait_for(int fd, int64_t deadline)
 {
 	for (;;) {
@@ -56,7 +57,7 @@ static int dial(const char *path)
 	if (fd < 0)
 		return -1;
 	strncpy(addr.sun_path, path, sizeof addr.sun_path - 1);
-	/* Who answers decides what the tasks' loader does: only root, or who slurmd is. */
+	/* The answer decides what the tasks' loader loads: it must come from root, or from the user of slurmd. */
 	if (!connect(fd, (struct sockaddr *)&addr, sizeof addr) && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len)) {
 		if (peer.uid == 0 || peer.uid == getuid())
 			return fd;
@@ -68,7 +69,7 @@ static int dial(const char *path)
 	return -1;
 }
 
-/* All there is until the other end closes; -1 without an answer. */
+/* Reads until the other end closes; -1 without an answer. */
 static ssize_t receive(int fd, char *buf, size_t max, int64_t deadline)
 {
 	size_t n = 0;
@@ -88,7 +89,7 @@ static ssize_t receive(int fd, char *buf, size_t max, int64_t deadline)
 	return (ssize_t)n;
 }
 
-/* Whether a daemon that is being started may be behind this. */
+/* Whether the error may come from a daemon that is being started. */
 static bool absent(int err)
 {
 	return err == ENOENT || err == ECONNREFUSED || err == ECONNRESET || err == EPIPE;
@@ -108,7 +109,7 @@ char *sl_ask(struct sl_answer *a, const char *socket, uint32_t job, uint32_t ste
 
 		if (fd >= 0) {
 			got = -1;
-			/* A new connection takes a line at once; EPIPE may have an answer all the same. */
+			/* A new connection takes a line at once; after EPIPE there may still be an answer. */
 			if (send(fd, line, (size_t)n, MSG_NOSIGNAL) == n || errno == EPIPE)
 				got = receive(fd, buf, ANSWER_MAX, deadline);
 			err = got == 0 ? ECONNRESET : errno;

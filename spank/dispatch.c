@@ -1,4 +1,4 @@
-/* What Slurm calls: nothing but which file's turn it is. See plugin.h. */
+/* What Slurm calls: each function only chooses the file for the context. See plugin.h. */
 #include "plugin.h"
 #include "version.h"
 
@@ -8,10 +8,10 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 {
 	spank_context_t where = spank_context();
 
-	/* An administrator's mistake is for slurmd's log, not for each user's terminal. */
+	/* An administrator's mistake goes to slurmd's log, not to each user's terminal. */
 	sl_settings_read(&settings, ac, av, where == S_CTX_SLURMD ? slurm_error : slurm_verbose);
 	if (where == S_CTX_LOCAL || where == S_CTX_ALLOCATOR || where == S_CTX_REMOTE)
-		sl_wish_register(sp);
+		sl_option_register(sp);
 	return 0;
 }
 

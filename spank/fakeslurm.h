@@ -1,4 +1,4 @@
-/* A stand-in for Slurm, for the tests: what a plug-in asks of it, and what it was told. */
+/* A stand-in for Slurm, for the tests: it provides what the plug-in calls, and records what the plug-in does. */
 #ifndef SLUICE_SPANK_FAKESLURM_H
 #define SLUICE_SPANK_FAKESLURM_H
 
@@ -10,11 +10,11 @@ void fake_reset(int context, uint32_t job, uint32_t step, int task);
 /* A variable of the job. */
 void fake_setenv(const char *name, const char *value);
 const char *fake_getenv(const char *name);
-/* What spank_job_control_setenv was told. */
+/* The variables set by spank_job_control_setenv. */
 const char *fake_control(const char *name);
 /* All that was logged, a line each. */
 const char *fake_log(void);
-/* An option on the command line: what the plug-in's callback says to it, -2 if there is none. */
+/* Gives an option on the command line: what the plug-in's callback returns, -2 if it has none. */
 int fake_option(const char *name, const char *value, int remote);
 /* From now on spank_setenv fails. */
 void fake_full(void);

@@ -1,10 +1,10 @@
 /*
- * What the files of the plug-in share. One file per context: local.c (srun),
- * allocator.c (sbatch, salloc), remote.c (slurmstepd); dispatch.c says which is called.
+ * What the files of the plug-in share. There is one file per context: local.c (srun),
+ * allocator.c (sbatch, salloc), remote.c (slurmstepd); dispatch.c chooses.
  *
- * Nothing here starts a thread, changes a signal, a limit or the working directory,
- * or leaves a descriptor open: a task must be as it is without the plug-in. No function
- * of Slurm's is given a positive code: Slurm logs those as failures and goes on.
+ * Nothing here starts a thread, changes a signal, a limit or the working directory, or
+ * leaves a descriptor open: without the plug-in a task would be the same. No function
+ * returns a positive code to Slurm, which logs those as failures and goes on.
  */
 #ifndef SLUICE_SPANK_PLUGIN_H
 #define SLUICE_SPANK_PLUGIN_H
@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/un.h>
 
-/* What Slurm calls is all that the plug-in exports. */
+/* The plug-in exports only what Slurm calls. */
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
 #pragma GCC visibility pop
@@ -29,27 +29,27 @@ struct sl_settings {
 	char socket[sizeof((struct sockaddr_un *)0)->sun_path];
 };
 
-/* Reads the arguments. What is wrong with them is told to say, and does not count. */
+/* Reads the arguments. A wrong one is reported by say, and ignored. */
 void sl_settings_read(struct sl_settings *s, int ac, char **av, void (*say)(const char *, ...));
 
-/* --- wish.c: the options --- */
+/* --- option.c: the options that users give --- */
 
 /* Adds the options to the command line. */
-void sl_wish_register(spank_t sp);
-/* The value of wish i as it was given and found good, NULL if it was not given. */
-const char *sl_wish_value(int i);
-/* Reads value as wish i; the normal form goes to out. False if it is out of range. */
-bool sl_wish_parse(int i, const char *value, char out[80]);
-/* Tells the wishes to Slurm, which shows them to Prologs and Epilogs. */
-int sl_wish_send(spank_t sp);
+void sl_option_register(spank_t sp);
+/* The valid value that was given for option i, in its normal form; NULL if none was. */
+const char *sl_option_value(int i);
+/* Parses a value of option i; its normal form goes to out. False if it is not valid. */
+bool sl_option_parse(int i, const char *value, char out[80]);
+/* Passes the options on to Slurm, which shows them to Prologs and Epilogs. */
+int sl_option_send(spank_t sp);
 
 /* --- answer.c: what the daemon answered --- */
 
 enum sl_kind {
 	SL_NONE,   /* the job asked for no fraction */
-	SL_ENV,    /* body is changes of the environment */
-	SL_ERROR,  /* text is why the job must not run */
-	SL_SILENT, /* there is no answer to that; text is why */
+	SL_ENV,    /* body is the changes to the environment */
+	SL_ERROR,  /* text says why the job must not run */
+	SL_SILENT, /* there was no answer; text says why */
 };
 
 struct sl_answer {
@@ -59,23 +59,29 @@ struct sl_answer {
 	size_t len;
 };
 
-/* Reads the n bytes at buf, which a->body points into afterwards. */
+/* Parses the n bytes at buf; a->body points into them afterwards. */
 void sl_answer_read(struct sl_answer *a, char *buf, size_t n);
 
-/* The next change of a->body: false at the end or, with kind SL_ERROR then, at a bad one. */
+/* The next change in a->body. False at the end, and at a malformed one, where kind becomes SL_ERROR. */
 struct sl_change {
-	char separator; /* 0: set; else put before what is there, with it between */
+	char separator; /* 0: set the variable; else put the value before its present one, with this between them */
 	const char *name, *value;
 };
 bool sl_answer_next(struct sl_answer *a, struct sl_change *c);
 
-/* The list with item first and nowhere else or, without add, nowhere; malloc'd, NULL without memory. */
+/*
+ * With add, the list with item first and nowhere else; without, the list without item. malloc'd;
+ * NULL when memory ran out.
+ */
 char *sl_list_change(const char *item, const char *list, char separator, bool add);
 
 /* --- ask.c: the daemon's socket --- */
 
-/* Asks for the environment of a step. absent_ms is how long a daemon that is not there is
- * waited for, and answer_ms how long all of it may take. free(a->memory). */
+/*
+ * Asks for the environment of a step. absent_ms is how long to wait for a daemon that is
+ * not there, answer_ms the limit for all of it. The caller frees the memory that is
+ * returned.
+ */
 char *sl_ask(struct sl_answer *a, const char *socket, uint32_t job, uint32_t step, int absent_ms, int answer_ms);
 
 /* --- the contexts --- */

@@ -1,12 +1,12 @@
 /*
- * slurmstepd, once for each step on a node, the batch script being one. user_init runs as
+ * slurmstepd, once for each step on a node; the batch script is a step. user_init runs as
  * the user before the tasks are forked, task_init in each of them.
  *
  * A failure in user_init would drain the node and, with Slurm 22.05, leave a batch job
- * COMPLETED that never ran. So what goes wrong there is remembered, and task_init ends the
- * task with it: the job is FAILED, the node is as before. It ends it by itself, as Slurm
- * does for a plug-in that is `required`: of one that is `optional` a failure counts for
- * nothing, and the program would run without its GPU.
+ * COMPLETED that never ran. So an error there is remembered, and task_init ends the task
+ * with it: the job is FAILED, the node unchanged. task_init ends the process itself, as
+ * Slurm does for a plug-in that is `required`: Slurm ignores a failure of an `optional`
+ * plug-in, and the program would run without its GPU.
  */
 #include "plugin.h"
 #include "options.h"
@@ -16,18 +16,18 @@
 #include <string.h>
 #include <unistd.h>
 
-#define STEP_EXTERN 0xfffffffcu /* the same in all releases, but not in their headers' macros */
+#define STEP_EXTERN 0xfffffffcu /* equal in all releases, but not defined by all headers */
 #define ANSWER_MS 2000
-#define ABSENT_MS 5000	/* a daemon that is being restarted, for a job that needs it */
+#define ABSENT_MS 5000	/* wait for a daemon that is being restarted, for a job that needs it */
 #define RECORD "SLUICE_ENV"
-#define RECORD_MAX 8192 /* bytes of it, and its changes: a user may have made it up */
+#define RECORD_MAX 8192 /* limits of its bytes and changes: a user may have invented it */
 #define RECORD_CHANGES 64
-#define VALUE_MAX (128 * 1024) /* of one variable: what execve(2) takes */
+#define VALUE_MAX (128 * 1024) /* of one variable: the limit of execve(2) */
 
 static char failure[SL_TEXT_MAX + 256];
 static bool doubtful; /* whether the job needs the daemon that did not answer */
 
-/* A variable of the job, malloc'd, NULL if it has none. */
+/* A variable of the job's environment, malloc'd; NULL if there is none. */
 static char *job_getenv(spank_t sp, const char *name)
 {
 	for (int size = 4096; size <= VALUE_MAX; size *= 2) {
@@ -44,8 +44,8 @@ static char *job_getenv(spank_t sp, const char *name)
 }
 
 /*
- * The daemon notes in files beside its socket which jobs have something of ours. Options
- * say nothing about that: a job that is submitted within another inherits those.
+ * Whether the daemon has noted, in a file beside its socket, that the job has a lease.
+ * The options do not tell: a job that is submitted within another inherits those.
  */
 static bool noted(const struct sl_settings *s, uint32_t job)
 {
@@ -83,11 +83,12 @@ static bool apply(spank_t sp, const struct sl_change *c)
 }
 
 /*
- * What was set here travels to the jobs that are submitted within this one, which may ask
- * for no GPU, or for a real one: our driver must not be in their way. So a record of it
- * goes with it, the changes with '|' for their newlines, and is undone first. Each costs a
- * walk through the environment: without a bound a made-up one would keep slurmstepd busy
- * for a minute and deaf to scancel, and a step that cannot be killed drains its node.
+ * What is set here also reaches the jobs that are submitted within this one. They may ask
+ * for no GPU, or for a real one, and must not find our driver. So a record of the changes,
+ * with '|' for their newlines, goes along and is undone first. Each change costs a walk
+ * through the environment: an invented record without a limit would keep slurmstepd busy
+ * for a minute, during which scancel has no effect, and a step that cannot be killed
+ * drains its node.
  */
 static void record(spank_t sp, const struct sl_answer *a)
 {
@@ -172,7 +173,7 @@ int sl_remote_task_init(spank_t sp)
 
 	if (!failure[0] || (doubtful && !licensed(sp)))
 		return 0;
-	/* Once on each node is enough. */
+	/* One task on each node prints it. */
 	if (spank_get_item(sp, S_TASK_ID, &task) != ESPANK_SUCCESS || task == 0)
 		slurm_spank_log("sluice: %s", failure);
 	_exit(1);

@@ -8,9 +8,9 @@ void sl_settings_read(struct sl_settings *s, int ac, char **av, void (*say)(cons
 	strcpy(s->socket, SL_SOCKET);
 	for (int i = 0; i < ac; i++) {
 		if (strncmp(av[i], "socket=", 7)) {
-			say("sluice: plugstack.conf: %s is not known; there is socket=PATH", av[i]);
+			say("sluice: plugstack.conf: unknown argument %s; want socket=PATH", av[i]);
 		} else if (av[i][7] != '/' || strlen(av[i] + 7) >= sizeof s->socket) {
-			say("sluice: plugstack.conf: %s: want an absolute path of at most %zu bytes; %s is used", av[i],
+			say("sluice: plugstack.conf: %s: want an absolute path of at most %zu bytes; using %s", av[i],
 			    sizeof s->socket - 1, s->socket);
 		} else {
 			strcpy(s->socket, av[i] + 7);

@@ -74,8 +74,8 @@ func TestSettings(t *testing.T) {
 	}{
 		{"", "/run/sluice/job.sock", ""},
 		{"socket=/a/b", "/a/b", ""},
-		{"socket=/a/b frobnicate", "/a/b", "frobnicate is not known"},
-		{"socket=a/b", "/run/sluice/job.sock", "absolute path of at most 107 bytes; /run/sluice/job.sock is used"},
+		{"socket=/a/b frobnicate", "/a/b", "unknown argument frobnicate"},
+		{"socket=a/b", "/run/sluice/job.sock", "absolute path of at most 107 bytes; using /run/sluice/job.sock"},
 		{"socket=" + long, "/run/sluice/job.sock", "absolute path"},
 		{"socket=" + long[:107], long[:107], ""},
 	} {
@@ -137,8 +137,8 @@ func TestOptions(t *testing.T) {
 	}
 	p.Option("rgpu-mem", "2M", false, false)
 	p.Full()
-	if rc := p.InitPostOpt(); rc != -1 || !strings.Contains(p.Log(), "Slurm does not pass it on") {
-		t.Errorf("a wish that is lost: %d, %q", rc, p.Log())
+	if rc := p.InitPostOpt(); rc != -1 || !strings.Contains(p.Log(), "Slurm cannot pass it on") {
+		t.Errorf("an option that is lost: %d, %q", rc, p.Log())
 	}
 	// Too late to refuse: the daemon looks at it again.
 	p, _ = spank.Start(spank.Remote, job, 0, 0)
@@ -171,7 +171,7 @@ func TestInheritedOptions(t *testing.T) {
 		t.Errorf("a step: %d, %q", rc, p.Log())
 	}
 	p.Option("rgpu-mem", "10G", false, false)
-	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != "" || p.Log() != "sluice: --rgpu-mem has no effect on a step: its job has its fractions already; give it to sbatch or salloc\n" {
+	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != "" || p.Log() != "sluice: --rgpu-mem has no effect on a step: its job has its lease already; give the option to sbatch or salloc\n" {
 		t.Errorf("a step's own: %d, %q", rc, p.Log())
 	}
 }
@@ -337,7 +337,7 @@ func TestRefused(t *testing.T) {
 	tasks := []task{
 		{"error", refusing, "", false, "sluice: job 4711: 50% of a GPU asked,?[2J 30% free\n"},
 		{"second task", refusing, "second", false, ""},
-		{"bad change", daemon(t, says(ok("set A=b\nset 1A=c\n"))), "", false, "a bad change of the environment; plug-in and sluiced have to be of one release"},
+		{"bad change", daemon(t, says(ok("set A=b\nset 1A=c\n"))), "", false, "a bad change of the environment; plug-in and sluiced must be of the same release"},
 		{"no room", daemon(t, says(ok("set A=b\n"))), "full", false, "A of the job's environment cannot be set"},
 		{"silent, an option", silent, "option", true, ""},
 		{"silent, by note", noted, "", false, "and the ledger is closed; the administrator"},
@@ -416,7 +416,7 @@ func TestEndless(t *testing.T) {
 			}
 		}
 	})
-	if a := spank.Ask(path, job, 0, 0, 5000); a.Kind != spank.Silent || !strings.Contains(a.Text, "makes no sense") {
+	if a := spank.Ask(path, job, 0, 0, 5000); a.Kind != spank.Silent || !strings.Contains(a.Text, "is malformed") {
 		t.Errorf("%+v", a)
 	}
 }

@@ -1,8 +1,8 @@
 /*
  * Slurm loads a plug-in only if its plugin_version has Slurm's own major and minor number.
- * SPANK itself has been the same, but for additions, from 22.05 to 26.05. So the universal
- * build finds out when it is loaded: slurm_api_version() counts releases. In a release that
- * is not in the table it is of version 0, which Slurm refuses by name; a build for that
+ * From 22.05 to 26.05 SPANK has only had additions, so the universal build finds out the
+ * release when it is loaded: slurm_api_version() counts releases. In a release that is not
+ * in the table the plug-in has version 0, which Slurm refuses by name; a build for that
  * release (SLURM_PREFIX=) takes the number from its header.
  */
 #ifndef SLUICE_SPANK_VERSION_H

@@ -242,7 +242,7 @@ struct image {
 	int refs;
 	bool all;			/* compressed with zstd: any twin may be in it */
 	bool *twin, *global;		/* which of sim.twins, sim.globals it names */
-	int sm;				/* what runs it was compiled for */
+	int sm;				/* the architecture that the code which runs was compiled for */
 };
 
 struct module {

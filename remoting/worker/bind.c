@@ -9,10 +9,11 @@
 #include <unistd.h>
 
 /*
- * The signal is the one by which the C library has set*id change every thread. No
- * thread can block it, not even the driver's, which block all they can. The library
- * does not let it be handled by anybody else, so the kernel is asked itself. The
- * session's user has been set for good by then, so nobody misses the old handler.
+ * The C library uses this signal to make set*id change every thread. No thread can
+ * block it, not even the driver's threads, which block everything they can. The
+ * library lets nobody else handle it, so the handler is set by the system call. The
+ * session's user has been set for good by then, so the old handler is no longer
+ * needed.
  */
 struct kernel_action {
 	void (*handler)(int, siginfo_t *, void *);
@@ -39,7 +40,7 @@ int sl_caps_handler(void)
 {
 	struct kernel_action a;
 
-	/* Its way back out of a handler is the library's and stays. */
+	/* The library's return from a handler stays. */
 	if (syscall(SYS_rt_sigaction, SL_CAPS_SIGNAL, NULL, &a, sizeof a.mask))
 		return -1;
 	if (!a.handler)

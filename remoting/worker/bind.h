@@ -1,4 +1,4 @@
-/* What bind needs of C: a thread's capabilities can be dropped by itself only. */
+/* What bind needs of C: only a thread itself can drop its capabilities. */
 #ifndef SLUICE_BIND_H
 #define SLUICE_BIND_H
 

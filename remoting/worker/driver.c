@@ -27,7 +27,7 @@ int sl_driver_open(const char *path, char *err, size_t errlen)
 	}
 	for (i = 0; i < SL_FN_COUNT; i++)
 		sl_fn[i] = dlsym(h, sl_fn_names[i]);
-	/* Newer names of the same function, for drivers that lack them. */
+	/* Drivers that lack a newer name have the function by its old one. */
 	if (!sl_fn[FN_cuEventElapsedTime_v2])
 		sl_fn[FN_cuEventElapsedTime_v2] = sl_fn[FN_cuEventElapsedTime];
 	if (!sl_fn[FN_cuInit] || !sl_fn[FN_cuLaunchKernel]) {
@@ -382,8 +382,9 @@ int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
 	memcpy(&l, p, sizeof l);
 	size = l.nparam;
 	/*
-	 * The driver copies the buffer, but the loads of whoever interposes on it
-	 * may want its parameters aligned, which the frame does not promise.
+	 * The driver copies the buffer. A library that interposes on the driver may
+	 * load the parameters where they lie, and expect them aligned, which the
+	 * frame does not promise.
 	 */
 	if (size <= sizeof aligned && ((uintptr_t)params & 15)) {
 		memcpy(aligned, params, size);
@@ -401,7 +402,7 @@ int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
 	}
 	memcpy(attrs, p + sizeof l + size, n * sizeof *attrs);
 	if (l.flags & SL_LAUNCH_COOPERATIVE) {
-		/* cuLaunchCooperativeKernel takes no packed buffer; this does. */
+		/* cuLaunchCooperativeKernel takes no packed buffer; cuLaunchKernelEx does. */
 		memset(&attrs[n], 0, sizeof *attrs);
 		attrs[n].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
 		attrs[n].value.cooperative = 1;
@@ -426,7 +427,7 @@ int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
 
 struct sl_hostfn {
 	uint32_t id;
-	atomic_int refs;	/* calls still to come; one more for a captured one */
+	atomic_int refs;	/* calls yet to come; one more for a captured one */
 	sem_t done;
 };
 
@@ -466,7 +467,7 @@ void sl_hostfn_unref(struct sl_hostfn *f)
 	}
 }
 
-/* Runs on a thread of the driver. */
+/* Called on a thread of the driver. */
 static void hostfn_call(void *p)
 {
 	struct sl_hostfn *f = p;
@@ -498,7 +499,7 @@ int sl_library_load(uint64_t *l, const void *image, uint32_t n, const uint32_t *
 	return CU(cuLibraryLoadData, (CUlibrary *)l, image, (CUjit_option *)opt, val, n, NULL, NULL, 0);
 }
 
-/* A driver without libraries is asked to load the module. */
+/* A driver without libraries loads the image as a module. */
 int sl_linked_module_load(uint64_t *m, uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val)
 {
 	int rc = sl_library_load(l, image, n, opt, val);
@@ -595,7 +596,7 @@ int sl_function_param(uint64_t f, uint64_t i, uint64_t *off, uint64_t *size)
 	return rc;
 }
 
-/* A pipe whose end to read never blocks. */
+/* A pipe whose reading end never blocks. */
 static int print_pipe(int p[2])
 {
 	if (pipe2(p, O_CLOEXEC))
@@ -612,7 +613,7 @@ int sl_stdout_pipe(void)
 
 	if (rc)
 		return rc;
-	/* The driver prints with stdio: whole buffers, and what we flush. */
+	/* The driver prints through stdio: full buffers are written, and the rest when we flush. */
 	if (dup2(p[1], 1) < 0)
 		return -errno;
 	close(p[1]);
@@ -620,7 +621,7 @@ int sl_stdout_pipe(void)
 	return p[0];
 }
 
-/* Of standard error only the stream is replaced: descriptor 2 stays for a crash's last words. */
+/* Only the stdio stream of standard error is replaced: descriptor 2 stays for the last words of a crash. */
 int sl_stderr_pipe(void)
 {
 	static char buf[64 << 10];

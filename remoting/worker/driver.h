@@ -1,10 +1,10 @@
 /*
- * The worker's way to the driver: libcuda and libnvidia-ml by dlopen, so that
- * the worker starts and can say what is missing on a machine without either.
- * Everything takes and gives fixed-width numbers; handles are uint64_t.
+ * The worker's access to the driver: libcuda and libnvidia-ml by dlopen, so that on
+ * a machine without them the worker starts and can say what is missing. All
+ * functions take and return fixed-width numbers; handles are uint64_t.
  *
- * Calls that the API table forwards are in gen_calls.h. Here is what the worker
- * calls for itself.
+ * Calls that the API table forwards are in gen_calls.h. Here are those that the
+ * worker makes for itself.
  */
 #ifndef SLUICE_DRIVER_H
 #define SLUICE_DRIVER_H
@@ -12,7 +12,7 @@
 #include "gen_calls.h"
 #include "../api/wire.h"
 
-/* The driver's own function f, or a return with NOT_SUPPORTED. */
+/* The driver's function f; returns NOT_SUPPORTED if the driver lacks it. */
 #define CU(f, ...) \
 	(sl_fn[FN_##f] ? ((__typeof__(&f))sl_fn[FN_##f])(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED)
 
@@ -58,7 +58,7 @@ int sl_stream_create(uint64_t *s, uint32_t flags);
 int sl_stream_destroy(uint64_t s);
 int sl_stream_query(uint64_t s);
 int sl_stream_capturing(uint64_t s, uint32_t *status);
-/* Whether a stream is ordered with its context's legacy default stream; if in doubt it is. */
+/* Whether a stream is ordered with its context's legacy default stream; true if that is not known. */
 int sl_stream_blocking(uint64_t s);
 int sl_event_create(uint64_t *e, uint32_t flags);
 int sl_event_destroy(uint64_t e);
@@ -68,14 +68,14 @@ int sl_event_sync(uint64_t e);
 
 int sl_htod(uint64_t dst, const void *src, uint64_t n, uint64_t stream);
 int sl_dtoh(void *dst, uint64_t src, uint64_t n, uint64_t stream);
-/* A kernel node but for the kernel's own parameters, which are packed as a launch's are. */
+/* A kernel node, except for the kernel's parameters, which are packed as a launch's are. */
 struct sl_kernel_node {
 	uint64_t fn;
 	uint32_t grid[3], block[3], shared;
 };
 int sl_graph_add_kernel(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, const struct sl_kernel_node *k,
 			const void *params, uint64_t size);
-/* Of an executable graph, or with exec 0 of the graph itself. */
+/* For a node of an executable graph, or with exec 0 of the graph itself. */
 int sl_graph_set_kernel(uint64_t exec, uint64_t node, const struct sl_kernel_node *k, const void *params, uint64_t size);
 int sl_graph_update(uint64_t exec, uint64_t graph, CUgraphExecUpdateResultInfo *info);
 
@@ -92,7 +92,7 @@ int sl_copy3d(const struct sl_box *b, void *host, int in, uint64_t stream);
 
 /*
  * Launches what a LAUNCH's payload describes (struct wire_launch, parameter bytes,
- * attributes), on the driver's function and stream. The caller has checked the
+ * attributes), with the driver's function and stream. The caller has checked the
  * sizes and put real handles into the attributes.
  */
 /*
@@ -109,11 +109,11 @@ void sl_hostfn_ref(struct sl_hostfn *f);
 void sl_hostfn_unref(struct sl_hostfn *f);
 int sl_hostfn_launch(uint64_t stream, struct sl_hostfn *f);
 void sl_hostfn_done(struct sl_hostfn *f);
-/* Opens the pipe that tells which functions were called; the reading end. */
+/* Opens the pipe that tells which functions were called; returns its reading end. */
 int sl_hostfn_open(void);
 
 int sl_module_load(uint64_t *m, const void *image, uint32_t n, const uint32_t *opt, void **val);
-/* The module of a linked set, and the library that it is of. */
+/* Loads a linked set: its module, and the library that the module belongs to. */
 int sl_linked_module_load(uint64_t *m, uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val);
 int sl_library_load(uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val);
 int sl_library_kernels(uint64_t lib, uint64_t *k, uint32_t max, uint32_t *n);
@@ -133,7 +133,7 @@ int sl_stdout_pipe(void);
 int sl_stderr_pipe(void);
 void sl_print_flush(void);
 
-/* NVML, for what only it knows. */
+/* NVML, for readings that CUDA does not have. */
 struct sl_nvml_device {
 	uint64_t mem_total, mem_used, mem_free;
 	uint32_t util_gpu, util_mem, temp, power_mw, power_limit_mw;

@@ -145,7 +145,7 @@ int sl_nvml_process(void *dev, uint32_t pid, uint64_t *used)
 		rc = get(dev, &n, p);
 	}
 	for (i = 0; !rc && i < n; i++) {
-		/* All ones: the driver does not say (WDDM, some containers). */
+		/* All ones: the driver does not know (WDDM, some containers). */
 		if (p[i].pid == pid && p[i].used != ~0ull) {
 			*used = p[i].used;
 			found = 0;

@@ -1,7 +1,7 @@
 // Package options is the one table of the options that the SPANK plug-in adds to
 // srun, sbatch and salloc. The plug-in's C table and the user's guide are generated
 // from it, and so is what job_submit.lua knows of them; the daemon and its command line use
-// it as it is. Values are wishes: Prolog and daemon check them against what Slurm gave.
+// it as it is. Values are requests: Prolog and daemon check them against what Slurm granted.
 package options
 
 import (

@@ -1,0 +1,153 @@
+/*
+ * The options. Slurm calls back for each option that is given: first for those in the
+ * environment that a job's processes inherit, then for those of #SBATCH lines and the
+ * command line; the last one counts. A bad value is refused in the callback, which ends
+ * srun, sbatch and salloc before anything is submitted.
+ */
+#include "plugin.h"
+#include "options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char given[SL_OPTIONS][80]; /* in normal form; "" not given */
+static bool called[SL_OPTIONS];
+
+static bool parse_size(const char *v, char out[80])
+{
+	static const char units[] = "MGT";
+	unsigned long long n = 0;
+	size_t digits;
+	const char *unit;
+	char c;
+
+	while (v[0] == '0' && v[1] >= '0' && v[1] <= '9')
+		v++;
+	digits = strspn(v, "0123456789");
+	c = v[digits];
+	if (!digits || digits > 18 || !c || v[digits + 1])
+		return false;
+	if (c >= 'a')
+		c -= 'a' - 'A';
+	unit = strchr(units, c);
+	if (!unit)
+		return false;
+	for (size_t i = 0; i < digits; i++)
+		n = n * 10 + (unsigned)(v[i] - '0');
+	snprintf(out, 80, "%llu%c", n, *unit);
+	if (n > SL_OPTION_MAX_MIB)
+		return false;
+	n <<= 10 * (unit - units);
+	return n >= SL_OPTION_MIN_MIB && n <= SL_OPTION_MAX_MIB;
+}
+
+/* Unlike isalnum(3), the same in every locale. */
+static bool letter_or_digit(char c)
+{
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+bool sl_option_parse(int i, const char *value, char out[80])
+{
+	const struct sl_option *w = &sl_options[i];
+
+	switch (w->kind) {
+	case SL_OPTION_SIZE:
+		return parse_size(value, out);
+	case SL_OPTION_CHOICE:
+		for (const char *const *c = w->choices; *c; c++)
+			if (!strcmp(*c, value)) {
+				strcpy(out, value);
+				return true;
+			}
+		return false;
+	case SL_OPTION_NAME:
+		if (!letter_or_digit(value[0]) || strlen(value) > SL_OPTION_NAME_MAX)
+			return false;
+		for (const char *c = value; *c; c++)
+			if (!letter_or_digit(*c) && !strchr(".-_", *c))
+				return false;
+		strcpy(out, value);
+		return true;
+	case SL_OPTION_FLAG:
+		strcpy(out, "1");
+		return true;
+	}
+	return false;
+}
+
+/*
+ * Whether this callback is for an option inherited from the environment: it is the first
+ * one, and there is such a variable. A job's options are not those of the jobs that it
+ * submits: most of those ask for no GPU.
+ */
+static bool inherited(int i)
+{
+	char name[80];
+	bool first = !called[i];
+
+	called[i] = true;
+	snprintf(name, sizeof name, "SLURM_SPANK__SLURM_SPANK_OPTION_sluice_%s", sl_options[i].name);
+	for (char *c = strchr(name, '-'); c; c = strchr(c, '-'))
+		*c = '_';
+	return first && getenv(name);
+}
+
+/* Slurm's callback for option val. In slurmstepd nothing is refused. */
+static int option_given(int val, const char *optarg, int remote)
+{
+	const char *value = optarg ? optarg : "";
+	char out[80];
+
+	if (val < 0 || val >= SL_OPTIONS)
+		return -1;
+	if (!remote && inherited(val))
+		return 0;
+	if (sl_option_parse(val, value, out)) {
+		strcpy(given[val], out);
+		return 0;
+	}
+	if (remote)
+		return 0;
+	slurm_spank_log("sluice: --%s=%.80s: want %s", sl_options[val].name, value, sl_options[val].want);
+	return -1;
+}
+
+void sl_option_register(spank_t sp)
+{
+	for (int i = 0; i < SL_OPTIONS; i++) {
+		/* Slurm copies the strings; its type just lacks the const. */
+		struct spank_option o = {
+			.name = (char *)sl_options[i].name,
+			.arginfo = (char *)sl_options[i].arg,
+			.usage = (char *)sl_options[i].help,
+			.has_arg = sl_options[i].arg ? 1 : 0,
+			.val = i,
+			.cb = option_given,
+		};
+
+		given[i][0] = 0;
+		called[i] = false;
+		if (spank_option_register(sp, &o) != ESPANK_SUCCESS)
+			slurm_error("sluice: Slurm refuses the option --%s", sl_options[i].name);
+	}
+}
+
+const char *sl_option_value(int i)
+{
+	return given[i][0] ? given[i] : NULL;
+}
+
+int sl_option_send(spank_t sp)
+{
+	for (int i = 0; i < SL_OPTIONS; i++) {
+		if (!sl_option_value(i))
+			continue;
+		if (spank_job_control_setenv(sp, sl_options[i].env, given[i], 1) != ESPANK_SUCCESS) {
+			slurm_spank_log("sluice: --%s: Slurm cannot pass it on to the job", sl_options[i].name);
+			return -1;
+		}
+	}
+	return 0;
+}
