@@ -19,7 +19,7 @@
 
 #include "clock.h"
 #include "engine.h"
-#include "rest.h"
+#include "idle.h"
 
 #define API __attribute__((visibility("default")))
 #define MS 1000000ULL
@@ -164,7 +164,7 @@ bool clock_ring(struct sim_engine *e, uint64_t clock)
 static void drop_due(struct sim_engine *e, uint64_t clock)
 {
 	for (int i = 0; i < SIM_MAX_WAIT; i++)
-		if (e->wait[i].pid && e->wait[i].until <= clock && rest_stopped(e->wait[i].pid))
+		if (e->wait[i].pid && e->wait[i].until <= clock && idle_stopped(e->wait[i].pid))
 			e->wait[i].pid = 0;
 }
 
@@ -185,7 +185,7 @@ static bool all_rest(struct sim_engine *e, int dev, uint64_t real)
 
 	who_blocks(e, dev, blocked);
 	for (int i = 0; i < SIM_MAX_PROC; i++)
-		if (p[i].pid && p[i].contexts[dev] && !blocked[i] && !rest_is(&p[i], dev, real))
+		if (p[i].pid && p[i].contexts[dev] && !blocked[i] && !idle_is(&p[i], dev, real))
 			return false;
 	return true;
 }
@@ -200,7 +200,7 @@ static bool all_looked(struct sim_engine *e, uint64_t real)
 
 		if (!w->pid || w->seen >= e->ask)
 			continue;
-		if (rest_due(e->ask, real) && rest_stopped(w->pid)) {
+		if (idle_due(e->ask, real) && idle_stopped(w->pid)) {
 			w->pid = 0;
 			continue;
 		}
@@ -343,7 +343,7 @@ static void yield_due(struct sim_engine *e)
 	bool dropped = false;
 
 	while (clock_ring(e, clock_now(e, clock_real()))) {
-		if (!dropped && rest_due(since, clock_real())) {
+		if (!dropped && idle_due(since, clock_real())) {
 			drop_due(e, clock_now(e, clock_real()));
 			dropped = true;
 		}
@@ -365,7 +365,7 @@ static bool others_late(struct sim_engine *e, int dev, uint64_t clock, bool forg
 	who_blocks(e, dev, blocked);
 	for (int i = 0; i < SIM_MAX_PROC && !late; i++) {
 		if (!p[i].pid || !p[i].contexts[dev] || i == state_slot() || blocked[i] ||
-		    clock < atomic_load(&p[i].stir_clock[dev]) + LEAD || rest_is(&p[i], dev, real))
+		    clock < atomic_load(&p[i].stir_clock[dev]) + LEAD || idle_is(&p[i], dev, real))
 			continue;
 		if (forgive)
 			atomic_store(&p[i].stir_clock[dev], clock);

@@ -15,7 +15,7 @@
 
 #include "clock.h"
 #include "engine.h"
-#include "rest.h"
+#include "idle.h"
 
 #define MS 1000000ULL
 #define SLICE (2 * MS)		/* simulated: the longest slice; other processes' work may run after each */
@@ -104,8 +104,8 @@ int engine_config(void)
 	}
 	cfg.change = (uint64_t)(v * 1000);
 	clock_config(pace);
-	rest_config(rest);
-	if (watch && *watch && rest_watch(watch)) {
+	idle_config(rest);
+	if (watch && *watch && idle_watch(watch)) {
 		fprintf(stderr, "simgpu: SLUICE_SIM_WATCH=%s: not a file of %zu bytes that can be mapped\n", watch,
 			SIM_MAX_PROC * sizeof(struct sim_watch));
 		return -1;

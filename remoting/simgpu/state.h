@@ -34,7 +34,7 @@ struct sim_proc {
 	 * For the engine: when the process last did something, in real and in simulated ns, and the real time
 	 * for which it was found idle.
 	 */
-	_Atomic uint64_t stir_ns[SIM_MAX_DEV], stir_clock[SIM_MAX_DEV], rest_ns[SIM_MAX_DEV];
+	_Atomic uint64_t stir_ns[SIM_MAX_DEV], stir_clock[SIM_MAX_DEV], idle_ns[SIM_MAX_DEV];
 	_Atomic int up[SIM_MAX_DEV];	/* timers that are awake, and since when: */
 	_Atomic uint64_t up_ns[SIM_MAX_DEV];
 	_Atomic int entering;		/* threads that wait for an engine's lock */

@@ -127,7 +127,7 @@ static void t_rest(void)
 	CHECK(now_ms() - real < 4000);
 }
 
-/* Who keeps the watch says when a process is at rest. */
+/* The process behind SLUICE_SIM_WATCH says when a process is idle. */
 static void *sleeper(void *until)
 {
 	sluice_sim_wait(0, NULL, 0, *(uint64_t *)until, 1);
@@ -240,8 +240,8 @@ static const struct test tests[] = {
 	{ "an idle device's clock", t_idle, { COST, "SLUICE_SIM_IDLE=10" } },
 	{ "the clock jumps", t_jump, { COST, STILL } },
 	{ "a token between two", t_hand, { COST, SLOW } },
-	{ "at rest or not", t_rest, { COST, SLOW } },
-	{ "at rest as others say", t_watch, { COST, SLOW } },
+	{ "idle or not", t_rest, { COST, SLOW } },
+	{ "idle as others say", t_watch, { COST, SLOW } },
 	{ "killed while it waits", t_late, { COST, SLOW } },
 	{ "timers", t_timer, { COST, SLOW } },
 	{ NULL, NULL, { NULL } },

@@ -52,7 +52,7 @@ static inline void set_word(volatile uint32_t *w, uint32_t v)
 	syscall(SYS_futex, w, FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
 }
 
-/* For the other process, in real time; who slept here would be at rest. */
+/* Waits for the other process, in real time; a process that slept here would be idle. */
 static inline void await(volatile uint32_t *w, uint32_t v)
 {
 	while (__atomic_load_n(w, __ATOMIC_SEQ_CST) != v)

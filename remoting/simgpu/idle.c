@@ -20,14 +20,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "rest.h"
+#include "idle.h"
 
 static uint64_t quiet = 5000000;	/* real ns: a process may be idle after doing nothing for this long */
 static struct sim_watch *watch;		/* by slot; NULL: there is nothing to ask */
 
-void rest_config(double ms) { quiet = (uint64_t)(ms * 1e6); }
+void idle_config(double ms) { quiet = (uint64_t)(ms * 1e6); }
 
-int rest_watch(const char *path)
+int idle_watch(const char *path)
 {
 	size_t size = SIM_MAX_PROC * sizeof(*watch);
 	int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
@@ -44,7 +44,7 @@ int rest_watch(const char *path)
 	return 0;
 }
 
-bool rest_due(uint64_t since, uint64_t real) { return real > since + quiet; }
+bool idle_due(uint64_t since, uint64_t real) { return real > since + quiet; }
 
 /* The state of a thread as /proc has it; 0 if it has ended. */
 static char thread_state(const char *path)
@@ -65,7 +65,7 @@ static char thread_state(const char *path)
 	return p && p[1] == ' ' ? p[2] : 0;
 }
 
-bool rest_stopped(int pid)
+bool idle_stopped(int pid)
 {
 	char path[64], state;
 
@@ -111,20 +111,20 @@ static bool watched(const struct sim_proc *p, uint64_t since)
 }
 
 /* A process found idle stays idle until it does something, unless one of its timers is awake. */
-bool rest_is(struct sim_proc *p, int dev, uint64_t real)
+bool idle_is(struct sim_proc *p, int dev, uint64_t real)
 {
 	uint64_t last = atomic_load(&p->stir_ns[dev]), woke = atomic_load(&p->up_ns[dev]);
 
 	if (!last)
 		return true;	/* it has not begun */
 	if (atomic_load(&p->entering) > 0)	/* not below 0: a slot's last owner may leave late */
-		return real > last + quiet && rest_stopped(p->pid);
+		return real > last + quiet && idle_stopped(p->pid);
 	if (atomic_load(&p->up[dev]) > 0 && woke > last)
 		last = woke;
-	if (atomic_load(&p->rest_ns[dev]) == last)
+	if (atomic_load(&p->idle_ns[dev]) == last)
 		return true;
 	if (real < last + quiet || (watch ? !watched(p, last) : runnable(p->pid)))
 		return false;
-	atomic_store(&p->rest_ns[dev], last);
+	atomic_store(&p->idle_ns[dev], last);
 	return true;
 }
