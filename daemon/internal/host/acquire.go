@@ -1,8 +1,8 @@
 package host
 
-// Acquire: from a request to a lease with a socket. The record is on the disk
-// before the first owner hears of the lease, so that what a crash leaves behind
-// can be taken back, and is granted there before the caller hears of it.
+// Acquire: from a request to a lease with a socket. The record is on the disk before the first
+// owner hears of the lease, so that a restart can take back what a crash left behind. It says
+// that the lease is granted before the caller hears of it.
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// tries is how often a request is placed anew when owners say that things
-	// have changed.
+	// tries is how often a request is placed again because what the owners have free has
+	// changed.
 	tries = 20
 	// reserveTime bounds one Reserve or Confirm, which write to the owner's disk.
 	reserveTime = 5 * time.Second
@@ -81,11 +81,11 @@ func (h *Host) obtain(ctx context.Context, p rpc.Peer, r lease.Request) (lease.L
 		case have.Request.UID != r.UID && (p.UID != 0 || old >= r.Key.Incarnation):
 			err = lease.Errorf(lease.Denied, "job %s has a lease of uid %d", r.Key, have.Request.UID)
 		case old > r.Key.Incarnation:
-			err = lease.Errorf(lease.Over, "job %s has begun anew: incarnation %d asks, %d has the lease", r.Key, r.Key.Incarnation, old)
-		case old == r.Key.Incarnation && have.Request.Restart != r.Restart: // of two daemons with different clocks
+			err = lease.Errorf(lease.Over, "job %s: incarnation %d asks, and the later incarnation %d has the lease", r.Key, r.Key.Incarnation, old)
+		case old == r.Key.Incarnation && have.Request.Restart != r.Restart: // two daemons with different clocks gave the same epoch
 			err = lease.Errorf(lease.Over, "job %s: restart %d asks, and restart %d has the lease in the same epoch", r.Key, r.Restart, have.Request.Restart)
 		case old < r.Key.Incarnation && !have.Request.SameRun(r):
-			h.release(ctx, hd, "the job has begun anew", true)
+			h.release(ctx, hd, "a later run of the job has begun", true)
 			done()
 			continue
 		}
@@ -94,8 +94,8 @@ func (h *Host) obtain(ctx context.Context, p rpc.Peer, r lease.Request) (lease.L
 	}
 }
 
-// check refuses what makes no sense or is not the caller's to ask, and fills in
-// what the caller need not or may not say.
+// check refuses a request that is malformed or that the caller may not make, and fills in the
+// fields that the caller may leave out or may not set.
 func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 	k := &r.Key
 	if k.Cluster == "" {
@@ -105,7 +105,7 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 		k.Node = h.cfg.Node
 	}
 	if k.Node != h.cfg.Node {
-		return lease.Errorf(lease.Invalid, "job %s: this is node %s, and a lease is asked for where it is used; compare node in sluice.yaml with Slurm's NodeName", form.Name(k.String()), h.cfg.Node)
+		return lease.Errorf(lease.Invalid, "job %s: this is node %s, and only the node that uses a lease may ask for it; compare node in sluice.yaml with Slurm's NodeName", form.Name(k.String()), h.cfg.Node)
 	}
 	if err := h.checkRequest(r); err != nil {
 		return err
@@ -128,9 +128,8 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 	if r.UID != 0 && r.UID != p.UID {
 		return lease.Errorf(lease.Denied, "job %s: a lease for uid %d is asked for by uid %d; only root may ask for others", k, r.UID, p.UID)
 	}
-	r.UID, r.GID = p.UID, p.GID // 0 stands where nobody is named
-	// A user's own lease ends with a process of the user's: the one that asks
-	// unless it names another.
+	r.UID, r.GID = p.UID, p.GID // 0 means that the request names no user
+	// A user's own lease ends with a process of the user's: by default the one that asks.
 	if r.Holder.PID == 0 {
 		r.Holder = lease.Process{PID: p.PID}
 	}
@@ -147,7 +146,7 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 	return checkHolder(r.Holder)
 }
 
-// checkRequest checks what does not depend on who asks.
+// checkRequest checks the fields that do not depend on the caller.
 func (h *Host) checkRequest(r *lease.Request) error {
 	k := &r.Key
 	for what, s := range map[string]string{"job": k.Job, "cluster": k.Cluster, "account": r.Account, "job name": r.JobName, "type": r.Type, "pool": r.Pool, "node": k.Node} {
@@ -212,10 +211,10 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 		}
 		grants, err := placement.Place(gpus, r, pool.Place)
 		if err != nil {
-			if age > 0 { // by what may be out of date nobody is turned away
+			if age > 0 { // never refuse on cached data
 				age = 0
 				if lease.CodeOf(err) == lease.NoRoom {
-					h.catchUp(ctx) // what this host itself has to give back
+					h.catchUp(ctx) // releases of this host that are not delivered yet
 					continue
 				}
 			}
@@ -229,7 +228,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 			return lease.Lease{}, err
 		}
 		last, age = err, 0
-		// Hosts that want the same GPU at the same time come back at different ones.
+		// Hosts that compete for a GPU try again at different times.
 		select {
 		case <-ctx.Done():
 		case <-time.After(rand.N(time.Duration(try+1) * 2 * time.Millisecond)):
@@ -238,16 +237,16 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 	return lease.Lease{}, withSilent(last, nil, nil)
 }
 
-// withSilent adds to a refusal what was not known when it was made.
+// withSilent adds to a refusal which owners were silent when it was made.
 func withSilent(err error, silent []string, last error) error {
 	var e *lease.Error
 	if !errors.As(err, &e) {
-		return lease.Errorf(lease.Down, "the pool's owners changed their minds %d times; ask again", tries)
+		return lease.Errorf(lease.Down, "what the pool's owners have free changed %d times while the request was placed; ask again", tries)
 	}
 	out := *e
 	if len(silent) > 0 {
 		if out.Code == lease.Never {
-			out.Code = lease.NoRoom // what does not answer might have it
+			out.Code = lease.NoRoom // a silent owner may have room
 		}
 		out.Reason += fmt.Sprintf("; not asked: %s", strings.Join(silent, "; "))
 	}
@@ -257,8 +256,8 @@ func withSilent(err error, silent []string, last error) error {
 	return &out
 }
 
-// tell writes the host's line about a lease, unless all of it is of this node's
-// owner, which has written its own.
+// tell writes the host's audit line about a lease. It writes none for a lease whose grants are
+// all of this node's owner, which has written its own.
 func (h *Host) tell(event string, l *lease.Lease, reason string) {
 	for _, g := range l.Grants {
 		if g.Owner != h.cfg.Node {

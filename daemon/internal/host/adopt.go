@@ -1,7 +1,7 @@
 package host
 
-// Leases of this node that only their owners know, after this host's ledger was
-// lost: an owner's ledger is the truth, so they are taken over.
+// Leases of this node that only their owners know, after this host's ledger was lost. An
+// owner's ledger is the truth, so this host takes them over.
 
 import (
 	"context"
@@ -10,9 +10,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// meet looks through an owner's leases for this node once it is there, or there
-// again: those that we do not know are ours all the same, since its ledger is the
-// truth. What other owners have of them is asked too.
+// meet asks an owner that answers, or answers again, for its leases of this node. It takes over
+// those that this host does not know, and asks other owners for their parts of them.
 func (h *Host) meet(ctx context.Context, p *peer) {
 	p.mu.Lock()
 	known := p.known
@@ -26,7 +25,7 @@ func (h *Host) meet(ctx context.Context, p *peer) {
 	}
 	for _, s := range list {
 		if !h.meetOne(ctx, p, s.Lease) {
-			return // later
+			return // the next round tries again
 		}
 	}
 	p.mu.Lock()
@@ -34,7 +33,8 @@ func (h *Host) meet(ctx context.Context, p *peer) {
 	p.known = true
 }
 
-// meetOne settles one of them; false if another of its owners cannot be asked.
+// meetOne takes over or ends one of them. It returns false if another of its owners cannot be
+// asked.
 func (h *Host) meetOne(ctx context.Context, p *peer, l lease.Lease) bool {
 	unknown := func() bool {
 		h.mu.Lock()
@@ -44,7 +44,7 @@ func (h *Host) meetOne(ctx context.Context, p *peer, l lease.Lease) bool {
 	if !unknown() {
 		return true
 	}
-	// Its Prolog may be at it; the round with the owners cannot wait for long.
+	// The lease's Prolog may hold the turn; the round with the owners cannot wait for long.
 	turn, cancel := context.WithTimeout(ctx, h.cfg.Ask)
 	defer cancel()
 	_, done, err := h.fly(turn, l.Request.Key)
@@ -62,21 +62,21 @@ func (h *Host) meetOne(ctx context.Context, p *peer, l lease.Lease) bool {
 		return false
 	case whole != nil && h.adopt(*whole) == nil:
 	case h.another(l):
-		// Its owner did not answer when the Prolog looked for it.
+		// The owner did not answer when the Prolog looked for the lease.
 		if whole != nil {
 			l = *whole
 		}
 		h.log.Warn("lease found at its owner; the job has got another meanwhile, and it is ended", "lease", l.ID, "job", l.Request.Key.String())
 		h.endParts(ctx, []lease.Lease{l}, lease.Key{}, "its job has another")
 	case l.Sponsor != "":
-		// Its sponsor is at it, or it falls silent.
+		// Its sponsor renews it, or its owner ends it when nobody does.
 	default:
 		h.stranger(ctx, p, lease.Lease{ID: l.ID})
 	}
 	return true
 }
 
-// another says that this host holds another lease for the same run of a job.
+// another says whether this host holds another lease for the same run of the job.
 func (h *Host) another(l lease.Lease) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -84,8 +84,8 @@ func (h *Host) another(l lease.Lease) bool {
 	return hd != nil && hd.rec.Phase == granted && hd.rec.Lease.ID != l.ID && hd.rec.Lease.Request.SameRun(l.Request)
 }
 
-// gather puts a lease together from what all owners have for host, "" for any; nil if
-// a part is missing.
+// gather puts a lease together from the parts that all its owners have for host, "" for any
+// host. It returns nil if a part is missing.
 func (h *Host) gather(ctx context.Context, l lease.Lease, host string) (*lease.Lease, error) {
 	if len(l.Grants) < len(l.Request.Fractions) {
 		h.mu.Lock()
@@ -114,8 +114,8 @@ func (h *Host) gather(ctx context.Context, l lease.Lease, host string) (*lease.L
 	return &l, nil
 }
 
-// stranger settles with an owner that has a lease of ours, or of a job whose sponsor
-// we are, that we do not know: it is taken over if it is whole, and ended if not.
+// stranger handles a lease that an owner has and this host does not know, of this node or of a
+// job whose sponsor this host is. A whole lease is taken over, an incomplete one is ended.
 func (h *Host) stranger(ctx context.Context, p *peer, have lease.Lease) *lease.Lease {
 	h.mu.Lock()
 	hd, gone := h.leases[have.ID], h.isGone(have.ID)
@@ -125,7 +125,7 @@ func (h *Host) stranger(ctx context.Context, p *peer, have lease.Lease) *lease.L
 		return nil
 	}
 	whole := &have
-	if have.Host != h.cfg.Node && have.State == lease.Granted { // asked for as a sponsor
+	if have.Host != h.cfg.Node && have.State == lease.Granted { // this host asked for it as the job's sponsor
 		var err error
 		if whole, err = h.gather(ctx, have, ""); err != nil {
 			h.log.Warn("lease found at its owner; another of its owners cannot be asked yet", "lease", have.ID, "owner", p.name, "error", err)
@@ -146,7 +146,7 @@ func (h *Host) stranger(ctx context.Context, p *peer, have lease.Lease) *lease.L
 	return nil
 }
 
-// adopt makes a lease that only its owners knew this host's again.
+// adopt takes over a lease of this node that only its owners knew.
 func (h *Host) adopt(l lease.Lease) error {
 	hd, err := h.take(l)
 	if err != nil {

@@ -1,7 +1,7 @@
 package host
 
-// Leases of this node's jobs that their controller's daemon got: found at their owners,
-// renewed, written down, and given a socket.
+// Attach takes over leases that the controller's daemon got for jobs of this node. They are
+// found at their owners, renewed, written into the ledger, and given a socket.
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// Held is what this node holds for a job, whatever the key's incarnation.
+// Held returns the lease that this node holds for a job, whatever the key's incarnation.
 func (h *Host) Held(key lease.Key) (l lease.Lease, socket string, ok bool) {
 	key = h.full(key)
 	h.mu.Lock()
@@ -25,7 +25,7 @@ func (h *Host) Held(key lease.Key) (l lease.Lease, socket string, ok bool) {
 	return hd.rec.Lease, h.Socket(hd.rec.Lease.ID), true
 }
 
-// full fills in what a key of this node need not say.
+// full fills in the fields that a key of this node may leave out.
 func (h *Host) full(k lease.Key) lease.Key {
 	if k.Cluster == "" {
 		k.Cluster = h.cfg.Cluster
@@ -36,9 +36,9 @@ func (h *Host) full(k lease.Key) lease.Key {
 	return k
 }
 
-// Attach takes the latest lease that was got for a job on this node, wherever it is, and
-// opens its socket. Earlier ones of the job are ended, and so is one that is not whole.
-// An error means that it is not known whether there is one (Down), that the job has
+// Attach takes over the latest lease that was got for a job on this node, whichever owners have
+// it, and opens its socket. It ends earlier leases of the job, and a latest one that lacks a
+// part. An error means that it is not known whether there is a lease (Down), that the job has
 // ended here already (Over), or that this node's disk fails.
 func (h *Host) Attach(ctx context.Context, key lease.Key) (l lease.Lease, found bool, err error) {
 	key = h.full(key)
@@ -62,7 +62,7 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 	ours := func(l *lease.Lease) bool { return l.Host == h.cfg.Node && nameOf(l.Request.Key) == n }
 	parts, silent := h.search(ctx, h.cfg.Node, false, ours)
 	if len(silent) > 0 && !slices.ContainsFunc(parts, whole) {
-		parts, silent = h.search(ctx, h.cfg.Node, true, ours) // what was away may be back
+		parts, silent = h.search(ctx, h.cfg.Node, true, ours) // ask again those that were away
 	}
 	h.mu.Lock()
 	hd := h.keys[n]
@@ -95,18 +95,18 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 		h.endParts(ctx, parts, lease.Key{}, "the job has ended on its node: "+t.Reason)
 		return lease.Lease{}, false, lease.Errorf(lease.Over, "job %s has ended here: %s", key, t.Reason)
 	case !whole(best) && len(silent) > 0:
-		return lease.Lease{}, false, lease.Errorf(lease.Down, "job %s: lease %s is not all known: %s; see sluice health", key, best.ID, strings.Join(silent, "; "))
+		return lease.Lease{}, false, lease.Errorf(lease.Down, "job %s: parts of lease %s are not known: %s; see sluice health", key, best.ID, strings.Join(silent, "; "))
 	case !whole(best):
 		h.endParts(ctx, parts, lease.Key{}, "it is not whole")
 		return lease.Lease{}, false, nil
 	}
 	h.point("attach-1-found")
 	if hd != nil {
-		h.release(ctx, hd, "the job has begun anew", true)
+		h.release(ctx, hd, "a later run of the job has begun", true)
 	}
-	h.endParts(ctx, parts[1:], lease.Key{}, "the job has begun anew")
+	h.endParts(ctx, parts[1:], lease.Key{}, "a later run of the job has begun")
 	if err := h.claim(ctx, best); err != nil {
-		if lease.CodeOf(err) == lease.Over { // it has ended this moment
+		if lease.CodeOf(err) == lease.Over { // an owner has ended it in this moment
 			h.endParts(ctx, parts[:1], lease.Key{}, "a part of it has ended")
 			return lease.Lease{}, false, nil
 		}
@@ -129,7 +129,7 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 	return best, true, nil
 }
 
-// claim tells the owners of a lease that this node has it now. Over says that one of
+// claim tells the owners of a lease that this node holds it now. The error is Over if one of
 // them has ended it.
 func (h *Host) claim(ctx context.Context, l lease.Lease) error {
 	var peers []*peer

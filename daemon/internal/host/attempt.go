@@ -9,9 +9,9 @@ package host
 //	grant    the ledger says so                before the caller hears of it
 //	publish  it has its socket, or, for another node, its sponsor
 //
-// A step that fails is undone with all steps before it. What then remains of the attempt is
-// the releases that are still owed to owners that do not answer. Requests of Slurm jobs and
-// of users arrive through grant in acquire.go, which places them again where that may help.
+// A step that fails is undone, with all steps before it. What remains of the attempt then is
+// the releases that owners have not answered yet. Requests of Slurm jobs and of users arrive
+// through grant in acquire.go, which places them again where that may help.
 
 import (
 	"context"
@@ -24,10 +24,10 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// attempt is an attempt under way. It is used by one goroutine.
+// attempt is an attempt in progress. One goroutine uses it.
 type attempt struct {
 	h     *Host
-	lease lease.Lease // as far as it has come
+	lease lease.Lease // as far as the steps have got
 	rec   record
 	held  *held // from record on
 	parts []*part
@@ -37,12 +37,12 @@ type attempt struct {
 type step struct {
 	name string
 	do   func(*attempt, context.Context) error
-	// undo takes back what this step, which has failed with an error, and those before it
-	// have done; nil if that is nothing.
+	// undo takes back what this step and those before it have done. The step has failed with
+	// the error. nil means that there is nothing to undo.
 	undo func(*attempt, context.Context, error)
-	// again: another placement may do better.
+	// again says that another placement may succeed.
 	again bool
-	// instead is the lease that the caller gets in place of the error, if it has one.
+	// instead returns a lease that the caller gets in place of the error, nil if there is none.
 	instead func(*attempt, context.Context) *lease.Lease
 }
 
@@ -55,9 +55,9 @@ var steps = []step{
 	{name: "publish", do: (*attempt).publish, undo: (*attempt).unpublish},
 }
 
-// attempt acquires these grants under a new id: an id that was taken back is
-// refused by its owners for ever. again says that another placement may do better. For
-// another node than this one the lease has this one as its sponsor, and no socket here.
+// attempt acquires these grants under a new id, since owners never grant an id again that was
+// taken back. again says that another placement may succeed. For another node the lease has
+// this node as its sponsor, and no socket here.
 func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Grant) (_ lease.Lease, again bool, _ error) {
 	a, err := h.newAttempt(r, grants)
 	if err != nil {
@@ -117,7 +117,7 @@ func (a *attempt) record(context.Context) error {
 	return nil
 }
 
-// single: all or nothing needs no second step.
+// single says that one owner has all grants: it grants them in one step.
 func (a *attempt) single() bool { return len(a.parts) == 1 }
 
 func (a *attempt) reserve(ctx context.Context) error {
@@ -138,7 +138,7 @@ func (a *attempt) reserve(ctx context.Context) error {
 	}
 	for _, pt := range a.parts {
 		if pt.have.Request.Life > 0 {
-			a.lease.Request.Life = pt.have.Request.Life // which the owner may have cut
+			a.lease.Request.Life = pt.have.Request.Life // which the owner may have shortened
 		}
 		if e := pt.have.Expires; a.single() && !e.IsZero() {
 			a.lease.Expires = e
@@ -147,7 +147,8 @@ func (a *attempt) reserve(ctx context.Context) error {
 	return nil
 }
 
-// unreserve has the owners told that may have reserved. Who refused has nothing to take back.
+// unreserve releases the lease at the owners that may have reserved it. An owner that refused
+// has nothing to take back.
 func (a *attempt) unreserve(_ context.Context, why error) {
 	var pending []string
 	for _, pt := range a.parts {
@@ -158,8 +159,8 @@ func (a *attempt) unreserve(_ context.Context, why error) {
 	a.h.takeBack(a.held, pending, why)
 }
 
-// settleConflict settles with owners that have another lease of the job, which may be
-// one that this host has forgotten: then the job has that.
+// settleConflict asks the owners that have another lease of the job. If it is a whole lease
+// that this host has forgotten, the job gets that one.
 func (a *attempt) settleConflict(ctx context.Context) *lease.Lease {
 	for _, pt := range a.parts {
 		if pt.err == nil || lease.CodeOf(pt.err) != lease.Conflict || pt.have.ID == "" {
@@ -234,7 +235,7 @@ func (a *attempt) unpublish(ctx context.Context, why error) {
 	a.h.release(ctx, a.held, why.Error(), false)
 }
 
-// takeBack has all owners told.
+// takeBack releases the lease at all owners.
 func (a *attempt) takeBack(_ context.Context, why error) {
 	a.h.takeBack(a.held, lease.Owners(a.lease.Grants), why)
 }
@@ -247,7 +248,7 @@ type part struct {
 	err    error
 }
 
-// each runs f for all parts at once.
+// each runs f for all parts at the same time.
 func each(parts []*part, f func(*part)) {
 	if len(parts) == 1 {
 		f(parts[0])
@@ -260,8 +261,8 @@ func each(parts []*part, f func(*part)) {
 	wg.Wait()
 }
 
-// worst is the error that decides: one that another placement cannot mend goes
-// before the others.
+// worst returns the error that decides: one that no other placement can avoid comes before the
+// others.
 func worst(parts []*part) error {
 	var err error
 	for _, pt := range parts {
@@ -284,7 +285,8 @@ func retry(err error) bool {
 	return false
 }
 
-// takeBack ends an attempt. The key goes with no release: it may be asked for again.
+// takeBack ends an attempt. The job may ask again for the same key, so the release does not end
+// the key.
 func (h *Host) takeBack(hd *held, pending []string, why error) {
 	hd.deliver.Lock()
 	h.mu.Lock()
@@ -301,6 +303,6 @@ func (h *Host) takeBack(hd *held, pending []string, why error) {
 	}
 	hd.deliver.Unlock()
 	h.point("acquire-6-undone")
-	// The caller may be gone; what was reserved has to go all the same.
+	// The caller may be gone. The reservations have to go all the same.
 	h.deliver(h.base, hd)
 }

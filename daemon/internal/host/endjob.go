@@ -1,7 +1,7 @@
 package host
 
-// What a controller's daemon asks and tells all owners: the end of a job, its reports,
-// and what there is.
+// What a controller's daemon asks all owners and sends to them: the end of a job, its reports,
+// and the list of all leases.
 
 import (
 	"context"
@@ -20,27 +20,27 @@ import (
 )
 
 const (
-	// maxEnds of jobs are kept for owners that are away, and none longer than endAge:
-	// what nobody renews has ended by itself long before.
+	// maxEnds is the most ends of jobs that are kept for owners that are away, and endAge the
+	// longest that one is kept: long before that, owners end what nobody renews.
 	maxEnds = 1 << 16
 	endAge  = 24 * time.Hour
-	// endsTime is how long one round goes on with what owners have missed.
+	// endsTime bounds how long one round delivers ends that owners have missed.
 	endsTime = 2 * time.Second
-	// aheadWarn is how far another node's clock may be ahead without a word.
+	// aheadWarn is how far another node's clock may be ahead before a warning is logged.
 	aheadWarn = 2 * time.Second
-	// endNote and epochNote name what is among the ledger's notes.
+	// endNote and epochNote begin the keys of the ledger's notes.
 	endNote   = "end/"
 	epochNote = "epoch"
 )
 
-// endName names an end. Those of two runs stay apart: on what nodes the earlier has ended
-// says nothing about the later.
+// endName names an end. Ends of two runs are kept apart: the nodes on which the earlier run has
+// ended say nothing about the later one.
 type endName struct {
 	cluster, job string
 	upTo         uint64
 }
 
-// jobEnd is the end of a job that some owners have not heard of.
+// jobEnd is the end of a job that some owners have not been sent yet.
 type jobEnd struct {
 	Cluster string    `json:"cluster"`
 	Job     string    `json:"job"`
@@ -56,15 +56,15 @@ type jobEnd struct {
 func (e *jobEnd) name() endName { return endName{e.Cluster, e.Job, e.UpTo} }
 func (e *jobEnd) note() string  { return fmt.Sprintf("%s%q/%q/%d", endNote, e.Cluster, e.Job, e.UpTo) }
 
-// EndJob ends what a job has at any owner, in the runs up to an epoch, on the given
-// nodes or, without any, on all. Late requests of these runs are refused. unreached are
-// the owners that will be told later; err is of those that refuse to listen.
+// EndJob ends what a job has at any owner, in the runs up to an epoch, on the given nodes or,
+// without any, on all. Late requests of these runs are refused. unreached are the owners that
+// are sent the end later. The error names the owners that refuse it.
 func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) (unreached []string, err error) {
 	if cluster == "" {
 		cluster = h.cfg.Cluster
 	}
 	if job == "" || len(job) > form.MaxName || len(cluster) > form.MaxName || len(nodes) > maxNodes || slices.Contains(nodes, "") {
-		return nil, lease.Errorf(lease.Invalid, "end of a job: say the job, in at most %d bytes", form.MaxName)
+		return nil, lease.Errorf(lease.Invalid, "end of a job: want the job's name, of at most %d bytes", form.MaxName)
 	}
 	if reason = form.Name(reason); reason == "" {
 		reason = "the job has ended"
@@ -97,19 +97,19 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	h.mu.Unlock()
 	if keep {
 		if err := h.noteEnd(e); err != nil {
-			// The owners are told all the same.
+			// The owners are sent it all the same.
 			h.log.Error("end of a job cannot be written", "job", job, "error", err)
 		}
 	} else {
-		h.log.Error("end of a job is told once and not again: too many wait for owners that are away; take those out of the pools", "job", job, "waiting", maxEnds)
+		h.log.Error("end of a job is sent once and not again: too many ends wait for owners that are away; take those owners out of the pools", "job", job, "waiting", maxEnds)
 	}
 	h.point("endjob-a-written")
 	err = h.tellEnd(ctx, e)
 	return slices.Clone(e.Pending), err
 }
 
-// endHere ends what this daemon itself holds, or is about to. A run that is later goes on;
-// of an attachment it is only known afterwards which run it was of.
+// endHere ends what this daemon itself holds, or is acquiring. A later run goes on. Of an
+// attachment in progress it is known only afterwards which run it is for.
 func (h *Host) endHere(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) {
 	of := func(n name) bool {
 		return n.cluster == cluster && n.job == job && (len(nodes) == 0 || slices.Contains(nodes, n.node))
@@ -143,13 +143,13 @@ func (h *Host) endHere(ctx context.Context, cluster, job string, nodes []string,
 		if hd.rec.Lease.Host == h.cfg.Node {
 			h.release(ctx, hd, reason, true)
 		} else {
-			h.entrust(hd) // the owners end it with the job
+			h.entrust(hd) // the owners end the lease with the job
 		}
 	}
 }
 
-// tellEnd tells the owners that have not heard; e.deliver is held. The error is of
-// those that refuse for good.
+// tellEnd sends the end to the owners that have not been sent it. e.deliver is held. The error
+// is of those that refuse it for good.
 func (h *Host) tellEnd(ctx context.Context, e *jobEnd) error {
 	nodes := e.Nodes
 	if len(nodes) == 0 {
@@ -164,7 +164,7 @@ func (h *Host) tellEnd(ctx context.Context, e *jobEnd) error {
 		p := h.peers[o]
 		h.mu.Unlock()
 		if p == nil {
-			told[o] = true // no pool has it any more
+			told[o] = true // no pool has this owner any more
 			continue
 		}
 		if p.down() != nil {
@@ -192,15 +192,15 @@ func (h *Host) tellEnd(ctx context.Context, e *jobEnd) error {
 	h.mu.Unlock()
 	if !same {
 		if err := h.noteEnd(e); err != nil {
-			h.log.Error("end of a job stays in the ledger as it was, and is told again", "job", e.Job, "error", err)
+			h.log.Error("end of a job stays in the ledger as it was, and is sent again", "job", e.Job, "error", err)
 		}
 	}
 	h.point("endjob-c-forgotten")
 	return errors.Join(errs...)
 }
 
-// noteEnd writes down who has to be told of a job's end, or takes the note away when
-// nobody has, unless the job has ended anew meanwhile. e.deliver is held.
+// noteEnd writes into the ledger which owners are yet to be sent a job's end, or deletes the
+// note when none is, unless the job has ended once more meanwhile. e.deliver is held.
 func (h *Host) noteEnd(e *jobEnd) error {
 	n := e.name()
 	h.noting.Lock() // one change of the note at a time
@@ -233,7 +233,7 @@ func (h *Host) tellOwner(ctx context.Context, p *peer, e *jobEnd, nodes []string
 	return nil
 }
 
-// endJobs tells owners that are there again what they missed.
+// endJobs sends owners that answer again the ends that they missed.
 func (h *Host) endJobs(ctx context.Context) {
 	var due []*jobEnd
 	h.mu.Lock()
@@ -249,7 +249,7 @@ func (h *Host) endJobs(ctx context.Context) {
 			return // renewals wait; the rest goes with the next round
 		}
 		if !e.deliver.TryLock() {
-			continue // somebody is at it
+			continue // another round delivers it
 		}
 		if time.Since(e.At) > endAge {
 			h.log.Error("end of a job was never delivered", "job", e.Job, "owners", strings.Join(e.Pending, " "))
@@ -266,8 +266,8 @@ func (h *Host) endJobs(ctx context.Context) {
 	}
 }
 
-// Reports is what became of a job's leases, by all owners' word. An error names the
-// owners that did not answer; what the others said is good.
+// Reports returns what a job's leases have used, as their owners report it. The error names the
+// owners that did not answer; the reports of the others are good.
 func (h *Host) Reports(ctx context.Context, cluster, job string) ([]lease.Report, error) {
 	out, silent := h.reports(ctx, cluster, job)
 	out = slices.DeleteFunc(out, func(r lease.Report) bool { return r.Lease == "" })
@@ -278,7 +278,7 @@ func (h *Host) Reports(ctx context.Context, cluster, job string) ([]lease.Report
 	return out, nil
 }
 
-// reports has those too that are of no lease.
+// reports also returns reports that belong to no lease.
 func (h *Host) reports(ctx context.Context, cluster, job string) (out []lease.Report, silent []string) {
 	if cluster == "" {
 		cluster = h.cfg.Cluster
@@ -294,9 +294,9 @@ func (h *Host) reports(ctx context.Context, cluster, job string) (out []lease.Re
 	return out, silent
 }
 
-// LastEpoch is the largest epoch that this daemon, or an owner that answers, has seen of a
-// job, 0 for none. Daemons that give epochs have only their clocks in common: the next
-// run's must be larger, and that of an end not smaller, than what another daemon gave.
+// LastEpoch is the largest epoch that this daemon, or an owner that answers, has seen of a job,
+// 0 for none. Daemons that give epochs have only their clocks in common: the epoch of the next
+// run must be larger than one that another daemon gave, and the epoch of an end not smaller.
 func (h *Host) LastEpoch(ctx context.Context, cluster, job string) (last uint64) {
 	if cluster == "" {
 		cluster = h.cfg.Cluster
@@ -318,8 +318,8 @@ func (h *Host) LastEpoch(ctx context.Context, cluster, job string) (last uint64)
 	return last
 }
 
-// All is what every owner has, for a controller: leases by owner, and why there is no
-// answer of one.
+// All returns what every owner has, for a controller: leases by owner, and for each owner
+// without an answer the error.
 func (h *Host) All(ctx context.Context) (map[string][]lease.Status, map[string]error) {
 	leases, errs := make(map[string][]lease.Status), make(map[string]error)
 	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, o lease.Owner) ([]lease.Status, error) { return o.List(ctx, "") }) {
@@ -338,12 +338,12 @@ type clock struct {
 	last, top uint64 // top is on the disk
 }
 
-// epochStep is how far ahead epochs are written down, in milliseconds: one write in so
-// much time, and so much is lost with a restart.
+// epochStep is how far ahead epochs are written to the disk, in milliseconds: there is at most
+// one write in that time, and a restart skips at most that many epochs.
 const epochStep = 1000
 
-// Epoch is the next epoch: milliseconds since 1970, but later than any before, whatever
-// the wall clock does.
+// Epoch returns the next epoch: milliseconds since 1970, but always larger than the one before,
+// whatever the wall clock does.
 func (h *Host) Epoch() uint64 {
 	c := &h.clock
 	c.mu.Lock()

@@ -1,8 +1,8 @@
 package host
 
-// What became of a job, by the audit log. The log may have a gigabyte, and any user may
-// ask: few are answered at once, each within a time, and of the lines only those that
-// may be about the job are decoded.
+// What became of a job, by the audit log. The log may have a gigabyte, and any user may ask. So
+// few questions are answered at the same time, each within a time limit, and only the lines
+// that may be about the job are decoded.
 //
 //	1  lines with the job's key -> the ids of its leases, since not every line has the key
 //	2  lines with the key or one of these ids, in order
@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// maxEvents is how many lines of the audit log one question gets, the last ones.
+	// maxEvents is the most lines of the audit log that one question gets: the last ones.
 	maxEvents = 1000
 	// explainTime bounds one question.
 	explainTime = 20 * time.Second
 )
 
-// Explain implements rpc.LocalService. Users see what is about themselves.
+// Explain implements rpc.LocalService. A user sees the lines about the user's own leases.
 func (h *Host) Explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event, error) {
 	if job == "" || len(job) > form.MaxName {
 		return nil, lease.Errorf(lease.Invalid, "explain: say the job")
@@ -58,7 +58,7 @@ func (h *Host) explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 	if err != nil {
 		return nil, err
 	}
-	key = key[1 : len(key)-1] // as it is within the line's key
+	key = key[1 : len(key)-1] // as it stands within a line's key
 	ids := make(map[string]bool)
 	err = audit.Select(ctx, h.cfg.AuditFile, func(line []byte) bool { return bytes.Contains(line, key) }, func(e *audit.Event) bool {
 		if e.Lease != "" && theirs(e) && parseKey(e.Key, 0).Job == job {
@@ -92,7 +92,7 @@ func (h *Host) explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 	return events, err
 }
 
-// parseKey undoes Key.String, as far as that can be: a job has no slash.
+// parseKey reverses Key.String, as far as that is possible: a job has no slash.
 func parseKey(s string, incarnation uint64) lease.Key {
 	rest, node := s, ""
 	if i := strings.LastIndexByte(s, '@'); i >= 0 {

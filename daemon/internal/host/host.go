@@ -42,7 +42,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 )
 
-// Peer is an owner: the name that it must prove, and where it listens.
+// Peer is an owner: the name that it has to prove, and where it listens.
 type Peer struct {
 	Name string
 	Addr string // HOST:PORT of its control listener
@@ -59,8 +59,8 @@ type Auditor interface{ Write(audit.Event) error }
 
 // Files are what container engines read of a lease: *containers.Files.
 type Files interface {
-	Write(l lease.Lease) error // its directory is there
-	Remove(id string)          // what is not in that directory
+	Write(l lease.Lease) error // its directory exists already
+	Remove(id string)          // the files outside of that directory
 	Keep(live func(id string) bool)
 }
 
@@ -157,8 +157,8 @@ type held struct {
 	deadline time.Time          // on the monotonic clock; zero: none
 	deliver  sync.Mutex
 	setting  sync.Mutex // one change after the other, or owners would keep parts of both; before deliver
-	// early: taken over before its Prolog. If it is lost then its sponsor could not get
-	// all that the job needs, and may try again for the same run.
+	// early says that the lease was taken over before its Prolog. If it is lost then, its
+	// sponsor could not get all that the job needs, and may try again for the same run.
 	early bool
 }
 
@@ -174,26 +174,26 @@ type tombstone struct {
 	Key    lease.Key `json:"key"`
 	Reason string    `json:"reason"`
 	Ended  time.Time `json:"ended"`
-	since  time.Time // monotonic; after a restart it counts anew, too long rather than too short
+	since  time.Time // monotonic; after a restart it counts from the start, too long rather than too short
 }
 
-// flight is an acquisition on its way.
+// flight is an acquisition in progress.
 type flight struct {
 	done        chan struct{}
 	cancel      context.CancelCauseFunc
-	incarnation uint64 // that it is for, 0 if it will take any
+	incarnation uint64 // of the request, 0 if it takes any
 }
 
 // Host is the role.
 type Host struct {
 	cfg                Config
 	log                *slog.Logger
-	base               context.Context // of what outlives its caller
+	base               context.Context // of work that outlives its caller
 	end                context.CancelFunc
 	wg                 sync.WaitGroup
 	socks              *leasesock.Set
 	acquires, explains crew
-	wake               chan struct{} // has Run look at once how long it may wait
+	wake               chan struct{} // makes Run compute its next wait at once
 
 	mu      sync.Mutex
 	pools   map[string]Pool
@@ -203,12 +203,12 @@ type Host struct {
 	keys    map[name]*held
 	flights map[name]*flight
 	tombs   map[name]tombstone
-	gone    map[string]time.Time // ids that have ended lately
-	ends    map[endName]*jobEnd  // of jobs, that owners have not heard of yet
+	gone    map[string]time.Time // ids that have ended recently
+	ends    map[endName]*jobEnd  // ends of jobs that some owners have not been sent yet
 	closed  bool
 
 	clock     clock
-	strangers limit.Reports // who are refused at leases' sockets
+	strangers limit.Reports // of strangers at leases' sockets
 	refusals  limit.Sources // of users, by uid
 
 	noting sync.Mutex // changes of the ends' notes; before mu
@@ -216,8 +216,8 @@ type Host struct {
 
 var _ rpc.LocalService = (*Host)(nil)
 
-// New reads the ledger and opens the sockets of the leases in it. What an
-// earlier process had begun and not finished is taken back. Run does the rest.
+// New reads the ledger and opens the sockets of the leases in it. Acquisitions that an earlier
+// process did not finish are taken back. Run does the rest.
 func New(cfg Config) (*Host, error) {
 	cfg = cfg.withDefaults()
 	h := &Host{
@@ -241,7 +241,7 @@ func New(cfg Config) (*Host, error) {
 	return h, nil
 }
 
-// load takes what the ledger has.
+// load reads the ledger.
 func (h *Host) load() error {
 	recs, err := ledger.All[record](h.cfg.Ledger, ledger.Leases)
 	if err != nil {
@@ -271,8 +271,8 @@ func (h *Host) load() error {
 		h.leases[id] = hd
 		switch rec.Phase {
 		case acquiring:
-			// Nobody was told of it: it is taken back, and whoever asks again
-			// is given another.
+			// No caller has heard of this lease: it is taken back, and a caller that asks again
+			// gets another.
 			hd.rec.Phase, hd.rec.Pending, hd.rec.Reason = releasing, lease.Owners(rec.Lease.Grants), "its host's daemon was restarted while acquiring it"
 		case granted:
 			h.keys[nameOf(rec.Lease.Request.Key)] = hd
@@ -288,14 +288,14 @@ func (h *Host) load() error {
 	}
 	h.cleanDirs()
 	h.log.Info("host role ready", "leases", len(h.keys), "unfinished", len(h.leases)-len(h.keys))
-	for _, hd := range live { // last: from here on others change what was read above
+	for _, hd := range live { // last: from here on other goroutines change what was read above
 		h.watchHolder(hd)
 	}
 	return nil
 }
 
-// lifeLeft is when a lease ends, zero for never. The wall clock is asked once and
-// not believed further than the life time.
+// lifeLeft is when a lease ends, zero for never. The wall clock is read once, and never makes
+// the time left longer than the life time.
 func lifeLeft(l *lease.Lease) time.Time {
 	if l.Expires.IsZero() {
 		return time.Time{}
@@ -336,8 +336,7 @@ func (h *Host) SetUsers(may bool) {
 	h.users = may
 }
 
-// Close stops answering and leaves leases, sockets' files and sessions as they
-// are, for the next process.
+// Close stops answering. Leases, sockets' files and sessions stay, for the next process.
 func (h *Host) Close() {
 	h.mu.Lock()
 	h.closed = true
@@ -372,7 +371,7 @@ func (h *Host) put(rec *record) error {
 	return nil
 }
 
-// point is a step at which a test may end this daemon.
+// point marks a step at which a test may kill this daemon.
 func (h *Host) point(name string) {
 	fault.Point(name)
 	if h.cfg.hook != nil {
@@ -383,9 +382,9 @@ func (h *Host) point(name string) {
 // Socket is the path of a lease's socket.
 func (h *Host) Socket(id string) string { return h.socks.Path(id) }
 
-// refusal says whether a refusal to a user is to be written down, and how many of that
-// user's were left out before it. Users can ask in vain as often as they like, and have
-// only so many lines a second in the daemon's log and in the audit log. Root has any number.
+// refusal says whether a refusal to a user is to be logged, and how many of that user's were
+// left out before it. A user may cause any number of refusals, and gets only so many lines a
+// second in the daemon's log and in the audit log. Root gets any number.
 func (h *Host) refusal(uid uint32) (skipped uint64, ok bool) {
 	if uid == 0 {
 		return 0, true
@@ -393,7 +392,7 @@ func (h *Host) refusal(uid uint32) (skipped uint64, ok bool) {
 	return h.refusals.Pass(strconv.FormatUint(uint64(uid), 10))
 }
 
-// audit writes a line; the log itself counts and tells what it loses.
+// audit writes a line. The audit log itself counts and reports the lines that it loses.
 func (h *Host) audit(e audit.Event) {
 	if e.Host == "" {
 		e.Host = h.cfg.Node

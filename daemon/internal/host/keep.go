@@ -1,7 +1,7 @@
 package host
 
-// What goes on by itself: renewals, releases that are not delivered yet, leases
-// whose holder has ended or whose time is over, and owners that were away.
+// Regular work: renewals, deliveries of releases, leases whose holder has ended or whose time
+// is over, and owners that were away.
 
 import (
 	"context"
@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 )
 
-// look is how often what needs no owner is looked at.
+// look is the time between two looks at what needs no owner.
 const look = time.Second
 
-// soonest bounds how often Run looks while an owner that is to be tried is being tried.
+// soonest bounds how often Run looks while a call to an owner that was away is in progress.
 const soonest = 20 * time.Millisecond
 
 // Run keeps leases until ctx ends.
@@ -38,20 +38,21 @@ func (h *Host) Run(ctx context.Context) error {
 				defer func() { <-turn }()
 				h.round(ctx, renew)
 			})
-		default: // an owner is slow; it has a deadline
+		default: // the last round goes on: an owner is slow, and has a deadline
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-h.base.Done():
 			return nil
-		case <-h.wake: // an owner is away, and its first pauses are shorter than a look
+		case <-h.wake: // an owner is away, and the first pauses before it is tried again are shorter than a look
 		case <-time.After(h.nextLook()):
 		}
 	}
 }
 
-// sweep ends what has to end.
+// sweep ends the leases whose time is over or whose holder has ended, and removes old
+// tombstones.
 func (h *Host) sweep(ctx context.Context) {
 	now := time.Now()
 	type end struct {
@@ -63,7 +64,7 @@ func (h *Host) sweep(ctx context.Context) {
 	h.mu.Lock()
 	for _, hd := range h.leases {
 		if hd.rec.Phase != granted || hd.rec.Lease.Host != h.cfg.Node {
-			continue // those of other nodes are their owners' to end
+			continue // leases of other nodes are ended by their owners
 		}
 		switch p := hd.rec.Lease.Request.Holder; {
 		case !hd.deadline.IsZero() && now.After(hd.deadline):
@@ -112,7 +113,7 @@ func (h *Host) sweep(ctx context.Context) {
 	}
 }
 
-// round talks with all owners at once.
+// round renews, delivers and asks, at all owners at the same time.
 func (h *Host) round(ctx context.Context, renew bool) {
 	h.mu.Lock()
 	peers := make([]*peer, 0, len(h.peers))
@@ -162,14 +163,15 @@ func (h *Host) catchUp(ctx context.Context) {
 	for _, hd := range pending {
 		wg.Go(func() {
 			h.deliver(ctx, hd)
-			hd.deliver.Lock() // somebody else may have been at it
+			hd.deliver.Lock() // another delivery may have come first
 			defer hd.deliver.Unlock()
 		})
 	}
 	wg.Wait()
 }
 
-// renew tells an owner which leases are used, and hears which it no longer has.
+// renew tells an owner which of its leases are used. The answer names those that it no longer
+// has.
 func (h *Host) renew(ctx context.Context, p *peer) {
 	var ids []string
 	h.mu.Lock()
@@ -220,7 +222,7 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 	}
 }
 
-// listOf is what an owner has for a host, "" for all that it may tell.
+// listOf asks an owner for the leases of a host, "" for all that it may list.
 func (h *Host) listOf(ctx context.Context, p *peer, host string) ([]lease.Status, error) {
 	return question(ctx, h, p, func(ctx context.Context, o lease.Owner) ([]lease.Status, error) { return o.List(ctx, host) })
 }

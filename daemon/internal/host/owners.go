@@ -1,6 +1,6 @@
 package host
 
-// What is asked of, and told to, several owners at once.
+// Calls to several owners at once.
 
 import (
 	"cmp"
@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// owners are those of all pools.
+// owners returns the owners of all pools.
 func (h *Host) owners() []*peer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -29,14 +29,14 @@ func (h *Host) owners() []*peer {
 	return peers
 }
 
-// heard is what one owner answered.
+// heard is one owner's answer.
 type heard[T any] struct {
 	peer *peer
 	v    T
 	err  error
 }
 
-// askAll asks owners all at once, those that were away too if all is set.
+// askAll asks owners at the same time. With all it also asks those that were away.
 func askAll[T any](ctx context.Context, h *Host, peers []*peer, all bool, f func(context.Context, lease.Owner) (T, error)) []heard[T] {
 	out := make([]heard[T], len(peers))
 	var wg sync.WaitGroup
@@ -53,8 +53,8 @@ func askAll[T any](ctx context.Context, h *Host, peers []*peer, all bool, f func
 	return out
 }
 
-// search is what the owners have for host ("" for all) of the leases that are wanted,
-// each put together, the latest first; and who did not answer.
+// search asks for the leases that are wanted, of host or, with "", of every host. It puts each
+// together from its parts. The latest comes first. silent are the owners that did not answer.
 func (h *Host) search(ctx context.Context, host string, all bool, wanted func(*lease.Lease) bool) (found []lease.Lease, silent []string) {
 	byID := make(map[string]*lease.Lease)
 	for _, a := range askAll(ctx, h, h.owners(), all, func(ctx context.Context, o lease.Owner) ([]lease.Status, error) { return o.List(ctx, host) }) {
@@ -85,15 +85,15 @@ func (h *Host) search(ctx context.Context, host string, all bool, wanted func(*l
 
 func whole(l lease.Lease) bool { return len(l.Grants) == len(l.Request.Fractions) }
 
-// endParts ends leases that this host does not hold; with a key, that is over too. What
-// cannot be told now is ended by its sponsor, or by its silence.
+// endParts ends leases that this host does not hold. With a key, the key ends too. An owner
+// that cannot be reached ends its part when the sponsor tells it, or when nobody renews it.
 func (h *Host) endParts(ctx context.Context, leases []lease.Lease, key lease.Key, reason string) {
 	silent := make(map[string]error)
 	for _, l := range leases {
 		for _, name := range lease.Owners(l.Grants) {
 			p, err := h.peer(name, "")
 			if err == nil && silent[name] != nil {
-				err = silent[name] // it is waited for once
+				err = silent[name] // one timeout for each owner is enough
 			} else if err == nil {
 				err = h.order(ctx, p, releaseTime, func(ctx context.Context, o lease.Owner) error {
 					return o.Release(ctx, h.cfg.Node, l.ID, key, reason)

@@ -1,7 +1,7 @@
 package host
 
-// Owners as this host sees them: asked all at once with a deadline, left out for
-// a while when they do not answer, and looked after in the background meanwhile.
+// Owners as this host sees them. They are asked all at once with a deadline. An owner that does
+// not answer is left out for a while, and tried again in the background.
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// fresh is how old an inventory may be that a first placement goes by. It is only
-// advice: the owner checks.
+// fresh is how old an inventory may be for a first placement. It is only advice: the owner
+// checks.
 const fresh = 200 * time.Millisecond
 
 // peer is an owner.
@@ -25,14 +25,14 @@ type peer struct {
 
 	mu    sync.Mutex
 	fails int
-	until time.Time // not asked before, unless there is nobody else
+	until time.Time // when it may be asked again, unless no other owner is left
 	why   error
 	inv   lease.Inventory
 	at    time.Time
-	known bool // its leases have been looked through since it was last away
+	known bool // meet has been through its leases since it was last away
 }
 
-// peer finds an owner, or makes it known. A new address replaces the old one.
+// peer returns an owner, and registers it if it is new. A new address replaces the old one.
 func (h *Host) peer(name, addr string) (*peer, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -49,7 +49,7 @@ func (h *Host) peer(name, addr string) (*peer, error) {
 	case name == h.cfg.Node && h.cfg.Local != nil:
 		p.owner, p.local = h.cfg.Local, true
 	case h.cfg.DialOwner == nil:
-		return nil, fmt.Errorf("owner %s: there is no way to other nodes", name)
+		return nil, fmt.Errorf("owner %s: this daemon cannot call other nodes", name)
 	default:
 		o, err := h.cfg.DialOwner(name, addr)
 		if err != nil {
@@ -67,7 +67,7 @@ func (p *peer) close() {
 	}
 }
 
-// note takes the outcome of a call: only silence counts against an owner.
+// note records the outcome of a call: only silence counts against an owner.
 func (p *peer) note(h *Host, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,10 +84,10 @@ func (p *peer) note(h *Host, err error) {
 	p.known, p.why = false, err
 	now := time.Now()
 	if now.Before(p.until) {
-		return // one of several calls that met the same silence
+		return // several calls met the same silence
 	}
 	p.fails++
-	// Most that do not answer are just being restarted: the first pauses are short.
+	// Most owners that do not answer are being restarted: the first pauses are short.
 	p.until = now.Add(min(h.cfg.BackOff>>5<<min(p.fails-1, 9), 12*h.cfg.BackOff))
 	select {
 	case h.wake <- struct{}{}:
@@ -95,7 +95,7 @@ func (p *peer) note(h *Host, err error) {
 	}
 }
 
-// down says why the owner is not to be asked, nil if it is.
+// down returns why the owner is not to be asked, nil if it is.
 func (p *peer) down() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,8 +109,7 @@ func (p *peer) due(now time.Time) bool {
 	return p.why != nil && !now.Before(p.until)
 }
 
-// nextLook is how long Run may wait: until an owner that is away is to be tried again,
-// and no longer than for what needs no owner.
+// nextLook is how long Run may wait: until an owner that is away is due, and at most look.
 func (h *Host) nextLook() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -126,7 +125,7 @@ func (h *Host) nextLook() time.Duration {
 	return wait
 }
 
-// inventory asks the owner, or its last answer if that is no older than age.
+// inventory asks the owner, or returns its last answer if that is no older than age.
 func (p *peer) inventory(ctx context.Context, h *Host, age time.Duration) (lease.Inventory, error) {
 	p.mu.Lock()
 	if age > 0 && !p.at.IsZero() && time.Since(p.at) <= age {
@@ -140,7 +139,7 @@ func (p *peer) inventory(ctx context.Context, h *Host, age time.Duration) (lease
 		return inv, err
 	}
 	for i := range inv.GPUs {
-		inv.GPUs[i].Owner = p.name // whatever it says
+		inv.GPUs[i].Owner = p.name // whatever name the answer has
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,17 +147,16 @@ func (p *peer) inventory(ctx context.Context, h *Host, age time.Duration) (lease
 	return inv, nil
 }
 
-// stale has the next inventory asked for: what was free has been taken.
+// stale makes the next call of inventory ask the owner: something that was free has been taken.
 func (p *peer) stale() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.at = time.Time{}
 }
 
-// call calls an owner. It is the only way to one: every call has a deadline, counts for or
-// against the owner's being there, and, if it changes what the owner has free, makes its
-// last inventory out of date. The end of ctx, which is the caller's own, says nothing
-// about the owner.
+// call calls an owner. It is the only way to reach one: every call has a deadline, is noted as
+// an answer or as silence, and, if it changes what the owner has free, makes the last inventory
+// stale. The end of ctx, which is the caller's own, says nothing about the owner.
 func call[T any](ctx context.Context, h *Host, p *peer, d time.Duration, changes bool, f func(context.Context, lease.Owner) (T, error)) (T, error) {
 	v, err := within(ctx, d, func(ctx context.Context) (T, error) { return f(ctx, p.owner) })
 	if changes {
@@ -175,7 +173,7 @@ func question[T any](ctx context.Context, h *Host, p *peer, f func(context.Conte
 	return call(ctx, h, p, h.cfg.Ask, false, f)
 }
 
-// order is a call that changes what the owner has free, and whose answer is that it did.
+// order is a call that changes what the owner has free, and that returns nothing but an error.
 func (h *Host) order(ctx context.Context, p *peer, d time.Duration, f func(context.Context, lease.Owner) error) error {
 	_, err := call(ctx, h, p, d, true, func(ctx context.Context, o lease.Owner) (struct{}, error) { return struct{}{}, f(ctx, o) })
 	return err
@@ -210,8 +208,8 @@ type view struct {
 	err  error
 }
 
-// survey asks the owners all at once. Those that were away last time are left out
-// unless all were.
+// survey asks the owners at the same time. It leaves out those that were away last time, unless
+// all were.
 func (h *Host) survey(ctx context.Context, owners []Peer, age time.Duration, all bool) []view {
 	views := make([]view, len(owners))
 	up := 0

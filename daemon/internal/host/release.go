@@ -1,7 +1,7 @@
 package host
 
-// Release: the record says so first, then the socket goes, then the owners are
-// told until each has heard. The record goes last.
+// Release: the record says so first, then the socket is removed, then the release is delivered
+// until every owner has answered. The record is deleted last.
 
 import (
 	"context"
@@ -16,10 +16,10 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// releaseTime bounds one delivery: the owner ends the sessions first.
+// releaseTime bounds one delivery, in which the owner ends the sessions.
 const releaseTime = 5 * time.Second
 
-// Release implements rpc.LocalService. An owner that cannot be told now is told
+// Release implements rpc.LocalService. A release that cannot be delivered now is delivered
 // later, which is no error.
 func (h *Host) Release(ctx context.Context, p rpc.Peer, id string, key lease.Key, reason string) error {
 	if key != (lease.Key{}) {
@@ -32,11 +32,11 @@ func (h *Host) Release(ctx context.Context, p rpc.Peer, id string, key lease.Key
 	}
 	switch {
 	case id == "" && key.Job == "":
-		return lease.Errorf(lease.Invalid, "release: say the lease, or the job")
+		return lease.Errorf(lease.Invalid, "release: want a lease id or a job")
 	case id == "" && key.Node != h.cfg.Node:
 		return lease.Errorf(lease.Invalid, "release: job %s is not of this node, %s", form.Name(key.String()), h.cfg.Node)
 	case len(key.Job) > form.MaxName || len(key.Cluster) > form.MaxName:
-		return lease.Errorf(lease.Invalid, "release: names of at most %d bytes, please", form.MaxName)
+		return lease.Errorf(lease.Invalid, "release: want names of at most %d bytes", form.MaxName)
 	}
 	if reason == "" {
 		reason = "released"
@@ -70,9 +70,9 @@ func (h *Host) Release(ctx context.Context, p rpc.Peer, id string, key lease.Key
 		return h.releaseAs(ctx, p, hd, reason)
 	}
 	if hd == nil && p.UID == 0 {
-		// Its acquisition may still be on its way, or the controller's daemon has got one
-		// that was never attached. Then that is what ends: by this node's own clock alone
-		// a run might be refused that is yet to come.
+		// Its acquisition may still be in progress, or the controller's daemon has got a lease
+		// that was never attached, which is ended then. The tombstone gets that lease's
+		// incarnation: one by this node's own clock might refuse a run that is yet to come.
 		if last := h.endUnheld(ctx, key, reason); last != 0 {
 			key.Incarnation = last
 		}
@@ -81,11 +81,11 @@ func (h *Host) Release(ctx context.Context, p rpc.Peer, id string, key lease.Key
 	return nil
 }
 
-// endUnheld ends a job's leases on this node that it does not hold, as far as owners
-// answer, up to the key's incarnation; it answers the last of them, 0 for none.
+// endUnheld ends the leases of a job on this node that this host does not hold, up to the key's
+// incarnation, at the owners that answer. It returns the last one's incarnation, 0 for none.
 func (h *Host) endUnheld(ctx context.Context, key lease.Key, reason string) (last uint64) {
 	if key.Incarnation == 0 {
-		return 0 // users' own: nobody gets those for others
+		return 0 // leases of sluice run: no other node gets those
 	}
 	found, _ := h.search(ctx, h.cfg.Node, false, func(l *lease.Lease) bool {
 		return l.Host == h.cfg.Node && nameOf(l.Request.Key) == nameOf(key) && l.Request.Key.Incarnation <= key.Incarnation
@@ -106,7 +106,7 @@ func (h *Host) releaseAs(ctx context.Context, p rpc.Peer, hd *held, reason strin
 	return nil
 }
 
-// notTheirs writes that a user tried what is another user's to do.
+// notTheirs logs that a user tried to change or end another user's lease.
 func (h *Host) notTheirs(p rpc.Peer, l *lease.Lease, what string) {
 	if skipped, ok := h.refusal(p.UID); ok {
 		h.audit(audit.Event{Event: audit.PeerRefuse, Lease: l.ID, Key: l.Request.Key.String(), UID: audit.UID(p.UID), PID: uint32(max(0, p.PID)), Reason: what, Skipped: skipped})
@@ -127,7 +127,8 @@ func (h *Host) bury(k lease.Key, reason string) error {
 
 // release ends a lease. over says that its key has ended too.
 func (h *Host) release(ctx context.Context, hd *held, reason string, over bool) {
-	// Nobody delivers, and forgets the record, before it is written.
+	// With this lock no other goroutine delivers the release, and forgets the record, before it
+	// is written.
 	hd.deliver.Lock()
 	h.mu.Lock()
 	if hd.rec.Phase != granted {
@@ -161,7 +162,7 @@ func (h *Host) release(ctx context.Context, hd *held, reason string, over bool) 
 		return tx.Put(ledger.Leases, rec.Lease.ID, rec)
 	})
 	if err != nil {
-		// A full disk keeps no GPU: the owners are told all the same.
+		// A full disk must not keep a GPU: the release is delivered all the same.
 		h.log.Error("release cannot be written", "lease", rec.Lease.ID, "error", err)
 	}
 	h.point("release-a-written")
@@ -175,11 +176,11 @@ func (h *Host) release(ctx context.Context, hd *held, reason string, over bool) 
 	h.deliver(ctx, hd)
 }
 
-// deliver tells the owners that have not heard yet, all at once. What is left is
-// tried again by keep.
+// deliver sends a release to the owners that have not been sent it, all at once. Run tries the
+// rest again.
 func (h *Host) deliver(ctx context.Context, hd *held) {
 	if !hd.deliver.TryLock() {
-		return // somebody is at it
+		return // another goroutine delivers it
 	}
 	defer hd.deliver.Unlock()
 	h.mu.Lock()
@@ -224,13 +225,14 @@ func (h *Host) deliver(ctx context.Context, hd *held) {
 	}
 }
 
-// tellRelease tells one owner. Nil means that there is nothing more to tell it.
+// tellRelease delivers a release to one owner. nil means that there is nothing more to deliver
+// to it.
 func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key lease.Key) error {
 	h.mu.Lock()
 	p := h.peers[owner]
 	h.mu.Unlock()
 	var err error
-	if p == nil { // no pool has it any more
+	if p == nil { // no pool has this owner any more
 		if p, err = h.peer(owner, rec.Addrs[owner]); err != nil {
 			return err
 		}
@@ -248,11 +250,12 @@ func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key l
 	return err
 }
 
-// forget drops a record that no owner has to hear of.
+// forget deletes a record whose release every owner has.
 func (h *Host) forget(hd *held) {
 	id := hd.rec.Lease.ID
 	if err := h.cfg.Ledger.Update(func(tx *ledger.Tx) error { return tx.Delete(ledger.Leases, id) }); err != nil {
-		// It is found again at the next start, and released again, without harm.
+		// The next start finds the record again and releases the lease once more, which does no
+		// harm.
 		h.log.Error("record of an ended lease stays in the ledger", "lease", id, "error", err)
 	}
 	h.mu.Lock()
@@ -264,7 +267,7 @@ func (h *Host) forget(hd *held) {
 	}
 }
 
-// isGone says that an id has ended here; mu is held.
+// isGone says whether an id has ended here. mu is held.
 func (h *Host) isGone(id string) bool {
 	_, ok := h.gone[id]
 	return ok

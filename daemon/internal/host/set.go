@@ -1,8 +1,8 @@
 package host
 
-// Set: the owners of a lease change their parts of it, one after the other, and this
-// host's record follows. Owners do not know each other: where one refuses, those before
-// it are asked to take the change back.
+// Set: the owners of a lease change their parts of it, one after the other, and this host's
+// record follows. Owners do not know each other: if one refuses, this host asks those before it
+// to undo the change.
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
-// Set implements rpc.LocalService. A user changes what is his; root also leases that
-// other nodes have on this node's GPUs.
+// Set implements rpc.LocalService. A user may change the user's own leases, root also leases
+// that other nodes have on this node's GPUs.
 func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease, error) {
 	c.By, c.Beyond = p.UID, p.UID == 0
 	if err := c.Validate(); err != nil {
@@ -57,7 +57,7 @@ func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease
 		part, err := h.setAt(ctx, pe, c)
 		if err != nil {
 			if len(done) > 0 && lease.CodeOf(err) == lease.Down {
-				done = append(done, pe) // which may have made it all the same
+				done = append(done, pe) // it may have made the change all the same
 			}
 			return lease.Lease{}, h.setBack(ctx, done, l, c, err)
 		}
@@ -71,8 +71,8 @@ func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease
 		hd.rec.Lease.Grants, hd.rec.Lease.Request.Policy, hd.rec.Lease.Request.Lend = now.Grants, now.Request.Policy, now.Request.Lend
 	}
 	h.mu.Unlock()
-	// Written with the delivery's lock, as a release is: whichever comes last has the
-	// phase as it is then.
+	// The record is written under the delivery's lock, as a release's is: the later write has
+	// the phase of its time.
 	if keep {
 		hd.deliver.Lock()
 		h.mu.Lock()
@@ -80,7 +80,7 @@ func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease
 		h.mu.Unlock()
 		if here {
 			if err := h.put(&rec); err != nil {
-				h.log.Error("change of a lease is its owner's alone", "lease", l.ID, "error", err)
+				h.log.Error("change of a lease is not in this host's ledger; its owners have it", "lease", l.ID, "error", err)
 			}
 		}
 		hd.deliver.Unlock()
@@ -89,7 +89,7 @@ func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease
 	return now, nil
 }
 
-// spread makes one share that of all n fractions.
+// spread repeats a single share for all n fractions.
 func spread(shares []uint32, n int) []uint32 {
 	if len(shares) != 1 {
 		return shares
@@ -97,7 +97,7 @@ func spread(shares []uint32, n int) []uint32 {
 	return slices.Repeat(shares, n)
 }
 
-// overlay puts what an owner says of its grants over a lease's.
+// overlay copies what an owner says of its grants into a lease's.
 func overlay(all, part []lease.Grant) {
 	for _, g := range part {
 		for i := range all {
@@ -112,8 +112,8 @@ func (h *Host) setAt(ctx context.Context, p *peer, c lease.Change) (lease.Lease,
 	return call(ctx, h, p, reserveTime, true, func(ctx context.Context, o lease.Owner) (lease.Lease, error) { return o.Set(ctx, h.cfg.Node, c) })
 }
 
-// setBack undoes a change at the owners that made it, also when the caller has gone
-// meanwhile, and answers why it was refused.
+// setBack undoes a change at the owners that made it, even if the caller has gone meanwhile. It
+// returns why the change was refused.
 func (h *Host) setBack(ctx context.Context, done []*peer, was lease.Lease, c lease.Change, why error) error {
 	ctx = context.WithoutCancel(ctx)
 	old := lease.Change{Lease: was.ID, Beyond: true, By: c.By}
@@ -139,5 +139,5 @@ func (h *Host) setBack(ctx context.Context, done []*peer, was lease.Lease, c lea
 	if len(left) == 0 {
 		return why
 	}
-	return lease.Errorf(lease.CodeOf(why), "%v; it may be changed at %s all the same: see sluice list, and ask again", why, strings.Join(left, ", "))
+	return lease.Errorf(lease.CodeOf(why), "%v; the change may remain at %s: see sluice list, and ask again", why, strings.Join(left, ", "))
 }

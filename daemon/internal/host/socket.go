@@ -1,6 +1,6 @@
 package host
 
-// What the leases' sockets, package leasesock, need of the host.
+// Sockets of the leases, for package leasesock.
 
 import (
 	"context"
@@ -22,7 +22,7 @@ func (h *Host) newSockets() (err error) {
 	return err
 }
 
-// leaseNow is a lease as it is now.
+// leaseNow returns a lease in its present state.
 func (h *Host) leaseNow(id string) (l lease.Lease, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -32,7 +32,7 @@ func (h *Host) leaseNow(id string) (l lease.Lease, ok bool) {
 	return lease.Lease{}, false
 }
 
-// cleanDirs removes the directories of leases that are no more.
+// cleanDirs removes the directories of leases that no longer exist.
 func (h *Host) cleanDirs() {
 	live := func(id string) bool {
 		hd := h.leases[id]
@@ -46,7 +46,7 @@ func (h *Host) cleanDirs() {
 	}
 }
 
-// openSocket makes a lease's directory, unless it is there, what is in it, and its socket.
+// openSocket makes a lease's directory unless it exists, the files in it, and its socket.
 func (h *Host) openSocket(hd *held) error {
 	h.mu.Lock()
 	l := hd.rec.Lease
@@ -87,7 +87,7 @@ func (h *Host) removeSocket(id string, s *leasesock.Socket) {
 	}
 }
 
-// session opens one at an owner.
+// session opens a session at an owner.
 func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest) (f *os.File, local bool, err error) {
 	p, err := h.peer(owner, "")
 	if err != nil {
@@ -98,7 +98,7 @@ func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest
 		return f, true, err
 	}
 	if h.cfg.DialData == nil {
-		return nil, false, lease.Errorf(lease.Internal, "there is no way to the data ports of other nodes")
+		return nil, false, lease.Errorf(lease.Internal, "this daemon cannot call the data ports of other nodes")
 	}
 	f, err = h.cfg.DialData(ctx, p.owner, p.addr, h.cfg.Node, r)
 	if err != nil {
@@ -107,8 +107,7 @@ func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest
 	return f, false, nil
 }
 
-// refused writes that somebody got no session, as often as users and strangers may have
-// that written.
+// refused logs that a process got no session, within the rate of its user or of strangers.
 func (h *Host) refused(l *lease.Lease, r leasesock.Refusal) {
 	skipped, ok := uint64(0), false
 	switch {

@@ -1,14 +1,14 @@
 package host
 
-// Leases for other nodes. Slurm's controller hears of a job before its nodes do, and of
-// all of them at once; so its daemon gets the leases, all or none:
+// Leases for other nodes. Slurm's controller hears of a job before its nodes do, and of all
+// nodes at once. So its daemon gets the leases, all or none:
 //
-// Sponsor gets a lease for each node, as Acquire does, at the controller. Attach, in
-// attach.go, takes it over at the node.
+// Sponsor gets a lease for each node, as Acquire does, at the controller. Attach, in attach.go,
+// takes it over at the node.
 //
-// The sponsor's record is as any other, but for its Host. It renews the lease until the
-// owner says that the node does (by not knowing it any more), and then forgets it: a
-// node that dies after that must fall silent.
+// The sponsor's record differs from others only in its Host. The sponsor renews the lease until
+// the owner no longer accepts that, which means that the node renews it, and then forgets it.
+// From then on the owner notices when the node falls silent.
 
 import (
 	"context"
@@ -22,12 +22,12 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// maxNodes is how many nodes one job may have leases for.
+// maxNodes is the most nodes for which one job may have leases.
 const maxNodes = 4096
 
-// Sponsor gets a lease for each of the requests, which name their nodes, or none. They
-// are one run of a job: without an incarnation all are given the next epoch. Asked
-// again for the same run it answers with what is there.
+// Sponsor gets a lease for each of the requests, which name their nodes, or none. The requests
+// are one run of a job: without an incarnation all get the next epoch. A repeated call for the
+// same run returns the leases that exist.
 func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease, error) {
 	if len(reqs) == 0 || len(reqs) > maxNodes {
 		return nil, lease.Errorf(lease.Invalid, "leases for %d nodes: want 1 to %d", len(reqs), maxNodes)
@@ -59,8 +59,8 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 	}
 	defer h.acquires.leave(0)
 	var all []lease.Lease
-	// slurmctld repeats its Prolog when it is restarted; by then this daemon has forgotten
-	// what the nodes have taken over, and at another owner there would be room for more.
+	// slurmctld repeats its Prolog when it is restarted. By then this daemon has forgotten the
+	// leases that nodes have attached, and would get more at another owner.
 	if h.lives(ctx, reqs) {
 		h.settle(ctx, reqs)
 	}
@@ -68,7 +68,7 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 	for i := 0; i < len(reqs); i++ {
 		l, err := h.obtain(ctx, rpc.Peer{}, reqs[i])
 		if lease.CodeOf(err) == lease.NoRoom && err != nil && !settled {
-			// Perhaps for what the job itself has, of which this daemon does not know.
+			// The room may be taken by leases of the job itself that this daemon does not know.
 			settled = true
 			h.settle(ctx, reqs)
 			i--
@@ -88,7 +88,7 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 	return all, nil
 }
 
-// at says for which node it was that err came.
+// at adds to an error the node for which it came.
 func at(node string, err error) error {
 	var e *lease.Error
 	if !errors.As(err, &e) {
@@ -97,32 +97,32 @@ func at(node string, err error) error {
 	return lease.Errorf(e.Code, "node %s: %s", node, e.Reason)
 }
 
-// giveUp returns what was got for some of a job's nodes, by an earlier process too. The
-// keys stay good: the job may ask again.
+// giveUp releases the leases of some of a job's nodes, an earlier process's too. Their keys do
+// not end: the job may ask again.
 func (h *Host) giveUp(leases []lease.Lease, why error) {
 	var wg sync.WaitGroup
 	for _, l := range leases {
 		h.mu.Lock()
 		hd := h.leases[l.ID]
 		h.mu.Unlock()
-		if hd != nil { // the caller may be gone, but this has to be done
-			wg.Go(func() { h.release(h.base, hd, "not all of the job's nodes could have one: "+why.Error(), false) })
+		if hd != nil { // not ctx: the caller may be gone
+			wg.Go(func() { h.release(h.base, hd, "not all nodes of the job could get a lease: "+why.Error(), false) })
 		}
 	}
 	wg.Wait()
 	h.point("sponsor-3-undone")
 }
 
-// lives says that some owner has a lease of this job of which this daemon does not know.
+// lives says whether some owner has a lease of this job that this daemon does not know.
 func (h *Host) lives(ctx context.Context, reqs []lease.Request) bool {
-	reports, _ := h.Reports(ctx, reqs[0].Key.Cluster, reqs[0].Key.Job) // of those that answer
+	reports, _ := h.Reports(ctx, reqs[0].Key.Cluster, reqs[0].Key.Job) // by the owners that answer
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.ContainsFunc(reports, func(r lease.Report) bool { return r.Ended.IsZero() && h.leases[r.Lease] == nil })
 }
 
-// settle looks at what the owners have for a job already: leases of this run are taken
-// up again, those of earlier ones ended.
+// settle asks what the owners have for a job already: it takes over leases of this run, and
+// ends leases of earlier ones.
 func (h *Host) settle(ctx context.Context, reqs []lease.Request) {
 	byNode := make(map[name]*lease.Request, len(reqs))
 	for i := range reqs {
@@ -133,15 +133,15 @@ func (h *Host) settle(ctx context.Context, reqs []lease.Request) {
 		r := byNode[nameOf(l.Request.Key)]
 		if r.SameRun(l.Request) {
 			if whole(l) {
-				_ = h.adopt(l) // or it is held already
+				_ = h.adopt(l) // fails if it is held already
 			}
 		} else if l.Request.Key.Incarnation < r.Key.Incarnation {
-			h.endParts(ctx, []lease.Lease{l}, l.Request.Key, "the job has begun anew")
+			h.endParts(ctx, []lease.Lease{l}, l.Request.Key, "a later run of the job has begun")
 		}
 	}
 }
 
-// entrust forgets a lease that its node has now, or that has ended.
+// entrust forgets a lease that its node has attached, or that has ended.
 func (h *Host) entrust(hd *held) {
 	hd.deliver.Lock()
 	defer hd.deliver.Unlock()
@@ -154,5 +154,5 @@ func (h *Host) entrust(hd *held) {
 	h.forget(hd)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.gone, hd.rec.Lease.ID) // it may live on: whoever asks for it again is given it
+	delete(h.gone, hd.rec.Lease.ID) // it may live on, and be asked for again
 }

@@ -1,7 +1,7 @@
 package host
 
-// Who may do now what takes long: so many at once, and one acquisition at a time for a
-// job on a node.
+// Bounds on requests that take long: so many at the same time, and one acquisition at a time
+// for a job on a node.
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// crew bounds how many requests of a kind are answered at once. The zero value admits none.
+// crew bounds how many requests of a kind run at the same time. The zero value admits none.
 type crew struct {
 	doing string // "acquiring leases"
 	most  int    // of all users
@@ -21,7 +21,7 @@ type crew struct {
 	user map[uint32]int
 }
 
-// enter takes a place for a user; leave gives it back.
+// enter takes a place for a user. leave gives it back.
 func (c *crew) enter(uid uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,8 +48,8 @@ func (c *crew) leave(uid uint32) {
 	}
 }
 
-// fly waits for its turn with a job's lease on a node: one acquisition or attachment
-// at a time. A release of the key ends the turn's context, and so does the caller.
+// fly waits until no other acquisition or attachment of the job's lease on the node is in
+// progress. A release of the key ends the context that it returns, and so does the caller.
 func (h *Host) fly(ctx context.Context, k lease.Key) (context.Context, func(), error) {
 	n := nameOf(k)
 	for {

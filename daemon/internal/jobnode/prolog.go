@@ -141,7 +141,7 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 // supersede ends a lease that is in this run's way, and raises the run's epoch above that
 // lease's, whatever the clocks of the controller and of this node say.
 func (s *Service) supersede(ctx context.Context, epoch *uint64, l lease.Lease) {
-	if err := s.cfg.Host.Release(ctx, jobs.Root, "", l.Request.Key, "the job has begun anew"); err != nil {
+	if err := s.cfg.Host.Release(ctx, jobs.Root, "", l.Request.Key, "a later run of the job has begun"); err != nil {
 		s.log.Error("release of an earlier run", "job", l.Request.Key.Job, "error", err)
 	}
 	*epoch = max(*epoch, l.Request.Key.Incarnation+1)

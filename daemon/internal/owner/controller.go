@@ -1,14 +1,14 @@
 package owner
 
-// Controllers: nodes whose daemons speak for Slurm, which knows of a job's nodes before
-// they do and outlives them. Such a daemon may
+// Controllers: nodes whose daemons speak for Slurm, which knows of a job's nodes before they do
+// and outlives them. Such a daemon may
 //
 //	Reserve   for any node; it is then the lease's sponsor, and renews it until the
-//	          node's own daemon has spoken of it
+//	          node's own daemon does
 //	Release   any lease, and a whole job: the key then names no node
 //	List, Reports   all
 //
-// Everybody else sees and ends what is of his own node.
+// Every other daemon sees and ends the leases of its own node.
 
 import (
 	"context"
@@ -36,7 +36,7 @@ func (o *Owner) Controller(node string) bool {
 	return o.control[node]
 }
 
-// maySponsor checks who asks for l.
+// maySponsor checks whether the node may ask for l.
 func (o *Owner) maySponsor(from string, l *lease.Lease) error {
 	switch {
 	case l.Sponsor == "":
@@ -49,8 +49,8 @@ func (o *Owner) maySponsor(from string, l *lease.Lease) error {
 	return nil
 }
 
-// endJob ends what a job has on any node, in key's incarnation and earlier ones, and
-// refuses what of it comes late.
+// endJob ends the leases of a job on any node, in key's incarnation and earlier ones, and
+// refuses late requests of these.
 func (o *Owner) endJob(ctx context.Context, from string, key lease.Key, reason string) error {
 	var found []*entry
 	err := func() error {

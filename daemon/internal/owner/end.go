@@ -13,7 +13,8 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// maxUnknown is how many leases that never were one host can have remembered.
+// maxUnknown is the most leases that never existed here whose release is remembered for one
+// host.
 const maxUnknown = 4096
 
 // maxControl is the same for a controller, which ends every job at every owner.
@@ -29,14 +30,14 @@ func (r *record) why() string {
 	return r.Ending.Reason
 }
 
-// Release ends a lease of host. A late Reserve of the same id is refused. So is
-// one of the same key (and of its earlier incarnations) if the key is given and
-// the lease was granted, or the key alone is given: a host that takes back what
-// it could get only in part gives the id without the key, and may ask again.
+// Release ends a lease of host. A late Reserve of the same id is refused. So is one of the same
+// key, and of its earlier incarnations, if the key is given and the lease was granted, or if
+// the key alone is given. A host that takes back a lease of which it got only a part gives the
+// id without the key, and may ask again.
 func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, reason string) error {
 	zero := key == (lease.Key{})
 	if id == "" && zero {
-		return lease.Errorf(lease.Invalid, "release: say the lease, or the job")
+		return lease.Errorf(lease.Invalid, "release: want a lease id or a job")
 	}
 	if id != "" && !form.IsLeaseID(id) {
 		return lease.Errorf(lease.Invalid, "lease id %.40q: want %s", id, form.LeaseIDWant)
@@ -62,7 +63,7 @@ func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, rea
 	return nil
 }
 
-// release marks what is to end; nil when there is nothing.
+// release marks what is to end. It returns nil when there is nothing.
 func (o *Owner) release(host, id string, key lease.Key, reason string) (*entry, error) {
 	o.write.Lock()
 	defer o.write.Unlock()
@@ -70,7 +71,7 @@ func (o *Owner) release(host, id string, key lease.Key, reason string) (*entry, 
 	e := o.leases[id]
 	if id == "" {
 		if e = o.keys[nameOf(key)]; e != nil && e.rec.Lease.Request.Key.Incarnation > key.Incarnation {
-			e = nil // the job lives again; what ended is an earlier life
+			e = nil // a later run of the job has the lease; the release is of an earlier run
 		}
 	}
 	if e == nil {
@@ -88,8 +89,8 @@ func (o *Owner) release(host, id string, key lease.Key, reason string) (*entry, 
 	return e, nil
 }
 
-// remember writes tombstones for a lease or key that is not here: its Reserve
-// may still be on its way. write is held.
+// remember writes tombstones for a lease or key that is not here: its Reserve may still arrive.
+// write is held.
 func (o *Owner) remember(host, id string, key lease.Key, reason string) error {
 	t := o.tombstone(reason)
 	t.Lease, t.Host, t.Unknown = id, host, true
@@ -108,7 +109,7 @@ func (o *Owner) remember(host, id string, key lease.Key, reason string) error {
 		most = maxControl
 	}
 	if o.unknown[host] >= most {
-		o.log.Warn("host releases too much that never was; not remembered", "host", host, "lease", id, "job", key.String())
+		o.log.Warn("host releases too many leases that never existed here; this one is not remembered", "host", host, "lease", id, "job", key.String())
 		return nil
 	}
 	if err := o.cfg.Ledger.Put(ledger.Tombstones, name, t); err != nil {
@@ -135,13 +136,13 @@ func (o *Owner) Evict(ctx context.Context, id, reason string) error {
 	return o.await(ctx, e)
 }
 
-// mark has a lease end: no session is started on it any more. write is held.
+// mark starts the end of a lease: no session is started on it any more. write is held.
 func (o *Owner) mark(e *entry, why ending) {
 	rec := e.rec
 	rec.Ending = &why
 	if rec.Lease.State == lease.Granted {
-		// A restarted daemon goes on with it. If this cannot be written it is
-		// ended all the same; only a crash right now would have the host ask again.
+		// A restarted daemon goes on with the end. If the mark cannot be written, the lease is
+		// ended all the same: only a crash before that would make the host ask again.
 		if err := o.cfg.Ledger.Put(ledger.Leases, rec.Lease.ID, rec); err != nil {
 			o.log.Error("ending of lease cannot be written", "lease", rec.Lease.ID, "error", err)
 		}
@@ -156,7 +157,7 @@ func (o *Owner) mark(e *entry, why ending) {
 	o.point("release-1-marked")
 }
 
-// finish ends a marked lease, aside, unless somebody is at it.
+// finish ends a marked lease in the background, unless another goroutine does already.
 func (o *Owner) finish(e *entry) {
 	o.mu.Lock()
 	select {
@@ -171,10 +172,10 @@ func (o *Owner) finish(e *entry) {
 	}
 	e.trying, e.tried = true, make(chan struct{})
 	o.mu.Unlock()
-	o.aside(func() {
+	o.background(func() {
 		err := o.end(e)
 		if err != nil {
-			o.log.Error("lease cannot be ended yet, its GPUs stay held", "lease", e.id, "error", err)
+			o.log.Error("lease cannot be ended yet; its part of the GPUs stays taken", "lease", e.id, "error", err)
 		}
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -186,7 +187,7 @@ func (o *Owner) finish(e *entry) {
 	})
 }
 
-// end kills and waits for the sessions, and then frees what the lease held.
+// end kills the sessions, waits for them, and then frees what the lease held.
 func (o *Owner) end(e *entry) error {
 	id := e.id
 	ctx, cancel := context.WithTimeout(o.ctx, o.lim().End)
@@ -229,7 +230,7 @@ func (o *Owner) free(e *entry) error {
 		var was record
 		there, err := tx.Get(ledger.Leases, l.ID, &was)
 		if err != nil || !there {
-			return err // not there: the change that seemed to fail was made
+			return err // already deleted: the change that seemed to fail was made
 		}
 		if seq, err = tx.Enqueue(ev); err != nil {
 			return err
@@ -243,7 +244,7 @@ func (o *Owner) free(e *entry) error {
 	})
 	if err != nil {
 		o.resync()
-		return lease.Errorf(lease.Internal, "lease %s cannot be taken out of the ledger: %v", l.ID, err)
+		return lease.Errorf(lease.Internal, "lease %s cannot be deleted from the ledger: %v", l.ID, err)
 	}
 	o.point("release-3-freed")
 	if seq != 0 {
@@ -267,7 +268,7 @@ func (o *Owner) free(e *entry) error {
 	}
 	o.remove(e)
 	o.mu.Unlock()
-	// Its report is the tombstone's from here on.
+	// From here on the tombstone has its report.
 	if err := o.cfg.Workers.Forget(l.ID); err != nil {
 		o.log.Warn("account of an ended lease stays until the next start", "lease", l.ID, "error", err)
 	}
@@ -319,7 +320,7 @@ func (o *Owner) Run(ctx context.Context) error {
 	}
 }
 
-// Sweep does once what Run does every second, and waits for it.
+// Sweep does once what Run does every second, and waits until it is done.
 func (o *Owner) Sweep(ctx context.Context) error {
 	var errs []error
 	for _, e := range o.sweep() {
@@ -351,14 +352,14 @@ func (o *Owner) endOrphans(ctx context.Context) {
 	}
 }
 
-// sweep marks leases whose time is over and returns all that are to be ended.
+// sweep marks leases whose time is over. It returns all leases that are to be ended.
 func (o *Owner) sweep() []*entry {
 	limits := o.lim()
 	type due struct {
 		e     *entry
 		why   ending
 		still func() bool // with mu
-		quiet bool        // only if no session lives
+		quiet bool        // only while no session lives
 	}
 	var found []due
 	var marked []*entry
@@ -399,7 +400,7 @@ func (o *Owner) sweep() []*entry {
 	return marked
 }
 
-// purge removes old tombstones, and writes what the audit log lacks.
+// purge removes old tombstones, and writes the lines that the audit log lacks.
 func (o *Owner) purge(now, keep time.Duration) {
 	o.mu.RLock()
 	var old []string

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// Reserve keeps room for l, or grants it at once when ttl is 0. A controller's
-// daemon may ask for another node: l then names it as its sponsor.
+// Reserve keeps room for l, or grants it at once when ttl is 0. A controller's daemon may ask
+// for another node: l then names the controller as its sponsor.
 func (o *Owner) Reserve(ctx context.Context, host string, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
 	if l.Sponsor == "" {
 		l.Host = host
@@ -28,7 +28,7 @@ func (o *Owner) Reserve(ctx context.Context, host string, l lease.Lease, ttl tim
 			ev := o.event(audit.Refuse, &l, err.Error())
 			ev.GPUs, ev.Lease, ev.Key, ev.Skipped = nil, form.Name(ev.Lease), form.Name(ev.Key), skipped
 			o.log.Info("lease refused", "lease", ev.Lease, "job", ev.Key, "uid", l.Request.UID, "host", host, "reason", err, "skipped", skipped)
-			_ = o.cfg.Audit.Write(ev) // the log counts what it loses
+			_ = o.cfg.Audit.Write(ev) // the audit log counts the lines that it loses
 		}
 	}
 	return have, err
@@ -52,7 +52,7 @@ func (o *Owner) reserve(ctx context.Context, from string, l lease.Lease, ttl tim
 	}
 }
 
-// validate checks what needs no state.
+// validate checks what depends on the request alone.
 func (o *Owner) validate(l *lease.Lease, ttl time.Duration) error {
 	k := l.Request.Key
 	if !form.IsLeaseID(l.ID) {
@@ -87,7 +87,7 @@ func (o *Owner) validate(l *lease.Lease, ttl time.Duration) error {
 	for _, g := range l.Grants {
 		switch {
 		case g.Owner != o.cfg.Name:
-			return lease.Errorf(lease.Invalid, "lease %s: a grant of owner %q is asked of owner %q", l.ID, g.Owner, o.cfg.Name)
+			return lease.Errorf(lease.Invalid, "lease %s: it asks owner %[3]q for a grant of owner %[2]q", l.ID, g.Owner, o.cfg.Name)
 		case g.Percent == 0 || g.Percent > 100:
 			return lease.Errorf(lease.Invalid, "lease %s: grant of %d%% of a GPU", l.ID, g.Percent)
 		case g.Mem == 0 || g.Mem%lease.Granule != 0:
@@ -126,7 +126,7 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 		old := e.rec.Lease.Request.Key.Incarnation
 		switch {
 		case k.Incarnation < old:
-			return lease.Lease{}, nil, lease.Errorf(lease.Over, "job %s has begun anew: incarnation %d asks, %d has the lease", k, k.Incarnation, old)
+			return lease.Lease{}, nil, lease.Errorf(lease.Over, "job %s: incarnation %d asks, and the later incarnation %d has the lease", k, k.Incarnation, old)
 		case e.ending:
 			return lease.Lease{}, e, nil
 		case k.Incarnation == old && l.Request.Restart != e.rec.Lease.Request.Restart:
@@ -134,7 +134,7 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 		case k.Incarnation == old || l.Request.SameRun(e.rec.Lease.Request):
 			return e.rec.Lease, nil, lease.Errorf(lease.Conflict, "job %s has lease %s already", k, e.rec.Lease.ID)
 		}
-		o.mark(e, ending{audit.Release, "the job has begun anew", true})
+		o.mark(e, ending{audit.Release, "a later run of the job has begun", true})
 		return lease.Lease{}, e, nil
 	}
 	if err := o.admit(l); err != nil {
@@ -143,7 +143,7 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 	rec := record{Lease: *l}
 	rec.Lease.Grants = slices.Clone(l.Grants)
 	for i := range rec.Lease.Grants {
-		rec.Lease.Grants[i].First = 0 // Set's alone to say
+		rec.Lease.Grants[i].First = 0 // only Set sets it
 	}
 	rec.Lease.Made, rec.Lease.Epoch = o.clock.Now().UTC(), o.cfg.Ledger.Epoch()
 	if ttl > 0 {
@@ -161,7 +161,7 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 	return rec.Lease, nil, nil
 }
 
-// admit checks that there is room for l's grants, placement or not.
+// admit checks that there is room for l's grants, whatever placement assumed.
 func (o *Owner) admit(l *lease.Lease) error {
 	gpus, _ := o.gpus()
 	limits := o.lim()
@@ -188,8 +188,8 @@ func (o *Owner) admit(l *lease.Lease) error {
 	return nil
 }
 
-// commit makes rec the truth: e is its entry, nil for a new lease. A grant is
-// one only with its line in the audit log. write is held.
+// commit makes rec the truth. e is its entry, nil for a new lease. A grant is valid only with
+// its line in the audit log. write is held.
 func (o *Owner) commit(e *entry, rec record) error {
 	var audited *line
 	err := o.cfg.Ledger.Update(func(tx *ledger.Tx) error {
@@ -236,15 +236,15 @@ func (o *Owner) commit(e *entry, rec record) error {
 	return nil
 }
 
-// undo takes a grant back that nobody has been told of. If even that cannot be
-// written, the lease stays until its host releases it or is silent.
+// undo takes back a grant of which no host has heard. If even that cannot be written, the lease
+// stays until its host releases it or falls silent.
 func (o *Owner) undo(e *entry, seq uint64, reserved bool, why error) {
 	id := e.id
 	back := line{event: o.event(audit.Reclaim, &e.rec.Lease, "not granted: the audit log could not be written")}
 	t := o.tombstone("not granted: " + why.Error())
 	t.Lease, t.Host = id, e.rec.Lease.Host
 	err := o.cfg.Ledger.Update(func(tx *ledger.Tx) error {
-		if reserved { // of which the log knows
+		if reserved { // the log has a line of the reservation
 			var err error
 			if back.seq, err = tx.Enqueue(back.event); err != nil {
 				return err
@@ -257,7 +257,7 @@ func (o *Owner) undo(e *entry, seq uint64, reserved bool, why error) {
 		o.resync()
 		return
 	}
-	// It is the last: lines are queued and flushed under write.
+	// The line is the last one: lines are queued and flushed under write.
 	o.queue = o.queue[:len(o.queue)-1]
 	if reserved {
 		o.queue = append(o.queue, back)
@@ -268,8 +268,8 @@ func (o *Owner) undo(e *entry, seq uint64, reserved bool, why error) {
 	o.drop(e)
 }
 
-// resync makes memory what the ledger says, after a change of which only the
-// ledger knows whether it was made. write is held.
+// resync loads what the ledger says, after a change of which only the ledger knows whether it
+// was made. write is held.
 func (o *Owner) resync() {
 	recs, err := ledger.All[record](o.cfg.Ledger, ledger.Leases)
 	if err != nil {
@@ -283,7 +283,7 @@ func (o *Owner) resync() {
 	defer o.mu.Unlock()
 	for id, e := range o.leases {
 		if rec, ok := recs[id]; ok {
-			if !e.ending { // what is ending goes on ending
+			if !e.ending { // an end in progress goes on
 				e.rec, e.deadline = rec, rec.deadline(o.clock)
 			}
 		} else if !e.trying {
@@ -327,7 +327,7 @@ func (o *Owner) confirm(host, id string) error {
 	case rec.Lease.State == lease.Granted:
 		return nil
 	case o.clock.Up() >= e.deadline:
-		return lease.Errorf(lease.Over, "lease %s was reserved until %s; ask anew", id, rec.Lease.Expires.Format(time.RFC3339))
+		return lease.Errorf(lease.Over, "lease %s was reserved until %s; ask again", id, rec.Lease.Expires.Format(time.RFC3339))
 	}
 	rec.Lease.State = lease.Granted
 	rec.expire(o.clock, rec.Lease.Request.Life)

@@ -1,6 +1,5 @@
-// Package owner is the role of a daemon whose node has GPUs: it alone decides
-// who has them, writes that into its ledger before it says so, and ends leases
-// that nobody wants any more.
+// Package owner is the role of a daemon whose node has GPUs. It alone decides which leases have
+// them, writes that into its ledger before it answers, and ends leases that are no longer used.
 package owner
 
 // Flow of a lease; the points are those of package fault:
@@ -54,8 +53,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 )
 
-// Devices gives the GPUs as they are now, without what is free of them, and how
-// old that knowledge is. It must answer at once, from memory.
+// Devices returns the GPUs as they are now, without what is free of them, and how old that
+// knowledge is. It must answer at once, from memory.
 type Devices func() (gpus []lease.GPU, age time.Duration)
 
 // Workers runs the session processes.
@@ -85,8 +84,8 @@ type Workers interface {
 	OnEnd(f func(s lease.Session, reason string))
 }
 
-// Adopted is what Workers may have besides: leases with sessions or accounts
-// that it found at start, so that those of no lease can be ended.
+// Adopted is what Workers may implement besides: leases with sessions or accounts that were
+// found at the start, so that those without a lease can be ended.
 type Adopted interface{ Leases() []string }
 
 // Tickets prepares the data connection of a session.
@@ -104,9 +103,9 @@ type Auditor interface {
 // Limits can be changed while the daemon runs.
 type Limits struct {
 	Reserve   time.Duration // the longest reservation, 0 for 2 min
-	Silence   time.Duration // of a host, until its leases without sessions end; 0 for 5 min
+	Silence   time.Duration // how long a host may be silent before its leases without sessions end, 0 for 5 min
 	MaxLife   time.Duration // of any lease, 0 for no limit
-	Tombstone time.Duration // how long what ended is remembered, 0 for 1 h
+	Tombstone time.Duration // how long an ended lease is remembered, 0 for 1 h
 	MaxPerGPU int           // leases on one GPU, 0 for 64
 	Sessions  int           // of one lease, 0 for 64
 	End       time.Duration // one attempt to end a lease's sessions, 0 for 10 s
@@ -132,7 +131,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Config is what an owner is made of. All but Clock, Log and Limits is needed.
+// Config is what an owner needs. Only Clock, Log and Limits may be left out.
 type Config struct {
 	Name    string // of this node
 	Version string // Sluice's
@@ -166,7 +165,7 @@ type Owner struct {
 
 	write   sync.Mutex
 	queue   []line   // lines that the audit log does not have yet, in order
-	written []uint64 // of the outbox: lines that it has and that may not be on its disk
+	written []uint64 // lines of the outbox that the log has and has not synced yet
 
 	mu      sync.RWMutex
 	limits  Limits
@@ -175,11 +174,11 @@ type Owner struct {
 	leases  map[string]*entry   // by id
 	keys    map[keyName]*entry  // by key without incarnation
 	tombs   map[string]tombSeen // by name in the ledger
-	unknown map[string]int      // host: its tombstones of leases that never were
+	unknown map[string]int      // by host: its tombstones of leases that never existed
 	closed  bool
 }
 
-// keyName is a key without its incarnation: one lease at a time.
+// keyName is a key without its incarnation: it has one lease at a time.
 type keyName struct{ cluster, job, node string }
 
 func nameOf(k lease.Key) keyName { return keyName{k.Cluster, k.Job, k.Node} }
@@ -189,21 +188,21 @@ type entry struct {
 	id       string
 	rec      record
 	deadline time.Duration // since boot, 0 for none
-	renewed  time.Duration // since boot: by the host, or the start of this process
-	said     time.Time     // the same for people
-	attached bool          // its host, not only its sponsor, has spoken of it to this process
+	renewed  time.Duration // since boot: when the host last renewed it, or when this process started
+	said     time.Time     // the same on the wall clock, for people
+	attached bool          // its host, not only its sponsor, has renewed it with this process
 	ctx      context.Context
 	cancel   context.CancelFunc // ends starts of sessions
 
 	ending   bool
-	trying   bool          // somebody is at it
+	trying   bool          // a goroutine is ending it
 	tried    chan struct{} // closed when an attempt to end it failed
 	tryErr   error
 	ended    chan struct{}          // closed when it is gone
 	starting int                    // sessions being started
 	opens    uint64                 // sessions ever started by this process
 	idle     chan struct{}          // closed when ending and starting is 0
-	begun    map[chan struct{}]bool // of those being started, closed when each has been
+	begun    map[chan struct{}]bool // of sessions being started; each is closed when its session has been
 }
 
 // Counters of this process.
@@ -213,13 +212,13 @@ type counts struct {
 	reserved, granted, refused, released, reclaimed, opened, sessionsRefused atomic.Uint64
 }
 
-// Counters are what this process has done.
+// Counters returns the counters of this process.
 func (o *Owner) Counters() Counters {
 	c := &o.counts
 	return Counters{c.reserved.Load(), c.granted.Load(), c.refused.Load(), c.released.Load(), c.reclaimed.Load(), c.opened.Load(), c.sessionsRefused.Load()}
 }
 
-// New takes up the leases in the ledger. Run keeps them.
+// New loads the leases in the ledger. Run keeps them.
 func New(cfg Config) (*Owner, error) {
 	if cfg.Name == "" || cfg.Ledger == nil || cfg.Devices == nil || cfg.Workers == nil || cfg.Audit == nil {
 		return nil, errors.New("owner: name, ledger, devices, workers and audit are all needed")
@@ -241,13 +240,13 @@ func New(cfg Config) (*Owner, error) {
 	if err := o.load(); err != nil {
 		return nil, err
 	}
-	// Before anything new is written: the log has the order of the ledger.
+	// The lines are written before any new one: the audit log has the order of the ledger.
 	if err := o.flush(); err != nil {
 		o.log.Warn("lines wait for the audit log", "lines", len(o.queue), "error", err)
 	}
 	cfg.Workers.OnEnd(o.sessionEnded)
 	for _, e := range o.leases {
-		if e.rec.Lease.State == lease.Granted { // one that is ending has its report to come
+		if e.rec.Lease.State == lease.Granted { // a lease that is ending still gets its report
 			o.shareTime(e.rec.Lease)
 		}
 	}
@@ -276,7 +275,7 @@ func (o *Owner) load() error {
 	return o.loadQueue()
 }
 
-// loadQueue makes the queue what the outbox says.
+// loadQueue fills the queue from the outbox.
 func (o *Owner) loadQueue() error {
 	var queue []line
 	err := o.cfg.Ledger.View(func(tx *ledger.Tx) error {
@@ -309,7 +308,7 @@ func (o *Owner) adopt(rec record) *entry {
 	return e
 }
 
-// drop forgets an entry that is gone, and says so.
+// drop forgets an entry that is gone, and wakes those who wait for that.
 func (o *Owner) drop(e *entry) {
 	o.remove(e)
 	close(e.ended)
@@ -330,7 +329,7 @@ func (o *Owner) SetTickets(t Tickets) {
 	o.tickets = t
 }
 
-// SetLimits changes the limits for whatever is asked from now on.
+// SetLimits changes the limits for later requests.
 func (o *Owner) SetLimits(l Limits) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -343,7 +342,7 @@ func (o *Owner) lim() Limits {
 	return o.limits
 }
 
-// Close ends what the owner does aside. It ends no lease and no session.
+// Close ends the work in the background. It ends no lease and no session.
 func (o *Owner) Close() {
 	o.mu.Lock()
 	o.closed = true
@@ -352,8 +351,8 @@ func (o *Owner) Close() {
 	o.wg.Wait()
 }
 
-// aside runs f on a goroutine that Close waits for, or not at all.
-func (o *Owner) aside(f func()) {
+// background runs f on a goroutine that Close waits for. After Close it does not run f.
+func (o *Owner) background(f func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
@@ -373,13 +372,13 @@ func (o *Owner) point(name string) {
 	}
 }
 
-// Inventory is what the GPUs here have and have left.
+// Inventory returns the GPUs of this node and what is free of them.
 func (o *Owner) Inventory(context.Context) (lease.Inventory, error) {
 	gpus, age := o.gpus()
 	return lease.Inventory{Owner: o.cfg.Name, Version: o.cfg.Version, GPUs: gpus, Age: age}, nil
 }
 
-// gpus are the GPUs with what is free of them.
+// gpus returns the GPUs with what is free of them.
 func (o *Owner) gpus() ([]lease.GPU, time.Duration) {
 	known, age := o.cfg.Devices()
 	gpus := append([]lease.GPU(nil), known...)
@@ -405,14 +404,14 @@ func (o *Owner) gpus() ([]lease.GPU, time.Duration) {
 	}
 	for i := range gpus {
 		if gpus[i].Leases >= o.limits.MaxPerGPU {
-			// What is left cannot be had by anybody.
+			// No lease can have the rest.
 			gpus[i].FreePercent, gpus[i].FreeMem = 0, 0
 		}
 	}
 	return gpus, age
 }
 
-// List is every lease whose host is host, "" for all.
+// List returns every lease whose host is host, "" for all.
 func (o *Owner) List(_ context.Context, host string) ([]lease.Status, error) {
 	o.mu.RLock()
 	all := make([]lease.Status, 0, len(o.leases))
@@ -420,7 +419,7 @@ func (o *Owner) List(_ context.Context, host string) ([]lease.Status, error) {
 		if host == "" || e.rec.Lease.Host == host {
 			all = append(all, lease.Status{Lease: e.rec.Lease, Renewed: e.said})
 			if e.ending {
-				all[len(all)-1].State = lease.Ended // but it holds its GPUs still
+				all[len(all)-1].State = lease.Ended // but its part of the GPUs is still taken
 			}
 		}
 	}
@@ -433,8 +432,9 @@ func (o *Owner) List(_ context.Context, host string) ([]lease.Status, error) {
 	return all, nil
 }
 
-// Renew says that the host still uses these leases. That of a sponsor counts until
-// their host has spoken: after that a host that is gone must be missed.
+// Renew notes that the host still uses these leases. A sponsor's renewals count until the
+// lease's own host has renewed it: from then on the owner has to notice when that host falls
+// silent.
 func (o *Owner) Renew(_ context.Context, host string, ids []string) ([]string, error) {
 	known := make([]string, 0, len(ids))
 	now, wall := o.clock.Up(), o.clock.Now()

@@ -44,21 +44,21 @@ func (c systemClock) Up() time.Duration {
 // record is a lease in the ledger.
 type record struct {
 	Lease lease.Lease `json:"lease"`
-	// Deadline counts since the boot of that name.
+	// Deadline counts since the boot of that id.
 	Boot     string        `json:"boot,omitempty"`
 	Deadline time.Duration `json:"deadline,omitempty"`
 	Ending   *ending       `json:"ending,omitempty"`
 	Changes  uint64        `json:"changes,omitempty"` // how often Set has changed it
 }
 
-// ending is why and how a lease is being ended.
+// ending says why and how a lease ends.
 type ending struct {
 	Event  string `json:"event"` // audit.Release or audit.Reclaim
 	Reason string `json:"reason"`
 	Over   bool   `json:"over"` // the key gets a tombstone
 }
 
-// deadline is when the lease ends on c's clock, 0 for never.
+// deadline is when the lease ends, on c's clock, 0 for never.
 func (r *record) deadline(c Clock) time.Duration {
 	switch {
 	case r.Lease.Expires.IsZero():
@@ -68,9 +68,8 @@ func (r *record) deadline(c Clock) time.Duration {
 	case r.Lease.State == lease.Reserved:
 		return 1 // at once: a reboot is longer than any reservation
 	}
-	// The machine was started anew, so there is only the wall clock to go by. If
-	// it is wrong, the lease has its whole life again, or ends: no session is
-	// left that could be lost.
+	// The machine was rebooted, so only the wall clock is left. If it is wrong, the lease has
+	// its whole life again, or ends: no session is left to lose.
 	left := r.Lease.Expires.Sub(c.Now())
 	return max(1, c.Up()+max(0, min(left, r.Lease.Request.Life)))
 }
@@ -87,13 +86,13 @@ func (r *record) expire(c Clock, d time.Duration) {
 type tombstone struct {
 	Lease       string        `json:"lease,omitempty"`
 	Key         string        `json:"key,omitempty"`
-	Incarnation uint64        `json:"incarnation,omitempty"` // this and smaller ones are over
+	Incarnation uint64        `json:"incarnation,omitempty"` // this and smaller ones have ended
 	Host        string        `json:"host,omitempty"`
 	Reason      string        `json:"reason"`
 	Ended       time.Time     `json:"ended"`
 	Boot        string        `json:"boot"`
 	Up          time.Duration `json:"up"`
-	Unknown     bool          `json:"unknown,omitempty"` // the lease never was here
+	Unknown     bool          `json:"unknown,omitempty"` // the lease never existed here
 	Report      *lease.Report `json:"report,omitempty"`  // of an id that was granted
 }
 
@@ -112,7 +111,7 @@ func keyTomb(k lease.Key) string {
 // jobTomb names the tombstone of a job on all nodes.
 func jobTomb(k lease.Key) string { return fmt.Sprintf("job/%q/%q", k.Cluster, k.Job) }
 
-// ended is the tombstone that says that k is over, if there is one.
+// ended returns the tombstone that says that k has ended, if there is one.
 func (o *Owner) ended(k lease.Key) (tombSeen, bool) {
 	for _, name := range []string{keyTomb(k), jobTomb(k)} {
 		if t, ok := o.tombs[name]; ok && t.Incarnation >= k.Incarnation {
@@ -122,8 +121,8 @@ func (o *Owner) ended(k lease.Key) (tombSeen, bool) {
 	return tombSeen{}, false
 }
 
-// bury takes a tombstone into memory. Of another boot, it counts from now: too
-// long rather than too short.
+// bury takes a tombstone into memory. A tombstone of another boot counts from now: too long
+// rather than too short.
 func (o *Owner) bury(name string, t tombstone) {
 	since := t.Up
 	if t.Boot != o.clock.Boot() {
@@ -142,11 +141,11 @@ func (o *Owner) tombstone(reason string) tombstone {
 	return tombstone{Reason: reason, Ended: o.clock.Now().UTC(), Boot: o.clock.Boot(), Up: o.clock.Up()}
 }
 
-// line is a line of the outbox, on its way to the audit log.
+// line is a line of the outbox that is to go into the audit log.
 type line struct {
 	seq   uint64 // in the ledger's outbox
 	event audit.Event
-	doubt bool // from before a crash: the log may have it
+	doubt bool // from before a crash: the log may have it already
 }
 
 // flush writes queued lines, in order, until one fails. They stay in the ledger's outbox
@@ -173,8 +172,8 @@ func (o *Owner) flush() error {
 	return nil
 }
 
-// settle has the lines that were written survive a crash of the machine, and only then
-// has the ledger forget them. write is not held: a sync takes as long as the disk likes.
+// settle syncs the lines that were written, and only then deletes them from the ledger. write
+// is not held: a sync may take long.
 func (o *Owner) settle() error {
 	o.write.Lock()
 	err := o.flush()

@@ -1,7 +1,7 @@
 package owner
 
-// Reports: what a job's leases have used, while they live and as long after as what
-// ended is remembered.
+// Reports: what a job's leases have used. They are kept as long as the tombstones of ended
+// leases.
 
 import (
 	"cmp"
@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// report is what is known of a lease now. It is asked of a lease that has just ended
-// too, before its account is forgotten.
+// report returns what a lease has used so far. It is also called for a lease that has just
+// ended, before its account is forgotten.
 func (o *Owner) report(l *lease.Lease) lease.Report {
 	q := &l.Request
 	r := lease.Report{
@@ -23,7 +23,7 @@ func (o *Owner) report(l *lease.Lease) lease.Report {
 	}
 	r.Use, r.Counts, r.Sessions, r.GPUTime = o.cfg.Workers.Total(l.ID)
 	r.Shares, r.Policy, r.Lend = o.cfg.Workers.Shares(l.ID), q.Policy, q.Lend
-	for i := len(r.Use); i < len(r.Grants); i++ { // no session ever was
+	for i := len(r.Use); i < len(r.Grants); i++ { // no session ever started
 		r.Use = append(r.Use, lease.Use{Granted: r.Grants[i].Mem})
 	}
 	return r
@@ -32,7 +32,7 @@ func (o *Owner) report(l *lease.Lease) lease.Report {
 // Reports implements lease.Owner.
 func (o *Owner) Reports(_ context.Context, host, cluster, job string) ([]lease.Report, error) {
 	if job == "" || len(job) > form.MaxName || len(cluster) > form.MaxName {
-		return nil, lease.Errorf(lease.Invalid, "report: say the job, in at most %d bytes", form.MaxName)
+		return nil, lease.Errorf(lease.Invalid, "report: want the job's name, of at most %d bytes", form.MaxName)
 	}
 	of := func(k lease.Key) bool { return k.Cluster == cluster && k.Job == job }
 	all := o.Controller(host)
@@ -55,7 +55,8 @@ func (o *Owner) Reports(_ context.Context, host, cluster, job string) ([]lease.R
 		out = append(out, lease.Report{Key: lease.Key{Cluster: cluster, Job: job, Incarnation: end.Incarnation}, Owner: o.cfg.Name, Ended: end.Ended, Reason: end.Reason})
 	}
 	for i := range live {
-		// One that ended meanwhile is told twice, of which the ended one stays.
+		// A lease that ended meanwhile is in the list twice; the report of the ended one is
+		// kept.
 		out = append(out, o.report(&live[i]))
 	}
 	slices.SortFunc(out, func(a, b lease.Report) int {

@@ -1,7 +1,7 @@
 package owner
 
-// Leases outside of Slurm's jobs: any user can take and return them as fast as the
-// network goes, so what is remembered of them has an end before the tombstone time.
+// Leases outside of Slurm's jobs. Any user can take and return them as fast as the network
+// allows, so fewer of them are remembered than the tombstone time says.
 
 import (
 	"cmp"
@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// runsKept is how many that have ended are remembered of each user.
+	// runsKept is how many ended leases are remembered for each user.
 	runsKept = 1000
-	// runsLate is longer than any message about a lease is under way.
+	// runsLate is longer than a message about a lease can be delayed.
 	runsLate = 5 * time.Minute
 )
 
-// tooMany names tombstones of the oldest such leases, at most most; mu is held.
+// tooMany returns tombstones of the oldest such leases, at most most. mu is held.
 func (o *Owner) tooMany(now time.Duration, most int) []string {
 	ended := map[uint32]int{}
 	for _, t := range o.tombs {
@@ -51,7 +51,7 @@ func (o *Owner) tooMany(now time.Duration, most int) []string {
 	return names
 }
 
-// run says that it is of a granted lease outside of Slurm's jobs.
+// run says whether the tombstone is of a granted lease outside of Slurm's jobs.
 func (t *tombSeen) run() bool {
 	return t.Report != nil && form.IsRunJob(t.Report.Key.Job)
 }

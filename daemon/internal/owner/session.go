@@ -43,7 +43,7 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 	if err := o.roomFor(r.Lease); err != nil {
 		return lease.Offer{}, err
 	}
-	// Who the session is for is the ledger's word, not the host's.
+	// The ledger says for which user the session is, not the host.
 	r.UID = uid
 	offer, err := tickets.Offer(r)
 	if err != nil {
@@ -53,14 +53,14 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 	return offer, nil
 }
 
-// usable is the lease that r names, if host may have a session on it; mu is held.
+// usable returns the lease that r names, if host may have a session on it. mu is held.
 func (o *Owner) usable(host string, r lease.SessionRequest) (*entry, error) {
 	e := o.leases[r.Lease]
 	switch {
 	case !wire.SessionOpens(r.Kind):
 		return nil, lease.Errorf(lease.Invalid, "session of kind %d: want %d or %d", r.Kind, wire.SessionCompute, wire.SessionObserve)
 	case e == nil:
-		return nil, lease.Errorf(lease.NotFound, "lease %.40q is not known to owner %s: it has ended, or never was", r.Lease, o.cfg.Name)
+		return nil, lease.Errorf(lease.NotFound, "lease %.40q is not known to owner %s: it has ended, or never existed", r.Lease, o.cfg.Name)
 	case host != "" && e.rec.Lease.Host != host:
 		return nil, lease.Errorf(lease.Denied, "lease %s is not of node %s", r.Lease, host)
 	case e.ending:
@@ -73,7 +73,7 @@ func (o *Owner) usable(host string, r lease.SessionRequest) (*entry, error) {
 	return e, nil
 }
 
-// roomFor refuses a session too many; those being started count.
+// roomFor refuses a session beyond the limit. Sessions that are being started count.
 func (o *Owner) roomFor(id string) error {
 	live := len(o.cfg.Workers.Sessions(id))
 	o.mu.RLock()
@@ -84,8 +84,8 @@ func (o *Owner) roomFor(id string) error {
 	return nil
 }
 
-// Admit starts the session of a connection whose ticket was good, r being what
-// the ticket was for. It closes conn, of which the worker has its own.
+// Admit starts the session of a connection whose ticket was good. r is what the ticket was for.
+// Admit closes conn; the worker has a descriptor of its own.
 func (o *Owner) Admit(ctx context.Context, r lease.SessionRequest, conn *os.File) error {
 	defer conn.Close()
 	s, err := o.admitSession(ctx, r, conn)
@@ -99,8 +99,8 @@ func (o *Owner) Admit(ctx context.Context, r lease.SessionRequest, conn *os.File
 }
 
 func (o *Owner) admitSession(ctx context.Context, r lease.SessionRequest, conn *os.File) (lease.Session, error) {
-	// A session being started counts from here; so its turn is taken before the
-	// others are counted.
+	// A session that is being started counts from here, so it is registered before the others
+	// are counted.
 	o.mu.Lock()
 	e, err := o.usable("", r)
 	if err != nil {
@@ -142,7 +142,7 @@ func (o *Owner) admitSession(ctx context.Context, r lease.SessionRequest, conn *
 	return s, nil
 }
 
-// startedOne ends the turn of a session that was being started.
+// startedOne removes a session from those that are being started.
 func (o *Owner) startedOne(e *entry, begun chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -153,7 +153,7 @@ func (o *Owner) startedOne(e *entry, begun chan struct{}) {
 	}
 }
 
-// granted are the GPUs of a lease's grants.
+// granted returns the GPUs of a lease's grants.
 func (o *Owner) granted(l *lease.Lease) ([]lease.GPU, error) {
 	known, _ := o.cfg.Devices()
 	gpus := make([]lease.GPU, 0, len(l.Grants))
@@ -207,15 +207,14 @@ func (o *Owner) refused(host string, r lease.SessionRequest, err error) {
 	_ = o.cfg.Audit.Write(audit.Event{Time: o.clock.Now(), Event: audit.SessionRefuse, Lease: form.Name(r.Lease), Host: host, Owner: o.cfg.Name, UID: audit.UID(r.UID), PID: r.PID, Program: r.Program, Reason: err.Error(), Skipped: skipped})
 }
 
-// refusal says whether a refusal to a host, for one of its users, is to be written down,
-// and how many of theirs were left out before it: a user can have as many as the host's
-// daemon can send.
+// refusal says whether a refusal to a host, for one of its users, is to be logged, and how many
+// of theirs were left out before it. A user may cause as many as the host's daemon can send.
 func (o *Owner) refusal(host string, uid uint32) (skipped uint64, ok bool) {
 	return o.refusals.Pass(fmt.Sprintf("%d@%s", uid, form.Name(host)))
 }
 
-// sessionEnded is told by Workers, which keep the session's record until it returns: a
-// daemon that is killed before leaves the telling to the next one.
+// sessionEnded is called by Workers, which keep the record of the session until it returns: if
+// the daemon is killed before that, the next one calls it.
 func (o *Owner) sessionEnded(s lease.Session, reason string) {
 	ev := audit.Event{Time: o.clock.Now(), Event: audit.SessionEnd, Lease: s.Lease, Owner: o.cfg.Name, Session: s.ID, PID: s.Client, Program: s.Program, Reason: reason}
 	var starting []chan struct{}
@@ -227,11 +226,11 @@ func (o *Owner) sessionEnded(s lease.Session, reason string) {
 	}
 	o.mu.RUnlock()
 	for _, begun := range starting {
-		<-begun // perhaps of the very session whose beginning is not in the log yet
+		<-begun // the start of this very session may not be in the log yet
 	}
 	level := slog.LevelInfo
 	if strings.HasPrefix(reason, "killed by") || strings.HasPrefix(reason, "exit ") {
-		level = slog.LevelWarn // no way for a worker to end
+		level = slog.LevelWarn // a worker never ends like this by itself
 	}
 	o.log.Log(o.ctx, level, "session ended", "session", s.ID, "lease", s.Lease, "reason", reason, "calls", s.Counts.Calls, "errors", s.Counts.Errors)
 	_ = o.cfg.Audit.Write(ev)

@@ -1,12 +1,12 @@
 package owner
 
-// Set: how a living lease changes.
+// Set: how a granted lease changes.
 //
-// What it may be is the ledger's to say: the percent of all leases on a GPU are at most
-// 100 together, and more than was granted at first is only root's to give, whom the
-// host has seen by the kernel's word; a host asks for what it likes anyway. Memory does
-// not change. The GPU's schedule is changed last, so that a crash in between leaves to
-// the next start no more than telling them.
+// The ledger decides what is allowed: all leases on a GPU have at most 100 percent together,
+// and only root may give a lease more than it was granted at first. Which user asks is what the
+// host saw of the kernel; a host may ask for anything anyway. Memory does not change. The GPU's
+// schedule is changed last, so that after a crash in between the next start only has to pass
+// the change on to the schedule.
 
 import (
 	"context"
@@ -44,7 +44,7 @@ func (o *Owner) set(host string, c *lease.Change) (lease.Lease, error) {
 	e := o.leases[c.Lease]
 	switch {
 	case e == nil:
-		return lease.Lease{}, lease.Errorf(lease.NotFound, "lease %s is not known to owner %s: it has ended, or never was", c.Lease, o.cfg.Name)
+		return lease.Lease{}, lease.Errorf(lease.NotFound, "lease %s is not known to owner %s: it has ended, or never existed", c.Lease, o.cfg.Name)
 	case e.rec.Lease.Host != host && host != o.cfg.Name:
 		return lease.Lease{}, lease.Errorf(lease.Denied, "lease %s is not of node %s", c.Lease, host)
 	case e.ending:
@@ -57,7 +57,7 @@ func (o *Owner) set(host string, c *lease.Change) (lease.Lease, error) {
 	if len(c.Shares) > len(l.Request.Fractions) {
 		return lease.Lease{}, lease.Errorf(lease.Invalid, "%d shares for lease %s: want at most %d, one for each fraction, or one for all", len(c.Shares), l.ID, len(l.Request.Fractions))
 	}
-	l.Grants = slices.Clone(l.Grants) // others read the old ones
+	l.Grants = slices.Clone(l.Grants) // other goroutines read the old ones
 	for i := range l.Grants {
 		g := &l.Grants[i]
 		p := c.Share(g.Order)
@@ -91,7 +91,7 @@ func (o *Owner) set(host string, c *lease.Change) (lease.Lease, error) {
 	return *l, nil
 }
 
-// mayHave says whether the grant may have p percent of its GPU; write is held.
+// mayHave says whether the grant may have p percent of its GPU. write is held.
 func (o *Owner) mayHave(l *lease.Lease, g *lease.Grant, p uint32, beyond bool) error {
 	others := uint32(0)
 	for _, e := range o.leases {
@@ -118,7 +118,7 @@ func (o *Owner) mayHave(l *lease.Lease, g *lease.Grant, p uint32, beyond bool) e
 	return nil
 }
 
-// commitSet makes the changed record the truth; write is held.
+// commitSet makes the changed record the truth. write is held.
 func (o *Owner) commitSet(e *entry, rec record, c *lease.Change) error {
 	ev := o.event(audit.Set, &rec.Lease, c.String())
 	ev.UID, ev.Change = audit.UID(c.By), rec.Changes
@@ -148,8 +148,8 @@ func (o *Owner) commitSet(e *entry, rec record, c *lease.Change) error {
 	return nil
 }
 
-// shareTime tells the workers what a granted lease has of its GPUs' time. If that fails, they start
-// none of its sessions until it succeeds.
+// shareTime passes a granted lease's share of its GPUs' time to the workers. If that fails,
+// they start no session of the lease until a later call succeeds.
 func (o *Owner) shareTime(l lease.Lease) {
 	if err := o.cfg.Workers.Share(l); err != nil {
 		o.log.Error("a lease's share of compute time cannot be kept", "lease", l.ID, "error", err)
