@@ -60,7 +60,7 @@ func (gateDriver) RelaxCapture() { relaxCapture() }
 func (s *session) gateConfig() gate.Config {
 	return gate.Config{
 		Driver: gateDriver{}, Log: s.log, HostCalls: &s.hostfns.calls,
-		Prewake: s.announceTurn, ContextLost: s.forgetCtx,
+		Prewake: s.announceTurn, ContextLost: s.forgetCtx, Overran: s.overran,
 	}
 }
 
@@ -80,6 +80,16 @@ func (s *session) openGates(st *control.Start, fds []int) error {
 		s.gates.Open(dev, member, clock, turnIdle(s.stream.FD()))
 	}
 	return nil
+}
+
+// overran ends the process at once: the driver ends its work then, which nothing else can. The
+// client is not told, since writing to it might block.
+func (s *session) overran(late, owes, limit time.Duration) {
+	s.leaving.Do(func() {
+		s.reason(control.OverrunReason("a GPU", late, owes, limit))
+		s.gates.Quit()
+		s.exit(control.ExitOverrun)
+	})
 }
 
 // turnIdle returns how long a turn without work is kept for a client, which needs a round trip to

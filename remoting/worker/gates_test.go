@@ -162,7 +162,7 @@ func TestGatesTogether(t *testing.T) {
 		t.Errorf("%d members remain", n)
 	}
 	for _, s := range b.Read() {
-		if s.Wants || s.Turns == 0 || s.Overrun != 0 {
+		if s.Wants || s.Turns == 0 || len(s.Late) != 0 || s.Owes != 0 {
 			t.Errorf("%+v", s)
 		}
 	}

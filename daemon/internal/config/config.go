@@ -141,7 +141,7 @@ type Shares struct {
 // Overrun says what becomes of work that stays on a GPU after its turn.
 type Overrun struct {
 	Limit  time.Duration `key:"limit" live:"yes"`
-	Action string        `key:"action" oneof:"warn|end" live:"yes"` // beyond it: a line in the logs, or the session's end too
+	Action string        `key:"action" oneof:"auto|warn|end" live:"yes"` // beyond it: a line in the logs, or the session's end too; auto: that for the sake of fixed leases
 }
 
 // Slurm says where Slurm is, and what this node does for it.
@@ -205,7 +205,7 @@ func Default() Config {
 			Tombstone: time.Hour, MaxPerGPU: 64},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},
 		Worker:  Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true},
-		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "warn"}},
+		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "auto"}},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
 			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},
 		Containers: Containers{Hook: "/usr/bin/sluice-hook", Lib: "/usr/lib/sluice/container", CDIDir: "/run/cdi"},

@@ -265,7 +265,7 @@ partitions:
 
 func TestShares(t *testing.T) {
 	c := parse(t, "run_dir: /r\n")
-	if s := c.Shares; !s.Turns || s.Quantum != turns.DefaultQuantum || s.Equal != "present" || s.Lend || s.Overrun != (Overrun{time.Second, "warn"}) || c.TurnsDir() != "/r/turns" {
+	if s := c.Shares; !s.Turns || s.Quantum != turns.DefaultQuantum || s.Equal != "present" || s.Lend || s.Overrun != (Overrun{time.Second, "auto"}) || c.TurnsDir() != "/r/turns" {
 		t.Errorf("%+v", s)
 	}
 	c = parse(t, "shares: {turns: no, quantum: 5ms, equal: active, lend: yes, overrun: {limit: 30s, action: end}}\n")
@@ -276,7 +276,7 @@ func TestShares(t *testing.T) {
 		"shares: {quantum: 1s}":                 "f.yaml:1: shares.quantum: 1s is not between 1ms and 100ms",
 		"shares: {equal: both}":                 `"both" is not known; give one of present, active`,
 		"shares: {overrun: {limit: 1ms}}":       "1ms is not between 100ms and 1h0m0s",
-		"shares: {overrun: {action: kill}}":     `"kill" is not known; give one of warn, end`,
+		"shares: {overrun: {action: kill}}":     `"kill" is not known; give one of auto, warn, end`,
 		"partitions: {a: {lend: perhaps}}":      `partitions.a.lend: "perhaps" is neither true nor false`,
 		"partitions: {a: {policy: fixed-lend}}": `"fixed-lend" is not known; give one of fixed, equal, best-effort`,
 	} {

@@ -4,12 +4,20 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/workers"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 // sharing is what the configuration says of compute time.
 func sharing(cfg *config.Config) workers.Sharing {
 	s := cfg.Shares
-	return workers.Sharing{Quantum: s.Quantum, EqualActive: s.Equal == "active", Lend: s.Lend, Limit: s.Overrun.Limit, End: s.Overrun.Action == "end"}
+	overrun := turns.OverrunEndsFixed // auto
+	switch s.Overrun.Action {
+	case "warn":
+		overrun = turns.OverrunGoesOn
+	case "end":
+		overrun = turns.OverrunEnds
+	}
+	return workers.Sharing{Quantum: s.Quantum, EqualActive: s.Equal == "active", Lend: s.Lend, Limit: s.Overrun.Limit, Overrun: overrun}
 }
 
 // overrun writes down that a lease's work stays on a GPU beyond the site's limit. That a

@@ -9,7 +9,8 @@ package workers
 //	clearMember  clears what a session that has ended left on the schedules
 //	Forget       removes the tenants; until then they say what the lease has had
 //	SetSharing   gives all tenants the policy of a reloaded configuration
-//	WatchTurns   finds work that stays on a GPU far beyond its turn
+//	WatchTurns   finds work that stays on a GPU far beyond its turn. Sessions that are to end for
+//	             that do so by themselves, whether a daemon runs or not; it ends those that do not
 //
 // The schedules' files outlive the daemon. The next daemon finds tenants there by their leases'
 // names; Leases lists those whose lease it does not know, for the owner to end.
@@ -38,15 +39,15 @@ type Sharing struct {
 	EqualActive bool          // policy equal counts leases with work, not all
 	Lend        bool          // leases that do not say whether they lend do
 	Limit       time.Duration // how long work may outlast its turn, 0 for no limit
-	End         bool          // a session whose work exceeds the limit ends
+	Overrun     turns.Overrun // whose sessions end when their work exceeds the limit
 }
 
 // Overrun describes work that has outlasted its turn for longer than the limit.
 type Overrun struct {
 	Lease  lease.Lease
 	GPU    string
-	PID    int // the session's process, 0 if it is not known
-	Time   time.Duration
+	PID    int           // the session's process, 0 if it is not known
+	Time   time.Duration // 0: the session ended itself, and Reason has it
 	Limit  time.Duration
 	Ended  bool // its session was ended for it
 	Reason string
@@ -108,7 +109,7 @@ func (p *Pool) schedule(gpu string) (*turns.Schedule, error) {
 }
 
 func (p *Pool) site() turns.Site {
-	return turns.Site{Quantum: p.sharing.Quantum, EqualActive: p.sharing.EqualActive}
+	return turns.Site{Quantum: p.sharing.Quantum, EqualActive: p.sharing.EqualActive, Limit: p.sharing.Limit, Overrun: p.sharing.Overrun}
 }
 
 // policy returns a grant's policy as schedules have it.
@@ -339,36 +340,56 @@ func (p *Pool) sweepSchedules() {
 func (p *Pool) overruns() []Overrun {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	found := p.overran
+	p.overran = nil
 	limit := p.sharing.Limit
 	if limit <= 0 {
-		return nil
+		return found
 	}
-	var found []Overrun
 	still := map[overrunKey]bool{}
 	for gpu, b := range p.schedules {
 		for _, c := range b.Read() {
-			if c.Overrun <= limit {
-				continue
+			for _, s := range c.Late {
+				if s.Time <= limit {
+					continue
+				}
+				k := overrunKey{gpu, c.Lease, s.PID}
+				ending, told := p.over[k]
+				still[k] = ending || c.Ends
+				if told && ending == still[k] { // unless the site has begun to end such sessions
+					continue
+				}
+				o := p.overrun(c.Lease, gpu, s.PID, control.OverrunReason("GPU "+gpu, s.Time, c.Owes, limit))
+				o.Time = s.Time
+				if c.Ends {
+					o.Ended = p.endOverrun(c.Lease, s.PID, o.Reason)
+				}
+				found = append(found, o)
 			}
-			k := overrunKey{gpu, c.Lease, c.OverrunPID}
-			ending, told := p.over[k]
-			still[k] = ending || p.sharing.End
-			if told && ending == still[k] { // unless the site has begun to end such sessions
-				continue
-			}
-			o := Overrun{Lease: lease.Lease{ID: c.Lease}, GPU: gpu, PID: c.OverrunPID, Time: c.Overrun, Limit: limit}
-			if s := p.tenancies[c.Lease]; s != nil {
-				o.Lease = s.lease
-			}
-			o.Reason = fmt.Sprintf("its work stayed on GPU %s for %v after its turn; shares.overrun.limit is %v", gpu, c.Overrun.Round(time.Millisecond), limit)
-			if p.sharing.End {
-				o.Ended = p.endOverrun(c.Lease, c.OverrunPID, o.Reason)
-			}
-			found = append(found, o)
 		}
 	}
 	p.over = still
 	return found
+}
+
+// overrun describes work of a session. mu is held.
+func (p *Pool) overrun(id, gpu string, pid int, reason string) Overrun {
+	o := Overrun{Lease: lease.Lease{ID: id}, GPU: gpu, PID: pid, Limit: p.sharing.Limit, Reason: reason}
+	if t := p.tenancies[id]; t != nil {
+		o.Lease = t.lease
+	}
+	return o
+}
+
+// endedItself notes a session that ended itself for its work, for the next call of overruns. mu is
+// held.
+func (p *Pool) endedItself(s *session, reason string) {
+	if s.why != "" || s.proc == nil || s.proc.Cmd.ProcessState == nil || s.proc.Cmd.ProcessState.ExitCode() != control.ExitOverrun {
+		return
+	}
+	o := p.overrun(s.Lease, strings.Join(s.l.gpus, ", "), s.Worker.PID, reason)
+	o.Ended = true
+	p.overran = append(p.overran, o)
 }
 
 // endOverrun ends a session, or all of the lease's if it is not known which one it is. It says

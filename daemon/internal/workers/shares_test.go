@@ -2,7 +2,9 @@ package workers
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -239,7 +242,7 @@ func TestOverrun(t *testing.T) {
 			t.Errorf("told twice: %+v", o)
 		}
 		// While it lasts the site decides that such work is to be ended.
-		p.SetSharing(Sharing{Limit: time.Second, End: true})
+		p.SetSharing(Sharing{Limit: time.Second, Overrun: turns.OverrunEnds})
 		if o := p.overruns(); len(o) != 1 {
 			t.Errorf("not looked at again: %+v", o)
 		}
@@ -251,7 +254,7 @@ func TestOverrun(t *testing.T) {
 		_ = p.overruns()
 	}
 	// The session's own: it ends.
-	p.SetSharing(Sharing{Limit: 10 * time.Second, End: true})
+	p.SetSharing(Sharing{Limit: 10 * time.Second, Overrun: turns.OverrunEnds})
 	if o := p.overruns(); len(o) != 0 {
 		t.Errorf("%+v", o)
 	}
@@ -270,7 +273,7 @@ func TestOverrun(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.WatchTurns(ctx, func(o Overrun) { told <- o }) }()
-	p.SetSharing(Sharing{Limit: 100 * time.Millisecond, End: true})
+	p.SetSharing(Sharing{Limit: 100 * time.Millisecond, Overrun: turns.OverrunEnds})
 	member.SetOverdue(turns.Monotonic{}.Now())
 	select {
 	case o := <-told:
@@ -284,5 +287,43 @@ func TestOverrun(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// A session that ended itself for its work is told of with the reason that it gave.
+func TestEndedItself(t *testing.T) {
+	p := newPool(t, setup(t), nil)
+	p.OnEnd(func(lease.Session, string) {})
+	l := testLease("a", 0)
+	if err := p.Share(l); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		status int
+		why    string
+		want   bool
+	}{{0, "", false}, {control.ExitOverrun, "it was killed", false}, {control.ExitOverrun, "", true}} {
+		cmd := exec.Command("sh", "-c", fmt.Sprintf("exit %d", c.status))
+		_ = cmd.Run() // with that status
+		s := &session{
+			Session: lease.Session{Lease: l.ID, Worker: lease.Process{PID: 77}}, why: c.why,
+			l: &leased{id: l.ID, gpus: []string{simUUID(0)}}, proc: &worker{Process: &control.Process{Cmd: cmd}},
+		}
+		p.mu.Lock()
+		p.endedItself(s, "its work stayed")
+		p.mu.Unlock()
+		o := p.overruns()
+		if !c.want {
+			if len(o) != 0 {
+				t.Errorf("%+v: %+v", c, o)
+			}
+			continue
+		}
+		if len(o) != 1 || o[0].Lease.ID != l.ID || o[0].GPU != simUUID(0) || o[0].PID != 77 || !o[0].Ended || o[0].Reason != "its work stayed" {
+			t.Errorf("%+v: %+v", c, o)
+		}
+		if o := p.overruns(); len(o) != 0 {
+			t.Errorf("told twice: %+v", o)
+		}
 	}
 }

@@ -92,6 +92,7 @@ type Pool struct {
 	tenancies map[string]*tenancy        // by lease
 	over      map[overrunKey]bool        // overruns that have been told of; true: as ones to be ended
 	stopStore func()
+	overran   []Overrun // of sessions that ended themselves, to be told of
 
 	sharing Sharing
 }
@@ -375,6 +376,7 @@ func (p *Pool) finish(s *session, tell bool) {
 	p.cg.remove(s.ID)
 	p.mu.Lock()
 	p.clearMember(s)
+	p.endedItself(s, reason)
 	if s.pidfd != nil {
 		// Under mu: the number must not be another's when End uses it.
 		s.pidfd.Close()

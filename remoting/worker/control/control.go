@@ -28,6 +28,17 @@ const LogFD = 4
 // Its closing ends a process that has no client yet.
 const FD = 3
 
+// ExitOverrun is the exit status of a session that ended itself because of its work on a GPU outside of
+// turns (shares.overrun).
+const ExitOverrun = 3
+
+// OverrunReason says why a session ends that exceeds the site's limit. owes is what the lease's sessions took of the
+// GPU's time together and have not paid for.
+func OverrunReason(gpu string, late, owes, limit time.Duration) string {
+	return fmt.Sprintf("its work stayed on %s for %v after its turn, and its lease owes %v of that GPU's time; shares.overrun.limit is %v",
+		gpu, late.Round(time.Millisecond), owes.Round(time.Millisecond), limit)
+}
+
 // Facts is what the probe found; sizes in bytes, by device.
 type Facts struct {
 	Snapshot wire.Snapshot

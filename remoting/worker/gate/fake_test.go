@@ -81,7 +81,7 @@ func (f *fake) Elapsed(from, to uint64) (int64, bool) {
 func testSet(d Driver) *Set {
 	return &Set{Config: Config{
 		Driver: d, Log: slog.New(slog.DiscardHandler), HostCalls: new(atomic.Int32),
-		Prewake: func(time.Duration) {}, ContextLost: func() {},
+		Prewake: func(time.Duration) {}, ContextLost: func() {}, Overran: func(_, _, _ time.Duration) {},
 	}}
 }
 

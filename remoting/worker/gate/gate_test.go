@@ -222,6 +222,44 @@ func TestReportOverdue(t *testing.T) {
 	}
 }
 
+// Work that stays on the GPU is charged as long as it stays, and ends the session at the site's limit; while nobody else
+// wants the GPU neither.
+func TestOverran(t *testing.T) {
+	site := turns.Site{Limit: time.Second, Overrun: turns.OverrunEnds}
+	b, clock := turnstest.Schedule(t, site), &turnstest.Clock{T: 1e9}
+	set := testSet(&fake{})
+	var over time.Duration
+	set.Overran = func(late, _, _ time.Duration) { over = late }
+	g := newGate(set, turnstest.Member(t, b, turnstest.Tenant(t, b, "one", turns.Policy{Kind: turns.Fixed, Weight: 1000}), clock), clock)
+	other := turnstest.Member(t, b, turnstest.Tenant(t, b, "two", turns.Policy{Kind: turns.Fixed, Weight: 9000}), clock)
+	ev := g.flight.driver.NewEvent()
+	g.stragglers = []straggler{{ev: ev, queue: &queue{}, since: clock.T, overdue: true}}
+	g.flight.driver.(*fake).clock, g.flight.driver.(*fake).events[ev-1] = clock, 1<<62
+	for range 3000 {
+		clock.T += gms
+		g.collect(clock.T)
+	}
+	if over != 0 || g.late != 0 {
+		t.Fatalf("alone it was late for %v and ended after %v", time.Duration(g.late), over)
+	}
+	other.Request()
+	for i := 1; over == 0 && i < 2000; i++ {
+		clock.T += gms
+		g.collect(clock.T)
+		if want := int64(i) * gms; g.late != want {
+			t.Fatalf("late for %v, want %v", time.Duration(g.late), time.Duration(want))
+		}
+	}
+	if over != 4*time.Second {
+		t.Errorf("it ended when it had been late for %v", over)
+	}
+	for _, c := range b.Read() {
+		if c.Lease == "one" && (c.Owes < 700*time.Millisecond || c.Longest != 4*time.Second) {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
 // The time of each kind of work is learned from events, and little work is in flight at a time.
 func TestLearns(t *testing.T) {
 	clock := turns.Monotonic{}

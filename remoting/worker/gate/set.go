@@ -23,6 +23,10 @@ type Config struct {
 	// ContextLost says that the executor's thread has lost its current context. It is called on
 	// that thread.
 	ContextLost func()
+	// Overran ends the session, because its work has been on the GPU after a turn for longer than
+	// the site's limit, or because it and the lease's other sessions have taken too much. It may be
+	// called on any thread, while a lock of the gate is held.
+	Overran func(late, owes, limit time.Duration)
 }
 
 // A Set is a session's gates, one for each device that has a schedule. The zero value has
@@ -120,9 +124,19 @@ func (s *Set) WaitsForClient(captured bool) {
 // client may have to write. captured is as in WaitsForClient.
 func (s *Set) WaitsForValue(captured bool) {
 	if s.Kept() {
-		s.valueWait.Store(time.Now().UnixNano())
+		s.valueWait.Store(s.now())
 		s.WaitsForClient(captured)
 	}
+}
+
+// now is the time of the first device that has a gate.
+func (s *Set) now() int64 {
+	for _, g := range s.gates {
+		if g != nil {
+			return g.clock.Now()
+		}
+	}
+	return 0
 }
 
 // WaitsForStream comes before a call that makes a stream wait for another one, which may itself

@@ -2,8 +2,9 @@ package gate
 
 // Stragglers: work that a turn does not wait for.
 //
-// Work that outlasts its turn and the grace runs on beside the next turn. It is overdue, and the
-// time that it takes from others is charged. Work may also wait for the client, for one of its
+// Work that outlasts its turn and the grace runs on beside the next turn. It is overdue. As long as
+// it runs, the time that it takes from others is charged to the lease, and where the site wants
+// that, the session ends once it has taken too much (Config.Overran). Work may also wait for the client, for one of its
 // functions or for a value in memory. No turn waits for blocked work, and it is not overdue; it is
 // charged once it starts running.
 //
@@ -36,7 +37,7 @@ func (s *Set) clientMayBlock() bool {
 		return true
 	}
 	at := s.valueWait.Load()
-	return at != 0 && time.Now().UnixNano()-at < int64(valueTime)
+	return at != 0 && s.now()-at < int64(valueTime)
 }
 
 // runs says whether the GPU works on a batch that has not ended: the event before it was reached,
@@ -85,12 +86,12 @@ func (g *Gate) reportOverdue() {
 		}
 	}
 	if g.overdueAt == 0 || g.overdueSince == 0 {
-		g.overdueSince = g.overdueAt
+		g.overdueSince, g.late = g.overdueAt, 0
 	}
 	g.member.SetOverdue(g.overdueSince)
 }
 
-// collect removes the stragglers that have ended and charges them.
+// collect removes the stragglers that have ended. It charges those, and what runs on.
 func (g *Gate) collect(now int64) {
 	if len(g.stragglers) == 0 {
 		return
@@ -119,8 +120,16 @@ func (g *Gate) collect(now int64) {
 		f.put(m.ctx, m.start)
 	}
 	g.stragglers = kept
+	if end := now; charge > 0 {
+		if g.turn != 0 {
+			end = g.entered
+		}
+		g.member.Debit(end-charge, end)
+	}
 	g.reportOverdue()
-	g.debit(charge)
+	if g.turn == 0 {
+		g.chargeOverdue(now)
+	}
 }
 
 // took returns how long a straggler that has ended was on the GPU outside of this session's turns,
@@ -143,20 +152,17 @@ func (g *Gate) took(m *straggler, ran, now int64) int64 {
 	return took
 }
 
-// chargeOverdue charges overdue work up to now, because a turn begins.
+// chargeOverdue charges overdue work up to now.
 func (g *Gate) chargeOverdue(now int64) {
 	if g.overdueAt == 0 {
 		return
 	}
-	took := now - max(g.overdueAt, g.chargedUntil)
+	from := max(g.overdueAt, g.chargedUntil)
 	g.chargedUntil = max(g.chargedUntil, now)
-	g.debit(took)
-}
-
-// debit charges time in which stragglers ran beside others. The driver gave the others about half
-// of it.
-func (g *Gate) debit(took int64) {
-	if took > 0 && g.member.Contended() {
-		g.member.Debit(time.Duration(took) / 2)
+	if g.member.Debit(from, now) {
+		g.late += now - from
+	}
+	if owes, limit, exceeds := g.member.Exceeds(time.Duration(g.late)); exceeds && !g.stop.Load() {
+		g.set.Overran(time.Duration(now-g.overdueSince), owes, limit)
 	}
 }

@@ -17,7 +17,7 @@ import (
 const (
 	policyMagic = 0x4c4f50534e525554 // "TURNSPOL"
 	stateMagic  = 0x4154535352554e54
-	version     = 1 // changes with every record below
+	version     = 2 // changes with every record below
 
 	leaseNameSize = 64
 	headerSize    = 4096
@@ -32,7 +32,8 @@ type policyFile struct {
 	quantum, grace atomic.Uint64 // ns
 	flags          atomic.Uint64
 	high           atomic.Uint64 // tenant records ever used
-	_              [headerSize - 48]byte
+	limit, overrun atomic.Uint64 // ns; an Overrun
+	_              [headerSize - 64]byte
 	tenants        [MaxTenants]tenantPolicy
 }
 
@@ -83,7 +84,9 @@ type tenantState struct {
 	counters   [11]atomic.Uint64
 	// unresponsive is since when it has not taken a turn, ns; 0: it takes them.
 	unresponsive atomic.Uint64
-	_            [96]byte
+	debt         atomic.Uint64 // a debtWord
+	debited      atomic.Uint64 // until when work after turns has been charged, ns
+	_            [80]byte
 }
 
 // Places in tenantState.counters.
@@ -115,6 +118,7 @@ type memberState struct {
 // Processes of different builds share these files, so nothing may move while version stays.
 var (
 	_ [48]byte                        = [unsafe.Offsetof(policyFile{}.high) + 8]byte{}
+	_ [48]byte                        = [unsafe.Offsetof(policyFile{}.limit)]byte{}
 	_ [headerSize]byte                = [unsafe.Offsetof(policyFile{}.tenants)]byte{}
 	_ [96]byte                        = [unsafe.Sizeof(tenantPolicy{})]byte{}
 	_ [16]byte                        = [unsafe.Offsetof(tenantPolicy{}.name)]byte{}
@@ -131,6 +135,7 @@ var (
 	_ [56]byte                        = [unsafe.Offsetof(tenantState{}.misses)]byte{}
 	_ [64]byte                        = [unsafe.Offsetof(tenantState{}.counters)]byte{}
 	_ [152]byte                       = [unsafe.Offsetof(tenantState{}.unresponsive)]byte{}
+	_ [160]byte                       = [unsafe.Offsetof(tenantState{}.debt)]byte{}
 	_ [128]byte                       = [unsafe.Sizeof(memberState{})]byte{}
 	_ [16]byte                        = [unsafe.Offsetof(memberState{}.tenant)]byte{}
 	_ [40]byte                        = [unsafe.Offsetof(memberState{}.overdue)]byte{}
@@ -225,6 +230,8 @@ func (p *pages) setSite(s Site) {
 		f |= equalActive
 	}
 	p.policy.flags.Store(f)
+	p.policy.limit.Store(ns(s.Limit))
+	p.policy.overrun.Store(uint64(s.Overrun))
 }
 
 // A policyWord has a policy's kind, flags and weight, and the generation of the tenant's

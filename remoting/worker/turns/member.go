@@ -442,10 +442,3 @@ func (m *Member) Busy(d time.Duration) {
 
 // SetOverdue notes since when work of an ended turn is on the GPU; 0: there is none any more.
 func (m *Member) SetOverdue(since int64) { m.write(&m.rec.overdue, uint64(max(since, 0))) }
-
-// Debit charges time that such work took from others.
-func (m *Member) Debit(d time.Duration) {
-	if d > 0 && !m.ended() {
-		m.p.debit(m.tenant, d, m.clock.Now())
-	}
-}

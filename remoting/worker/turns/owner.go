@@ -12,7 +12,7 @@ func (p *pages) addTenant(i int, name leaseName, pol Policy) {
 	old, t := p.policyOf(i), p.tenant(i)
 	// The wakeup stays: sessions of the lease before may still wait there.
 	for _, w := range [...]*atomic.Uint64{
-		&t.vt, &t.borrowedVT, &t.prewake, &t.closing, &t.taken, &t.skipUntil, &t.misses, &t.unresponsive,
+		&t.vt, &t.borrowedVT, &t.prewake, &t.closing, &t.taken, &t.skipUntil, &t.misses, &t.unresponsive, &t.debt, &t.debited,
 	} {
 		w.Store(0)
 	}
@@ -25,17 +25,24 @@ func (p *pages) addTenant(i int, name leaseName, pol Policy) {
 }
 
 // setPolicy changes a tenant's policy. Its virtual time is set to the clock, so that the change
-// brings neither credit nor debt.
+// brings neither credit nor debt. A debt that the tenant has stays.
 func (p *pages) setPolicy(i int, pol Policy) {
 	old := p.policyOf(i)
 	w := packPolicy(pol, old.gen())
 	if w == old {
 		return
 	}
-	p.policy.tenants[i].word.Store(uint64(w))
-	if p.state.clock.Load() != 0 { // else no session has begun
-		p.tenant(i).vt.Store(uint64(p.now()))
+	if p.state.clock.Load() == 0 { // no session has begun
+		p.policy.tenants[i].word.Store(uint64(w))
+		return
 	}
+	var before, after view
+	now := p.now()
+	p.load(&before, now)
+	p.policy.tenants[i].word.Store(uint64(w))
+	p.load(&after, now)
+	p.rescaleDebt(i, before.owes(i), &after)
+	p.tenant(i).vt.Store(uint64(now))
 	wake(&p.tenant(i).wakeup)
 }
 
@@ -110,6 +117,7 @@ func (p *pages) read() []TenantCounters {
 		c := TenantCounters{
 			Tenant: i, Lease: p.nameOf(i).String(), Policy: pol.policy(),
 			Share: uint32(v.tenants[i].share / (fullShare / FullWeight)), Wants: v.tenants[i].want,
+			Owes: time.Duration(v.owes(i)), Ends: p.endsOverruns(&v, i),
 			Counters: Counters{
 				Held: d(cHeld), Busy: d(cBusy), Waited: d(cWaited), Throttled: d(cThrottled), Lent: d(cLent), Borrowed: d(cBorrowed),
 				Turns: n(cTurns), Overruns: n(cOverruns), Longest: d(cLongest), Revoked: n(cRevoked),
@@ -124,8 +132,8 @@ func (p *pages) read() []TenantCounters {
 			}
 			c.Members++
 			since := int64(p.member(k).overdue.Load())
-			if over := time.Duration(now - since); since > 0 && over > c.Overrun && v.othersWant(i) {
-				c.Overrun, c.OverrunPID = over, int(uint32(p.member(k).owner.Load()))
+			if since > 0 && since < now && v.othersWant(i) {
+				c.Late = append(c.Late, Late{int(uint32(p.member(k).owner.Load())), time.Duration(now - since)})
 			}
 		}
 		all = append(all, c)

@@ -115,11 +115,24 @@ func (p *pages) charge(v *view, tenant int, t token, held int64) {
 		p.count(tenant, cBorrowed).Add(uint64(held))
 		p.countLent(v, tenant, held)
 	} else {
-		rec.vt.Store(uint64(s.vt))
+		v.chargeOwn(s, rec, held)
 	}
 	if t.borrowed() || s.lend {
 		p.state.pool.Store(uint64(v.pool))
 	}
+}
+
+// chargeOwn adds what a tenant has held of its own time to its virtual time, to which others may
+// have given time back meanwhile (credit).
+func (v *view) chargeOwn(s *tenant, rec *tenantState, held int64) {
+	for range 10 {
+		old := rec.vt.Load()
+		now := v.limitDebt(max(v.bound(int64(old), s.share), s.owed)+held*fullShare/s.share, s.share)
+		if rec.vt.CompareAndSwap(old, uint64(now)) {
+			return
+		}
+	}
+	rec.vt.Store(uint64(s.vt))
 }
 
 // othersWant says whether a tenant other than i has work.
@@ -159,15 +172,6 @@ func raise(w *atomic.Uint64, n uint64) {
 			return
 		}
 	}
-}
-
-// debit charges a tenant for time that its work took from others after its turn.
-func (p *pages) debit(tenant int, t time.Duration, now int64) {
-	var v view
-	p.load(&v, now)
-	v.charge(tenant, min(int64(t), maxDebt), false)
-	p.tenant(tenant).vt.Store(uint64(v.tenants[tenant].vt))
-	raise(p.count(tenant, cLongest), uint64(t))
 }
 
 // noteTime notes a simulated GPU's time for the owner, which cannot read that clock.
@@ -211,7 +215,7 @@ func (p *pages) police(t token, now int64) int64 {
 	if rec.misses.Add(1) > 1 {
 		skip = nextSkip
 	}
-	if rec.skipUntil.Swap(uint64(now+skip)) == 0 {
+	if rec.skipUntil.Swap(uint64(now+skip)) == 0 && !p.causedByOther(tenant, nobody, begin) {
 		rec.unresponsive.Store(uint64(begin))
 	}
 	p.pass(t, now, tenant)

@@ -24,7 +24,8 @@ import "time"
 const (
 	// fullShare is the share of a whole GPU: shares are in parts per million.
 	fullShare = 1000000
-	// maxDebt is the most GPU time that a tenant can be in debt with, ns.
+	// maxDebt is the most GPU time by which turns can bring a tenant ahead of its share, ns. What
+	// work takes after its turn is a debt of its own, which has no bound (debt.go).
 	maxDebt = int64(time.Second)
 	// maxCredit is how far a virtual time can be behind the clock, ns.
 	maxCredit = int64(time.Second)
@@ -42,6 +43,7 @@ type tenant struct {
 	share          int64 // of fullShare
 	vt, borrowedVT int64 // ns
 	skipUntil      int64
+	owed           int64 // the time until which its debt lasts, ns
 }
 
 // A view is a schedule as a decision sees it.
@@ -69,6 +71,7 @@ func (p *pages) load(v *view, now int64) {
 			lend: pol.Lend || pol.Kind == BestEffort || pol.Kind == Equal && active,
 			vt:   int64(rec.vt.Load()), borrowedVT: int64(rec.borrowedVT.Load()),
 			skipUntil: int64(rec.skipUntil.Load()),
+			owed:      debtWord(rec.debt.Load()).until(i, w.gen()),
 		}
 		if s.skipUntil > now+nextSkip {
 			s.skipUntil = 0
@@ -136,6 +139,9 @@ func (v *view) bound(vt, share int64) int64 {
 	return max(vt, v.now-maxCredit)
 }
 
+// vt returns a tenant's virtual time: no less than the time until which its debt lasts.
+func (v *view) vt(s *tenant) int64 { return max(v.bound(s.vt, s.share), s.owed) }
+
 // limitDebt returns the virtual time of a tenant that has just been charged, at most at the
 // debt limit.
 func (v *view) limitDebt(vt, share int64) int64 { return min(vt, v.now+maxDebt*fullShare/share) }
@@ -149,7 +155,7 @@ func (v *view) charge(i int, held int64, borrowed bool) {
 	if borrowed || s.share == 0 {
 		s.borrowedVT += held * fullShare / s.borrowWeight()
 	} else {
-		s.vt = v.limitDebt(v.bound(s.vt, s.share)+held*fullShare/s.share, s.share)
+		s.vt = v.limitDebt(v.vt(s)+held*fullShare/s.share, s.share)
 	}
 	if (borrowed || s.lend) && v.rate > 0 {
 		v.pool = min(v.pool+held*fullShare/v.rate, v.now+maxDebt)
@@ -168,7 +174,7 @@ func (s *tenant) borrowWeight() int64 {
 func (v *view) tolerance() int64 { return v.credit / 4 }
 
 // due returns when a tenant has time of its own.
-func (v *view) due(s *tenant) int64 { return v.bound(s.vt, s.share) - v.tolerance() }
+func (v *view) due(s *tenant) int64 { return v.vt(s) - v.tolerance() }
 
 // own says whether a tenant has time of its own.
 func (v *view) own(i int) bool {
@@ -199,7 +205,7 @@ func (v *view) adjust(i int) int64 {
 		}
 	}
 	turn := v.credit * fullShare / s.share // in virtual time
-	offset, vt := turn*before/alike, v.bound(s.vt, s.share)
+	offset, vt := turn*before/alike, v.vt(s)
 	next := (vt-offset+turn+turn/2)/turn*turn + offset
 	return min(max((next-vt)*s.share/fullShare-v.credit, -v.credit/8), v.credit/8)
 }
@@ -219,7 +225,7 @@ func (v *view) rank(i int) int {
 		return rankOwnFixed
 	case v.own(i):
 		return rankOwn
-	case s.kind != Fixed && v.lends():
+	case s.kind != Fixed && v.lends() && (s.owed <= v.now || !v.othersWant(i)):
 		return rankBorrows
 	}
 	return rankNone
@@ -244,7 +250,7 @@ func (v *view) pick(except int) (next int, borrowed bool, again int64) {
 			if s.share > 0 {
 				again = min(again, v.due(s))
 			}
-			if s.kind != Fixed && v.rate > 0 {
+			if s.kind != Fixed && v.rate > 0 && s.owed <= v.now {
 				again = min(again, v.pool)
 			}
 			continue
@@ -272,7 +278,7 @@ func (v *view) virtualTime(s *tenant, rank int) int64 {
 	if rank == rankBorrows {
 		return s.borrowedVT
 	}
-	return v.bound(s.vt, s.share)
+	return v.vt(s)
 }
 
 // before says whether s comes before o; their virtual times are about equal.

@@ -410,7 +410,7 @@ func FuzzDamagedState(f *testing.F) {
 				if n, ok := c.Renew(tn); ok {
 					tn = n
 				}
-				c.Debit(time.Second)
+				c.Debit(clock.now-int64(time.Second), clock.now)
 				c.Done(tn)
 			}
 			c.Close()

@@ -57,7 +57,20 @@ type Site struct {
 	// EqualActive divides the time of equal tenants among those with work, as if all of
 	// them lent. Otherwise each has 1/n of those present.
 	EqualActive bool
+	// Limit is how long work may stay on the GPU after its turn while others wait; 0: for any time.
+	Limit   time.Duration
+	Overrun Overrun
 }
+
+// Overrun says which sessions end whose work exceeds the site's limit.
+type Overrun uint32
+
+// The choices of Overrun.
+const (
+	OverrunGoesOn    Overrun = iota // none: the owner is told
+	OverrunEndsFixed                // those of fixed tenants, and those whose work delays a fixed tenant
+	OverrunEnds                     // all
+)
 
 // Defaults of a site.
 const (
@@ -88,10 +101,15 @@ type TenantCounters struct {
 	Members int    // sessions
 	Wants   bool   // one of them has work or waits
 	Counters
-	// Overrun is how long work of an ended turn has been on the GPU beyond that turn; 0:
-	// there is none.
-	Overrun    time.Duration
-	OverrunPID int // the process of its session
+	Owes time.Duration // what its work had of the GPU after its turns, as far as it is not paid for
+	Late []Late        // sessions whose work of an ended turn is on the GPU while others wait
+	Ends bool          // such a session ends when it exceeds the site's limit
+}
+
+// Late is a session whose work of an ended turn is on the GPU.
+type Late struct {
+	PID  int           // the session's process
+	Time time.Duration // how long it has been there beyond that turn
 }
 
 // Errors.

@@ -16,6 +16,8 @@
  *	slier	the same with kernels of 60 ms
  *	trickle	kernels of 15 ms, and in another stream functions that do return, each with a kernel behind it
  *	before	a kernel that does not end, and only then the function that does not return
+ *	endless	a kernel that does not end, once stdin is closed
+ *	queued	the same with 8 kernels of 500 ms behind a wait for a value, which it then writes
  *	none	nothing but what "once" asks for
  *
  * All calls are the driver's, found by name at run time.
@@ -40,7 +42,7 @@ static char *host;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t told = PTHREAD_COND_INITIALIZER;
-static int paused, hold, holding;
+static int paused, hold, holding, heard;
 static unsigned long long once;
 static atomic_int news;
 
@@ -222,9 +224,46 @@ static void before(unsigned int i)
 	finish();
 }
 
+/* Processes of one lease begin together: when their stdin is closed. */
+static void begin(void)
+{
+	pthread_mutex_lock(&lock);
+	while (!heard)
+		pthread_cond_wait(&told, &lock);
+	pthread_mutex_unlock(&lock);
+}
+
+static void endless(unsigned int i)
+{
+	(void)i;
+	begin();
+	burn(1000000000000);
+	finish();
+}
+
+static void queued(unsigned int i)
+{
+	static unsigned long long value;
+	static void *aside;
+
+	begin();
+	if (!aside) {
+		CALL(cuStreamCreate, (void **, unsigned int), (&aside, 1));
+		CALL(cuMemAlloc_v2, (unsigned long long *, size_t), (&value, 4));
+		CALL(cuMemsetD32Async, (unsigned long long, unsigned int, size_t, void *), (value, 0, 1, aside));
+		CALL(cuStreamSynchronize, (void *), (aside));
+	}
+	CALL(cuStreamWaitValue32_v2, (void *, unsigned long long, unsigned int, unsigned int), (stream, value, i + 1, 0));
+	for (int k = 0; k < 8; k++)
+		burn(500000000);
+	CALL(cuStreamWriteValue32_v2, (void *, unsigned long long, unsigned int, unsigned int), (aside, value, i + 1, 0));
+	finish();
+}
+
 static const struct { const char *name; void (*item)(unsigned int i); } loads[] = {
 	{ "gemm", gemm }, { "copy", copy }, { "small", small }, { "sync", sync_each }, { "graph", graphs },
-	{ "mixed", mixed }, { "long", longs }, { "longer", longer }, { "sly", sly }, { "slier", slier }, { "trickle", trickle }, { "before", before }, { "none", NULL },
+	{ "mixed", mixed }, { "long", longs }, { "longer", longer }, { "sly", sly }, { "slier", slier }, { "trickle", trickle }, { "before", before },
+	{ "endless", endless }, { "queued", queued }, { "none", NULL },
 };
 
 static void make_graph(void)
@@ -258,6 +297,10 @@ static void *listen_stdin(void *arg)
 		pthread_cond_broadcast(&told);
 		pthread_mutex_unlock(&lock);
 	}
+	pthread_mutex_lock(&lock);
+	heard = 1;
+	pthread_cond_broadcast(&told);
+	pthread_mutex_unlock(&lock);
 	return arg;
 }
 

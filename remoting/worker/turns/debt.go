@@ -1,0 +1,217 @@
+package turns
+
+// Debts: GPU time that a tenant's work took from other tenants after its turns.
+//
+// A kernel cannot be interrupted, so work may run on beside the next turns. How the driver divides
+// the GPU then depends on what runs. The tenant owes all of that time, as if it still had the turn,
+// however many of its sessions have such work; the tenant that has the turn is not charged for it.
+// Of several tenants the one whose work has been late for longest owes it.
+// A debt is kept as the time of the clock until which the tenant's share pays for it. Until then
+// the tenant has no time of its own, and borrows none that others want. There is no bound, and
+// neither the end of a session nor a change of the policy clears a debt.
+//
+// Where the site wants that (Site.Overrun), a session whose work takes too much ends itself. The
+// owner ends those that do not.
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// maxDebit is the most that is charged at once, ns. Sessions charge what they take every millisecond
+// or so.
+const maxDebit = int64(time.Hour)
+
+// A debtWord has the time until which a debt lasts, in us, and a sum that tells it from what a
+// faulty session may have written there.
+type debtWord uint64
+
+const debtTime = 1<<48 - 1
+
+func packDebt(until int64, tenant int, gen uint32) debtWord {
+	us := min(uint64(until+999)/1000, debtTime)
+	return debtWord(us<<16 | debtSum(us, tenant, gen))
+}
+
+func debtSum(us uint64, tenant int, gen uint32) uint64 {
+	return (us ^ uint64(tenant+1)<<56 ^ uint64(gen)<<24) * 0x9e3779b97f4a7c15 >> 48
+}
+
+// until returns the time until which the debt lasts, ns; 0: there is none.
+func (w debtWord) until(tenant int, gen uint32) int64 {
+	us := uint64(w >> 16)
+	if uint64(w&0xffff) != debtSum(us, tenant, gen) {
+		return 0
+	}
+	return int64(us) * 1000
+}
+
+// debit charges a tenant for the time from one time to another, in which work of one of its sessions
+// was on the GPU outside of the tenant's turns. It says whether that was at the cost of others;
+// otherwise nothing is owed.
+func (p *pages) debit(tenant int, from, to, now int64) bool {
+	p.noteTime(now)
+	var v view
+	p.load(&v, now)
+	s := &v.tenants[tenant]
+	if !s.present || !v.othersWant(tenant) {
+		return false
+	}
+	t := p.token()
+	holder := t.tenant()
+	if holder == tenant || p.causedByOther(tenant, holder, from) {
+		return false // in its turn, that is charged
+	}
+	rec, gen, bound := p.tenant(tenant), p.policyOf(tenant).gen(), v.bound(s.vt, s.share)
+	took := min(notCharged(&rec.debited, from, to, now), maxDebit)
+	for range 1000 {
+		old := rec.debt.Load()
+		until := max(bound, debtWord(old).until(tenant, gen)) + took*fullShare/s.debtShare()
+		if rec.debt.CompareAndSwap(old, uint64(packDebt(until, tenant, gen))) {
+			break
+		}
+	}
+	if holder >= 0 {
+		p.credit(&v, t, took)
+	}
+	return true
+}
+
+// notCharged returns how much of the time from one time to another is after the time in a word,
+// which it sets to the end: of several sessions of a tenant one charges that time.
+func notCharged(w *atomic.Uint64, from, to, now int64) int64 {
+	for range 1000 {
+		old := w.Load()
+		if int64(old) > from && int64(old) <= now { // a time in the future is not believed
+			from = int64(old)
+		}
+		if from >= to {
+			return 0
+		}
+		if w.CompareAndSwap(old, uint64(to)) {
+			break
+		}
+	}
+	return to - from
+}
+
+// debtShare is the part of the GPU that pays a debt.
+func (s *tenant) debtShare() int64 {
+	if s.share > 0 {
+		return s.share
+	}
+	return max(s.weight*(fullShare/FullWeight), 1)
+}
+
+// credit gives the holder of a turn the time back that was taken from the turn. The holder will be
+// charged for the whole turn.
+func (p *pages) credit(v *view, t token, took int64) {
+	s, rec := &v.tenants[t.tenant()], p.tenant(t.tenant())
+	if !s.present {
+		return
+	}
+	if t.borrowed() || s.share == 0 {
+		lower(&rec.borrowedVT, took*fullShare/s.borrowWeight(), 0)
+	} else {
+		lower(&rec.vt, took*fullShare/s.share, max(v.now-maxCredit, 0))
+	}
+}
+
+// lower subtracts n from a word, down to least.
+func lower(w *atomic.Uint64, n, least int64) {
+	for range 10 {
+		old := w.Load()
+		if int64(old) <= least || w.CompareAndSwap(old, uint64(max(int64(old)-n, least))) {
+			return
+		}
+	}
+}
+
+// causedByOther says whether work of another tenant than i and the holder of the token has been late for
+// longer. It slows everything else on the GPU: what becomes late meanwhile is not charged, and a tenant that
+// does not take its turn keeps its claim to that time.
+func (p *pages) causedByOther(i, holder int, from int64) bool {
+	mine, other := int64(1<<62), int64(1<<62)
+	for k := range p.members() {
+		since := int64(p.member(k).overdue.Load())
+		switch t := p.tenantOf(k); {
+		case since <= 0 || t < 0 || t == holder:
+		case t == i:
+			mine = min(mine, since)
+		default:
+			other = min(other, since)
+		}
+	}
+	if mine == 1<<62 { // it has ended, or waits
+		mine = from
+	}
+	return other < mine
+}
+
+// owes returns how much GPU time tenant i owes, ns.
+func (v *view) owes(i int) int64 {
+	s := &v.tenants[i]
+	if !s.present || s.owed <= v.now {
+		return 0
+	}
+	return (s.owed - v.now) / fullShare * s.debtShare()
+}
+
+// rescaleDebt keeps a tenant's debt of GPU time when its share has changed.
+func (p *pages) rescaleDebt(i int, owes int64, v *view) {
+	if owes <= 0 {
+		return
+	}
+	until := float64(v.now) + float64(owes)*fullShare/float64(v.tenants[i].debtShare())
+	p.tenant(i).debt.Store(uint64(packDebt(int64(min(until, 1<<62)), i, p.policyOf(i).gen())))
+}
+
+// endsOverruns says whether sessions of tenant i end whose work exceeds the site's limit.
+func (p *pages) endsOverruns(v *view, i int) bool {
+	switch Overrun(p.policy.overrun.Load()) {
+	case OverrunEnds:
+		return true
+	case OverrunEndsFixed:
+		if v.tenants[i].kind == Fixed {
+			return true
+		}
+		for k := range v.n {
+			if s := &v.tenants[k]; k != i && s.present && s.want && s.kind == Fixed {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// limit is how long work may outlast its turn, ns; 0: for any time.
+func (p *pages) limit() int64 { return int64(min(p.policy.limit.Load(), uint64(24*time.Hour))) }
+
+// Debit charges the lease for the time from one time to another, ns, in which work of this session
+// was on the GPU outside of the lease's turns. It says whether that was at the cost of others.
+func (m *Member) Debit(from, to int64) bool {
+	if from >= to || m.ended() || !m.p.debit(m.tenant, from, to, max(to, m.clock.Now())) {
+		return false
+	}
+	if since := int64(m.rec.overdue.Load()); since > 0 {
+		from = min(from, since)
+	}
+	raise(m.p.count(m.tenant, cLongest), uint64(to-from))
+	return true
+}
+
+// Exceeds says whether this session has to end because of its work on the GPU outside of turns. It
+// also returns what the lease owes, and the site's limit. late is for how long there has been such
+// work of this session while others waited. The lease may owe as much, and a turn.
+func (m *Member) Exceeds(late time.Duration) (owes, limit time.Duration, exceeds bool) {
+	p := m.p
+	n := p.limit()
+	if n == 0 || m.ended() {
+		return 0, 0, false
+	}
+	var v view
+	p.load(&v, m.clock.Now())
+	o := v.owes(m.tenant)
+	exceeds = (int64(late) >= n || o >= n+p.quantum()+p.grace()) && p.endsOverruns(&v, m.tenant)
+	return time.Duration(o), time.Duration(n), exceeds
+}
