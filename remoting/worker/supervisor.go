@@ -230,7 +230,7 @@ func (s *Supervisor) Serve(ctx context.Context, l net.Listener) error {
 	}
 	defer stop()
 	go s.prepare()
-	room := make(chan struct{}, maxHellos)
+	var silent silentConns
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -246,17 +246,11 @@ func (s *Supervisor) Serve(ctx context.Context, l net.Listener) error {
 			time.Sleep(50 * time.Millisecond)
 			continue
 		}
-		select {
-		case room <- struct{}{}:
-		default:
-			// Not even the time of a refusal: whoever waits behind this one would pay for it.
-			c.Close()
-			continue
-		}
+		silent.add(c)
 		s.wg.Add(1)
 		go func() {
 			defer s.wg.Done()
-			s.hello(c, func() { <-room })
+			s.hello(c, func() { silent.remove(c) })
 		}()
 	}
 }

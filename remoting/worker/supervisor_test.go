@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -372,6 +373,35 @@ func TestNoRoomForImages(t *testing.T) {
 	}
 	if fs, _ := filepath.Glob(filepath.Join(dir, "[0-9a-f]*")); len(fs) > 0 {
 		t.Errorf("store holds %v", fs)
+	}
+}
+
+// Silent connections keep nobody out: the oldest makes room for the newest.
+func TestSilentConnections(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	var silent []net.Conn
+	for range 3 * maxHellos / 2 {
+		c, err := connect(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		silent = append(silent, c)
+	}
+	began := time.Now()
+	dial(t, addr, [16]byte{}).c.Close()
+	if took := time.Since(began); took > helloTime/2 {
+		t.Errorf("a client among silent connections is served after %v", took)
+	}
+	closed := 0
+	for _, c := range silent[:maxHellos/2] {
+		_ = c.SetReadDeadline(time.Now().Add(helloTime / 2))
+		if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			closed++
+		}
+	}
+	if closed != maxHellos/2 {
+		t.Errorf("%d of the %d oldest are closed", closed, maxHellos/2)
 	}
 }
 
