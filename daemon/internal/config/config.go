@@ -64,6 +64,8 @@ type Listen struct {
 	Control string `key:"control"` // gRPC between daemons
 	Data    string `key:"data"`    // sessions of other nodes
 	Metrics string `key:"metrics"` // HTTP; "off" for none
+
+	MetricsNames bool `key:"metrics_names"` // metrics say who uses what
 }
 
 // Munge is used with auth: munge.
@@ -197,7 +199,7 @@ func Default() Config {
 		Auth:     "munge",
 		Log:      Log{Level: "info", Format: "text"},
 		Audit:    Audit{File: "/var/log/sluice/audit.log", MaxSize: 64 << 20, Keep: 8},
-		Listen:   Listen{Control: ":7071", Data: ":7072", Metrics: "127.0.0.1:7073"},
+		Listen:   Listen{Control: ":7071", Data: ":7072", Metrics: "127.0.0.1:7073", MetricsNames: true},
 		Users:    Users{Run: true, UIDMin: 1000},
 		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",
 			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30, StoreTotal: 100 << 30, StoreKeepFree: 2 << 30},

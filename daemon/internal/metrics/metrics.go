@@ -21,6 +21,7 @@ import (
 // ones have nothing to say.
 type Source struct {
 	Node, Version string
+	Nameless      bool               // leave out who uses what: jobs, users, accounts, programs, processes
 	GPUs          func() []lease.GPU // with what is free of them
 	Sample        func() *inventory.Sample
 	Age           func() (age time.Duration, known bool, why string)
@@ -194,8 +195,11 @@ func (c collector) leases(out sink) {
 			continue
 		}
 		k := l.Request.Key
-		out.gauge(leaseInfo, 1, l.ID, k.Cluster, k.Job, l.Request.JobName,
-			strconv.FormatUint(uint64(l.Request.UID), 10), l.Request.Account, l.Host, l.Request.PolicyName())
+		who := []string{k.Job, l.Request.JobName, strconv.FormatUint(uint64(l.Request.UID), 10), l.Request.Account}
+		if c.s.Nameless {
+			clear(who)
+		}
+		out.gauge(leaseInfo, 1, l.ID, k.Cluster, who[0], who[1], who[2], who[3], l.Host, l.Request.PolicyName())
 		out.gauge(leaseSessions, float64(len(l.Sessions)), l.ID)
 		for i, g := range l.Grants {
 			out.gauge(leaseGranted, float64(g.Mem), l.ID, g.GPU)
@@ -230,7 +234,7 @@ func (c collector) leases(out sink) {
 			}
 		}
 		for _, s := range l.Sessions {
-			session(out, l, s)
+			c.session(out, l, s)
 		}
 	}
 }
@@ -248,8 +252,10 @@ func share(out sink, id, gpu string, x lease.Share) {
 	out.gauge(leaseLongest, x.Longest.Seconds(), id, gpu)
 }
 
-func session(out sink, l lease.Status, s lease.Session) {
-	out.gauge(sessInfo, 1, s.ID, l.ID, s.Program, strconv.FormatUint(uint64(s.Client), 10), strconv.Itoa(s.Worker.PID))
+func (c collector) session(out sink, l lease.Status, s lease.Session) {
+	if !c.s.Nameless {
+		out.gauge(sessInfo, 1, s.ID, l.ID, s.Program, strconv.FormatUint(uint64(s.Client), 10), strconv.Itoa(s.Worker.PID))
+	}
 	for i, u := range s.Use {
 		if i < len(l.Grants) {
 			out.gauge(sessUsed, float64(u.Used), s.ID, l.Grants[i].GPU)

@@ -127,6 +127,28 @@ func TestNoSentinels(t *testing.T) {
 	}
 }
 
+// Where a site wants it so, the metrics say how much is used and not by whom.
+func TestNameless(t *testing.T) {
+	s := full()
+	ls := s.Leases()
+	for i := range ls {
+		ls[i].Request.Key.Job, ls[i].Request.JobName, ls[i].Request.Account, ls[i].Request.UID = "job-4711", "secret", "project", 1234567
+		ls[i].Sessions[0].Client = 7654321
+	}
+	for _, nameless := range []bool{false, true} {
+		s.Nameless = nameless
+		text := scrape(t, start(t, s))
+		for _, word := range []string{"job-4711", "secret", "project", "1234567", "7654321", "python3"} {
+			if strings.Contains(text, word) == nameless {
+				t.Errorf("nameless %v: %s is there: %v", nameless, word, !nameless)
+			}
+		}
+		if !strings.Contains(text, `policy="`) || !strings.Contains(text, "sluice_session_memory_used_bytes{") {
+			t.Errorf("nameless %v: figures are missing", nameless)
+		}
+	}
+}
+
 func TestScrapeTime(t *testing.T) {
 	addr := start(t, full())
 	var d []time.Duration

@@ -142,7 +142,8 @@ func mismatches(s *inventory.Sample, list []lease.Status) []metrics.Mismatch {
 
 // source is what is exported.
 func (n *Node) source() metrics.Source {
-	s := metrics.Source{Node: n.cfg.Load().Node, Version: version.Commit, Counters: n.counters}
+	cfg := n.cfg.Load()
+	s := metrics.Source{Node: cfg.Node, Version: version.Commit, Nameless: !cfg.Listen.MetricsNames, Counters: n.counters}
 	if n.owner == nil {
 		return s
 	}
