@@ -16,9 +16,9 @@ import (
 // aloneTime bounds the Prolog of a node whose daemon does not answer.
 const aloneTime = 5 * time.Second
 
-// noteAlone is what is left for a Prolog without a daemon: to find out whether the job
-// needs it, and to note so. The plug-in then waits for a daemon that comes back, and
-// otherwise lets the job fail with a reason instead of running without its GPU.
+// noteAlone is what a Prolog can do without a daemon: find out whether the job needs it, and
+// make a note of that. The plug-in then waits for the daemon to come back, or fails the job
+// with a reason instead of running it without its GPU.
 func noteAlone(ctx context.Context, commands func() *slurm.Commands, socket string, run rpc.JobRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), aloneTime)
 	defer cancel()
@@ -26,11 +26,11 @@ func noteAlone(ctx context.Context, commands func() *slurm.Commands, socket stri
 	if run.Licences != nil {
 		need = form.HasLicence(*run.Licences)
 	} else {
-		// Slurm 22.05 tells a Prolog no licences. A daemon that is away is rare enough
-		// to ask slurmctld for each job meanwhile.
+		// Slurm 22.05 passes a Prolog no licences. A daemon is away rarely enough to ask
+		// slurmctld for each job.
 		j, err := commands().Job(ctx, run.Job)
 		if err != nil {
-			return fmt.Errorf("whether it needs a GPU is not known: %w", err)
+			return fmt.Errorf("it is not known whether the job needs a GPU: %w", err)
 		}
 		for name, n := range j.Licences {
 			need = need || n > 0 && form.IsLicence(name)

@@ -46,7 +46,7 @@ echo
 	}{
 		{"7", nil, true, ""},
 		{"8", nil, false, ""},
-		{"9", nil, false, "whether it needs a GPU is not known"},
+		{"9", nil, false, "not known whether the job needs a GPU"},
 		{"10", []string{"SLURM_JOB_LICENSES=rgpu:50", "SLURM_JOB_START_TIME=1"}, true, ""},
 		{"11", []string{"SLURM_JOB_LICENSES=x:50", "SLURM_JOB_START_TIME=1"}, false, ""},
 		{"12", []string{"SLURM_JOB_START_TIME=1"}, false, ""},

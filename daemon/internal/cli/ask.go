@@ -27,7 +27,7 @@ var (
 	places   = []string{string(lease.BestFit), string(lease.Spread)}
 )
 
-// ask is what the command line says of the lease that is wanted.
+// ask holds the options that describe the lease.
 type ask struct {
 	fractions percents
 	mem       size
@@ -42,11 +42,11 @@ type ask struct {
 	life      life
 }
 
-// request is the lease's request. Whose it is the daemon knows from the kernel;
-// its cluster and node it knows by itself.
+// request returns the lease's request. The daemon takes the user from the kernel, and fills in
+// cluster and node.
 func (a *ask) request(program string) (lease.Request, error) {
 	if len(a.fractions) == 0 && a.mem == 0 {
-		return lease.Request{}, errors.New("no fraction given; say --fraction PERCENT or --mem SIZE, or name a worker started by hand with --worker ADDR")
+		return lease.Request{}, errors.New("no fraction given; use --fraction PERCENT or --mem SIZE, or name a worker started by hand with --worker ADDR")
 	}
 	if a.count < 1 || a.count > form.MaxDevices {
 		return lease.Request{}, fmt.Errorf("--count %d: give 1 to %d", a.count, form.MaxDevices)
@@ -56,7 +56,7 @@ func (a *ask) request(program string) (lease.Request, error) {
 		return lease.Request{}, err
 	}
 	if a.place != "" && !slices.Contains(places, a.place) {
-		return lease.Request{}, fmt.Errorf("place %q is none of %s", a.place, strings.Join(places, ", "))
+		return lease.Request{}, fmt.Errorf("place %q is not one of %s", a.place, strings.Join(places, ", "))
 	}
 	one := a.fractions
 	if len(one) == 0 {
@@ -92,7 +92,7 @@ func (a *ask) request(program string) (lease.Request, error) {
 	return r, nil
 }
 
-// share is what becomes of the compute share; --lend goes before the policy's name.
+// share returns policy and lend. --lend comes before what the policy's name says.
 func (a *ask) share() (lease.Policy, lease.Lend, error) {
 	if a.policy == "" {
 		return "", lease.Lend(a.lend), nil
@@ -128,7 +128,7 @@ func lendFlag(cmd *cobra.Command, l *lend, usage string) {
 	cmd.Flags().Lookup("lend").NoOptDefVal = "true"
 }
 
-// jobName is the program's name as one short line; the daemon takes no other.
+// jobName is the program's name as one short line: the daemon accepts no other.
 func jobName(program string) string { return plain(form.Line(filepath.Base(program), maxJobName)) }
 
 // self names this process so that the daemon can tell when it has ended.

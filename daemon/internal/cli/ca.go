@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/identity"
 )
 
-// caDir is where a CA is unless somebody says otherwise.
+// caDir is the default directory of a CA.
 const caDir = "/etc/sluice/ca"
 
 func newCA() *cobra.Command {
@@ -18,7 +18,7 @@ func newCA() *cobra.Command {
 		Use:   "ca",
 		Short: "Make the certificates of auth: tls",
 		Long: `Make a CA for the site and certificates for its nodes, for sites whose sluice.yaml says
-auth: tls. With auth: munge, the default, nothing of this is needed.
+auth: tls. auth: munge, the default, needs no certificates.
 
 The CA's key stays on the machine where it was made. Every node gets ca.pem, and its own
 NODE.pem and NODE.key.`,
@@ -46,11 +46,11 @@ NODE.pem and NODE.key.`,
 	issue := &cobra.Command{
 		Use:   "issue NODE...",
 		Short: "Make certificate and key of nodes: NODE.pem and NODE.key",
-		Long: `Make a certificate and a key for each NODE, which is the name that its sluice.yaml has
-as node and that the pools name it by. Files that are there are not replaced.`,
+		Long: `Make a certificate and a key for each NODE. NODE is the value of node in its sluice.yaml,
+which is also its name in the pools. Existing files are not replaced.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return fmt.Errorf("no node given; say sluice ca issue NODE, with the name that its sluice.yaml has as node")
+				return fmt.Errorf("no node given; use sluice ca issue NODE, with the name that its sluice.yaml has as node")
 			}
 			return nil
 		},

@@ -1,5 +1,5 @@
-// Package cli is the sluice command line. Main runs one command and answers the
-// exit status, so that everything but os.Exit can be tested.
+// Package cli is the sluice command line. Main runs one command and returns the exit status, so
+// that everything but os.Exit can be tested.
 package cli
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Exit statuses of sluice itself; those of the program it ran are passed on as
-// they are. The values are the ones env(1), nice(1) and timeout(1) use.
+// Exit statuses of sluice itself; the status of a program that it ran is passed on. The values
+// are those of env(1), nice(1) and timeout(1).
 const (
 	exitFailure     = 1
 	exitRunFailed   = 125 // sluice run failed before the program started
@@ -24,8 +24,8 @@ const (
 	exitSignalBase  = 128 // plus the number of the signal the program died of
 )
 
-// exitError carries the exit status of a command that failed, or of the program
-// it ran; then err is nil and nothing is printed.
+// exitError carries the exit status of a command that failed, or of the program that it ran.
+// For a program err is nil, and nothing is printed.
 type exitError struct {
 	status int
 	err    error
@@ -40,8 +40,8 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// Main runs the command that args (without the program's name) say and returns
-// the exit status. Its own messages go to stderr, one line each.
+// Main runs the command that args name, without the program's name, and returns the exit
+// status. Its own messages go to stderr, one line each.
 func Main(args []string, stdout, stderr io.Writer) int {
 	root := newRoot()
 	root.SetArgs(args)

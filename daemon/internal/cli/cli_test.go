@@ -177,7 +177,7 @@ func TestExitStatus(t *testing.T) {
 		{[]string{"run", "--bogus"}, 125, "--bogus"},
 		{[]string{"run", "--lib", lib, "--", "true"}, 125, "no fraction given"},
 		{append(worker, "--mem", "20X", "true"), 125, "512M or 20G"},
-		{append(worker, "--log", "loud", "true"), 125, `"loud" is none of error, warn, info, debug`},
+		{append(worker, "--log", "loud", "true"), 125, `"loud" is not one of error, warn, info, debug`},
 		{[]string{"run", "--worker", "gpu01", "true"}, 125, "give HOST:PORT"},
 		{[]string{"run", "--worker", w.addr, "--lib", empty, "true"}, 125, empty + " has no libcuda.so.1"},
 		{[]string{"run", "--worker", w.addr, "true"}, 125, "--lib"},

@@ -10,10 +10,9 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
-// What a program of sluice run has beside its own way to the lease: what leads containers
-// to it, as the plug-in sets it in a job.
+// Variables that lead containers to the lease of sluice run, as the plug-in sets them in a job.
 
-// record is the variable by which the plug-in, and we, undo what was set around us.
+// record is the variable by which the plug-in and sluice run undo what was set around them.
 const record = "SLUICE_ENV"
 
 func getenv(env []string, name string) (string, bool) {
@@ -33,8 +32,8 @@ func unsetenv(env []string, name string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 }
 
-// withoutJob is env without what a job around us, or another sluice run, has set: its
-// containers would have two leases.
+// withoutJob removes from env what a surrounding job, or another sluice run, has set:
+// containers would get two leases.
 func withoutJob(env []string) []string {
 	r, _ := getenv(env, record)
 	for line := range strings.SplitSeq(r, "|") {
@@ -59,12 +58,12 @@ func withoutJob(env []string) []string {
 	return unsetenv(env, record)
 }
 
-// withContainers adds what leads containers to the lease. The daemon has written the
-// files that it names.
+// withContainers adds the variables that lead containers to the lease. The daemon has written
+// the files that they name.
 func withContainers(env []string, lib string, l granted) []string {
 	h, ok := l.(*heldLease)
 	if !ok {
-		return env // a worker's, of which no engine is told
+		return env // the lease of a worker started by hand, for which there are no such files
 	}
 	dir := filepath.Dir(h.path)
 	f := containers.New(containers.Config{Leases: filepath.Dir(dir), Lib: lib})

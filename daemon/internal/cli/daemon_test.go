@@ -88,7 +88,7 @@ func TestRunByDaemonExitStatus(t *testing.T) {
 		{append(run, "--", "sh", "-c", "exit 7"), 7, ""},
 		{append(run, "--", "sh", "-c", "kill -KILL $$"), 137, ""},
 		{append(run, "--", "no-such-program"), 127, "not found"},
-		{append(run, "--worker", "gpu01:1", "--", "true"), 125, "--fraction is answered by the daemon"},
+		{append(run, "--worker", "gpu01:1", "--", "true"), 125, "--fraction needs the daemon"},
 		{append(run, "--fraction", "0", "--", "true"), 125, `fraction "0"`},
 		{append(run, "--fraction", "-5", "--", "true"), 125, `fraction "-5"`},
 		{append(run, "--fraction", "50,x", "--", "true"), 125, `fraction "x"`},
@@ -100,7 +100,7 @@ func TestRunByDaemonExitStatus(t *testing.T) {
 		{append(run, "--time", "soon", "--", "true"), 125, "1:30:00"},
 		{append(run, "--socket", "/nowhere/s.sock", "--", "true"), 125, "start the service sluiced"},
 		{append(run, "--socket", "/"+strings.Repeat("x", 108), "--", "true"), 125, "at most 107 bytes"},
-		{[]string{"run", "--lib", shimLib(t), "true"}, 125, "say --fraction PERCENT or --mem SIZE"},
+		{[]string{"run", "--lib", shimLib(t), "true"}, 125, "use --fraction PERCENT or --mem SIZE"},
 	} {
 		_, errs, status := d.call(c.args...)
 		if status != c.status || !strings.Contains(errs, c.stderr) || c.stderr == "" && errs != "" {

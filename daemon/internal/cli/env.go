@@ -26,13 +26,13 @@ func newEnv() *cobra.Command {
 		Use:   "env [JOB]",
 		Short: "Print the environment of a job's tasks, for a shell that Slurm did not start",
 		Long: `Print what Slurm's plug-in sets in the environment of a job's tasks on this node, as
-lines for sh, bash and zsh. For a shell that came by ssh, which Slurm did not start:
+lines for sh, bash and zsh. It is for a shell that Slurm did not start, as after ssh:
 
   eval "$(sluice env)"
 
-Without JOB it is the job that Slurm has adopted this shell into (pam_slurm_adopt), by
-its cgroup, else that of SLURM_JOB_ID. A shell that is in no job of yours gets nothing.
-A job that asks for no fraction has nothing to print.`,
+Without JOB the job is the one into which Slurm has adopted this shell (pam_slurm_adopt),
+found by its cgroup, or else that of SLURM_JOB_ID. It is an error if the shell is in no job
+of yours, or if the job asks for no fraction.`,
 		Example: "  eval \"$(sluice env)\"\n  eval \"$(sluice env 4711)\"",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -41,10 +41,10 @@ A job that asks for no fraction has nothing to print.`,
 				job = args[0]
 			}
 			if job == "" {
-				return errors.New("this shell is in no job that can be seen; name one: sluice env JOB, squeue --me lists yours")
+				return errors.New("no job of this shell can be found; use sluice env JOB, and squeue --me for your jobs")
 			}
 			if !form.IsJobID(job) {
-				return fmt.Errorf("job %q: give Slurm's own number of it, which squeue --me -O JobID prints", job)
+				return fmt.Errorf("job %q: use Slurm's own job id, which squeue --me -O JobID prints", job)
 			}
 			ops, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.EnvOp, error) {
 				e, ok := d.(environs)
@@ -57,13 +57,14 @@ A job that asks for no fraction has nothing to print.`,
 				return err
 			}
 			if len(ops) == 0 {
-				return fmt.Errorf("job %s has no fraction on this node; ask on its nodes, or submit it with --gres=rgpu:PERCENT", job)
+				return fmt.Errorf("job %s has no fraction on this node; run this on one of its nodes, or submit it with --gres=rgpu:PERCENT", job)
 			}
 			text, err := rpc.EnvText(ops)
 			if err != nil {
 				return fmt.Errorf("answer of sluiced: %w; run the same version of sluice and sluiced", err)
 			}
-			// As the plug-in sets it: jobs that this shell submits undo it by that.
+			// The plug-in sets the same record: jobs that this shell submits undo the changes
+			// by it.
 			ops = append(ops, rpc.EnvOp{Name: "SLUICE_ENV", Value: strings.ReplaceAll(text, "\n", "|")})
 			var b strings.Builder
 			value := map[string]string{}
@@ -83,8 +84,8 @@ A job that asks for no fraction has nothing to print.`,
 	return cmd
 }
 
-// ownJob is the job this process is in. The cgroup comes first: in the tasks of a
-// heterogeneous job's second component SLURM_JOB_ID is the first one's.
+// ownJob returns the job of this process. Its cgroup comes first: in tasks of a heterogeneous
+// job's second component, SLURM_JOB_ID is the first one's.
 func ownJob() string {
 	if b, err := os.ReadFile("/proc/self/cgroup"); err == nil {
 		if job := process.SlurmJob(b); job != "" {

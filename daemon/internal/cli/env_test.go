@@ -74,9 +74,9 @@ func TestEnv(t *testing.T) {
 		{"4712", "", "gpu01 has 10% left"},
 		{"4713", "", "no name of a variable"},
 		{"1", "", "job 1 has no fraction on this node"},
-		{"", "", "this shell is in no job"},
-		{"", "run-17", "give Slurm's own number"},
-		{"", "17_3", "give Slurm's own number"},
+		{"", "", "no job of this shell"},
+		{"", "run-17", "use Slurm's own job id"},
+		{"", "17_3", "use Slurm's own job id"},
 	} {
 		args := []string{}
 		if c.arg != "" {

@@ -16,15 +16,15 @@ func newExplain() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "explain JOB",
-		Short: "Tell what happened to a job's leases, from the audit log",
+		Short: "Show what happened to a job's leases, from the audit log",
 		Long: `Print what this node's audit log has of a job, oldest first: who asked, what was
 granted or refused and why, which sessions there were, and how the lease ended.
 
-JOB is Slurm's job id, or the run-... of sluice run. Users see what is theirs.`,
+JOB is Slurm's job id, or the run-... of sluice run. Users see their own jobs.`,
 		Example: "  sluice explain 4711",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fmt.Errorf("%d jobs given; say sluice explain JOB", len(args))
+				return fmt.Errorf("%d jobs given; use sluice explain JOB", len(args))
 			}
 			return nil
 		},
@@ -34,7 +34,7 @@ JOB is Slurm's job id, or the run-... of sluice run. Users see what is theirs.`,
 				return err
 			}
 			if len(es) == 0 {
-				return fmt.Errorf("the audit log of this node has nothing of job %q that is yours; ask on the job's node, see sluice list for jobs with leases", args[0])
+				return fmt.Errorf("the audit log of this node has nothing about job %q that you may see; run this on the job's node, and see sluice list for jobs with leases", args[0])
 			}
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), es)

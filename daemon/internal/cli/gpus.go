@@ -20,10 +20,10 @@ func newGPUs() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gpus",
 		Short: "Show the GPUs of the pools and what is free",
-		Long: `Show every GPU that this node's jobs can have fractions of, by pool and owner, which is
-the machine that it is in. FREE and FREE% are what no lease holds; OVERHEAD is what one
-session takes of its fraction for its context. An owner that does not answer is
-named with the reason, and is not asked again for a while.`,
+		Long: `Show every GPU of which this node's jobs can have fractions, by pool and owner. The owner is
+the machine with the GPU. FREE and FREE% are what no lease holds. OVERHEAD is the memory that
+the context of one session takes of its fraction. An owner that does not answer is listed with
+the reason, and is not asked again for a while.`,
 		Example: "  sluice gpus\n  sluice gpus --pool train --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,7 +41,7 @@ named with the reason, and is not asked again for a while.`,
 		},
 	}
 	cmd.Flags().StringVar(&pool, "pool", "", "only this pool")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print everything that is known, as JSON; sizes in bytes")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields as JSON; sizes in bytes")
 	socketFlag(cmd, &socket)
 	completePools(cmd, &socket)
 	return cmd
@@ -78,7 +78,7 @@ func printPools(w io.Writer, ps []rpc.Pool) error {
 	return nil
 }
 
-// completePools lets a shell complete --pool with the pools that there are.
+// completePools lets a shell complete --pool with the names of the pools.
 func completePools(cmd *cobra.Command, socket *string) {
 	_ = cmd.RegisterFlagCompletionFunc("pool", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var out []string

@@ -21,8 +21,8 @@ func newHealth() *cobra.Command {
 	var asJSON, quiet bool
 	cmd := &cobra.Command{
 		Use:   "health",
-		Short: "Say how this node's daemon fares, and what to do about it",
-		Long: `Ask this node's daemon for its findings and print them, worst first, each with a remedy.
+		Short: "Show the state of this node's daemon, with remedies",
+		Long: `Print the findings of this node's daemon, the worst first, each with a remedy.
 
 The exit status is 0 if all is well, 1 with a warning, 2 with a failure, and 3 if the
 daemon does not answer.`,
@@ -43,14 +43,14 @@ daemon does not answer.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only what is not well")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only warnings and failures")
 	socketFlag(cmd, &socket)
 	return cmd
 }
 
 func printHealth(cmd *cobra.Command, cs []rpc.Check, asJSON, quiet bool) error {
 	if len(cs) == 0 {
-		return errors.New("sluiced has no findings at all; run the same version of sluice and sluiced")
+		return errors.New("sluiced returned no findings; run the same version of sluice and sluiced")
 	}
 	if quiet {
 		bad := []rpc.Check{}

@@ -1,17 +1,15 @@
 package cli
 
-// A lease of the daemon under sluice run.
+// A lease of the daemon for sluice run.
 //
 //	Acquire (our pid is its holder) -> lease socket's path -> program -> Release
 //
-// No connection to the daemon is open while the program runs, so that it may be
-// restarted meanwhile and nobody notices. It watches our process: if
-// we are killed it ends the lease by itself. That the lease has ended early (by
-// root, or by its --time) we see at its directory, which the daemon removes with
-// the lease and keeps across restarts.
+// No connection to the daemon is open while the program runs, so a restart of the daemon
+// disturbs nothing. The daemon watches this process, and ends the lease if the process is
+// killed. The daemon removes the lease's directory with the lease, and keeps it across
+// restarts: this process sees by it that the lease has ended early, by root or by its --time.
 //
-// One goroutine looks at the directory; it ends when stop is closed. There is no
-// other state that two goroutines share.
+// One goroutine looks at the directory. It ends when stop is closed, and shares no other state.
 
 import (
 	"context"
@@ -28,12 +26,13 @@ import (
 )
 
 const (
-	// restartTime is how long a daemon may be gone before we call it so.
+	// restartTime is how long a daemon may be away before that is an error.
 	restartTime = 5 * time.Second
 	restartStep = 100 * time.Millisecond
 	// lookEvery is the time between two looks at the lease's directory.
 	lookEvery = time.Second
-	// farewell bounds the Release; the daemon does it by itself once we are gone.
+	// farewell bounds the Release. The daemon ends the lease by itself once this process has
+	// ended.
 	farewell = 5 * time.Second
 )
 
@@ -43,11 +42,11 @@ type heldLease struct {
 	socket string // the daemon's
 	say    func(string, ...any)
 	stop   chan struct{}
-	looked chan struct{} // closed when nobody looks any more; nil before watch
+	looked chan struct{} // closed when the goroutine has ended; nil before watch
 }
 
-// hold asks the daemon for a lease. Asked again with the same key it answers the
-// same lease, so a call that a restart of the daemon cut off is repeated.
+// hold asks the daemon for a lease. A repeated request with the same key returns the same
+// lease, so a call that a restart of the daemon cut off is repeated.
 func hold(ctx context.Context, socket string, r lease.Request, say func(string, ...any)) (granted, error) {
 	l, path, err := acquire(ctx, socket, r)
 	if err == nil && path == "" {
@@ -61,7 +60,7 @@ func hold(ctx context.Context, socket string, r lease.Request, say func(string, 
 
 func acquire(ctx context.Context, socket string, r lease.Request) (lease.Lease, string, error) {
 	end := time.Now().Add(restartTime)
-	again := true // for a call that was cut off
+	again := true // whether to repeat a call that was cut off
 	for {
 		d, socket, err := dial(socket) // each time: a connection that failed would wait before it tries again
 		if err != nil {
@@ -84,8 +83,8 @@ func acquire(ctx context.Context, socket string, r lease.Request) (lease.Lease, 
 		case unreached == nil:
 			again = false
 		case !errors.Is(unreached, unix.ECONNREFUSED) || time.Now().After(end):
-			// A socket without a listener is what a daemon between two lives
-			// leaves; where there is none, none is coming.
+			// A daemon that restarts leaves a socket without a listener. Where no socket
+			// exists, no daemon is about to come.
 			return l, path, unreached
 		}
 		select {
@@ -133,7 +132,7 @@ func (h *heldLease) release() {
 	}
 	var e *lease.Error
 	if err == nil || errors.As(err, &e) && (e.Code == lease.NotFound || e.Code == lease.Over || e.Code == lease.Down) {
-		return // Down: the daemon, back again, finds our process gone
+		return // Down: a daemon that comes back finds that this process has ended
 	}
-	h.say("lease %s was not returned: %v; say sluice release %s", short(h.id), err, short(h.id))
+	h.say("lease %s was not returned: %v; use sluice release %s", short(h.id), err, short(h.id))
 }

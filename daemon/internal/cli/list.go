@@ -31,11 +31,11 @@ func newList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the leases of this node and their sessions",
-		Long: `List the leases that this node's daemon holds: yours, for root everybody's.
+		Long: `List the leases that this node's daemon holds: yours, or as root all of them.
 
-FRACTIONS is percent and memory of each, POLICY how the time of their GPUs is shared,
-which sluice set changes. USED counts the memory of all sessions and
-their overhead, which is what the worker's context takes on the GPU.`,
+FRACTIONS shows percent and memory of each fraction, POLICY how the time of their GPUs is
+shared, which sluice set changes. USED counts the memory of all sessions and their overhead,
+which is what the worker's context takes on the GPU.`,
 		Example: "  sluice list\n  sluice list --sessions\n  sluice list --json | jq -r '.[].id'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -69,7 +69,7 @@ their overhead, which is what the worker's context takes on the GPU.`,
 			return table(w, "SESSION LEASE PID PROGRAM USED PEAK CALLS WAITS IN OUT ERRORS AGE", rows)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print everything that is known, as JSON; sizes in bytes, times in RFC 3339")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields as JSON; sizes in bytes, times in RFC 3339")
 	cmd.Flags().BoolVar(&sessions, "sessions", false, "list the sessions too")
 	socketFlag(cmd, &socket)
 	return cmd

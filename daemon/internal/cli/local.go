@@ -18,11 +18,10 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
-// callTime bounds a question to the daemon, which itself waits no longer than a
-// few seconds for any owner.
+// callTime bounds a call to the daemon, which itself waits at most a few seconds for any owner.
 const callTime = 30 * time.Second
 
-// local is this node's daemon. *rpc.LocalClient is it.
+// local is this node's daemon: *rpc.LocalClient.
 type local interface {
 	Acquire(ctx context.Context, r lease.Request) (lease.Lease, string, error)
 	Release(ctx context.Context, id string, key lease.Key, reason string) error
@@ -45,8 +44,8 @@ func defaultSocket() string {
 }
 
 func socketFlag(cmd *cobra.Command, socket *string) {
-	// The default is not pflag's own, so that help and manual pages do not tell
-	// of the environment they were made in.
+	// pflag does not know the default, so help and manual pages do not depend on the
+	// environment in which they were made.
 	cmd.Flags().StringVar(socket, "socket", "", "socket of this node's sluiced (default: $SLUICED_SOCKET, else /run/sluice/sluiced.sock)")
 	_ = cmd.MarkFlagFilename("socket", "sock")
 }
@@ -65,7 +64,7 @@ func dial(socket string) (local, string, error) {
 	return d, socket, nil
 }
 
-// question puts one question to the daemon and makes an error of it readable.
+// question makes one call to the daemon and adds a remedy to its error.
 func question[T any](ctx context.Context, socket string, put func(context.Context, local) (T, error)) (T, error) {
 	var zero T
 	d, socket, err := dial(socket)
@@ -82,7 +81,7 @@ func question[T any](ctx context.Context, socket string, put func(context.Contex
 	return v, nil
 }
 
-// errNoDaemon is in every error that says that nobody answers at the socket.
+// errNoDaemon is wrapped by every error that says that no daemon answers at the socket.
 var errNoDaemon = errors.New("no daemon")
 
 type noDaemon struct {
@@ -94,7 +93,7 @@ func (e *noDaemon) Error() string        { return e.text }
 func (e *noDaemon) Unwrap() error        { return e.cause }
 func (e *noDaemon) Is(target error) bool { return target == errNoDaemon }
 
-// reach is nil if somebody listens at the socket, else why not, with a remedy.
+// reach returns nil if a daemon listens at the socket, else why not, with a remedy.
 func reach(socket string) error {
 	c, err := (&net.Dialer{Timeout: time.Second}).Dial("unix", socket)
 	if err == nil {
@@ -108,17 +107,17 @@ func reach(socket string) error {
 	case errors.Is(err, unix.ECONNREFUSED):
 		text = fmt.Sprintf("sluiced at socket %s has stopped: connection refused; start the service sluiced on this node", socket)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		text = fmt.Sprintf("socket %s may not be used: permission denied; its directory must be 0755 and the socket 0666", socket)
+		text = fmt.Sprintf("socket %s: permission denied; its directory must be 0755 and the socket 0666", socket)
 	case errors.Is(err, unix.ENOTSOCK):
-		text = fmt.Sprintf("socket %s is no socket; give that of sluiced with --socket", socket)
+		text = fmt.Sprintf("socket %s is not a socket; give that of sluiced with --socket", socket)
 	default:
 		text = fmt.Sprintf("sluiced at socket %s cannot be reached: %v; see the log of the service sluiced", socket, err)
 	}
 	return &noDaemon{text, err}
 }
 
-// daemonError adds to what the daemon said the remedy that its code suggests, if
-// it named none itself.
+// daemonError adds to the daemon's error the remedy for its code, if the error names none
+// itself.
 func daemonError(socket string, err error) error {
 	var e *lease.Error
 	if !errors.As(err, &e) {
@@ -131,9 +130,9 @@ func daemonError(socket string, err error) error {
 	}
 	remedy := map[lease.Code]string{
 		lease.NoRoom:    "see sluice gpus for what is free; wait, or ask for less",
-		lease.Never:     "see sluice gpus for what there is; ask for less",
-		lease.NotFound:  "see sluice list and sluice gpus for what there is",
-		lease.Denied:    "users have only what is theirs; ask root",
+		lease.Never:     "see sluice gpus for what the pools have; ask for less",
+		lease.NotFound:  "see sluice list and sluice gpus",
+		lease.Denied:    "users may use only their own leases; ask root",
 		lease.Over:      "see sluice explain for why it ended",
 		lease.Conflict:  "try again",
 		lease.Down:      "try again; see sluice health for what is down",

@@ -2,11 +2,11 @@ package cli
 
 // The program under sluice run.
 //
-// It stays in our process group, so whatever a terminal, a shell, timeout(1) or
-// Slurm sends to the group reaches it as if we were not there. Signals sent to
-// us alone are handed on; keyboard signals of a terminal whose foreground group
-// is ours are not, since the program has had them already. When the program stops
-// (^Z) we stop too, so that the shell sees its job stopped.
+// It stays in the process group of sluice, so that signals from a terminal, a shell, timeout(1)
+// or Slurm to the group reach it as without sluice. Signals to sluice alone are passed on.
+// Signals from the keyboard of a terminal whose foreground group is this one are not, since the
+// program has received them already. When the program stops (^Z), sluice stops too, so that the
+// shell sees its job stopped.
 
 import (
 	"errors"
@@ -33,23 +33,23 @@ func lookProgram(name string) (string, error) {
 	}
 }
 
-// handedOn are the signals that reach the program through us. SIGKILL and
-// SIGSTOP cannot be caught; the rest keeps its default effect on us.
+// handedOn are the signals that sluice passes on to the program. SIGKILL and SIGSTOP cannot be
+// caught; all others keep their default effect on sluice.
 var handedOn = []os.Signal{
 	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
 	unix.SIGTSTP, unix.SIGCONT, unix.SIGWINCH,
 }
 
-// runProgram starts the program with our standard streams and waits for its
-// end. An error means that it did not start.
+// runProgram starts the program with the standard streams of sluice and waits until it ends. An
+// error means that it did not start.
 func runProgram(path string, args, env []string) (syscall.WaitStatus, error) {
-	// The program's death signal is tied to the thread that starts it.
+	// The death signal of the program depends on the thread that starts it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
 	signals := make(chan os.Signal, 16)
 	for _, s := range handedOn {
-		if !signal.Ignored(s) { // nohup stays nohup
+		if !signal.Ignored(s) { // as under nohup, the program ignores it too
 			signal.Notify(signals, s)
 		}
 	}
@@ -57,7 +57,7 @@ func runProgram(path string, args, env []string) (syscall.WaitStatus, error) {
 	pid, err := syscall.ForkExec(path, args, &syscall.ProcAttr{
 		Env:   env,
 		Files: []uintptr{0, 1, 2},
-		// Killed, we cannot end it; without a lease it can only fail.
+		// If sluice is killed it cannot end the program, which can only fail without a lease.
 		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM},
 	})
 	if err != nil {
@@ -81,7 +81,7 @@ func runProgram(path string, args, env []string) (syscall.WaitStatus, error) {
 	}
 }
 
-// handOn gives the program the signals that were meant for us alone.
+// handOn passes on the signals that were sent to sluice alone.
 func handOn(pid int, signals <-chan os.Signal, stop <-chan struct{}) {
 	for {
 		select {
@@ -95,7 +95,7 @@ func handOn(pid int, signals <-chan os.Signal, stop <-chan struct{}) {
 	}
 }
 
-// fromKeyboard reports whether the terminal sends sig to our whole group.
+// fromKeyboard reports whether the terminal sends sig to the whole group.
 func fromKeyboard(sig syscall.Signal) bool {
 	switch sig {
 	case unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP, unix.SIGWINCH:
@@ -104,7 +104,7 @@ func fromKeyboard(sig syscall.Signal) bool {
 	}
 	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
 	if err != nil {
-		return false // no terminal controls us
+		return false // no controlling terminal
 	}
 	defer tty.Close()
 	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)

@@ -1,10 +1,9 @@
 package cli
 
-// What Slurm's four scripts call. They read the run of the job from the environment that
-// slurmd and slurmctld give them, tell the daemon of this node, and end in time. How
-// they end is Slurm's to act on: a failing Prolog or Epilog drains the node, so those
-// two never fail; a failing PrologSlurmctld requeues the job, which is what is wanted
-// when the pool has no room.
+// The commands of Slurm's four scripts. They read the run of the job from the environment that
+// slurmd and slurmctld set, call the daemon of this node, and end in time. Slurm acts on how
+// they end: a Prolog or Epilog that fails drains the node, so those two never fail; a
+// PrologSlurmctld that fails requeues the job, which is right when the pool has no room.
 
 import (
 	"context"
@@ -28,17 +27,17 @@ import (
 	"github.com/sluice-hpc/sluice/spank/options"
 )
 
-// neverFails are the commands whose exit status is 0 whatever happens, a mistyped
-// flag included. That of prolog-ctld is 1 to have the job requeued.
+// neverFails are the commands whose exit status is 0 whatever happens, even with a mistyped
+// flag. prolog-ctld exits with 1 to have the job requeued.
 var neverFails = []string{"prolog", "epilog", "prolog-ctld", "epilog-ctld"}
 
-// script is one of the four.
+// script is one of the four commands.
 type script struct {
 	use, short, long string
 	timeout          time.Duration
 	controller       bool
 	config           string // of sluiced
-	// call tells the daemon; the text, if there is one, is for Slurm's log.
+	// call calls the daemon. The text, if it is not empty, is for Slurm's log.
 	call func(ctx context.Context, d rpc.JobService, run rpc.JobRun) (say string, requeue bool, err error)
 }
 
@@ -130,8 +129,9 @@ func (s *script) command() *cobra.Command {
 	return cmd
 }
 
-// slurm are Slurm's commands, for the little that a script asks by itself. A configuration that cannot be read keeps
-// the daemon away as well, which says so; the commands may be at their usual places all the same.
+// slurm returns Slurm's commands, for what a script asks by itself. If the configuration cannot
+// be read, the daemon does not run either and reports that; the commands may still be at their
+// usual places.
 func (s *script) slurm() *slurm.Commands {
 	at := config.Default().Slurm
 	if c, err := config.Load(s.config); err == nil {
@@ -147,7 +147,7 @@ func (s *script) run(ctx context.Context, socket string, say func(string, ...any
 		return nil
 	}
 	if s.controller && !form.HasLicence(*run.Licences) {
-		return nil // most jobs: nobody has to be asked
+		return nil // most jobs: no call is needed
 	}
 	d, socket, err := dial(socket)
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *script) run(ctx context.Context, socket string, say func(string, ...any
 	defer d.Close()
 	js, ok := d.(rpc.JobService)
 	if !ok {
-		say("job %s: the daemon's client knows no jobs", run.Job)
+		say("job %s: this client of sluiced has no calls for jobs", run.Job)
 		return nil
 	}
 	text, requeue, err := s.call(ctx, js, run)
@@ -178,7 +178,7 @@ func (s *script) run(ctx context.Context, socket string, say func(string, ...any
 	return nil
 }
 
-// told is a line about a Prolog's answer, "" if there is nothing to tell.
+// told returns a line about a Prolog's answer, "" if there is nothing to report.
 func told(a rpc.JobAnswer) string {
 	switch {
 	case a.Outcome == rpc.JobNone && a.Reason == "":
@@ -189,7 +189,7 @@ func told(a rpc.JobAnswer) string {
 	return string(a.Outcome) + ": " + a.Reason
 }
 
-// ended is a line about an Epilog's answer.
+// ended returns a line about an Epilog's answer.
 func ended(list []lease.Report) string {
 	if len(list) == 0 {
 		return ""
@@ -204,7 +204,7 @@ func ended(list []lease.Report) string {
 // jobRun reads a script's environment.
 func jobRun(controller bool, env func(string) (string, bool)) (rpc.JobRun, error) {
 	get := func(k string) string { v, _ := env(k); return v }
-	number := func(k string) uint32 { // absent is 0: after a loss of slurmctld's state some are
+	number := func(k string) uint32 { // 0 if absent: some are after a loss of slurmctld's state
 		n, _ := strconv.ParseUint(get(k), 10, 32)
 		return uint32(n)
 	}
@@ -227,8 +227,8 @@ func jobRun(controller bool, env func(string) (string, bool)) (rpc.JobRun, error
 			return run, fmt.Errorf("job %s: %w", run.Job, err)
 		}
 	}
-	// A job without licences has no variable. That of a node's script says something
-	// only from 23.02 on, which came with a start time.
+	// A job without licences has no variable. In a node's script the variable exists only from
+	// 23.02 on, the release that also added a start time.
 	licences, known := env("SLURM_JOB_LICENSES")
 	if _, start := env("SLURM_JOB_START_TIME"); known || controller || start {
 		run.Licences = &licences

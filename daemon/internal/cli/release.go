@@ -23,13 +23,12 @@ func newRelease() *cobra.Command {
 		Long: `End leases. Programs that use them get CUDA errors from then on.
 
 LEASE is an id as sluice list shows it, or the beginning of one (4 characters at
-least); JOB is Slurm's job id or the run-... of sluice run. Users may end what is
-theirs, root everything. A lease that has ended already is no error when its whole
-id is given.`,
+least). JOB is Slurm's job id or the run-... of sluice run. Users may end their own
+leases, root all. A lease that has ended already is no error if its whole id is given.`,
 		Example: "  sluice release 3f9c21aa\n  sluice release --reason 'node goes down' 4711 4712",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errors.New("no lease given; say sluice release LEASE, and see sluice list")
+				return errors.New("no lease given; use sluice release LEASE, and see sluice list")
 			}
 			return nil
 		},
@@ -38,7 +37,7 @@ id is given.`,
 			if err != nil {
 				return err
 			}
-			// All names first: a mistyped one ends nothing.
+			// All names are resolved first: a mistyped name ends nothing.
 			var ids []string
 			for _, a := range args {
 				id, err := named(ls, a)
@@ -64,12 +63,12 @@ id is given.`,
 		},
 		ValidArgsFunction: completeLeases(&socket),
 	}
-	cmd.Flags().StringVar(&reason, "reason", "sluice release", "what the audit log says of it")
+	cmd.Flags().StringVar(&reason, "reason", "sluice release", "reason for the audit log")
 	socketFlag(cmd, &socket)
 	return cmd
 }
 
-// completeLeases offers the leases that there are.
+// completeLeases offers the leases that exist.
 func completeLeases(socket *string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var out []string
@@ -84,7 +83,7 @@ func completeLeases(socket *string) cobra.CompletionFunc {
 	}
 }
 
-// named is the id of the lease that a user means.
+// named returns the id of the lease that a user names.
 func named(ls []lease.Status, name string) (string, error) {
 	var found []string
 	for _, l := range ls {
@@ -99,9 +98,9 @@ func named(ls []lease.Status, name string) (string, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return "", fmt.Errorf("%q names %d leases: %s; give more of the id", name, len(found), join(found, short))
+		return "", fmt.Errorf("%q matches %d leases: %s; give more of the id", name, len(found), join(found, short))
 	case form.IsLeaseID(name):
-		return name, nil // not here any more, or not ours: the daemon says which
+		return name, nil // not here any more, or another user's: the daemon says which
 	}
-	return "", fmt.Errorf("no lease %q on this node that is yours; see sluice list", name)
+	return "", fmt.Errorf("no lease %q of yours on this node; see sluice list", name)
 }

@@ -31,28 +31,28 @@ func newReport() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "report JOB",
-		Short: "Tell what a job has used of its fractions",
-		Long: `Print what was asked, granted and used by a job that runs or has ended not long
-ago (lease.tombstone, an hour unless the site says otherwise): the most memory, the time
-in which the GPU computed for it, calls and bytes. A line is one lease at one owner; a
-job has one for each node, and those of its earlier runs if it was requeued. The last
-line is the last run as a whole. Slurm keeps that line: sacct -j JOB -o AdminComment%200
+		Short: "Show what a job has used of its fractions",
+		Long: `Print what a job asked for, was granted and has used: the most memory, the time in which
+the GPU computed for it, calls and bytes. The job runs, or ended recently (lease.tombstone,
+an hour by default). Each line is one lease at one owner. A job has one for each node, and
+those of its earlier runs if it was requeued. The last line sums up the last run. Slurm keeps
+that line: sacct -j JOB -o AdminComment%200
 
-JOB is Slurm's own number of the job (of an array's task: sacct -o JobIDRaw), or the
-run-... of sluice run. A node knows the leases of its own jobs, Slurm's controller those
-of all. Users see what is theirs.
+JOB is Slurm's own job id (for an array's task: sacct -o JobIDRaw), or the run-... of
+sluice run. A node knows the leases of its own jobs, Slurm's controller those of all. Users
+see their own jobs.
 
-GPU TIME is what events on the GPU and NVML's samples say, to about a second. HELD is the
-time for which the GPU was the lease's own, WAITED that for which its sessions wanted it
-and had it not, all of them added up, and THROTTLED the part of that which its own share
-made it wait. WAITS are the calls that waited for an answer.`,
+GPU TIME comes from events on the GPU and NVML's samples, to about a second. HELD is the time
+for which the lease had the GPU for itself. WAITED is the time for which its sessions wanted
+the GPU and did not have it, added up over sessions, and THROTTLED the part of that caused by
+the lease's own share. WAITS counts the calls that waited for an answer.`,
 		Example: "  sluice report 4711\n  sluice report 4711 --json | jq '.[].use[].peak'",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fmt.Errorf("%d jobs given; say sluice report JOB", len(args))
+				return fmt.Errorf("%d jobs given; use sluice report JOB", len(args))
 			}
 			if arrayTask.MatchString(args[0]) {
-				return fmt.Errorf("job %s: give its own number, which sacct -j %s -X -n -o JobIDRaw prints", args[0], args[0])
+				return fmt.Errorf("job %s: use its own job id, which sacct -j %s -X -n -o JobIDRaw prints", args[0], args[0])
 			}
 			return nil
 		},
@@ -68,7 +68,7 @@ made it wait. WAITS are the calls that waited for an answer.`,
 				return err
 			}
 			if len(rs) == 0 {
-				return fmt.Errorf("nothing is known here of job %q that is yours; ask on its node or on Slurm's controller, or for a job that ended long ago sacct -j %s -o AdminComment%%200", args[0], plain(args[0]))
+				return fmt.Errorf("no report of job %q that you may see is known here; run this on its node or on Slurm's controller, or for a job that ended long ago use sacct -j %s -o AdminComment%%200", args[0], plain(args[0]))
 			}
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), rs)
@@ -76,7 +76,7 @@ made it wait. WAITS are the calls that waited for an answer.`,
 			return printReports(cmd.OutOrStdout(), rs, time.Now())
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print everything that is known, as JSON; sizes in bytes, times in RFC 3339, durations in nanoseconds")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields as JSON; sizes in bytes, times in RFC 3339, durations in nanoseconds")
 	socketFlag(cmd, &socket)
 	return cmd
 }
@@ -90,7 +90,7 @@ func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
 		head += " (" + plain(r.JobName) + ")"
 	}
 	head += " of " + plain(users.name(r.UID))
-	if r.Account != "" && r.Account != "(null)" { // Slurm's word without accounting
+	if r.Account != "" && r.Account != "(null)" { // as Slurm writes it without accounting
 		head += ", account " + plain(r.Account)
 	}
 	if _, err := fmt.Fprintln(w, head); err != nil {
@@ -133,13 +133,13 @@ func reportRow(r lease.Report, now time.Time) []string {
 		jobreport.Bytes(c.BytesIn), jobreport.Bytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10), elapsed(end.Sub(r.Made)), state}
 }
 
-// appendReport writes a job's report at the end of its output, if the job wishes it.
+// appendReport appends a job's report to its output if the job asks for it.
 func appendReport(ctx context.Context, commands func() *slurm.Commands, run rpc.JobRun, reports []lease.Report) error {
 	if !jobreport.Wished(run) || len(reports) == 0 {
 		return nil
 	}
-	// Slurm names the output in the Epilog's environment only if the user has named it,
-	// and then as it was written, so it is asked.
+	// The Epilog's environment names the output only if the user has named it, with its
+	// placeholders. So Slurm is asked.
 	path, node, err := commands().Output(ctx, run.Job)
 	if err != nil {
 		return fmt.Errorf("report not appended: %w", err)

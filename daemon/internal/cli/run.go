@@ -1,9 +1,8 @@
 package cli
 
-// sluice run: look the program and the shim up, get a lease, start the program in
-// its changed environment, wait, end the lease, pass the status on. The lease is
-// the daemon's (held.go) or, with --worker, that of a worker started by hand
-// (worker.go); the program's own part is in program.go.
+// sluice run: find the program and the shim, get a lease, start the program in its changed
+// environment, wait, end the lease, pass the status on. The lease is the daemon's (held.go) or,
+// with --worker, that of a worker started by hand (worker.go). program.go runs the program.
 
 import (
 	"context"
@@ -29,7 +28,7 @@ type runOptions struct {
 	log    string
 }
 
-// daemonOnly are the flags that a worker by hand knows nothing of.
+// daemonOnly are the flags that do not apply to a worker started by hand.
 var daemonOnly = []string{"fraction", "rgpu", "type", "pool", "policy", "lend", "place", "count", "time", "min-mem", "same-owner", "socket"}
 
 func newRun() *cobra.Command {
@@ -40,13 +39,13 @@ func newRun() *cobra.Command {
 		Long: `Run PROGRAM with the CUDA driver replaced by Sluice's, so that it computes on a
 fraction of a GPU that may be in another machine.
 
-With --fraction or --mem the daemon of this node, sluiced, is asked for a lease. It
-is all or nothing: PROGRAM starts when every fraction has been granted, and the
-lease ends when PROGRAM does. Should sluice be killed, the daemon notices and ends
-the lease. A restart of the daemon does not disturb PROGRAM.
+With --fraction or --mem, sluice asks the daemon of this node, sluiced, for a lease. The
+lease is all or nothing: PROGRAM starts when every fraction has been granted, and the
+lease ends when PROGRAM does. If sluice is killed, the daemon notices and ends the
+lease. A restart of the daemon does not disturb PROGRAM.
 
-With --worker a sluice-worker that somebody started by hand at ADDR (HOST:PORT,
-tcp:HOST:PORT or unix:PATH) is used, and no daemon is needed.
+With --worker, sluice uses a sluice-worker that was started by hand at ADDR (HOST:PORT,
+tcp:HOST:PORT or unix:PATH), and needs no daemon.
 
 The exit status is PROGRAM's, 128+N if it died of signal N, 127 if it was not
 found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
@@ -56,7 +55,7 @@ found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
   sluice run --worker gpu01:7070 --mem 20G -- python3 train.py`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errors.New("no program given; say sluice run --fraction PERCENT -- PROGRAM [ARGS...]")
+				return errors.New("no program given; use sluice run --fraction PERCENT -- PROGRAM [ARGS...]")
 			}
 			return nil
 		},
@@ -78,14 +77,14 @@ found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
 	f.Var(&o.ask.mem, "mem", "device memory of each fraction, as 20G (default: its percentage of the GPU's; with --worker: all that the worker offers)")
 	f.StringVar(&o.ask.gpuType, "type", "", "only GPUs whose name contains this, as h200, without regard to case")
 	f.Var(&o.ask.minMem, "min-mem", "only GPUs that have at least this much memory as a whole, as 80G")
-	f.IntVar(&o.ask.count, "count", 1, "how many times the fractions of --fraction, each on a GPU of its own")
+	f.IntVar(&o.ask.count, "count", 1, "number of times to request the fractions of --fraction, each on a GPU of its own")
 	f.BoolVar(&o.ask.sameOwner, "same-owner", false, "all fractions on GPUs of one machine")
 	f.StringVar(&o.ask.pool, "pool", "", "pool to ask (default: the one named default)")
 	f.StringVar(&o.ask.policy, "policy", "", "how the GPU's time is shared: "+strings.Join(policies, ", ")+" (default best-effort)")
 	lendFlag(cmd, &o.ask.lend, "others may use this lease's time while it has no work, with policy equal or fixed (default: as the GPU's owner says)")
-	f.StringVar(&o.ask.place, "place", "", "which GPUs are taken first: "+strings.Join(places, ", ")+" (default: as the pool says)")
+	f.StringVar(&o.ask.place, "place", "", "which GPUs to prefer: "+strings.Join(places, ", ")+" (default: as the pool says)")
 	f.Var(&o.ask.life, "time", "end the lease after this long, as Slurm's --time: minutes, h:mm:ss, d-hh (default: when PROGRAM ends)")
-	f.StringVar(&o.worker, "worker", "", "ask a worker started by hand, not the daemon: HOST:PORT, tcp:HOST:PORT or unix:PATH (default: $SLUICE_WORKER)")
+	f.StringVar(&o.worker, "worker", "", "use a worker started by hand, not the daemon: HOST:PORT, tcp:HOST:PORT or unix:PATH (default: $SLUICE_WORKER)")
 	f.StringVar(&o.lib, "lib", "", "directory of the shim (default: ../lib/sluice or ../shim beside the executable)")
 	f.StringVar(&o.log, "log", "", "how much the shim writes to stderr: error, warn, info or debug")
 	socketFlag(cmd, &o.socket)
@@ -99,8 +98,8 @@ found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
 
 var logLevels = []string{"error", "warn", "info", "debug"}
 
-// byHand reports whether a worker started by hand is to be used, not the daemon.
-// SLUICE_WORKER in the environment gives way to what is said on the command line.
+// byHand reports whether to use a worker started by hand instead of the daemon. The command
+// line overrides SLUICE_WORKER.
 func (o *runOptions) byHand(cmd *cobra.Command) (bool, error) {
 	asked := ""
 	for _, name := range daemonOnly {
@@ -111,7 +110,7 @@ func (o *runOptions) byHand(cmd *cobra.Command) (bool, error) {
 	}
 	if cmd.Flags().Changed("worker") {
 		if asked != "" {
-			return false, fmt.Errorf("--%s is answered by the daemon, and --worker goes past it; give one of them", asked)
+			return false, fmt.Errorf("--%s needs the daemon, which --worker does not use; give one of them", asked)
 		}
 		return true, nil
 	}
@@ -124,17 +123,17 @@ func (o *runOptions) byHand(cmd *cobra.Command) (bool, error) {
 
 // granted is a lease while its program runs.
 type granted interface {
-	// env are the variables that lead the shim to the lease, "" to be unset.
+	// env returns the variables that lead the shim to the lease, "" to unset one.
 	env() map[string]string
 	// watch calls lost once with the reason if the lease ends before release.
 	watch(lost func(reason string))
-	// release ends the lease, and what is watching.
+	// release ends the lease and the watch.
 	release()
 }
 
 func (o *runOptions) run(ctx context.Context, args []string, byHand bool, say func(string, ...any)) error {
 	if o.log != "" && !slices.Contains(logLevels, o.log) {
-		return failed(fmt.Errorf("log level %q is none of %s", o.log, strings.Join(logLevels, ", ")))
+		return failed(fmt.Errorf("log level %q is not one of %s", o.log, strings.Join(logLevels, ", ")))
 	}
 	var open func() (granted, error)
 	if byHand {
@@ -173,7 +172,7 @@ func (o *runOptions) run(ctx context.Context, args []string, byHand bool, say fu
 	return programStatus(ws)
 }
 
-// programStatus is how the program ended, as a shell would tell it.
+// programStatus is how the program ended, as a shell reports it.
 func programStatus(ws syscall.WaitStatus) error {
 	if ws.Signaled() {
 		return &exitError{status: exitSignalBase + int(ws.Signal())}
@@ -186,7 +185,7 @@ func programStatus(ws syscall.WaitStatus) error {
 
 func failed(err error) error { return &exitError{exitRunFailed, err} }
 
-// shimDir answers the absolute directory that holds the shim.
+// shimDir returns the absolute directory of the shim.
 func shimDir(given string) (string, error) {
 	if given != "" {
 		dir, err := filepath.Abs(given)
@@ -200,7 +199,7 @@ func shimDir(given string) (string, error) {
 	}
 	exe, err := os.Executable()
 	if err != nil {
-		return "", fmt.Errorf("where the shim is cannot be told: %w; give its directory with --lib", err)
+		return "", fmt.Errorf("the shim cannot be found: %w; give its directory with --lib", err)
 	}
 	base := filepath.Dir(filepath.Dir(exe))
 	// As installed (bin, lib/sluice) and as built (build/bin, build/shim).
@@ -212,11 +211,11 @@ func shimDir(given string) (string, error) {
 	return "", fmt.Errorf("no %s in lib/sluice or shim under %s; give its directory with --lib", shimFile, base)
 }
 
-// ours are the variables that name a lease. Those of a lease that the caller
-// already has must not reach the program beside the new one's.
+// ours are the variables that name a lease. Those of a lease that the caller already has must
+// not reach the program.
 var ours = []string{"SLUICE_WORKER", "SLUICE_LEASE", "SLUICE_SOCKET"}
 
-// environ is env with the variables that lead the program to our driver.
+// environ returns env with the variables that lead the program to Sluice's driver.
 func (o *runOptions) environ(env []string, lib string, l granted) []string {
 	env = withoutJob(env)
 	set := l.env()

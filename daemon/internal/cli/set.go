@@ -18,19 +18,20 @@ func newSet() *cobra.Command {
 	var lends lend
 	cmd := &cobra.Command{
 		Use:   "set {LEASE | JOB} [--share PERCENT] [--policy POLICY] [--lend[=BOOL]]",
-		Short: "Change the compute share of a living lease",
-		Long: `Change how much of its GPUs' time a lease gets, while its programs run. It counts from
-the next turn on, and lasts until the lease ends or is changed again; memory stays as it is.
+		Short: "Change the compute share of a lease",
+		Long: `Change how much of its GPUs' time a lease gets, while its programs run. The change takes
+effect with the next turn, and lasts until the lease ends or is changed again. Memory does
+not change.
 
 LEASE is an id as sluice list shows it, or the beginning of one (4 characters at
-least); JOB is Slurm's job id or the run-... of sluice run. Users change what is theirs,
-up to the percent that the lease was granted at first; root goes beyond that, on any
-lease of this node and, where this node has the GPU, on any lease on it. On one GPU the
-percent of all leases are at most 100.`,
+least). JOB is Slurm's job id or the run-... of sluice run. Users may change their own
+leases, up to the percent that the lease was granted at first. Root may give more, to any
+lease of this node and, where this node has the GPU, to any lease on it. All leases on one
+GPU have at most 100 percent together.`,
 		Example: "  sluice set 4711 --share 40 --policy fixed\n  sluice set 3f9c21aa --share 50,25 --lend\n  sluice set 4711 --lend=false",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return errors.New("say one lease: sluice set LEASE --share PERCENT, and see sluice list")
+				return errors.New("want one lease: sluice set LEASE --share PERCENT, and see sluice list")
 			}
 			return nil
 		},

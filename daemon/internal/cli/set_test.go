@@ -17,7 +17,7 @@ func TestSet(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, "say one lease"},
+		{nil, "want one lease"},
 		{[]string{"4711"}, "nothing to change; give --share PERCENT (1 to 100), --policy or --lend"},
 		{[]string{"4711", "--share", "0"}, "want 1 to 100 percent"},
 		{[]string{"4711", "--share", "101"}, "want 1 to 100 percent"},

@@ -43,8 +43,8 @@ func TestListAndRelease(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"release"}, "say sluice release LEASE"},
-		{[]string{"release", "aaaa"}, "names 2 leases"},
+		{[]string{"release"}, "use sluice release LEASE"},
+		{[]string{"release", "aaaa"}, "matches 2 leases"},
 		{[]string{"release", "4711", "9999"}, `no lease "9999"`},
 	} {
 		if _, errs, status = d.call(c.args...); status != 1 || !strings.Contains(errs, c.want) {
@@ -122,7 +122,7 @@ func TestExplain(t *testing.T) {
 	if status != 0 || !strings.Contains(out, "grant") || !strings.Contains(out, "4242424") || strings.Index(out, "grant") > strings.Index(out, "epilog") {
 		t.Errorf("exit status %d:\n%s", status, out)
 	}
-	if _, errs, status := d.call("explain", "1"); status != 1 || !strings.Contains(errs, `nothing of job "1"`) {
+	if _, errs, status := d.call("explain", "1"); status != 1 || !strings.Contains(errs, `nothing about job "1"`) {
 		t.Errorf("unknown job: exit status %d, %q", status, errs)
 	}
 }

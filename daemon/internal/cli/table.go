@@ -30,7 +30,7 @@ func table(w io.Writer, head string, rows [][]string) error {
 	for _, r := range rows {
 		write(r)
 	}
-	return tw.Flush() // tells of every error before it
+	return tw.Flush() // returns every earlier error too
 }
 
 func printJSON(w io.Writer, v any) error {
@@ -39,14 +39,14 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// plain is a text that fits one cell of a table: names come from users' programs and from
+// plain returns a text that fits one cell of a table: names come from users' programs and from
 // other machines.
 func plain(s string) string { return cmp.Or(form.Printable(s), "-") }
 
-// short is as much of a lease's id as tells it from others.
+// short returns the part of a lease's id that is enough to recognize it.
 func short(id string) string { return id[:min(len(id), 12)] }
 
-// bytesText is n with a unit, to three digits.
+// bytesText returns n with a unit, to three digits.
 func bytesText(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1<<10 {
@@ -64,7 +64,7 @@ func bytesText(n uint64) string {
 	}
 }
 
-// since is how long ago t was, as d-hh:mm:ss; "-" for a time that is not set.
+// since is the time since t, as d-hh:mm:ss; "-" for a time that is not set.
 func since(now, t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -81,7 +81,7 @@ func elapsed(d time.Duration) string {
 	return text
 }
 
-// fractionText is a grant's share as it is asked for: 50%:20G.
+// fractionText is a grant's share as a user asks for it: 50%:20G.
 func fractionText(g lease.Grant) string { return fmt.Sprintf("%d%%:%s", g.Percent, bytesText(g.Mem)) }
 
 func join[T any](in []T, text func(T) string) string {

@@ -1,8 +1,8 @@
 package cli
 
-// sluice top: ask the daemon for its live state, paint, wait, again. Rates are the
-// differences between two answers, by the daemon's clock. Leaving is ^C; the
-// cursor comes back however it ends. One goroutine does all of it.
+// sluice top: ask the daemon for its live state, paint, wait, repeat. Rates are the differences
+// between two answers, by the daemon's clock. ^C ends it; the cursor comes back however it
+// ends. One goroutine does all of it.
 
 import (
 	"bytes"
@@ -32,20 +32,19 @@ func newTop() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch the GPUs and leases of this node",
-		Long: `Show, again and again, this node's GPUs with what is granted, used and busy, and its
-leases with what their sessions do. Leave with ^C.
+		Long: `Show the state of this node's GPUs and leases, and refresh it until ^C.
 
-GRANTED is what leases hold of a GPU, USED what their sessions have of it, NVML what the
-driver says that is used by all, and BUSY the percentage of time in which a kernel ran;
-these two are "-" while NVML has not answered, and AGE says how old they are.
+GRANTED is the memory of a GPU that leases hold, USED what their sessions use of it, NVML
+what the driver reports as used by all processes, and BUSY the percentage of time in which a
+kernel ran. NVML and BUSY are "-" while NVML has not answered; AGE says how old they are.
 DUE is the part of its GPUs' time that a lease's policy gives it now, GOT the part that it
-held since the last look, and WAITED the part for which its sessions wanted a turn and
-had none; of several GPUs they add up, and they are "-" where time is not shared by turns.
-THROTTLED is the time for which a lease's own share held it back. CALLS/s, WAITS/s, IN/s
-and OUT/s are rates between two looks.
+held since the last refresh, and WAITED the part for which its sessions wanted a turn and
+had none. Values of several GPUs are added up. All three are "-" where time is not shared by
+turns. THROTTLED is the time for which a lease's own share held it back. CALLS/s, WAITS/s,
+IN/s and OUT/s are rates between two refreshes.
 
-When the output is no terminal, or with --once, it is shown once, after two looks if
-there are sessions.`,
+If the output is not a terminal, or with --once, the state is shown once. With sessions that
+takes one interval, since rates need two measurements.`,
 		Example: "  sluice top\n  sluice top --once\n  sluice top --json --interval 5s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -79,7 +78,7 @@ there are sessions.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&once, "once", false, "show it once")
+	f.BoolVar(&once, "once", false, "show the state once")
 	f.BoolVar(&asJSON, "json", false, "print one line of JSON for each look")
 	f.DurationVar(&every, "interval", time.Second, "time between two looks")
 	socketFlag(cmd, &socket)
@@ -90,7 +89,7 @@ func stats(ctx context.Context, socket string) (rpc.Stats, error) {
 	return question(ctx, socket, func(ctx context.Context, d local) (rpc.Stats, error) { return d.Stats(ctx) })
 }
 
-// busy says whether anything is there that has rates.
+// busy says whether there are sessions, which have rates.
 func busy(s rpc.Stats) bool {
 	return slices.ContainsFunc(s.Leases, func(l lease.Status) bool { return len(l.Sessions) > 0 })
 }
@@ -126,7 +125,7 @@ func stream(ctx context.Context, w io.Writer, socket string, every time.Duration
 	}
 }
 
-// What is asked of a terminal (ECMA-48).
+// Control sequences of a terminal (ECMA-48).
 const (
 	hideCursor = "\x1b[?25l"
 	showCursor = "\x1b[?25h"
@@ -151,8 +150,8 @@ func watchTop(ctx context.Context, w io.Writer, socket string, every time.Durati
 	for {
 		var page bytes.Buffer
 		if err != nil {
-			// A daemon that is restarted is no reason to leave.
-			fmt.Fprintf(&page, "%s\nwhat follows is of %s\n\n", plain(err.Error()), now.Time.Local().Format(time.TimeOnly))
+			// A daemon that restarts does not end sluice top.
+			fmt.Fprintf(&page, "%s\nthe values below are of %s\n\n", plain(err.Error()), now.Time.Local().Format(time.TimeOnly))
 		}
 		if err := showTop(&page, now, before, false); err != nil {
 			return err
@@ -177,8 +176,8 @@ func watchTop(ctx context.Context, w io.Writer, socket string, every time.Durati
 	}
 }
 
-// paint is a page made fit for a terminal: over the old one without a flicker,
-// and cut to the window so that it does not scroll.
+// paint prepares a page for a terminal: it replaces the old page without a flicker, and is cut
+// to the window so that it does not scroll.
 func paint(page []byte, w io.Writer) []byte {
 	rows, cols := 0, 0
 	if f, ok := w.(*os.File); ok {
@@ -251,7 +250,7 @@ func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
 		var d, all lease.Counts
 		var programs []string
 		for _, x := range l.Sessions {
-			was := old[x.ID] // zero for one that is new since
+			was := old[x.ID] // zero for a new session
 			d.Calls += grown(was.Calls, x.Counts.Calls)
 			d.Waits += grown(was.Waits, x.Counts.Waits)
 			d.BytesIn += grown(was.BytesIn, x.Counts.BytesIn)
@@ -290,7 +289,7 @@ func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
 	return rows
 }
 
-// share is what all grants of a lease had together.
+// share adds up the shares of all grants of a lease.
 func share(all []lease.Share) (sum lease.Share) {
 	for _, s := range all {
 		sum = sum.Add(s)
@@ -298,7 +297,7 @@ func share(all []lease.Share) (sum lease.Share) {
 	return sum
 }
 
-// grown is what a counter has gained; one that begins anew has gained all it has.
+// grown is how much a counter has grown. A counter that was reset has grown by its value.
 func grown(was, is uint64) uint64 {
 	if is < was {
 		return is

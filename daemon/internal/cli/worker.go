@@ -1,10 +1,9 @@
 package cli
 
-// The lease of a worker that was started by hand. sluice run --worker asks it for a
-// lease with a HELLO of kind 3 and is answered with a token; the program's own
-// connections name that token. The connection then stays open, silent, for as long as
-// the program runs: its end is the end of the lease, whichever side it comes from.
-// Dead peers are found by TCP keep-alive, since nobody sends anything.
+// The lease of a worker that was started by hand. sluice run --worker asks for it with a HELLO
+// of kind 3 and gets a token, which the program's own connections name. The connection stays
+// open and silent as long as the program runs: its end is the end of the lease, whichever side
+// closes it. TCP keep-alive finds dead peers, since neither side sends anything.
 
 import (
 	"encoding/hex"
@@ -63,17 +62,17 @@ func parseAddress(s string) (address, error) {
 type workerLease struct {
 	conn  net.Conn
 	token [16]byte
-	// worker is the address that answered. A name may stand for several
-	// machines, and the lease is known to this one.
+	// worker is the address that answered. A name may stand for several machines, and only this
+	// one knows the lease.
 	worker address
-	at     address // as it was given
+	at     address // as the user gave it
 
 	ended     chan struct{} // closed when the connection has ended
 	releasing atomic.Bool
 }
 
-// openWorkerLease connects to the worker and asks for mem bytes on each of its
-// devices, or all it offers when mem is 0.
+// openWorkerLease connects to the worker and asks for mem bytes on each of its devices, or for
+// everything it offers if mem is 0.
 func openWorkerLease(at address, mem uint64, program string) (*workerLease, error) {
 	d := net.Dialer{
 		Timeout:         dialTimeout,
@@ -142,7 +141,7 @@ func (l *workerLease) env() map[string]string {
 	return map[string]string{"SLUICE_WORKER": l.worker.String(), "SLUICE_LEASE": hex.EncodeToString(l.token[:])}
 }
 
-// watch waits aside until the worker ends the lease or release was called.
+// watch waits in the background until the worker ends the lease or release is called.
 func (l *workerLease) watch(lost func(reason string)) {
 	go func() {
 		defer close(l.ended)
@@ -153,8 +152,8 @@ func (l *workerLease) watch(lost func(reason string)) {
 	}()
 }
 
-// release ends the lease. It waits, for a moment, until the worker has closed
-// its side too, so that the memory is free for whoever asks next.
+// release ends the lease. It waits a moment until the worker has closed its side too, so that
+// the memory is free for the next lease.
 func (l *workerLease) release() {
 	l.releasing.Store(true)
 	if c, ok := l.conn.(interface{ CloseWrite() error }); ok && c.CloseWrite() == nil {
