@@ -44,6 +44,8 @@
 /* Limits; bytes unless the meaning says otherwise. */
 #define SL_MAX_PAYLOAD 16777216
 #define SL_MAX_COPY_IN 4194304
+#define SL_MAX_HOST_MAP 0x80000000u
+#define SL_MAX_MERGE 1048576
 #define SL_MAX_DATA 1048576
 #define SL_MAX_WELCOME 1048576
 #define SL_MAX_IMAGE 0x80000000u
@@ -121,8 +123,13 @@
 #define CTL_LAUNCH_HOST 0xf00d
 #define CTL_OBSERVE 0xf00e
 #define CTL_BEAT 0xf00f
+#define CTL_HOST_MAP 0xf010
+#define CTL_HOST_UNMAP 0xf011
+#define CTL_HOST_WRITE 0xf012
+#define CTL_HOST_READ 0xf014
+#define CTL_HOST_MERGE 0xf013
 
-#define SL_NCONTROLS 16 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 21 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -395,6 +402,37 @@ struct wire_process {
 	char name[40];
 };
 _Static_assert(sizeof(struct wire_process) == 56, "PROCESS");
+
+struct wire_host_map {
+	uint64_t address;
+	uint64_t size;
+};
+_Static_assert(sizeof(struct wire_host_map) == 16, "HOST_MAP");
+
+struct wire_host_unmap {
+	uint64_t address;
+};
+_Static_assert(sizeof(struct wire_host_unmap) == 8, "HOST_UNMAP");
+
+struct wire_host_write {
+	uint64_t dst;
+	uint32_t stream;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_host_write) == 16, "HOST_WRITE");
+
+struct wire_host_read {
+	uint64_t src;
+	uint64_t size;
+};
+_Static_assert(sizeof(struct wire_host_read) == 16, "HOST_READ");
+
+struct wire_host_merge {
+	uint64_t dst;
+	uint32_t size;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_host_merge) == 16, "HOST_MERGE");
 
 struct wire_lease_request {
 	char magic[8];

@@ -267,7 +267,7 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 /* CUDA's blocking copy waits for the stream; that shows where the host has something to see. */
 CUresult sl_cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t n, CUstream ds)
 {
-	CUresult err = sl_deliveries_open() || atomic_load(&sl_mapped_blocks) ? sl_cuStreamSynchronize(ds) : CUDA_SUCCESS;
+	CUresult err = sl_deliveries_open() || sl_mapped_any() ? sl_cuStreamSynchronize(ds) : CUDA_SUCCESS;
 
 	return err ? err : copy(dst, (uintptr_t)src, n, ds, true, DST_DEVICE);
 }

@@ -327,7 +327,7 @@ CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
 /* The program is about to learn that a record is complete, and may then read mapped memory. */
 static void seen_complete(struct sl_event *e, uint32_t generation)
 {
-	if (!atomic_load(&sl_mapped_blocks) || (atomic_load(&e->fetched) == generation && !must_ask(e)))
+	if (!sl_mapped_any() || (atomic_load(&e->fetched) == generation && !must_ask(e)))
 		return;
 	sl_mapped_fetch();
 	atomic_store(&e->fetched, generation);

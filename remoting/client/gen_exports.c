@@ -2558,28 +2558,16 @@ SL_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t ali
 	SL_LEAVE("cuMemAddressReserve", sl_cuMemAddressReserve(ptr, size, alignment, addr, flags));
 }
 
-SL_EXPORT CUresult cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device);
 SL_EXPORT CUresult cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device)
 {
-	static uint8_t once;
-
-	(void)devPtr;
-	(void)count;
-	(void)advice;
-	(void)device;
-	return sl_refuse("cuMemAdvise", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemAdvise", sl_cuMemAdvise(devPtr, count, advice, device));
 }
 
-SL_EXPORT CUresult cuMemAdvise_v2(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location);
 SL_EXPORT CUresult cuMemAdvise_v2(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location)
 {
-	static uint8_t once;
-
-	(void)devPtr;
-	(void)count;
-	(void)advice;
-	(void)location;
-	return sl_refuse("cuMemAdvise_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemAdvise_v2", sl_cuMemAdvise_v2(devPtr, count, advice, location));
 }
 
 SL_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize);
@@ -2628,15 +2616,10 @@ SL_EXPORT CUresult cuMemAllocHost_v2(void **pp, size_t bytesize)
 	SL_LEAVE("cuMemAllocHost_v2", sl_cuMemAllocHost_v2(pp, bytesize));
 }
 
-SL_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags);
 SL_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)dptr;
-	(void)bytesize;
-	(void)flags;
-	return sl_refuse("cuMemAllocManaged", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemAllocManaged", sl_cuMemAllocManaged(dptr, bytesize, flags));
 }
 
 SL_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned int WidthInBytes, unsigned int Height, unsigned int ElementSizeBytes);
@@ -3044,54 +3027,28 @@ SL_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 	SL_LEAVE("cuMemPoolTrimTo", sl_cuMemPoolTrimTo(pool, minBytesToKeep));
 }
 
-SL_EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream);
 SL_EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)devPtr;
-	(void)count;
-	(void)dstDevice;
-	(void)hStream;
-	return sl_refuse("cuMemPrefetchAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemPrefetchAsync", sl_cuMemPrefetchAsync(devPtr, count, dstDevice, hStream));
 }
 
-SL_EXPORT CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream);
 SL_EXPORT CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)devPtr;
-	(void)count;
-	(void)dstDevice;
-	(void)hStream;
-	return sl_refuse("cuMemPrefetchAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemPrefetchAsync_ptsz", sl_cuMemPrefetchAsync(devPtr, count, dstDevice, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
-SL_EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream);
 SL_EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)devPtr;
-	(void)count;
-	(void)location;
-	(void)flags;
-	(void)hStream;
-	return sl_refuse("cuMemPrefetchAsync_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemPrefetchAsync_v2", sl_cuMemPrefetchAsync_v2(devPtr, count, location, flags, hStream));
 }
 
-SL_EXPORT CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream);
 SL_EXPORT CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)devPtr;
-	(void)count;
-	(void)location;
-	(void)flags;
-	(void)hStream;
-	return sl_refuse("cuMemPrefetchAsync_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemPrefetchAsync_v2_ptsz", sl_cuMemPrefetchAsync_v2(devPtr, count, location, flags, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream);
@@ -3126,31 +3083,16 @@ SL_EXPORT CUresult cuMemPrefetchBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *size
 	return sl_refuse("cuMemPrefetchBatchAsync", &once);
 }
 
-SL_EXPORT CUresult cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr, size_t count);
 SL_EXPORT CUresult cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr, size_t count)
 {
-	static uint8_t once;
-
-	(void)data;
-	(void)dataSize;
-	(void)attribute;
-	(void)devPtr;
-	(void)count;
-	return sl_refuse("cuMemRangeGetAttribute", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemRangeGetAttribute", sl_cuMemRangeGetAttribute(data, dataSize, attribute, devPtr, count));
 }
 
-SL_EXPORT CUresult cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attribute *attributes, size_t numAttributes, CUdeviceptr devPtr, size_t count);
 SL_EXPORT CUresult cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attribute *attributes, size_t numAttributes, CUdeviceptr devPtr, size_t count)
 {
-	static uint8_t once;
-
-	(void)data;
-	(void)dataSizes;
-	(void)attributes;
-	(void)numAttributes;
-	(void)devPtr;
-	(void)count;
-	return sl_refuse("cuMemRangeGetAttributes", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemRangeGetAttributes", sl_cuMemRangeGetAttributes(data, dataSizes, attributes, numAttributes, devPtr, count));
 }
 
 SL_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
@@ -4304,28 +4246,16 @@ SL_EXPORT CUresult cuStreamAddCallback_ptsz(CUstream hStream, CUstreamCallback c
 	SL_LEAVE("cuStreamAddCallback_ptsz", sl_cuStreamAddCallback(hStream ? hStream : CU_STREAM_PER_THREAD, callback, userData, flags));
 }
 
-SL_EXPORT CUresult cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags);
 SL_EXPORT CUresult cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)hStream;
-	(void)dptr;
-	(void)length;
-	(void)flags;
-	return sl_refuse("cuStreamAttachMemAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuStreamAttachMemAsync", sl_cuStreamAttachMemAsync(hStream, dptr, length, flags));
 }
 
-SL_EXPORT CUresult cuStreamAttachMemAsync_ptsz(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags);
 SL_EXPORT CUresult cuStreamAttachMemAsync_ptsz(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)hStream;
-	(void)dptr;
-	(void)length;
-	(void)flags;
-	return sl_refuse("cuStreamAttachMemAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuStreamAttachMemAsync_ptsz", sl_cuStreamAttachMemAsync(hStream ? hStream : CU_STREAM_PER_THREAD, dptr, length, flags));
 }
 
 SL_EXPORT CUresult cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)

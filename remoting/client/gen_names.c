@@ -1205,6 +1205,11 @@ static const char *const ctl_names[SL_NCONTROLS] = {
 	[CTL_LAUNCH_HOST - SL_OP_CONTROL] = "launch_host",
 	[CTL_OBSERVE - SL_OP_CONTROL] = "observe",
 	[CTL_BEAT - SL_OP_CONTROL] = "beat",
+	[CTL_HOST_MAP - SL_OP_CONTROL] = "host_map",
+	[CTL_HOST_UNMAP - SL_OP_CONTROL] = "host_unmap",
+	[CTL_HOST_WRITE - SL_OP_CONTROL] = "host_write",
+	[CTL_HOST_READ - SL_OP_CONTROL] = "host_read",
+	[CTL_HOST_MERGE - SL_OP_CONTROL] = "host_merge",
 };
 
 const char *sl_op_name(uint16_t op)

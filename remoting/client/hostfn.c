@@ -21,6 +21,7 @@
 #include "gen.h"
 #include "handles.h"
 #include "log.h"
+#include "mirror.h"
 #include "route.h"
 #include "send.h"
 #include "session.h"
@@ -87,7 +88,12 @@ static void *run(void *arg)
 		h = q->head;
 		q->head = h->next;
 		pthread_mutex_unlock(&lock);
+		/* The function may look at what the stream's work has left, and that which follows at what it leaves. */
+		if (q == &program)
+			sl_mirror_stale();
 		call(h);
+		if (q == &program)
+			sl_mirror_send();
 		if (!h->failed) { /* else no stream waits for it */
 			sl_buf_init(&b);
 			b.to = h->to;
@@ -152,6 +158,7 @@ static CUresult ensure_thread(struct queue *q)
 	pthread_mutex_lock(&lock);
 	if (!q->running) {
 		sigfillset(&all);
+	sigdelset(&all, SIGSEGV); /* the program's functions touch memory that traps, see trap.h */
 		pthread_sigmask(SIG_SETMASK, &all, &old);
 		if (pthread_create(&thread, NULL, run, q))
 			err = CUDA_ERROR_OPERATING_SYSTEM;

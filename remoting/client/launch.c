@@ -68,31 +68,28 @@ static CUresult check(const struct geometry *g, const struct sl_launch_info *k, 
 }
 
 /*
- * A parameter of n bytes that may point into page-locked host memory, which the device cannot reach: a block that is
- * small enough has a twin there (mapped.h), whose address is put in its place. A pointer into a larger one is refused; within
- * a structure it is left as it is, since nothing says that the kernel follows it.
+ * A parameter of n bytes that may point into page-locked host memory: the device's address (mapped.h) is put in its
+ * place. Where the device cannot reach it, the launch is refused; but within a structure a pointer is left as it is then,
+ * since nothing says that the kernel follows it.
  */
 static CUresult reach_slow(uint8_t *p, uint32_t n)
 {
 	for (uint32_t i = 0; i + 8 <= n; i += 8) {
 		CUdeviceptr there;
 		struct sl_range r;
-		uint64_t v, twin;
+		uint64_t v;
 		CUresult err;
 
 		memcpy(&v, p + i, 8);
 		if (!sl_locked_maybe(v) || !sl_range_find(v, &r) || (r.type != SL_RANGE_HOST && r.type != SL_RANGE_REGISTERED))
 			continue;
-		if (r.size > SL_MAPPED_MAX && n > 8)
+		err = sl_mapped_address(&there, v, &r);
+		if (err && n > 8)
 			continue;
-		twin = v;
-		/* Work in the stream that still writes this memory must be done before the twin is made from it. */
-		err = sl_mapped_twin(&twin) || r.size > SL_MAPPED_MAX ? CUDA_SUCCESS : sl_copy_source_ready((void *)(uintptr_t)r.base, r.size);
-		if (!err)
-			err = sl_mapped_address(&there, v, r.base, r.size);
 		if (err)
 			return err;
 		memcpy(p + i, &there, 8);
+		sl_mirror_send();
 	}
 	return CUDA_SUCCESS;
 }

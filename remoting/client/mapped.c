@@ -6,6 +6,7 @@
  */
 #include "mapped.h"
 #include "codec.h"
+#include "copy.h"
 #include "ctx.h"
 #include "delivery.h"
 #include "entry.h"
@@ -117,16 +118,13 @@ static CUresult add(struct block *b, uint64_t base, uint64_t n)
 	return CUDA_SUCCESS;
 }
 
-CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_t n)
+/* The twin of a block of at most SL_MAPPED_MAX bytes, made if need be. */
+static CUresult twin(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_t n)
 {
 	struct block *b, *free_one = NULL;
 	CUresult err = CUDA_SUCCESS;
 	static uint8_t once, full;
 
-	if (n > SL_MAPPED_MAX) {
-		sl_log(SL_WARN, "a kernel cannot reach host memory of %llu bytes, %d is the most; see docs/limits.md", (unsigned long long)n, SL_MAPPED_MAX);
-		return CUDA_ERROR_NOT_SUPPORTED;
-	}
 	pthread_mutex_lock(&lock);
 	for (b = blocks; b < blocks + SL_MAPPED_BLOCKS && b->host != base; b++)
 		if (!b->host && !free_one)
@@ -142,6 +140,29 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_
 		*dptr = b->dev + (p - base);
 	pthread_mutex_unlock(&lock);
 	return err;
+}
+
+CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r)
+{
+	uint64_t there = p;
+	CUresult err;
+
+	if (sl_mapped_twin(&there) && sl_sessions == 1) {
+		*dptr = there;
+		return CUDA_SUCCESS;
+	}
+	*dptr = p;
+	/* What streams are still to do to the memory must be in it before the other side is made from it. */
+	err = sl_copy_source_ready((void *)(uintptr_t)r->base, r->size);
+	if (err)
+		return err;
+	if (r->size <= SL_MAPPED_MAX)
+		return twin(dptr, p, r->base, r->size);
+	if (r->type == SL_RANGE_HOST)
+		return sl_mirror_pinned(r->base, r->size);
+	sl_log(SL_WARN, "a kernel cannot reach registered host memory of %llu bytes, %d is the most; see docs/limits.md",
+	       (unsigned long long)r->size, SL_MAPPED_MAX);
+	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 bool sl_mapped_twin_slow(uint64_t *p)
@@ -196,11 +217,14 @@ static bool in_ctx(const struct block *b, uint64_t ctx_id)
 
 void sl_mapped_drop(uint64_t base)
 {
+	sl_mirror_drop(base);
 	drop(at_base, base);
 }
 
 void sl_mapped_drop_ctx(uint32_t ctx_id)
 {
+	sl_mirror_drop_ctx(ctx_id);
+	sl_managed_drop_ctx(ctx_id);
 	drop(in_ctx, ctx_id);
 }
 
@@ -280,6 +304,8 @@ static void take_changes(struct block *b, const uint8_t *arrived)
 
 void sl_mapped_end(struct sl_mapped_wait *w, bool ok)
 {
+	if (ok)
+		sl_mirror_stale();
 	if (!w)
 		return;
 	for (unsigned i = 0; i < w->n; i++) {

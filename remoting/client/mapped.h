@@ -1,12 +1,15 @@
 /*
  * Host memory that kernels address too (cuMemHostGetDevicePointer).
  *
- * The device cannot reach this host, so such memory has a twin on the device,
- * and the two are made equal where CUDA promises that one side sees what the
- * other wrote: host to device before a launch, device to host when the program
- * has waited for the device. Only small blocks are served, which is what
- * libraries use it for (status words); what a kernel does to a word while the
- * host polls it is not seen until the kernel has ended and been waited for.
+ * The device cannot reach this host, so such memory has another side where the device
+ * is, and the two are made equal where CUDA promises that one side sees what the other
+ * wrote: host to device before a launch, device to host when the program has waited for
+ * the device. What a kernel does to a word while the host polls it is not seen until the
+ * kernel has ended and been waited for.
+ *
+ * Large blocks that cuMemHostAlloc gave are mirrors (mirror.h), at the same address on
+ * both sides. Small blocks, which libraries use as status words, and registered ones
+ * have a twin at an address of the device's: they are compared and sent as a whole.
  */
 #ifndef SLUICE_MAPPED_H
 #define SLUICE_MAPPED_H
@@ -16,6 +19,8 @@
 #include <stdint.h>
 
 #include "cuabi.h"
+#include "mirror.h"
+#include "ranges.h"
 
 #define SL_MAPPED_MAX 4096	/* bytes of one block */
 #define SL_MAPPED_BLOCKS 64
@@ -24,8 +29,15 @@ extern _Atomic unsigned sl_mapped_blocks;
 
 struct sl_mapped_wait;
 
-/* The device's address of host memory p, in a block of n bytes at base. */
-CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_t n);
+/* Whether there is anything to make equal. */
+static inline bool sl_mapped_any(void)
+{
+	return __builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed) |
+				atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0);
+}
+
+/* The device's address of p, which lies in page-locked host memory r. */
+CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r);
 /* The block is freed. */
 void sl_mapped_drop(uint64_t base);
 /* The context is gone, and its blocks with it. */
@@ -34,16 +46,16 @@ void sl_mapped_drop_ctx(uint32_t ctx_id);
 bool sl_mapped_twin_slow(uint64_t *p);
 bool sl_mapped_is_twin_slow(uint64_t p);
 
-/* Replaces an address in host memory that has a twin by the twin's. */
+/* Whether the device reaches host memory at *p, which becomes the device's address. */
 static inline bool sl_mapped_twin(uint64_t *p)
 {
-	return __builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed), 0) && sl_mapped_twin_slow(p);
+	return sl_mapped_any() && (sl_mapped_twin_slow(p) || sl_mirror_has(*p));
 }
 
-/* Whether a device address lies in a twin. */
+/* Whether a device address lies in a twin, or in memory that the program sees too. */
 static inline bool sl_mapped_is_twin(uint64_t p)
 {
-	return __builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed), 0) && sl_mapped_is_twin_slow(p);
+	return sl_mapped_any() && (sl_mapped_is_twin_slow(p) || sl_mirror_has(p));
 }
 
 void sl_mapped_send_slow(void);
@@ -54,6 +66,7 @@ static inline void sl_mapped_send(void)
 {
 	if (__builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed), 0))
 		sl_mapped_send_slow();
+	sl_mirror_send();
 }
 
 /*

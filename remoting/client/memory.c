@@ -120,6 +120,18 @@ static CUresult allocate(struct ask *a, CUdeviceptr *dptr, enum sl_range_type ty
 	return a->p ? add_device(c, a->p, a->form == PITCH ? a->pitch * a->height : a->n, type, pool) : CUDA_SUCCESS;
 }
 
+CUresult sl_device_alloc(CUdeviceptr *p, size_t n)
+{
+	struct ask a = { .form = LINEAR, .n = n };
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (!err)
+		err = ask_apart(&a, sl_ctx_session(atomic_load(&c->id)));
+	*p = a.p;
+	return err;
+}
+
 CUresult sl_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
 	if (!dptr || !bytesize)
@@ -165,14 +177,15 @@ static CUresult free_async_there(void *p)
 }
 
 /* A pointer that came from no allocation is refused here: the frame has no answer. */
-static bool forget(CUdeviceptr p)
+static bool forget(CUdeviceptr p, struct sl_range *r)
 {
-	return sl_range_remove(p, SL_RANGE_DEVICE, NULL) || sl_range_remove(p, SL_RANGE_POOL, NULL);
+	return sl_range_remove(p, SL_RANGE_DEVICE, r) || sl_range_remove(p, SL_RANGE_POOL, r);
 }
 
 CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 {
 	struct sl_ctx *c, *there;
+	struct sl_range r;
 	CUresult err;
 
 	if (sl_exiting())
@@ -183,14 +196,17 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 	if (!dptr)
 		return CUDA_SUCCESS;
 	there = sl_ptr_foreign(dptr);
-	if (!forget(dptr))
+	if (!forget(dptr, &r))
 		return CUDA_ERROR_INVALID_VALUE;
+	if (r.managed)
+		return sl_managed_free(&r);
 	return __builtin_expect(there != NULL, 0) ? sl_ctx_with(there, free_there, &dptr) : fw_cuMemFree_v2(dptr);
 }
 
 CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 {
 	struct sl_ctx *c, *there;
+	struct sl_range r;
 	CUresult err;
 
 	if (sl_exiting())
@@ -200,9 +216,11 @@ CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 		return err;
 	if (!dptr)
 		return CUDA_SUCCESS;
+	if (sl_range_find(dptr, &r) && r.managed)
+		return CUDA_ERROR_INVALID_VALUE;
 	there = sl_ptr_foreign(dptr);
 	/* In a capture the memory stays the program's until the graph has run. */
-	if (!sl_capturing_any() && !forget(dptr))
+	if (!sl_capturing_any() && !forget(dptr, &r))
 		return CUDA_ERROR_INVALID_VALUE;
 	return __builtin_expect(there != NULL, 0) ? sl_copy_elsewhere(there, free_async_there, &dptr, hStream) : fw_cuMemFreeAsync(dptr, hStream);
 }
@@ -263,8 +281,8 @@ CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 	r.map_size = page_up(bytesize);
 	if (r.map_size < bytesize)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	p = mmap(NULL, r.map_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (p == MAP_FAILED)
+	p = sl_mirror_place(r.map_size);
+	if (!p)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	r.base = (uint64_t)(uintptr_t)p;
 	r.size = bytesize;
@@ -365,7 +383,6 @@ CUresult sl_cuMemHostGetFlags(unsigned int *pFlags, void *p)
 	return CUDA_SUCCESS;
 }
 
-/* The device is elsewhere; small blocks have a twin there. */
 CUresult sl_cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
 {
 	struct sl_range r;
@@ -373,7 +390,7 @@ CUresult sl_cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned i
 	if (!pdptr || Flags || !sl_range_find((uint64_t)(uintptr_t)p, &r) ||
 	    (r.type != SL_RANGE_HOST && r.type != SL_RANGE_REGISTERED))
 		return CUDA_ERROR_INVALID_VALUE;
-	return sl_mapped_address(pdptr, (uint64_t)(uintptr_t)p, r.base, r.size);
+	return sl_mapped_address(pdptr, (uint64_t)(uintptr_t)p, &r);
 }
 
 /* --- questions about pointers --- */
@@ -408,12 +425,12 @@ static CUresult attribute(void *data, CUpointer_attribute a, CUdeviceptr p, cons
 		PUT(unsigned, on_host(r) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-		if (on_host(r))
+		if (on_host(r) && !sl_mirror_has(p))
 			return CUDA_ERROR_INVALID_VALUE;
 		PUT(CUdeviceptr, p);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-		if (!on_host(r))
+		if (!on_host(r) && !r->managed)
 			return CUDA_ERROR_INVALID_VALUE;
 		PUT(uint64_t, p);
 		return CUDA_SUCCESS;
@@ -425,6 +442,8 @@ static CUresult attribute(void *data, CUpointer_attribute a, CUdeviceptr p, cons
 		PUT(uint64_t, r->buffer_id);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+		PUT(unsigned, r->managed);
+		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
 	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
 	case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:

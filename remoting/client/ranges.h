@@ -20,6 +20,7 @@ struct sl_range {
 	uint64_t map_size;/* host: bytes mapped */
 	CUmemoryPool pool;
 	bool sync_memops;
+	bool managed;	  /* device memory that the program has too */
 };
 
 /*

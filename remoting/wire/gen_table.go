@@ -82,8 +82,12 @@ const (
 const (
 	// MaxPayload: payload of a frame.
 	MaxPayload = 16777216
-	// MaxCopyIn: data in a COPY_IN or COPY_IN_3D.
+	// MaxCopyIn: data in a COPY_IN, COPY_IN_3D or HOST_WRITE, or in a reply to a HOST_READ.
 	MaxCopyIn = 4194304
+	// MaxHostMap: host memory of a session's that kernels reach, in all.
+	MaxHostMap = 2147483648
+	// MaxMerge: memory that one HOST_MERGE is about.
+	MaxMerge = 1048576
 	// MaxData: data that the worker puts into one DATA frame.
 	MaxData = 1048576
 	// MaxWelcome: payload of a WELCOME.
@@ -238,6 +242,16 @@ const (
 	OpObserve = 0xF00E
 	// OpBeat: nothing; shows that the client lives.
 	OpBeat = 0xF00F
+	// OpHostMap: gives page-locked host memory of the client its like in the worker, at the same address, zeroed. `CUDA_ERROR_NOT_SUPPORTED`: the address is in use there; `CUDA_ERROR_OUT_OF_MEMORY`: the session has as much as it may.
+	OpHostMap = 0xF010
+	// OpHostUnmap: ends what HOST_MAP began.
+	OpHostUnmap = 0xF011
+	// OpHostWrite: what the program has written to memory that kernels reach: it is there for all that follows.
+	OpHostWrite = 0xF012
+	// OpHostRead: what memory that HOST_MAP gave holds.
+	OpHostRead = 0xF014
+	// OpHostMerge: as HOST_WRITE, of the bytes alone that the program has changed, in memory that HOST_MAP gave.
+	OpHostMerge = 0xF013
 )
 
 var controlNames = [...]string{
@@ -257,6 +271,11 @@ var controlNames = [...]string{
 	OpLaunchHost - OpControl:   "LAUNCH_HOST",
 	OpObserve - OpControl:      "OBSERVE",
 	OpBeat - OpControl:         "BEAT",
+	OpHostMap - OpControl:      "HOST_MAP",
+	OpHostUnmap - OpControl:    "HOST_UNMAP",
+	OpHostWrite - OpControl:    "HOST_WRITE",
+	OpHostRead - OpControl:     "HOST_READ",
+	OpHostMerge - OpControl:    "HOST_MERGE",
 }
 
 // HelloSize is the size of a Hello, in bytes.
@@ -1523,6 +1542,170 @@ func (m *Process) get(b []byte) {
 	m.PID = binary.LittleEndian.Uint32(b[0:])
 	m.Used = binary.LittleEndian.Uint64(b[8:])
 	m.Name = fixedString(b[16:56])
+}
+
+// HostMapSize is the size of a HostMap, in bytes.
+const HostMapSize = 16
+
+// HostMap: gives page-locked host memory of the client its like in the worker, at the same address, zeroed. `CUDA_ERROR_NOT_SUPPORTED`: the address is in use there; `CUDA_ERROR_OUT_OF_MEMORY`: the session has as much as it may.
+type HostMap struct {
+	Address uint64 // of a page
+	Size    uint64 // bytes: whole pages of 4 KiB
+}
+
+// Encode appends the message to e.
+func (m *HostMap) Encode(e *Encoder) { m.put(e.room(HostMapSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *HostMap) Decode(d *Decoder) {
+	if b := d.Bytes(HostMapSize); b != nil {
+		m.get(b)
+	} else {
+		*m = HostMap{}
+	}
+}
+
+func (m *HostMap) put(b []byte) {
+	_ = b[15]
+	binary.LittleEndian.PutUint64(b[0:], m.Address)
+	binary.LittleEndian.PutUint64(b[8:], m.Size)
+}
+
+func (m *HostMap) get(b []byte) {
+	_ = b[15]
+	m.Address = binary.LittleEndian.Uint64(b[0:])
+	m.Size = binary.LittleEndian.Uint64(b[8:])
+}
+
+// HostUnmapSize is the size of a HostUnmap, in bytes.
+const HostUnmapSize = 8
+
+// HostUnmap: ends what HOST_MAP began.
+type HostUnmap struct {
+	Address uint64
+}
+
+// Encode appends the message to e.
+func (m *HostUnmap) Encode(e *Encoder) { m.put(e.room(HostUnmapSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *HostUnmap) Decode(d *Decoder) {
+	if b := d.Bytes(HostUnmapSize); b != nil {
+		m.get(b)
+	} else {
+		*m = HostUnmap{}
+	}
+}
+
+func (m *HostUnmap) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint64(b[0:], m.Address)
+}
+
+func (m *HostUnmap) get(b []byte) {
+	_ = b[7]
+	m.Address = binary.LittleEndian.Uint64(b[0:])
+}
+
+// HostWriteSize is the size of a HostWrite without what has no fixed size, in bytes.
+const HostWriteSize = 16
+
+// HostWrite: what the program has written to memory that kernels reach: it is there for all that follows.
+type HostWrite struct {
+	Dst    uint64 // within what HOST_MAP gave, or a device address
+	Stream uint32 // that bytes for a device address are copied in
+}
+
+// Encode appends the message to e.
+func (m *HostWrite) Encode(e *Encoder) { m.put(e.room(HostWriteSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *HostWrite) Decode(d *Decoder) {
+	if b := d.Bytes(HostWriteSize); b != nil {
+		m.get(b)
+	} else {
+		*m = HostWrite{}
+	}
+}
+
+func (m *HostWrite) put(b []byte) {
+	_ = b[15]
+	binary.LittleEndian.PutUint64(b[0:], m.Dst)
+	binary.LittleEndian.PutUint32(b[8:], m.Stream)
+	clear(b[12:16])
+}
+
+func (m *HostWrite) get(b []byte) {
+	_ = b[15]
+	m.Dst = binary.LittleEndian.Uint64(b[0:])
+	m.Stream = binary.LittleEndian.Uint32(b[8:])
+}
+
+// HostReadSize is the size of a HostRead, in bytes.
+const HostReadSize = 16
+
+// HostRead: what memory that HOST_MAP gave holds.
+type HostRead struct {
+	Src  uint64
+	Size uint64 // bytes: at most 4 MiB
+}
+
+// Encode appends the message to e.
+func (m *HostRead) Encode(e *Encoder) { m.put(e.room(HostReadSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *HostRead) Decode(d *Decoder) {
+	if b := d.Bytes(HostReadSize); b != nil {
+		m.get(b)
+	} else {
+		*m = HostRead{}
+	}
+}
+
+func (m *HostRead) put(b []byte) {
+	_ = b[15]
+	binary.LittleEndian.PutUint64(b[0:], m.Src)
+	binary.LittleEndian.PutUint64(b[8:], m.Size)
+}
+
+func (m *HostRead) get(b []byte) {
+	_ = b[15]
+	m.Src = binary.LittleEndian.Uint64(b[0:])
+	m.Size = binary.LittleEndian.Uint64(b[8:])
+}
+
+// HostMergeSize is the size of a HostMerge without what has no fixed size, in bytes.
+const HostMergeSize = 16
+
+// HostMerge: as HOST_WRITE, of the bytes alone that the program has changed, in memory that HOST_MAP gave.
+type HostMerge struct {
+	Dst  uint64
+	Size uint32 // bytes: a multiple of 8, at most 1 MiB
+}
+
+// Encode appends the message to e.
+func (m *HostMerge) Encode(e *Encoder) { m.put(e.room(HostMergeSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *HostMerge) Decode(d *Decoder) {
+	if b := d.Bytes(HostMergeSize); b != nil {
+		m.get(b)
+	} else {
+		*m = HostMerge{}
+	}
+}
+
+func (m *HostMerge) put(b []byte) {
+	_ = b[15]
+	binary.LittleEndian.PutUint64(b[0:], m.Dst)
+	binary.LittleEndian.PutUint32(b[8:], m.Size)
+	clear(b[12:16])
+}
+
+func (m *HostMerge) get(b []byte) {
+	_ = b[15]
+	m.Dst = binary.LittleEndian.Uint64(b[0:])
+	m.Size = binary.LittleEndian.Uint32(b[8:])
 }
 
 // LeaseRequestSize is the size of a LeaseRequest, in bytes.

@@ -68,6 +68,9 @@ func (s *session) realBox(b *desc3D) (C.struct_sl_box, int32) {
 		x: C.uint64_t(b.X), y: C.uint64_t(b.Y), z: C.uint64_t(b.Z),
 		w: C.uint64_t(b.W), h: C.uint64_t(b.H), d: C.uint64_t(b.D),
 	}
+	if b.Memtype == C.CU_MEMORYTYPE_DEVICE && s.host.at(b.Where) != nil {
+		v.memtype = C.CU_MEMORYTYPE_UNIFIED
+	}
 	if b.Memtype == C.CU_MEMORYTYPE_ARRAY {
 		real, ok := s.handle(wire.KindArray, uint32(b.Where))
 		if !ok {

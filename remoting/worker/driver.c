@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -242,6 +243,43 @@ int sl_pinned_alloc(void **p, uint64_t n)
 int sl_pinned_free(void *p)
 {
 	return CU(cuMemFreeHost, p);
+}
+
+int sl_host_map(void **p, uint64_t at, uint64_t n)
+{
+	void *want = (void *)(uintptr_t)at, *got;
+	CUdeviceptr there = 0;
+	int rc = CUDA_ERROR_NOT_SUPPORTED;
+
+	*p = NULL;
+	got = mmap(want, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	if (got == MAP_FAILED)
+		return errno == ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_NOT_SUPPORTED;
+	if (got == want) { /* kernels before 4.17 take the address as a wish */
+		rc = CU(cuMemHostRegister_v2, got, n, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+		if (!rc) {
+			rc = CU(cuMemHostGetDevicePointer_v2, &there, got, 0);
+			if (!rc && there == at) {
+				*p = got;
+				return 0;
+			}
+			CU(cuMemHostUnregister, got);
+			rc = rc ? rc : CUDA_ERROR_NOT_SUPPORTED;
+		}
+	}
+	munmap(got, n);
+	return rc;
+}
+
+void sl_host_unmap(void *p, uint64_t n)
+{
+	CU(cuMemHostUnregister, p); /* fails if its context is gone, which has unregistered it */
+	munmap(p, n);
+}
+
+int sl_stream_sync(uint64_t s)
+{
+	return CU(cuStreamSynchronize, (CUstream)s);
 }
 
 int sl_stream_create(uint64_t *s, uint32_t flags)

@@ -53,6 +53,13 @@ int sl_max_clusters(int *n, uint64_t fn, CUlaunchConfig *cfg, CUlaunchAttribute 
 int sl_potential_block(int *grid, int *block, uint64_t fn, uint64_t smem, int limit, uint32_t flags);
 int sl_pinned_alloc(void **p, uint64_t n);
 int sl_pinned_free(void *p);
+/*
+ * Maps n bytes at the address and registers them with the driver, as portable and mapped at the same address.
+ * NOT_SUPPORTED where this process or the driver has something else there.
+ */
+int sl_host_map(void **p, uint64_t at, uint64_t n);
+void sl_host_unmap(void *p, uint64_t n);
+int sl_stream_sync(uint64_t s);
 
 int sl_stream_create(uint64_t *s, uint32_t flags);
 int sl_stream_destroy(uint64_t s);

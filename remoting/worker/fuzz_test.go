@@ -27,18 +27,19 @@ import (
 // hand, all others from one mould.
 func fakeDriver() string {
 	special := map[string]string{
-		"cuMemHostAlloc":            "(void **p, unsigned long n) { *p = calloc(1, n); return *p ? 0 : 2; }",
-		"cuMemFreeHost":             "(void *p) { free(p); return 0; }",
-		"cuMemAlloc_v2":             "(unsigned long *p, unsigned long n) { static unsigned long at = 1ul << 40; (void)n; *p = at; at += n + (2ul << 20); return odd(); }",
-		"cuDevicePrimaryCtxRetain":  "(unsigned long *p, int d) { *p = 0x1000 + d; return 0; }",
-		"cuLibraryGetKernelCount":   "(unsigned *n) { *n = 3; return odd(); }",
-		"cuLibraryEnumerateKernels": "(unsigned long *k, unsigned n) { for (unsigned i = 0; i < n; i++) k[i] = i + 1; return 0; }",
-		"cuKernelGetName":           "(const char **n) { *n = \"kernel\"; return odd(); }",
-		"cuKernelGetParamInfo":      "(void *k, unsigned long i, unsigned long *o, unsigned long *n) { (void)k; *o = 8 * i; *n = 8; return i < 4 ? 0 : 1; }",
-		"cuMemPoolGetAttribute":     "(void *p, int a, unsigned long *v) { (void)p; *v = a == 5 ? 32ul << 20 : 1ul << 20; return 0; }",
-		"cuStreamIsCapturing":       "(void *s, unsigned *v) { (void)s; *v = count % 5 == 0; count++; return 0; }",
-		"cuInit":                    "(void) { return 0; }",
-		"cuLaunchHostFunc":          "(void) { return 801; }",
+		"cuMemHostAlloc":               "(void **p, unsigned long n) { *p = calloc(1, n); return *p ? 0 : 2; }",
+		"cuMemHostGetDevicePointer_v2": "(unsigned long *d, void *p, unsigned f) { (void)f; *d = (unsigned long)p; return odd(); }",
+		"cuMemFreeHost":                "(void *p) { free(p); return 0; }",
+		"cuMemAlloc_v2":                "(unsigned long *p, unsigned long n) { static unsigned long at = 1ul << 40; (void)n; *p = at; at += n + (2ul << 20); return odd(); }",
+		"cuDevicePrimaryCtxRetain":     "(unsigned long *p, int d) { *p = 0x1000 + d; return 0; }",
+		"cuLibraryGetKernelCount":      "(unsigned *n) { *n = 3; return odd(); }",
+		"cuLibraryEnumerateKernels":    "(unsigned long *k, unsigned n) { for (unsigned i = 0; i < n; i++) k[i] = i + 1; return 0; }",
+		"cuKernelGetName":              "(const char **n) { *n = \"kernel\"; return odd(); }",
+		"cuKernelGetParamInfo":         "(void *k, unsigned long i, unsigned long *o, unsigned long *n) { (void)k; *o = 8 * i; *n = 8; return i < 4 ? 0 : 1; }",
+		"cuMemPoolGetAttribute":        "(void *p, int a, unsigned long *v) { (void)p; *v = a == 5 ? 32ul << 20 : 1ul << 20; return 0; }",
+		"cuStreamIsCapturing":          "(void *s, unsigned *v) { (void)s; *v = count % 5 == 0; count++; return 0; }",
+		"cuInit":                       "(void) { return 0; }",
+		"cuLaunchHostFunc":             "(void) { return 801; }",
 	}
 	// What a driver cannot free it still holds, and rightly charged: not here.
 	for _, n := range []string{"cuEventSynchronize", "cuCtxSynchronize", "cuCtxSetCurrent", "cuMemFree_v2", "cuMemRelease", "cuMemUnmap", "cuArrayDestroy"} {
@@ -217,6 +218,10 @@ func seedFrames() [][]byte {
 		cat(activate, frame(opCuArray3DCreate_v2, 2, array3DPayload(1, 32, 0)), frame(opCuMipmappedArrayCreate, 3, array3DPayload(1, 2, 0), u32(3)),
 			frame(opCuMipmappedArrayCreate, 4, array3DPayload(2, 2, 2), u32(3)), frame(opCuMipmappedArrayGetLevel, 5, u32(9), u32(2), u32(1))),
 	}
+	const at = 0x6a0000000000
+	all = append(all, cat(activate, frame(wire.OpHostMap, 2, u64(at), u64(8192)), frame(wire.OpHostWrite, 0, u64(at+8), u32(0), u32(0), make([]byte, 100)),
+		frame(wire.OpHostMerge, 0, u64(at), u32(16), u32(0), []byte{1, 255}, make([]byte, 16)), frame(wire.OpHostRead, 3, u64(at), u64(8192)),
+		frame(wire.OpHostWrite, 0, u64(1<<40), u32(0), u32(0), make([]byte, 100)), frame(wire.OpHostUnmap, 0, u64(at))))
 	// Every operation of the table once, with a payload of zeroes.
 	for op := range opNames {
 		all = append(all, cat(activate, frame(uint16(op), 2, make([]byte, 64))))

@@ -206,6 +206,9 @@ func (h *hostfns) ahead() {
 				continue
 			}
 			err := s.rd.ReadAhead(0, func(r *wire.Request, p []byte) bool {
+				if s.hostAhead(r, p) {
+					return true
+				}
 				var m wire.HostFnDone
 				d := wire.NewDecoder(p)
 				m.Decode(d)

@@ -85,6 +85,7 @@ type session struct {
 	mem      memory
 	images   images
 	in       inStaging
+	host     hostMaps
 	refused  map[string]bool
 	kept     int                // bytes, see keep
 	parts    map[ref][]ref      // by what they are part of
@@ -190,11 +191,9 @@ func (s *session) frame() (int32, error) {
 		s.violation(fmt.Sprintf("not allowed in a session of kind %s", wire.SessionName(s.kind)))
 		return 0, nil
 	}
-	if h.Op == wire.OpCopyIn {
-		return s.copyInFrame()
-	}
-	if h.Op == wire.OpCopyIn3D {
-		return s.copyIn3DFrame()
+	switch h.Op {
+	case wire.OpCopyIn, wire.OpCopyIn3D, wire.OpHostWrite, wire.OpHostMerge:
+		return s.bulkFrame()
 	}
 	p, err := s.rd.Payload()
 	s.rd.Done()
@@ -225,6 +224,12 @@ func (s *session) frame() (int32, error) {
 	switch h.Op {
 	case wire.OpLaunch:
 		return s.launch(p), nil
+	case wire.OpHostRead:
+		return s.hostReadFrame(p), nil
+	case wire.OpHostMap:
+		return s.hostMap(p), nil
+	case wire.OpHostUnmap:
+		return s.hostUnmap(p), nil
 	case wire.OpThreadStream:
 		return s.threadStream(p), nil
 	case wire.OpImageLoad:
@@ -253,6 +258,20 @@ func (s *session) frame() (int32, error) {
 		return 0, nil
 	}
 	return rc, nil
+}
+
+// bulkFrame executes a frame whose bytes are read to where they belong.
+func (s *session) bulkFrame() (int32, error) {
+	switch s.hdr.Op {
+	case wire.OpCopyIn:
+		return s.copyInFrame()
+	case wire.OpCopyIn3D:
+		return s.copyIn3DFrame()
+	case wire.OpHostWrite:
+		return s.hostWriteFrame()
+	default:
+		return s.hostMergeFrame()
+	}
 }
 
 // wantCtx makes sure that the client's context is current on the executor's thread.

@@ -8,6 +8,7 @@
  *	array W H	cuArrayCreate of W x H floats	-> RESULT
  *	pool N		cuMemAllocAsync, synchronised	-> RESULT
  *	managed N	cuMemAllocManaged		-> RESULT
+ *	ipc I		cuIpcGetMemHandle of the I-th allocation	-> RESULT
  *	vmm N		cuMemCreate of N bytes		-> RESULT
  *	free I		free the I-th allocation	-> RESULT
  *	trim		give the pool's memory back	-> RESULT
@@ -162,6 +163,10 @@ int main(void)
 		} else if (!strcmp(what, "managed")) {
 			rc = F(cuMemAllocManaged, (unsigned long long *, size_t, unsigned int))(&d, a, 1);
 			hold(rc, MEM, d);
+		} else if (!strcmp(what, "ipc")) {
+			char handle[64];
+
+			rc = a < nheld ? F(cuIpcGetMemHandle, (void *, unsigned long long))(handle, held[a].handle) : 1;
 		} else if (!strcmp(what, "vmm")) {
 			struct allocation_prop prop = { .type = 1, .location = { 1, 0 } };
 

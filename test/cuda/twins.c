@@ -465,3 +465,71 @@ SIM_KERNEL(adam, SIM_PARAMS(8, 8, 8, 8, 4, 4))
 		w[i] -= rate * m[i] / (root(v[i]) + 1e-8f);
 	}
 }
+
+/* zerocopy.cu */
+
+static void zc_add_words(struct sim_launch *sim, const unsigned int *in, unsigned int *out, int n, unsigned int what)
+{
+	sim_check(in, n * sizeof(*in));
+	sim_check(out, n * sizeof(*out));
+	for (int i = 0; i < n; i++)
+		out[i] = in[i] + what;
+}
+
+SIM_KERNEL(zc_add, SIM_PARAMS(8, 8, 4, 4))
+{
+	zc_add_words(sim, SIM_ARG(0, const unsigned int *), SIM_ARG(1, unsigned int *), SIM_ARG(2, int), SIM_ARG(3, unsigned int));
+}
+
+struct zc_job {
+	const unsigned int *in;
+	unsigned int *out;
+	int n;
+};
+
+SIM_KERNEL(zc_job, SIM_PARAMS(24, 4))
+{
+	struct zc_job j = SIM_ARG(0, struct zc_job);
+
+	zc_add_words(sim, j.in, j.out, j.n, SIM_ARG(1, unsigned int));
+}
+
+SIM_KERNEL(zc_odd, SIM_PARAMS(8, 4, 4))
+{
+	unsigned int *v = SIM_ARG(0, unsigned int *);
+	int n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	for (int i = 1; i < n; i += 2)
+		v[i] = SIM_ARG(2, unsigned int);
+}
+
+SIM_KERNEL(zc_hold, SIM_PARAMS(8))
+{
+	sim_cost_ns(SIM_ARG(0, long long));
+}
+
+/* managed.cu */
+
+SIM_KERNEL(mg_add, SIM_PARAMS(8, 4, 4))
+{
+	unsigned int *v = SIM_ARG(0, unsigned int *);
+	int n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	for (int i = 0; i < n; i++)
+		v[i] += SIM_ARG(2, unsigned int);
+}
+
+struct mg_node {
+	struct mg_node *next;
+	unsigned int value;
+};
+
+SIM_KERNEL(mg_walk, SIM_PARAMS(8, 4))
+{
+	for (struct mg_node *n = SIM_ARG(0, struct mg_node *); n; n = n->next) {
+		sim_check(n, sizeof(*n));
+		n->value += SIM_ARG(1, unsigned int);
+	}
+}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -246,4 +248,54 @@ func TestImageBeyondTheLimit(t *testing.T) {
 	if said := a.stderr.String(); !strings.Contains(said, "image of 2147483649 bytes") {
 		t.Errorf("stderr says %q, want the size of the image", said)
 	}
+}
+
+// TestManagedCap: managed memory counts as device memory, in small blocks too, and comes back whole.
+func TestManagedCap(t *testing.T) {
+	w := startWorker(t, workerOptions{})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	const big = 300 << 20
+	cmd := exec.CommandContext(ctx, built("bin/sluice"), "run", "--worker", w.addr, "--lib", built("shim"), "--mem", "512M", "--", built("test/agent"))
+	cmd.Env = append(os.Environ(), w.env...)
+	in := fmt.Sprintf("info\nmanaged %d\nmanaged %d\nfree 0\nmanaged %d\nfree 1\n", big, big, big)
+	for range 1000 {
+		in += "managed 100\n"
+	}
+	in += "info\n"
+	for i := range 1000 {
+		in += fmt.Sprintf("free %d\n", i+2)
+	}
+	cmd.Stdin = strings.NewReader(in + "info\n")
+	r := finish(t, ctx, cmd)
+	var got []string
+	for line := range strings.Lines(r.stdout) {
+		got = append(got, strings.TrimSpace(line))
+	}
+	if r.status != 0 || len(got) != 1+6+1000+1+1000+1 {
+		t.Fatalf("status %d, %d lines: %s%s", r.status, len(got), strings.Join(got[:min(len(got), 12)], "; "), r.stderr)
+	}
+	before, blocks, after := got[1], got[1007], got[len(got)-1]
+	if want := []string{"0", "2", "0", "0", "0"}; !slices.Equal(codes(got[2:7]), want) {
+		t.Errorf("results %v, want %v", got[2:7], want)
+	}
+	if after != before {
+		t.Errorf("memory before: %q, after: %q", before, after)
+	}
+	var was, is, total uint64
+	fmt.Sscanf(before, "0 %d %d", &was, &total)
+	fmt.Sscanf(blocks, "0 %d %d", &is, &total)
+	if used := was - is; used < 1000*4096 || used > 8<<20 {
+		t.Errorf("1000 blocks of 100 bytes take %d bytes", used)
+	}
+}
+
+// codes are the results of lines that begin with them.
+func codes(lines []string) []string {
+	var c []string
+	for _, l := range lines {
+		code, _, _ := strings.Cut(l, " ")
+		c = append(c, code)
+	}
+	return c
 }

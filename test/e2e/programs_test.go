@@ -28,6 +28,8 @@ var programs = []struct {
 	{name: "threads", want: "threads: 6 threads, sum 59016\n"},
 	{name: "memcheck", args: []string{"512"}, want: "memcheck: what is reported free can be allocated\n"},
 	{name: "pinned", want: "pinned: sum 4293918720\n"},
+	{name: "zerocopy", want: "zerocopy: 1048576 words each way\n"},
+	{name: "managed", want: "managed: 3145728 words, 700 nodes\n"},
 	{name: "errors", args: []string{"plain"}, want: "errors: plain errors are refused and forgotten\n"},
 	{name: "errors", args: []string{"illegal"}, want: "errors: an illegal address stays\n"},
 	{name: "fork", want: "fork: sum 90, a late child gets cudaErrorInitializationError\n"},
@@ -146,14 +148,14 @@ func TestRefused(t *testing.T) {
 	defer cancel()
 	cmd := w.direct(ctx, built("test/agent"))
 	cmd.Env = append(cmd.Env, "SLUICE_LOG=warn")
-	cmd.Stdin = strings.NewReader("managed 1048576\nmanaged 1048576\nmem 1048576\n")
+	cmd.Stdin = strings.NewReader("mem 1048576\nipc 0\nipc 0\nmem 1048576\n")
 	r := finish(t, ctx, cmd)
 	lines := strings.Split(r.stdout, "\n")
-	if r.status != 0 || len(lines) < 4 || !strings.HasPrefix(lines[1], "801 ") || !strings.HasPrefix(lines[2], "801 ") || !strings.HasPrefix(lines[3], "0 ") {
+	if r.status != 0 || len(lines) < 5 || !strings.HasPrefix(lines[2], "801 ") || !strings.HasPrefix(lines[3], "801 ") || !strings.HasPrefix(lines[4], "0 ") {
 		t.Errorf("status %d: %q, %s", r.status, r.stdout, r.stderr)
 	}
-	if strings.Count(r.stderr, "cuMemAllocManaged") != 1 {
-		t.Errorf("the log names cuMemAllocManaged not once: %s", r.stderr)
+	if strings.Count(r.stderr, "cuIpcGetMemHandle") != 1 {
+		t.Errorf("the log names cuIpcGetMemHandle not once: %s", r.stderr)
 	}
 }
 

@@ -1,0 +1,82 @@
+/*
+ * Mirrors: memory of this process that kernels reach, at the same address on both sides.
+ *
+ * The worker has the other side: host memory of the owner's for page-locked memory
+ * (HOST_MAP), device memory for managed memory. A page here is in one of three states:
+ *
+ *	stale	the GPU may have written to the other side; the program cannot touch it
+ *	same	both sides are equal; the program can read it
+ *	written	the program has written to it since; it can do what it likes
+ *
+ * Before work that may read it, what was written is sent (sl_mirror_send). After a wait
+ * for work, every page is stale (sl_mirror_stale). What the program touches in between
+ * is fetched, or noted as written, by a fault (trap.h). So a program pays for what it
+ * touches, and for nothing where it has no mirrors.
+ *
+ * Of page-locked memory only the bytes that were changed are sent, for the GPU may write
+ * to their neighbours at the same time. Of managed memory a page is one side's at a time,
+ * as CUDA has it where CONCURRENT_MANAGED_ACCESS is 0.
+ */
+#ifndef SLUICE_MIRROR_H
+#define SLUICE_MIRROR_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuabi.h"
+#include "ranges.h"
+
+#define SL_MIRROR_PAGE ((size_t)4096)
+
+extern _Atomic unsigned sl_mirrors;
+
+/* An address for so much page-locked memory that a worker is likely to have free too, mapped; NULL if memory ran out. */
+void *sl_mirror_place(size_t n);
+
+/*
+ * Lets kernels of the current context reach page-locked memory of n bytes at base, whole
+ * pages that sl_mirror_place gave. Nothing happens if they do already. NOT_SUPPORTED,
+ * logged, if that cannot be.
+ */
+CUresult sl_mirror_pinned(uint64_t base, size_t n);
+
+/* Makes device memory [base, base+n) of the current context, whole pages, the program's too. It holds zeroes on both sides. */
+CUresult sl_mirror_managed(uint64_t base, size_t n);
+
+/* The mirror at base ends; its memory here is the caller's, and may be read and written. */
+void sl_mirror_drop(uint64_t base);
+void sl_mirror_drop_ctx(uint32_t ctx_id);
+
+/* managed.c: frees managed memory whose range is no more; forgets that of a context that is going. */
+CUresult sl_managed_free(const struct sl_range *r);
+void sl_managed_drop_ctx(uint32_t ctx_id);
+/* Device memory of n bytes, without a range. memory.c */
+CUresult sl_device_alloc(CUdeviceptr *p, size_t n);
+
+bool sl_mirror_has_slow(uint64_t p);
+void sl_mirror_send_slow(void);
+void sl_mirror_stale_slow(void);
+
+/* Whether p lies in a mirror. */
+static inline bool sl_mirror_has(uint64_t p)
+{
+	return __builtin_expect(atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0) && sl_mirror_has_slow(p);
+}
+
+/* Before work that may read what the program has written. */
+static inline void sl_mirror_send(void)
+{
+	if (__builtin_expect(atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0))
+		sl_mirror_send_slow();
+}
+
+/* After a wait for work that may have written what the program reads. */
+static inline void sl_mirror_stale(void)
+{
+	if (__builtin_expect(atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0))
+		sl_mirror_stale_slow();
+}
+
+#endif

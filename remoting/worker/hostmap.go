@@ -1,0 +1,267 @@
+package worker
+
+// Host memory that kernels reach.
+//
+// Page-locked memory of the client's has its like here, at the same address, registered
+// with the driver: what a kernel reads and writes at that address is this memory. The
+// client keeps the two equal. It sends what its program has written (HOST_WRITE,
+// HOST_MERGE) before work that could read it, and fetches what the GPU has written
+// (HOST_READ) after it has waited. Memory of the device's that the program writes too is
+// written by HOST_WRITE as well, and read by COPY_OUT.
+//
+// The executor does all of this in its order, with one exception: a function of the
+// client's that a stream calls reads and writes this memory, and what it has written must
+// be there before the stream goes on behind it. So whoever reads ahead of a stuck executor
+// for the function's answer (hostfns.go) carries out what it finds on the way. That is why
+// the reader stays locked until bytes are written.
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+const (
+	hostPage = 4096
+	// hostTop is the end of the addresses that a process of this machine may have.
+	hostTop = 1 << 47
+)
+
+// hostMap is one HOST_MAP's memory.
+type hostMap struct {
+	base uint64
+	mem  []byte
+}
+
+// hostMaps has a session's maps by their addresses.
+type hostMaps struct {
+	mu    sync.Mutex // guards maps, which the executor alone changes
+	maps  []hostMap
+	bytes uint64
+}
+
+// find gives the place of the first map that ends above p. The lock is held.
+func (h *hostMaps) find(p uint64) int {
+	i, _ := slices.BinarySearchFunc(h.maps, p, func(m hostMap, p uint64) int {
+		if m.base+uint64(len(m.mem)) <= p {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+// at gives the bytes of a map from p on, nil if p is in none.
+func (h *hostMaps) at(p uint64) []byte {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := h.find(p)
+	if i == len(h.maps) || h.maps[i].base > p {
+		return nil
+	}
+	return h.maps[i].mem[p-h.maps[i].base:]
+}
+
+func (s *session) hostMap(p []byte) int32 {
+	var m wire.HostMap
+	s.dec.Reset(p)
+	m.Decode(&s.dec)
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	if m.Size == 0 || (m.Address|m.Size)%hostPage != 0 || m.Address < hostPage || m.Address >= hostTop || m.Size > hostTop-m.Address {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	h := &s.host
+	if m.Size > wire.MaxHostMap-h.bytes {
+		s.log.Warn("host memory that kernels reach is refused", "bytes", m.Size, "has", h.bytes, "limit", uint64(wire.MaxHostMap))
+		return C.CUDA_ERROR_OUT_OF_MEMORY
+	}
+	mem, rc := mapAt(m.Address, m.Size)
+	if rc != 0 {
+		s.log.Warn("host memory that kernels reach is refused", "bytes", m.Size, "address", m.Address, "result", rc)
+		return rc
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.bytes += m.Size
+	h.maps = slices.Insert(h.maps, h.find(m.Address), hostMap{m.Address, mem})
+	return 0
+}
+
+// mapAt maps and registers memory at an address that nothing else of this process has.
+func mapAt(addr, size uint64) ([]byte, int32) {
+	var p unsafe.Pointer
+	if rc := int32(C.sl_host_map(&p, C.uint64_t(addr), C.uint64_t(size))); rc != 0 {
+		return nil, rc
+	}
+	return unsafe.Slice((*byte)(p), size), 0
+}
+
+func (s *session) hostUnmap(p []byte) int32 {
+	var m wire.HostUnmap
+	s.dec.Reset(p)
+	m.Decode(&s.dec)
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	h := &s.host
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := h.find(m.Address)
+	if i == len(h.maps) || h.maps[i].base != m.Address {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	mem := h.maps[i].mem
+	h.maps = slices.Delete(h.maps, i, i+1)
+	h.bytes -= uint64(len(mem))
+	C.sl_host_unmap(unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem)))
+	return 0
+}
+
+// hostWriteFrame writes a frame's bytes to memory that kernels reach. The reader is
+// locked when it begins, and unlocked when it returns.
+func (s *session) hostWriteFrame() (int32, error) {
+	p, err := s.rd.Peek(wire.HostWriteSize)
+	if err != nil || s.rd.Left() > wire.MaxCopyIn {
+		s.rd.Done()
+		return s.malformed(s.hdr.Op), nil
+	}
+	var m wire.HostWrite
+	s.dec.Reset(p)
+	m.Decode(&s.dec)
+	if mem := s.host.at(m.Dst); mem != nil {
+		f := source{rd: s.rd}
+		n := f.left()
+		if n > len(mem) {
+			return C.CUDA_ERROR_INVALID_VALUE, f.end()
+		}
+		return 0, errors.Join(f.read(mem[:n]), f.end())
+	}
+	f, err := s.source()
+	if err != nil {
+		return 0, err
+	}
+	s.given = m.Stream
+	rc, err := s.copyIn(&f, m.Dst, m.Stream)
+	if err = errors.Join(err, f.end()); rc != 0 || err != nil {
+		return rc, err
+	}
+	s.in.close(s)
+	stream, _ := s.handle(wire.KindStream, m.Stream)
+	s.gates.StepOut()
+	return int32(C.sl_stream_sync(C.uint64_t(stream))), nil
+}
+
+// hostMergeFrame writes the bytes that the client's program has changed, and leaves
+// their neighbours to the GPU. The reader is locked when it begins, and unlocked when it
+// returns.
+func (s *session) hostMergeFrame() (int32, error) {
+	defer s.rd.Done()
+	p, err := s.rd.Payload()
+	if err != nil {
+		return 0, err
+	}
+	s.dec.Reset(p)
+	rc, ok := s.host.merge(&s.dec)
+	if !ok {
+		return s.malformed(s.hdr.Op), nil
+	}
+	return rc, nil
+}
+
+// merge carries out a HOST_MERGE. It is false if the payload is malformed.
+func (h *hostMaps) merge(d *wire.Decoder) (int32, bool) {
+	var m wire.HostMerge
+	m.Decode(d)
+	n := int(m.Size)
+	if d.Err() != nil || n == 0 || n%8 != 0 || n > wire.MaxMerge || d.Left() != n/8+n {
+		return 0, false
+	}
+	mask, b := d.Bytes(n/8), d.Bytes(n)
+	mem := h.at(m.Dst)
+	if n > len(mem) {
+		return C.CUDA_ERROR_INVALID_VALUE, true
+	}
+	merge(mem[:n], b, mask)
+	return 0, true
+}
+
+// hostRead answers with the bytes of memory that kernels reach.
+func (s *session) hostRead(call uint32, d *wire.Decoder) (int32, bool) {
+	var m wire.HostRead
+	m.Decode(d)
+	if d.Done() != nil || call == 0 || m.Size == 0 || m.Size > wire.MaxCopyIn {
+		return 0, false
+	}
+	mem := s.host.at(m.Src)
+	if m.Size > uint64(len(mem)) {
+		return C.CUDA_ERROR_INVALID_VALUE, true
+	}
+	if err := s.reply(wire.OpHostRead, call, 0, mem[:m.Size]); err != nil {
+		s.leave("reply", err)
+	}
+	return 0, true
+}
+
+// hostReadFrame is hostRead for the executor.
+func (s *session) hostReadFrame(p []byte) int32 {
+	s.dec.Reset(p)
+	rc, ok := s.hostRead(s.hdr.Call, &s.dec)
+	if !ok {
+		return s.malformed(s.hdr.Op)
+	}
+	s.pending = rc == 0
+	return rc
+}
+
+// hostAhead carries out an operation that was read ahead of a stuck executor, if that
+// needs no driver. The reader is locked.
+func (s *session) hostAhead(r *wire.Request, payload []byte) bool {
+	d, h := wire.NewDecoder(payload), &s.host
+	switch r.Op {
+	case wire.OpHostRead:
+		rc, ok := s.hostRead(r.Call, d)
+		return ok && rc == 0
+	case wire.OpHostWrite:
+		var m wire.HostWrite
+		m.Decode(d)
+		b := d.Rest()
+		mem := h.at(m.Dst)
+		if d.Err() != nil || len(b) > len(mem) {
+			return false
+		}
+		copy(mem, b)
+		return true
+	case wire.OpHostMerge:
+		rc, ok := h.merge(d)
+		return ok && rc == 0
+	}
+	return false
+}
+
+// merge copies the bytes of b whose bits are set in mask.
+func merge(mem, b, mask []byte) {
+	for k, bits := range mask {
+		to, from := mem[8*k:8*k+8], b[8*k:8*k+8]
+		switch bits {
+		case 0:
+		case 0xff:
+			copy(to, from)
+		default:
+			for i := range to {
+				if bits>>i&1 != 0 {
+					to[i] = from[i]
+				}
+			}
+		}
+	}
+}
