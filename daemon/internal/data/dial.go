@@ -16,10 +16,10 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// tries is how often a connection is made for one ticket.
+// tries is how many connections are tried for one ticket.
 const tries = 4
 
-// Dialer is a host's side.
+// Dialer is the host's side.
 type Dialer struct {
 	Encrypt   bool
 	KeepAlive time.Duration // as wire.Tune has it; 0: 10 s
@@ -27,11 +27,10 @@ type Dialer struct {
 	Log       *slog.Logger
 }
 
-// Open has owner offer the session and connects to it. addr is where the owner's
-// control port is (HOST:PORT): its host is taken where the offer names none. host
-// is this node. The file is the client's end: a blocking socket, which the caller
-// closes. Errors are *lease.Error of the owner, or wrap ErrRefused, or say that
-// the owner cannot be reached.
+// Open asks owner to offer the session and connects to it. addr is the owner's control port
+// (HOST:PORT): its host is used if the offer names none. host is this node. The file is the
+// client's end: a blocking socket, which the caller closes. Errors are *lease.Error of the
+// owner, or wrap ErrRefused, or say that the owner cannot be reached.
 func (d *Dialer) Open(ctx context.Context, owner lease.Owner, addr, host string, r lease.SessionRequest) (*os.File, error) {
 	var key tls.Certificate
 	r.Encrypt, r.CertHash = d.Encrypt, nil
@@ -60,8 +59,8 @@ func (d *Dialer) Open(ctx context.Context, owner lease.Owner, addr, host string,
 func (d *Dialer) dial(ctx context.Context, addr string, o lease.Offer, key tls.Certificate, uid uint32) (*os.File, error) {
 	c, err := d.connect(ctx, addr, o)
 	for n := 1; n < tries && errors.Is(err, errNoChallenge) && ctx.Err() == nil; n++ {
-		// An owner that is flooded drops the oldest who have said nothing; the
-		// ticket is as good as it was.
+		// An owner that is flooded drops the oldest connections that have sent nothing. The
+		// ticket is still good.
 		time.Sleep(time.Duration(n) * 10 * time.Millisecond)
 		c, err = d.connect(ctx, addr, o)
 	}
@@ -109,7 +108,7 @@ func (d *Dialer) dial(ctx context.Context, addr string, o lease.Offer, key tls.C
 	return blocking(inner)
 }
 
-// connect answers a connection whose ticket is used up.
+// connect returns a connection that has used its ticket.
 func (d *Dialer) connect(ctx context.Context, addr string, o lease.Offer) (*net.TCPConn, error) {
 	c, err := (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -141,8 +140,8 @@ func control(file *os.File, f func(fd int) error) error {
 	return ferr
 }
 
-// blocking makes the socket as a C program expects it: the flag is the open
-// socket's, and goes with it to another process.
+// blocking makes the socket blocking, as a C program expects it. The flag belongs to the open
+// socket, and goes with it to another process.
 func blocking(f *os.File) (*os.File, error) {
 	if err := control(f, func(fd int) error { return unix.SetNonblock(fd, false) }); err != nil {
 		_ = f.Close()
@@ -151,14 +150,14 @@ func blocking(f *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// socketPair is a session's end and the relay's.
+// socketPair returns the session's end and the relay's.
 func socketPair() (inner, outer *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("data connection: socket pair: %w", err)
 	}
 	for _, fd := range fds {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 1<<20) // less is slower, not wrong
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 1<<20) // a smaller buffer is only slower
 	}
 	return os.NewFile(uintptr(fds[0]), "session"), os.NewFile(uintptr(fds[1]), "relay"), nil
 }

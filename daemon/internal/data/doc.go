@@ -1,7 +1,6 @@
-// Package data opens the connections that sessions flow through: tickets, the
-// challenge and response that uses one up, the listener of an owner, the dialling
-// of a host, and the relays of encrypted connections. It moves no byte of a
-// session itself: a connected socket is handed on to who does.
+// Package data opens the connections of sessions: tickets, the challenge and response that use
+// a ticket, the listener of an owner, the dialer of a host, and the relays of encrypted
+// connections. It moves no byte of a session itself: it passes on the connected socket.
 //
 //	host                                        owner
 //	  Dialer.Open: Offer over gRPC        ->    Server.Offer: ticket, secret
@@ -10,6 +9,6 @@
 //	  RESPONSE (proof)                    ->    ticket used up; Config.Admit takes the socket
 //	  hands the socket to the shim        <-    RESULT
 //
-// The layout is in docs/protocol.md. Both proofs are HMACs with the secret, which
-// came over gRPC and never crosses this connection.
+// docs/protocol.md has the layout. Both proofs are HMACs with the secret, which came over gRPC
+// and never crosses this connection.
 package data

@@ -12,15 +12,14 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// Sentinels for what a caller decides on.
+// Errors by which callers decide.
 var (
-	// ErrRefused says that the other side did not prove what it should, or
-	// that it refused us.
+	// ErrRefused says that the other side failed its proof, or that it refused this side.
 	ErrRefused = errors.New("data connection refused")
-	// errNoChallenge is of a connection that ended before the owner said
-	// anything: the ticket is not used.
-	errNoChallenge = errors.New("the owner does not know the ticket, or is no sluiced")
-	// errStranger is of a connection that did not get as far as a ticket.
+	// errNoChallenge says that the connection ended before the owner sent anything: the ticket
+	// is not used.
+	errNoChallenge = errors.New("the owner does not know the ticket, or is not sluiced")
+	// errStranger says that the connection did not get as far as a ticket.
 	errStranger = errors.New("no ticket")
 )
 
@@ -69,8 +68,8 @@ func parseHello(b *[helloSize]byte) (h hello, err error) {
 	return h, nil
 }
 
-// proof is what one side shows: that it has the secret, and has seen all that was
-// said so far. role keeps one side's proof from being the other's.
+// proof is what a side sends to show that it has the secret and has seen all messages so far.
+// role keeps one side's proof from being the other's.
 func proof(secret *[32]byte, role string, hello *[helloSize]byte, nonce *[32]byte) [sha256.Size]byte {
 	m := hmac.New(sha256.New, secret[:])
 	m.Write([]byte(role))
@@ -84,8 +83,7 @@ const (
 	roleClient = "client"
 )
 
-// respond is the client's side up to and with the result. The caller sets the
-// deadline.
+// respond is the client's side up to the result, which it reads. The caller sets the deadline.
 func respond(rw io.ReadWriter, ticket [16]byte, secret [32]byte, encrypted bool) error {
 	h := hello{ticket: ticket}
 	if encrypted {
@@ -103,7 +101,7 @@ func respond(rw io.ReadWriter, ticket [16]byte, secret [32]byte, encrypted bool)
 	nonce := [32]byte(c[:32])
 	want := proof(&secret, roleServer, &first, &nonce)
 	if !hmac.Equal(want[:], c[32:]) {
-		return fmt.Errorf("%w: who answers is not the owner that offered the session", ErrRefused)
+		return fmt.Errorf("%w: the other side is not the owner that offered the session", ErrRefused)
 	}
 	mine := proof(&secret, roleClient, &first, &nonce)
 	if _, err := rw.Write(mine[:]); err != nil {

@@ -18,22 +18,21 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// An owner's side. Serve accepts and gives each connection a goroutine, of which
-// there are as many as limit.Table lets be; the goroutine ends with the handshake.
-// The only shared state is the tickets, which have their own lock.
+// The owner's side. Serve accepts connections and gives each a goroutine, as many as
+// limit.Table admits. The goroutine ends with the handshake. The only shared state is the
+// tickets, which have a lock of their own.
 
-// Times of an owner's side.
+// Time limits of the owner's side.
 const (
 	handshakeTime = 5 * time.Second
-	// admitTime is how long a worker may take: a cold start on several GPUs is
-	// seconds.
+	// admitTime is how long a worker may take: a cold start on several GPUs takes seconds.
 	admitTime = 60 * time.Second
 )
 
 // Config of a Server.
 type Config struct {
-	// Addr stands in offers: HOST:PORT, or :PORT for the address by which the
-	// host reaches this node's control port.
+	// Addr is the address in offers: HOST:PORT, or :PORT for the address by which the host
+	// reaches this node's control port.
 	Addr       string
 	TicketLife time.Duration // 0: 10 s
 	PerLease   int           // tickets that a lease may have out; 0: 64
@@ -42,12 +41,11 @@ type Config struct {
 	Relay      Relay
 	Bounds     limit.Bounds // zero: the defaults of package limit
 
-	// Admit gives the connection to a worker. It has conn from then on, and
-	// closes it whatever comes. Its error is told to the host.
+	// Admit passes the connection to a worker. From then on it owns conn, and closes it in any
+	// case. The host receives its error.
 	Admit func(ctx context.Context, r lease.SessionRequest, conn *os.File) error
-	// Refused, if set, is told of a connection that was turned away, at most
-	// some in a second; the request is zero where no ticket names one. It
-	// must not block.
+	// Refused, if set, is called for refused connections, at most a few times a second. The
+	// request is zero if no ticket names one. Refused must not block.
 	Refused func(remote net.Addr, r lease.SessionRequest, reason string)
 	Log     *slog.Logger
 }
@@ -60,7 +58,7 @@ type Server struct {
 	reports limit.Reports
 }
 
-// NewServer makes a server; Serve runs it.
+// NewServer makes a server. Serve runs it.
 func NewServer(cfg Config) *Server {
 	if cfg.TicketLife <= 0 {
 		cfg.TicketLife = 10 * time.Second
@@ -80,8 +78,7 @@ func NewServer(cfg Config) *Server {
 	return &Server{cfg: cfg, tickets: newTickets(cfg.TicketLife, cfg.PerLease), table: limit.New(cfg.Bounds)}
 }
 
-// Offer makes the ticket for a session. Whether there may be one has been decided
-// before.
+// Offer makes the ticket of a session. The caller has decided that the session may be opened.
 func (s *Server) Offer(r lease.SessionRequest) (lease.Offer, error) {
 	o := lease.Offer{Addr: s.cfg.Addr}
 	if s.cfg.Encrypt != nil && s.cfg.Encrypt() && !r.Encrypt {
@@ -102,11 +99,11 @@ func (s *Server) Offer(r lease.SessionRequest) (lease.Offer, error) {
 	return o, err
 }
 
-// Dropped is how many connections were closed to make room for others.
+// Dropped returns how many connections were closed to make room for others.
 func (s *Server) Dropped() uint64 { return s.table.Dropped() }
 
-// Serve accepts connections until ctx ends or l fails, and returns when the
-// handshakes in flight have ended.
+// Serve accepts connections until ctx ends or l fails. It returns when the handshakes in
+// progress have ended.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
@@ -121,8 +118,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			if errors.Is(err, net.ErrClosed) {
 				return fmt.Errorf("data port: %w", err)
 			}
-			// Out of descriptors, mostly: the connections that are there
-			// end within handshakeTime.
+			// This is mostly a lack of descriptors: the present connections end within
+			// handshakeTime.
 			s.cfg.Log.Warn("data port", "error", err)
 			select {
 			case <-ctx.Done():
@@ -135,8 +132,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		go func() {
 			defer wg.Done()
 			defer counted.Close()
-			// The end of the daemon waits for nobody who has yet to speak;
-			// results are still written.
+			// When the daemon ends it does not wait for messages that have yet to come. Results
+			// are still written.
 			defer context.AfterFunc(ctx, func() { _ = counted.SetReadDeadline(time.Unix(1, 0)) })()
 			if r, err := s.handshake(ctx, counted); err != nil {
 				s.refused(c.RemoteAddr(), r, err)
@@ -156,8 +153,8 @@ func (s *Server) refused(remote net.Addr, r lease.SessionRequest, err error) {
 	}
 }
 
-// handshake is an owner's side of the protocol. Until the response is right, the
-// other side learns nothing but that this is sluiced.
+// handshake is the owner's side of the protocol. Until the response is right, the other side
+// learns only that this is sluiced.
 func (s *Server) handshake(ctx context.Context, c *limit.Conn) (r lease.SessionRequest, err error) {
 	_ = c.SetDeadline(time.Now().Add(handshakeTime))
 	var first [helloSize]byte
@@ -172,8 +169,8 @@ func (s *Server) handshake(ctx context.Context, c *limit.Conn) (r lease.SessionR
 	if err != nil {
 		return r, err
 	}
-	// Nobody guesses the number of a ticket: from here on the connection makes
-	// room for no stranger's. It still has its few seconds only.
+	// A ticket's number cannot be guessed: from here on the connection is not dropped for a
+	// stranger's. It still has only its few seconds.
 	if !c.Trust(limit.Host(c)) {
 		return r, fmt.Errorf("%w: too many connections are being admitted from there", ErrRefused)
 	}
@@ -204,8 +201,8 @@ func (s *Server) handshake(ctx context.Context, c *limit.Conn) (r lease.SessionR
 			reason = reason[:maxReason]
 		}
 	}
-	// The worker says nothing before the client's HELLO, and that comes after
-	// this: so it may be written to a socket that is the worker's already.
+	// The worker sends nothing before the client's HELLO, which comes after this result: so the
+	// result may be written to a socket that the worker already has.
 	_ = c.SetWriteDeadline(time.Now().Add(handshakeTime))
 	if _, werr := c.Write(result(reason)); err == nil && werr != nil {
 		err = fmt.Errorf("%w: the host left: %w", ErrRefused, werr)
@@ -238,9 +235,9 @@ func (s *Server) admit(ctx context.Context, c net.Conn, k *ticket) error {
 		_ = outer.Close()
 		return err
 	}
-	// Only now: a relay waits relayTime for the host's, which is told after the
-	// result. So nobody waits for it here either. If it fails, the worker sees the
-	// end.
+	// The relay starts only now: it waits up to relayTime for the host's relay, which starts
+	// after the result. So this does not wait either. If the relay fails, the worker sees the
+	// end of the connection.
 	ready, err := s.cfg.Relay.start(relayConfig{Server: true, Peer: k.request.CertHash}, k.key, k.request.UID, f, outer, s.cfg.Log)
 	_ = outer.Close()
 	if err != nil {

@@ -13,9 +13,8 @@ import (
 
 const (
 	maxTickets = 8192
-	// maxWrong is how many wrong answers a ticket survives: somebody on the
-	// network who saw its number must not be able to use it up at once, nor to
-	// go on guessing.
+	// maxWrong is the most wrong answers to a ticket: a stranger on the network who saw its
+	// number must be able neither to use it up at once nor to go on guessing.
 	maxWrong = 3
 )
 
@@ -24,12 +23,12 @@ type ticket struct {
 	secret  [32]byte
 	request lease.SessionRequest
 	key     tls.Certificate // of the owner's end, encrypted connections only
-	until   time.Time       // with its monotonic reading: clocks may jump
+	until   time.Time       // has a monotonic reading, since clocks may jump
 	wrong   int
 }
 
-// tickets are those that are out. One mutex guards them; what is done under it
-// takes microseconds.
+// tickets are the tickets that can be used. One mutex guards them, and is held for
+// microseconds.
 type tickets struct {
 	life     time.Duration
 	perLease int
@@ -38,7 +37,7 @@ type tickets struct {
 	mu    sync.Mutex
 	out   map[[16]byte]*ticket
 	count map[string]int // by lease
-	swept time.Time      // when those too old were last dropped
+	swept time.Time      // when old tickets were last dropped
 }
 
 func newTickets(life time.Duration, perLease int) *tickets {
@@ -66,7 +65,7 @@ func (t *tickets) add(r lease.SessionRequest, key tls.Certificate) (id [16]byte,
 	return id, secret, nil
 }
 
-// peek is the secret of a ticket that is good now.
+// peek returns the secret of a ticket that is good now.
 func (t *tickets) peek(id [16]byte) (secret [32]byte, r lease.SessionRequest, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -77,8 +76,7 @@ func (t *tickets) peek(id [16]byte) (secret [32]byte, r lease.SessionRequest, er
 	return k.secret, k.request, nil
 }
 
-// use uses a ticket up if answer is the right one. Of two right answers only the
-// first counts.
+// use uses up a ticket if answer is right. Of two right answers only the first counts.
 func (t *tickets) use(id [16]byte, want, answer []byte) (*ticket, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,7 +94,7 @@ func (t *tickets) use(id [16]byte, want, answer []byte) (*ticket, error) {
 	return k, nil
 }
 
-// get needs t.mu.
+// get finds a ticket that is good. t.mu is held.
 func (t *tickets) get(id [16]byte) (*ticket, error) {
 	k := t.out[id]
 	if k == nil {
@@ -109,7 +107,7 @@ func (t *tickets) get(id [16]byte) (*ticket, error) {
 	return k, nil
 }
 
-// expire needs t.mu.
+// expire drops old tickets. t.mu is held.
 func (t *tickets) expire(now time.Time) {
 	t.swept = now
 	for id, k := range t.out {
@@ -119,7 +117,7 @@ func (t *tickets) expire(now time.Time) {
 	}
 }
 
-// drop needs t.mu.
+// drop forgets a ticket. t.mu is held.
 func (t *tickets) drop(id [16]byte, k *ticket) {
 	delete(t.out, id)
 	if t.count[k.request.Lease]--; t.count[k.request.Lease] <= 0 {

@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/pb"
 )
 
-// Creds makes the credentials of connections to other daemons; package identity
-// has them.
+// Creds makes the credentials of connections to other daemons: package identity.
 type Creds interface {
 	// Client is for a connection to the owner of that node name, and no other.
 	Client(node string) credentials.TransportCredentials
@@ -29,8 +28,8 @@ func dialOptions(creds credentials.TransportCredentials) []grpc.DialOption {
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			// The host has its own back-off for owners that are dead; this one
-			// only keeps the library from spinning.
+			// The host has a back-off of its own for owners that are away. This one only keeps
+			// the library from spinning.
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: handshakeTime,
 		}),
@@ -40,8 +39,8 @@ func dialOptions(creds credentials.TransportCredentials) []grpc.DialOption {
 
 // --- Owner ---
 
-// OwnerClient is a lease.Owner at another node. It connects by itself, when it is
-// first used and again after a failure.
+// OwnerClient is a lease.Owner at another node. It connects when it is first used, and again
+// after a failure.
 type OwnerClient struct {
 	conn    *grpc.ClientConn
 	c       pb.OwnerClient
@@ -51,9 +50,9 @@ type OwnerClient struct {
 
 var _ lease.Owner = (*OwnerClient)(nil)
 
-// DialOwner makes a client for the owner called name at addr (HOST:PORT). version
-// is this program's. It does not wait for the connection: an owner that cannot be
-// reached, or is another than name, fails each call with code Down.
+// DialOwner makes a client for the owner called name at addr (HOST:PORT). version is this
+// program's. It does not wait for the connection: if the owner cannot be reached, or is not
+// name, each call fails with code Down.
 func DialOwner(addr, name string, creds Creds, version string) (*OwnerClient, error) {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		return nil, fmt.Errorf("owner %s: address %q: %w", name, addr, err)
@@ -69,10 +68,10 @@ func DialOwner(addr, name string, creds Creds, version string) (*OwnerClient, er
 	return &OwnerClient{conn: conn, c: pb.NewOwnerClient(conn), name: name, version: version}, nil
 }
 
-// Close ends the connection. Calls in flight fail.
+// Close ends the connection. Calls in progress fail.
 func (o *OwnerClient) Close() error { return o.conn.Close() }
 
-// Name is the node name that the other side must prove.
+// Name is the node name that the other side has to prove.
 func (o *OwnerClient) Name() string { return o.name }
 
 func (o *OwnerClient) fail(err error) error { return fromGRPC("owner "+o.name, err) }
@@ -90,8 +89,8 @@ func (o *OwnerClient) Inventory(ctx context.Context) (lease.Inventory, error) {
 	return v, nil
 }
 
-// Reserve implements lease.Owner. host must be this node's name, by which the
-// other side knows us anyway; a sponsor names the lease's own.
+// Reserve implements lease.Owner. host must be this node's name, which the other side knows
+// from the connection; a sponsor gives the name of the lease's host.
 func (o *OwnerClient) Reserve(ctx context.Context, host string, l lease.Lease, ttl time.Duration) (lease.Lease, error) {
 	if l.Sponsor == "" {
 		l.Host = host
@@ -135,8 +134,8 @@ func (o *OwnerClient) Release(ctx context.Context, _, id string, key lease.Key, 
 	return o.fail(err)
 }
 
-// List implements lease.Owner. The owner answers this node's leases only, or all
-// for "" where this node is one of its controllers.
+// List implements lease.Owner. The owner returns this node's leases only, or all for "" if this
+// node is one of its controllers.
 func (o *OwnerClient) List(ctx context.Context, host string) ([]lease.Status, error) {
 	r, err := o.c.List(tagged(ctx, o.version), &pb.ListRequest{All: host == ""})
 	if err != nil {
@@ -185,9 +184,9 @@ type LocalClient struct {
 	version string
 }
 
-// DialLocal makes a client for the daemon whose local socket is at path. version
-// is this program's. It does not wait for the connection: where nobody answers,
-// each call fails with code Down.
+// DialLocal makes a client for the daemon whose local socket is at path. version is this
+// program's. It does not wait for the connection: if no daemon answers, each call fails with
+// code Down.
 func DialLocal(path, version string) (*LocalClient, error) {
 	opts := append(dialOptions(insecure.NewCredentials()), grpc.WithAuthority("local"),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -207,7 +206,7 @@ func (l *LocalClient) fail(err error) error {
 	return fromGRPC("sluiced of this node (socket "+l.path+"; is the service running?)", err)
 }
 
-// Acquire asks for a lease and answers the path of its socket too.
+// Acquire asks for a lease, and returns the path of its socket too.
 func (l *LocalClient) Acquire(ctx context.Context, r lease.Request) (lease.Lease, string, error) {
 	a, err := l.c.Acquire(tagged(ctx, l.version), &pb.AcquireRequest{Request: toRequest(r)})
 	if err != nil {
@@ -222,7 +221,7 @@ func (l *LocalClient) Release(ctx context.Context, id string, key lease.Key, rea
 	return l.fail(err)
 }
 
-// List is the leases of this node that the caller may see.
+// List returns the leases of this node that the caller may see.
 func (l *LocalClient) List(ctx context.Context) ([]lease.Status, error) {
 	r, err := l.c.List(tagged(ctx, l.version), &pb.ListRequest{})
 	if err != nil {
@@ -231,7 +230,7 @@ func (l *LocalClient) List(ctx context.Context) ([]lease.Status, error) {
 	return each(r.GetLeases(), fromStatus), nil
 }
 
-// Pool is the owners of a pool, of all pools for "".
+// Pool returns the owners of a pool, or of all pools for "".
 func (l *LocalClient) Pool(ctx context.Context, name string) ([]Pool, error) {
 	r, err := l.c.Pool(tagged(ctx, l.version), &pb.PoolRequest{Name: text(name)})
 	if err != nil {
@@ -240,7 +239,7 @@ func (l *LocalClient) Pool(ctx context.Context, name string) ([]Pool, error) {
 	return each(r.GetPools(), fromPool), nil
 }
 
-// Health is how the daemon fares.
+// Health returns the daemon's findings.
 func (l *LocalClient) Health(ctx context.Context) ([]Check, error) {
 	r, err := l.c.Health(tagged(ctx, l.version), &pb.HealthRequest{})
 	if err != nil {
@@ -249,7 +248,7 @@ func (l *LocalClient) Health(ctx context.Context) ([]Check, error) {
 	return each(r.GetChecks(), fromCheck), nil
 }
 
-// Explain is what the audit log knows of a job.
+// Explain returns what the audit log has about a job.
 func (l *LocalClient) Explain(ctx context.Context, job string) ([]Event, error) {
 	r, err := l.c.Explain(tagged(ctx, l.version), &pb.ExplainRequest{Job: text(job)})
 	if err != nil {
@@ -258,7 +257,7 @@ func (l *LocalClient) Explain(ctx context.Context, job string) ([]Event, error) 
 	return each(r.GetEvents(), fromEvent), nil
 }
 
-// Stats is the live state of this node's GPUs and leases.
+// Stats returns the live state of this node's GPUs and leases.
 func (l *LocalClient) Stats(ctx context.Context) (Stats, error) {
 	r, err := l.c.Stats(tagged(ctx, l.version), &pb.StatsRequest{})
 	if err != nil {
@@ -267,7 +266,7 @@ func (l *LocalClient) Stats(ctx context.Context) (Stats, error) {
 	return fromStats(r), nil
 }
 
-// Set changes share or policy of a living lease and answers it as it is then.
+// Set changes share or policy of a lease, and returns the changed lease.
 func (l *LocalClient) Set(ctx context.Context, c lease.Change) (lease.Lease, error) {
 	r, err := l.c.Set(tagged(ctx, l.version), toChange(c))
 	if err != nil {

@@ -12,12 +12,11 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/pb"
 )
 
-// Conversion is field by field both ways. Nothing here judges a value: a percent
-// of 4 billion arrives as such and is refused by who knows the limits. Numbers
-// that Go keeps as int are cut to its range, never wrapped round.
+// Values are converted field by field both ways. Nothing here judges a value: a percent of 4
+// billion arrives as it is, and the code that knows the limits refuses it. Numbers that Go
+// keeps as int are clamped to its range, never wrapped.
 
-// text makes a string fit for a message, which holds UTF-8 only: a job's name
-// may be anything.
+// text makes a string valid UTF-8, as messages require: a job's name may be anything.
 func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 func toTime(t time.Time) *timestamppb.Timestamp {

@@ -8,8 +8,8 @@ import (
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 
-// Separator is what stands between the elements of the variable's list: a comma in the
-// lists of bind mounts of Apptainer and Singularity, a colon everywhere else.
+// Separator separates the elements of the variable's list: a comma in the lists of bind mounts
+// of Apptainer and Singularity, a colon everywhere else.
 func (o EnvOp) Separator() string {
 	if strings.HasSuffix(o.Name, "_BINDPATH") {
 		return ","
@@ -17,7 +17,7 @@ func (o EnvOp) Separator() string {
 	return ":"
 }
 
-// Check says what is wrong with a change, nil if it can be told in one line of text.
+// Check returns what is wrong with a change, nil if it fits in one line of text.
 func (o EnvOp) Check() error {
 	if !envName.MatchString(o.Name) {
 		return fmt.Errorf("%.64q is no name of a variable", o.Name)
@@ -28,8 +28,9 @@ func (o EnvOp) Check() error {
 	return nil
 }
 
-// Apply is the variable's value after the change, old before it. An item that is put
-// first stands nowhere else in the list, however often that is done.
+// Apply returns the variable's value after the change. old is the value before it. An element
+// that is put first is removed from the rest of the list, so that repeating the change does
+// nothing.
 func (o EnvOp) Apply(old string) string {
 	if !o.Prepend || old == "" {
 		return o.Value
@@ -43,7 +44,7 @@ func (o EnvOp) Apply(old string) string {
 	return strings.Join(out, o.Separator())
 }
 
-// EnvText is the changes as the plug-in reads them, a line each: "set NAME=VALUE",
+// EnvText writes the changes as the plug-in reads them, one on each line: "set NAME=VALUE",
 // "prepend NAME=VALUE", or "bind NAME=VALUE" for a list with commas.
 func EnvText(ops []EnvOp) (string, error) {
 	var b strings.Builder

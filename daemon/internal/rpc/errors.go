@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/pb"
 )
 
-// statusOf gives every code of package lease the gRPC status that says most of
-// it to a stranger. The code itself travels as a detail.
+// statusOf maps each code of package lease to the gRPC status that comes closest. The code
+// itself travels as a detail.
 var statusOf = map[lease.Code]codes.Code{
 	lease.Invalid:   codes.InvalidArgument,
 	lease.NoRoom:    codes.ResourceExhausted,
@@ -28,7 +28,7 @@ var statusOf = map[lease.Code]codes.Code{
 	lease.WrongPeer: codes.Unimplemented,
 }
 
-// toGRPC makes a service's error a gRPC one.
+// toGRPC converts a service's error to a gRPC error.
 func toGRPC(err error) error {
 	if err == nil {
 		return nil
@@ -54,8 +54,8 @@ func toGRPC(err error) error {
 	return st.Err()
 }
 
-// fromGRPC makes a gRPC error of a call to peer a *lease.Error. What did not come
-// from the other daemon's service means that it cannot be asked.
+// fromGRPC converts a gRPC error of a call to peer to a *lease.Error. An error that is not of
+// the other daemon's service means that the daemon cannot be asked.
 func fromGRPC(peer string, err error) error {
 	if err == nil {
 		return nil
@@ -81,7 +81,7 @@ func fromGRPC(peer string, err error) error {
 	return lease.Errorf(lease.Internal, "%s: %s", peer, st.Message())
 }
 
-// conflict is the detail of err if its code is Conflict, else nil.
+// conflict returns the detail of err if its code is Conflict, else nil.
 func conflict(err error) *pb.Failure {
 	var e *lease.Error
 	if !errors.As(err, &e) || e.Code != lease.Conflict {
@@ -90,8 +90,8 @@ func conflict(err error) *pb.Failure {
 	return &pb.Failure{Code: string(e.Code), Reason: text(e.Reason)}
 }
 
-// cause takes the library's wrapping off the reason of a connection that failed:
-// `connection error: desc = "transport: Error while dialing: ..."`.
+// cause removes the library's wrapping from the reason of a failed connection: `connection
+// error: desc = "transport: Error while dialing: ..."`.
 func cause(s string) string {
 	if i := strings.LastIndex(s, "desc = \""); i >= 0 {
 		if u, err := strconv.Unquote(s[i+len("desc = "):]); err == nil {

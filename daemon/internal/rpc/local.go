@@ -7,9 +7,9 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// Peer is who calls. On the local socket UID, GID and PID are the kernel's word
-// (SO_PEERCRED) and Node is ""; between daemons Node is the verified name of the
-// other node and the rest is zero.
+// Peer is the caller. On the local socket UID, GID and PID come from the kernel (SO_PEERCRED)
+// and Node is ""; between daemons Node is the verified name of the other node, and the rest is
+// zero.
 type Peer struct {
 	UID  uint32
 	GID  uint32
@@ -17,27 +17,27 @@ type Peer struct {
 	Node string
 }
 
-// LocalService is what a daemon does for the users of its node. Methods check by
-// themselves what the peer may do: root all, a user what is theirs. Errors are
-// *lease.Error; any other is told to the caller as internal.
+// LocalService is what a daemon does for the users of its node. Methods check by themselves
+// what the peer may do: root everything, a user only with the user's own leases. Errors are
+// *lease.Error; the caller sees any other error as internal.
 type LocalService interface {
-	// Acquire gives the lease and the path of its socket. Asked twice with one
-	// key it gives the same lease.
+	// Acquire returns the lease and the path of its socket. A repeated call with the same key
+	// returns the same lease.
 	Acquire(ctx context.Context, peer Peer, r lease.Request) (l lease.Lease, socket string, err error)
 	// Release ends a lease, named by its id or, with id "", by its key.
 	Release(ctx context.Context, peer Peer, id string, key lease.Key, reason string) error
-	// List is the leases of this node that peer may see.
+	// List returns the leases of this node that peer may see.
 	List(ctx context.Context, peer Peer) ([]lease.Status, error)
-	// Pool is the owners of the pool of that name, of all pools for "".
+	// Pool returns the owners of the pool of that name, or of all pools for "".
 	Pool(ctx context.Context, peer Peer, name string) ([]Pool, error)
-	// Health is how this daemon fares, worst first.
+	// Health returns this daemon's findings, the worst first.
 	Health(ctx context.Context, peer Peer) ([]Check, error)
-	// Explain is what the audit log knows of a job, oldest first.
+	// Explain returns what the audit log has about a job, oldest first.
 	Explain(ctx context.Context, peer Peer, job string) ([]Event, error)
-	// Stats is the live state of this node's GPUs and leases.
+	// Stats returns the live state of this node's GPUs and leases.
 	Stats(ctx context.Context, peer Peer) (Stats, error)
-	// Set changes share or policy of a lease, and answers it as it is then. Only root
-	// goes beyond what was granted at first.
+	// Set changes share or policy of a lease, and returns the changed lease. Only root may give
+	// more than was granted at first.
 	Set(ctx context.Context, peer Peer, c lease.Change) (lease.Lease, error)
 }
 
@@ -88,7 +88,7 @@ type Event struct {
 	Reason string    `json:"reason,omitempty"`
 }
 
-// Stats is the live state of a node.
+// Stats returns the live state of this node's GPUs and leases.
 type Stats struct {
 	Node    string         `json:"node"`
 	Version string         `json:"version"`

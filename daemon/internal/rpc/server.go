@@ -19,7 +19,7 @@ import (
 const (
 	maxMessage = 1 << 20 // bytes
 	maxStreams = 256
-	// handshakeTime is how long a connection may take to show who it is.
+	// handshakeTime is how long a connection may take to authenticate.
 	handshakeTime = 5 * time.Second
 	keepTime      = 30 * time.Second
 	keepTimeout   = 10 * time.Second
@@ -28,12 +28,12 @@ const (
 	// maxProgram bounds the name of a session's program, in bytes.
 	maxProgram = 256
 
-	// Any user may send requests to the local socket and keep back the last byte:
-	// one connection can have half a MiB of memory that way, no more.
+	// localMessage is small because any user may send requests to the local socket and withhold
+	// the last byte: one connection can occupy at most half a MiB of memory that way.
 	localMessage = 64 << 10 // bytes
 	localStreams = 8
-	// window is what a stream may send before it is read: a fixed size, since the
-	// library's own grows to 16 MiB.
+	// window is how much a stream may send before it is read. It is fixed, since the library's
+	// own grows to 16 MiB.
 	window = 64 << 10 // bytes
 )
 
@@ -41,7 +41,7 @@ const (
 // -> sameProtocol -> caller -> conversion -> service. gRPC runs each call on a
 // goroutine of its own; there is no state here and so no lock.
 
-// NewServer makes a server whose callers creds has seen. version is Sluice's.
+// NewServer makes a server whose callers are authenticated by creds. version is Sluice's.
 func NewServer(creds credentials.TransportCredentials, version string) *grpc.Server {
 	message, streams := maxMessage, uint32(maxStreams)
 	if _, ok := creds.(unixCreds); ok {
@@ -68,8 +68,8 @@ func Limit(l net.Listener, t *limit.Table) net.Listener { return t.Listener(l, l
 // named is the AuthInfo of package identity.
 type named interface{ NodeName() string }
 
-// ServeOwner adds the Owner service to s. The host of each call is the name that
-// the caller's connection has proven.
+// ServeOwner adds the Owner service to s. The host of each call is the name that the connection
+// has proven.
 func ServeOwner(s *grpc.Server, o lease.Owner) { pb.RegisterOwnerServer(s, &ownerServer{owner: o}) }
 
 type ownerServer struct {
@@ -97,8 +97,8 @@ func (s *ownerServer) Inventory(ctx context.Context, _ *pb.InventoryRequest) (*p
 	return &pb.InventoryReply{Inventory: toInventory(v)}, nil
 }
 
-// Reserve answers a conflict as a reply, since the caller needs the lease that
-// is in the way as well as the reason.
+// Reserve returns a conflict as a reply, since the caller needs both the lease that is in the
+// way and the reason.
 func (s *ownerServer) Reserve(ctx context.Context, r *pb.ReserveRequest) (*pb.ReserveReply, error) {
 	host, err := hostOf(ctx)
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *ownerServer) Release(ctx context.Context, r *pb.ReleaseRequest) (*pb.Re
 	return &pb.ReleaseReply{}, toGRPC(s.owner.Release(ctx, host, r.GetId(), fromKey(r.GetKey()), r.GetReason()))
 }
 
-// List answers the caller's own leases; all to a controller that asks for them.
+// List returns the caller's own leases, or all to a controller that asks for them.
 func (s *ownerServer) List(ctx context.Context, r *pb.ListRequest) (*pb.ListReply, error) {
 	host, err := hostOf(ctx)
 	if err != nil {
@@ -208,7 +208,7 @@ func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferR
 	return toOffer(o), nil
 }
 
-// controller says whether the owner lets that node speak for all.
+// controller says whether the owner lets that node act for all nodes.
 func (s *ownerServer) controller(node string) bool {
 	c, ok := s.owner.(interface{ Controller(node string) bool })
 	return ok && c.Controller(node)
@@ -232,7 +232,7 @@ func userOf(ctx context.Context) (Peer, error) {
 			return u.peer, nil
 		}
 	}
-	return Peer{}, toGRPC(lease.Errorf(lease.Denied, "the kernel does not say who calls; use the local socket"))
+	return Peer{}, toGRPC(lease.Errorf(lease.Denied, "the kernel does not name the caller; use the local socket"))
 }
 
 func (s *localServer) Acquire(ctx context.Context, r *pb.AcquireRequest) (*pb.AcquireReply, error) {
@@ -297,7 +297,7 @@ func (s *localServer) Stats(ctx context.Context, _ *pb.StatsRequest) (*pb.StatsR
 	return toStats(st), toGRPC(err)
 }
 
-// Set has the caller's word for nothing but the change itself.
+// Set takes only the change from the caller. Who the caller is comes from the kernel.
 func (s *localServer) Set(ctx context.Context, r *pb.SetRequest) (*pb.SetReply, error) {
 	p, err := userOf(ctx)
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
 
-// ListenLocal makes the local socket. Everybody may connect, because the kernel tells who
-// calls. A socket that an earlier daemon left is replaced, one that answers is not. Each
-// user has a bounded number of connections.
+// ListenLocal makes the local socket. Every user may connect, because the kernel identifies the
+// caller. The socket of an earlier daemon is replaced, one with a daemon that answers is not.
+// Each user has a bounded number of connections.
 func ListenLocal(path string) (net.Listener, error) {
 	// The file stays when the daemon stops: the next daemon replaces it.
 	l, err := unixsock.Listen(path, unixsock.How{Mode: 0o666, Alone: true})
@@ -35,8 +35,8 @@ func ListenLocal(path string) (net.Listener, error) {
 	}, nil
 }
 
-// localListener counts connections by user. Root's places are apart from all
-// others: who has many uids (a subordinate range will do) fills only those.
+// localListener counts connections by user. Root has places of its own: a user with many uids,
+// such as a subordinate range, fills only the others.
 type localListener struct {
 	net.Listener
 	root, users *limit.Table
@@ -57,7 +57,7 @@ func (l *localListener) Accept() (net.Conn, error) {
 	return l.users.Add(c, strconv.FormatUint(uint64(p.UID), 10)), nil
 }
 
-// peerOf is who made the connection.
+// peerOf returns the process that made the connection.
 func peerOf(c net.Conn) (Peer, error) {
 	if l, ok := c.(*limit.Conn); ok {
 		c = l.Conn
@@ -85,7 +85,7 @@ func (unixInfo) AuthType() string { return "unix" }
 func (unixCreds) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	p, err := peerOf(c)
 	if err != nil {
-		return nil, nil, fmt.Errorf("local socket: who calls: %w", err)
+		return nil, nil, fmt.Errorf("local socket: caller: %w", err)
 	}
 	if l, ok := c.(*limit.Conn); ok && !l.Trust(strconv.FormatUint(uint64(p.UID), 10)) {
 		return nil, nil, fmt.Errorf("local socket: uid %d has too many connections", p.UID)

@@ -10,9 +10,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// Protocol is the number of what sluice.proto says. Two programs whose numbers
-// differ do not talk. It is raised when a field changes its meaning, not when
-// one is added.
+// Protocol is the version of sluice.proto. Programs with different versions refuse to talk. It
+// is raised when a field changes its meaning, not when a field is added.
 const Protocol = 1
 
 // Headers of every call and of its answer.
@@ -21,13 +20,13 @@ const (
 	headerVersion  = "sluice-version"
 )
 
-// tagged is the context of a call with this side's numbers.
+// tagged returns the context of a call with this side's versions.
 func tagged(ctx context.Context, version string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, headerProtocol, strconv.Itoa(Protocol), headerVersion, text(version))
 }
 
-// sameProtocol refuses a call of another protocol, by name and in a form that
-// any version can read, and tells the caller ours.
+// sameProtocol refuses a call of another protocol with an error that any version can read, and
+// sends the caller this side's version.
 func sameProtocol(version string) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		md, _ := metadata.FromIncomingContext(ctx)
