@@ -156,7 +156,7 @@ func (w *world) set(config map[string]string) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		return strings.Count(string(b), "configuration taken over")
+		return strings.Count(string(b), "configuration reloaded")
 	}
 	before := taken()
 	if err := w.owner.Configure(config); err != nil {

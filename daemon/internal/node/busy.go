@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 )
 
-// lookEvery is the time between two quick looks of NVML while sessions live: what a process
-// did after the last one before its end is known to nobody.
+// lookEvery is the time between two quick looks of NVML while sessions live. What a process did
+// between the last look and its end stays unknown.
 const lookEvery = time.Second
 
 func (n *Node) lookOften(ctx context.Context) error {

@@ -20,14 +20,14 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 )
 
-// jobService answers Slurm's scripts: the node's, and those of slurmctld if it runs here.
+// jobService answers Slurm's scripts: those of a node, and those of slurmctld if it runs here.
 type jobService struct {
 	rpc.NodeJobs
 	rpc.ControllerJobs
 }
 
-// startJobs makes this node ready for Slurm's jobs, whether Slurm is here or not: it
-// may be installed later.
+// startJobs makes this node ready for Slurm's jobs, whether Slurm is installed or not: it may
+// be installed later.
 func (n *Node) startJobs(ctx context.Context, led *ledger.Ledger) (rpc.JobService, error) {
 	cfg := n.cfg.Load()
 	marks, err := jobsock.NewNotes(cfg.JobSocket())
@@ -70,7 +70,7 @@ func (n *Node) startJobs(ctx context.Context, led *ledger.Ledger) (rpc.JobServic
 	return svc, nil
 }
 
-// files are those of the leases, for container engines.
+// files returns the maker of the leases' files for container engines.
 func (n *Node) files() *containers.Files {
 	cfg := n.cfg.Load()
 	c := containers.Config{
@@ -84,8 +84,8 @@ func (n *Node) files() *containers.Files {
 	return containers.New(c)
 }
 
-// slurmUser is SlurmUser's number. Where there is no such user, root alone speaks for
-// slurmctld.
+// slurmUser returns SlurmUser's uid. If there is no such user, only root may run the
+// controller's scripts.
 func (n *Node) slurmUser() uint32 {
 	name := n.cfg.Load().Slurm.User
 	if id, err := strconv.ParseUint(name, 10, 32); err == nil && id < math.MaxUint32 {
@@ -103,7 +103,7 @@ func (n *Node) slurmUser() uint32 {
 	return 0
 }
 
-// settings are the configuration's, as jobs want them.
+// settings converts the configuration for the services of jobs.
 func settings(cfg *config.Config) jobs.Settings {
 	out := jobs.Settings{
 		Pools: map[string]jobs.Pool{}, Partitions: map[string]jobs.Partition{},

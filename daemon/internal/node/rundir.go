@@ -1,17 +1,17 @@
 package node
 
-// run_dir belongs to one daemon, and to the ledgers with which that daemon filled it.
-// The sessions and sockets in it are those of leases in these ledgers: a daemon with
-// other ledgers would take them for leftovers and end them. So a start does this, before
-// it changes anything else:
+// run_dir belongs to one daemon, and to the ledgers with which that daemon filled it. The
+// sessions and sockets in it belong to leases in these ledgers: a daemon with other ledgers
+// would take them for leftovers and end them. So a start does this before it changes anything
+// else:
 //
 //	lock      run_dir/lock, held until the process ends
 //	identity  run_dir/owner.db.id and run_dir/host.db.id name the ledgers; a ledger
 //	          that is missing, or has another identity, ends the start
 //
 // A ledger is created before its identity is written, and its identity is written before
-// anything is done with run_dir. A daemon that is killed in between leaves a ledger that
-// no file names yet, and the next start names it. A reboot empties run_dir, and ends all
+// anything else in run_dir. A daemon that is killed in between leaves a ledger that no file
+// names yet, and the next start writes its name. A reboot empties run_dir, and ends all
 // sessions as well: then any ledger will do.
 
 import (
@@ -39,8 +39,8 @@ const (
 // lockWait is how long a start waits for a daemon that is stopping.
 const lockWait = 2 * time.Second
 
-// lockRunDir makes run_dir and takes its lock. The lock lasts until the file is closed
-// or the process ends. wait is how long another daemon may take to give it up.
+// lockRunDir makes run_dir and takes its lock. The lock lasts until the file is closed or the
+// process ends. wait is how long to wait for another daemon that holds it.
 func lockRunDir(cfg *config.Config, wait time.Duration) (*os.File, error) {
 	if err := os.MkdirAll(cfg.RunDir, 0o755); err != nil {
 		return nil, fmt.Errorf("run_dir: %w", err)
@@ -138,8 +138,8 @@ func ledgersThere(cfg *config.Config) error {
 	return nil
 }
 
-// openLedger opens the ledger that run_dir names, or any if it names none, and has
-// run_dir name it.
+// openLedger opens the ledger that run_dir names. If run_dir names none, it opens any, and
+// writes its name into run_dir.
 func openLedger(cfg *config.Config, name string) (*ledger.Ledger, error) {
 	id, err := identityOf(cfg, name)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
-// graceful is how long calls in flight may take when the daemon stops.
+// graceful is how long calls in progress may take when the daemon stops.
 const graceful = 3 * time.Second
 
 // serve runs a gRPC server until Stop.
@@ -42,8 +42,8 @@ func (n *Node) serve(what string, s *grpc.Server, l net.Listener) {
 	})
 }
 
-// Serve runs the daemon until SIGTERM or SIGINT: readiness, watchdog, reloads.
-// reload reads the configuration anew.
+// Serve runs the daemon until SIGTERM or SIGINT: readiness, watchdog, reloads. reload reads the
+// configuration.
 func (n *Node) Serve(ctx context.Context, reload func() (*config.Config, error)) error {
 	sig := make(chan os.Signal, 4)
 	signal.Notify(sig, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
@@ -75,7 +75,7 @@ func (n *Node) Serve(ctx context.Context, reload func() (*config.Config, error))
 				n.notify(daemon.SdNotifyStopping)
 				return nil
 			}
-			// With Type=notify-reload the time of it is wanted too, sd_notify(3).
+			// Type=notify-reload also wants the time of the reload, sd_notify(3).
 			var ts unix.Timespec
 			_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
 			n.notify(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, ts.Nano()/1000))
@@ -87,12 +87,12 @@ func (n *Node) Serve(ctx context.Context, reload func() (*config.Config, error))
 
 func (n *Node) notify(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		n.log.Warn("the service manager cannot be told", "error", err)
+		n.log.Warn("the service manager cannot be notified", "error", err)
 	}
 }
 
-// alive asks the roles something that needs their locks and nobody else: a daemon
-// that cannot answer it is to be restarted, which costs no session.
+// alive makes a call to each role that needs its locks and nothing else. A daemon that cannot
+// answer it should be restarted, which ends no session.
 func (n *Node) alive() bool {
 	done := make(chan struct{})
 	go func() {
@@ -106,7 +106,7 @@ func (n *Node) alive() bool {
 	case <-done:
 		return true
 	case <-time.After(5 * time.Second):
-		n.log.Error("the daemon does not answer itself; leaving it to the watchdog")
+		n.log.Error("the daemon does not answer itself; the watchdog will restart it")
 		return false
 	}
 }
@@ -126,21 +126,20 @@ func (n *Node) status() string {
 	return fmt.Sprintf("owner of %d GPUs, %d fractions granted", len(inv.GPUs), leases)
 }
 
-// reload takes over what can change while the daemon runs. A configuration that is
-// wrong changes nothing.
+// reload applies what can change while the daemon runs. A wrong configuration changes nothing.
 func (n *Node) reload(read func() (*config.Config, error)) {
 	now, err := read()
 	if err != nil {
-		n.log.Error("configuration not taken over; the old one stands", "error", err)
+		n.log.Error("configuration not reloaded; the old one stays in force", "error", err)
 		return
 	}
 	old := n.cfg.Load()
 	if keys := config.Restart(old, now); len(keys) > 0 {
-		n.log.Warn("these keys need a restart, which costs no session", "keys", strings.Join(keys, ", "))
+		n.log.Warn("these keys need a restart, which ends no session", "keys", strings.Join(keys, ", "))
 	}
 	next := config.Live(old, now)
 	if err := n.host.SetPools(pools(next)); err != nil {
-		n.log.Error("configuration not taken over; the old one stands", "error", err)
+		n.log.Error("configuration not reloaded; the old one stays in force", "error", err)
 		return
 	}
 	n.host.SetUsers(next.Users.Run)
@@ -151,9 +150,9 @@ func (n *Node) reload(read func() (*config.Config, error)) {
 		n.pool.SetSharing(sharing(next))
 	}
 	if err := n.id.Reload(); err != nil {
-		n.log.Error("identity not read anew; the old one stands", "error", err)
+		n.log.Error("identity not reloaded; the old one stays in force", "error", err)
 	}
 	SetLevel(n.level, next.Log.Level)
 	n.cfg.Store(next)
-	n.log.Info("configuration taken over", "pools", len(next.Pools))
+	n.log.Info("configuration reloaded", "pools", len(next.Pools))
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
-// sharing is what the configuration says of compute time.
+// sharing returns the settings of compute time.
 func sharing(cfg *config.Config) workers.Sharing {
 	s := cfg.Shares
 	overrun := turns.OverrunEndsFixed // auto
@@ -20,8 +20,8 @@ func sharing(cfg *config.Config) workers.Sharing {
 	return workers.Sharing{Quantum: s.Quantum, EqualActive: s.Equal == "active", Lend: s.Lend, Limit: s.Overrun.Limit, Overrun: overrun}
 }
 
-// overrun writes down that a lease's work stays on a GPU beyond the site's limit. That a
-// session is ended for it says the line of its end.
+// overrun logs that a lease's work stays on a GPU beyond the site's limit. If a session is
+// ended for it, the line of its end says so.
 func (n *Node) overrun(o workers.Overrun) {
 	l := &o.Lease
 	n.overruns.Add(1)

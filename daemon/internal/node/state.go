@@ -17,18 +17,18 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
-// What the parts know of the node, put together for metrics, health and `sluice top`.
+// The state of the node, put together from its parts for metrics, health and `sluice top`.
 // Everything here is read from memory.
 
 const (
-	// alarm is the difference between NVML and an account that is worth a line
-	// in the log: what a driver takes for itself now and then is below it.
+	// alarm is the difference between NVML and an account that is logged: what a driver takes
+	// for itself at times is less.
 	alarm = 32 * lease.Granule
-	// stale is the age of NVML's word that health complains about, in polls.
+	// stale is the age of NVML's answer that health complains about, in polls.
 	stale = 4
 )
 
-// devices are the owner's GPUs and how old that knowledge is.
+// devices returns the owner's GPUs and how old that knowledge is.
 func (n *Node) devices() ([]lease.GPU, time.Duration) {
 	age, _, _ := n.watch.Age()
 	gpus := n.watch.Devices()
@@ -38,8 +38,8 @@ func (n *Node) devices() ([]lease.GPU, time.Duration) {
 	return gpus, age
 }
 
-// measure has the contexts of all GPUs measured, and goes on trying aside where
-// that fails.
+// measure has the contexts of all GPUs measured. Where that fails it tries again in the
+// background.
 func (n *Node) measure(ctx context.Context) {
 	first, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -73,7 +73,7 @@ func (n *Node) measure(ctx context.Context) {
 	})
 }
 
-// compare holds NVML's word on each session process against its account.
+// compare compares NVML's figure for each session process with its account.
 func (n *Node) compare(ctx context.Context) error {
 	var seen time.Time
 	loud := map[[2]string]bool{}
@@ -109,8 +109,8 @@ func (n *Node) compare(ctx context.Context) error {
 	}
 }
 
-// mismatches compares one sample with the accounts. Processes whose memory NVML does
-// not tell are left out, so a lease without any is, too.
+// mismatches compares one sample with the accounts. It leaves out processes whose memory NVML
+// does not know, and leases that have only such processes.
 func mismatches(s *inventory.Sample, list []lease.Status) []metrics.Mismatch {
 	held := map[string]map[int]uint64{} // by GPU and process
 	for _, d := range s.GPUs {
@@ -140,7 +140,7 @@ func mismatches(s *inventory.Sample, list []lease.Status) []metrics.Mismatch {
 	return out
 }
 
-// source is what is exported.
+// source returns what is exported.
 func (n *Node) source() metrics.Source {
 	cfg := n.cfg.Load()
 	s := metrics.Source{Node: cfg.Node, Version: version.Commit, Nameless: !cfg.Listen.MetricsNames, Counters: n.counters}
@@ -199,12 +199,12 @@ func (n *Node) counters() []metrics.Counter {
 		metrics.Counter{Name: "owner_sessions_refused_total", Help: "Sessions refused.", Value: c.SessionsRefused},
 		metrics.Counter{Name: "data_dropped_total", Help: "Data connections closed to make room for others.", Value: n.data.Dropped()},
 		metrics.Counter{Name: "owner_overruns_total", Help: "Times that a lease's work stayed on a GPU beyond shares.overrun.limit.", Value: n.overruns.Load()},
-		metrics.Counter{Name: "nvml_misses_total", Help: "Looks of NVML that did not come in time.", Value: n.watch.Misses()},
+		metrics.Counter{Name: "nvml_misses_total", Help: "Samples of NVML that did not come in time.", Value: n.watch.Misses()},
 		metrics.Counter{Name: "nvml_starts_total", Help: "Processes started to ask NVML.", Value: n.watch.Starts()},
 	)
 }
 
-// stats are this node's GPUs for `sluice top`.
+// stats returns this node's GPUs for `sluice top`.
 func (n *Node) stats(ctx context.Context) []rpc.GPUStats {
 	if n.owner == nil {
 		return nil
@@ -241,7 +241,7 @@ func (n *Node) stats(ctx context.Context) []rpc.GPUStats {
 	return out
 }
 
-// health is how the parts beside the host fare, worst first.
+// health returns the findings of the parts beside the host, the worst first.
 func (n *Node) health(context.Context) []rpc.Check {
 	var out []rpc.Check
 	add := func(name string, level rpc.Level, remedy, format string, a ...any) {
@@ -285,12 +285,12 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 			healthy++
 			continue
 		}
-		add("gpu", rpc.Fail, "see dmesg and nvidia-smi; it is used again once it is well", "%s (%d): %s", g.UUID, g.Index, g.Why)
+		add("gpu", rpc.Fail, "see dmesg and nvidia-smi; it is used again once it is healthy", "%s (%d): %s", g.UUID, g.Index, g.Why)
 	}
 	add("owner", rpc.OK, "", "%d GPUs to lend", healthy)
-	if m := n.pool.Unscheduled(); len(m) > 0 { // mostly for one and the same reason
+	if m := n.pool.Unscheduled(); len(m) > 0 { // mostly all for the same reason
 		id := slices.Min(slices.Collect(maps.Keys(m)))
-		add("turns", rpc.Fail, "mend what is below "+cfg.TurnsDir()+"; the next session tries again", "%d leases have no share of compute time; %s: %v", len(m), id, m[id])
+		add("turns", rpc.Fail, "repair what is below "+cfg.TurnsDir()+"; the next session tries again", "%d leases have no share of compute time; %s: %v", len(m), id, m[id])
 	}
 	if m := n.mismatch.Load(); m != nil {
 		for _, x := range *m {
@@ -302,9 +302,9 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 	}
 }
 
-// syncAudit writes the audit log to its disk every second. The owner's lines wait in its
-// ledger until then, so a crash of the machine loses none of them; of the host's lines it
-// loses those of the last second.
+// syncAudit syncs the audit log every second. The owner's lines wait in its ledger until then,
+// so a crash of the machine loses none of them. Of the host's lines it loses those of the last
+// second.
 func (n *Node) syncAudit(ctx context.Context) error {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
@@ -317,13 +317,13 @@ func (n *Node) syncAudit(ctx context.Context) error {
 		}
 		err := n.audit.Sync()
 		if err != nil && !said {
-			n.log.Error("the audit log does not reach its disk", "error", err)
+			n.log.Error("the audit log cannot be synced to its disk", "error", err)
 		}
 		said = err != nil
 	}
 }
 
-// peerRefused writes down a daemon that did not show who it is, at a bounded rate.
+// peerRefused logs a daemon that failed to authenticate, at a bounded rate.
 func (n *Node) peerRefused(remote net.Addr, name, reason string) {
 	if skipped, ok := n.refused.Pass(); ok {
 		n.log.Warn("daemon refused", "peer", remote, "node", name, "reason", reason, "skipped", skipped)
@@ -331,9 +331,8 @@ func (n *Node) peerRefused(remote net.Addr, name, reason string) {
 	}
 }
 
-// ticketRefused writes down a data connection that was turned away. Package data
-// logs it and bounds the rate; what strangers send must not rotate the grants out
-// of the audit log.
+// ticketRefused logs a data connection that was refused. Package data logs it too, and bounds
+// the rate: what strangers send must not rotate the grants out of the audit log.
 func (n *Node) ticketRefused(remote net.Addr, r lease.SessionRequest, reason string) {
 	if r.Lease == "" {
 		if _, ok := n.nameless.Pass(); !ok {
