@@ -41,8 +41,9 @@ func (a span) end() int64 { return a.at + a.n }
 // an upload has a lock on it meanwhile.
 const uploads = 1 << 62
 
-// gateTime bounds the wait for the gate, which is held for microseconds.
-const gateTime = 200 * time.Millisecond
+// gateTime bounds the wait for the gate, which is held for microseconds. Tests with many processes on few
+// processors set it.
+var gateTime = 200 * time.Millisecond
 
 // take adds an upload of n bytes, unless all uploads together would have more than room bytes.
 func (t *tally) take(n, room int64) (span, bool) {
@@ -141,17 +142,23 @@ const sharedSize = 4096
 // CreateShared opens the file at path, or makes it. Every process must have opened it by itself
 // before it is passed on: a lock belongs to an open file, not to a process.
 func CreateShared(path string) (*os.File, error) {
-	for range 2 {
+	how := safefile.How{Mode: 0o600, Volatile: true}
+	for range 3 {
 		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err == nil {
+		switch {
+		case err == nil:
 			if fi, err := f.Stat(); err == nil && fi.Mode().IsRegular() && fi.Size() == sharedSize {
 				return f, nil
 			}
 			f.Close()
-		} else if !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("store: %w", err)
+			err = safefile.Write(path, make([]byte, sharedSize), how)
+		case errors.Is(err, os.ErrNotExist):
+			// Several may come at once: all must have the same file.
+			if err = safefile.WriteNew(path, make([]byte, sharedSize), how); errors.Is(err, os.ErrExist) {
+				err = nil
+			}
 		}
-		if err := safefile.Write(path, make([]byte, sharedSize), safefile.How{Mode: 0o600, Volatile: true}); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("store: %w", err)
 		}
 	}

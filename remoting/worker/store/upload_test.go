@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,6 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 func child(arg []string) error {
+	gateTime = time.Minute
 	var n [4]int64
 	for i := range n {
 		v, err := strconv.ParseInt(arg[2+i], 10, 64)
@@ -299,6 +301,44 @@ func TestSpill(t *testing.T) {
 	}
 	if got := entries(t, dir); len(got) > 0 {
 		t.Errorf("left: %v", got)
+	}
+}
+
+// Those who make the count of all images at the same time have one file; one of another size is replaced.
+func TestCreateShared(t *testing.T) {
+	for _, size := range []int{-1, 10} {
+		path := filepath.Join(t.TempDir(), "shared")
+		if size >= 0 {
+			if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			f, err := CreateShared(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+		}
+		var wg sync.WaitGroup
+		inodes := make([]uint64, 16)
+		for i := range inodes {
+			wg.Go(func() {
+				f, err := CreateShared(path)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer f.Close()
+				var st unix.Stat_t
+				if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Size != sharedSize {
+					t.Errorf("%d bytes, %v", st.Size, err)
+				}
+				inodes[i] = st.Ino
+			})
+		}
+		wg.Wait()
+		if slices.Min(inodes) != slices.Max(inodes) {
+			t.Errorf("several files: %v", inodes)
+		}
 	}
 }
 
