@@ -260,6 +260,37 @@ func TestOverran(t *testing.T) {
 	}
 }
 
+// Work that has ended when the keeper looks again, long after it should have, is not charged for that time.
+func TestLateLook(t *testing.T) {
+	b, clock := turnstest.Schedule(t, turns.Site{}), &turnstest.Clock{T: 1e9}
+	g := newGate(testSet(&fake{}), turnstest.Member(t, b, turnstest.Tenant(t, b, "one", turns.Policy{Kind: turns.Fixed, Weight: 200}), clock), clock)
+	turnstest.Member(t, b, turnstest.Tenant(t, b, "two", turns.Policy{Kind: turns.Fixed, Weight: 9800}), clock).Request()
+	f := g.flight.driver.(*fake)
+	for _, behind := range []bool{false, true} { // another one, in the same stream
+		first, second := f.NewEvent(), f.NewEvent()
+		q := &queue{}
+		g.stragglers = []straggler{{ev: first, queue: q, since: clock.T, seen: clock.T, overdue: true}}
+		if behind {
+			g.stragglers = append(g.stragglers, straggler{ev: second, queue: q, since: clock.T, seen: clock.T, overdue: true})
+		}
+		from := g.chargedUntil
+		if from == 0 {
+			from = clock.T
+		}
+		f.clock, f.events[first-1], f.events[second-1] = clock, clock.T+10*gms, clock.T+11*gms
+		for range 10 {
+			g.collect(clock.T)
+			clock.T += gms
+		}
+		clock.T += 200 * gms
+		g.collect(clock.T)
+		if d := g.chargedUntil - from; len(g.stragglers) != 0 || d < 9*gms || d > 13*gms {
+			t.Errorf("behind %v: charged for %v, %d are left", behind, time.Duration(d), len(g.stragglers))
+		}
+		g.chargedUntil = clock.T
+	}
+}
+
 // The time of each kind of work is learned from events, and little work is in flight at a time.
 func TestLearns(t *testing.T) {
 	clock := turns.Monotonic{}

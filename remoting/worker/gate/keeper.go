@@ -62,7 +62,7 @@ func (g *Gate) runDue() (until, remaining int64) {
 			g.orphan()
 		}
 		if len(g.stragglers) > 0 || g.flight.unfenced() {
-			return now + int64(time.Millisecond), 0
+			return now + lookEvery, 0
 		}
 		return now + int64(time.Second), 0
 	}

@@ -22,11 +22,15 @@ const valueTime = time.Second
 // wait when a stream has too many.
 const maxStragglers = 4096
 
+// lookEvery is how often the keeper looks after stragglers, ns.
+const lookEvery = int64(time.Millisecond)
+
 // straggler is a fence that was given up.
 type straggler struct {
 	ctx, start, ev uint64
 	queue          *queue
 	since          int64 // when it became one
+	seen           int64 // when it was last seen not to have ended
 	overdue        bool
 	opaque         bool
 }
@@ -71,7 +75,7 @@ func (g *Gate) giveUp(now int64, overdue bool) {
 	mayBlock := g.set.clientMayBlock()
 	for _, m := range g.flight.drop() {
 		works := g.flight.runs(m.start, m.opaque) || m.opaque && !mayBlock
-		g.stragglers = append(g.stragglers, straggler{m.ctx, m.start, m.ev, m.queue, now, overdue && works, m.opaque})
+		g.stragglers = append(g.stragglers, straggler{m.ctx, m.start, m.ev, m.queue, now, now, overdue && works, m.opaque})
 	}
 	g.reportOverdue()
 }
@@ -107,7 +111,7 @@ func (g *Gate) collect(now int64) {
 			kept = append(kept, *m)
 			continue
 		case f.driver.Query(m.ev) == Pending:
-			m.queue.pending = f.round
+			m.queue.pending, m.seen = f.round, now
 			if !m.overdue && g.turn == 0 && f.runs(m.start, m.opaque) { // it runs now
 				m.overdue, m.since = true, now
 			}
@@ -115,7 +119,11 @@ func (g *Gate) collect(now int64) {
 			continue
 		}
 		ran, _ := f.elapsed(m.start, m.ev)
-		charge += g.took(m, ran, now)
+		ended := now
+		if m.overdue { // whatever kept the keeper from looking, it is not charged for that
+			ended = min(now, max(m.seen, g.chargedUntil)+lookEvery)
+		}
+		charge += g.took(m, ran, ended)
 		f.put(m.ctx, m.ev)
 		f.put(m.ctx, m.start)
 	}
