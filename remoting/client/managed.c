@@ -51,8 +51,13 @@ struct slab {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct managed *blocks;
+static struct managed *blocks[4096];	/* by their first pages */
 static struct slab *slabs;
+
+static struct managed **chain(uint64_t base)
+{
+	return &blocks[base / PAGE % (sizeof blocks / sizeof *blocks)];
+}
 
 static size_t whole_pages(size_t n)
 {
@@ -186,8 +191,8 @@ CUresult sl_cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int f
 	}
 	if (!err) {
 		*dptr = m->base;
-		m->next = blocks;
-		blocks = m;
+		m->next = *chain(m->base);
+		*chain(m->base) = m;
 	} else {
 		free(m);
 	}
@@ -215,7 +220,7 @@ static CUresult free_there(void *p)
 	/* The driver waits before it frees, and pages of a slab are the next block's at once. */
 	err = fw_cuCtxSynchronize();
 	pthread_mutex_lock(&lock);
-	for (at = &blocks; *at && (*at)->base != *(uint64_t *)p; at = &(*at)->next)
+	for (at = chain(*(uint64_t *)p); *at && (*at)->base != *(uint64_t *)p; at = &(*at)->next)
 		;
 	if (*at)
 		drop(at, false);
@@ -234,11 +239,13 @@ CUresult sl_managed_free(const struct sl_range *r)
 void sl_managed_drop_ctx(uint32_t ctx_id)
 {
 	pthread_mutex_lock(&lock);
-	for (struct managed **at = &blocks; *at;) {
-		if ((*at)->ctx_id == ctx_id)
-			drop(at, true);
-		else
-			at = &(*at)->next;
+	for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+		for (struct managed **at = &blocks[i]; *at;) {
+			if ((*at)->ctx_id == ctx_id)
+				drop(at, true);
+			else
+				at = &(*at)->next;
+		}
 	}
 	pthread_mutex_unlock(&lock);
 }
@@ -248,10 +255,13 @@ void sl_managed_drop_ctx(uint32_t ctx_id)
 /* The block that has [p, p+n), or NULL. The lock is held. */
 static struct managed *find(uint64_t p, size_t n)
 {
-	struct managed *m = blocks;
+	struct managed *m;
+	struct sl_range r;
 
-	while (m && (p < m->base || p - m->base >= m->n || n > whole_pages(m->n) - (p - m->base)))
-		m = m->next;
+	if (!sl_range_find(p, &r) || !r.managed || n > whole_pages(r.size) - (p - r.base))
+		return NULL;
+	for (m = *chain(r.base); m && m->base != r.base; m = m->next)
+		;
 	return m;
 }
 

@@ -293,6 +293,9 @@ CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*pp = p;
+	/* The program says that kernels reach it: they may by a pointer that no parameter shows. Else they ask at the launch. */
+	if (Flags & CU_MEMHOSTALLOC_DEVICEMAP && bytesize > SL_MAPPED_MAX)
+		sl_mirror_pinned(r.base, r.size);
 	return CUDA_SUCCESS;
 }
 
@@ -425,8 +428,8 @@ static CUresult attribute(void *data, CUpointer_attribute a, CUdeviceptr p, cons
 		PUT(unsigned, on_host(r) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-		if (on_host(r) && !sl_mirror_has(p))
-			return CUDA_ERROR_INVALID_VALUE;
+		if (r->type == SL_RANGE_REGISTERED && r->size > SL_MAPPED_MAX)
+			return CUDA_ERROR_INVALID_VALUE; /* no kernel reaches it */
 		PUT(CUdeviceptr, p);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_HOST_POINTER:

@@ -37,7 +37,7 @@ struct ahead {
 
 enum { AHEAD_FIRST = 16, AHEAD_MOST = 1024 };
 
-_Static_assert(AHEAD_MOST * PAGE <= SL_MAX_COPY_IN, "a read");
+_Static_assert(AHEAD_MOST * PAGE <= SL_MAX_COPY_IN && SL_MAX_HOST_MAP / PAGE / 4096 <= AHEAD_MOST, "a read");
 
 struct mirror {
 	uint64_t base;
@@ -142,10 +142,13 @@ static size_t bytes(const struct mirror *m, size_t from, size_t to)
 	return (to == m->pages ? m->n : to * PAGE) - from * PAGE;
 }
 
+/* Without protection what one side writes is lost to the other: better no program than one that computes with that. */
 static void protect(const struct mirror *m, size_t from, size_t to, int prot)
 {
-	if (mprotect((void *)(uintptr_t)address(m, from), (to - from) * PAGE, prot))
-		sl_log(SL_ERROR, "memory that kernels reach cannot be protected: too many maps, see vm.max_map_count");
+	if (!mprotect((void *)(uintptr_t)address(m, from), (to - from) * PAGE, prot))
+		return;
+	sl_log(SL_ERROR, "memory that kernels reach cannot be protected: too many maps; raise vm.max_map_count");
+	abort();
 }
 
 static void set(struct mirror *m, size_t from, size_t to, uint8_t state)
@@ -418,11 +421,7 @@ void sl_mirror_stale_slow(void)
 			continue;
 		send_written(m);
 		sl_trap_keep();
-		for (size_t from = 0, to; from < m->pages; from = to) {
-			to = run(m, from, m->pages);
-			if (m->state[from] != STALE)
-				protect(m, from, to, PROT_NONE);
-		}
+		protect(m, 0, m->pages, PROT_NONE);
 		set(m, 0, m->pages, STALE);
 	}
 	pthread_mutex_unlock(&lock);
@@ -430,12 +429,15 @@ void sl_mirror_stale_slow(void)
 
 /* --- faults --- */
 
-/* How many pages are taken at a fault at page i. */
-static size_t advance(struct ahead *a, size_t i)
+/* The end of the pages that are taken at a fault at page i, all of one state: more in a large mirror, which thus has few maps. */
+static size_t advance(const struct mirror *m, struct ahead *a, size_t i)
 {
-	a->pages = i != a->next || !a->pages ? AHEAD_FIRST : a->pages < AHEAD_MOST ? a->pages * 2 : AHEAD_MOST;
+	size_t first = m->pages / 4096 > AHEAD_FIRST ? m->pages / 4096 : AHEAD_FIRST;
+	size_t most = first > AHEAD_MOST ? first : AHEAD_MOST;
+
+	a->pages = i != a->next || !a->pages ? first : a->pages < most ? a->pages * 2 : most;
 	a->next = i + a->pages;
-	return a->next;
+	return run(m, i, a->next < m->pages ? a->next : m->pages);
 }
 
 /* The program may have pages [from, to), whatever they hold. */
@@ -489,14 +491,12 @@ static bool touched(uint64_t p, bool write)
 	if (m) {
 		i = (p - m->base) / PAGE;
 		if (m->state[i] == STALE) {
-			to = advance(&m->fetch, i);
-			to = run(m, i, to < m->pages ? to : m->pages);
+			to = advance(m, &m->fetch, i);
 			if (!fetch(m, i, to))
 				give_up(m, i, to);
 		}
 		if (m->state[i] == SAME && write) {
-			to = advance(&m->open, i);
-			to = run(m, i, to < m->pages ? to : m->pages);
+			to = advance(m, &m->open, i);
 			if (!open_pages(m, i, to))
 				give_up(m, i, to);
 		}

@@ -481,6 +481,17 @@ SIM_KERNEL(zc_add, SIM_PARAMS(8, 8, 4, 4))
 	zc_add_words(sim, SIM_ARG(0, const unsigned int *), SIM_ARG(1, unsigned int *), SIM_ARG(2, int), SIM_ARG(3, unsigned int));
 }
 
+SIM_KERNEL(zc_behind, SIM_PARAMS(8, 4, 4))
+{
+	unsigned int **where = SIM_ARG(0, unsigned int **);
+	int n = SIM_ARG(1, int);
+
+	sim_check(where, sizeof(*where));
+	sim_check(*where, n * sizeof(**where));
+	for (int i = 0; i < n; i++)
+		(*where)[i] += SIM_ARG(2, unsigned int);
+}
+
 struct zc_job {
 	const unsigned int *in;
 	unsigned int *out;

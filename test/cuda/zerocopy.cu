@@ -25,6 +25,13 @@ extern "C" __global__ void zc_add(const unsigned *in, unsigned *out, int n, unsi
 		out[i] = in[i] + what;
 }
 
+/* By a pointer that lies in device memory. */
+extern "C" __global__ void zc_behind(unsigned **where, int n, unsigned what)
+{
+	for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+		(*where)[i] += what;
+}
+
 extern "C" __global__ void zc_job(struct job j, unsigned what)
 {
 	for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < j.n; i += gridDim.x * blockDim.x)
@@ -90,6 +97,20 @@ static void structures(unsigned *in, unsigned *out)
 	zc_job<<<8, 64>>>(j, 1);
 	CHECK(cudaDeviceSynchronize());
 	expect(out + 3, N / 4, 7 + N / 2 + 1, "a structure");
+}
+
+/* Memory that was allocated as mapped is reached by a pointer that no parameter shows. */
+static void hidden(unsigned *in)
+{
+	unsigned **where;
+
+	fill(in, N, 2);
+	CHECK(cudaMalloc(&where, sizeof *where));
+	CHECK(cudaMemcpy(where, &in, sizeof in, cudaMemcpyHostToDevice));
+	zc_behind<<<8, 64>>>(where, N, 1);
+	CHECK(cudaDeviceSynchronize());
+	expect(in, N, 3, "behind a pointer");
+	CHECK(cudaFree(where));
 }
 
 /* The kernel writes the odd words while the program writes the even ones of the same pages. */
@@ -249,6 +270,7 @@ int main()
 	zc_hold<<<1, 1>>>(1);
 	rounds(in, out);
 	structures(in, out);
+	hidden(in);
 	neighbours(out, s);
 	copies(in, out, s);
 	others(in, out, s);
