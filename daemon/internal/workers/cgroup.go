@@ -196,8 +196,12 @@ func (c *cgroups) putOne(top, dir string, pid int) error {
 		}
 	}
 	if top == c.memory && c.v2 {
-		// All of it goes at once, should it ever have a second process. Kernels before 4.19 have no such file.
+		// Old kernels, and those without swap, lack these files. The whole group goes at once,
+		// should it ever have a second process; and what is beyond a limit does not fill the swap.
 		_ = os.WriteFile(filepath.Join(dir, "memory.oom.group"), []byte("1"), 0)
+		if slices.ContainsFunc(c.limits[top], func(l string) bool { return strings.HasPrefix(l, c.memoryFile()+" ") }) {
+			_ = os.WriteFile(filepath.Join(dir, "memory.swap.max"), []byte("0"), 0)
+		}
 	}
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 }

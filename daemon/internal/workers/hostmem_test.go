@@ -51,10 +51,7 @@ func TestHostMemory(t *testing.T) {
 			}
 			good, _ := open("a")
 			bad, s := open("b")
-			if cgroup == "auto" {
-				if p.cg.memory == "" {
-					t.Fatal("no controller of memory is mounted here")
-				}
+			if p.cg.memory != "" {
 				b, err := os.ReadFile(filepath.Join(p.cg.memory, s.ID, p.cg.memoryFile()))
 				if err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(257<<20) {
 					t.Errorf("limit of the session's group: %s, %v", b, err)
@@ -115,5 +112,53 @@ func TestOOMScore(t *testing.T) {
 	}
 	if got := score(s.Worker.PID); s.Worker.PID != warm || got != "500" {
 		t.Errorf("process %d has %s", s.Worker.PID, got)
+	}
+}
+
+// What is written to a session's group, and read of it, in either version; plain files stand for the kernel's.
+func TestMemoryFiles(t *testing.T) {
+	for _, v2 := range []bool{false, true} {
+		top := t.TempDir()
+		c := &cgroups{log: testLog(), dirs: []string{top}, limits: map[string][]string{}, memory: top, v2: v2}
+		c.limits[top] = []string{c.memoryFile() + " 100"}
+		is := func(file, want string) {
+			t.Helper()
+			b, err := os.ReadFile(filepath.Join(top, "s", file))
+			if got := strings.TrimSpace(string(b)); got != want || (err == nil) != (want != "") {
+				t.Errorf("v2 %v: %s has %q, want %q", v2, file, got, want)
+			}
+		}
+		if err := c.put("s", 4711); err != nil {
+			t.Fatal(err)
+		}
+		is("cgroup.procs", "4711")
+		is(c.memoryFile(), "100")
+		none, events := "-1", "memory.oom_control"
+		if v2 {
+			none, events = "max", "memory.events"
+			is("memory.oom.group", "1")
+			is("memory.swap.max", "0")
+		} else {
+			is("memory.oom.group", "")
+		}
+		if !c.setMemory("s", 200) {
+			t.Error("no limit of memory")
+		}
+		is(c.memoryFile(), "200")
+		if !c.setMemory("s", 0) {
+			t.Error("no limit of memory is not written")
+		}
+		is(c.memoryFile(), none)
+		for text, want := range map[string]bool{"": false, "oom 1\noom_kill 0\n": false, "oom 3\noom_kill 1\noom_group_kill 0\n": true} {
+			if err := os.WriteFile(filepath.Join(top, "s", events), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if c.outOfMemory("s") != want {
+				t.Errorf("v2 %v: %q is a kill for memory: %v", v2, text, !want)
+			}
+		}
+		if c.setMemory("none", 100) || (&cgroups{}).setMemory("s", 100) || !(&cgroups{}).setMemory("s", 0) {
+			t.Errorf("v2 %v: a session without a group", v2)
+		}
 	}
 }
