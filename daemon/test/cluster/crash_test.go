@@ -95,6 +95,7 @@ func again(ctx context.Context, f func(context.Context) error) error {
 
 // TestFaultPoints kills an owner, or the host, at every numbered step of a lease's life.
 func TestFaultPoints(t *testing.T) {
+	t.Parallel()
 	names := slices.DeleteFunc(fault.Names(), ofJobs) // those are in jobs_test.go
 	if len(names) == 0 {
 		t.Fatal("there are no fault points")
@@ -322,6 +323,7 @@ func undo(ctx context.Context, t *testing.T, s *site.Site, job string) {
 
 // TestRandomKills kills daemons at random moments under load: nothing may be leaked, doubled or lost.
 func TestRandomKills(t *testing.T) {
+	t.Parallel()
 	kills := 2000
 	if testing.Short() {
 		kills = 100

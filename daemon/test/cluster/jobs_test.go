@@ -64,6 +64,7 @@ func (s *slurmStub) set(t *testing.T, id, state string, percent int, nodes ...st
 
 // TestJobFaultPoints kills the controller's daemon, a node's, or an owner, at every step that only Slurm's jobs come by.
 func TestJobFaultPoints(t *testing.T) {
+	t.Parallel()
 	stub := newSlurmStub(t)
 	config := map[string]string{"slurm.controllers": "[host00]", "slurm.bin": stub.dir, "slurm.room_wait": "1s", "slurm.reconcile": "1s"}
 	for k, v := range quick {
