@@ -73,6 +73,22 @@ rm -rf "$1/%[1]s"; ln -s "%[2]s" "$1/%[1]s"`, place, target))
 	}
 }
 
+// A hard link in an image to a file of the host's, where the hook or ldconfig writes.
+func TestHardLinks(t *testing.T) {
+	for _, place := range []string{
+		"etc/ld.so.cache", "etc/ld.so.cache~", "var/cache/ldconfig/aux-cache", "var/cache/ldconfig/aux-cache~",
+		"etc/ld.so.conf.d/00-sluice.conf", "etc/ld.so.conf.d/.00-sluice.conf.new", "etc/ld.so.conf",
+	} {
+		t.Run(strings.ReplaceAll(place, "/", "_"), func(t *testing.T) {
+			t.Parallel()
+			out := hostile(t, newBox(t, "runc"), fmt.Sprintf(`mkdir -p "$1/$(dirname %[1]s)"; rm -f "$1/%[1]s"; ln "$2/file" "$1/%[1]s"`, place))
+			if !strings.Contains(out, served) {
+				t.Errorf("the program is not served: %s", out)
+			}
+		})
+	}
+}
+
 // A link in an image to where the user's data will be: nothing is made there.
 func TestVolume(t *testing.T) {
 	for _, place := range []string{"usr/lib/sluice", "usr/lib", "etc/ld.so.conf.d", "etc", "var/cache"} {

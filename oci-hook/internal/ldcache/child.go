@@ -36,6 +36,9 @@ func Child(target string) error {
 			args = append(args, d)
 		}
 	}
+	if err := unlinkTemporaries(); err != nil {
+		return err
+	}
 	if err := giveUp(); err != nil {
 		return err
 	}
@@ -86,6 +89,26 @@ func attach(target string) error {
 	}
 	unix.Close(at)
 	return unix.Close(fdLib)
+}
+
+// temporaries are the files that ldconfig writes and then renames. It opens one that is
+// there already and cuts it to nothing.
+var temporaries = []string{"/etc/ld.so.cache~", "/var/cache/ldconfig/aux-cache~"}
+
+// unlinkTemporaries removes them: an image's may be a hard link to a file of the host's,
+// which ldconfig would overwrite whoever owns it.
+func unlinkTemporaries() error {
+	for _, name := range temporaries {
+		switch err := unix.Unlink(name); err {
+		case nil, unix.ENOENT, unix.ENOTDIR, unix.EISDIR, unix.EROFS: // ldconfig cannot write there either
+		default:
+			var st unix.Stat_t
+			if unix.Lstat(name, &st) == nil && st.Nlink > 1 {
+				return fmt.Errorf("%s is a link to another file, and cannot be removed: %w", name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // giveUp leaves what writing a cache needs: to write files of root's, whoever owns them.
