@@ -14,7 +14,7 @@ func TestMemoryByLease(t *testing.T) {
 	for _, c := range []struct {
 		mem  []uint64
 		want uint64
-	}{{nil, 4 << 30}, {[]uint64{80 << 30}, 14 << 30}, {[]uint64{8 << 30, 16 << 30}, 8 << 30}} {
+	}{{nil, 6 << 30}, {[]uint64{80 << 30}, 16 << 30}, {[]uint64{8 << 30, 16 << 30}, 10 << 30}} {
 		var l lease.Lease
 		for _, m := range c.mem {
 			l.Grants = append(l.Grants, lease.Grant{Mem: m})

@@ -127,9 +127,9 @@ type session struct {
 
 // MemoryByLease is the host memory that a session of a lease may have unless the site says
 // otherwise, in bytes. A real program's session takes 0.5 to 3 GiB: the driver's state for each GPU, images
-// that are being loaded, and staging.
+// that are being loaded, and staging; besides, kernels may reach wire.MaxHostMap of host memory.
 func MemoryByLease(l lease.Lease) uint64 {
-	n := uint64(4 << 30)
+	n := uint64(4<<30 + wire.MaxHostMap)
 	for i, g := range l.Grants {
 		n += g.Mem / 8
 		if i > 0 {
