@@ -209,6 +209,18 @@ func (p *pages) valid() bool {
 		p.state.magic.Load() == stateMagic && p.state.version.Load() == version
 }
 
+// upgrade makes a schedule of this version out of one of version 1, which live sessions may have
+// mapped. Version 2 only adds words where version 1 has zeros. An upgrade that was interrupted may
+// have left one file at each version.
+func (p *pages) upgrade() {
+	old := func(v uint64) bool { return v == 1 || v == version }
+	if p.policy.magic.Load() == policyMagic && old(p.policy.version.Load()) &&
+		p.state.magic.Load() == stateMagic && old(p.state.version.Load()) {
+		p.policy.version.Store(version)
+		p.state.version.Store(version)
+	}
+}
+
 // format makes an empty schedule. The magic numbers come last: a schedule that was left half
 // made is formatted again.
 func (p *pages) format() {

@@ -91,6 +91,7 @@ func newSchedule(own, state *os.File, site Site) (*Schedule, error) {
 		s.closeFiles()
 		return nil, err
 	}
+	s.p.upgrade()
 	if !s.p.valid() {
 		s.p.format()
 	}

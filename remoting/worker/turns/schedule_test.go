@@ -427,6 +427,44 @@ func FuzzDamagedState(f *testing.F) {
 	})
 }
 
+// The sessions of an owner before version 2 go on beside one of this version. So does what an interrupted upgrade left.
+func TestUpgrade(t *testing.T) {
+	for _, versions := range [][2]uint64{{1, 1}, {version, 1}, {1, version}} {
+		dir, clock := t.TempDir(), &fake{now: 1e12}
+		b, err := Create(dir, "GPU-1", Site{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := join(t, b, tenantFor(t, b, "old", fixedShare(30)), clock)
+		tn := take(t, m)
+		b.p.policy.version.Store(versions[0])
+		b.p.state.version.Store(versions[1])
+		b.Close()
+		if b, err = Create(dir, "GPU-1", Site{Limit: time.Second}); err != nil {
+			t.Fatal(err)
+		}
+		if all := b.Read(); len(all) != 1 || all[0].Lease != "old" || all[0].Members != 1 || all[0].Owes != 0 || m.ended() || m.Turn() != tn {
+			t.Errorf("%v: %+v, the session has ended: %v", versions, all, m.ended())
+		}
+		if clock.now = m.Ends(tn); !b.p.valid() {
+			t.Errorf("%v: not upgraded", versions)
+		}
+		m.Done(tn)
+		m.Done(take(t, m))
+		m.Close()
+		join(t, b, 0, clock).Close()
+		b.p.state.version.Store(version + 1)
+		b.Close()
+		if b, err = Create(dir, "GPU-1", Site{}); err != nil {
+			t.Fatal(err)
+		}
+		if all := b.Read(); len(all) != 0 {
+			t.Errorf("a later version is used: %+v", all)
+		}
+		b.Close()
+	}
+}
+
 // TestMain also runs the session processes of TestProcesses.
 func TestMain(m *testing.M) {
 	if os.Getenv("TURNS_TENANT") == "" {
