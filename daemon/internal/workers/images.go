@@ -19,8 +19,8 @@ import (
 // storeSweep is the time between two sweeps.
 const storeSweep = 30 * time.Second
 
-// leftover is the age at which a file that is no image belongs to no upload any more: a session that
-// sends an image writes all the time.
+// leftover is the age at which an unfinished upload is taken for dead: a session that sends an image
+// writes all the time.
 const leftover = time.Hour
 
 // storeCount is the path of the file that counts all images. It lies beside the directory of the

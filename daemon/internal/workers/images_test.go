@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -28,7 +29,7 @@ func (c *client) chunk(sum [32]byte, off, total int, b []byte) error {
 }
 
 // A user whose sessions begin uploads and are killed takes no more of the disk than its limit, and leaves
-// nothing; what older versions left is removed when the daemon starts.
+// nothing; what others left unfinished is removed when the daemon starts.
 func TestUploads(t *testing.T) {
 	dir := setup(t)
 	images := filepath.Join(dir, "store")
@@ -50,10 +51,12 @@ func TestUploads(t *testing.T) {
 	if err := os.Mkdir(user, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{".new-123456", ".0123.0123456789abcdef.new"} {
-		if err := os.WriteFile(filepath.Join(user, name), make([]byte, 32<<20), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.Chown(user, testUID, testUID); err != nil {
+		t.Fatal(err)
+	}
+	left := fmt.Sprintf(".%064x.0123456789abcdef.new", 1)
+	if err := os.WriteFile(filepath.Join(user, left), make([]byte, 32<<20), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	p := newPool(t, dir, func(c *Config) { c.StoreLimit, c.StoreKeepFree = 64<<20, 16<<20 })
 	waitFor(t, "the leftovers to go", func() bool { return used() < 1<<20 })

@@ -6,7 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Keeper looks after the directories of all users, which lie below one.
@@ -25,45 +28,42 @@ type Usage struct {
 	Free   int64 // of the file system
 }
 
-// Sweep removes what is no image and older than a time, removes images until there is room
+// user is a directory of one user, as a sweep sees it.
+type user struct {
+	name  string
+	files []file
+	sum   int64 // bytes of the files
+}
+
+// Sweep removes unfinished uploads older than a time, removes images until there is room
 // for new ones, and counts the rest. Those who have most give theirs first, which they have not
-// used for longest.
+// used for longest. A directory whose name is not a uid, or that does not belong to that uid, is
+// not the store's and stays as it is.
 func (k *Keeper) Sweep(before time.Time) (Usage, error) {
-	type user struct {
-		dir    string
-		images []os.FileInfo
-		sum    int64
-	}
-	es, err := os.ReadDir(k.Dir)
+	root, err := os.Open(k.Dir)
 	if err != nil {
 		return Usage{}, fmt.Errorf("store: %w", err)
 	}
-	var users []*user
+	defer root.Close()
+	users, err := sweepUsers(root, before)
+	if err != nil {
+		return Usage{}, err
+	}
 	var sum int64
-	for _, e := range es {
-		if !e.IsDir() {
-			continue
-		}
-		u := &user{dir: filepath.Join(k.Dir, e.Name())}
-		if err := clean(u.dir, before); err != nil {
-			return Usage{}, err
-		}
-		if u.images, u.sum, err = images(u.dir); err != nil {
-			return Usage{}, err
-		}
+	for _, u := range users {
 		sum += u.sum
-		users = append(users, u)
 	}
 	for sum > k.Total-k.Total/slack && len(users) > 0 {
 		u := slices.MaxFunc(users, func(a, b *user) int { return cmp.Compare(a.sum, b.sum) })
-		if len(u.images) == 0 {
+		i := slices.IndexFunc(u.files, file.image)
+		if i < 0 {
 			users = slices.DeleteFunc(users, func(o *user) bool { return o == u })
 			continue
 		}
-		old := u.images[0]
-		u.images = u.images[1:]
-		if err := os.Remove(filepath.Join(u.dir, old.Name())); err == nil || os.IsNotExist(err) {
-			u.sum, sum = u.sum-old.Size(), sum-old.Size()
+		old := u.files[i]
+		u.files = slices.Delete(u.files, i, i+1)
+		if removeOf(root, u.name, old) {
+			u.sum, sum = u.sum-old.size, sum-old.size
 		}
 	}
 	k.Shared.set(sum)
@@ -72,4 +72,59 @@ func (k *Keeper) Sweep(before time.Time) (Usage, error) {
 		return Usage{}, fmt.Errorf("store: %w", err)
 	}
 	return Usage{Images: sum, Free: has}, nil
+}
+
+// sweepUsers removes old unfinished uploads of all users, and lists what each user has.
+func sweepUsers(root *os.File, before time.Time) (all []*user, err error) {
+	names, err := root.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("store: %w", err)
+	}
+	for _, name := range names {
+		d := openUser(root, name)
+		if d == nil {
+			continue
+		}
+		files, err := list(d)
+		if err == nil {
+			files = clean(d, files, before)
+		}
+		_ = d.Close()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, &user{name: name, files: files, sum: size(files)})
+	}
+	return all, nil
+}
+
+// openUser opens a user's directory, whose name is the user's uid. It gives nil for anything else:
+// a link, or a directory that belongs to somebody else.
+func openUser(root *os.File, name string) *os.File {
+	uid, err := strconv.ParseUint(name, 10, 32)
+	if err != nil || strconv.FormatUint(uid, 10) != name {
+		return nil
+	}
+	fd, err := unix.Openat(int(root.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	d := os.NewFile(uintptr(fd), filepath.Join(root.Name(), name))
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || uint64(st.Uid) != uid {
+		_ = d.Close()
+		return nil
+	}
+	return d
+}
+
+// removeOf removes a file of a user, and says whether it is gone. The directory is opened again, so
+// that a sweep of many users holds few descriptors.
+func removeOf(root *os.File, name string, f file) bool {
+	d := openUser(root, name)
+	if d == nil {
+		return false
+	}
+	defer d.Close()
+	return remove(d, f)
 }

@@ -16,15 +16,16 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // Sum is an image's SHA-256.
@@ -88,30 +89,75 @@ func Open(dir string, b Bounds) (*Store, error) {
 }
 
 // Clean removes what uploads have left behind that died an hour ago or more.
-func (s *Store) Clean(now time.Time) error { return clean(s.dir, now.Add(-time.Hour)) }
-
-// clean removes files of a directory that are no images and older than a time: what older
-// versions left of uploads, and file systems without unnamed files.
-func clean(dir string, before time.Time) error {
-	es, err := os.ReadDir(dir)
+func (s *Store) Clean(now time.Time) error {
+	d, err := os.Open(s.dir)
 	if err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
-	for _, e := range es {
-		if isImage(e.Name()) || e.Name() == tallyName || !e.Type().IsRegular() {
-			continue
-		}
-		if fi, err := e.Info(); err == nil && fi.ModTime().Before(before) {
-			_ = os.Remove(filepath.Join(dir, e.Name()))
-		}
+	defer d.Close()
+	all, err := list(d)
+	if err != nil {
+		return err
 	}
+	clean(d, all, now.Add(-time.Hour))
 	return nil
 }
 
-// isImage says whether a name in a directory is an image's.
+// file is a file of the store: an image or an unfinished upload.
+type file struct {
+	name string
+	size int64     // bytes
+	used time.Time // of an image: when it was last used
+}
+
+// image says whether the file is a whole image.
+func (f file) image() bool { return isImage(f.name) }
+
+// list lists the store's files in an open directory. Files with other names are not the store's.
+// They are not counted and never removed: an admin may have given a directory that has other uses.
+func list(d *os.File) (all []file, err error) {
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("store: %w", err)
+	}
+	for _, name := range names {
+		if !isImage(name) && !isUnfinished(name) {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Fstatat(int(d.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
+			all = append(all, file{name, st.Size, time.Unix(st.Mtim.Unix())})
+		}
+	}
+	slices.SortFunc(all, func(a, b file) int { return a.used.Compare(b.used) })
+	return all, nil
+}
+
+// remove removes a file of an open directory, and says whether it is gone.
+func remove(d *os.File, f file) bool {
+	err := unix.Unlinkat(int(d.Fd()), f.name, 0)
+	return err == nil || errors.Is(err, unix.ENOENT)
+}
+
+// clean removes the unfinished uploads that were last written before a time, and gives the other
+// files. Only file systems without unnamed files keep them when an upload dies.
+func clean(d *os.File, all []file, before time.Time) []file {
+	return slices.DeleteFunc(all, func(f file) bool {
+		return !f.image() && f.used.Before(before) && remove(d, f)
+	})
+}
+
+// isImage says whether a name in a directory is an image's: its hash as Sum.String writes it.
 func isImage(name string) bool {
-	b, err := hex.DecodeString(name)
-	return err == nil && len(b) == sha256.Size
+	var s Sum
+	n, err := hex.Decode(s[:], []byte(name[:min(len(name), 2*len(s))]))
+	return err == nil && n == len(s) && name == s.String()
+}
+
+// isUnfinished says whether a name in a directory is that of an image's upload.
+func isUnfinished(name string) bool {
+	of, ok := safefile.Unfinished(name)
+	return ok && isImage(of)
 }
 
 func (s *Store) path(sum Sum) string { return filepath.Join(s.dir, sum.String()) }
@@ -203,42 +249,35 @@ func newImage(size uint64, prot int) (*Image, error) {
 	return &Image{mem: unsafe.Slice((*byte)(p), whole), size: int(size)}, nil
 }
 
-// images lists a directory's images, used longest ago first, and adds up the sizes of all its
-// files, in bytes.
-func images(dir string) (all []fs.FileInfo, sum int64, err error) {
-	es, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, 0, fmt.Errorf("store: %w", err)
+// size adds up the sizes of files, in bytes.
+func size(all []file) (sum int64) {
+	for _, f := range all {
+		sum += f.size
 	}
-	for _, e := range es {
-		fi, err := e.Info()
-		if err != nil || !fi.Mode().IsRegular() {
-			continue
-		}
-		sum += fi.Size()
-		if isImage(e.Name()) {
-			all = append(all, fi)
-		}
-	}
-	sort.Slice(all, func(i, j int) bool { return all[i].ModTime().Before(all[j].ModTime()) })
-	return all, sum, nil
+	return sum
 }
 
 // evict removes the images used longest ago until the directory takes no more than room
 // bytes, and says what it takes then.
 func (s *Store) evict(room int64) (int64, error) {
-	all, sum, err := images(s.dir)
+	d, err := os.Open(s.dir)
+	if err != nil {
+		return 0, fmt.Errorf("store: %w", err)
+	}
+	defer d.Close()
+	all, err := list(d)
 	if err != nil {
 		return 0, err
 	}
-	for _, fi := range all {
+	sum := size(all)
+	for _, f := range all {
 		if sum <= room {
 			break
 		}
-		if err := os.Remove(filepath.Join(s.dir, fi.Name())); err == nil {
-			sum -= fi.Size()
+		if f.image() && unix.Unlinkat(int(d.Fd()), f.name, 0) == nil {
+			sum -= f.size
 			if s.Shared != nil {
-				s.Shared.add(-fi.Size())
+				s.Shared.add(-f.size)
 			}
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,7 +132,8 @@ func entries(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// What older versions left of uploads is removed once it is old, and nothing else is.
+// The uploads that others left unfinished are removed once they are old, and nothing else is: the
+// directory may have files of other owners.
 func TestClean(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "i")
 	s, err := Open(dir, Bounds{Limit: 1 << 20})
@@ -138,7 +141,8 @@ func TestClean(t *testing.T) {
 		t.Fatal(err)
 	}
 	sum := put(t, s, []byte("image"))
-	for _, name := range []string{".new-12345", "." + sum.String() + ".0123456789abcdef.new"} {
+	others := []string{".bashrc", "thesis.tex", ".thesis.tex.0123456789abcdef.new", strings.ToUpper(sum.String()), sum.String()[:62]}
+	for _, name := range append(others, leftover(sum)) {
 		if err := os.WriteFile(filepath.Join(dir, name), make([]byte, 1000), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +150,7 @@ func TestClean(t *testing.T) {
 	for _, c := range []struct {
 		at   time.Time
 		left int
-	}{{time.Now(), 3}, {time.Now().Add(2 * time.Hour), 1}} {
+	}{{time.Now(), 7}, {time.Now().Add(2 * time.Hour), 6}} {
 		if err := s.Clean(c.at); err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +163,17 @@ func TestClean(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Close()
+	if has, err := s.evict(0); err != nil || has != 0 {
+		t.Errorf("%d bytes are the store's, %v", has, err)
+	}
+	slices.Sort(others)
+	if got := entries(t, dir); !slices.Equal(got, others) {
+		t.Errorf("left: %v, want %v", got, others)
+	}
 }
+
+// leftover is the name of an unfinished upload.
+func leftover(sum Sum) string { return "." + sum.String() + ".0123456789abcdef.new" }
 
 func TestEviction(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "i")

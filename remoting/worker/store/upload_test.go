@@ -373,7 +373,10 @@ func TestKeeper(t *testing.T) {
 	if got := shared.stored(); got != 9*1000+2*1001 {
 		t.Errorf("%d bytes counted", got)
 	}
-	left := filepath.Join(dir, "0", ".new-1")
+	if err := os.Chown(users[1].dir, 1, 1); err != nil {
+		t.Fatalf("these tests want root: %v", err)
+	}
+	left := filepath.Join(dir, "0", leftover(Sum{}))
 	if err := os.WriteFile(left, make([]byte, 5000), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -402,6 +405,57 @@ func TestKeeper(t *testing.T) {
 		t.Errorf("%v, %v", err, up.Unstored())
 	}
 	up.Abort()
+}
+
+// The sweep touches no file that is not the store's: in no directory that is not a uid's own, behind no
+// link, and of no other name.
+func TestKeeperSparesOthers(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	f, err := CreateShared(filepath.Join(t.TempDir(), "count"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared, err := OpenShared(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shared.Close()
+	if err := os.Symlink(outside, filepath.Join(dir, "0")); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"data.csv", leftover(Sum{}), Sum{}.String()}
+	var stay []string
+	for name, uid := range map[string]int{"alice": 1000, "1000": 1001, "01001": 1001, "1002": 1002} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(filepath.Join(dir, name), uid, uid); err != nil {
+			t.Fatalf("these tests want root: %v", err)
+		}
+	}
+	for _, d := range []string{dir, outside, filepath.Join(dir, "alice"), filepath.Join(dir, "1000"), filepath.Join(dir, "01001"), filepath.Join(dir, "1002")} {
+		for _, name := range names {
+			path := filepath.Join(d, name)
+			if err := os.WriteFile(path, make([]byte, 1000), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if filepath.Base(d) != "1002" || name == "data.csv" {
+				stay = append(stay, path)
+			}
+		}
+	}
+	k := Keeper{Dir: dir, Total: 0, Shared: shared}
+	if u, err := k.Sweep(time.Now().Add(time.Hour)); err != nil || u.Images != 0 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	for _, path := range stay {
+		if _, err := os.Lstat(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := entries(t, filepath.Join(dir, "1002")); !slices.Equal(got, names[:1]) {
+		t.Errorf("left of the store's own files: %v", got)
+	}
 }
 
 // Locks of several open files add up, whatever their order, and take hands out no more than there is.
