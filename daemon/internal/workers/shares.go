@@ -64,7 +64,7 @@ type tenancy struct {
 
 // openSchedules opens the schedules of an earlier daemon.
 func (p *Pool) openSchedules() error {
-	p.tenancies, p.schedules, p.over = map[string]*tenancy{}, map[string]*turns.Schedule{}, map[overrunKey]bool{}
+	p.tenancies, p.schedules, p.over = map[string]*tenancy{}, map[string]*turns.Schedule{}, map[overrunKey]lateWork{}
 	if p.cfg.Turns == "" {
 		return nil
 	}
@@ -298,6 +298,13 @@ type overrunKey struct {
 	pid   int
 }
 
+// lateWork is what is known of work that stays on a GPU while others wait.
+type lateWork struct {
+	since  time.Time // when it was first seen
+	told   bool
+	ending bool // it was told as work whose session is to end
+}
+
 // WatchTurns looks after the schedules until ctx ends. It clears what sessions left whose end nobody
 // saw, and calls tell once for work that exceeds the site's limit.
 func (p *Pool) WatchTurns(ctx context.Context, tell func(Overrun)) error {
@@ -311,7 +318,7 @@ func (p *Pool) WatchTurns(ctx context.Context, tell func(Overrun)) error {
 			p.sweepSchedules()
 		}
 		limit := time.Second
-		for _, o := range p.overruns() {
+		for _, o := range p.overruns(time.Now()) {
 			tell(o)
 		}
 		p.mu.Lock()
@@ -335,36 +342,43 @@ func (p *Pool) sweepSchedules() {
 	}
 }
 
-// overruns returns the work that exceeds the limit and was not returned before, and ends its
-// sessions if the site wants that.
-func (p *Pool) overruns() []Overrun {
+// overruns returns the work that exceeds the limit at the time now and was not returned before, and ends
+// its sessions if the site wants that. Only the time counts for which the work was seen while others waited:
+// before that it harmed nobody.
+func (p *Pool) overruns(now time.Time) []Overrun {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	found := p.overran
 	p.overran = nil
 	limit := p.sharing.Limit
 	if limit <= 0 {
+		clear(p.over)
 		return found
 	}
-	still := map[overrunKey]bool{}
+	still := map[overrunKey]lateWork{}
 	for gpu, b := range p.schedules {
 		for _, c := range b.Read() {
 			for _, s := range c.Late {
-				if s.Time <= limit {
-					continue
-				}
 				k := overrunKey{gpu, c.Lease, s.PID}
-				ending, told := p.over[k]
-				still[k] = ending || c.Ends
-				if told && ending == still[k] { // unless the site has begun to end such sessions
-					continue
+				w, seen := still[k]
+				if !seen {
+					w, seen = p.over[k]
 				}
-				o := p.overrun(c.Lease, gpu, s.PID, control.OverrunReason("GPU "+gpu, s.Time, c.Owes, limit))
-				o.Time = s.Time
-				if c.Ends {
-					o.Ended = p.endOverrun(c.Lease, s.PID, o.Reason)
+				if !seen {
+					w.since = now
 				}
-				found = append(found, o)
+				// Between two looks one piece of late work may have ended and another one begun.
+				late := min(now.Sub(w.since), s.Time)
+				if late > limit && (!w.told || c.Ends && !w.ending) { // the site may have begun to end such sessions
+					w.told, w.ending = true, c.Ends
+					o := p.overrun(c.Lease, gpu, s.PID, control.OverrunReason("GPU "+gpu, late, c.Owes, limit))
+					o.Time = late
+					if c.Ends {
+						o.Ended = p.endOverrun(c.Lease, s.PID, o.Reason)
+					}
+					found = append(found, o)
+				}
+				still[k] = w
 			}
 		}
 	}

@@ -217,45 +217,73 @@ func TestOverrun(t *testing.T) {
 	member := p.join(t, 0, id)
 	now := turns.Monotonic{}.Now()
 	member.SetOverdue(now - int64(time.Minute))
-	if o := p.overruns(); len(o) != 0 {
-		t.Errorf("nobody else wants the GPU: %+v", o)
+	at := time.Now()
+	look := func(after time.Duration) []Overrun { at = at.Add(after); return p.overruns(at) }
+	for range 2 {
+		if o := look(2 * time.Second); len(o) != 0 {
+			t.Errorf("nobody else wants the GPU: %+v", o)
+		}
 	}
 	if err := p.Share(testLease("b", 0)); err != nil {
 		t.Fatal(err)
 	}
-	p.join(t, 0, strings.Repeat("b", 32)).Request()
+	other := p.join(t, 0, strings.Repeat("b", 32))
+	for range 2 { // what it took before the other lease asked, or asked again, harmed nobody
+		other.Request()
+		for _, d := range []time.Duration{time.Second, time.Millisecond, 999 * time.Millisecond} {
+			if o := look(d); len(o) != 0 {
+				t.Errorf("below the limit since the other lease wants the GPU: %+v", o)
+			}
+		}
+		other.Withdraw()
+		if o := look(time.Second); len(o) != 0 {
+			t.Errorf("%+v", o)
+		}
+	}
+	other.Request()
+	_ = look(0)
+	if o := look(1100 * time.Millisecond); len(o) != 1 || o[0].Time != 1100*time.Millisecond {
+		t.Errorf("since the other lease wants the GPU: %+v", o)
+	}
 	member.SetOverdue(0)
-	if o := p.overruns(); len(o) != 0 {
+	if o := look(0); len(o) != 0 {
 		t.Errorf("%+v", o)
 	}
 	member.SetOverdue(now - int64(900*time.Millisecond))
-	if o := p.overruns(); len(o) != 0 {
-		t.Errorf("below the limit: %+v", o)
+	for range 2 {
+		if o := look(2 * time.Second); len(o) != 0 {
+			t.Errorf("below the limit: %+v", o)
+		}
 	}
+	member.SetOverdue(0)
+	_ = look(0)
 	for range 2 {
 		member.SetOverdue(now - int64(1500*time.Millisecond))
-		o := p.overruns()
+		if o := look(0); len(o) != 0 {
+			t.Errorf("at the first look: %+v", o)
+		}
+		o := look(1500 * time.Millisecond)
 		if len(o) != 1 || o[0].Lease.ID != id || o[0].GPU != simUUID(0) || o[0].PID != os.Getpid() || o[0].Time < 1500*time.Millisecond || o[0].Ended || !strings.Contains(o[0].Reason, "shares.overrun.limit is 1s") {
 			t.Errorf("%+v", o)
 		}
-		if o := p.overruns(); len(o) != 0 {
+		if o := look(0); len(o) != 0 {
 			t.Errorf("told twice: %+v", o)
 		}
 		// While it lasts the site decides that such work is to be ended.
 		p.SetSharing(Sharing{Limit: time.Second, Overrun: turns.OverrunEnds})
-		if o := p.overruns(); len(o) != 1 {
+		if o := look(0); len(o) != 1 {
 			t.Errorf("not looked at again: %+v", o)
 		}
-		if o := p.overruns(); len(o) != 0 {
+		if o := look(0); len(o) != 0 {
 			t.Errorf("told twice: %+v", o)
 		}
 		p.SetSharing(Sharing{Limit: time.Second})
 		member.SetOverdue(0)
-		_ = p.overruns()
+		_ = look(0)
 	}
 	// The session's own: it ends.
 	p.SetSharing(Sharing{Limit: 10 * time.Second, Overrun: turns.OverrunEnds})
-	if o := p.overruns(); len(o) != 0 {
+	if o := p.overruns(time.Now()); len(o) != 0 {
 		t.Errorf("%+v", o)
 	}
 	p.mu.Lock()
@@ -312,7 +340,7 @@ func TestEndedItself(t *testing.T) {
 		p.mu.Lock()
 		p.endedItself(s, "its work stayed")
 		p.mu.Unlock()
-		o := p.overruns()
+		o := p.overruns(time.Now())
 		if !c.want {
 			if len(o) != 0 {
 				t.Errorf("%+v: %+v", c, o)
@@ -322,7 +350,7 @@ func TestEndedItself(t *testing.T) {
 		if len(o) != 1 || o[0].Lease.ID != l.ID || o[0].GPU != simUUID(0) || o[0].PID != 77 || !o[0].Ended || o[0].Reason != "its work stayed" {
 			t.Errorf("%+v: %+v", c, o)
 		}
-		if o := p.overruns(); len(o) != 0 {
+		if o := p.overruns(time.Now()); len(o) != 0 {
 			t.Errorf("told twice: %+v", o)
 		}
 	}

@@ -90,7 +90,7 @@ type Pool struct {
 	missed    []ended                    // before onEnd was set
 	schedules map[string]*turns.Schedule // by GPU
 	tenancies map[string]*tenancy        // by lease
-	over      map[overrunKey]bool        // overruns that have been told of; true: as ones to be ended
+	over      map[overrunKey]lateWork    // work that stays on a GPU while others wait
 	stopStore func()
 	overran   []Overrun // of sessions that ended themselves, to be told of
 

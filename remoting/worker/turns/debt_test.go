@@ -88,6 +88,11 @@ func TestDebtors(t *testing.T) {
 			t.Fatal("the first one is not charged")
 		}
 	}
+	for _, c := range b.Read() {
+		if want := map[string]int{"thief": 2}[c.Lease]; len(c.Late) != want {
+			t.Errorf("%s: %+v is late, want %d sessions", c.Lease, c.Late, want)
+		}
+	}
 	// It paid 100 ms meanwhile, and had what it had not used of the second before.
 	if got := owes(t, b, "thief"); !about(got, 800*time.Millisecond) || owes(t, b, "other") != 0 {
 		t.Errorf("it owes %v, the other one %v", got, owes(t, b, "other"))

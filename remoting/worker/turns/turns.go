@@ -102,14 +102,16 @@ type TenantCounters struct {
 	Wants   bool   // one of them has work or waits
 	Counters
 	Owes time.Duration // what its work had of the GPU after its turns, as far as it is not paid for
-	Late []Late        // sessions whose work of an ended turn is on the GPU while others wait
-	Ends bool          // such a session ends when it exceeds the site's limit
+	// Late are the sessions whose work of an ended turn is on the GPU while others wait, unless
+	// another tenant's late work delays it.
+	Late []Late
+	Ends bool // such a session ends when it exceeds the site's limit
 }
 
 // Late is a session whose work of an ended turn is on the GPU.
 type Late struct {
 	PID  int           // the session's process
-	Time time.Duration // how long it has been there beyond that turn
+	Time time.Duration // how long it has been there beyond that turn, also while nobody waited
 }
 
 // Errors.
