@@ -28,8 +28,8 @@ type tally struct {
 	f *os.File
 
 	mu    sync.Mutex
-	own   []span // locks of this process do not hinder it, so the kernel does not tell of them
-	stuck bool   // the gate was not free in time
+	own   []span    // locks of this process do not hinder it, so the kernel does not tell of them
+	again time.Time // until then nobody waits for the gate, which was not free in time
 }
 
 // span is a range of the file.
@@ -41,35 +41,72 @@ func (a span) end() int64 { return a.at + a.n }
 // an upload has a lock on it meanwhile.
 const uploads = 1 << 62
 
+// gate is the byte behind the uploads.
+var gate = span{uploads, 1}
+
 // gateTime bounds the wait for the gate, which is held for microseconds. Tests with many processes on few
 // processors set it.
 var gateTime = 200 * time.Millisecond
 
-// take adds an upload of n bytes, unless all uploads together would have more than room bytes.
-func (t *tally) take(n, room int64) (span, bool) {
+// gateRest is how long no image waits for the gate after one has waited in vain: who holds it was stopped,
+// or means harm.
+const gateRest = 10 * time.Second
+
+// errFull says that an upload does not fit into the room.
+var errFull = errors.New("store: uploads have no room")
+
+// take adds an upload of n bytes. If all uploads together would have more than room bytes, the error
+// is errFull.
+func (t *tally) take(n, room int64) (span, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.stuck || n > room {
-		return span{}, false
+	if n > room {
+		return span{}, errFull
 	}
-	gate := span{uploads, 1}
-	for until := time.Now().Add(gateTime); t.lock(gate, unix.F_WRLCK) != nil; time.Sleep(100 * time.Microsecond) {
-		if time.Now().After(until) {
-			t.stuck = true // by a process that was stopped, or that means harm: no further image waits for it
-			return span{}, false
-		}
+	if err := t.enter(); err != nil {
+		return span{}, err
 	}
 	defer func() { _ = t.lock(gate, unix.F_UNLCK) }()
 	sum, end, err := t.others()
+	if err != nil {
+		return span{}, err
+	}
 	for _, o := range t.own {
 		sum, end = sum+o.n, max(end, o.end())
 	}
+	if sum > room-n {
+		return span{}, errFull
+	}
 	s := span{end, n}
-	if err != nil || sum > room-n || t.lock(s, unix.F_WRLCK) != nil {
-		return span{}, false
+	if err := t.lock(s, unix.F_WRLCK); err != nil {
+		return span{}, noLock(err)
 	}
 	t.own = append(t.own, s)
-	return s, true
+	return s, nil
+}
+
+// enter waits for the gate.
+func (t *tally) enter() error {
+	now := time.Now()
+	for until := now.Add(gateTime); now.After(t.again); time.Sleep(100 * time.Microsecond) {
+		err := t.lock(gate, unix.F_WRLCK)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
+			return noLock(err)
+		}
+		if now = time.Now(); now.After(until) {
+			t.again = now.Add(gateRest)
+		}
+	}
+	return fmt.Errorf("another session has held the lock of the image store for more than %v: the next image tries again after %v", gateTime, gateRest)
+}
+
+// noLock says that uploads cannot be counted, for instance because the file system has no locks (ENOLCK,
+// ENOSYS).
+func noLock(err error) error {
+	return fmt.Errorf("lock in the image store: %w: if its file system has no file locks, put the store (owner.store, or sluice-worker --store) on a local disk", err)
 }
 
 func ownBytes(own []span) (sum int64) {
@@ -107,7 +144,7 @@ func (t *tally) others() (sum, end int64, err error) {
 		todo = todo[:len(todo)-1]
 		l := unix.Flock_t{Type: unix.F_WRLCK, Start: s.at, Len: s.n}
 		if err := unix.FcntlFlock(t.f.Fd(), unix.F_OFD_GETLK, &l); err != nil {
-			return 0, 0, err
+			return 0, 0, noLock(err)
 		}
 		if l.Type == unix.F_UNLCK {
 			continue

@@ -55,10 +55,12 @@ func (u *Upload) create() error {
 		}
 		s.open.f = f
 	}
-	var ok bool
+	var err error
 	// The uploads under way cannot be evicted; what is stored gives way to all of them.
-	if u.open, ok = s.open.take(n, s.Limit); !ok {
+	if u.open, err = s.open.take(n, s.Limit); errors.Is(err, errFull) {
 		return fmt.Errorf("%w: with %d bytes of this image and of uploads under way, the user's images would have more than %d", ErrNoRoom, n, s.Limit)
+	} else if err != nil {
+		return err
 	}
 	under, _, err := s.open.others()
 	if err != nil {
@@ -71,8 +73,10 @@ func (u *Upload) create() error {
 		return fmt.Errorf("%w: the user's images have %d bytes of %d", ErrNoRoom, has, s.Limit)
 	}
 	if s.Shared != nil {
-		if u.shared, ok = s.Shared.take(n, s.Total-s.Shared.stored()); !ok {
+		if u.shared, err = s.Shared.take(n, s.Total-s.Shared.stored()); errors.Is(err, errFull) {
 			return fmt.Errorf("%w: with %d bytes of this image, all images would have more than %d", ErrNoRoom, n, s.Total)
+		} else if err != nil {
+			return err
 		}
 	}
 	if err := s.leaves(n); err != nil {

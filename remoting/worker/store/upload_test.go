@@ -472,9 +472,9 @@ func TestTally(t *testing.T) {
 	a, b, c := open(), open(), open()
 	var spans []span
 	for _, x := range []*tally{a, b, a, b, a} {
-		s, ok := x.take(10, 100)
-		if !ok {
-			t.Fatal("refused")
+		s, err := x.take(10, 100)
+		if err != nil {
+			t.Fatal(err)
 		}
 		spans = append(spans, s)
 	}
@@ -482,11 +482,11 @@ func TestTally(t *testing.T) {
 	if sum, end, err := c.others(); err != nil || sum != 40 || end != 50 {
 		t.Errorf("%d bytes, end %d, %v", sum, end, err)
 	}
-	if _, ok := c.take(61, 100); ok {
-		t.Error("101 of 100 taken")
+	if _, err := c.take(61, 100); !errors.Is(err, errFull) {
+		t.Errorf("101 of 100 taken: %v", err)
 	}
-	if s, ok := c.take(60, 100); !ok || s.at != 50 {
-		t.Errorf("%v %v", s, ok)
+	if s, err := c.take(60, 100); err != nil || s.at != 50 {
+		t.Errorf("%v %v", s, err)
 	}
 	a.f.Close()
 	if sum, _, err := b.others(); err != nil || sum != 60 {
@@ -499,7 +499,7 @@ func TestTally(t *testing.T) {
 	for range 32 {
 		x := open()
 		wg.Go(func() {
-			if _, ok := x.take(10, 180); ok {
+			if _, err := x.take(10, 180); err == nil {
 				mu.Lock()
 				got++
 				mu.Unlock()
@@ -510,15 +510,53 @@ func TestTally(t *testing.T) {
 	if got != 10 {
 		t.Errorf("%d times 10 bytes were given of 180, of which 80 had been", got)
 	}
-	// Who holds the gate for good makes the others wait once.
+	// A process that holds the gate for good makes the others wait once in gateRest.
 	x, y := open(), open()
-	if err := x.lock(span{uploads, 1}, unix.F_WRLCK); err != nil {
+	if err := x.lock(gate, unix.F_WRLCK); err != nil {
 		t.Fatal(err)
 	}
 	for i, most := range []time.Duration{20 * gateTime, gateTime / 2} {
 		began := time.Now()
-		if _, ok := y.take(1, 1000); ok || time.Since(began) > most {
-			t.Errorf("attempt %d: %v, %v", i, ok, time.Since(began))
+		if _, err := y.take(1, 1000); err == nil || errors.Is(err, errFull) || time.Since(began) > most {
+			t.Errorf("attempt %d: %v, %v", i, err, time.Since(began))
 		}
+	}
+	if err := x.lock(gate, unix.F_UNLCK); err != nil {
+		t.Fatal(err)
+	}
+	y.again = y.again.Add(-gateRest)
+	if _, err := y.take(1, 1000); err != nil {
+		t.Errorf("after the rest: %v", err)
+	}
+}
+
+// A lock that fails for another reason than another lock is not taken for a full store: the log says
+// why no image is stored. The kernel refuses write locks on a file that is open for reading (EBADF) as a file
+// system without locks refuses all of them (ENOLCK).
+func TestNoLocks(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "i")
+	s, err := Open(dir, Bounds{Limit: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, tallyName)
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	s.open.f = f
+	for range 2 {
+		u, err := s.Begin(Sum{1}, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if why := u.Unstored(); !errors.Is(why, unix.EBADF) || errors.Is(why, ErrNoRoom) || !strings.Contains(why.Error(), "owner.store") {
+			t.Errorf("not stored: %v", why)
+		}
+		u.Abort()
 	}
 }
