@@ -56,7 +56,7 @@ func (p *Pool) keepStore() error {
 		f.Close()
 		return err
 	}
-	k := &store.Keeper{Dir: p.cfg.Store, Total: p.cfg.StoreTotal, Shared: shared}
+	k := &store.Keeper{Dir: p.cfg.Store, Total: p.cfg.StoreTotal, KeepFree: p.cfg.StoreKeepFree, Shared: shared}
 	// Where no session lives, nobody is uploading: what is there was left by the dead.
 	before := time.Now()
 	p.mu.Lock()

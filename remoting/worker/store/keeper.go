@@ -14,12 +14,14 @@ import (
 
 // Keeper looks after the directories of all users, which lie below one.
 type Keeper struct {
-	Dir    string
-	Total  int64 // bytes of all images
-	Shared *Shared
+	Dir      string
+	Total    int64 // bytes of all images
+	KeepFree int64 // space of the file system that images leave free, in bytes
+	Shared   *Shared
 }
 
-// slack is the part of the total that a sweep leaves for new images: a tenth.
+// slack is the part of the total, and of the space that stays free, that a sweep leaves for new
+// images: a tenth.
 const slack = 10
 
 // Usage is what a sweep saw, in bytes.
@@ -53,7 +55,12 @@ func (k *Keeper) Sweep(before time.Time) (Usage, error) {
 	for _, u := range users {
 		sum += u.sum
 	}
-	for sum > k.Total-k.Total/slack && len(users) > 0 {
+	has, err := free(k.Dir)
+	if err != nil {
+		return Usage{}, fmt.Errorf("store: %w", err)
+	}
+	// What is removed counts as free at once, though a file system may be late to say so.
+	for (sum > k.Total-k.Total/slack || has < k.KeepFree+k.KeepFree/slack) && len(users) > 0 {
 		u := slices.MaxFunc(users, func(a, b *user) int { return cmp.Compare(a.sum, b.sum) })
 		i := slices.IndexFunc(u.files, file.image)
 		if i < 0 {
@@ -63,12 +70,11 @@ func (k *Keeper) Sweep(before time.Time) (Usage, error) {
 		old := u.files[i]
 		u.files = slices.Delete(u.files, i, i+1)
 		if removeOf(root, u.name, old) {
-			u.sum, sum = u.sum-old.size, sum-old.size
+			u.sum, sum, has = u.sum-old.size, sum-old.size, has+old.size
 		}
 	}
 	k.Shared.set(sum)
-	has, err := free(k.Dir)
-	if err != nil {
+	if has, err = free(k.Dir); err != nil {
 		return Usage{}, fmt.Errorf("store: %w", err)
 	}
 	return Usage{Images: sum, Free: has}, nil

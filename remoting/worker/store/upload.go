@@ -67,9 +67,11 @@ func (u *Upload) create() error {
 		return err
 	}
 	room := s.Limit - under - ownBytes(s.open.own)
-	if has, err := s.evict(room); err != nil {
+	has, err := s.evict(room)
+	if err != nil {
 		return err
-	} else if has > room {
+	}
+	if has > room {
 		return fmt.Errorf("%w: the user's images have %d bytes of %d", ErrNoRoom, has, s.Limit)
 	}
 	if s.Shared != nil {
@@ -79,7 +81,7 @@ func (u *Upload) create() error {
 			return err
 		}
 	}
-	if err := s.leaves(n); err != nil {
+	if err := s.leaves(n, has); err != nil {
 		return err
 	}
 	if u.f, err = safefile.Create(s.path(u.sum), safefile.How{Mode: 0o600, Unnamed: true}); err != nil {
@@ -90,19 +92,32 @@ func (u *Upload) create() error {
 	if err := unix.Fallocate(int(u.f.Fd()), 0, 0, n); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
 	}
-	return s.leaves(0)
+	return s.leaves(0, 0)
 }
 
-// leaves says whether so many bytes more leave the free space that must be left.
-func (s *Store) leaves(n int64) error {
-	has, err := free(s.dir)
-	if err != nil {
-		return err
+// spare is what eviction frees beyond what an image asks for, in bytes: file systems give space in blocks,
+// and take some for themselves.
+const spare = 1 << 20
+
+// leaves says whether so many bytes more leave the free space that must be left. The user's own images,
+// which have own bytes, are evicted once if that can make the room.
+func (s *Store) leaves(n, own int64) error {
+	for evicted := false; ; evicted = true {
+		has, err := free(s.dir)
+		if err != nil {
+			return err
+		}
+		short := s.KeepFree + n - has
+		if short <= 0 {
+			return nil
+		}
+		if evicted || short > own {
+			return fmt.Errorf("%w: %d bytes are free at the image store, %d must stay free", ErrNoRoom, has, s.KeepFree)
+		}
+		if _, err := s.evict(max(0, own-short-spare)); err != nil {
+			return err
+		}
 	}
-	if has-n < s.KeepFree {
-		return fmt.Errorf("%w: %d bytes are free at the image store, %d must stay free", ErrNoRoom, has, s.KeepFree)
-	}
-	return nil
 }
 
 // spill goes on in memory.

@@ -210,7 +210,8 @@ func TestManyUploads(t *testing.T) {
 	}
 }
 
-// A full disk: no upload is stored, each goes on in memory, also one that was begun while there was room.
+// A user's images make room for that user's next ones where the free space must be left. On a full disk no
+// upload is stored; each goes on in memory, also one that was begun while there was room.
 func TestDiskFull(t *testing.T) {
 	dir := filepath.Join(tmpfs(t, "15m"), "i")
 	s, err := Open(dir, Bounds{Limit: 1 << 30, KeepFree: 4 << 20})
@@ -242,19 +243,25 @@ func TestDiskFull(t *testing.T) {
 		}
 		return m
 	}
-	for i, want := range []bool{true, true, true, false, false} {
+	for i, want := range []int{1, 2, 3, 3, 3} { // three have room
 		m := upload(byte(i), 3<<20, nil)
-		if m.Stored() != want {
-			t.Errorf("image %d of 3 MiB is stored: %v", i, m.Stored())
+		if !m.Stored() || len(entries(t, dir)) != want {
+			t.Errorf("image %d of 3 MiB is stored: %v, beside %v", i, m.Stored(), entries(t, dir))
 		}
 		m.Close()
 	}
+	// An image that has no room even without the user's others evicts none.
+	m := upload(8, 12<<20, nil)
+	if m.Stored() || len(entries(t, dir)) != 3 {
+		t.Errorf("an image of 12 MiB is stored: %v, beside %v", m.Stored(), entries(t, dir))
+	}
+	m.Close()
 	if n, err := free(dir); err != nil || n < 4<<20 {
 		t.Errorf("%d bytes are free, %v", n, err)
 	}
 	// A file system that breaks its word in the middle of an upload, and then altogether.
-	m := upload(9, 1<<20, func() {
-		ballast, err := os.Create(filepath.Join(filepath.Dir(dir), "ballast"))
+	fill := func() {
+		ballast, err := os.OpenFile(filepath.Join(filepath.Dir(dir), "ballast"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,8 +272,13 @@ func TestDiskFull(t *testing.T) {
 		if !errors.Is(err, unix.ENOSPC) {
 			t.Fatal(err)
 		}
-	})
+	}
+	m = upload(9, 1<<20, fill)
 	m.Close()
+	if _, err := s.evict(0); err != nil {
+		t.Fatal(err)
+	}
+	fill()
 	m = upload(10, 100, nil)
 	if m.Stored() {
 		t.Error("an image is stored on a full disk")
@@ -405,6 +417,63 @@ func TestKeeper(t *testing.T) {
 		t.Errorf("%v, %v", err, up.Unstored())
 	}
 	up.Abort()
+}
+
+// A file system that others have filled: images give way until enough is free for new ones, the oldest of
+// those who have most first.
+func TestKeeperKeepsFree(t *testing.T) {
+	dir := tmpfs(t, "16m")
+	f, err := CreateShared(filepath.Join(t.TempDir(), "count"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared, err := OpenShared(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shared.Close()
+	b := Bounds{Limit: 1 << 30, Total: 1 << 30, KeepFree: 4 << 20, Shared: shared}
+	s, err := Open(filepath.Join(dir, "0"), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sums []Sum
+	for i := range 5 {
+		sum := put(t, s, bytes.Repeat([]byte{byte(i)}, 1<<20))
+		at := time.Now().Add(time.Duration(i-20) * time.Minute)
+		if err := os.Chtimes(s.path(sum), at, at); err != nil {
+			t.Fatal(err)
+		}
+		sums = append(sums, sum)
+	}
+	has, err := free(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, has-5<<19), 0o600); err != nil {
+		t.Fatal(err) // 2.5 MiB are free then
+	}
+	k := Keeper{Dir: dir, Total: 1 << 30, KeepFree: b.KeepFree, Shared: shared}
+	for range 2 { // the second sweep has nothing to do
+		if u, err := k.Sweep(time.Now()); err != nil || u.Images != 3<<20 || u.Free != 9<<19 {
+			t.Errorf("%+v, %v", u, err)
+		}
+	}
+	for i, sum := range sums {
+		m, err := s.Get(sum, 1<<20)
+		if (err == nil) != (i >= 2) {
+			t.Errorf("image %d: %v", i, err)
+		}
+		if err == nil {
+			m.Close()
+		}
+	}
+	// A user who had no images has room.
+	other, err := Open(filepath.Join(dir, "1"), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, other, make([]byte, 100<<10))
 }
 
 // The sweep touches no file that is not the store's: in no directory that is not a uid's own, behind no
