@@ -255,7 +255,8 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 		sl_mapped_send();
 	if (to.place == SL_DEVICE) {
 		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s);
-		return !err && to.twin && wait ? sl_cuStreamSynchronize(s) : err;
+		/* The program may see the one, or write to the other, as soon as the call has returned. */
+		return !err && (to.twin || from.twin) && wait ? sl_cuStreamSynchronize(s) : err;
 	}
 	if (from.place == SL_DEVICE)
 		return out((void *)(uintptr_t)dst, from.p, n, s, wait || to.place != SL_LOCKED || n > to.room);

@@ -158,7 +158,7 @@ static CUresult ensure_thread(struct queue *q)
 	pthread_mutex_lock(&lock);
 	if (!q->running) {
 		sigfillset(&all);
-	sigdelset(&all, SIGSEGV); /* the program's functions touch memory that traps, see trap.h */
+		sigdelset(&all, SIGSEGV); /* the program's functions touch memory that traps, see trap.h */
 		pthread_sigmask(SIG_SETMASK, &all, &old);
 		if (pthread_create(&thread, NULL, run, q))
 			err = CUDA_ERROR_OPERATING_SYSTEM;

@@ -198,6 +198,9 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 	there = sl_ptr_foreign(dptr);
 	if (!forget(dptr, &r))
 		return CUDA_ERROR_INVALID_VALUE;
+	/* Freeing waits for them, and they may have to fetch what they look at, which must not queue up behind this call. */
+	if (__builtin_expect(atomic_load(&sl_mirrors) && sl_hostfns_open(), 0))
+		sl_hostfns_wait();
 	if (r.managed)
 		return sl_managed_free(&r);
 	return __builtin_expect(there != NULL, 0) ? sl_ctx_with(there, free_there, &dptr) : fw_cuMemFree_v2(dptr);
@@ -293,9 +296,6 @@ CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*pp = p;
-	/* The program says that kernels reach it: they may by a pointer that no parameter shows. Else they ask at the launch. */
-	if (Flags & CU_MEMHOSTALLOC_DEVICEMAP && bytesize > SL_MAPPED_MAX)
-		sl_mirror_pinned(r.base, r.size);
 	return CUDA_SUCCESS;
 }
 

@@ -131,6 +131,20 @@ bool sl_mirror_has_slow(uint64_t p)
 	return found;
 }
 
+struct sl_ctx *sl_mirror_ctx(uint64_t p)
+{
+	struct mirror *m;
+	struct sl_ctx *c;
+
+	if (!atomic_load_explicit(&sl_mirrors, memory_order_relaxed))
+		return NULL;
+	pthread_mutex_lock(&lock);
+	m = find(p);
+	c = m ? m->ctx : NULL;
+	pthread_mutex_unlock(&lock);
+	return c;
+}
+
 static uint64_t address(const struct mirror *m, size_t page)
 {
 	return m->base + page * PAGE;
@@ -440,9 +454,13 @@ static size_t advance(const struct mirror *m, struct ahead *a, size_t i)
 	return run(m, i, a->next < m->pages ? a->next : m->pages);
 }
 
-/* The program may have pages [from, to), whatever they hold. */
+/* The session has ended: the program may have pages [from, to), whatever they hold. */
 static void give_up(struct mirror *m, size_t from, size_t to)
 {
+	if (!sl_dead()) {
+		sl_log(SL_ERROR, "there is no memory to follow what the program writes");
+		abort(); /* else the GPU would not see it, or lose what it has written beside it */
+	}
 	protect(m, from, to, PROT_READ | PROT_WRITE);
 	set(m, from, to, WRITTEN);
 }
@@ -594,6 +612,16 @@ static CUresult unmap_there(void *arg)
 	return err;
 }
 
+/* Fetches what is stale, while that can be done. */
+static void fetch_all(struct mirror *m)
+{
+	for (size_t i = 0, j; m->stale && i < m->pages; i = j) {
+		j = run(m, i, m->pages - i > AHEAD_MOST ? i + AHEAD_MOST : m->pages);
+		if (m->state[i] == STALE && !fetch(m, i, j))
+			return;
+	}
+}
+
 static CUresult map_there(uint64_t base, size_t n)
 {
 	sl_buf b;
@@ -606,36 +634,67 @@ static CUresult map_there(uint64_t base, size_t n)
 	return err;
 }
 
-CUresult sl_mirror_pinned(uint64_t base, size_t n)
+/* Whether there is a mirror at base, by its context; NULL if not. */
+static CUresult reached(uint64_t base, struct sl_ctx **c)
+{
+	*c = sl_mirror_ctx(base);
+	if (!*c || !sl_ctx_foreign(*c))
+		return CUDA_SUCCESS;
+	sl_log(SL_WARN, "host memory is reached by kernels of one owner's devices; these are another's");
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* The lock is not held while the worker is asked: it may be waiting for a host function, which needs the lock. */
+static CUresult make_pinned(uint64_t base, size_t n)
 {
 	struct mirror *m;
+	CUresult err;
+
+	if (!sl_trap_start(touched, left_alone)) {
+		sl_log(SL_WARN, "kernels cannot reach host memory: /proc/self/mem cannot be opened, or a thread not made");
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+	err = map_there(base, (n + PAGE - 1) / PAGE * PAGE);
+	if (err == CUDA_ERROR_OUT_OF_MEMORY || err == CUDA_ERROR_NOT_SUPPORTED)
+		sl_log(SL_WARN, "kernels cannot reach %zu bytes of host memory: %s; see docs/limits.md", n,
+		       err == CUDA_ERROR_OUT_OF_MEMORY ? "the owner has no more for this session" : "the owner uses their address");
+	if (err)
+		return err;
+	pthread_mutex_lock(&lock);
+	err = add(base, n, false, &m);
+	if (!err)
+		set(m, 0, m->pages, WRITTEN);
+	pthread_mutex_unlock(&lock);
+	return err;
+}
+
+CUresult sl_mirror_pinned(uint64_t base, size_t n)
+{
+	static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 
 	if (err)
 		return err;
-	pthread_mutex_lock(&lock);
-	m = find(base);
-	if (m) {
-		if (sl_ctx_foreign(m->ctx)) {
-			sl_log(SL_WARN, "host memory is reached by kernels of one owner's devices; these are another's");
-			err = CUDA_ERROR_NOT_SUPPORTED;
-		}
-	} else if (!sl_trap_start(touched, left_alone)) {
-		sl_log(SL_WARN, "kernels cannot reach host memory: /proc/self/mem cannot be opened, or a thread not made");
-		err = CUDA_ERROR_NOT_SUPPORTED;
-	} else {
-		err = map_there(base, (n + PAGE - 1) / PAGE * PAGE);
-		if (err == CUDA_ERROR_OUT_OF_MEMORY || err == CUDA_ERROR_NOT_SUPPORTED)
-			sl_log(SL_WARN, "kernels cannot reach %zu bytes of host memory: %s; see docs/limits.md", n,
-			       err == CUDA_ERROR_OUT_OF_MEMORY ? "the owner has no more for this session" : "the owner uses their address");
-		if (!err)
-			err = add(base, n, false, &m);
-		if (!err)
-			set(m, 0, m->pages, WRITTEN);
-	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_lock(&making);
+	err = reached(base, &c);
+	if (!err && !c)
+		err = make_pinned(base, n);
+	pthread_mutex_unlock(&making);
 	return err;
+}
+
+/* Fills device memory with zeroes, before anything that follows. */
+static void zero_there(const struct mirror *m)
+{
+	CUstream s;
+	uint32_t id;
+
+	if (stream_of(m->ctx_id, &id))
+		return;
+	s = sl_handle_value(SL_STREAM, id);
+	fw_cuMemsetD8Async(m->base, 0, m->n, s);
+	fw_cuStreamSynchronize(s);
 }
 
 CUresult sl_mirror_managed(uint64_t base, size_t n)
@@ -647,6 +706,7 @@ CUresult sl_mirror_managed(uint64_t base, size_t n)
 	if (sl_trap_start(touched, left_alone))
 		err = add(base, n, true, &m);
 	if (!err) {
+		zero_there(m);
 		sl_trap_keep();
 		protect(m, 0, m->pages, PROT_READ);
 	}
@@ -675,9 +735,15 @@ void sl_mirror_drop_ctx(uint32_t ctx_id)
 	if (!atomic_load(&sl_mirrors))
 		return;
 	pthread_mutex_lock(&lock);
-	for (size_t i = count; i-- > 0;)
-		if (all[i]->ctx_id == ctx_id)
-			take_out(i);
+	for (size_t i = count; i-- > 0;) {
+		if (all[i]->ctx_id != ctx_id)
+			continue;
+		if (!all[i]->managed) { /* which another context may go on using */
+			fetch_all(all[i]);
+			sl_ctx_with(all[i]->ctx, unmap_there, all[i]);
+		}
+		take_out(i);
+	}
 	for (unsigned i = 0; i < 32; i++)
 		if (streams[i].ctx_id == ctx_id)
 			streams[i].ctx_id = 0;

@@ -28,6 +28,8 @@
 #include "cuabi.h"
 #include "ranges.h"
 
+struct sl_ctx;
+
 #define SL_MIRROR_PAGE ((size_t)4096)
 
 extern _Atomic unsigned sl_mirrors;
@@ -54,6 +56,9 @@ CUresult sl_managed_free(const struct sl_range *r);
 void sl_managed_drop_ctx(uint32_t ctx_id);
 /* Device memory of n bytes, without a range. memory.c */
 CUresult sl_device_alloc(CUdeviceptr *p, size_t n);
+
+/* The context of the mirror that p lies in; NULL if it lies in none. */
+struct sl_ctx *sl_mirror_ctx(uint64_t p);
 
 bool sl_mirror_has_slow(uint64_t p);
 void sl_mirror_send_slow(void);

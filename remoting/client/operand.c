@@ -72,6 +72,8 @@ void sl_operand_check(uint64_t p, const char *function, CUresult *err)
 		*err = sl_refuse_with(function, "host memory");
 	else if (o.place != SL_DEVICE || !o.room)
 		*err = CUDA_ERROR_INVALID_VALUE;
+	else if (o.twin)
+		sl_mapped_send();
 }
 
 void sl_operand_check_CUDA_MEMSET_NODE_PARAMS(const CUDA_MEMSET_NODE_PARAMS *p, const char *function, CUresult *err)

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "trap.h"
+#include "ctx.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +33,10 @@ static struct sigaction had;	/* the program's */
 static int ends[2] = { -1, -1 };
 static int memory = -1;		/* /proc/self/mem */
 static pid_t home, server_tid;
-static __thread bool passing;	/* the program's handler runs on this thread */
+/* The program's handler runs on this thread, for the fault with this context, called from this frame. */
+static __thread struct {
+	const void *context, *frame;
+} passing;
 
 static bool wrote(const void *context)
 {
@@ -44,15 +48,19 @@ static bool wrote(const void *context)
 #endif
 }
 
-/* The program's own handler, as if it were the only one. */
-static void pass_on(int sig, siginfo_t *info, void *context)
+/*
+ * Calls the program's own handler, as if it were the only one. A handler that had this one for its predecessor passes
+ * on what it does not know: then this is called for the same fault from a deeper frame, and there is nobody left to
+ * pass it to. One that leaves by siglongjmp leaves a frame behind that the next fault's is not below.
+ */
+static void pass_on(int sig, siginfo_t *info, void *context, const void *frame)
 {
 	struct sigaction a = had;
 
-	/* A handler that has ours for its predecessor passes on what it does not know, too. */
-	if (passing)
+	if (passing.context == context && (uintptr_t)frame < (uintptr_t)passing.frame)
 		a = (struct sigaction){ .sa_handler = SIG_DFL };
-	passing = true;
+	passing.context = context;
+	passing.frame = frame;
 	if (a.sa_flags & SA_SIGINFO && a.sa_sigaction) {
 		a.sa_sigaction(sig, info, context);
 	} else if (!(a.sa_flags & SA_SIGINFO) && a.sa_handler != SIG_DFL && a.sa_handler != SIG_IGN) {
@@ -61,7 +69,7 @@ static void pass_on(int sig, siginfo_t *info, void *context)
 		a = (struct sigaction){ .sa_handler = SIG_DFL };
 		sigaction(SIGSEGV, &a, NULL); /* and the instruction faults again */
 	}
-	passing = false;
+	passing.context = NULL;
 }
 
 static bool ask(const siginfo_t *info, const void *context)
@@ -92,7 +100,7 @@ static void on_fault(int sig, siginfo_t *info, void *context)
 		ready = getpid() == home ? ask(info, context) : left_alone_((uint64_t)(uintptr_t)info->si_addr);
 	errno = saved;
 	if (!ready)
-		pass_on(sig, info, context);
+		pass_on(sig, info, context, __builtin_frame_address(0));
 }
 
 static void *serve(void *arg)
@@ -101,6 +109,7 @@ static void *serve(void *arg)
 
 	(void)arg;
 	server_tid = (pid_t)syscall(SYS_gettid);
+	sl_tls()->no_print = true;
 	for (;;) {
 		ssize_t n = read(ends[0], &f, sizeof f);
 
@@ -119,7 +128,8 @@ static void install(void)
 	struct sigaction a = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART };
 
 	sigemptyset(&a.sa_mask);
-	sigaction(SIGSEGV, &a, &had);
+	sigaction(SIGSEGV, NULL, &had); /* before the handler can be called */
+	sigaction(SIGSEGV, &a, NULL);
 }
 
 /* Signals belong to the program's threads. */

@@ -4,6 +4,7 @@
  * reply. Locks: peer.h.
  */
 #include "wait.h"
+#include "ctx.h"
 #include "attention.h"
 #include "codec.h"
 #include "entry.h"
@@ -74,7 +75,8 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 		if (!sl_look(&since, true))
 			sl_futex_wait(&w.done, 0, NULL);
 	__atomic_fetch_sub(&t->owed, 1, __ATOMIC_RELAXED);
-	sl_print_flush();
+	if (!sl_tls()->no_print)
+		sl_print_flush();
 	err = w.r->result;
 	if (!r)
 		sl_reply_free(&own);

@@ -60,6 +60,23 @@ func (b *desc3D) part(off, limit uint64) (c desc3D, n uint64) {
 	return c, c.W * c.H * c.D
 }
 
+// span is the number of bytes from the box's address to its end in linear memory; false
+// beyond any memory.
+func (b *desc3D) span() (uint64, bool) {
+	end := b.X + b.W
+	for _, f := range [...][3]uint64{{b.Z + b.D - 1, b.Height, b.Pitch}, {b.Y + b.H - 1, b.Pitch, 1}} {
+		n := uint64(1)
+		for _, v := range f {
+			if v > 0 && n > (1<<50)/v {
+				return 0, false
+			}
+			n *= v
+		}
+		end += n
+	}
+	return end, true
+}
+
 // realBox returns the box for the driver, with the real handle of its array.
 func (s *session) realBox(b *desc3D) (C.struct_sl_box, int32) {
 	v := C.struct_sl_box{
@@ -68,7 +85,11 @@ func (s *session) realBox(b *desc3D) (C.struct_sl_box, int32) {
 		x: C.uint64_t(b.X), y: C.uint64_t(b.Y), z: C.uint64_t(b.Z),
 		w: C.uint64_t(b.W), h: C.uint64_t(b.H), d: C.uint64_t(b.D),
 	}
-	if b.Memtype == C.CU_MEMORYTYPE_DEVICE && s.host.at(b.Where) != nil {
+	if b.Memtype == C.CU_MEMORYTYPE_DEVICE && s.host.has(b.Where) {
+		n, ok := b.span()
+		if !ok || !s.host.at(b.Where, n, func([]byte) {}) {
+			return v, C.CUDA_ERROR_INVALID_VALUE
+		}
 		v.memtype = C.CU_MEMORYTYPE_UNIFIED
 	}
 	if b.Memtype == C.CU_MEMORYTYPE_ARRAY {

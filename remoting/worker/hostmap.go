@@ -21,6 +21,7 @@ package worker
 import "C"
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 	"sync"
@@ -59,16 +60,25 @@ func (h *hostMaps) find(p uint64) int {
 	return i
 }
 
-// at gives the bytes of a map from p on, nil if p is in none.
-func (h *hostMaps) at(p uint64) []byte {
+// at calls f with the bytes of a map from p on, which stays until f has returned. It is
+// false if p is in no map, or less than n bytes from its end.
+func (h *hostMaps) at(p, n uint64, f func(mem []byte)) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i := h.find(p)
 	if i == len(h.maps) || h.maps[i].base > p {
-		return nil
+		return false
 	}
-	return h.maps[i].mem[p-h.maps[i].base:]
+	mem := h.maps[i].mem[p-h.maps[i].base:]
+	if n > uint64(len(mem)) {
+		return false
+	}
+	f(mem[:n])
+	return true
 }
+
+// has says whether p lies in a map.
+func (h *hostMaps) has(p uint64) bool { return h.at(p, 1, func([]byte) {}) }
 
 func (s *session) hostMap(p []byte) int32 {
 	var m wire.HostMap
@@ -113,18 +123,27 @@ func (s *session) hostUnmap(p []byte) int32 {
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
-	h := &s.host
+	mem := s.host.remove(m.Address)
+	if mem == nil {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	// The driver may wait for a host function, and so for who reads ahead for its answer.
+	C.sl_host_unmap(unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem)))
+	return 0
+}
+
+// remove takes the map at an address out, nil if there is none; nobody uses it then.
+func (h *hostMaps) remove(base uint64) []byte {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	i := h.find(m.Address)
-	if i == len(h.maps) || h.maps[i].base != m.Address {
-		return C.CUDA_ERROR_INVALID_VALUE
+	i := h.find(base)
+	if i == len(h.maps) || h.maps[i].base != base {
+		return nil
 	}
 	mem := h.maps[i].mem
 	h.maps = slices.Delete(h.maps, i, i+1)
 	h.bytes -= uint64(len(mem))
-	C.sl_host_unmap(unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem)))
-	return 0
+	return mem
 }
 
 // hostWriteFrame writes a frame's bytes to memory that kernels reach. The reader is
@@ -138,13 +157,12 @@ func (s *session) hostWriteFrame() (int32, error) {
 	var m wire.HostWrite
 	s.dec.Reset(p)
 	m.Decode(&s.dec)
-	if mem := s.host.at(m.Dst); mem != nil {
+	if s.host.has(m.Dst) {
 		f := source{rd: s.rd}
-		n := f.left()
-		if n > len(mem) {
+		if !s.host.at(m.Dst, uint64(f.left()), func(mem []byte) { err = f.read(mem) }) {
 			return C.CUDA_ERROR_INVALID_VALUE, f.end()
 		}
-		return 0, errors.Join(f.read(mem[:n]), f.end())
+		return 0, errors.Join(err, f.end())
 	}
 	f, err := s.source()
 	if err != nil {
@@ -187,11 +205,9 @@ func (h *hostMaps) merge(d *wire.Decoder) (int32, bool) {
 		return 0, false
 	}
 	mask, b := d.Bytes(n/8), d.Bytes(n)
-	mem := h.at(m.Dst)
-	if n > len(mem) {
+	if !h.at(m.Dst, uint64(n), func(mem []byte) { merge(mem, b, mask) }) {
 		return C.CUDA_ERROR_INVALID_VALUE, true
 	}
-	merge(mem[:n], b, mask)
 	return 0, true
 }
 
@@ -202,11 +218,11 @@ func (s *session) hostRead(call uint32, d *wire.Decoder) (int32, bool) {
 	if d.Done() != nil || call == 0 || m.Size == 0 || m.Size > wire.MaxCopyIn {
 		return 0, false
 	}
-	mem := s.host.at(m.Src)
-	if m.Size > uint64(len(mem)) {
+	var b []byte
+	if !s.host.at(m.Src, m.Size, func(mem []byte) { b = bytes.Clone(mem) }) {
 		return C.CUDA_ERROR_INVALID_VALUE, true
 	}
-	if err := s.reply(wire.OpHostRead, call, 0, mem[:m.Size]); err != nil {
+	if err := s.reply(wire.OpHostRead, call, 0, b); err != nil {
 		s.leave("reply", err)
 	}
 	return 0, true
@@ -235,12 +251,7 @@ func (s *session) hostAhead(r *wire.Request, payload []byte) bool {
 		var m wire.HostWrite
 		m.Decode(d)
 		b := d.Rest()
-		mem := h.at(m.Dst)
-		if d.Err() != nil || len(b) > len(mem) {
-			return false
-		}
-		copy(mem, b)
-		return true
+		return d.Err() == nil && h.at(m.Dst, uint64(len(b)), func(mem []byte) { copy(mem, b) })
 	case wire.OpHostMerge:
 		rc, ok := h.merge(d)
 		return ok && rc == 0

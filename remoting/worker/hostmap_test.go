@@ -131,3 +131,28 @@ func TestHostMapsMalformed(t *testing.T) {
 		k.c.Close()
 	}
 }
+
+// A box of rows is within the memory that kernels reach as a whole, or refused.
+func TestHostMapsBox(t *testing.T) {
+	k := slow(t, 1)
+	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(8192)); r.result != 0 {
+		t.Fatalf("map: %d", r.result)
+	}
+	box := func(pitch, y, h, z, d uint64) []byte {
+		return cat(u32(2), u32(1), u64(hostAt), u64(pitch), u64(4), u64(0), u64(y), u64(z), u32(0), u32(0), u64(16), u64(h), u64(d), u32(9))
+	}
+	for _, c := range []struct {
+		name              string
+		pitch, y, h, z, d uint64
+		want              int32
+	}{
+		{"rows", 4096, 0, 2, 0, 1, 0},
+		{"a row too far", 4096, 1, 2, 0, 1, 1},
+		{"a slice too far", 1024, 0, 4, 2, 1, 1},
+		{"a pitch without end", 1 << 40, 1 << 40, 1, 1 << 40, 1, 1},
+	} {
+		if r := k.wait(wire.OpCopyOut3D, 1, box(c.pitch, c.y, c.h, c.z, c.d)); r.result != c.want {
+			t.Errorf("%s: %d, want %d", c.name, r.result, c.want)
+		}
+	}
+}

@@ -99,7 +99,7 @@ static void structures(unsigned *in, unsigned *out)
 	expect(out + 3, N / 4, 7 + N / 2 + 1, "a structure");
 }
 
-/* Memory that was allocated as mapped is reached by a pointer that no parameter shows. */
+/* Memory whose device pointer was asked for is reached by a pointer that no parameter shows. */
 static void hidden(unsigned *in)
 {
 	unsigned **where;
@@ -144,6 +144,17 @@ static void copies(unsigned *in, unsigned *out, cudaStream_t s)
 	expect(in, N, 5, "written by a kernel behind a copy");
 	CHECK(cudaMemcpy(plain, d, N * sizeof *d, cudaMemcpyDeviceToHost));
 	expect(plain, N, 5, "copied in behind a kernel");
+	/* a blocking copy has read its source when it returns, whatever is before it in the stream */
+	for (unsigned round = 0; round < 3; round++) {
+		zc_hold<<<1, 1>>>(20000000ll);
+		fill(in, N, 5 + round);
+		CHECK(cudaMemcpy(d, in, N * sizeof *d, cudaMemcpyDefault));
+		memset(in, 0, 64);
+		zc_add<<<8, 64>>>(in, in, 16, 0);
+		CHECK(cudaMemcpy(plain, d, N * sizeof *d, cudaMemcpyDeviceToHost));
+		expect(plain, N, 5 + round, "a source that is written after the copy");
+	}
+	fill(in, N, 5);
 	CHECK(cudaMemset(out, 1, 4096));
 	REQUIRE(out[0] == 0x01010101 && out[1023] == 0x01010101 && out[1024] == 4 + 1024, "filled: %x %x %u", out[0], out[1023], out[1024]);
 	CHECK(cudaMemcpy2D(out, 8192, in, 4096, 4096, N / 2048, cudaMemcpyDefault));

@@ -191,7 +191,7 @@ func TestArguments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"colour=blue is not known", "socket=job.sock: want an absolute path"} {
+	for _, want := range []string{"unknown argument colour=blue", "socket=job.sock: want an absolute path"} {
 		if !strings.Contains(string(log), want) {
 			t.Error(fmt.Errorf("slurmd's log lacks %q", want))
 		}
