@@ -9,7 +9,9 @@ package store
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -184,7 +186,8 @@ func CreateShared(path string) (*os.File, error) {
 		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		switch {
 		case err == nil:
-			if fi, err := f.Stat(); err == nil && fi.Mode().IsRegular() && fi.Size() == sharedSize {
+			// A session may have cut it short. It is mended and not replaced: others have it open.
+			if fi, err := f.Stat(); err == nil && fi.Mode().IsRegular() && (fi.Size() == sharedSize || f.Truncate(sharedSize) == nil) {
 				return f, nil
 			}
 			f.Close()
@@ -216,9 +219,35 @@ func (s *Shared) Close() error { return errors.Join(unix.Munmap(s.mem), s.f.Clos
 
 func (s *Shared) count() *int64 { return (*int64)(unsafe.Pointer(&s.mem[0])) }
 
-// stored is the size of all images, in bytes.
-func (s *Shared) stored() int64 { return max(0, atomic.LoadInt64(s.count())) }
+// guard has f look at the count, and says whether it did. Any session can cut the file short, which makes
+// the count fault: it gets its length back then, and counts from zero until the next sweep.
+func (s *Shared) guard(f func()) bool {
+	return noFault(f) || s.f.Truncate(sharedSize) == nil && noFault(f)
+}
 
-func (s *Shared) add(n int64) { atomic.AddInt64(s.count(), n) }
+// noFault calls f, and says whether it ended without a fault of memory.
+func noFault(f func()) (ok bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			if _, fault := r.(interface{ Addr() uintptr }); !fault {
+				panic(r)
+			}
+		}
+	}()
+	f()
+	return true
+}
 
-func (s *Shared) set(n int64) { atomic.StoreInt64(s.count(), n) }
+// stored is the size of all images, in bytes. A count that cannot be read has no room for any.
+func (s *Shared) stored() int64 {
+	var n int64
+	if !s.guard(func() { n = atomic.LoadInt64(s.count()) }) {
+		return math.MaxInt64
+	}
+	return max(0, n)
+}
+
+func (s *Shared) add(n int64) { s.guard(func() { atomic.AddInt64(s.count(), n) }) }
+
+func (s *Shared) set(n int64) { s.guard(func() { atomic.StoreInt64(s.count(), n) }) }

@@ -316,7 +316,7 @@ func TestSpill(t *testing.T) {
 	}
 }
 
-// Those who make the count of all images at the same time have one file; one of another size is replaced.
+// Those who make the count of all images at the same time have one file; one of another size is mended.
 func TestCreateShared(t *testing.T) {
 	for _, size := range []int{-1, 10} {
 		path := filepath.Join(t.TempDir(), "shared")
@@ -351,6 +351,52 @@ func TestCreateShared(t *testing.T) {
 		if slices.Min(inodes) != slices.Max(inodes) {
 			t.Errorf("several files: %v", inodes)
 		}
+	}
+}
+
+// A session that cuts the count of all images short ends no other session and not the
+// daemon. All go on with the same count.
+func TestSharedCutShort(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "shared")
+	open := func() *Shared {
+		f, err := CreateShared(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := OpenShared(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	daemon, session := open(), open()
+	for i, look := range []func(){
+		func() { session.add(1) },
+		func() { session.stored() },
+		func() { daemon.set(0) },
+		func() { open() },
+	} {
+		daemon.set(1000)
+		if err := os.Truncate(path, 0); err != nil {
+			t.Fatal(err)
+		}
+		look()
+		daemon.set(5000)
+		session.add(1)
+		if got := []int64{daemon.stored(), session.stored(), open().stored()}; !slices.Equal(got, []int64{5001, 5001, 5001}) {
+			t.Errorf("%d: counts %v", i, got)
+		}
+	}
+	// A file that cannot be mended holds up no session either.
+	session.f.Close()
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	session.add(1)
+	b := Bounds{Limit: 1 << 20, Total: 1 << 20, Shared: session}
+	if got := b.Total - b.Shared.stored(); got >= 0 {
+		t.Errorf("room for %d bytes", got)
 	}
 }
 
