@@ -6,6 +6,7 @@
 #include "guard.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,4 +106,36 @@ bool sl_guard_reserve(uint64_t p, size_t n)
 	spans[i].hi = hi;
 	pthread_mutex_unlock(&lock);
 	return true;
+}
+
+/*
+ * No program, library, driver or sanitizer is known to map its memory here, so what is
+ * free in this process is most likely free in a worker too.
+ */
+#define PLACE_LO ((uint64_t)0x680000000000)
+#define PLACE_HI ((uint64_t)0x6c0000000000)
+#define PLACE_GRANULE ((uint64_t)2 << 20)
+
+void *sl_guard_place(size_t n)
+{
+	static _Atomic uint64_t next = PLACE_LO;
+	uint64_t room = (n + PLACE_GRANULE - 1) & ~(PLACE_GRANULE - 1);
+	void *p;
+
+	for (int i = 0; i < 64 && room >= n && room < PLACE_HI - PLACE_LO; i++) {
+		uint64_t at = atomic_fetch_add(&next, room);
+		void *want = (void *)(uintptr_t)at;
+
+		if (at + room > PLACE_HI) {
+			atomic_store(&next, PLACE_LO);
+			continue;
+		}
+		p = mmap(want, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+		if (p == want)
+			return p;
+		if (p != MAP_FAILED) /* a kernel before 4.17 */
+			munmap(p, n);
+	}
+	p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return p == MAP_FAILED ? NULL : p;
 }

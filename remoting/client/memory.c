@@ -284,7 +284,7 @@ CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 	r.map_size = page_up(bytesize);
 	if (r.map_size < bytesize)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	p = sl_mirror_place(r.map_size);
+	p = sl_guard_place(r.map_size);
 	if (!p)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	r.base = (uint64_t)(uintptr_t)p;

@@ -5,6 +5,7 @@
  * protected against that: the bytes of a page that is sent are read while it may be read.
  */
 #include "mirror.h"
+#include "changes.h"
 #include "codec.h"
 #include "ctx.h"
 #include "delivery.h"
@@ -21,10 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
 
 #define PAGE SL_MIRROR_PAGE
 
@@ -61,40 +58,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
 	uint32_t ctx_id, stream;
 } streams[32];
-
-/* --- addresses --- */
-
-/*
- * No program, library, driver or sanitizer is known to map its memory here, so what is
- * free in this process is most likely free in a worker too.
- */
-#define PLACE_LO ((uint64_t)0x680000000000)
-#define PLACE_HI ((uint64_t)0x6c0000000000)
-#define PLACE_GRANULE ((uint64_t)2 << 20)
-
-void *sl_mirror_place(size_t n)
-{
-	static _Atomic uint64_t next = PLACE_LO;
-	uint64_t room = (n + PLACE_GRANULE - 1) & ~(PLACE_GRANULE - 1);
-	void *p;
-
-	for (int i = 0; i < 64 && room >= n && room < PLACE_HI - PLACE_LO; i++) {
-		uint64_t at = atomic_fetch_add(&next, room);
-		void *want = (void *)(uintptr_t)at;
-
-		if (at + room > PLACE_HI) {
-			atomic_store(&next, PLACE_LO);
-			continue;
-		}
-		p = mmap(want, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-		if (p == want)
-			return p;
-		if (p != MAP_FAILED) /* a kernel before 4.17 */
-			munmap(p, n);
-	}
-	p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	return p == MAP_FAILED ? NULL : p;
-}
 
 /* --- the list --- */
 
@@ -301,34 +264,6 @@ enum { MERGE_PAGES = 64, PAGE_MASK = PAGE / 8 };
 
 _Static_assert(MERGE_PAGES * PAGE <= SL_MAX_MERGE, "a merge");
 
-struct changes {
-	size_t from, to;		/* bytes of the page that changed lie in [from, to), in whole words; none if from == to */
-	unsigned words;			/* that changed */
-};
-
-/* Fills in the mask of a page: one bit for each byte that is not what it was. */
-static struct changes compare(const struct mirror *m, size_t page, uint8_t *mask)
-{
-	const uint8_t *now = (const uint8_t *)(uintptr_t)address(m, page), *was = m->was[page];
-	struct changes c = { 0 };
-
-	memset(mask, 0, PAGE_MASK);
-	for (size_t at = 0; at < PAGE; at += 8) {
-		if (!(at % 64) && !memcmp(now + at, was + at, 64)) {
-			at += 64 - 8;
-			continue;
-		}
-		for (unsigned i = 0; i < 8; i++)
-			mask[at / 8] |= (uint8_t)((now[at + i] != was[at + i]) << i);
-		if (!mask[at / 8])
-			continue;
-		if (!c.words++)
-			c.from = at;
-		c.to = at + 8;
-	}
-	return c;
-}
-
 struct merge {
 	uint64_t p;
 	size_t n;
@@ -363,7 +298,7 @@ static void send_changes(const struct mirror *m, size_t from, size_t to)
 	size_t first = from;	/* page of which masks begin */
 
 	for (size_t i = from; i < to; i++) {
-		struct changes c = compare(m, i, masks + (i - first) * PAGE_MASK);
+		struct sl_changes c = sl_changes((const uint8_t *)(uintptr_t)address(m, i), m->was[i], PAGE, masks + (i - first) * PAGE_MASK);
 		bool much = c.words >= PAGE / 8 / 4;
 
 		if (much && i + 1 < to && i + 1 - first < MERGE_PAGES)

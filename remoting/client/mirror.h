@@ -34,12 +34,9 @@ struct sl_ctx;
 
 extern _Atomic unsigned sl_mirrors;
 
-/* An address for so much page-locked memory that a worker is likely to have free too, mapped; NULL if memory ran out. */
-void *sl_mirror_place(size_t n);
-
 /*
  * Lets kernels of the current context reach page-locked memory of n bytes at base, whole
- * pages that sl_mirror_place gave. Nothing happens if they do already. NOT_SUPPORTED,
+ * pages that sl_guard_place gave. Nothing happens if they do already. NOT_SUPPORTED,
  * logged, if that cannot be.
  */
 CUresult sl_mirror_pinned(uint64_t base, size_t n);

@@ -155,6 +155,7 @@ static void copies(unsigned *in, unsigned *out, cudaStream_t s)
 		expect(plain, N, 5 + round, "a source that is written after the copy");
 	}
 	fill(in, N, 5);
+	fill(plain, N, 5);
 	CHECK(cudaMemset(out, 1, 4096));
 	REQUIRE(out[0] == 0x01010101 && out[1023] == 0x01010101 && out[1024] == 4 + 1024, "filled: %x %x %u", out[0], out[1023], out[1024]);
 	CHECK(cudaMemcpy2D(out, 8192, in, 4096, 4096, N / 2048, cudaMemcpyDefault));
