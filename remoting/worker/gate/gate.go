@@ -34,6 +34,9 @@ const (
 	blockTime = int64(time.Millisecond)
 	// stragglerTime is how long work of an earlier turn keeps this session from starting more.
 	stragglerTime = int64(100 * time.Millisecond)
+	// stuckTime is how long nothing in flight may end before it counts as waiting for work that is
+	// still to come, although it cannot wait for the client.
+	stuckTime = int64(time.Second)
 )
 
 // workKey names a kind of work: a function or an operation, and its size by powers of two.
@@ -97,6 +100,7 @@ type locked struct {
 	chargedUntil int64 // until when the time of stragglers has been charged, ns
 	lostAt       int64 // when the last turn was lost
 	lostOverdue  bool  // the work that was in flight then is overdue
+	stuck        bool  // work was given up because nothing ended for stuckTime, and nothing has ended since
 
 	// The client's idle gaps.
 	gaps     int   // how many waits there have been
@@ -301,15 +305,19 @@ func (g *Gate) hasRoom(a *admission, now int64) bool {
 	if a.fullSince == 0 {
 		a.fullSince = now
 	}
-	limit := stragglerTime
-	if g.set.clientMayBlock() && !g.flight.headRuns(a.q) && g.overdueAt == 0 {
+	since, limit := a.fullSince, stragglerTime
+	switch mayBlock := g.set.clientMayBlock(); {
+	case mayBlock && !g.flight.headRuns(a.q) && g.overdueAt == 0:
 		limit = blockTime
+	case !mayBlock && !g.stuck: // it may just take long: more of it would delay the next turn of another tenant
+		since, limit = max(since, g.flight.lastDone), stuckTime
 	}
-	if now-a.fullSince < limit {
+	if now-since < limit {
 		g.pause(4 * (g.flight.remainingIn(a.q, now) - safeQueued))
 		return false
 	}
 	// What is in flight may be waiting for this very work.
+	g.stuck = limit == stuckTime || g.stuck
 	g.giveUp(now, false)
 	return true
 }

@@ -320,6 +320,50 @@ func TestLearns(t *testing.T) {
 	}
 }
 
+// While long kernels end one after the other, no more than two of a stream are in flight, although each takes longer
+// than stragglerTime: the next turn of another tenant would have to wait for all of them.
+func TestLongKernels(t *testing.T) {
+	clock := turns.Monotonic{}
+	f := &fake{clock: clock}
+	g := testGate(t, f, clock)
+	const long = stragglerTime * 5 / 4
+	g.cost(workKey{1, 1}).learn(long)
+	for i := range 10 {
+		if !g.Enter(1, 1, 1) {
+			t.Fatal("no turn")
+		}
+		if n := f.inFlight(1); n > 2*long {
+			t.Fatalf("launch %d: %v are in flight", i, time.Duration(n))
+		}
+		f.work(1, long)
+		g.set.StepOut()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if n := len(g.stragglers); n != 0 {
+		t.Errorf("%d were given up", n)
+	}
+}
+
+// A kernel that does not end may wait for work that comes after other launches: those go on.
+func TestStuck(t *testing.T) {
+	clock := turns.Monotonic{}
+	f := &fake{clock: clock}
+	g := testGate(t, f, clock)
+	g.cost(workKey{1, 1}).learn(stragglerTime)
+	from := clock.Now()
+	for range 8 {
+		if !g.Enter(1, 1, 1) {
+			t.Fatal("no turn")
+		}
+		f.work(1, 3600*1000*gms)
+		g.set.StepOut()
+	}
+	if d := clock.Now() - from; d < stuckTime || d > 10*stuckTime {
+		t.Errorf("after %v", time.Duration(d))
+	}
+}
+
 // Between launches the executor stays inside. StepOut ends that, and a second call does nothing.
 func TestStays(t *testing.T) {
 	g := testGate(t, &fake{}, turns.Monotonic{})

@@ -118,6 +118,7 @@ func (g *Gate) collect(now int64) {
 			kept = append(kept, *m)
 			continue
 		}
+		g.stuck = false
 		ran, _ := f.elapsed(m.start, m.ev)
 		ended := now
 		if m.overdue { // whatever kept the keeper from looking, it is not charged for that

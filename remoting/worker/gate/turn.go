@@ -139,6 +139,7 @@ func (g *Gate) reap(now int64) {
 		return
 	}
 	if d := g.flight.reap(now); d > 0 {
+		g.stuck = false
 		g.stats.fences += n - len(g.flight.fences)
 		g.stats.busy += int64(d)
 		g.member.Busy(d)
