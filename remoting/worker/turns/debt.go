@@ -157,13 +157,28 @@ func (v *view) owes(i int) int64 {
 	return (s.owed - v.now) / fullShare * s.debtShare()
 }
 
-// rescaleDebt keeps a tenant's debt of GPU time when its share has changed.
-func (p *pages) rescaleDebt(i int, owes int64, v *view) {
-	if owes <= 0 {
-		return
+// rescaleDebts keeps the tenants' debts of GPU time when their shares change from those of one view to
+// those of another. It rescales the debts of tenants whose shares grow, or those of the others.
+func (p *pages) rescaleDebts(before, after *view, grow bool) {
+	for i := range before.n {
+		s, o := &before.tenants[i], &after.tenants[i]
+		from, to := s.debtShare(), o.debtShare()
+		if !s.present || !o.present || from == to || grow != (to > from) {
+			continue
+		}
+		word, gen := &p.tenant(i).debt, p.policyOf(i).gen()
+		for range 1000 {
+			old := word.Load()
+			left := debtWord(old).until(i, gen) - before.now
+			if left <= 0 {
+				break
+			}
+			until := float64(before.now) + float64(left)*float64(from)/float64(to)
+			if word.CompareAndSwap(old, uint64(packDebt(int64(min(until, 1<<62)), i, gen))) {
+				break
+			}
+		}
 	}
-	until := float64(v.now) + float64(owes)*fullShare/float64(v.tenants[i].debtShare())
-	p.tenant(i).debt.Store(uint64(packDebt(int64(min(until, 1<<62)), i, p.policyOf(i).gen())))
 }
 
 // endsOverruns says whether sessions of tenant i end whose work exceeds the site's limit.

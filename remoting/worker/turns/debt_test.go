@@ -163,6 +163,42 @@ func TestDebtOutlives(t *testing.T) {
 	}
 }
 
+// What a lease owes does not change when its share does because of other leases.
+func TestDebtKeeps(t *testing.T) {
+	b, clock := newTestSchedule(t, Site{Limit: time.Second, Overrun: OverrunEnds}), &fake{now: 1e12}
+	debtor := join(t, b, tenantFor(t, b, "debtor", Policy{Kind: BestEffort, Weight: 200}), clock)
+	big := tenantFor(t, b, "big", Policy{Kind: BestEffort, Weight: 9000})
+	other := join(t, b, tenantFor(t, b, "other", fixedShare(2)), clock)
+	take(t, other)
+	debtor.SetOverdue(clock.now)
+	for range 500 {
+		clock.now += ms
+		debtor.Debit(clock.now-ms, clock.now)
+	}
+	want := owes(t, b, "debtor")
+	if want < 400*time.Millisecond {
+		t.Fatalf("it owes %v", want)
+	}
+	for _, c := range []struct {
+		name   string
+		change func()
+	}{
+		{"another lease ends", func() { b.Remove(big) }},
+		{"a lease comes", func() { big = tenantFor(t, b, "big", fixedShare(90)) }},
+		{"it changes to less", func() { big = tenantFor(t, b, "big", fixedShare(1)) }},
+		{"it changes to best effort", func() { big = tenantFor(t, b, "big", Policy{Kind: BestEffort, Weight: 9000}) }},
+		{"it ends", func() { b.Remove(big) }},
+	} {
+		c.change()
+		if got := owes(t, b, "debtor"); !about(got, want) {
+			t.Errorf("%s: it owes %v, and owed %v", c.name, got, want)
+		}
+		if got, _, exceeds := debtor.Exceeds(500 * time.Millisecond); exceeds {
+			t.Errorf("%s: it ends for %v", c.name, got)
+		}
+	}
+}
+
 // Which sessions end, and when: for their own work, or for what the lease owes.
 func TestExceeds(t *testing.T) {
 	for _, c := range []struct {

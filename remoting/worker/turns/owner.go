@@ -21,7 +21,23 @@ func (p *pages) addTenant(i int, name leaseName, pol Policy) {
 	}
 	p.policy.tenants[i].name = name
 	raise(&p.policy.high, uint64(i+1))
-	p.policy.tenants[i].word.Store(uint64(packPolicy(pol, old.gen()+1)))
+	p.setWord(i, packPolicy(pol, old.gen()+1))
+}
+
+// setWord changes the word that makes a lease a tenant and has its policy. That changes the shares of
+// other tenants too, but not the GPU time that any of them owes. A debt is rescaled before its tenant's
+// share grows, or after the share has shrunk: meanwhile its session finds a debt that is too small, and
+// does not end for one that is too large.
+func (p *pages) setWord(i int, w policyWord) {
+	var before view
+	p.load(&before, p.now())
+	after, pol := before, w.policy()
+	s := &after.tenants[i]
+	s.present, s.kind, s.weight = w.present(), pol.Kind, int64(pol.Weight)
+	after.setShares()
+	p.rescaleDebts(&before, &after, true)
+	p.policy.tenants[i].word.Store(uint64(w))
+	p.rescaleDebts(&before, &after, false)
 }
 
 // setPolicy changes a tenant's policy. Its virtual time is set to the clock, so that the change
@@ -32,17 +48,11 @@ func (p *pages) setPolicy(i int, pol Policy) {
 	if w == old {
 		return
 	}
-	if p.state.clock.Load() == 0 { // no session has begun
-		p.policy.tenants[i].word.Store(uint64(w))
+	begun := p.state.clock.Load() != 0
+	if p.setWord(i, w); !begun { // by no session
 		return
 	}
-	var before, after view
-	now := p.now()
-	p.load(&before, now)
-	p.policy.tenants[i].word.Store(uint64(w))
-	p.load(&after, now)
-	p.rescaleDebt(i, before.owes(i), &after)
-	p.tenant(i).vt.Store(uint64(now))
+	p.tenant(i).vt.Store(uint64(p.now()))
 	wake(&p.tenant(i).wakeup)
 }
 
@@ -52,7 +62,7 @@ func (p *pages) removeTenant(i int) {
 	if !w.present() {
 		return
 	}
-	p.policy.tenants[i].word.Store(uint64(w &^ pwPresent))
+	p.setWord(i, w&^pwPresent)
 	if t := p.token(); t.tenant() == i {
 		p.pass(t, p.now(), i)
 	}
