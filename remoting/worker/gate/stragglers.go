@@ -25,6 +25,10 @@ const maxStragglers = 4096
 // lookEvery is how often the keeper looks after stragglers, ns.
 const lookEvery = int64(time.Millisecond)
 
+// unseenMost is the most time, ns, that is charged for work between two looks at it. A process that was stopped
+// has not seen what its work did meanwhile.
+const unseenMost = int64(100 * time.Millisecond)
+
 // straggler is a fence that was given up.
 type straggler struct {
 	ctx, start, ev uint64
@@ -166,7 +170,7 @@ func (g *Gate) chargeOverdue(now int64) {
 	if g.overdueAt == 0 {
 		return
 	}
-	from := max(g.overdueAt, g.chargedUntil)
+	from := max(g.overdueAt, g.chargedUntil, now-unseenMost)
 	g.chargedUntil = max(g.chargedUntil, now)
 	if g.member.Debit(from, now) {
 		g.late += now - from
