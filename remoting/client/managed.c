@@ -3,7 +3,7 @@
  * It is charged like any device memory, and a page of it is one side's at a time. Small
  * blocks share slabs, since a page must not have two owners.
  *
- * Advice and prefetching are noted and have no effect: pages go where they are touched.
+ * Advice, prefetching and attaching to a stream have no effect: pages go where they are touched.
  */
 #include "ctx.h"
 #include "device.h"
@@ -34,7 +34,6 @@ struct managed {
 	struct managed *next;
 	uint64_t base;
 	size_t n;
-	unsigned attach;
 	struct slab *slab;	/* NULL: memory of its own */
 	CUdeviceptr own;
 	uint32_t ctx_id;
@@ -123,7 +122,7 @@ static CUresult take_of_slab(struct managed *m, size_t pages)
 	return CUDA_SUCCESS;
 }
 
-/* Gives the device memory back; without one if its context is gone. */
+/* Returns a block's pages to their slab, or its memory to the device; gone: its context is, and the device's memory with it. */
 static void give_back(struct managed *m, bool gone)
 {
 	struct slab *s = m->slab, **at;
@@ -149,7 +148,7 @@ static void give_back(struct managed *m, bool gone)
 	free(s);
 }
 
-/* The device's owner of a block, and its range. */
+/* Makes the block the program's too, and notes its range. */
 static CUresult begin(struct managed *m, const struct sl_ctx *c)
 {
 	struct sl_range r = { .base = m->base, .size = m->n, .type = SL_RANGE_DEVICE, .ctx_id = m->ctx_id, .dev = c->dev, .managed = true,
@@ -177,7 +176,7 @@ CUresult sl_cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int f
 	m = bytesize < (size_t)1 << 46 ? calloc(1, sizeof *m) : NULL;
 	if (!m)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*m = (struct managed){ .n = bytesize, .attach = flags, .ctx_id = atomic_load(&c->id),
+	*m = (struct managed){ .n = bytesize, .ctx_id = atomic_load(&c->id),
 			       .advice = { .preferred = CU_DEVICE_INVALID, .prefetched = CU_DEVICE_INVALID } };
 	pthread_mutex_lock(&lock);
 	if (bytesize <= SLAB / 2)
@@ -446,8 +445,6 @@ CUresult sl_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t le
 	m = find(dptr, 1);
 	if (m && (m->base != dptr || (length && length != m->n)))
 		m = NULL;
-	if (m)
-		m->attach = flags;
 	pthread_mutex_unlock(&lock);
 	return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
