@@ -322,31 +322,6 @@ func clientFingerprint() []byte {
 	return []byte(strings.TrimSuffix(s, " ") + "\n};\n")
 }
 
-func coverage(rows []Row) []byte {
-	var p printer
-	n := map[Kind]int{}
-	for _, r := range rows {
-		n[r.Kind]++
-	}
-	p.f("<!-- %s -->\n# Coverage of the CUDA driver API\n\n", Header)
-	p.f("%d functions are exported. Answered in the client: %d. Sent without an answer: %d. One round trip: %d. Another name of one of these: %d. Refused by name with CUDA_ERROR_NOT_SUPPORTED: %d.\n\n",
-		len(rows), n[Local], n[OneWay], n[Wait], n[Alias], n[Refuse])
-	p.f("| function | since | per-thread variant | answered | charged to the lease |\n|---|---|---|---|---|\n")
-	word := map[Kind]string{Local: "locally", OneWay: "one-way", Wait: "one round trip", Refuse: "refused"}
-	for _, r := range rows {
-		w := word[r.Kind]
-		if r.Kind == Alias {
-			w = "as " + r.Target
-		}
-		charge := ""
-		if r.Charge {
-			charge = "yes"
-		}
-		p.f("| %s | %d.%d | %s | %s | %s |\n", r.Symbol, r.Version/1000, r.Version%1000/10, r.Variant, w, charge)
-	}
-	return p.Bytes()
-}
-
 func gofmt(b []byte) ([]byte, error) {
 	out, err := format.Source(b)
 	if err != nil {

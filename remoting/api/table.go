@@ -44,6 +44,20 @@ const (
 	LateNothing Late = "nothing"
 )
 
+// Reason says why a function is refused.
+type Reason string
+
+// Reasons maps the reasons of refused rows to what docs/coverage.md says of them.
+var Reasons = map[Reason]string{
+	"graphics":   "It shares objects of OpenGL, EGL or VDPAU with the program, and the GPU is not in the program's machine.",
+	"foreign":    "It imports objects of other drivers (Vulkan, Direct3D, NvSci), and those are in the program's machine.",
+	"checkpoint": "It saves and restores the process that holds the context, and that is the worker, not the program.",
+	"peer":       "It works on memory of several GPUs at once, and the GPUs of a lease do not reach each other's memory.",
+	"machine":    "It makes a handle for other devices of the machine, and the GPU is not in the program's machine.",
+	"narrow":     "It takes addresses of 32 bits, and memory lies above them.",
+	"later":      "Sluice does not serve it yet.",
+}
+
 // Mode says what a parameter carries.
 type Mode int
 
@@ -85,6 +99,7 @@ type Row struct {
 	Kind    Kind
 	Target  string // for Alias
 	Late    Late   // for OneWay
+	Reason  Reason // for Refuse
 	Client  bool   // flag c
 	Worker  bool   // flag w
 	Aside   bool   // flag aside
@@ -221,8 +236,16 @@ func parseRow(s string) (Row, error) {
 	default:
 		return r, fmt.Errorf("%s: kind %q", r.Symbol, kind)
 	}
-	if r.Kind == OneWay {
+	switch r.Kind {
+	case OneWay:
 		r.Late, r.Target = Late(target), ""
+	case Refuse:
+		if r.Reason, r.Target = Reason(target), ""; target == "" {
+			r.Reason = "later"
+		}
+		if Reasons[r.Reason] == "" {
+			return r, fmt.Errorf("%s: refuse=%q: give one of the reasons of table.go", r.Symbol, target)
+		}
 	}
 	for _, fl := range strings.Fields(f[4]) {
 		switch fl {
