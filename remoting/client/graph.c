@@ -4,6 +4,7 @@
 #include "event.h"
 #include "gen.h"
 #include "handles.h"
+#include "launch.h"
 #include "mapped.h"
 
 CUresult sl_cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)
@@ -31,8 +32,11 @@ CUresult sl_cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGrap
 
 CUresult sl_cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
 {
+	CUresult err;
+
 	sl_mapped_send();
-	return fw_cuGraphLaunch(hGraphExec, hStream);
+	err = fw_cuGraphLaunch(hGraphExec, hStream);
+	return err ? err : sl_launch_end(hStream);
 }
 
 /* Events that a graph records: only the worker knows how often they have been recorded. */

@@ -20,6 +20,7 @@
 #include "send.h"
 #include "stream.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define MOST_ATTRS 64
@@ -236,6 +237,32 @@ static CUresult check_cooperative(CUfunction f, const struct geometry *g, int de
 		       CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
 
+/* What CUDA_LAUNCH_BLOCKING says. Like the driver, the shim reads it once. */
+static bool blocking(void)
+{
+	static _Atomic signed char known; /* 0: not read yet, 1: no, 2: yes */
+	signed char k = atomic_load_explicit(&known, memory_order_relaxed);
+
+	if (__builtin_expect(!k, 0)) {
+		const char *v = getenv("CUDA_LAUNCH_BLOCKING");
+
+		k = v && atoi(v) ? 2 : 1;
+		atomic_store_explicit(&known, k, memory_order_relaxed);
+	}
+	return k == 2;
+}
+
+CUresult sl_launch_end(CUstream s)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+	if (__builtin_expect(!blocking(), 1))
+		return CUDA_SUCCESS;
+	if (sl_capturing_any() && (sl_cuStreamIsCapturing(s, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE))
+		return CUDA_SUCCESS;
+	return sl_cuStreamSynchronize(s);
+}
+
 static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, void **params, void **extra,
 		       const CUlaunchAttribute *attrs, unsigned nattrs, unsigned flags)
 {
@@ -277,7 +304,7 @@ static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, 
 		err = sl_oneway(CTL_LAUNCH, &b);
 	}
 	sl_buf_free(&b);
-	return err;
+	return err ? err : sl_launch_end(stream);
 }
 
 CUresult sl_cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,

@@ -342,6 +342,21 @@ SIM_KERNEL(stage, SIM_PARAMS(8, 4, 4, 8))
 		v[i] = what + i;
 }
 
+/* blocking.cu */
+
+SIM_KERNEL(bl_hold, SIM_PARAMS(8))
+{
+	sim_cost_ns(SIM_ARG(0, long long));
+}
+
+SIM_KERNEL(bl_store, SIM_PARAMS(8))
+{
+	int *p = SIM_ARG(0, int *);
+
+	sim_check(p, sizeof(*p));
+	*p = 1;
+}
+
 /* wait.cu */
 
 SIM_KERNEL(minute, SIM_PARAMS(8))

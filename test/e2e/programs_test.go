@@ -30,6 +30,8 @@ var programs = []struct {
 	{name: "pinned", want: "pinned: sum 4293918720\n"},
 	{name: "zerocopy", want: "zerocopy: 1048576 words each way\n"},
 	{name: "managed", want: "managed: 3145728 words, 700 nodes\n"},
+	{name: "blocking", want: "blocking: no launch waits\n"},
+	{name: "blocking", args: []string{"blocking"}, want: "blocking: each launch waits\n"},
 	{name: "errors", args: []string{"plain"}, want: "errors: plain errors are refused and forgotten\n"},
 	{name: "errors", args: []string{"illegal"}, want: "errors: an illegal address stays\n"},
 	{name: "fork", want: "fork: sum 90, a late child gets cudaErrorInitializationError\n"},
