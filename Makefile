@@ -90,7 +90,7 @@ cuda-toolkit: $(NVCC)
 $(NVCC):
 	test/cuda-toolkit.sh $(CUDA)
 
-cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs separate separate-ptx separate-part nocode) $(addprefix $(B)/test/,nvml agent randomcalls twins.so)
+cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs separate separate-ptx separate-part nocode) $(addprefix $(B)/test/,nvml agent randomcalls rarecalls twins.so)
 
 $(CUDA_OUT):
 	mkdir -p $@
@@ -125,7 +125,7 @@ $(CUDA_OUT)/nocode: test/cuda/nocode.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)
 $(B)/test/nvml $(B)/test/agent: $(B)/test/%: test/cuda/%.c | $(B)/test
 	$(CC) $(CFLAGS_BASE) $(CFLAGS) -o $@ $< -ldl
 
-$(B)/test/randomcalls: test/cuda/randomcalls.c remoting/api/cuabi.h remoting/api/cuprotos.h | $(B)/test
+$(B)/test/randomcalls $(B)/test/rarecalls: $(B)/test/%: test/cuda/%.c remoting/api/cuabi.h remoting/api/cuprotos.h | $(B)/test
 	$(CC) $(CFLAGS_BASE) $(CFLAGS) -Iremoting/api -o $@ $< -ldl
 
 $(B)/test/twins.so: test/cuda/twins.c remoting/simgpu/simkernel.h | $(B)/test

@@ -29,6 +29,9 @@ var addressed = map[string]bool{"CUDA_MEMSET_NODE_PARAMS": true, "CUstreamBatchM
 // put emits the encoding of one request parameter.
 func put(p *printer, r Row, q Param) {
 	n := q.Name
+	if q.Must {
+		p.f("\tif (!%s) {\n\t\tsl_buf_free(&b);\n\t\treturn CUDA_ERROR_INVALID_VALUE;\n\t}\n", n)
+	}
 	switch q.Mode {
 	case Value:
 		switch ScalarSize(q.Elem) {

@@ -396,10 +396,12 @@ var parts = map[string][]struct {
 	of   string
 	same bool
 }{
-	"NODE":   {{of: "GRAPH"}, {of: "NODE", same: true}},
-	"GRAPH":  {{of: "NODE"}},
-	"ARRAY":  {{of: "ARRAY"}, {of: "MIPMAP"}},
-	"MODULE": {{of: "LIBRARY"}},
+	"NODE":    {{of: "GRAPH"}, {of: "NODE", same: true}},
+	"GRAPH":   {{of: "NODE"}},
+	"ARRAY":   {{of: "ARRAY"}, {of: "MIPMAP"}},
+	"MODULE":  {{of: "LIBRARY"}},
+	"TEXREF":  {{of: "MODULE"}},
+	"SURFREF": {{of: "MODULE"}},
 }
 
 // whole gives the ref of what the handle that q gives is part of, in the worker's words, or

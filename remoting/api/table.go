@@ -87,6 +87,7 @@ type Param struct {
 	Mode  Mode
 	Count string // name of the counting parameter of an array
 	HKind string // handle kind, e.g. "stream"; empty if no handle
+	Must  bool   // a pointer that the client refuses if it is NULL
 }
 
 // Row is one function.
@@ -152,7 +153,7 @@ var HandleKinds = map[string]string{
 	"CUcontext": "CTX", "CUstream": "STREAM", "CUevent": "EVENT", "CUmodule": "MODULE",
 	"CUlibrary": "LIBRARY", "CUkernel": "KERNEL", "CUfunction": "KERNEL", "CUgraph": "GRAPH",
 	"CUgraphNode": "NODE", "CUgraphExec": "EXEC", "CUmemoryPool": "POOL", "CUarray": "ARRAY",
-	"CUmipmappedArray": "MIPMAP", "CUmemGenericAllocationHandle": "MEMHANDLE",
+	"CUmipmappedArray": "MIPMAP", "CUmemGenericAllocationHandle": "MEMHANDLE", "CUtexref": "TEXREF", "CUsurfref": "SURFREF",
 }
 
 // ScalarSize is the size in bytes of a type passed by value; types that are
@@ -288,7 +289,7 @@ func parseRow(s string) (Row, error) {
 	return r, nil
 }
 
-var annotated = regexp.MustCompile(`^(.*?)(\w+)(\[\])?(?:=([a-z0-9]+)(?:\[(\*?\w+)\])?)?$`)
+var annotated = regexp.MustCompile(`^(.*?)(\w+)(\[\])?(?:=([a-z0-9]+)(?:\[(\*?\w+)\])?(!)?)?$`)
 
 func parseParams(s string, carried bool) ([]Param, error) {
 	if s == "void" {
@@ -309,6 +310,7 @@ func parseParams(s string, carried bool) ([]Param, error) {
 			if p.Mode, err = mode(p, m[4], m[5]); err != nil {
 				return nil, err
 			}
+			p.Must = m[6] != ""
 		}
 		ps = append(ps, p)
 	}

@@ -104,7 +104,8 @@
 #define SL_USEROBJ 15
 #define SL_HOSTFN 16
 #define SL_TEXREF 17
-#define SL_NKINDS 18
+#define SL_SURFREF 18
+#define SL_NKINDS 19
 
 /* Control operations; those below are rows of the API table. */
 #define CTL_CTX_ACTIVATE 0xf000

@@ -38,6 +38,7 @@ enum {
 	SL_OP_cuEventRecord = 117,
 	SL_OP_cuEventRecordWithFlags = 118,
 	SL_OP_cuEventSynchronize = 119,
+	SL_OP_cuFlushGPUDirectRDMAWrites = 122,
 	SL_OP_cuFuncSetAttribute = 129,
 	SL_OP_cuFuncSetCacheConfig = 131,
 	SL_OP_cuFuncSetSharedMemConfig = 132,
@@ -139,6 +140,8 @@ enum {
 	SL_OP_cuMipmappedArrayGetMemoryRequirements = 441,
 	SL_OP_cuMipmappedArrayGetSparseProperties = 442,
 	SL_OP_cuModuleGetGlobal_v2 = 447,
+	SL_OP_cuModuleGetSurfRef = 449,
+	SL_OP_cuModuleGetTexRef = 450,
 	SL_OP_cuModuleUnload = 455,
 	SL_OP_cuOccupancyAvailableDynamicSMemPerBlock = 462,
 	SL_OP_cuOccupancyMaxActiveBlocksPerMultiprocessor = 463,
@@ -176,11 +179,42 @@ enum {
 	SL_OP_cuStreamWriteValue64_v2 = 519,
 	SL_OP_cuSurfObjectCreate = 520,
 	SL_OP_cuSurfObjectDestroy = 521,
+	SL_OP_cuSurfObjectGetResourceDesc = 522,
+	SL_OP_cuSurfRefGetArray = 523,
+	SL_OP_cuSurfRefSetArray = 524,
 	SL_OP_cuTensorMapEncodeTiled = 527,
 	SL_OP_cuTexObjectCreate = 529,
 	SL_OP_cuTexObjectDestroy = 530,
+	SL_OP_cuTexObjectGetResourceDesc = 531,
 	SL_OP_cuTexObjectGetResourceViewDesc = 532,
 	SL_OP_cuTexObjectGetTextureDesc = 533,
+	SL_OP_cuTexRefCreate = 534,
+	SL_OP_cuTexRefDestroy = 535,
+	SL_OP_cuTexRefGetAddressMode = 537,
+	SL_OP_cuTexRefGetAddress_v2 = 538,
+	SL_OP_cuTexRefGetArray = 539,
+	SL_OP_cuTexRefGetBorderColor = 540,
+	SL_OP_cuTexRefGetFilterMode = 541,
+	SL_OP_cuTexRefGetFlags = 542,
+	SL_OP_cuTexRefGetFormat = 543,
+	SL_OP_cuTexRefGetMaxAnisotropy = 544,
+	SL_OP_cuTexRefGetMipmapFilterMode = 545,
+	SL_OP_cuTexRefGetMipmapLevelBias = 546,
+	SL_OP_cuTexRefGetMipmapLevelClamp = 547,
+	SL_OP_cuTexRefGetMipmappedArray = 548,
+	SL_OP_cuTexRefSetAddress2D_v3 = 552,
+	SL_OP_cuTexRefSetAddressMode = 553,
+	SL_OP_cuTexRefSetAddress_v2 = 554,
+	SL_OP_cuTexRefSetArray = 555,
+	SL_OP_cuTexRefSetBorderColor = 556,
+	SL_OP_cuTexRefSetFilterMode = 557,
+	SL_OP_cuTexRefSetFlags = 558,
+	SL_OP_cuTexRefSetFormat = 559,
+	SL_OP_cuTexRefSetMaxAnisotropy = 560,
+	SL_OP_cuTexRefSetMipmapFilterMode = 561,
+	SL_OP_cuTexRefSetMipmapLevelBias = 562,
+	SL_OP_cuTexRefSetMipmapLevelClamp = 563,
+	SL_OP_cuTexRefSetMipmappedArray = 564,
 	SL_NOPS = 573
 };
 
@@ -274,6 +308,7 @@ CUresult sl_cuEventQuery(CUevent hEvent);
 CUresult sl_cuEventRecord(CUevent hEvent, CUstream hStream);
 CUresult sl_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags);
 CUresult sl_cuEventSynchronize(CUevent hEvent);
+CUresult sl_cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope);
 CUresult sl_cuFuncGetAttribute(int *pi, CUfunction_attribute attrib, CUfunction hfunc);
 CUresult sl_cuFuncGetModule(CUmodule *hmod, CUfunction hfunc);
 CUresult sl_cuFuncGetName(const char **name, CUfunction hfunc);
@@ -460,6 +495,8 @@ CUresult sl_cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *na
 CUresult sl_cuModuleGetFunctionCount(unsigned int *count, CUmodule mod);
 CUresult sl_cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name);
 CUresult sl_cuModuleGetLoadingMode(CUmoduleLoadingMode *mode);
+CUresult sl_cuModuleGetSurfRef(CUsurfref *pSurfRef, CUmodule hmod, const char *name);
+CUresult sl_cuModuleGetTexRef(CUtexref *pTexRef, CUmodule hmod, const char *name);
 CUresult sl_cuModuleLoad(CUmodule *module, const char *fname);
 CUresult sl_cuModuleLoadData(CUmodule *module, const void *image);
 CUresult sl_cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions, CUjit_option *options, void **optionValues);
@@ -517,11 +554,42 @@ CUresult sl_cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t v
 CUresult sl_cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags);
 CUresult sl_cuSurfObjectCreate(CUsurfObject *pSurfObject, const CUDA_RESOURCE_DESC *pResDesc);
 CUresult sl_cuSurfObjectDestroy(CUsurfObject surfObject);
+CUresult sl_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUsurfObject surfObject);
+CUresult sl_cuSurfRefGetArray(CUarray *phArray, CUsurfref hSurfRef);
+CUresult sl_cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int Flags);
 CUresult sl_cuTensorMapEncodeTiled(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, const cuuint32_t *boxDim, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill);
 CUresult sl_cuTexObjectCreate(CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pResDesc, const CUDA_TEXTURE_DESC *pTexDesc, const CUDA_RESOURCE_VIEW_DESC *pResViewDesc);
 CUresult sl_cuTexObjectDestroy(CUtexObject texObject);
+CUresult sl_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUtexObject texObject);
 CUresult sl_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *pResViewDesc, CUtexObject texObject);
 CUresult sl_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *pTexDesc, CUtexObject texObject);
+CUresult sl_cuTexRefCreate(CUtexref *pTexRef);
+CUresult sl_cuTexRefDestroy(CUtexref hTexRef);
+CUresult sl_cuTexRefGetAddressMode(CUaddress_mode *pam, CUtexref hTexRef, int dim);
+CUresult sl_cuTexRefGetAddress_v2(CUdeviceptr *pdptr, CUtexref hTexRef);
+CUresult sl_cuTexRefGetArray(CUarray *phArray, CUtexref hTexRef);
+CUresult sl_cuTexRefGetBorderColor(float *pBorderColor, CUtexref hTexRef);
+CUresult sl_cuTexRefGetFilterMode(CUfilter_mode *pfm, CUtexref hTexRef);
+CUresult sl_cuTexRefGetFlags(unsigned int *pFlags, CUtexref hTexRef);
+CUresult sl_cuTexRefGetFormat(CUarray_format *pFormat, int *pNumChannels, CUtexref hTexRef);
+CUresult sl_cuTexRefGetMaxAnisotropy(int *pmaxAniso, CUtexref hTexRef);
+CUresult sl_cuTexRefGetMipmapFilterMode(CUfilter_mode *pfm, CUtexref hTexRef);
+CUresult sl_cuTexRefGetMipmapLevelBias(float *pbias, CUtexref hTexRef);
+CUresult sl_cuTexRefGetMipmapLevelClamp(float *pminMipmapLevelClamp, float *pmaxMipmapLevelClamp, CUtexref hTexRef);
+CUresult sl_cuTexRefGetMipmappedArray(CUmipmappedArray *phMipmappedArray, CUtexref hTexRef);
+CUresult sl_cuTexRefSetAddress2D_v3(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch);
+CUresult sl_cuTexRefSetAddressMode(CUtexref hTexRef, int dim, CUaddress_mode am);
+CUresult sl_cuTexRefSetAddress_v2(size_t *ByteOffset, CUtexref hTexRef, CUdeviceptr dptr, size_t bytes);
+CUresult sl_cuTexRefSetArray(CUtexref hTexRef, CUarray hArray, unsigned int Flags);
+CUresult sl_cuTexRefSetBorderColor(CUtexref hTexRef, float *pBorderColor);
+CUresult sl_cuTexRefSetFilterMode(CUtexref hTexRef, CUfilter_mode fm);
+CUresult sl_cuTexRefSetFlags(CUtexref hTexRef, unsigned int Flags);
+CUresult sl_cuTexRefSetFormat(CUtexref hTexRef, CUarray_format fmt, int NumPackedComponents);
+CUresult sl_cuTexRefSetMaxAnisotropy(CUtexref hTexRef, unsigned int maxAniso);
+CUresult sl_cuTexRefSetMipmapFilterMode(CUtexref hTexRef, CUfilter_mode fm);
+CUresult sl_cuTexRefSetMipmapLevelBias(CUtexref hTexRef, float bias);
+CUresult sl_cuTexRefSetMipmapLevelClamp(CUtexref hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp);
+CUresult sl_cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags);
 CUresult sl_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode);
 
 /* Forwarders: encode, send, and decode what comes back. */
@@ -555,6 +623,7 @@ CUresult fw_cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent 
 CUresult fw_cuEventRecord(CUevent hEvent, CUstream hStream);
 CUresult fw_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags);
 CUresult fw_cuEventSynchronize(CUevent hEvent);
+CUresult fw_cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope);
 CUresult fw_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value);
 CUresult fw_cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config);
 CUresult fw_cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config);
@@ -656,6 +725,8 @@ CUresult fw_cuMipmappedArrayGetLevel(uint32_t pLevelArray, CUmipmappedArray hMip
 CUresult fw_cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *memoryRequirements, CUmipmappedArray mipmap, CUdevice device);
 CUresult fw_cuMipmappedArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *sparseProperties, CUmipmappedArray mipmap);
 CUresult fw_cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name);
+CUresult fw_cuModuleGetSurfRef(CUsurfref *pSurfRef, CUmodule hmod, const char *name);
+CUresult fw_cuModuleGetTexRef(CUtexref *pTexRef, CUmodule hmod, const char *name);
 CUresult fw_cuModuleUnload(CUmodule hmod);
 CUresult fw_cuOccupancyAvailableDynamicSMemPerBlock(size_t *dynamicSmemSize, CUfunction func, int numBlocks, int blockSize);
 CUresult fw_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, CUfunction func, int blockSize, size_t dynamicSMemSize);
@@ -693,10 +764,41 @@ CUresult fw_cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t v
 CUresult fw_cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags);
 CUresult fw_cuSurfObjectCreate(CUsurfObject *pSurfObject, const CUDA_RESOURCE_DESC *pResDesc);
 CUresult fw_cuSurfObjectDestroy(CUsurfObject surfObject);
+CUresult fw_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUsurfObject surfObject);
+CUresult fw_cuSurfRefGetArray(CUarray *phArray, CUsurfref hSurfRef);
+CUresult fw_cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int Flags);
 CUresult fw_cuTensorMapEncodeTiled(CUtensorMap *tensorMap, unsigned int dataType, cuuint32_t rank, CUdeviceptr globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, cuuint32_t nstrides, const cuuint32_t *boxDim, const cuuint32_t *elementStrides, unsigned int interleave, unsigned int swizzle, unsigned int l2Promotion, unsigned int oobFill);
 CUresult fw_cuTexObjectCreate(CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pResDesc, const CUDA_TEXTURE_DESC *pTexDesc, const CUDA_RESOURCE_VIEW_DESC *pResViewDesc);
 CUresult fw_cuTexObjectDestroy(CUtexObject texObject);
+CUresult fw_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUtexObject texObject);
 CUresult fw_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *pResViewDesc, CUtexObject texObject);
 CUresult fw_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *pTexDesc, CUtexObject texObject);
+CUresult fw_cuTexRefCreate(CUtexref *pTexRef);
+CUresult fw_cuTexRefDestroy(CUtexref hTexRef);
+CUresult fw_cuTexRefGetAddressMode(CUaddress_mode *pam, CUtexref hTexRef, int dim);
+CUresult fw_cuTexRefGetAddress_v2(CUdeviceptr *pdptr, CUtexref hTexRef);
+CUresult fw_cuTexRefGetArray(CUarray *phArray, CUtexref hTexRef);
+CUresult fw_cuTexRefGetBorderColor(float *c0, float *c1, float *c2, float *c3, CUtexref hTexRef);
+CUresult fw_cuTexRefGetFilterMode(CUfilter_mode *pfm, CUtexref hTexRef);
+CUresult fw_cuTexRefGetFlags(unsigned int *pFlags, CUtexref hTexRef);
+CUresult fw_cuTexRefGetFormat(CUarray_format *pFormat, int *pNumChannels, CUtexref hTexRef);
+CUresult fw_cuTexRefGetMaxAnisotropy(int *pmaxAniso, CUtexref hTexRef);
+CUresult fw_cuTexRefGetMipmapFilterMode(CUfilter_mode *pfm, CUtexref hTexRef);
+CUresult fw_cuTexRefGetMipmapLevelBias(float *pbias, CUtexref hTexRef);
+CUresult fw_cuTexRefGetMipmapLevelClamp(float *pminMipmapLevelClamp, float *pmaxMipmapLevelClamp, CUtexref hTexRef);
+CUresult fw_cuTexRefGetMipmappedArray(CUmipmappedArray *phMipmappedArray, CUtexref hTexRef);
+CUresult fw_cuTexRefSetAddress2D_v3(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch);
+CUresult fw_cuTexRefSetAddressMode(CUtexref hTexRef, int dim, CUaddress_mode am);
+CUresult fw_cuTexRefSetAddress_v2(size_t *ByteOffset, CUtexref hTexRef, CUdeviceptr dptr, size_t bytes);
+CUresult fw_cuTexRefSetArray(CUtexref hTexRef, CUarray hArray, unsigned int Flags);
+CUresult fw_cuTexRefSetBorderColor(CUtexref hTexRef, float c0, float c1, float c2, float c3);
+CUresult fw_cuTexRefSetFilterMode(CUtexref hTexRef, CUfilter_mode fm);
+CUresult fw_cuTexRefSetFlags(CUtexref hTexRef, unsigned int Flags);
+CUresult fw_cuTexRefSetFormat(CUtexref hTexRef, CUarray_format fmt, int NumPackedComponents);
+CUresult fw_cuTexRefSetMaxAnisotropy(CUtexref hTexRef, unsigned int maxAniso);
+CUresult fw_cuTexRefSetMipmapFilterMode(CUtexref hTexRef, CUfilter_mode fm);
+CUresult fw_cuTexRefSetMipmapLevelBias(CUtexref hTexRef, float bias);
+CUresult fw_cuTexRefSetMipmapLevelClamp(CUtexref hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp);
+CUresult fw_cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags);
 
 #endif

@@ -900,14 +900,10 @@ SL_EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *mip
 	return sl_refuse("cuExternalMemoryGetMappedMipmappedArray", &once);
 }
 
-SL_EXPORT CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope);
 SL_EXPORT CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
 {
-	static uint8_t once;
-
-	(void)target;
-	(void)scope;
-	return sl_refuse("cuFlushGPUDirectRDMAWrites", &once);
+	SL_ENTER();
+	SL_LEAVE("cuFlushGPUDirectRDMAWrites", sl_cuFlushGPUDirectRDMAWrites(target, scope));
 }
 
 SL_EXPORT CUresult cuFuncGetAttribute(int *pi, CUfunction_attribute attrib, CUfunction hfunc)
@@ -3955,26 +3951,16 @@ SL_EXPORT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 	SL_LEAVE("cuModuleGetLoadingMode", sl_cuModuleGetLoadingMode(mode));
 }
 
-SL_EXPORT CUresult cuModuleGetSurfRef(CUsurfref *pSurfRef, CUmodule hmod, const char *name);
 SL_EXPORT CUresult cuModuleGetSurfRef(CUsurfref *pSurfRef, CUmodule hmod, const char *name)
 {
-	static uint8_t once;
-
-	(void)pSurfRef;
-	(void)hmod;
-	(void)name;
-	return sl_refuse("cuModuleGetSurfRef", &once);
+	SL_ENTER();
+	SL_LEAVE("cuModuleGetSurfRef", sl_cuModuleGetSurfRef(pSurfRef, hmod, name));
 }
 
-SL_EXPORT CUresult cuModuleGetTexRef(CUtexref *pTexRef, CUmodule hmod, const char *name);
 SL_EXPORT CUresult cuModuleGetTexRef(CUtexref *pTexRef, CUmodule hmod, const char *name)
 {
-	static uint8_t once;
-
-	(void)pTexRef;
-	(void)hmod;
-	(void)name;
-	return sl_refuse("cuModuleGetTexRef", &once);
+	SL_ENTER();
+	SL_LEAVE("cuModuleGetTexRef", sl_cuModuleGetTexRef(pTexRef, hmod, name));
 }
 
 SL_EXPORT CUresult cuModuleLoad(CUmodule *module, const char *fname)
@@ -4698,35 +4684,22 @@ SL_EXPORT CUresult cuSurfObjectDestroy(CUsurfObject surfObject)
 	SL_LEAVE("cuSurfObjectDestroy", sl_cuSurfObjectDestroy(surfObject));
 }
 
-SL_EXPORT CUresult cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUsurfObject surfObject);
 SL_EXPORT CUresult cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUsurfObject surfObject)
 {
-	static uint8_t once;
-
-	(void)pResDesc;
-	(void)surfObject;
-	return sl_refuse("cuSurfObjectGetResourceDesc", &once);
+	SL_ENTER();
+	SL_LEAVE("cuSurfObjectGetResourceDesc", sl_cuSurfObjectGetResourceDesc(pResDesc, surfObject));
 }
 
-SL_EXPORT CUresult cuSurfRefGetArray(CUarray *phArray, CUsurfref hSurfRef);
 SL_EXPORT CUresult cuSurfRefGetArray(CUarray *phArray, CUsurfref hSurfRef)
 {
-	static uint8_t once;
-
-	(void)phArray;
-	(void)hSurfRef;
-	return sl_refuse("cuSurfRefGetArray", &once);
+	SL_ENTER();
+	SL_LEAVE("cuSurfRefGetArray", sl_cuSurfRefGetArray(phArray, hSurfRef));
 }
 
-SL_EXPORT CUresult cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int Flags);
 SL_EXPORT CUresult cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int Flags)
 {
-	static uint8_t once;
-
-	(void)hSurfRef;
-	(void)hArray;
-	(void)Flags;
-	return sl_refuse("cuSurfRefSetArray", &once);
+	SL_ENTER();
+	SL_LEAVE("cuSurfRefSetArray", sl_cuSurfRefSetArray(hSurfRef, hArray, Flags));
 }
 
 SL_EXPORT CUresult cuTensorMapEncodeIm2col(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, const int *pixelBoxLowerCorner, const int *pixelBoxUpperCorner, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill);
@@ -4804,14 +4777,10 @@ SL_EXPORT CUresult cuTexObjectDestroy(CUtexObject texObject)
 	SL_LEAVE("cuTexObjectDestroy", sl_cuTexObjectDestroy(texObject));
 }
 
-SL_EXPORT CUresult cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUtexObject texObject);
 SL_EXPORT CUresult cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUtexObject texObject)
 {
-	static uint8_t once;
-
-	(void)pResDesc;
-	(void)texObject;
-	return sl_refuse("cuTexObjectGetResourceDesc", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexObjectGetResourceDesc", sl_cuTexObjectGetResourceDesc(pResDesc, texObject));
 }
 
 SL_EXPORT CUresult cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *pResViewDesc, CUtexObject texObject)
@@ -4826,22 +4795,16 @@ SL_EXPORT CUresult cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *pTexDesc, CUtexO
 	SL_LEAVE("cuTexObjectGetTextureDesc", sl_cuTexObjectGetTextureDesc(pTexDesc, texObject));
 }
 
-SL_EXPORT CUresult cuTexRefCreate(CUtexref *pTexRef);
 SL_EXPORT CUresult cuTexRefCreate(CUtexref *pTexRef)
 {
-	static uint8_t once;
-
-	(void)pTexRef;
-	return sl_refuse("cuTexRefCreate", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefCreate", sl_cuTexRefCreate(pTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefDestroy(CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefDestroy(CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	return sl_refuse("cuTexRefDestroy", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefDestroy", sl_cuTexRefDestroy(hTexRef));
 }
 
 SL_EXPORT CUresult cuTexRefGetAddress(CUdeviceptr_v1 *pdptr, CUtexref hTexRef);
@@ -4854,127 +4817,76 @@ SL_EXPORT CUresult cuTexRefGetAddress(CUdeviceptr_v1 *pdptr, CUtexref hTexRef)
 	return sl_refuse("cuTexRefGetAddress", &once);
 }
 
-SL_EXPORT CUresult cuTexRefGetAddressMode(CUaddress_mode *pam, CUtexref hTexRef, int dim);
 SL_EXPORT CUresult cuTexRefGetAddressMode(CUaddress_mode *pam, CUtexref hTexRef, int dim)
 {
-	static uint8_t once;
-
-	(void)pam;
-	(void)hTexRef;
-	(void)dim;
-	return sl_refuse("cuTexRefGetAddressMode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetAddressMode", sl_cuTexRefGetAddressMode(pam, hTexRef, dim));
 }
 
-SL_EXPORT CUresult cuTexRefGetAddress_v2(CUdeviceptr *pdptr, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetAddress_v2(CUdeviceptr *pdptr, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)pdptr;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetAddress_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetAddress_v2", sl_cuTexRefGetAddress_v2(pdptr, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetArray(CUarray *phArray, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetArray(CUarray *phArray, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)phArray;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetArray", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetArray", sl_cuTexRefGetArray(phArray, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetBorderColor(float *pBorderColor, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetBorderColor(float *pBorderColor, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)pBorderColor;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetBorderColor", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetBorderColor", sl_cuTexRefGetBorderColor(pBorderColor, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetFilterMode(CUfilter_mode *pfm, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetFilterMode(CUfilter_mode *pfm, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)pfm;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetFilterMode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetFilterMode", sl_cuTexRefGetFilterMode(pfm, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetFlags(unsigned int *pFlags, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetFlags(unsigned int *pFlags, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)pFlags;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetFlags", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetFlags", sl_cuTexRefGetFlags(pFlags, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetFormat(CUarray_format *pFormat, int *pNumChannels, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetFormat(CUarray_format *pFormat, int *pNumChannels, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)pFormat;
-	(void)pNumChannels;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetFormat", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetFormat", sl_cuTexRefGetFormat(pFormat, pNumChannels, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetMaxAnisotropy(int *pmaxAniso, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetMaxAnisotropy(int *pmaxAniso, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)pmaxAniso;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetMaxAnisotropy", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetMaxAnisotropy", sl_cuTexRefGetMaxAnisotropy(pmaxAniso, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetMipmapFilterMode(CUfilter_mode *pfm, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetMipmapFilterMode(CUfilter_mode *pfm, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)pfm;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetMipmapFilterMode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetMipmapFilterMode", sl_cuTexRefGetMipmapFilterMode(pfm, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetMipmapLevelBias(float *pbias, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetMipmapLevelBias(float *pbias, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)pbias;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetMipmapLevelBias", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetMipmapLevelBias", sl_cuTexRefGetMipmapLevelBias(pbias, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetMipmapLevelClamp(float *pminMipmapLevelClamp, float *pmaxMipmapLevelClamp, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetMipmapLevelClamp(float *pminMipmapLevelClamp, float *pmaxMipmapLevelClamp, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)pminMipmapLevelClamp;
-	(void)pmaxMipmapLevelClamp;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetMipmapLevelClamp", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetMipmapLevelClamp", sl_cuTexRefGetMipmapLevelClamp(pminMipmapLevelClamp, pmaxMipmapLevelClamp, hTexRef));
 }
 
-SL_EXPORT CUresult cuTexRefGetMipmappedArray(CUmipmappedArray *phMipmappedArray, CUtexref hTexRef);
 SL_EXPORT CUresult cuTexRefGetMipmappedArray(CUmipmappedArray *phMipmappedArray, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)phMipmappedArray;
-	(void)hTexRef;
-	return sl_refuse("cuTexRefGetMipmappedArray", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefGetMipmappedArray", sl_cuTexRefGetMipmappedArray(phMipmappedArray, hTexRef));
 }
 
 SL_EXPORT CUresult cuTexRefSetAddress(unsigned int *ByteOffset, CUtexref hTexRef, CUdeviceptr_v1 dptr, unsigned int bytes);
@@ -5001,155 +4913,88 @@ SL_EXPORT CUresult cuTexRefSetAddress2D(CUtexref hTexRef, const CUDA_ARRAY_DESCR
 	return sl_refuse("cuTexRefSetAddress2D", &once);
 }
 
-SL_EXPORT CUresult cuTexRefSetAddress2D_v2(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch);
 SL_EXPORT CUresult cuTexRefSetAddress2D_v2(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)desc;
-	(void)dptr;
-	(void)Pitch;
-	return sl_refuse("cuTexRefSetAddress2D_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetAddress2D_v2", sl_cuTexRefSetAddress2D_v3(hTexRef, desc, dptr, Pitch));
 }
 
-SL_EXPORT CUresult cuTexRefSetAddress2D_v3(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch);
 SL_EXPORT CUresult cuTexRefSetAddress2D_v3(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)desc;
-	(void)dptr;
-	(void)Pitch;
-	return sl_refuse("cuTexRefSetAddress2D_v3", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetAddress2D_v3", sl_cuTexRefSetAddress2D_v3(hTexRef, desc, dptr, Pitch));
 }
 
-SL_EXPORT CUresult cuTexRefSetAddressMode(CUtexref hTexRef, int dim, CUaddress_mode am);
 SL_EXPORT CUresult cuTexRefSetAddressMode(CUtexref hTexRef, int dim, CUaddress_mode am)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)dim;
-	(void)am;
-	return sl_refuse("cuTexRefSetAddressMode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetAddressMode", sl_cuTexRefSetAddressMode(hTexRef, dim, am));
 }
 
-SL_EXPORT CUresult cuTexRefSetAddress_v2(size_t *ByteOffset, CUtexref hTexRef, CUdeviceptr dptr, size_t bytes);
 SL_EXPORT CUresult cuTexRefSetAddress_v2(size_t *ByteOffset, CUtexref hTexRef, CUdeviceptr dptr, size_t bytes)
 {
-	static uint8_t once;
-
-	(void)ByteOffset;
-	(void)hTexRef;
-	(void)dptr;
-	(void)bytes;
-	return sl_refuse("cuTexRefSetAddress_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetAddress_v2", sl_cuTexRefSetAddress_v2(ByteOffset, hTexRef, dptr, bytes));
 }
 
-SL_EXPORT CUresult cuTexRefSetArray(CUtexref hTexRef, CUarray hArray, unsigned int Flags);
 SL_EXPORT CUresult cuTexRefSetArray(CUtexref hTexRef, CUarray hArray, unsigned int Flags)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)hArray;
-	(void)Flags;
-	return sl_refuse("cuTexRefSetArray", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetArray", sl_cuTexRefSetArray(hTexRef, hArray, Flags));
 }
 
-SL_EXPORT CUresult cuTexRefSetBorderColor(CUtexref hTexRef, float *pBorderColor);
 SL_EXPORT CUresult cuTexRefSetBorderColor(CUtexref hTexRef, float *pBorderColor)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)pBorderColor;
-	return sl_refuse("cuTexRefSetBorderColor", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetBorderColor", sl_cuTexRefSetBorderColor(hTexRef, pBorderColor));
 }
 
-SL_EXPORT CUresult cuTexRefSetFilterMode(CUtexref hTexRef, CUfilter_mode fm);
 SL_EXPORT CUresult cuTexRefSetFilterMode(CUtexref hTexRef, CUfilter_mode fm)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)fm;
-	return sl_refuse("cuTexRefSetFilterMode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetFilterMode", sl_cuTexRefSetFilterMode(hTexRef, fm));
 }
 
-SL_EXPORT CUresult cuTexRefSetFlags(CUtexref hTexRef, unsigned int Flags);
 SL_EXPORT CUresult cuTexRefSetFlags(CUtexref hTexRef, unsigned int Flags)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)Flags;
-	return sl_refuse("cuTexRefSetFlags", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetFlags", sl_cuTexRefSetFlags(hTexRef, Flags));
 }
 
-SL_EXPORT CUresult cuTexRefSetFormat(CUtexref hTexRef, CUarray_format fmt, int NumPackedComponents);
 SL_EXPORT CUresult cuTexRefSetFormat(CUtexref hTexRef, CUarray_format fmt, int NumPackedComponents)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)fmt;
-	(void)NumPackedComponents;
-	return sl_refuse("cuTexRefSetFormat", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetFormat", sl_cuTexRefSetFormat(hTexRef, fmt, NumPackedComponents));
 }
 
-SL_EXPORT CUresult cuTexRefSetMaxAnisotropy(CUtexref hTexRef, unsigned int maxAniso);
 SL_EXPORT CUresult cuTexRefSetMaxAnisotropy(CUtexref hTexRef, unsigned int maxAniso)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)maxAniso;
-	return sl_refuse("cuTexRefSetMaxAnisotropy", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetMaxAnisotropy", sl_cuTexRefSetMaxAnisotropy(hTexRef, maxAniso));
 }
 
-SL_EXPORT CUresult cuTexRefSetMipmapFilterMode(CUtexref hTexRef, CUfilter_mode fm);
 SL_EXPORT CUresult cuTexRefSetMipmapFilterMode(CUtexref hTexRef, CUfilter_mode fm)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)fm;
-	return sl_refuse("cuTexRefSetMipmapFilterMode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetMipmapFilterMode", sl_cuTexRefSetMipmapFilterMode(hTexRef, fm));
 }
 
-SL_EXPORT CUresult cuTexRefSetMipmapLevelBias(CUtexref hTexRef, float bias);
 SL_EXPORT CUresult cuTexRefSetMipmapLevelBias(CUtexref hTexRef, float bias)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)bias;
-	return sl_refuse("cuTexRefSetMipmapLevelBias", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetMipmapLevelBias", sl_cuTexRefSetMipmapLevelBias(hTexRef, bias));
 }
 
-SL_EXPORT CUresult cuTexRefSetMipmapLevelClamp(CUtexref hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp);
 SL_EXPORT CUresult cuTexRefSetMipmapLevelClamp(CUtexref hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)minMipmapLevelClamp;
-	(void)maxMipmapLevelClamp;
-	return sl_refuse("cuTexRefSetMipmapLevelClamp", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetMipmapLevelClamp", sl_cuTexRefSetMipmapLevelClamp(hTexRef, minMipmapLevelClamp, maxMipmapLevelClamp));
 }
 
-SL_EXPORT CUresult cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags);
 SL_EXPORT CUresult cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags)
 {
-	static uint8_t once;
-
-	(void)hTexRef;
-	(void)hMipmappedArray;
-	(void)Flags;
-	return sl_refuse("cuTexRefSetMipmappedArray", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTexRefSetMipmappedArray", sl_cuTexRefSetMipmappedArray(hTexRef, hMipmappedArray, Flags));
 }
 
 SL_EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)

@@ -675,6 +675,25 @@ CUresult fw_cuEventSynchronize(CUevent hEvent)
 	return err;
 }
 
+CUresult fw_cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, (uint32_t)target);
+	sl_put_u32(&b, (uint32_t)scope);
+	if (!err)
+		err = sl_wait(SL_OP_cuFlushGPUDirectRDMAWrites, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
+{
+	return fw_cuFlushGPUDirectRDMAWrites(target, scope);
+}
+
 CUresult fw_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -3406,6 +3425,82 @@ CUresult fw_cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod
 	return err;
 }
 
+CUresult fw_cuModuleGetSurfRef(CUsurfref *pSurfRef, CUmodule hmod, const char *name)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pSurfRef) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pSurfRef != NULL);
+	sl_route(&b, SL_MODULE, (const void *)(uintptr_t)hmod);
+	sl_put_u32(&b, sl_handle_id(SL_MODULE, (const void *)(uintptr_t)hmod, &err));
+	if (!name) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_str(&b, name);
+	if (!err) {
+		err = sl_wait(SL_OP_cuModuleGetSurfRef, &b, &r);
+		if (!err) {
+			if (pSurfRef)
+				*pSurfRef = sl_handle_from_id(SL_SURFREF, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuModuleGetSurfRef(CUsurfref *pSurfRef, CUmodule hmod, const char *name)
+{
+	return fw_cuModuleGetSurfRef(pSurfRef, hmod, name);
+}
+
+CUresult fw_cuModuleGetTexRef(CUtexref *pTexRef, CUmodule hmod, const char *name)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pTexRef) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pTexRef != NULL);
+	sl_route(&b, SL_MODULE, (const void *)(uintptr_t)hmod);
+	sl_put_u32(&b, sl_handle_id(SL_MODULE, (const void *)(uintptr_t)hmod, &err));
+	if (!name) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_str(&b, name);
+	if (!err) {
+		err = sl_wait(SL_OP_cuModuleGetTexRef, &b, &r);
+		if (!err) {
+			if (pTexRef)
+				*pTexRef = sl_handle_from_id(SL_TEXREF, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuModuleGetTexRef(CUtexref *pTexRef, CUmodule hmod, const char *name)
+{
+	return fw_cuModuleGetTexRef(pTexRef, hmod, name);
+}
+
 CUresult fw_cuModuleUnload(CUmodule hmod)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -4313,6 +4408,88 @@ CUresult sl_cuSurfObjectDestroy(CUsurfObject surfObject)
 	return fw_cuSurfObjectDestroy(surfObject);
 }
 
+CUresult fw_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUsurfObject surfObject)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pResDesc) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pResDesc != NULL);
+	sl_put_u64(&b, (uint64_t)surfObject);
+	if (!err) {
+		err = sl_wait(SL_OP_cuSurfObjectGetResourceDesc, &b, &r);
+		if (!err) {
+			if (pResDesc)
+				sl_get_bytes(&r, pResDesc, sizeof *pResDesc);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuSurfRefGetArray(CUarray *phArray, CUsurfref hSurfRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!phArray) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, phArray != NULL);
+	sl_route(&b, SL_SURFREF, (const void *)(uintptr_t)hSurfRef);
+	sl_put_u32(&b, sl_handle_id(SL_SURFREF, (const void *)(uintptr_t)hSurfRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuSurfRefGetArray, &b, &r);
+		if (!err) {
+			if (phArray)
+				*phArray = sl_handle_from_id(SL_ARRAY, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuSurfRefGetArray(CUarray *phArray, CUsurfref hSurfRef)
+{
+	return fw_cuSurfRefGetArray(phArray, hSurfRef);
+}
+
+CUresult fw_cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int Flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_SURFREF, (const void *)(uintptr_t)hSurfRef);
+	sl_put_u32(&b, sl_handle_id(SL_SURFREF, (const void *)(uintptr_t)hSurfRef, &err));
+	sl_route(&b, SL_ARRAY, (const void *)(uintptr_t)hArray);
+	sl_put_u32(&b, sl_handle_id(SL_ARRAY, (const void *)(uintptr_t)hArray, &err));
+	sl_put_u32(&b, (uint32_t)Flags);
+	if (!err)
+		err = sl_wait(SL_OP_cuSurfRefSetArray, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int Flags)
+{
+	return fw_cuSurfRefSetArray(hSurfRef, hArray, Flags);
+}
+
 CUresult fw_cuTensorMapEncodeTiled(CUtensorMap *tensorMap, unsigned int dataType, cuuint32_t rank, CUdeviceptr globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, cuuint32_t nstrides, const cuuint32_t *boxDim, const cuuint32_t *elementStrides, unsigned int interleave, unsigned int swizzle, unsigned int l2Promotion, unsigned int oobFill)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -4418,6 +4595,33 @@ CUresult sl_cuTexObjectDestroy(CUtexObject texObject)
 	return fw_cuTexObjectDestroy(texObject);
 }
 
+CUresult fw_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUtexObject texObject)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pResDesc) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pResDesc != NULL);
+	sl_put_u64(&b, (uint64_t)texObject);
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexObjectGetResourceDesc, &b, &r);
+		if (!err) {
+			if (pResDesc)
+				sl_get_bytes(&r, pResDesc, sizeof *pResDesc);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *pResViewDesc, CUtexObject texObject)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -4472,5 +4676,746 @@ CUresult fw_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *pTexDesc, CUtexObject t
 CUresult sl_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *pTexDesc, CUtexObject texObject)
 {
 	return fw_cuTexObjectGetTextureDesc(pTexDesc, texObject);
+}
+
+CUresult fw_cuTexRefCreate(CUtexref *pTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pTexRef) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pTexRef != NULL);
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefCreate, &b, &r);
+		if (!err) {
+			if (pTexRef)
+				*pTexRef = sl_handle_from_id(SL_TEXREF, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefCreate(CUtexref *pTexRef)
+{
+	return fw_cuTexRefCreate(pTexRef);
+}
+
+CUresult fw_cuTexRefDestroy(CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefDestroy, &b, NULL);
+	if (!err)
+		sl_handle_free(SL_TEXREF, sl_handle_bare((const void *)(uintptr_t)hTexRef));
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefDestroy(CUtexref hTexRef)
+{
+	return fw_cuTexRefDestroy(hTexRef);
+}
+
+CUresult fw_cuTexRefGetAddressMode(CUaddress_mode *pam, CUtexref hTexRef, int dim)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pam) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pam != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_u32(&b, (uint32_t)dim);
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetAddressMode, &b, &r);
+		if (!err) {
+			if (pam)
+				sl_get_bytes(&r, pam, sizeof *pam);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetAddressMode(CUaddress_mode *pam, CUtexref hTexRef, int dim)
+{
+	return fw_cuTexRefGetAddressMode(pam, hTexRef, dim);
+}
+
+CUresult fw_cuTexRefGetAddress_v2(CUdeviceptr *pdptr, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pdptr) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pdptr != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetAddress_v2, &b, &r);
+		if (!err) {
+			if (pdptr)
+				sl_get_bytes(&r, pdptr, sizeof *pdptr);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetAddress_v2(CUdeviceptr *pdptr, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetAddress_v2(pdptr, hTexRef);
+}
+
+CUresult fw_cuTexRefGetArray(CUarray *phArray, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!phArray) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, phArray != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetArray, &b, &r);
+		if (!err) {
+			if (phArray)
+				*phArray = sl_handle_from_id(SL_ARRAY, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetArray(CUarray *phArray, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetArray(phArray, hTexRef);
+}
+
+CUresult fw_cuTexRefGetBorderColor(float *c0, float *c1, float *c2, float *c3, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, c0 != NULL);
+	sl_put_u8(&b, c1 != NULL);
+	sl_put_u8(&b, c2 != NULL);
+	sl_put_u8(&b, c3 != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetBorderColor, &b, &r);
+		if (!err) {
+			if (c0)
+				sl_get_bytes(&r, c0, sizeof *c0);
+			if (c1)
+				sl_get_bytes(&r, c1, sizeof *c1);
+			if (c2)
+				sl_get_bytes(&r, c2, sizeof *c2);
+			if (c3)
+				sl_get_bytes(&r, c3, sizeof *c3);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuTexRefGetFilterMode(CUfilter_mode *pfm, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pfm) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pfm != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetFilterMode, &b, &r);
+		if (!err) {
+			if (pfm)
+				sl_get_bytes(&r, pfm, sizeof *pfm);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetFilterMode(CUfilter_mode *pfm, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetFilterMode(pfm, hTexRef);
+}
+
+CUresult fw_cuTexRefGetFlags(unsigned int *pFlags, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pFlags) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pFlags != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetFlags, &b, &r);
+		if (!err) {
+			if (pFlags)
+				sl_get_bytes(&r, pFlags, sizeof *pFlags);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetFlags(unsigned int *pFlags, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetFlags(pFlags, hTexRef);
+}
+
+CUresult fw_cuTexRefGetFormat(CUarray_format *pFormat, int *pNumChannels, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, pFormat != NULL);
+	sl_put_u8(&b, pNumChannels != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetFormat, &b, &r);
+		if (!err) {
+			if (pFormat)
+				sl_get_bytes(&r, pFormat, sizeof *pFormat);
+			if (pNumChannels)
+				sl_get_bytes(&r, pNumChannels, sizeof *pNumChannels);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetFormat(CUarray_format *pFormat, int *pNumChannels, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetFormat(pFormat, pNumChannels, hTexRef);
+}
+
+CUresult fw_cuTexRefGetMaxAnisotropy(int *pmaxAniso, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pmaxAniso) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pmaxAniso != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetMaxAnisotropy, &b, &r);
+		if (!err) {
+			if (pmaxAniso)
+				sl_get_bytes(&r, pmaxAniso, sizeof *pmaxAniso);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetMaxAnisotropy(int *pmaxAniso, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetMaxAnisotropy(pmaxAniso, hTexRef);
+}
+
+CUresult fw_cuTexRefGetMipmapFilterMode(CUfilter_mode *pfm, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pfm) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pfm != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetMipmapFilterMode, &b, &r);
+		if (!err) {
+			if (pfm)
+				sl_get_bytes(&r, pfm, sizeof *pfm);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetMipmapFilterMode(CUfilter_mode *pfm, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetMipmapFilterMode(pfm, hTexRef);
+}
+
+CUresult fw_cuTexRefGetMipmapLevelBias(float *pbias, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pbias) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pbias != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetMipmapLevelBias, &b, &r);
+		if (!err) {
+			if (pbias)
+				sl_get_bytes(&r, pbias, sizeof *pbias);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetMipmapLevelBias(float *pbias, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetMipmapLevelBias(pbias, hTexRef);
+}
+
+CUresult fw_cuTexRefGetMipmapLevelClamp(float *pminMipmapLevelClamp, float *pmaxMipmapLevelClamp, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!pminMipmapLevelClamp) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pminMipmapLevelClamp != NULL);
+	if (!pmaxMipmapLevelClamp) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, pmaxMipmapLevelClamp != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetMipmapLevelClamp, &b, &r);
+		if (!err) {
+			if (pminMipmapLevelClamp)
+				sl_get_bytes(&r, pminMipmapLevelClamp, sizeof *pminMipmapLevelClamp);
+			if (pmaxMipmapLevelClamp)
+				sl_get_bytes(&r, pmaxMipmapLevelClamp, sizeof *pmaxMipmapLevelClamp);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetMipmapLevelClamp(float *pminMipmapLevelClamp, float *pmaxMipmapLevelClamp, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetMipmapLevelClamp(pminMipmapLevelClamp, pmaxMipmapLevelClamp, hTexRef);
+}
+
+CUresult fw_cuTexRefGetMipmappedArray(CUmipmappedArray *phMipmappedArray, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	if (!phMipmappedArray) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, phMipmappedArray != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefGetMipmappedArray, &b, &r);
+		if (!err) {
+			if (phMipmappedArray)
+				*phMipmappedArray = sl_handle_from_id(SL_MIPMAP, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefGetMipmappedArray(CUmipmappedArray *phMipmappedArray, CUtexref hTexRef)
+{
+	return fw_cuTexRefGetMipmappedArray(phMipmappedArray, hTexRef);
+}
+
+CUresult fw_cuTexRefSetAddress2D_v3(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!desc) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, desc != NULL);
+	if (desc)
+		sl_put_bytes(&b, desc, sizeof *desc);
+	sl_route_ptr(&b, dptr);
+	sl_put_u64(&b, (uint64_t)dptr);
+	sl_put_u64(&b, (uint64_t)Pitch);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetAddress2D_v3, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetAddress2D_v3(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch)
+{
+	return fw_cuTexRefSetAddress2D_v3(hTexRef, desc, dptr, Pitch);
+}
+
+CUresult fw_cuTexRefSetAddressMode(CUtexref hTexRef, int dim, CUaddress_mode am)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_u32(&b, (uint32_t)dim);
+	sl_put_u32(&b, (uint32_t)am);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetAddressMode, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetAddressMode(CUtexref hTexRef, int dim, CUaddress_mode am)
+{
+	return fw_cuTexRefSetAddressMode(hTexRef, dim, am);
+}
+
+CUresult fw_cuTexRefSetAddress_v2(size_t *ByteOffset, CUtexref hTexRef, CUdeviceptr dptr, size_t bytes)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, ByteOffset != NULL);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_route_ptr(&b, dptr);
+	sl_put_u64(&b, (uint64_t)dptr);
+	sl_put_u64(&b, (uint64_t)bytes);
+	if (!err) {
+		err = sl_wait(SL_OP_cuTexRefSetAddress_v2, &b, &r);
+		if (!err) {
+			if (ByteOffset)
+				sl_get_bytes(&r, ByteOffset, sizeof *ByteOffset);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetAddress_v2(size_t *ByteOffset, CUtexref hTexRef, CUdeviceptr dptr, size_t bytes)
+{
+	return fw_cuTexRefSetAddress_v2(ByteOffset, hTexRef, dptr, bytes);
+}
+
+CUresult fw_cuTexRefSetArray(CUtexref hTexRef, CUarray hArray, unsigned int Flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_route(&b, SL_ARRAY, (const void *)(uintptr_t)hArray);
+	sl_put_u32(&b, sl_handle_id(SL_ARRAY, (const void *)(uintptr_t)hArray, &err));
+	sl_put_u32(&b, (uint32_t)Flags);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetArray, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetArray(CUtexref hTexRef, CUarray hArray, unsigned int Flags)
+{
+	return fw_cuTexRefSetArray(hTexRef, hArray, Flags);
+}
+
+CUresult fw_cuTexRefSetBorderColor(CUtexref hTexRef, float c0, float c1, float c2, float c3)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_f32(&b, c0);
+	sl_put_f32(&b, c1);
+	sl_put_f32(&b, c2);
+	sl_put_f32(&b, c3);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetBorderColor, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuTexRefSetFilterMode(CUtexref hTexRef, CUfilter_mode fm)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_u32(&b, (uint32_t)fm);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetFilterMode, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetFilterMode(CUtexref hTexRef, CUfilter_mode fm)
+{
+	return fw_cuTexRefSetFilterMode(hTexRef, fm);
+}
+
+CUresult fw_cuTexRefSetFlags(CUtexref hTexRef, unsigned int Flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_u32(&b, (uint32_t)Flags);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetFlags, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetFlags(CUtexref hTexRef, unsigned int Flags)
+{
+	return fw_cuTexRefSetFlags(hTexRef, Flags);
+}
+
+CUresult fw_cuTexRefSetFormat(CUtexref hTexRef, CUarray_format fmt, int NumPackedComponents)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_u32(&b, (uint32_t)fmt);
+	sl_put_u32(&b, (uint32_t)NumPackedComponents);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetFormat, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetFormat(CUtexref hTexRef, CUarray_format fmt, int NumPackedComponents)
+{
+	return fw_cuTexRefSetFormat(hTexRef, fmt, NumPackedComponents);
+}
+
+CUresult fw_cuTexRefSetMaxAnisotropy(CUtexref hTexRef, unsigned int maxAniso)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_u32(&b, (uint32_t)maxAniso);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetMaxAnisotropy, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetMaxAnisotropy(CUtexref hTexRef, unsigned int maxAniso)
+{
+	return fw_cuTexRefSetMaxAnisotropy(hTexRef, maxAniso);
+}
+
+CUresult fw_cuTexRefSetMipmapFilterMode(CUtexref hTexRef, CUfilter_mode fm)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_u32(&b, (uint32_t)fm);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetMipmapFilterMode, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetMipmapFilterMode(CUtexref hTexRef, CUfilter_mode fm)
+{
+	return fw_cuTexRefSetMipmapFilterMode(hTexRef, fm);
+}
+
+CUresult fw_cuTexRefSetMipmapLevelBias(CUtexref hTexRef, float bias)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_f32(&b, bias);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetMipmapLevelBias, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetMipmapLevelBias(CUtexref hTexRef, float bias)
+{
+	return fw_cuTexRefSetMipmapLevelBias(hTexRef, bias);
+}
+
+CUresult fw_cuTexRefSetMipmapLevelClamp(CUtexref hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_put_f32(&b, minMipmapLevelClamp);
+	sl_put_f32(&b, maxMipmapLevelClamp);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetMipmapLevelClamp, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetMipmapLevelClamp(CUtexref hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp)
+{
+	return fw_cuTexRefSetMipmapLevelClamp(hTexRef, minMipmapLevelClamp, maxMipmapLevelClamp);
+}
+
+CUresult fw_cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	sl_route(&b, SL_MIPMAP, (const void *)(uintptr_t)hMipmappedArray);
+	sl_put_u32(&b, sl_handle_id(SL_MIPMAP, (const void *)(uintptr_t)hMipmappedArray, &err));
+	sl_put_u32(&b, (uint32_t)Flags);
+	if (!err)
+		err = sl_wait(SL_OP_cuTexRefSetMipmappedArray, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags)
+{
+	return fw_cuTexRefSetMipmappedArray(hTexRef, hMipmappedArray, Flags);
 }
 

@@ -158,6 +158,13 @@ static void ctx_empty(struct ctx *c)
 				array_free(((struct mipmap *)o)->level[i]);
 			obj_del(o);
 			break;
+		case K_TEXREF:		/* those of modules end with them */
+			if (!texref_module((struct texref *)o))
+				texref_free((struct texref *)o);
+			break;
+		case K_TEXOBJ:
+			obj_del(o);
+			break;
 		default:
 			break;
 		}

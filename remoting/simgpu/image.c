@@ -188,6 +188,23 @@ static CUresult elf_image(struct image *im, const char *p)
 	return CUDA_SUCCESS;
 }
 
+/* The names of what PTX declares by a directive: .texref or .surfref. */
+static void scan_refs(struct image *im, const char *p, const char *directive, bool surface)
+{
+	while ((p = strstr(p, directive))) {
+		const char *from = p += strlen(directive);
+
+		while (*from == ' ' || *from == '\t')
+			from++;
+		for (p = from; wordc(*p); p++)
+			;
+		if (p == from)
+			continue;
+		im->texnames = xgrow(im->texnames, im->ntexnames + 1, &im->captexnames, sizeof(*im->texnames));
+		im->texnames[im->ntexnames++] = (struct refname){ strndup(from, (size_t)(p - from)), surface };
+	}
+}
+
 static CUresult ptx_image(struct image *im, const char *p)
 {
 	struct span s = { p, strlen(p) };
@@ -203,6 +220,8 @@ static CUresult ptx_image(struct image *im, const char *p)
 		return CUDA_ERROR_NO_BINARY_FOR_GPU;
 	im->sm = sim.cfg.sm;
 	scan(im, &s);
+	scan_refs(im, p, ".texref", false);
+	scan_refs(im, p, ".surfref", true);
 	return CUDA_SUCCESS;
 }
 
@@ -372,6 +391,9 @@ void image_unref(struct image *im)
 {
 	if (--im->refs)
 		return;
+	for (size_t i = 0; i < im->ntexnames; i++)
+		free(im->texnames[i].name);
+	free(im->texnames);
 	free(im->twin);
 	free(im->global);
 	free(im);

@@ -28,10 +28,15 @@ void module_destroy(struct module *m)
 	for (size_t i = 0; i < sim.ntwins; i++)
 		if (m->funcs[i])
 			obj_del(m->funcs[i]);
+	for (size_t i = 0; i < m->image->ntexnames; i++)
+		if (m->texrefs[i])
+			texref_free(m->texrefs[i]);
 	free(m->global);
 	free(m->funcs);
+	free(m->texrefs);
 	m->global = NULL;
 	m->funcs = NULL;
+	m->texrefs = NULL;
 	image_unref(m->image);
 	state_uncharge(m->obj.ctx->dev, m->overhead);
 	m->gone = true;
@@ -57,6 +62,7 @@ static CUresult module_new(struct ctx *c, struct image *im, struct library *lib,
 	im->refs++;
 	m->global = xcalloc(sim.nglobals, sizeof(*m->global));
 	m->funcs = xcalloc(sim.ntwins, sizeof(*m->funcs));
+	m->texrefs = xcalloc(im->ntexnames, sizeof(*m->texrefs));
 	for (size_t i = 0; i < sim.nglobals && !r; i++) {
 		const struct sim_global *g = sim.globals[i];
 

@@ -38,6 +38,7 @@
 enum kind {
 	K_CTX = 1, K_STREAM, K_EVENT, K_MODULE, K_LIBRARY, K_KERNEL, K_FUNC, K_GRAPH, K_NODE,
 	K_EXEC, K_POOL, K_ARRAY, K_MIPMAP, K_VMEM, K_USEROBJ,
+	K_TEXREF, K_TEXOBJ,
 };
 
 struct ctx;
@@ -47,6 +48,7 @@ struct graph;
 struct capture;
 struct pool;
 struct module;
+struct texref;
 
 /* First member of everything a program holds a handle of. */
 struct obj {
@@ -243,6 +245,11 @@ struct image {
 	bool all;			/* compressed with zstd: any twin may be in it */
 	bool *twin, *global;		/* which of sim.twins, sim.globals it names */
 	int sm;				/* the architecture that the code which runs was compiled for */
+	struct refname {
+		char *name;
+		bool surface;
+	} *texnames;		/* texture and surface references that PTX declares */
+	size_t ntexnames, captexnames;
 };
 
 struct module {
@@ -251,6 +258,7 @@ struct module {
 	struct library *lib;
 	struct alloc **global;		/* beside sim.globals */
 	struct func **funcs;		/* made on first use, in the order of sim.twins */
+	struct texref **texrefs;	/* made on first use, in the order of image->texnames */
 	int refs;			/* the handle, queued launches, graph nodes */
 	bool gone;
 	uint64_t overhead;
@@ -433,6 +441,10 @@ unsigned int image_count(const struct image *im);
 void module_destroy(struct module *m);
 void module_unref(struct module *m);
 CUresult func_get(struct ctx *c, const void *handle, struct func **out);
+
+/* texture.c */
+void texref_free(struct texref *t);
+struct module *texref_module(const struct texref *t);	/* NULL: none, it was created by itself */
 
 /* copy.c */
 CUresult copy3d_make(const CUDA_MEMCPY3D *d, struct copy *out);

@@ -202,10 +202,12 @@ const (
 	KindUserObj = 15
 	// KindHostFn: host function.
 	KindHostFn = 16
-	// KindTexRef: texture or surface reference.
+	// KindTexRef: texture reference.
 	KindTexRef = 17
+	// KindSurfref: surface reference.
+	KindSurfref = 18
 	// NumKinds is one more than the last.
-	NumKinds = 18
+	NumKinds = 19
 )
 
 // Control operations; those below are rows of the API table.

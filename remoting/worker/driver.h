@@ -49,6 +49,8 @@ int sl_ctx_set_limit(uint32_t limit, uint64_t v);
 int sl_capture_mode(CUstreamCaptureMode *mode);
 int sl_tensor_map(void *map, uint32_t type, uint32_t rank, uint64_t addr, const uint64_t *dim, const uint64_t *stride,
 		  const uint32_t *box, const uint32_t *elem, uint32_t interleave, uint32_t swizzle, uint32_t l2, uint32_t fill);
+/* Reads or sets the four numbers of a texture reference's border colour. */
+int sl_texref_border(uint64_t ref, float *c, int set);
 int sl_max_clusters(int *n, uint64_t fn, CUlaunchConfig *cfg, CUlaunchAttribute *attrs, uint32_t nattrs, int potential);
 int sl_potential_block(int *grid, int *block, uint64_t fn, uint64_t smem, int limit, uint32_t flags);
 int sl_pinned_alloc(void **p, uint64_t n);

@@ -795,6 +795,13 @@ static inline CUresult call_cuEventSynchronize(uint64_t hEvent)
 	return ((__typeof__(&cuEventSynchronize))sl_fn[119])((CUevent)hEvent);
 }
 
+static inline CUresult call_cuFlushGPUDirectRDMAWrites(uint32_t target, uint32_t scope)
+{
+	if (!sl_fn[122])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuFlushGPUDirectRDMAWrites))sl_fn[122])((CUflushGPUDirectRDMAWritesTarget)target, (CUflushGPUDirectRDMAWritesScope)scope);
+}
+
 static inline CUresult call_cuFuncSetAttribute(uint64_t hfunc, uint32_t attrib, uint32_t value)
 {
 	if (!sl_fn[129])
@@ -1474,6 +1481,20 @@ static inline CUresult call_cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *byte
 	return ((__typeof__(&cuModuleGetGlobal_v2))sl_fn[447])((CUdeviceptr *)dptr, (size_t *)bytes, (CUmodule)hmod, (const char *)name);
 }
 
+static inline CUresult call_cuModuleGetSurfRef(uint64_t *pSurfRef, uint64_t hmod, const char *name)
+{
+	if (!sl_fn[449])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuModuleGetSurfRef))sl_fn[449])((CUsurfref *)pSurfRef, (CUmodule)hmod, (const char *)name);
+}
+
+static inline CUresult call_cuModuleGetTexRef(uint64_t *pTexRef, uint64_t hmod, const char *name)
+{
+	if (!sl_fn[450])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuModuleGetTexRef))sl_fn[450])((CUtexref *)pTexRef, (CUmodule)hmod, (const char *)name);
+}
+
 static inline CUresult call_cuModuleUnload(uint64_t hmod)
 {
 	if (!sl_fn[455])
@@ -1712,6 +1733,27 @@ static inline CUresult call_cuSurfObjectDestroy(uint64_t surfObject)
 	return ((__typeof__(&cuSurfObjectDestroy))sl_fn[521])((CUsurfObject)surfObject);
 }
 
+static inline CUresult call_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, uint64_t surfObject)
+{
+	if (!sl_fn[522])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuSurfObjectGetResourceDesc))sl_fn[522])((CUDA_RESOURCE_DESC *)pResDesc, (CUsurfObject)surfObject);
+}
+
+static inline CUresult call_cuSurfRefGetArray(uint64_t *phArray, uint64_t hSurfRef)
+{
+	if (!sl_fn[523])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuSurfRefGetArray))sl_fn[523])((CUarray *)phArray, (CUsurfref)hSurfRef);
+}
+
+static inline CUresult call_cuSurfRefSetArray(uint64_t hSurfRef, uint64_t hArray, uint32_t Flags)
+{
+	if (!sl_fn[524])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuSurfRefSetArray))sl_fn[524])((CUsurfref)hSurfRef, (CUarray)hArray, (unsigned int)Flags);
+}
+
 static inline CUresult call_cuTexObjectCreate(CUtexObject *pTexObject, CUDA_RESOURCE_DESC *pResDesc, CUDA_TEXTURE_DESC *pTexDesc, CUDA_RESOURCE_VIEW_DESC *pResViewDesc)
 {
 	if (!sl_fn[529])
@@ -1726,6 +1768,13 @@ static inline CUresult call_cuTexObjectDestroy(uint64_t texObject)
 	return ((__typeof__(&cuTexObjectDestroy))sl_fn[530])((CUtexObject)texObject);
 }
 
+static inline CUresult call_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, uint64_t texObject)
+{
+	if (!sl_fn[531])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexObjectGetResourceDesc))sl_fn[531])((CUDA_RESOURCE_DESC *)pResDesc, (CUtexObject)texObject);
+}
+
 static inline CUresult call_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *pResViewDesc, uint64_t texObject)
 {
 	if (!sl_fn[532])
@@ -1738,6 +1787,181 @@ static inline CUresult call_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *pTexDes
 	if (!sl_fn[533])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuTexObjectGetTextureDesc))sl_fn[533])((CUDA_TEXTURE_DESC *)pTexDesc, (CUtexObject)texObject);
+}
+
+static inline CUresult call_cuTexRefCreate(uint64_t *pTexRef)
+{
+	if (!sl_fn[534])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefCreate))sl_fn[534])((CUtexref *)pTexRef);
+}
+
+static inline CUresult call_cuTexRefDestroy(uint64_t hTexRef)
+{
+	if (!sl_fn[535])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefDestroy))sl_fn[535])((CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetAddressMode(CUaddress_mode *pam, uint64_t hTexRef, uint32_t dim)
+{
+	if (!sl_fn[537])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetAddressMode))sl_fn[537])((CUaddress_mode *)pam, (CUtexref)hTexRef, (int)dim);
+}
+
+static inline CUresult call_cuTexRefGetAddress_v2(CUdeviceptr *pdptr, uint64_t hTexRef)
+{
+	if (!sl_fn[538])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetAddress_v2))sl_fn[538])((CUdeviceptr *)pdptr, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetArray(uint64_t *phArray, uint64_t hTexRef)
+{
+	if (!sl_fn[539])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetArray))sl_fn[539])((CUarray *)phArray, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetFilterMode(CUfilter_mode *pfm, uint64_t hTexRef)
+{
+	if (!sl_fn[541])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetFilterMode))sl_fn[541])((CUfilter_mode *)pfm, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetFlags(unsigned int *pFlags, uint64_t hTexRef)
+{
+	if (!sl_fn[542])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetFlags))sl_fn[542])((unsigned int *)pFlags, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetFormat(CUarray_format *pFormat, int *pNumChannels, uint64_t hTexRef)
+{
+	if (!sl_fn[543])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetFormat))sl_fn[543])((CUarray_format *)pFormat, (int *)pNumChannels, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetMaxAnisotropy(int *pmaxAniso, uint64_t hTexRef)
+{
+	if (!sl_fn[544])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetMaxAnisotropy))sl_fn[544])((int *)pmaxAniso, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetMipmapFilterMode(CUfilter_mode *pfm, uint64_t hTexRef)
+{
+	if (!sl_fn[545])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetMipmapFilterMode))sl_fn[545])((CUfilter_mode *)pfm, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetMipmapLevelBias(float *pbias, uint64_t hTexRef)
+{
+	if (!sl_fn[546])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetMipmapLevelBias))sl_fn[546])((float *)pbias, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetMipmapLevelClamp(float *pminMipmapLevelClamp, float *pmaxMipmapLevelClamp, uint64_t hTexRef)
+{
+	if (!sl_fn[547])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetMipmapLevelClamp))sl_fn[547])((float *)pminMipmapLevelClamp, (float *)pmaxMipmapLevelClamp, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefGetMipmappedArray(uint64_t *phMipmappedArray, uint64_t hTexRef)
+{
+	if (!sl_fn[548])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefGetMipmappedArray))sl_fn[548])((CUmipmappedArray *)phMipmappedArray, (CUtexref)hTexRef);
+}
+
+static inline CUresult call_cuTexRefSetAddress2D_v3(uint64_t hTexRef, CUDA_ARRAY_DESCRIPTOR *desc, uint64_t dptr, uint64_t Pitch)
+{
+	if (!sl_fn[552])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetAddress2D_v3))sl_fn[552])((CUtexref)hTexRef, (const CUDA_ARRAY_DESCRIPTOR *)desc, (CUdeviceptr)dptr, (size_t)Pitch);
+}
+
+static inline CUresult call_cuTexRefSetAddressMode(uint64_t hTexRef, uint32_t dim, uint32_t am)
+{
+	if (!sl_fn[553])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetAddressMode))sl_fn[553])((CUtexref)hTexRef, (int)dim, (CUaddress_mode)am);
+}
+
+static inline CUresult call_cuTexRefSetAddress_v2(size_t *ByteOffset, uint64_t hTexRef, uint64_t dptr, uint64_t bytes)
+{
+	if (!sl_fn[554])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetAddress_v2))sl_fn[554])((size_t *)ByteOffset, (CUtexref)hTexRef, (CUdeviceptr)dptr, (size_t)bytes);
+}
+
+static inline CUresult call_cuTexRefSetArray(uint64_t hTexRef, uint64_t hArray, uint32_t Flags)
+{
+	if (!sl_fn[555])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetArray))sl_fn[555])((CUtexref)hTexRef, (CUarray)hArray, (unsigned int)Flags);
+}
+
+static inline CUresult call_cuTexRefSetFilterMode(uint64_t hTexRef, uint32_t fm)
+{
+	if (!sl_fn[557])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetFilterMode))sl_fn[557])((CUtexref)hTexRef, (CUfilter_mode)fm);
+}
+
+static inline CUresult call_cuTexRefSetFlags(uint64_t hTexRef, uint32_t Flags)
+{
+	if (!sl_fn[558])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetFlags))sl_fn[558])((CUtexref)hTexRef, (unsigned int)Flags);
+}
+
+static inline CUresult call_cuTexRefSetFormat(uint64_t hTexRef, uint32_t fmt, uint32_t NumPackedComponents)
+{
+	if (!sl_fn[559])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetFormat))sl_fn[559])((CUtexref)hTexRef, (CUarray_format)fmt, (int)NumPackedComponents);
+}
+
+static inline CUresult call_cuTexRefSetMaxAnisotropy(uint64_t hTexRef, uint32_t maxAniso)
+{
+	if (!sl_fn[560])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetMaxAnisotropy))sl_fn[560])((CUtexref)hTexRef, (unsigned int)maxAniso);
+}
+
+static inline CUresult call_cuTexRefSetMipmapFilterMode(uint64_t hTexRef, uint32_t fm)
+{
+	if (!sl_fn[561])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetMipmapFilterMode))sl_fn[561])((CUtexref)hTexRef, (CUfilter_mode)fm);
+}
+
+static inline CUresult call_cuTexRefSetMipmapLevelBias(uint64_t hTexRef, float bias)
+{
+	if (!sl_fn[562])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetMipmapLevelBias))sl_fn[562])((CUtexref)hTexRef, (float)bias);
+}
+
+static inline CUresult call_cuTexRefSetMipmapLevelClamp(uint64_t hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp)
+{
+	if (!sl_fn[563])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetMipmapLevelClamp))sl_fn[563])((CUtexref)hTexRef, (float)minMipmapLevelClamp, (float)maxMipmapLevelClamp);
+}
+
+static inline CUresult call_cuTexRefSetMipmappedArray(uint64_t hTexRef, uint64_t hMipmappedArray, uint32_t Flags)
+{
+	if (!sl_fn[564])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuTexRefSetMipmappedArray))sl_fn[564])((CUtexref)hTexRef, (CUmipmappedArray)hMipmappedArray, (unsigned int)Flags);
 }
 
 #ifdef SL_FN_NAMES

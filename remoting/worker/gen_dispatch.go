@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xe8, 0xdd, 0x44, 0xd4, 0xd4, 0xef, 0x19, 0x71,
-	0xe4, 0xd3, 0x75, 0xf5, 0xd5, 0x37, 0xab, 0x67,
-	0x73, 0x4e, 0xf1, 0x71, 0xb9, 0x01, 0x96, 0xb1,
-	0x42, 0x0a, 0x99, 0x9d, 0xde, 0x78, 0x47, 0x6e,
+	0xf3, 0xe1, 0xba, 0x45, 0x13, 0xb2, 0xa1, 0xa3,
+	0x92, 0xe6, 0xb2, 0x44, 0xe3, 0x0a, 0x34, 0x99,
+	0xbe, 0x18, 0x5b, 0xd8, 0xaa, 0xce, 0x02, 0xb6,
+	0x7b, 0xf1, 0x5b, 0x9d, 0xef, 0xbf, 0x7f, 0xf6,
 }
 
 // Operation numbers of the API table.
@@ -53,6 +53,7 @@ const (
 	opCuEventRecord                                        = 117
 	opCuEventRecordWithFlags                               = 118
 	opCuEventSynchronize                                   = 119
+	opCuFlushGPUDirectRDMAWrites                           = 122
 	opCuFuncSetAttribute                                   = 129
 	opCuFuncSetCacheConfig                                 = 131
 	opCuFuncSetSharedMemConfig                             = 132
@@ -154,6 +155,8 @@ const (
 	opCuMipmappedArrayGetMemoryRequirements                = 441
 	opCuMipmappedArrayGetSparseProperties                  = 442
 	opCuModuleGetGlobal_v2                                 = 447
+	opCuModuleGetSurfRef                                   = 449
+	opCuModuleGetTexRef                                    = 450
 	opCuModuleUnload                                       = 455
 	opCuOccupancyAvailableDynamicSMemPerBlock              = 462
 	opCuOccupancyMaxActiveBlocksPerMultiprocessor          = 463
@@ -191,11 +194,42 @@ const (
 	opCuStreamWriteValue64_v2                              = 519
 	opCuSurfObjectCreate                                   = 520
 	opCuSurfObjectDestroy                                  = 521
+	opCuSurfObjectGetResourceDesc                          = 522
+	opCuSurfRefGetArray                                    = 523
+	opCuSurfRefSetArray                                    = 524
 	opCuTensorMapEncodeTiled                               = 527
 	opCuTexObjectCreate                                    = 529
 	opCuTexObjectDestroy                                   = 530
+	opCuTexObjectGetResourceDesc                           = 531
 	opCuTexObjectGetResourceViewDesc                       = 532
 	opCuTexObjectGetTextureDesc                            = 533
+	opCuTexRefCreate                                       = 534
+	opCuTexRefDestroy                                      = 535
+	opCuTexRefGetAddressMode                               = 537
+	opCuTexRefGetAddress_v2                                = 538
+	opCuTexRefGetArray                                     = 539
+	opCuTexRefGetBorderColor                               = 540
+	opCuTexRefGetFilterMode                                = 541
+	opCuTexRefGetFlags                                     = 542
+	opCuTexRefGetFormat                                    = 543
+	opCuTexRefGetMaxAnisotropy                             = 544
+	opCuTexRefGetMipmapFilterMode                          = 545
+	opCuTexRefGetMipmapLevelBias                           = 546
+	opCuTexRefGetMipmapLevelClamp                          = 547
+	opCuTexRefGetMipmappedArray                            = 548
+	opCuTexRefSetAddress2D_v3                              = 552
+	opCuTexRefSetAddressMode                               = 553
+	opCuTexRefSetAddress_v2                                = 554
+	opCuTexRefSetArray                                     = 555
+	opCuTexRefSetBorderColor                               = 556
+	opCuTexRefSetFilterMode                                = 557
+	opCuTexRefSetFlags                                     = 558
+	opCuTexRefSetFormat                                    = 559
+	opCuTexRefSetMaxAnisotropy                             = 560
+	opCuTexRefSetMipmapFilterMode                          = 561
+	opCuTexRefSetMipmapLevelBias                           = 562
+	opCuTexRefSetMipmapLevelClamp                          = 563
+	opCuTexRefSetMipmappedArray                            = 564
 )
 
 // lateNothings are the one-way operations whose refusal the program need not be told of.
@@ -892,6 +926,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuEventRecordWithFlags(d, e), true
 	case 119:
 		return s.do_cuEventSynchronize(d, e), true
+	case 122:
+		return s.do_cuFlushGPUDirectRDMAWrites(d, e), true
 	case 129:
 		return s.do_cuFuncSetAttribute(d, e), true
 	case 131:
@@ -1094,6 +1130,10 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuMipmappedArrayGetSparseProperties(d, e), true
 	case 447:
 		return s.do_cuModuleGetGlobal_v2(d, e), true
+	case 449:
+		return s.do_cuModuleGetSurfRef(d, e), true
+	case 450:
+		return s.do_cuModuleGetTexRef(d, e), true
 	case 455:
 		return s.do_cuModuleUnload(d, e), true
 	case 462:
@@ -1168,16 +1208,78 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuSurfObjectCreate(d, e), true
 	case 521:
 		return s.do_cuSurfObjectDestroy(d, e), true
+	case 522:
+		return s.do_cuSurfObjectGetResourceDesc(d, e), true
+	case 523:
+		return s.do_cuSurfRefGetArray(d, e), true
+	case 524:
+		return s.do_cuSurfRefSetArray(d, e), true
 	case 527:
 		return s.do_cuTensorMapEncodeTiled(d, e), true
 	case 529:
 		return s.do_cuTexObjectCreate(d, e), true
 	case 530:
 		return s.do_cuTexObjectDestroy(d, e), true
+	case 531:
+		return s.do_cuTexObjectGetResourceDesc(d, e), true
 	case 532:
 		return s.do_cuTexObjectGetResourceViewDesc(d, e), true
 	case 533:
 		return s.do_cuTexObjectGetTextureDesc(d, e), true
+	case 534:
+		return s.do_cuTexRefCreate(d, e), true
+	case 535:
+		return s.do_cuTexRefDestroy(d, e), true
+	case 537:
+		return s.do_cuTexRefGetAddressMode(d, e), true
+	case 538:
+		return s.do_cuTexRefGetAddress_v2(d, e), true
+	case 539:
+		return s.do_cuTexRefGetArray(d, e), true
+	case 540:
+		return s.do_cuTexRefGetBorderColor(d, e), true
+	case 541:
+		return s.do_cuTexRefGetFilterMode(d, e), true
+	case 542:
+		return s.do_cuTexRefGetFlags(d, e), true
+	case 543:
+		return s.do_cuTexRefGetFormat(d, e), true
+	case 544:
+		return s.do_cuTexRefGetMaxAnisotropy(d, e), true
+	case 545:
+		return s.do_cuTexRefGetMipmapFilterMode(d, e), true
+	case 546:
+		return s.do_cuTexRefGetMipmapLevelBias(d, e), true
+	case 547:
+		return s.do_cuTexRefGetMipmapLevelClamp(d, e), true
+	case 548:
+		return s.do_cuTexRefGetMipmappedArray(d, e), true
+	case 552:
+		return s.do_cuTexRefSetAddress2D_v3(d, e), true
+	case 553:
+		return s.do_cuTexRefSetAddressMode(d, e), true
+	case 554:
+		return s.do_cuTexRefSetAddress_v2(d, e), true
+	case 555:
+		return s.do_cuTexRefSetArray(d, e), true
+	case 556:
+		return s.do_cuTexRefSetBorderColor(d, e), true
+	case 557:
+		return s.do_cuTexRefSetFilterMode(d, e), true
+	case 558:
+		return s.do_cuTexRefSetFlags(d, e), true
+	case 559:
+		return s.do_cuTexRefSetFormat(d, e), true
+	case 560:
+		return s.do_cuTexRefSetMaxAnisotropy(d, e), true
+	case 561:
+		return s.do_cuTexRefSetMipmapFilterMode(d, e), true
+	case 562:
+		return s.do_cuTexRefSetMipmapLevelBias(d, e), true
+	case 563:
+		return s.do_cuTexRefSetMipmapLevelClamp(d, e), true
+	case 564:
+		return s.do_cuTexRefSetMipmappedArray(d, e), true
 	}
 	return int32(C.CUDA_ERROR_NOT_SUPPORTED), false
 }
@@ -1699,6 +1801,16 @@ func (s *session) do_cuEventSynchronize(d *wire.Decoder, e *wire.Encoder) int32 
 		h_hEvent.real = real
 	}
 	rc := s.cuEventSynchronize(h_hEvent)
+	return int32(rc)
+}
+
+func (s *session) do_cuFlushGPUDirectRDMAWrites(d *wire.Decoder, e *wire.Encoder) int32 {
+	p_target := d.U32()
+	p_scope := d.U32()
+	if d.Err() != nil {
+		return s.malformed(122)
+	}
+	rc := C.call_cuFlushGPUDirectRDMAWrites(C.uint32_t(p_target), C.uint32_t(p_scope))
 	return int32(rc)
 }
 
@@ -4662,6 +4774,58 @@ func (s *session) do_cuModuleGetGlobal_v2(d *wire.Decoder, e *wire.Encoder) int3
 	return int32(rc)
 }
 
+func (s *session) do_cuModuleGetSurfRef(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pSurfRef := d.U8() != 0
+	var o_pSurfRef C.uint64_t
+	h_hmod := href{id: d.U32()}
+	p_name := d.Str()
+	if d.Err() != nil {
+		return s.malformed(449)
+	}
+	{
+		real, ok := s.handle(wire.KindModule, h_hmod.id)
+		if !ok {
+			return s.badHandle(wire.KindModule, h_hmod.id)
+		}
+		h_hmod.real = real
+	}
+	c_name := C.CString(p_name)
+	defer C.free(unsafe.Pointer(c_name))
+	rc := C.call_cuModuleGetSurfRef(&o_pSurfRef, C.uint64_t(h_hmod.real), c_name)
+	if rc == C.CUDA_SUCCESS {
+		if w_pSurfRef {
+			e.U32(s.outPart(refOf(wire.KindModule, h_hmod.id), wire.KindSurfref, uint64(o_pSurfRef)))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuModuleGetTexRef(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pTexRef := d.U8() != 0
+	var o_pTexRef C.uint64_t
+	h_hmod := href{id: d.U32()}
+	p_name := d.Str()
+	if d.Err() != nil {
+		return s.malformed(450)
+	}
+	{
+		real, ok := s.handle(wire.KindModule, h_hmod.id)
+		if !ok {
+			return s.badHandle(wire.KindModule, h_hmod.id)
+		}
+		h_hmod.real = real
+	}
+	c_name := C.CString(p_name)
+	defer C.free(unsafe.Pointer(c_name))
+	rc := C.call_cuModuleGetTexRef(&o_pTexRef, C.uint64_t(h_hmod.real), c_name)
+	if rc == C.CUDA_SUCCESS {
+		if w_pTexRef {
+			e.U32(s.outPart(refOf(wire.KindModule, h_hmod.id), wire.KindTexRef, uint64(o_pTexRef)))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuModuleUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hmod := href{id: d.U32()}
 	if d.Err() != nil {
@@ -5588,6 +5752,70 @@ func (s *session) do_cuSurfObjectDestroy(d *wire.Decoder, e *wire.Encoder) int32
 	return int32(rc)
 }
 
+func (s *session) do_cuSurfObjectGetResourceDesc(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pResDesc := d.U8() != 0
+	var o_pResDesc C.CUDA_RESOURCE_DESC
+	p_surfObject := d.U64()
+	if d.Err() != nil {
+		return s.malformed(522)
+	}
+	rc := s.cuSurfObjectGetResourceDesc(&o_pResDesc, p_surfObject)
+	if rc == C.CUDA_SUCCESS {
+		if w_pResDesc {
+			memOut(e, unsafe.Pointer(&o_pResDesc), unsafe.Sizeof(o_pResDesc))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuSurfRefGetArray(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_phArray := d.U8() != 0
+	var o_phArray C.uint64_t
+	h_hSurfRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(523)
+	}
+	{
+		real, ok := s.handle(wire.KindSurfref, h_hSurfRef.id)
+		if !ok {
+			return s.badHandle(wire.KindSurfref, h_hSurfRef.id)
+		}
+		h_hSurfRef.real = real
+	}
+	rc := C.call_cuSurfRefGetArray(&o_phArray, C.uint64_t(h_hSurfRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_phArray {
+			e.U32(s.outHandle(wire.KindArray, uint64(o_phArray)))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuSurfRefSetArray(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hSurfRef := href{id: d.U32()}
+	h_hArray := href{id: d.U32()}
+	p_Flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(524)
+	}
+	{
+		real, ok := s.handle(wire.KindSurfref, h_hSurfRef.id)
+		if !ok {
+			return s.badHandle(wire.KindSurfref, h_hSurfRef.id)
+		}
+		h_hSurfRef.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindArray, h_hArray.id)
+		if !ok {
+			return s.badHandle(wire.KindArray, h_hArray.id)
+		}
+		h_hArray.real = real
+	}
+	rc := C.call_cuSurfRefSetArray(C.uint64_t(h_hSurfRef.real), C.uint64_t(h_hArray.real), C.uint32_t(p_Flags))
+	return int32(rc)
+}
+
 func (s *session) do_cuTensorMapEncodeTiled(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_tensorMap := d.U8() != 0
 	var o_tensorMap C.CUtensorMap
@@ -5713,6 +5941,22 @@ func (s *session) do_cuTexObjectDestroy(d *wire.Decoder, e *wire.Encoder) int32 
 	return int32(rc)
 }
 
+func (s *session) do_cuTexObjectGetResourceDesc(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pResDesc := d.U8() != 0
+	var o_pResDesc C.CUDA_RESOURCE_DESC
+	p_texObject := d.U64()
+	if d.Err() != nil {
+		return s.malformed(531)
+	}
+	rc := s.cuTexObjectGetResourceDesc(&o_pResDesc, p_texObject)
+	if rc == C.CUDA_SUCCESS {
+		if w_pResDesc {
+			memOut(e, unsafe.Pointer(&o_pResDesc), unsafe.Sizeof(o_pResDesc))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuTexObjectGetResourceViewDesc(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_pResViewDesc := d.U8() != 0
 	var o_pResViewDesc C.CUDA_RESOURCE_VIEW_DESC
@@ -5742,5 +5986,596 @@ func (s *session) do_cuTexObjectGetTextureDesc(d *wire.Decoder, e *wire.Encoder)
 			memOut(e, unsafe.Pointer(&o_pTexDesc), unsafe.Sizeof(o_pTexDesc))
 		}
 	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefCreate(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pTexRef := d.U8() != 0
+	var o_pTexRef C.uint64_t
+	if d.Err() != nil {
+		return s.malformed(534)
+	}
+	rc := C.call_cuTexRefCreate(&o_pTexRef)
+	if rc == C.CUDA_SUCCESS {
+		if w_pTexRef {
+			e.U32(s.outHandle(wire.KindTexRef, uint64(o_pTexRef)))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(535)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := s.cuTexRefDestroy(h_hTexRef)
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetAddressMode(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pam := d.U8() != 0
+	var o_pam C.CUaddress_mode
+	h_hTexRef := href{id: d.U32()}
+	p_dim := d.U32()
+	if d.Err() != nil {
+		return s.malformed(537)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetAddressMode(&o_pam, C.uint64_t(h_hTexRef.real), C.uint32_t(p_dim))
+	if rc == C.CUDA_SUCCESS {
+		if w_pam {
+			memOut(e, unsafe.Pointer(&o_pam), unsafe.Sizeof(o_pam))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetAddress_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pdptr := d.U8() != 0
+	var o_pdptr C.CUdeviceptr
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(538)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetAddress_v2(&o_pdptr, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_pdptr {
+			memOut(e, unsafe.Pointer(&o_pdptr), unsafe.Sizeof(o_pdptr))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetArray(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_phArray := d.U8() != 0
+	var o_phArray C.uint64_t
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(539)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetArray(&o_phArray, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_phArray {
+			e.U32(s.outHandle(wire.KindArray, uint64(o_phArray)))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetBorderColor(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_c0 := d.U8() != 0
+	var o_c0 C.float
+	w_c1 := d.U8() != 0
+	var o_c1 C.float
+	w_c2 := d.U8() != 0
+	var o_c2 C.float
+	w_c3 := d.U8() != 0
+	var o_c3 C.float
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(540)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := s.cuTexRefGetBorderColor(&o_c0, &o_c1, &o_c2, &o_c3, h_hTexRef)
+	if rc == C.CUDA_SUCCESS {
+		if w_c0 {
+			memOut(e, unsafe.Pointer(&o_c0), unsafe.Sizeof(o_c0))
+		}
+		if w_c1 {
+			memOut(e, unsafe.Pointer(&o_c1), unsafe.Sizeof(o_c1))
+		}
+		if w_c2 {
+			memOut(e, unsafe.Pointer(&o_c2), unsafe.Sizeof(o_c2))
+		}
+		if w_c3 {
+			memOut(e, unsafe.Pointer(&o_c3), unsafe.Sizeof(o_c3))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetFilterMode(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pfm := d.U8() != 0
+	var o_pfm C.CUfilter_mode
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(541)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetFilterMode(&o_pfm, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_pfm {
+			memOut(e, unsafe.Pointer(&o_pfm), unsafe.Sizeof(o_pfm))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetFlags(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pFlags := d.U8() != 0
+	var o_pFlags C.uint
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(542)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetFlags(&o_pFlags, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_pFlags {
+			memOut(e, unsafe.Pointer(&o_pFlags), unsafe.Sizeof(o_pFlags))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetFormat(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pFormat := d.U8() != 0
+	var o_pFormat C.CUarray_format
+	w_pNumChannels := d.U8() != 0
+	var o_pNumChannels C.int
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(543)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetFormat(&o_pFormat, &o_pNumChannels, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_pFormat {
+			memOut(e, unsafe.Pointer(&o_pFormat), unsafe.Sizeof(o_pFormat))
+		}
+		if w_pNumChannels {
+			memOut(e, unsafe.Pointer(&o_pNumChannels), unsafe.Sizeof(o_pNumChannels))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetMaxAnisotropy(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pmaxAniso := d.U8() != 0
+	var o_pmaxAniso C.int
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(544)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetMaxAnisotropy(&o_pmaxAniso, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_pmaxAniso {
+			memOut(e, unsafe.Pointer(&o_pmaxAniso), unsafe.Sizeof(o_pmaxAniso))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetMipmapFilterMode(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pfm := d.U8() != 0
+	var o_pfm C.CUfilter_mode
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(545)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetMipmapFilterMode(&o_pfm, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_pfm {
+			memOut(e, unsafe.Pointer(&o_pfm), unsafe.Sizeof(o_pfm))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetMipmapLevelBias(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pbias := d.U8() != 0
+	var o_pbias C.float
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(546)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetMipmapLevelBias(&o_pbias, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_pbias {
+			memOut(e, unsafe.Pointer(&o_pbias), unsafe.Sizeof(o_pbias))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetMipmapLevelClamp(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pminMipmapLevelClamp := d.U8() != 0
+	var o_pminMipmapLevelClamp C.float
+	w_pmaxMipmapLevelClamp := d.U8() != 0
+	var o_pmaxMipmapLevelClamp C.float
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(547)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetMipmapLevelClamp(&o_pminMipmapLevelClamp, &o_pmaxMipmapLevelClamp, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_pminMipmapLevelClamp {
+			memOut(e, unsafe.Pointer(&o_pminMipmapLevelClamp), unsafe.Sizeof(o_pminMipmapLevelClamp))
+		}
+		if w_pmaxMipmapLevelClamp {
+			memOut(e, unsafe.Pointer(&o_pmaxMipmapLevelClamp), unsafe.Sizeof(o_pmaxMipmapLevelClamp))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefGetMipmappedArray(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_phMipmappedArray := d.U8() != 0
+	var o_phMipmappedArray C.uint64_t
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(548)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefGetMipmappedArray(&o_phMipmappedArray, C.uint64_t(h_hTexRef.real))
+	if rc == C.CUDA_SUCCESS {
+		if w_phMipmappedArray {
+			e.U32(s.outHandle(wire.KindMipmap, uint64(o_phMipmappedArray)))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetAddress2D_v3(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	var v_desc C.CUDA_ARRAY_DESCRIPTOR
+	var p_desc *C.CUDA_ARRAY_DESCRIPTOR
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_desc), unsafe.Sizeof(v_desc))
+		p_desc = &v_desc
+	}
+	p_dptr := d.U64()
+	p_Pitch := d.U64()
+	if d.Err() != nil {
+		return s.malformed(552)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetAddress2D_v3(C.uint64_t(h_hTexRef.real), p_desc, C.uint64_t(p_dptr), C.uint64_t(p_Pitch))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetAddressMode(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	p_dim := d.U32()
+	p_am := d.U32()
+	if d.Err() != nil {
+		return s.malformed(553)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetAddressMode(C.uint64_t(h_hTexRef.real), C.uint32_t(p_dim), C.uint32_t(p_am))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetAddress_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_ByteOffset := d.U8() != 0
+	var o_ByteOffset C.size_t
+	h_hTexRef := href{id: d.U32()}
+	p_dptr := d.U64()
+	p_bytes := d.U64()
+	if d.Err() != nil {
+		return s.malformed(554)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetAddress_v2(&o_ByteOffset, C.uint64_t(h_hTexRef.real), C.uint64_t(p_dptr), C.uint64_t(p_bytes))
+	if rc == C.CUDA_SUCCESS {
+		if w_ByteOffset {
+			memOut(e, unsafe.Pointer(&o_ByteOffset), unsafe.Sizeof(o_ByteOffset))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetArray(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	h_hArray := href{id: d.U32()}
+	p_Flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(555)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindArray, h_hArray.id)
+		if !ok {
+			return s.badHandle(wire.KindArray, h_hArray.id)
+		}
+		h_hArray.real = real
+	}
+	rc := C.call_cuTexRefSetArray(C.uint64_t(h_hTexRef.real), C.uint64_t(h_hArray.real), C.uint32_t(p_Flags))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetBorderColor(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	p_c0 := d.F32()
+	p_c1 := d.F32()
+	p_c2 := d.F32()
+	p_c3 := d.F32()
+	if d.Err() != nil {
+		return s.malformed(556)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := s.cuTexRefSetBorderColor(h_hTexRef, p_c0, p_c1, p_c2, p_c3)
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetFilterMode(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	p_fm := d.U32()
+	if d.Err() != nil {
+		return s.malformed(557)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetFilterMode(C.uint64_t(h_hTexRef.real), C.uint32_t(p_fm))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetFlags(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	p_Flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(558)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetFlags(C.uint64_t(h_hTexRef.real), C.uint32_t(p_Flags))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetFormat(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	p_fmt := d.U32()
+	p_NumPackedComponents := d.U32()
+	if d.Err() != nil {
+		return s.malformed(559)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetFormat(C.uint64_t(h_hTexRef.real), C.uint32_t(p_fmt), C.uint32_t(p_NumPackedComponents))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetMaxAnisotropy(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	p_maxAniso := d.U32()
+	if d.Err() != nil {
+		return s.malformed(560)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetMaxAnisotropy(C.uint64_t(h_hTexRef.real), C.uint32_t(p_maxAniso))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetMipmapFilterMode(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	p_fm := d.U32()
+	if d.Err() != nil {
+		return s.malformed(561)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetMipmapFilterMode(C.uint64_t(h_hTexRef.real), C.uint32_t(p_fm))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetMipmapLevelBias(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	p_bias := d.F32()
+	if d.Err() != nil {
+		return s.malformed(562)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetMipmapLevelBias(C.uint64_t(h_hTexRef.real), C.float(p_bias))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetMipmapLevelClamp(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	p_minMipmapLevelClamp := d.F32()
+	p_maxMipmapLevelClamp := d.F32()
+	if d.Err() != nil {
+		return s.malformed(563)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuTexRefSetMipmapLevelClamp(C.uint64_t(h_hTexRef.real), C.float(p_minMipmapLevelClamp), C.float(p_maxMipmapLevelClamp))
+	return int32(rc)
+}
+
+func (s *session) do_cuTexRefSetMipmappedArray(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hTexRef := href{id: d.U32()}
+	h_hMipmappedArray := href{id: d.U32()}
+	p_Flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(564)
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindMipmap, h_hMipmappedArray.id)
+		if !ok {
+			return s.badHandle(wire.KindMipmap, h_hMipmappedArray.id)
+		}
+		h_hMipmappedArray.real = real
+	}
+	rc := C.call_cuTexRefSetMipmappedArray(C.uint64_t(h_hTexRef.real), C.uint64_t(h_hMipmappedArray.real), C.uint32_t(p_Flags))
 	return int32(rc)
 }

@@ -1,0 +1,208 @@
+/*
+ * rarecalls [SECTION...]: calls functions of the driver that few programs call, and prints a line for each call: the
+ * function, what is particular about the call, and the result. The lines do not depend on the machine, so that two
+ * drivers can be compared line by line: the simulated one, a real one, and each of them through Sluice.
+ *
+ * Without a section all run, each in the primary context of device 0.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuprotos.h"
+
+static void *cu;
+
+static void *entry(const char *name)
+{
+	void *f = dlsym(cu, name);
+
+	if (!f) {
+		fprintf(stderr, "rarecalls: %s\n", dlerror());
+		exit(1);
+	}
+	return f;
+}
+
+#define F(name) ((__typeof__(&name))entry(#name))
+
+static int said(int result, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static int said(int result, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vprintf(fmt, ap);
+	va_end(ap);
+	printf(" -> %d\n", result);
+	return result;
+}
+
+/* Calls a function and prints its result: the function's name, a space, and the text. */
+#define CALL(name, text, ...) said((int)F(name)(__VA_ARGS__), "%s %s", #name, text)
+
+/* A call that must succeed for the rest to make sense; it prints nothing. */
+#define MUST(name, ...) do { \
+	int r_ = (int)F(name)(__VA_ARGS__); \
+	if (r_) { \
+		fprintf(stderr, "rarecalls: %s returned %d\n", #name, r_); \
+		exit(1); \
+	} \
+} while (0)
+
+static CUcontext ctx;
+
+/* --- textures --- */
+
+#define READ_AS_INTEGER 1
+#define OVERRIDE_FORMAT 1
+
+static const char ptx[] =
+	".version 7.0\n.target sm_50, texmode_unified\n.address_size 64\n"
+	".global .texref tex;\n.global .surfref surf;\n"
+	".visible .entry fetch(.param .u64 out)\n{\n"
+	"\t.reg .u64 %rd<2>;\n\t.reg .f32 %f<5>;\n\t.reg .s32 %r<2>;\n"
+	"\tld.param.u64 %rd1, [out];\n\tmov.s32 %r1, 1;\n"
+	"\ttex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [tex, {%r1}];\n\tst.global.f32 [%rd1], %f1;\n\tret;\n}\n";
+
+static void references(void)
+{
+	static const CUDA_ARRAY_DESCRIPTOR floats = { .Width = 16, .Height = 4, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	CUmodule m;
+	CUtexref t = NULL, own = NULL;
+	CUsurfref s = NULL;
+	CUarray a, b;
+	CUdeviceptr p, q;
+	size_t offset = 7;
+	unsigned int u = 9;
+	int n = 9;
+	CUarray_format f = 0;
+	float x, y, c[4] = { 1, 2, 3, 4 }, d[4];
+
+	MUST(cuModuleLoadData, &m, ptx);
+	MUST(cuMemAlloc_v2, &p, 4096);
+	MUST(cuArrayCreate_v2, &a, &floats);
+	CALL(cuModuleGetTexRef, "a texture", &t, m, "tex");
+	CALL(cuModuleGetTexRef, "a name that is none", &own, m, "nothing");
+	CALL(cuModuleGetTexRef, "no name", &own, m, NULL);
+	CALL(cuModuleGetTexRef, "nowhere", NULL, m, "tex");
+	CALL(cuModuleGetSurfRef, "a surface", &s, m, "surf");
+	CALL(cuModuleGetSurfRef, "a name that is none", &s, m, "nothing");
+	CALL(cuTexRefSetFormat, "float", t, CU_AD_FORMAT_FLOAT, 1);
+	CALL(cuTexRefSetFormat, "unknown", t, 77, 1);
+	CALL(cuTexRefGetFormat, "", &f, &n, t);
+	printf("format %#x, %d channels\n", f, n);
+	CALL(cuTexRefSetFlags, "as integers", t, READ_AS_INTEGER);
+	CALL(cuTexRefGetFlags, "", &u, t);
+	printf("flags %u\n", u);
+	CALL(cuTexRefSetFlags, "none", t, 0);
+	CALL(cuTexRefSetFilterMode, "linear", t, 1);
+	CALL(cuTexRefGetFilterMode, "", &u, t);
+	printf("filter %u\n", u);
+	CALL(cuTexRefSetFilterMode, "point", t, 0);
+	CALL(cuTexRefSetAddressMode, "mirror", t, 0, 2);
+	CALL(cuTexRefGetAddressMode, "", &u, t, 0);
+	printf("address mode %u\n", u);
+	CALL(cuTexRefSetMaxAnisotropy, "4", t, 4);
+	CALL(cuTexRefGetMaxAnisotropy, "", &n, t);
+	printf("anisotropy %d\n", n);
+	CALL(cuTexRefSetMipmapFilterMode, "linear", t, 1);
+	CALL(cuTexRefGetMipmapFilterMode, "", &u, t);
+	printf("filter between levels %u\n", u);
+	CALL(cuTexRefSetMipmapLevelBias, "", t, 0.5f);
+	CALL(cuTexRefGetMipmapLevelBias, "", &x, t);
+	printf("bias %g\n", x);
+	CALL(cuTexRefSetMipmapLevelClamp, "", t, 0.25f, 2.0f);
+	CALL(cuTexRefGetMipmapLevelClamp, "", &x, &y, t);
+	printf("clamp %g %g\n", x, y);
+	CALL(cuTexRefSetBorderColor, "", t, c);
+	CALL(cuTexRefGetBorderColor, "", d, t);
+	printf("border %g %g %g %g\n", d[0], d[1], d[2], d[3]);
+	CALL(cuTexRefSetAddress_v2, "device memory", &offset, t, p, 64);
+	CALL(cuTexRefGetAddress_v2, "", &q, t);
+	printf("offset %zu, same address %d\n", offset, p == q);
+	CALL(cuTexRefSetAddress2D_v3, "device memory", t, &floats, p, 512);
+	CALL(cuTexRefSetArray, "an array", t, a, OVERRIDE_FORMAT);
+	CALL(cuTexRefGetArray, "", &b, t);
+	printf("same array %d\n", a == b);
+	CALL(cuTexRefCreate, "", &own);
+	CALL(cuTexRefGetFlags, "of a created one", &u, own);
+	CALL(cuTexRefDestroy, "a created one", own);
+	MUST(cuModuleUnload, m);
+	MUST(cuArrayDestroy, a);
+	MUST(cuMemFree_v2, p);
+}
+
+static void objects(void)
+{
+	static const CUDA_ARRAY3D_DESCRIPTOR floats = { .Width = 16, .Height = 4, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1, .Flags = CUDA_ARRAY3D_SURFACE_LDST };
+	CUDA_RESOURCE_DESC d = { .resType = CU_RESOURCE_TYPE_ARRAY }, e;
+	CUDA_TEXTURE_DESC td = { .maxAnisotropy = 2 };
+	CUtexObject t;
+	CUsurfObject s;
+	CUdeviceptr p;
+	CUarray a;
+
+	MUST(cuArray3DCreate_v2, &a, &floats);
+	d.res.array.hArray = a;
+	CALL(cuTexObjectCreate, "an array", &t, &d, &td, NULL);
+	CALL(cuSurfObjectCreate, "an array", &s, &d);
+	memset(&e, 0, sizeof e);
+	CALL(cuTexObjectGetResourceDesc, "an array", &e, t);
+	printf("type %u, same array %d\n", e.resType, e.res.array.hArray == a);
+	memset(&e, 0, sizeof e);
+	CALL(cuSurfObjectGetResourceDesc, "an array", &e, s);
+	printf("type %u, same array %d\n", e.resType, e.res.array.hArray == a);
+	CALL(cuTexObjectGetResourceDesc, "nowhere", NULL, t);
+	MUST(cuTexObjectDestroy, t);
+	MUST(cuSurfObjectDestroy, s);
+	MUST(cuArrayDestroy, a);
+	MUST(cuMemAlloc_v2, &p, 4096);
+	d = (CUDA_RESOURCE_DESC){ .resType = CU_RESOURCE_TYPE_LINEAR };
+	d.res.linear.devPtr = p;
+	d.res.linear.format = CU_AD_FORMAT_FLOAT;
+	d.res.linear.numChannels = 1;
+	d.res.linear.sizeInBytes = 4096;
+	td.maxAnisotropy = 0;
+	CALL(cuTexObjectCreate, "device memory", &t, &d, &td, NULL);
+	memset(&e, 0, sizeof e);
+	CALL(cuTexObjectGetResourceDesc, "device memory", &e, t);
+	printf("type %u, same address %d\n", e.resType, e.res.linear.devPtr == p);
+	MUST(cuTexObjectDestroy, t);
+	MUST(cuMemFree_v2, p);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} sections[] = {
+		{ "references", references }, { "objects", objects },
+	};
+
+	cu = dlopen("libcuda.so.1", RTLD_NOW);
+	if (!cu) {
+		fprintf(stderr, "rarecalls: %s\n", dlerror());
+		return 1;
+	}
+	MUST(cuInit, 0);
+	MUST(cuDevicePrimaryCtxRetain, &ctx, 0);
+	for (size_t i = 0; i < sizeof sections / sizeof *sections; i++) {
+		int wanted = argc == 1;
+
+		for (int k = 1; k < argc; k++)
+			wanted |= !strcmp(argv[k], sections[i].name);
+		if (!wanted)
+			continue;
+		printf("== %s\n", sections[i].name);
+		MUST(cuCtxSetCurrent, ctx);
+		sections[i].run();
+		CALL(cuCtxSynchronize, "after the section");
+	}
+	puts("PASS");
+	return 0;
+}

@@ -1,0 +1,46 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestRareCalls: functions that few programs call answer through the shim as they do without it.
+func TestRareCalls(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, built("test/rarecalls"))
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+built("simgpu"))
+	native := finish(t, ctx, cmd)
+	if native.status != 0 {
+		t.Fatalf("status %d without the shim: %s", native.status, native.stderr)
+	}
+	want := strings.Split(native.stdout, "\n")
+	for _, network := range []string{"tcp", "unix"} {
+		t.Run(network, func(t *testing.T) {
+			w := startWorker(t, workerOptions{network: network})
+			r := w.run(runOptions{mem: "512M"}, built("test/rarecalls"))
+			if r.status != 0 {
+				t.Fatalf("status %d: %s", r.status, tail(r.stderr, 20))
+			}
+			got := strings.Split(r.stdout, "\n")
+			for i := range max(len(got), len(want)) {
+				g, n := at(got, i), at(want, i)
+				if g != n {
+					t.Fatalf("line %d: %q through the shim, %q without it", i+1, g, n)
+				}
+			}
+		})
+	}
+}
+
+func at(lines []string, i int) string {
+	if i < len(lines) {
+		return lines[i]
+	}
+	return ""
+}
