@@ -93,8 +93,13 @@ show_remote() {
 # programs FOLDER: every test program in it, as one compiler made it.
 programs() {
 	local from=$1 label=$2 p arg
-	for p in vecadd reduce streams_events pipeline printf assertion threads pinned zerocopy managed graph graphnode graph_times fork multi_process twolibs separate separate-ptx separate-part nocode; do
+	for p in vecadd reduce streams_events pipeline printf assertion threads pinned zerocopy managed graph graphnode graph_times fork multi_process twolibs separate separate-ptx separate-part link nocode; do
 		[ -x "$from/$p" ] && both "$label-$p" 60 "$from/$p"
+	done
+	[ -x "$from/link" ] && for p in linked module library; do
+		for arg in print assert trap; do
+			both "$label-link-$p-$arg" 60 "$from/link" $p $arg
+		done
 	done
 	[ -x "$from/graph_times" ] && both "$label-graph_times-pinned" 60 "$from/graph_times" pinned
 	if [ -x "$from/pipeline" ]; then

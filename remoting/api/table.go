@@ -153,7 +153,7 @@ var HandleKinds = map[string]string{
 	"CUcontext": "CTX", "CUstream": "STREAM", "CUevent": "EVENT", "CUmodule": "MODULE",
 	"CUlibrary": "LIBRARY", "CUkernel": "KERNEL", "CUfunction": "KERNEL", "CUgraph": "GRAPH",
 	"CUgraphNode": "NODE", "CUgraphExec": "EXEC", "CUmemoryPool": "POOL", "CUarray": "ARRAY",
-	"CUmipmappedArray": "MIPMAP", "CUmemGenericAllocationHandle": "MEMHANDLE", "CUtexref": "TEXREF", "CUsurfref": "SURFREF",
+	"CUmipmappedArray": "MIPMAP", "CUmemGenericAllocationHandle": "MEMHANDLE", "CUtexref": "TEXREF", "CUsurfref": "SURFREF", "CUlinkState": "LINK",
 }
 
 // ScalarSize is the size in bytes of a type passed by value; types that are

@@ -55,6 +55,8 @@
 #define SL_MAX_ATTRS 512
 #define SL_MAX_PROCESSES 1024
 #define SL_MAX_JIT_OPTIONS 64
+#define SL_MAX_LINK_READ 4194304
+#define SL_MAX_LINK_NAME 4096
 #define SL_MAX_TURN_US 5000
 #define SL_MAX_LEASE_PAYLOAD 4096
 
@@ -129,8 +131,12 @@
 #define CTL_HOST_WRITE 0xf012
 #define CTL_HOST_READ 0xf014
 #define CTL_HOST_MERGE 0xf013
+#define CTL_LINK_CREATE 0xf015
+#define CTL_LINK_ADD 0xf016
+#define CTL_LINK_COMPLETE 0xf017
+#define CTL_LINK_READ 0xf018
 
-#define SL_NCONTROLS 21 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 25 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -258,10 +264,13 @@ struct wire_jit_option {
 _Static_assert(sizeof(struct wire_jit_option) == 12, "JIT_OPTION");
 
 struct wire_jit_logs {
+	uint32_t wall;
+	uint32_t info_size;
+	uint32_t error_size;
 	uint32_t ninfo;
 	uint32_t nerror;
 };
-_Static_assert(sizeof(struct wire_jit_logs) == 8, "JIT_LOGS");
+_Static_assert(sizeof(struct wire_jit_logs) == 20, "JIT_LOGS");
 
 struct wire_kernel_bind {
 	uint32_t kernel;
@@ -434,6 +443,40 @@ struct wire_host_merge {
 	uint8_t zero1[4];
 };
 _Static_assert(sizeof(struct wire_host_merge) == 16, "HOST_MERGE");
+
+struct wire_link_create {
+	uint32_t id;
+	uint32_t noptions;
+};
+_Static_assert(sizeof(struct wire_link_create) == 8, "LINK_CREATE");
+
+struct wire_link_add {
+	uint8_t sum[32];
+	uint64_t size;
+	uint32_t id;
+	uint32_t type;
+	uint32_t noptions;
+	uint32_t nname;
+};
+_Static_assert(sizeof(struct wire_link_add) == 56, "LINK_ADD");
+
+struct wire_link_complete {
+	uint32_t id;
+};
+_Static_assert(sizeof(struct wire_link_complete) == 4, "LINK_COMPLETE");
+
+struct wire_link_complete_reply {
+	uint64_t size;
+};
+_Static_assert(sizeof(struct wire_link_complete_reply) == 8, "LINK_COMPLETE_REPLY");
+
+struct wire_link_read {
+	uint32_t id;
+	uint8_t zero1[4];
+	uint64_t offset;
+	uint64_t size;
+};
+_Static_assert(sizeof(struct wire_link_read) == 24, "LINK_READ");
 
 struct wire_lease_request {
 	char magic[8];

@@ -95,6 +95,7 @@ enum {
 	SL_OP_cuLibraryGetGlobal = 289,
 	SL_OP_cuLibraryGetModule = 293,
 	SL_OP_cuLibraryUnload = 297,
+	SL_OP_cuLinkDestroy = 305,
 	SL_OP_cuMemAddressFree = 311,
 	SL_OP_cuMemAddressReserve = 312,
 	SL_OP_cuMemAllocAsync = 316,
@@ -401,6 +402,11 @@ CUresult sl_cuLibraryGetModule(CUmodule *pMod, CUlibrary library);
 CUresult sl_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions);
 CUresult sl_cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions);
 CUresult sl_cuLibraryUnload(CUlibrary library);
+CUresult sl_cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int numOptions, CUjit_option *options, void **optionValues);
+CUresult sl_cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char *path, unsigned int numOptions, CUjit_option *options, void **optionValues);
+CUresult sl_cuLinkComplete(CUlinkState state, void **cubinOut, size_t *sizeOut);
+CUresult sl_cuLinkCreate_v2(unsigned int numOptions, CUjit_option *options, void **optionValues, CUlinkState *stateOut);
+CUresult sl_cuLinkDestroy(CUlinkState state);
 CUresult sl_cuMemAddressFree(CUdeviceptr ptr, size_t size);
 CUresult sl_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags);
 CUresult sl_cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device);
@@ -680,6 +686,7 @@ CUresult fw_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevic
 CUresult fw_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name);
 CUresult fw_cuLibraryGetModule(uint32_t pMod, CUlibrary library);
 CUresult fw_cuLibraryUnload(CUlibrary library);
+CUresult fw_cuLinkDestroy(CUlinkState state);
 CUresult fw_cuMemAddressFree(CUdeviceptr ptr, size_t size);
 CUresult fw_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags);
 CUresult fw_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream);

@@ -2385,108 +2385,52 @@ SL_EXPORT CUresult cuLibraryUnload(CUlibrary library)
 	SL_LEAVE("cuLibraryUnload", sl_cuLibraryUnload(library));
 }
 
-SL_EXPORT CUresult cuLinkAddData(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int numOptions, CUjit_option *options, void **optionValues);
 SL_EXPORT CUresult cuLinkAddData(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int numOptions, CUjit_option *options, void **optionValues)
 {
-	static uint8_t once;
-
-	(void)state;
-	(void)type;
-	(void)data;
-	(void)size;
-	(void)name;
-	(void)numOptions;
-	(void)options;
-	(void)optionValues;
-	return sl_refuse("cuLinkAddData", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLinkAddData", sl_cuLinkAddData_v2(state, type, data, size, name, numOptions, options, optionValues));
 }
 
-SL_EXPORT CUresult cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int numOptions, CUjit_option *options, void **optionValues);
 SL_EXPORT CUresult cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int numOptions, CUjit_option *options, void **optionValues)
 {
-	static uint8_t once;
-
-	(void)state;
-	(void)type;
-	(void)data;
-	(void)size;
-	(void)name;
-	(void)numOptions;
-	(void)options;
-	(void)optionValues;
-	return sl_refuse("cuLinkAddData_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLinkAddData_v2", sl_cuLinkAddData_v2(state, type, data, size, name, numOptions, options, optionValues));
 }
 
-SL_EXPORT CUresult cuLinkAddFile(CUlinkState state, CUjitInputType type, const char *path, unsigned int numOptions, CUjit_option *options, void **optionValues);
 SL_EXPORT CUresult cuLinkAddFile(CUlinkState state, CUjitInputType type, const char *path, unsigned int numOptions, CUjit_option *options, void **optionValues)
 {
-	static uint8_t once;
-
-	(void)state;
-	(void)type;
-	(void)path;
-	(void)numOptions;
-	(void)options;
-	(void)optionValues;
-	return sl_refuse("cuLinkAddFile", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLinkAddFile", sl_cuLinkAddFile_v2(state, type, path, numOptions, options, optionValues));
 }
 
-SL_EXPORT CUresult cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char *path, unsigned int numOptions, CUjit_option *options, void **optionValues);
 SL_EXPORT CUresult cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char *path, unsigned int numOptions, CUjit_option *options, void **optionValues)
 {
-	static uint8_t once;
-
-	(void)state;
-	(void)type;
-	(void)path;
-	(void)numOptions;
-	(void)options;
-	(void)optionValues;
-	return sl_refuse("cuLinkAddFile_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLinkAddFile_v2", sl_cuLinkAddFile_v2(state, type, path, numOptions, options, optionValues));
 }
 
-SL_EXPORT CUresult cuLinkComplete(CUlinkState state, void **cubinOut, size_t *sizeOut);
 SL_EXPORT CUresult cuLinkComplete(CUlinkState state, void **cubinOut, size_t *sizeOut)
 {
-	static uint8_t once;
-
-	(void)state;
-	(void)cubinOut;
-	(void)sizeOut;
-	return sl_refuse("cuLinkComplete", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLinkComplete", sl_cuLinkComplete(state, cubinOut, sizeOut));
 }
 
-SL_EXPORT CUresult cuLinkCreate(unsigned int numOptions, CUjit_option *options, void **optionValues, CUlinkState *stateOut);
 SL_EXPORT CUresult cuLinkCreate(unsigned int numOptions, CUjit_option *options, void **optionValues, CUlinkState *stateOut)
 {
-	static uint8_t once;
-
-	(void)numOptions;
-	(void)options;
-	(void)optionValues;
-	(void)stateOut;
-	return sl_refuse("cuLinkCreate", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLinkCreate", sl_cuLinkCreate_v2(numOptions, options, optionValues, stateOut));
 }
 
-SL_EXPORT CUresult cuLinkCreate_v2(unsigned int numOptions, CUjit_option *options, void **optionValues, CUlinkState *stateOut);
 SL_EXPORT CUresult cuLinkCreate_v2(unsigned int numOptions, CUjit_option *options, void **optionValues, CUlinkState *stateOut)
 {
-	static uint8_t once;
-
-	(void)numOptions;
-	(void)options;
-	(void)optionValues;
-	(void)stateOut;
-	return sl_refuse("cuLinkCreate_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLinkCreate_v2", sl_cuLinkCreate_v2(numOptions, options, optionValues, stateOut));
 }
 
-SL_EXPORT CUresult cuLinkDestroy(CUlinkState state);
 SL_EXPORT CUresult cuLinkDestroy(CUlinkState state)
 {
-	static uint8_t once;
-
-	(void)state;
-	return sl_refuse("cuLinkDestroy", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLinkDestroy", sl_cuLinkDestroy(state));
 }
 
 SL_EXPORT CUresult cuLogsCurrent(CUlogIterator *iterator_out, unsigned int flags);

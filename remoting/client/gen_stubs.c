@@ -2333,6 +2333,22 @@ CUresult fw_cuLibraryUnload(CUlibrary library)
 	return err;
 }
 
+CUresult fw_cuLinkDestroy(CUlinkState state)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_LINK, (const void *)(uintptr_t)state);
+	sl_put_u32(&b, sl_handle_id(SL_LINK, (const void *)(uintptr_t)state, &err));
+	if (!err)
+		err = sl_oneway(SL_OP_cuLinkDestroy, &b);
+	if (!err)
+		sl_handle_free(SL_LINK, sl_handle_bare((const void *)(uintptr_t)state));
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuMemAddressFree(CUdeviceptr ptr, size_t size)
 {
 	CUresult err = CUDA_SUCCESS;

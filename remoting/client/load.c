@@ -14,6 +14,7 @@
 #include "fatbin.h"
 #include "gen.h"
 #include "handles.h"
+#include "jit.h"
 #include "log.h"
 #include "module.h"
 #include "send.h"
@@ -62,76 +63,7 @@ static CUresult take_names(struct sl_module *m, sl_reply *r, uint32_t n)
 	return CUDA_SUCCESS;
 }
 
-static bool is_log(CUjit_option o) { return o == CU_JIT_INFO_LOG_BUFFER || o == CU_JIT_ERROR_LOG_BUFFER; }
-/* Hints by pointer are not sent: without them the driver keeps everything, which is correct. */
-static bool is_carried(CUjit_option o)
-{
-	return !(o >= CU_JIT_REFERENCED_KERNEL_NAMES && o <= CU_JIT_OPTIMIZE_UNUSED_DEVICE_VARIABLES) &&
-	       o != CU_JIT_GLOBAL_SYMBOL_COUNT && o != CU_JIT_WALL_TIME;
-}
-
-/* Counts the options that are sent; some are refused. */
-static CUresult count_jit(unsigned n, const CUjit_option *opt, uint32_t *sent)
-{
-	static uint8_t once;
-
-	*sent = 0;
-	for (unsigned i = 0; i < n; i++) {
-		if (opt[i] >= CU_JIT_NUM_OPTIONS)
-			return CUDA_ERROR_INVALID_VALUE;
-		if (opt[i] == CU_JIT_GLOBAL_SYMBOL_NAMES || opt[i] == CU_JIT_GLOBAL_SYMBOL_ADDRESSES)
-			return sl_refuse("module loading with global symbol addresses", &once);
-		*sent += is_carried(opt[i]);
-	}
-	return CUDA_SUCCESS;
-}
-
-/* An option's value is a number, or a buffer for a log; the worker has log buffers of its own. */
-static void put_jit(sl_buf *b, unsigned n, const CUjit_option *opt, void *const *val)
-{
-	for (unsigned i = 0; i < n; i++)
-		if (is_carried(opt[i]))
-			sl_put(b, struct wire_jit_option, .option = opt[i], .value = is_log(opt[i]) ? 0 : (uint64_t)(uintptr_t)val[i]);
-}
-
-/* Puts one log into the program's buffer, and its length into the option that gave the buffer's size. */
-static void take_log(sl_reply *r, uint32_t len, CUjit_option buffer, CUjit_option size, unsigned n, const CUjit_option *opt, void **val)
-{
-	const uint8_t *text = sl_get_ref(r, len);
-	char *to = NULL;
-	size_t cap = 0, m = 0;
-
-	for (unsigned i = 0; i < n; i++) {
-		if (opt[i] == buffer)
-			to = val[i];
-		if (opt[i] == size)
-			cap = (uint32_t)(uintptr_t)val[i];
-	}
-	if (text && to && cap) {
-		m = len < cap - 1 ? len : cap - 1;
-		memcpy(to, text, m);
-		to[m] = 0;
-	}
-	for (unsigned i = 0; i < n; i++) {
-		if (opt[i] == size)
-			val[i] = (void *)(uintptr_t)m;
-		if (opt[i] == CU_JIT_WALL_TIME)
-			val[i] = NULL;
-	}
-}
-
-static void take_logs(sl_reply *r, unsigned n, const CUjit_option *opt, void **val)
-{
-	struct wire_jit_logs logs;
-
-	if (!n || r->n - r->off < sizeof logs)
-		return;
-	sl_get_bytes(r, &logs, sizeof logs);
-	take_log(r, logs.ninfo, CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, n, opt, val);
-	take_log(r, logs.nerror, CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, n, opt, val);
-}
-
-static CUresult upload(const struct sl_module *m, unsigned copy, const struct sl_image *image, const uint8_t sha[32])
+CUresult sl_image_upload(uint8_t to, uint32_t to_ctx, const struct sl_image *image, const uint8_t sha[32])
 {
 	struct wire_image_chunk head = { .total = image->size };
 	uint8_t *bounce = NULL;
@@ -150,7 +82,8 @@ static CUresult upload(const struct sl_module *m, unsigned copy, const struct sl
 		else
 			from = image->parts[0].p + off;
 		sl_buf_init(&b);
-		sl_module_address(&b, m, copy);
+		b.to = to;
+		b.to_ctx = to_ctx;
 		sl_put_bytes(&b, &head, sizeof head);
 		err = sl_oneway_bulk(CTL_IMAGE_CHUNK, &b, from, n);
 		sl_buf_free(&b);
@@ -164,26 +97,28 @@ static CUresult request(struct sl_module *m, unsigned copy, const struct sl_imag
 	struct wire_image_load head = { .size = image->size, .id = m->id, .library = m->library };
 	struct wire_image_load_reply list = { 0 };
 	uint32_t noptions;
+	struct sl_jit jit;
 	CUresult err;
 	sl_reply r = { 0 };
 	sl_buf b;
 
 	sl_buf_init(&b);
 	sl_module_address(&b, m, copy);
-	err = count_jit(n, opt, &noptions);
+	sl_jit_open(&jit, n, opt, val);
+	err = sl_jit_count(n, opt, val, &noptions);
 	if (!err) {
 		head.noptions = noptions;
 		memcpy(head.sum, sha, sizeof head.sum);
 		sl_put_bytes(&b, &head, sizeof head);
-		put_jit(&b, n, opt, val);
+		sl_jit_put(&b, n, opt, val);
 		err = sl_wait(CTL_IMAGE_LOAD, &b, &r);
 		if (!err) {
 			sl_get_bytes(&r, &list, sizeof list);
 			err = r.bad ? CUDA_ERROR_UNKNOWN : copy ? CUDA_SUCCESS : take_names(m, &r, list.nkernels);
 			if (!err && !copy)
-				take_logs(&r, n, opt, val);
+				sl_jit_take(&jit, &r);
 		} else if (err > 0) {
-			take_logs(&r, n, opt, val);
+			sl_jit_take(&jit, &r);
 		}
 		sl_reply_free(&r);
 	}
@@ -250,7 +185,11 @@ static CUresult load(bool library, void **out, const void *code, unsigned n, CUj
 	for (unsigned i = 0; i < sl_module_copies(m) && !err; i++) {
 		err = request(m, i, &image, sha, n, opt, val);
 		if (err == SL_RESULT_NOT_IN_STORE) {
-			err = upload(m, i, &image, sha);
+			sl_buf where;
+
+			sl_buf_init(&where);
+			sl_module_address(&where, m, i);
+			err = sl_image_upload(where.to, where.to_ctx, &image, sha);
 			if (!err)
 				err = request(m, i, &image, sha, n, opt, val);
 			if (err < 0)
@@ -271,8 +210,7 @@ static CUresult load(bool library, void **out, const void *code, unsigned n, CUj
 	return CUDA_SUCCESS;
 }
 
-/* Reads a file whole; a NUL follows the contents, for PTX. */
-static CUresult slurp(const char *name, char **data, size_t *size)
+CUresult sl_slurp(const char *name, char **data, size_t *size)
 {
 	int fd = open(name, O_RDONLY | O_CLOEXEC);
 	size_t n = 0, cap = 1 << 16;
@@ -316,7 +254,7 @@ static CUresult load_file(bool library, void **out, const char *name, unsigned n
 
 	if (!out || !name)
 		return CUDA_ERROR_INVALID_VALUE;
-	err = slurp(name, &data, &size);
+	err = sl_slurp(name, &data, &size);
 	if (err)
 		return err;
 	/* Shorter than any header: there is nothing to parse. */

@@ -2,7 +2,7 @@
  * Images. An image is only read for its kind (wrapper, container, cubin, PTX),
  * whether it has code for this GPU, and which twins it names; nothing in it is run.
  * A cubin or PTX made to be linked is refused, as by the driver, unless it comes in
- * a list of objects.
+ * a list of objects, or to the linker (link.c).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -130,12 +130,26 @@ static bool runs(int kind, unsigned int sm)
 
 static void scan(struct image *im, const struct span *s)
 {
+	if (im->gather) {
+		text_add(im->gather, s->p, s->n);
+		return;
+	}
 	for (size_t i = 0; i < sim.ntwins; i++)
 		if (!im->twin[i])
 			im->twin[i] = names(s, sim.twins[i]->k->name);
 	for (size_t i = 0; i < sim.nglobals; i++)
 		if (!im->global[i])
 			im->global[i] = names(s, sim.globals[i]->name);
+}
+
+/* Of an input that cannot be read: it may name any twin. */
+static void gather_all(struct image *im)
+{
+	im->gather->unread = true;
+	for (size_t i = 0; i < sim.ntwins; i++)
+		text_add(im->gather, sim.twins[i]->k->name, strlen(sim.twins[i]->k->name) + 1);
+	for (size_t i = 0; i < sim.nglobals; i++)
+		text_add(im->gather, sim.globals[i]->name, strlen(sim.globals[i]->name) + 1);
 }
 
 static uint64_t get64(const char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
@@ -167,7 +181,8 @@ static size_t elf_size(const char *p)
 	return end;
 }
 
-static CUresult elf_image(struct image *im, const char *p)
+/* objects: it will be linked with others. */
+static CUresult elf_image(struct image *im, const char *p, bool objects)
 {
 	struct span s = { p, 0 };
 	unsigned int sm;
@@ -178,7 +193,7 @@ static CUresult elf_image(struct image *im, const char *p)
 	if (!s.n)
 		return CUDA_ERROR_INVALID_IMAGE;
 	/* with the ABI version of CUDA 13 the architecture moved up a byte */
-	if (get16(p + 16) == ET_REL)
+	if (get16(p + 16) == ET_REL && !objects)
 		return CUDA_ERROR_INVALID_IMAGE;
 	sm = (unsigned char)p[8] >= 8 ? get32(p + 48) >> 8 & 0xffff : get32(p + 48) & 0xff;
 	if (sm && !runs(2, sm))
@@ -205,7 +220,7 @@ static void scan_refs(struct image *im, const char *p, const char *directive, bo
 	}
 }
 
-static CUresult ptx_image(struct image *im, const char *p)
+static CUresult ptx_image(struct image *im, const char *p, struct jit *j)
 {
 	struct span s = { p, strlen(p) };
 	const char *t;
@@ -220,9 +235,11 @@ static CUresult ptx_image(struct image *im, const char *p)
 		return CUDA_ERROR_NO_BINARY_FOR_GPU;
 	im->sm = sim.cfg.sm;
 	scan(im, &s);
+	if (im->gather)
+		return ptx_check(s.p, s.n, j);
 	scan_refs(im, p, ".texref", false);
 	scan_refs(im, p, ".surfref", true);
-	return CUDA_SUCCESS;
+	return ptx_check(s.p, s.n, j);
 }
 
 /* A length of 15 is continued in further bytes, which are added until one is not 255. */
@@ -328,6 +345,8 @@ static CUresult entry_image(struct image *im, const struct entry *e, bool object
 	else
 		scan(im, &s);
 	free(plain);
+	if (im->all && im->gather)
+		gather_all(im);
 	return relocatable && !objects ? CUDA_ERROR_INVALID_IMAGE : CUDA_SUCCESS;
 }
 
@@ -407,7 +426,7 @@ static bool textual(const char *p)
 	return true;
 }
 
-CUresult image_load(const void *data, struct image **out)
+CUresult image_load(const void *data, struct jit *j, struct image **out)
 {
 	const char *p = data;
 	struct image *im;
@@ -424,9 +443,9 @@ CUresult image_load(const void *data, struct image **out)
 	else if (container(p))
 		r = container_image(im, p, false);
 	else if (!memcmp(p, "\177ELF", 4))
-		r = elf_image(im, p);
+		r = elf_image(im, p, false);
 	else
-		r = textual(p) ? ptx_image(im, p) : CUDA_ERROR_INVALID_IMAGE;
+		r = textual(p) ? ptx_image(im, p, j) : CUDA_ERROR_INVALID_IMAGE;
 	if (r) {
 		image_unref(im);
 		return r;
@@ -437,6 +456,43 @@ CUresult image_load(const void *data, struct image **out)
 	}
 	*out = im;
 	return CUDA_SUCCESS;
+}
+
+/* The fat binaries in an object or an archive, each of which begins on a multiple of 8 bytes in its file. */
+static CUresult embedded(struct image *im, const char *p, size_t n)
+{
+	CUresult r = CUDA_SUCCESS;
+
+	for (size_t i = 0; i + 64 <= n && !r; i += 2)
+		if (get32(p + i) == CONTAINER_MAGIC && get64(p + i + 8) < n - i) {
+			r = container_image(im, p + i, true);
+			i += get64(p + i + 8);
+		}
+	return r;
+}
+
+/*
+ * Reads an input of the linker, which zeroes follow. What the driver says to garbage depends on what
+ * it is told that it is.
+ */
+CUresult image_input(const char *p, size_t n, CUjitInputType type, struct jit *j, struct text *out)
+{
+	struct image im = { .gather = out };
+
+	switch (type) {
+	case CU_JIT_INPUT_CUBIN:
+		return memcmp(p, ELFMAG, SELFMAG) ? CUDA_ERROR_INVALID_IMAGE : elf_image(&im, p, true);
+	case CU_JIT_INPUT_PTX:
+		return ptx_image(&im, p, j);
+	case CU_JIT_INPUT_FATBINARY:
+		return container(p) ? container_image(&im, p, true) : CUDA_SUCCESS;
+	case CU_JIT_INPUT_OBJECT:
+		return memcmp(p, ELFMAG, SELFMAG) ? CUDA_ERROR_UNKNOWN : embedded(&im, p, n);
+	case CU_JIT_INPUT_LIBRARY:
+		return memcmp(p, "!<arch>\n", 8) ? CUDA_ERROR_UNKNOWN : embedded(&im, p, n);
+	default:
+		return CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
+	}
 }
 
 /* The index of a twin that the image names, or -1. */

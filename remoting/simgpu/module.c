@@ -89,7 +89,7 @@ static CUresult module_new(struct ctx *c, struct image *im, struct library *lib,
 	return CUDA_SUCCESS;
 }
 
-static CUresult load(CUmodule *out, const void *data)
+static CUresult load(CUmodule *out, const void *data, struct jit *j)
 {
 	struct image *im;
 	struct module *m;
@@ -102,7 +102,8 @@ static CUresult load(CUmodule *out, const void *data)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	r = capture_unsafe();
 	if (!r)
-		r = image_load(data, &im);
+		r = image_load(data, j, &im);
+	jit_time(j);
 	if (r)
 		return sim_leave(r);
 	r = module_new(c, im, NULL, &m);
@@ -112,30 +113,16 @@ static CUresult load(CUmodule *out, const void *data)
 	return sim_leave(r);
 }
 
-/* There is no compiler, so logs are empty and compiling took no time. */
-static void jit_outputs(unsigned int n, const CUjit_option *opt, void **val)
-{
-	for (unsigned int i = 0; i < n && opt && val; i++) {
-		float zero = 0;
-
-		if (opt[i] == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES || opt[i] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES)
-			val[i] = NULL;
-		else if (opt[i] == CU_JIT_WALL_TIME)
-			memcpy(&val[i], &zero, sizeof(zero));
-	}
-}
-
-API CUresult cuModuleLoadData(CUmodule *out, const void *data) { return load(out, data); }
-API CUresult cuModuleLoadFatBinary(CUmodule *out, const void *data) { return load(out, data); }
-
 API CUresult cuModuleLoadDataEx(CUmodule *out, const void *data, unsigned int n, CUjit_option *opt, void **val)
 {
-	CUresult r = n && (!opt || !val) ? CUDA_ERROR_INVALID_VALUE : load(out, data);
+	struct jit j;
+	CUresult r = jit_open(&j, n, opt, val);
 
-	if (!r)
-		jit_outputs(n, opt, val);
-	return r;
+	return r ? r : load(out, data, &j);
 }
+
+API CUresult cuModuleLoadData(CUmodule *out, const void *data) { return cuModuleLoadDataEx(out, data, 0, NULL, NULL); }
+API CUresult cuModuleLoadFatBinary(CUmodule *out, const void *data) { return cuModuleLoadDataEx(out, data, 0, NULL, NULL); }
 
 API CUresult cuModuleUnload(CUmodule h)
 {
@@ -279,16 +266,20 @@ API CUresult cuLibraryLoadData(CUlibrary *out, const void *data, CUjit_option *j
 {
 	struct library *l;
 	struct image *im;
+	struct jit j;
 	CUresult r = sim_enter();
 
 	(void)lval;
 	if (r)
 		return r;
-	if (!out || (nj && !jopt) || (nl && !lopt))
+	if (!out || (nl && !lopt))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	r = image_load(data, &im);
+	r = jit_open(&j, nj, jopt, jval);
+	if (!r)
+		r = image_load(data, &j, &im);
 	if (r)
 		return sim_leave(r);
+	jit_time(&j);
 	l = obj_new(K_LIBRARY, NULL, sizeof(*l));
 	if (!l) {
 		image_unref(im);
@@ -296,7 +287,6 @@ API CUresult cuLibraryLoadData(CUlibrary *out, const void *data, CUjit_option *j
 	}
 	l->image = im;
 	l->kernels = xcalloc(sim.ntwins, sizeof(*l->kernels));
-	jit_outputs(nj, jopt, jval);
 	*out = HANDLE(CUlibrary, l);
 	return sim_leave(CUDA_SUCCESS);
 }

@@ -37,7 +37,7 @@
 
 enum kind {
 	K_CTX = 1, K_STREAM, K_EVENT, K_MODULE, K_LIBRARY, K_KERNEL, K_FUNC, K_GRAPH, K_NODE,
-	K_EXEC, K_POOL, K_ARRAY, K_MIPMAP, K_VMEM, K_USEROBJ,
+	K_EXEC, K_POOL, K_ARRAY, K_MIPMAP, K_VMEM, K_USEROBJ, K_LINK,
 	K_TEXREF, K_TEXOBJ,
 };
 
@@ -240,8 +240,20 @@ struct twin {
 	bool hang;
 };
 
+/* p[n] is NUL. unread: part of it is compressed, and nobody knows what it holds. */
+struct text { char *p; size_t n, cap; bool unread; };
+
+/* What the compiler and the linker say: the buffers and options of the program that are given it. */
+struct jit {
+	struct jit_log { char *to; size_t cap, n; void **size; } info, error;
+	void **wall;
+	bool verbose;
+	uint64_t begun;
+};
+
 struct image {
 	int refs;
+	struct text *gather;		/* of an input of the linker: what it names goes there */
 	bool all;			/* compressed with zstd: any twin may be in it */
 	bool *twin, *global;		/* which of sim.twins, sim.globals it names */
 	int sm;				/* the architecture that the code which runs was compiled for */
@@ -432,10 +444,19 @@ CUresult kcall_make(struct ctx *c, CUfunction f, const unsigned int grid[3], con
 
 /* image.c */
 CUresult twins_init(void);
-CUresult image_load(const void *data, struct image **out);
+CUresult image_load(const void *data, struct jit *j, struct image **out);
+CUresult image_input(const char *p, size_t n, CUjitInputType type, struct jit *j, struct text *out);
 void image_unref(struct image *im);
 long image_twin(const struct image *im, const char *name);
 unsigned int image_count(const struct image *im);
+
+/* link.c */
+CUresult jit_open(struct jit *j, unsigned int n, const CUjit_option *opt, void **val);
+void jit_info(struct jit *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void jit_error(struct jit *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void jit_time(struct jit *j);
+CUresult ptx_check(const char *p, size_t n, struct jit *j);
+void text_add(struct text *t, const char *p, size_t n);
 
 /* module.c */
 void module_destroy(struct module *m);

@@ -104,8 +104,12 @@ const (
 	MaxAttrs = 512
 	// MaxProcesses: processes in an OBSERVE's reply; a number.
 	MaxProcesses = 1024
-	// MaxJITOptions: options of an IMAGE_LOAD; a number.
+	// MaxJITOptions: options of an IMAGE_LOAD, LINK_CREATE or LINK_ADD; a number.
 	MaxJITOptions = 64
+	// MaxLinkRead: data in a reply to a LINK_READ.
+	MaxLinkRead = 4194304
+	// MaxLinkName: name of an input that is linked.
+	MaxLinkName = 4096
 	// MaxTurnUS: advice of a TURN, in microseconds.
 	MaxTurnUS = 5000
 	// MaxLeasePayload: payload of a LEASE_ANSWER.
@@ -254,6 +258,14 @@ const (
 	OpHostRead = 0xF014
 	// OpHostMerge: as HOST_WRITE, of the bytes alone that the program has changed, in memory that HOST_MAP gave.
 	OpHostMerge = 0xF013
+	// OpLinkCreate: begins to link.
+	OpLinkCreate = 0xF015
+	// OpLinkAdd: adds an input to a link state. RESULT_NOT_IN_STORE: as with IMAGE_LOAD. With any other result the reply has JIT_LOGS as LINK_CREATE's has.
+	OpLinkAdd = 0xF016
+	// OpLinkComplete: links. With a result other than 0 the reply has JIT_LOGS alone.
+	OpLinkComplete = 0xF017
+	// OpLinkRead: reads the linked image.
+	OpLinkRead = 0xF018
 )
 
 var controlNames = [...]string{
@@ -278,6 +290,10 @@ var controlNames = [...]string{
 	OpHostWrite - OpControl:    "HOST_WRITE",
 	OpHostRead - OpControl:     "HOST_READ",
 	OpHostMerge - OpControl:    "HOST_MERGE",
+	OpLinkCreate - OpControl:   "LINK_CREATE",
+	OpLinkAdd - OpControl:      "LINK_ADD",
+	OpLinkComplete - OpControl: "LINK_COMPLETE",
+	OpLinkRead - OpControl:     "LINK_READ",
 }
 
 // HelloSize is the size of a Hello, in bytes.
@@ -790,7 +806,7 @@ func (m *LinkedSet) get(b []byte) {
 // JITOptionSize is the size of a JITOption, in bytes.
 const JITOptionSize = 12
 
-// JITOption: an option of an IMAGE_LOAD.
+// JITOption: an option of an IMAGE_LOAD, LINK_CREATE or LINK_ADD.
 type JITOption struct {
 	Option uint32 // `CUjit_option`
 	Value  uint64
@@ -821,12 +837,15 @@ func (m *JITOption) get(b []byte) {
 }
 
 // JITLogsSize is the size of a JITLogs without what has no fixed size, in bytes.
-const JITLogsSize = 8
+const JITLogsSize = 20
 
-// JITLogs: what the compiler said.
+// JITLogs: what the compiler and the linker said.
 type JITLogs struct {
-	NInfo  uint32 // bytes of the first log
-	NError uint32 // bytes of the second
+	Wall      uint32 // milliseconds that they took, as a float
+	InfoSize  uint32 // what the driver has made of the size of the first log's buffer
+	ErrorSize uint32 // of the second's
+	NInfo     uint32 // bytes of the first log
+	NError    uint32 // bytes of the second
 }
 
 // Encode appends the message to e.
@@ -842,15 +861,21 @@ func (m *JITLogs) Decode(d *Decoder) {
 }
 
 func (m *JITLogs) put(b []byte) {
-	_ = b[7]
-	binary.LittleEndian.PutUint32(b[0:], m.NInfo)
-	binary.LittleEndian.PutUint32(b[4:], m.NError)
+	_ = b[19]
+	binary.LittleEndian.PutUint32(b[0:], m.Wall)
+	binary.LittleEndian.PutUint32(b[4:], m.InfoSize)
+	binary.LittleEndian.PutUint32(b[8:], m.ErrorSize)
+	binary.LittleEndian.PutUint32(b[12:], m.NInfo)
+	binary.LittleEndian.PutUint32(b[16:], m.NError)
 }
 
 func (m *JITLogs) get(b []byte) {
-	_ = b[7]
-	m.NInfo = binary.LittleEndian.Uint32(b[0:])
-	m.NError = binary.LittleEndian.Uint32(b[4:])
+	_ = b[19]
+	m.Wall = binary.LittleEndian.Uint32(b[0:])
+	m.InfoSize = binary.LittleEndian.Uint32(b[4:])
+	m.ErrorSize = binary.LittleEndian.Uint32(b[8:])
+	m.NInfo = binary.LittleEndian.Uint32(b[12:])
+	m.NError = binary.LittleEndian.Uint32(b[16:])
 }
 
 // KernelBindSize is the size of a KernelBind without what has no fixed size, in bytes.
@@ -1708,6 +1733,181 @@ func (m *HostMerge) get(b []byte) {
 	_ = b[15]
 	m.Dst = binary.LittleEndian.Uint64(b[0:])
 	m.Size = binary.LittleEndian.Uint32(b[8:])
+}
+
+// LinkCreateSize is the size of a LinkCreate without what has no fixed size, in bytes.
+const LinkCreateSize = 8
+
+// LinkCreate: begins to link.
+type LinkCreate struct {
+	ID       uint32 // of the link state, chosen by the client
+	NOptions uint32
+}
+
+// Encode appends the message to e.
+func (m *LinkCreate) Encode(e *Encoder) { m.put(e.room(LinkCreateSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *LinkCreate) Decode(d *Decoder) {
+	if b := d.Bytes(LinkCreateSize); b != nil {
+		m.get(b)
+	} else {
+		*m = LinkCreate{}
+	}
+}
+
+func (m *LinkCreate) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.ID)
+	binary.LittleEndian.PutUint32(b[4:], m.NOptions)
+}
+
+func (m *LinkCreate) get(b []byte) {
+	_ = b[7]
+	m.ID = binary.LittleEndian.Uint32(b[0:])
+	m.NOptions = binary.LittleEndian.Uint32(b[4:])
+}
+
+// LinkAddSize is the size of a LinkAdd without what has no fixed size, in bytes.
+const LinkAddSize = 56
+
+// LinkAdd: adds an input to a link state. RESULT_NOT_IN_STORE: as with IMAGE_LOAD. With any other result the reply has JIT_LOGS as LINK_CREATE's has.
+type LinkAdd struct {
+	Sum      [32]byte // SHA-256 of the input
+	Size     uint64   // bytes
+	ID       uint32   // of the link state
+	Type     uint32   // `CUjitInputType`
+	NOptions uint32
+	Nname    uint32 // bytes of the input's name
+}
+
+// Encode appends the message to e.
+func (m *LinkAdd) Encode(e *Encoder) { m.put(e.room(LinkAddSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *LinkAdd) Decode(d *Decoder) {
+	if b := d.Bytes(LinkAddSize); b != nil {
+		m.get(b)
+	} else {
+		*m = LinkAdd{}
+	}
+}
+
+func (m *LinkAdd) put(b []byte) {
+	_ = b[55]
+	copy(b[0:32], m.Sum[:])
+	binary.LittleEndian.PutUint64(b[32:], m.Size)
+	binary.LittleEndian.PutUint32(b[40:], m.ID)
+	binary.LittleEndian.PutUint32(b[44:], m.Type)
+	binary.LittleEndian.PutUint32(b[48:], m.NOptions)
+	binary.LittleEndian.PutUint32(b[52:], m.Nname)
+}
+
+func (m *LinkAdd) get(b []byte) {
+	_ = b[55]
+	copy(m.Sum[:], b[0:32])
+	m.Size = binary.LittleEndian.Uint64(b[32:])
+	m.ID = binary.LittleEndian.Uint32(b[40:])
+	m.Type = binary.LittleEndian.Uint32(b[44:])
+	m.NOptions = binary.LittleEndian.Uint32(b[48:])
+	m.Nname = binary.LittleEndian.Uint32(b[52:])
+}
+
+// LinkCompleteSize is the size of a LinkComplete, in bytes.
+const LinkCompleteSize = 4
+
+// LinkComplete: links. With a result other than 0 the reply has JIT_LOGS alone.
+type LinkComplete struct {
+	ID uint32 // of the link state
+}
+
+// Encode appends the message to e.
+func (m *LinkComplete) Encode(e *Encoder) { m.put(e.room(LinkCompleteSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *LinkComplete) Decode(d *Decoder) {
+	if b := d.Bytes(LinkCompleteSize); b != nil {
+		m.get(b)
+	} else {
+		*m = LinkComplete{}
+	}
+}
+
+func (m *LinkComplete) put(b []byte) {
+	_ = b[3]
+	binary.LittleEndian.PutUint32(b[0:], m.ID)
+}
+
+func (m *LinkComplete) get(b []byte) {
+	_ = b[3]
+	m.ID = binary.LittleEndian.Uint32(b[0:])
+}
+
+// LinkCompleteReplySize is the size of a LinkCompleteReply without what has no fixed size, in bytes.
+const LinkCompleteReplySize = 8
+
+// LinkCompleteReply: the reply to LINK_COMPLETE.
+type LinkCompleteReply struct {
+	Size uint64 // bytes of the linked image
+}
+
+// Encode appends the message to e.
+func (m *LinkCompleteReply) Encode(e *Encoder) { m.put(e.room(LinkCompleteReplySize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *LinkCompleteReply) Decode(d *Decoder) {
+	if b := d.Bytes(LinkCompleteReplySize); b != nil {
+		m.get(b)
+	} else {
+		*m = LinkCompleteReply{}
+	}
+}
+
+func (m *LinkCompleteReply) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint64(b[0:], m.Size)
+}
+
+func (m *LinkCompleteReply) get(b []byte) {
+	_ = b[7]
+	m.Size = binary.LittleEndian.Uint64(b[0:])
+}
+
+// LinkReadSize is the size of a LinkRead, in bytes.
+const LinkReadSize = 24
+
+// LinkRead: reads the linked image.
+type LinkRead struct {
+	ID     uint32 // of the link state
+	Offset uint64
+	Size   uint64 // bytes: at most 4 MiB
+}
+
+// Encode appends the message to e.
+func (m *LinkRead) Encode(e *Encoder) { m.put(e.room(LinkReadSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *LinkRead) Decode(d *Decoder) {
+	if b := d.Bytes(LinkReadSize); b != nil {
+		m.get(b)
+	} else {
+		*m = LinkRead{}
+	}
+}
+
+func (m *LinkRead) put(b []byte) {
+	_ = b[23]
+	binary.LittleEndian.PutUint32(b[0:], m.ID)
+	clear(b[4:8])
+	binary.LittleEndian.PutUint64(b[8:], m.Offset)
+	binary.LittleEndian.PutUint64(b[16:], m.Size)
+}
+
+func (m *LinkRead) get(b []byte) {
+	_ = b[23]
+	m.ID = binary.LittleEndian.Uint32(b[0:])
+	m.Offset = binary.LittleEndian.Uint64(b[8:])
+	m.Size = binary.LittleEndian.Uint64(b[16:])
 }
 
 // LeaseRequestSize is the size of a LeaseRequest, in bytes.

@@ -124,6 +124,10 @@ int sl_hostfn_open(void);
 int sl_module_load(uint64_t *m, const void *image, uint32_t n, const uint32_t *opt, void **val);
 /* Loads a linked set: its module, and the library that the module belongs to. */
 int sl_linked_module_load(uint64_t *m, uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val);
+/* Linking. The options' values, and what they point to, stay as long as the link state. */
+int sl_link_create(uint64_t *link, uint32_t n, const uint32_t *opt, void **val);
+int sl_link_add(uint64_t link, uint32_t type, const void *data, uint64_t size, const char *name, uint32_t n, const uint32_t *opt, void **val);
+int sl_link_complete(uint64_t link, void **image, uint64_t *size);
 int sl_library_load(uint64_t *l, const void *image, uint32_t n, const uint32_t *opt, void **val);
 int sl_library_kernels(uint64_t lib, uint64_t *k, uint32_t max, uint32_t *n);
 int sl_module_functions(uint64_t mod, uint64_t *f, uint32_t max, uint32_t *n);

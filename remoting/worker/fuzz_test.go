@@ -40,6 +40,8 @@ func fakeDriver() string {
 		"cuStreamIsCapturing":          "(void *s, unsigned *v) { (void)s; *v = count % 5 == 0; count++; return 0; }",
 		"cuInit":                       "(void) { return 0; }",
 		"cuLaunchHostFunc":             "(void) { return 801; }",
+		"cuLinkCreate_v2":              "(unsigned n, void *o, void *v, unsigned long *p) { static unsigned long at = 16; (void)n, (void)o, (void)v; *p = at += 16; return odd(); }",
+		"cuLinkComplete":               "(void *l, void **p, unsigned long *n) { static char image[5000]; (void)l; *p = image; *n = sizeof image; return odd(); }",
 	}
 	// What a driver cannot free it still holds, and rightly charged: not here.
 	for _, n := range []string{"cuEventSynchronize", "cuCtxSynchronize", "cuCtxSetCurrent", "cuMemFree_v2", "cuMemRelease", "cuMemUnmap", "cuArrayDestroy"} {
@@ -218,6 +220,9 @@ func seedFrames() [][]byte {
 		cat(activate, frame(opCuArray3DCreate_v2, 2, array3DPayload(1, 32, 0)), frame(opCuMipmappedArrayCreate, 3, array3DPayload(1, 2, 0), u32(3)),
 			frame(opCuMipmappedArrayCreate, 4, array3DPayload(2, 2, 2), u32(3)), frame(opCuMipmappedArrayGetLevel, 5, u32(9), u32(2), u32(1))),
 	}
+	all = append(all, cat(activate, frame(wire.OpLinkCreate, 2, u32(1), u32(2), options(4, 100, 3, 0)), frame(wire.OpImageChunk, 0, chunk),
+		frame(wire.OpLinkAdd, 3, linkAddRequest(image0, 1, 1, options(0, 32), "name")), frame(wire.OpLinkComplete, 4, u32(1)),
+		frame(wire.OpLinkRead, 5, u32(1), u32(0), u64(100), u64(4900)), frame(opCuLinkDestroy, 0, u32(1))))
 	const at = 0x6a0000000000
 	all = append(all, cat(activate, frame(wire.OpHostMap, 2, u64(at), u64(8192)), frame(wire.OpHostWrite, 0, u64(at+8), u32(0), u32(0), make([]byte, 100)),
 		frame(wire.OpHostMerge, 0, u64(at), u32(16), u32(0), []byte{1, 255}, make([]byte, 16)), frame(wire.OpHostRead, 3, u64(at), u64(8192)),

@@ -1166,6 +1166,13 @@ static inline CUresult call_cuLibraryUnload(uint64_t library)
 	return ((__typeof__(&cuLibraryUnload))sl_fn[297])((CUlibrary)library);
 }
 
+static inline CUresult call_cuLinkDestroy(uint64_t state)
+{
+	if (!sl_fn[305])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuLinkDestroy))sl_fn[305])((CUlinkState)state);
+}
+
 static inline CUresult call_cuMemAddressFree(uint64_t ptr, uint64_t size)
 {
 	if (!sl_fn[311])

@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xf3, 0xe1, 0xba, 0x45, 0x13, 0xb2, 0xa1, 0xa3,
-	0x92, 0xe6, 0xb2, 0x44, 0xe3, 0x0a, 0x34, 0x99,
-	0xbe, 0x18, 0x5b, 0xd8, 0xaa, 0xce, 0x02, 0xb6,
-	0x7b, 0xf1, 0x5b, 0x9d, 0xef, 0xbf, 0x7f, 0xf6,
+	0x33, 0x90, 0xe1, 0x73, 0xff, 0xd0, 0xd5, 0x57,
+	0x8f, 0xcb, 0x18, 0x03, 0xfc, 0xd5, 0x0e, 0x4a,
+	0x0c, 0xff, 0x69, 0x22, 0x58, 0xc2, 0x68, 0xea,
+	0x30, 0x25, 0x9e, 0x34, 0xe2, 0x10, 0x03, 0xa3,
 }
 
 // Operation numbers of the API table.
@@ -110,6 +110,7 @@ const (
 	opCuLibraryGetGlobal                                   = 289
 	opCuLibraryGetModule                                   = 293
 	opCuLibraryUnload                                      = 297
+	opCuLinkDestroy                                        = 305
 	opCuMemAddressFree                                     = 311
 	opCuMemAddressReserve                                  = 312
 	opCuMemAllocAsync                                      = 316
@@ -244,6 +245,7 @@ var lateNothings = map[uint16]bool{
 	opCuGraphDestroyNode:           true,
 	opCuGraphExecDestroy:           true,
 	opCuLibraryUnload:              true,
+	opCuLinkDestroy:                true,
 	opCuMemAddressFree:             true,
 	opCuMemFreeAsync:               true,
 	opCuMemFree_v2:                 true,
@@ -1040,6 +1042,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuLibraryGetModule(d, e), true
 	case 297:
 		return s.do_cuLibraryUnload(d, e), true
+	case 305:
+		return s.do_cuLinkDestroy(d, e), true
 	case 311:
 		return s.do_cuMemAddressFree(d, e), true
 	case 312:
@@ -3707,6 +3711,22 @@ func (s *session) do_cuLibraryUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 		h_library.real = real
 	}
 	rc := s.cuLibraryUnload(h_library)
+	return int32(rc)
+}
+
+func (s *session) do_cuLinkDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_state := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(305)
+	}
+	{
+		real, ok := s.handle(wire.KindLink, h_state.id)
+		if !ok {
+			return s.badHandle(wire.KindLink, h_state.id)
+		}
+		h_state.real = real
+	}
+	rc := s.cuLinkDestroy(h_state)
 	return int32(rc)
 }
 

@@ -76,6 +76,10 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 				}
 				s.dropImage(img)
 			}
+			if l, ok := p.obj.(*link); ok {
+				C.call_cuLinkDestroy(C.uint64_t(p.real))
+				s.freeLink(l)
+			}
 			if k, ok := p.obj.(*kernel); ok && k.img.library {
 				k.fnCtx = noCtx
 				return

@@ -88,6 +88,7 @@ type session struct {
 	host     hostMaps
 	refused  map[string]bool
 	kept     int                // bytes, see keep
+	linking  int                // bytes, see takeLinking
 	parts    map[ref][]ref      // by what they are part of
 	captures map[uint64]capture // by the stream that the client captures
 	gates    gate.Set           // it says which of its methods are the executor's
@@ -234,6 +235,8 @@ func (s *session) frame() (int32, error) {
 		return s.threadStream(p), nil
 	case wire.OpImageLoad:
 		return s.imageLoad(p), nil
+	case wire.OpLinkCreate, wire.OpLinkAdd, wire.OpLinkComplete, wire.OpLinkRead:
+		return s.linkFrame(p), nil
 	case wire.OpKernelInfo:
 		return s.kernelInfo(p), nil
 	case wire.OpCopyOut:

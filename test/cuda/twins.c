@@ -559,3 +559,29 @@ SIM_KERNEL(mg_walk, SIM_PARAMS(8, 4))
 		n->value += SIM_ARG(1, unsigned int);
 	}
 }
+
+/* link.cu: kernels of its PTX */
+
+SIM_GLOBAL(link_count, 4);
+
+SIM_KERNEL(link_fill, SIM_PARAMS(8))
+{
+	int *v = SIM_ARG(0, int *);
+
+	sim_check(v, (size_t)sim->grid.x * sim->block.x * sizeof(*v));
+	SIM_FOR_1D(i) {
+		v[i] = 3 * (int)i + 7;
+		++*SIM_SYMBOL(link_count, int);
+	}
+}
+
+SIM_KERNEL(link_print, SIM_NO_PARAMS) { sim_printf("link: printed by a kernel\n"); }
+
+SIM_KERNEL(link_assert, SIM_NO_PARAMS)
+{
+	SIM_FOR_BLOCKS(b)
+		SIM_FOR_THREADS(t)
+			sim_assert_failed(b, t, "link.cu", 42, "link.cu", "link.cu");
+}
+
+SIM_KERNEL(link_trap, SIM_NO_PARAMS) { sim_fault(719); /* CUDA_ERROR_LAUNCH_FAILED */ }

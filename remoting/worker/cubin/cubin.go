@@ -213,17 +213,29 @@ func (e *entry) params(kernel string) ([]Param, error) {
 	return nil, ErrNotFound
 }
 
-func (e *entry) bytes() ([]byte, error) {
+// packed says whether an entry is compressed, and an error if it may not be unpacked.
+func (e *entry) packed() (bool, error) {
 	if e.flags&(flagOldCompression|flagLZ4|flagZstd) == 0 {
-		return e.data, nil
+		return false, nil
 	}
 	if e.used > uint64(len(e.data)) {
-		return nil, fmt.Errorf("%w: compressed entry of %d bytes in %d, %d plain", ErrFormat, e.used, len(e.data), e.plain)
+		return true, fmt.Errorf("%w: compressed entry of %d bytes in %d, %d plain", ErrFormat, e.used, len(e.data), e.plain)
+	}
+	if most := min(maxEntry, max(plainEntry, maxGrowth*e.used)); e.plain > most {
+		return true, fmt.Errorf("%w: an entry of %d bytes would have %d, at most %d are taken", ErrTooLarge, e.used, e.plain, most)
+	}
+	return true, nil
+}
+
+func (e *entry) bytes() ([]byte, error) {
+	packed, err := e.packed()
+	if err != nil {
+		return nil, err
+	}
+	if !packed {
+		return e.data, nil
 	}
 	in := e.data[:e.used]
-	if most := min(maxEntry, max(plainEntry, maxGrowth*e.used)); e.plain > most {
-		return nil, fmt.Errorf("%w: an entry of %d bytes would have %d, at most %d are taken", ErrTooLarge, e.used, e.plain, most)
-	}
 	switch {
 	case e.flags&flagLZ4 != 0:
 		return lz4(in, int(e.plain))
