@@ -160,17 +160,19 @@ def programs():
 
 def pytest(suite, sources, mode, cases, jobs, seconds, only):
     """Runs a suite of pytest's in mode; a process that dies costs the case that it was at."""
+    ini = os.path.join(mode.logs, "pytest.ini")  # instead of the suites' own: there warnings are errors
+    with open(ini, "w") as f:
+        f.write("[pytest]\n")
     cwd, args = {
         "torch": (HERE, ["test_torch.py"]),
         "cupy": (
             sources + "/cupy/tests",
-            # Without its own configuration warnings are no errors.
-            ["cupy_tests", "cupyx_tests", "--ignore=cupy_tests/testing_tests", "-c", "/dev/null", "--rootdir=."],
+            ["cupy_tests", "cupyx_tests", "--ignore=cupy_tests/testing_tests", "-c", ini, "--rootdir=."],
         ),
-        "numba": (sources, ["-c", "/dev/null", "--benchmark-disable", "-o", "consider_namespace_packages=true", "--pyargs", "numba.cuda.tests"]),
+        "numba": (sources, ["-c", ini, "--benchmark-disable", "-o", "consider_namespace_packages=true", "--pyargs", "numba.cuda.tests"]),
         "jax": (
             sources + "/jax",
-            ["-c", "/dev/null", "--rootdir=.", "--import-mode=importlib"] + ["tests/%s.py" % f for f in JAX_FILES],
+            ["-c", ini, "--rootdir=.", "--import-mode=importlib"] + ["tests/%s.py" % f for f in JAX_FILES],
         ),
     }[suite]
     out = os.path.join(mode.logs, suite + ".jsonl")
@@ -214,6 +216,7 @@ def main():
     most = dict(CASES, **{k: int(v) for k, v in (c.split("=") for c in a.cases.split(",") if c)})
     a.sources = os.path.abspath(a.sources)
     deadline = time.monotonic() + a.budget
+    a.out = os.path.abspath(a.out)
     modes = [Mode("native", [], a.out), Mode("remote", shlex.split(a.remote), a.out)]
     modes = [m for m in modes if m.name in a.modes.split(",")]
     names = set(open(a.names).read().splitlines()) if a.names else None
