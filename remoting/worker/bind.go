@@ -4,9 +4,10 @@ package worker
 //
 //	Confine   before the driver is loaded, in a process that then becomes the
 //	          session by exec: first in line when memory is short, its own /dev,
-//	          no capability but those that bind needs, no_new_privs
-//	bind      when the client is known: the job's user, no dump, no core, and the
-//	          system calls below refused
+//	          no capability but those that bind needs, no_new_privs, and, in a sandbox,
+//	          only files of its own
+//	bind      when the client is known: the job's user, no dump, no core, and no
+//	          system calls that a session has no use for
 //
 // Everything holds for all threads: what only works for one is done before exec,
 // and the rest by the C library (set*id), a signal to each (capabilities) or the
@@ -19,6 +20,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -26,51 +28,102 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unsafe"
 
-	seccomp "github.com/elastic/go-seccomp-bpf"
-	"github.com/elastic/go-seccomp-bpf/arch"
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
-
-// NoDevices leaves /dev as it is.
-const NoDevices = "none"
 
 // plainDevices are the device files that any program may want.
 var plainDevices = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 
-// Confine prepares this process, whose only purpose is to become a session, and
-// starts it anew with args. devices are device files with commas between.
-func Confine(devices string, args []string) error {
+// Confinement is what Confine does.
+type Confinement struct {
+	Devices string       // the device files of /dev with commas between, or control.NoDevices
+	Sandbox sandbox.Mode // of the session
+	Log     *slog.Logger // is told when a sandbox of mode Auto has no files
+
+	Driver Driver
+	Store  string // of images
+	Dir    string // of accounts, "" if sessions have them as descriptors only
+}
+
+// Confine prepares this process, whose only purpose is to become a session or the probe, and
+// starts it anew with args.
+func Confine(c Confinement, args []string) error {
 	runtime.LockOSThread()
 	if err := process.SetOOMScore(process.OOMSession); err != nil {
 		return fmt.Errorf("confine: %w", err)
 	}
-	if devices != NoDevices {
-		if err := privateDev(strings.Split(devices, ",")); err != nil {
+	var devices []string
+	if c.Devices != control.NoDevices {
+		devices = strings.Split(c.Devices, ",")
+		if err := privateDev(devices); err != nil {
 			return err
 		}
 	}
-	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
-		if c == unix.CAP_SETUID || c == unix.CAP_SETGID {
-			continue
-		}
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("confine: drop capability %d: %w", c, err)
-		}
+	if err := boundCaps(); err != nil {
+		return err
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("confine: no_new_privs: %w", err)
+	}
+	if c.Sandbox.Files() {
+		if err := c.enforce(devices); err != nil && c.Sandbox == sandbox.On {
+			return fmt.Errorf("confine: %w; worker.sandbox: auto does without", err)
+		} else if err != nil && !errors.Is(err, sandbox.ErrNoLandlock) { // which the daemon has said
+			c.Log.Warn("a session goes without a sandbox of its files", "error", err)
+		}
 	}
 	// The control socket stays open across this; everything else Go opens does not.
 	if err := syscall.Exec("/proc/self/exe", args, os.Environ()); err != nil {
 		return fmt.Errorf("confine: start anew: %w", err)
 	}
 	return nil
+}
+
+// boundCaps drops all capabilities but those of bind from what this thread can ever have. A process without
+// the right to do so has none that it could lose.
+func boundCaps() error {
+	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
+		if c == unix.CAP_SETUID || c == unix.CAP_SETGID {
+			continue
+		}
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if err != nil && !errors.Is(err, unix.EINVAL) && (!errors.Is(err, unix.EPERM) || os.Geteuid() == 0) {
+			return fmt.Errorf("confine: drop capability %d: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// enforce confines this thread to the files of a session.
+func (c *Confinement) enforce(devices []string) error {
+	f, err := sandbox.SessionFiles([]string{c.Driver.LibCUDA, c.Driver.LibNVML}, devices)
+	if err != nil {
+		return err
+	}
+	f.Fill = append(f.Fill, c.Store)
+	f.Use = append(f.Use, c.Dir)
+	if c.Dir == "" {
+		f.Fill = append(f.Fill, compileCache())
+	}
+	return f.Enforce()
+}
+
+// compileCache is the driver's directory of kernels that it has compiled, which the sessions of a stand-alone worker share. It is
+// made here, since sessions cannot. Those of a daemon run as other users than the one whose directory this would be.
+func compileCache() string {
+	dir := os.Getenv("CUDA_CACHE_PATH")
+	if home := os.Getenv("HOME"); dir == "" && home != "" {
+		dir = filepath.Join(home, ".nv")
+	}
+	if dir != "" && os.MkdirAll(dir, 0o755) != nil {
+		return ""
+	}
+	return dir
 }
 
 // privateDev gives this thread, and what it becomes, a /dev of these files alone.
@@ -140,12 +193,6 @@ func bind(b *control.Bind) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("bind: death signal: %w", err)
 	}
-	if !b.Seccomp {
-		return nil
-	}
-	if err := loadFilter(); err != nil {
-		return fmt.Errorf("bind: seccomp: %w; worker.seccomp: false does without", err)
-	}
 	return nil
 }
 
@@ -212,88 +259,4 @@ func capable() (tids []int, err error) {
 		}
 	}
 	return tids, nil
-}
-
-// loadFilter puts policy over all threads.
-func loadFilter() error {
-	native, err := arch.GetInfo("")
-	if err != nil {
-		return err
-	}
-	prog, err := policy.Assemble()
-	if err != nil {
-		return err
-	}
-	// Any program can enter the kernel by the table of another architecture (int 0x80),
-	// where the numbers below mean nothing. What Assemble makes allows all of that.
-	prog = append([]bpf.Instruction{
-		bpf.LoadAbsolute{Off: 4, Size: 4}, // seccomp_data.arch
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(native.ID), SkipTrue: 1},
-		bpf.RetConstant{Val: uint32(seccomp.ActionErrno) | uint32(unix.ENOSYS)},
-	}, prog...)
-	raw, err := bpf.Assemble(prog)
-	if err != nil {
-		return err
-	}
-	f := make([]unix.SockFilter, len(raw))
-	for i, r := range raw {
-		f[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("no_new_privs: %w", err)
-	}
-	p := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
-	tid, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&p)))
-	if errno != 0 {
-		return errno
-	}
-	if tid != 0 {
-		return fmt.Errorf("thread %d has a filter of its own", tid)
-	}
-	return nil
-}
-
-// policy refuses what neither the driver nor a session has use for. A new thread
-// is made by clone with CLONE_THREAD; clone3 hides its flags from the filter, so it
-// is said not to exist and the C library falls back.
-var policy = seccomp.Policy{
-	DefaultAction: seccomp.ActionAllow,
-	Syscalls: []seccomp.SyscallGroup{
-		{Action: seccomp.ActionErrno, Names: []string{
-			"execve", "execveat", "fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd",
-			"mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr",
-			"setns", "unshare", "bpf", "perf_event_open", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module",
-			"keyctl", "add_key", "request_key", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register",
-			"open_by_handle_at", "name_to_handle_at", "fanotify_init", "reboot", "swapon", "swapoff", "syslog", "acct", "quotactl",
-			"settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "personality", "vhangup",
-			"mknod", "mknodat", "setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid", "setgroups", "setfsuid", "setfsgid",
-			"capset", "lookup_dcookie",
-		}},
-		{Action: seccomp.ActionErrno, NamesWithCondtions: append(sockets(),
-			seccomp.NameWithConditions{Name: "clone", Conditions: []seccomp.Condition{{Argument: 0, Operation: seccomp.BitsNotSet, Value: unix.CLONE_THREAD}}},
-		)},
-		{Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS), Names: []string{"clone3"}},
-	},
-}
-
-// sockets refuses all families but those that somebody here may speak, and raw
-// sockets. The filter compares 64 bits of an argument of which the kernel takes 32, so
-// it is the exceptions that are named.
-func sockets() []seccomp.NameWithConditions {
-	var family seccomp.ArgumentConditions
-	for _, f := range []uint64{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6} {
-		family = append(family, seccomp.Condition{Argument: 0, Operation: seccomp.NotEqual, Value: f})
-	}
-	all := []seccomp.NameWithConditions{
-		{Name: "socket", Conditions: family},
-		{Name: "socket", Conditions: []seccomp.Condition{{Argument: 1, Operation: seccomp.GreaterThan, Value: 1<<32 - 1}}},
-	}
-	for _, flags := range []uint64{0, unix.SOCK_CLOEXEC, unix.SOCK_NONBLOCK, unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK} {
-		all = append(all, seccomp.NameWithConditions{
-			Name: "socket", Conditions: []seccomp.Condition{{Argument: 1, Operation: seccomp.Equal, Value: unix.SOCK_RAW | flags}},
-		})
-	}
-	return all
 }

@@ -3,12 +3,15 @@ package worker
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
 // A bound process has no capability in any thread, is its user's, is refused each call
@@ -29,15 +33,17 @@ func TestBind(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for _, uid := range []int{0, 65534} {
-		out, err := exec.CommandContext(ctx, "/proc/self/exe", "bound", strconv.Itoa(uid)).CombinedOutput()
-		if err != nil || string(out) != "bound\n" {
-			t.Errorf("uid %d: %v\n%s", uid, err, out)
+		for _, mode := range []sandbox.Mode{sandbox.Off, sandbox.On, sandbox.Log} {
+			out, err := exec.CommandContext(ctx, "/proc/self/exe", "bound", strconv.Itoa(uid), string(mode)).CombinedOutput()
+			if err != nil || string(out) != "bound\n" {
+				t.Errorf("uid %d, sandbox %s: %v\n%s", uid, mode, err, out)
+			}
 		}
 	}
 }
 
 // bound is the process of TestBind.
-func bound(id string) {
+func bound(id string, mode sandbox.Mode) {
 	uid, _ := strconv.Atoi(id)
 	// Threads of a driver's kind: they block every signal that the C library lets them.
 	for range 8 {
@@ -76,7 +82,13 @@ func bound(id string) {
 		}
 	}()
 	began := time.Now()
-	if err := bind(&control.Bind{UID: uint32(uid), GID: uint32(uid), Groups: []int{7}, Seccomp: true}); err != nil {
+	told := toldOf{names: map[string]bool{}}
+	b := &control.Bind{UID: uint32(uid), GID: uint32(uid), Groups: []int{7}, Seccomp: true}
+	err := bind(b)
+	if err == nil {
+		err = (&SessionConfig{Sandbox: mode}).filter(slog.New(&told), b)
+	}
+	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -96,13 +108,56 @@ func bound(id string) {
 			fmt.Println(s)
 		}
 	}
-	refused()
-	allowed()
+	refused(mode)
+	allowed(mode)
+	if mode == sandbox.Log {
+		// What was allowed is told, by its name and once.
+		for deadline := time.Now().Add(5 * time.Second); !told.has("socket", "kill", "shmget") && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+		if !told.has("socket", "kill", "shmget") {
+			fmt.Println("calls that were told of:", told.names)
+		}
+	}
 	fmt.Println("bound")
 }
 
+// toldOf takes the calls that a session's log names.
+type toldOf struct {
+	slog.Handler
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+func (l *toldOf) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l *toldOf) Handle(_ context.Context, r slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r.Attrs(func(a slog.Attr) bool {
+		if name := a.Value.String(); l.names[name] {
+			fmt.Println("told twice:", name)
+		} else {
+			l.names[name] = true
+		}
+		return true
+	})
+	return nil
+}
+
+func (l *toldOf) has(names ...string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range names {
+		if !l.names[n] {
+			return false
+		}
+	}
+	return true
+}
+
 // refused tries what must be refused, and prints what is not.
-func refused() {
+func refused(mode sandbox.Mode) {
 	info, err := arch.GetInfo("")
 	if err != nil {
 		fmt.Println(err)
@@ -115,13 +170,32 @@ func refused() {
 			fmt.Println(what, "returned", errno)
 		}
 	}
-	for _, name := range policy.Syscalls[0].Names {
+	for _, name := range sandbox.Refused {
 		try(name, unix.EPERM, uintptr(info.SyscallNames[name]))
+	}
+	switch mode {
+	case sandbox.On:
+		for _, name := range sandbox.Confined {
+			try(name, unix.EPERM, uintptr(info.SyscallNames[name]))
+		}
+		self, parent := uintptr(os.Getpid()), uintptr(os.Getppid())
+		try("signal to another", unix.EPERM, unix.SYS_KILL, parent, uintptr(unix.SIGURG))
+		try("signal to all", unix.EPERM, unix.SYS_KILL, ^uintptr(0), uintptr(unix.SIGURG))
+		try("signal to another's thread", unix.EPERM, unix.SYS_TGKILL, parent, parent, uintptr(unix.SIGURG))
+		try("signal to oneself", 0, unix.SYS_KILL, self, uintptr(unix.SIGURG))
+		path := []byte("/\x00")
+		try("times by name", unix.EPERM, unix.SYS_UTIMENSAT, ^uintptr(99), uintptr(unsafe.Pointer(&path[0])))
+	case sandbox.Log:
+		try("kill", unix.ESRCH, unix.SYS_KILL, 1<<30, uintptr(unix.SIGURG))
+		try("shmget", unix.EINVAL, unix.SYS_SHMGET)
 	}
 	try("clone", unix.EPERM, unix.SYS_CLONE, uintptr(unix.SIGCHLD))
 	try("clone of a namespace", unix.EPERM, unix.SYS_CLONE, unix.CLONE_NEWUSER)
 	try("clone3", unix.ENOSYS, unix.SYS_CLONE3)
 	const high = 1 << 32 // which the kernel does not look at
+	if mode == sandbox.Log {
+		return
+	}
 	for _, f := range []uintptr{unix.AF_NETLINK, unix.AF_PACKET, unix.AF_VSOCK, unix.AF_ALG, unix.AF_BLUETOOTH, unix.AF_XDP, unix.AF_NETLINK | high, unix.AF_UNIX | high} {
 		try(fmt.Sprintf("socket of family %#x", f), unix.EPERM, unix.SYS_SOCKET, f, unix.SOCK_RAW)
 		try(fmt.Sprintf("socket of family %#x", f), unix.EPERM, unix.SYS_SOCKET, f, unix.SOCK_DGRAM)
@@ -149,7 +223,7 @@ func refused() {
 }
 
 // allowed does what a driver does while it runs, and prints what fails.
-func allowed() {
+func allowed(mode sandbox.Mode) {
 	check := func(what string, err error) {
 		if err != nil {
 			fmt.Println(what, err)
@@ -189,16 +263,21 @@ func allowed() {
 	check("sched_setaffinity", unix.SchedSetaffinity(0, &set))
 	call("sched_yield", unix.SYS_SCHED_YIELD)
 	call("sched_getscheduler", unix.SYS_SCHED_GETSCHEDULER)
-	var mode int32
-	call("get_mempolicy", unix.SYS_GET_MEMPOLICY, uintptr(unsafe.Pointer(&mode)))
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	check("socketpair", err)
-	_, err = unix.IoctlGetInt(pair[0], unix.TIOCINQ)
+	var policy int32
+	call("get_mempolicy", unix.SYS_GET_MEMPOLICY, uintptr(unsafe.Pointer(&policy)))
+	var pipe [2]int
+	check("pipe", unix.Pipe(pipe[:]))
+	_, err = unix.IoctlGetInt(pipe[0], unix.TIOCINQ)
 	check("ioctl", err)
-	for _, f := range []int{unix.AF_UNIX, unix.AF_INET} {
-		s, err := unix.Socket(f, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		check("socket", err)
-		unix.Close(s)
+	if err := unix.Kill(os.Getppid(), 0); errors.Is(err, unix.ESRCH) {
+		fmt.Println("a process that exists is said not to")
+	}
+	if mode != sandbox.On {
+		for _, f := range []int{unix.AF_UNIX, unix.AF_INET} {
+			s, err := unix.Socket(f, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+			check("socket", err)
+			unix.Close(s)
+		}
 	}
 	var lim unix.Rlimit
 	check("prlimit", unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &lim))

@@ -22,12 +22,13 @@ import (
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == "bound" {
-		bound(os.Args[2])
+	if len(os.Args) == 4 && os.Args[1] == "bound" {
+		bound(os.Args[2], sandbox.Mode(os.Args[3]))
 		return
 	}
 	if len(os.Args) == 3 && os.Args[1] == "crash" {
@@ -58,12 +59,18 @@ func child(what string, args []string) {
 	if what == "session" {
 		log = testLogTo(os.NewFile(control.LogFD, "log"))
 	}
-	d := Driver{LibCUDA: v["--libcuda"], LibNVML: v["--libnvml"]}
+	cfg := SessionConfig{
+		Driver: Driver{LibCUDA: v["--libcuda"], LibNVML: v["--libnvml"]}, Store: v["--store"], Bounds: store.Bounds{Limit: limit, KeepFree: keepFree},
+		Sandbox: sandbox.Mode(v["--sandbox"]),
+	}
+	if cfg.Sandbox == "" {
+		cfg.Sandbox = sandbox.Off
+	}
 	var err error
 	if what == "probe" {
-		err = Probe(log, d, n, os.Stdout)
+		err = Probe(log, cfg, n, os.Stdout)
 	} else {
-		err = RunSession(log, SessionConfig{Driver: d, Store: v["--store"], Bounds: store.Bounds{Limit: limit, KeepFree: keepFree}})
+		err = RunSession(log, cfg)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, what+":", err)

@@ -221,6 +221,20 @@ int sl_tensor_map(void *map, uint32_t type, uint32_t rank, uint64_t addr, const 
 	return rc;
 }
 
+/* A kernel without a body, in a form that every driver since CUDA 9 compiles. */
+static const char empty_ptx[] =
+	".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty()\n{\n\tret;\n}\n";
+
+int sl_compile(void)
+{
+	CUmodule m;
+	int rc = CU(cuModuleLoadData, &m, empty_ptx);
+
+	if (!rc)
+		CU(cuModuleUnload, m);
+	return rc;
+}
+
 int sl_max_clusters(int *n, uint64_t fn, CUlaunchConfig *cfg, CUlaunchAttribute *attrs, uint32_t nattrs, int potential)
 {
 	cfg->attrs = attrs;

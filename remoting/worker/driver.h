@@ -52,6 +52,8 @@ int sl_tensor_map(void *map, uint32_t type, uint32_t rank, uint64_t addr, const 
 /* Reads or sets the four numbers of a texture reference's border colour. */
 int sl_texref_border(uint64_t ref, float *c, int set);
 int sl_max_clusters(int *n, uint64_t fn, CUlaunchConfig *cfg, CUlaunchAttribute *attrs, uint32_t nattrs, int potential);
+/* Has the driver compile a kernel and load it; returns what the driver says. */
+int sl_compile(void);
 int sl_potential_block(int *grid, int *block, uint64_t fn, uint64_t smem, int limit, uint32_t flags);
 int sl_pinned_alloc(void **p, uint64_t n);
 int sl_pinned_free(void *p);

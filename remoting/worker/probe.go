@@ -43,9 +43,14 @@ func openDriver(path string) error {
 // numDeviceAttrs is how many device attributes the probe asks for.
 const numDeviceAttrs = 160
 
-// probe fills facts for the first n devices that the process can see.
-func probe(log *slog.Logger, d Driver, n int) (*control.Facts, error) {
-	if err := openDriver(d.LibCUDA); err != nil {
+// probe fills facts for the first n devices that the process can see. The driver is loaded and asked under the
+// sandbox that sessions have.
+func probe(log *slog.Logger, cfg SessionConfig, n int) (*control.Facts, error) {
+	if err := openDriver(cfg.Driver.LibCUDA); err != nil {
+		return nil, err
+	}
+	nv := openNVML(log, cfg.Driver.LibNVML)
+	if err := cfg.filter(log, nil); err != nil {
 		return nil, err
 	}
 	f := &control.Facts{}
@@ -60,34 +65,28 @@ func probe(log *slog.Logger, d Driver, n int) (*control.Facts, error) {
 	if int(v) != n {
 		return nil, fmt.Errorf("driver: %d devices asked for by --device, the driver shows %d; does each exist, and does the driver heed CUDA_VISIBLE_DEVICES?", n, int(v))
 	}
-	nv := openNVML(log, d.LibNVML)
 	if nv {
 		f.Snapshot.DriverString = nvmlDriver()
 	}
 	for i := range n {
-		dev, over, idle, err := probeDevice(i, nv)
+		dev, err := deviceFacts(i)
+		if err != nil {
+			return nil, err
+		}
+		var v *nvml
+		if nv {
+			v = newNVML([]string{dev.PCIBusID})
+		}
+		c, err := contextFacts(i, v, &dev)
 		if err != nil {
 			return nil, err
 		}
 		f.Snapshot.Devices = append(f.Snapshot.Devices, dev)
-		f.Overhead = append(f.Overhead, over)
-		f.Idle = append(f.Idle, idle)
+		f.Overhead = append(f.Overhead, c.over)
+		f.Idle = append(f.Idle, c.idle)
+		f.Compiled = append(f.Compiled, c.compiled)
 	}
 	return f, nil
-}
-
-// probeDevice asks for a device's facts, and for the memory that one context takes of it (over)
-// and that was in use before (idle), in bytes.
-func probeDevice(i int, nv bool) (d wire.Device, over, idle uint64, err error) {
-	if d, err = deviceFacts(i); err != nil {
-		return d, 0, 0, err
-	}
-	var v *nvml
-	if nv {
-		v = newNVML([]string{d.PCIBusID})
-	}
-	over, idle, err = contextFacts(i, v, &d)
-	return d, over, idle, err
 }
 
 // deviceError is the error of a function of the driver.
@@ -145,13 +144,20 @@ func deviceFacts(i int) (d wire.Device, err error) {
 	return d, nil
 }
 
+// contextUse is what a context showed: the memory that it takes (over) and that was in use before (idle), in bytes, and
+// what the driver returned for a kernel to compile.
+type contextUse struct {
+	over, idle uint64
+	compiled   int
+}
+
 // contextFacts adds what the driver says in a context, and measures what the context takes.
-func contextFacts(i int, v *nvml, d *wire.Device) (over, idle uint64, err error) {
+func contextFacts(i int, v *nvml, d *wire.Device) (use contextUse, err error) {
 	dev := C.int(i)
-	idle, _ = v.deviceUse(0)
+	use.idle, _ = v.deviceUse(0)
 	var ctx C.uint64_t
 	if rc := C.sl_ctx_retain(&ctx, dev); rc != 0 {
-		return 0, 0, deviceError(i, "cuDevicePrimaryCtxRetain", rc)
+		return use, deviceError(i, "cuDevicePrimaryCtxRetain", rc)
 	}
 	C.sl_ctx_set(ctx)
 	for l := range d.Limits {
@@ -165,22 +171,23 @@ func contextFacts(i int, v *nvml, d *wire.Device) (over, idle uint64, err error)
 		d.PrioLeast, d.PrioGreatest = int32(least), int32(greatest)
 	}
 	if used, ok := v.ownUse(0); ok {
-		over = used
-	} else if now, ok := v.deviceUse(0); ok && now > idle {
-		over = now - idle
+		use.over = used
+	} else if now, ok := v.deviceUse(0); ok && now > use.idle {
+		use.over = now - use.idle
 	} else {
 		var free, total C.uint64_t
 		if C.sl_mem_info(&free, &total) == 0 && uint64(total-free) < 4<<30 {
-			over = uint64(total - free)
+			use.over = uint64(total - free)
 		}
 	}
+	use.compiled = int(C.sl_compile())
 	C.sl_ctx_release(dev)
-	return over, idle, nil
+	return use, nil
 }
 
 // Probe writes what it finds about n devices to w, for the supervisor.
-func Probe(log *slog.Logger, d Driver, n int, w io.Writer) error {
-	f, err := probe(log, d, n)
+func Probe(log *slog.Logger, cfg SessionConfig, n int, w io.Writer) error {
+	f, err := probe(log, cfg, n)
 	if err != nil {
 		return err
 	}

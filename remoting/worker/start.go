@@ -18,14 +18,16 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
 // SessionConfig is what a session process is started with.
 type SessionConfig struct {
-	Driver Driver
-	Store  string
-	Bounds store.Bounds // of the store
+	Driver  Driver
+	Store   string
+	Bounds  store.Bounds // of the store
+	Sandbox sandbox.Mode
 }
 
 // RunSession is the main function of a session process. It returns when there
@@ -117,6 +119,9 @@ func receive(log *slog.Logger, cfg *SessionConfig) (*incoming, error) {
 	if err == nil && st.Bind != nil {
 		err = bind(st.Bind)
 	}
+	if err == nil {
+		err = cfg.filter(log, st.Bind)
+	}
 	if st.Detached {
 		control.Answer(err)
 	}
@@ -135,6 +140,44 @@ func receive(log *slog.Logger, cfg *SessionConfig) (*incoming, error) {
 		acct.SetClient(account.Client{PID: st.Hello.PID, Name: st.Hello.Program}, st.Hello.Kind)
 	}
 	return &incoming{st, fds, acct}, nil
+}
+
+// filter takes from the process what a session needs none of: capabilities, if bind has not done so, and system calls.
+func (c *SessionConfig) filter(log *slog.Logger, b *control.Bind) error {
+	if b != nil {
+		if !b.Seccomp {
+			return nil
+		}
+		if err := loadFilter(log, c.Sandbox); err != nil {
+			return fmt.Errorf("seccomp: %w; worker.seccomp: false does without", err)
+		}
+		return nil
+	}
+	if c.Sandbox == sandbox.Off {
+		return nil
+	}
+	err := dropCaps()
+	if err == nil {
+		err = loadFilter(log, c.Sandbox)
+	}
+	if err != nil && c.Sandbox == sandbox.Auto {
+		log.Warn("a session goes without a sandbox of its system calls", "error", err)
+		return nil
+	}
+	return err
+}
+
+// loadFilter refuses system calls from here on.
+func loadFilter(log *slog.Logger, mode sandbox.Mode) error {
+	if mode != sandbox.Log {
+		return sandbox.Load(mode, nil)
+	}
+	l, err := newListener()
+	if err != nil {
+		return err
+	}
+	go l.each(func(call string) { log.Warn("the sandbox would refuse a system call", "call", call) })
+	return sandbox.Load(mode, l.listen)
 }
 
 // client is the connection to a session's client before the session runs.

@@ -30,6 +30,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
@@ -102,8 +103,13 @@ func New(ctx context.Context, log *slog.Logger, cfg Config) (*Supervisor, error)
 	}
 	s := &Supervisor{log: log, cfg: cfg, leases: make(map[[16]byte]*lease), spawn: make(chan func())}
 	go s.spawner()
-	if s.facts, err = s.probe(ctx); err != nil {
+	var why error
+	s.facts, s.cfg.Session.Sandbox, why, err = control.Choose(cfg.Session.Sandbox, func(m sandbox.Mode) (*control.Facts, error) { return s.probe(ctx, m) })
+	if err != nil {
 		return nil, err
+	}
+	if why != nil {
+		log.Warn("the sandbox of sessions is not whole", "sandbox", s.cfg.Session.Sandbox, "error", why)
 	}
 	var offered []uint64
 	for i := range s.facts.Snapshot.Devices {
@@ -137,10 +143,10 @@ func (s *Supervisor) spawner() {
 	}
 }
 
-func (s *Supervisor) command(sub string) *exec.Cmd {
+func (s *Supervisor) command(sub string, mode sandbox.Mode) *exec.Cmd {
 	c := control.Command{
 		Exe: s.cfg.Exe, Args: s.cfg.Args, LibCUDA: s.cfg.Session.Driver.LibCUDA, LibNVML: s.cfg.Session.Driver.LibNVML,
-		Store: s.cfg.Session.Store, Limit: s.cfg.Session.Bounds.Limit, KeepFree: s.cfg.Session.Bounds.KeepFree,
+		Store: s.cfg.Session.Store, Limit: s.cfg.Session.Bounds.Limit, KeepFree: s.cfg.Session.Bounds.KeepFree, Sandbox: mode,
 	}
 	for _, d := range s.cfg.Devices {
 		c.Devices = append(c.Devices, strconv.Itoa(d))
@@ -158,10 +164,10 @@ func (s *Supervisor) on(f func() error) error {
 }
 
 // probe has a process of its own ask the driver.
-func (s *Supervisor) probe(ctx context.Context) (*control.Facts, error) {
+func (s *Supervisor) probe(ctx context.Context, mode sandbox.Mode) (*control.Facts, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	cmd := s.command("probe")
+	cmd := s.command("probe", mode)
 	var out strings.Builder
 	cmd.Stdout = &out
 	if err := s.on(cmd.Start); err != nil {
@@ -177,7 +183,7 @@ func (s *Supervisor) probe(ctx context.Context) (*control.Facts, error) {
 
 // start starts a session process that waits for its client.
 func (s *Supervisor) start() (*control.Process, error) {
-	cmd := s.command("session")
+	cmd := s.command("session", s.cfg.Session.Sandbox)
 	return control.Spawn(s.log, cmd, func() error { return s.on(cmd.Start) })
 }
 

@@ -174,6 +174,9 @@ func (p *parser) ranges() {
 			p.fail(l.key, "%q is neither a library's name nor an absolute path", l.v)
 		}
 	}
+	if c.Worker.Sandbox == "on" && !c.Worker.Seccomp {
+		p.fail("worker.sandbox", "on needs worker.seccomp: true")
+	}
 }
 
 // PoolNames are the pools' names, sorted.

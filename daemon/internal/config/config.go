@@ -129,6 +129,7 @@ type Worker struct {
 	RootUser   string     `key:"root_user"`  // as whom leases of root and the system's users run; "" refuses them
 	Seccomp    bool       `key:"seccomp"`
 	ConfineDev bool       `key:"confine_dev"` // only its own GPUs' device files
+	Sandbox    string     `key:"sandbox" oneof:"auto|on|off|log"`
 }
 
 // Shares says how the compute time of this node's GPUs is shared.
@@ -206,7 +207,7 @@ func Default() Config {
 		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
 			Tombstone: time.Hour, MaxPerGPU: 64},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Keepalive: 10 * time.Second},
-		Worker:  Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true},
+		Worker:  Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true, Sandbox: "off"},
 		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "auto"}},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
 			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},

@@ -44,6 +44,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 	"github.com/sluice-hpc/sluice/daemon/internal/workers"
 	"github.com/sluice-hpc/sluice/remoting/version"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
 // firstLook is how long a start waits for NVML. A driver without persistence mode
@@ -249,7 +250,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		LibCUDA: cfg.Owner.LibCUDA, LibNVML: cfg.Owner.LibNVML,
 		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit), StoreTotal: int64(cfg.Owner.StoreTotal), StoreKeepFree: int64(cfg.Owner.StoreKeepFree),
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive,
-		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev,
+		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev, Sandbox: sandboxMode(cfg),
 		MinUID: uint32(cfg.Users.UIDMin), RootUID: rootUID, RootGID: rootGID,
 		Cgroup: cfg.Worker.Cgroup, MemoryMax: memoryMax(cfg), PidsMax: cfg.Worker.PidsMax,
 		Turns: cfg.TurnsDir(), Sharing: sharing(cfg),
@@ -400,6 +401,14 @@ func memoryMax(cfg *config.Config) func(lease.Lease) uint64 {
 		return func(lease.Lease) uint64 { return uint64(m) }
 	}
 	return workers.MemoryByLease
+}
+
+// sandboxMode is the sandbox of sessions, which is not to be had without the filter of system calls.
+func sandboxMode(cfg *config.Config) sandbox.Mode {
+	if !cfg.Worker.Seccomp {
+		return sandbox.Off
+	}
+	return sandbox.Mode(cfg.Worker.Sandbox)
 }
 
 // limits are what the configuration bounds an owner by.

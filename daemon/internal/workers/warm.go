@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
 // probeTime is how long the driver may take to describe a GPU.
@@ -58,9 +59,24 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 	if f != nil {
 		return f, nil
 	}
+	f, mode, why, err := control.Choose(p.cfg.Sandbox, func(m sandbox.Mode) (*control.Facts, error) { return p.ask(ctx, uuid, m) })
+	if err != nil {
+		return nil, err
+	}
+	if why != nil {
+		p.log.Warn("the sandbox of sessions is not whole", "gpu", uuid, "sandbox", mode, "error", why)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.facts[uuid], p.sandbox[uuid] = f, mode
+	return f, nil
+}
+
+// ask has the driver describe a GPU, in a process of its own.
+func (p *Pool) ask(ctx context.Context, uuid string, mode sandbox.Mode) (*control.Facts, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	cmd := p.command([]string{uuid}, "").Cmd("probe")
+	cmd := p.command([]string{uuid}, "", mode).Cmd("probe")
 	var out, msg bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &msg
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -80,16 +96,25 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 	if err != nil {
 		return nil, fmt.Errorf("gpu %s: %w", uuid, err)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.facts[uuid] = f
 	return f, nil
 }
 
-func (p *Pool) command(uuids []string, confine string) *control.Command {
+// sandboxOf is the sandbox of a session on these GPUs, which their probes have found out.
+func (p *Pool) sandboxOf(gpus []lease.GPU) sandbox.Mode {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, g := range gpus {
+		if mode, known := p.sandbox[g.UUID]; known && mode != p.cfg.Sandbox {
+			return mode
+		}
+	}
+	return p.cfg.Sandbox
+}
+
+func (p *Pool) command(uuids []string, confine string, mode sandbox.Mode) *control.Command {
 	c := p.cfg
 	return &control.Command{
-		Exe: c.Exe, Args: c.Args, LibCUDA: c.LibCUDA, LibNVML: c.LibNVML, Store: c.Store, Limit: c.StoreLimit, KeepFree: c.StoreKeepFree, Devices: uuids, Confine: confine,
+		Exe: c.Exe, Args: c.Args, LibCUDA: c.LibCUDA, LibNVML: c.LibNVML, Store: c.Store, Limit: c.StoreLimit, KeepFree: c.StoreKeepFree, Devices: uuids, Confine: confine, Sandbox: mode, Accounts: c.Dir,
 	}
 }
 
@@ -102,7 +127,7 @@ type worker struct {
 // spawn starts a session process for these GPUs, in its control group already:
 // moving a process costs the kernel milliseconds, which no client should wait for.
 func (p *Pool) spawn(gpus []lease.GPU) (*worker, error) {
-	confine := "none"
+	confine := control.NoDevices
 	if p.cfg.ConfineDev {
 		var err error
 		if confine, err = deviceFiles("/", gpus); err != nil {
@@ -113,7 +138,7 @@ func (p *Pool) spawn(gpus []lease.GPU) (*worker, error) {
 	for _, g := range gpus {
 		ids = append(ids, g.UUID)
 	}
-	cmd := p.command(ids, confine).Cmd("session")
+	cmd := p.command(ids, confine, p.sandboxOf(gpus)).Cmd("session")
 	// No signal of the daemon's terminal is meant for sessions.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	proc, err := control.Spawn(p.log, cmd, cmd.Start)
@@ -140,7 +165,7 @@ func (p *Pool) discard(w *worker) {
 // there are none at all, as with the simulated GPU.
 func deviceFiles(root string, gpus []lease.GPU) (string, error) {
 	if _, err := os.Stat(filepath.Join(root, "dev/nvidiactl")); errors.Is(err, os.ErrNotExist) {
-		return "none", nil
+		return control.NoDevices, nil
 	}
 	files := []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
 	if _, err := os.Stat(filepath.Join(root, "dev/nvidia-uvm-tools")); err == nil {

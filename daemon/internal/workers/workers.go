@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
@@ -61,6 +62,7 @@ type Config struct {
 	Keepalive  time.Duration
 	Seccomp    bool
 	ConfineDev bool
+	Sandbox    sandbox.Mode
 	Cgroup     string // auto, required or off
 	MinUID     uint32 // of the users whose sessions run as themselves, at least 1
 	RootUID    uint32 // as whom those of lower uids run; 0 is 65534
@@ -81,6 +83,7 @@ type Pool struct {
 
 	mu        sync.Mutex
 	facts     map[string]*control.Facts // by GPU
+	sandbox   map[string]sandbox.Mode   // by GPU, once there are facts
 	leases    map[string]*leased
 	warm      map[string][]*worker
 	fails     map[string]int  // spawns in a row that came to nothing
@@ -182,7 +185,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{
-		log: log, cfg: cfg, sharing: cfg.Sharing, cg: cg, facts: map[string]*control.Facts{}, leases: map[string]*leased{},
+		log: log, cfg: cfg, sharing: cfg.Sharing, cg: cg, facts: map[string]*control.Facts{}, sandbox: map[string]sandbox.Mode{}, leases: map[string]*leased{},
 		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
 	}
 	if err := p.openSchedules(); err != nil {

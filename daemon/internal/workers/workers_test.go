@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/owner"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
 var (
@@ -49,6 +50,10 @@ func TestMain(m *testing.M) {
 		}
 		select {}
 	}
+	if len(os.Args) == 7 && os.Args[1] == "takeover" {
+		takenOver(os.Args[2:])
+		return
+	}
 	os.Exit(m.Run())
 }
 
@@ -70,7 +75,7 @@ func testConfig(dir string) Config {
 	return Config{
 		Exe: filepath.Join(dir, "sluice-worker"), Args: []string{"--log", "error"}, Dir: filepath.Join(dir, "owner"), Store: filepath.Join(dir, "store"), StoreLimit: 1 << 30, StoreTotal: 4 << 30,
 		LibCUDA: filepath.Join(sim, "libcuda.so.1"), LibNVML: filepath.Join(sim, "libnvidia-ml.so.1"),
-		Warm: 1, Keepalive: 2 * time.Second, Seccomp: true, ConfineDev: true, Cgroup: "auto", MemoryMax: func(lease.Lease) uint64 { return 1 << 30 }, PidsMax: 200,
+		Warm: 1, Keepalive: 2 * time.Second, Seccomp: true, ConfineDev: true, Sandbox: sandbox.On, Cgroup: "auto", MemoryMax: func(lease.Lease) uint64 { return 1 << 30 }, PidsMax: 200,
 		Turns: filepath.Join(dir, "turns"), Sharing: Sharing{Quantum: 10 * time.Millisecond, Limit: time.Second},
 	}
 }
@@ -90,7 +95,12 @@ func setup(t *testing.T) string {
 	if out, err := exec.Command("go", "build", "-o", dir, "../../../remoting/worker/cmd/sluice-worker").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	t.Setenv("SLUICE_SIM_STATE", filepath.Join(dir, "gpu"))
+	// Sessions in a sandbox may fill its directory, and no other.
+	sim := filepath.Join(dir, "sim")
+	if err := os.Mkdir(sim, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SLUICE_SIM_STATE", filepath.Join(sim, "gpu"))
 	t.Setenv("SLUICE_SIM_DEVICES", "2")
 	return dir
 }

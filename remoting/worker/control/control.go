@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
 // LogFD is where a session process logs. Its standard error is a file that nobody else
@@ -44,6 +46,8 @@ type Facts struct {
 	Snapshot wire.Snapshot
 	Overhead []uint64 // what one context takes
 	Idle     []uint64 // what was in use before, as NVML says
+	// Compiled is what the driver returned when it was given PTX to compile on each device.
+	Compiled []int `json:",omitempty"`
 }
 
 // ErrProbe says that the probe's answer makes no sense.
@@ -59,6 +63,38 @@ func ReadFacts(b []byte, n int) (*Facts, error) {
 		return nil, fmt.Errorf("%w: it describes %d devices of %d", ErrProbe, len(f.Snapshot.Devices), n)
 	}
 	return &f, nil
+}
+
+// Choose has a probe ask the driver in the sandbox that sessions are to have, and gives the mode that they have then. In mode Auto they
+// have none if the driver does worse in it; why is what is missing and goes into the log.
+func Choose(mode sandbox.Mode, probe func(sandbox.Mode) (*Facts, error)) (f *Facts, _ sandbox.Mode, why, err error) {
+	if !mode.Files() {
+		f, err = probe(sandbox.Off)
+		return f, mode, nil, err
+	}
+	if f, err = probe(mode); mode == sandbox.On {
+		if err == nil && slices.ContainsFunc(f.Compiled, func(rc int) bool { return rc != 0 }) {
+			why = fmt.Errorf("the driver returned %v when it compiled a kernel in the sandbox", f.Compiled)
+		}
+		return f, mode, why, err
+	}
+	if err == nil && !slices.ContainsFunc(f.Compiled, func(rc int) bool { return rc != 0 }) {
+		if sandbox.Landlock() == 0 {
+			why = sandbox.ErrNoLandlock
+		}
+		return f, mode, why, nil
+	}
+	inside, bad := f, err
+	if f, err = probe(sandbox.Off); err != nil {
+		return nil, sandbox.Off, nil, err
+	}
+	if bad == nil && slices.Equal(f.Compiled, inside.Compiled) {
+		return f, mode, nil, nil // the driver compiles nothing in any case
+	}
+	if bad == nil {
+		bad = fmt.Errorf("the driver returned %v when it compiled a kernel in the sandbox, and %v outside", inside.Compiled, f.Compiled)
+	}
+	return f, sandbox.Off, bad, nil
 }
 
 // Start is the START message. With it come the client's socket, the account, and
@@ -127,6 +163,9 @@ type Bind struct {
 // MaxStart is the largest START message, in bytes.
 const MaxStart = 128 << 10
 
+// NoDevices, as Command.Confine, leaves /dev as it is.
+const NoDevices = "none"
+
 // Command is what starts a session process or the probe.
 type Command struct {
 	Exe     string
@@ -138,6 +177,10 @@ type Command struct {
 	Limit, KeepFree int64
 	Devices         []string // numbers in PCI order, or UUIDs
 	Confine         string   // device files a session may see, comma between; "none" leaves /dev alone, "" confines nothing
+	// Sandbox is the sandbox of the session, or of the probe. Accounts is the directory of the accounts that sessions
+	// are given, "" if those have no names.
+	Sandbox  sandbox.Mode
+	Accounts string
 }
 
 // Cmd makes the command of a subcommand: "session" or "probe".
@@ -145,8 +188,18 @@ func (c *Command) Cmd(sub string) *exec.Cmd {
 	args := append(append([]string(nil), c.Args...), sub,
 		"--libcuda", c.LibCUDA, "--libnvml", c.LibNVML, "--store", c.Store,
 		"--store-limit", strconv.FormatInt(c.Limit, 10), "--store-keep-free", strconv.FormatInt(c.KeepFree, 10), "--devices", strconv.Itoa(len(c.Devices)))
-	if c.Confine != "" && sub == "session" {
-		args = append(args, "--confine", c.Confine)
+	confine := c.Confine
+	if sub == "probe" {
+		confine = ""
+	}
+	if c.Sandbox != "" && c.Sandbox != sandbox.Off {
+		args = append(args, "--sandbox", string(c.Sandbox), "--accounts", c.Accounts)
+		if confine == "" {
+			confine = NoDevices
+		}
+	}
+	if confine != "" {
+		args = append(args, "--confine", confine)
 	}
 	cmd := exec.Command(c.Exe, args...)
 	cmd.Env = append(os.Environ(), "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="+strings.Join(c.Devices, ","))

@@ -14,6 +14,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,13 +53,22 @@ func (s *Store) used(fd int, st *unix.Stat_t) {
 	if s.checked(fd, st) && time.Since(time.Unix(st.Mtim.Unix())) < fresh {
 		return
 	}
-	now := unix.NsecToTimespec(time.Now().UnixNano())
-	path := fmt.Sprintf("/proc/self/fd/%d", fd)
 	var after unix.Stat_t
-	err := unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{now, now}, 0)
+	err := touch(fd, time.Now())
 	if err == nil && unix.Fstat(fd, &after) == nil && after.Size == st.Size && s.boot() != "" {
 		_ = unix.Fsetxattr(fd, markName, []byte(mark(s.boot(), &after)), 0)
 	}
+}
+
+// touch sets the times of an open file. A session in a sandbox may not do so by a file's name.
+func touch(fd int, at time.Time) error {
+	now := unix.NsecToTimespec(at.UnixNano())
+	both := [2]unix.Timespec{now, now}
+	_, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&both)), 0, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 // errDamaged says that an image is not what its name says.

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
@@ -43,6 +44,10 @@ func root() *cobra.Command {
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) (err error) {
+			cfg.Session.Sandbox, err = sandbox.ParseMode(string(cfg.Session.Sandbox))
+			return err
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			size, err := form.ParseBytes(mem)
 			if err != nil {
@@ -78,8 +83,10 @@ func root() *cobra.Command {
 	p.StringVar(&format, "log-format", "text", "text or json")
 	p.StringVar(&level, "log", "info", "least level to log: error, warn, info, debug")
 
+	p.StringVar((*string)(&cfg.Session.Sandbox), "sandbox", string(sandbox.Off), "have sessions compute and nothing else: off, auto, on, or log, which logs the system calls that would be refused")
+
 	var devices int
-	var confine string
+	var confine worker.Confinement
 	session := &cobra.Command{
 		Use: "session", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -87,20 +94,26 @@ func root() *cobra.Command {
 			if cfg.Session.Bounds, err = bounds(limit, keepFree); err != nil {
 				return err
 			}
-			if confine != "" {
-				return worker.Confine(confine, withoutFlag(os.Args, "--confine"))
+			log := logger(os.NewFile(control.LogFD, "log"), level, format)
+			if confine.Devices != "" {
+				return become(log, confine, cfg.Session)
 			}
-			return worker.RunSession(logger(os.NewFile(control.LogFD, "log"), level, format), cfg.Session)
+			return worker.RunSession(log, cfg.Session)
 		},
 	}
 	probe := &cobra.Command{
 		Use: "probe", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return worker.Probe(logger(os.Stderr, level, format), cfg.Session.Driver, devices, os.Stdout)
+			log := logger(os.Stderr, level, format)
+			if confine.Devices != "" {
+				return become(log, confine, cfg.Session)
+			}
+			return worker.Probe(log, cfg.Session, devices, os.Stdout)
 		},
 	}
-	session.Flags().StringVar(&confine, "confine", "", "device files to see, or none")
 	for _, c := range []*cobra.Command{session, probe} {
+		c.Flags().StringVar(&confine.Devices, "confine", "", "device files to see, or none")
+		c.Flags().StringVar(&confine.Dir, "accounts", "", "directory of accounts")
 		c.Flags().IntVar(&devices, "devices", 1, "number of devices")
 	}
 	cmd.AddCommand(session, probe)
@@ -121,6 +134,12 @@ func bounds(limit, keepFree string) (b store.Bounds, err error) {
 		*f.to = int64(n)
 	}
 	return b, nil
+}
+
+// become confines this process, and starts it anew as the same command without that step.
+func become(log *slog.Logger, c worker.Confinement, s worker.SessionConfig) error {
+	c.Log, c.Sandbox, c.Driver, c.Store = log, s.Sandbox, s.Driver, s.Store
+	return worker.Confine(c, withoutFlag(os.Args, "--confine"))
 }
 
 // shareFlags say how the devices' time is shared.
