@@ -1864,6 +1864,23 @@ enum {
 	CUDA_GRAPH_INSTANTIATE_ERROR = 1,
 };
 
+/* CUgraphDebugDot_flags */
+enum {
+	CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE = 1,
+};
+
+/* CUuserObject_flags, CUuserObjectRetain_flags */
+enum {
+	CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
+	CU_GRAPH_USER_OBJECT_MOVE = 1,
+};
+
+/* CUstreamUpdateCaptureDependencies_flags */
+enum {
+	CU_STREAM_ADD_CAPTURE_DEPENDENCIES = 0,
+	CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1,
+};
+
 /* CUgraphInstantiate_flags */
 enum {
 	CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,

@@ -82,7 +82,7 @@ func put(p *printer, r Row, q Param) {
 				p.f("\tfor (size_t i = 0; %s && i < %s; i++)\n\t\tsl_operand_check_%s(&%s[i], \"%s\", &err);\n", n, q.Count, q.Elem, n, r.Symbol)
 			}
 		}
-	case Out, Out8, OutHandle, OutHandles:
+	case Out, Out8, OutHandle, OutHandles, OutArray:
 		p.f("\tsl_put_u8(&b, %s != NULL);\n", n)
 	case InOut:
 		p.f("\tif (!%s) {\n\t\tsl_buf_free(&b);\n\t\treturn CUDA_ERROR_INVALID_VALUE;\n\t}\n\tsl_put_u64(&b, *%s);\n", n, n)
@@ -110,7 +110,9 @@ func get(p *printer, q Param) {
 	case InOut:
 		p.f("\t\tconst size_t room_%s = *%s;\n\n\t\t*%s = sl_get_u64(&r);\n", n, n, n)
 	case OutHandles:
-		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n\t\t\t\tif (i < room_%s)\n\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id, r.session);\n\t\t\t}\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, n, q.HKind, q.Count, q.Count, q.Count, q.Count)
+		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n\t\t\t\tif (i < room_%s)\n\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id, r.session);\n\t\t\t}\n\t\t\tfor (size_t i = n; i < room_%s; i++)\n\t\t\t\t%s[i] = NULL;\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, n, q.HKind, q.Count, n, q.Count, q.Count, q.Count, q.Count)
+	case OutArray:
+		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\t\t\tsize_t fit = n < room_%s ? n : room_%s;\n\n\t\t\tsl_get_bytes(&r, %s, fit * sizeof *%s);\n\t\t\tsl_get_ref(&r, (n - fit) * sizeof *%s);\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, q.Count, n, n, n, q.Count, q.Count, q.Count, q.Count)
 	}
 }
 
@@ -119,7 +121,7 @@ func forwarder(p *printer, r Row) {
 	reply := false
 	for _, q := range r.Wire {
 		switch q.Mode {
-		case Out, Out8, OutHandle, OutHandles, InOut:
+		case Out, Out8, OutHandle, OutHandles, OutArray, InOut:
 			reply = true
 		}
 	}

@@ -218,7 +218,7 @@ func decodeParams(p *printer, r Row) {
 			p.f("\tw_%s := d.U8() != 0\n\tvar o_%s uint64\n", n, n)
 		case OutHandle:
 			p.f("\tw_%s := d.U8() != 0\n\tvar o_%s C.uint64_t\n", n, n)
-		case OutHandles:
+		case OutHandles, OutArray:
 			p.f("\tw_%s := d.U8() != 0\n", n)
 		case InOut:
 			p.f("\to_%s := C.size_t(d.U64())\n", n)
@@ -255,6 +255,8 @@ func findHandles(p *printer, r Row) {
 			p.f("\ta_%s := make([]C.uint64_t, len(ids_%s))\n\tfor i, id := range ids_%s {\n\t\treal, ok := s.handle(%s, id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%s, id)\n\t\t}\n\t\ta_%s[i] = C.uint64_t(real)\n\t}\n", n, n, n, kindName(q.HKind), kindName(q.HKind), n)
 		case q.Mode == OutHandles:
 			p.f("\tvar a_%s []C.uint64_t\n\tif w_%s {\n\t\to_%s = min(o_%s, maxHandles)\n\t\ta_%s = make([]C.uint64_t, o_%s)\n\t}\n", n, n, q.Count, q.Count, n, q.Count)
+		case q.Mode == OutArray:
+			p.f("\tvar a_%s []C.%s\n\tif w_%s {\n\t\to_%s = min(o_%s, maxHandles)\n\t\ta_%s = make([]C.%s, o_%s)\n\t}\n", n, goCName(q.Elem), n, q.Count, q.Count, n, goCName(q.Elem), q.Count)
 		case q.Mode == Str && !r.Worker:
 			p.f("\tc_%s := C.CString(p_%s)\n\tdefer C.free(unsafe.Pointer(c_%s))\n", n, n, n)
 		}
@@ -296,7 +298,7 @@ func workerArgs(r Row) (args []string) {
 			args = append(args, "id_"+n, "&o_"+n)
 		case Out, Out8, OutHandle, InOut, In8:
 			args = append(args, "&o_"+n)
-		case OutHandles:
+		case OutHandles, OutArray:
 			args = append(args, "a_"+n)
 		}
 	}
@@ -316,7 +318,7 @@ func driverArgs(r Row) (args []string) {
 			args = append(args, "c_"+n)
 		case Handle:
 			args = append(args, fmt.Sprintf("C.uint64_t(h_%s.real)", n))
-		case InArray, OutHandles:
+		case InArray, OutHandles, OutArray:
 			args = append(args, fmt.Sprintf("first(a_%s)", n))
 		case New, OutHandle, InOut:
 			args = append(args, "&o_"+n)
@@ -358,6 +360,8 @@ func encodeReply(p *printer, r Row) {
 			body.f("\t\tif w_%s {\n\t\t\tmemOut(e, unsafe.Pointer(&o_%s), unsafe.Sizeof(o_%s))\n\t\t}\n", n, n, n)
 		case OutHandle:
 			body.f("\t\tif w_%s {\n\t\t\te.U32(%s)\n\t\t}\n", n, outID(r, q, "o_"+n))
+		case OutArray:
+			body.f("\t\tif w_%s {\n\t\t\tk := min(len(a_%s), int(o_%s))\n\t\t\te.U32(uint32(k))\n\t\t\tfor i := range a_%s[:k] {\n\t\t\t\tmemOut(e, unsafe.Pointer(&a_%s[i]), unsafe.Sizeof(a_%s[i]))\n\t\t\t}\n\t\t}\n", n, n, q.Count, n, n, n)
 		case OutHandles:
 			body.f("\t\tif w_%s {\n\t\t\tk := min(len(a_%s), int(o_%s))\n\t\t\te.U32(uint32(k))\n\t\t\tfor _, real := range a_%s[:k] {\n\t\t\t\te.U32(%s)\n\t\t\t}\n\t\t}\n", n, n, q.Count, n, outID(r, q, "real"))
 		}

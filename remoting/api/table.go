@@ -72,6 +72,7 @@ const (
 	New                    // pointer to a handle the client chose
 	OutHandle              // pointer to a handle the worker chooses
 	OutHandles             // array of handles the worker chooses
+	OutArray               // array of values the worker gives
 	Str                    // NUL-terminated string
 	In8                    // eight bytes behind a void pointer
 	Out8                   // eight bytes written behind a void pointer
@@ -153,7 +154,7 @@ var HandleKinds = map[string]string{
 	"CUcontext": "CTX", "CUstream": "STREAM", "CUevent": "EVENT", "CUmodule": "MODULE",
 	"CUlibrary": "LIBRARY", "CUkernel": "KERNEL", "CUfunction": "KERNEL", "CUgraph": "GRAPH",
 	"CUgraphNode": "NODE", "CUgraphExec": "EXEC", "CUmemoryPool": "POOL", "CUarray": "ARRAY",
-	"CUmipmappedArray": "MIPMAP", "CUmemGenericAllocationHandle": "MEMHANDLE", "CUtexref": "TEXREF", "CUsurfref": "SURFREF", "CUlinkState": "LINK",
+	"CUmipmappedArray": "MIPMAP", "CUmemGenericAllocationHandle": "MEMHANDLE", "CUtexref": "TEXREF", "CUsurfref": "SURFREF", "CUlinkState": "LINK", "CUuserObject": "USEROBJ",
 }
 
 // ScalarSize is the size in bytes of a type passed by value; types that are
@@ -330,6 +331,8 @@ func mode(p Param, ann, count string) (Mode, error) {
 		return In, nil
 	case ann == "out" && count == "":
 		return Out, nil
+	case ann == "out" && p.HKind == "":
+		return OutArray, nil
 	case ann == "inout":
 		return InOut, nil
 	case ann == "new" && p.HKind != "":

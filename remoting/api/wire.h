@@ -87,6 +87,7 @@
 #define SL_FRAME_BYE 7
 #define SL_FRAME_BEAT 8
 #define SL_FRAME_TURN 9
+#define SL_FRAME_HOSTFN_GONE 10
 
 /* Kinds of handles; a wire id names a handle within its kind. */
 #define SL_CTX 1

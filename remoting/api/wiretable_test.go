@@ -81,7 +81,7 @@ func TestFingerprintCoversTheWire(t *testing.T) {
 	}{
 		{"limit | IMAGE | 2 GiB", "limit | IMAGE | 1 GiB", false},
 		{"	> u32 | delivery |", "	> u64 | delivery |", false},
-		{"frame | TURN | 9", "frame | TURN | 10", false},
+		{"frame | TURN | 9", "frame | TURN | 11", false},
 		{"0xF00D oneway", "0xF00D wait", false},
 		{"copies to a box", "copies to a corner", true},
 	} {

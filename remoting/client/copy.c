@@ -16,6 +16,7 @@
 #include "delivery.h"
 #include "entry.h"
 #include "gen.h"
+#include "graphhost.h"
 #include "hostfn.h"
 #include "mapped.h"
 #include "operand.h"
@@ -48,14 +49,12 @@ bool sl_ptr_pinned(const void *p, size_t n)
 	return n <= r.size - (a - r.base);
 }
 
-CUresult sl_copy_capture_check(CUstream s)
+CUresult sl_capture_check(CUstream s, const char *what)
 {
-	static uint8_t once;
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
 
-	/* A captured copy would read or write this process whenever the graph runs. */
 	if (sl_capturing_any() && !sl_cuStreamIsCapturing(s, &status) && status != CU_STREAM_CAPTURE_STATUS_NONE)
-		return sl_refuse("a copy between host and device in a stream capture", &once);
+		return sl_refuse_with("a stream capture", what);
 	return CUDA_SUCCESS;
 }
 
@@ -88,9 +87,6 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 		return err;
 	if (__builtin_expect(there != NULL, 0))
 		return sl_copy_elsewhere(there, in_there, &(struct linear){ dst, (void *)(uintptr_t)src, n }, s);
-	err = sl_copy_capture_check(s);
-	if (err)
-		return err;
 	err = sl_copy_source_ready(src, n);
 	if (err)
 		return err;
@@ -150,9 +146,6 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 		return err;
 	if (__builtin_expect(there != NULL, 0))
 		return sl_copy_elsewhere(there, out_there, &(struct linear){ src, dst, n }, s);
-	err = sl_copy_capture_check(s);
-	if (err)
-		return err;
 	stream = sl_stream_id(s, &err);
 	if (err)
 		return err;
@@ -208,11 +201,9 @@ static void copy_behind(void *arg, CUresult failed)
 /* Host to host. Where both sides are page-locked the call need not wait for what is in the stream. */
 static CUresult on_host(void *dst, const void *src, size_t n, CUstream s, bool wait)
 {
-	CUresult err = sl_copy_capture_check(s);
 	struct host_copy *c;
+	CUresult err;
 
-	if (err)
-		return err;
 	if (wait) {
 		err = sl_cuStreamSynchronize(s);
 		if (!err)
@@ -227,6 +218,21 @@ static CUresult on_host(void *dst, const void *src, size_t n, CUstream s, bool w
 	if (err)
 		free(c);
 	return err;
+}
+
+/* A copy with the host's memory as a node of the graph that the stream captures. */
+static CUresult captured(const struct sl_operand *dst, const struct sl_operand *src, size_t n, CUstream s, bool *done)
+{
+	CUDA_MEMCPY3D c = { .srcMemoryType = src->place == SL_DEVICE ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST,
+			    .srcDevice = src->p, .srcHost = (const void *)(uintptr_t)src->p, .srcPitch = n, .srcHeight = 1,
+			    .dstMemoryType = dst->place == SL_DEVICE ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST,
+			    .dstDevice = dst->p, .dstHost = (void *)(uintptr_t)dst->p, .dstPitch = n, .dstHeight = 1,
+			    .WidthInBytes = n, .Height = 1, .Depth = 1 };
+
+	*done = false;
+	if (sl_sessions > 1 && (sl_ptr_foreign(c.srcDevice) || sl_ptr_foreign(c.dstDevice)))
+		return sl_capture_check(s, "memory of another owner");
+	return sl_graph_copy_capture(&c, s, done);
 }
 
 /* What a function asks of its operands. */
@@ -251,6 +257,13 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 		return CUDA_ERROR_INVALID_VALUE;
 	if ((to.place == SL_DEVICE && n > to.room) || (from.place == SL_DEVICE && n > from.room))
 		return CUDA_ERROR_INVALID_VALUE;
+	if (__builtin_expect(sl_capturing_any(), 0) && (to.place != SL_DEVICE || from.place != SL_DEVICE)) {
+		bool done;
+
+		err = captured(&to, &from, n, s, &done);
+		if (err || done)
+			return err;
+	}
 	if (__builtin_expect(to.twin || from.twin, 0))
 		sl_mapped_send();
 	if (to.place == SL_DEVICE) {

@@ -12,7 +12,13 @@
 bool sl_ptr_device(uint64_t p);
 /* True if n bytes from p are pinned host memory. */
 bool sl_ptr_pinned(const void *p, size_t n);
-CUresult sl_copy_capture_check(CUstream s);
+/* Refuses what cannot be a node of a graph where the stream captures. */
+CUresult sl_capture_check(CUstream s, const char *what);
+/*
+ * Makes each side of a copy memory of the host's or the device's, or an array, by its address, with the pitches that
+ * it leaves out. *twin becomes true if the device's side is the host's memory too. graph: for a node.
+ */
+CUresult sl_copy3d_sides(CUDA_MEMCPY3D *c, bool graph, bool *twin);
 /*
  * Before n bytes at p are read for a copy to the device: work of the program that
  * writes them (a copy from the device, a host function) may still be under way.

@@ -10,6 +10,7 @@
 #include "delivery.h"
 #include "entry.h"
 #include "gen.h"
+#include "graphhost.h"
 #include "handles.h"
 #include "hostfn.h"
 #include "mapped.h"
@@ -26,9 +27,10 @@
 
 /*
  * What a side of a copy really is: with unified addressing the address decides, whatever the program calls it.
- * span is how many bytes from the base the copy reaches. *twin: it is mapped host memory's place on the device.
+ * span is how many bytes from the base the copy reaches. *twin: it is mapped host memory's place on the device. A graph
+ * takes host memory whose place on the device has another address as the host's, since its functions look at it there.
  */
-static CUresult resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev, size_t span, bool *twin)
+static CUresult resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev, size_t span, bool graph, bool *twin)
 {
 	uint64_t p = *type == CU_MEMORYTYPE_HOST ? (uintptr_t)*host : *dev;
 	struct sl_operand o;
@@ -41,7 +43,7 @@ static CUresult resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev,
 	if (o.place == SL_NOWHERE || (*type == CU_MEMORYTYPE_DEVICE && o.place == SL_PAGEABLE) ||
 	    (o.place == SL_DEVICE && span > o.room))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (o.place == SL_DEVICE) {
+	if (o.place == SL_DEVICE && !(graph && o.p != p)) {
 		*type = CU_MEMORYTYPE_DEVICE;
 		*dev = o.p;
 		*twin |= o.twin;
@@ -270,11 +272,29 @@ static CUresult foreign(CUDA_MEMCPY3D *c, CUstream s, bool *done)
 	return sl_copy_elsewhere(dst ? dst : src, copy_there, c, s);
 }
 
+CUresult sl_copy3d_sides(CUDA_MEMCPY3D *c, bool graph, bool *twin)
+{
+	CUresult err;
+
+	if (c->srcMemoryType == CU_MEMORYTYPE_UNIFIED)
+		c->srcHost = (const void *)(uintptr_t)c->srcDevice;
+	if (c->dstMemoryType == CU_MEMORYTYPE_UNIFIED)
+		c->dstHost = (void *)(uintptr_t)c->dstDevice;
+	err = check_side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, &c->srcPitch, &c->srcHeight, c->srcXInBytes, c->srcY, c);
+	if (!err)
+		err = check_side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, &c->dstPitch, &c->dstHeight, c->dstXInBytes, c->dstY, c);
+	if (!err)
+		err = resolve(&c->srcMemoryType, &c->srcHost, &c->srcDevice, span_of(c->srcPitch, c->srcHeight, c->srcXInBytes, c->srcY, c->srcZ, c), graph, twin);
+	if (!err)
+		err = resolve(&c->dstMemoryType, (const void **)&c->dstHost, &c->dstDevice, span_of(c->dstPitch, c->dstHeight, c->dstXInBytes, c->dstY, c->dstZ, c), graph, twin);
+	return err;
+}
+
 static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 {
 	CUDA_MEMCPY3D c;
 	struct sl_ctx *ctx;
-	bool twin = false;
+	bool twin = false, captured;
 	CUresult err = sl_ctx_use(&ctx);
 
 	if (err)
@@ -282,17 +302,7 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 	c = *p;
 	if (!c.WidthInBytes || !c.Height || !c.Depth)
 		return CUDA_SUCCESS;
-	if (c.srcMemoryType == CU_MEMORYTYPE_UNIFIED)
-		c.srcHost = (const void *)(uintptr_t)c.srcDevice;
-	if (c.dstMemoryType == CU_MEMORYTYPE_UNIFIED)
-		c.dstHost = (void *)(uintptr_t)c.dstDevice;
-	err = check_side(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcArray, &c.srcPitch, &c.srcHeight, c.srcXInBytes, c.srcY, &c);
-	if (!err)
-		err = check_side(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstArray, &c.dstPitch, &c.dstHeight, c.dstXInBytes, c.dstY, &c);
-	if (!err)
-		err = resolve(&c.srcMemoryType, &c.srcHost, &c.srcDevice, span_of(c.srcPitch, c.srcHeight, c.srcXInBytes, c.srcY, c.srcZ, &c), &twin);
-	if (!err)
-		err = resolve(&c.dstMemoryType, (const void **)&c.dstHost, &c.dstDevice, span_of(c.dstPitch, c.dstHeight, c.dstXInBytes, c.dstY, c.dstZ, &c), &twin);
+	err = sl_copy3d_sides(&c, false, &twin);
 	if (err)
 		return err;
 	if (__builtin_expect(twin, 0))
@@ -304,11 +314,11 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 		if (done)
 			return err;
 	}
-	if (c.srcMemoryType != CU_MEMORYTYPE_HOST && c.dstMemoryType != CU_MEMORYTYPE_HOST) {
+	if (!sl_graph_copy_host(&c)) {
 		err = fw_cuMemcpy3DAsync_v2(&c, s);
 	} else {
-		err = sl_copy_capture_check(s);
-		if (err)
+		err = sl_graph_copy_capture(&c, s, &captured);
+		if (err || captured)
 			return err;
 		if (c.srcMemoryType != CU_MEMORYTYPE_HOST)
 			return out(&c, s, wait);

@@ -44,7 +44,7 @@ static void fill_behind(void *arg, CUresult failed)
 
 static CUresult on_host(const struct fill *f, size_t span, CUstream s, bool wait)
 {
-	CUresult err = sl_copy_capture_check(s);
+	CUresult err = sl_capture_check(s, "a fill of host memory");
 	struct fill *later;
 
 	if (!err && wait)

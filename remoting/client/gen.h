@@ -48,6 +48,7 @@ enum {
 	SL_OP_cuGraphAddEmptyNode = 157,
 	SL_OP_cuGraphAddEventRecordNode = 158,
 	SL_OP_cuGraphAddEventWaitNode = 159,
+	SL_OP_cuGraphAddHostNode = 162,
 	SL_OP_cuGraphAddKernelNode_v2 = 164,
 	SL_OP_cuGraphAddMemcpyNode = 167,
 	SL_OP_cuGraphAddMemsetNode = 168,
@@ -65,30 +66,40 @@ enum {
 	SL_OP_cuGraphExecEventRecordNodeSetEvent = 187,
 	SL_OP_cuGraphExecEventWaitNodeSetEvent = 188,
 	SL_OP_cuGraphExecGetFlags = 191,
+	SL_OP_cuGraphExecHostNodeSetParams = 192,
 	SL_OP_cuGraphExecKernelNodeSetParams_v2 = 194,
 	SL_OP_cuGraphExecMemcpyNodeSetParams = 195,
 	SL_OP_cuGraphExecMemsetNodeSetParams = 196,
 	SL_OP_cuGraphExecUpdate_v2 = 199,
 	SL_OP_cuGraphGetEdges = 204,
+	SL_OP_cuGraphGetEdges_v2 = 205,
 	SL_OP_cuGraphGetNodes = 206,
 	SL_OP_cuGraphGetRootNodes = 207,
+	SL_OP_cuGraphHostNodeGetParams = 208,
+	SL_OP_cuGraphHostNodeSetParams = 209,
 	SL_OP_cuGraphInstantiateWithFlags = 211,
 	SL_OP_cuGraphKernelNodeCopyAttributes = 214,
 	SL_OP_cuGraphKernelNodeGetAttribute = 215,
+	SL_OP_cuGraphKernelNodeGetParams_v2 = 217,
 	SL_OP_cuGraphKernelNodeSetAttribute = 218,
 	SL_OP_cuGraphKernelNodeSetParams_v2 = 220,
 	SL_OP_cuGraphLaunch = 221,
+	SL_OP_cuGraphMemcpyNodeGetParams = 224,
 	SL_OP_cuGraphMemcpyNodeSetParams = 225,
 	SL_OP_cuGraphMemsetNodeGetParams = 226,
 	SL_OP_cuGraphMemsetNodeSetParams = 227,
 	SL_OP_cuGraphNodeFindInClone = 228,
 	SL_OP_cuGraphNodeGetDependencies = 229,
+	SL_OP_cuGraphNodeGetDependencies_v2 = 230,
 	SL_OP_cuGraphNodeGetDependentNodes = 231,
+	SL_OP_cuGraphNodeGetDependentNodes_v2 = 232,
 	SL_OP_cuGraphNodeGetEnabled = 233,
 	SL_OP_cuGraphNodeGetType = 234,
 	SL_OP_cuGraphNodeSetEnabled = 235,
+	SL_OP_cuGraphReleaseUserObject = 237,
 	SL_OP_cuGraphRemoveDependencies = 238,
 	SL_OP_cuGraphRemoveDependencies_v2 = 239,
+	SL_OP_cuGraphRetainUserObject = 240,
 	SL_OP_cuGraphUpload = 241,
 	SL_OP_cuKernelSetAttribute = 278,
 	SL_OP_cuKernelSetCacheConfig = 279,
@@ -169,6 +180,7 @@ enum {
 	SL_OP_cuStreamSetAttribute = 507,
 	SL_OP_cuStreamSynchronize = 508,
 	SL_OP_cuStreamUpdateCaptureDependencies = 509,
+	SL_OP_cuStreamUpdateCaptureDependencies_v2 = 510,
 	SL_OP_cuStreamWaitEvent = 511,
 	SL_OP_cuStreamWaitValue32 = 512,
 	SL_OP_cuStreamWaitValue32_v2 = 513,
@@ -216,6 +228,9 @@ enum {
 	SL_OP_cuTexRefSetMipmapLevelBias = 562,
 	SL_OP_cuTexRefSetMipmapLevelClamp = 563,
 	SL_OP_cuTexRefSetMipmappedArray = 564,
+	SL_OP_cuUserObjectCreate = 566,
+	SL_OP_cuUserObjectRelease = 567,
+	SL_OP_cuUserObjectRetain = 568,
 	SL_NOPS = 573
 };
 
@@ -330,6 +345,7 @@ CUresult sl_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, c
 CUresult sl_cuGraphAddEmptyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies);
 CUresult sl_cuGraphAddEventRecordNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event);
 CUresult sl_cuGraphAddEventWaitNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event);
+CUresult sl_cuGraphAddHostNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_HOST_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
 CUresult sl_cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphAddMemcpyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
@@ -339,6 +355,7 @@ CUresult sl_cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CU
 CUresult sl_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph);
 CUresult sl_cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph);
 CUresult sl_cuGraphCreate(CUgraph *phGraph, unsigned int flags);
+CUresult sl_cuGraphDebugDotPrint(CUgraph hGraph, const char *path, unsigned int flags);
 CUresult sl_cuGraphDestroy(CUgraph hGraph);
 CUresult sl_cuGraphDestroyNode(CUgraphNode hNode);
 CUresult sl_cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, CUevent *event_out);
@@ -350,6 +367,7 @@ CUresult sl_cuGraphExecDestroy(CUgraphExec hGraphExec);
 CUresult sl_cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event);
 CUresult sl_cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event);
 CUresult sl_cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags);
+CUresult sl_cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
 CUresult sl_cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
@@ -358,29 +376,39 @@ CUresult sl_cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, 
 CUresult sl_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out, CUgraphExecUpdateResult *updateResult_out);
 CUresult sl_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo);
 CUresult sl_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges);
+CUresult sl_cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges);
 CUresult sl_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes);
 CUresult sl_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes);
+CUresult sl_cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams);
+CUresult sl_cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags);
 CUresult sl_cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams);
 CUresult sl_cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize);
 CUresult sl_cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src);
 CUresult sl_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out);
+CUresult sl_cuGraphKernelNodeGetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
+CUresult sl_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value);
 CUresult sl_cuGraphKernelNodeSetParams(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
 CUresult sl_cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream);
+CUresult sl_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams);
 CUresult sl_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams);
 CUresult sl_cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphMemsetNodeSetParams(CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph);
 CUresult sl_cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependencies, size_t *numDependencies);
+CUresult sl_cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies);
 CUresult sl_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *dependentNodes, size_t *numDependentNodes);
+CUresult sl_cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes, CUgraphEdgeData *edgeData, size_t *numDependentNodes);
 CUresult sl_cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled);
 CUresult sl_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type);
 CUresult sl_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled);
 CUresult sl_cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams);
+CUresult sl_cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count);
 CUresult sl_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies);
 CUresult sl_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
+CUresult sl_cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);
 CUresult sl_cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
 CUresult sl_cuInit(unsigned int Flags);
 CUresult sl_cuKernelGetAttribute(int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev);
@@ -549,6 +577,7 @@ CUresult sl_cuStreamQuery(CUstream hStream);
 CUresult sl_cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *param);
 CUresult sl_cuStreamSynchronize(CUstream hStream);
 CUresult sl_cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags);
+CUresult sl_cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags);
 CUresult sl_cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags);
 CUresult sl_cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags);
 CUresult sl_cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags);
@@ -597,6 +626,9 @@ CUresult sl_cuTexRefSetMipmapLevelBias(CUtexref hTexRef, float bias);
 CUresult sl_cuTexRefSetMipmapLevelClamp(CUtexref hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp);
 CUresult sl_cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags);
 CUresult sl_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode);
+CUresult sl_cuUserObjectCreate(CUuserObject *object_out, void *ptr, CUhostFn destroy, unsigned int initialRefcount, unsigned int flags);
+CUresult sl_cuUserObjectRelease(CUuserObject object, unsigned int count);
+CUresult sl_cuUserObjectRetain(CUuserObject object, unsigned int count);
 
 /* Forwarders: encode, send, and decode what comes back. */
 CUresult fw_cuArray3DCreate_v2(uint32_t pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray);
@@ -639,8 +671,9 @@ CUresult fw_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, c
 CUresult fw_cuGraphAddEmptyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies);
 CUresult fw_cuGraphAddEventRecordNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event);
 CUresult fw_cuGraphAddEventWaitNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event);
+CUresult fw_cuGraphAddHostNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, unsigned int hostfn);
 CUresult fw_cuGraphAddKernelNode_v2(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
-CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
+CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx, unsigned int hostfn);
 CUresult fw_cuGraphAddMemsetNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
 CUresult fw_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph);
 CUresult fw_cuGraphClone(uint32_t phGraphClone, CUgraph originalGraph);
@@ -656,30 +689,40 @@ CUresult fw_cuGraphExecDestroy(CUgraphExec hGraphExec);
 CUresult fw_cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event);
 CUresult fw_cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event);
 CUresult fw_cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags);
+CUresult fw_cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int hostfn);
 CUresult fw_cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
-CUresult fw_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
+CUresult fw_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx, unsigned int hostfn);
 CUresult fw_cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
 CUresult fw_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUresult *status, CUgraphExecUpdateResult *result, CUgraphNode *errorNode, CUgraphNode *errorFromNode);
 CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges);
+CUresult fw_cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges);
 CUresult fw_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes);
 CUresult fw_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes);
+CUresult fw_cuGraphHostNodeGetParams(CUgraphNode hNode, unsigned int *hostfn);
+CUresult fw_cuGraphHostNodeSetParams(CUgraphNode hNode, unsigned int hostfn);
 CUresult fw_cuGraphInstantiateWithFlags(uint32_t phGraphExec, CUgraph hGraph, unsigned long long flags);
 CUresult fw_cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src);
 CUresult fw_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out);
+CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams, unsigned int *kernel, unsigned int *byKernel, CUcontext *ctx, unsigned char *params, size_t *paramBytes);
 CUresult fw_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value);
 CUresult fw_cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
 CUresult fw_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream);
-CUresult fw_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams);
+CUresult fw_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams, CUarray *src, CUarray *dst, unsigned int *hostfn);
+CUresult fw_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams, unsigned int hostfn);
 CUresult fw_cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams);
 CUresult fw_cuGraphMemsetNodeSetParams(CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *nodeParams);
 CUresult fw_cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph);
 CUresult fw_cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependencies, size_t *numDependencies);
+CUresult fw_cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies);
 CUresult fw_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *dependentNodes, size_t *numDependentNodes);
+CUresult fw_cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes, CUgraphEdgeData *edgeData, size_t *numDependentNodes);
 CUresult fw_cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled);
 CUresult fw_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type);
 CUresult fw_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled);
+CUresult fw_cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count);
 CUresult fw_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies);
 CUresult fw_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
+CUresult fw_cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);
 CUresult fw_cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
 CUresult fw_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev);
 CUresult fw_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev);
@@ -753,13 +796,14 @@ CUresult fw_cuStreamDestroy_v2(CUstream hStream);
 CUresult fw_cuStreamEndCapture(CUstream hStream, uint32_t phGraph);
 CUresult fw_cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value);
 CUresult fw_cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out);
-CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, size_t *numDependencies_out);
-CUresult fw_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out);
+CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, CUgraphNode *dependencies, size_t *numDependencies);
+CUresult fw_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, CUgraphNode *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies);
 CUresult fw_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus);
 CUresult fw_cuStreamQuery(CUstream hStream);
 CUresult fw_cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *param);
 CUresult fw_cuStreamSynchronize(CUstream hStream);
 CUresult fw_cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags);
+CUresult fw_cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags);
 CUresult fw_cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags);
 CUresult fw_cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags);
 CUresult fw_cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags);
@@ -807,5 +851,8 @@ CUresult fw_cuTexRefSetMipmapFilterMode(CUtexref hTexRef, CUfilter_mode fm);
 CUresult fw_cuTexRefSetMipmapLevelBias(CUtexref hTexRef, float bias);
 CUresult fw_cuTexRefSetMipmapLevelClamp(CUtexref hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp);
 CUresult fw_cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags);
+CUresult fw_cuUserObjectCreate(uint32_t object_out, unsigned int hostfn, unsigned int initialRefcount, unsigned int flags);
+CUresult fw_cuUserObjectRelease(CUuserObject object, unsigned int count);
+CUresult fw_cuUserObjectRetain(CUuserObject object, unsigned int count);
 
 #endif

@@ -1216,17 +1216,10 @@ SL_EXPORT CUresult cuGraphAddExternalSemaphoresWaitNode(CUgraphNode *phGraphNode
 	return sl_refuse("cuGraphAddExternalSemaphoresWaitNode", &once);
 }
 
-SL_EXPORT CUresult cuGraphAddHostNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_HOST_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphAddHostNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_HOST_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
-	(void)phGraphNode;
-	(void)hGraph;
-	(void)dependencies;
-	(void)numDependencies;
-	(void)nodeParams;
-	return sl_refuse("cuGraphAddHostNode", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphAddHostNode", sl_cuGraphAddHostNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
@@ -1342,15 +1335,10 @@ SL_EXPORT CUresult cuGraphCreate(CUgraph *phGraph, unsigned int flags)
 	SL_LEAVE("cuGraphCreate", sl_cuGraphCreate(phGraph, flags));
 }
 
-SL_EXPORT CUresult cuGraphDebugDotPrint(CUgraph hGraph, const char *path, unsigned int flags);
 SL_EXPORT CUresult cuGraphDebugDotPrint(CUgraph hGraph, const char *path, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)hGraph;
-	(void)path;
-	(void)flags;
-	return sl_refuse("cuGraphDebugDotPrint", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphDebugDotPrint", sl_cuGraphDebugDotPrint(hGraph, path, flags));
 }
 
 SL_EXPORT CUresult cuGraphDestroy(CUgraph hGraph)
@@ -1452,15 +1440,10 @@ SL_EXPORT CUresult cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags
 	SL_LEAVE("cuGraphExecGetFlags", sl_cuGraphExecGetFlags(hGraphExec, flags));
 }
 
-SL_EXPORT CUresult cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hGraphExec;
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphExecHostNodeSetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecHostNodeSetParams", sl_cuGraphExecHostNodeSetParams(hGraphExec, hNode, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
@@ -1551,17 +1534,10 @@ SL_EXPORT CUresult cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNod
 	SL_LEAVE("cuGraphGetEdges", sl_cuGraphGetEdges(hGraph, from, to, numEdges));
 }
 
-SL_EXPORT CUresult cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges);
 SL_EXPORT CUresult cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges)
 {
-	static uint8_t once;
-
-	(void)hGraph;
-	(void)from;
-	(void)to;
-	(void)edgeData;
-	(void)numEdges;
-	return sl_refuse("cuGraphGetEdges_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphGetEdges_v2", sl_cuGraphGetEdges_v2(hGraph, from, to, edgeData, numEdges));
 }
 
 SL_EXPORT CUresult cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes)
@@ -1576,24 +1552,16 @@ SL_EXPORT CUresult cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, s
 	SL_LEAVE("cuGraphGetRootNodes", sl_cuGraphGetRootNodes(hGraph, rootNodes, numRootNodes));
 }
 
-SL_EXPORT CUresult cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphHostNodeGetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphHostNodeGetParams", sl_cuGraphHostNodeGetParams(hNode, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphHostNodeSetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphHostNodeSetParams", sl_cuGraphHostNodeSetParams(hNode, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)
@@ -1638,24 +1606,16 @@ SL_EXPORT CUresult cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNode
 	SL_LEAVE("cuGraphKernelNodeGetAttribute", sl_cuGraphKernelNodeGetAttribute(hNode, attr, value_out));
 }
 
-SL_EXPORT CUresult cuGraphKernelNodeGetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
 SL_EXPORT CUresult cuGraphKernelNodeGetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphKernelNodeGetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphKernelNodeGetParams", sl_cuGraphKernelNodeGetParams(hNode, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphKernelNodeGetParams_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphKernelNodeGetParams_v2", sl_cuGraphKernelNodeGetParams_v2(hNode, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value)
@@ -1708,14 +1668,10 @@ SL_EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *d
 	return sl_refuse("cuGraphMemFreeNodeGetParams", &once);
 }
 
-SL_EXPORT CUresult cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams);
 SL_EXPORT CUresult cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)nodeParams;
-	return sl_refuse("cuGraphMemcpyNodeGetParams", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphMemcpyNodeGetParams", sl_cuGraphMemcpyNodeGetParams(hNode, nodeParams));
 }
 
 SL_EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams)
@@ -1748,16 +1704,10 @@ SL_EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *de
 	SL_LEAVE("cuGraphNodeGetDependencies", sl_cuGraphNodeGetDependencies(hNode, dependencies, numDependencies));
 }
 
-SL_EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies);
 SL_EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)dependencies;
-	(void)edgeData;
-	(void)numDependencies;
-	return sl_refuse("cuGraphNodeGetDependencies_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphNodeGetDependencies_v2", sl_cuGraphNodeGetDependencies_v2(hNode, dependencies, edgeData, numDependencies));
 }
 
 SL_EXPORT CUresult cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *dependentNodes, size_t *numDependentNodes)
@@ -1766,16 +1716,10 @@ SL_EXPORT CUresult cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *
 	SL_LEAVE("cuGraphNodeGetDependentNodes", sl_cuGraphNodeGetDependentNodes(hNode, dependentNodes, numDependentNodes));
 }
 
-SL_EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes, CUgraphEdgeData *edgeData, size_t *numDependentNodes);
 SL_EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes, CUgraphEdgeData *edgeData, size_t *numDependentNodes)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)dependentNodes;
-	(void)edgeData;
-	(void)numDependentNodes;
-	return sl_refuse("cuGraphNodeGetDependentNodes_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphNodeGetDependentNodes_v2", sl_cuGraphNodeGetDependentNodes_v2(hNode, dependentNodes, edgeData, numDependentNodes));
 }
 
 SL_EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled)
@@ -1802,15 +1746,10 @@ SL_EXPORT CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *no
 	SL_LEAVE("cuGraphNodeSetParams", sl_cuGraphNodeSetParams(hNode, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count);
 SL_EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count)
 {
-	static uint8_t once;
-
-	(void)graph;
-	(void)object;
-	(void)count;
-	return sl_refuse("cuGraphReleaseUserObject", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphReleaseUserObject", sl_cuGraphReleaseUserObject(graph, object, count));
 }
 
 SL_EXPORT CUresult cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies)
@@ -1825,16 +1764,10 @@ SL_EXPORT CUresult cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNod
 	SL_LEAVE("cuGraphRemoveDependencies_v2", sl_cuGraphRemoveDependencies_v2(hGraph, from, to, edgeData, numDependencies));
 }
 
-SL_EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);
 SL_EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)graph;
-	(void)object;
-	(void)count;
-	(void)flags;
-	return sl_refuse("cuGraphRetainUserObject", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphRetainUserObject", sl_cuGraphRetainUserObject(graph, object, count, flags));
 }
 
 SL_EXPORT CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream)
@@ -4482,30 +4415,16 @@ SL_EXPORT CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream hStream, CUgr
 	SL_LEAVE("cuStreamUpdateCaptureDependencies_ptsz", sl_cuStreamUpdateCaptureDependencies(hStream ? hStream : CU_STREAM_PER_THREAD, dependencies, numDependencies, flags));
 }
 
-SL_EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags);
 SL_EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)hStream;
-	(void)dependencies;
-	(void)dependencyData;
-	(void)numDependencies;
-	(void)flags;
-	return sl_refuse("cuStreamUpdateCaptureDependencies_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuStreamUpdateCaptureDependencies_v2", sl_cuStreamUpdateCaptureDependencies_v2(hStream, dependencies, dependencyData, numDependencies, flags));
 }
 
-SL_EXPORT CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags);
 SL_EXPORT CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)hStream;
-	(void)dependencies;
-	(void)dependencyData;
-	(void)numDependencies;
-	(void)flags;
-	return sl_refuse("cuStreamUpdateCaptureDependencies_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuStreamUpdateCaptureDependencies_v2_ptsz", sl_cuStreamUpdateCaptureDependencies_v2(hStream ? hStream : CU_STREAM_PER_THREAD, dependencies, dependencyData, numDependencies, flags));
 }
 
 SL_EXPORT CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
@@ -4946,37 +4865,22 @@ SL_EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 	SL_LEAVE("cuThreadExchangeStreamCaptureMode", sl_cuThreadExchangeStreamCaptureMode(mode));
 }
 
-SL_EXPORT CUresult cuUserObjectCreate(CUuserObject *object_out, void *ptr, CUhostFn destroy, unsigned int initialRefcount, unsigned int flags);
 SL_EXPORT CUresult cuUserObjectCreate(CUuserObject *object_out, void *ptr, CUhostFn destroy, unsigned int initialRefcount, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)object_out;
-	(void)ptr;
-	(void)destroy;
-	(void)initialRefcount;
-	(void)flags;
-	return sl_refuse("cuUserObjectCreate", &once);
+	SL_ENTER();
+	SL_LEAVE("cuUserObjectCreate", sl_cuUserObjectCreate(object_out, ptr, destroy, initialRefcount, flags));
 }
 
-SL_EXPORT CUresult cuUserObjectRelease(CUuserObject object, unsigned int count);
 SL_EXPORT CUresult cuUserObjectRelease(CUuserObject object, unsigned int count)
 {
-	static uint8_t once;
-
-	(void)object;
-	(void)count;
-	return sl_refuse("cuUserObjectRelease", &once);
+	SL_ENTER();
+	SL_LEAVE("cuUserObjectRelease", sl_cuUserObjectRelease(object, count));
 }
 
-SL_EXPORT CUresult cuUserObjectRetain(CUuserObject object, unsigned int count);
 SL_EXPORT CUresult cuUserObjectRetain(CUuserObject object, unsigned int count)
 {
-	static uint8_t once;
-
-	(void)object;
-	(void)count;
-	return sl_refuse("cuUserObjectRetain", &once);
+	SL_ENTER();
+	SL_LEAVE("cuUserObjectRetain", sl_cuUserObjectRetain(object, count));
 }
 
 SL_EXPORT CUresult cuVDPAUCtxCreate(void);

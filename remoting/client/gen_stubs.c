@@ -976,6 +976,31 @@ CUresult sl_cuGraphAddEventWaitNode(CUgraphNode *phGraphNode, CUgraph hGraph, co
 	return err;
 }
 
+CUresult fw_cuGraphAddHostNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, unsigned int hostfn)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, phGraphNode);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u8(&b, dependencies != NULL);
+	if (dependencies) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
+			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
+	}
+	sl_put_u64(&b, (uint64_t)numDependencies);
+	sl_put_u32(&b, (uint32_t)hostfn);
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphAddHostNode, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuGraphAddKernelNode_v2(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1015,7 +1040,7 @@ CUresult fw_cuGraphAddKernelNode_v2(uint32_t phGraphNode, CUgraph hGraph, const 
 	return err;
 }
 
-CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx)
+CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx, unsigned int hostfn)
 {
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
@@ -1038,6 +1063,7 @@ CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUg
 		sl_put_bytes(&b, copyParams, sizeof *copyParams);
 	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
+	sl_put_u32(&b, (uint32_t)hostfn);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddMemcpyNode, &b);
 	sl_buf_free(&b);
@@ -1225,11 +1251,6 @@ CUresult fw_cuGraphDestroyNode(CUgraphNode hNode)
 		sl_handle_free(SL_NODE, sl_handle_bare((const void *)(uintptr_t)hNode));
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuGraphDestroyNode(CUgraphNode hNode)
-{
-	return fw_cuGraphDestroyNode(hNode);
 }
 
 CUresult fw_cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, CUevent *event_out)
@@ -1441,6 +1462,23 @@ CUresult sl_cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags)
 	return fw_cuGraphExecGetFlags(hGraphExec, flags);
 }
 
+CUresult fw_cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int hostfn)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
+	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u32(&b, (uint32_t)hostfn);
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphExecHostNodeSetParams, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1472,7 +1510,7 @@ CUresult fw_cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNod
 	return err;
 }
 
-CUresult fw_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx)
+CUresult fw_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx, unsigned int hostfn)
 {
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
@@ -1487,6 +1525,7 @@ CUresult fw_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode h
 		sl_put_bytes(&b, copyParams, sizeof *copyParams);
 	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
+	sl_put_u32(&b, (uint32_t)hostfn);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphExecMemcpyNodeSetParams, &b);
 	sl_buf_free(&b);
@@ -1587,6 +1626,8 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 					if (i < room_numEdges)
 						from[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
+				for (size_t i = n; i < room_numEdges; i++)
+					from[i] = NULL;
 				if (*numEdges > room_numEdges)
 					*numEdges = room_numEdges;
 			}
@@ -1599,6 +1640,8 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 					if (i < room_numEdges)
 						to[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
+				for (size_t i = n; i < room_numEdges; i++)
+					to[i] = NULL;
 				if (*numEdges > room_numEdges)
 					*numEdges = room_numEdges;
 			}
@@ -1614,6 +1657,80 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 CUresult sl_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges)
 {
 	return fw_cuGraphGetEdges(hGraph, from, to, numEdges);
+}
+
+CUresult fw_cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u8(&b, from != NULL);
+	sl_put_u8(&b, to != NULL);
+	sl_put_u8(&b, edgeData != NULL);
+	if (!numEdges) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u64(&b, *numEdges);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphGetEdges_v2, &b, &r);
+		if (!err) {
+			const size_t room_numEdges = *numEdges;
+
+			*numEdges = sl_get_u64(&r);
+			if (from) {
+				uint32_t n = sl_get_u32(&r);
+
+				for (uint32_t i = 0; i < n && !r.bad; i++) {
+					uint32_t id = sl_get_u32(&r);
+
+					if (i < room_numEdges)
+						from[i] = sl_handle_from_id(SL_NODE, id, r.session);
+				}
+				for (size_t i = n; i < room_numEdges; i++)
+					from[i] = NULL;
+				if (*numEdges > room_numEdges)
+					*numEdges = room_numEdges;
+			}
+			if (to) {
+				uint32_t n = sl_get_u32(&r);
+
+				for (uint32_t i = 0; i < n && !r.bad; i++) {
+					uint32_t id = sl_get_u32(&r);
+
+					if (i < room_numEdges)
+						to[i] = sl_handle_from_id(SL_NODE, id, r.session);
+				}
+				for (size_t i = n; i < room_numEdges; i++)
+					to[i] = NULL;
+				if (*numEdges > room_numEdges)
+					*numEdges = room_numEdges;
+			}
+			if (edgeData) {
+				uint32_t n = sl_get_u32(&r);
+				size_t fit = n < room_numEdges ? n : room_numEdges;
+
+				sl_get_bytes(&r, edgeData, fit * sizeof *edgeData);
+				sl_get_ref(&r, (n - fit) * sizeof *edgeData);
+				if (*numEdges > room_numEdges)
+					*numEdges = room_numEdges;
+			}
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges)
+{
+	return fw_cuGraphGetEdges_v2(hGraph, from, to, edgeData, numEdges);
 }
 
 CUresult fw_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes)
@@ -1646,6 +1763,8 @@ CUresult fw_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes
 					if (i < room_numNodes)
 						nodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
+				for (size_t i = n; i < room_numNodes; i++)
+					nodes[i] = NULL;
 				if (*numNodes > room_numNodes)
 					*numNodes = room_numNodes;
 			}
@@ -1693,6 +1812,8 @@ CUresult fw_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *
 					if (i < room_numRootNodes)
 						rootNodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
+				for (size_t i = n; i < room_numRootNodes; i++)
+					rootNodes[i] = NULL;
 				if (*numRootNodes > room_numRootNodes)
 					*numRootNodes = room_numRootNodes;
 			}
@@ -1708,6 +1829,45 @@ CUresult fw_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *
 CUresult sl_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes)
 {
 	return fw_cuGraphGetRootNodes(hGraph, rootNodes, numRootNodes);
+}
+
+CUresult fw_cuGraphHostNodeGetParams(CUgraphNode hNode, unsigned int *hostfn)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u8(&b, hostfn != NULL);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphHostNodeGetParams, &b, &r);
+		if (!err) {
+			if (hostfn)
+				sl_get_bytes(&r, hostfn, sizeof *hostfn);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGraphHostNodeSetParams(CUgraphNode hNode, unsigned int hostfn)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u32(&b, (uint32_t)hostfn);
+	if (!err)
+		err = sl_oneway(SL_OP_cuGraphHostNodeSetParams, &b);
+	sl_buf_free(&b);
+	return err;
 }
 
 CUresult fw_cuGraphInstantiateWithFlags(uint32_t phGraphExec, CUgraph hGraph, unsigned long long flags)
@@ -1796,6 +1956,57 @@ CUresult sl_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID 
 	return fw_cuGraphKernelNodeGetAttribute(hNode, attr, value_out);
 }
 
+CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams, unsigned int *kernel, unsigned int *byKernel, CUcontext *ctx, unsigned char *params, size_t *paramBytes)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u8(&b, nodeParams != NULL);
+	sl_put_u8(&b, kernel != NULL);
+	sl_put_u8(&b, byKernel != NULL);
+	sl_put_u8(&b, ctx != NULL);
+	sl_put_u8(&b, params != NULL);
+	if (!paramBytes) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u64(&b, *paramBytes);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphKernelNodeGetParams_v2, &b, &r);
+		if (!err) {
+			const size_t room_paramBytes = *paramBytes;
+
+			*paramBytes = sl_get_u64(&r);
+			if (nodeParams)
+				sl_get_bytes(&r, nodeParams, sizeof *nodeParams);
+			if (kernel)
+				sl_get_bytes(&r, kernel, sizeof *kernel);
+			if (byKernel)
+				sl_get_bytes(&r, byKernel, sizeof *byKernel);
+			if (ctx)
+				*ctx = sl_handle_from_id(SL_CTX, sl_get_u32(&r), r.session);
+			if (params) {
+				uint32_t n = sl_get_u32(&r);
+				size_t fit = n < room_paramBytes ? n : room_paramBytes;
+
+				sl_get_bytes(&r, params, fit * sizeof *params);
+				sl_get_ref(&r, (n - fit) * sizeof *params);
+				if (*paramBytes > room_paramBytes)
+					*paramBytes = room_paramBytes;
+			}
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1864,7 +2075,40 @@ CUresult fw_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream)
 	return err;
 }
 
-CUresult fw_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams)
+CUresult fw_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams, CUarray *src, CUarray *dst, unsigned int *hostfn)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u8(&b, nodeParams != NULL);
+	sl_put_u8(&b, src != NULL);
+	sl_put_u8(&b, dst != NULL);
+	sl_put_u8(&b, hostfn != NULL);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphMemcpyNodeGetParams, &b, &r);
+		if (!err) {
+			if (nodeParams)
+				sl_get_bytes(&r, nodeParams, sizeof *nodeParams);
+			if (src)
+				*src = sl_handle_from_id(SL_ARRAY, sl_get_u32(&r), r.session);
+			if (dst)
+				*dst = sl_handle_from_id(SL_ARRAY, sl_get_u32(&r), r.session);
+			if (hostfn)
+				sl_get_bytes(&r, hostfn, sizeof *hostfn);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams, unsigned int hostfn)
 {
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
@@ -1875,6 +2119,7 @@ CUresult fw_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *n
 	sl_put_u8(&b, nodeParams != NULL);
 	if (nodeParams)
 		sl_put_bytes(&b, nodeParams, sizeof *nodeParams);
+	sl_put_u32(&b, (uint32_t)hostfn);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphMemcpyNodeSetParams, &b);
 	sl_buf_free(&b);
@@ -1995,6 +2240,8 @@ CUresult fw_cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependenc
 					if (i < room_numDependencies)
 						dependencies[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
+				for (size_t i = n; i < room_numDependencies; i++)
+					dependencies[i] = NULL;
 				if (*numDependencies > room_numDependencies)
 					*numDependencies = room_numDependencies;
 			}
@@ -2010,6 +2257,65 @@ CUresult fw_cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependenc
 CUresult sl_cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependencies, size_t *numDependencies)
 {
 	return fw_cuGraphNodeGetDependencies(hNode, dependencies, numDependencies);
+}
+
+CUresult fw_cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u8(&b, dependencies != NULL);
+	sl_put_u8(&b, edgeData != NULL);
+	if (!numDependencies) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u64(&b, *numDependencies);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphNodeGetDependencies_v2, &b, &r);
+		if (!err) {
+			const size_t room_numDependencies = *numDependencies;
+
+			*numDependencies = sl_get_u64(&r);
+			if (dependencies) {
+				uint32_t n = sl_get_u32(&r);
+
+				for (uint32_t i = 0; i < n && !r.bad; i++) {
+					uint32_t id = sl_get_u32(&r);
+
+					if (i < room_numDependencies)
+						dependencies[i] = sl_handle_from_id(SL_NODE, id, r.session);
+				}
+				for (size_t i = n; i < room_numDependencies; i++)
+					dependencies[i] = NULL;
+				if (*numDependencies > room_numDependencies)
+					*numDependencies = room_numDependencies;
+			}
+			if (edgeData) {
+				uint32_t n = sl_get_u32(&r);
+				size_t fit = n < room_numDependencies ? n : room_numDependencies;
+
+				sl_get_bytes(&r, edgeData, fit * sizeof *edgeData);
+				sl_get_ref(&r, (n - fit) * sizeof *edgeData);
+				if (*numDependencies > room_numDependencies)
+					*numDependencies = room_numDependencies;
+			}
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies)
+{
+	return fw_cuGraphNodeGetDependencies_v2(hNode, dependencies, edgeData, numDependencies);
 }
 
 CUresult fw_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *dependentNodes, size_t *numDependentNodes)
@@ -2042,6 +2348,8 @@ CUresult fw_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *depende
 					if (i < room_numDependentNodes)
 						dependentNodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
 				}
+				for (size_t i = n; i < room_numDependentNodes; i++)
+					dependentNodes[i] = NULL;
 				if (*numDependentNodes > room_numDependentNodes)
 					*numDependentNodes = room_numDependentNodes;
 			}
@@ -2057,6 +2365,65 @@ CUresult fw_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *depende
 CUresult sl_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *dependentNodes, size_t *numDependentNodes)
 {
 	return fw_cuGraphNodeGetDependentNodes(hNode, dependentNodes, numDependentNodes);
+}
+
+CUresult fw_cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes, CUgraphEdgeData *edgeData, size_t *numDependentNodes)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_NODE, (const void *)(uintptr_t)hNode);
+	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
+	sl_put_u8(&b, dependentNodes != NULL);
+	sl_put_u8(&b, edgeData != NULL);
+	if (!numDependentNodes) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u64(&b, *numDependentNodes);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphNodeGetDependentNodes_v2, &b, &r);
+		if (!err) {
+			const size_t room_numDependentNodes = *numDependentNodes;
+
+			*numDependentNodes = sl_get_u64(&r);
+			if (dependentNodes) {
+				uint32_t n = sl_get_u32(&r);
+
+				for (uint32_t i = 0; i < n && !r.bad; i++) {
+					uint32_t id = sl_get_u32(&r);
+
+					if (i < room_numDependentNodes)
+						dependentNodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
+				}
+				for (size_t i = n; i < room_numDependentNodes; i++)
+					dependentNodes[i] = NULL;
+				if (*numDependentNodes > room_numDependentNodes)
+					*numDependentNodes = room_numDependentNodes;
+			}
+			if (edgeData) {
+				uint32_t n = sl_get_u32(&r);
+				size_t fit = n < room_numDependentNodes ? n : room_numDependentNodes;
+
+				sl_get_bytes(&r, edgeData, fit * sizeof *edgeData);
+				sl_get_ref(&r, (n - fit) * sizeof *edgeData);
+				if (*numDependentNodes > room_numDependentNodes)
+					*numDependentNodes = room_numDependentNodes;
+			}
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes, CUgraphEdgeData *edgeData, size_t *numDependentNodes)
+{
+	return fw_cuGraphNodeGetDependentNodes_v2(hNode, dependentNodes, edgeData, numDependentNodes);
 }
 
 CUresult fw_cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled)
@@ -2141,6 +2508,28 @@ CUresult sl_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, uns
 	return fw_cuGraphNodeSetEnabled(hGraphExec, hNode, isEnabled);
 }
 
+CUresult fw_cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)graph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)graph, &err));
+	sl_route(&b, SL_USEROBJ, (const void *)(uintptr_t)object);
+	sl_put_u32(&b, sl_handle_id(SL_USEROBJ, (const void *)(uintptr_t)object, &err));
+	sl_put_u32(&b, (uint32_t)count);
+	if (!err)
+		err = sl_wait(SL_OP_cuGraphReleaseUserObject, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count)
+{
+	return fw_cuGraphReleaseUserObject(graph, object, count);
+}
+
 CUresult fw_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -2216,6 +2605,29 @@ CUresult fw_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from
 CUresult sl_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies)
 {
 	return fw_cuGraphRemoveDependencies_v2(hGraph, from, to, edgeData, numDependencies);
+}
+
+CUresult fw_cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)graph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)graph, &err));
+	sl_route(&b, SL_USEROBJ, (const void *)(uintptr_t)object);
+	sl_put_u32(&b, sl_handle_id(SL_USEROBJ, (const void *)(uintptr_t)object, &err));
+	sl_put_u32(&b, (uint32_t)count);
+	sl_put_u32(&b, (uint32_t)flags);
+	if (!err)
+		err = sl_wait(SL_OP_cuGraphRetainUserObject, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags)
+{
+	return fw_cuGraphRetainUserObject(graph, object, count, flags);
 }
 
 CUresult fw_cuGraphUpload(CUgraphExec hGraph, CUstream hStream)
@@ -3973,7 +4385,7 @@ CUresult fw_cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *capt
 	return err;
 }
 
-CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, size_t *numDependencies_out)
+CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, CUgraphNode *dependencies, size_t *numDependencies)
 {
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
@@ -3985,22 +4397,38 @@ CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *c
 	sl_put_u8(&b, captureStatus_out != NULL);
 	sl_put_u8(&b, id_out != NULL);
 	sl_put_u8(&b, graph_out != NULL);
-	if (dependencies_out) {
+	sl_put_u8(&b, dependencies != NULL);
+	if (!numDependencies) {
 		sl_buf_free(&b);
-		return CUDA_ERROR_NOT_SUPPORTED;
+		return CUDA_ERROR_INVALID_VALUE;
 	}
-	sl_put_u8(&b, numDependencies_out != NULL);
+	sl_put_u64(&b, *numDependencies);
 	if (!err) {
 		err = sl_wait(SL_OP_cuStreamGetCaptureInfo_v2, &b, &r);
 		if (!err) {
+			const size_t room_numDependencies = *numDependencies;
+
+			*numDependencies = sl_get_u64(&r);
 			if (captureStatus_out)
 				sl_get_bytes(&r, captureStatus_out, sizeof *captureStatus_out);
 			if (id_out)
 				sl_get_bytes(&r, id_out, sizeof *id_out);
 			if (graph_out)
 				*graph_out = sl_handle_from_id(SL_GRAPH, sl_get_u32(&r), r.session);
-			if (numDependencies_out)
-				sl_get_bytes(&r, numDependencies_out, sizeof *numDependencies_out);
+			if (dependencies) {
+				uint32_t n = sl_get_u32(&r);
+
+				for (uint32_t i = 0; i < n && !r.bad; i++) {
+					uint32_t id = sl_get_u32(&r);
+
+					if (i < room_numDependencies)
+						dependencies[i] = sl_handle_from_id(SL_NODE, id, r.session);
+				}
+				for (size_t i = n; i < room_numDependencies; i++)
+					dependencies[i] = NULL;
+				if (*numDependencies > room_numDependencies)
+					*numDependencies = room_numDependencies;
+			}
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}
@@ -4010,7 +4438,7 @@ CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *c
 	return err;
 }
 
-CUresult fw_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out)
+CUresult fw_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, CUgraphNode *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies)
 {
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
@@ -4022,26 +4450,48 @@ CUresult fw_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *c
 	sl_put_u8(&b, captureStatus_out != NULL);
 	sl_put_u8(&b, id_out != NULL);
 	sl_put_u8(&b, graph_out != NULL);
-	if (dependencies_out) {
+	sl_put_u8(&b, dependencies != NULL);
+	sl_put_u8(&b, edgeData != NULL);
+	if (!numDependencies) {
 		sl_buf_free(&b);
-		return CUDA_ERROR_NOT_SUPPORTED;
+		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (edgeData_out) {
-		sl_buf_free(&b);
-		return CUDA_ERROR_NOT_SUPPORTED;
-	}
-	sl_put_u8(&b, numDependencies_out != NULL);
+	sl_put_u64(&b, *numDependencies);
 	if (!err) {
 		err = sl_wait(SL_OP_cuStreamGetCaptureInfo_v3, &b, &r);
 		if (!err) {
+			const size_t room_numDependencies = *numDependencies;
+
+			*numDependencies = sl_get_u64(&r);
 			if (captureStatus_out)
 				sl_get_bytes(&r, captureStatus_out, sizeof *captureStatus_out);
 			if (id_out)
 				sl_get_bytes(&r, id_out, sizeof *id_out);
 			if (graph_out)
 				*graph_out = sl_handle_from_id(SL_GRAPH, sl_get_u32(&r), r.session);
-			if (numDependencies_out)
-				sl_get_bytes(&r, numDependencies_out, sizeof *numDependencies_out);
+			if (dependencies) {
+				uint32_t n = sl_get_u32(&r);
+
+				for (uint32_t i = 0; i < n && !r.bad; i++) {
+					uint32_t id = sl_get_u32(&r);
+
+					if (i < room_numDependencies)
+						dependencies[i] = sl_handle_from_id(SL_NODE, id, r.session);
+				}
+				for (size_t i = n; i < room_numDependencies; i++)
+					dependencies[i] = NULL;
+				if (*numDependencies > room_numDependencies)
+					*numDependencies = room_numDependencies;
+			}
+			if (edgeData) {
+				uint32_t n = sl_get_u32(&r);
+				size_t fit = n < room_numDependencies ? n : room_numDependencies;
+
+				sl_get_bytes(&r, edgeData, fit * sizeof *edgeData);
+				sl_get_ref(&r, (n - fit) * sizeof *edgeData);
+				if (*numDependencies > room_numDependencies)
+					*numDependencies = room_numDependencies;
+			}
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}
@@ -4153,6 +4603,40 @@ CUresult fw_cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dep
 CUresult sl_cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags)
 {
 	return fw_cuStreamUpdateCaptureDependencies(hStream, dependencies, numDependencies, flags);
+}
+
+CUresult fw_cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
+	sl_put_u32(&b, sl_stream_id(hStream, &err));
+	sl_put_u8(&b, dependencies != NULL);
+	if (dependencies) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
+			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
+	}
+	sl_put_u8(&b, dependencyData != NULL);
+	if (dependencyData) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		sl_put_bytes(&b, dependencyData, numDependencies * sizeof *dependencyData);
+	}
+	sl_put_u64(&b, (uint64_t)numDependencies);
+	sl_put_u32(&b, (uint32_t)flags);
+	if (!err)
+		err = sl_wait(SL_OP_cuStreamUpdateCaptureDependencies_v2, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags)
+{
+	return fw_cuStreamUpdateCaptureDependencies_v2(hStream, dependencies, dependencyData, numDependencies, flags);
 }
 
 CUresult fw_cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
@@ -5433,5 +5917,61 @@ CUresult fw_cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmap
 CUresult sl_cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags)
 {
 	return fw_cuTexRefSetMipmappedArray(hTexRef, hMipmappedArray, Flags);
+}
+
+CUresult fw_cuUserObjectCreate(uint32_t object_out, unsigned int hostfn, unsigned int initialRefcount, unsigned int flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, object_out);
+	sl_put_u32(&b, (uint32_t)hostfn);
+	sl_put_u32(&b, (uint32_t)initialRefcount);
+	sl_put_u32(&b, (uint32_t)flags);
+	if (!err)
+		err = sl_wait(SL_OP_cuUserObjectCreate, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuUserObjectRelease(CUuserObject object, unsigned int count)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_USEROBJ, (const void *)(uintptr_t)object);
+	sl_put_u32(&b, sl_handle_id(SL_USEROBJ, (const void *)(uintptr_t)object, &err));
+	sl_put_u32(&b, (uint32_t)count);
+	if (!err)
+		err = sl_wait(SL_OP_cuUserObjectRelease, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuUserObjectRelease(CUuserObject object, unsigned int count)
+{
+	return fw_cuUserObjectRelease(object, count);
+}
+
+CUresult fw_cuUserObjectRetain(CUuserObject object, unsigned int count)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_USEROBJ, (const void *)(uintptr_t)object);
+	sl_put_u32(&b, sl_handle_id(SL_USEROBJ, (const void *)(uintptr_t)object, &err));
+	sl_put_u32(&b, (uint32_t)count);
+	if (!err)
+		err = sl_wait(SL_OP_cuUserObjectRetain, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuUserObjectRetain(CUuserObject object, unsigned int count)
+{
+	return fw_cuUserObjectRetain(object, count);
 }
 

@@ -4,8 +4,10 @@
 #include "event.h"
 #include "gen.h"
 #include "handles.h"
+#include "hostfn.h"
 #include "launch.h"
 #include "mapped.h"
+#include "stream.h"
 
 CUresult sl_cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)
 {
@@ -30,12 +32,26 @@ CUresult sl_cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGrap
 	return err;
 }
 
+static void nothing(void *arg, CUresult failed)
+{
+	(void)arg;
+	(void)failed;
+}
+
+/*
+ * The graph may have host nodes or copies of this process's memory. A function behind it keeps what comes after it from
+ * reading memory that they are still to write (sl_copy_source_ready).
+ */
 CUresult sl_cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
 {
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
 	CUresult err;
 
 	sl_mapped_send();
 	err = fw_cuGraphLaunch(hGraphExec, hStream);
+	if (!err && __builtin_expect(sl_hostfns_in_graphs(), 0) &&
+	    !(sl_capturing_any() && (sl_cuStreamIsCapturing(hStream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE)))
+		err = sl_hostfn_inside(hStream, nothing, NULL);
 	return err ? err : sl_launch_end(hStream);
 }
 

@@ -1,15 +1,17 @@
 /*
  * Nodes of graphs that are made or changed by hand. A kernel node's parameters are packed as a launch's are, by the
- * kernel's layout. A copy's operands are checked as those of a copy in a stream; host memory is refused, since a
- * graph would read or write this process's memory whenever it runs.
+ * kernel's layout. A copy's operands are checked as those of a copy in a stream; what is done about this process's
+ * memory is in graphhost.c.
  */
 #include "codec.h"
+#include "copy.h"
 #include "ctx.h"
 #include "entry.h"
 #include "gen.h"
+#include "graphhost.h"
 #include "handles.h"
+#include "hostfn.h"
 #include "launch.h"
-#include "operand.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,73 +119,115 @@ CUresult sl_cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, c
 
 /* --- copies --- */
 
-/* One side of a copy in a graph: device memory or an array, whatever memory type the program names. */
-static CUresult side(CUmemorytype *type, const void *host, CUdeviceptr *dev, const char *function)
+/* The copy that p asks for, with its sides in order; *host: one of them is this process's memory. */
+static CUresult copy_of(CUDA_MEMCPY3D *c, const CUDA_MEMCPY3D *p, bool *host)
 {
-	struct sl_operand o;
-
-	if (*type == CU_MEMORYTYPE_ARRAY)
-		return CUDA_SUCCESS;
-	if (*type != CU_MEMORYTYPE_HOST && *type != CU_MEMORYTYPE_DEVICE && *type != CU_MEMORYTYPE_UNIFIED)
-		return CUDA_ERROR_INVALID_VALUE;
-	o = sl_operand(*type == CU_MEMORYTYPE_HOST ? (uintptr_t)host : *dev, 1, *type == CU_MEMORYTYPE_DEVICE);
-	if (o.place == SL_NOWHERE || (o.place == SL_PAGEABLE && *type == CU_MEMORYTYPE_DEVICE))
-		return CUDA_ERROR_INVALID_VALUE;
-	if (o.place != SL_DEVICE)
-		return sl_refuse_with(function, "host memory");
-	*type = CU_MEMORYTYPE_DEVICE;
-	*dev = o.p;
-	return CUDA_SUCCESS;
-}
-
-static CUresult copy_of(CUDA_MEMCPY3D *c, const CUDA_MEMCPY3D *p, const char *function)
-{
+	bool twin = false;
 	CUresult err;
 
 	if (!p)
 		return CUDA_ERROR_INVALID_VALUE;
 	*c = *p;
-	err = side(&c->srcMemoryType, c->srcHost, &c->srcDevice, function);
-	return err ? err : side(&c->dstMemoryType, c->dstHost, &c->dstDevice, function);
+	err = sl_copy3d_sides(c, true, &twin);
+	*host = !err && sl_graph_copy_host(c);
+	return err;
 }
 
 CUresult sl_cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, const CUDA_MEMCPY3D *p, CUcontext ctx)
 {
 	CUDA_MEMCPY3D c;
 	CUresult err;
-	uint32_t id;
+	uint32_t id, fn = 0;
+	bool host;
 	void *h;
 
 	if (!node || (ndeps && !deps))
 		return CUDA_ERROR_INVALID_VALUE;
-	err = copy_of(&c, p, "cuGraphAddMemcpyNode");
+	err = copy_of(&c, p, &host);
+	if (!err && host)
+		err = sl_graph_copy_new(p, &c, graph, &fn);
 	if (err)
 		return err;
 	id = sl_handle_new(SL_NODE, NULL, &h);
-	if (!id)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = fw_cuGraphAddMemcpyNode(id, graph, deps, ndeps, &c, ctx);
-	if (err)
-		sl_handle_free(SL_NODE, id);
-	else
+	err = id ? fw_cuGraphAddMemcpyNode(id, graph, deps, ndeps, &c, ctx, fn) : CUDA_ERROR_OUT_OF_MEMORY;
+	if (!err) {
 		*node = h;
+		return CUDA_SUCCESS;
+	}
+	sl_handle_free(SL_NODE, id);
+	sl_hostfn_unused(fn);
 	return err;
+}
+
+/* The function of a node that is a copy of this process's memory, 0 if it is another one. */
+static CUresult function_of(CUgraphNode node, uint32_t *fn)
+{
+	CUDA_MEMCPY3D c;
+
+	*fn = 0;
+	return sl_hostfns_in_graphs() ? fw_cuGraphMemcpyNodeGetParams(node, &c, NULL, NULL, fn) : CUDA_SUCCESS;
 }
 
 CUresult sl_cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *p)
 {
 	CUDA_MEMCPY3D c;
-	CUresult err = copy_of(&c, p, "cuGraphMemcpyNodeSetParams");
+	uint32_t fn;
+	bool host;
+	CUresult err = copy_of(&c, p, &host);
 
-	return err ? err : fw_cuGraphMemcpyNodeSetParams(node, &c);
+	if (!err)
+		err = function_of(node, &fn);
+	if (err)
+		return err;
+	return host || fn ? sl_refuse_with("cuGraphMemcpyNodeSetParams", "host memory") : fw_cuGraphMemcpyNodeSetParams(node, &c, 0);
 }
 
+/* A copy in an executable graph keeps its kind. */
 CUresult sl_cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *p, CUcontext ctx)
 {
-	CUDA_MEMCPY3D c;
-	CUresult err = copy_of(&c, p, "cuGraphExecMemcpyNodeSetParams");
+	CUDA_MEMCPY3D c, was;
+	CUmemorytype src, dst;
+	uint32_t fn;
+	bool host;
+	CUresult err = copy_of(&c, p, &host);
 
-	return err ? err : fw_cuGraphExecMemcpyNodeSetParams(exec, node, &c, ctx);
+	if (!err)
+		err = function_of(node, &fn);
+	if (err)
+		return err;
+	if (!host && !fn)
+		return fw_cuGraphExecMemcpyNodeSetParams(exec, node, &c, ctx, 0);
+	if (!host || !fn || !sl_graph_copy_asked(fn, &was, &src, &dst) || (src == CU_MEMORYTYPE_HOST) != (c.srcMemoryType == CU_MEMORYTYPE_HOST) ||
+	    (dst == CU_MEMORYTYPE_HOST) != (c.dstMemoryType == CU_MEMORYTYPE_HOST))
+		return CUDA_ERROR_INVALID_VALUE;
+	err = sl_graph_copy_new(p, &c, NULL, &fn);
+	if (err)
+		return err;
+	err = fw_cuGraphExecMemcpyNodeSetParams(exec, node, &c, ctx, fn);
+	if (err)
+		sl_hostfn_unused(fn);
+	return err;
+}
+
+CUresult sl_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *p)
+{
+	CUDA_MEMCPY3D c = { 0 };
+	CUarray src = NULL, dst = NULL;
+	CUmemorytype from, to;
+	uint32_t fn = 0;
+	CUresult err;
+
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = fw_cuGraphMemcpyNodeGetParams(node, &c, &src, &dst, &fn);
+	if (err)
+		return err;
+	if (fn)
+		return sl_graph_copy_asked(fn, p, &from, &to) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	c.srcArray = src;
+	c.dstArray = dst;
+	*p = c;
+	return CUDA_SUCCESS;
 }
 
 /* --- one function for all kinds --- */
@@ -228,6 +272,8 @@ CUresult sl_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 		return sl_cuGraphAddMemcpyNode(node, graph, deps, ndeps, &p->memcpy.copyParams, or_current(p->memcpy.copyCtx));
 	case CU_GRAPH_NODE_TYPE_MEMSET:
 		return sl_cuGraphAddMemsetNode(node, graph, deps, ndeps, &(CUDA_MEMSET_NODE_PARAMS[]){ fill_of(p) }[0], or_current(p->memset.ctx));
+	case CU_GRAPH_NODE_TYPE_HOST:
+		return sl_cuGraphAddHostNode(node, graph, deps, ndeps, (CUDA_HOST_NODE_PARAMS[]){ { p->host.fn, p->host.userData } });
 	case CU_GRAPH_NODE_TYPE_GRAPH:
 		return sl_cuGraphAddChildGraphNode(node, graph, deps, ndeps, p->graph.graph);
 	case CU_GRAPH_NODE_TYPE_EMPTY:
@@ -290,6 +336,8 @@ CUresult sl_cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *p)
 		return sl_cuGraphMemcpyNodeSetParams(node, &p->memcpy.copyParams);
 	case CU_GRAPH_NODE_TYPE_MEMSET:
 		return sl_cuGraphMemsetNodeSetParams(node, &(CUDA_MEMSET_NODE_PARAMS[]){ fill_of(p) }[0]);
+	case CU_GRAPH_NODE_TYPE_HOST:
+		return sl_cuGraphHostNodeSetParams(node, (CUDA_HOST_NODE_PARAMS[]){ { p->host.fn, p->host.userData } });
 	case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
 		return sl_cuGraphEventWaitNodeSetEvent(node, p->eventWait.event);
 	case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
@@ -310,6 +358,8 @@ CUresult sl_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph
 		return sl_cuGraphExecMemcpyNodeSetParams(exec, node, &p->memcpy.copyParams, or_current(p->memcpy.copyCtx));
 	case CU_GRAPH_NODE_TYPE_MEMSET:
 		return sl_cuGraphExecMemsetNodeSetParams(exec, node, &(CUDA_MEMSET_NODE_PARAMS[]){ fill_of(p) }[0], or_current(p->memset.ctx));
+	case CU_GRAPH_NODE_TYPE_HOST:
+		return sl_cuGraphExecHostNodeSetParams(exec, node, (CUDA_HOST_NODE_PARAMS[]){ { p->host.fn, p->host.userData } });
 	case CU_GRAPH_NODE_TYPE_GRAPH:
 		return sl_cuGraphExecChildGraphNodeSetParams(exec, node, p->graph.graph);
 	case CU_GRAPH_NODE_TYPE_WAIT_EVENT:

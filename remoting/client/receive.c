@@ -220,6 +220,9 @@ static bool rx_frame(struct sl_peer *t)
 	case SL_FRAME_HOSTFN:
 		sl_on_hostfn(h.arg, h.result);
 		break;
+	case SL_FRAME_HOSTFN_GONE:
+		sl_on_hostfn_gone(h.arg);
+		break;
 	case SL_FRAME_BYE: {
 		char why[512] = "";
 		uint32_t n = h.size < sizeof why - 1 ? h.size : (uint32_t)sizeof why - 1;

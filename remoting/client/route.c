@@ -140,7 +140,7 @@ static CUresult settle(void *arg)
 CUresult sl_copy_across(struct sl_ctx *dst_ctx, uint64_t dst, struct sl_ctx *src_ctx, uint64_t src, size_t n, CUstream s)
 {
 	struct piece p = { 0 };
-	CUresult err = sl_copy_capture_check(s);
+	CUresult err = sl_capture_check(s, "a copy between devices of several owners");
 
 	/* Work that was enqueued before the copy comes before it, and the copy is complete on return. */
 	if (!err)
@@ -170,7 +170,7 @@ CUresult sl_copy_across(struct sl_ctx *dst_ctx, uint64_t dst, struct sl_ctx *src
 
 CUresult sl_copy_elsewhere(struct sl_ctx *c, CUresult (*f)(void *), void *arg, CUstream s)
 {
-	CUresult err = sl_copy_capture_check(s);
+	CUresult err = sl_capture_check(s, "a copy between devices of several owners");
 
 	if (!err)
 		err = sl_cuStreamSynchronize(s);

@@ -21,6 +21,7 @@
 #include "send.h"
 #include "session.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static struct sl_pool streams = { .size = sizeof(struct sl_stream) };
@@ -569,15 +570,56 @@ CUresult sl_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *status)
 	return err;
 }
 
-/*
- * The lists of dependencies are not carried: the driver keeps them only until the
- * next call on the stream. Everything else is.
- */
-static CUresult capture_info(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, size_t *n, bool deps)
+/* Room for n nodes in the stream's lists. The lists before stay: another thread may look at them. */
+static bool cap_room(struct sl_stream *s, size_t n)
 {
-	static uint8_t once;
+	CUgraphNode *nodes;
+	CUgraphEdgeData *edges;
+
+	if (s->cap_room >= n)
+		return true;
+	nodes = calloc(n, sizeof *nodes);
+	edges = calloc(n, sizeof *edges);
+	if (!nodes || !edges) {
+		free(nodes);
+		free(edges);
+		return false;
+	}
+	s->cap_nodes = nodes;
+	s->cap_edges = edges;
+	s->cap_room = n;
+	return true;
+}
+
+struct capture_info {
+	CUstreamCaptureStatus status;
+	cuuint64_t id;
+	CUgraph graph;
+	size_t n;
+};
+
+/* What the stream's next node depends on goes to its own lists, which live until the next question. */
+static CUresult ask_capture(CUstream hStream, struct sl_stream *s, struct capture_info *i, bool edges)
+{
+	CUresult err;
+
+	for (size_t room = 32;; room *= 2) {
+		if (!cap_room(s, room))
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		i->n = s->cap_room;
+		err = edges ? UNMARKED(fw_cuStreamGetCaptureInfo_v3(hStream, &i->status, &i->id, &i->graph, s->cap_nodes, s->cap_edges, &i->n)) :
+			      UNMARKED(fw_cuStreamGetCaptureInfo_v2(hStream, &i->status, &i->id, &i->graph, s->cap_nodes, &i->n));
+		if (err || i->n < s->cap_room)
+			return err;
+	}
+}
+
+static CUresult capture_info(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+			     const CUgraphNode **deps, const CUgraphEdgeData **edges, size_t *n)
+{
+	struct capture_info i = { 0 };
+	struct sl_stream *s = NULL;
 	CUresult err = CUDA_SUCCESS;
-	size_t count = 0;
 
 	if (!status)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -587,35 +629,43 @@ static CUresult capture_info(CUstream hStream, CUstreamCaptureStatus *status, cu
 			*status = CU_STREAM_CAPTURE_STATUS_NONE;
 		return err;
 	}
-	err = UNMARKED(fw_cuStreamGetCaptureInfo_v2(hStream, status, id, graph, NULL, &count));
-	if (!err && deps && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE && count)
-		return sl_refuse("cuStreamGetCaptureInfo with dependencies", &once);
-	if (!err && n)
-		*n = count;
-	return err;
+	if (is_legacy(hStream)) /* which cannot capture */
+		err = UNMARKED(fw_cuStreamGetCaptureInfo_v2(hStream, &i.status, &i.id, &i.graph, NULL, &i.n));
+	else if ((s = stream_of(hStream, &err)))
+		err = ask_capture(hStream, s, &i, edges != NULL);
+	if (err)
+		return err;
+	*status = i.status;
+	if (i.status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+		return CUDA_SUCCESS;
+	if (id)
+		*id = i.id;
+	if (graph)
+		*graph = i.graph;
+	if (deps)
+		*deps = s ? s->cap_nodes : NULL;
+	if (edges)
+		*edges = s ? s->cap_edges : NULL;
+	if (n)
+		*n = i.n;
+	return CUDA_SUCCESS;
 }
 
 CUresult sl_cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id)
 {
-	return capture_info(hStream, status, id, NULL, NULL, false);
+	return capture_info(hStream, status, id, NULL, NULL, NULL, NULL);
 }
 
 CUresult sl_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
 				      const CUgraphNode **dependencies, size_t *n)
 {
-	if (dependencies)
-		*dependencies = NULL;
-	return capture_info(hStream, status, id, graph, n, dependencies != NULL);
+	return capture_info(hStream, status, id, graph, dependencies, NULL, n);
 }
 
 CUresult sl_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
 				      const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *n)
 {
-	if (dependencies)
-		*dependencies = NULL;
-	if (edges)
-		*edges = NULL;
-	return capture_info(hStream, status, id, graph, n, dependencies || edges);
+	return capture_info(hStream, status, id, graph, dependencies, edges, n);
 }
 
 /*

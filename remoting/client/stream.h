@@ -35,6 +35,9 @@ struct sl_stream {
 	uint64_t uid;
 	bool per_thread;
 	struct sl_mark mark;
+	CUgraphNode *cap_nodes;	/* what cuStreamGetCaptureInfo has told of, kept until it is asked again */
+	CUgraphEdgeData *cap_edges;
+	size_t cap_room;
 };
 
 uint32_t sl_stream_id(CUstream s, CUresult *err); /* marks the stream as having work */

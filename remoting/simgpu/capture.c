@@ -478,6 +478,29 @@ API CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream h, CUgraphNode *d, 
 	return update(h, PT, d, n, flags);
 }
 
+/* Edges with data are programmatic launches, which are not simulated. */
+static CUresult update_v2(CUstream h, CUstream dflt, CUgraphNode *d, const CUgraphEdgeData *e, size_t n, unsigned int flags)
+{
+	static const CUgraphEdgeData zero;
+
+	for (size_t i = 0; e && i < n; i++)
+		if (memcmp(&e[i], &zero, sizeof(zero)))
+			return CUDA_ERROR_NOT_SUPPORTED;
+	return update(h, dflt, d, n, flags);
+}
+
+API CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, CUgraphNode *d, const CUgraphEdgeData *e, size_t n,
+						  unsigned int flags)
+{
+	return update_v2(h, NULL, d, e, n, flags);
+}
+
+API CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream h, CUgraphNode *d, const CUgraphEdgeData *e, size_t n,
+						       unsigned int flags)
+{
+	return update_v2(h, PT, d, e, n, flags);
+}
+
 API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
 	CUresult r = sim_enter();

@@ -22,6 +22,7 @@ void plan_unref(struct plan *p)
 	for (size_t i = 0; i < p->n; i++)
 		work_drop(&p->step[i].work);
 	free(p->step);
+	users_free(&p->users);
 	free(p);
 }
 
@@ -36,25 +37,27 @@ static struct plan *plan_copy(const struct plan *src)
 		p->step[i] = src->step[i];
 		work_clone(&p->step[i].work, &src->step[i].work);
 	}
+	users_copy(&p->users, &src->users, 0);
 	return p;
 }
 
 enum { NEW, OPEN, DONE };
 
-static CUresult visit(struct plan *p, struct gnode *n);
+static CUresult visit(struct plan *p, struct gnode *n, uint64_t top);
 
-static CUresult visit_graph(struct plan *p, struct graph *g)
+static CUresult visit_graph(struct plan *p, struct graph *g, uint64_t top)
 {
 	CUresult r = CUDA_SUCCESS;
 
+	users_copy(&p->users, &g->users, top);
 	for (size_t i = 0; i < g->n; i++)
 		g->nodes[i]->mark = NEW;
 	for (size_t i = 0; i < g->n && !r; i++)
-		r = visit(p, g->nodes[i]);
+		r = visit(p, g->nodes[i], top);
 	return r;
 }
 
-static CUresult visit(struct plan *p, struct gnode *n)
+static CUresult visit(struct plan *p, struct gnode *n, uint64_t top)
 {
 	struct plan_step *s;
 	CUresult r = CUDA_SUCCESS;
@@ -65,16 +68,17 @@ static CUresult visit(struct plan *p, struct gnode *n)
 		return CUDA_ERROR_INVALID_VALUE;	/* a cycle */
 	n->mark = OPEN;
 	for (size_t i = 0; i < n->ndeps && !r; i++)
-		r = visit(p, n->deps[i]);
+		r = visit(p, n->deps[i], top);
 	n->mark = DONE;
 	if (r)
 		return r;
 	if (n->child)
-		return visit_graph(p, n->child);
+		return visit_graph(p, n->child, top ? top : n->obj.handle);
 	p->step = xgrow(p->step, p->n + 1, &p->cap, sizeof(*p->step));
 	s = &p->step[p->n++];
 	work_clone(&s->work, &n->work);
 	s->node = n->obj.handle;
+	s->top = top;
 	s->disabled = false;
 	return CUDA_SUCCESS;
 }
@@ -145,7 +149,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph h, uint64_t flags)
 		return sim_leave(CUDA_ERROR_NOT_SUPPORTED);
 	p = xcalloc(1, sizeof(*p));
 	p->refs = 1;
-	r = visit_graph(p, g);
+	r = visit_graph(p, g, 0);
 	e = r ? NULL : obj_new(K_EXEC, NULL, sizeof(*e));
 	if (!e) {
 		plan_unref(p);
@@ -347,6 +351,44 @@ API CUresult cuGraphExecHostNodeSetParams(CUgraphExec h, CUgraphNode n, const CU
 	return step_set(h, n, &w);
 }
 
+/* The steps of a child node get the works of another graph of the same form, and its user objects. */
+API CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec h, CUgraphNode n, CUgraph gh)
+{
+	struct plan *p;
+	struct exec *e;
+	struct graph *g;
+	size_t first = 0;
+	CUresult r = enter_exec(h, &e);
+
+	if (r)
+		return r;
+	g = obj_get(gh, K_GRAPH);
+	if (!g)
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	step_get(e, n);
+	while (first < e->plan->n && e->plan->step[first].top != (uintptr_t)n)
+		first++;
+	p = xcalloc(1, sizeof(*p));
+	p->refs = 1;
+	r = visit_graph(p, g, (uintptr_t)n);
+	if (!r && (!p->n || first + p->n > e->plan->n ||
+		   (first + p->n < e->plan->n && e->plan->step[first + p->n].top == (uintptr_t)n)))
+		r = CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; !r && i < p->n; i++)
+		if (e->plan->step[first + i].top != (uintptr_t)n || e->plan->step[first + i].work.kind != p->step[i].work.kind)
+			r = CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; !r && i < p->n; i++) {
+		work_drop(&e->plan->step[first + i].work);
+		work_clone(&e->plan->step[first + i].work, &p->step[i].work);
+	}
+	if (!r) {
+		users_drop(&e->plan->users, (uintptr_t)n);
+		users_copy(&e->plan->users, &p->users, 0);
+	}
+	plan_unref(p);
+	return sim_leave(r);
+}
+
 static CUresult set_event(CUgraphExec h, CUgraphNode n, CUevent e, enum wkind kind)
 {
 	struct work w = { .kind = kind, .event = { (uintptr_t)e } };
@@ -412,12 +454,18 @@ API CUresult cuGraphExecUpdate_v2(CUgraphExec h, CUgraph gh, CUgraphExecUpdateRe
 	memset(info, 0, sizeof(*info));
 	p = xcalloc(1, sizeof(*p));
 	p->refs = 1;
-	r = visit_graph(p, g);
+	r = visit_graph(p, g, 0);
 	same = !r && p->n == e->plan->n;
 	for (size_t i = 0; same && i < p->n; i++) {
 		same = p->step[i].work.kind == e->plan->step[i].work.kind;
-		if (same)
-			p->step[i].node = e->plan->step[i].node;	/* the handles stay those of the first graph */
+		if (!same)
+			break;
+		/* The handles stay those of the first graph. */
+		for (size_t k = 0; k < p->users.n; k++)
+			if (p->step[i].top && p->users.v[k].of == p->step[i].top)
+				p->users.v[k].of = e->plan->step[i].top;
+		p->step[i].node = e->plan->step[i].node;
+		p->step[i].top = e->plan->step[i].top;
 	}
 	if (!same) {
 		info->result = 2;		/* topology changed */

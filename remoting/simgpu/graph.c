@@ -32,6 +32,7 @@ void graph_destroy(struct graph *g)
 	for (size_t i = 0; i < g->n; i++)
 		node_free(g->nodes[i]);
 	free(g->nodes);
+	users_free(&g->users);
 	obj_del(g);
 }
 
@@ -90,6 +91,7 @@ struct graph *graph_copy(struct graph *src)
 		for (size_t k = 0; k < from->ndeps; k++)
 			n->deps[k] = g->nodes[from->deps[k]->mark];
 	}
+	users_copy(&g->users, &src->users, 0);
 	return g;
 }
 
@@ -294,6 +296,35 @@ API CUresult cuGraphNodeGetDependentNodes(CUgraphNode h, CUgraphNode *out, size_
 			if (v->graph->nodes[i]->deps[k] == v)
 				list_put(out, n, &at, v->graph->nodes[i]);
 	return list_end(out, n, at);
+}
+
+/* No edge here has data: it is all zeroes. */
+static CUresult plain(CUresult r, CUgraphEdgeData *edges, bool list, size_t room, const size_t *n)
+{
+	if (!r && edges && list)
+		memset(edges, 0, (*n < room ? *n : room) * sizeof(*edges));
+	return !r && edges && !list ? CUDA_ERROR_INVALID_VALUE : r;
+}
+
+API CUresult cuGraphGetEdges_v2(CUgraph h, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edges, size_t *n)
+{
+	size_t room = n ? *n : 0;
+
+	return plain(cuGraphGetEdges(h, from, to, n), edges, from, room, n);
+}
+
+API CUresult cuGraphNodeGetDependencies_v2(CUgraphNode h, CUgraphNode *out, CUgraphEdgeData *edges, size_t *n)
+{
+	size_t room = n ? *n : 0;
+
+	return plain(cuGraphNodeGetDependencies(h, out, n), edges, out, room, n);
+}
+
+API CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode h, CUgraphNode *out, CUgraphEdgeData *edges, size_t *n)
+{
+	size_t room = n ? *n : 0;
+
+	return plain(cuGraphNodeGetDependentNodes(h, out, n), edges, out, room, n);
 }
 
 static void edge_cut(struct gnode *n, size_t k)

@@ -303,6 +303,20 @@ struct kernel {
 
 /* graphs */
 
+/* What a program wants to know the end of. */
+struct userobj {
+	struct obj obj;
+	CUhostFn destroy;
+	void *arg;
+	uint64_t refs;
+};
+
+/* References to user objects that a graph or a plan holds; of: the child node that they came with, in a plan. */
+struct users {
+	struct user { struct userobj *o; uint64_t n, of; } *v;
+	size_t n, cap;
+};
+
 struct gnode {
 	struct obj obj;
 	struct graph *graph;
@@ -320,6 +334,7 @@ struct graph {
 	struct gnode **nodes;
 	size_t n, cap_nodes;
 	struct gnode *parent;
+	struct users users;
 	bool capturing;
 	uint64_t id;
 };
@@ -335,10 +350,14 @@ struct capture {
 	struct capture *next;
 };
 
-/* What a graph launch runs: works in an order that respects the edges. */
-struct plan_step { struct work work; uint64_t node; bool disabled; };
+/*
+ * What a graph launch runs: works in an order that respects the edges. top: the child node of the plan's own graph that
+ * a step lies in; those of one child stand together.
+ */
+struct plan_step { struct work work; uint64_t node, top; bool disabled; };
 struct plan {
 	int refs;
+	struct users users;
 	size_t n, cap;
 	struct plan_step *step;
 };
@@ -492,6 +511,12 @@ struct graph *graph_copy(struct graph *src);	/* with nodes in the same places */
 struct gnode *node_new(struct graph *g, struct work *w, struct gnode **deps, size_t ndeps);
 CUresult graph_enter(CUgraph h, struct graph **g);	/* sim_enter, and finds the graph */
 CUresult node_enter(CUgraphNode h, enum wkind kind, struct gnode **n);	/* a node of that kind; W_ANY: of any */
+
+/* userobj.c */
+void users_add(struct users *u, struct userobj *o, uint64_t n, uint64_t of);	/* takes n references more */
+void users_copy(struct users *to, const struct users *from, uint64_t of);
+void users_drop(struct users *u, uint64_t of);		/* those that came with a child node */
+void users_free(struct users *u);
 
 /* graphnode.c */
 CUresult kernel_work(struct ctx *c, const CUDA_KERNEL_NODE_PARAMS_v2 *p, bool v2, struct work *w);

@@ -170,6 +170,8 @@ const (
 	FrameBeat = 8
 	// FrameTurn: a turn on the GPU is about to begin: for `argument` us, at most 5000, it pays to look for the next frame rather than to sleep. Only advice: the client follows it for no more than half of the time.
 	FrameTurn = 9
+	// FrameHostFnGone: nothing holds the host function or user object of host function id `argument` any more: its graphs and all that was made of them are gone, and its calls over.
+	FrameHostFnGone = 10
 )
 
 // Kinds of handles; a wire id names a handle within its kind.

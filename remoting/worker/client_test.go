@@ -334,6 +334,8 @@ func (k *conn) frames() error {
 			if k.onHost != nil && h.Result == 0 {
 				go k.onHost(h.Arg)
 			}
+		case wire.FrameHostFnGone:
+			k.order = append(k.order, fmt.Sprintf("gone %d", h.Arg))
 		case wire.FrameBye:
 			k.bye = string(p)
 		}

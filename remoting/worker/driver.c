@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -475,70 +474,6 @@ int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p)
 	if (attrs != few)
 		free(attrs);
 	return rc;
-}
-
-struct sl_hostfn {
-	uint32_t id;
-	atomic_int refs;	/* calls yet to come; one more for a captured one */
-	sem_t done;
-};
-
-static int hostfn_pipe[2] = { -1, -1 };
-
-int sl_hostfn_open(void)
-{
-	if (hostfn_pipe[0] < 0 && pipe2(hostfn_pipe, O_CLOEXEC))
-		return -errno;
-	return hostfn_pipe[0];
-}
-
-struct sl_hostfn *sl_hostfn_new(uint32_t id)
-{
-	struct sl_hostfn *f = calloc(1, sizeof *f);
-
-	if (!f)
-		return NULL;
-	f->id = id;
-	if (sem_init(&f->done, 0, 0)) {
-		free(f);
-		return NULL;
-	}
-	return f;
-}
-
-void sl_hostfn_ref(struct sl_hostfn *f)
-{
-	atomic_fetch_add(&f->refs, 1);
-}
-
-void sl_hostfn_unref(struct sl_hostfn *f)
-{
-	if (atomic_fetch_sub(&f->refs, 1) == 1) {
-		sem_destroy(&f->done);
-		free(f);
-	}
-}
-
-/* Called on a thread of the driver. */
-static void hostfn_call(void *p)
-{
-	struct sl_hostfn *f = p;
-
-	while (write(hostfn_pipe[1], &f->id, sizeof f->id) < 0 && errno == EINTR)
-		;
-	while (sem_wait(&f->done) && errno == EINTR)
-		;
-	sl_hostfn_unref(f);
-}
-
-int sl_hostfn_launch(uint64_t stream, struct sl_hostfn *f)
-{
-	return CU(cuLaunchHostFunc, (CUstream)stream, hostfn_call, f);
-}
-
-void sl_hostfn_done(struct sl_hostfn *f)
-{
-	sem_post(&f->done);
 }
 
 int sl_module_load(uint64_t *m, const void *image, uint32_t n, const uint32_t *opt, void **val)

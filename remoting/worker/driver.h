@@ -113,15 +113,40 @@ int sl_copy3d(const struct sl_box *b, void *host, int in, uint64_t stream);
 void **sl_extra(void *extra[5], const void *params, size_t *size);
 int sl_launch(uint64_t fn, uint64_t stream, const uint8_t *p);
 
-/* Host functions: the callback blocks the stream until sl_hostfn_done. */
+/* Host functions: the callback blocks its stream until sl_hostfn_done. hostfns.c */
 struct sl_hostfn;
 struct sl_hostfn *sl_hostfn_new(uint32_t id);
 void sl_hostfn_ref(struct sl_hostfn *f);
 void sl_hostfn_unref(struct sl_hostfn *f);
 int sl_hostfn_launch(uint64_t stream, struct sl_hostfn *f);
 void sl_hostfn_done(struct sl_hostfn *f);
-/* Opens the pipe that tells which functions were called; returns its reading end. */
+/* Opens the pipe that tells of functions: for each an id and one of the following. Returns its reading end. */
 int sl_hostfn_open(void);
+enum { SL_HOSTFN_CALLED, SL_HOSTFN_GONE };
+/* The pipe tells that f is gone once nothing holds the object any more, which begins with refs references. */
+int sl_user_object(uint64_t *object, struct sl_hostfn *f, uint32_t refs);
+/* The same, when the graph and all that was made of it are gone. */
+int sl_hostfn_keep(uint64_t graph, struct sl_hostfn *f);
+int sl_graph_add_host(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, struct sl_hostfn *f);
+/* For a node of an executable graph, or with exec 0 of the graph itself. */
+int sl_graph_set_host(uint64_t exec, uint64_t node, struct sl_hostfn *f);
+/* The id of a host node's function. */
+int sl_graph_get_host(uint64_t node, uint32_t *id);
+/* Makes a graph of copy c and of function f, before it if in is true, else behind it. c NULL: of f alone. */
+int sl_graph_copy_make(uint64_t *child, struct sl_hostfn *f, const CUDA_MEMCPY3D *c, int in, uint64_t ctx);
+/* Whether a node is one of such a graph; then its function's id, and its copy, which may be 0. */
+struct sl_copy_node {
+	uint64_t copy;
+	uint32_t id;
+};
+int sl_graph_copy_find(uint64_t node, struct sl_copy_node *out);
+int sl_graph_get_kernel(uint64_t node, CUDA_KERNEL_NODE_PARAMS *p);
+int sl_graph_get_copy(uint64_t node, CUDA_MEMCPY3D *p);
+int sl_graph_set_copy(uint64_t exec, uint64_t node, const CUDA_MEMCPY3D *p, uint64_t ctx);
+int sl_graph_add_copy(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, const CUDA_MEMCPY3D *p, uint64_t ctx);
+/* edges NULL: a capture with edges that hold data is an error, as the driver has it. */
+int sl_capture_info(uint64_t stream, CUstreamCaptureStatus *status, cuuint64_t *id, uint64_t *graph, const CUgraphNode **deps,
+		    const CUgraphEdgeData **edges, size_t *n);
 
 int sl_module_load(uint64_t *m, const void *image, uint32_t n, const uint32_t *opt, void **val);
 /* Loads a linked set: its module, and the library that the module belongs to. */

@@ -865,13 +865,6 @@ static inline CUresult call_cuGraphAddEventWaitNode(uint64_t *phGraphNode, uint6
 	return ((__typeof__(&cuGraphAddEventWaitNode))sl_fn[159])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUevent)event);
 }
 
-static inline CUresult call_cuGraphAddMemcpyNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, CUDA_MEMCPY3D *copyParams, uint64_t ctx)
-{
-	if (!sl_fn[167])
-		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddMemcpyNode))sl_fn[167])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (const CUDA_MEMCPY3D *)copyParams, (CUcontext)ctx);
-}
-
 static inline CUresult call_cuGraphAddMemsetNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, CUDA_MEMSET_NODE_PARAMS *memsetParams, uint64_t ctx)
 {
 	if (!sl_fn[168])
@@ -977,13 +970,6 @@ static inline CUresult call_cuGraphExecGetFlags(uint64_t hGraphExec, cuuint64_t 
 	return ((__typeof__(&cuGraphExecGetFlags))sl_fn[191])((CUgraphExec)hGraphExec, (cuuint64_t *)flags);
 }
 
-static inline CUresult call_cuGraphExecMemcpyNodeSetParams(uint64_t hGraphExec, uint64_t hNode, CUDA_MEMCPY3D *copyParams, uint64_t ctx)
-{
-	if (!sl_fn[195])
-		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphExecMemcpyNodeSetParams))sl_fn[195])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (const CUDA_MEMCPY3D *)copyParams, (CUcontext)ctx);
-}
-
 static inline CUresult call_cuGraphExecMemsetNodeSetParams(uint64_t hGraphExec, uint64_t hNode, CUDA_MEMSET_NODE_PARAMS *memsetParams, uint64_t ctx)
 {
 	if (!sl_fn[196])
@@ -996,6 +982,13 @@ static inline CUresult call_cuGraphGetEdges(uint64_t hGraph, uint64_t *from, uin
 	if (!sl_fn[204])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuGraphGetEdges))sl_fn[204])((CUgraph)hGraph, (CUgraphNode *)from, (CUgraphNode *)to, (size_t *)numEdges);
+}
+
+static inline CUresult call_cuGraphGetEdges_v2(uint64_t hGraph, uint64_t *from, uint64_t *to, CUgraphEdgeData *edgeData, size_t *numEdges)
+{
+	if (!sl_fn[205])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphGetEdges_v2))sl_fn[205])((CUgraph)hGraph, (CUgraphNode *)from, (CUgraphNode *)to, (CUgraphEdgeData *)edgeData, (size_t *)numEdges);
 }
 
 static inline CUresult call_cuGraphGetNodes(uint64_t hGraph, uint64_t *nodes, size_t *numNodes)
@@ -1047,13 +1040,6 @@ static inline CUresult call_cuGraphLaunch(uint64_t hGraph, uint64_t hStream)
 	return ((__typeof__(&cuGraphLaunch))sl_fn[221])((CUgraphExec)hGraph, (CUstream)hStream);
 }
 
-static inline CUresult call_cuGraphMemcpyNodeSetParams(uint64_t hNode, CUDA_MEMCPY3D *nodeParams)
-{
-	if (!sl_fn[225])
-		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphMemcpyNodeSetParams))sl_fn[225])((CUgraphNode)hNode, (const CUDA_MEMCPY3D *)nodeParams);
-}
-
 static inline CUresult call_cuGraphMemsetNodeGetParams(uint64_t hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams)
 {
 	if (!sl_fn[226])
@@ -1082,11 +1068,25 @@ static inline CUresult call_cuGraphNodeGetDependencies(uint64_t hNode, uint64_t 
 	return ((__typeof__(&cuGraphNodeGetDependencies))sl_fn[229])((CUgraphNode)hNode, (CUgraphNode *)dependencies, (size_t *)numDependencies);
 }
 
+static inline CUresult call_cuGraphNodeGetDependencies_v2(uint64_t hNode, uint64_t *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies)
+{
+	if (!sl_fn[230])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphNodeGetDependencies_v2))sl_fn[230])((CUgraphNode)hNode, (CUgraphNode *)dependencies, (CUgraphEdgeData *)edgeData, (size_t *)numDependencies);
+}
+
 static inline CUresult call_cuGraphNodeGetDependentNodes(uint64_t hNode, uint64_t *dependentNodes, size_t *numDependentNodes)
 {
 	if (!sl_fn[231])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuGraphNodeGetDependentNodes))sl_fn[231])((CUgraphNode)hNode, (CUgraphNode *)dependentNodes, (size_t *)numDependentNodes);
+}
+
+static inline CUresult call_cuGraphNodeGetDependentNodes_v2(uint64_t hNode, uint64_t *dependentNodes, CUgraphEdgeData *edgeData, size_t *numDependentNodes)
+{
+	if (!sl_fn[232])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphNodeGetDependentNodes_v2))sl_fn[232])((CUgraphNode)hNode, (CUgraphNode *)dependentNodes, (CUgraphEdgeData *)edgeData, (size_t *)numDependentNodes);
 }
 
 static inline CUresult call_cuGraphNodeGetEnabled(uint64_t hGraphExec, uint64_t hNode, unsigned int *isEnabled)
@@ -1110,6 +1110,13 @@ static inline CUresult call_cuGraphNodeSetEnabled(uint64_t hGraphExec, uint64_t 
 	return ((__typeof__(&cuGraphNodeSetEnabled))sl_fn[235])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (unsigned int)isEnabled);
 }
 
+static inline CUresult call_cuGraphReleaseUserObject(uint64_t graph, uint64_t object, uint32_t count)
+{
+	if (!sl_fn[237])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphReleaseUserObject))sl_fn[237])((CUgraph)graph, (CUuserObject)object, (unsigned int)count);
+}
+
 static inline CUresult call_cuGraphRemoveDependencies(uint64_t hGraph, uint64_t *from, uint64_t *to, uint64_t numDependencies)
 {
 	if (!sl_fn[238])
@@ -1122,6 +1129,13 @@ static inline CUresult call_cuGraphRemoveDependencies_v2(uint64_t hGraph, uint64
 	if (!sl_fn[239])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuGraphRemoveDependencies_v2))sl_fn[239])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (const CUgraphEdgeData *)edgeData, (size_t)numDependencies);
+}
+
+static inline CUresult call_cuGraphRetainUserObject(uint64_t graph, uint64_t object, uint32_t count, uint32_t flags)
+{
+	if (!sl_fn[240])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphRetainUserObject))sl_fn[240])((CUgraph)graph, (CUuserObject)object, (unsigned int)count, (unsigned int)flags);
 }
 
 static inline CUresult call_cuGraphUpload(uint64_t hGraph, uint64_t hStream)
@@ -1614,20 +1628,6 @@ static inline CUresult call_cuStreamGetCaptureInfo(uint64_t hStream, CUstreamCap
 	return ((__typeof__(&cuStreamGetCaptureInfo))sl_fn[495])((CUstream)hStream, (CUstreamCaptureStatus *)captureStatus_out, (cuuint64_t *)id_out);
 }
 
-static inline CUresult call_cuStreamGetCaptureInfo_v2(uint64_t hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, uint64_t *graph_out, void *dependencies_out, size_t *numDependencies_out)
-{
-	if (!sl_fn[496])
-		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamGetCaptureInfo_v2))sl_fn[496])((CUstream)hStream, (CUstreamCaptureStatus *)captureStatus_out, (cuuint64_t *)id_out, (CUgraph *)graph_out, (const CUgraphNode **)dependencies_out, (size_t *)numDependencies_out);
-}
-
-static inline CUresult call_cuStreamGetCaptureInfo_v3(uint64_t hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, uint64_t *graph_out, void *dependencies_out, void *edgeData_out, size_t *numDependencies_out)
-{
-	if (!sl_fn[497])
-		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamGetCaptureInfo_v3))sl_fn[497])((CUstream)hStream, (CUstreamCaptureStatus *)captureStatus_out, (cuuint64_t *)id_out, (CUgraph *)graph_out, (const CUgraphNode **)dependencies_out, (const CUgraphEdgeData **)edgeData_out, (size_t *)numDependencies_out);
-}
-
 static inline CUresult call_cuStreamIsCapturing(uint64_t hStream, CUstreamCaptureStatus *captureStatus)
 {
 	if (!sl_fn[505])
@@ -1661,6 +1661,13 @@ static inline CUresult call_cuStreamUpdateCaptureDependencies(uint64_t hStream, 
 	if (!sl_fn[509])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuStreamUpdateCaptureDependencies))sl_fn[509])((CUstream)hStream, (CUgraphNode *)dependencies, (size_t)numDependencies, (unsigned int)flags);
+}
+
+static inline CUresult call_cuStreamUpdateCaptureDependencies_v2(uint64_t hStream, uint64_t *dependencies, CUgraphEdgeData *dependencyData, uint64_t numDependencies, uint32_t flags)
+{
+	if (!sl_fn[510])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuStreamUpdateCaptureDependencies_v2))sl_fn[510])((CUstream)hStream, (CUgraphNode *)dependencies, (const CUgraphEdgeData *)dependencyData, (size_t)numDependencies, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamWaitEvent(uint64_t hStream, uint64_t hEvent, uint32_t Flags)
@@ -1969,6 +1976,20 @@ static inline CUresult call_cuTexRefSetMipmappedArray(uint64_t hTexRef, uint64_t
 	if (!sl_fn[564])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuTexRefSetMipmappedArray))sl_fn[564])((CUtexref)hTexRef, (CUmipmappedArray)hMipmappedArray, (unsigned int)Flags);
+}
+
+static inline CUresult call_cuUserObjectRelease(uint64_t object, uint32_t count)
+{
+	if (!sl_fn[567])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuUserObjectRelease))sl_fn[567])((CUuserObject)object, (unsigned int)count);
+}
+
+static inline CUresult call_cuUserObjectRetain(uint64_t object, uint32_t count)
+{
+	if (!sl_fn[568])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuUserObjectRetain))sl_fn[568])((CUuserObject)object, (unsigned int)count);
 }
 
 #ifdef SL_FN_NAMES

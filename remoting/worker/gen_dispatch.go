@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x33, 0x90, 0xe1, 0x73, 0xff, 0xd0, 0xd5, 0x57,
-	0x8f, 0xcb, 0x18, 0x03, 0xfc, 0xd5, 0x0e, 0x4a,
-	0x0c, 0xff, 0x69, 0x22, 0x58, 0xc2, 0x68, 0xea,
-	0x30, 0x25, 0x9e, 0x34, 0xe2, 0x10, 0x03, 0xa3,
+	0x2c, 0xd6, 0x81, 0x4e, 0xb0, 0x38, 0x22, 0xb9,
+	0x2c, 0x26, 0xbe, 0x6d, 0x7f, 0xc6, 0x77, 0xce,
+	0x6f, 0x59, 0xd4, 0x9c, 0x12, 0x87, 0x1e, 0x10,
+	0xea, 0xb5, 0xd2, 0x32, 0x69, 0x67, 0xf9, 0xf7,
 }
 
 // Operation numbers of the API table.
@@ -63,6 +63,7 @@ const (
 	opCuGraphAddEmptyNode                                  = 157
 	opCuGraphAddEventRecordNode                            = 158
 	opCuGraphAddEventWaitNode                              = 159
+	opCuGraphAddHostNode                                   = 162
 	opCuGraphAddKernelNode_v2                              = 164
 	opCuGraphAddMemcpyNode                                 = 167
 	opCuGraphAddMemsetNode                                 = 168
@@ -80,30 +81,40 @@ const (
 	opCuGraphExecEventRecordNodeSetEvent                   = 187
 	opCuGraphExecEventWaitNodeSetEvent                     = 188
 	opCuGraphExecGetFlags                                  = 191
+	opCuGraphExecHostNodeSetParams                         = 192
 	opCuGraphExecKernelNodeSetParams_v2                    = 194
 	opCuGraphExecMemcpyNodeSetParams                       = 195
 	opCuGraphExecMemsetNodeSetParams                       = 196
 	opCuGraphExecUpdate_v2                                 = 199
 	opCuGraphGetEdges                                      = 204
+	opCuGraphGetEdges_v2                                   = 205
 	opCuGraphGetNodes                                      = 206
 	opCuGraphGetRootNodes                                  = 207
+	opCuGraphHostNodeGetParams                             = 208
+	opCuGraphHostNodeSetParams                             = 209
 	opCuGraphInstantiateWithFlags                          = 211
 	opCuGraphKernelNodeCopyAttributes                      = 214
 	opCuGraphKernelNodeGetAttribute                        = 215
+	opCuGraphKernelNodeGetParams_v2                        = 217
 	opCuGraphKernelNodeSetAttribute                        = 218
 	opCuGraphKernelNodeSetParams_v2                        = 220
 	opCuGraphLaunch                                        = 221
+	opCuGraphMemcpyNodeGetParams                           = 224
 	opCuGraphMemcpyNodeSetParams                           = 225
 	opCuGraphMemsetNodeGetParams                           = 226
 	opCuGraphMemsetNodeSetParams                           = 227
 	opCuGraphNodeFindInClone                               = 228
 	opCuGraphNodeGetDependencies                           = 229
+	opCuGraphNodeGetDependencies_v2                        = 230
 	opCuGraphNodeGetDependentNodes                         = 231
+	opCuGraphNodeGetDependentNodes_v2                      = 232
 	opCuGraphNodeGetEnabled                                = 233
 	opCuGraphNodeGetType                                   = 234
 	opCuGraphNodeSetEnabled                                = 235
+	opCuGraphReleaseUserObject                             = 237
 	opCuGraphRemoveDependencies                            = 238
 	opCuGraphRemoveDependencies_v2                         = 239
+	opCuGraphRetainUserObject                              = 240
 	opCuGraphUpload                                        = 241
 	opCuKernelSetAttribute                                 = 278
 	opCuKernelSetCacheConfig                               = 279
@@ -184,6 +195,7 @@ const (
 	opCuStreamSetAttribute                                 = 507
 	opCuStreamSynchronize                                  = 508
 	opCuStreamUpdateCaptureDependencies                    = 509
+	opCuStreamUpdateCaptureDependencies_v2                 = 510
 	opCuStreamWaitEvent                                    = 511
 	opCuStreamWaitValue32                                  = 512
 	opCuStreamWaitValue32_v2                               = 513
@@ -231,6 +243,9 @@ const (
 	opCuTexRefSetMipmapLevelBias                           = 562
 	opCuTexRefSetMipmapLevelClamp                          = 563
 	opCuTexRefSetMipmappedArray                            = 564
+	opCuUserObjectCreate                                   = 566
+	opCuUserObjectRelease                                  = 567
+	opCuUserObjectRetain                                   = 568
 )
 
 // lateNothings are the one-way operations whose refusal the program need not be told of.
@@ -948,6 +963,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphAddEventRecordNode(d, e), true
 	case 159:
 		return s.do_cuGraphAddEventWaitNode(d, e), true
+	case 162:
+		return s.do_cuGraphAddHostNode(d, e), true
 	case 164:
 		return s.do_cuGraphAddKernelNode_v2(d, e), true
 	case 167:
@@ -982,6 +999,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphExecEventWaitNodeSetEvent(d, e), true
 	case 191:
 		return s.do_cuGraphExecGetFlags(d, e), true
+	case 192:
+		return s.do_cuGraphExecHostNodeSetParams(d, e), true
 	case 194:
 		return s.do_cuGraphExecKernelNodeSetParams_v2(d, e), true
 	case 195:
@@ -992,22 +1011,32 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphExecUpdate_v2(d, e), true
 	case 204:
 		return s.do_cuGraphGetEdges(d, e), true
+	case 205:
+		return s.do_cuGraphGetEdges_v2(d, e), true
 	case 206:
 		return s.do_cuGraphGetNodes(d, e), true
 	case 207:
 		return s.do_cuGraphGetRootNodes(d, e), true
+	case 208:
+		return s.do_cuGraphHostNodeGetParams(d, e), true
+	case 209:
+		return s.do_cuGraphHostNodeSetParams(d, e), true
 	case 211:
 		return s.do_cuGraphInstantiateWithFlags(d, e), true
 	case 214:
 		return s.do_cuGraphKernelNodeCopyAttributes(d, e), true
 	case 215:
 		return s.do_cuGraphKernelNodeGetAttribute(d, e), true
+	case 217:
+		return s.do_cuGraphKernelNodeGetParams_v2(d, e), true
 	case 218:
 		return s.do_cuGraphKernelNodeSetAttribute(d, e), true
 	case 220:
 		return s.do_cuGraphKernelNodeSetParams_v2(d, e), true
 	case 221:
 		return s.do_cuGraphLaunch(d, e), true
+	case 224:
+		return s.do_cuGraphMemcpyNodeGetParams(d, e), true
 	case 225:
 		return s.do_cuGraphMemcpyNodeSetParams(d, e), true
 	case 226:
@@ -1018,18 +1047,26 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphNodeFindInClone(d, e), true
 	case 229:
 		return s.do_cuGraphNodeGetDependencies(d, e), true
+	case 230:
+		return s.do_cuGraphNodeGetDependencies_v2(d, e), true
 	case 231:
 		return s.do_cuGraphNodeGetDependentNodes(d, e), true
+	case 232:
+		return s.do_cuGraphNodeGetDependentNodes_v2(d, e), true
 	case 233:
 		return s.do_cuGraphNodeGetEnabled(d, e), true
 	case 234:
 		return s.do_cuGraphNodeGetType(d, e), true
 	case 235:
 		return s.do_cuGraphNodeSetEnabled(d, e), true
+	case 237:
+		return s.do_cuGraphReleaseUserObject(d, e), true
 	case 238:
 		return s.do_cuGraphRemoveDependencies(d, e), true
 	case 239:
 		return s.do_cuGraphRemoveDependencies_v2(d, e), true
+	case 240:
+		return s.do_cuGraphRetainUserObject(d, e), true
 	case 241:
 		return s.do_cuGraphUpload(d, e), true
 	case 278:
@@ -1190,6 +1227,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuStreamSynchronize(d, e), true
 	case 509:
 		return s.do_cuStreamUpdateCaptureDependencies(d, e), true
+	case 510:
+		return s.do_cuStreamUpdateCaptureDependencies_v2(d, e), true
 	case 511:
 		return s.do_cuStreamWaitEvent(d, e), true
 	case 512:
@@ -1284,6 +1323,12 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuTexRefSetMipmapLevelClamp(d, e), true
 	case 564:
 		return s.do_cuTexRefSetMipmappedArray(d, e), true
+	case 566:
+		return s.do_cuUserObjectCreate(d, e), true
+	case 567:
+		return s.do_cuUserObjectRelease(d, e), true
+	case 568:
+		return s.do_cuUserObjectRetain(d, e), true
 	}
 	return int32(C.CUDA_ERROR_NOT_SUPPORTED), false
 }
@@ -2219,6 +2264,53 @@ func (s *session) do_cuGraphAddEventWaitNode(d *wire.Decoder, e *wire.Encoder) i
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphAddHostNode(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phGraphNode := d.U32()
+	var o_phGraphNode C.uint64_t
+	h_hGraph := href{id: d.U32()}
+	var ids_dependencies []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_dependencies = make([]uint32, n)
+		for i := range ids_dependencies {
+			ids_dependencies[i] = d.U32()
+		}
+	}
+	p_numDependencies := d.U64()
+	p_hostfn := d.U32()
+	if d.Err() != nil {
+		return s.malformed(162)
+	}
+	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
+		return s.malformed(162)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
+	for i, id := range ids_dependencies {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_dependencies[i] = C.uint64_t(real)
+	}
+	rc := s.cuGraphAddHostNode(id_phGraphNode, &o_phGraphNode, h_hGraph, a_dependencies, p_numDependencies, p_hostfn)
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphAddKernelNode_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	id_phGraphNode := d.U32()
 	var o_phGraphNode C.uint64_t
@@ -2320,6 +2412,7 @@ func (s *session) do_cuGraphAddMemcpyNode(d *wire.Decoder, e *wire.Encoder) int3
 		p_copyParams = &v_copyParams
 	}
 	h_ctx := href{id: d.U32()}
+	p_hostfn := d.U32()
 	if d.Err() != nil {
 		return s.malformed(167)
 	}
@@ -2348,7 +2441,7 @@ func (s *session) do_cuGraphAddMemcpyNode(d *wire.Decoder, e *wire.Encoder) int3
 		}
 		h_ctx.real = real
 	}
-	rc := s.cuGraphAddMemcpyNode(id_phGraphNode, &o_phGraphNode, h_hGraph, a_dependencies, p_numDependencies, p_copyParams, h_ctx)
+	rc := s.cuGraphAddMemcpyNode(id_phGraphNode, &o_phGraphNode, h_hGraph, a_dependencies, p_numDependencies, p_copyParams, h_ctx, p_hostfn)
 	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
 	if rc == C.CUDA_SUCCESS {
 		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
@@ -2430,7 +2523,7 @@ func (s *session) do_cuGraphChildGraphNodeGetGraph(d *wire.Decoder, e *wire.Enco
 		}
 		h_hNode.real = real
 	}
-	rc := C.call_cuGraphChildGraphNodeGetGraph(C.uint64_t(h_hNode.real), &o_phGraph)
+	rc := s.cuGraphChildGraphNodeGetGraph(h_hNode, &o_phGraph)
 	if rc == C.CUDA_SUCCESS {
 		if w_phGraph {
 			e.U32(s.outPart(refOf(wire.KindNode, h_hNode.id), wire.KindGraph, uint64(o_phGraph)))
@@ -2737,6 +2830,31 @@ func (s *session) do_cuGraphExecGetFlags(d *wire.Decoder, e *wire.Encoder) int32
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphExecHostNodeSetParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraphExec := href{id: d.U32()}
+	h_hNode := href{id: d.U32()}
+	p_hostfn := d.U32()
+	if d.Err() != nil {
+		return s.malformed(192)
+	}
+	{
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
+		if !ok {
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
+		}
+		h_hGraphExec.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	rc := s.cuGraphExecHostNodeSetParams(h_hGraphExec, h_hNode, p_hostfn)
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphExecKernelNodeSetParams_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraphExec := href{id: d.U32()}
 	h_hNode := href{id: d.U32()}
@@ -2802,6 +2920,7 @@ func (s *session) do_cuGraphExecMemcpyNodeSetParams(d *wire.Decoder, e *wire.Enc
 		p_copyParams = &v_copyParams
 	}
 	h_ctx := href{id: d.U32()}
+	p_hostfn := d.U32()
 	if d.Err() != nil {
 		return s.malformed(195)
 	}
@@ -2826,7 +2945,7 @@ func (s *session) do_cuGraphExecMemcpyNodeSetParams(d *wire.Decoder, e *wire.Enc
 		}
 		h_ctx.real = real
 	}
-	rc := s.cuGraphExecMemcpyNodeSetParams(h_hGraphExec, h_hNode, p_copyParams, h_ctx)
+	rc := s.cuGraphExecMemcpyNodeSetParams(h_hGraphExec, h_hNode, p_copyParams, h_ctx, p_hostfn)
 	return int32(rc)
 }
 
@@ -2960,6 +3079,65 @@ func (s *session) do_cuGraphGetEdges(d *wire.Decoder, e *wire.Encoder) int32 {
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphGetEdges_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraph := href{id: d.U32()}
+	w_from := d.U8() != 0
+	w_to := d.U8() != 0
+	w_edgeData := d.U8() != 0
+	o_numEdges := C.size_t(d.U64())
+	if d.Err() != nil {
+		return s.malformed(205)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	var a_from []C.uint64_t
+	if w_from {
+		o_numEdges = min(o_numEdges, maxHandles)
+		a_from = make([]C.uint64_t, o_numEdges)
+	}
+	var a_to []C.uint64_t
+	if w_to {
+		o_numEdges = min(o_numEdges, maxHandles)
+		a_to = make([]C.uint64_t, o_numEdges)
+	}
+	var a_edgeData []C.CUgraphEdgeData
+	if w_edgeData {
+		o_numEdges = min(o_numEdges, maxHandles)
+		a_edgeData = make([]C.CUgraphEdgeData, o_numEdges)
+	}
+	rc := C.call_cuGraphGetEdges_v2(C.uint64_t(h_hGraph.real), first(a_from), first(a_to), first(a_edgeData), &o_numEdges)
+	if rc == C.CUDA_SUCCESS {
+		e.U64(uint64(o_numEdges))
+		if w_from {
+			k := min(len(a_from), int(o_numEdges))
+			e.U32(uint32(k))
+			for _, real := range a_from[:k] {
+				e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(real)))
+			}
+		}
+		if w_to {
+			k := min(len(a_to), int(o_numEdges))
+			e.U32(uint32(k))
+			for _, real := range a_to[:k] {
+				e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(real)))
+			}
+		}
+		if w_edgeData {
+			k := min(len(a_edgeData), int(o_numEdges))
+			e.U32(uint32(k))
+			for i := range a_edgeData[:k] {
+				memOut(e, unsafe.Pointer(&a_edgeData[i]), unsafe.Sizeof(a_edgeData[i]))
+			}
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphGetNodes(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraph := href{id: d.U32()}
 	w_nodes := d.U8() != 0
@@ -3026,6 +3204,46 @@ func (s *session) do_cuGraphGetRootNodes(d *wire.Decoder, e *wire.Encoder) int32
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphHostNodeGetParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	w_hostfn := d.U8() != 0
+	var o_hostfn C.uint
+	if d.Err() != nil {
+		return s.malformed(208)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	rc := s.cuGraphHostNodeGetParams(h_hNode, &o_hostfn)
+	if rc == C.CUDA_SUCCESS {
+		if w_hostfn {
+			memOut(e, unsafe.Pointer(&o_hostfn), unsafe.Sizeof(o_hostfn))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphHostNodeSetParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	p_hostfn := d.U32()
+	if d.Err() != nil {
+		return s.malformed(209)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	rc := s.cuGraphHostNodeSetParams(h_hNode, p_hostfn)
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphInstantiateWithFlags(d *wire.Decoder, e *wire.Encoder) int32 {
 	id_phGraphExec := d.U32()
 	var o_phGraphExec C.uint64_t
@@ -3089,6 +3307,59 @@ func (s *session) do_cuGraphKernelNodeGetAttribute(d *wire.Decoder, e *wire.Enco
 	if rc == C.CUDA_SUCCESS {
 		if w_value_out {
 			memOut(e, unsafe.Pointer(&o_value_out), unsafe.Sizeof(o_value_out))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphKernelNodeGetParams_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	w_nodeParams := d.U8() != 0
+	var o_nodeParams C.CUDA_KERNEL_NODE_PARAMS
+	w_kernel := d.U8() != 0
+	var o_kernel C.uint
+	w_byKernel := d.U8() != 0
+	var o_byKernel C.uint
+	w_ctx := d.U8() != 0
+	var o_ctx C.uint64_t
+	w_params := d.U8() != 0
+	o_paramBytes := C.size_t(d.U64())
+	if d.Err() != nil {
+		return s.malformed(217)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	var a_params []C.uchar
+	if w_params {
+		o_paramBytes = min(o_paramBytes, maxHandles)
+		a_params = make([]C.uchar, o_paramBytes)
+	}
+	rc := s.cuGraphKernelNodeGetParams_v2(h_hNode, &o_nodeParams, &o_kernel, &o_byKernel, &o_ctx, a_params, &o_paramBytes)
+	if rc == C.CUDA_SUCCESS {
+		e.U64(uint64(o_paramBytes))
+		if w_nodeParams {
+			memOut(e, unsafe.Pointer(&o_nodeParams), unsafe.Sizeof(o_nodeParams))
+		}
+		if w_kernel {
+			memOut(e, unsafe.Pointer(&o_kernel), unsafe.Sizeof(o_kernel))
+		}
+		if w_byKernel {
+			memOut(e, unsafe.Pointer(&o_byKernel), unsafe.Sizeof(o_byKernel))
+		}
+		if w_ctx {
+			e.U32(s.outHandle(wire.KindCtx, uint64(o_ctx)))
+		}
+		if w_params {
+			k := min(len(a_params), int(o_paramBytes))
+			e.U32(uint32(k))
+			for i := range a_params[:k] {
+				memOut(e, unsafe.Pointer(&a_params[i]), unsafe.Sizeof(a_params[i]))
+			}
 		}
 	}
 	return int32(rc)
@@ -3199,6 +3470,44 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphMemcpyNodeGetParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	w_nodeParams := d.U8() != 0
+	var o_nodeParams C.CUDA_MEMCPY3D
+	w_src := d.U8() != 0
+	var o_src C.uint64_t
+	w_dst := d.U8() != 0
+	var o_dst C.uint64_t
+	w_hostfn := d.U8() != 0
+	var o_hostfn C.uint
+	if d.Err() != nil {
+		return s.malformed(224)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	rc := s.cuGraphMemcpyNodeGetParams(h_hNode, &o_nodeParams, &o_src, &o_dst, &o_hostfn)
+	if rc == C.CUDA_SUCCESS {
+		if w_nodeParams {
+			memOut(e, unsafe.Pointer(&o_nodeParams), unsafe.Sizeof(o_nodeParams))
+		}
+		if w_src {
+			e.U32(s.outHandle(wire.KindArray, uint64(o_src)))
+		}
+		if w_dst {
+			e.U32(s.outHandle(wire.KindArray, uint64(o_dst)))
+		}
+		if w_hostfn {
+			memOut(e, unsafe.Pointer(&o_hostfn), unsafe.Sizeof(o_hostfn))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphMemcpyNodeSetParams(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hNode := href{id: d.U32()}
 	var v_nodeParams C.CUDA_MEMCPY3D
@@ -3207,6 +3516,7 @@ func (s *session) do_cuGraphMemcpyNodeSetParams(d *wire.Decoder, e *wire.Encoder
 		memIn(d, unsafe.Pointer(&v_nodeParams), unsafe.Sizeof(v_nodeParams))
 		p_nodeParams = &v_nodeParams
 	}
+	p_hostfn := d.U32()
 	if d.Err() != nil {
 		return s.malformed(225)
 	}
@@ -3217,7 +3527,7 @@ func (s *session) do_cuGraphMemcpyNodeSetParams(d *wire.Decoder, e *wire.Encoder
 		}
 		h_hNode.real = real
 	}
-	rc := s.cuGraphMemcpyNodeSetParams(h_hNode, p_nodeParams)
+	rc := s.cuGraphMemcpyNodeSetParams(h_hNode, p_nodeParams, p_hostfn)
 	return int32(rc)
 }
 
@@ -3330,6 +3640,52 @@ func (s *session) do_cuGraphNodeGetDependencies(d *wire.Decoder, e *wire.Encoder
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphNodeGetDependencies_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	w_dependencies := d.U8() != 0
+	w_edgeData := d.U8() != 0
+	o_numDependencies := C.size_t(d.U64())
+	if d.Err() != nil {
+		return s.malformed(230)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	var a_dependencies []C.uint64_t
+	if w_dependencies {
+		o_numDependencies = min(o_numDependencies, maxHandles)
+		a_dependencies = make([]C.uint64_t, o_numDependencies)
+	}
+	var a_edgeData []C.CUgraphEdgeData
+	if w_edgeData {
+		o_numDependencies = min(o_numDependencies, maxHandles)
+		a_edgeData = make([]C.CUgraphEdgeData, o_numDependencies)
+	}
+	rc := C.call_cuGraphNodeGetDependencies_v2(C.uint64_t(h_hNode.real), first(a_dependencies), first(a_edgeData), &o_numDependencies)
+	if rc == C.CUDA_SUCCESS {
+		e.U64(uint64(o_numDependencies))
+		if w_dependencies {
+			k := min(len(a_dependencies), int(o_numDependencies))
+			e.U32(uint32(k))
+			for _, real := range a_dependencies[:k] {
+				e.U32(s.outPart(s.owner(refOf(wire.KindNode, h_hNode.id)), wire.KindNode, uint64(real)))
+			}
+		}
+		if w_edgeData {
+			k := min(len(a_edgeData), int(o_numDependencies))
+			e.U32(uint32(k))
+			for i := range a_edgeData[:k] {
+				memOut(e, unsafe.Pointer(&a_edgeData[i]), unsafe.Sizeof(a_edgeData[i]))
+			}
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphNodeGetDependentNodes(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hNode := href{id: d.U32()}
 	w_dependentNodes := d.U8() != 0
@@ -3357,6 +3713,52 @@ func (s *session) do_cuGraphNodeGetDependentNodes(d *wire.Decoder, e *wire.Encod
 			e.U32(uint32(k))
 			for _, real := range a_dependentNodes[:k] {
 				e.U32(s.outPart(s.owner(refOf(wire.KindNode, h_hNode.id)), wire.KindNode, uint64(real)))
+			}
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphNodeGetDependentNodes_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	w_dependentNodes := d.U8() != 0
+	w_edgeData := d.U8() != 0
+	o_numDependentNodes := C.size_t(d.U64())
+	if d.Err() != nil {
+		return s.malformed(232)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	var a_dependentNodes []C.uint64_t
+	if w_dependentNodes {
+		o_numDependentNodes = min(o_numDependentNodes, maxHandles)
+		a_dependentNodes = make([]C.uint64_t, o_numDependentNodes)
+	}
+	var a_edgeData []C.CUgraphEdgeData
+	if w_edgeData {
+		o_numDependentNodes = min(o_numDependentNodes, maxHandles)
+		a_edgeData = make([]C.CUgraphEdgeData, o_numDependentNodes)
+	}
+	rc := C.call_cuGraphNodeGetDependentNodes_v2(C.uint64_t(h_hNode.real), first(a_dependentNodes), first(a_edgeData), &o_numDependentNodes)
+	if rc == C.CUDA_SUCCESS {
+		e.U64(uint64(o_numDependentNodes))
+		if w_dependentNodes {
+			k := min(len(a_dependentNodes), int(o_numDependentNodes))
+			e.U32(uint32(k))
+			for _, real := range a_dependentNodes[:k] {
+				e.U32(s.outPart(s.owner(refOf(wire.KindNode, h_hNode.id)), wire.KindNode, uint64(real)))
+			}
+		}
+		if w_edgeData {
+			k := min(len(a_edgeData), int(o_numDependentNodes))
+			e.U32(uint32(k))
+			for i := range a_edgeData[:k] {
+				memOut(e, unsafe.Pointer(&a_edgeData[i]), unsafe.Sizeof(a_edgeData[i]))
 			}
 		}
 	}
@@ -3408,7 +3810,7 @@ func (s *session) do_cuGraphNodeGetType(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hNode.real = real
 	}
-	rc := C.call_cuGraphNodeGetType(C.uint64_t(h_hNode.real), &o_type)
+	rc := s.cuGraphNodeGetType(h_hNode, &o_type)
 	if rc == C.CUDA_SUCCESS {
 		if w_type {
 			memOut(e, unsafe.Pointer(&o_type), unsafe.Sizeof(o_type))
@@ -3439,6 +3841,31 @@ func (s *session) do_cuGraphNodeSetEnabled(d *wire.Decoder, e *wire.Encoder) int
 		h_hNode.real = real
 	}
 	rc := C.call_cuGraphNodeSetEnabled(C.uint64_t(h_hGraphExec.real), C.uint64_t(h_hNode.real), C.uint32_t(p_isEnabled))
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphReleaseUserObject(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_graph := href{id: d.U32()}
+	h_object := href{id: d.U32()}
+	p_count := d.U32()
+	if d.Err() != nil {
+		return s.malformed(237)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_graph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_graph.id)
+		}
+		h_graph.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindUserObj, h_object.id)
+		if !ok {
+			return s.badHandle(wire.KindUserObj, h_object.id)
+		}
+		h_object.real = real
+	}
+	rc := C.call_cuGraphReleaseUserObject(C.uint64_t(h_graph.real), C.uint64_t(h_object.real), C.uint32_t(p_count))
 	return int32(rc)
 }
 
@@ -3580,6 +4007,32 @@ func (s *session) do_cuGraphRemoveDependencies_v2(d *wire.Decoder, e *wire.Encod
 		a_to[i] = C.uint64_t(real)
 	}
 	rc := C.call_cuGraphRemoveDependencies_v2(C.uint64_t(h_hGraph.real), first(a_from), first(a_to), first(a_edgeData), C.uint64_t(p_numDependencies))
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphRetainUserObject(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_graph := href{id: d.U32()}
+	h_object := href{id: d.U32()}
+	p_count := d.U32()
+	p_flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(240)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_graph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_graph.id)
+		}
+		h_graph.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindUserObj, h_object.id)
+		if !ok {
+			return s.badHandle(wire.KindUserObj, h_object.id)
+		}
+		h_object.real = real
+	}
+	rc := C.call_cuGraphRetainUserObject(C.uint64_t(h_graph.real), C.uint64_t(h_object.real), C.uint32_t(p_count), C.uint32_t(p_flags))
 	return int32(rc)
 }
 
@@ -5369,8 +5822,8 @@ func (s *session) do_cuStreamGetCaptureInfo_v2(d *wire.Decoder, e *wire.Encoder)
 	var o_id_out C.cuuint64_t
 	w_graph_out := d.U8() != 0
 	var o_graph_out C.uint64_t
-	w_numDependencies_out := d.U8() != 0
-	var o_numDependencies_out C.size_t
+	w_dependencies := d.U8() != 0
+	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
 		return s.malformed(496)
 	}
@@ -5381,8 +5834,14 @@ func (s *session) do_cuStreamGetCaptureInfo_v2(d *wire.Decoder, e *wire.Encoder)
 		}
 		h_hStream.real = real
 	}
-	rc := C.call_cuStreamGetCaptureInfo_v2(C.uint64_t(h_hStream.real), &o_captureStatus_out, &o_id_out, &o_graph_out, nil, &o_numDependencies_out)
+	var a_dependencies []C.uint64_t
+	if w_dependencies {
+		o_numDependencies = min(o_numDependencies, maxHandles)
+		a_dependencies = make([]C.uint64_t, o_numDependencies)
+	}
+	rc := s.cuStreamGetCaptureInfo_v2(h_hStream, &o_captureStatus_out, &o_id_out, &o_graph_out, a_dependencies, &o_numDependencies)
 	if rc == C.CUDA_SUCCESS {
+		e.U64(uint64(o_numDependencies))
 		if w_captureStatus_out {
 			memOut(e, unsafe.Pointer(&o_captureStatus_out), unsafe.Sizeof(o_captureStatus_out))
 		}
@@ -5392,8 +5851,12 @@ func (s *session) do_cuStreamGetCaptureInfo_v2(d *wire.Decoder, e *wire.Encoder)
 		if w_graph_out {
 			e.U32(s.outHandle(wire.KindGraph, uint64(o_graph_out)))
 		}
-		if w_numDependencies_out {
-			memOut(e, unsafe.Pointer(&o_numDependencies_out), unsafe.Sizeof(o_numDependencies_out))
+		if w_dependencies {
+			k := min(len(a_dependencies), int(o_numDependencies))
+			e.U32(uint32(k))
+			for _, real := range a_dependencies[:k] {
+				e.U32(s.outHandle(wire.KindNode, uint64(real)))
+			}
 		}
 	}
 	return int32(rc)
@@ -5407,8 +5870,9 @@ func (s *session) do_cuStreamGetCaptureInfo_v3(d *wire.Decoder, e *wire.Encoder)
 	var o_id_out C.cuuint64_t
 	w_graph_out := d.U8() != 0
 	var o_graph_out C.uint64_t
-	w_numDependencies_out := d.U8() != 0
-	var o_numDependencies_out C.size_t
+	w_dependencies := d.U8() != 0
+	w_edgeData := d.U8() != 0
+	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
 		return s.malformed(497)
 	}
@@ -5419,8 +5883,19 @@ func (s *session) do_cuStreamGetCaptureInfo_v3(d *wire.Decoder, e *wire.Encoder)
 		}
 		h_hStream.real = real
 	}
-	rc := C.call_cuStreamGetCaptureInfo_v3(C.uint64_t(h_hStream.real), &o_captureStatus_out, &o_id_out, &o_graph_out, nil, nil, &o_numDependencies_out)
+	var a_dependencies []C.uint64_t
+	if w_dependencies {
+		o_numDependencies = min(o_numDependencies, maxHandles)
+		a_dependencies = make([]C.uint64_t, o_numDependencies)
+	}
+	var a_edgeData []C.CUgraphEdgeData
+	if w_edgeData {
+		o_numDependencies = min(o_numDependencies, maxHandles)
+		a_edgeData = make([]C.CUgraphEdgeData, o_numDependencies)
+	}
+	rc := s.cuStreamGetCaptureInfo_v3(h_hStream, &o_captureStatus_out, &o_id_out, &o_graph_out, a_dependencies, a_edgeData, &o_numDependencies)
 	if rc == C.CUDA_SUCCESS {
+		e.U64(uint64(o_numDependencies))
 		if w_captureStatus_out {
 			memOut(e, unsafe.Pointer(&o_captureStatus_out), unsafe.Sizeof(o_captureStatus_out))
 		}
@@ -5430,8 +5905,19 @@ func (s *session) do_cuStreamGetCaptureInfo_v3(d *wire.Decoder, e *wire.Encoder)
 		if w_graph_out {
 			e.U32(s.outHandle(wire.KindGraph, uint64(o_graph_out)))
 		}
-		if w_numDependencies_out {
-			memOut(e, unsafe.Pointer(&o_numDependencies_out), unsafe.Sizeof(o_numDependencies_out))
+		if w_dependencies {
+			k := min(len(a_dependencies), int(o_numDependencies))
+			e.U32(uint32(k))
+			for _, real := range a_dependencies[:k] {
+				e.U32(s.outHandle(wire.KindNode, uint64(real)))
+			}
+		}
+		if w_edgeData {
+			k := min(len(a_edgeData), int(o_numDependencies))
+			e.U32(uint32(k))
+			for i := range a_edgeData[:k] {
+				memOut(e, unsafe.Pointer(&a_edgeData[i]), unsafe.Sizeof(a_edgeData[i]))
+			}
 		}
 	}
 	return int32(rc)
@@ -5553,6 +6039,62 @@ func (s *session) do_cuStreamUpdateCaptureDependencies(d *wire.Decoder, e *wire.
 		a_dependencies[i] = C.uint64_t(real)
 	}
 	rc := C.call_cuStreamUpdateCaptureDependencies(C.uint64_t(h_hStream.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint32_t(p_flags))
+	return int32(rc)
+}
+
+func (s *session) do_cuStreamUpdateCaptureDependencies_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hStream := href{id: d.U32()}
+	var ids_dependencies []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_dependencies = make([]uint32, n)
+		for i := range ids_dependencies {
+			ids_dependencies[i] = d.U32()
+		}
+	}
+	var a_dependencyData []C.CUgraphEdgeData
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_dependencyData))) {
+			d.Fail()
+			n = 0
+		}
+		a_dependencyData = make([]C.CUgraphEdgeData, n)
+		for i := range a_dependencyData {
+			memIn(d, unsafe.Pointer(&a_dependencyData[i]), unsafe.Sizeof(a_dependencyData[i]))
+		}
+	}
+	p_numDependencies := d.U64()
+	p_flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(510)
+	}
+	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
+		return s.malformed(510)
+	}
+	if a_dependencyData != nil && uint64(len(a_dependencyData)) != uint64(p_numDependencies) {
+		return s.malformed(510)
+	}
+	{
+		real, ok := s.handle(wire.KindStream, h_hStream.id)
+		if !ok {
+			return s.badHandle(wire.KindStream, h_hStream.id)
+		}
+		h_hStream.real = real
+	}
+	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
+	for i, id := range ids_dependencies {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_dependencies[i] = C.uint64_t(real)
+	}
+	rc := C.call_cuStreamUpdateCaptureDependencies_v2(C.uint64_t(h_hStream.real), first(a_dependencies), first(a_dependencyData), C.uint64_t(p_numDependencies), C.uint32_t(p_flags))
 	return int32(rc)
 }
 
@@ -6597,5 +7139,53 @@ func (s *session) do_cuTexRefSetMipmappedArray(d *wire.Decoder, e *wire.Encoder)
 		h_hMipmappedArray.real = real
 	}
 	rc := C.call_cuTexRefSetMipmappedArray(C.uint64_t(h_hTexRef.real), C.uint64_t(h_hMipmappedArray.real), C.uint32_t(p_Flags))
+	return int32(rc)
+}
+
+func (s *session) do_cuUserObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_object_out := d.U32()
+	var o_object_out C.uint64_t
+	p_hostfn := d.U32()
+	p_initialRefcount := d.U32()
+	p_flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(566)
+	}
+	rc := s.cuUserObjectCreate(id_object_out, &o_object_out, p_hostfn, p_initialRefcount, p_flags)
+	s.bind(wire.KindUserObj, id_object_out, uint64(o_object_out), rc)
+	return int32(rc)
+}
+
+func (s *session) do_cuUserObjectRelease(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_object := href{id: d.U32()}
+	p_count := d.U32()
+	if d.Err() != nil {
+		return s.malformed(567)
+	}
+	{
+		real, ok := s.handle(wire.KindUserObj, h_object.id)
+		if !ok {
+			return s.badHandle(wire.KindUserObj, h_object.id)
+		}
+		h_object.real = real
+	}
+	rc := C.call_cuUserObjectRelease(C.uint64_t(h_object.real), C.uint32_t(p_count))
+	return int32(rc)
+}
+
+func (s *session) do_cuUserObjectRetain(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_object := href{id: d.U32()}
+	p_count := d.U32()
+	if d.Err() != nil {
+		return s.malformed(568)
+	}
+	{
+		real, ok := s.handle(wire.KindUserObj, h_object.id)
+		if !ok {
+			return s.badHandle(wire.KindUserObj, h_object.id)
+		}
+		h_object.real = real
+	}
+	rc := C.call_cuUserObjectRetain(C.uint64_t(h_object.real), C.uint32_t(p_count))
 	return int32(rc)
 }

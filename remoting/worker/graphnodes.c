@@ -31,3 +31,32 @@ int sl_graph_update(uint64_t exec, uint64_t graph, CUgraphExecUpdateResultInfo *
 {
 	return CU(cuGraphExecUpdate_v2, (CUgraphExec)exec, (CUgraph)graph, info);
 }
+
+int sl_graph_get_kernel(uint64_t node, CUDA_KERNEL_NODE_PARAMS *p)
+{
+	return CU(cuGraphKernelNodeGetParams_v2, (CUgraphNode)node, p);
+}
+
+int sl_graph_add_copy(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, const CUDA_MEMCPY3D *p, uint64_t ctx)
+{
+	return CU(cuGraphAddMemcpyNode, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, ndeps, p, (CUcontext)ctx);
+}
+
+int sl_graph_set_copy(uint64_t exec, uint64_t node, const CUDA_MEMCPY3D *p, uint64_t ctx)
+{
+	return exec ? CU(cuGraphExecMemcpyNodeSetParams, (CUgraphExec)exec, (CUgraphNode)node, p, (CUcontext)ctx) :
+		      CU(cuGraphMemcpyNodeSetParams, (CUgraphNode)node, p);
+}
+
+int sl_graph_get_copy(uint64_t node, CUDA_MEMCPY3D *p)
+{
+	return CU(cuGraphMemcpyNodeGetParams, (CUgraphNode)node, p);
+}
+
+int sl_capture_info(uint64_t stream, CUstreamCaptureStatus *status, cuuint64_t *id, uint64_t *graph, const CUgraphNode **deps,
+		    const CUgraphEdgeData **edges, size_t *n)
+{
+	if (sl_has(FN_cuStreamGetCaptureInfo_v2) && (!edges || !sl_has(FN_cuStreamGetCaptureInfo_v3)))
+		return CU(cuStreamGetCaptureInfo_v2, (CUstream)stream, status, id, (CUgraph *)graph, deps, n);
+	return CU(cuStreamGetCaptureInfo_v3, (CUstream)stream, status, id, (CUgraph *)graph, deps, edges, n);
+}

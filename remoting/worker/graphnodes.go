@@ -50,27 +50,6 @@ func (s *session) cuGraphExecKernelNodeSetParams_v2(exec, node, f href, gx, gy, 
 	return C.CUresult(C.sl_graph_set_kernel(C.uint64_t(exec.real), C.uint64_t(node.real), &n, unsafe.Pointer(first(params)), C.uint64_t(len(params))))
 }
 
-func (s *session) cuGraphAddMemcpyNode(_ uint32, o *C.uint64_t, g href, deps []C.uint64_t, ndeps uint64, c *C.CUDA_MEMCPY3D, ctx href) C.CUresult {
-	if rc := s.copy3D(c); rc != 0 {
-		return C.CUresult(rc)
-	}
-	return C.call_cuGraphAddMemcpyNode(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), c, C.uint64_t(ctx.real))
-}
-
-func (s *session) cuGraphMemcpyNodeSetParams(node href, c *C.CUDA_MEMCPY3D) C.CUresult {
-	if rc := s.copy3D(c); rc != 0 {
-		return C.CUresult(rc)
-	}
-	return C.call_cuGraphMemcpyNodeSetParams(C.uint64_t(node.real), c)
-}
-
-func (s *session) cuGraphExecMemcpyNodeSetParams(exec, node href, c *C.CUDA_MEMCPY3D, ctx href) C.CUresult {
-	if rc := s.copy3D(c); rc != 0 {
-		return C.CUresult(rc)
-	}
-	return C.call_cuGraphExecMemcpyNodeSetParams(C.uint64_t(exec.real), C.uint64_t(node.real), c, C.uint64_t(ctx.real))
-}
-
 // cuGraphExecUpdate_v2 tells the driver's result as a value, since the reply of a call that failed carries none, and the nodes
 // that do not fit. Nodes that the client does not know are those of a graph it captured; they get an id as others do.
 func (s *session) cuGraphExecUpdate_v2(exec, g href, status *C.CUresult, result *C.CUgraphExecUpdateResult, node, from *C.uint64_t) C.CUresult {

@@ -1,17 +1,21 @@
 package worker
 
-// Functions that a stream calls in the client's process.
+// Functions that a stream or a graph calls in the client's process.
 //
-// LAUNCH_HOST puts a callback of ours into the stream. When the stream gets
-// there the callback tells through a pipe (driver.c) and blocks the stream; a
-// goroutine sends a HOSTFN frame, the client calls its function and answers
-// HOSTFN_DONE, and the callback returns.
+// LAUNCH_HOST puts a callback of ours into the stream, cuGraphAddHostNode one into
+// a graph. When the stream gets there the callback tells through a pipe (hostfns.c)
+// and blocks the stream; a goroutine sends a HOSTFN frame, the client calls its
+// function and answers HOSTFN_DONE, and the callback returns.
 //
 // That answer comes in the same order of frames as everything else. If the
 // executor sits in a driver call that waits for that very stream (freeing
 // memory does, and loading a kernel), it would never read it. So while
 // functions are out and the executor is busy with one frame, ahead reads on
 // and picks the answers out.
+//
+// A function in a graph is kept until the driver has let go of the graph and of
+// all that was made of it: a user object of the driver's tells, and a
+// HOSTFN_GONE frame tells the client.
 
 /*
 #include "driver.h"
@@ -21,6 +25,7 @@ import "C"
 import (
 	"encoding/binary"
 	"errors"
+	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -40,19 +45,24 @@ type hostfns struct {
 	// pending is the calls put into streams and not answered; one more for
 	// each function in a graph.
 	pending atomic.Int32
+	// objects has the client's user objects by the ids of their functions,
+	// ended those that are gone, which the executor forgets.
+	objects map[uint32]uint32
+	ended   []uint32
 }
 
 // hostfn is a function of the client's that streams call.
 type hostfn struct {
 	c     *C.struct_sl_hostfn
 	n     int  // calls put into streams and not answered
-	graph bool // captured: a graph may call it at any time
+	graph bool // in a graph, which may call it at any time
 }
 
 func (h *hostfns) init(s *session) {
 	h.s = s
 	h.out = make(map[uint32]int)
 	h.known = make(map[uint32]*hostfn)
+	h.objects = make(map[uint32]uint32)
 	h.wake = make(chan struct{}, 1)
 }
 
@@ -75,38 +85,27 @@ func (s *session) launchHost(p []byte) int32 {
 		return 0
 	}
 	h := &s.hostfns
-	if h.r == nil {
-		fd := C.sl_hostfn_open()
-		if fd < 0 {
-			return s.notCalled(id, C.CUDA_ERROR_OPERATING_SYSTEM)
-		}
-		h.r = os.NewFile(uintptr(fd), "host functions")
-		go h.listen()
-		go h.ahead()
+	if rc := h.open(); rc != 0 {
+		return s.notCalled(id, rc)
 	}
-	captured := s.capturing(stream)
+	if s.capturing(stream) {
+		return s.captureHost(id, stream)
+	}
 	h.mu.Lock()
 	f := h.known[id]
 	if f == nil {
-		c := C.sl_hostfn_new(C.uint32_t(id))
-		if c == nil {
+		if f = newHostFn(id); f == nil {
 			h.mu.Unlock()
 			return s.notCalled(id, C.CUDA_ERROR_OUT_OF_MEMORY)
 		}
-		f = &hostfn{c: c}
 		h.known[id] = f
 	}
 	C.sl_hostfn_ref(f.c)
-	if !captured {
-		f.n++
-		h.pending.Add(1)
-	} else if !f.graph {
-		f.graph = true
-		h.pending.Add(1)
-	}
+	f.n++
+	h.pending.Add(1)
 	h.mu.Unlock()
 	rc := C.sl_hostfn_launch(C.uint64_t(stream), f.c)
-	if rc != 0 && !captured {
+	if rc != 0 {
 		h.mu.Lock()
 		h.drop(id, f)
 		h.mu.Unlock()
@@ -114,6 +113,83 @@ func (s *session) launchHost(p []byte) int32 {
 		s.notCalled(id, int32(rc))
 	}
 	return int32(rc)
+}
+
+func newHostFn(id uint32) *hostfn {
+	c := C.sl_hostfn_new(C.uint32_t(id))
+	if c == nil {
+		return nil
+	}
+	return &hostfn{c: c}
+}
+
+// open makes the pipe that tells of functions, and listens to it.
+func (h *hostfns) open() int32 {
+	if h.r != nil {
+		return 0
+	}
+	fd := C.sl_hostfn_open()
+	if fd < 0 {
+		return C.CUDA_ERROR_OPERATING_SYSTEM
+	}
+	h.r = os.NewFile(uintptr(fd), "host functions")
+	go h.listen()
+	go h.ahead()
+	return 0
+}
+
+// inGraph makes a function that graphs call. The client is told when it is not called any
+// more: at once, if the result is an error.
+func (s *session) inGraph(id uint32) (*hostfn, int32) {
+	h := &s.hostfns
+	if rc := h.open(); rc != 0 {
+		return nil, s.notCalled(id, rc)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.known[id] != nil {
+		return nil, C.CUDA_ERROR_INVALID_VALUE
+	}
+	f := newHostFn(id)
+	if f == nil {
+		return nil, s.notCalled(id, C.CUDA_ERROR_OUT_OF_MEMORY)
+	}
+	f.graph = true
+	C.sl_hostfn_ref(f.c)
+	h.known[id] = f
+	h.pending.Add(1)
+	return f, 0
+}
+
+// notInGraph undoes inGraph, where nothing of the driver's has the function.
+func (s *session) notInGraph(id uint32, f *hostfn) {
+	h := &s.hostfns
+	h.mu.Lock()
+	delete(h.known, id)
+	h.mu.Unlock()
+	h.pending.Add(-1)
+	C.sl_hostfn_unref(f.c)
+}
+
+// keep has a graph hold a function: it ends with the graph and with what is made of that. A
+// driver without user objects keeps it for as long as the session lasts.
+func (f *hostfn) keep(graph uint64) { C.sl_hostfn_keep(C.uint64_t(graph), f.c) }
+
+// captureHost puts a function into the graph that a stream captures.
+func (s *session) captureHost(id uint32, stream uint64) int32 {
+	f, rc := s.inGraph(id)
+	if rc != 0 {
+		return rc
+	}
+	g := captured(stream)
+	if rc := C.sl_hostfn_launch(C.uint64_t(stream), f.c); rc != 0 {
+		s.notInGraph(id, f)
+		return s.notCalled(id, int32(rc))
+	}
+	if g != 0 {
+		f.keep(g)
+	}
+	return 0
 }
 
 // notCalled tells the client that a function will not be called because of an error, which it returns.
@@ -139,14 +215,19 @@ func (h *hostfns) drop(id uint32, f *hostfn) {
 	}
 }
 
-// listen sends a HOSTFN frame for every callback that a stream has reached.
+// listen sends a HOSTFN frame for every callback that a stream has reached, and a HOSTFN_GONE
+// frame for every function that no graph has any more.
 func (h *hostfns) listen() {
-	var b [4]byte
+	var b [8]byte
 	for {
-		if _, err := h.r.Read(b[:]); err != nil {
+		if _, err := io.ReadFull(h.r, b[:]); err != nil {
 			return
 		}
-		id := binary.LittleEndian.Uint32(b[:])
+		id, what := binary.LittleEndian.Uint32(b[:]), binary.LittleEndian.Uint32(b[4:])
+		if what == C.SL_HOSTFN_GONE {
+			h.gone(id)
+			continue
+		}
 		h.mu.Lock()
 		h.out[id]++
 		h.mu.Unlock()
@@ -160,6 +241,26 @@ func (h *hostfns) listen() {
 		if err := h.s.wr.Send(&wire.Reply{Kind: wire.FrameHostFn, Arg: id}, nil, nil); err != nil {
 			h.s.leave("host function", err)
 		}
+	}
+}
+
+// gone forgets a function of graphs, or of a user object.
+func (h *hostfns) gone(id uint32) {
+	h.mu.Lock()
+	f := h.known[id]
+	delete(h.known, id)
+	if object, ok := h.objects[id]; ok {
+		delete(h.objects, id)
+		h.ended = append(h.ended, object)
+	}
+	h.mu.Unlock()
+	if f == nil {
+		return
+	}
+	h.pending.Add(-1)
+	C.sl_hostfn_unref(f.c)
+	if err := h.s.wr.Send(&wire.Reply{Kind: wire.FrameHostFnGone, Arg: id}, nil, nil); err != nil {
+		h.s.leave("host function", err)
 	}
 }
 

@@ -329,11 +329,7 @@ func captured(stream uint64) uint64 {
 	var id C.cuuint64_t
 	var g C.uint64_t
 	var n C.size_t
-	rc := C.call_cuStreamGetCaptureInfo_v2(C.uint64_t(stream), &status, &id, &g, nil, &n)
-	if rc == C.CUDA_ERROR_NOT_SUPPORTED {
-		rc = C.call_cuStreamGetCaptureInfo_v3(C.uint64_t(stream), &status, &id, &g, nil, nil, &n)
-	}
-	if rc != 0 {
+	if rc := C.sl_capture_info(C.uint64_t(stream), &status, &id, &g, nil, nil, &n); rc != 0 {
 		return 0
 	}
 	return uint64(g)

@@ -84,7 +84,7 @@ func TestParts(t *testing.T) {
 	t.Run("a graph under two names", func(t *testing.T) {
 		k := dial(t, addr, [16]byte{})
 		k.streamCreate(1)
-		info := func() uint32 { return id(k.ok(opCuStreamGetCaptureInfo_v2, u32(1), []byte{0, 0, 1, 0})) }
+		info := func() uint32 { return id(k.ok(opCuStreamGetCaptureInfo_v2, u32(1), []byte{0, 0, 1, 0}, u64(0))[8:]) }
 		k.ok(opCuStreamBeginCapture_v2, u32(1), u32(2))
 		early := info()
 		k.ok(opCuGraphAddEmptyNode, empty(20, early))

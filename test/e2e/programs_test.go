@@ -56,6 +56,7 @@ var programs = []struct {
 	{name: "link", args: []string{"library", "trap"}, want: "link: trap, cudaErrorLaunchFailure, nothing said\n"},
 	{name: "nocode", want: "nocode: the kernel is refused, 7\n"},
 	{name: "graphnode", want: "graphnode: built, changed and updated\n"},
+	{name: "graphhost", want: "graphhost: copies, functions, objects and captures\n"},
 	{name: "graph", want: "graph: replayed 30, cloned 36\n"},
 	{name: "graph_times", want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},
 	{name: "graph_times", args: []string{"pinned"}, want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},
