@@ -93,7 +93,7 @@ show_remote() {
 # programs FOLDER: every test program in it, as one compiler made it.
 programs() {
 	local from=$1 label=$2 p arg
-	for p in vecadd reduce streams_events pipeline printf assertion threads pinned zerocopy managed graph graphnode graphhost graph_times fork multi_process twolibs separate separate-ptx separate-part link nocode; do
+	for p in vecadd reduce streams_events pipeline printf assertion threads pinned zerocopy managed graph graphnode graphhost graph_times fork multi_process ipc twolibs separate separate-ptx separate-part link nocode; do
 		[ -x "$from/$p" ] && both "$label-$p" 60 "$from/$p"
 	done
 	[ -x "$from/link" ] && for p in linked module library; do

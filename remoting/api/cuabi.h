@@ -68,6 +68,7 @@ typedef struct CUipcMemHandle_st
 } CUipcMemHandle_v1;
 typedef CUipcMemHandle_v1 CUipcMemHandle;
 typedef unsigned int CUipcMem_flags;
+#define CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS 1u
 typedef unsigned int CUmemAttach_flags;
 typedef unsigned int CUctx_flags;
 typedef unsigned int CUevent_sched_flags;

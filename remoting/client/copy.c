@@ -18,6 +18,7 @@
 #include "gen.h"
 #include "graphhost.h"
 #include "hostfn.h"
+#include "ipc.h"
 #include "mapped.h"
 #include "operand.h"
 #include "ranges.h"
@@ -247,6 +248,7 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 	struct sl_operand to, from;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
+	bool seen; /* as soon as the call has returned, by the program, or by another process whose device memory it is */
 
 	if (err || !n)
 		return err;
@@ -268,8 +270,8 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 		sl_mapped_send();
 	if (to.place == SL_DEVICE) {
 		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s);
-		/* The program may see the one, or write to the other, as soon as the call has returned. */
-		return !err && (to.twin || from.twin) && wait ? sl_cuStreamSynchronize(s) : err;
+		seen = to.twin || from.twin || (from.place != SL_DEVICE && sl_ipc_any());
+		return !err && seen && wait ? sl_cuStreamSynchronize(s) : err;
 	}
 	if (from.place == SL_DEVICE)
 		return out((void *)(uintptr_t)dst, from.p, n, s, wait || to.place != SL_LOCKED || n > to.room);

@@ -11,6 +11,7 @@
 #include "entry.h"
 #include "gen.h"
 #include "graphhost.h"
+#include "ipc.h"
 #include "handles.h"
 #include "hostfn.h"
 #include "mapped.h"
@@ -324,6 +325,8 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 			return out(&c, s, wait);
 		err = c.dstMemoryType == CU_MEMORYTYPE_HOST ? on_host(&c, s, wait) : in(&c, s);
 	}
+	/* Another process may see what it is told of. */
+	twin = twin || (c.srcMemoryType == CU_MEMORYTYPE_HOST && sl_ipc_any());
 	return !err && twin && wait ? sl_cuStreamSynchronize(s) : err;
 }
 

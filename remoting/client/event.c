@@ -23,6 +23,7 @@
 #include "errstate.h"
 #include "gen.h"
 #include "handles.h"
+#include "ipc.h"
 #include "mapped.h"
 #include "print.h"
 #include "route.h"
@@ -109,19 +110,14 @@ void sl_on_event_error(uint32_t id)
 	unfollow(e);
 }
 
-CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
+CUresult sl_event_new(CUevent *phEvent, unsigned flags, CUresult (*ask)(uint32_t id, void *arg), void *arg)
 {
 	struct sl_event *e;
 	struct sl_ctx *c;
-	CUresult err;
+	CUresult err = sl_ctx_use(&c);
 	uint32_t id, generation;
 	void *h;
 
-	if (!phEvent || Flags & ~7u)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (Flags & CU_EVENT_INTERPROCESS)
-		return CUDA_ERROR_NOT_SUPPORTED;
-	err = sl_ctx_use(&c);
 	if (err)
 		return err;
 	e = sl_pool_get(&events);
@@ -132,7 +128,7 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	}
 	e->id = id;
 	e->ctx_id = atomic_load(&c->id);
-	e->flags = Flags;
+	e->flags = flags;
 	/* Not from 0: EVENT frames for the event that had this memory before may still come. */
 	generation = atomic_load(&e->recorded) + 1;
 	atomic_store(&e->recorded, generation);
@@ -141,12 +137,12 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	atomic_store(&e->stream, 0);
 	atomic_store(&e->stream_seq, 0);
 	atomic_store(&e->forward, false);
-	atomic_store(&e->external, false);
+	atomic_store(&e->external, (flags & CU_EVENT_INTERPROCESS) != 0); /* other processes may record it */
 	atomic_store(&e->fetched, 0);
 	atomic_store(&e->follow, false);
 	atomic_store(&e->wanted, false);
 	atomic_store(&e->followed, 0);
-	err = fw_cuEventCreate(id, Flags);
+	err = ask(id, arg);
 	if (err) {
 		sl_handle_free(SL_EVENT, id);
 		sl_pool_put(&events, e);
@@ -155,6 +151,20 @@ CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
 	sl_handle_set_state(SL_EVENT, h, e);
 	*phEvent = h;
 	return CUDA_SUCCESS;
+}
+
+static CUresult ask_create(uint32_t id, void *flags)
+{
+	return fw_cuEventCreate(id, *(unsigned *)flags);
+}
+
+CUresult sl_cuEventCreate(CUevent *phEvent, unsigned int Flags)
+{
+	if (!phEvent || Flags & ~7u)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (Flags & CU_EVENT_INTERPROCESS && !(Flags & CU_EVENT_DISABLE_TIMING))
+		return CUDA_ERROR_INVALID_VALUE;
+	return sl_event_new(phEvent, Flags, ask_create, &Flags);
 }
 
 /* No thread waits for it any more. */
@@ -278,7 +288,23 @@ CUresult sl_cuEventRecord(CUevent hEvent, CUstream hStream)
 	} else {
 		atomic_store(&e->stream_seq, was);
 	}
-	return err;
+	return err || !(e->flags & CU_EVENT_INTERPROCESS) ? err : sl_ipc_fence();
+}
+
+CUresult sl_cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
+{
+	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	CUresult err;
+
+	if (__builtin_expect(sl_sessions > 1, 0)) {
+		bool done;
+
+		err = sl_across_cuStreamWaitEvent(hStream, hEvent, Flags, &done);
+		if (done || err)
+			return err;
+	}
+	err = fw_cuStreamWaitEvent(hStream, hEvent, Flags);
+	return err || !e || !(e->flags & CU_EVENT_INTERPROCESS) ? err : sl_ipc_fence();
 }
 
 CUresult sl_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags)

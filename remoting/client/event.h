@@ -8,6 +8,8 @@
 
 /* An event will be recorded by something other than cuEventRecord. */
 void sl_event_external(CUevent e);
+/* A new event of the current context, which ask makes at the worker under the id. */
+CUresult sl_event_new(CUevent *h, unsigned flags, CUresult (*ask)(uint32_t id, void *arg), void *arg);
 /* Forgets the events of a context that is going. */
 void sl_events_drop(uint32_t ctx_id);
 

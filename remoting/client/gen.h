@@ -101,6 +101,11 @@ enum {
 	SL_OP_cuGraphRemoveDependencies_v2 = 239,
 	SL_OP_cuGraphRetainUserObject = 240,
 	SL_OP_cuGraphUpload = 241,
+	SL_OP_cuIpcCloseMemHandle = 267,
+	SL_OP_cuIpcGetEventHandle = 268,
+	SL_OP_cuIpcGetMemHandle = 269,
+	SL_OP_cuIpcOpenEventHandle = 270,
+	SL_OP_cuIpcOpenMemHandle_v2 = 272,
 	SL_OP_cuKernelSetAttribute = 278,
 	SL_OP_cuKernelSetCacheConfig = 279,
 	SL_OP_cuLibraryGetGlobal = 289,
@@ -114,6 +119,7 @@ enum {
 	SL_OP_cuMemAllocPitch_v2 = 322,
 	SL_OP_cuMemAlloc_v2 = 323,
 	SL_OP_cuMemCreate = 325,
+	SL_OP_cuMemExportToShareableHandle = 328,
 	SL_OP_cuMemFreeAsync = 330,
 	SL_OP_cuMemFree_v2 = 332,
 	SL_OP_cuMemGetAccess = 333,
@@ -123,6 +129,7 @@ enum {
 	SL_OP_cuMemGetDefaultMemPool = 338,
 	SL_OP_cuMemGetInfo_v2 = 341,
 	SL_OP_cuMemGetMemPool = 342,
+	SL_OP_cuMemImportFromShareableHandle = 350,
 	SL_OP_cuMemMap = 351,
 	SL_OP_cuMemPoolCreate = 353,
 	SL_OP_cuMemPoolDestroy = 354,
@@ -132,6 +139,7 @@ enum {
 	SL_OP_cuMemPoolSetAttribute = 362,
 	SL_OP_cuMemPoolTrimTo = 363,
 	SL_OP_cuMemRelease = 369,
+	SL_OP_cuMemRetainAllocationHandle = 370,
 	SL_OP_cuMemSetAccess = 371,
 	SL_OP_cuMemSetMemPool = 372,
 	SL_OP_cuMemUnmap = 373,
@@ -411,6 +419,11 @@ CUresult sl_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from
 CUresult sl_cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);
 CUresult sl_cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
 CUresult sl_cuInit(unsigned int Flags);
+CUresult sl_cuIpcCloseMemHandle(CUdeviceptr dptr);
+CUresult sl_cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event);
+CUresult sl_cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr);
+CUresult sl_cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle);
+CUresult sl_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags);
 CUresult sl_cuKernelGetAttribute(int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev);
 CUresult sl_cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel);
 CUresult sl_cuKernelGetLibrary(CUlibrary *pLib, CUkernel kernel);
@@ -447,6 +460,7 @@ CUresult sl_cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int f
 CUresult sl_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes);
 CUresult sl_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize);
 CUresult sl_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags);
+CUresult sl_cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags);
 CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream);
 CUresult sl_cuMemFreeHost(void *p);
 CUresult sl_cuMemFree_v2(CUdeviceptr dptr);
@@ -463,6 +477,7 @@ CUresult sl_cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned i
 CUresult sl_cuMemHostGetFlags(unsigned int *pFlags, void *p);
 CUresult sl_cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags);
 CUresult sl_cuMemHostUnregister(void *p);
+CUresult sl_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType);
 CUresult sl_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
 CUresult sl_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps);
 CUresult sl_cuMemPoolDestroy(CUmemoryPool pool);
@@ -476,6 +491,7 @@ CUresult sl_cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocatio
 CUresult sl_cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr, size_t count);
 CUresult sl_cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attribute *attributes, size_t numAttributes, CUdeviceptr devPtr, size_t count);
 CUresult sl_cuMemRelease(CUmemGenericAllocationHandle handle);
+CUresult sl_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr);
 CUresult sl_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count);
 CUresult sl_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool);
 CUresult sl_cuMemUnmap(CUdeviceptr ptr, size_t size);
@@ -724,6 +740,11 @@ CUresult fw_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, c
 CUresult fw_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 CUresult fw_cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);
 CUresult fw_cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
+CUresult fw_cuIpcCloseMemHandle(CUdeviceptr dptr, unsigned int *left);
+CUresult fw_cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event);
+CUresult fw_cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr);
+CUresult fw_cuIpcOpenEventHandle(uint32_t phEvent, const CUipcEventHandle *handle);
+CUresult fw_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, size_t *size, unsigned int *opens, const CUipcMemHandle *handle, unsigned int Flags);
 CUresult fw_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev);
 CUresult fw_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev);
 CUresult fw_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name);
@@ -737,6 +758,7 @@ CUresult fw_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemory
 CUresult fw_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes);
 CUresult fw_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize);
 CUresult fw_cuMemCreate(uint32_t handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags);
+CUresult fw_cuMemExportToShareableHandle(CUipcMemHandle *token, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags);
 CUresult fw_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream);
 CUresult fw_cuMemFree_v2(CUdeviceptr dptr);
 CUresult fw_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr);
@@ -746,6 +768,7 @@ CUresult fw_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CU
 CUresult fw_cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type);
 CUresult fw_cuMemGetInfo_v2(size_t *free, size_t *total);
 CUresult fw_cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
+CUresult fw_cuMemImportFromShareableHandle(uint32_t handle, const CUipcMemHandle *token, CUmemAllocationHandleType shHandleType);
 CUresult fw_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
 CUresult fw_cuMemPoolCreate(uint32_t pool, const CUmemPoolProps *poolProps);
 CUresult fw_cuMemPoolDestroy(CUmemoryPool pool);
@@ -755,6 +778,7 @@ CUresult fw_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, si
 CUresult fw_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value);
 CUresult fw_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep);
 CUresult fw_cuMemRelease(CUmemGenericAllocationHandle handle);
+CUresult fw_cuMemRetainAllocationHandle(uint32_t handle, CUdeviceptr addr);
 CUresult fw_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count);
 CUresult fw_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool);
 CUresult fw_cuMemUnmap(CUdeviceptr ptr, size_t size);

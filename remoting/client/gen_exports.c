@@ -2046,65 +2046,40 @@ SL_EXPORT CUresult cuInit(unsigned int Flags)
 	SL_LEAVE("cuInit", sl_cuInit(Flags));
 }
 
-SL_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr dptr);
 SL_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
-	static uint8_t once;
-
-	(void)dptr;
-	return sl_refuse("cuIpcCloseMemHandle", &once);
+	SL_ENTER();
+	SL_LEAVE("cuIpcCloseMemHandle", sl_cuIpcCloseMemHandle(dptr));
 }
 
-SL_EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event);
 SL_EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event)
 {
-	static uint8_t once;
-
-	(void)pHandle;
-	(void)event;
-	return sl_refuse("cuIpcGetEventHandle", &once);
+	SL_ENTER();
+	SL_LEAVE("cuIpcGetEventHandle", sl_cuIpcGetEventHandle(pHandle, event));
 }
 
-SL_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr);
 SL_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 {
-	static uint8_t once;
-
-	(void)pHandle;
-	(void)dptr;
-	return sl_refuse("cuIpcGetMemHandle", &once);
+	SL_ENTER();
+	SL_LEAVE("cuIpcGetMemHandle", sl_cuIpcGetMemHandle(pHandle, dptr));
 }
 
-SL_EXPORT CUresult cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle);
 SL_EXPORT CUresult cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle)
 {
-	static uint8_t once;
-
-	(void)phEvent;
-	(void)handle;
-	return sl_refuse("cuIpcOpenEventHandle", &once);
+	SL_ENTER();
+	SL_LEAVE("cuIpcOpenEventHandle", sl_cuIpcOpenEventHandle(phEvent, handle));
 }
 
-SL_EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags);
 SL_EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
 {
-	static uint8_t once;
-
-	(void)pdptr;
-	(void)handle;
-	(void)Flags;
-	return sl_refuse("cuIpcOpenMemHandle", &once);
+	SL_ENTER();
+	SL_LEAVE("cuIpcOpenMemHandle", sl_cuIpcOpenMemHandle_v2(pdptr, handle, Flags));
 }
 
-SL_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags);
 SL_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
 {
-	static uint8_t once;
-
-	(void)pdptr;
-	(void)handle;
-	(void)Flags;
-	return sl_refuse("cuIpcOpenMemHandle_v2", &once);
+	SL_ENTER();
+	SL_LEAVE("cuIpcOpenMemHandle_v2", sl_cuIpcOpenMemHandle_v2(pdptr, handle, Flags));
 }
 
 SL_EXPORT CUresult cuKernelGetAttribute(int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev)
@@ -2610,16 +2585,10 @@ SL_EXPORT CUresult cuMemDiscardBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *sizes
 	return sl_refuse("cuMemDiscardBatchAsync", &once);
 }
 
-SL_EXPORT CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags);
 SL_EXPORT CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags)
 {
-	static uint8_t once;
-
-	(void)shareableHandle;
-	(void)handle;
-	(void)handleType;
-	(void)flags;
-	return sl_refuse("cuMemExportToShareableHandle", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemExportToShareableHandle", sl_cuMemExportToShareableHandle(shareableHandle, handle, handleType, flags));
 }
 
 SL_EXPORT CUresult cuMemFree(CUdeviceptr_v1 dptr);
@@ -2774,15 +2743,10 @@ SL_EXPORT CUresult cuMemHostUnregister(void *p)
 	SL_LEAVE("cuMemHostUnregister", sl_cuMemHostUnregister(p));
 }
 
-SL_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType);
 SL_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType)
 {
-	static uint8_t once;
-
-	(void)handle;
-	(void)osHandle;
-	(void)shHandleType;
-	return sl_refuse("cuMemImportFromShareableHandle", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemImportFromShareableHandle", sl_cuMemImportFromShareableHandle(handle, osHandle, shHandleType));
 }
 
 SL_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
@@ -2974,14 +2938,10 @@ SL_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	SL_LEAVE("cuMemRelease", sl_cuMemRelease(handle));
 }
 
-SL_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr);
 SL_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
 {
-	static uint8_t once;
-
-	(void)handle;
-	(void)addr;
-	return sl_refuse("cuMemRetainAllocationHandle", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemRetainAllocationHandle", sl_cuMemRetainAllocationHandle(handle, addr));
 }
 
 SL_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)

@@ -2651,6 +2651,131 @@ CUresult sl_cuGraphUpload(CUgraphExec hGraph, CUstream hStream)
 	return fw_cuGraphUpload(hGraph, hStream);
 }
 
+CUresult fw_cuIpcCloseMemHandle(CUdeviceptr dptr, unsigned int *left)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route_ptr(&b, dptr);
+	sl_put_u64(&b, (uint64_t)dptr);
+	sl_put_u8(&b, left != NULL);
+	if (!err) {
+		err = sl_wait(SL_OP_cuIpcCloseMemHandle, &b, &r);
+		if (!err) {
+			if (left)
+				sl_get_bytes(&r, left, sizeof *left);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, pHandle != NULL);
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)event);
+	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)event, &err));
+	if (!err) {
+		err = sl_wait(SL_OP_cuIpcGetEventHandle, &b, &r);
+		if (!err) {
+			if (pHandle)
+				sl_get_bytes(&r, pHandle, sizeof *pHandle);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event)
+{
+	return fw_cuIpcGetEventHandle(pHandle, event);
+}
+
+CUresult fw_cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, pHandle != NULL);
+	sl_route_ptr(&b, dptr);
+	sl_put_u64(&b, (uint64_t)dptr);
+	if (!err) {
+		err = sl_wait(SL_OP_cuIpcGetMemHandle, &b, &r);
+		if (!err) {
+			if (pHandle)
+				sl_get_bytes(&r, pHandle, sizeof *pHandle);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuIpcOpenEventHandle(uint32_t phEvent, const CUipcEventHandle *handle)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, phEvent);
+	sl_put_u8(&b, handle != NULL);
+	if (handle)
+		sl_put_bytes(&b, handle, sizeof *handle);
+	if (!err)
+		err = sl_wait(SL_OP_cuIpcOpenEventHandle, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, size_t *size, unsigned int *opens, const CUipcMemHandle *handle, unsigned int Flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, pdptr != NULL);
+	sl_put_u8(&b, size != NULL);
+	sl_put_u8(&b, opens != NULL);
+	sl_put_u8(&b, handle != NULL);
+	if (handle)
+		sl_put_bytes(&b, handle, sizeof *handle);
+	sl_put_u32(&b, (uint32_t)Flags);
+	if (!err) {
+		err = sl_wait(SL_OP_cuIpcOpenMemHandle_v2, &b, &r);
+		if (!err) {
+			if (pdptr)
+				sl_get_bytes(&r, pdptr, sizeof *pdptr);
+			if (size)
+				sl_get_bytes(&r, size, sizeof *size);
+			if (opens)
+				sl_get_bytes(&r, opens, sizeof *opens);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -2943,6 +3068,32 @@ CUresult sl_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 	return err;
 }
 
+CUresult fw_cuMemExportToShareableHandle(CUipcMemHandle *token, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, token != NULL);
+	sl_route(&b, SL_MEMHANDLE, (const void *)(uintptr_t)handle);
+	sl_put_u32(&b, sl_handle_id(SL_MEMHANDLE, (const void *)(uintptr_t)handle, &err));
+	sl_put_u32(&b, (uint32_t)handleType);
+	sl_put_u64(&b, (uint64_t)flags);
+	if (!err) {
+		err = sl_wait(SL_OP_cuMemExportToShareableHandle, &b, &r);
+		if (!err) {
+			if (token)
+				sl_get_bytes(&r, token, sizeof *token);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -3184,6 +3335,23 @@ CUresult sl_cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAl
 	return fw_cuMemGetMemPool(pool, location, type);
 }
 
+CUresult fw_cuMemImportFromShareableHandle(uint32_t handle, const CUipcMemHandle *token, CUmemAllocationHandleType shHandleType)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, handle);
+	sl_put_u8(&b, token != NULL);
+	if (token)
+		sl_put_bytes(&b, token, sizeof *token);
+	sl_put_u32(&b, (uint32_t)shHandleType);
+	if (!err)
+		err = sl_wait(SL_OP_cuMemImportFromShareableHandle, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -3400,6 +3568,21 @@ CUresult fw_cuMemRelease(CUmemGenericAllocationHandle handle)
 CUresult sl_cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	return fw_cuMemRelease(handle);
+}
+
+CUresult fw_cuMemRetainAllocationHandle(uint32_t handle, CUdeviceptr addr)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, handle);
+	sl_route_ptr(&b, addr);
+	sl_put_u64(&b, (uint64_t)addr);
+	if (!err)
+		err = sl_wait(SL_OP_cuMemRetainAllocationHandle, &b, NULL);
+	sl_buf_free(&b);
+	return err;
 }
 
 CUresult fw_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
@@ -4654,18 +4837,6 @@ CUresult fw_cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Fla
 		err = sl_oneway(SL_OP_cuStreamWaitEvent, &b);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
-{
-	if (__builtin_expect(sl_sessions > 1, 0)) {
-		bool done;
-		CUresult err = sl_across_cuStreamWaitEvent(hStream, hEvent, Flags, &done);
-
-		if (done || err)
-			return err;
-	}
-	return fw_cuStreamWaitEvent(hStream, hEvent, Flags);
 }
 
 CUresult fw_cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)

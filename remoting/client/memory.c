@@ -448,6 +448,8 @@ static CUresult attribute(void *data, CUpointer_attribute a, CUdeviceptr p, cons
 		PUT(unsigned, r->managed);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+		PUT(unsigned, r->type == SL_RANGE_DEVICE && !r->managed);
+		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
 	case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
 		PUT(unsigned, 0);

@@ -8,7 +8,7 @@
 
 #include "cuabi.h"
 
-enum sl_range_type { SL_RANGE_DEVICE = 1, SL_RANGE_HOST, SL_RANGE_REGISTERED, SL_RANGE_VA, SL_RANGE_MAPPED, SL_RANGE_POOL };
+enum sl_range_type { SL_RANGE_DEVICE = 1, SL_RANGE_HOST, SL_RANGE_REGISTERED, SL_RANGE_VA, SL_RANGE_MAPPED, SL_RANGE_POOL, SL_RANGE_OPENED /* memory of another process (ipc.c) */ };
 struct sl_range {
 	uint64_t base, size;
 	enum sl_range_type type;

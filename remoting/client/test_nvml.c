@@ -406,6 +406,7 @@ static void test_library(void)
 	unsigned int n;
 	char text[80];
 	const size_t *table;
+	void *other;
 	int v;
 
 	CHECK(CALL(nvmlShutdown) == NVML_ERROR_UNINITIALIZED);
@@ -432,6 +433,12 @@ static void test_library(void)
 	CHECK(CALL(nvmlDeviceGetSerial, first(), text, 80) == NVML_ERROR_NOT_SUPPORTED);
 	CHECK(CALL(nvmlDeviceGetNvLinkState, first(), 0, &n) == NVML_ERROR_NOT_SUPPORTED);
 	CHECK(CALL(nvmlDeviceGetGpuFabricInfoV, first(), text) == NVML_ERROR_NOT_SUPPORTED);
+	/* NCCL asks for every pair, a device and itself included, and takes no error. */
+	CHECK(CALL(nvmlDeviceGetHandleByIndex_v2, 1, &other) == 0);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), first(), 0, &n) == 0 && n == 0);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), other, 1, &n) == 0 && n == 5);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), NULL, 0, &n) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), first(), 5, &n) == NVML_ERROR_INVALID_ARGUMENT);
 	CHECK(CALL(nvmlDeviceSetComputeMode, first(), 1) == NVML_ERROR_NO_PERMISSION);
 	CHECK(CALL(nvmlDeviceSetPersistenceMode, first(), 0) == NVML_ERROR_NO_PERMISSION);
 }

@@ -2,7 +2,9 @@
  * Events. A record is an empty op in its stream, to which the event holds a
  * reference: whether that op is done, and when, is all that an event knows.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "sim.h"
 
@@ -23,6 +25,13 @@ API CUresult cuEventCreate(CUevent *out, unsigned int flags)
 	if (!e)
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	e->flags = flags;
+	if (flags & CU_EVENT_INTERPROCESS) {
+		e->share = state_share_new(0) + 1;
+		if (!e->share) {
+			obj_del(e);
+			return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		}
+	}
 	*out = HANDLE(CUevent, e);
 	return sim_leave(CUDA_SUCCESS);
 }
@@ -39,6 +48,8 @@ API CUresult cuEventDestroy_v2(CUevent h)
 		return sim_leave(CUDA_ERROR_INVALID_HANDLE);
 	event_uncapture(e);
 	op_unref(e->op);
+	if (e->share)
+		state_share_drop(e->share - 1, false);
 	obj_del(e);
 	return sim_leave(CUDA_SUCCESS);
 }
@@ -56,6 +67,11 @@ CUresult event_record(struct event *e, struct stream *s)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (s->cap)
 		return capture_record(s, e);
+	if (e->share) {
+		w.kind = W_SIGNAL;
+		w.val.addr = (uintptr_t)&state_share(e->share - 1)->completed;
+		w.val.value = state_share_record(e->share - 1);
+	}
 	r = stream_queue(s, &w, NULL, &op);
 	if (r)
 		return r;
@@ -94,6 +110,32 @@ API CUresult cuEventRecordWithFlags_ptsz(CUevent h, CUstream s, unsigned int f)
 	return record(h, s, CU_STREAM_PER_THREAD, f);
 }
 
+/* The record of an interprocess event that is not complete yet, by whichever process; 0 if there is none. */
+static uint64_t shared_pending(const struct event *e)
+{
+	const struct sim_share *s = state_share(e->share - 1);
+	uint64_t n = atomic_load(&s->recorded);
+
+	return atomic_load(&s->completed) < n ? n : 0;
+}
+
+/* Waits for an event that another process may have recorded. Called under the lock, which it leaves. */
+static CUresult shared_wait(const struct event *e)
+{
+	const struct sim_share *s = state_share(e->share - 1);
+	const struct timespec nap = { 0, 50000 };
+	struct ctx *c = e->obj.ctx;
+	uint64_t n = shared_pending(e);
+
+	while (atomic_load(&s->completed) < n && !c->dying) {
+		pthread_mutex_unlock(&sim.lock);
+		nanosleep(&nap, NULL);
+		pthread_mutex_lock(&sim.lock);
+	}
+	ctx_print_flush(c);
+	return sim_leave(c->sticky);
+}
+
 static CUresult event_enter(CUevent h, struct event **e)
 {
 	CUresult r = sim_enter();
@@ -122,6 +164,8 @@ API CUresult cuEventQuery(CUevent h)
 	r = capture_unsafe();
 	if (r)
 		return sim_leave(r);
+	if (e->share)
+		return sim_leave(shared_pending(e) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
 	return sim_leave(e->op && !e->op->done ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
 }
 
@@ -137,6 +181,8 @@ API CUresult cuEventSynchronize(CUevent h)
 	if (r)
 		return sim_leave(r);
 	c = e->obj.ctx;
+	if (e->share)
+		return shared_wait(e);
 	op_wait(e->op);
 	ctx_print_flush(c);
 	return sim_leave(c->sticky);
@@ -187,6 +233,16 @@ static CUresult wait_event(CUstream st, CUstream dflt, CUevent h, unsigned int f
 		return sim_leave(r);
 	if (e->cap || s->cap)
 		return sim_leave(capture_wait(s, e));
+	if (e->share) {
+		w.val.value = shared_pending(e);
+		if (!w.val.value)
+			return sim_leave(CUDA_SUCCESS);
+		w.kind = W_WAIT;
+		w.val.addr = (uintptr_t)&state_share(e->share - 1)->completed;
+		w.val.flags = CU_STREAM_WAIT_VALUE_GEQ;
+		w.val.wide = true;
+		return sim_leave(stream_queue(s, &w, NULL, NULL));
+	}
 	if (!e->op || e->op->done)
 		return sim_leave(CUDA_SUCCESS);
 	return sim_leave(stream_queue(s, &w, e->op, NULL));

@@ -136,7 +136,8 @@ static void gran_give(int dev, struct pool *pool, uint64_t base, uint64_t n)
 
 	for (size_t i = 0; i < n / GRANULE; i++)
 		d->gran[at + i] = 0;
-	madvise((void *)(uintptr_t)base, n, MADV_DONTNEED);
+	if (!ipc_freed(base))
+		madvise((void *)(uintptr_t)base, n, MADV_DONTNEED);
 	uncharge(dev, pool, n);
 }
 
@@ -421,7 +422,7 @@ bool mem_device(uint64_t p)
 {
 	struct alloc *a;
 
-	if (dev_of(p))
+	if (dev_of(p) || ipc_device(p))
 		return true;
 	for (a = sim.reserved; a; a = a->next)
 		if (p - a->base < a->size)
@@ -438,6 +439,8 @@ void mem_ctx_destroy(struct ctx *c)
 			mem_free(a);
 			continue;
 		}
+		if (a->akind == A_SHARED)
+			ipc_unmap(a);
 		if (a->akind == A_HOST)
 			munmap((void *)(uintptr_t)a->base, ROUND_UP(a->size, 4096));
 		range_del(a);

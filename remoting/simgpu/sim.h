@@ -59,7 +59,7 @@ struct obj {
 
 /* memory */
 
-enum akind { A_DEVICE, A_POOL, A_MANAGED, A_HOST, A_REGISTERED, A_RESERVED, A_MAPPED };
+enum akind { A_DEVICE, A_POOL, A_MANAGED, A_HOST, A_REGISTERED, A_RESERVED, A_MAPPED, A_SHARED };
 
 struct alloc {
 	uint64_t base, size;		/* size: as asked */
@@ -91,6 +91,7 @@ struct slab_list { struct slab *head; };
 struct vmem {
 	struct obj obj;
 	int fd, dev, maps, refs;
+	bool imported;			/* charged to the process that made it */
 	uint64_t size;
 	CUmemAllocationProp prop;
 };
@@ -170,6 +171,8 @@ struct event {
 	struct obj obj;
 	unsigned int flags;
 	struct op *op;			/* the op of the latest record */
+	int share;			/* of an interprocess event, + 1 */
+	bool opened;			/* another process made it */
 	bool recorded;
 	struct capture *cap;		/* the latest record was captured */
 	struct gnode **cap_deps;
@@ -180,7 +183,7 @@ struct event {
 
 enum wkind {
 	W_EMPTY, W_KERNEL, W_COPY, W_SET, W_HOST, W_CALLBACK, W_GRAPH, W_WAIT, W_WRITE, W_FREE,
-	W_RECORD, W_WAITEV, W_CHILD, W_ANY,
+	W_RECORD, W_WAITEV, W_CHILD, W_SIGNAL, W_ANY,
 };
 
 struct copy {
@@ -493,6 +496,15 @@ void array_free(struct array *a);
 
 /* event.c */
 CUresult event_record(struct event *e, struct stream *s);
+
+/* vmm.c */
+CUresult enter_vmem(CUmemGenericAllocationHandle h, struct vmem **v);
+#define SIM_VMEM "simgpu-memory-"		/* what files of memory are called, with the machine's number of the device */
+
+/* ipc.c */
+bool ipc_freed(uint64_t base);			/* memory that is given back, if others have it too: then a new range lies there */
+void ipc_unmap(struct alloc *a);
+uint64_t ipc_device(uint64_t p);		/* the end of opened memory of another process that p lies in, or 0 */
 
 /* capture.c */
 CUresult capture_put(struct stream *s, struct work *w);

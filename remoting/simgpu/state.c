@@ -14,6 +14,7 @@
 #include <strings.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,10 +22,14 @@
 #include "engine.h"
 #include "state.h"
 
-#define MAGIC "SLSIMG5"
+#define MAGIC "SLSIMG6"
+#define HEAP (64ULL << 30)	/* bytes of address space in the file */
+#define FILE_SIZE (HEAP_AT + HEAP)
+#define HEAP_AT ((sizeof(struct sim_shared) + (2ULL << 20) - 1) & ~((2ULL << 20) - 1))
 
 static struct sim_shared *sh;
 static struct sim_proc *mine;
+static int heap_fd = -1;
 /* The machine's number of each device that this process sees. */
 static int phys[SIM_MAX_DEV] = { 0, 1, 2, 3, 4, 5, 6, 7 };
 /* The number of this process's kernels that run now. */
@@ -129,6 +134,32 @@ static uint64_t now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
 }
 
+/* Ends a share without users. Its memory goes back to the file system. */
+static void share_end(struct sim_share *e)
+{
+	for (int i = 0; i < SIM_MAX_PROC / 64; i++)
+		if (e->users[i])
+			return;
+	if (e->size && heap_fd >= 0)
+		(void)!fallocate(heap_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(HEAP_AT + e->off), (off_t)e->size);
+	memset(e, 0, sizeof(*e));
+}
+
+/* A process has ended: what it had recorded never completes otherwise. */
+static void shares_reclaim(int slot)
+{
+	for (int i = 0; i < SIM_MAX_SHARE; i++) {
+		struct sim_share *e = &sh->share[i];
+
+		if (!(e->secret[0] | e->secret[1]))
+			continue;
+		if (e->recorder == slot)
+			atomic_store(&e->completed, atomic_load(&e->recorded));
+		e->users[slot / 64] &= ~(1ULL << slot % 64);
+		share_end(e);
+	}
+}
+
 static int reclaim(void)
 {
 	int live = 0;
@@ -140,8 +171,10 @@ static int reclaim(void)
 			continue;
 		if (p == mine || state_start_time(p->pid) == p->start)
 			live++;
-		else
+		else {
 			memset(p, 0, sizeof(*p));
+			shares_reclaim(i);
+		}
 	}
 	return live;
 }
@@ -198,8 +231,10 @@ static int settle(struct sim_config *cfg, bool own)
 		int i, pid = getpid();
 
 		for (i = 0; i < SIM_MAX_PROC; i++)
-			if (sh->proc[i].pid == pid)
+			if (sh->proc[i].pid == pid) {
 				memset(&sh->proc[i], 0, sizeof(sh->proc[i]));	/* ours from before an exec */
+				shares_reclaim(i);
+			}
 		for (i = 0; i < SIM_MAX_PROC && sh->proc[i].pid; i++)
 			;
 		if (i == SIM_MAX_PROC) {
@@ -232,12 +267,12 @@ static int state_open_at(const char *path, struct sim_config *cfg, bool own, boo
 		close(fd);
 		return rc;
 	}
-	if (fstat(fd, &st) == 0 && st.st_size == 0 && ftruncate(fd, sizeof(struct sim_shared))) {
+	if (fstat(fd, &st) == 0 && st.st_size == 0 && ftruncate(fd, (off_t)FILE_SIZE)) {
 		rc = -errno;
 		close(fd);
 		return rc;
 	}
-	if (st.st_size && (size_t)st.st_size != sizeof(struct sim_shared)) {	/* of another version: it is left to its users */
+	if (st.st_size && (uint64_t)st.st_size != FILE_SIZE) {	/* of another version: it is left to its users */
 		unlink(path);
 		close(fd);
 		return retry ? state_open_at(path, cfg, own, false) : -ESTALE;
@@ -251,7 +286,10 @@ static int state_open_at(const char *path, struct sim_config *cfg, bool own, boo
 	sh = p;
 	rc = settle(cfg, own);
 	flock(fd, LOCK_UN);	/* closing is not enough: the mapping keeps the file open */
-	close(fd);
+	if (!rc && own && heap_fd < 0)
+		heap_fd = fd;
+	else
+		close(fd);
 	return rc;
 }
 
@@ -309,6 +347,7 @@ void state_leave(void)
 	engine_leave();
 	lock();
 	memset(mine, 0, sizeof(*mine));
+	shares_reclaim((int)(mine - sh->proc));
 	mine = NULL;
 	unlock();
 }
@@ -436,6 +475,93 @@ int state_procs(struct sim_proc *out, int max)
 struct sim_engine *state_engine(int dev) { return sh ? &sh->engine[phys[dev]] : NULL; }
 struct sim_proc *state_slots(void) { return sh->proc; }
 int state_slot(void) { return mine ? (int)(mine - sh->proc) : -1; }
+
+/* Room in the heap, first fit. The lock is held. */
+static bool heap_find(uint64_t size, uint64_t *off)
+{
+	*off = 0;
+	for (int i = 0; i < SIM_MAX_SHARE; i++) {
+		const struct sim_share *e = &sh->share[i];
+
+		if (e->size && e->off < *off + size && *off < e->off + e->size) {
+			*off = e->off + e->size;
+			i = -1;
+		}
+	}
+	return *off + size <= HEAP;
+}
+
+int state_share_new(uint64_t size)
+{
+	uint64_t off = 0;
+	int i, found = -1;
+
+	if (!mine)
+		return -1;
+	lock();
+	reclaim();
+	for (i = 0; i < SIM_MAX_SHARE && (sh->share[i].secret[0] | sh->share[i].secret[1]); i++)
+		;
+	if (i < SIM_MAX_SHARE && (!size || heap_find(size, &off))) {
+		struct sim_share *e = &sh->share[i];
+
+		e->off = off;
+		e->size = size;
+		e->recorder = -1;
+		e->users[state_slot() / 64] |= 1ULL << state_slot() % 64;
+		if (getrandom(e->secret, sizeof(e->secret), 0) == sizeof(e->secret))
+			found = i;
+		else
+			memset(e, 0, sizeof(*e));
+	}
+	unlock();
+	return found;
+}
+
+struct sim_share *state_share(int number) { return &sh->share[number]; }
+
+struct sim_share *state_share_open(uint32_t number, const uint64_t secret[2])
+{
+	struct sim_share *e = number < SIM_MAX_SHARE ? &sh->share[number] : NULL;
+
+	if (!mine || !e || !(secret[0] | secret[1]))
+		return NULL;
+	lock();
+	reclaim();
+	if (memcmp(e->secret, secret, sizeof(e->secret)) || e->closed)
+		e = NULL;
+	else
+		e->users[state_slot() / 64] |= 1ULL << state_slot() % 64;
+	unlock();
+	return e;
+}
+
+void state_share_drop(int number, bool closed)
+{
+	struct sim_share *e = &sh->share[number];
+
+	if (!mine)
+		return;
+	lock();
+	e->closed = e->closed || closed;
+	e->users[state_slot() / 64] &= ~(1ULL << state_slot() % 64);
+	share_end(e);
+	unlock();
+}
+
+uint64_t state_share_record(int number)
+{
+	sh->share[number].recorder = state_slot();
+	return atomic_fetch_add(&sh->share[number].recorded, 1) + 1;
+}
+
+void *state_share_map(int number, void *at)
+{
+	struct sim_share *e = &sh->share[number];
+	void *p = mmap(at, e->size, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), heap_fd, (off_t)(HEAP_AT + e->off));
+
+	return p == MAP_FAILED ? NULL : p;
+}
 
 /* The same GPUs on every run and in every process. */
 void state_uuid(int dev, unsigned char uuid[16])

@@ -11,6 +11,7 @@
 
 #define SIM_MAX_DEV 8
 #define SIM_MAX_PROC 256
+#define SIM_MAX_SHARE 4096
 
 struct sim_config {
 	int ndev;
@@ -69,6 +70,16 @@ struct sim_span {
 	uint64_t tag;			/* as the process says */
 };
 
+/* What a process has made for others to open: memory, which lies in the heap, or an event. It ends with its last user. */
+struct sim_share {
+	uint64_t secret[2];		/* 0: free */
+	uint64_t off, size;		/* in the heap; size 0: an event */
+	uint64_t users[SIM_MAX_PROC / 64];	/* bits, by slots of processes */
+	bool closed;			/* its maker has let it go: nobody opens it again */
+	int32_t recorder;		/* the slot that recorded the event last */
+	_Atomic uint64_t recorded, completed;	/* how often the event was recorded; the newest record that is complete */
+};
+
 /* The engine of one device, under its own lock. */
 struct sim_engine {
 	pthread_mutex_t lock;
@@ -79,7 +90,7 @@ struct sim_engine {
 	struct sim_wait wait[SIM_MAX_WAIT];
 };
 
-/* The file itself. */
+/* The file itself. Behind it lies the heap, which is sparse: memory that several processes have. */
 struct sim_shared {
 	char magic[8];
 	uint64_t size;
@@ -89,6 +100,7 @@ struct sim_shared {
 	pthread_mutex_t lock;
 	struct sim_proc proc[SIM_MAX_PROC];
 	struct sim_engine engine[SIM_MAX_DEV];
+	struct sim_share share[SIM_MAX_SHARE];
 };
 
 /* The busy time of one device by one process, in ns. */
@@ -123,6 +135,17 @@ struct sim_engine *state_engine(int dev);
 /* The slots of all processes, and the index of this one's, or -1. */
 struct sim_proc *state_slots(void);
 int state_slot(void);
+/* A new share, of memory of so many bytes or, with 0, of an event; its number, or -1. This process is its first user. */
+int state_share_new(uint64_t size);
+/* Makes this process a user of a share that its maker still has; NULL if the secret is not the share's. */
+struct sim_share *state_share_open(uint32_t number, const uint64_t secret[2]);
+struct sim_share *state_share(int number);
+/* This process uses the share no longer; closed: and nobody may open it any more. */
+void state_share_drop(int number, bool closed);
+/* Counts a record of an event; gives its number. */
+uint64_t state_share_record(int number);
+/* Maps the memory of a share, at an address or with NULL anywhere; NULL if that fails. */
+void *state_share_map(int number, void *at);
 /* Field 22 of /proc/PID/stat, or 0 when the process is gone or only waits to be reaped. */
 uint64_t state_start_time(int pid);
 void state_uuid(int dev, unsigned char uuid[16]);

@@ -5,6 +5,7 @@
  * are here too, for all kinds of memory.
  */
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -114,6 +115,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t n, const CUme
 {
 	CUresult r = sim_enter();
 	struct vmem *v;
+	char name[32];
 
 	if (r)
 		return r;
@@ -128,7 +130,8 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t n, const CUme
 		return sim_leave(r);
 	v = obj_new(K_VMEM, NULL, sizeof(*v));
 	if (v) {
-		v->fd = memfd_create("simgpu", MFD_CLOEXEC);
+		snprintf(name, sizeof(name), SIM_VMEM "%d", state_phys(prop->location.id));
+		v->fd = memfd_create(name, MFD_CLOEXEC);
 		if (v->fd >= 0 && !ftruncate(v->fd, (off_t)n)) {
 			v->dev = prop->location.id;
 			v->size = n;
@@ -151,11 +154,12 @@ static void vmem_put(struct vmem *v)
 	if (v->refs || v->maps)
 		return;
 	close(v->fd);
-	state_uncharge(v->dev, v->size);
+	if (!v->imported)
+		state_uncharge(v->dev, v->size);
 	obj_del(v);
 }
 
-static CUresult enter_vmem(CUmemGenericAllocationHandle h, struct vmem **v)
+CUresult enter_vmem(CUmemGenericAllocationHandle h, struct vmem **v)
 {
 	CUresult r = sim_enter();
 
@@ -346,7 +350,7 @@ static CUresult attribute(void *out, CUpointer_attribute attr, uint64_t p)
 	case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)out = a->id; break;
 	case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)out = a->akind == A_MANAGED; break;
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = a->dev; break;
-	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = 0; break;
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = a->akind == A_DEVICE; break;
 	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)out = a->base; break;
 	case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)out = a->size; break;
 	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)out = 0; break;

@@ -3,6 +3,7 @@
  * of a call that waits), without the lock: a work holds plain addresses that were
  * checked when it was made, and freeing memory waits for the device.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -83,6 +84,16 @@ static void write_value(struct work *w)
 		__atomic_store_n((uint32_t *)p, (uint32_t)w->val.value, __ATOMIC_RELEASE);
 }
 
+/* Several processes may record one event: its number never falls. */
+static void signal_run(struct work *w)
+{
+	_Atomic uint64_t *p = (_Atomic uint64_t *)(uintptr_t)w->val.addr;
+	uint64_t old = atomic_load(p);
+
+	while (old < w->val.value && !atomic_compare_exchange_weak(p, &old, w->val.value))
+		;
+}
+
 static void free_run(struct work *w)
 {
 	struct alloc *a;
@@ -140,6 +151,9 @@ CUresult work_run(struct work *w, struct ctx *c)
 		break;
 	case W_WRITE:
 		write_value(w);
+		break;
+	case W_SIGNAL:
+		signal_run(w);
 		break;
 	case W_FREE:
 		free_run(w);

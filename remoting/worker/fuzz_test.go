@@ -255,6 +255,7 @@ func FuzzFrame(f *testing.F) {
 		}
 		s.waiters.stop()
 		s.followed.stop()
+		s.ipc.stop()
 		s.out.stop()
 		if i := acct.Info(0); i.Used > i.Total {
 			t.Fatalf("%d bytes over the cap", i.Used-i.Total)

@@ -153,6 +153,7 @@ func TestGatesTogether(t *testing.T) {
 	for i, c := range cs {
 		c.s.waiters.stop()
 		c.s.followed.stop()
+		c.s.ipc.stop()
 		c.s.rd.Close()
 		if last := i == len(cs)-1; c.over != last {
 			t.Errorf("session %d ended: %q", i, c.s.ended)
@@ -206,6 +207,7 @@ func TestStepsOut(t *testing.T) {
 	s.gates.Quit()
 	s.waiters.stop()
 	s.followed.stop()
+	s.ipc.stop()
 	s.out.stop()
 	if s.counts.Launches != 1+400+2+50 {
 		t.Errorf("%d launches", s.counts.Launches)

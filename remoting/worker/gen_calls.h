@@ -1145,6 +1145,20 @@ static inline CUresult call_cuGraphUpload(uint64_t hGraph, uint64_t hStream)
 	return ((__typeof__(&cuGraphUpload))sl_fn[241])((CUgraphExec)hGraph, (CUstream)hStream);
 }
 
+static inline CUresult call_cuIpcGetEventHandle(CUipcEventHandle *pHandle, uint64_t event)
+{
+	if (!sl_fn[268])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuIpcGetEventHandle))sl_fn[268])((CUipcEventHandle *)pHandle, (CUevent)event);
+}
+
+static inline CUresult call_cuIpcGetMemHandle(CUipcMemHandle *pHandle, uint64_t dptr)
+{
+	if (!sl_fn[269])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuIpcGetMemHandle))sl_fn[269])((CUipcMemHandle *)pHandle, (CUdeviceptr)dptr);
+}
+
 static inline CUresult call_cuKernelSetAttribute(uint32_t attrib, uint32_t val, uint64_t kernel, uint32_t dev)
 {
 	if (!sl_fn[278])

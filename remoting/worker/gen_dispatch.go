@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x2c, 0xd6, 0x81, 0x4e, 0xb0, 0x38, 0x22, 0xb9,
-	0x2c, 0x26, 0xbe, 0x6d, 0x7f, 0xc6, 0x77, 0xce,
-	0x6f, 0x59, 0xd4, 0x9c, 0x12, 0x87, 0x1e, 0x10,
-	0xea, 0xb5, 0xd2, 0x32, 0x69, 0x67, 0xf9, 0xf7,
+	0xa0, 0x0f, 0x2e, 0x4c, 0x61, 0x6f, 0x7b, 0x71,
+	0x74, 0x49, 0x35, 0xb2, 0x9a, 0x99, 0x69, 0xa3,
+	0xd1, 0x78, 0xed, 0x24, 0x82, 0x3b, 0x47, 0x66,
+	0xe9, 0x26, 0xbe, 0xd5, 0x4a, 0x89, 0xf6, 0xda,
 }
 
 // Operation numbers of the API table.
@@ -116,6 +116,11 @@ const (
 	opCuGraphRemoveDependencies_v2                         = 239
 	opCuGraphRetainUserObject                              = 240
 	opCuGraphUpload                                        = 241
+	opCuIpcCloseMemHandle                                  = 267
+	opCuIpcGetEventHandle                                  = 268
+	opCuIpcGetMemHandle                                    = 269
+	opCuIpcOpenEventHandle                                 = 270
+	opCuIpcOpenMemHandle_v2                                = 272
 	opCuKernelSetAttribute                                 = 278
 	opCuKernelSetCacheConfig                               = 279
 	opCuLibraryGetGlobal                                   = 289
@@ -129,6 +134,7 @@ const (
 	opCuMemAllocPitch_v2                                   = 322
 	opCuMemAlloc_v2                                        = 323
 	opCuMemCreate                                          = 325
+	opCuMemExportToShareableHandle                         = 328
 	opCuMemFreeAsync                                       = 330
 	opCuMemFree_v2                                         = 332
 	opCuMemGetAccess                                       = 333
@@ -138,6 +144,7 @@ const (
 	opCuMemGetDefaultMemPool                               = 338
 	opCuMemGetInfo_v2                                      = 341
 	opCuMemGetMemPool                                      = 342
+	opCuMemImportFromShareableHandle                       = 350
 	opCuMemMap                                             = 351
 	opCuMemPoolCreate                                      = 353
 	opCuMemPoolDestroy                                     = 354
@@ -147,6 +154,7 @@ const (
 	opCuMemPoolSetAttribute                                = 362
 	opCuMemPoolTrimTo                                      = 363
 	opCuMemRelease                                         = 369
+	opCuMemRetainAllocationHandle                          = 370
 	opCuMemSetAccess                                       = 371
 	opCuMemSetMemPool                                      = 372
 	opCuMemUnmap                                           = 373
@@ -1069,6 +1077,16 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphRetainUserObject(d, e), true
 	case 241:
 		return s.do_cuGraphUpload(d, e), true
+	case 267:
+		return s.do_cuIpcCloseMemHandle(d, e), true
+	case 268:
+		return s.do_cuIpcGetEventHandle(d, e), true
+	case 269:
+		return s.do_cuIpcGetMemHandle(d, e), true
+	case 270:
+		return s.do_cuIpcOpenEventHandle(d, e), true
+	case 272:
+		return s.do_cuIpcOpenMemHandle_v2(d, e), true
 	case 278:
 		return s.do_cuKernelSetAttribute(d, e), true
 	case 279:
@@ -1095,6 +1113,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuMemAlloc_v2(d, e), true
 	case 325:
 		return s.do_cuMemCreate(d, e), true
+	case 328:
+		return s.do_cuMemExportToShareableHandle(d, e), true
 	case 330:
 		return s.do_cuMemFreeAsync(d, e), true
 	case 332:
@@ -1113,6 +1133,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuMemGetInfo_v2(d, e), true
 	case 342:
 		return s.do_cuMemGetMemPool(d, e), true
+	case 350:
+		return s.do_cuMemImportFromShareableHandle(d, e), true
 	case 351:
 		return s.do_cuMemMap(d, e), true
 	case 353:
@@ -1131,6 +1153,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuMemPoolTrimTo(d, e), true
 	case 369:
 		return s.do_cuMemRelease(d, e), true
+	case 370:
+		return s.do_cuMemRetainAllocationHandle(d, e), true
 	case 371:
 		return s.do_cuMemSetAccess(d, e), true
 	case 372:
@@ -4061,6 +4085,110 @@ func (s *session) do_cuGraphUpload(d *wire.Decoder, e *wire.Encoder) int32 {
 	return int32(rc)
 }
 
+func (s *session) do_cuIpcCloseMemHandle(d *wire.Decoder, e *wire.Encoder) int32 {
+	p_dptr := d.U64()
+	w_left := d.U8() != 0
+	var o_left C.uint
+	if d.Err() != nil {
+		return s.malformed(267)
+	}
+	rc := s.cuIpcCloseMemHandle(p_dptr, &o_left)
+	if rc == C.CUDA_SUCCESS {
+		if w_left {
+			memOut(e, unsafe.Pointer(&o_left), unsafe.Sizeof(o_left))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuIpcGetEventHandle(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pHandle := d.U8() != 0
+	var o_pHandle C.CUipcEventHandle
+	h_event := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(268)
+	}
+	{
+		real, ok := s.handle(wire.KindEvent, h_event.id)
+		if !ok {
+			return s.badHandle(wire.KindEvent, h_event.id)
+		}
+		h_event.real = real
+	}
+	rc := s.cuIpcGetEventHandle(&o_pHandle, h_event)
+	if rc == C.CUDA_SUCCESS {
+		if w_pHandle {
+			memOut(e, unsafe.Pointer(&o_pHandle), unsafe.Sizeof(o_pHandle))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuIpcGetMemHandle(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pHandle := d.U8() != 0
+	var o_pHandle C.CUipcMemHandle
+	p_dptr := d.U64()
+	if d.Err() != nil {
+		return s.malformed(269)
+	}
+	rc := s.cuIpcGetMemHandle(&o_pHandle, p_dptr)
+	if rc == C.CUDA_SUCCESS {
+		if w_pHandle {
+			memOut(e, unsafe.Pointer(&o_pHandle), unsafe.Sizeof(o_pHandle))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuIpcOpenEventHandle(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phEvent := d.U32()
+	var o_phEvent C.uint64_t
+	var v_handle C.CUipcEventHandle
+	var p_handle *C.CUipcEventHandle
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_handle), unsafe.Sizeof(v_handle))
+		p_handle = &v_handle
+	}
+	if d.Err() != nil {
+		return s.malformed(270)
+	}
+	rc := s.cuIpcOpenEventHandle(id_phEvent, &o_phEvent, p_handle)
+	s.bind(wire.KindEvent, id_phEvent, uint64(o_phEvent), rc)
+	return int32(rc)
+}
+
+func (s *session) do_cuIpcOpenMemHandle_v2(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pdptr := d.U8() != 0
+	var o_pdptr C.CUdeviceptr
+	w_size := d.U8() != 0
+	var o_size C.size_t
+	w_opens := d.U8() != 0
+	var o_opens C.uint
+	var v_handle C.CUipcMemHandle
+	var p_handle *C.CUipcMemHandle
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_handle), unsafe.Sizeof(v_handle))
+		p_handle = &v_handle
+	}
+	p_Flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(272)
+	}
+	rc := s.cuIpcOpenMemHandle_v2(&o_pdptr, &o_size, &o_opens, p_handle, p_Flags)
+	if rc == C.CUDA_SUCCESS {
+		if w_pdptr {
+			memOut(e, unsafe.Pointer(&o_pdptr), unsafe.Sizeof(o_pdptr))
+		}
+		if w_size {
+			memOut(e, unsafe.Pointer(&o_size), unsafe.Sizeof(o_size))
+		}
+		if w_opens {
+			memOut(e, unsafe.Pointer(&o_opens), unsafe.Sizeof(o_opens))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuKernelSetAttribute(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_attrib := d.U32()
 	p_val := d.U32()
@@ -4326,6 +4454,31 @@ func (s *session) do_cuMemCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	return int32(rc)
 }
 
+func (s *session) do_cuMemExportToShareableHandle(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_token := d.U8() != 0
+	var o_token C.CUipcMemHandle
+	h_handle := href{id: d.U32()}
+	p_handleType := d.U32()
+	p_flags := d.U64()
+	if d.Err() != nil {
+		return s.malformed(328)
+	}
+	{
+		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
+		if !ok {
+			return s.badHandle(wire.KindMemHandle, h_handle.id)
+		}
+		h_handle.real = real
+	}
+	rc := s.cuMemExportToShareableHandle(&o_token, h_handle, p_handleType, p_flags)
+	if rc == C.CUDA_SUCCESS {
+		if w_token {
+			memOut(e, unsafe.Pointer(&o_token), unsafe.Sizeof(o_token))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuMemFreeAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_dptr := d.U64()
 	h_hStream := href{id: d.U32()}
@@ -4499,6 +4652,24 @@ func (s *session) do_cuMemGetMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
 			memOut(e, unsafe.Pointer(&o_location), unsafe.Sizeof(o_location))
 		}
 	}
+	return int32(rc)
+}
+
+func (s *session) do_cuMemImportFromShareableHandle(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_handle := d.U32()
+	var o_handle C.uint64_t
+	var v_token C.CUipcMemHandle
+	var p_token *C.CUipcMemHandle
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_token), unsafe.Sizeof(v_token))
+		p_token = &v_token
+	}
+	p_shHandleType := d.U32()
+	if d.Err() != nil {
+		return s.malformed(350)
+	}
+	rc := s.cuMemImportFromShareableHandle(id_handle, &o_handle, p_token, p_shHandleType)
+	s.bind(wire.KindMemHandle, id_handle, uint64(o_handle), rc)
 	return int32(rc)
 }
 
@@ -4689,6 +4860,18 @@ func (s *session) do_cuMemRelease(d *wire.Decoder, e *wire.Encoder) int32 {
 		h_handle.real = real
 	}
 	rc := s.cuMemRelease(h_handle)
+	return int32(rc)
+}
+
+func (s *session) do_cuMemRetainAllocationHandle(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_handle := d.U32()
+	var o_handle C.uint64_t
+	p_addr := d.U64()
+	if d.Err() != nil {
+		return s.malformed(370)
+	}
+	rc := s.cuMemRetainAllocationHandle(id_handle, &o_handle, p_addr)
+	s.bind(wire.KindMemHandle, id_handle, uint64(o_handle), rc)
 	return int32(rc)
 }
 

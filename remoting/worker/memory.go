@@ -20,10 +20,12 @@ package worker
 import "C"
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
 	"github.com/sluice-hpc/sluice/remoting/worker/slab"
 )
 
@@ -39,6 +41,9 @@ type vmmHandle struct {
 	charge
 	handles int // ids that the client holds
 	maps    int
+	opened  *opened // memory of another session, which is charged for it
+	token   *exchange.Token
+	*backing
 }
 
 type vmmMap struct {
@@ -224,7 +229,8 @@ func (m *memory) freeWhole(addr uint64) int32 {
 	// for nothing, and its end returns everything.
 	if rc == 0 {
 		delete(m.linear, addr)
-		m.release(c.dev, c.bytes)
+		m.s.ipc.forget(addr)
+		m.s.ipc.freed(addr, func() { m.release(c.dev, c.bytes) })
 	}
 	return int32(rc)
 }
@@ -236,6 +242,7 @@ func (s *session) cuMemFree_v2(p uint64) C.CUresult {
 	}
 	for _, a := range m.arenas {
 		if a.Owns(p) {
+			s.ipc.forget(p)
 			a.Free(p)
 			return 0
 		}
@@ -319,6 +326,12 @@ func (s *session) cuMemGetAddressRange_v2(base *C.CUdeviceptr, size *C.size_t, p
 		*base, *size = C.CUdeviceptr(b), C.size_t(c.size)
 		return 0
 	}
+	for b, v := range s.ipc.views {
+		if p >= b && p-b < v.size {
+			*base, *size = C.CUdeviceptr(b), C.size_t(v.size)
+			return 0
+		}
+	}
 	return C.call_cuMemGetAddressRange_v2(base, size, C.uint64_t(p))
 }
 
@@ -335,9 +348,8 @@ func (s *session) cuMemCreate(id uint32, o *C.uint64_t, size uint64, prop *C.CUm
 	if dev < 0 || dev >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
 	}
-	// Handles for other processes cannot be exported; asked for, they are
-	// left out, and the export is refused by name.
-	prop.requestedHandleTypes = 0
+	// A file descriptor is the one form of handle that goes to other processes (ipc.go).
+	prop.requestedHandleTypes &= C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 	prop.win32HandleMetaData = nil
 	bytes := account.RoundUp(size)
 	m := &s.mem
@@ -349,24 +361,33 @@ func (s *session) cuMemCreate(id uint32, o *C.uint64_t, size uint64, prop *C.CUm
 		m.release(dev, bytes)
 		return rc
 	}
-	m.vmm[uint64(*o)] = &vmmHandle{charge: charge{dev: dev, bytes: bytes}, handles: 1}
+	m.vmm[uint64(*o)] = &vmmHandle{charge: charge{dev: dev, bytes: bytes, size: size}, handles: 1, backing: new(backing)}
 	return 0
 }
 
 // vmmFree gives a charge back when nothing holds the memory any more.
-func (m *memory) vmmFree(real uint64, v *vmmHandle) {
-	if v.handles == 0 && v.maps == 0 {
-		delete(m.vmm, real)
-		m.release(v.dev, v.bytes)
+func (m *memory) vmmFree(v *vmmHandle) {
+	if v.handles > 0 || v.maps > 0 {
+		return
 	}
+	maps.DeleteFunc(m.vmm, func(_ uint64, w *vmmHandle) bool { return w == v })
+	if v.token != nil {
+		m.s.ipc.exports.Remove(*v.token)
+		m.s.unkeep(exportCost)
+	}
+	if v.opened != nil {
+		v.opened.close()
+		return
+	}
+	v.freed(func() { m.release(v.dev, v.bytes) })
 }
 
 func (s *session) cuMemRelease(h href) C.CUresult {
 	rc := C.call_cuMemRelease(C.uint64_t(h.real))
 	s.unbind(wire.KindMemHandle, h.id)
 	if v := s.mem.vmm[h.real]; v != nil && rc == 0 {
-		v.handles = 0
-		s.mem.vmmFree(h.real, v)
+		v.handles--
+		s.mem.vmmFree(v)
 	}
 	return rc
 }
@@ -393,7 +414,7 @@ func (s *session) cuMemUnmap(ptr, size uint64) C.CUresult {
 		delete(m.maps, addr)
 		if v := m.vmm[q.h]; v != nil {
 			v.maps--
-			m.vmmFree(q.h, v)
+			m.vmmFree(v)
 		}
 	}
 	if q, ok := m.maps[ptr]; ok && q.size == size {

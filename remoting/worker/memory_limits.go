@@ -172,7 +172,8 @@ func (m *memory) dropContext(id uint32, dev int) {
 	for p, c := range m.linear {
 		if c.ctx == id {
 			delete(m.linear, p)
-			m.release(c.dev, c.bytes)
+			m.s.ipc.forget(p)
+			m.s.ipc.freed(p, func() { m.release(c.dev, c.bytes) })
 		}
 	}
 	for p, c := range m.arrays {
@@ -187,6 +188,7 @@ func (m *memory) dropContext(id uint32, dev int) {
 			m.release(c.dev, c.bytes)
 		}
 	}
+	m.s.ipc.dropContext(id)
 	m.unchargeContext(dev)
 	m.measureSoon()
 }

@@ -86,6 +86,7 @@ type session struct {
 	images   images
 	in       inStaging
 	host     hostMaps
+	ipc      ipc
 	refused  map[string]bool
 	kept     int                // bytes, see keep
 	linking  int                // bytes, see takeLinking
@@ -120,6 +121,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 	rd.BeforeRead(s.gates.StepOut)
 	s.mem.init(s)
 	s.images.init()
+	s.ipc.init(s, l)
 	s.out.init(s)
 	s.waiters.init(s)
 	s.followed.init(s)

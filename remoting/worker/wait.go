@@ -351,6 +351,7 @@ func (s *session) cuEventSynchronize(h href) C.CUresult {
 
 func (s *session) cuEventDestroy_v2(h href) C.CUresult {
 	s.failures.record(h.id, 0)
+	s.ipc.forgetEvent(h.id)
 	if p := s.tables[wire.KindEvent].live(h.id); p != nil {
 		if u, _ := p.obj.(*userEvent); u != nil {
 			u.mu.Lock()

@@ -8,8 +8,14 @@
  *	array W H	cuArrayCreate of W x H floats	-> RESULT
  *	pool N		cuMemAllocAsync, synchronised	-> RESULT
  *	managed N	cuMemAllocManaged		-> RESULT
- *	ipc I		cuIpcGetMemHandle of the I-th allocation	-> RESULT
- *	vmm N		cuMemCreate of N bytes		-> RESULT
+ *	ipc I		cuIpcGetMemHandle of the I-th allocation	-> RESULT HANDLE in hexadecimal digits
+ *	open HANDLE	cuIpcOpenMemHandle		-> RESULT
+ *	vmm N		cuMemCreate of N bytes, to be exported	-> RESULT
+ *	export I	cuMemExportToShareableHandle of the I-th allocation	-> RESULT DESCRIPTOR
+ *	import PID FD	cuMemImportFromShareableHandle of a process's descriptor	-> RESULT
+ *	get I		reads the first word of the I-th allocation	-> RESULT WORD
+ *	set I N		writes it			-> RESULT
+ *	luid		cuDeviceGetLuid			-> RESULT
  *	free I		free the I-th allocation	-> RESULT
  *	trim		give the pool's memory back	-> RESULT
  *	info		cuMemGetInfo			-> RESULT FREE TOTAL
@@ -20,6 +26,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +42,9 @@ struct allocation_prop {
 	struct { unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; } flags;
 };
 
-enum kind { NONE, MEM, ARRAY, POOL, VMM };
+enum kind { NONE, MEM, ARRAY, POOL, VMM, OPENED };
+
+struct handle { unsigned char b[64]; };
 
 struct allocation { enum kind kind; unsigned long long handle; };
 
@@ -115,9 +124,38 @@ static int release(unsigned int i)
 	}
 	case VMM:
 		return F(cuMemRelease, (unsigned long long))(a.handle);
+	case OPENED:
+		return F(cuIpcCloseMemHandle, (unsigned long long))(a.handle);
 	default:
 		return 1;
 	}
+}
+
+static int open_handle(const char *text)
+{
+	unsigned long long d = 0;
+	struct handle h = { { 0 } };
+	unsigned int b;
+	int rc;
+
+	for (int i = 0; i < 64 && sscanf(text + 2 * i, "%2x", &b) == 1; i++)
+		h.b[i] = (unsigned char)b;
+	rc = F(cuIpcOpenMemHandle_v2, (unsigned long long *, struct handle, unsigned int))(&d, h, 1);
+	hold(rc, OPENED, d);
+	return rc;
+}
+
+static int import_from(unsigned long long pid, unsigned long long fd)
+{
+	unsigned long long h = 0;
+	char path[64];
+	int own, rc;
+
+	snprintf(path, sizeof(path), "/proc/%llu/fd/%llu", pid, fd);
+	own = open(path, O_RDONLY | O_CLOEXEC);
+	rc = F(cuMemImportFromShareableHandle, (unsigned long long *, void *, int))(&h, (void *)(intptr_t)own, 1);
+	hold(rc, VMM, h);
+	return rc;
 }
 
 int main(void)
@@ -164,11 +202,40 @@ int main(void)
 			rc = F(cuMemAllocManaged, (unsigned long long *, size_t, unsigned int))(&d, a, 1);
 			hold(rc, MEM, d);
 		} else if (!strcmp(what, "ipc")) {
-			char handle[64];
+			struct handle h = { { 0 } };
 
-			rc = a < nheld ? F(cuIpcGetMemHandle, (void *, unsigned long long))(handle, held[a].handle) : 1;
+			rc = a < nheld ? F(cuIpcGetMemHandle, (void *, unsigned long long))(&h, held[a].handle) : 1;
+			printf("%d ", rc);
+			for (int i = 0; i < 64; i++)
+				printf("%02x", h.b[i]);
+			printf("\n");
+			fflush(stdout);
+			continue;
+		} else if (!strcmp(what, "open")) {
+			rc = open_handle(line + strlen("open "));
+		} else if (!strcmp(what, "export")) {
+			int fd = -1;
+
+			rc = a < nheld ? F(cuMemExportToShareableHandle, (void *, unsigned long long, int, unsigned long long))(&fd, held[a].handle, 1, 0) : 1;
+			x = (size_t)fd;
+		} else if (!strcmp(what, "import")) {
+			rc = import_from(a, b);
+		} else if (!strcmp(what, "get")) {
+			unsigned int word = 0;
+
+			rc = a < nheld ? F(cuMemcpyDtoH_v2, (void *, unsigned long long, size_t))(&word, held[a].handle, sizeof(word)) : 1;
+			x = word;
+		} else if (!strcmp(what, "set")) {
+			unsigned int word = (unsigned int)b;
+
+			rc = a < nheld ? F(cuMemcpyHtoD_v2, (unsigned long long, const void *, size_t))(held[a].handle, &word, sizeof(word)) : 1;
+		} else if (!strcmp(what, "luid")) {
+			char luid[8];
+			unsigned int mask;
+
+			rc = F(cuDeviceGetLuid, (char *, unsigned int *, int))(luid, &mask, 0);
 		} else if (!strcmp(what, "vmm")) {
-			struct allocation_prop prop = { .type = 1, .location = { 1, 0 } };
+			struct allocation_prop prop = { .type = 1, .handle_types = 1, .location = { 1, 0 } };
 
 			rc = F(cuMemCreate, (unsigned long long *, size_t, const struct allocation_prop *, unsigned long long))(&d, a, &prop, 0);
 			hold(rc, VMM, d);

@@ -585,3 +585,15 @@ SIM_KERNEL(link_assert, SIM_NO_PARAMS)
 }
 
 SIM_KERNEL(link_trap, SIM_NO_PARAMS) { sim_fault(719); /* CUDA_ERROR_LAUNCH_FAILED */ }
+
+/* ipc.cu */
+
+SIM_KERNEL(ipc_add, SIM_PARAMS(8, 4, 4))
+{
+	unsigned int *v = SIM_ARG(0, unsigned int *);
+	int n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	for (int i = 0; i < n; i++)
+		v[i] += SIM_ARG(2, unsigned int);
+}

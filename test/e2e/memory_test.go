@@ -44,7 +44,13 @@ type holding struct {
 
 func startAgent(t *testing.T, w *worker) *agent {
 	t.Helper()
-	a := &agent{t: t, cmd: w.direct(context.Background(), built("test/agent"))}
+	return startAgentAs(t, w.direct(context.Background(), built("test/agent")))
+}
+
+// startAgentAs starts an agent by a command of the caller's.
+func startAgentAs(t *testing.T, cmd *exec.Cmd) *agent {
+	t.Helper()
+	a := &agent{t: t, cmd: cmd}
 	var err error
 	if a.in, err = a.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)

@@ -61,6 +61,7 @@ var programs = []struct {
 	{name: "graph_times", want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},
 	{name: "graph_times", args: []string{"pinned"}, want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},
 	{name: "multi_process", want: "multi_process: 5 processes, one total\n"},
+	{name: "ipc", want: "ipc: memory, 40 turns by events, a descriptor\n"},
 }
 
 const separate = "separate: sum 4514000, count 1000\nseparate: the device has 5 of 1000\nseparate: the device has 6 of 1000\n"
@@ -161,14 +162,14 @@ func TestRefused(t *testing.T) {
 	defer cancel()
 	cmd := w.direct(ctx, built("test/agent"))
 	cmd.Env = append(cmd.Env, "SLUICE_LOG=warn")
-	cmd.Stdin = strings.NewReader("mem 1048576\nipc 0\nipc 0\nmem 1048576\n")
+	cmd.Stdin = strings.NewReader("mem 1048576\nluid\nluid\nmem 1048576\n")
 	r := finish(t, ctx, cmd)
 	lines := strings.Split(r.stdout, "\n")
 	if r.status != 0 || len(lines) < 5 || !strings.HasPrefix(lines[2], "801 ") || !strings.HasPrefix(lines[3], "801 ") || !strings.HasPrefix(lines[4], "0 ") {
 		t.Errorf("status %d: %q, %s", r.status, r.stdout, r.stderr)
 	}
-	if strings.Count(r.stderr, "cuIpcGetMemHandle") != 1 {
-		t.Errorf("the log names cuIpcGetMemHandle not once: %s", r.stderr)
+	if strings.Count(r.stderr, "cuDeviceGetLuid") != 1 {
+		t.Errorf("the log names cuDeviceGetLuid not once: %s", r.stderr)
 	}
 }
 

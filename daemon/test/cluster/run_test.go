@@ -19,12 +19,12 @@ func TestRun(t *testing.T) {
 			s := start(t, site.Options{Hosts: 3, Owners: 3, GPUs: 4, Config: map[string]string{"encrypt": encrypt}})
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
-			// Of 1200 % these ask 1215; 7 x 60 is more than half of 7 GPUs. streams_events has a GPU alone: it wants its
+			// Of 1200 % these ask 1224; 7 x 60 is more than half of 7 GPUs. streams_events has a GPU alone: it wants its
 			// streams side by side, and in a turn that others wait for long kernels go one after the other.
 			jobs := []struct{ fraction, program string }{
 				{"50", "vecadd"}, {"33,66", "steady"}, {"100,100,100,10", "steady"}, {"100", "streams_events"},
 				{"1", "printf"}, {"60,60,60,60", "steady"}, {"40,40,40", "steady"}, {"7", "reduce"}, {"90", "graph"},
-				{"51", "threads"}, {"13,17", "multi_process"}, {"35", "pinned"},
+				{"51", "threads"}, {"13,17", "multi_process"}, {"35", "pinned"}, {"9", "ipc"},
 			}
 			var wg sync.WaitGroup
 			for i, j := range jobs {

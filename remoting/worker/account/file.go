@@ -16,6 +16,7 @@ package account
 //	       112 device[16] of reserved, overhead, peak
 //	       512 program name, 40 bytes  560 length of the reason
 //	       568 reason of the end, 256 bytes
+//	       824 1 once the name is there  832 name of the session's exchange, 16 bytes
 //
 // All numbers are little-endian 64-bit words that are read and written whole, so
 // a process that is killed anywhere leaves each of them as it was or as it should
@@ -79,6 +80,8 @@ const (
 	slDev    = 112
 	slName   = 512
 	slReason = 560
+	slNamed  = 824
+	slRandom = 832
 
 	devSize     = 24
 	devReserved = 0
@@ -91,6 +94,8 @@ var (
 	_ [atPeak - atCap - 8*MaxDevices]byte
 	_ [atOthers - atPeak - 8*MaxDevices]byte
 	_ [slName - slDev - devSize*MaxDevices]byte
+	_ [slNamed - slReason - 8 - maxReason]byte
+	_ [slotSize - slRandom - 16]byte
 )
 
 // States of a slot.

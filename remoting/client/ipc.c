@@ -1,0 +1,241 @@
+/*
+ * Memory and events that several processes have (CUDA's IPC). Each process has a session of its
+ * own; the handle that one gives another is a token that the worker made, which another session
+ * of the same lease turns into memory or an event. A token fills CUDA's 64-byte handles; where CUDA has
+ * a file descriptor, the token lies in a file in memory, so that the descriptor may be passed on
+ * like any other.
+ *
+ * CUDA's blocking calls are one-way here where nobody could tell. Another process can: so once
+ * memory is shared, a blocking copy to the device ends with a wait, and so does each call on an
+ * event of several processes.
+ */
+#define _GNU_SOURCE
+#include "ipc.h"
+#include "ctx.h"
+#include "entry.h"
+#include "event.h"
+#include "gen.h"
+#include "guard.h"
+#include "handles.h"
+#include "ranges.h"
+#include "route.h"
+#include "session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef MFD_CLOEXEC
+#define MFD_CLOEXEC 1u
+#define MFD_ALLOW_SEALING 2u
+#endif
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS 1033
+#define F_SEAL_SEAL 1
+#define F_SEAL_SHRINK 2
+#define F_SEAL_GROW 4
+#define F_SEAL_WRITE 8
+#endif
+
+_Atomic bool sl_ipc_shares;
+
+/* What the file behind a descriptor holds. */
+struct token_file {
+	char magic[16];
+	CUipcMemHandle token;
+};
+
+static const char token_magic[16] = "sluice memory 1";
+
+CUresult sl_ipc_fence(void)
+{
+	size_t ignored;
+
+	return fw_cuCtxGetLimit(&ignored, CU_LIMIT_STACK_SIZE);
+}
+
+CUresult sl_cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
+{
+	struct sl_range r;
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (err)
+		return err;
+	if (!pHandle || !sl_range_find(dptr, &r) || r.type != SL_RANGE_DEVICE || r.managed)
+		return CUDA_ERROR_INVALID_VALUE;
+	atomic_store(&sl_ipc_shares, true);
+	return fw_cuIpcGetMemHandle(pHandle, dptr);
+}
+
+CUresult sl_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
+{
+	struct sl_range r = { .type = SL_RANGE_OPENED };
+	static uint8_t once;
+	struct sl_ctx *c;
+	unsigned opens, left;
+	size_t size;
+	CUdeviceptr p;
+	CUresult err = sl_ctx_use(&c);
+
+	if (err)
+		return err;
+	if (!pdptr)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = fw_cuIpcOpenMemHandle_v2(&p, &size, &opens, &handle, Flags);
+	if (err)
+		return err;
+	atomic_store(&sl_ipc_shares, true);
+	r.base = p;
+	r.size = size;
+	r.ctx_id = atomic_load(&c->id);
+	r.dev = c->dev;
+	if (opens == 1) {
+		/* The driver chose the address, and would choose it again. */
+		if (sl_sessions > 1 && sl_range_clash(p, size, sl_ctx_session(r.ctx_id))) {
+			fw_cuIpcCloseMemHandle(p, &left);
+			return sl_refuse("cuIpcOpenMemHandle where another owner's addresses are", &once);
+		}
+		sl_guard_reserve(p, size);
+		if (sl_range_add(&r)) {
+			fw_cuIpcCloseMemHandle(p, &left);
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+	}
+	*pdptr = p;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuIpcCloseMemHandle(CUdeviceptr dptr)
+{
+	struct sl_range r;
+	struct sl_ctx *c;
+	unsigned left = 0;
+	CUresult err;
+
+	if (sl_exiting())
+		return CUDA_ERROR_DEINITIALIZED;
+	err = sl_ctx_use(&c);
+	if (err)
+		return err;
+	if (!sl_range_find(dptr, &r) || r.type != SL_RANGE_OPENED || r.base != dptr)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = fw_cuIpcCloseMemHandle(dptr, &left);
+	if (!err && !left)
+		sl_range_remove(dptr, SL_RANGE_OPENED, &r);
+	return err;
+}
+
+static CUresult ask_open(uint32_t id, void *handle)
+{
+	return fw_cuIpcOpenEventHandle(id, handle);
+}
+
+CUresult sl_cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle)
+{
+	if (!phEvent)
+		return CUDA_ERROR_INVALID_VALUE;
+	return sl_event_new(phEvent, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING, ask_open, &handle);
+}
+
+/* A descriptor of a file that holds a token and cannot be changed; -1 on failure. */
+static int token_to_fd(const CUipcMemHandle *token)
+{
+	struct token_file f = { .token = *token };
+	int fd = (int)syscall(SYS_memfd_create, "cuda-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return -1;
+	memcpy(f.magic, token_magic, sizeof f.magic);
+	if (write(fd, &f, sizeof f) != sizeof f || fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static bool fd_to_token(int fd, CUipcMemHandle *token)
+{
+	struct {
+		struct token_file f;
+		char more;
+	} b;
+
+	if (pread(fd, &b, sizeof b, 0) != sizeof b.f || memcmp(b.f.magic, token_magic, sizeof b.f.magic))
+		return false;
+	*token = b.f.token;
+	return true;
+}
+
+CUresult sl_cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType,
+					 unsigned long long flags)
+{
+	static uint8_t once;
+	CUipcMemHandle token;
+	CUresult err;
+	int fd;
+
+	if (!shareableHandle || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (handleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return sl_refuse("handles of memory other than file descriptors", &once);
+	err = fw_cuMemExportToShareableHandle(&token, handle, handleType, flags);
+	if (err)
+		return err;
+	fd = token_to_fd(&token);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	atomic_store(&sl_ipc_shares, true);
+	*(int *)shareableHandle = fd;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType)
+{
+	static uint8_t once;
+	CUipcMemHandle token;
+	uint32_t id;
+	CUresult err;
+	void *h;
+
+	if (!handle)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return sl_refuse("handles of memory other than file descriptors", &once);
+	if (!fd_to_token((int)(intptr_t)osHandle, &token))
+		return CUDA_ERROR_UNKNOWN; /* as the driver answers */
+	id = sl_handle_new(SL_MEMHANDLE, NULL, &h);
+	if (!id)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	err = fw_cuMemImportFromShareableHandle(id, &token, shHandleType);
+	if (err) {
+		sl_handle_free(SL_MEMHANDLE, id);
+		return err;
+	}
+	atomic_store(&sl_ipc_shares, true);
+	*handle = (CUmemGenericAllocationHandle)(uintptr_t)h;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
+{
+	CUdeviceptr p = (uintptr_t)addr;
+	struct sl_range r;
+	uint32_t id;
+	CUresult err;
+	void *h;
+
+	if (!handle || !sl_range_find(p, &r) || r.type != SL_RANGE_MAPPED)
+		return CUDA_ERROR_INVALID_VALUE;
+	id = sl_handle_new(SL_MEMHANDLE, NULL, &h);
+	if (!id)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	err = fw_cuMemRetainAllocationHandle(id, p);
+	if (err)
+		sl_handle_free(SL_MEMHANDLE, id);
+	else
+		*handle = (CUmemGenericAllocationHandle)(uintptr_t)h;
+	return err;
+}

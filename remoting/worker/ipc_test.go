@@ -1,0 +1,132 @@
+package worker
+
+import (
+	"fmt"
+	"math/bits"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
+)
+
+// fixed is an account with so many bytes left.
+type fixed struct {
+	ledger
+	left uint64
+}
+
+func (f *fixed) Reserve(_ int, n uint64) bool {
+	if n > f.left {
+		return false
+	}
+	f.left -= n
+	return true
+}
+
+func (f *fixed) Release(_ int, n uint64) { f.left += n }
+func (f *fixed) Info(int) account.Info   { return account.Info{} }
+func (f *fixed) Slot() int               { return 1 }
+func (f *fixed) Publish([2]uint64)       {}
+func (f *fixed) Member(int) bool         { return true }
+func (f *fixed) Find(int) ([2]uint64, int, bool) {
+	return [2]uint64{1, uint64(os.Getpid())}, os.Getpid(), true
+}
+
+// opens gives an allocation that a session has open, and the exporter's end of its use.
+func opens(t *testing.T, left, bytes uint64) (*session, *opened, net.Conn, *fixed) {
+	t.Helper()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: fmt.Sprintf("@sluice-exchange-0100000000000000%016x", bits.ReverseBytes64(uint64(os.Getpid())))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	f := &fixed{left: left}
+	s := &session{log: testLog(), ledger: f, reason: func(string) {}, exit: func(int) {}, wr: wire.NewWriter(&bytesStream{})}
+	s.mem.init(s)
+	s.mem.setDevices(1, []uint64{0})
+	got := make(chan net.Conn, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		var b [128]byte
+		_, _ = c.Read(b[:])
+		_, _ = c.Write(append([]byte{byte(exchange.Memory)}, make([]byte, 95)...))
+		got <- c
+	}()
+	var tok exchange.Token
+	tok[20] = byte(exchange.Memory)
+	use, _, err := exchange.Open(f, tok)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, &opened{m: &s.mem, bytes: bytes, use: use}, <-got, f
+}
+
+// TestHeir: when an exporter has ended, who has its memory open is charged for it, and pays it back on closing.
+func TestHeir(t *testing.T) {
+	s, o, exporter, f := opens(t, 100<<20, 60<<20)
+	done := make(chan struct{})
+	go func() { o.heir(time.Minute); close(done) }()
+	exporter.Close()
+	<-done
+	if f.left != 40<<20 || s.mem.held[0] != 60<<20 {
+		t.Errorf("%d MiB are left, %d are held", f.left>>20, s.mem.held[0]>>20)
+	}
+	o.close()
+	o.close()
+	if f.left != 100<<20 || s.mem.held[0] != 0 {
+		t.Errorf("closed: %d MiB are left, %d are held", f.left>>20, s.mem.held[0]>>20)
+	}
+}
+
+// TestHeirWithoutRoom: a session that the lease has no room for ends. What it closed before costs nothing.
+func TestHeirWithoutRoom(t *testing.T) {
+	s, o, exporter, _ := opens(t, 10<<20, 60<<20)
+	var why string
+	s.reason = func(r string) { why = r }
+	ended := make(chan int, 1)
+	s.exit = func(code int) { ended <- code }
+	go o.heir(50 * time.Millisecond)
+	exporter.Close()
+	<-ended
+	if !strings.Contains(why, "60 MiB") {
+		t.Errorf("the reason is %q", why)
+	}
+
+	s, o, exporter, f := opens(t, 10<<20, 60<<20)
+	s.exit = func(int) { t.Error("the session ends for memory that it has closed") }
+	o.close()
+	exporter.Close()
+	o.heir(0)
+	if f.left != 10<<20 {
+		t.Errorf("%d MiB are left", f.left>>20)
+	}
+}
+
+// TestBacking: memory that others have open is given back when the last of them has closed it.
+func TestBacking(t *testing.T) {
+	var b backing
+	n := 0
+	b.used(1)
+	b.used(1)
+	b.freed(func() { n++ })
+	b.used(-1)
+	if n != 0 {
+		t.Error("given back while it is used")
+	}
+	b.used(-1)
+	if n != 1 {
+		t.Errorf("given back %d times", n)
+	}
+	new(backing).freed(func() { n++ })
+	if n != 2 {
+		t.Error("what nobody else uses is not given back at once")
+	}
+}
