@@ -1560,6 +1560,12 @@ enum {
 	CU_CTX_FLAGS_MASK = 255,
 };
 
+/* CUdevResourceType, CUgreenCtxCreate_flags */
+enum {
+	CU_DEV_RESOURCE_TYPE_SM = 1,
+	CU_GREEN_CTX_DEFAULT_STREAM = 1,
+};
+
 /* CUstream_flags */
 enum {
 	CU_STREAM_DEFAULT = 0,

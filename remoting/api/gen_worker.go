@@ -404,6 +404,7 @@ var parts = map[string][]struct {
 	"GRAPH":   {{of: "NODE"}},
 	"ARRAY":   {{of: "ARRAY"}, {of: "MIPMAP"}},
 	"MODULE":  {{of: "LIBRARY"}},
+	"STREAM":  {{of: "GREEN"}},
 	"TEXREF":  {{of: "MODULE"}},
 	"SURFREF": {{of: "MODULE"}},
 }

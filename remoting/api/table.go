@@ -155,6 +155,7 @@ var HandleKinds = map[string]string{
 	"CUlibrary": "LIBRARY", "CUkernel": "KERNEL", "CUfunction": "KERNEL", "CUgraph": "GRAPH",
 	"CUgraphNode": "NODE", "CUgraphExec": "EXEC", "CUmemoryPool": "POOL", "CUarray": "ARRAY",
 	"CUmipmappedArray": "MIPMAP", "CUmemGenericAllocationHandle": "MEMHANDLE", "CUtexref": "TEXREF", "CUsurfref": "SURFREF", "CUlinkState": "LINK", "CUuserObject": "USEROBJ",
+	"CUgreenCtx": "GREEN", "CUdevResourceDesc": "RESDESC",
 }
 
 // ScalarSize is the size in bytes of a type passed by value; types that are

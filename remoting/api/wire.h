@@ -108,7 +108,9 @@
 #define SL_HOSTFN 16
 #define SL_TEXREF 17
 #define SL_SURFREF 18
-#define SL_NKINDS 19
+#define SL_GREEN 19
+#define SL_RESDESC 20
+#define SL_NKINDS 21
 
 /* Control operations; those below are rows of the API table. */
 #define CTL_CTX_ACTIVATE 0xf000

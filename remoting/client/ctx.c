@@ -13,6 +13,7 @@
 #include "errstate.h"
 #include "event.h"
 #include "gen.h"
+#include "green.h"
 #include "handles.h"
 #include "mapped.h"
 #include "module.h"
@@ -204,14 +205,17 @@ CUresult sl_ctx_with(struct sl_ctx *c, CUresult (*f)(void *), void *arg)
 {
 	struct sl_thread *t = sl_tls();
 	struct sl_ctx *was = t->cur;
+	struct sl_green *green = t->green;
 	uint32_t was_id = t->cur_id;
 	CUresult err;
 
 	t->cur = c;
 	t->cur_id = atomic_load(&c->id);
+	t->green = NULL;
 	err = f(arg);
 	t->cur = was;
 	t->cur_id = was_id;
+	t->green = green;
 	return err;
 }
 
@@ -229,6 +233,7 @@ static void drop_contents(struct sl_ctx *c)
 	uint32_t id = atomic_load(&c->id);
 
 	sl_local_drop(c);
+	sl_greens_drop(c);
 	sl_mapped_drop_ctx(id);
 	sl_streams_drop(id);
 	sl_events_drop(id);
@@ -351,13 +356,23 @@ CUresult sl_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *a
 
 /* --- the thread's stack --- */
 
-static void make_current(struct sl_thread *t, struct sl_ctx *c, uint32_t id)
+/* h is the program's handle of c, or of one of c's green contexts. */
+static void make_current(struct sl_thread *t, struct sl_ctx *c, CUcontext h)
 {
 	t->cur = c;
-	t->cur_id = c ? id : 0;
+	t->cur_id = c ? atomic_load(&c->id) : 0;
+	t->green = c ? sl_green_of(h, c) : NULL;
+	t->green_id = t->green ? atomic_load(&t->green->id) : 0;
 }
 
-static CUresult push(struct sl_thread *t, struct sl_ctx *c)
+static CUcontext current(const struct sl_thread *t)
+{
+	if (!t->cur)
+		return NULL;
+	return t->green ? t->green->as_ctx : sl_handle_value(SL_CTX, t->cur_id);
+}
+
+static CUresult push(struct sl_thread *t, struct sl_ctx *c, CUcontext h)
 {
 	if (t->depth == t->cap) {
 		unsigned cap = t->cap ? t->cap * 2 : 8;
@@ -371,8 +386,10 @@ static CUresult push(struct sl_thread *t, struct sl_ctx *c)
 	/* The stack holds the contexts below the current one. */
 	t->stack[t->depth].ctx = t->cur;
 	t->stack[t->depth].id = t->cur_id;
+	t->stack[t->depth].green = t->green;
+	t->stack[t->depth].green_id = t->green_id;
 	t->depth++;
-	make_current(t, c, atomic_load(&c->id));
+	make_current(t, c, h);
 	return CUDA_SUCCESS;
 }
 
@@ -380,9 +397,12 @@ static void pop(struct sl_thread *t)
 {
 	if (t->depth) {
 		t->depth--;
-		make_current(t, t->stack[t->depth].ctx, t->stack[t->depth].id);
+		t->cur = t->stack[t->depth].ctx;
+		t->cur_id = t->cur ? t->stack[t->depth].id : 0;
+		t->green = t->stack[t->depth].green;
+		t->green_id = t->stack[t->depth].green_id;
 	} else {
-		make_current(t, NULL, 0);
+		make_current(t, NULL, NULL);
 	}
 }
 
@@ -392,7 +412,7 @@ CUresult sl_cuCtxPushCurrent_v2(CUcontext ctx)
 
 	if (!sl_initialized())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	return c ? push(sl_tls(), c) : CUDA_ERROR_INVALID_CONTEXT;
+	return c ? push(sl_tls(), c, ctx) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult sl_cuCtxPopCurrent_v2(CUcontext *pctx)
@@ -404,7 +424,7 @@ CUresult sl_cuCtxPopCurrent_v2(CUcontext *pctx)
 	if (!t->cur)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (pctx)
-		*pctx = sl_handle_value(SL_CTX, t->cur_id);
+		*pctx = current(t);
 	pop(t);
 	return CUDA_SUCCESS;
 }
@@ -423,7 +443,7 @@ CUresult sl_cuCtxSetCurrent(CUcontext ctx)
 	c = sl_ctx_of(ctx);
 	if (!c)
 		return CUDA_ERROR_INVALID_CONTEXT;
-	make_current(t, c, atomic_load(&c->id));
+	make_current(t, c, ctx);
 	return CUDA_SUCCESS;
 }
 
@@ -435,7 +455,7 @@ CUresult sl_cuCtxGetCurrent(CUcontext *pctx)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!sl_initialized())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	*pctx = t->cur ? sl_handle_value(SL_CTX, t->cur_id) : NULL;
+	*pctx = current(t);
 	return CUDA_SUCCESS;
 }
 
@@ -504,7 +524,7 @@ CUresult sl_cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
 	atomic_store(&c->id, id);
 	sl_handle_set_state(SL_CTX, h, c);
 	*pctx = h;
-	return push(t, c);
+	return push(t, c, h);
 }
 
 CUresult sl_cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *params, int n, unsigned int flags, CUdevice dev)

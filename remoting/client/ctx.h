@@ -14,6 +14,7 @@
 #include "stream.h"
 #include "wire.h"
 
+struct sl_green;
 struct sl_local;
 
 struct sl_ctx {
@@ -47,7 +48,9 @@ struct sl_thread {
 	uint64_t tid;	 /* never 0, never reused */
 	struct sl_ctx *cur;
 	uint32_t cur_id; /* id cur had when it became current */
-	struct { struct sl_ctx *ctx; uint32_t id; } *stack;
+	struct sl_green *green; /* the green context that is current, whose primary context cur then is (green.c) */
+	uint32_t green_id; /* id it had when it became current */
+	struct { struct sl_ctx *ctx; uint32_t id; struct sl_green *green; uint32_t green_id; } *stack;
 	unsigned depth, cap;
 	CUstreamCaptureMode capture_mode;
 	CUresult ctx_error; /* why the current context could not be activated */

@@ -6,6 +6,7 @@
 #include "ctx.h"
 #include "device.h"
 #include "gen.h"
+#include "green.h"
 #include "handles.h"
 #include "mapped.h"
 #include "stream.h"
@@ -36,14 +37,17 @@ CUresult sl_cuCtxSetFlags(unsigned int flags)
 
 CUresult sl_cuCtxGetId(CUcontext ctx, unsigned long long *ctxId)
 {
+	struct sl_green *green;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_or_current(ctx, &c);
 
 	if (!ctxId)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!err)
-		*ctxId = c->uid;
-	return err;
+	if (err)
+		return err;
+	green = sl_green_or_current(ctx, c);
+	*ctxId = green ? green->uid : c->uid;
+	return CUDA_SUCCESS;
 }
 
 CUresult sl_cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)

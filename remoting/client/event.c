@@ -22,6 +22,7 @@
 #include "ctx.h"
 #include "errstate.h"
 #include "gen.h"
+#include "green.h"
 #include "handles.h"
 #include "ipc.h"
 #include "mapped.h"
@@ -332,7 +333,8 @@ CUresult sl_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned in
 	return err;
 }
 
-CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
+/* Records behind all streams of a context, or of a green one. */
+static CUresult record_behind_all(CUcontext hCtx, CUgreenCtx green, CUevent hEvent)
 {
 	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
 	CUresult err;
@@ -341,13 +343,23 @@ CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
 	if (!e)
 		return CUDA_ERROR_INVALID_HANDLE;
 	was = recording(e);
-	err = fw_cuCtxRecordEvent(hCtx, hEvent);
+	err = green ? fw_cuGreenCtxRecordEvent(green, hEvent) : fw_cuCtxRecordEvent(hCtx, hEvent);
 	if (!err) {
 		atomic_fetch_add(&e->recorded, 1);
 		unfollow(e);
 	}
 	atomic_store(&e->stream_seq, err ? was : 0);
 	return err;
+}
+
+CUresult sl_cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
+{
+	return record_behind_all(hCtx, sl_green_handle(hCtx), hEvent);
+}
+
+CUresult sl_cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent)
+{
+	return hCtx ? record_behind_all(NULL, hCtx, hEvent) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 /* The program is about to learn that a record is complete, and may then read mapped memory. */

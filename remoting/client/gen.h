@@ -26,7 +26,10 @@ enum {
 	SL_OP_cuCtxSetLimit = 54,
 	SL_OP_cuCtxSynchronize = 56,
 	SL_OP_cuCtxWaitEvent = 58,
+	SL_OP_cuDevResourceGenerateDesc = 61,
+	SL_OP_cuDevSmResourceSplitByCount = 62,
 	SL_OP_cuDeviceGetDefaultMemPool = 69,
+	SL_OP_cuDeviceGetDevResource = 70,
 	SL_OP_cuDeviceGetMemPool = 75,
 	SL_OP_cuDeviceGraphMemTrim = 85,
 	SL_OP_cuDevicePrimaryCtxRelease_v2 = 88,
@@ -101,6 +104,12 @@ enum {
 	SL_OP_cuGraphRemoveDependencies_v2 = 239,
 	SL_OP_cuGraphRetainUserObject = 240,
 	SL_OP_cuGraphUpload = 241,
+	SL_OP_cuGreenCtxCreate = 257,
+	SL_OP_cuGreenCtxDestroy = 258,
+	SL_OP_cuGreenCtxGetDevResource = 259,
+	SL_OP_cuGreenCtxRecordEvent = 261,
+	SL_OP_cuGreenCtxStreamCreate = 262,
+	SL_OP_cuGreenCtxWaitEvent = 263,
 	SL_OP_cuIpcCloseMemHandle = 267,
 	SL_OP_cuIpcGetEventHandle = 268,
 	SL_OP_cuIpcGetMemHandle = 269,
@@ -274,9 +283,11 @@ CUresult sl_cuCtxDestroy_v2(CUcontext ctx);
 CUresult sl_cuCtxDetach(CUcontext ctx);
 CUresult sl_cuCtxDisablePeerAccess(CUcontext peerContext);
 CUresult sl_cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags);
+CUresult sl_cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx);
 CUresult sl_cuCtxGetApiVersion(CUcontext ctx, unsigned int *version);
 CUresult sl_cuCtxGetCacheConfig(CUfunc_cache *pconfig);
 CUresult sl_cuCtxGetCurrent(CUcontext *pctx);
+CUresult sl_cuCtxGetDevResource(CUcontext hCtx, CUdevResource *resource, CUdevResourceType type);
 CUresult sl_cuCtxGetDevice(CUdevice *device);
 CUresult sl_cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx);
 CUresult sl_cuCtxGetExecAffinity(CUexecAffinityParam *pExecAffinity, CUexecAffinityType type);
@@ -297,6 +308,8 @@ CUresult sl_cuCtxSetSharedMemConfig(CUsharedconfig config);
 CUresult sl_cuCtxSynchronize(void);
 CUresult sl_cuCtxSynchronize_v2(CUcontext ctx);
 CUresult sl_cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent);
+CUresult sl_cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources);
+CUresult sl_cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *nbGroups, const CUdevResource *input, CUdevResource *remaining, unsigned int useFlags, unsigned int minCount);
 CUresult sl_cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev);
 CUresult sl_cuDeviceComputeCapability(int *major, int *minor, CUdevice dev);
 CUresult sl_cuDeviceGet(CUdevice *device, int ordinal);
@@ -304,6 +317,7 @@ CUresult sl_cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice de
 CUresult sl_cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId);
 CUresult sl_cuDeviceGetCount(int *count);
 CUresult sl_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev);
+CUresult sl_cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type);
 CUresult sl_cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType type, CUdevice dev);
 CUresult sl_cuDeviceGetHostAtomicCapabilities(unsigned int *capabilities, const CUatomicOperation *operations, unsigned int count, CUdevice dev);
 CUresult sl_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev);
@@ -418,6 +432,13 @@ CUresult sl_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, c
 CUresult sl_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 CUresult sl_cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);
 CUresult sl_cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
+CUresult sl_cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags);
+CUresult sl_cuGreenCtxDestroy(CUgreenCtx hCtx);
+CUresult sl_cuGreenCtxGetDevResource(CUgreenCtx hCtx, CUdevResource *resource, CUdevResourceType type);
+CUresult sl_cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long *greenCtxId);
+CUresult sl_cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent);
+CUresult sl_cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority);
+CUresult sl_cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent);
 CUresult sl_cuInit(unsigned int Flags);
 CUresult sl_cuIpcCloseMemHandle(CUdeviceptr dptr);
 CUresult sl_cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event);
@@ -665,7 +686,10 @@ CUresult fw_cuCtxResetPersistingL2Cache(void);
 CUresult fw_cuCtxSetLimit(CUlimit limit, size_t value);
 CUresult fw_cuCtxSynchronize(void);
 CUresult fw_cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent);
+CUresult fw_cuDevResourceGenerateDesc(uint32_t phDesc, CUdevResource *resources, unsigned int nbResources);
+CUresult fw_cuDevSmResourceSplitByCount(unsigned int *made, CUdevResource *result, CUdevResource *remaining, const CUdevResource *input, unsigned int groups, unsigned int index, unsigned int useFlags, unsigned int minCount);
 CUresult fw_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev);
+CUresult fw_cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type);
 CUresult fw_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev);
 CUresult fw_cuDeviceGraphMemTrim(CUdevice device);
 CUresult fw_cuDevicePrimaryCtxRelease_v2(CUdevice dev);
@@ -740,6 +764,12 @@ CUresult fw_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, c
 CUresult fw_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 CUresult fw_cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);
 CUresult fw_cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
+CUresult fw_cuGreenCtxCreate(uint32_t phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags);
+CUresult fw_cuGreenCtxDestroy(CUgreenCtx hCtx);
+CUresult fw_cuGreenCtxGetDevResource(CUgreenCtx hCtx, CUdevResource *resource, CUdevResourceType type);
+CUresult fw_cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent);
+CUresult fw_cuGreenCtxStreamCreate(uint32_t phStream, CUgreenCtx greenCtx, unsigned int flags, int priority);
+CUresult fw_cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent);
 CUresult fw_cuIpcCloseMemHandle(CUdeviceptr dptr, unsigned int *left);
 CUresult fw_cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event);
 CUresult fw_cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr);

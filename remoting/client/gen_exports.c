@@ -256,14 +256,10 @@ SL_EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Fla
 	SL_LEAVE("cuCtxEnablePeerAccess", sl_cuCtxEnablePeerAccess(peerContext, Flags));
 }
 
-SL_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx);
 SL_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 {
-	static uint8_t once;
-
-	(void)pContext;
-	(void)hCtx;
-	return sl_refuse("cuCtxFromGreenCtx", &once);
+	SL_ENTER();
+	SL_LEAVE("cuCtxFromGreenCtx", sl_cuCtxFromGreenCtx(pContext, hCtx));
 }
 
 SL_EXPORT CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
@@ -284,15 +280,10 @@ SL_EXPORT CUresult cuCtxGetCurrent(CUcontext *pctx)
 	SL_LEAVE("cuCtxGetCurrent", sl_cuCtxGetCurrent(pctx));
 }
 
-SL_EXPORT CUresult cuCtxGetDevResource(CUcontext hCtx, CUdevResource *resource, CUdevResourceType type);
 SL_EXPORT CUresult cuCtxGetDevResource(CUcontext hCtx, CUdevResource *resource, CUdevResourceType type)
 {
-	static uint8_t once;
-
-	(void)hCtx;
-	(void)resource;
-	(void)type;
-	return sl_refuse("cuCtxGetDevResource", &once);
+	SL_ENTER();
+	SL_LEAVE("cuCtxGetDevResource", sl_cuCtxGetDevResource(hCtx, resource, type));
 }
 
 SL_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
@@ -445,29 +436,16 @@ SL_EXPORT CUresult cuDestroyExternalSemaphore(CUexternalSemaphore extSem)
 	return sl_refuse("cuDestroyExternalSemaphore", &once);
 }
 
-SL_EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources);
 SL_EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources)
 {
-	static uint8_t once;
-
-	(void)phDesc;
-	(void)resources;
-	(void)nbResources;
-	return sl_refuse("cuDevResourceGenerateDesc", &once);
+	SL_ENTER();
+	SL_LEAVE("cuDevResourceGenerateDesc", sl_cuDevResourceGenerateDesc(phDesc, resources, nbResources));
 }
 
-SL_EXPORT CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *nbGroups, const CUdevResource *input, CUdevResource *remaining, unsigned int useFlags, unsigned int minCount);
 SL_EXPORT CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *nbGroups, const CUdevResource *input, CUdevResource *remaining, unsigned int useFlags, unsigned int minCount)
 {
-	static uint8_t once;
-
-	(void)result;
-	(void)nbGroups;
-	(void)input;
-	(void)remaining;
-	(void)useFlags;
-	(void)minCount;
-	return sl_refuse("cuDevSmResourceSplitByCount", &once);
+	SL_ENTER();
+	SL_LEAVE("cuDevSmResourceSplitByCount", sl_cuDevSmResourceSplitByCount(result, nbGroups, input, remaining, useFlags, minCount));
 }
 
 SL_EXPORT CUresult cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
@@ -512,15 +490,10 @@ SL_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice de
 	SL_LEAVE("cuDeviceGetDefaultMemPool", sl_cuDeviceGetDefaultMemPool(pool_out, dev));
 }
 
-SL_EXPORT CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type);
 SL_EXPORT CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
 {
-	static uint8_t once;
-
-	(void)device;
-	(void)resource;
-	(void)type;
-	return sl_refuse("cuDeviceGetDevResource", &once);
+	SL_ENTER();
+	SL_LEAVE("cuDeviceGetDevResource", sl_cuDeviceGetDevResource(device, resource, type));
 }
 
 SL_EXPORT CUresult cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType type, CUdevice dev)
@@ -1947,78 +1920,46 @@ SL_EXPORT CUresult cuGraphicsVDPAURegisterVideoSurface(void)
 	return sl_refuse("cuGraphicsVDPAURegisterVideoSurface", &once);
 }
 
-SL_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags);
 SL_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)phCtx;
-	(void)desc;
-	(void)dev;
-	(void)flags;
-	return sl_refuse("cuGreenCtxCreate", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGreenCtxCreate", sl_cuGreenCtxCreate(phCtx, desc, dev, flags));
 }
 
-SL_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx);
 SL_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
 {
-	static uint8_t once;
-
-	(void)hCtx;
-	return sl_refuse("cuGreenCtxDestroy", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGreenCtxDestroy", sl_cuGreenCtxDestroy(hCtx));
 }
 
-SL_EXPORT CUresult cuGreenCtxGetDevResource(CUgreenCtx hCtx, CUdevResource *resource, CUdevResourceType type);
 SL_EXPORT CUresult cuGreenCtxGetDevResource(CUgreenCtx hCtx, CUdevResource *resource, CUdevResourceType type)
 {
-	static uint8_t once;
-
-	(void)hCtx;
-	(void)resource;
-	(void)type;
-	return sl_refuse("cuGreenCtxGetDevResource", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGreenCtxGetDevResource", sl_cuGreenCtxGetDevResource(hCtx, resource, type));
 }
 
-SL_EXPORT CUresult cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long *greenCtxId);
 SL_EXPORT CUresult cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long *greenCtxId)
 {
-	static uint8_t once;
-
-	(void)greenCtx;
-	(void)greenCtxId;
-	return sl_refuse("cuGreenCtxGetId", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGreenCtxGetId", sl_cuGreenCtxGetId(greenCtx, greenCtxId));
 }
 
-SL_EXPORT CUresult cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent);
 SL_EXPORT CUresult cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent)
 {
-	static uint8_t once;
-
-	(void)hCtx;
-	(void)hEvent;
-	return sl_refuse("cuGreenCtxRecordEvent", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGreenCtxRecordEvent", sl_cuGreenCtxRecordEvent(hCtx, hEvent));
 }
 
-SL_EXPORT CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority);
 SL_EXPORT CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
 {
-	static uint8_t once;
-
-	(void)phStream;
-	(void)greenCtx;
-	(void)flags;
-	(void)priority;
-	return sl_refuse("cuGreenCtxStreamCreate", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGreenCtxStreamCreate", sl_cuGreenCtxStreamCreate(phStream, greenCtx, flags, priority));
 }
 
-SL_EXPORT CUresult cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent);
 SL_EXPORT CUresult cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
 {
-	static uint8_t once;
-
-	(void)hCtx;
-	(void)hEvent;
-	return sl_refuse("cuGreenCtxWaitEvent", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGreenCtxWaitEvent", sl_cuGreenCtxWaitEvent(hCtx, hEvent));
 }
 
 SL_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *extMem_out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc);

@@ -441,9 +441,81 @@ CUresult fw_cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent)
 	return err;
 }
 
-CUresult sl_cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent)
+CUresult fw_cuDevResourceGenerateDesc(uint32_t phDesc, CUdevResource *resources, unsigned int nbResources)
 {
-	return fw_cuCtxWaitEvent(hCtx, hEvent);
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, phDesc);
+	if (!resources) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, resources != NULL);
+	if (resources) {
+		sl_put_u32(&b, (uint32_t)nbResources);
+		sl_put_bytes(&b, resources, nbResources * sizeof *resources);
+	}
+	sl_put_u32(&b, (uint32_t)nbResources);
+	if (!err)
+		err = sl_wait(SL_OP_cuDevResourceGenerateDesc, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources)
+{
+	void *h;
+	uint32_t id;
+	CUresult err;
+
+	if (!phDesc)
+		return CUDA_ERROR_INVALID_VALUE;
+	id = sl_handle_new(SL_RESDESC, NULL, &h);
+	if (!id)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	err = fw_cuDevResourceGenerateDesc(id, resources, nbResources);
+	if (!err)
+		*phDesc = h;
+	else
+		sl_handle_free(SL_RESDESC, id);
+	return err;
+}
+
+CUresult fw_cuDevSmResourceSplitByCount(unsigned int *made, CUdevResource *result, CUdevResource *remaining, const CUdevResource *input, unsigned int groups, unsigned int index, unsigned int useFlags, unsigned int minCount)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, made != NULL);
+	sl_put_u8(&b, result != NULL);
+	sl_put_u8(&b, remaining != NULL);
+	sl_put_u8(&b, input != NULL);
+	if (input)
+		sl_put_bytes(&b, input, sizeof *input);
+	sl_put_u32(&b, (uint32_t)groups);
+	sl_put_u32(&b, (uint32_t)index);
+	sl_put_u32(&b, (uint32_t)useFlags);
+	sl_put_u32(&b, (uint32_t)minCount);
+	if (!err) {
+		err = sl_wait(SL_OP_cuDevSmResourceSplitByCount, &b, &r);
+		if (!err) {
+			if (made)
+				sl_get_bytes(&r, made, sizeof *made);
+			if (result)
+				sl_get_bytes(&r, result, sizeof *result);
+			if (remaining)
+				sl_get_bytes(&r, remaining, sizeof *remaining);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
 }
 
 CUresult fw_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
@@ -473,6 +545,40 @@ CUresult fw_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 CUresult sl_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 {
 	return fw_cuDeviceGetDefaultMemPool(pool_out, dev);
+}
+
+CUresult fw_cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route_dev(&b, device);
+	sl_put_u32(&b, (uint32_t)sl_dev_wire(device));
+	if (!resource) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, resource != NULL);
+	sl_put_u32(&b, (uint32_t)type);
+	if (!err) {
+		err = sl_wait(SL_OP_cuDeviceGetDevResource, &b, &r);
+		if (!err) {
+			if (resource)
+				sl_get_bytes(&r, resource, sizeof *resource);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
+{
+	return fw_cuDeviceGetDevResource(device, resource, type);
 }
 
 CUresult fw_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
@@ -2649,6 +2755,128 @@ CUresult fw_cuGraphUpload(CUgraphExec hGraph, CUstream hStream)
 CUresult sl_cuGraphUpload(CUgraphExec hGraph, CUstream hStream)
 {
 	return fw_cuGraphUpload(hGraph, hStream);
+}
+
+CUresult fw_cuGreenCtxCreate(uint32_t phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, phCtx);
+	sl_route(&b, SL_RESDESC, (const void *)(uintptr_t)desc);
+	sl_put_u32(&b, sl_handle_id(SL_RESDESC, (const void *)(uintptr_t)desc, &err));
+	sl_route_dev(&b, dev);
+	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
+	sl_put_u32(&b, (uint32_t)flags);
+	if (!err)
+		err = sl_wait(SL_OP_cuGreenCtxCreate, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGreenCtxDestroy(CUgreenCtx hCtx)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GREEN, (const void *)(uintptr_t)hCtx);
+	sl_put_u32(&b, sl_handle_id(SL_GREEN, (const void *)(uintptr_t)hCtx, &err));
+	if (!err)
+		err = sl_oneway(SL_OP_cuGreenCtxDestroy, &b);
+	if (!err)
+		sl_handle_free(SL_GREEN, sl_handle_bare((const void *)(uintptr_t)hCtx));
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGreenCtxGetDevResource(CUgreenCtx hCtx, CUdevResource *resource, CUdevResourceType type)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GREEN, (const void *)(uintptr_t)hCtx);
+	sl_put_u32(&b, sl_handle_id(SL_GREEN, (const void *)(uintptr_t)hCtx, &err));
+	if (!resource) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u8(&b, resource != NULL);
+	sl_put_u32(&b, (uint32_t)type);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGreenCtxGetDevResource, &b, &r);
+		if (!err) {
+			if (resource)
+				sl_get_bytes(&r, resource, sizeof *resource);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGreenCtxGetDevResource(CUgreenCtx hCtx, CUdevResource *resource, CUdevResourceType type)
+{
+	return fw_cuGreenCtxGetDevResource(hCtx, resource, type);
+}
+
+CUresult fw_cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GREEN, (const void *)(uintptr_t)hCtx);
+	sl_put_u32(&b, sl_handle_id(SL_GREEN, (const void *)(uintptr_t)hCtx, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEvent);
+	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
+	if (!err)
+		err = sl_oneway(SL_OP_cuGreenCtxRecordEvent, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGreenCtxStreamCreate(uint32_t phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, phStream);
+	sl_route(&b, SL_GREEN, (const void *)(uintptr_t)greenCtx);
+	sl_put_u32(&b, sl_handle_id(SL_GREEN, (const void *)(uintptr_t)greenCtx, &err));
+	sl_put_u32(&b, (uint32_t)flags);
+	sl_put_u32(&b, (uint32_t)priority);
+	if (!err)
+		err = sl_wait(SL_OP_cuGreenCtxStreamCreate, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GREEN, (const void *)(uintptr_t)hCtx);
+	sl_put_u32(&b, sl_handle_id(SL_GREEN, (const void *)(uintptr_t)hCtx, &err));
+	sl_route(&b, SL_EVENT, (const void *)(uintptr_t)hEvent);
+	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)hEvent, &err));
+	if (!err)
+		err = sl_oneway(SL_OP_cuGreenCtxWaitEvent, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
+{
+	return fw_cuGreenCtxWaitEvent(hCtx, hEvent);
 }
 
 CUresult fw_cuIpcCloseMemHandle(CUdeviceptr dptr, unsigned int *left)

@@ -16,6 +16,7 @@
 #include "entry.h"
 #include "errstate.h"
 #include "gen.h"
+#include "green.h"
 #include "handles.h"
 #include "mapped.h"
 #include "send.h"
@@ -87,6 +88,7 @@ static void init_stream(struct sl_stream *s, struct sl_ctx *c, unsigned flags, i
 	s->priority = priority;
 	s->uid = sl_next_uid();
 	s->per_thread = false;
+	s->green = NULL;
 	atomic_store(&s->mark.owner, 0);
 	atomic_store(&s->mark.shared, false);
 	atomic_store(&s->mark.seq, 0);
@@ -129,7 +131,7 @@ static struct sl_stream *thread_stream(struct sl_thread *t, CUresult *err)
 		return NULL;
 	}
 	init_stream(s, c, CU_STREAM_DEFAULT, 0);
-	s->id = id;
+	s->id = s->at = id;
 	s->per_thread = true;
 	sl_buf_init(&b);
 	sl_put(&b, struct wire_thread_stream, .stream = id);
@@ -172,17 +174,20 @@ static struct sl_stream *stream_of(CUstream h, CUresult *err)
 {
 	struct sl_stream *s;
 
-	if (h == CU_STREAM_PER_THREAD)
+	if (h == CU_STREAM_PER_THREAD && !sl_tls()->green)
 		return thread_stream(sl_tls(), err);
+	if ((uintptr_t)h <= 2)
+		h = sl_green_stream(sl_tls());
 	s = sl_handle_state(SL_STREAM, h);
 	if (!s)
 		*err = CUDA_ERROR_INVALID_HANDLE;
 	return s;
 }
 
+/* The legacy default stream of a context that is not a green one; those have a stream of their own in its place. */
 static inline bool is_legacy(CUstream h)
 {
-	return (uintptr_t)h <= 1;
+	return (uintptr_t)h <= 1 && __builtin_expect(!sl_tls()->green, 1);
 }
 
 uint32_t sl_stream_id(CUstream h, CUresult *err)
@@ -207,7 +212,7 @@ uint32_t sl_stream_id(CUstream h, CUresult *err)
 		if (!(s->flags & CU_STREAM_NON_BLOCKING))
 			mark(&s->ctx->legacy, t->tid);
 	}
-	return s->id;
+	return s->at;
 }
 
 uint32_t sl_stream_id_only(CUstream h, CUresult *err)
@@ -220,7 +225,7 @@ uint32_t sl_stream_id_only(CUstream h, CUresult *err)
 		return 0;
 	}
 	s = stream_of(h, err);
-	return s ? s->id : 0;
+	return s ? s->at : 0;
 }
 
 struct sl_mark *sl_stream_mark(CUstream h, struct sl_ctx **ctx)
@@ -243,7 +248,23 @@ struct sl_mark *sl_stream_mark(CUstream h, struct sl_ctx **ctx)
 
 /* --- life --- */
 
-static CUresult create(CUstream *out, unsigned flags, int priority)
+/*
+ * The streams of a green context are non-blocking. One that shall be ordered with the default stream is the default
+ * stream under another name.
+ */
+static CUresult green_create(struct sl_stream *s, struct sl_green *green)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	s->green = green;
+	s->green_id = atomic_load(&green->id);
+	if (s->flags & CU_STREAM_NON_BLOCKING)
+		return fw_cuGreenCtxStreamCreate(s->id, sl_handle_value(SL_GREEN, s->green_id), s->flags, s->priority);
+	s->at = sl_stream_id_only(green->stream, &err);
+	return err;
+}
+
+CUresult sl_stream_create(CUstream *out, unsigned flags, int priority, struct sl_green *green)
 {
 	struct sl_stream *s;
 	struct sl_ctx *c;
@@ -270,8 +291,8 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
 		sl_pool_put(&streams, s);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	s->id = id;
-	err = fw_cuStreamCreateWithPriority(id, flags, priority);
+	s->id = s->at = id;
+	err = green ? green_create(s, green) : fw_cuStreamCreateWithPriority(id, flags, priority);
 	if (err) {
 		sl_handle_free(SL_STREAM, id);
 		sl_pool_put(&streams, s);
@@ -284,12 +305,12 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
 
 CUresult sl_cuStreamCreate(CUstream *phStream, unsigned int Flags)
 {
-	return create(phStream, Flags, 0);
+	return sl_green_or_plain(phStream, Flags, 0);
 }
 
 CUresult sl_cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
 {
-	return create(phStream, flags, priority);
+	return sl_green_or_plain(phStream, flags, priority);
 }
 
 CUresult sl_cuStreamDestroy_v2(CUstream hStream)
@@ -301,10 +322,20 @@ CUresult sl_cuStreamDestroy_v2(CUstream hStream)
 		return CUDA_ERROR_DEINITIALIZED;
 	if (!s || s->per_thread || !sl_handle_claim(SL_STREAM, sl_handle_bare(hStream)))
 		return CUDA_ERROR_INVALID_HANDLE;
-	err = fw_cuStreamDestroy_v2(hStream);
+	err = s->at == s->id ? fw_cuStreamDestroy_v2(hStream) : CUDA_SUCCESS;
 	sl_handle_free(SL_STREAM, s->id);
 	sl_pool_put(&streams, s);
 	return err;
+}
+
+void sl_stream_forget(CUstream h)
+{
+	struct sl_stream *s = sl_handle_state(SL_STREAM, h);
+
+	if (s && sl_handle_claim(SL_STREAM, s->id)) {
+		sl_handle_free(SL_STREAM, s->id);
+		sl_pool_put(&streams, s);
+	}
 }
 
 static void drop(uint32_t id, void *state, void *arg)
@@ -391,38 +422,60 @@ CUresult sl_cuStreamGetDevice(CUstream hStream, CUdevice *device)
 	return err;
 }
 
-CUresult sl_cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
+/* The green context of a stream, NULL if it has none; an error if that has been destroyed. */
+static CUresult green_of(CUstream h, struct sl_ctx **c, struct sl_green **green)
 {
 	struct sl_stream *s;
+	CUresult err = look(h, &s, c);
+
+	*green = NULL;
+	if (err || !s || !s->green)
+		return err;
+	if (atomic_load(&s->green->id) != s->green_id)
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	*green = s->green;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
+{
+	struct sl_green *green;
 	struct sl_ctx *c;
-	CUresult err = look(hStream, &s, &c);
+	CUresult err = green_of(hStream, &c, &green);
 
 	if (!pctx)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!err)
-		*pctx = sl_ctx_handle(c);
+		*pctx = green ? green->as_ctx : sl_ctx_handle(c);
 	return err;
 }
 
 CUresult sl_cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
 {
-	CUresult err = sl_cuStreamGetCtx(hStream, pCtx);
+	struct sl_green *green;
+	struct sl_ctx *c;
+	CUresult err = green_of(hStream, &c, &green);
 
-	if (!err && pGreenCtx)
-		*pGreenCtx = NULL;
-	return err;
+	if (!pCtx)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (err)
+		return err;
+	*pCtx = green ? green->as_ctx : sl_ctx_handle(c);
+	if (pGreenCtx)
+		*pGreenCtx = green ? sl_handle_value(SL_GREEN, atomic_load(&green->id)) : NULL;
+	return CUDA_SUCCESS;
 }
 
 CUresult sl_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
 {
-	struct sl_stream *s;
+	struct sl_green *green;
 	struct sl_ctx *c;
-	CUresult err = look(hStream, &s, &c);
+	CUresult err = green_of(hStream, &c, &green);
 
 	if (!phCtx)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!err)
-		*phCtx = NULL;
+		*phCtx = green ? sl_handle_value(SL_GREEN, atomic_load(&green->id)) : NULL;
 	return err;
 }
 

@@ -11,6 +11,7 @@
 #include "cuabi.h"
 
 struct sl_ctx;
+struct sl_green;
 struct sl_thread;
 
 /*
@@ -28,18 +29,25 @@ struct sl_mark {
 struct sl_stream {
 	void *link;
 	uint32_t id;
+	uint32_t at;		/* the worker's stream: id, or another one's that stands for it */
 	struct sl_ctx *ctx;
 	uint32_t ctx_id;
 	unsigned flags;
 	int priority;
 	uint64_t uid;
 	bool per_thread;
+	struct sl_green *green;	/* of which it is, or NULL */
+	uint32_t green_id;
 	struct sl_mark mark;
 	CUgraphNode *cap_nodes;	/* what cuStreamGetCaptureInfo has told of, kept until it is asked again */
 	CUgraphEdgeData *cap_edges;
 	size_t cap_room;
 };
 
+/* A stream of the current context, or of a green context of it. */
+CUresult sl_stream_create(CUstream *out, unsigned flags, int priority, struct sl_green *green);
+/* Forgets a stream that the worker has destroyed. */
+void sl_stream_forget(CUstream s);
 uint32_t sl_stream_id(CUstream s, CUresult *err); /* marks the stream as having work */
 uint32_t sl_stream_id_only(CUstream s, CUresult *err);
 /* The mark of a stream; NULL if unknown. The stream's own ctx in *ctx if not NULL. */

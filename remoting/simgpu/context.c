@@ -23,9 +23,23 @@ bool ctx_dangling(void)
 	return stack.n && !ctx_current();
 }
 
-struct ctx *ctx_current(void)
+static struct ctx *top(void)
 {
 	return stack.n ? obj_get_id(stack.ctx[stack.n - 1], K_CTX) : NULL;
+}
+
+struct ctx *ctx_current(void)
+{
+	struct ctx *c = top();
+
+	return c && c->home ? c->home : c;
+}
+
+struct ctx *ctx_current_green(void)
+{
+	struct ctx *c = top();
+
+	return c && c->home ? c : NULL;
 }
 
 bool ctx_usable(struct ctx *c)
@@ -55,6 +69,28 @@ static struct ctx *ctx_make(int dev, unsigned int flags, bool primary)
 	c->id = ++sim.serial;
 	memcpy(c->limits, limits, sizeof(limits));
 	return c;
+}
+
+struct ctx *ctx_green(struct ctx *primary, uint64_t green)
+{
+	struct ctx *c = ctx_make(primary->dev, primary->flags, false);
+
+	if (!c)
+		return NULL;
+	c->home = primary;
+	c->green = green;
+	c->active = c->ever = true;
+	c->legacy = stream_new(primary, CU_STREAM_NON_BLOCKING, 0);
+	if (c->legacy)
+		c->legacy->green = green;
+	return c;
+}
+
+void ctx_green_end(struct ctx *c)
+{
+	obj_forget(c);		/* as with other contexts, the struct stays */
+	c->dead = sim.dead;
+	sim.dead = c;
 }
 
 static struct ctx *primary_ctx(int dev)
@@ -353,7 +389,7 @@ API CUresult cuCtxDestroy_v2(CUcontext h)
 	if (r)
 		return r;
 	c = obj_get(h, K_CTX);
-	if (!c || c->primary || c->dying)
+	if (!c || c->primary || c->home || c->dying)
 		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
 	if (stack.n && stack.ctx[stack.n - 1] == c->obj.handle)
 		stack.n--;

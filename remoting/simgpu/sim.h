@@ -38,7 +38,7 @@
 enum kind {
 	K_CTX = 1, K_STREAM, K_EVENT, K_MODULE, K_LIBRARY, K_KERNEL, K_FUNC, K_GRAPH, K_NODE,
 	K_EXEC, K_POOL, K_ARRAY, K_MIPMAP, K_VMEM, K_USEROBJ, K_LINK,
-	K_TEXREF, K_TEXOBJ,
+	K_TEXREF, K_TEXOBJ, K_DESC, K_GREEN,
 };
 
 struct ctx;
@@ -150,6 +150,8 @@ struct ctx {
 		size_t n, cap;
 	} print, failed;		/* device printf and assertions not yet written */
 	struct ctx *dead;		/* next destroyed one */
+	struct ctx *home;		/* of a green context as a context: the primary one */
+	uint64_t green;			/* its handle */
 };
 
 struct stream {
@@ -165,6 +167,7 @@ struct stream {
 	struct gnode **cap_deps;
 	size_t ncap;
 	CUlaunchAttributeValue *attrs;	/* made when asked for, by id */
+	uint64_t green;			/* handle of the green context it is of, 0 if none */
 };
 
 struct event {
@@ -414,6 +417,10 @@ bool ctx_usable(struct ctx *c);
 CUresult ctx_activate(struct ctx *c);
 CUresult ctx_local(struct ctx *c, uint64_t bytes, bool exact);
 void ctx_print_flush(struct ctx *c);
+struct ctx *ctx_green(struct ctx *primary, uint64_t green);	/* a green context as a context */
+void ctx_green_end(struct ctx *c);
+struct ctx *ctx_current_green(void);		/* the current context if it is a green one */
+struct ctx *green_ctx(uint64_t green);		/* green.c: NULL if it is none */
 CUresult ctx_broken(struct ctx *c);
 CUresult dev_check(CUdevice dev);
 int dev_attr(CUdevice dev, int attr, int *value);

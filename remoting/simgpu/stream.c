@@ -424,11 +424,14 @@ static struct stream *mine_get(struct ctx *c)
 /* The stream that a handle means in context c; dflt is what 0 means in this entry point. */
 CUresult stream_find(CUstream h, CUstream dflt, struct ctx *c, struct stream **out)
 {
+	struct ctx *green = (uintptr_t)h <= 2 ? ctx_current_green() : NULL;
 	struct stream *s;
 
 	if (!h)
 		h = dflt;
-	if (!h || h == CU_STREAM_LEGACY)
+	if (green)
+		s = green->legacy;
+	else if (!h || h == CU_STREAM_LEGACY)
 		s = c->legacy;
 	else if (h == CU_STREAM_PER_THREAD)
 		s = mine_get(c);
@@ -481,6 +484,8 @@ static CUresult create(CUstream *out, unsigned int flags, int priority)
 	s = stream_new(c, flags, priority);
 	if (!s)
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	if (ctx_current_green())
+		s->green = ctx_current_green()->green;
 	*out = HANDLE(CUstream, s);
 	return sim_leave(CUDA_SUCCESS);
 }
@@ -626,23 +631,21 @@ static CUresult peek(CUstream h, CUstream dflt, struct ctx **c, struct stream **
 STREAM_GET(Priority, int, s->priority)
 STREAM_GET(Flags, unsigned int, s->flags)
 STREAM_GET(Id, unsigned long long, s->id)
-STREAM_GET(Ctx, CUcontext, HANDLE(CUcontext, s->obj.ctx))
+STREAM_GET(Ctx, CUcontext, HANDLE(CUcontext, s->green && green_ctx(s->green) ? green_ctx(s->green) : s->obj.ctx))
 STREAM_GET(Device, CUdevice, s->obj.ctx->dev)
+
+STREAM_GET(GreenCtx, CUgreenCtx, (CUgreenCtx)(uintptr_t)s->green)
 
 API CUresult cuStreamGetCtx_v2(CUstream h, CUcontext *out, CUgreenCtx *green)
 {
 	CUresult r = cuStreamGetCtx(h, out);
 
-	if (!r && green)
-		*green = NULL;
-	return r;
+	return !r && green ? cuStreamGetGreenCtx(h, green) : r;
 }
 
 API CUresult cuStreamGetCtx_v2_ptsz(CUstream h, CUcontext *out, CUgreenCtx *green)
 {
 	CUresult r = cuStreamGetCtx_ptsz(h, out);
 
-	if (!r && green)
-		*green = NULL;
-	return r;
+	return !r && green ? get_GreenCtx(h, CU_STREAM_PER_THREAD, green) : r;
 }

@@ -212,8 +212,12 @@ const (
 	KindTexRef = 17
 	// KindSurfref: surface reference.
 	KindSurfref = 18
+	// KindGreen: green context.
+	KindGreen = 19
+	// KindResdesc: descriptor of resources for a green context.
+	KindResdesc = 20
 	// NumKinds is one more than the last.
-	NumKinds = 19
+	NumKinds = 21
 )
 
 // Control operations; those below are rows of the API table.

@@ -172,7 +172,7 @@ func (s *session) mayWait(op uint16) {
 		s.gates.WaitsForValue(len(s.captures) > 0)
 	case wire.OpLaunchHost:
 		s.gates.WaitsForClient(len(s.captures) > 0)
-	case opCuStreamWaitEvent, opCuCtxWaitEvent:
+	case opCuStreamWaitEvent, opCuCtxWaitEvent, opCuGreenCtxWaitEvent:
 		s.gates.WaitsForStream()
 	case opCuGraphLaunch:
 		s.gates.LaunchesGraph()

@@ -711,11 +711,25 @@ static inline CUresult call_cuCtxWaitEvent(uint64_t hCtx, uint64_t hEvent)
 	return ((__typeof__(&cuCtxWaitEvent))sl_fn[58])((CUcontext)hCtx, (CUevent)hEvent);
 }
 
+static inline CUresult call_cuDevResourceGenerateDesc(uint64_t *phDesc, CUdevResource *resources, uint32_t nbResources)
+{
+	if (!sl_fn[61])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuDevResourceGenerateDesc))sl_fn[61])((CUdevResourceDesc *)phDesc, (CUdevResource *)resources, (unsigned int)nbResources);
+}
+
 static inline CUresult call_cuDeviceGetDefaultMemPool(uint64_t *pool_out, uint32_t dev)
 {
 	if (!sl_fn[69])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuDeviceGetDefaultMemPool))sl_fn[69])((CUmemoryPool *)pool_out, (CUdevice)dev);
+}
+
+static inline CUresult call_cuDeviceGetDevResource(uint32_t device, CUdevResource *resource, uint32_t type)
+{
+	if (!sl_fn[70])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuDeviceGetDevResource))sl_fn[70])((CUdevice)device, (CUdevResource *)resource, (CUdevResourceType)type);
 }
 
 static inline CUresult call_cuDeviceGetMemPool(uint64_t *pool, uint32_t dev)
@@ -1143,6 +1157,48 @@ static inline CUresult call_cuGraphUpload(uint64_t hGraph, uint64_t hStream)
 	if (!sl_fn[241])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuGraphUpload))sl_fn[241])((CUgraphExec)hGraph, (CUstream)hStream);
+}
+
+static inline CUresult call_cuGreenCtxCreate(uint64_t *phCtx, uint64_t desc, uint32_t dev, uint32_t flags)
+{
+	if (!sl_fn[257])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGreenCtxCreate))sl_fn[257])((CUgreenCtx *)phCtx, (CUdevResourceDesc)desc, (CUdevice)dev, (unsigned int)flags);
+}
+
+static inline CUresult call_cuGreenCtxDestroy(uint64_t hCtx)
+{
+	if (!sl_fn[258])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGreenCtxDestroy))sl_fn[258])((CUgreenCtx)hCtx);
+}
+
+static inline CUresult call_cuGreenCtxGetDevResource(uint64_t hCtx, CUdevResource *resource, uint32_t type)
+{
+	if (!sl_fn[259])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGreenCtxGetDevResource))sl_fn[259])((CUgreenCtx)hCtx, (CUdevResource *)resource, (CUdevResourceType)type);
+}
+
+static inline CUresult call_cuGreenCtxRecordEvent(uint64_t hCtx, uint64_t hEvent)
+{
+	if (!sl_fn[261])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGreenCtxRecordEvent))sl_fn[261])((CUgreenCtx)hCtx, (CUevent)hEvent);
+}
+
+static inline CUresult call_cuGreenCtxStreamCreate(uint64_t *phStream, uint64_t greenCtx, uint32_t flags, uint32_t priority)
+{
+	if (!sl_fn[262])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGreenCtxStreamCreate))sl_fn[262])((CUstream *)phStream, (CUgreenCtx)greenCtx, (unsigned int)flags, (int)priority);
+}
+
+static inline CUresult call_cuGreenCtxWaitEvent(uint64_t hCtx, uint64_t hEvent)
+{
+	if (!sl_fn[263])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGreenCtxWaitEvent))sl_fn[263])((CUgreenCtx)hCtx, (CUevent)hEvent);
 }
 
 static inline CUresult call_cuIpcGetEventHandle(CUipcEventHandle *pHandle, uint64_t event)

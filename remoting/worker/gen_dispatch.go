@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xa0, 0x0f, 0x2e, 0x4c, 0x61, 0x6f, 0x7b, 0x71,
-	0x74, 0x49, 0x35, 0xb2, 0x9a, 0x99, 0x69, 0xa3,
-	0xd1, 0x78, 0xed, 0x24, 0x82, 0x3b, 0x47, 0x66,
-	0xe9, 0x26, 0xbe, 0xd5, 0x4a, 0x89, 0xf6, 0xda,
+	0x5d, 0xb1, 0xe0, 0x64, 0x79, 0xd5, 0x60, 0x10,
+	0x59, 0xa5, 0x74, 0x5a, 0x11, 0x03, 0xd5, 0x3c,
+	0x2f, 0x78, 0xbc, 0x01, 0xe6, 0x4e, 0x27, 0xdb,
+	0xf2, 0xaa, 0xa8, 0x4e, 0x57, 0xd7, 0xbe, 0x76,
 }
 
 // Operation numbers of the API table.
@@ -41,7 +41,10 @@ const (
 	opCuCtxSetLimit                                        = 54
 	opCuCtxSynchronize                                     = 56
 	opCuCtxWaitEvent                                       = 58
+	opCuDevResourceGenerateDesc                            = 61
+	opCuDevSmResourceSplitByCount                          = 62
 	opCuDeviceGetDefaultMemPool                            = 69
+	opCuDeviceGetDevResource                               = 70
 	opCuDeviceGetMemPool                                   = 75
 	opCuDeviceGraphMemTrim                                 = 85
 	opCuDevicePrimaryCtxRelease_v2                         = 88
@@ -116,6 +119,12 @@ const (
 	opCuGraphRemoveDependencies_v2                         = 239
 	opCuGraphRetainUserObject                              = 240
 	opCuGraphUpload                                        = 241
+	opCuGreenCtxCreate                                     = 257
+	opCuGreenCtxDestroy                                    = 258
+	opCuGreenCtxGetDevResource                             = 259
+	opCuGreenCtxRecordEvent                                = 261
+	opCuGreenCtxStreamCreate                               = 262
+	opCuGreenCtxWaitEvent                                  = 263
 	opCuIpcCloseMemHandle                                  = 267
 	opCuIpcGetEventHandle                                  = 268
 	opCuIpcGetMemHandle                                    = 269
@@ -267,6 +276,7 @@ var lateNothings = map[uint16]bool{
 	opCuGraphDestroy:               true,
 	opCuGraphDestroyNode:           true,
 	opCuGraphExecDestroy:           true,
+	opCuGreenCtxDestroy:            true,
 	opCuLibraryUnload:              true,
 	opCuLinkDestroy:                true,
 	opCuMemAddressFree:             true,
@@ -927,8 +937,14 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuCtxSynchronize(d, e), true
 	case 58:
 		return s.do_cuCtxWaitEvent(d, e), true
+	case 61:
+		return s.do_cuDevResourceGenerateDesc(d, e), true
+	case 62:
+		return s.do_cuDevSmResourceSplitByCount(d, e), true
 	case 69:
 		return s.do_cuDeviceGetDefaultMemPool(d, e), true
+	case 70:
+		return s.do_cuDeviceGetDevResource(d, e), true
 	case 75:
 		return s.do_cuDeviceGetMemPool(d, e), true
 	case 85:
@@ -1077,6 +1093,18 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphRetainUserObject(d, e), true
 	case 241:
 		return s.do_cuGraphUpload(d, e), true
+	case 257:
+		return s.do_cuGreenCtxCreate(d, e), true
+	case 258:
+		return s.do_cuGreenCtxDestroy(d, e), true
+	case 259:
+		return s.do_cuGreenCtxGetDevResource(d, e), true
+	case 261:
+		return s.do_cuGreenCtxRecordEvent(d, e), true
+	case 262:
+		return s.do_cuGreenCtxStreamCreate(d, e), true
+	case 263:
+		return s.do_cuGreenCtxWaitEvent(d, e), true
 	case 267:
 		return s.do_cuIpcCloseMemHandle(d, e), true
 	case 268:
@@ -1675,6 +1703,68 @@ func (s *session) do_cuCtxWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 	return int32(rc)
 }
 
+func (s *session) do_cuDevResourceGenerateDesc(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phDesc := d.U32()
+	var o_phDesc C.uint64_t
+	var a_resources []C.CUdevResource
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_resources))) {
+			d.Fail()
+			n = 0
+		}
+		a_resources = make([]C.CUdevResource, n)
+		for i := range a_resources {
+			memIn(d, unsafe.Pointer(&a_resources[i]), unsafe.Sizeof(a_resources[i]))
+		}
+	}
+	p_nbResources := d.U32()
+	if d.Err() != nil {
+		return s.malformed(61)
+	}
+	if a_resources != nil && uint64(len(a_resources)) != uint64(p_nbResources) {
+		return s.malformed(61)
+	}
+	rc := s.cuDevResourceGenerateDesc(id_phDesc, &o_phDesc, a_resources, p_nbResources)
+	s.bind(wire.KindResdesc, id_phDesc, uint64(o_phDesc), rc)
+	return int32(rc)
+}
+
+func (s *session) do_cuDevSmResourceSplitByCount(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_made := d.U8() != 0
+	var o_made C.uint
+	w_result := d.U8() != 0
+	var o_result C.CUdevResource
+	w_remaining := d.U8() != 0
+	var o_remaining C.CUdevResource
+	var v_input C.CUdevResource
+	var p_input *C.CUdevResource
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_input), unsafe.Sizeof(v_input))
+		p_input = &v_input
+	}
+	p_groups := d.U32()
+	p_index := d.U32()
+	p_useFlags := d.U32()
+	p_minCount := d.U32()
+	if d.Err() != nil {
+		return s.malformed(62)
+	}
+	rc := s.cuDevSmResourceSplitByCount(&o_made, &o_result, &o_remaining, p_input, p_groups, p_index, p_useFlags, p_minCount)
+	if rc == C.CUDA_SUCCESS {
+		if w_made {
+			memOut(e, unsafe.Pointer(&o_made), unsafe.Sizeof(o_made))
+		}
+		if w_result {
+			memOut(e, unsafe.Pointer(&o_result), unsafe.Sizeof(o_result))
+		}
+		if w_remaining {
+			memOut(e, unsafe.Pointer(&o_remaining), unsafe.Sizeof(o_remaining))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuDeviceGetDefaultMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_pool_out := d.U8() != 0
 	var o_pool_out C.uint64_t
@@ -1686,6 +1776,23 @@ func (s *session) do_cuDeviceGetDefaultMemPool(d *wire.Decoder, e *wire.Encoder)
 	if rc == C.CUDA_SUCCESS {
 		if w_pool_out {
 			e.U32(s.outHandle(wire.KindPool, uint64(o_pool_out)))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuDeviceGetDevResource(d *wire.Decoder, e *wire.Encoder) int32 {
+	p_device := d.U32()
+	w_resource := d.U8() != 0
+	var o_resource C.CUdevResource
+	p_type := d.U32()
+	if d.Err() != nil {
+		return s.malformed(70)
+	}
+	rc := s.cuDeviceGetDevResource(p_device, &o_resource, p_type)
+	if rc == C.CUDA_SUCCESS {
+		if w_resource {
+			memOut(e, unsafe.Pointer(&o_resource), unsafe.Sizeof(o_resource))
 		}
 	}
 	return int32(rc)
@@ -4082,6 +4189,139 @@ func (s *session) do_cuGraphUpload(d *wire.Decoder, e *wire.Encoder) int32 {
 		h_hStream.real = real
 	}
 	rc := C.call_cuGraphUpload(C.uint64_t(h_hGraph.real), C.uint64_t(h_hStream.real))
+	return int32(rc)
+}
+
+func (s *session) do_cuGreenCtxCreate(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phCtx := d.U32()
+	var o_phCtx C.uint64_t
+	h_desc := href{id: d.U32()}
+	p_dev := d.U32()
+	p_flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(257)
+	}
+	{
+		real, ok := s.handle(wire.KindResdesc, h_desc.id)
+		if !ok {
+			return s.badHandle(wire.KindResdesc, h_desc.id)
+		}
+		h_desc.real = real
+	}
+	rc := s.cuGreenCtxCreate(id_phCtx, &o_phCtx, h_desc, p_dev, p_flags)
+	s.bind(wire.KindGreen, id_phCtx, uint64(o_phCtx), rc)
+	return int32(rc)
+}
+
+func (s *session) do_cuGreenCtxDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hCtx := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(258)
+	}
+	{
+		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
+		if !ok {
+			return s.badHandle(wire.KindGreen, h_hCtx.id)
+		}
+		h_hCtx.real = real
+	}
+	rc := s.cuGreenCtxDestroy(h_hCtx)
+	return int32(rc)
+}
+
+func (s *session) do_cuGreenCtxGetDevResource(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hCtx := href{id: d.U32()}
+	w_resource := d.U8() != 0
+	var o_resource C.CUdevResource
+	p_type := d.U32()
+	if d.Err() != nil {
+		return s.malformed(259)
+	}
+	{
+		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
+		if !ok {
+			return s.badHandle(wire.KindGreen, h_hCtx.id)
+		}
+		h_hCtx.real = real
+	}
+	rc := s.cuGreenCtxGetDevResource(h_hCtx, &o_resource, p_type)
+	if rc == C.CUDA_SUCCESS {
+		if w_resource {
+			memOut(e, unsafe.Pointer(&o_resource), unsafe.Sizeof(o_resource))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGreenCtxRecordEvent(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hCtx := href{id: d.U32()}
+	h_hEvent := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(261)
+	}
+	{
+		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
+		if !ok {
+			return s.badHandle(wire.KindGreen, h_hCtx.id)
+		}
+		h_hCtx.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
+		if !ok {
+			return s.badHandle(wire.KindEvent, h_hEvent.id)
+		}
+		h_hEvent.real = real
+	}
+	rc := s.cuGreenCtxRecordEvent(h_hCtx, h_hEvent)
+	return int32(rc)
+}
+
+func (s *session) do_cuGreenCtxStreamCreate(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phStream := d.U32()
+	var o_phStream C.uint64_t
+	h_greenCtx := href{id: d.U32()}
+	p_flags := d.U32()
+	p_priority := d.U32()
+	if d.Err() != nil {
+		return s.malformed(262)
+	}
+	{
+		real, ok := s.handle(wire.KindGreen, h_greenCtx.id)
+		if !ok {
+			return s.badHandle(wire.KindGreen, h_greenCtx.id)
+		}
+		h_greenCtx.real = real
+	}
+	rc := s.cuGreenCtxStreamCreate(id_phStream, &o_phStream, h_greenCtx, p_flags, p_priority)
+	s.bind(wire.KindStream, id_phStream, uint64(o_phStream), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGreen, h_greenCtx.id), wire.KindStream, id_phStream)
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGreenCtxWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hCtx := href{id: d.U32()}
+	h_hEvent := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(263)
+	}
+	{
+		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
+		if !ok {
+			return s.badHandle(wire.KindGreen, h_hCtx.id)
+		}
+		h_hCtx.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
+		if !ok {
+			return s.badHandle(wire.KindEvent, h_hEvent.id)
+		}
+		h_hEvent.real = real
+	}
+	rc := s.cuGreenCtxWaitEvent(h_hCtx, h_hEvent)
 	return int32(rc)
 }
 

@@ -48,6 +48,7 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 		C.sl_ctx_sync()
 		s.settle()
 		s.in.leave(s, c.real)
+		s.endGreens(id)
 	}
 	s.followed.forget(func(r *record) bool { return r.place.ctx == c.real })
 	s.events.drop(c.real)
@@ -58,7 +59,7 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 	})
 	for kind := range s.tables {
 		switch kind {
-		case wire.KindCtx, wire.KindLibrary, wire.KindMemHandle, wire.KindPool, wire.KindGraph, wire.KindNode, wire.KindHostFn:
+		case wire.KindCtx, wire.KindLibrary, wire.KindMemHandle, wire.KindPool, wire.KindGraph, wire.KindNode, wire.KindHostFn, wire.KindResdesc:
 			continue // these outlive contexts
 		}
 		t := &s.tables[kind]
@@ -236,11 +237,16 @@ func (s *session) cuEventRecordWithFlags(ev, st href, flags uint32) C.CUresult {
 // cuCtxRecordEvent records behind all streams of the context.
 func (s *session) cuCtxRecordEvent(ctx, ev href) C.CUresult {
 	rc := C.call_cuCtxRecordEvent(C.uint64_t(ctx.real), C.uint64_t(ev.real))
+	return s.recordedBehindAll(rc, ctx.real, ev.id)
+}
+
+// recordedBehindAll notes what an event that was recorded behind all streams of a context inherits.
+func (s *session) recordedBehindAll(rc C.CUresult, ctx uint64, event uint32) C.CUresult {
 	failed := int32(rc)
 	if rc == 0 && !s.failures.none() {
-		failed = s.failures.inContext(ctx.real)
+		failed = s.failures.inContext(ctx)
 	}
-	s.failures.record(ev.id, failed)
+	s.failures.record(event, failed)
 	return rc
 }
 
@@ -255,13 +261,18 @@ func (s *session) cuStreamWaitEvent(st, ev href, flags uint32) C.CUresult {
 // cuCtxWaitEvent makes all streams of the context wait, of which the legacy one stands for those ordered with it.
 func (s *session) cuCtxWaitEvent(ctx, ev href) C.CUresult {
 	rc := C.call_cuCtxWaitEvent(C.uint64_t(ctx.real), C.uint64_t(ev.real))
-	if failed := s.failures.event(ev.id); rc == 0 && failed != 0 {
+	return s.awaitedByAll(rc, ctx.real, ev.id)
+}
+
+// awaitedByAll makes all streams of a context that wait for an event inherit the event's error.
+func (s *session) awaitedByAll(rc C.CUresult, ctx uint64, event uint32) C.CUresult {
+	if failed := s.failures.event(event); rc == 0 && failed != 0 {
 		s.tables[wire.KindStream].each(func(id uint32, p *slot) {
-			if at, blocking := s.placeOf(id); at.ctx == ctx.real {
+			if at, blocking := s.placeOf(id); at.ctx == ctx {
 				s.failures.add(failure{at, blocking, failed})
 			}
 		})
-		s.failures.add(failure{place{ctx.real, legacyStream}, true, failed})
+		s.failures.add(failure{place{ctx, legacyStream}, true, failed})
 	}
 	return rc
 }

@@ -91,6 +91,7 @@ type session struct {
 	kept     int                // bytes, see keep
 	linking  int                // bytes, see takeLinking
 	parts    map[ref][]ref      // by what they are part of
+	devres   []C.CUdevResource  // by the number that the client knows them by, less 1; greens.go
 	captures map[uint64]capture // by the stream that the client captures
 	gates    gate.Set           // it says which of its methods are the executor's
 

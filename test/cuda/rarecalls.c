@@ -175,13 +175,112 @@ static void objects(void)
 	MUST(cuMemFree_v2, p);
 }
 
+/* --- green contexts --- */
+
+static void greens(void)
+{
+	CUdevResource all, part, rest, again, forged;
+	CUdevResourceDesc d = NULL;
+	CUgreenCtx g = NULL, of = NULL;
+	CUcontext as = NULL, now = NULL;
+	CUstream s = NULL, own = NULL, s2 = NULL;
+	CUevent e;
+	CUdeviceptr p;
+	unsigned int n = 0, flags = 9;
+	unsigned long long id = 0, id2 = 0;
+	unsigned char got[64] = { 0 };
+
+	CALL(cuDeviceGetDevResource, "multiprocessors", 0, &all, CU_DEV_RESOURCE_TYPE_SM);
+	CALL(cuDeviceGetDevResource, "unknown resource", 0, &rest, 9);
+	CALL(cuDeviceGetDevResource, "unknown device", 77, &rest, CU_DEV_RESOURCE_TYPE_SM);
+	CALL(cuDeviceGetDevResource, "nowhere", 0, NULL, CU_DEV_RESOURCE_TYPE_SM);
+	CALL(cuCtxGetDevResource, "multiprocessors", ctx, &again, CU_DEV_RESOURCE_TYPE_SM);
+	CALL(cuCtxGetDevResource, "no context", NULL, &again, CU_DEV_RESOURCE_TYPE_SM);
+	printf("type %u, as many %d\n", all.type, all.sm.smCount == again.sm.smCount);
+	CALL(cuDevSmResourceSplitByCount, "how many", NULL, &n, &all, NULL, 0, 8);
+	printf("some groups %d\n", n > 1);
+	n = 1;
+	CALL(cuDevSmResourceSplitByCount, "one group", &part, &n, &all, &rest, 0, 8);
+	printf("groups %u, at least 8 %d, all are there %d\n", n, part.sm.smCount >= 8, part.sm.smCount + rest.sm.smCount == all.sm.smCount);
+	n = 1;
+	CALL(cuDevSmResourceSplitByCount, "too many", &again, &n, &all, NULL, 0, 100000);
+	n = 0;
+	CALL(cuDevSmResourceSplitByCount, "no group", &again, &n, &all, NULL, 0, 8);
+	CALL(cuDevSmResourceSplitByCount, "no count", &again, NULL, &all, NULL, 0, 8);
+	CALL(cuDevResourceGenerateDesc, "nowhere", NULL, &part, 1);
+	CALL(cuDevResourceGenerateDesc, "no resource", &d, NULL, 1);
+	memset(&forged, 0, sizeof forged);
+	forged.type = CU_DEV_RESOURCE_TYPE_SM;
+	forged.sm.smCount = 8;
+	if (getenv("RARECALLS_FORGE")) /* natively this may crash */
+		CALL(cuDevResourceGenerateDesc, "a forged resource", &d, &forged, 1);
+	CALL(cuDevResourceGenerateDesc, "one group", &d, &part, 1);
+	CALL(cuGreenCtxCreate, "no descriptor", &g, NULL, 0, CU_GREEN_CTX_DEFAULT_STREAM);
+	CALL(cuGreenCtxCreate, "no default stream", &g, d, 0, 0);
+	CALL(cuGreenCtxCreate, "", &g, d, 0, CU_GREEN_CTX_DEFAULT_STREAM);
+	CALL(cuGreenCtxGetDevResource, "multiprocessors", g, &again, CU_DEV_RESOURCE_TYPE_SM);
+	printf("as many %d\n", again.sm.smCount == part.sm.smCount);
+	CALL(cuGreenCtxGetId, "", g, &id);
+	CALL(cuCtxGetId, "the primary context", ctx, &id2);
+	printf("another id %d\n", id != id2);
+	CALL(cuGreenCtxStreamCreate, "blocking", &s, g, 0, 0);
+	CALL(cuGreenCtxStreamCreate, "", &s, g, CU_STREAM_NON_BLOCKING, 0);
+	CALL(cuStreamGetGreenCtx, "", s, &of);
+	printf("same %d\n", of == g);
+	CALL(cuStreamGetGreenCtx, "default stream", NULL, &of);
+	printf("none %d\n", !of);
+	MUST(cuMemAlloc_v2, &p, 64);
+	MUST(cuEventCreate, &e, 0);
+	CALL(cuMemsetD8Async, "in its stream", p, 7, 64, s);
+	CALL(cuEventRecord, "in its stream", e, s);
+	CALL(cuStreamWaitEvent, "default stream", NULL, e, 0);
+	CALL(cuGreenCtxRecordEvent, "", g, e);
+	CALL(cuGreenCtxWaitEvent, "", g, e);
+	CALL(cuEventSynchronize, "", e);
+	CALL(cuStreamSynchronize, "", s);
+	CALL(cuMemcpyDtoH_v2, "", got, p, 64);
+	printf("bytes %d %d\n", got[0], got[63]);
+	CALL(cuCtxFromGreenCtx, "", &as, g);
+	CALL(cuCtxSetCurrent, "green", as);
+	CALL(cuCtxGetCurrent, "", &now);
+	printf("same %d, the primary context's %d\n", now == as, now == ctx);
+	CALL(cuCtxGetFlags, "", &flags);
+	CALL(cuStreamGetGreenCtx, "default stream of green", NULL, &of);
+	printf("same %d\n", of == g);
+	CALL(cuMemsetD8Async, "default stream of green", p, 8, 64, NULL);
+	CALL(cuStreamSynchronize, "default stream of green", NULL);
+	CALL(cuStreamCreate, "non-blocking, in green", &own, CU_STREAM_NON_BLOCKING);
+	CALL(cuStreamGetGreenCtx, "created in green", own, &of);
+	printf("same %d\n", of == g);
+	CALL(cuMemsetD8Async, "created in green", p + 32, 9, 32, own);
+	CALL(cuStreamCreate, "blocking, in green", &s2, 0);
+	CALL(cuStreamGetFlags, "blocking, in green", s2, &flags);
+	printf("flags %u\n", flags);
+	CALL(cuMemsetD8Async, "blocking, in green", p + 16, 5, 16, s2);
+	CALL(cuStreamSynchronize, "blocking, in green", s2);
+	CALL(cuStreamDestroy_v2, "blocking, in green", s2);
+	CALL(cuMemsetD8Async, "default stream of green", p, 8, 16, NULL);
+	CALL(cuCtxSynchronize, "green");
+	CALL(cuCtxPopCurrent_v2, "green", &now);
+	printf("same %d\n", now == as);
+	MUST(cuCtxSetCurrent, ctx);
+	CALL(cuMemcpyDtoH_v2, "", got, p, 64);
+	printf("bytes %d %d %d\n", got[0], got[16], got[63]);
+	CALL(cuStreamDestroy_v2, "", own);
+	CALL(cuStreamDestroy_v2, "", s);
+	CALL(cuGreenCtxDestroy, "", g);
+	CALL(cuMemsetD8_v2, "memory outlives it", p, 1, 64);
+	CALL(cuEventDestroy_v2, "", e);
+	CALL(cuMemFree_v2, "", p);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
 		void (*run)(void);
 	} sections[] = {
-		{ "references", references }, { "objects", objects },
+		{ "references", references }, { "objects", objects }, { "greens", greens },
 	};
 
 	cu = dlopen("libcuda.so.1", RTLD_NOW);

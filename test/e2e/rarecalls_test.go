@@ -14,7 +14,7 @@ func TestRareCalls(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, built("test/rarecalls"))
-	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+built("simgpu"))
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+built("simgpu"), "RARECALLS_FORGE=1")
 	native := finish(t, ctx, cmd)
 	if native.status != 0 {
 		t.Fatalf("status %d without the shim: %s", native.status, native.stderr)
@@ -23,7 +23,7 @@ func TestRareCalls(t *testing.T) {
 	for _, network := range []string{"tcp", "unix"} {
 		t.Run(network, func(t *testing.T) {
 			w := startWorker(t, workerOptions{network: network})
-			r := w.run(runOptions{mem: "512M"}, built("test/rarecalls"))
+			r := w.run(runOptions{mem: "512M", env: []string{"RARECALLS_FORGE=1"}}, built("test/rarecalls"))
 			if r.status != 0 {
 				t.Fatalf("status %d: %s", r.status, tail(r.stderr, 20))
 			}
