@@ -858,7 +858,7 @@ def driver_link():
     say(int(e))
     (e,) = d.cuLinkAddData(st, d.CUjitInputType.CU_JIT_INPUT_PTX, ptx, len(ptx), b"k", 0, [], [])
     e, cubin, size = d.cuLinkComplete(st)
-    say(int(e), size > 0)
+    say(int(e), bool(size))
     e, m = d.cuModuleLoadData(cubin)
     e, f = d.cuModuleGetFunction(m, b"k")
     say(int(e))
@@ -875,6 +875,8 @@ def driver_graph_by_hand():
     o = np.zeros(256, dtype=np.int32)
     e, a = rt.cudaGraphAddMemcpyNode1D(g, None, 0, p, h.ctypes.data, 1024, rt.cudaMemcpyKind.cudaMemcpyHostToDevice)
     say(int(e))
+    if int(e):
+        return
     e, b = rt.cudaGraphAddMemcpyNode1D(g, [a], 1, o.ctypes.data, p, 1024, rt.cudaMemcpyKind.cudaMemcpyDeviceToHost)
     say(int(e))
     e, x = rt.cudaGraphInstantiate(g, 0)

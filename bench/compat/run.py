@@ -85,7 +85,8 @@ def executables(suite, cases, mode, jobs, deadline):
             return
         log = os.path.join(mode.logs, "%s-%s.log" % (suite, name.replace("/", "_")))
         begun = time.monotonic()
-        status = run(mode.prefix + argv, SECONDS, cwd, dict(os.environ, **env), log)
+        env = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false", **env)  # several share the GPU
+        status = run(mode.prefix + argv, SECONDS, cwd, env, log)
         line = {"case": name, "result": "pass" if status == 0 else "fail", "seconds": round(time.monotonic() - begun, 2)}
         if suite == "samples" and status == 2:
             line["result"] = "skip"  # the samples' own word for "waived"
@@ -169,7 +170,7 @@ def pytest(suite, sources, mode, cases, jobs, seconds, only):
             sources + "/cupy/tests",
             ["cupy_tests", "cupyx_tests", "--ignore=cupy_tests/testing_tests", "-c", ini, "--rootdir=."],
         ),
-        "numba": (sources, ["-c", ini, "--benchmark-disable", "-o", "consider_namespace_packages=true", "--pyargs", "numba.cuda.tests"]),
+        "numba": (sources, ["-c", ini, "--benchmark-disable", "-o", "consider_namespace_packages=true", "-p", "conftest", "--pyargs", "numba.cuda.tests"]),
         "jax": (
             sources + "/jax",
             ["-c", ini, "--rootdir=.", "--import-mode=importlib"] + ["tests/%s.py" % f for f in JAX_FILES],
@@ -180,7 +181,7 @@ def pytest(suite, sources, mode, cases, jobs, seconds, only):
         os.environ,
         COMPAT_OUT=out,
         COMPAT_CASES=str(cases),
-        PYTHONPATH=HERE + os.pathsep + os.environ.get("PYTHONPATH", ""),
+        PYTHONPATH=os.pathsep.join([HERE, sources + "/numba/testing", os.environ.get("PYTHONPATH", "")]),
         PYTHONHASHSEED="0",
         XLA_PYTHON_CLIENT_PREALLOCATE="false",
         JAX_NUM_GENERATED_CASES="5",

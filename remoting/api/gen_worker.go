@@ -251,6 +251,12 @@ func findHandles(p *printer, r Row) {
 			p.f("\t{\n\t\treal, ok := s.function(h_%s.id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%s, h_%s.id)\n\t\t}\n\t\th_%s.real = real\n\t}\n", n, kindName(q.HKind), n, n)
 		case q.Mode == Handle:
 			p.f("\t{\n\t\treal, ok := s.handle(%s, h_%s.id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%s, h_%s.id)\n\t\t}\n\t\th_%s.real = real\n\t}\n", kindName(q.HKind), n, kindName(q.HKind), n, n)
+			if q.HKind == "EXEC" && r.Late == LateExec {
+				p.f("\ts.edited = h_%s.real\n", n)
+			}
+			if q.HKind == "EXEC" && r.GPU {
+				p.f("\tif rc := s.failures.edit(h_%s.real); rc != 0 {\n\t\treturn rc\n\t}\n", n)
+			}
 		case q.Mode == InArray && q.HKind != "":
 			p.f("\ta_%s := make([]C.uint64_t, len(ids_%s))\n\tfor i, id := range ids_%s {\n\t\treal, ok := s.handle(%s, id)\n\t\tif !ok {\n\t\t\treturn s.badHandle(%s, id)\n\t\t}\n\t\ta_%s[i] = C.uint64_t(real)\n\t}\n", n, n, n, kindName(q.HKind), kindName(q.HKind), n)
 		case q.Mode == OutHandles:

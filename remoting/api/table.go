@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -41,6 +42,7 @@ type Late string
 const (
 	LateStream  Late = "stream"
 	LateAny     Late = "any"
+	LateExec    Late = "exec"
 	LateNothing Late = "nothing"
 )
 
@@ -125,8 +127,12 @@ func (r *Row) checkLate() error {
 		if r.stream() == nil {
 			return errors.New("oneway=stream, but no stream is given")
 		}
+	case r.Late == LateExec:
+		if !slices.ContainsFunc(r.Params, func(q Param) bool { return q.Elem == "CUgraphExec" }) {
+			return errors.New("oneway=exec, but no executable graph is given")
+		}
 	case r.Late != LateAny && r.Late != LateNothing:
-		return fmt.Errorf("oneway=%q: say stream, any or nothing", r.Late)
+		return fmt.Errorf("oneway=%q: say stream, any, exec or nothing", r.Late)
 	}
 	return nil
 }

@@ -13,7 +13,9 @@ package worker
 //   - a host function behind it is not called: the client is told of the error in its place;
 //   - a capture that holds it ends with the error.
 //
-// A failure of an operation that was given to no stream is told by the next wait of any kind. What an
+// A failure of an operation that was given to no stream is told by the next wait of any kind. Until then,
+// a launch of an executable graph fails that the operation was to change: the graph is not what the
+// program means. What an
 // operation's failure means is what follows `oneway=` in the API table.
 //
 // Locking: mu guards everything. Only the executor adds failures and asks for them, but for operations
@@ -101,6 +103,21 @@ func (f *failures) inContext(ctx uint64) int32 {
 	defer f.mu.Unlock()
 	for i := range f.list {
 		if f.list[i].place.ctx == ctx {
+			return f.list[i].result
+		}
+	}
+	return 0
+}
+
+// edit gives the error of a change that was to be made to an executable graph.
+func (f *failures) edit(exec uint64) int32 {
+	if f.none() {
+		return 0
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range f.list {
+		if f.list[i].place.exec == exec {
 			return f.list[i].result
 		}
 	}
@@ -195,7 +212,7 @@ func (f *failures) forget(ctx uint64, isEvent func(id uint32) bool) {
 // placeOf gives a stream as failures know it, and whether it is ordered with its context's legacy stream.
 func (s *session) placeOf(id uint32) (p place, blocking bool) {
 	if id == legacyStream {
-		return place{s.curReal, legacyStream}, true
+		return place{ctx: s.curReal, stream: legacyStream}, true
 	}
 	p = place{stream: id}
 	q := s.tables[wire.KindStream].live(id)
@@ -214,7 +231,7 @@ func (s *session) failed(op uint16, result int32) {
 		s.log.Debug("one-way call failed", "op", opName(op), "result", result)
 		return
 	}
-	n := failure{place: place{stream: noStream}, result: result}
+	n := failure{place: place{stream: noStream, exec: s.edited}, result: result}
 	if s.given != noStream {
 		// No wait can name a stream that is not live.
 		if p, blocking := s.placeOf(s.given); p.ctx != 0 {

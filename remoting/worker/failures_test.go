@@ -128,7 +128,7 @@ func TestFailuresOfNoStream(t *testing.T) {
 	_, addr := startWorker(t, nil)
 	for i := range rows {
 		r := &rows[i]
-		if r.Late != api.LateAny && r.Late != api.LateNothing {
+		if r.Late != api.LateAny && r.Late != api.LateExec && r.Late != api.LateNothing {
 			continue
 		}
 		t.Run(r.Symbol, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestFailuresOfNoStream(t *testing.T) {
 			if again := k.streamSync(0).result; again != 0 {
 				t.Errorf("told twice: %d, %d", result, again)
 			}
-			if refused := k.deferredError(); r.Late == api.LateAny && result != refused {
+			if refused := k.deferredError(); r.Late != api.LateNothing && result != refused {
 				t.Errorf("refused with %d, the next wait says %d", refused, result)
 			}
 			if r.Late == api.LateNothing && result != 0 {
@@ -201,6 +201,51 @@ func TestCaptureHoldsFailure(t *testing.T) {
 	}
 }
 
+// TestFailedEdit: a launch of an executable graph that could not be changed as the program wanted fails, and what is behind
+// it fails with it; once a wait has told of that, the graph can be launched as it was.
+func TestFailedEdit(t *testing.T) {
+	_, addr := startWorker(t, nil)
+	k := dial(t, addr, [16]byte{})
+	k.oneway(opCuStreamCreateWithPriority, u32(1), u32(1), u32(0))
+	k.oneway(opCuGraphCreate, u32(2), u32(0))
+	k.oneway(opCuGraphAddEmptyNode, u32(3), u32(2), []byte{0}, u64(0))
+	for _, id := range []uint32{4, 5} {
+		if r := k.wait(opCuGraphInstantiateWithFlags, 1, u32(id), u32(2), u64(0)); r.result != 0 {
+			t.Fatalf("instantiate: %d", r.result)
+		}
+	}
+	k.oneway(opCuStreamCreateWithPriority, u32(2), u32(1), u32(0))
+	for ev := uint32(1); ev <= 2; ev++ {
+		k.oneway(opCuEventCreate, u32(ev), u32(2))
+	}
+	k.oneway(opCuGraphExecMemsetNodeSetParams, u32(4), u32(3), []byte{0}, u32(1))
+	for n := uint32(1); n <= 2; n++ { // the changed one in stream 1, the other in stream 2
+		k.oneway(opCuGraphLaunch, u32(3+n), u32(n))
+		k.oneway(opCuEventRecord, u32(n), u32(n))
+	}
+	again := func() int32 {
+		k.oneway(opCuGraphLaunch, u32(4), u32(1))
+		return k.streamSync(1).result
+	}
+	event := k.wait(opCuEventSynchronize, 1, u32(1)).result
+	want := k.deferredError()
+	if want == 0 || event != want {
+		t.Errorf("refused with %d; an event behind a launch of that graph: %d", want, event)
+	}
+	for _, c := range []struct {
+		what         string
+		result, want int32
+	}{
+		{"a wait for its stream", k.streamSync(1).result, want},
+		{"an event behind a launch of another graph", k.wait(opCuEventSynchronize, 1, u32(2)).result, 0},
+		{"a launch after that", again(), 0},
+	} {
+		if c.result != c.want {
+			t.Errorf("%s: %d, want %d", c.what, c.result, c.want)
+		}
+	}
+}
+
 // TestKernelNumbersAgain: once an image is unloaded the client may give its kernels' numbers to others, which a program that
 // loads and unloads many soon does; the old ones are then nobody's.
 func TestKernelNumbersAgain(t *testing.T) {
@@ -228,7 +273,7 @@ func TestFailuresStayFew(t *testing.T) {
 		s.failed(opCuMemsetD8Async, 400)
 	}
 	for id := range uint32(1000) {
-		p := place{s.curReal, 5000 + id}
+		p := place{ctx: s.curReal, stream: 5000 + id}
 		s.failures.add(failure{p, true, 401})
 		s.failures.orphan(p)
 	}

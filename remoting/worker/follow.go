@@ -42,6 +42,7 @@ type record struct {
 type place struct {
 	ctx    uint64
 	stream uint32
+	exec   uint64 // the executable graph that a failed change was to be made to; stream is noStream
 }
 
 type follower struct {
@@ -241,7 +242,7 @@ func (s *session) follow(id, gen, stream uint32) int32 {
 	u.mu.Lock()
 	u.refs++
 	u.mu.Unlock()
-	s.followed.add(&record{u: u, id: id, gen: gen, place: place{ctx, stream}})
+	s.followed.add(&record{u: u, id: id, gen: gen, place: place{ctx: ctx, stream: stream}})
 	return 0
 }
 

@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x5d, 0xb1, 0xe0, 0x64, 0x79, 0xd5, 0x60, 0x10,
-	0x59, 0xa5, 0x74, 0x5a, 0x11, 0x03, 0xd5, 0x3c,
-	0x2f, 0x78, 0xbc, 0x01, 0xe6, 0x4e, 0x27, 0xdb,
-	0xf2, 0xaa, 0xa8, 0x4e, 0x57, 0xd7, 0xbe, 0x76,
+	0xce, 0x65, 0x9b, 0x39, 0x43, 0x36, 0x5d, 0xb0,
+	0xc7, 0x67, 0xdc, 0x84, 0xe9, 0xb6, 0x66, 0x65,
+	0xd6, 0x7e, 0x8c, 0xd0, 0x2e, 0xc9, 0xee, 0x60,
+	0x1c, 0xce, 0x00, 0x00, 0x13, 0xc1, 0xa7, 0x79,
 }
 
 // Operation numbers of the API table.
@@ -2839,6 +2839,7 @@ func (s *session) do_cuGraphExecChildGraphNodeSetParams(d *wire.Decoder, e *wire
 		}
 		h_hGraphExec.real = real
 	}
+	s.edited = h_hGraphExec.real
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
@@ -2888,6 +2889,7 @@ func (s *session) do_cuGraphExecEventRecordNodeSetEvent(d *wire.Decoder, e *wire
 		}
 		h_hGraphExec.real = real
 	}
+	s.edited = h_hGraphExec.real
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
@@ -2920,6 +2922,7 @@ func (s *session) do_cuGraphExecEventWaitNodeSetEvent(d *wire.Decoder, e *wire.E
 		}
 		h_hGraphExec.real = real
 	}
+	s.edited = h_hGraphExec.real
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
@@ -2975,6 +2978,7 @@ func (s *session) do_cuGraphExecHostNodeSetParams(d *wire.Decoder, e *wire.Encod
 		}
 		h_hGraphExec.real = real
 	}
+	s.edited = h_hGraphExec.real
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
@@ -3023,6 +3027,7 @@ func (s *session) do_cuGraphExecKernelNodeSetParams_v2(d *wire.Decoder, e *wire.
 		}
 		h_hGraphExec.real = real
 	}
+	s.edited = h_hGraphExec.real
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
@@ -3062,6 +3067,7 @@ func (s *session) do_cuGraphExecMemcpyNodeSetParams(d *wire.Decoder, e *wire.Enc
 		}
 		h_hGraphExec.real = real
 	}
+	s.edited = h_hGraphExec.real
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
@@ -3100,6 +3106,7 @@ func (s *session) do_cuGraphExecMemsetNodeSetParams(d *wire.Decoder, e *wire.Enc
 		}
 		h_hGraphExec.real = real
 	}
+	s.edited = h_hGraphExec.real
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {
@@ -3580,6 +3587,9 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		h_hGraph.real = real
 	}
+	if rc := s.failures.edit(h_hGraph.real); rc != 0 {
+		return rc
+	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
 		if !ok {
@@ -3964,6 +3974,7 @@ func (s *session) do_cuGraphNodeSetEnabled(d *wire.Decoder, e *wire.Encoder) int
 		}
 		h_hGraphExec.real = real
 	}
+	s.edited = h_hGraphExec.real
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
 		if !ok {

@@ -272,7 +272,7 @@ func (s *session) awaitedByAll(rc C.CUresult, ctx uint64, event uint32) C.CUresu
 				s.failures.add(failure{at, blocking, failed})
 			}
 		})
-		s.failures.add(failure{place{ctx, legacyStream}, true, failed})
+		s.failures.add(failure{place{ctx: ctx, stream: legacyStream}, true, failed})
 	}
 	return rc
 }

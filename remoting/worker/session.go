@@ -77,6 +77,7 @@ type session struct {
 	npages   int
 	pending  bool   // a waiter will answer this call
 	given    uint32 // id of the stream that the current one-way operation is given to, or noStream
+	edited   uint64 // the executable graph that it changes, or 0
 	dec      wire.Decoder
 	enc      wire.Encoder
 	ended    string // why the session must end
@@ -157,7 +158,7 @@ func (s *session) run() error {
 		}
 		s.inOp.Store(true)
 		s.pending = false
-		s.given = noStream
+		s.given, s.edited = noStream, 0
 		s.enc.Reset()
 		rc, err := s.frame()
 		if err != nil || s.ended != "" || rc != 0 || s.hdr.Call != 0 {
