@@ -57,9 +57,10 @@ const policySuffix = ".policy"
 
 // tenancy is a lease on its GPUs' schedules.
 type tenancy struct {
-	lease   lease.Lease    // without grants until Share was called for it
-	tenants map[string]int // by GPU
-	err     error          // why it is not a tenant of all its GPUs
+	lease   lease.Lease              // without grants until Share was called for it
+	tenants map[string]int           // by GPU
+	excess  map[string]time.Duration // by GPU, see noteExcess
+	err     error                    // why it is not a tenant of all its GPUs
 }
 
 // openSchedules opens the schedules of an earlier daemon.
@@ -86,7 +87,7 @@ func (p *Pool) openSchedules() error {
 		for _, c := range b.Read() {
 			s := p.tenancies[c.Lease]
 			if s == nil {
-				s = &tenancy{lease: lease.Lease{ID: c.Lease}, tenants: map[string]int{}}
+				s = &tenancy{lease: lease.Lease{ID: c.Lease}, tenants: map[string]int{}, excess: map[string]time.Duration{}}
 				p.tenancies[c.Lease] = s
 			}
 			s.tenants[gpu] = c.Tenant
@@ -139,7 +140,7 @@ func (p *Pool) Share(l lease.Lease) error {
 func (p *Pool) share(l lease.Lease) error {
 	s := p.tenancies[l.ID]
 	if s == nil {
-		s = &tenancy{tenants: map[string]int{}}
+		s = &tenancy{tenants: map[string]int{}, excess: map[string]time.Duration{}}
 		p.tenancies[l.ID] = s
 	}
 	s.lease = l

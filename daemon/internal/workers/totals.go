@@ -134,6 +134,7 @@ type ghost struct {
 func (p *Pool) AddBusy(at time.Time, busy map[string]map[int]time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.noteExcess(at, busy)
 	for _, l := range p.leases {
 		var d time.Duration
 		for _, g := range l.gpus {

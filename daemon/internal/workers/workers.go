@@ -96,6 +96,7 @@ type Pool struct {
 	over      map[overrunKey]lateWork    // work that stays on a GPU while others wait
 	stopStore func()
 	overran   []Overrun // of sessions that ended themselves, to be told of
+	sampled   time.Time // when AddBusy was called last
 
 	sharing Sharing
 }

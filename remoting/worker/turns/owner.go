@@ -126,7 +126,7 @@ func (p *pages) read() []TenantCounters {
 		d := func(c int) time.Duration { return time.Duration(min(n(c), 1<<62)) }
 		c := TenantCounters{
 			Tenant: i, Lease: p.nameOf(i).String(), Policy: pol.policy(),
-			Share: uint32(v.tenants[i].share / (fullShare / FullWeight)), Wants: v.tenants[i].want,
+			Share: uint32(v.tenants[i].share / (fullShare / FullWeight)), Most: uint32(v.most(i) / (fullShare / FullWeight)), Wants: v.tenants[i].want,
 			Owes: time.Duration(v.owes(i)), Ends: p.endsOverruns(&v, i),
 			Counters: Counters{
 				Held: d(cHeld), Busy: d(cBusy), Waited: d(cWaited), Throttled: d(cThrottled), Lent: d(cLent), Borrowed: d(cBorrowed),

@@ -130,6 +130,18 @@ func (v *view) setShares() {
 	}
 }
 
+// most returns the largest part of the GPU that tenant i can have. It follows from the policies alone, which sessions cannot write.
+func (v *view) most(i int) int64 {
+	s := &v.tenants[i]
+	switch {
+	case s.kind == Fixed:
+		return s.share
+	case s.lend:
+		return max(s.share, v.rate) // its own time is part of what is lent
+	}
+	return min(s.share+v.rate, fullShare)
+}
+
 // bound returns a virtual time within its limits. A virtual time beyond the debt limit is
 // corrupt, or from another clock; it is set to now.
 func (v *view) bound(vt, share int64) int64 {

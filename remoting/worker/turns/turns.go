@@ -98,6 +98,7 @@ type TenantCounters struct {
 	Lease   string
 	Policy  Policy
 	Share   uint32 // what its policy gives it of the GPU now, in the unit of weights
+	Most    uint32 // the most that the policies of all tenants can give it, whatever the others do, in the same unit
 	Members int    // sessions
 	Wants   bool   // one of them has work or waits
 	Counters

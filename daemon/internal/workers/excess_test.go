@@ -1,0 +1,82 @@
+package workers
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// A lease whose programs are on a GPU for longer than its policy can give it, as the driver sees it, is told of, whatever
+// the schedule says. One that has what it may have is not.
+func TestExcess(t *testing.T) {
+	dir := setup(t)
+	for _, c := range []struct {
+		name    string
+		policy  lease.Policy
+		percent float64 // that the driver sees of it
+		others  float64 // and of another lease
+		told    int     // times in 100 s, which are looked at ten times
+	}{
+		{"its share", lease.Fixed, 10, 40, 0},
+		{"the driver is not exact", lease.Fixed, 19, 81, 0},
+		{"half of the GPU", lease.Fixed, 47, 40, 2},
+		{"all of it", lease.Fixed, 100, 10, 5},
+		{"a long kernel, while no other lease has work", lease.Fixed, 100, 0, 0},
+		{"time that others lend", lease.BestEffort, 90, 10, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPool(t, dir, nil)
+			l := testLease("a", 0)
+			l.Request.Policy, l.Grants[0].Percent = c.policy, 10
+			if err := p.Share(l); err != nil {
+				t.Fatal(err)
+			}
+			other := testLease("b", 0)
+			if err := p.Share(other); err != nil {
+				t.Fatal(err)
+			}
+			mine, its := startIdle(t, p, l), startIdle(t, p, other)
+			part := func(percent float64) time.Duration { return time.Duration(percent * float64(time.Second) / 10) }
+			at, told := time.Now(), 0
+			for range 11 {
+				p.AddBusy(at, map[string]map[int]time.Duration{simUUID(0): {mine: part(c.percent), its: part(c.others), 1: time.Second}})
+				at = at.Add(10 * time.Second)
+				for _, o := range p.overruns(at) {
+					told++
+					if o.Lease.ID != l.ID || o.GPU != simUUID(0) || o.Ended || o.Time < excessLimit || !strings.Contains(o.Reason, "outside of their turns") {
+						t.Errorf("%+v", o)
+					}
+				}
+			}
+			if told != c.told {
+				t.Errorf("told %d times, want %d", told, c.told)
+			}
+			for _, id := range []string{l.ID, other.ID} {
+				if err := p.End(t.Context(), id); err != nil {
+					t.Error(err)
+				}
+				if err := p.Forget(id); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// startIdle starts a session of a lease that does nothing, and returns its process.
+func startIdle(t *testing.T, p *Pool, l lease.Lease) int {
+	t.Helper()
+	c, w := pair(t)
+	s, err := p.Start(t.Context(), l, lease.SessionRequest{Lease: l.ID, Kind: wire.SessionCompute, PID: 1, UID: testUID, Program: "idle"}, w, gpus(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := c.hello(); err != nil {
+		t.Fatal(err)
+	}
+	return s.Worker.PID
+}
