@@ -6,6 +6,7 @@ package workers
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -37,16 +38,41 @@ func (p *Pool) userStore(uid, gid uint32) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("image store: %w", err)
 	}
-	// Only root makes anything beside it, so it is ours to give.
-	if err := f.Chown(int(uid), int(gid)); err != nil {
+	if err := giveDir(f, uid, gid); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("image store: %w", err)
 	}
 	return f, nil
 }
 
+// giveDir gives a user a directory that was made for it just now, or by a daemon that died before it gave it: that is root's, and
+// empty. The directory of somebody else stays that.
+func giveDir(f *os.File, uid, gid uint32) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Uid == uid {
+		return nil
+	}
+	if _, err := f.Readdirnames(1); st.Uid != uint32(os.Geteuid()) || !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s is there and belongs to user %d, not to %d: move it away, or set owner.store to a directory of its own", f.Name(), st.Uid, uid)
+	}
+	return f.Chown(int(uid), int(gid))
+}
+
+// warnOfMemory says that images on a file system in memory count as the host memory of the session that
+// sent them.
+func (p *Pool) warnOfMemory() {
+	var st unix.Statfs_t
+	if err := unix.Statfs(p.cfg.Store, &st); err == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC) {
+		p.log.Warn("module images are kept in memory: they count to worker.memory_max of the sessions that send them. Set owner.store to a directory on a disk", "directory", p.cfg.Store)
+	}
+}
+
 // keepStore sweeps the store now and at intervals until stopStore.
 func (p *Pool) keepStore() error {
+	p.warnOfMemory()
 	f, err := store.CreateShared(p.storeCount())
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -109,5 +110,51 @@ func TestUploads(t *testing.T) {
 		if err := os.RemoveAll(user); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A user's directory is given to it once, and nobody else's is.
+func TestUserStore(t *testing.T) {
+	dir := setup(t)
+	p := newPool(t, dir, nil)
+	owner := func(path string) uint32 {
+		t.Helper()
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Uid
+	}
+	for range 2 {
+		f, err := p.userStore(testUID, testUID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+	if got := owner(filepath.Join(p.cfg.Store, strconv.Itoa(testUID))); got != testUID {
+		t.Errorf("the user's directory belongs to %d", got)
+	}
+	// Directories that something else has made there.
+	for name, of := range map[string]int{"4242": 0, "4243": 5} {
+		at := filepath.Join(p.cfg.Store, name)
+		if err := os.MkdirAll(filepath.Join(at, "inside"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(at, of, of); err != nil {
+			t.Fatal(err)
+		}
+		uid, _ := strconv.ParseUint(name, 10, 32)
+		if f, err := p.userStore(uint32(uid), uint32(uid)); err == nil || !strings.Contains(err.Error(), "belongs to user") || owner(at) != uint32(of) {
+			f.Close()
+			t.Errorf("%s: %v; it belongs to %d", name, err, owner(at))
+		}
+	}
+	// What a daemon left that died after it had made one.
+	if err := os.Mkdir(filepath.Join(p.cfg.Store, "4244"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := p.userStore(4244, 4244); err != nil || owner(f.Name()) != 4244 {
+		t.Error(err)
 	}
 }

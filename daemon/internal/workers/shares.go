@@ -399,7 +399,15 @@ func (p *Pool) overrun(id, gpu string, pid int, reason string) Overrun {
 // endedItself notes a session that ended itself for its work, for the next call of overruns. mu is
 // held.
 func (p *Pool) endedItself(s *session, reason string) {
-	if s.why != "" || s.proc == nil || s.proc.Cmd.ProcessState == nil || s.proc.Cmd.ProcessState.ExitCode() != control.ExitOverrun {
+	if s.why != "" {
+		return
+	}
+	// The exit status of a session that an earlier daemon started is not told to this one, so that session's own word has to do.
+	if s.proc == nil {
+		if !control.IsOverrun(reason) {
+			return
+		}
+	} else if s.proc.Cmd.ProcessState == nil || s.proc.Cmd.ProcessState.ExitCode() != control.ExitOverrun {
 		return
 	}
 	o := p.overrun(s.Lease, strings.Join(s.l.gpus, ", "), s.Worker.PID, reason)

@@ -354,4 +354,13 @@ func TestEndedItself(t *testing.T) {
 			t.Errorf("told twice: %+v", o)
 		}
 	}
+	// Of one that an earlier daemon started only its word is known.
+	for reason, want := range map[string]int{control.OverrunReason("a GPU", 2*time.Second, 0, time.Second): 1, "ended": 0, "": 0} {
+		p.mu.Lock()
+		p.endedItself(&session{Session: lease.Session{Lease: l.ID, Worker: lease.Process{PID: 78}}, l: &leased{id: l.ID, gpus: []string{simUUID(0)}}}, reason)
+		p.mu.Unlock()
+		if o := p.overruns(time.Now()); len(o) != want || want == 1 && (o[0].PID != 78 || !o[0].Ended || o[0].Reason != reason) {
+			t.Errorf("a session of an earlier daemon ended with %q: %+v", reason, o)
+		}
+	}
 }

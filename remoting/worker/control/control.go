@@ -37,9 +37,15 @@ const ExitOverrun = 3
 // OverrunReason says why a session ends that exceeds the site's limit. owes is what the lease's sessions took of the
 // GPU's time together and have not paid for.
 func OverrunReason(gpu string, late, owes, limit time.Duration) string {
-	return fmt.Sprintf("its work stayed on %s for %v after its turn, and its lease owes %v of that GPU's time; shares.overrun.limit is %v",
+	return fmt.Sprintf(overrunText+"%s for %v after its turn, and its lease owes %v of that GPU's time; shares.overrun.limit is %v",
 		gpu, late.Round(time.Millisecond), owes.Round(time.Millisecond), limit)
 }
+
+// overrunText is what reasons of OverrunReason begin with.
+const overrunText = "its work stayed on "
+
+// IsOverrun says whether a session's reason is one of OverrunReason.
+func IsOverrun(reason string) bool { return strings.HasPrefix(reason, overrunText) }
 
 // Facts is what the probe found; sizes in bytes, by device.
 type Facts struct {

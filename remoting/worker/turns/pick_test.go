@@ -237,6 +237,11 @@ func TestRandomSteps(t *testing.T) {
 				}
 			}
 		}
+		for i := range tenants {
+			if most := float64(g.now-from+maxCredit)*float64(g.most(i))/fullShare + float64(60*ms); float64(g.held[i]) > most {
+				t.Errorf("seed %d: tenant %d (%+v) had %v in %v, more than the policies can give it", seed, i, g.tenants[i], time.Duration(g.held[i]), time.Duration(g.now-from))
+			}
+		}
 		if sum > g.now-from {
 			t.Errorf("seed %d: %v given in %v", seed, time.Duration(sum), time.Duration(g.now-from))
 		}
