@@ -1871,6 +1871,13 @@ enum {
 	CUDA_GRAPH_INSTANTIATE_ERROR = 1,
 };
 
+/* CUgraphConditionalNodeType */
+enum {
+	CU_GRAPH_COND_TYPE_IF = 0,
+	CU_GRAPH_COND_TYPE_WHILE = 1,
+	CU_GRAPH_COND_TYPE_SWITCH = 2,
+};
+
 /* CUgraphDebugDot_flags */
 enum {
 	CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE = 1,

@@ -420,10 +420,15 @@ var parts = map[string][]struct {
 func whole(r Row, q Param) string {
 	for _, w := range parts[q.HKind] {
 		for _, h := range r.Wire {
-			if h.Mode != Handle || h.HKind != w.of {
+			made := h.Mode == New && q.Mode == OutHandles
+			if h.Mode != Handle && !made || h.HKind != w.of {
 				continue
 			}
-			ref := fmt.Sprintf("refOf(%s, h_%s.id)", kindName(h.HKind), h.Name)
+			id := "h_" + h.Name + ".id"
+			if made {
+				id = "id_" + h.Name
+			}
+			ref := fmt.Sprintf("refOf(%s, %s)", kindName(h.HKind), id)
 			if w.same {
 				return "s.owner(" + ref + ")"
 			}

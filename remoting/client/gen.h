@@ -55,8 +55,10 @@ enum {
 	SL_OP_cuGraphAddKernelNode_v2 = 164,
 	SL_OP_cuGraphAddMemcpyNode = 167,
 	SL_OP_cuGraphAddMemsetNode = 168,
+	SL_OP_cuGraphAddNode = 169,
 	SL_OP_cuGraphChildGraphNodeGetGraph = 173,
 	SL_OP_cuGraphClone = 174,
+	SL_OP_cuGraphConditionalHandleCreate = 175,
 	SL_OP_cuGraphCreate = 176,
 	SL_OP_cuGraphDestroy = 178,
 	SL_OP_cuGraphDestroyNode = 179,
@@ -376,6 +378,7 @@ CUresult sl_cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgra
 CUresult sl_cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams);
 CUresult sl_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph);
 CUresult sl_cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph);
+CUresult sl_cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_out, CUgraph hGraph, CUcontext ctx, unsigned int defaultLaunchValue, unsigned int flags);
 CUresult sl_cuGraphCreate(CUgraph *phGraph, unsigned int flags);
 CUresult sl_cuGraphDebugDotPrint(CUgraph hGraph, const char *path, unsigned int flags);
 CUresult sl_cuGraphDestroy(CUgraph hGraph);
@@ -715,8 +718,10 @@ CUresult fw_cuGraphAddHostNode(uint32_t phGraphNode, CUgraph hGraph, const CUgra
 CUresult fw_cuGraphAddKernelNode_v2(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
 CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx, unsigned int hostfn);
 CUresult fw_cuGraphAddMemsetNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
+CUresult fw_cuGraphAddNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphConditionalHandle handle, unsigned int type, CUcontext ctx, CUgraph *bodies, size_t *size);
 CUresult fw_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph);
 CUresult fw_cuGraphClone(uint32_t phGraphClone, CUgraph originalGraph);
+CUresult fw_cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_out, CUgraph hGraph, CUcontext ctx, unsigned int defaultLaunchValue, unsigned int flags);
 CUresult fw_cuGraphCreate(uint32_t phGraph, unsigned int flags);
 CUresult fw_cuGraphDestroy(CUgraph hGraph);
 CUresult fw_cuGraphDestroyNode(CUgraphNode hNode);
@@ -743,7 +748,7 @@ CUresult fw_cuGraphHostNodeSetParams(CUgraphNode hNode, unsigned int hostfn);
 CUresult fw_cuGraphInstantiateWithFlags(uint32_t phGraphExec, CUgraph hGraph, unsigned long long flags);
 CUresult fw_cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src);
 CUresult fw_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out);
-CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams, unsigned int *kernel, unsigned int *byKernel, CUcontext *ctx, unsigned char *params, size_t *paramBytes);
+CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams, unsigned int *kernel, unsigned int *has, CUcontext *ctx, unsigned char *params, size_t *paramBytes);
 CUresult fw_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value);
 CUresult fw_cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
 CUresult fw_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream);

@@ -1289,17 +1289,10 @@ SL_EXPORT CUresult cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph)
 	SL_LEAVE("cuGraphClone", sl_cuGraphClone(phGraphClone, originalGraph));
 }
 
-SL_EXPORT CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_out, CUgraph hGraph, CUcontext ctx, unsigned int defaultLaunchValue, unsigned int flags);
 SL_EXPORT CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_out, CUgraph hGraph, CUcontext ctx, unsigned int defaultLaunchValue, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)pHandle_out;
-	(void)hGraph;
-	(void)ctx;
-	(void)defaultLaunchValue;
-	(void)flags;
-	return sl_refuse("cuGraphConditionalHandleCreate", &once);
+	SL_ENTER();
+	SL_LEAVE("cuGraphConditionalHandleCreate", sl_cuGraphConditionalHandleCreate(pHandle_out, hGraph, ctx, defaultLaunchValue, flags));
 }
 
 SL_EXPORT CUresult cuGraphCreate(CUgraph *phGraph, unsigned int flags)

@@ -1226,6 +1226,64 @@ CUresult sl_cuGraphAddMemsetNode(CUgraphNode *phGraphNode, CUgraph hGraph, const
 	return err;
 }
 
+CUresult fw_cuGraphAddNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphConditionalHandle handle, unsigned int type, CUcontext ctx, CUgraph *bodies, size_t *size)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, phGraphNode);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u8(&b, dependencies != NULL);
+	if (dependencies) {
+		sl_put_u32(&b, (uint32_t)numDependencies);
+		for (size_t i = 0; i < numDependencies; i++) {
+			sl_route(&b, SL_NODE, dependencies[i]);
+			sl_put_u32(&b, sl_handle_id(SL_NODE, dependencies[i], &err));
+		}
+	}
+	sl_put_u64(&b, (uint64_t)numDependencies);
+	sl_put_u64(&b, (uint64_t)handle);
+	sl_put_u32(&b, (uint32_t)type);
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
+	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
+	sl_put_u8(&b, bodies != NULL);
+	if (!size) {
+		sl_buf_free(&b);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	sl_put_u64(&b, *size);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphAddNode, &b, &r);
+		if (!err) {
+			const size_t room_size = *size;
+
+			*size = sl_get_u64(&r);
+			if (bodies) {
+				uint32_t n = sl_get_u32(&r);
+
+				for (uint32_t i = 0; i < n && !r.bad; i++) {
+					uint32_t id = sl_get_u32(&r);
+
+					if (i < room_size)
+						bodies[i] = sl_handle_from_id(SL_GRAPH, id, r.session);
+				}
+				for (size_t i = n; i < room_size; i++)
+					bodies[i] = NULL;
+				if (*size > room_size)
+					*size = room_size;
+			}
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1286,6 +1344,34 @@ CUresult sl_cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph)
 		*phGraphClone = h;
 	else
 		sl_handle_free(SL_GRAPH, id);
+	return err;
+}
+
+CUresult fw_cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_out, CUgraph hGraph, CUcontext ctx, unsigned int defaultLaunchValue, unsigned int flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, pHandle_out != NULL);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_route(&b, SL_CTX, (const void *)(uintptr_t)ctx);
+	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
+	sl_put_u32(&b, (uint32_t)defaultLaunchValue);
+	sl_put_u32(&b, (uint32_t)flags);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphConditionalHandleCreate, &b, &r);
+		if (!err) {
+			if (pHandle_out)
+				sl_get_bytes(&r, pHandle_out, sizeof *pHandle_out);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
 	return err;
 }
 
@@ -2062,7 +2148,7 @@ CUresult sl_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID 
 	return fw_cuGraphKernelNodeGetAttribute(hNode, attr, value_out);
 }
 
-CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams, unsigned int *kernel, unsigned int *byKernel, CUcontext *ctx, unsigned char *params, size_t *paramBytes)
+CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams, unsigned int *kernel, unsigned int *has, CUcontext *ctx, unsigned char *params, size_t *paramBytes)
 {
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
@@ -2073,7 +2159,7 @@ CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PA
 	sl_put_u32(&b, sl_handle_id(SL_NODE, (const void *)(uintptr_t)hNode, &err));
 	sl_put_u8(&b, nodeParams != NULL);
 	sl_put_u8(&b, kernel != NULL);
-	sl_put_u8(&b, byKernel != NULL);
+	sl_put_u8(&b, has != NULL);
 	sl_put_u8(&b, ctx != NULL);
 	sl_put_u8(&b, params != NULL);
 	if (!paramBytes) {
@@ -2091,8 +2177,8 @@ CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PA
 				sl_get_bytes(&r, nodeParams, sizeof *nodeParams);
 			if (kernel)
 				sl_get_bytes(&r, kernel, sizeof *kernel);
-			if (byKernel)
-				sl_get_bytes(&r, byKernel, sizeof *byKernel);
+			if (has)
+				sl_get_bytes(&r, has, sizeof *has);
 			if (ctx)
 				*ctx = sl_handle_from_id(SL_CTX, sl_get_u32(&r), r.session);
 			if (params) {

@@ -1,4 +1,4 @@
-/* Copies of this process's memory in graphs (graphhost.c). */
+/* Graphs: copies of this process's memory (graphhost.c), and what belongs to nodes. */
 #ifndef SLUICE_GRAPHHOST_H
 #define SLUICE_GRAPHHOST_H
 
@@ -22,5 +22,8 @@ CUresult sl_graph_copy_new(const CUDA_MEMCPY3D *asked, CUDA_MEMCPY3D *c, CUgraph
 CUresult sl_graph_copy_capture(const CUDA_MEMCPY3D *c, CUstream s, bool *captured);
 /* For a copy that is a node already, by its function: what was asked for, and the two sides. */
 bool sl_graph_copy_asked(uint32_t fn, CUDA_MEMCPY3D *asked, CUmemorytype *src, CUmemorytype *dst);
+
+/* Memory of n bytes, zeroed, that belongs to a node: it stays until the node is given other memory or destroyed. graphread.c */
+void *sl_graph_node_keep(CUgraphNode node, size_t n);
 
 #endif

@@ -230,7 +230,7 @@ CUresult sl_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *p)
 	return CUDA_SUCCESS;
 }
 
-/* --- one function for all kinds --- */
+/* --- parameters of all kinds --- */
 
 static CUresult refuse_kind(const char *function, CUgraphNodeType type)
 {
@@ -261,6 +261,41 @@ static CUcontext or_current(CUcontext ctx)
 	return ctx || sl_ctx_use(&c) ? ctx : sl_ctx_handle(c);
 }
 
+/* --- conditional nodes --- */
+
+CUresult sl_cuGraphConditionalHandleCreate(CUgraphConditionalHandle *handle, CUgraph graph, CUcontext ctx, unsigned int value, unsigned int flags)
+{
+	return handle ? fw_cuGraphConditionalHandleCreate(handle, graph, or_current(ctx), value, flags) : CUDA_ERROR_INVALID_VALUE;
+}
+
+#define BODIES_MAX 65536
+
+/* The bodies are graphs of the node's own; the program finds them in a list that belongs to the node. */
+static CUresult add_conditional(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, CUDA_CONDITIONAL_NODE_PARAMS *p)
+{
+	CUgraph *bodies = NULL;
+	size_t n = p->size;
+	CUresult err;
+	uint32_t id;
+	void *h;
+
+	if ((ndeps && !deps) || !n || n > BODIES_MAX)
+		return CUDA_ERROR_INVALID_VALUE;
+	id = sl_handle_new(SL_NODE, NULL, &h);
+	if (id)
+		bodies = sl_graph_node_keep(h, (n + 1) * sizeof *bodies);
+	err = bodies ? fw_cuGraphAddNode(id, graph, deps, ndeps, p->handle, p->type, or_current(p->ctx), bodies, &n) : CUDA_ERROR_OUT_OF_MEMORY;
+	if (err) {
+		sl_handle_free(SL_NODE, id);
+		return err;
+	}
+	p->phGraph_out = bodies;
+	*node = h;
+	return CUDA_SUCCESS;
+}
+
+/* --- one function for all kinds --- */
+
 CUresult sl_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, CUgraphNodeParams *p)
 {
 	if (!p || !node)
@@ -282,6 +317,8 @@ CUresult sl_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 		return sl_cuGraphAddEventWaitNode(node, graph, deps, ndeps, p->eventWait.event);
 	case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
 		return sl_cuGraphAddEventRecordNode(node, graph, deps, ndeps, p->eventRecord.event);
+	case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+		return add_conditional(node, graph, deps, ndeps, &p->conditional);
 	default:
 		return refuse_kind("cuGraphAddNode", p->type);
 	}

@@ -6,6 +6,7 @@
 #include "codec.h"
 #include "ctx.h"
 #include "gen.h"
+#include "graphhost.h"
 #include "handles.h"
 #include "kernel.h"
 #include "module.h"
@@ -43,6 +44,15 @@ static void give(CUgraphNode h, struct node *n)
 	}
 }
 
+void *sl_graph_node_keep(CUgraphNode h, size_t n)
+{
+	struct node *k = calloc(1, sizeof *k + n);
+
+	if (k)
+		give(h, k);
+	return k ? k->packed : NULL;
+}
+
 CUresult sl_cuGraphDestroyNode(CUgraphNode hNode)
 {
 	give(hNode, NULL);
@@ -63,7 +73,7 @@ CUresult sl_cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PAR
 {
 	CUDA_KERNEL_NODE_PARAMS got = { 0 };
 	struct node *n = malloc(sizeof *n + PARAMS_MAX);
-	unsigned id = 0, by_kernel = 0;
+	unsigned id = 0, has = 0;
 	struct sl_launch_info k;
 	CUcontext ctx = NULL;
 	struct sl_ctx *c;
@@ -75,15 +85,15 @@ CUresult sl_cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PAR
 	n->bytes = PARAMS_MAX;
 	err = p ? sl_ctx_use(&c) : CUDA_ERROR_INVALID_VALUE;
 	if (!err)
-		err = fw_cuGraphKernelNodeGetParams_v2(node, &got, &id, &by_kernel, &ctx, n->packed, &n->bytes);
+		err = fw_cuGraphKernelNodeGetParams_v2(node, &got, &id, &has, &ctx, n->packed, &n->bytes);
 	if (!err) {
 		CUfunction f = function_of(id);
 
 		got.ctx = ctx;
-		if (by_kernel)
-			got.kern = sl_handle_value(SL_KERNEL, id);
-		else
+		if (has & 1)
 			got.func = f;
+		if (has & 2)
+			got.kern = sl_handle_value(SL_KERNEL, id);
 		err = f ? sl_kernel_layout(f, c->dev, &k) : CUDA_ERROR_INVALID_VALUE;
 	}
 	if (!err && k.nparams) {

@@ -696,9 +696,9 @@ static CUresult capture_info(CUstream hStream, CUstreamCaptureStatus *status, cu
 	if (graph)
 		*graph = i.graph;
 	if (deps)
-		*deps = s ? s->cap_nodes : NULL;
+		*deps = s && i.n ? s->cap_nodes : NULL;
 	if (edges)
-		*edges = s ? s->cap_edges : NULL;
+		*edges = s && i.n ? s->cap_edges : NULL;
 	if (n)
 		*n = i.n;
 	return CUDA_SUCCESS;

@@ -370,7 +370,8 @@ static CUresult info(CUstream h, CUstream dflt, CUstreamCaptureStatus *st, cuuin
 		     const CUgraphNode **deps, const CUgraphEdgeData **edges, size_t *ndeps)
 {
 	static __thread CUgraphNode *list;	/* what *deps points at until the thread's next call */
-	static __thread size_t cap;
+	static __thread CUgraphEdgeData *plain;	/* no edge has data */
+	static __thread size_t cap, cap_plain;
 	struct stream *s;
 	struct ctx *c;
 	CUresult r = sim_enter_ctx(&c);
@@ -391,13 +392,16 @@ static CUresult info(CUstream h, CUstream dflt, CUstreamCaptureStatus *st, cuuin
 		*id = s->cap->id;
 	if (graph)
 		*graph = HANDLE(CUgraph, s->cap->graph);
-	if (edges)
-		*edges = NULL;
+	if (edges) {
+		plain = xgrow(plain, s->ncap + 1, &cap_plain, sizeof(*plain));
+		memset(plain, 0, s->ncap * sizeof(*plain));
+		*edges = s->ncap ? plain : NULL;
+	}
 	if (deps) {
 		list = xgrow(list, s->ncap + 1, &cap, sizeof(*list));
 		for (size_t i = 0; i < s->ncap; i++)
 			list[i] = HANDLE(CUgraphNode, s->cap_deps[i]);
-		*deps = list;
+		*deps = s->ncap ? list : NULL;
 	}
 	if (ndeps)
 		*ndeps = s->ncap;

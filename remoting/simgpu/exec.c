@@ -80,7 +80,20 @@ static CUresult visit(struct plan *p, struct gnode *n, uint64_t top)
 	s->node = n->obj.handle;
 	s->top = top;
 	s->disabled = false;
-	return CUDA_SUCCESS;
+	if (n->nbody) {
+		free(s->work.cond.body);
+		s->work.cond.body = xcalloc(n->nbody, sizeof(*s->work.cond.body));
+	}
+	for (size_t i = 0; i < n->nbody && !r; i++) {
+		struct plan *b = xcalloc(1, sizeof(*b));
+
+		b->refs = 1;
+		/* Not by s: the steps may have moved. */
+		p->step[p->n - 1].work.cond.body[i] = b;
+		p->step[p->n - 1].work.cond.n = i + 1;
+		r = visit_graph(b, n->body[i], top);
+	}
+	return r;
 }
 
 static void record_now(uint64_t handle, int dev)

@@ -22,6 +22,9 @@ static void node_free(struct gnode *n)
 	work_drop(&n->work);
 	if (n->child)
 		graph_destroy(n->child);
+	for (size_t i = 0; i < n->nbody; i++)
+		graph_destroy(n->body[i]);
+	free(n->body);
 	free(n->params);
 	free(n->deps);
 	obj_del(n);
@@ -33,6 +36,7 @@ void graph_destroy(struct graph *g)
 		node_free(g->nodes[i]);
 	free(g->nodes);
 	users_free(&g->users);
+	cond_free(g);
 	obj_del(g);
 }
 
@@ -155,6 +159,8 @@ API CUresult cuGraphClone(CUgraph *out, CUgraph h)
 		return r;
 	if (!out)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	if (cond_any(g))
+		return sim_leave(CUDA_ERROR_NOT_SUPPORTED);
 	copy = graph_copy(g);
 	if (!copy)
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
@@ -195,6 +201,7 @@ API CUresult cuGraphNodeGetType(CUgraphNode h, CUgraphNodeType *type)
 	case W_SET: *type = CU_GRAPH_NODE_TYPE_MEMSET; break;
 	case W_HOST: *type = CU_GRAPH_NODE_TYPE_HOST; break;
 	case W_CHILD: case W_GRAPH: *type = CU_GRAPH_NODE_TYPE_GRAPH; break;
+	case W_COND: *type = CU_GRAPH_NODE_TYPE_CONDITIONAL; break;
 	case W_RECORD: *type = CU_GRAPH_NODE_TYPE_EVENT_RECORD; break;
 	case W_WAITEV: *type = CU_GRAPH_NODE_TYPE_WAIT_EVENT; break;
 	default: *type = CU_GRAPH_NODE_TYPE_EMPTY; break;

@@ -162,6 +162,8 @@ API CUresult cuGraphAddChildGraphNode(ADD_ARGS, CUgraph child)
 
 	if (r)
 		return r;
+	if (cond_any(c))
+		return sim_leave(CUDA_ERROR_NOT_SUPPORTED);
 	c = graph_copy(c);
 	return c ? add(out, g, deps, ndeps, &w, c) : sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
 }
@@ -180,6 +182,56 @@ static CUresult add_event(ADD_ARGS, CUevent ev, enum wkind kind)
 
 API CUresult cuGraphAddEventRecordNode(ADD_ARGS, CUevent ev) { return add_event(out, g, deps, ndeps, ev, W_RECORD); }
 API CUresult cuGraphAddEventWaitNode(ADD_ARGS, CUevent ev) { return add_event(out, g, deps, ndeps, ev, W_WAITEV); }
+
+/* The bodies are told in a list that the node has. */
+static CUresult add_conditional(ADD_ARGS, CUDA_CONDITIONAL_NODE_PARAMS *p)
+{
+	struct work w = { .kind = W_COND };
+	struct graph **body;
+	struct gnode *n;
+	struct cond *c;
+	bool fits;
+	CUresult r = sim_enter();
+
+	if (r)
+		return r;
+	c = obj_get_id(p->handle, K_COND);
+	fits = p->type == CU_GRAPH_COND_TYPE_SWITCH ? p->size > 0 : p->type == CU_GRAPH_COND_TYPE_IF ? p->size == 1 || p->size == 2 :
+	       p->type == CU_GRAPH_COND_TYPE_WHILE && p->size == 1;
+	if (!c || c->used || !fits || p->size > 1 << 16)
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	c->refs++;
+	w.cond.c = c;
+	w.cond.type = p->type;
+	r = add(out, g, deps, ndeps, &w, NULL);
+	if (r)
+		return r;
+	r = node_enter(*out, W_COND, &n);
+	if (r)
+		return r;
+	c->used = true;
+	body = xcalloc(p->size, sizeof(*body));
+	n->params = xcalloc(p->size, sizeof(*n->params));
+	for (unsigned int i = 0; i < p->size; i++) {
+		body[i] = graph_new();
+		if (!body[i])
+			abort();
+		body[i]->parent = n;
+		n->params[i] = HANDLE(void *, body[i]);
+	}
+	n->body = body;
+	n->nbody = p->size;
+	p->phGraph_out = (CUgraph *)(void *)n->params;
+	return sim_leave(CUDA_SUCCESS);
+}
+
+/* Of the kinds that have no function of their own. */
+API CUresult cuGraphAddNode(ADD_ARGS, CUgraphNodeParams *p)
+{
+	if (!p)
+		return CUDA_ERROR_INVALID_VALUE;
+	return p->type == CU_GRAPH_NODE_TYPE_CONDITIONAL ? add_conditional(out, g, deps, ndeps, &p->conditional) : CUDA_ERROR_NOT_SUPPORTED;
+}
 
 /* parameters of nodes */
 

@@ -37,7 +37,7 @@
 
 enum kind {
 	K_CTX = 1, K_STREAM, K_EVENT, K_MODULE, K_LIBRARY, K_KERNEL, K_FUNC, K_GRAPH, K_NODE,
-	K_EXEC, K_POOL, K_ARRAY, K_MIPMAP, K_VMEM, K_USEROBJ, K_LINK,
+	K_EXEC, K_POOL, K_ARRAY, K_MIPMAP, K_VMEM, K_USEROBJ, K_COND, K_LINK,
 	K_TEXREF, K_TEXOBJ, K_DESC, K_GREEN,
 };
 
@@ -186,7 +186,7 @@ struct event {
 
 enum wkind {
 	W_EMPTY, W_KERNEL, W_COPY, W_SET, W_HOST, W_CALLBACK, W_GRAPH, W_WAIT, W_WRITE, W_FREE,
-	W_RECORD, W_WAITEV, W_CHILD, W_SIGNAL, W_ANY,
+	W_RECORD, W_WAITEV, W_CHILD, W_COND, W_SIGNAL, W_ANY,
 };
 
 struct copy {
@@ -221,6 +221,7 @@ struct work {
 		struct { uint64_t addr, value; unsigned int flags; bool wide; } val;
 		struct { uint64_t addr, id; } free;
 		struct { uint64_t handle; } event;
+		struct { struct cond *c; unsigned int type; struct plan **body; size_t n; } cond;
 	};
 };
 
@@ -323,12 +324,22 @@ struct users {
 	size_t n, cap;
 };
 
+/* A condition of a graph: the value decides what its node runs. Held by the graph and by plans made of it. */
+struct cond {
+	struct obj obj;
+	int refs;
+	unsigned int value, dflt;
+	bool assign, used;		/* assign: the value is dflt when a launch begins */
+};
+
 struct gnode {
 	struct obj obj;
 	struct graph *graph;
 	struct work work;
 	void **params;			/* cuGraphKernelNodeGetParams points here */
 	struct graph *child;
+	struct graph **body;		/* of a conditional node */
+	size_t nbody;
 	struct gnode **deps;
 	size_t ndeps;
 	uint64_t origin;		/* what it was cloned from */
@@ -341,6 +352,8 @@ struct graph {
 	size_t n, cap_nodes;
 	struct gnode *parent;
 	struct users users;
+	struct cond **cond;
+	size_t ncond, cap_cond;
 	bool capturing;
 	uint64_t id;
 };
@@ -530,6 +543,13 @@ struct graph *graph_copy(struct graph *src);	/* with nodes in the same places */
 struct gnode *node_new(struct graph *g, struct work *w, struct gnode **deps, size_t ndeps);
 CUresult graph_enter(CUgraph h, struct graph **g);	/* sim_enter, and finds the graph */
 CUresult node_enter(CUgraphNode h, enum wkind kind, struct gnode **n);	/* a node of that kind; W_ANY: of any */
+
+/* conditional.c */
+void cond_unref(struct cond *c);
+void cond_free(struct graph *g);
+bool cond_any(const struct graph *g);			/* a conditional node is in the graph or its children */
+CUresult cond_run(const struct work *w, struct ctx *c);	/* without the lock */
+void plan_begin(struct plan *p);			/* a launch begins; without the lock */
 
 /* userobj.c */
 void users_add(struct users *u, struct userobj *o, uint64_t n, uint64_t of);	/* takes n references more */

@@ -145,7 +145,10 @@ CUresult work_run(struct work *w, struct ctx *c)
 		sim_in_host_fn = false;
 		break;
 	case W_GRAPH:
+		plan_begin(w->graph.plan);
 		return plan_run(w->graph.plan, c);
+	case W_COND:
+		return cond_run(w, c);
 	case W_WAIT:
 		wait_value(w, c);
 		break;
@@ -184,6 +187,16 @@ void work_drop(struct work *w)
 			plan_unref(w->graph.plan);
 		w->graph.plan = NULL;
 		break;
+	case W_COND:
+		for (size_t i = 0; i < w->cond.n; i++)
+			plan_unref(w->cond.body[i]);
+		free(w->cond.body);
+		w->cond.body = NULL;
+		w->cond.n = 0;
+		if (w->cond.c)
+			cond_unref(w->cond.c);
+		w->cond.c = NULL;
+		break;
 	default:
 		break;
 	}
@@ -210,6 +223,14 @@ void work_clone(struct work *to, const struct work *from)
 	case W_GRAPH:
 		if (to->graph.plan)
 			to->graph.plan->refs++;
+		break;
+	case W_COND:
+		to->cond.c->refs++;
+		to->cond.body = xcalloc(from->cond.n, sizeof(*to->cond.body));
+		for (size_t i = 0; i < from->cond.n; i++) {
+			to->cond.body[i] = from->cond.body[i];
+			to->cond.body[i]->refs++;
+		}
 		break;
 	default:
 		break;

@@ -141,6 +141,9 @@ struct sl_copy_node {
 	uint32_t id;
 };
 int sl_graph_copy_find(uint64_t node, struct sl_copy_node *out);
+/* Adds a conditional node; bodies has room for size graphs. */
+int sl_graph_add_conditional(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint64_t handle, uint32_t type,
+			     uint32_t size, uint64_t ctx, uint64_t *bodies);
 int sl_graph_get_kernel(uint64_t node, CUDA_KERNEL_NODE_PARAMS *p);
 int sl_graph_get_copy(uint64_t node, CUDA_MEMCPY3D *p);
 int sl_graph_set_copy(uint64_t exec, uint64_t node, const CUDA_MEMCPY3D *p, uint64_t ctx);

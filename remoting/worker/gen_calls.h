@@ -900,6 +900,13 @@ static inline CUresult call_cuGraphClone(uint64_t *phGraphClone, uint64_t origin
 	return ((__typeof__(&cuGraphClone))sl_fn[174])((CUgraph *)phGraphClone, (CUgraph)originalGraph);
 }
 
+static inline CUresult call_cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_out, uint64_t hGraph, uint64_t ctx, uint32_t defaultLaunchValue, uint32_t flags)
+{
+	if (!sl_fn[175])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphConditionalHandleCreate))sl_fn[175])((CUgraphConditionalHandle *)pHandle_out, (CUgraph)hGraph, (CUcontext)ctx, (unsigned int)defaultLaunchValue, (unsigned int)flags);
+}
+
 static inline CUresult call_cuGraphCreate(uint64_t *phGraph, uint32_t flags)
 {
 	if (!sl_fn[176])

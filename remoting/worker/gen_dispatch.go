@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xce, 0x65, 0x9b, 0x39, 0x43, 0x36, 0x5d, 0xb0,
-	0xc7, 0x67, 0xdc, 0x84, 0xe9, 0xb6, 0x66, 0x65,
-	0xd6, 0x7e, 0x8c, 0xd0, 0x2e, 0xc9, 0xee, 0x60,
-	0x1c, 0xce, 0x00, 0x00, 0x13, 0xc1, 0xa7, 0x79,
+	0xe2, 0x49, 0xd7, 0xf0, 0xe2, 0xcc, 0xbb, 0x10,
+	0x21, 0x65, 0xcf, 0x6d, 0x8f, 0x52, 0x57, 0x17,
+	0x90, 0x42, 0x9d, 0x3c, 0xc1, 0x71, 0x24, 0xbb,
+	0x4e, 0x7f, 0x3a, 0xd5, 0xfe, 0xa1, 0x44, 0x6a,
 }
 
 // Operation numbers of the API table.
@@ -70,8 +70,10 @@ const (
 	opCuGraphAddKernelNode_v2                              = 164
 	opCuGraphAddMemcpyNode                                 = 167
 	opCuGraphAddMemsetNode                                 = 168
+	opCuGraphAddNode                                       = 169
 	opCuGraphChildGraphNodeGetGraph                        = 173
 	opCuGraphClone                                         = 174
+	opCuGraphConditionalHandleCreate                       = 175
 	opCuGraphCreate                                        = 176
 	opCuGraphDestroy                                       = 178
 	opCuGraphDestroyNode                                   = 179
@@ -995,10 +997,14 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphAddMemcpyNode(d, e), true
 	case 168:
 		return s.do_cuGraphAddMemsetNode(d, e), true
+	case 169:
+		return s.do_cuGraphAddNode(d, e), true
 	case 173:
 		return s.do_cuGraphChildGraphNodeGetGraph(d, e), true
 	case 174:
 		return s.do_cuGraphClone(d, e), true
+	case 175:
+		return s.do_cuGraphConditionalHandleCreate(d, e), true
 	case 176:
 		return s.do_cuGraphCreate(d, e), true
 	case 178:
@@ -2640,6 +2646,79 @@ func (s *session) do_cuGraphAddMemsetNode(d *wire.Decoder, e *wire.Encoder) int3
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphAddNode(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phGraphNode := d.U32()
+	var o_phGraphNode C.uint64_t
+	h_hGraph := href{id: d.U32()}
+	var ids_dependencies []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_dependencies = make([]uint32, n)
+		for i := range ids_dependencies {
+			ids_dependencies[i] = d.U32()
+		}
+	}
+	p_numDependencies := d.U64()
+	p_handle := d.U64()
+	p_type := d.U32()
+	h_ctx := href{id: d.U32()}
+	w_bodies := d.U8() != 0
+	o_size := C.size_t(d.U64())
+	if d.Err() != nil {
+		return s.malformed(169)
+	}
+	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
+		return s.malformed(169)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
+	for i, id := range ids_dependencies {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_dependencies[i] = C.uint64_t(real)
+	}
+	{
+		real, ok := s.handle(wire.KindCtx, h_ctx.id)
+		if !ok {
+			return s.badHandle(wire.KindCtx, h_ctx.id)
+		}
+		h_ctx.real = real
+	}
+	var a_bodies []C.uint64_t
+	if w_bodies {
+		o_size = min(o_size, maxHandles)
+		a_bodies = make([]C.uint64_t, o_size)
+	}
+	rc := s.cuGraphAddNode(id_phGraphNode, &o_phGraphNode, h_hGraph, a_dependencies, p_numDependencies, p_handle, p_type, h_ctx, a_bodies, &o_size)
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
+	if rc == C.CUDA_SUCCESS {
+		e.U64(uint64(o_size))
+		if w_bodies {
+			k := min(len(a_bodies), int(o_size))
+			e.U32(uint32(k))
+			for _, real := range a_bodies[:k] {
+				e.U32(s.outPart(refOf(wire.KindNode, id_phGraphNode), wire.KindGraph, uint64(real)))
+			}
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphChildGraphNodeGetGraph(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hNode := href{id: d.U32()}
 	w_phGraph := d.U8() != 0
@@ -2679,6 +2758,39 @@ func (s *session) do_cuGraphClone(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	rc := C.call_cuGraphClone(&o_phGraphClone, C.uint64_t(h_originalGraph.real))
 	s.bind(wire.KindGraph, id_phGraphClone, uint64(o_phGraphClone), rc)
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphConditionalHandleCreate(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_pHandle_out := d.U8() != 0
+	var o_pHandle_out C.CUgraphConditionalHandle
+	h_hGraph := href{id: d.U32()}
+	h_ctx := href{id: d.U32()}
+	p_defaultLaunchValue := d.U32()
+	p_flags := d.U32()
+	if d.Err() != nil {
+		return s.malformed(175)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindCtx, h_ctx.id)
+		if !ok {
+			return s.badHandle(wire.KindCtx, h_ctx.id)
+		}
+		h_ctx.real = real
+	}
+	rc := C.call_cuGraphConditionalHandleCreate(&o_pHandle_out, C.uint64_t(h_hGraph.real), C.uint64_t(h_ctx.real), C.uint32_t(p_defaultLaunchValue), C.uint32_t(p_flags))
+	if rc == C.CUDA_SUCCESS {
+		if w_pHandle_out {
+			memOut(e, unsafe.Pointer(&o_pHandle_out), unsafe.Sizeof(o_pHandle_out))
+		}
+	}
 	return int32(rc)
 }
 
@@ -3456,8 +3568,8 @@ func (s *session) do_cuGraphKernelNodeGetParams_v2(d *wire.Decoder, e *wire.Enco
 	var o_nodeParams C.CUDA_KERNEL_NODE_PARAMS
 	w_kernel := d.U8() != 0
 	var o_kernel C.uint
-	w_byKernel := d.U8() != 0
-	var o_byKernel C.uint
+	w_has := d.U8() != 0
+	var o_has C.uint
 	w_ctx := d.U8() != 0
 	var o_ctx C.uint64_t
 	w_params := d.U8() != 0
@@ -3477,7 +3589,7 @@ func (s *session) do_cuGraphKernelNodeGetParams_v2(d *wire.Decoder, e *wire.Enco
 		o_paramBytes = min(o_paramBytes, maxHandles)
 		a_params = make([]C.uchar, o_paramBytes)
 	}
-	rc := s.cuGraphKernelNodeGetParams_v2(h_hNode, &o_nodeParams, &o_kernel, &o_byKernel, &o_ctx, a_params, &o_paramBytes)
+	rc := s.cuGraphKernelNodeGetParams_v2(h_hNode, &o_nodeParams, &o_kernel, &o_has, &o_ctx, a_params, &o_paramBytes)
 	if rc == C.CUDA_SUCCESS {
 		e.U64(uint64(o_paramBytes))
 		if w_nodeParams {
@@ -3486,8 +3598,8 @@ func (s *session) do_cuGraphKernelNodeGetParams_v2(d *wire.Decoder, e *wire.Enco
 		if w_kernel {
 			memOut(e, unsafe.Pointer(&o_kernel), unsafe.Sizeof(o_kernel))
 		}
-		if w_byKernel {
-			memOut(e, unsafe.Pointer(&o_byKernel), unsafe.Sizeof(o_byKernel))
+		if w_has {
+			memOut(e, unsafe.Pointer(&o_has), unsafe.Sizeof(o_has))
 		}
 		if w_ctx {
 			e.U32(s.outHandle(wire.KindCtx, uint64(o_ctx)))

@@ -1,4 +1,6 @@
 /* Nodes of graphs whose parameters are packed as a launch's are. */
+#include <string.h>
+
 #include "driver.h"
 
 static CUDA_KERNEL_NODE_PARAMS_v2 kernel_node(const struct sl_kernel_node *k, const void *params, size_t *size, void *extra[5])
@@ -59,4 +61,23 @@ int sl_capture_info(uint64_t stream, CUstreamCaptureStatus *status, cuuint64_t *
 	if (sl_has(FN_cuStreamGetCaptureInfo_v2) && (!edges || !sl_has(FN_cuStreamGetCaptureInfo_v3)))
 		return CU(cuStreamGetCaptureInfo_v2, (CUstream)stream, status, id, (CUgraph *)graph, deps, n);
 	return CU(cuStreamGetCaptureInfo_v3, (CUstream)stream, status, id, (CUgraph *)graph, deps, edges, n);
+}
+
+int sl_graph_add_conditional(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint64_t handle, uint32_t type,
+			     uint32_t size, uint64_t ctx, uint64_t *bodies)
+{
+	CUgraphNodeParams p;
+	int rc;
+
+	memset(&p, 0, sizeof p);
+	p.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+	p.conditional.handle = handle;
+	p.conditional.type = type;
+	p.conditional.size = size;
+	p.conditional.ctx = (CUcontext)ctx;
+	rc = sl_has(FN_cuGraphAddNode) ? CU(cuGraphAddNode, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, ndeps, &p) :
+					 CU(cuGraphAddNode_v2, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, NULL, ndeps, &p);
+	for (uint32_t i = 0; !rc && i < size; i++)
+		bodies[i] = p.conditional.phGraph_out ? (uint64_t)p.conditional.phGraph_out[i] : 0;
+	return rc;
 }

@@ -50,6 +50,21 @@ func (s *session) cuGraphExecKernelNodeSetParams_v2(exec, node, f href, gx, gy, 
 	return C.CUresult(C.sl_graph_set_kernel(C.uint64_t(exec.real), C.uint64_t(node.real), &n, unsafe.Pointer(first(params)), C.uint64_t(len(params))))
 }
 
+// cuGraphAddNode adds a conditional node; the client adds nodes of other kinds by the functions for them. Its graphs are part
+// of the node.
+func (s *session) cuGraphAddNode(_ uint32, o *C.uint64_t, g href, deps []C.uint64_t, ndeps, handle uint64, kind uint32, ctx href, bodies []C.uint64_t, n *C.size_t) C.CUresult {
+	if len(bodies) == 0 || len(bodies) > maxBodies {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	rc := C.sl_graph_add_conditional(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), C.uint64_t(handle), C.uint32_t(kind),
+		C.uint32_t(len(bodies)), C.uint64_t(ctx.real), first(bodies))
+	*n = C.size_t(len(bodies))
+	return C.CUresult(rc)
+}
+
+// maxBodies is how many graphs a conditional node may have.
+const maxBodies = 1 << 16
+
 // cuGraphExecUpdate_v2 tells the driver's result as a value, since the reply of a call that failed carries none, and the nodes
 // that do not fit. Nodes that the client does not know are those of a graph it captured; they get an id as others do.
 func (s *session) cuGraphExecUpdate_v2(exec, g href, status *C.CUresult, result *C.CUgraphExecUpdateResult, node, from *C.uint64_t) C.CUresult {

@@ -60,9 +60,9 @@ func (k *kernel) layout(f func(i int, off, size uint64)) {
 	}
 }
 
-// cuGraphKernelNodeGetParams_v2 gives the parameters packed, as a launch has them, the kernel by its id, and whether the
-// driver has that as a CUkernel.
-func (s *session) cuGraphKernelNodeGetParams_v2(node href, p *C.CUDA_KERNEL_NODE_PARAMS, id, byKernel *C.uint, ctx *C.uint64_t, params []C.uchar, n *C.size_t) C.CUresult {
+// cuGraphKernelNodeGetParams_v2 gives the parameters packed, as a launch has them, the kernel by its id, and what the
+// driver has that as: bit 0 a CUfunction, bit 1 a CUkernel.
+func (s *session) cuGraphKernelNodeGetParams_v2(node href, p *C.CUDA_KERNEL_NODE_PARAMS, id, has *C.uint, ctx *C.uint64_t, params []C.uchar, n *C.size_t) C.CUresult {
 	if rc := C.sl_graph_get_kernel(C.uint64_t(node.real), p); rc != 0 {
 		return C.CUresult(rc)
 	}
@@ -70,16 +70,19 @@ func (s *session) cuGraphKernelNodeGetParams_v2(node href, p *C.CUDA_KERNEL_NODE
 	var k *kernel
 	if kern != 0 {
 		k = s.kernelOf(kern)
-	} else if fn != 0 {
+	}
+	if k == nil && fn != 0 {
 		k = s.kernelOf(fn)
 	}
 	if k == nil {
 		return C.CUDA_ERROR_NOT_SUPPORTED
 	}
-	*id = C.uint(k.id)
-	*byKernel = 0
-	if kern != 0 {
-		*byKernel = 1
+	*id, *has = C.uint(k.id), 0
+	if fn != 0 {
+		*has |= 1
+	}
+	if kern != 0 && k.img.library {
+		*has |= 2
 	}
 	*ctx = C.uint64_t(uintptr(unsafe.Pointer(p.ctx)))
 	*n = C.size_t(packedParams(k, p, params))

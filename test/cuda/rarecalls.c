@@ -274,13 +274,138 @@ static void greens(void)
 	CALL(cuMemFree_v2, "", p);
 }
 
+/* --- graphs --- */
+
+static unsigned char byte_at(CUdeviceptr p)
+{
+	unsigned char b = 0;
+
+	MUST(cuMemcpyDtoH_v2, &b, p, 1);
+	return b;
+}
+
+/* A fill of one byte, in graph g. */
+static void fill(CUgraph g, CUdeviceptr p, unsigned value)
+{
+	CUDA_MEMSET_NODE_PARAMS m = { .dst = p, .value = value, .elementSize = 1, .width = 1, .height = 1 };
+	CUgraphNode n;
+
+	MUST(cuGraphAddMemsetNode, &n, g, NULL, 0, &m, ctx);
+}
+
+/* A conditional node of a condition with that value; its bodies write 1, 2, ... to p. */
+static int condition(CUgraph g, unsigned type, unsigned size, unsigned value, CUdeviceptr p, const char *what)
+{
+	CUgraphNodeParams c = { .type = CU_GRAPH_NODE_TYPE_CONDITIONAL };
+	CUgraphNodeType kind = 0;
+	CUgraphNode n;
+
+	MUST(cuGraphConditionalHandleCreate, &c.conditional.handle, g, ctx, value, 1);
+	c.conditional.type = type;
+	c.conditional.size = size;
+	c.conditional.ctx = ctx;
+	if (CALL(cuGraphAddNode, what, &n, g, NULL, 0, &c))
+		return 1;
+	MUST(cuGraphNodeGetType, n, &kind);
+	printf("%s: type %u\n", what, kind);
+	for (unsigned i = 0; i < size; i++)
+		fill(c.conditional.phGraph_out[i], p, i + 1);
+	return 0;
+}
+
+static void conditions(void)
+{
+	CUgraphNodeParams c = { .type = CU_GRAPH_NODE_TYPE_CONDITIONAL };
+	CUgraphConditionalHandle h;
+	CUgraphExec e;
+	CUgraphNode n;
+	CUdeviceptr p;
+	CUgraph g;
+
+	MUST(cuMemAlloc_v2, &p, 64);
+	MUST(cuMemsetD8_v2, p, 0, 64);
+	MUST(cuGraphCreate, &g, 0);
+	CALL(cuGraphConditionalHandleCreate, "no handle", NULL, g, ctx, 0, 0);
+	CALL(cuGraphConditionalHandleCreate, "flags 2", &h, g, ctx, 0, 2);
+	condition(g, CU_GRAPH_COND_TYPE_IF, 1, 1, p, "if, true");
+	condition(g, CU_GRAPH_COND_TYPE_IF, 1, 0, p + 1, "if, false");
+	condition(g, CU_GRAPH_COND_TYPE_IF, 2, 0, p + 2, "if, else");
+	condition(g, CU_GRAPH_COND_TYPE_SWITCH, 4, 2, p + 3, "switch");
+	condition(g, CU_GRAPH_COND_TYPE_SWITCH, 2, 7, p + 4, "switch, none");
+	condition(g, CU_GRAPH_COND_TYPE_WHILE, 1, 0, p + 5, "while, never");
+	condition(g, CU_GRAPH_COND_TYPE_WHILE, 2, 0, p + 6, "while, two bodies");
+	condition(g, CU_GRAPH_COND_TYPE_IF, 0, 0, p + 6, "if, no body");
+	CALL(cuGraphConditionalHandleCreate, "one", &h, g, NULL, 1, 1);
+	c.conditional.handle = h;
+	c.conditional.size = 1;
+	c.conditional.ctx = ctx;
+	CALL(cuGraphAddNode, "a handle", &n, g, NULL, 0, &c);
+	CALL(cuGraphAddNode, "the same handle", &n, g, NULL, 0, &c);
+	CALL(cuGraphInstantiateWithFlags, "of it", &e, g, 0);
+	for (int i = 0; i < 2; i++) {
+		MUST(cuMemsetD8_v2, p, 0, 64);
+		CALL(cuGraphLaunch, "of it", e, NULL);
+		CALL(cuStreamSynchronize, "of it", NULL);
+		printf("left: %u %u %u %u %u %u\n", byte_at(p), byte_at(p + 1), byte_at(p + 2), byte_at(p + 3), byte_at(p + 4), byte_at(p + 5));
+	}
+	MUST(cuGraphExecDestroy, e);
+	MUST(cuGraphDestroy, g);
+	MUST(cuMemFree_v2, p);
+}
+
+/* Edges and what a capture depends on, with their data. */
+static void edges(void)
+{
+	CUgraphNode a, b, from[3], to[3];
+	CUgraphEdgeData data[3];
+	CUstreamCaptureStatus status;
+	const CUgraphEdgeData *with;
+	const CUgraphNode *deps;
+	CUgraph g, own;
+	cuuint64_t id;
+	CUstream s;
+	size_t n = 3;
+
+	MUST(cuGraphCreate, &g, 0);
+	MUST(cuGraphAddEmptyNode, &a, g, NULL, 0);
+	MUST(cuGraphAddEmptyNode, &b, g, &a, 1);
+	memset(data, 0x55, sizeof data);
+	memset(from, 0x55, sizeof from);
+	CALL(cuGraphGetEdges_v2, "with data", g, from, to, data, &n);
+	printf("%zu: %d %d, then %d; data %u %u %u\n", n, from[0] == a, to[0] == b, from[1] == NULL, data[0].type, data[0].from_port, data[0].to_port);
+	CALL(cuGraphGetEdges_v2, "data alone", g, NULL, NULL, data, &n);
+	n = 0;
+	CALL(cuGraphGetEdges_v2, "how many", g, NULL, NULL, NULL, &n);
+	printf("%zu\n", n);
+	n = 3;
+	CALL(cuGraphNodeGetDependencies_v2, "with data", b, from, data, &n);
+	printf("%zu: %d\n", n, from[0] == a);
+	n = 3;
+	CALL(cuGraphNodeGetDependentNodes_v2, "with data", a, to, data, &n);
+	printf("%zu: %d\n", n, to[0] == b);
+	MUST(cuGraphDestroy, g);
+	MUST(cuStreamCreate, &s, CU_STREAM_NON_BLOCKING);
+	MUST(cuStreamBeginCapture_v2, s, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	CALL(cuStreamGetCaptureInfo_v3, "at its start", s, &status, &id, &own, &deps, &with, &n);
+	printf("%zu, status %u, none %d\n", n, status, !deps);
+	MUST(cuGraphAddEmptyNode, &a, own, NULL, 0);
+	CALL(cuStreamUpdateCaptureDependencies_v2, "set", s, &a, NULL, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+	CALL(cuStreamGetCaptureInfo_v3, "then", s, &status, &id, &own, &deps, &with, &n);
+	printf("%zu: %d\n", n, n == 1 && deps[0] == a);
+	CALL(cuStreamEndCapture, "with a node", s, &g);
+	CALL(cuStreamUpdateCaptureDependencies_v2, "after it", s, &a, NULL, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+	MUST(cuGraphDestroy, g);
+	MUST(cuStreamDestroy_v2, s);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
 		void (*run)(void);
 	} sections[] = {
-		{ "references", references }, { "objects", objects }, { "greens", greens },
+		{ "references", references }, { "objects", objects }, { "greens", greens }, { "edges", edges },
+		{ "conditions", conditions },
 	};
 
 	cu = dlopen("libcuda.so.1", RTLD_NOW);
