@@ -72,7 +72,7 @@ check-generated:
 
 # --- CUDA test programs: the compiler comes from test/cuda-toolkit.sh ---
 
-CUDA_SRC := $(filter-out twolibs separate nocode,$(basename $(notdir $(wildcard test/cuda/*.cu))))
+CUDA_SRC := $(filter-out twolibs separate nested nocode,$(basename $(notdir $(wildcard test/cuda/*.cu))))
 CUDA_OUT := $(B)/test/cuda-$(CUDA)
 CUDA_HOME := $(SLUICE_CACHE)/cuda-$(CUDA)
 NVCC := $(CUDA_HOME)/bin/nvcc
@@ -90,7 +90,7 @@ cuda-toolkit: $(NVCC)
 $(NVCC):
 	test/cuda-toolkit.sh $(CUDA)
 
-cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs separate separate-ptx separate-part nocode) $(addprefix $(B)/test/,nvml agent randomcalls rarecalls twins.so)
+cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs separate separate-ptx separate-part nested nocode) $(addprefix $(B)/test/,nvml agent randomcalls rarecalls twins.so)
 
 $(CUDA_OUT):
 	mkdir -p $@
@@ -116,6 +116,10 @@ $(CUDA_OUT)/separate $(CUDA_OUT)/separate-ptx $(CUDA_OUT)/separate-part: test/cu
 	for part in 0 1 2; do $(NVCC) $(CUDA_SEPARATE) $(CUDA_FOR_$(@F)) -DPART=$$part -c -o $@.$$part.o $<; done
 	$(NVCC) $(CUDA_SEPARATE) $(CUDA_FOR_$(@F)) -o $@ $@.0.o $@.1.o $@.2.o
 	rm -f $@.[012].o
+
+# With kernels that launch kernels, by the device's own runtime.
+$(CUDA_OUT)/nested: test/cuda/nested.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)
+	$(NVCC) $(CUDA_SEPARATE) $(CUDA_FOR_separate) -o $@ $< -lcudadevrt
 
 # Code that runs on nothing but GPUs of that architecture.
 $(CUDA_OUT)/nocode: test/cuda/nocode.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)

@@ -93,9 +93,11 @@ show_remote() {
 # programs FOLDER: every test program in it, as one compiler made it.
 programs() {
 	local from=$1 label=$2 p arg
-	for p in vecadd reduce streams_events pipeline printf assertion threads pinned zerocopy managed graph graphnode graphhost graph_times fork multi_process ipc twolibs separate separate-ptx separate-part link nocode; do
+	for p in vecadd reduce streams_events pipeline printf assertion threads pinned zerocopy managed graph graphnode graphhost graph_times fork multi_process ipc twolibs separate separate-ptx separate-part link legacy nocode; do
 		[ -x "$from/$p" ] && both "$label-$p" 60 "$from/$p"
 	done
+	# Before CUDA 12 the device's runtime knew no GPU as new as the H100.
+	[ -x "$from/nested" ] && [ "$label" != cuda11.8 ] && both "$label-nested" 60 "$from/nested"
 	[ -x "$from/link" ] && for p in linked module library; do
 		for arg in print assert trap; do
 			both "$label-link-$p-$arg" 60 "$from/link" $p $arg
@@ -140,7 +142,7 @@ part_cuda13() {
 	local out=$SCRATCH/cuda13 f
 	mkdir -p "$out"
 	for f in "$ROOT"/test/cuda/*.cu; do
-		case $(basename "$f") in twolibs.cu | separate.cu | nocode.cu) ;; *) printf '%s\n' "$f" ;; esac
+		case $(basename "$f") in twolibs.cu | separate.cu | nested.cu | nocode.cu) ;; *) printf '%s\n' "$f" ;; esac
 	done >"$SCRATCH/sources"
 	export -f build_cu find_nvcc
 	# shellcheck disable=SC2016 # expanded by the inner shell
@@ -148,7 +150,7 @@ part_cuda13() {
 	build_twolibs "$out" >"$LOGS/twolibs.nvcc" 2>&1
 	build_separate "$out" >"$LOGS/separate.nvcc" 2>&1
 	gcc -O1 -o "$out/nvml" "$ROOT/test/cuda/nvml.c" -ldl >"$LOGS/nvml.gcc" 2>&1
-	for f in $(sed 's|.*/||; s/\.cu$//' "$SCRATCH/sources") twolibs separate separate-ptx separate-part; do
+	for f in $(sed 's|.*/||; s/\.cu$//' "$SCRATCH/sources") twolibs separate separate-ptx separate-part nested; do
 		[ -x "$out/$f" ] || {
 			fail "cuda13-$f" "does not compile"
 			show "$LOGS/$f.nvcc" 6
@@ -172,7 +174,8 @@ build_twolibs() {
 		-o "$1/twolibs" "$src" -L"$1" -ltwo1 -ltwo2
 }
 
-# As the Makefile builds them: linked for this GPU, by its driver, and for another GPU beside the objects' PTX.
+# As the Makefile builds them: linked for this GPU, by its driver, and for another GPU beside the objects' PTX; and with
+# the device's runtime.
 build_separate() {
 	local src=$ROOT/test/cuda/separate.cu nvcc out code part
 	nvcc=$(find_nvcc) || return 1
@@ -186,6 +189,7 @@ build_separate() {
 		# shellcheck disable=SC2086
 		"$nvcc" -cudart static -rdc=true $code -o "$1/$out" "$1/$out".[012].o || return 1
 	done
+	"$nvcc" -O2 -std=c++17 -cudart static -rdc=true -arch=native -o "$1/nested" "$ROOT/test/cuda/nested.cu" -lcudadevrt
 }
 
 prebuilt() {

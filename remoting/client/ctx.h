@@ -44,6 +44,7 @@ struct sl_thread {
 	bool no_ctx;	 /* control calls that belong to no context */
 	bool here;	 /* calls go to the current context's session, whatever addresses they name */
 	bool no_print;	 /* leaves what kernels printed to other threads: one that holds stdout may wait for this one */
+	bool in_function; /* runs a host function of the program's, which may not call CUDA */
 	bool no_mark;	 /* calls that name a stream but put no work into it */
 	uint64_t tid;	 /* never 0, never reused */
 	struct sl_ctx *cur;

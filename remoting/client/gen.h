@@ -214,7 +214,10 @@ enum {
 	SL_OP_cuSurfObjectGetResourceDesc = 522,
 	SL_OP_cuSurfRefGetArray = 523,
 	SL_OP_cuSurfRefSetArray = 524,
+	SL_OP_cuTensorMapEncodeIm2col = 525,
+	SL_OP_cuTensorMapEncodeIm2colWide = 526,
 	SL_OP_cuTensorMapEncodeTiled = 527,
+	SL_OP_cuTensorMapReplaceAddress = 528,
 	SL_OP_cuTexObjectCreate = 529,
 	SL_OP_cuTexObjectDestroy = 530,
 	SL_OP_cuTexObjectGetResourceDesc = 531,
@@ -356,8 +359,10 @@ CUresult sl_cuFuncGetParamInfo(CUfunction func, size_t paramIndex, size_t *param
 CUresult sl_cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function);
 CUresult sl_cuFuncLoad(CUfunction function);
 CUresult sl_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value);
+CUresult sl_cuFuncSetBlockShape(CUfunction hfunc, int x, int y, int z);
 CUresult sl_cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config);
 CUresult sl_cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config);
+CUresult sl_cuFuncSetSharedSize(CUfunction hfunc, unsigned int bytes);
 CUresult sl_cuGetErrorName(CUresult error, const char **pStr);
 CUresult sl_cuGetErrorString(CUresult error, const char **pStr);
 CUresult sl_cuGetExportTable(const void **ppExportTable, const CUuuid *pExportTableId);
@@ -455,7 +460,10 @@ CUresult sl_cuKernelGetName(const char **name, CUkernel hfunc);
 CUresult sl_cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t *paramOffset, size_t *paramSize);
 CUresult sl_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev);
 CUresult sl_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev);
+CUresult sl_cuLaunch(CUfunction f);
 CUresult sl_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams);
+CUresult sl_cuLaunchGrid(CUfunction f, int grid_width, int grid_height);
+CUresult sl_cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstream hStream);
 CUresult sl_cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData);
 CUresult sl_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra);
 CUresult sl_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra);
@@ -464,6 +472,7 @@ CUresult sl_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary libra
 CUresult sl_cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name);
 CUresult sl_cuLibraryGetKernelCount(unsigned int *count, CUlibrary lib);
 CUresult sl_cuLibraryGetModule(CUmodule *pMod, CUlibrary library);
+CUresult sl_cuLibraryGetUnifiedFunction(void **fptr, CUlibrary library, const char *symbol);
 CUresult sl_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions);
 CUresult sl_cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions);
 CUresult sl_cuLibraryUnload(CUlibrary library);
@@ -583,6 +592,10 @@ CUresult sl_cuOccupancyMaxActiveClusters(int *numClusters, CUfunction func, cons
 CUresult sl_cuOccupancyMaxPotentialBlockSize(int *minGridSize, int *blockSize, CUfunction func, CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit);
 CUresult sl_cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGridSize, int *blockSize, CUfunction func, CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit, unsigned int flags);
 CUresult sl_cuOccupancyMaxPotentialClusterSize(int *clusterSize, CUfunction func, const CUlaunchConfig *config);
+CUresult sl_cuParamSetSize(CUfunction hfunc, unsigned int numbytes);
+CUresult sl_cuParamSetf(CUfunction hfunc, int offset, float value);
+CUresult sl_cuParamSeti(CUfunction hfunc, int offset, unsigned int value);
+CUresult sl_cuParamSetv(CUfunction hfunc, int offset, void *ptr, unsigned int numbytes);
 CUresult sl_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr);
 CUresult sl_cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr);
 CUresult sl_cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr);
@@ -632,7 +645,10 @@ CUresult sl_cuSurfObjectDestroy(CUsurfObject surfObject);
 CUresult sl_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUsurfObject surfObject);
 CUresult sl_cuSurfRefGetArray(CUarray *phArray, CUsurfref hSurfRef);
 CUresult sl_cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int Flags);
+CUresult sl_cuTensorMapEncodeIm2col(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, const int *pixelBoxLowerCorner, const int *pixelBoxUpperCorner, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill);
+CUresult sl_cuTensorMapEncodeIm2colWide(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, int pixelBoxLowerCornerWidth, int pixelBoxUpperCornerWidth, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill);
 CUresult sl_cuTensorMapEncodeTiled(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, const cuuint32_t *boxDim, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill);
+CUresult sl_cuTensorMapReplaceAddress(CUtensorMap *tensorMap, void *globalAddress);
 CUresult sl_cuTexObjectCreate(CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pResDesc, const CUDA_TEXTURE_DESC *pTexDesc, const CUDA_RESOURCE_VIEW_DESC *pResViewDesc);
 CUresult sl_cuTexObjectDestroy(CUtexObject texObject);
 CUresult sl_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUtexObject texObject);
@@ -877,7 +893,10 @@ CUresult fw_cuSurfObjectDestroy(CUsurfObject surfObject);
 CUresult fw_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUsurfObject surfObject);
 CUresult fw_cuSurfRefGetArray(CUarray *phArray, CUsurfref hSurfRef);
 CUresult fw_cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int Flags);
+CUresult fw_cuTensorMapEncodeIm2col(CUtensorMap *tensorMap, unsigned int dataType, cuuint32_t rank, CUdeviceptr globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, cuuint32_t nstrides, const int *lower, const int *upper, cuuint32_t ncorners, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, unsigned int interleave, unsigned int swizzle, unsigned int l2Promotion, unsigned int oobFill);
+CUresult fw_cuTensorMapEncodeIm2colWide(CUtensorMap *tensorMap, unsigned int dataType, cuuint32_t rank, CUdeviceptr globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, cuuint32_t nstrides, int lower, int upper, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, unsigned int interleave, unsigned int mode, unsigned int swizzle, unsigned int l2Promotion, unsigned int oobFill);
 CUresult fw_cuTensorMapEncodeTiled(CUtensorMap *tensorMap, unsigned int dataType, cuuint32_t rank, CUdeviceptr globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, cuuint32_t nstrides, const cuuint32_t *boxDim, const cuuint32_t *elementStrides, unsigned int interleave, unsigned int swizzle, unsigned int l2Promotion, unsigned int oobFill);
+CUresult fw_cuTensorMapReplaceAddress(CUtensorMap *out, const CUtensorMap *tensorMap, CUdeviceptr globalAddress);
 CUresult fw_cuTexObjectCreate(CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pResDesc, const CUDA_TEXTURE_DESC *pTexDesc, const CUDA_RESOURCE_VIEW_DESC *pResViewDesc);
 CUresult fw_cuTexObjectDestroy(CUtexObject texObject);
 CUresult fw_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, CUtexObject texObject);

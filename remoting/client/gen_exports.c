@@ -921,16 +921,10 @@ SL_EXPORT CUresult cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute att
 	SL_LEAVE("cuFuncSetAttribute", sl_cuFuncSetAttribute(hfunc, attrib, value));
 }
 
-SL_EXPORT CUresult cuFuncSetBlockShape(CUfunction hfunc, int x, int y, int z);
 SL_EXPORT CUresult cuFuncSetBlockShape(CUfunction hfunc, int x, int y, int z)
 {
-	static uint8_t once;
-
-	(void)hfunc;
-	(void)x;
-	(void)y;
-	(void)z;
-	return sl_refuse("cuFuncSetBlockShape", &once);
+	SL_ENTER();
+	SL_LEAVE("cuFuncSetBlockShape", sl_cuFuncSetBlockShape(hfunc, x, y, z));
 }
 
 SL_EXPORT CUresult cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config)
@@ -945,14 +939,10 @@ SL_EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig con
 	SL_LEAVE("cuFuncSetSharedMemConfig", sl_cuFuncSetSharedMemConfig(hfunc, config));
 }
 
-SL_EXPORT CUresult cuFuncSetSharedSize(CUfunction hfunc, unsigned int bytes);
 SL_EXPORT CUresult cuFuncSetSharedSize(CUfunction hfunc, unsigned int bytes)
 {
-	static uint8_t once;
-
-	(void)hfunc;
-	(void)bytes;
-	return sl_refuse("cuFuncSetSharedSize", &once);
+	SL_ENTER();
+	SL_LEAVE("cuFuncSetSharedSize", sl_cuFuncSetSharedSize(hfunc, bytes));
 }
 
 SL_EXPORT CUresult cuGLCtxCreate(CUcontext *pCtx, unsigned int Flags, CUdevice device);
@@ -2058,13 +2048,10 @@ SL_EXPORT CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, 
 	SL_LEAVE("cuKernelSetCacheConfig", sl_cuKernelSetCacheConfig(kernel, config, dev));
 }
 
-SL_EXPORT CUresult cuLaunch(CUfunction f);
 SL_EXPORT CUresult cuLaunch(CUfunction f)
 {
-	static uint8_t once;
-
-	(void)f;
-	return sl_refuse("cuLaunch", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLaunch", sl_cuLaunch(f));
 }
 
 SL_EXPORT CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)
@@ -2090,27 +2077,16 @@ SL_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *laun
 	return sl_refuse("cuLaunchCooperativeKernelMultiDevice", &once);
 }
 
-SL_EXPORT CUresult cuLaunchGrid(CUfunction f, int grid_width, int grid_height);
 SL_EXPORT CUresult cuLaunchGrid(CUfunction f, int grid_width, int grid_height)
 {
-	static uint8_t once;
-
-	(void)f;
-	(void)grid_width;
-	(void)grid_height;
-	return sl_refuse("cuLaunchGrid", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLaunchGrid", sl_cuLaunchGrid(f, grid_width, grid_height));
 }
 
-SL_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstream hStream);
 SL_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)f;
-	(void)grid_width;
-	(void)grid_height;
-	(void)hStream;
-	return sl_refuse("cuLaunchGridAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLaunchGridAsync", sl_cuLaunchGridAsync(f, grid_width, grid_height, hStream));
 }
 
 SL_EXPORT CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData)
@@ -2198,15 +2174,10 @@ SL_EXPORT CUresult cuLibraryGetModule(CUmodule *pMod, CUlibrary library)
 	SL_LEAVE("cuLibraryGetModule", sl_cuLibraryGetModule(pMod, library));
 }
 
-SL_EXPORT CUresult cuLibraryGetUnifiedFunction(void **fptr, CUlibrary library, const char *symbol);
 SL_EXPORT CUresult cuLibraryGetUnifiedFunction(void **fptr, CUlibrary library, const char *symbol)
 {
-	static uint8_t once;
-
-	(void)fptr;
-	(void)library;
-	(void)symbol;
-	return sl_refuse("cuLibraryGetUnifiedFunction", &once);
+	SL_ENTER();
+	SL_LEAVE("cuLibraryGetUnifiedFunction", sl_cuLibraryGetUnifiedFunction(fptr, library, symbol));
 }
 
 SL_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
@@ -3876,14 +3847,10 @@ SL_EXPORT CUresult cuOccupancyMaxPotentialClusterSize(int *clusterSize, CUfuncti
 	SL_LEAVE("cuOccupancyMaxPotentialClusterSize", sl_cuOccupancyMaxPotentialClusterSize(clusterSize, func, config));
 }
 
-SL_EXPORT CUresult cuParamSetSize(CUfunction hfunc, unsigned int numbytes);
 SL_EXPORT CUresult cuParamSetSize(CUfunction hfunc, unsigned int numbytes)
 {
-	static uint8_t once;
-
-	(void)hfunc;
-	(void)numbytes;
-	return sl_refuse("cuParamSetSize", &once);
+	SL_ENTER();
+	SL_LEAVE("cuParamSetSize", sl_cuParamSetSize(hfunc, numbytes));
 }
 
 SL_EXPORT CUresult cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTexRef);
@@ -3897,38 +3864,22 @@ SL_EXPORT CUresult cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTex
 	return sl_refuse("cuParamSetTexRef", &once);
 }
 
-SL_EXPORT CUresult cuParamSetf(CUfunction hfunc, int offset, float value);
 SL_EXPORT CUresult cuParamSetf(CUfunction hfunc, int offset, float value)
 {
-	static uint8_t once;
-
-	(void)hfunc;
-	(void)offset;
-	(void)value;
-	return sl_refuse("cuParamSetf", &once);
+	SL_ENTER();
+	SL_LEAVE("cuParamSetf", sl_cuParamSetf(hfunc, offset, value));
 }
 
-SL_EXPORT CUresult cuParamSeti(CUfunction hfunc, int offset, unsigned int value);
 SL_EXPORT CUresult cuParamSeti(CUfunction hfunc, int offset, unsigned int value)
 {
-	static uint8_t once;
-
-	(void)hfunc;
-	(void)offset;
-	(void)value;
-	return sl_refuse("cuParamSeti", &once);
+	SL_ENTER();
+	SL_LEAVE("cuParamSeti", sl_cuParamSeti(hfunc, offset, value));
 }
 
-SL_EXPORT CUresult cuParamSetv(CUfunction hfunc, int offset, void *ptr, unsigned int numbytes);
 SL_EXPORT CUresult cuParamSetv(CUfunction hfunc, int offset, void *ptr, unsigned int numbytes)
 {
-	static uint8_t once;
-
-	(void)hfunc;
-	(void)offset;
-	(void)ptr;
-	(void)numbytes;
-	return sl_refuse("cuParamSetv", &once);
+	SL_ENTER();
+	SL_LEAVE("cuParamSetv", sl_cuParamSetv(hfunc, offset, ptr, numbytes));
 }
 
 SL_EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
@@ -4459,51 +4410,16 @@ SL_EXPORT CUresult cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigne
 	SL_LEAVE("cuSurfRefSetArray", sl_cuSurfRefSetArray(hSurfRef, hArray, Flags));
 }
 
-SL_EXPORT CUresult cuTensorMapEncodeIm2col(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, const int *pixelBoxLowerCorner, const int *pixelBoxUpperCorner, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill);
 SL_EXPORT CUresult cuTensorMapEncodeIm2col(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, const int *pixelBoxLowerCorner, const int *pixelBoxUpperCorner, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill)
 {
-	static uint8_t once;
-
-	(void)tensorMap;
-	(void)tensorDataType;
-	(void)tensorRank;
-	(void)globalAddress;
-	(void)globalDim;
-	(void)globalStrides;
-	(void)pixelBoxLowerCorner;
-	(void)pixelBoxUpperCorner;
-	(void)channelsPerPixel;
-	(void)pixelsPerColumn;
-	(void)elementStrides;
-	(void)interleave;
-	(void)swizzle;
-	(void)l2Promotion;
-	(void)oobFill;
-	return sl_refuse("cuTensorMapEncodeIm2col", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTensorMapEncodeIm2col", sl_cuTensorMapEncodeIm2col(tensorMap, tensorDataType, tensorRank, globalAddress, globalDim, globalStrides, pixelBoxLowerCorner, pixelBoxUpperCorner, channelsPerPixel, pixelsPerColumn, elementStrides, interleave, swizzle, l2Promotion, oobFill));
 }
 
-SL_EXPORT CUresult cuTensorMapEncodeIm2colWide(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, int pixelBoxLowerCornerWidth, int pixelBoxUpperCornerWidth, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill);
 SL_EXPORT CUresult cuTensorMapEncodeIm2colWide(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, int pixelBoxLowerCornerWidth, int pixelBoxUpperCornerWidth, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill)
 {
-	static uint8_t once;
-
-	(void)tensorMap;
-	(void)tensorDataType;
-	(void)tensorRank;
-	(void)globalAddress;
-	(void)globalDim;
-	(void)globalStrides;
-	(void)pixelBoxLowerCornerWidth;
-	(void)pixelBoxUpperCornerWidth;
-	(void)channelsPerPixel;
-	(void)pixelsPerColumn;
-	(void)elementStrides;
-	(void)interleave;
-	(void)mode;
-	(void)swizzle;
-	(void)l2Promotion;
-	(void)oobFill;
-	return sl_refuse("cuTensorMapEncodeIm2colWide", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTensorMapEncodeIm2colWide", sl_cuTensorMapEncodeIm2colWide(tensorMap, tensorDataType, tensorRank, globalAddress, globalDim, globalStrides, pixelBoxLowerCornerWidth, pixelBoxUpperCornerWidth, channelsPerPixel, pixelsPerColumn, elementStrides, interleave, mode, swizzle, l2Promotion, oobFill));
 }
 
 SL_EXPORT CUresult cuTensorMapEncodeTiled(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank, void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, const cuuint32_t *boxDim, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill)
@@ -4512,14 +4428,10 @@ SL_EXPORT CUresult cuTensorMapEncodeTiled(CUtensorMap *tensorMap, CUtensorMapDat
 	SL_LEAVE("cuTensorMapEncodeTiled", sl_cuTensorMapEncodeTiled(tensorMap, tensorDataType, tensorRank, globalAddress, globalDim, globalStrides, boxDim, elementStrides, interleave, swizzle, l2Promotion, oobFill));
 }
 
-SL_EXPORT CUresult cuTensorMapReplaceAddress(CUtensorMap *tensorMap, void *globalAddress);
 SL_EXPORT CUresult cuTensorMapReplaceAddress(CUtensorMap *tensorMap, void *globalAddress)
 {
-	static uint8_t once;
-
-	(void)tensorMap;
-	(void)globalAddress;
-	return sl_refuse("cuTensorMapReplaceAddress", &once);
+	SL_ENTER();
+	SL_LEAVE("cuTensorMapReplaceAddress", sl_cuTensorMapReplaceAddress(tensorMap, globalAddress));
 }
 
 SL_EXPORT CUresult cuTexObjectCreate(CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pResDesc, const CUDA_TEXTURE_DESC *pTexDesc, const CUDA_RESOURCE_VIEW_DESC *pResViewDesc)

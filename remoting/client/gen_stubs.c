@@ -5475,6 +5475,116 @@ CUresult sl_cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int F
 	return fw_cuSurfRefSetArray(hSurfRef, hArray, Flags);
 }
 
+CUresult fw_cuTensorMapEncodeIm2col(CUtensorMap *tensorMap, unsigned int dataType, cuuint32_t rank, CUdeviceptr globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, cuuint32_t nstrides, const int *lower, const int *upper, cuuint32_t ncorners, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, unsigned int interleave, unsigned int swizzle, unsigned int l2Promotion, unsigned int oobFill)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, tensorMap != NULL);
+	sl_put_u32(&b, (uint32_t)dataType);
+	sl_put_u32(&b, (uint32_t)rank);
+	sl_route_ptr(&b, globalAddress);
+	sl_put_u64(&b, (uint64_t)globalAddress);
+	sl_put_u8(&b, globalDim != NULL);
+	if (globalDim) {
+		sl_put_u32(&b, (uint32_t)rank);
+		sl_put_bytes(&b, globalDim, rank * sizeof *globalDim);
+	}
+	sl_put_u8(&b, globalStrides != NULL);
+	if (globalStrides) {
+		sl_put_u32(&b, (uint32_t)nstrides);
+		sl_put_bytes(&b, globalStrides, nstrides * sizeof *globalStrides);
+	}
+	sl_put_u32(&b, (uint32_t)nstrides);
+	sl_put_u8(&b, lower != NULL);
+	if (lower) {
+		sl_put_u32(&b, (uint32_t)ncorners);
+		sl_put_bytes(&b, lower, ncorners * sizeof *lower);
+	}
+	sl_put_u8(&b, upper != NULL);
+	if (upper) {
+		sl_put_u32(&b, (uint32_t)ncorners);
+		sl_put_bytes(&b, upper, ncorners * sizeof *upper);
+	}
+	sl_put_u32(&b, (uint32_t)ncorners);
+	sl_put_u32(&b, (uint32_t)channelsPerPixel);
+	sl_put_u32(&b, (uint32_t)pixelsPerColumn);
+	sl_put_u8(&b, elementStrides != NULL);
+	if (elementStrides) {
+		sl_put_u32(&b, (uint32_t)rank);
+		sl_put_bytes(&b, elementStrides, rank * sizeof *elementStrides);
+	}
+	sl_put_u32(&b, (uint32_t)interleave);
+	sl_put_u32(&b, (uint32_t)swizzle);
+	sl_put_u32(&b, (uint32_t)l2Promotion);
+	sl_put_u32(&b, (uint32_t)oobFill);
+	if (!err) {
+		err = sl_wait(SL_OP_cuTensorMapEncodeIm2col, &b, &r);
+		if (!err) {
+			if (tensorMap)
+				sl_get_bytes(&r, tensorMap, sizeof *tensorMap);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuTensorMapEncodeIm2colWide(CUtensorMap *tensorMap, unsigned int dataType, cuuint32_t rank, CUdeviceptr globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, cuuint32_t nstrides, int lower, int upper, cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, unsigned int interleave, unsigned int mode, unsigned int swizzle, unsigned int l2Promotion, unsigned int oobFill)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, tensorMap != NULL);
+	sl_put_u32(&b, (uint32_t)dataType);
+	sl_put_u32(&b, (uint32_t)rank);
+	sl_route_ptr(&b, globalAddress);
+	sl_put_u64(&b, (uint64_t)globalAddress);
+	sl_put_u8(&b, globalDim != NULL);
+	if (globalDim) {
+		sl_put_u32(&b, (uint32_t)rank);
+		sl_put_bytes(&b, globalDim, rank * sizeof *globalDim);
+	}
+	sl_put_u8(&b, globalStrides != NULL);
+	if (globalStrides) {
+		sl_put_u32(&b, (uint32_t)nstrides);
+		sl_put_bytes(&b, globalStrides, nstrides * sizeof *globalStrides);
+	}
+	sl_put_u32(&b, (uint32_t)nstrides);
+	sl_put_u32(&b, (uint32_t)lower);
+	sl_put_u32(&b, (uint32_t)upper);
+	sl_put_u32(&b, (uint32_t)channelsPerPixel);
+	sl_put_u32(&b, (uint32_t)pixelsPerColumn);
+	sl_put_u8(&b, elementStrides != NULL);
+	if (elementStrides) {
+		sl_put_u32(&b, (uint32_t)rank);
+		sl_put_bytes(&b, elementStrides, rank * sizeof *elementStrides);
+	}
+	sl_put_u32(&b, (uint32_t)interleave);
+	sl_put_u32(&b, (uint32_t)mode);
+	sl_put_u32(&b, (uint32_t)swizzle);
+	sl_put_u32(&b, (uint32_t)l2Promotion);
+	sl_put_u32(&b, (uint32_t)oobFill);
+	if (!err) {
+		err = sl_wait(SL_OP_cuTensorMapEncodeIm2colWide, &b, &r);
+		if (!err) {
+			if (tensorMap)
+				sl_get_bytes(&r, tensorMap, sizeof *tensorMap);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuTensorMapEncodeTiled(CUtensorMap *tensorMap, unsigned int dataType, cuuint32_t rank, CUdeviceptr globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides, cuuint32_t nstrides, const cuuint32_t *boxDim, const cuuint32_t *elementStrides, unsigned int interleave, unsigned int swizzle, unsigned int l2Promotion, unsigned int oobFill)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -5517,6 +5627,33 @@ CUresult fw_cuTensorMapEncodeTiled(CUtensorMap *tensorMap, unsigned int dataType
 		if (!err) {
 			if (tensorMap)
 				sl_get_bytes(&r, tensorMap, sizeof *tensorMap);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuTensorMapReplaceAddress(CUtensorMap *out, const CUtensorMap *tensorMap, CUdeviceptr globalAddress)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, out != NULL);
+	sl_put_u8(&b, tensorMap != NULL);
+	if (tensorMap)
+		sl_put_bytes(&b, tensorMap, sizeof *tensorMap);
+	sl_route_ptr(&b, globalAddress);
+	sl_put_u64(&b, (uint64_t)globalAddress);
+	if (!err) {
+		err = sl_wait(SL_OP_cuTensorMapReplaceAddress, &b, &r);
+		if (!err) {
+			if (out)
+				sl_get_bytes(&r, out, sizeof *out);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}

@@ -133,7 +133,9 @@ static void *run(void *arg)
 		/* The function may look at what the stream's work has left, and that which follows at what it leaves. */
 		if (q == &program)
 			sl_mirror_stale();
+		sl_tls()->in_function = q == &program;
 		call(h, d->failed);
+		sl_tls()->in_function = false;
 		if (q == &program)
 			sl_mirror_send();
 		if (!d->failed) /* else no stream waits for it */

@@ -14,6 +14,7 @@
 #include "device.h"
 #include "gen.h"
 #include "handles.h"
+#include "legacy.h"
 #include "module.h"
 #include "route.h"
 #include "wait.h"
@@ -38,6 +39,7 @@ struct sl_kernel *sl_kernel_new(struct sl_module *m, const char *name)
 	k->owner = m;
 	k->name = copy;
 	k->cache_config = 0;
+	sl_legacy_reset(atomic_load(&k->legacy));
 	atomic_store(&k->id, 0);
 	return k;
 }

@@ -11,6 +11,7 @@
 #include "handles.h"
 
 struct sl_module;
+struct sl_legacy;
 
 /* What the driver says of a kernel on one device. Constant, but for the values that the program sets. */
 struct sl_kernel_info {
@@ -29,6 +30,7 @@ struct sl_kernel {
 	uint32_t cache_config;
 	_Atomic(struct sl_kernel_info *) info[SL_MAX_DEVICES];
 	pthread_mutex_t fetch;
+	_Atomic(struct sl_legacy *) legacy; /* what cuLaunch uses */
 };
 
 /* The information of a kernel on a device, fetched once. */

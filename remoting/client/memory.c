@@ -402,6 +402,9 @@ CUresult sl_cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdevicep
 {
 	struct sl_range r;
 
+	/* GCC's libgomp asks this to see whether it may free memory. */
+	if (sl_tls()->in_function)
+		return CUDA_ERROR_NOT_PERMITTED;
 	if (!sl_range_find(dptr, &r) || r.type == SL_RANGE_VA)
 		return CUDA_ERROR_NOT_FOUND;
 	if (pbase)

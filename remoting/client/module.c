@@ -496,6 +496,13 @@ CUresult sl_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary libra
 	return global(sl_handle_state(SL_LIBRARY, library), library, dptr, bytes, name);
 }
 
+/* Libraries are loaded without a table of universal functions (load.c), so there are none. */
+CUresult sl_cuLibraryGetUnifiedFunction(void **fptr, CUlibrary library, const char *symbol)
+{
+	(void)fptr, (void)symbol;
+	return sl_handle_state(SL_LIBRARY, library) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+}
+
 CUresult sl_cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 {
 	if (!mode)

@@ -207,19 +207,6 @@ int sl_capture_mode(CUstreamCaptureMode *mode)
 	return CU(cuThreadExchangeStreamCaptureMode, mode);
 }
 
-int sl_tensor_map(void *map, uint32_t type, uint32_t rank, uint64_t addr, const uint64_t *dim, const uint64_t *stride,
-		  const uint32_t *box, const uint32_t *elem, uint32_t interleave, uint32_t swizzle, uint32_t l2, uint32_t fill)
-{
-	CUtensorMap m __attribute__((aligned(64)));
-	int rc;
-
-	memset(&m, 0, sizeof m);
-	rc = CU(cuTensorMapEncodeTiled, &m, type, rank, (void *)addr, dim, stride, box, elem, interleave, swizzle, l2,
-		fill);
-	memcpy(map, &m, sizeof m);
-	return rc;
-}
-
 /* A kernel without a body, in a form that every driver since CUDA 9 compiles. */
 static const char empty_ptx[] =
 	".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty()\n{\n\tret;\n}\n";

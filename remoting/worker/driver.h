@@ -52,6 +52,13 @@ int sl_tensor_map(void *map, uint32_t type, uint32_t rank, uint64_t addr, const 
 /* Reads or sets the four numbers of a texture reference's border colour. */
 int sl_texref_border(uint64_t ref, float *c, int set);
 int sl_split(CUdevResource *out, unsigned int *n, const CUdevResource *in, CUdevResource *rest, uint32_t flags, uint32_t least);
+int sl_tensor_map_im2col(void *map, uint32_t type, uint32_t rank, uint64_t addr, const uint64_t *dim, const uint64_t *stride,
+			 const int *lower, const int *upper, uint32_t channels, uint32_t pixels, const uint32_t *elem, uint32_t interleave,
+			 uint32_t swizzle, uint32_t l2, uint32_t fill);
+int sl_tensor_map_wide(void *map, uint32_t type, uint32_t rank, uint64_t addr, const uint64_t *dim, const uint64_t *stride, int lower,
+		       int upper, uint32_t channels, uint32_t pixels, const uint32_t *elem, uint32_t interleave, uint32_t mode,
+		       uint32_t swizzle, uint32_t l2, uint32_t fill);
+int sl_tensor_map_replace(void *map, const void *old, uint64_t addr);
 int sl_max_clusters(int *n, uint64_t fn, CUlaunchConfig *cfg, CUlaunchAttribute *attrs, uint32_t nattrs, int potential);
 /* Has the driver compile a kernel and load it; returns what the driver says. */
 int sl_compile(void);

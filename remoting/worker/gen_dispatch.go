@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xe2, 0x49, 0xd7, 0xf0, 0xe2, 0xcc, 0xbb, 0x10,
-	0x21, 0x65, 0xcf, 0x6d, 0x8f, 0x52, 0x57, 0x17,
-	0x90, 0x42, 0x9d, 0x3c, 0xc1, 0x71, 0x24, 0xbb,
-	0x4e, 0x7f, 0x3a, 0xd5, 0xfe, 0xa1, 0x44, 0x6a,
+	0xdb, 0xe6, 0xd9, 0x7b, 0xbd, 0x30, 0xed, 0x74,
+	0xed, 0xb5, 0x70, 0x48, 0x4d, 0xc2, 0xc2, 0x12,
+	0x7b, 0x1c, 0xde, 0x3c, 0x95, 0x2b, 0x0c, 0x0e,
+	0x68, 0x05, 0xb6, 0x34, 0x63, 0x83, 0x1e, 0xad,
 }
 
 // Operation numbers of the API table.
@@ -229,7 +229,10 @@ const (
 	opCuSurfObjectGetResourceDesc                          = 522
 	opCuSurfRefGetArray                                    = 523
 	opCuSurfRefSetArray                                    = 524
+	opCuTensorMapEncodeIm2col                              = 525
+	opCuTensorMapEncodeIm2colWide                          = 526
 	opCuTensorMapEncodeTiled                               = 527
+	opCuTensorMapReplaceAddress                            = 528
 	opCuTexObjectCreate                                    = 529
 	opCuTexObjectDestroy                                   = 530
 	opCuTexObjectGetResourceDesc                           = 531
@@ -1315,8 +1318,14 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuSurfRefGetArray(d, e), true
 	case 524:
 		return s.do_cuSurfRefSetArray(d, e), true
+	case 525:
+		return s.do_cuTensorMapEncodeIm2col(d, e), true
+	case 526:
+		return s.do_cuTensorMapEncodeIm2colWide(d, e), true
 	case 527:
 		return s.do_cuTensorMapEncodeTiled(d, e), true
+	case 528:
+		return s.do_cuTensorMapReplaceAddress(d, e), true
 	case 529:
 		return s.do_cuTexObjectCreate(d, e), true
 	case 530:
@@ -6924,6 +6933,180 @@ func (s *session) do_cuSurfRefSetArray(d *wire.Decoder, e *wire.Encoder) int32 {
 	return int32(rc)
 }
 
+func (s *session) do_cuTensorMapEncodeIm2col(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_tensorMap := d.U8() != 0
+	var o_tensorMap C.CUtensorMap
+	p_dataType := d.U32()
+	p_rank := d.U32()
+	p_globalAddress := d.U64()
+	var a_globalDim []C.cuuint64_t
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_globalDim))) {
+			d.Fail()
+			n = 0
+		}
+		a_globalDim = make([]C.cuuint64_t, n)
+		for i := range a_globalDim {
+			memIn(d, unsafe.Pointer(&a_globalDim[i]), unsafe.Sizeof(a_globalDim[i]))
+		}
+	}
+	var a_globalStrides []C.cuuint64_t
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_globalStrides))) {
+			d.Fail()
+			n = 0
+		}
+		a_globalStrides = make([]C.cuuint64_t, n)
+		for i := range a_globalStrides {
+			memIn(d, unsafe.Pointer(&a_globalStrides[i]), unsafe.Sizeof(a_globalStrides[i]))
+		}
+	}
+	p_nstrides := d.U32()
+	var a_lower []C.int
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_lower))) {
+			d.Fail()
+			n = 0
+		}
+		a_lower = make([]C.int, n)
+		for i := range a_lower {
+			memIn(d, unsafe.Pointer(&a_lower[i]), unsafe.Sizeof(a_lower[i]))
+		}
+	}
+	var a_upper []C.int
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_upper))) {
+			d.Fail()
+			n = 0
+		}
+		a_upper = make([]C.int, n)
+		for i := range a_upper {
+			memIn(d, unsafe.Pointer(&a_upper[i]), unsafe.Sizeof(a_upper[i]))
+		}
+	}
+	p_ncorners := d.U32()
+	p_channelsPerPixel := d.U32()
+	p_pixelsPerColumn := d.U32()
+	var a_elementStrides []C.cuuint32_t
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_elementStrides))) {
+			d.Fail()
+			n = 0
+		}
+		a_elementStrides = make([]C.cuuint32_t, n)
+		for i := range a_elementStrides {
+			memIn(d, unsafe.Pointer(&a_elementStrides[i]), unsafe.Sizeof(a_elementStrides[i]))
+		}
+	}
+	p_interleave := d.U32()
+	p_swizzle := d.U32()
+	p_l2Promotion := d.U32()
+	p_oobFill := d.U32()
+	if d.Err() != nil {
+		return s.malformed(525)
+	}
+	if a_globalDim != nil && uint64(len(a_globalDim)) != uint64(p_rank) {
+		return s.malformed(525)
+	}
+	if a_globalStrides != nil && uint64(len(a_globalStrides)) != uint64(p_nstrides) {
+		return s.malformed(525)
+	}
+	if a_lower != nil && uint64(len(a_lower)) != uint64(p_ncorners) {
+		return s.malformed(525)
+	}
+	if a_upper != nil && uint64(len(a_upper)) != uint64(p_ncorners) {
+		return s.malformed(525)
+	}
+	if a_elementStrides != nil && uint64(len(a_elementStrides)) != uint64(p_rank) {
+		return s.malformed(525)
+	}
+	rc := s.cuTensorMapEncodeIm2col(&o_tensorMap, p_dataType, p_rank, p_globalAddress, a_globalDim, a_globalStrides, p_nstrides, a_lower, a_upper, p_ncorners, p_channelsPerPixel, p_pixelsPerColumn, a_elementStrides, p_interleave, p_swizzle, p_l2Promotion, p_oobFill)
+	if rc == C.CUDA_SUCCESS {
+		if w_tensorMap {
+			memOut(e, unsafe.Pointer(&o_tensorMap), unsafe.Sizeof(o_tensorMap))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTensorMapEncodeIm2colWide(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_tensorMap := d.U8() != 0
+	var o_tensorMap C.CUtensorMap
+	p_dataType := d.U32()
+	p_rank := d.U32()
+	p_globalAddress := d.U64()
+	var a_globalDim []C.cuuint64_t
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_globalDim))) {
+			d.Fail()
+			n = 0
+		}
+		a_globalDim = make([]C.cuuint64_t, n)
+		for i := range a_globalDim {
+			memIn(d, unsafe.Pointer(&a_globalDim[i]), unsafe.Sizeof(a_globalDim[i]))
+		}
+	}
+	var a_globalStrides []C.cuuint64_t
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_globalStrides))) {
+			d.Fail()
+			n = 0
+		}
+		a_globalStrides = make([]C.cuuint64_t, n)
+		for i := range a_globalStrides {
+			memIn(d, unsafe.Pointer(&a_globalStrides[i]), unsafe.Sizeof(a_globalStrides[i]))
+		}
+	}
+	p_nstrides := d.U32()
+	p_lower := d.U32()
+	p_upper := d.U32()
+	p_channelsPerPixel := d.U32()
+	p_pixelsPerColumn := d.U32()
+	var a_elementStrides []C.cuuint32_t
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/uint64(unsafe.Sizeof(*first(a_elementStrides))) {
+			d.Fail()
+			n = 0
+		}
+		a_elementStrides = make([]C.cuuint32_t, n)
+		for i := range a_elementStrides {
+			memIn(d, unsafe.Pointer(&a_elementStrides[i]), unsafe.Sizeof(a_elementStrides[i]))
+		}
+	}
+	p_interleave := d.U32()
+	p_mode := d.U32()
+	p_swizzle := d.U32()
+	p_l2Promotion := d.U32()
+	p_oobFill := d.U32()
+	if d.Err() != nil {
+		return s.malformed(526)
+	}
+	if a_globalDim != nil && uint64(len(a_globalDim)) != uint64(p_rank) {
+		return s.malformed(526)
+	}
+	if a_globalStrides != nil && uint64(len(a_globalStrides)) != uint64(p_nstrides) {
+		return s.malformed(526)
+	}
+	if a_elementStrides != nil && uint64(len(a_elementStrides)) != uint64(p_rank) {
+		return s.malformed(526)
+	}
+	rc := s.cuTensorMapEncodeIm2colWide(&o_tensorMap, p_dataType, p_rank, p_globalAddress, a_globalDim, a_globalStrides, p_nstrides, p_lower, p_upper, p_channelsPerPixel, p_pixelsPerColumn, a_elementStrides, p_interleave, p_mode, p_swizzle, p_l2Promotion, p_oobFill)
+	if rc == C.CUDA_SUCCESS {
+		if w_tensorMap {
+			memOut(e, unsafe.Pointer(&o_tensorMap), unsafe.Sizeof(o_tensorMap))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuTensorMapEncodeTiled(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_tensorMap := d.U8() != 0
 	var o_tensorMap C.CUtensorMap
@@ -7002,6 +7185,28 @@ func (s *session) do_cuTensorMapEncodeTiled(d *wire.Decoder, e *wire.Encoder) in
 	if rc == C.CUDA_SUCCESS {
 		if w_tensorMap {
 			memOut(e, unsafe.Pointer(&o_tensorMap), unsafe.Sizeof(o_tensorMap))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuTensorMapReplaceAddress(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_out := d.U8() != 0
+	var o_out C.CUtensorMap
+	var v_tensorMap C.CUtensorMap
+	var p_tensorMap *C.CUtensorMap
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_tensorMap), unsafe.Sizeof(v_tensorMap))
+		p_tensorMap = &v_tensorMap
+	}
+	p_globalAddress := d.U64()
+	if d.Err() != nil {
+		return s.malformed(528)
+	}
+	rc := s.cuTensorMapReplaceAddress(&o_out, p_tensorMap, p_globalAddress)
+	if rc == C.CUDA_SUCCESS {
+		if w_out {
+			memOut(e, unsafe.Pointer(&o_out), unsafe.Sizeof(o_out))
 		}
 	}
 	return int32(rc)

@@ -208,17 +208,6 @@ func (s *session) clusters(n *C.int, h href, cfg *C.CUlaunchConfig, attrs []C.CU
 	return C.sl_max_clusters(n, C.uint64_t(h.real), &c, first(attrs), C.uint32_t(len(attrs)), potential)
 }
 
-func (s *session) cuTensorMapEncodeTiled(o *C.CUtensorMap, dataType, rank uint32, addr uint64, dim, strides []C.cuuint64_t, _ uint32,
-	box, elem []C.cuuint32_t, interleave, swizzle, l2, fill uint32,
-) C.CUresult {
-	if rank == 0 || rank > 5 || len(dim) < int(rank) || len(strides) < int(rank)-1 || len(box) < int(rank) || len(elem) < int(rank) {
-		return C.CUDA_ERROR_INVALID_VALUE
-	}
-	return C.sl_tensor_map(unsafe.Pointer(o), C.uint32_t(dataType), C.uint32_t(rank), C.uint64_t(addr),
-		(*C.uint64_t)(first(dim)), (*C.uint64_t)(first(strides)), (*C.uint32_t)(first(box)), (*C.uint32_t)(first(elem)),
-		C.uint32_t(interleave), C.uint32_t(swizzle), C.uint32_t(l2), C.uint32_t(fill))
-}
-
 // Streams and events. An event inherits what failed before it in its stream, and a stream what an event
 // that it waits for has inherited; see failures.go.
 

@@ -597,3 +597,38 @@ SIM_KERNEL(ipc_add, SIM_PARAMS(8, 4, 4))
 	for (int i = 0; i < n; i++)
 		v[i] += SIM_ARG(2, unsigned int);
 }
+
+/* legacy.cu */
+
+SIM_KERNEL(legacy_fill, SIM_PARAMS(8, 4, 4))
+{
+	int *v = SIM_ARG(0, int *), add = SIM_ARG(2, int);
+	size_t n = (size_t)sim->grid.x * sim->grid.y * sim->block.x * sim->block.y;
+	float scale = SIM_ARG(1, float);
+
+	sim_check(v, n * sizeof(*v));
+	for (size_t i = 0; i < n; i++)
+		v[i] += (int)((float)i * scale) + add;
+}
+
+/* nested.cu: what the kernels launch, they do here. */
+
+SIM_KERNEL(nested_start, SIM_PARAMS(8, 4))
+{
+	int *v = SIM_ARG(0, int *);
+
+	sim_check(v, 64 * sizeof(*v));
+	for (int d = SIM_ARG(1, int); d >= 0; d--) {
+		for (int i = 0; i < 64; i++)
+			v[i] += d;
+		sim_printf("nested: %d added\n", d);
+	}
+}
+
+SIM_KERNEL(nested_wrong, SIM_PARAMS(8))
+{
+	int *v = SIM_ARG(0, int *);
+
+	sim_check(v, sizeof(*v));
+	*v = 1;
+}

@@ -54,6 +54,8 @@ var programs = []struct {
 	{name: "link", args: []string{"linked", "trap"}, want: "link: trap, cudaErrorLaunchFailure, nothing said\n"},
 	{name: "link", args: []string{"module", "trap"}, want: "link: trap, cudaErrorLaunchFailure, nothing said\n"},
 	{name: "link", args: []string{"library", "trap"}, want: "link: trap, cudaErrorLaunchFailure, nothing said\n"},
+	{name: "legacy", want: "legacy: 4416, 264704, 17536\n"},
+	{name: "nested", want: "nested: 3 added\nnested: 2 added\nnested: 1 added\nnested: 0 added\nnested: sum 384, a wrong launch is refused\n"},
 	{name: "nocode", want: "nocode: the kernel is refused, 7\n"},
 	{name: "graphnode", want: "graphnode: built, changed and updated\n"},
 	{name: "graphhost", want: "graphhost: copies, functions, objects and captures\n"},
