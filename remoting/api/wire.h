@@ -46,6 +46,7 @@
 #define SL_MAX_COPY_IN 4194304
 #define SL_MAX_HOST_MAP 0x80000000u
 #define SL_MAX_MERGE 1048576
+#define SL_MAX_HOST_WATCH 33554432
 #define SL_MAX_DATA 1048576
 #define SL_MAX_WELCOME 1048576
 #define SL_MAX_IMAGE 0x80000000u
@@ -88,6 +89,7 @@
 #define SL_FRAME_BEAT 8
 #define SL_FRAME_TURN 9
 #define SL_FRAME_HOSTFN_GONE 10
+#define SL_FRAME_HOST 11
 
 /* Kinds of handles; a wire id names a handle within its kind. */
 #define SL_CTX 1
@@ -134,12 +136,13 @@
 #define CTL_HOST_WRITE 0xf012
 #define CTL_HOST_READ 0xf014
 #define CTL_HOST_MERGE 0xf013
+#define CTL_HOST_WATCH 0xf019
 #define CTL_LINK_CREATE 0xf015
 #define CTL_LINK_ADD 0xf016
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
 
-#define SL_NCONTROLS 25 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 26 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -419,8 +422,15 @@ _Static_assert(sizeof(struct wire_process) == 56, "PROCESS");
 struct wire_host_map {
 	uint64_t address;
 	uint64_t size;
+	uint32_t move;
+	uint8_t zero1[4];
 };
-_Static_assert(sizeof(struct wire_host_map) == 16, "HOST_MAP");
+_Static_assert(sizeof(struct wire_host_map) == 24, "HOST_MAP");
+
+struct wire_host_map_reply {
+	uint64_t address;
+};
+_Static_assert(sizeof(struct wire_host_map_reply) == 8, "HOST_MAP_REPLY");
 
 struct wire_host_unmap {
 	uint64_t address;
@@ -446,6 +456,12 @@ struct wire_host_merge {
 	uint8_t zero1[4];
 };
 _Static_assert(sizeof(struct wire_host_merge) == 16, "HOST_MERGE");
+
+struct wire_host_watch {
+	uint64_t address;
+	uint64_t size;
+};
+_Static_assert(sizeof(struct wire_host_watch) == 16, "HOST_WATCH");
 
 struct wire_link_create {
 	uint32_t id;

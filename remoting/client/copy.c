@@ -111,7 +111,6 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, CUstream s)
 {
 	struct sl_covered w = { 0 };
-	struct sl_mapped_wait *mapped;
 	CUresult err = CUDA_SUCCESS;
 
 	if (!delivery)
@@ -123,13 +122,12 @@ CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, C
 		return err;
 	}
 	sl_cover(&w, s);
-	mapped = sl_mapped_begin(sl_stream_id_only(s, &err));
 	err = sl_wait(op, b, NULL);
-	sl_mapped_end(mapped, !err);
 	if (err) {
 		sl_delivery_drop(delivery);
 		return err;
 	}
+	sl_mirror_stale();
 	err = sl_delivery_wait(delivery);
 	if (!err)
 		sl_cover_done(&w);

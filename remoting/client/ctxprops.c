@@ -225,7 +225,7 @@ CUresult sl_cuCtxSynchronize(void)
 	err = fw_cuCtxSynchronize();
 	if (!err) {
 		atomic_fetch_add(&sl_waited, 1);
-		sl_mapped_fetch();
+		sl_mirror_stale();
 		if (track)
 			sl_mark_synced(&c->legacy, seq);
 		for (unsigned i = 0; i < l.n; i++)

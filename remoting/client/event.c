@@ -367,7 +367,7 @@ static void seen_complete(struct sl_event *e, uint32_t generation)
 {
 	if (!sl_mapped_any() || (atomic_load(&e->fetched) == generation && !must_ask(e)))
 		return;
-	sl_mapped_fetch();
+	sl_mirror_stale();
 	atomic_store(&e->fetched, generation);
 }
 

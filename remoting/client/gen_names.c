@@ -1210,6 +1210,7 @@ static const char *const ctl_names[SL_NCONTROLS] = {
 	[CTL_HOST_WRITE - SL_OP_CONTROL] = "host_write",
 	[CTL_HOST_READ - SL_OP_CONTROL] = "host_read",
 	[CTL_HOST_MERGE - SL_OP_CONTROL] = "host_merge",
+	[CTL_HOST_WATCH - SL_OP_CONTROL] = "host_watch",
 	[CTL_LINK_CREATE - SL_OP_CONTROL] = "link_create",
 	[CTL_LINK_ADD - SL_OP_CONTROL] = "link_add",
 	[CTL_LINK_COMPLETE - SL_OP_CONTROL] = "link_complete",

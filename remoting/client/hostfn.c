@@ -25,7 +25,7 @@
 #include "gen.h"
 #include "handles.h"
 #include "log.h"
-#include "mirror.h"
+#include "mapped.h"
 #include "route.h"
 #include "send.h"
 #include "session.h"
@@ -137,7 +137,7 @@ static void *run(void *arg)
 		call(h, d->failed);
 		sl_tls()->in_function = false;
 		if (q == &program)
-			sl_mirror_send();
+			sl_mapped_send();
 		if (!d->failed) /* else no stream waits for it */
 			tell_done(h);
 		if (h->graph) {

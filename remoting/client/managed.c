@@ -156,7 +156,7 @@ static CUresult begin(struct managed *m, const struct sl_ctx *c)
 	CUresult err = sl_mirror_managed(m->base, m->n);
 
 	if (!err && sl_range_add(&r)) {
-		sl_mirror_drop(m->base);
+		sl_mirror_drop(m->base, false);
 		err = CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	return err;
@@ -206,7 +206,7 @@ static void drop(struct managed **at, bool gone)
 
 	*at = m->next;
 	if (!gone)
-		sl_mirror_drop(m->base);
+		sl_mirror_drop(m->base, false);
 	give_back(m, gone);
 	free(m);
 }

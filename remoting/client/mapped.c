@@ -1,331 +1,584 @@
 /*
- * Flow: a block is the program's memory, its twin's address, and the bytes both
- * had when they were last made equal. A side has written where it differs from
- * those. The lock guards the blocks; it is not held while anything is awaited,
- * so what arrives lands in memory of the wait's own first.
+ * Flow: a block is page-locked memory that kernels reach. Of its pieces, which are
+ * compared, it keeps the bytes that both sides had when they were last made equal; a side
+ * has written where it differs from those. The sender compares and sends (HOST_MERGE); the
+ * receiver writes what the worker has found (HOST frames).
+ *
+ * Locks: making is held while a block is made; it may wait for the worker. sending is held
+ * while changes are sent, so that they go out in the order in which they were found, and
+ * to change the list. lock guards the list and the bytes; it is not held while anything is
+ * sent or awaited, because the receiver takes it. They are taken in this order.
  */
 #include "mapped.h"
+#include "area.h"
+#include "changes.h"
 #include "codec.h"
 #include "copy.h"
 #include "ctx.h"
-#include "delivery.h"
 #include "entry.h"
 #include "gen.h"
-#include "guard.h"
-#include "handles.h"
 #include "log.h"
+#include "poller.h"
 #include "ranges.h"
 #include "route.h"
 #include "send.h"
+#include "session.h"
 #include "stream.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-struct block {
-	uint64_t host;	/* 0: free */
-	uint32_t n;
-	uint32_t serial;
-	uint32_t ctx_id;
-	uint32_t stream;	/* blocks with no other, for sl_mapped_fetch */
-	CUdeviceptr dev;
-	uint8_t *equal;
+#define PAGE SL_MIRROR_PAGE
+
+enum {
+	SMALL = 4096,		/* bytes of a block that is always compared */
+	MEDIUM = 64 << 10,	/* of one that is while there is less than SOME to compare */
+	SOME = 256 << 10,
+	SHARED = 16 << 20,	/* of one that other processes may write to */
+	PART = MEDIUM + 8,	/* bytes that are compared together, in whole words */
+	READINGS = 8,		/* of memory that changes, until two are the same */
 };
 
-struct sl_mapped_wait {
-	unsigned n;
-	struct {
-		uint32_t serial, delivery;
-		unsigned block;
-		uint8_t *bytes;		/* what arrives, and behind it what both sides had */
-	} at[SL_MAPPED_BLOCKS];
+/* Whole words of 8 bytes, in which [p, p+n) is the block's. */
+struct piece {
+	uint64_t p;
+	size_t n;
+	uint64_t lo, hi;
+	uint8_t *equal;		/* hi - lo bytes, and room up to a multiple of 64 */
+};
+
+struct block {
+	uint64_t base;
+	size_t n;
+	struct sl_other other;
+	struct sl_area_use area;
+	bool registered, read_only;
+	uint64_t mirror;	/* 0: it has none */
+	unsigned pieces;
+	struct piece piece[2];
 };
 
 _Atomic unsigned sl_mapped_blocks;
 
-static struct block blocks[SL_MAPPED_BLOCKS];
-static uint32_t serials;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct block **all;	/* by address */
+static size_t count, capacity;
+static unsigned moved;		/* of them, which the device has at another address */
+static size_t compared;		/* bytes of all pieces */
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER, sending = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 
-/*
- * Copies to the twin at once, not behind the work of any stream: what the host has
- * written is there for every kernel launched from now on. Costs a round trip, and
- * only when the host has written.
- */
-static CUresult copy_in(const struct block *b, uint32_t at, uint32_t n)
+/* --- the list --- */
+
+/* Place of the first block that ends above p. */
+static size_t first_above(uint64_t p)
 {
-	sl_buf buf;
-	CUresult err;
+	size_t lo = 0, hi = count;
 
-	sl_buf_init(&buf);
-	sl_route_ptr(&buf, b->dev);
-	sl_put(&buf, struct wire_copy_in, .dst = b->dev + at, .stream = b->stream);
-	sl_put_bytes(&buf, b->equal + at, n);
-	err = sl_oneway(CTL_COPY_IN, &buf);
-	sl_buf_free(&buf);
-	return err ? err : fw_cuStreamSynchronize(sl_handle_value(SL_STREAM, b->stream));
+	while (lo < hi) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (all[mid]->base + all[mid]->n <= p)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
 }
 
-/* Gives up what a block holds here and in the worker. */
-static void clear(struct block *b)
+static struct block *find(uint64_t p)
 {
-	if (b->dev) {
-		fw_cuMemFree_v2(b->dev);
-		sl_range_remove(b->dev, SL_RANGE_DEVICE, NULL);
-	}
-	if (b->stream)
-		sl_cuStreamDestroy_v2(sl_handle_value(SL_STREAM, b->stream));
-	free(b->equal);
-	*b = (struct block){ 0 };
+	size_t i = first_above(p);
+
+	return i < count && all[i]->base <= p ? all[i] : NULL;
 }
 
-static CUresult add(struct block *b, uint64_t base, uint64_t n)
+/* The block that has the device address p. */
+static struct block *find_there(uint64_t p)
 {
-	struct sl_range r = { .type = SL_RANGE_DEVICE, .size = n };
-	struct sl_ctx *c;
-	CUstream stream;
-	CUresult err = sl_ctx_use(&c);
+	struct block *b = find(p);
 
-	if (err)
-		return err;
-	*b = (struct block){ .n = (uint32_t)n, .ctx_id = atomic_load(&c->id), .serial = ++serials };
-	b->equal = malloc(n);
-	if (!b->equal)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = sl_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
-	if (!err) {
-		b->stream = sl_handle_bare(stream);
-		err = fw_cuMemAlloc_v2(&b->dev, n);
-	}
-	if (!err) {
-		r.base = b->dev;
-		r.ctx_id = b->ctx_id;
-		r.dev = c->dev;
-		r.buffer_id = sl_range_next_id();
-		sl_guard_reserve(b->dev, n);
-		err = sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-	}
-	if (!err) {
-		memcpy(b->equal, (void *)(uintptr_t)base, n);
-		err = copy_in(b, 0, b->n);
-	}
-	if (err) {
-		clear(b);
-		return err;
-	}
-	b->host = base;
-	atomic_fetch_add(&sl_mapped_blocks, 1);
-	return CUDA_SUCCESS;
-}
-
-/* The twin of a block of at most SL_MAPPED_MAX bytes, made if need be. */
-static CUresult twin(CUdeviceptr *dptr, uint64_t p, uint64_t base, uint64_t n)
-{
-	struct block *b, *free_one = NULL;
-	CUresult err = CUDA_SUCCESS;
-	static uint8_t once, full;
-
-	pthread_mutex_lock(&lock);
-	for (b = blocks; b < blocks + SL_MAPPED_BLOCKS && b->host != base; b++)
-		if (!b->host && !free_one)
-			free_one = b;
-	if (b == blocks + SL_MAPPED_BLOCKS) {
-		b = free_one;
-		err = b ? add(b, base, n) : sl_refuse("mapped host memory in more than 64 blocks", &full);
-	} else if (sl_ptr_foreign(b->dev)) {
-		/* Its twin is in one owner's device and nowhere else. */
-		err = sl_refuse("mapped host memory used by devices of several owners", &once);
-	}
-	if (!err)
-		*dptr = b->dev + (p - base);
-	pthread_mutex_unlock(&lock);
-	return err;
-}
-
-CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r)
-{
-	uint64_t there = p;
-	CUresult err;
-
-	if (sl_mapped_twin(&there) && sl_sessions == 1) {
-		*dptr = there;
-		return CUDA_SUCCESS;
-	}
-	*dptr = p;
-	/* What streams are still to do to the memory must be in it before the other side is made from it. */
-	err = sl_copy_source_ready((void *)(uintptr_t)r->base, r->size);
-	if (err)
-		return err;
-	if (r->size <= SL_MAPPED_MAX)
-		return twin(dptr, p, r->base, r->size);
-	if (r->type == SL_RANGE_HOST)
-		return sl_mirror_pinned(r->base, r->size);
-	sl_log(SL_WARN, "a kernel cannot reach registered host memory of %llu bytes, %d is the most; see docs/limits.md",
-	       (unsigned long long)r->size, SL_MAPPED_MAX);
-	return CUDA_ERROR_NOT_SUPPORTED;
+	if (b && !b->other.delta)
+		return b;
+	for (size_t i = 0; moved && i < count; i++)
+		if (all[i]->other.delta && p - all[i]->other.delta - all[i]->base < all[i]->n)
+			return all[i];
+	return NULL;
 }
 
 bool sl_mapped_twin_slow(uint64_t *p)
 {
-	bool found = false;
+	struct block *b;
 
 	pthread_mutex_lock(&lock);
-	for (struct block *b = blocks; b < blocks + SL_MAPPED_BLOCKS && !found; b++) {
-		if (!b->host || *p - b->host >= b->n)
-			continue;
-		*p = b->dev + (*p - b->host);
-		found = true;
-	}
+	b = find(*p);
+	if (b)
+		*p += b->other.delta;
 	pthread_mutex_unlock(&lock);
-	return found;
+	return b || sl_mirror_has(*p);
 }
 
 bool sl_mapped_is_twin_slow(uint64_t p)
 {
-	bool found = false;
+	bool found;
 
 	pthread_mutex_lock(&lock);
-	for (struct block *b = blocks; b < blocks + SL_MAPPED_BLOCKS && !found; b++)
-		found = b->host && p - b->dev < b->n;
+	found = find_there(p);
 	pthread_mutex_unlock(&lock);
-	return found;
+	return found || sl_mirror_has(p);
 }
 
-static void drop(bool (*which)(const struct block *, uint64_t), uint64_t key)
+struct sl_ctx *sl_mapped_ctx_slow(uint64_t p)
 {
-	if (!atomic_load(&sl_mapped_blocks))
-		return;
+	struct sl_ctx *c;
+	struct block *b;
+
 	pthread_mutex_lock(&lock);
-	for (struct block *b = blocks; b < blocks + SL_MAPPED_BLOCKS; b++) {
-		if (!b->host || !which(b, key))
-			continue;
-		clear(b);
-		atomic_fetch_sub(&sl_mapped_blocks, 1);
-	}
+	b = find(p);
+	c = b ? b->other.ctx : NULL;
 	pthread_mutex_unlock(&lock);
+	return c;
 }
 
-static bool at_base(const struct block *b, uint64_t base)
-{
-	return b->host == base;
-}
+/* --- host to device --- */
 
-static bool in_ctx(const struct block *b, uint64_t ctx_id)
+/* Registered memory is the program's to unmap, even too early. */
+static bool there(const struct block *b, const struct piece *p)
 {
-	return b->ctx_id == ctx_id;
-}
+	unsigned char in[64];
 
-void sl_mapped_drop(uint64_t base)
-{
-	sl_mirror_drop(base);
-	drop(at_base, base);
-}
+	for (uint64_t at = p->lo & ~(PAGE - 1); b->registered && at < p->hi; at += sizeof in * PAGE) {
+		size_t n = p->hi - at < sizeof in * PAGE ? p->hi - at : sizeof in * PAGE;
 
-void sl_mapped_drop_ctx(uint32_t ctx_id)
-{
-	sl_mirror_drop_ctx(ctx_id);
-	sl_managed_drop_ctx(ctx_id);
-	drop(in_ctx, ctx_id);
-}
-
-/* Sends what the host has written, and only that. */
-static void send_changes(struct block *b)
-{
-	const uint8_t *host = (const uint8_t *)(uintptr_t)b->host;
-
-	for (uint32_t i = 0, from; i < b->n;) {
-		if (host[i] == b->equal[i]) {
-			i++;
-			continue;
-		}
-		for (from = i; i < b->n && host[i] != b->equal[i]; i++)
-			b->equal[i] = host[i];
-		copy_in(b, from, i - from);
+		if (mincore((void *)(uintptr_t)at, n, in) && errno == ENOMEM)
+			return false;
 	}
+	return true;
+}
+
+/* Clears the bits of a word's bytes that are not the block's. */
+static uint8_t own_bytes(const struct piece *p, uint64_t word, uint8_t mask)
+{
+	if (word < p->p)
+		mask &= (uint8_t)(0xff << (p->p - word));
+	if (word + 8 > p->p + p->n)
+		mask &= (uint8_t)(0xff >> (word + 8 - (p->p + p->n)));
+	return mask;
+}
+
+/*
+ * What has changed of a part of a piece from lo on: copied out, noted as equal, and left to be sent. A thread of the
+ * program may go on writing. Two readings that are the same hold what was there at one time: who finds a flag in it finds
+ * what was written before the flag as well.
+ */
+static struct part {
+	uint64_t lo;
+	struct sl_changes c;
+	uint8_t mask[(PART + 63) / 64 * 8], bytes[(PART + 63) / 64 * 64];
+} part;
+
+static bool take_part(const struct piece *p, struct part *t)
+{
+	const void *live = (const void *)(uintptr_t)t->lo;
+	size_t n = p->hi - t->lo < PART ? p->hi - t->lo : PART;
+	uint8_t *equal = p->equal + (t->lo - p->lo);
+	bool some;
+
+	if (!memcmp(live, equal, n))
+		return false;
+	for (unsigned i = 0; i < READINGS && (!i || memcmp(t->bytes, live, n)); i++) {
+		memcpy(t->bytes, live, n);
+		atomic_thread_fence(memory_order_acquire);
+	}
+	memcpy(t->bytes + n, equal + n, (n + 63) / 64 * 64 - n);
+	t->c = sl_changes(t->bytes, equal, (n + 63) / 64 * 64, t->mask);
+	some = t->c.words;
+	if (some && t->lo + t->c.from < p->p)
+		t->mask[t->c.from / 8] = own_bytes(p, t->lo + t->c.from, t->mask[t->c.from / 8]);
+	if (some && t->lo + t->c.to > p->p + p->n)
+		t->mask[t->c.to / 8 - 1] = own_bytes(p, t->lo + t->c.to - 8, t->mask[t->c.to / 8 - 1]);
+	memcpy(equal, t->bytes, n);
+	return some;
+}
+
+/* Sends what the program has written to a piece; whether that was anything. sending is held. */
+static bool send_piece(const struct block *b, const struct piece *p)
+{
+	struct part *t = &part;
+	bool some = false;
+
+	if (!there(b, p))
+		return false;
+	for (t->lo = p->lo; t->lo < p->hi; t->lo += PART) {
+		bool changed;
+
+		pthread_mutex_lock(&lock);
+		changed = take_part(p, t);
+		pthread_mutex_unlock(&lock);
+		if (changed)
+			sl_transfer_merge(&b->other, t->lo + t->c.from, t->c.to - t->c.from, t->mask + t->c.from / 8, t->bytes + t->c.from);
+		some |= changed;
+	}
+	return some;
+}
+
+static bool send_pieces(size_t most)
+{
+	bool some = false;
+
+	pthread_mutex_lock(&sending);
+	for (size_t i = 0; i < count; i++)
+		for (unsigned k = 0; k < all[i]->pieces; k++)
+			if (all[i]->piece[k].n <= most)
+				some |= send_piece(all[i], &all[i]->piece[k]);
+	pthread_mutex_unlock(&sending);
+	return some;
 }
 
 void sl_mapped_send_slow(void)
 {
-	uint32_t ctx = sl_current_ctx_id();
+	send_pieces(SIZE_MAX);
+	sl_poller_work();
+}
 
-	if (sl_capturing_any())
+static enum sl_poll poll(void)
+{
+	if (!atomic_load(&sl_mapped_blocks) || sl_dead())
+		return SL_POLL_STOP;
+	return send_pieces(MEDIUM) ? SL_POLL_FOUND : SL_POLL_NOTHING;
+}
+
+/* --- device to host --- */
+
+/* The bytes of a word whose bits are set, at once: a thread that waits for the word sees all of them or none. */
+static void put_word(uint64_t at, uint64_t v, uint8_t bits)
+{
+	uint64_t *word = (uint64_t *)(uintptr_t)at, mask = 0, was = __atomic_load_n(word, __ATOMIC_RELAXED);
+
+	for (unsigned i = 0; i < 8; i++)
+		if (bits >> i & 1)
+			mask |= (uint64_t)0xff << 8 * i;
+	while (!__atomic_compare_exchange_n(word, &was, (was & ~mask) | (v & mask), false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+		;
+}
+
+/*
+ * Writes those changed words that have a neighbour on both sides that was changed, too (turn 0), on one side (1: before, 2:
+ * behind), or none (3). The later its turn, the more likely a word is a flag that says that others have been written.
+ */
+static void put_words(const struct piece *p, uint64_t at, size_t words, const uint8_t *mask, const uint8_t *bytes, unsigned turn)
+{
+	for (size_t k = 0; k < words; k++) {
+		unsigned its = (k && mask[k - 1] ? 0 : 2) + (k + 1 < words && mask[k + 1] ? 0 : 1);
+		uint8_t bits = own_bytes(p, at + 8 * k, mask[k]), *equal = p->equal + (at + 8 * k - p->lo);
+		uint64_t v;
+
+		if (!bits || its != turn)
+			continue;
+		memcpy(&v, bytes + 8 * k, 8);
+		put_word(at + 8 * k, v, bits);
+		for (unsigned i = 0; i < 8; i++)
+			if (bits >> i & 1)
+				equal[i] = bytes[8 * k + i];
+	}
+}
+
+/* Two blocks may have parts of one word: each takes its own. */
+static void change(const struct block *b, uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes)
+{
+	for (unsigned k = 0; k < b->pieces; k++) {
+		const struct piece *own = &b->piece[k];
+		uint64_t from = p > own->lo ? p : own->lo, to = p + n < own->hi ? p + n : own->hi;
+
+		if (from >= to || !there(b, own))
+			continue;
+		for (unsigned turn = 0; turn < 4; turn++)
+			put_words(own, from, (to - from) / 8, mask + (from - p) / 8, bytes + (from - p), turn);
+	}
+}
+
+void sl_mapped_changed(uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes)
+{
+	if (p % 8 || p + n < p)
 		return;
 	pthread_mutex_lock(&lock);
-	for (struct block *b = blocks; b < blocks + SL_MAPPED_BLOCKS; b++)
-		if (b->host && b->ctx_id == ctx)
-			send_changes(b);
+	for (size_t i = moved ? 0 : first_above(p); i < count && (moved || all[i]->base < p + n); i++)
+		change(all[i], p - all[i]->other.delta, n, mask, bytes);
 	pthread_mutex_unlock(&lock);
 }
 
-struct sl_mapped_wait *sl_mapped_begin_slow(uint32_t stream)
-{
-	uint32_t ctx = sl_current_ctx_id();
-	struct sl_mapped_wait *w;
+/* --- beginning and ending --- */
 
-	if (sl_capturing_any() || !(w = calloc(1, sizeof *w)))
-		return NULL;
+/* What /proc says of the memory's maps. */
+static void look_at(uint64_t p, size_t n, bool *shared, bool *writable)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	char line[512], flags[5];
+	unsigned long lo, hi;
+	bool begins = true;
+
+	*shared = false;
+	*writable = true;
+	while (f && fgets(line, sizeof line, f)) {
+		if (begins && sscanf(line, "%lx-%lx %4s", &lo, &hi, flags) == 3 && lo < p + n && p < hi) {
+			*shared |= flags[3] == 's';
+			*writable &= flags[1] == 'w';
+		}
+		begins = strchr(line, '\n');
+	}
+	if (f)
+		fclose(f);
+}
+
+/* Adds [p, p+n) to what is compared; nothing if it is empty. */
+static bool add_piece(struct block *b, uint64_t p, size_t n)
+{
+	struct piece *own = &b->piece[b->pieces];
+	size_t room;
+
+	if (!n)
+		return true;
+	*own = (struct piece){ .p = p, .n = n, .lo = p & ~7ull, .hi = (p + n + 7) & ~7ull };
+	room = (own->hi - own->lo + 63) / 64 * 64;
+	own->equal = calloc(1, room);
+	if (!own->equal)
+		return false;
+	b->pieces++;
+	/* Else the other side holds whatever was there: then every byte is to be sent. */
+	for (size_t i = 0; !b->area.fresh && i < own->hi - own->lo; i++)
+		own->equal[i] = (uint8_t)~((const uint8_t *)(uintptr_t)own->lo)[i];
+	return true;
+}
+
+static bool insert(struct block *b)
+{
+	size_t i;
+	bool ok = true;
+
+	pthread_mutex_lock(&sending);
 	pthread_mutex_lock(&lock);
-	for (unsigned i = 0; i < SL_MAPPED_BLOCKS; i++) {
-		struct block *b = &blocks[i];
-		uint8_t *bytes;
+	if (count == capacity) {
+		struct block **more = realloc(all, (capacity ? 2 * capacity : 16) * sizeof *all);
+
+		ok = more;
+		if (ok) {
+			all = more;
+			capacity = capacity ? 2 * capacity : 16;
+		}
+	}
+	if (ok) {
+		i = first_above(b->base);
+		memmove(all + i + 1, all + i, (count - i) * sizeof *all);
+		all[i] = b;
+		count++;
+		moved += b->other.delta != 0;
+		for (unsigned k = 0; k < b->pieces; k++)
+			compared += b->piece[k].n;
+		atomic_fetch_add(&sl_mapped_blocks, 1);
+	}
+	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&sending);
+	return ok;
+}
+
+static void take_out(size_t i)
+{
+	struct block *b = all[i];
+
+	memmove(all + i, all + i + 1, (--count - i) * sizeof *all);
+	moved -= b->other.delta != 0;
+	for (unsigned k = 0; k < b->pieces; k++)
+		compared -= b->piece[k].n;
+	atomic_fetch_sub(&sl_mapped_blocks, 1);
+}
+
+static void watch(const struct block *b, bool on)
+{
+	for (unsigned k = 0; k < b->pieces; k++) {
+		const struct piece *p = &b->piece[k];
 		sl_buf buf;
 
-		if (!b->host || b->ctx_id != ctx || !(bytes = malloc(2 * (size_t)b->n)))
-			continue;
-		memcpy(bytes, b->equal, b->n);
-		memcpy(bytes + b->n, b->equal, b->n);
+		if (b->read_only)
+			return;
 		sl_buf_init(&buf);
-		sl_route_ptr(&buf, b->dev);
-		w->at[w->n].bytes = bytes;
-		w->at[w->n].block = i;
-		w->at[w->n].serial = b->serial;
-		w->at[w->n].delivery = sl_delivery_new(bytes, b->n);
-		sl_put(&buf, struct wire_copy_out, .src = b->dev, .size = b->n, .stream = stream == ~0u ? b->stream : stream,
-		       .delivery = w->at[w->n].delivery);
-		if (sl_oneway(CTL_COPY_OUT, &buf))
-			sl_delivery_drop(w->at[w->n].delivery);
-		w->n++;
+		sl_put(&buf, struct wire_host_watch, .address = p->lo + b->other.delta, .size = on ? p->hi - p->lo : 0);
+		sl_oneway(CTL_HOST_WATCH, &buf);
 		sl_buf_free(&buf);
 	}
-	pthread_mutex_unlock(&lock);
-	return w;
 }
 
-/* Takes over what the device has written, and only that. */
-static void take_changes(struct block *b, const uint8_t *arrived)
+static void discard(struct block *b)
 {
-	const uint8_t *before = arrived + b->n;
-	uint8_t *host = (uint8_t *)(uintptr_t)b->host;
-
-	for (uint32_t i = 0; i < b->n; i++)
-		if (arrived[i] != before[i])
-			host[i] = b->equal[i] = arrived[i];
+	for (unsigned k = 0; k < b->pieces; k++)
+		free(b->piece[k].equal);
+	free(b);
 }
 
-void sl_mapped_end(struct sl_mapped_wait *w, bool ok)
+/* In the block's context: what the device has of it goes. It is in no list any more. */
+static CUresult end(void *arg)
 {
-	if (ok)
-		sl_mirror_stale();
-	if (!w)
-		return;
-	for (unsigned i = 0; i < w->n; i++) {
-		struct block *b = &blocks[w->at[i].block];
+	struct block *b = arg;
 
-		/* After a failed wait the bytes may still come: their memory is given up. */
-		if (!ok || sl_delivery_wait(w->at[i].delivery)) {
-			sl_delivery_drop(w->at[i].delivery);
-			continue;
-		}
-		pthread_mutex_lock(&lock);
-		if (b->host && b->serial == w->at[i].serial)
-			take_changes(b, w->at[i].bytes);
-		pthread_mutex_unlock(&lock);
-		free(w->at[i].bytes);
+	if (b->mirror)
+		sl_mirror_drop(b->mirror, b->registered);
+	watch(b, false);
+	sl_area_release(&b->area);
+	discard(b);
+	return CUDA_SUCCESS;
+}
+
+/* Divides a block into what is compared and what is a mirror, whose kind is given. */
+static CUresult divide(struct block *b, bool whole, unsigned kind)
+{
+	uint64_t last = b->base + b->n, lo = (b->base + PAGE - 1) & ~(PAGE - 1), hi = b->registered ? last & ~(PAGE - 1) : last;
+	CUresult err;
+
+	if (whole || hi <= lo)
+		return add_piece(b, b->base, b->n) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	if (!add_piece(b, b->base, lo - b->base) || !add_piece(b, hi, last - hi))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	err = sl_mirror_pinned(&b->other, lo, hi - lo, kind | (b->area.fresh ? SL_MIRROR_FRESH : 0));
+	if (!err)
+		b->mirror = lo;
+	return err;
+}
+
+static CUresult make(const struct sl_range *r)
+{
+	struct block *b = calloc(1, sizeof *b);
+	bool shared = false, writable = true, whole;
+	unsigned kind = 0;
+	CUresult err;
+
+	if (!b)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*b = (struct block){ .base = r->base, .n = r->size, .registered = r->type == SL_RANGE_REGISTERED };
+	if (b->registered) {
+		look_at(b->base, b->n, &shared, &writable);
+		b->read_only = r->flags & CU_MEMHOSTREGISTER_READ_ONLY;
+		kind = SL_MIRROR_REGISTERED | (b->read_only ? SL_MIRROR_READ_ONLY : 0) | (writable ? 0 : SL_MIRROR_FIXED | SL_MIRROR_READ_ONLY);
+		shared &= writable;
 	}
-	free(w);
+	whole = b->n <= SMALL || shared || (b->n <= MEDIUM && compared + b->n <= SOME);
+	if (shared && (b->n > SHARED || compared + b->n > SL_MAX_HOST_WATCH / 2)) {
+		sl_log(SL_WARN, "kernels cannot reach %zu bytes of host memory: other processes may write to it, and %d bytes are the most then", b->n, SHARED);
+		free(b);
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+	err = sl_area_hold(b->base, b->n, &b->area);
+	if (err) {
+		free(b);
+		return err;
+	}
+	err = sl_transfer_begin(&b->other, b->area.delta);
+	if (!err)
+		err = divide(b, whole, kind);
+	if (!err && !insert(b))
+		err = CUDA_ERROR_OUT_OF_MEMORY;
+	if (err) {
+		end(b);
+		return err;
+	}
+	watch(b, true);
+	if (b->pieces)
+		sl_poller_start(poll);
+	sl_mapped_send();
+	return CUDA_SUCCESS;
 }
 
-void sl_mapped_fetch(void)
+CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r)
 {
-	sl_mapped_end(sl_mapped_begin(~0u), true);
+	uint64_t reached = p;
+	struct sl_ctx *c;
+	CUresult err;
+
+	*dptr = p;
+	if (sl_mapped_twin(&reached) && sl_sessions == 1) {
+		*dptr = reached;
+		return CUDA_SUCCESS;
+	}
+	err = sl_ctx_use(&c);
+	if (err)
+		return err;
+	/* What streams are still to do to the memory must be in it before the other side is made from it. */
+	err = sl_copy_source_ready((void *)(uintptr_t)r->base, r->size);
+	if (err)
+		return err;
+	pthread_mutex_lock(&making);
+	c = sl_mapped_ctx(p);
+	if (!c) {
+		err = make(r);
+	} else if (sl_ctx_foreign(c)) {
+		sl_log(SL_WARN, "host memory is reached by kernels of one owner's devices; these are another's");
+		err = CUDA_ERROR_NOT_SUPPORTED;
+	}
+	pthread_mutex_unlock(&making);
+	if (!err) {
+		sl_mapped_twin(&p);
+		*dptr = p;
+	}
+	return err;
+}
+
+static CUresult synchronize(void *arg)
+{
+	(void)arg;
+	return sl_cuCtxSynchronize();
+}
+
+/* Takes the block out that which chooses; NULL if there is none. */
+static struct block *remove_block(bool (*which)(const struct block *, uint64_t), uint64_t key)
+{
+	struct block *b = NULL;
+
+	pthread_mutex_lock(&sending);
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < count && !b; i++) {
+		if (!which(all[i], key))
+			continue;
+		b = all[i];
+		take_out(i);
+	}
+	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&sending);
+	return b;
+}
+
+static bool at_base(const struct block *b, uint64_t base)
+{
+	return b->base == base;
+}
+
+static bool in_ctx(const struct block *b, uint64_t ctx_id)
+{
+	return b->other.ctx_id == ctx_id;
+}
+
+void sl_mapped_drop(const struct sl_range *r)
+{
+	struct sl_ctx *c = sl_mapped_ctx(r->base);
+	struct block *b;
+
+	if (!c)
+		return;
+	/* The driver waits for what uses the memory; afterwards the program has what that has written. */
+	if (r->type == SL_RANGE_REGISTERED && !sl_capturing_any())
+		sl_ctx_with(c, synchronize, NULL);
+	b = remove_block(at_base, r->base);
+	if (b)
+		sl_ctx_with(c, end, b);
+}
+
+void sl_mapped_drop_ctx(uint32_t ctx_id)
+{
+	struct block *b;
+
+	while ((b = remove_block(in_ctx, ctx_id))) {
+		b->registered = true; /* another context may go on using the memory, with what it holds */
+		sl_ctx_with(b->other.ctx, end, b);
+	}
+	sl_managed_drop_ctx(ctx_id);
+	sl_mirror_drop_ctx(ctx_id);
+	sl_transfer_end(ctx_id);
 }

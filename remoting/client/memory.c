@@ -18,6 +18,7 @@
 #include "session.h"
 #include "stream.h"
 
+#include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -330,23 +331,38 @@ CUresult sl_cuMemFreeHost(void *p)
 		return CUDA_SUCCESS;
 	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_HOST, &r))
 		return CUDA_ERROR_INVALID_VALUE;
-	sl_mapped_drop(r.base);
+	sl_mapped_drop(&r);
 	if (!settle(&r)) /* else the memory stays */
 		munmap(p, r.map_size);
 	return CUDA_SUCCESS;
 }
 
+/* Whether the program has memory at all of [p, p+n). */
+static bool is_mapped(uint64_t p, size_t n)
+{
+	unsigned char in[4096];
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), at = p & ~(page - 1);
+
+	if (p + n < p)
+		return false;
+	for (; at < p + n; at += sizeof in * page) {
+		size_t m = p + n - at < sizeof in * page ? p + n - at : sizeof in * page;
+
+		if (mincore((void *)(uintptr_t)at, m, in) && errno == ENOMEM)
+			return false;
+	}
+	return true;
+}
+
 CUresult sl_cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
 {
-	struct sl_range r = { .type = SL_RANGE_REGISTERED, .flags = Flags }, had;
+	struct sl_range r = { .type = SL_RANGE_REGISTERED, .flags = Flags };
 	struct sl_ctx *c;
 	CUresult err;
 
-	/* Portable, device map; I/O memory and read-only mappings are refused. */
-	if (!p || !bytesize || Flags & ~15u)
+	/* The program's memory is not a device's: the driver finds it invalid as I/O memory, too. */
+	if (!p || !bytesize || Flags & ~(CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (Flags & 12u)
-		return CUDA_ERROR_NOT_SUPPORTED;
 	err = sl_ctx_peek(&c);
 	if (err)
 		return err;
@@ -354,7 +370,9 @@ CUresult sl_cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
 	r.size = bytesize;
 	r.ctx_id = atomic_load(&c->id);
 	r.dev = c->dev;
-	if (sl_range_find(r.base, &had) || sl_range_find(r.base + bytesize - 1, &had))
+	if (!is_mapped(r.base, bytesize))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (sl_range_overlaps(r.base, bytesize))
 		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
@@ -368,8 +386,9 @@ CUresult sl_cuMemHostUnregister(void *p)
 	if (!p)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_REGISTERED, &r))
-		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-	sl_mapped_drop(r.base);
+		return sl_range_find((uint64_t)(uintptr_t)p, &r) && r.type == SL_RANGE_REGISTERED ? CUDA_ERROR_INVALID_VALUE :
+											       CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+	sl_mapped_drop(&r);
 	settle(&r);
 	return CUDA_SUCCESS;
 }
@@ -382,7 +401,8 @@ CUresult sl_cuMemHostGetFlags(unsigned int *pFlags, void *p)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!sl_range_find((uint64_t)(uintptr_t)p, &r) || (r.type != SL_RANGE_HOST && r.type != SL_RANGE_REGISTERED))
 		return CUDA_ERROR_INVALID_VALUE;
-	*pFlags = (r.flags & CU_MEMHOSTALLOC_WRITECOMBINED) | CU_MEMHOSTALLOC_DEVICEMAP; /* as the driver answers where addresses are unified */
+	/* As the driver answers where addresses are unified. */
+	*pFlags = (r.flags & (r.type == SL_RANGE_REGISTERED ? CU_MEMHOSTREGISTER_PORTABLE : CU_MEMHOSTALLOC_WRITECOMBINED)) | CU_MEMHOSTALLOC_DEVICEMAP;
 	return CUDA_SUCCESS;
 }
 
@@ -430,11 +450,13 @@ static CUresult attribute(void *data, CUpointer_attribute a, CUdeviceptr p, cons
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 		PUT(unsigned, on_host(r) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
 		return CUDA_SUCCESS;
-	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-		if (r->type == SL_RANGE_REGISTERED && r->size > SL_MAPPED_MAX)
-			return CUDA_ERROR_INVALID_VALUE; /* no kernel reaches it */
-		PUT(CUdeviceptr, p);
+	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: {
+		uint64_t there = p;
+
+		sl_mapped_twin(&there);
+		PUT(CUdeviceptr, there);
 		return CUDA_SUCCESS;
+	}
 	case CU_POINTER_ATTRIBUTE_HOST_POINTER:
 		if (!on_host(r) && !r->managed)
 			return CUDA_ERROR_INVALID_VALUE;

@@ -6,19 +6,14 @@
  */
 #include "mirror.h"
 #include "changes.h"
-#include "codec.h"
 #include "ctx.h"
-#include "delivery.h"
-#include "entry.h"
-#include "gen.h"
-#include "handles.h"
 #include "log.h"
-#include "route.h"
-#include "send.h"
-#include "stream.h"
+#include "session.h"
+#include "transfer.h"
 #include "trap.h"
-#include "wait.h"
+#include "wire.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -39,9 +34,9 @@ _Static_assert(AHEAD_MOST * PAGE <= SL_MAX_COPY_IN && SL_MAX_HOST_MAP / PAGE / 4
 struct mirror {
 	uint64_t base;
 	size_t n, pages;
-	bool managed;
-	struct sl_ctx *ctx;
-	uint32_t ctx_id;
+	unsigned kind;		/* SL_MIRROR_... */
+	bool gone;		/* the program has unmapped it */
+	struct sl_other other;
 	uint8_t *state;		/* of each page */
 	uint8_t **was;		/* page-locked: what each written page held; NULL: all of it is to be sent */
 	size_t written, stale;	/* pages in these states */
@@ -53,11 +48,6 @@ _Atomic unsigned sl_mirrors;
 static struct mirror **all;	/* by address */
 static size_t count, capacity;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* The stream of each context that bytes are moved by, which waits for no other. */
-static struct {
-	uint32_t ctx_id, stream;
-} streams[32];
 
 /* --- the list --- */
 
@@ -94,20 +84,6 @@ bool sl_mirror_has_slow(uint64_t p)
 	return found;
 }
 
-struct sl_ctx *sl_mirror_ctx(uint64_t p)
-{
-	struct mirror *m;
-	struct sl_ctx *c;
-
-	if (!atomic_load_explicit(&sl_mirrors, memory_order_relaxed))
-		return NULL;
-	pthread_mutex_lock(&lock);
-	m = find(p);
-	c = m ? m->ctx : NULL;
-	pthread_mutex_unlock(&lock);
-	return c;
-}
-
 static uint64_t address(const struct mirror *m, size_t page)
 {
 	return m->base + page * PAGE;
@@ -120,10 +96,19 @@ static size_t bytes(const struct mirror *m, size_t from, size_t to)
 }
 
 /* Without protection what one side writes is lost to the other: better no program than one that computes with that. */
-static void protect(const struct mirror *m, size_t from, size_t to, int prot)
+static void protect(struct mirror *m, size_t from, size_t to, int prot)
 {
-	if (!mprotect((void *)(uintptr_t)address(m, from), (to - from) * PAGE, prot))
+	uint64_t p = address(m, from);
+	unsigned char there;
+
+	if (m->kind & SL_MIRROR_FIXED || !mprotect((void *)(uintptr_t)p, (to - from) * PAGE, prot))
 		return;
+	for (size_t i = from; i < to; i++) /* a map more would make mprotect fail with the same error */
+		m->gone |= mincore((void *)(uintptr_t)address(m, i), PAGE, &there) && errno == ENOMEM;
+	if (m->gone && m->kind & SL_MIRROR_REGISTERED) {
+		sl_log(SL_WARN, "memory at %#llx was unmapped before it was unregistered: kernels no longer reach it", (unsigned long long)m->base);
+		return;
+	}
 	sl_log(SL_ERROR, "memory that kernels reach cannot be protected: too many maps; raise vm.max_map_count");
 	abort();
 }
@@ -147,110 +132,7 @@ static size_t run(const struct mirror *m, size_t from, size_t most)
 	return to;
 }
 
-/* --- the other side --- */
-
-static CUresult stream_of(uint32_t ctx_id, uint32_t *stream)
-{
-	unsigned i, spare = 32;
-	CUstream s;
-	CUresult err;
-
-	for (i = 0; i < 32; i++) {
-		if (streams[i].ctx_id == ctx_id) {
-			*stream = streams[i].stream;
-			return CUDA_SUCCESS;
-		}
-		if (!streams[i].ctx_id && spare == 32)
-			spare = i;
-	}
-	if (spare == 32)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = sl_cuStreamCreate(&s, CU_STREAM_NON_BLOCKING);
-	if (!err) {
-		streams[spare].ctx_id = ctx_id;
-		*stream = streams[spare].stream = sl_handle_bare(s);
-	}
-	return err;
-}
-
-struct transfer {
-	const struct mirror *m;
-	uint64_t p;
-	size_t n;
-	void *to;
-};
-
-static CUresult send_there(void *arg)
-{
-	struct transfer *t = arg;
-	const uint8_t *from = (const uint8_t *)(uintptr_t)t->p;
-	uint32_t stream;
-	CUresult err = stream_of(t->m->ctx_id, &stream);
-
-	while (t->n && !err) {
-		size_t n = t->n < SL_MAX_COPY_IN ? t->n : SL_MAX_COPY_IN;
-		sl_buf b;
-
-		sl_buf_init(&b);
-		sl_put(&b, struct wire_host_write, .dst = t->p, .stream = stream);
-		err = sl_oneway_bulk(CTL_HOST_WRITE, &b, from, n);
-		sl_buf_free(&b);
-		t->p += n;
-		from += n;
-		t->n -= n;
-	}
-	return err;
-}
-
-/* A page-locked block's: of at most AHEAD_MOST pages. */
-static CUresult read_there(void *arg)
-{
-	struct transfer *t = arg;
-	sl_reply r;
-	sl_buf b;
-	CUresult err;
-
-	sl_buf_init(&b);
-	sl_put(&b, struct wire_host_read, .src = t->p, .size = t->n);
-	err = sl_wait(CTL_HOST_READ, &b, &r);
-	sl_get_bytes(&r, t->to, t->n);
-	if (!err && r.bad)
-		err = CUDA_ERROR_UNKNOWN;
-	sl_reply_free(&r);
-	sl_buf_free(&b);
-	return err;
-}
-
-static CUresult copy_there(void *arg)
-{
-	struct transfer *t = arg;
-	uint32_t delivery, stream;
-	CUresult err = stream_of(t->m->ctx_id, &stream);
-	sl_buf b;
-
-	if (err)
-		return err;
-	delivery = sl_delivery_new(t->to, t->n);
-	if (!delivery)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	sl_buf_init(&b);
-	sl_put(&b, struct wire_copy_out, .src = t->p, .size = t->n, .stream = stream, .delivery = delivery);
-	err = sl_wait(CTL_COPY_OUT, &b, NULL);
-	sl_buf_free(&b);
-	if (!err)
-		return sl_delivery_wait(delivery);
-	sl_delivery_drop(delivery);
-	return err;
-}
-
 /* --- sending --- */
-
-static void send(const struct mirror *m, uint64_t p, size_t n)
-{
-	struct transfer t = { .m = m, .p = p, .n = n };
-
-	sl_ctx_with(m->ctx, send_there, &t);
-}
 
 static bool zeroes(uint64_t p, size_t n)
 {
@@ -264,31 +146,11 @@ enum { MERGE_PAGES = 64, PAGE_MASK = PAGE / 8 };
 
 _Static_assert(MERGE_PAGES * PAGE <= SL_MAX_MERGE, "a merge");
 
-struct merge {
-	uint64_t p;
-	size_t n;
-	const uint8_t *mask;
-};
-
-static CUresult merge_there(void *arg)
-{
-	struct merge *g = arg;
-	CUresult err;
-	sl_buf b;
-
-	sl_buf_init(&b);
-	sl_put(&b, struct wire_host_merge, .dst = g->p, .size = (uint32_t)g->n);
-	sl_put_bytes(&b, g->mask, g->n / 8);
-	err = sl_oneway_bulk(CTL_HOST_MERGE, &b, (const void *)(uintptr_t)g->p, g->n);
-	sl_buf_free(&b);
-	return err;
-}
-
 static void send_merge(const struct mirror *m, size_t page, size_t from, size_t to, const uint8_t *masks)
 {
-	struct merge g = { .p = address(m, page) + from, .n = to - from, .mask = masks + from / 8 };
+	uint64_t p = address(m, page) + from;
 
-	sl_ctx_with(m->ctx, merge_there, &g);
+	sl_transfer_merge(&m->other, p, to - from, masks + from / 8, (const uint8_t *)(uintptr_t)p);
 }
 
 /* Sends what changed in pages [from, to): pages of which much changed together, of others the part that did. */
@@ -316,6 +178,8 @@ static void send_pages(struct mirror *m, size_t from, size_t to)
 {
 	sl_trap_keep();
 	protect(m, from, to, PROT_READ);
+	if (m->gone)
+		return;
 	for (size_t i = from, j; i < to; i = j) {
 		j = i + 1;
 		if (m->was && m->was[i]) {
@@ -328,19 +192,19 @@ static void send_pages(struct mirror *m, size_t from, size_t to)
 			}
 			continue;
 		}
-		/* Page-locked memory that was never sent: the other side holds zeroes. */
-		if (!m->managed && zeroes(address(m, i), bytes(m, i, j)))
+		/* Page-locked memory that was never sent: the other side may hold zeroes. */
+		if (m->kind & SL_MIRROR_FRESH && zeroes(address(m, i), bytes(m, i, j)))
 			continue;
-		while (j < to && (m->managed || (!m->was[j] && !zeroes(address(m, j), bytes(m, j, j + 1)))))
+		while (j < to && (!m->was || !m->was[j]) && !(m->kind & SL_MIRROR_FRESH && zeroes(address(m, j), bytes(m, j, j + 1))))
 			j++;
-		send(m, address(m, i), bytes(m, i, j));
+		sl_transfer_send(&m->other, address(m, i), bytes(m, i, j));
 	}
 	set(m, from, to, SAME);
 }
 
 static void send_written(struct mirror *m)
 {
-	for (size_t i = 0, j; m->written && i < m->pages; i = j) {
+	for (size_t i = 0, j; m->written && !m->gone && i < m->pages; i = j) {
 		const uint8_t *at = memchr(m->state + i, WRITTEN, m->pages - i);
 
 		if (!at)
@@ -366,7 +230,7 @@ void sl_mirror_stale_slow(void)
 	for (size_t i = 0; i < count; i++) {
 		struct mirror *m = all[i];
 
-		if (m->stale == m->pages)
+		if (m->stale == m->pages || m->gone || m->kind & SL_MIRROR_READ_ONLY)
 			continue;
 		send_written(m);
 		sl_trap_keep();
@@ -402,15 +266,15 @@ static void give_up(struct mirror *m, size_t from, size_t to)
 
 static bool fetch(struct mirror *m, size_t from, size_t to)
 {
-	struct transfer t = { .m = m, .p = address(m, from), .n = bytes(m, from, to) };
+	size_t n = bytes(m, from, to);
+	void *got = malloc(n);
 	CUresult err = CUDA_ERROR_OUT_OF_MEMORY;
 
-	t.to = malloc(t.n);
-	if (t.to)
-		err = sl_ctx_with(m->ctx, m->managed ? copy_there : read_there, &t);
-	if (!err && !sl_trap_poke(address(m, from), t.to, bytes(m, from, to)))
+	if (got)
+		err = (m->kind & SL_MIRROR_MANAGED ? sl_transfer_copy : sl_transfer_read)(&m->other, address(m, from), got, n);
+	if (!err && !sl_trap_poke(address(m, from), got, n))
 		err = CUDA_ERROR_OUT_OF_MEMORY;
-	free(t.to);
+	free(got);
 	if (err) {
 		sl_log(SL_ERROR, "what the GPU has written to memory at %#llx is lost: error %d", (unsigned long long)address(m, from), err);
 		return false;
@@ -438,10 +302,12 @@ static bool touched(uint64_t p, bool write)
 {
 	struct mirror *m;
 	size_t i, to;
+	bool ours;
 
 	pthread_mutex_lock(&lock);
 	m = find(p);
-	if (m) {
+	ours = m && !(m->kind & SL_MIRROR_FIXED);
+	if (ours) {
 		i = (p - m->base) / PAGE;
 		if (m->state[i] == STALE) {
 			to = advance(m, &m->fetch, i);
@@ -453,9 +319,11 @@ static bool touched(uint64_t p, bool write)
 			if (!open_pages(m, i, to))
 				give_up(m, i, to);
 		}
+		if (m->gone) /* another map took its place */
+			ours = !mprotect((void *)(uintptr_t)address(m, i), PAGE, PROT_READ | PROT_WRITE);
 	}
 	pthread_mutex_unlock(&lock);
-	return m;
+	return ours;
 }
 
 /* In a forked child, whose one thread this is: it gets what was there, and nothing is sent. */
@@ -463,7 +331,7 @@ static bool left_alone(uint64_t p)
 {
 	struct mirror *m = find(p);
 
-	return m && !mprotect((void *)(uintptr_t)m->base, m->pages * PAGE, PROT_READ | PROT_WRITE);
+	return m && !(m->kind & SL_MIRROR_FIXED) && !mprotect((void *)(uintptr_t)m->base, m->pages * PAGE, PROT_READ | PROT_WRITE);
 }
 
 /* --- beginning and ending --- */
@@ -477,28 +345,22 @@ static void discard(struct mirror *m)
 	free(m);
 }
 
-/* A mirror of whole pages in the current context, in the list. The lock is held. */
-static CUresult add(uint64_t base, size_t n, bool managed, struct mirror **out)
+/* A mirror of whole pages in the list. The lock is held. */
+static CUresult add(const struct sl_other *o, uint64_t base, size_t n, unsigned kind, struct mirror **out)
 {
 	struct mirror *m = calloc(1, sizeof *m);
-	struct sl_ctx *c;
-	uint32_t stream;
+	bool managed = kind & SL_MIRROR_MANAGED;
+	CUresult err = CUDA_SUCCESS;
 	size_t i;
-	CUresult err;
 
 	if (!m)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = sl_ctx_use(&c);
-	if (!err) {
-		*m = (struct mirror){ .base = base, .n = n, .pages = (n + PAGE - 1) / PAGE, .managed = managed, .ctx = c, .ctx_id = atomic_load(&c->id) };
-		m->state = malloc(m->pages);
-		if (!managed)
-			m->was = calloc(m->pages, sizeof *m->was);
-		if (!m->state || (!managed && !m->was))
-			err = CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	if (!err)
-		err = stream_of(m->ctx_id, &stream);
+	*m = (struct mirror){ .base = base, .n = n, .pages = (n + PAGE - 1) / PAGE, .kind = kind, .other = *o };
+	m->state = malloc(m->pages);
+	if (!managed)
+		m->was = calloc(m->pages, sizeof *m->was);
+	if (!m->state || (!managed && !m->was))
+		err = CUDA_ERROR_OUT_OF_MEMORY;
 	if (!err && count == capacity) {
 		struct mirror **more = realloc(all, (capacity ? 2 * capacity : 16) * sizeof *all);
 
@@ -530,21 +392,9 @@ static void take_out(size_t i)
 
 	memmove(all + i, all + i + 1, (--count - i) * sizeof *all);
 	atomic_fetch_sub(&sl_mirrors, 1);
-	protect(m, 0, m->pages, PROT_READ | PROT_WRITE);
+	if (!m->gone)
+		protect(m, 0, m->pages, PROT_READ | PROT_WRITE);
 	discard(m);
-}
-
-static CUresult unmap_there(void *arg)
-{
-	const struct mirror *m = arg;
-	sl_buf b;
-	CUresult err;
-
-	sl_buf_init(&b);
-	sl_put(&b, struct wire_host_unmap, .address = m->base);
-	err = sl_oneway(CTL_HOST_UNMAP, &b);
-	sl_buf_free(&b);
-	return err;
 }
 
 /* Fetches what is stale, while that can be done. */
@@ -557,30 +407,7 @@ static void fetch_all(struct mirror *m)
 	}
 }
 
-static CUresult map_there(uint64_t base, size_t n)
-{
-	sl_buf b;
-	CUresult err;
-
-	sl_buf_init(&b);
-	sl_put(&b, struct wire_host_map, .address = base, .size = n);
-	err = sl_wait(CTL_HOST_MAP, &b, NULL);
-	sl_buf_free(&b);
-	return err;
-}
-
-/* Whether there is a mirror at base, by its context; NULL if not. */
-static CUresult reached(uint64_t base, struct sl_ctx **c)
-{
-	*c = sl_mirror_ctx(base);
-	if (!*c || !sl_ctx_foreign(*c))
-		return CUDA_SUCCESS;
-	sl_log(SL_WARN, "host memory is reached by kernels of one owner's devices; these are another's");
-	return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-/* The lock is not held while the worker is asked: it may be waiting for a host function, which needs the lock. */
-static CUresult make_pinned(uint64_t base, size_t n)
+CUresult sl_mirror_pinned(const struct sl_other *o, uint64_t base, size_t n, unsigned kind)
 {
 	struct mirror *m;
 	CUresult err;
@@ -589,59 +416,28 @@ static CUresult make_pinned(uint64_t base, size_t n)
 		sl_log(SL_WARN, "kernels cannot reach host memory: /proc/self/mem cannot be opened, or a thread not made");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
-	err = map_there(base, (n + PAGE - 1) / PAGE * PAGE);
-	if (err == CUDA_ERROR_OUT_OF_MEMORY || err == CUDA_ERROR_NOT_SUPPORTED)
-		sl_log(SL_WARN, "kernels cannot reach %zu bytes of host memory: %s; see docs/limits.md", n,
-		       err == CUDA_ERROR_OUT_OF_MEMORY ? "the owner has no more for this session" : "the owner uses their address");
-	if (err)
-		return err;
 	pthread_mutex_lock(&lock);
-	err = add(base, n, false, &m);
+	err = add(o, base, n, kind, &m);
 	if (!err)
 		set(m, 0, m->pages, WRITTEN);
 	pthread_mutex_unlock(&lock);
 	return err;
 }
 
-CUresult sl_mirror_pinned(uint64_t base, size_t n)
+CUresult sl_mirror_managed(uint64_t base, size_t n)
 {
-	static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_use(&c);
+	struct sl_other o;
+	struct mirror *m;
+	CUresult err = sl_transfer_begin(&o, 0);
 
 	if (err)
 		return err;
-	pthread_mutex_lock(&making);
-	err = reached(base, &c);
-	if (!err && !c)
-		err = make_pinned(base, n);
-	pthread_mutex_unlock(&making);
-	return err;
-}
-
-/* Fills device memory with zeroes, before anything that follows. */
-static void zero_there(const struct mirror *m)
-{
-	CUstream s;
-	uint32_t id;
-
-	if (stream_of(m->ctx_id, &id))
-		return;
-	s = sl_handle_value(SL_STREAM, id);
-	fw_cuMemsetD8Async(m->base, 0, m->n, s);
-	fw_cuStreamSynchronize(s);
-}
-
-CUresult sl_mirror_managed(uint64_t base, size_t n)
-{
-	struct mirror *m;
-	CUresult err = CUDA_ERROR_NOT_SUPPORTED;
-
+	if (!sl_trap_start(touched, left_alone))
+		return CUDA_ERROR_NOT_SUPPORTED;
 	pthread_mutex_lock(&lock);
-	if (sl_trap_start(touched, left_alone))
-		err = add(base, n, true, &m);
+	err = add(&o, base, n, SL_MIRROR_MANAGED, &m);
 	if (!err) {
-		zero_there(m);
+		sl_transfer_zero(&o, base, n);
 		sl_trap_keep();
 		protect(m, 0, m->pages, PROT_READ);
 	}
@@ -649,7 +445,7 @@ CUresult sl_mirror_managed(uint64_t base, size_t n)
 	return err;
 }
 
-void sl_mirror_drop(uint64_t base)
+void sl_mirror_drop(uint64_t base, bool keep)
 {
 	size_t i;
 
@@ -658,8 +454,8 @@ void sl_mirror_drop(uint64_t base)
 	pthread_mutex_lock(&lock);
 	i = first_above(base);
 	if (i < count && all[i]->base == base) {
-		if (!all[i]->managed)
-			sl_ctx_with(all[i]->ctx, unmap_there, all[i]);
+		if (keep)
+			fetch_all(all[i]);
 		take_out(i);
 	}
 	pthread_mutex_unlock(&lock);
@@ -670,17 +466,8 @@ void sl_mirror_drop_ctx(uint32_t ctx_id)
 	if (!atomic_load(&sl_mirrors))
 		return;
 	pthread_mutex_lock(&lock);
-	for (size_t i = count; i-- > 0;) {
-		if (all[i]->ctx_id != ctx_id)
-			continue;
-		if (!all[i]->managed) { /* which another context may go on using */
-			fetch_all(all[i]);
-			sl_ctx_with(all[i]->ctx, unmap_there, all[i]);
-		}
-		take_out(i);
-	}
-	for (unsigned i = 0; i < 32; i++)
-		if (streams[i].ctx_id == ctx_id)
-			streams[i].ctx_id = 0;
+	for (size_t i = count; i-- > 0;)
+		if (all[i]->other.ctx_id == ctx_id)
+			take_out(i);
 	pthread_mutex_unlock(&lock);
 }

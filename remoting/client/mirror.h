@@ -1,5 +1,5 @@
 /*
- * Mirrors: memory of this process that kernels reach, at the same address on both sides.
+ * Mirrors: memory of this process that kernels reach, whole pages of it.
  *
  * The worker has the other side: host memory of the owner's for page-locked memory
  * (HOST_MAP), device memory for managed memory. A page here is in one of three states:
@@ -27,25 +27,32 @@
 
 #include "cuabi.h"
 #include "ranges.h"
-
-struct sl_ctx;
+#include "transfer.h"
 
 #define SL_MIRROR_PAGE ((size_t)4096)
 
 extern _Atomic unsigned sl_mirrors;
 
+enum {
+	SL_MIRROR_MANAGED = 1,
+	SL_MIRROR_FRESH = 2,		/* the other side holds zeroes */
+	SL_MIRROR_REGISTERED = 4,	/* the program's own memory, which it may unmap */
+	SL_MIRROR_READ_ONLY = 8,	/* kernels do not write to it */
+	SL_MIRROR_FIXED = 16,		/* the program cannot write to it: what it holds is sent once */
+};
+
 /*
- * Lets kernels of the current context reach page-locked memory of n bytes at base, whole
- * pages that sl_guard_place gave. Nothing happens if they do already. NOT_SUPPORTED,
- * logged, if that cannot be.
+ * Page-locked memory of n bytes at base, whole pages (the last may be less than one), whose other side is o: it has
+ * an area (area.h). NOT_SUPPORTED, logged, if faults cannot be served.
  */
-CUresult sl_mirror_pinned(uint64_t base, size_t n);
+CUresult sl_mirror_pinned(const struct sl_other *o, uint64_t base, size_t n, unsigned kind);
 
 /* Makes device memory [base, base+n) of the current context, whole pages, the program's too. It holds zeroes on both sides. */
 CUresult sl_mirror_managed(uint64_t base, size_t n);
 
-/* The mirror at base ends; its memory here is the caller's, and may be read and written. */
-void sl_mirror_drop(uint64_t base);
+/* The mirror at base ends; its memory here may be read and written. keep: it holds what the other side held. */
+void sl_mirror_drop(uint64_t base, bool keep);
+/* The context goes, and its mirrors with it. */
 void sl_mirror_drop_ctx(uint32_t ctx_id);
 
 /* managed.c: frees managed memory whose range is no more; forgets that of a context that is going. */
@@ -53,9 +60,6 @@ CUresult sl_managed_free(const struct sl_range *r);
 void sl_managed_drop_ctx(uint32_t ctx_id);
 /* Device memory of n bytes, without a range. memory.c */
 CUresult sl_device_alloc(CUdeviceptr *p, size_t n);
-
-/* The context of the mirror that p lies in; NULL if it lies in none. */
-struct sl_ctx *sl_mirror_ctx(uint64_t p);
 
 bool sl_mirror_has_slow(uint64_t p);
 void sl_mirror_send_slow(void);

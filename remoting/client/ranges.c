@@ -129,6 +129,17 @@ bool sl_range_find(uint64_t p, struct sl_range *out)
 	return r;
 }
 
+bool sl_range_overlaps(uint64_t p, uint64_t n)
+{
+	bool found = false;
+
+	pthread_rwlock_rdlock(&lock);
+	for (size_t i = 0; i < count && !found; i++)
+		found = all[i].base < p + n && p < all[i].base + all[i].size;
+	pthread_rwlock_unlock(&lock);
+	return found;
+}
+
 bool sl_range_clash(uint64_t p, uint64_t n, unsigned session)
 {
 	bool clash = false;

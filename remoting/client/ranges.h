@@ -38,6 +38,8 @@ static inline bool sl_locked_maybe(uint64_t p)
 
 int sl_range_add(const struct sl_range *r); /* 0, or -1 when memory ran out */
 bool sl_range_find(uint64_t p, struct sl_range *out);
+/* Whether any range has a byte of [p, p+n). */
+bool sl_range_overlaps(uint64_t p, uint64_t n);
 /* Whether any range of another session lies in [p, p+n). */
 bool sl_range_clash(uint64_t p, uint64_t n, unsigned session);
 /* Removes the range that starts at base (type 0: any); false if there is none. */

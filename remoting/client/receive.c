@@ -12,6 +12,7 @@
 #include "gen.h"
 #include "hostfn.h"
 #include "log.h"
+#include "mapped.h"
 #include "peer.h"
 #include "print.h"
 #include "session.h"
@@ -171,6 +172,31 @@ static bool rx_data(struct sl_peer *t, const struct wire_reply *h)
 	return ok;
 }
 
+static bool rx_host(struct sl_peer *t, uint32_t n)
+{
+	struct wire_host_merge head;
+	uint8_t *rest;
+	bool ok;
+
+	if (n < sizeof head || !rx(t, &head, sizeof head))
+		return false;
+	n -= sizeof head;
+	if (!head.size || head.size % 8 || head.size > SL_MAX_MERGE || n != head.size / 8 + head.size) {
+		sl_die(CUDA_ERROR_UNKNOWN, "malformed frame of host memory");
+		return false;
+	}
+	rest = malloc(n);
+	if (!rest) {
+		sl_die(CUDA_ERROR_OUT_OF_MEMORY, "no memory for what the GPU has written");
+		return false;
+	}
+	ok = rx(t, rest, n);
+	if (ok)
+		sl_mapped_changed(head.dst, head.size, rest, rest + head.size / 8);
+	free(rest);
+	return ok;
+}
+
 static bool rx_print(struct sl_peer *t, uint32_t stream, uint32_t n)
 {
 	char buf[4096];
@@ -217,6 +243,8 @@ static bool rx_frame(struct sl_peer *t)
 		break;
 	case SL_FRAME_PRINT:
 		return rx_print(t, h.arg, h.size);
+	case SL_FRAME_HOST:
+		return rx_host(t, h.size);
 	case SL_FRAME_HOSTFN:
 		sl_on_hostfn(h.arg, h.result);
 		break;

@@ -18,7 +18,7 @@
 #include "gen.h"
 #include "handles.h"
 #include "kernel.h"
-#include "mirror.h"
+#include "mapped.h"
 #include "module.h"
 #include "ranges.h"
 #include "session.h"
@@ -89,7 +89,7 @@ struct sl_ctx *sl_ptr_ctx_slow(uint64_t p)
 	if (!sl_range_find(p, &r))
 		return NULL;
 	if (r.type == SL_RANGE_HOST || r.type == SL_RANGE_REGISTERED)
-		return sl_mirror_ctx(p);
+		return sl_mapped_ctx(p);
 	if (!r.home)
 		return NULL;
 	return sl_handle_state_by_id(SL_CTX, r.home);

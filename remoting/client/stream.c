@@ -508,7 +508,6 @@ void sl_cover_done(const struct sl_covered *w)
 
 CUresult sl_cuStreamSynchronize(CUstream hStream)
 {
-	struct sl_mapped_wait *mapped;
 	struct sl_covered w;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
@@ -518,12 +517,11 @@ CUresult sl_cuStreamSynchronize(CUstream hStream)
 	sl_cover(&w, hStream);
 	if (w.track && idle(w.m))
 		return sl_dead();
-	mapped = sl_mapped_begin(sl_stream_id_only(hStream, &err));
-	if (!err)
-		err = UNMARKED(fw_cuStreamSynchronize(hStream));
-	sl_mapped_end(mapped, !err);
-	if (!err)
+	err = UNMARKED(fw_cuStreamSynchronize(hStream));
+	if (!err) {
+		sl_mirror_stale();
 		sl_cover_done(&w);
+	}
 	return err;
 }
 
@@ -540,7 +538,7 @@ CUresult sl_cuStreamQuery(CUstream hStream)
 		return sl_dead();
 	err = UNMARKED(fw_cuStreamQuery(hStream));
 	if (!err) {
-		sl_mapped_fetch();
+		sl_mirror_stale();
 		/* A query of the legacy stream does not cover the streams that it would wait for. */
 		w.track &= hStream && hStream != CU_STREAM_LEGACY;
 		sl_cover_done(&w);

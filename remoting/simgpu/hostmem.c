@@ -81,9 +81,9 @@ API CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned int flags)
 
 	if (r)
 		return r;
-	if (!p || !n || flags & ~15U || dev_of((uintptr_t)p) || (uintptr_t)p + n < n)
+	if (!p || !n || flags & ~11U || dev_of((uintptr_t)p) || (uintptr_t)p + n < n)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	if (!range_free(lo, (uintptr_t)p + n - lo))
+	if (!range_free((uintptr_t)p, n))
 		return sim_leave(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
 	if (msync((void *)(uintptr_t)lo, ROUND_UP((uintptr_t)p + n - lo, 4096), MS_ASYNC) && errno == ENOMEM)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);	/* not all of it is mapped */
@@ -103,8 +103,10 @@ API CUresult cuMemHostUnregister(void *p)
 	if (r)
 		return r;
 	a = host_find(p, A_REGISTERED);
-	if (!a || a->base != (uintptr_t)p)
+	if (!a)
 		return sim_leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+	if (a->base != (uintptr_t)p)
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	id = a->id;
 	all_wait();
 	a = host_find(p, A_REGISTERED);

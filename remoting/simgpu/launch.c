@@ -167,12 +167,25 @@ static void api_cost(struct sim_launch *l, uint64_t ns)
 	((struct running *)l)->cost = ns;
 }
 
+/* A kernel may go from one block of registered memory to the next; a copy may not. */
+static bool reached(uint64_t p, size_t n)
+{
+	struct alloc *a = mem_find(p);
+
+	while (a && a->akind == A_REGISTERED && a->base + a->size - p < n) {
+		n -= a->base + a->size - p;
+		p = a->base + a->size;
+		a = mem_find(p);
+	}
+	return mem_ok(p, n);
+}
+
 static int api_check(struct sim_launch *l, const void *p, size_t n)
 {
 	bool ok;
 
 	pthread_mutex_lock(&sim.lock);
-	ok = mem_ok((uintptr_t)p, n);
+	ok = reached((uintptr_t)p, n);
 	pthread_mutex_unlock(&sim.lock);
 	if (!ok)
 		api_fault(l, CUDA_ERROR_ILLEGAL_ADDRESS);

@@ -96,8 +96,15 @@ func (r *Reader) fill(n int) error {
 	return nil
 }
 
-// Buffered says whether a frame's beginning is at hand without a read.
-func (r *Reader) Buffered() bool { return r.w > r.r || len(r.ahead) > 0 }
+// Buffered says whether a frame's beginning is at hand without a read. While ReadAhead waits
+// for one, none is. The caller has called Done.
+func (r *Reader) Buffered() bool {
+	if !r.mu.TryLock() {
+		return false
+	}
+	defer r.mu.Unlock()
+	return r.w > r.r || len(r.ahead) > 0
+}
 
 // Next reads the header of the next frame. On success the reader is locked
 // until Done; on failure it is not.

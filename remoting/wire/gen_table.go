@@ -86,8 +86,10 @@ const (
 	MaxCopyIn = 4194304
 	// MaxHostMap: host memory of a session's that kernels reach, in all.
 	MaxHostMap = 2147483648
-	// MaxMerge: memory that one HOST_MERGE is about.
+	// MaxMerge: memory that one HOST_MERGE or HOST frame is about.
 	MaxMerge = 1048576
+	// MaxHostWatch: memory that a session watches, in all.
+	MaxHostWatch = 33554432
 	// MaxData: data that the worker puts into one DATA frame.
 	MaxData = 1048576
 	// MaxWelcome: payload of a WELCOME.
@@ -172,6 +174,8 @@ const (
 	FrameTurn = 9
 	// FrameHostFnGone: nothing holds the host function or user object of host function id `argument` any more: its graphs and all that was made of them are gone, and its calls over.
 	FrameHostFnGone = 10
+	// FrameHost: what the GPU has changed in memory that HOST_WATCH named; the payload is a HOST_MERGE's.
+	FrameHost = 11
 )
 
 // Kinds of handles; a wire id names a handle within its kind.
@@ -254,7 +258,7 @@ const (
 	OpObserve = 0xF00E
 	// OpBeat: nothing; shows that the client lives.
 	OpBeat = 0xF00F
-	// OpHostMap: gives page-locked host memory of the client its like in the worker, at the same address, zeroed. `CUDA_ERROR_NOT_SUPPORTED`: the address is in use there; `CUDA_ERROR_OUT_OF_MEMORY`: the session has as much as it may.
+	// OpHostMap: gives page-locked host memory of the client its like in the worker, zeroed. `CUDA_ERROR_NOT_SUPPORTED`: the address is in use there; `CUDA_ERROR_OUT_OF_MEMORY`: the session has as much as it may.
 	OpHostMap = 0xF010
 	// OpHostUnmap: ends what HOST_MAP began.
 	OpHostUnmap = 0xF011
@@ -264,6 +268,8 @@ const (
 	OpHostRead = 0xF014
 	// OpHostMerge: as HOST_WRITE, of the bytes alone that the program has changed, in memory that HOST_MAP gave.
 	OpHostMerge = 0xF013
+	// OpHostWatch: has the worker send HOST frames for memory that HOST_MAP gave: what the GPU has changed goes out before any frame that says that work is complete, and, of up to 64 KiB, while work runs.
+	OpHostWatch = 0xF019
 	// OpLinkCreate: begins to link.
 	OpLinkCreate = 0xF015
 	// OpLinkAdd: adds an input to a link state. RESULT_NOT_IN_STORE: as with IMAGE_LOAD. With any other result the reply has JIT_LOGS as LINK_CREATE's has.
@@ -296,6 +302,7 @@ var controlNames = [...]string{
 	OpHostWrite - OpControl:    "HOST_WRITE",
 	OpHostRead - OpControl:     "HOST_READ",
 	OpHostMerge - OpControl:    "HOST_MERGE",
+	OpHostWatch - OpControl:    "HOST_WATCH",
 	OpLinkCreate - OpControl:   "LINK_CREATE",
 	OpLinkAdd - OpControl:      "LINK_ADD",
 	OpLinkComplete - OpControl: "LINK_COMPLETE",
@@ -1578,12 +1585,13 @@ func (m *Process) get(b []byte) {
 }
 
 // HostMapSize is the size of a HostMap, in bytes.
-const HostMapSize = 16
+const HostMapSize = 24
 
-// HostMap: gives page-locked host memory of the client its like in the worker, at the same address, zeroed. `CUDA_ERROR_NOT_SUPPORTED`: the address is in use there; `CUDA_ERROR_OUT_OF_MEMORY`: the session has as much as it may.
+// HostMap: gives page-locked host memory of the client its like in the worker, zeroed. `CUDA_ERROR_NOT_SUPPORTED`: the address is in use there; `CUDA_ERROR_OUT_OF_MEMORY`: the session has as much as it may.
 type HostMap struct {
 	Address uint64 // of a page
 	Size    uint64 // bytes: whole pages of 4 KiB
+	Move    uint32 // 1: where the address is in use, the worker chooses another
 }
 
 // Encode appends the message to e.
@@ -1599,15 +1607,48 @@ func (m *HostMap) Decode(d *Decoder) {
 }
 
 func (m *HostMap) put(b []byte) {
-	_ = b[15]
+	_ = b[23]
 	binary.LittleEndian.PutUint64(b[0:], m.Address)
 	binary.LittleEndian.PutUint64(b[8:], m.Size)
+	binary.LittleEndian.PutUint32(b[16:], m.Move)
+	clear(b[20:24])
 }
 
 func (m *HostMap) get(b []byte) {
-	_ = b[15]
+	_ = b[23]
 	m.Address = binary.LittleEndian.Uint64(b[0:])
 	m.Size = binary.LittleEndian.Uint64(b[8:])
+	m.Move = binary.LittleEndian.Uint32(b[16:])
+}
+
+// HostMapReplySize is the size of a HostMapReply, in bytes.
+const HostMapReplySize = 8
+
+// HostMapReply: the reply to HOST_MAP.
+type HostMapReply struct {
+	Address uint64 // of the worker's memory: the one asked for unless `move` was 1. Other operations name the memory by it
+}
+
+// Encode appends the message to e.
+func (m *HostMapReply) Encode(e *Encoder) { m.put(e.room(HostMapReplySize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *HostMapReply) Decode(d *Decoder) {
+	if b := d.Bytes(HostMapReplySize); b != nil {
+		m.get(b)
+	} else {
+		*m = HostMapReply{}
+	}
+}
+
+func (m *HostMapReply) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint64(b[0:], m.Address)
+}
+
+func (m *HostMapReply) get(b []byte) {
+	_ = b[7]
+	m.Address = binary.LittleEndian.Uint64(b[0:])
 }
 
 // HostUnmapSize is the size of a HostUnmap, in bytes.
@@ -1739,6 +1780,39 @@ func (m *HostMerge) get(b []byte) {
 	_ = b[15]
 	m.Dst = binary.LittleEndian.Uint64(b[0:])
 	m.Size = binary.LittleEndian.Uint32(b[8:])
+}
+
+// HostWatchSize is the size of a HostWatch, in bytes.
+const HostWatchSize = 16
+
+// HostWatch: has the worker send HOST frames for memory that HOST_MAP gave: what the GPU has changed goes out before any frame that says that work is complete, and, of up to 64 KiB, while work runs.
+type HostWatch struct {
+	Address uint64 // a multiple of 8
+	Size    uint64 // bytes: a multiple of 8; 0 ends the watch that begins at the address
+}
+
+// Encode appends the message to e.
+func (m *HostWatch) Encode(e *Encoder) { m.put(e.room(HostWatchSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *HostWatch) Decode(d *Decoder) {
+	if b := d.Bytes(HostWatchSize); b != nil {
+		m.get(b)
+	} else {
+		*m = HostWatch{}
+	}
+}
+
+func (m *HostWatch) put(b []byte) {
+	_ = b[15]
+	binary.LittleEndian.PutUint64(b[0:], m.Address)
+	binary.LittleEndian.PutUint64(b[8:], m.Size)
+}
+
+func (m *HostWatch) get(b []byte) {
+	_ = b[15]
+	m.Address = binary.LittleEndian.Uint64(b[0:])
+	m.Size = binary.LittleEndian.Uint64(b[8:])
 }
 
 // LinkCreateSize is the size of a LinkCreate without what has no fixed size, in bytes.

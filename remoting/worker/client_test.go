@@ -192,6 +192,7 @@ type conn struct {
 	data    map[uint32][]byte
 	over    map[uint32]bool
 	printed []byte
+	told    [][]byte // payloads of HOST frames
 	order   []string // what came, in order
 	errs    []int32
 	events  map[uint32]uint32
@@ -324,6 +325,8 @@ func (k *conn) frames() error {
 			k.order = append(k.order, fmt.Sprintf("event %d", h.Arg))
 		case wire.FrameError:
 			k.errs = append(k.errs, h.Result)
+		case wire.FrameHost:
+			k.told = append(k.told, p)
 		case wire.FramePrint:
 			k.printed = append(k.printed, p...)
 		case wire.FrameHostFn:

@@ -180,6 +180,9 @@ func (c *chunk) state() int32 {
 // send sends one chunk and frees its slot; failed ends its delivery without
 // bytes.
 func (o *outStaging) send(c *chunk, failed bool) {
+	if c.last {
+		o.s.host.watch.tell(o.s)
+	}
 	o.head.Reset()
 	(&wire.Data{Offset: c.off}).Encode(&o.head)
 	h := wire.Reply{Kind: wire.FrameData, Call: c.id}

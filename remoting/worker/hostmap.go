@@ -2,12 +2,12 @@ package worker
 
 // Host memory that kernels reach.
 //
-// Page-locked memory of the client's has its like here, at the same address, registered
-// with the driver: what a kernel reads and writes at that address is this memory. The
-// client keeps the two equal. It sends what its program has written (HOST_WRITE,
-// HOST_MERGE) before work that could read it, and fetches what the GPU has written
-// (HOST_READ) after it has waited. Memory of the device's that the program writes too is
-// written by HOST_WRITE as well, and read by COPY_OUT.
+// Page-locked memory of the client's has its like here, registered with the driver: what a
+// kernel reads and writes is this memory. Its address is the client's, or, where that is in
+// use here, another. The client keeps the two equal. It sends what its program has written
+// (HOST_WRITE, HOST_MERGE) before work that could read it, and fetches what the GPU has
+// written (HOST_READ) after it has waited, or is told of it (hostwatch.go). Memory of the
+// device's that the program writes too is written by HOST_WRITE as well, and read by COPY_OUT.
 //
 // The executor does all of this in its order, with one exception: a function of the
 // client's that a stream calls reads and writes this memory, and what it has written must
@@ -47,6 +47,9 @@ type hostMaps struct {
 	mu    sync.Mutex // guards maps, which the executor alone changes
 	maps  []hostMap
 	bytes uint64
+	moved uint64 // of the executor: where the next map goes whose address is in use here
+
+	watch hostWatches
 }
 
 // find gives the place of the first map that ends above p. The lock is held.
@@ -60,20 +63,22 @@ func (h *hostMaps) find(p uint64) int {
 	return i
 }
 
-// at calls f with the bytes of a map from p on, which stays until f has returned. It is
-// false if p is in no map, or less than n bytes from its end.
+// at calls f with n bytes from p on, which stay mapped until f has returned. It is false
+// if not all of them are. They may lie in several maps that follow on each other.
 func (h *hostMaps) at(p, n uint64, f func(mem []byte)) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i := h.find(p)
-	if i == len(h.maps) || h.maps[i].base > p {
+	if i == len(h.maps) || h.maps[i].base > p || n > hostTop {
 		return false
 	}
-	mem := h.maps[i].mem[p-h.maps[i].base:]
-	if n > uint64(len(mem)) {
-		return false
+	first := h.maps[i].mem[p-h.maps[i].base:]
+	for end := p + uint64(len(first)); end < p+n; end += uint64(len(h.maps[i].mem)) {
+		if i++; i == len(h.maps) || h.maps[i].base != end {
+			return false
+		}
 	}
-	f(mem[:n])
+	f(unsafe.Slice(unsafe.SliceData(first), n))
 	return true
 }
 
@@ -96,15 +101,43 @@ func (s *session) hostMap(p []byte) int32 {
 		return C.CUDA_ERROR_OUT_OF_MEMORY
 	}
 	mem, rc := mapAt(m.Address, m.Size)
+	if rc == C.CUDA_ERROR_NOT_SUPPORTED && m.Move != 0 {
+		mem, rc = h.mapElsewhere(m.Size)
+	}
 	if rc != 0 {
 		s.log.Warn("host memory that kernels reach is refused", "bytes", m.Size, "address", m.Address, "result", rc)
 		return rc
 	}
+	base := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
+	(&wire.HostMapReply{Address: base}).Encode(&s.enc)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.bytes += m.Size
-	h.maps = slices.Insert(h.maps, h.find(m.Address), hostMap{m.Address, mem})
+	h.maps = slices.Insert(h.maps, h.find(base), hostMap{base, mem})
 	return 0
+}
+
+// Addresses for memory whose own is in use here: nobody is known to use them, and the
+// client places its memory below them.
+const (
+	movedLo  = 0x6c0000000000
+	movedHi  = 0x700000000000
+	movedGap = 2 << 20
+)
+
+// mapElsewhere is mapAt for an address of its own choice.
+func (h *hostMaps) mapElsewhere(size uint64) (mem []byte, rc int32) {
+	for range 16 {
+		if h.moved < movedLo || h.moved+size > movedHi {
+			h.moved = movedLo
+		}
+		mem, rc = mapAt(h.moved, size)
+		h.moved += (size + movedGap - 1) / movedGap * movedGap
+		if rc != C.CUDA_ERROR_NOT_SUPPORTED {
+			break
+		}
+	}
+	return mem, rc
 }
 
 // mapAt maps and registers memory at an address that nothing else of this process has.
@@ -123,6 +156,7 @@ func (s *session) hostUnmap(p []byte) int32 {
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
+	s.host.dropWatches(m.Address)
 	mem := s.host.remove(m.Address)
 	if mem == nil {
 		return C.CUDA_ERROR_INVALID_VALUE
@@ -205,7 +239,13 @@ func (h *hostMaps) merge(d *wire.Decoder) (int32, bool) {
 		return 0, false
 	}
 	mask, b := d.Bytes(n/8), d.Bytes(n)
-	if !h.at(m.Dst, uint64(n), func(mem []byte) { merge(mem, b, mask) }) {
+	put := merge
+	if m.Dst%8 == 0 && h.watch.has(m.Dst) {
+		put = mergeTurns
+	}
+	if !h.watch.merged(m.Dst, b, mask, func() bool {
+		return h.at(m.Dst, uint64(n), func(mem []byte) { put(mem, b, mask) })
+	}) {
 		return C.CUDA_ERROR_INVALID_VALUE, true
 	}
 	return 0, true

@@ -2,6 +2,8 @@ package worker
 
 import (
 	"bytes"
+	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"unsafe"
@@ -23,7 +25,7 @@ func (k *conn) hostRead(p uint64, n int) ([]byte, int32) {
 func TestHostMaps(t *testing.T) {
 	k := slow(t, 1)
 	const n = 64 << 10
-	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(n)); r.result != 0 {
+	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(n), u64(0)); r.result != 0 {
 		t.Fatalf("map: %d", r.result)
 	}
 	p, rc := k.alloc(n)
@@ -55,7 +57,7 @@ func TestHostMaps(t *testing.T) {
 	if _, rc := k.hostRead(hostAt, 8); rc != 1 {
 		t.Errorf("read of what is no more: %d", rc)
 	}
-	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(n)); r.result != 0 {
+	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(n), u64(0)); r.result != 0 {
 		t.Fatalf("map again: %d", r.result)
 	}
 	if got, rc := k.hostRead(hostAt, n); rc != 0 || !bytes.Equal(got, make([]byte, n)) {
@@ -73,7 +75,7 @@ func TestHostMapsRefused(t *testing.T) {
 		noRoom  = 2
 		inUse   = 801
 	)
-	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(8192)); r.result != 0 {
+	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(8192), u64(0)); r.result != 0 {
 		t.Fatalf("map: %d", r.result)
 	}
 	for _, c := range []struct {
@@ -92,7 +94,7 @@ func TestHostMapsRefused(t *testing.T) {
 		{"mapped already", hostAt, 4096, inUse},
 		{"begins before what is mapped", hostAt - 4096, 8192, inUse},
 	} {
-		if r := k.wait(wire.OpHostMap, 1, u64(c.addr), u64(c.size)); r.result != c.want {
+		if r := k.wait(wire.OpHostMap, 1, u64(c.addr), u64(c.size), u64(0)); r.result != c.want {
 			t.Errorf("%s: %d, want %d", c.name, r.result, c.want)
 		}
 	}
@@ -132,10 +134,120 @@ func TestHostMapsMalformed(t *testing.T) {
 	}
 }
 
+// hostFrames are the bytes that HOST frames have told so far, by their addresses.
+func (k *conn) hostFrames() map[uint64]byte {
+	all := make(map[uint64]byte)
+	for _, f := range k.told {
+		d := wire.NewDecoder(f)
+		var m wire.HostMerge
+		m.Decode(d)
+		mask, b := d.Bytes(int(m.Size/8)), d.Bytes(int(m.Size))
+		if d.Done() != nil {
+			k.t.Fatalf("a HOST frame of %d bytes is malformed", len(f))
+		}
+		for i := range b {
+			if mask[i/8]>>(i%8)&1 != 0 {
+				all[m.Dst+uint64(i)] = b[i]
+			}
+		}
+	}
+	return all
+}
+
+// The client is told what the GPU has changed in watched memory before it is told that the GPU is done, and not
+// what it has sent itself.
+func TestHostWatch(t *testing.T) {
+	k := slow(t, 1)
+	const n = 8192
+	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(n), u64(0)); r.result != 0 {
+		t.Fatalf("map: %d", r.result)
+	}
+	p, rc := k.alloc(n)
+	if rc != 0 {
+		t.Fatal(rc)
+	}
+	k.copyIn(p, 1, bytes.Repeat([]byte{9}, n))
+	k.oneway(wire.OpHostWatch, u64(hostAt+8), u64(4096))
+	k.oneway(wire.OpHostMerge, u64(hostAt), u32(24), u32(0), []byte{0xff, 0xff, 0x0f}, bytes.Repeat([]byte{5}, 24))
+	k.oneway(opCuMemcpyDtoDAsync_v2, u64(hostAt+20), u64(p), u64(10), u32(1))
+	k.oneway(opCuMemcpyDtoDAsync_v2, u64(hostAt+4100), u64(p), u64(10), u32(1))
+	if r := k.wait(opCuStreamSynchronize, 1, u32(1)); r.result != 0 {
+		t.Fatal(r.result)
+	}
+	want := make(map[uint64]byte)
+	for i := range uint64(10) {
+		want[hostAt+20+i] = 9
+	}
+	for i := uint64(4100); i < 4104; i++ { // where the watch ends
+		want[hostAt+i] = 9
+	}
+	k.mu.Lock()
+	got := k.hostFrames()
+	k.mu.Unlock()
+	if !maps.Equal(got, want) {
+		t.Errorf("told of %v, not of %v", got, want)
+	}
+	// While nothing is waited for, too.
+	k.oneway(opCuMemcpyDtoDAsync_v2, u64(hostAt+1000), u64(p), u64(1), u32(1))
+	k.until("the change is told", func() bool { return k.hostFrames()[hostAt+1000] == 9 })
+	k.oneway(wire.OpHostWatch, u64(hostAt+8), u64(0))
+	k.oneway(opCuMemcpyDtoDAsync_v2, u64(hostAt+2000), u64(p), u64(1), u32(1))
+	k.oneway(wire.OpHostWatch, u64(hostAt+4096), u64(4096)) // ends with its memory
+	k.oneway(wire.OpHostUnmap, u64(hostAt))
+	if r := k.wait(opCuStreamSynchronize, 1, u32(1)); r.result != 0 {
+		t.Fatal(r.result)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if got := k.hostFrames(); got[hostAt+2000] != 0 {
+		t.Error("told of what is not watched any more")
+	}
+}
+
+// Memory whose address is in use here has another if the client agrees.
+func TestHostMapMoves(t *testing.T) {
+	k := slow(t, 1)
+	for i := range 3 {
+		r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(4096), u64(1))
+		var at wire.HostMapReply
+		d := wire.NewDecoder(r.payload)
+		if at.Decode(d); r.result != 0 || d.Done() != nil || (at.Address == hostAt) != (i == 0) || at.Address%4096 != 0 {
+			t.Fatalf("map: %d, at %#x", r.result, at.Address)
+		}
+		want := fmt.Sprintf("8 bytes%d", i)
+		k.oneway(wire.OpHostMerge, u64(at.Address), u32(8), u32(0), []byte{255}, []byte(want))
+		if b, rc := k.hostRead(at.Address, 8); rc != 0 || string(b) != want {
+			t.Errorf("read: %d, %q", rc, b)
+		}
+	}
+	if b, rc := k.hostRead(hostAt, 8); rc != 0 || string(b) != "8 bytes0" {
+		t.Errorf("what was there before holds %q: %d", b, rc)
+	}
+}
+
+// A word's bytes are written together, neighbours stay, and lone words come last.
+func TestMergeTurns(t *testing.T) {
+	mem := make([]uint64, 40)
+	b := unsafe.Slice((*byte)(unsafe.Pointer(&mem[0])), 8*len(mem))
+	from, mask, want := bytes.Repeat([]byte{7}, len(b)), make([]byte, len(mem)), make([]byte, len(b))
+	for i := range mask {
+		mask[i] = byte(i * 37 % 256)
+		for k := range 8 {
+			if mask[i]>>k&1 != 0 {
+				want[8*i+k] = 7
+			}
+		}
+	}
+	mergeTurns(b, from, mask)
+	if !bytes.Equal(b, want) {
+		t.Errorf("%x, not %x", b, want)
+	}
+}
+
 // A box of rows is within the memory that kernels reach as a whole, or refused.
 func TestHostMapsBox(t *testing.T) {
 	k := slow(t, 1)
-	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(8192)); r.result != 0 {
+	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(8192), u64(0)); r.result != 0 {
 		t.Fatalf("map: %d", r.result)
 	}
 	box := func(pitch, y, h, z, d uint64) []byte {

@@ -30,10 +30,11 @@ var controlPayloads = map[string][]byte{
 	"COPY_IN": cat(u64(1<<40), u32(0), u32(0), []byte{1}), "COPY_OUT": cat(u64(1<<40), u64(1), u32(0), u32(9)),
 	"COPY_IN_3D": make([]byte, 89), "COPY_OUT_3D": make([]byte, 92), "EVENT_WATCH": cat(u32(9), u32(1)), "HOSTFN_DONE": u32(9),
 	"LAUNCH_HOST": cat(u32(0), u32(9)), "OBSERVE": u32(0), "BEAT": nil,
-	"HOST_MAP": cat(u64(hostAt), u64(4096)), "HOST_UNMAP": u64(hostAt), "HOST_READ": cat(u64(hostAt), u64(8)),
+	"HOST_MAP": cat(u64(hostAt), u64(4096), u64(0)), "HOST_UNMAP": u64(hostAt), "HOST_READ": cat(u64(hostAt), u64(8)),
 	"LINK_CREATE": cat(u32(9), u32(0)), "LINK_ADD": linkAddRequest(image0, 9, 1, nil, "k"), "LINK_COMPLETE": u32(9),
 	"LINK_READ":  cat(u32(9), u32(0), u64(0), u64(1)),
 	"HOST_WRITE": cat(u64(hostAt), u32(0), u32(0), []byte{1}), "HOST_MERGE": cat(u64(hostAt), u32(8), u32(0), make([]byte, 9)),
+	"HOST_WATCH": cat(u64(hostAt), u64(8)),
 }
 
 // operations are all rows of the API table, all control operations, and some numbers that are neither.

@@ -235,6 +235,8 @@ func (s *session) frame() (int32, error) {
 		return s.hostMap(p), nil
 	case wire.OpHostUnmap:
 		return s.hostUnmap(p), nil
+	case wire.OpHostWatch:
+		return s.hostWatch(p), nil
 	case wire.OpThreadStream:
 		return s.threadStream(p), nil
 	case wire.OpImageLoad:
@@ -319,6 +321,7 @@ func (s *session) forgetCtx() {
 
 // reply answers a waiting call.
 func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error {
+	s.host.watch.tell(s)
 	s.prints.beforeError(s, rc)
 	return s.wr.Send(&wire.Reply{
 		Kind: wire.FrameReply, Op: op, Call: call, Result: rc,

@@ -229,9 +229,10 @@ func (s *session) spin(ev uint64) bool {
 	}
 }
 
-// settle sends what the GPU has finished: output of kernels, then bytes.
+// settle sends what the GPU has finished: output of kernels, what they wrote to watched memory, then bytes.
 func (s *session) settle() {
 	s.prints.drain(s)
+	s.host.watch.tell(s)
 	s.out.flush()
 }
 

@@ -535,6 +535,38 @@ SIM_KERNEL(zc_hold, SIM_PARAMS(8))
 	sim_cost_ns(SIM_ARG(0, long long));
 }
 
+/* registered.cu */
+
+SIM_KERNEL(rg_add, SIM_PARAMS(8, 8, 4, 4))
+{
+	zc_add_words(sim, SIM_ARG(0, const unsigned int *), SIM_ARG(1, unsigned int *), SIM_ARG(2, int), SIM_ARG(3, unsigned int));
+}
+
+/* flags.cu */
+
+struct fl_shared {
+	volatile unsigned int go, done;
+	volatile unsigned int in[200], out[200];
+};
+
+SIM_KERNEL(fl_serve, SIM_PARAMS(8, 4, 4, 8))
+{
+	struct fl_shared *b = SIM_ARG(0, struct fl_shared *);
+	unsigned int rounds = SIM_ARG(1, unsigned int);
+
+	sim_check(b, sizeof(*b));
+	for (unsigned int r = 1; r <= rounds; r++) {
+		while (b->go != r)
+			if (sim_stopped())
+				return;
+		__sync_synchronize();
+		for (int i = 0; i < SIM_ARG(2, int); i++)
+			b->out[i] = b->in[i] + r;
+		__sync_synchronize();
+		b->done = r;
+	}
+}
+
 /* managed.cu */
 
 SIM_KERNEL(mg_add, SIM_PARAMS(8, 4, 4))

@@ -29,6 +29,8 @@ var programs = []struct {
 	{name: "memcheck", args: []string{"512"}, want: "memcheck: what is reported free can be allocated\n"},
 	{name: "pinned", want: "pinned: sum 4293918720\n"},
 	{name: "zerocopy", want: "zerocopy: 1048576 words each way\n"},
+	{name: "registered", want: "registered: 8 sizes\n"},
+	{name: "flags", want: "flags: 50 rounds\n"},
 	{name: "managed", want: "managed: 3145728 words, 700 nodes\n"},
 	{name: "blocking", want: "blocking: no launch waits\n"},
 	{name: "blocking", args: []string{"blocking"}, want: "blocking: each launch waits\n"},
