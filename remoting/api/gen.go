@@ -185,6 +185,7 @@ var ungated = map[string]bool{
 	"cuGetErrorString": true, "cuGetErrorName": true, "cuInit": true, "cuDriverGetVersion": true,
 	"cuGetProcAddress": true, "cuGetProcAddress_v2": true, "cuGetExportTable": true, "cuModuleGetLoadingMode": true,
 	"cuThreadExchangeStreamCaptureMode": true,
+	"cuLogsCurrent":                     true, "cuLogsDumpToFile": true, "cuLogsDumpToMemory": true, "cuLogsRegisterCallback": true, "cuLogsUnregisterCallback": true,
 }
 
 func clientExports(rows []Row) []byte {
@@ -211,7 +212,7 @@ func clientExports(rows []Row) []byte {
 						p.f("\t(void)%s;\n", q.Name)
 					}
 				}
-				p.f("\treturn sl_refuse(\"%s\", &once);\n}\n\n", r.Symbol)
+				p.f("\tSL_LEAVE(\"%s\", sl_refuse(\"%s\", &once));\n}\n\n", r.Symbol, r.Symbol)
 			}
 			continue
 		}

@@ -45,6 +45,9 @@ struct sl_thread {
 	bool here;	 /* calls go to the current context's session, whatever addresses they name */
 	bool no_print;	 /* leaves what kernels printed to other threads: one that holds stdout may wait for this one */
 	bool in_function; /* runs a host function of the program's, which may not call CUDA */
+	bool in_errlog;	 /* within a callback of cuLogsRegisterCallback */
+	bool errlog_untold; /* it has logged lines from errlog_from on that the callbacks have not been told */
+	unsigned int errlog_from;
 	bool no_mark;	 /* calls that name a stream but put no work into it */
 	uint64_t tid;	 /* never 0, never reused */
 	struct sl_ctx *cur;

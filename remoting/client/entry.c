@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 
+#include "errlog.h"
 #include "log.h"
 #include "session.h"
 
@@ -26,9 +27,12 @@ void sl_gate_close(void)
 	__atomic_store_n(sl_live, 0, __ATOMIC_RELEASE);
 }
 
-CUresult sl_traced(const char *function, CUresult result)
+CUresult sl_left(const char *function, CUresult result)
 {
-	sl_log(SL_TRACE, "%s = %d", function, result);
+	if (sl_tracing)
+		sl_log(SL_TRACE, "%s = %d", function, result);
+	if (result)
+		sl_errlog_failed(function, result);
 	return result;
 }
 
@@ -36,6 +40,7 @@ CUresult sl_refuse(const char *function, uint8_t *once)
 {
 	if (!__atomic_exchange_n(once, 1, __ATOMIC_RELAXED))
 		sl_log(SL_WARN, "%s is not supported; see docs/coverage.md", function);
+	sl_errlog("%s is not supported by Sluice", function);
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -69,5 +74,6 @@ CUresult sl_refuse_with(const char *function, const char *with)
 {
 	if (first(hash(hash(14695981039346656037u, function), with)))
 		sl_log(SL_WARN, "%s with %s is not supported; see docs/limits.md", function, with);
+	sl_errlog("%s with %s is not supported by Sluice", function, with);
 	return CUDA_ERROR_NOT_SUPPORTED;
 }

@@ -18,7 +18,8 @@ CUresult sl_gate_slow(void);
 void sl_gate_close(void);
 /* Set by SLUICE_LOG=trace: every call of the program and its result is logged. */
 extern bool sl_tracing;
-CUresult sl_traced(const char *function, CUresult result);
+/* Logs the result of a call, and gives it back. */
+CUresult sl_left(const char *function, CUresult result);
 /* Logs once per function name that it is not supported; returns NOT_SUPPORTED. */
 CUresult sl_refuse(const char *function, uint8_t *once);
 /* Refuses a function that is supported, but not with something: "host memory". Logs once for each pair. */
@@ -26,7 +27,7 @@ CUresult sl_refuse_with(const char *function, const char *with);
 
 #define SL_LEAVE(name, call) do { \
 	CUresult r_ = (call); \
-	return __builtin_expect(sl_tracing, 0) ? sl_traced(name, r_) : r_; \
+	return __builtin_expect(sl_tracing || r_, 0) ? sl_left(name, r_) : r_; \
 } while (0)
 #define SL_ENTER() do { \
 	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \

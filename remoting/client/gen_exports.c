@@ -11,7 +11,7 @@ SL_EXPORT CUresult cuArray3DCreate(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPT
 
 	(void)pHandle;
 	(void)pAllocateArray;
-	return sl_refuse("cuArray3DCreate", &once);
+	SL_LEAVE("cuArray3DCreate", sl_refuse("cuArray3DCreate", &once));
 }
 
 SL_EXPORT CUresult cuArray3DCreate_v2(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
@@ -27,7 +27,7 @@ SL_EXPORT CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *pArrayDesc
 
 	(void)pArrayDescriptor;
 	(void)hArray;
-	return sl_refuse("cuArray3DGetDescriptor", &once);
+	SL_LEAVE("cuArray3DGetDescriptor", sl_refuse("cuArray3DGetDescriptor", &once));
 }
 
 SL_EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *pArrayDescriptor, CUarray hArray)
@@ -43,7 +43,7 @@ SL_EXPORT CUresult cuArrayCreate(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR_v
 
 	(void)pHandle;
 	(void)pAllocateArray;
-	return sl_refuse("cuArrayCreate", &once);
+	SL_LEAVE("cuArrayCreate", sl_refuse("cuArrayCreate", &once));
 }
 
 SL_EXPORT CUresult cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)
@@ -65,7 +65,7 @@ SL_EXPORT CUresult cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1 *pArrayDescript
 
 	(void)pArrayDescriptor;
 	(void)hArray;
-	return sl_refuse("cuArrayGetDescriptor", &once);
+	SL_LEAVE("cuArrayGetDescriptor", sl_refuse("cuArrayGetDescriptor", &once));
 }
 
 SL_EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *pArrayDescriptor, CUarray hArray)
@@ -99,7 +99,7 @@ SL_EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpoint
 
 	(void)pid;
 	(void)args;
-	return sl_refuse("cuCheckpointProcessCheckpoint", &once);
+	SL_LEAVE("cuCheckpointProcessCheckpoint", sl_refuse("cuCheckpointProcessCheckpoint", &once));
 }
 
 SL_EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);
@@ -109,7 +109,7 @@ SL_EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid)
 
 	(void)pid;
 	(void)tid;
-	return sl_refuse("cuCheckpointProcessGetRestoreThreadId", &once);
+	SL_LEAVE("cuCheckpointProcessGetRestoreThreadId", sl_refuse("cuCheckpointProcessGetRestoreThreadId", &once));
 }
 
 SL_EXPORT CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state);
@@ -119,7 +119,7 @@ SL_EXPORT CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state)
 
 	(void)pid;
 	(void)state;
-	return sl_refuse("cuCheckpointProcessGetState", &once);
+	SL_LEAVE("cuCheckpointProcessGetState", sl_refuse("cuCheckpointProcessGetState", &once));
 }
 
 SL_EXPORT CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args);
@@ -129,7 +129,7 @@ SL_EXPORT CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args)
 
 	(void)pid;
 	(void)args;
-	return sl_refuse("cuCheckpointProcessLock", &once);
+	SL_LEAVE("cuCheckpointProcessLock", sl_refuse("cuCheckpointProcessLock", &once));
 }
 
 SL_EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
@@ -139,7 +139,7 @@ SL_EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *
 
 	(void)pid;
 	(void)args;
-	return sl_refuse("cuCheckpointProcessRestore", &once);
+	SL_LEAVE("cuCheckpointProcessRestore", sl_refuse("cuCheckpointProcessRestore", &once));
 }
 
 SL_EXPORT CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args);
@@ -149,51 +149,31 @@ SL_EXPORT CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *ar
 
 	(void)pid;
 	(void)args;
-	return sl_refuse("cuCheckpointProcessUnlock", &once);
+	SL_LEAVE("cuCheckpointProcessUnlock", sl_refuse("cuCheckpointProcessUnlock", &once));
 }
 
-SL_EXPORT CUresult cuCoredumpGetAttribute(CUcoredumpSettings attrib, void *value, size_t *size);
 SL_EXPORT CUresult cuCoredumpGetAttribute(CUcoredumpSettings attrib, void *value, size_t *size)
 {
-	static uint8_t once;
-
-	(void)attrib;
-	(void)value;
-	(void)size;
-	return sl_refuse("cuCoredumpGetAttribute", &once);
+	SL_ENTER();
+	SL_LEAVE("cuCoredumpGetAttribute", sl_cuCoredumpGetAttribute(attrib, value, size));
 }
 
-SL_EXPORT CUresult cuCoredumpGetAttributeGlobal(CUcoredumpSettings attrib, void *value, size_t *size);
 SL_EXPORT CUresult cuCoredumpGetAttributeGlobal(CUcoredumpSettings attrib, void *value, size_t *size)
 {
-	static uint8_t once;
-
-	(void)attrib;
-	(void)value;
-	(void)size;
-	return sl_refuse("cuCoredumpGetAttributeGlobal", &once);
+	SL_ENTER();
+	SL_LEAVE("cuCoredumpGetAttributeGlobal", sl_cuCoredumpGetAttributeGlobal(attrib, value, size));
 }
 
-SL_EXPORT CUresult cuCoredumpSetAttribute(CUcoredumpSettings attrib, void *value, size_t *size);
 SL_EXPORT CUresult cuCoredumpSetAttribute(CUcoredumpSettings attrib, void *value, size_t *size)
 {
-	static uint8_t once;
-
-	(void)attrib;
-	(void)value;
-	(void)size;
-	return sl_refuse("cuCoredumpSetAttribute", &once);
+	SL_ENTER();
+	SL_LEAVE("cuCoredumpSetAttribute", sl_cuCoredumpSetAttribute(attrib, value, size));
 }
 
-SL_EXPORT CUresult cuCoredumpSetAttributeGlobal(CUcoredumpSettings attrib, void *value, size_t *size);
 SL_EXPORT CUresult cuCoredumpSetAttributeGlobal(CUcoredumpSettings attrib, void *value, size_t *size)
 {
-	static uint8_t once;
-
-	(void)attrib;
-	(void)value;
-	(void)size;
-	return sl_refuse("cuCoredumpSetAttributeGlobal", &once);
+	SL_ENTER();
+	SL_LEAVE("cuCoredumpSetAttributeGlobal", sl_cuCoredumpSetAttributeGlobal(attrib, value, size));
 }
 
 SL_EXPORT CUresult cuCtxAttach(CUcontext *pctx, unsigned int flags)
@@ -424,7 +404,7 @@ SL_EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory extMem)
 	static uint8_t once;
 
 	(void)extMem;
-	return sl_refuse("cuDestroyExternalMemory", &once);
+	SL_LEAVE("cuDestroyExternalMemory", sl_refuse("cuDestroyExternalMemory", &once));
 }
 
 SL_EXPORT CUresult cuDestroyExternalSemaphore(CUexternalSemaphore extSem);
@@ -433,7 +413,7 @@ SL_EXPORT CUresult cuDestroyExternalSemaphore(CUexternalSemaphore extSem)
 	static uint8_t once;
 
 	(void)extSem;
-	return sl_refuse("cuDestroyExternalSemaphore", &once);
+	SL_LEAVE("cuDestroyExternalSemaphore", sl_refuse("cuDestroyExternalSemaphore", &once));
 }
 
 SL_EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources)
@@ -510,7 +490,7 @@ SL_EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attr
 	(void)device;
 	(void)attr;
 	(void)value;
-	return sl_refuse("cuDeviceGetGraphMemAttribute", &once);
+	SL_LEAVE("cuDeviceGetGraphMemAttribute", sl_refuse("cuDeviceGetGraphMemAttribute", &once));
 }
 
 SL_EXPORT CUresult cuDeviceGetHostAtomicCapabilities(unsigned int *capabilities, const CUatomicOperation *operations, unsigned int count, CUdevice dev)
@@ -527,7 +507,7 @@ SL_EXPORT CUresult cuDeviceGetLuid(char *luid, unsigned int *deviceNodeMask, CUd
 	(void)luid;
 	(void)deviceNodeMask;
 	(void)dev;
-	return sl_refuse("cuDeviceGetLuid", &once);
+	SL_LEAVE("cuDeviceGetLuid", sl_refuse("cuDeviceGetLuid", &once));
 }
 
 SL_EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
@@ -550,7 +530,7 @@ SL_EXPORT CUresult cuDeviceGetNvSciSyncAttributes(void *nvSciSyncAttrList, CUdev
 	(void)nvSciSyncAttrList;
 	(void)dev;
 	(void)flags;
-	return sl_refuse("cuDeviceGetNvSciSyncAttributes", &once);
+	SL_LEAVE("cuDeviceGetNvSciSyncAttributes", sl_refuse("cuDeviceGetNvSciSyncAttributes", &once));
 }
 
 SL_EXPORT CUresult cuDeviceGetP2PAtomicCapabilities(unsigned int *capabilities, const CUatomicOperation *operations, unsigned int count, CUdevice srcDevice, CUdevice dstDevice)
@@ -649,16 +629,10 @@ SL_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flag
 	SL_LEAVE("cuDevicePrimaryCtxSetFlags_v2", sl_cuDevicePrimaryCtxSetFlags_v2(dev, flags));
 }
 
-SL_EXPORT CUresult cuDeviceRegisterAsyncNotification(CUdevice device, CUasyncCallback callbackFunc, void *userData, CUasyncCallbackHandle *callback);
 SL_EXPORT CUresult cuDeviceRegisterAsyncNotification(CUdevice device, CUasyncCallback callbackFunc, void *userData, CUasyncCallbackHandle *callback)
 {
-	static uint8_t once;
-
-	(void)device;
-	(void)callbackFunc;
-	(void)userData;
-	(void)callback;
-	return sl_refuse("cuDeviceRegisterAsyncNotification", &once);
+	SL_ENTER();
+	SL_LEAVE("cuDeviceRegisterAsyncNotification", sl_cuDeviceRegisterAsyncNotification(device, callbackFunc, userData, callback));
 }
 
 SL_EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value);
@@ -669,7 +643,7 @@ SL_EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attr
 	(void)device;
 	(void)attr;
 	(void)value;
-	return sl_refuse("cuDeviceSetGraphMemAttribute", &once);
+	SL_LEAVE("cuDeviceSetGraphMemAttribute", sl_refuse("cuDeviceSetGraphMemAttribute", &once));
 }
 
 SL_EXPORT CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
@@ -690,14 +664,10 @@ SL_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 	SL_LEAVE("cuDeviceTotalMem_v2", sl_cuDeviceTotalMem_v2(bytes, dev));
 }
 
-SL_EXPORT CUresult cuDeviceUnregisterAsyncNotification(CUdevice device, CUasyncCallbackHandle callback);
 SL_EXPORT CUresult cuDeviceUnregisterAsyncNotification(CUdevice device, CUasyncCallbackHandle callback)
 {
-	static uint8_t once;
-
-	(void)device;
-	(void)callback;
-	return sl_refuse("cuDeviceUnregisterAsyncNotification", &once);
+	SL_ENTER();
+	SL_LEAVE("cuDeviceUnregisterAsyncNotification", sl_cuDeviceUnregisterAsyncNotification(device, callback));
 }
 
 SL_EXPORT CUresult cuDriverGetVersion(int *driverVersion)
@@ -710,7 +680,7 @@ SL_EXPORT CUresult cuEGLStreamConsumerAcquireFrame(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEGLStreamConsumerAcquireFrame", &once);
+	SL_LEAVE("cuEGLStreamConsumerAcquireFrame", sl_refuse("cuEGLStreamConsumerAcquireFrame", &once));
 }
 
 SL_EXPORT CUresult cuEGLStreamConsumerConnect(void);
@@ -718,7 +688,7 @@ SL_EXPORT CUresult cuEGLStreamConsumerConnect(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEGLStreamConsumerConnect", &once);
+	SL_LEAVE("cuEGLStreamConsumerConnect", sl_refuse("cuEGLStreamConsumerConnect", &once));
 }
 
 SL_EXPORT CUresult cuEGLStreamConsumerConnectWithFlags(void);
@@ -726,7 +696,7 @@ SL_EXPORT CUresult cuEGLStreamConsumerConnectWithFlags(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEGLStreamConsumerConnectWithFlags", &once);
+	SL_LEAVE("cuEGLStreamConsumerConnectWithFlags", sl_refuse("cuEGLStreamConsumerConnectWithFlags", &once));
 }
 
 SL_EXPORT CUresult cuEGLStreamConsumerDisconnect(void);
@@ -734,7 +704,7 @@ SL_EXPORT CUresult cuEGLStreamConsumerDisconnect(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEGLStreamConsumerDisconnect", &once);
+	SL_LEAVE("cuEGLStreamConsumerDisconnect", sl_refuse("cuEGLStreamConsumerDisconnect", &once));
 }
 
 SL_EXPORT CUresult cuEGLStreamConsumerReleaseFrame(void);
@@ -742,7 +712,7 @@ SL_EXPORT CUresult cuEGLStreamConsumerReleaseFrame(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEGLStreamConsumerReleaseFrame", &once);
+	SL_LEAVE("cuEGLStreamConsumerReleaseFrame", sl_refuse("cuEGLStreamConsumerReleaseFrame", &once));
 }
 
 SL_EXPORT CUresult cuEGLStreamProducerConnect(void);
@@ -750,7 +720,7 @@ SL_EXPORT CUresult cuEGLStreamProducerConnect(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEGLStreamProducerConnect", &once);
+	SL_LEAVE("cuEGLStreamProducerConnect", sl_refuse("cuEGLStreamProducerConnect", &once));
 }
 
 SL_EXPORT CUresult cuEGLStreamProducerDisconnect(void);
@@ -758,7 +728,7 @@ SL_EXPORT CUresult cuEGLStreamProducerDisconnect(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEGLStreamProducerDisconnect", &once);
+	SL_LEAVE("cuEGLStreamProducerDisconnect", sl_refuse("cuEGLStreamProducerDisconnect", &once));
 }
 
 SL_EXPORT CUresult cuEGLStreamProducerPresentFrame(void);
@@ -766,7 +736,7 @@ SL_EXPORT CUresult cuEGLStreamProducerPresentFrame(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEGLStreamProducerPresentFrame", &once);
+	SL_LEAVE("cuEGLStreamProducerPresentFrame", sl_refuse("cuEGLStreamProducerPresentFrame", &once));
 }
 
 SL_EXPORT CUresult cuEGLStreamProducerReturnFrame(void);
@@ -774,7 +744,7 @@ SL_EXPORT CUresult cuEGLStreamProducerReturnFrame(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEGLStreamProducerReturnFrame", &once);
+	SL_LEAVE("cuEGLStreamProducerReturnFrame", sl_refuse("cuEGLStreamProducerReturnFrame", &once));
 }
 
 SL_EXPORT CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags)
@@ -788,7 +758,7 @@ SL_EXPORT CUresult cuEventCreateFromEGLSync(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuEventCreateFromEGLSync", &once);
+	SL_LEAVE("cuEventCreateFromEGLSync", sl_refuse("cuEventCreateFromEGLSync", &once));
 }
 
 SL_EXPORT CUresult cuEventDestroy(CUevent hEvent)
@@ -859,7 +829,7 @@ SL_EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *devPtr, CUextern
 	(void)devPtr;
 	(void)extMem;
 	(void)bufferDesc;
-	return sl_refuse("cuExternalMemoryGetMappedBuffer", &once);
+	SL_LEAVE("cuExternalMemoryGetMappedBuffer", sl_refuse("cuExternalMemoryGetMappedBuffer", &once));
 }
 
 SL_EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *mipmap, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *mipmapDesc);
@@ -870,7 +840,7 @@ SL_EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *mip
 	(void)mipmap;
 	(void)extMem;
 	(void)mipmapDesc;
-	return sl_refuse("cuExternalMemoryGetMappedMipmappedArray", &once);
+	SL_LEAVE("cuExternalMemoryGetMappedMipmappedArray", sl_refuse("cuExternalMemoryGetMappedMipmappedArray", &once));
 }
 
 SL_EXPORT CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
@@ -953,7 +923,7 @@ SL_EXPORT CUresult cuGLCtxCreate(CUcontext *pCtx, unsigned int Flags, CUdevice d
 	(void)pCtx;
 	(void)Flags;
 	(void)device;
-	return sl_refuse("cuGLCtxCreate", &once);
+	SL_LEAVE("cuGLCtxCreate", sl_refuse("cuGLCtxCreate", &once));
 }
 
 SL_EXPORT CUresult cuGLCtxCreate_v2(CUcontext *pCtx, unsigned int Flags, CUdevice device);
@@ -964,7 +934,7 @@ SL_EXPORT CUresult cuGLCtxCreate_v2(CUcontext *pCtx, unsigned int Flags, CUdevic
 	(void)pCtx;
 	(void)Flags;
 	(void)device;
-	return sl_refuse("cuGLCtxCreate_v2", &once);
+	SL_LEAVE("cuGLCtxCreate_v2", sl_refuse("cuGLCtxCreate_v2", &once));
 }
 
 SL_EXPORT CUresult cuGLGetDevices(void);
@@ -972,7 +942,7 @@ SL_EXPORT CUresult cuGLGetDevices(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLGetDevices", &once);
+	SL_LEAVE("cuGLGetDevices", sl_refuse("cuGLGetDevices", &once));
 }
 
 SL_EXPORT CUresult cuGLGetDevices_v2(void);
@@ -980,7 +950,7 @@ SL_EXPORT CUresult cuGLGetDevices_v2(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLGetDevices_v2", &once);
+	SL_LEAVE("cuGLGetDevices_v2", sl_refuse("cuGLGetDevices_v2", &once));
 }
 
 SL_EXPORT CUresult cuGLInit(void);
@@ -988,7 +958,7 @@ SL_EXPORT CUresult cuGLInit(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLInit", &once);
+	SL_LEAVE("cuGLInit", sl_refuse("cuGLInit", &once));
 }
 
 SL_EXPORT CUresult cuGLMapBufferObject(void);
@@ -996,7 +966,7 @@ SL_EXPORT CUresult cuGLMapBufferObject(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLMapBufferObject", &once);
+	SL_LEAVE("cuGLMapBufferObject", sl_refuse("cuGLMapBufferObject", &once));
 }
 
 SL_EXPORT CUresult cuGLMapBufferObjectAsync(void);
@@ -1004,7 +974,7 @@ SL_EXPORT CUresult cuGLMapBufferObjectAsync(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLMapBufferObjectAsync", &once);
+	SL_LEAVE("cuGLMapBufferObjectAsync", sl_refuse("cuGLMapBufferObjectAsync", &once));
 }
 
 SL_EXPORT CUresult cuGLMapBufferObjectAsync_v2(void);
@@ -1012,7 +982,7 @@ SL_EXPORT CUresult cuGLMapBufferObjectAsync_v2(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLMapBufferObjectAsync_v2", &once);
+	SL_LEAVE("cuGLMapBufferObjectAsync_v2", sl_refuse("cuGLMapBufferObjectAsync_v2", &once));
 }
 
 SL_EXPORT CUresult cuGLMapBufferObjectAsync_v2_ptsz(void);
@@ -1020,7 +990,7 @@ SL_EXPORT CUresult cuGLMapBufferObjectAsync_v2_ptsz(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLMapBufferObjectAsync_v2", &once);
+	SL_LEAVE("cuGLMapBufferObjectAsync_v2", sl_refuse("cuGLMapBufferObjectAsync_v2", &once));
 }
 
 SL_EXPORT CUresult cuGLMapBufferObject_v2(void);
@@ -1028,7 +998,7 @@ SL_EXPORT CUresult cuGLMapBufferObject_v2(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLMapBufferObject_v2", &once);
+	SL_LEAVE("cuGLMapBufferObject_v2", sl_refuse("cuGLMapBufferObject_v2", &once));
 }
 
 SL_EXPORT CUresult cuGLMapBufferObject_v2_ptds(void);
@@ -1036,7 +1006,7 @@ SL_EXPORT CUresult cuGLMapBufferObject_v2_ptds(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLMapBufferObject_v2", &once);
+	SL_LEAVE("cuGLMapBufferObject_v2", sl_refuse("cuGLMapBufferObject_v2", &once));
 }
 
 SL_EXPORT CUresult cuGLRegisterBufferObject(void);
@@ -1044,7 +1014,7 @@ SL_EXPORT CUresult cuGLRegisterBufferObject(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLRegisterBufferObject", &once);
+	SL_LEAVE("cuGLRegisterBufferObject", sl_refuse("cuGLRegisterBufferObject", &once));
 }
 
 SL_EXPORT CUresult cuGLSetBufferObjectMapFlags(void);
@@ -1052,7 +1022,7 @@ SL_EXPORT CUresult cuGLSetBufferObjectMapFlags(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLSetBufferObjectMapFlags", &once);
+	SL_LEAVE("cuGLSetBufferObjectMapFlags", sl_refuse("cuGLSetBufferObjectMapFlags", &once));
 }
 
 SL_EXPORT CUresult cuGLUnmapBufferObject(void);
@@ -1060,7 +1030,7 @@ SL_EXPORT CUresult cuGLUnmapBufferObject(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLUnmapBufferObject", &once);
+	SL_LEAVE("cuGLUnmapBufferObject", sl_refuse("cuGLUnmapBufferObject", &once));
 }
 
 SL_EXPORT CUresult cuGLUnmapBufferObjectAsync(void);
@@ -1068,7 +1038,7 @@ SL_EXPORT CUresult cuGLUnmapBufferObjectAsync(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLUnmapBufferObjectAsync", &once);
+	SL_LEAVE("cuGLUnmapBufferObjectAsync", sl_refuse("cuGLUnmapBufferObjectAsync", &once));
 }
 
 SL_EXPORT CUresult cuGLUnregisterBufferObject(void);
@@ -1076,7 +1046,7 @@ SL_EXPORT CUresult cuGLUnregisterBufferObject(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGLUnregisterBufferObject", &once);
+	SL_LEAVE("cuGLUnregisterBufferObject", sl_refuse("cuGLUnregisterBufferObject", &once));
 }
 
 SL_EXPORT CUresult cuGetErrorName(CUresult error, const char **pStr)
@@ -1114,7 +1084,7 @@ SL_EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *phGraphNode, CUgraph hG
 	(void)dependencies;
 	(void)numDependencies;
 	(void)nodeParams;
-	return sl_refuse("cuGraphAddBatchMemOpNode", &once);
+	SL_LEAVE("cuGraphAddBatchMemOpNode", sl_refuse("cuGraphAddBatchMemOpNode", &once));
 }
 
 SL_EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraph childGraph)
@@ -1163,7 +1133,7 @@ SL_EXPORT CUresult cuGraphAddExternalSemaphoresSignalNode(CUgraphNode *phGraphNo
 	(void)dependencies;
 	(void)numDependencies;
 	(void)nodeParams;
-	return sl_refuse("cuGraphAddExternalSemaphoresSignalNode", &once);
+	SL_LEAVE("cuGraphAddExternalSemaphoresSignalNode", sl_refuse("cuGraphAddExternalSemaphoresSignalNode", &once));
 }
 
 SL_EXPORT CUresult cuGraphAddExternalSemaphoresWaitNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_EXT_SEM_WAIT_NODE_PARAMS *nodeParams);
@@ -1176,7 +1146,7 @@ SL_EXPORT CUresult cuGraphAddExternalSemaphoresWaitNode(CUgraphNode *phGraphNode
 	(void)dependencies;
 	(void)numDependencies;
 	(void)nodeParams;
-	return sl_refuse("cuGraphAddExternalSemaphoresWaitNode", &once);
+	SL_LEAVE("cuGraphAddExternalSemaphoresWaitNode", sl_refuse("cuGraphAddExternalSemaphoresWaitNode", &once));
 }
 
 SL_EXPORT CUresult cuGraphAddHostNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_HOST_NODE_PARAMS *nodeParams)
@@ -1207,7 +1177,7 @@ SL_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGra
 	(void)dependencies;
 	(void)numDependencies;
 	(void)nodeParams;
-	return sl_refuse("cuGraphAddMemAllocNode", &once);
+	SL_LEAVE("cuGraphAddMemAllocNode", sl_refuse("cuGraphAddMemAllocNode", &once));
 }
 
 SL_EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUdeviceptr dptr);
@@ -1220,7 +1190,7 @@ SL_EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *phGraphNode, CUgraph hGrap
 	(void)dependencies;
 	(void)numDependencies;
 	(void)dptr;
-	return sl_refuse("cuGraphAddMemFreeNode", &once);
+	SL_LEAVE("cuGraphAddMemFreeNode", sl_refuse("cuGraphAddMemFreeNode", &once));
 }
 
 SL_EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx)
@@ -1254,7 +1224,7 @@ SL_EXPORT CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_
 
 	(void)hNode;
 	(void)nodeParams_out;
-	return sl_refuse("cuGraphBatchMemOpNodeGetParams", &once);
+	SL_LEAVE("cuGraphBatchMemOpNodeGetParams", sl_refuse("cuGraphBatchMemOpNodeGetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams);
@@ -1264,7 +1234,7 @@ SL_EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, const CUDA_
 
 	(void)hNode;
 	(void)nodeParams;
-	return sl_refuse("cuGraphBatchMemOpNodeSetParams", &once);
+	SL_LEAVE("cuGraphBatchMemOpNodeSetParams", sl_refuse("cuGraphBatchMemOpNodeSetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph)
@@ -1341,7 +1311,7 @@ SL_EXPORT CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CU
 	(void)hGraphExec;
 	(void)hNode;
 	(void)nodeParams;
-	return sl_refuse("cuGraphExecBatchMemOpNodeSetParams", &once);
+	SL_LEAVE("cuGraphExecBatchMemOpNodeSetParams", sl_refuse("cuGraphExecBatchMemOpNodeSetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph)
@@ -1376,7 +1346,7 @@ SL_EXPORT CUresult cuGraphExecExternalSemaphoresSignalNodeSetParams(CUgraphExec 
 	(void)hGraphExec;
 	(void)hNode;
 	(void)nodeParams;
-	return sl_refuse("cuGraphExecExternalSemaphoresSignalNodeSetParams", &once);
+	SL_LEAVE("cuGraphExecExternalSemaphoresSignalNodeSetParams", sl_refuse("cuGraphExecExternalSemaphoresSignalNodeSetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphExecExternalSemaphoresWaitNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_EXT_SEM_WAIT_NODE_PARAMS *nodeParams);
@@ -1387,7 +1357,7 @@ SL_EXPORT CUresult cuGraphExecExternalSemaphoresWaitNodeSetParams(CUgraphExec hG
 	(void)hGraphExec;
 	(void)hNode;
 	(void)nodeParams;
-	return sl_refuse("cuGraphExecExternalSemaphoresWaitNodeSetParams", &once);
+	SL_LEAVE("cuGraphExecExternalSemaphoresWaitNodeSetParams", sl_refuse("cuGraphExecExternalSemaphoresWaitNodeSetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags)
@@ -1451,7 +1421,7 @@ SL_EXPORT CUresult cuGraphExternalSemaphoresSignalNodeGetParams(CUgraphNode hNod
 
 	(void)hNode;
 	(void)params_out;
-	return sl_refuse("cuGraphExternalSemaphoresSignalNodeGetParams", &once);
+	SL_LEAVE("cuGraphExternalSemaphoresSignalNodeGetParams", sl_refuse("cuGraphExternalSemaphoresSignalNodeGetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphExternalSemaphoresSignalNodeSetParams(CUgraphNode hNode, const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *nodeParams);
@@ -1461,7 +1431,7 @@ SL_EXPORT CUresult cuGraphExternalSemaphoresSignalNodeSetParams(CUgraphNode hNod
 
 	(void)hNode;
 	(void)nodeParams;
-	return sl_refuse("cuGraphExternalSemaphoresSignalNodeSetParams", &once);
+	SL_LEAVE("cuGraphExternalSemaphoresSignalNodeSetParams", sl_refuse("cuGraphExternalSemaphoresSignalNodeSetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphExternalSemaphoresWaitNodeGetParams(CUgraphNode hNode, CUDA_EXT_SEM_WAIT_NODE_PARAMS *params_out);
@@ -1471,7 +1441,7 @@ SL_EXPORT CUresult cuGraphExternalSemaphoresWaitNodeGetParams(CUgraphNode hNode,
 
 	(void)hNode;
 	(void)params_out;
-	return sl_refuse("cuGraphExternalSemaphoresWaitNodeGetParams", &once);
+	SL_LEAVE("cuGraphExternalSemaphoresWaitNodeGetParams", sl_refuse("cuGraphExternalSemaphoresWaitNodeGetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphExternalSemaphoresWaitNodeSetParams(CUgraphNode hNode, const CUDA_EXT_SEM_WAIT_NODE_PARAMS *nodeParams);
@@ -1481,7 +1451,7 @@ SL_EXPORT CUresult cuGraphExternalSemaphoresWaitNodeSetParams(CUgraphNode hNode,
 
 	(void)hNode;
 	(void)nodeParams;
-	return sl_refuse("cuGraphExternalSemaphoresWaitNodeSetParams", &once);
+	SL_LEAVE("cuGraphExternalSemaphoresWaitNodeSetParams", sl_refuse("cuGraphExternalSemaphoresWaitNodeSetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges)
@@ -1611,7 +1581,7 @@ SL_EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLO
 
 	(void)hNode;
 	(void)params_out;
-	return sl_refuse("cuGraphMemAllocNodeGetParams", &once);
+	SL_LEAVE("cuGraphMemAllocNodeGetParams", sl_refuse("cuGraphMemAllocNodeGetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out);
@@ -1621,7 +1591,7 @@ SL_EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *d
 
 	(void)hNode;
 	(void)dptr_out;
-	return sl_refuse("cuGraphMemFreeNodeGetParams", &once);
+	SL_LEAVE("cuGraphMemFreeNodeGetParams", sl_refuse("cuGraphMemFreeNodeGetParams", &once));
 }
 
 SL_EXPORT CUresult cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams)
@@ -1743,7 +1713,7 @@ SL_EXPORT CUresult cuGraphicsEGLRegisterImage(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGraphicsEGLRegisterImage", &once);
+	SL_LEAVE("cuGraphicsEGLRegisterImage", sl_refuse("cuGraphicsEGLRegisterImage", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsGLRegisterBuffer(void);
@@ -1751,7 +1721,7 @@ SL_EXPORT CUresult cuGraphicsGLRegisterBuffer(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGraphicsGLRegisterBuffer", &once);
+	SL_LEAVE("cuGraphicsGLRegisterBuffer", sl_refuse("cuGraphicsGLRegisterBuffer", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsGLRegisterImage(void);
@@ -1759,7 +1729,7 @@ SL_EXPORT CUresult cuGraphicsGLRegisterImage(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGraphicsGLRegisterImage", &once);
+	SL_LEAVE("cuGraphicsGLRegisterImage", sl_refuse("cuGraphicsGLRegisterImage", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsMapResources(unsigned int count, CUgraphicsResource *resources, CUstream hStream);
@@ -1770,7 +1740,7 @@ SL_EXPORT CUresult cuGraphicsMapResources(unsigned int count, CUgraphicsResource
 	(void)count;
 	(void)resources;
 	(void)hStream;
-	return sl_refuse("cuGraphicsMapResources", &once);
+	SL_LEAVE("cuGraphicsMapResources", sl_refuse("cuGraphicsMapResources", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsMapResources_ptsz(unsigned int count, CUgraphicsResource *resources, CUstream hStream);
@@ -1781,7 +1751,7 @@ SL_EXPORT CUresult cuGraphicsMapResources_ptsz(unsigned int count, CUgraphicsRes
 	(void)count;
 	(void)resources;
 	(void)hStream;
-	return sl_refuse("cuGraphicsMapResources", &once);
+	SL_LEAVE("cuGraphicsMapResources", sl_refuse("cuGraphicsMapResources", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsResourceGetMappedEglFrame(void);
@@ -1789,7 +1759,7 @@ SL_EXPORT CUresult cuGraphicsResourceGetMappedEglFrame(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGraphicsResourceGetMappedEglFrame", &once);
+	SL_LEAVE("cuGraphicsResourceGetMappedEglFrame", sl_refuse("cuGraphicsResourceGetMappedEglFrame", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsResourceGetMappedMipmappedArray(CUmipmappedArray *pMipmappedArray, CUgraphicsResource resource);
@@ -1799,7 +1769,7 @@ SL_EXPORT CUresult cuGraphicsResourceGetMappedMipmappedArray(CUmipmappedArray *p
 
 	(void)pMipmappedArray;
 	(void)resource;
-	return sl_refuse("cuGraphicsResourceGetMappedMipmappedArray", &once);
+	SL_LEAVE("cuGraphicsResourceGetMappedMipmappedArray", sl_refuse("cuGraphicsResourceGetMappedMipmappedArray", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsResourceGetMappedPointer(CUdeviceptr_v1 *pDevPtr, unsigned int *pSize, CUgraphicsResource resource);
@@ -1810,7 +1780,7 @@ SL_EXPORT CUresult cuGraphicsResourceGetMappedPointer(CUdeviceptr_v1 *pDevPtr, u
 	(void)pDevPtr;
 	(void)pSize;
 	(void)resource;
-	return sl_refuse("cuGraphicsResourceGetMappedPointer", &once);
+	SL_LEAVE("cuGraphicsResourceGetMappedPointer", sl_refuse("cuGraphicsResourceGetMappedPointer", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsResourceGetMappedPointer_v2(CUdeviceptr *pDevPtr, size_t *pSize, CUgraphicsResource resource);
@@ -1821,7 +1791,7 @@ SL_EXPORT CUresult cuGraphicsResourceGetMappedPointer_v2(CUdeviceptr *pDevPtr, s
 	(void)pDevPtr;
 	(void)pSize;
 	(void)resource;
-	return sl_refuse("cuGraphicsResourceGetMappedPointer_v2", &once);
+	SL_LEAVE("cuGraphicsResourceGetMappedPointer_v2", sl_refuse("cuGraphicsResourceGetMappedPointer_v2", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsResourceSetMapFlags(CUgraphicsResource resource, unsigned int flags);
@@ -1831,7 +1801,7 @@ SL_EXPORT CUresult cuGraphicsResourceSetMapFlags(CUgraphicsResource resource, un
 
 	(void)resource;
 	(void)flags;
-	return sl_refuse("cuGraphicsResourceSetMapFlags", &once);
+	SL_LEAVE("cuGraphicsResourceSetMapFlags", sl_refuse("cuGraphicsResourceSetMapFlags", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsResourceSetMapFlags_v2(CUgraphicsResource resource, unsigned int flags);
@@ -1841,7 +1811,7 @@ SL_EXPORT CUresult cuGraphicsResourceSetMapFlags_v2(CUgraphicsResource resource,
 
 	(void)resource;
 	(void)flags;
-	return sl_refuse("cuGraphicsResourceSetMapFlags_v2", &once);
+	SL_LEAVE("cuGraphicsResourceSetMapFlags_v2", sl_refuse("cuGraphicsResourceSetMapFlags_v2", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsSubResourceGetMappedArray(CUarray *pArray, CUgraphicsResource resource, unsigned int arrayIndex, unsigned int mipLevel);
@@ -1853,7 +1823,7 @@ SL_EXPORT CUresult cuGraphicsSubResourceGetMappedArray(CUarray *pArray, CUgraphi
 	(void)resource;
 	(void)arrayIndex;
 	(void)mipLevel;
-	return sl_refuse("cuGraphicsSubResourceGetMappedArray", &once);
+	SL_LEAVE("cuGraphicsSubResourceGetMappedArray", sl_refuse("cuGraphicsSubResourceGetMappedArray", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsUnmapResources(unsigned int count, CUgraphicsResource *resources, CUstream hStream);
@@ -1864,7 +1834,7 @@ SL_EXPORT CUresult cuGraphicsUnmapResources(unsigned int count, CUgraphicsResour
 	(void)count;
 	(void)resources;
 	(void)hStream;
-	return sl_refuse("cuGraphicsUnmapResources", &once);
+	SL_LEAVE("cuGraphicsUnmapResources", sl_refuse("cuGraphicsUnmapResources", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsUnmapResources_ptsz(unsigned int count, CUgraphicsResource *resources, CUstream hStream);
@@ -1875,7 +1845,7 @@ SL_EXPORT CUresult cuGraphicsUnmapResources_ptsz(unsigned int count, CUgraphicsR
 	(void)count;
 	(void)resources;
 	(void)hStream;
-	return sl_refuse("cuGraphicsUnmapResources", &once);
+	SL_LEAVE("cuGraphicsUnmapResources", sl_refuse("cuGraphicsUnmapResources", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsUnregisterResource(CUgraphicsResource resource);
@@ -1884,7 +1854,7 @@ SL_EXPORT CUresult cuGraphicsUnregisterResource(CUgraphicsResource resource)
 	static uint8_t once;
 
 	(void)resource;
-	return sl_refuse("cuGraphicsUnregisterResource", &once);
+	SL_LEAVE("cuGraphicsUnregisterResource", sl_refuse("cuGraphicsUnregisterResource", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsVDPAURegisterOutputSurface(void);
@@ -1892,7 +1862,7 @@ SL_EXPORT CUresult cuGraphicsVDPAURegisterOutputSurface(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGraphicsVDPAURegisterOutputSurface", &once);
+	SL_LEAVE("cuGraphicsVDPAURegisterOutputSurface", sl_refuse("cuGraphicsVDPAURegisterOutputSurface", &once));
 }
 
 SL_EXPORT CUresult cuGraphicsVDPAURegisterVideoSurface(void);
@@ -1900,7 +1870,7 @@ SL_EXPORT CUresult cuGraphicsVDPAURegisterVideoSurface(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuGraphicsVDPAURegisterVideoSurface", &once);
+	SL_LEAVE("cuGraphicsVDPAURegisterVideoSurface", sl_refuse("cuGraphicsVDPAURegisterVideoSurface", &once));
 }
 
 SL_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
@@ -1952,7 +1922,7 @@ SL_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *extMem_out, const CU
 
 	(void)extMem_out;
 	(void)memHandleDesc;
-	return sl_refuse("cuImportExternalMemory", &once);
+	SL_LEAVE("cuImportExternalMemory", sl_refuse("cuImportExternalMemory", &once));
 }
 
 SL_EXPORT CUresult cuImportExternalSemaphore(CUexternalSemaphore *extSem_out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc);
@@ -1962,7 +1932,7 @@ SL_EXPORT CUresult cuImportExternalSemaphore(CUexternalSemaphore *extSem_out, co
 
 	(void)extSem_out;
 	(void)semHandleDesc;
-	return sl_refuse("cuImportExternalSemaphore", &once);
+	SL_LEAVE("cuImportExternalSemaphore", sl_refuse("cuImportExternalSemaphore", &once));
 }
 
 SL_EXPORT CUresult cuInit(unsigned int Flags)
@@ -2074,7 +2044,7 @@ SL_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *laun
 	(void)launchParamsList;
 	(void)numDevices;
 	(void)flags;
-	return sl_refuse("cuLaunchCooperativeKernelMultiDevice", &once);
+	SL_LEAVE("cuLaunchCooperativeKernelMultiDevice", sl_refuse("cuLaunchCooperativeKernelMultiDevice", &once));
 }
 
 SL_EXPORT CUresult cuLaunchGrid(CUfunction f, int grid_width, int grid_height)
@@ -2165,7 +2135,7 @@ SL_EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibra
 	(void)bytes;
 	(void)library;
 	(void)name;
-	return sl_refuse("cuLibraryGetManaged", &once);
+	SL_LEAVE("cuLibraryGetManaged", sl_refuse("cuLibraryGetManaged", &once));
 }
 
 SL_EXPORT CUresult cuLibraryGetModule(CUmodule *pMod, CUlibrary library)
@@ -2246,57 +2216,29 @@ SL_EXPORT CUresult cuLinkDestroy(CUlinkState state)
 	SL_LEAVE("cuLinkDestroy", sl_cuLinkDestroy(state));
 }
 
-SL_EXPORT CUresult cuLogsCurrent(CUlogIterator *iterator_out, unsigned int flags);
 SL_EXPORT CUresult cuLogsCurrent(CUlogIterator *iterator_out, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)iterator_out;
-	(void)flags;
-	return sl_refuse("cuLogsCurrent", &once);
+	SL_LEAVE("cuLogsCurrent", sl_cuLogsCurrent(iterator_out, flags));
 }
 
-SL_EXPORT CUresult cuLogsDumpToFile(CUlogIterator *iterator, const char *pathToFile, unsigned int flags);
 SL_EXPORT CUresult cuLogsDumpToFile(CUlogIterator *iterator, const char *pathToFile, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)iterator;
-	(void)pathToFile;
-	(void)flags;
-	return sl_refuse("cuLogsDumpToFile", &once);
+	SL_LEAVE("cuLogsDumpToFile", sl_cuLogsDumpToFile(iterator, pathToFile, flags));
 }
 
-SL_EXPORT CUresult cuLogsDumpToMemory(CUlogIterator *iterator, char *buffer, size_t *size, unsigned int flags);
 SL_EXPORT CUresult cuLogsDumpToMemory(CUlogIterator *iterator, char *buffer, size_t *size, unsigned int flags)
 {
-	static uint8_t once;
-
-	(void)iterator;
-	(void)buffer;
-	(void)size;
-	(void)flags;
-	return sl_refuse("cuLogsDumpToMemory", &once);
+	SL_LEAVE("cuLogsDumpToMemory", sl_cuLogsDumpToMemory(iterator, buffer, size, flags));
 }
 
-SL_EXPORT CUresult cuLogsRegisterCallback(CUlogsCallback callbackFunc, void *userData, CUlogsCallbackHandle *callback_out);
 SL_EXPORT CUresult cuLogsRegisterCallback(CUlogsCallback callbackFunc, void *userData, CUlogsCallbackHandle *callback_out)
 {
-	static uint8_t once;
-
-	(void)callbackFunc;
-	(void)userData;
-	(void)callback_out;
-	return sl_refuse("cuLogsRegisterCallback", &once);
+	SL_LEAVE("cuLogsRegisterCallback", sl_cuLogsRegisterCallback(callbackFunc, userData, callback_out));
 }
 
-SL_EXPORT CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle callback);
 SL_EXPORT CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle callback)
 {
-	static uint8_t once;
-
-	(void)callback;
-	return sl_refuse("cuLogsUnregisterCallback", &once);
+	SL_LEAVE("cuLogsUnregisterCallback", sl_cuLogsUnregisterCallback(callback));
 }
 
 SL_EXPORT CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size)
@@ -2330,7 +2272,7 @@ SL_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
 
 	(void)dptr;
 	(void)bytesize;
-	return sl_refuse("cuMemAlloc", &once);
+	SL_LEAVE("cuMemAlloc", sl_refuse("cuMemAlloc", &once));
 }
 
 SL_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
@@ -2385,7 +2327,7 @@ SL_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, u
 	(void)WidthInBytes;
 	(void)Height;
 	(void)ElementSizeBytes;
-	return sl_refuse("cuMemAllocPitch", &once);
+	SL_LEAVE("cuMemAllocPitch", sl_refuse("cuMemAllocPitch", &once));
 }
 
 SL_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes)
@@ -2410,7 +2352,7 @@ SL_EXPORT CUresult cuMemBatchDecompressAsync(CUmemDecompressParams *paramsArray,
 	(void)flags;
 	(void)errorIndex;
 	(void)stream;
-	return sl_refuse("cuMemBatchDecompressAsync", &once);
+	SL_LEAVE("cuMemBatchDecompressAsync", sl_refuse("cuMemBatchDecompressAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemBatchDecompressAsync_ptsz(CUmemDecompressParams *paramsArray, size_t count, unsigned int flags, size_t *errorIndex, CUstream stream);
@@ -2423,7 +2365,7 @@ SL_EXPORT CUresult cuMemBatchDecompressAsync_ptsz(CUmemDecompressParams *paramsA
 	(void)flags;
 	(void)errorIndex;
 	(void)stream;
-	return sl_refuse("cuMemBatchDecompressAsync", &once);
+	SL_LEAVE("cuMemBatchDecompressAsync", sl_refuse("cuMemBatchDecompressAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags)
@@ -2432,62 +2374,28 @@ SL_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size
 	SL_LEAVE("cuMemCreate", sl_cuMemCreate(handle, size, prop, flags));
 }
 
-SL_EXPORT CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream);
 SL_EXPORT CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)dptrs;
-	(void)sizes;
-	(void)count;
-	(void)prefetchLocs;
-	(void)prefetchLocIdxs;
-	(void)numPrefetchLocs;
-	(void)flags;
-	(void)hStream;
-	return sl_refuse("cuMemDiscardAndPrefetchBatchAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemDiscardAndPrefetchBatchAsync", sl_cuMemDiscardAndPrefetchBatchAsync(dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream));
 }
 
-SL_EXPORT CUresult cuMemDiscardAndPrefetchBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream);
 SL_EXPORT CUresult cuMemDiscardAndPrefetchBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)dptrs;
-	(void)sizes;
-	(void)count;
-	(void)prefetchLocs;
-	(void)prefetchLocIdxs;
-	(void)numPrefetchLocs;
-	(void)flags;
-	(void)hStream;
-	return sl_refuse("cuMemDiscardAndPrefetchBatchAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemDiscardAndPrefetchBatchAsync_ptsz", sl_cuMemDiscardAndPrefetchBatchAsync(dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
-SL_EXPORT CUresult cuMemDiscardBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, unsigned long long flags, CUstream hStream);
 SL_EXPORT CUresult cuMemDiscardBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, unsigned long long flags, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)dptrs;
-	(void)sizes;
-	(void)count;
-	(void)flags;
-	(void)hStream;
-	return sl_refuse("cuMemDiscardBatchAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemDiscardBatchAsync", sl_cuMemDiscardBatchAsync(dptrs, sizes, count, flags, hStream));
 }
 
-SL_EXPORT CUresult cuMemDiscardBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *sizes, size_t count, unsigned long long flags, CUstream hStream);
 SL_EXPORT CUresult cuMemDiscardBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *sizes, size_t count, unsigned long long flags, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)dptrs;
-	(void)sizes;
-	(void)count;
-	(void)flags;
-	(void)hStream;
-	return sl_refuse("cuMemDiscardBatchAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemDiscardBatchAsync_ptsz", sl_cuMemDiscardBatchAsync(dptrs, sizes, count, flags, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags)
@@ -2502,7 +2410,7 @@ SL_EXPORT CUresult cuMemFree(CUdeviceptr_v1 dptr)
 	static uint8_t once;
 
 	(void)dptr;
-	return sl_refuse("cuMemFree", &once);
+	SL_LEAVE("cuMemFree", sl_refuse("cuMemFree", &once));
 }
 
 SL_EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
@@ -2543,7 +2451,7 @@ SL_EXPORT CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psi
 	(void)pbase;
 	(void)psize;
 	(void)dptr;
-	return sl_refuse("cuMemGetAddressRange", &once);
+	SL_LEAVE("cuMemGetAddressRange", sl_refuse("cuMemGetAddressRange", &once));
 }
 
 SL_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
@@ -2580,7 +2488,7 @@ SL_EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr,
 	(void)size;
 	(void)handleType;
 	(void)flags;
-	return sl_refuse("cuMemGetHandleForAddressRange", &once);
+	SL_LEAVE("cuMemGetHandleForAddressRange", sl_refuse("cuMemGetHandleForAddressRange", &once));
 }
 
 SL_EXPORT CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)
@@ -2615,7 +2523,7 @@ SL_EXPORT CUresult cuMemHostGetDevicePointer(CUdeviceptr_v1 *pdptr, void *p, uns
 	(void)pdptr;
 	(void)p;
 	(void)Flags;
-	return sl_refuse("cuMemHostGetDevicePointer", &once);
+	SL_LEAVE("cuMemHostGetDevicePointer", sl_refuse("cuMemHostGetDevicePointer", &once));
 }
 
 SL_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
@@ -2668,7 +2576,7 @@ SL_EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *mapInfoList, unsigned int 
 	(void)mapInfoList;
 	(void)count;
 	(void)hStream;
-	return sl_refuse("cuMemMapArrayAsync", &once);
+	SL_LEAVE("cuMemMapArrayAsync", sl_refuse("cuMemMapArrayAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream);
@@ -2679,7 +2587,7 @@ SL_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *mapInfoList, unsigned
 	(void)mapInfoList;
 	(void)count;
 	(void)hStream;
-	return sl_refuse("cuMemMapArrayAsync", &once);
+	SL_LEAVE("cuMemMapArrayAsync", sl_refuse("cuMemMapArrayAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
@@ -2701,7 +2609,7 @@ SL_EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out,
 
 	(void)shareData_out;
 	(void)ptr;
-	return sl_refuse("cuMemPoolExportPointer", &once);
+	SL_LEAVE("cuMemPoolExportPointer", sl_refuse("cuMemPoolExportPointer", &once));
 }
 
 SL_EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags);
@@ -2713,7 +2621,7 @@ SL_EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPo
 	(void)pool;
 	(void)handleType;
 	(void)flags;
-	return sl_refuse("cuMemPoolExportToShareableHandle", &once);
+	SL_LEAVE("cuMemPoolExportToShareableHandle", sl_refuse("cuMemPoolExportToShareableHandle", &once));
 }
 
 SL_EXPORT CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location)
@@ -2737,7 +2645,7 @@ SL_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, vo
 	(void)handle;
 	(void)handleType;
 	(void)flags;
-	return sl_refuse("cuMemPoolImportFromShareableHandle", &once);
+	SL_LEAVE("cuMemPoolImportFromShareableHandle", sl_refuse("cuMemPoolImportFromShareableHandle", &once));
 }
 
 SL_EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData);
@@ -2748,7 +2656,7 @@ SL_EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool poo
 	(void)ptr_out;
 	(void)pool;
 	(void)shareData;
-	return sl_refuse("cuMemPoolImportPointer", &once);
+	SL_LEAVE("cuMemPoolImportPointer", sl_refuse("cuMemPoolImportPointer", &once));
 }
 
 SL_EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
@@ -2793,36 +2701,16 @@ SL_EXPORT CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr devPtr, size_t count, 
 	SL_LEAVE("cuMemPrefetchAsync_v2_ptsz", sl_cuMemPrefetchAsync_v2(devPtr, count, location, flags, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
-SL_EXPORT CUresult cuMemPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream);
 SL_EXPORT CUresult cuMemPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)dptrs;
-	(void)sizes;
-	(void)count;
-	(void)prefetchLocs;
-	(void)prefetchLocIdxs;
-	(void)numPrefetchLocs;
-	(void)flags;
-	(void)hStream;
-	return sl_refuse("cuMemPrefetchBatchAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemPrefetchBatchAsync", sl_cuMemPrefetchBatchAsync(dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream));
 }
 
-SL_EXPORT CUresult cuMemPrefetchBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream);
 SL_EXPORT CUresult cuMemPrefetchBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
 {
-	static uint8_t once;
-
-	(void)dptrs;
-	(void)sizes;
-	(void)count;
-	(void)prefetchLocs;
-	(void)prefetchLocIdxs;
-	(void)numPrefetchLocs;
-	(void)flags;
-	(void)hStream;
-	return sl_refuse("cuMemPrefetchBatchAsync", &once);
+	SL_ENTER();
+	SL_LEAVE("cuMemPrefetchBatchAsync_ptsz", sl_cuMemPrefetchBatchAsync(dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
 SL_EXPORT CUresult cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr, size_t count)
@@ -2885,7 +2773,7 @@ SL_EXPORT CUresult cuMemcpy2D(const CUDA_MEMCPY2D_v1 *pCopy)
 	static uint8_t once;
 
 	(void)pCopy;
-	return sl_refuse("cuMemcpy2D", &once);
+	SL_LEAVE("cuMemcpy2D", sl_refuse("cuMemcpy2D", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D_v1 *pCopy, CUstream hStream);
@@ -2895,7 +2783,7 @@ SL_EXPORT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D_v1 *pCopy, CUstream hStre
 
 	(void)pCopy;
 	(void)hStream;
-	return sl_refuse("cuMemcpy2DAsync", &once);
+	SL_LEAVE("cuMemcpy2DAsync", sl_refuse("cuMemcpy2DAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *pCopy, CUstream hStream)
@@ -2916,7 +2804,7 @@ SL_EXPORT CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D_v1 *pCopy)
 	static uint8_t once;
 
 	(void)pCopy;
-	return sl_refuse("cuMemcpy2DUnaligned", &once);
+	SL_LEAVE("cuMemcpy2DUnaligned", sl_refuse("cuMemcpy2DUnaligned", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *pCopy)
@@ -2949,7 +2837,7 @@ SL_EXPORT CUresult cuMemcpy3D(const CUDA_MEMCPY3D_v1 *pCopy)
 	static uint8_t once;
 
 	(void)pCopy;
-	return sl_refuse("cuMemcpy3D", &once);
+	SL_LEAVE("cuMemcpy3D", sl_refuse("cuMemcpy3D", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D_v1 *pCopy, CUstream hStream);
@@ -2959,7 +2847,7 @@ SL_EXPORT CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D_v1 *pCopy, CUstream hStre
 
 	(void)pCopy;
 	(void)hStream;
-	return sl_refuse("cuMemcpy3DAsync", &once);
+	SL_LEAVE("cuMemcpy3DAsync", sl_refuse("cuMemcpy3DAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *pCopy, CUstream hStream)
@@ -3056,7 +2944,7 @@ SL_EXPORT CUresult cuMemcpyAtoA(CUarray dstArray, unsigned int dstOffset, CUarra
 	(void)srcArray;
 	(void)srcOffset;
 	(void)ByteCount;
-	return sl_refuse("cuMemcpyAtoA", &once);
+	SL_LEAVE("cuMemcpyAtoA", sl_refuse("cuMemcpyAtoA", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoA_v2(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount)
@@ -3080,7 +2968,7 @@ SL_EXPORT CUresult cuMemcpyAtoD(CUdeviceptr_v1 dstDevice, CUarray srcArray, unsi
 	(void)srcArray;
 	(void)srcOffset;
 	(void)ByteCount;
-	return sl_refuse("cuMemcpyAtoD", &once);
+	SL_LEAVE("cuMemcpyAtoD", sl_refuse("cuMemcpyAtoD", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoD_v2(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount)
@@ -3104,7 +2992,7 @@ SL_EXPORT CUresult cuMemcpyAtoH(void *dstHost, CUarray srcArray, unsigned int sr
 	(void)srcArray;
 	(void)srcOffset;
 	(void)ByteCount;
-	return sl_refuse("cuMemcpyAtoH", &once);
+	SL_LEAVE("cuMemcpyAtoH", sl_refuse("cuMemcpyAtoH", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoHAsync(void *dstHost, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount, CUstream hStream);
@@ -3117,7 +3005,7 @@ SL_EXPORT CUresult cuMemcpyAtoHAsync(void *dstHost, CUarray srcArray, unsigned i
 	(void)srcOffset;
 	(void)ByteCount;
 	(void)hStream;
-	return sl_refuse("cuMemcpyAtoHAsync", &once);
+	SL_LEAVE("cuMemcpyAtoHAsync", sl_refuse("cuMemcpyAtoHAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoHAsync_v2(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream)
@@ -3177,7 +3065,7 @@ SL_EXPORT CUresult cuMemcpyDtoA(CUarray dstArray, unsigned int dstOffset, CUdevi
 	(void)dstOffset;
 	(void)srcDevice;
 	(void)ByteCount;
-	return sl_refuse("cuMemcpyDtoA", &once);
+	SL_LEAVE("cuMemcpyDtoA", sl_refuse("cuMemcpyDtoA", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoA_v2(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount)
@@ -3200,7 +3088,7 @@ SL_EXPORT CUresult cuMemcpyDtoD(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 srcDevi
 	(void)dstDevice;
 	(void)srcDevice;
 	(void)ByteCount;
-	return sl_refuse("cuMemcpyDtoD", &once);
+	SL_LEAVE("cuMemcpyDtoD", sl_refuse("cuMemcpyDtoD", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 srcDevice, unsigned int ByteCount, CUstream hStream);
@@ -3212,7 +3100,7 @@ SL_EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 sr
 	(void)srcDevice;
 	(void)ByteCount;
 	(void)hStream;
-	return sl_refuse("cuMemcpyDtoDAsync", &once);
+	SL_LEAVE("cuMemcpyDtoDAsync", sl_refuse("cuMemcpyDtoDAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
@@ -3247,7 +3135,7 @@ SL_EXPORT CUresult cuMemcpyDtoH(void *dstHost, CUdeviceptr_v1 srcDevice, unsigne
 	(void)dstHost;
 	(void)srcDevice;
 	(void)ByteCount;
-	return sl_refuse("cuMemcpyDtoH", &once);
+	SL_LEAVE("cuMemcpyDtoH", sl_refuse("cuMemcpyDtoH", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr_v1 srcDevice, unsigned int ByteCount, CUstream hStream);
@@ -3259,7 +3147,7 @@ SL_EXPORT CUresult cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr_v1 srcDevice, un
 	(void)srcDevice;
 	(void)ByteCount;
 	(void)hStream;
-	return sl_refuse("cuMemcpyDtoHAsync", &once);
+	SL_LEAVE("cuMemcpyDtoHAsync", sl_refuse("cuMemcpyDtoHAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
@@ -3295,7 +3183,7 @@ SL_EXPORT CUresult cuMemcpyHtoA(CUarray dstArray, unsigned int dstOffset, const 
 	(void)dstOffset;
 	(void)srcHost;
 	(void)ByteCount;
-	return sl_refuse("cuMemcpyHtoA", &once);
+	SL_LEAVE("cuMemcpyHtoA", sl_refuse("cuMemcpyHtoA", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoAAsync(CUarray dstArray, unsigned int dstOffset, const void *srcHost, unsigned int ByteCount, CUstream hStream);
@@ -3308,7 +3196,7 @@ SL_EXPORT CUresult cuMemcpyHtoAAsync(CUarray dstArray, unsigned int dstOffset, c
 	(void)srcHost;
 	(void)ByteCount;
 	(void)hStream;
-	return sl_refuse("cuMemcpyHtoAAsync", &once);
+	SL_LEAVE("cuMemcpyHtoAAsync", sl_refuse("cuMemcpyHtoAAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoAAsync_v2(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream)
@@ -3343,7 +3231,7 @@ SL_EXPORT CUresult cuMemcpyHtoD(CUdeviceptr_v1 dstDevice, const void *srcHost, u
 	(void)dstDevice;
 	(void)srcHost;
 	(void)ByteCount;
-	return sl_refuse("cuMemcpyHtoD", &once);
+	SL_LEAVE("cuMemcpyHtoD", sl_refuse("cuMemcpyHtoD", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr_v1 dstDevice, const void *srcHost, unsigned int ByteCount, CUstream hStream);
@@ -3355,7 +3243,7 @@ SL_EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr_v1 dstDevice, const void *srcHo
 	(void)srcHost;
 	(void)ByteCount;
 	(void)hStream;
-	return sl_refuse("cuMemcpyHtoDAsync", &once);
+	SL_LEAVE("cuMemcpyHtoDAsync", sl_refuse("cuMemcpyHtoDAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)
@@ -3414,7 +3302,7 @@ SL_EXPORT CUresult cuMemsetD16(CUdeviceptr_v1 dstDevice, unsigned short us, unsi
 	(void)dstDevice;
 	(void)us;
 	(void)N;
-	return sl_refuse("cuMemsetD16", &once);
+	SL_LEAVE("cuMemsetD16", sl_refuse("cuMemsetD16", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)
@@ -3451,7 +3339,7 @@ SL_EXPORT CUresult cuMemsetD2D16(CUdeviceptr_v1 dstDevice, unsigned int dstPitch
 	(void)us;
 	(void)Width;
 	(void)Height;
-	return sl_refuse("cuMemsetD2D16", &once);
+	SL_LEAVE("cuMemsetD2D16", sl_refuse("cuMemsetD2D16", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream)
@@ -3488,7 +3376,7 @@ SL_EXPORT CUresult cuMemsetD2D32(CUdeviceptr_v1 dstDevice, unsigned int dstPitch
 	(void)ui;
 	(void)Width;
 	(void)Height;
-	return sl_refuse("cuMemsetD2D32", &once);
+	SL_LEAVE("cuMemsetD2D32", sl_refuse("cuMemsetD2D32", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream)
@@ -3525,7 +3413,7 @@ SL_EXPORT CUresult cuMemsetD2D8(CUdeviceptr_v1 dstDevice, unsigned int dstPitch,
 	(void)uc;
 	(void)Width;
 	(void)Height;
-	return sl_refuse("cuMemsetD2D8", &once);
+	SL_LEAVE("cuMemsetD2D8", sl_refuse("cuMemsetD2D8", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream)
@@ -3560,7 +3448,7 @@ SL_EXPORT CUresult cuMemsetD32(CUdeviceptr_v1 dstDevice, unsigned int ui, unsign
 	(void)dstDevice;
 	(void)ui;
 	(void)N;
-	return sl_refuse("cuMemsetD32", &once);
+	SL_LEAVE("cuMemsetD32", sl_refuse("cuMemsetD32", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
@@ -3595,7 +3483,7 @@ SL_EXPORT CUresult cuMemsetD8(CUdeviceptr_v1 dstDevice, unsigned char uc, unsign
 	(void)dstDevice;
 	(void)uc;
 	(void)N;
-	return sl_refuse("cuMemsetD8", &once);
+	SL_LEAVE("cuMemsetD8", sl_refuse("cuMemsetD8", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
@@ -3679,7 +3567,7 @@ SL_EXPORT CUresult cuModuleGetGlobal(CUdeviceptr_v1 *dptr, unsigned int *bytes, 
 	(void)bytes;
 	(void)hmod;
 	(void)name;
-	return sl_refuse("cuModuleGetGlobal", &once);
+	SL_LEAVE("cuModuleGetGlobal", sl_refuse("cuModuleGetGlobal", &once));
 }
 
 SL_EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name)
@@ -3742,7 +3630,7 @@ SL_EXPORT CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle mcHandle, C
 
 	(void)mcHandle;
 	(void)dev;
-	return sl_refuse("cuMulticastAddDevice", &once);
+	SL_LEAVE("cuMulticastAddDevice", sl_refuse("cuMulticastAddDevice", &once));
 }
 
 SL_EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags);
@@ -3755,7 +3643,7 @@ SL_EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, si
 	(void)memptr;
 	(void)size;
 	(void)flags;
-	return sl_refuse("cuMulticastBindAddr", &once);
+	SL_LEAVE("cuMulticastBindAddr", sl_refuse("cuMulticastBindAddr", &once));
 }
 
 SL_EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size, unsigned long long flags);
@@ -3769,7 +3657,7 @@ SL_EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, siz
 	(void)memOffset;
 	(void)size;
 	(void)flags;
-	return sl_refuse("cuMulticastBindMem", &once);
+	SL_LEAVE("cuMulticastBindMem", sl_refuse("cuMulticastBindMem", &once));
 }
 
 SL_EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop);
@@ -3779,7 +3667,7 @@ SL_EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, con
 
 	(void)mcHandle;
 	(void)prop;
-	return sl_refuse("cuMulticastCreate", &once);
+	SL_LEAVE("cuMulticastCreate", sl_refuse("cuMulticastCreate", &once));
 }
 
 SL_EXPORT CUresult cuMulticastGetGranularity(size_t *granularity, const CUmulticastObjectProp *prop, CUmulticastGranularity_flags option);
@@ -3790,7 +3678,7 @@ SL_EXPORT CUresult cuMulticastGetGranularity(size_t *granularity, const CUmultic
 	(void)granularity;
 	(void)prop;
 	(void)option;
-	return sl_refuse("cuMulticastGetGranularity", &once);
+	SL_LEAVE("cuMulticastGetGranularity", sl_refuse("cuMulticastGetGranularity", &once));
 }
 
 SL_EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, size_t size);
@@ -3802,7 +3690,7 @@ SL_EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUde
 	(void)dev;
 	(void)mcOffset;
 	(void)size;
-	return sl_refuse("cuMulticastUnbind", &once);
+	SL_LEAVE("cuMulticastUnbind", sl_refuse("cuMulticastUnbind", &once));
 }
 
 SL_EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *dynamicSmemSize, CUfunction func, int numBlocks, int blockSize)
@@ -3861,7 +3749,7 @@ SL_EXPORT CUresult cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTex
 	(void)hfunc;
 	(void)texunit;
 	(void)hTexRef;
-	return sl_refuse("cuParamSetTexRef", &once);
+	SL_LEAVE("cuParamSetTexRef", sl_refuse("cuParamSetTexRef", &once));
 }
 
 SL_EXPORT CUresult cuParamSetf(CUfunction hfunc, int offset, float value)
@@ -3927,7 +3815,7 @@ SL_EXPORT CUresult cuSignalExternalSemaphoresAsync(const CUexternalSemaphore *ex
 	(void)paramsArray;
 	(void)numExtSems;
 	(void)stream;
-	return sl_refuse("cuSignalExternalSemaphoresAsync", &once);
+	SL_LEAVE("cuSignalExternalSemaphoresAsync", sl_refuse("cuSignalExternalSemaphoresAsync", &once));
 }
 
 SL_EXPORT CUresult cuSignalExternalSemaphoresAsync_ptsz(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream);
@@ -3939,7 +3827,7 @@ SL_EXPORT CUresult cuSignalExternalSemaphoresAsync_ptsz(const CUexternalSemaphor
 	(void)paramsArray;
 	(void)numExtSems;
 	(void)stream;
-	return sl_refuse("cuSignalExternalSemaphoresAsync", &once);
+	SL_LEAVE("cuSignalExternalSemaphoresAsync", sl_refuse("cuSignalExternalSemaphoresAsync", &once));
 }
 
 SL_EXPORT CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)
@@ -4483,7 +4371,7 @@ SL_EXPORT CUresult cuTexRefGetAddress(CUdeviceptr_v1 *pdptr, CUtexref hTexRef)
 
 	(void)pdptr;
 	(void)hTexRef;
-	return sl_refuse("cuTexRefGetAddress", &once);
+	SL_LEAVE("cuTexRefGetAddress", sl_refuse("cuTexRefGetAddress", &once));
 }
 
 SL_EXPORT CUresult cuTexRefGetAddressMode(CUaddress_mode *pam, CUtexref hTexRef, int dim)
@@ -4567,7 +4455,7 @@ SL_EXPORT CUresult cuTexRefSetAddress(unsigned int *ByteOffset, CUtexref hTexRef
 	(void)hTexRef;
 	(void)dptr;
 	(void)bytes;
-	return sl_refuse("cuTexRefSetAddress", &once);
+	SL_LEAVE("cuTexRefSetAddress", sl_refuse("cuTexRefSetAddress", &once));
 }
 
 SL_EXPORT CUresult cuTexRefSetAddress2D(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR_v1 *desc, CUdeviceptr_v1 dptr, unsigned int Pitch);
@@ -4579,7 +4467,7 @@ SL_EXPORT CUresult cuTexRefSetAddress2D(CUtexref hTexRef, const CUDA_ARRAY_DESCR
 	(void)desc;
 	(void)dptr;
 	(void)Pitch;
-	return sl_refuse("cuTexRefSetAddress2D", &once);
+	SL_LEAVE("cuTexRefSetAddress2D", sl_refuse("cuTexRefSetAddress2D", &once));
 }
 
 SL_EXPORT CUresult cuTexRefSetAddress2D_v2(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch)
@@ -4694,7 +4582,7 @@ SL_EXPORT CUresult cuVDPAUCtxCreate(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuVDPAUCtxCreate", &once);
+	SL_LEAVE("cuVDPAUCtxCreate", sl_refuse("cuVDPAUCtxCreate", &once));
 }
 
 SL_EXPORT CUresult cuVDPAUCtxCreate_v2(void);
@@ -4702,7 +4590,7 @@ SL_EXPORT CUresult cuVDPAUCtxCreate_v2(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuVDPAUCtxCreate_v2", &once);
+	SL_LEAVE("cuVDPAUCtxCreate_v2", sl_refuse("cuVDPAUCtxCreate_v2", &once));
 }
 
 SL_EXPORT CUresult cuVDPAUGetDevice(void);
@@ -4710,7 +4598,7 @@ SL_EXPORT CUresult cuVDPAUGetDevice(void)
 {
 	static uint8_t once;
 
-	return sl_refuse("cuVDPAUGetDevice", &once);
+	SL_LEAVE("cuVDPAUGetDevice", sl_refuse("cuVDPAUGetDevice", &once));
 }
 
 SL_EXPORT CUresult cuWaitExternalSemaphoresAsync(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream);
@@ -4722,7 +4610,7 @@ SL_EXPORT CUresult cuWaitExternalSemaphoresAsync(const CUexternalSemaphore *extS
 	(void)paramsArray;
 	(void)numExtSems;
 	(void)stream;
-	return sl_refuse("cuWaitExternalSemaphoresAsync", &once);
+	SL_LEAVE("cuWaitExternalSemaphoresAsync", sl_refuse("cuWaitExternalSemaphoresAsync", &once));
 }
 
 SL_EXPORT CUresult cuWaitExternalSemaphoresAsync_ptsz(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream);
@@ -4734,6 +4622,6 @@ SL_EXPORT CUresult cuWaitExternalSemaphoresAsync_ptsz(const CUexternalSemaphore 
 	(void)paramsArray;
 	(void)numExtSems;
 	(void)stream;
-	return sl_refuse("cuWaitExternalSemaphoresAsync", &once);
+	SL_LEAVE("cuWaitExternalSemaphoresAsync", sl_refuse("cuWaitExternalSemaphoresAsync", &once));
 }
 

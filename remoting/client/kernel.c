@@ -202,7 +202,7 @@ CUresult sl_cuKernelGetName(const char **name, CUkernel hfunc)
 {
 	struct sl_kernel *k = sl_handle_state(SL_KERNEL, hfunc);
 
-	if (!name)
+	if (!name || !hfunc)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!k)
 		return CUDA_ERROR_INVALID_HANDLE;
@@ -219,7 +219,7 @@ CUresult sl_cuFuncGetModule(CUmodule *hmod, CUfunction hfunc)
 {
 	struct sl_kernel *k = sl_handle_state(SL_KERNEL, hfunc);
 
-	if (!hmod)
+	if (!hmod || !hfunc)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!k)
 		return CUDA_ERROR_INVALID_HANDLE;
@@ -285,7 +285,7 @@ CUresult sl_cuFuncGetParamInfo(CUfunction func, size_t i, size_t *offset, size_t
 	int dev;
 
 	if (!k)
-		return CUDA_ERROR_INVALID_HANDLE;
+		return func ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
 	err = device_of(k, &dev);
 	return err ? err : param_info(k, dev, i, offset, size);
 }
@@ -296,7 +296,7 @@ CUresult sl_cuKernelGetParamInfo(CUkernel kernel, size_t i, size_t *offset, size
 	int dev = 0;
 
 	if (!k)
-		return CUDA_ERROR_INVALID_HANDLE;
+		return kernel ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
 	if (device_of(k, &dev))
 		dev = 0;
 	return param_info(k, dev, i, offset, size);

@@ -2,6 +2,7 @@
 #include <stdarg.h>
 
 #include "entry.h"
+#include "errlog.h"
 #include "log.h"
 #include "session.h"
 #include "test.h"
@@ -21,6 +22,8 @@ void sl_log(int level, const char *fmt, ...)
 	lines++;
 }
 
+void sl_errlog(const char *fmt, ...) { (void)fmt; }
+void sl_errlog_failed(const char *function, CUresult result) { (void)function, (void)result; }
 bool sl_forked(void) { return false; }
 CUresult sl_dead(void) { return CUDA_SUCCESS; }
 

@@ -3,7 +3,7 @@
  * function, what is particular about the call, and the result. The lines do not depend on the machine, so that two
  * drivers can be compared line by line: the simulated one, a real one, and each of them through Sluice.
  *
- * Without a section all run, each in the primary context of device 0.
+ * Without a section those run that the simulated driver has, each in the primary context of device 0.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -398,14 +398,158 @@ static void edges(void)
 	MUST(cuStreamDestroy_v2, s);
 }
 
+/* --- what the driver's library answers by itself --- */
+
+static int told; /* by the callback of the log */
+
+static void on_log(void *data, CUlogLevel level, char *message, size_t length)
+{
+	told += data == &told && level == 0 && length && strlen(message) == length;
+}
+
+static void logs(void)
+{
+	CUlogsCallbackHandle h = NULL;
+	CUlogIterator it = 0, before;
+	static char text[30000];
+	size_t n = sizeof text;
+	int was;
+
+	CALL(cuLogsCurrent, "", &it, 0);
+	CALL(cuLogsCurrent, "nowhere", NULL, 0);
+	CALL(cuLogsRegisterCallback, "none", NULL, NULL, NULL);
+	CALL(cuLogsRegisterCallback, "", on_log, &told, &h);
+	CALL(cuMemFree_v2, "no memory", 0x123);
+	printf("told %d\n", told > 0);
+	CALL(cuLogsDumpToMemory, "since before", &it, text, &n, 0);
+	printf("some text %d, as long as it says %d, names the call %d, ends a line %d\n", n > 0, strlen(text) == n, strstr(text, "cuMemFree") != NULL, n && text[n - 1] == '\n');
+	n = sizeof text;
+	CALL(cuLogsDumpToMemory, "nothing new", &it, text, &n, 0);
+	printf("bytes %zu\n", n);
+	CALL(cuMemFree_v2, "no memory", 0x123);
+	n = 4;
+	before = it;
+	CALL(cuLogsDumpToMemory, "no room", &it, text, &n, 0);
+	printf("bytes %zu, still there %d\n", n, it == before);
+	CALL(cuLogsDumpToMemory, "nowhere", &it, NULL, &n, 0);
+	CALL(cuLogsDumpToMemory, "no size", &it, text, NULL, 0);
+	CALL(cuLogsDumpToFile, "no name", NULL, NULL, 0);
+	CALL(cuLogsDumpToFile, "a folder that is not there", NULL, "/nonexistent/file", 0);
+	CALL(cuLogsDumpToFile, "", NULL, "/dev/null", 0);
+	CALL(cuLogsUnregisterCallback, "", h);
+	was = told;
+	CALL(cuMemFree_v2, "no memory", 0x123);
+	printf("told after that %d\n", told - was);
+}
+
+static void coredumps(void)
+{
+	char name[2000] = "core.%p";
+	unsigned int flags = 0;
+	unsigned char b = 9;
+	size_t n = 8;
+
+	CALL(cuCoredumpSetAttributeGlobal, "file", 5, name, &n);
+	n = sizeof name;
+	memset(name, 1, sizeof name);
+	CALL(cuCoredumpGetAttributeGlobal, "file", 5, name, &n);
+	printf("a name %d\n", !strncmp(name, "core.", 5));
+	CALL(cuCoredumpGetAttributeGlobal, "no size", 5, name, NULL);
+	n = 1;
+	CALL(cuCoredumpGetAttributeGlobal, "unknown", 99, name, &n);
+	CALL(cuCoredumpGetAttribute, "on exceptions", 1, &b, &n);
+	printf("on %d\n", b);
+	b = 0;
+	CALL(cuCoredumpSetAttribute, "off", 1, &b, &n);
+	n = 4;
+	CALL(cuCoredumpSetAttribute, "off, too long", 1, &b, &n);
+	flags = 3;
+	CALL(cuCoredumpSetAttributeGlobal, "flags", 7, &flags, &n);
+	MUST(cuCtxSetCurrent, NULL);
+	n = 1;
+	CALL(cuCoredumpGetAttribute, "no context", 1, &b, &n);
+	MUST(cuCtxSetCurrent, ctx);
+}
+
+static void on_notice(CUasyncNotificationInfo *info, void *data, CUasyncCallbackHandle h)
+{
+	(void)info, (void)data, (void)h;
+}
+
+static void notifications(void)
+{
+	CUasyncCallbackHandle h = NULL;
+
+	CALL(cuDeviceRegisterAsyncNotification, "unknown device", 77, on_notice, NULL, &h);
+	CALL(cuDeviceRegisterAsyncNotification, "no callback", 0, NULL, NULL, &h);
+	CALL(cuDeviceRegisterAsyncNotification, "", 0, on_notice, NULL, &h);
+	CALL(cuDeviceUnregisterAsyncNotification, "", 0, h);
+}
+
+/* --- managed memory --- */
+
+static void batches(void)
+{
+	CUmemLocation here = { .type = 1, .id = 0 };
+	CUdeviceptr m, p, ptrs[2];
+	size_t sizes[2] = { 4096, 4096 }, from[2] = { 0, 0 };
+	CUstream s;
+
+	MUST(cuMemAllocManaged, &m, 1 << 20, 1);
+	MUST(cuMemAlloc_v2, &p, 1 << 20);
+	MUST(cuStreamCreate, &s, CU_STREAM_NON_BLOCKING);
+	ptrs[0] = m;
+	ptrs[1] = m + 8192;
+	CALL(cuMemPrefetchBatchAsync, "", ptrs, sizes, 2, &here, from, 1, 0, s);
+	CALL(cuMemPrefetchBatchAsync, "nothing", ptrs, sizes, 0, &here, from, 1, 0, s);
+	CALL(cuMemPrefetchBatchAsync, "flags", ptrs, sizes, 2, &here, from, 1, 1, s);
+	CALL(cuMemPrefetchBatchAsync, "no place", ptrs, sizes, 2, &here, from, 0, 0, s);
+	CALL(cuMemPrefetchBatchAsync, "default stream", ptrs, sizes, 2, &here, from, 1, 0, NULL);
+	CALL(cuMemDiscardBatchAsync, "", ptrs, sizes, 2, 0, s);
+	CALL(cuMemDiscardBatchAsync, "nothing", ptrs, sizes, 0, 0, s);
+	CALL(cuMemDiscardBatchAsync, "flags", ptrs, sizes, 2, 1, s);
+	CALL(cuMemDiscardBatchAsync, "default stream", ptrs, sizes, 2, 0, NULL);
+	CALL(cuMemDiscardAndPrefetchBatchAsync, "", ptrs, sizes, 2, &here, from, 1, 0, s);
+	ptrs[0] = p;
+	CALL(cuMemPrefetchBatchAsync, "device memory", ptrs, sizes, 1, &here, from, 1, 0, s);
+	CALL(cuMemDiscardBatchAsync, "device memory", ptrs, sizes, 1, 0, s);
+	from[0] = 1;
+	ptrs[0] = m;
+	CALL(cuMemPrefetchBatchAsync, "places begin late", ptrs, sizes, 2, &here, from, 1, 0, s);
+	MUST(cuStreamDestroy_v2, s);
+	MUST(cuMemFree_v2, m);
+	MUST(cuMemFree_v2, p);
+}
+
+/* --- handles that are none --- */
+
+static void handles(void)
+{
+	CUfunctionLoadingState state;
+	const char *name;
+	size_t a, b;
+	CUmodule m;
+	int n;
+
+	CALL(cuFuncGetName, "no function", &name, NULL);
+	CALL(cuFuncGetModule, "no function", &m, NULL);
+	CALL(cuKernelGetName, "no kernel", &name, NULL);
+	CALL(cuFuncGetParamInfo, "no function", NULL, 0, &a, &b);
+	CALL(cuFuncGetAttribute, "no function", &n, 0, NULL);
+	CALL(cuFuncIsLoaded, "no function", &state, NULL);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
 		void (*run)(void);
+		int named;	/* runs only when it is named: the simulated driver lacks its functions */
 	} sections[] = {
-		{ "references", references }, { "objects", objects }, { "greens", greens }, { "edges", edges },
-		{ "conditions", conditions },
+		{ "references", references, 0 }, { "objects", objects, 0 }, { "greens", greens, 0 }, { "edges", edges, 0 },
+		{ "conditions", conditions, 0 },
+		{ "logs", logs, 1 }, { "coredumps", coredumps, 1 }, { "notifications", notifications, 1 }, { "batches", batches, 1 },
+		{ "handles", handles, 1 },
 	};
 
 	cu = dlopen("libcuda.so.1", RTLD_NOW);
@@ -416,7 +560,7 @@ int main(int argc, char **argv)
 	MUST(cuInit, 0);
 	MUST(cuDevicePrimaryCtxRetain, &ctx, 0);
 	for (size_t i = 0; i < sizeof sections / sizeof *sections; i++) {
-		int wanted = argc == 1;
+		int wanted = argc == 1 && !sections[i].named;
 
 		for (int k = 1; k < argc; k++)
 			wanted |= !strcmp(argv[k], sections[i].name);
