@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
-// LogFD is where a session process logs. Its standard error is a file that nobody else
+// LogFD is where a session process logs: a pipe to its starter. Its standard error is a file that nobody else
 // writes, see Spawn.
 const LogFD = 4
 
@@ -221,8 +221,8 @@ type Process struct {
 }
 
 // Spawn starts a session process that waits for its client; start is cmd.Start, or
-// calls it. What the process writes on its standard error, from the driver's words to a
-// crash's, is logged when it ends, at most maxWords bytes of it.
+// calls it. What the process logs goes to this process's standard error, see log.go. What it writes on its own, from the
+// driver's words to a crash's, is logged when it ends, at most maxWords bytes of it.
 func Spawn(log *slog.Logger, cmd *exec.Cmd, start func() error) (*Process, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -241,16 +241,34 @@ func Spawn(log *slog.Logger, cmd *exec.Cmd, start func() error) (*Process, error
 		conn.Close()
 		return nil, err
 	}
+	lines, logTo, err := newLog()
+	if err != nil {
+		conn.Close()
+		words.Close()
+		return nil, err
+	}
+	defer logTo.Close()
 	p := &Process{Cmd: cmd, Ctl: conn.(*net.UnixConn), Done: make(chan struct{})}
-	cmd.ExtraFiles = []*os.File{child, os.Stderr} // FD and LogFD
+	cmd.ExtraFiles = []*os.File{child, logTo} // FD and LogFD
 	cmd.Stderr = words
 	if err := start(); err != nil {
 		p.Ctl.Close()
 		words.Close()
+		lines.Close()
 		return nil, fmt.Errorf("session process: %w", err)
 	}
+	logged, to := make(chan struct{}), os.Stderr
+	go func() {
+		copyLog(to, lines, cmd.Process.Pid)
+		lines.Close()
+		close(logged)
+	}()
 	go func() {
 		_ = cmd.Wait()
+		select {
+		case <-logged:
+		case <-time.After(time.Second): // something else has the pipe
+		}
 		if text := readWords(words); text != "" {
 			log.Warn("session process wrote to its standard error", "pid", cmd.Process.Pid, "text", text)
 		}
