@@ -217,7 +217,7 @@ func takenOver(args []string) {
 		{"list another user's images", unix.SYS_OPENAT, []any{cwd, filepath.Join(images, "4242"), unix.O_RDONLY | unix.O_DIRECTORY}},
 		{"open the daemon's memory", unix.SYS_OPENAT, []any{cwd, fmt.Sprintf("/proc/%d/mem", self), unix.O_RDONLY}},
 		{"list the daemon's descriptors", unix.SYS_OPENAT, []any{cwd, fmt.Sprintf("/proc/%d/fd", self), unix.O_RDONLY | unix.O_DIRECTORY}},
-		{"be killed last", unix.SYS_OPENAT, []any{cwd, "/proc/self/oom_score_adj", unix.O_WRONLY}},
+		{"have another process killed first", unix.SYS_OPENAT, []any{cwd, fmt.Sprintf("/proc/%d/oom_score_adj", self), unix.O_WRONLY}},
 		{"write a setting of the kernel's", unix.SYS_OPENAT, []any{cwd, "/proc/sys/kernel/core_pattern", unix.O_WRONLY}},
 		{"make an internet socket", unix.SYS_SOCKET, []any{unix.AF_INET, unix.SOCK_STREAM, 0}},
 		{"make a Unix socket", unix.SYS_SOCKET, []any{unix.AF_UNIX, unix.SOCK_STREAM, 0}},
@@ -249,6 +249,11 @@ func takenOver(args []string) {
 		n, errno := x.call(try.nr, try.args...)
 		if !errors.Is(errno, syscall.EPERM) && !errors.Is(errno, syscall.EACCES) && !errors.Is(errno, syscall.ENOSYS) {
 			fmt.Printf("%s: returned %d, %v\n", try.what, n, errno)
+		}
+	}
+	if fd, errno := x.call(unix.SYS_OPENAT, cwd, "/proc/self/oom_score_adj", unix.O_WRONLY); errno == 0 {
+		if n, errno := x.call(unix.SYS_WRITE, fd, "0", 1); errno == 0 {
+			fmt.Printf("be killed last: returned %d\n", n)
 		}
 	}
 	// And what it needs.

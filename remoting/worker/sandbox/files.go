@@ -180,10 +180,23 @@ func (f *Files) Enforce() error {
 			}
 		}
 	}
+	if err := allowSelf(int(fd), (readTree|useFile|unix.LANDLOCK_ACCESS_FS_TRUNCATE)&a.Handled_access_fs); err != nil {
+		return err
+	}
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
 		return fmt.Errorf("sandbox: landlock: %w", errno)
 	}
 	return nil
+}
+
+// allowSelf adds a rule for what /proc has of this process: the driver writes the names of its threads there. The rule belongs to the
+// directory as it is in the kernel's memory, so it is kept there by a descriptor, which the session inherits.
+func allowSelf(ruleset int, rights uint64) error {
+	fd, err := unix.Open("/proc/self", unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return fmt.Errorf("sandbox: /proc/self: %w", err)
+	}
+	return addRule(ruleset, "/proc/self", fd, rights)
 }
 
 // allow adds a rule for a file or for all that is below a directory.
@@ -205,6 +218,10 @@ func allow(ruleset int, path string, rights uint64) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		rights &= onFiles
 	}
+	return addRule(ruleset, path, fd, rights)
+}
+
+func addRule(ruleset int, path string, fd int, rights uint64) error {
 	r := unix.LandlockPathBeneathAttr{Allowed_access: rights, Parent_fd: int32(fd)}
 	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(ruleset), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&r)), 0, 0, 0); errno != 0 {
 		return fmt.Errorf("sandbox: landlock rule for %s: %w", path, errno)

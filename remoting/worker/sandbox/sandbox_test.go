@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,7 +42,7 @@ func TestFiles(t *testing.T) {
 		"read fill", "list fill", "write fill", "make fill", "remove fill",
 		"read use", "denied list use", "write use", "denied make use", "denied remove use",
 		"denied read other", "denied list other", "denied write other", "denied make other", "denied remove other",
-		"device", "another file of /dev denied",
+		"device", "another file of /dev denied", "name a thread", "denied write of another process",
 	}
 	if got := strings.Split(strings.TrimSpace(string(out)), "\n"); !slices.Equal(got, want) {
 		t.Errorf("%q", got)
@@ -91,6 +92,9 @@ func confined(dir string) {
 	if _, err = os.Open("/dev/full"); errors.Is(err, unix.EACCES) {
 		os.Stdout.WriteString("another file of /dev denied\n")
 	}
+	say("name a thread", os.WriteFile(fmt.Sprintf("/proc/self/task/%d/comm", unix.Gettid()), []byte("driver"), 0o644))
+	_, err = os.OpenFile(fmt.Sprintf("/proc/%d/comm", os.Getppid()), os.O_WRONLY, 0)
+	say("write of another process", err)
 }
 
 func TestCached(t *testing.T) {
