@@ -146,7 +146,10 @@ func (s *session) imageLoad(p []byte) int32 {
 		s.log.Error("image not loaded", "image", sum, "error", err)
 		return C.CUDA_ERROR_INVALID_IMAGE
 	}
-	from, err := openCode(mem)
+	var from *code
+	if err = cubin.Fits(mem.Bytes()); err == nil {
+		from, err = openCode(mem)
+	}
 	if err != nil {
 		mem.Close()
 		s.log.Error("image not loaded", "image", sum, "error", err)

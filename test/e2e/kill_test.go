@@ -81,6 +81,25 @@ type outcome struct {
 	status int
 }
 
+// killRest kills further sessions until the program has ended, and returns when the last one was killed. The one that was killed first may have been
+// that of the program before, which was killed before its session had begun: the worker still hands its connection to a process.
+func (l *killLane) killRest(first int, killed time.Time, ended chan outcome) time.Time {
+	for until := killed.Add(5 * time.Second); time.Now().Before(until); {
+		select {
+		case o := <-ended:
+			ended <- o
+			return killed
+		case <-time.After(time.Millisecond):
+		}
+		for _, pid := range l.w.sessions() {
+			if pid != first && syscall.Kill(pid, syscall.SIGKILL) == nil {
+				first, killed = pid, time.Now()
+			}
+		}
+	}
+	return killed
+}
+
 // kill starts a program, kills somebody, and returns whom, how long the other side lived on, and
 // whether the program had got as far as computing.
 func (l *killLane) kill() (victim string, took time.Duration, working bool) {
@@ -151,6 +170,9 @@ func (l *killLane) kill() (victim string, took time.Duration, working bool) {
 
 	l.last = killed
 	// The program must end, by an error that it saw or by its own death.
+	if victim == "session" {
+		killed = l.killRest(pid, killed, ended)
+	}
 	select {
 	case o := <-ended:
 		if victim == "session" || victim == "worker" {
@@ -160,7 +182,12 @@ func (l *killLane) kill() (victim string, took time.Duration, working bool) {
 			}
 		}
 	case <-time.After(10 * time.Second):
-		t.Errorf("%s killed: the program lives on\n%s%s", victim, out.String(), stderr.String())
+		var left []string
+		for _, p := range marked(w.mark) {
+			s, _ := readStat(p.pid)
+			left = append(left, fmt.Sprintf("%s, child of %d, state %c, %d sockets", p, p.ppid, s.state, sockets(p.pid)))
+		}
+		t.Errorf("%s killed, process %d: the program lives on\n%s%s\n%s", victim, pid, out.String(), stderr.String(), strings.Join(left, "\n"))
 		_ = cmd.Process.Kill()
 		<-ended
 	}

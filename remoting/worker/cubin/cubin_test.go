@@ -244,6 +244,9 @@ func TestRealCompiler(t *testing.T) {
 			if err != nil || !reflect.DeepEqual(ps, wantParams) {
 				t.Errorf("%s %v: %v %v", nvcc, args, ps, err)
 			}
+			if err := Fits(b); err != nil {
+				t.Errorf("%s %v: %v", nvcc, args, err)
+			}
 			if n := variablesOf(t, b, 80); n < 5000000 || n > 5001000 {
 				t.Errorf("%s %v: variables of %d bytes", nvcc, args, n)
 			}
