@@ -120,6 +120,7 @@ enum {
 	SL_OP_cuKernelSetAttribute = 278,
 	SL_OP_cuKernelSetCacheConfig = 279,
 	SL_OP_cuLibraryGetGlobal = 289,
+	SL_OP_cuLibraryGetManaged = 292,
 	SL_OP_cuLibraryGetModule = 293,
 	SL_OP_cuLibraryUnload = 297,
 	SL_OP_cuLinkDestroy = 305,
@@ -477,6 +478,7 @@ CUresult sl_cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int numKernels
 CUresult sl_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name);
 CUresult sl_cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name);
 CUresult sl_cuLibraryGetKernelCount(unsigned int *count, CUlibrary lib);
+CUresult sl_cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name);
 CUresult sl_cuLibraryGetModule(CUmodule *pMod, CUlibrary library);
 CUresult sl_cuLibraryGetUnifiedFunction(void **fptr, CUlibrary library, const char *symbol);
 CUresult sl_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions);
@@ -813,6 +815,7 @@ CUresult fw_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, size_t *size, unsigned int
 CUresult fw_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev);
 CUresult fw_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev);
 CUresult fw_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name);
+CUresult fw_cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name);
 CUresult fw_cuLibraryGetModule(uint32_t pMod, CUlibrary library);
 CUresult fw_cuLibraryUnload(CUlibrary library);
 CUresult fw_cuLinkDestroy(CUlinkState state);

@@ -2126,16 +2126,10 @@ SL_EXPORT CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary lib)
 	SL_LEAVE("cuLibraryGetKernelCount", sl_cuLibraryGetKernelCount(count, lib));
 }
 
-SL_EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name);
 SL_EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)
 {
-	static uint8_t once;
-
-	(void)dptr;
-	(void)bytes;
-	(void)library;
-	(void)name;
-	SL_LEAVE("cuLibraryGetManaged", sl_refuse("cuLibraryGetManaged", &once));
+	SL_ENTER();
+	SL_LEAVE("cuLibraryGetManaged", sl_cuLibraryGetManaged(dptr, bytes, library, name));
 }
 
 SL_EXPORT CUresult cuLibraryGetModule(CUmodule *pMod, CUlibrary library)

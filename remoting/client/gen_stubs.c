@@ -3153,6 +3153,34 @@ CUresult fw_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary libra
 	return err;
 }
 
+CUresult fw_cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, dptr != NULL);
+	sl_put_u8(&b, bytes != NULL);
+	sl_route(&b, SL_LIBRARY, (const void *)(uintptr_t)library);
+	sl_put_u32(&b, sl_handle_id(SL_LIBRARY, (const void *)(uintptr_t)library, &err));
+	sl_put_str(&b, name);
+	if (!err) {
+		err = sl_wait(SL_OP_cuLibraryGetManaged, &b, &r);
+		if (!err) {
+			if (dptr)
+				sl_get_bytes(&r, dptr, sizeof *dptr);
+			if (bytes)
+				sl_get_bytes(&r, bytes, sizeof *bytes);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuLibraryGetModule(uint32_t pMod, CUlibrary library)
 {
 	CUresult err = CUDA_SUCCESS;

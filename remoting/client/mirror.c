@@ -31,6 +31,12 @@ enum { AHEAD_FIRST = 16, AHEAD_MOST = 1024 };
 
 _Static_assert(AHEAD_MOST * PAGE <= SL_MAX_COPY_IN && SL_MAX_HOST_MAP / PAGE / 4096 <= AHEAD_MOST, "a read");
 
+/* A variable, or the part of one that is in a mirror. */
+struct span {
+	uint64_t p;
+	size_t n;
+};
+
 struct mirror {
 	uint64_t base;
 	size_t n, pages;
@@ -41,6 +47,8 @@ struct mirror {
 	uint8_t **was;		/* page-locked: what each written page held; NULL: all of it is to be sent */
 	size_t written, stale;	/* pages in these states */
 	struct ahead fetch, open;
+	struct span *spans;	/* of the managed variables in it, which alone the device has; NULL: it has all */
+	unsigned nspans;
 };
 
 _Atomic unsigned sl_mirrors;
@@ -173,6 +181,27 @@ static void send_changes(const struct mirror *m, size_t from, size_t to)
 	}
 }
 
+/* The part of a span that lies in pages [from, to); empty if none does. */
+static struct span within(const struct mirror *m, const struct span *s, size_t from, size_t to)
+{
+	uint64_t lo = address(m, from), hi = address(m, to);
+	struct span in = { .p = s->p > lo ? s->p : lo };
+	uint64_t end = s->p + s->n < hi ? s->p + s->n : hi;
+
+	in.n = end > in.p ? end - in.p : 0;
+	return in;
+}
+
+static void send_variables(const struct mirror *m, size_t from, size_t to)
+{
+	for (unsigned i = 0; i < m->nspans; i++) {
+		struct span s = within(m, &m->spans[i], from, to);
+
+		if (s.n)
+			sl_transfer_send(&m->other, s.p, s.n);
+	}
+}
+
 /* Sends pages [from, to), which are written, and notes them as the same. */
 static void send_pages(struct mirror *m, size_t from, size_t to)
 {
@@ -180,7 +209,9 @@ static void send_pages(struct mirror *m, size_t from, size_t to)
 	protect(m, from, to, PROT_READ);
 	if (m->gone)
 		return;
-	for (size_t i = from, j; i < to; i = j) {
+	if (m->spans)
+		send_variables(m, from, to);
+	for (size_t i = from, j; i < to && !m->spans; i = j) {
 		j = i + 1;
 		if (m->was && m->was[i]) {
 			while (j < to && m->was[j])
@@ -264,17 +295,31 @@ static void give_up(struct mirror *m, size_t from, size_t to)
 	set(m, from, to, WRITTEN);
 }
 
-static bool fetch(struct mirror *m, size_t from, size_t to)
+static CUresult fetch_bytes(const struct mirror *m, uint64_t p, size_t n)
 {
-	size_t n = bytes(m, from, to);
 	void *got = malloc(n);
 	CUresult err = CUDA_ERROR_OUT_OF_MEMORY;
 
 	if (got)
-		err = (m->kind & SL_MIRROR_MANAGED ? sl_transfer_copy : sl_transfer_read)(&m->other, address(m, from), got, n);
-	if (!err && !sl_trap_poke(address(m, from), got, n))
+		err = (m->kind & SL_MIRROR_MANAGED ? sl_transfer_copy : sl_transfer_read)(&m->other, p, got, n);
+	if (!err && !sl_trap_poke(p, got, n))
 		err = CUDA_ERROR_OUT_OF_MEMORY;
 	free(got);
+	return err;
+}
+
+static bool fetch(struct mirror *m, size_t from, size_t to)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	if (!m->spans)
+		err = fetch_bytes(m, address(m, from), bytes(m, from, to));
+	for (unsigned i = 0; i < m->nspans && !err; i++) {
+		struct span s = within(m, &m->spans[i], from, to);
+
+		if (s.n)
+			err = fetch_bytes(m, s.p, s.n);
+	}
 	if (err) {
 		sl_log(SL_ERROR, "what the GPU has written to memory at %#llx is lost: error %d", (unsigned long long)address(m, from), err);
 		return false;
@@ -342,6 +387,7 @@ static void discard(struct mirror *m)
 		free(m->was[i]);
 	free(m->was);
 	free(m->state);
+	free(m->spans);
 	free(m);
 }
 
@@ -469,5 +515,97 @@ void sl_mirror_drop_ctx(uint32_t ctx_id)
 	for (size_t i = count; i-- > 0;)
 		if (all[i]->other.ctx_id == ctx_id)
 			take_out(i);
+	pthread_mutex_unlock(&lock);
+}
+
+/* --- managed variables --- */
+
+/* Adds what m has of a variable. The lock is held. */
+static CUresult add_span(struct mirror *m, const struct span *v)
+{
+	struct span s = within(m, v, 0, m->pages), *more;
+	CUresult err = CUDA_SUCCESS;
+
+	for (unsigned i = 0; i < m->nspans; i++)
+		if (m->spans[i].p == s.p)
+			return CUDA_SUCCESS;
+	more = realloc(m->spans, (m->nspans + 1) * sizeof *more);
+	if (!more)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	m->spans = more;
+	/* In pages that the program has already, the variable must be, too. */
+	for (size_t i = (s.p - m->base) / PAGE; m->base + i * PAGE < s.p + s.n && !err; i++) {
+		struct span part = within(m, &s, i, i + 1);
+
+		if (m->state[i] != STALE)
+			err = fetch_bytes(m, part.p, part.n);
+	}
+	if (!err)
+		m->spans[m->nspans++] = s;
+	return err;
+}
+
+/* A mirror of [lo, hi), where there is none, whose pages are stale. The lock is held. */
+static CUresult add_stale(const struct sl_other *o, uint64_t lo, uint64_t hi)
+{
+	struct mirror *m;
+	CUresult err = add(o, lo, hi - lo, SL_MIRROR_MANAGED, &m);
+
+	if (!err) {
+		protect(m, 0, m->pages, PROT_NONE);
+		set(m, 0, m->pages, STALE);
+	}
+	return err;
+}
+
+CUresult sl_mirror_variable(uint64_t p, size_t n)
+{
+	uint64_t lo = p & ~(PAGE - 1), hi = (p + n + PAGE - 1) & ~(PAGE - 1);
+	struct span v = { p, n };
+	struct sl_other o;
+	CUresult err = sl_transfer_begin(&o, 0);
+
+	if (err)
+		return err;
+	if (!sl_trap_start(touched, left_alone))
+		return CUDA_ERROR_NOT_SUPPORTED;
+	pthread_mutex_lock(&lock);
+	sl_trap_keep();
+	for (uint64_t at = lo; at < hi && !err;) {
+		size_t i = first_above(at);
+		struct mirror *m = i < count && all[i]->base < hi ? all[i] : NULL;
+
+		if (!m || m->base > at) {
+			err = add_stale(&o, at, m ? m->base : hi);
+			continue;
+		}
+		err = m->kind & SL_MIRROR_MANAGED && (m->spans || m->stale == m->pages) ? add_span(m, &v) : CUDA_ERROR_NOT_SUPPORTED;
+		at = m->base + m->pages * PAGE;
+	}
+	pthread_mutex_unlock(&lock);
+	return err;
+}
+
+void sl_mirror_variable_end(uint64_t p, size_t n)
+{
+	if (!atomic_load(&sl_mirrors))
+		return;
+	pthread_mutex_lock(&lock);
+	for (size_t i = first_above(p); i < count && all[i]->base < p + n;) {
+		struct mirror *m = all[i];
+		uint64_t base = m->base;
+		size_t size = m->pages * PAGE;
+
+		for (unsigned k = m->nspans; k-- > 0;)
+			if (m->spans[k].p >= p && m->spans[k].p < p + n)
+				m->spans[k] = m->spans[--m->nspans];
+		if (!m->spans || m->nspans) {
+			i++;
+			continue;
+		}
+		take_out(i);
+		madvise((void *)(uintptr_t)base, size, MADV_DONTNEED);
+		mprotect((void *)(uintptr_t)base, size, PROT_NONE); /* the addresses stay the device's */
+	}
 	pthread_mutex_unlock(&lock);
 }

@@ -50,6 +50,13 @@ CUresult sl_mirror_pinned(const struct sl_other *o, uint64_t base, size_t n, uns
 /* Makes device memory [base, base+n) of the current context, whole pages, the program's too. It holds zeroes on both sides. */
 CUresult sl_mirror_managed(uint64_t base, size_t n);
 
+/*
+ * Makes a managed variable of the current context, [p, p+n), the program's too, whose address the device chose and
+ * sl_guard_reserve has. It may share pages with others.
+ */
+CUresult sl_mirror_variable(uint64_t p, size_t n);
+void sl_mirror_variable_end(uint64_t p, size_t n);
+
 /* The mirror at base ends; its memory here may be read and written. keep: it holds what the other side held. */
 void sl_mirror_drop(uint64_t base, bool keep);
 /* The context goes, and its mirrors with it. */

@@ -12,8 +12,11 @@
 #include "ctx.h"
 #include "entry.h"
 #include "gen.h"
+#include "guard.h"
 #include "handles.h"
 #include "kernel.h"
+#include "log.h"
+#include "mirror.h"
 #include "ranges.h"
 #include "send.h"
 #include "session.h"
@@ -167,6 +170,15 @@ CUresult sl_module_kernel(struct sl_module *m, const char *name, struct sl_kerne
 
 /* --- unloading --- */
 
+/* Of a module that is gone. */
+static void forget_global(struct sl_global *g)
+{
+	if (g->managed)
+		sl_mirror_variable_end(g->ptr, g->size);
+	sl_range_remove(g->ptr, SL_RANGE_DEVICE, NULL);
+	free(g);
+}
+
 void sl_module_clear(struct sl_module *m)
 {
 	for (uint32_t i = 0; i < m->nslots; i++)
@@ -184,8 +196,7 @@ void sl_module_clear(struct sl_module *m)
 		struct sl_global *g = m->globals;
 
 		m->globals = g->next;
-		sl_range_remove(g->ptr, SL_RANGE_DEVICE, NULL);
-		free(g);
+		forget_global(g);
 	}
 }
 
@@ -280,8 +291,7 @@ static void drop_library(uint32_t id, void *state, void *arg)
 			continue;
 		}
 		*g = x->next;
-		sl_range_remove(x->ptr, SL_RANGE_DEVICE, NULL);
-		free(x);
+		forget_global(x);
 	}
 	for (int d = 0; d < SL_MAX_DEVICES; d++) {
 		if (m->as_module[d] && m->as_module[d]->ctx_id == ctx_id) {
@@ -432,8 +442,30 @@ CUresult sl_cuLibraryGetModule(CUmodule *pMod, CUlibrary library)
 	return err;
 }
 
+/* The address of a variable that nobody has asked for yet; *managed is set if it is the program's, too. */
+static CUresult find_global(struct sl_module *m, void *h, const char *name, CUdeviceptr *p, size_t *n, bool *managed)
+{
+	uint64_t is = 0;
+	CUresult err;
+
+	if (*managed)
+		err = fw_cuLibraryGetManaged(p, n, h, name);
+	else
+		err = m->library ? fw_cuLibraryGetGlobal(p, n, h, name) : fw_cuModuleGetGlobal_v2(p, n, h, name);
+	if (err || !*n)
+		return err;
+	*managed |= !fw_cuPointerGetAttribute(&is, CU_POINTER_ATTRIBUTE_IS_MANAGED, *p) && (uint32_t)is;
+	if (!*managed)
+		return CUDA_SUCCESS;
+	err = sl_guard_reserve(*p, *n) ? sl_mirror_variable(*p, *n) : CUDA_ERROR_NOT_SUPPORTED;
+	if (err) /* as it has no other way of learning it, the program is about to die */
+		sl_log(SL_ERROR, "the managed variable %s is not reached by the program, error %d: %s", name, err,
+		       err == CUDA_ERROR_NOT_SUPPORTED ? "other memory of the program is at its address" : "out of memory");
+	return err;
+}
+
 /* Addresses of globals do not change while the module lives in a context. */
-static CUresult global(struct sl_module *m, void *h, CUdeviceptr *dptr, size_t *bytes, const char *name)
+static CUresult global(struct sl_module *m, void *h, CUdeviceptr *dptr, size_t *bytes, const char *name, bool managed)
 {
 	struct sl_range range = { .type = SL_RANGE_DEVICE };
 	static uint8_t once;
@@ -456,7 +488,7 @@ static CUresult global(struct sl_module *m, void *h, CUdeviceptr *dptr, size_t *
 		if (g->ctx_id == ctx_id && !strcmp(g->name, name))
 			break;
 	if (!g) {
-		err = m->library ? fw_cuLibraryGetGlobal(&p, &n, h, name) : fw_cuModuleGetGlobal_v2(&p, &n, h, name);
+		err = find_global(m, h, name, &p, &n, &managed);
 		if (!err && sl_sessions > 1 && sl_range_clash(p, n, sl_ctx_session(ctx_id)))
 			err = sl_refuse("a module's variable at an address that another owner's device uses", &once);
 		g = err ? NULL : malloc(sizeof *g + strlen(name) + 1);
@@ -464,6 +496,7 @@ static CUresult global(struct sl_module *m, void *h, CUdeviceptr *dptr, size_t *
 			g->ctx_id = ctx_id;
 			g->ptr = p;
 			g->size = n;
+			g->managed = managed;
 			strcpy(g->name, name);
 			g->next = m->globals;
 			m->globals = g;
@@ -471,6 +504,7 @@ static CUresult global(struct sl_module *m, void *h, CUdeviceptr *dptr, size_t *
 			range.size = n;
 			range.ctx_id = ctx_id;
 			range.dev = c->dev;
+			range.managed = managed;
 			sl_range_add(&range);
 		} else if (!err) {
 			err = CUDA_ERROR_OUT_OF_MEMORY;
@@ -488,12 +522,39 @@ static CUresult global(struct sl_module *m, void *h, CUdeviceptr *dptr, size_t *
 
 CUresult sl_cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name)
 {
-	return global(sl_handle_state(SL_MODULE, hmod), hmod, dptr, bytes, name);
+	return global(sl_handle_state(SL_MODULE, hmod), hmod, dptr, bytes, name, false);
 }
 
 CUresult sl_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)
 {
-	return global(sl_handle_state(SL_LIBRARY, library), library, dptr, bytes, name);
+	return global(sl_handle_state(SL_LIBRARY, library), library, dptr, bytes, name, false);
+}
+
+struct managed_ask {
+	CUdeviceptr *dptr;
+	size_t *bytes;
+	CUlibrary library;
+	const char *name;
+};
+
+static CUresult get_managed(void *arg)
+{
+	const struct managed_ask *a = arg;
+
+	return global(sl_handle_state(SL_LIBRARY, a->library), a->library, a->dptr, a->bytes, a->name, true);
+}
+
+/* A program looks at its managed variables before it has a context: then the first device's has them. */
+CUresult sl_cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)
+{
+	struct managed_ask a = { dptr, bytes, library, name };
+	CUcontext primary, current = NULL;
+	CUresult err = sl_cuCtxGetCurrent(&current);
+
+	if (err || current)
+		return err ? err : get_managed(&a);
+	err = sl_cuDevicePrimaryCtxRetain(&primary, 0);
+	return err ? err : sl_ctx_with(sl_ctx_of(primary), get_managed, &a);
 }
 
 /* Libraries are loaded without a table of universal functions (load.c), so there are none. */

@@ -10,6 +10,7 @@ struct sl_global {
 	uint32_t ctx_id;
 	CUdeviceptr ptr;
 	size_t size;
+	bool managed;
 	char name[];
 };
 

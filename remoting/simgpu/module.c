@@ -68,7 +68,7 @@ static CUresult module_new(struct ctx *c, struct image *im, struct library *lib,
 
 		if (!im->global[i])
 			continue;
-		r = mem_alloc(c, c->dev, A_DEVICE, NULL, g->size, &m->global[i]);
+		r = mem_alloc(c, c->dev, g->managed ? A_MANAGED : A_DEVICE, NULL, g->size, &m->global[i]);
 		if (r)
 			break;
 		if (g->init)
@@ -453,8 +453,12 @@ API CUresult cuLibraryGetManaged(CUdeviceptr *p, size_t *n, CUlibrary h, const c
 	struct module *m;
 	CUresult r = enter_library_ctx(h, &m);
 
-	(void)p, (void)n, (void)name;
-	return r ? r : sim_leave(CUDA_ERROR_NOT_FOUND);	/* twins declare no managed variables */
+	if (r)
+		return r;
+	for (size_t i = 0; name && i < sim.nglobals; i++)
+		if (m->global[i] && m->global[i]->akind == A_MANAGED && !strcmp(sim.globals[i]->name, name))
+			return sim_leave(global(m, name, p, n));
+	return sim_leave(CUDA_ERROR_NOT_FOUND);
 }
 
 static CUresult kernel_func(struct kernel *k, struct ctx *c, struct func **out)

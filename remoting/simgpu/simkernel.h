@@ -76,6 +76,7 @@ struct sim_global {
 	const char *name;
 	uint64_t size;
 	const void *init;		/* NULL: zeroes */
+	int managed;
 };
 
 /* Sizes in bytes; each parameter sits at the next multiple of its size (of 8 when larger). */
@@ -103,8 +104,11 @@ struct sim_global {
 
 /* A __device__ variable of the module that holds the kernels; zeroes at load, or a copy of init. */
 #define SIM_GLOBAL(name_, size_) SIM_GLOBAL_INIT(name_, size_, NULL)
-#define SIM_GLOBAL_INIT(name_, size_, init_) \
-	static const struct sim_global sim_global_##name_ = { #name_, (size_), (init_) }; \
+#define SIM_GLOBAL_INIT(name_, size_, init_) SIM_GLOBAL_KIND(name_, size_, init_, 0)
+/* The same for a __managed__ variable. */
+#define SIM_MANAGED(name_, size_, init_) SIM_GLOBAL_KIND(name_, size_, init_, 1)
+#define SIM_GLOBAL_KIND(name_, size_, init_, managed_) \
+	static const struct sim_global sim_global_##name_ = { #name_, (size_), (init_), (managed_) }; \
 	static const struct sim_global *const sim_gptr_##name_ \
 		__attribute__((section("sim_globals"), used)) = &sim_global_##name_
 

@@ -1243,6 +1243,13 @@ static inline CUresult call_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes,
 	return ((__typeof__(&cuLibraryGetGlobal))sl_fn[289])((CUdeviceptr *)dptr, (size_t *)bytes, (CUlibrary)library, (const char *)name);
 }
 
+static inline CUresult call_cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, uint64_t library, const char *name)
+{
+	if (!sl_fn[292])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuLibraryGetManaged))sl_fn[292])((CUdeviceptr *)dptr, (size_t *)bytes, (CUlibrary)library, (const char *)name);
+}
+
 static inline CUresult call_cuLibraryGetModule(uint64_t *pMod, uint64_t library)
 {
 	if (!sl_fn[293])

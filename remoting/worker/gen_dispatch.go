@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x2d, 0x72, 0x49, 0x7b, 0x3a, 0x5e, 0x03, 0x8d,
-	0xd9, 0x11, 0x01, 0xba, 0xb7, 0x87, 0x5d, 0xe6,
-	0xf1, 0x48, 0xa7, 0x1e, 0xce, 0xfd, 0x09, 0x5b,
-	0xbc, 0x64, 0xcf, 0x55, 0xae, 0x59, 0xeb, 0xda,
+	0xd8, 0x39, 0xd7, 0x2b, 0x39, 0x2f, 0x60, 0xfd,
+	0x58, 0xf9, 0xb3, 0xd4, 0xd3, 0x5c, 0xa9, 0xf8,
+	0x8b, 0x12, 0x2b, 0xe8, 0x66, 0xff, 0xd5, 0x5e,
+	0xf1, 0x37, 0x65, 0x20, 0xc3, 0x20, 0x03, 0xfa,
 }
 
 // Operation numbers of the API table.
@@ -135,6 +135,7 @@ const (
 	opCuKernelSetAttribute                                 = 278
 	opCuKernelSetCacheConfig                               = 279
 	opCuLibraryGetGlobal                                   = 289
+	opCuLibraryGetManaged                                  = 292
 	opCuLibraryGetModule                                   = 293
 	opCuLibraryUnload                                      = 297
 	opCuLinkDestroy                                        = 305
@@ -1130,6 +1131,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuKernelSetCacheConfig(d, e), true
 	case 289:
 		return s.do_cuLibraryGetGlobal(d, e), true
+	case 292:
+		return s.do_cuLibraryGetManaged(d, e), true
 	case 293:
 		return s.do_cuLibraryGetModule(d, e), true
 	case 297:
@@ -4618,6 +4621,37 @@ func (s *session) do_cuLibraryGetGlobal(d *wire.Decoder, e *wire.Encoder) int32 
 	c_name := C.CString(p_name)
 	defer C.free(unsafe.Pointer(c_name))
 	rc := C.call_cuLibraryGetGlobal(&o_dptr, &o_bytes, C.uint64_t(h_library.real), c_name)
+	if rc == C.CUDA_SUCCESS {
+		if w_dptr {
+			memOut(e, unsafe.Pointer(&o_dptr), unsafe.Sizeof(o_dptr))
+		}
+		if w_bytes {
+			memOut(e, unsafe.Pointer(&o_bytes), unsafe.Sizeof(o_bytes))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuLibraryGetManaged(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_dptr := d.U8() != 0
+	var o_dptr C.CUdeviceptr
+	w_bytes := d.U8() != 0
+	var o_bytes C.size_t
+	h_library := href{id: d.U32()}
+	p_name := d.Str()
+	if d.Err() != nil {
+		return s.malformed(292)
+	}
+	{
+		real, ok := s.handle(wire.KindLibrary, h_library.id)
+		if !ok {
+			return s.badHandle(wire.KindLibrary, h_library.id)
+		}
+		h_library.real = real
+	}
+	c_name := C.CString(p_name)
+	defer C.free(unsafe.Pointer(c_name))
+	rc := C.call_cuLibraryGetManaged(&o_dptr, &o_bytes, C.uint64_t(h_library.real), c_name)
 	if rc == C.CUDA_SUCCESS {
 		if w_dptr {
 			memOut(e, unsafe.Pointer(&o_dptr), unsafe.Sizeof(o_dptr))

@@ -567,6 +567,38 @@ SIM_KERNEL(fl_serve, SIM_PARAMS(8, 4, 4, 8))
 	}
 }
 
+/* managedvar.cu */
+
+enum { MV_MANY = 300000 };
+
+struct mv_pair {
+	struct mv_pair *other;
+	unsigned int value;
+};
+
+static const unsigned int mv_count_init = 41, mv_plain_init = 5;
+static const unsigned int mv_words_init[700] = { 7, 8, 9 };
+
+SIM_MANAGED(mv_count, 4, &mv_count_init);
+SIM_MANAGED(mv_words, sizeof(mv_words_init), mv_words_init);
+SIM_MANAGED(mv_first, sizeof(struct mv_pair), NULL);
+SIM_MANAGED(mv_second, sizeof(struct mv_pair), NULL);
+SIM_MANAGED(mv_many, 4 * MV_MANY, NULL);
+SIM_GLOBAL_INIT(mv_plain, 4, &mv_plain_init);
+
+SIM_KERNEL(mv_use, SIM_PARAMS(4))
+{
+	struct mv_pair *first = SIM_SYMBOL(mv_first, struct mv_pair);
+	unsigned int *many = SIM_SYMBOL(mv_many, unsigned int);
+
+	*SIM_SYMBOL(mv_count, unsigned int) += SIM_ARG(0, unsigned int);
+	SIM_SYMBOL(mv_words, unsigned int)[2] += *SIM_SYMBOL(mv_plain, unsigned int);
+	sim_check(first->other, sizeof(*first->other));
+	first->other->value++;
+	for (unsigned int i = 0; i < MV_MANY; i++)
+		many[i] += i;
+}
+
 /* managed.cu */
 
 SIM_KERNEL(mg_add, SIM_PARAMS(8, 4, 4))

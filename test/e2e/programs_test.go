@@ -31,6 +31,7 @@ var programs = []struct {
 	{name: "zerocopy", want: "zerocopy: 1048576 words each way\n"},
 	{name: "registered", want: "registered: 8 sizes\n"},
 	{name: "flags", want: "flags: 50 rounds\n"},
+	{name: "managedvar", want: "managedvar: 100\n"},
 	{name: "managed", want: "managed: 3145728 words, 700 nodes\n"},
 	{name: "blocking", want: "blocking: no launch waits\n"},
 	{name: "blocking", args: []string{"blocking"}, want: "blocking: each launch waits\n"},
