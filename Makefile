@@ -125,6 +125,15 @@ $(CUDA_OUT)/nested: test/cuda/nested.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)
 $(CUDA_OUT)/nocode: test/cuda/nocode.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)
 	$(NVCC) $(CUDA_SEPARATE:-rdc=true=) -gencode arch=compute_$(CUDA_OLDEST),code=sm_$(CUDA_OLDEST) -o $@ $<
 
+# By GCC for the GPU: OpenMP and OpenACC. Its parts for NVIDIA come from test/gcc-offload.sh.
+OFFLOAD := $(SLUICE_CACHE)/gcc-offload
+$(OFFLOAD):
+	test/gcc-offload.sh
+
+$(B)/test/offload-omp $(B)/test/offload-acc: $(B)/test/offload-%: test/cuda/offload.c | $(B)/test $(OFFLOAD)
+	PATH=$(OFFLOAD)/usr/bin:$$PATH gcc-12 -O2 -no-pie -fopen$(if $(filter omp,$*),mp,acc) -foffload=nvptx-none \
+		-B$(OFFLOAD)/usr/lib/gcc/x86_64-linux-gnu/12/ -o $@ $<
+
 # Plain C, for the driver's interface alone.
 $(B)/test/nvml $(B)/test/agent: $(B)/test/%: test/cuda/%.c | $(B)/test
 	$(CC) $(CFLAGS_BASE) $(CFLAGS) -o $@ $< -ldl

@@ -165,8 +165,6 @@ CUresult sl_ctx_peek(struct sl_ctx **out)
 	struct sl_thread *t = sl_tls();
 
 	*out = NULL;
-	if (!t->cur && t->in_function)
-		return CUDA_ERROR_NOT_PERMITTED;
 	if (!t->cur)
 		return sl_initialized() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_INITIALIZED;
 	if (atomic_load_explicit(&t->cur->id, memory_order_relaxed) != t->cur_id)

@@ -29,7 +29,13 @@ CUresult sl_refuse_with(const char *function, const char *with);
 	CUresult r_ = (call); \
 	return __builtin_expect(sl_tracing || r_, 0) ? sl_left(name, r_) : r_; \
 } while (0)
+/* How many host functions of the program run now. A call that one of them makes is refused. */
+extern uint32_t sl_functions;
+bool sl_in_function(void);
+
 #define SL_ENTER() do { \
+	if (__builtin_expect(__atomic_load_n(&sl_functions, __ATOMIC_RELAXED), 0) && sl_in_function()) \
+		return CUDA_ERROR_NOT_PERMITTED; \
 	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
 		CUresult e_ = sl_gate_slow(); \
 		if (e_) \

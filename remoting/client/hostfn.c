@@ -110,6 +110,22 @@ static void discard(struct hostfn *h)
 	free(h);
 }
 
+uint32_t sl_functions;
+
+bool sl_in_function(void)
+{
+	return sl_tls()->in_function;
+}
+
+/* Around a function of the program's, which may not call CUDA. */
+static void program_runs(bool it, int n)
+{
+	if (!it)
+		return;
+	sl_tls()->in_function = n > 0;
+	__atomic_fetch_add(&sl_functions, (uint32_t)n, __ATOMIC_RELAXED);
+}
+
 static void *run(void *arg)
 {
 	struct queue *q = arg;
@@ -133,9 +149,9 @@ static void *run(void *arg)
 		/* The function may look at what the stream's work has left, and that which follows at what it leaves. */
 		if (q == &program)
 			sl_mirror_stale();
-		sl_tls()->in_function = q == &program;
+		program_runs(q == &program, 1);
 		call(h, d->failed);
-		sl_tls()->in_function = false;
+		program_runs(q == &program, -1);
 		if (q == &program)
 			sl_mapped_send();
 		if (!d->failed) /* else no stream waits for it */

@@ -22,6 +22,8 @@ CUresult sl_jit_count(unsigned n, const CUjit_option *opt, void *const *val, uin
 {
 	static uint8_t once;
 
+	bool count = false;
+
 	*sent = 0;
 	if (n && (!opt || !val))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -30,9 +32,10 @@ CUresult sl_jit_count(unsigned n, const CUjit_option *opt, void *const *val, uin
 			return CUDA_ERROR_INVALID_VALUE;
 		if (opt[i] == CU_JIT_GLOBAL_SYMBOL_NAMES || opt[i] == CU_JIT_GLOBAL_SYMBOL_ADDRESSES)
 			return sl_refuse("module loading with global symbol addresses", &once);
+		count |= opt[i] == CU_JIT_GLOBAL_SYMBOL_COUNT;
 		*sent += is_carried(opt[i]);
 	}
-	return CUDA_SUCCESS;
+	return count ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; /* a count of nothing */
 }
 
 void sl_jit_put(sl_buf *b, unsigned n, const CUjit_option *opt, void *const *val)

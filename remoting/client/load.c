@@ -60,6 +60,7 @@ static CUresult take_names(struct sl_module *m, sl_reply *r, uint32_t n)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	m->listed = true;
+	m->nlisted = n;
 	return CUDA_SUCCESS;
 }
 

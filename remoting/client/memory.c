@@ -183,6 +183,11 @@ static bool forget(CUdeviceptr p, struct sl_range *r)
 	return sl_range_remove(p, SL_RANGE_DEVICE, r) || sl_range_remove(p, SL_RANGE_POOL, r);
 }
 
+static CUresult free_here(void *dptr)
+{
+	return sl_cuMemFree_v2(*(CUdeviceptr *)dptr);
+}
+
 CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 {
 	struct sl_ctx *c, *there;
@@ -192,6 +197,9 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
 	err = sl_ctx_use(&c);
+	/* Memory can be freed without a current context: it has its own. */
+	if (err == CUDA_ERROR_INVALID_CONTEXT && dptr && sl_range_find(dptr, &r) && (c = sl_handle_state_by_id(SL_CTX, r.ctx_id)))
+		return sl_ctx_with(c, free_here, &dptr);
 	if (err)
 		return err;
 	if (!dptr)
@@ -422,9 +430,6 @@ CUresult sl_cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdevicep
 {
 	struct sl_range r;
 
-	/* GCC's libgomp asks this to see whether it may free memory. */
-	if (sl_tls()->in_function)
-		return CUDA_ERROR_NOT_PERMITTED;
 	if (!sl_range_find(dptr, &r) || r.type == SL_RANGE_VA)
 		return CUDA_ERROR_NOT_FOUND;
 	if (pbase)

@@ -144,17 +144,18 @@ CUresult sl_module_kernel(struct sl_module *m, const char *name, struct sl_kerne
 		return sl_module_kernel(m->parent, name, out);
 	pthread_mutex_lock(&m->lock);
 	k = find(m, name);
-	if (!k && m->listed) {
+	if (!k && m->nlisted) {
 		pthread_mutex_unlock(&m->lock);
 		return CUDA_ERROR_NOT_FOUND;
 	}
 	if (!k) {
 		k = sl_module_insert(m, name);
 	}
-	ask = k && !m->listed && !atomic_load(&k->id);
+	/* A library that could not be compiled has an empty list, and an error for each name. */
+	ask = k && !m->nlisted && !atomic_load(&k->id);
 	err = k ? bind_kernel(m, k) : CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_unlock(&m->lock);
-	/* If the worker could not list the kernels, ask whether there is one of that name. */
+	/* If the worker has listed none, ask whether there is one of that name. */
 	if (!err && ask) {
 		err = sl_kernel_info(k, m->library ? 0 : m->dev, &info);
 		if (err) {
@@ -190,7 +191,7 @@ void sl_module_clear(struct sl_module *m)
 	m->kernel = NULL;
 	m->names = NULL;
 	m->text = NULL;
-	m->nkernels = m->nslots = 0;
+	m->nlisted = m->nkernels = m->nslots = 0;
 	m->listed = false;
 	while (m->globals) {
 		struct sl_global *g = m->globals;
@@ -354,7 +355,7 @@ static CUresult kernel_count(struct sl_module *m, unsigned *count)
 		m = m->parent;
 	if (!m->listed)
 		return sl_refuse("counting the kernels of an image that the worker's driver cannot list", &once);
-	*count = m->nkernels;
+	*count = m->nlisted;
 	return CUDA_SUCCESS;
 }
 

@@ -23,6 +23,7 @@ struct sl_module {
 	struct sl_module *parent; /* the library a module stands for */
 	pthread_mutex_t lock;	  /* guards what follows */
 	bool listed;		  /* the names below are all there are */
+	uint32_t nlisted;	  /* names */
 	uint32_t nkernels, nslots;
 	struct sl_kernel **kernel; /* hash by name, open addressing */
 	char **names;		   /* in the worker's order, when listed */

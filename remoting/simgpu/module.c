@@ -267,7 +267,7 @@ API CUresult cuLibraryLoadData(CUlibrary *out, const void *data, CUjit_option *j
 	struct library *l;
 	struct image *im;
 	struct jit j;
-	CUresult r = sim_enter();
+	CUresult broken = CUDA_SUCCESS, r = sim_enter();
 
 	(void)lval;
 	if (r)
@@ -277,6 +277,12 @@ API CUresult cuLibraryLoadData(CUlibrary *out, const void *data, CUjit_option *j
 	r = jit_open(&j, nj, jopt, jval);
 	if (!r)
 		r = image_load(data, &j, &im);
+	if (r == CUDA_ERROR_INVALID_PTX) {	/* that is told with its kernels */
+		struct jit none = { 0 };
+
+		broken = r;
+		r = image_load(".version 1.0\n.target sm_10\n", &none, &im);
+	}
 	if (r)
 		return sim_leave(r);
 	jit_time(&j);
@@ -286,6 +292,7 @@ API CUresult cuLibraryLoadData(CUlibrary *out, const void *data, CUjit_option *j
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	}
 	l->image = im;
+	l->broken = broken;
 	l->kernels = xcalloc(sim.ntwins, sizeof(*l->kernels));
 	*out = HANDLE(CUlibrary, l);
 	return sim_leave(CUDA_SUCCESS);
@@ -362,7 +369,7 @@ API CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary h, const char *name)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	i = image_twin(l->image, name);
 	if (i < 0)
-		return sim_leave(CUDA_ERROR_NOT_FOUND);
+		return sim_leave(l->broken ? l->broken : CUDA_ERROR_NOT_FOUND);
 	k = library_kernel(l, (size_t)i);
 	if (!k)
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
@@ -405,6 +412,8 @@ API CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned int n, CUlibrary 
 /* The library's module in context c, made on first use. */
 static CUresult library_module(struct library *l, struct ctx *c, struct module **m)
 {
+	if (l->broken)
+		return l->broken;
 	for (size_t i = 0; i < l->nmodules; i++) {
 		if (l->modules[i]->obj.ctx == c) {
 			*m = l->modules[i];

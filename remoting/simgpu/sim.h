@@ -294,6 +294,7 @@ struct func {
 
 struct library {
 	struct obj obj;
+	CUresult broken;		/* PTX that is wrong: the error of its kernels and modules */
 	struct image *image;
 	struct kernel **kernels;	/* beside sim.twins */
 	struct module **modules;	/* one per context that used it */

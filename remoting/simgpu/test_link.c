@@ -107,7 +107,10 @@ static void t_refused(void)
 
 static void t_load(void)
 {
+	unsigned int n = 1;
 	struct logs l;
+	CUlibrary lib;
+	CUkernel k;
 	CUmodule m;
 
 	begin();
@@ -117,6 +120,16 @@ static void t_load(void)
 	ask(&l, sizeof(l.info));
 	IS(cuModuleLoadDataEx(&m, text(".visible .entry _Z4nonev() { }"), 6, l.opt, l.val), CUDA_SUCCESS);
 	CHECK(!l.error[0] && l.info[0]);
+
+	/* Of a library that is told with its kernels. */
+	ask(&l, sizeof(l.info));
+	IS(cuLibraryLoadData(&lib, text("{"), l.opt, l.val, 6, NULL, NULL, 0), CUDA_SUCCESS);
+	CHECK(strstr(l.error, "line 3"));
+	IS(cuLibraryGetKernelCount(&n, lib), CUDA_SUCCESS);
+	CHECK(n == 0);
+	IS(cuLibraryGetKernel(&k, lib, "_Z4nonev"), CUDA_ERROR_INVALID_PTX);
+	IS(cuLibraryGetModule(&m, lib), CUDA_ERROR_INVALID_PTX);
+	IS(cuLibraryUnload(lib), CUDA_SUCCESS);
 }
 
 int main(int argc, char **argv)

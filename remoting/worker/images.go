@@ -310,7 +310,8 @@ func (s *session) kernelBind(p []byte) int32 {
 		return rc
 	}
 	// What is not there is not kept: the client can ask for names as fast as it can write them.
-	if img.listed != nil && !img.listed.has(name) {
+	// A library whose code the driver could not compile has an empty list, and an error for every name.
+	if len(img.listed) > 0 && !img.listed.has(name) {
 		s.bind(wire.KindKernel, id, 0, C.CUDA_ERROR_NOT_FOUND)
 		return C.CUDA_ERROR_NOT_FOUND
 	}

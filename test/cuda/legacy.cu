@@ -1,5 +1,5 @@
 /*
- * Launches as before CUDA 4, where a function has a block shape and a buffer of parameters, and tensor
+ * Corners of the driver's interface: launches as before CUDA 4, calls in callbacks and without a context, and tensor
  * maps of every kind: what they are made of is the driver's, so they are compared with each other.
  */
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -128,12 +128,54 @@ static void maps(void)
 }
 #endif
 
+struct seen {
+	CUdeviceptr p;
+	CUresult result[2];
+};
+
+/* In a function that a stream calls, CUDA may not be called. */
+static void CUDART_CB inside(cudaStream_t, cudaError_t, void *result)
+{
+	CUdeviceptr base;
+	size_t size;
+	CUcontext c;
+
+	struct seen *seen = (struct seen *)result;
+
+	seen->result[0] = CU(cuCtxGetCurrent)(&c);
+	seen->result[1] = ((CUresult (*)(CUdeviceptr *, size_t *, CUdeviceptr))find("cuMemGetAddressRange_v2"))(&base, &size, seen->p);
+}
+
+static void contexts(void)
+{
+	struct seen seen;
+	cudaStream_t s;
+	CUcontext c;
+	void *p;
+
+	CHECK(cudaMalloc(&p, 1 << 20));
+	CHECK(cudaStreamCreate(&s));
+	seen.p = (CUdeviceptr)p;
+	CHECK(cudaStreamAddCallback(s, inside, &seen, 0));
+	CHECK(cudaStreamSynchronize(s));
+	REQUIRE(seen.result[0] == CUDA_ERROR_NOT_PERMITTED && seen.result[1] == CUDA_ERROR_NOT_PERMITTED, "in a callback: %d, %d", (int)seen.result[0],
+		(int)seen.result[1]);
+	CHECK(cudaStreamDestroy(s));
+
+	/* Memory can be freed without a context. */
+	OK(CU(cuCtxGetCurrent)(&c));
+	OK(CU(cuCtxSetCurrent)(NULL));
+	OK(((CUresult (*)(CUdeviceptr))find("cuMemFree_v2"))((CUdeviceptr)p));
+	OK(CU(cuCtxSetCurrent)(c));
+}
+
 int main()
 {
 	driver = dlopen("libcuda.so.1", RTLD_NOW);
 	REQUIRE(driver, "libcuda.so.1");
 	CHECK(cudaFree(0));
 	launches();
+	contexts();
 #if CUDA_VERSION >= 12000
 	int major;
 

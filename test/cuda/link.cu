@@ -198,6 +198,17 @@ static void errors(void)
 	ask(&l, sizeof l.info);
 	REQUIRE(CU(cuModuleLoadDataEx)(&m, wrong, 6, l.opt, l.val) == CUDA_ERROR_INVALID_PTX, "a text that is wrong");
 	said(&l, "line");
+#if CUDA_VERSION >= 12000
+	CUlibrary lib;
+	CUkernel k;
+
+	ask(&l, sizeof l.info); /* a library's kernels have the error */
+	OK(CU(cuLibraryLoadData)(&lib, wrong, l.opt, l.val, 6, NULL, NULL, 0));
+	said(&l, "line");
+	for (int i = 0; i < 2; i++)
+		REQUIRE(CU(cuLibraryGetKernel)(&k, lib, "link_fill") == CUDA_ERROR_INVALID_PTX, "a kernel of a text that is wrong");
+	OK(CU(cuLibraryUnload)(lib));
+#endif
 	ask(&l, 8);
 	REQUIRE(CU(cuModuleLoadDataEx)(&m, wrong, 6, l.opt, l.val) == CUDA_ERROR_INVALID_PTX, "a text that is wrong");
 	sized(&l, 8);

@@ -696,3 +696,31 @@ SIM_KERNEL(nested_wrong, SIM_PARAMS(8))
 	sim_check(v, sizeof(*v));
 	*v = 1;
 }
+
+/* offload.c: GCC's kernels have the address of the mapped variables' addresses, and with OpenMP their stacks. */
+
+static void offload_where(struct sim_launch *sim)
+{
+	int **mapped = SIM_ARG(0, int **);
+
+	sim_check(mapped, sizeof(*mapped));
+	sim_check(*mapped, sizeof(**mapped));
+	**mapped = 0;
+}
+
+static void offload_scale(struct sim_launch *sim)
+{
+	int **mapped = SIM_ARG(0, int **), *v;
+
+	sim_check(mapped, sizeof(*mapped));
+	v = *mapped;
+	sim_check(v, 1000 * sizeof(*v));
+	for (int i = 0; i < 1000; i++)
+		v[i] = v[i] * 3 + 1;
+}
+
+SIM_KERNEL(where_acc$_omp_fn$0, SIM_PARAMS(8)) { offload_where(sim); }
+SIM_KERNEL(scale_acc$_omp_fn$0, SIM_PARAMS(8)) { offload_scale(sim); }
+SIM_KERNEL(scale_acc$_omp_fn$1, SIM_PARAMS(8)) { offload_scale(sim); }
+SIM_KERNEL(where_omp$_omp_fn$0, SIM_PARAMS(8, 8, 8)) { offload_where(sim); }
+SIM_KERNEL(scale_omp$_omp_fn$0, SIM_PARAMS(8, 8, 8)) { offload_scale(sim); }
