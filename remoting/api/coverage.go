@@ -86,9 +86,10 @@ func coverage(rows []Row) []byte {
 		}
 	}
 	p.f("<!-- %s -->\n# Coverage of the CUDA driver API\n\n", Header)
-	p.f("`cuda.h` of CUDA 13.0 declares %d functions to a program that is built with it. Sluice serves %d of them and refuses %d (%s).\n\n",
-		base.all, base.all-base.kind[Refuse], base.kind[Refuse], percent(base.kind[Refuse], base.all))
-	p.f("| functions | exported | answered in the client | sent without an answer | one round trip | another name of one of these | refused |\n|---|---|---|---|---|---|---|\n")
+	p.f("`cuda.h` of CUDA 13.0 declares %d functions to a program that is built with it. Sluice serves %d of them and refuses %d (%s). The other %d (%s) work on objects that only a refused function could make, such as memory imported from Vulkan: no program has one to pass, and whatever it passes instead gets the error for an object that does not exist.\n\n",
+		base.all, base.all-base.kind[Refuse]-base.kind[Absent], base.kind[Refuse], percent(base.kind[Refuse], base.all),
+		base.kind[Absent], percent(base.kind[Absent], base.all))
+	p.f("| functions | exported | answered in the client | sent without an answer | one round trip | another name of one of these | no such object | refused |\n|---|---|---|---|---|---|---|---|\n")
 	for _, l := range []struct {
 		what string
 		c    count
@@ -96,7 +97,7 @@ func coverage(rows []Row) []byte {
 		{"`cuda.h` 13.0", base}, {"older forms", older}, {"graphics and profiler headers", others}, {"all", all},
 	} {
 		k := l.c.kind
-		p.f("| %s | %d | %d | %d | %d | %d | %d |\n", l.what, l.c.all, k[Local], k[OneWay], k[Wait], k[Alias], k[Refuse])
+		p.f("| %s | %d | %d | %d | %d | %d | %d | %d |\n", l.what, l.c.all, k[Local], k[OneWay], k[Wait], k[Alias], k[Absent], k[Refuse])
 	}
 	p.f(`
 How this counts: a function is a symbol that the preprocessor leaves declared when a program includes
@@ -106,7 +107,8 @@ newer symbols. "Graphics and profiler headers" are cudaGL.h, cudaEGL.h, cudaVDPA
 per-thread default stream are not counted again. A function counts as served when it does its work; it may still
 refuse single flags or kinds of memory by name, and [limits.md](limits.md) says which.
 
-A refused function returns CUDA_ERROR_NOT_SUPPORTED and is logged once by its name. The reasons are:
+A refused function returns CUDA_ERROR_NOT_SUPPORTED and is logged once by its name. Those that take addresses of 32 bits
+return CUDA_ERROR_INVALID_CONTEXT, as the driver's do in every context that was not created by an old form, too. The reasons are:
 
 | reason | why | functions | of these in ` + "`cuda.h`" + ` 13.0 |
 |---|---|---|---|
@@ -132,6 +134,8 @@ A refused function returns CUDA_ERROR_NOT_SUPPORTED and is logged once by its na
 			w = "as " + r.Target
 		case Refuse:
 			w = "refused: " + string(r.Reason)
+		case Absent:
+			w = "no such object"
 		}
 		charge := ""
 		if r.Charge {

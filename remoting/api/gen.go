@@ -165,7 +165,7 @@ const char *sl_op_name(uint16_t op);
 `)
 	p.f("/* Implementations: the exported symbols call these. */\n")
 	for _, r := range rows {
-		if r.Kind == Refuse || r.Kind == Alias {
+		if r.Kind == Refuse || r.Kind == Absent || r.Kind == Alias {
 			continue
 		}
 		p.f("CUresult sl_%s(%s);\n", r.Symbol, slParams(r))
@@ -188,6 +188,37 @@ var ungated = map[string]bool{
 	"cuLogsCurrent":                     true, "cuLogsDumpToFile": true, "cuLogsDumpToMemory": true, "cuLogsRegisterCallback": true, "cuLogsUnregisterCallback": true,
 }
 
+// refusedExports writes the exports of a function that is not served.
+func refusedExports(p *printer, r Row) {
+	for _, sym := range []string{r.Symbol, r.VariantSymbol()} {
+		if sym == "" {
+			continue
+		}
+		params := cParams(r.Params)
+		if foreign(r) {
+			params = "void"
+		}
+		p.f("SL_EXPORT CUresult %s(%s);\n", sym, params)
+		p.f("SL_EXPORT CUresult %s(%s)\n{\n", sym, params)
+		if r.Kind == Refuse {
+			p.f("\tstatic uint8_t once;\n\n")
+		}
+		if !foreign(r) {
+			for _, q := range r.Params {
+				p.f("\t(void)%s;\n", q.Name)
+			}
+		}
+		switch {
+		case r.Kind == Absent:
+			p.f("\tSL_ENTER();\n\tSL_LEAVE(\"%s\", CUDA_ERROR_%s);\n}\n\n", r.Symbol, r.Error)
+		case r.Reason == "narrow":
+			p.f("\tSL_LEAVE(\"%s\", sl_refuse_narrow(\"%s\", &once));\n}\n\n", r.Symbol, r.Symbol)
+		default:
+			p.f("\tSL_LEAVE(\"%s\", sl_refuse(\"%s\", &once));\n}\n\n", r.Symbol, r.Symbol)
+		}
+	}
+}
+
 func clientExports(rows []Row) []byte {
 	bySymbol := map[string]Row{}
 	for _, r := range rows {
@@ -196,24 +227,8 @@ func clientExports(rows []Row) []byte {
 	var p printer
 	p.f("/* %s */\n#include \"gen.h\"\n#include \"entry.h\"\n\n#define SL_EXPORT __attribute__((visibility(\"default\")))\n\n", Header)
 	for _, r := range rows {
-		if r.Kind == Refuse {
-			for _, sym := range []string{r.Symbol, r.VariantSymbol()} {
-				if sym == "" {
-					continue
-				}
-				params := cParams(r.Params)
-				if foreign(r) {
-					params = "void"
-				}
-				p.f("SL_EXPORT CUresult %s(%s);\n", sym, params)
-				p.f("SL_EXPORT CUresult %s(%s)\n{\n\tstatic uint8_t once;\n\n", sym, params)
-				if !foreign(r) {
-					for _, q := range r.Params {
-						p.f("\t(void)%s;\n", q.Name)
-					}
-				}
-				p.f("\tSL_LEAVE(\"%s\", sl_refuse(\"%s\", &once));\n}\n\n", r.Symbol, r.Symbol)
-			}
+		if r.Kind == Refuse || r.Kind == Absent {
+			refusedExports(&p, r)
 			continue
 		}
 		impl := r

@@ -33,6 +33,7 @@ const (
 	Wait   Kind = "wait"
 	Alias  Kind = "alias"
 	Refuse Kind = "refuse"
+	Absent Kind = "absent"
 )
 
 // Late says what the program sees when the worker refuses a one-way call.
@@ -57,6 +58,7 @@ var Reasons = map[Reason]string{
 	"peer":       "It works on memory of several GPUs at once, and the GPUs of a lease do not reach each other's memory.",
 	"machine":    "It makes a handle for other devices of the machine, and the GPU is not in the program's machine.",
 	"narrow":     "It takes addresses of 32 bits, and memory lies above them.",
+	"driver":     "The driver refuses it as well, on every machine that Sluice runs on.",
 	"later":      "Sluice does not serve it yet.",
 }
 
@@ -104,6 +106,7 @@ type Row struct {
 	Target  string // for Alias
 	Late    Late   // for OneWay
 	Reason  Reason // for Refuse
+	Error   string // for Absent: the error without CUDA_ERROR_
 	Client  bool   // flag c
 	Worker  bool   // flag w
 	Aside   bool   // flag aside
@@ -241,7 +244,7 @@ func parseRow(s string) (Row, error) {
 	kind, target, _ := strings.Cut(f[3], "=")
 	r.Kind, r.Target = Kind(kind), target
 	switch r.Kind {
-	case Local, OneWay, Wait, Alias, Refuse:
+	case Local, OneWay, Wait, Alias, Refuse, Absent:
 	default:
 		return r, fmt.Errorf("%s: kind %q", r.Symbol, kind)
 	}
@@ -254,6 +257,10 @@ func parseRow(s string) (Row, error) {
 		}
 		if Reasons[r.Reason] == "" {
 			return r, fmt.Errorf("%s: refuse=%q: give one of the reasons of table.go", r.Symbol, target)
+		}
+	case Absent:
+		if r.Error, r.Target = target, ""; !strings.HasPrefix(target, "INVALID_") {
+			return r, fmt.Errorf("%s: absent=%q: give the error for an object that does not exist", r.Symbol, target)
 		}
 	}
 	for _, fl := range strings.Fields(f[4]) {

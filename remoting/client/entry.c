@@ -44,6 +44,12 @@ CUresult sl_refuse(const char *function, uint8_t *once)
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+CUresult sl_refuse_narrow(const char *function, uint8_t *once)
+{
+	sl_refuse(function, once);
+	return CUDA_ERROR_INVALID_CONTEXT;
+}
+
 #define PAIRS 256
 
 static uint64_t hash(uint64_t h, const char *s)

@@ -22,6 +22,8 @@ extern bool sl_tracing;
 CUresult sl_left(const char *function, CUresult result);
 /* Logs once per function name that it is not supported; returns NOT_SUPPORTED. */
 CUresult sl_refuse(const char *function, uint8_t *once);
+/* The same for a function that takes addresses of 32 bits; returns what the driver returns in a context of CUDA 3.2 or newer. */
+CUresult sl_refuse_narrow(const char *function, uint8_t *once);
 /* Refuses a function that is supported, but not with something: "host memory". Logs once for each pair. */
 CUresult sl_refuse_with(const char *function, const char *with);
 

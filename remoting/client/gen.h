@@ -181,6 +181,7 @@ enum {
 	SL_OP_cuOccupancyMaxActiveClusters = 465,
 	SL_OP_cuOccupancyMaxPotentialBlockSizeWithFlags = 467,
 	SL_OP_cuOccupancyMaxPotentialClusterSize = 468,
+	SL_OP_cuParamSetTexRef = 470,
 	SL_OP_cuPointerGetAttribute = 474,
 	SL_OP_cuStreamBatchMemOp = 483,
 	SL_OP_cuStreamBatchMemOp_v2 = 484,
@@ -609,6 +610,7 @@ CUresult sl_cuOccupancyMaxPotentialBlockSize(int *minGridSize, int *blockSize, C
 CUresult sl_cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGridSize, int *blockSize, CUfunction func, CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit, unsigned int flags);
 CUresult sl_cuOccupancyMaxPotentialClusterSize(int *clusterSize, CUfunction func, const CUlaunchConfig *config);
 CUresult sl_cuParamSetSize(CUfunction hfunc, unsigned int numbytes);
+CUresult sl_cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTexRef);
 CUresult sl_cuParamSetf(CUfunction hfunc, int offset, float value);
 CUresult sl_cuParamSeti(CUfunction hfunc, int offset, unsigned int value);
 CUresult sl_cuParamSetv(CUfunction hfunc, int offset, void *ptr, unsigned int numbytes);
@@ -876,6 +878,7 @@ CUresult fw_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks,
 CUresult fw_cuOccupancyMaxActiveClusters(int *numClusters, CUfunction func, const CUlaunchConfig *config, const CUlaunchAttribute *attrs, unsigned int numAttrs);
 CUresult fw_cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGridSize, int *blockSize, CUfunction func, size_t dynamicSMemSize, int blockSizeLimit, unsigned int flags);
 CUresult fw_cuOccupancyMaxPotentialClusterSize(int *clusterSize, CUfunction func, const CUlaunchConfig *config, const CUlaunchAttribute *attrs, unsigned int numAttrs);
+CUresult fw_cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTexRef);
 CUresult fw_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr);
 CUresult fw_cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags);
 CUresult fw_cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags);

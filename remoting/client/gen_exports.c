@@ -11,7 +11,7 @@ SL_EXPORT CUresult cuArray3DCreate(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPT
 
 	(void)pHandle;
 	(void)pAllocateArray;
-	SL_LEAVE("cuArray3DCreate", sl_refuse("cuArray3DCreate", &once));
+	SL_LEAVE("cuArray3DCreate", sl_refuse_narrow("cuArray3DCreate", &once));
 }
 
 SL_EXPORT CUresult cuArray3DCreate_v2(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
@@ -27,7 +27,7 @@ SL_EXPORT CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *pArrayDesc
 
 	(void)pArrayDescriptor;
 	(void)hArray;
-	SL_LEAVE("cuArray3DGetDescriptor", sl_refuse("cuArray3DGetDescriptor", &once));
+	SL_LEAVE("cuArray3DGetDescriptor", sl_refuse_narrow("cuArray3DGetDescriptor", &once));
 }
 
 SL_EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *pArrayDescriptor, CUarray hArray)
@@ -43,7 +43,7 @@ SL_EXPORT CUresult cuArrayCreate(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR_v
 
 	(void)pHandle;
 	(void)pAllocateArray;
-	SL_LEAVE("cuArrayCreate", sl_refuse("cuArrayCreate", &once));
+	SL_LEAVE("cuArrayCreate", sl_refuse_narrow("cuArrayCreate", &once));
 }
 
 SL_EXPORT CUresult cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)
@@ -65,7 +65,7 @@ SL_EXPORT CUresult cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1 *pArrayDescript
 
 	(void)pArrayDescriptor;
 	(void)hArray;
-	SL_LEAVE("cuArrayGetDescriptor", sl_refuse("cuArrayGetDescriptor", &once));
+	SL_LEAVE("cuArrayGetDescriptor", sl_refuse_narrow("cuArrayGetDescriptor", &once));
 }
 
 SL_EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *pArrayDescriptor, CUarray hArray)
@@ -401,19 +401,17 @@ SL_EXPORT CUresult cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent)
 SL_EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory extMem);
 SL_EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory extMem)
 {
-	static uint8_t once;
-
 	(void)extMem;
-	SL_LEAVE("cuDestroyExternalMemory", sl_refuse("cuDestroyExternalMemory", &once));
+	SL_ENTER();
+	SL_LEAVE("cuDestroyExternalMemory", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuDestroyExternalSemaphore(CUexternalSemaphore extSem);
 SL_EXPORT CUresult cuDestroyExternalSemaphore(CUexternalSemaphore extSem)
 {
-	static uint8_t once;
-
 	(void)extSem;
-	SL_LEAVE("cuDestroyExternalSemaphore", sl_refuse("cuDestroyExternalSemaphore", &once));
+	SL_ENTER();
+	SL_LEAVE("cuDestroyExternalSemaphore", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources)
@@ -824,23 +822,21 @@ SL_EXPORT CUresult cuEventSynchronize(CUevent hEvent)
 SL_EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *devPtr, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *bufferDesc);
 SL_EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *devPtr, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *bufferDesc)
 {
-	static uint8_t once;
-
 	(void)devPtr;
 	(void)extMem;
 	(void)bufferDesc;
-	SL_LEAVE("cuExternalMemoryGetMappedBuffer", sl_refuse("cuExternalMemoryGetMappedBuffer", &once));
+	SL_ENTER();
+	SL_LEAVE("cuExternalMemoryGetMappedBuffer", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *mipmap, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *mipmapDesc);
 SL_EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *mipmap, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *mipmapDesc)
 {
-	static uint8_t once;
-
 	(void)mipmap;
 	(void)extMem;
 	(void)mipmapDesc;
-	SL_LEAVE("cuExternalMemoryGetMappedMipmappedArray", sl_refuse("cuExternalMemoryGetMappedMipmappedArray", &once));
+	SL_ENTER();
+	SL_LEAVE("cuExternalMemoryGetMappedMipmappedArray", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
@@ -1341,23 +1337,21 @@ SL_EXPORT CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgr
 SL_EXPORT CUresult cuGraphExecExternalSemaphoresSignalNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphExecExternalSemaphoresSignalNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
 	(void)hGraphExec;
 	(void)hNode;
 	(void)nodeParams;
-	SL_LEAVE("cuGraphExecExternalSemaphoresSignalNodeSetParams", sl_refuse("cuGraphExecExternalSemaphoresSignalNodeSetParams", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecExternalSemaphoresSignalNodeSetParams", CUDA_ERROR_INVALID_VALUE);
 }
 
 SL_EXPORT CUresult cuGraphExecExternalSemaphoresWaitNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_EXT_SEM_WAIT_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphExecExternalSemaphoresWaitNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_EXT_SEM_WAIT_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
 	(void)hGraphExec;
 	(void)hNode;
 	(void)nodeParams;
-	SL_LEAVE("cuGraphExecExternalSemaphoresWaitNodeSetParams", sl_refuse("cuGraphExecExternalSemaphoresWaitNodeSetParams", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphExecExternalSemaphoresWaitNodeSetParams", CUDA_ERROR_INVALID_VALUE);
 }
 
 SL_EXPORT CUresult cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags)
@@ -1417,41 +1411,37 @@ SL_EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, 
 SL_EXPORT CUresult cuGraphExternalSemaphoresSignalNodeGetParams(CUgraphNode hNode, CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *params_out);
 SL_EXPORT CUresult cuGraphExternalSemaphoresSignalNodeGetParams(CUgraphNode hNode, CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *params_out)
 {
-	static uint8_t once;
-
 	(void)hNode;
 	(void)params_out;
-	SL_LEAVE("cuGraphExternalSemaphoresSignalNodeGetParams", sl_refuse("cuGraphExternalSemaphoresSignalNodeGetParams", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphExternalSemaphoresSignalNodeGetParams", CUDA_ERROR_INVALID_VALUE);
 }
 
 SL_EXPORT CUresult cuGraphExternalSemaphoresSignalNodeSetParams(CUgraphNode hNode, const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphExternalSemaphoresSignalNodeSetParams(CUgraphNode hNode, const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
 	(void)hNode;
 	(void)nodeParams;
-	SL_LEAVE("cuGraphExternalSemaphoresSignalNodeSetParams", sl_refuse("cuGraphExternalSemaphoresSignalNodeSetParams", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphExternalSemaphoresSignalNodeSetParams", CUDA_ERROR_INVALID_VALUE);
 }
 
 SL_EXPORT CUresult cuGraphExternalSemaphoresWaitNodeGetParams(CUgraphNode hNode, CUDA_EXT_SEM_WAIT_NODE_PARAMS *params_out);
 SL_EXPORT CUresult cuGraphExternalSemaphoresWaitNodeGetParams(CUgraphNode hNode, CUDA_EXT_SEM_WAIT_NODE_PARAMS *params_out)
 {
-	static uint8_t once;
-
 	(void)hNode;
 	(void)params_out;
-	SL_LEAVE("cuGraphExternalSemaphoresWaitNodeGetParams", sl_refuse("cuGraphExternalSemaphoresWaitNodeGetParams", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphExternalSemaphoresWaitNodeGetParams", CUDA_ERROR_INVALID_VALUE);
 }
 
 SL_EXPORT CUresult cuGraphExternalSemaphoresWaitNodeSetParams(CUgraphNode hNode, const CUDA_EXT_SEM_WAIT_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphExternalSemaphoresWaitNodeSetParams(CUgraphNode hNode, const CUDA_EXT_SEM_WAIT_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
 	(void)hNode;
 	(void)nodeParams;
-	SL_LEAVE("cuGraphExternalSemaphoresWaitNodeSetParams", sl_refuse("cuGraphExternalSemaphoresWaitNodeSetParams", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphExternalSemaphoresWaitNodeSetParams", CUDA_ERROR_INVALID_VALUE);
 }
 
 SL_EXPORT CUresult cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges)
@@ -1735,23 +1725,21 @@ SL_EXPORT CUresult cuGraphicsGLRegisterImage(void)
 SL_EXPORT CUresult cuGraphicsMapResources(unsigned int count, CUgraphicsResource *resources, CUstream hStream);
 SL_EXPORT CUresult cuGraphicsMapResources(unsigned int count, CUgraphicsResource *resources, CUstream hStream)
 {
-	static uint8_t once;
-
 	(void)count;
 	(void)resources;
 	(void)hStream;
-	SL_LEAVE("cuGraphicsMapResources", sl_refuse("cuGraphicsMapResources", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphicsMapResources", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuGraphicsMapResources_ptsz(unsigned int count, CUgraphicsResource *resources, CUstream hStream);
 SL_EXPORT CUresult cuGraphicsMapResources_ptsz(unsigned int count, CUgraphicsResource *resources, CUstream hStream)
 {
-	static uint8_t once;
-
 	(void)count;
 	(void)resources;
 	(void)hStream;
-	SL_LEAVE("cuGraphicsMapResources", sl_refuse("cuGraphicsMapResources", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphicsMapResources", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuGraphicsResourceGetMappedEglFrame(void);
@@ -1765,11 +1753,10 @@ SL_EXPORT CUresult cuGraphicsResourceGetMappedEglFrame(void)
 SL_EXPORT CUresult cuGraphicsResourceGetMappedMipmappedArray(CUmipmappedArray *pMipmappedArray, CUgraphicsResource resource);
 SL_EXPORT CUresult cuGraphicsResourceGetMappedMipmappedArray(CUmipmappedArray *pMipmappedArray, CUgraphicsResource resource)
 {
-	static uint8_t once;
-
 	(void)pMipmappedArray;
 	(void)resource;
-	SL_LEAVE("cuGraphicsResourceGetMappedMipmappedArray", sl_refuse("cuGraphicsResourceGetMappedMipmappedArray", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphicsResourceGetMappedMipmappedArray", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuGraphicsResourceGetMappedPointer(CUdeviceptr_v1 *pDevPtr, unsigned int *pSize, CUgraphicsResource resource);
@@ -1786,12 +1773,11 @@ SL_EXPORT CUresult cuGraphicsResourceGetMappedPointer(CUdeviceptr_v1 *pDevPtr, u
 SL_EXPORT CUresult cuGraphicsResourceGetMappedPointer_v2(CUdeviceptr *pDevPtr, size_t *pSize, CUgraphicsResource resource);
 SL_EXPORT CUresult cuGraphicsResourceGetMappedPointer_v2(CUdeviceptr *pDevPtr, size_t *pSize, CUgraphicsResource resource)
 {
-	static uint8_t once;
-
 	(void)pDevPtr;
 	(void)pSize;
 	(void)resource;
-	SL_LEAVE("cuGraphicsResourceGetMappedPointer_v2", sl_refuse("cuGraphicsResourceGetMappedPointer_v2", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphicsResourceGetMappedPointer_v2", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuGraphicsResourceSetMapFlags(CUgraphicsResource resource, unsigned int flags);
@@ -1807,54 +1793,49 @@ SL_EXPORT CUresult cuGraphicsResourceSetMapFlags(CUgraphicsResource resource, un
 SL_EXPORT CUresult cuGraphicsResourceSetMapFlags_v2(CUgraphicsResource resource, unsigned int flags);
 SL_EXPORT CUresult cuGraphicsResourceSetMapFlags_v2(CUgraphicsResource resource, unsigned int flags)
 {
-	static uint8_t once;
-
 	(void)resource;
 	(void)flags;
-	SL_LEAVE("cuGraphicsResourceSetMapFlags_v2", sl_refuse("cuGraphicsResourceSetMapFlags_v2", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphicsResourceSetMapFlags_v2", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuGraphicsSubResourceGetMappedArray(CUarray *pArray, CUgraphicsResource resource, unsigned int arrayIndex, unsigned int mipLevel);
 SL_EXPORT CUresult cuGraphicsSubResourceGetMappedArray(CUarray *pArray, CUgraphicsResource resource, unsigned int arrayIndex, unsigned int mipLevel)
 {
-	static uint8_t once;
-
 	(void)pArray;
 	(void)resource;
 	(void)arrayIndex;
 	(void)mipLevel;
-	SL_LEAVE("cuGraphicsSubResourceGetMappedArray", sl_refuse("cuGraphicsSubResourceGetMappedArray", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphicsSubResourceGetMappedArray", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuGraphicsUnmapResources(unsigned int count, CUgraphicsResource *resources, CUstream hStream);
 SL_EXPORT CUresult cuGraphicsUnmapResources(unsigned int count, CUgraphicsResource *resources, CUstream hStream)
 {
-	static uint8_t once;
-
 	(void)count;
 	(void)resources;
 	(void)hStream;
-	SL_LEAVE("cuGraphicsUnmapResources", sl_refuse("cuGraphicsUnmapResources", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphicsUnmapResources", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuGraphicsUnmapResources_ptsz(unsigned int count, CUgraphicsResource *resources, CUstream hStream);
 SL_EXPORT CUresult cuGraphicsUnmapResources_ptsz(unsigned int count, CUgraphicsResource *resources, CUstream hStream)
 {
-	static uint8_t once;
-
 	(void)count;
 	(void)resources;
 	(void)hStream;
-	SL_LEAVE("cuGraphicsUnmapResources", sl_refuse("cuGraphicsUnmapResources", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphicsUnmapResources", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuGraphicsUnregisterResource(CUgraphicsResource resource);
 SL_EXPORT CUresult cuGraphicsUnregisterResource(CUgraphicsResource resource)
 {
-	static uint8_t once;
-
 	(void)resource;
-	SL_LEAVE("cuGraphicsUnregisterResource", sl_refuse("cuGraphicsUnregisterResource", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphicsUnregisterResource", CUDA_ERROR_INVALID_HANDLE);
 }
 
 SL_EXPORT CUresult cuGraphicsVDPAURegisterOutputSurface(void);
@@ -2266,7 +2247,7 @@ SL_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
 
 	(void)dptr;
 	(void)bytesize;
-	SL_LEAVE("cuMemAlloc", sl_refuse("cuMemAlloc", &once));
+	SL_LEAVE("cuMemAlloc", sl_refuse_narrow("cuMemAlloc", &once));
 }
 
 SL_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
@@ -2321,7 +2302,7 @@ SL_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, u
 	(void)WidthInBytes;
 	(void)Height;
 	(void)ElementSizeBytes;
-	SL_LEAVE("cuMemAllocPitch", sl_refuse("cuMemAllocPitch", &once));
+	SL_LEAVE("cuMemAllocPitch", sl_refuse_narrow("cuMemAllocPitch", &once));
 }
 
 SL_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes)
@@ -2404,7 +2385,7 @@ SL_EXPORT CUresult cuMemFree(CUdeviceptr_v1 dptr)
 	static uint8_t once;
 
 	(void)dptr;
-	SL_LEAVE("cuMemFree", sl_refuse("cuMemFree", &once));
+	SL_LEAVE("cuMemFree", sl_refuse_narrow("cuMemFree", &once));
 }
 
 SL_EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
@@ -2445,7 +2426,7 @@ SL_EXPORT CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psi
 	(void)pbase;
 	(void)psize;
 	(void)dptr;
-	SL_LEAVE("cuMemGetAddressRange", sl_refuse("cuMemGetAddressRange", &once));
+	SL_LEAVE("cuMemGetAddressRange", sl_refuse_narrow("cuMemGetAddressRange", &once));
 }
 
 SL_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
@@ -2517,7 +2498,7 @@ SL_EXPORT CUresult cuMemHostGetDevicePointer(CUdeviceptr_v1 *pdptr, void *p, uns
 	(void)pdptr;
 	(void)p;
 	(void)Flags;
-	SL_LEAVE("cuMemHostGetDevicePointer", sl_refuse("cuMemHostGetDevicePointer", &once));
+	SL_LEAVE("cuMemHostGetDevicePointer", sl_refuse_narrow("cuMemHostGetDevicePointer", &once));
 }
 
 SL_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
@@ -2767,7 +2748,7 @@ SL_EXPORT CUresult cuMemcpy2D(const CUDA_MEMCPY2D_v1 *pCopy)
 	static uint8_t once;
 
 	(void)pCopy;
-	SL_LEAVE("cuMemcpy2D", sl_refuse("cuMemcpy2D", &once));
+	SL_LEAVE("cuMemcpy2D", sl_refuse_narrow("cuMemcpy2D", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D_v1 *pCopy, CUstream hStream);
@@ -2777,7 +2758,7 @@ SL_EXPORT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D_v1 *pCopy, CUstream hStre
 
 	(void)pCopy;
 	(void)hStream;
-	SL_LEAVE("cuMemcpy2DAsync", sl_refuse("cuMemcpy2DAsync", &once));
+	SL_LEAVE("cuMemcpy2DAsync", sl_refuse_narrow("cuMemcpy2DAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *pCopy, CUstream hStream)
@@ -2798,7 +2779,7 @@ SL_EXPORT CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D_v1 *pCopy)
 	static uint8_t once;
 
 	(void)pCopy;
-	SL_LEAVE("cuMemcpy2DUnaligned", sl_refuse("cuMemcpy2DUnaligned", &once));
+	SL_LEAVE("cuMemcpy2DUnaligned", sl_refuse_narrow("cuMemcpy2DUnaligned", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *pCopy)
@@ -2831,7 +2812,7 @@ SL_EXPORT CUresult cuMemcpy3D(const CUDA_MEMCPY3D_v1 *pCopy)
 	static uint8_t once;
 
 	(void)pCopy;
-	SL_LEAVE("cuMemcpy3D", sl_refuse("cuMemcpy3D", &once));
+	SL_LEAVE("cuMemcpy3D", sl_refuse_narrow("cuMemcpy3D", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D_v1 *pCopy, CUstream hStream);
@@ -2841,7 +2822,7 @@ SL_EXPORT CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D_v1 *pCopy, CUstream hStre
 
 	(void)pCopy;
 	(void)hStream;
-	SL_LEAVE("cuMemcpy3DAsync", sl_refuse("cuMemcpy3DAsync", &once));
+	SL_LEAVE("cuMemcpy3DAsync", sl_refuse_narrow("cuMemcpy3DAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *pCopy, CUstream hStream)
@@ -2938,7 +2919,7 @@ SL_EXPORT CUresult cuMemcpyAtoA(CUarray dstArray, unsigned int dstOffset, CUarra
 	(void)srcArray;
 	(void)srcOffset;
 	(void)ByteCount;
-	SL_LEAVE("cuMemcpyAtoA", sl_refuse("cuMemcpyAtoA", &once));
+	SL_LEAVE("cuMemcpyAtoA", sl_refuse_narrow("cuMemcpyAtoA", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoA_v2(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount)
@@ -2962,7 +2943,7 @@ SL_EXPORT CUresult cuMemcpyAtoD(CUdeviceptr_v1 dstDevice, CUarray srcArray, unsi
 	(void)srcArray;
 	(void)srcOffset;
 	(void)ByteCount;
-	SL_LEAVE("cuMemcpyAtoD", sl_refuse("cuMemcpyAtoD", &once));
+	SL_LEAVE("cuMemcpyAtoD", sl_refuse_narrow("cuMemcpyAtoD", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoD_v2(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount)
@@ -2986,7 +2967,7 @@ SL_EXPORT CUresult cuMemcpyAtoH(void *dstHost, CUarray srcArray, unsigned int sr
 	(void)srcArray;
 	(void)srcOffset;
 	(void)ByteCount;
-	SL_LEAVE("cuMemcpyAtoH", sl_refuse("cuMemcpyAtoH", &once));
+	SL_LEAVE("cuMemcpyAtoH", sl_refuse_narrow("cuMemcpyAtoH", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoHAsync(void *dstHost, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount, CUstream hStream);
@@ -2999,7 +2980,7 @@ SL_EXPORT CUresult cuMemcpyAtoHAsync(void *dstHost, CUarray srcArray, unsigned i
 	(void)srcOffset;
 	(void)ByteCount;
 	(void)hStream;
-	SL_LEAVE("cuMemcpyAtoHAsync", sl_refuse("cuMemcpyAtoHAsync", &once));
+	SL_LEAVE("cuMemcpyAtoHAsync", sl_refuse_narrow("cuMemcpyAtoHAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyAtoHAsync_v2(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream)
@@ -3059,7 +3040,7 @@ SL_EXPORT CUresult cuMemcpyDtoA(CUarray dstArray, unsigned int dstOffset, CUdevi
 	(void)dstOffset;
 	(void)srcDevice;
 	(void)ByteCount;
-	SL_LEAVE("cuMemcpyDtoA", sl_refuse("cuMemcpyDtoA", &once));
+	SL_LEAVE("cuMemcpyDtoA", sl_refuse_narrow("cuMemcpyDtoA", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoA_v2(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount)
@@ -3082,7 +3063,7 @@ SL_EXPORT CUresult cuMemcpyDtoD(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 srcDevi
 	(void)dstDevice;
 	(void)srcDevice;
 	(void)ByteCount;
-	SL_LEAVE("cuMemcpyDtoD", sl_refuse("cuMemcpyDtoD", &once));
+	SL_LEAVE("cuMemcpyDtoD", sl_refuse_narrow("cuMemcpyDtoD", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 srcDevice, unsigned int ByteCount, CUstream hStream);
@@ -3094,7 +3075,7 @@ SL_EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 sr
 	(void)srcDevice;
 	(void)ByteCount;
 	(void)hStream;
-	SL_LEAVE("cuMemcpyDtoDAsync", sl_refuse("cuMemcpyDtoDAsync", &once));
+	SL_LEAVE("cuMemcpyDtoDAsync", sl_refuse_narrow("cuMemcpyDtoDAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
@@ -3129,7 +3110,7 @@ SL_EXPORT CUresult cuMemcpyDtoH(void *dstHost, CUdeviceptr_v1 srcDevice, unsigne
 	(void)dstHost;
 	(void)srcDevice;
 	(void)ByteCount;
-	SL_LEAVE("cuMemcpyDtoH", sl_refuse("cuMemcpyDtoH", &once));
+	SL_LEAVE("cuMemcpyDtoH", sl_refuse_narrow("cuMemcpyDtoH", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr_v1 srcDevice, unsigned int ByteCount, CUstream hStream);
@@ -3141,7 +3122,7 @@ SL_EXPORT CUresult cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr_v1 srcDevice, un
 	(void)srcDevice;
 	(void)ByteCount;
 	(void)hStream;
-	SL_LEAVE("cuMemcpyDtoHAsync", sl_refuse("cuMemcpyDtoHAsync", &once));
+	SL_LEAVE("cuMemcpyDtoHAsync", sl_refuse_narrow("cuMemcpyDtoHAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
@@ -3177,7 +3158,7 @@ SL_EXPORT CUresult cuMemcpyHtoA(CUarray dstArray, unsigned int dstOffset, const 
 	(void)dstOffset;
 	(void)srcHost;
 	(void)ByteCount;
-	SL_LEAVE("cuMemcpyHtoA", sl_refuse("cuMemcpyHtoA", &once));
+	SL_LEAVE("cuMemcpyHtoA", sl_refuse_narrow("cuMemcpyHtoA", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoAAsync(CUarray dstArray, unsigned int dstOffset, const void *srcHost, unsigned int ByteCount, CUstream hStream);
@@ -3190,7 +3171,7 @@ SL_EXPORT CUresult cuMemcpyHtoAAsync(CUarray dstArray, unsigned int dstOffset, c
 	(void)srcHost;
 	(void)ByteCount;
 	(void)hStream;
-	SL_LEAVE("cuMemcpyHtoAAsync", sl_refuse("cuMemcpyHtoAAsync", &once));
+	SL_LEAVE("cuMemcpyHtoAAsync", sl_refuse_narrow("cuMemcpyHtoAAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoAAsync_v2(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream)
@@ -3225,7 +3206,7 @@ SL_EXPORT CUresult cuMemcpyHtoD(CUdeviceptr_v1 dstDevice, const void *srcHost, u
 	(void)dstDevice;
 	(void)srcHost;
 	(void)ByteCount;
-	SL_LEAVE("cuMemcpyHtoD", sl_refuse("cuMemcpyHtoD", &once));
+	SL_LEAVE("cuMemcpyHtoD", sl_refuse_narrow("cuMemcpyHtoD", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr_v1 dstDevice, const void *srcHost, unsigned int ByteCount, CUstream hStream);
@@ -3237,7 +3218,7 @@ SL_EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr_v1 dstDevice, const void *srcHo
 	(void)srcHost;
 	(void)ByteCount;
 	(void)hStream;
-	SL_LEAVE("cuMemcpyHtoDAsync", sl_refuse("cuMemcpyHtoDAsync", &once));
+	SL_LEAVE("cuMemcpyHtoDAsync", sl_refuse_narrow("cuMemcpyHtoDAsync", &once));
 }
 
 SL_EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)
@@ -3296,7 +3277,7 @@ SL_EXPORT CUresult cuMemsetD16(CUdeviceptr_v1 dstDevice, unsigned short us, unsi
 	(void)dstDevice;
 	(void)us;
 	(void)N;
-	SL_LEAVE("cuMemsetD16", sl_refuse("cuMemsetD16", &once));
+	SL_LEAVE("cuMemsetD16", sl_refuse_narrow("cuMemsetD16", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)
@@ -3333,7 +3314,7 @@ SL_EXPORT CUresult cuMemsetD2D16(CUdeviceptr_v1 dstDevice, unsigned int dstPitch
 	(void)us;
 	(void)Width;
 	(void)Height;
-	SL_LEAVE("cuMemsetD2D16", sl_refuse("cuMemsetD2D16", &once));
+	SL_LEAVE("cuMemsetD2D16", sl_refuse_narrow("cuMemsetD2D16", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream)
@@ -3370,7 +3351,7 @@ SL_EXPORT CUresult cuMemsetD2D32(CUdeviceptr_v1 dstDevice, unsigned int dstPitch
 	(void)ui;
 	(void)Width;
 	(void)Height;
-	SL_LEAVE("cuMemsetD2D32", sl_refuse("cuMemsetD2D32", &once));
+	SL_LEAVE("cuMemsetD2D32", sl_refuse_narrow("cuMemsetD2D32", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream)
@@ -3407,7 +3388,7 @@ SL_EXPORT CUresult cuMemsetD2D8(CUdeviceptr_v1 dstDevice, unsigned int dstPitch,
 	(void)uc;
 	(void)Width;
 	(void)Height;
-	SL_LEAVE("cuMemsetD2D8", sl_refuse("cuMemsetD2D8", &once));
+	SL_LEAVE("cuMemsetD2D8", sl_refuse_narrow("cuMemsetD2D8", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream)
@@ -3442,7 +3423,7 @@ SL_EXPORT CUresult cuMemsetD32(CUdeviceptr_v1 dstDevice, unsigned int ui, unsign
 	(void)dstDevice;
 	(void)ui;
 	(void)N;
-	SL_LEAVE("cuMemsetD32", sl_refuse("cuMemsetD32", &once));
+	SL_LEAVE("cuMemsetD32", sl_refuse_narrow("cuMemsetD32", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
@@ -3477,7 +3458,7 @@ SL_EXPORT CUresult cuMemsetD8(CUdeviceptr_v1 dstDevice, unsigned char uc, unsign
 	(void)dstDevice;
 	(void)uc;
 	(void)N;
-	SL_LEAVE("cuMemsetD8", sl_refuse("cuMemsetD8", &once));
+	SL_LEAVE("cuMemsetD8", sl_refuse_narrow("cuMemsetD8", &once));
 }
 
 SL_EXPORT CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
@@ -3561,7 +3542,7 @@ SL_EXPORT CUresult cuModuleGetGlobal(CUdeviceptr_v1 *dptr, unsigned int *bytes, 
 	(void)bytes;
 	(void)hmod;
 	(void)name;
-	SL_LEAVE("cuModuleGetGlobal", sl_refuse("cuModuleGetGlobal", &once));
+	SL_LEAVE("cuModuleGetGlobal", sl_refuse_narrow("cuModuleGetGlobal", &once));
 }
 
 SL_EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name)
@@ -3735,15 +3716,10 @@ SL_EXPORT CUresult cuParamSetSize(CUfunction hfunc, unsigned int numbytes)
 	SL_LEAVE("cuParamSetSize", sl_cuParamSetSize(hfunc, numbytes));
 }
 
-SL_EXPORT CUresult cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTexRef);
 SL_EXPORT CUresult cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTexRef)
 {
-	static uint8_t once;
-
-	(void)hfunc;
-	(void)texunit;
-	(void)hTexRef;
-	SL_LEAVE("cuParamSetTexRef", sl_refuse("cuParamSetTexRef", &once));
+	SL_ENTER();
+	SL_LEAVE("cuParamSetTexRef", sl_cuParamSetTexRef(hfunc, texunit, hTexRef));
 }
 
 SL_EXPORT CUresult cuParamSetf(CUfunction hfunc, int offset, float value)
@@ -3803,25 +3779,23 @@ SL_EXPORT CUresult cuProfilerStop(void)
 SL_EXPORT CUresult cuSignalExternalSemaphoresAsync(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream);
 SL_EXPORT CUresult cuSignalExternalSemaphoresAsync(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream)
 {
-	static uint8_t once;
-
 	(void)extSemArray;
 	(void)paramsArray;
 	(void)numExtSems;
 	(void)stream;
-	SL_LEAVE("cuSignalExternalSemaphoresAsync", sl_refuse("cuSignalExternalSemaphoresAsync", &once));
+	SL_ENTER();
+	SL_LEAVE("cuSignalExternalSemaphoresAsync", CUDA_ERROR_INVALID_VALUE);
 }
 
 SL_EXPORT CUresult cuSignalExternalSemaphoresAsync_ptsz(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream);
 SL_EXPORT CUresult cuSignalExternalSemaphoresAsync_ptsz(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream)
 {
-	static uint8_t once;
-
 	(void)extSemArray;
 	(void)paramsArray;
 	(void)numExtSems;
 	(void)stream;
-	SL_LEAVE("cuSignalExternalSemaphoresAsync", sl_refuse("cuSignalExternalSemaphoresAsync", &once));
+	SL_ENTER();
+	SL_LEAVE("cuSignalExternalSemaphoresAsync", CUDA_ERROR_INVALID_VALUE);
 }
 
 SL_EXPORT CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)
@@ -4365,7 +4339,7 @@ SL_EXPORT CUresult cuTexRefGetAddress(CUdeviceptr_v1 *pdptr, CUtexref hTexRef)
 
 	(void)pdptr;
 	(void)hTexRef;
-	SL_LEAVE("cuTexRefGetAddress", sl_refuse("cuTexRefGetAddress", &once));
+	SL_LEAVE("cuTexRefGetAddress", sl_refuse_narrow("cuTexRefGetAddress", &once));
 }
 
 SL_EXPORT CUresult cuTexRefGetAddressMode(CUaddress_mode *pam, CUtexref hTexRef, int dim)
@@ -4449,7 +4423,7 @@ SL_EXPORT CUresult cuTexRefSetAddress(unsigned int *ByteOffset, CUtexref hTexRef
 	(void)hTexRef;
 	(void)dptr;
 	(void)bytes;
-	SL_LEAVE("cuTexRefSetAddress", sl_refuse("cuTexRefSetAddress", &once));
+	SL_LEAVE("cuTexRefSetAddress", sl_refuse_narrow("cuTexRefSetAddress", &once));
 }
 
 SL_EXPORT CUresult cuTexRefSetAddress2D(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR_v1 *desc, CUdeviceptr_v1 dptr, unsigned int Pitch);
@@ -4461,7 +4435,7 @@ SL_EXPORT CUresult cuTexRefSetAddress2D(CUtexref hTexRef, const CUDA_ARRAY_DESCR
 	(void)desc;
 	(void)dptr;
 	(void)Pitch;
-	SL_LEAVE("cuTexRefSetAddress2D", sl_refuse("cuTexRefSetAddress2D", &once));
+	SL_LEAVE("cuTexRefSetAddress2D", sl_refuse_narrow("cuTexRefSetAddress2D", &once));
 }
 
 SL_EXPORT CUresult cuTexRefSetAddress2D_v2(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch)
@@ -4598,24 +4572,22 @@ SL_EXPORT CUresult cuVDPAUGetDevice(void)
 SL_EXPORT CUresult cuWaitExternalSemaphoresAsync(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream);
 SL_EXPORT CUresult cuWaitExternalSemaphoresAsync(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream)
 {
-	static uint8_t once;
-
 	(void)extSemArray;
 	(void)paramsArray;
 	(void)numExtSems;
 	(void)stream;
-	SL_LEAVE("cuWaitExternalSemaphoresAsync", sl_refuse("cuWaitExternalSemaphoresAsync", &once));
+	SL_ENTER();
+	SL_LEAVE("cuWaitExternalSemaphoresAsync", CUDA_ERROR_INVALID_VALUE);
 }
 
 SL_EXPORT CUresult cuWaitExternalSemaphoresAsync_ptsz(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream);
 SL_EXPORT CUresult cuWaitExternalSemaphoresAsync_ptsz(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream)
 {
-	static uint8_t once;
-
 	(void)extSemArray;
 	(void)paramsArray;
 	(void)numExtSems;
 	(void)stream;
-	SL_LEAVE("cuWaitExternalSemaphoresAsync", sl_refuse("cuWaitExternalSemaphoresAsync", &once));
+	SL_ENTER();
+	SL_LEAVE("cuWaitExternalSemaphoresAsync", CUDA_ERROR_INVALID_VALUE);
 }
 

@@ -4645,6 +4645,28 @@ CUresult fw_cuOccupancyMaxPotentialClusterSize(int *clusterSize, CUfunction func
 	return err;
 }
 
+CUresult fw_cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTexRef)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_KERNEL, (const void *)(uintptr_t)hfunc);
+	sl_put_u32(&b, sl_handle_id(SL_KERNEL, (const void *)(uintptr_t)hfunc, &err));
+	sl_put_u32(&b, (uint32_t)texunit);
+	sl_route(&b, SL_TEXREF, (const void *)(uintptr_t)hTexRef);
+	sl_put_u32(&b, sl_handle_id(SL_TEXREF, (const void *)(uintptr_t)hTexRef, &err));
+	if (!err)
+		err = sl_wait(SL_OP_cuParamSetTexRef, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult sl_cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTexRef)
+{
+	return fw_cuParamSetTexRef(hfunc, texunit, hTexRef);
+}
+
 CUresult fw_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
 	CUresult err = CUDA_SUCCESS;

@@ -36,6 +36,11 @@ int main(void)
 		CHECK(sl_refuse("cuOne", &once) == CUDA_ERROR_NOT_SUPPORTED && lines == 1);
 	CHECK(!strncmp(last, "cuOne is not supported", 22), "%s", last);
 
+	once = 0;
+	for (int i = 0; i < 3; i++)
+		CHECK(sl_refuse_narrow("cuOne", &once) == CUDA_ERROR_INVALID_CONTEXT && lines == 2);
+	lines = 1;
+
 	for (int i = 0; i < 3; i++) {
 		CHECK(sl_refuse_with("cuTwo", "host memory") == CUDA_ERROR_NOT_SUPPORTED);
 		CHECK(lines == 2 && !strncmp(last, "cuTwo with host memory is not supported", 39), "%d: %s", lines, last);

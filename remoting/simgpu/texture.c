@@ -267,6 +267,22 @@ API CUresult cuSurfRefGetArray(CUarray *array, CUsurfref h)
 	return sim_leave(CUDA_SUCCESS);
 }
 
+/* The reference of a parameter has been ignored for long. */
+API CUresult cuParamSetTexRef(CUfunction f, int unit, CUtexref h)
+{
+	struct texref *t;
+	struct func *fn;
+	struct ctx *c;
+	CUresult r = sim_enter_ctx(&c);
+
+	if (r)
+		return r;
+	t = obj_get(h, K_TEXREF);
+	if (!t || t->surface || unit != -1)
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	return sim_leave(func_get(c, f, &fn));
+}
+
 /* objects */
 
 static bool resource_ok(const CUDA_RESOURCE_DESC *d)

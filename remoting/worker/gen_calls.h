@@ -1628,6 +1628,13 @@ static inline CUresult call_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
 	return ((__typeof__(&cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags))sl_fn[464])((int *)numBlocks, (CUfunction)func, (int)blockSize, (size_t)dynamicSMemSize, (unsigned int)flags);
 }
 
+static inline CUresult call_cuParamSetTexRef(uint64_t hfunc, uint32_t texunit, uint64_t hTexRef)
+{
+	if (!sl_fn[470])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuParamSetTexRef))sl_fn[470])((CUfunction)hfunc, (int)texunit, (CUtexref)hTexRef);
+}
+
 static inline CUresult call_cuPointerGetAttribute(void *data, uint32_t attribute, uint64_t ptr)
 {
 	if (!sl_fn[474])

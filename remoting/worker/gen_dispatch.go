@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xd8, 0x39, 0xd7, 0x2b, 0x39, 0x2f, 0x60, 0xfd,
-	0x58, 0xf9, 0xb3, 0xd4, 0xd3, 0x5c, 0xa9, 0xf8,
-	0x8b, 0x12, 0x2b, 0xe8, 0x66, 0xff, 0xd5, 0x5e,
-	0xf1, 0x37, 0x65, 0x20, 0xc3, 0x20, 0x03, 0xfa,
+	0x57, 0xad, 0xd7, 0xcf, 0xe7, 0x95, 0xa6, 0xf4,
+	0xb9, 0x0b, 0x16, 0x58, 0xd3, 0x32, 0x54, 0xbd,
+	0x20, 0x69, 0x76, 0xb0, 0xca, 0x1c, 0xb0, 0x1e,
+	0xf7, 0x05, 0x7b, 0x8c, 0xa3, 0xd8, 0xbc, 0x90,
 }
 
 // Operation numbers of the API table.
@@ -196,6 +196,7 @@ const (
 	opCuOccupancyMaxActiveClusters                         = 465
 	opCuOccupancyMaxPotentialBlockSizeWithFlags            = 467
 	opCuOccupancyMaxPotentialClusterSize                   = 468
+	opCuParamSetTexRef                                     = 470
 	opCuPointerGetAttribute                                = 474
 	opCuStreamBatchMemOp                                   = 483
 	opCuStreamBatchMemOp_v2                                = 484
@@ -1253,6 +1254,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuOccupancyMaxPotentialBlockSizeWithFlags(d, e), true
 	case 468:
 		return s.do_cuOccupancyMaxPotentialClusterSize(d, e), true
+	case 470:
+		return s.do_cuParamSetTexRef(d, e), true
 	case 474:
 		return s.do_cuPointerGetAttribute(d, e), true
 	case 483:
@@ -6098,6 +6101,31 @@ func (s *session) do_cuOccupancyMaxPotentialClusterSize(d *wire.Decoder, e *wire
 			memOut(e, unsafe.Pointer(&o_clusterSize), unsafe.Sizeof(o_clusterSize))
 		}
 	}
+	return int32(rc)
+}
+
+func (s *session) do_cuParamSetTexRef(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hfunc := href{id: d.U32()}
+	p_texunit := d.U32()
+	h_hTexRef := href{id: d.U32()}
+	if d.Err() != nil {
+		return s.malformed(470)
+	}
+	{
+		real, ok := s.function(h_hfunc.id)
+		if !ok {
+			return s.badHandle(wire.KindKernel, h_hfunc.id)
+		}
+		h_hfunc.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
+		if !ok {
+			return s.badHandle(wire.KindTexRef, h_hTexRef.id)
+		}
+		h_hTexRef.real = real
+	}
+	rc := C.call_cuParamSetTexRef(C.uint64_t(h_hfunc.real), C.uint32_t(p_texunit), C.uint64_t(h_hTexRef.real))
 	return int32(rc)
 }
 

@@ -128,6 +128,7 @@ static void references(void)
 	CALL(cuTexRefSetArray, "an array", t, a, OVERRIDE_FORMAT);
 	CALL(cuTexRefGetArray, "", &b, t);
 	printf("same array %d\n", a == b);
+	CALL(cuParamSetTexRef, "no function", NULL, -1, t);
 	CALL(cuTexRefCreate, "", &own);
 	CALL(cuTexRefGetFlags, "of a created one", &u, own);
 	CALL(cuTexRefDestroy, "a created one", own);
@@ -521,15 +522,18 @@ static void batches(void)
 	MUST(cuMemFree_v2, p);
 }
 
-/* --- handles that are none --- */
+/* --- handles that are none, and old forms --- */
 
 static void handles(void)
 {
+	static const CUDA_ARRAY_DESCRIPTOR_v1 floats = { .Width = 16, .Height = 4, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
 	CUfunctionLoadingState state;
+	CUdeviceptr_v1 narrow;
 	const char *name;
+	CUarray array;
 	size_t a, b;
 	CUmodule m;
-	int n;
+	int n = 0;
 
 	CALL(cuFuncGetName, "no function", &name, NULL);
 	CALL(cuFuncGetModule, "no function", &m, NULL);
@@ -537,6 +541,11 @@ static void handles(void)
 	CALL(cuFuncGetParamInfo, "no function", NULL, 0, &a, &b);
 	CALL(cuFuncGetAttribute, "no function", &n, 0, NULL);
 	CALL(cuFuncIsLoaded, "no function", &state, NULL);
+	CALL(cuMemAlloc, "addresses of 32 bits", &narrow, 64);
+	CALL(cuMemFree, "addresses of 32 bits", 0);
+	CALL(cuMemsetD8, "addresses of 32 bits", 0, 0, 4);
+	CALL(cuMemcpyHtoD, "addresses of 32 bits", 0, &n, 4);
+	CALL(cuArrayCreate, "sizes of 32 bits", &array, &floats);
 }
 
 int main(int argc, char **argv)
