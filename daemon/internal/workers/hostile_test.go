@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
@@ -232,4 +233,37 @@ func TestSameUser(t *testing.T) {
 	if left, _ := os.ReadDir(p.cfg.Dir); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// A probe of a driver that hangs ends with a daemon that is killed.
+func TestProbeEndsWithDaemon(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("sessions of other users need root")
+	}
+	dir := t.TempDir()
+	noted := filepath.Join(dir, "pid")
+	script := "#!/bin/sh\necho $$ >" + noted + ".new && mv " + noted + ".new " + noted + " && exec sleep 1000\n"
+	if err := os.WriteFile(filepath.Join(dir, "sluice-worker"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, w := pair(t)
+	cmd := exec.Command("/proc/self/exe", "daemon", dir)
+	cmd.ExtraFiles = []*os.File{w}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	waitFor(t, "a probe", func() bool {
+		b, _ := os.ReadFile(noted)
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(b)))
+		return pid > 0
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	waitFor(t, "its end", func() bool {
+		st, err := process.Read(pid)
+		return err != nil || st.Ended()
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -79,7 +80,11 @@ func (p *Pool) ask(ctx context.Context, uuid string, mode sandbox.Mode) (*contro
 	cmd := p.command([]string{uuid}, "", mode).Cmd("probe")
 	var out, msg bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &msg
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// A driver that hangs is not left behind by a daemon that was killed. The kernel takes the end of the thread that
+	// started a process for its parent's.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second // what the driver has started may hold the pipes
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("gpu %s: probe: %w; worker.exe names the sluice-worker", uuid, err)
