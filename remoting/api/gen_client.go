@@ -7,7 +7,7 @@ import (
 
 func clientStubs(rows []Row) ([]byte, error) {
 	var p printer
-	p.f("/* %s */\n#include <stdlib.h>\n\n#include \"gen.h\"\n#include \"codec.h\"\n#include \"device.h\"\n#include \"entry.h\"\n#include \"event.h\"\n#include \"handles.h\"\n#include \"operand.h\"\n#include \"route.h\"\n#include \"send.h\"\n#include \"session.h\"\n#include \"stream.h\"\n#include \"wait.h\"\n\n", Header)
+	p.f("/* %s */\n#include <stdlib.h>\n#include <string.h>\n\n#include \"gen.h\"\n#include \"codec.h\"\n#include \"device.h\"\n#include \"entry.h\"\n#include \"event.h\"\n#include \"handles.h\"\n#include \"operand.h\"\n#include \"route.h\"\n#include \"send.h\"\n#include \"session.h\"\n#include \"stream.h\"\n#include \"wait.h\"\n\n", Header)
 	for _, r := range rows {
 		if !r.Forwarded() {
 			continue
@@ -112,7 +112,7 @@ func get(p *printer, q Param) {
 	case OutHandles:
 		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n\t\t\t\tif (i < room_%s)\n\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id, r.session);\n\t\t\t}\n\t\t\tfor (size_t i = n; i < room_%s; i++)\n\t\t\t\t%s[i] = NULL;\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, n, q.HKind, q.Count, n, q.Count, q.Count, q.Count, q.Count)
 	case OutArray:
-		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\t\t\tsize_t fit = n < room_%s ? n : room_%s;\n\n\t\t\tsl_get_bytes(&r, %s, fit * sizeof *%s);\n\t\t\tsl_get_ref(&r, (n - fit) * sizeof *%s);\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, q.Count, n, n, n, q.Count, q.Count, q.Count, q.Count)
+		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\t\t\tsize_t fit = n < room_%s ? n : room_%s;\n\n\t\t\tsl_get_bytes(&r, %s, fit * sizeof *%s);\n\t\t\tsl_get_ref(&r, (n - fit) * sizeof *%s);\n\t\t\tmemset(%s + fit, 0, (room_%s - fit) * sizeof *%s);\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, q.Count, n, n, n, n, q.Count, n, q.Count, q.Count, q.Count, q.Count)
 	}
 }
 

@@ -222,12 +222,21 @@ static CUresult on_host(void *dst, const void *src, size_t n, CUstream s, bool w
 /* A copy with the host's memory as a node of the graph that the stream captures. */
 static CUresult captured(const struct sl_operand *dst, const struct sl_operand *src, size_t n, CUstream s, bool *done)
 {
-	CUDA_MEMCPY3D c = { .srcMemoryType = src->place == SL_DEVICE ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST,
-			    .srcDevice = src->p, .srcHost = (const void *)(uintptr_t)src->p, .srcPitch = n, .srcHeight = 1,
-			    .dstMemoryType = dst->place == SL_DEVICE ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST,
-			    .dstDevice = dst->p, .dstHost = (void *)(uintptr_t)dst->p, .dstPitch = n, .dstHeight = 1,
-			    .WidthInBytes = n, .Height = 1, .Depth = 1 };
+	CUDA_MEMCPY3D c = { .srcMemoryType = CU_MEMORYTYPE_HOST, .dstMemoryType = CU_MEMORYTYPE_HOST, .srcPitch = n, .srcHeight = 1,
+			    .dstPitch = n, .dstHeight = 1, .WidthInBytes = n, .Height = 1, .Depth = 1 };
 
+	if (src->place == SL_DEVICE) {
+		c.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+		c.srcDevice = src->p;
+	} else {
+		c.srcHost = (const void *)(uintptr_t)src->p;
+	}
+	if (dst->place == SL_DEVICE) {
+		c.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+		c.dstDevice = dst->p;
+	} else {
+		c.dstHost = (void *)(uintptr_t)dst->p;
+	}
 	*done = false;
 	if (sl_sessions > 1 && (sl_ptr_foreign(c.srcDevice) || sl_ptr_foreign(c.dstDevice)))
 		return sl_capture_check(s, "memory of another owner");

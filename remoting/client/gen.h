@@ -30,10 +30,12 @@ enum {
 	SL_OP_cuDevSmResourceSplitByCount = 62,
 	SL_OP_cuDeviceGetDefaultMemPool = 69,
 	SL_OP_cuDeviceGetDevResource = 70,
+	SL_OP_cuDeviceGetGraphMemAttribute = 72,
 	SL_OP_cuDeviceGetMemPool = 75,
 	SL_OP_cuDeviceGraphMemTrim = 85,
 	SL_OP_cuDevicePrimaryCtxRelease_v2 = 88,
 	SL_OP_cuDevicePrimaryCtxReset_v2 = 90,
+	SL_OP_cuDeviceSetGraphMemAttribute = 95,
 	SL_OP_cuDeviceSetMemPool = 96,
 	SL_OP_cuEventCreate = 110,
 	SL_OP_cuEventDestroy_v2 = 113,
@@ -53,6 +55,8 @@ enum {
 	SL_OP_cuGraphAddEventWaitNode = 159,
 	SL_OP_cuGraphAddHostNode = 162,
 	SL_OP_cuGraphAddKernelNode_v2 = 164,
+	SL_OP_cuGraphAddMemAllocNode = 165,
+	SL_OP_cuGraphAddMemFreeNode = 166,
 	SL_OP_cuGraphAddMemcpyNode = 167,
 	SL_OP_cuGraphAddMemsetNode = 168,
 	SL_OP_cuGraphAddNode = 169,
@@ -89,6 +93,8 @@ enum {
 	SL_OP_cuGraphKernelNodeSetAttribute = 218,
 	SL_OP_cuGraphKernelNodeSetParams_v2 = 220,
 	SL_OP_cuGraphLaunch = 221,
+	SL_OP_cuGraphMemAllocNodeGetParams = 222,
+	SL_OP_cuGraphMemFreeNodeGetParams = 223,
 	SL_OP_cuGraphMemcpyNodeGetParams = 224,
 	SL_OP_cuGraphMemcpyNodeSetParams = 225,
 	SL_OP_cuGraphMemsetNodeGetParams = 226,
@@ -330,6 +336,7 @@ CUresult sl_cuDeviceGetCount(int *count);
 CUresult sl_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev);
 CUresult sl_cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type);
 CUresult sl_cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType type, CUdevice dev);
+CUresult sl_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value);
 CUresult sl_cuDeviceGetHostAtomicCapabilities(unsigned int *capabilities, const CUatomicOperation *operations, unsigned int count, CUdevice dev);
 CUresult sl_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev);
 CUresult sl_cuDeviceGetName(char *name, int len, CUdevice dev);
@@ -347,6 +354,7 @@ CUresult sl_cuDevicePrimaryCtxReset_v2(CUdevice dev);
 CUresult sl_cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev);
 CUresult sl_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags);
 CUresult sl_cuDeviceRegisterAsyncNotification(CUdevice device, CUasyncCallback callbackFunc, void *userData, CUasyncCallbackHandle *callback);
+CUresult sl_cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value);
 CUresult sl_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool);
 CUresult sl_cuDeviceTotalMem(unsigned int *bytes, CUdevice dev);
 CUresult sl_cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev);
@@ -385,6 +393,8 @@ CUresult sl_cuGraphAddEventWaitNode(CUgraphNode *phGraphNode, CUgraph hGraph, co
 CUresult sl_cuGraphAddHostNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_HOST_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
 CUresult sl_cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
+CUresult sl_cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams);
+CUresult sl_cuGraphAddMemFreeNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUdeviceptr dptr);
 CUresult sl_cuGraphAddMemcpyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx);
 CUresult sl_cuGraphAddMemsetNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
 CUresult sl_cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphNodeParams *nodeParams);
@@ -430,6 +440,8 @@ CUresult sl_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID 
 CUresult sl_cuGraphKernelNodeSetParams(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams);
 CUresult sl_cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
 CUresult sl_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream);
+CUresult sl_cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_NODE_PARAMS *params_out);
+CUresult sl_cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out);
 CUresult sl_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams);
 CUresult sl_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams);
 CUresult sl_cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams);
@@ -727,10 +739,12 @@ CUresult fw_cuDevResourceGenerateDesc(uint32_t phDesc, CUdevResource *resources,
 CUresult fw_cuDevSmResourceSplitByCount(unsigned int *made, CUdevResource *result, CUdevResource *remaining, const CUdevResource *input, unsigned int groups, unsigned int index, unsigned int useFlags, unsigned int minCount);
 CUresult fw_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev);
 CUresult fw_cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type);
+CUresult fw_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value);
 CUresult fw_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev);
 CUresult fw_cuDeviceGraphMemTrim(CUdevice device);
 CUresult fw_cuDevicePrimaryCtxRelease_v2(CUdevice dev);
 CUresult fw_cuDevicePrimaryCtxReset_v2(CUdevice dev);
+CUresult fw_cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value);
 CUresult fw_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool);
 CUresult fw_cuEventCreate(uint32_t phEvent, unsigned int Flags);
 CUresult fw_cuEventDestroy_v2(CUevent hEvent);
@@ -750,6 +764,8 @@ CUresult fw_cuGraphAddEventRecordNode(uint32_t phGraphNode, CUgraph hGraph, cons
 CUresult fw_cuGraphAddEventWaitNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUevent event);
 CUresult fw_cuGraphAddHostNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, unsigned int hostfn);
 CUresult fw_cuGraphAddKernelNode_v2(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
+CUresult fw_cuGraphAddMemAllocNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUdevice device, size_t bytesize, CUdeviceptr *dptr);
+CUresult fw_cuGraphAddMemFreeNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUdeviceptr dptr);
 CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx, unsigned int hostfn);
 CUresult fw_cuGraphAddMemsetNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
 CUresult fw_cuGraphAddNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphConditionalHandle handle, unsigned int type, CUcontext ctx, CUgraph *bodies, size_t *size);
@@ -786,6 +802,8 @@ CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PA
 CUresult fw_cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value);
 CUresult fw_cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
 CUresult fw_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream);
+CUresult fw_cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_NODE_PARAMS *params_out);
+CUresult fw_cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out);
 CUresult fw_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams, CUarray *src, CUarray *dst, unsigned int *hostfn);
 CUresult fw_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams, unsigned int hostfn);
 CUresult fw_cuGraphMemsetNodeGetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams);

@@ -480,15 +480,10 @@ SL_EXPORT CUresult cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType ty
 	SL_LEAVE("cuDeviceGetExecAffinitySupport", sl_cuDeviceGetExecAffinitySupport(pi, type, dev));
 }
 
-SL_EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value);
 SL_EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value)
 {
-	static uint8_t once;
-
-	(void)device;
-	(void)attr;
-	(void)value;
-	SL_LEAVE("cuDeviceGetGraphMemAttribute", sl_refuse("cuDeviceGetGraphMemAttribute", &once));
+	SL_ENTER();
+	SL_LEAVE("cuDeviceGetGraphMemAttribute", sl_cuDeviceGetGraphMemAttribute(device, attr, value));
 }
 
 SL_EXPORT CUresult cuDeviceGetHostAtomicCapabilities(unsigned int *capabilities, const CUatomicOperation *operations, unsigned int count, CUdevice dev)
@@ -633,15 +628,10 @@ SL_EXPORT CUresult cuDeviceRegisterAsyncNotification(CUdevice device, CUasyncCal
 	SL_LEAVE("cuDeviceRegisterAsyncNotification", sl_cuDeviceRegisterAsyncNotification(device, callbackFunc, userData, callback));
 }
 
-SL_EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value);
 SL_EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value)
 {
-	static uint8_t once;
-
-	(void)device;
-	(void)attr;
-	(void)value;
-	SL_LEAVE("cuDeviceSetGraphMemAttribute", sl_refuse("cuDeviceSetGraphMemAttribute", &once));
+	SL_ENTER();
+	SL_LEAVE("cuDeviceSetGraphMemAttribute", sl_cuDeviceSetGraphMemAttribute(device, attr, value));
 }
 
 SL_EXPORT CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
@@ -1163,30 +1153,16 @@ SL_EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CUgraph hGr
 	SL_LEAVE("cuGraphAddKernelNode_v2", sl_cuGraphAddKernelNode_v2(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams);
 SL_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams)
 {
-	static uint8_t once;
-
-	(void)phGraphNode;
-	(void)hGraph;
-	(void)dependencies;
-	(void)numDependencies;
-	(void)nodeParams;
-	SL_LEAVE("cuGraphAddMemAllocNode", sl_refuse("cuGraphAddMemAllocNode", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphAddMemAllocNode", sl_cuGraphAddMemAllocNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
 }
 
-SL_EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUdeviceptr dptr);
 SL_EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUdeviceptr dptr)
 {
-	static uint8_t once;
-
-	(void)phGraphNode;
-	(void)hGraph;
-	(void)dependencies;
-	(void)numDependencies;
-	(void)dptr;
-	SL_LEAVE("cuGraphAddMemFreeNode", sl_refuse("cuGraphAddMemFreeNode", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphAddMemFreeNode", sl_cuGraphAddMemFreeNode(phGraphNode, hGraph, dependencies, numDependencies, dptr));
 }
 
 SL_EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams, CUcontext ctx)
@@ -1564,24 +1540,16 @@ SL_EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec hGraph, CUstream hStream)
 	SL_LEAVE("cuGraphLaunch_ptsz", sl_cuGraphLaunch(hGraph, hStream ? hStream : CU_STREAM_PER_THREAD));
 }
 
-SL_EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_NODE_PARAMS *params_out);
 SL_EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_NODE_PARAMS *params_out)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)params_out;
-	SL_LEAVE("cuGraphMemAllocNodeGetParams", sl_refuse("cuGraphMemAllocNodeGetParams", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphMemAllocNodeGetParams", sl_cuGraphMemAllocNodeGetParams(hNode, params_out));
 }
 
-SL_EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out);
 SL_EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out)
 {
-	static uint8_t once;
-
-	(void)hNode;
-	(void)dptr_out;
-	SL_LEAVE("cuGraphMemFreeNodeGetParams", sl_refuse("cuGraphMemFreeNodeGetParams", &once));
+	SL_ENTER();
+	SL_LEAVE("cuGraphMemFreeNodeGetParams", sl_cuGraphMemFreeNodeGetParams(hNode, dptr_out));
 }
 
 SL_EXPORT CUresult cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams)

@@ -275,7 +275,7 @@ CUresult sl_graph_copy_capture(const CUDA_MEMCPY3D *p, CUstream s, bool *capture
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
 	const CUgraphNode *deps = NULL;
-	CUDA_MEMCPY3D c = *p;
+	CUDA_MEMCPY3D c = *p, asked = *p;
 	CUgraph graph = NULL;
 	uint32_t fn, id;
 	struct sl_ctx *ctx;
@@ -291,8 +291,10 @@ CUresult sl_graph_copy_capture(const CUDA_MEMCPY3D *p, CUstream s, bool *capture
 	if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	err = sl_ctx_use(&ctx);
+	if (p->Height == 1 && p->Depth == 1) /* of a row CUDA tells none */
+		asked.srcPitch = asked.srcHeight = asked.dstPitch = asked.dstHeight = 0;
 	if (!err)
-		err = sl_graph_copy_new(p, &c, graph, &fn);
+		err = sl_graph_copy_new(&asked, &c, graph, &fn);
 	if (err)
 		return err;
 	id = sl_handle_new(SL_NODE, NULL, &h);

@@ -23,6 +23,8 @@ CUresult sl_graph_copy_capture(const CUDA_MEMCPY3D *c, CUstream s, bool *capture
 /* For a copy that is a node already, by its function: what was asked for, and the two sides. */
 bool sl_graph_copy_asked(uint32_t fn, CUDA_MEMCPY3D *asked, CUmemorytype *src, CUmemorytype *dst);
 
+/* Notes n bytes of device memory at p as a graph's. memory.c */
+CUresult sl_graph_memory(CUdeviceptr p, size_t n);
 /* Memory of n bytes, zeroed, that belongs to a node: it stays until the node is given other memory or destroyed. graphread.c */
 void *sl_graph_node_keep(CUgraphNode node, size_t n);
 

@@ -6,6 +6,7 @@
 #include "codec.h"
 #include "copy.h"
 #include "ctx.h"
+#include "device.h"
 #include "entry.h"
 #include "gen.h"
 #include "graphhost.h"
@@ -130,6 +131,12 @@ static CUresult copy_of(CUDA_MEMCPY3D *c, const CUDA_MEMCPY3D *p, bool *host)
 	*c = *p;
 	err = sl_copy3d_sides(c, true, &twin);
 	*host = !err && sl_graph_copy_host(c);
+	if (!err && !*host) { /* what the program leaves out stays so, for it to read back */
+		c->srcPitch = p->srcPitch;
+		c->srcHeight = p->srcHeight;
+		c->dstPitch = p->dstPitch;
+		c->dstHeight = p->dstHeight;
+	}
 	return err;
 }
 
@@ -261,6 +268,61 @@ static CUcontext or_current(CUcontext ctx)
 	return ctx || sl_ctx_use(&c) ? ctx : sl_ctx_handle(c);
 }
 
+/* --- memory nodes --- */
+
+/* Memory of one device, which no other device and no other process reaches. */
+static CUresult check_alloc(const CUDA_MEM_ALLOC_NODE_PARAMS *p)
+{
+	const char *with = NULL;
+
+	if (p->poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED || (p->accessDescCount && !p->accessDescs))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (p->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		with = "host memory";
+	else if (!sl_dev(p->poolProps.location.id))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (p->poolProps.handleTypes)
+		with = "memory to export";
+	for (size_t i = 0; i < p->accessDescCount && !with; i++)
+		if (p->accessDescs[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || p->accessDescs[i].location.id != p->poolProps.location.id)
+			with = "access of another device";
+	return with ? sl_refuse_with("cuGraphAddMemAllocNode", with) : CUDA_SUCCESS;
+}
+
+CUresult sl_cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, CUDA_MEM_ALLOC_NODE_PARAMS *p)
+{
+	CUdeviceptr at = 0;
+	CUresult err;
+	uint32_t id;
+	void *h;
+
+	if (!node || !p || (ndeps && !deps))
+		return CUDA_ERROR_INVALID_VALUE;
+	err = check_alloc(p);
+	if (err)
+		return err;
+	id = sl_handle_new(SL_NODE, NULL, &h);
+	err = id ? fw_cuGraphAddMemAllocNode(id, graph, deps, ndeps, p->poolProps.location.id, p->bytesize, &at) : CUDA_ERROR_OUT_OF_MEMORY;
+	if (err) {
+		sl_handle_free(SL_NODE, id);
+		return err;
+	}
+	*node = h;
+	p->dptr = at;
+	return sl_graph_memory(at, p->bytesize);
+}
+
+static CUresult add_alloc(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, CUgraphNodeParams *p)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS a = { .poolProps = p->alloc.poolProps, .accessDescs = p->alloc.accessDescs,
+					 .accessDescCount = p->alloc.accessDescCount, .bytesize = p->alloc.bytesize };
+	CUresult err = sl_cuGraphAddMemAllocNode(node, graph, deps, ndeps, &a);
+
+	if (!err)
+		p->alloc.dptr = a.dptr;
+	return err;
+}
+
 /* --- conditional nodes --- */
 
 CUresult sl_cuGraphConditionalHandleCreate(CUgraphConditionalHandle *handle, CUgraph graph, CUcontext ctx, unsigned int value, unsigned int flags)
@@ -284,7 +346,7 @@ static CUresult add_conditional(CUgraphNode *node, CUgraph graph, const CUgraphN
 	id = sl_handle_new(SL_NODE, NULL, &h);
 	if (id)
 		bodies = sl_graph_node_keep(h, (n + 1) * sizeof *bodies);
-	err = bodies ? fw_cuGraphAddNode(id, graph, deps, ndeps, p->handle, p->type, or_current(p->ctx), bodies, &n) : CUDA_ERROR_OUT_OF_MEMORY;
+	err = bodies ? fw_cuGraphAddNode(id, graph, deps, ndeps, p->handle, p->type, p->ctx, bodies, &n) : CUDA_ERROR_OUT_OF_MEMORY;
 	if (err) {
 		sl_handle_free(SL_NODE, id);
 		return err;
@@ -317,6 +379,10 @@ CUresult sl_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 		return sl_cuGraphAddEventWaitNode(node, graph, deps, ndeps, p->eventWait.event);
 	case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
 		return sl_cuGraphAddEventRecordNode(node, graph, deps, ndeps, p->eventRecord.event);
+	case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+		return add_alloc(node, graph, deps, ndeps, p);
+	case CU_GRAPH_NODE_TYPE_MEM_FREE:
+		return sl_cuGraphAddMemFreeNode(node, graph, deps, ndeps, p->free.dptr);
 	case CU_GRAPH_NODE_TYPE_CONDITIONAL:
 		return add_conditional(node, graph, deps, ndeps, &p->conditional);
 	default:

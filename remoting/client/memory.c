@@ -8,6 +8,7 @@
 #include "delivery.h"
 #include "device.h"
 #include "gen.h"
+#include "graphhost.h"
 #include "guard.h"
 #include "handles.h"
 #include "hostfn.h"
@@ -108,6 +109,13 @@ static CUresult ask_apart(struct ask *a, unsigned session)
 	return err;
 }
 
+static bool captured(CUstream s)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+	return sl_capturing_any() && !sl_cuStreamIsCapturing(s, &status) && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
 static CUresult allocate(struct ask *a, CUdeviceptr *dptr, enum sl_range_type type, CUmemoryPool pool)
 {
 	struct sl_ctx *c;
@@ -118,7 +126,23 @@ static CUresult allocate(struct ask *a, CUdeviceptr *dptr, enum sl_range_type ty
 	if (err)
 		return err;
 	*dptr = a->p;
+	if (__builtin_expect(sl_capturing_any(), 0) && a->p && type == SL_RANGE_POOL && captured(a->stream))
+		return sl_graph_memory(a->p, a->n);
 	return a->p ? add_device(c, a->p, a->form == PITCH ? a->pitch * a->height : a->n, type, pool) : CUDA_SUCCESS;
+}
+
+CUresult sl_graph_memory(CUdeviceptr p, size_t n)
+{
+	struct sl_range r = { .base = p, .size = n, .type = SL_RANGE_POOL, .graph = true };
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (err)
+		return err;
+	r.ctx_id = atomic_load(&c->id);
+	r.dev = c->dev;
+	sl_guard_reserve(p, n);
+	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 CUresult sl_device_alloc(CUdeviceptr *p, size_t n)
@@ -177,9 +201,11 @@ static CUresult free_async_there(void *p)
 	return fw_cuMemFreeAsync(*(CUdeviceptr *)p, NULL);
 }
 
-/* A pointer that came from no allocation is refused here: the frame has no answer. */
+/* A pointer that came from no allocation is refused here: the frame has no answer. A graph's memory may be allocated again. */
 static bool forget(CUdeviceptr p, struct sl_range *r)
 {
+	if (sl_range_find(p, r) && r->graph)
+		return r->base == p;
 	return sl_range_remove(p, SL_RANGE_DEVICE, r) || sl_range_remove(p, SL_RANGE_POOL, r);
 }
 

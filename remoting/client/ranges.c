@@ -15,6 +15,7 @@
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct sl_range *all;
 static size_t count, capacity;
+static size_t graphs;	/* ranges of graphs that were added */
 static _Atomic uint64_t last_id;
 
 _Atomic uint64_t sl_locked_filter[64];
@@ -84,12 +85,27 @@ static struct sl_range *holder(uint64_t p)
 	return NULL;
 }
 
+/* Forgets memory of graphs that lies where r is now: those graphs are gone. */
+static void drop_graphs(const struct sl_range *r)
+{
+	size_t k = 0;
+
+	for (size_t i = 0; i < count; i++)
+		if (!all[i].graph || all[i].base >= r->base + r->size || r->base >= all[i].base + all[i].size)
+			all[k++] = all[i];
+		else
+			graphs--;
+	count = k;
+}
+
 int sl_range_add(const struct sl_range *r)
 {
 	size_t i;
 	int ret = 0;
 
 	pthread_rwlock_wrlock(&lock);
+	if (graphs)
+		drop_graphs(r);
 	if (count == capacity) {
 		size_t cap = capacity ? capacity * 2 : 64;
 		struct sl_range *p = realloc(all, cap * sizeof *p);
@@ -110,6 +126,7 @@ int sl_range_add(const struct sl_range *r)
 		if (!all[i].buffer_id)
 			all[i].buffer_id = sl_range_next_id();
 		count++;
+		graphs += r->graph;
 		if (locked_memory(r))
 			filter_add(r);
 	}

@@ -21,6 +21,7 @@ struct sl_range {
 	CUmemoryPool pool;
 	bool sync_memops;
 	bool managed;	  /* device memory that the program has too */
+	bool graph;	  /* memory of a graph: stays when it is freed, until the driver gives the addresses anew */
 };
 
 /*

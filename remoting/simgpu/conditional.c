@@ -19,14 +19,6 @@ void cond_free(struct graph *g)
 	free(g->cond);
 }
 
-bool cond_any(const struct graph *g)
-{
-	for (size_t i = 0; i < g->n; i++)
-		if (g->nodes[i]->work.kind == W_COND || (g->nodes[i]->child && cond_any(g->nodes[i]->child)))
-			return true;
-	return false;
-}
-
 void plan_begin(struct plan *p)
 {
 	for (size_t i = 0; i < p->n; i++) {

@@ -163,6 +163,8 @@ static CUresult instantiate(CUgraphExec *out, CUgraph h, uint64_t flags)
 	p = xcalloc(1, sizeof(*p));
 	p->refs = 1;
 	r = visit_graph(p, g, 0);
+	if (!r)
+		r = gmem_exec(p, 1);
 	e = r ? NULL : obj_new(K_EXEC, NULL, sizeof(*e));
 	if (!e) {
 		plan_unref(p);
@@ -231,6 +233,9 @@ static CUresult launch(CUgraphExec h, CUstream st, CUstream dflt, bool run)
 	r = stream_get(st, dflt, c, &s);
 	if (r || !run)
 		return sim_leave(r);
+	r = gmem_launch(e->plan, e->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+	if (r)
+		return sim_leave(r);
 	e->plan->refs++;
 	w.graph.plan = e->plan;
 	return sim_leave(stream_put(s, &w));
@@ -258,6 +263,7 @@ API CUresult cuGraphExecDestroy(CUgraphExec h)
 
 	if (r)
 		return r;
+	gmem_exec(e->plan, -1);
 	plan_unref(e->plan);
 	obj_del(e);
 	return sim_leave(CUDA_SUCCESS);

@@ -159,7 +159,7 @@ API CUresult cuGraphClone(CUgraph *out, CUgraph h)
 		return r;
 	if (!out)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	if (cond_any(g))
+	if (graph_single(g))
 		return sim_leave(CUDA_ERROR_NOT_SUPPORTED);
 	copy = graph_copy(g);
 	if (!copy)
@@ -201,6 +201,8 @@ API CUresult cuGraphNodeGetType(CUgraphNode h, CUgraphNodeType *type)
 	case W_SET: *type = CU_GRAPH_NODE_TYPE_MEMSET; break;
 	case W_HOST: *type = CU_GRAPH_NODE_TYPE_HOST; break;
 	case W_CHILD: case W_GRAPH: *type = CU_GRAPH_NODE_TYPE_GRAPH; break;
+	case W_ALLOC: *type = CU_GRAPH_NODE_TYPE_MEM_ALLOC; break;
+	case W_GFREE: *type = CU_GRAPH_NODE_TYPE_MEM_FREE; break;
 	case W_COND: *type = CU_GRAPH_NODE_TYPE_CONDITIONAL; break;
 	case W_RECORD: *type = CU_GRAPH_NODE_TYPE_EVENT_RECORD; break;
 	case W_WAITEV: *type = CU_GRAPH_NODE_TYPE_WAIT_EVENT; break;

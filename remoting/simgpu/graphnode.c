@@ -10,8 +10,7 @@
 
 /* adding nodes */
 
-/* Adds a node with work w, which it takes over, to graph h. Called with the lock held; releases it. */
-static CUresult add(CUgraphNode *out, CUgraph h, const CUgraphNode *deps, size_t ndeps, struct work *w,
+CUresult node_add(CUgraphNode *out, CUgraph h, const CUgraphNode *deps, size_t ndeps, struct work *w,
 		    struct graph *child)
 {
 	struct graph *g = obj_get(h, K_GRAPH);
@@ -73,7 +72,7 @@ static CUresult add_kernel(ADD_ARGS, const CUDA_KERNEL_NODE_PARAMS_v2 *p, bool v
 	if (r)
 		return r;
 	r = kernel_work(c, p, v2, &w);
-	return r ? sim_leave(r) : add(out, g, deps, ndeps, &w, NULL);
+	return r ? sim_leave(r) : node_add(out, g, deps, ndeps, &w, NULL);
 }
 
 API CUresult cuGraphAddKernelNode(ADD_ARGS, const CUDA_KERNEL_NODE_PARAMS_v1 *p)
@@ -106,7 +105,7 @@ API CUresult cuGraphAddMemcpyNode(ADD_ARGS, const CUDA_MEMCPY3D *p, CUcontext ct
 	if (!obj_get(ctx, K_CTX))
 		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
 	r = memcpy_work(p, &w);
-	return r ? sim_leave(r) : add(out, g, deps, ndeps, &w, NULL);
+	return r ? sim_leave(r) : node_add(out, g, deps, ndeps, &w, NULL);
 }
 
 CUresult memset_work(const CUDA_MEMSET_NODE_PARAMS *p, struct work *w)
@@ -129,7 +128,7 @@ API CUresult cuGraphAddMemsetNode(ADD_ARGS, const CUDA_MEMSET_NODE_PARAMS *p, CU
 	if (!obj_get(ctx, K_CTX))
 		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
 	r = memset_work(p, &w);
-	return r ? sim_leave(r) : add(out, g, deps, ndeps, &w, NULL);
+	return r ? sim_leave(r) : node_add(out, g, deps, ndeps, &w, NULL);
 }
 
 API CUresult cuGraphAddHostNode(ADD_ARGS, const CUDA_HOST_NODE_PARAMS *p)
@@ -143,7 +142,7 @@ API CUresult cuGraphAddHostNode(ADD_ARGS, const CUDA_HOST_NODE_PARAMS *p)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	w.host.fn = p->fn;
 	w.host.arg = p->userData;
-	return add(out, g, deps, ndeps, &w, NULL);
+	return node_add(out, g, deps, ndeps, &w, NULL);
 }
 
 API CUresult cuGraphAddEmptyNode(ADD_ARGS)
@@ -151,7 +150,7 @@ API CUresult cuGraphAddEmptyNode(ADD_ARGS)
 	struct work w = { .kind = W_EMPTY };
 	CUresult r = sim_enter();
 
-	return r ? r : add(out, g, deps, ndeps, &w, NULL);
+	return r ? r : node_add(out, g, deps, ndeps, &w, NULL);
 }
 
 API CUresult cuGraphAddChildGraphNode(ADD_ARGS, CUgraph child)
@@ -162,10 +161,10 @@ API CUresult cuGraphAddChildGraphNode(ADD_ARGS, CUgraph child)
 
 	if (r)
 		return r;
-	if (cond_any(c))
+	if (graph_single(c))
 		return sim_leave(CUDA_ERROR_NOT_SUPPORTED);
 	c = graph_copy(c);
-	return c ? add(out, g, deps, ndeps, &w, c) : sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	return c ? node_add(out, g, deps, ndeps, &w, c) : sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 static CUresult add_event(ADD_ARGS, CUevent ev, enum wkind kind)
@@ -177,7 +176,7 @@ static CUresult add_event(ADD_ARGS, CUevent ev, enum wkind kind)
 		return r;
 	if (!obj_get(ev, K_EVENT))
 		return sim_leave(CUDA_ERROR_INVALID_HANDLE);
-	return add(out, g, deps, ndeps, &w, NULL);
+	return node_add(out, g, deps, ndeps, &w, NULL);
 }
 
 API CUresult cuGraphAddEventRecordNode(ADD_ARGS, CUevent ev) { return add_event(out, g, deps, ndeps, ev, W_RECORD); }
@@ -203,7 +202,7 @@ static CUresult add_conditional(ADD_ARGS, CUDA_CONDITIONAL_NODE_PARAMS *p)
 	c->refs++;
 	w.cond.c = c;
 	w.cond.type = p->type;
-	r = add(out, g, deps, ndeps, &w, NULL);
+	r = node_add(out, g, deps, ndeps, &w, NULL);
 	if (r)
 		return r;
 	r = node_enter(*out, W_COND, &n);

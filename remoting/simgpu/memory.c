@@ -527,6 +527,11 @@ API CUresult cuMemFree_v2(CUdeviceptr p)
 	a = dev_of(p) ? mem_find(p) : NULL;
 	if (!a || a->base != p || a->freeing)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	if (a->gmem) {
+		ctx_wait(c);
+		a = mem_find(p);
+		return sim_leave(a && a->gmem ? gmem_release(a) : CUDA_ERROR_INVALID_VALUE);
+	}
 	a->freeing = true;
 	id = a->id;
 	ctx_wait(a->ctx ? a->ctx : c);

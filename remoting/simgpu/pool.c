@@ -238,13 +238,11 @@ static CUresult alloc(CUdeviceptr *out, size_t n, CUmemoryPool ph, CUstream h, C
 	r = stream_get(h, dflt, c, &s);
 	if (r)
 		return sim_leave(r);
-	if (s->cap) {
-		capture_break(s);
-		return sim_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-	}
 	p = ph ? obj_get(ph, K_POOL) : sim.dev[c->dev].current_pool;
 	if (!out || !p || p->destroyed)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	if (s->cap)
+		return sim_leave(gmem_capture(s, c, p->dev, n, out));
 	if (!n) {
 		*out = 0;
 		return sim_leave(CUDA_SUCCESS);
@@ -285,11 +283,11 @@ static CUresult release(CUdeviceptr p, CUstream h, CUstream dflt)
 	r = stream_get(h, dflt, c, &s);
 	if (r || !p)
 		return sim_leave(r);
-	if (s->cap) {
-		capture_break(s);
-		return sim_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-	}
+	if (s->cap)
+		return sim_leave(gmem_capture_free(s, p));
 	a = mem_find(p);
+	if (a && a->gmem && a->base == p)
+		return sim_leave(gmem_release(a));
 	if (!a || a->base != p || a->freeing || (a->akind != A_POOL && a->akind != A_DEVICE))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	a->freeing = true;
@@ -303,25 +301,3 @@ static CUresult release(CUdeviceptr p, CUstream h, CUstream dflt)
 
 API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream h) { return release(p, h, NULL); }
 API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream h) { return release(p, h, CU_STREAM_PER_THREAD); }
-
-/* Graphs hold no memory here: allocation nodes are not supported. */
-API CUresult cuDeviceGraphMemTrim(CUdevice dev)
-{
-	CUresult r = sim_enter();
-
-	return r ? r : sim_leave(dev_check(dev));
-}
-
-API CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute a, void *v)
-{
-	CUresult r = sim_enter();
-
-	if (r)
-		return r;
-	r = dev_check(dev);
-	if (!r && (!v || a > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH))
-		r = CUDA_ERROR_INVALID_VALUE;
-	if (!r)
-		*(cuuint64_t *)v = 0;
-	return sim_leave(r);
-}

@@ -70,6 +70,7 @@ struct alloc {
 	struct slab *slab;
 	struct pool *pool;
 	struct vmem *vmem;
+	struct gmem *gmem;
 	uint64_t id, vmem_off;
 	unsigned int flags;
 	bool accessible, freeing;
@@ -126,6 +127,7 @@ struct device {
 	uintptr_t *gran;		/* alloc, slab | 1, or 0 */
 	struct ctx *primary;
 	struct pool *pool, *current_pool;
+	uint64_t graph_mem[4];		/* by CUgraphMem_attribute */
 };
 
 /* contexts and streams */
@@ -186,7 +188,7 @@ struct event {
 
 enum wkind {
 	W_EMPTY, W_KERNEL, W_COPY, W_SET, W_HOST, W_CALLBACK, W_GRAPH, W_WAIT, W_WRITE, W_FREE,
-	W_RECORD, W_WAITEV, W_CHILD, W_COND, W_SIGNAL, W_ANY,
+	W_RECORD, W_WAITEV, W_CHILD, W_COND, W_ALLOC, W_GFREE, W_SIGNAL, W_ANY,
 };
 
 struct copy {
@@ -221,6 +223,7 @@ struct work {
 		struct { uint64_t addr, value; unsigned int flags; bool wide; } val;
 		struct { uint64_t addr, id; } free;
 		struct { uint64_t handle; } event;
+		struct { struct gmem *m; } gmem;
 		struct { struct cond *c; unsigned int type; struct plan **body; size_t n; } cond;
 	};
 };
@@ -323,6 +326,17 @@ struct userobj {
 struct users {
 	struct user { struct userobj *o; uint64_t n, of; } *v;
 	size_t n, cap;
+};
+
+/*
+ * Memory of an allocation node. It is held by nodes and by plans, and is there from the beginning; live while a launch has
+ * allocated it and nobody has freed it.
+ */
+struct gmem {
+	int refs, execs;
+	uint64_t base, id, size;
+	int dev;
+	bool live, freed;		/* freed: by a node */
 };
 
 /* A condition of a graph: the value decides what its node runs. Held by the graph and by plans made of it. */
@@ -548,9 +562,17 @@ CUresult node_enter(CUgraphNode h, enum wkind kind, struct gnode **n);	/* a node
 /* conditional.c */
 void cond_unref(struct cond *c);
 void cond_free(struct graph *g);
-bool cond_any(const struct graph *g);			/* a conditional node is in the graph or its children */
 CUresult cond_run(const struct work *w, struct ctx *c);	/* without the lock */
 void plan_begin(struct plan *p);			/* a launch begins; without the lock */
+
+/* graphmem.c */
+bool graph_single(const struct graph *g);		/* a node of it, or of its children, cannot be copied */
+void gmem_unref(struct gmem *m);
+CUresult gmem_release(struct alloc *a);			/* the program frees it */
+CUresult gmem_capture(struct stream *s, struct ctx *c, int dev, size_t n, CUdeviceptr *out);
+CUresult gmem_capture_free(struct stream *s, CUdeviceptr p);
+CUresult gmem_launch(struct plan *p, bool again);	/* again: what is live is freed first */
+CUresult gmem_exec(struct plan *p, int n);		/* one more executable graph, or one less */
 
 /* userobj.c */
 void users_add(struct users *u, struct userobj *o, uint64_t n, uint64_t of);	/* takes n references more */
@@ -559,6 +581,8 @@ void users_drop(struct users *u, uint64_t of);		/* those that came with a child 
 void users_free(struct users *u);
 
 /* graphnode.c */
+/* Adds a node with work w, which it takes over, to graph h. Called with the lock held; releases it. */
+CUresult node_add(CUgraphNode *out, CUgraph h, const CUgraphNode *deps, size_t ndeps, struct work *w, struct graph *child);
 CUresult kernel_work(struct ctx *c, const CUDA_KERNEL_NODE_PARAMS_v2 *p, bool v2, struct work *w);
 CUresult memcpy_work(const CUDA_MEMCPY3D *p, struct work *w);
 CUresult memset_work(const CUDA_MEMSET_NODE_PARAMS *p, struct work *w);

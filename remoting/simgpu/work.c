@@ -187,6 +187,12 @@ void work_drop(struct work *w)
 			plan_unref(w->graph.plan);
 		w->graph.plan = NULL;
 		break;
+	case W_ALLOC:
+	case W_GFREE:
+		if (w->gmem.m)
+			gmem_unref(w->gmem.m);
+		w->gmem.m = NULL;
+		break;
 	case W_COND:
 		for (size_t i = 0; i < w->cond.n; i++)
 			plan_unref(w->cond.body[i]);
@@ -223,6 +229,10 @@ void work_clone(struct work *to, const struct work *from)
 	case W_GRAPH:
 		if (to->graph.plan)
 			to->graph.plan->refs++;
+		break;
+	case W_ALLOC:
+	case W_GFREE:
+		to->gmem.m->refs++;
 		break;
 	case W_COND:
 		to->cond.c->refs++;

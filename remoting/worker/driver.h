@@ -151,6 +151,8 @@ int sl_graph_copy_find(uint64_t node, struct sl_copy_node *out);
 /* Adds a conditional node; bodies has room for size graphs. */
 int sl_graph_add_conditional(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint64_t handle, uint32_t type,
 			     uint32_t size, uint64_t ctx, uint64_t *bodies);
+/* Adds a node that allocates n bytes of a device, at *p. */
+int sl_graph_add_alloc(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint32_t dev, uint64_t n, uint64_t *p);
 int sl_graph_get_kernel(uint64_t node, CUDA_KERNEL_NODE_PARAMS *p);
 int sl_graph_get_copy(uint64_t node, CUDA_MEMCPY3D *p);
 int sl_graph_set_copy(uint64_t exec, uint64_t node, const CUDA_MEMCPY3D *p, uint64_t ctx);

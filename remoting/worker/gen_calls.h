@@ -732,6 +732,13 @@ static inline CUresult call_cuDeviceGetDevResource(uint32_t device, CUdevResourc
 	return ((__typeof__(&cuDeviceGetDevResource))sl_fn[70])((CUdevice)device, (CUdevResource *)resource, (CUdevResourceType)type);
 }
 
+static inline CUresult call_cuDeviceGetGraphMemAttribute(uint32_t device, uint32_t attr, void *value)
+{
+	if (!sl_fn[72])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuDeviceGetGraphMemAttribute))sl_fn[72])((CUdevice)device, (CUgraphMem_attribute)attr, (void *)value);
+}
+
 static inline CUresult call_cuDeviceGetMemPool(uint64_t *pool, uint32_t dev)
 {
 	if (!sl_fn[75])
@@ -758,6 +765,13 @@ static inline CUresult call_cuDevicePrimaryCtxReset_v2(uint32_t dev)
 	if (!sl_fn[90])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuDevicePrimaryCtxReset_v2))sl_fn[90])((CUdevice)dev);
+}
+
+static inline CUresult call_cuDeviceSetGraphMemAttribute(uint32_t device, uint32_t attr, void *value)
+{
+	if (!sl_fn[95])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuDeviceSetGraphMemAttribute))sl_fn[95])((CUdevice)device, (CUgraphMem_attribute)attr, (void *)value);
 }
 
 static inline CUresult call_cuDeviceSetMemPool(uint32_t dev, uint64_t pool)
@@ -877,6 +891,13 @@ static inline CUresult call_cuGraphAddEventWaitNode(uint64_t *phGraphNode, uint6
 	if (!sl_fn[159])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuGraphAddEventWaitNode))sl_fn[159])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUevent)event);
+}
+
+static inline CUresult call_cuGraphAddMemFreeNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, uint64_t dptr)
+{
+	if (!sl_fn[166])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphAddMemFreeNode))sl_fn[166])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUdeviceptr)dptr);
 }
 
 static inline CUresult call_cuGraphAddMemsetNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, CUDA_MEMSET_NODE_PARAMS *memsetParams, uint64_t ctx)
@@ -1059,6 +1080,20 @@ static inline CUresult call_cuGraphLaunch(uint64_t hGraph, uint64_t hStream)
 	if (!sl_fn[221])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuGraphLaunch))sl_fn[221])((CUgraphExec)hGraph, (CUstream)hStream);
+}
+
+static inline CUresult call_cuGraphMemAllocNodeGetParams(uint64_t hNode, CUDA_MEM_ALLOC_NODE_PARAMS *params_out)
+{
+	if (!sl_fn[222])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphMemAllocNodeGetParams))sl_fn[222])((CUgraphNode)hNode, (CUDA_MEM_ALLOC_NODE_PARAMS *)params_out);
+}
+
+static inline CUresult call_cuGraphMemFreeNodeGetParams(uint64_t hNode, CUdeviceptr *dptr_out)
+{
+	if (!sl_fn[223])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuGraphMemFreeNodeGetParams))sl_fn[223])((CUgraphNode)hNode, (CUdeviceptr *)dptr_out);
 }
 
 static inline CUresult call_cuGraphMemsetNodeGetParams(uint64_t hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams)

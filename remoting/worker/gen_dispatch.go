@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x57, 0xad, 0xd7, 0xcf, 0xe7, 0x95, 0xa6, 0xf4,
-	0xb9, 0x0b, 0x16, 0x58, 0xd3, 0x32, 0x54, 0xbd,
-	0x20, 0x69, 0x76, 0xb0, 0xca, 0x1c, 0xb0, 0x1e,
-	0xf7, 0x05, 0x7b, 0x8c, 0xa3, 0xd8, 0xbc, 0x90,
+	0x58, 0x13, 0x05, 0x72, 0x52, 0xee, 0xaf, 0xdb,
+	0x4d, 0x2e, 0x5c, 0x51, 0x20, 0xfb, 0x1a, 0x39,
+	0x46, 0x37, 0x22, 0x00, 0x23, 0x56, 0xe8, 0x05,
+	0xba, 0x43, 0x50, 0x8c, 0xa2, 0xb5, 0x1b, 0x7c,
 }
 
 // Operation numbers of the API table.
@@ -45,10 +45,12 @@ const (
 	opCuDevSmResourceSplitByCount                          = 62
 	opCuDeviceGetDefaultMemPool                            = 69
 	opCuDeviceGetDevResource                               = 70
+	opCuDeviceGetGraphMemAttribute                         = 72
 	opCuDeviceGetMemPool                                   = 75
 	opCuDeviceGraphMemTrim                                 = 85
 	opCuDevicePrimaryCtxRelease_v2                         = 88
 	opCuDevicePrimaryCtxReset_v2                           = 90
+	opCuDeviceSetGraphMemAttribute                         = 95
 	opCuDeviceSetMemPool                                   = 96
 	opCuEventCreate                                        = 110
 	opCuEventDestroy_v2                                    = 113
@@ -68,6 +70,8 @@ const (
 	opCuGraphAddEventWaitNode                              = 159
 	opCuGraphAddHostNode                                   = 162
 	opCuGraphAddKernelNode_v2                              = 164
+	opCuGraphAddMemAllocNode                               = 165
+	opCuGraphAddMemFreeNode                                = 166
 	opCuGraphAddMemcpyNode                                 = 167
 	opCuGraphAddMemsetNode                                 = 168
 	opCuGraphAddNode                                       = 169
@@ -104,6 +108,8 @@ const (
 	opCuGraphKernelNodeSetAttribute                        = 218
 	opCuGraphKernelNodeSetParams_v2                        = 220
 	opCuGraphLaunch                                        = 221
+	opCuGraphMemAllocNodeGetParams                         = 222
+	opCuGraphMemFreeNodeGetParams                          = 223
 	opCuGraphMemcpyNodeGetParams                           = 224
 	opCuGraphMemcpyNodeSetParams                           = 225
 	opCuGraphMemsetNodeGetParams                           = 226
@@ -952,6 +958,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuDeviceGetDefaultMemPool(d, e), true
 	case 70:
 		return s.do_cuDeviceGetDevResource(d, e), true
+	case 72:
+		return s.do_cuDeviceGetGraphMemAttribute(d, e), true
 	case 75:
 		return s.do_cuDeviceGetMemPool(d, e), true
 	case 85:
@@ -960,6 +968,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuDevicePrimaryCtxRelease_v2(d, e), true
 	case 90:
 		return s.do_cuDevicePrimaryCtxReset_v2(d, e), true
+	case 95:
+		return s.do_cuDeviceSetGraphMemAttribute(d, e), true
 	case 96:
 		return s.do_cuDeviceSetMemPool(d, e), true
 	case 110:
@@ -998,6 +1008,10 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphAddHostNode(d, e), true
 	case 164:
 		return s.do_cuGraphAddKernelNode_v2(d, e), true
+	case 165:
+		return s.do_cuGraphAddMemAllocNode(d, e), true
+	case 166:
+		return s.do_cuGraphAddMemFreeNode(d, e), true
 	case 167:
 		return s.do_cuGraphAddMemcpyNode(d, e), true
 	case 168:
@@ -1070,6 +1084,10 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphKernelNodeSetParams_v2(d, e), true
 	case 221:
 		return s.do_cuGraphLaunch(d, e), true
+	case 222:
+		return s.do_cuGraphMemAllocNodeGetParams(d, e), true
+	case 223:
+		return s.do_cuGraphMemFreeNodeGetParams(d, e), true
 	case 224:
 		return s.do_cuGraphMemcpyNodeGetParams(d, e), true
 	case 225:
@@ -1819,6 +1837,23 @@ func (s *session) do_cuDeviceGetDevResource(d *wire.Decoder, e *wire.Encoder) in
 	return int32(rc)
 }
 
+func (s *session) do_cuDeviceGetGraphMemAttribute(d *wire.Decoder, e *wire.Encoder) int32 {
+	p_device := d.U32()
+	p_attr := d.U32()
+	w_value := d.U8() != 0
+	var o_value uint64
+	if d.Err() != nil {
+		return s.malformed(72)
+	}
+	rc := C.call_cuDeviceGetGraphMemAttribute(C.uint32_t(p_device), C.uint32_t(p_attr), unsafe.Pointer(&o_value))
+	if rc == C.CUDA_SUCCESS {
+		if w_value {
+			memOut(e, unsafe.Pointer(&o_value), unsafe.Sizeof(o_value))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuDeviceGetMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_pool := d.U8() != 0
 	var o_pool C.uint64_t
@@ -1840,7 +1875,7 @@ func (s *session) do_cuDeviceGraphMemTrim(d *wire.Decoder, e *wire.Encoder) int3
 	if d.Err() != nil {
 		return s.malformed(85)
 	}
-	rc := C.call_cuDeviceGraphMemTrim(C.uint32_t(p_device))
+	rc := s.cuDeviceGraphMemTrim(p_device)
 	return int32(rc)
 }
 
@@ -1859,6 +1894,18 @@ func (s *session) do_cuDevicePrimaryCtxReset_v2(d *wire.Decoder, e *wire.Encoder
 		return s.malformed(90)
 	}
 	rc := s.cuDevicePrimaryCtxReset_v2(p_dev)
+	return int32(rc)
+}
+
+func (s *session) do_cuDeviceSetGraphMemAttribute(d *wire.Decoder, e *wire.Encoder) int32 {
+	p_device := d.U32()
+	p_attr := d.U32()
+	var o_value uint64
+	memIn(d, unsafe.Pointer(&o_value), 8)
+	if d.Err() != nil {
+		return s.malformed(95)
+	}
+	rc := C.call_cuDeviceSetGraphMemAttribute(C.uint32_t(p_device), C.uint32_t(p_attr), unsafe.Pointer(&o_value))
 	return int32(rc)
 }
 
@@ -2540,6 +2587,108 @@ func (s *session) do_cuGraphAddKernelNode_v2(d *wire.Decoder, e *wire.Encoder) i
 	return int32(rc)
 }
 
+func (s *session) do_cuGraphAddMemAllocNode(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phGraphNode := d.U32()
+	var o_phGraphNode C.uint64_t
+	h_hGraph := href{id: d.U32()}
+	var ids_dependencies []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_dependencies = make([]uint32, n)
+		for i := range ids_dependencies {
+			ids_dependencies[i] = d.U32()
+		}
+	}
+	p_numDependencies := d.U64()
+	p_device := d.U32()
+	p_bytesize := d.U64()
+	w_dptr := d.U8() != 0
+	var o_dptr C.CUdeviceptr
+	if d.Err() != nil {
+		return s.malformed(165)
+	}
+	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
+		return s.malformed(165)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
+	for i, id := range ids_dependencies {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_dependencies[i] = C.uint64_t(real)
+	}
+	rc := s.cuGraphAddMemAllocNode(id_phGraphNode, &o_phGraphNode, h_hGraph, a_dependencies, p_numDependencies, p_device, p_bytesize, &o_dptr)
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
+	if rc == C.CUDA_SUCCESS {
+		if w_dptr {
+			memOut(e, unsafe.Pointer(&o_dptr), unsafe.Sizeof(o_dptr))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphAddMemFreeNode(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_phGraphNode := d.U32()
+	var o_phGraphNode C.uint64_t
+	h_hGraph := href{id: d.U32()}
+	var ids_dependencies []uint32
+	if d.U8() != 0 {
+		n := uint64(d.U32())
+		if n > uint64(d.Left())/4 {
+			d.Fail()
+			n = 0
+		}
+		ids_dependencies = make([]uint32, n)
+		for i := range ids_dependencies {
+			ids_dependencies[i] = d.U32()
+		}
+	}
+	p_numDependencies := d.U64()
+	p_dptr := d.U64()
+	if d.Err() != nil {
+		return s.malformed(166)
+	}
+	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
+		return s.malformed(166)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	a_dependencies := make([]C.uint64_t, len(ids_dependencies))
+	for i, id := range ids_dependencies {
+		real, ok := s.handle(wire.KindNode, id)
+		if !ok {
+			return s.badHandle(wire.KindNode, id)
+		}
+		a_dependencies[i] = C.uint64_t(real)
+	}
+	rc := C.call_cuGraphAddMemFreeNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint64_t(p_dptr))
+	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
+	if rc == C.CUDA_SUCCESS {
+		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuGraphAddMemcpyNode(d *wire.Decoder, e *wire.Encoder) int32 {
 	id_phGraphNode := d.U32()
 	var o_phGraphNode C.uint64_t
@@ -2997,8 +3146,7 @@ func (s *session) do_cuGraphExecDestroy(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hGraphExec.real = real
 	}
-	rc := C.call_cuGraphExecDestroy(C.uint64_t(h_hGraphExec.real))
-	s.unbind(wire.KindExec, h_hGraphExec.id)
+	rc := s.cuGraphExecDestroy(h_hGraphExec)
 	return int32(rc)
 }
 
@@ -3734,6 +3882,52 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	rc := C.call_cuGraphLaunch(C.uint64_t(h_hGraph.real), C.uint64_t(h_hStream.real))
 	if g != nil {
 		s.passed(g)
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphMemAllocNodeGetParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	w_params_out := d.U8() != 0
+	var o_params_out C.CUDA_MEM_ALLOC_NODE_PARAMS
+	if d.Err() != nil {
+		return s.malformed(222)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	rc := s.cuGraphMemAllocNodeGetParams(h_hNode, &o_params_out)
+	if rc == C.CUDA_SUCCESS {
+		if w_params_out {
+			memOut(e, unsafe.Pointer(&o_params_out), unsafe.Sizeof(o_params_out))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphMemFreeNodeGetParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hNode := href{id: d.U32()}
+	w_dptr_out := d.U8() != 0
+	var o_dptr_out C.CUdeviceptr
+	if d.Err() != nil {
+		return s.malformed(223)
+	}
+	{
+		real, ok := s.handle(wire.KindNode, h_hNode.id)
+		if !ok {
+			return s.badHandle(wire.KindNode, h_hNode.id)
+		}
+		h_hNode.real = real
+	}
+	rc := C.call_cuGraphMemFreeNodeGetParams(C.uint64_t(h_hNode.real), &o_dptr_out)
+	if rc == C.CUDA_SUCCESS {
+		if w_dptr_out {
+			memOut(e, unsafe.Pointer(&o_dptr_out), unsafe.Sizeof(o_dptr_out))
+		}
 	}
 	return int32(rc)
 }

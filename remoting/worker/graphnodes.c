@@ -81,3 +81,18 @@ int sl_graph_add_conditional(uint64_t *node, uint64_t graph, const uint64_t *dep
 		bodies[i] = p.conditional.phGraph_out ? (uint64_t)p.conditional.phGraph_out[i] : 0;
 	return rc;
 }
+
+int sl_graph_add_alloc(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint32_t dev, uint64_t n, uint64_t *p)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS a;
+	int rc;
+
+	memset(&a, 0, sizeof a);
+	a.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+	a.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	a.poolProps.location.id = (int)dev;
+	a.bytesize = n;
+	rc = CU(cuGraphAddMemAllocNode, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, ndeps, &a);
+	*p = a.dptr;
+	return rc;
+}

@@ -65,7 +65,8 @@ type memory struct {
 	vmm     map[uint64]*vmmHandle
 	maps    map[uint64]vmmMap // by address
 	pools   map[uint64]*pool
-	async   map[uint64]uint64   // address to pool
+	async   map[uint64]uint64 // address to pool
+	graphs  graphMemory
 	limits  map[limitKey]charge // size: the limit, in its own unit
 	ctxs    []int               // contexts per device
 	streams uint64              // made so far
@@ -101,6 +102,7 @@ func (m *memory) init(s *session) {
 	m.maps = make(map[uint64]vmmMap)
 	m.pools = make(map[uint64]*pool)
 	m.async = make(map[uint64]uint64)
+	m.graphs.init()
 	m.limits = make(map[limitKey]charge)
 	m.wantNow = make(chan struct{}, 1)
 }
@@ -112,23 +114,26 @@ func (m *memory) setDevices(n int, base []uint64) {
 	m.held = make([]uint64, n)
 	m.over = make([]uint64, n)
 	m.lower = make([]lower, n)
+	m.graphs.charged = make([]uint64, n)
 	m.base = base
 }
 
 // reserve takes memory from the ledger, after giving back what is held in
 // stock if it is short.
 func (m *memory) reserve(dev int, bytes uint64) bool {
-	ok := m.s.ledger.Reserve(dev, bytes)
-	if !ok && m.trim(dev) {
-		ok = m.s.ledger.Reserve(dev, bytes)
+	return m.take(dev, bytes) || m.trim(dev) && m.take(dev, bytes)
+}
+
+// take takes memory from the ledger.
+func (m *memory) take(dev int, bytes uint64) bool {
+	if !m.s.ledger.Reserve(dev, bytes) {
+		return false
 	}
-	if ok {
-		m.mu.Lock()
-		m.held[dev] += bytes
-		m.moves++
-		m.mu.Unlock()
-	}
-	return ok
+	m.mu.Lock()
+	m.held[dev] += bytes
+	m.moves++
+	m.mu.Unlock()
+	return true
 }
 
 func (m *memory) release(dev int, bytes uint64) {
@@ -144,7 +149,7 @@ func (m *memory) release(dev int, bytes uint64) {
 
 // trim makes pools give back what they keep in stock.
 func (m *memory) trim(dev int) bool {
-	some := false
+	some := m.trimGraphs(dev)
 	for real, p := range m.pools {
 		if p.dev == dev && p.charged > 0 {
 			C.sl_ctx_sync()
@@ -255,8 +260,14 @@ func (s *session) cuMemFree_v2(p uint64) C.CUresult {
 		}
 		return rc
 	}
-	if c, ok := m.linear[p]; ok && m.isSlab(p, c) {
+	c, ok := m.linear[p]
+	if ok && m.isSlab(p, c) {
 		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	if dev, of := m.graphs.at[p]; of && !ok {
+		rc := C.sl_mem_free(C.uint64_t(p))
+		m.settleGraphs(dev)
+		return rc
 	}
 	return C.CUresult(m.freeWhole(p))
 }

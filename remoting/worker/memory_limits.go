@@ -349,6 +349,12 @@ func (s *session) cuGraphInstantiateWithFlags(id uint32, o *C.uint64_t, g href, 
 	if !s.mem.reserve(dev, n) {
 		return C.CUDA_ERROR_OUT_OF_MEMORY
 	}
+	takes, ok := s.takeGraph(g.real)
+	if !ok {
+		s.mem.release(dev, n)
+		return C.CUDA_ERROR_OUT_OF_MEMORY
+	}
+	defer func() { s.madeGraph(*o, takes) }()
 	rc := C.call_cuGraphInstantiateWithFlags(o, C.uint64_t(g.real), C.uint64_t(flags))
 	s.mem.release(dev, n)
 	if rc == 0 && !s.mem.settleOverhead() {

@@ -65,14 +65,17 @@ func (m *memory) poolsMayShrink() {
 // cannot be known before, so the size is reserved first and the rest, or
 // what was too much, settled after; a growth that does not fit is undone.
 func (s *session) poolAlloc(o *C.CUdeviceptr, n uint64, real uint64, dev int, h href) C.CUresult {
-	if s.capturing(h.real) {
-		s.refuse("stream-ordered allocation in a stream that is captured")
-		return C.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-	}
 	if n == 0 || n > 1<<50 {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
 	m := &s.mem
+	if s.capturing(h.real) { // it becomes a node, which is charged for with its executable graph
+		rc := C.call_cuMemAllocFromPoolAsync(o, C.uint64_t(n), C.uint64_t(real), C.uint64_t(h.real))
+		if rc == 0 {
+			m.graphs.at[uint64(*o)] = dev
+		}
+		return rc
+	}
 	p := m.poolOf(real, dev)
 	m.settlePool(real, p)
 	// As much as is reserved and unused may serve; then nothing grows.
@@ -159,7 +162,15 @@ func (s *session) cuMemAllocFromPoolAsync(o *C.CUdeviceptr, n uint64, ph href, h
 }
 
 func (s *session) cuMemFreeAsync(p uint64, h href) C.CUresult {
+	if s.capturing(h.real) { // it is freed when the graph gets there
+		return C.call_cuMemFreeAsync(C.uint64_t(p), C.uint64_t(h.real))
+	}
 	real, ok := s.mem.async[p]
+	if dev, of := s.mem.graphs.at[p]; of && !ok {
+		rc := C.call_cuMemFreeAsync(C.uint64_t(p), C.uint64_t(h.real))
+		s.mem.settleGraphs(dev)
+		return rc
+	}
 	if !ok {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}

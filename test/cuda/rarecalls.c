@@ -399,6 +399,130 @@ static void edges(void)
 	MUST(cuStreamDestroy_v2, s);
 }
 
+/* Whether a device's graphs have used memory, and reserve some. */
+static void graph_memory(const char *when)
+{
+	cuuint64_t used = 1, reserved = 1;
+
+	MUST(cuDeviceGetGraphMemAttribute, 0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used);
+	MUST(cuDeviceGetGraphMemAttribute, 0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved);
+	printf("%s: used %d, reserved %d\n", when, used != 0, reserved != 0);
+}
+
+/* An allocation, a fill and a copy out of it, by hand. */
+static void memory_nodes(void)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS a = { .bytesize = 3 << 20 }, got;
+	CUgraphNode alloc, set, copy, end;
+	CUgraphExec e, second;
+	CUDA_MEMSET_NODE_PARAMS m = { .value = 7, .elementSize = 1, .width = 100, .height = 1 };
+	CUDA_MEMCPY3D c = { .srcMemoryType = CU_MEMORYTYPE_DEVICE, .dstMemoryType = CU_MEMORYTYPE_DEVICE, .WidthInBytes = 100, .Height = 1, .Depth = 1 };
+	CUgraph g, other;
+	CUdeviceptr p, freed;
+	cuuint64_t v = 0;
+
+	MUST(cuMemAlloc_v2, &p, 100);
+	MUST(cuGraphCreate, &g, 0);
+	graph_memory("at first");
+	a.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+	a.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	a.poolProps.location.id = 99;
+	CALL(cuGraphAddMemAllocNode, "no such device", &alloc, g, NULL, 0, &a);
+	a.poolProps.location.id = 0;
+	a.bytesize = 1ull << 50;
+	CALL(cuGraphAddMemAllocNode, "too much", &alloc, g, NULL, 0, &a);
+	a.bytesize = 0;
+	CALL(cuGraphAddMemAllocNode, "nothing", &alloc, g, NULL, 0, &a);
+	a.bytesize = 3 << 20;
+	if (CALL(cuGraphAddMemAllocNode, "3 MiB", &alloc, g, NULL, 0, &a))
+		return;
+	CALL(cuGraphMemAllocNodeGetParams, "of it", alloc, &got);
+	printf("same address %d, %zu bytes, device %d\n", got.dptr == a.dptr, got.bytesize, got.poolProps.location.id);
+	m.dst = c.srcDevice = a.dptr;
+	c.dstDevice = p;
+	MUST(cuGraphAddMemsetNode, &set, g, &alloc, 1, &m, ctx);
+	MUST(cuGraphAddMemcpyNode, &copy, g, &set, 1, &c, ctx);
+	graph_memory("before a launch");
+	CALL(cuGraphInstantiateWithFlags, "of it", &e, g, 0);
+	CALL(cuGraphInstantiateWithFlags, "a second time", &second, g, 0);
+	CALL(cuGraphClone, "of it", &other, g);
+	CALL(cuGraphLaunch, "of it", e, NULL);
+	CALL(cuStreamSynchronize, "of it", NULL);
+	printf("left %u\n", byte_at(p + 99));
+	graph_memory("after a launch");
+	CALL(cuMemFree_v2, "of it", a.dptr);
+	CALL(cuGraphLaunch, "again", e, NULL);
+	CALL(cuMemFreeAsync, "of it", a.dptr, NULL);
+	CALL(cuStreamSynchronize, "again", NULL);
+	MUST(cuGraphExecDestroy, e);
+	MUST(cuGraphDestroy, g);
+	CALL(cuDeviceSetGraphMemAttribute, "used, high", 0, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, &v);
+	CALL(cuDeviceSetGraphMemAttribute, "used", 0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &v);
+	v = 5;
+	CALL(cuDeviceSetGraphMemAttribute, "used, high, to 5", 0, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, &v);
+	CALL(cuDeviceGraphMemTrim, "", 0);
+	graph_memory("trimmed");
+
+	/* freed by a node */
+	MUST(cuGraphCreate, &g, 0);
+	MUST(cuGraphAddMemAllocNode, &alloc, g, NULL, 0, &a);
+	m.dst = c.srcDevice = a.dptr;
+	m.value = 9;
+	MUST(cuGraphAddMemsetNode, &set, g, &alloc, 1, &m, ctx);
+	MUST(cuGraphAddMemcpyNode, &copy, g, &set, 1, &c, ctx);
+	CALL(cuGraphAddMemFreeNode, "no such memory", &end, g, &copy, 1, p);
+	CALL(cuGraphAddMemFreeNode, "behind the copy", &end, g, &copy, 1, a.dptr);
+	CALL(cuGraphMemFreeNodeGetParams, "of it", end, &freed);
+	printf("same address %d\n", freed == a.dptr);
+	CALL(cuGraphInstantiateWithFlags, "of it", &e, g, 0);
+	for (int i = 0; i < 3; i++)
+		CALL(cuGraphLaunch, "of it", e, NULL);
+	CALL(cuStreamSynchronize, "of it", NULL);
+	printf("left %u\n", byte_at(p + 99));
+	MUST(cuGraphExecDestroy, e);
+	MUST(cuGraphDestroy, g);
+	MUST(cuMemFree_v2, p);
+	CALL(cuDeviceGraphMemTrim, "", 0);
+	graph_memory("at last");
+}
+
+/* Allocations that are captured: one freed in the capture, one by the program. */
+static void captured_memory(void)
+{
+	CUdeviceptr p, x = 0, y = 0;
+	CUgraphExec e;
+	CUgraph g;
+	CUstream s;
+	size_t n = 0;
+
+	MUST(cuMemAlloc_v2, &p, 100);
+	MUST(cuStreamCreate, &s, CU_STREAM_NON_BLOCKING);
+	MUST(cuStreamBeginCapture_v2, s, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	CALL(cuMemAllocAsync, "captured", &x, 1 << 20, s);
+	CALL(cuMemsetD8Async, "of it", x, 3, 100, s);
+	CALL(cuMemcpyDtoDAsync_v2, "of it", p, x, 100, s);
+	CALL(cuMemFreeAsync, "captured", x, s);
+	CALL(cuMemAllocAsync, "captured, another", &y, 1 << 20, s);
+	CALL(cuMemsetD8Async, "of it", y, 4, 100, s);
+	MUST(cuStreamEndCapture, s, &g);
+	MUST(cuGraphGetNodes, g, NULL, &n);
+	printf("%zu nodes\n", n);
+	CALL(cuGraphInstantiateWithFlags, "of it", &e, g, 0);
+	for (int i = 0; i < 2; i++) {
+		CALL(cuGraphLaunch, "of it", e, s);
+		CALL(cuStreamSynchronize, "of it", s);
+		printf("left %u and %u\n", byte_at(p + 99), byte_at(y + 99));
+		CALL(cuMemFreeAsync, "of what is left", y, s);
+		CALL(cuStreamSynchronize, "of it", s);
+	}
+	MUST(cuGraphExecDestroy, e);
+	MUST(cuGraphDestroy, g);
+	MUST(cuStreamDestroy_v2, s);
+	MUST(cuMemFree_v2, p);
+	MUST(cuDeviceGraphMemTrim, 0);
+	graph_memory("at last");
+}
+
 /* --- what the driver's library answers by itself --- */
 
 static int told; /* by the callback of the log */
@@ -556,7 +680,7 @@ int main(int argc, char **argv)
 		int named;	/* runs only when it is named: the simulated driver lacks its functions */
 	} sections[] = {
 		{ "references", references, 0 }, { "objects", objects, 0 }, { "greens", greens, 0 }, { "edges", edges, 0 },
-		{ "conditions", conditions, 0 },
+		{ "conditions", conditions, 0 }, { "memory nodes", memory_nodes, 0 }, { "captured memory", captured_memory, 0 },
 		{ "logs", logs, 1 }, { "coredumps", coredumps, 1 }, { "notifications", notifications, 1 }, { "batches", batches, 1 },
 		{ "handles", handles, 1 },
 	};
