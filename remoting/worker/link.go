@@ -146,7 +146,7 @@ func (s *session) linkAdd(p []byte) int32 {
 		rc = C.CUDA_ERROR_INVALID_VALUE // the link state's are the logs
 	}
 	if rc == 0 {
-		if err := cubin.CheckPacked(mem.Bytes()); err != nil {
+		if err := cubin.CheckInput(mem.Bytes()); err != nil {
 			s.log.Error("input not linked", "image", sum, "error", err)
 			rc = C.CUDA_ERROR_INVALID_IMAGE
 		}

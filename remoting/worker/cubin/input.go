@@ -10,28 +10,33 @@ import (
 // containerMagicBytes begins a container, as it stands in a file.
 var containerMagicBytes = binary.LittleEndian.AppendUint32(nil, containerMagic)
 
-// maxDamaged bounds the damaged fat binaries of an input, because each is searched for its end.
-const maxDamaged = 64
+// containerVersion follows the magic number.
+const containerVersion = 1
 
-// CheckPacked looks for fat binaries anywhere in an input of the linker: it may be one, or an object or an
-// archive that has some. The error is ErrTooLarge if one of their entries, or all of them, would unpack to more than
-// is taken of an image, and ErrFormat if too many of them are damaged. What is no fat binary is the driver's to judge.
-func CheckPacked(input []byte) error {
+// CheckInput judges an input of the linker: it may be an image, or an object or an archive that has fat binaries
+// anywhere. The error is ErrFormat if headers of it lead beyond its end, and ErrTooLarge if an entry, or all of them, would
+// unpack to more than is taken of an image. Everything else is the driver's to judge.
+func CheckInput(input []byte) error {
+	if err := Fits(input); err != nil {
+		return err
+	}
 	var sum uint64
-	damaged := 0
 	for rest := input; ; {
 		i := bytes.Index(rest, containerMagicBytes)
 		if i < 0 || len(rest)-i < 16 {
 			return nil
 		}
 		rest = rest[i:]
-		es, err := entries(rest)
-		if err != nil {
-			if damaged++; damaged > maxDamaged {
-				return fmt.Errorf("%w: more than %d damaged fat binaries in an input", ErrFormat, maxDamaged)
-			}
+		if binary.LittleEndian.Uint16(rest[4:]) != containerVersion { // other bytes that look so
 			rest = rest[len(containerMagicBytes):]
 			continue
+		}
+		if err := containerFits(rest); err != nil {
+			return err
+		}
+		es, err := entries(rest)
+		if err != nil {
+			return err
 		}
 		for i := range es {
 			packed, err := es[i].packed()
