@@ -12,7 +12,7 @@ const CoveredVersion = 13000
 // otherHeaders maps how names begin to the header that declares them instead of cuda.h.
 var otherHeaders = []struct{ prefix, header string }{
 	{"cuGL", "cudaGL.h"}, {"cuGraphicsGL", "cudaGL.h"},
-	{"cuEGL", "cudaEGL.h"}, {"cuGraphicsEGL", "cudaEGL.h"}, {"cuGraphicsResourceGetMappedEgl", "cudaEGL.h"}, {"cuEventCreateFromEGL", "cudaEGL.h"},
+	{"cuEGL", "cudaEGL.h"}, {"cuGraphicsEGL", "cudaEGL.h"}, {"cuGraphicsResourceGetMappedEgl", "cudaEGL.h"},
 	{"cuVDPAU", "cudaVDPAU.h"}, {"cuGraphicsVDPAU", "cudaVDPAU.h"},
 	{"cuProfiler", "cudaProfiler.h"},
 }

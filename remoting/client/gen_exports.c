@@ -112,14 +112,10 @@ SL_EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid)
 	SL_LEAVE("cuCheckpointProcessGetRestoreThreadId", sl_refuse("cuCheckpointProcessGetRestoreThreadId", &once));
 }
 
-SL_EXPORT CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state);
 SL_EXPORT CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state)
 {
-	static uint8_t once;
-
-	(void)pid;
-	(void)state;
-	SL_LEAVE("cuCheckpointProcessGetState", sl_refuse("cuCheckpointProcessGetState", &once));
+	SL_ENTER();
+	SL_LEAVE("cuCheckpointProcessGetState", sl_cuCheckpointProcessGetState(pid, state));
 }
 
 SL_EXPORT CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args);
@@ -739,14 +735,6 @@ SL_EXPORT CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags)
 {
 	SL_ENTER();
 	SL_LEAVE("cuEventCreate", sl_cuEventCreate(phEvent, Flags));
-}
-
-SL_EXPORT CUresult cuEventCreateFromEGLSync(void);
-SL_EXPORT CUresult cuEventCreateFromEGLSync(void)
-{
-	static uint8_t once;
-
-	SL_LEAVE("cuEventCreateFromEGLSync", sl_refuse("cuEventCreateFromEGLSync", &once));
 }
 
 SL_EXPORT CUresult cuEventDestroy(CUevent hEvent)

@@ -11,7 +11,6 @@ CUresult cuEGLStreamProducerConnect(void);
 CUresult cuEGLStreamProducerDisconnect(void);
 CUresult cuEGLStreamProducerPresentFrame(void);
 CUresult cuEGLStreamProducerReturnFrame(void);
-CUresult cuEventCreateFromEGLSync(void);
 CUresult cuGLGetDevices(void);
 CUresult cuGLGetDevices_v2(void);
 CUresult cuGLMapBufferObject(void);
@@ -147,7 +146,6 @@ const struct sl_name sl_names[] = {
 	{"cuEGLStreamProducerPresentFrame", 7000, (void *)cuEGLStreamProducerPresentFrame, NULL},
 	{"cuEGLStreamProducerReturnFrame", 7000, (void *)cuEGLStreamProducerReturnFrame, NULL},
 	{"cuEventCreate", 2000, (void *)cuEventCreate, NULL},
-	{"cuEventCreateFromEGLSync", 9000, (void *)cuEventCreateFromEGLSync, NULL},
 	{"cuEventDestroy", 2000, (void *)cuEventDestroy, NULL},
 	{"cuEventDestroy", 4000, (void *)cuEventDestroy_v2, NULL},
 	{"cuEventElapsedTime", 2000, (void *)cuEventElapsedTime, NULL},
@@ -724,7 +722,6 @@ static const char *const op_names[] = {
 	"cuEGLStreamProducerPresentFrame",
 	"cuEGLStreamProducerReturnFrame",
 	"cuEventCreate",
-	"cuEventCreateFromEGLSync",
 	"cuEventDestroy",
 	"cuEventDestroy_v2",
 	"cuEventElapsedTime",

@@ -5,7 +5,7 @@
 #include "../api/cuprotos.h"
 
 /* The driver's functions by operation number; NULL where the driver has none. */
-#define SL_FN_COUNT 573
+#define SL_FN_COUNT 572
 extern void *sl_fn[SL_FN_COUNT];
 extern const char *const sl_fn_names[SL_FN_COUNT];
 
@@ -121,468 +121,467 @@ enum {
 	FN_cuEGLStreamProducerPresentFrame = 108,
 	FN_cuEGLStreamProducerReturnFrame = 109,
 	FN_cuEventCreate = 110,
-	FN_cuEventCreateFromEGLSync = 111,
-	FN_cuEventDestroy = 112,
-	FN_cuEventDestroy_v2 = 113,
-	FN_cuEventElapsedTime = 114,
-	FN_cuEventElapsedTime_v2 = 115,
-	FN_cuEventQuery = 116,
-	FN_cuEventRecord = 117,
-	FN_cuEventRecordWithFlags = 118,
-	FN_cuEventSynchronize = 119,
-	FN_cuExternalMemoryGetMappedBuffer = 120,
-	FN_cuExternalMemoryGetMappedMipmappedArray = 121,
-	FN_cuFlushGPUDirectRDMAWrites = 122,
-	FN_cuFuncGetAttribute = 123,
-	FN_cuFuncGetModule = 124,
-	FN_cuFuncGetName = 125,
-	FN_cuFuncGetParamInfo = 126,
-	FN_cuFuncIsLoaded = 127,
-	FN_cuFuncLoad = 128,
-	FN_cuFuncSetAttribute = 129,
-	FN_cuFuncSetBlockShape = 130,
-	FN_cuFuncSetCacheConfig = 131,
-	FN_cuFuncSetSharedMemConfig = 132,
-	FN_cuFuncSetSharedSize = 133,
-	FN_cuGLCtxCreate = 134,
-	FN_cuGLCtxCreate_v2 = 135,
-	FN_cuGLGetDevices = 136,
-	FN_cuGLGetDevices_v2 = 137,
-	FN_cuGLInit = 138,
-	FN_cuGLMapBufferObject = 139,
-	FN_cuGLMapBufferObjectAsync = 140,
-	FN_cuGLMapBufferObjectAsync_v2 = 141,
-	FN_cuGLMapBufferObject_v2 = 142,
-	FN_cuGLRegisterBufferObject = 143,
-	FN_cuGLSetBufferObjectMapFlags = 144,
-	FN_cuGLUnmapBufferObject = 145,
-	FN_cuGLUnmapBufferObjectAsync = 146,
-	FN_cuGLUnregisterBufferObject = 147,
-	FN_cuGetErrorName = 148,
-	FN_cuGetErrorString = 149,
-	FN_cuGetExportTable = 150,
-	FN_cuGetProcAddress = 151,
-	FN_cuGetProcAddress_v2 = 152,
-	FN_cuGraphAddBatchMemOpNode = 153,
-	FN_cuGraphAddChildGraphNode = 154,
-	FN_cuGraphAddDependencies = 155,
-	FN_cuGraphAddDependencies_v2 = 156,
-	FN_cuGraphAddEmptyNode = 157,
-	FN_cuGraphAddEventRecordNode = 158,
-	FN_cuGraphAddEventWaitNode = 159,
-	FN_cuGraphAddExternalSemaphoresSignalNode = 160,
-	FN_cuGraphAddExternalSemaphoresWaitNode = 161,
-	FN_cuGraphAddHostNode = 162,
-	FN_cuGraphAddKernelNode = 163,
-	FN_cuGraphAddKernelNode_v2 = 164,
-	FN_cuGraphAddMemAllocNode = 165,
-	FN_cuGraphAddMemFreeNode = 166,
-	FN_cuGraphAddMemcpyNode = 167,
-	FN_cuGraphAddMemsetNode = 168,
-	FN_cuGraphAddNode = 169,
-	FN_cuGraphAddNode_v2 = 170,
-	FN_cuGraphBatchMemOpNodeGetParams = 171,
-	FN_cuGraphBatchMemOpNodeSetParams = 172,
-	FN_cuGraphChildGraphNodeGetGraph = 173,
-	FN_cuGraphClone = 174,
-	FN_cuGraphConditionalHandleCreate = 175,
-	FN_cuGraphCreate = 176,
-	FN_cuGraphDebugDotPrint = 177,
-	FN_cuGraphDestroy = 178,
-	FN_cuGraphDestroyNode = 179,
-	FN_cuGraphEventRecordNodeGetEvent = 180,
-	FN_cuGraphEventRecordNodeSetEvent = 181,
-	FN_cuGraphEventWaitNodeGetEvent = 182,
-	FN_cuGraphEventWaitNodeSetEvent = 183,
-	FN_cuGraphExecBatchMemOpNodeSetParams = 184,
-	FN_cuGraphExecChildGraphNodeSetParams = 185,
-	FN_cuGraphExecDestroy = 186,
-	FN_cuGraphExecEventRecordNodeSetEvent = 187,
-	FN_cuGraphExecEventWaitNodeSetEvent = 188,
-	FN_cuGraphExecExternalSemaphoresSignalNodeSetParams = 189,
-	FN_cuGraphExecExternalSemaphoresWaitNodeSetParams = 190,
-	FN_cuGraphExecGetFlags = 191,
-	FN_cuGraphExecHostNodeSetParams = 192,
-	FN_cuGraphExecKernelNodeSetParams = 193,
-	FN_cuGraphExecKernelNodeSetParams_v2 = 194,
-	FN_cuGraphExecMemcpyNodeSetParams = 195,
-	FN_cuGraphExecMemsetNodeSetParams = 196,
-	FN_cuGraphExecNodeSetParams = 197,
-	FN_cuGraphExecUpdate = 198,
-	FN_cuGraphExecUpdate_v2 = 199,
-	FN_cuGraphExternalSemaphoresSignalNodeGetParams = 200,
-	FN_cuGraphExternalSemaphoresSignalNodeSetParams = 201,
-	FN_cuGraphExternalSemaphoresWaitNodeGetParams = 202,
-	FN_cuGraphExternalSemaphoresWaitNodeSetParams = 203,
-	FN_cuGraphGetEdges = 204,
-	FN_cuGraphGetEdges_v2 = 205,
-	FN_cuGraphGetNodes = 206,
-	FN_cuGraphGetRootNodes = 207,
-	FN_cuGraphHostNodeGetParams = 208,
-	FN_cuGraphHostNodeSetParams = 209,
-	FN_cuGraphInstantiate = 210,
-	FN_cuGraphInstantiateWithFlags = 211,
-	FN_cuGraphInstantiateWithParams = 212,
-	FN_cuGraphInstantiate_v2 = 213,
-	FN_cuGraphKernelNodeCopyAttributes = 214,
-	FN_cuGraphKernelNodeGetAttribute = 215,
-	FN_cuGraphKernelNodeGetParams = 216,
-	FN_cuGraphKernelNodeGetParams_v2 = 217,
-	FN_cuGraphKernelNodeSetAttribute = 218,
-	FN_cuGraphKernelNodeSetParams = 219,
-	FN_cuGraphKernelNodeSetParams_v2 = 220,
-	FN_cuGraphLaunch = 221,
-	FN_cuGraphMemAllocNodeGetParams = 222,
-	FN_cuGraphMemFreeNodeGetParams = 223,
-	FN_cuGraphMemcpyNodeGetParams = 224,
-	FN_cuGraphMemcpyNodeSetParams = 225,
-	FN_cuGraphMemsetNodeGetParams = 226,
-	FN_cuGraphMemsetNodeSetParams = 227,
-	FN_cuGraphNodeFindInClone = 228,
-	FN_cuGraphNodeGetDependencies = 229,
-	FN_cuGraphNodeGetDependencies_v2 = 230,
-	FN_cuGraphNodeGetDependentNodes = 231,
-	FN_cuGraphNodeGetDependentNodes_v2 = 232,
-	FN_cuGraphNodeGetEnabled = 233,
-	FN_cuGraphNodeGetType = 234,
-	FN_cuGraphNodeSetEnabled = 235,
-	FN_cuGraphNodeSetParams = 236,
-	FN_cuGraphReleaseUserObject = 237,
-	FN_cuGraphRemoveDependencies = 238,
-	FN_cuGraphRemoveDependencies_v2 = 239,
-	FN_cuGraphRetainUserObject = 240,
-	FN_cuGraphUpload = 241,
-	FN_cuGraphicsEGLRegisterImage = 242,
-	FN_cuGraphicsGLRegisterBuffer = 243,
-	FN_cuGraphicsGLRegisterImage = 244,
-	FN_cuGraphicsMapResources = 245,
-	FN_cuGraphicsResourceGetMappedEglFrame = 246,
-	FN_cuGraphicsResourceGetMappedMipmappedArray = 247,
-	FN_cuGraphicsResourceGetMappedPointer = 248,
-	FN_cuGraphicsResourceGetMappedPointer_v2 = 249,
-	FN_cuGraphicsResourceSetMapFlags = 250,
-	FN_cuGraphicsResourceSetMapFlags_v2 = 251,
-	FN_cuGraphicsSubResourceGetMappedArray = 252,
-	FN_cuGraphicsUnmapResources = 253,
-	FN_cuGraphicsUnregisterResource = 254,
-	FN_cuGraphicsVDPAURegisterOutputSurface = 255,
-	FN_cuGraphicsVDPAURegisterVideoSurface = 256,
-	FN_cuGreenCtxCreate = 257,
-	FN_cuGreenCtxDestroy = 258,
-	FN_cuGreenCtxGetDevResource = 259,
-	FN_cuGreenCtxGetId = 260,
-	FN_cuGreenCtxRecordEvent = 261,
-	FN_cuGreenCtxStreamCreate = 262,
-	FN_cuGreenCtxWaitEvent = 263,
-	FN_cuImportExternalMemory = 264,
-	FN_cuImportExternalSemaphore = 265,
-	FN_cuInit = 266,
-	FN_cuIpcCloseMemHandle = 267,
-	FN_cuIpcGetEventHandle = 268,
-	FN_cuIpcGetMemHandle = 269,
-	FN_cuIpcOpenEventHandle = 270,
-	FN_cuIpcOpenMemHandle = 271,
-	FN_cuIpcOpenMemHandle_v2 = 272,
-	FN_cuKernelGetAttribute = 273,
-	FN_cuKernelGetFunction = 274,
-	FN_cuKernelGetLibrary = 275,
-	FN_cuKernelGetName = 276,
-	FN_cuKernelGetParamInfo = 277,
-	FN_cuKernelSetAttribute = 278,
-	FN_cuKernelSetCacheConfig = 279,
-	FN_cuLaunch = 280,
-	FN_cuLaunchCooperativeKernel = 281,
-	FN_cuLaunchCooperativeKernelMultiDevice = 282,
-	FN_cuLaunchGrid = 283,
-	FN_cuLaunchGridAsync = 284,
-	FN_cuLaunchHostFunc = 285,
-	FN_cuLaunchKernel = 286,
-	FN_cuLaunchKernelEx = 287,
-	FN_cuLibraryEnumerateKernels = 288,
-	FN_cuLibraryGetGlobal = 289,
-	FN_cuLibraryGetKernel = 290,
-	FN_cuLibraryGetKernelCount = 291,
-	FN_cuLibraryGetManaged = 292,
-	FN_cuLibraryGetModule = 293,
-	FN_cuLibraryGetUnifiedFunction = 294,
-	FN_cuLibraryLoadData = 295,
-	FN_cuLibraryLoadFromFile = 296,
-	FN_cuLibraryUnload = 297,
-	FN_cuLinkAddData = 298,
-	FN_cuLinkAddData_v2 = 299,
-	FN_cuLinkAddFile = 300,
-	FN_cuLinkAddFile_v2 = 301,
-	FN_cuLinkComplete = 302,
-	FN_cuLinkCreate = 303,
-	FN_cuLinkCreate_v2 = 304,
-	FN_cuLinkDestroy = 305,
-	FN_cuLogsCurrent = 306,
-	FN_cuLogsDumpToFile = 307,
-	FN_cuLogsDumpToMemory = 308,
-	FN_cuLogsRegisterCallback = 309,
-	FN_cuLogsUnregisterCallback = 310,
-	FN_cuMemAddressFree = 311,
-	FN_cuMemAddressReserve = 312,
-	FN_cuMemAdvise = 313,
-	FN_cuMemAdvise_v2 = 314,
-	FN_cuMemAlloc = 315,
-	FN_cuMemAllocAsync = 316,
-	FN_cuMemAllocFromPoolAsync = 317,
-	FN_cuMemAllocHost = 318,
-	FN_cuMemAllocHost_v2 = 319,
-	FN_cuMemAllocManaged = 320,
-	FN_cuMemAllocPitch = 321,
-	FN_cuMemAllocPitch_v2 = 322,
-	FN_cuMemAlloc_v2 = 323,
-	FN_cuMemBatchDecompressAsync = 324,
-	FN_cuMemCreate = 325,
-	FN_cuMemDiscardAndPrefetchBatchAsync = 326,
-	FN_cuMemDiscardBatchAsync = 327,
-	FN_cuMemExportToShareableHandle = 328,
-	FN_cuMemFree = 329,
-	FN_cuMemFreeAsync = 330,
-	FN_cuMemFreeHost = 331,
-	FN_cuMemFree_v2 = 332,
-	FN_cuMemGetAccess = 333,
-	FN_cuMemGetAddressRange = 334,
-	FN_cuMemGetAddressRange_v2 = 335,
-	FN_cuMemGetAllocationGranularity = 336,
-	FN_cuMemGetAllocationPropertiesFromHandle = 337,
-	FN_cuMemGetDefaultMemPool = 338,
-	FN_cuMemGetHandleForAddressRange = 339,
-	FN_cuMemGetInfo = 340,
-	FN_cuMemGetInfo_v2 = 341,
-	FN_cuMemGetMemPool = 342,
-	FN_cuMemHostAlloc = 343,
-	FN_cuMemHostGetDevicePointer = 344,
-	FN_cuMemHostGetDevicePointer_v2 = 345,
-	FN_cuMemHostGetFlags = 346,
-	FN_cuMemHostRegister = 347,
-	FN_cuMemHostRegister_v2 = 348,
-	FN_cuMemHostUnregister = 349,
-	FN_cuMemImportFromShareableHandle = 350,
-	FN_cuMemMap = 351,
-	FN_cuMemMapArrayAsync = 352,
-	FN_cuMemPoolCreate = 353,
-	FN_cuMemPoolDestroy = 354,
-	FN_cuMemPoolExportPointer = 355,
-	FN_cuMemPoolExportToShareableHandle = 356,
-	FN_cuMemPoolGetAccess = 357,
-	FN_cuMemPoolGetAttribute = 358,
-	FN_cuMemPoolImportFromShareableHandle = 359,
-	FN_cuMemPoolImportPointer = 360,
-	FN_cuMemPoolSetAccess = 361,
-	FN_cuMemPoolSetAttribute = 362,
-	FN_cuMemPoolTrimTo = 363,
-	FN_cuMemPrefetchAsync = 364,
-	FN_cuMemPrefetchAsync_v2 = 365,
-	FN_cuMemPrefetchBatchAsync = 366,
-	FN_cuMemRangeGetAttribute = 367,
-	FN_cuMemRangeGetAttributes = 368,
-	FN_cuMemRelease = 369,
-	FN_cuMemRetainAllocationHandle = 370,
-	FN_cuMemSetAccess = 371,
-	FN_cuMemSetMemPool = 372,
-	FN_cuMemUnmap = 373,
-	FN_cuMemcpy = 374,
-	FN_cuMemcpy2D = 375,
-	FN_cuMemcpy2DAsync = 376,
-	FN_cuMemcpy2DAsync_v2 = 377,
-	FN_cuMemcpy2DUnaligned = 378,
-	FN_cuMemcpy2DUnaligned_v2 = 379,
-	FN_cuMemcpy2D_v2 = 380,
-	FN_cuMemcpy3D = 381,
-	FN_cuMemcpy3DAsync = 382,
-	FN_cuMemcpy3DAsync_v2 = 383,
-	FN_cuMemcpy3DBatchAsync = 384,
-	FN_cuMemcpy3DBatchAsync_v2 = 385,
-	FN_cuMemcpy3DPeer = 386,
-	FN_cuMemcpy3DPeerAsync = 387,
-	FN_cuMemcpy3D_v2 = 388,
-	FN_cuMemcpyAsync = 389,
-	FN_cuMemcpyAtoA = 390,
-	FN_cuMemcpyAtoA_v2 = 391,
-	FN_cuMemcpyAtoD = 392,
-	FN_cuMemcpyAtoD_v2 = 393,
-	FN_cuMemcpyAtoH = 394,
-	FN_cuMemcpyAtoHAsync = 395,
-	FN_cuMemcpyAtoHAsync_v2 = 396,
-	FN_cuMemcpyAtoH_v2 = 397,
-	FN_cuMemcpyBatchAsync = 398,
-	FN_cuMemcpyBatchAsync_v2 = 399,
-	FN_cuMemcpyDtoA = 400,
-	FN_cuMemcpyDtoA_v2 = 401,
-	FN_cuMemcpyDtoD = 402,
-	FN_cuMemcpyDtoDAsync = 403,
-	FN_cuMemcpyDtoDAsync_v2 = 404,
-	FN_cuMemcpyDtoD_v2 = 405,
-	FN_cuMemcpyDtoH = 406,
-	FN_cuMemcpyDtoHAsync = 407,
-	FN_cuMemcpyDtoHAsync_v2 = 408,
-	FN_cuMemcpyDtoH_v2 = 409,
-	FN_cuMemcpyHtoA = 410,
-	FN_cuMemcpyHtoAAsync = 411,
-	FN_cuMemcpyHtoAAsync_v2 = 412,
-	FN_cuMemcpyHtoA_v2 = 413,
-	FN_cuMemcpyHtoD = 414,
-	FN_cuMemcpyHtoDAsync = 415,
-	FN_cuMemcpyHtoDAsync_v2 = 416,
-	FN_cuMemcpyHtoD_v2 = 417,
-	FN_cuMemcpyPeer = 418,
-	FN_cuMemcpyPeerAsync = 419,
-	FN_cuMemsetD16 = 420,
-	FN_cuMemsetD16Async = 421,
-	FN_cuMemsetD16_v2 = 422,
-	FN_cuMemsetD2D16 = 423,
-	FN_cuMemsetD2D16Async = 424,
-	FN_cuMemsetD2D16_v2 = 425,
-	FN_cuMemsetD2D32 = 426,
-	FN_cuMemsetD2D32Async = 427,
-	FN_cuMemsetD2D32_v2 = 428,
-	FN_cuMemsetD2D8 = 429,
-	FN_cuMemsetD2D8Async = 430,
-	FN_cuMemsetD2D8_v2 = 431,
-	FN_cuMemsetD32 = 432,
-	FN_cuMemsetD32Async = 433,
-	FN_cuMemsetD32_v2 = 434,
-	FN_cuMemsetD8 = 435,
-	FN_cuMemsetD8Async = 436,
-	FN_cuMemsetD8_v2 = 437,
-	FN_cuMipmappedArrayCreate = 438,
-	FN_cuMipmappedArrayDestroy = 439,
-	FN_cuMipmappedArrayGetLevel = 440,
-	FN_cuMipmappedArrayGetMemoryRequirements = 441,
-	FN_cuMipmappedArrayGetSparseProperties = 442,
-	FN_cuModuleEnumerateFunctions = 443,
-	FN_cuModuleGetFunction = 444,
-	FN_cuModuleGetFunctionCount = 445,
-	FN_cuModuleGetGlobal = 446,
-	FN_cuModuleGetGlobal_v2 = 447,
-	FN_cuModuleGetLoadingMode = 448,
-	FN_cuModuleGetSurfRef = 449,
-	FN_cuModuleGetTexRef = 450,
-	FN_cuModuleLoad = 451,
-	FN_cuModuleLoadData = 452,
-	FN_cuModuleLoadDataEx = 453,
-	FN_cuModuleLoadFatBinary = 454,
-	FN_cuModuleUnload = 455,
-	FN_cuMulticastAddDevice = 456,
-	FN_cuMulticastBindAddr = 457,
-	FN_cuMulticastBindMem = 458,
-	FN_cuMulticastCreate = 459,
-	FN_cuMulticastGetGranularity = 460,
-	FN_cuMulticastUnbind = 461,
-	FN_cuOccupancyAvailableDynamicSMemPerBlock = 462,
-	FN_cuOccupancyMaxActiveBlocksPerMultiprocessor = 463,
-	FN_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = 464,
-	FN_cuOccupancyMaxActiveClusters = 465,
-	FN_cuOccupancyMaxPotentialBlockSize = 466,
-	FN_cuOccupancyMaxPotentialBlockSizeWithFlags = 467,
-	FN_cuOccupancyMaxPotentialClusterSize = 468,
-	FN_cuParamSetSize = 469,
-	FN_cuParamSetTexRef = 470,
-	FN_cuParamSetf = 471,
-	FN_cuParamSeti = 472,
-	FN_cuParamSetv = 473,
-	FN_cuPointerGetAttribute = 474,
-	FN_cuPointerGetAttributes = 475,
-	FN_cuPointerSetAttribute = 476,
-	FN_cuProfilerInitialize = 477,
-	FN_cuProfilerStart = 478,
-	FN_cuProfilerStop = 479,
-	FN_cuSignalExternalSemaphoresAsync = 480,
-	FN_cuStreamAddCallback = 481,
-	FN_cuStreamAttachMemAsync = 482,
-	FN_cuStreamBatchMemOp = 483,
-	FN_cuStreamBatchMemOp_v2 = 484,
-	FN_cuStreamBeginCapture = 485,
-	FN_cuStreamBeginCaptureToGraph = 486,
-	FN_cuStreamBeginCapture_v2 = 487,
-	FN_cuStreamCopyAttributes = 488,
-	FN_cuStreamCreate = 489,
-	FN_cuStreamCreateWithPriority = 490,
-	FN_cuStreamDestroy = 491,
-	FN_cuStreamDestroy_v2 = 492,
-	FN_cuStreamEndCapture = 493,
-	FN_cuStreamGetAttribute = 494,
-	FN_cuStreamGetCaptureInfo = 495,
-	FN_cuStreamGetCaptureInfo_v2 = 496,
-	FN_cuStreamGetCaptureInfo_v3 = 497,
-	FN_cuStreamGetCtx = 498,
-	FN_cuStreamGetCtx_v2 = 499,
-	FN_cuStreamGetDevice = 500,
-	FN_cuStreamGetFlags = 501,
-	FN_cuStreamGetGreenCtx = 502,
-	FN_cuStreamGetId = 503,
-	FN_cuStreamGetPriority = 504,
-	FN_cuStreamIsCapturing = 505,
-	FN_cuStreamQuery = 506,
-	FN_cuStreamSetAttribute = 507,
-	FN_cuStreamSynchronize = 508,
-	FN_cuStreamUpdateCaptureDependencies = 509,
-	FN_cuStreamUpdateCaptureDependencies_v2 = 510,
-	FN_cuStreamWaitEvent = 511,
-	FN_cuStreamWaitValue32 = 512,
-	FN_cuStreamWaitValue32_v2 = 513,
-	FN_cuStreamWaitValue64 = 514,
-	FN_cuStreamWaitValue64_v2 = 515,
-	FN_cuStreamWriteValue32 = 516,
-	FN_cuStreamWriteValue32_v2 = 517,
-	FN_cuStreamWriteValue64 = 518,
-	FN_cuStreamWriteValue64_v2 = 519,
-	FN_cuSurfObjectCreate = 520,
-	FN_cuSurfObjectDestroy = 521,
-	FN_cuSurfObjectGetResourceDesc = 522,
-	FN_cuSurfRefGetArray = 523,
-	FN_cuSurfRefSetArray = 524,
-	FN_cuTensorMapEncodeIm2col = 525,
-	FN_cuTensorMapEncodeIm2colWide = 526,
-	FN_cuTensorMapEncodeTiled = 527,
-	FN_cuTensorMapReplaceAddress = 528,
-	FN_cuTexObjectCreate = 529,
-	FN_cuTexObjectDestroy = 530,
-	FN_cuTexObjectGetResourceDesc = 531,
-	FN_cuTexObjectGetResourceViewDesc = 532,
-	FN_cuTexObjectGetTextureDesc = 533,
-	FN_cuTexRefCreate = 534,
-	FN_cuTexRefDestroy = 535,
-	FN_cuTexRefGetAddress = 536,
-	FN_cuTexRefGetAddressMode = 537,
-	FN_cuTexRefGetAddress_v2 = 538,
-	FN_cuTexRefGetArray = 539,
-	FN_cuTexRefGetBorderColor = 540,
-	FN_cuTexRefGetFilterMode = 541,
-	FN_cuTexRefGetFlags = 542,
-	FN_cuTexRefGetFormat = 543,
-	FN_cuTexRefGetMaxAnisotropy = 544,
-	FN_cuTexRefGetMipmapFilterMode = 545,
-	FN_cuTexRefGetMipmapLevelBias = 546,
-	FN_cuTexRefGetMipmapLevelClamp = 547,
-	FN_cuTexRefGetMipmappedArray = 548,
-	FN_cuTexRefSetAddress = 549,
-	FN_cuTexRefSetAddress2D = 550,
-	FN_cuTexRefSetAddress2D_v2 = 551,
-	FN_cuTexRefSetAddress2D_v3 = 552,
-	FN_cuTexRefSetAddressMode = 553,
-	FN_cuTexRefSetAddress_v2 = 554,
-	FN_cuTexRefSetArray = 555,
-	FN_cuTexRefSetBorderColor = 556,
-	FN_cuTexRefSetFilterMode = 557,
-	FN_cuTexRefSetFlags = 558,
-	FN_cuTexRefSetFormat = 559,
-	FN_cuTexRefSetMaxAnisotropy = 560,
-	FN_cuTexRefSetMipmapFilterMode = 561,
-	FN_cuTexRefSetMipmapLevelBias = 562,
-	FN_cuTexRefSetMipmapLevelClamp = 563,
-	FN_cuTexRefSetMipmappedArray = 564,
-	FN_cuThreadExchangeStreamCaptureMode = 565,
-	FN_cuUserObjectCreate = 566,
-	FN_cuUserObjectRelease = 567,
-	FN_cuUserObjectRetain = 568,
-	FN_cuVDPAUCtxCreate = 569,
-	FN_cuVDPAUCtxCreate_v2 = 570,
-	FN_cuVDPAUGetDevice = 571,
-	FN_cuWaitExternalSemaphoresAsync = 572,
+	FN_cuEventDestroy = 111,
+	FN_cuEventDestroy_v2 = 112,
+	FN_cuEventElapsedTime = 113,
+	FN_cuEventElapsedTime_v2 = 114,
+	FN_cuEventQuery = 115,
+	FN_cuEventRecord = 116,
+	FN_cuEventRecordWithFlags = 117,
+	FN_cuEventSynchronize = 118,
+	FN_cuExternalMemoryGetMappedBuffer = 119,
+	FN_cuExternalMemoryGetMappedMipmappedArray = 120,
+	FN_cuFlushGPUDirectRDMAWrites = 121,
+	FN_cuFuncGetAttribute = 122,
+	FN_cuFuncGetModule = 123,
+	FN_cuFuncGetName = 124,
+	FN_cuFuncGetParamInfo = 125,
+	FN_cuFuncIsLoaded = 126,
+	FN_cuFuncLoad = 127,
+	FN_cuFuncSetAttribute = 128,
+	FN_cuFuncSetBlockShape = 129,
+	FN_cuFuncSetCacheConfig = 130,
+	FN_cuFuncSetSharedMemConfig = 131,
+	FN_cuFuncSetSharedSize = 132,
+	FN_cuGLCtxCreate = 133,
+	FN_cuGLCtxCreate_v2 = 134,
+	FN_cuGLGetDevices = 135,
+	FN_cuGLGetDevices_v2 = 136,
+	FN_cuGLInit = 137,
+	FN_cuGLMapBufferObject = 138,
+	FN_cuGLMapBufferObjectAsync = 139,
+	FN_cuGLMapBufferObjectAsync_v2 = 140,
+	FN_cuGLMapBufferObject_v2 = 141,
+	FN_cuGLRegisterBufferObject = 142,
+	FN_cuGLSetBufferObjectMapFlags = 143,
+	FN_cuGLUnmapBufferObject = 144,
+	FN_cuGLUnmapBufferObjectAsync = 145,
+	FN_cuGLUnregisterBufferObject = 146,
+	FN_cuGetErrorName = 147,
+	FN_cuGetErrorString = 148,
+	FN_cuGetExportTable = 149,
+	FN_cuGetProcAddress = 150,
+	FN_cuGetProcAddress_v2 = 151,
+	FN_cuGraphAddBatchMemOpNode = 152,
+	FN_cuGraphAddChildGraphNode = 153,
+	FN_cuGraphAddDependencies = 154,
+	FN_cuGraphAddDependencies_v2 = 155,
+	FN_cuGraphAddEmptyNode = 156,
+	FN_cuGraphAddEventRecordNode = 157,
+	FN_cuGraphAddEventWaitNode = 158,
+	FN_cuGraphAddExternalSemaphoresSignalNode = 159,
+	FN_cuGraphAddExternalSemaphoresWaitNode = 160,
+	FN_cuGraphAddHostNode = 161,
+	FN_cuGraphAddKernelNode = 162,
+	FN_cuGraphAddKernelNode_v2 = 163,
+	FN_cuGraphAddMemAllocNode = 164,
+	FN_cuGraphAddMemFreeNode = 165,
+	FN_cuGraphAddMemcpyNode = 166,
+	FN_cuGraphAddMemsetNode = 167,
+	FN_cuGraphAddNode = 168,
+	FN_cuGraphAddNode_v2 = 169,
+	FN_cuGraphBatchMemOpNodeGetParams = 170,
+	FN_cuGraphBatchMemOpNodeSetParams = 171,
+	FN_cuGraphChildGraphNodeGetGraph = 172,
+	FN_cuGraphClone = 173,
+	FN_cuGraphConditionalHandleCreate = 174,
+	FN_cuGraphCreate = 175,
+	FN_cuGraphDebugDotPrint = 176,
+	FN_cuGraphDestroy = 177,
+	FN_cuGraphDestroyNode = 178,
+	FN_cuGraphEventRecordNodeGetEvent = 179,
+	FN_cuGraphEventRecordNodeSetEvent = 180,
+	FN_cuGraphEventWaitNodeGetEvent = 181,
+	FN_cuGraphEventWaitNodeSetEvent = 182,
+	FN_cuGraphExecBatchMemOpNodeSetParams = 183,
+	FN_cuGraphExecChildGraphNodeSetParams = 184,
+	FN_cuGraphExecDestroy = 185,
+	FN_cuGraphExecEventRecordNodeSetEvent = 186,
+	FN_cuGraphExecEventWaitNodeSetEvent = 187,
+	FN_cuGraphExecExternalSemaphoresSignalNodeSetParams = 188,
+	FN_cuGraphExecExternalSemaphoresWaitNodeSetParams = 189,
+	FN_cuGraphExecGetFlags = 190,
+	FN_cuGraphExecHostNodeSetParams = 191,
+	FN_cuGraphExecKernelNodeSetParams = 192,
+	FN_cuGraphExecKernelNodeSetParams_v2 = 193,
+	FN_cuGraphExecMemcpyNodeSetParams = 194,
+	FN_cuGraphExecMemsetNodeSetParams = 195,
+	FN_cuGraphExecNodeSetParams = 196,
+	FN_cuGraphExecUpdate = 197,
+	FN_cuGraphExecUpdate_v2 = 198,
+	FN_cuGraphExternalSemaphoresSignalNodeGetParams = 199,
+	FN_cuGraphExternalSemaphoresSignalNodeSetParams = 200,
+	FN_cuGraphExternalSemaphoresWaitNodeGetParams = 201,
+	FN_cuGraphExternalSemaphoresWaitNodeSetParams = 202,
+	FN_cuGraphGetEdges = 203,
+	FN_cuGraphGetEdges_v2 = 204,
+	FN_cuGraphGetNodes = 205,
+	FN_cuGraphGetRootNodes = 206,
+	FN_cuGraphHostNodeGetParams = 207,
+	FN_cuGraphHostNodeSetParams = 208,
+	FN_cuGraphInstantiate = 209,
+	FN_cuGraphInstantiateWithFlags = 210,
+	FN_cuGraphInstantiateWithParams = 211,
+	FN_cuGraphInstantiate_v2 = 212,
+	FN_cuGraphKernelNodeCopyAttributes = 213,
+	FN_cuGraphKernelNodeGetAttribute = 214,
+	FN_cuGraphKernelNodeGetParams = 215,
+	FN_cuGraphKernelNodeGetParams_v2 = 216,
+	FN_cuGraphKernelNodeSetAttribute = 217,
+	FN_cuGraphKernelNodeSetParams = 218,
+	FN_cuGraphKernelNodeSetParams_v2 = 219,
+	FN_cuGraphLaunch = 220,
+	FN_cuGraphMemAllocNodeGetParams = 221,
+	FN_cuGraphMemFreeNodeGetParams = 222,
+	FN_cuGraphMemcpyNodeGetParams = 223,
+	FN_cuGraphMemcpyNodeSetParams = 224,
+	FN_cuGraphMemsetNodeGetParams = 225,
+	FN_cuGraphMemsetNodeSetParams = 226,
+	FN_cuGraphNodeFindInClone = 227,
+	FN_cuGraphNodeGetDependencies = 228,
+	FN_cuGraphNodeGetDependencies_v2 = 229,
+	FN_cuGraphNodeGetDependentNodes = 230,
+	FN_cuGraphNodeGetDependentNodes_v2 = 231,
+	FN_cuGraphNodeGetEnabled = 232,
+	FN_cuGraphNodeGetType = 233,
+	FN_cuGraphNodeSetEnabled = 234,
+	FN_cuGraphNodeSetParams = 235,
+	FN_cuGraphReleaseUserObject = 236,
+	FN_cuGraphRemoveDependencies = 237,
+	FN_cuGraphRemoveDependencies_v2 = 238,
+	FN_cuGraphRetainUserObject = 239,
+	FN_cuGraphUpload = 240,
+	FN_cuGraphicsEGLRegisterImage = 241,
+	FN_cuGraphicsGLRegisterBuffer = 242,
+	FN_cuGraphicsGLRegisterImage = 243,
+	FN_cuGraphicsMapResources = 244,
+	FN_cuGraphicsResourceGetMappedEglFrame = 245,
+	FN_cuGraphicsResourceGetMappedMipmappedArray = 246,
+	FN_cuGraphicsResourceGetMappedPointer = 247,
+	FN_cuGraphicsResourceGetMappedPointer_v2 = 248,
+	FN_cuGraphicsResourceSetMapFlags = 249,
+	FN_cuGraphicsResourceSetMapFlags_v2 = 250,
+	FN_cuGraphicsSubResourceGetMappedArray = 251,
+	FN_cuGraphicsUnmapResources = 252,
+	FN_cuGraphicsUnregisterResource = 253,
+	FN_cuGraphicsVDPAURegisterOutputSurface = 254,
+	FN_cuGraphicsVDPAURegisterVideoSurface = 255,
+	FN_cuGreenCtxCreate = 256,
+	FN_cuGreenCtxDestroy = 257,
+	FN_cuGreenCtxGetDevResource = 258,
+	FN_cuGreenCtxGetId = 259,
+	FN_cuGreenCtxRecordEvent = 260,
+	FN_cuGreenCtxStreamCreate = 261,
+	FN_cuGreenCtxWaitEvent = 262,
+	FN_cuImportExternalMemory = 263,
+	FN_cuImportExternalSemaphore = 264,
+	FN_cuInit = 265,
+	FN_cuIpcCloseMemHandle = 266,
+	FN_cuIpcGetEventHandle = 267,
+	FN_cuIpcGetMemHandle = 268,
+	FN_cuIpcOpenEventHandle = 269,
+	FN_cuIpcOpenMemHandle = 270,
+	FN_cuIpcOpenMemHandle_v2 = 271,
+	FN_cuKernelGetAttribute = 272,
+	FN_cuKernelGetFunction = 273,
+	FN_cuKernelGetLibrary = 274,
+	FN_cuKernelGetName = 275,
+	FN_cuKernelGetParamInfo = 276,
+	FN_cuKernelSetAttribute = 277,
+	FN_cuKernelSetCacheConfig = 278,
+	FN_cuLaunch = 279,
+	FN_cuLaunchCooperativeKernel = 280,
+	FN_cuLaunchCooperativeKernelMultiDevice = 281,
+	FN_cuLaunchGrid = 282,
+	FN_cuLaunchGridAsync = 283,
+	FN_cuLaunchHostFunc = 284,
+	FN_cuLaunchKernel = 285,
+	FN_cuLaunchKernelEx = 286,
+	FN_cuLibraryEnumerateKernels = 287,
+	FN_cuLibraryGetGlobal = 288,
+	FN_cuLibraryGetKernel = 289,
+	FN_cuLibraryGetKernelCount = 290,
+	FN_cuLibraryGetManaged = 291,
+	FN_cuLibraryGetModule = 292,
+	FN_cuLibraryGetUnifiedFunction = 293,
+	FN_cuLibraryLoadData = 294,
+	FN_cuLibraryLoadFromFile = 295,
+	FN_cuLibraryUnload = 296,
+	FN_cuLinkAddData = 297,
+	FN_cuLinkAddData_v2 = 298,
+	FN_cuLinkAddFile = 299,
+	FN_cuLinkAddFile_v2 = 300,
+	FN_cuLinkComplete = 301,
+	FN_cuLinkCreate = 302,
+	FN_cuLinkCreate_v2 = 303,
+	FN_cuLinkDestroy = 304,
+	FN_cuLogsCurrent = 305,
+	FN_cuLogsDumpToFile = 306,
+	FN_cuLogsDumpToMemory = 307,
+	FN_cuLogsRegisterCallback = 308,
+	FN_cuLogsUnregisterCallback = 309,
+	FN_cuMemAddressFree = 310,
+	FN_cuMemAddressReserve = 311,
+	FN_cuMemAdvise = 312,
+	FN_cuMemAdvise_v2 = 313,
+	FN_cuMemAlloc = 314,
+	FN_cuMemAllocAsync = 315,
+	FN_cuMemAllocFromPoolAsync = 316,
+	FN_cuMemAllocHost = 317,
+	FN_cuMemAllocHost_v2 = 318,
+	FN_cuMemAllocManaged = 319,
+	FN_cuMemAllocPitch = 320,
+	FN_cuMemAllocPitch_v2 = 321,
+	FN_cuMemAlloc_v2 = 322,
+	FN_cuMemBatchDecompressAsync = 323,
+	FN_cuMemCreate = 324,
+	FN_cuMemDiscardAndPrefetchBatchAsync = 325,
+	FN_cuMemDiscardBatchAsync = 326,
+	FN_cuMemExportToShareableHandle = 327,
+	FN_cuMemFree = 328,
+	FN_cuMemFreeAsync = 329,
+	FN_cuMemFreeHost = 330,
+	FN_cuMemFree_v2 = 331,
+	FN_cuMemGetAccess = 332,
+	FN_cuMemGetAddressRange = 333,
+	FN_cuMemGetAddressRange_v2 = 334,
+	FN_cuMemGetAllocationGranularity = 335,
+	FN_cuMemGetAllocationPropertiesFromHandle = 336,
+	FN_cuMemGetDefaultMemPool = 337,
+	FN_cuMemGetHandleForAddressRange = 338,
+	FN_cuMemGetInfo = 339,
+	FN_cuMemGetInfo_v2 = 340,
+	FN_cuMemGetMemPool = 341,
+	FN_cuMemHostAlloc = 342,
+	FN_cuMemHostGetDevicePointer = 343,
+	FN_cuMemHostGetDevicePointer_v2 = 344,
+	FN_cuMemHostGetFlags = 345,
+	FN_cuMemHostRegister = 346,
+	FN_cuMemHostRegister_v2 = 347,
+	FN_cuMemHostUnregister = 348,
+	FN_cuMemImportFromShareableHandle = 349,
+	FN_cuMemMap = 350,
+	FN_cuMemMapArrayAsync = 351,
+	FN_cuMemPoolCreate = 352,
+	FN_cuMemPoolDestroy = 353,
+	FN_cuMemPoolExportPointer = 354,
+	FN_cuMemPoolExportToShareableHandle = 355,
+	FN_cuMemPoolGetAccess = 356,
+	FN_cuMemPoolGetAttribute = 357,
+	FN_cuMemPoolImportFromShareableHandle = 358,
+	FN_cuMemPoolImportPointer = 359,
+	FN_cuMemPoolSetAccess = 360,
+	FN_cuMemPoolSetAttribute = 361,
+	FN_cuMemPoolTrimTo = 362,
+	FN_cuMemPrefetchAsync = 363,
+	FN_cuMemPrefetchAsync_v2 = 364,
+	FN_cuMemPrefetchBatchAsync = 365,
+	FN_cuMemRangeGetAttribute = 366,
+	FN_cuMemRangeGetAttributes = 367,
+	FN_cuMemRelease = 368,
+	FN_cuMemRetainAllocationHandle = 369,
+	FN_cuMemSetAccess = 370,
+	FN_cuMemSetMemPool = 371,
+	FN_cuMemUnmap = 372,
+	FN_cuMemcpy = 373,
+	FN_cuMemcpy2D = 374,
+	FN_cuMemcpy2DAsync = 375,
+	FN_cuMemcpy2DAsync_v2 = 376,
+	FN_cuMemcpy2DUnaligned = 377,
+	FN_cuMemcpy2DUnaligned_v2 = 378,
+	FN_cuMemcpy2D_v2 = 379,
+	FN_cuMemcpy3D = 380,
+	FN_cuMemcpy3DAsync = 381,
+	FN_cuMemcpy3DAsync_v2 = 382,
+	FN_cuMemcpy3DBatchAsync = 383,
+	FN_cuMemcpy3DBatchAsync_v2 = 384,
+	FN_cuMemcpy3DPeer = 385,
+	FN_cuMemcpy3DPeerAsync = 386,
+	FN_cuMemcpy3D_v2 = 387,
+	FN_cuMemcpyAsync = 388,
+	FN_cuMemcpyAtoA = 389,
+	FN_cuMemcpyAtoA_v2 = 390,
+	FN_cuMemcpyAtoD = 391,
+	FN_cuMemcpyAtoD_v2 = 392,
+	FN_cuMemcpyAtoH = 393,
+	FN_cuMemcpyAtoHAsync = 394,
+	FN_cuMemcpyAtoHAsync_v2 = 395,
+	FN_cuMemcpyAtoH_v2 = 396,
+	FN_cuMemcpyBatchAsync = 397,
+	FN_cuMemcpyBatchAsync_v2 = 398,
+	FN_cuMemcpyDtoA = 399,
+	FN_cuMemcpyDtoA_v2 = 400,
+	FN_cuMemcpyDtoD = 401,
+	FN_cuMemcpyDtoDAsync = 402,
+	FN_cuMemcpyDtoDAsync_v2 = 403,
+	FN_cuMemcpyDtoD_v2 = 404,
+	FN_cuMemcpyDtoH = 405,
+	FN_cuMemcpyDtoHAsync = 406,
+	FN_cuMemcpyDtoHAsync_v2 = 407,
+	FN_cuMemcpyDtoH_v2 = 408,
+	FN_cuMemcpyHtoA = 409,
+	FN_cuMemcpyHtoAAsync = 410,
+	FN_cuMemcpyHtoAAsync_v2 = 411,
+	FN_cuMemcpyHtoA_v2 = 412,
+	FN_cuMemcpyHtoD = 413,
+	FN_cuMemcpyHtoDAsync = 414,
+	FN_cuMemcpyHtoDAsync_v2 = 415,
+	FN_cuMemcpyHtoD_v2 = 416,
+	FN_cuMemcpyPeer = 417,
+	FN_cuMemcpyPeerAsync = 418,
+	FN_cuMemsetD16 = 419,
+	FN_cuMemsetD16Async = 420,
+	FN_cuMemsetD16_v2 = 421,
+	FN_cuMemsetD2D16 = 422,
+	FN_cuMemsetD2D16Async = 423,
+	FN_cuMemsetD2D16_v2 = 424,
+	FN_cuMemsetD2D32 = 425,
+	FN_cuMemsetD2D32Async = 426,
+	FN_cuMemsetD2D32_v2 = 427,
+	FN_cuMemsetD2D8 = 428,
+	FN_cuMemsetD2D8Async = 429,
+	FN_cuMemsetD2D8_v2 = 430,
+	FN_cuMemsetD32 = 431,
+	FN_cuMemsetD32Async = 432,
+	FN_cuMemsetD32_v2 = 433,
+	FN_cuMemsetD8 = 434,
+	FN_cuMemsetD8Async = 435,
+	FN_cuMemsetD8_v2 = 436,
+	FN_cuMipmappedArrayCreate = 437,
+	FN_cuMipmappedArrayDestroy = 438,
+	FN_cuMipmappedArrayGetLevel = 439,
+	FN_cuMipmappedArrayGetMemoryRequirements = 440,
+	FN_cuMipmappedArrayGetSparseProperties = 441,
+	FN_cuModuleEnumerateFunctions = 442,
+	FN_cuModuleGetFunction = 443,
+	FN_cuModuleGetFunctionCount = 444,
+	FN_cuModuleGetGlobal = 445,
+	FN_cuModuleGetGlobal_v2 = 446,
+	FN_cuModuleGetLoadingMode = 447,
+	FN_cuModuleGetSurfRef = 448,
+	FN_cuModuleGetTexRef = 449,
+	FN_cuModuleLoad = 450,
+	FN_cuModuleLoadData = 451,
+	FN_cuModuleLoadDataEx = 452,
+	FN_cuModuleLoadFatBinary = 453,
+	FN_cuModuleUnload = 454,
+	FN_cuMulticastAddDevice = 455,
+	FN_cuMulticastBindAddr = 456,
+	FN_cuMulticastBindMem = 457,
+	FN_cuMulticastCreate = 458,
+	FN_cuMulticastGetGranularity = 459,
+	FN_cuMulticastUnbind = 460,
+	FN_cuOccupancyAvailableDynamicSMemPerBlock = 461,
+	FN_cuOccupancyMaxActiveBlocksPerMultiprocessor = 462,
+	FN_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = 463,
+	FN_cuOccupancyMaxActiveClusters = 464,
+	FN_cuOccupancyMaxPotentialBlockSize = 465,
+	FN_cuOccupancyMaxPotentialBlockSizeWithFlags = 466,
+	FN_cuOccupancyMaxPotentialClusterSize = 467,
+	FN_cuParamSetSize = 468,
+	FN_cuParamSetTexRef = 469,
+	FN_cuParamSetf = 470,
+	FN_cuParamSeti = 471,
+	FN_cuParamSetv = 472,
+	FN_cuPointerGetAttribute = 473,
+	FN_cuPointerGetAttributes = 474,
+	FN_cuPointerSetAttribute = 475,
+	FN_cuProfilerInitialize = 476,
+	FN_cuProfilerStart = 477,
+	FN_cuProfilerStop = 478,
+	FN_cuSignalExternalSemaphoresAsync = 479,
+	FN_cuStreamAddCallback = 480,
+	FN_cuStreamAttachMemAsync = 481,
+	FN_cuStreamBatchMemOp = 482,
+	FN_cuStreamBatchMemOp_v2 = 483,
+	FN_cuStreamBeginCapture = 484,
+	FN_cuStreamBeginCaptureToGraph = 485,
+	FN_cuStreamBeginCapture_v2 = 486,
+	FN_cuStreamCopyAttributes = 487,
+	FN_cuStreamCreate = 488,
+	FN_cuStreamCreateWithPriority = 489,
+	FN_cuStreamDestroy = 490,
+	FN_cuStreamDestroy_v2 = 491,
+	FN_cuStreamEndCapture = 492,
+	FN_cuStreamGetAttribute = 493,
+	FN_cuStreamGetCaptureInfo = 494,
+	FN_cuStreamGetCaptureInfo_v2 = 495,
+	FN_cuStreamGetCaptureInfo_v3 = 496,
+	FN_cuStreamGetCtx = 497,
+	FN_cuStreamGetCtx_v2 = 498,
+	FN_cuStreamGetDevice = 499,
+	FN_cuStreamGetFlags = 500,
+	FN_cuStreamGetGreenCtx = 501,
+	FN_cuStreamGetId = 502,
+	FN_cuStreamGetPriority = 503,
+	FN_cuStreamIsCapturing = 504,
+	FN_cuStreamQuery = 505,
+	FN_cuStreamSetAttribute = 506,
+	FN_cuStreamSynchronize = 507,
+	FN_cuStreamUpdateCaptureDependencies = 508,
+	FN_cuStreamUpdateCaptureDependencies_v2 = 509,
+	FN_cuStreamWaitEvent = 510,
+	FN_cuStreamWaitValue32 = 511,
+	FN_cuStreamWaitValue32_v2 = 512,
+	FN_cuStreamWaitValue64 = 513,
+	FN_cuStreamWaitValue64_v2 = 514,
+	FN_cuStreamWriteValue32 = 515,
+	FN_cuStreamWriteValue32_v2 = 516,
+	FN_cuStreamWriteValue64 = 517,
+	FN_cuStreamWriteValue64_v2 = 518,
+	FN_cuSurfObjectCreate = 519,
+	FN_cuSurfObjectDestroy = 520,
+	FN_cuSurfObjectGetResourceDesc = 521,
+	FN_cuSurfRefGetArray = 522,
+	FN_cuSurfRefSetArray = 523,
+	FN_cuTensorMapEncodeIm2col = 524,
+	FN_cuTensorMapEncodeIm2colWide = 525,
+	FN_cuTensorMapEncodeTiled = 526,
+	FN_cuTensorMapReplaceAddress = 527,
+	FN_cuTexObjectCreate = 528,
+	FN_cuTexObjectDestroy = 529,
+	FN_cuTexObjectGetResourceDesc = 530,
+	FN_cuTexObjectGetResourceViewDesc = 531,
+	FN_cuTexObjectGetTextureDesc = 532,
+	FN_cuTexRefCreate = 533,
+	FN_cuTexRefDestroy = 534,
+	FN_cuTexRefGetAddress = 535,
+	FN_cuTexRefGetAddressMode = 536,
+	FN_cuTexRefGetAddress_v2 = 537,
+	FN_cuTexRefGetArray = 538,
+	FN_cuTexRefGetBorderColor = 539,
+	FN_cuTexRefGetFilterMode = 540,
+	FN_cuTexRefGetFlags = 541,
+	FN_cuTexRefGetFormat = 542,
+	FN_cuTexRefGetMaxAnisotropy = 543,
+	FN_cuTexRefGetMipmapFilterMode = 544,
+	FN_cuTexRefGetMipmapLevelBias = 545,
+	FN_cuTexRefGetMipmapLevelClamp = 546,
+	FN_cuTexRefGetMipmappedArray = 547,
+	FN_cuTexRefSetAddress = 548,
+	FN_cuTexRefSetAddress2D = 549,
+	FN_cuTexRefSetAddress2D_v2 = 550,
+	FN_cuTexRefSetAddress2D_v3 = 551,
+	FN_cuTexRefSetAddressMode = 552,
+	FN_cuTexRefSetAddress_v2 = 553,
+	FN_cuTexRefSetArray = 554,
+	FN_cuTexRefSetBorderColor = 555,
+	FN_cuTexRefSetFilterMode = 556,
+	FN_cuTexRefSetFlags = 557,
+	FN_cuTexRefSetFormat = 558,
+	FN_cuTexRefSetMaxAnisotropy = 559,
+	FN_cuTexRefSetMipmapFilterMode = 560,
+	FN_cuTexRefSetMipmapLevelBias = 561,
+	FN_cuTexRefSetMipmapLevelClamp = 562,
+	FN_cuTexRefSetMipmappedArray = 563,
+	FN_cuThreadExchangeStreamCaptureMode = 564,
+	FN_cuUserObjectCreate = 565,
+	FN_cuUserObjectRelease = 566,
+	FN_cuUserObjectRetain = 567,
+	FN_cuVDPAUCtxCreate = 568,
+	FN_cuVDPAUCtxCreate_v2 = 569,
+	FN_cuVDPAUGetDevice = 570,
+	FN_cuWaitExternalSemaphoresAsync = 571,
 };
 
 static inline CUresult call_cuArray3DCreate_v2(uint64_t *pHandle, CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
@@ -790,1332 +789,1332 @@ static inline CUresult call_cuEventCreate(uint64_t *phEvent, uint32_t Flags)
 
 static inline CUresult call_cuEventDestroy_v2(uint64_t hEvent)
 {
-	if (!sl_fn[113])
+	if (!sl_fn[112])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuEventDestroy_v2))sl_fn[113])((CUevent)hEvent);
+	return ((__typeof__(&cuEventDestroy_v2))sl_fn[112])((CUevent)hEvent);
 }
 
 static inline CUresult call_cuEventElapsedTime_v2(float *pMilliseconds, uint64_t hStart, uint64_t hEnd)
 {
-	if (!sl_fn[115])
+	if (!sl_fn[114])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuEventElapsedTime_v2))sl_fn[115])((float *)pMilliseconds, (CUevent)hStart, (CUevent)hEnd);
+	return ((__typeof__(&cuEventElapsedTime_v2))sl_fn[114])((float *)pMilliseconds, (CUevent)hStart, (CUevent)hEnd);
 }
 
 static inline CUresult call_cuEventRecord(uint64_t hEvent, uint64_t hStream)
 {
-	if (!sl_fn[117])
+	if (!sl_fn[116])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuEventRecord))sl_fn[117])((CUevent)hEvent, (CUstream)hStream);
+	return ((__typeof__(&cuEventRecord))sl_fn[116])((CUevent)hEvent, (CUstream)hStream);
 }
 
 static inline CUresult call_cuEventRecordWithFlags(uint64_t hEvent, uint64_t hStream, uint32_t flags)
 {
-	if (!sl_fn[118])
+	if (!sl_fn[117])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuEventRecordWithFlags))sl_fn[118])((CUevent)hEvent, (CUstream)hStream, (unsigned int)flags);
+	return ((__typeof__(&cuEventRecordWithFlags))sl_fn[117])((CUevent)hEvent, (CUstream)hStream, (unsigned int)flags);
 }
 
 static inline CUresult call_cuEventSynchronize(uint64_t hEvent)
 {
-	if (!sl_fn[119])
+	if (!sl_fn[118])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuEventSynchronize))sl_fn[119])((CUevent)hEvent);
+	return ((__typeof__(&cuEventSynchronize))sl_fn[118])((CUevent)hEvent);
 }
 
 static inline CUresult call_cuFlushGPUDirectRDMAWrites(uint32_t target, uint32_t scope)
 {
-	if (!sl_fn[122])
+	if (!sl_fn[121])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuFlushGPUDirectRDMAWrites))sl_fn[122])((CUflushGPUDirectRDMAWritesTarget)target, (CUflushGPUDirectRDMAWritesScope)scope);
+	return ((__typeof__(&cuFlushGPUDirectRDMAWrites))sl_fn[121])((CUflushGPUDirectRDMAWritesTarget)target, (CUflushGPUDirectRDMAWritesScope)scope);
 }
 
 static inline CUresult call_cuFuncSetAttribute(uint64_t hfunc, uint32_t attrib, uint32_t value)
 {
-	if (!sl_fn[129])
+	if (!sl_fn[128])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuFuncSetAttribute))sl_fn[129])((CUfunction)hfunc, (CUfunction_attribute)attrib, (int)value);
+	return ((__typeof__(&cuFuncSetAttribute))sl_fn[128])((CUfunction)hfunc, (CUfunction_attribute)attrib, (int)value);
 }
 
 static inline CUresult call_cuFuncSetCacheConfig(uint64_t hfunc, uint32_t config)
 {
-	if (!sl_fn[131])
+	if (!sl_fn[130])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuFuncSetCacheConfig))sl_fn[131])((CUfunction)hfunc, (CUfunc_cache)config);
+	return ((__typeof__(&cuFuncSetCacheConfig))sl_fn[130])((CUfunction)hfunc, (CUfunc_cache)config);
 }
 
 static inline CUresult call_cuFuncSetSharedMemConfig(uint64_t hfunc, uint32_t config)
 {
-	if (!sl_fn[132])
+	if (!sl_fn[131])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuFuncSetSharedMemConfig))sl_fn[132])((CUfunction)hfunc, (CUsharedconfig)config);
+	return ((__typeof__(&cuFuncSetSharedMemConfig))sl_fn[131])((CUfunction)hfunc, (CUsharedconfig)config);
 }
 
 static inline CUresult call_cuGraphAddChildGraphNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, uint64_t childGraph)
 {
-	if (!sl_fn[154])
+	if (!sl_fn[153])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddChildGraphNode))sl_fn[154])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUgraph)childGraph);
+	return ((__typeof__(&cuGraphAddChildGraphNode))sl_fn[153])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUgraph)childGraph);
 }
 
 static inline CUresult call_cuGraphAddDependencies(uint64_t hGraph, uint64_t *from, uint64_t *to, uint64_t numDependencies)
 {
-	if (!sl_fn[155])
+	if (!sl_fn[154])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddDependencies))sl_fn[155])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (size_t)numDependencies);
+	return ((__typeof__(&cuGraphAddDependencies))sl_fn[154])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (size_t)numDependencies);
 }
 
 static inline CUresult call_cuGraphAddDependencies_v2(uint64_t hGraph, uint64_t *from, uint64_t *to, CUgraphEdgeData *edgeData, uint64_t numDependencies)
 {
-	if (!sl_fn[156])
+	if (!sl_fn[155])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddDependencies_v2))sl_fn[156])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (const CUgraphEdgeData *)edgeData, (size_t)numDependencies);
+	return ((__typeof__(&cuGraphAddDependencies_v2))sl_fn[155])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (const CUgraphEdgeData *)edgeData, (size_t)numDependencies);
 }
 
 static inline CUresult call_cuGraphAddEmptyNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies)
 {
-	if (!sl_fn[157])
+	if (!sl_fn[156])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddEmptyNode))sl_fn[157])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies);
+	return ((__typeof__(&cuGraphAddEmptyNode))sl_fn[156])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies);
 }
 
 static inline CUresult call_cuGraphAddEventRecordNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, uint64_t event)
 {
-	if (!sl_fn[158])
+	if (!sl_fn[157])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddEventRecordNode))sl_fn[158])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUevent)event);
+	return ((__typeof__(&cuGraphAddEventRecordNode))sl_fn[157])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUevent)event);
 }
 
 static inline CUresult call_cuGraphAddEventWaitNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, uint64_t event)
 {
-	if (!sl_fn[159])
+	if (!sl_fn[158])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddEventWaitNode))sl_fn[159])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUevent)event);
+	return ((__typeof__(&cuGraphAddEventWaitNode))sl_fn[158])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUevent)event);
 }
 
 static inline CUresult call_cuGraphAddMemFreeNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, uint64_t dptr)
 {
-	if (!sl_fn[166])
+	if (!sl_fn[165])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddMemFreeNode))sl_fn[166])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUdeviceptr)dptr);
+	return ((__typeof__(&cuGraphAddMemFreeNode))sl_fn[165])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUdeviceptr)dptr);
 }
 
 static inline CUresult call_cuGraphAddMemsetNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, CUDA_MEMSET_NODE_PARAMS *memsetParams, uint64_t ctx)
 {
-	if (!sl_fn[168])
+	if (!sl_fn[167])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddMemsetNode))sl_fn[168])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (const CUDA_MEMSET_NODE_PARAMS *)memsetParams, (CUcontext)ctx);
+	return ((__typeof__(&cuGraphAddMemsetNode))sl_fn[167])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (const CUDA_MEMSET_NODE_PARAMS *)memsetParams, (CUcontext)ctx);
 }
 
 static inline CUresult call_cuGraphChildGraphNodeGetGraph(uint64_t hNode, uint64_t *phGraph)
 {
-	if (!sl_fn[173])
+	if (!sl_fn[172])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphChildGraphNodeGetGraph))sl_fn[173])((CUgraphNode)hNode, (CUgraph *)phGraph);
+	return ((__typeof__(&cuGraphChildGraphNodeGetGraph))sl_fn[172])((CUgraphNode)hNode, (CUgraph *)phGraph);
 }
 
 static inline CUresult call_cuGraphClone(uint64_t *phGraphClone, uint64_t originalGraph)
 {
-	if (!sl_fn[174])
+	if (!sl_fn[173])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphClone))sl_fn[174])((CUgraph *)phGraphClone, (CUgraph)originalGraph);
+	return ((__typeof__(&cuGraphClone))sl_fn[173])((CUgraph *)phGraphClone, (CUgraph)originalGraph);
 }
 
 static inline CUresult call_cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_out, uint64_t hGraph, uint64_t ctx, uint32_t defaultLaunchValue, uint32_t flags)
 {
-	if (!sl_fn[175])
+	if (!sl_fn[174])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphConditionalHandleCreate))sl_fn[175])((CUgraphConditionalHandle *)pHandle_out, (CUgraph)hGraph, (CUcontext)ctx, (unsigned int)defaultLaunchValue, (unsigned int)flags);
+	return ((__typeof__(&cuGraphConditionalHandleCreate))sl_fn[174])((CUgraphConditionalHandle *)pHandle_out, (CUgraph)hGraph, (CUcontext)ctx, (unsigned int)defaultLaunchValue, (unsigned int)flags);
 }
 
 static inline CUresult call_cuGraphCreate(uint64_t *phGraph, uint32_t flags)
 {
-	if (!sl_fn[176])
+	if (!sl_fn[175])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphCreate))sl_fn[176])((CUgraph *)phGraph, (unsigned int)flags);
+	return ((__typeof__(&cuGraphCreate))sl_fn[175])((CUgraph *)phGraph, (unsigned int)flags);
 }
 
 static inline CUresult call_cuGraphDestroy(uint64_t hGraph)
 {
-	if (!sl_fn[178])
+	if (!sl_fn[177])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphDestroy))sl_fn[178])((CUgraph)hGraph);
+	return ((__typeof__(&cuGraphDestroy))sl_fn[177])((CUgraph)hGraph);
 }
 
 static inline CUresult call_cuGraphDestroyNode(uint64_t hNode)
 {
-	if (!sl_fn[179])
+	if (!sl_fn[178])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphDestroyNode))sl_fn[179])((CUgraphNode)hNode);
+	return ((__typeof__(&cuGraphDestroyNode))sl_fn[178])((CUgraphNode)hNode);
 }
 
 static inline CUresult call_cuGraphEventRecordNodeGetEvent(uint64_t hNode, uint64_t *event_out)
 {
-	if (!sl_fn[180])
+	if (!sl_fn[179])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphEventRecordNodeGetEvent))sl_fn[180])((CUgraphNode)hNode, (CUevent *)event_out);
+	return ((__typeof__(&cuGraphEventRecordNodeGetEvent))sl_fn[179])((CUgraphNode)hNode, (CUevent *)event_out);
 }
 
 static inline CUresult call_cuGraphEventRecordNodeSetEvent(uint64_t hNode, uint64_t event)
 {
-	if (!sl_fn[181])
+	if (!sl_fn[180])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphEventRecordNodeSetEvent))sl_fn[181])((CUgraphNode)hNode, (CUevent)event);
+	return ((__typeof__(&cuGraphEventRecordNodeSetEvent))sl_fn[180])((CUgraphNode)hNode, (CUevent)event);
 }
 
 static inline CUresult call_cuGraphEventWaitNodeGetEvent(uint64_t hNode, uint64_t *event_out)
 {
-	if (!sl_fn[182])
+	if (!sl_fn[181])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphEventWaitNodeGetEvent))sl_fn[182])((CUgraphNode)hNode, (CUevent *)event_out);
+	return ((__typeof__(&cuGraphEventWaitNodeGetEvent))sl_fn[181])((CUgraphNode)hNode, (CUevent *)event_out);
 }
 
 static inline CUresult call_cuGraphEventWaitNodeSetEvent(uint64_t hNode, uint64_t event)
 {
-	if (!sl_fn[183])
+	if (!sl_fn[182])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphEventWaitNodeSetEvent))sl_fn[183])((CUgraphNode)hNode, (CUevent)event);
+	return ((__typeof__(&cuGraphEventWaitNodeSetEvent))sl_fn[182])((CUgraphNode)hNode, (CUevent)event);
 }
 
 static inline CUresult call_cuGraphExecChildGraphNodeSetParams(uint64_t hGraphExec, uint64_t hNode, uint64_t childGraph)
 {
-	if (!sl_fn[185])
+	if (!sl_fn[184])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphExecChildGraphNodeSetParams))sl_fn[185])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (CUgraph)childGraph);
+	return ((__typeof__(&cuGraphExecChildGraphNodeSetParams))sl_fn[184])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (CUgraph)childGraph);
 }
 
 static inline CUresult call_cuGraphExecDestroy(uint64_t hGraphExec)
 {
-	if (!sl_fn[186])
+	if (!sl_fn[185])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphExecDestroy))sl_fn[186])((CUgraphExec)hGraphExec);
+	return ((__typeof__(&cuGraphExecDestroy))sl_fn[185])((CUgraphExec)hGraphExec);
 }
 
 static inline CUresult call_cuGraphExecEventRecordNodeSetEvent(uint64_t hGraphExec, uint64_t hNode, uint64_t event)
 {
-	if (!sl_fn[187])
+	if (!sl_fn[186])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphExecEventRecordNodeSetEvent))sl_fn[187])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (CUevent)event);
+	return ((__typeof__(&cuGraphExecEventRecordNodeSetEvent))sl_fn[186])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (CUevent)event);
 }
 
 static inline CUresult call_cuGraphExecEventWaitNodeSetEvent(uint64_t hGraphExec, uint64_t hNode, uint64_t event)
 {
-	if (!sl_fn[188])
+	if (!sl_fn[187])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphExecEventWaitNodeSetEvent))sl_fn[188])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (CUevent)event);
+	return ((__typeof__(&cuGraphExecEventWaitNodeSetEvent))sl_fn[187])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (CUevent)event);
 }
 
 static inline CUresult call_cuGraphExecGetFlags(uint64_t hGraphExec, cuuint64_t *flags)
 {
-	if (!sl_fn[191])
+	if (!sl_fn[190])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphExecGetFlags))sl_fn[191])((CUgraphExec)hGraphExec, (cuuint64_t *)flags);
+	return ((__typeof__(&cuGraphExecGetFlags))sl_fn[190])((CUgraphExec)hGraphExec, (cuuint64_t *)flags);
 }
 
 static inline CUresult call_cuGraphExecMemsetNodeSetParams(uint64_t hGraphExec, uint64_t hNode, CUDA_MEMSET_NODE_PARAMS *memsetParams, uint64_t ctx)
 {
-	if (!sl_fn[196])
+	if (!sl_fn[195])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphExecMemsetNodeSetParams))sl_fn[196])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (const CUDA_MEMSET_NODE_PARAMS *)memsetParams, (CUcontext)ctx);
+	return ((__typeof__(&cuGraphExecMemsetNodeSetParams))sl_fn[195])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (const CUDA_MEMSET_NODE_PARAMS *)memsetParams, (CUcontext)ctx);
 }
 
 static inline CUresult call_cuGraphGetEdges(uint64_t hGraph, uint64_t *from, uint64_t *to, size_t *numEdges)
 {
-	if (!sl_fn[204])
+	if (!sl_fn[203])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphGetEdges))sl_fn[204])((CUgraph)hGraph, (CUgraphNode *)from, (CUgraphNode *)to, (size_t *)numEdges);
+	return ((__typeof__(&cuGraphGetEdges))sl_fn[203])((CUgraph)hGraph, (CUgraphNode *)from, (CUgraphNode *)to, (size_t *)numEdges);
 }
 
 static inline CUresult call_cuGraphGetEdges_v2(uint64_t hGraph, uint64_t *from, uint64_t *to, CUgraphEdgeData *edgeData, size_t *numEdges)
 {
-	if (!sl_fn[205])
+	if (!sl_fn[204])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphGetEdges_v2))sl_fn[205])((CUgraph)hGraph, (CUgraphNode *)from, (CUgraphNode *)to, (CUgraphEdgeData *)edgeData, (size_t *)numEdges);
+	return ((__typeof__(&cuGraphGetEdges_v2))sl_fn[204])((CUgraph)hGraph, (CUgraphNode *)from, (CUgraphNode *)to, (CUgraphEdgeData *)edgeData, (size_t *)numEdges);
 }
 
 static inline CUresult call_cuGraphGetNodes(uint64_t hGraph, uint64_t *nodes, size_t *numNodes)
 {
-	if (!sl_fn[206])
+	if (!sl_fn[205])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphGetNodes))sl_fn[206])((CUgraph)hGraph, (CUgraphNode *)nodes, (size_t *)numNodes);
+	return ((__typeof__(&cuGraphGetNodes))sl_fn[205])((CUgraph)hGraph, (CUgraphNode *)nodes, (size_t *)numNodes);
 }
 
 static inline CUresult call_cuGraphGetRootNodes(uint64_t hGraph, uint64_t *rootNodes, size_t *numRootNodes)
 {
-	if (!sl_fn[207])
+	if (!sl_fn[206])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphGetRootNodes))sl_fn[207])((CUgraph)hGraph, (CUgraphNode *)rootNodes, (size_t *)numRootNodes);
+	return ((__typeof__(&cuGraphGetRootNodes))sl_fn[206])((CUgraph)hGraph, (CUgraphNode *)rootNodes, (size_t *)numRootNodes);
 }
 
 static inline CUresult call_cuGraphInstantiateWithFlags(uint64_t *phGraphExec, uint64_t hGraph, uint64_t flags)
 {
-	if (!sl_fn[211])
+	if (!sl_fn[210])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphInstantiateWithFlags))sl_fn[211])((CUgraphExec *)phGraphExec, (CUgraph)hGraph, (unsigned long long)flags);
+	return ((__typeof__(&cuGraphInstantiateWithFlags))sl_fn[210])((CUgraphExec *)phGraphExec, (CUgraph)hGraph, (unsigned long long)flags);
 }
 
 static inline CUresult call_cuGraphKernelNodeCopyAttributes(uint64_t dst, uint64_t src)
 {
-	if (!sl_fn[214])
+	if (!sl_fn[213])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphKernelNodeCopyAttributes))sl_fn[214])((CUgraphNode)dst, (CUgraphNode)src);
+	return ((__typeof__(&cuGraphKernelNodeCopyAttributes))sl_fn[213])((CUgraphNode)dst, (CUgraphNode)src);
 }
 
 static inline CUresult call_cuGraphKernelNodeGetAttribute(uint64_t hNode, uint32_t attr, CUkernelNodeAttrValue *value_out)
 {
-	if (!sl_fn[215])
+	if (!sl_fn[214])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphKernelNodeGetAttribute))sl_fn[215])((CUgraphNode)hNode, (CUkernelNodeAttrID)attr, (CUkernelNodeAttrValue *)value_out);
+	return ((__typeof__(&cuGraphKernelNodeGetAttribute))sl_fn[214])((CUgraphNode)hNode, (CUkernelNodeAttrID)attr, (CUkernelNodeAttrValue *)value_out);
 }
 
 static inline CUresult call_cuGraphKernelNodeSetAttribute(uint64_t hNode, uint32_t attr, CUkernelNodeAttrValue *value)
 {
-	if (!sl_fn[218])
+	if (!sl_fn[217])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphKernelNodeSetAttribute))sl_fn[218])((CUgraphNode)hNode, (CUkernelNodeAttrID)attr, (const CUkernelNodeAttrValue *)value);
+	return ((__typeof__(&cuGraphKernelNodeSetAttribute))sl_fn[217])((CUgraphNode)hNode, (CUkernelNodeAttrID)attr, (const CUkernelNodeAttrValue *)value);
 }
 
 static inline CUresult call_cuGraphLaunch(uint64_t hGraph, uint64_t hStream)
 {
-	if (!sl_fn[221])
+	if (!sl_fn[220])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphLaunch))sl_fn[221])((CUgraphExec)hGraph, (CUstream)hStream);
+	return ((__typeof__(&cuGraphLaunch))sl_fn[220])((CUgraphExec)hGraph, (CUstream)hStream);
 }
 
 static inline CUresult call_cuGraphMemAllocNodeGetParams(uint64_t hNode, CUDA_MEM_ALLOC_NODE_PARAMS *params_out)
 {
-	if (!sl_fn[222])
+	if (!sl_fn[221])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphMemAllocNodeGetParams))sl_fn[222])((CUgraphNode)hNode, (CUDA_MEM_ALLOC_NODE_PARAMS *)params_out);
+	return ((__typeof__(&cuGraphMemAllocNodeGetParams))sl_fn[221])((CUgraphNode)hNode, (CUDA_MEM_ALLOC_NODE_PARAMS *)params_out);
 }
 
 static inline CUresult call_cuGraphMemFreeNodeGetParams(uint64_t hNode, CUdeviceptr *dptr_out)
 {
-	if (!sl_fn[223])
+	if (!sl_fn[222])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphMemFreeNodeGetParams))sl_fn[223])((CUgraphNode)hNode, (CUdeviceptr *)dptr_out);
+	return ((__typeof__(&cuGraphMemFreeNodeGetParams))sl_fn[222])((CUgraphNode)hNode, (CUdeviceptr *)dptr_out);
 }
 
 static inline CUresult call_cuGraphMemsetNodeGetParams(uint64_t hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams)
 {
-	if (!sl_fn[226])
+	if (!sl_fn[225])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphMemsetNodeGetParams))sl_fn[226])((CUgraphNode)hNode, (CUDA_MEMSET_NODE_PARAMS *)nodeParams);
+	return ((__typeof__(&cuGraphMemsetNodeGetParams))sl_fn[225])((CUgraphNode)hNode, (CUDA_MEMSET_NODE_PARAMS *)nodeParams);
 }
 
 static inline CUresult call_cuGraphMemsetNodeSetParams(uint64_t hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams)
 {
-	if (!sl_fn[227])
+	if (!sl_fn[226])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphMemsetNodeSetParams))sl_fn[227])((CUgraphNode)hNode, (const CUDA_MEMSET_NODE_PARAMS *)nodeParams);
+	return ((__typeof__(&cuGraphMemsetNodeSetParams))sl_fn[226])((CUgraphNode)hNode, (const CUDA_MEMSET_NODE_PARAMS *)nodeParams);
 }
 
 static inline CUresult call_cuGraphNodeFindInClone(uint64_t *phNode, uint64_t hOriginalNode, uint64_t hClonedGraph)
 {
-	if (!sl_fn[228])
+	if (!sl_fn[227])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphNodeFindInClone))sl_fn[228])((CUgraphNode *)phNode, (CUgraphNode)hOriginalNode, (CUgraph)hClonedGraph);
+	return ((__typeof__(&cuGraphNodeFindInClone))sl_fn[227])((CUgraphNode *)phNode, (CUgraphNode)hOriginalNode, (CUgraph)hClonedGraph);
 }
 
 static inline CUresult call_cuGraphNodeGetDependencies(uint64_t hNode, uint64_t *dependencies, size_t *numDependencies)
 {
-	if (!sl_fn[229])
+	if (!sl_fn[228])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphNodeGetDependencies))sl_fn[229])((CUgraphNode)hNode, (CUgraphNode *)dependencies, (size_t *)numDependencies);
+	return ((__typeof__(&cuGraphNodeGetDependencies))sl_fn[228])((CUgraphNode)hNode, (CUgraphNode *)dependencies, (size_t *)numDependencies);
 }
 
 static inline CUresult call_cuGraphNodeGetDependencies_v2(uint64_t hNode, uint64_t *dependencies, CUgraphEdgeData *edgeData, size_t *numDependencies)
 {
-	if (!sl_fn[230])
+	if (!sl_fn[229])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphNodeGetDependencies_v2))sl_fn[230])((CUgraphNode)hNode, (CUgraphNode *)dependencies, (CUgraphEdgeData *)edgeData, (size_t *)numDependencies);
+	return ((__typeof__(&cuGraphNodeGetDependencies_v2))sl_fn[229])((CUgraphNode)hNode, (CUgraphNode *)dependencies, (CUgraphEdgeData *)edgeData, (size_t *)numDependencies);
 }
 
 static inline CUresult call_cuGraphNodeGetDependentNodes(uint64_t hNode, uint64_t *dependentNodes, size_t *numDependentNodes)
 {
-	if (!sl_fn[231])
+	if (!sl_fn[230])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphNodeGetDependentNodes))sl_fn[231])((CUgraphNode)hNode, (CUgraphNode *)dependentNodes, (size_t *)numDependentNodes);
+	return ((__typeof__(&cuGraphNodeGetDependentNodes))sl_fn[230])((CUgraphNode)hNode, (CUgraphNode *)dependentNodes, (size_t *)numDependentNodes);
 }
 
 static inline CUresult call_cuGraphNodeGetDependentNodes_v2(uint64_t hNode, uint64_t *dependentNodes, CUgraphEdgeData *edgeData, size_t *numDependentNodes)
 {
-	if (!sl_fn[232])
+	if (!sl_fn[231])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphNodeGetDependentNodes_v2))sl_fn[232])((CUgraphNode)hNode, (CUgraphNode *)dependentNodes, (CUgraphEdgeData *)edgeData, (size_t *)numDependentNodes);
+	return ((__typeof__(&cuGraphNodeGetDependentNodes_v2))sl_fn[231])((CUgraphNode)hNode, (CUgraphNode *)dependentNodes, (CUgraphEdgeData *)edgeData, (size_t *)numDependentNodes);
 }
 
 static inline CUresult call_cuGraphNodeGetEnabled(uint64_t hGraphExec, uint64_t hNode, unsigned int *isEnabled)
 {
-	if (!sl_fn[233])
+	if (!sl_fn[232])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphNodeGetEnabled))sl_fn[233])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (unsigned int *)isEnabled);
+	return ((__typeof__(&cuGraphNodeGetEnabled))sl_fn[232])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (unsigned int *)isEnabled);
 }
 
 static inline CUresult call_cuGraphNodeGetType(uint64_t hNode, CUgraphNodeType *type)
 {
-	if (!sl_fn[234])
+	if (!sl_fn[233])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphNodeGetType))sl_fn[234])((CUgraphNode)hNode, (CUgraphNodeType *)type);
+	return ((__typeof__(&cuGraphNodeGetType))sl_fn[233])((CUgraphNode)hNode, (CUgraphNodeType *)type);
 }
 
 static inline CUresult call_cuGraphNodeSetEnabled(uint64_t hGraphExec, uint64_t hNode, uint32_t isEnabled)
 {
-	if (!sl_fn[235])
+	if (!sl_fn[234])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphNodeSetEnabled))sl_fn[235])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (unsigned int)isEnabled);
+	return ((__typeof__(&cuGraphNodeSetEnabled))sl_fn[234])((CUgraphExec)hGraphExec, (CUgraphNode)hNode, (unsigned int)isEnabled);
 }
 
 static inline CUresult call_cuGraphReleaseUserObject(uint64_t graph, uint64_t object, uint32_t count)
 {
-	if (!sl_fn[237])
+	if (!sl_fn[236])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphReleaseUserObject))sl_fn[237])((CUgraph)graph, (CUuserObject)object, (unsigned int)count);
+	return ((__typeof__(&cuGraphReleaseUserObject))sl_fn[236])((CUgraph)graph, (CUuserObject)object, (unsigned int)count);
 }
 
 static inline CUresult call_cuGraphRemoveDependencies(uint64_t hGraph, uint64_t *from, uint64_t *to, uint64_t numDependencies)
 {
-	if (!sl_fn[238])
+	if (!sl_fn[237])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphRemoveDependencies))sl_fn[238])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (size_t)numDependencies);
+	return ((__typeof__(&cuGraphRemoveDependencies))sl_fn[237])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (size_t)numDependencies);
 }
 
 static inline CUresult call_cuGraphRemoveDependencies_v2(uint64_t hGraph, uint64_t *from, uint64_t *to, CUgraphEdgeData *edgeData, uint64_t numDependencies)
 {
-	if (!sl_fn[239])
+	if (!sl_fn[238])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphRemoveDependencies_v2))sl_fn[239])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (const CUgraphEdgeData *)edgeData, (size_t)numDependencies);
+	return ((__typeof__(&cuGraphRemoveDependencies_v2))sl_fn[238])((CUgraph)hGraph, (const CUgraphNode *)from, (const CUgraphNode *)to, (const CUgraphEdgeData *)edgeData, (size_t)numDependencies);
 }
 
 static inline CUresult call_cuGraphRetainUserObject(uint64_t graph, uint64_t object, uint32_t count, uint32_t flags)
 {
-	if (!sl_fn[240])
+	if (!sl_fn[239])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphRetainUserObject))sl_fn[240])((CUgraph)graph, (CUuserObject)object, (unsigned int)count, (unsigned int)flags);
+	return ((__typeof__(&cuGraphRetainUserObject))sl_fn[239])((CUgraph)graph, (CUuserObject)object, (unsigned int)count, (unsigned int)flags);
 }
 
 static inline CUresult call_cuGraphUpload(uint64_t hGraph, uint64_t hStream)
 {
-	if (!sl_fn[241])
+	if (!sl_fn[240])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphUpload))sl_fn[241])((CUgraphExec)hGraph, (CUstream)hStream);
+	return ((__typeof__(&cuGraphUpload))sl_fn[240])((CUgraphExec)hGraph, (CUstream)hStream);
 }
 
 static inline CUresult call_cuGreenCtxCreate(uint64_t *phCtx, uint64_t desc, uint32_t dev, uint32_t flags)
 {
-	if (!sl_fn[257])
+	if (!sl_fn[256])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGreenCtxCreate))sl_fn[257])((CUgreenCtx *)phCtx, (CUdevResourceDesc)desc, (CUdevice)dev, (unsigned int)flags);
+	return ((__typeof__(&cuGreenCtxCreate))sl_fn[256])((CUgreenCtx *)phCtx, (CUdevResourceDesc)desc, (CUdevice)dev, (unsigned int)flags);
 }
 
 static inline CUresult call_cuGreenCtxDestroy(uint64_t hCtx)
 {
-	if (!sl_fn[258])
+	if (!sl_fn[257])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGreenCtxDestroy))sl_fn[258])((CUgreenCtx)hCtx);
+	return ((__typeof__(&cuGreenCtxDestroy))sl_fn[257])((CUgreenCtx)hCtx);
 }
 
 static inline CUresult call_cuGreenCtxGetDevResource(uint64_t hCtx, CUdevResource *resource, uint32_t type)
 {
-	if (!sl_fn[259])
+	if (!sl_fn[258])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGreenCtxGetDevResource))sl_fn[259])((CUgreenCtx)hCtx, (CUdevResource *)resource, (CUdevResourceType)type);
+	return ((__typeof__(&cuGreenCtxGetDevResource))sl_fn[258])((CUgreenCtx)hCtx, (CUdevResource *)resource, (CUdevResourceType)type);
 }
 
 static inline CUresult call_cuGreenCtxRecordEvent(uint64_t hCtx, uint64_t hEvent)
 {
-	if (!sl_fn[261])
+	if (!sl_fn[260])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGreenCtxRecordEvent))sl_fn[261])((CUgreenCtx)hCtx, (CUevent)hEvent);
+	return ((__typeof__(&cuGreenCtxRecordEvent))sl_fn[260])((CUgreenCtx)hCtx, (CUevent)hEvent);
 }
 
 static inline CUresult call_cuGreenCtxStreamCreate(uint64_t *phStream, uint64_t greenCtx, uint32_t flags, uint32_t priority)
 {
-	if (!sl_fn[262])
+	if (!sl_fn[261])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGreenCtxStreamCreate))sl_fn[262])((CUstream *)phStream, (CUgreenCtx)greenCtx, (unsigned int)flags, (int)priority);
+	return ((__typeof__(&cuGreenCtxStreamCreate))sl_fn[261])((CUstream *)phStream, (CUgreenCtx)greenCtx, (unsigned int)flags, (int)priority);
 }
 
 static inline CUresult call_cuGreenCtxWaitEvent(uint64_t hCtx, uint64_t hEvent)
 {
-	if (!sl_fn[263])
+	if (!sl_fn[262])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGreenCtxWaitEvent))sl_fn[263])((CUgreenCtx)hCtx, (CUevent)hEvent);
+	return ((__typeof__(&cuGreenCtxWaitEvent))sl_fn[262])((CUgreenCtx)hCtx, (CUevent)hEvent);
 }
 
 static inline CUresult call_cuIpcGetEventHandle(CUipcEventHandle *pHandle, uint64_t event)
 {
-	if (!sl_fn[268])
+	if (!sl_fn[267])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuIpcGetEventHandle))sl_fn[268])((CUipcEventHandle *)pHandle, (CUevent)event);
+	return ((__typeof__(&cuIpcGetEventHandle))sl_fn[267])((CUipcEventHandle *)pHandle, (CUevent)event);
 }
 
 static inline CUresult call_cuIpcGetMemHandle(CUipcMemHandle *pHandle, uint64_t dptr)
 {
-	if (!sl_fn[269])
+	if (!sl_fn[268])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuIpcGetMemHandle))sl_fn[269])((CUipcMemHandle *)pHandle, (CUdeviceptr)dptr);
+	return ((__typeof__(&cuIpcGetMemHandle))sl_fn[268])((CUipcMemHandle *)pHandle, (CUdeviceptr)dptr);
 }
 
 static inline CUresult call_cuKernelSetAttribute(uint32_t attrib, uint32_t val, uint64_t kernel, uint32_t dev)
 {
-	if (!sl_fn[278])
+	if (!sl_fn[277])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuKernelSetAttribute))sl_fn[278])((CUfunction_attribute)attrib, (int)val, (CUkernel)kernel, (CUdevice)dev);
+	return ((__typeof__(&cuKernelSetAttribute))sl_fn[277])((CUfunction_attribute)attrib, (int)val, (CUkernel)kernel, (CUdevice)dev);
 }
 
 static inline CUresult call_cuKernelSetCacheConfig(uint64_t kernel, uint32_t config, uint32_t dev)
 {
-	if (!sl_fn[279])
+	if (!sl_fn[278])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuKernelSetCacheConfig))sl_fn[279])((CUkernel)kernel, (CUfunc_cache)config, (CUdevice)dev);
+	return ((__typeof__(&cuKernelSetCacheConfig))sl_fn[278])((CUkernel)kernel, (CUfunc_cache)config, (CUdevice)dev);
 }
 
 static inline CUresult call_cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, uint64_t library, const char *name)
 {
-	if (!sl_fn[289])
+	if (!sl_fn[288])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuLibraryGetGlobal))sl_fn[289])((CUdeviceptr *)dptr, (size_t *)bytes, (CUlibrary)library, (const char *)name);
+	return ((__typeof__(&cuLibraryGetGlobal))sl_fn[288])((CUdeviceptr *)dptr, (size_t *)bytes, (CUlibrary)library, (const char *)name);
 }
 
 static inline CUresult call_cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, uint64_t library, const char *name)
 {
-	if (!sl_fn[292])
+	if (!sl_fn[291])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuLibraryGetManaged))sl_fn[292])((CUdeviceptr *)dptr, (size_t *)bytes, (CUlibrary)library, (const char *)name);
+	return ((__typeof__(&cuLibraryGetManaged))sl_fn[291])((CUdeviceptr *)dptr, (size_t *)bytes, (CUlibrary)library, (const char *)name);
 }
 
 static inline CUresult call_cuLibraryGetModule(uint64_t *pMod, uint64_t library)
 {
-	if (!sl_fn[293])
+	if (!sl_fn[292])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuLibraryGetModule))sl_fn[293])((CUmodule *)pMod, (CUlibrary)library);
+	return ((__typeof__(&cuLibraryGetModule))sl_fn[292])((CUmodule *)pMod, (CUlibrary)library);
 }
 
 static inline CUresult call_cuLibraryUnload(uint64_t library)
 {
-	if (!sl_fn[297])
+	if (!sl_fn[296])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuLibraryUnload))sl_fn[297])((CUlibrary)library);
+	return ((__typeof__(&cuLibraryUnload))sl_fn[296])((CUlibrary)library);
 }
 
 static inline CUresult call_cuLinkDestroy(uint64_t state)
 {
-	if (!sl_fn[305])
+	if (!sl_fn[304])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuLinkDestroy))sl_fn[305])((CUlinkState)state);
+	return ((__typeof__(&cuLinkDestroy))sl_fn[304])((CUlinkState)state);
 }
 
 static inline CUresult call_cuMemAddressFree(uint64_t ptr, uint64_t size)
 {
-	if (!sl_fn[311])
+	if (!sl_fn[310])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemAddressFree))sl_fn[311])((CUdeviceptr)ptr, (size_t)size);
+	return ((__typeof__(&cuMemAddressFree))sl_fn[310])((CUdeviceptr)ptr, (size_t)size);
 }
 
 static inline CUresult call_cuMemAddressReserve(CUdeviceptr *ptr, uint64_t size, uint64_t alignment, uint64_t addr, uint64_t flags)
 {
-	if (!sl_fn[312])
+	if (!sl_fn[311])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemAddressReserve))sl_fn[312])((CUdeviceptr *)ptr, (size_t)size, (size_t)alignment, (CUdeviceptr)addr, (unsigned long long)flags);
+	return ((__typeof__(&cuMemAddressReserve))sl_fn[311])((CUdeviceptr *)ptr, (size_t)size, (size_t)alignment, (CUdeviceptr)addr, (unsigned long long)flags);
 }
 
 static inline CUresult call_cuMemAllocAsync(CUdeviceptr *dptr, uint64_t bytesize, uint64_t hStream)
 {
-	if (!sl_fn[316])
+	if (!sl_fn[315])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemAllocAsync))sl_fn[316])((CUdeviceptr *)dptr, (size_t)bytesize, (CUstream)hStream);
+	return ((__typeof__(&cuMemAllocAsync))sl_fn[315])((CUdeviceptr *)dptr, (size_t)bytesize, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, uint64_t bytesize, uint64_t pool, uint64_t hStream)
 {
-	if (!sl_fn[317])
+	if (!sl_fn[316])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemAllocFromPoolAsync))sl_fn[317])((CUdeviceptr *)dptr, (size_t)bytesize, (CUmemoryPool)pool, (CUstream)hStream);
+	return ((__typeof__(&cuMemAllocFromPoolAsync))sl_fn[316])((CUdeviceptr *)dptr, (size_t)bytesize, (CUmemoryPool)pool, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, uint64_t WidthInBytes, uint64_t Height, uint32_t ElementSizeBytes)
 {
-	if (!sl_fn[322])
+	if (!sl_fn[321])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemAllocPitch_v2))sl_fn[322])((CUdeviceptr *)dptr, (size_t *)pPitch, (size_t)WidthInBytes, (size_t)Height, (unsigned int)ElementSizeBytes);
+	return ((__typeof__(&cuMemAllocPitch_v2))sl_fn[321])((CUdeviceptr *)dptr, (size_t *)pPitch, (size_t)WidthInBytes, (size_t)Height, (unsigned int)ElementSizeBytes);
 }
 
 static inline CUresult call_cuMemAlloc_v2(CUdeviceptr *dptr, uint64_t bytesize)
 {
-	if (!sl_fn[323])
+	if (!sl_fn[322])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemAlloc_v2))sl_fn[323])((CUdeviceptr *)dptr, (size_t)bytesize);
+	return ((__typeof__(&cuMemAlloc_v2))sl_fn[322])((CUdeviceptr *)dptr, (size_t)bytesize);
 }
 
 static inline CUresult call_cuMemCreate(uint64_t *handle, uint64_t size, CUmemAllocationProp *prop, uint64_t flags)
 {
-	if (!sl_fn[325])
+	if (!sl_fn[324])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemCreate))sl_fn[325])((CUmemGenericAllocationHandle *)handle, (size_t)size, (const CUmemAllocationProp *)prop, (unsigned long long)flags);
+	return ((__typeof__(&cuMemCreate))sl_fn[324])((CUmemGenericAllocationHandle *)handle, (size_t)size, (const CUmemAllocationProp *)prop, (unsigned long long)flags);
 }
 
 static inline CUresult call_cuMemFreeAsync(uint64_t dptr, uint64_t hStream)
 {
-	if (!sl_fn[330])
+	if (!sl_fn[329])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemFreeAsync))sl_fn[330])((CUdeviceptr)dptr, (CUstream)hStream);
+	return ((__typeof__(&cuMemFreeAsync))sl_fn[329])((CUdeviceptr)dptr, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemFree_v2(uint64_t dptr)
 {
-	if (!sl_fn[332])
+	if (!sl_fn[331])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemFree_v2))sl_fn[332])((CUdeviceptr)dptr);
+	return ((__typeof__(&cuMemFree_v2))sl_fn[331])((CUdeviceptr)dptr);
 }
 
 static inline CUresult call_cuMemGetAccess(unsigned long long *flags, CUmemLocation *location, uint64_t ptr)
 {
-	if (!sl_fn[333])
+	if (!sl_fn[332])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemGetAccess))sl_fn[333])((unsigned long long *)flags, (const CUmemLocation *)location, (CUdeviceptr)ptr);
+	return ((__typeof__(&cuMemGetAccess))sl_fn[332])((unsigned long long *)flags, (const CUmemLocation *)location, (CUdeviceptr)ptr);
 }
 
 static inline CUresult call_cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, uint64_t dptr)
 {
-	if (!sl_fn[335])
+	if (!sl_fn[334])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemGetAddressRange_v2))sl_fn[335])((CUdeviceptr *)pbase, (size_t *)psize, (CUdeviceptr)dptr);
+	return ((__typeof__(&cuMemGetAddressRange_v2))sl_fn[334])((CUdeviceptr *)pbase, (size_t *)psize, (CUdeviceptr)dptr);
 }
 
 static inline CUresult call_cuMemGetAllocationGranularity(size_t *granularity, CUmemAllocationProp *prop, uint32_t option)
 {
-	if (!sl_fn[336])
+	if (!sl_fn[335])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemGetAllocationGranularity))sl_fn[336])((size_t *)granularity, (const CUmemAllocationProp *)prop, (CUmemAllocationGranularity_flags)option);
+	return ((__typeof__(&cuMemGetAllocationGranularity))sl_fn[335])((size_t *)granularity, (const CUmemAllocationProp *)prop, (CUmemAllocationGranularity_flags)option);
 }
 
 static inline CUresult call_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, uint64_t handle)
 {
-	if (!sl_fn[337])
+	if (!sl_fn[336])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemGetAllocationPropertiesFromHandle))sl_fn[337])((CUmemAllocationProp *)prop, handle);
+	return ((__typeof__(&cuMemGetAllocationPropertiesFromHandle))sl_fn[336])((CUmemAllocationProp *)prop, handle);
 }
 
 static inline CUresult call_cuMemGetDefaultMemPool(uint64_t *pool_out, CUmemLocation *location, uint32_t type)
 {
-	if (!sl_fn[338])
+	if (!sl_fn[337])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemGetDefaultMemPool))sl_fn[338])((CUmemoryPool *)pool_out, (CUmemLocation *)location, (CUmemAllocationType)type);
+	return ((__typeof__(&cuMemGetDefaultMemPool))sl_fn[337])((CUmemoryPool *)pool_out, (CUmemLocation *)location, (CUmemAllocationType)type);
 }
 
 static inline CUresult call_cuMemGetInfo_v2(size_t *free, size_t *total)
 {
-	if (!sl_fn[341])
+	if (!sl_fn[340])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemGetInfo_v2))sl_fn[341])((size_t *)free, (size_t *)total);
+	return ((__typeof__(&cuMemGetInfo_v2))sl_fn[340])((size_t *)free, (size_t *)total);
 }
 
 static inline CUresult call_cuMemGetMemPool(uint64_t *pool, CUmemLocation *location, uint32_t type)
 {
-	if (!sl_fn[342])
+	if (!sl_fn[341])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemGetMemPool))sl_fn[342])((CUmemoryPool *)pool, (CUmemLocation *)location, (CUmemAllocationType)type);
+	return ((__typeof__(&cuMemGetMemPool))sl_fn[341])((CUmemoryPool *)pool, (CUmemLocation *)location, (CUmemAllocationType)type);
 }
 
 static inline CUresult call_cuMemMap(uint64_t ptr, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)
 {
-	if (!sl_fn[351])
+	if (!sl_fn[350])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemMap))sl_fn[351])((CUdeviceptr)ptr, (size_t)size, (size_t)offset, handle, (unsigned long long)flags);
+	return ((__typeof__(&cuMemMap))sl_fn[350])((CUdeviceptr)ptr, (size_t)size, (size_t)offset, handle, (unsigned long long)flags);
 }
 
 static inline CUresult call_cuMemPoolCreate(uint64_t *pool, CUmemPoolProps *poolProps)
 {
-	if (!sl_fn[353])
+	if (!sl_fn[352])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemPoolCreate))sl_fn[353])((CUmemoryPool *)pool, (const CUmemPoolProps *)poolProps);
+	return ((__typeof__(&cuMemPoolCreate))sl_fn[352])((CUmemoryPool *)pool, (const CUmemPoolProps *)poolProps);
 }
 
 static inline CUresult call_cuMemPoolDestroy(uint64_t pool)
 {
-	if (!sl_fn[354])
+	if (!sl_fn[353])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemPoolDestroy))sl_fn[354])((CUmemoryPool)pool);
+	return ((__typeof__(&cuMemPoolDestroy))sl_fn[353])((CUmemoryPool)pool);
 }
 
 static inline CUresult call_cuMemPoolGetAccess(CUmemAccess_flags *flags, uint64_t memPool, CUmemLocation *location)
 {
-	if (!sl_fn[357])
+	if (!sl_fn[356])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemPoolGetAccess))sl_fn[357])((CUmemAccess_flags *)flags, (CUmemoryPool)memPool, (CUmemLocation *)location);
+	return ((__typeof__(&cuMemPoolGetAccess))sl_fn[356])((CUmemAccess_flags *)flags, (CUmemoryPool)memPool, (CUmemLocation *)location);
 }
 
 static inline CUresult call_cuMemPoolGetAttribute(uint64_t pool, uint32_t attr, void *value)
 {
-	if (!sl_fn[358])
+	if (!sl_fn[357])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemPoolGetAttribute))sl_fn[358])((CUmemoryPool)pool, (CUmemPool_attribute)attr, (void *)value);
+	return ((__typeof__(&cuMemPoolGetAttribute))sl_fn[357])((CUmemoryPool)pool, (CUmemPool_attribute)attr, (void *)value);
 }
 
 static inline CUresult call_cuMemPoolSetAccess(uint64_t pool, CUmemAccessDesc *map, uint64_t count)
 {
-	if (!sl_fn[361])
+	if (!sl_fn[360])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemPoolSetAccess))sl_fn[361])((CUmemoryPool)pool, (const CUmemAccessDesc *)map, (size_t)count);
+	return ((__typeof__(&cuMemPoolSetAccess))sl_fn[360])((CUmemoryPool)pool, (const CUmemAccessDesc *)map, (size_t)count);
 }
 
 static inline CUresult call_cuMemPoolSetAttribute(uint64_t pool, uint32_t attr, void *value)
 {
-	if (!sl_fn[362])
+	if (!sl_fn[361])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemPoolSetAttribute))sl_fn[362])((CUmemoryPool)pool, (CUmemPool_attribute)attr, (void *)value);
+	return ((__typeof__(&cuMemPoolSetAttribute))sl_fn[361])((CUmemoryPool)pool, (CUmemPool_attribute)attr, (void *)value);
 }
 
 static inline CUresult call_cuMemPoolTrimTo(uint64_t pool, uint64_t minBytesToKeep)
 {
-	if (!sl_fn[363])
+	if (!sl_fn[362])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemPoolTrimTo))sl_fn[363])((CUmemoryPool)pool, (size_t)minBytesToKeep);
+	return ((__typeof__(&cuMemPoolTrimTo))sl_fn[362])((CUmemoryPool)pool, (size_t)minBytesToKeep);
 }
 
 static inline CUresult call_cuMemRelease(uint64_t handle)
 {
-	if (!sl_fn[369])
+	if (!sl_fn[368])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemRelease))sl_fn[369])(handle);
+	return ((__typeof__(&cuMemRelease))sl_fn[368])(handle);
 }
 
 static inline CUresult call_cuMemSetAccess(uint64_t ptr, uint64_t size, CUmemAccessDesc *desc, uint64_t count)
 {
-	if (!sl_fn[371])
+	if (!sl_fn[370])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemSetAccess))sl_fn[371])((CUdeviceptr)ptr, (size_t)size, (const CUmemAccessDesc *)desc, (size_t)count);
+	return ((__typeof__(&cuMemSetAccess))sl_fn[370])((CUdeviceptr)ptr, (size_t)size, (const CUmemAccessDesc *)desc, (size_t)count);
 }
 
 static inline CUresult call_cuMemSetMemPool(CUmemLocation *location, uint32_t type, uint64_t pool)
 {
-	if (!sl_fn[372])
+	if (!sl_fn[371])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemSetMemPool))sl_fn[372])((CUmemLocation *)location, (CUmemAllocationType)type, (CUmemoryPool)pool);
+	return ((__typeof__(&cuMemSetMemPool))sl_fn[371])((CUmemLocation *)location, (CUmemAllocationType)type, (CUmemoryPool)pool);
 }
 
 static inline CUresult call_cuMemUnmap(uint64_t ptr, uint64_t size)
 {
-	if (!sl_fn[373])
+	if (!sl_fn[372])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemUnmap))sl_fn[373])((CUdeviceptr)ptr, (size_t)size);
+	return ((__typeof__(&cuMemUnmap))sl_fn[372])((CUdeviceptr)ptr, (size_t)size);
 }
 
 static inline CUresult call_cuMemcpy2DAsync_v2(CUDA_MEMCPY2D *pCopy, uint64_t hStream)
 {
-	if (!sl_fn[377])
+	if (!sl_fn[376])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemcpy2DAsync_v2))sl_fn[377])((const CUDA_MEMCPY2D *)pCopy, (CUstream)hStream);
+	return ((__typeof__(&cuMemcpy2DAsync_v2))sl_fn[376])((const CUDA_MEMCPY2D *)pCopy, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemcpy3DAsync_v2(CUDA_MEMCPY3D *pCopy, uint64_t hStream)
 {
-	if (!sl_fn[383])
+	if (!sl_fn[382])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemcpy3DAsync_v2))sl_fn[383])((const CUDA_MEMCPY3D *)pCopy, (CUstream)hStream);
+	return ((__typeof__(&cuMemcpy3DAsync_v2))sl_fn[382])((const CUDA_MEMCPY3D *)pCopy, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemcpy3DPeerAsync(CUDA_MEMCPY3D_PEER *pCopy, uint64_t hStream)
 {
-	if (!sl_fn[387])
+	if (!sl_fn[386])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemcpy3DPeerAsync))sl_fn[387])((const CUDA_MEMCPY3D_PEER *)pCopy, (CUstream)hStream);
+	return ((__typeof__(&cuMemcpy3DPeerAsync))sl_fn[386])((const CUDA_MEMCPY3D_PEER *)pCopy, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemcpyDtoDAsync_v2(uint64_t dstDevice, uint64_t srcDevice, uint64_t ByteCount, uint64_t hStream)
 {
-	if (!sl_fn[404])
+	if (!sl_fn[403])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemcpyDtoDAsync_v2))sl_fn[404])((CUdeviceptr)dstDevice, (CUdeviceptr)srcDevice, (size_t)ByteCount, (CUstream)hStream);
+	return ((__typeof__(&cuMemcpyDtoDAsync_v2))sl_fn[403])((CUdeviceptr)dstDevice, (CUdeviceptr)srcDevice, (size_t)ByteCount, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemcpyPeerAsync(uint64_t dstDevice, uint64_t dstContext, uint64_t srcDevice, uint64_t srcContext, uint64_t ByteCount, uint64_t hStream)
 {
-	if (!sl_fn[419])
+	if (!sl_fn[418])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemcpyPeerAsync))sl_fn[419])((CUdeviceptr)dstDevice, (CUcontext)dstContext, (CUdeviceptr)srcDevice, (CUcontext)srcContext, (size_t)ByteCount, (CUstream)hStream);
+	return ((__typeof__(&cuMemcpyPeerAsync))sl_fn[418])((CUdeviceptr)dstDevice, (CUcontext)dstContext, (CUdeviceptr)srcDevice, (CUcontext)srcContext, (size_t)ByteCount, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemsetD16Async(uint64_t dstDevice, uint16_t us, uint64_t N, uint64_t hStream)
 {
-	if (!sl_fn[421])
+	if (!sl_fn[420])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemsetD16Async))sl_fn[421])((CUdeviceptr)dstDevice, (unsigned short)us, (size_t)N, (CUstream)hStream);
+	return ((__typeof__(&cuMemsetD16Async))sl_fn[420])((CUdeviceptr)dstDevice, (unsigned short)us, (size_t)N, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemsetD2D16Async(uint64_t dstDevice, uint64_t dstPitch, uint16_t us, uint64_t Width, uint64_t Height, uint64_t hStream)
 {
-	if (!sl_fn[424])
+	if (!sl_fn[423])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemsetD2D16Async))sl_fn[424])((CUdeviceptr)dstDevice, (size_t)dstPitch, (unsigned short)us, (size_t)Width, (size_t)Height, (CUstream)hStream);
+	return ((__typeof__(&cuMemsetD2D16Async))sl_fn[423])((CUdeviceptr)dstDevice, (size_t)dstPitch, (unsigned short)us, (size_t)Width, (size_t)Height, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemsetD2D32Async(uint64_t dstDevice, uint64_t dstPitch, uint32_t ui, uint64_t Width, uint64_t Height, uint64_t hStream)
 {
-	if (!sl_fn[427])
+	if (!sl_fn[426])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemsetD2D32Async))sl_fn[427])((CUdeviceptr)dstDevice, (size_t)dstPitch, (unsigned int)ui, (size_t)Width, (size_t)Height, (CUstream)hStream);
+	return ((__typeof__(&cuMemsetD2D32Async))sl_fn[426])((CUdeviceptr)dstDevice, (size_t)dstPitch, (unsigned int)ui, (size_t)Width, (size_t)Height, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemsetD2D8Async(uint64_t dstDevice, uint64_t dstPitch, uint8_t uc, uint64_t Width, uint64_t Height, uint64_t hStream)
 {
-	if (!sl_fn[430])
+	if (!sl_fn[429])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemsetD2D8Async))sl_fn[430])((CUdeviceptr)dstDevice, (size_t)dstPitch, (unsigned char)uc, (size_t)Width, (size_t)Height, (CUstream)hStream);
+	return ((__typeof__(&cuMemsetD2D8Async))sl_fn[429])((CUdeviceptr)dstDevice, (size_t)dstPitch, (unsigned char)uc, (size_t)Width, (size_t)Height, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemsetD32Async(uint64_t dstDevice, uint32_t ui, uint64_t N, uint64_t hStream)
 {
-	if (!sl_fn[433])
+	if (!sl_fn[432])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemsetD32Async))sl_fn[433])((CUdeviceptr)dstDevice, (unsigned int)ui, (size_t)N, (CUstream)hStream);
+	return ((__typeof__(&cuMemsetD32Async))sl_fn[432])((CUdeviceptr)dstDevice, (unsigned int)ui, (size_t)N, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMemsetD8Async(uint64_t dstDevice, uint8_t uc, uint64_t N, uint64_t hStream)
 {
-	if (!sl_fn[436])
+	if (!sl_fn[435])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemsetD8Async))sl_fn[436])((CUdeviceptr)dstDevice, (unsigned char)uc, (size_t)N, (CUstream)hStream);
+	return ((__typeof__(&cuMemsetD8Async))sl_fn[435])((CUdeviceptr)dstDevice, (unsigned char)uc, (size_t)N, (CUstream)hStream);
 }
 
 static inline CUresult call_cuMipmappedArrayCreate(uint64_t *pHandle, CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc, uint32_t numMipmapLevels)
 {
-	if (!sl_fn[438])
+	if (!sl_fn[437])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMipmappedArrayCreate))sl_fn[438])((CUmipmappedArray *)pHandle, (const CUDA_ARRAY3D_DESCRIPTOR *)pMipmappedArrayDesc, (unsigned int)numMipmapLevels);
+	return ((__typeof__(&cuMipmappedArrayCreate))sl_fn[437])((CUmipmappedArray *)pHandle, (const CUDA_ARRAY3D_DESCRIPTOR *)pMipmappedArrayDesc, (unsigned int)numMipmapLevels);
 }
 
 static inline CUresult call_cuMipmappedArrayDestroy(uint64_t hMipmappedArray)
 {
-	if (!sl_fn[439])
+	if (!sl_fn[438])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMipmappedArrayDestroy))sl_fn[439])((CUmipmappedArray)hMipmappedArray);
+	return ((__typeof__(&cuMipmappedArrayDestroy))sl_fn[438])((CUmipmappedArray)hMipmappedArray);
 }
 
 static inline CUresult call_cuMipmappedArrayGetLevel(uint64_t *pLevelArray, uint64_t hMipmappedArray, uint32_t level)
 {
-	if (!sl_fn[440])
+	if (!sl_fn[439])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMipmappedArrayGetLevel))sl_fn[440])((CUarray *)pLevelArray, (CUmipmappedArray)hMipmappedArray, (unsigned int)level);
+	return ((__typeof__(&cuMipmappedArrayGetLevel))sl_fn[439])((CUarray *)pLevelArray, (CUmipmappedArray)hMipmappedArray, (unsigned int)level);
 }
 
 static inline CUresult call_cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *memoryRequirements, uint64_t mipmap, uint32_t device)
 {
-	if (!sl_fn[441])
+	if (!sl_fn[440])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMipmappedArrayGetMemoryRequirements))sl_fn[441])((CUDA_ARRAY_MEMORY_REQUIREMENTS *)memoryRequirements, (CUmipmappedArray)mipmap, (CUdevice)device);
+	return ((__typeof__(&cuMipmappedArrayGetMemoryRequirements))sl_fn[440])((CUDA_ARRAY_MEMORY_REQUIREMENTS *)memoryRequirements, (CUmipmappedArray)mipmap, (CUdevice)device);
 }
 
 static inline CUresult call_cuMipmappedArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *sparseProperties, uint64_t mipmap)
 {
-	if (!sl_fn[442])
+	if (!sl_fn[441])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMipmappedArrayGetSparseProperties))sl_fn[442])((CUDA_ARRAY_SPARSE_PROPERTIES *)sparseProperties, (CUmipmappedArray)mipmap);
+	return ((__typeof__(&cuMipmappedArrayGetSparseProperties))sl_fn[441])((CUDA_ARRAY_SPARSE_PROPERTIES *)sparseProperties, (CUmipmappedArray)mipmap);
 }
 
 static inline CUresult call_cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, uint64_t hmod, const char *name)
 {
-	if (!sl_fn[447])
+	if (!sl_fn[446])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuModuleGetGlobal_v2))sl_fn[447])((CUdeviceptr *)dptr, (size_t *)bytes, (CUmodule)hmod, (const char *)name);
+	return ((__typeof__(&cuModuleGetGlobal_v2))sl_fn[446])((CUdeviceptr *)dptr, (size_t *)bytes, (CUmodule)hmod, (const char *)name);
 }
 
 static inline CUresult call_cuModuleGetSurfRef(uint64_t *pSurfRef, uint64_t hmod, const char *name)
 {
-	if (!sl_fn[449])
+	if (!sl_fn[448])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuModuleGetSurfRef))sl_fn[449])((CUsurfref *)pSurfRef, (CUmodule)hmod, (const char *)name);
+	return ((__typeof__(&cuModuleGetSurfRef))sl_fn[448])((CUsurfref *)pSurfRef, (CUmodule)hmod, (const char *)name);
 }
 
 static inline CUresult call_cuModuleGetTexRef(uint64_t *pTexRef, uint64_t hmod, const char *name)
 {
-	if (!sl_fn[450])
+	if (!sl_fn[449])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuModuleGetTexRef))sl_fn[450])((CUtexref *)pTexRef, (CUmodule)hmod, (const char *)name);
+	return ((__typeof__(&cuModuleGetTexRef))sl_fn[449])((CUtexref *)pTexRef, (CUmodule)hmod, (const char *)name);
 }
 
 static inline CUresult call_cuModuleUnload(uint64_t hmod)
 {
-	if (!sl_fn[455])
+	if (!sl_fn[454])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuModuleUnload))sl_fn[455])((CUmodule)hmod);
+	return ((__typeof__(&cuModuleUnload))sl_fn[454])((CUmodule)hmod);
 }
 
 static inline CUresult call_cuOccupancyAvailableDynamicSMemPerBlock(size_t *dynamicSmemSize, uint64_t func, uint32_t numBlocks, uint32_t blockSize)
 {
-	if (!sl_fn[462])
+	if (!sl_fn[461])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuOccupancyAvailableDynamicSMemPerBlock))sl_fn[462])((size_t *)dynamicSmemSize, (CUfunction)func, (int)numBlocks, (int)blockSize);
+	return ((__typeof__(&cuOccupancyAvailableDynamicSMemPerBlock))sl_fn[461])((size_t *)dynamicSmemSize, (CUfunction)func, (int)numBlocks, (int)blockSize);
 }
 
 static inline CUresult call_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, uint64_t func, uint32_t blockSize, uint64_t dynamicSMemSize)
 {
-	if (!sl_fn[463])
+	if (!sl_fn[462])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuOccupancyMaxActiveBlocksPerMultiprocessor))sl_fn[463])((int *)numBlocks, (CUfunction)func, (int)blockSize, (size_t)dynamicSMemSize);
+	return ((__typeof__(&cuOccupancyMaxActiveBlocksPerMultiprocessor))sl_fn[462])((int *)numBlocks, (CUfunction)func, (int)blockSize, (size_t)dynamicSMemSize);
 }
 
 static inline CUresult call_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks, uint64_t func, uint32_t blockSize, uint64_t dynamicSMemSize, uint32_t flags)
 {
-	if (!sl_fn[464])
+	if (!sl_fn[463])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags))sl_fn[464])((int *)numBlocks, (CUfunction)func, (int)blockSize, (size_t)dynamicSMemSize, (unsigned int)flags);
+	return ((__typeof__(&cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags))sl_fn[463])((int *)numBlocks, (CUfunction)func, (int)blockSize, (size_t)dynamicSMemSize, (unsigned int)flags);
 }
 
 static inline CUresult call_cuParamSetTexRef(uint64_t hfunc, uint32_t texunit, uint64_t hTexRef)
 {
-	if (!sl_fn[470])
+	if (!sl_fn[469])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuParamSetTexRef))sl_fn[470])((CUfunction)hfunc, (int)texunit, (CUtexref)hTexRef);
+	return ((__typeof__(&cuParamSetTexRef))sl_fn[469])((CUfunction)hfunc, (int)texunit, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuPointerGetAttribute(void *data, uint32_t attribute, uint64_t ptr)
 {
-	if (!sl_fn[474])
+	if (!sl_fn[473])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuPointerGetAttribute))sl_fn[474])((void *)data, (CUpointer_attribute)attribute, (CUdeviceptr)ptr);
+	return ((__typeof__(&cuPointerGetAttribute))sl_fn[473])((void *)data, (CUpointer_attribute)attribute, (CUdeviceptr)ptr);
 }
 
 static inline CUresult call_cuStreamBatchMemOp(uint64_t stream, uint32_t count, CUstreamBatchMemOpParams *paramArray, uint32_t flags)
 {
-	if (!sl_fn[483])
+	if (!sl_fn[482])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamBatchMemOp))sl_fn[483])((CUstream)stream, (unsigned int)count, (CUstreamBatchMemOpParams *)paramArray, (unsigned int)flags);
+	return ((__typeof__(&cuStreamBatchMemOp))sl_fn[482])((CUstream)stream, (unsigned int)count, (CUstreamBatchMemOpParams *)paramArray, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamBatchMemOp_v2(uint64_t stream, uint32_t count, CUstreamBatchMemOpParams *paramArray, uint32_t flags)
 {
-	if (!sl_fn[484])
+	if (!sl_fn[483])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamBatchMemOp_v2))sl_fn[484])((CUstream)stream, (unsigned int)count, (CUstreamBatchMemOpParams *)paramArray, (unsigned int)flags);
+	return ((__typeof__(&cuStreamBatchMemOp_v2))sl_fn[483])((CUstream)stream, (unsigned int)count, (CUstreamBatchMemOpParams *)paramArray, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamBeginCaptureToGraph(uint64_t hStream, uint64_t hGraph, uint64_t *dependencies, CUgraphEdgeData *dependencyData, uint64_t numDependencies, uint32_t mode)
 {
-	if (!sl_fn[486])
+	if (!sl_fn[485])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamBeginCaptureToGraph))sl_fn[486])((CUstream)hStream, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (const CUgraphEdgeData *)dependencyData, (size_t)numDependencies, (CUstreamCaptureMode)mode);
+	return ((__typeof__(&cuStreamBeginCaptureToGraph))sl_fn[485])((CUstream)hStream, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (const CUgraphEdgeData *)dependencyData, (size_t)numDependencies, (CUstreamCaptureMode)mode);
 }
 
 static inline CUresult call_cuStreamBeginCapture_v2(uint64_t hStream, uint32_t mode)
 {
-	if (!sl_fn[487])
+	if (!sl_fn[486])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamBeginCapture_v2))sl_fn[487])((CUstream)hStream, (CUstreamCaptureMode)mode);
+	return ((__typeof__(&cuStreamBeginCapture_v2))sl_fn[486])((CUstream)hStream, (CUstreamCaptureMode)mode);
 }
 
 static inline CUresult call_cuStreamCopyAttributes(uint64_t dstStream, uint64_t srcStream)
 {
-	if (!sl_fn[488])
+	if (!sl_fn[487])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamCopyAttributes))sl_fn[488])((CUstream)dstStream, (CUstream)srcStream);
+	return ((__typeof__(&cuStreamCopyAttributes))sl_fn[487])((CUstream)dstStream, (CUstream)srcStream);
 }
 
 static inline CUresult call_cuStreamCreate(uint64_t *phStream, uint32_t Flags)
 {
-	if (!sl_fn[489])
+	if (!sl_fn[488])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamCreate))sl_fn[489])((CUstream *)phStream, (unsigned int)Flags);
+	return ((__typeof__(&cuStreamCreate))sl_fn[488])((CUstream *)phStream, (unsigned int)Flags);
 }
 
 static inline CUresult call_cuStreamCreateWithPriority(uint64_t *phStream, uint32_t flags, uint32_t priority)
 {
-	if (!sl_fn[490])
+	if (!sl_fn[489])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamCreateWithPriority))sl_fn[490])((CUstream *)phStream, (unsigned int)flags, (int)priority);
+	return ((__typeof__(&cuStreamCreateWithPriority))sl_fn[489])((CUstream *)phStream, (unsigned int)flags, (int)priority);
 }
 
 static inline CUresult call_cuStreamDestroy_v2(uint64_t hStream)
 {
-	if (!sl_fn[492])
+	if (!sl_fn[491])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamDestroy_v2))sl_fn[492])((CUstream)hStream);
+	return ((__typeof__(&cuStreamDestroy_v2))sl_fn[491])((CUstream)hStream);
 }
 
 static inline CUresult call_cuStreamEndCapture(uint64_t hStream, uint64_t *phGraph)
 {
-	if (!sl_fn[493])
+	if (!sl_fn[492])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamEndCapture))sl_fn[493])((CUstream)hStream, (CUgraph *)phGraph);
+	return ((__typeof__(&cuStreamEndCapture))sl_fn[492])((CUstream)hStream, (CUgraph *)phGraph);
 }
 
 static inline CUresult call_cuStreamGetAttribute(uint64_t hStream, uint32_t attr, CUstreamAttrValue *value)
 {
-	if (!sl_fn[494])
+	if (!sl_fn[493])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamGetAttribute))sl_fn[494])((CUstream)hStream, (CUstreamAttrID)attr, (CUstreamAttrValue *)value);
+	return ((__typeof__(&cuStreamGetAttribute))sl_fn[493])((CUstream)hStream, (CUstreamAttrID)attr, (CUstreamAttrValue *)value);
 }
 
 static inline CUresult call_cuStreamGetCaptureInfo(uint64_t hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out)
 {
-	if (!sl_fn[495])
+	if (!sl_fn[494])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamGetCaptureInfo))sl_fn[495])((CUstream)hStream, (CUstreamCaptureStatus *)captureStatus_out, (cuuint64_t *)id_out);
+	return ((__typeof__(&cuStreamGetCaptureInfo))sl_fn[494])((CUstream)hStream, (CUstreamCaptureStatus *)captureStatus_out, (cuuint64_t *)id_out);
 }
 
 static inline CUresult call_cuStreamIsCapturing(uint64_t hStream, CUstreamCaptureStatus *captureStatus)
 {
-	if (!sl_fn[505])
+	if (!sl_fn[504])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamIsCapturing))sl_fn[505])((CUstream)hStream, (CUstreamCaptureStatus *)captureStatus);
+	return ((__typeof__(&cuStreamIsCapturing))sl_fn[504])((CUstream)hStream, (CUstreamCaptureStatus *)captureStatus);
 }
 
 static inline CUresult call_cuStreamQuery(uint64_t hStream)
 {
-	if (!sl_fn[506])
+	if (!sl_fn[505])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamQuery))sl_fn[506])((CUstream)hStream);
+	return ((__typeof__(&cuStreamQuery))sl_fn[505])((CUstream)hStream);
 }
 
 static inline CUresult call_cuStreamSetAttribute(uint64_t hStream, uint32_t attr, CUstreamAttrValue *param)
 {
-	if (!sl_fn[507])
+	if (!sl_fn[506])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamSetAttribute))sl_fn[507])((CUstream)hStream, (CUstreamAttrID)attr, (const CUstreamAttrValue *)param);
+	return ((__typeof__(&cuStreamSetAttribute))sl_fn[506])((CUstream)hStream, (CUstreamAttrID)attr, (const CUstreamAttrValue *)param);
 }
 
 static inline CUresult call_cuStreamSynchronize(uint64_t hStream)
 {
-	if (!sl_fn[508])
+	if (!sl_fn[507])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamSynchronize))sl_fn[508])((CUstream)hStream);
+	return ((__typeof__(&cuStreamSynchronize))sl_fn[507])((CUstream)hStream);
 }
 
 static inline CUresult call_cuStreamUpdateCaptureDependencies(uint64_t hStream, uint64_t *dependencies, uint64_t numDependencies, uint32_t flags)
 {
-	if (!sl_fn[509])
+	if (!sl_fn[508])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamUpdateCaptureDependencies))sl_fn[509])((CUstream)hStream, (CUgraphNode *)dependencies, (size_t)numDependencies, (unsigned int)flags);
+	return ((__typeof__(&cuStreamUpdateCaptureDependencies))sl_fn[508])((CUstream)hStream, (CUgraphNode *)dependencies, (size_t)numDependencies, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamUpdateCaptureDependencies_v2(uint64_t hStream, uint64_t *dependencies, CUgraphEdgeData *dependencyData, uint64_t numDependencies, uint32_t flags)
 {
-	if (!sl_fn[510])
+	if (!sl_fn[509])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamUpdateCaptureDependencies_v2))sl_fn[510])((CUstream)hStream, (CUgraphNode *)dependencies, (const CUgraphEdgeData *)dependencyData, (size_t)numDependencies, (unsigned int)flags);
+	return ((__typeof__(&cuStreamUpdateCaptureDependencies_v2))sl_fn[509])((CUstream)hStream, (CUgraphNode *)dependencies, (const CUgraphEdgeData *)dependencyData, (size_t)numDependencies, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamWaitEvent(uint64_t hStream, uint64_t hEvent, uint32_t Flags)
 {
-	if (!sl_fn[511])
+	if (!sl_fn[510])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamWaitEvent))sl_fn[511])((CUstream)hStream, (CUevent)hEvent, (unsigned int)Flags);
+	return ((__typeof__(&cuStreamWaitEvent))sl_fn[510])((CUstream)hStream, (CUevent)hEvent, (unsigned int)Flags);
 }
 
 static inline CUresult call_cuStreamWaitValue32(uint64_t stream, uint64_t addr, uint32_t value, uint32_t flags)
 {
-	if (!sl_fn[512])
+	if (!sl_fn[511])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamWaitValue32))sl_fn[512])((CUstream)stream, (CUdeviceptr)addr, (cuuint32_t)value, (unsigned int)flags);
+	return ((__typeof__(&cuStreamWaitValue32))sl_fn[511])((CUstream)stream, (CUdeviceptr)addr, (cuuint32_t)value, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamWaitValue32_v2(uint64_t stream, uint64_t addr, uint32_t value, uint32_t flags)
 {
-	if (!sl_fn[513])
+	if (!sl_fn[512])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamWaitValue32_v2))sl_fn[513])((CUstream)stream, (CUdeviceptr)addr, (cuuint32_t)value, (unsigned int)flags);
+	return ((__typeof__(&cuStreamWaitValue32_v2))sl_fn[512])((CUstream)stream, (CUdeviceptr)addr, (cuuint32_t)value, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamWaitValue64(uint64_t stream, uint64_t addr, uint64_t value, uint32_t flags)
 {
-	if (!sl_fn[514])
+	if (!sl_fn[513])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamWaitValue64))sl_fn[514])((CUstream)stream, (CUdeviceptr)addr, (cuuint64_t)value, (unsigned int)flags);
+	return ((__typeof__(&cuStreamWaitValue64))sl_fn[513])((CUstream)stream, (CUdeviceptr)addr, (cuuint64_t)value, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamWaitValue64_v2(uint64_t stream, uint64_t addr, uint64_t value, uint32_t flags)
 {
-	if (!sl_fn[515])
+	if (!sl_fn[514])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamWaitValue64_v2))sl_fn[515])((CUstream)stream, (CUdeviceptr)addr, (cuuint64_t)value, (unsigned int)flags);
+	return ((__typeof__(&cuStreamWaitValue64_v2))sl_fn[514])((CUstream)stream, (CUdeviceptr)addr, (cuuint64_t)value, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamWriteValue32(uint64_t stream, uint64_t addr, uint32_t value, uint32_t flags)
 {
-	if (!sl_fn[516])
+	if (!sl_fn[515])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamWriteValue32))sl_fn[516])((CUstream)stream, (CUdeviceptr)addr, (cuuint32_t)value, (unsigned int)flags);
+	return ((__typeof__(&cuStreamWriteValue32))sl_fn[515])((CUstream)stream, (CUdeviceptr)addr, (cuuint32_t)value, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamWriteValue32_v2(uint64_t stream, uint64_t addr, uint32_t value, uint32_t flags)
 {
-	if (!sl_fn[517])
+	if (!sl_fn[516])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamWriteValue32_v2))sl_fn[517])((CUstream)stream, (CUdeviceptr)addr, (cuuint32_t)value, (unsigned int)flags);
+	return ((__typeof__(&cuStreamWriteValue32_v2))sl_fn[516])((CUstream)stream, (CUdeviceptr)addr, (cuuint32_t)value, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamWriteValue64(uint64_t stream, uint64_t addr, uint64_t value, uint32_t flags)
 {
-	if (!sl_fn[518])
+	if (!sl_fn[517])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamWriteValue64))sl_fn[518])((CUstream)stream, (CUdeviceptr)addr, (cuuint64_t)value, (unsigned int)flags);
+	return ((__typeof__(&cuStreamWriteValue64))sl_fn[517])((CUstream)stream, (CUdeviceptr)addr, (cuuint64_t)value, (unsigned int)flags);
 }
 
 static inline CUresult call_cuStreamWriteValue64_v2(uint64_t stream, uint64_t addr, uint64_t value, uint32_t flags)
 {
-	if (!sl_fn[519])
+	if (!sl_fn[518])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuStreamWriteValue64_v2))sl_fn[519])((CUstream)stream, (CUdeviceptr)addr, (cuuint64_t)value, (unsigned int)flags);
+	return ((__typeof__(&cuStreamWriteValue64_v2))sl_fn[518])((CUstream)stream, (CUdeviceptr)addr, (cuuint64_t)value, (unsigned int)flags);
 }
 
 static inline CUresult call_cuSurfObjectCreate(CUsurfObject *pSurfObject, CUDA_RESOURCE_DESC *pResDesc)
 {
-	if (!sl_fn[520])
+	if (!sl_fn[519])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuSurfObjectCreate))sl_fn[520])((CUsurfObject *)pSurfObject, (const CUDA_RESOURCE_DESC *)pResDesc);
+	return ((__typeof__(&cuSurfObjectCreate))sl_fn[519])((CUsurfObject *)pSurfObject, (const CUDA_RESOURCE_DESC *)pResDesc);
 }
 
 static inline CUresult call_cuSurfObjectDestroy(uint64_t surfObject)
 {
-	if (!sl_fn[521])
+	if (!sl_fn[520])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuSurfObjectDestroy))sl_fn[521])((CUsurfObject)surfObject);
+	return ((__typeof__(&cuSurfObjectDestroy))sl_fn[520])((CUsurfObject)surfObject);
 }
 
 static inline CUresult call_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, uint64_t surfObject)
 {
-	if (!sl_fn[522])
+	if (!sl_fn[521])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuSurfObjectGetResourceDesc))sl_fn[522])((CUDA_RESOURCE_DESC *)pResDesc, (CUsurfObject)surfObject);
+	return ((__typeof__(&cuSurfObjectGetResourceDesc))sl_fn[521])((CUDA_RESOURCE_DESC *)pResDesc, (CUsurfObject)surfObject);
 }
 
 static inline CUresult call_cuSurfRefGetArray(uint64_t *phArray, uint64_t hSurfRef)
 {
-	if (!sl_fn[523])
+	if (!sl_fn[522])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuSurfRefGetArray))sl_fn[523])((CUarray *)phArray, (CUsurfref)hSurfRef);
+	return ((__typeof__(&cuSurfRefGetArray))sl_fn[522])((CUarray *)phArray, (CUsurfref)hSurfRef);
 }
 
 static inline CUresult call_cuSurfRefSetArray(uint64_t hSurfRef, uint64_t hArray, uint32_t Flags)
 {
-	if (!sl_fn[524])
+	if (!sl_fn[523])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuSurfRefSetArray))sl_fn[524])((CUsurfref)hSurfRef, (CUarray)hArray, (unsigned int)Flags);
+	return ((__typeof__(&cuSurfRefSetArray))sl_fn[523])((CUsurfref)hSurfRef, (CUarray)hArray, (unsigned int)Flags);
 }
 
 static inline CUresult call_cuTexObjectCreate(CUtexObject *pTexObject, CUDA_RESOURCE_DESC *pResDesc, CUDA_TEXTURE_DESC *pTexDesc, CUDA_RESOURCE_VIEW_DESC *pResViewDesc)
 {
-	if (!sl_fn[529])
+	if (!sl_fn[528])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexObjectCreate))sl_fn[529])((CUtexObject *)pTexObject, (const CUDA_RESOURCE_DESC *)pResDesc, (const CUDA_TEXTURE_DESC *)pTexDesc, (const CUDA_RESOURCE_VIEW_DESC *)pResViewDesc);
+	return ((__typeof__(&cuTexObjectCreate))sl_fn[528])((CUtexObject *)pTexObject, (const CUDA_RESOURCE_DESC *)pResDesc, (const CUDA_TEXTURE_DESC *)pTexDesc, (const CUDA_RESOURCE_VIEW_DESC *)pResViewDesc);
 }
 
 static inline CUresult call_cuTexObjectDestroy(uint64_t texObject)
 {
-	if (!sl_fn[530])
+	if (!sl_fn[529])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexObjectDestroy))sl_fn[530])((CUtexObject)texObject);
+	return ((__typeof__(&cuTexObjectDestroy))sl_fn[529])((CUtexObject)texObject);
 }
 
 static inline CUresult call_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *pResDesc, uint64_t texObject)
 {
-	if (!sl_fn[531])
+	if (!sl_fn[530])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexObjectGetResourceDesc))sl_fn[531])((CUDA_RESOURCE_DESC *)pResDesc, (CUtexObject)texObject);
+	return ((__typeof__(&cuTexObjectGetResourceDesc))sl_fn[530])((CUDA_RESOURCE_DESC *)pResDesc, (CUtexObject)texObject);
 }
 
 static inline CUresult call_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *pResViewDesc, uint64_t texObject)
 {
-	if (!sl_fn[532])
+	if (!sl_fn[531])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexObjectGetResourceViewDesc))sl_fn[532])((CUDA_RESOURCE_VIEW_DESC *)pResViewDesc, (CUtexObject)texObject);
+	return ((__typeof__(&cuTexObjectGetResourceViewDesc))sl_fn[531])((CUDA_RESOURCE_VIEW_DESC *)pResViewDesc, (CUtexObject)texObject);
 }
 
 static inline CUresult call_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *pTexDesc, uint64_t texObject)
 {
-	if (!sl_fn[533])
+	if (!sl_fn[532])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexObjectGetTextureDesc))sl_fn[533])((CUDA_TEXTURE_DESC *)pTexDesc, (CUtexObject)texObject);
+	return ((__typeof__(&cuTexObjectGetTextureDesc))sl_fn[532])((CUDA_TEXTURE_DESC *)pTexDesc, (CUtexObject)texObject);
 }
 
 static inline CUresult call_cuTexRefCreate(uint64_t *pTexRef)
 {
-	if (!sl_fn[534])
+	if (!sl_fn[533])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefCreate))sl_fn[534])((CUtexref *)pTexRef);
+	return ((__typeof__(&cuTexRefCreate))sl_fn[533])((CUtexref *)pTexRef);
 }
 
 static inline CUresult call_cuTexRefDestroy(uint64_t hTexRef)
 {
-	if (!sl_fn[535])
+	if (!sl_fn[534])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefDestroy))sl_fn[535])((CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefDestroy))sl_fn[534])((CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetAddressMode(CUaddress_mode *pam, uint64_t hTexRef, uint32_t dim)
 {
-	if (!sl_fn[537])
+	if (!sl_fn[536])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetAddressMode))sl_fn[537])((CUaddress_mode *)pam, (CUtexref)hTexRef, (int)dim);
+	return ((__typeof__(&cuTexRefGetAddressMode))sl_fn[536])((CUaddress_mode *)pam, (CUtexref)hTexRef, (int)dim);
 }
 
 static inline CUresult call_cuTexRefGetAddress_v2(CUdeviceptr *pdptr, uint64_t hTexRef)
 {
-	if (!sl_fn[538])
+	if (!sl_fn[537])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetAddress_v2))sl_fn[538])((CUdeviceptr *)pdptr, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetAddress_v2))sl_fn[537])((CUdeviceptr *)pdptr, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetArray(uint64_t *phArray, uint64_t hTexRef)
 {
-	if (!sl_fn[539])
+	if (!sl_fn[538])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetArray))sl_fn[539])((CUarray *)phArray, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetArray))sl_fn[538])((CUarray *)phArray, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetFilterMode(CUfilter_mode *pfm, uint64_t hTexRef)
 {
-	if (!sl_fn[541])
+	if (!sl_fn[540])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetFilterMode))sl_fn[541])((CUfilter_mode *)pfm, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetFilterMode))sl_fn[540])((CUfilter_mode *)pfm, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetFlags(unsigned int *pFlags, uint64_t hTexRef)
 {
-	if (!sl_fn[542])
+	if (!sl_fn[541])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetFlags))sl_fn[542])((unsigned int *)pFlags, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetFlags))sl_fn[541])((unsigned int *)pFlags, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetFormat(CUarray_format *pFormat, int *pNumChannels, uint64_t hTexRef)
 {
-	if (!sl_fn[543])
+	if (!sl_fn[542])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetFormat))sl_fn[543])((CUarray_format *)pFormat, (int *)pNumChannels, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetFormat))sl_fn[542])((CUarray_format *)pFormat, (int *)pNumChannels, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetMaxAnisotropy(int *pmaxAniso, uint64_t hTexRef)
 {
-	if (!sl_fn[544])
+	if (!sl_fn[543])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetMaxAnisotropy))sl_fn[544])((int *)pmaxAniso, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetMaxAnisotropy))sl_fn[543])((int *)pmaxAniso, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetMipmapFilterMode(CUfilter_mode *pfm, uint64_t hTexRef)
 {
-	if (!sl_fn[545])
+	if (!sl_fn[544])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetMipmapFilterMode))sl_fn[545])((CUfilter_mode *)pfm, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetMipmapFilterMode))sl_fn[544])((CUfilter_mode *)pfm, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetMipmapLevelBias(float *pbias, uint64_t hTexRef)
 {
-	if (!sl_fn[546])
+	if (!sl_fn[545])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetMipmapLevelBias))sl_fn[546])((float *)pbias, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetMipmapLevelBias))sl_fn[545])((float *)pbias, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetMipmapLevelClamp(float *pminMipmapLevelClamp, float *pmaxMipmapLevelClamp, uint64_t hTexRef)
 {
-	if (!sl_fn[547])
+	if (!sl_fn[546])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetMipmapLevelClamp))sl_fn[547])((float *)pminMipmapLevelClamp, (float *)pmaxMipmapLevelClamp, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetMipmapLevelClamp))sl_fn[546])((float *)pminMipmapLevelClamp, (float *)pmaxMipmapLevelClamp, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefGetMipmappedArray(uint64_t *phMipmappedArray, uint64_t hTexRef)
 {
-	if (!sl_fn[548])
+	if (!sl_fn[547])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefGetMipmappedArray))sl_fn[548])((CUmipmappedArray *)phMipmappedArray, (CUtexref)hTexRef);
+	return ((__typeof__(&cuTexRefGetMipmappedArray))sl_fn[547])((CUmipmappedArray *)phMipmappedArray, (CUtexref)hTexRef);
 }
 
 static inline CUresult call_cuTexRefSetAddress2D_v3(uint64_t hTexRef, CUDA_ARRAY_DESCRIPTOR *desc, uint64_t dptr, uint64_t Pitch)
 {
-	if (!sl_fn[552])
+	if (!sl_fn[551])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetAddress2D_v3))sl_fn[552])((CUtexref)hTexRef, (const CUDA_ARRAY_DESCRIPTOR *)desc, (CUdeviceptr)dptr, (size_t)Pitch);
+	return ((__typeof__(&cuTexRefSetAddress2D_v3))sl_fn[551])((CUtexref)hTexRef, (const CUDA_ARRAY_DESCRIPTOR *)desc, (CUdeviceptr)dptr, (size_t)Pitch);
 }
 
 static inline CUresult call_cuTexRefSetAddressMode(uint64_t hTexRef, uint32_t dim, uint32_t am)
 {
-	if (!sl_fn[553])
+	if (!sl_fn[552])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetAddressMode))sl_fn[553])((CUtexref)hTexRef, (int)dim, (CUaddress_mode)am);
+	return ((__typeof__(&cuTexRefSetAddressMode))sl_fn[552])((CUtexref)hTexRef, (int)dim, (CUaddress_mode)am);
 }
 
 static inline CUresult call_cuTexRefSetAddress_v2(size_t *ByteOffset, uint64_t hTexRef, uint64_t dptr, uint64_t bytes)
 {
-	if (!sl_fn[554])
+	if (!sl_fn[553])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetAddress_v2))sl_fn[554])((size_t *)ByteOffset, (CUtexref)hTexRef, (CUdeviceptr)dptr, (size_t)bytes);
+	return ((__typeof__(&cuTexRefSetAddress_v2))sl_fn[553])((size_t *)ByteOffset, (CUtexref)hTexRef, (CUdeviceptr)dptr, (size_t)bytes);
 }
 
 static inline CUresult call_cuTexRefSetArray(uint64_t hTexRef, uint64_t hArray, uint32_t Flags)
 {
-	if (!sl_fn[555])
+	if (!sl_fn[554])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetArray))sl_fn[555])((CUtexref)hTexRef, (CUarray)hArray, (unsigned int)Flags);
+	return ((__typeof__(&cuTexRefSetArray))sl_fn[554])((CUtexref)hTexRef, (CUarray)hArray, (unsigned int)Flags);
 }
 
 static inline CUresult call_cuTexRefSetFilterMode(uint64_t hTexRef, uint32_t fm)
 {
-	if (!sl_fn[557])
+	if (!sl_fn[556])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetFilterMode))sl_fn[557])((CUtexref)hTexRef, (CUfilter_mode)fm);
+	return ((__typeof__(&cuTexRefSetFilterMode))sl_fn[556])((CUtexref)hTexRef, (CUfilter_mode)fm);
 }
 
 static inline CUresult call_cuTexRefSetFlags(uint64_t hTexRef, uint32_t Flags)
 {
-	if (!sl_fn[558])
+	if (!sl_fn[557])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetFlags))sl_fn[558])((CUtexref)hTexRef, (unsigned int)Flags);
+	return ((__typeof__(&cuTexRefSetFlags))sl_fn[557])((CUtexref)hTexRef, (unsigned int)Flags);
 }
 
 static inline CUresult call_cuTexRefSetFormat(uint64_t hTexRef, uint32_t fmt, uint32_t NumPackedComponents)
 {
-	if (!sl_fn[559])
+	if (!sl_fn[558])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetFormat))sl_fn[559])((CUtexref)hTexRef, (CUarray_format)fmt, (int)NumPackedComponents);
+	return ((__typeof__(&cuTexRefSetFormat))sl_fn[558])((CUtexref)hTexRef, (CUarray_format)fmt, (int)NumPackedComponents);
 }
 
 static inline CUresult call_cuTexRefSetMaxAnisotropy(uint64_t hTexRef, uint32_t maxAniso)
 {
-	if (!sl_fn[560])
+	if (!sl_fn[559])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetMaxAnisotropy))sl_fn[560])((CUtexref)hTexRef, (unsigned int)maxAniso);
+	return ((__typeof__(&cuTexRefSetMaxAnisotropy))sl_fn[559])((CUtexref)hTexRef, (unsigned int)maxAniso);
 }
 
 static inline CUresult call_cuTexRefSetMipmapFilterMode(uint64_t hTexRef, uint32_t fm)
 {
-	if (!sl_fn[561])
+	if (!sl_fn[560])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetMipmapFilterMode))sl_fn[561])((CUtexref)hTexRef, (CUfilter_mode)fm);
+	return ((__typeof__(&cuTexRefSetMipmapFilterMode))sl_fn[560])((CUtexref)hTexRef, (CUfilter_mode)fm);
 }
 
 static inline CUresult call_cuTexRefSetMipmapLevelBias(uint64_t hTexRef, float bias)
 {
-	if (!sl_fn[562])
+	if (!sl_fn[561])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetMipmapLevelBias))sl_fn[562])((CUtexref)hTexRef, (float)bias);
+	return ((__typeof__(&cuTexRefSetMipmapLevelBias))sl_fn[561])((CUtexref)hTexRef, (float)bias);
 }
 
 static inline CUresult call_cuTexRefSetMipmapLevelClamp(uint64_t hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp)
 {
-	if (!sl_fn[563])
+	if (!sl_fn[562])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetMipmapLevelClamp))sl_fn[563])((CUtexref)hTexRef, (float)minMipmapLevelClamp, (float)maxMipmapLevelClamp);
+	return ((__typeof__(&cuTexRefSetMipmapLevelClamp))sl_fn[562])((CUtexref)hTexRef, (float)minMipmapLevelClamp, (float)maxMipmapLevelClamp);
 }
 
 static inline CUresult call_cuTexRefSetMipmappedArray(uint64_t hTexRef, uint64_t hMipmappedArray, uint32_t Flags)
 {
-	if (!sl_fn[564])
+	if (!sl_fn[563])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuTexRefSetMipmappedArray))sl_fn[564])((CUtexref)hTexRef, (CUmipmappedArray)hMipmappedArray, (unsigned int)Flags);
+	return ((__typeof__(&cuTexRefSetMipmappedArray))sl_fn[563])((CUtexref)hTexRef, (CUmipmappedArray)hMipmappedArray, (unsigned int)Flags);
 }
 
 static inline CUresult call_cuUserObjectRelease(uint64_t object, uint32_t count)
 {
-	if (!sl_fn[567])
+	if (!sl_fn[566])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuUserObjectRelease))sl_fn[567])((CUuserObject)object, (unsigned int)count);
+	return ((__typeof__(&cuUserObjectRelease))sl_fn[566])((CUuserObject)object, (unsigned int)count);
 }
 
 static inline CUresult call_cuUserObjectRetain(uint64_t object, uint32_t count)
 {
-	if (!sl_fn[568])
+	if (!sl_fn[567])
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuUserObjectRetain))sl_fn[568])((CUuserObject)object, (unsigned int)count);
+	return ((__typeof__(&cuUserObjectRetain))sl_fn[567])((CUuserObject)object, (unsigned int)count);
 }
 
 #ifdef SL_FN_NAMES
@@ -2231,7 +2230,6 @@ const char *const sl_fn_names[SL_FN_COUNT] = {
 	"cuEGLStreamProducerPresentFrame",
 	"cuEGLStreamProducerReturnFrame",
 	"cuEventCreate",
-	"cuEventCreateFromEGLSync",
 	"cuEventDestroy",
 	"cuEventDestroy_v2",
 	"cuEventElapsedTime",

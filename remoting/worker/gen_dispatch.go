@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x58, 0x13, 0x05, 0x72, 0x52, 0xee, 0xaf, 0xdb,
-	0x4d, 0x2e, 0x5c, 0x51, 0x20, 0xfb, 0x1a, 0x39,
-	0x46, 0x37, 0x22, 0x00, 0x23, 0x56, 0xe8, 0x05,
-	0xba, 0x43, 0x50, 0x8c, 0xa2, 0xb5, 0x1b, 0x7c,
+	0xc6, 0x63, 0x1a, 0x6a, 0x63, 0x99, 0xe0, 0xc1,
+	0x05, 0x18, 0xf5, 0xc6, 0x2e, 0xd2, 0x6e, 0xb1,
+	0x5e, 0xc8, 0xaf, 0x31, 0xe2, 0x7a, 0x76, 0xef,
+	0x1b, 0xce, 0x38, 0xa3, 0x29, 0x6f, 0x8c, 0x7f,
 }
 
 // Operation numbers of the API table.
@@ -53,229 +53,229 @@ const (
 	opCuDeviceSetGraphMemAttribute                         = 95
 	opCuDeviceSetMemPool                                   = 96
 	opCuEventCreate                                        = 110
-	opCuEventDestroy_v2                                    = 113
-	opCuEventElapsedTime_v2                                = 115
-	opCuEventRecord                                        = 117
-	opCuEventRecordWithFlags                               = 118
-	opCuEventSynchronize                                   = 119
-	opCuFlushGPUDirectRDMAWrites                           = 122
-	opCuFuncSetAttribute                                   = 129
-	opCuFuncSetCacheConfig                                 = 131
-	opCuFuncSetSharedMemConfig                             = 132
-	opCuGraphAddChildGraphNode                             = 154
-	opCuGraphAddDependencies                               = 155
-	opCuGraphAddDependencies_v2                            = 156
-	opCuGraphAddEmptyNode                                  = 157
-	opCuGraphAddEventRecordNode                            = 158
-	opCuGraphAddEventWaitNode                              = 159
-	opCuGraphAddHostNode                                   = 162
-	opCuGraphAddKernelNode_v2                              = 164
-	opCuGraphAddMemAllocNode                               = 165
-	opCuGraphAddMemFreeNode                                = 166
-	opCuGraphAddMemcpyNode                                 = 167
-	opCuGraphAddMemsetNode                                 = 168
-	opCuGraphAddNode                                       = 169
-	opCuGraphChildGraphNodeGetGraph                        = 173
-	opCuGraphClone                                         = 174
-	opCuGraphConditionalHandleCreate                       = 175
-	opCuGraphCreate                                        = 176
-	opCuGraphDestroy                                       = 178
-	opCuGraphDestroyNode                                   = 179
-	opCuGraphEventRecordNodeGetEvent                       = 180
-	opCuGraphEventRecordNodeSetEvent                       = 181
-	opCuGraphEventWaitNodeGetEvent                         = 182
-	opCuGraphEventWaitNodeSetEvent                         = 183
-	opCuGraphExecChildGraphNodeSetParams                   = 185
-	opCuGraphExecDestroy                                   = 186
-	opCuGraphExecEventRecordNodeSetEvent                   = 187
-	opCuGraphExecEventWaitNodeSetEvent                     = 188
-	opCuGraphExecGetFlags                                  = 191
-	opCuGraphExecHostNodeSetParams                         = 192
-	opCuGraphExecKernelNodeSetParams_v2                    = 194
-	opCuGraphExecMemcpyNodeSetParams                       = 195
-	opCuGraphExecMemsetNodeSetParams                       = 196
-	opCuGraphExecUpdate_v2                                 = 199
-	opCuGraphGetEdges                                      = 204
-	opCuGraphGetEdges_v2                                   = 205
-	opCuGraphGetNodes                                      = 206
-	opCuGraphGetRootNodes                                  = 207
-	opCuGraphHostNodeGetParams                             = 208
-	opCuGraphHostNodeSetParams                             = 209
-	opCuGraphInstantiateWithFlags                          = 211
-	opCuGraphKernelNodeCopyAttributes                      = 214
-	opCuGraphKernelNodeGetAttribute                        = 215
-	opCuGraphKernelNodeGetParams_v2                        = 217
-	opCuGraphKernelNodeSetAttribute                        = 218
-	opCuGraphKernelNodeSetParams_v2                        = 220
-	opCuGraphLaunch                                        = 221
-	opCuGraphMemAllocNodeGetParams                         = 222
-	opCuGraphMemFreeNodeGetParams                          = 223
-	opCuGraphMemcpyNodeGetParams                           = 224
-	opCuGraphMemcpyNodeSetParams                           = 225
-	opCuGraphMemsetNodeGetParams                           = 226
-	opCuGraphMemsetNodeSetParams                           = 227
-	opCuGraphNodeFindInClone                               = 228
-	opCuGraphNodeGetDependencies                           = 229
-	opCuGraphNodeGetDependencies_v2                        = 230
-	opCuGraphNodeGetDependentNodes                         = 231
-	opCuGraphNodeGetDependentNodes_v2                      = 232
-	opCuGraphNodeGetEnabled                                = 233
-	opCuGraphNodeGetType                                   = 234
-	opCuGraphNodeSetEnabled                                = 235
-	opCuGraphReleaseUserObject                             = 237
-	opCuGraphRemoveDependencies                            = 238
-	opCuGraphRemoveDependencies_v2                         = 239
-	opCuGraphRetainUserObject                              = 240
-	opCuGraphUpload                                        = 241
-	opCuGreenCtxCreate                                     = 257
-	opCuGreenCtxDestroy                                    = 258
-	opCuGreenCtxGetDevResource                             = 259
-	opCuGreenCtxRecordEvent                                = 261
-	opCuGreenCtxStreamCreate                               = 262
-	opCuGreenCtxWaitEvent                                  = 263
-	opCuIpcCloseMemHandle                                  = 267
-	opCuIpcGetEventHandle                                  = 268
-	opCuIpcGetMemHandle                                    = 269
-	opCuIpcOpenEventHandle                                 = 270
-	opCuIpcOpenMemHandle_v2                                = 272
-	opCuKernelSetAttribute                                 = 278
-	opCuKernelSetCacheConfig                               = 279
-	opCuLibraryGetGlobal                                   = 289
-	opCuLibraryGetManaged                                  = 292
-	opCuLibraryGetModule                                   = 293
-	opCuLibraryUnload                                      = 297
-	opCuLinkDestroy                                        = 305
-	opCuMemAddressFree                                     = 311
-	opCuMemAddressReserve                                  = 312
-	opCuMemAllocAsync                                      = 316
-	opCuMemAllocFromPoolAsync                              = 317
-	opCuMemAllocPitch_v2                                   = 322
-	opCuMemAlloc_v2                                        = 323
-	opCuMemCreate                                          = 325
-	opCuMemExportToShareableHandle                         = 328
-	opCuMemFreeAsync                                       = 330
-	opCuMemFree_v2                                         = 332
-	opCuMemGetAccess                                       = 333
-	opCuMemGetAddressRange_v2                              = 335
-	opCuMemGetAllocationGranularity                        = 336
-	opCuMemGetAllocationPropertiesFromHandle               = 337
-	opCuMemGetDefaultMemPool                               = 338
-	opCuMemGetInfo_v2                                      = 341
-	opCuMemGetMemPool                                      = 342
-	opCuMemImportFromShareableHandle                       = 350
-	opCuMemMap                                             = 351
-	opCuMemPoolCreate                                      = 353
-	opCuMemPoolDestroy                                     = 354
-	opCuMemPoolGetAccess                                   = 357
-	opCuMemPoolGetAttribute                                = 358
-	opCuMemPoolSetAccess                                   = 361
-	opCuMemPoolSetAttribute                                = 362
-	opCuMemPoolTrimTo                                      = 363
-	opCuMemRelease                                         = 369
-	opCuMemRetainAllocationHandle                          = 370
-	opCuMemSetAccess                                       = 371
-	opCuMemSetMemPool                                      = 372
-	opCuMemUnmap                                           = 373
-	opCuMemcpy2DAsync_v2                                   = 377
-	opCuMemcpy3DAsync_v2                                   = 383
-	opCuMemcpy3DPeerAsync                                  = 387
-	opCuMemcpyDtoDAsync_v2                                 = 404
-	opCuMemcpyPeerAsync                                    = 419
-	opCuMemsetD16Async                                     = 421
-	opCuMemsetD2D16Async                                   = 424
-	opCuMemsetD2D32Async                                   = 427
-	opCuMemsetD2D8Async                                    = 430
-	opCuMemsetD32Async                                     = 433
-	opCuMemsetD8Async                                      = 436
-	opCuMipmappedArrayCreate                               = 438
-	opCuMipmappedArrayDestroy                              = 439
-	opCuMipmappedArrayGetLevel                             = 440
-	opCuMipmappedArrayGetMemoryRequirements                = 441
-	opCuMipmappedArrayGetSparseProperties                  = 442
-	opCuModuleGetGlobal_v2                                 = 447
-	opCuModuleGetSurfRef                                   = 449
-	opCuModuleGetTexRef                                    = 450
-	opCuModuleUnload                                       = 455
-	opCuOccupancyAvailableDynamicSMemPerBlock              = 462
-	opCuOccupancyMaxActiveBlocksPerMultiprocessor          = 463
-	opCuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = 464
-	opCuOccupancyMaxActiveClusters                         = 465
-	opCuOccupancyMaxPotentialBlockSizeWithFlags            = 467
-	opCuOccupancyMaxPotentialClusterSize                   = 468
-	opCuParamSetTexRef                                     = 470
-	opCuPointerGetAttribute                                = 474
-	opCuStreamBatchMemOp                                   = 483
-	opCuStreamBatchMemOp_v2                                = 484
-	opCuStreamBeginCaptureToGraph                          = 486
-	opCuStreamBeginCapture_v2                              = 487
-	opCuStreamCopyAttributes                               = 488
-	opCuStreamCreate                                       = 489
-	opCuStreamCreateWithPriority                           = 490
-	opCuStreamDestroy_v2                                   = 492
-	opCuStreamEndCapture                                   = 493
-	opCuStreamGetAttribute                                 = 494
-	opCuStreamGetCaptureInfo                               = 495
-	opCuStreamGetCaptureInfo_v2                            = 496
-	opCuStreamGetCaptureInfo_v3                            = 497
-	opCuStreamIsCapturing                                  = 505
-	opCuStreamQuery                                        = 506
-	opCuStreamSetAttribute                                 = 507
-	opCuStreamSynchronize                                  = 508
-	opCuStreamUpdateCaptureDependencies                    = 509
-	opCuStreamUpdateCaptureDependencies_v2                 = 510
-	opCuStreamWaitEvent                                    = 511
-	opCuStreamWaitValue32                                  = 512
-	opCuStreamWaitValue32_v2                               = 513
-	opCuStreamWaitValue64                                  = 514
-	opCuStreamWaitValue64_v2                               = 515
-	opCuStreamWriteValue32                                 = 516
-	opCuStreamWriteValue32_v2                              = 517
-	opCuStreamWriteValue64                                 = 518
-	opCuStreamWriteValue64_v2                              = 519
-	opCuSurfObjectCreate                                   = 520
-	opCuSurfObjectDestroy                                  = 521
-	opCuSurfObjectGetResourceDesc                          = 522
-	opCuSurfRefGetArray                                    = 523
-	opCuSurfRefSetArray                                    = 524
-	opCuTensorMapEncodeIm2col                              = 525
-	opCuTensorMapEncodeIm2colWide                          = 526
-	opCuTensorMapEncodeTiled                               = 527
-	opCuTensorMapReplaceAddress                            = 528
-	opCuTexObjectCreate                                    = 529
-	opCuTexObjectDestroy                                   = 530
-	opCuTexObjectGetResourceDesc                           = 531
-	opCuTexObjectGetResourceViewDesc                       = 532
-	opCuTexObjectGetTextureDesc                            = 533
-	opCuTexRefCreate                                       = 534
-	opCuTexRefDestroy                                      = 535
-	opCuTexRefGetAddressMode                               = 537
-	opCuTexRefGetAddress_v2                                = 538
-	opCuTexRefGetArray                                     = 539
-	opCuTexRefGetBorderColor                               = 540
-	opCuTexRefGetFilterMode                                = 541
-	opCuTexRefGetFlags                                     = 542
-	opCuTexRefGetFormat                                    = 543
-	opCuTexRefGetMaxAnisotropy                             = 544
-	opCuTexRefGetMipmapFilterMode                          = 545
-	opCuTexRefGetMipmapLevelBias                           = 546
-	opCuTexRefGetMipmapLevelClamp                          = 547
-	opCuTexRefGetMipmappedArray                            = 548
-	opCuTexRefSetAddress2D_v3                              = 552
-	opCuTexRefSetAddressMode                               = 553
-	opCuTexRefSetAddress_v2                                = 554
-	opCuTexRefSetArray                                     = 555
-	opCuTexRefSetBorderColor                               = 556
-	opCuTexRefSetFilterMode                                = 557
-	opCuTexRefSetFlags                                     = 558
-	opCuTexRefSetFormat                                    = 559
-	opCuTexRefSetMaxAnisotropy                             = 560
-	opCuTexRefSetMipmapFilterMode                          = 561
-	opCuTexRefSetMipmapLevelBias                           = 562
-	opCuTexRefSetMipmapLevelClamp                          = 563
-	opCuTexRefSetMipmappedArray                            = 564
-	opCuUserObjectCreate                                   = 566
-	opCuUserObjectRelease                                  = 567
-	opCuUserObjectRetain                                   = 568
+	opCuEventDestroy_v2                                    = 112
+	opCuEventElapsedTime_v2                                = 114
+	opCuEventRecord                                        = 116
+	opCuEventRecordWithFlags                               = 117
+	opCuEventSynchronize                                   = 118
+	opCuFlushGPUDirectRDMAWrites                           = 121
+	opCuFuncSetAttribute                                   = 128
+	opCuFuncSetCacheConfig                                 = 130
+	opCuFuncSetSharedMemConfig                             = 131
+	opCuGraphAddChildGraphNode                             = 153
+	opCuGraphAddDependencies                               = 154
+	opCuGraphAddDependencies_v2                            = 155
+	opCuGraphAddEmptyNode                                  = 156
+	opCuGraphAddEventRecordNode                            = 157
+	opCuGraphAddEventWaitNode                              = 158
+	opCuGraphAddHostNode                                   = 161
+	opCuGraphAddKernelNode_v2                              = 163
+	opCuGraphAddMemAllocNode                               = 164
+	opCuGraphAddMemFreeNode                                = 165
+	opCuGraphAddMemcpyNode                                 = 166
+	opCuGraphAddMemsetNode                                 = 167
+	opCuGraphAddNode                                       = 168
+	opCuGraphChildGraphNodeGetGraph                        = 172
+	opCuGraphClone                                         = 173
+	opCuGraphConditionalHandleCreate                       = 174
+	opCuGraphCreate                                        = 175
+	opCuGraphDestroy                                       = 177
+	opCuGraphDestroyNode                                   = 178
+	opCuGraphEventRecordNodeGetEvent                       = 179
+	opCuGraphEventRecordNodeSetEvent                       = 180
+	opCuGraphEventWaitNodeGetEvent                         = 181
+	opCuGraphEventWaitNodeSetEvent                         = 182
+	opCuGraphExecChildGraphNodeSetParams                   = 184
+	opCuGraphExecDestroy                                   = 185
+	opCuGraphExecEventRecordNodeSetEvent                   = 186
+	opCuGraphExecEventWaitNodeSetEvent                     = 187
+	opCuGraphExecGetFlags                                  = 190
+	opCuGraphExecHostNodeSetParams                         = 191
+	opCuGraphExecKernelNodeSetParams_v2                    = 193
+	opCuGraphExecMemcpyNodeSetParams                       = 194
+	opCuGraphExecMemsetNodeSetParams                       = 195
+	opCuGraphExecUpdate_v2                                 = 198
+	opCuGraphGetEdges                                      = 203
+	opCuGraphGetEdges_v2                                   = 204
+	opCuGraphGetNodes                                      = 205
+	opCuGraphGetRootNodes                                  = 206
+	opCuGraphHostNodeGetParams                             = 207
+	opCuGraphHostNodeSetParams                             = 208
+	opCuGraphInstantiateWithFlags                          = 210
+	opCuGraphKernelNodeCopyAttributes                      = 213
+	opCuGraphKernelNodeGetAttribute                        = 214
+	opCuGraphKernelNodeGetParams_v2                        = 216
+	opCuGraphKernelNodeSetAttribute                        = 217
+	opCuGraphKernelNodeSetParams_v2                        = 219
+	opCuGraphLaunch                                        = 220
+	opCuGraphMemAllocNodeGetParams                         = 221
+	opCuGraphMemFreeNodeGetParams                          = 222
+	opCuGraphMemcpyNodeGetParams                           = 223
+	opCuGraphMemcpyNodeSetParams                           = 224
+	opCuGraphMemsetNodeGetParams                           = 225
+	opCuGraphMemsetNodeSetParams                           = 226
+	opCuGraphNodeFindInClone                               = 227
+	opCuGraphNodeGetDependencies                           = 228
+	opCuGraphNodeGetDependencies_v2                        = 229
+	opCuGraphNodeGetDependentNodes                         = 230
+	opCuGraphNodeGetDependentNodes_v2                      = 231
+	opCuGraphNodeGetEnabled                                = 232
+	opCuGraphNodeGetType                                   = 233
+	opCuGraphNodeSetEnabled                                = 234
+	opCuGraphReleaseUserObject                             = 236
+	opCuGraphRemoveDependencies                            = 237
+	opCuGraphRemoveDependencies_v2                         = 238
+	opCuGraphRetainUserObject                              = 239
+	opCuGraphUpload                                        = 240
+	opCuGreenCtxCreate                                     = 256
+	opCuGreenCtxDestroy                                    = 257
+	opCuGreenCtxGetDevResource                             = 258
+	opCuGreenCtxRecordEvent                                = 260
+	opCuGreenCtxStreamCreate                               = 261
+	opCuGreenCtxWaitEvent                                  = 262
+	opCuIpcCloseMemHandle                                  = 266
+	opCuIpcGetEventHandle                                  = 267
+	opCuIpcGetMemHandle                                    = 268
+	opCuIpcOpenEventHandle                                 = 269
+	opCuIpcOpenMemHandle_v2                                = 271
+	opCuKernelSetAttribute                                 = 277
+	opCuKernelSetCacheConfig                               = 278
+	opCuLibraryGetGlobal                                   = 288
+	opCuLibraryGetManaged                                  = 291
+	opCuLibraryGetModule                                   = 292
+	opCuLibraryUnload                                      = 296
+	opCuLinkDestroy                                        = 304
+	opCuMemAddressFree                                     = 310
+	opCuMemAddressReserve                                  = 311
+	opCuMemAllocAsync                                      = 315
+	opCuMemAllocFromPoolAsync                              = 316
+	opCuMemAllocPitch_v2                                   = 321
+	opCuMemAlloc_v2                                        = 322
+	opCuMemCreate                                          = 324
+	opCuMemExportToShareableHandle                         = 327
+	opCuMemFreeAsync                                       = 329
+	opCuMemFree_v2                                         = 331
+	opCuMemGetAccess                                       = 332
+	opCuMemGetAddressRange_v2                              = 334
+	opCuMemGetAllocationGranularity                        = 335
+	opCuMemGetAllocationPropertiesFromHandle               = 336
+	opCuMemGetDefaultMemPool                               = 337
+	opCuMemGetInfo_v2                                      = 340
+	opCuMemGetMemPool                                      = 341
+	opCuMemImportFromShareableHandle                       = 349
+	opCuMemMap                                             = 350
+	opCuMemPoolCreate                                      = 352
+	opCuMemPoolDestroy                                     = 353
+	opCuMemPoolGetAccess                                   = 356
+	opCuMemPoolGetAttribute                                = 357
+	opCuMemPoolSetAccess                                   = 360
+	opCuMemPoolSetAttribute                                = 361
+	opCuMemPoolTrimTo                                      = 362
+	opCuMemRelease                                         = 368
+	opCuMemRetainAllocationHandle                          = 369
+	opCuMemSetAccess                                       = 370
+	opCuMemSetMemPool                                      = 371
+	opCuMemUnmap                                           = 372
+	opCuMemcpy2DAsync_v2                                   = 376
+	opCuMemcpy3DAsync_v2                                   = 382
+	opCuMemcpy3DPeerAsync                                  = 386
+	opCuMemcpyDtoDAsync_v2                                 = 403
+	opCuMemcpyPeerAsync                                    = 418
+	opCuMemsetD16Async                                     = 420
+	opCuMemsetD2D16Async                                   = 423
+	opCuMemsetD2D32Async                                   = 426
+	opCuMemsetD2D8Async                                    = 429
+	opCuMemsetD32Async                                     = 432
+	opCuMemsetD8Async                                      = 435
+	opCuMipmappedArrayCreate                               = 437
+	opCuMipmappedArrayDestroy                              = 438
+	opCuMipmappedArrayGetLevel                             = 439
+	opCuMipmappedArrayGetMemoryRequirements                = 440
+	opCuMipmappedArrayGetSparseProperties                  = 441
+	opCuModuleGetGlobal_v2                                 = 446
+	opCuModuleGetSurfRef                                   = 448
+	opCuModuleGetTexRef                                    = 449
+	opCuModuleUnload                                       = 454
+	opCuOccupancyAvailableDynamicSMemPerBlock              = 461
+	opCuOccupancyMaxActiveBlocksPerMultiprocessor          = 462
+	opCuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = 463
+	opCuOccupancyMaxActiveClusters                         = 464
+	opCuOccupancyMaxPotentialBlockSizeWithFlags            = 466
+	opCuOccupancyMaxPotentialClusterSize                   = 467
+	opCuParamSetTexRef                                     = 469
+	opCuPointerGetAttribute                                = 473
+	opCuStreamBatchMemOp                                   = 482
+	opCuStreamBatchMemOp_v2                                = 483
+	opCuStreamBeginCaptureToGraph                          = 485
+	opCuStreamBeginCapture_v2                              = 486
+	opCuStreamCopyAttributes                               = 487
+	opCuStreamCreate                                       = 488
+	opCuStreamCreateWithPriority                           = 489
+	opCuStreamDestroy_v2                                   = 491
+	opCuStreamEndCapture                                   = 492
+	opCuStreamGetAttribute                                 = 493
+	opCuStreamGetCaptureInfo                               = 494
+	opCuStreamGetCaptureInfo_v2                            = 495
+	opCuStreamGetCaptureInfo_v3                            = 496
+	opCuStreamIsCapturing                                  = 504
+	opCuStreamQuery                                        = 505
+	opCuStreamSetAttribute                                 = 506
+	opCuStreamSynchronize                                  = 507
+	opCuStreamUpdateCaptureDependencies                    = 508
+	opCuStreamUpdateCaptureDependencies_v2                 = 509
+	opCuStreamWaitEvent                                    = 510
+	opCuStreamWaitValue32                                  = 511
+	opCuStreamWaitValue32_v2                               = 512
+	opCuStreamWaitValue64                                  = 513
+	opCuStreamWaitValue64_v2                               = 514
+	opCuStreamWriteValue32                                 = 515
+	opCuStreamWriteValue32_v2                              = 516
+	opCuStreamWriteValue64                                 = 517
+	opCuStreamWriteValue64_v2                              = 518
+	opCuSurfObjectCreate                                   = 519
+	opCuSurfObjectDestroy                                  = 520
+	opCuSurfObjectGetResourceDesc                          = 521
+	opCuSurfRefGetArray                                    = 522
+	opCuSurfRefSetArray                                    = 523
+	opCuTensorMapEncodeIm2col                              = 524
+	opCuTensorMapEncodeIm2colWide                          = 525
+	opCuTensorMapEncodeTiled                               = 526
+	opCuTensorMapReplaceAddress                            = 527
+	opCuTexObjectCreate                                    = 528
+	opCuTexObjectDestroy                                   = 529
+	opCuTexObjectGetResourceDesc                           = 530
+	opCuTexObjectGetResourceViewDesc                       = 531
+	opCuTexObjectGetTextureDesc                            = 532
+	opCuTexRefCreate                                       = 533
+	opCuTexRefDestroy                                      = 534
+	opCuTexRefGetAddressMode                               = 536
+	opCuTexRefGetAddress_v2                                = 537
+	opCuTexRefGetArray                                     = 538
+	opCuTexRefGetBorderColor                               = 539
+	opCuTexRefGetFilterMode                                = 540
+	opCuTexRefGetFlags                                     = 541
+	opCuTexRefGetFormat                                    = 542
+	opCuTexRefGetMaxAnisotropy                             = 543
+	opCuTexRefGetMipmapFilterMode                          = 544
+	opCuTexRefGetMipmapLevelBias                           = 545
+	opCuTexRefGetMipmapLevelClamp                          = 546
+	opCuTexRefGetMipmappedArray                            = 547
+	opCuTexRefSetAddress2D_v3                              = 551
+	opCuTexRefSetAddressMode                               = 552
+	opCuTexRefSetAddress_v2                                = 553
+	opCuTexRefSetArray                                     = 554
+	opCuTexRefSetBorderColor                               = 555
+	opCuTexRefSetFilterMode                                = 556
+	opCuTexRefSetFlags                                     = 557
+	opCuTexRefSetFormat                                    = 558
+	opCuTexRefSetMaxAnisotropy                             = 559
+	opCuTexRefSetMipmapFilterMode                          = 560
+	opCuTexRefSetMipmapLevelBias                           = 561
+	opCuTexRefSetMipmapLevelClamp                          = 562
+	opCuTexRefSetMipmappedArray                            = 563
+	opCuUserObjectCreate                                   = 565
+	opCuUserObjectRelease                                  = 566
+	opCuUserObjectRetain                                   = 567
 )
 
 // lateNothings are the one-way operations whose refusal the program need not be told of.
@@ -418,7 +418,6 @@ var opNames = [...]string{
 	"cuEGLStreamProducerPresentFrame",
 	"cuEGLStreamProducerReturnFrame",
 	"cuEventCreate",
-	"cuEventCreateFromEGLSync",
 	"cuEventDestroy",
 	"cuEventDestroy_v2",
 	"cuEventElapsedTime",
@@ -974,451 +973,451 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuDeviceSetMemPool(d, e), true
 	case 110:
 		return s.do_cuEventCreate(d, e), true
-	case 113:
+	case 112:
 		return s.do_cuEventDestroy_v2(d, e), true
-	case 115:
+	case 114:
 		return s.do_cuEventElapsedTime_v2(d, e), true
-	case 117:
+	case 116:
 		return s.do_cuEventRecord(d, e), true
-	case 118:
+	case 117:
 		return s.do_cuEventRecordWithFlags(d, e), true
-	case 119:
+	case 118:
 		return s.do_cuEventSynchronize(d, e), true
-	case 122:
+	case 121:
 		return s.do_cuFlushGPUDirectRDMAWrites(d, e), true
-	case 129:
+	case 128:
 		return s.do_cuFuncSetAttribute(d, e), true
-	case 131:
+	case 130:
 		return s.do_cuFuncSetCacheConfig(d, e), true
-	case 132:
+	case 131:
 		return s.do_cuFuncSetSharedMemConfig(d, e), true
-	case 154:
+	case 153:
 		return s.do_cuGraphAddChildGraphNode(d, e), true
-	case 155:
+	case 154:
 		return s.do_cuGraphAddDependencies(d, e), true
-	case 156:
+	case 155:
 		return s.do_cuGraphAddDependencies_v2(d, e), true
-	case 157:
+	case 156:
 		return s.do_cuGraphAddEmptyNode(d, e), true
-	case 158:
+	case 157:
 		return s.do_cuGraphAddEventRecordNode(d, e), true
-	case 159:
+	case 158:
 		return s.do_cuGraphAddEventWaitNode(d, e), true
-	case 162:
+	case 161:
 		return s.do_cuGraphAddHostNode(d, e), true
-	case 164:
+	case 163:
 		return s.do_cuGraphAddKernelNode_v2(d, e), true
-	case 165:
+	case 164:
 		return s.do_cuGraphAddMemAllocNode(d, e), true
-	case 166:
+	case 165:
 		return s.do_cuGraphAddMemFreeNode(d, e), true
-	case 167:
+	case 166:
 		return s.do_cuGraphAddMemcpyNode(d, e), true
-	case 168:
+	case 167:
 		return s.do_cuGraphAddMemsetNode(d, e), true
-	case 169:
+	case 168:
 		return s.do_cuGraphAddNode(d, e), true
-	case 173:
+	case 172:
 		return s.do_cuGraphChildGraphNodeGetGraph(d, e), true
-	case 174:
+	case 173:
 		return s.do_cuGraphClone(d, e), true
-	case 175:
+	case 174:
 		return s.do_cuGraphConditionalHandleCreate(d, e), true
-	case 176:
+	case 175:
 		return s.do_cuGraphCreate(d, e), true
-	case 178:
+	case 177:
 		return s.do_cuGraphDestroy(d, e), true
-	case 179:
+	case 178:
 		return s.do_cuGraphDestroyNode(d, e), true
-	case 180:
+	case 179:
 		return s.do_cuGraphEventRecordNodeGetEvent(d, e), true
-	case 181:
+	case 180:
 		return s.do_cuGraphEventRecordNodeSetEvent(d, e), true
-	case 182:
+	case 181:
 		return s.do_cuGraphEventWaitNodeGetEvent(d, e), true
-	case 183:
+	case 182:
 		return s.do_cuGraphEventWaitNodeSetEvent(d, e), true
-	case 185:
+	case 184:
 		return s.do_cuGraphExecChildGraphNodeSetParams(d, e), true
-	case 186:
+	case 185:
 		return s.do_cuGraphExecDestroy(d, e), true
-	case 187:
+	case 186:
 		return s.do_cuGraphExecEventRecordNodeSetEvent(d, e), true
-	case 188:
+	case 187:
 		return s.do_cuGraphExecEventWaitNodeSetEvent(d, e), true
-	case 191:
+	case 190:
 		return s.do_cuGraphExecGetFlags(d, e), true
-	case 192:
+	case 191:
 		return s.do_cuGraphExecHostNodeSetParams(d, e), true
-	case 194:
+	case 193:
 		return s.do_cuGraphExecKernelNodeSetParams_v2(d, e), true
-	case 195:
+	case 194:
 		return s.do_cuGraphExecMemcpyNodeSetParams(d, e), true
-	case 196:
+	case 195:
 		return s.do_cuGraphExecMemsetNodeSetParams(d, e), true
-	case 199:
+	case 198:
 		return s.do_cuGraphExecUpdate_v2(d, e), true
-	case 204:
+	case 203:
 		return s.do_cuGraphGetEdges(d, e), true
-	case 205:
+	case 204:
 		return s.do_cuGraphGetEdges_v2(d, e), true
-	case 206:
+	case 205:
 		return s.do_cuGraphGetNodes(d, e), true
-	case 207:
+	case 206:
 		return s.do_cuGraphGetRootNodes(d, e), true
-	case 208:
+	case 207:
 		return s.do_cuGraphHostNodeGetParams(d, e), true
-	case 209:
+	case 208:
 		return s.do_cuGraphHostNodeSetParams(d, e), true
-	case 211:
+	case 210:
 		return s.do_cuGraphInstantiateWithFlags(d, e), true
-	case 214:
+	case 213:
 		return s.do_cuGraphKernelNodeCopyAttributes(d, e), true
-	case 215:
+	case 214:
 		return s.do_cuGraphKernelNodeGetAttribute(d, e), true
-	case 217:
+	case 216:
 		return s.do_cuGraphKernelNodeGetParams_v2(d, e), true
-	case 218:
+	case 217:
 		return s.do_cuGraphKernelNodeSetAttribute(d, e), true
-	case 220:
+	case 219:
 		return s.do_cuGraphKernelNodeSetParams_v2(d, e), true
-	case 221:
+	case 220:
 		return s.do_cuGraphLaunch(d, e), true
-	case 222:
+	case 221:
 		return s.do_cuGraphMemAllocNodeGetParams(d, e), true
-	case 223:
+	case 222:
 		return s.do_cuGraphMemFreeNodeGetParams(d, e), true
-	case 224:
+	case 223:
 		return s.do_cuGraphMemcpyNodeGetParams(d, e), true
-	case 225:
+	case 224:
 		return s.do_cuGraphMemcpyNodeSetParams(d, e), true
-	case 226:
+	case 225:
 		return s.do_cuGraphMemsetNodeGetParams(d, e), true
-	case 227:
+	case 226:
 		return s.do_cuGraphMemsetNodeSetParams(d, e), true
-	case 228:
+	case 227:
 		return s.do_cuGraphNodeFindInClone(d, e), true
-	case 229:
+	case 228:
 		return s.do_cuGraphNodeGetDependencies(d, e), true
-	case 230:
+	case 229:
 		return s.do_cuGraphNodeGetDependencies_v2(d, e), true
-	case 231:
+	case 230:
 		return s.do_cuGraphNodeGetDependentNodes(d, e), true
-	case 232:
+	case 231:
 		return s.do_cuGraphNodeGetDependentNodes_v2(d, e), true
-	case 233:
+	case 232:
 		return s.do_cuGraphNodeGetEnabled(d, e), true
-	case 234:
+	case 233:
 		return s.do_cuGraphNodeGetType(d, e), true
-	case 235:
+	case 234:
 		return s.do_cuGraphNodeSetEnabled(d, e), true
-	case 237:
+	case 236:
 		return s.do_cuGraphReleaseUserObject(d, e), true
-	case 238:
+	case 237:
 		return s.do_cuGraphRemoveDependencies(d, e), true
-	case 239:
+	case 238:
 		return s.do_cuGraphRemoveDependencies_v2(d, e), true
-	case 240:
+	case 239:
 		return s.do_cuGraphRetainUserObject(d, e), true
-	case 241:
+	case 240:
 		return s.do_cuGraphUpload(d, e), true
-	case 257:
+	case 256:
 		return s.do_cuGreenCtxCreate(d, e), true
-	case 258:
+	case 257:
 		return s.do_cuGreenCtxDestroy(d, e), true
-	case 259:
+	case 258:
 		return s.do_cuGreenCtxGetDevResource(d, e), true
-	case 261:
+	case 260:
 		return s.do_cuGreenCtxRecordEvent(d, e), true
-	case 262:
+	case 261:
 		return s.do_cuGreenCtxStreamCreate(d, e), true
-	case 263:
+	case 262:
 		return s.do_cuGreenCtxWaitEvent(d, e), true
-	case 267:
+	case 266:
 		return s.do_cuIpcCloseMemHandle(d, e), true
-	case 268:
+	case 267:
 		return s.do_cuIpcGetEventHandle(d, e), true
-	case 269:
+	case 268:
 		return s.do_cuIpcGetMemHandle(d, e), true
-	case 270:
+	case 269:
 		return s.do_cuIpcOpenEventHandle(d, e), true
-	case 272:
+	case 271:
 		return s.do_cuIpcOpenMemHandle_v2(d, e), true
-	case 278:
+	case 277:
 		return s.do_cuKernelSetAttribute(d, e), true
-	case 279:
+	case 278:
 		return s.do_cuKernelSetCacheConfig(d, e), true
-	case 289:
+	case 288:
 		return s.do_cuLibraryGetGlobal(d, e), true
-	case 292:
+	case 291:
 		return s.do_cuLibraryGetManaged(d, e), true
-	case 293:
+	case 292:
 		return s.do_cuLibraryGetModule(d, e), true
-	case 297:
+	case 296:
 		return s.do_cuLibraryUnload(d, e), true
-	case 305:
+	case 304:
 		return s.do_cuLinkDestroy(d, e), true
-	case 311:
+	case 310:
 		return s.do_cuMemAddressFree(d, e), true
-	case 312:
+	case 311:
 		return s.do_cuMemAddressReserve(d, e), true
-	case 316:
+	case 315:
 		return s.do_cuMemAllocAsync(d, e), true
-	case 317:
+	case 316:
 		return s.do_cuMemAllocFromPoolAsync(d, e), true
-	case 322:
+	case 321:
 		return s.do_cuMemAllocPitch_v2(d, e), true
-	case 323:
+	case 322:
 		return s.do_cuMemAlloc_v2(d, e), true
-	case 325:
+	case 324:
 		return s.do_cuMemCreate(d, e), true
-	case 328:
+	case 327:
 		return s.do_cuMemExportToShareableHandle(d, e), true
-	case 330:
+	case 329:
 		return s.do_cuMemFreeAsync(d, e), true
-	case 332:
+	case 331:
 		return s.do_cuMemFree_v2(d, e), true
-	case 333:
+	case 332:
 		return s.do_cuMemGetAccess(d, e), true
-	case 335:
+	case 334:
 		return s.do_cuMemGetAddressRange_v2(d, e), true
-	case 336:
+	case 335:
 		return s.do_cuMemGetAllocationGranularity(d, e), true
-	case 337:
+	case 336:
 		return s.do_cuMemGetAllocationPropertiesFromHandle(d, e), true
-	case 338:
+	case 337:
 		return s.do_cuMemGetDefaultMemPool(d, e), true
-	case 341:
+	case 340:
 		return s.do_cuMemGetInfo_v2(d, e), true
-	case 342:
+	case 341:
 		return s.do_cuMemGetMemPool(d, e), true
-	case 350:
+	case 349:
 		return s.do_cuMemImportFromShareableHandle(d, e), true
-	case 351:
+	case 350:
 		return s.do_cuMemMap(d, e), true
-	case 353:
+	case 352:
 		return s.do_cuMemPoolCreate(d, e), true
-	case 354:
+	case 353:
 		return s.do_cuMemPoolDestroy(d, e), true
-	case 357:
+	case 356:
 		return s.do_cuMemPoolGetAccess(d, e), true
-	case 358:
+	case 357:
 		return s.do_cuMemPoolGetAttribute(d, e), true
-	case 361:
+	case 360:
 		return s.do_cuMemPoolSetAccess(d, e), true
-	case 362:
+	case 361:
 		return s.do_cuMemPoolSetAttribute(d, e), true
-	case 363:
+	case 362:
 		return s.do_cuMemPoolTrimTo(d, e), true
-	case 369:
+	case 368:
 		return s.do_cuMemRelease(d, e), true
-	case 370:
+	case 369:
 		return s.do_cuMemRetainAllocationHandle(d, e), true
-	case 371:
+	case 370:
 		return s.do_cuMemSetAccess(d, e), true
-	case 372:
+	case 371:
 		return s.do_cuMemSetMemPool(d, e), true
-	case 373:
+	case 372:
 		return s.do_cuMemUnmap(d, e), true
-	case 377:
+	case 376:
 		return s.do_cuMemcpy2DAsync_v2(d, e), true
-	case 383:
+	case 382:
 		return s.do_cuMemcpy3DAsync_v2(d, e), true
-	case 387:
+	case 386:
 		return s.do_cuMemcpy3DPeerAsync(d, e), true
-	case 404:
+	case 403:
 		return s.do_cuMemcpyDtoDAsync_v2(d, e), true
-	case 419:
+	case 418:
 		return s.do_cuMemcpyPeerAsync(d, e), true
-	case 421:
+	case 420:
 		return s.do_cuMemsetD16Async(d, e), true
-	case 424:
+	case 423:
 		return s.do_cuMemsetD2D16Async(d, e), true
-	case 427:
+	case 426:
 		return s.do_cuMemsetD2D32Async(d, e), true
-	case 430:
+	case 429:
 		return s.do_cuMemsetD2D8Async(d, e), true
-	case 433:
+	case 432:
 		return s.do_cuMemsetD32Async(d, e), true
-	case 436:
+	case 435:
 		return s.do_cuMemsetD8Async(d, e), true
-	case 438:
+	case 437:
 		return s.do_cuMipmappedArrayCreate(d, e), true
-	case 439:
+	case 438:
 		return s.do_cuMipmappedArrayDestroy(d, e), true
-	case 440:
+	case 439:
 		return s.do_cuMipmappedArrayGetLevel(d, e), true
-	case 441:
+	case 440:
 		return s.do_cuMipmappedArrayGetMemoryRequirements(d, e), true
-	case 442:
+	case 441:
 		return s.do_cuMipmappedArrayGetSparseProperties(d, e), true
-	case 447:
+	case 446:
 		return s.do_cuModuleGetGlobal_v2(d, e), true
-	case 449:
+	case 448:
 		return s.do_cuModuleGetSurfRef(d, e), true
-	case 450:
+	case 449:
 		return s.do_cuModuleGetTexRef(d, e), true
-	case 455:
+	case 454:
 		return s.do_cuModuleUnload(d, e), true
-	case 462:
+	case 461:
 		return s.do_cuOccupancyAvailableDynamicSMemPerBlock(d, e), true
-	case 463:
+	case 462:
 		return s.do_cuOccupancyMaxActiveBlocksPerMultiprocessor(d, e), true
-	case 464:
+	case 463:
 		return s.do_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(d, e), true
-	case 465:
+	case 464:
 		return s.do_cuOccupancyMaxActiveClusters(d, e), true
-	case 467:
+	case 466:
 		return s.do_cuOccupancyMaxPotentialBlockSizeWithFlags(d, e), true
-	case 468:
+	case 467:
 		return s.do_cuOccupancyMaxPotentialClusterSize(d, e), true
-	case 470:
+	case 469:
 		return s.do_cuParamSetTexRef(d, e), true
-	case 474:
+	case 473:
 		return s.do_cuPointerGetAttribute(d, e), true
-	case 483:
+	case 482:
 		return s.do_cuStreamBatchMemOp(d, e), true
-	case 484:
+	case 483:
 		return s.do_cuStreamBatchMemOp_v2(d, e), true
-	case 486:
+	case 485:
 		return s.do_cuStreamBeginCaptureToGraph(d, e), true
-	case 487:
+	case 486:
 		return s.do_cuStreamBeginCapture_v2(d, e), true
-	case 488:
+	case 487:
 		return s.do_cuStreamCopyAttributes(d, e), true
-	case 489:
+	case 488:
 		return s.do_cuStreamCreate(d, e), true
-	case 490:
+	case 489:
 		return s.do_cuStreamCreateWithPriority(d, e), true
-	case 492:
+	case 491:
 		return s.do_cuStreamDestroy_v2(d, e), true
-	case 493:
+	case 492:
 		return s.do_cuStreamEndCapture(d, e), true
-	case 494:
+	case 493:
 		return s.do_cuStreamGetAttribute(d, e), true
-	case 495:
+	case 494:
 		return s.do_cuStreamGetCaptureInfo(d, e), true
-	case 496:
+	case 495:
 		return s.do_cuStreamGetCaptureInfo_v2(d, e), true
-	case 497:
+	case 496:
 		return s.do_cuStreamGetCaptureInfo_v3(d, e), true
-	case 505:
+	case 504:
 		return s.do_cuStreamIsCapturing(d, e), true
-	case 506:
+	case 505:
 		return s.do_cuStreamQuery(d, e), true
-	case 507:
+	case 506:
 		return s.do_cuStreamSetAttribute(d, e), true
-	case 508:
+	case 507:
 		return s.do_cuStreamSynchronize(d, e), true
-	case 509:
+	case 508:
 		return s.do_cuStreamUpdateCaptureDependencies(d, e), true
-	case 510:
+	case 509:
 		return s.do_cuStreamUpdateCaptureDependencies_v2(d, e), true
-	case 511:
+	case 510:
 		return s.do_cuStreamWaitEvent(d, e), true
-	case 512:
+	case 511:
 		return s.do_cuStreamWaitValue32(d, e), true
-	case 513:
+	case 512:
 		return s.do_cuStreamWaitValue32_v2(d, e), true
-	case 514:
+	case 513:
 		return s.do_cuStreamWaitValue64(d, e), true
-	case 515:
+	case 514:
 		return s.do_cuStreamWaitValue64_v2(d, e), true
-	case 516:
+	case 515:
 		return s.do_cuStreamWriteValue32(d, e), true
-	case 517:
+	case 516:
 		return s.do_cuStreamWriteValue32_v2(d, e), true
-	case 518:
+	case 517:
 		return s.do_cuStreamWriteValue64(d, e), true
-	case 519:
+	case 518:
 		return s.do_cuStreamWriteValue64_v2(d, e), true
-	case 520:
+	case 519:
 		return s.do_cuSurfObjectCreate(d, e), true
-	case 521:
+	case 520:
 		return s.do_cuSurfObjectDestroy(d, e), true
-	case 522:
+	case 521:
 		return s.do_cuSurfObjectGetResourceDesc(d, e), true
-	case 523:
+	case 522:
 		return s.do_cuSurfRefGetArray(d, e), true
-	case 524:
+	case 523:
 		return s.do_cuSurfRefSetArray(d, e), true
-	case 525:
+	case 524:
 		return s.do_cuTensorMapEncodeIm2col(d, e), true
-	case 526:
+	case 525:
 		return s.do_cuTensorMapEncodeIm2colWide(d, e), true
-	case 527:
+	case 526:
 		return s.do_cuTensorMapEncodeTiled(d, e), true
-	case 528:
+	case 527:
 		return s.do_cuTensorMapReplaceAddress(d, e), true
-	case 529:
+	case 528:
 		return s.do_cuTexObjectCreate(d, e), true
-	case 530:
+	case 529:
 		return s.do_cuTexObjectDestroy(d, e), true
-	case 531:
+	case 530:
 		return s.do_cuTexObjectGetResourceDesc(d, e), true
-	case 532:
+	case 531:
 		return s.do_cuTexObjectGetResourceViewDesc(d, e), true
-	case 533:
+	case 532:
 		return s.do_cuTexObjectGetTextureDesc(d, e), true
-	case 534:
+	case 533:
 		return s.do_cuTexRefCreate(d, e), true
-	case 535:
+	case 534:
 		return s.do_cuTexRefDestroy(d, e), true
-	case 537:
+	case 536:
 		return s.do_cuTexRefGetAddressMode(d, e), true
-	case 538:
+	case 537:
 		return s.do_cuTexRefGetAddress_v2(d, e), true
-	case 539:
+	case 538:
 		return s.do_cuTexRefGetArray(d, e), true
-	case 540:
+	case 539:
 		return s.do_cuTexRefGetBorderColor(d, e), true
-	case 541:
+	case 540:
 		return s.do_cuTexRefGetFilterMode(d, e), true
-	case 542:
+	case 541:
 		return s.do_cuTexRefGetFlags(d, e), true
-	case 543:
+	case 542:
 		return s.do_cuTexRefGetFormat(d, e), true
-	case 544:
+	case 543:
 		return s.do_cuTexRefGetMaxAnisotropy(d, e), true
-	case 545:
+	case 544:
 		return s.do_cuTexRefGetMipmapFilterMode(d, e), true
-	case 546:
+	case 545:
 		return s.do_cuTexRefGetMipmapLevelBias(d, e), true
-	case 547:
+	case 546:
 		return s.do_cuTexRefGetMipmapLevelClamp(d, e), true
-	case 548:
+	case 547:
 		return s.do_cuTexRefGetMipmappedArray(d, e), true
-	case 552:
+	case 551:
 		return s.do_cuTexRefSetAddress2D_v3(d, e), true
-	case 553:
+	case 552:
 		return s.do_cuTexRefSetAddressMode(d, e), true
-	case 554:
+	case 553:
 		return s.do_cuTexRefSetAddress_v2(d, e), true
-	case 555:
+	case 554:
 		return s.do_cuTexRefSetArray(d, e), true
-	case 556:
+	case 555:
 		return s.do_cuTexRefSetBorderColor(d, e), true
-	case 557:
+	case 556:
 		return s.do_cuTexRefSetFilterMode(d, e), true
-	case 558:
+	case 557:
 		return s.do_cuTexRefSetFlags(d, e), true
-	case 559:
+	case 558:
 		return s.do_cuTexRefSetFormat(d, e), true
-	case 560:
+	case 559:
 		return s.do_cuTexRefSetMaxAnisotropy(d, e), true
-	case 561:
+	case 560:
 		return s.do_cuTexRefSetMipmapFilterMode(d, e), true
-	case 562:
+	case 561:
 		return s.do_cuTexRefSetMipmapLevelBias(d, e), true
-	case 563:
+	case 562:
 		return s.do_cuTexRefSetMipmapLevelClamp(d, e), true
-	case 564:
+	case 563:
 		return s.do_cuTexRefSetMipmappedArray(d, e), true
-	case 566:
+	case 565:
 		return s.do_cuUserObjectCreate(d, e), true
-	case 567:
+	case 566:
 		return s.do_cuUserObjectRelease(d, e), true
-	case 568:
+	case 567:
 		return s.do_cuUserObjectRetain(d, e), true
 	}
 	return int32(C.CUDA_ERROR_NOT_SUPPORTED), false
@@ -1941,7 +1940,7 @@ func (s *session) do_cuEventCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuEventDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(113)
+		return s.malformed(112)
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
@@ -1960,7 +1959,7 @@ func (s *session) do_cuEventElapsedTime_v2(d *wire.Decoder, e *wire.Encoder) int
 	h_hStart := href{id: d.U32()}
 	h_hEnd := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(115)
+		return s.malformed(114)
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hStart.id)
@@ -1990,7 +1989,7 @@ func (s *session) do_cuEventRecord(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(117)
+		return s.malformed(116)
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
@@ -2016,7 +2015,7 @@ func (s *session) do_cuEventRecordWithFlags(d *wire.Decoder, e *wire.Encoder) in
 	s.given = h_hStream.id
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(118)
+		return s.malformed(117)
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
@@ -2039,7 +2038,7 @@ func (s *session) do_cuEventRecordWithFlags(d *wire.Decoder, e *wire.Encoder) in
 func (s *session) do_cuEventSynchronize(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(119)
+		return s.malformed(118)
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
@@ -2056,7 +2055,7 @@ func (s *session) do_cuFlushGPUDirectRDMAWrites(d *wire.Decoder, e *wire.Encoder
 	p_target := d.U32()
 	p_scope := d.U32()
 	if d.Err() != nil {
-		return s.malformed(122)
+		return s.malformed(121)
 	}
 	rc := C.call_cuFlushGPUDirectRDMAWrites(C.uint32_t(p_target), C.uint32_t(p_scope))
 	return int32(rc)
@@ -2067,7 +2066,7 @@ func (s *session) do_cuFuncSetAttribute(d *wire.Decoder, e *wire.Encoder) int32 
 	p_attrib := d.U32()
 	p_value := d.U32()
 	if d.Err() != nil {
-		return s.malformed(129)
+		return s.malformed(128)
 	}
 	{
 		real, ok := s.function(h_hfunc.id)
@@ -2084,7 +2083,7 @@ func (s *session) do_cuFuncSetCacheConfig(d *wire.Decoder, e *wire.Encoder) int3
 	h_hfunc := href{id: d.U32()}
 	p_config := d.U32()
 	if d.Err() != nil {
-		return s.malformed(131)
+		return s.malformed(130)
 	}
 	{
 		real, ok := s.function(h_hfunc.id)
@@ -2101,7 +2100,7 @@ func (s *session) do_cuFuncSetSharedMemConfig(d *wire.Decoder, e *wire.Encoder) 
 	h_hfunc := href{id: d.U32()}
 	p_config := d.U32()
 	if d.Err() != nil {
-		return s.malformed(132)
+		return s.malformed(131)
 	}
 	{
 		real, ok := s.function(h_hfunc.id)
@@ -2133,10 +2132,10 @@ func (s *session) do_cuGraphAddChildGraphNode(d *wire.Decoder, e *wire.Encoder) 
 	p_numDependencies := d.U64()
 	h_childGraph := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(154)
+		return s.malformed(153)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(154)
+		return s.malformed(153)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2196,13 +2195,13 @@ func (s *session) do_cuGraphAddDependencies(d *wire.Decoder, e *wire.Encoder) in
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(155)
+		return s.malformed(154)
 	}
 	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
-		return s.malformed(155)
+		return s.malformed(154)
 	}
 	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
-		return s.malformed(155)
+		return s.malformed(154)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2271,16 +2270,16 @@ func (s *session) do_cuGraphAddDependencies_v2(d *wire.Decoder, e *wire.Encoder)
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(156)
+		return s.malformed(155)
 	}
 	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
-		return s.malformed(156)
+		return s.malformed(155)
 	}
 	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
-		return s.malformed(156)
+		return s.malformed(155)
 	}
 	if a_edgeData != nil && uint64(len(a_edgeData)) != uint64(p_numDependencies) {
-		return s.malformed(156)
+		return s.malformed(155)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2327,10 +2326,10 @@ func (s *session) do_cuGraphAddEmptyNode(d *wire.Decoder, e *wire.Encoder) int32
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(157)
+		return s.malformed(156)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(157)
+		return s.malformed(156)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2374,10 +2373,10 @@ func (s *session) do_cuGraphAddEventRecordNode(d *wire.Decoder, e *wire.Encoder)
 	p_numDependencies := d.U64()
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(158)
+		return s.malformed(157)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(158)
+		return s.malformed(157)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2428,10 +2427,10 @@ func (s *session) do_cuGraphAddEventWaitNode(d *wire.Decoder, e *wire.Encoder) i
 	p_numDependencies := d.U64()
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(159)
+		return s.malformed(158)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(159)
+		return s.malformed(158)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2482,10 +2481,10 @@ func (s *session) do_cuGraphAddHostNode(d *wire.Decoder, e *wire.Encoder) int32 
 	p_numDependencies := d.U64()
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(162)
+		return s.malformed(161)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(162)
+		return s.malformed(161)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2549,13 +2548,13 @@ func (s *session) do_cuGraphAddKernelNode_v2(d *wire.Decoder, e *wire.Encoder) i
 	}
 	p_paramBytes := d.U32()
 	if d.Err() != nil {
-		return s.malformed(164)
+		return s.malformed(163)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(164)
+		return s.malformed(163)
 	}
 	if a_params != nil && uint64(len(a_params)) != uint64(p_paramBytes) {
-		return s.malformed(164)
+		return s.malformed(163)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2609,10 +2608,10 @@ func (s *session) do_cuGraphAddMemAllocNode(d *wire.Decoder, e *wire.Encoder) in
 	w_dptr := d.U8() != 0
 	var o_dptr C.CUdeviceptr
 	if d.Err() != nil {
-		return s.malformed(165)
+		return s.malformed(164)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(165)
+		return s.malformed(164)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2661,10 +2660,10 @@ func (s *session) do_cuGraphAddMemFreeNode(d *wire.Decoder, e *wire.Encoder) int
 	p_numDependencies := d.U64()
 	p_dptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(166)
+		return s.malformed(165)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(166)
+		return s.malformed(165)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2715,10 +2714,10 @@ func (s *session) do_cuGraphAddMemcpyNode(d *wire.Decoder, e *wire.Encoder) int3
 	h_ctx := href{id: d.U32()}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(167)
+		return s.malformed(166)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(167)
+		return s.malformed(166)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2775,10 +2774,10 @@ func (s *session) do_cuGraphAddMemsetNode(d *wire.Decoder, e *wire.Encoder) int3
 	}
 	h_ctx := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(168)
+		return s.malformed(167)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(168)
+		return s.malformed(167)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2833,10 +2832,10 @@ func (s *session) do_cuGraphAddNode(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_bodies := d.U8() != 0
 	o_size := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(169)
+		return s.malformed(168)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(169)
+		return s.malformed(168)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2888,7 +2887,7 @@ func (s *session) do_cuGraphChildGraphNodeGetGraph(d *wire.Decoder, e *wire.Enco
 	w_phGraph := d.U8() != 0
 	var o_phGraph C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(173)
+		return s.malformed(172)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -2911,7 +2910,7 @@ func (s *session) do_cuGraphClone(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phGraphClone C.uint64_t
 	h_originalGraph := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(174)
+		return s.malformed(173)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_originalGraph.id)
@@ -2933,7 +2932,7 @@ func (s *session) do_cuGraphConditionalHandleCreate(d *wire.Decoder, e *wire.Enc
 	p_defaultLaunchValue := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(175)
+		return s.malformed(174)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2963,7 +2962,7 @@ func (s *session) do_cuGraphCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phGraph C.uint64_t
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(176)
+		return s.malformed(175)
 	}
 	rc := C.call_cuGraphCreate(&o_phGraph, C.uint32_t(p_flags))
 	s.bind(wire.KindGraph, id_phGraph, uint64(o_phGraph), rc)
@@ -2973,7 +2972,7 @@ func (s *session) do_cuGraphCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuGraphDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraph := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(178)
+		return s.malformed(177)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2993,7 +2992,7 @@ func (s *session) do_cuGraphDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuGraphDestroyNode(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hNode := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(179)
+		return s.malformed(178)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3012,7 +3011,7 @@ func (s *session) do_cuGraphEventRecordNodeGetEvent(d *wire.Decoder, e *wire.Enc
 	w_event_out := d.U8() != 0
 	var o_event_out C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(180)
+		return s.malformed(179)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3034,7 +3033,7 @@ func (s *session) do_cuGraphEventRecordNodeSetEvent(d *wire.Decoder, e *wire.Enc
 	h_hNode := href{id: d.U32()}
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(181)
+		return s.malformed(180)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3059,7 +3058,7 @@ func (s *session) do_cuGraphEventWaitNodeGetEvent(d *wire.Decoder, e *wire.Encod
 	w_event_out := d.U8() != 0
 	var o_event_out C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(182)
+		return s.malformed(181)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3081,7 +3080,7 @@ func (s *session) do_cuGraphEventWaitNodeSetEvent(d *wire.Decoder, e *wire.Encod
 	h_hNode := href{id: d.U32()}
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(183)
+		return s.malformed(182)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3106,7 +3105,7 @@ func (s *session) do_cuGraphExecChildGraphNodeSetParams(d *wire.Decoder, e *wire
 	h_hNode := href{id: d.U32()}
 	h_childGraph := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(185)
+		return s.malformed(184)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3137,7 +3136,7 @@ func (s *session) do_cuGraphExecChildGraphNodeSetParams(d *wire.Decoder, e *wire
 func (s *session) do_cuGraphExecDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraphExec := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(186)
+		return s.malformed(185)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3155,7 +3154,7 @@ func (s *session) do_cuGraphExecEventRecordNodeSetEvent(d *wire.Decoder, e *wire
 	h_hNode := href{id: d.U32()}
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(187)
+		return s.malformed(186)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3188,7 +3187,7 @@ func (s *session) do_cuGraphExecEventWaitNodeSetEvent(d *wire.Decoder, e *wire.E
 	h_hNode := href{id: d.U32()}
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(188)
+		return s.malformed(187)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3221,7 +3220,7 @@ func (s *session) do_cuGraphExecGetFlags(d *wire.Decoder, e *wire.Encoder) int32
 	w_flags := d.U8() != 0
 	var o_flags C.cuuint64_t
 	if d.Err() != nil {
-		return s.malformed(191)
+		return s.malformed(190)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3244,7 +3243,7 @@ func (s *session) do_cuGraphExecHostNodeSetParams(d *wire.Decoder, e *wire.Encod
 	h_hNode := href{id: d.U32()}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(192)
+		return s.malformed(191)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3290,10 +3289,10 @@ func (s *session) do_cuGraphExecKernelNodeSetParams_v2(d *wire.Decoder, e *wire.
 	}
 	p_paramBytes := d.U32()
 	if d.Err() != nil {
-		return s.malformed(194)
+		return s.malformed(193)
 	}
 	if a_params != nil && uint64(len(a_params)) != uint64(p_paramBytes) {
-		return s.malformed(194)
+		return s.malformed(193)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3333,7 +3332,7 @@ func (s *session) do_cuGraphExecMemcpyNodeSetParams(d *wire.Decoder, e *wire.Enc
 	h_ctx := href{id: d.U32()}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(195)
+		return s.malformed(194)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3372,7 +3371,7 @@ func (s *session) do_cuGraphExecMemsetNodeSetParams(d *wire.Decoder, e *wire.Enc
 	}
 	h_ctx := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(196)
+		return s.malformed(195)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3412,7 +3411,7 @@ func (s *session) do_cuGraphExecUpdate_v2(d *wire.Decoder, e *wire.Encoder) int3
 	w_errorFromNode := d.U8() != 0
 	var o_errorFromNode C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(199)
+		return s.malformed(198)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3452,7 +3451,7 @@ func (s *session) do_cuGraphGetEdges(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_to := d.U8() != 0
 	o_numEdges := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(204)
+		return s.malformed(203)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3499,7 +3498,7 @@ func (s *session) do_cuGraphGetEdges_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	w_edgeData := d.U8() != 0
 	o_numEdges := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(205)
+		return s.malformed(204)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3556,7 +3555,7 @@ func (s *session) do_cuGraphGetNodes(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_nodes := d.U8() != 0
 	o_numNodes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(206)
+		return s.malformed(205)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3589,7 +3588,7 @@ func (s *session) do_cuGraphGetRootNodes(d *wire.Decoder, e *wire.Encoder) int32
 	w_rootNodes := d.U8() != 0
 	o_numRootNodes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(207)
+		return s.malformed(206)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3622,7 +3621,7 @@ func (s *session) do_cuGraphHostNodeGetParams(d *wire.Decoder, e *wire.Encoder) 
 	w_hostfn := d.U8() != 0
 	var o_hostfn C.uint
 	if d.Err() != nil {
-		return s.malformed(208)
+		return s.malformed(207)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3644,7 +3643,7 @@ func (s *session) do_cuGraphHostNodeSetParams(d *wire.Decoder, e *wire.Encoder) 
 	h_hNode := href{id: d.U32()}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(209)
+		return s.malformed(208)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3663,7 +3662,7 @@ func (s *session) do_cuGraphInstantiateWithFlags(d *wire.Decoder, e *wire.Encode
 	h_hGraph := href{id: d.U32()}
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(211)
+		return s.malformed(210)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3681,7 +3680,7 @@ func (s *session) do_cuGraphKernelNodeCopyAttributes(d *wire.Decoder, e *wire.En
 	h_dst := href{id: d.U32()}
 	h_src := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(214)
+		return s.malformed(213)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_dst.id)
@@ -3707,7 +3706,7 @@ func (s *session) do_cuGraphKernelNodeGetAttribute(d *wire.Decoder, e *wire.Enco
 	w_value_out := d.U8() != 0
 	var o_value_out C.CUkernelNodeAttrValue
 	if d.Err() != nil {
-		return s.malformed(215)
+		return s.malformed(214)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3738,7 +3737,7 @@ func (s *session) do_cuGraphKernelNodeGetParams_v2(d *wire.Decoder, e *wire.Enco
 	w_params := d.U8() != 0
 	o_paramBytes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(217)
+		return s.malformed(216)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3788,7 +3787,7 @@ func (s *session) do_cuGraphKernelNodeSetAttribute(d *wire.Decoder, e *wire.Enco
 		p_value = &v_value
 	}
 	if d.Err() != nil {
-		return s.malformed(218)
+		return s.malformed(217)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3825,10 +3824,10 @@ func (s *session) do_cuGraphKernelNodeSetParams_v2(d *wire.Decoder, e *wire.Enco
 	}
 	p_paramBytes := d.U32()
 	if d.Err() != nil {
-		return s.malformed(220)
+		return s.malformed(219)
 	}
 	if a_params != nil && uint64(len(a_params)) != uint64(p_paramBytes) {
-		return s.malformed(220)
+		return s.malformed(219)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3853,7 +3852,7 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(221)
+		return s.malformed(220)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraph.id)
@@ -3891,7 +3890,7 @@ func (s *session) do_cuGraphMemAllocNodeGetParams(d *wire.Decoder, e *wire.Encod
 	w_params_out := d.U8() != 0
 	var o_params_out C.CUDA_MEM_ALLOC_NODE_PARAMS
 	if d.Err() != nil {
-		return s.malformed(222)
+		return s.malformed(221)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3914,7 +3913,7 @@ func (s *session) do_cuGraphMemFreeNodeGetParams(d *wire.Decoder, e *wire.Encode
 	w_dptr_out := d.U8() != 0
 	var o_dptr_out C.CUdeviceptr
 	if d.Err() != nil {
-		return s.malformed(223)
+		return s.malformed(222)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3943,7 +3942,7 @@ func (s *session) do_cuGraphMemcpyNodeGetParams(d *wire.Decoder, e *wire.Encoder
 	w_hostfn := d.U8() != 0
 	var o_hostfn C.uint
 	if d.Err() != nil {
-		return s.malformed(224)
+		return s.malformed(223)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3980,7 +3979,7 @@ func (s *session) do_cuGraphMemcpyNodeSetParams(d *wire.Decoder, e *wire.Encoder
 	}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(225)
+		return s.malformed(224)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3998,7 +3997,7 @@ func (s *session) do_cuGraphMemsetNodeGetParams(d *wire.Decoder, e *wire.Encoder
 	w_nodeParams := d.U8() != 0
 	var o_nodeParams C.CUDA_MEMSET_NODE_PARAMS
 	if d.Err() != nil {
-		return s.malformed(226)
+		return s.malformed(225)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4025,7 +4024,7 @@ func (s *session) do_cuGraphMemsetNodeSetParams(d *wire.Decoder, e *wire.Encoder
 		p_nodeParams = &v_nodeParams
 	}
 	if d.Err() != nil {
-		return s.malformed(227)
+		return s.malformed(226)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4044,7 +4043,7 @@ func (s *session) do_cuGraphNodeFindInClone(d *wire.Decoder, e *wire.Encoder) in
 	h_hOriginalNode := href{id: d.U32()}
 	h_hClonedGraph := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(228)
+		return s.malformed(227)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hOriginalNode.id)
@@ -4074,7 +4073,7 @@ func (s *session) do_cuGraphNodeGetDependencies(d *wire.Decoder, e *wire.Encoder
 	w_dependencies := d.U8() != 0
 	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(229)
+		return s.malformed(228)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4108,7 +4107,7 @@ func (s *session) do_cuGraphNodeGetDependencies_v2(d *wire.Decoder, e *wire.Enco
 	w_edgeData := d.U8() != 0
 	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(230)
+		return s.malformed(229)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4153,7 +4152,7 @@ func (s *session) do_cuGraphNodeGetDependentNodes(d *wire.Decoder, e *wire.Encod
 	w_dependentNodes := d.U8() != 0
 	o_numDependentNodes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(231)
+		return s.malformed(230)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4187,7 +4186,7 @@ func (s *session) do_cuGraphNodeGetDependentNodes_v2(d *wire.Decoder, e *wire.En
 	w_edgeData := d.U8() != 0
 	o_numDependentNodes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(232)
+		return s.malformed(231)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4233,7 +4232,7 @@ func (s *session) do_cuGraphNodeGetEnabled(d *wire.Decoder, e *wire.Encoder) int
 	w_isEnabled := d.U8() != 0
 	var o_isEnabled C.uint
 	if d.Err() != nil {
-		return s.malformed(233)
+		return s.malformed(232)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -4263,7 +4262,7 @@ func (s *session) do_cuGraphNodeGetType(d *wire.Decoder, e *wire.Encoder) int32 
 	w_type := d.U8() != 0
 	var o_type C.CUgraphNodeType
 	if d.Err() != nil {
-		return s.malformed(234)
+		return s.malformed(233)
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4286,7 +4285,7 @@ func (s *session) do_cuGraphNodeSetEnabled(d *wire.Decoder, e *wire.Encoder) int
 	h_hNode := href{id: d.U32()}
 	p_isEnabled := d.U32()
 	if d.Err() != nil {
-		return s.malformed(235)
+		return s.malformed(234)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -4312,7 +4311,7 @@ func (s *session) do_cuGraphReleaseUserObject(d *wire.Decoder, e *wire.Encoder) 
 	h_object := href{id: d.U32()}
 	p_count := d.U32()
 	if d.Err() != nil {
-		return s.malformed(237)
+		return s.malformed(236)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_graph.id)
@@ -4360,13 +4359,13 @@ func (s *session) do_cuGraphRemoveDependencies(d *wire.Decoder, e *wire.Encoder)
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(238)
+		return s.malformed(237)
 	}
 	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
-		return s.malformed(238)
+		return s.malformed(237)
 	}
 	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
-		return s.malformed(238)
+		return s.malformed(237)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -4435,16 +4434,16 @@ func (s *session) do_cuGraphRemoveDependencies_v2(d *wire.Decoder, e *wire.Encod
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(239)
+		return s.malformed(238)
 	}
 	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
-		return s.malformed(239)
+		return s.malformed(238)
 	}
 	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
-		return s.malformed(239)
+		return s.malformed(238)
 	}
 	if a_edgeData != nil && uint64(len(a_edgeData)) != uint64(p_numDependencies) {
-		return s.malformed(239)
+		return s.malformed(238)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -4479,7 +4478,7 @@ func (s *session) do_cuGraphRetainUserObject(d *wire.Decoder, e *wire.Encoder) i
 	p_count := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(240)
+		return s.malformed(239)
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_graph.id)
@@ -4504,7 +4503,7 @@ func (s *session) do_cuGraphUpload(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(241)
+		return s.malformed(240)
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraph.id)
@@ -4531,7 +4530,7 @@ func (s *session) do_cuGreenCtxCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_dev := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(257)
+		return s.malformed(256)
 	}
 	{
 		real, ok := s.handle(wire.KindResdesc, h_desc.id)
@@ -4548,7 +4547,7 @@ func (s *session) do_cuGreenCtxCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuGreenCtxDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hCtx := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(258)
+		return s.malformed(257)
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
@@ -4567,7 +4566,7 @@ func (s *session) do_cuGreenCtxGetDevResource(d *wire.Decoder, e *wire.Encoder) 
 	var o_resource C.CUdevResource
 	p_type := d.U32()
 	if d.Err() != nil {
-		return s.malformed(259)
+		return s.malformed(258)
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
@@ -4589,7 +4588,7 @@ func (s *session) do_cuGreenCtxRecordEvent(d *wire.Decoder, e *wire.Encoder) int
 	h_hCtx := href{id: d.U32()}
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(261)
+		return s.malformed(260)
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
@@ -4616,7 +4615,7 @@ func (s *session) do_cuGreenCtxStreamCreate(d *wire.Decoder, e *wire.Encoder) in
 	p_flags := d.U32()
 	p_priority := d.U32()
 	if d.Err() != nil {
-		return s.malformed(262)
+		return s.malformed(261)
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_greenCtx.id)
@@ -4637,7 +4636,7 @@ func (s *session) do_cuGreenCtxWaitEvent(d *wire.Decoder, e *wire.Encoder) int32
 	h_hCtx := href{id: d.U32()}
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(263)
+		return s.malformed(262)
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
@@ -4662,7 +4661,7 @@ func (s *session) do_cuIpcCloseMemHandle(d *wire.Decoder, e *wire.Encoder) int32
 	w_left := d.U8() != 0
 	var o_left C.uint
 	if d.Err() != nil {
-		return s.malformed(267)
+		return s.malformed(266)
 	}
 	rc := s.cuIpcCloseMemHandle(p_dptr, &o_left)
 	if rc == C.CUDA_SUCCESS {
@@ -4678,7 +4677,7 @@ func (s *session) do_cuIpcGetEventHandle(d *wire.Decoder, e *wire.Encoder) int32
 	var o_pHandle C.CUipcEventHandle
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(268)
+		return s.malformed(267)
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_event.id)
@@ -4701,7 +4700,7 @@ func (s *session) do_cuIpcGetMemHandle(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_pHandle C.CUipcMemHandle
 	p_dptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(269)
+		return s.malformed(268)
 	}
 	rc := s.cuIpcGetMemHandle(&o_pHandle, p_dptr)
 	if rc == C.CUDA_SUCCESS {
@@ -4722,7 +4721,7 @@ func (s *session) do_cuIpcOpenEventHandle(d *wire.Decoder, e *wire.Encoder) int3
 		p_handle = &v_handle
 	}
 	if d.Err() != nil {
-		return s.malformed(270)
+		return s.malformed(269)
 	}
 	rc := s.cuIpcOpenEventHandle(id_phEvent, &o_phEvent, p_handle)
 	s.bind(wire.KindEvent, id_phEvent, uint64(o_phEvent), rc)
@@ -4744,7 +4743,7 @@ func (s *session) do_cuIpcOpenMemHandle_v2(d *wire.Decoder, e *wire.Encoder) int
 	}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(272)
+		return s.malformed(271)
 	}
 	rc := s.cuIpcOpenMemHandle_v2(&o_pdptr, &o_size, &o_opens, p_handle, p_Flags)
 	if rc == C.CUDA_SUCCESS {
@@ -4767,7 +4766,7 @@ func (s *session) do_cuKernelSetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 	h_kernel := href{id: d.U32()}
 	p_dev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(278)
+		return s.malformed(277)
 	}
 	{
 		real, ok := s.handle(wire.KindKernel, h_kernel.id)
@@ -4785,7 +4784,7 @@ func (s *session) do_cuKernelSetCacheConfig(d *wire.Decoder, e *wire.Encoder) in
 	p_config := d.U32()
 	p_dev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(279)
+		return s.malformed(278)
 	}
 	{
 		real, ok := s.handle(wire.KindKernel, h_kernel.id)
@@ -4806,7 +4805,7 @@ func (s *session) do_cuLibraryGetGlobal(d *wire.Decoder, e *wire.Encoder) int32 
 	h_library := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(289)
+		return s.malformed(288)
 	}
 	{
 		real, ok := s.handle(wire.KindLibrary, h_library.id)
@@ -4837,7 +4836,7 @@ func (s *session) do_cuLibraryGetManaged(d *wire.Decoder, e *wire.Encoder) int32
 	h_library := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(292)
+		return s.malformed(291)
 	}
 	{
 		real, ok := s.handle(wire.KindLibrary, h_library.id)
@@ -4865,7 +4864,7 @@ func (s *session) do_cuLibraryGetModule(d *wire.Decoder, e *wire.Encoder) int32 
 	var o_pMod C.uint64_t
 	h_library := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(293)
+		return s.malformed(292)
 	}
 	{
 		real, ok := s.handle(wire.KindLibrary, h_library.id)
@@ -4885,7 +4884,7 @@ func (s *session) do_cuLibraryGetModule(d *wire.Decoder, e *wire.Encoder) int32 
 func (s *session) do_cuLibraryUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_library := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(297)
+		return s.malformed(296)
 	}
 	{
 		real, ok := s.handle(wire.KindLibrary, h_library.id)
@@ -4901,7 +4900,7 @@ func (s *session) do_cuLibraryUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuLinkDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_state := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(305)
+		return s.malformed(304)
 	}
 	{
 		real, ok := s.handle(wire.KindLink, h_state.id)
@@ -4918,7 +4917,7 @@ func (s *session) do_cuMemAddressFree(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_ptr := d.U64()
 	p_size := d.U64()
 	if d.Err() != nil {
-		return s.malformed(311)
+		return s.malformed(310)
 	}
 	rc := C.call_cuMemAddressFree(C.uint64_t(p_ptr), C.uint64_t(p_size))
 	return int32(rc)
@@ -4932,7 +4931,7 @@ func (s *session) do_cuMemAddressReserve(d *wire.Decoder, e *wire.Encoder) int32
 	p_addr := d.U64()
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(312)
+		return s.malformed(311)
 	}
 	rc := C.call_cuMemAddressReserve(&o_ptr, C.uint64_t(p_size), C.uint64_t(p_alignment), C.uint64_t(p_addr), C.uint64_t(p_flags))
 	if rc == C.CUDA_SUCCESS {
@@ -4949,7 +4948,7 @@ func (s *session) do_cuMemAllocAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_bytesize := d.U64()
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(316)
+		return s.malformed(315)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -4974,7 +4973,7 @@ func (s *session) do_cuMemAllocFromPoolAsync(d *wire.Decoder, e *wire.Encoder) i
 	h_pool := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(317)
+		return s.malformed(316)
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5008,7 +5007,7 @@ func (s *session) do_cuMemAllocPitch_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	p_Height := d.U64()
 	p_ElementSizeBytes := d.U32()
 	if d.Err() != nil {
-		return s.malformed(322)
+		return s.malformed(321)
 	}
 	rc := s.cuMemAllocPitch_v2(&o_dptr, &o_pPitch, p_WidthInBytes, p_Height, p_ElementSizeBytes)
 	if rc == C.CUDA_SUCCESS {
@@ -5027,7 +5026,7 @@ func (s *session) do_cuMemAlloc_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_dptr C.CUdeviceptr
 	p_bytesize := d.U64()
 	if d.Err() != nil {
-		return s.malformed(323)
+		return s.malformed(322)
 	}
 	rc := s.cuMemAlloc_v2(&o_dptr, p_bytesize)
 	if rc == C.CUDA_SUCCESS {
@@ -5050,7 +5049,7 @@ func (s *session) do_cuMemCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(325)
+		return s.malformed(324)
 	}
 	rc := s.cuMemCreate(id_handle, &o_handle, p_size, p_prop, p_flags)
 	s.bind(wire.KindMemHandle, id_handle, uint64(o_handle), rc)
@@ -5064,7 +5063,7 @@ func (s *session) do_cuMemExportToShareableHandle(d *wire.Decoder, e *wire.Encod
 	p_handleType := d.U32()
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(328)
+		return s.malformed(327)
 	}
 	{
 		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
@@ -5086,7 +5085,7 @@ func (s *session) do_cuMemFreeAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_dptr := d.U64()
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(330)
+		return s.malformed(329)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5102,7 +5101,7 @@ func (s *session) do_cuMemFreeAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuMemFree_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_dptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(332)
+		return s.malformed(331)
 	}
 	rc := s.cuMemFree_v2(p_dptr)
 	return int32(rc)
@@ -5119,7 +5118,7 @@ func (s *session) do_cuMemGetAccess(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	p_ptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(333)
+		return s.malformed(332)
 	}
 	rc := C.call_cuMemGetAccess(&o_flags, p_location, C.uint64_t(p_ptr))
 	if rc == C.CUDA_SUCCESS {
@@ -5137,7 +5136,7 @@ func (s *session) do_cuMemGetAddressRange_v2(d *wire.Decoder, e *wire.Encoder) i
 	var o_psize C.size_t
 	p_dptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(335)
+		return s.malformed(334)
 	}
 	rc := s.cuMemGetAddressRange_v2(&o_pbase, &o_psize, p_dptr)
 	if rc == C.CUDA_SUCCESS {
@@ -5162,7 +5161,7 @@ func (s *session) do_cuMemGetAllocationGranularity(d *wire.Decoder, e *wire.Enco
 	}
 	p_option := d.U32()
 	if d.Err() != nil {
-		return s.malformed(336)
+		return s.malformed(335)
 	}
 	rc := C.call_cuMemGetAllocationGranularity(&o_granularity, p_prop, C.uint32_t(p_option))
 	if rc == C.CUDA_SUCCESS {
@@ -5178,7 +5177,7 @@ func (s *session) do_cuMemGetAllocationPropertiesFromHandle(d *wire.Decoder, e *
 	var o_prop C.CUmemAllocationProp
 	h_handle := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(337)
+		return s.malformed(336)
 	}
 	{
 		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
@@ -5203,7 +5202,7 @@ func (s *session) do_cuMemGetDefaultMemPool(d *wire.Decoder, e *wire.Encoder) in
 	var o_location C.CUmemLocation
 	p_type := d.U32()
 	if d.Err() != nil {
-		return s.malformed(338)
+		return s.malformed(337)
 	}
 	rc := C.call_cuMemGetDefaultMemPool(&o_pool_out, &o_location, C.uint32_t(p_type))
 	if rc == C.CUDA_SUCCESS {
@@ -5223,7 +5222,7 @@ func (s *session) do_cuMemGetInfo_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_total := d.U8() != 0
 	var o_total C.size_t
 	if d.Err() != nil {
-		return s.malformed(341)
+		return s.malformed(340)
 	}
 	rc := s.cuMemGetInfo_v2(&o_free, &o_total)
 	if rc == C.CUDA_SUCCESS {
@@ -5244,7 +5243,7 @@ func (s *session) do_cuMemGetMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_location C.CUmemLocation
 	p_type := d.U32()
 	if d.Err() != nil {
-		return s.malformed(342)
+		return s.malformed(341)
 	}
 	rc := C.call_cuMemGetMemPool(&o_pool, &o_location, C.uint32_t(p_type))
 	if rc == C.CUDA_SUCCESS {
@@ -5269,7 +5268,7 @@ func (s *session) do_cuMemImportFromShareableHandle(d *wire.Decoder, e *wire.Enc
 	}
 	p_shHandleType := d.U32()
 	if d.Err() != nil {
-		return s.malformed(350)
+		return s.malformed(349)
 	}
 	rc := s.cuMemImportFromShareableHandle(id_handle, &o_handle, p_token, p_shHandleType)
 	s.bind(wire.KindMemHandle, id_handle, uint64(o_handle), rc)
@@ -5283,7 +5282,7 @@ func (s *session) do_cuMemMap(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_handle := href{id: d.U32()}
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(351)
+		return s.malformed(350)
 	}
 	{
 		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
@@ -5306,7 +5305,7 @@ func (s *session) do_cuMemPoolCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 		p_poolProps = &v_poolProps
 	}
 	if d.Err() != nil {
-		return s.malformed(353)
+		return s.malformed(352)
 	}
 	rc := s.cuMemPoolCreate(id_pool, &o_pool, p_poolProps)
 	s.bind(wire.KindPool, id_pool, uint64(o_pool), rc)
@@ -5316,7 +5315,7 @@ func (s *session) do_cuMemPoolCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuMemPoolDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_pool := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(354)
+		return s.malformed(353)
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5340,7 +5339,7 @@ func (s *session) do_cuMemPoolGetAccess(d *wire.Decoder, e *wire.Encoder) int32 
 		p_location = &v_location
 	}
 	if d.Err() != nil {
-		return s.malformed(357)
+		return s.malformed(356)
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_memPool.id)
@@ -5364,7 +5363,7 @@ func (s *session) do_cuMemPoolGetAttribute(d *wire.Decoder, e *wire.Encoder) int
 	w_value := d.U8() != 0
 	var o_value uint64
 	if d.Err() != nil {
-		return s.malformed(358)
+		return s.malformed(357)
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5398,10 +5397,10 @@ func (s *session) do_cuMemPoolSetAccess(d *wire.Decoder, e *wire.Encoder) int32 
 	}
 	p_count := d.U64()
 	if d.Err() != nil {
-		return s.malformed(361)
+		return s.malformed(360)
 	}
 	if a_map != nil && uint64(len(a_map)) != uint64(p_count) {
-		return s.malformed(361)
+		return s.malformed(360)
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5420,7 +5419,7 @@ func (s *session) do_cuMemPoolSetAttribute(d *wire.Decoder, e *wire.Encoder) int
 	var o_value uint64
 	memIn(d, unsafe.Pointer(&o_value), 8)
 	if d.Err() != nil {
-		return s.malformed(362)
+		return s.malformed(361)
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5437,7 +5436,7 @@ func (s *session) do_cuMemPoolTrimTo(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_pool := href{id: d.U32()}
 	p_minBytesToKeep := d.U64()
 	if d.Err() != nil {
-		return s.malformed(363)
+		return s.malformed(362)
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5453,7 +5452,7 @@ func (s *session) do_cuMemPoolTrimTo(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuMemRelease(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_handle := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(369)
+		return s.malformed(368)
 	}
 	{
 		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
@@ -5471,7 +5470,7 @@ func (s *session) do_cuMemRetainAllocationHandle(d *wire.Decoder, e *wire.Encode
 	var o_handle C.uint64_t
 	p_addr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(370)
+		return s.malformed(369)
 	}
 	rc := s.cuMemRetainAllocationHandle(id_handle, &o_handle, p_addr)
 	s.bind(wire.KindMemHandle, id_handle, uint64(o_handle), rc)
@@ -5495,10 +5494,10 @@ func (s *session) do_cuMemSetAccess(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	p_count := d.U64()
 	if d.Err() != nil {
-		return s.malformed(371)
+		return s.malformed(370)
 	}
 	if a_desc != nil && uint64(len(a_desc)) != uint64(p_count) {
-		return s.malformed(371)
+		return s.malformed(370)
 	}
 	rc := C.call_cuMemSetAccess(C.uint64_t(p_ptr), C.uint64_t(p_size), first(a_desc), C.uint64_t(p_count))
 	return int32(rc)
@@ -5514,7 +5513,7 @@ func (s *session) do_cuMemSetMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_type := d.U32()
 	h_pool := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(372)
+		return s.malformed(371)
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5531,7 +5530,7 @@ func (s *session) do_cuMemUnmap(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_ptr := d.U64()
 	p_size := d.U64()
 	if d.Err() != nil {
-		return s.malformed(373)
+		return s.malformed(372)
 	}
 	rc := s.cuMemUnmap(p_ptr, p_size)
 	return int32(rc)
@@ -5547,7 +5546,7 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(377)
+		return s.malformed(376)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5560,7 +5559,7 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(377, uint64(v_pCopy.WidthInBytes*v_pCopy.Height), h_hStream.real) {
+	if g != nil && !g.Enter(376, uint64(v_pCopy.WidthInBytes*v_pCopy.Height), h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := s.cuMemcpy2DAsync_v2(p_pCopy, h_hStream)
@@ -5580,7 +5579,7 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(383)
+		return s.malformed(382)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5593,7 +5592,7 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(383, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
+	if g != nil && !g.Enter(382, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := s.cuMemcpy3DAsync_v2(p_pCopy, h_hStream)
@@ -5613,7 +5612,7 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(387)
+		return s.malformed(386)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5626,7 +5625,7 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(387, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
+	if g != nil && !g.Enter(386, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := s.cuMemcpy3DPeerAsync(p_pCopy, h_hStream)
@@ -5643,7 +5642,7 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(404)
+		return s.malformed(403)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5656,7 +5655,7 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(404, p_ByteCount, h_hStream.real) {
+	if g != nil && !g.Enter(403, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemcpyDtoDAsync_v2(C.uint64_t(p_dstDevice), C.uint64_t(p_srcDevice), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
@@ -5675,7 +5674,7 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(419)
+		return s.malformed(418)
 	}
 	{
 		real, ok := s.handle(wire.KindCtx, h_dstContext.id)
@@ -5702,7 +5701,7 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(419, p_ByteCount, h_hStream.real) {
+	if g != nil && !g.Enter(418, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemcpyPeerAsync(C.uint64_t(p_dstDevice), C.uint64_t(h_dstContext.real), C.uint64_t(p_srcDevice), C.uint64_t(h_srcContext.real), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
@@ -5719,7 +5718,7 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(421)
+		return s.malformed(420)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5732,7 +5731,7 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(421, p_N, h_hStream.real) {
+	if g != nil && !g.Enter(420, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD16Async(C.uint64_t(p_dstDevice), C.uint16_t(p_us), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
@@ -5751,7 +5750,7 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(424)
+		return s.malformed(423)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5764,7 +5763,7 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(424, p_Width*p_Height, h_hStream.real) {
+	if g != nil && !g.Enter(423, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD2D16Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint16_t(p_us), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
@@ -5783,7 +5782,7 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(427)
+		return s.malformed(426)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5796,7 +5795,7 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(427, p_Width*p_Height, h_hStream.real) {
+	if g != nil && !g.Enter(426, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD2D32Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint32_t(p_ui), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
@@ -5815,7 +5814,7 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(430)
+		return s.malformed(429)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5828,7 +5827,7 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(430, p_Width*p_Height, h_hStream.real) {
+	if g != nil && !g.Enter(429, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD2D8Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint8_t(p_uc), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
@@ -5845,7 +5844,7 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(433)
+		return s.malformed(432)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5858,7 +5857,7 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(433, p_N, h_hStream.real) {
+	if g != nil && !g.Enter(432, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD32Async(C.uint64_t(p_dstDevice), C.uint32_t(p_ui), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
@@ -5875,7 +5874,7 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.given = h_hStream.id
 	if d.Err() != nil {
-		return s.malformed(436)
+		return s.malformed(435)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5888,7 +5887,7 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if grc != 0 {
 		return grc
 	}
-	if g != nil && !g.Enter(436, p_N, h_hStream.real) {
+	if g != nil && !g.Enter(435, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
 	rc := C.call_cuMemsetD8Async(C.uint64_t(p_dstDevice), C.uint8_t(p_uc), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
@@ -5909,7 +5908,7 @@ func (s *session) do_cuMipmappedArrayCreate(d *wire.Decoder, e *wire.Encoder) in
 	}
 	p_numMipmapLevels := d.U32()
 	if d.Err() != nil {
-		return s.malformed(438)
+		return s.malformed(437)
 	}
 	rc := s.cuMipmappedArrayCreate(id_pHandle, &o_pHandle, p_pMipmappedArrayDesc, p_numMipmapLevels)
 	s.bind(wire.KindMipmap, id_pHandle, uint64(o_pHandle), rc)
@@ -5919,7 +5918,7 @@ func (s *session) do_cuMipmappedArrayCreate(d *wire.Decoder, e *wire.Encoder) in
 func (s *session) do_cuMipmappedArrayDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hMipmappedArray := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(439)
+		return s.malformed(438)
 	}
 	{
 		real, ok := s.handle(wire.KindMipmap, h_hMipmappedArray.id)
@@ -5938,7 +5937,7 @@ func (s *session) do_cuMipmappedArrayGetLevel(d *wire.Decoder, e *wire.Encoder) 
 	h_hMipmappedArray := href{id: d.U32()}
 	p_level := d.U32()
 	if d.Err() != nil {
-		return s.malformed(440)
+		return s.malformed(439)
 	}
 	{
 		real, ok := s.handle(wire.KindMipmap, h_hMipmappedArray.id)
@@ -5961,7 +5960,7 @@ func (s *session) do_cuMipmappedArrayGetMemoryRequirements(d *wire.Decoder, e *w
 	h_mipmap := href{id: d.U32()}
 	p_device := d.U32()
 	if d.Err() != nil {
-		return s.malformed(441)
+		return s.malformed(440)
 	}
 	{
 		real, ok := s.handle(wire.KindMipmap, h_mipmap.id)
@@ -5984,7 +5983,7 @@ func (s *session) do_cuMipmappedArrayGetSparseProperties(d *wire.Decoder, e *wir
 	var o_sparseProperties C.CUDA_ARRAY_SPARSE_PROPERTIES
 	h_mipmap := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(442)
+		return s.malformed(441)
 	}
 	{
 		real, ok := s.handle(wire.KindMipmap, h_mipmap.id)
@@ -6010,7 +6009,7 @@ func (s *session) do_cuModuleGetGlobal_v2(d *wire.Decoder, e *wire.Encoder) int3
 	h_hmod := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(447)
+		return s.malformed(446)
 	}
 	{
 		real, ok := s.handle(wire.KindModule, h_hmod.id)
@@ -6039,7 +6038,7 @@ func (s *session) do_cuModuleGetSurfRef(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hmod := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(449)
+		return s.malformed(448)
 	}
 	{
 		real, ok := s.handle(wire.KindModule, h_hmod.id)
@@ -6065,7 +6064,7 @@ func (s *session) do_cuModuleGetTexRef(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hmod := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(450)
+		return s.malformed(449)
 	}
 	{
 		real, ok := s.handle(wire.KindModule, h_hmod.id)
@@ -6088,7 +6087,7 @@ func (s *session) do_cuModuleGetTexRef(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuModuleUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hmod := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(455)
+		return s.malformed(454)
 	}
 	{
 		real, ok := s.handle(wire.KindModule, h_hmod.id)
@@ -6108,7 +6107,7 @@ func (s *session) do_cuOccupancyAvailableDynamicSMemPerBlock(d *wire.Decoder, e 
 	p_numBlocks := d.U32()
 	p_blockSize := d.U32()
 	if d.Err() != nil {
-		return s.malformed(462)
+		return s.malformed(461)
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6133,7 +6132,7 @@ func (s *session) do_cuOccupancyMaxActiveBlocksPerMultiprocessor(d *wire.Decoder
 	p_blockSize := d.U32()
 	p_dynamicSMemSize := d.U64()
 	if d.Err() != nil {
-		return s.malformed(463)
+		return s.malformed(462)
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6159,7 +6158,7 @@ func (s *session) do_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(d *wir
 	p_dynamicSMemSize := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(464)
+		return s.malformed(463)
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6201,10 +6200,10 @@ func (s *session) do_cuOccupancyMaxActiveClusters(d *wire.Decoder, e *wire.Encod
 	}
 	p_numAttrs := d.U32()
 	if d.Err() != nil {
-		return s.malformed(465)
+		return s.malformed(464)
 	}
 	if a_attrs != nil && uint64(len(a_attrs)) != uint64(p_numAttrs) {
-		return s.malformed(465)
+		return s.malformed(464)
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6232,7 +6231,7 @@ func (s *session) do_cuOccupancyMaxPotentialBlockSizeWithFlags(d *wire.Decoder, 
 	p_blockSizeLimit := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(467)
+		return s.malformed(466)
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6277,10 +6276,10 @@ func (s *session) do_cuOccupancyMaxPotentialClusterSize(d *wire.Decoder, e *wire
 	}
 	p_numAttrs := d.U32()
 	if d.Err() != nil {
-		return s.malformed(468)
+		return s.malformed(467)
 	}
 	if a_attrs != nil && uint64(len(a_attrs)) != uint64(p_numAttrs) {
-		return s.malformed(468)
+		return s.malformed(467)
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6303,7 +6302,7 @@ func (s *session) do_cuParamSetTexRef(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_texunit := d.U32()
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(470)
+		return s.malformed(469)
 	}
 	{
 		real, ok := s.function(h_hfunc.id)
@@ -6329,7 +6328,7 @@ func (s *session) do_cuPointerGetAttribute(d *wire.Decoder, e *wire.Encoder) int
 	p_attribute := d.U32()
 	p_ptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(474)
+		return s.malformed(473)
 	}
 	rc := s.cuPointerGetAttribute(&o_data, p_attribute, p_ptr)
 	if rc == C.CUDA_SUCCESS {
@@ -6358,10 +6357,10 @@ func (s *session) do_cuStreamBatchMemOp(d *wire.Decoder, e *wire.Encoder) int32 
 	}
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(483)
+		return s.malformed(482)
 	}
 	if a_paramArray != nil && uint64(len(a_paramArray)) != uint64(p_count) {
-		return s.malformed(483)
+		return s.malformed(482)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -6392,10 +6391,10 @@ func (s *session) do_cuStreamBatchMemOp_v2(d *wire.Decoder, e *wire.Encoder) int
 	}
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(484)
+		return s.malformed(483)
 	}
 	if a_paramArray != nil && uint64(len(a_paramArray)) != uint64(p_count) {
-		return s.malformed(484)
+		return s.malformed(483)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -6438,13 +6437,13 @@ func (s *session) do_cuStreamBeginCaptureToGraph(d *wire.Decoder, e *wire.Encode
 	p_numDependencies := d.U64()
 	p_mode := d.U32()
 	if d.Err() != nil {
-		return s.malformed(486)
+		return s.malformed(485)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(486)
+		return s.malformed(485)
 	}
 	if a_dependencyData != nil && uint64(len(a_dependencyData)) != uint64(p_numDependencies) {
-		return s.malformed(486)
+		return s.malformed(485)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6476,7 +6475,7 @@ func (s *session) do_cuStreamBeginCapture_v2(d *wire.Decoder, e *wire.Encoder) i
 	h_hStream := href{id: d.U32()}
 	p_mode := d.U32()
 	if d.Err() != nil {
-		return s.malformed(487)
+		return s.malformed(486)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6493,7 +6492,7 @@ func (s *session) do_cuStreamCopyAttributes(d *wire.Decoder, e *wire.Encoder) in
 	h_dstStream := href{id: d.U32()}
 	h_srcStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(488)
+		return s.malformed(487)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_dstStream.id)
@@ -6518,7 +6517,7 @@ func (s *session) do_cuStreamCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phStream C.uint64_t
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(489)
+		return s.malformed(488)
 	}
 	rc := s.cuStreamCreate(id_phStream, &o_phStream, p_Flags)
 	s.bind(wire.KindStream, id_phStream, uint64(o_phStream), rc)
@@ -6531,7 +6530,7 @@ func (s *session) do_cuStreamCreateWithPriority(d *wire.Decoder, e *wire.Encoder
 	p_flags := d.U32()
 	p_priority := d.U32()
 	if d.Err() != nil {
-		return s.malformed(490)
+		return s.malformed(489)
 	}
 	rc := s.cuStreamCreateWithPriority(id_phStream, &o_phStream, p_flags, p_priority)
 	s.bind(wire.KindStream, id_phStream, uint64(o_phStream), rc)
@@ -6541,7 +6540,7 @@ func (s *session) do_cuStreamCreateWithPriority(d *wire.Decoder, e *wire.Encoder
 func (s *session) do_cuStreamDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(492)
+		return s.malformed(491)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6559,7 +6558,7 @@ func (s *session) do_cuStreamEndCapture(d *wire.Decoder, e *wire.Encoder) int32 
 	id_phGraph := d.U32()
 	var o_phGraph C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(493)
+		return s.malformed(492)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6579,7 +6578,7 @@ func (s *session) do_cuStreamGetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 	w_value := d.U8() != 0
 	var o_value C.CUstreamAttrValue
 	if d.Err() != nil {
-		return s.malformed(494)
+		return s.malformed(493)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6604,7 +6603,7 @@ func (s *session) do_cuStreamGetCaptureInfo(d *wire.Decoder, e *wire.Encoder) in
 	w_id_out := d.U8() != 0
 	var o_id_out C.cuuint64_t
 	if d.Err() != nil {
-		return s.malformed(495)
+		return s.malformed(494)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6636,7 +6635,7 @@ func (s *session) do_cuStreamGetCaptureInfo_v2(d *wire.Decoder, e *wire.Encoder)
 	w_dependencies := d.U8() != 0
 	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(496)
+		return s.malformed(495)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6685,7 +6684,7 @@ func (s *session) do_cuStreamGetCaptureInfo_v3(d *wire.Decoder, e *wire.Encoder)
 	w_edgeData := d.U8() != 0
 	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(497)
+		return s.malformed(496)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6739,7 +6738,7 @@ func (s *session) do_cuStreamIsCapturing(d *wire.Decoder, e *wire.Encoder) int32
 	w_captureStatus := d.U8() != 0
 	var o_captureStatus C.CUstreamCaptureStatus
 	if d.Err() != nil {
-		return s.malformed(505)
+		return s.malformed(504)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6760,7 +6759,7 @@ func (s *session) do_cuStreamIsCapturing(d *wire.Decoder, e *wire.Encoder) int32
 func (s *session) do_cuStreamQuery(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(506)
+		return s.malformed(505)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6783,7 +6782,7 @@ func (s *session) do_cuStreamSetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 		p_param = &v_param
 	}
 	if d.Err() != nil {
-		return s.malformed(507)
+		return s.malformed(506)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6799,7 +6798,7 @@ func (s *session) do_cuStreamSetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 func (s *session) do_cuStreamSynchronize(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(508)
+		return s.malformed(507)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6829,10 +6828,10 @@ func (s *session) do_cuStreamUpdateCaptureDependencies(d *wire.Decoder, e *wire.
 	p_numDependencies := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(509)
+		return s.malformed(508)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(509)
+		return s.malformed(508)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6882,13 +6881,13 @@ func (s *session) do_cuStreamUpdateCaptureDependencies_v2(d *wire.Decoder, e *wi
 	p_numDependencies := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(510)
+		return s.malformed(509)
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(510)
+		return s.malformed(509)
 	}
 	if a_dependencyData != nil && uint64(len(a_dependencyData)) != uint64(p_numDependencies) {
-		return s.malformed(510)
+		return s.malformed(509)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6915,7 +6914,7 @@ func (s *session) do_cuStreamWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(511)
+		return s.malformed(510)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6942,7 +6941,7 @@ func (s *session) do_cuStreamWaitValue32(d *wire.Decoder, e *wire.Encoder) int32
 	p_value := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(512)
+		return s.malformed(511)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -6962,7 +6961,7 @@ func (s *session) do_cuStreamWaitValue32_v2(d *wire.Decoder, e *wire.Encoder) in
 	p_value := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(513)
+		return s.malformed(512)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -6982,7 +6981,7 @@ func (s *session) do_cuStreamWaitValue64(d *wire.Decoder, e *wire.Encoder) int32
 	p_value := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(514)
+		return s.malformed(513)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7002,7 +7001,7 @@ func (s *session) do_cuStreamWaitValue64_v2(d *wire.Decoder, e *wire.Encoder) in
 	p_value := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(515)
+		return s.malformed(514)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7022,7 +7021,7 @@ func (s *session) do_cuStreamWriteValue32(d *wire.Decoder, e *wire.Encoder) int3
 	p_value := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(516)
+		return s.malformed(515)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7042,7 +7041,7 @@ func (s *session) do_cuStreamWriteValue32_v2(d *wire.Decoder, e *wire.Encoder) i
 	p_value := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(517)
+		return s.malformed(516)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7062,7 +7061,7 @@ func (s *session) do_cuStreamWriteValue64(d *wire.Decoder, e *wire.Encoder) int3
 	p_value := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(518)
+		return s.malformed(517)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7082,7 +7081,7 @@ func (s *session) do_cuStreamWriteValue64_v2(d *wire.Decoder, e *wire.Encoder) i
 	p_value := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(519)
+		return s.malformed(518)
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7105,7 +7104,7 @@ func (s *session) do_cuSurfObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 
 		p_pResDesc = &v_pResDesc
 	}
 	if d.Err() != nil {
-		return s.malformed(520)
+		return s.malformed(519)
 	}
 	rc := s.cuSurfObjectCreate(&o_pSurfObject, p_pResDesc)
 	if rc == C.CUDA_SUCCESS {
@@ -7119,7 +7118,7 @@ func (s *session) do_cuSurfObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 
 func (s *session) do_cuSurfObjectDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_surfObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(521)
+		return s.malformed(520)
 	}
 	rc := C.call_cuSurfObjectDestroy(C.uint64_t(p_surfObject))
 	return int32(rc)
@@ -7130,7 +7129,7 @@ func (s *session) do_cuSurfObjectGetResourceDesc(d *wire.Decoder, e *wire.Encode
 	var o_pResDesc C.CUDA_RESOURCE_DESC
 	p_surfObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(522)
+		return s.malformed(521)
 	}
 	rc := s.cuSurfObjectGetResourceDesc(&o_pResDesc, p_surfObject)
 	if rc == C.CUDA_SUCCESS {
@@ -7146,7 +7145,7 @@ func (s *session) do_cuSurfRefGetArray(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phArray C.uint64_t
 	h_hSurfRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(523)
+		return s.malformed(522)
 	}
 	{
 		real, ok := s.handle(wire.KindSurfref, h_hSurfRef.id)
@@ -7169,7 +7168,7 @@ func (s *session) do_cuSurfRefSetArray(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hArray := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(524)
+		return s.malformed(523)
 	}
 	{
 		real, ok := s.handle(wire.KindSurfref, h_hSurfRef.id)
@@ -7264,22 +7263,22 @@ func (s *session) do_cuTensorMapEncodeIm2col(d *wire.Decoder, e *wire.Encoder) i
 	p_l2Promotion := d.U32()
 	p_oobFill := d.U32()
 	if d.Err() != nil {
-		return s.malformed(525)
+		return s.malformed(524)
 	}
 	if a_globalDim != nil && uint64(len(a_globalDim)) != uint64(p_rank) {
-		return s.malformed(525)
+		return s.malformed(524)
 	}
 	if a_globalStrides != nil && uint64(len(a_globalStrides)) != uint64(p_nstrides) {
-		return s.malformed(525)
+		return s.malformed(524)
 	}
 	if a_lower != nil && uint64(len(a_lower)) != uint64(p_ncorners) {
-		return s.malformed(525)
+		return s.malformed(524)
 	}
 	if a_upper != nil && uint64(len(a_upper)) != uint64(p_ncorners) {
-		return s.malformed(525)
+		return s.malformed(524)
 	}
 	if a_elementStrides != nil && uint64(len(a_elementStrides)) != uint64(p_rank) {
-		return s.malformed(525)
+		return s.malformed(524)
 	}
 	rc := s.cuTensorMapEncodeIm2col(&o_tensorMap, p_dataType, p_rank, p_globalAddress, a_globalDim, a_globalStrides, p_nstrides, a_lower, a_upper, p_ncorners, p_channelsPerPixel, p_pixelsPerColumn, a_elementStrides, p_interleave, p_swizzle, p_l2Promotion, p_oobFill)
 	if rc == C.CUDA_SUCCESS {
@@ -7343,16 +7342,16 @@ func (s *session) do_cuTensorMapEncodeIm2colWide(d *wire.Decoder, e *wire.Encode
 	p_l2Promotion := d.U32()
 	p_oobFill := d.U32()
 	if d.Err() != nil {
-		return s.malformed(526)
+		return s.malformed(525)
 	}
 	if a_globalDim != nil && uint64(len(a_globalDim)) != uint64(p_rank) {
-		return s.malformed(526)
+		return s.malformed(525)
 	}
 	if a_globalStrides != nil && uint64(len(a_globalStrides)) != uint64(p_nstrides) {
-		return s.malformed(526)
+		return s.malformed(525)
 	}
 	if a_elementStrides != nil && uint64(len(a_elementStrides)) != uint64(p_rank) {
-		return s.malformed(526)
+		return s.malformed(525)
 	}
 	rc := s.cuTensorMapEncodeIm2colWide(&o_tensorMap, p_dataType, p_rank, p_globalAddress, a_globalDim, a_globalStrides, p_nstrides, p_lower, p_upper, p_channelsPerPixel, p_pixelsPerColumn, a_elementStrides, p_interleave, p_mode, p_swizzle, p_l2Promotion, p_oobFill)
 	if rc == C.CUDA_SUCCESS {
@@ -7423,19 +7422,19 @@ func (s *session) do_cuTensorMapEncodeTiled(d *wire.Decoder, e *wire.Encoder) in
 	p_l2Promotion := d.U32()
 	p_oobFill := d.U32()
 	if d.Err() != nil {
-		return s.malformed(527)
+		return s.malformed(526)
 	}
 	if a_globalDim != nil && uint64(len(a_globalDim)) != uint64(p_rank) {
-		return s.malformed(527)
+		return s.malformed(526)
 	}
 	if a_globalStrides != nil && uint64(len(a_globalStrides)) != uint64(p_nstrides) {
-		return s.malformed(527)
+		return s.malformed(526)
 	}
 	if a_boxDim != nil && uint64(len(a_boxDim)) != uint64(p_rank) {
-		return s.malformed(527)
+		return s.malformed(526)
 	}
 	if a_elementStrides != nil && uint64(len(a_elementStrides)) != uint64(p_rank) {
-		return s.malformed(527)
+		return s.malformed(526)
 	}
 	rc := s.cuTensorMapEncodeTiled(&o_tensorMap, p_dataType, p_rank, p_globalAddress, a_globalDim, a_globalStrides, p_nstrides, a_boxDim, a_elementStrides, p_interleave, p_swizzle, p_l2Promotion, p_oobFill)
 	if rc == C.CUDA_SUCCESS {
@@ -7457,7 +7456,7 @@ func (s *session) do_cuTensorMapReplaceAddress(d *wire.Decoder, e *wire.Encoder)
 	}
 	p_globalAddress := d.U64()
 	if d.Err() != nil {
-		return s.malformed(528)
+		return s.malformed(527)
 	}
 	rc := s.cuTensorMapReplaceAddress(&o_out, p_tensorMap, p_globalAddress)
 	if rc == C.CUDA_SUCCESS {
@@ -7490,7 +7489,7 @@ func (s *session) do_cuTexObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 		p_pResViewDesc = &v_pResViewDesc
 	}
 	if d.Err() != nil {
-		return s.malformed(529)
+		return s.malformed(528)
 	}
 	rc := s.cuTexObjectCreate(&o_pTexObject, p_pResDesc, p_pTexDesc, p_pResViewDesc)
 	if rc == C.CUDA_SUCCESS {
@@ -7504,7 +7503,7 @@ func (s *session) do_cuTexObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuTexObjectDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_texObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(530)
+		return s.malformed(529)
 	}
 	rc := C.call_cuTexObjectDestroy(C.uint64_t(p_texObject))
 	return int32(rc)
@@ -7515,7 +7514,7 @@ func (s *session) do_cuTexObjectGetResourceDesc(d *wire.Decoder, e *wire.Encoder
 	var o_pResDesc C.CUDA_RESOURCE_DESC
 	p_texObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(531)
+		return s.malformed(530)
 	}
 	rc := s.cuTexObjectGetResourceDesc(&o_pResDesc, p_texObject)
 	if rc == C.CUDA_SUCCESS {
@@ -7531,7 +7530,7 @@ func (s *session) do_cuTexObjectGetResourceViewDesc(d *wire.Decoder, e *wire.Enc
 	var o_pResViewDesc C.CUDA_RESOURCE_VIEW_DESC
 	p_texObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(532)
+		return s.malformed(531)
 	}
 	rc := C.call_cuTexObjectGetResourceViewDesc(&o_pResViewDesc, C.uint64_t(p_texObject))
 	if rc == C.CUDA_SUCCESS {
@@ -7547,7 +7546,7 @@ func (s *session) do_cuTexObjectGetTextureDesc(d *wire.Decoder, e *wire.Encoder)
 	var o_pTexDesc C.CUDA_TEXTURE_DESC
 	p_texObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(533)
+		return s.malformed(532)
 	}
 	rc := C.call_cuTexObjectGetTextureDesc(&o_pTexDesc, C.uint64_t(p_texObject))
 	if rc == C.CUDA_SUCCESS {
@@ -7562,7 +7561,7 @@ func (s *session) do_cuTexRefCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_pTexRef := d.U8() != 0
 	var o_pTexRef C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(534)
+		return s.malformed(533)
 	}
 	rc := C.call_cuTexRefCreate(&o_pTexRef)
 	if rc == C.CUDA_SUCCESS {
@@ -7576,7 +7575,7 @@ func (s *session) do_cuTexRefCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuTexRefDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(535)
+		return s.malformed(534)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7595,7 +7594,7 @@ func (s *session) do_cuTexRefGetAddressMode(d *wire.Decoder, e *wire.Encoder) in
 	h_hTexRef := href{id: d.U32()}
 	p_dim := d.U32()
 	if d.Err() != nil {
-		return s.malformed(537)
+		return s.malformed(536)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7618,7 +7617,7 @@ func (s *session) do_cuTexRefGetAddress_v2(d *wire.Decoder, e *wire.Encoder) int
 	var o_pdptr C.CUdeviceptr
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(538)
+		return s.malformed(537)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7641,7 +7640,7 @@ func (s *session) do_cuTexRefGetArray(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phArray C.uint64_t
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(539)
+		return s.malformed(538)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7670,7 +7669,7 @@ func (s *session) do_cuTexRefGetBorderColor(d *wire.Decoder, e *wire.Encoder) in
 	var o_c3 C.float
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(540)
+		return s.malformed(539)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7702,7 +7701,7 @@ func (s *session) do_cuTexRefGetFilterMode(d *wire.Decoder, e *wire.Encoder) int
 	var o_pfm C.CUfilter_mode
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(541)
+		return s.malformed(540)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7725,7 +7724,7 @@ func (s *session) do_cuTexRefGetFlags(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_pFlags C.uint
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(542)
+		return s.malformed(541)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7750,7 +7749,7 @@ func (s *session) do_cuTexRefGetFormat(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_pNumChannels C.int
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(543)
+		return s.malformed(542)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7776,7 +7775,7 @@ func (s *session) do_cuTexRefGetMaxAnisotropy(d *wire.Decoder, e *wire.Encoder) 
 	var o_pmaxAniso C.int
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(544)
+		return s.malformed(543)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7799,7 +7798,7 @@ func (s *session) do_cuTexRefGetMipmapFilterMode(d *wire.Decoder, e *wire.Encode
 	var o_pfm C.CUfilter_mode
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(545)
+		return s.malformed(544)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7822,7 +7821,7 @@ func (s *session) do_cuTexRefGetMipmapLevelBias(d *wire.Decoder, e *wire.Encoder
 	var o_pbias C.float
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(546)
+		return s.malformed(545)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7847,7 +7846,7 @@ func (s *session) do_cuTexRefGetMipmapLevelClamp(d *wire.Decoder, e *wire.Encode
 	var o_pmaxMipmapLevelClamp C.float
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(547)
+		return s.malformed(546)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7873,7 +7872,7 @@ func (s *session) do_cuTexRefGetMipmappedArray(d *wire.Decoder, e *wire.Encoder)
 	var o_phMipmappedArray C.uint64_t
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(548)
+		return s.malformed(547)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7902,7 +7901,7 @@ func (s *session) do_cuTexRefSetAddress2D_v3(d *wire.Decoder, e *wire.Encoder) i
 	p_dptr := d.U64()
 	p_Pitch := d.U64()
 	if d.Err() != nil {
-		return s.malformed(552)
+		return s.malformed(551)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7920,7 +7919,7 @@ func (s *session) do_cuTexRefSetAddressMode(d *wire.Decoder, e *wire.Encoder) in
 	p_dim := d.U32()
 	p_am := d.U32()
 	if d.Err() != nil {
-		return s.malformed(553)
+		return s.malformed(552)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7940,7 +7939,7 @@ func (s *session) do_cuTexRefSetAddress_v2(d *wire.Decoder, e *wire.Encoder) int
 	p_dptr := d.U64()
 	p_bytes := d.U64()
 	if d.Err() != nil {
-		return s.malformed(554)
+		return s.malformed(553)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7963,7 +7962,7 @@ func (s *session) do_cuTexRefSetArray(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hArray := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(555)
+		return s.malformed(554)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7990,7 +7989,7 @@ func (s *session) do_cuTexRefSetBorderColor(d *wire.Decoder, e *wire.Encoder) in
 	p_c2 := d.F32()
 	p_c3 := d.F32()
 	if d.Err() != nil {
-		return s.malformed(556)
+		return s.malformed(555)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8007,7 +8006,7 @@ func (s *session) do_cuTexRefSetFilterMode(d *wire.Decoder, e *wire.Encoder) int
 	h_hTexRef := href{id: d.U32()}
 	p_fm := d.U32()
 	if d.Err() != nil {
-		return s.malformed(557)
+		return s.malformed(556)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8024,7 +8023,7 @@ func (s *session) do_cuTexRefSetFlags(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hTexRef := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(558)
+		return s.malformed(557)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8042,7 +8041,7 @@ func (s *session) do_cuTexRefSetFormat(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_fmt := d.U32()
 	p_NumPackedComponents := d.U32()
 	if d.Err() != nil {
-		return s.malformed(559)
+		return s.malformed(558)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8059,7 +8058,7 @@ func (s *session) do_cuTexRefSetMaxAnisotropy(d *wire.Decoder, e *wire.Encoder) 
 	h_hTexRef := href{id: d.U32()}
 	p_maxAniso := d.U32()
 	if d.Err() != nil {
-		return s.malformed(560)
+		return s.malformed(559)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8076,7 +8075,7 @@ func (s *session) do_cuTexRefSetMipmapFilterMode(d *wire.Decoder, e *wire.Encode
 	h_hTexRef := href{id: d.U32()}
 	p_fm := d.U32()
 	if d.Err() != nil {
-		return s.malformed(561)
+		return s.malformed(560)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8093,7 +8092,7 @@ func (s *session) do_cuTexRefSetMipmapLevelBias(d *wire.Decoder, e *wire.Encoder
 	h_hTexRef := href{id: d.U32()}
 	p_bias := d.F32()
 	if d.Err() != nil {
-		return s.malformed(562)
+		return s.malformed(561)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8111,7 +8110,7 @@ func (s *session) do_cuTexRefSetMipmapLevelClamp(d *wire.Decoder, e *wire.Encode
 	p_minMipmapLevelClamp := d.F32()
 	p_maxMipmapLevelClamp := d.F32()
 	if d.Err() != nil {
-		return s.malformed(563)
+		return s.malformed(562)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8129,7 +8128,7 @@ func (s *session) do_cuTexRefSetMipmappedArray(d *wire.Decoder, e *wire.Encoder)
 	h_hMipmappedArray := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(564)
+		return s.malformed(563)
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8156,7 +8155,7 @@ func (s *session) do_cuUserObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 
 	p_initialRefcount := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(566)
+		return s.malformed(565)
 	}
 	rc := s.cuUserObjectCreate(id_object_out, &o_object_out, p_hostfn, p_initialRefcount, p_flags)
 	s.bind(wire.KindUserObj, id_object_out, uint64(o_object_out), rc)
@@ -8167,7 +8166,7 @@ func (s *session) do_cuUserObjectRelease(d *wire.Decoder, e *wire.Encoder) int32
 	h_object := href{id: d.U32()}
 	p_count := d.U32()
 	if d.Err() != nil {
-		return s.malformed(567)
+		return s.malformed(566)
 	}
 	{
 		real, ok := s.handle(wire.KindUserObj, h_object.id)
@@ -8184,7 +8183,7 @@ func (s *session) do_cuUserObjectRetain(d *wire.Decoder, e *wire.Encoder) int32 
 	h_object := href{id: d.U32()}
 	p_count := d.U32()
 	if d.Err() != nil {
-		return s.malformed(568)
+		return s.malformed(567)
 	}
 	{
 		real, ok := s.handle(wire.KindUserObj, h_object.id)

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cuprotos.h"
 
@@ -652,6 +653,7 @@ static void handles(void)
 {
 	static const CUDA_ARRAY_DESCRIPTOR_v1 floats = { .Width = 16, .Height = 4, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
 	CUfunctionLoadingState state;
+	CUprocessState process = 9;
 	CUdeviceptr_v1 narrow;
 	const char *name;
 	CUarray array;
@@ -665,6 +667,10 @@ static void handles(void)
 	CALL(cuFuncGetParamInfo, "no function", NULL, 0, &a, &b);
 	CALL(cuFuncGetAttribute, "no function", &n, 0, NULL);
 	CALL(cuFuncIsLoaded, "no function", &state, NULL);
+	CALL(cuCheckpointProcessGetState, "of this process", getpid(), &process);
+	printf("running %d\n", process == 0);
+	CALL(cuCheckpointProcessGetState, "nowhere", getpid(), NULL);
+	CALL(cuCheckpointProcessGetState, "of no process", 4000000, &process);
 	CALL(cuMemAlloc, "addresses of 32 bits", &narrow, 64);
 	CALL(cuMemFree, "addresses of 32 bits", 0);
 	CALL(cuMemsetD8, "addresses of 32 bits", 0, 0, 4);
