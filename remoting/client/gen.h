@@ -144,9 +144,7 @@ enum {
 	SL_OP_cuMemGetAddressRange_v2 = 334,
 	SL_OP_cuMemGetAllocationGranularity = 335,
 	SL_OP_cuMemGetAllocationPropertiesFromHandle = 336,
-	SL_OP_cuMemGetDefaultMemPool = 337,
 	SL_OP_cuMemGetInfo_v2 = 340,
-	SL_OP_cuMemGetMemPool = 341,
 	SL_OP_cuMemImportFromShareableHandle = 349,
 	SL_OP_cuMemMap = 350,
 	SL_OP_cuMemPoolCreate = 352,
@@ -854,9 +852,7 @@ CUresult fw_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *locat
 CUresult fw_cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr);
 CUresult fw_cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option);
 CUresult fw_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle);
-CUresult fw_cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type);
 CUresult fw_cuMemGetInfo_v2(size_t *free, size_t *total);
-CUresult fw_cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
 CUresult fw_cuMemImportFromShareableHandle(uint32_t handle, const CUipcMemHandle *token, CUmemAllocationHandleType shHandleType);
 CUresult fw_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
 CUresult fw_cuMemPoolCreate(uint32_t pool, const CUmemPoolProps *poolProps);

@@ -3797,37 +3797,6 @@ CUresult sl_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CU
 	return fw_cuMemGetAllocationPropertiesFromHandle(prop, handle);
 }
 
-CUresult fw_cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
-{
-	CUresult err = CUDA_SUCCESS;
-	sl_buf b;
-	sl_reply r;
-
-	sl_buf_init(&b);
-	sl_put_u8(&b, pool_out != NULL);
-	sl_put_u8(&b, location != NULL);
-	sl_put_u32(&b, (uint32_t)type);
-	if (!err) {
-		err = sl_wait(SL_OP_cuMemGetDefaultMemPool, &b, &r);
-		if (!err) {
-			if (pool_out)
-				*pool_out = sl_handle_from_id(SL_POOL, sl_get_u32(&r), r.session);
-			if (location)
-				sl_get_bytes(&r, location, sizeof *location);
-			if (r.bad)
-				err = CUDA_ERROR_UNKNOWN;
-		}
-		sl_reply_free(&r);
-	}
-	sl_buf_free(&b);
-	return err;
-}
-
-CUresult sl_cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
-{
-	return fw_cuMemGetDefaultMemPool(pool_out, location, type);
-}
-
 CUresult fw_cuMemGetInfo_v2(size_t *free, size_t *total)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -3856,37 +3825,6 @@ CUresult fw_cuMemGetInfo_v2(size_t *free, size_t *total)
 CUresult sl_cuMemGetInfo_v2(size_t *free, size_t *total)
 {
 	return fw_cuMemGetInfo_v2(free, total);
-}
-
-CUresult fw_cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
-{
-	CUresult err = CUDA_SUCCESS;
-	sl_buf b;
-	sl_reply r;
-
-	sl_buf_init(&b);
-	sl_put_u8(&b, pool != NULL);
-	sl_put_u8(&b, location != NULL);
-	sl_put_u32(&b, (uint32_t)type);
-	if (!err) {
-		err = sl_wait(SL_OP_cuMemGetMemPool, &b, &r);
-		if (!err) {
-			if (pool)
-				*pool = sl_handle_from_id(SL_POOL, sl_get_u32(&r), r.session);
-			if (location)
-				sl_get_bytes(&r, location, sizeof *location);
-			if (r.bad)
-				err = CUDA_ERROR_UNKNOWN;
-		}
-		sl_reply_free(&r);
-	}
-	sl_buf_free(&b);
-	return err;
-}
-
-CUresult sl_cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
-{
-	return fw_cuMemGetMemPool(pool, location, type);
 }
 
 CUresult fw_cuMemImportFromShareableHandle(uint32_t handle, const CUipcMemHandle *token, CUmemAllocationHandleType shHandleType)

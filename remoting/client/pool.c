@@ -1,9 +1,10 @@
 /*
- * Memory pool attributes. The wire carries eight bytes; in the program's memory
+ * Memory pools: those of a location, and attributes. The wire carries eight bytes; in the program's memory
  * the first three attributes are ints and the others 64-bit numbers.
  */
 #include <stdbool.h>
 
+#include "entry.h"
 #include "gen.h"
 
 static bool is_int(CUmemPool_attribute attr)
@@ -34,4 +35,25 @@ CUresult sl_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, v
 	else if (!err)
 		*(uint64_t *)value = v;
 	return err;
+}
+
+/* Pools of the host's or of managed memory would give addresses that the program may use itself: there are none. */
+static CUresult pool_of(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType type, const char *function,
+			CUresult (*of_device)(CUmemoryPool *, CUdevice))
+{
+	if (!pool || !at)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (at->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED)
+		return of_device(pool, at->id);
+	return sl_refuse_with(function, "a pool of host or managed memory");
+}
+
+CUresult sl_cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
+{
+	return pool_of(pool_out, location, type, "cuMemGetDefaultMemPool", sl_cuDeviceGetDefaultMemPool);
+}
+
+CUresult sl_cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+	return pool_of(pool, location, type, "cuMemGetMemPool", sl_cuDeviceGetMemPool);
 }

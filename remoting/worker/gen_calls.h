@@ -1396,25 +1396,11 @@ static inline CUresult call_cuMemGetAllocationPropertiesFromHandle(CUmemAllocati
 	return ((__typeof__(&cuMemGetAllocationPropertiesFromHandle))sl_fn[336])((CUmemAllocationProp *)prop, handle);
 }
 
-static inline CUresult call_cuMemGetDefaultMemPool(uint64_t *pool_out, CUmemLocation *location, uint32_t type)
-{
-	if (!sl_fn[337])
-		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemGetDefaultMemPool))sl_fn[337])((CUmemoryPool *)pool_out, (CUmemLocation *)location, (CUmemAllocationType)type);
-}
-
 static inline CUresult call_cuMemGetInfo_v2(size_t *free, size_t *total)
 {
 	if (!sl_fn[340])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuMemGetInfo_v2))sl_fn[340])((size_t *)free, (size_t *)total);
-}
-
-static inline CUresult call_cuMemGetMemPool(uint64_t *pool, CUmemLocation *location, uint32_t type)
-{
-	if (!sl_fn[341])
-		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuMemGetMemPool))sl_fn[341])((CUmemoryPool *)pool, (CUmemLocation *)location, (CUmemAllocationType)type);
 }
 
 static inline CUresult call_cuMemMap(uint64_t ptr, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)

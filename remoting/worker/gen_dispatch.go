@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xc6, 0x63, 0x1a, 0x6a, 0x63, 0x99, 0xe0, 0xc1,
-	0x05, 0x18, 0xf5, 0xc6, 0x2e, 0xd2, 0x6e, 0xb1,
-	0x5e, 0xc8, 0xaf, 0x31, 0xe2, 0x7a, 0x76, 0xef,
-	0x1b, 0xce, 0x38, 0xa3, 0x29, 0x6f, 0x8c, 0x7f,
+	0x32, 0x9c, 0x2d, 0xea, 0xec, 0xf0, 0x84, 0x49,
+	0x11, 0x69, 0x37, 0x06, 0xc2, 0x71, 0xa4, 0x75,
+	0xa2, 0x9e, 0xaf, 0xf1, 0x34, 0x1d, 0x63, 0xa1,
+	0x5f, 0xed, 0x99, 0xa3, 0xd8, 0x3d, 0x34, 0xaa,
 }
 
 // Operation numbers of the API table.
@@ -159,9 +159,7 @@ const (
 	opCuMemGetAddressRange_v2                              = 334
 	opCuMemGetAllocationGranularity                        = 335
 	opCuMemGetAllocationPropertiesFromHandle               = 336
-	opCuMemGetDefaultMemPool                               = 337
 	opCuMemGetInfo_v2                                      = 340
-	opCuMemGetMemPool                                      = 341
 	opCuMemImportFromShareableHandle                       = 349
 	opCuMemMap                                             = 350
 	opCuMemPoolCreate                                      = 352
@@ -1185,12 +1183,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuMemGetAllocationGranularity(d, e), true
 	case 336:
 		return s.do_cuMemGetAllocationPropertiesFromHandle(d, e), true
-	case 337:
-		return s.do_cuMemGetDefaultMemPool(d, e), true
 	case 340:
 		return s.do_cuMemGetInfo_v2(d, e), true
-	case 341:
-		return s.do_cuMemGetMemPool(d, e), true
 	case 349:
 		return s.do_cuMemImportFromShareableHandle(d, e), true
 	case 350:
@@ -5195,27 +5189,6 @@ func (s *session) do_cuMemGetAllocationPropertiesFromHandle(d *wire.Decoder, e *
 	return int32(rc)
 }
 
-func (s *session) do_cuMemGetDefaultMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
-	w_pool_out := d.U8() != 0
-	var o_pool_out C.uint64_t
-	w_location := d.U8() != 0
-	var o_location C.CUmemLocation
-	p_type := d.U32()
-	if d.Err() != nil {
-		return s.malformed(337)
-	}
-	rc := C.call_cuMemGetDefaultMemPool(&o_pool_out, &o_location, C.uint32_t(p_type))
-	if rc == C.CUDA_SUCCESS {
-		if w_pool_out {
-			e.U32(s.outHandle(wire.KindPool, uint64(o_pool_out)))
-		}
-		if w_location {
-			memOut(e, unsafe.Pointer(&o_location), unsafe.Sizeof(o_location))
-		}
-	}
-	return int32(rc)
-}
-
 func (s *session) do_cuMemGetInfo_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_free := d.U8() != 0
 	var o_free C.size_t
@@ -5231,27 +5204,6 @@ func (s *session) do_cuMemGetInfo_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 		}
 		if w_total {
 			memOut(e, unsafe.Pointer(&o_total), unsafe.Sizeof(o_total))
-		}
-	}
-	return int32(rc)
-}
-
-func (s *session) do_cuMemGetMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
-	w_pool := d.U8() != 0
-	var o_pool C.uint64_t
-	w_location := d.U8() != 0
-	var o_location C.CUmemLocation
-	p_type := d.U32()
-	if d.Err() != nil {
-		return s.malformed(341)
-	}
-	rc := C.call_cuMemGetMemPool(&o_pool, &o_location, C.uint32_t(p_type))
-	if rc == C.CUDA_SUCCESS {
-		if w_pool {
-			e.U32(s.outHandle(wire.KindPool, uint64(o_pool)))
-		}
-		if w_location {
-			memOut(e, unsafe.Pointer(&o_location), unsafe.Sizeof(o_location))
 		}
 	}
 	return int32(rc)

@@ -15,6 +15,7 @@
  *	import PID FD	cuMemImportFromShareableHandle of a process's descriptor	-> RESULT
  *	get I		reads the first word of the I-th allocation	-> RESULT WORD
  *	set I N		writes it			-> RESULT
+ *	poolof L T	cuMemGetMemPool of location type L and allocation type T	-> RESULT 1 if it is the device's
  *	luid		cuDeviceGetLuid			-> RESULT
  *	free I		free the I-th allocation	-> RESULT
  *	trim		give the pool's memory back	-> RESULT
@@ -229,6 +230,12 @@ int main(void)
 			unsigned int word = (unsigned int)b;
 
 			rc = a < nheld ? F(cuMemcpyHtoD_v2, (unsigned long long, const void *, size_t))(held[a].handle, &word, sizeof(word)) : 1;
+		} else if (!strcmp(what, "poolof")) {
+			struct location at = { (int)a, 0 };
+			void *pool = NULL, *own = NULL;
+
+			rc = F(cuMemGetMemPool, (void **, struct location *, int))(&pool, &at, (int)b);
+			x = !rc && !F(cuDeviceGetMemPool, (void **, int))(&own, 0) && pool == own;
 		} else if (!strcmp(what, "luid")) {
 			char luid[8];
 			unsigned int mask;

@@ -178,6 +178,19 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestPoolsOfALocation: a device's own pool is found by its location; pools of host and managed memory are refused.
+func TestPoolsOfALocation(t *testing.T) {
+	w := startWorker(t, workerOptions{})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := w.direct(ctx, built("test/agent"))
+	cmd.Stdin = strings.NewReader("poolof 1 1\npoolof 1 2\npoolof 2 1\n")
+	r := finish(t, ctx, cmd)
+	if want := "0\n0 1 0\n801 0 0\n801 0 0\n"; r.status != 0 || r.stdout != want {
+		t.Errorf("status %d: %q, not %q; %s", r.status, r.stdout, want, r.stderr)
+	}
+}
+
 // TestStatus: sluice run passes on how the program ended.
 func TestStatus(t *testing.T) {
 	w := startWorker(t, workerOptions{})
