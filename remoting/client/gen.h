@@ -149,8 +149,12 @@ enum {
 	SL_OP_cuMemMap = 350,
 	SL_OP_cuMemPoolCreate = 352,
 	SL_OP_cuMemPoolDestroy = 353,
+	SL_OP_cuMemPoolExportPointer = 354,
+	SL_OP_cuMemPoolExportToShareableHandle = 355,
 	SL_OP_cuMemPoolGetAccess = 356,
 	SL_OP_cuMemPoolGetAttribute = 357,
+	SL_OP_cuMemPoolImportFromShareableHandle = 358,
+	SL_OP_cuMemPoolImportPointer = 359,
 	SL_OP_cuMemPoolSetAccess = 360,
 	SL_OP_cuMemPoolSetAttribute = 361,
 	SL_OP_cuMemPoolTrimTo = 362,
@@ -541,8 +545,12 @@ CUresult sl_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 CUresult sl_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
 CUresult sl_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps);
 CUresult sl_cuMemPoolDestroy(CUmemoryPool pool);
+CUresult sl_cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr);
+CUresult sl_cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags);
 CUresult sl_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location);
 CUresult sl_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value);
+CUresult sl_cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags);
+CUresult sl_cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData);
 CUresult sl_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count);
 CUresult sl_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value);
 CUresult sl_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep);
@@ -857,8 +865,12 @@ CUresult fw_cuMemImportFromShareableHandle(uint32_t handle, const CUipcMemHandle
 CUresult fw_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
 CUresult fw_cuMemPoolCreate(uint32_t pool, const CUmemPoolProps *poolProps);
 CUresult fw_cuMemPoolDestroy(CUmemoryPool pool);
+CUresult fw_cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr);
+CUresult fw_cuMemPoolExportToShareableHandle(CUipcMemHandle *token, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags);
 CUresult fw_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location);
 CUresult fw_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value);
+CUresult fw_cuMemPoolImportFromShareableHandle(uint32_t pool_out, const CUipcMemHandle *token, CUmemAllocationHandleType handleType, unsigned long long flags);
+CUresult fw_cuMemPoolImportPointer(CUdeviceptr *ptr_out, size_t *size, unsigned int *opens, CUmemoryPool pool, const CUmemPoolPtrExportData *shareData);
 CUresult fw_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count);
 CUresult fw_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value);
 CUresult fw_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep);

@@ -2533,26 +2533,16 @@ SL_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 	SL_LEAVE("cuMemPoolDestroy", sl_cuMemPoolDestroy(pool));
 }
 
-SL_EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr);
 SL_EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)
 {
-	static uint8_t once;
-
-	(void)shareData_out;
-	(void)ptr;
-	SL_LEAVE("cuMemPoolExportPointer", sl_refuse("cuMemPoolExportPointer", &once));
+	SL_ENTER();
+	SL_LEAVE("cuMemPoolExportPointer", sl_cuMemPoolExportPointer(shareData_out, ptr));
 }
 
-SL_EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags);
 SL_EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags)
 {
-	static uint8_t once;
-
-	(void)handle_out;
-	(void)pool;
-	(void)handleType;
-	(void)flags;
-	SL_LEAVE("cuMemPoolExportToShareableHandle", sl_refuse("cuMemPoolExportToShareableHandle", &once));
+	SL_ENTER();
+	SL_LEAVE("cuMemPoolExportToShareableHandle", sl_cuMemPoolExportToShareableHandle(handle_out, pool, handleType, flags));
 }
 
 SL_EXPORT CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location)
@@ -2567,27 +2557,16 @@ SL_EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute 
 	SL_LEAVE("cuMemPoolGetAttribute", sl_cuMemPoolGetAttribute(pool, attr, value));
 }
 
-SL_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags);
 SL_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags)
 {
-	static uint8_t once;
-
-	(void)pool_out;
-	(void)handle;
-	(void)handleType;
-	(void)flags;
-	SL_LEAVE("cuMemPoolImportFromShareableHandle", sl_refuse("cuMemPoolImportFromShareableHandle", &once));
+	SL_ENTER();
+	SL_LEAVE("cuMemPoolImportFromShareableHandle", sl_cuMemPoolImportFromShareableHandle(pool_out, handle, handleType, flags));
 }
 
-SL_EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData);
 SL_EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)
 {
-	static uint8_t once;
-
-	(void)ptr_out;
-	(void)pool;
-	(void)shareData;
-	SL_LEAVE("cuMemPoolImportPointer", sl_refuse("cuMemPoolImportPointer", &once));
+	SL_ENTER();
+	SL_LEAVE("cuMemPoolImportPointer", sl_cuMemPoolImportPointer(ptr_out, pool, shareData));
 }
 
 SL_EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)

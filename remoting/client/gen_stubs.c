@@ -3919,6 +3919,56 @@ CUresult sl_cuMemPoolDestroy(CUmemoryPool pool)
 	return fw_cuMemPoolDestroy(pool);
 }
 
+CUresult fw_cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, shareData_out != NULL);
+	sl_route_ptr(&b, ptr);
+	sl_put_u64(&b, (uint64_t)ptr);
+	if (!err) {
+		err = sl_wait(SL_OP_cuMemPoolExportPointer, &b, &r);
+		if (!err) {
+			if (shareData_out)
+				sl_get_bytes(&r, shareData_out, sizeof *shareData_out);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuMemPoolExportToShareableHandle(CUipcMemHandle *token, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, token != NULL);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
+	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
+	sl_put_u32(&b, (uint32_t)handleType);
+	sl_put_u64(&b, (uint64_t)flags);
+	if (!err) {
+		err = sl_wait(SL_OP_cuMemPoolExportToShareableHandle, &b, &r);
+		if (!err) {
+			if (token)
+				sl_get_bytes(&r, token, sizeof *token);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -3967,6 +4017,57 @@ CUresult fw_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, v
 		if (!err) {
 			if (value)
 				sl_get_bytes(&r, value, 8);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuMemPoolImportFromShareableHandle(uint32_t pool_out, const CUipcMemHandle *token, CUmemAllocationHandleType handleType, unsigned long long flags)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_put_u32(&b, pool_out);
+	sl_put_u8(&b, token != NULL);
+	if (token)
+		sl_put_bytes(&b, token, sizeof *token);
+	sl_put_u32(&b, (uint32_t)handleType);
+	sl_put_u64(&b, (uint64_t)flags);
+	if (!err)
+		err = sl_wait(SL_OP_cuMemPoolImportFromShareableHandle, &b, NULL);
+	sl_buf_free(&b);
+	return err;
+}
+
+CUresult fw_cuMemPoolImportPointer(CUdeviceptr *ptr_out, size_t *size, unsigned int *opens, CUmemoryPool pool, const CUmemPoolPtrExportData *shareData)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, ptr_out != NULL);
+	sl_put_u8(&b, size != NULL);
+	sl_put_u8(&b, opens != NULL);
+	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
+	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
+	sl_put_u8(&b, shareData != NULL);
+	if (shareData)
+		sl_put_bytes(&b, shareData, sizeof *shareData);
+	if (!err) {
+		err = sl_wait(SL_OP_cuMemPoolImportPointer, &b, &r);
+		if (!err) {
+			if (ptr_out)
+				sl_get_bytes(&r, ptr_out, sizeof *ptr_out);
+			if (size)
+				sl_get_bytes(&r, size, sizeof *size);
+			if (opens)
+				sl_get_bytes(&r, opens, sizeof *opens);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}

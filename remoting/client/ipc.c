@@ -70,10 +70,27 @@ CUresult sl_cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 	return fw_cuIpcGetMemHandle(pHandle, dptr);
 }
 
+/* Another process's memory, which the worker's driver put at an address. */
+static CUresult add_opened(enum sl_range_type type, CUdeviceptr p, size_t size, CUmemoryPool pool)
+{
+	struct sl_range r = { .base = p, .size = size, .type = type, .pool = pool };
+	static uint8_t once;
+	struct sl_ctx *c;
+	CUresult err = sl_ctx_use(&c);
+
+	if (err)
+		return err;
+	r.ctx_id = atomic_load(&c->id);
+	r.dev = c->dev;
+	/* The driver chose the address, and would choose it again. */
+	if (sl_sessions > 1 && sl_range_clash(p, size, sl_ctx_session(r.ctx_id)))
+		return sl_refuse("shared memory where another owner's addresses are", &once);
+	sl_guard_reserve(p, size);
+	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
 CUresult sl_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
 {
-	struct sl_range r = { .type = SL_RANGE_OPENED };
-	static uint8_t once;
 	struct sl_ctx *c;
 	unsigned opens, left;
 	size_t size;
@@ -88,20 +105,11 @@ CUresult sl_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, uns
 	if (err)
 		return err;
 	atomic_store(&sl_ipc_shares, true);
-	r.base = p;
-	r.size = size;
-	r.ctx_id = atomic_load(&c->id);
-	r.dev = c->dev;
 	if (opens == 1) {
-		/* The driver chose the address, and would choose it again. */
-		if (sl_sessions > 1 && sl_range_clash(p, size, sl_ctx_session(r.ctx_id))) {
+		err = add_opened(SL_RANGE_OPENED, p, size, NULL);
+		if (err) {
 			fw_cuIpcCloseMemHandle(p, &left);
-			return sl_refuse("cuIpcOpenMemHandle where another owner's addresses are", &once);
-		}
-		sl_guard_reserve(p, size);
-		if (sl_range_add(&r)) {
-			fw_cuIpcCloseMemHandle(p, &left);
-			return CUDA_ERROR_OUT_OF_MEMORY;
+			return err;
 		}
 	}
 	*pdptr = p;
@@ -169,30 +177,33 @@ static bool fd_to_token(int fd, CUipcMemHandle *token)
 	return true;
 }
 
-CUresult sl_cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType,
-					 unsigned long long flags)
+/* Puts the token that ask gets into a file, and its descriptor into *out. */
+static CUresult export_token(void *out, CUmemAllocationHandleType type, unsigned long long flags,
+			     CUresult (*ask)(CUipcMemHandle *token, void *of), void *of)
 {
 	static uint8_t once;
 	CUipcMemHandle token;
 	CUresult err;
 	int fd;
 
-	if (!shareableHandle || flags)
+	if (!out || flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (handleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return sl_refuse("handles of memory other than file descriptors", &once);
-	err = fw_cuMemExportToShareableHandle(&token, handle, handleType, flags);
+	err = ask(&token, of);
 	if (err)
 		return err;
 	fd = token_to_fd(&token);
 	if (fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	atomic_store(&sl_ipc_shares, true);
-	*(int *)shareableHandle = fd;
+	*(int *)out = fd;
 	return CUDA_SUCCESS;
 }
 
-CUresult sl_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType)
+/* Makes a handle of what ask makes of the token in a file. */
+static CUresult import_token(int kind, void **out, void *os, CUmemAllocationHandleType type,
+			     CUresult (*ask)(uint32_t id, const CUipcMemHandle *token))
 {
 	static uint8_t once;
 	CUipcMemHandle token;
@@ -200,22 +211,104 @@ CUresult sl_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 	CUresult err;
 	void *h;
 
-	if (!handle)
+	if (!out)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return sl_refuse("handles of memory other than file descriptors", &once);
-	if (!fd_to_token((int)(intptr_t)osHandle, &token))
+	if (!fd_to_token((int)(intptr_t)os, &token))
 		return CUDA_ERROR_UNKNOWN; /* as the driver answers */
-	id = sl_handle_new(SL_MEMHANDLE, NULL, &h);
+	id = sl_handle_new(kind, NULL, &h);
 	if (!id)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = fw_cuMemImportFromShareableHandle(id, &token, shHandleType);
+	err = ask(id, &token);
 	if (err) {
-		sl_handle_free(SL_MEMHANDLE, id);
+		sl_handle_free(kind, id);
 		return err;
 	}
 	atomic_store(&sl_ipc_shares, true);
-	*handle = (CUmemGenericAllocationHandle)(uintptr_t)h;
+	*out = h;
+	return CUDA_SUCCESS;
+}
+
+static CUresult ask_export(CUipcMemHandle *token, void *handle)
+{
+	return fw_cuMemExportToShareableHandle(token, (CUmemGenericAllocationHandle)(uintptr_t)handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
+static CUresult ask_import(uint32_t id, const CUipcMemHandle *token)
+{
+	return fw_cuMemImportFromShareableHandle(id, token, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+}
+
+static CUresult ask_export_pool(CUipcMemHandle *token, void *pool)
+{
+	return fw_cuMemPoolExportToShareableHandle(token, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
+static CUresult ask_import_pool(uint32_t id, const CUipcMemHandle *token)
+{
+	return fw_cuMemPoolImportFromShareableHandle(id, token, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
+CUresult sl_cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType,
+					 unsigned long long flags)
+{
+	return export_token(shareableHandle, handleType, flags, ask_export, (void *)(uintptr_t)handle);
+}
+
+CUresult sl_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType)
+{
+	void *h;
+	CUresult err = import_token(SL_MEMHANDLE, handle ? &h : NULL, osHandle, shHandleType, ask_import);
+
+	if (!err)
+		*handle = (CUmemGenericAllocationHandle)(uintptr_t)h;
+	return err;
+}
+
+CUresult sl_cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags)
+{
+	return export_token(handle_out, handleType, flags, ask_export_pool, pool);
+}
+
+CUresult sl_cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags)
+{
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	return import_token(SL_POOL, (void **)pool_out, handle, handleType, ask_import_pool);
+}
+
+CUresult sl_cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)
+{
+	struct sl_range r;
+
+	if (!shareData_out || !sl_range_find(ptr, &r) || r.type != SL_RANGE_POOL || r.base != ptr)
+		return CUDA_ERROR_INVALID_VALUE;
+	atomic_store(&sl_ipc_shares, true);
+	return fw_cuMemPoolExportPointer(shareData_out, ptr);
+}
+
+CUresult sl_cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)
+{
+	unsigned opens;
+	CUdeviceptr p;
+	size_t size;
+	CUresult err;
+
+	if (!ptr_out || !shareData)
+		return CUDA_ERROR_INVALID_VALUE;
+	err = fw_cuMemPoolImportPointer(&p, &size, &opens, pool, shareData);
+	if (err)
+		return err;
+	atomic_store(&sl_ipc_shares, true);
+	if (opens == 1) {
+		err = add_opened(SL_RANGE_POOL, p, size, pool);
+		if (err) {
+			fw_cuMemFree_v2(p);
+			return err;
+		}
+	}
+	*ptr_out = p;
 	return CUDA_SUCCESS;
 }
 

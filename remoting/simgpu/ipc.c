@@ -18,11 +18,13 @@
 
 #define IPC_MAGIC 0x31637069U
 
+enum { OF_MEMORY, OF_EVENT, OF_POINTER };
+
 /* What a handle holds; the driver's handles have 64 bytes. */
 struct ipc {
 	uint32_t magic, number;
 	int32_t pid;
-	uint32_t event;
+	uint32_t kind;
 	uint64_t secret[2];
 	uint64_t offset, size;		/* of the allocation in its region */
 };
@@ -113,9 +115,10 @@ static struct region *region_move(uint64_t base, uint64_t size)
 	return region_new(base, size, share, false);
 }
 
-API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p)
+/* The handle of an allocation, in 64 bytes. */
+static CUresult give_handle(void *out, CUdeviceptr p, enum akind akind, uint32_t kind)
 {
-	struct ipc h = { .magic = IPC_MAGIC, .pid = getpid() };
+	struct ipc h = { .magic = IPC_MAGIC, .pid = getpid(), .kind = kind };
 	struct region *r;
 	struct alloc *a;
 	struct ctx *c;
@@ -126,7 +129,9 @@ API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p)
 		return rc;
 	all_wait();
 	a = mem_find(p);
-	if (!out || !a || a->akind != A_DEVICE || a->freeing)
+	if (!out || !a || a->akind != akind || a->freeing)
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	if (akind == A_POOL && (a->base != p || !a->pool->props.handleTypes))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	base = a->slab ? a->slab->base : a->base;
 	size = a->slab ? GRANULE : a->charge;
@@ -139,12 +144,14 @@ API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p)
 	memcpy(h.secret, state_share(r->share)->secret, sizeof(h.secret));
 	h.offset = a->base - base;
 	h.size = a->size;
-	memset(out, 0, sizeof(*out));
+	memset(out, 0, sizeof(CUipcMemHandle));
 	memcpy(out, &h, sizeof(h));
 	return sim_leave(CUDA_SUCCESS);
 }
 
-static CUresult open_memory(CUdeviceptr *out, const struct ipc *h, struct ctx *c)
+API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p) { return give_handle(out, p, A_DEVICE, OF_MEMORY); }
+
+static CUresult open_memory(CUdeviceptr *out, const struct ipc *h, struct ctx *c, struct pool *pool)
 {
 	struct sim_share *e;
 	struct region *r;
@@ -172,7 +179,9 @@ static CUresult open_memory(CUdeviceptr *out, const struct ipc *h, struct ctx *c
 	r = region_new((uintptr_t)p, e->size, (int)h->number, true);
 	r->handle = *h;
 	*out = r->base + h->offset;
-	a = range_add(c, A_SHARED, *out, h->size);
+	a = range_add(pool ? NULL : c, A_SHARED, *out, h->size);
+	a->dev = c->dev;
+	a->pool = pool;
 	r->serial = a->id;
 	return CUDA_SUCCESS;
 }
@@ -186,11 +195,11 @@ API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsi
 	if (r)
 		return r;
 	memcpy(&h, &handle, sizeof(h));
-	if (!out || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || h.magic != IPC_MAGIC || h.event)
+	if (!out || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || h.magic != IPC_MAGIC || h.kind != OF_MEMORY)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (h.pid == getpid())
 		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
-	return sim_leave(open_memory(out, &h, c));
+	return sim_leave(open_memory(out, &h, c, NULL));
 }
 
 API CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle h, unsigned int flags) { return cuIpcOpenMemHandle_v2(out, h, flags); }
@@ -204,6 +213,12 @@ void ipc_unmap(struct alloc *a)
 	region_del(r);
 }
 
+void ipc_close(struct alloc *a)
+{
+	ipc_unmap(a);
+	range_del(a);
+}
+
 API CUresult cuIpcCloseMemHandle(CUdeviceptr p)
 {
 	struct alloc *a;
@@ -215,7 +230,7 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr p)
 		return rc;
 	a = mem_find(p);
 	r = region_at(p, true);
-	if (!a || !r || a->akind != A_SHARED || a->base != p)
+	if (!a || !r || a->akind != A_SHARED || a->pool || a->base != p)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (--r->opens)
 		return sim_leave(CUDA_SUCCESS);
@@ -223,8 +238,7 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr p)
 	a = mem_find(p);
 	if (!a || a->akind != A_SHARED)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	ipc_unmap(a);
-	range_del(a);
+	ipc_close(a);
 	return sim_leave(CUDA_SUCCESS);
 }
 
@@ -232,7 +246,7 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr p)
 
 API CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
 {
-	struct ipc h = { .magic = IPC_MAGIC, .pid = getpid(), .event = 1 };
+	struct ipc h = { .magic = IPC_MAGIC, .pid = getpid(), .kind = OF_EVENT };
 	CUresult r = sim_enter();
 	struct event *e;
 
@@ -260,7 +274,7 @@ API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle handle)
 	if (r)
 		return r;
 	memcpy(&h, &handle, sizeof(h));
-	if (!out || h.magic != IPC_MAGIC || !h.event)
+	if (!out || h.magic != IPC_MAGIC || h.kind != OF_EVENT)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (h.pid == getpid())
 		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
@@ -298,8 +312,8 @@ API CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandl
 	return sim_leave(CUDA_SUCCESS);
 }
 
-/* The device of this process whose memory a descriptor is, or -1. */
-static int file_device(int fd)
+/* The device of this process whose memory a descriptor is, or pool, by the names of such files; -1 if it is neither. */
+static int file_device(int fd, const char *form)
 {
 	char path[64], name[128];
 	ssize_t n;
@@ -310,7 +324,7 @@ static int file_device(int fd)
 	if (n <= 0)
 		return -1;
 	name[n] = 0;
-	if (sscanf(name, "/memfd:" SIM_VMEM "%d", &number) != 1)
+	if (sscanf(name, form, &number) != 1)
 		return -1;
 	for (int i = 0; i < sim.cfg.ndev; i++)
 		if (state_phys(i) == number)
@@ -327,7 +341,7 @@ API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, v
 
 	if (r)
 		return r;
-	dev = file_device(fd);
+	dev = file_device(fd, "/memfd:" SIM_VMEM "%d");
 	if (!out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (dev < 0 || fstat(fd, &st))
@@ -349,4 +363,68 @@ API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, v
 	v->prop.location.id = dev;
 	*out = v->obj.handle;
 	return sim_leave(CUDA_SUCCESS);
+}
+
+/* memory pools */
+
+API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUmemAllocationHandleType type, unsigned long long flags)
+{
+	CUresult r = sim_enter();
+	struct pool *p;
+	char name[32];
+	int fd;
+
+	if (r)
+		return r;
+	p = obj_get(pool, K_POOL);
+	if (!out || flags || !p || p->destroyed || p->imported || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(p->props.handleTypes & type))
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	snprintf(name, sizeof(name), "simgpu-pool-%d", state_phys(p->dev));
+	fd = memfd_create(name, MFD_CLOEXEC);
+	if (fd < 0)
+		return sim_leave(CUDA_ERROR_OPERATING_SYSTEM);
+	*(int *)out = fd;
+	return sim_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *os, CUmemAllocationHandleType type, unsigned long long flags)
+{
+	CUresult r = sim_enter();
+	struct pool *p;
+	int dev;
+
+	if (r)
+		return r;
+	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	dev = file_device((int)(intptr_t)os, "/memfd:simgpu-pool-%d");
+	if (dev < 0)
+		return sim_leave(CUDA_ERROR_UNKNOWN);
+	p = obj_new(K_POOL, NULL, sizeof(*p));
+	if (!p)
+		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	p->dev = dev;
+	p->imported = true;
+	*out = HANDLE(CUmemoryPool, p);
+	return sim_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr p) { return give_handle(out, p, A_POOL, OF_POINTER); }
+
+API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+{
+	struct ctx *c;
+	CUresult r = sim_enter_ctx(&c);
+	struct pool *p;
+	struct ipc h;
+
+	if (r)
+		return r;
+	p = obj_get(pool, K_POOL);
+	if (!out || !data || !p || !p->imported)
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	memcpy(&h, data, sizeof(h));
+	if (h.magic != IPC_MAGIC || h.kind != OF_POINTER || h.pid == getpid())
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	return sim_leave(open_memory(out, &h, c, p));
 }

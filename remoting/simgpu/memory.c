@@ -524,8 +524,8 @@ API CUresult cuMemFree_v2(CUdeviceptr p)
 	r = capture_unsafe();
 	if (r)
 		return sim_leave(r);
-	a = dev_of(p) ? mem_find(p) : NULL;
-	if (!a || a->base != p || a->freeing)
+	a = dev_of(p) || ipc_device(p) ? mem_find(p) : NULL;
+	if (!a || a->base != p || a->freeing || (a->akind == A_SHARED && !a->pool))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (a->gmem) {
 		ctx_wait(c);
@@ -536,7 +536,9 @@ API CUresult cuMemFree_v2(CUdeviceptr p)
 	id = a->id;
 	ctx_wait(a->ctx ? a->ctx : c);
 	a = mem_find(p);
-	if (a && a->id == id)	/* it may have ended with its context meanwhile */
+	if (a && a->id == id && a->akind == A_SHARED)
+		ipc_close(a);
+	else if (a && a->id == id)	/* it may have ended with its context meanwhile */
 		mem_free(a);
 	return sim_leave(c->sticky);
 }

@@ -100,7 +100,8 @@ API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
 		return r;
 	if (!out || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->handleTypes)
+	if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+	    (props->handleTypes & ~(unsigned int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
 		return sim_leave(CUDA_ERROR_NOT_SUPPORTED);
 	r = dev_check(props->location.id);
 	if (r)
@@ -152,7 +153,7 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool h, CUmemPool_attribute a, void *
 
 	if (r)
 		return r;
-	if (!v)
+	if (!v || p->imported)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	switch (a) {
 	case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
@@ -239,7 +240,7 @@ static CUresult alloc(CUdeviceptr *out, size_t n, CUmemoryPool ph, CUstream h, C
 	if (r)
 		return sim_leave(r);
 	p = ph ? obj_get(ph, K_POOL) : sim.dev[c->dev].current_pool;
-	if (!out || !p || p->destroyed)
+	if (!out || !p || p->destroyed || p->imported)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (s->cap)
 		return sim_leave(gmem_capture(s, c, p->dev, n, out));
@@ -288,7 +289,7 @@ static CUresult release(CUdeviceptr p, CUstream h, CUstream dflt)
 	a = mem_find(p);
 	if (a && a->gmem && a->base == p)
 		return sim_leave(gmem_release(a));
-	if (!a || a->base != p || a->freeing || (a->akind != A_POOL && a->akind != A_DEVICE))
+	if (!a || a->base != p || a->freeing || (a->akind != A_POOL && a->akind != A_DEVICE && !(a->akind == A_SHARED && a->pool)))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	a->freeing = true;
 	w.free.addr = p;

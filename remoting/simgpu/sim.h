@@ -100,7 +100,7 @@ struct vmem {
 struct pool {
 	struct obj obj;
 	int dev;
-	bool dflt, destroyed;
+	bool dflt, destroyed, imported;
 	CUmemPoolProps props;
 	struct slab_list slabs;
 	uint64_t attr[9], used, reserved, idle, live;
@@ -539,6 +539,7 @@ CUresult enter_vmem(CUmemGenericAllocationHandle h, struct vmem **v);
 /* ipc.c */
 bool ipc_freed(uint64_t base);			/* memory that is given back, if others have it too: then a new range lies there */
 void ipc_unmap(struct alloc *a);
+void ipc_close(struct alloc *a);		/* and forgets the range */
 uint64_t ipc_device(uint64_t p);		/* the end of opened memory of another process that p lies in, or 0 */
 
 /* capture.c */

@@ -100,7 +100,9 @@ static void free_run(struct work *w)
 
 	pthread_mutex_lock(&sim.lock);
 	a = mem_find(w->free.addr);
-	if (a && a->id == w->free.id)
+	if (a && a->id == w->free.id && a->akind == A_SHARED)
+		ipc_close(a);
+	else if (a && a->id == w->free.id)
 		mem_free(a);
 	pthread_mutex_unlock(&sim.lock);
 }

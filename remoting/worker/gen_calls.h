@@ -1424,6 +1424,13 @@ static inline CUresult call_cuMemPoolDestroy(uint64_t pool)
 	return ((__typeof__(&cuMemPoolDestroy))sl_fn[353])((CUmemoryPool)pool);
 }
 
+static inline CUresult call_cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, uint64_t ptr)
+{
+	if (!sl_fn[354])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuMemPoolExportPointer))sl_fn[354])((CUmemPoolPtrExportData *)shareData_out, (CUdeviceptr)ptr);
+}
+
 static inline CUresult call_cuMemPoolGetAccess(CUmemAccess_flags *flags, uint64_t memPool, CUmemLocation *location)
 {
 	if (!sl_fn[356])

@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x32, 0x9c, 0x2d, 0xea, 0xec, 0xf0, 0x84, 0x49,
-	0x11, 0x69, 0x37, 0x06, 0xc2, 0x71, 0xa4, 0x75,
-	0xa2, 0x9e, 0xaf, 0xf1, 0x34, 0x1d, 0x63, 0xa1,
-	0x5f, 0xed, 0x99, 0xa3, 0xd8, 0x3d, 0x34, 0xaa,
+	0x55, 0xaa, 0xd7, 0xff, 0x09, 0x9a, 0xee, 0x70,
+	0x8b, 0x09, 0xe8, 0x77, 0xb4, 0xca, 0x0e, 0x8b,
+	0x36, 0xc4, 0xec, 0x5c, 0xb9, 0x2f, 0xbd, 0x69,
+	0x0b, 0x9c, 0xe6, 0xaa, 0xec, 0xbf, 0xbd, 0xb7,
 }
 
 // Operation numbers of the API table.
@@ -164,8 +164,12 @@ const (
 	opCuMemMap                                             = 350
 	opCuMemPoolCreate                                      = 352
 	opCuMemPoolDestroy                                     = 353
+	opCuMemPoolExportPointer                               = 354
+	opCuMemPoolExportToShareableHandle                     = 355
 	opCuMemPoolGetAccess                                   = 356
 	opCuMemPoolGetAttribute                                = 357
+	opCuMemPoolImportFromShareableHandle                   = 358
+	opCuMemPoolImportPointer                               = 359
 	opCuMemPoolSetAccess                                   = 360
 	opCuMemPoolSetAttribute                                = 361
 	opCuMemPoolTrimTo                                      = 362
@@ -1193,10 +1197,18 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuMemPoolCreate(d, e), true
 	case 353:
 		return s.do_cuMemPoolDestroy(d, e), true
+	case 354:
+		return s.do_cuMemPoolExportPointer(d, e), true
+	case 355:
+		return s.do_cuMemPoolExportToShareableHandle(d, e), true
 	case 356:
 		return s.do_cuMemPoolGetAccess(d, e), true
 	case 357:
 		return s.do_cuMemPoolGetAttribute(d, e), true
+	case 358:
+		return s.do_cuMemPoolImportFromShareableHandle(d, e), true
+	case 359:
+		return s.do_cuMemPoolImportPointer(d, e), true
 	case 360:
 		return s.do_cuMemPoolSetAccess(d, e), true
 	case 361:
@@ -5280,6 +5292,47 @@ func (s *session) do_cuMemPoolDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	return int32(rc)
 }
 
+func (s *session) do_cuMemPoolExportPointer(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_shareData_out := d.U8() != 0
+	var o_shareData_out C.CUmemPoolPtrExportData
+	p_ptr := d.U64()
+	if d.Err() != nil {
+		return s.malformed(354)
+	}
+	rc := s.cuMemPoolExportPointer(&o_shareData_out, p_ptr)
+	if rc == C.CUDA_SUCCESS {
+		if w_shareData_out {
+			memOut(e, unsafe.Pointer(&o_shareData_out), unsafe.Sizeof(o_shareData_out))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuMemPoolExportToShareableHandle(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_token := d.U8() != 0
+	var o_token C.CUipcMemHandle
+	h_pool := href{id: d.U32()}
+	p_handleType := d.U32()
+	p_flags := d.U64()
+	if d.Err() != nil {
+		return s.malformed(355)
+	}
+	{
+		real, ok := s.handle(wire.KindPool, h_pool.id)
+		if !ok {
+			return s.badHandle(wire.KindPool, h_pool.id)
+		}
+		h_pool.real = real
+	}
+	rc := s.cuMemPoolExportToShareableHandle(&o_token, h_pool, p_handleType, p_flags)
+	if rc == C.CUDA_SUCCESS {
+		if w_token {
+			memOut(e, unsafe.Pointer(&o_token), unsafe.Sizeof(o_token))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuMemPoolGetAccess(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_flags := d.U8() != 0
 	var o_flags C.CUmemAccess_flags
@@ -5328,6 +5381,64 @@ func (s *session) do_cuMemPoolGetAttribute(d *wire.Decoder, e *wire.Encoder) int
 	if rc == C.CUDA_SUCCESS {
 		if w_value {
 			memOut(e, unsafe.Pointer(&o_value), unsafe.Sizeof(o_value))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuMemPoolImportFromShareableHandle(d *wire.Decoder, e *wire.Encoder) int32 {
+	id_pool_out := d.U32()
+	var o_pool_out C.uint64_t
+	var v_token C.CUipcMemHandle
+	var p_token *C.CUipcMemHandle
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_token), unsafe.Sizeof(v_token))
+		p_token = &v_token
+	}
+	p_handleType := d.U32()
+	p_flags := d.U64()
+	if d.Err() != nil {
+		return s.malformed(358)
+	}
+	rc := s.cuMemPoolImportFromShareableHandle(id_pool_out, &o_pool_out, p_token, p_handleType, p_flags)
+	s.bind(wire.KindPool, id_pool_out, uint64(o_pool_out), rc)
+	return int32(rc)
+}
+
+func (s *session) do_cuMemPoolImportPointer(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_ptr_out := d.U8() != 0
+	var o_ptr_out C.CUdeviceptr
+	w_size := d.U8() != 0
+	var o_size C.size_t
+	w_opens := d.U8() != 0
+	var o_opens C.uint
+	h_pool := href{id: d.U32()}
+	var v_shareData C.CUmemPoolPtrExportData
+	var p_shareData *C.CUmemPoolPtrExportData
+	if d.U8() != 0 {
+		memIn(d, unsafe.Pointer(&v_shareData), unsafe.Sizeof(v_shareData))
+		p_shareData = &v_shareData
+	}
+	if d.Err() != nil {
+		return s.malformed(359)
+	}
+	{
+		real, ok := s.handle(wire.KindPool, h_pool.id)
+		if !ok {
+			return s.badHandle(wire.KindPool, h_pool.id)
+		}
+		h_pool.real = real
+	}
+	rc := s.cuMemPoolImportPointer(&o_ptr_out, &o_size, &o_opens, h_pool, p_shareData)
+	if rc == C.CUDA_SUCCESS {
+		if w_ptr_out {
+			memOut(e, unsafe.Pointer(&o_ptr_out), unsafe.Sizeof(o_ptr_out))
+		}
+		if w_size {
+			memOut(e, unsafe.Pointer(&o_size), unsafe.Sizeof(o_size))
+		}
+		if w_opens {
+			memOut(e, unsafe.Pointer(&o_opens), unsafe.Sizeof(o_opens))
 		}
 	}
 	return int32(rc)

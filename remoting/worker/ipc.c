@@ -64,3 +64,34 @@ int sl_ipc_retain(uint64_t *handle, uint64_t p)
 	*handle = h;
 	return rc;
 }
+
+int sl_ipc_export_pool(int *fd, uint64_t pool)
+{
+	return CU(cuMemPoolExportToShareableHandle, fd, (CUmemoryPool)(uintptr_t)pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
+int sl_ipc_import_pool(uint64_t *pool, int fd)
+{
+	CUmemoryPool p = NULL;
+	CUresult rc = CU(cuMemPoolImportFromShareableHandle, &p, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+
+	*pool = (uint64_t)(uintptr_t)p;
+	return rc;
+}
+
+int sl_ipc_export_pointer(void *data, uint64_t p)
+{
+	return CU(cuMemPoolExportPointer, data, p);
+}
+
+int sl_ipc_import_pointer(uint64_t *p, uint64_t pool, const void *data)
+{
+	CUmemPoolPtrExportData d;
+	CUdeviceptr q = 0;
+	CUresult rc;
+
+	memcpy(&d, data, sizeof d);
+	rc = CU(cuMemPoolImportPointer, &q, (CUmemoryPool)(uintptr_t)pool, &d);
+	*p = q;
+	return rc;
+}

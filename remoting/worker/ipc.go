@@ -41,6 +41,8 @@ type ipc struct {
 	backing map[uint64]*backing       // by the driver's address
 	views   map[uint64]*view          // opened memory, by the program's address
 	opens   map[[64]byte]*opened      // by the driver's handle
+	// pointers are allocations of other sessions' pools, and the pools as this session imported them.
+	pointers map[uint64]*pool
 }
 
 // A view is memory of another session as the program has it open: all of an allocation of the
@@ -89,6 +91,13 @@ func (b *backing) used(n int) {
 	}
 }
 
+// inUse reports whether other sessions use it.
+func (b *backing) inUse() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.users > 0
+}
+
 // freed calls release, now or when the last user has ended.
 func (b *backing) freed(release func()) {
 	b.mu.Lock()
@@ -112,6 +121,7 @@ func (i *ipc) init(s *session, l ledger) {
 	i.backing = make(map[uint64]*backing)
 	i.views = make(map[uint64]*view)
 	i.opens = make(map[[64]byte]*opened)
+	i.pointers = make(map[uint64]*pool)
 }
 
 // stop ends the exchange; see waiters.stop.
@@ -369,7 +379,9 @@ func (o *opened) close() {
 	if was {
 		return
 	}
-	o.use.Close()
+	if o.use != nil {
+		o.use.Close()
+	}
 	if charged {
 		o.m.release(o.dev, o.bytes)
 	}

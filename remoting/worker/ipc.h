@@ -13,5 +13,9 @@ int sl_ipc_export(int *fd, uint64_t handle);
 /* The descriptor stays the caller's. */
 int sl_ipc_import(uint64_t *handle, int fd);
 int sl_ipc_retain(uint64_t *handle, uint64_t p);
+int sl_ipc_export_pool(int *fd, uint64_t pool);
+int sl_ipc_import_pool(uint64_t *pool, int fd);
+int sl_ipc_export_pointer(void *data, uint64_t p);
+int sl_ipc_import_pointer(uint64_t *p, uint64_t pool, const void *data);
 
 #endif

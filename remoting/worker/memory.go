@@ -55,6 +55,12 @@ type pool struct {
 	dev     int
 	charged uint64
 	made    bool // by the client, not the device's own
+
+	imported bool
+	opened   *opened // of another session, see ipc_pools.go
+	token    *exchange.Token
+	backing         // in use by other sessions
+	ghost    uint64 // of charged: what the pool has given back while other sessions used it
 }
 
 type memory struct {
@@ -252,9 +258,18 @@ func (s *session) cuMemFree_v2(p uint64) C.CUresult {
 			return 0
 		}
 	}
+	if pl := s.ipc.pointers[p]; pl != nil {
+		rc := C.sl_mem_free(C.uint64_t(p))
+		if rc == 0 {
+			delete(s.ipc.pointers, p)
+			pl.opened.leave()
+		}
+		return rc
+	}
 	if real, ok := m.async[p]; ok {
 		rc := C.sl_mem_free(C.uint64_t(p))
 		if rc == 0 {
+			s.ipc.forget(p)
 			delete(m.async, p)
 			m.settlePool(real, m.pools[real])
 		}

@@ -35,11 +35,18 @@ func (m *memory) settlePool(real uint64, p *pool) {
 	if p == nil {
 		return
 	}
-	if n, ok := reserved(real); ok {
-		if n = account.RoundUp(n); n < p.charged {
-			m.release(p.dev, p.charged-n)
-			p.charged = n
-		}
+	n, ok := reserved(real)
+	if !ok {
+		return
+	}
+	if n = account.RoundUp(n); n+p.ghost < p.charged {
+		p.ghost = p.charged - n
+	}
+	// What other sessions have open stays, even where this session's driver has given it back.
+	if p.ghost > 0 && !p.inUse() {
+		m.release(p.dev, p.ghost)
+		p.charged -= p.ghost
+		p.ghost = 0
 	}
 }
 
@@ -77,10 +84,13 @@ func (s *session) poolAlloc(o *C.CUdeviceptr, n uint64, real uint64, dev int, h 
 		return rc
 	}
 	p := m.poolOf(real, dev)
+	if p.imported {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
 	m.settlePool(real, p)
 	// As much as is reserved and unused may serve; then nothing grows.
 	pre := uint64(0)
-	if used, ok := poolUsed(real); !ok || p.charged < used || p.charged-used < n {
+	if used, ok := poolUsed(real); !ok || p.charged-p.ghost < used || p.charged-p.ghost-used < n {
 		pre = account.RoundUp(n)
 		if !m.reserve(dev, pre) {
 			return C.CUDA_ERROR_OUT_OF_MEMORY
@@ -89,7 +99,7 @@ func (s *session) poolAlloc(o *C.CUdeviceptr, n uint64, real uint64, dev int, h 
 	var d C.CUdeviceptr
 	rc := C.call_cuMemAllocFromPoolAsync(&d, C.uint64_t(n), C.uint64_t(real), C.uint64_t(h.real))
 	now, ok := reserved(real)
-	now = account.RoundUp(now)
+	now = account.RoundUp(now) + p.ghost
 	if !ok {
 		now = p.charged + pre
 	}
@@ -104,7 +114,7 @@ func (s *session) poolAlloc(o *C.CUdeviceptr, n uint64, real uint64, dev int, h 
 		C.call_cuMemPoolTrimTo(C.uint64_t(real), 0)
 		p.charged += pre
 		m.settlePool(real, p)
-		if left, ok := reserved(real); !ok || account.RoundUp(left) > p.charged {
+		if left, ok := reserved(real); !ok || account.RoundUp(left)+p.ghost > p.charged {
 			s.violation("a memory pool could not be kept within the lease")
 		}
 		return C.CUDA_ERROR_OUT_OF_MEMORY
@@ -165,6 +175,9 @@ func (s *session) cuMemFreeAsync(p uint64, h href) C.CUresult {
 	if s.capturing(h.real) { // it is freed when the graph gets there
 		return C.call_cuMemFreeAsync(C.uint64_t(p), C.uint64_t(h.real))
 	}
+	if pl := s.ipc.pointers[p]; pl != nil {
+		return s.freePointer(p, pl, h)
+	}
 	real, ok := s.mem.async[p]
 	if dev, of := s.mem.graphs.at[p]; of && !ok {
 		rc := C.call_cuMemFreeAsync(C.uint64_t(p), C.uint64_t(h.real))
@@ -176,6 +189,7 @@ func (s *session) cuMemFreeAsync(p uint64, h href) C.CUresult {
 	}
 	rc := C.call_cuMemFreeAsync(C.uint64_t(p), C.uint64_t(h.real))
 	if rc == 0 {
+		s.ipc.forget(p)
 		delete(s.mem.async, p)
 		s.mem.settlePool(real, s.mem.pools[real])
 	}
@@ -196,7 +210,7 @@ func (s *session) cuMemPoolCreate(id uint32, o *C.uint64_t, props *C.CUmemPoolPr
 	if dev < 0 || dev >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
 	}
-	props.handleTypes = 0
+	props.handleTypes &= C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 	props.win32SecurityAttributes = nil
 	rc := C.call_cuMemPoolCreate(o, props)
 	if rc == 0 {
@@ -223,6 +237,9 @@ func (s *session) cuMemPoolDestroy(h href) C.CUresult {
 	if p == nil || !p.made {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
+	if p.imported {
+		return s.destroyImported(h, p)
+	}
 	// The pool would live on until its last allocation is freed, but could no
 	// longer be asked what it holds: it goes when it holds nothing.
 	C.sl_ctx_sync()
@@ -234,6 +251,7 @@ func (s *session) cuMemPoolDestroy(h href) C.CUresult {
 	rc := C.call_cuMemPoolDestroy(C.uint64_t(h.real))
 	if rc == 0 {
 		delete(m.pools, h.real)
+		s.ipc.withdraw(p)
 		s.unbind(wire.KindPool, h.id)
 	}
 	return rc

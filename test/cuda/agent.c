@@ -13,6 +13,10 @@
  *	vmm N		cuMemCreate of N bytes, to be exported	-> RESULT
  *	export I	cuMemExportToShareableHandle of the I-th allocation	-> RESULT DESCRIPTOR
  *	import PID FD	cuMemImportFromShareableHandle of a process's descriptor	-> RESULT
+ *	xpool N		a pool to be exported, and N bytes of it	-> RESULT DESCRIPTOR
+ *	xptr I		cuMemPoolExportPointer of the I-th allocation	-> RESULT DATA in hexadecimal digits
+ *	ipool PID FD	cuMemPoolImportFromShareableHandle	-> RESULT
+ *	iptr DATA	cuMemPoolImportPointer, of the pool imported last	-> RESULT
  *	get I		reads the first word of the I-th allocation	-> RESULT WORD
  *	set I N		writes it			-> RESULT
  *	poolof L T	cuMemGetMemPool of location type L and allocation type T	-> RESULT 1 if it is the device's
@@ -146,6 +150,53 @@ static int open_handle(const char *text)
 	return rc;
 }
 
+struct pool_props {
+	int type, handle_types;
+	struct location location;
+	void *win32;
+	size_t max;
+	unsigned short usage;
+	unsigned char reserved[54];
+};
+
+static void *imported;
+
+/* A pool of its own, an allocation of it, and the pool's descriptor. */
+static int export_pool(size_t n, int *fd)
+{
+	struct pool_props props = { .type = 1, .handle_types = 1, .location = { 1, 0 } };
+	unsigned long long d = 0;
+	void *pool;
+	int rc = F(cuMemPoolCreate, (void **, const struct pool_props *))(&pool, &props);
+
+	if (!rc)
+		rc = F(cuMemAllocFromPoolAsync, (unsigned long long *, size_t, void *, void *))(&d, n, pool, NULL);
+	hold(rc, POOL, d);
+	return rc ? rc : F(cuMemPoolExportToShareableHandle, (void *, void *, int, unsigned long long))(fd, pool, 1, 0);
+}
+
+static int import_pool(unsigned long long pid, unsigned long long fd)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/%llu/fd/%llu", pid, fd);
+	return F(cuMemPoolImportFromShareableHandle, (void **, void *, int, unsigned long long))(&imported, (void *)(intptr_t)open(path, O_RDONLY | O_CLOEXEC), 1, 0);
+}
+
+static int import_pointer(const char *text)
+{
+	unsigned long long d = 0;
+	struct handle h = { { 0 } };
+	unsigned int b;
+	int rc;
+
+	for (int i = 0; i < 64 && sscanf(text + 2 * i, "%2x", &b) == 1; i++)
+		h.b[i] = (unsigned char)b;
+	rc = F(cuMemPoolImportPointer, (unsigned long long *, void *, void *))(&d, imported, &h);
+	hold(rc, POOL, d);
+	return rc;
+}
+
 static int import_from(unsigned long long pid, unsigned long long fd)
 {
 	unsigned long long h = 0;
@@ -202,10 +253,22 @@ int main(void)
 		} else if (!strcmp(what, "managed")) {
 			rc = F(cuMemAllocManaged, (unsigned long long *, size_t, unsigned int))(&d, a, 1);
 			hold(rc, MEM, d);
-		} else if (!strcmp(what, "ipc")) {
+		} else if (!strcmp(what, "xpool")) {
+			int fd = -1;
+
+			rc = export_pool(a, &fd);
+			x = (size_t)fd;
+		} else if (!strcmp(what, "ipool")) {
+			rc = import_pool(a, b);
+		} else if (!strcmp(what, "iptr")) {
+			rc = import_pointer(line + strlen("iptr "));
+		} else if (!strcmp(what, "ipc") || !strcmp(what, "xptr")) {
 			struct handle h = { { 0 } };
 
-			rc = a < nheld ? F(cuIpcGetMemHandle, (void *, unsigned long long))(&h, held[a].handle) : 1;
+			if (!strcmp(what, "xptr"))
+				rc = a < nheld ? F(cuMemPoolExportPointer, (void *, unsigned long long))(&h, held[a].handle) : 1;
+			else
+				rc = a < nheld ? F(cuIpcGetMemHandle, (void *, unsigned long long))(&h, held[a].handle) : 1;
 			printf("%d ", rc);
 			for (int i = 0; i < 64; i++)
 				printf("%02x", h.b[i]);

@@ -243,6 +243,56 @@ static void import_fd(size_t bytes)
 	unmap(p, bytes);
 }
 
+static void export_pool(void)
+{
+	CUmemPoolProps prop = {};
+	CUmemPoolPtrExportData data;
+	CUmemoryPool pool;
+	CUdeviceptr p;
+	int fd;
+
+	prop.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+	prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	prop.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	DRIVER(CU(cuMemPoolCreate)(&pool, &prop));
+	DRIVER(CU(cuMemPoolExportToShareableHandle)(&fd, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	tell_fd(fd);
+	close(fd);
+	for (int i = 0; i < 2; i++) {
+		DRIVER(CU(cuMemAllocFromPoolAsync)(&p, n * sizeof(unsigned), pool, 0));
+		set_words((unsigned *)p, n, 30 + i);
+		DRIVER(CU(cuMemPoolExportPointer)(&data, p));
+		tell(&data, sizeof data);
+		await('p');
+		expect_words((unsigned *)p, n, 31 + i);
+		DRIVER(CU(cuMemFreeAsync)(p, 0));
+	}
+	CHECK(cudaDeviceSynchronize());
+	DRIVER(CU(cuMemPoolDestroy)(pool));
+}
+
+static void import_pool(void)
+{
+	CUmemPoolPtrExportData data;
+	CUmemoryPool pool;
+	CUdeviceptr p;
+	int fd = hear_fd();
+
+	DRIVER(CU(cuMemPoolImportFromShareableHandle)(&pool, (void *)(long)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	close(fd);
+	REQUIRE(CU(cuMemAllocFromPoolAsync)(&p, 4096, pool, 0) != CUDA_SUCCESS, "an imported pool allocates");
+	for (int i = 0; i < 2; i++) {
+		hear(&data, sizeof data);
+		DRIVER(CU(cuMemPoolImportPointer)(&p, pool, &data));
+		expect_words((unsigned *)p, n, 30 + i);
+		add((unsigned *)p, n, 1, 0);
+		DRIVER(CU(cuMemFreeAsync)(p, 0));
+		CHECK(cudaDeviceSynchronize());
+		go('p');
+	}
+	DRIVER(CU(cuMemPoolDestroy)(pool));
+}
+
 /* The maker of the memory ends first. */
 static void outlived(void)
 {
@@ -300,6 +350,7 @@ static int maker(void)
 	expect_words(big, n, 2 * rounds + 1);
 	CHECK(cudaEventDestroy(theirs));
 	export_fd(4 << 20);
+	export_pool();
 	CHECK(cudaIpcGetMemHandle(&h, big));
 	tell(&h, sizeof h);
 	await('e');
@@ -346,6 +397,7 @@ static void user(void)
 	CHECK(cudaIpcCloseMemHandle(big));
 	CHECK(cudaEventDestroy(theirs));
 	import_fd(4 << 20);
+	import_pool();
 	outlived();
 }
 
@@ -362,6 +414,6 @@ int main()
 		return maker();
 	user();
 	REQUIRE(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && !WEXITSTATUS(status), "the other process ended with %#x", status);
-	printf("ipc: memory, %d turns by events, a descriptor\n", 2 * rounds);
+	printf("ipc: memory, %d turns by events, a descriptor, a pool\n", 2 * rounds);
 	return pass();
 }

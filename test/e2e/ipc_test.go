@@ -34,9 +34,11 @@ func (a *agent) refused(what string, want int, format string, args ...any) {
 }
 
 // handle is the agent's handle of its i-th allocation.
-func (a *agent) handle(i int) []byte {
+func (a *agent) handle(i int) []byte { return a.token("ipc", i) }
+
+func (a *agent) token(what string, i int) []byte {
 	a.t.Helper()
-	if _, err := fmt.Fprintf(a.in, "ipc %d\n", i); err != nil {
+	if _, err := fmt.Fprintf(a.in, "%s %d\n", what, i); err != nil {
 		a.t.Fatal(err)
 	}
 	line, err := a.out.ReadString('\n')
@@ -46,7 +48,7 @@ func (a *agent) handle(i int) []byte {
 	var rc int
 	var text string
 	if n, _ := fmt.Sscan(line, &rc, &text); n != 2 || rc != 0 {
-		a.t.Fatalf("cuIpcGetMemHandle: %q", line)
+		a.t.Fatalf("%s: %q", what, line)
 	}
 	h, err := hex.DecodeString(text)
 	if err != nil || len(h) != 64 {
@@ -191,4 +193,66 @@ func TestIPCAccount(t *testing.T) {
 	user.must("free 1")
 	waitFor(t, 5*time.Second, "nobody is charged", func() bool { return free() >= empty })
 	other.must("mem %d", 600<<20)
+}
+
+// TestIPCPools: pools and their allocations are shared; the maker is charged as long as they are.
+func TestIPCPools(t *testing.T) {
+	w := startWorker(t, workerOptions{network: "unix", mem: "1G", gpuMem: "4G"})
+	stranger := startAgentAs(t, w.command(context.Background(), runOptions{mem: "256M"}, built("test/agent")))
+	maker, user := startAgent(t, w), startAgent(t, w)
+	pid := maker.cmd.Process.Pid
+	free := func() uint64 {
+		n, _ := user.must("info")
+		return n
+	}
+	maker.must("info")
+	empty := free()
+	fd, _ := maker.must("xpool %d", 200<<20)
+	taken := free()
+	if taken > empty-200<<20 {
+		t.Errorf("%d MiB are free of %d with 200 in a pool", taken>>20, empty>>20)
+	}
+	maker.must("set 0 7")
+	data := maker.token("xptr", 0)
+	stranger.refused("another lease's pool", invalidHandle, "ipool %d %d", pid, fd)
+	user.refused("a descriptor of something else", unknown, "ipool %d 0", pid)
+	user.must("ipool %d %d", pid, fd)
+	for i := range data {
+		forged := append([]byte(nil), data...)
+		forged[i] ^= 1 << (i % 8)
+		want := invalidHandle
+		if i >= 20 && i < 24 { // its kind
+			want = invalidValue
+		}
+		user.refused(fmt.Sprintf("a pointer with byte %d changed", i), want, "iptr %x", forged)
+	}
+	user.must("iptr %x", data)
+	if x, _ := user.must("get 0"); x != 7 {
+		t.Errorf("it holds %d", x)
+	}
+	if n := free(); n != taken {
+		t.Errorf("%d MiB are free, not %d: importing costs nothing", n>>20, taken>>20)
+	}
+	maker.must("free 0")
+	maker.must("trim")
+	if n := free(); n != taken {
+		t.Errorf("%d MiB are free, not %d: another process has the memory", n>>20, taken>>20)
+	}
+	user.refused("a pointer that its maker has freed", invalidHandle, "iptr %x", data)
+	maker.must("xpool %d", 200<<20) // other memory: the first is there still
+	if n := free(); n > taken-200<<20 {
+		t.Errorf("%d MiB are free after %d: memory that is shared serves twice", n>>20, taken>>20)
+	}
+	maker.refused("more than there is", outOf, "xpool %d", 300<<20)
+	user.must("free 0")
+
+	// The maker ends: who has a pointer is charged.
+	fd2, _ := maker.must("xpool %d", 100<<20)
+	user.must("ipool %d %d", pid, fd2)
+	user.must("iptr %x", maker.token("xptr", 2))
+	_ = maker.cmd.Process.Kill()
+	_ = maker.cmd.Wait()
+	waitFor(t, 10*time.Second, "its session has ended", func() bool { return len(w.sessions()) == 2 })
+	// What the user has of the first pool is charged too: it has not destroyed that.
+	waitFor(t, 10*time.Second, "the user is charged", func() bool { n := free(); return n+(300<<20) <= empty+(128<<20) && n+(300<<20) >= empty })
 }

@@ -35,8 +35,13 @@ import (
 const (
 	Memory uint32 = 1 + iota // the handle is the driver's, of memory
 	Event                    // of an event
-	File                     // a file descriptor
+	File                     // a file descriptor, of memory
+	Pool                     // a file descriptor, of a memory pool
+	Pointer                  // the driver's handle, of an allocation of a pool
 )
+
+// hasFile reports whether a file descriptor comes with an export.
+func hasFile(kind uint32) bool { return kind == File || kind == Pool }
 
 // Errors.
 var (
@@ -89,7 +94,7 @@ type Item struct {
 	Offset, Size uint64 // of the program's memory within the driver's allocation
 	Charged      uint64 // bytes that the lease is charged for the whole allocation
 	Handle       [64]byte
-	FD           int // of a File: the exporter's own, which stays open until Remove
+	FD           int // of a File or Pool: the exporter's own, which stays open until Remove
 	// Used is told of each session that begins (1) or ends (-1) to use it; it must not wait.
 	Used func(int)
 }
@@ -160,7 +165,7 @@ func (e *Exports) Remove(t Token) {
 		return
 	}
 	delete(e.items, t.secret())
-	if it.Kind == File {
+	if hasFile(it.Kind) {
 		unix.Close(it.FD)
 	}
 }
@@ -234,7 +239,7 @@ func (e *Exports) serve(c *net.UnixConn) {
 		return
 	}
 	var oob []byte
-	if it.Kind == File {
+	if hasFile(it.Kind) {
 		// The descriptor must not be closed, and its number another's, before it has been sent.
 		fd, err := unix.FcntlInt(uintptr(it.FD), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
@@ -358,7 +363,7 @@ func ask(c *net.UnixConn, t Token) (*Item, error) {
 		}
 	}
 	it := decode(b)
-	if err == nil && n == replySize && it.Kind == t.Kind() && (it.Kind == File) == (len(fds) == 1) {
+	if err == nil && n == replySize && it.Kind == t.Kind() && hasFile(it.Kind) == (len(fds) == 1) {
 		if len(fds) == 1 {
 			it.FD = fds[0]
 		}

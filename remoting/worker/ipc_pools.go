@@ -1,0 +1,209 @@
+package worker
+
+// Memory pools that processes of a program share. The exporter gives out a pool, and then
+// allocations of it by themselves; who has imported the pool imports them.
+//
+// The exporter stays charged for what the pool had reserved as long as another session has the pool
+// or any of its allocations imported. A session that has them when the exporter ends is
+// charged for as much as the pool had when the last allocation was exported.
+
+/*
+#include "ipc.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
+)
+
+func (s *session) cuMemPoolExportToShareableHandle(o *C.CUipcMemHandle, h href, kind uint32, flags uint64) C.CUresult {
+	p := s.mem.pools[h.real]
+	switch {
+	case p == nil || flags != 0 || p.imported:
+		return C.CUDA_ERROR_INVALID_VALUE
+	case kind != C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
+		return C.CUresult(s.refuse("handles of memory pools other than file descriptors"))
+	}
+	if p.token == nil {
+		var fd C.int
+		if rc := C.sl_ipc_export_pool(&fd, C.uint64_t(h.real)); rc != 0 {
+			return C.CUresult(rc)
+		}
+		t, rc := s.ipc.add(&exchange.Item{Kind: exchange.Pool, Device: p.dev, FD: int(fd), Used: p.used})
+		if rc != 0 {
+			unix.Close(int(fd))
+			return rc
+		}
+		p.token = &t
+	}
+	*(*exchange.Token)(unsafe.Pointer(o)) = *p.token
+	return 0
+}
+
+// withdraw ends the export of a pool that is destroyed, if there is one.
+func (i *ipc) withdraw(p *pool) {
+	if p.token != nil {
+		i.exports.Remove(*p.token)
+		i.s.unkeep(exportCost)
+		p.token = nil
+	}
+}
+
+func (s *session) cuMemPoolImportFromShareableHandle(id uint32, o *C.uint64_t, h *C.CUipcMemHandle, kind uint32, flags uint64) C.CUresult {
+	i := &s.ipc
+	if h == nil || flags != 0 {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	if kind != C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+		return C.CUresult(s.refuse("handles of memory pools other than file descriptors"))
+	}
+	t := *(*exchange.Token)(unsafe.Pointer(h))
+	if i.dir != nil && t.Slot() == i.dir.Slot() {
+		it := i.exports.Own(t)
+		if it == nil || it.Kind != exchange.Pool {
+			return C.CUDA_ERROR_INVALID_HANDLE
+		}
+		return i.importPool(o, it, &opened{m: &s.mem, views: 1, dev: it.Device})
+	}
+	use, it, rc := i.open(t, exchange.Pool)
+	if rc != 0 {
+		return rc
+	}
+	defer unix.Close(it.FD)
+	at := &opened{m: &s.mem, views: 1, dev: it.Device, use: use}
+	if rc := i.importPool(o, it, at); rc != 0 {
+		use.Close()
+		return rc
+	}
+	go at.heir(heirTime)
+	return 0
+}
+
+func (i *ipc) importPool(o *C.uint64_t, it *exchange.Item, at *opened) C.CUresult {
+	if rc := C.sl_ipc_import_pool(o, C.int(it.FD)); rc != 0 {
+		return C.CUresult(rc)
+	}
+	if i.s.mem.pools[uint64(*o)] != nil { // the driver gave a pool of this session's own
+		*o = 0
+		return C.CUresult(i.s.refuse("an import of a pool that is imported already"))
+	}
+	i.s.mem.pools[uint64(*o)] = &pool{dev: it.Device, made: true, imported: true, opened: at}
+	return 0
+}
+
+// leave ends one use of an imported pool: the pool itself, or an allocation of it.
+func (o *opened) leave() {
+	o.mu.Lock()
+	o.views--
+	last := o.views == 0
+	o.mu.Unlock()
+	if last {
+		o.close()
+	}
+}
+
+// join begins the use of an allocation of an imported pool that had reserved so many bytes.
+func (o *opened) join(bytes uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.views++
+	if !o.charged { // else the exporter has ended, and nothing new is exported
+		o.bytes = max(o.bytes, bytes)
+	}
+}
+
+func (s *session) destroyImported(h href, p *pool) C.CUresult {
+	rc := C.call_cuMemPoolDestroy(C.uint64_t(h.real))
+	if rc == 0 {
+		delete(s.mem.pools, h.real)
+		s.unbind(wire.KindPool, h.id)
+		p.opened.leave()
+	}
+	return rc
+}
+
+func (s *session) cuMemPoolExportPointer(o *C.CUmemPoolPtrExportData, ptr uint64) C.CUresult {
+	i := &s.ipc
+	real, ok := s.mem.async[ptr]
+	p := s.mem.pools[real]
+	if !ok || p == nil {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	t, have := i.tokens[ptr]
+	if !have {
+		var base C.CUdeviceptr
+		var size C.size_t
+		if rc := C.call_cuMemGetAddressRange_v2(&base, &size, C.uint64_t(ptr)); rc != 0 {
+			return rc
+		}
+		it := &exchange.Item{Kind: exchange.Pointer, Device: p.dev, Size: uint64(size), Charged: max(p.charged, uint64(size)), Used: p.used}
+		if rc := C.sl_ipc_export_pointer(unsafe.Pointer(&it.Handle), C.uint64_t(ptr)); rc != 0 {
+			return C.CUresult(rc)
+		}
+		var rc C.CUresult
+		if t, rc = i.add(it); rc != 0 {
+			return rc
+		}
+		i.tokens[ptr] = t
+	}
+	*(*exchange.Token)(unsafe.Pointer(o)) = t
+	return 0
+}
+
+func (s *session) cuMemPoolImportPointer(o *C.CUdeviceptr, size *C.size_t, opens *C.uint, h href, data *C.CUmemPoolPtrExportData) C.CUresult {
+	i := &s.ipc
+	p := s.mem.pools[h.real]
+	if data == nil || p == nil || !p.imported {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	use, it, rc := i.open(*(*exchange.Token)(unsafe.Pointer(data)), exchange.Pointer)
+	if rc != 0 {
+		return rc
+	}
+	// The use of the pool holds all of it.
+	defer use.Close()
+	var d C.uint64_t
+	if rc := C.sl_ipc_import_pointer(&d, C.uint64_t(h.real), unsafe.Pointer(&it.Handle)); rc != 0 {
+		return C.CUresult(rc)
+	}
+	*o, *size, *opens = C.CUdeviceptr(d), C.size_t(it.Size), 2
+	if i.pointers[uint64(d)] == nil {
+		i.pointers[uint64(d)] = p
+		p.opened.join(it.Charged)
+		*opens = 1
+	}
+	return 0
+}
+
+// freePointer frees an imported allocation in a stream. Its use ends when the stream has got there.
+func (s *session) freePointer(ptr uint64, p *pool, h href) C.CUresult {
+	ctx, rc := s.streamCtx(h.id)
+	if rc != 0 {
+		return C.CUresult(rc)
+	}
+	ev, rc := s.events.get(ctx)
+	if rc != 0 {
+		return C.CUresult(rc)
+	}
+	if rc := C.call_cuMemFreeAsync(C.uint64_t(ptr), C.uint64_t(h.real)); rc != 0 {
+		s.events.put(ctx, ev)
+		return rc
+	}
+	delete(s.ipc.pointers, ptr)
+	if rc := C.sl_event_record(C.uint64_t(ev), C.uint64_t(h.real)); rc != 0 {
+		s.events.put(ctx, ev)
+		return rc // the use stays, so that nobody is charged too little
+	}
+	s.waiters.do(job{ctx, func() {
+		if C.sl_event_sync(C.uint64_t(ev)) == 0 {
+			p.opened.leave()
+		}
+		s.events.put(ctx, ev)
+	}})
+	return 0
+}
