@@ -4158,11 +4158,6 @@ CUresult fw_cuMemRelease(CUmemGenericAllocationHandle handle)
 	return err;
 }
 
-CUresult sl_cuMemRelease(CUmemGenericAllocationHandle handle)
-{
-	return fw_cuMemRelease(handle);
-}
-
 CUresult fw_cuMemRetainAllocationHandle(uint32_t handle, CUdeviceptr addr)
 {
 	CUresult err = CUDA_SUCCESS;

@@ -181,15 +181,13 @@ static bool fd_to_token(int fd, CUipcMemHandle *token)
 static CUresult export_token(void *out, CUmemAllocationHandleType type, unsigned long long flags,
 			     CUresult (*ask)(CUipcMemHandle *token, void *of), void *of)
 {
-	static uint8_t once;
 	CUipcMemHandle token;
 	CUresult err;
 	int fd;
 
-	if (!out || flags)
+	/* Nothing has been made with another type: the attributes say that there is none. */
+	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-		return sl_refuse("handles of memory other than file descriptors", &once);
 	err = ask(&token, of);
 	if (err)
 		return err;
@@ -310,25 +308,4 @@ CUresult sl_cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUme
 	}
 	*ptr_out = p;
 	return CUDA_SUCCESS;
-}
-
-CUresult sl_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
-{
-	CUdeviceptr p = (uintptr_t)addr;
-	struct sl_range r;
-	uint32_t id;
-	CUresult err;
-	void *h;
-
-	if (!handle || !sl_range_find(p, &r) || r.type != SL_RANGE_MAPPED)
-		return CUDA_ERROR_INVALID_VALUE;
-	id = sl_handle_new(SL_MEMHANDLE, NULL, &h);
-	if (!id)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = fw_cuMemRetainAllocationHandle(id, p);
-	if (err)
-		sl_handle_free(SL_MEMHANDLE, id);
-	else
-		*handle = (CUmemGenericAllocationHandle)(uintptr_t)h;
-	return err;
 }

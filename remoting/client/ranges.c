@@ -203,6 +203,26 @@ bool sl_range_sync_memops(uint64_t p, bool on)
 	return r;
 }
 
+void sl_range_set_handle(uint64_t p, uint64_t handle)
+{
+	struct sl_range *r;
+
+	pthread_rwlock_wrlock(&lock);
+	r = holder(p);
+	if (r)
+		r->handle = handle;
+	pthread_rwlock_unlock(&lock);
+}
+
+void sl_ranges_forget_handle(uint64_t handle)
+{
+	pthread_rwlock_wrlock(&lock);
+	for (size_t i = 0; i < count; i++)
+		if (all[i].handle == handle)
+			all[i].handle = 0;
+	pthread_rwlock_unlock(&lock);
+}
+
 void sl_ranges_drop(uint32_t ctx_id)
 {
 	size_t kept = 0;

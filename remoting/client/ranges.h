@@ -19,6 +19,7 @@ struct sl_range {
 	uint64_t buffer_id;
 	uint64_t map_size;/* host: bytes mapped */
 	CUmemoryPool pool;
+	uint64_t handle;  /* of the memory that is mapped there; 0 if the program has none */
 	bool sync_memops;
 	bool managed;	  /* device memory that the program has too */
 	bool graph;	  /* memory of a graph: stays when it is freed, until the driver gives the addresses anew */
@@ -46,6 +47,10 @@ bool sl_range_clash(uint64_t p, uint64_t n, unsigned session);
 /* Removes the range that starts at base (type 0: any); false if there is none. */
 bool sl_range_remove(uint64_t base, enum sl_range_type type, struct sl_range *out);
 bool sl_range_sync_memops(uint64_t p, bool on);
+/* The mapping that holds p is of the memory of a handle. */
+void sl_range_set_handle(uint64_t p, uint64_t handle);
+/* The handle is no more. */
+void sl_ranges_forget_handle(uint64_t handle);
 void sl_ranges_drop(uint32_t ctx_id);
 uint64_t sl_range_next_id(void);
 

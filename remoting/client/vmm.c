@@ -6,9 +6,12 @@
 #include "entry.h"
 #include "gen.h"
 #include "guard.h"
+#include "handles.h"
 #include "ranges.h"
 #include "route.h"
 #include "session.h"
+
+#include <pthread.h>
 
 CUresult sl_cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
 {
@@ -62,7 +65,7 @@ CUresult sl_cuMemAddressFree(CUdeviceptr ptr, size_t size)
 
 CUresult sl_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-	struct sl_range r = { .base = ptr, .size = size, .type = SL_RANGE_MAPPED }, va;
+	struct sl_range r = { .base = ptr, .size = size, .type = SL_RANGE_MAPPED, .handle = handle }, va;
 	struct sl_ctx *c;
 	CUresult err;
 
@@ -91,4 +94,67 @@ CUresult sl_cuMemUnmap(CUdeviceptr ptr, size_t size)
 	for (at = ptr; at - ptr < size && sl_range_remove(at, SL_RANGE_MAPPED, &r); at += r.size)
 		;
 	return fw_cuMemUnmap(ptr, size);
+}
+
+/*
+ * CUDA counts the uses of a handle: each retain gives the same handle again, and takes a release of its own. The count
+ * beyond the first lies in the handle's state. The worker knows of one use.
+ */
+static pthread_mutex_t uses_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool use_again(uint64_t handle)
+{
+	void *h = (void *)(uintptr_t)handle;
+	CUresult err = CUDA_SUCCESS;
+
+	if (!handle || !sl_handle_id(SL_MEMHANDLE, h, &err))
+		return false;
+	return sl_handle_set_state(SL_MEMHANDLE, h, (char *)sl_handle_state(SL_MEMHANDLE, h) + 1);
+}
+
+CUresult sl_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
+{
+	CUdeviceptr p = (uintptr_t)addr;
+	CUresult err = CUDA_SUCCESS;
+	struct sl_range r;
+	uint32_t id;
+	void *h;
+
+	if (!handle)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&uses_lock);
+	if (!sl_range_find(p, &r) || r.type != SL_RANGE_MAPPED) {
+		err = CUDA_ERROR_INVALID_VALUE;
+	} else if (use_again(r.handle)) {
+		*handle = r.handle;
+	} else {
+		id = sl_handle_new(SL_MEMHANDLE, NULL, &h);
+		err = id ? fw_cuMemRetainAllocationHandle(id, p) : CUDA_ERROR_OUT_OF_MEMORY;
+		if (!err) {
+			*handle = (CUmemGenericAllocationHandle)(uintptr_t)h;
+			sl_range_set_handle(p, *handle);
+		} else if (id) {
+			sl_handle_free(SL_MEMHANDLE, id);
+		}
+	}
+	pthread_mutex_unlock(&uses_lock);
+	return err;
+}
+
+CUresult sl_cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+	void *h = (void *)(uintptr_t)handle;
+	CUresult err = CUDA_SUCCESS;
+	char *more;
+
+	pthread_mutex_lock(&uses_lock);
+	more = sl_handle_state(SL_MEMHANDLE, h);
+	if (more) {
+		sl_handle_set_state(SL_MEMHANDLE, h, more - 1);
+	} else {
+		sl_ranges_forget_handle(handle);
+		err = fw_cuMemRelease(handle);
+	}
+	pthread_mutex_unlock(&uses_lock);
+	return err;
 }

@@ -142,8 +142,7 @@ func (i *ipc) add(it *exchange.Item) (t exchange.Token, rc C.CUresult) {
 	t, err := i.exports.Add(it)
 	if err != nil {
 		i.s.unkeep(exportCost)
-		i.s.log.Error("nothing can be exported", "error", err)
-		return t, C.CUDA_ERROR_OPERATING_SYSTEM
+		return t, i.failed(err)
 	}
 	return t, 0
 }
@@ -223,15 +222,17 @@ func (s *session) cuIpcGetMemHandle(o *C.CUipcMemHandle, p uint64) C.CUresult {
 	return 0
 }
 
-// failed is what a token that cannot be opened gives.
+// failed is what an export that cannot be made or opened gives.
 func (i *ipc) failed(err error) C.CUresult {
 	switch {
+	case errors.Is(err, unix.EPERM):
+		return C.CUresult(i.s.refuse("IPC between processes whose sessions are in a sandbox; worker.sandbox: off does without"))
 	case errors.Is(err, exchange.ErrOwn):
 		return C.CUDA_ERROR_INVALID_CONTEXT
 	case errors.Is(err, exchange.ErrToken):
 		return C.CUDA_ERROR_INVALID_HANDLE
 	}
-	i.s.log.Error("an export cannot be opened", "error", err)
+	i.s.log.Error("no exchange with other sessions", "error", err)
 	return C.CUDA_ERROR_OPERATING_SYSTEM
 }
 

@@ -211,7 +211,10 @@ static void export_fd(size_t bytes)
 	DRIVER(CU(cuMemCreate)(&h, bytes, &prop, 0));
 	DRIVER(CU(cuMemExportToShareableHandle)(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
 	p = map(h, bytes);
-	DRIVER(CU(cuMemRelease)(h));
+	DRIVER(CU(cuMemRetainAllocationHandle)(&again, p));
+	REQUIRE(again == h, "another handle of the same memory");
+	DRIVER(CU(cuMemRelease)(h)); /* as NCCL does: twice by one value */
+	DRIVER(CU(cuMemRelease)(again));
 	DRIVER(CU(cuMemRetainAllocationHandle)(&again, p));
 	DRIVER(CU(cuMemRelease)(again));
 	set_words(p, n, 70);

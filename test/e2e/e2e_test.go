@@ -67,6 +67,7 @@ type workerOptions struct {
 	devices   int           // simulated GPUs; all are offered
 	mem       string        // what the worker offers, and its default lease has
 	keepalive time.Duration // how long silence may last
+	sandbox   string        // of the sessions; "": on
 	race      bool          // the worker under the race detector
 	env       []string
 }
@@ -129,6 +130,9 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	if o.keepalive == 0 {
 		o.keepalive = 10 * time.Second
 	}
+	if o.sandbox == "" {
+		o.sandbox = "on"
+	}
 	// Not t.TempDir: a socket's path must be short.
 	dir, err := os.MkdirTemp("", "e2e")
 	if err != nil {
@@ -159,7 +163,7 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	}
 	w.cmd = exec.Command(exe,
 		"--listen", w.addr, "--device", strings.Join(devices, ","), "--mem", o.mem, "--store", filepath.Join(dir, "store"),
-		"--libcuda", built("simgpu/libcuda.so.1"), "--libnvml", built("simgpu/libnvidia-ml.so.1"), "--keepalive", o.keepalive.String(), "--sandbox", "on")
+		"--libcuda", built("simgpu/libcuda.so.1"), "--libnvml", built("simgpu/libnvidia-ml.so.1"), "--keepalive", o.keepalive.String(), "--sandbox", o.sandbox)
 	w.cmd.Env = append(os.Environ(), w.env...)
 	w.cmd.Stdout, w.cmd.Stderr = w.log, w.log
 	if err := w.cmd.Start(); err != nil {

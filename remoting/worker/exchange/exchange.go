@@ -33,11 +33,11 @@ import (
 
 // Kinds of exports.
 const (
-	Memory uint32 = 1 + iota // the handle is the driver's, of memory
-	Event                    // of an event
-	File                     // a file descriptor, of memory
-	Pool                     // a file descriptor, of a memory pool
-	Pointer                  // the driver's handle, of an allocation of a pool
+	Memory  uint32 = 1 + iota // the handle is the driver's, of memory
+	Event                     // of an event
+	File                      // a file descriptor, of memory
+	Pool                      // a file descriptor, of a memory pool
+	Pointer                   // the driver's handle, of an allocation of a pool
 )
 
 // hasFile reports whether a file descriptor comes with an export.
@@ -320,7 +320,10 @@ func Open(dir Directory, t Token) (*Use, *Item, error) {
 		return nil, nil, ErrToken
 	}
 	c, err := dial(name)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return nil, nil, fmt.Errorf("exchange: %w", err)
+	case err != nil:
 		return nil, nil, ErrToken // it has ended
 	}
 	_ = c.SetDeadline(time.Now().Add(openTime))
