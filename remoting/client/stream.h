@@ -67,6 +67,19 @@ void sl_cover_done(const struct sl_covered *w);
 extern _Atomic uint64_t sl_waited;
 void sl_streams_drop(uint32_t ctx_id);
 void sl_thread_streams_drop(struct sl_thread *t);
+/* A stream that is not the legacy one; NULL for that one, and, with *err set, for one that is unknown. */
+struct sl_stream *sl_stream_of(CUstream s, CUresult *err);
+/* Forwards a call that puts nothing into the stream. */
+#define SL_UNMARKED(call) ({ \
+	struct sl_thread *t_ = sl_tls(); \
+	CUresult r_; \
+	sl_error_telling(); \
+	t_->no_mark = true; \
+	r_ = (call); \
+	t_->no_mark = false; \
+	r_; \
+})
+/* Captures begun and not yet ended in this process. capture.c begins and ends them. */
 bool sl_capturing_any(void);
 void sl_capturing_add(int n);
 
