@@ -31,7 +31,7 @@ CUresult sl_left(const char *function, CUresult result)
 {
 	if (sl_tracing)
 		sl_log(SL_TRACE, "%s = %d", function, result);
-	if (result)
+	if (result && !sl_forked()) /* the log's lock may have been held by a thread that the child lacks */
 		sl_errlog_failed(function, result);
 	return result;
 }
@@ -40,7 +40,8 @@ CUresult sl_refuse(const char *function, uint8_t *once)
 {
 	if (!__atomic_exchange_n(once, 1, __ATOMIC_RELAXED))
 		sl_log(SL_WARN, "%s is not supported; see docs/coverage.md", function);
-	sl_errlog("%s is not supported by Sluice", function);
+	if (!sl_forked())
+		sl_errlog("%s is not supported by Sluice", function);
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -80,6 +81,7 @@ CUresult sl_refuse_with(const char *function, const char *with)
 {
 	if (first(hash(hash(14695981039346656037u, function), with)))
 		sl_log(SL_WARN, "%s with %s is not supported; see docs/limits.md", function, with);
-	sl_errlog("%s with %s is not supported by Sluice", function, with);
+	if (!sl_forked())
+		sl_errlog("%s with %s is not supported by Sluice", function, with);
 	return CUDA_ERROR_NOT_SUPPORTED;
 }

@@ -4,7 +4,7 @@
  * callback, on the thread whose call has failed.
  *
  * Locking: lock guards the lines and the callbacks. Callbacks are called without any lock, when the failed call is about
- * to return; what fails within one is told after it.
+ * to return; what fails within one is told after it. A forked child has no log, since a thread may have held the lock.
  */
 #define _GNU_SOURCE
 #include "errlog.h"
@@ -19,6 +19,7 @@
 
 #include "ctx.h"
 #include "gen.h"
+#include "session.h"
 
 #define LINES 100
 #define LINE_MAX 256
@@ -130,6 +131,8 @@ CUresult sl_cuLogsRegisterCallback(CUlogsCallback fn, void *data, CUlogsCallback
 
 	if (!fn)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (sl_forked())
+		return CUDA_ERROR_NOT_INITIALIZED;
 	pthread_mutex_lock(&lock);
 	for (int i = 0; i < CALLBACKS && err; i++) {
 		if (callbacks[i].fn)
@@ -147,6 +150,8 @@ CUresult sl_cuLogsUnregisterCallback(CUlogsCallbackHandle callback)
 {
 	CUresult err = CUDA_ERROR_INVALID_VALUE;
 
+	if (sl_forked())
+		return CUDA_ERROR_NOT_INITIALIZED;
 	pthread_mutex_lock(&lock);
 	for (int i = 0; i < CALLBACKS; i++) {
 		if ((void *)callback != &callbacks[i] || !callbacks[i].fn)
@@ -165,6 +170,8 @@ CUresult sl_cuLogsCurrent(CUlogIterator *iterator, unsigned int flags)
 	(void)flags;
 	if (!iterator)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (sl_forked())
+		return CUDA_ERROR_NOT_INITIALIZED;
 	pthread_mutex_lock(&lock);
 	*iterator = next;
 	pthread_mutex_unlock(&lock);
@@ -210,6 +217,8 @@ CUresult sl_cuLogsDumpToMemory(CUlogIterator *iterator, char *buffer, size_t *si
 	(void)flags;
 	if (!buffer || !size || !*size)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (sl_forked())
+		return CUDA_ERROR_NOT_INITIALIZED;
 	pthread_mutex_lock(&lock);
 	all = oldest();
 	n = dump(iterator ? iterator : &all, buffer, *size);
@@ -229,6 +238,8 @@ CUresult sl_cuLogsDumpToFile(CUlogIterator *iterator, const char *pathToFile, un
 	(void)flags;
 	if (!pathToFile)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (sl_forked())
+		return CUDA_ERROR_NOT_INITIALIZED;
 	fd = open(pathToFile, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
 	if (fd < 0)
 		return CUDA_ERROR_INVALID_VALUE;
