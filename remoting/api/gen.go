@@ -219,6 +219,16 @@ func refusedExports(p *printer, r Row) {
 	}
 }
 
+// unharmed functions answer also after an error that stays, as an illegal address does: seen with driver 580. All of them
+// are answered in the client.
+var unharmed = map[string]bool{
+	"cuCtxGetApiVersion": true, "cuCtxGetCurrent": true, "cuCtxGetDevice": true, "cuCtxGetDevice_v2": true, "cuCtxGetFlags": true,
+	"cuCtxGetId": true, "cuCtxPopCurrent_v2": true, "cuCtxPushCurrent_v2": true, "cuCtxSetCurrent": true, "cuDeviceCanAccessPeer": true,
+	"cuDeviceGet": true, "cuDeviceGetAttribute": true, "cuDeviceGetCount": true, "cuDeviceGetName": true, "cuDeviceGetPCIBusId": true,
+	"cuDeviceGetUuid": true, "cuDeviceGetUuid_v2": true, "cuDevicePrimaryCtxGetState": true, "cuDevicePrimaryCtxRetain": true,
+	"cuDevicePrimaryCtxSetFlags_v2": true, "cuDeviceTotalMem_v2": true,
+}
+
 func clientExports(rows []Row) []byte {
 	bySymbol := map[string]Row{}
 	for _, r := range rows {
@@ -240,7 +250,10 @@ func clientExports(rows []Row) []byte {
 			args = append(args, "CU_STREAM_LEGACY")
 		}
 		p.f("SL_EXPORT CUresult %s(%s)\n{\n", r.Symbol, cParams(r.Params))
-		if !ungated[r.Symbol] {
+		switch {
+		case unharmed[impl.Symbol]:
+			p.f("\tSL_ENTER_HARMED();\n")
+		case !ungated[r.Symbol]:
 			p.f("\tSL_ENTER();\n")
 		}
 		p.f("\tSL_LEAVE(\"%s\", sl_%s(%s));\n}\n\n", r.Symbol, impl.Symbol, strings.Join(args, ", "))

@@ -184,6 +184,7 @@ func handler(p *printer, r Row) {
 	guardParts(p, r)
 	callDriver(p, r)
 	bindNew(p, r)
+	ownMoved(p, r)
 	unbindFreed(p, r)
 	encodeReply(p, r)
 	p.f("\treturn int32(rc)\n}\n\n")
@@ -385,6 +386,13 @@ func guardParts(p *printer, r Row) {
 				p.f("\tif s.partOf(refOf(%s, h_%s.id), %s) {\n\t\treturn C.CUDA_ERROR_INVALID_VALUE // it ends with its node\n\t}\n", kindName(q.HKind), q.Name, kindName("NODE"))
 			}
 		}
+	}
+}
+
+// ownMoved makes a graph that was moved into a node a part of it.
+func ownMoved(p *printer, r Row) {
+	if r.Symbol == "cuGraphAddChildGraphNode" {
+		p.f("\tif rc == 0 && p_ownership == C.CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {\n\t\ts.own(refOf(%s, id_phGraphNode), %s, h_childGraph.id)\n\t}\n", kindName("NODE"), kindName("GRAPH"))
 	}
 }
 

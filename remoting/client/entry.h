@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cuabi.h"
+#include "errstate.h"
 
 /*
  * Nonzero while calls may proceed: the word lies in a page that a forked child sees
@@ -41,6 +42,16 @@ bool sl_in_function(void);
 	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
 		CUresult e_ = sl_gate_slow(); \
 		if (e_) \
+			return e_; \
+	} \
+} while (0)
+/* Of calls that an error which stays does not touch. */
+#define SL_ENTER_HARMED() do { \
+	if (__builtin_expect(__atomic_load_n(&sl_functions, __ATOMIC_RELAXED), 0) && sl_in_function()) \
+		return CUDA_ERROR_NOT_PERMITTED; \
+	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
+		CUresult e_ = sl_gate_slow(); \
+		if (e_ && e_ != sl_sticky()) \
 			return e_; \
 	} \
 } while (0)

@@ -82,6 +82,17 @@ static CUresult forward(const struct fill *f, bool flat, CUstream s)
 	}
 }
 
+/*
+ * A capture takes a fill of memory that is nobody's, and instantiating its graph fails: seen with driver 580. cuDNN captures
+ * such fills to learn which kernels it would run.
+ */
+static bool captures(CUstream s)
+{
+	CUstreamCaptureStatus status;
+
+	return sl_capturing_any() && !sl_cuStreamIsCapturing(s, &status) && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
 static CUresult fill(struct fill f, bool flat, CUstream s, bool wait)
 {
 	struct sl_operand to;
@@ -95,8 +106,10 @@ static CUresult fill(struct fill f, bool flat, CUstream s, bool wait)
 	    __builtin_add_overflow(span, row, &span))
 		return CUDA_ERROR_INVALID_VALUE;
 	to = sl_operand(f.dst, span, true);
-	if (to.place == SL_NOWHERE || to.place == SL_PAGEABLE || f.dst % f.size || to.room < span)
+	if (f.dst % f.size)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (to.place == SL_NOWHERE || to.place == SL_PAGEABLE || to.room < span)
+		return captures(s) ? forward(&f, flat, s) : CUDA_ERROR_INVALID_VALUE;
 	if (f.h > 1 && (f.pitch % f.size || f.pitch < row))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (to.place == SL_LOCKED)

@@ -763,7 +763,7 @@ CUresult fw_cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, 
 CUresult fw_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value);
 CUresult fw_cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config);
 CUresult fw_cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config);
-CUresult fw_cuGraphAddChildGraphNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraph childGraph);
+CUresult fw_cuGraphAddChildGraphNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraph childGraph, unsigned int ownership);
 CUresult fw_cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies);
 CUresult fw_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies);
 CUresult fw_cuGraphAddEmptyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies);

@@ -240,7 +240,7 @@ SL_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 
 SL_EXPORT CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxGetApiVersion", sl_cuCtxGetApiVersion(ctx, version));
 }
 
@@ -252,7 +252,7 @@ SL_EXPORT CUresult cuCtxGetCacheConfig(CUfunc_cache *pconfig)
 
 SL_EXPORT CUresult cuCtxGetCurrent(CUcontext *pctx)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxGetCurrent", sl_cuCtxGetCurrent(pctx));
 }
 
@@ -264,13 +264,13 @@ SL_EXPORT CUresult cuCtxGetDevResource(CUcontext hCtx, CUdevResource *resource, 
 
 SL_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxGetDevice", sl_cuCtxGetDevice(device));
 }
 
 SL_EXPORT CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxGetDevice_v2", sl_cuCtxGetDevice_v2(device, ctx));
 }
 
@@ -282,13 +282,13 @@ SL_EXPORT CUresult cuCtxGetExecAffinity(CUexecAffinityParam *pExecAffinity, CUex
 
 SL_EXPORT CUresult cuCtxGetFlags(unsigned int *flags)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxGetFlags", sl_cuCtxGetFlags(flags));
 }
 
 SL_EXPORT CUresult cuCtxGetId(CUcontext ctx, unsigned long long *ctxId)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxGetId", sl_cuCtxGetId(ctx, ctxId));
 }
 
@@ -312,25 +312,25 @@ SL_EXPORT CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatest
 
 SL_EXPORT CUresult cuCtxPopCurrent(CUcontext *pctx)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxPopCurrent", sl_cuCtxPopCurrent_v2(pctx));
 }
 
 SL_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *pctx)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxPopCurrent_v2", sl_cuCtxPopCurrent_v2(pctx));
 }
 
 SL_EXPORT CUresult cuCtxPushCurrent(CUcontext ctx)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxPushCurrent", sl_cuCtxPushCurrent_v2(ctx));
 }
 
 SL_EXPORT CUresult cuCtxPushCurrent_v2(CUcontext ctx)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxPushCurrent_v2", sl_cuCtxPushCurrent_v2(ctx));
 }
 
@@ -354,7 +354,7 @@ SL_EXPORT CUresult cuCtxSetCacheConfig(CUfunc_cache config)
 
 SL_EXPORT CUresult cuCtxSetCurrent(CUcontext ctx)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuCtxSetCurrent", sl_cuCtxSetCurrent(ctx));
 }
 
@@ -424,7 +424,7 @@ SL_EXPORT CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned i
 
 SL_EXPORT CUresult cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDeviceCanAccessPeer", sl_cuDeviceCanAccessPeer(canAccessPeer, dev, peerDev));
 }
 
@@ -436,13 +436,13 @@ SL_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice de
 
 SL_EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDeviceGet", sl_cuDeviceGet(device, ordinal));
 }
 
 SL_EXPORT CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDeviceGetAttribute", sl_cuDeviceGetAttribute(pi, attrib, dev));
 }
 
@@ -454,7 +454,7 @@ SL_EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId)
 
 SL_EXPORT CUresult cuDeviceGetCount(int *count)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDeviceGetCount", sl_cuDeviceGetCount(count));
 }
 
@@ -507,7 +507,7 @@ SL_EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 
 SL_EXPORT CUresult cuDeviceGetName(char *name, int len, CUdevice dev)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDeviceGetName", sl_cuDeviceGetName(name, len, dev));
 }
 
@@ -536,7 +536,7 @@ SL_EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute att
 
 SL_EXPORT CUresult cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDeviceGetPCIBusId", sl_cuDeviceGetPCIBusId(pciBusId, len, dev));
 }
 
@@ -554,13 +554,13 @@ SL_EXPORT CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t *maxWidthInElements
 
 SL_EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDeviceGetUuid", sl_cuDeviceGetUuid(uuid, dev));
 }
 
 SL_EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDeviceGetUuid_v2", sl_cuDeviceGetUuid_v2(uuid, dev));
 }
 
@@ -572,7 +572,7 @@ SL_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 
 SL_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDevicePrimaryCtxGetState", sl_cuDevicePrimaryCtxGetState(dev, flags, active));
 }
 
@@ -602,19 +602,19 @@ SL_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
 
 SL_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDevicePrimaryCtxRetain", sl_cuDevicePrimaryCtxRetain(pctx, dev));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDevicePrimaryCtxSetFlags", sl_cuDevicePrimaryCtxSetFlags_v2(dev, flags));
 }
 
 SL_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDevicePrimaryCtxSetFlags_v2", sl_cuDevicePrimaryCtxSetFlags_v2(dev, flags));
 }
 
@@ -644,7 +644,7 @@ SL_EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 
 SL_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
-	SL_ENTER();
+	SL_ENTER_HARMED();
 	SL_LEAVE("cuDeviceTotalMem_v2", sl_cuDeviceTotalMem_v2(bytes, dev));
 }
 

@@ -906,7 +906,7 @@ CUresult fw_cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config)
 	return err;
 }
 
-CUresult fw_cuGraphAddChildGraphNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraph childGraph)
+CUresult fw_cuGraphAddChildGraphNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraph childGraph, unsigned int ownership)
 {
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
@@ -926,28 +926,10 @@ CUresult fw_cuGraphAddChildGraphNode(uint32_t phGraphNode, CUgraph hGraph, const
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)childGraph);
 	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)childGraph, &err));
+	sl_put_u32(&b, (uint32_t)ownership);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddChildGraphNode, &b);
 	sl_buf_free(&b);
-	return err;
-}
-
-CUresult sl_cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraph childGraph)
-{
-	void *h;
-	uint32_t id;
-	CUresult err;
-
-	if (!phGraphNode)
-		return CUDA_ERROR_INVALID_VALUE;
-	id = sl_handle_new(SL_NODE, NULL, &h);
-	if (!id)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = fw_cuGraphAddChildGraphNode(id, hGraph, dependencies, numDependencies, childGraph);
-	if (!err)
-		*phGraphNode = h;
-	else
-		sl_handle_free(SL_NODE, id);
 	return err;
 }
 

@@ -356,6 +356,32 @@ static CUresult add_conditional(CUgraphNode *node, CUgraph graph, const CUgraphN
 	return CUDA_SUCCESS;
 }
 
+/* --- child graphs --- */
+
+static CUresult add_child(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, CUgraph child, unsigned ownership)
+{
+	CUresult err;
+	uint32_t id;
+	void *h;
+
+	if (!node || (ndeps && !deps) || ownership > CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE)
+		return CUDA_ERROR_INVALID_VALUE;
+	id = sl_handle_new(SL_NODE, NULL, &h);
+	if (!id)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	err = fw_cuGraphAddChildGraphNode(id, graph, deps, ndeps, child, ownership);
+	if (err)
+		sl_handle_free(SL_NODE, id);
+	else
+		*node = h;
+	return err;
+}
+
+CUresult sl_cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, CUgraph child)
+{
+	return add_child(node, graph, deps, ndeps, child, CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE);
+}
+
 /* --- one function for all kinds --- */
 
 CUresult sl_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps, CUgraphNodeParams *p)
@@ -372,7 +398,7 @@ CUresult sl_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 	case CU_GRAPH_NODE_TYPE_HOST:
 		return sl_cuGraphAddHostNode(node, graph, deps, ndeps, (CUDA_HOST_NODE_PARAMS[]){ { p->host.fn, p->host.userData } });
 	case CU_GRAPH_NODE_TYPE_GRAPH:
-		return sl_cuGraphAddChildGraphNode(node, graph, deps, ndeps, p->graph.graph);
+		return add_child(node, graph, deps, ndeps, p->graph.graph, p->graph.ownership);
 	case CU_GRAPH_NODE_TYPE_EMPTY:
 		return sl_cuGraphAddEmptyNode(node, graph, deps, ndeps);
 	case CU_GRAPH_NODE_TYPE_WAIT_EVENT:

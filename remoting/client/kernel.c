@@ -162,6 +162,7 @@ CUresult sl_kernel_layout(CUfunction f, int dev, struct sl_launch_info *out)
 	out->param_bytes = info->param_bytes;
 	out->offset = info->offset;
 	out->size = info->size;
+	out->registers = info->attr[CU_FUNC_ATTRIBUTE_NUM_REGS].value;
 	out->max_threads = info->attr[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK].value;
 	out->shared_static = info->attr[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES].value;
 	out->max_dynamic = info->attr[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES].value;

@@ -50,7 +50,7 @@ struct sl_launch_info {
 	uint32_t nparams;
 	uint32_t param_bytes;
 	const uint32_t *offset, *size;
-	int max_threads, shared_static, max_dynamic;
+	int max_threads, registers, shared_static, max_dynamic;
 	bool cluster_required;
 };
 /* The layout of a kernel for launching on dev, fetched once. */

@@ -32,7 +32,7 @@ struct geometry {
 /* Device limits that every launch is compared with. */
 struct limits {
 	_Atomic bool known;
-	unsigned grid[3], block[3], threads, shared_optin;
+	unsigned grid[3], block[3], threads, registers, shared_optin;
 };
 
 static const struct limits *limits_of(int dev)
@@ -46,10 +46,22 @@ static const struct limits *limits_of(int dev)
 			l->block[i] = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i);
 		}
 		l->threads = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+		l->registers = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK);
 		l->shared_optin = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
 		atomic_store_explicit(&l->known, true, memory_order_release);
 	}
 	return l;
+}
+
+/*
+ * The registers that a block of so many threads takes: whole warps, four by four, in units of 256. A block that the registers
+ * do not suffice for is one error, a block beyond the kernel's launch bounds another: seen with driver 580.
+ */
+static uint64_t registers(const struct sl_launch_info *k, uint64_t threads)
+{
+	uint64_t warp = (32 * (uint64_t)k->registers + 255) / 256 * 256;
+
+	return (threads + 127) / 128 * 4 * warp;
 }
 
 static CUresult check(const struct geometry *g, const struct sl_launch_info *k, const struct limits *l)
@@ -62,7 +74,7 @@ static CUresult check(const struct geometry *g, const struct sl_launch_info *k, 
 	if (l->threads && threads > l->threads)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (k->max_threads && threads > (unsigned)k->max_threads)
-		return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+		return registers(k, threads) > l->registers ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES : CUDA_ERROR_INVALID_VALUE;
 	if (k->max_dynamic >= 0 && g->shared > (unsigned)k->max_dynamic)
 		return CUDA_ERROR_INVALID_VALUE;
 	return CUDA_SUCCESS;

@@ -343,7 +343,7 @@ ARRAY_COPY(cuMemcpyAtoHAsync_v2, _ptsz, (void *p, CUarray a, size_t x, size_t n,
 
 /* sets */
 
-CUresult set_check(const CUDA_MEMSET_NODE_PARAMS *p)
+static CUresult set_form(const CUDA_MEMSET_NODE_PARAMS *p)
 {
 	size_t row;
 
@@ -356,7 +356,16 @@ CUresult set_check(const CUDA_MEMSET_NODE_PARAMS *p)
 	row = p->width * p->elementSize;
 	if (p->height > 1 && (p->pitch < row || p->pitch > 1ULL << 40 || p->pitch & (p->elementSize - 1)))
 		return CUDA_ERROR_INVALID_VALUE;
-	return mem_ok(p->dst, (p->height - 1) * p->pitch + row) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
+}
+
+CUresult set_check(const CUDA_MEMSET_NODE_PARAMS *p)
+{
+	CUresult r = set_form(p);
+
+	if (r || !p->width || !p->height)
+		return r;
+	return mem_ok(p->dst, (p->height - 1) * p->pitch + p->width * p->elementSize) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult set(CUdeviceptr dst, size_t pitch, unsigned int v, unsigned int elem, size_t width, size_t height,
@@ -372,13 +381,13 @@ static CUresult set(CUdeviceptr dst, size_t pitch, unsigned int v, unsigned int 
 		return r;
 	r = stream_get(h, dflt, c, &s);
 	if (!r)
-		r = set_check(&w.set.p);
+		r = s->cap ? set_form(&w.set.p) : set_check(&w.set.p); /* a capture takes any address */
 	if (!r && sync)
 		r = stream_sync_check(s);
 	if (r || !width || !height)
 		return sim_leave(r);
 	a = mem_find(dst);
-	if (sync && (a->akind == A_HOST || a->akind == A_REGISTERED))
+	if (sync && a && (a->akind == A_HOST || a->akind == A_REGISTERED))
 		return sim_leave(stream_put_wait(s, &w));
 	return sim_leave(stream_put(s, &w));
 }

@@ -72,6 +72,8 @@ static CUresult visit(struct plan *p, struct gnode *n, uint64_t top)
 	n->mark = DONE;
 	if (r)
 		return r;
+	if (n->work.kind == W_SET && set_check(&n->work.set.p))
+		return CUDA_ERROR_INVALID_VALUE; /* captured, of memory that is nobody's */
 	if (n->child)
 		return visit_graph(p, n->child, top ? top : n->obj.handle);
 	p->step = xgrow(p->step, p->n + 1, &p->cap, sizeof(*p->step));

@@ -167,6 +167,29 @@ API CUresult cuGraphAddChildGraphNode(ADD_ARGS, CUgraph child)
 	return c ? node_add(out, g, deps, ndeps, &w, c) : sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
 }
 
+static CUresult add_moved(ADD_ARGS, CUgraph child)
+{
+	struct work w = { .kind = W_CHILD };
+	struct gnode *n;
+	struct graph *c;
+	CUresult r = graph_enter(child, &c);
+
+	if (r)
+		return r;
+	if (c->parent || c->capturing || child == g)
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	r = node_add(out, g, deps, ndeps, &w, NULL);
+	if (r)
+		return r;
+	r = sim_enter();
+	if (r)
+		return r;
+	n = obj_get(*out, K_NODE);
+	n->child = c;
+	c->parent = n;
+	return sim_leave(CUDA_SUCCESS);
+}
+
 static CUresult add_event(ADD_ARGS, CUevent ev, enum wkind kind)
 {
 	struct work w = { .kind = kind, .event = { (uintptr_t)ev } };
@@ -229,6 +252,8 @@ API CUresult cuGraphAddNode(ADD_ARGS, CUgraphNodeParams *p)
 {
 	if (!p)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (p->type == CU_GRAPH_NODE_TYPE_GRAPH)
+		return p->graph.ownership ? add_moved(out, g, deps, ndeps, p->graph.graph) : cuGraphAddChildGraphNode(out, g, deps, ndeps, p->graph.graph);
 	return p->type == CU_GRAPH_NODE_TYPE_CONDITIONAL ? add_conditional(out, g, deps, ndeps, &p->conditional) : CUDA_ERROR_NOT_SUPPORTED;
 }
 

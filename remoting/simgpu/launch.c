@@ -354,10 +354,8 @@ static CUresult dims_check(struct func *f, const unsigned int grid[3], const uns
 	if (!grid[0] || !grid[1] || !grid[2] || !threads || grid[0] > 0x7fffffff || grid[1] > 65535 ||
 	    grid[2] > 65535 || block[0] > 1024 || block[1] > 1024 || block[2] > 64)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (threads > 1024)
+	if (threads > max) /* its launch bounds; registers are no matter here */
 		return CUDA_ERROR_INVALID_VALUE;
-	if (threads > max)
-		return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
 	if (shared > (unsigned int)f->max_dyn)
 		return CUDA_ERROR_INVALID_VALUE;
 	return CUDA_SUCCESS;

@@ -424,7 +424,7 @@ static void t_libraries(void)
 	CU(cuMemcpyDtoH_v2(&v, p, 8));
 	CHECK(v == 3040607);
 	cfg.blockDimX = 512;
-	IS(cuLaunchKernelEx(&cfg, f, args, NULL), CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+	IS(cuLaunchKernelEx(&cfg, f, args, NULL), CUDA_ERROR_INVALID_VALUE);
 	CU(cuLibraryGetModule(&m, l));
 	CU(cuLibraryGetGlobal(&g, &size, l, "counter"));
 	CHECK(size == 4);

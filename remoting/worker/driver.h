@@ -149,6 +149,8 @@ struct sl_copy_node {
 };
 int sl_graph_copy_find(uint64_t node, struct sl_copy_node *out);
 /* Adds a conditional node; bodies has room for size graphs. */
+int sl_graph_add_child(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint64_t child);
+int sl_graph_add_moved(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint64_t child, uint32_t ownership);
 int sl_graph_add_conditional(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint64_t handle, uint32_t type,
 			     uint32_t size, uint64_t ctx, uint64_t *bodies);
 /* Adds a node that allocates n bytes of a device, at *p. */

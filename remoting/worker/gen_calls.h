@@ -850,13 +850,6 @@ static inline CUresult call_cuFuncSetSharedMemConfig(uint64_t hfunc, uint32_t co
 	return ((__typeof__(&cuFuncSetSharedMemConfig))sl_fn[131])((CUfunction)hfunc, (CUsharedconfig)config);
 }
 
-static inline CUresult call_cuGraphAddChildGraphNode(uint64_t *phGraphNode, uint64_t hGraph, uint64_t *dependencies, uint64_t numDependencies, uint64_t childGraph)
-{
-	if (!sl_fn[153])
-		return CUDA_ERROR_NOT_SUPPORTED;
-	return ((__typeof__(&cuGraphAddChildGraphNode))sl_fn[153])((CUgraphNode *)phGraphNode, (CUgraph)hGraph, (const CUgraphNode *)dependencies, (size_t)numDependencies, (CUgraph)childGraph);
-}
-
 static inline CUresult call_cuGraphAddDependencies(uint64_t hGraph, uint64_t *from, uint64_t *to, uint64_t numDependencies)
 {
 	if (!sl_fn[154])

@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x49, 0x52, 0xdb, 0x41, 0xe8, 0x7e, 0xea, 0x6c,
-	0x6a, 0xd2, 0x59, 0xd7, 0x1c, 0xaf, 0xc6, 0x8b,
-	0x55, 0xde, 0x38, 0x6e, 0x36, 0xa2, 0x4e, 0x24,
-	0xd1, 0xef, 0x71, 0x70, 0xf1, 0x06, 0x82, 0x83,
+	0x61, 0x72, 0xb4, 0x63, 0xe4, 0x36, 0xa9, 0xc2,
+	0x31, 0xef, 0x4c, 0xa9, 0x94, 0x29, 0x59, 0xed,
+	0x7b, 0xc5, 0x11, 0x50, 0xd9, 0xce, 0x36, 0x46,
+	0x17, 0xdc, 0x6d, 0xe7, 0x4d, 0x48, 0x2e, 0x69,
 }
 
 // Operation numbers of the API table.
@@ -2137,6 +2137,7 @@ func (s *session) do_cuGraphAddChildGraphNode(d *wire.Decoder, e *wire.Encoder) 
 	}
 	p_numDependencies := d.U64()
 	h_childGraph := href{id: d.U32()}
+	p_ownership := d.U32()
 	if d.Err() != nil {
 		return s.malformed(153)
 	}
@@ -2165,10 +2166,13 @@ func (s *session) do_cuGraphAddChildGraphNode(d *wire.Decoder, e *wire.Encoder) 
 		}
 		h_childGraph.real = real
 	}
-	rc := C.call_cuGraphAddChildGraphNode(&o_phGraphNode, C.uint64_t(h_hGraph.real), first(a_dependencies), C.uint64_t(p_numDependencies), C.uint64_t(h_childGraph.real))
+	rc := s.cuGraphAddChildGraphNode(id_phGraphNode, &o_phGraphNode, h_hGraph, a_dependencies, p_numDependencies, h_childGraph, p_ownership)
 	s.bind(wire.KindNode, id_phGraphNode, uint64(o_phGraphNode), rc)
 	if rc == C.CUDA_SUCCESS {
 		s.own(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, id_phGraphNode)
+	}
+	if rc == 0 && p_ownership == C.CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {
+		s.own(refOf(wire.KindNode, id_phGraphNode), wire.KindGraph, h_childGraph.id)
 	}
 	return int32(rc)
 }

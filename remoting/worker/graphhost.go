@@ -145,7 +145,7 @@ func (s *session) cuGraphAddMemcpyNode(_ uint32, o *C.uint64_t, g href, deps []C
 		return C.CUresult(rc)
 	}
 	defer C.call_cuGraphDestroy(child)
-	return C.call_cuGraphAddChildGraphNode(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), child)
+	return C.CUresult(C.sl_graph_add_child(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), child))
 }
 
 // cuGraphMemcpyNodeSetParams changes no copy of host memory: the client refuses that.

@@ -63,6 +63,29 @@ int sl_capture_info(uint64_t stream, CUstreamCaptureStatus *status, cuuint64_t *
 	return CU(cuStreamGetCaptureInfo_v3, (CUstream)stream, status, id, (CUgraph *)graph, deps, edges, n);
 }
 
+/* The driver's function for nodes of all kinds, under the name that it has. */
+static int add_node(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, CUgraphNodeParams *p)
+{
+	return sl_has(FN_cuGraphAddNode) ? CU(cuGraphAddNode, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, ndeps, p) :
+					   CU(cuGraphAddNode_v2, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, NULL, ndeps, p);
+}
+
+int sl_graph_add_child(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint64_t child)
+{
+	return CU(cuGraphAddChildGraphNode, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, ndeps, (CUgraph)child);
+}
+
+int sl_graph_add_moved(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint64_t child, uint32_t ownership)
+{
+	CUgraphNodeParams p;
+
+	memset(&p, 0, sizeof p);
+	p.type = CU_GRAPH_NODE_TYPE_GRAPH;
+	p.graph.graph = (CUgraph)child;
+	p.graph.ownership = ownership;
+	return add_node(node, graph, deps, ndeps, &p);
+}
+
 int sl_graph_add_conditional(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint64_t handle, uint32_t type,
 			     uint32_t size, uint64_t ctx, uint64_t *bodies)
 {
@@ -75,8 +98,7 @@ int sl_graph_add_conditional(uint64_t *node, uint64_t graph, const uint64_t *dep
 	p.conditional.type = type;
 	p.conditional.size = size;
 	p.conditional.ctx = (CUcontext)ctx;
-	rc = sl_has(FN_cuGraphAddNode) ? CU(cuGraphAddNode, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, ndeps, &p) :
-					 CU(cuGraphAddNode_v2, (CUgraphNode *)node, (CUgraph)graph, (const CUgraphNode *)deps, NULL, ndeps, &p);
+	rc = add_node(node, graph, deps, ndeps, &p);
 	for (uint32_t i = 0; !rc && i < size; i++)
 		bodies[i] = p.conditional.phGraph_out ? (uint64_t)p.conditional.phGraph_out[i] : 0;
 	return rc;

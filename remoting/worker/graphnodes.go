@@ -62,6 +62,15 @@ func (s *session) cuGraphAddNode(_ uint32, o *C.uint64_t, g href, deps []C.uint6
 	return C.CUresult(rc)
 }
 
+// cuGraphAddChildGraphNode copies a graph into the node, or moves it there: then its nodes keep their handles, and can be named
+// in changes of the executable graph.
+func (s *session) cuGraphAddChildGraphNode(_ uint32, o *C.uint64_t, g href, deps []C.uint64_t, ndeps uint64, child href, ownership uint32) C.CUresult {
+	if ownership == C.CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE {
+		return C.CUresult(C.sl_graph_add_child(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), C.uint64_t(child.real)))
+	}
+	return C.CUresult(C.sl_graph_add_moved(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), C.uint64_t(child.real), C.uint32_t(ownership)))
+}
+
 // maxBodies is how many graphs a conditional node may have.
 const maxBodies = 1 << 16
 

@@ -56,7 +56,7 @@ func TestParts(t *testing.T) {
 		k.ok(opCuGraphAddEmptyNode, empty(21, 10))
 		k.ok(opCuGraphCreate, u32(11), u32(0))
 		k.ok(opCuGraphAddEmptyNode, empty(30, 11))
-		k.ok(opCuGraphAddChildGraphNode, u32(22), u32(10), []byte{0}, u64(0), u32(11))
+		k.ok(opCuGraphAddChildGraphNode, u32(22), u32(10), []byte{0}, u64(0), u32(11), u32(0))
 		child := id(k.ok(opCuGraphChildGraphNodeGetGraph, u32(22), []byte{1}))
 		inner := id(k.ok(opCuGraphGetNodes, u32(child), []byte{1}, u64(8))[12:])
 		k.ok(opCuGraphClone, u32(12), u32(10))

@@ -61,6 +61,10 @@ static int illegal(void)
 	EXPECT(cudaGetLastError(), cudaErrorIllegalAddress);
 	EXPECT(cudaMalloc(&d, 1 << 20), cudaErrorIllegalAddress);
 	EXPECT(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+	/* what is known of devices and contexts is told all the same: PyTorch asks while it reports the error */
+	EXPECT(cudaGetDeviceCount(&h), cudaSuccess);
+	EXPECT(cudaDeviceGetAttribute(&h, cudaDevAttrWarpSize, 0), cudaSuccess);
+	EXPECT(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
 	printf("errors: an illegal address stays\n");
 	return pass();
 }

@@ -678,6 +678,66 @@ static void handles(void)
 	CALL(cuArrayCreate, "sizes of 32 bits", &array, &floats);
 }
 
+/* A graph that is moved into a node: its own nodes go on to be named in changes of the executable graph. */
+static void moved(void)
+{
+	CUgraphNodeParams c = { .type = CU_GRAPH_NODE_TYPE_GRAPH };
+	CUDA_MEMCPY3D copy = { .srcMemoryType = CU_MEMORYTYPE_DEVICE, .dstMemoryType = CU_MEMORYTYPE_DEVICE, .WidthInBytes = 1, .Height = 1, .Depth = 1 };
+	CUgraph g, child, other;
+	CUgraphNode inner, n;
+	CUgraphExec e;
+	CUdeviceptr p;
+
+	MUST(cuMemAlloc_v2, &p, 64);
+	MUST(cuMemsetD8_v2, p, 0, 64);
+	MUST(cuMemsetD8_v2, p, 7, 1);
+	MUST(cuMemsetD8_v2, p + 1, 8, 1);
+	MUST(cuGraphCreate, &g, 0);
+	MUST(cuGraphCreate, &child, 0);
+	MUST(cuGraphCreate, &other, 0);
+	copy.srcDevice = p;
+	copy.dstDevice = p + 2;
+	MUST(cuGraphAddMemcpyNode, &inner, child, NULL, 0, &copy, ctx);
+	c.graph.graph = child;
+	c.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+	CALL(cuGraphAddNode, "a graph moved", &n, g, NULL, 0, &c);
+	MUST(cuGraphInstantiateWithFlags, &e, g, 0);
+	MUST(cuGraphLaunch, e, NULL);
+	copy.srcDevice = p + 1;
+	copy.dstDevice = p + 3;
+	CALL(cuGraphExecMemcpyNodeSetParams, "of a node of the moved graph", e, inner, &copy, ctx);
+	MUST(cuGraphLaunch, e, NULL);
+	CALL(cuStreamSynchronize, "of it", NULL);
+	printf("copied: %u %u\n", byte_at(p + 2), byte_at(p + 3));
+	MUST(cuGraphExecDestroy, e);
+	MUST(cuGraphDestroy, g);
+	MUST(cuGraphDestroy, other);
+	MUST(cuMemFree_v2, p);
+}
+
+/* A capture takes a fill of memory that is nobody's; its graph cannot be instantiated. */
+static void nobodys(void)
+{
+	CUgraphExec e;
+	CUdeviceptr p;
+	CUgraph g;
+	CUstream s;
+
+	MUST(cuMemAlloc_v2, &p, 4096);
+	MUST(cuStreamCreate, &s, CU_STREAM_NON_BLOCKING);
+	for (int i = 0; i < 3; i++) {
+		MUST(cuStreamBeginCapture_v2, s, CU_STREAM_CAPTURE_MODE_RELAXED);
+		CALL(cuMemsetD8Async, i ? "of memory" : "of nobody's memory", i ? p : 0xdead0000, 0, i == 1 ? (size_t)64 << 30 : 64, s);
+		MUST(cuStreamEndCapture, s, &g);
+		if (!CALL(cuGraphInstantiateWithFlags, "of it", &e, g, 0))
+			MUST(cuGraphExecDestroy, e);
+		MUST(cuGraphDestroy, g);
+	}
+	CALL(cuMemsetD8Async, "of nobody's memory, at once", 0xdead0000, 0, 64, s);
+	MUST(cuStreamDestroy_v2, s);
+	MUST(cuMemFree_v2, p);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -687,6 +747,7 @@ int main(int argc, char **argv)
 	} sections[] = {
 		{ "references", references, 0 }, { "objects", objects, 0 }, { "greens", greens, 0 }, { "edges", edges, 0 },
 		{ "conditions", conditions, 0 }, { "memory nodes", memory_nodes, 0 }, { "captured memory", captured_memory, 0 },
+		{ "moved", moved, 0 }, { "nobodys", nobodys, 0 },
 		{ "logs", logs, 1 }, { "coredumps", coredumps, 1 }, { "notifications", notifications, 1 }, { "batches", batches, 1 },
 		{ "handles", handles, 1 },
 	};
