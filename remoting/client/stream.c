@@ -190,6 +190,11 @@ static inline bool is_legacy(CUstream h)
 	return (uintptr_t)h <= 1 && __builtin_expect(!sl_tls()->green, 1);
 }
 
+struct sl_stream *sl_stream_of(CUstream h, CUresult *err)
+{
+	return is_legacy(h) ? NULL : stream_of(h, err);
+}
+
 uint32_t sl_stream_id(CUstream h, CUresult *err)
 {
 	struct sl_thread *t = sl_tls();
