@@ -252,9 +252,7 @@ func parseRow(s string) (Row, error) {
 	case OneWay:
 		r.Late, r.Target = Late(target), ""
 	case Refuse:
-		if r.Reason, r.Target = Reason(target), ""; target == "" {
-			r.Reason = "later"
-		}
+		r.Reason, r.Target = Reason(target), ""
 		if Reasons[r.Reason] == "" {
 			return r, fmt.Errorf("%s: refuse=%q: give one of the reasons of table.go", r.Symbol, target)
 		}

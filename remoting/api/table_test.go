@@ -52,6 +52,7 @@ func TestMalformedRowsAreRefused(t *testing.T) {
 		"variant":    "cuInit | cuInit 2000 | pt | local | - | void",
 		"kind":       "cuInit | cuInit 2000 | - | sometimes | - | void",
 		"absent":     "cuInit | cuInit 2000 | - | absent=SUCCESS | - | void",
+		"bare":       "cuInit | cuInit 2000 | - | refuse | - | void",
 		"no reason":  "cuInit | cuInit 2000 | - | refuse=because | - | void",
 		"flag":       "cuInit | cuInit 2000 | - | wait | z | void",
 		"annotation": "cuFoo | cuFoo 2000 | - | wait | - | size_t *n=what",
