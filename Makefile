@@ -259,9 +259,13 @@ demo-down:
 # A GPU's machine may have no Go: then build/ is brought along, see bench/prebuild.sh.
 HAVE_GO := $(shell command -v $(GO) 2>/dev/null)
 
-.PHONY: gpu-test gpu-bench gpu-calls daemon-bench
+.PHONY: gpu-test gpu-compat gpu-bench gpu-calls daemon-bench
 gpu-test: $(if $(HAVE_GO),all)
 	bench/gpu-test.sh
+
+# SOURCES: where the suites of others lie; docs/compatibility.md.
+gpu-compat: $(if $(HAVE_GO),all)
+	bench/gpu-compat.sh --sources "$(or $(SOURCES),$(error say SOURCES=DIR))"
 
 # A million random driver calls natively and remotely: no form of call may be answered otherwise.
 gpu-calls: $(if $(HAVE_GO),all)
@@ -306,6 +310,7 @@ help:
 	@echo 'make demo        jobs for fractions of simulated GPUs on a Slurm cluster in a folder (as root)'
 	@echo 'make demo-down   end that cluster; nothing is left of it'
 	@echo 'make gpu-test    the tests that need a GPU: native and remote'
+	@echo "make gpu-compat  other people's tests and programs, natively and remotely: SOURCES=DIR"
 	@echo 'make gpu-calls   random driver calls on a GPU, natively and remotely: no difference'
 	@echo 'make gpu-bench   measurements on a GPU'
 	@echo 'make daemon-bench measurements of the daemons, with simulated GPUs (as root)'

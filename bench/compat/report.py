@@ -2,7 +2,7 @@
 """What gpu-compat.sh found: which cases pass natively and not remotely, and the page docs/compatibility.md.
 
 report.py --differences DIR   prints a table and the cases that differ; exit status 1 if there are any
-report.py --page DIR          prints the page, from the same files
+report.py --page DIR...       prints the page, from the same files of one or more runs; the last that has a suite counts
 """
 
 import json
@@ -64,29 +64,48 @@ def table(passed, differ):
     return lines
 
 
-def main():
-    what, folder = sys.argv[1], sys.argv[2]
-    passed, differ, absent = compare(folder)
-    if what == "--differences":
-        print("\n".join(table(passed, differ)))
-        for (suite, case), result, why in differ:
-            print("%s %s %s: %s" % (result, suite, case, why))
-        if absent:
-            print("%d cases that pass natively have no result remotely: %s" % (len(absent), ", ".join("%s %s" % k for k in absent[:10])))
-        sys.exit(1 if differ or absent else 0)
-    with open(os.path.join(folder, "header.json")) as f:
-        header = json.loads(f.readline())
+def page(folders):
+    runs, passed, differ, absent = [], {}, [], []
+    for folder in folders:
+        p, d, a = compare(folder)
+        for suite in p:
+            differ = [x for x in differ if x[0][0] != suite]
+            absent = [x for x in absent if x[0] != suite]
+        passed.update(p)
+        differ += d
+        absent += a
+        with open(os.path.join(folder, "header.json")) as f:
+            header = json.loads(f.readline())
+        runs.append("- %s: commit %s, %s, driver %s, %s" % (", ".join(sorted(p)), header["commit"], header["gpu"], header["driver"], header["date"][:10]))
     print("# What runs through Sluice\n")
-    print("Other people's tests and programs, chosen by the hash of their names, on one machine natively and through a worker over TCP.")
-    print("Made by `bench/compat/report.py --page` from the raw log in `bench/logs/compat`; `bench/gpu-compat.sh` makes that.\n")
-    print("\n".join("- %s: %s" % (k, v) for k, v in header.items()))
-    print()
+    print("Other people's tests and programs, chosen by the hash of their names, on one machine natively and through a worker over")
+    print("TCP, side by side. `bench/gpu-compat.sh` runs them, `bench/compat/report.py --page` makes this page from the raw results in")
+    print("`bench/logs/compat`. Counted are the cases that pass natively.\n")
     print("\n".join(table(passed, differ)))
-    print("\n## What differs, and why\n\n| suite | case | what is seen |\n|---|---|---|")
-    for (suite, case), result, why in differ:
-        print("| %s | %s | %s: %s |" % (suite, case, result, why.replace("|", "/")[:200]))
+    print("\nMeasured:\n\n" + "\n".join(runs))
+    print("\nThe sources of the suites are not part of this project. NVIDIA's samples are those of September 2025, CuPy's tests those of")
+    print("14.2.0, numba-cuda's those that 0.30.4 installs, JAX's those of 0.11.0, with the packages of the same machine.")
+    print("\nA run takes `make gpu-compat SOURCES=DIR`, where DIR has the folders `samples`, `cupy` (its `tests`), `numba` (its `testing`)")
+    print("and `jax` (its `tests` and `conftest.py`).")
+    print("\n## What differed\n\n| suite | case | what was seen |\n|---|---|---|")
+    for (suite, case), result, why in sorted(differ):
+        print("| %s | `%s` | %s: %s |" % (suite, case.replace("|", "/"), result, " ".join(why.replace("|", "/").split())[:160]))
     for suite, case in absent:
-        print("| %s | %s | no result: its process ended before |" % (suite, case))
+        print("| %s | `%s` | no result: the time was up |" % (suite, case.replace("|", "/")))
+
+
+def main():
+    if sys.argv[1] == "--page":
+        page(sys.argv[2:])
+        return
+    folder = sys.argv[2]
+    passed, differ, absent = compare(folder)
+    print("\n".join(table(passed, differ)))
+    for (suite, case), result, why in differ:
+        print("%s %s %s: %s" % (result, suite, case, why))
+    if absent:
+        print("%d cases that pass natively have no result remotely: %s" % (len(absent), ", ".join("%s %s" % k for k in absent[:10])))
+    sys.exit(1 if differ or absent else 0)
 
 
 main()

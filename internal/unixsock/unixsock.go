@@ -123,6 +123,12 @@ func answers(dir *os.File, name string) bool {
 	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT)
 }
 
+// ListenAbstract makes a socket of packets (SOCK_SEQPACKET) in the abstract namespace. It has no file and no mode: every
+// process in the network namespace may connect, so whoever accepts has to ask for the peer.
+func ListenAbstract(name string) (*net.UnixListener, error) {
+	return net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: "@" + name})
+}
+
 // Peer is the process at the other end of a connection, as it was when it called
 // connect(2), seen from this process's namespaces.
 type Peer struct {

@@ -219,6 +219,30 @@ func Parse(src []byte) ([]Row, error) {
 	return rows, nil
 }
 
+// setFlags sets what the column of flags says.
+func (r *Row) setFlags(flags string) error {
+	for _, fl := range strings.Fields(flags) {
+		switch fl {
+		case "-":
+		case "c":
+			r.Client = true
+		case "w":
+			r.Worker = true
+		case "aside":
+			r.Aside = true
+		case "charge":
+			r.Charge = true
+		case "free":
+			r.Free = true
+		case "gpu":
+			r.GPU = true
+		default:
+			return fmt.Errorf("flag %q", fl)
+		}
+	}
+	return nil
+}
+
 func parseRow(s string) (Row, error) {
 	f := strings.Split(s, "|")
 	for i := range f {
@@ -261,24 +285,8 @@ func parseRow(s string) (Row, error) {
 			return r, fmt.Errorf("%s: absent=%q: give the error for an object that does not exist", r.Symbol, target)
 		}
 	}
-	for _, fl := range strings.Fields(f[4]) {
-		switch fl {
-		case "-":
-		case "c":
-			r.Client = true
-		case "w":
-			r.Worker = true
-		case "aside":
-			r.Aside = true
-		case "charge":
-			r.Charge = true
-		case "free":
-			r.Free = true
-		case "gpu":
-			r.GPU = true
-		default:
-			return r, fmt.Errorf("%s: flag %q", r.Symbol, fl)
-		}
+	if err := r.setFlags(f[4]); err != nil {
+		return r, fmt.Errorf("%s: %w", r.Symbol, err)
 	}
 	if r.Kind == Local {
 		r.Client = true

@@ -29,6 +29,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
 
 // Kinds of exports.
@@ -115,13 +117,13 @@ func New(log *slog.Logger, dir Directory) *Exports {
 	return &Exports{log: log, dir: dir, items: make(map[[16]byte]*Item)}
 }
 
-// address is where the exchange of a name listens: in the abstract namespace, since sessions have no
+// abstract is the name under which an exchange listens: in the abstract namespace, since sessions have no
 // directory that they may write to.
-func address(name [2]uint64) *net.UnixAddr {
+func abstract(name [2]uint64) string {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:], name[0])
 	binary.LittleEndian.PutUint64(b[8:], name[1])
-	return &net.UnixAddr{Net: "unixpacket", Name: "@sluice-exchange-" + hex.EncodeToString(b[:])}
+	return "sluice-exchange-" + hex.EncodeToString(b[:])
 }
 
 // listen opens the socket; mu is held.
@@ -132,7 +134,7 @@ func (e *Exports) listen() error {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	name := [2]uint64{binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:])}
-	l, err := net.ListenUnix("unixpacket", address(name))
+	l, err := unixsock.ListenAbstract(abstract(name))
 	if err != nil {
 		return fmt.Errorf("exchange: %w", err)
 	}
@@ -222,8 +224,8 @@ func (e *Exports) accept(l *net.UnixListener) {
 
 // serve answers one session, and stays until it has no more use for the export.
 func (e *Exports) serve(c *net.UnixConn) {
-	if pid, err := peer(c); err != nil || !e.dir.Member(pid) {
-		e.log.Warn("exchange refused: the caller is no session of the lease", "pid", pid, "error", err)
+	if p, err := unixsock.PeerOf(c); err != nil || !e.dir.Member(p.PID) {
+		e.log.Warn("exchange refused: the caller is no session of the lease", "pid", p.PID, "error", err)
 		return
 	}
 	_ = c.SetDeadline(time.Now().Add(openTime))
@@ -281,23 +283,6 @@ func decode(b []byte) *Item {
 	return it
 }
 
-// peer is the process at the other end of a connection.
-func peer(c *net.UnixConn) (pid int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	if cerr := raw.Control(func(fd uintptr) {
-		var u *unix.Ucred
-		if u, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(u.Pid)
-		}
-	}); cerr != nil {
-		return 0, cerr
-	}
-	return pid, err
-}
-
 // Use is another session's export that this one uses.
 type Use struct{ c *net.UnixConn }
 
@@ -327,7 +312,7 @@ func Open(dir Directory, t Token) (*Use, *Item, error) {
 		return nil, nil, ErrToken // it has ended
 	}
 	_ = c.SetDeadline(time.Now().Add(openTime))
-	if p, err := peer(c); err != nil || p != pid {
+	if p, err := unixsock.PeerOf(c); err != nil || p.PID != pid {
 		c.Close()
 		return nil, nil, ErrToken
 	}
@@ -343,7 +328,7 @@ func Open(dir Directory, t Token) (*Use, *Item, error) {
 // dial connects. A queue of connections that is full is waited for.
 func dial(name [2]uint64) (*net.UnixConn, error) {
 	for until := time.Now().Add(openTime); ; {
-		c, err := net.DialUnix("unixpacket", nil, address(name))
+		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: "@" + abstract(name)})
 		if !errors.Is(err, unix.EAGAIN) || time.Now().After(until) {
 			return c, err
 		}

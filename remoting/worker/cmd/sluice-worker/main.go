@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/version"
@@ -75,16 +76,9 @@ func root() *cobra.Command {
 	f.IntSliceVar(&share.percents, "percent", nil, "with --turns: percent of each lease, in the order in which they come")
 	f.DurationVar(&share.quantum, "quantum", 0, "with --turns: length of a turn; 0 for the default")
 	p := cmd.PersistentFlags()
-	p.StringVar(&cfg.Session.Store, "store", defaultStore(), "directory that keeps module images")
-	p.StringVar(&limit, "store-limit", "20G", "most bytes that it may hold")
-	p.StringVar(&keepFree, "store-keep-free", "2G", "space of its file system that it leaves free")
-	p.StringVar(&cfg.Session.Driver.LibCUDA, "libcuda", "libcuda.so.1", "the CUDA driver's library")
-	p.StringVar(&cfg.Session.Driver.LibNVML, "libnvml", "libnvidia-ml.so.1", "the NVML library")
+	sessionFlags(p, &cfg.Session, &limit, &keepFree)
 	p.StringVar(&format, "log-format", "text", "text or json")
 	p.StringVar(&level, "log", "info", "least level to log: error, warn, info, debug")
-
-	p.StringVar((*string)(&cfg.Session.Sandbox), "sandbox", string(sandbox.Off), "have sessions compute and nothing else: off, auto, on, or log, which logs the system calls that would be refused")
-
 	var devices int
 	var confine worker.Confinement
 	session := &cobra.Command{
@@ -119,6 +113,16 @@ func root() *cobra.Command {
 	cmd.AddCommand(session, probe)
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
+}
+
+// sessionFlags are those of a session, which its own process is given, too.
+func sessionFlags(p *pflag.FlagSet, s *worker.SessionConfig, limit, keepFree *string) {
+	p.StringVar(&s.Store, "store", defaultStore(), "directory that keeps module images")
+	p.StringVar(limit, "store-limit", "20G", "most bytes that it may hold")
+	p.StringVar(keepFree, "store-keep-free", "2G", "space of its file system that it leaves free")
+	p.StringVar(&s.Driver.LibCUDA, "libcuda", "libcuda.so.1", "the CUDA driver's library")
+	p.StringVar(&s.Driver.LibNVML, "libnvml", "libnvidia-ml.so.1", "the NVML library")
+	p.StringVar((*string)(&s.Sandbox), "sandbox", string(sandbox.Off), "have sessions compute and nothing else: off, auto, on, or log, which logs the system calls that would be refused")
 }
 
 // bounds are the store's.
