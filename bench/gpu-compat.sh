@@ -11,7 +11,7 @@ set -u
 . "$(dirname "$0")/gpu-lib.sh"
 
 rm -f "$LOGS/native.jsonl" "$LOGS/remote.jsonl"
-log_header | tee "$LOGS/header.json"
+log_header | tee "$LOGS/native.jsonl" "$LOGS/remote.jsonl"
 start_worker compat tcp || exit 1
 SLUICE_LOG=${SLUICE_LOG:-warn} "$PYTHON" "$BENCH/compat/run.py" --out "$LOGS" \
 	--remote "$SLUICE run --worker $ADDR --mem ${SLUICE_MEM:-8G} --" "$@"

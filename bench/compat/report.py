@@ -2,7 +2,8 @@
 """What gpu-compat.sh found: which cases pass natively and not remotely, and the page docs/compatibility.md.
 
 report.py --differences DIR   prints a table and the cases that differ; exit status 1 if there are any
-report.py --page DIR...       prints the page, from the same files of one or more runs; the last that has a suite counts
+report.py --page FILE...      prints the page's figures from the native.jsonl of one or more runs, and the remote.jsonl beside
+                              each; the last that has a suite counts
 """
 
 import json
@@ -25,6 +26,8 @@ def load(path):
     with open(path) as f:
         for line in f:
             c = json.loads(line)
+            if "case" not in c:
+                continue  # the header
             k = (c["suite"], c["case"])
             if k not in cases or WORST[c["result"]] >= WORST[cases[k]["result"]]:
                 cases[k] = c
@@ -64,9 +67,10 @@ def table(passed, differ):
     return lines
 
 
-def page(folders):
+def page(files):
     runs, passed, differ, absent = [], {}, [], []
-    for folder in folders:
+    for file in files:
+        folder = os.path.dirname(file)
         p, d, a = compare(folder)
         for suite in p:
             differ = [x for x in differ if x[0][0] != suite]
@@ -74,19 +78,11 @@ def page(folders):
         passed.update(p)
         differ += d
         absent += a
-        with open(os.path.join(folder, "header.json")) as f:
+        with open(file) as f:
             header = json.loads(f.readline())
         runs.append("- %s: commit %s, %s, driver %s, %s" % (", ".join(sorted(p)), header["commit"], header["gpu"], header["driver"], header["date"][:10]))
-    print("# What runs through Sluice\n")
-    print("Other people's tests and programs, chosen by the hash of their names, on one machine natively and through a worker over")
-    print("TCP, side by side. `bench/gpu-compat.sh` runs them, `bench/compat/report.py --page` makes this page from the raw results in")
-    print("`bench/logs/compat`. Counted are the cases that pass natively.\n")
     print("\n".join(table(passed, differ)))
     print("\nMeasured:\n\n" + "\n".join(runs))
-    print("\nThe sources of the suites are not part of this project. NVIDIA's samples are those of September 2025, CuPy's tests those of")
-    print("14.2.0, numba-cuda's those that 0.30.4 installs, JAX's those of 0.11.0, with the packages of the same machine.")
-    print("\nA run takes `make gpu-compat SOURCES=DIR`, where DIR has the folders `samples`, `cupy` (its `tests`), `numba` (its `testing`)")
-    print("and `jax` (its `tests` and `conftest.py`).")
     print("\n## What differed\n\n| suite | case | what was seen |\n|---|---|---|")
     for (suite, case), result, why in sorted(differ):
         print("| %s | `%s` | %s: %s |" % (suite, case.replace("|", "/"), result, " ".join(why.replace("|", "/").split())[:160]))

@@ -37,6 +37,7 @@ $(NVML_O)/stubs: $(NVML_OBJ)
 	@rm -rf $@ && mkdir -p $@
 	nm $^ | awk '$$1 == "U" { want[$$2] } $$2 ~ /^[A-TV-Z]$$/ { have[$$3] } \
 		END { for (s in want) if (!(s in have) && s != "_GLOBAL_OFFSET_TABLE_") print s }' | sort >$@/imports
+	@! grep -E '^(sl|fw|nv)_' $@/imports || { echo 'the shim uses these functions of its own, and nothing defines them'; exit 1; }
 	awk '/^pthread_/' $@/imports >$@/libpthread.so.0.names
 	awk '/^dl/' $@/imports >$@/libdl.so.2.names
 	awk '/^clock_/' $@/imports >$@/librt.so.1.names
