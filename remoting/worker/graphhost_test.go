@@ -18,7 +18,7 @@ func TestGraphCopies(t *testing.T) {
 	const hostSide, deviceSide = 1, 2
 	k := slow(t, 1)
 	k.onHost = func(id uint32) { k.oneway(wire.OpHostFnDone, u32(id)) }
-	k.ok(wire.OpHostMap, u64(hostAt), u64(8192))
+	k.ok(wire.OpHostMap, u64(hostAt), u64(8192), u64(0))
 	p, rc := k.alloc(8192)
 	if rc != 0 {
 		t.Fatal(rc)
