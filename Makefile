@@ -188,7 +188,7 @@ test-smi: all $(B)/test/test_nvml
 	test/cuda-toolkit.sh smi
 	test/nvidia-smi.sh $(SLUICE_CACHE)/cuda-smi/bin/nvidia-smi-*
 
-test-e2e: all cuda-programs
+test-e2e: all cuda-programs $(B)/test/offload-omp $(B)/test/offload-acc
 	$(GO) build -race -o $(B)/test/race/ ./remoting/worker/cmd/sluice-worker
 	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -race -count=1 -parallel 4 -timeout 20m ./test/e2e
 
