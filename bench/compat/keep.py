@@ -11,6 +11,8 @@ import re
 
 import numpy
 
+from words import plain
+
 if not hasattr(numpy, "row_stack"):  # of newer releases; numba-cuda's tests load it by that name
     numpy.row_stack = numpy.vstack
 
@@ -45,7 +47,7 @@ def _why(report):
         for line in section.splitlines()
         if "sluice" in line.lower()
     ]
-    return " | ".join([" ".join(last[:3])] + said[-2:])[:600]
+    return plain(" | ".join([" ".join(last[:3])] + said[-2:]))[:600]
 
 
 def pytest_runtest_logreport(report):

@@ -21,6 +21,8 @@ import sys
 import threading
 import time
 
+from words import plain
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 SECONDS = 90  # for one case
 
@@ -72,7 +74,7 @@ def said(log):
     with open(log, errors="replace") as f:
         lines = [line.strip() for line in f if line.strip()]
     named = [line for line in lines if "sluice" in line.lower()]
-    return " | ".join(lines[-2:] + named[-2:])[:600]
+    return plain(" | ".join(lines[-2:] + named[-2:]))[:600]
 
 
 def executables(suite, cases, mode, jobs, deadline):
@@ -186,7 +188,7 @@ def pytest(suite, sources, mode, cases, jobs, seconds, only):
         XLA_PYTHON_CLIENT_PREALLOCATE="false",
         JAX_NUM_GENERATED_CASES="5",
         JAX_TRACEBACK_FILTERING="off",
-        CUPY_CACHE_DIR="/tmp/compat-cupy-%s" % mode.name,
+        CUPY_CACHE_DIR=os.path.join(mode.logs, "cupy-cache"),
     )
     if only:
         env["COMPAT_ONLY"] = only

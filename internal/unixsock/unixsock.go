@@ -124,7 +124,7 @@ func answers(dir *os.File, name string) bool {
 }
 
 // ListenAbstract makes a socket of packets (SOCK_SEQPACKET) in the abstract namespace. It has no file and no mode: every
-// process in the network namespace may connect, so whoever accepts has to ask for the peer.
+// process in the network namespace may connect, so the server has to check the peer of each connection.
 func ListenAbstract(name string) (*net.UnixListener, error) {
 	return net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: "@" + name})
 }

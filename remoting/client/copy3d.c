@@ -325,7 +325,7 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 			return out(&c, s, wait);
 		err = c.dstMemoryType == CU_MEMORYTYPE_HOST ? on_host(&c, s, wait) : in(&c, s);
 	}
-	/* Another process may see what it is told of. */
+	/* The program may tell another process as soon as this call has returned. */
 	twin = twin || (c.srcMemoryType == CU_MEMORYTYPE_HOST && sl_ipc_any());
 	return !err && twin && wait ? sl_cuStreamSynchronize(s) : err;
 }

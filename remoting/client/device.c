@@ -143,7 +143,7 @@ int sl_dev_place(int dev)
 
 /*
  * Attributes of what a remote device cannot have, such as memory shared with this host.
- * Programs ask before they use them, so they are told here that there is none.
+ * Programs query them before use, so the answer here is that there is none.
  */
 static bool attribute_denied(unsigned a)
 {

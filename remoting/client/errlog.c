@@ -4,7 +4,7 @@
  * callback, on the thread whose call has failed.
  *
  * Locking: lock guards the lines and the callbacks. Callbacks are called without any lock, when the failed call is about
- * to return; what fails within one is told after it. A forked child has no log, since a thread may have held the lock.
+ * to return; a call that fails within a callback is logged after it. A forked child has no log, since a thread may have held the lock.
  */
 #define _GNU_SOURCE
 #include "errlog.h"

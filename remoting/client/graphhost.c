@@ -3,7 +3,7 @@
  *
  * Flow of a copy: this process and the worker have a block each, at one address (HOST_MAP). When the graph gets to a copy
  * to the device, a function of the shim's own packs the program's bytes into the block here and sends them to the block
- * there (HOST_WRITE), of which the GPU copies. Behind a copy from the device such a function fetches the block (HOST_READ)
+ * there (HOST_WRITE), from which the GPU copies. Behind a copy from the device such a function fetches the block (HOST_READ)
  * and scatters it. So the program's memory is read and written when the graph gets there. The worker makes one node of the
  * two. The block ends with the function: when no graph has it any more.
  *

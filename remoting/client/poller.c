@@ -27,7 +27,7 @@ static int64_t now(void)
 	return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
 }
 
-/* Looks until it is told to stop. */
+/* Compares the blocks until the poller is stopped. */
 static void look_on(void)
 {
 	int64_t active = now();

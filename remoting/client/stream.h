@@ -36,7 +36,7 @@ struct sl_stream {
 	int priority;
 	uint64_t uid;
 	bool per_thread;
-	struct sl_green *green;	/* of which it is, or NULL */
+	struct sl_green *green;	/* the green context it belongs to, or NULL */
 	uint32_t green_id;
 	struct sl_mark mark;
 	CUgraphNode *cap_nodes;	/* what cuStreamGetCaptureInfo has told of, kept until it is asked again */

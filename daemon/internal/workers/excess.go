@@ -19,7 +19,7 @@ import (
 const (
 	// excessSlack is the part of a GPU by which the driver's figure for a lease may be too large, in the unit of weights.
 	excessSlack = turns.FullWeight / 10
-	// excessLimit is how much time beyond that is told.
+	// excessLimit is how much time beyond that is reported.
 	excessLimit = 10 * time.Second
 )
 

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// A lease whose programs are on a GPU for longer than its policy can give it, as the driver sees it, is told of, whatever
-// the schedule says. One that has what it may have is not.
+// A lease is reported if the driver saw its programs on a GPU for longer than its policy allows, whatever the schedule
+// says. A lease within its policy is not.
 func TestExcess(t *testing.T) {
 	dir := setup(t)
 	for _, c := range []struct {
