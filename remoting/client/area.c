@@ -58,17 +58,9 @@ static CUresult ask(uint64_t base, uint64_t n, bool move, uint64_t *there)
 /* Other addresses are the device's from now on: this process must not use them, and a question about one is answered. */
 static CUresult note_moved(uint64_t there, uint64_t n)
 {
-	struct sl_range r = { .base = there, .size = n, .type = SL_RANGE_DEVICE };
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_use(&c);
-
-	if (err)
-		return err;
-	r.ctx_id = atomic_load(&c->id);
-	r.dev = c->dev;
 	if (!sl_guard_reserve(there, n))
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+	return sl_range_here((struct sl_range){ .base = there, .size = n, .type = SL_RANGE_DEVICE });
 }
 
 static CUresult map(uint64_t base, uint64_t n, bool move, struct area **at)

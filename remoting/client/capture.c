@@ -83,6 +83,13 @@ CUresult sl_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *status)
 	return err;
 }
 
+bool sl_stream_captures(CUstream s)
+{
+	CUstreamCaptureStatus status;
+
+	return sl_capturing_any() && !sl_cuStreamIsCapturing(s, &status) && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
 /* Room for n nodes in the stream's lists. The lists before stay: another thread may look at them. */
 static bool cap_room(struct sl_stream *s, size_t n)
 {

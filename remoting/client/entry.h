@@ -36,24 +36,17 @@ CUresult sl_refuse_with(const char *function, const char *with);
 extern uint32_t sl_functions;
 bool sl_in_function(void);
 
-#define SL_ENTER() do { \
+/* unharmed: an error that stays (sl_sticky) does not touch the call. */
+#define SL_ENTER_UNLESS(unharmed) do { \
 	if (__builtin_expect(__atomic_load_n(&sl_functions, __ATOMIC_RELAXED), 0) && sl_in_function()) \
 		return CUDA_ERROR_NOT_PERMITTED; \
 	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
 		CUresult e_ = sl_gate_slow(); \
-		if (e_) \
+		if (e_ && !((unharmed) && e_ == sl_sticky())) \
 			return e_; \
 	} \
 } while (0)
-/* Of calls that an error which stays does not touch. */
-#define SL_ENTER_HARMED() do { \
-	if (__builtin_expect(__atomic_load_n(&sl_functions, __ATOMIC_RELAXED), 0) && sl_in_function()) \
-		return CUDA_ERROR_NOT_PERMITTED; \
-	if (__builtin_expect(!__atomic_load_n(sl_live, __ATOMIC_RELAXED), 0)) { \
-		CUresult e_ = sl_gate_slow(); \
-		if (e_ && e_ != sl_sticky()) \
-			return e_; \
-	} \
-} while (0)
+#define SL_ENTER() SL_ENTER_UNLESS(false)
+#define SL_ENTER_HARMED() SL_ENTER_UNLESS(true)
 
 #endif

@@ -82,17 +82,6 @@ static CUresult forward(const struct fill *f, bool flat, CUstream s)
 	}
 }
 
-/*
- * A capture takes a fill of memory that is nobody's, and instantiating its graph fails: seen with driver 580. cuDNN captures
- * such fills to learn which kernels it would run.
- */
-static bool captures(CUstream s)
-{
-	CUstreamCaptureStatus status;
-
-	return sl_capturing_any() && !sl_cuStreamIsCapturing(s, &status) && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-}
-
 static CUresult fill(struct fill f, bool flat, CUstream s, bool wait)
 {
 	struct sl_operand to;
@@ -108,8 +97,12 @@ static CUresult fill(struct fill f, bool flat, CUstream s, bool wait)
 	to = sl_operand(f.dst, span, true);
 	if (f.dst % f.size)
 		return CUDA_ERROR_INVALID_VALUE;
+	/*
+	 * A capture takes a fill of memory that is nobody's, and instantiating its graph fails: seen with driver 580. cuDNN
+	 * captures such fills to learn which kernels it would run.
+	 */
 	if (to.place == SL_NOWHERE || to.place == SL_PAGEABLE || to.room < span)
-		return captures(s) ? forward(&f, flat, s) : CUDA_ERROR_INVALID_VALUE;
+		return sl_stream_captures(s) ? forward(&f, flat, s) : CUDA_ERROR_INVALID_VALUE;
 	if (f.h > 1 && (f.pitch % f.size || f.pitch < row))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (to.place == SL_LOCKED)

@@ -73,20 +73,17 @@ CUresult sl_cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 /* Another process's memory, which the worker's driver put at an address. */
 static CUresult add_opened(enum sl_range_type type, CUdeviceptr p, size_t size, CUmemoryPool pool)
 {
-	struct sl_range r = { .base = p, .size = size, .type = type, .pool = pool };
 	static uint8_t once;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 
 	if (err)
 		return err;
-	r.ctx_id = atomic_load(&c->id);
-	r.dev = c->dev;
 	/* The driver chose the address, and would choose it again. */
-	if (sl_sessions > 1 && sl_range_clash(p, size, sl_ctx_session(r.ctx_id)))
+	if (sl_sessions > 1 && sl_range_clash(p, size, sl_ctx_session(atomic_load(&c->id))))
 		return sl_refuse("shared memory where another owner's addresses are", &once);
 	sl_guard_reserve(p, size);
-	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+	return sl_range_here((struct sl_range){ .base = p, .size = size, .type = type, .pool = pool });
 }
 
 CUresult sl_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)

@@ -109,13 +109,6 @@ static CUresult ask_apart(struct ask *a, unsigned session)
 	return err;
 }
 
-static bool captured(CUstream s)
-{
-	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-
-	return sl_capturing_any() && !sl_cuStreamIsCapturing(s, &status) && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-}
-
 static CUresult allocate(struct ask *a, CUdeviceptr *dptr, enum sl_range_type type, CUmemoryPool pool)
 {
 	struct sl_ctx *c;
@@ -126,14 +119,13 @@ static CUresult allocate(struct ask *a, CUdeviceptr *dptr, enum sl_range_type ty
 	if (err)
 		return err;
 	*dptr = a->p;
-	if (__builtin_expect(sl_capturing_any(), 0) && a->p && type == SL_RANGE_POOL && captured(a->stream))
+	if (__builtin_expect(sl_capturing_any(), 0) && a->p && type == SL_RANGE_POOL && sl_stream_captures(a->stream))
 		return sl_graph_memory(a->p, a->n);
 	return a->p ? add_device(c, a->p, a->form == PITCH ? a->pitch * a->height : a->n, type, pool) : CUDA_SUCCESS;
 }
 
-CUresult sl_graph_memory(CUdeviceptr p, size_t n)
+CUresult sl_range_here(struct sl_range r)
 {
-	struct sl_range r = { .base = p, .size = n, .type = SL_RANGE_POOL, .graph = true };
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 
@@ -141,8 +133,13 @@ CUresult sl_graph_memory(CUdeviceptr p, size_t n)
 		return err;
 	r.ctx_id = atomic_load(&c->id);
 	r.dev = c->dev;
-	sl_guard_reserve(p, n);
 	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult sl_graph_memory(CUdeviceptr p, size_t n)
+{
+	sl_guard_reserve(p, n);
+	return sl_range_here((struct sl_range){ .base = p, .size = n, .type = SL_RANGE_POOL, .graph = true });
 }
 
 CUresult sl_device_alloc(CUdeviceptr *p, size_t n)

@@ -39,6 +39,8 @@ static inline bool sl_locked_maybe(uint64_t p)
 }
 
 int sl_range_add(const struct sl_range *r); /* 0, or -1 when memory ran out */
+/* Adds a range of the current context, whose device it takes. In memory.c. */
+CUresult sl_range_here(struct sl_range r);
 bool sl_range_find(uint64_t p, struct sl_range *out);
 /* Whether any range has a byte of [p, p+n). */
 bool sl_range_overlaps(uint64_t p, uint64_t n);

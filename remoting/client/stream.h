@@ -81,6 +81,8 @@ struct sl_stream *sl_stream_of(CUstream s, CUresult *err);
 })
 /* Captures begun and not yet ended in this process. capture.c begins and ends them. */
 bool sl_capturing_any(void);
+/* Whether stream s is part of a capture that has not been invalidated. */
+bool sl_stream_captures(CUstream s);
 void sl_capturing_add(int n);
 
 #endif

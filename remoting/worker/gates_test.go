@@ -225,19 +225,20 @@ func TestStepsOut(t *testing.T) {
 	}
 }
 
-// Work passes the gate of its stream's context, whatever context the client names, and no frame runs
-// in a context that does not belong to the client.
-func TestGateOfStream(t *testing.T) {
+// gatedSession is a session of the fake driver with a context, a kernel, and a gate for its device; must repeats a call until
+// it succeeds. The test's goroutine keeps its thread.
+func gatedSession(t *testing.T) (s *session, g *gate.Gate, must func(what string, f func() int32)) {
+	t.Helper()
 	loadFakeDriver(t)
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
 	s, acct := fakeSession(t, nil, nil)
-	defer acct.Close()
-	defer s.rd.Close()
+	t.Cleanup(func() { acct.Close() })
+	t.Cleanup(func() { s.rd.Close() })
 	b := turnstest.Schedule(t, turns.Site{})
 	tenant := turnstest.Tenant(t, b, "one", turns.Policy{Kind: turns.BestEffort, Weight: 10000})
-	g := s.gates.Open(0, turnstest.Member(t, b, tenant, turns.Monotonic{}), turns.Monotonic{}, gate.IdleTime)
-	must := func(what string, f func() int32) {
+	g = s.gates.Open(0, turnstest.Member(t, b, tenant, turns.Monotonic{}), turns.Monotonic{}, gate.IdleTime)
+	must = func(what string, f func() int32) {
 		t.Helper()
 		for range 20 { // this driver fails one call in eleven
 			if f() == 0 {
@@ -248,6 +249,13 @@ func TestGateOfStream(t *testing.T) {
 	}
 	must("context", func() int32 { return s.ctxActivate(u32(0)) })
 	testKernel(s)
+	return s, g, must
+}
+
+// Work passes the gate of its stream's context, whatever context the client names, and no frame runs
+// in a context that does not belong to the client.
+func TestGateOfStream(t *testing.T) {
+	s, g, must := gatedSession(t)
 	id := uint32(40)
 	must("stream", func() int32 {
 		id++

@@ -1,39 +1,16 @@
 package worker
 
 import (
-	"runtime"
 	"testing"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
-	"github.com/sluice-hpc/sluice/remoting/worker/gate"
-	"github.com/sluice-hpc/sluice/remoting/worker/turns"
-	"github.com/sluice-hpc/sluice/remoting/worker/turns/turnstest"
 )
 
 // Work in a green context's stream passes the gate of its device. Resources that the client makes up never reach the
 // driver, and a green context ends with its streams and with its device's primary context.
 func TestGreenContexts(t *testing.T) {
 	const invalidType, invalidValue, invalidContext = 914, 1, 201
-	loadFakeDriver(t)
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	s, acct := fakeSession(t, nil, nil)
-	defer acct.Close()
-	defer s.rd.Close()
-	b := turnstest.Schedule(t, turns.Site{})
-	tenant := turnstest.Tenant(t, b, "one", turns.Policy{Kind: turns.BestEffort, Weight: 10000})
-	g := s.gates.Open(0, turnstest.Member(t, b, tenant, turns.Monotonic{}), turns.Monotonic{}, gate.IdleTime)
-	must := func(what string, f func() int32) {
-		t.Helper()
-		for range 20 { // this driver fails one call in eleven
-			if f() == 0 {
-				return
-			}
-		}
-		t.Fatalf("%s: no", what)
-	}
-	must("context", func() int32 { return s.ctxActivate(u32(0)) })
-	testKernel(s)
+	s, g, must := gatedSession(t)
 
 	var resource []byte
 	must("resource", func() int32 {

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "check.h"
+#include "graphs.h"
 
 extern "C" __global__ void affine(int *v, int n, int mul, int add)
 {
@@ -18,32 +18,6 @@ extern "C" __global__ void affine(int *v, int n, int mul, int add)
 }
 
 static const int n = 3000;
-
-static cudaGraphExec_t instantiate(cudaGraph_t g)
-{
-	cudaGraphExec_t e;
-
-#if CUDART_VERSION >= 12000
-	CHECK(cudaGraphInstantiate(&e, g, 0));
-#else
-	CHECK(cudaGraphInstantiate(&e, g, NULL, NULL, 0));
-#endif
-	return e;
-}
-
-static cudaError_t update(cudaGraphExec_t e, cudaGraph_t g)
-{
-#if CUDART_VERSION >= 12000
-	cudaGraphExecUpdateResultInfo info;
-
-	return cudaGraphExecUpdate(e, g, &info);
-#else
-	cudaGraphExecUpdateResult result;
-	cudaGraphNode_t bad;
-
-	return cudaGraphExecUpdate(e, g, &bad, &result);
-#endif
-}
 
 static size_t edges(cudaGraph_t g)
 {

@@ -2,7 +2,7 @@
  * Graphs made by hand: nodes of every kind that a device alone needs, their parameters changed in the graph and in the
  * executable one, and an executable graph updated from another of the same form, and refused one of another.
  */
-#include "check.h"
+#include "graphs.h"
 
 extern "C" __global__ void affine(int *v, int n, int mul, int add)
 {
@@ -39,32 +39,6 @@ static void expect(const int *d, int want, const char *what)
 	CHECK(cudaMemcpy(h, d, sizeof h, cudaMemcpyDeviceToHost));
 	for (int i = 0; i < n; i++)
 		REQUIRE(h[i] == want, "%s: element %d is %d, not %d", what, i, h[i], want);
-}
-
-static cudaGraphExec_t instantiate(cudaGraph_t g)
-{
-	cudaGraphExec_t e;
-
-#if CUDART_VERSION >= 12000
-	CHECK(cudaGraphInstantiate(&e, g, 0));
-#else
-	CHECK(cudaGraphInstantiate(&e, g, NULL, NULL, 0));
-#endif
-	return e;
-}
-
-static cudaError_t update(cudaGraphExec_t e, cudaGraph_t g)
-{
-#if CUDART_VERSION >= 12000
-	cudaGraphExecUpdateResultInfo info;
-
-	return cudaGraphExecUpdate(e, g, &info);
-#else
-	cudaGraphExecUpdateResult result;
-	cudaGraphNode_t bad;
-
-	return cudaGraphExecUpdate(e, g, &bad, &result);
-#endif
 }
 
 /* v = 3; v = v * mul + add; w = v; and an empty node at the end of both. */

@@ -237,9 +237,7 @@ func TestSameUser(t *testing.T) {
 
 // A probe of a driver that hangs ends with a daemon that is killed.
 func TestProbeEndsWithDaemon(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("sessions of other users need root")
-	}
+	needRoot(t)
 	dir := t.TempDir()
 	noted := filepath.Join(dir, "pid")
 	script := "#!/bin/sh\necho $$ >" + noted + ".new && mv " + noted + ".new " + noted + " && exec sleep 1000\n"

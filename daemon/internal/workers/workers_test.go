@@ -80,12 +80,18 @@ func testConfig(dir string) Config {
 	}
 }
 
-// setup builds what a pool needs; two simulated GPUs.
-func setup(t *testing.T) string {
+// needRoot ends the test where sessions of other users cannot be had.
+func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("sessions of other users need root")
 	}
+}
+
+// setup builds what a pool needs; two simulated GPUs.
+func setup(t *testing.T) string {
+	t.Helper()
+	needRoot(t)
 	cmd := exec.Command("make", "-s", "-f", "remoting/simgpu/build.mk", "simgpu")
 	cmd.Dir = root()
 	if out, err := cmd.CombinedOutput(); err != nil {
