@@ -49,6 +49,8 @@ struct sl_thread {
 	bool errlog_untold; /* it has logged lines from errlog_from on that the callbacks have not been told */
 	unsigned int errlog_from;
 	bool no_mark;	 /* calls that name a stream but put no work into it */
+	bool waited;	 /* since the last call returned: waits.h */
+	uint64_t waited_ns, waited_trips;
 	uint64_t tid;	 /* never 0, never reused */
 	struct sl_ctx *cur;
 	uint32_t cur_id; /* id cur had when it became current */

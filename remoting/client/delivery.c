@@ -16,6 +16,7 @@
 
 #include "delivery.h"
 #include "session.h"
+#include "waits.h"
 
 #define MAX_OPEN (1u << 16)
 
@@ -27,7 +28,10 @@ static uint32_t open;	/* futex: how many are open */
 /* Waits until the number of open deliveries differs from seen, or 100 ms have passed. */
 static void wait_change(uint32_t seen)
 {
+	int64_t began = sl_waits_begin();
+
 	syscall(SYS_futex, &open, FUTEX_WAIT_PRIVATE, seen, &(struct timespec){ 0, 100000000 }, NULL, 0);
+	sl_waits_end(began, false);
 }
 
 void sl_delivery_wake(void)

@@ -10,6 +10,7 @@
 #include "errlog.h"
 #include "log.h"
 #include "session.h"
+#include "waits.h"
 
 static uint32_t not_live;
 uint32_t *sl_live = &not_live;
@@ -29,8 +30,11 @@ void sl_gate_close(void)
 
 CUresult sl_left(const char *function, CUresult result)
 {
-	if (sl_tracing)
+	if (sl_tracing) {
 		sl_log(SL_TRACE, "%s = %d", function, result);
+		if (!sl_forked())
+			sl_waits_take(function);
+	}
 	if (result && !sl_forked()) /* the log's lock may have been held by a thread that the child lacks */
 		sl_errlog_failed(function, result);
 	return result;

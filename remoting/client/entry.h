@@ -17,9 +17,9 @@ extern uint32_t *sl_live;
 CUresult sl_gate_slow(void);
 /* Makes every call from now on ask sl_gate_slow. */
 void sl_gate_close(void);
-/* Set by SLUICE_LOG=trace: every call of the program and its result is logged. */
+/* Set by SLUICE_LOG=trace, which logs every call and its result, and by SLUICE_TRACE=1, which notes what calls wait for (waits.h). */
 extern bool sl_tracing;
-/* Logs the result of a call, and gives it back. */
+/* Notes the result of a call, and gives it back. */
 CUresult sl_left(const char *function, CUresult result);
 /* Logs once per function name that it is not supported; returns NOT_SUPPORTED. */
 CUresult sl_refuse(const char *function, uint8_t *once);

@@ -33,6 +33,7 @@
 #include "stats.h"
 #include "stream.h"
 #include "wait.h"
+#include "waits.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -464,7 +465,7 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 static bool await(struct sl_event *e, uint32_t generation)
 {
 	const struct timespec nap = { 0, 1000000 }; /* to notice an announced turn, and the end of the session */
-	int64_t since = 0;
+	int64_t since = 0, began = sl_waits_begin();
 	unsigned session;
 	uint32_t done;
 	sl_buf b;
@@ -483,6 +484,7 @@ static bool await(struct sl_event *e, uint32_t generation)
 		atomic_fetch_sub(&e->sleepers, 1);
 	}
 	sl_expect(session, -1);
+	sl_waits_end(began, false);
 	return (int32_t)(done - generation) >= 0 && !sl_error_untold();
 }
 

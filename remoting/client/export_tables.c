@@ -14,6 +14,7 @@
 #include "load.h"
 #include "log.h"
 #include "stream.h"
+#include "waits.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,10 @@ static void nothing(void)
 
 static CUresult rt_load(CUmodule *out, const void *wrapper)
 {
-	return sl_module_load(out, wrapper, 0, NULL, NULL);
+	CUresult err = sl_module_load(out, wrapper, 0, NULL, NULL);
+
+	sl_waits_take("(the runtime loads a module)");
+	return err;
 }
 
 /* The primary context's handle; asking does not make the context. */
@@ -56,12 +60,12 @@ static CUresult rt_primary(CUcontext *out, CUdevice dev)
 
 static CUresult rt_load_arrays(CUmodule *out, const void *wrapper, void *a, void *b, uint32_t n)
 {
-	return a || b || n ? CUDA_ERROR_NOT_SUPPORTED : sl_module_load(out, wrapper, 0, NULL, NULL);
+	return a || b || n ? CUDA_ERROR_NOT_SUPPORTED : rt_load(out, wrapper);
 }
 
 static CUresult rt_load_container(const void *container, CUmodule *out, void *a, void *b, uint32_t n)
 {
-	return a || b || n ? CUDA_ERROR_NOT_SUPPORTED : sl_module_load(out, container, 0, NULL, NULL);
+	return a || b || n ? CUDA_ERROR_NOT_SUPPORTED : rt_load(out, container);
 }
 
 static CUresult rt_compilers(void)

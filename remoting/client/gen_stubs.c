@@ -543,11 +543,6 @@ CUresult fw_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 	return err;
 }
 
-CUresult sl_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
-{
-	return fw_cuDeviceGetDefaultMemPool(pool_out, dev);
-}
-
 CUresult fw_cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
 {
 	CUresult err = CUDA_SUCCESS;

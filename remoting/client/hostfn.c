@@ -30,6 +30,7 @@
 #include "send.h"
 #include "session.h"
 #include "stream.h"
+#include "waits.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -178,9 +179,11 @@ unsigned sl_hostfns_open(void)
 static CUresult wait_none(const uint32_t *count)
 {
 	CUresult err = CUDA_SUCCESS;
+	int64_t began;
 
 	if (!__atomic_load_n(count, __ATOMIC_ACQUIRE))
 		return CUDA_SUCCESS;
+	began = sl_waits_begin();
 	pthread_mutex_lock(&lock);
 	while (__atomic_load_n(count, __ATOMIC_ACQUIRE) && !(err = sl_dead())) {
 		struct timespec t;
@@ -194,6 +197,7 @@ static CUresult wait_none(const uint32_t *count)
 		pthread_cond_timedwait(&done, &lock, &t);
 	}
 	pthread_mutex_unlock(&lock);
+	sl_waits_end(began, false);
 	return err;
 }
 

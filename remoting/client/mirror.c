@@ -11,6 +11,7 @@
 #include "session.h"
 #include "transfer.h"
 #include "trap.h"
+#include "waits.h"
 #include "wire.h"
 
 #include <errno.h>
@@ -368,6 +369,7 @@ static bool touched(uint64_t p, bool write)
 			ours = !mprotect((void *)(uintptr_t)address(m, i), PAGE, PROT_READ | PROT_WRITE);
 	}
 	pthread_mutex_unlock(&lock);
+	sl_waits_take("(reading memory that the GPU has written)");
 	return ours;
 }
 

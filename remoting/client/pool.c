@@ -2,10 +2,12 @@
  * Memory pools: those of a location, and attributes. The wire carries eight bytes; in the program's memory
  * the first three attributes are ints and the others 64-bit numbers.
  */
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "entry.h"
 #include "gen.h"
+#include "wire.h"
 
 static bool is_int(CUmemPool_attribute attr)
 {
@@ -35,6 +37,26 @@ CUresult sl_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, v
 	else if (!err)
 		*(uint64_t *)value = v;
 	return err;
+}
+
+/* A device has the same default pool as long as the session lasts. */
+CUresult sl_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
+{
+	static _Atomic(CUmemoryPool) known[SL_MAX_DEVICES];
+	bool any = dev >= 0 && dev < SL_MAX_DEVICES;
+	CUmemoryPool pool = any ? atomic_load(&known[dev]) : NULL;
+	CUresult err = CUDA_SUCCESS;
+
+	if (!pool_out)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!pool)
+		err = fw_cuDeviceGetDefaultMemPool(&pool, dev);
+	if (err)
+		return err;
+	if (any)
+		atomic_store(&known[dev], pool);
+	*pool_out = pool;
+	return CUDA_SUCCESS;
 }
 
 /* Pools of the host's or of managed memory would give addresses that the program may use itself: there are none. */

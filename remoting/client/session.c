@@ -26,6 +26,7 @@
 #include "snapshot.h"
 #include "stats.h"
 #include "version.h"
+#include "waits.h"
 
 #define CONNECT_MS 10000
 
@@ -295,7 +296,8 @@ CUresult sl_session_start(void)
 
 	if (sl_forked())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	sl_tracing = sl_log_level() >= SL_TRACE;
+	sl_waits_start();
+	sl_tracing = sl_waits_on || sl_log_level() >= SL_TRACE;
 	pthread_mutex_lock(&S.start_lock);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	/*

@@ -4,6 +4,7 @@
 #include "gen.h"
 #include "peer.h"
 #include "session.h"
+#include "waits.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -31,6 +32,7 @@ void sl_stats_write(void)
 			     (unsigned long long)sl_stats.bytes_out, (unsigned long long)bytes_in);
 		if (write(2, head, (size_t)n) < 0)
 			return;
+		sl_waits_write();
 	}
 	if (!path || !*path || !(f = fopen(path, "a")))
 		return;

@@ -13,6 +13,7 @@
 #include "print.h"
 #include "session.h"
 #include "stats.h"
+#include "waits.h"
 
 /* Lies on the stack of the thread that waits. */
 struct sl_waiter {
@@ -29,7 +30,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	sl_reply own;
 	struct sl_waiter w = { .r = r ? r : &own };
 	CUresult err = sl_dead();
-	int64_t since = 0;
+	int64_t since = 0, began;
 	unsigned slot = sl_op_slot(op);
 
 	w.r->data = w.r->inl;
@@ -47,6 +48,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	__atomic_fetch_add(&sl_stats.waits, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&sl_stats.waits_by_op[slot], 1, __ATOMIC_RELAXED);
 	sl_log(SL_DEBUG, "wait %s", sl_op_name(op));
+	began = sl_waits_begin();
 
 	pthread_mutex_lock(&t->order);
 	if (!++t->call)
@@ -75,6 +77,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 		if (!sl_look(&since, true))
 			sl_futex_wait(&w.done, 0, NULL);
 	__atomic_fetch_sub(&t->owed, 1, __ATOMIC_RELAXED);
+	sl_waits_end(began, true);
 	if (!sl_tls()->no_print)
 		sl_print_flush();
 	err = w.r->result;

@@ -273,14 +273,14 @@ func TestEnvironment(t *testing.T) {
 	} {
 		go w.serve()
 		lib := shimLib(t)
-		cmd := sluice("run", "--worker", w.addr, "--lib", lib, "--mem", "20G", "--log", "debug", "--",
-			"sh", "-c", `echo "$SLUICE_WORKER|$SLUICE_LEASE|$LD_LIBRARY_PATH|$SLUICE_LOG|$KEPT"`)
+		cmd := sluice("run", "--worker", w.addr, "--lib", lib, "--mem", "20G", "--log", "debug", "--trace", "--",
+			"sh", "-c", `echo "$SLUICE_WORKER|$SLUICE_LEASE|$LD_LIBRARY_PATH|$SLUICE_LOG|$SLUICE_TRACE|$KEPT"`)
 		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH=/opt/a:/opt/b", "SLUICE_LEASE=stale", "KEPT=kept")
 		out, err := cmd.Output()
 		if err != nil {
 			t.Fatalf("%s: %v", w.addr, err)
 		}
-		want := w.addr + "|" + testToken + "|" + lib + ":/opt/a:/opt/b|debug|kept\n"
+		want := w.addr + "|" + testToken + "|" + lib + ":/opt/a:/opt/b|debug|1|kept\n"
 		if string(out) != want {
 			t.Errorf("environment %q, want %q", out, want)
 		}

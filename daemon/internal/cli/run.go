@@ -26,6 +26,7 @@ type runOptions struct {
 	ask    ask
 	lib    string
 	log    string
+	trace  bool
 }
 
 // daemonOnly are the flags that do not apply to a worker started by hand.
@@ -87,6 +88,7 @@ found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
 	f.StringVar(&o.worker, "worker", "", "use a worker started by hand, not the daemon: HOST:PORT, tcp:HOST:PORT or unix:PATH (default: $SLUICE_WORKER)")
 	f.StringVar(&o.lib, "lib", "", "directory of the shim (default: ../lib/sluice or ../shim beside the executable)")
 	f.StringVar(&o.log, "log", "", "how much the shim writes to stderr: error, warn, info or debug")
+	f.BoolVar(&o.trace, "trace", false, "when PROGRAM ends, list on stderr which CUDA calls waited for the GPU's machine, how often and how long")
 	socketFlag(cmd, &o.socket)
 	_ = cmd.MarkFlagDirname("lib")
 	fixed(cmd, "log", logLevels)
@@ -228,6 +230,9 @@ func (o *runOptions) environ(env []string, lib string, l granted) []string {
 	if o.log != "" {
 		set["SLUICE_LOG"] = o.log
 	}
+	if o.trace {
+		set["SLUICE_TRACE"] = "1"
+	}
 	out := make([]string, 0, len(env)+len(set))
 	for _, kv := range env {
 		k, v, _ := strings.Cut(kv, "=")
@@ -238,7 +243,7 @@ func (o *runOptions) environ(env []string, lib string, l granted) []string {
 			out = append(out, kv)
 		}
 	}
-	for _, k := range slices.Concat(ours, []string{"SLUICE_LOG", "LD_LIBRARY_PATH"}) {
+	for _, k := range slices.Concat(ours, []string{"SLUICE_LOG", "SLUICE_TRACE", "LD_LIBRARY_PATH"}) {
 		if v := set[k]; v != "" {
 			out = append(out, k+"="+v)
 		}

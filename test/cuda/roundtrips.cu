@@ -1,0 +1,115 @@
+/*
+ * roundtrips WHAT: ROUNDS rounds of WHAT, for counting what each waits for.
+ *
+ *	pageable, pinned	a kernel, and one word of its result by an asynchronous copy and a wait, as PyTorch's item()
+ *	questions		attributes of the device, of streams, kernels and pointers, and occupancy: the same questions again and again
+ *	limits			a limit of the context, its memory pool and the pool's threshold
+ *	memory			how much memory is free
+ *	allocate		memory of two sizes, allocated and freed, plainly and in a stream's order
+ */
+#include "check.h"
+
+#include <string.h>
+
+static const int rounds = 100;
+
+__global__ void vecadd(const float *a, const float *b, float *c, int n)
+{
+	int i = blockIdx.x * blockDim.x + threadIdx.x;
+
+	if (i < n)
+		c[i] = a[i] + b[i];
+}
+
+static void item(bool pinned, float *d, cudaStream_t s)
+{
+	float pageable = 0, *to = &pageable;
+
+	if (pinned)
+		CHECK(cudaMallocHost(&to, sizeof *to));
+	for (int i = 0; i < rounds; i++) {
+		vecadd<<<1, 32, 0, s>>>(d, d, d, 1);
+		CHECK(cudaMemcpyAsync(to, d, sizeof *to, cudaMemcpyDeviceToHost, s));
+		CHECK(cudaStreamSynchronize(s));
+		REQUIRE(*to == 0, "round %d has %g", i, *to);
+	}
+}
+
+static void questions(float *d, cudaStream_t s)
+{
+	for (int i = 0; i < rounds; i++) {
+		cudaPointerAttributes p;
+		cudaFuncAttributes f;
+		cudaDeviceProp prop;
+		unsigned flags;
+		int v, w;
+
+		CHECK(cudaDeviceGetAttribute(&v, cudaDevAttrMultiProcessorCount, 0));
+		CHECK(cudaGetDeviceProperties(&prop, 0));
+		CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&v, vecadd, 256, 0));
+		CHECK(cudaOccupancyMaxPotentialBlockSize(&v, &w, vecadd, 0, 0));
+		CHECK(cudaFuncGetAttributes(&f, vecadd));
+		CHECK(cudaFuncSetAttribute(vecadd, cudaFuncAttributePreferredSharedMemoryCarveout, 50));
+		CHECK(cudaStreamGetPriority(s, &v));
+		CHECK(cudaStreamGetFlags(s, &flags));
+		CHECK(cudaDeviceGetStreamPriorityRange(&v, &w));
+		CHECK(cudaPointerGetAttributes(&p, d));
+		CHECK(cudaPointerGetAttributes(&p, &v));
+		CHECK(cudaDeviceCanAccessPeer(&v, 0, 0));
+	}
+}
+
+static void limits(void)
+{
+	for (int i = 0; i < rounds; i++) {
+		cudaMemPool_t pool;
+		size_t n;
+
+		CHECK(cudaDeviceGetLimit(&n, cudaLimitStackSize));
+		CHECK(cudaDeviceGetDefaultMemPool(&pool, 0));
+		CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &n));
+	}
+}
+
+static void allocate(cudaStream_t s)
+{
+	for (int i = 0; i < rounds; i++) {
+		void *small, *large, *ordered;
+
+		CHECK(cudaMalloc(&small, 512));
+		CHECK(cudaMalloc(&large, 4 << 20));
+		CHECK(cudaMallocAsync(&ordered, 1 << 20, s));
+		CHECK(cudaFreeAsync(ordered, s));
+		CHECK(cudaFree(small));
+		CHECK(cudaFree(large));
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "questions";
+	cudaStream_t s;
+	float *d;
+
+	CHECK(cudaMalloc(&d, sizeof *d));
+	CHECK(cudaMemset(d, 0, sizeof *d));
+	CHECK(cudaStreamCreate(&s));
+	vecadd<<<1, 32, 0, s>>>(d, d, d, 1);
+	CHECK(cudaDeviceSynchronize());
+	if (!strcmp(what, "pageable") || !strcmp(what, "pinned"))
+		item(!strcmp(what, "pinned"), d, s);
+	else if (!strcmp(what, "questions"))
+		questions(d, s);
+	else if (!strcmp(what, "limits"))
+		limits();
+	else if (!strcmp(what, "allocate"))
+		allocate(s);
+	else
+		for (int i = 0; i < rounds; i++) {
+			size_t free, total;
+
+			CHECK(cudaMemGetInfo(&free, &total));
+		}
+	printf("roundtrips: %d rounds of %s\n", rounds, what);
+	return pass();
+}
