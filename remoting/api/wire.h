@@ -28,6 +28,42 @@
 #define SL_LAUNCH_COOPERATIVE 1
 #define SL_LAUNCH_EXTENDED 2
 #define SL_UNKNOWN_READING 0xffffffffu
+#define SL_READING_PCIE_GENERATION 0
+#define SL_READING_PCIE_WIDTH 1
+#define SL_READING_PCIE_MAX_GENERATION 2
+#define SL_READING_PCIE_MAX_WIDTH 3
+#define SL_READING_PCIE_GPU_MAX_GENERATION 4
+#define SL_READING_PCIE_SPEED 5
+#define SL_READING_PCIE_MAX_SPEED 6
+#define SL_READING_PCIE_REPLAYS 7
+#define SL_READING_PCIE_SENT 8
+#define SL_READING_PCIE_RECEIVED 9
+#define SL_READING_VIDEO_MHZ 10
+#define SL_READING_MAX_VIDEO_MHZ 11
+#define SL_READING_TEMP_SHUTDOWN 12
+#define SL_READING_TEMP_SLOWDOWN 13
+#define SL_READING_TEMP_MEM_MAX 14
+#define SL_READING_TEMP_GPU_MAX 15
+#define SL_READING_POWER_DEFAULT 16
+#define SL_READING_POWER_MIN 17
+#define SL_READING_POWER_MAX 18
+#define SL_READING_ENCODER 19
+#define SL_READING_ENCODER_PERIOD 20
+#define SL_READING_DECODER 21
+#define SL_READING_DECODER_PERIOD 22
+#define SL_READING_APP_GRAPHICS_MHZ 23
+#define SL_READING_APP_MEM_MHZ 24
+#define SL_READING_APP_DEFAULT_GRAPHICS_MHZ 25
+#define SL_READING_APP_DEFAULT_MEM_MHZ 26
+#define SL_READING_THROTTLED 27
+#define SL_READING_THROTTLED_HIGH 28
+#define SL_READING_THROTTLES 29
+#define SL_READING_THROTTLES_HIGH 30
+#define SL_READING_ENERGY 31
+#define SL_READING_ENERGY_HIGH 32
+#define SL_READING_TEMP_MEM 33
+#define SL_READING_POWER_INSTANT 34
+#define SL_READINGS 35
 #define SL_SHM_TO_WORKER 0
 #define SL_SHM_TO_CLIENT 1024
 #define SL_SHM_DATA 4096
@@ -130,6 +166,7 @@
 #define CTL_HOSTFN_DONE 0xf00c
 #define CTL_LAUNCH_HOST 0xf00d
 #define CTL_OBSERVE 0xf00e
+#define CTL_OBSERVE_MORE 0xf01a
 #define CTL_BEAT 0xf00f
 #define CTL_HOST_MAP 0xf010
 #define CTL_HOST_UNMAP 0xf011
@@ -142,7 +179,7 @@
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
 
-#define SL_NCONTROLS 26 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 27 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -410,6 +447,17 @@ struct wire_observe_reply {
 	uint32_t nproc;
 } __attribute__((packed));
 _Static_assert(sizeof(struct wire_observe_reply) == 68, "OBSERVE_REPLY");
+
+struct wire_observe_more {
+	uint32_t device;
+	uint32_t traffic;
+};
+_Static_assert(sizeof(struct wire_observe_more) == 8, "OBSERVE_MORE");
+
+struct wire_observe_more_reply {
+	uint32_t value[35];
+};
+_Static_assert(sizeof(struct wire_observe_more_reply) == 140, "OBSERVE_MORE_REPLY");
 
 struct wire_process {
 	uint32_t pid;

@@ -38,6 +38,8 @@ nvmlDevice_t nv_handle(unsigned int index);
 nvmlReturn_t nv_device(nvmlDevice_t h, unsigned int *index);
 /* A reading, NOT_SUPPORTED if the device does not have it. */
 nvmlReturn_t nv_put(unsigned int *out, uint32_t v);
+/* One of the worker's further readings (SL_READING_). */
+nvmlReturn_t nv_put_more(nvmlDevice_t device, unsigned int which, unsigned int *out);
 /* A text with its NUL into cap bytes, or INSUFFICIENT_SIZE. */
 nvmlReturn_t nv_put_text(char *dst, unsigned int cap, const char *s);
 /* An attribute as CUDA gives it; false if the worker did not send it. */

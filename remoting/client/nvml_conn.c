@@ -49,6 +49,8 @@ struct cached {
 	struct nv_readings r;
 	uint32_t nproc;
 	struct nv_process *proc;
+	int64_t more_at[2];	/* 0: never; without and with traffic */
+	struct nv_more more[2];
 };
 
 /* One owner's connection. */
@@ -252,6 +254,14 @@ static bool parse_readings(const uint8_t *p, size_t n, struct cached *c)
 	return true;
 }
 
+static bool parse_more(const uint8_t *p, size_t n, struct nv_more *m)
+{
+	if (n != sizeof m->value)
+		return false;
+	memcpy(m->value, p, n);
+	return true;
+}
+
 struct frame {
 	struct wire_reply h;
 	uint8_t *body;	/* the caller frees it */
@@ -273,18 +283,21 @@ static bool recv_frame(int fd, struct frame *f, int64_t deadline)
 	return false;
 }
 
-/* Sends one OBSERVE on the open connection; false if the connection can no longer be used. */
-static bool observe(struct link *l, uint32_t dev, struct cached *c)
+enum what { OBSERVE, MORE, MORE_TRAFFIC };
+
+/* Sends one OBSERVE or OBSERVE_MORE on the open connection; false if the connection can no longer be used. */
+static bool observe(struct link *l, uint32_t dev, enum what what, struct cached *c)
 {
 	int64_t deadline = sl_now_ms() + EXCHANGE_MS;
-	struct { struct wire_request h; struct wire_observe what; } req = { .what.device = dev - l->first };
+	struct { struct wire_request h; struct wire_observe_more what; } req = { .what = { .device = dev - l->first, .traffic = what == MORE_TRAFFIC } };
+	uint32_t size = what == OBSERVE ? sizeof(struct wire_observe) : sizeof(struct wire_observe_more);
 	struct frame f;
 	bool ok;
 
 	if (!++l->call)
 		l->call = 1;
-	req.h = (struct wire_request){ .size = sizeof req.what, .op = CTL_OBSERVE, .flags = SL_FLAG_WAIT, .call = l->call };
-	if (!sl_send_all(l->fd, &req, sizeof req, deadline))
+	req.h = (struct wire_request){ .size = size, .op = what == OBSERVE ? CTL_OBSERVE : CTL_OBSERVE_MORE, .flags = SL_FLAG_WAIT, .call = l->call };
+	if (!sl_send_all(l->fd, &req, sizeof req.h + size, deadline))
 		return false;
 	for (;;) {
 		if (!recv_frame(l->fd, &f, deadline))
@@ -300,23 +313,25 @@ static bool observe(struct link *l, uint32_t dev, struct cached *c)
 		if (sl_now_ms() >= deadline)
 			return false;
 	}
-	ok = f.h.call == l->call && !f.h.result && parse_readings(f.body, f.h.size, c);
+	ok = f.h.call == l->call && !f.h.result;
+	if (ok && what == OBSERVE)
+		ok = parse_readings(f.body, f.h.size, c);
+	else if (ok)
+		ok = parse_more(f.body, f.h.size, &c->more[what == MORE_TRAFFIC]);
 	if (!ok)
 		sl_log(SL_WARN, "worker: no readings of device %u: call %u, result %d, %u bytes", dev, f.h.call, f.h.result, f.h.size);
 	free(f.body);
 	return ok;
 }
 
-/* Makes sure that the device's readings are fresh; now: read during this call. Called with the lock held. */
-static nvmlReturn_t refresh(unsigned int dev, bool now)
+/* Asks the device's worker. Called with the lock held. */
+static nvmlReturn_t ask(unsigned int dev, enum what what)
 {
 	struct cached *c = &conn.dev[dev];
 	struct link *l = conn.link;
 	nvmlReturn_t rc = NVML_ERROR_GPU_IS_LOST;
 	bool idle;
 
-	if (c->valid && !now && sl_now_ms() - c->at < FRESH_MS)
-		return NVML_SUCCESS;
 	while (dev - l->first >= l->ndev)
 		l++;
 	if (sl_now_ms() < l->retry_at)
@@ -329,16 +344,29 @@ static nvmlReturn_t refresh(unsigned int dev, bool now)
 			if (rc)
 				break;
 		}
-		if (observe(l, dev, c)) {
-			c->valid = true;
-			c->at = sl_now_ms();
+		if (observe(l, dev, what, c))
 			return NVML_SUCCESS;
-		}
 		rc = NVML_ERROR_GPU_IS_LOST;
 		hang_up(l);
 	}
 	c->valid = false;
 	l->retry_at = sl_now_ms() + RETRY_MS;
+	return rc;
+}
+
+/* Makes sure that the device's readings are fresh; now: read during this call. Called with the lock held. */
+static nvmlReturn_t refresh(unsigned int dev, bool now)
+{
+	struct cached *c = &conn.dev[dev];
+	nvmlReturn_t rc;
+
+	if (c->valid && !now && sl_now_ms() - c->at < FRESH_MS)
+		return NVML_SUCCESS;
+	rc = ask(dev, OBSERVE);
+	if (!rc) {
+		c->valid = true;
+		c->at = sl_now_ms();
+	}
 	return rc;
 }
 
@@ -394,6 +422,22 @@ nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r)
 	rc = refresh(dev, now);
 	if (!rc)
 		*r = conn.dev[dev].r;
+	leave();
+	return rc;
+}
+
+nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, struct nv_more *m)
+{
+	struct cached *c = &conn.dev[dev];
+	nvmlReturn_t rc = NVML_SUCCESS;
+
+	enter();
+	if (!c->more_at[traffic] || sl_now_ms() - c->more_at[traffic] >= FRESH_MS) {
+		rc = ask(dev, traffic ? MORE_TRAFFIC : MORE);
+		c->more_at[traffic] = rc ? 0 : sl_now_ms();
+	}
+	if (!rc)
+		*m = c->more[traffic];
 	leave();
 	return rc;
 }

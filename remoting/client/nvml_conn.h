@@ -22,6 +22,11 @@ struct nv_readings {
 	uint32_t persistence;			/* 0 or 1 */
 };
 
+/* By SL_READING_; each may be NV_NA. */
+struct nv_more {
+	uint32_t value[SL_READINGS];
+};
+
 struct nv_process {
 	uint32_t pid;	/* the client's own number */
 	uint64_t used;	/* bytes */
@@ -36,6 +41,8 @@ bool nv_opened(void);
 const struct sl_snapshot *nv_facts(void);
 /* Readings not older than 200 ms; with now, read during this call: memory must agree with CUDA's. */
 nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r);
+/* More readings, not older than 200 ms; those of PCIe traffic are NV_NA unless they are asked for. */
+nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, struct nv_more *m);
 /* The lease's sessions on a device, read during this call; the caller frees the list, NULL when empty. */
 nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned int *n);
 

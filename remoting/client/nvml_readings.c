@@ -6,6 +6,8 @@
 
 #include <time.h>
 
+nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *out);
+
 /*
  * Memory of the grant. Free is what can be allocated now; memory that is neither
  * free nor used by a session is the unusable part of a granule.
@@ -99,7 +101,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned int t
 	case NVML_CLOCK_MEM:
 		return nv_put(mhz, r.mem_mhz);
 	case NVML_CLOCK_VIDEO:
-		return NVML_ERROR_NOT_SUPPORTED;
+		return nv_put_more(device, SL_READING_VIDEO_MHZ, mhz);
 	default:
 		return NVML_ERROR_INVALID_ARGUMENT;
 	}
@@ -118,7 +120,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned in
 	DEVICE(d, device, mhz);
 	if (type > NVML_CLOCK_VIDEO)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	if (type == NVML_CLOCK_VIDEO || !nv_attr(d, type == NVML_CLOCK_MEM ? ATTR_MEMORY_CLOCK_RATE : ATTR_CLOCK_RATE, &khz) || khz <= 0)
+	if (type == NVML_CLOCK_VIDEO)
+		return nv_put_more(device, SL_READING_MAX_VIDEO_MHZ, mhz);
+	if (!nv_attr(d, type == NVML_CLOCK_MEM ? ATTR_MEMORY_CLOCK_RATE : ATTR_CLOCK_RATE, &khz) || khz <= 0)
 		return NVML_ERROR_NOT_SUPPORTED;
 	*mhz = (unsigned int)khz / 1000;
 	return NVML_SUCCESS;
@@ -145,6 +149,23 @@ NVML_API nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned
 {
 	READINGS(r, device, mode);
 	return nv_put(mode, r.persistence);
+}
+
+static nvmlReturn_t more_field(nvmlDevice_t device, nvmlFieldValue_t *v)
+{
+	switch (v->fieldId) {
+	case NVML_FI_DEV_MEMORY_TEMP:
+		return nv_put_more(device, SL_READING_TEMP_MEM, &v->value.uiVal);
+	case NVML_FI_DEV_POWER_INSTANT:
+		return nv_put_more(device, SL_READING_POWER_INSTANT, &v->value.uiVal);
+	case NVML_FI_DEV_PCIE_REPLAY_COUNTER:
+		return nv_put_more(device, SL_READING_PCIE_REPLAYS, &v->value.uiVal);
+	case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
+		v->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
+		return nvmlDeviceGetTotalEnergyConsumption(device, &v->value.ullVal);
+	default:
+		return NVML_ERROR_NOT_SUPPORTED;
+	}
 }
 
 /* Each value has its own result; the call fails only as a whole. */
@@ -175,7 +196,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, n
 		v->latencyUsec = 0;
 		v->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
 		v->value.ullVal = 0;
-		v->nvmlReturn = nv_put(&v->value.uiVal, is);
+		v->nvmlReturn = is == NV_NA ? more_field(device, v) : nv_put(&v->value.uiVal, is);
 	}
 	return NVML_SUCCESS;
 }

@@ -51,7 +51,7 @@ enum mode {
 static struct {
 	atomic_int mode;
 	atomic_uint seed;
-	atomic_int connections, observes;
+	atomic_int connections, observes, mores;
 	uint64_t cap, used, free;
 	int listen_fd;
 } w = { .cap = 20480 * MIB, .used = 5120 * MIB, .free = 15360 * MIB };
@@ -238,11 +238,27 @@ static bool readings(int fd, enum mode m, uint32_t dev, uint32_t call, unsigned 
 	return push(fd, out.b, out.n) && m != OBS_SHORT && m != OBS_BYE && m != ONE_REPLY;
 }
 
+/* Each reading is its number plus a hundred, but for one that nobody knows; traffic is there if it was asked for. */
+static bool more(int fd, enum mode m, uint32_t call, bool traffic)
+{
+	static struct bytes out;
+
+	out.n = 0;
+	add_frame(&out, m == OBS_SHORT ? 4 : 4 * SL_READINGS, 1, call, 0);
+	for (uint32_t i = 0; i < (m == OBS_SHORT ? 1 : SL_READINGS); i++) {
+		bool known = i != SL_READING_TEMP_MEM_MAX && (traffic || (i != SL_READING_PCIE_SENT && i != SL_READING_PCIE_RECEIVED));
+
+		add32(&out, m == NO_READINGS || !known ? NV_NA : 100 + i);
+	}
+	atomic_fetch_add(&w.mores, 1);
+	return push(fd, out.b, out.n);
+}
+
 static void serve(int fd)
 {
 	enum mode m = atomic_load(&w.mode);
 	unsigned seed = atomic_load(&w.seed);
-	uint8_t hello[128], req[20];
+	uint8_t hello[128], req[24];
 	uint32_t v;
 
 	atomic_fetch_add(&w.connections, 1);
@@ -259,12 +275,17 @@ static void serve(int fd)
 	}
 	if (!welcome(fd, m, &seed))
 		return;
-	while (pull(fd, req, sizeof req)) {
+	while (pull(fd, req, 20)) {
 		uint32_t dev, call;
 
-		atomic_fetch_add(&w.observes, 1);
 		memcpy(&call, req + 8, 4);
 		memcpy(&dev, req + 16, 4);
+		if (!memcmp(req, "\10\0\0\0\x1a\xf0\1\0", 8) && pull(fd, req + 20, 4)) {
+			if (!more(fd, m, call, req[20]))
+				return;
+			continue;
+		}
+		atomic_fetch_add(&w.observes, 1);
 		if (memcmp(req, "\4\0\0\0\x0e\xf0\1\0", 8) || !call) {
 			fprintf(stderr, "worker: not an OBSERVE\n");
 			return;
@@ -581,6 +602,40 @@ static void test_processes(void)
 	CHECK(CALL(nvmlDeviceGetComputeRunningProcesses_v3, first(), &n, many) == 0 && n == SL_MAX_PROCESSES && many[1023].pid == 4242 + 1023);
 }
 
+static void test_more(void)
+{
+	nvmlFieldValue_t f[3] = { { .fieldId = NVML_FI_DEV_MEMORY_TEMP }, { .fieldId = NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION }, { .fieldId = 9999 } };
+	unsigned int v, u;
+	unsigned long long l;
+	nvmlDevice_t d;
+	int before;
+
+	CHECK(start(GOOD) == 0);
+	d = first();
+	CHECK(CALL(nvmlDeviceGetCurrPcieLinkGeneration, d, &v) == 0 && v == 100 + SL_READING_PCIE_GENERATION);
+	before = atomic_load(&w.mores);
+	CHECK(CALL(nvmlDeviceGetCurrPcieLinkWidth, d, &v) == 0 && v == 100 + SL_READING_PCIE_WIDTH);
+	CHECK(CALL(nvmlDeviceGetPowerManagementLimitConstraints, d, &v, &u) == 0 && v == 100 + SL_READING_POWER_MIN && u == 100 + SL_READING_POWER_MAX);
+	CHECK(CALL(nvmlDeviceGetTemperatureThreshold, d, 3, &v) == 0 && v == 100 + SL_READING_TEMP_GPU_MAX);
+	CHECK(CALL(nvmlDeviceGetTemperatureThreshold, d, 2, &v) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(CALL(nvmlDeviceGetTemperatureThreshold, d, 4, &v) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(CALL(nvmlDeviceGetApplicationsClock, d, NVML_CLOCK_MEM, &v) == 0 && v == 100 + SL_READING_APP_MEM_MHZ);
+	CHECK(CALL(nvmlDeviceGetClockInfo, d, NVML_CLOCK_VIDEO, &v) == 0 && v == 100 + SL_READING_VIDEO_MHZ);
+	CHECK(CALL(nvmlDeviceGetCurrentClocksEventReasons, d, &l) == 0 && l == ((100 + SL_READING_THROTTLED) | (101ull + SL_READING_THROTTLED) << 32));
+	CHECK(CALL(nvmlDeviceGetFieldValues, d, 3, f) == 0 && !f[0].nvmlReturn && f[0].value.uiVal == 100 + SL_READING_TEMP_MEM);
+	CHECK(!f[1].nvmlReturn && f[1].valueType == NVML_VALUE_TYPE_UNSIGNED_LONG_LONG && f[1].value.ullVal >> 32 == 101 + SL_READING_ENERGY);
+	CHECK(f[2].nvmlReturn == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(atomic_load(&w.mores) - before <= 1);
+	CHECK(CALL(nvmlDeviceGetPcieThroughput, d, NVML_PCIE_UTIL_RX_BYTES, &v) == 0 && v == 100 + SL_READING_PCIE_RECEIVED);
+	CHECK(CALL(nvmlDeviceGetPcieThroughput, d, 2, &v) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceGetEncoderUtilization, d, &v, NULL) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(start(NO_READINGS) == 0);
+	CHECK(CALL(nvmlDeviceGetMaxPcieLinkWidth, first(), &v) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(CALL(nvmlDeviceGetTotalEnergyConsumption, first(), &l) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(start(OBS_SHORT) == 0);
+	CHECK(CALL(nvmlDeviceGetMaxPcieLinkWidth, first(), &v) == NVML_ERROR_GPU_IS_LOST);
+}
+
 /* Readings within 200 ms are one question; a keep-alive in between is no answer. */
 static void test_cache(void)
 {
@@ -840,6 +895,7 @@ int main(int argc, char **argv)
 	test_finding();
 	test_device();
 	test_processes();
+	test_more();
 	test_cache();
 	test_refusals();
 	test_hostile_readings();

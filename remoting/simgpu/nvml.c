@@ -442,6 +442,14 @@ GET(nvmlDeviceGetBrand, 14)
 GET(nvmlDeviceGetArchitecture, 9)
 GET(nvmlDeviceGetNumGpuCores, 16896)
 
+GET(nvmlDeviceGetCurrPcieLinkGeneration, 5)
+GET(nvmlDeviceGetCurrPcieLinkWidth, 16)
+GET(nvmlDeviceGetMaxPcieLinkGeneration, 5)
+GET(nvmlDeviceGetMaxPcieLinkWidth, 16)
+GET(nvmlDeviceGetGpuMaxPcieLinkGeneration, 5)
+GET(nvmlDeviceGetPcieSpeed, 32000)
+GET(nvmlDeviceGetPcieReplayCounter, 3)
+
 #define REFUSE(name) \
 	API nvmlReturn_t name(nvmlDevice_t d, unsigned int *v) \
 	{ nvmlReturn_t r = check(d, v); return r ? r : NVML_ERROR_NOT_SUPPORTED; }
@@ -476,6 +484,53 @@ static nvmlReturn_t clocks(nvmlDevice_t d, unsigned int type, unsigned int *v)
 
 API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t d, unsigned int t, unsigned int *v) { return clocks(d, t, v); }
 API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t d, unsigned int t, unsigned int *v) { return clocks(d, t, v); }
+
+API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t d, unsigned int counter, unsigned int *v)
+{
+	nvmlReturn_t r = check(d, counter < 2 ? v : NULL);
+
+	if (!r)
+		*v = counter ? 2000 : 1000;
+	return r;
+}
+
+API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t d, unsigned int type, unsigned int *v)
+{
+	static const unsigned int celsius[] = { 92, 89, 95, 87 };
+	nvmlReturn_t r = check(d, v);
+
+	if (r)
+		return r;
+	if (type >= sizeof(celsius) / sizeof(*celsius))
+		return NVML_ERROR_NOT_SUPPORTED;
+	*v = celsius[type];
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t d, unsigned int *least, unsigned int *most)
+{
+	nvmlReturn_t r = check(d, least && most ? least : NULL);
+
+	if (r)
+		return r;
+	*least = 200000;
+	*most = 700000;
+	return NVML_SUCCESS;
+}
+
+/* A GPU that has used more energy than 32 bits can tell, whose clocks are lower because it is idle. */
+static nvmlReturn_t wide(nvmlDevice_t d, unsigned long long *v, unsigned long long is)
+{
+	nvmlReturn_t r = check(d, v);
+
+	if (!r)
+		*v = is;
+	return r;
+}
+
+API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t d, unsigned long long *v) { return wide(d, v, 0x500000007ULL); }
+API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t d, unsigned long long *v) { return wide(d, v, 1); }
+API nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t d, unsigned long long *v) { return wide(d, v, 0x1ff); }
 
 API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor)
 {

@@ -52,6 +52,78 @@ const (
 	LaunchExtended = 2
 	// UnknownReading: a reading that the device does not have.
 	UnknownReading = 0xffffffff
+	// ReadingPcieGeneration: current PCIe link generation.
+	ReadingPcieGeneration = 0
+	// ReadingPcieWidth: its lanes.
+	ReadingPcieWidth = 1
+	// ReadingPcieMaxGeneration: the highest that this GPU and its slot can have.
+	ReadingPcieMaxGeneration = 2
+	// ReadingPcieMaxWidth: the most lanes that both can have.
+	ReadingPcieMaxWidth = 3
+	// ReadingPcieGPUMaxGeneration: the highest that the GPU can have.
+	ReadingPcieGPUMaxGeneration = 4
+	// ReadingPcieSpeed: Mb/s of a lane.
+	ReadingPcieSpeed = 5
+	// ReadingPcieMaxSpeed: NVML's number of the highest speed.
+	ReadingPcieMaxSpeed = 6
+	// ReadingPcieReplays: pcie replays.
+	ReadingPcieReplays = 7
+	// ReadingPcieSent: KB/s over the last 20 ms.
+	ReadingPcieSent = 8
+	// ReadingPcieReceived: KB/s over the last 20 ms.
+	ReadingPcieReceived = 9
+	// ReadingVideoMHz: video MHz.
+	ReadingVideoMHz = 10
+	// ReadingMaxVideoMHz: max video MHz.
+	ReadingMaxVideoMHz = 11
+	// ReadingTempShutdown: °C.
+	ReadingTempShutdown = 12
+	// ReadingTempSlowdown: °C.
+	ReadingTempSlowdown = 13
+	// ReadingTempMemMax: °C.
+	ReadingTempMemMax = 14
+	// ReadingTempGPUMax: °C.
+	ReadingTempGPUMax = 15
+	// ReadingPowerDefault: mW.
+	ReadingPowerDefault = 16
+	// ReadingPowerMin: mW.
+	ReadingPowerMin = 17
+	// ReadingPowerMax: mW.
+	ReadingPowerMax = 18
+	// ReadingEncoder: percent.
+	ReadingEncoder = 19
+	// ReadingEncoderPeriod: µs.
+	ReadingEncoderPeriod = 20
+	// ReadingDecoder: percent.
+	ReadingDecoder = 21
+	// ReadingDecoderPeriod: µs.
+	ReadingDecoderPeriod = 22
+	// ReadingAppGraphicsMHz: app graphics MHz.
+	ReadingAppGraphicsMHz = 23
+	// ReadingAppMemMHz: app mem MHz.
+	ReadingAppMemMHz = 24
+	// ReadingAppDefaultGraphicsMHz: app default graphics MHz.
+	ReadingAppDefaultGraphicsMHz = 25
+	// ReadingAppDefaultMemMHz: app default mem MHz.
+	ReadingAppDefaultMemMHz = 26
+	// ReadingThrottled: why clocks are lower: NVML's bits, of this and the next two the low half, then the high half.
+	ReadingThrottled = 27
+	// ReadingThrottledHigh: throttled high.
+	ReadingThrottledHigh = 28
+	// ReadingThrottles: the bits that the GPU knows.
+	ReadingThrottles = 29
+	// ReadingThrottlesHigh: throttles high.
+	ReadingThrottlesHigh = 30
+	// ReadingEnergy: mJ since the driver was loaded.
+	ReadingEnergy = 31
+	// ReadingEnergyHigh: energy high.
+	ReadingEnergyHigh = 32
+	// ReadingTempMem: °C.
+	ReadingTempMem = 33
+	// ReadingPowerInstant: mW.
+	ReadingPowerInstant = 34
+	// Readings: how many there are.
+	Readings = 35
 	// ShmToWorker: offset of the control of the ring from client to worker.
 	ShmToWorker = 0
 	// ShmToClient: offset of the control of the ring from worker to client.
@@ -256,6 +328,8 @@ const (
 	OpLaunchHost = 0xF00D
 	// OpObserve: a device's readings.
 	OpObserve = 0xF00E
+	// OpObserveMore: more readings of a device.
+	OpObserveMore = 0xF01A
 	// OpBeat: nothing; shows that the client lives.
 	OpBeat = 0xF00F
 	// OpHostMap: gives page-locked host memory of the client its like in the worker, zeroed. `CUDA_ERROR_NOT_SUPPORTED`: the address is in use there; `CUDA_ERROR_OUT_OF_MEMORY`: the session has as much as it may.
@@ -296,6 +370,7 @@ var controlNames = [...]string{
 	OpHostFnDone - OpControl:   "HOSTFN_DONE",
 	OpLaunchHost - OpControl:   "LAUNCH_HOST",
 	OpObserve - OpControl:      "OBSERVE",
+	OpObserveMore - OpControl:  "OBSERVE_MORE",
 	OpBeat - OpControl:         "BEAT",
 	OpHostMap - OpControl:      "HOST_MAP",
 	OpHostUnmap - OpControl:    "HOST_UNMAP",
@@ -1545,6 +1620,137 @@ func (m *ObserveReply) get(b []byte) {
 	m.Fan = binary.LittleEndian.Uint32(b[56:])
 	m.Persistence = binary.LittleEndian.Uint32(b[60:])
 	m.NProc = binary.LittleEndian.Uint32(b[64:])
+}
+
+// ObserveMoreSize is the size of a ObserveMore, in bytes.
+const ObserveMoreSize = 8
+
+// ObserveMore: more readings of a device.
+type ObserveMore struct {
+	Device  uint32
+	Traffic uint32 // 1: PCIe traffic as well, which NVML measures for 40 ms
+}
+
+// Encode appends the message to e.
+func (m *ObserveMore) Encode(e *Encoder) { m.put(e.room(ObserveMoreSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ObserveMore) Decode(d *Decoder) {
+	if b := d.Bytes(ObserveMoreSize); b != nil {
+		m.get(b)
+	} else {
+		*m = ObserveMore{}
+	}
+}
+
+func (m *ObserveMore) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.Device)
+	binary.LittleEndian.PutUint32(b[4:], m.Traffic)
+}
+
+func (m *ObserveMore) get(b []byte) {
+	_ = b[7]
+	m.Device = binary.LittleEndian.Uint32(b[0:])
+	m.Traffic = binary.LittleEndian.Uint32(b[4:])
+}
+
+// ObserveMoreReplySize is the size of a ObserveMoreReply, in bytes.
+const ObserveMoreReplySize = 140
+
+// ObserveMoreReply: the reply to OBSERVE_MORE.
+type ObserveMoreReply struct {
+	Value [35]uint32 // by READING; all ones: unknown
+}
+
+// Encode appends the message to e.
+func (m *ObserveMoreReply) Encode(e *Encoder) { m.put(e.room(ObserveMoreReplySize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ObserveMoreReply) Decode(d *Decoder) {
+	if b := d.Bytes(ObserveMoreReplySize); b != nil {
+		m.get(b)
+	} else {
+		*m = ObserveMoreReply{}
+	}
+}
+
+func (m *ObserveMoreReply) put(b []byte) {
+	_ = b[139]
+	binary.LittleEndian.PutUint32(b[0:], m.Value[0])
+	binary.LittleEndian.PutUint32(b[4:], m.Value[1])
+	binary.LittleEndian.PutUint32(b[8:], m.Value[2])
+	binary.LittleEndian.PutUint32(b[12:], m.Value[3])
+	binary.LittleEndian.PutUint32(b[16:], m.Value[4])
+	binary.LittleEndian.PutUint32(b[20:], m.Value[5])
+	binary.LittleEndian.PutUint32(b[24:], m.Value[6])
+	binary.LittleEndian.PutUint32(b[28:], m.Value[7])
+	binary.LittleEndian.PutUint32(b[32:], m.Value[8])
+	binary.LittleEndian.PutUint32(b[36:], m.Value[9])
+	binary.LittleEndian.PutUint32(b[40:], m.Value[10])
+	binary.LittleEndian.PutUint32(b[44:], m.Value[11])
+	binary.LittleEndian.PutUint32(b[48:], m.Value[12])
+	binary.LittleEndian.PutUint32(b[52:], m.Value[13])
+	binary.LittleEndian.PutUint32(b[56:], m.Value[14])
+	binary.LittleEndian.PutUint32(b[60:], m.Value[15])
+	binary.LittleEndian.PutUint32(b[64:], m.Value[16])
+	binary.LittleEndian.PutUint32(b[68:], m.Value[17])
+	binary.LittleEndian.PutUint32(b[72:], m.Value[18])
+	binary.LittleEndian.PutUint32(b[76:], m.Value[19])
+	binary.LittleEndian.PutUint32(b[80:], m.Value[20])
+	binary.LittleEndian.PutUint32(b[84:], m.Value[21])
+	binary.LittleEndian.PutUint32(b[88:], m.Value[22])
+	binary.LittleEndian.PutUint32(b[92:], m.Value[23])
+	binary.LittleEndian.PutUint32(b[96:], m.Value[24])
+	binary.LittleEndian.PutUint32(b[100:], m.Value[25])
+	binary.LittleEndian.PutUint32(b[104:], m.Value[26])
+	binary.LittleEndian.PutUint32(b[108:], m.Value[27])
+	binary.LittleEndian.PutUint32(b[112:], m.Value[28])
+	binary.LittleEndian.PutUint32(b[116:], m.Value[29])
+	binary.LittleEndian.PutUint32(b[120:], m.Value[30])
+	binary.LittleEndian.PutUint32(b[124:], m.Value[31])
+	binary.LittleEndian.PutUint32(b[128:], m.Value[32])
+	binary.LittleEndian.PutUint32(b[132:], m.Value[33])
+	binary.LittleEndian.PutUint32(b[136:], m.Value[34])
+}
+
+func (m *ObserveMoreReply) get(b []byte) {
+	_ = b[139]
+	m.Value[0] = binary.LittleEndian.Uint32(b[0:])
+	m.Value[1] = binary.LittleEndian.Uint32(b[4:])
+	m.Value[2] = binary.LittleEndian.Uint32(b[8:])
+	m.Value[3] = binary.LittleEndian.Uint32(b[12:])
+	m.Value[4] = binary.LittleEndian.Uint32(b[16:])
+	m.Value[5] = binary.LittleEndian.Uint32(b[20:])
+	m.Value[6] = binary.LittleEndian.Uint32(b[24:])
+	m.Value[7] = binary.LittleEndian.Uint32(b[28:])
+	m.Value[8] = binary.LittleEndian.Uint32(b[32:])
+	m.Value[9] = binary.LittleEndian.Uint32(b[36:])
+	m.Value[10] = binary.LittleEndian.Uint32(b[40:])
+	m.Value[11] = binary.LittleEndian.Uint32(b[44:])
+	m.Value[12] = binary.LittleEndian.Uint32(b[48:])
+	m.Value[13] = binary.LittleEndian.Uint32(b[52:])
+	m.Value[14] = binary.LittleEndian.Uint32(b[56:])
+	m.Value[15] = binary.LittleEndian.Uint32(b[60:])
+	m.Value[16] = binary.LittleEndian.Uint32(b[64:])
+	m.Value[17] = binary.LittleEndian.Uint32(b[68:])
+	m.Value[18] = binary.LittleEndian.Uint32(b[72:])
+	m.Value[19] = binary.LittleEndian.Uint32(b[76:])
+	m.Value[20] = binary.LittleEndian.Uint32(b[80:])
+	m.Value[21] = binary.LittleEndian.Uint32(b[84:])
+	m.Value[22] = binary.LittleEndian.Uint32(b[88:])
+	m.Value[23] = binary.LittleEndian.Uint32(b[92:])
+	m.Value[24] = binary.LittleEndian.Uint32(b[96:])
+	m.Value[25] = binary.LittleEndian.Uint32(b[100:])
+	m.Value[26] = binary.LittleEndian.Uint32(b[104:])
+	m.Value[27] = binary.LittleEndian.Uint32(b[108:])
+	m.Value[28] = binary.LittleEndian.Uint32(b[112:])
+	m.Value[29] = binary.LittleEndian.Uint32(b[116:])
+	m.Value[30] = binary.LittleEndian.Uint32(b[120:])
+	m.Value[31] = binary.LittleEndian.Uint32(b[124:])
+	m.Value[32] = binary.LittleEndian.Uint32(b[128:])
+	m.Value[33] = binary.LittleEndian.Uint32(b[132:])
+	m.Value[34] = binary.LittleEndian.Uint32(b[136:])
 }
 
 // ProcessSize is the size of a Process, in bytes.

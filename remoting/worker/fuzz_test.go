@@ -213,7 +213,7 @@ func seedFrames() [][]byte {
 			frame(opCuStreamSynchronize, 6, u32(1)), frame(opCuStreamDestroy_v2, 0, u32(1))),
 		cat(activate, frame(opCuEventCreate, 0, u32(1), u32(0)), frame(opCuEventRecord, 0, u32(1), u32(0)), frame(wire.OpEventWatch, 3, u32(1), u32(1), u32(0)), frame(wire.OpEventWatch, 0, u32(1), u32(2), u32(0)),
 			frame(opCuEventSynchronize, 4, u32(1)), frame(opCuEventDestroy_v2, 0, u32(1)), frame(opCuCtxSynchronize, 5)),
-		cat(activate, frame(wire.OpCopyIn3D, 0, box(make([]byte, 32))), frame(wire.OpCopyOut3D, 2, box(u32(9))), frame(wire.OpObserve, 3, u32(0)),
+		cat(activate, frame(wire.OpCopyIn3D, 0, box(make([]byte, 32))), frame(wire.OpCopyOut3D, 2, box(u32(9))), frame(wire.OpObserve, 3, u32(0)), frame(wire.OpObserveMore, 4, u32(0), u32(1)),
 			frame(wire.OpThreadStream, 0, u32(3)), frame(wire.OpLaunchHost, 0, u32(3), u32(1)), frame(wire.OpHostFnDone, 0, u32(1))),
 		cat(activate, frame(opCuCtxCreate_v2, 2, u32(20), u32(0), u32(0)), frame(opCuDevicePrimaryCtxReset_v2, 3, u32(0)), activate, frame(opCuCtxDestroy_v2, 0, u32(20))),
 		cat(activate, frame(opCuArrayCreate_v2, 2, arrayPayload(1, 32, 0)), frame(opCuArrayCreate_v2, 3, arrayPayload(2, 1, 4)), frame(opCuArrayDestroy, 0, u32(2))),

@@ -12,6 +12,15 @@ struct nvml_util { unsigned int gpu, memory; };
 struct nvml_process_v1 { unsigned int pid; unsigned long long used; };
 struct nvml_process { unsigned int pid; unsigned long long used; unsigned int gi, ci; };
 
+struct nvml_field {
+	unsigned int id, scope;
+	long long at, latency;
+	unsigned int type, result;
+	union { unsigned int value; unsigned long long room; };
+};
+
+enum { FIELD_TEMP_MEM = 82, FIELD_POWER_INSTANT = 186, FIELD_UNSIGNED = 1 };
+
 #define NVML_SUCCESS 0
 #define NVML_INSUFFICIENT_SIZE 7
 
@@ -31,7 +40,116 @@ static struct {
 	int (*pstate)(void *, unsigned int *);
 	int (*fan)(void *, unsigned int *);
 	int (*persistence)(void *, unsigned int *);
+	int (*fields)(void *, int, struct nvml_field *);
 } nv;
+
+/* --- more readings --- */
+
+/* How a function gives its readings: one, one for an argument, two, or one of 64 bits as two. */
+enum form { ONE, OF, TWO, LONG };
+
+struct reading {
+	const char *name;
+	enum form form;
+	unsigned int arg;
+	unsigned int at;	/* SL_READING_ of the first */
+	int (*f)(void *, ...);
+};
+
+static struct reading more[] = {
+	{ "nvmlDeviceGetCurrPcieLinkGeneration", ONE, 0, SL_READING_PCIE_GENERATION, NULL },
+	{ "nvmlDeviceGetCurrPcieLinkWidth", ONE, 0, SL_READING_PCIE_WIDTH, NULL },
+	{ "nvmlDeviceGetMaxPcieLinkGeneration", ONE, 0, SL_READING_PCIE_MAX_GENERATION, NULL },
+	{ "nvmlDeviceGetMaxPcieLinkWidth", ONE, 0, SL_READING_PCIE_MAX_WIDTH, NULL },
+	{ "nvmlDeviceGetGpuMaxPcieLinkGeneration", ONE, 0, SL_READING_PCIE_GPU_MAX_GENERATION, NULL },
+	{ "nvmlDeviceGetPcieSpeed", ONE, 0, SL_READING_PCIE_SPEED, NULL },
+	{ "nvmlDeviceGetPcieLinkMaxSpeed", ONE, 0, SL_READING_PCIE_MAX_SPEED, NULL },
+	{ "nvmlDeviceGetPcieReplayCounter", ONE, 0, SL_READING_PCIE_REPLAYS, NULL },
+	{ "nvmlDeviceGetClockInfo", OF, 3, SL_READING_VIDEO_MHZ, NULL },
+	{ "nvmlDeviceGetMaxClockInfo", OF, 3, SL_READING_MAX_VIDEO_MHZ, NULL },
+	{ "nvmlDeviceGetTemperatureThreshold", OF, 0, SL_READING_TEMP_SHUTDOWN, NULL },
+	{ "nvmlDeviceGetTemperatureThreshold", OF, 1, SL_READING_TEMP_SLOWDOWN, NULL },
+	{ "nvmlDeviceGetTemperatureThreshold", OF, 2, SL_READING_TEMP_MEM_MAX, NULL },
+	{ "nvmlDeviceGetTemperatureThreshold", OF, 3, SL_READING_TEMP_GPU_MAX, NULL },
+	{ "nvmlDeviceGetPowerManagementDefaultLimit", ONE, 0, SL_READING_POWER_DEFAULT, NULL },
+	{ "nvmlDeviceGetPowerManagementLimitConstraints", TWO, 0, SL_READING_POWER_MIN, NULL },
+	{ "nvmlDeviceGetEncoderUtilization", TWO, 0, SL_READING_ENCODER, NULL },
+	{ "nvmlDeviceGetDecoderUtilization", TWO, 0, SL_READING_DECODER, NULL },
+	{ "nvmlDeviceGetApplicationsClock", OF, 0, SL_READING_APP_GRAPHICS_MHZ, NULL },
+	{ "nvmlDeviceGetApplicationsClock", OF, 2, SL_READING_APP_MEM_MHZ, NULL },
+	{ "nvmlDeviceGetDefaultApplicationsClock", OF, 0, SL_READING_APP_DEFAULT_GRAPHICS_MHZ, NULL },
+	{ "nvmlDeviceGetDefaultApplicationsClock", OF, 2, SL_READING_APP_DEFAULT_MEM_MHZ, NULL },
+	{ "nvmlDeviceGetCurrentClocksThrottleReasons", LONG, 0, SL_READING_THROTTLED, NULL },
+	{ "nvmlDeviceGetSupportedClocksThrottleReasons", LONG, 0, SL_READING_THROTTLES, NULL },
+	{ "nvmlDeviceGetTotalEnergyConsumption", LONG, 0, SL_READING_ENERGY, NULL },
+};
+
+/* Measured over 20 ms each. */
+static struct reading traffics[] = {
+	{ "nvmlDeviceGetPcieThroughput", OF, 0, SL_READING_PCIE_SENT, NULL },
+	{ "nvmlDeviceGetPcieThroughput", OF, 1, SL_READING_PCIE_RECEIVED, NULL },
+};
+
+static void find(void *library, struct reading *r, size_t n)
+{
+	while (n--)
+		*(void **)&r[n].f = dlsym(library, r[n].name);
+}
+
+static void take(void *dev, const struct reading *r, uint32_t value[SL_READINGS])
+{
+	unsigned long long both = 0;
+	unsigned int a = 0, b = 0;
+	int rc = -1;
+
+	if (!r->f)
+		return;
+	switch (r->form) {
+	case ONE:
+		rc = ((int (*)(void *, unsigned int *))r->f)(dev, &a);
+		break;
+	case OF:
+		rc = ((int (*)(void *, unsigned int, unsigned int *))r->f)(dev, r->arg, &a);
+		break;
+	case TWO:
+		rc = ((int (*)(void *, unsigned int *, unsigned int *))r->f)(dev, &a, &b);
+		break;
+	case LONG:
+		rc = ((int (*)(void *, unsigned long long *))r->f)(dev, &both);
+		a = (unsigned int)both;
+		b = (unsigned int)(both >> 32);
+		break;
+	}
+	if (rc)
+		return;
+	value[r->at] = a;
+	if (r->form == TWO || r->form == LONG)
+		value[r->at + 1] = b;
+}
+
+/* Field values that are numbers of 32 bits. */
+static void take_fields(void *dev, uint32_t value[SL_READINGS])
+{
+	struct nvml_field f[] = { { .id = FIELD_TEMP_MEM }, { .id = FIELD_POWER_INSTANT } };
+
+	if (!nv.fields || nv.fields(dev, 2, f))
+		return;
+	if (!f[0].result && f[0].type == FIELD_UNSIGNED)
+		value[SL_READING_TEMP_MEM] = f[0].value;
+	if (!f[1].result && f[1].type == FIELD_UNSIGNED)
+		value[SL_READING_POWER_INSTANT] = f[1].value;
+}
+
+void sl_nvml_readings(void *dev, uint32_t traffic, uint32_t value[SL_READINGS])
+{
+	for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+		take(dev, &more[i], value);
+	for (size_t i = 0; traffic && i < sizeof traffics / sizeof *traffics; i++)
+		take(dev, &traffics[i], value);
+	take_fields(dev, value);
+}
+
+/* --- */
 
 int sl_nvml_open(const char *path, char *err, size_t errlen)
 {
@@ -58,7 +176,10 @@ int sl_nvml_open(const char *path, char *err, size_t errlen)
 	LOAD(pstate, "nvmlDeviceGetPerformanceState");
 	LOAD(fan, "nvmlDeviceGetFanSpeed");
 	LOAD(persistence, "nvmlDeviceGetPersistenceMode");
+	LOAD(fields, "nvmlDeviceGetFieldValues");
 #undef LOAD
+	find(h, more, sizeof more / sizeof *more);
+	find(h, traffics, sizeof traffics / sizeof *traffics);
 	if (!nv.init) {
 		snprintf(err, errlen, "%s has no nvmlInit_v2", path);
 		return -1;

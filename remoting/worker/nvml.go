@@ -137,4 +137,28 @@ func (s *session) observeDevice(i int) {
 	}
 }
 
+// readings answers OBSERVE_MORE: what nvidia-smi -q and its like show beyond that.
+func (s *session) readings(p []byte) int32 {
+	s.dec.Reset(p)
+	var m wire.ObserveMore
+	m.Decode(&s.dec)
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	if int(m.Device) >= len(s.snap.Devices) {
+		return C.CUDA_ERROR_INVALID_DEVICE
+	}
+	var r wire.ObserveMoreReply
+	for i := range r.Value {
+		r.Value[i] = wire.UnknownReading
+	}
+	if h := s.nvml.dev(int(m.Device)); h != nil {
+		s.nvml.mu.Lock()
+		C.sl_nvml_readings(h, C.uint32_t(m.Traffic), (*C.uint32_t)(&r.Value[0]))
+		s.nvml.mu.Unlock()
+	}
+	r.Encode(&s.enc)
+	return 0
+}
+
 func busID(domain, bus, dev int32) string { return fmt.Sprintf("%04x:%02x:%02x.0", domain, bus, dev) }

@@ -216,6 +216,8 @@ func (s *session) frame() (int32, error) {
 		return s.kernelBind(p), nil
 	case wire.OpObserve:
 		return s.observe(p), nil
+	case wire.OpObserveMore:
+		return s.readings(p), nil
 	case wire.OpCtxActivate:
 		return s.ctxActivate(p), nil
 	case wire.OpEventWatch:

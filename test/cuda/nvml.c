@@ -79,6 +79,29 @@ static int used(void)
 	return 0;
 }
 
+/* What nvidia-smi -q shows of the link, the limits and the energy: each is within its bounds. */
+static void link_and_limits(void *ml, void *dev)
+{
+	unsigned int now = 0, most = 0, gpu = 0, width = 0, mostWidth = 0, sent = 0, limit = 0, hot = 0, low = 0, high = 0;
+	unsigned long long energy = 0, later = 0, why = 0;
+
+	CALL(ml, nvmlDeviceGetCurrPcieLinkGeneration, (void *, unsigned int *), dev, &now);
+	CALL(ml, nvmlDeviceGetMaxPcieLinkGeneration, (void *, unsigned int *), dev, &most);
+	CALL(ml, nvmlDeviceGetGpuMaxPcieLinkGeneration, (void *, unsigned int *), dev, &gpu);
+	CALL(ml, nvmlDeviceGetCurrPcieLinkWidth, (void *, unsigned int *), dev, &width);
+	CALL(ml, nvmlDeviceGetMaxPcieLinkWidth, (void *, unsigned int *), dev, &mostWidth);
+	REQUIRE(now && now <= most && most <= gpu && width && width <= mostWidth, "link: generation %u of %u of %u, width %u of %u", now, most, gpu, width, mostWidth);
+	CALL(ml, nvmlDeviceGetPcieThroughput, (void *, unsigned int, unsigned int *), dev, 0, &sent);
+	CALL(ml, nvmlDeviceGetTemperatureThreshold, (void *, unsigned int, unsigned int *), dev, 0, &hot);
+	CALL(ml, nvmlDeviceGetPowerManagementDefaultLimit, (void *, unsigned int *), dev, &limit);
+	CALL(ml, nvmlDeviceGetPowerManagementLimitConstraints, (void *, unsigned int *, unsigned int *), dev, &low, &high);
+	REQUIRE(hot > 50 && low <= limit && limit <= high, "too hot from %u on, power %u of %u to %u", hot, limit, low, high);
+	CALL(ml, nvmlDeviceGetCurrentClocksThrottleReasons, (void *, unsigned long long *), dev, &why);
+	CALL(ml, nvmlDeviceGetTotalEnergyConsumption, (void *, unsigned long long *), dev, &energy);
+	CALL(ml, nvmlDeviceGetTotalEnergyConsumption, (void *, unsigned long long *), dev, &later);
+	REQUIRE(energy && energy <= later, "energy was %llu and is %llu", energy, later);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc > 1 && !strcmp(argv[1], "used"))
@@ -135,6 +158,7 @@ int main(int argc, char **argv)
 			}
 		REQUIRE(mine == 1, "this process is listed %d times among %u", mine, nproc);
 	}
+	link_and_limits(ml, dev);
 	CALL(cu, cuMemFree_v2, (unsigned long long), d);
 	CALL(ml, nvmlShutdown, (void));
 	printf("nvml: %u device, NVML and CUDA agree\nPASS\n", count);
