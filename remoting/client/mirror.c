@@ -30,6 +30,19 @@ struct ahead {
 
 enum { AHEAD_FIRST = 16, AHEAD_MOST = 1024 };
 
+/*
+ * After waits a program mostly reads what it read after the waits before. Where that was most of a mirror, it is fetched in the
+ * largest pieces from the first fault on. Such pieces hide what the program needs of them, so every so often a
+ * wait is followed by a run from the beginning.
+ */
+struct habit {
+	size_t fetched;		/* pages since the last wait */
+	bool most;		/* of the mirror is needed */
+	unsigned trusted;	/* waits since that was seen */
+};
+
+enum { TRUST = 16 };
+
 _Static_assert(AHEAD_MOST * PAGE <= SL_MAX_COPY_IN && SL_MAX_HOST_MAP / PAGE / 4096 <= AHEAD_MOST, "a read");
 
 /* A variable, or the part of one that is in a mirror. */
@@ -48,6 +61,7 @@ struct mirror {
 	uint8_t **was;		/* page-locked: what each written page held; NULL: all of it is to be sent */
 	size_t written, stale;	/* pages in these states */
 	struct ahead fetch, open;
+	struct habit habit;
 	struct span *spans;	/* of the managed variables in it, which alone the device has; NULL: it has all */
 	unsigned nspans;
 };
@@ -256,6 +270,21 @@ void sl_mirror_send_slow(void)
 	pthread_mutex_unlock(&lock);
 }
 
+/* After a wait: what the program has fetched since the last one. */
+static void learn(struct mirror *m)
+{
+	struct habit *h = &m->habit;
+
+	m->fetch = (struct ahead){ 0 };
+	if (!h->fetched)
+		return;
+	if (!h->most || ++h->trusted == TRUST) {
+		h->most = !h->most && h->fetched >= m->pages - m->pages / 4;
+		h->trusted = 0;
+	}
+	h->fetched = 0;
+}
+
 void sl_mirror_stale_slow(void)
 {
 	pthread_mutex_lock(&lock);
@@ -268,6 +297,7 @@ void sl_mirror_stale_slow(void)
 		sl_trap_keep();
 		protect(m, 0, m->pages, PROT_NONE);
 		set(m, 0, m->pages, STALE);
+		learn(m);
 	}
 	pthread_mutex_unlock(&lock);
 }
@@ -277,7 +307,8 @@ void sl_mirror_stale_slow(void)
 /* The end of the pages that are taken at a fault at page i, all of one state: more in a large mirror, which thus has few maps. */
 static size_t advance(const struct mirror *m, struct ahead *a, size_t i)
 {
-	size_t first = m->pages / 4096 > AHEAD_FIRST ? m->pages / 4096 : AHEAD_FIRST;
+	size_t least = a == &m->fetch && m->habit.most ? AHEAD_MOST : AHEAD_FIRST;
+	size_t first = m->pages / 4096 > least ? m->pages / 4096 : least;
 	size_t most = first > AHEAD_MOST ? first : AHEAD_MOST;
 
 	a->pages = i != a->next || !a->pages ? first : a->pages < most ? a->pages * 2 : most;
@@ -298,14 +329,19 @@ static void give_up(struct mirror *m, size_t from, size_t to)
 
 static CUresult fetch_bytes(const struct mirror *m, uint64_t p, size_t n)
 {
-	void *got = malloc(n);
+	static uint8_t *room;	/* the lock is held */
+	static size_t size;
+	uint8_t *got = n <= size ? room : realloc(room, n);
 	CUresult err = CUDA_ERROR_OUT_OF_MEMORY;
 
+	if (got && n > size)
+		size = n;
+	if (got)
+		room = got;
 	if (got)
 		err = (m->kind & SL_MIRROR_MANAGED ? sl_transfer_copy : sl_transfer_read)(&m->other, p, got, n);
 	if (!err && !sl_trap_poke(p, got, n))
 		err = CUDA_ERROR_OUT_OF_MEMORY;
-	free(got);
 	return err;
 }
 
@@ -327,6 +363,7 @@ static bool fetch(struct mirror *m, size_t from, size_t to)
 	}
 	protect(m, from, to, PROT_READ);
 	set(m, from, to, SAME);
+	m->habit.fetched += to - from;
 	return true;
 }
 

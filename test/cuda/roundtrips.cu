@@ -5,6 +5,8 @@
  *	questions		attributes of the device, of streams, kernels and pointers, and occupancy: the same questions again and again
  *	limits			a limit of the context, its memory pool and the pool's threshold
  *	memory			how much memory is free
+ *	managed, mapped		256 KiB of such memory that the program writes, a kernel adds, and the program reads
+ *	corner			the same with 4 MiB of managed memory, of which the program reads all for ten rounds and then one word
  *	allocate		memory of two sizes, allocated and freed, plainly and in a stream's order
  */
 #include "check.h"
@@ -85,6 +87,30 @@ static void allocate(cudaStream_t s)
 	}
 }
 
+static void shared(const char *what, cudaStream_t s)
+{
+	bool corner = !strcmp(what, "corner");
+	int n = (corner ? 4 << 20 : 256 << 10) / (int)sizeof(float);
+	float *v[3];
+
+	for (int i = 0; i < 3; i++) {
+		if (strcmp(what, "mapped"))
+			CHECK(cudaMallocManaged(&v[i], n * sizeof(float)));
+		else
+			CHECK(cudaHostAlloc(&v[i], n * sizeof(float), cudaHostAllocMapped));
+	}
+	for (int r = 0; r < rounds; r++) {
+		for (int i = 0; i < n && (!corner || !r); i++) {
+			v[0][i] = r + i;
+			v[1][i] = 2 * r;
+		}
+		vecadd<<<n / 256, 256, 0, s>>>(v[0], v[1], v[2], n);
+		CHECK(cudaStreamSynchronize(s));
+		for (int i = 0; i < (corner && r >= 10 ? 1 : n); i++)
+			REQUIRE(v[2][i] == (corner ? i : i + 3 * r), "round %d, place %d has %g", r, i, v[2][i]);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "questions";
@@ -102,6 +128,8 @@ int main(int argc, char **argv)
 		questions(d, s);
 	else if (!strcmp(what, "limits"))
 		limits();
+	else if (!strcmp(what, "managed") || !strcmp(what, "mapped") || !strcmp(what, "corner"))
+		shared(what, s);
 	else if (!strcmp(what, "allocate"))
 		allocate(s);
 	else

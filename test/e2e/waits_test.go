@@ -114,3 +114,40 @@ func TestTraceOfForks(t *testing.T) {
 		t.Errorf("%d waits for the copies of 4 children: %v", copies, tables)
 	}
 }
+
+var bytesIn = regexp.MustCompile(`^sluice: calls=.* bytes_in=(\d+)\n`)
+
+// TestRoundTripsOfSharedMemory: what a program reads after each wait is fetched in large pieces once it is known that it reads
+// most of it, and no longer when it reads little.
+func TestRoundTripsOfSharedMemory(t *testing.T) {
+	const fetches = "(reading memory that the GPU has written)"
+	w := startWorker(t, workerOptions{})
+	for _, c := range []struct {
+		what         string
+		trips, bytes int // at most
+	}{
+		// Three blocks of 256 KiB a round, in one piece each, but every 16 rounds in three that grow. It was 800.
+		{"managed", 380, 100 << 20},
+		{"mapped", 380, 100 << 20},
+		// Ten rounds of 4 MiB, at most 16 more until the change is seen, and then 64 KiB.
+		{"corner", 200, 26*4<<20 + 100*64<<10 + 1<<20},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			r, tables := w.traced(program("roundtrips"), c.what)
+			if want := "roundtrips: 100 rounds of " + c.what + "\nPASS\n"; r.status != 0 || r.stdout != want || len(tables) != 1 {
+				t.Fatalf("status %d, %d tables\nstdout: %s\nstderr: %s", r.status, len(tables), r.stdout, r.stderr)
+			}
+			m := bytesIn.FindStringSubmatch(r.stderr)
+			if m == nil {
+				t.Fatalf("no bytes: %s", r.stderr)
+			}
+			bytes, _ := strconv.Atoi(m[1])
+			for _, table := range tables {
+				t.Logf("%d fetches, %d bytes", table[fetches], bytes)
+				if n := table[fetches]; n == 0 || n > c.trips || bytes > c.bytes {
+					t.Errorf("%d fetches of at most %d, %d bytes of at most %d\n%s", n, c.trips, bytes, c.bytes, r.stderr)
+				}
+			}
+		})
+	}
+}
