@@ -72,7 +72,7 @@ func Listen(path string, how How) (*net.UnixListener, error) {
 	if err := os.Remove(made); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	l, err := bind(address(dir, name), how.Mode.Perm())
+	l, err := bind("unix", address(dir, name), how.Mode.Perm())
 	if err != nil {
 		return nil, err
 	}
@@ -97,13 +97,13 @@ func address(dir *os.File, name string) string {
 
 // bind makes a socket whose mode is at most mode from the begin: bind(2) takes the mode of
 // the socket's descriptor, less the umask.
-func bind(address string, mode fs.FileMode) (*net.UnixListener, error) {
+func bind(network, address string, mode fs.FileMode) (*net.UnixListener, error) {
 	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var cerr error
 		err := raw.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), uint32(mode)) })
 		return errors.Join(err, cerr)
 	}}
-	l, err := c.Listen(context.Background(), "unix", address)
+	l, err := c.Listen(context.Background(), network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -123,10 +123,28 @@ func answers(dir *os.File, name string) bool {
 	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT)
 }
 
-// ListenAbstract makes a socket of packets (SOCK_SEQPACKET) in the abstract namespace. It has no file and no mode: every
-// process in the network namespace may connect, so the server has to check the peer of each connection.
-func ListenAbstract(name string) (*net.UnixListener, error) {
-	return net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: "@" + name})
+// ListenPackets makes a socket of packets (SOCK_SEQPACKET) at path, mode 0600, in a directory that nobody else may write.
+// What was there is removed. The path may be long, and stays when the listener is closed.
+func ListenPackets(path string) (*net.UnixListener, error) {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return bind("unixpacket", address(dir, filepath.Base(path)), 0o600)
+}
+
+// DialPackets connects to a socket of ListenPackets.
+func DialPackets(path string) (*net.UnixConn, error) {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: address(dir, filepath.Base(path))})
 }
 
 // Peer is the process at the other end of a connection, as it was when it called

@@ -85,7 +85,7 @@ func TestBind(t *testing.T) {
 	old := syscall.Umask(0)
 	defer syscall.Umask(old)
 	path := filepath.Join(t.TempDir(), "sock")
-	l, err := bind(path, 0o600)
+	l, err := bind("unix", path, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,8 +34,7 @@ const exportCost = 1 << 10
 
 type ipc struct {
 	s       *session
-	dir     exchange.Directory // nil if the lease has no account that sessions can look into
-	exports *exchange.Exports
+	exports *exchange.Exports         // nil if the session was started without a link to others
 	tokens  map[uint64]exchange.Token // of memory of this session, by address
 	events  map[uint32]exchange.Token // by id
 	backing map[uint64]*backing       // by the driver's address
@@ -110,18 +109,31 @@ func (b *backing) freed(release func()) {
 	}
 }
 
-func (i *ipc) init(s *session, l ledger) {
+func (i *ipc) init(s *session) {
 	i.s = s
-	i.dir, _ = l.(exchange.Directory)
-	if i.dir != nil {
-		i.exports = exchange.New(s.log, i.dir)
-	}
 	i.tokens = make(map[uint64]exchange.Token)
 	i.events = make(map[uint32]exchange.Token)
 	i.backing = make(map[uint64]*backing)
 	i.views = make(map[uint64]*view)
 	i.opens = make(map[[64]byte]*opened)
 	i.pointers = make(map[uint64]*pool)
+}
+
+// join links the session, which has this slot of the lease's account, to the others of its lease by a descriptor that
+// it takes over. It comes before all other calls.
+func (i *ipc) join(slot, fd int) error {
+	link, err := exchange.NewLink(fd)
+	if err == nil {
+		i.exports = exchange.New(i.s.log, slot, link)
+	}
+	return err
+}
+
+// withdrawAll withdraws all exports of a session that ends, before what else its end takes. Any goroutine may call it.
+func (i *ipc) withdrawAll() {
+	if i.exports != nil {
+		i.exports.Withdraw()
+	}
 }
 
 // stop ends the exchange; see waiters.stop.
@@ -131,20 +143,18 @@ func (i *ipc) stop() {
 	}
 }
 
+// noLink is what a session lacks that a starter of another release, or a test, has started.
+const noLink = "IPC in a session without a link to others"
+
 // add exports an item, or says why not.
 func (i *ipc) add(it *exchange.Item) (t exchange.Token, rc C.CUresult) {
-	if i.dir == nil {
-		return t, C.CUresult(i.s.refuse("IPC without an account"))
+	if i.exports == nil {
+		return t, C.CUresult(i.s.refuse(noLink))
 	}
 	if !i.s.keep("exports", exportCost) {
 		return t, C.CUDA_ERROR_OUT_OF_MEMORY
 	}
-	t, err := i.exports.Add(it)
-	if err != nil {
-		i.s.unkeep(exportCost)
-		return t, i.failed(err)
-	}
-	return t, 0
+	return i.exports.Add(it), 0
 }
 
 // forget withdraws the export of memory that is freed, if there is one.
@@ -222,11 +232,9 @@ func (s *session) cuIpcGetMemHandle(o *C.CUipcMemHandle, p uint64) C.CUresult {
 	return 0
 }
 
-// failed is what an export that cannot be made or opened gives.
+// failed is what an export that cannot be opened gives.
 func (i *ipc) failed(err error) C.CUresult {
 	switch {
-	case errors.Is(err, unix.EPERM):
-		return C.CUresult(i.s.refuse("IPC between processes whose sessions are in a sandbox; worker.sandbox: off does without"))
 	case errors.Is(err, exchange.ErrOwn):
 		return C.CUDA_ERROR_INVALID_CONTEXT
 	case errors.Is(err, exchange.ErrToken):
@@ -239,14 +247,14 @@ func (i *ipc) failed(err error) C.CUresult {
 // open opens another session's export.
 func (i *ipc) open(t exchange.Token, kind uint32) (*exchange.Use, *exchange.Item, C.CUresult) {
 	switch {
-	case i.dir == nil:
-		return nil, nil, C.CUresult(i.s.refuse("IPC without an account"))
+	case i.exports == nil:
+		return nil, nil, C.CUresult(i.s.refuse(noLink))
 	case t.Kind() != kind:
 		return nil, nil, C.CUDA_ERROR_INVALID_VALUE
-	case t.Slot() == i.dir.Slot() && i.exports.Own(t) == nil:
+	case t.Slot() == i.exports.Slot() && i.exports.Own(t) == nil:
 		return nil, nil, C.CUDA_ERROR_INVALID_HANDLE
 	}
-	use, it, err := exchange.Open(i.dir, t)
+	use, it, err := i.exports.Open(t)
 	if err != nil {
 		return nil, nil, i.failed(err)
 	}
@@ -503,7 +511,7 @@ func (s *session) cuMemImportFromShareableHandle(id uint32, o *C.uint64_t, h *C.
 		return C.CUresult(s.refuse("handles of memory other than file descriptors"))
 	}
 	t := *(*exchange.Token)(unsafe.Pointer(h))
-	if i.dir != nil && t.Slot() == i.dir.Slot() {
+	if i.exports != nil && t.Slot() == i.exports.Slot() {
 		return i.importOwn(o, t)
 	}
 	use, it, rc := i.open(t, exchange.File)

@@ -63,7 +63,7 @@ func (s *session) cuMemPoolImportFromShareableHandle(id uint32, o *C.uint64_t, h
 		return C.CUresult(s.refuse("handles of memory pools other than file descriptors"))
 	}
 	t := *(*exchange.Token)(unsafe.Pointer(h))
-	if i.dir != nil && t.Slot() == i.dir.Slot() {
+	if i.exports != nil && t.Slot() == i.exports.Slot() {
 		it := i.exports.Own(t)
 		if it == nil || it.Kind != exchange.Pool {
 			return C.CUDA_ERROR_INVALID_HANDLE

@@ -1,13 +1,11 @@
 package worker
 
 import (
-	"fmt"
-	"math/bits"
-	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
@@ -30,43 +28,41 @@ func (f *fixed) Reserve(_ int, n uint64) bool {
 
 func (f *fixed) Release(_ int, n uint64) { f.left += n }
 func (f *fixed) Info(int) account.Info   { return account.Info{} }
-func (f *fixed) Slot() int               { return 1 }
-func (f *fixed) Publish([2]uint64)       {}
-func (f *fixed) Member(int) bool         { return true }
-func (f *fixed) Find(int) ([2]uint64, int, bool) {
-	return [2]uint64{1, uint64(os.Getpid())}, os.Getpid(), true
-}
 
-// opens gives an allocation that a session has open, and the exporter's end of its use.
-func opens(t *testing.T, left, bytes uint64) (*session, *opened, net.Conn, *fixed) {
+// opens gives an allocation that a session has open, and what ends its exporter.
+func opens(t *testing.T, left, bytes uint64) (*session, *opened, func(), *fixed) {
 	t.Helper()
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: fmt.Sprintf("@sluice-exchange-0100000000000000%016x", bits.ReverseBytes64(uint64(os.Getpid())))})
-	if err != nil {
-		t.Fatal(err)
+	b := exchange.NewBroker(testLog())
+	t.Cleanup(b.Close)
+	var both [2]*exchange.Exports
+	for slot := range both {
+		c, end, err := exchange.Connect()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Join(slot, c)
+		fd, err := unix.Dup(int(end.Fd()))
+		end.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		link, err := exchange.NewLink(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		both[slot] = exchange.New(testLog(), slot, link)
+		t.Cleanup(both[slot].Close)
 	}
-	defer l.Close()
 	f := &fixed{left: left}
 	s := &session{log: testLog(), ledger: f, reason: func(string) {}, exit: func(int) {}, wr: wire.NewWriter(&bytesStream{})}
 	s.mem.init(s)
 	s.mem.setDevices(1, []uint64{0})
-	got := make(chan net.Conn, 1)
-	go func() {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		var b [128]byte
-		_, _ = c.Read(b[:])
-		_, _ = c.Write(append([]byte{byte(exchange.Memory)}, make([]byte, 95)...))
-		got <- c
-	}()
-	var tok exchange.Token
-	tok[20] = byte(exchange.Memory)
-	use, _, err := exchange.Open(f, tok)
+	tok := both[0].Add(&exchange.Item{Kind: exchange.Memory, Used: func(int) {}})
+	use, _, err := both[1].Open(tok)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, &opened{m: &s.mem, bytes: bytes, use: use}, <-got, f
+	return s, &opened{m: &s.mem, bytes: bytes, use: use}, both[0].Close, f
 }
 
 // TestHeir: when an exporter has ended, who has its memory open is charged for it, and pays it back on closing.
@@ -74,7 +70,7 @@ func TestHeir(t *testing.T) {
 	s, o, exporter, f := opens(t, 100<<20, 60<<20)
 	done := make(chan struct{})
 	go func() { o.heir(time.Minute); close(done) }()
-	exporter.Close()
+	exporter()
 	<-done
 	if f.left != 40<<20 || s.mem.held[0] != 60<<20 {
 		t.Errorf("%d MiB are left, %d are held", f.left>>20, s.mem.held[0]>>20)
@@ -94,7 +90,7 @@ func TestHeirWithoutRoom(t *testing.T) {
 	ended := make(chan int, 1)
 	s.exit = func(code int) { ended <- code }
 	go o.heir(50 * time.Millisecond)
-	exporter.Close()
+	exporter()
 	<-ended
 	if !strings.Contains(why, "60 MiB") {
 		t.Errorf("the reason is %q", why)
@@ -103,7 +99,7 @@ func TestHeirWithoutRoom(t *testing.T) {
 	s, o, exporter, f := opens(t, 10<<20, 60<<20)
 	s.exit = func(int) { t.Error("the session ends for memory that it has closed") }
 	o.close()
-	exporter.Close()
+	exporter()
 	o.heir(0)
 	if f.left != 10<<20 {
 		t.Errorf("%d MiB are left", f.left>>20)

@@ -71,6 +71,11 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if err := s.openGates(st, fds[len(fds)-2*st.Schedules():]); err != nil {
 		return refuse(err)
 	}
+	if st.Exchange {
+		if err := s.ipc.join(st.Slot, fds[len(fds)-2*st.Schedules()-1]); err != nil {
+			return refuse(err)
+		}
+	}
 	s.prints.fds = out.fds
 	if err := s.prints.start(); err != nil {
 		return err
@@ -92,6 +97,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	go s.mem.keepMeasured()
 	s.watchHostMemory(st.HostMemory)
 	err = s.run()
+	s.ipc.withdrawAll()
 	s.gates.Quit()
 	if err != nil {
 		s.linger(fd)

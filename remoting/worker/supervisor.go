@@ -30,6 +30,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
@@ -80,6 +81,7 @@ type lease struct {
 	procs   map[*control.Process]bool
 	own     bool // the default lease: it lives as long as its sessions
 	tenants []int
+	broker  *exchange.Broker // of the exports of its sessions
 }
 
 // New asks the driver about the devices and prepares a worker.
@@ -357,7 +359,7 @@ func (s *Supervisor) serveLease(c net.Conn, h *wire.Hello) {
 		refuse(c, wire.StatusNoMemory, err.Error())
 		return
 	}
-	l := &lease{Lease: granted, token: token, procs: make(map[*control.Process]bool)}
+	l := &lease{Lease: granted, token: token, procs: make(map[*control.Process]bool), broker: exchange.NewBroker(s.log)}
 	if l.tenants, err = s.turns.add(shortToken(token)); err != nil {
 		s.log.Warn("lease refused", "client", h.Program, "pid", h.PID, "reason", err)
 		refuse(c, wire.StatusBusy, err.Error())
@@ -440,7 +442,7 @@ func (s *Supervisor) find(token [16]byte) (*lease, uint32, error) {
 	if err != nil {
 		return nil, wire.StatusNoMemory, err
 	}
-	l := &lease{Lease: granted, procs: make(map[*control.Process]bool), own: true}
+	l := &lease{Lease: granted, procs: make(map[*control.Process]bool), own: true, broker: exchange.NewBroker(s.log)}
 	if l.tenants, err = s.turns.add(shortToken(token)); err != nil {
 		granted.End()
 		return nil, wire.StatusBusy, err
@@ -510,6 +512,7 @@ func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
 // closeSession gives back what a session held, and the default lease with its
 // last session.
 func (s *Supervisor) closeSession(l *lease, slot int) {
+	l.broker.Leave(slot)
 	l.Free(slot)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -544,6 +547,13 @@ func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *leas
 	// session process sets what it needs itself.
 	fds := []int{int(f.Fd()), l.FD()}
 	if wire.SessionComputes(h.Kind) {
+		link, end, err := exchange.Connect()
+		if err != nil {
+			return fmt.Errorf("exchange: %w", err)
+		}
+		defer end.Close()
+		l.broker.Join(slot, link)
+		st.Exchange, fds = true, append(fds, int(end.Fd()))
 		st.Turns, fds = s.turns.share(len(st.Snapshot.Devices), l.tenants, fds)
 	}
 	return p.Give(&st, fds...)

@@ -60,8 +60,7 @@ func (a *agent) token(what string, i int) []byte {
 
 // TestIPC runs two processes that share all that can be shared.
 func TestIPC(t *testing.T) {
-	for _, o := range []workerOptions{{network: "tcp"}, {network: "unix", race: true}} {
-		o.sandbox = "off"
+	for _, o := range []workerOptions{{network: "tcp", sandbox: "on"}, {network: "unix", sandbox: "off", race: true}} {
 		t.Run(o.network, func(t *testing.T) {
 			w := startWorker(t, o)
 			check(t, w.run(runOptions{mem: "512M"}, program("ipc")), "ipc: memory, 40 turns by events, a descriptor, a pool\nPASS\n")
@@ -73,21 +72,20 @@ func TestIPC(t *testing.T) {
 	}
 }
 
-// TestIPCSandbox: a session in a sandbox reaches no other, and says so.
-func TestIPCSandbox(t *testing.T) {
-	w := startWorker(t, workerOptions{network: "unix"})
-	a := startAgent(t, w)
-	a.must("mem %d", 4096)
-	a.must("vmm %d", granule)
-	a.refused("a handle", notSupported, "ipc 0")
-	a.refused("a descriptor", notSupported, "export 1")
-	a.must("set 0 1")
+// inAndOut runs a test with the worker's sessions in a sandbox and without.
+func inAndOut(t *testing.T, o workerOptions, f func(*testing.T, *worker)) {
+	for _, o.sandbox = range []string{"on", "off"} {
+		t.Run("sandbox "+o.sandbox, func(t *testing.T) { f(t, startWorker(t, o)) })
+	}
 }
 
 // TestIPCHandles: a handle opens what it is of, for the processes of its lease, as long as that is there; no
 // other handle opens anything.
 func TestIPCHandles(t *testing.T) {
-	w := startWorker(t, workerOptions{network: "unix", sandbox: "off", mem: "1G"})
+	inAndOut(t, workerOptions{network: "unix", mem: "1G"}, ipcHandles)
+}
+
+func ipcHandles(t *testing.T, w *worker) {
 	stranger := startAgentAs(t, w.command(context.Background(), runOptions{mem: "256M"}, built("test/agent")))
 	maker, user := startAgent(t, w), startAgent(t, w)
 	maker.must("mem %d", 4<<20)
@@ -145,7 +143,10 @@ func TestIPCHandles(t *testing.T) {
 
 // TestIPCDescriptors: the same for memory of cuMemCreate, whose handle is a file descriptor.
 func TestIPCDescriptors(t *testing.T) {
-	w := startWorker(t, workerOptions{network: "unix", sandbox: "off", mem: "1G"})
+	inAndOut(t, workerOptions{network: "unix", mem: "1G"}, ipcDescriptors)
+}
+
+func ipcDescriptors(t *testing.T, w *worker) {
 	stranger := startAgentAs(t, w.command(context.Background(), runOptions{mem: "256M"}, built("test/agent")))
 	maker, user := startAgent(t, w), startAgent(t, w)
 	pid := maker.cmd.Process.Pid
@@ -182,8 +183,11 @@ func TestIPCDescriptors(t *testing.T) {
 
 // TestIPCAccount: shared memory is charged once, and as long as anybody has it.
 func TestIPCAccount(t *testing.T) {
+	inAndOut(t, workerOptions{network: "unix", mem: "1G", gpuMem: "4G"}, ipcAccount)
+}
+
+func ipcAccount(t *testing.T, w *worker) {
 	const most = 1 << 30
-	w := startWorker(t, workerOptions{network: "unix", sandbox: "off", mem: "1G", gpuMem: "4G"})
 	maker, user, other := startAgent(t, w), startAgent(t, w), startAgent(t, w)
 	for _, a := range []*agent{maker, user, other} {
 		a.must("info")
@@ -224,7 +228,10 @@ func TestIPCAccount(t *testing.T) {
 
 // TestIPCPools: pools and their allocations are shared; the maker is charged as long as they are.
 func TestIPCPools(t *testing.T) {
-	w := startWorker(t, workerOptions{network: "unix", sandbox: "off", mem: "1G", gpuMem: "4G"})
+	inAndOut(t, workerOptions{network: "unix", mem: "1G", gpuMem: "4G"}, ipcPools)
+}
+
+func ipcPools(t *testing.T, w *worker) {
 	stranger := startAgentAs(t, w.command(context.Background(), runOptions{mem: "256M"}, built("test/agent")))
 	maker, user := startAgent(t, w), startAgent(t, w)
 	pid := maker.cmd.Process.Pid

@@ -16,7 +16,9 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/internal/safefile"
+	"github.com/sluice-hpc/sluice/internal/unixsock"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
+	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
 )
 
 // leaseRecord is the file "lease".
@@ -30,7 +32,11 @@ const recordVersion = 1
 // accountName is the account's file.
 const accountName = "account"
 
-const sessionPrefix = "session-"
+// Names of a session's files, before the number of its slot.
+const (
+	sessionPrefix = "session-"
+	linkPrefix    = "exchange-"
+)
 
 // openLease makes the account of a lease, or opens that which is there. mu is held.
 func (p *Pool) openLease(l lease.Lease) (*leased, error) {
@@ -41,7 +47,7 @@ func (p *Pool) openLease(l lease.Lease) (*leased, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	a := &leased{id: l.ID, sessions: map[*session]bool{}}
+	a := &leased{id: l.ID, sessions: map[*session]bool{}, broker: exchange.NewBroker(p.log.With("lease", l.ID))}
 	var caps []uint64
 	for _, g := range l.Grants {
 		a.gpus = append(a.gpus, g.GPU)
@@ -80,9 +86,43 @@ func (p *Pool) writeRecord(s *session) error {
 }
 
 func (p *Pool) removeRecord(s *session) {
-	if err := os.Remove(p.recordPath(s)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		p.log.Error("record of a session", "error", err)
+	for _, path := range []string{p.recordPath(s), p.linkPath(s)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			p.log.Error("record of a session", "error", err)
+		}
 	}
+}
+
+func (p *Pool) linkPath(s *session) string {
+	return filepath.Join(p.cfg.Dir, s.Lease, linkPrefix+strconv.Itoa(s.slot))
+}
+
+// link makes the socket at which a session listens for daemons, and connects to it.
+func (p *Pool) link(s *session) (*os.File, error) {
+	l, err := unixsock.ListenPackets(p.linkPath(s))
+	if err != nil {
+		return nil, fmt.Errorf("exchange: %w", err)
+	}
+	defer l.Close()
+	f, err := l.File()
+	if err != nil {
+		return nil, fmt.Errorf("exchange: %w", err)
+	}
+	if err := p.joinExchange(s); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// joinExchange has the broker of a session's lease serve the session.
+func (p *Pool) joinExchange(s *session) error {
+	c, err := unixsock.DialPackets(p.linkPath(s))
+	if err != nil {
+		return fmt.Errorf("exchange: %w", err)
+	}
+	s.l.broker.Join(s.slot, c)
+	return nil
 }
 
 // writeFile writes a record. The file system is in memory: the record must outlive this
@@ -146,7 +186,7 @@ func (p *Pool) adoptLease(id string) (*leased, error) {
 	if r.Version != recordVersion {
 		return nil, fmt.Errorf("record of version %d, this release writes %d", r.Version, recordVersion)
 	}
-	l := &leased{id: id, gpus: r.GPUs, sessions: map[*session]bool{}, totals: p.readTotals(id)}
+	l := &leased{id: id, gpus: r.GPUs, sessions: map[*session]bool{}, totals: p.readTotals(id), broker: exchange.NewBroker(p.log.With("lease", id))}
 	if l.totals.Ended {
 		l.over = true
 		return l, nil
@@ -217,6 +257,10 @@ func (p *Pool) adoptSessions(l *leased) (live, gone int) {
 		l.sessions[s] = true
 		if s.pidfd = openProcess(s.Worker); s.pidfd != nil {
 			live++
+			// A session of another kind, or of a release without exchange, listens nowhere.
+			if err := p.joinExchange(s); err != nil && !errors.Is(err, os.ErrNotExist) {
+				p.log.Warn("a session shares no memory with others of its lease", "lease", l.id, "session", s.ID, "error", err)
+			}
 			go p.watch(s)
 			continue
 		}

@@ -14,7 +14,8 @@ package workers
 //	        and is on its own
 //	watch   a goroutine waits for the process's end, then frees slot, cgroup, record
 //
-// DIR/LEASE holds "lease", "account", "totals" (see totals.go) and a record for each session, all root's. The
+// DIR/LEASE holds "lease", "account", "totals" (see totals.go), and a record and a socket for each session, all root's. The
+// session listens at the socket for the daemon, which connects its lease's sessions with each other (package exchange). The
 // record is written before START, so a session is never alive without one; records
 // name the process by id and start time. What the account says is the session's own
 // word: numbers are shown, but no process is found or killed by it.
@@ -37,6 +38,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
@@ -116,6 +118,7 @@ type leased struct {
 	over     bool // being ended
 	totals   totals
 	ghosts   []ghost
+	broker   *exchange.Broker // of what its sessions export
 }
 
 type session struct {
@@ -331,6 +334,12 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	st.Slot = s.slot
 	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd()), int(count.Fd())}
 	if wire.SessionComputes(s.Kind) {
+		link, err := p.link(s)
+		if err != nil {
+			return err
+		}
+		defer link.Close()
+		st.Exchange, fds = true, append(fds, int(link.Fd()))
 		var schedules []*os.File
 		if st.Turns, schedules, err = p.startTurns(l); err != nil {
 			return err
@@ -405,6 +414,7 @@ func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease
 			f(out, reason)
 		}
 	}
+	s.l.broker.Leave(s.slot)
 	p.removeRecord(s)
 	p.mu.Lock()
 	if err := s.l.file.Free(s.slot); err != nil {
@@ -527,6 +537,9 @@ func (p *Pool) Close() {
 		all = append(all, ps...)
 	}
 	p.warm = map[string][]*worker{}
+	for _, l := range p.leases {
+		l.broker.Close() // the next daemon serves its sessions
+	}
 	p.closeSchedules()
 	p.mu.Unlock()
 	p.stopStore()

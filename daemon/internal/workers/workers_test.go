@@ -449,6 +449,9 @@ func TestKilledDaemon(t *testing.T) {
 	if u := p.Use(l)[0]; u.Overhead != 64<<20 {
 		t.Errorf("account after a kill: %+v", u)
 	}
+	if b := exchanges(t, p, l, 1); b != 0 {
+		t.Errorf("a session that two daemons have left says %d to a token of zeros", b)
+	}
 	if err := c2.activate(0); err != nil {
 		t.Fatal(err)
 	}

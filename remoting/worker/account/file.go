@@ -80,8 +80,6 @@ const (
 	slDev    = 112
 	slName   = 512
 	slReason = 560
-	slNamed  = 824
-	slRandom = 832
 
 	devSize     = 24
 	devReserved = 0
@@ -94,8 +92,7 @@ var (
 	_ [atPeak - atCap - 8*MaxDevices]byte
 	_ [atOthers - atPeak - 8*MaxDevices]byte
 	_ [slName - slDev - devSize*MaxDevices]byte
-	_ [slNamed - slReason - 8 - maxReason]byte
-	_ [slotSize - slRandom - 16]byte
+	_ [slotSize - slReason - 8 - maxReason]byte
 )
 
 // States of a slot.

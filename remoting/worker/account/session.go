@@ -253,52 +253,6 @@ func (s *Session) SetClient(c Client, kind uint32) {
 	copy(a.mem[at:at+nameSize], name[:])
 }
 
-// Slot is the session's number in the account.
-func (s *Session) Slot() int { return s.slot }
-
-// Publish tells the lease's other sessions the name of this session's exchange.
-func (s *Session) Publish(name [2]uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return
-	}
-	for i, w := range name {
-		s.file.slotWord(s.slot, slRandom+8*i).Store(w)
-	}
-	s.file.slotWord(s.slot, slNamed).Store(1)
-}
-
-// Find gives the process of a live session and the name of its exchange; false if it has
-// none.
-func (s *Session) Find(slot int) (name [2]uint64, pid int, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a := s.file
-	if s.closed || slot < 0 || slot >= MaxSlots || a.slotWord(slot, slState).Load() != stateLive || a.slotWord(slot, slNamed).Load() != 1 {
-		return name, 0, false
-	}
-	for i := range name {
-		name[i] = a.slotWord(slot, slRandom+8*i).Load()
-	}
-	return name, int(a.slotWord(slot, slPID).Load()), true
-}
-
-// Member reports whether a process has a live session of the lease.
-func (s *Session) Member(pid int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed || pid <= 0 {
-		return false
-	}
-	for i := range s.file.high() {
-		if s.file.slotWord(i, slState).Load() == stateLive && int(s.file.slotWord(i, slPID).Load()) == pid {
-			return true
-		}
-	}
-	return false
-}
-
 // SetReason says why the session ends, for whoever reads the slot after that. The
 // first one stands.
 func (s *Session) SetReason(why string) {

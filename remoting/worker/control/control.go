@@ -122,6 +122,9 @@ type Start struct {
 	// control group sees to that, or nobody.
 	HostMemory uint64 `json:",omitempty"`
 	Bind       *Bind  `json:",omitempty"`
+	// Exchange says that a descriptor comes for the session's link to the others of its lease, see package exchange.
+	// It comes before those of the schedules.
+	Exchange bool `json:",omitempty"`
 	// Turns says how the session may work on each device: in turns, or at any time. On a
 	// device without an entry it may not work at all. The descriptors of the schedules come
 	// last: policy and state of each device that has one.
@@ -357,7 +360,7 @@ func (p *Process) Await(until time.Time) error {
 // Receive waits for START; nil when the starter is gone, or needs no session.
 func Receive() (*Start, []int, error) {
 	buf := make([]byte, MaxStart)
-	oob := make([]byte, unix.CmsgSpace(4*(4+2*wire.MaxDevices)))
+	oob := make([]byte, unix.CmsgSpace(4*(5+2*wire.MaxDevices)))
 	var n, on int
 	var err error
 	for {
@@ -385,6 +388,9 @@ func Receive() (*Start, []int, error) {
 		return nil, nil, fmt.Errorf("start message: %w", err)
 	}
 	want := 2 + 2*st.Schedules()
+	if st.Exchange {
+		want++
+	}
 	if st.Detached {
 		want++
 		if st.StoreTotal > 0 {

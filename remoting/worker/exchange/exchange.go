@@ -6,31 +6,31 @@ package exchange
 // How an export is opened.
 //
 //	Add     exporter: a token with a secret and the number of the exporter's session in the
-//	        lease's account. The first export opens a socket, whose random name stands in the account
-//	Open    another session: finds the name by the number, connects, and sends the secret
-//	serve   exporter: looks the secret up, and answers with the driver's handle, or with a
-//	        file descriptor. The connection stays as long as the other session uses the
-//	        export, so each side learns of the other's end
+//	        lease's account
+//	Open    another session: asks the lease's broker for a connection to the session of that
+//	        number, and sends the token over it
+//	serve   exporter: gets the other end from the broker, looks the secret up, and answers with
+//	        the driver's handle, or with a file descriptor. The connection stays as long as the
+//	        other session uses the export, so each side learns of the other's end
 //
-// No daemon takes part: sessions outlive daemons. Only sessions of the lease can read its account,
-// so nobody else knows the names; besides, each side compares the other's process with the account.
+// A session has no socket of its own to reach others by, because its sandbox refuses all that make one. It is started with
+// a Link to the Broker, which is in the daemon or the supervisor. The broker knows by the link whose request
+// it reads, and connects sessions of one lease only; it sees no token and no handle. Sessions outlive daemons: a
+// session of a daemon's listens at its link for the next one, and a connection that has been made needs no broker.
+//
 // The handles of another session of the lease are worth as much as that session is: what they
 // can do is what the driver lets any process of that user do with them.
 
 import (
 	"crypto/rand"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
 
 // Kinds of exports.
@@ -59,14 +59,6 @@ const (
 	maxConns  = 8192
 	replySize = 96
 )
-
-// Directory is a lease's account as a session of it sees it.
-type Directory interface {
-	Slot() int
-	Publish(name [2]uint64)
-	Find(slot int) (name [2]uint64, pid int, ok bool)
-	Member(pid int) bool
-}
 
 // Token names an export. The program has it as a handle of CUDA's, whose 64 bytes it fills.
 type Token [64]byte
@@ -103,59 +95,34 @@ type Item struct {
 
 // Exports are a session's. Safe for concurrent use.
 type Exports struct {
-	log *slog.Logger
-	dir Directory
+	log  *slog.Logger
+	slot int
+	link *Link
 
 	mu    sync.Mutex
-	l     *net.UnixListener
 	items map[[16]byte]*Item
-	conns int
+	conns map[*net.UnixConn]bool // of sessions that use an export
 }
 
-// New makes an empty set; it opens nothing yet.
-func New(log *slog.Logger, dir Directory) *Exports {
-	return &Exports{log: log, dir: dir, items: make(map[[16]byte]*Item)}
+// New makes the exports of the session in a slot of its lease's account, empty.
+func New(log *slog.Logger, slot int, link *Link) *Exports {
+	e := &Exports{log: log, slot: slot, link: link, items: make(map[[16]byte]*Item), conns: make(map[*net.UnixConn]bool)}
+	link.serve(e.called)
+	return e
 }
 
-// abstract is the name under which an exchange listens: in the abstract namespace, since sessions have no
-// directory that they may write to.
-func abstract(name [2]uint64) string {
-	var b [16]byte
-	binary.LittleEndian.PutUint64(b[:], name[0])
-	binary.LittleEndian.PutUint64(b[8:], name[1])
-	return "sluice-exchange-" + hex.EncodeToString(b[:])
-}
-
-// listen opens the socket; mu is held.
-func (e *Exports) listen() error {
-	if e.l != nil {
-		return nil
-	}
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	name := [2]uint64{binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:])}
-	l, err := unixsock.ListenAbstract(abstract(name))
-	if err != nil {
-		return fmt.Errorf("exchange: %w", err)
-	}
-	e.l = l
-	go e.accept(l)
-	e.dir.Publish(name)
-	return nil
-}
+// Slot is the number of this session in its lease's account.
+func (e *Exports) Slot() int { return e.slot }
 
 // Add exports an item.
-func (e *Exports) Add(it *Item) (t Token, err error) {
+func (e *Exports) Add(it *Item) (t Token) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := e.listen(); err != nil {
-		return t, err
-	}
 	_, _ = rand.Read(t[:16])
-	binary.LittleEndian.PutUint32(t[16:], uint32(e.dir.Slot()))
+	binary.LittleEndian.PutUint32(t[16:], uint32(e.slot))
 	binary.LittleEndian.PutUint32(t[20:], it.Kind)
 	e.items[t.secret()] = it
-	return t, nil
+	return t
 }
 
 // Remove withdraws an export. Who has opened it already keeps it.
@@ -176,58 +143,54 @@ func (e *Exports) Remove(t Token) {
 func (e *Exports) Own(t Token) *Item {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if it := e.items[t.secret()]; it != nil && t.Slot() == e.dir.Slot() && t.Kind() == it.Kind && t.plain() {
+	if it := e.items[t.secret()]; it != nil && t.Slot() == e.slot && t.Kind() == it.Kind && t.plain() {
 		return it
 	}
 	return nil
 }
 
-// Close ends the exchange, for those who run several sessions in one process.
-func (e *Exports) Close() {
+// Withdraw withdraws all exports for good. Who has opened one keeps it.
+func (e *Exports) Withdraw() {
+	e.link.Close()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.l != nil {
-		e.l.Close()
+	clear(e.items)
+}
+
+// Close ends the link and all uses of exports, as the end of the process does. It is for those who run several sessions in
+// one process.
+func (e *Exports) Close() {
+	e.Withdraw()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.conns {
+		c.Close()
 	}
 }
 
-func (e *Exports) accept(l *net.UnixListener) {
-	for {
-		c, err := l.AcceptUnix()
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return
-		case err != nil:
-			e.log.Warn("exchange", "error", err)
-			time.Sleep(10 * time.Millisecond) // descriptors or memory have run out
-			continue
-		}
-		e.mu.Lock()
-		full := e.conns >= maxConns
-		if !full {
-			e.conns++
-		}
-		e.mu.Unlock()
-		if full {
-			c.Close()
-			continue
-		}
-		go func() {
-			e.serve(c)
-			c.Close()
-			e.mu.Lock()
-			e.conns--
-			e.mu.Unlock()
-		}()
+// called answers a session of the lease.
+func (e *Exports) called(c *net.UnixConn) {
+	e.mu.Lock()
+	full := len(e.conns) >= maxConns
+	if !full {
+		e.conns[c] = true
 	}
+	e.mu.Unlock()
+	if full {
+		c.Close()
+		return
+	}
+	go func() {
+		e.serve(c)
+		c.Close()
+		e.mu.Lock()
+		delete(e.conns, c)
+		e.mu.Unlock()
+	}()
 }
 
 // serve answers one session, and stays until it has no more use for the export.
 func (e *Exports) serve(c *net.UnixConn) {
-	if p, err := unixsock.PeerOf(c); err != nil || !e.dir.Member(p.PID) {
-		e.log.Warn("exchange refused: the caller is no session of the lease", "pid", p.PID, "error", err)
-		return
-	}
 	_ = c.SetDeadline(time.Now().Add(openTime))
 	var t Token
 	if n, err := c.Read(t[:]); err != nil || n != len(t) {
@@ -235,7 +198,7 @@ func (e *Exports) serve(c *net.UnixConn) {
 	}
 	e.mu.Lock()
 	it := e.items[t.secret()]
-	if it == nil || t.Slot() != e.dir.Slot() || t.Kind() != it.Kind || !t.plain() {
+	if it == nil || t.Slot() != e.slot || t.Kind() != it.Kind || !t.plain() {
 		e.mu.Unlock()
 		_, _ = c.Write([]byte{0})
 		return
@@ -296,26 +259,19 @@ func (u *Use) Wait() {
 }
 
 // Open opens another session's export. A descriptor that comes with it is the caller's.
-func Open(dir Directory, t Token) (*Use, *Item, error) {
-	if t.Slot() == dir.Slot() {
+func (e *Exports) Open(t Token) (*Use, *Item, error) {
+	if t.Slot() == e.slot {
 		return nil, nil, ErrOwn
 	}
-	name, pid, ok := dir.Find(t.Slot())
-	if !ok || !t.plain() {
+	if !t.plain() {
 		return nil, nil, ErrToken
 	}
-	c, err := dial(name)
-	switch {
-	case errors.Is(err, unix.EPERM):
-		return nil, nil, fmt.Errorf("exchange: %w", err)
-	case err != nil:
-		return nil, nil, ErrToken // it has ended
+	until := time.Now().Add(openTime)
+	c, err := e.link.dial(t.Slot(), until)
+	if err != nil {
+		return nil, nil, err
 	}
-	_ = c.SetDeadline(time.Now().Add(openTime))
-	if p, err := unixsock.PeerOf(c); err != nil || p.PID != pid {
-		c.Close()
-		return nil, nil, ErrToken
-	}
+	_ = c.SetDeadline(until)
 	it, err := ask(c, t)
 	if err != nil {
 		c.Close()
@@ -325,40 +281,21 @@ func Open(dir Directory, t Token) (*Use, *Item, error) {
 	return &Use{c}, it, nil
 }
 
-// dial connects. A queue of connections that is full is waited for.
-func dial(name [2]uint64) (*net.UnixConn, error) {
-	for until := time.Now().Add(openTime); ; {
-		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: "@" + abstract(name)})
-		if !errors.Is(err, unix.EAGAIN) || time.Now().After(until) {
-			return c, err
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 func ask(c *net.UnixConn, t Token) (*Item, error) {
 	if _, err := c.Write(t[:]); err != nil {
 		return nil, ErrToken
 	}
-	b := make([]byte, replySize)
-	oob := make([]byte, unix.CmsgSpace(4))
-	n, on, _, _, err := c.ReadMsgUnix(b, oob)
-	var fds []int
-	if msgs, perr := unix.ParseSocketControlMessage(oob[:on]); perr == nil {
-		for _, m := range msgs {
-			f, _ := unix.ParseUnixRights(&m)
-			fds = append(fds, f...)
-		}
+	b, fd, err := receive(c, replySize)
+	if err != nil {
+		return nil, ErrToken // it has ended, or has no such export
 	}
 	it := decode(b)
-	if err == nil && n == replySize && it.Kind == t.Kind() && hasFile(it.Kind) == (len(fds) == 1) {
-		if len(fds) == 1 {
-			it.FD = fds[0]
+	it.FD = fd
+	if it.Kind != t.Kind() || hasFile(it.Kind) != (fd >= 0) {
+		if fd >= 0 {
+			unix.Close(fd)
 		}
-		return it, nil
+		return nil, ErrToken
 	}
-	for _, fd := range fds {
-		unix.Close(fd)
-	}
-	return nil, ErrToken
+	return it, nil
 }

@@ -4,59 +4,44 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"os"
-	"sync"
+	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/unixsock"
 )
 
-// account is a lease's account with two sessions, both of this process.
-type account struct {
-	mu    sync.Mutex
-	names map[int][2]uint64
-	pid   int
+// lease is the broker of a lease without sessions.
+func lease(t *testing.T) *Broker {
+	b := NewBroker(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	t.Cleanup(b.Close)
+	return b
 }
 
-type member struct {
-	*account
-	slot int
-}
-
-func (m member) Slot() int { return m.slot }
-
-func (m member) Publish(name [2]uint64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.names[m.slot] = name
-}
-
-func (m member) Find(slot int) (name [2]uint64, pid int, ok bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	name, ok = m.names[slot]
-	return name, m.pid, ok
-}
-
-func (m member) Member(pid int) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return pid == m.pid
-}
-
-func (a *account) setPID(pid int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.pid = pid
-}
-
-func newExports(t *testing.T) (*Exports, *account) {
-	a := &account{names: map[int][2]uint64{}, pid: os.Getpid()}
-	e := New(slog.New(slog.NewTextHandler(io.Discard, nil)), member{a, 0})
+// session makes the exports of a session in a slot of a lease.
+func session(t *testing.T, b *Broker, slot int) *Exports {
+	t.Helper()
+	c, end, err := Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Join(slot, c)
+	fd, err := unix.Dup(int(end.Fd()))
+	end.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := NewLink(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := New(b.log, slot, k)
 	t.Cleanup(e.Close)
-	return e, a
+	return e
 }
 
 func wantToken(t *testing.T, what string, err error) {
@@ -67,16 +52,13 @@ func wantToken(t *testing.T, what string, err error) {
 }
 
 func TestExchange(t *testing.T) {
-	e, a := newExports(t)
-	me := member{a, 1}
+	b := lease(t)
+	e, me := session(t, b, 0), session(t, b, 1)
 	var used atomic.Int32
 	it := &Item{Kind: Memory, Device: 3, Offset: 512, Size: 1000, Charged: 2 << 20, Used: func(n int) { used.Add(int32(n)) }}
 	copy(it.Handle[:], "the driver's")
-	tok, err := e.Add(it)
-	if err != nil {
-		t.Fatal(err)
-	}
-	use, got, err := Open(me, tok)
+	tok := e.Add(it)
+	use, got, err := me.Open(tok)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,17 +71,17 @@ func TestExchange(t *testing.T) {
 	for i := range tok {
 		forged := tok
 		forged[i] ^= 0x10
-		_, _, err := Open(me, forged)
+		_, _, err := me.Open(forged)
 		wantToken(t, "a forged token", err)
 		if e.Own(forged) != nil {
 			t.Errorf("a token with byte %d changed is the session's own", i)
 		}
 	}
-	if _, _, err := Open(member{a, 0}, tok); !errors.Is(err, ErrOwn) {
+	if _, _, err := e.Open(tok); !errors.Is(err, ErrOwn) {
 		t.Errorf("its own: %v", err)
 	}
 	e.Remove(tok)
-	_, _, err = Open(me, tok)
+	_, _, err = me.Open(tok)
 	wantToken(t, "a token that was withdrawn", err)
 	use.Close()
 	for until := time.Now().Add(5 * time.Second); used.Load() != 0; time.Sleep(time.Millisecond) {
@@ -111,7 +93,8 @@ func TestExchange(t *testing.T) {
 
 // A descriptor is passed, and is the same file.
 func TestExchangeFile(t *testing.T) {
-	e, a := newExports(t)
+	b := lease(t)
+	e, me := session(t, b, 0), session(t, b, 1)
 	fd, err := unix.MemfdCreate("file", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -119,19 +102,16 @@ func TestExchangeFile(t *testing.T) {
 	if _, err := unix.Write(fd, []byte("here")); err != nil {
 		t.Fatal(err)
 	}
-	tok, err := e.Add(&Item{Kind: File, FD: fd, Used: func(int) {}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	use, got, err := Open(member{a, 1}, tok)
+	tok := e.Add(&Item{Kind: File, FD: fd, Used: func(int) {}})
+	use, got, err := me.Open(tok)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer use.Close()
 	e.Remove(tok)
-	b := make([]byte, 4)
-	if _, err := unix.Pread(got.FD, b, 0); err != nil || string(b) != "here" {
-		t.Errorf("%q, %v", b, err)
+	text := make([]byte, 4)
+	if _, err := unix.Pread(got.FD, text, 0); err != nil || string(text) != "here" {
+		t.Errorf("%q, %v", text, err)
 	}
 	unix.Close(got.FD)
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {
@@ -139,33 +119,182 @@ func TestExchangeFile(t *testing.T) {
 	}
 }
 
-// A process that has no session of the lease gets nothing, even with a token; nor is one believed
-// that listens where a session of the lease should.
+// A session of another lease gets nothing, even with a token.
 func TestExchangeStranger(t *testing.T) {
-	e, a := newExports(t)
-	tok, err := e.Add(&Item{Kind: Memory, Used: func(int) { t.Error("a stranger uses it") }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	other := &account{names: a.names, pid: os.Getpid()} // finds the address
-	a.setPID(1)                                         // but is no member here
-	_, _, err = Open(member{other, 1}, tok)
+	e := session(t, lease(t), 0)
+	tok := e.Add(&Item{Kind: Memory, Used: func(int) { t.Error("a stranger uses it") }})
+	other := lease(t)
+	stranger := session(t, other, 1)
+	_, _, err := stranger.Open(tok)
 	wantToken(t, "a stranger", err)
-
-	a.setPID(os.Getpid())
-	other.setPID(1) // where process 1 should listen, this one does
-	_, _, err = Open(member{other, 1}, tok)
-	wantToken(t, "an impostor", err)
+	session(t, other, 0) // in the place of the exporter, without exports
+	_, _, err = stranger.Open(tok)
+	wantToken(t, "a stranger whose lease has a session of that number", err)
 }
 
 // What an exporter that has ended had exported is no export any more.
 func TestExporterEnds(t *testing.T) {
-	e, a := newExports(t)
-	tok, err := e.Add(&Item{Kind: Memory, Used: func(int) {}})
+	b := lease(t)
+	e, me := session(t, b, 0), session(t, b, 1)
+	tok := e.Add(&Item{Kind: Memory, Used: func(int) {}})
+	e.Close()
+	_, _, err := me.Open(tok)
+	wantToken(t, "an exporter that has ended", err)
+	b.Leave(0)
+	_, _, err = me.Open(tok)
+	wantToken(t, "an exporter that has left", err)
+	if _, _, err := session(t, b, 1).Open(tok); !errors.Is(err, ErrToken) {
+		t.Error(err)
+	}
+}
+
+// A session of a daemon's waits for the next daemon where one has ended, and keeps what it has open meanwhile.
+func TestNextBroker(t *testing.T) {
+	dir := t.TempDir()
+	connect := func(b *Broker, slot int) {
+		t.Helper()
+		c, err := unixsock.DialPackets(filepath.Join(dir, strconv.Itoa(slot)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Join(slot, c)
+	}
+	b := lease(t)
+	var all []*Exports
+	for slot := range 2 {
+		l, err := unixsock.ListenPackets(filepath.Join(dir, strconv.Itoa(slot)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := l.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+		fd, err := unix.Dup(int(f.Fd()))
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		connect(b, slot)
+		k, err := NewLink(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := New(b.log, slot, k)
+		t.Cleanup(e.Close)
+		all = append(all, e)
+	}
+	ended := make(chan struct{})
+	tok := all[0].Add(&Item{Kind: Memory, Used: func(n int) {
+		if n < 0 {
+			close(ended)
+		}
+	}})
+	use, _, err := all[1].Open(tok)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Close()
-	_, _, err = Open(member{a, 1}, tok)
-	wantToken(t, "an exporter that has ended", err)
+	b.Close()
+	opened := make(chan error)
+	tok2 := all[0].Add(&Item{Kind: Memory, Used: func(int) {}})
+	go func() {
+		_, _, err := all[1].Open(tok2)
+		opened <- err
+	}()
+	next := lease(t)
+	connect(next, 0)
+	connect(next, 1)
+	if err := <-opened; err != nil {
+		t.Errorf("with the next daemon: %v", err)
+	}
+	select {
+	case <-ended:
+		t.Error("the use ended with the daemon")
+	default:
+	}
+	use.Close()
+	<-ended
+}
+
+// A session that was taken over cannot stop the others' exchange: neither by requests that make no sense, nor
+// by not reading what it is sent.
+func TestHostileSession(t *testing.T) {
+	b := lease(t)
+	e, me := session(t, b, 0), session(t, b, 1)
+	bad, end, err := Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end.Close()
+	b.Join(2, bad)
+	fd := int(end.Fd())
+	req := make([]byte, requestSize) // of slot 0, again and again, and never read
+	for i := range burst / 2 {
+		if _, err := unix.Write(fd, req); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	tok := e.Add(&Item{Kind: Memory, Used: func(int) {}})
+	if _, _, err := me.Open(tok); err != nil {
+		t.Error("beside a session that does not read:", err)
+	}
+	// One that is connected to, and never reads, is busy; nobody waits for it for ever.
+	silent, unread, err := Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unread.Close()
+	b.Join(3, silent)
+	began := time.Now()
+	for range 2000 {
+		r, err := me.link.ask(3, time.Now().Add(openTime))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.status == statusBusy {
+			break
+		}
+		unix.Close(r.fd)
+		if time.Since(began) > openTime {
+			t.Fatal("a queue without end")
+		}
+	}
+	if _, err := unix.Write(fd, make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := me.Open(e.Add(&Item{Kind: Memory, Used: func(int) {}})); err != nil {
+		t.Error("after a request that makes no sense:", err)
+	}
+}
+
+// FuzzBroker sends what a session that was taken over may send, in packets. The broker goes on for the others.
+func FuzzBroker(f *testing.F) {
+	f.Add([]byte{8, 0, 0, 0, 1, 0, 0, 0, 0, 8, 0, 0, 0, 2, 0, 0, 0, 1})
+	f.Add([]byte{8, 0, 0, 0, 1, 255, 255, 255, 255, 1, 7, 0})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		b := NewBroker(slog.New(slog.NewTextHandler(io.Discard, nil)))
+		defer b.Close()
+		e, me := session(t, b, 0), session(t, b, 1)
+		c, end, err := Connect()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer end.Close()
+		b.Join(2, c)
+		fd := int(end.Fd())
+		for len(data) > 0 {
+			n := min(int(data[0]%16), len(data)-1)
+			// Besides, a descriptor that nobody has asked for.
+			if unix.Sendmsg(fd, data[1:1+n], unix.UnixRights(0), nil, unix.MSG_NOSIGNAL) != nil {
+				break // the broker has done with it
+			}
+			data = data[1+n:]
+		}
+		use, _, err := me.Open(e.Add(&Item{Kind: Memory, Used: func(int) {}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		use.Close()
+	})
 }

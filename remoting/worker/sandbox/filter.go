@@ -84,8 +84,9 @@ var Refused = []string{
 
 // Confined are the system calls that a session in a sandbox may not make besides.
 var Confined = []string{
-	// The network, and sockets of this machine: the client's is there already.
-	"socket", "socketpair", "connect", "bind", "listen", "accept", "accept4",
+	// The network, and sockets of this machine: the client's is there already, and so is that at which daemons connect
+	// (package exchange), the only one that can accept.
+	"socket", "socketpair", "connect", "bind", "listen", "accept",
 	// What all processes of a user or of the machine share.
 	"shmget", "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "semget", "semop", "semctl", "semtimedop",
 	"mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify", "mq_getsetattr",

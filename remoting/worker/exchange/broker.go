@@ -1,0 +1,179 @@
+package exchange
+
+import (
+	"encoding/binary"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Packets between a session and the broker of its lease. The number of a request is the session's choice; its answer
+// repeats it. Words are little-endian.
+//
+//	request   session to broker   number, slot of the exporter's session
+//	answer    broker to session   packetAnswer, number, status; with statusOpen a connection to the exporter
+//	call      broker to session   packetCall, 0, 0, with a connection to a session that wants one of its exports
+const (
+	requestSize = 8
+	packetSize  = 12
+
+	packetAnswer = 1
+	packetCall   = 2
+
+	statusOpen = 0
+	statusNone = 1 // there is no such session, or it has no exchange
+	statusBusy = 2 // its queue or the broker's is full
+)
+
+// Bounds of what one session can have the broker do.
+const (
+	burst = 4096
+	pace  = time.Millisecond // of one request, beyond a burst
+)
+
+// Broker connects the sessions of one lease with each other. It runs in the process that starts sessions, outside of
+// their sandbox. It keeps nothing of a request and passes on no byte of a session's, only the ends of new pairs
+// of sockets. Safe for concurrent use.
+type Broker struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	lines map[int]*net.UnixConn // by slot
+}
+
+// NewBroker makes the broker of a lease that has no sessions yet.
+func NewBroker(log *slog.Logger) *Broker {
+	return &Broker{log: log, lines: make(map[int]*net.UnixConn)}
+}
+
+// Join serves the session in a slot of the lease over c until its end, Leave or Close.
+func (b *Broker) Join(slot int, c *net.UnixConn) {
+	b.mu.Lock()
+	old := b.lines[slot]
+	b.lines[slot] = c
+	b.mu.Unlock()
+	if old != nil {
+		old.Close()
+	}
+	go b.serve(slot, c)
+}
+
+// Leave ends the service of a slot.
+func (b *Broker) Leave(slot int) {
+	b.mu.Lock()
+	c := b.lines[slot]
+	delete(b.lines, slot)
+	b.mu.Unlock()
+	if c != nil {
+		c.Close()
+	}
+}
+
+// Close ends the service of all slots.
+func (b *Broker) Close() {
+	b.mu.Lock()
+	all := b.lines
+	b.lines = make(map[int]*net.UnixConn)
+	b.mu.Unlock()
+	for _, c := range all {
+		c.Close()
+	}
+}
+
+// serve answers the requests of one session, one after another. Descriptors that come with them are dropped by the
+// kernel, because Read has no room for any.
+func (b *Broker) serve(slot int, c *net.UnixConn) {
+	defer func() {
+		c.Close()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.lines[slot] == c {
+			delete(b.lines, slot)
+		}
+	}()
+	paid := time.Now()
+	var req [requestSize + 1]byte
+	for {
+		n, err := c.Read(req[:])
+		if err != nil || n == 0 {
+			return
+		}
+		if n != requestSize {
+			b.log.Warn("exchange: a session's request makes no sense; it has no exchange with others any more", "slot", slot, "bytes", n)
+			return
+		}
+		// paid is until when the session has paid for its requests.
+		if early := time.Now().Add(-burst * pace); paid.Before(early) {
+			paid = early
+		}
+		paid = paid.Add(pace)
+		time.Sleep(time.Until(paid))
+		b.connect(slot, c, binary.LittleEndian.Uint32(req[:]), binary.LittleEndian.Uint32(req[4:]))
+	}
+}
+
+// connect gives each of two sessions an end of a new connection. A session that does not read gets no answer.
+func (b *Broker) connect(slot int, c *net.UnixConn, number, exporter uint32) {
+	b.mu.Lock()
+	to := b.lines[int(exporter)]
+	b.mu.Unlock()
+	if to == nil || int(exporter) == slot {
+		_ = send(c, packetAnswer, number, statusNone, -1)
+		return
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		b.log.Warn("exchange", "error", err)
+		_ = send(c, packetAnswer, number, statusBusy, -1)
+		return
+	}
+	defer unix.Close(pair[0])
+	defer unix.Close(pair[1])
+	if err := send(to, packetCall, 0, 0, pair[0]); err != nil {
+		_ = send(c, packetAnswer, number, statusBusy, -1)
+		return
+	}
+	_ = send(c, packetAnswer, number, statusOpen, pair[1])
+}
+
+// send sends a packet, with a descriptor unless it is negative, or fails at once where the receiver's queue is full.
+func send(c *net.UnixConn, kind, number, status uint32, fd int) error {
+	p := make([]byte, packetSize)
+	binary.LittleEndian.PutUint32(p, kind)
+	binary.LittleEndian.PutUint32(p[4:], number)
+	binary.LittleEndian.PutUint32(p[8:], status)
+	var oob []byte
+	if fd >= 0 {
+		oob = unix.UnixRights(fd)
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var serr error
+	err = raw.Control(func(s uintptr) {
+		serr = unix.Sendmsg(int(s), p, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	})
+	if err != nil {
+		return err
+	}
+	return serr
+}
+
+// Connect gives a new connection of packets: the broker's end, and the one that the session is started with.
+func Connect() (*net.UnixConn, *os.File, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	c, err := packetConn(pair[0])
+	if err != nil {
+		unix.Close(pair[1])
+		return nil, nil, err
+	}
+	return c, os.NewFile(uintptr(pair[1]), "exchange"), nil
+}

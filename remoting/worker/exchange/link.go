@@ -1,0 +1,287 @@
+package exchange
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// errBroker says that no broker has answered. There is none while the daemon starts anew.
+var errBroker = errors.New("exchange: the daemon does not answer")
+
+// Link is a session's way to the broker of its lease. Safe for concurrent use.
+type Link struct {
+	l *net.UnixListener // nil for a link that lasts as long as its first connection
+
+	mu      sync.Mutex
+	c       *net.UnixConn         // nil while there is no broker
+	changed chan struct{}         // closed when c changes
+	number  uint32                // of the last request
+	wait    map[uint32]chan reply // of requests without an answer
+	call    func(*net.UnixConn)   // is given the connections of sessions that want an export
+}
+
+// A reply is an answer, or the loss of the connection.
+type reply struct {
+	status uint32
+	fd     int // with statusOpen
+	lost   bool
+}
+
+// NewLink takes over the descriptor that the session was started with: a connection to the broker, or a socket at
+// which each broker in turn connects.
+func NewLink(fd int) (*Link, error) {
+	k := &Link{changed: make(chan struct{}), wait: make(map[uint32]chan reply)}
+	listens, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	if err == nil && listens != 0 {
+		f := os.NewFile(uintptr(fd), "exchange")
+		defer f.Close()
+		l, err := net.FileListener(f)
+		if err != nil {
+			return nil, fmt.Errorf("exchange: %w", err)
+		}
+		var ok bool
+		if k.l, ok = l.(*net.UnixListener); !ok {
+			l.Close()
+			return nil, fmt.Errorf("exchange: a listener of %T", l)
+		}
+		go k.accept()
+		return k, nil
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("exchange: %w", err)
+	}
+	c, err := packetConn(fd)
+	if err != nil {
+		return nil, err
+	}
+	k.use(c)
+	return k, nil
+}
+
+// packetConn makes a connection of a descriptor, which it takes over.
+func packetConn(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "exchange")
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("exchange: %w", err)
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		c.Close()
+		return nil, fmt.Errorf("exchange: a connection of %T", c)
+	}
+	return u, nil
+}
+
+// accept waits for brokers. The newest is the daemon's: an earlier one has ended.
+func (k *Link) accept() {
+	for {
+		c, err := k.l.AcceptUnix()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			time.Sleep(10 * time.Millisecond) // descriptors or memory have run out
+		default:
+			k.use(c)
+		}
+	}
+}
+
+// use makes c the connection to the broker.
+func (k *Link) use(c *net.UnixConn) {
+	k.mu.Lock()
+	old := k.c
+	k.set(c)
+	k.mu.Unlock()
+	if old != nil {
+		old.Close()
+	}
+	go k.read(c)
+}
+
+// set changes the connection; the answers of the one before will not come. mu is held.
+func (k *Link) set(c *net.UnixConn) {
+	k.c = c
+	close(k.changed)
+	k.changed = make(chan struct{})
+	for n, ch := range k.wait {
+		ch <- reply{lost: true}
+		delete(k.wait, n)
+	}
+}
+
+// Close ends the link, for those who run several sessions in one process.
+func (k *Link) Close() {
+	if k.l != nil {
+		k.l.Close()
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.c != nil {
+		k.c.Close()
+	}
+}
+
+// read takes what a broker sends until its end.
+func (k *Link) read(c *net.UnixConn) {
+	defer c.Close()
+	for {
+		p, fd, err := receive(c, packetSize)
+		if err != nil {
+			break
+		}
+		kind, number, status := binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]), binary.LittleEndian.Uint32(p[8:])
+		switch {
+		case kind == packetCall && fd >= 0:
+			k.called(fd)
+		case kind == packetAnswer && (status == statusOpen) == (fd >= 0):
+			k.answered(c, number, reply{status: status, fd: fd})
+		case fd >= 0:
+			unix.Close(fd)
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.c == c {
+		k.set(nil)
+	}
+}
+
+func (k *Link) called(fd int) {
+	c, err := packetConn(fd)
+	if err != nil {
+		return
+	}
+	k.mu.Lock()
+	call := k.call
+	k.mu.Unlock()
+	if call == nil { // nothing has been exported
+		c.Close()
+		return
+	}
+	call(c)
+}
+
+func (k *Link) answered(c *net.UnixConn, number uint32, r reply) {
+	k.mu.Lock()
+	ch := k.wait[number]
+	if k.c != c {
+		ch = nil
+	}
+	delete(k.wait, number)
+	k.mu.Unlock()
+	if ch != nil {
+		ch <- r
+	} else if r.fd >= 0 {
+		unix.Close(r.fd)
+	}
+}
+
+// serve has f called with the connections of sessions that want an export. It must not wait.
+func (k *Link) serve(f func(*net.UnixConn)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.call = f
+}
+
+// dial connects to the session in a slot of the lease. A broker that is not there is waited for until the time, as
+// is a session that is busy.
+func (k *Link) dial(slot int, until time.Time) (*net.UnixConn, error) {
+	for {
+		r, err := k.ask(slot, until)
+		switch {
+		case err != nil:
+			return nil, err
+		case r.lost:
+			continue
+		case r.status == statusOpen:
+			return packetConn(r.fd)
+		case r.status != statusBusy:
+			return nil, ErrToken
+		case time.Now().After(until):
+			return nil, errBroker
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// ask sends one request and waits for its answer.
+func (k *Link) ask(slot int, until time.Time) (reply, error) {
+	end := time.NewTimer(time.Until(until))
+	defer end.Stop()
+	k.mu.Lock()
+	c, changed := k.c, k.changed
+	if c == nil {
+		k.mu.Unlock()
+		if k.l == nil {
+			return reply{}, errBroker
+		}
+		select {
+		case <-changed:
+			return reply{lost: true}, nil
+		case <-end.C:
+			return reply{}, errBroker
+		}
+	}
+	k.number++
+	number, ch := k.number, make(chan reply, 1)
+	k.wait[number] = ch
+	k.mu.Unlock()
+	var req [requestSize]byte
+	binary.LittleEndian.PutUint32(req[:], number)
+	binary.LittleEndian.PutUint32(req[4:], uint32(slot))
+	if _, err := c.Write(req[:]); err != nil {
+		c.Close() // its reader sees that, and says that the connection is lost
+	}
+	select {
+	case r := <-ch:
+		return r, nil
+	case <-end.C:
+	}
+	k.mu.Lock()
+	delete(k.wait, number)
+	k.mu.Unlock()
+	select {
+	case r := <-ch: // just now
+		return r, nil
+	default:
+		return reply{}, errBroker
+	}
+}
+
+// receive reads a packet of n bytes and the descriptor that came with it, -1 for none. Any other packet is an error.
+func receive(c *net.UnixConn, n int) (b []byte, fd int, err error) {
+	b = make([]byte, n+1)
+	oob := make([]byte, unix.CmsgSpace(4))
+	got, on, flags, _, err := c.ReadMsgUnix(b, oob)
+	var fds []int
+	if msgs, perr := unix.ParseSocketControlMessage(oob[:on]); perr == nil {
+		for _, m := range msgs {
+			f, _ := unix.ParseUnixRights(&m)
+			fds = append(fds, f...)
+		}
+	}
+	if err == nil && got == n && len(fds) <= 1 && flags&unix.MSG_CTRUNC == 0 {
+		if len(fds) == 1 {
+			return b[:n], fds[0], nil
+		}
+		return b[:n], -1, nil
+	}
+	for _, f := range fds {
+		unix.Close(f)
+	}
+	if err == nil {
+		err = fmt.Errorf("exchange: a packet of %d bytes with %d descriptors", got, len(fds))
+	}
+	return nil, -1, err
+}
