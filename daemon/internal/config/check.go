@@ -142,6 +142,7 @@ func (p *parser) ranges() {
 	count("session.max_per_lease", c.Session.MaxPerLease, 1, 240)
 	count("owner.warm", c.Owner.Warm, 0, 16)
 	count("worker.pids_max", c.Worker.PidsMax, 64, 1<<16)
+	count("worker.cpus", c.Worker.CPUs, 0, 1<<12)
 	count("audit.keep", c.Audit.Keep, 0, 1000)
 	count("munge.uid", c.Munge.UID, 0, 1<<31-1)
 	count("users.uid_min", c.Users.UIDMin, 1, 1<<31-1)

@@ -126,6 +126,7 @@ type Worker struct {
 	Cgroup     string     `key:"cgroup" oneof:"auto|required|off"`
 	MemoryMax  HostMemory `key:"memory_max"` // of each session
 	PidsMax    int        `key:"pids_max"`   // threads for each session
+	CPUs       int        `key:"cpus"`       // processors for each session; 0 no limit
 	RootUser   string     `key:"root_user"`  // as whom leases of root and the system's users run; "" refuses them
 	Seccomp    bool       `key:"seccomp"`
 	ConfineDev bool       `key:"confine_dev"` // only its own GPUs' device files

@@ -252,7 +252,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive,
 		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev, Sandbox: sandboxMode(cfg),
 		MinUID: uint32(cfg.Users.UIDMin), RootUID: rootUID, RootGID: rootGID,
-		Cgroup: cfg.Worker.Cgroup, MemoryMax: memoryMax(cfg), PidsMax: cfg.Worker.PidsMax,
+		Cgroup: cfg.Worker.Cgroup, MemoryMax: memoryMax(cfg), PidsMax: cfg.Worker.PidsMax, CPUs: cfg.Worker.CPUs,
 		Turns: cfg.TurnsDir(), Sharing: sharing(cfg),
 	})
 	if err != nil {

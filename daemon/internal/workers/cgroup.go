@@ -1,12 +1,19 @@
 package workers
 
-// Control groups: one for each session, sluice/SESSION below the daemon's own,
-// with its limits of memory and threads. A controller is used where it is mounted:
-// version 1, version 2, or both on one machine.
+// Control groups: one for each session, sluice/SESSION below a group that the daemon
+// may divide, with its limits of memory, threads and processors. A controller is used
+// where it is mounted: version 1, version 2, or both on one machine.
 //
-// Version 2 lets a group hold either processes or groups with limits. So the daemon
-// must be in a leaf of the group that it was given: systemd puts it there with
-// Delegate=yes and DelegateSubgroup=daemon. The root group is an exception.
+// Version 2 lets a group hold either processes or groups with limits. So sessions
+// cannot be below the daemon's own unit: as long as one lives, systemd could not start
+// a new daemon in that unit's group (seen with 252: status 219/CGROUP, again and again),
+// and a daemon must be able to restart under its sessions. They are below a unit
+// of their own, sluice-sessions.service, in the daemon's slice. It has one process that only waits,
+// without which systemd would remove the group; the daemon moves that process into a leaf.
+//
+// Where that unit does not run, the daemon's own group is divided. The daemon must then be
+// in a leaf of it named "daemon", as with DelegateSubgroup=daemon of systemd 254 and later.
+// The root group is an exception.
 
 import (
 	"bufio"
@@ -23,6 +30,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+const (
+	// sessionsUnit is the unit below which sessions are, and waiting the leaf of its own process.
+	sessionsUnit = "sluice-sessions.service"
+	waiting      = "waiting"
+	// cpuPeriod is the time in microseconds for which processor time is given out.
+	cpuPeriod = 100_000
 )
 
 type cgroups struct {
@@ -57,11 +72,12 @@ func newCgroups(log *slog.Logger, cfg Config) (*cgroups, error) {
 	return c, nil
 }
 
-// hierarchy is a mounted one: controllers, mount point, and the daemon's own group.
+// hierarchy is a mounted one: its controllers, and the group that the daemon divides.
 type hierarchy struct {
 	v2          bool
 	controllers []string
 	base        string
+	unit        bool // base is the group of sessionsUnit
 }
 
 func hierarchies(proc string) ([]hierarchy, error) {
@@ -96,6 +112,9 @@ func hierarchies(proc string) ([]hierarchy, error) {
 			if filepath.Base(h.base) == "daemon" {
 				h.base = filepath.Dir(h.base)
 			}
+			if beside := filepath.Join(filepath.Dir(h.base), sessionsUnit); isDir(beside) {
+				h.base, h.unit = beside, true
+			}
 			b, _ := os.ReadFile(filepath.Join(h.base, "cgroup.controllers"))
 			h.controllers = strings.Fields(string(b))
 			all = append(all, h)
@@ -112,13 +131,45 @@ func hierarchies(proc string) ([]hierarchy, error) {
 	return all, nil
 }
 
+func isDir(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
+}
+
+// settle moves the processes of a group itself into a leaf of it.
+func settle(dir string) error {
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err != nil {
+		return err
+	}
+	pids := strings.Fields(string(b))
+	if len(pids) == 0 {
+		return nil
+	}
+	leaf := filepath.Join(dir, waiting)
+	if err := os.MkdirAll(leaf, 0o755); err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		err := os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(pid), 0)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}
+
 func (c *cgroups) find(proc string, cfg Config) error {
 	all, err := hierarchies(proc)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, name := range []string{"memory", "pids"} {
+	names := []string{"memory", "pids"}
+	if cfg.CPUs > 0 {
+		names = append(names, "cpu")
+	}
+	for _, name := range names {
 		i := slices.IndexFunc(all, func(h hierarchy) bool { return slices.Contains(h.controllers, name) })
 		if i < 0 {
 			errs = append(errs, fmt.Errorf("no controller %s: neither version 1 nor 2 of it is mounted here", name))
@@ -129,6 +180,12 @@ func (c *cgroups) find(proc string, cfg Config) error {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", name, err))
 			continue
+		}
+		if h.unit {
+			if err := settle(h.base); err != nil {
+				errs = append(errs, fmt.Errorf("controller %s: %w", name, err))
+				continue
+			}
 		}
 		if h.v2 {
 			if err := enable(h.base, name); err != nil {
@@ -151,6 +208,10 @@ func (c *cgroups) find(proc string, cfg Config) error {
 			}
 		case name == "pids" && cfg.PidsMax > 0:
 			c.limits[dir] = append(c.limits[dir], "pids.max "+strconv.Itoa(cfg.PidsMax))
+		case name == "cpu" && h.v2:
+			c.limits[dir] = append(c.limits[dir], fmt.Sprintf("cpu.max %d %d", cfg.CPUs*cpuPeriod, cpuPeriod))
+		case name == "cpu":
+			c.limits[dir] = append(c.limits[dir], "cpu.cfs_quota_us "+strconv.Itoa(cfg.CPUs*cpuPeriod))
 		}
 	}
 	return errors.Join(errs...)
@@ -164,7 +225,7 @@ func enable(dir, name string) error {
 	}
 	err := os.WriteFile(path, []byte("+"+name), 0)
 	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("controller %s: %s holds processes: the unit needs Delegate=yes and DelegateSubgroup=daemon", name, dir)
+		return fmt.Errorf("controller %s: %s holds processes, so it cannot hold sessions: start sluice-sessions.service before sluiced, in the same slice", name, dir)
 	}
 	if err != nil {
 		return fmt.Errorf("controller %s: %w", name, err)

@@ -73,6 +73,7 @@ type Config struct {
 	// session that waits for its client has that of a lease without grants.
 	MemoryMax func(lease.Lease) uint64
 	PidsMax   int     // threads of a session, 0 for no limit
+	CPUs      int     // processors that a session can use, 0 for no limit
 	Turns     string  // directory of the GPUs' schedules, "" for none: then the driver shares the time
 	Sharing   Sharing // until SetSharing
 }

@@ -1,0 +1,172 @@
+#!/bin/bash
+# vm.sh: Debian under its own kernel, with systemd as process 1 and cgroup v2, in an emulated machine. For what
+# neither a container nor the machine of the tests can show. It needs no network but for its first call.
+#
+#	vm.sh root SUITE             make the root of bookworm (systemd 252) or trixie (systemd 257), and print its path
+#	vm.sh run SUITE FOLDER [S]   boot it with FOLDER at /job, run FOLDER/job.sh there as root, and print its output;
+#	                             the exit status is the script's, or 124 after S seconds (180)
+#	vm.sh units LOG              test/vm/units.sh: the shipped units on both suites; what they said into LOG.SUITE
+#
+# As root, on Debian 12, with the packages qemu-system-x86, mmdebstrap, kmod, cpio, zstd and busybox-static.
+# Roots are kept in $SLUICE_CACHE/vm, or build/cache/vm. What the guest writes to its disk is lost.
+set -euo pipefail
+
+repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+cache=${SLUICE_CACHE:-$repo/build/cache}/vm
+mirror=${SLUICE_DEBIAN_MIRROR:-http://deb.debian.org/debian}
+recipe=1 # raise it when what is built below changes
+
+die() { echo "vm: $*" >&2; exit 2; }
+
+for c in qemu-system-x86_64 mmdebstrap depmod cpio zstd busybox mkfs.ext4; do
+	command -v "$c" >/dev/null || die "$c is missing; apt-get install qemu-system-x86 mmdebstrap kmod cpio zstd busybox-static e2fsprogs"
+done
+[ "$(id -u)" = 0 ] || die 'a root of Debian can only be made by root'
+
+# kernel FOLDER: vmlinuz, the modules and an initrd that mounts /dev/vda, in FOLDER. Both suites boot bookworm's.
+kernel() {
+	local dir=$1 package version m
+	# shellcheck source=test/debian-apt.sh
+	. "$repo/test/debian-apt.sh"
+	debian_apt "$dir/apt" bookworm main
+	package=$(APT_CONFIG=$dir/apt/apt.conf apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[^ ]*-amd64\)$/\1/p' | head -n1)
+	(cd "$dir" && APT_CONFIG=$dir/apt/apt.conf apt-get -q download "$package" >&2)
+	dpkg-deb -x "$dir/$package"_*.deb "$dir/x"
+	version=${package#linux-image-}
+	mv "$dir/x/boot/vmlinuz-$version" "$dir/vmlinuz"
+	depmod -b "$dir/x" "$version"
+	mkdir -p "$dir/init/bin" "$dir/init/dev" "$dir/init/proc" "$dir/init/sys" "$dir/init/root" "$dir/modules/lib/modules/$version"
+	for m in virtio_pci virtio_blk virtio_console ext4 crc32c_generic 9p 9pnet_virtio autofs4 ip_tables x_tables; do
+		modprobe -d "$dir/x" -S "$version" --show-depends "$m" | sed -n 's/^insmod //p'
+	done | awk '!seen[$1]++ {print $1}' | while read -r m; do
+		cp "$m" "$dir/init/"
+		basename "$m" >>"$dir/init/modules"
+	done
+	cp "$(command -v busybox)" "$dir/init/bin/busybox"
+	ln -s busybox "$dir/init/bin/sh"
+	cat >"$dir/init/init" <<-'INIT'
+		#!/bin/sh
+		b=/bin/busybox
+		$b mount -t devtmpfs dev /dev
+		$b mount -t proc proc /proc
+		$b mount -t sysfs sys /sys
+		for m in $($b cat /modules); do $b insmod "/$m"; done
+		until [ -b /dev/vda ]; do $b sleep 0.1; done
+		$b mount -t ext4 -o rw /dev/vda /root
+		for d in dev proc sys; do $b mount --move /$d /root/$d; done
+		exec $b switch_root /root /sbin/init
+	INIT
+	chmod 755 "$dir/init/init"
+	(cd "$dir/init" && find . | cpio -o -H newc --quiet | zstd -q -1) >"$dir/initrd"
+	rm -rf "$dir/x" "$dir/init" "$dir/apt" "$dir"/*.deb
+}
+
+# configure ROOT: no login, no timer, and a unit that runs the job and switches off.
+configure() {
+	local etc=$1/etc u
+	echo vm >"$etc/hostname"
+	printf '127.0.0.1 localhost\n127.0.1.1 vm\n' >"$etc/hosts"
+	: >"$etc/fstab"
+	mkdir -p "$1/job" "$etc/systemd/system/multi-user.target.wants"
+	for u in serial-getty@ttyS0.service getty@tty1.service getty.target apt-daily.timer apt-daily-upgrade.timer \
+		dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer dev-hugepages.mount \
+		proc-sys-fs-binfmt_misc.automount systemd-binfmt.service systemd-networkd-wait-online.service; do
+		ln -sf /dev/null "$etc/systemd/system/$u"
+	done
+	cat >"$etc/systemd/system/vmjob.service" <<-'UNIT'
+		[Unit]
+		After=multi-user.target munge.service
+		[Service]
+		Type=simple
+		StandardOutput=file:/dev/hvc0
+		StandardError=file:/dev/hvc0
+		ExecStart=/bin/bash -c 'mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 job /job && cd /job && bash ./job.sh; echo "@@ status $?"; sync; systemctl poweroff -ff'
+	UNIT
+	mkdir -p "$etc/systemd/system/graphical.target.wants"
+	ln -sf ../vmjob.service "$etc/systemd/system/graphical.target.wants/vmjob.service"
+}
+
+root() {
+	local suite=$1 dir=$cache/$1-$recipe work
+	case $suite in bookworm | trixie) ;; *) die "suite '$suite' is not known; ask for bookworm or trixie" ;; esac
+	mkdir -p "$cache"
+	exec 9>"$cache/lock"
+	flock 9
+	work=$(mktemp -d "$cache/new.XXXXXX")
+	trap 'rm -rf --one-file-system "$work"' EXIT
+	if [ ! -e "$cache/kernel-$recipe/initrd" ]; then
+		mkdir "$work/kernel"
+		kernel "$work/kernel"
+		rm -rf "$cache/kernel-$recipe"
+		mv "$work/kernel" "$cache/kernel-$recipe"
+	fi
+	if [ ! -e "$dir/root.img" ]; then
+		mkdir "$work/$suite"
+		mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,kmod,iproute2,munge,dbus,procps,python3-minimal \
+			"$suite" "$work/root.tar" "$mirror" >&2
+		mkdir "$work/root"
+		tar -C "$work/root" -xf "$work/root.tar"
+		configure "$work/root"
+		truncate -s 1200M "$work/$suite/root.img"
+		mkfs.ext4 -q -F -O ^has_journal -E lazy_itable_init=1 -d "$work/root" "$work/$suite/root.img"
+		rm -rf "$dir"
+		mv "$work/$suite" "$dir"
+	fi
+	exec 9>&-
+	rm -rf --one-file-system "$work"
+	trap - EXIT
+	echo "$dir"
+}
+
+# KVM is not tried: a host may offer a /dev/kvm on which no guest of Debian's boots.
+run() {
+	local suite=$1 job limit=${3:-180} dir out status
+	job=$(cd -- "$2" && pwd)
+	dir=$(root "$suite")
+	out=$(mktemp -d)
+	timeout -k 5 "$limit" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max -smp 2 -m 768 \
+		-nodefaults -no-user-config -display none -no-reboot \
+		-kernel "$cache/kernel-$recipe/vmlinuz" -initrd "$cache/kernel-$recipe/initrd" \
+		-append 'quiet root=/dev/vda rw mitigations=off console=ttyS0' \
+		-drive "if=none,id=d0,file=$dir/root.img,format=raw,snapshot=on" -device virtio-blk-pci,drive=d0 \
+		-device virtio-serial-pci -chardev "file,id=c0,path=$out/log" -device virtconsole,chardev=c0 \
+		-chardev "file,id=s0,path=$out/console" -serial chardev:s0 \
+		-fsdev "local,id=f0,path=$job,security_model=none" -device virtio-9p-pci,fsdev=f0,mount_tag=job \
+		-device virtio-rng-pci >&2 || { tail -n 20 "$out/console" >&2; cat "$out/log"; rm -rf "$out"; exit 124; }
+	status=$(tr -d '\r' <"$out/log" | sed -n 's/^@@ status //p')
+	tr -d '\r' <"$out/log" | grep -v '^@@ status ' || true
+	[ -n "$status" ] || tail -n 20 "$out/console" >&2
+	rm -rf "$out"
+	exit "${status:-124}"
+}
+
+# units LOG: what of the build the units need, and both suites one after the other.
+units() {
+	local job build=$repo/build f suite began rc failed=0
+	job=$(mktemp -d)
+	for f in bin/sluiced bin/sluice bin/sluice-worker simgpu/libcuda.so.1 simgpu/libnvidia-ml.so.1 test/twins.so \
+		shim/libcuda.so.1 shim/libnvidia-ml.so.1 "test/cuda-${CUDA:-11.8}/steady"; do
+		[ -e "$build/$f" ] || die "$build/$f is missing; make all cuda-programs"
+		mkdir -p "$job/$(dirname "$f")"
+		cp -L "$build/$f" "$job/$f"
+	done
+	mv "$job/test/cuda-${CUDA:-11.8}/steady" "$job/steady"
+	cp "$repo"/etc/*.service "$job/"
+	cp "$repo/test/vm/units.sh" "$job/job.sh"
+	for suite in bookworm trixie; do
+		began=$SECONDS rc=0
+		(run "$suite" "$job" 400) >"$1.$suite" 2>&1 || rc=$?
+		grep '^@' "$1.$suite" || true
+		echo "vm: $suite: status $rc after $((SECONDS - began)) s, all of it in $1.$suite"
+		[ "$rc" = 0 ] || failed=1
+	done
+	rm -rf "$job"
+	exit "$failed"
+}
+
+case ${1:-} in
+root) [ $# = 2 ] || die 'usage: vm.sh root SUITE'; root "$2" ;;
+run) [ $# = 3 ] || [ $# = 4 ] || die 'usage: vm.sh run SUITE FOLDER [SECONDS]'; run "$2" "$3" "${4:-}" ;;
+units) [ $# = 2 ] || die 'usage: vm.sh units LOG'; units "$2" ;;
+*) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | units LOG' ;;
+esac
