@@ -197,6 +197,11 @@ test-e2e: all cuda-programs $(B)/test/offload-omp $(B)/test/offload-acc
 test-cluster: all cuda-programs
 	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -timeout 20m ./daemon/test/...
 
+# The shipped units under systemd 252 and 257, in emulated machines: some minutes, and no part of `make test`.
+.PHONY: test-units
+test-units: all cuda-programs
+	test/vm.sh units test/vm/units.log
+
 # Shares of a simulated GPU, by counts; as root.
 .PHONY: test-shares
 test-shares: all cuda-programs $(B)/test/tenant $(B)/test/tenant-twins.so $(B)/test/tenant-kind2.so
@@ -298,6 +303,7 @@ help:
 	@echo 'make test-smi    nvidia-smi of other drivers on the NVML shim'
 	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
 	@echo 'make test-cluster daemons of several nodes in network namespaces (as root)'
+	@echo 'make test-units  the shipped systemd units under systemd 252 and 257, in emulated machines (as root)'
 	@echo 'make test-shares shares of a simulated GPU under every policy, counted (as root)'
 	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'
 	@echo 'make hook        the OCI hook; make hook-check: its tests with the engines of Debian 12 (as root)'
