@@ -2,12 +2,13 @@ package api
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
 func clientStubs(rows []Row) ([]byte, error) {
 	var p printer
-	p.f("/* %s */\n#include <stdlib.h>\n#include <string.h>\n\n#include \"gen.h\"\n#include \"codec.h\"\n#include \"device.h\"\n#include \"entry.h\"\n#include \"event.h\"\n#include \"handles.h\"\n#include \"operand.h\"\n#include \"route.h\"\n#include \"send.h\"\n#include \"session.h\"\n#include \"stream.h\"\n#include \"wait.h\"\n\n", Header)
+	p.f("/* %s */\n#include <stdlib.h>\n#include <string.h>\n\n#include \"gen.h\"\n#include \"codec.h\"\n#include \"device.h\"\n#include \"entry.h\"\n#include \"event.h\"\n#include \"handles.h\"\n#include \"operand.h\"\n#include \"place.h\"\n#include \"route.h\"\n#include \"send.h\"\n#include \"session.h\"\n#include \"stream.h\"\n#include \"wait.h\"\n\n", Header)
 	for _, r := range rows {
 		if !r.Forwarded() {
 			continue
@@ -25,6 +26,13 @@ func clientStubs(rows []Row) ([]byte, error) {
 
 // addressed are the structures of generated one-way calls that hold addresses; operand.c has a function for each.
 var addressed = map[string]bool{"CUDA_MEMSET_NODE_PARAMS": true, "CUstreamBatchMemOpParams": true}
+
+// located are the structures that name a device; place.c has functions that put the worker's number there.
+var located = map[string]bool{"CUmemLocation": true, "CUmemAccessDesc": true, "CUmemAllocationProp": true, "CUmemPoolProps": true}
+
+func (r Row) locates() bool {
+	return slices.ContainsFunc(r.Wire, func(q Param) bool { return located[q.Elem] })
+}
 
 // put emits the encoding of one request parameter.
 func put(p *printer, r Row, q Param) {
@@ -67,6 +75,10 @@ func put(p *printer, r Row, q Param) {
 			p.f("\tsl_put_u32(&b, sl_handle_id(SL_%s, (const void *)(uintptr_t)%s, &err));\n", q.HKind, n)
 		}
 	case In:
+		if located[q.Elem] {
+			p.f("\tsl_put_u8(&b, %s != NULL);\n\tif (%s)\n\t\tsl_put_%s(&b, %s, 1);\n", n, n, q.Elem, n)
+			return
+		}
 		p.f("\tsl_put_u8(&b, %s != NULL);\n\tif (%s)\n\t\tsl_put_bytes(&b, %s, sizeof *%s);\n", n, n, n, n)
 		if r.Kind == OneWay && addressed[q.Elem] && !r.Client {
 			p.f("\tif (%s)\n\t\tsl_operand_check_%s(%s, \"%s\", &err);\n", n, q.Elem, n, r.Symbol)
@@ -76,6 +88,8 @@ func put(p *printer, r Row, q Param) {
 		if q.HKind != "" {
 			p.f("\t\tfor (size_t i = 0; i < %s; i++) {\n\t\t\tsl_route(&b, SL_%s, %s[i]);\n", q.Count, q.HKind, n)
 			p.f("\t\t\tsl_put_u32(&b, sl_handle_id(SL_%s, %s[i], &err));\n\t\t}\n\t}\n", q.HKind, n)
+		} else if located[q.Elem] {
+			p.f("\t\tsl_put_%s(&b, %s, %s);\n\t}\n", q.Elem, n, q.Count)
 		} else {
 			p.f("\t\tsl_put_bytes(&b, %s, %s * sizeof *%s);\n\t}\n", n, q.Count, n)
 			if r.Kind == OneWay && addressed[q.Elem] && !r.Client {
@@ -87,6 +101,9 @@ func put(p *printer, r Row, q Param) {
 	case InOut:
 		p.f("\tif (!%s) {\n\t\tsl_buf_free(&b);\n\t\treturn CUDA_ERROR_INVALID_VALUE;\n\t}\n\tsl_put_u64(&b, *%s);\n", n, n)
 	case New:
+		if r.locates() {
+			p.f("\tsl_route_current(&b);\n") // the handle belongs to the current context's session
+		}
 		p.f("\tsl_put_u32(&b, %s);\n", n)
 	case Str:
 		p.f("\tsl_put_str(&b, %s);\n", n)
@@ -102,6 +119,10 @@ func get(p *printer, q Param) {
 	n := q.Name
 	switch q.Mode {
 	case Out:
+		if located[q.Elem] {
+			p.f("\t\tif (%s)\n\t\t\tsl_get_%s(&r, %s);\n", n, q.Elem, n)
+			return
+		}
 		p.f("\t\tif (%s)\n\t\t\tsl_get_bytes(&r, %s, sizeof *%s);\n", n, n, n)
 	case Out8:
 		p.f("\t\tif (%s)\n\t\t\tsl_get_bytes(&r, %s, 8);\n", n, n)
@@ -167,9 +188,7 @@ func forwarder(p *printer, r Row) {
 
 // across names the functions that route.c can carry out in steps when what they
 // name belongs to several owners.
-var across = map[string]bool{
-	"cuStreamWaitEvent": true, "cuCtxEnablePeerAccess": true, "cuCtxDisablePeerAccess": true,
-}
+var across = map[string]bool{"cuStreamWaitEvent": true}
 
 // wrapper emits sl_<symbol> for a row that needs no hand-written client part.
 func wrapper(p *printer, r Row) {

@@ -55,7 +55,7 @@ var Reasons = map[Reason]string{
 	"graphics":   "It shares objects of OpenGL, EGL or VDPAU with the program, and the GPU is not in the program's machine.",
 	"foreign":    "It imports objects of other drivers (Vulkan, Direct3D, NvSci), and those are in the program's machine.",
 	"checkpoint": "It saves and restores the process that holds the context, and that is the worker, not the program.",
-	"peer":       "It works on memory of several GPUs at once, and the GPUs of a lease do not reach each other's memory.",
+	"peer":       "It works on several GPUs at once in ways that Sluice does not carry; peer access and copies between GPUs of one owner work.",
 	"machine":    "It makes a handle for other devices of the machine, and the GPU is not in the program's machine.",
 	"narrow":     "It takes addresses of 32 bits, and memory lies above them.",
 	"driver":     "The driver refuses it as well, on every machine that Sluice runs on.",

@@ -136,6 +136,14 @@ int sl_dev_wire(int dev)
 	return dev >= 0 && dev < count ? place - (int)sl_session_first(sl_dev_session((uint32_t)place)) : dev;
 }
 
+int sl_dev_of(unsigned session, int dev)
+{
+	for (int i = 0; i < count; i++)
+		if (sl_dev_session((uint32_t)place_of[i]) == session && place_of[i] - (int)sl_session_first(session) == dev)
+			return i;
+	return CU_DEVICE_INVALID;
+}
+
 int sl_dev_place(int dev)
 {
 	return dev >= 0 && dev < count ? place_of[dev] : dev;
@@ -457,33 +465,6 @@ CUresult sl_cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId)
 		}
 	}
 	return CUDA_ERROR_INVALID_DEVICE;
-}
-
-/* Devices of a lease cannot access each other's memory. */
-CUresult sl_cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
-{
-	if (!canAccessPeer)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!sl_initialized())
-		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!sl_dev(dev) || !sl_dev(peerDev))
-		return CUDA_ERROR_INVALID_DEVICE;
-	*canAccessPeer = 0;
-	return CUDA_SUCCESS;
-}
-
-CUresult sl_cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice src, CUdevice dst)
-{
-	if (!value)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!sl_initialized())
-		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!sl_dev(src) || !sl_dev(dst) || src == dst)
-		return CUDA_ERROR_INVALID_DEVICE;
-	if (attrib < CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK || attrib > CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED)
-		return CUDA_ERROR_INVALID_VALUE;
-	*value = 0;
-	return CUDA_SUCCESS;
 }
 
 /* No device operation reaches this host's memory or another device's. */

@@ -19,6 +19,8 @@ void sl_dev_setup(void);		/* after the session started */
  * device.
  */
 int sl_dev_wire(int dev);
+/* The program's ordinal of what a session calls dev; CU_DEVICE_INVALID if the program does not see it. */
+int sl_dev_of(unsigned session, int dev);
 /* The place of such a device in the snapshot, which lists the devices of all owners. */
 int sl_dev_place(int dev);
 

@@ -28,10 +28,12 @@ enum {
 	SL_OP_cuCtxWaitEvent = 58,
 	SL_OP_cuDevResourceGenerateDesc = 61,
 	SL_OP_cuDevSmResourceSplitByCount = 62,
+	SL_OP_cuDeviceCanAccessPeer = 63,
 	SL_OP_cuDeviceGetDefaultMemPool = 69,
 	SL_OP_cuDeviceGetDevResource = 70,
 	SL_OP_cuDeviceGetGraphMemAttribute = 72,
 	SL_OP_cuDeviceGetMemPool = 75,
+	SL_OP_cuDeviceGetP2PAttribute = 79,
 	SL_OP_cuDeviceGraphMemTrim = 85,
 	SL_OP_cuDevicePrimaryCtxRelease_v2 = 88,
 	SL_OP_cuDevicePrimaryCtxReset_v2 = 90,
@@ -744,10 +746,12 @@ CUresult fw_cuCtxSynchronize(void);
 CUresult fw_cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent);
 CUresult fw_cuDevResourceGenerateDesc(uint32_t phDesc, CUdevResource *resources, unsigned int nbResources);
 CUresult fw_cuDevSmResourceSplitByCount(unsigned int *made, CUdevResource *result, CUdevResource *remaining, const CUdevResource *input, unsigned int groups, unsigned int index, unsigned int useFlags, unsigned int minCount);
+CUresult fw_cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev);
 CUresult fw_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev);
 CUresult fw_cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type);
 CUresult fw_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value);
 CUresult fw_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev);
+CUresult fw_cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice);
 CUresult fw_cuDeviceGraphMemTrim(CUdevice device);
 CUresult fw_cuDevicePrimaryCtxRelease_v2(CUdevice dev);
 CUresult fw_cuDevicePrimaryCtxReset_v2(CUdevice dev);

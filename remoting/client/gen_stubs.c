@@ -9,6 +9,7 @@
 #include "event.h"
 #include "handles.h"
 #include "operand.h"
+#include "place.h"
 #include "route.h"
 #include "send.h"
 #include "session.h"
@@ -305,18 +306,6 @@ CUresult fw_cuCtxDisablePeerAccess(CUcontext peerContext)
 	return err;
 }
 
-CUresult sl_cuCtxDisablePeerAccess(CUcontext peerContext)
-{
-	if (__builtin_expect(sl_sessions > 1, 0)) {
-		bool done;
-		CUresult err = sl_across_cuCtxDisablePeerAccess(peerContext, &done);
-
-		if (done || err)
-			return err;
-	}
-	return fw_cuCtxDisablePeerAccess(peerContext);
-}
-
 CUresult fw_cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -330,18 +319,6 @@ CUresult fw_cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 		err = sl_wait(SL_OP_cuCtxEnablePeerAccess, &b, NULL);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
-{
-	if (__builtin_expect(sl_sessions > 1, 0)) {
-		bool done;
-		CUresult err = sl_across_cuCtxEnablePeerAccess(peerContext, Flags, &done);
-
-		if (done || err)
-			return err;
-	}
-	return fw_cuCtxEnablePeerAccess(peerContext, Flags);
 }
 
 CUresult fw_cuCtxGetLimit(size_t *pvalue, CUlimit limit)
@@ -519,6 +496,32 @@ CUresult fw_cuDevSmResourceSplitByCount(unsigned int *made, CUdevResource *resul
 	return err;
 }
 
+CUresult fw_cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, canAccessPeer != NULL);
+	sl_route_dev(&b, dev);
+	sl_put_u32(&b, (uint32_t)sl_dev_wire(dev));
+	sl_route_dev(&b, peerDev);
+	sl_put_u32(&b, (uint32_t)sl_dev_wire(peerDev));
+	if (!err) {
+		err = sl_wait(SL_OP_cuDeviceCanAccessPeer, &b, &r);
+		if (!err) {
+			if (canAccessPeer)
+				sl_get_bytes(&r, canAccessPeer, sizeof *canAccessPeer);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -638,6 +641,33 @@ CUresult fw_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 CUresult sl_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 {
 	return fw_cuDeviceGetMemPool(pool, dev);
+}
+
+CUresult fw_cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_put_u8(&b, value != NULL);
+	sl_put_u32(&b, (uint32_t)attrib);
+	sl_route_dev(&b, srcDevice);
+	sl_put_u32(&b, (uint32_t)sl_dev_wire(srcDevice));
+	sl_route_dev(&b, dstDevice);
+	sl_put_u32(&b, (uint32_t)sl_dev_wire(dstDevice));
+	if (!err) {
+		err = sl_wait(SL_OP_cuDeviceGetP2PAttribute, &b, &r);
+		if (!err) {
+			if (value)
+				sl_get_bytes(&r, value, sizeof *value);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
 }
 
 CUresult fw_cuDeviceGraphMemTrim(CUdevice device)
@@ -3568,11 +3598,12 @@ CUresult fw_cuMemCreate(uint32_t handle, size_t size, const CUmemAllocationProp 
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_current(&b);
 	sl_put_u32(&b, handle);
 	sl_put_u64(&b, (uint64_t)size);
 	sl_put_u8(&b, prop != NULL);
 	if (prop)
-		sl_put_bytes(&b, prop, sizeof *prop);
+		sl_put_CUmemAllocationProp(&b, prop, 1);
 	sl_put_u64(&b, (uint64_t)flags);
 	if (!err)
 		err = sl_wait(SL_OP_cuMemCreate, &b, NULL);
@@ -3665,7 +3696,7 @@ CUresult fw_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *locat
 	sl_put_u8(&b, flags != NULL);
 	sl_put_u8(&b, location != NULL);
 	if (location)
-		sl_put_bytes(&b, location, sizeof *location);
+		sl_put_CUmemLocation(&b, location, 1);
 	sl_route_ptr(&b, ptr);
 	sl_put_u64(&b, (uint64_t)ptr);
 	if (!err) {
@@ -3724,7 +3755,7 @@ CUresult fw_cuMemGetAllocationGranularity(size_t *granularity, const CUmemAlloca
 	sl_put_u8(&b, granularity != NULL);
 	sl_put_u8(&b, prop != NULL);
 	if (prop)
-		sl_put_bytes(&b, prop, sizeof *prop);
+		sl_put_CUmemAllocationProp(&b, prop, 1);
 	sl_put_u32(&b, (uint32_t)option);
 	if (!err) {
 		err = sl_wait(SL_OP_cuMemGetAllocationGranularity, &b, &r);
@@ -3759,7 +3790,7 @@ CUresult fw_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CU
 		err = sl_wait(SL_OP_cuMemGetAllocationPropertiesFromHandle, &b, &r);
 		if (!err) {
 			if (prop)
-				sl_get_bytes(&r, prop, sizeof *prop);
+				sl_get_CUmemAllocationProp(&r, prop);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}
@@ -3846,10 +3877,11 @@ CUresult fw_cuMemPoolCreate(uint32_t pool, const CUmemPoolProps *poolProps)
 	sl_buf b;
 
 	sl_buf_init(&b);
+	sl_route_current(&b);
 	sl_put_u32(&b, pool);
 	sl_put_u8(&b, poolProps != NULL);
 	if (poolProps)
-		sl_put_bytes(&b, poolProps, sizeof *poolProps);
+		sl_put_CUmemPoolProps(&b, poolProps, 1);
 	if (!err)
 		err = sl_wait(SL_OP_cuMemPoolCreate, &b, NULL);
 	sl_buf_free(&b);
@@ -3958,7 +3990,7 @@ CUresult fw_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, C
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)memPool, &err));
 	sl_put_u8(&b, location != NULL);
 	if (location)
-		sl_put_bytes(&b, location, sizeof *location);
+		sl_put_CUmemLocation(&b, location, 1);
 	if (!err) {
 		err = sl_wait(SL_OP_cuMemPoolGetAccess, &b, &r);
 		if (!err) {
@@ -4065,7 +4097,7 @@ CUresult fw_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, si
 	sl_put_u8(&b, map != NULL);
 	if (map) {
 		sl_put_u32(&b, (uint32_t)count);
-		sl_put_bytes(&b, map, count * sizeof *map);
+		sl_put_CUmemAccessDesc(&b, map, count);
 	}
 	sl_put_u64(&b, (uint64_t)count);
 	if (!err)
@@ -4162,7 +4194,7 @@ CUresult fw_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 	sl_put_u8(&b, desc != NULL);
 	if (desc) {
 		sl_put_u32(&b, (uint32_t)count);
-		sl_put_bytes(&b, desc, count * sizeof *desc);
+		sl_put_CUmemAccessDesc(&b, desc, count);
 	}
 	sl_put_u64(&b, (uint64_t)count);
 	if (!err)
@@ -4184,7 +4216,7 @@ CUresult fw_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, C
 	sl_buf_init(&b);
 	sl_put_u8(&b, location != NULL);
 	if (location)
-		sl_put_bytes(&b, location, sizeof *location);
+		sl_put_CUmemLocation(&b, location, 1);
 	sl_put_u32(&b, (uint32_t)type);
 	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));

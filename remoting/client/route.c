@@ -82,6 +82,12 @@ void sl_route_dev_slow(sl_buf *b, int dev)
 		to(b, sl_dev_session((uint32_t)sl_dev_place(dev)), 0);
 }
 
+void sl_route_current_slow(sl_buf *b)
+{
+	if (sl_ctx_cur())
+		to(b, sl_ctx_session(sl_ctx_cur()), 0);
+}
+
 struct sl_ctx *sl_ptr_ctx_slow(uint64_t p)
 {
 	struct sl_range r;
@@ -217,17 +223,4 @@ CUresult sl_across_cuStreamWaitEvent(CUstream s, CUevent event, unsigned flags, 
 		return sl_refuse("cuStreamWaitEvent of another owner's event in a stream capture", &once);
 	/* No owner can wait for another's event: this thread waits, which is a stronger order. */
 	return sl_cuEventSynchronize(event);
-}
-
-CUresult sl_across_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags, bool *done)
-{
-	(void)flags;
-	*done = sl_ctx_foreign(sl_ctx_of(peer));
-	return *done ? CUDA_ERROR_PEER_ACCESS_UNSUPPORTED : CUDA_SUCCESS;
-}
-
-CUresult sl_across_cuCtxDisablePeerAccess(CUcontext peer, bool *done)
-{
-	*done = sl_ctx_foreign(sl_ctx_of(peer));
-	return *done ? CUDA_ERROR_PEER_ACCESS_NOT_ENABLED : CUDA_SUCCESS;
 }

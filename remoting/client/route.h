@@ -16,6 +16,7 @@ struct sl_ctx;
 void sl_route_slow(sl_buf *b, int kind, const void *h);
 void sl_route_ptr_slow(sl_buf *b, uint64_t p);
 void sl_route_dev_slow(sl_buf *b, int dev);
+void sl_route_current_slow(sl_buf *b);
 
 static inline void sl_route(sl_buf *b, int kind, const void *h)
 {
@@ -33,6 +34,13 @@ static inline void sl_route_dev(sl_buf *b, int dev)
 {
 	if (__builtin_expect(sl_sessions > 1, 0))
 		sl_route_dev_slow(b, dev);
+}
+
+/* Directs the frame to the session of the current context, if there is one. */
+static inline void sl_route_current(sl_buf *b)
+{
+	if (__builtin_expect(sl_sessions > 1, 0))
+		sl_route_current_slow(b);
 }
 
 /*
@@ -59,7 +67,5 @@ CUresult sl_copy_elsewhere(struct sl_ctx *c, CUresult (*f)(void *), void *arg, C
 /* Generated stubs call these first when there are several sessions; *done: the call is complete. */
 CUresult sl_across_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx, size_t n, CUstream s, bool *done);
 CUresult sl_across_cuStreamWaitEvent(CUstream s, CUevent event, unsigned flags, bool *done);
-CUresult sl_across_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags, bool *done);
-CUresult sl_across_cuCtxDisablePeerAccess(CUcontext peer, bool *done);
 
 #endif

@@ -3,6 +3,7 @@
  * mappings are ranges, so that a pointer into them is known as the device's.
  */
 #include "ctx.h"
+#include "device.h"
 #include "entry.h"
 #include "gen.h"
 #include "guard.h"
@@ -66,12 +67,16 @@ CUresult sl_cuMemAddressFree(CUdeviceptr ptr, size_t size)
 CUresult sl_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
 	struct sl_range r = { .base = ptr, .size = size, .type = SL_RANGE_MAPPED, .handle = handle }, va;
+	CUmemAllocationProp prop;
 	struct sl_ctx *c;
 	CUresult err;
 
 	if (!size || flags || !sl_range_find(ptr, &va) || va.type != SL_RANGE_VA || size > va.size - (ptr - va.base))
 		return CUDA_ERROR_INVALID_VALUE;
 	r.dev = sl_ctx_peek(&c) ? 0 : c->dev;
+	/* The memory may be another device's than the current one. */
+	if (sl_dev_count() > 1 && !fw_cuMemGetAllocationPropertiesFromHandle(&prop, handle))
+		r.dev = prop.location.id;
 	err = fw_cuMemMap(ptr, size, offset, handle, flags);
 	if (err)
 		return err;

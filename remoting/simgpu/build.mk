@@ -18,7 +18,7 @@ SIM_SAN := $(if $(SIM_KIND),-fsanitize=$(SIM_KIND) -fno-omit-frame-pointer $(if 
 SIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread $(SIM_SAN)
 SIM_LDFLAGS := -pthread $(SIM_SAN) -Wl,-z,relro,-z,now $(if $(SIM_KIND),,-Wl$(SIM_COMMA)-z$(SIM_COMMA)defs)
 
-SIM_SRC := core engine clock idle context ctxprops device memory hostmem pool vmm ipc copy array texture tensormap green stream streamops event work image link module function launch capture graph graphnode userobj conditional graphmem exec names
+SIM_SRC := core engine clock idle context ctxprops device peer memory hostmem pool vmm ipc copy array texture tensormap green stream streamops event work image link module function launch capture graph graphnode userobj conditional graphmem exec names
 SIM_OBJ := $(SIM_SRC:%=$(SIM_OUT)/o/%.o)
 SIM_HDR := $(SIM)/sim.h $(SIM)/state.h $(SIM)/engine.h $(SIM)/clock.h $(SIM)/idle.h $(SIM)/busy.h $(SIM)/simkernel.h remoting/api/cuabi.h remoting/api/cuprotos.h
 SIM_TESTS := $(patsubst $(SIM)/%.c,$(SIM_OUT)/%,$(wildcard $(SIM)/test_*.c))

@@ -571,39 +571,3 @@ API CUresult cuCtxGetApiVersion(CUcontext h, unsigned int *version)
 	*version = c->version;
 	return sim_leave(CUDA_SUCCESS);
 }
-
-API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
-{
-	struct ctx *c, *p;
-	CUresult r = sim_enter_ctx(&c);
-
-	if (r)
-		return r;
-	p = obj_get(peer, K_CTX);
-	if (!p || !p->active)
-		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
-	if (flags)
-		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	if (p->dev == c->dev)
-		return sim_leave(p == c ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
-	if (c->peers & 1U << p->dev)
-		return sim_leave(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
-	c->peers |= 1U << p->dev;
-	return sim_leave(CUDA_SUCCESS);
-}
-
-API CUresult cuCtxDisablePeerAccess(CUcontext peer)
-{
-	struct ctx *c, *p;
-	CUresult r = sim_enter_ctx(&c);
-
-	if (r)
-		return r;
-	p = obj_get(peer, K_CTX);
-	if (!p)
-		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
-	if (!(c->peers & 1U << p->dev))
-		return sim_leave(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
-	c->peers &= ~(1U << p->dev);
-	return sim_leave(CUDA_SUCCESS);
-}

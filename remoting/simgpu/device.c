@@ -202,37 +202,6 @@ API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *id)
 	return sim_leave(CUDA_ERROR_INVALID_DEVICE);
 }
 
-API CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer)
-{
-	CUresult r = enter_dev(dev, can);
-
-	if (r)
-		return r;
-	if (dev_check(peer))
-		return sim_leave(CUDA_ERROR_INVALID_DEVICE);
-	*can = dev != peer;
-	return sim_leave(CUDA_SUCCESS);
-}
-
-API CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attr, CUdevice src, CUdevice dst)
-{
-	CUresult r = enter_dev(src, value);
-
-	if (r)
-		return r;
-	if (dev_check(dst) || src == dst)
-		return sim_leave(CUDA_ERROR_INVALID_DEVICE);
-	switch (attr) {
-	case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: *value = 0; break;
-	case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
-	case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
-	case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED: *value = 1; break;
-	case CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED: *value = 0; break;
-	default: return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	}
-	return sim_leave(CUDA_SUCCESS);
-}
-
 API CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t *n, CUarray_format format, unsigned int channels, CUdevice dev)
 {
 	CUresult r = enter_dev(dev, n);

@@ -405,6 +405,7 @@ API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *os, CUm
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	p->dev = dev;
 	p->imported = true;
+	p->access = access_own(dev);
 	*out = HANDLE(CUmemoryPool, p);
 	return sim_leave(CUDA_SUCCESS);
 }

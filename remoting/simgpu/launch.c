@@ -185,7 +185,7 @@ static int api_check(struct sim_launch *l, const void *p, size_t n)
 	bool ok;
 
 	pthread_mutex_lock(&sim.lock);
-	ok = reached((uintptr_t)p, n);
+	ok = reached((uintptr_t)p, n) && mem_reached(((struct running *)l)->c, (uintptr_t)p, n);
 	pthread_mutex_unlock(&sim.lock);
 	if (!ok)
 		api_fault(l, CUDA_ERROR_ILLEGAL_ADDRESS);

@@ -38,6 +38,7 @@ CUresult mem_init(void)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		d->pool->dev = i;
 		d->pool->dflt = true;
+		d->pool->access = access_own(i);
 		d->pool->attr[1] = d->pool->attr[2] = d->pool->attr[3] = 1;
 		d->pool->props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
 		d->pool->props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

@@ -111,6 +111,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	p->dev = props->location.id;
 	p->props = *props;
+	p->access = access_own(p->dev);
 	p->attr[1] = p->attr[2] = p->attr[3] = 1;
 	*out = HANDLE(CUmemoryPool, p);
 	return sim_leave(CUDA_SUCCESS);
@@ -204,13 +205,11 @@ API CUresult cuMemPoolSetAccess(CUmemoryPool h, const CUmemAccessDesc *map, size
 		return r;
 	if (n && !map)
 		r = CUDA_ERROR_INVALID_VALUE;
-	for (size_t i = 0; !r && i < n; i++) {
-		if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-			r = CUDA_ERROR_INVALID_VALUE;
-		else
-			r = dev_check(map[i].location.id);
-	}
-	return sim_leave(r);
+	/* A device keeps its own memory. */
+	for (size_t i = 0; !r && i < n; i++)
+		if (map[i].location.id == p->dev && map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+			r = CUDA_ERROR_INVALID_DEVICE;
+	return sim_leave(r ? r : access_set(&p->access, p->dev, map, n));
 }
 
 API CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool h, CUmemLocation *at)
@@ -222,7 +221,7 @@ API CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool h, CUmemL
 		return r;
 	if (!flags || !at || at->type != CU_MEM_LOCATION_TYPE_DEVICE || dev_check(at->id))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	*flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+	*flags = access_of(p->access, at->id);
 	return sim_leave(CUDA_SUCCESS);
 }
 

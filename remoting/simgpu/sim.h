@@ -72,6 +72,7 @@ struct alloc {
 	struct vmem *vmem;
 	struct gmem *gmem;
 	uint64_t id, vmem_off;
+	uint32_t access;		/* of mapped memory, see peer.c */
 	unsigned int flags;
 	bool accessible, freeing;
 	unsigned int sync_memops;
@@ -101,6 +102,7 @@ struct pool {
 	struct obj obj;
 	int dev;
 	bool dflt, destroyed, imported;
+	uint32_t access;		/* see peer.c */
 	CUmemPoolProps props;
 	struct slab_list slabs;
 	uint64_t attr[9], used, reserved, idle, live;
@@ -146,7 +148,7 @@ struct ctx {
 	struct slab_list slabs;
 	size_t limits[SIM_LIMITS];
 	unsigned int cache_config;
-	uint32_t peers;
+	uint32_t peers;			/* devices whose memory its kernels reach */
 	struct output {
 		char *text;
 		size_t n, cap;
@@ -460,6 +462,10 @@ CUresult mem_alloc(struct ctx *c, int dev, enum akind kind, struct pool *pool, s
 void mem_free(struct alloc *a);
 struct alloc *mem_find(uint64_t p);
 bool mem_ok(uint64_t p, size_t n);		/* all of it is mapped device or pinned memory */
+bool mem_reached(const struct ctx *c, uint64_t p, size_t n);	/* a kernel of c may touch it, wherever it lies */
+uint32_t access_own(int dev);
+CUmemAccess_flags access_of(uint32_t access, int dev);
+CUresult access_set(uint32_t *access, int home, const CUmemAccessDesc *desc, size_t n);
 bool mem_device(uint64_t p);			/* belongs to the simulator's devices */
 struct device *dev_of(uint64_t p);		/* the device whose arena p lies in; NULL if none */
 struct alloc *range_add(struct ctx *c, enum akind kind, uint64_t base, size_t n);

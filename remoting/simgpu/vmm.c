@@ -279,23 +279,29 @@ API CUresult cuMemUnmap(CUdeviceptr p, size_t n)
 API CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *desc, size_t count)
 {
 	CUresult r = sim_enter();
-	size_t at, maps;
 	bool on = false;
+	size_t at, maps;
+	uint32_t access;
 
 	if (r)
 		return r;
 	if (!desc || !count || !covered(p, n, &at, &maps))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	for (size_t i = 0; i < count; i++) {
-		if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || dev_check(desc[i].location.id))
-			return sim_leave(CUDA_ERROR_INVALID_VALUE);
-		on = on || desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
-		     desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ;
+	for (size_t i = 0; !r && i < maps; i++) {
+		access = sim.range[at + i]->access;
+		r = access_set(&access, sim.range[at + i]->dev, desc, count);
+		on = on || access;
 	}
+	if (r)
+		return sim_leave(r);
 	if (mprotect((void *)(uintptr_t)p, n, on ? PROT_READ | PROT_WRITE : PROT_NONE))
 		return sim_leave(CUDA_ERROR_OPERATING_SYSTEM);
-	for (size_t i = 0; i < maps; i++)
-		sim.range[at + i]->accessible = on;
+	for (size_t i = 0; i < maps; i++) {
+		struct alloc *a = sim.range[at + i];
+
+		access_set(&a->access, a->dev, desc, count);
+		a->accessible = a->access != 0;
+	}
 	return sim_leave(CUDA_SUCCESS);
 }
 
@@ -310,7 +316,7 @@ API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *wher
 	if (!flags || !where || where->type != CU_MEM_LOCATION_TYPE_DEVICE || dev_check(where->id) || !a ||
 	    a->akind != A_MAPPED)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	*flags = a->accessible ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+	*flags = access_of(a->access, where->id);
 	return sim_leave(CUDA_SUCCESS);
 }
 

@@ -717,6 +717,13 @@ static inline CUresult call_cuDevResourceGenerateDesc(uint64_t *phDesc, CUdevRes
 	return ((__typeof__(&cuDevResourceGenerateDesc))sl_fn[61])((CUdevResourceDesc *)phDesc, (CUdevResource *)resources, (unsigned int)nbResources);
 }
 
+static inline CUresult call_cuDeviceCanAccessPeer(int *canAccessPeer, uint32_t dev, uint32_t peerDev)
+{
+	if (!sl_fn[63])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuDeviceCanAccessPeer))sl_fn[63])((int *)canAccessPeer, (CUdevice)dev, (CUdevice)peerDev);
+}
+
 static inline CUresult call_cuDeviceGetDefaultMemPool(uint64_t *pool_out, uint32_t dev)
 {
 	if (!sl_fn[69])
@@ -743,6 +750,13 @@ static inline CUresult call_cuDeviceGetMemPool(uint64_t *pool, uint32_t dev)
 	if (!sl_fn[75])
 		return CUDA_ERROR_NOT_SUPPORTED;
 	return ((__typeof__(&cuDeviceGetMemPool))sl_fn[75])((CUmemoryPool *)pool, (CUdevice)dev);
+}
+
+static inline CUresult call_cuDeviceGetP2PAttribute(int *value, uint32_t attrib, uint32_t srcDevice, uint32_t dstDevice)
+{
+	if (!sl_fn[79])
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ((__typeof__(&cuDeviceGetP2PAttribute))sl_fn[79])((int *)value, (CUdevice_P2PAttribute)attrib, (CUdevice)srcDevice, (CUdevice)dstDevice);
 }
 
 static inline CUresult call_cuDeviceGraphMemTrim(uint32_t device)

@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x56, 0xc4, 0x2e, 0xc9, 0x85, 0x89, 0x4d, 0x15,
-	0x1c, 0x10, 0x0e, 0xa5, 0xfc, 0xe0, 0xbe, 0x2a,
-	0x28, 0xc0, 0x01, 0xf8, 0x55, 0xa8, 0x93, 0x62,
-	0xd3, 0x4d, 0xc6, 0xf1, 0x3f, 0xa2, 0x3d, 0x27,
+	0xdf, 0x3f, 0x75, 0x9b, 0x6d, 0x3b, 0x53, 0x13,
+	0x7b, 0xfe, 0x99, 0x92, 0xfc, 0x11, 0xa2, 0xf9,
+	0xd2, 0xee, 0x64, 0x68, 0xb7, 0xb5, 0xd1, 0xc0,
+	0x44, 0x72, 0x91, 0x1c, 0xed, 0xee, 0xba, 0x9c,
 }
 
 // Operation numbers of the API table.
@@ -43,10 +43,12 @@ const (
 	opCuCtxWaitEvent                                       = 58
 	opCuDevResourceGenerateDesc                            = 61
 	opCuDevSmResourceSplitByCount                          = 62
+	opCuDeviceCanAccessPeer                                = 63
 	opCuDeviceGetDefaultMemPool                            = 69
 	opCuDeviceGetDevResource                               = 70
 	opCuDeviceGetGraphMemAttribute                         = 72
 	opCuDeviceGetMemPool                                   = 75
+	opCuDeviceGetP2PAttribute                              = 79
 	opCuDeviceGraphMemTrim                                 = 85
 	opCuDevicePrimaryCtxRelease_v2                         = 88
 	opCuDevicePrimaryCtxReset_v2                           = 90
@@ -955,6 +957,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuDevResourceGenerateDesc(d, e), true
 	case 62:
 		return s.do_cuDevSmResourceSplitByCount(d, e), true
+	case 63:
+		return s.do_cuDeviceCanAccessPeer(d, e), true
 	case 69:
 		return s.do_cuDeviceGetDefaultMemPool(d, e), true
 	case 70:
@@ -963,6 +967,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuDeviceGetGraphMemAttribute(d, e), true
 	case 75:
 		return s.do_cuDeviceGetMemPool(d, e), true
+	case 79:
+		return s.do_cuDeviceGetP2PAttribute(d, e), true
 	case 85:
 		return s.do_cuDeviceGraphMemTrim(d, e), true
 	case 88:
@@ -1809,6 +1815,23 @@ func (s *session) do_cuDevSmResourceSplitByCount(d *wire.Decoder, e *wire.Encode
 	return int32(rc)
 }
 
+func (s *session) do_cuDeviceCanAccessPeer(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_canAccessPeer := d.U8() != 0
+	var o_canAccessPeer C.int
+	p_dev := d.U32()
+	p_peerDev := d.U32()
+	if d.Err() != nil {
+		return s.malformed(63)
+	}
+	rc := C.call_cuDeviceCanAccessPeer(&o_canAccessPeer, C.uint32_t(p_dev), C.uint32_t(p_peerDev))
+	if rc == C.CUDA_SUCCESS {
+		if w_canAccessPeer {
+			memOut(e, unsafe.Pointer(&o_canAccessPeer), unsafe.Sizeof(o_canAccessPeer))
+		}
+	}
+	return int32(rc)
+}
+
 func (s *session) do_cuDeviceGetDefaultMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_pool_out := d.U8() != 0
 	var o_pool_out C.uint64_t
@@ -1870,6 +1893,24 @@ func (s *session) do_cuDeviceGetMemPool(d *wire.Decoder, e *wire.Encoder) int32 
 	if rc == C.CUDA_SUCCESS {
 		if w_pool {
 			e.U32(s.outHandle(wire.KindPool, uint64(o_pool)))
+		}
+	}
+	return int32(rc)
+}
+
+func (s *session) do_cuDeviceGetP2PAttribute(d *wire.Decoder, e *wire.Encoder) int32 {
+	w_value := d.U8() != 0
+	var o_value C.int
+	p_attrib := d.U32()
+	p_srcDevice := d.U32()
+	p_dstDevice := d.U32()
+	if d.Err() != nil {
+		return s.malformed(79)
+	}
+	rc := C.call_cuDeviceGetP2PAttribute(&o_value, C.uint32_t(p_attrib), C.uint32_t(p_srcDevice), C.uint32_t(p_dstDevice))
+	if rc == C.CUDA_SUCCESS {
+		if w_value {
+			memOut(e, unsafe.Pointer(&o_value), unsafe.Sizeof(o_value))
 		}
 	}
 	return int32(rc)

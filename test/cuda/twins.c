@@ -724,3 +724,19 @@ SIM_KERNEL(scale_acc$_omp_fn$0, SIM_PARAMS(8)) { offload_scale(sim); }
 SIM_KERNEL(scale_acc$_omp_fn$1, SIM_PARAMS(8)) { offload_scale(sim); }
 SIM_KERNEL(where_omp$_omp_fn$0, SIM_PARAMS(8, 8, 8)) { offload_where(sim); }
 SIM_KERNEL(scale_omp$_omp_fn$0, SIM_PARAMS(8, 8, 8)) { offload_scale(sim); }
+
+/* peer.cu */
+
+SIM_KERNEL(peer_add, SIM_PARAMS(8, 8, 4, 4))
+{
+	unsigned *to = SIM_ARG(0, unsigned *);
+	const unsigned *from = SIM_ARG(1, const unsigned *);
+	size_t n = SIM_ARG(2, int);
+	unsigned by = SIM_ARG(3, unsigned);
+
+	sim_check(to, n * sizeof(*to));
+	sim_check(from, n * sizeof(*from));
+	SIM_FOR_1D(i)
+		if (i < n)
+			to[i] = from[i] + by;
+}

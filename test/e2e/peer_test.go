@@ -1,0 +1,40 @@
+package e2e
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// TestPeerAccess runs a program whose devices reach each other's memory, over each kind of connection, and with the devices in
+// another order.
+func TestPeerAccess(t *testing.T) {
+	const want = "peer: kernels, copies, mappings, pools, another process\nPASS\n"
+	for _, o := range []workerOptions{{network: "tcp"}, {network: "unix", race: true}} {
+		o.devices, o.sandbox = 2, "off"
+		t.Run(o.network, func(t *testing.T) {
+			w := startWorker(t, o)
+			check(t, w.run(runOptions{mem: "512M"}, program("peer")), want)
+			check(t, w.run(runOptions{mem: "512M", env: []string{"CUDA_VISIBLE_DEVICES=1,0"}}, program("peer")), want)
+			check(t, w.run(runOptions{mem: "512M"}, program("peer"), "illegal"), "peer: an illegal address\nPASS\n")
+			waitFor(t, time.Second, "all sessions have ended", func() bool { return len(w.sessions()) == 0 })
+			if used := w.settled(time.Now().Add(time.Second)); used != 0 {
+				t.Errorf("%d bytes are in use after all have ended", used)
+			}
+		})
+	}
+}
+
+// TestPeersOfOwners: devices of two owners do not reach each other, which is said when access is enabled; copies work.
+func TestPeersOfOwners(t *testing.T) {
+	a := startWorker(t, workerOptions{network: "unix"})
+	b := startWorker(t, workerOptions{network: "unix"})
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	list := a.direct(ctx, program("peer"), "staged")
+	list.Env = append(list.Env, "SLUICE_WORKER="+a.addr+","+b.addr)
+	check(t, finish(t, ctx, list), "peer: staged\nPASS\n")
+	// One worker whose devices do not reach each other is no different.
+	c := startWorker(t, workerOptions{network: "unix", devices: 2, env: []string{"SLUICE_SIM_PEERS=off"}})
+	check(t, c.run(runOptions{mem: "512M"}, program("peer"), "staged"), "peer: staged\nPASS\n")
+}
