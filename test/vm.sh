@@ -127,7 +127,7 @@ run() {
 	timeout -k 5 "$limit" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max -smp 2 -m 768 \
 		-nodefaults -no-user-config -display none -no-reboot \
 		-kernel "$cache/kernel-$recipe/vmlinuz" -initrd "$cache/kernel-$recipe/initrd" \
-		-append 'quiet root=/dev/vda rw mitigations=off console=ttyS0' \
+		-append 'quiet no_timer_check root=/dev/vda rw mitigations=off console=ttyS0' \
 		-drive "if=none,id=d0,file=$dir/root.img,format=raw,snapshot=on" -device virtio-blk-pci,drive=d0 \
 		-device virtio-serial-pci -chardev "file,id=c0,path=$out/log" -device virtconsole,chardev=c0 \
 		-chardev "file,id=s0,path=$out/console" -serial chardev:s0 \

@@ -80,6 +80,9 @@ func TestReportNumbers(t *testing.T) {
 	if _, err := s.reports(lab.Bob, job); err == nil || !strings.Contains(err.Error(), "not yours") {
 		t.Errorf("bob is told of alice's job: %v", err)
 	}
+	if out, err := s.Ctl.Run(t.Context(), lab.Root, "scontrol", "update", "jobid="+job, "admincomment=See ticket 7"); err != nil {
+		t.Fatal(err, out)
+	}
 	s.release(job)
 	s.done(job)
 	s.until(waitLong, "its leases have ended", func() error {
@@ -98,9 +101,9 @@ func TestReportNumbers(t *testing.T) {
 		return check(rs)
 	})
 	// sacctmgr writes everything small.
-	s.until(waitLong, "sacct has the sum", func() error {
+	s.until(waitLong, "sacct has the sum, behind what an administrator wrote", func() error {
 		out, err := s.alice("sacct", "-X", "-n", "-P", "-j", job, "-o", "admincomment")
-		if err == nil && !strings.HasPrefix(strings.ToLower(out), "sluice: nodes 2 asked 80% 4096mib granted 80% 4096mib peak ") {
+		if err == nil && !strings.HasPrefix(strings.ToLower(out), "see ticket 7; sluice: nodes 2 asked 80% 4096mib granted 80% 4096mib peak ") {
 			err = fmt.Errorf("sacct: %s", out)
 		}
 		return err

@@ -229,11 +229,11 @@ func (c *Commands) Reserve(ctx context.Context, name, licence string, count uint
 
 // task is how Slurm's commands name this job and no other: the last task of an array has
 // the array's number, by which they mean all of its tasks.
-func (c *Commands) task(ctx context.Context, gate chan struct{}, id string) (string, error) {
+func (c *Commands) task(ctx context.Context, id string) (string, error) {
 	if !form.IsJobID(id) {
 		return "", fmt.Errorf("%q is no job id", id)
 	}
-	out, err := c.through(ctx, gate, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+taskFormat)
+	out, err := c.run(ctx, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+taskFormat)
 	if said(err, "invalid job id") {
 		return "", fmt.Errorf("job %s: %w", id, ErrGone)
 	}
@@ -245,7 +245,7 @@ func (c *Commands) task(ctx context.Context, gate chan struct{}, id string) (str
 
 // Requeue implements Controller.
 func (c *Commands) Requeue(ctx context.Context, id string) error {
-	name, err := c.task(ctx, c.gate, id)
+	name, err := c.task(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -261,10 +261,21 @@ func (c *Commands) Requeue(ctx context.Context, id string) error {
 
 // Comment implements Controller. A slurmctld of 22.05 that was stopped while it waited for
 // a job's entry in the database waits for that again when it is started, without an end, and
-// takes no update of the job; the accounting does.
+// takes no update of the job; the accounting does. Others write into the accounting alone, so both are read before.
 func (c *Commands) Comment(ctx context.Context, id, text string) error {
+	if !form.IsJobID(id) {
+		return fmt.Errorf("%q is no job id", id)
+	}
 	text = plain(text)
-	name, err := c.task(ctx, c.comments, id)
+	name, there, err := c.commented(ctx, id)
+	inAccounting, already, again := c.accounted(ctx, id)
+	if none(there) {
+		there = already
+	}
+	text, ours := merge(there, text)
+	if !ours {
+		return fmt.Errorf("job %s: the AdminComment has text of somebody else, %.20q, and is left alone", id, there)
+	}
 	if err == nil {
 		_, err = c.through(ctx, c.comments, "scontrol", "update", "jobid="+name, "admincomment="+text)
 	}
@@ -273,16 +284,13 @@ func (c *Commands) Comment(ctx context.Context, id, text string) error {
 		return later(err)
 	}
 	if gone {
-		out, again := c.through(ctx, c.comments, "sacct", "--noheader", "--parsable2", "--allocations", "--jobs="+id, "--format=JobIDRaw,JobID")
-		if again == nil {
-			name, again = parseAccounted(id, out)
-		}
 		if again != nil {
 			return fmt.Errorf("%w; and in the accounting: %w", err, later(again))
 		}
+		name = inAccounting
 	}
 	// The job's record has gone to the accounting, if there is any.
-	_, again := c.through(ctx, c.comments, "sacctmgr", "--immediate", "--quiet", "modify", "job", "where", "jobid="+name, "set", "AdminComment="+text)
+	_, again = c.through(ctx, c.comments, "sacctmgr", "--immediate", "--quiet", "modify", "job", "where", "jobid="+name, "set", "AdminComment="+text)
 	switch {
 	case again == nil:
 		return nil
@@ -290,6 +298,50 @@ func (c *Commands) Comment(ctx context.Context, id, text string) error {
 		return fmt.Errorf("job %s: %w; and in the accounting: %w; %w", id, err, again, ErrLater)
 	}
 	return fmt.Errorf("job %s: %w; and in the accounting: %w", id, err, later(again))
+}
+
+// commented is how Slurm's commands name the job, see task, and the AdminComment that slurmctld has of it.
+func (c *Commands) commented(ctx context.Context, id string) (name, comment string, err error) {
+	out, err := c.through(ctx, c.comments, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+commentFormat)
+	if said(err, "invalid job id") {
+		return "", "", fmt.Errorf("job %s: %w", id, ErrGone)
+	}
+	if err != nil {
+		return "", "", err
+	}
+	return parseCommented(id, out)
+}
+
+// accounted is how the accounting names the job, and the AdminComment that it has of it.
+func (c *Commands) accounted(ctx context.Context, id string) (name, comment string, err error) {
+	out, err := c.through(ctx, c.comments, "sacct", "--noheader", "--parsable2", "--allocations", "--jobs="+id, "--format=JobIDRaw,JobID,AdminComment")
+	if err != nil {
+		return "", "", err
+	}
+	return parseAccounted(id, out)
+}
+
+// ownPrefix begins every comment of ours, and separator stands before it where there is text of somebody else.
+const (
+	ownPrefix = "sluice:"
+	separator = "; "
+)
+
+// merge is an AdminComment that keeps what others wrote into it, and has text, which begins with ownPrefix, in place of
+// what we wrote before. It is false where nothing can be added: to what a program reads, such as
+// the JS1:... of Jobstats or JSON, and to what Slurm's commands might not take back as it is.
+func merge(there, text string) (string, bool) {
+	there = strings.TrimSpace(there)
+	if none(there) || strings.HasPrefix(there, ownPrefix) {
+		return text, true
+	}
+	if i := strings.Index(there, separator+ownPrefix); i >= 0 {
+		there = there[:i]
+	}
+	if !strings.Contains(there, " ") || strings.ContainsAny(there[:1], "{[") || strings.ContainsAny(there, "\"'`\\\n") {
+		return "", false
+	}
+	return there + separator + text, true
 }
 
 // later marks an error that only says that somebody does not answer.

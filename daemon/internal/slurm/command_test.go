@@ -33,9 +33,7 @@ func TestCommands(t *testing.T) {
 	ctx := t.Context()
 	c, asked := commands(t, map[string]string{
 		"squeue":   `test "$SLURM_CONF$LC_ALL" = /etc/other.confC || exit 9; test "$1" = --local || exit 8; case "$*" in *--jobs=9*ArrayTaskID*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; *--jobs=5*ArrayTaskID*) printf '6|5|1|\n5|5|2|\n';; *--jobs=*ArrayTaskID*) j=${4#--jobs=}; echo "$j|$j|N/A|";; *--jobs=9*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; *--jobs=8*) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1;; *--jobs=*) echo '7|0|RUNNING|n1|5|6|1|1|main|rgpu:50|gres/rgpu:50|N/A|N/A|N/A|';; *) echo '7|0|RUNNING|n1|';; esac`,
-		"scontrol": `case "$*" in *"show config") printf 'ClusterName = c\n';; "requeue 9") echo "Invalid job id specified for job 9" >&2; exit 1;; "requeue 8") echo "Only batch jobs are accepted or processed for job 8" >&2; exit 1;; *"jobid=8"*) echo "Job has already finished for job 8" >&2; exit 1;; *"jobid=4"*) echo "Job update not available right now, the DB index is being set, try again in a bit for job 4" >&2; exit 1;; esac`,
-		"sacctmgr": `case "$*" in *jobid=4*x*) echo "sacctmgr: error: Request didn't affect anything"; exit 1;; esac`,
-		"sacct":    `printf '10|9_1\n9|9_2\n'`,
+		"scontrol": `case "$*" in *"show config") printf 'ClusterName = c\n';; "requeue 9") echo "Invalid job id specified for job 9" >&2; exit 1;; "requeue 8") echo "Only batch jobs are accepted or processed for job 8" >&2; exit 1;; esac`,
 	})
 	t.Setenv("SQUEUE_FORMAT", "%i")
 	if j, err := c.Job(ctx, "7"); err != nil || j.UID != 5 || j.Gres[0].Count != 50 {
@@ -65,31 +63,55 @@ func TestCommands(t *testing.T) {
 		t.Errorf("gone: %v", err)
 	}
 	asked()
+	const ask = "squeue [--local] [--noheader] [--states=all] [--jobs=%s] [--Format=" + taskFormat + "]\n"
+	if err := c.Requeue(ctx, "5"); err != nil || asked() != fmt.Sprintf(ask+"scontrol [requeue] [5_2]\n", "5") {
+		t.Error("requeue of an array's last task:", err)
+	}
+}
+
+// A comment goes to slurmctld or, where that has forgotten the job or waits, to the accounting. Text of others in either
+// stays.
+func TestComment(t *testing.T) {
+	c, asked := commands(t, map[string]string{
+		"squeue": `case "$4" in --jobs=9) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; --jobs=5) printf '6|5|1|of another|\n5|5|2||\n';;
+			--jobs=11) printf '11|11|N/A|JS1:H4sIAAA=|\n';; --jobs=12) printf '12|12|N/A|see ticket 7 | bar|\n';; --jobs=13) printf '13|13|N/A|see ticket 7; sluice: requeued: old|\n';;
+			--jobs=14) printf '14|14|N/A|sluice: requeued: old|\n';; --jobs=16) printf '16|16|N/A|two\nlines|\n';; --jobs=17) printf '17|17|N/A|it is "so"|\n';;
+			*) j=${4#--jobs=}; echo "$j|$j|N/A|(null)|";; esac`,
+		"scontrol": `case "$*" in *"jobid=8"*) echo "Job has already finished for job 8" >&2; exit 1;; *"jobid=4"*) echo "Job update not available right now, the DB index is being set, try again in a bit for job 4" >&2; exit 1;; esac`,
+		"sacctmgr": `case "$*" in *jobid=4*x*) echo "sacctmgr: error: Request didn't affect anything"; exit 1;; esac`,
+		"sacct":    `case "$*" in *--jobs=7*) echo "Slurm accounting storage is disabled" >&2; exit 1;; *--jobs=15*) echo '15|15|JS1:abc=';; *) printf '10|9_1|\n9|9_2|\n8|8|by an admin\n';; esac`,
+	})
 	const (
-		ask  = "squeue [--local] [--noheader] [--states=all] [--jobs=%s] [--Format=" + taskFormat + "]\n"
+		ask  = "squeue [--local] [--noheader] [--states=all] [--jobs=%s] [--Format=" + commentFormat + "]\n"
+		old  = "sacct [--noheader] [--parsable2] [--allocations] [--jobs=%s] [--format=JobIDRaw,JobID,AdminComment]\n"
 		tell = "scontrol [update] [jobid=%s] [admincomment=%s]\n"
 		keep = "sacctmgr [--immediate] [--quiet] [modify] [job] [where] [jobid=%s] [set] [AdminComment=%s]\n"
 	)
 	for _, x := range []struct {
 		job, text string
-		later     bool
+		err       string
 		want      string
 	}{
-		{"7", "a 'b' \"c\"\nd", false, fmt.Sprintf(ask+tell, "7", "7", "a b c d")},
-		{"8", "of one that has ended", false, fmt.Sprintf(ask+tell+keep, "8", "8", "of one that has ended", "8", "of one that has ended")},
+		{"7", "sluice: a 'b' \"c\"\nd", "", fmt.Sprintf(tell, "7", "sluice: a b c d")},
+		{"8", "sluice: of one that has ended", "", fmt.Sprintf(tell+keep, "8", "by an admin; sluice: of one that has ended", "8", "by an admin; sluice: of one that has ended")},
 		// The last task of an array has the array's number.
-		{"5", "of a task", false, fmt.Sprintf(ask+tell, "5", "5_2", "of a task")},
-		{"9", "of one long gone", false, fmt.Sprintf(ask+"sacct [--noheader] [--parsable2] [--allocations] [--jobs=9] [--format=JobIDRaw,JobID]\n"+keep, "9", "9_2", "of one long gone")},
-		{"4", "before the database", false, fmt.Sprintf(ask+tell+keep, "4", "4", "before the database", "4", "before the database")},
-		{"4", "x", true, fmt.Sprintf(ask+tell+keep, "4", "4", "x", "4", "x")},
+		{"5", "sluice: of a task", "", fmt.Sprintf(tell, "5_2", "sluice: of a task")},
+		{"9", "sluice: of one long gone", "", fmt.Sprintf(keep, "9_2", "sluice: of one long gone")},
+		{"4", "sluice: before the database", "", fmt.Sprintf(tell+keep, "4", "sluice: before the database", "4", "sluice: before the database")},
+		{"4", "sluice: x", "it may do so later", fmt.Sprintf(tell+keep, "4", "sluice: x", "4", "sluice: x")},
+		{"11", "sluice: x", "left alone", ""},
+		{"12", "sluice: x", "", fmt.Sprintf(tell, "12", "see ticket 7 | bar; sluice: x")},
+		{"13", "sluice: x", "", fmt.Sprintf(tell, "13", "see ticket 7; sluice: x")},
+		{"14", "sluice: x", "", fmt.Sprintf(tell, "14", "sluice: x")},
+		{"15", "sluice: x", "left alone", ""}, // by way of the accounting, which slurmctld does not know
+		{"16", "sluice: x", "left alone", ""},
+		{"17", "sluice: x", "left alone", ""},
 	} {
-		err := c.Comment(ctx, x.job, x.text)
-		if got := asked(); got != x.want || errors.Is(err, ErrLater) != x.later || !x.later && err != nil {
-			t.Errorf("comment of job %s: %v\n%s", x.job, err, got)
+		err := c.Comment(t.Context(), x.job, x.text)
+		want := fmt.Sprintf(ask+old, x.job, x.job) + x.want
+		if got := asked(); got != want || errors.Is(err, ErrLater) != (x.err == ErrLater.Error()) || (err == nil) != (x.err == "") || err != nil && !strings.Contains(err.Error(), x.err) {
+			t.Errorf("comment of job %s: %v\n%s, want\n%s", x.job, err, got, want)
 		}
-	}
-	if err := c.Requeue(ctx, "5"); err != nil || asked() != fmt.Sprintf(ask+"scontrol [requeue] [5_2]\n", "5") {
-		t.Error("requeue of an array's last task:", err)
 	}
 }
 

@@ -232,12 +232,14 @@ const (
 )
 
 // jobFormat and stateFormat are for squeue -O. "|" ends each field, whatever its length,
-// and is in none of them. A job's name, account and comments are not asked for.
+// and is in none of them but an AdminComment, which is therefore the last. A job's name, account and other comments
+// are not asked for.
 const (
 	stateFormat = "JobID:|,RestartCnt:|,State:|,NodeList:|"
 	jobFormat   = stateFormat + ",UserID:|,GroupID:|,BatchFlag:|,Requeue:|,Partition:|,Licenses:|" +
 		",tres-per-node:|,tres-per-job:|,tres-per-socket:|,tres-per-task:|"
-	taskFormat = "JobID:|,ArrayJobID:|,ArrayTaskID:|"
+	taskFormat    = "JobID:|,ArrayJobID:|,ArrayTaskID:|"
+	commentFormat = taskFormat + ",admin_comment:|"
 )
 
 // parseState reads the first fields of both formats.
@@ -361,14 +363,32 @@ func parseTask(id, text string) (string, error) {
 	return f[1] + "_" + f[2], nil
 }
 
-// parseAccounted reads sacct's list of raw and other numbers.
-func parseAccounted(id, text string) (string, error) {
+// parseCommented reads squeue's answer in commentFormat: the job's name as parseTask has it, and its AdminComment.
+func parseCommented(id, text string) (name, comment string, err error) {
+	var tasks strings.Builder // the same answer in taskFormat
 	for line := range strings.Lines(text) {
-		if raw, name, _ := strings.Cut(strings.TrimSpace(line), "|"); raw == id {
-			return name, nil
+		whole, ended := strings.CutSuffix(line, "|\n")
+		f := strings.SplitN(whole, "|", taskFields+1)
+		if !ended || len(f) != taskFields+1 || !form.IsJobID(strings.TrimSpace(f[fID])) {
+			return "", "", fmt.Errorf("squeue: its answer about job %s is cut short, or its AdminComment has several lines and is left alone: %.60q", id, line)
+		}
+		if strings.TrimSpace(f[fID]) == id {
+			comment = strings.TrimSpace(f[taskFields])
+		}
+		tasks.WriteString(strings.Join(f[:taskFields], "|") + "|\n")
+	}
+	name, err = parseTask(id, tasks.String())
+	return name, comment, err
+}
+
+// parseAccounted reads sacct's list of raw and other numbers, with their AdminComments.
+func parseAccounted(id, text string) (name, comment string, err error) {
+	for line := range strings.Lines(text) {
+		if f := strings.SplitN(strings.TrimSpace(line), "|", 3); len(f) == 3 && f[0] == id {
+			return f[1], f[2], nil
 		}
 	}
-	return "", fmt.Errorf("job %s: %w", id, ErrGone)
+	return "", "", fmt.Errorf("job %s: %w", id, ErrGone)
 }
 
 // parseLicenceList reads `scontrol -o show licenses`.

@@ -81,7 +81,9 @@ type Controller interface {
 	// Requeue puts a batch job back into the queue; ErrNoRequeue if it is none, or
 	// has been submitted or configured not to be.
 	Requeue(ctx context.Context, id string) error
-	// Comment sets the job's AdminComment, in the accounting if the job has ended.
+	// Comment sets our part of the job's AdminComment, in the accounting if the job has ended. The
+	// text begins with "sluice:" and replaces what was set before; text of others stays. It is
+	// an error if nothing can be added to that.
 	// ErrLater if slurmctld or the accounting does not answer, or does not know the
 	// job yet.
 	Comment(ctx context.Context, id, text string) error
