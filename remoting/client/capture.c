@@ -31,7 +31,8 @@ CUresult sl_cuStreamBeginCapture(CUstream hStream)
 CUresult sl_cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies,
 					const CUgraphEdgeData *dependencyData, size_t n, CUstreamCaptureMode mode)
 {
-	CUresult err;
+	CUresult err = CUDA_SUCCESS;
+	struct sl_stream *s = sl_stream_of(hStream, &err);
 
 	if (mode > CU_STREAM_CAPTURE_MODE_RELAXED || (n && !dependencies))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -39,34 +40,35 @@ CUresult sl_cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const 
 	err = fw_cuStreamBeginCaptureToGraph(hStream, hGraph, dependencies, dependencyData, n, mode);
 	if (err)
 		sl_capturing_add(-1);
+	else if (s)
+		s->cap_into = true;
 	return err;
 }
 
 CUresult sl_cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {
-	CUresult err;
-	uint32_t id;
-	void *h;
+	CUresult err = CUDA_SUCCESS;
+	struct sl_stream *s = sl_stream_of(hStream, &err);
+	bool into = s && s->cap_into;
+	CUgraph g = NULL;
 
-	if (!phGraph)
-		return CUDA_ERROR_INVALID_VALUE;
 	if (!sl_capturing_any())
 		return CUDA_ERROR_ILLEGAL_STATE;
-	id = sl_handle_new(SL_GRAPH, NULL, &h);
-	if (!id)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = SL_UNMARKED(fw_cuStreamEndCapture(hStream, id));
+	err = SL_UNMARKED(fw_cuStreamEndCapture(hStream, &g));
 	/* These errors leave the capture open; any other has ended it. */
 	if (err != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && err != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD &&
-	    err != CUDA_ERROR_ILLEGAL_STATE && err != CUDA_ERROR_INVALID_HANDLE)
+	    err != CUDA_ERROR_ILLEGAL_STATE && err != CUDA_ERROR_INVALID_HANDLE) {
 		sl_capturing_add(-1);
-	if (err) {
-		sl_handle_free(SL_GRAPH, id);
-		*phGraph = NULL;
-		return err;
+		if (s)
+			s->cap_into = false;
 	}
-	*phGraph = h;
-	return CUDA_SUCCESS;
+	if (phGraph) {
+		*phGraph = g;
+	} else if (!err && !into) { /* a graph that nobody has; one that a capture adds to is the program's */
+		sl_cuGraphDestroy(g);
+		err = CUDA_ERROR_INVALID_VALUE;
+	}
+	return err;
 }
 
 CUresult sl_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *status)

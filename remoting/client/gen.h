@@ -919,7 +919,7 @@ CUresult fw_cuStreamCopyAttributes(CUstream dstStream, CUstream srcStream);
 CUresult fw_cuStreamCreate(uint32_t phStream, unsigned int Flags);
 CUresult fw_cuStreamCreateWithPriority(uint32_t phStream, unsigned int flags, int priority);
 CUresult fw_cuStreamDestroy_v2(CUstream hStream);
-CUresult fw_cuStreamEndCapture(CUstream hStream, uint32_t phGraph);
+CUresult fw_cuStreamEndCapture(CUstream hStream, CUgraph *phGraph);
 CUresult fw_cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value);
 CUresult fw_cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out);
 CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, CUgraphNode *dependencies, size_t *numDependencies);

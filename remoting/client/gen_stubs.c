@@ -5115,17 +5115,26 @@ CUresult fw_cuStreamDestroy_v2(CUstream hStream)
 	return err;
 }
 
-CUresult fw_cuStreamEndCapture(CUstream hStream, uint32_t phGraph)
+CUresult fw_cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
+	sl_reply r;
 
 	sl_buf_init(&b);
 	sl_route(&b, SL_STREAM, (const void *)(uintptr_t)hStream);
 	sl_put_u32(&b, sl_stream_id(hStream, &err));
-	sl_put_u32(&b, phGraph);
-	if (!err)
-		err = sl_wait(SL_OP_cuStreamEndCapture, &b, NULL);
+	sl_put_u8(&b, phGraph != NULL);
+	if (!err) {
+		err = sl_wait(SL_OP_cuStreamEndCapture, &b, &r);
+		if (!err) {
+			if (phGraph)
+				*phGraph = sl_handle_from_id(SL_GRAPH, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
 	sl_buf_free(&b);
 	return err;
 }

@@ -327,7 +327,10 @@ static CUresult add_alloc(CUgraphNode *node, CUgraph graph, const CUgraphNode *d
 
 CUresult sl_cuGraphConditionalHandleCreate(CUgraphConditionalHandle *handle, CUgraph graph, CUcontext ctx, unsigned int value, unsigned int flags)
 {
-	return handle ? fw_cuGraphConditionalHandleCreate(handle, graph, or_current(ctx), value, flags) : CUDA_ERROR_INVALID_VALUE;
+	if (!handle)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* Here NULL does not stand for the current context, with driver 580. */
+	return ctx ? fw_cuGraphConditionalHandleCreate(handle, graph, ctx, value, flags) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 #define BODIES_MAX 65536

@@ -42,6 +42,7 @@ struct sl_stream {
 	CUgraphNode *cap_nodes;	/* what cuStreamGetCaptureInfo has told of, kept until it is asked again */
 	CUgraphEdgeData *cap_edges;
 	size_t cap_room;
+	bool cap_into;		/* it captures into a graph of the program's */
 };
 
 /* A stream of the current context, or of a green context of it. */

@@ -339,7 +339,7 @@ static CUresult end(CUstream h, CUstream dflt, CUgraph *out)
 		r = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	else if (!joined(cap))
 		r = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-	else if (!out)
+	else if (!out && !cap->into)
 		r = CUDA_ERROR_INVALID_VALUE;
 	g = cap->graph;
 	g->capturing = false;
@@ -350,7 +350,7 @@ static CUresult end(CUstream h, CUstream dflt, CUgraph *out)
 			graph_destroy(g);
 		if (out)
 			*out = NULL;
-	} else {
+	} else if (out) {
 		*out = HANDLE(CUgraph, g);
 	}
 	return sim_leave(r);

@@ -76,6 +76,8 @@ API CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *out, CUgra
 		return r;
 	if (!out || flags > 1 || (ctx && !obj_get(ctx, K_CTX)))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	if (!ctx)
+		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
 	c = obj_new(K_COND, NULL, sizeof(*c));
 	if (!c)
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);

@@ -191,7 +191,7 @@ func TestCaptureHoldsFailure(t *testing.T) {
 		t.Fatalf("begin: %d", r.result)
 	}
 	k.launch(77, 1, 1, 1, nil)
-	if r := k.wait(opCuStreamEndCapture, 1, u32(1), u32(1)); r.result != 400 {
+	if r := k.wait(opCuStreamEndCapture, 1, u32(1), []byte{1}); r.result != 400 {
 		t.Errorf("end of a capture that lacks a launch: %d", r.result)
 	}
 	k.oneway(opCuGraphCreate, u32(2), u32(0))

@@ -71,8 +71,7 @@ func (c *player) run(t *testing.T, seed uint64) {
 			for range r.IntN(4) {
 				c.call(t, opCuMemsetD8Async, u64(1<<40), []byte{1}, u64(64), u32(uint32(r.IntN(2))*stream))
 			}
-			c.call(t, opCuStreamEndCapture, u32(stream), u32(id))
-			id++
+			c.call(t, opCuStreamEndCapture, u32(stream), []byte{1})
 		case op < 93:
 			id++
 			if c.call(t, opCuCtxCreate_v2, u32(id), u32(0), u32(0)) == 0 && s.setCtx(id) == 0 {

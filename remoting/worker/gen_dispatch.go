@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0xdf, 0x3f, 0x75, 0x9b, 0x6d, 0x3b, 0x53, 0x13,
-	0x7b, 0xfe, 0x99, 0x92, 0xfc, 0x11, 0xa2, 0xf9,
-	0xd2, 0xee, 0x64, 0x68, 0xb7, 0xb5, 0xd1, 0xc0,
-	0x44, 0x72, 0x91, 0x1c, 0xed, 0xee, 0xba, 0x9c,
+	0xc1, 0x41, 0x7a, 0xdc, 0xd0, 0x46, 0x7e, 0x8b,
+	0x94, 0x60, 0x81, 0xac, 0x34, 0x53, 0x10, 0x85,
+	0x83, 0x9d, 0x1b, 0x14, 0x1b, 0x43, 0xb6, 0x73,
+	0x6b, 0x00, 0x8d, 0x33, 0x2b, 0x17, 0x2d, 0x73,
 }
 
 // Operation numbers of the API table.
@@ -6663,7 +6663,7 @@ func (s *session) do_cuStreamDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 
 
 func (s *session) do_cuStreamEndCapture(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
-	id_phGraph := d.U32()
+	w_phGraph := d.U8() != 0
 	var o_phGraph C.uint64_t
 	if d.Err() != nil {
 		return s.malformed(492)
@@ -6675,8 +6675,12 @@ func (s *session) do_cuStreamEndCapture(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_hStream.real = real
 	}
-	rc := s.cuStreamEndCapture(h_hStream, id_phGraph, &o_phGraph)
-	s.bind(wire.KindGraph, id_phGraph, uint64(o_phGraph), rc)
+	rc := s.cuStreamEndCapture(h_hStream, &o_phGraph)
+	if rc == C.CUDA_SUCCESS {
+		if w_phGraph {
+			e.U32(s.outHandle(wire.KindGraph, uint64(o_phGraph)))
+		}
+	}
 	return int32(rc)
 }
 

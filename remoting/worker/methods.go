@@ -300,7 +300,7 @@ func (s *session) cuStreamBeginCaptureToGraph(h, g href, deps []C.uint64_t, data
 	return rc
 }
 
-func (s *session) cuStreamEndCapture(h href, id uint32, o *C.uint64_t) C.CUresult {
+func (s *session) cuStreamEndCapture(h href, o *C.uint64_t) C.CUresult {
 	rc := C.call_cuStreamEndCapture(C.uint64_t(h.real), o)
 	failed := s.tellStream(h.id)
 	if rc != 0 || *o == 0 || failed != 0 {

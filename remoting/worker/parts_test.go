@@ -81,17 +81,19 @@ func TestParts(t *testing.T) {
 		k.ok(opCuGraphDestroy, u32(12))
 		k.gone("node of a destroyed clone", opCuGraphNodeGetType, nodeType(cloned))
 	})
-	t.Run("a graph under two names", func(t *testing.T) {
+	t.Run("the graph of a capture", func(t *testing.T) {
 		k := dial(t, addr, [16]byte{})
 		k.streamCreate(1)
 		info := func() uint32 { return id(k.ok(opCuStreamGetCaptureInfo_v2, u32(1), []byte{0, 0, 1, 0}, u64(0))[8:]) }
 		k.ok(opCuStreamBeginCapture_v2, u32(1), u32(2))
 		early := info()
 		k.ok(opCuGraphAddEmptyNode, empty(20, early))
-		k.ok(opCuStreamEndCapture, u32(1), u32(10))
-		k.ok(opCuGraphAddEmptyNode, empty(21, 10))
+		if late := id(k.ok(opCuStreamEndCapture, u32(1), []byte{1})); late != early {
+			t.Errorf("handle %#x in the capture and %#x at its end", early, late)
+		}
+		k.ok(opCuGraphAddEmptyNode, empty(21, early))
 		k.ok(opCuGraphDestroy, u32(early))
-		k.gone("destroyed by its other name", opCuGraphAddEmptyNode, empty(22, 10))
+		k.gone("destroyed", opCuGraphAddEmptyNode, empty(22, early))
 		k.gone("node of it", opCuGraphNodeGetType, nodeType(20))
 		k.gone("node of it", opCuGraphNodeGetType, nodeType(21))
 		// A capture that ends without a graph.
@@ -107,7 +109,7 @@ func TestParts(t *testing.T) {
 		early = info()
 		k.ok(opCuGraphAddEmptyNode, empty(20, early))
 		k.launch(77, 1, 1, 1, nil)
-		if r := k.wait(opCuStreamEndCapture, 1, u32(1), u32(11)); r.result == 0 {
+		if r := k.wait(opCuStreamEndCapture, 1, u32(1), []byte{1}); r.result == 0 {
 			t.Error("a capture ended well that lacks a launch")
 		}
 		k.gone("graph of a capture that lacks a launch", opCuGraphAddEmptyNode, empty(23, early))
@@ -116,7 +118,7 @@ func TestParts(t *testing.T) {
 		k.ok(opCuGraphCreate, u32(12), u32(0))
 		k.ok(opCuStreamBeginCaptureToGraph, u32(1), u32(12), []byte{0}, []byte{0}, u64(0), u32(2))
 		k.launch(77, 1, 1, 1, nil)
-		if r := k.wait(opCuStreamEndCapture, 1, u32(1), u32(13)); r.result == 0 {
+		if r := k.wait(opCuStreamEndCapture, 1, u32(1), []byte{1}); r.result == 0 {
 			t.Error("a capture to a graph ended well that lacks a launch")
 		}
 		k.ok(opCuGraphAddEmptyNode, empty(24, 12))

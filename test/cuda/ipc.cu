@@ -123,6 +123,8 @@ static void set_words(unsigned *d, int count, unsigned value)
 	for (int i = 0; i < count; i++)
 		h[i] = value;
 	CHECK(cudaMemcpy(d, h, count * sizeof *h, cudaMemcpyHostToDevice));
+	/* Such a copy may return before all of it is in the device, where another process can see it. */
+	CHECK(cudaDeviceSynchronize());
 	free(h);
 }
 
@@ -342,7 +344,6 @@ static int maker(void)
 	tell(&h, sizeof h);
 	await('a');
 	expect_words(little, small, 8);
-	/* a blocking copy is there when it has returned */
 	for (int i = 0; i < rounds; i++) {
 		set_words(little, small, 100 + i);
 		go('c');

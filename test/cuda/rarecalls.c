@@ -315,6 +315,23 @@ static int condition(CUgraph g, unsigned type, unsigned size, unsigned value, CU
 	return 0;
 }
 
+/* A capture into a graph, which needs not be given at its end: twice, the second time it is. */
+static void captured_body(CUgraph g, CUdeviceptr p)
+{
+	CUgraph same = NULL;
+	CUstream s;
+
+	MUST(cuStreamCreate, &s, CU_STREAM_NON_BLOCKING);
+	for (int i = 0; i < 2; i++) {
+		CALL(cuStreamBeginCaptureToGraph, "a body", s, g, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED);
+		MUST(cuMemsetD8Async, p + i, 7, 1, s);
+		CALL(cuStreamEndCapture, "a body", s, i ? &same : NULL);
+	}
+	printf("same graph %d\n", same == g);
+	CALL(cuStreamEndCapture, "no capture, no graph", s, NULL);
+	MUST(cuStreamDestroy_v2, s);
+}
+
 static void conditions(void)
 {
 	CUgraphNodeParams c = { .type = CU_GRAPH_NODE_TYPE_CONDITIONAL };
@@ -322,7 +339,7 @@ static void conditions(void)
 	CUgraphExec e;
 	CUgraphNode n;
 	CUdeviceptr p;
-	CUgraph g;
+	CUgraph g, bad;
 
 	MUST(cuMemAlloc_v2, &p, 64);
 	MUST(cuMemsetD8_v2, p, 0, 64);
@@ -335,20 +352,28 @@ static void conditions(void)
 	condition(g, CU_GRAPH_COND_TYPE_SWITCH, 4, 2, p + 3, "switch");
 	condition(g, CU_GRAPH_COND_TYPE_SWITCH, 2, 7, p + 4, "switch, none");
 	condition(g, CU_GRAPH_COND_TYPE_WHILE, 1, 0, p + 5, "while, never");
-	condition(g, CU_GRAPH_COND_TYPE_WHILE, 2, 0, p + 6, "while, two bodies");
-	condition(g, CU_GRAPH_COND_TYPE_IF, 0, 0, p + 6, "if, no body");
-	CALL(cuGraphConditionalHandleCreate, "one", &h, g, NULL, 1, 1);
+	MUST(cuGraphCreate, &bad, 0); /* a condition without a node keeps a graph from being instantiated */
+	condition(bad, CU_GRAPH_COND_TYPE_WHILE, 2, 0, p + 6, "while, two bodies");
+	condition(bad, CU_GRAPH_COND_TYPE_IF, 0, 0, p + 6, "if, no body");
+	CALL(cuGraphInstantiateWithFlags, "with conditions left over", &e, bad, 0);
+	MUST(cuGraphDestroy, bad);
+	CALL(cuGraphConditionalHandleCreate, "no context", &h, g, NULL, 1, 1);
+	CALL(cuGraphConditionalHandleCreate, "one", &h, g, ctx, 1, 1);
 	c.conditional.handle = h;
 	c.conditional.size = 1;
 	c.conditional.ctx = ctx;
 	CALL(cuGraphAddNode, "a handle", &n, g, NULL, 0, &c);
+	captured_body(c.conditional.phGraph_out[0], p + 6);
 	CALL(cuGraphAddNode, "the same handle", &n, g, NULL, 0, &c);
 	CALL(cuGraphInstantiateWithFlags, "of it", &e, g, 0);
 	for (int i = 0; i < 2; i++) {
 		MUST(cuMemsetD8_v2, p, 0, 64);
 		CALL(cuGraphLaunch, "of it", e, NULL);
 		CALL(cuStreamSynchronize, "of it", NULL);
-		printf("left: %u %u %u %u %u %u\n", byte_at(p), byte_at(p + 1), byte_at(p + 2), byte_at(p + 3), byte_at(p + 4), byte_at(p + 5));
+		printf("left:");
+		for (int k = 0; k < 8; k++)
+			printf(" %u", byte_at(p + k));
+		printf("\n");
 	}
 	MUST(cuGraphExecDestroy, e);
 	MUST(cuGraphDestroy, g);
