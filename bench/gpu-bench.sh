@@ -19,34 +19,6 @@ RAW=$LOGS/bench
 LOG=$RAW/bench.jsonl
 mkdir -p "$RAW"
 
-# Where a program can run, by name: the address of the worker or relay.
-declare -A AT=()
-
-# one RUN SECONDS PROGRAM...: what it printed and the shim's counters become a line of the raw log. RUN is PART.VARIANT.NUMBER.
-one() {
-	local run=$1 seconds=$2 variant status begun=$SECONDS
-	shift 2
-	variant=${run#*.}
-	variant=${variant%.*}
-	in_time "$run" || return 1
-	rm -f "$RAW/$run.json" "$RAW/$run.stats"
-	if [ "$variant" = native ]; then
-		limited "$seconds" "$@" >"$RAW/$run.json" 2>"$RAW/$run.err"
-	else
-		SLUICE_STATS=$RAW/$run.stats limited "$seconds" remote "${AT[$variant]}" "$@" >"$RAW/$run.json" 2>"$RAW/$run.err"
-	fi
-	status=$?
-	if [ $status = 0 ]; then
-		printf '{"run": "%s", "result": %s, "stats": [%s]}\n' "$run" "$(tail -n 1 "$RAW/$run.json")" "$(paste -sd, "$RAW/$run.stats" 2>/dev/null)" >>"$LOG"
-		printf '     %s: %s s\n' "$run" $((SECONDS - begun))
-		return 0
-	fi
-	fail "$run" "$(why $status)"
-	show "$RAW/$run.err" 12
-	show "$LOGS/worker-bench.log" 5
-	return 1
-}
-
 # part PART SECONDS PROGRAM...: native before and after the remote runs, so that
 # drift of the machine shows. A second, short run of each gives the counts per
 # step: what is left when start and synchronisations are subtracted.
@@ -91,12 +63,7 @@ part_launch() {
 }
 
 log_header | tee "$LOG"
-start_worker bench tcp || exit 1
-AT[loopback]=$ADDR
-start_worker bench-unix unix && AT[unix]=$ADDR
-start_relay fast "${AT[loopback]#tcp:}" 0.1ms 10G && AT[fast]=$ADDR
-start_relay lan "${AT[loopback]#tcp:}" 0.2ms 1G && AT[lan]=$ADDR
-start_relay wan "${AT[loopback]#tcp:}" 20ms 1G && AT[wan]=$ADDR
+start_links || exit 1
 for p in "${CHOSEN[@]}"; do
 	echo "== $p ($SECONDS s)"
 	"part_$p"

@@ -232,6 +232,47 @@ build_cu() {
 # log_header: the line that every raw log begins with: commit, date, machine, GPU and driver.
 log_header() { SLUICE_BUILD=$BUILD PYTHON=$PYTHON python3 "$BENCH/rawlog.py"; }
 
+# Where a program can run, by name: the address of the worker or relay.
+declare -A AT=()
+
+# start_links: a worker over loopback TCP, one over a Unix socket, and the relays of slower links; their addresses are in AT.
+start_links() {
+	start_worker links tcp || return 1
+	AT[loopback]=$ADDR
+	start_worker links-unix unix && AT[unix]=$ADDR
+	start_relay fast "${AT[loopback]#tcp:}" 0.1ms 10G && AT[fast]=$ADDR
+	start_relay lan "${AT[loopback]#tcp:}" 0.2ms 1G && AT[lan]=$ADDR
+	start_relay wan "${AT[loopback]#tcp:}" 20ms 1G && AT[wan]=$ADDR
+	return 0
+}
+
+# one RUN SECONDS PROGRAM...: what it printed and the shim's counters become a line of the raw log $LOG.
+# RUN is PART.VARIANT.NUMBER.
+# shellcheck disable=SC2153 # the script that sources this sets RAW and LOG
+one() {
+	local run=$1 seconds=$2 variant status begun=$SECONDS
+	shift 2
+	variant=${run#*.}
+	variant=${variant%.*}
+	in_time "$run" || return 1
+	rm -f "$RAW/$run.json" "$RAW/$run.stats"
+	if [ "$variant" = native ]; then
+		limited "$seconds" "$@" >"$RAW/$run.json" 2>"$RAW/$run.err"
+	else
+		SLUICE_STATS=$RAW/$run.stats limited "$seconds" remote "${AT[$variant]}" "$@" >"$RAW/$run.json" 2>"$RAW/$run.err"
+	fi
+	status=$?
+	if [ $status = 0 ]; then
+		printf '{"run": "%s", "result": %s, "stats": [%s]}\n' "$run" "$(tail -n 1 "$RAW/$run.json")" "$(paste -sd, "$RAW/$run.stats" 2>/dev/null)" >>"$LOG"
+		printf '     %s: %s s\n' "$run" $((SECONDS - begun))
+		return 0
+	fi
+	fail "$run" "$(why $status)"
+	show "$RAW/$run.err" 12
+	show "$LOGS/worker-links.log" 5
+	return 1
+}
+
 # choose_parts ARGS...: fills CHOSEN from --only, or with all PARTS.
 choose_parts() {
 	local p

@@ -199,6 +199,17 @@ func TestGPUBench(t *testing.T) {
 		"| kernel launch, enqueue | 3.00 (2.00) | 4.00 (2.00) |")
 }
 
+func TestGPULLM(t *testing.T) {
+	out, status, _ := script(t, []string{"SLUICE_LINKS=loopback unix"}, "gpu-llm.sh")
+	if status != 1 {
+		t.Errorf("exit status %d, want 1: llama.cpp's sources are not there", status)
+	}
+	want(t, out,
+		"tokens empty, loopback TCP: DIFFERENT results; 60 waits", "tokens/s, cold                                   native      20.00  remote      19.00  0.950 of native speed",
+		"tokens filled, Unix socket", "attention empty, loopback TCP: the same results",
+		"FAIL llama", "SLUICE_LLAMA names no folder", "gpu-llm: 1 runs failed: llama")
+}
+
 func TestSmoke(t *testing.T) {
 	out, status, _ := script(t, nil, "gpu-smoke.sh")
 	if status != 1 {
@@ -209,7 +220,7 @@ func TestSmoke(t *testing.T) {
 }
 
 func TestParts(t *testing.T) {
-	for _, name := range []string{"gpu-test.sh", "gpu-bench.sh"} {
+	for _, name := range []string{"gpu-test.sh", "gpu-bench.sh", "gpu-llm.sh"} {
 		out, status, _ := script(t, nil, name, "--only", "nothing")
 		if status != 2 || !strings.Contains(out, "no part nothing; there are: ") {
 			t.Errorf("%s: exit status %d, %q", name, status, out)

@@ -1,0 +1,83 @@
+"""Lines for a terminal of the raw log of gpu-llm.sh: each figure natively, remotely, and the share of native speed.
+
+llm_report.py LOG
+
+A run's name is PART.VARIANT.NUMBER. Of several native runs of a number the median counts; a remote run's result must be
+the same as natively where it is a digest.
+"""
+
+import statistics
+import sys
+from pathlib import Path
+
+import rawlog
+from report import LINKS
+
+# Key of a figure, what it is, and whether more of it is faster; a path of keys is written with a dot.
+FIGURES = {
+    "tokens": [
+        ("cold.tokens_s", "tokens/s, cold", True),
+        ("cold_total_tokens_s", "tokens/s from the first call of CUDA on, cold", True),
+        ("cuda_and_weights_ms", "first call of CUDA and copying the weights, ms", False),
+        ("cold.first_ms", "time to first token, ms", False),
+        ("cold.p99_ms", "p99 between tokens, cold, ms", False),
+        ("known.tokens_s", "tokens/s, lengths known", True),
+        ("known.p99_ms", "p99 between tokens, lengths known, ms", False),
+    ],
+    "attention": [
+        ("new_first_ms", "first shape, ms", False),
+        ("new_median_ms", "a new shape, ms", False),
+        ("known_median_ms", "a known shape, ms", False),
+    ],
+    "llama": [
+        ("load_ms", "loading the model, ms", False),
+        ("first_ms", "start to first token, ms", False),
+        ("cold_tokens_s", "tokens/s, cold", True),
+        ("prompt_tokens_s", "prompt, tokens/s", True),
+        ("tokens_s", "decoding, tokens/s", True),
+        ("p50_ms", "p50 between tokens, ms", False),
+        ("p99_ms", "p99 between tokens, ms", False),
+    ],
+}
+SAME = {"tokens": ("tokens",), "attention": ("sums",), "llama": ("tokens", "digest")}
+
+
+def figure(result, key):
+    for k in key.split("."):
+        result = result[k]
+    return result
+
+
+def load(log):
+    """{part: {number: {variant: [line]}}}"""
+    found = {}
+    for line in rawlog.read(log):
+        part, variant, number = line["run"].split(".")
+        found.setdefault(part, {}).setdefault(number, {}).setdefault(variant, []).append(line)
+    return found
+
+
+def lines(part, number, variants, native):
+    for v in LINKS:
+        for run in variants.get(v, [])[-1:]:
+            waits = sum(s["waits"] for s in run["stats"])
+            same = all(run["result"][k] == n["result"][k] for k in SAME[part] for n in native)
+            yield f"{part} {number}, {LINKS[v]}: {'the same' if same else 'DIFFERENT'} results; {waits} waits"
+            for key, title, more in FIGURES[part]:
+                base = statistics.median(figure(n["result"], key) for n in native)
+                got = figure(run["result"], key)
+                share = got / base if more else base / got
+                yield f"    {title:48} native {base:10.2f}  remote {got:10.2f}  {share:.3f} of native speed"
+
+
+def main():
+    for part, numbers in load(Path(sys.argv[1])).items():
+        every = [n for variants in numbers.values() for n in variants.get("native", [])]
+        for number, variants in numbers.items():
+            native = variants.get("native") or every
+            if native:
+                print(*lines(part, number, variants, native), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
