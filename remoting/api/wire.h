@@ -81,6 +81,7 @@
 #define SL_MAX_PAYLOAD 16777216
 #define SL_MAX_COPY_IN 4194304
 #define SL_MAX_HOST_MAP 0x80000000u
+#define SL_MAX_HOST_SHARE 0x1000000000ull
 #define SL_MAX_MERGE 1048576
 #define SL_MAX_HOST_WATCH 33554432
 #define SL_MAX_DATA 1048576
@@ -174,12 +175,15 @@
 #define CTL_HOST_READ 0xf014
 #define CTL_HOST_MERGE 0xf013
 #define CTL_HOST_WATCH 0xf019
+#define CTL_HOST_SHARE 0xf01b
+#define CTL_COPY_IN_SHARED 0xf01c
+#define CTL_COPY_OUT_SHARED 0xf01d
 #define CTL_LINK_CREATE 0xf015
 #define CTL_LINK_ADD 0xf016
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
 
-#define SL_NCONTROLS 27 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 30 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -510,6 +514,37 @@ struct wire_host_watch {
 	uint64_t size;
 };
 _Static_assert(sizeof(struct wire_host_watch) == 16, "HOST_WATCH");
+
+struct wire_host_share {
+	uint64_t address;
+	uint64_t size;
+	uint32_t move;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_host_share) == 24, "HOST_SHARE");
+
+struct wire_host_share_reply {
+	uint64_t address;
+};
+_Static_assert(sizeof(struct wire_host_share_reply) == 8, "HOST_SHARE_REPLY");
+
+struct wire_copy_in_shared {
+	uint64_t dst;
+	uint64_t src;
+	uint64_t size;
+	uint32_t stream;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_copy_in_shared) == 32, "COPY_IN_SHARED");
+
+struct wire_copy_out_shared {
+	uint64_t src;
+	uint64_t dst;
+	uint64_t size;
+	uint32_t stream;
+	uint32_t delivery;
+};
+_Static_assert(sizeof(struct wire_copy_out_shared) == 32, "COPY_OUT_SHARED");
 
 struct wire_link_create {
 	uint32_t id;

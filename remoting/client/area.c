@@ -9,6 +9,7 @@
 #include "ranges.h"
 #include "route.h"
 #include "send.h"
+#include "shared.h"
 #include "wait.h"
 
 #include <stdlib.h>
@@ -36,16 +37,19 @@ static void unmap(uint64_t there)
 	sl_buf_free(&b);
 }
 
-static CUresult ask(uint64_t base, uint64_t n, bool move, uint64_t *there)
+static CUresult ask(uint64_t base, uint64_t n, bool move, int memfd, uint64_t *there)
 {
 	struct wire_host_map_reply at = { 0 };
 	sl_reply r;
 	sl_buf b;
 	CUresult err;
 
+	if (memfd && !sl_shared_lend(memfd, n))
+		return CUDA_ERROR_NOT_SUPPORTED;
 	sl_buf_init(&b);
+	/* A HOST_SHARE has the same form. */
 	sl_put(&b, struct wire_host_map, .address = base, .size = n, .move = move);
-	err = sl_wait(CTL_HOST_MAP, &b, &r);
+	err = sl_wait(memfd ? CTL_HOST_SHARE : CTL_HOST_MAP, &b, &r);
 	sl_get_bytes(&r, &at, sizeof at);
 	if (!err && (r.bad || (!move && at.address != base)))
 		err = CUDA_ERROR_UNKNOWN;
@@ -63,7 +67,7 @@ static CUresult note_moved(uint64_t there, uint64_t n)
 	return sl_range_here((struct sl_range){ .base = there, .size = n, .type = SL_RANGE_DEVICE });
 }
 
-static CUresult map(uint64_t base, uint64_t n, bool move, struct area **at)
+static CUresult map(uint64_t base, uint64_t n, bool move, int memfd, struct area **at)
 {
 	struct area *a = calloc(1, sizeof *a);
 	uint64_t there;
@@ -71,7 +75,7 @@ static CUresult map(uint64_t base, uint64_t n, bool move, struct area **at)
 
 	if (!a)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = ask(base, n, move, &there);
+	err = ask(base, n, move, memfd, &there);
 	if (!err && there != base) {
 		err = note_moved(there, n);
 		if (err)
@@ -125,7 +129,7 @@ static CUresult look(uint64_t lo, uint64_t hi, bool *any)
 }
 
 /* Maps what is not there yet of [lo, hi). */
-static CUresult fill(uint64_t lo, uint64_t hi, bool move)
+static CUresult fill(uint64_t lo, uint64_t hi, bool move, int memfd)
 {
 	struct area **at = &areas;
 	CUresult err = CUDA_SUCCESS;
@@ -141,12 +145,12 @@ static CUresult fill(uint64_t lo, uint64_t hi, bool move)
 		}
 		if (*at && (*at)->base < hi)
 			to = (*at)->base;
-		err = map(lo, to - lo, move, at);
+		err = map(lo, to - lo, move, memfd, at);
 	}
 	return err;
 }
 
-CUresult sl_area_hold(uint64_t p, size_t n, struct sl_area_use *u)
+CUresult sl_area_hold(uint64_t p, size_t n, int memfd, struct sl_area_use *u)
 {
 	uint64_t lo = p & ~(PAGE - 1), hi = (p + n + PAGE - 1) & ~(PAGE - 1);
 	CUresult err;
@@ -155,7 +159,7 @@ CUresult sl_area_hold(uint64_t p, size_t n, struct sl_area_use *u)
 	pthread_mutex_lock(&lock);
 	err = look(lo, hi, &any);
 	if (!err)
-		err = fill(lo, hi, !any && sl_sessions == 1);
+		err = memfd && any ? CUDA_ERROR_NOT_SUPPORTED : fill(lo, hi, !any && sl_sessions == 1, memfd);
 	*u = (struct sl_area_use){ .base = lo, .n = hi - lo, .fresh = !any };
 	for (struct area *a = areas; !err && a && a->base < hi; a = a->next) {
 		if (a->base + a->n <= lo)
@@ -166,7 +170,7 @@ CUresult sl_area_hold(uint64_t p, size_t n, struct sl_area_use *u)
 	if (err)
 		sweep(lo, hi);
 	pthread_mutex_unlock(&lock);
-	if (err == CUDA_ERROR_OUT_OF_MEMORY || err == CUDA_ERROR_NOT_SUPPORTED)
+	if (!memfd && (err == CUDA_ERROR_OUT_OF_MEMORY || err == CUDA_ERROR_NOT_SUPPORTED))
 		sl_log(SL_WARN, "kernels cannot reach %zu bytes of host memory: %s; see docs/limits.md", n,
 		       err == CUDA_ERROR_OUT_OF_MEMORY ? "the owner has no more for this session" : "the owner uses their address");
 	return err;

@@ -1,6 +1,6 @@
 /*
- * Areas: whole pages of this process's host memory that have their like in the worker,
- * which kernels reach (HOST_MAP). An area is at the same address there, or, where the
+ * Areas: whole pages of this process's host memory that kernels reach because the worker
+ * has their like (HOST_MAP), or because it shares them (HOST_SHARE). An area is at the same address there, or, where the
  * worker uses that for something else, at another.
  *
  * Two blocks of the program's may have parts of one page, so areas are counted: one ends
@@ -24,10 +24,11 @@ struct sl_area_use {
 };
 
 /*
- * Has kernels of the current context reach [p, p+n). NOT_SUPPORTED, logged, if that cannot be: then nothing is held.
+ * Has kernels of the current context reach [p, p+n): with memfd, the file that is mapped there, the memory itself, and else
+ * its like. NOT_SUPPORTED, logged, if that cannot be: then nothing is held.
  * Waits for the worker: the caller holds no lock that a host function may need.
  */
-CUresult sl_area_hold(uint64_t p, size_t n, struct sl_area_use *u);
+CUresult sl_area_hold(uint64_t p, size_t n, int memfd, struct sl_area_use *u);
 /* In the context that it was held in. */
 void sl_area_release(const struct sl_area_use *u);
 

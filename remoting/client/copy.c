@@ -7,6 +7,9 @@
  * memory it waits, as CUDA does. Between device addresses: forwarded. Between host
  * addresses: made here, in the stream's order.
  *
+ * Memory that the worker shares (shared.h) needs none of that: a frame names it, and the
+ * device's copy engine reads or writes the program's own pages.
+ *
  * Which side a pointer is on is the ranges' to say (operand.h), not the function's
  * name; memory nobody allocated through CUDA is the host's.
  */
@@ -32,6 +35,7 @@
 #include <string.h>
 
 #define CHUNK (1u << 20)
+#define SHARED_MIN (64u << 10)	/* bytes from which on a copy to the device names shared memory, rather than to bring its bytes along */
 
 bool sl_ptr_device(uint64_t p)
 {
@@ -131,6 +135,60 @@ CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, C
 	err = sl_delivery_wait(delivery);
 	if (!err)
 		sl_cover_done(&w);
+	return err;
+}
+
+/* Waits for a copy that the worker answers when it is done. */
+static CUresult wait_for_copy(uint16_t op, const sl_buf *b, CUstream s)
+{
+	struct sl_covered w = { 0 };
+	CUresult err;
+
+	sl_cover(&w, s);
+	err = sl_wait(op, b, NULL);
+	if (!err) {
+		sl_mirror_stale();
+		sl_cover_done(&w);
+	}
+	return err;
+}
+
+/* To the device from memory that the worker shares, where it is at src. */
+static CUresult in_shared(CUdeviceptr dst, const void *here, uint64_t src, size_t n, CUstream s, bool wait)
+{
+	CUresult err = sl_copy_source_ready(here, n);
+	uint32_t stream;
+	sl_buf b;
+
+	if (err)
+		return err;
+	stream = sl_stream_id(s, &err);
+	if (err)
+		return err;
+	sl_buf_init(&b);
+	sl_put(&b, struct wire_copy_in_shared, .dst = dst, .src = src, .size = n, .stream = stream);
+	err = wait ? wait_for_copy(CTL_COPY_IN_SHARED, &b, s) : sl_oneway(CTL_COPY_IN_SHARED, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+/* The other direction. A delivery without bytes is open until the copy is done. */
+static CUresult out_shared(void *here, uint64_t dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
+{
+	CUresult err = CUDA_SUCCESS;
+	uint32_t stream = sl_stream_id(s, &err), delivery = 0;
+	sl_buf b;
+
+	if (err)
+		return err;
+	if (!wait && !(delivery = sl_delivery_new(here, n)))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	sl_buf_init(&b);
+	sl_put(&b, struct wire_copy_out_shared, .src = src, .dst = dst, .size = n, .stream = stream, .delivery = delivery);
+	err = wait ? wait_for_copy(CTL_COPY_OUT_SHARED, &b, s) : sl_oneway(CTL_COPY_OUT_SHARED, &b);
+	sl_buf_free(&b);
+	if (err && delivery)
+		sl_delivery_drop(delivery);
 	return err;
 }
 
@@ -253,6 +311,7 @@ enum { DST_DEVICE = 1, SRC_DEVICE = 2 };
 static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, bool wait, unsigned asks)
 {
 	struct sl_operand to, from;
+	uint64_t there;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 	bool seen; /* as soon as the call has returned, by the program, or by another process whose device memory it is */
@@ -275,6 +334,10 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 	}
 	if (__builtin_expect(to.twin || from.twin, 0))
 		sl_mapped_send();
+	if (from.place == SL_LOCKED && to.place == SL_DEVICE && n >= SHARED_MIN && sl_mapped_share(src, n, true, &there))
+		return in_shared(to.p, (const void *)(uintptr_t)src, there, n, s, wait);
+	if (to.place == SL_LOCKED && from.place == SL_DEVICE && sl_mapped_share(dst, n, n >= SHARED_MIN, &there))
+		return out_shared((void *)(uintptr_t)dst, there, from.p, n, s, wait);
 	if (to.place == SL_DEVICE) {
 		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s);
 		seen = to.twin || from.twin || (from.place != SL_DEVICE && sl_ipc_any());

@@ -212,7 +212,7 @@ static CUresult map_block(struct copy *k)
 	    n > SL_MAX_HOST_MAP)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	k->n = n;
-	k->block = sl_guard_place((n + 4095) & ~(size_t)4095);
+	k->block = sl_guard_place((n + 4095) & ~(size_t)4095, 0);
 	if (!k->block)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	sl_buf_init(&b);

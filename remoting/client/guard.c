@@ -116,8 +116,9 @@ bool sl_guard_reserve(uint64_t p, size_t n)
 #define PLACE_HI ((uint64_t)0x6c0000000000)
 #define PLACE_GRANULE ((uint64_t)2 << 20)
 
-void *sl_guard_place(size_t n)
+void *sl_guard_place(size_t n, int fd)
 {
+	const int how = fd ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file = fd ? fd : -1;
 	static _Atomic uint64_t next = PLACE_LO;
 	uint64_t room = (n + PLACE_GRANULE - 1) & ~(PLACE_GRANULE - 1);
 	void *p;
@@ -130,12 +131,12 @@ void *sl_guard_place(size_t n)
 			atomic_store(&next, PLACE_LO);
 			continue;
 		}
-		p = mmap(want, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+		p = mmap(want, n, PROT_READ | PROT_WRITE, how | MAP_FIXED_NOREPLACE, file, 0);
 		if (p == want)
 			return p;
 		if (p != MAP_FAILED) /* a kernel before 4.17 */
 			munmap(p, n);
 	}
-	p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	p = mmap(NULL, n, PROT_READ | PROT_WRITE, how, file, 0);
 	return p == MAP_FAILED ? NULL : p;
 }

@@ -18,7 +18,10 @@
  */
 bool sl_guard_reserve(uint64_t p, size_t n);
 
-/* Maps n bytes for the program at an address that is likely to be free in a worker too; NULL if memory ran out. */
-void *sl_guard_place(size_t n);
+/*
+ * Maps n bytes for the program at an address that is likely to be free in a worker too: of the file fd or, if that is 0, of
+ * new memory. NULL if memory ran out.
+ */
+void *sl_guard_place(size_t n, int fd);
 
 #endif

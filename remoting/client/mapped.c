@@ -56,12 +56,13 @@ struct block {
 	struct sl_other other;
 	struct sl_area_use area;
 	bool registered, read_only;
+	bool shared, reached;	/* the worker shares it; kernels were given its address */
 	uint64_t mirror;	/* 0: it has none */
 	unsigned pieces;
 	struct piece piece[2];
 };
 
-_Atomic unsigned sl_mapped_blocks;
+_Atomic unsigned sl_mapped_blocks, sl_mapped_shared, sl_mapped_reached;
 
 static struct block **all;	/* by address */
 static size_t count, capacity;
@@ -94,15 +95,21 @@ static struct block *find(uint64_t p)
 	return i < count && all[i]->base <= p ? all[i] : NULL;
 }
 
+/* Whether kernels may use a block: what is shared for copies alone is page-locked memory as any other. */
+static bool is_twin(const struct block *b)
+{
+	return !b->shared || b->reached;
+}
+
 /* The block that has the device address p. */
 static struct block *find_there(uint64_t p)
 {
 	struct block *b = find(p);
 
 	if (b && !b->other.delta)
-		return b;
+		return is_twin(b) ? b : NULL;
 	for (size_t i = 0; moved && i < count; i++)
-		if (all[i]->other.delta && p - all[i]->other.delta - all[i]->base < all[i]->n)
+		if (is_twin(all[i]) && all[i]->other.delta && p - all[i]->other.delta - all[i]->base < all[i]->n)
 			return all[i];
 	return NULL;
 }
@@ -113,6 +120,8 @@ bool sl_mapped_twin_slow(uint64_t *p)
 
 	pthread_mutex_lock(&lock);
 	b = find(*p);
+	if (b && !is_twin(b))
+		b = NULL;
 	if (b)
 		*p += b->other.delta;
 	pthread_mutex_unlock(&lock);
@@ -375,7 +384,7 @@ static bool insert(struct block *b)
 		moved += b->other.delta != 0;
 		for (unsigned k = 0; k < b->pieces; k++)
 			compared += b->piece[k].n;
-		atomic_fetch_add(&sl_mapped_blocks, 1);
+		atomic_fetch_add(b->shared ? &sl_mapped_shared : &sl_mapped_blocks, 1);
 	}
 	pthread_mutex_unlock(&lock);
 	pthread_mutex_unlock(&sending);
@@ -390,7 +399,9 @@ static void take_out(size_t i)
 	moved -= b->other.delta != 0;
 	for (unsigned k = 0; k < b->pieces; k++)
 		compared -= b->piece[k].n;
-	atomic_fetch_sub(&sl_mapped_blocks, 1);
+	atomic_fetch_sub(b->shared ? &sl_mapped_shared : &sl_mapped_blocks, 1);
+	if (b->reached)
+		atomic_fetch_sub(&sl_mapped_reached, 1);
 }
 
 static void watch(const struct block *b, bool on)
@@ -466,7 +477,7 @@ static CUresult make(const struct sl_range *r)
 		free(b);
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
-	err = sl_area_hold(b->base, b->n, &b->area);
+	err = sl_area_hold(b->base, b->n, 0, &b->area);
 	if (err) {
 		free(b);
 		return err;
@@ -485,6 +496,78 @@ static CUresult make(const struct sl_range *r)
 		sl_poller_start(poll);
 	sl_mapped_send();
 	return CUDA_SUCCESS;
+}
+
+/* Has the worker share page-locked memory, which needs no more to be made equal. making is held. */
+static CUresult make_shared(const struct sl_range *r)
+{
+	struct block *b = calloc(1, sizeof *b);
+	struct sl_ctx *c;
+	CUresult err;
+
+	if (!b)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*b = (struct block){ .base = r->base, .n = r->size, .shared = true };
+	err = sl_ctx_use(&c);
+	if (!err)
+		err = sl_area_hold(b->base, b->n, r->memfd, &b->area);
+	if (err) {
+		free(b);
+		return err;
+	}
+	b->other = (struct sl_other){ .ctx = c, .ctx_id = atomic_load(&c->id), .delta = b->area.delta };
+	if (insert(b))
+		return CUDA_SUCCESS;
+	end(b);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The worker's address of [p, p+n) if it shares that. */
+static bool find_shared(uint64_t p, size_t n, uint64_t *there)
+{
+	struct block *b;
+	bool ok;
+
+	pthread_mutex_lock(&lock);
+	b = find(p);
+	ok = b && b->shared && n <= b->n - (p - b->base);
+	if (ok)
+		*there = p + b->other.delta;
+	pthread_mutex_unlock(&lock);
+	return ok;
+}
+
+bool sl_mapped_share_slow(uint64_t p, size_t n, bool make, uint64_t *there)
+{
+	struct sl_range r;
+	CUresult err = CUDA_SUCCESS;
+
+	if (find_shared(p, n, there))
+		return true;
+	if (!make || !sl_range_find(p, &r) || !r.memfd || n > r.size - (p - r.base))
+		return false;
+	/* What streams are still to do to the memory from here must be in it before the device's part begins. */
+	if (sl_copy_source_ready((void *)(uintptr_t)r.base, r.size))
+		return false;
+	pthread_mutex_lock(&making);
+	if (!sl_mapped_ctx(p) && (err = make_shared(&r)))
+		sl_shared_stop(err);
+	pthread_mutex_unlock(&making);
+	return !err && find_shared(p, n, there);
+}
+
+/* Notes that kernels were given the address of a block that is shared. */
+static void note_reached(uint64_t p)
+{
+	struct block *b;
+
+	pthread_mutex_lock(&lock);
+	b = find(p);
+	if (b && b->shared && !b->reached) {
+		b->reached = true;
+		atomic_fetch_add(&sl_mapped_reached, 1);
+	}
+	pthread_mutex_unlock(&lock);
 }
 
 CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r)
@@ -508,13 +591,17 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range 
 	pthread_mutex_lock(&making);
 	c = sl_mapped_ctx(p);
 	if (!c) {
-		err = make(r);
+		if (r->memfd && sl_shared_can() && (err = make_shared(r)))
+			sl_shared_stop(err);
+		if (!r->memfd || !sl_shared_can())
+			err = make(r);
 	} else if (sl_ctx_foreign(c)) {
 		sl_log(SL_WARN, "host memory is reached by kernels of one owner's devices; these are another's");
 		err = CUDA_ERROR_NOT_SUPPORTED;
 	}
 	pthread_mutex_unlock(&making);
 	if (!err) {
+		note_reached(p);
 		sl_mapped_twin(&p);
 		*dptr = p;
 	}

@@ -13,6 +13,10 @@
  * compared as a whole: here before each launch, and every millisecond while the program
  * works; in the worker before it says that work is complete, and every millisecond, too.
  * So a program and a running kernel see each other's changes to them.
+ *
+ * Where the worker is on this node, memory that cuMemHostAlloc has made is shared with it
+ * (shared.h): both sides are the same pages, and nothing is made equal. Copies then go
+ * straight between the device and the program's memory.
  */
 #ifndef SLUICE_MAPPED_H
 #define SLUICE_MAPPED_H
@@ -25,13 +29,17 @@
 #include "cuabi.h"
 #include "mirror.h"
 #include "ranges.h"
+#include "shared.h"
 
-extern _Atomic unsigned sl_mapped_blocks;
+extern _Atomic unsigned sl_mapped_blocks;	/* that are to be made equal */
+extern _Atomic unsigned sl_mapped_shared;	/* that the worker shares */
+extern _Atomic unsigned sl_mapped_reached;	/* of those, that kernels were given */
 
-/* Whether there is anything to make equal. */
+/* Whether kernels reach any host memory. */
 static inline bool sl_mapped_any(void)
 {
 	return __builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed) |
+				atomic_load_explicit(&sl_mapped_reached, memory_order_relaxed) |
 				atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0);
 }
 
@@ -58,10 +66,22 @@ static inline bool sl_mapped_is_twin(uint64_t p)
 	return sl_mapped_any() && sl_mapped_is_twin_slow(p);
 }
 
-/* The context that page-locked memory at p has its other side in; NULL if kernels do not reach it. */
+/*
+ * Has the worker share page-locked memory that can be shared, of which [p, p+n) is a part. *there becomes p's address in the
+ * worker. make: also where it does not share the memory yet, which costs a round trip. False if it does not share it.
+ */
+bool sl_mapped_share_slow(uint64_t p, size_t n, bool make, uint64_t *there);
+
+static inline bool sl_mapped_share(uint64_t p, size_t n, bool make, uint64_t *there)
+{
+	return sl_shared_can() && (make || atomic_load_explicit(&sl_mapped_shared, memory_order_relaxed)) &&
+	       sl_mapped_share_slow(p, n, make, there);
+}
+
+/* The context that page-locked memory at p has its other side in; NULL if it has none. */
 static inline struct sl_ctx *sl_mapped_ctx(uint64_t p)
 {
-	return sl_mapped_any() ? sl_mapped_ctx_slow(p) : NULL;
+	return sl_mapped_any() || atomic_load_explicit(&sl_mapped_shared, memory_order_relaxed) ? sl_mapped_ctx_slow(p) : NULL;
 }
 
 void sl_mapped_send_slow(void);

@@ -17,6 +17,7 @@
 #include "ranges.h"
 #include "route.h"
 #include "session.h"
+#include "shared.h"
 #include "stream.h"
 
 #include <errno.h>
@@ -316,15 +317,19 @@ CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 	r.map_size = page_up(bytesize);
 	if (r.map_size < bytesize)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	p = sl_guard_place(r.map_size);
-	if (!p)
+	r.memfd = sl_shared_new(r.map_size);
+	p = sl_guard_place(r.map_size, r.memfd);
+	if (!p) {
+		sl_shared_close(r.memfd);
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	r.base = (uint64_t)(uintptr_t)p;
 	r.size = bytesize;
 	r.ctx_id = atomic_load(&c->id);
 	r.dev = c->dev;
 	if (sl_range_add(&r)) {
 		munmap(p, r.map_size);
+		sl_shared_close(r.memfd);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*pp = p;
@@ -363,6 +368,7 @@ CUresult sl_cuMemFreeHost(void *p)
 	if (!sl_range_remove((uint64_t)(uintptr_t)p, SL_RANGE_HOST, &r))
 		return CUDA_ERROR_INVALID_VALUE;
 	sl_mapped_drop(&r);
+	sl_shared_close(r.memfd);
 	if (!settle(&r)) /* else the memory stays */
 		munmap(p, r.map_size);
 	return CUDA_SUCCESS;

@@ -6,6 +6,7 @@
  * search; ranges number in the hundreds, and a change moves a few kilobytes.
  */
 #include "ranges.h"
+#include "shared.h"
 #include "ctx.h"
 #include "session.h"
 
@@ -231,6 +232,8 @@ void sl_ranges_drop(uint32_t ctx_id)
 	for (size_t i = 0; i < count; i++)
 		if (all[i].ctx_id != ctx_id)
 			all[kept++] = all[i];
+		else
+			sl_shared_close(all[i].memfd);
 	count = kept;
 	pthread_rwlock_unlock(&lock);
 }

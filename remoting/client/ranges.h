@@ -18,6 +18,7 @@ struct sl_range {
 	unsigned flags;	  /* cuMemHostAlloc / Register flags */
 	uint64_t buffer_id;
 	uint64_t map_size;/* host: bytes mapped */
+	int memfd;	  /* host: the file that it is, for a worker to share (shared.h); 0: none */
 	CUmemoryPool pool;
 	uint64_t handle;  /* of the memory that is mapped there; 0 if the program has none */
 	bool sync_memops;

@@ -158,6 +158,8 @@ const (
 	MaxCopyIn = 4194304
 	// MaxHostMap: host memory of a session's that kernels reach, in all.
 	MaxHostMap = 2147483648
+	// MaxHostShare: host memory that a session's client and worker share, in all.
+	MaxHostShare = 68719476736
 	// MaxMerge: memory that one HOST_MERGE or HOST frame is about.
 	MaxMerge = 1048576
 	// MaxHostWatch: memory that a session watches, in all.
@@ -344,6 +346,12 @@ const (
 	OpHostMerge = 0xF013
 	// OpHostWatch: has the worker send HOST frames for memory that HOST_MAP gave: what the GPU has changed goes out before any frame that says that work is complete, and, of up to 64 KiB, while work runs.
 	OpHostWatch = 0xF019
+	// OpHostShare: as HOST_MAP, of memory that the client shares: a file in memory, sealed against shrinking, of which every page is allocated. Its descriptor came on the socket before this frame, with one byte (`SCM_RIGHTS`). HOST_UNMAP ends it. Only where the frames go through shared memory.
+	OpHostShare = 0xF01B
+	// OpCopyInShared: copies to the device from memory that HOST_SHARE gave, in the stream; the reply comes when that is done.
+	OpCopyInShared = 0xF01C
+	// OpCopyOutShared: copies from the device to memory that HOST_SHARE gave, in the stream; the reply comes when that is done. One-way, an empty last DATA says so.
+	OpCopyOutShared = 0xF01D
 	// OpLinkCreate: begins to link.
 	OpLinkCreate = 0xF015
 	// OpLinkAdd: adds an input to a link state. RESULT_NOT_IN_STORE: as with IMAGE_LOAD. With any other result the reply has JIT_LOGS as LINK_CREATE's has.
@@ -355,33 +363,36 @@ const (
 )
 
 var controlNames = [...]string{
-	OpCtxActivate - OpControl:  "CTX_ACTIVATE",
-	OpThreadStream - OpControl: "THREAD_STREAM",
-	OpImageChunk - OpControl:   "IMAGE_CHUNK",
-	OpImageLoad - OpControl:    "IMAGE_LOAD",
-	OpKernelBind - OpControl:   "KERNEL_BIND",
-	OpKernelInfo - OpControl:   "KERNEL_INFO",
-	OpLaunch - OpControl:       "LAUNCH",
-	OpCopyIn - OpControl:       "COPY_IN",
-	OpCopyOut - OpControl:      "COPY_OUT",
-	OpCopyIn3D - OpControl:     "COPY_IN_3D",
-	OpCopyOut3D - OpControl:    "COPY_OUT_3D",
-	OpEventWatch - OpControl:   "EVENT_WATCH",
-	OpHostFnDone - OpControl:   "HOSTFN_DONE",
-	OpLaunchHost - OpControl:   "LAUNCH_HOST",
-	OpObserve - OpControl:      "OBSERVE",
-	OpObserveMore - OpControl:  "OBSERVE_MORE",
-	OpBeat - OpControl:         "BEAT",
-	OpHostMap - OpControl:      "HOST_MAP",
-	OpHostUnmap - OpControl:    "HOST_UNMAP",
-	OpHostWrite - OpControl:    "HOST_WRITE",
-	OpHostRead - OpControl:     "HOST_READ",
-	OpHostMerge - OpControl:    "HOST_MERGE",
-	OpHostWatch - OpControl:    "HOST_WATCH",
-	OpLinkCreate - OpControl:   "LINK_CREATE",
-	OpLinkAdd - OpControl:      "LINK_ADD",
-	OpLinkComplete - OpControl: "LINK_COMPLETE",
-	OpLinkRead - OpControl:     "LINK_READ",
+	OpCtxActivate - OpControl:   "CTX_ACTIVATE",
+	OpThreadStream - OpControl:  "THREAD_STREAM",
+	OpImageChunk - OpControl:    "IMAGE_CHUNK",
+	OpImageLoad - OpControl:     "IMAGE_LOAD",
+	OpKernelBind - OpControl:    "KERNEL_BIND",
+	OpKernelInfo - OpControl:    "KERNEL_INFO",
+	OpLaunch - OpControl:        "LAUNCH",
+	OpCopyIn - OpControl:        "COPY_IN",
+	OpCopyOut - OpControl:       "COPY_OUT",
+	OpCopyIn3D - OpControl:      "COPY_IN_3D",
+	OpCopyOut3D - OpControl:     "COPY_OUT_3D",
+	OpEventWatch - OpControl:    "EVENT_WATCH",
+	OpHostFnDone - OpControl:    "HOSTFN_DONE",
+	OpLaunchHost - OpControl:    "LAUNCH_HOST",
+	OpObserve - OpControl:       "OBSERVE",
+	OpObserveMore - OpControl:   "OBSERVE_MORE",
+	OpBeat - OpControl:          "BEAT",
+	OpHostMap - OpControl:       "HOST_MAP",
+	OpHostUnmap - OpControl:     "HOST_UNMAP",
+	OpHostWrite - OpControl:     "HOST_WRITE",
+	OpHostRead - OpControl:      "HOST_READ",
+	OpHostMerge - OpControl:     "HOST_MERGE",
+	OpHostWatch - OpControl:     "HOST_WATCH",
+	OpHostShare - OpControl:     "HOST_SHARE",
+	OpCopyInShared - OpControl:  "COPY_IN_SHARED",
+	OpCopyOutShared - OpControl: "COPY_OUT_SHARED",
+	OpLinkCreate - OpControl:    "LINK_CREATE",
+	OpLinkAdd - OpControl:       "LINK_ADD",
+	OpLinkComplete - OpControl:  "LINK_COMPLETE",
+	OpLinkRead - OpControl:      "LINK_READ",
 }
 
 // HelloSize is the size of a Hello, in bytes.
@@ -2019,6 +2030,155 @@ func (m *HostWatch) get(b []byte) {
 	_ = b[15]
 	m.Address = binary.LittleEndian.Uint64(b[0:])
 	m.Size = binary.LittleEndian.Uint64(b[8:])
+}
+
+// HostShareSize is the size of a HostShare, in bytes.
+const HostShareSize = 24
+
+// HostShare: as HOST_MAP, of memory that the client shares: a file in memory, sealed against shrinking, of which every page is allocated. Its descriptor came on the socket before this frame, with one byte (`SCM_RIGHTS`). HOST_UNMAP ends it. Only where the frames go through shared memory.
+type HostShare struct {
+	Address uint64 // of a page
+	Size    uint64 // bytes: whole pages of 4 KiB, and the file's size
+	Move    uint32 // 1: where the address is in use, the worker chooses another
+}
+
+// Encode appends the message to e.
+func (m *HostShare) Encode(e *Encoder) { m.put(e.room(HostShareSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *HostShare) Decode(d *Decoder) {
+	if b := d.Bytes(HostShareSize); b != nil {
+		m.get(b)
+	} else {
+		*m = HostShare{}
+	}
+}
+
+func (m *HostShare) put(b []byte) {
+	_ = b[23]
+	binary.LittleEndian.PutUint64(b[0:], m.Address)
+	binary.LittleEndian.PutUint64(b[8:], m.Size)
+	binary.LittleEndian.PutUint32(b[16:], m.Move)
+	clear(b[20:24])
+}
+
+func (m *HostShare) get(b []byte) {
+	_ = b[23]
+	m.Address = binary.LittleEndian.Uint64(b[0:])
+	m.Size = binary.LittleEndian.Uint64(b[8:])
+	m.Move = binary.LittleEndian.Uint32(b[16:])
+}
+
+// HostShareReplySize is the size of a HostShareReply, in bytes.
+const HostShareReplySize = 8
+
+// HostShareReply: the reply to HOST_SHARE.
+type HostShareReply struct {
+	Address uint64 // of the worker's memory
+}
+
+// Encode appends the message to e.
+func (m *HostShareReply) Encode(e *Encoder) { m.put(e.room(HostShareReplySize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *HostShareReply) Decode(d *Decoder) {
+	if b := d.Bytes(HostShareReplySize); b != nil {
+		m.get(b)
+	} else {
+		*m = HostShareReply{}
+	}
+}
+
+func (m *HostShareReply) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint64(b[0:], m.Address)
+}
+
+func (m *HostShareReply) get(b []byte) {
+	_ = b[7]
+	m.Address = binary.LittleEndian.Uint64(b[0:])
+}
+
+// CopyInSharedSize is the size of a CopyInShared, in bytes.
+const CopyInSharedSize = 32
+
+// CopyInShared: copies to the device from memory that HOST_SHARE gave, in the stream; the reply comes when that is done.
+type CopyInShared struct {
+	Dst    uint64 // device address
+	Src    uint64 // within what HOST_SHARE gave
+	Size   uint64
+	Stream uint32
+}
+
+// Encode appends the message to e.
+func (m *CopyInShared) Encode(e *Encoder) { m.put(e.room(CopyInSharedSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *CopyInShared) Decode(d *Decoder) {
+	if b := d.Bytes(CopyInSharedSize); b != nil {
+		m.get(b)
+	} else {
+		*m = CopyInShared{}
+	}
+}
+
+func (m *CopyInShared) put(b []byte) {
+	_ = b[31]
+	binary.LittleEndian.PutUint64(b[0:], m.Dst)
+	binary.LittleEndian.PutUint64(b[8:], m.Src)
+	binary.LittleEndian.PutUint64(b[16:], m.Size)
+	binary.LittleEndian.PutUint32(b[24:], m.Stream)
+	clear(b[28:32])
+}
+
+func (m *CopyInShared) get(b []byte) {
+	_ = b[31]
+	m.Dst = binary.LittleEndian.Uint64(b[0:])
+	m.Src = binary.LittleEndian.Uint64(b[8:])
+	m.Size = binary.LittleEndian.Uint64(b[16:])
+	m.Stream = binary.LittleEndian.Uint32(b[24:])
+}
+
+// CopyOutSharedSize is the size of a CopyOutShared, in bytes.
+const CopyOutSharedSize = 32
+
+// CopyOutShared: copies from the device to memory that HOST_SHARE gave, in the stream; the reply comes when that is done. One-way, an empty last DATA says so.
+type CopyOutShared struct {
+	Src      uint64 // device address
+	Dst      uint64 // within what HOST_SHARE gave
+	Size     uint64
+	Stream   uint32
+	Delivery uint32 // 0 with WAIT
+}
+
+// Encode appends the message to e.
+func (m *CopyOutShared) Encode(e *Encoder) { m.put(e.room(CopyOutSharedSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *CopyOutShared) Decode(d *Decoder) {
+	if b := d.Bytes(CopyOutSharedSize); b != nil {
+		m.get(b)
+	} else {
+		*m = CopyOutShared{}
+	}
+}
+
+func (m *CopyOutShared) put(b []byte) {
+	_ = b[31]
+	binary.LittleEndian.PutUint64(b[0:], m.Src)
+	binary.LittleEndian.PutUint64(b[8:], m.Dst)
+	binary.LittleEndian.PutUint64(b[16:], m.Size)
+	binary.LittleEndian.PutUint32(b[24:], m.Stream)
+	binary.LittleEndian.PutUint32(b[28:], m.Delivery)
+}
+
+func (m *CopyOutShared) get(b []byte) {
+	_ = b[31]
+	m.Src = binary.LittleEndian.Uint64(b[0:])
+	m.Dst = binary.LittleEndian.Uint64(b[8:])
+	m.Size = binary.LittleEndian.Uint64(b[16:])
+	m.Stream = binary.LittleEndian.Uint32(b[24:])
+	m.Delivery = binary.LittleEndian.Uint32(b[28:])
 }
 
 // LinkCreateSize is the size of a LinkCreate without what has no fixed size, in bytes.

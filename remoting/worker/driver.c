@@ -245,14 +245,15 @@ int sl_pinned_free(void *p)
 	return CU(cuMemFreeHost, p);
 }
 
-int sl_host_map(void **p, uint64_t at, uint64_t n)
+int sl_host_map(void **p, uint64_t at, uint64_t n, int fd)
 {
+	int how = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
 	void *want = (void *)(uintptr_t)at, *got;
 	CUdeviceptr there = 0;
 	int rc = CUDA_ERROR_NOT_SUPPORTED;
 
 	*p = NULL;
-	got = mmap(want, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	got = mmap(want, n, PROT_READ | PROT_WRITE, how | MAP_FIXED_NOREPLACE, fd, 0);
 	if (got == MAP_FAILED)
 		return errno == ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_NOT_SUPPORTED;
 	if (got == want) { /* kernels before 4.17 take the address as a wish */

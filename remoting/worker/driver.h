@@ -66,10 +66,10 @@ int sl_potential_block(int *grid, int *block, uint64_t fn, uint64_t smem, int li
 int sl_pinned_alloc(void **p, uint64_t n);
 int sl_pinned_free(void *p);
 /*
- * Maps n bytes at the address and registers them with the driver, as portable and mapped at the same address.
- * NOT_SUPPORTED where this process or the driver has something else there.
+ * Maps n bytes at the address, of the file fd or, if that is -1, of new memory, and registers them with the driver, as
+ * portable and mapped at the same address. NOT_SUPPORTED where this process or the driver has something else there.
  */
-int sl_host_map(void **p, uint64_t at, uint64_t n);
+int sl_host_map(void **p, uint64_t at, uint64_t n, int fd);
 void sl_host_unmap(void *p, uint64_t n);
 int sl_stream_sync(uint64_t s);
 

@@ -25,6 +25,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -38,16 +39,19 @@ const (
 
 // hostMap is one HOST_MAP's memory.
 type hostMap struct {
-	base uint64
-	mem  []byte
+	base   uint64
+	mem    []byte
+	shared bool // the client's own memory (hostshare.go)
 }
 
 // hostMaps has a session's maps by their addresses.
 type hostMaps struct {
 	mu    sync.Mutex // guards maps, which the executor alone changes
 	maps  []hostMap
-	bytes uint64
+	bytes uint64 // of the maps that are this process's memory
 	moved uint64 // of the executor: where the next map goes whose address is in use here
+
+	shared atomic.Uint64 // bytes of the maps that are the client's memory
 
 	watch hostWatches
 }
@@ -92,7 +96,7 @@ func (s *session) hostMap(p []byte) int32 {
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
-	if m.Size == 0 || (m.Address|m.Size)%hostPage != 0 || m.Address < hostPage || m.Address >= hostTop || m.Size > hostTop-m.Address {
+	if !wholePages(m.Address, m.Size) {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
 	h := &s.host
@@ -100,21 +104,43 @@ func (s *session) hostMap(p []byte) int32 {
 		s.log.Warn("host memory that kernels reach is refused", "bytes", m.Size, "has", h.bytes, "limit", uint64(wire.MaxHostMap))
 		return C.CUDA_ERROR_OUT_OF_MEMORY
 	}
-	mem, rc := mapAt(m.Address, m.Size)
+	base, rc := s.addHostMap(&m, -1)
+	(&wire.HostMapReply{Address: base}).Encode(&s.enc)
+	return rc
+}
+
+// wholePages says whether n bytes from an address on are pages that a client may have.
+func wholePages(addr, n uint64) bool {
+	return n != 0 && (addr|n)%hostPage == 0 && addr >= hostPage && addr < hostTop && n <= hostTop-addr
+}
+
+// addHostMap carries out a HOST_MAP, or with the descriptor of the client's memory a HOST_SHARE.
+func (s *session) addHostMap(m *wire.HostMap, fd int) (base uint64, rc int32) {
+	h := &s.host
+	mem, rc := mapAt(m.Address, m.Size, fd)
 	if rc == C.CUDA_ERROR_NOT_SUPPORTED && m.Move != 0 {
-		mem, rc = h.mapElsewhere(m.Size)
+		mem, rc = h.mapElsewhere(m.Size, fd)
 	}
 	if rc != 0 {
 		s.log.Warn("host memory that kernels reach is refused", "bytes", m.Size, "address", m.Address, "result", rc)
-		return rc
+		return 0, rc
 	}
-	base := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
-	(&wire.HostMapReply{Address: base}).Encode(&s.enc)
+	base = uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.bytes += m.Size
-	h.maps = slices.Insert(h.maps, h.find(base), hostMap{base, mem})
-	return 0
+	n := hostMap{base, mem, fd >= 0}
+	h.count(&n, m.Size)
+	h.maps = slices.Insert(h.maps, h.find(base), n)
+	return base, 0
+}
+
+// count adds to the bytes of the maps of a map's kind. The lock is held.
+func (h *hostMaps) count(m *hostMap, bytes uint64) {
+	if m.shared {
+		h.shared.Add(bytes)
+	} else {
+		h.bytes += bytes
+	}
 }
 
 // Addresses for memory whose own is in use here: nobody is known to use them, and the
@@ -126,12 +152,12 @@ const (
 )
 
 // mapElsewhere is mapAt for an address of its own choice.
-func (h *hostMaps) mapElsewhere(size uint64) (mem []byte, rc int32) {
+func (h *hostMaps) mapElsewhere(size uint64, fd int) (mem []byte, rc int32) {
 	for range 16 {
 		if h.moved < movedLo || h.moved+size > movedHi {
 			h.moved = movedLo
 		}
-		mem, rc = mapAt(h.moved, size)
+		mem, rc = mapAt(h.moved, size, fd)
 		h.moved += (size + movedGap - 1) / movedGap * movedGap
 		if rc != C.CUDA_ERROR_NOT_SUPPORTED {
 			break
@@ -141,9 +167,9 @@ func (h *hostMaps) mapElsewhere(size uint64) (mem []byte, rc int32) {
 }
 
 // mapAt maps and registers memory at an address that nothing else of this process has.
-func mapAt(addr, size uint64) ([]byte, int32) {
+func mapAt(addr, size uint64, fd int) ([]byte, int32) {
 	var p unsafe.Pointer
-	if rc := int32(C.sl_host_map(&p, C.uint64_t(addr), C.uint64_t(size))); rc != 0 {
+	if rc := int32(C.sl_host_map(&p, C.uint64_t(addr), C.uint64_t(size), C.int(fd))); rc != 0 {
 		return nil, rc
 	}
 	return unsafe.Slice((*byte)(p), size), 0
@@ -174,10 +200,10 @@ func (h *hostMaps) remove(base uint64) []byte {
 	if i == len(h.maps) || h.maps[i].base != base {
 		return nil
 	}
-	mem := h.maps[i].mem
+	m := h.maps[i]
 	h.maps = slices.Delete(h.maps, i, i+1)
-	h.bytes -= uint64(len(mem))
-	return mem
+	h.count(&m, -uint64(len(m.mem)))
+	return m.mem
 }
 
 // hostWriteFrame writes a frame's bytes to memory that kernels reach. The reader is

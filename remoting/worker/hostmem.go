@@ -26,6 +26,7 @@ func (s *session) watchHostMemory(max uint64) {
 				s.log.Error("host memory is not bounded", "error", err)
 				return
 			}
+			n -= min(n, s.host.shared.Load()) // memory of the client's
 			if n > max {
 				s.log.Error("session ends: its host memory passed worker.memory_max", "mib", n>>20, "limit_mib", max>>20)
 				s.leave(fmt.Sprintf("its host memory passed worker.memory_max: %d of %d MiB", n>>20, max>>20), nil)

@@ -64,6 +64,7 @@ type session struct {
 	reason    func(string) // notes why the session ends
 
 	stream wire.Stream
+	shm    bool // the frames go through memory that the client shares
 	rd     *wire.Reader
 	wr     *wire.Writer
 
@@ -220,6 +221,8 @@ func (s *session) frame() (int32, error) {
 		return s.readings(p), nil
 	case wire.OpCtxActivate:
 		return s.ctxActivate(p), nil
+	case wire.OpHostShare: // its descriptor is to be taken, whatever becomes of the context
+		return s.hostShare(p), nil
 	case wire.OpEventWatch:
 		if h.Call == 0 { // whatever becomes of the context, somebody may be waiting for it
 			return s.eventWatch(p), nil
@@ -231,14 +234,8 @@ func (s *session) frame() (int32, error) {
 	switch h.Op {
 	case wire.OpLaunch:
 		return s.launch(p), nil
-	case wire.OpHostRead:
-		return s.hostReadFrame(p), nil
-	case wire.OpHostMap:
-		return s.hostMap(p), nil
-	case wire.OpHostUnmap:
-		return s.hostUnmap(p), nil
-	case wire.OpHostWatch:
-		return s.hostWatch(p), nil
+	case wire.OpHostRead, wire.OpHostMap, wire.OpHostUnmap, wire.OpHostWatch, wire.OpCopyInShared, wire.OpCopyOutShared:
+		return s.hostFrame(p), nil
 	case wire.OpThreadStream:
 		return s.threadStream(p), nil
 	case wire.OpImageLoad:
@@ -269,6 +266,24 @@ func (s *session) frame() (int32, error) {
 		return 0, nil
 	}
 	return rc, nil
+}
+
+// hostFrame executes a frame about host memory of the client's that is known here.
+func (s *session) hostFrame(p []byte) int32 {
+	switch s.hdr.Op {
+	case wire.OpHostRead:
+		return s.hostReadFrame(p)
+	case wire.OpHostMap:
+		return s.hostMap(p)
+	case wire.OpHostUnmap:
+		return s.hostUnmap(p)
+	case wire.OpHostWatch:
+		return s.hostWatch(p)
+	case wire.OpCopyInShared:
+		return s.copyInShared(p)
+	default:
+		return s.copyOutShared(p)
+	}
 }
 
 // bulkFrame executes a frame whose bytes are read to where they belong.

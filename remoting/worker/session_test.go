@@ -359,6 +359,9 @@ func TestViolationsSayWhy(t *testing.T) {
 			binary.LittleEndian.PutUint32(b[:], wire.MaxPayload+1)
 			_, _ = k.c.Write(b[:])
 		}},
+		{"memory to share, over a socket", "shares no memory", func(k *conn) {
+			k.write(wire.Request{Op: wire.OpHostShare, Flags: wire.FlagWait, Call: 5}, u64(hostAt), u64(4096), u64(0))
+		}},
 		{"call without flag", "flags", func(k *conn) { k.write(wire.Request{Op: wire.OpBeat, Call: 5}) }},
 	} {
 		k := dial(t, addr, [16]byte{})

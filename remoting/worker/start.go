@@ -66,6 +66,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if err != nil {
 		return err
 	}
+	s.shm = c.pass >= 0
 	s.counts, s.reason = acct.Counts(), acct.SetReason
 	s.configure(st, c.keepalive)
 	if err := s.openGates(st, fds[len(fds)-2*st.Schedules():]); err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -133,6 +134,39 @@ func TestBigCopy(t *testing.T) {
 				t.Errorf("status %d\nstdout: %s\nstderr: %s", r.status, r.stdout, r.stderr)
 			}
 			t.Logf("5 GiB each way over %s: %s", network, r.took.Round(100*time.Millisecond))
+		})
+	}
+}
+
+// TestSharedMemory: where shim and worker are on one node, copies of page-locked memory pass through neither of them.
+func TestSharedMemory(t *testing.T) {
+	for _, c := range []struct {
+		network string
+		shared  bool
+	}{{"unix", true}, {"tcp", false}} {
+		t.Run(c.network, func(t *testing.T) {
+			w := startWorker(t, workerOptions{network: c.network, gpuMem: "1G", mem: "512M"})
+			stats := filepath.Join(t.TempDir(), "stats")
+			const n = 32 << 20
+			args := []string{"--kinds", "pinned", "--repeats", "2", "--sizes", "4096,131072," + strconv.Itoa(n)}
+			r := w.run(runOptions{env: []string{"SLUICE_STATS=" + stats}}, built("test/copies"), args...)
+			if r.status != 0 || strings.Count(r.stdout, "\n") != 6 {
+				t.Fatalf("status %d\nstdout: %s\nstderr: %s", r.status, r.stdout, r.stderr)
+			}
+			b, err := os.ReadFile(stats)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var s struct {
+				In  int `json:"bytes_in"`
+				Out int `json:"bytes_out"`
+			}
+			if err := json.Unmarshal(b, &s); err != nil {
+				t.Fatalf("%v: %s", err, b)
+			}
+			if c.shared != (s.In < n/2 && s.Out < n/2) {
+				t.Errorf("%d bytes came and %d went for copies of %d", s.In, s.Out, n)
+			}
 		})
 	}
 }

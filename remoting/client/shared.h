@@ -1,0 +1,25 @@
+/*
+ * Page-locked memory that a worker of this node shares. cuMemHostAlloc makes it a file in
+ * memory, whose descriptor goes to the worker over the session's Unix socket when the first
+ * copy or kernel needs it (HOST_SHARE). The worker has the driver lock the same pages.
+ */
+#ifndef SLUICE_SHARED_H
+#define SLUICE_SHARED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cuabi.h"
+
+/* Whether memory can be shared: one worker, on this node, which has not refused any. */
+bool sl_shared_can(void);
+/* Memory was not shared, for that reason: none is from now on, beside what is already. */
+void sl_shared_stop(CUresult why);
+/* A new file in memory of n bytes; 0 if it cannot be shared, or is too small for that to pay. */
+int sl_shared_new(size_t n);
+/* Closes it, whoever has it mapped; 0 is no file. */
+void sl_shared_close(int memfd);
+/* Sends the descriptor of a file of n bytes to the worker. The HOST_SHARE that names it has to be the next to follow. */
+bool sl_shared_lend(int memfd, size_t n);
+
+#endif
