@@ -5,7 +5,7 @@
 #	vm.sh root SUITE             make the root of bookworm (systemd 252) or trixie (systemd 257), and print its path
 #	vm.sh run SUITE FOLDER [S]   boot it with FOLDER at /job, run FOLDER/job.sh there as root, and print its output;
 #	                             the exit status is the script's, or 124 after S seconds (180)
-#	vm.sh units LOG              test/vm/units.sh: the shipped units on both suites; what they said into LOG.SUITE
+#	vm.sh units LOG              test/vm/units.sh: the shipped units on $SUITES (both); what they said into LOG.SUITE
 #
 # As root, on Debian 12, with the packages qemu-system-x86, mmdebstrap, kmod, cpio, zstd and busybox-static.
 # Roots are kept in $SLUICE_CACHE/vm, or build/cache/vm. What the guest writes to its disk is lost.
@@ -153,9 +153,9 @@ units() {
 	mv "$job/test/cuda-${CUDA:-11.8}/steady" "$job/steady"
 	cp "$repo"/etc/*.service "$job/"
 	cp "$repo/test/vm/units.sh" "$job/job.sh"
-	for suite in bookworm trixie; do
+	for suite in ${SUITES:-bookworm trixie}; do
 		began=$SECONDS rc=0
-		(run "$suite" "$job" 400) >"$1.$suite" 2>&1 || rc=$?
+		(run "$suite" "$job" 900) >"$1.$suite" 2>&1 || rc=$?
 		grep '^@' "$1.$suite" || true
 		echo "vm: $suite: status $rc after $((SECONDS - began)) s, all of it in $1.$suite"
 		[ "$rc" = 0 ] || failed=1

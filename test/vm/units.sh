@@ -70,6 +70,9 @@ kill -9 "$before"
 ok 'the daemon is killed, and comes back beside its session' until_ok 'active && [ "$(main_pid)" != "$before" ]'
 ok 'the session lives' kill -0 "$worker"
 ok 'the unit reloads' systemctl reload sluiced
+echo 'x: 1' >>/etc/sluice/sluice.yaml
+ok 'a wrong file fails the reload, and the daemon goes on' eval '! systemctl reload sluiced && active'
+sed -i '$d' /etc/sluice/sluice.yaml
 ok 'the unit restarts' systemctl restart sluiced
 systemctl stop sluiced
 ok 'the session lives while the unit is stopped' kill -0 "$worker"

@@ -40,10 +40,11 @@ type Mismatch struct {
 	Bytes      int64
 }
 
-// Counter is a number that only grows while the daemon runs.
+// Counter is a number that only grows while the daemon runs; with Gauge, one that also falls.
 type Counter struct {
 	Name, Help string
 	Value      uint64
+	Gauge      bool
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -90,7 +91,7 @@ var (
 	leaseOverruns = desc("lease_overruns_total", "Turns whose work went on beyond the grace, or that were taken away.", "lease", "gpu")
 	leaseRevoked  = desc("lease_turns_revoked_total", "Turns that were taken away.", "lease", "gpu")
 	leaseLongest  = desc("lease_overrun_longest_seconds", "Longest that work of the lease stayed on the GPU after its turn.", "lease", "gpu")
-	leaseMismatch = desc("lease_memory_mismatch_bytes", "What NVML says that its sessions hold less what their account says.", "lease", "gpu")
+	leaseMismatch = desc("lease_memory_mismatch_bytes", "By how much NVML's figure for its sessions was above their account, or below it, at three looks in a row.", "lease", "gpu")
 
 	sessInfo     = desc("session_info", "What a session is; always 1. Join it on session.", "session", "lease", "program", "client_pid", "worker_pid")
 	sessUsed     = desc("session_memory_used_bytes", "Memory that the session uses, its context included.", "session", "gpu")
@@ -141,7 +142,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if c.s.Counters != nil {
 		for _, n := range c.s.Counters() {
-			out.count(desc(n.Name, n.Help), float64(n.Value))
+			if n.Gauge {
+				out.gauge(desc(n.Name, n.Help), float64(n.Value))
+			} else {
+				out.count(desc(n.Name, n.Help), float64(n.Value))
+			}
 		}
 	}
 }

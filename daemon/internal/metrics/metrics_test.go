@@ -48,7 +48,9 @@ func full() Source {
 			return lease.Counts{Calls: 9, BytesOut: 10, Throttle: time.Second}, 5, 1500 * time.Millisecond
 		},
 		Mismatch: func() []Mismatch { return []Mismatch{{"l", "GPU-0", -4096}} },
-		Counters: func() []Counter { return []Counter{{"things_total", "Things.", 7}} },
+		Counters: func() []Counter {
+			return []Counter{{Name: "things_total", Help: "Things.", Value: 7}, {Name: "things_wrong", Help: "Wrong.", Value: 1, Gauge: true}}
+		},
 	}
 }
 
@@ -111,7 +113,7 @@ func TestNoSentinels(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"sluice_things_total 7", `sluice_lease_memory_mismatch_bytes{gpu="GPU-0",lease="l"} -4096`,
+		"sluice_things_total 7", "# TYPE sluice_things_wrong gauge", "sluice_things_wrong 1", `sluice_lease_memory_mismatch_bytes{gpu="GPU-0",lease="l"} -4096`,
 		`sluice_lease_memory_free_bytes{gpu="GPU-0",lease="00000000000000000000000000000000"} 0`, `program="python3"`,
 		`sluice_lease_share_seconds_total{gpu="GPU-0",kind="held",lease="00000000000000000000000000000000"} 2`, `sluice_lease_due_ratio{gpu="GPU-0",lease="00000000000000000000000000000000"} 0.04`,
 		`sluice_lease_turns_total{gpu="GPU-0",lease="00000000000000000000000000000000"} 200`,

@@ -66,7 +66,8 @@ type Node struct {
 	host     *host.Host
 	jobs     *jobs.State
 	mismatch atomic.Pointer[[]metrics.Mismatch]
-	overruns atomic.Uint64 // beyond the site's limit
+	unread   atomic.Pointer[error] // why the last reload failed, nil if it did not
+	overruns atomic.Uint64         // beyond the site's limit
 	refused  limit.Reports
 	nameless limit.Reports // tickets refused that name no lease
 

@@ -4,15 +4,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"reflect"
 	"testing"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/identity"
-	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
-	"github.com/sluice-hpc/sluice/daemon/internal/lease"
-	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
@@ -87,23 +83,6 @@ func TestCheckReadsFiles(t *testing.T) {
 	}
 	if err := Check(&c); err == nil {
 		t.Error("a broken certificate is good")
-	}
-}
-
-func TestMismatches(t *testing.T) {
-	mib := func(n uint64) *uint64 { n <<= 20; return &n }
-	s := &inventory.Sample{GPUs: []inventory.Device{
-		{UUID: "GPU-a", Processes: []inventory.Memory{{PID: 1, Used: mib(100)}, {PID: 2}, {PID: 9, Used: mib(7)}}},
-		{UUID: "GPU-b", Processes: []inventory.Memory{{PID: 1, Used: mib(10)}}},
-	}}
-	l := lease.Status{Lease: lease.Lease{ID: "l", Grants: []lease.Grant{{GPU: "GPU-a"}, {GPU: "GPU-b"}, {GPU: "GPU-c"}}},
-		Sessions: []lease.Session{
-			{Worker: lease.Process{PID: 1}, Use: []lease.Use{{Used: 30 << 20}, {Used: 20 << 20}, {}}},
-			{Worker: lease.Process{PID: 2}, Use: []lease.Use{{Used: 50 << 20}, {}, {}}}, // NVML does not tell its memory
-		}}
-	want := []metrics.Mismatch{{Lease: "l", GPU: "GPU-a", Bytes: 70 << 20}, {Lease: "l", GPU: "GPU-b", Bytes: -10 << 20}}
-	if got := mismatches(s, []lease.Status{l}); !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v", got)
 	}
 }
 

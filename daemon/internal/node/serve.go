@@ -126,11 +126,18 @@ func (n *Node) status() string {
 	return fmt.Sprintf("owner of %d GPUs, %d fractions granted", len(inv.GPUs), leases)
 }
 
+// notReloaded remembers for metrics and health that what the files have now is not in force.
+func (n *Node) notReloaded(what string, err error) {
+	n.log.Error(what+" not reloaded; the old one stays in force", "error", err)
+	err = fmt.Errorf("%s not reloaded: %w", what, err)
+	n.unread.Store(&err)
+}
+
 // reload applies what can change while the daemon runs. A wrong configuration changes nothing.
 func (n *Node) reload(read func() (*config.Config, error)) {
 	now, err := read()
 	if err != nil {
-		n.log.Error("configuration not reloaded; the old one stays in force", "error", err)
+		n.notReloaded("configuration", err)
 		return
 	}
 	old := n.cfg.Load()
@@ -139,7 +146,7 @@ func (n *Node) reload(read func() (*config.Config, error)) {
 	}
 	next := config.Live(old, now)
 	if err := n.host.SetPools(pools(next)); err != nil {
-		n.log.Error("configuration not reloaded; the old one stays in force", "error", err)
+		n.notReloaded("configuration", err)
 		return
 	}
 	n.host.SetUsers(next.Users.Run)
@@ -149,8 +156,9 @@ func (n *Node) reload(read func() (*config.Config, error)) {
 		n.owner.SetControllers(next.Slurm.Controllers)
 		n.pool.SetSharing(sharing(next))
 	}
+	n.unread.Store(nil)
 	if err := n.id.Reload(); err != nil {
-		n.log.Error("identity not reloaded; the old one stays in force", "error", err)
+		n.notReloaded("identity", err)
 	}
 	SetLevel(n.level, next.Log.Level)
 	n.cfg.Store(next)

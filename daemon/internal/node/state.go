@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
-	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
@@ -20,13 +19,8 @@ import (
 // The state of the node, put together from its parts for metrics, health and `sluice top`.
 // Everything here is read from memory.
 
-const (
-	// alarm is the difference between NVML and an account that is logged: what a driver takes
-	// for itself at times is less.
-	alarm = 32 * lease.Granule
-	// stale is the age of NVML's answer that health complains about, in polls.
-	stale = 4
-)
+// stale is the age of NVML's answer that health complains about, in polls.
+const stale = 4
 
 // devices returns the owner's GPUs and how old that knowledge is.
 func (n *Node) devices() ([]lease.GPU, time.Duration) {
@@ -73,73 +67,6 @@ func (n *Node) measure(ctx context.Context) {
 	})
 }
 
-// compare compares NVML's figure for each session process with its account.
-func (n *Node) compare(ctx context.Context) error {
-	var seen time.Time
-	loud := map[[2]string]bool{}
-	t := time.NewTicker(n.cfg.Load().Owner.Poll)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-		}
-		s := n.watch.Last()
-		if s == nil || !s.At.After(seen) {
-			continue
-		}
-		seen = s.At
-		list, err := n.owner.List(ctx, "")
-		if err != nil {
-			continue
-		}
-		all := mismatches(s, list)
-		n.mismatch.Store(&all)
-		now := map[[2]string]bool{}
-		for _, m := range all {
-			if k := [2]string{m.Lease, m.GPU}; m.Bytes > alarm {
-				now[k] = true
-				if !loud[k] {
-					n.log.Error("NVML says that a lease holds more than its account", "lease", m.Lease, "gpu", m.GPU, "bytes", m.Bytes)
-				}
-			}
-		}
-		loud = now
-	}
-}
-
-// mismatches compares one sample with the accounts. It leaves out processes whose memory NVML
-// does not know, and leases that have only such processes.
-func mismatches(s *inventory.Sample, list []lease.Status) []metrics.Mismatch {
-	held := map[string]map[int]uint64{} // by GPU and process
-	for _, d := range s.GPUs {
-		m := map[int]uint64{}
-		for _, p := range d.Processes {
-			if p.Used != nil {
-				m[p.PID] = *p.Used
-			}
-		}
-		held[d.UUID] = m
-	}
-	var out []metrics.Mismatch
-	for _, l := range list {
-		for i, g := range l.Grants {
-			m, known := metrics.Mismatch{Lease: l.ID, GPU: g.GPU}, false
-			for _, sess := range l.Sessions {
-				if b, ok := held[g.GPU][sess.Worker.PID]; ok && i < len(sess.Use) {
-					m.Bytes += int64(b) - int64(sess.Use[i].Used)
-					known = true
-				}
-			}
-			if known {
-				out = append(out, m)
-			}
-		}
-	}
-	return out
-}
-
 // source returns what is exported.
 func (n *Node) source() metrics.Source {
 	cfg := n.cfg.Load()
@@ -177,7 +104,12 @@ func (n *Node) gpus() []lease.GPU {
 
 func (n *Node) counters() []metrics.Counter {
 	j := n.jobs.Counters()
+	var unread uint64
+	if n.unread.Load() != nil {
+		unread = 1
+	}
 	out := []metrics.Counter{
+		{Name: "config_reload_failed", Help: "1 if the last reload failed and the older configuration is in force.", Value: unread, Gauge: true},
 		{Name: "audit_lines_total", Help: "Lines written to the audit log.", Value: n.audit.Lines()},
 		{Name: "audit_failed_total", Help: "Lines that could not be written to the audit log.", Value: n.audit.Failed()},
 		{Name: "jobs_granted_total", Help: "Prologs that gave a Slurm job its fractions.", Value: j.Granted},
@@ -252,6 +184,9 @@ func (n *Node) health(context.Context) []rpc.Check {
 	} else {
 		add("audit", rpc.OK, "", "%d lines written", n.audit.Lines())
 	}
+	if err := n.unread.Load(); err != nil {
+		add("config", rpc.Fail, "correct the file, see sluiced --check, and reload; the daemon will not start with it", "%v", *err)
+	}
 	if n.owner == nil {
 		add("owner", rpc.OK, "", "this node lends no GPUs")
 	} else {
@@ -295,8 +230,8 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 	if m := n.mismatch.Load(); m != nil {
 		for _, x := range *m {
 			if x.Bytes > alarm {
-				add("memory", rpc.Warn, "report it; release the lease if others suffer",
-					"lease %s holds %d MiB more of %s than its account says", x.Lease, x.Bytes>>20, x.GPU)
+				add("memory", rpc.Warn, "compare with nvidia-smi; if it stays, report it, and release the lease if others suffer",
+					"lease %s held at least %d MiB more of %s than its account, at each of the last %d looks", x.Lease, x.Bytes>>20, x.GPU, looks)
 			}
 		}
 	}
