@@ -102,9 +102,26 @@ void *obj_get_id(uint64_t h, enum kind kind)
 	return slots[i].o;
 }
 
+/* A real driver follows a handle wherever it leads. With SLUICE_SIM_STRICT so does this one, which then ends. */
+static void follow(uint64_t h)
+{
+	uint64_t i = h >> 4 & ((1U << INDEX_BITS) - 1);
+
+	if (!sim.strict || !h || (h >> 40 == TAG && !(h & 15) && i < nslots && slots[i].o && slots[i].gen == (uint16_t)(h >> 24)))
+		return;
+	fprintf(stderr, "simgpu: %#llx is no handle%s\n", (unsigned long long)h,
+		h >> 40 == TAG && i < nslots ? " any more" : "");
+	abort();
+}
+
+/* For the handles that a program gives. */
 void *obj_get(const void *handle, enum kind kind)
 {
-	return obj_get_id((uintptr_t)handle, kind);
+	void *o = obj_get_id((uintptr_t)handle, kind);
+
+	if (!o)
+		follow((uintptr_t)handle);
+	return o;
 }
 
 void obj_forget(void *p)
@@ -177,11 +194,13 @@ CUresult sim_leave(CUresult r)
 
 static CUresult start(void)
 {
+	const char *strict = getenv("SLUICE_SIM_STRICT");
 	pthread_condattr_t a;
 	CUresult r;
 
 	if (state_config(&sim.cfg) || engine_config())
 		return CUDA_ERROR_INVALID_VALUE;
+	sim.strict = strict && *strict;
 	r = fault_init();		/* init=CODE ends here */
 	if (r)
 		return r;

@@ -250,7 +250,7 @@ static CUresult add_conditional(ADD_ARGS, CUDA_CONDITIONAL_NODE_PARAMS *p)
 /* Of the kinds that have no function of their own. */
 API CUresult cuGraphAddNode(ADD_ARGS, CUgraphNodeParams *p)
 {
-	if (!p)
+	if (!p || (p->type == CU_GRAPH_NODE_TYPE_GRAPH && p->graph.ownership > CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (p->type == CU_GRAPH_NODE_TYPE_GRAPH)
 		return p->graph.ownership ? add_moved(out, g, deps, ndeps, p->graph.graph) : cuGraphAddChildGraphNode(out, g, deps, ndeps, p->graph.graph);

@@ -419,6 +419,7 @@ struct sim {
 	struct capture *captures;
 	struct ctx *dead;
 	long alloc_count, alloc_fail;
+	bool strict;			/* a handle that does not exist ends the process */
 };
 
 extern struct sim sim;

@@ -76,8 +76,17 @@ func (in *inStaging) close(s *session) {
 	in.mark(s, q, in.openCx, in.openSt)
 }
 
-// mark notes that a slot is in use until the stream gets here.
+// mark notes that a slot is in use until the stream gets here. The event is of the stream's context, which another call
+// may have left by now.
 func (in *inStaging) mark(s *session, q *inSlot, ctx, stream uint64) int32 {
+	if ctx != s.curReal {
+		if rc := C.sl_ctx_set(C.uint64_t(ctx)); rc != 0 {
+			s.forgetCtx()
+			q.ev = 0
+			return int32(rc)
+		}
+		defer C.sl_ctx_set(C.uint64_t(s.curReal))
+	}
 	ev, rc := s.events.get(ctx)
 	if rc == 0 {
 		if rc = int32(C.sl_event_record(C.uint64_t(ev), C.uint64_t(stream))); rc != 0 {

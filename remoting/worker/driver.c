@@ -272,10 +272,15 @@ int sl_host_map(void **p, uint64_t at, uint64_t n, int fd)
 	return rc;
 }
 
-void sl_host_unmap(void *p, uint64_t n)
+/* What the driver may still use stays mapped: an error of another kind, as that of a context that failed, says nothing. */
+int sl_host_unmap(void *p, uint64_t n)
 {
-	CU(cuMemHostUnregister, p); /* fails if its context is gone, which has unregistered it */
+	int r = CU(cuMemHostUnregister, p);
+
+	if (r && r != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)	/* its context is gone, which has unregistered it */
+		return r;
 	munmap(p, n);
+	return 0;
 }
 
 int sl_stream_sync(uint64_t s)

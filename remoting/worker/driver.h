@@ -70,7 +70,7 @@ int sl_pinned_free(void *p);
  * portable and mapped at the same address. NOT_SUPPORTED where this process or the driver has something else there.
  */
 int sl_host_map(void **p, uint64_t at, uint64_t n, int fd);
-void sl_host_unmap(void *p, uint64_t n);
+int sl_host_unmap(void *p, uint64_t n);
 int sl_stream_sync(uint64_t s);
 
 int sl_stream_create(uint64_t *s, uint32_t flags);

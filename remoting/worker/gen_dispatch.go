@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x50, 0x69, 0xb5, 0x1a, 0xe8, 0x31, 0x89, 0x5c,
-	0xe1, 0xb0, 0xff, 0x6c, 0x02, 0xe6, 0xc1, 0xbe,
-	0x58, 0x34, 0x23, 0xf3, 0xad, 0x47, 0x66, 0x07,
-	0x4b, 0x10, 0xd1, 0xea, 0xae, 0x6c, 0x01, 0xf1,
+	0xd4, 0x6d, 0x21, 0x98, 0x4e, 0xd1, 0x1d, 0xcc,
+	0x6f, 0x09, 0x47, 0xb9, 0x57, 0xbd, 0x6a, 0xc4,
+	0x40, 0x8f, 0x05, 0x3b, 0x18, 0x97, 0x75, 0x91,
+	0xa6, 0x67, 0xa1, 0x8f, 0x94, 0x9b, 0xcd, 0xef,
 }
 
 // Operation numbers of the API table.
@@ -4378,7 +4378,7 @@ func (s *session) do_cuGraphReleaseUserObject(d *wire.Decoder, e *wire.Encoder) 
 		}
 		h_object.real = real
 	}
-	rc := C.call_cuGraphReleaseUserObject(C.uint64_t(h_graph.real), C.uint64_t(h_object.real), C.uint32_t(p_count))
+	rc := s.cuGraphReleaseUserObject(h_graph, h_object, p_count)
 	return int32(rc)
 }
 
@@ -4545,7 +4545,7 @@ func (s *session) do_cuGraphRetainUserObject(d *wire.Decoder, e *wire.Encoder) i
 		}
 		h_object.real = real
 	}
-	rc := C.call_cuGraphRetainUserObject(C.uint64_t(h_graph.real), C.uint64_t(h_object.real), C.uint32_t(p_count), C.uint32_t(p_flags))
+	rc := s.cuGraphRetainUserObject(h_graph, h_object, p_count, p_flags)
 	return int32(rc)
 }
 
@@ -8287,7 +8287,7 @@ func (s *session) do_cuUserObjectRelease(d *wire.Decoder, e *wire.Encoder) int32
 		}
 		h_object.real = real
 	}
-	rc := C.call_cuUserObjectRelease(C.uint64_t(h_object.real), C.uint32_t(p_count))
+	rc := s.cuUserObjectRelease(h_object, p_count)
 	return int32(rc)
 }
 
@@ -8304,6 +8304,6 @@ func (s *session) do_cuUserObjectRetain(d *wire.Decoder, e *wire.Encoder) int32 
 		}
 		h_object.real = real
 	}
-	rc := C.call_cuUserObjectRetain(C.uint64_t(h_object.real), C.uint32_t(p_count))
+	rc := s.cuUserObjectRetain(h_object, p_count)
 	return int32(rc)
 }

@@ -213,37 +213,3 @@ func (s *session) cuGraphMemcpyNodeGetParams(node href, c *C.CUDA_MEMCPY3D, src,
 	c.srcHost, c.dstHost, c.srcArray, c.dstArray, c.reserved0, c.reserved1 = nil, nil, nil, nil, nil, nil
 	return 0
 }
-
-// User objects. The driver counts who holds one; the client calls what is to be called at its end.
-
-func (s *session) cuUserObjectCreate(id uint32, o *C.uint64_t, fn, refs, _ uint32) C.CUresult {
-	s.forgetObjects()
-	f, rc := s.inGraph(fn)
-	if rc != 0 {
-		return C.CUresult(rc)
-	}
-	h := &s.hostfns
-	h.mu.Lock()
-	h.objects[fn] = id
-	h.mu.Unlock()
-	if rc := C.sl_user_object(o, f.c, C.uint32_t(refs)); rc != 0 {
-		h.mu.Lock()
-		delete(h.objects, fn)
-		h.mu.Unlock()
-		s.notInGraph(fn, f)
-		return C.CUresult(rc)
-	}
-	return 0
-}
-
-// forgetObjects forgets the user objects that have ended.
-func (s *session) forgetObjects() {
-	h := &s.hostfns
-	h.mu.Lock()
-	ended := h.ended
-	h.ended = nil
-	h.mu.Unlock()
-	for _, id := range ended {
-		s.unbind(wire.KindUserObj, id)
-	}
-}

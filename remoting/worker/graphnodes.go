@@ -68,6 +68,9 @@ func (s *session) cuGraphAddChildGraphNode(_ uint32, o *C.uint64_t, g href, deps
 	if ownership == C.CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE {
 		return C.CUresult(C.sl_graph_add_child(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), C.uint64_t(child.real)))
 	}
+	if ownership != C.CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
 	return C.CUresult(C.sl_graph_add_moved(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), C.uint64_t(child.real), C.uint32_t(ownership)))
 }
 

@@ -188,7 +188,10 @@ func (s *session) hostUnmap(p []byte) int32 {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
 	// The driver may wait for a host function, and so for who reads ahead for its answer.
-	C.sl_host_unmap(unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem)))
+	if rc := C.sl_host_unmap(unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem))); rc != 0 {
+		s.host.bytes += uint64(len(mem)) // it stays, though the client has no name for it
+		return int32(rc)
+	}
 	return 0
 }
 

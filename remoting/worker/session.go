@@ -90,12 +90,13 @@ type session struct {
 	host     hostMaps
 	ipc      ipc
 	refused  map[string]bool
-	kept     int                // bytes, see keep
-	linking  int                // bytes, see takeLinking
-	parts    map[ref][]ref      // by what they are part of
-	devres   []C.CUdevResource  // by the number that the client knows them by, less 1; greens.go
-	captures map[uint64]capture // by the stream that the client captures
-	gates    gate.Set           // it says which of its methods are the executor's
+	kept     int                    // bytes, see keep
+	linking  int                    // bytes, see takeLinking
+	parts    map[ref][]ref          // by what they are part of
+	devres   []C.CUdevResource      // by the number that the client knows them by, less 1; greens.go
+	captures map[uint64]capture     // by the stream that the client captures
+	objects  map[uint64]*userObject // by driver handle
+	gates    gate.Set               // it says which of its methods are the executor's
 
 	// Shared; each part says how.
 	failures failures
@@ -117,7 +118,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 	}
 	s := &session{
 		log: log, ledger: l, store: st, stream: stream, rd: rd, wr: wire.NewWriter(stream),
-		cur: noCtx, ctxs: make(map[uint64]*cudaContext), parts: make(map[ref][]ref), captures: make(map[uint64]capture), refused: make(map[string]bool), exit: unix.Exit,
+		cur: noCtx, ctxs: make(map[uint64]*cudaContext), parts: make(map[ref][]ref), captures: make(map[uint64]capture), objects: make(map[uint64]*userObject), refused: make(map[string]bool), exit: unix.Exit,
 		counts: new(account.Counts), reason: func(string) {},
 	}
 	s.gates.Config = s.gateConfig()

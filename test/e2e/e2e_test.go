@@ -69,6 +69,7 @@ type workerOptions struct {
 	keepalive time.Duration // how long silence may last
 	sandbox   string        // of the sessions; "": on
 	race      bool          // the worker under the race detector
+	args      []string
 	env       []string
 }
 
@@ -164,6 +165,7 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	w.cmd = exec.Command(exe,
 		"--listen", w.addr, "--device", strings.Join(devices, ","), "--mem", o.mem, "--store", filepath.Join(dir, "store"),
 		"--libcuda", built("simgpu/libcuda.so.1"), "--libnvml", built("simgpu/libnvidia-ml.so.1"), "--keepalive", o.keepalive.String(), "--sandbox", o.sandbox)
+	w.cmd.Args = append(w.cmd.Args, o.args...)
 	w.cmd.Env = append(os.Environ(), w.env...)
 	w.cmd.Stdout, w.cmd.Stderr = w.log, w.log
 	if err := w.cmd.Start(); err != nil {
