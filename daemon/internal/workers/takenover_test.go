@@ -154,10 +154,13 @@ func takeOverSession(t *testing.T, dir, file string, mode sandbox.Mode) string {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "takeover", strconv.Itoa(s.Worker.PID), file, p.cfg.Dir, p.cfg.Turns, p.cfg.Store)
-	out, err := cmd.CombinedOutput()
+	var tries strings.Builder
+	cmd.Stderr = &tries
+	out, err := cmd.Output()
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
+	t.Logf("sandbox %s: %d of %s succeeded", mode, strings.Count(string(out), "\n"), strings.TrimSpace(tries.String()))
 	// It computes as before.
 	if err := c.activate(0); err != nil {
 		t.Error(err)
@@ -181,6 +184,7 @@ func takenOver(args []string) {
 	const cwd = unix.AT_FDCWD
 	inet := make([]byte, 16)
 	binary.NativeEndian.PutUint16(inet, unix.AF_INET)
+	tried := 0
 	for _, try := range []struct {
 		what string
 		nr   int
@@ -188,14 +192,20 @@ func takenOver(args []string) {
 	}{
 		{"start a program", unix.SYS_EXECVE, []any{"/bin/sh", 0, 0}},
 		{"fork", unix.SYS_FORK, nil},
+		{"fork in its parent's memory", unix.SYS_VFORK, nil},
 		{"make a process", unix.SYS_CLONE, []any{int(unix.SIGCHLD), 0}},
 		{"make a process by clone3", unix.SYS_CLONE3, []any{0, 0}},
 		{"trace", unix.SYS_PTRACE, []any{unix.PTRACE_ATTACH, self}},
 		{"read another's memory", unix.SYS_PROCESS_VM_READV, []any{self, 0, 0, 0, 0, 0}},
 		{"signal the daemon", unix.SYS_KILL, []any{self, int(unix.SIGURG)}},
 		{"signal everything", unix.SYS_KILL, []any{-1, int(unix.SIGURG)}},
+		{"have a file's signals sent to the daemon", unix.SYS_FCNTL, []any{0, unix.F_SETOWN, self}},
+		{"choose a file's signal", unix.SYS_FCNTL, []any{0, unix.F_SETSIG, int(unix.SIGKILL)}},
+		{"have a terminal's signals sent to the daemon", unix.SYS_IOCTL, []any{0, 0x8902, make([]byte, 8)}},
+		{"take a descriptor of another process", unix.SYS_PIDFD_GETFD, []any{0, 0, 0}},
 		{"take a handle of a process", unix.SYS_PIDFD_OPEN, []any{self, 0}},
 		{"read passwd", unix.SYS_OPENAT, []any{cwd, "/etc/passwd", unix.O_RDONLY}},
+		{"read shadow", unix.SYS_OPENAT, []any{cwd, "/etc/shadow", unix.O_RDONLY}},
 		{"list the root", unix.SYS_OPENAT, []any{cwd, "/", unix.O_RDONLY | unix.O_DIRECTORY}},
 		{"list /home", unix.SYS_OPENAT, []any{cwd, "/home", unix.O_RDONLY | unix.O_DIRECTORY}},
 		{"read the user's file", unix.SYS_OPENAT, []any{cwd, file, unix.O_RDONLY}},
@@ -221,6 +231,10 @@ func takenOver(args []string) {
 		{"write a setting of the kernel's", unix.SYS_OPENAT, []any{cwd, "/proc/sys/kernel/core_pattern", unix.O_WRONLY}},
 		{"make an internet socket", unix.SYS_SOCKET, []any{unix.AF_INET, unix.SOCK_STREAM, 0}},
 		{"make a Unix socket", unix.SYS_SOCKET, []any{unix.AF_UNIX, unix.SOCK_STREAM, 0}},
+		{"make a raw socket", unix.SYS_SOCKET, []any{unix.AF_INET, unix.SOCK_RAW, 1}},
+		{"make a packet socket", unix.SYS_SOCKET, []any{unix.AF_PACKET, unix.SOCK_RAW, 3}},
+		{"make a socket to the hypervisor", unix.SYS_SOCKET, []any{unix.AF_VSOCK, unix.SOCK_STREAM, 0}},
+		{"make a socket of the kernel's cryptography", unix.SYS_SOCKET, []any{unix.AF_ALG, unix.SOCK_SEQPACKET, 0}},
 		{"make a netlink socket", unix.SYS_SOCKET, []any{unix.AF_NETLINK, unix.SOCK_RAW, 0}},
 		{"make a pair of datagram sockets", unix.SYS_SOCKETPAIR, []any{unix.AF_UNIX, unix.SOCK_DGRAM, 0, make([]byte, 8)}},
 		{"connect", unix.SYS_CONNECT, []any{0, inet, 16}},
@@ -239,6 +253,13 @@ func takenOver(args []string) {
 		{"a POSIX message queue", unix.SYS_MQ_OPEN, []any{"sluice", unix.O_CREAT | unix.O_RDWR, 0o600, 0}},
 		{"watch files", unix.SYS_INOTIFY_INIT1, []any{0}},
 		{"be root", unix.SYS_SETUID, []any{0}},
+		{"be traced", unix.SYS_PRCTL, []any{unix.PR_SET_DUMPABLE, 1}},
+		{"run before all others", unix.SYS_SCHED_SETSCHEDULER, []any{0, 1, []byte{1, 0, 0, 0}}},
+		{"change another's processors", unix.SYS_SCHED_SETAFFINITY, []any{self, 8, make([]byte, 8)}},
+		{"change another's limits", unix.SYS_PRLIMIT64, []any{self, unix.RLIMIT_NOFILE, make([]byte, 16), 0}},
+		{"a key", unix.SYS_ADD_KEY, []any{0, 0, 0, 0, 0}},
+		{"a filter of its own", unix.SYS_SECCOMP, []any{1, 0, 0}},
+		{"a quota", unix.SYS_QUOTACTL_FD, []any{0, 0, 0, 0}},
 		{"an older personality", unix.SYS_PERSONALITY, []any{0x40000}},
 		{"a segment", unix.SYS_MODIFY_LDT, []any{0, make([]byte, 16), 16}},
 		{"a priority of others", unix.SYS_SETPRIORITY, []any{unix.PRIO_USER, 0, 10}},
@@ -246,11 +267,13 @@ func takenOver(args []string) {
 		{"a file by its handle", unix.SYS_OPEN_BY_HANDLE_AT, []any{cwd, make([]byte, 16), 0}},
 		{"a tree of mounts", unix.SYS_OPEN_TREE, []any{cwd, "/", 0}},
 	} {
+		tried++
 		n, errno := x.call(try.nr, try.args...)
 		if !errors.Is(errno, syscall.EPERM) && !errors.Is(errno, syscall.EACCES) && !errors.Is(errno, syscall.ENOSYS) {
 			fmt.Printf("%s: returned %d, %v\n", try.what, n, errno)
 		}
 	}
+	fmt.Fprintln(os.Stderr, tried, "tries")
 	if fd, errno := x.call(unix.SYS_OPENAT, cwd, "/proc/self/oom_score_adj", unix.O_WRONLY); errno == 0 {
 		if n, errno := x.call(unix.SYS_WRITE, fd, "0", 1); errno == 0 {
 			fmt.Printf("be killed last: returned %d\n", n)

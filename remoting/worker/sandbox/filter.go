@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"fmt"
-	"os"
 	"runtime"
 	"unsafe"
 
@@ -56,18 +55,20 @@ func assemble(mode Mode) ([]bpf.Instruction, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := policy(mode)
-	prog, err := p.Assemble()
-	if err != nil {
-		return nil, err
-	}
 	// Any program can enter the kernel by the table of another architecture (int 0x80),
 	// where the numbers below mean nothing. What Assemble makes allows all of that.
-	return append([]bpf.Instruction{
+	head := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 4, Size: 4}, // seccomp_data.arch
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(native.ID), SkipTrue: 1},
-		bpf.RetConstant{Val: uint32(seccomp.ActionErrno) | uint32(unix.ENOSYS)},
-	}, prog...), nil
+		ret(errnoAction(unix.ENOSYS)),
+	}
+	if mode != Off {
+		prog, err := confine(mode, native)
+		return append(head, prog...), err
+	}
+	p := policy()
+	prog, err := p.Assemble()
+	return append(head, prog...), err
 }
 
 // Refused are the system calls that no session may make.
@@ -82,29 +83,10 @@ var Refused = []string{
 	"capset", "lookup_dcookie",
 }
 
-// Confined are the system calls that a session in a sandbox may not make besides.
-var Confined = []string{
-	// The network, and sockets of this machine: the client's is there already, and so is that at which daemons connect
-	// (package exchange), the only one that can accept.
-	"socket", "socketpair", "connect", "bind", "listen", "accept",
-	// What all processes of a user or of the machine share.
-	"shmget", "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "semget", "semop", "semctl", "semtimedop",
-	"mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify", "mq_getsetattr",
-	"inotify_init", "inotify_init1", "inotify_add_watch", "fanotify_mark",
-	// Other processes.
-	"tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "pidfd_send_signal", "process_madvise", "process_mrelease",
-	"migrate_pages", "setpriority", "ioprio_set",
-	// Files by name, where Landlock has no right for it.
-	"chmod", "fchmodat", "chown", "lchown", "fchownat", "setxattr", "lsetxattr", "removexattr", "lremovexattr",
-	"utime", "utimes", "futimesat", "truncate", "quotactl_fd",
-	// The machine.
-	"iopl", "ioperm", "modify_ldt",
-}
-
-// policy lists what is refused. A new thread is made by clone with CLONE_THREAD; clone3 hides its
+// policy lists what is refused without a sandbox. A new thread is made by clone with CLONE_THREAD; clone3 hides its
 // flags from the filter, so it is said not to exist and the C library falls back.
-func policy(mode Mode) *seccomp.Policy {
-	p := &seccomp.Policy{
+func policy() *seccomp.Policy {
+	return &seccomp.Policy{
 		DefaultAction: seccomp.ActionAllow,
 		Syscalls: []seccomp.SyscallGroup{
 			{Action: seccomp.ActionErrno, Names: Refused},
@@ -112,30 +94,8 @@ func policy(mode Mode) *seccomp.Policy {
 				{Name: "clone", Conditions: []seccomp.Condition{{Argument: 0, Operation: seccomp.BitsNotSet, Value: unix.CLONE_THREAD}}},
 			}},
 			{Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS), Names: []string{"clone3"}},
+			{Action: seccomp.ActionErrno, NamesWithCondtions: sockets()},
 		},
-	}
-	if mode == Off {
-		p.Syscalls = append(p.Syscalls, seccomp.SyscallGroup{Action: seccomp.ActionErrno, NamesWithCondtions: sockets()})
-		return p
-	}
-	action := seccomp.ActionErrno
-	if mode == Log {
-		action = seccomp.Action(unix.SECCOMP_RET_USER_NOTIF)
-	}
-	p.Syscalls = append(p.Syscalls,
-		seccomp.SyscallGroup{Action: action, Names: Confined},
-		seccomp.SyscallGroup{Action: action, NamesWithCondtions: ownOnly(uint64(os.Getpid()))})
-	return p
-}
-
-// ownOnly refuses signals to other processes, except the question whether one exists, and the change of a file's times by
-// its name.
-func ownOnly(pid uint64) []seccomp.NameWithConditions {
-	other := seccomp.Condition{Argument: 0, Operation: seccomp.NotEqual, Value: pid}
-	return []seccomp.NameWithConditions{
-		{Name: "kill", Conditions: []seccomp.Condition{other, {Argument: 1, Operation: seccomp.NotEqual, Value: 0}}},
-		{Name: "tgkill", Conditions: []seccomp.Condition{other}},
-		{Name: "utimensat", Conditions: []seccomp.Condition{{Argument: 1, Operation: seccomp.NotEqual, Value: 0}}},
 	}
 }
 

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/elastic/go-seccomp-bpf/arch"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -135,16 +138,107 @@ func TestParseMode(t *testing.T) {
 	}
 }
 
-// Every call of the lists has a number, and none is in both.
+// Every call of the lists has a number, and none is both allowed and refused.
 func TestFilters(t *testing.T) {
 	for _, m := range []Mode{Off, On, Log} {
 		if _, err := assemble(m); err != nil {
 			t.Errorf("%s: %v", m, err)
 		}
 	}
-	for _, name := range Confined {
-		if slices.Contains(Refused, name) {
-			t.Errorf("%s is refused to all sessions already", name)
+	seen := map[string]bool{}
+	for _, name := range Allowed {
+		if seen[name] || slices.Contains(Refused, name) {
+			t.Errorf("%s is allowed twice, or is refused to all sessions", name)
+		}
+		seen[name] = true
+	}
+	for _, j := range byArgument(On, 1) {
+		if seen[j.name] || slices.Contains(Refused, j.name) {
+			t.Errorf("%s depends on an argument and is in a list", j.name)
 		}
 	}
+}
+
+// The filter's answers, by number and arguments.
+func TestConfine(t *testing.T) {
+	const allow, eperm, enosys, notify = unix.SECCOMP_RET_ALLOW, unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM), unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS), unix.SECCOMP_RET_USER_NOTIF
+	pid := uint64(os.Getpid())
+	const high = 1 << 32
+	for _, c := range []struct {
+		what    string
+		nr      uint32
+		args    []uint64
+		on, log uint32
+	}{
+		{"futex", unix.SYS_FUTEX, nil, allow, allow},
+		{"the last that is allowed", unix.SYS_GETRANDOM, nil, allow, allow},
+		{"socket", unix.SYS_SOCKET, nil, eperm, notify},
+		{"connect", unix.SYS_CONNECT, nil, eperm, notify},
+		{"mount", unix.SYS_MOUNT, nil, eperm, eperm},
+		{"one that this kernel has not", last + 1, nil, enosys, enosys},
+		{"x32", 0x40000000 | unix.SYS_READ, nil, enosys, enosys},
+		{"clone3", unix.SYS_CLONE3, nil, enosys, enosys},
+		{"a thread", unix.SYS_CLONE, []uint64{unix.CLONE_THREAD | unix.CLONE_VM}, allow, allow},
+		{"a process", unix.SYS_CLONE, []uint64{unix.CLONE_VM}, eperm, eperm},
+		{"a process, with a bit that the kernel ignores", unix.SYS_CLONE, []uint64{unix.CLONE_THREAD << 32}, eperm, eperm},
+		{"a number of the driver's", unix.SYS_IOCTL, []uint64{3, 0xc020462a}, allow, allow},
+		{"the same, sign-extended", unix.SYS_IOCTL, []uint64{3, 0xffffffffc020462a}, allow, allow},
+		{"a number of UVM's", unix.SYS_IOCTL, []uint64{3, 75}, allow, allow},
+		{"UVM's first", unix.SYS_IOCTL, []uint64{3, uvmInitialize}, allow, allow},
+		{"a terminal's size", unix.SYS_IOCTL, []uint64{1, unix.TIOCGWINSZ}, allow, allow},
+		{"input for a terminal", unix.SYS_IOCTL, []uint64{1, unix.TIOCSTI}, eperm, notify},
+		{"the owner of a file's signals", unix.SYS_IOCTL, []uint64{1, 0x8901}, eperm, notify},
+		{"an answer to the log", unix.SYS_IOCTL, []uint64{1, 0xc0182101}, eperm, allow},
+		{"a lock", unix.SYS_FCNTL, []uint64{3, unix.F_OFD_SETLKW}, allow, allow},
+		{"a file's signals to others", unix.SYS_FCNTL, []uint64{3, unix.F_SETOWN}, eperm, notify},
+		{"the same, with bits that the kernel ignores", unix.SYS_FCNTL, []uint64{3, unix.F_SETOWN | high}, eperm, notify},
+		{"a name", unix.SYS_PRCTL, []uint64{unix.PR_SET_NAME}, allow, allow},
+		{"to be traced", unix.SYS_PRCTL, []uint64{unix.PR_SET_DUMPABLE, 1}, eperm, notify},
+		{"a signal to itself", unix.SYS_KILL, []uint64{pid, 9}, allow, allow},
+		{"a signal to another", unix.SYS_KILL, []uint64{pid + 1, 9}, eperm, notify},
+		{"a question", unix.SYS_KILL, []uint64{pid + 1, 0}, allow, allow},
+		{"a signal to all", unix.SYS_KILL, []uint64{1<<64 - 1, 9}, eperm, notify},
+		{"a signal to an own thread", unix.SYS_TGKILL, []uint64{pid, 7, 9}, allow, allow},
+		{"a signal to another's thread", unix.SYS_TGKILL, []uint64{1, 1, 9}, eperm, notify},
+		{"another's limits", unix.SYS_PRLIMIT64, []uint64{1}, eperm, notify},
+		{"the own limits", unix.SYS_PRLIMIT64, []uint64{0}, allow, allow},
+		{"times of an open file", unix.SYS_UTIMENSAT, []uint64{3, 0}, allow, allow},
+		{"times of a name", unix.SYS_UTIMENSAT, []uint64{3, 0x7fff12345678}, eperm, notify},
+	} {
+		for mode, want := range map[Mode]uint32{On: c.on, Auto: c.on, Log: c.log} {
+			if got := answer(t, mode, c.nr, c.args); got != want {
+				t.Errorf("%s: %s: %#x, want %#x", mode, c.what, got, want)
+			}
+		}
+	}
+}
+
+// answer is what a mode's filter returns.
+func answer(t *testing.T, mode Mode, nr uint32, args []uint64) uint32 {
+	t.Helper()
+	prog, err := assemble(mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm, err := bpf.NewVM(prog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// seccomp_data; the virtual machine reads words as a network has them.
+	data := binary.BigEndian.AppendUint32(nil, nr)
+	data = binary.BigEndian.AppendUint32(data, uint32(arch.X86_64.ID))
+	data = append(data, make([]byte, 8)...)
+	for i := range 6 {
+		var v uint64
+		if i < len(args) {
+			v = args[i]
+		}
+		data = binary.BigEndian.AppendUint32(data, uint32(v))
+		data = binary.BigEndian.AppendUint32(data, uint32(v>>32))
+	}
+	n, err := vm.Run(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint32(n)
 }
