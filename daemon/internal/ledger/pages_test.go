@@ -152,7 +152,7 @@ func TestDamagedPages(t *testing.T) {
 	must(t, err)
 	size := os.Getpagesize()
 	rng := rand.New(rand.NewPCG(1, 2))
-	rounds := 600
+	rounds := damages(t, 600)
 	if testing.Short() {
 		rounds = 100
 	}
