@@ -498,6 +498,12 @@ var controls = map[string]func(g *grammar) []byte{
 	"HOST_MAP": func(g *grammar) []byte {
 		return cat(u64s(hostMapAt+uint64(g.r.IntN(8))<<12, uint64(1+g.r.IntN(4))<<12), u32s(uint32(g.r.IntN(8)/7), 0))
 	},
+	"COPY_IN_SHARED": func(g *grammar) []byte {
+		return cat(u64s(g.address(), hostMapAt+uint64(g.r.IntN(20))<<9, g.bounded()), u32s(g.handle("STREAM"), 0))
+	},
+	"COPY_OUT_SHARED": func(g *grammar) []byte {
+		return cat(u64s(g.address(), hostMapAt+uint64(g.r.IntN(20))<<9, g.bounded()), u32s(g.handle("STREAM"), 0))
+	},
 	"HOST_UNMAP": func(g *grammar) []byte { return u64s(hostMapAt + uint64(g.r.IntN(8))<<12) },
 	"HOST_READ":  func(g *grammar) []byte { return u64s(hostMapAt+uint64(g.r.IntN(20))<<9, g.bounded()) },
 	"HOST_WRITE": func(g *grammar) []byte {
@@ -527,6 +533,7 @@ var controls = map[string]func(g *grammar) []byte{
 		return cat(u32s(g.handle("LINK"), 0), u64s(uint64(g.r.IntN(100)), g.bounded()))
 	},
 	"OBSERVE_MORE": func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3)), uint32(g.r.IntN(20)/19)) },
+	"HOST_SHARE":   nil, // it needs a descriptor
 	"HOSTFN_DONE":  nil, "BEAT": nil, "OBSERVE": nil,
 }
 
