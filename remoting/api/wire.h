@@ -63,7 +63,7 @@
 #define SL_READING_ENERGY_HIGH 32
 #define SL_READING_TEMP_MEM 33
 #define SL_READING_POWER_INSTANT 34
-#define SL_READINGS 35
+#define SL_READING_COUNT 35
 #define SL_SHM_TO_WORKER 0
 #define SL_SHM_TO_CLIENT 1024
 #define SL_SHM_DATA 4096
@@ -505,7 +505,7 @@ _Static_assert(sizeof(struct wire_host_read) == 16, "HOST_READ");
 struct wire_host_merge {
 	uint64_t dst;
 	uint32_t size;
-	uint8_t zero1[4];
+	uint32_t checked;
 };
 _Static_assert(sizeof(struct wire_host_merge) == 16, "HOST_MERGE");
 

@@ -23,3 +23,18 @@ struct sl_changes sl_changes(const uint8_t *now, const uint8_t *was, size_t n, u
 	}
 	return c;
 }
+
+bool sl_changes_clash(const uint8_t *mine, const uint8_t *theirs, const uint8_t *was, size_t n)
+{
+	if (!memcmp(theirs, was, n) || !memcmp(theirs, mine, n))
+		return false;
+	for (size_t at = 0; at < n; at++)
+		if (mine[at] != was[at] && theirs[at] != was[at] && mine[at] != theirs[at])
+			return true;
+	return false;
+}
+
+bool sl_zeroes(const uint8_t *p, size_t n)
+{
+	return !p[0] && !memcmp(p, p + 1, n - 1);
+}

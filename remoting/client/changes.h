@@ -2,6 +2,7 @@
 #ifndef SLUICE_CHANGES_H
 #define SLUICE_CHANGES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,5 +16,9 @@ struct sl_changes {
  * says that byte 8 k + i is not what it was.
  */
 struct sl_changes sl_changes(const uint8_t *now, const uint8_t *was, size_t n, uint8_t *mask);
+
+/* Whether both sides have changed a byte, to different values. */
+bool sl_changes_clash(const uint8_t *mine, const uint8_t *theirs, const uint8_t *was, size_t n);
+bool sl_zeroes(const uint8_t *p, size_t n);
 
 #endif

@@ -230,6 +230,7 @@ CUresult sl_cuCtxSynchronize(void)
 			sl_mark_synced(&c->legacy, seq);
 		for (unsigned i = 0; i < l.n; i++)
 			sl_mark_synced(l.at[i].m, l.at[i].seq);
+		err = sl_mirror_clash();
 	}
 	return err;
 }

@@ -488,7 +488,7 @@ static bool await(struct sl_event *e, uint32_t generation)
 	return (int32_t)(done - generation) >= 0 && !sl_error_untold();
 }
 
-CUresult sl_cuEventSynchronize(CUevent hEvent)
+static CUresult synchronize(CUevent hEvent)
 {
 	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
 	uint32_t generation;
@@ -520,6 +520,13 @@ CUresult sl_cuEventSynchronize(CUevent hEvent)
 	if (!err && !must_ask(e))
 		raise_completed(e, generation);
 	return err;
+}
+
+CUresult sl_cuEventSynchronize(CUevent hEvent)
+{
+	CUresult err = synchronize(hEvent);
+
+	return err ? err : sl_mirror_clash();
 }
 
 CUresult sl_cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent hEnd)

@@ -226,7 +226,7 @@ static bool send_piece(const struct block *b, const struct piece *p)
 		changed = take_part(p, t);
 		pthread_mutex_unlock(&lock);
 		if (changed)
-			sl_transfer_merge(&b->other, t->lo + t->c.from, t->c.to - t->c.from, t->mask + t->c.from / 8, t->bytes + t->c.from);
+			sl_transfer_merge(&b->other, t->lo + t->c.from, t->c.to - t->c.from, t->mask + t->c.from / 8, t->bytes + t->c.from, NULL);
 		some |= changed;
 	}
 	return some;

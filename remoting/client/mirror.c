@@ -5,6 +5,7 @@
  * protected against that: the bytes of a page that is sent are read while it may be read.
  */
 #include "mirror.h"
+#include "ahead.h"
 #include "changes.h"
 #include "ctx.h"
 #include "log.h"
@@ -23,27 +24,7 @@
 
 enum { STALE, SAME, WRITTEN };
 
-/* How far a run of faults at successive pages has got: such a run takes more at a time. */
-struct ahead {
-	size_t next, pages;
-};
-
-enum { AHEAD_FIRST = 16, AHEAD_MOST = 1024 };
-
-/*
- * After waits a program mostly reads what it read after the waits before. Where that was most of a mirror, it is fetched in the
- * largest pieces from the first fault on. Such pieces hide what the program needs of them, so every so often a
- * wait is followed by a run from the beginning.
- */
-struct habit {
-	size_t fetched;		/* pages since the last wait */
-	bool most;		/* of the mirror is needed */
-	unsigned trusted;	/* waits since that was seen */
-};
-
-enum { TRUST = 16 };
-
-_Static_assert(AHEAD_MOST * PAGE <= SL_MAX_COPY_IN && SL_MAX_HOST_MAP / PAGE / 4096 <= AHEAD_MOST, "a read");
+_Static_assert(SL_AHEAD_MOST * PAGE <= SL_MAX_COPY_IN && SL_MAX_HOST_MAP / PAGE / 4096 <= SL_AHEAD_MOST, "a read");
 
 /* A variable, or the part of one that is in a mirror. */
 struct span {
@@ -58,10 +39,11 @@ struct mirror {
 	bool gone;		/* the program has unmapped it */
 	struct sl_other other;
 	uint8_t *state;		/* of each page */
-	uint8_t **was;		/* page-locked: what each written page held; NULL: all of it is to be sent */
+	uint8_t **was;		/* what each written page held; NULL: all of it is to be sent */
+	bool raced;		/* a page was first written to while work may have run */
 	size_t written, stale;	/* pages in these states */
-	struct ahead fetch, open;
-	struct habit habit;
+	struct sl_ahead fetch, open;
+	struct sl_habit habit;
 	struct span *spans;	/* of the managed variables in it, which alone the device has; NULL: it has all */
 	unsigned nspans;
 };
@@ -71,6 +53,9 @@ _Atomic unsigned sl_mirrors;
 static struct mirror **all;	/* by address */
 static size_t count, capacity;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool busy;	/* work was submitted since the last wait */
+static unsigned looks;	/* for clashes, still to be made after this wait: each is a round trip */
+static _Atomic bool clash;	/* in managed memory, and not yet told */
 
 /* --- the list --- */
 
@@ -155,25 +140,38 @@ static size_t run(const struct mirror *m, size_t from, size_t most)
 	return to;
 }
 
-/* --- sending --- */
-
-static bool zeroes(uint64_t p, size_t n)
+/* What [p, p+n) holds on the other side, until the next such call. The lock is held. */
+static CUresult read_other(const struct mirror *m, uint64_t p, size_t n, const uint8_t **got)
 {
-	const uint8_t *b = (const uint8_t *)(uintptr_t)p;
+	static uint8_t *room;
+	static size_t size;
 
-	return !b[0] && !memcmp(b, b + 1, n - 1);
+	if (n > size) {
+		free(room);
+		room = malloc(n);
+		size = room ? n : 0;
+		if (!room)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*got = room;
+	return (m->kind & SL_MIRROR_MANAGED ? sl_transfer_copy : sl_transfer_read)(&m->other, p, room, n);
 }
 
+/* --- sending --- */
+
 /* Pages whose changes are sent together; a mask has a bit for each of their bytes. */
-enum { MERGE_PAGES = 64, PAGE_MASK = PAGE / 8 };
+enum { MERGE_PAGES = 64, PAGE_MASK = PAGE / 8, LOOKS = 16, LOOK_PAGES = 256 };
 
 _Static_assert(MERGE_PAGES * PAGE <= SL_MAX_MERGE, "a merge");
 
 static void send_merge(const struct mirror *m, size_t page, size_t from, size_t to, const uint8_t *masks)
 {
+	static uint8_t before[MERGE_PAGES * PAGE]; /* the lock is held */
 	uint64_t p = address(m, page) + from;
 
-	sl_transfer_merge(&m->other, p, to - from, masks + from / 8, (const uint8_t *)(uintptr_t)p);
+	for (size_t i = 0; m->raced && i * PAGE < to; i++)
+		memcpy(before + i * PAGE, m->was[page + i], PAGE);
+	sl_transfer_merge(&m->other, p, to - from, masks + from / 8, (const uint8_t *)(uintptr_t)p, m->raced ? before + from : NULL);
 }
 
 /* Sends what changed in pages [from, to): pages of which much changed together, of others the part that did. */
@@ -217,6 +215,60 @@ static void send_variables(const struct mirror *m, size_t from, size_t to)
 	}
 }
 
+/* What the device has of pages [from, to): all of it, or the part in the k-th variable. */
+static struct span part(const struct mirror *m, unsigned k, size_t from, size_t to)
+{
+	return m->spans ? within(m, &m->spans[k], from, to) : (struct span){ address(m, from), bytes(m, from, to) };
+}
+
+/* Sends what changed in s, part of a page of managed memory. */
+static void send_runs(const struct mirror *m, struct span s)
+{
+	const uint8_t *now = (const uint8_t *)(uintptr_t)s.p, *was = m->was[(s.p - m->base) / PAGE] + (s.p - m->base) % PAGE;
+
+	for (size_t i = 0, j; i < s.n; i = j) {
+		for (j = i + 1; j < s.n && (now[j] != was[j]) == (now[i] != was[i]); j++)
+			;
+		if (now[i] != was[i])
+			sl_transfer_send(&m->other, s.p + i, j - i);
+	}
+}
+
+/* After a wait: looks for bytes in s, a part of managed memory, that both sides have changed. */
+static void look_for_clash(const struct mirror *m, struct span s)
+{
+	const uint8_t *theirs;
+
+	if (!s.n || read_other(m, s.p, s.n, &theirs))
+		return;
+	for (uint64_t p = s.p, k; p < s.p + s.n; p += k) {
+		size_t off = (p - m->base) % PAGE;
+
+		k = PAGE - off < s.p + s.n - p ? PAGE - off : s.p + s.n - p;
+		if (!sl_changes_clash((const uint8_t *)(uintptr_t)p, theirs + (p - s.p), m->was[(p - m->base) / PAGE] + off, k))
+			continue;
+		sl_mirror_clashed();
+		atomic_store(&clash, true);
+		return;
+	}
+}
+
+/* Sends what changed in pages [from, to) of managed memory, which were written while work may have run. */
+static void send_raced(const struct mirror *m, size_t from, size_t to)
+{
+	unsigned parts = m->spans ? m->nspans : 1;
+
+	for (size_t i = from, j; !busy && looks && i < to; i = j) {
+		j = to - i < LOOK_PAGES ? to : i + LOOK_PAGES;
+		looks--;
+		for (unsigned k = 0; k < parts; k++)
+			look_for_clash(m, part(m, k, i, j));
+	}
+	for (size_t i = from; i < to; i++)
+		for (unsigned k = 0; k < parts; k++)
+			send_runs(m, part(m, k, i, i + 1));
+}
+
 /* Sends pages [from, to), which are written, and notes them as the same. */
 static void send_pages(struct mirror *m, size_t from, size_t to)
 {
@@ -224,24 +276,26 @@ static void send_pages(struct mirror *m, size_t from, size_t to)
 	protect(m, from, to, PROT_READ);
 	if (m->gone)
 		return;
-	if (m->spans)
-		send_variables(m, from, to);
-	for (size_t i = from, j; i < to && !m->spans; i = j) {
+	for (size_t i = from, j; i < to; i = j) {
 		j = i + 1;
 		if (m->was && m->was[i]) {
 			while (j < to && m->was[j])
 				j++;
-			send_changes(m, i, j);
+			(m->kind & SL_MIRROR_MANAGED ? send_raced : send_changes)(m, i, j);
 			for (size_t k = i; k < j; k++) {
 				free(m->was[k]);
 				m->was[k] = NULL;
 			}
 			continue;
 		}
-		/* Page-locked memory that was never sent: the other side may hold zeroes. */
-		if (m->kind & SL_MIRROR_FRESH && zeroes(address(m, i), bytes(m, i, j)))
+		if (m->spans) {
+			send_variables(m, i, j);
 			continue;
-		while (j < to && (!m->was || !m->was[j]) && !(m->kind & SL_MIRROR_FRESH && zeroes(address(m, j), bytes(m, j, j + 1))))
+		}
+		/* Page-locked memory that was never sent: the other side may hold zeroes. */
+		if (m->kind & SL_MIRROR_FRESH && sl_zeroes((const uint8_t *)(uintptr_t)address(m, i), bytes(m, i, j)))
+			continue;
+		while (j < to && (!m->was || !m->was[j]) && !(m->kind & SL_MIRROR_FRESH && sl_zeroes((const uint8_t *)(uintptr_t)address(m, j), bytes(m, j, j + 1))))
 			j++;
 		sl_transfer_send(&m->other, address(m, i), bytes(m, i, j));
 	}
@@ -259,6 +313,7 @@ static void send_written(struct mirror *m)
 		j = run(m, i, m->pages);
 		send_pages(m, i, j);
 	}
+	m->raced = false;
 }
 
 void sl_mirror_send_slow(void)
@@ -267,27 +322,28 @@ void sl_mirror_send_slow(void)
 	for (size_t i = 0; i < count; i++)
 		if (all[i]->written)
 			send_written(all[i]);
+	busy = true;
 	pthread_mutex_unlock(&lock);
 }
 
-/* After a wait: what the program has fetched since the last one. */
-static void learn(struct mirror *m)
+void sl_mirror_clashed(void)
 {
-	struct habit *h = &m->habit;
+	static _Atomic bool told;
 
-	m->fetch = (struct ahead){ 0 };
-	if (!h->fetched)
-		return;
-	if (!h->most || ++h->trusted == TRUST) {
-		h->most = !h->most && h->fetched >= m->pages - m->pages / 4;
-		h->trusted = 0;
-	}
-	h->fetched = 0;
+	if (!atomic_exchange(&told, true))
+		sl_log(SL_ERROR, "the program and a kernel have written different values to the same bytes of host or managed memory at a time; see docs/limits.md");
+}
+
+CUresult sl_mirror_clash_slow(void)
+{
+	return atomic_exchange(&clash, false) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
 void sl_mirror_stale_slow(void)
 {
 	pthread_mutex_lock(&lock);
+	busy = false;
+	looks = LOOKS;
 	for (size_t i = 0; i < count; i++) {
 		struct mirror *m = all[i];
 
@@ -297,23 +353,19 @@ void sl_mirror_stale_slow(void)
 		sl_trap_keep();
 		protect(m, 0, m->pages, PROT_NONE);
 		set(m, 0, m->pages, STALE);
-		learn(m);
+		sl_habit_learn(&m->habit, &m->fetch, m->pages);
 	}
 	pthread_mutex_unlock(&lock);
 }
 
 /* --- faults --- */
 
-/* The end of the pages that are taken at a fault at page i, all of one state: more in a large mirror, which thus has few maps. */
-static size_t advance(const struct mirror *m, struct ahead *a, size_t i)
+/* The end of the pages that are taken at a fault at page i, all of one state. */
+static size_t advance(const struct mirror *m, struct sl_ahead *a, size_t i)
 {
-	size_t least = a == &m->fetch && m->habit.most ? AHEAD_MOST : AHEAD_FIRST;
-	size_t first = m->pages / 4096 > least ? m->pages / 4096 : least;
-	size_t most = first > AHEAD_MOST ? first : AHEAD_MOST;
+	size_t to = sl_ahead(a, i, m->pages, a == &m->fetch && m->habit.most);
 
-	a->pages = i != a->next || !a->pages ? first : a->pages < most ? a->pages * 2 : most;
-	a->next = i + a->pages;
-	return run(m, i, a->next < m->pages ? a->next : m->pages);
+	return run(m, i, to < m->pages ? to : m->pages);
 }
 
 /* The session has ended: the program may have pages [from, to), whatever they hold. */
@@ -329,20 +381,10 @@ static void give_up(struct mirror *m, size_t from, size_t to)
 
 static CUresult fetch_bytes(const struct mirror *m, uint64_t p, size_t n)
 {
-	static uint8_t *room;	/* the lock is held */
-	static size_t size;
-	uint8_t *got = n <= size ? room : realloc(room, n);
-	CUresult err = CUDA_ERROR_OUT_OF_MEMORY;
+	const uint8_t *got;
+	CUresult err = read_other(m, p, n, &got);
 
-	if (got && n > size)
-		size = n;
-	if (got)
-		room = got;
-	if (got)
-		err = (m->kind & SL_MIRROR_MANAGED ? sl_transfer_copy : sl_transfer_read)(&m->other, p, got, n);
-	if (!err && !sl_trap_poke(p, got, n))
-		err = CUDA_ERROR_OUT_OF_MEMORY;
-	return err;
+	return !err && !sl_trap_poke(p, got, n) ? CUDA_ERROR_OUT_OF_MEMORY : err;
 }
 
 static bool fetch(struct mirror *m, size_t from, size_t to)
@@ -370,12 +412,20 @@ static bool fetch(struct mirror *m, size_t from, size_t to)
 /* Notes what pages [from, to), which are the same, hold, and lets the program write to them. */
 static bool open_pages(struct mirror *m, size_t from, size_t to)
 {
-	for (size_t i = from; m->was && i < to; i++) {
+	bool managed = m->kind & SL_MIRROR_MANAGED;
+
+	if (managed && busy && !m->was) {
+		m->was = calloc(m->pages, sizeof *m->was);
+		if (!m->was)
+			return false;
+	}
+	for (size_t i = from; (!managed || busy) && i < to; i++) {
 		m->was[i] = malloc(PAGE);
 		if (!m->was[i])
 			return false;
 		memcpy(m->was[i], (void *)(uintptr_t)address(m, i), PAGE);
 	}
+	m->raced |= busy;
 	protect(m, from, to, PROT_READ | PROT_WRITE);
 	set(m, from, to, WRITTEN);
 	return true;
@@ -486,7 +536,7 @@ static void take_out(size_t i)
 static void fetch_all(struct mirror *m)
 {
 	for (size_t i = 0, j; m->stale && i < m->pages; i = j) {
-		j = run(m, i, m->pages - i > AHEAD_MOST ? i + AHEAD_MOST : m->pages);
+		j = run(m, i, m->pages - i > SL_AHEAD_MOST ? i + SL_AHEAD_MOST : m->pages);
 		if (m->state[i] == STALE && !fetch(m, i, j))
 			return;
 	}

@@ -14,8 +14,12 @@
  * touches, and for nothing where it has no mirrors.
  *
  * Of page-locked memory only the bytes that were changed are sent, for the GPU may write
- * to their neighbours at the same time. Of managed memory a page is one side's at a time,
- * as CUDA has it where CONCURRENT_MANAGED_ACCESS is 0.
+ * to their neighbours at the same time. Managed memory is sent in whole pages, but for those
+ * that the program writes to while work may run, which CUDA forbids where
+ * CONCURRENT_MANAGED_ACCESS is 0 and programs do all the same.
+ *
+ * A byte that both sides have changed between two waits, to different values, is an error
+ * that a wait returns: the worker finds it in page-locked memory, this side in managed memory.
  */
 #ifndef SLUICE_MIRROR_H
 #define SLUICE_MIRROR_H
@@ -83,6 +87,16 @@ static inline void sl_mirror_send(void)
 {
 	if (__builtin_expect(atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0))
 		sl_mirror_send_slow();
+}
+
+/* Logs, once, that both sides have changed the same bytes. */
+void sl_mirror_clashed(void);
+CUresult sl_mirror_clash_slow(void);
+
+/* After that: CUDA_ERROR_NOT_SUPPORTED, once, if both sides have changed the same bytes of managed memory. */
+static inline CUresult sl_mirror_clash(void)
+{
+	return __builtin_expect(atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0) ? sl_mirror_clash_slow() : CUDA_SUCCESS;
 }
 
 /* After a wait for work that may have written what the program reads. */

@@ -24,7 +24,7 @@ struct nv_readings {
 
 /* By SL_READING_; each may be NV_NA. */
 struct nv_more {
-	uint32_t value[SL_READINGS];
+	uint32_t value[SL_READING_COUNT];
 };
 
 struct nv_process {

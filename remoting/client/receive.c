@@ -237,7 +237,10 @@ static bool rx_frame(struct sl_peer *t)
 		}
 		break;
 	case SL_FRAME_ERROR:
-		sl_log(SL_WARN, "%s failed on the worker: error %d", sl_op_name(h.op), h.result);
+		if (h.op == CTL_HOST_MERGE && h.result == CUDA_ERROR_NOT_SUPPORTED)
+			sl_mirror_clashed();
+		else
+			sl_log(SL_WARN, "%s failed on the worker: error %d", sl_op_name(h.op), h.result);
 		if (sl_error_oneway(h.result))
 			sl_gate_close();
 		break;

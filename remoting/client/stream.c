@@ -515,6 +515,7 @@ CUresult sl_cuStreamSynchronize(CUstream hStream)
 	if (!err) {
 		sl_mirror_stale();
 		sl_cover_done(&w);
+		err = sl_mirror_clash();
 	}
 	return err;
 }

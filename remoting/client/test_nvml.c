@@ -244,8 +244,8 @@ static bool more(int fd, enum mode m, uint32_t call, bool traffic)
 	static struct bytes out;
 
 	out.n = 0;
-	add_frame(&out, m == OBS_SHORT ? 4 : 4 * SL_READINGS, 1, call, 0);
-	for (uint32_t i = 0; i < (m == OBS_SHORT ? 1 : SL_READINGS); i++) {
+	add_frame(&out, m == OBS_SHORT ? 4 : 4 * SL_READING_COUNT, 1, call, 0);
+	for (uint32_t i = 0; i < (m == OBS_SHORT ? 1 : SL_READING_COUNT); i++) {
 		bool known = i != SL_READING_TEMP_MEM_MAX && (traffic || (i != SL_READING_PCIE_SENT && i != SL_READING_PCIE_RECEIVED));
 
 		add32(&out, m == NO_READINGS || !known ? NV_NA : 100 + i);

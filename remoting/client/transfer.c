@@ -81,7 +81,7 @@ struct transfer {
 	const struct sl_other *o;
 	uint64_t p;
 	size_t n;
-	const uint8_t *mask, *bytes;
+	const uint8_t *mask, *bytes, *was;
 	void *to;
 };
 
@@ -115,16 +115,18 @@ static CUresult merge_there(void *arg)
 	sl_buf b;
 
 	sl_buf_init(&b);
-	sl_put(&b, struct wire_host_merge, .dst = t->p + t->o->delta, .size = (uint32_t)t->n);
+	sl_put(&b, struct wire_host_merge, .dst = t->p + t->o->delta, .size = (uint32_t)t->n, .checked = t->was != NULL);
 	sl_put_bytes(&b, t->mask, t->n / 8);
+	if (t->was)
+		sl_put_bytes(&b, t->was, t->n);
 	err = sl_oneway_bulk(CTL_HOST_MERGE, &b, t->bytes, t->n);
 	sl_buf_free(&b);
 	return err;
 }
 
-CUresult sl_transfer_merge(const struct sl_other *o, uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes)
+CUresult sl_transfer_merge(const struct sl_other *o, uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes, const uint8_t *was)
 {
-	return sl_ctx_with(o->ctx, merge_there, &(struct transfer){ .o = o, .p = p, .n = n, .mask = mask, .bytes = bytes });
+	return sl_ctx_with(o->ctx, merge_there, &(struct transfer){ .o = o, .p = p, .n = n, .mask = mask, .bytes = bytes, .was = was });
 }
 
 static CUresult zero_there(void *arg)

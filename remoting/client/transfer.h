@@ -26,8 +26,12 @@ void sl_transfer_end(uint32_t ctx_id);
 
 /* One-way: [p, p+n) is there for what is sent behind it. */
 CUresult sl_transfer_send(const struct sl_other *o, uint64_t p, size_t n);
-/* The same for those bytes of p on whose bits are set in mask. n is a multiple of 8 and at most SL_MAX_MERGE. Host memory only. */
-CUresult sl_transfer_merge(const struct sl_other *o, uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes);
+/*
+ * The same for those bytes of p on whose bits are set in mask. n is a multiple of 8 and at most SL_MAX_MERGE. Host memory only.
+ * was: what both sides held before, if work may have changed the other side since: a byte that both have changed, to different
+ * values, is then an error that the next wait returns. Else NULL.
+ */
+CUresult sl_transfer_merge(const struct sl_other *o, uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes, const uint8_t *was);
 /* One round trip: what [p, p+n) holds. From host memory: at most SL_MAX_COPY_IN bytes. From device memory: behind no stream. */
 CUresult sl_transfer_read(const struct sl_other *o, uint64_t p, void *to, size_t n);
 CUresult sl_transfer_copy(const struct sl_other *o, uint64_t p, void *to, size_t n);

@@ -122,8 +122,8 @@ const (
 	ReadingTempMem = 33
 	// ReadingPowerInstant: mW.
 	ReadingPowerInstant = 34
-	// Readings: how many there are.
-	Readings = 35
+	// ReadingCount: how many there are.
+	ReadingCount = 35
 	// ShmToWorker: offset of the control of the ring from client to worker.
 	ShmToWorker = 0
 	// ShmToClient: offset of the control of the ring from worker to client.
@@ -1970,8 +1970,9 @@ const HostMergeSize = 16
 
 // HostMerge: as HOST_WRITE, of the bytes alone that the program has changed, in memory that HOST_MAP gave.
 type HostMerge struct {
-	Dst  uint64
-	Size uint32 // bytes: a multiple of 8, at most 1 MiB
+	Dst     uint64
+	Size    uint32 // bytes: a multiple of 8, at most 1 MiB
+	Checked uint32 // 1: work may have changed the same bytes meanwhile; CUDA_ERROR_NOT_SUPPORTED if it has, to other values
 }
 
 // Encode appends the message to e.
@@ -1990,13 +1991,14 @@ func (m *HostMerge) put(b []byte) {
 	_ = b[15]
 	binary.LittleEndian.PutUint64(b[0:], m.Dst)
 	binary.LittleEndian.PutUint32(b[8:], m.Size)
-	clear(b[12:16])
+	binary.LittleEndian.PutUint32(b[12:], m.Checked)
 }
 
 func (m *HostMerge) get(b []byte) {
 	_ = b[15]
 	m.Dst = binary.LittleEndian.Uint64(b[0:])
 	m.Size = binary.LittleEndian.Uint32(b[8:])
+	m.Checked = binary.LittleEndian.Uint32(b[12:])
 }
 
 // HostWatchSize is the size of a HostWatch, in bytes.

@@ -200,7 +200,7 @@ int sl_nvml_find(const char *busid, void **dev);
 int sl_nvml_memory(void *dev, uint64_t *total, uint64_t *used, uint64_t *free_);
 void sl_nvml_dynamic(void *dev, struct sl_nvml_device *d);
 /* OBSERVE_MORE, by SL_READING_; with traffic it takes 40 ms. */
-void sl_nvml_readings(void *dev, uint32_t traffic, uint32_t value[SL_READINGS]);
+void sl_nvml_readings(void *dev, uint32_t traffic, uint32_t value[SL_READING_COUNT]);
 /* Device memory of one process in bytes; -1 when NVML does not know. */
 int sl_nvml_process(void *dev, uint32_t pid, uint64_t *used);
 

@@ -225,7 +225,7 @@ func seedFrames() [][]byte {
 		frame(wire.OpLinkRead, 5, u32(1), u32(0), u64(100), u64(4900)), frame(opCuLinkDestroy, 0, u32(1))))
 	const at = 0x6a0000000000
 	all = append(all, cat(activate, frame(wire.OpHostMap, 2, u64(at), u64(8192), u64(0)), frame(wire.OpHostWatch, 0, u64(at), u64(512)), frame(wire.OpHostWrite, 0, u64(at+8), u32(0), u32(0), make([]byte, 100)),
-		frame(wire.OpHostMerge, 0, u64(at), u32(16), u32(0), []byte{1, 255}, make([]byte, 16)), frame(wire.OpHostRead, 3, u64(at), u64(8192)),
+		frame(wire.OpHostMerge, 0, u64(at), u32(16), u32(0), []byte{1, 255}, make([]byte, 16)), frame(wire.OpHostMerge, 0, u64(at), u32(8), u32(1), []byte{1}, make([]byte, 16)), frame(wire.OpHostRead, 3, u64(at), u64(8192)),
 		frame(wire.OpHostWrite, 0, u64(1<<40), u32(0), u32(0), make([]byte, 100)), frame(wire.OpHostUnmap, 0, u64(at))))
 	// Every operation of the table once, with a payload of zeroes.
 	for op := range opNames {

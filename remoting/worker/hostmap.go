@@ -252,32 +252,56 @@ func (s *session) hostMergeFrame() (int32, error) {
 		return 0, err
 	}
 	s.dec.Reset(p)
-	rc, ok := s.host.merge(&s.dec)
+	rc, ok := s.host.merge(&s.dec, false)
 	if !ok {
 		return s.malformed(s.hdr.Op), nil
 	}
 	return rc, nil
 }
 
-// merge carries out a HOST_MERGE. It is false if the payload is malformed.
-func (h *hostMaps) merge(d *wire.Decoder) (int32, bool) {
+// merge carries out a HOST_MERGE. It is false if the payload is malformed. If the GPU has changed the same bytes to other
+// values, the client's win and the result is an error; ahead of the executor nothing is then done, so that the executor finds
+// the same.
+func (h *hostMaps) merge(d *wire.Decoder, ahead bool) (int32, bool) {
 	var m wire.HostMerge
 	m.Decode(d)
 	n := int(m.Size)
-	if d.Err() != nil || n == 0 || n%8 != 0 || n > wire.MaxMerge || d.Left() != n/8+n {
+	if d.Err() != nil || n == 0 || n%8 != 0 || n > wire.MaxMerge || m.Checked > 1 || d.Left() != n/8+n+int(m.Checked)*n {
 		return 0, false
 	}
-	mask, b := d.Bytes(n/8), d.Bytes(n)
+	mask, was, b := d.Bytes(n/8), d.Bytes(int(m.Checked)*n), d.Bytes(n)
+	clash := false
 	put := merge
 	if m.Dst%8 == 0 && h.watch.has(m.Dst) {
 		put = mergeTurns
 	}
 	if !h.watch.merged(m.Dst, b, mask, func() bool {
-		return h.at(m.Dst, uint64(n), func(mem []byte) { put(mem, b, mask) })
+		return h.at(m.Dst, uint64(n), func(mem []byte) {
+			clash = m.Checked == 1 && clashes(mem, b, was, mask)
+			if !clash || !ahead {
+				put(mem, b, mask)
+			}
+		})
 	}) {
 		return C.CUDA_ERROR_INVALID_VALUE, true
 	}
+	if clash {
+		return C.CUDA_ERROR_NOT_SUPPORTED, true
+	}
 	return 0, true
+}
+
+// clashes reports whether mem no longer has what it had in bytes whose bits are set in mask, and has not what b has either.
+func clashes(mem, b, was, mask []byte) bool {
+	if bytes.Equal(mem, was) {
+		return false
+	}
+	for i := range mem {
+		if mask[i/8]>>(i%8)&1 != 0 && mem[i] != was[i] && mem[i] != b[i] {
+			return true
+		}
+	}
+	return false
 }
 
 // hostRead answers with the bytes of memory that kernels reach.
@@ -322,7 +346,7 @@ func (s *session) hostAhead(r *wire.Request, payload []byte) bool {
 		b := d.Rest()
 		return d.Err() == nil && h.at(m.Dst, uint64(len(b)), func(mem []byte) { copy(mem, b) })
 	case wire.OpHostMerge:
-		rc, ok := h.merge(d)
+		rc, ok := h.merge(d, true)
 		return ok && rc == 0
 	}
 	return false

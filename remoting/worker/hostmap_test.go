@@ -48,6 +48,21 @@ func TestHostMaps(t *testing.T) {
 	if got, rc := k.hostRead(hostAt, n); rc != 0 || !bytes.Equal(got, want) {
 		t.Errorf("read: %d, as it should be: %v", rc, bytes.Equal(got, want))
 	}
+	// Checked: what the GPU has changed to something else is an error of the next wait, and the client's bytes stay.
+	k.oneway(wire.OpHostMerge, u64(hostAt+1000), u32(8), u32(1), []byte{1}, bytes.Repeat([]byte{5}, 8), bytes.Repeat([]byte{6}, 8)) // as it was
+	k.oneway(wire.OpHostMerge, u64(hostAt+1000), u32(8), u32(1), []byte{1}, bytes.Repeat([]byte{4}, 8), bytes.Repeat([]byte{6}, 8)) // changed to the same
+	k.oneway(wire.OpHostMerge, u64(hostAt+1000), u32(8), u32(1), []byte{1}, bytes.Repeat([]byte{6}, 8), bytes.Repeat([]byte{7}, 8)) // its neighbours changed
+	if r := k.wait(opCuStreamSynchronize, 1, u32(1)); r.result != 0 {
+		t.Errorf("bytes that only one side has changed: %d", r.result)
+	}
+	k.oneway(wire.OpHostMerge, u64(hostAt+1000), u32(8), u32(1), []byte{3}, bytes.Repeat([]byte{7}, 8), bytes.Repeat([]byte{8}, 8))
+	if r := k.wait(opCuStreamSynchronize, 1, u32(1)); r.result != 801 {
+		t.Errorf("a byte that both sides have changed: %d", r.result)
+	}
+	want[1000], want[1001] = 8, 8
+	if got, rc := k.hostRead(hostAt, n); rc != 0 || !bytes.Equal(got, want) {
+		t.Errorf("read after that: %d, %v", rc, got[1000:1008])
+	}
 	// Of the device's own memory: it is there for what follows, in whatever stream.
 	k.oneway(wire.OpHostWrite, u64(p), u32(1), u32(0), want[:500])
 	if got := k.copyOut(p, 500, 0, 8); !bytes.Equal(got, want[:500]) {
@@ -116,6 +131,8 @@ func TestHostMapsMalformed(t *testing.T) {
 	for name, send := range map[string]func(k *conn){
 		"mask too short":    func(k *conn) { k.oneway(wire.OpHostMerge, u64(hostAt), u32(16), u32(0), []byte{1}, make([]byte, 16)) },
 		"half a word":       func(k *conn) { k.oneway(wire.OpHostMerge, u64(hostAt), u32(4), u32(0), make([]byte, 4)) },
+		"was too short":     func(k *conn) { k.oneway(wire.OpHostMerge, u64(hostAt), u32(8), u32(1), []byte{1}, make([]byte, 15)) },
+		"checked twice":     func(k *conn) { k.oneway(wire.OpHostMerge, u64(hostAt), u32(8), u32(2), []byte{1}, make([]byte, 24)) },
 		"nothing":           func(k *conn) { k.oneway(wire.OpHostMerge, u64(hostAt), u32(0), u32(0)) },
 		"short write":       func(k *conn) { k.oneway(wire.OpHostWrite, u64(hostAt)) },
 		"read without call": func(k *conn) { k.oneway(wire.OpHostRead, u64(hostAt), u64(8)) },

@@ -96,7 +96,7 @@ static void find(void *library, struct reading *r, size_t n)
 		*(void **)&r[n].f = dlsym(library, r[n].name);
 }
 
-static void take(void *dev, const struct reading *r, uint32_t value[SL_READINGS])
+static void take(void *dev, const struct reading *r, uint32_t value[SL_READING_COUNT])
 {
 	unsigned long long both = 0;
 	unsigned int a = 0, b = 0;
@@ -128,7 +128,7 @@ static void take(void *dev, const struct reading *r, uint32_t value[SL_READINGS]
 }
 
 /* Field values that are numbers of 32 bits. */
-static void take_fields(void *dev, uint32_t value[SL_READINGS])
+static void take_fields(void *dev, uint32_t value[SL_READING_COUNT])
 {
 	struct nvml_field f[] = { { .id = FIELD_TEMP_MEM }, { .id = FIELD_POWER_INSTANT } };
 
@@ -140,7 +140,7 @@ static void take_fields(void *dev, uint32_t value[SL_READINGS])
 		value[SL_READING_POWER_INSTANT] = f[1].value;
 }
 
-void sl_nvml_readings(void *dev, uint32_t traffic, uint32_t value[SL_READINGS])
+void sl_nvml_readings(void *dev, uint32_t traffic, uint32_t value[SL_READING_COUNT])
 {
 	for (size_t i = 0; i < sizeof more / sizeof *more; i++)
 		take(dev, &more[i], value);

@@ -567,6 +567,19 @@ SIM_KERNEL(fl_serve, SIM_PARAMS(8, 4, 4, 8))
 	}
 }
 
+/* clash.cu */
+
+SIM_MANAGED(variable, 4 << 16, NULL);
+
+SIM_KERNEL(clash_set, SIM_PARAMS(8, 4, 4))
+{
+	int *v = SIM_ARG(0, int *), n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	for (int i = 0; i < n; i += 2)
+		v[i] = SIM_ARG(2, int);
+}
+
 /* managedvar.cu */
 
 enum { MV_MANY = 300000 };

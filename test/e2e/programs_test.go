@@ -32,6 +32,12 @@ var programs = []struct {
 	{name: "zerocopy", want: "zerocopy: 1048576 words each way\n"},
 	{name: "registered", want: "registered: 8 sizes\n"},
 	{name: "flags", want: "flags: 50 rounds\n"},
+	{name: "clash", args: []string{"managed", "neighbours"}, want: "clash: managed neighbours\n"},
+	{name: "clash", args: []string{"managed", "same"}, want: "clash: managed same\n"},
+	{name: "clash", args: []string{"variable", "neighbours"}, want: "clash: variable neighbours\n"},
+	{name: "clash", args: []string{"variable", "same"}, want: "clash: variable same\n"},
+	{name: "clash", args: []string{"mapped", "neighbours"}, want: "clash: mapped neighbours\n"},
+	{name: "clash", args: []string{"mapped", "same"}, want: "clash: mapped same\n"},
 	{name: "managedvar", want: "managedvar: 100\n"},
 	{name: "managed", want: "managed: 3145728 words, 700 nodes\n"},
 	{name: "blocking", want: "blocking: no launch waits\n"},
@@ -168,6 +174,20 @@ func TestSharedMemory(t *testing.T) {
 				t.Errorf("%d bytes came and %d went for copies of %d", s.In, s.Out, n)
 			}
 		})
+	}
+}
+
+// TestClash: the program and a kernel write different values to one word before a wait: a wait says so, and the log once.
+func TestClash(t *testing.T) {
+	w := startWorker(t, workerOptions{})
+	for _, where := range []string{"managed", "variable", "mapped"} {
+		r := w.run(runOptions{mem: "512M"}, program("clash"), where, "different")
+		if want := "clash: " + where + " different\nPASS\n"; r.status != 0 || r.stdout != want {
+			t.Errorf("%s: status %d\nstdout: %s\nstderr: %s", where, r.status, r.stdout, r.stderr)
+		}
+		if strings.Count(r.stderr, "have written different values to the same bytes") != 1 {
+			t.Errorf("%s: the log says it not once: %s", where, r.stderr)
+		}
 	}
 }
 
