@@ -26,7 +26,7 @@ const (
 
 	statusOpen = 0
 	statusNone = 1 // there is no such session, or it has no exchange
-	statusBusy = 2 // its queue or the broker's is full
+	statusFull = 2 // its queue or the broker's is full
 )
 
 // Bounds of what one session can have the broker do.
@@ -128,13 +128,13 @@ func (b *Broker) connect(slot int, c *net.UnixConn, number, exporter uint32) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		b.log.Warn("exchange", "error", err)
-		_ = send(c, packetAnswer, number, statusBusy, -1)
+		_ = send(c, packetAnswer, number, statusFull, -1)
 		return
 	}
 	defer unix.Close(pair[0])
 	defer unix.Close(pair[1])
 	if err := send(to, packetCall, 0, 0, pair[0]); err != nil {
-		_ = send(c, packetAnswer, number, statusBusy, -1)
+		_ = send(c, packetAnswer, number, statusFull, -1)
 		return
 	}
 	_ = send(c, packetAnswer, number, statusOpen, pair[1])

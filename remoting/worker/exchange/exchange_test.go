@@ -252,7 +252,7 @@ func TestHostileSession(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.status == statusBusy {
+		if r.status == statusFull {
 			break
 		}
 		unix.Close(r.fd)

@@ -206,7 +206,7 @@ func (k *Link) dial(slot int, until time.Time) (*net.UnixConn, error) {
 			continue
 		case r.status == statusOpen:
 			return packetConn(r.fd)
-		case r.status != statusBusy:
+		case r.status != statusFull:
 			return nil, ErrToken
 		case time.Now().After(until):
 			return nil, errBroker
