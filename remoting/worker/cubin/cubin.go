@@ -73,8 +73,8 @@ func Params(image []byte, kernel string, cc int) ([]Param, error) {
 
 // Variables gives the device memory that an image's variables take on a GPU, in
 // bytes: of a cubin exactly, of PTX as it is written, which the driver may
-// still do without in part. Of an image that it does not understand it gives 0. The one error
-// is ErrTooLarge.
+// still do without in part. Of an image that it does not understand it gives 0. The error is ErrTooLarge, or ErrFormat
+// if the cubin for that GPU was compressed and its headers lead beyond its end, which Fits has not seen.
 func Variables(image []byte, cc int) (uint64, error) {
 	switch {
 	case IsLinked(image):
@@ -106,6 +106,11 @@ func Variables(image []byte, cc int) (uint64, error) {
 		}
 		if best.kind == kindPTX {
 			return ptxVariables(b), nil
+		}
+		if packed, _ := best.packed(); packed && bytes.HasPrefix(b, []byte("\x7fELF")) {
+			if err := elfFits(b); err != nil {
+				return 0, err
+			}
 		}
 		return variables(b), nil
 	case bytes.HasPrefix(image, []byte("\x7fELF")):

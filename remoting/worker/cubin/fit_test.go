@@ -5,7 +5,42 @@ import (
 	"errors"
 	"math/rand"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 )
+
+// A compressed cubin is looked at once it is unpacked, if it is the one that the driver takes.
+func TestFitsUnpacked(t *testing.T) {
+	file := elf(map[string][]byte{".text.k": make([]byte, 100), ".nv.info.k": info([]Param{{0, 8}})})
+	table := int(le.Uint64(file[40:]))
+	for at := table; at < len(file); at += 64 {
+		le.PutUint32(file[at+4:], 1) // PROGBITS, which elf leaves out
+	}
+	beyond := bytes.Clone(file)
+	le.PutUint64(beyond[table+64+32:], 1<<30)
+	w, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed := func(b []byte) []byte { return fatEntry(kindELF, 90, flagZstd, w.EncodeAll(b, nil), len(b)) }
+	for _, c := range []struct {
+		name  string
+		image []byte
+		want  error
+	}{
+		{"a file", container(packed(file)), nil},
+		{"a section beyond it", container(packed(beyond)), ErrFormat},
+		{"a file cut short", container(packed(file[:len(file)-1])), ErrFormat},
+		{"one for another GPU", container(fatEntry(kindELF, 80, flagZstd, w.EncodeAll(beyond, nil), len(beyond)), packed(file)), nil},
+	} {
+		if err := Fits(c.image); err != nil {
+			t.Errorf("%s: %v before it is unpacked", c.name, err)
+		}
+		if _, err := Variables(c.image, 90); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
 
 // An image that tells of more than it has does not fit; everything else is the driver's to judge.
 func TestFits(t *testing.T) {
