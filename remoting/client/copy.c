@@ -341,7 +341,9 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 	if (to.place == SL_DEVICE) {
 		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s);
 		seen = to.twin || from.twin || (from.place != SL_DEVICE && sl_ipc_any());
-		return !err && seen && wait ? sl_cuStreamSynchronize(s) : err;
+		if (err || !wait)
+			return err;
+		return seen ? sl_cuStreamSynchronize(s) : from.place != SL_DEVICE ? sl_stream_arrived(s) : CUDA_SUCCESS;
 	}
 	if (from.place == SL_DEVICE)
 		return out((void *)(uintptr_t)dst, from.p, n, s, wait || to.place != SL_LOCKED || n > to.room);

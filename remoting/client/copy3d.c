@@ -327,7 +327,9 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 	}
 	/* The program may tell another process as soon as this call has returned. */
 	twin = twin || (c.srcMemoryType == CU_MEMORYTYPE_HOST && sl_ipc_any());
-	return !err && twin && wait ? sl_cuStreamSynchronize(s) : err;
+	if (err || !wait)
+		return err;
+	return twin ? sl_cuStreamSynchronize(s) : c.srcMemoryType == CU_MEMORYTYPE_HOST ? sl_stream_arrived(s) : CUDA_SUCCESS;
 }
 
 static CUresult copy2d(const CUDA_MEMCPY2D *p, CUstream s, bool wait)

@@ -81,6 +81,7 @@ static void ctx_reset_fields(struct sl_ctx *c)
 	atomic_store(&c->legacy.shared, false);
 	atomic_store(&c->legacy.seq, 0);
 	atomic_store(&c->legacy.synced, 0);
+	atomic_store(&c->copied, 0);
 	c->uid = sl_next_uid();
 	atomic_fetch_add(&c->epoch, 1);
 }

@@ -53,6 +53,9 @@ static inline void mark(struct sl_mark *m, uint64_t tid)
 	atomic_store_explicit(&m->seq, atomic_load_explicit(&m->seq, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
+/* Whether the process ever had a stream that is not ordered with the legacy default stream. */
+static _Atomic bool unordered;
+
 _Atomic uint64_t sl_waited;
 
 bool sl_mark_begin(struct sl_mark *m, uint64_t *seq)
@@ -251,6 +254,33 @@ struct sl_mark *sl_stream_mark(CUstream h, struct sl_ctx **ctx)
 	return s ? &s->mark : NULL;
 }
 
+CUresult sl_stream_arrived(CUstream h)
+{
+	struct sl_ctx *c = sl_tls()->cur;
+
+	if (sl_capturing_any())
+		return CUDA_SUCCESS;
+	if (!is_legacy(h) || atomic_load_explicit(&unordered, memory_order_relaxed))
+		return sl_cuStreamSynchronize(h);
+	if (c)
+		atomic_store_explicit(&c->copied, atomic_load_explicit(&c->legacy.seq, memory_order_relaxed), memory_order_relaxed);
+	return CUDA_SUCCESS;
+}
+
+/*
+ * Before a stream that is not ordered with the legacy default stream: waits for a blocking copy that the call itself did
+ * not wait for. Where more has been enqueued behind the copy the wait would cover that too, which CUDA's would not.
+ */
+static CUresult before_unordered(struct sl_ctx *c)
+{
+	uint64_t copied = atomic_load_explicit(&c->copied, memory_order_relaxed);
+
+	atomic_store(&unordered, true);
+	if (!copied || sl_capturing_any() || atomic_load(&c->legacy.shared) || copied != atomic_load(&c->legacy.seq))
+		return CUDA_SUCCESS;
+	return sl_cuStreamSynchronize(NULL);
+}
+
 /* --- life --- */
 
 /*
@@ -281,6 +311,8 @@ CUresult sl_stream_create(CUstream *out, unsigned flags, int priority, struct sl
 		return CUDA_ERROR_INVALID_VALUE;
 	err = sl_ctx_use(&c);
 	if (err)
+		return err;
+	if (flags & CU_STREAM_NON_BLOCKING && (err = before_unordered(c)))
 		return err;
 	/* CUDA clamps priorities to the device's range. */
 	if (priority < sl_dev(c->dev)->prio_greatest)

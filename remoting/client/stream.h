@@ -80,6 +80,11 @@ struct sl_stream *sl_stream_of(CUstream s, CUresult *err);
 	t_->no_mark = false; \
 	r_; \
 })
+/*
+ * Ends a blocking copy to the device, sent on stream s. CUDA's has arrived when the call returns. Work in streams that
+ * are ordered behind the copy cannot tell; this waits where the process has others.
+ */
+CUresult sl_stream_arrived(CUstream s);
 /* Captures begun and not yet ended in this process. capture.c begins and ends them. */
 bool sl_capturing_any(void);
 /* Whether stream s is part of a capture that has not been invalidated. */

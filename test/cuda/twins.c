@@ -753,3 +753,22 @@ SIM_KERNEL(peer_add, SIM_PARAMS(8, 8, 4, 4))
 		if (i < n)
 			to[i] = from[i] + by;
 }
+
+/* engine.cu */
+
+SIM_KERNEL(engine_step, SIM_PARAMS(8, 8, 8, 8, 4))
+{
+	const unsigned *weights = SIM_ARG(0, const unsigned *), *tokens = SIM_ARG(1, const unsigned *);
+	unsigned *cache = SIM_ARG(2, unsigned *), *out = SIM_ARG(3, unsigned *);
+	size_t n = SIM_ARG(4, int);
+
+	sim_check(tokens, n * sizeof(*tokens));
+	sim_check(cache, n * sizeof(*cache));
+	sim_check(out, n * sizeof(*out));
+	SIM_FOR_1D(i)
+		if (i < n) {
+			sim_check(&weights[tokens[i]], sizeof(*weights));
+			cache[i] += weights[tokens[i]];
+			out[i] = cache[i] * 3 + tokens[i];
+		}
+}
