@@ -40,7 +40,7 @@ func (p *pages) free(i int, w uint64) {
 	if !m.owner.CompareAndSwap(w, me) {
 		return
 	}
-	for _, w := range [...]*atomic.Uint64{&m.want, &m.open, &m.overdue, &m.tenant} {
+	for _, w := range [...]*atomic.Uint64{&m.want, &m.open, &m.overdue, &m.seen, &m.tenant} {
 		step("clearing")
 		w.Store(0)
 	}

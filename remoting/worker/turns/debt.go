@@ -59,7 +59,7 @@ func (p *pages) debit(tenant int, from, to, now int64) bool {
 	}
 	t := p.token()
 	holder := t.tenant()
-	if holder == tenant || p.causedByOther(tenant, holder, from) {
+	if holder == tenant || p.causedByOther(tenant, holder, from, now) {
 		return false // in its turn, that is charged
 	}
 	rec, gen, bound := p.tenant(tenant), p.policyOf(tenant).gen(), v.bound(s.vt, s.share)
@@ -129,8 +129,9 @@ func lower(w *atomic.Uint64, n, least int64) {
 
 // causedByOther says whether work of another tenant than i and the holder of the token has been late for
 // longer. It slows everything else on the GPU: what becomes late meanwhile is not charged, and a tenant that
-// does not take its turn keeps its claim to that time.
-func (p *pages) causedByOther(i, holder int, from int64) bool {
+// does not take its turn keeps its claim to that time. Work that its session has not looked at for a while does not count:
+// the session is stopped, and its work may have ended long ago.
+func (p *pages) causedByOther(i, holder int, from, now int64) bool {
 	mine, other := int64(1<<62), int64(1<<62)
 	for k := range p.members() {
 		since := int64(p.member(k).overdue.Load())
@@ -138,6 +139,7 @@ func (p *pages) causedByOther(i, holder int, from int64) bool {
 		case since <= 0 || t < 0 || t == holder:
 		case t == i:
 			mine = min(mine, since)
+		case p.unwatched(k, now):
 		default:
 			other = min(other, since)
 		}
@@ -146,6 +148,16 @@ func (p *pages) causedByOther(i, holder int, from int64) bool {
 		mine = from
 	}
 	return other < mine
+}
+
+// unwatchedTime is how long a session may leave its overdue work alone and still be believed to have some. One that runs
+// looks every millisecond, however busy its machine is.
+const unwatchedTime = int64(time.Second)
+
+// unwatched says whether a member has not looked at its overdue work for a while. A time in the future is not believed.
+func (p *pages) unwatched(member int, now int64) bool {
+	seen := p.member(member).seen.Load()
+	return seen != 0 && (int64(seen) < now-unwatchedTime || int64(seen) > now+future)
 }
 
 // owes returns how much GPU time tenant i owes, ns.
@@ -191,7 +203,7 @@ func (p *pages) endsOverruns(v *view, i int) bool {
 			return true
 		}
 		for k := range v.n {
-			if s := &v.tenants[k]; k != i && s.present && s.want && s.kind == Fixed {
+			if s := &v.tenants[k]; k != i && s.waits() && s.kind == Fixed {
 				return true
 			}
 		}
@@ -205,6 +217,7 @@ func (p *pages) limit() int64 { return int64(min(p.policy.limit.Load(), uint64(2
 // Debit charges the lease for the time from one time to another, ns, in which work of this session
 // was on the GPU outside of the lease's turns. It says whether that was at the cost of others.
 func (m *Member) Debit(from, to int64) bool {
+	m.look(int64(m.rec.overdue.Load()))
 	if from >= to || m.ended() || !m.p.debit(m.tenant, from, to, max(to, m.clock.Now())) {
 		return false
 	}

@@ -234,3 +234,69 @@ func TestExceeds(t *testing.T) {
 		}
 	}
 }
+
+// A tenant whose sessions are stopped does not wait: what others take then is nobody's.
+func TestStoppedDoesNotWait(t *testing.T) {
+	b, clock, thieves, victim := late(t, Site{})
+	charged := func() bool {
+		from := clock.now
+		clock.now += ms
+		return thieves[0].Debit(from, clock.now)
+	}
+	if !charged() {
+		t.Fatal("late work beside a tenant that works is not charged")
+	}
+	stopped := 0
+	for range 100 { // the victim's sessions take no turn any more
+		clock.now += 50 * ms
+		b.p.police(b.p.token(), clock.now)
+		if tn := b.p.token(); tn.tenant() == victim.tenant && b.p.tenant(victim.tenant).taken.Load() != uint64(tn) {
+			stopped++
+			clock.now += 2 * takeLimit
+			b.p.police(tn, clock.now)
+		}
+		if stopped == 1 && b.p.tenant(victim.tenant).skipUntil.Load() > uint64(clock.now) && !charged() {
+			t.Error("a tenant that has missed one turn does not wait")
+		}
+		if stopped > 1 {
+			break
+		}
+	}
+	if stopped < 2 {
+		t.Fatalf("the victim was given %d turns", stopped)
+	}
+	if charged() {
+		t.Error("what is taken from a tenant that is stopped is charged")
+	}
+	victim.responds(clock.now)
+	if !charged() {
+		t.Error("what is taken from a tenant that goes on is not charged")
+	}
+}
+
+// Late work of a session that is stopped shields nobody: it may have ended long ago.
+func TestStoppedIsNoCause(t *testing.T) {
+	b, clock, thieves, _ := late(t, Site{})
+	other := join(t, b, tenantFor(t, b, "other", Policy{Kind: BestEffort, Weight: 100}), clock)
+	for _, m := range thieves {
+		m.SetOverdue(0)
+	}
+	other.SetOverdue(clock.now)
+	began := clock.now
+	thieves[0].SetOverdue(clock.now + ms)
+	for clock.now < began+2*unwatchedTime {
+		from := clock.now
+		clock.now += ms
+		thieves[0].SetOverdue(began + ms)
+		if got, want := thieves[0].Debit(from, clock.now), clock.now > began+unwatchedTime; got != want {
+			t.Fatalf("%v after the other was stopped: charged %v", time.Duration(clock.now-began), got)
+		}
+	}
+	other.SetOverdue(began) // it goes on
+	if thieves[0].Debit(clock.now-ms, clock.now) {
+		t.Error("the one that is slowed is charged")
+	}
+	if b.p.member(other.i).seen.Store(uint64(clock.now + 10*future)); !thieves[0].Debit(clock.now-ms, clock.now+ms) {
+		t.Error("a look in the future is believed")
+	}
+}

@@ -112,7 +112,9 @@ type memberState struct {
 	open    atomic.Uint64 // the turn in which it works, 0: in none
 	overdue atomic.Uint64 // since when work of an ended turn is on the GPU, ns; 0: none is
 	wakeup  atomic.Uint32 // futex of the session's keeper
-	_       [76]byte
+	_       [4]byte
+	seen    atomic.Uint64 // when the session last looked at its overdue work, ns; 0: it has none, or is of an older build
+	_       [64]byte
 }
 
 // Processes of different builds share these files, so nothing may move while version stays.
@@ -140,6 +142,7 @@ var (
 	_ [16]byte                        = [unsafe.Offsetof(memberState{}.tenant)]byte{}
 	_ [40]byte                        = [unsafe.Offsetof(memberState{}.overdue)]byte{}
 	_ [48]byte                        = [unsafe.Offsetof(memberState{}.wakeup)]byte{}
+	_ [56]byte                        = [unsafe.Offsetof(memberState{}.seen)]byte{}
 	_ [4096 + 128*96]byte             = [policySize]byte{}
 	_ [4096 + 128*256 + 1024*128]byte = [stateSize]byte{}
 )

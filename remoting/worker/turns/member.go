@@ -440,5 +440,18 @@ func (m *Member) Busy(d time.Duration) {
 	}
 }
 
-// SetOverdue notes since when work of an ended turn is on the GPU; 0: there is none any more.
-func (m *Member) SetOverdue(since int64) { m.write(&m.rec.overdue, uint64(max(since, 0))) }
+// SetOverdue notes since when work of an ended turn is on the GPU; 0: there is none any more. A session with such work calls it
+// or Debit every millisecond or so.
+func (m *Member) SetOverdue(since int64) {
+	m.look(since)
+	m.write(&m.rec.overdue, uint64(max(since, 0)))
+}
+
+// look notes that this session looks at its overdue work.
+func (m *Member) look(since int64) {
+	now := int64(0)
+	if since > 0 {
+		now = m.clock.Now()
+	}
+	m.write(&m.rec.seen, uint64(now))
+}

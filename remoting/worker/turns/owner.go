@@ -142,7 +142,7 @@ func (p *pages) read() []TenantCounters {
 			}
 			c.Members++
 			since := int64(p.member(k).overdue.Load())
-			if since > 0 && since < now && v.othersWant(i) && !p.causedByOther(i, t.tenant(), since) {
+			if since > 0 && since < now && v.othersWant(i) && !p.causedByOther(i, t.tenant(), since, now) {
 				c.Late = append(c.Late, Late{int(uint32(p.member(k).owner.Load())), time.Duration(now - since)})
 			}
 		}

@@ -135,15 +135,18 @@ func (v *view) chargeOwn(s *tenant, rec *tenantState, held int64) {
 	rec.vt.Store(uint64(s.vt))
 }
 
-// othersWant says whether a tenant other than i has work.
+// othersWant says whether a tenant other than i has work and waits for a turn.
 func (v *view) othersWant(i int) bool {
 	for k := range v.n {
-		if s := &v.tenants[k]; k != i && s.present && s.want {
+		if k != i && v.tenants[k].waits() {
 			return true
 		}
 	}
 	return false
 }
+
+// waits says whether the tenant has work and takes the turns that it is given. The sessions of one that does not are stopped.
+func (s *tenant) waits() bool { return s.present && s.want && !s.unresponsive }
 
 // countLent divides borrowed time among the tenants that have lent it.
 func (p *pages) countLent(v *view, borrower int, held int64) {
@@ -215,7 +218,7 @@ func (p *pages) police(t token, now int64) int64 {
 	if rec.misses.Add(1) > 1 {
 		skip = nextSkip
 	}
-	if rec.skipUntil.Swap(uint64(now+skip)) == 0 && !p.causedByOther(tenant, nobody, begin) {
+	if rec.skipUntil.Swap(uint64(now+skip)) == 0 && !p.causedByOther(tenant, nobody, begin, now) {
 		rec.unresponsive.Store(uint64(begin))
 	}
 	p.pass(t, now, tenant)

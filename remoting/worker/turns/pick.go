@@ -44,6 +44,7 @@ type tenant struct {
 	vt, borrowedVT int64 // ns
 	skipUntil      int64
 	owed           int64 // the time until which its debt lasts, ns
+	unresponsive   bool  // it has not taken several turns in a row, and is skipped
 }
 
 // A view is a schedule as a decision sees it.
@@ -76,6 +77,7 @@ func (p *pages) load(v *view, now int64) {
 		if s.skipUntil > now+nextSkip {
 			s.skipUntil = 0
 		}
+		s.unresponsive = s.skipUntil > now && rec.misses.Load() > 1
 		s.borrowedVT &= 1<<60 - 1
 	}
 	for i := range p.members() {
