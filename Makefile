@@ -264,7 +264,7 @@ demo-down:
 # A GPU's machine may have no Go: then build/ is brought along, see bench/prebuild.sh.
 HAVE_GO := $(shell command -v $(GO) 2>/dev/null)
 
-.PHONY: gpu-test gpu-compat gpu-bench gpu-calls daemon-bench
+.PHONY: gpu-test gpu-compat gpu-bench gpu-calls gpu-copies daemon-bench
 gpu-test: $(if $(HAVE_GO),all)
 	bench/gpu-test.sh
 
@@ -275,6 +275,9 @@ gpu-compat: $(if $(HAVE_GO),all)
 # A million random driver calls natively and remotely: no form of call may be answered otherwise.
 gpu-calls: $(if $(HAVE_GO),all)
 	bench/gpu-calls.sh
+
+gpu-copies: $(if $(HAVE_GO),all)
+	bench/gpu-copies.sh
 
 gpu-bench: $(if $(HAVE_GO),all)
 	bench/gpu-bench.sh
@@ -318,6 +321,7 @@ help:
 	@echo 'make gpu-test    the tests that need a GPU: native and remote'
 	@echo "make gpu-compat  other people's tests and programs, natively and remotely: SOURCES=DIR"
 	@echo 'make gpu-calls   random driver calls on a GPU, natively and remotely: no difference'
+	@echo 'make gpu-copies  rates of copies on a GPU, natively and remotely'
 	@echo 'make gpu-bench   measurements on a GPU'
 	@echo 'make daemon-bench measurements of the daemons, with simulated GPUs (as root)'
 	@echo 'make deps        install what the build needs (Debian 12, as root)'
