@@ -8,7 +8,8 @@
  * addresses: made here, in the stream's order.
  *
  * Memory that the worker shares (shared.h) needs none of that: a frame names it, and the
- * device's copy engine reads or writes the program's own pages.
+ * device's copy engine reads or writes the program's own pages. Other memory is copied once, from or to a block that
+ * is shared (staged.h).
  *
  * Which side a pointer is on is the ranges' to say (operand.h), not the function's
  * name; memory nobody allocated through CUDA is the host's.
@@ -27,6 +28,7 @@
 #include "ranges.h"
 #include "route.h"
 #include "send.h"
+#include "staged.h"
 #include "session.h"
 #include "stream.h"
 #include "wait.h"
@@ -87,13 +89,16 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 	struct sl_ctx *c, *there = sl_ptr_foreign(dst);
 	CUresult err = sl_ctx_use(&c);
 	uint32_t stream;
+	bool done = false;
 
 	if (err)
 		return err;
 	if (__builtin_expect(there != NULL, 0))
 		return sl_copy_elsewhere(there, in_there, &(struct linear){ dst, (void *)(uintptr_t)src, n }, s);
 	err = sl_copy_source_ready(src, n);
-	if (err)
+	if (!err)
+		err = sl_staged_in(dst, src, n, s, &done);
+	if (err || done)
 		return err;
 	stream = sl_stream_id(s, &err);
 	while (n && !err) {
@@ -197,12 +202,17 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 	struct sl_ctx *c, *there = sl_ptr_foreign(src);
 	CUresult err = sl_ctx_use(&c);
 	uint32_t delivery, stream;
+	bool done = false;
 	sl_buf b;
 
 	if (err)
 		return err;
 	if (__builtin_expect(there != NULL, 0))
 		return sl_copy_elsewhere(there, out_there, &(struct linear){ src, dst, n }, s);
+	if (wait)
+		err = sl_staged_out(dst, src, n, s, &done);
+	if (err || done)
+		return err;
 	stream = sl_stream_id(s, &err);
 	if (err)
 		return err;
