@@ -272,9 +272,20 @@ local function fraction(t, wish, standard, kind, count, item)
 
   local mem = standard.mem
   if wish.MEM then mem = mebibytes(wish.MEM) end
+  local least = math.max(of.least or 0, MIN_MIB)
   if mem and of.mem and mem > of.mem then
-    refuse("%s of %d MiB: give --rgpu-mem of 2M to %dM, the memory of the smallest GPU of pool %s",
-      wish.MEM and "--rgpu-mem" or "the partition's memory", mem, of.mem, name)
+    refuse("%s of %d MiB: give --rgpu-mem of %dM to %dM, the memory of the smallest GPU of pool %s",
+      wish.MEM and "--rgpu-mem" or "the partition's memory", mem, least, of.mem, name)
+  end
+  -- No GPU of the pool can ever hold such a fraction: the job would wait, and fail at its start.
+  if mem and mem < least then
+    refuse("%s of %d MiB: give --rgpu-mem of %dM or more, which a program's context needs on the GPUs of pool %s",
+      wish.MEM and "--rgpu-mem" or "the partition's memory", mem, least, name)
+  end
+  local part, enough = percent % 100, of.least_percent or 0
+  if not mem and part > 0 and part < enough then
+    refuse("--gres=%s: %d percent has less memory than a program's context needs on the GPUs of pool %s; give %d percent or more, or --rgpu-mem of %dM or more",
+      show(item), part, name, enough, least)
   end
   local units = charge(percent, mem, of.mem)
   return { name = name, pool = pool, of = of, percent = percent, units = units, mem = mem }

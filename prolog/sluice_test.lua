@@ -250,6 +250,19 @@ write(SITE)
 accepted({ wish = { "RGPU_MEM=1G" } }, nil, nil, "asks for nothing without --gres=rgpu:PERCENT")
 accepted({ wish = { "RGPU_POOL=new", "RGPU_REPORT=1" } }, nil, nil, "--rgpu-pool")
 
+-- What no GPU can hold for a program's context: the pool's bound, and the type's own.
+write((SITE:gsub("mem = 80000, types", "mem = 80000, least = 502, least_percent = 2, types"):gsub("gpus = 4, mem = 140000", "gpus = 4, mem = 140000, least = 700, least_percent = 3")))
+refused({ tres_per_node = "rgpu:1" }, "give 2 percent or more, or --rgpu-mem of 502M or more")
+refused({ tres_per_node = "rgpu:101" }, "1 percent has less memory")
+accepted({ tres_per_node = "rgpu:2" }, "rgpu:2", 1)
+accepted({ tres_per_node = "rgpu:100" }, "rgpu:100", 1)
+accepted({ tres_per_node = "rgpu:1", wish = { "RGPU_MEM=502M" } }, "rgpu:1", 1)
+refused({ tres_per_node = "rgpu:50", wish = { "RGPU_MEM=501M" } }, "--rgpu-mem of 501 MiB: give --rgpu-mem of 502M or more")
+refused({ tres_per_node = "rgpu:50", wish = { "RGPU_MEM=90000M" } }, "give --rgpu-mem of 502M to 80000M")
+refused({ tres_per_node = "rgpu:h200:2" }, "give 3 percent or more")
+refused({ tres_per_node = "rgpu:h200:50", wish = { "RGPU_MEM=600M" } }, "700M or more")
+write(SITE)
+
 -- Partitions: the job's, or the default one; several must agree.
 accepted(half({ partition = "big" }), "rgpu_big:50", 1)
 accepted(half({ partition = "big", wish = { "RGPU_POOL=default" } }), "rgpu:50", 1)

@@ -7,6 +7,7 @@
 #include "plugin.h"
 #include "options.h"
 
+#include <errno.h> /* program_invocation_short_name */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,8 +140,33 @@ const char *sl_option_value(int i)
 	return given[i][0] ? given[i] : NULL;
 }
 
+/*
+ * An option that was not given may stand in the environment, as Slurm's own may: SBATCH_RGPU_MEM for sbatch,
+ * SALLOC_RGPU_MEM for salloc, SLURM_RGPU_MEM for srun. A flag is on unless its value is 0 or no.
+ */
+static int option_from_environment(int i)
+{
+	const struct sl_option *o = &sl_options[i];
+	const char *tool = spank_context() == S_CTX_LOCAL ? "SLURM" : strcmp(program_invocation_short_name, "salloc") ? "SBATCH" : "SALLOC";
+	const char *value;
+	char name[80];
+
+	snprintf(name, sizeof name, "%s_%s", tool, o->env);
+	value = getenv(name);
+	if (!value || !*value || (o->kind == SL_OPTION_FLAG && (!strcmp(value, "0") || !strcmp(value, "no"))))
+		return 0;
+	if (sl_option_parse(i, value, given[i]))
+		return 0;
+	given[i][0] = 0;
+	slurm_spank_log("sluice: %s=%.80s: want %s", name, value, o->want);
+	return -1;
+}
+
 int sl_option_send(spank_t sp)
 {
+	for (int i = 0; i < SL_OPTIONS; i++)
+		if (!sl_option_value(i) && option_from_environment(i))
+			return -1;
 	for (int i = 0; i < SL_OPTIONS; i++) {
 		if (!sl_option_value(i))
 			continue;

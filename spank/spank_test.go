@@ -176,6 +176,34 @@ func TestInheritedOptions(t *testing.T) {
 	}
 }
 
+// What was not given on the command line or in the script may stand in the environment. A bad value there is refused, too.
+func TestOptionVariables(t *testing.T) {
+	t.Setenv("SBATCH_RGPU_MEM", "20g")
+	t.Setenv("SBATCH_RGPU_POLICY", "fixed")
+	t.Setenv("SBATCH_RGPU_SPREAD", "yes")
+	t.Setenv("SBATCH_RGPU_REPORT", "0")
+	t.Setenv("SLURM_RGPU_MEM", "1G")
+	p, _ := spank.Start(spank.Allocator, 0, 0, 0)
+	p.Option("rgpu-policy", "equal", false, false)
+	if rc := p.InitPostOpt(); rc != 0 || p.Log() != "" {
+		t.Errorf("%d, %q", rc, p.Log())
+	}
+	for name, want := range map[string]string{"RGPU_MEM": "20G", "RGPU_POLICY": "equal", "RGPU_SPREAD": "1", "RGPU_REPORT": "", "RGPU_POOL": ""} {
+		if have := p.Control(name); have != want {
+			t.Errorf("%s is %q, want %q", name, have, want)
+		}
+	}
+	p, _ = spank.Start(spank.Local, 0, 0, 0) // srun outside of a job
+	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != "1G" || p.Control("RGPU_POLICY") != "" {
+		t.Errorf("srun: %d, %q %q", rc, p.Control("RGPU_MEM"), p.Control("RGPU_POLICY"))
+	}
+	t.Setenv("SBATCH_RGPU_MEM", "2GB")
+	p, _ = spank.Start(spank.Allocator, 0, 0, 0)
+	if rc := p.InitPostOpt(); rc == 0 || p.Control("RGPU_MEM") != "" || !strings.HasPrefix(p.Log(), "sluice: SBATCH_RGPU_MEM=2GB: want a whole number") {
+		t.Errorf("a bad value: %d, %q", rc, p.Log())
+	}
+}
+
 func TestEnvironment(t *testing.T) {
 	asked := make(chan string, 1)
 	path := daemon(t, func(request string, c net.Conn) {

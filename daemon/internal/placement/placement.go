@@ -77,6 +77,18 @@ func Share(f lease.Fraction, mem uint64) (percent uint32, bytes uint64) {
 	return percent, n * lease.Granule
 }
 
+// Least is what a fraction of a GPU has to be for a session's context to fit: bytes, and the percent that are as much where
+// no bytes are asked for. ok is false if the GPU's contexts have not been measured.
+func Least(g *lease.GPU) (bytes uint64, percent uint32, ok bool) {
+	bytes = (least(g) + lease.Granule - 1) / lease.Granule * lease.Granule
+	for percent = 1; percent < 100; percent++ {
+		if _, b := Share(lease.Fraction{Percent: percent}, g.Mem); b >= bytes {
+			break
+		}
+	}
+	return bytes, percent, g.Overhead > 0
+}
+
 // candidate is a GPU that the request may use.
 type candidate struct {
 	gpu         *lease.GPU

@@ -251,3 +251,32 @@ func BenchmarkPlace(b *testing.B) {
 		})
 	}
 }
+
+// Least is the smallest fraction that Place grants.
+func TestLeast(t *testing.T) {
+	for _, mem := range []uint64{100 << 20, 8 << 30, 140<<30 + 5} {
+		for _, overhead := range []uint64{1, 16 << 20, 501 << 20} {
+			g := lease.GPU{UUID: "g", Mem: mem, FreeMem: mem, FreePercent: 100, Healthy: true, Overhead: overhead}
+			bytes, percent, ok := Least(&g)
+			if !ok {
+				t.Fatalf("%+v: not known", g)
+			}
+			granted := func(f lease.Fraction) bool {
+				_, err := Place([]lease.GPU{g}, lease.Request{Key: lease.Key{Cluster: "c", Job: "1", Node: "n"}, Fractions: []lease.Fraction{f}}, "")
+				return err == nil
+			}
+			if bytes > mem {
+				continue
+			}
+			if !granted(lease.Fraction{Mem: bytes}) || granted(lease.Fraction{Mem: bytes - lease.Granule}) {
+				t.Errorf("%+v: %d bytes are not the least", g, bytes)
+			}
+			if !granted(lease.Fraction{Percent: percent}) || percent > 1 && granted(lease.Fraction{Percent: percent - 1}) {
+				t.Errorf("%+v: %d percent are not the least", g, percent)
+			}
+		}
+	}
+	if _, _, ok := Least(&lease.GPU{Mem: 8 << 30}); ok {
+		t.Error("the least of a GPU that was not measured")
+	}
+}

@@ -179,6 +179,37 @@ gres:rgpu:801	nil
 	}
 }
 
+// The table has the least fraction that fits on any GPU of a pool, unless one of them has not been measured.
+func TestLuaLeast(t *testing.T) {
+	cfg := load(t, siteYAML)
+	p := pools()
+	for i := range p {
+		for _, o := range p[i].Owners {
+			for j := range o.Inventory.GPUs {
+				o.Inventory.GPUs[j].Overhead = uint64(500+100*j) << 20
+			}
+		}
+	}
+	tab, err := New(cfg, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := string(tab.Lua()); !strings.Contains(text, "least = 502, least_percent = ") {
+		t.Errorf("%s", text)
+	}
+	for i := range p {
+		p[i].Owners[0].Inventory.GPUs[0].Overhead = 0
+	}
+	if tab, err = New(cfg, p); err != nil {
+		t.Fatal(err)
+	}
+	for name, pool := range tab.Pools {
+		if pool.Least != 0 || pool.LeastPercent != 0 {
+			t.Errorf("pool %s: %+v, and one GPU is not measured", name, pool.Amount)
+		}
+	}
+}
+
 type fakeSlurm struct {
 	conf     map[string]string
 	licences map[string]slurm.Licence

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/placement"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/internal/form"
 )
@@ -27,6 +28,9 @@ type Amount struct {
 	Licence string
 	GPUs    int
 	Mem     uint64 // bytes that the smallest of them grants
+	// Least is the smallest fraction that fits on any of them, in bytes and in percent; 0 if that is not known.
+	Least        uint64
+	LeastPercent uint32
 }
 
 // Units are the licences: one is one percent of a GPU.
@@ -96,8 +100,18 @@ func (p *Pool) add(g lease.GPU) {
 }
 
 func (a *Amount) count(g lease.GPU) {
-	if a.GPUs++; a.Mem == 0 || g.Mem < a.Mem {
+	first := a.GPUs == 0
+	if a.GPUs++; first || g.Mem < a.Mem {
 		a.Mem = g.Mem
+	}
+	bytes, percent, ok := placement.Least(&g)
+	switch {
+	case !ok || !first && a.Least == 0: // one of them may take anything
+		a.Least, a.LeastPercent = 0, 0
+	case first:
+		a.Least, a.LeastPercent = bytes, percent
+	default:
+		a.Least, a.LeastPercent = min(a.Least, bytes), min(a.LeastPercent, percent)
 	}
 }
 
@@ -134,7 +148,11 @@ func (t Table) Lua() []byte {
 
 // Memory is in MiB, and rounded so that no job is charged too little.
 func (a Amount) lua() string {
-	return fmt.Sprintf("licence = %q, gpus = %d, mem = %d", a.Licence, a.GPUs, a.Mem>>20)
+	s := fmt.Sprintf("licence = %q, gpus = %d, mem = %d", a.Licence, a.GPUs, a.Mem>>20)
+	if a.Least > 0 {
+		s += fmt.Sprintf(", least = %d, least_percent = %d", a.Least>>20, a.LeastPercent)
+	}
+	return s
 }
 
 // Licences are all licences with the number that Slurm has to have of each.
