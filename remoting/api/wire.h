@@ -64,6 +64,17 @@
 #define SL_READING_TEMP_MEM 33
 #define SL_READING_POWER_INSTANT 34
 #define SL_READING_COUNT 35
+#define SL_NVLINK_ACTIVE 0
+#define SL_NVLINK_CAPS 1
+#define SL_NVLINK_VERSION 2
+#define SL_NVLINK_REMOTE_TYPE 3
+#define SL_NVLINK_DOMAIN 4
+#define SL_NVLINK_BUS 5
+#define SL_NVLINK_DEVICE 6
+#define SL_NVLINK_PCI_ID 7
+#define SL_NVLINK_PCI_SUB 8
+#define SL_NVLINK_VALUES 9
+#define SL_NVLINK_COUNT 18
 #define SL_SHM_TO_WORKER 0
 #define SL_SHM_TO_CLIENT 1024
 #define SL_SHM_DATA 4096
@@ -168,6 +179,7 @@
 #define CTL_LAUNCH_HOST 0xf00d
 #define CTL_OBSERVE 0xf00e
 #define CTL_OBSERVE_MORE 0xf01a
+#define CTL_OBSERVE_LINKS 0xf01e
 #define CTL_BEAT 0xf00f
 #define CTL_HOST_MAP 0xf010
 #define CTL_HOST_UNMAP 0xf011
@@ -183,7 +195,7 @@
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
 
-#define SL_NCONTROLS 30 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 31 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -462,6 +474,18 @@ struct wire_observe_more_reply {
 	uint32_t value[35];
 };
 _Static_assert(sizeof(struct wire_observe_more_reply) == 140, "OBSERVE_MORE_REPLY");
+
+struct wire_observe_links {
+	uint32_t device;
+};
+_Static_assert(sizeof(struct wire_observe_links) == 4, "OBSERVE_LINKS");
+
+struct wire_observe_links_reply {
+	uint32_t peer[80];
+	uint32_t ancestor[16];
+	uint32_t nvlink[162];
+};
+_Static_assert(sizeof(struct wire_observe_links_reply) == 1032, "OBSERVE_LINKS_REPLY");
 
 struct wire_process {
 	uint32_t pid;

@@ -1202,6 +1202,7 @@ static const char *const ctl_names[SL_NCONTROLS] = {
 	[CTL_LAUNCH_HOST - SL_OP_CONTROL] = "launch_host",
 	[CTL_OBSERVE - SL_OP_CONTROL] = "observe",
 	[CTL_OBSERVE_MORE - SL_OP_CONTROL] = "observe_more",
+	[CTL_OBSERVE_LINKS - SL_OP_CONTROL] = "observe_links",
 	[CTL_BEAT - SL_OP_CONTROL] = "beat",
 	[CTL_HOST_MAP - SL_OP_CONTROL] = "host_map",
 	[CTL_HOST_UNMAP - SL_OP_CONTROL] = "host_unmap",

@@ -33,6 +33,10 @@ enum {
 			return NVML_ERROR_INVALID_ARGUMENT; \
 	} while (0)
 
+/* An NVLink's state, and how many the device has, for the field values too. */
+nvmlReturn_t nv_put_link_state(nvmlDevice_t device, unsigned int link, unsigned int *active);
+nvmlReturn_t nv_put_link_count(nvmlDevice_t device, unsigned int *count);
+
 nvmlDevice_t nv_handle(unsigned int index);
 /* The index of a handle; UNINITIALIZED or INVALID_ARGUMENT if there is none. */
 nvmlReturn_t nv_device(nvmlDevice_t h, unsigned int *index);

@@ -51,6 +51,8 @@ struct cached {
 	struct nv_process *proc;
 	int64_t more_at[2];	/* 0: never; without and with traffic */
 	struct nv_more more[2];
+	bool linked;
+	struct nv_links links;
 };
 
 /* One owner's connection. */
@@ -262,6 +264,14 @@ static bool parse_more(const uint8_t *p, size_t n, struct nv_more *m)
 	return true;
 }
 
+static bool parse_links(const uint8_t *p, size_t n, struct nv_links *l)
+{
+	if (n != sizeof l->r)
+		return false;
+	memcpy(&l->r, p, n);
+	return true;
+}
+
 struct frame {
 	struct wire_reply h;
 	uint8_t *body;	/* the caller frees it */
@@ -283,20 +293,21 @@ static bool recv_frame(int fd, struct frame *f, int64_t deadline)
 	return false;
 }
 
-enum what { OBSERVE, MORE, MORE_TRAFFIC };
+enum what { OBSERVE, MORE, MORE_TRAFFIC, LINKS };
 
-/* Sends one OBSERVE or OBSERVE_MORE on the open connection; false if the connection can no longer be used. */
+/* Sends one OBSERVE, OBSERVE_MORE or OBSERVE_LINKS on the open connection; false if the connection can no longer be used. */
 static bool observe(struct link *l, uint32_t dev, enum what what, struct cached *c)
 {
 	int64_t deadline = sl_now_ms() + EXCHANGE_MS;
 	struct { struct wire_request h; struct wire_observe_more what; } req = { .what = { .device = dev - l->first, .traffic = what == MORE_TRAFFIC } };
-	uint32_t size = what == OBSERVE ? sizeof(struct wire_observe) : sizeof(struct wire_observe_more);
+	bool more = what == MORE || what == MORE_TRAFFIC;
+	uint32_t size = more ? sizeof(struct wire_observe_more) : sizeof(struct wire_observe);
 	struct frame f;
 	bool ok;
 
 	if (!++l->call)
 		l->call = 1;
-	req.h = (struct wire_request){ .size = size, .op = what == OBSERVE ? CTL_OBSERVE : CTL_OBSERVE_MORE, .flags = SL_FLAG_WAIT, .call = l->call };
+	req.h = (struct wire_request){ .size = size, .op = more ? CTL_OBSERVE_MORE : what == LINKS ? CTL_OBSERVE_LINKS : CTL_OBSERVE, .flags = SL_FLAG_WAIT, .call = l->call };
 	if (!sl_send_all(l->fd, &req, sizeof req.h + size, deadline))
 		return false;
 	for (;;) {
@@ -316,6 +327,8 @@ static bool observe(struct link *l, uint32_t dev, enum what what, struct cached 
 	ok = f.h.call == l->call && !f.h.result;
 	if (ok && what == OBSERVE)
 		ok = parse_readings(f.body, f.h.size, c);
+	else if (ok && what == LINKS)
+		ok = parse_links(f.body, f.h.size, &c->links);
 	else if (ok)
 		ok = parse_more(f.body, f.h.size, &c->more[what == MORE_TRAFFIC]);
 	if (!ok)
@@ -440,6 +453,33 @@ nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, struct nv_more *m)
 		*m = c->more[traffic];
 	leave();
 	return rc;
+}
+
+nvmlReturn_t nv_read_links(unsigned int dev, struct nv_links *l)
+{
+	struct cached *c = &conn.dev[dev];
+	nvmlReturn_t rc = NVML_SUCCESS;
+
+	enter();
+	if (!c->linked)
+		rc = ask(dev, LINKS);
+	if (!rc) {
+		c->linked = true;
+		*l = c->links;
+	}
+	leave();
+	return rc;
+}
+
+int nv_sibling(unsigned int dev, unsigned int other)
+{
+	for (unsigned i = 0; i < conn.nlinks; i++) {
+		const struct link *l = &conn.link[i];
+
+		if (dev - l->first < l->ndev)
+			return other - l->first < l->ndev ? (int)(other - l->first) : -1;
+	}
+	return -1;
 }
 
 nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned int *n)

@@ -27,6 +27,11 @@ struct nv_more {
 	uint32_t value[SL_READING_COUNT];
 };
 
+/* How a device reaches the others of its owner's session. */
+struct nv_links {
+	struct wire_observe_links_reply r;
+};
+
 struct nv_process {
 	uint32_t pid;	/* the client's own number */
 	uint64_t used;	/* bytes */
@@ -43,6 +48,10 @@ const struct sl_snapshot *nv_facts(void);
 nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r);
 /* More readings, not older than 200 ms; those of PCIe traffic are NV_NA unless they are asked for. */
 nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, struct nv_more *m);
+/* What does not change from nvmlInit to nvmlShutdown. */
+nvmlReturn_t nv_read_links(unsigned int dev, struct nv_links *l);
+/* Other's number in the session that dev is of; -1 if it is another owner's. */
+int nv_sibling(unsigned int dev, unsigned int other);
 /* The lease's sessions on a device, read during this call; the caller frees the list, NULL when empty. */
 nvmlReturn_t nv_processes(unsigned int dev, struct nv_process **list, unsigned int *n);
 

@@ -104,20 +104,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, in
 	return NVML_SUCCESS;
 }
 
-/* A device reaches itself. Between two of them no peer access is offered, as cuDeviceCanAccessPeer says too. */
-NVML_API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, unsigned int caps, unsigned int *status)
-{
-	unsigned int index;
-	nvmlReturn_t rc;
-
-	DEVICE(d, device, status && caps < NVML_P2P_CAPS_INDEX_UNKNOWN);
-	rc = nv_device(other, &index);
-	if (rc)
-		return rc;
-	*status = d == &nv_facts()->dev[index] ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
-	return NVML_SUCCESS;
-}
-
 NVML_API nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *arch)
 {
 	static const unsigned int by_major[] = {

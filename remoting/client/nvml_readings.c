@@ -160,6 +160,10 @@ static nvmlReturn_t more_field(nvmlDevice_t device, nvmlFieldValue_t *v)
 		return nv_put_more(device, SL_READING_POWER_INSTANT, &v->value.uiVal);
 	case NVML_FI_DEV_PCIE_REPLAY_COUNTER:
 		return nv_put_more(device, SL_READING_PCIE_REPLAYS, &v->value.uiVal);
+	case NVML_FI_DEV_NVLINK_GET_STATE:
+		return nv_put_link_state(device, v->scopeId, &v->value.uiVal);
+	case NVML_FI_DEV_NVLINK_LINK_COUNT:
+		return nv_put_link_count(device, &v->value.uiVal);
 	case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
 		v->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
 		return nvmlDeviceGetTotalEnergyConsumption(device, &v->value.ullVal);

@@ -254,6 +254,30 @@ static bool more(int fd, enum mode m, uint32_t call, bool traffic)
 	return push(fd, out.b, out.n);
 }
 
+/* Two devices that read each other's memory and have one NVLink each, whose values are its numbers plus ten. */
+static bool links(int fd, enum mode m, uint32_t call)
+{
+	struct wire_observe_links_reply r;
+	static struct bytes out;
+	size_t n = m == OBS_SHORT ? 4 : sizeof r;
+
+	memset(&r, 0xff, sizeof r);
+	if (m != NO_READINGS) {
+		memset(r.peer, 0, 10 * sizeof *r.peer);
+		r.peer[4] = r.peer[9] = 5;
+		r.ancestor[0] = 0;
+		r.ancestor[1] = 40;
+		for (uint32_t i = 0; i < SL_NVLINK_VALUES; i++)
+			r.nvlink[i] = 10 + i;
+		r.nvlink[SL_NVLINK_CAPS] = 5;
+		r.nvlink[SL_NVLINK_DOMAIN] = 0;
+	}
+	out.n = 0;
+	add_frame(&out, (uint32_t)n, 1, call, 0);
+	add(&out, &r, n);
+	return push(fd, out.b, out.n);
+}
+
 static void serve(int fd)
 {
 	enum mode m = atomic_load(&w.mode);
@@ -282,6 +306,12 @@ static void serve(int fd)
 		memcpy(&dev, req + 16, 4);
 		if (!memcmp(req, "\10\0\0\0\x1a\xf0\1\0", 8) && pull(fd, req + 20, 4)) {
 			if (!more(fd, m, call, req[20]))
+				return;
+			continue;
+		}
+		if (!memcmp(req, "\4\0\0\0\x1e\xf0\1\0", 8)) {
+			atomic_fetch_add(&w.mores, 1);
+			if (!links(fd, m, call))
 				return;
 			continue;
 		}
@@ -427,7 +457,6 @@ static void test_library(void)
 	unsigned int n;
 	char text[80];
 	const size_t *table;
-	void *other;
 	int v;
 
 	CHECK(CALL(nvmlShutdown) == NVML_ERROR_UNINITIALIZED);
@@ -452,14 +481,7 @@ static void test_library(void)
 	CHECK(((const char *(*)(int))sym("nvmlErrorString"))(-7) != NULL);
 	/* Refused by name, with NVML's codes. */
 	CHECK(CALL(nvmlDeviceGetSerial, first(), text, 80) == NVML_ERROR_NOT_SUPPORTED);
-	CHECK(CALL(nvmlDeviceGetNvLinkState, first(), 0, &n) == NVML_ERROR_NOT_SUPPORTED);
 	CHECK(CALL(nvmlDeviceGetGpuFabricInfoV, first(), text) == NVML_ERROR_NOT_SUPPORTED);
-	/* NCCL asks for every pair, a device and itself included, and takes no error. */
-	CHECK(CALL(nvmlDeviceGetHandleByIndex_v2, 1, &other) == 0);
-	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), first(), 0, &n) == 0 && n == 0);
-	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), other, 1, &n) == 0 && n == 5);
-	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), NULL, 0, &n) == NVML_ERROR_INVALID_ARGUMENT);
-	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), first(), 5, &n) == NVML_ERROR_INVALID_ARGUMENT);
 	CHECK(CALL(nvmlDeviceSetComputeMode, first(), 1) == NVML_ERROR_NO_PERMISSION);
 	CHECK(CALL(nvmlDeviceSetPersistenceMode, first(), 0) == NVML_ERROR_NO_PERMISSION);
 }
@@ -513,7 +535,7 @@ static void test_finding(void)
 static void test_device(void)
 {
 	nvmlTemperature_v1_t t = { .version = NVML_VERSION_OF(nvmlTemperature_v1_t, 1) };
-	nvmlFieldValue_t f[3] = { { .fieldId = NVML_FI_DEV_POWER_AVERAGE }, { .fieldId = 91 }, { .fieldId = NVML_FI_DEV_GPU_TEMP } };
+	nvmlFieldValue_t f[3] = { { .fieldId = NVML_FI_DEV_POWER_AVERAGE }, { .fieldId = 95 }, { .fieldId = NVML_FI_DEV_GPU_TEMP } };
 	nvmlMemory_v2_t m2 = { .version = NVML_VERSION_OF(nvmlMemory_v2_t, 2) };
 	nvmlMemory_t m;
 	nvmlUtilization_t u;
@@ -634,6 +656,49 @@ static void test_more(void)
 	CHECK(CALL(nvmlDeviceGetTotalEnergyConsumption, first(), &l) == NVML_ERROR_NOT_SUPPORTED);
 	CHECK(start(OBS_SHORT) == 0);
 	CHECK(CALL(nvmlDeviceGetMaxPcieLinkWidth, first(), &v) == NVML_ERROR_GPU_IS_LOST);
+}
+
+static void test_links(void)
+{
+	nvmlFieldValue_t f[3] = { { .fieldId = NVML_FI_DEV_NVLINK_GET_STATE, .scopeId = 0 }, { .fieldId = NVML_FI_DEV_NVLINK_GET_STATE, .scopeId = 1 },
+				  { .fieldId = NVML_FI_DEV_NVLINK_LINK_COUNT } };
+	struct { nvmlPciInfo_t p; uint32_t guard; } pci = { .guard = 0xabad1dea };
+	nvmlDevice_t a, b;
+	unsigned int n;
+	int before;
+
+	CHECK(start(GOOD) == 0);
+	a = first();
+	CHECK(CALL(nvmlDeviceGetHandleByIndex_v2, 1, &b) == 0);
+	before = atomic_load(&w.mores);
+	/* NCCL asks for every pair, a device and itself included, and takes no error. */
+	CHECK(CALL(nvmlDeviceGetP2PStatus, a, a, 0, &n) == 0 && n == 0);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, a, b, 1, &n) == 0 && n == 0);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, a, b, 4, &n) == 0 && n == 5);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, a, NULL, 0, &n) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, a, a, 5, &n) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceGetTopologyCommonAncestor, a, b, &n) == 0 && n == 40);
+	CHECK(CALL(nvmlDeviceGetTopologyCommonAncestor, a, a, &n) == 0 && n == 0);
+	CHECK(CALL(nvmlDeviceGetNvLinkState, a, 0, &n) == 0 && n == 10 + SL_NVLINK_ACTIVE);
+	CHECK(CALL(nvmlDeviceGetNvLinkState, a, 1, &n) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(CALL(nvmlDeviceGetNvLinkState, a, 18, &n) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceGetNvLinkState, a, 0, NULL) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceGetNvLinkCapability, a, 0, 0, &n) == 0 && n == 1);
+	CHECK(CALL(nvmlDeviceGetNvLinkCapability, a, 0, 1, &n) == 0 && n == 0);
+	CHECK(CALL(nvmlDeviceGetNvLinkCapability, a, 0, 6, &n) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceGetNvLinkVersion, a, 0, &n) == 0 && n == 10 + SL_NVLINK_VERSION);
+	CHECK(CALL(nvmlDeviceGetNvLinkRemoteDeviceType, a, 0, &n) == 0 && n == 10 + SL_NVLINK_REMOTE_TYPE);
+	CHECK(CALL(nvmlDeviceGetNvLinkRemotePciInfo_v2, a, 0, &pci.p) == 0 && pci.p.bus == 15 && !strcmp(pci.p.busId, "00000000:0F:10.0"));
+	CHECK(CALL(nvmlDeviceGetNvLinkRemotePciInfo, a, 0, &pci.p) == 0 && !strcmp(pci.p.busIdLegacy, "0000:0F:10.0") && pci.guard == 0xabad1dea);
+	CHECK(CALL(nvmlDeviceGetNvLinkRemotePciInfo, a, 1, &pci.p) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(CALL(nvmlDeviceGetFieldValues, a, 3, f) == 0 && !f[0].nvmlReturn && f[0].value.uiVal == 10 + SL_NVLINK_ACTIVE);
+	CHECK(f[1].nvmlReturn == NVML_ERROR_NOT_SUPPORTED && !f[2].nvmlReturn && f[2].value.uiVal == 1);
+	CHECK(atomic_load(&w.mores) - before == 1);
+	CHECK(start(NO_READINGS) == 0 && CALL(nvmlDeviceGetHandleByIndex_v2, 1, &b) == 0);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), b, 0, &n) == 0 && n == 5);
+	CHECK(CALL(nvmlDeviceGetTopologyCommonAncestor, first(), b, &n) == 0 && n == 50);
+	CHECK(start(OBS_SHORT) == 0 && CALL(nvmlDeviceGetHandleByIndex_v2, 1, &b) == 0);
+	CHECK(CALL(nvmlDeviceGetP2PStatus, first(), b, 0, &n) == NVML_ERROR_GPU_IS_LOST);
 }
 
 /* Readings within 200 ms are one question; a keep-alive in between is no answer. */
@@ -896,6 +961,7 @@ int main(int argc, char **argv)
 	test_device();
 	test_processes();
 	test_more();
+	test_links();
 	test_cache();
 	test_refusals();
 	test_hostile_readings();

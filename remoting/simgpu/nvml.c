@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -449,6 +450,81 @@ GET(nvmlDeviceGetMaxPcieLinkWidth, 16)
 GET(nvmlDeviceGetGpuMaxPcieLinkGeneration, 5)
 GET(nvmlDeviceGetPcieSpeed, 32000)
 GET(nvmlDeviceGetPcieReplayCounter, 3)
+
+/* GPUs that reach each other by two NVLinks each to a switch; SLUICE_SIM_PEERS=off makes some that do not. */
+
+#define SIM_NVLINKS 2
+
+static bool peers(void)
+{
+	const char *e = getenv("SLUICE_SIM_PEERS");
+
+	return !e || strcmp(e, "off");
+}
+
+API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t d, nvmlDevice_t other, unsigned int caps, unsigned int *v)
+{
+	nvmlReturn_t r = check(d, caps < 5 ? v : NULL);
+
+	if (!r)
+		r = check(other, v);
+	if (!r)
+		*v = peers() && caps != 4 ? 0 : 5;
+	return r;
+}
+
+API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t d, nvmlDevice_t other, unsigned int *v)
+{
+	nvmlReturn_t r = check(d, v);
+
+	if (!r)
+		r = check(other, v);
+	if (!r)
+		*v = d == other ? 0 : 40;
+	return r;
+}
+
+static nvmlReturn_t check_link(nvmlDevice_t d, unsigned int link, const void *out)
+{
+	nvmlReturn_t r = check(d, link < 18 ? out : NULL);
+
+	return r || (link < SIM_NVLINKS && peers()) ? r : NVML_ERROR_NOT_SUPPORTED;
+}
+
+#define OF_LINK(name, value) \
+	API nvmlReturn_t name(nvmlDevice_t d, unsigned int link, unsigned int *v) \
+	{ \
+		nvmlReturn_t r = check_link(d, link, v); \
+		if (!r) \
+			*v = (value); \
+		return r; \
+	}
+
+OF_LINK(nvmlDeviceGetNvLinkState, 1)
+OF_LINK(nvmlDeviceGetNvLinkVersion, 7)
+OF_LINK(nvmlDeviceGetNvLinkRemoteDeviceType, 2)
+
+API nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t d, unsigned int link, unsigned int cap, unsigned int *v)
+{
+	nvmlReturn_t r = check_link(d, link, cap < 6 ? v : NULL);
+
+	if (!r)
+		*v = cap != 4;
+	return r;
+}
+
+API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t d, unsigned int link, nvmlPciInfo_t *p)
+{
+	nvmlReturn_t r = check_link(d, link, p);
+
+	if (r)
+		return r;
+	memset(p, 0, sizeof(*p));
+	p->bus = 0xc0 + link;
+	snprintf(p->busIdLegacy, sizeof(p->busIdLegacy), "0000:%02X:00.0", p->bus);
+	snprintf(p->busId, sizeof(p->busId), "00000000:%02X:00.0", p->bus);
+	return NVML_SUCCESS;
+}
 
 #define REFUSE(name) \
 	API nvmlReturn_t name(nvmlDevice_t d, unsigned int *v) \

@@ -201,6 +201,10 @@ int sl_nvml_memory(void *dev, uint64_t *total, uint64_t *used, uint64_t *free_);
 void sl_nvml_dynamic(void *dev, struct sl_nvml_device *d);
 /* OBSERVE_MORE, by SL_READING_; with traffic it takes 40 ms. */
 void sl_nvml_readings(void *dev, uint32_t traffic, uint32_t value[SL_READING_COUNT]);
+void sl_nvml_find_links(void *library);
+/* OBSERVE_LINKS: how a device reaches another, and one of its NVLinks, by SL_NVLINK_. */
+void sl_nvml_peer(void *dev, void *other, uint32_t status[5], uint32_t *ancestor);
+void sl_nvml_link(void *dev, uint32_t link, uint32_t value[SL_NVLINK_VALUES]);
 /* Device memory of one process in bytes; -1 when NVML does not know. */
 int sl_nvml_process(void *dev, uint32_t pid, uint64_t *used);
 

@@ -177,6 +177,7 @@ int sl_nvml_open(const char *path, char *err, size_t errlen)
 	LOAD(fan, "nvmlDeviceGetFanSpeed");
 	LOAD(persistence, "nvmlDeviceGetPersistenceMode");
 	LOAD(fields, "nvmlDeviceGetFieldValues");
+	sl_nvml_find_links(h);
 #undef LOAD
 	find(h, more, sizeof more / sizeof *more);
 	find(h, traffics, sizeof traffics / sizeof *traffics);

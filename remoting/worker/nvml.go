@@ -161,4 +161,37 @@ func (s *session) readings(p []byte) int32 {
 	return 0
 }
 
+// links answers OBSERVE_LINKS: how a device reaches the others of the session.
+func (s *session) links(p []byte) int32 {
+	s.dec.Reset(p)
+	var m wire.ObserveLinks
+	m.Decode(&s.dec)
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	if int(m.Device) >= len(s.snap.Devices) {
+		return C.CUDA_ERROR_INVALID_DEVICE
+	}
+	var r wire.ObserveLinksReply
+	for _, values := range [][]uint32{r.Peer[:], r.Ancestor[:], r.Nvlink[:]} {
+		for i := range values {
+			values[i] = wire.UnknownReading
+		}
+	}
+	if h := s.nvml.dev(int(m.Device)); h != nil {
+		s.nvml.mu.Lock()
+		for i := range min(len(s.snap.Devices), len(r.Ancestor)) {
+			if other := s.nvml.dev(i); other != nil {
+				C.sl_nvml_peer(h, other, (*C.uint32_t)(&r.Peer[i*len(r.Peer)/len(r.Ancestor)]), (*C.uint32_t)(&r.Ancestor[i]))
+			}
+		}
+		for i := range uint32(wire.NvlinkCount) {
+			C.sl_nvml_link(h, C.uint32_t(i), (*C.uint32_t)(&r.Nvlink[i*wire.NvlinkValues]))
+		}
+		s.nvml.mu.Unlock()
+	}
+	r.Encode(&s.enc)
+	return 0
+}
+
 func busID(domain, bus, dev int32) string { return fmt.Sprintf("%04x:%02x:%02x.0", domain, bus, dev) }

@@ -220,6 +220,8 @@ func (s *session) frame() (int32, error) {
 		return s.observe(p), nil
 	case wire.OpObserveMore:
 		return s.readings(p), nil
+	case wire.OpObserveLinks:
+		return s.links(p), nil
 	case wire.OpCtxActivate:
 		return s.ctxActivate(p), nil
 	case wire.OpHostShare: // its descriptor is to be taken, whatever becomes of the context

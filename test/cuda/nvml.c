@@ -4,6 +4,8 @@
  * Prints "nvml: ..." and PASS, like the CUDA programs. Types are declared here, as far as used.
  *
  * nvml used: only print, for each device, the bytes in use and the number of processes.
+ * nvml peers: only print how the first device reaches the second: NVML's status for reading, the
+ * NVLinks that are up and have another end, and what both have in common.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -102,8 +104,30 @@ static void link_and_limits(void *ml, void *dev)
 	REQUIRE(energy && energy <= later, "energy was %llu and is %llu", energy, later);
 }
 
+static int peers(void)
+{
+	void *ml = lib("libnvidia-ml.so.1"), *a, *b;
+	int (*cap)(void *, unsigned int, unsigned int, unsigned int *) = (int (*)(void *, unsigned int, unsigned int, unsigned int *))entry(ml, "nvmlDeviceGetNvLinkCapability");
+	int (*state)(void *, unsigned int, unsigned int *) = (int (*)(void *, unsigned int, unsigned int *))entry(ml, "nvmlDeviceGetNvLinkState");
+	int (*pci)(void *, unsigned int, void *) = (int (*)(void *, unsigned int, void *))entry(ml, "nvmlDeviceGetNvLinkRemotePciInfo_v2");
+	unsigned int status = 77, level = 77, links = 0, on;
+	char info[128];
+
+	CALL(ml, nvmlInit_v2, (void));
+	CALL(ml, nvmlDeviceGetHandleByIndex_v2, (unsigned int, void **), 0, &a);
+	CALL(ml, nvmlDeviceGetHandleByIndex_v2, (unsigned int, void **), 1, &b);
+	CALL(ml, nvmlDeviceGetP2PStatus, (void *, void *, unsigned int, unsigned int *), a, b, 0, &status);
+	CALL(ml, nvmlDeviceGetTopologyCommonAncestor, (void *, void *, unsigned int *), a, b, &level);
+	for (unsigned int i = 0; i < 18; i++)
+		links += !cap(a, i, 0, &on) && on && !state(a, i, &on) && on && !pci(a, i, info);
+	printf("nvml: peers %u, %u links, ancestor %u\n", status, links, level);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
+	if (argc > 1 && !strcmp(argv[1], "peers"))
+		return peers();
 	if (argc > 1 && !strcmp(argv[1], "used"))
 		return used();
 

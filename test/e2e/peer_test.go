@@ -16,6 +16,7 @@ func TestPeerAccess(t *testing.T) {
 			w := startWorker(t, o)
 			check(t, w.run(runOptions{mem: "512M"}, program("peer")), want)
 			check(t, w.run(runOptions{mem: "512M", env: []string{"CUDA_VISIBLE_DEVICES=1,0"}}, program("peer")), want)
+			check(t, w.run(runOptions{mem: "512M"}, built("test/nvml"), "peers"), "nvml: peers 0, 2 links, ancestor 40\n")
 			check(t, w.run(runOptions{mem: "512M"}, program("peer"), "illegal"), "peer: an illegal address\nPASS\n")
 			waitFor(t, time.Second, "all sessions have ended", func() bool { return len(w.sessions()) == 0 })
 			if used := w.settled(time.Now().Add(time.Second)); used != 0 {
@@ -34,7 +35,12 @@ func TestPeersOfOwners(t *testing.T) {
 	list := a.direct(ctx, program("peer"), "staged")
 	list.Env = append(list.Env, "SLUICE_WORKER="+a.addr+","+b.addr)
 	check(t, finish(t, ctx, list), "peer: staged\nPASS\n")
+	// NVML says the same; what it asks NCCL chooses its transports by.
+	nvml := a.direct(ctx, built("test/nvml"), "peers")
+	nvml.Env = append(nvml.Env, "SLUICE_WORKER="+a.addr+","+b.addr)
+	check(t, finish(t, ctx, nvml), "nvml: peers 5, 2 links, ancestor 50\n")
 	// One worker whose devices do not reach each other is no different.
 	c := startWorker(t, workerOptions{network: "unix", devices: 2, env: []string{"SLUICE_SIM_PEERS=off"}})
 	check(t, c.run(runOptions{mem: "512M"}, program("peer"), "staged"), "peer: staged\nPASS\n")
+	check(t, c.run(runOptions{mem: "512M"}, built("test/nvml"), "peers"), "nvml: peers 5, 0 links, ancestor 40\n")
 }
