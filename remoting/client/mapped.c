@@ -320,19 +320,20 @@ void sl_mapped_changed(uint64_t p, size_t n, const uint8_t *mask, const uint8_t 
 /* --- beginning and ending --- */
 
 /* What /proc says of the memory's maps. */
-static void look_at(uint64_t p, size_t n, bool *shared, bool *writable)
+static void look_at(uint64_t p, size_t n, bool *shared, bool *writable, bool *nccl)
 {
 	FILE *f = fopen("/proc/self/maps", "re");
 	char line[512], flags[5];
 	unsigned long lo, hi;
 	bool begins = true;
 
-	*shared = false;
+	*shared = *nccl = false;
 	*writable = true;
 	while (f && fgets(line, sizeof line, f)) {
 		if (begins && sscanf(line, "%lx-%lx %4s", &lo, &hi, flags) == 3 && lo < p + n && p < hi) {
 			*shared |= flags[3] == 's';
 			*writable &= flags[1] == 'w';
+			*nccl |= strstr(line, "/dev/shm/nccl-") != NULL;
 		}
 		begins = strchr(line, '\n');
 	}
@@ -458,7 +459,7 @@ static CUresult divide(struct block *b, bool whole, unsigned kind)
 static CUresult make(const struct sl_range *r)
 {
 	struct block *b = calloc(1, sizeof *b);
-	bool shared = false, writable = true, whole;
+	bool shared = false, writable = true, nccl = false, whole;
 	unsigned kind = 0;
 	CUresult err;
 
@@ -466,12 +467,18 @@ static CUresult make(const struct sl_range *r)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*b = (struct block){ .base = r->base, .n = r->size, .registered = r->type == SL_RANGE_REGISTERED };
 	if (b->registered) {
-		look_at(b->base, b->n, &shared, &writable);
+		look_at(b->base, b->n, &shared, &writable, &nccl);
 		b->read_only = r->flags & CU_MEMHOSTREGISTER_READ_ONLY;
 		kind = SL_MIRROR_REGISTERED | (b->read_only ? SL_MIRROR_READ_ONLY : 0) | (writable ? 0 : SL_MIRROR_FIXED | SL_MIRROR_READ_ONLY);
 		shared &= writable;
 	}
 	whole = b->n <= SMALL || shared || (b->n <= MEDIUM && compared + b->n <= SOME);
+	/* Kernels of two processes would wait for each other by it, each in a worker that has a copy of its own. */
+	if (shared && nccl) {
+		sl_log(SL_WARN, "NCCL's shared memory between processes is not supported: the processes' GPUs do not reach each other's memory, or NCCL_P2P_DISABLE is set");
+		free(b);
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
 	if (shared && (b->n > SHARED || compared + b->n > SL_MAX_HOST_WATCH / 2)) {
 		sl_log(SL_WARN, "kernels cannot reach %zu bytes of host memory: other processes may write to it, and %d bytes are the most then", b->n, SHARED);
 		free(b);

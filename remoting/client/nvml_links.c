@@ -51,8 +51,10 @@ NVML_API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, n
 	rc = pair(device, other, level, &l, &at, &same);
 	if (rc)
 		return rc;
-	*level = same ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_SYSTEM;
-	if (!same && at >= 0 && l.r.ancestor[at] != NV_NA)
+	if (same)
+		return NVML_ERROR_NOT_SUPPORTED; /* as NVML has it */
+	*level = NVML_TOPOLOGY_SYSTEM;
+	if (at >= 0 && l.r.ancestor[at] != NV_NA)
 		*level = l.r.ancestor[at];
 	return NVML_SUCCESS;
 }
@@ -127,33 +129,38 @@ NVML_API nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigne
 	return rc;
 }
 
-static nvmlReturn_t remote(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
+/* The part of nvmlPciInfo_t that all its layouts begin with. */
+static nvmlReturn_t remote(nvmlDevice_t device, unsigned int link, nvmlPciInfo_v2_t *pci)
 {
 	uint32_t v[SL_NVLINK_VALUES];
 	nvmlReturn_t rc = nvlink(device, link, pci, v);
 
 	if (rc)
 		return rc;
-	if (v[SL_NVLINK_BUS] == NV_NA && v[SL_NVLINK_DOMAIN] == NV_NA && v[SL_NVLINK_PCI_ID] == NV_NA)
+	/* Where the other end is not on this machine's PCI, the driver says that it is at FFFFFFFF:FF:FF.0. */
+	if (v[SL_NVLINK_BUS] == NV_NA)
 		return NVML_ERROR_NOT_SUPPORTED;
-	memset(pci, 0, sizeof *pci);
 	pci->domain = v[SL_NVLINK_DOMAIN];
 	pci->bus = v[SL_NVLINK_BUS];
 	pci->device = v[SL_NVLINK_DEVICE];
 	pci->pciDeviceId = v[SL_NVLINK_PCI_ID];
 	pci->pciSubSystemId = v[SL_NVLINK_PCI_SUB];
-	snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", pci->domain & 0xffff, pci->bus & 0xff, pci->device & 0xff);
-	snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", pci->domain, pci->bus & 0xff, pci->device & 0xff);
+	snprintf(pci->busId, sizeof pci->busId, "%04X:%02X:%02X.0", pci->domain & 0xfffffff, pci->bus & 0xff, pci->device & 0xff);
 	return NVML_SUCCESS;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
-	return remote(device, link, pci);
+	nvmlReturn_t rc = remote(device, link, (nvmlPciInfo_v2_t *)pci);
+
+	if (!rc)
+		snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", pci->domain, pci->bus & 0xff, pci->device & 0xff);
+	return rc;
 }
 
-/* NCCL passes the layout of today to the older name as well, and reads all of it. */
-NVML_API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
+NVML_API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_v2_t *pci)
 {
 	return remote(device, link, pci);
 }
+
+_Static_assert(offsetof(nvmlPciInfo_t, pciSubSystemId) == offsetof(nvmlPciInfo_v2_t, pciSubSystemId), "both begin alike");

@@ -663,6 +663,7 @@ static void test_links(void)
 	nvmlFieldValue_t f[3] = { { .fieldId = NVML_FI_DEV_NVLINK_GET_STATE, .scopeId = 0 }, { .fieldId = NVML_FI_DEV_NVLINK_GET_STATE, .scopeId = 1 },
 				  { .fieldId = NVML_FI_DEV_NVLINK_LINK_COUNT } };
 	struct { nvmlPciInfo_t p; uint32_t guard; } pci = { .guard = 0xabad1dea };
+	struct { nvmlPciInfo_v2_t p; uint32_t guard; } old = { .p.reserved[3] = 7, .guard = 0xabad1dea };
 	nvmlDevice_t a, b;
 	unsigned int n;
 	int before;
@@ -678,7 +679,7 @@ static void test_links(void)
 	CHECK(CALL(nvmlDeviceGetP2PStatus, a, NULL, 0, &n) == NVML_ERROR_INVALID_ARGUMENT);
 	CHECK(CALL(nvmlDeviceGetP2PStatus, a, a, 5, &n) == NVML_ERROR_INVALID_ARGUMENT);
 	CHECK(CALL(nvmlDeviceGetTopologyCommonAncestor, a, b, &n) == 0 && n == 40);
-	CHECK(CALL(nvmlDeviceGetTopologyCommonAncestor, a, a, &n) == 0 && n == 0);
+	CHECK(CALL(nvmlDeviceGetTopologyCommonAncestor, a, a, &n) == NVML_ERROR_NOT_SUPPORTED);
 	CHECK(CALL(nvmlDeviceGetNvLinkState, a, 0, &n) == 0 && n == 10 + SL_NVLINK_ACTIVE);
 	CHECK(CALL(nvmlDeviceGetNvLinkState, a, 1, &n) == NVML_ERROR_NOT_SUPPORTED);
 	CHECK(CALL(nvmlDeviceGetNvLinkState, a, 18, &n) == NVML_ERROR_INVALID_ARGUMENT);
@@ -689,7 +690,9 @@ static void test_links(void)
 	CHECK(CALL(nvmlDeviceGetNvLinkVersion, a, 0, &n) == 0 && n == 10 + SL_NVLINK_VERSION);
 	CHECK(CALL(nvmlDeviceGetNvLinkRemoteDeviceType, a, 0, &n) == 0 && n == 10 + SL_NVLINK_REMOTE_TYPE);
 	CHECK(CALL(nvmlDeviceGetNvLinkRemotePciInfo_v2, a, 0, &pci.p) == 0 && pci.p.bus == 15 && !strcmp(pci.p.busId, "00000000:0F:10.0"));
-	CHECK(CALL(nvmlDeviceGetNvLinkRemotePciInfo, a, 0, &pci.p) == 0 && !strcmp(pci.p.busIdLegacy, "0000:0F:10.0") && pci.guard == 0xabad1dea);
+	CHECK(!strcmp(pci.p.busIdLegacy, "0000:0F:10.0") && pci.guard == 0xabad1dea);
+	CHECK(CALL(nvmlDeviceGetNvLinkRemotePciInfo, a, 0, &old.p) == 0 && !strcmp(old.p.busId, "0000:0F:10.0") && old.p.bus == 15);
+	CHECK(old.p.reserved[3] == 7 && old.guard == 0xabad1dea);
 	CHECK(CALL(nvmlDeviceGetNvLinkRemotePciInfo, a, 1, &pci.p) == NVML_ERROR_NOT_SUPPORTED);
 	CHECK(CALL(nvmlDeviceGetFieldValues, a, 3, f) == 0 && !f[0].nvmlReturn && f[0].value.uiVal == 10 + SL_NVLINK_ACTIVE);
 	CHECK(f[1].nvmlReturn == NVML_ERROR_NOT_SUPPORTED && !f[2].nvmlReturn && f[2].value.uiVal == 1);

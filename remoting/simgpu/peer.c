@@ -67,8 +67,6 @@ API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
 	if (flags)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	if (p == c)
-		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
 	if (p->dev == c->dev || !peers())
 		return sim_leave(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
 	if (c->peers & 1U << p->dev)

@@ -4,6 +4,7 @@
  * with any device current.
  *
  * peer illegal: a kernel touches the other device's memory, which has not been enabled.
+ * peer nccl: memory that NCCL's processes would share, their kernels waiting for each other by it, is refused.
  * peer staged: the devices belong to several owners, which do not reach each other; copies work.
  */
 #include "check.h"
@@ -11,6 +12,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -103,7 +105,7 @@ static void enabling()
 
 	DRIVER(CU(cuDevicePrimaryCtxRetain)(&own, 0));
 	DRIVER(CU(cuDevicePrimaryCtxRetain)(&other, 1));
-	EXPECT_DRIVER(CU(cuCtxEnablePeerAccess)(own, 0), CUDA_ERROR_INVALID_CONTEXT);
+	EXPECT_DRIVER(CU(cuCtxEnablePeerAccess)(own, 0), CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
 	EXPECT_DRIVER(CU(cuCtxEnablePeerAccess)(NULL, 0), CUDA_ERROR_INVALID_CONTEXT);
 	DRIVER(CU(cuCtxEnablePeerAccess)(other, 0));
 	EXPECT_DRIVER(CU(cuCtxEnablePeerAccess)(other, 0), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
@@ -314,6 +316,21 @@ static int staged()
 	return pass();
 }
 
+static int nccl()
+{
+	char name[] = "/dev/shm/nccl-XXXXXX";
+	int fd = mkstemp(name);
+	void *p, *there;
+
+	REQUIRE(fd >= 0 && !unlink(name) && !ftruncate(fd, 65536), "no file in /dev/shm");
+	p = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	REQUIRE(p != MAP_FAILED, "no mapping");
+	CHECK(cudaHostRegister(p, 65536, cudaHostRegisterPortable | cudaHostRegisterMapped));
+	EXPECT(cudaHostGetDevicePointer(&there, p, 0), cudaErrorNotSupported);
+	puts("peer: NCCL's shared memory is refused");
+	return pass();
+}
+
 int main(int argc, char **argv)
 {
 	int sides[2], status = 0;
@@ -322,6 +339,8 @@ int main(int argc, char **argv)
 
 	if (argc > 1 && !strcmp(argv[1], "staged"))
 		return staged();
+	if (argc > 1 && !strcmp(argv[1], "nccl"))
+		return nccl();
 	if (argc > 1) {
 		a = words(0, 100);
 		b = words(1, 200);

@@ -18,6 +18,7 @@ func TestPeerAccess(t *testing.T) {
 			check(t, w.run(runOptions{mem: "512M", env: []string{"CUDA_VISIBLE_DEVICES=1,0"}}, program("peer")), want)
 			check(t, w.run(runOptions{mem: "512M"}, built("test/nvml"), "peers"), "nvml: peers 0, 2 links, ancestor 40\n")
 			check(t, w.run(runOptions{mem: "512M"}, program("peer"), "illegal"), "peer: an illegal address\nPASS\n")
+			check(t, w.run(runOptions{mem: "512M"}, program("peer"), "nccl"), "peer: NCCL's shared memory is refused\nPASS\n")
 			waitFor(t, time.Second, "all sessions have ended", func() bool { return len(w.sessions()) == 0 })
 			if used := w.settled(time.Now().Add(time.Second)); used != 0 {
 				t.Errorf("%d bytes are in use after all have ended", used)
