@@ -64,6 +64,9 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 		}
 		t := &s.tables[kind]
 		t.each(func(hid uint32, p *slot) {
+			if k, ok := p.obj.(*kernel); ok && k.img.library && k.fnCtx == id {
+				k.fnCtx = noCtx // wherever its library was loaded: the next context has the same id
+			}
 			if p.ctx != id {
 				return
 			}
@@ -82,7 +85,6 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 				s.freeLink(l)
 			}
 			if k, ok := p.obj.(*kernel); ok && k.img.library {
-				k.fnCtx = noCtx
 				return
 			}
 			s.unbind(kind, hid)
