@@ -34,7 +34,8 @@ var controlPayloads = map[string][]byte{
 	"LINK_CREATE": cat(u32(9), u32(0)), "LINK_ADD": linkAddRequest(image0, 9, 1, nil, "k"), "LINK_COMPLETE": u32(9),
 	"LINK_READ":  cat(u32(9), u32(0), u64(0), u64(1)),
 	"HOST_WRITE": cat(u64(hostAt), u32(0), u32(0), []byte{1}), "HOST_MERGE": cat(u64(hostAt), u32(8), u32(0), make([]byte, 9)),
-	"HOST_WATCH": cat(u64(hostAt), u64(8)),
+	"HOST_WATCH": cat(u64(hostAt), u64(8)), "HOST_SHARE": cat(u64(hostAt), u64(4096), u64(0)),
+	"COPY_IN_SHARED": cat(u64(1<<40), u64(hostAt), u64(1), u64(0)), "COPY_OUT_SHARED": cat(u64(1<<40), u64(hostAt), u64(1), u64(0)),
 }
 
 // operations are all rows of the API table, all control operations, and some numbers that are neither.
