@@ -519,7 +519,8 @@ var controls = map[string]func(g *grammar) []byte{
 		for i := range mask {
 			mask[i] = byte(g.r.Uint32())
 		}
-		return cat(u64s(hostMapAt+uint64(g.r.IntN(20))<<9), u32s(uint32(n), 0), mask, make([]byte, n))
+		checked := g.r.IntN(2)
+		return cat(u64s(hostMapAt+uint64(g.r.IntN(20))<<9), u32s(uint32(n), uint32(checked)), mask, make([]byte, n*(1+checked)))
 	},
 	"HOST_WATCH": func(g *grammar) []byte {
 		return u64s(hostMapAt+uint64(g.r.IntN(20))<<9, uint64(g.r.IntN(20))<<8)

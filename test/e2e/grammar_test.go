@@ -181,7 +181,6 @@ type grammarRig struct {
 	stalls  atomic.Int64
 	byes    sync.Map // reason: number
 	mu      sync.Mutex
-	bad     []string
 	kept    map[uint32]*grammarSession // by id, until the worker's log says how they ended
 	worked  map[string]bool            // operations that succeeded
 }
