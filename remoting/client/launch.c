@@ -156,14 +156,16 @@ static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **par
 		else
 			return CUDA_ERROR_INVALID_VALUE;
 	}
-	if ((size && !buffer) || size > (1u << 16) || size < k->param_bytes)
+	if ((size && !buffer) || size > (1u << 16) || (k->param_bytes && !size))
 		return CUDA_ERROR_INVALID_VALUE;
-	*n = (uint32_t)size;
-	to = sl_buf_room(b, size);
+	/* The buffer may be shorter than the parameters: NCCL gives the part that its kernels read. */
+	*n = size < k->param_bytes ? k->param_bytes : (uint32_t)size;
+	to = sl_buf_room(b, *n);
 	if (!to)
-		return size ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+		return *n ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 	if (size)
 		memcpy(to, buffer, size);
+	memset(to + size, 0, *n - size);
 	for (uint32_t i = 0; i < k->nparams && !err; i++)
 		err = reach(to + k->offset[i], k->size[i]);
 	return err;

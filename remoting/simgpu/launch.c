@@ -340,9 +340,9 @@ static CUresult params_extra(struct twin *t, void **extra, unsigned char *to)
 	}
 	if (!t->nbytes)
 		return CUDA_SUCCESS;
-	if (!buf || !size || *size < t->nbytes)		/* a buffer may be longer than the parameters, not shorter */
+	if (!buf || !size || !*size)
 		return CUDA_ERROR_INVALID_VALUE;
-	memcpy(to, buf, t->nbytes);
+	memcpy(to, buf, *size < t->nbytes ? *size : t->nbytes);	/* NCCL gives fewer bytes than its kernels declare */
 	return CUDA_SUCCESS;
 }
 

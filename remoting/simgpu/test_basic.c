@@ -356,7 +356,11 @@ static void t_kernels(void)
 	CU(cuLaunchKernel(f, 4, 1, 1, 32, 1, 1, 0, NULL, NULL, extra));
 	CU(cuMemcpyDtoH_v2(z, c, sizeof(z)));
 	CHECK(z[49] == 49 + 51 && z[50] == 52);
-	bytes = 24;
+	bytes = 24; /* without n, which is then zero */
+	CU(cuLaunchKernel(f, 4, 1, 1, 32, 1, 1, 0, NULL, NULL, extra));
+	CU(cuMemcpyDtoH_v2(z, c, sizeof(z)));
+	CHECK(z[49] == 49 + 51 && z[50] == 52);
+	bytes = 0;
 	IS(cuLaunchKernel(f, 4, 1, 1, 32, 1, 1, 0, NULL, NULL, extra), CUDA_ERROR_INVALID_VALUE);
 	IS(cuLaunchKernel(f, 0, 1, 1, 32, 1, 1, 0, NULL, args, NULL), CUDA_ERROR_INVALID_VALUE);
 	IS(cuLaunchKernel(f, 1, 1, 1, 1025, 1, 1, 0, NULL, args, NULL), CUDA_ERROR_INVALID_VALUE);

@@ -772,3 +772,14 @@ SIM_KERNEL(engine_step, SIM_PARAMS(8, 8, 8, 8, 4))
 			out[i] = cache[i] * 3 + tokens[i];
 		}
 }
+
+/* packed.cu */
+
+SIM_KERNEL(packed_count, SIM_PARAMS(4096))
+{
+	struct { unsigned *out; unsigned n, first; } w = SIM_ARG(0, __typeof__(w));
+
+	sim_check(w.out, w.n * sizeof(*w.out));
+	for (unsigned i = 0; i < w.n; i++)
+		w.out[i] = w.first + i;
+}
