@@ -1,6 +1,7 @@
 """Lines for a terminal of the raw log of gpu-llm.sh: each figure natively, remotely, and the share of native speed.
 
 llm_report.py LOG
+llm_report.py --page LOG    the tables of docs/benchmarks.md
 
 A run's name is PART.VARIANT.NUMBER. Of several native runs of a number the median counts; a remote run's result must be
 the same as natively where it is a digest.
@@ -70,7 +71,41 @@ def lines(part, number, variants, native):
                 yield f"    {title:48} native {base:10.2f}  remote {got:10.2f}  {share:.3f} of native speed"
 
 
+PARTS = {
+    "llama": ("llama.cpp", {"cold": "worker's store empty", "1": "second session"}),
+    "tokens": ("Greedy decoding in PyTorch", {"empty": "compile cache empty", "filled": "filled"}),
+    "attention": ("cuDNN's attention", {"empty": "compile cache empty", "filled": "filled"}),
+}
+
+
+def page(log):
+    """A table for each part: natively, and over each link with the share of native speed."""
+    head = rawlog.headers(log)[0]
+    yield f"{head['gpu']}, driver {head['driver']}, commit {head['commit']}, {head['date'][:10]}."
+    for part, numbers in load(log).items():
+        every = [n for variants in numbers.values() for n in variants.get("native", [])]
+        links = [v for v in LINKS if any(v in variants for variants in numbers.values())]
+        title, names = PARTS[part]
+        yield ""
+        yield f"| {title} | | native | " + " | ".join(LINKS[v] for v in links) + " |"
+        yield "|---" * (3 + len(links)) + "|"
+        for number, variants in sorted(numbers.items(), key=lambda n: list(names).index(n[0])):
+            native = variants.get("native") or every
+            if not any(v in variants for v in links):
+                continue
+            for key, what, more in FIGURES[part]:
+                base = statistics.median(figure(n["result"], key) for n in native)
+                row = [names[number], what, f"{base:.2f}"]
+                for v in links:
+                    got = figure(variants[v][-1]["result"], key)
+                    row.append(f"{got:.2f} ({got / base if more else base / got:.2f})")
+                yield "| " + " | ".join(row) + " |"
+
+
 def main():
+    if sys.argv[1] == "--page":
+        print(*page(Path(sys.argv[2])), sep="\n")
+        return
     for part, numbers in load(Path(sys.argv[1])).items():
         every = [n for variants in numbers.values() for n in variants.get("native", [])]
         for number, variants in numbers.items():
