@@ -25,6 +25,7 @@ void sl_log(int level, const char *fmt, ...)
 void sl_errlog(const char *fmt, ...) { (void)fmt; }
 void sl_errlog_failed(const char *function, CUresult result) { (void)function, (void)result; }
 bool sl_forked(void) { return false; }
+void sl_waits_take(const char *name) { (void)name; }
 CUresult sl_dead(void) { return CUDA_SUCCESS; }
 
 int main(void)
