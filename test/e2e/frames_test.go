@@ -533,9 +533,10 @@ var controls = map[string]func(g *grammar) []byte{
 	"LINK_READ": func(g *grammar) []byte {
 		return cat(u32s(g.handle("LINK"), 0), u64s(uint64(g.r.IntN(100)), g.bounded()))
 	},
-	"OBSERVE_MORE": func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3)), uint32(g.r.IntN(20)/19)) },
-	"HOST_SHARE":   nil, // it needs a descriptor
-	"HOSTFN_DONE":  nil, "BEAT": nil, "OBSERVE": nil,
+	"OBSERVE_MORE":  func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3)), uint32(g.r.IntN(20)/19)) },
+	"OBSERVE_LINKS": func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3))) },
+	"HOST_SHARE":    nil, // it needs a descriptor
+	"HOSTFN_DONE":   nil, "BEAT": nil, "OBSERVE": nil,
 }
 
 // launch is of a kernel with good parameters as a rule.
