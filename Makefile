@@ -96,7 +96,7 @@ $(CUDA_OUT):
 	mkdir -p $@
 
 # Link only what is used of the runtime: its symbols stay inside each object.
-$(CUDA_OUT)/%: test/cuda/%.cu test/cuda/check.h test/cuda/graphs.h $(NVCC) | $(CUDA_OUT)
+$(CUDA_OUT)/%: test/cuda/%.cu test/cuda/check.h test/cuda/driver.h test/cuda/graphs.h $(NVCC) | $(CUDA_OUT)
 	$(NVCC) $(NVCC_FLAGS) -o $@ $<
 
 $(CUDA_OUT)/libtwo%.so: test/cuda/twolibs.cu test/cuda/check.h $(NVCC) | $(CUDA_OUT)

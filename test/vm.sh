@@ -35,7 +35,7 @@ kernel() {
 	version=${package#linux-image-}
 	mv "$dir/x/boot/vmlinuz-$version" "$dir/vmlinuz"
 	depmod -b "$dir/x" "$version"
-	mkdir -p "$dir/init/bin" "$dir/init/dev" "$dir/init/proc" "$dir/init/sys" "$dir/init/root" "$dir/modules/lib/modules/$version"
+	mkdir -p "$dir/init/bin" "$dir/init/dev" "$dir/init/proc" "$dir/init/sys" "$dir/init/sysroot" "$dir/modules/lib/modules/$version"
 	for m in virtio_pci virtio_blk virtio_console ext4 crc32c_generic 9p 9pnet_virtio autofs4 ip_tables x_tables; do
 		modprobe -d "$dir/x" -S "$version" --show-depends "$m" | sed -n 's/^insmod //p'
 	done | awk '!seen[$1]++ {print $1}' | while read -r m; do
@@ -52,9 +52,9 @@ kernel() {
 		$b mount -t sysfs sys /sys
 		for m in $($b cat /modules); do $b insmod "/$m"; done
 		until [ -b /dev/vda ]; do $b sleep 0.1; done
-		$b mount -t ext4 -o rw /dev/vda /root
-		for d in dev proc sys; do $b mount --move /$d /root/$d; done
-		exec $b switch_root /root /sbin/init
+		$b mount -t ext4 -o rw /dev/vda /sysroot
+		for d in dev proc sys; do $b mount --move /$d /sysroot/$d; done
+		exec $b switch_root /sysroot /sbin/init
 	INIT
 	chmod 755 "$dir/init/init"
 	(cd "$dir/init" && find . | cpio -o -H newc --quiet | zstd -q -1) >"$dir/initrd"

@@ -17,6 +17,7 @@
 #include "gen.h"
 #include "guard.h"
 #include "handles.h"
+#include "memfd.h"
 #include "ranges.h"
 #include "route.h"
 #include "session.h"
@@ -26,18 +27,6 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#ifndef MFD_CLOEXEC
-#define MFD_CLOEXEC 1u
-#define MFD_ALLOW_SEALING 2u
-#endif
-#ifndef F_ADD_SEALS
-#define F_ADD_SEALS 1033
-#define F_SEAL_SEAL 1
-#define F_SEAL_SHRINK 2
-#define F_SEAL_GROW 4
-#define F_SEAL_WRITE 8
-#endif
 
 _Atomic bool sl_ipc_shares;
 

@@ -67,7 +67,7 @@ static inline bool sl_mapped_is_twin(uint64_t p)
 }
 
 /*
- * Has the worker share page-locked memory that can be shared, of which [p, p+n) is a part. *there becomes p's address in the
+ * Makes the worker share the page-locked memory that [p, p+n) lies in, if that memory can be shared. *there becomes p's address in the
  * worker. make: also where it does not share the memory yet, which costs a round trip. False if it does not share it.
  */
 bool sl_mapped_share_slow(uint64_t p, size_t n, bool make, uint64_t *there);

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "shared.h"
 #include "log.h"
+#include "memfd.h"
 #include "peer.h"
 #include "session.h"
 
@@ -11,17 +12,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-
-#ifndef MFD_CLOEXEC
-#define MFD_CLOEXEC 1u
-#define MFD_ALLOW_SEALING 2u
-#endif
-#ifndef F_ADD_SEALS
-#define F_ADD_SEALS 1033
-#define F_SEAL_SEAL 1
-#define F_SEAL_SHRINK 2
-#define F_SEAL_GROW 4
-#endif
 
 enum {
 	MIN = 64 << 10,	/* bytes of memory that is worth a descriptor */

@@ -17,7 +17,7 @@ bool sl_shared_can(void);
 void sl_shared_stop(CUresult why);
 /* A new file in memory of n bytes; 0 if it cannot be shared, or is too small for that to pay. */
 int sl_shared_new(size_t n);
-/* Closes it, whoever has it mapped; 0 is no file. */
+/* Closes the descriptor of a file; its mappings stay. 0 means that there is none. */
 void sl_shared_close(int memfd);
 /* Sends the descriptor of a file of n bytes to the worker. The HOST_SHARE that names it has to be the next to follow. */
 bool sl_shared_lend(int memfd, size_t n);

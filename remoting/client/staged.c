@@ -19,7 +19,7 @@
 
 enum {
 	MIN_IN = 1 << 20,	/* bytes of a copy that is worth it */
-	MIN_OUT = 4 << 20,	/* the last slot of which costs a round trip more */
+	MIN_OUT = 4 << 20,	/* its last slot costs one more round trip */
 	SLOT = 1 << 20,
 	SLOTS = 16,
 };

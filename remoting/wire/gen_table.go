@@ -370,7 +370,7 @@ const (
 	OpHostMerge = 0xF013
 	// OpHostWatch: has the worker send HOST frames for memory that HOST_MAP gave: what the GPU has changed goes out before any frame that says that work is complete, and, of up to 64 KiB, while work runs.
 	OpHostWatch = 0xF019
-	// OpHostShare: as HOST_MAP, of memory that the client shares: a file in memory, sealed against shrinking, of which every page is allocated. Its descriptor came on the socket before this frame, with one byte (`SCM_RIGHTS`). HOST_UNMAP ends it. Only where the frames go through shared memory.
+	// OpHostShare: maps memory that the client shares, and registers it with the driver as HOST_MAP does. The memory is a file in memory that is sealed against shrinking and has all its pages allocated. The client has sent its descriptor on the socket before this frame, with one byte (`SCM_RIGHTS`). HOST_UNMAP ends the mapping. Only for sessions whose frames go through shared memory.
 	OpHostShare = 0xF01B
 	// OpCopyInShared: copies to the device from memory that HOST_SHARE gave, in the stream; the reply comes when that is done.
 	OpCopyInShared = 0xF01C
@@ -2638,7 +2638,7 @@ func (m *HostWatch) get(b []byte) {
 // HostShareSize is the size of a HostShare, in bytes.
 const HostShareSize = 24
 
-// HostShare: as HOST_MAP, of memory that the client shares: a file in memory, sealed against shrinking, of which every page is allocated. Its descriptor came on the socket before this frame, with one byte (`SCM_RIGHTS`). HOST_UNMAP ends it. Only where the frames go through shared memory.
+// HostShare: maps memory that the client shares, and registers it with the driver as HOST_MAP does. The memory is a file in memory that is sealed against shrinking and has all its pages allocated. The client has sent its descriptor on the socket before this frame, with one byte (`SCM_RIGHTS`). HOST_UNMAP ends the mapping. Only for sessions whose frames go through shared memory.
 type HostShare struct {
 	Address uint64 // of a page
 	Size    uint64 // bytes: whole pages of 4 KiB, and the file's size

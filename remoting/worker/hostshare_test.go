@@ -12,7 +12,7 @@ import (
 
 const sharedSize = 64 << 10
 
-// memoryFile makes a file in memory of sharedSize bytes, of which so many are allocated.
+// memoryFile makes a file in memory of sharedSize bytes, and allocates the first of them.
 func memoryFile(t *testing.T, allocated int64, seals int) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)

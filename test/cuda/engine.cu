@@ -4,10 +4,8 @@
  * after. A step's input is written to page-locked host memory that the graph's kernel reads, in two buffers by turns, so
  * that one is written while a step reads the other.
  */
-#include "check.h"
+#include "driver.h"
 
-#include <cuda.h>
-#include <dlfcn.h>
 #include <string.h>
 
 enum { WORDS = 2 << 20, SIZES = 7, LARGEST = 1 << (SIZES - 1), BUFFERS = 2, STEPS = 60, SLEEP_EVERY = 15 };
@@ -21,24 +19,6 @@ extern "C" __global__ void engine_step(const unsigned *weights, const unsigned *
 		out[i] = cache[i] * 3 + tokens[i];
 	}
 }
-
-#define DRIVER(call) \
-	do { \
-		CUresult driver_err = (call); \
-		REQUIRE(driver_err == CUDA_SUCCESS, "%s: %d", #call, (int)driver_err); \
-	} while (0)
-
-/* The driver's functions, without linking with it. */
-template <typename F> static F driver(const char *name, F)
-{
-	static void *lib = dlopen("libcuda.so.1", RTLD_NOW);
-	void *f = lib ? dlsym(lib, name) : NULL;
-
-	REQUIRE(f, "the driver lacks %s", name);
-	return (F)f;
-}
-
-#define CU(f) driver(#f, (decltype(&f))NULL)
 
 /* An address range that keeps its address while its memory comes and goes. */
 struct range {

@@ -4,10 +4,8 @@
  * processes makes; handles that are forged, stale or the process's own are refused; memory stays
  * with who has it open when its maker ends.
  */
-#include "check.h"
+#include "driver.h"
 
-#include <cuda.h>
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,24 +19,6 @@ extern "C" __global__ void ipc_add(unsigned *v, int n, unsigned by)
 	if (i < n)
 		v[i] += by;
 }
-
-#define DRIVER(call) \
-	do { \
-		CUresult driver_err = (call); \
-		REQUIRE(driver_err == CUDA_SUCCESS, "%s: %d", #call, (int)driver_err); \
-	} while (0)
-
-/* The driver's functions, without linking with it. */
-template <typename F> static F driver(const char *name, F)
-{
-	static void *lib = dlopen("libcuda.so.1", RTLD_NOW);
-	void *f = lib ? dlsym(lib, name) : NULL;
-
-	REQUIRE(f, "the driver lacks %s", name);
-	return (F)f;
-}
-
-#define CU(f) driver(#f, (decltype(&f))NULL)
 
 static const int n = 1 << 20, small = 300, rounds = 20;
 static int side; /* of the socket between the processes */

@@ -2,10 +2,8 @@
  * A kernel whose parameter is a structure of 4,096 bytes is given as many of them as it reads, by the driver's interface
  * and with launch attributes, as NCCL launches its kernels.
  */
-#include "check.h"
+#include "driver.h"
 
-#include <cuda.h>
-#include <dlfcn.h>
 #include <string.h>
 
 struct work {
@@ -21,8 +19,6 @@ extern "C" __global__ void packed_count(const __grid_constant__ work w)
 	if (i < w.n)
 		w.out[i] = w.first + i;
 }
-
-#define ENTRY(f) ((decltype(&f))dlsym(dlopen("libcuda.so.1", RTLD_NOW), #f))
 
 int main()
 {
@@ -55,8 +51,8 @@ int main()
 		w.first = k;
 		memcpy(room, &w, 16);
 		CHECK(cudaMemset(d, 0, sizeof h));
-		err = k % 2 ? ENTRY(cuLaunchKernelEx)(&c, (CUfunction)f, NULL, extra) :
-			      ENTRY(cuLaunchKernel)((CUfunction)f, 4, 1, 1, 256, 1, 1, 0, NULL, NULL, extra);
+		err = k % 2 ? CU(cuLaunchKernelEx)(&c, (CUfunction)f, NULL, extra) :
+			      CU(cuLaunchKernel)((CUfunction)f, 4, 1, 1, 256, 1, 1, 0, NULL, NULL, extra);
 		REQUIRE(err == CUDA_SUCCESS, "%zu bytes of parameters: %d", bytes[k], (int)err);
 		CHECK(cudaMemcpy(h, d, sizeof h, cudaMemcpyDeviceToHost));
 		for (unsigned i = 0; i < n; i++)

@@ -7,10 +7,8 @@
  * peer nccl: memory that NCCL's processes would share, their kernels waiting for each other by it, is refused.
  * peer staged: the devices belong to several owners, which do not reach each other; copies work.
  */
-#include "check.h"
+#include "driver.h"
 
-#include <cuda.h>
-#include <dlfcn.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -24,25 +22,6 @@ extern "C" __global__ void peer_add(unsigned *to, const unsigned *from, int n, u
 	if (i < n)
 		to[i] = from[i] + by;
 }
-
-#define EXPECT_DRIVER(call, want) \
-	do { \
-		CUresult driver_err = (call); \
-		REQUIRE(driver_err == (want), "%s: %d", #call, (int)driver_err); \
-	} while (0)
-#define DRIVER(call) EXPECT_DRIVER(call, CUDA_SUCCESS)
-
-/* The driver's functions, without linking with it. */
-template <typename F> static F driver(const char *name, F)
-{
-	static void *lib = dlopen("libcuda.so.1", RTLD_NOW);
-	void *f = lib ? dlsym(lib, name) : NULL;
-
-	REQUIRE(f, "the driver lacks %s", name);
-	return (F)f;
-}
-
-#define CU(f) driver(#f, (decltype(&f))NULL)
 
 static const int N = 1 << 18;
 static const size_t BYTES = N * sizeof(unsigned);

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errBroker says that no broker has answered. There is none while the daemon starts anew.
+// errBroker says that no broker has answered. There is none while the daemon restarts.
 var errBroker = errors.New("exchange: the daemon does not answer")
 
 // Link is a session's way to the broker of its lease. Safe for concurrent use.

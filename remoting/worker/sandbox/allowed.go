@@ -40,7 +40,7 @@ var Allowed = []string{
 	"timerfd_create", "timerfd_settime", "timerfd_gettime", "setitimer", "getitimer", "alarm", "uname", "sysinfo", "getrandom",
 }
 
-// An argument of a system call of which the kernel takes 32 bits.
+// An argument describes what an argument of a system call may be. The kernel reads its lower 32 bits only.
 type argument struct {
 	n    uint32
 	mask uint32 // 0 for all bits
