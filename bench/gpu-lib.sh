@@ -77,7 +77,7 @@ wait_for() {
 
 accepts() { (exec 3<>"/dev/tcp/127.0.0.1/$1"); }
 
-# start_worker NAME tcp|unix [FLAGS...]: a worker on device 0 that offers all its
+# start_worker NAME tcp|unix [FLAGS...]: a worker on device 0, or on DEVICES, that offers all their
 # memory, for leases to take from; its address is left in ADDR, its log is
 # worker-NAME.log.
 start_worker() {
@@ -89,7 +89,7 @@ start_worker() {
 		port=$(free_port)
 		ADDR=tcp:127.0.0.1:$port
 	fi
-	"$WORKER" --listen "$ADDR" --device 0 --store "$STORE" --log "$WORKER_LOG" "$@" >"$log" 2>&1 &
+	"$WORKER" --listen "$ADDR" --device "${DEVICES:-0}" --store "$STORE" --log "$WORKER_LOG" "$@" >"$log" 2>&1 &
 	STARTED[$name]=$!
 	if [ "$kind" = unix ]; then
 		wait_for 30 "${STARTED[$name]}" test -S "${ADDR#unix:}"

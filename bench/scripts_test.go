@@ -210,6 +210,26 @@ func TestGPULLM(t *testing.T) {
 		"FAIL llama", "SLUICE_LLAMA names no folder", "gpu-llm: 1 runs failed: llama")
 }
 
+func TestGPUSeveral(t *testing.T) {
+	out, status, logs := script(t, nil, "gpu-several.sh", "--only", "collectives,ddp,killed")
+	if status != 1 {
+		t.Errorf("exit status %d, want 1: the losses differ, and a case failed", status)
+	}
+	want(t, out,
+		"all_reduce           1024  native   10.000 GB/s     100.0 us     100.0 waited for   remote    8.000 GB/s     125.0 us     125.0 waited for   0.80",
+		"PASS collectives: the same wrong", "native 100.00 ms a step   remote 125.00 ms a step   0.800 of native speed",
+		"FAIL ddp: process 1: losses natively ['0x1.8p+0'], remotely ['0x1.9p+0']",
+		"FAIL killed-remote", "| rank 0: the process group is there", "| NCCL WARN what NCCL says", "FAIL killed: remote: rank 0 ran past its time",
+		"PASS nothing-left")
+	log, err := os.ReadFile(filepath.Join(logs, "several", "several.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(log, []byte("\n")); n != 7 || !bytes.HasPrefix(log, []byte(`{"commit"`)) {
+		t.Errorf("a log of %d lines: %s", n, log)
+	}
+}
+
 func TestSmoke(t *testing.T) {
 	out, status, _ := script(t, nil, "gpu-smoke.sh")
 	if status != 1 {
@@ -220,7 +240,7 @@ func TestSmoke(t *testing.T) {
 }
 
 func TestParts(t *testing.T) {
-	for _, name := range []string{"gpu-test.sh", "gpu-bench.sh", "gpu-llm.sh"} {
+	for _, name := range []string{"gpu-test.sh", "gpu-bench.sh", "gpu-llm.sh", "gpu-several.sh"} {
 		out, status, _ := script(t, nil, name, "--only", "nothing")
 		if status != 2 || !strings.Contains(out, "no part nothing; there are: ") {
 			t.Errorf("%s: exit status %d, %q", name, status, out)

@@ -1,0 +1,87 @@
+"""Lines for a terminal of the raw log of gpu-several.sh: each figure natively, remotely, and the share of native speed.
+
+several_report.py LOG
+
+Exit status 1 if a case failed remotely, or gave another result than natively.
+"""
+
+import sys
+
+import rawlog
+
+# What two runs of a case must have in common, in each of their processes.
+SAME = ("losses", "wrong", "parameters", "sums", "child", "can_access", "error", "after")
+
+
+def load(log):
+    """{case: {place: line}}"""
+    found = {}
+    for line in rawlog.read(log):
+        if "run" in line:
+            found.setdefault(line["run"], {})[line["place"]] = line
+    return found
+
+
+def ranks(line):
+    return (line.get("result") or {}).get("ranks", []) if line else []
+
+
+def rows(line):
+    """{(what, bytes): row} of the first process."""
+    return {(r["what"], r["bytes"]): r for r in (ranks(line) or [{}])[0].get("rows", [])}
+
+
+def figures(native, remote):
+    n, r = rows(native), rows(remote)
+    for key in dict.fromkeys([*n, *r]):
+        cells = []
+        for place, row in (("native", n.get(key)), ("remote", r.get(key))):
+            if row:
+                waited = f" {row['waited_us']:9.1f} waited for" if "waited_us" in row else ""
+                cells.append(f"{place} {row['bus_gb_s']:8.3f} GB/s {row['us']:9.1f} us{waited}")
+        ratio = f"   {r[key]['bus_gb_s'] / n[key]['bus_gb_s']:.2f}" if key in n and key in r else ""
+        yield f"{key[0]:14} {key[1]:>10}  " + "   ".join(cells) + ratio
+    m = [(ranks(line) or [{}])[0].get("median_ms") for line in (native, remote)]
+    if any(m):
+        text = [f"{place} {ms:.2f} ms a step" for place, ms in zip(("native", "remote"), m) if ms]
+        yield "   ".join(text) + (f"   {m[0] / m[1]:.3f} of native speed" if all(m) else "")
+    for place, line in (("native", native), ("remote", remote)):
+        for i, rank in enumerate(ranks(line)):
+            if "error" in rank:
+                yield f"{place}, process {i}: {rank['error']} after {rank['error_s']} s, given up after {rank.get('aborted_s')} s"
+
+
+def judge(case, native, remote):
+    """What is wrong with the case."""
+    for place, line in (("native", native), ("remote", remote)):
+        if line and line["status"]:
+            yield f"{place}: {(line.get('result') or {}).get('failed') or 'exit status %d' % line['status']}"
+        for i, rank in enumerate(ranks(line)):
+            if rank.get("wrong"):
+                yield f"{place}, process {i}: wrong results of {', '.join(rank['wrong'])}"
+    if native and remote and not native["status"] and not remote["status"]:
+        for i, (a, b) in enumerate(zip(ranks(native), ranks(remote))):
+            for key in SAME:
+                if a.get(key) != b.get(key):
+                    yield f"process {i}: {key} natively {a.get(key)}, remotely {b.get(key)}"
+
+
+def main(log):
+    bad = 0
+    for case, places in load(log).items():
+        native, remote = places.get("native"), places.get("remote")
+        print(f"-- {case}")
+        for line in figures(native, remote):
+            print(line)
+        wrong = list(judge(case, native, remote))
+        bad += len(wrong)
+        for line in wrong:
+            print(f"FAIL {case}: {line}")
+        if not wrong and native and remote:
+            same = [k for k in SAME if any(k in r for r in ranks(remote))]
+            print(f"PASS {case}" + (f": the same {', '.join(same)}" if same else ""))
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main(sys.argv[1]) else 0)
