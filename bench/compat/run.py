@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Runs other people's tests and programs natively and remotely, side by side, and writes how each ended.
 
-run.py --sources DIR --out DIR --remote 'COMMAND...' [--only SUITE,...] [--cases SUITE=N,...] [--jobs N] [--budget S]
+run.py --sources DIR --out DIR --remote 'COMMAND...' [--only SUITE,...[/SUITE,...]] [--cases SUITE=N,...] [--jobs N] [--budget S]
 
 DIR of --sources has a folder for each suite (docs/compatibility.md says which files of which release). --remote is
-what is put before a command so that it runs through Sluice. Written: native.jsonl and remote.jsonl, a line for each
-case: suite, case, result (pass, fail, skip), seconds, why. A case that crashes or hangs is one case that failed.
+what is put before a command so that it runs through Sluice. Groups of suites with a slash between them run side by side, the
+suites of a group one after the other. Written: native.jsonl and remote.jsonl, a line for each case: suite, case, result
+(pass, fail, skip), seconds, why. A case that crashes or hangs is one case that failed.
 """
 
 import argparse
@@ -163,7 +164,7 @@ def programs():
 
 def pytest(suite, sources, mode, cases, jobs, seconds, only):
     """Runs a suite of pytest's in mode; a process that dies costs the case that it was at."""
-    ini = os.path.join(mode.logs, "pytest.ini")  # instead of the suites' own: there warnings are errors
+    ini = os.path.join(mode.logs, suite + ".ini")  # instead of the suites' own: there warnings are errors
     with open(ini, "w") as f:
         f.write("[pytest]\n")
     cwd, args = {
@@ -179,6 +180,8 @@ def pytest(suite, sources, mode, cases, jobs, seconds, only):
         ),
     }[suite]
     out = os.path.join(mode.logs, suite + ".jsonl")
+    if os.path.exists(out):
+        os.remove(out)  # of an earlier run
     env = dict(
         os.environ,
         COMPAT_OUT=out,
@@ -204,26 +207,10 @@ def pytest(suite, sources, mode, cases, jobs, seconds, only):
     print("%s, %s: status %s, %d cases" % (suite, mode.name, status, n), flush=True)
 
 
-def main():
-    ap = argparse.ArgumentParser()
-    ap.add_argument("--sources", required=True)
-    ap.add_argument("--out", required=True)
-    ap.add_argument("--remote", required=True)
-    ap.add_argument("--only", default=",".join(CASES))
-    ap.add_argument("--cases", default="")
-    ap.add_argument("--names", default="", help="a file with the names of the only cases to run")
-    ap.add_argument("--modes", default="native,remote")
-    ap.add_argument("--jobs", type=int, default=6)
-    ap.add_argument("--budget", type=int, default=540, help="seconds for all")
-    a = ap.parse_args()
-    most = dict(CASES, **{k: int(v) for k, v in (c.split("=") for c in a.cases.split(",") if c)})
-    a.sources = os.path.abspath(a.sources)
-    deadline = time.monotonic() + a.budget
-    a.out = os.path.abspath(a.out)
-    modes = [Mode("native", [], a.out), Mode("remote", shlex.split(a.remote), a.out)]
-    modes = [m for m in modes if m.name in a.modes.split(",")]
+def one_by_one(suites, a, modes, most, deadline):
+    """Runs suites, one after the other, in all modes."""
     names = set(open(a.names).read().splitlines()) if a.names else None
-    for suite in a.only.split(","):
+    for suite in suites:
         left = int(deadline - time.monotonic())
         if left < 10:
             print("%s: not run, no time left" % suite, flush=True)
@@ -242,6 +229,30 @@ def main():
             for f in [pool.submit(fn, *args) for fn, args in work]:
                 f.result()
         print("%s: %.0f s" % (suite, time.monotonic() - begun), flush=True)
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--sources", required=True)
+    ap.add_argument("--out", required=True)
+    ap.add_argument("--remote", required=True)
+    ap.add_argument("--only", default=",".join(CASES))
+    ap.add_argument("--cases", default="")
+    ap.add_argument("--names", default="", help="a file with the names of the only cases to run")
+    ap.add_argument("--modes", default="native,remote")
+    ap.add_argument("--jobs", type=int, default=6)
+    ap.add_argument("--budget", type=int, default=540, help="seconds for all")
+    a = ap.parse_args()
+    most = dict(CASES, **{k: int(v) for k, v in (c.split("=") for c in a.cases.split(",") if c)})
+    a.sources = os.path.abspath(a.sources)
+    deadline = time.monotonic() + a.budget
+    a.out = os.path.abspath(a.out)
+    modes = [Mode("native", [], a.out), Mode("remote", shlex.split(a.remote), a.out)]
+    modes = [m for m in modes if m.name in a.modes.split(",")]
+    groups = [g.split(",") for g in a.only.split("/")]
+    with concurrent.futures.ThreadPoolExecutor(len(groups)) as pool:
+        for f in [pool.submit(one_by_one, g, a, modes, most, deadline) for g in groups]:
+            f.result()
 
 
 main()
