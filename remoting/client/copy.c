@@ -25,6 +25,7 @@
 #include "ipc.h"
 #include "mapped.h"
 #include "operand.h"
+#include "pointers.h"
 #include "ranges.h"
 #include "route.h"
 #include "send.h"
@@ -96,6 +97,7 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 	if (__builtin_expect(there != NULL, 0))
 		return sl_copy_elsewhere(there, in_there, &(struct linear){ dst, (void *)(uintptr_t)src, n }, s);
 	err = sl_copy_source_ready(src, n);
+	sl_pointers(src, n);
 	if (!err)
 		err = sl_staged_in(dst, src, n, s, &done);
 	if (err || done)

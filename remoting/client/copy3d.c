@@ -16,6 +16,7 @@
 #include "hostfn.h"
 #include "mapped.h"
 #include "operand.h"
+#include "pointers.h"
 #include "route.h"
 #include "send.h"
 #include "session.h"
@@ -133,6 +134,7 @@ static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
 						memcpy(bounce + r * n, from + r * c->srcPitch, n);
 					data = bounce;
 				}
+				sl_pointers(data, n * nrows);
 				sl_buf_init(&b);
 				sl_route(&b, SL_STREAM, s);
 				sl_put(&b, struct wire_box, .memtype = c->dstMemoryType, .stream = stream, .where = where,

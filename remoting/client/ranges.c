@@ -19,11 +19,24 @@ static size_t count, capacity;
 static size_t graphs;	/* ranges of graphs that were added */
 static _Atomic uint64_t last_id;
 
-_Atomic uint64_t sl_locked_filter[64];
+_Atomic uint64_t sl_locked_filter[64], sl_locked_least, sl_locked_span;
 
 static bool locked_memory(const struct sl_range *r)
 {
 	return r->type == SL_RANGE_HOST || r->type == SL_RANGE_REGISTERED;
+}
+
+/* Who reads the two while they grow finds an address in vain, or misses one of memory that is being made. */
+static void bounds_add(uint64_t lo, uint64_t hi)
+{
+	uint64_t least = atomic_load(&sl_locked_least), span = atomic_load(&sl_locked_span);
+
+	if (span && least < lo)
+		lo = least;
+	if (span && least + span > hi)
+		hi = least + span;
+	atomic_store(&sl_locked_least, lo);
+	atomic_store(&sl_locked_span, hi - lo);
 }
 
 static void filter_add(const struct sl_range *r)
@@ -38,6 +51,7 @@ static void filter_add(const struct sl_range *r)
 	if (last - first >= 4096)
 		for (unsigned i = 0; i < 64; i++)
 			atomic_store(&sl_locked_filter[i], ~0ull);
+	bounds_add(r->base, r->base + r->size);
 }
 
 /* Clears the filter once there is no page-locked memory at all. Called with the lock held. */
@@ -48,6 +62,7 @@ static void filter_clear(void)
 			return;
 	for (unsigned i = 0; i < 64; i++)
 		atomic_store(&sl_locked_filter[i], 0);
+	atomic_store(&sl_locked_span, 0);
 }
 
 uint64_t sl_range_next_id(void)

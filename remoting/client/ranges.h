@@ -31,6 +31,8 @@ struct sl_range {
  * for all 2 MiB regions of the same hash; it may still be set when the memory is gone.
  */
 extern _Atomic uint64_t sl_locked_filter[64];
+/* The least such address, and how many bytes lie between it and the end of the last such memory; 0 if there is none. */
+extern _Atomic uint64_t sl_locked_least, sl_locked_span;
 
 static inline bool sl_locked_maybe(uint64_t p)
 {

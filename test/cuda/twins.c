@@ -783,3 +783,28 @@ SIM_KERNEL(packed_count, SIM_PARAMS(4096))
 	for (unsigned i = 0; i < w.n; i++)
 		w.out[i] = w.first + i;
 }
+
+/* pointers.cu */
+
+struct ptr_link {
+	unsigned value;
+	struct ptr_link *next;
+};
+
+SIM_KERNEL(ptr_follow, SIM_PARAMS(8, 4))
+{
+	const struct { const unsigned *in; unsigned *out, *flag; struct ptr_link *first; } *t = SIM_ARG(0, __typeof__(t));
+	int n = SIM_ARG(1, int);
+
+	sim_check(t, sizeof(*t));
+	sim_check(t->in, n * sizeof(*t->in));
+	sim_check(t->out, n * sizeof(*t->out));
+	sim_check(t->flag, sizeof(*t->flag));
+	for (int i = 0; i < n; i++)
+		t->out[i] = t->in[i] + 1;
+	++*t->flag;
+	for (struct ptr_link *l = t->first; l; l = l->next) {
+		sim_check(l, sizeof(*l));
+		l->value *= 2;
+	}
+}

@@ -30,6 +30,7 @@ var programs = []struct {
 	{name: "memcheck", args: []string{"512"}, want: "memcheck: what is reported free can be allocated\n"},
 	{name: "pinned", want: "pinned: sum 4293918720\n"},
 	{name: "zerocopy", want: "zerocopy: 1048576 words each way\n"},
+	{name: "pointers", want: "pointers: 3 tables\n"},
 	{name: "packed", want: "packed: 4002\n"},
 	{name: "engine", want: "engine: 7 sizes, 60 steps, asleep 3 times\n"},
 	{name: "registered", want: "registered: 8 sizes\n"},
