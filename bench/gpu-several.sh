@@ -6,7 +6,7 @@
 # Usage: bench/gpu-several.sh [--only PART,PART...] [--list]
 # Needs: build/bin, build/shim, two GPUs with their driver, python3 with torch and torchvision. No Go.
 # The raw log is several.jsonl in $SLUICE_LOGS/several (default build/gpu-logs/several); bench/several_report.py judges
-# it and prints the table. SLUICE_BUDGET is how many seconds may have passed when a case begins (270), SLUICE_MEM what
+# it and prints the table. SLUICE_BUDGET is how many seconds may have passed when a case begins (255), SLUICE_MEM what
 # a lease asks for on each GPU (40G), SLUICE_PLACES the order of the runs of each case (native remote).
 set -u
 # shellcheck source-path=SCRIPTDIR source=gpu-lib.sh
@@ -14,7 +14,7 @@ set -u
 
 # shellcheck disable=SC2034 # read by choose_parts
 PARTS=(collectives onecomm ddp dataparallel fsdp tensor mp copies killed)
-BUDGET=${SLUICE_BUDGET:-270}
+BUDGET=${SLUICE_BUDGET:-255}
 MEM=${MEM:-40G}
 # shellcheck disable=SC2034 # read by start_worker
 DEVICES=0,1

@@ -131,11 +131,17 @@ func fwParams(r Row) string {
 }
 
 func slParams(r Row) string {
-	if r.Variant == "ptds" {
+	switch {
+	case r.Variant == "ptds":
 		return cParams(r.Params, "CUstream ds")
+	case told[r.Symbol]:
+		return cParams(r.Params, "const void *caller")
 	}
 	return cParams(r.Params)
 }
+
+// told functions are told the address of the code that calls them, as their last argument.
+var told = map[string]bool{"cuMemHostAlloc": true}
 
 func clientHeader(rows []Row) []byte {
 	var p printer
@@ -246,8 +252,11 @@ func clientExports(rows []Row) []byte {
 			impl = bySymbol[r.Target]
 		}
 		args := cArgs(r.Params)
-		if impl.Variant == "ptds" {
+		switch {
+		case impl.Variant == "ptds":
 			args = append(args, "CU_STREAM_LEGACY")
+		case told[impl.Symbol]:
+			args = append(args, "__builtin_return_address(0)")
 		}
 		p.f("SL_EXPORT CUresult %s(%s)\n{\n", r.Symbol, cParams(r.Params))
 		switch {

@@ -22,7 +22,7 @@ SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthre
 
 SHIM_SRC := session send wait receive print stats waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal stream capture event hostfn export_tables compilecache integrity procaddr \
 	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped pointers mirror ahead changes trap managed \
-	poller area shared staged transfer gen_stubs gen_exports gen_names gen_fingerprint
+	poller area shared staged nccl transfer gen_stubs gen_exports gen_names gen_fingerprint
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)
 SHIM_HDR := $(wildcard $(SHIM)/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h remoting/api/wire.h
 SHIM_LIB := $(SHIM_OUT)/libcuda.so.1

@@ -538,7 +538,7 @@ CUresult sl_cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *locati
 CUresult sl_cuMemGetInfo(unsigned int *free, unsigned int *total);
 CUresult sl_cuMemGetInfo_v2(size_t *free, size_t *total);
 CUresult sl_cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
-CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags);
+CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags, const void *caller);
 CUresult sl_cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags);
 CUresult sl_cuMemHostGetFlags(unsigned int *pFlags, void *p);
 CUresult sl_cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags);

@@ -2443,7 +2443,7 @@ SL_EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, 
 SL_EXPORT CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 {
 	SL_ENTER();
-	SL_LEAVE("cuMemHostAlloc", sl_cuMemHostAlloc(pp, bytesize, Flags));
+	SL_LEAVE("cuMemHostAlloc", sl_cuMemHostAlloc(pp, bytesize, Flags, __builtin_return_address(0)));
 }
 
 SL_EXPORT CUresult cuMemHostGetDevicePointer(CUdeviceptr_v1 *pdptr, void *p, unsigned int Flags);

@@ -14,6 +14,7 @@
 #include "hostfn.h"
 #include "log.h"
 #include "mapped.h"
+#include "nccl.h"
 #include "ranges.h"
 #include "route.h"
 #include "session.h"
@@ -298,7 +299,7 @@ static size_t page_up(size_t n)
 	return (n + page - 1) & ~(page - 1);
 }
 
-CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
+CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags, const void *caller)
 {
 	struct sl_range r = { .type = SL_RANGE_HOST, .flags = Flags };
 	struct sl_ctx *c;
@@ -317,6 +318,8 @@ CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 	r.map_size = page_up(bytesize);
 	if (r.map_size < bytesize)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (caller && !sl_shared_can() && sl_nccl_network(caller, bytesize))
+		return CUDA_ERROR_NOT_SUPPORTED;
 	r.memfd = sl_shared_new(r.map_size);
 	p = sl_guard_place(r.map_size, r.memfd);
 	if (!p) {
@@ -338,12 +341,12 @@ CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 
 CUresult sl_cuMemAllocHost_v2(void **pp, size_t bytesize)
 {
-	return sl_cuMemHostAlloc(pp, bytesize, 0);
+	return sl_cuMemHostAlloc(pp, bytesize, 0, NULL);
 }
 
 CUresult sl_cuMemAllocHost(void **pp, unsigned int bytesize)
 {
-	return sl_cuMemHostAlloc(pp, bytesize, 0);
+	return sl_cuMemHostAlloc(pp, bytesize, 0, NULL);
 }
 
 /*

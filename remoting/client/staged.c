@@ -42,7 +42,7 @@ static bool take(void)
 	if (block)
 		munmap(block, SLOT * SLOTS);
 	block = NULL;
-	if (!sl_cuMemHostAlloc(&p, SLOT * SLOTS, 0)) {
+	if (!sl_cuMemHostAlloc(&p, SLOT * SLOTS, 0, NULL)) {
 		if (sl_mapped_share((uintptr_t)p, SLOT * SLOTS, true, &there)) {
 			block = p;
 			return true;

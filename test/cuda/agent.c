@@ -8,6 +8,7 @@
  *	array W H	cuArrayCreate of W x H floats	-> RESULT
  *	pool N		cuMemAllocAsync, synchronised	-> RESULT
  *	managed N	cuMemAllocManaged		-> RESULT
+ *	host N		cuMemHostAlloc, freed at once	-> RESULT
  *	ipc I		cuIpcGetMemHandle of the I-th allocation	-> RESULT HANDLE in hexadecimal digits
  *	open HANDLE	cuIpcOpenMemHandle		-> RESULT
  *	vmm N		cuMemCreate of N bytes, to be exported	-> RESULT
@@ -253,6 +254,12 @@ int main(void)
 		} else if (!strcmp(what, "managed")) {
 			rc = F(cuMemAllocManaged, (unsigned long long *, size_t, unsigned int))(&d, a, 1);
 			hold(rc, MEM, d);
+		} else if (!strcmp(what, "host")) {
+			void *p;
+
+			rc = F(cuMemHostAlloc, (void **, size_t, unsigned int))(&p, a, 2);
+			if (!rc)
+				rc = F(cuMemFreeHost, (void *))(p);
 		} else if (!strcmp(what, "xpool")) {
 			int fd = -1;
 

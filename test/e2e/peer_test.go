@@ -2,6 +2,9 @@ package e2e
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -44,4 +47,42 @@ func TestPeersOfOwners(t *testing.T) {
 	c := startWorker(t, workerOptions{network: "unix", devices: 2, env: []string{"SLUICE_SIM_PEERS=off"}})
 	check(t, c.run(runOptions{mem: "512M"}, program("peer"), "staged"), "peer: staged\nPASS\n")
 	check(t, c.run(runOptions{mem: "512M"}, built("test/nvml"), "peers"), "nvml: peers 5, 0 links, ancestor 40\n")
+}
+
+// TestNetworkOfNCCL: page-locked memory by which NCCL's kernels and its network thread would wait for each other is refused when NCCL
+// asks for it, unless the worker shares it. A program that has NCCL's file name stands for NCCL.
+func TestNetworkOfNCCL(t *testing.T) {
+	nccl := filepath.Join(t.TempDir(), "libnccl.so.2")
+	b, err := os.ReadFile(built("test/agent"))
+	if err == nil {
+		err = os.WriteFile(nccl, b, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	const (
+		words  = 64 << 10
+		queue  = 1 << 20
+		link   = 8192 + 512<<10 + 4915200 + 4<<20 // of one connection
+		shared = 8 << 20                          // the buffers of several
+	)
+	for _, network := range []string{"tcp", "unix"} {
+		w := startWorker(t, workerOptions{network: network})
+		for _, p := range []string{nccl, built("test/agent")} {
+			cmd := w.command(context.Background(), runOptions{mem: "256M", env: []string{"SLUICE_LOG=warn"}}, p)
+			a := startAgentAs(t, cmd)
+			for _, n := range []int{words, queue, link, shared} {
+				want := 0
+				if p == nccl && network == "tcp" && n > queue {
+					want = notSupported
+				}
+				if rc, _, _ := a.ask("host %d", n); rc != want {
+					t.Errorf("%s, %s: %d bytes: CUresult %d, not %d", network, filepath.Base(p), n, rc, want)
+				}
+			}
+			if said := strings.Contains(a.stderr.String(), "NCCL over a network is not supported"); said != (p == nccl && network == "tcp") {
+				t.Errorf("%s, %s: on standard error: %q", network, filepath.Base(p), a.stderr.String())
+			}
+		}
+	}
 }
