@@ -456,7 +456,8 @@ static CUresult divide(struct block *b, bool whole, unsigned kind)
 	return err;
 }
 
-static CUresult make(const struct sl_range *r)
+/* Of blocks of at most compare bytes all is compared, while there is not too much of that. */
+static CUresult make(const struct sl_range *r, size_t compare)
 {
 	struct block *b = calloc(1, sizeof *b);
 	bool shared = false, writable = true, nccl = false, whole;
@@ -472,7 +473,7 @@ static CUresult make(const struct sl_range *r)
 		kind = SL_MIRROR_REGISTERED | (b->read_only ? SL_MIRROR_READ_ONLY : 0) | (writable ? 0 : SL_MIRROR_FIXED | SL_MIRROR_READ_ONLY);
 		shared &= writable;
 	}
-	whole = b->n <= SMALL || shared || (b->n <= MEDIUM && compared + b->n <= SOME);
+	whole = b->n <= SMALL || shared || (b->n <= compare && compared + b->n <= SOME);
 	/* Kernels of two processes would wait for each other by it, each in a worker that has a copy of its own. */
 	if (shared && nccl) {
 		sl_log(SL_WARN, "NCCL's shared memory between processes is not supported: the processes' GPUs do not reach each other's memory, or NCCL_P2P_DISABLE is set");
@@ -577,7 +578,7 @@ static void note_reached(uint64_t p)
 	pthread_mutex_unlock(&lock);
 }
 
-CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r)
+static CUresult reach(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r, size_t compare)
 {
 	uint64_t reached = p;
 	struct sl_ctx *c;
@@ -601,7 +602,7 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range 
 		if (r->memfd && sl_shared_can() && (err = make_shared(r)))
 			sl_shared_stop(err);
 		if (!r->memfd || !sl_shared_can())
-			err = make(r);
+			err = make(r, compare);
 	} else if (sl_ctx_foreign(c)) {
 		sl_log(SL_WARN, "host memory is reached by kernels of one owner's devices; these are another's");
 		err = CUDA_ERROR_NOT_SUPPORTED;
@@ -613,6 +614,18 @@ CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range 
 		*dptr = p;
 	}
 	return err;
+}
+
+CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r)
+{
+	return reach(dptr, p, r, MEDIUM);
+}
+
+CUresult sl_mapped_found(uint64_t p, const struct sl_range *r)
+{
+	CUdeviceptr there;
+
+	return reach(&there, p, r, SMALL);
 }
 
 static CUresult synchronize(void *arg)

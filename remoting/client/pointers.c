@@ -18,13 +18,12 @@ struct found {
 /* Maps the block that has address v. It is left alone if it cannot be mapped: nothing says that a kernel follows v. */
 static void reach(uint64_t v, struct found *f)
 {
-	CUdeviceptr there;
 	struct sl_range r;
 	uint64_t known = v;
 
 	if (!sl_locked_maybe(v) || sl_mapped_twin(&known) || !sl_range_find(v, &r) || r.type != SL_RANGE_HOST)
 		return;
-	if (!sl_mapped_address(&there, v, &r) && r.size <= SL_POINTERS_MOST && f->n < FOUND)
+	if (!sl_mapped_found(v, &r) && r.size <= SL_POINTERS_MOST && f->n < FOUND)
 		f->r[f->n++] = r;
 }
 
