@@ -65,6 +65,16 @@ only '^internal/process/' 'r := regexp.MustCompile("/job_([0-9]+)(?:/|$)")' '/jo
 only '^internal/form/|^spank/options' 'ok := strings.HasPrefix(licence, "rgpu")' '(Prefix|Suffix|Contains|Cut|strn?cmp|strstr)\([^)]*"[,;]?rgpu' 'internal/form says what a licence of ours is, spank/options how Slurm spells our names'
 only '^spank/options' 'v := os.Getenv("SPANK_RGPU_MEM")' '"(SPANK_)?RGPU_' 'spank/options has the plug-in'"'"'s options: a list of them elsewhere lacks the next one'
 only '^internal/form/' 'shift := 10 * (1 + strings.IndexByte("KMGT", c))' '"KMGT?"|func parseSize\(|\{"T", ?(40|1 ?<< ?40)' 'internal/form reads sizes: five copies took five grammars'
+only '^remoting/(api|wire)/' '#define CTL_BEAT 3' '#define[[:space:]]+(CTL|SL_(FRAME|STATUS|SESSION|FEATURE|MAX|OP))_|^[[:space:]]*(const[[:space:]]+)?(Op|Frame|Kind|Status|Feature)[A-Z][A-Za-z]*[[:space:]]+([a-z0-9]+[[:space:]]+)?=[[:space:]]*[0-9]|0x4c43574c|"SLUICE(\\r|-L)' \
+	'remoting/api/wire.tbl has the numbers and limits of the wire: of five copies by hand two had other limits'
+only '^remoting/(api|wire)/|^remoting/client/connect\.c$' 'struct wire_snapshot_head h;' 'wire_snapshot_head|wire\.SnapshotHead' \
+	'a snapshot has one decoder for both shims, in remoting/client/connect.c, and one in remoting/wire'
+
+# The guide for newcomers names files by path.
+# shellcheck disable=SC2016
+while read -r f; do
+	[ -e "$f" ] || { echo "lint: CONTRIBUTING.md names $f, which is not there" >&2; bad=1; }
+done < <(sed -n '/^## Where is it decided/,/^## /s/.*| `\(.*\)` |$/\1/p' CONTRIBUTING.md)
 
 test/sizes.py || bad=1
 

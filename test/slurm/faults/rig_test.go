@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	lab.Main()
 	flag.Parse()
 	// A cluster waits most of its time, for timeouts of Slurm's.
-	if err := flag.Set("test.parallel", "6"); err != nil {
+	if err := flag.Set("test.parallel", "10"); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())
