@@ -170,14 +170,14 @@ test-aside: all cuda-programs
 
 # C unit tests: plain, then under ASan and UBSan.
 test-c: cuda-programs
-	$(MAKE) shim-check
-	$(MAKE) simgpu-check
-	$(MAKE) simgpu-check SAN=address,undefined
+	$(MAKE) -j2 shim-check
+	$(MAKE) -j2 simgpu-check
+	$(MAKE) -j2 simgpu-check SAN=address,undefined
 	$(MAKE) spank-check
 
 # The end-to-end package comes last and alone: it measures times, and should have the machine.
 test-go: all cuda-programs
-	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /test/containers -e /test/shares -e /daemon/test -e /oci-hook/test)
+	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -p 3 -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /test/containers -e /test/shares -e /daemon/test -e /oci-hook/test)
 	$(GO) test -run TestHistory -timeout 10m ./daemon/internal/owner
 	$(MAKE) test-e2e
 	$(MAKE) test-shares

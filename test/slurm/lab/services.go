@@ -138,8 +138,15 @@ func (l *Lab) Ahead(ctx context.Context) error {
 	args := []string{"--all-tasks", "--rr", "--pid", "1"}
 	for _, n := range l.all() {
 		for _, pid := range n.PIDs("") {
-			if out, err := exec.CommandContext(ctx, "chrt", append(args, strconv.Itoa(pid))...).CombinedOutput(); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("lab: chrt: %w: %s", err, out)
+			// Threads end meanwhile, and whole processes.
+			for tries := 0; startTime(pid) != 0; tries++ {
+				out, err := exec.CommandContext(ctx, "chrt", append(args, strconv.Itoa(pid))...).CombinedOutput()
+				if err == nil {
+					break
+				}
+				if tries == 5 || ctx.Err() != nil {
+					return fmt.Errorf("lab: chrt: %w: %s", err, out)
+				}
 			}
 		}
 	}
