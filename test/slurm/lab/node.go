@@ -169,7 +169,7 @@ func (n *Node) Crash() error {
 		return fmt.Errorf("lab: node %s: %w", n.Name, err)
 	}
 	// The first process may be a zombie while others of the node still are about to die.
-	for deadline := time.Now().Add(10 * time.Second); n.Up() || len(pidsIn(ns, "")) > 0; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); n.Up() || len(pidsIn(ns, "")) > 0; time.Sleep(20 * time.Millisecond) {
 		n.thaw()
 		if time.Now().After(deadline) {
 			return fmt.Errorf("lab: node %s: process %d does not end", n.Name, n.init.PID)
@@ -209,7 +209,7 @@ func (n *Node) Command(ctx context.Context, u User, argv ...string) *exec.Cmd {
 	args := []string{"--target", strconv.Itoa(n.init.PID), "--mount", "--uts", "--pid", "--root", "--setuid", id, "--setgid", id, "--", "env", "-C", dir}
 	cmd := exec.CommandContext(ctx, "nsenter", append(args, argv...)...)
 	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME=" + dir, "USER=" + u.Name, "LOGNAME=" + u.Name, "LANG=C.UTF-8", "SHELL=/bin/bash"}
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }
 
