@@ -473,6 +473,8 @@ static CUresult make(const struct sl_range *r, size_t compare)
 		kind = SL_MIRROR_REGISTERED | (b->read_only ? SL_MIRROR_READ_ONLY : 0) | (writable ? 0 : SL_MIRROR_FIXED | SL_MIRROR_READ_ONLY);
 		shared &= writable;
 	}
+	if (r->use == SL_HOST_NCCL_QUEUE)
+		kind |= SL_MIRROR_READ_ONLY;
 	whole = b->n <= SMALL || shared || (b->n <= compare && compared + b->n <= SOME);
 	/* Kernels of two processes would wait for each other by it, each in a worker that has a copy of its own. */
 	if (shared && nccl) {

@@ -14,7 +14,6 @@
 #include "hostfn.h"
 #include "log.h"
 #include "mapped.h"
-#include "nccl.h"
 #include "ranges.h"
 #include "route.h"
 #include "session.h"
@@ -318,8 +317,13 @@ CUresult sl_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags, const
 	r.map_size = page_up(bytesize);
 	if (r.map_size < bytesize)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (caller && !sl_shared_can() && sl_nccl_network(caller, bytesize))
+	if (!sl_shared_can())
+		r.use = sl_nccl_use(caller, bytesize);
+	if (r.use == SL_HOST_NCCL_NETWORK) {
+		sl_log(SL_WARN, "NCCL over a network is not supported: its kernels and its network thread would wait for each other in %zu bytes of "
+				"page-locked memory; GPUs of one owner that reach each other's memory need no network", bytesize);
 		return CUDA_ERROR_NOT_SUPPORTED;
+	}
 	r.memfd = sl_shared_new(r.map_size);
 	p = sl_guard_place(r.map_size, r.memfd);
 	if (!p) {

@@ -4,13 +4,16 @@
  * larger than what a program and a running kernel share here (mapped.h).
  *
  * It is told by its size. All other page-locked memory that NCCL allocates has at most 64 KiB, except for the queue of
- * work, which has a power of two, by default 1 MiB (NCCL 2.20 to 2.28, NCCL_WORK_FIFO_BYTES); and the host writes to that
- * before launches alone. The transport's blocks begin with two pages of such words, so that their size is no power of
+ * work, which has a power of two, by default 1 MiB (NCCL 2.20 to 2.28, NCCL_WORK_FIFO_BYTES). The transport's blocks begin with two pages of such words, so that their size is no power of
  * two; the pool of buffers that several connections share is one, of 2 MiB or more.
+ *
+ * The queue is written by the host before launches alone, and never by a kernel. So nothing of it has to be fetched: NCCL writes to it
+ * while kernels run, and would wait for them.
  */
 #include "nccl.h"
-#include "log.h"
 
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +21,12 @@
 
 enum { SMALL = 64 << 10, QUEUE = 1 << 20 };
 
-/* Whether the code at an address is of a file of NCCL's name. */
-static bool of_nccl(uintptr_t p)
+struct part {
+	uintptr_t lo, hi;
+};
+
+/* Whether the code at an address is of a file of NCCL's name; *of is the part of the file that the address is in. */
+static bool look(uintptr_t p, struct part *of)
 {
 	FILE *f = fopen("/proc/self/maps", "re");
 	bool begins = true, found = false;
@@ -31,6 +38,7 @@ static bool of_nccl(uintptr_t p)
 			const char *name = strrchr(line, '/');
 
 			found = name && !strncmp(name, "/libnccl", 8);
+			*of = (struct part){ lo, hi };
 			break;
 		}
 		begins = strchr(line, '\n');
@@ -40,19 +48,35 @@ static bool of_nccl(uintptr_t p)
 	return found;
 }
 
+/* The same, asking the kernel only when the caller is another library than that of the last call. */
+static bool of_nccl(uintptr_t p)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static struct part last;
+	static bool was;
+	bool is;
+
+	pthread_mutex_lock(&lock);
+	if (p < last.lo || p >= last.hi)
+		was = look(p, &last);
+	is = was;
+	pthread_mutex_unlock(&lock);
+	return is;
+}
+
 static size_t queue_size(void)
 {
 	const char *s = getenv("NCCL_WORK_FIFO_BYTES");
 	unsigned long long n = s ? strtoull(s, NULL, 0) : 0;
 
-	return n > QUEUE ? n : QUEUE;
+	return n ? n : QUEUE;
 }
 
-bool sl_nccl_network(const void *caller, size_t n)
+enum sl_host_use sl_nccl_use(const void *caller, size_t n)
 {
-	if (n <= SMALL || (!(n & (n - 1)) && n <= queue_size()) || !of_nccl((uintptr_t)caller))
-		return false;
-	sl_log(SL_WARN, "NCCL over a network is not supported: its kernels and its network thread would wait for each other in %zu bytes of "
-			"page-locked memory; GPUs of one owner that reach each other's memory need no network", n);
-	return true;
+	if (!caller || n <= SMALL || !of_nccl((uintptr_t)caller))
+		return SL_HOST_ANY;
+	if (n == queue_size())
+		return SL_HOST_NCCL_QUEUE;
+	return n & (n - 1) || n > QUEUE ? SL_HOST_NCCL_NETWORK : SL_HOST_ANY;
 }

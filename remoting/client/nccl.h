@@ -2,13 +2,16 @@
 #ifndef SLUICE_NCCL_H
 #define SLUICE_NCCL_H
 
-#include <stdbool.h>
 #include <stddef.h>
 
-/*
- * Whether page-locked memory of n bytes that this code asks for is where NCCL's kernels and its network thread would wait for each
- * other. That memory is refused, and the log says why: the kernels run in another machine, and the collective would not end.
- */
-bool sl_nccl_network(const void *caller, size_t n);
+/* What page-locked memory is for. */
+enum sl_host_use {
+	SL_HOST_ANY,
+	SL_HOST_NCCL_QUEUE,	/* work that NCCL's host writes before launches; its kernels read it */
+	SL_HOST_NCCL_NETWORK,	/* NCCL's kernels and its network thread wait for each other there */
+};
+
+/* What n bytes of page-locked memory are for that the code at caller asks for. */
+enum sl_host_use sl_nccl_use(const void *caller, size_t n);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "cuabi.h"
+#include "nccl.h"
 
 enum sl_range_type { SL_RANGE_DEVICE = 1, SL_RANGE_HOST, SL_RANGE_REGISTERED, SL_RANGE_VA, SL_RANGE_MAPPED, SL_RANGE_POOL, SL_RANGE_OPENED /* memory of another process (ipc.c) */ };
 struct sl_range {
@@ -18,6 +19,7 @@ struct sl_range {
 	unsigned flags;	  /* cuMemHostAlloc / Register flags */
 	uint64_t buffer_id;
 	uint64_t map_size;/* host: bytes mapped */
+	enum sl_host_use use; /* host: NCCL's, if it is not any */
 	int memfd;	  /* host: the file that it is, for a worker to share (shared.h); 0: none */
 	CUmemoryPool pool;
 	uint64_t handle;  /* of the memory that is mapped there; 0 if the program has none */
