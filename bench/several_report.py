@@ -1,6 +1,7 @@
 """Lines for a terminal of the raw log of gpu-several.sh: each figure natively, remotely, and the share of native speed.
 
 several_report.py LOG
+several_report.py --page LOG    the tables of docs/benchmarks.md
 
 Exit status 1 if a case failed remotely, or gave another result than natively.
 """
@@ -66,6 +67,53 @@ def judge(case, native, remote):
                     yield f"process {i}: {key} natively {a.get(key)}, remotely {b.get(key)}"
 
 
+NAMES = {
+    "ddp": "ResNet-50, DDP, batch 32 a GPU",
+    "dataparallel": "ResNet-18, DataParallel, batch 64",
+    "fsdp": "transformer of a billion parameters, FSDP2",
+    "tensor": "small transformer, tensor parallel of two",
+}
+
+
+def size(n):
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if n >> shift:
+            return f"{n >> shift} {unit}"
+    return str(n)
+
+
+def page(log):
+    """Tables: collectives and copies, steps, and what else was the same."""
+    head, found = rawlog.headers(log)[0], load(log)
+    yield f"{head['gpu']}, driver {head['driver']}, PyTorch {head.get('pytorch', 'unknown')}, commit {head['commit']}, {head['date'][:10]}."
+    yield ""
+    yield "| over loopback TCP | bytes | native, GB/s | remote, GB/s | ratio | native, a call that is waited for | remote |"
+    yield "|---" * 7 + "|"
+    for case, of in (("collectives", ""), ("onecomm", ", one process"), ("copies", "")):
+        n, r = (rows(found.get(case, {}).get(place)) for place in ("native", "remote"))
+        for (what, count), a in n.items():
+            b = r.get((what, count))
+            if b:
+                waited = [f"{x['waited_us']:.0f} us" if "waited_us" in x else "" for x in (a, b)]
+                yield f"| {what}{of} | {size(count)} | {a['bus_gb_s']:.2f} | {b['bus_gb_s']:.2f} | {b['bus_gb_s'] / a['bus_gb_s']:.2f} | {waited[0]} | {waited[1]} |"
+    yield ""
+    yield "| training | native, a step | remote | share of native speed | losses |"
+    yield "|---" * 5 + "|"
+    for case, name in NAMES.items():
+        native, remote = (found.get(case, {}).get(place) for place in ("native", "remote"))
+        m = [(ranks(line) or [{}])[0].get("median_ms") for line in (native, remote)]
+        if all(m):
+            same = all(a.get("losses") == b.get("losses") for a, b in zip(ranks(native), ranks(remote)))
+            yield f"| {name} | {m[0]:.2f} ms | {m[1]:.2f} ms | {m[0] / m[1]:.3f} | {'the same, bit for bit' if same else 'DIFFERENT'} |"
+    yield ""
+    passed = [c for c, p in found.items() if len(p) == 2 and not list(judge(c, p["native"], p["remote"]))]
+    yield f"Cases with the same results: {', '.join(passed)}."
+    for case, places in found.items():
+        if case not in passed:
+            at = [place for place, line in places.items() if line["status"]]
+            yield f"{case} failed: {' and '.join(at)}." if at else f"{case}: the results differ."
+
+
 def main(log):
     bad = 0
     for case, places in load(log).items():
@@ -84,4 +132,7 @@ def main(log):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--page":
+        print(*page(sys.argv[2]), sep="\n")
+        sys.exit()
     sys.exit(1 if main(sys.argv[1]) else 0)
