@@ -22,8 +22,8 @@ def _rank(item):
 
 
 def _name(nodeid):
-    # Installed tests are named by where they lie.
-    return re.sub(r"^.*site-packages/", "", nodeid)
+    # Installed tests, and some parameters, are named by where they lie.
+    return re.sub(r"\[/.*/", "[", re.sub(r"^.*site-packages/", "", nodeid))
 
 
 def pytest_collection_modifyitems(config, items):

@@ -17,6 +17,10 @@ SUITES = {
     "cupy": "CuPy's own tests",
     "numba": "numba-cuda's own tests",
     "jax": "JAX's own tests",
+    "cudacore": "cuda-python's own tests of cuda.core",
+    "cudabindings": "cuda-python's own tests of cuda.bindings",
+    "libraries": "the samples of NVIDIA's libraries (cuBLAS, cuBLASLt, cuFFT, cuRAND, cuSOLVER, cuSPARSE)",
+    "benchmarks": "HeCBench's programs",
 }
 WORST = {"fail": 2, "skip": 1, "pass": 0}
 

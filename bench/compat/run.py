@@ -22,13 +22,17 @@ import sys
 import threading
 import time
 
+import builds
 from words import plain
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SECONDS = 90  # for one case
 
 # How many cases of each suite are run unless --cases says otherwise.
-CASES = {"samples": 1000, "programs": 1000, "torch": 320, "cupy": 420, "numba": 420, "jax": 320}
+CASES = {
+    "samples": 1000, "programs": 1000, "torch": 320, "cupy": 420, "numba": 420, "jax": 320,
+    "benchmarks": 120, "libraries": 1000, "cudacore": 1000, "cudabindings": 1000,
+}
 
 JAX_FILES = """api_test array_test lax_numpy_test lax_test lax_control_flow_test lax_scipy_test linalg_test fft_test
 random_test nn_test memories_test python_callback_test image_test ode_test sparse_bcoo_bcsr_test pjit_test
@@ -89,10 +93,16 @@ def executables(suite, cases, mode, jobs, deadline):
         log = os.path.join(mode.logs, "%s-%s.log" % (suite, name.replace("/", "_")))
         begun = time.monotonic()
         env = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false", **env)  # several share the GPU
-        status = run(mode.prefix + argv, SECONDS, cwd, env, log)
+        seconds = SECONDS
+        if suite in builds.SUITES:
+            seconds = builds.SECONDS
+            cwd = builds.copy(cwd, mode.name)  # a program may write files beside itself
+        status = run(mode.prefix + argv, seconds, cwd, env, log)
         line = {"case": name, "result": "pass" if status == 0 else "fail", "seconds": round(time.monotonic() - begun, 2)}
         if suite == "samples" and status == 2:
             line["result"] = "skip"  # the samples' own word for "waived"
+        if suite in builds.SUITES and builds.complains(log):
+            line["result"] = "fail"
         if line["result"] == "fail":
             line["why"] = "status %s: %s" % (status, said(log))
         if suite == "programs" and status == 0:
@@ -178,6 +188,11 @@ def pytest(suite, sources, mode, cases, jobs, seconds, only):
             sources + "/jax",
             ["-c", ini, "--rootdir=.", "--import-mode=importlib"] + ["tests/%s.py" % f for f in JAX_FILES],
         ),
+        "cudacore": (
+            sources + "/cudapython/cuda_core/tests",
+            ["-c", ini, "--rootdir=.", "--ignore=cython", "--ignore=test_build_hooks.py", "--ignore=example_tests", "."],
+        ),
+        "cudabindings": (sources + "/cudapython/cuda_bindings/tests", ["-c", ini, "--rootdir=.", "--ignore=cython", "."]),
     }[suite]
     out = os.path.join(mode.logs, suite + ".jsonl")
     if os.path.exists(out):
@@ -193,6 +208,9 @@ def pytest(suite, sources, mode, cases, jobs, seconds, only):
         JAX_TRACEBACK_FILTERING="off",
         CUPY_CACHE_DIR=os.path.join(mode.logs, "cupy-cache"),
     )
+    if suite.startswith("cuda"):
+        here = [sources + "/cudapython/site", sources + "/cudapython/cuda_python_test_helpers", env["PYTHONPATH"]]
+        env.update(PYTHONPATH=os.pathsep.join(here), CUDA_PATH="/usr/local/cuda")
     if only:
         env["COMPAT_ONLY"] = only
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "keep", "-p", "no:cacheprovider", "-n", str(jobs)]
@@ -216,12 +234,15 @@ def one_by_one(suites, a, modes, most, deadline):
             print("%s: not run, no time left" % suite, flush=True)
             continue
         begun = time.monotonic()
-        if suite in ("samples", "programs"):
+        if suite in ("samples", "programs") or suite in builds.SUITES:
             if suite == "samples" and not os.path.exists(a.sources + "/samples/build"):
                 build_samples(a.sources, left)
-            cases = samples(a.sources) if suite == "samples" else programs()
-            cases.sort(key=lambda c: hashlib.sha256(c[0].encode()).hexdigest())
-            cases = [c for c in cases if not names or c[0] in names][: most[suite]]
+            if suite in builds.SUITES:
+                cases = builds.cases(suite, a.sources, most[suite], names, left)
+            else:
+                cases = samples(a.sources) if suite == "samples" else programs()
+                cases.sort(key=lambda c: hashlib.sha256(c[0].encode()).hexdigest())
+                cases = [c for c in cases if not names or c[0] in names][: most[suite]]
             work = [(executables, (suite, cases, m, a.jobs, deadline)) for m in modes]
         else:
             work = [(pytest, (suite, a.sources, m, most[suite], a.jobs, left, a.names)) for m in modes]
