@@ -13,9 +13,10 @@ package audit
 //
 // A line is one write to a file opened with O_APPEND, under mu, so lines are
 // whole and in the order of their numbers. A write that the disk cut short is
-// taken back; what a crash cut short is closed by a newline at the next start
+// taken back; what a crash cut short is closed at the next start
 // and skipped by readers. Sync has the lines written so far survive a crash of the
-// machine as well.
+// machine as well. After a failed sync the kernel takes the pages for clean, and the next
+// sync says that all is well: so the lines since the last good one are written again first.
 
 import (
 	"bufio"
@@ -33,6 +34,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -144,16 +146,42 @@ type Log struct {
 
 // series is the files of a class. The log's mu guards it.
 type series struct {
-	path  string
-	o     Options
-	f     *os.File
-	size  int64
-	torn  bool // the file ends in half a line
-	dirty bool // lines have been written since the last sync
+	path   string
+	o      Options
+	f      file
+	size   int64
+	synced int64 // how much of the file is known to be on the disk
+	torn   bool  // the file ends in half a line
+	dirty  bool  // lines have been written since the last sync
+	lost   bool  // a sync failed: what is behind synced may never reach the disk by another one
+}
+
+// file is an open file of the log.
+type file interface {
+	io.Writer
+	io.Seeker
+	io.ReaderAt
+	io.WriterAt
+	io.Closer
+	Fd() uintptr
+	Sync() error
+	Truncate(size int64) error
+}
+
+// openFile opens a file of the log, as os.OpenFile does. Tests have disks that fail.
+var openFile = func(path string, flag int) (file, error) {
+	f, err := os.OpenFile(path, flag, 0o600)
+	if err != nil {
+		return nil, err // and no file that is a nil *os.File
+	}
+	return f, nil
 }
 
 // maxLine is longer than any line that Write makes.
 const maxLine = 1 << 16
+
+// cutShort ends a line that is not whole. All of it may be there but its end, and yet it was never taken: with this it cannot be decoded.
+const cutShort = " cut short\n"
 
 // tail is how much of the end of a file is looked at for the lines of the last
 // moments, in bytes.
@@ -214,17 +242,19 @@ func (s *series) name(i int) string {
 // last is the number of the last line, 0 if there is none.
 func (s *series) last() (seq uint64, err error) {
 	for i := range 2 { // right after a rotation the last line is in the older file
-		err = scan(context.Background(), s.name(i), 2*maxLine, every, func(e *Event) bool { seq = max(seq, e.Seq); return true })
-		if err != nil || seq > 0 {
-			break
+		for _, part := range []int64{2 * maxLine, 0} { // a crash of the machine may have left any length of zeros at the end
+			err = scan(context.Background(), s.name(i), part, every, func(e *Event) bool { seq = max(seq, e.Seq); return true })
+			if err != nil || seq > 0 {
+				return seq, err
+			}
 		}
 	}
-	return seq, err
+	return 0, nil
 }
 
 // open opens the current file and closes a line that a crash left open.
 func (s *series) open() error {
-	f, err := os.OpenFile(s.path, os.O_RDWR|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := openFile(s.path, os.O_RDWR|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW)
 	if err != nil {
 		return fmt.Errorf("audit log: %w", err)
 	}
@@ -232,8 +262,8 @@ func (s *series) open() error {
 	if err == nil && size > 0 {
 		var last [1]byte
 		if _, err = f.ReadAt(last[:], size-1); err == nil && last[0] != '\n' {
-			if _, err = f.Write([]byte{'\n'}); err == nil {
-				size++
+			if _, err = f.Write([]byte(cutShort)); err == nil {
+				size += int64(len(cutShort))
 			}
 		}
 	}
@@ -244,7 +274,8 @@ func (s *series) open() error {
 		f.Close()
 		return fmt.Errorf("audit log %s: %w", s.path, err)
 	}
-	s.f, s.size, s.torn = f, size, false
+	// What an earlier daemon wrote may not be on the disk yet.
+	s.f, s.size, s.synced, s.torn, s.dirty, s.lost = f, size, 0, false, size > 0, false
 	return nil
 }
 
@@ -291,7 +322,7 @@ func (l *Log) write(e Event) error {
 
 func (s *series) write(b []byte) error {
 	if s.torn {
-		b = append([]byte{'\n'}, b...)
+		b = append([]byte(cutShort), b...)
 	}
 	if len(b) > maxLine {
 		return fmt.Errorf("line of %d bytes", len(b))
@@ -326,20 +357,51 @@ func (l *Log) Sync() error {
 			return os.ErrClosed
 		}
 		s := l.series[c]
-		f, dirty := s.f, s.dirty
-		s.dirty = false
+		err := s.restore()
+		f, size, dirty := s.f, s.size, s.dirty
+		s.dirty = dirty && err != nil
 		l.mu.Unlock()
+		if err != nil {
+			return err
+		}
 		if !dirty {
 			continue
 		}
 		// A file that is closed meanwhile has been synced by rotate.
-		if err := f.Sync(); err != nil && !errors.Is(err, os.ErrClosed) {
-			l.mu.Lock()
-			s.dirty = true
-			l.mu.Unlock()
+		if err = f.Sync(); errors.Is(err, os.ErrClosed) {
+			continue
+		}
+		l.mu.Lock()
+		if err == nil && s.f == f {
+			s.synced = size
+		} else if err != nil {
+			s.dirty, s.lost = true, true
+		}
+		l.mu.Unlock()
+		if err != nil {
 			return fmt.Errorf("audit log %s: %w", s.path, err)
 		}
 	}
+	return nil
+}
+
+// restore writes the lines once more that a failed sync may have lost. The kernel's pages still have them.
+func (s *series) restore() error {
+	if !s.lost {
+		return nil
+	}
+	f, err := openFile(fmt.Sprintf("/proc/self/fd/%d", s.f.Fd()), os.O_RDWR) // where O_APPEND is set, WriteAt appends
+	if err == nil {
+		b := make([]byte, s.size-s.synced)
+		if _, err = f.ReadAt(b, s.synced); err == nil {
+			_, err = f.WriteAt(b, s.synced)
+		}
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("audit log %s: lines that a failed sync may have lost: %w", s.path, err)
+	}
+	s.lost = false
 	return nil
 }
 
@@ -348,11 +410,25 @@ func (l *Log) Sync() error {
 // Sync does not come back to it.
 func (s *series) rotate() {
 	old := s.f
-	if err := old.Sync(); err != nil {
+	err := s.restore()
+	if err == nil {
+		if err = old.Sync(); err != nil {
+			s.dirty, s.lost = true, true
+		}
+	}
+	if err != nil {
 		s.o.Log.Warn("the audit log is not rotated", "error", err)
 		return
 	}
-	for i := s.o.Keep - 1; i >= 0; i-- {
+	// The first free name is the last that is needed: of the current file where it was renamed before and no new one could be made.
+	free := 0
+	for free < s.o.Keep {
+		if _, err := os.Lstat(s.name(free)); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		free++
+	}
+	for i := free - 1; i >= 0; i-- {
 		if err := safefile.Move(s.name(i), s.name(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.o.Log.Warn("the audit log is not rotated", "error", err)
 			return
@@ -401,7 +477,7 @@ func (l *Log) Close() error {
 	defer l.mu.Unlock()
 	var errs []error
 	for _, s := range l.series {
-		errs = append(errs, s.f.Sync(), s.f.Close())
+		errs = append(errs, s.restore(), s.f.Sync(), s.f.Close())
 	}
 	l.series = nil
 	return errors.Join(errs...)
@@ -469,16 +545,24 @@ func (h *head) step() (ok bool) {
 // all are the lines of a series, the older files' first.
 func (s *series) all(ctx context.Context, want func([]byte) bool, err *error) iter.Seq[*Event] {
 	return func(yield func(*Event) bool) {
-		oldest := 0
-		for {
-			if _, err := os.Lstat(s.name(oldest + 1)); err != nil {
-				break
-			}
-			oldest++
+		entries, e := os.ReadDir(filepath.Dir(s.path))
+		if e != nil && !errors.Is(e, fs.ErrNotExist) {
+			*err = fmt.Errorf("audit log: %w", e)
+			return
 		}
+		files := []int{0}
+		for _, e := range entries { // a rotation that failed may have left out a number
+			n, bad := strconv.Atoi(strings.TrimPrefix(e.Name(), filepath.Base(s.path)+"."))
+			if bad == nil && n > 0 && e.Name() == filepath.Base(s.name(n)) {
+				files = append(files, n)
+			}
+		}
+		slices.Sort(files)
 		more := true
-		for i := oldest; i >= 0 && more && *err == nil; i-- {
-			*err = scan(ctx, s.name(i), 0, want, func(e *Event) bool { more = yield(e); return more })
+		for _, i := range slices.Backward(files) {
+			if *err = scan(ctx, s.name(i), 0, want, func(e *Event) bool { more = yield(e); return more }); *err != nil || !more {
+				return
+			}
 		}
 	}
 }
@@ -505,27 +589,28 @@ func scan(ctx context.Context, path string, last int64, want func(line []byte) b
 		}
 		skip = true // the first line is likely not whole
 	}
-	s := bufio.NewScanner(file)
-	s.Buffer(make([]byte, 0, 4096), 2*maxLine)
-	for n := 0; s.Scan(); n++ {
+	r := bufio.NewReaderSize(file, 2*maxLine)
+	for n := 0; ; n++ {
 		if n%256 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		b := bytes.TrimSpace(s.Bytes())
-		if skip || len(b) == 0 || !want(b) {
-			skip = false
+		b, err := r.ReadSlice('\n')
+		if err != nil && err != io.EOF && err != bufio.ErrBufferFull {
+			return fmt.Errorf("audit log %s: %w", path, err)
+		}
+		end := err == io.EOF
+		if err == bufio.ErrBufferFull { // longer than any line: what a crash of the machine has left
+			skip = true
 			continue
 		}
-		var e Event
-		if json.Unmarshal(b, &e) != nil {
-			continue
+		if b = bytes.TrimSpace(b); !skip && len(b) > 0 && want(b) {
+			var e Event
+			if json.Unmarshal(b, &e) == nil && !f(&e) {
+				return nil
+			}
 		}
-		if !f(&e) {
+		if skip = false; end {
 			return nil
 		}
 	}
-	if err := s.Err(); err != nil {
-		return fmt.Errorf("audit log %s: %w", path, err)
-	}
-	return nil
 }
