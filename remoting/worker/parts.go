@@ -47,9 +47,11 @@ func (s *session) partOf(r ref, kind int) bool { return s.owner(r).kind() == kin
 
 // outPart is outHandle for a handle that is part of another one.
 func (s *session) outPart(whole ref, kind int, real uint64) uint32 {
-	_, known := s.tables[kind].ids[real]
-	id := s.outHandle(kind, real)
-	if !known && id != 0 {
+	if id, known := s.tables[kind].ids[real]; known {
+		return id
+	}
+	id := s.newHandle(kind, real)
+	if id != 0 {
 		s.own(whole, kind, id)
 	}
 	return id

@@ -175,16 +175,24 @@ func (t *table) clear(id uint32, p *slot) {
 // outHandle gives the id under which the client shall know a handle that came
 // from the driver: the one it has already, or a new one.
 func (s *session) outHandle(kind int, real uint64) uint32 {
+	if id, ok := s.tables[kind].ids[real]; ok {
+		return id
+	}
+	switch kind {
+	case wire.KindEvent, wire.KindArray, wire.KindMipmap:
+		// The client made all that there are, or asked for them as parts of what it made: this one was destroyed. Graphs and
+		// references of textures go on naming such handles.
+		return 0
+	}
+	return s.newHandle(kind, real)
+}
+
+// newHandle gives a new id to a handle that came from the driver.
+func (s *session) newHandle(kind int, real uint64) uint32 {
 	if real == 0 {
 		return 0
 	}
 	t := &s.tables[kind]
-	if id, ok := t.ids[real]; ok {
-		return id
-	}
-	if kind == wire.KindEvent {
-		return 0 // the client made all that there are: this one was destroyed
-	}
 	var i uint32
 	if n := len(t.free); n > 0 {
 		i, t.free = t.free[n-1], t.free[:n-1]

@@ -43,6 +43,8 @@ type waiters struct {
 	mu      sync.Mutex
 	cond    *sync.Cond
 	queue   []job
+	ended   *sync.Cond     // a job has
+	jobs    map[uint64]int // that have not ended, by context
 	idle    int
 	threads int
 	closed  bool
@@ -50,7 +52,18 @@ type waiters struct {
 
 func (w *waiters) init(s *session) {
 	w.s = s
-	w.cond = sync.NewCond(&w.mu)
+	w.cond, w.ended = sync.NewCond(&w.mu), sync.NewCond(&w.mu)
+	w.jobs = make(map[uint64]int)
+}
+
+// leave waits until the jobs of a context have ended: once the driver has destroyed it, their events are gone too. The GPU being
+// done with the context's work does not mean that the waiters have been told.
+func (w *waiters) leave(ctx uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.jobs[ctx] > 0 {
+		w.ended.Wait()
+	}
 }
 
 // do hands a job to a waiter.
@@ -62,6 +75,7 @@ func (w *waiters) do(j job) {
 		return
 	}
 	w.queue = append(w.queue, j)
+	w.jobs[j.ctx]++
 	if w.idle >= len(w.queue) {
 		w.cond.Signal()
 	} else if w.threads < maxWaiters {
@@ -104,6 +118,10 @@ func (w *waiters) thread() {
 		}
 		j.run()
 		w.mu.Lock()
+		if w.jobs[j.ctx]--; w.jobs[j.ctx] == 0 {
+			delete(w.jobs, j.ctx)
+			w.ended.Broadcast()
+		}
 	}
 }
 
