@@ -1,7 +1,7 @@
 /*
- * Memory: allocations of the device (waiting calls, since they may fail), pinned
- * host memory (ours alone: the worker stages, so what "pinned" means here is that
- * a copy may go on after the call returned), and every question about pointers,
+ * Memory: allocations on the device, which wait for the worker since they may fail; pinned
+ * host memory, which is the shim's alone (the worker stages copies, so "pinned" means here
+ * that a copy may continue after the call has returned); and all queries about pointers,
  * answered from the ranges (ranges.c).
  */
 #include "ctx.h"
@@ -33,7 +33,7 @@ static CUresult add_device(struct sl_ctx *c, CUdeviceptr p, size_t n, enum sl_ra
 	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-/* One allocation of whatever form, as it may have to be asked for again. */
+/* An allocation request of any form, kept because it may have to be repeated. */
 struct ask {
 	enum { LINEAR, PITCH, ASYNC, FROM_POOL } form;
 	size_t n, height, pitch;
@@ -57,7 +57,7 @@ static CUresult ask_once(struct ask *a)
 	}
 }
 
-/* An address that another session has too: it must not be freed there. */
+/* Frees an address in this session alone, though another session has the same address. */
 static void give_back(const struct ask *a, CUdeviceptr p)
 {
 	struct sl_thread *t = sl_tls();
@@ -73,9 +73,9 @@ static void give_back(const struct ask *a, CUdeviceptr p)
 #define CLASHES 64
 
 /*
- * Workers know neither of each other nor of this process, so an address may come that
- * is another device's already, or that the program's own memory has. It could not be
- * told whose it is: such a one is held until another was given, and then freed.
+ * Workers coordinate addresses neither with each other nor with this process. A new allocation
+ * may overlap another device's memory or the program's own, and the address alone would not say
+ * which is meant. Such an allocation is kept until the worker returns another address, then freed.
  */
 static CUresult ask_apart(struct ask *a, unsigned session)
 {
@@ -89,7 +89,7 @@ static CUresult ask_apart(struct ask *a, unsigned session)
 
 		if (sl_guard_reserve(a->p, size) && !clash)
 			break;
-		/* The program's memory is near, not surely inside. */
+		/* The program's memory may overlap it, or only be close: usable if nothing better comes. */
 		if (!clash)
 			bearable = a->p;
 		held[n++] = a->p;
@@ -199,7 +199,7 @@ static CUresult free_async_there(void *p)
 	return fw_cuMemFreeAsync(*(CUdeviceptr *)p, NULL);
 }
 
-/* A pointer that came from no allocation is refused here: the frame has no answer. A graph's memory may be allocated again. */
+/* An unknown pointer is refused here, since the frame is not answered. A graph's memory may be allocated again. */
 static bool forget(CUdeviceptr p, struct sl_range *r)
 {
 	if (sl_range_find(p, r) && r->graph)
@@ -221,7 +221,7 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
 	err = sl_ctx_use(&c);
-	/* Memory can be freed without a current context: it has its own. */
+	/* No current context is needed: the memory belongs to one of its own. */
 	if (err == CUDA_ERROR_INVALID_CONTEXT && dptr && sl_range_find(dptr, &r) && (c = sl_handle_state_by_id(SL_CTX, r.ctx_id)))
 		return sl_ctx_with(c, free_here, &dptr);
 	if (err)
@@ -231,7 +231,7 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 	there = sl_ptr_foreign(dptr);
 	if (!forget(dptr, &r))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Freeing waits for them, and they may have to fetch what they look at, which must not queue up behind this call. */
+	/* Freeing waits for host functions. They may have to fetch memory, which must not queue up behind this call. */
 	if (__builtin_expect(atomic_load(&sl_mirrors) && sl_hostfns_open(), 0))
 		sl_hostfns_wait();
 	if (r.managed)
@@ -261,7 +261,7 @@ CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 	return __builtin_expect(there != NULL, 0) ? sl_copy_elsewhere(there, free_async_there, &dptr, hStream) : fw_cuMemFreeAsync(dptr, hStream);
 }
 
-/* The oldest form speaks in 32 bits; what does not fit saturates. */
+/* The oldest form has 32 bits; larger values saturate. */
 CUresult sl_cuMemGetInfo(unsigned int *free, unsigned int *total)
 {
 	size_t f, t;
@@ -354,8 +354,8 @@ CUresult sl_cuMemAllocHost(void **pp, unsigned int bytesize)
 }
 
 /*
- * Waits until no stream has anything to do to page-locked memory any more. After an error, which is a session's end, a
- * copy may be half written.
+ * Waits until no stream uses this page-locked memory any more. After an error, which ends the session, a copy may
+ * have been written in part.
  */
 static CUresult settle(const struct sl_range *r)
 {
@@ -376,12 +376,12 @@ CUresult sl_cuMemFreeHost(void *p)
 		return CUDA_ERROR_INVALID_VALUE;
 	sl_mapped_drop(&r);
 	sl_shared_close(r.memfd);
-	if (!settle(&r)) /* else the memory stays */
+	if (!settle(&r)) /* otherwise the memory stays allocated */
 		munmap(p, r.map_size);
 	return CUDA_SUCCESS;
 }
 
-/* Whether the program has memory at all of [p, p+n). */
+/* Whether any part of [p, p+n) is mapped in the program. */
 static bool is_mapped(uint64_t p, size_t n)
 {
 	unsigned char in[4096];

@@ -51,7 +51,7 @@ type Confinement struct {
 }
 
 // Confine prepares this process, whose only purpose is to become a session or the probe, and
-// starts it anew with args.
+// restarts it with args.
 func Confine(c Confinement, args []string) error {
 	runtime.LockOSThread()
 	if err := process.SetOOMScore(process.OOMSession); err != nil {
@@ -79,7 +79,7 @@ func Confine(c Confinement, args []string) error {
 	}
 	// The control socket stays open across this; everything else Go opens does not.
 	if err := syscall.Exec("/proc/self/exe", args, os.Environ()); err != nil {
-		return fmt.Errorf("confine: start anew: %w", err)
+		return fmt.Errorf("confine: restart: %w", err)
 	}
 	return nil
 }

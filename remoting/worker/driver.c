@@ -256,7 +256,7 @@ int sl_host_map(void **p, uint64_t at, uint64_t n, int fd)
 	got = mmap(want, n, PROT_READ | PROT_WRITE, how | MAP_FIXED_NOREPLACE, fd, 0);
 	if (got == MAP_FAILED)
 		return errno == ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_NOT_SUPPORTED;
-	if (got == want) { /* kernels before 4.17 take the address as a wish */
+	if (got == want) { /* kernels before 4.17 take the address as a hint */
 		rc = CU(cuMemHostRegister_v2, got, n, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
 		if (!rc) {
 			rc = CU(cuMemHostGetDevicePointer_v2, &there, got, 0);

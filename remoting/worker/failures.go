@@ -8,7 +8,7 @@ package worker
 // stream that the operation was given to until a wait has told the program of it:
 //
 //   - a wait for that stream, or for a stream that is ordered behind it, returns the error;
-//   - an event recorded behind it never completes: whoever asks for it is given the error, until the
+//   - an event recorded behind it never completes: a query or wait for it returns the error, until the
 //     event is recorded again; a stream that waits for such an event inherits the failure;
 //   - a host function behind it is not called: the client is told of the error in its place;
 //   - a capture that holds it ends with the error.

@@ -26,7 +26,7 @@ const (
 	leastLook = 10 * time.Microsecond
 	mostLook  = time.Millisecond
 	// Of each stream the oldest record is looked for, and all of them now and then: one that
-	// has been recorded anew stands for the newer place in its stream, or in another.
+	// has been recorded again stands for the newer place in its stream, or in another.
 	lookAtAll = 16
 )
 
@@ -35,7 +35,7 @@ type record struct {
 	u       *userEvent
 	id, gen uint32
 	place   place
-	over    bool // told, or recorded anew; under the follower's mu
+	over    bool // reported, or recorded again; under the follower's mu
 }
 
 // A place is a stream: of the default one each context has its own.

@@ -187,7 +187,7 @@ func (s *session) hostUnmap(p []byte) int32 {
 	if mem == nil {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
-	// The driver may wait for a host function, and so for who reads ahead for its answer.
+	// The driver may wait for a host function, and so for the goroutine that reads ahead for its answer.
 	if rc := C.sl_host_unmap(unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem))); rc != 0 {
 		s.host.bytes += uint64(len(mem)) // it stays, though the client has no name for it
 		return int32(rc)

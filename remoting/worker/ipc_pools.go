@@ -1,7 +1,7 @@
 package worker
 
 // Memory pools that processes of a program share. The exporter gives out a pool, and then
-// allocations of it by themselves; who has imported the pool imports them.
+// allocations of it by themselves; a session that has imported the pool imports them.
 //
 // The exporter stays charged for what the pool had reserved as long as another session has the pool
 // or any of its allocations imported. A session that has them when the exporter ends is

@@ -23,7 +23,7 @@ const defaultHeap = 8 << 20
 
 // defaultStack is the local memory of a thread, in bytes, that the measured overhead
 // holds. More of it is held for every thread that the device can have resident, from
-// the first launch of a kernel that wants it until the stack limit is set anew
+// the first launch of a kernel that wants it until the stack limit is set again
 // (measured on an H200: 264 MiB for each KiB and thread).
 const defaultStack = 1024
 

@@ -332,7 +332,7 @@ func (s *session) setCtx(id uint32) int32 {
 	return 0
 }
 
-// forgetCtx makes the next call set its context anew, because the driver has
+// forgetCtx makes the next call set its context again, because the driver has
 // changed the thread's.
 func (s *session) forgetCtx() {
 	s.cur, s.curReal, s.curSlot = noCtx, 0, nil

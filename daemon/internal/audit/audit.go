@@ -55,7 +55,7 @@ const (
 	RenewLost     = "renew-lost"     // a host's lease that its owner no longer has
 	Set           = "set"            // a living lease has another share or policy; the line has all its grants
 	Overrun       = "overrun"        // work of a lease that stayed on its GPU beyond the site's limit
-	Release       = "release"        // a lease ended by its host's wish
+	Release       = "release"        // a lease ended at its host's request
 	Reclaim       = "reclaim"        // a lease ended by its owner
 	SessionOpen   = "session-open"   // a client process got a worker
 	SessionEnd    = "session-end"    // and left it

@@ -73,19 +73,19 @@ func NewBook(offered []uint64) *Book {
 	return &Book{offered: append([]uint64(nil), offered...), granted: make([]uint64, len(offered)), leases: make(map[*Lease]bool)}
 }
 
-// Grant makes a lease of wish bytes per device, 0 for all that is left.
-func (b *Book) Grant(wish uint64) (*Lease, error) {
+// Grant makes a lease of want bytes per device, 0 for all that is left.
+func (b *Book) Grant(want uint64) (*Lease, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	caps := make([]uint64, len(b.offered))
 	for d := range b.offered {
 		left := b.offered[d] - b.granted[d]
-		n := wish
+		n := want
 		if n == 0 {
 			n = left
 		}
 		if n > left || n < Granule {
-			return nil, fmt.Errorf("device %d: %d MiB asked, %d MiB of %d left to grant: %w", d, wish>>20, left>>20, b.offered[d]>>20, ErrNoMemory)
+			return nil, fmt.Errorf("device %d: %d MiB asked, %d MiB of %d left to grant: %w", d, want>>20, left>>20, b.offered[d]>>20, ErrNoMemory)
 		}
 		caps[d] = n
 	}

@@ -206,10 +206,10 @@ func Open(path string) (*File, error) {
 // and closes that. The locks of the new one are its own.
 func FromFD(fd int) (*File, error) {
 	defer unix.Close(fd)
-	// A passed descriptor shares its locks with the sender; opened anew it does not.
+	// A passed descriptor shares its locks with the sender; reopened, it does not.
 	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDWR, 0)
 	if err != nil {
-		return nil, fmt.Errorf("account: open anew: %w", err)
+		return nil, fmt.Errorf("account: reopen: %w", err)
 	}
 	return attach(f)
 }

@@ -140,7 +140,7 @@ func bounds(limit, keepFree string) (b store.Bounds, err error) {
 	return b, nil
 }
 
-// become confines this process, and starts it anew as the same command without that step.
+// become confines this process, and restarts it as the same command without that step.
 func become(log *slog.Logger, c worker.Confinement, s worker.SessionConfig) error {
 	c.Log, c.Sandbox, c.Driver, c.Store = log, s.Sandbox, s.Driver, s.Store
 	return worker.Confine(c, withoutFlag(os.Args, "--confine"))
