@@ -124,6 +124,12 @@ func workerDispatch(rows []Row) ([]byte, error) {
 			p.f("\top%s: true,\n", strings.ToUpper(r.Symbol[:1])+r.Symbol[1:])
 		}
 	}
+	p.f("}\n\n// givenOps are the operations that say which stream they are given to.\nvar givenOps = map[uint16]bool{\n")
+	for _, r := range rows {
+		if r.Forwarded() && r.Late == LateStream && r.stream() != nil {
+			p.f("\top%s: true,\n", strings.ToUpper(r.Symbol[:1])+r.Symbol[1:])
+		}
+	}
 	p.f("}\n\nvar opNames = [...]string{\n")
 	for _, r := range rows {
 		p.f("\t\"%s\",\n", r.Symbol)
@@ -202,7 +208,7 @@ func decodeParams(p *printer, r Row) {
 		case Handle:
 			p.f("\th_%s := href{id: d.U32()}\n", n)
 			if r.Late == LateStream && q.Elem == "CUstream" && r.stream().Name == n {
-				p.f("\ts.given = h_%s.id\n", n)
+				p.f("\ts.give(h_%s.id)\n", n)
 			}
 		case In:
 			p.f("\tvar v_%s C.%s\n\tvar p_%s *C.%s\n\tif d.U8() != 0 {\n\t\tmemIn(d, unsafe.Pointer(&v_%s), unsafe.Sizeof(v_%s))\n\t\tp_%s = &v_%s\n\t}\n", n, q.Elem, n, q.Elem, n, n, n, n)

@@ -171,6 +171,7 @@
 #define CTL_KERNEL_INFO 0xf005
 #define CTL_LAUNCH 0xf006
 #define CTL_COPY_IN 0xf007
+#define CTL_ARRIVED 0xf01f
 #define CTL_COPY_OUT 0xf008
 #define CTL_COPY_IN_3D 0xf009
 #define CTL_COPY_OUT_3D 0xf00a
@@ -195,7 +196,7 @@
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
 
-#define SL_NCONTROLS 31 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 32 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -383,9 +384,15 @@ _Static_assert(sizeof(struct wire_launch_attr) == 72, "LAUNCH_ATTR");
 struct wire_copy_in {
 	uint64_t dst;
 	uint32_t stream;
-	uint8_t zero1[4];
+	uint32_t last;
 };
 _Static_assert(sizeof(struct wire_copy_in) == 16, "COPY_IN");
+
+struct wire_arrived {
+	uint32_t stream;
+	uint32_t later;
+};
+_Static_assert(sizeof(struct wire_arrived) == 8, "ARRIVED");
 
 struct wire_copy_out {
 	uint64_t src;

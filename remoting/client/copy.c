@@ -84,7 +84,8 @@ struct linear {
 static CUresult in_there(void *arg);
 static CUresult out_there(void *arg);
 
-static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
+/* *told: the worker knows by the last frame that it ends a blocking copy. */
+static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool wait, bool *told)
 {
 	const uint8_t *p = src;
 	struct sl_ctx *c, *there = sl_ptr_foreign(dst);
@@ -92,24 +93,29 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s)
 	uint32_t stream;
 	bool done = false;
 
+	*told = false;
+
 	if (err)
 		return err;
 	if (__builtin_expect(there != NULL, 0))
 		return sl_copy_elsewhere(there, in_there, &(struct linear){ dst, (void *)(uintptr_t)src, n }, s);
 	err = sl_copy_source_ready(src, n);
+	if (err)
+		return err;
 	sl_pointers(src, n);
+	stream = sl_stream_id_copying(s, &err);
 	if (!err)
-		err = sl_staged_in(dst, src, n, s, &done);
+		err = sl_staged_in(dst, src, n, stream, &done);
 	if (err || done)
 		return err;
-	stream = sl_stream_id(s, &err);
+	*told = wait && !sl_capturing_any() && sl_stream_alone(s);
 	while (n && !err) {
 		size_t m = n < CHUNK ? n : CHUNK;
 		sl_buf b;
 
 		sl_buf_init(&b);
 		sl_route(&b, SL_STREAM, s);
-		sl_put(&b, struct wire_copy_in, .dst = dst, .stream = stream);
+		sl_put(&b, struct wire_copy_in, .dst = dst, .stream = stream, .last = *told && m == n);
 		err = sl_oneway_bulk(CTL_COPY_IN, &b, p, m);
 		sl_buf_free(&b);
 		dst += m;
@@ -230,8 +236,9 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 static CUresult in_there(void *arg)
 {
 	struct linear *l = arg;
+	bool told;
 
-	return in(l->dev, l->host, l->n, NULL);
+	return in(l->dev, l->host, l->n, NULL, false, &told);
 }
 
 static CUresult out_there(void *arg)
@@ -327,6 +334,7 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 	bool seen; /* as soon as the call has returned, by the program, or by another process whose device memory it is */
+	bool told = false;
 
 	if (err || !n)
 		return err;
@@ -351,11 +359,11 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 	if (to.place == SL_LOCKED && from.place == SL_DEVICE && sl_mapped_share(dst, n, n >= SHARED_MIN, &there))
 		return out_shared((void *)(uintptr_t)dst, there, from.p, n, s, wait);
 	if (to.place == SL_DEVICE) {
-		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s);
+		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s, wait, &told);
 		seen = to.twin || from.twin || (from.place != SL_DEVICE && sl_ipc_any());
 		if (err || !wait)
 			return err;
-		return seen ? sl_cuStreamSynchronize(s) : from.place != SL_DEVICE ? sl_stream_arrived(s) : CUDA_SUCCESS;
+		return seen ? sl_cuStreamSynchronize(s) : from.place != SL_DEVICE ? sl_stream_arrived(s, told) : CUDA_SUCCESS;
 	}
 	if (from.place == SL_DEVICE)
 		return out((void *)(uintptr_t)dst, from.p, n, s, wait || to.place != SL_LOCKED || n > to.room);

@@ -331,7 +331,7 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 	twin = twin || (c.srcMemoryType == CU_MEMORYTYPE_HOST && sl_ipc_any());
 	if (err || !wait)
 		return err;
-	return twin ? sl_cuStreamSynchronize(s) : c.srcMemoryType == CU_MEMORYTYPE_HOST ? sl_stream_arrived(s) : CUDA_SUCCESS;
+	return twin ? sl_cuStreamSynchronize(s) : c.srcMemoryType == CU_MEMORYTYPE_HOST ? sl_stream_arrived(s, false) : CUDA_SUCCESS;
 }
 
 static CUresult copy2d(const CUDA_MEMCPY2D *p, CUstream s, bool wait)

@@ -77,11 +77,8 @@ static void ctx_reset_fields(struct sl_ctx *c)
 		atomic_store(&c->limit[i], 0);
 	atomic_store(&c->cache_config, CU_FUNC_CACHE_PREFER_NONE);
 	atomic_store(&c->shared_config, 0);
-	atomic_store(&c->legacy.owner, 0);
-	atomic_store(&c->legacy.shared, false);
-	atomic_store(&c->legacy.seq, 0);
-	atomic_store(&c->legacy.synced, 0);
-	atomic_store(&c->copied, 0);
+	sl_mark_reset(&c->legacy);
+	sl_mark_reset(&c->direct);
 	c->uid = sl_next_uid();
 	atomic_fetch_add(&c->epoch, 1);
 }
@@ -119,6 +116,7 @@ static uint32_t activate(struct sl_thread *t, struct sl_ctx *c)
 		sl_buf b;
 
 		t->no_ctx = true;
+		sl_stream_new_ctx(sl_dev_session((uint32_t)sl_dev_place(c->dev)));
 		sl_buf_init(&b);
 		sl_route_dev(&b, c->dev);
 		sl_put(&b, struct wire_ctx_activate, .device = (uint32_t)sl_dev_wire(c->dev));
@@ -514,6 +512,7 @@ CUresult sl_cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
 	atomic_store(&c->locals, NULL);
 	ctx_reset_fields(c);
 	t->no_ctx = true;
+	sl_stream_new_ctx(sl_dev_session((uint32_t)sl_dev_place(dev)));
 	err = fw_cuCtxCreate_v2(id, flags, dev);
 	t->no_ctx = false;
 	if (err) {

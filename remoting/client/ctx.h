@@ -32,7 +32,7 @@ struct sl_ctx {
 	_Atomic uint32_t cache_config, shared_config;
 	_Atomic uint32_t cache_sent;
 	struct sl_mark legacy;	/* the legacy default stream and all streams that it waits for */
-	_Atomic uint64_t copied; /* legacy.seq after the last blocking copy to the device that nobody waited for, 0 if none */
+	struct sl_mark direct;	/* the legacy default stream alone */
 	_Atomic uint32_t epoch;	/* a reset keeps the id and starts a new epoch */
 	_Atomic(struct sl_local *) locals; /* ctxlocal.c */
 };

@@ -213,14 +213,15 @@ CUresult sl_cuCtxSynchronize(void)
 {
 	struct idle_list l = { 0 };
 	struct sl_ctx *c;
-	uint64_t seq;
-	bool track;
+	uint64_t seq, direct_seq;
+	bool track, direct;
 	CUresult err = sl_ctx_use(&c);
 
 	if (err)
 		return err;
 	l.ctx_id = atomic_load(&c->id);
 	track = sl_mark_begin(&c->legacy, &seq);
+	direct = sl_mark_begin(&c->direct, &direct_seq);
 	sl_handle_each(SL_STREAM, collect, &l);
 	err = fw_cuCtxSynchronize();
 	if (!err) {
@@ -228,6 +229,8 @@ CUresult sl_cuCtxSynchronize(void)
 		sl_mirror_stale();
 		if (track)
 			sl_mark_synced(&c->legacy, seq);
+		if (direct)
+			sl_mark_synced(&c->direct, direct_seq);
 		for (unsigned i = 0; i < l.n; i++)
 			sl_mark_synced(l.at[i].m, l.at[i].seq);
 		err = sl_mirror_clash();

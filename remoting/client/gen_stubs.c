@@ -3179,11 +3179,6 @@ CUresult fw_cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
 	return err;
 }
 
-CUresult sl_cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
-{
-	return fw_cuGreenCtxWaitEvent(hCtx, hEvent);
-}
-
 CUresult fw_cuIpcCloseMemHandle(CUdeviceptr dptr, unsigned int *left)
 {
 	CUresult err = CUDA_SUCCESS;

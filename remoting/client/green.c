@@ -241,7 +241,14 @@ CUresult sl_cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent)
 {
 	CUgreenCtx green = sl_green_handle(hCtx);
 
+	sl_stream_ctx_waits();
 	return green ? fw_cuGreenCtxWaitEvent(green, hEvent) : fw_cuCtxWaitEvent(hCtx, hEvent);
+}
+
+CUresult sl_cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
+{
+	sl_stream_ctx_waits();
+	return fw_cuGreenCtxWaitEvent(hCtx, hEvent);
 }
 
 /* --- resources --- */

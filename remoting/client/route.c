@@ -38,8 +38,10 @@ static void to(sl_buf *b, unsigned session, uint32_t ctx_id)
 	if (!b->to_ctx)
 		b->to_ctx = ctx_id;
 	/* The default stream of a context that is not current may get work: it is never known idle again. */
-	if (ctx_id && ctx_id != sl_ctx_cur() && (c = sl_handle_state_by_id(SL_CTX, ctx_id)))
+	if (ctx_id && ctx_id != sl_ctx_cur() && (c = sl_handle_state_by_id(SL_CTX, ctx_id))) {
 		atomic_store_explicit(&c->legacy.shared, true, memory_order_relaxed);
+		atomic_store_explicit(&c->direct.shared, true, memory_order_relaxed);
+	}
 }
 
 void sl_route_slow(sl_buf *b, int kind, const void *h)

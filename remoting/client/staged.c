@@ -99,12 +99,11 @@ static CUresult slot_in(CUdeviceptr dst, const void *src, size_t n, uint32_t str
 	return err;
 }
 
-CUresult sl_staged_in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool *done)
+CUresult sl_staged_in(CUdeviceptr dst, const void *src, size_t n, uint32_t stream, bool *done)
 {
 	CUresult err = CUDA_SUCCESS;
-	uint32_t stream = sl_stream_id(s, &err);
 
-	*done = !err && n >= MIN_IN && take();
+	*done = n >= MIN_IN && take();
 	for (size_t at = 0; *done && at < n && !err; at += SLOT)
 		err = slot_in(dst + at, (const char *)src + at, n - at < SLOT ? n - at : SLOT, stream);
 	if (*done)

@@ -13,10 +13,10 @@
 #include "cuabi.h"
 
 /*
- * To the device; on return the bytes have left src. *done is false if nothing was begun: the copy is small, another thread
+ * To the device in a stream that is marked already; on return the bytes have left src. *done is false if nothing was begun: the copy is small, another thread
  * has the block, or nothing can be shared.
  */
-CUresult sl_staged_in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool *done);
+CUresult sl_staged_in(CUdeviceptr dst, const void *src, size_t n, uint32_t stream, bool *done);
 /* From the device; on return the bytes are there. */
 CUresult sl_staged_out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool *done);
 

@@ -5,6 +5,10 @@
  * round trip. The legacy default stream waits for all blocking streams of its
  * context, so work on one of those counts as its work too.
  *
+ * Where only copies to the device are pending, whose bytes have left this process, a wait is answered here as well: the
+ * worker is told in one frame (ARRIVED) that they are to be taken as arrived, and makes what follows in other streams
+ * wait for them.
+ *
  * Marks are atomics; only the owning thread advances one. The per-thread default
  * stream is a stream like others; its thread makes it on first use, and it ends
  * with the thread.
@@ -18,7 +22,9 @@
 #include "gen.h"
 #include "green.h"
 #include "handles.h"
+#include "ipc.h"
 #include "mapped.h"
+#include "route.h"
 #include "send.h"
 #include "session.h"
 
@@ -40,8 +46,9 @@ void sl_capturing_add(int n)
 		atomic_store(&capturing, 0);
 }
 
-static inline void mark(struct sl_mark *m, uint64_t tid)
+static inline void mark(struct sl_mark *m, uint64_t tid, bool copying)
 {
+	uint64_t seq;
 	uint64_t owner = atomic_load_explicit(&m->owner, memory_order_relaxed);
 
 	if (__builtin_expect(owner != tid, 0)) {
@@ -50,11 +57,16 @@ static inline void mark(struct sl_mark *m, uint64_t tid)
 			return;
 		}
 	}
-	atomic_store_explicit(&m->seq, atomic_load_explicit(&m->seq, memory_order_relaxed) + 1, memory_order_relaxed);
+	seq = atomic_load_explicit(&m->seq, memory_order_relaxed) + 1;
+	if (!copying)
+		atomic_store_explicit(&m->other, seq, memory_order_relaxed);
+	atomic_store_explicit(&m->seq, seq, memory_order_relaxed);
 }
 
-/* Whether the process ever had a stream that is not ordered with the legacy default stream. */
+/* Whether the process ever had a stream that is not ordered with the legacy default stream, or a second context. */
 static _Atomic bool unordered;
+/* Whether all streams of a context were ever made to wait for an event, which their marks do not show. */
+static _Atomic bool ctx_waits;
 
 _Atomic uint64_t sl_waited;
 
@@ -77,10 +89,20 @@ static bool idle(struct sl_mark *m)
 {
 	uint64_t owner = atomic_load_explicit(&m->owner, memory_order_relaxed);
 
-	if (sl_error_untold() || sl_capturing_any() || atomic_load_explicit(&m->shared, memory_order_relaxed))
+	if (sl_error_untold() || sl_capturing_any() || atomic_load_explicit(&ctx_waits, memory_order_relaxed) ||
+	    atomic_load_explicit(&m->shared, memory_order_relaxed))
 		return false;
 	return owner == sl_tls()->tid &&
 	       atomic_load_explicit(&m->synced, memory_order_acquire) == atomic_load_explicit(&m->seq, memory_order_relaxed);
+}
+
+void sl_mark_reset(struct sl_mark *m)
+{
+	atomic_store(&m->owner, 0);
+	atomic_store(&m->shared, false);
+	atomic_store(&m->seq, 0);
+	atomic_store(&m->other, 0);
+	atomic_store(&m->synced, 0);
 }
 
 static void init_stream(struct sl_stream *s, struct sl_ctx *c, unsigned flags, int priority)
@@ -92,10 +114,7 @@ static void init_stream(struct sl_stream *s, struct sl_ctx *c, unsigned flags, i
 	s->uid = sl_next_uid();
 	s->per_thread = false;
 	s->green = NULL;
-	atomic_store(&s->mark.owner, 0);
-	atomic_store(&s->mark.shared, false);
-	atomic_store(&s->mark.seq, 0);
-	atomic_store(&s->mark.synced, 0);
+	sl_mark_reset(&s->mark);
 }
 
 /* The calling thread's default stream in its current context. */
@@ -198,7 +217,7 @@ struct sl_stream *sl_stream_of(CUstream h, CUresult *err)
 	return is_legacy(h) ? NULL : stream_of(h, err);
 }
 
-uint32_t sl_stream_id(CUstream h, CUresult *err)
+static inline uint32_t marked(CUstream h, bool copying, CUresult *err)
 {
 	struct sl_thread *t = sl_tls();
 	struct sl_stream *s;
@@ -208,19 +227,31 @@ uint32_t sl_stream_id(CUstream h, CUresult *err)
 			*err = CUDA_ERROR_INVALID_CONTEXT;
 			return 0;
 		}
-		if (!t->no_mark)
-			mark(&t->cur->legacy, t->tid);
+		if (!t->no_mark) {
+			mark(&t->cur->legacy, t->tid, copying);
+			mark(&t->cur->direct, t->tid, copying);
+		}
 		return 0;
 	}
 	s = stream_of(h, err);
 	if (!s)
 		return 0;
 	if (!t->no_mark) {
-		mark(&s->mark, t->tid);
+		mark(&s->mark, t->tid, copying);
 		if (!(s->flags & CU_STREAM_NON_BLOCKING))
-			mark(&s->ctx->legacy, t->tid);
+			mark(&s->ctx->legacy, t->tid, copying);
 	}
 	return s->at;
+}
+
+uint32_t sl_stream_id(CUstream h, CUresult *err)
+{
+	return marked(h, false, err);
+}
+
+uint32_t sl_stream_id_copying(CUstream h, CUresult *err)
+{
+	return marked(h, true, err);
 }
 
 uint32_t sl_stream_id_only(CUstream h, CUresult *err)
@@ -254,31 +285,79 @@ struct sl_mark *sl_stream_mark(CUstream h, struct sl_ctx **ctx)
 	return s ? &s->mark : NULL;
 }
 
-CUresult sl_stream_arrived(CUstream h)
-{
-	struct sl_ctx *c = sl_tls()->cur;
+/* --- copies that are taken as arrived --- */
 
-	if (sl_capturing_any())
-		return CUDA_SUCCESS;
-	if (!is_legacy(h) || atomic_load_explicit(&unordered, memory_order_relaxed))
-		return sl_cuStreamSynchronize(h);
-	if (c)
-		atomic_store_explicit(&c->copied, atomic_load_explicit(&c->legacy.seq, memory_order_relaxed), memory_order_relaxed);
-	return CUDA_SUCCESS;
+static CUresult send_arrived(CUstream h, bool later)
+{
+	CUresult err = CUDA_SUCCESS;
+	uint32_t id = sl_stream_id_only(h, &err);
+	sl_buf b;
+
+	if (err)
+		return err;
+	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, h);
+	sl_put(&b, struct wire_arrived, .stream = id, .later = later);
+	err = sl_oneway(CTL_ARRIVED, &b);
+	sl_buf_free(&b);
+	return err;
+}
+
+/* True if this thread alone has used the stream, and nothing is pending but copies whose bytes have left this process. */
+static bool copies_alone(struct sl_mark *m)
+{
+	return atomic_load_explicit(&m->owner, memory_order_relaxed) == sl_tls()->tid && !atomic_load_explicit(&m->shared, memory_order_relaxed) &&
+	       atomic_load_explicit(&m->other, memory_order_relaxed) <= atomic_load_explicit(&m->synced, memory_order_acquire);
 }
 
 /*
- * Before a stream that is not ordered with the legacy default stream: waits for a blocking copy that the call itself did
- * not wait for. Where more has been enqueued behind the copy the wait would cover that too, which CUDA's would not.
+ * True if a wait for the stream would tell nothing but that such copies have arrived. Copies in a blocking stream come after what was
+ * given to the default stream, which may wait for any blocking stream; so the default stream must have nothing pending at all.
  */
-static CUresult before_unordered(struct sl_ctx *c)
+static bool only_copies(CUstream h)
 {
-	uint64_t copied = atomic_load_explicit(&c->copied, memory_order_relaxed);
+	CUresult err = CUDA_SUCCESS;
+	struct sl_stream *s = sl_stream_of(h, &err);
+	struct sl_mark *direct;
 
-	atomic_store(&unordered, true);
-	if (!copied || sl_capturing_any() || atomic_load(&c->legacy.shared) || copied != atomic_load(&c->legacy.seq))
+	if (err || sl_sessions > 1 || sl_error_untold() || sl_capturing_any() || sl_ipc_any() || sl_mapped_any() || atomic_load(&ctx_waits))
+		return false;
+	if (!s)
+		return copies_alone(&sl_tls()->cur->legacy);
+	if (s->at != s->id || !copies_alone(&s->mark))
+		return false;
+	direct = &s->ctx->direct;
+	return s->flags & CU_STREAM_NON_BLOCKING || !atomic_load(&direct->owner) || idle(direct);
+}
+
+bool sl_stream_alone(CUstream h)
+{
+	return is_legacy(h) && !atomic_load(&unordered);
+}
+
+CUresult sl_stream_arrived(CUstream h, bool told)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	if (sl_capturing_any())
 		return CUDA_SUCCESS;
-	return sl_cuStreamSynchronize(NULL);
+	if (!told && sl_stream_alone(h))
+		err = send_arrived(h, true);
+	/* Asked again: by now another thread may have made a stream, which the worker knew before the copy. */
+	return err || sl_stream_alone(h) ? err : sl_cuStreamSynchronize(h);
+}
+
+void sl_stream_new_ctx(unsigned session)
+{
+	static _Atomic bool any[SL_MAX_DEVICES];
+
+	if (atomic_exchange(&any[session], true))
+		atomic_store(&unordered, true);
+}
+
+void sl_stream_ctx_waits(void)
+{
+	atomic_store(&ctx_waits, true);
 }
 
 /* --- life --- */
@@ -312,8 +391,8 @@ CUresult sl_stream_create(CUstream *out, unsigned flags, int priority, struct sl
 	err = sl_ctx_use(&c);
 	if (err)
 		return err;
-	if (flags & CU_STREAM_NON_BLOCKING && (err = before_unordered(c)))
-		return err;
+	if (flags & CU_STREAM_NON_BLOCKING)
+		atomic_store(&unordered, true);
 	/* CUDA clamps priorities to the device's range. */
 	if (priority < sl_dev(c->dev)->prio_greatest)
 		priority = sl_dev(c->dev)->prio_greatest;
@@ -521,15 +600,26 @@ CUresult sl_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
 /* Notes what will be known complete once a wait for h succeeds. */
 void sl_cover(struct sl_covered *w, CUstream h)
 {
+	struct sl_ctx *c = sl_tls()->cur;
+
 	w->m = sl_stream_mark(h, NULL);
 	w->track = w->m && sl_mark_begin(w->m, &w->seq);
+	w->direct = c && w->m == &c->legacy && sl_mark_begin(&c->direct, &w->direct_seq) ? &c->direct : NULL;
+}
+
+static void covered(const struct sl_covered *w)
+{
+	if (!w->track || sl_capturing_any())
+		return;
+	sl_mark_synced(w->m, w->seq);
+	if (w->direct)
+		sl_mark_synced(w->direct, w->direct_seq);
 }
 
 void sl_cover_done(const struct sl_covered *w)
 {
 	atomic_fetch_add(&sl_waited, 1);
-	if (w->track && !sl_capturing_any())
-		sl_mark_synced(w->m, w->seq);
+	covered(w);
 }
 
 CUresult sl_cuStreamSynchronize(CUstream hStream)
@@ -543,6 +633,12 @@ CUresult sl_cuStreamSynchronize(CUstream hStream)
 	sl_cover(&w, hStream);
 	if (w.track && idle(w.m))
 		return sl_dead();
+	if (w.track && only_copies(hStream)) {
+		err = send_arrived(hStream, false);
+		if (!err)
+			covered(&w);
+		return err;
+	}
 	err = SL_UNMARKED(fw_cuStreamSynchronize(hStream));
 	if (!err) {
 		sl_mirror_stale();

@@ -23,7 +23,8 @@ struct sl_mark {
 	_Atomic uint64_t owner;	 /* thread that enqueues, 0 none yet */
 	_Atomic bool shared;	 /* more than one did */
 	_Atomic uint64_t seq;	 /* work enqueued; written by the owner only */
-	_Atomic uint64_t synced; /* work known to be complete */
+	_Atomic uint64_t other;	 /* of it, up to the last that was not a copy whose bytes have left this process; written by the owner only */
+	_Atomic uint64_t synced; /* work known to be complete, or, of such copies alone, that the worker sees to */
 };
 
 struct sl_stream {
@@ -50,16 +51,19 @@ CUresult sl_stream_create(CUstream *out, unsigned flags, int priority, struct sl
 /* Forgets a stream that the worker has destroyed. */
 void sl_stream_forget(CUstream s);
 uint32_t sl_stream_id(CUstream s, CUresult *err); /* marks the stream as having work */
+/* The same for a copy to the device, linear and from memory that the program may change once its bytes have been sent. */
+uint32_t sl_stream_id_copying(CUstream s, CUresult *err);
 uint32_t sl_stream_id_only(CUstream s, CUresult *err);
 /* The mark of a stream; NULL if unknown. The stream's own ctx in *ctx if not NULL. */
 struct sl_mark *sl_stream_mark(CUstream s, struct sl_ctx **ctx);
 /* What this thread has enqueued so far, for a later sl_mark_synced; false if it cannot be known complete. */
 bool sl_mark_begin(struct sl_mark *m, uint64_t *seq);
 void sl_mark_synced(struct sl_mark *m, uint64_t seq);
+void sl_mark_reset(struct sl_mark *m);
 /* Around a wait for a stream: what the wait covers, noted before it; and that it has succeeded. */
 struct sl_covered {
-	struct sl_mark *m;
-	uint64_t seq;
+	struct sl_mark *m, *direct;
+	uint64_t seq, direct_seq;
 	bool track;
 };
 void sl_cover(struct sl_covered *w, CUstream s);
@@ -81,10 +85,16 @@ struct sl_stream *sl_stream_of(CUstream s, CUresult *err);
 	r_; \
 })
 /*
- * Ends a blocking copy to the device, sent on stream s. CUDA's has arrived when the call returns. Work in streams that
- * are ordered behind the copy cannot tell; this waits where the process has others.
+ * Whether every stream that the process has so far is ordered behind a copy in stream s. A blocking copy there need not wait; those
+ * that are made later are ordered behind it by the worker, which is told so, by the copy's last frame or by sl_stream_arrived.
  */
-CUresult sl_stream_arrived(CUstream s);
+bool sl_stream_alone(CUstream s);
+/* Ends a blocking copy to the device, sent on stream s. CUDA's has arrived when the call returns. told: its last frame was marked so. */
+CUresult sl_stream_arrived(CUstream s, bool told);
+/* Before a context comes to exist in the worker: the streams of two contexts are not ordered with each other. */
+void sl_stream_new_ctx(unsigned session);
+/* Before all streams of a context are made to wait for an event. */
+void sl_stream_ctx_waits(void);
 /* Captures begun and not yet ended in this process. capture.c begins and ends them. */
 bool sl_capturing_any(void);
 /* Whether stream s is part of a capture that has not been invalidated. */

@@ -338,6 +338,8 @@ const (
 	OpLaunch = 0xF006
 	// OpCopyIn: copies to the device.
 	OpCopyIn = 0xF007
+	// OpArrived: the program takes what was copied to the device in the stream so far as arrived: what follows in other streams, or concerns memory in no stream's order, waits for it.
+	OpArrived = 0xF01F
 	// OpCopyOut: copies from the device; the reply comes after the last DATA.
 	OpCopyOut = 0xF008
 	// OpCopyIn3D: copies to a box.
@@ -395,6 +397,7 @@ var controlNames = [...]string{
 	OpKernelInfo - OpControl:    "KERNEL_INFO",
 	OpLaunch - OpControl:        "LAUNCH",
 	OpCopyIn - OpControl:        "COPY_IN",
+	OpArrived - OpControl:       "ARRIVED",
 	OpCopyOut - OpControl:       "COPY_OUT",
 	OpCopyIn3D - OpControl:      "COPY_IN_3D",
 	OpCopyOut3D - OpControl:     "COPY_OUT_3D",
@@ -1267,6 +1270,7 @@ const CopyInSize = 16
 type CopyIn struct {
 	Dst    uint64 // device address
 	Stream uint32
+	Last   uint32 // 1: ends a blocking copy that nobody waits for, as an ARRIVED behind it with later 1 would
 }
 
 // Encode appends the message to e.
@@ -1285,13 +1289,47 @@ func (m *CopyIn) put(b []byte) {
 	_ = b[15]
 	binary.LittleEndian.PutUint64(b[0:], m.Dst)
 	binary.LittleEndian.PutUint32(b[8:], m.Stream)
-	clear(b[12:16])
+	binary.LittleEndian.PutUint32(b[12:], m.Last)
 }
 
 func (m *CopyIn) get(b []byte) {
 	_ = b[15]
 	m.Dst = binary.LittleEndian.Uint64(b[0:])
 	m.Stream = binary.LittleEndian.Uint32(b[8:])
+	m.Last = binary.LittleEndian.Uint32(b[12:])
+}
+
+// ArrivedSize is the size of a Arrived, in bytes.
+const ArrivedSize = 8
+
+// Arrived: the program takes what was copied to the device in the stream so far as arrived: what follows in other streams, or concerns memory in no stream's order, waits for it.
+type Arrived struct {
+	Stream uint32
+	Later  uint32 // 1: only non-blocking streams and contexts that are made later wait
+}
+
+// Encode appends the message to e.
+func (m *Arrived) Encode(e *Encoder) { m.put(e.room(ArrivedSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Arrived) Decode(d *Decoder) {
+	if b := d.Bytes(ArrivedSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Arrived{}
+	}
+}
+
+func (m *Arrived) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.Stream)
+	binary.LittleEndian.PutUint32(b[4:], m.Later)
+}
+
+func (m *Arrived) get(b []byte) {
+	_ = b[7]
+	m.Stream = binary.LittleEndian.Uint32(b[0:])
+	m.Later = binary.LittleEndian.Uint32(b[4:])
 }
 
 // CopyOutSize is the size of a CopyOut, in bytes.

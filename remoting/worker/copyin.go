@@ -79,11 +79,17 @@ func (in *inStaging) close(s *session) {
 // mark notes that a slot is in use until the stream gets here. The event is of the stream's context, which another call
 // may have left by now.
 func (in *inStaging) mark(s *session, q *inSlot, ctx, stream uint64) int32 {
+	ev, rc := s.recordIn(ctx, stream)
+	q.ev, q.ctx = ev, ctx
+	return rc
+}
+
+// recordIn records an event of the session's own in a stream of any context. If that fails nothing is pending in the context.
+func (s *session) recordIn(ctx, stream uint64) (uint64, int32) {
 	if ctx != s.curReal {
 		if rc := C.sl_ctx_set(C.uint64_t(ctx)); rc != 0 {
 			s.forgetCtx()
-			q.ev = 0
-			return int32(rc)
+			return 0, int32(rc)
 		}
 		defer C.sl_ctx_set(C.uint64_t(s.curReal))
 	}
@@ -97,11 +103,9 @@ func (in *inStaging) mark(s *session, q *inSlot, ctx, stream uint64) int32 {
 		// No event to wait for: wait for everything instead, or the slot
 		// would be overwritten under the copy.
 		C.sl_ctx_sync()
-		q.ev = 0
-		return rc
+		return 0, rc
 	}
-	q.ev, q.ctx = ev, ctx
-	return 0
+	return ev, 0
 }
 
 // acquire gives a free slot, waiting for the GPU to leave one if need be.
@@ -211,30 +215,35 @@ func (f *source) end() error {
 // it begins, and unlocked when it returns.
 func (s *session) copyInFrame() (int32, error) {
 	h, err := s.rd.Peek(wire.CopyInSize)
-	if err != nil || s.rd.Left() > wire.MaxCopyIn {
-		s.rd.Done()
-		return s.malformed(s.hdr.Op), nil
-	}
 	var m wire.CopyIn
 	s.dec.Reset(h)
 	m.Decode(&s.dec)
+	if err != nil || s.rd.Left() > wire.MaxCopyIn || m.Last > 1 {
+		s.rd.Done()
+		return s.malformed(s.hdr.Op), nil
+	}
 	s.given = m.Stream
 	f, err := s.source()
 	if err != nil {
 		return 0, err
 	}
-	rc, err := s.copyIn(&f, m.Dst, m.Stream)
+	rc, err := s.copyIn(&f, &m)
 	return rc, errors.Join(err, f.end())
 }
 
-func (s *session) copyIn(f *source, dst uint64, id uint32) (int32, error) {
+func (s *session) copyIn(f *source, m *wire.CopyIn) (int32, error) {
+	dst := m.Dst
 	var stream, ctx uint64
 	rc := s.wantCtx(s.hdr.Ctx)
 	if rc == 0 {
-		stream, ctx, rc = s.copyTarget(id)
+		stream, ctx, rc = s.copyTarget(m.Stream)
 	}
 	if rc != 0 {
 		return rc, nil
+	}
+	s.give(m.Stream)
+	if m.Last != 0 {
+		defer s.noteArrived(m.Stream, stream, ctx)
 	}
 	in := &s.in
 	for n := f.left(); n > 0; n = f.left() {
@@ -303,6 +312,7 @@ func (s *session) copyIn3D(f *source, b *desc3D, total uint64) (int32, error) {
 	if rc != 0 {
 		return rc, nil
 	}
+	s.give(b.Stream)
 	for off := uint64(0); off < total; {
 		c, n := b.part(off, slotSize)
 		q := s.in.acquire(s)

@@ -345,7 +345,7 @@ func (s *session) endDelivery(id uint32) {
 // and finished by a waiter, so that a copy of any size does not hold up the
 // calls of other threads.
 func (s *session) copyOutAll(streamID, id uint32, total uint64, on func(stream uint64) copier) int32 {
-	s.given = streamID
+	s.give(streamID)
 	stream, ctx, rc := s.copyTarget(streamID)
 	if rc != 0 {
 		s.endDelivery(id)

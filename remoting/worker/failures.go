@@ -42,9 +42,10 @@ const legacyStream = 0
 
 // A failure is a one-way operation's, not yet told by a wait for its stream.
 type failure struct {
-	place    place // its stream; noStream: any wait tells of it
-	blocking bool  // the stream is ordered with the context's legacy default stream
-	result   int32
+	place      place // its stream; noStream: any wait tells of it
+	blocking   bool  // the stream is ordered with the context's legacy default stream
+	result     int32
+	everywhere bool // all that is given to any stream is behind it, and any wait tells of it
 }
 
 type failures struct {
@@ -70,6 +71,8 @@ func (f *failures) add(n failure) {
 // covers reports whether work given now to the stream at p waits for the failed operation.
 func (n *failure) covers(p place, blocking bool) bool {
 	switch {
+	case n.everywhere:
+		return true
 	case n.place.stream == noStream:
 		return false
 	case n.place == p:
@@ -102,7 +105,7 @@ func (f *failures) inContext(ctx uint64) int32 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := range f.list {
-		if f.list[i].place.ctx == ctx {
+		if f.list[i].place.ctx == ctx || f.list[i].everywhere {
 			return f.list[i].result
 		}
 	}
@@ -133,7 +136,7 @@ func (f *failures) tell(told func(*failure) bool) (result int32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.list = slices.DeleteFunc(f.list, func(n failure) bool {
-		if n.place.stream != noStream && !told(&n) {
+		if n.place.stream != noStream && !n.everywhere && !told(&n) {
 			return false
 		}
 		if result == 0 {
@@ -143,6 +146,20 @@ func (f *failures) tell(told func(*failure) bool) (result int32) {
 	})
 	f.settle()
 	return result
+}
+
+// spread makes the failures that a stream's work is behind those of all streams: the program takes the stream's work as done.
+func (f *failures) spread(p place, blocking bool) {
+	if f.none() {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range f.list {
+		if f.list[i].covers(p, blocking) {
+			f.list[i].everywhere = true
+		}
+	}
 }
 
 // settle notes whether anything is left. mu is held.
@@ -188,6 +205,7 @@ func (f *failures) orphan(p place) {
 	switch {
 	case i < 0:
 	case of(rest) >= 0: // which is told first
+		f.list[of(rest)].everywhere = f.list[of(rest)].everywhere || f.list[i].everywhere
 		f.list = slices.Delete(f.list, i, i+1)
 	default:
 		f.list[i].place = rest
@@ -291,6 +309,6 @@ func (s *session) recorded(event, stream uint32, result int32) {
 func (s *session) awaited(event, stream uint32) {
 	if rc := s.failures.event(event); rc != 0 {
 		p, blocking := s.placeOf(stream)
-		s.failures.add(failure{p, blocking, rc})
+		s.failures.add(failure{place: p, blocking: blocking, result: rc})
 	}
 }

@@ -274,7 +274,7 @@ func TestFailuresStayFew(t *testing.T) {
 	}
 	for id := range uint32(1000) {
 		p := place{ctx: s.curReal, stream: 5000 + id}
-		s.failures.add(failure{p, true, 401})
+		s.failures.add(failure{place: p, blocking: true, result: 401})
 		s.failures.orphan(p)
 	}
 	if n := len(s.failures.list); n != 1 {

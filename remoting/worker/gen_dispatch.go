@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x74, 0x23, 0x0b, 0xbd, 0xd3, 0xde, 0xd4, 0x4a,
-	0xec, 0x8c, 0x0e, 0x75, 0xc8, 0x80, 0xb6, 0x94,
-	0xb7, 0x80, 0xc6, 0x20, 0xc0, 0x7a, 0x29, 0x03,
-	0x62, 0x0f, 0xa5, 0xa3, 0x07, 0x72, 0x24, 0xa1,
+	0xc6, 0x28, 0xbe, 0x14, 0x99, 0xea, 0x7e, 0x44,
+	0x62, 0xe1, 0xb2, 0xd8, 0x66, 0x13, 0x1b, 0xcf,
+	0xfe, 0x91, 0x93, 0xf4, 0xad, 0x6a, 0x16, 0xad,
+	0xa2, 0xba, 0x86, 0xd3, 0x08, 0x2d, 0x2a, 0xb0,
 }
 
 // Operation numbers of the API table.
@@ -308,6 +308,36 @@ var lateNothings = map[uint16]bool{
 	opCuStreamDestroy_v2:           true,
 	opCuSurfObjectDestroy:          true,
 	opCuTexObjectDestroy:           true,
+}
+
+// givenOps are the operations that say which stream they are given to.
+var givenOps = map[uint16]bool{
+	opCuEventRecord:           true,
+	opCuEventRecordWithFlags:  true,
+	opCuGraphLaunch:           true,
+	opCuGraphUpload:           true,
+	opCuMemcpy2DAsync_v2:      true,
+	opCuMemcpy3DAsync_v2:      true,
+	opCuMemcpy3DPeerAsync:     true,
+	opCuMemcpyDtoDAsync_v2:    true,
+	opCuMemcpyPeerAsync:       true,
+	opCuMemsetD16Async:        true,
+	opCuMemsetD2D16Async:      true,
+	opCuMemsetD2D32Async:      true,
+	opCuMemsetD2D8Async:       true,
+	opCuMemsetD32Async:        true,
+	opCuMemsetD8Async:         true,
+	opCuStreamBatchMemOp:      true,
+	opCuStreamBatchMemOp_v2:   true,
+	opCuStreamWaitEvent:       true,
+	opCuStreamWaitValue32:     true,
+	opCuStreamWaitValue32_v2:  true,
+	opCuStreamWaitValue64:     true,
+	opCuStreamWaitValue64_v2:  true,
+	opCuStreamWriteValue32:    true,
+	opCuStreamWriteValue32_v2: true,
+	opCuStreamWriteValue64:    true,
+	opCuStreamWriteValue64_v2: true,
 }
 
 var opNames = [...]string{
@@ -2034,7 +2064,7 @@ func (s *session) do_cuEventElapsedTime_v2(d *wire.Decoder, e *wire.Encoder) int
 func (s *session) do_cuEventRecord(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(116)
 	}
@@ -2059,7 +2089,7 @@ func (s *session) do_cuEventRecord(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuEventRecordWithFlags(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	p_flags := d.U32()
 	if d.Err() != nil {
 		return s.malformed(117)
@@ -3901,7 +3931,7 @@ func (s *session) do_cuGraphKernelNodeSetParams_v2(d *wire.Decoder, e *wire.Enco
 func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraph := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(220)
 	}
@@ -4552,7 +4582,7 @@ func (s *session) do_cuGraphRetainUserObject(d *wire.Decoder, e *wire.Encoder) i
 func (s *session) do_cuGraphUpload(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraph := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(240)
 	}
@@ -5652,7 +5682,7 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		p_pCopy = &v_pCopy
 	}
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(376)
 	}
@@ -5685,7 +5715,7 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		p_pCopy = &v_pCopy
 	}
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(382)
 	}
@@ -5718,7 +5748,7 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 		p_pCopy = &v_pCopy
 	}
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(386)
 	}
@@ -5748,7 +5778,7 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 	p_srcDevice := d.U64()
 	p_ByteCount := d.U64()
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(403)
 	}
@@ -5780,7 +5810,7 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_srcContext := href{id: d.U32()}
 	p_ByteCount := d.U64()
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(418)
 	}
@@ -5824,7 +5854,7 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_us := d.U16()
 	p_N := d.U64()
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(420)
 	}
@@ -5856,7 +5886,7 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 	p_Width := d.U64()
 	p_Height := d.U64()
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(423)
 	}
@@ -5888,7 +5918,7 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 	p_Width := d.U64()
 	p_Height := d.U64()
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(426)
 	}
@@ -5920,7 +5950,7 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_Width := d.U64()
 	p_Height := d.U64()
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(429)
 	}
@@ -5950,7 +5980,7 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_ui := d.U32()
 	p_N := d.U64()
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(432)
 	}
@@ -5980,7 +6010,7 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_uc := d.U8()
 	p_N := d.U64()
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	if d.Err() != nil {
 		return s.malformed(435)
 	}
@@ -6449,7 +6479,7 @@ func (s *session) do_cuPointerGetAttribute(d *wire.Decoder, e *wire.Encoder) int
 
 func (s *session) do_cuStreamBatchMemOp(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_count := d.U32()
 	var a_paramArray []C.CUstreamBatchMemOpParams
 	if d.U8() != 0 {
@@ -6483,7 +6513,7 @@ func (s *session) do_cuStreamBatchMemOp(d *wire.Decoder, e *wire.Encoder) int32 
 
 func (s *session) do_cuStreamBatchMemOp_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_count := d.U32()
 	var a_paramArray []C.CUstreamBatchMemOpParams
 	if d.U8() != 0 {
@@ -7022,7 +7052,7 @@ func (s *session) do_cuStreamUpdateCaptureDependencies_v2(d *wire.Decoder, e *wi
 
 func (s *session) do_cuStreamWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
-	s.given = h_hStream.id
+	s.give(h_hStream.id)
 	h_hEvent := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
@@ -7048,7 +7078,7 @@ func (s *session) do_cuStreamWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 
 func (s *session) do_cuStreamWaitValue32(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_addr := d.U64()
 	p_value := d.U32()
 	p_flags := d.U32()
@@ -7068,7 +7098,7 @@ func (s *session) do_cuStreamWaitValue32(d *wire.Decoder, e *wire.Encoder) int32
 
 func (s *session) do_cuStreamWaitValue32_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_addr := d.U64()
 	p_value := d.U32()
 	p_flags := d.U32()
@@ -7088,7 +7118,7 @@ func (s *session) do_cuStreamWaitValue32_v2(d *wire.Decoder, e *wire.Encoder) in
 
 func (s *session) do_cuStreamWaitValue64(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_addr := d.U64()
 	p_value := d.U64()
 	p_flags := d.U32()
@@ -7108,7 +7138,7 @@ func (s *session) do_cuStreamWaitValue64(d *wire.Decoder, e *wire.Encoder) int32
 
 func (s *session) do_cuStreamWaitValue64_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_addr := d.U64()
 	p_value := d.U64()
 	p_flags := d.U32()
@@ -7128,7 +7158,7 @@ func (s *session) do_cuStreamWaitValue64_v2(d *wire.Decoder, e *wire.Encoder) in
 
 func (s *session) do_cuStreamWriteValue32(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_addr := d.U64()
 	p_value := d.U32()
 	p_flags := d.U32()
@@ -7148,7 +7178,7 @@ func (s *session) do_cuStreamWriteValue32(d *wire.Decoder, e *wire.Encoder) int3
 
 func (s *session) do_cuStreamWriteValue32_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_addr := d.U64()
 	p_value := d.U32()
 	p_flags := d.U32()
@@ -7168,7 +7198,7 @@ func (s *session) do_cuStreamWriteValue32_v2(d *wire.Decoder, e *wire.Encoder) i
 
 func (s *session) do_cuStreamWriteValue64(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_addr := d.U64()
 	p_value := d.U64()
 	p_flags := d.U32()
@@ -7188,7 +7218,7 @@ func (s *session) do_cuStreamWriteValue64(d *wire.Decoder, e *wire.Encoder) int3
 
 func (s *session) do_cuStreamWriteValue64_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_stream := href{id: d.U32()}
-	s.given = h_stream.id
+	s.give(h_stream.id)
 	p_addr := d.U64()
 	p_value := d.U64()
 	p_flags := d.U32()

@@ -74,7 +74,7 @@ func (s *session) launchHost(p []byte) int32 {
 		return s.malformed(s.hdr.Op)
 	}
 	id := m.HostFn
-	s.given = m.Stream
+	s.give(m.Stream)
 	stream, ok := s.handle(wire.KindStream, m.Stream)
 	if !ok {
 		return s.notCalled(id, s.badHandle(wire.KindStream, m.Stream))

@@ -232,7 +232,7 @@ func (s *session) hostWriteFrame() (int32, error) {
 		return 0, err
 	}
 	s.given = m.Stream
-	rc, err := s.copyIn(&f, m.Dst, m.Stream)
+	rc, err := s.copyIn(&f, &wire.CopyIn{Dst: m.Dst, Stream: m.Stream})
 	if err = errors.Join(err, f.end()); rc != 0 || err != nil {
 		return rc, err
 	}

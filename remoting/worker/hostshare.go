@@ -130,7 +130,7 @@ func (s *session) copyInShared(p []byte) int32 {
 	if s.dec.Done() != nil {
 		return s.malformed(s.hdr.Op)
 	}
-	s.given = m.Stream
+	s.give(m.Stream)
 	stream, ctx, rc := s.copyTarget(m.Stream)
 	if rc != 0 {
 		return rc
@@ -155,7 +155,7 @@ func (s *session) copyOutShared(p []byte) int32 {
 	if s.dec.Done() != nil || (m.Delivery == 0) != (s.hdr.Call != 0) {
 		return s.malformed(s.hdr.Op)
 	}
-	s.given = m.Stream
+	s.give(m.Stream)
 	stream, ctx, rc := s.copyTarget(m.Stream)
 	b, ok := s.host.sharedAt(m.Dst, m.Size)
 	if rc == 0 && !ok {

@@ -17,7 +17,7 @@ func (s *session) launch(p []byte) int32 {
 	var m wire.Launch
 	s.dec.Reset(p)
 	m.Decode(&s.dec)
-	s.given = m.Stream
+	s.give(m.Stream)
 	if s.dec.Err() != nil || uint64(s.dec.Left()) != uint64(m.NParam)+uint64(m.NAttrs)*wire.LaunchAttrSize {
 		return s.malformed(s.hdr.Op)
 	}

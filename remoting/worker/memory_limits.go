@@ -124,6 +124,9 @@ func (s *session) newStream(o *C.uint64_t, rc C.CUresult) C.CUresult {
 		*o = 0
 		return C.CUDA_ERROR_OUT_OF_MEMORY
 	}
+	if C.sl_stream_blocking(*o) == 0 {
+		s.awaitArrived(true)
+	}
 	return 0
 }
 

@@ -52,6 +52,7 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 	}
 	s.waiters.leave(c.real)
 	s.followed.forget(func(r *record) bool { return r.place.ctx == c.real })
+	s.arrived.leave(s, c.real)
 	s.events.drop(c.real)
 	s.gates.Forget(c.real)
 	s.failures.forget(c.real, func(event uint32) bool {
@@ -261,10 +262,10 @@ func (s *session) awaitedByAll(rc C.CUresult, ctx uint64, event uint32) C.CUresu
 	if failed := s.failures.event(event); rc == 0 && failed != 0 {
 		s.tables[wire.KindStream].each(func(id uint32, p *slot) {
 			if at, blocking := s.placeOf(id); at.ctx == ctx {
-				s.failures.add(failure{at, blocking, failed})
+				s.failures.add(failure{place: at, blocking: blocking, result: failed})
 			}
 		})
-		s.failures.add(failure{place{ctx: ctx, stream: legacyStream}, true, failed})
+		s.failures.add(failure{place: place{ctx: ctx, stream: legacyStream}, blocking: true, result: failed})
 	}
 	return rc
 }

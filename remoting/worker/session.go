@@ -87,6 +87,7 @@ type session struct {
 	mem      memory
 	images   images
 	in       inStaging
+	arrived  arrivals
 	host     hostMaps
 	ipc      ipc
 	refused  map[string]bool
@@ -200,6 +201,7 @@ func (s *session) frame() (int32, error) {
 	}
 	switch h.Op {
 	case wire.OpCopyIn, wire.OpCopyIn3D, wire.OpHostWrite, wire.OpHostMerge:
+		s.beforeOp(h.Op)
 		return s.bulkFrame()
 	}
 	p, err := s.rd.Payload()
@@ -207,6 +209,7 @@ func (s *session) frame() (int32, error) {
 	if err != nil {
 		return 0, err
 	}
+	s.beforeOp(h.Op)
 	switch h.Op {
 	case wire.OpBeat:
 		return 0, nil
@@ -247,10 +250,8 @@ func (s *session) frame() (int32, error) {
 		return s.linkFrame(p), nil
 	case wire.OpKernelInfo:
 		return s.kernelInfo(p), nil
-	case wire.OpCopyOut:
-		return s.copyOut(p), nil
-	case wire.OpCopyOut3D:
-		return s.copyOut3D(p), nil
+	case wire.OpCopyOut, wire.OpCopyOut3D, wire.OpArrived:
+		return s.copyFrame(p), nil
 	case wire.OpEventWatch:
 		return s.eventWatch(p), nil
 	case wire.OpLaunchHost:
@@ -286,6 +287,18 @@ func (s *session) hostFrame(p []byte) int32 {
 		return s.copyInShared(p)
 	default:
 		return s.copyOutShared(p)
+	}
+}
+
+// copyFrame executes a frame about copies that has no bytes of them.
+func (s *session) copyFrame(p []byte) int32 {
+	switch s.hdr.Op {
+	case wire.OpCopyOut:
+		return s.copyOut(p)
+	case wire.OpCopyOut3D:
+		return s.copyOut3D(p)
+	default:
+		return s.arrivedFrame(p)
 	}
 }
 

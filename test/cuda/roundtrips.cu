@@ -7,6 +7,9 @@
  *	memory			how much memory is free
  *	managed, mapped		256 KiB of such memory that the program writes, a kernel adds, and the program reads
  *	corner			the same with 4 MiB of managed memory, of which the program reads all for ten rounds and then one word
+ *	upload			nine times a word to the device and a wait, in the thread's stream, as llama.cpp does for a token, then a kernel in another
+ *	blocking		a blocking copy of a word to the device, and a kernel in a stream that is not ordered behind it
+ *	behind			a kernel, a word to the device behind it and a wait: that one has something to wait for
  *	allocate		memory of two sizes, allocated and freed, plainly and in a stream's order
  */
 #include "check.h"
@@ -58,6 +61,35 @@ static void questions(float *d, cudaStream_t s)
 		CHECK(cudaPointerGetAttributes(&p, d));
 		CHECK(cudaPointerGetAttributes(&p, &v));
 		CHECK(cudaDeviceCanAccessPeer(&v, 0, 0));
+	}
+}
+
+static void upload(const char *what, float *words, cudaStream_t s)
+{
+	bool blocking = !strcmp(what, "blocking"), behind = !strcmp(what, "behind");
+	cudaStream_t copying = behind ? s : cudaStreamPerThread;
+
+	for (int i = 0; i < rounds; i++) {
+		float v = (float)i, back, *d = words + i;
+
+		if (behind)
+			vecadd<<<1, 32, 0, s>>>(d, d, d, 1);
+		for (int k = 0; k < (blocking || behind ? 1 : 9); k++) {
+			if (blocking)
+				CHECK(cudaMemcpy(d, &v, sizeof v, cudaMemcpyHostToDevice));
+			else
+				CHECK(cudaMemcpyAsync(d, &v, sizeof v, cudaMemcpyHostToDevice, copying));
+			if (!blocking)
+				CHECK(cudaStreamSynchronize(copying));
+		}
+		if (!behind)
+			vecadd<<<1, 32, 0, s>>>(d, d, d, 1);
+		if (i % 10)
+			continue;
+		CHECK(cudaMemcpyAsync(&back, d, sizeof back, cudaMemcpyDeviceToHost, s));
+		CHECK(cudaStreamSynchronize(s));
+		REQUIRE(back == (behind ? v : 2 * v), "round %d has %g", i, back);
+		CHECK(cudaDeviceSynchronize());
 	}
 }
 
@@ -117,13 +149,18 @@ int main(int argc, char **argv)
 	cudaStream_t s;
 	float *d;
 
-	CHECK(cudaMalloc(&d, sizeof *d));
-	CHECK(cudaMemset(d, 0, sizeof *d));
-	CHECK(cudaStreamCreate(&s));
+	CHECK(cudaMalloc(&d, rounds * sizeof *d));
+	CHECK(cudaMemset(d, 0, rounds * sizeof *d));
+	if (!strcmp(what, "upload") || !strcmp(what, "blocking"))
+		CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+	else
+		CHECK(cudaStreamCreate(&s));
 	vecadd<<<1, 32, 0, s>>>(d, d, d, 1);
 	CHECK(cudaDeviceSynchronize());
 	if (!strcmp(what, "pageable") || !strcmp(what, "pinned"))
 		item(!strcmp(what, "pinned"), d, s);
+	else if (!strcmp(what, "upload") || !strcmp(what, "blocking") || !strcmp(what, "behind"))
+		upload(what, d, s);
 	else if (!strcmp(what, "questions"))
 		questions(d, s);
 	else if (!strcmp(what, "limits"))

@@ -808,3 +808,22 @@ SIM_KERNEL(ptr_follow, SIM_PARAMS(8, 4))
 		l->value *= 2;
 	}
 }
+
+/* arrive.cu */
+
+SIM_KERNEL(_Z11arrive_holdx, SIM_PARAMS(8))
+{
+	sim_cost_ns(SIM_ARG(0, long long));
+}
+
+SIM_KERNEL(arrive_count, SIM_PARAMS(8, 4, 4, 8))
+{
+	const unsigned *v = SIM_ARG(0, const unsigned *);
+	size_t n = SIM_ARG(1, int);
+	unsigned want = SIM_ARG(2, unsigned), *wrong = SIM_ARG(3, unsigned *);
+
+	sim_check(v, n * sizeof(*v));
+	sim_check(wrong, sizeof(*wrong));
+	for (size_t i = 0; i < n; i++)
+		*wrong += v[i] != want + i;
+}

@@ -478,8 +478,9 @@ var controls = map[string]func(g *grammar) []byte{
 	"KERNEL_INFO": func(g *grammar) []byte { return u32s(g.handle("KERNEL"), uint32(g.r.IntN(2))) },
 	"LAUNCH":      (*grammar).launch,
 	"COPY_IN": func(g *grammar) []byte {
-		return cat(u64s(g.address()), u32s(g.handle("STREAM"), 0), make([]byte, 1+g.r.IntN(70000)))
+		return cat(u64s(g.address()), u32s(g.handle("STREAM"), uint32(g.r.IntN(2))), make([]byte, 1+g.r.IntN(70000)))
 	},
+	"ARRIVED": func(g *grammar) []byte { return u32s(g.handle("STREAM"), uint32(g.r.IntN(2))) },
 	"COPY_OUT": func(g *grammar) []byte {
 		return cat(u64s(g.address(), g.bounded()), u32s(g.handle("STREAM"), g.r.Uint32N(100)))
 	},
@@ -603,7 +604,7 @@ func (g *grammar) frame() sent {
 		switch f.name {
 		case "COPY_OUT", "COPY_OUT_3D", "EVENT_WATCH":
 			f.wait = g.r.IntN(2) == 0
-		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_3D", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK":
+		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_3D", "ARRIVED", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK":
 			f.wait = false
 		}
 	} else {

@@ -73,6 +73,10 @@ func TestRoundTrips(t *testing.T) {
 	}{
 		{"pageable", map[string]int{"cuMemcpyDtoHAsync_v2": 100}},
 		{"pinned", map[string]int{"cuStreamSynchronize": 100}},
+		// A tenth of the rounds reads the word and waits for the device.
+		{"upload", map[string]int{"cuMemcpyDtoHAsync_v2": 10, "cuCtxSynchronize": 10}},
+		{"blocking", map[string]int{"cuMemcpyDtoHAsync_v2": 10, "cuCtxSynchronize": 10}},
+		{"behind", map[string]int{"cuMemcpyDtoHAsync_v2": 10, "cuCtxSynchronize": 10, "cuStreamSynchronize": 100}},
 		{"questions", map[string]int{"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": 4}},
 		{"limits", map[string]int{"cuDeviceGetDefaultMemPool": 1, "cuMemPoolGetAttribute": 100}},
 		{"memory", map[string]int{"cuMemGetInfo_v2": 100}},

@@ -1,0 +1,195 @@
+/*
+ * arrive [rows|large]: what was copied to the device is there for all work that the program gives after the copy, or after its
+ * wait for the copy's stream, whichever stream that work is in and whatever else is under way. First of all, before the program
+ * has any other stream: a copy between two kernels in the default stream, read in the first non-blocking stream. Then copies and
+ * waits in one stream, read in another, by one thread and by several, and memory that goes away once the copy has been waited for.
+ */
+#include "driver.h"
+
+#include <string.h>
+#include <thread>
+#include <vector>
+
+enum { SMALL = 1 << 10, LARGE = 2 << 20, ROUNDS = 24, THREADS = 3 };
+
+__global__ void arrive_hold(long long ns)
+{
+	long long t0, t;
+
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t0));
+	do {
+		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+	} while (t - t0 < ns);
+}
+
+/* How many of the n words are not what they should be. */
+extern "C" __global__ void arrive_count(const unsigned *v, int n, unsigned want, unsigned *wrong)
+{
+	for (int i = threadIdx.x; i < n; i += blockDim.x)
+		if (v[i] != want + i)
+			atomicAdd(wrong, 1);
+}
+
+static void fill(std::vector<unsigned> &h, unsigned first)
+{
+	for (size_t i = 0; i < h.size(); i++)
+		h[i] = first + i;
+}
+
+/* Counts in stream s what is wrong. Waits for it. */
+static unsigned wrong_in(cudaStream_t s, const unsigned *d, int n, unsigned first, unsigned *count)
+{
+	unsigned wrong;
+
+	arrive_count<<<1, 256, 0, s>>>(d, n, first, count);
+	CHECK(cudaMemcpyAsync(&wrong, count, sizeof wrong, cudaMemcpyDeviceToHost, s));
+	CHECK(cudaStreamSynchronize(s));
+	return wrong;
+}
+
+static void first_stream(const char *what)
+{
+	int n = !strcmp(what, "large") ? LARGE : SMALL;
+	std::vector<unsigned> h(n);
+	unsigned *d, *count, wrong;
+	cudaStream_t s;
+
+	CHECK(cudaMalloc(&d, n * sizeof *d));
+	CHECK(cudaMalloc(&count, sizeof *count));
+	CHECK(cudaMemset(d, 0, n * sizeof *d));
+	CHECK(cudaMemset(count, 0, sizeof *count));
+	arrive_hold<<<1, 1>>>(1);
+	CHECK(cudaDeviceSynchronize());
+	fill(h, 5);
+	arrive_hold<<<1, 1>>>(80000000ll);
+	if (!strcmp(what, "rows"))
+		CHECK(cudaMemcpy2D(d, 128, h.data(), 128, 128, n * sizeof *d / 128, cudaMemcpyHostToDevice));
+	else
+		CHECK(cudaMemcpy(d, h.data(), n * sizeof *d, cudaMemcpyHostToDevice));
+	fill(h, 0);
+	arrive_hold<<<1, 1>>>(80000000ll);
+	CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+	wrong = wrong_in(s, d, n, 5, count);
+	REQUIRE(!wrong, "%u words are not there in the first stream", wrong);
+	CHECK(cudaDeviceSynchronize());
+	CHECK(cudaStreamDestroy(s));
+	CHECK(cudaFree(d));
+	CHECK(cudaFree(count));
+}
+
+/* Copies in one stream, which it waits for, and looks in another. */
+static void rounds(cudaStream_t copying, cudaStream_t looking, int n)
+{
+	std::vector<unsigned> h(n);
+	unsigned *d, *count;
+
+	CHECK(cudaMalloc(&d, n * sizeof *d));
+	CHECK(cudaMalloc(&count, sizeof *count));
+	CHECK(cudaMemset(count, 0, sizeof *count));
+	CHECK(cudaDeviceSynchronize());
+	for (int r = 0; r < ROUNDS; r++) {
+		unsigned wrong;
+
+		fill(h, r);
+		for (int part = 0; part < 4; part++) {
+			size_t k = n / 4;
+
+			CHECK(cudaMemcpyAsync(d + part * k, h.data() + part * k, k * sizeof *d, cudaMemcpyHostToDevice, copying));
+			if (part % 2)
+				CHECK(cudaStreamSynchronize(copying));
+		}
+		CHECK(cudaStreamQuery(copying));
+		fill(h, 0);
+		wrong = wrong_in(looking, d, n, r, count);
+		REQUIRE(!wrong, "round %d: %u words of %d are not there", r, wrong, n);
+		if (r % 3 == 0) { /* a wait for something else than copies */
+			arrive_hold<<<1, 1, 0, copying>>>(1000);
+			CHECK(cudaStreamSynchronize(copying));
+		}
+	}
+	CHECK(cudaFree(d));
+	CHECK(cudaFree(count));
+}
+
+/* A wait covers what the default stream was given before copies in a stream that is ordered behind it. */
+static void behind_default(void)
+{
+	std::vector<unsigned> h(SMALL);
+	unsigned *d, *pinned;
+	cudaStream_t s;
+
+	CHECK(cudaStreamCreate(&s));
+	CHECK(cudaMalloc(&d, 2 * SMALL * sizeof *d));
+	CHECK(cudaMallocHost(&pinned, SMALL * sizeof *pinned));
+	fill(h, 3);
+	CHECK(cudaMemcpy(d, h.data(), SMALL * sizeof *d, cudaMemcpyHostToDevice));
+	for (cudaStream_t copying : { s, cudaStreamPerThread }) {
+		memset(pinned, 0, SMALL * sizeof *pinned);
+		CHECK(cudaDeviceSynchronize());
+		arrive_hold<<<1, 1>>>(30000000ll);
+		CHECK(cudaMemcpyAsync(pinned, d, SMALL * sizeof *d, cudaMemcpyDeviceToHost, 0));
+		CHECK(cudaMemcpyAsync(d + SMALL, h.data(), SMALL * sizeof *d, cudaMemcpyHostToDevice, copying));
+		CHECK(cudaStreamSynchronize(copying));
+		REQUIRE(pinned[SMALL - 1] == 3 + SMALL - 1, "the default stream's copy is not there: %u", pinned[SMALL - 1]);
+	}
+	CHECK(cudaStreamDestroy(s));
+	CHECK(cudaFree(d));
+	CHECK(cudaFreeHost(pinned));
+}
+
+/* Memory that is unmapped once the copy to it has been waited for: nothing is left that could touch it. */
+static void unmapped(cudaStream_t copying)
+{
+	CUmemAllocationProp p;
+	CUmemAccessDesc access;
+	CUmemGenericAllocationHandle memory;
+	CUdeviceptr at;
+	size_t size = 8 << 20;
+	std::vector<unsigned> h(size / sizeof(unsigned));
+
+	memset(&p, 0, sizeof p);
+	p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+	p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	access.location = p.location;
+	access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+	DRIVER(CU(cuMemAddressReserve)(&at, size, 0, 0, 0));
+	for (int r = 0; r < 4; r++) {
+		DRIVER(CU(cuMemCreate)(&memory, size, &p, 0));
+		DRIVER(CU(cuMemMap)(at, size, 0, memory, 0));
+		DRIVER(CU(cuMemSetAccess)(at, size, &access, 1));
+		CHECK(cudaMemcpyAsync((void *)at, h.data(), size, cudaMemcpyHostToDevice, copying));
+		CHECK(cudaStreamSynchronize(copying));
+		DRIVER(CU(cuMemUnmap)(at, size));
+		DRIVER(CU(cuMemRelease)(memory));
+	}
+	DRIVER(CU(cuMemAddressFree)(at, size));
+	CHECK(cudaDeviceSynchronize());
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "linear";
+	cudaStream_t a, b, c;
+	std::vector<std::thread> threads;
+
+	first_stream(what);
+	CHECK(cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking));
+	CHECK(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
+	CHECK(cudaStreamCreate(&c));
+	for (int n : { (int)SMALL, (int)LARGE }) {
+		rounds(a, b, n);
+		rounds(cudaStreamPerThread, a, n);
+		rounds(c, b, n);
+		rounds(a, 0, n);
+		rounds(0, a, n);
+	}
+	behind_default();
+	unmapped(a);
+	for (int i = 0; i < THREADS; i++)
+		threads.emplace_back([a] { rounds(cudaStreamPerThread, a, 2 * SMALL); });
+	for (std::thread &t : threads)
+		t.join();
+	CHECK(cudaDeviceSynchronize());
+	printf("arrive: %s, all there\n", what);
+	return pass();
+}
