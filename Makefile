@@ -22,7 +22,8 @@ VERSION_FLAG := -X github.com/sluice-hpc/sluice/remoting/version.Commit=$(VERSIO
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
 export SLUICE_CACHE ?= $(CURDIR)/$(B)/cache
 
-CFLAGS_BASE := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread
+# Neither where the tree lies nor the machine is to be seen in what is built.
+CFLAGS_BASE := -ffile-prefix-map=$(CURDIR)=. -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread
 CFLAGS ?= -O2 -g
 
 .PHONY: all
@@ -41,7 +42,7 @@ $(VERSION_FILE): force
 
 .PHONY: go-bins
 go-bins: $(VERSION_FILE) | $(B)/bin
-	$(GO) build -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay ./test/slurm/cmd/slurmlab
+	$(GO) build -trimpath -buildvcs=false -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay ./test/slurm/cmd/slurmlab
 
 # For bench/prebuild.sh: a relay that needs no C library, and the worker with a switch for its turns.
 .PHONY: prebuilt
@@ -58,10 +59,27 @@ $(B)/bin $(B)/test:
 .PHONY: man completions
 man: go-bins
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(B)/bin/sluice man $(B)/man
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) packaging/man.sh $(B)/bin $(B)/man
 
 completions: go-bins
 	mkdir -p $(B)/completion
 	for s in bash zsh fish; do $(B)/bin/sluice completion $$s >$(B)/completion/sluice.$$s; done
+
+# Packages for each role, deb and rpm, and for each release of Slurm whose headers SLURM_PREFIXES has. What writes them is built once.
+NFPM_MODULE := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4
+NFPM := $(SLUICE_CACHE)/nfpm-v2.43.4/nfpm
+SLURM_PREFIXES ?= $(if $(wildcard /usr/include/slurm/spank.h),/usr)
+.PHONY: packages test-packages
+packages: all $(NFPM)
+	for p in $(SLURM_PREFIXES); do $(MAKE) spank-release SLURM_PREFIX=$$p; done
+	NFPM=$(NFPM) BUILD=$(B) packaging/pack.sh $(B)/packages
+
+$(NFPM):
+	GOBIN=$(@D) $(GO) install -trimpath $(NFPM_MODULE)
+
+# Installed, upgraded and removed in a Debian 12 of their own; as root.
+test-packages: all $(NFPM)
+	NFPM=$(NFPM) BUILD=$(B) packaging/test.sh
 
 .PHONY: generate check-generated
 generate:
@@ -155,6 +173,7 @@ test: deps
 	$(MAKE) -j2 all cuda-programs
 	$(MAKE) test-c
 	$(MAKE) test-smi
+	$(MAKE) test-packages
 	$(MAKE) hook-check
 	$(MAKE) test-aside
 	$(MAKE) test-go
@@ -302,6 +321,7 @@ distclean:
 help:
 	@echo 'make             build everything into $(B)/'
 	@echo 'make test        every test, as CI runs them; fetches what is missing'
+	@echo 'make packages    deb and rpm for each role into $(B)/packages; make test-packages: installed, upgraded, removed (as root)'
 	@echo 'make test-c      C unit tests, plain and under ASan and UBSan'
 	@echo 'make test-go     Go tests under the race detector, then test-e2e and test-shares'
 	@echo 'make test-smi    nvidia-smi of other drivers on the NVML shim'

@@ -11,7 +11,7 @@ SPANK := spank
 SPANK_OUT ?= $(or $(B),build)/spank
 SPANK_SRC := $(addprefix $(SPANK)/,dispatch.c settings.c option.c allocator.c local.c remote.c ask.c answer.c)
 SPANK_HDR := $(addprefix $(SPANK)/,plugin.h version.h options.h)
-SPANK_CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fvisibility=hidden -fPIC -fstack-protector-strong
+SPANK_CFLAGS := -ffile-prefix-map=$(CURDIR)=. -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fvisibility=hidden -fPIC -fstack-protector-strong
 SPANK_LDFLAGS := -shared -Wl,--version-script=$(SPANK)/plugin.map -Wl,-z,relro,-z,now,-z,noexecstack -Wl,--hash-style=both
 CFLAGS ?= -O2 -g
 GO ?= go

@@ -30,6 +30,7 @@ need mariadbd mariadb-server
 need lua5.3 lua5.3
 need lua5.1 lua5.1
 need jq jq
+need rpm rpm
 need debootstrap debootstrap
 need runc runc
 need crun crun
