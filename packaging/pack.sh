@@ -43,14 +43,20 @@ gzip -9nc CHANGELOG.md >"$stage/changelog.gz"
 plugins() { (cd "$build/spank" && for f in */spank_sluice.so; do [ ! -e "$f" ] || echo "${f%/*}"; done); }
 mapfile -t releases < <(plugins)
 
+# Every package of the plug-in that there may be; a node has one of them. spank/version.h has the releases.
+every=$(grep -o '{ [0-9]*, [0-9]*, [0-9]* }' spank/version.h | awk '{printf ", sluice-spank-%d.%02d", $3, $4}')
+every=sluice-spank$every
+
 # What the next package is called, and of the plug-in: which file it is, and of which releases.
 name='' plugin='' which=''
 
 # describe ROLE FORMAT: its list, filled in, with what all packages have.
 describe() {
-	local libc='libc6 (>= 2.34)' same="(= $version)" provides='' others=sluice-spank-release
+	local libc='libc6 (>= 2.34)' same="(= $version)" provides='' others=", $every,"
 	[ "$2" = deb ] || libc='libc.so.6(GLIBC_2.34)(64bit)' same="= $version"
-	[ "$name" = sluice-spank ] || provides='sluice-spank, sluice-spank-release' others=$provides
+	[ "$name" = sluice-spank ] || provides=sluice-spank
+	others=${others/, $name,/,}
+	others=${others#, } others=${others%,}
 	sed -e "s|@STAGE@|$stage|g" -e "s|@LIBC@|\"$libc\"|g" -e "s|@CLIENT@|\"sluice-client $same\"|" -e "s|@NODE@|\"sluice-node $same\"|" \
 		-e "s|@NAME@|$name|g" -e "s|@PROVIDES@|$provides|" -e "s|@OTHERS@|$others|g" -e "s|@PLUGIN@|$plugin|" -e "s|@RELEASES@|$which|" "$here/$1.yaml"
 	cat <<-YAML
