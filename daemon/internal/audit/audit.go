@@ -57,6 +57,8 @@ const (
 	Overrun       = "overrun"        // work of a lease that stayed on its GPU beyond the site's limit
 	Release       = "release"        // a lease ended at its host's request
 	Reclaim       = "reclaim"        // a lease ended by its owner
+	Drain         = "drain"          // a GPU, or all of an owner, gets no new leases
+	Resume        = "resume"         // and gets them again
 	SessionOpen   = "session-open"   // a client process got a worker
 	SessionEnd    = "session-end"    // and left it
 	SessionRefuse = "session-refuse" // a client process asked and got none

@@ -185,6 +185,20 @@ func (d *fakeDaemon) Set(_ context.Context, _ rpc.Peer, c lease.Change) (lease.L
 	return l, nil
 }
 
+// Drain says what was asked, as a GPU's drain.
+func (d *fakeDaemon) Drain(_ context.Context, _ rpc.Peer, o lease.DrainOrder) ([]lease.GPU, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.refuse != nil {
+		return nil, d.refuse
+	}
+	g := lease.GPU{UUID: "GPU-1", Name: o.Owner + " " + o.GPU, Healthy: true, FreePercent: 100}
+	if !o.Resume {
+		g.Drain = lease.Drain{By: "0@" + o.Owner, Since: time.Unix(1.8e9, 0), Reason: o.Reason}
+	}
+	return []lease.GPU{g}, nil
+}
+
 // add is a lease that somebody has.
 func (d *fakeDaemon) add(id, job string) {
 	d.leases[id] = lease.Lease{ID: id, State: lease.Granted, Made: time.Now().Add(-time.Hour), Host: "node1",

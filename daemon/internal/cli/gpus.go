@@ -59,8 +59,8 @@ func printPools(w io.Writer, ps []rpc.Pool) error {
 			gpus := slices.SortedFunc(slices.Values(o.Inventory.GPUs), func(a, b lease.GPU) int { return cmp.Compare(a.Index, b.Index) })
 			for _, g := range gpus {
 				state := "ok"
-				if !g.Healthy {
-					state = "unhealthy: " + g.Why
+				if why := g.WhyNot(); why != "" {
+					state = why
 				}
 				rows = append(rows, []string{p.Name, o.Name, strconv.Itoa(g.Index), g.Name, bytesText(g.Mem), bytesText(g.FreeMem),
 					strconv.FormatUint(uint64(g.FreePercent), 10) + "%", bytesText(g.Overhead), strconv.Itoa(g.Leases), state})

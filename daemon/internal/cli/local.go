@@ -31,6 +31,7 @@ type local interface {
 	Explain(ctx context.Context, job string) ([]rpc.Event, error)
 	Stats(ctx context.Context) (rpc.Stats, error)
 	Set(ctx context.Context, c lease.Change) (lease.Lease, error)
+	Drain(ctx context.Context, d lease.DrainOrder) ([]lease.GPU, error)
 	Close() error
 }
 

@@ -73,10 +73,11 @@ func TestGPUs(t *testing.T) {
 	d := startDaemon(t)
 	d.pools = []rpc.Pool{{Name: "default", Owners: []rpc.PoolOwner{
 		{Name: "gpu01", Inventory: lease.Inventory{Owner: "gpu01", GPUs: []lease.GPU{{Owner: "gpu01", Index: 0, Name: "NVIDIA H200", Mem: 140 << 30, FreeMem: 100 << 30, FreePercent: 70, Healthy: true, Leases: 1},
-			{Owner: "gpu01", Index: 1, Name: "NVIDIA H200", Mem: 140 << 30, Why: "Xid 79"}}}},
+			{Owner: "gpu01", Index: 1, Name: "NVIDIA H200", Mem: 140 << 30, Why: "Xid 79"},
+			{Owner: "gpu01", Index: 2, Name: "NVIDIA H200", Mem: 140 << 30, Healthy: true, Drain: lease.Drain{By: "0@ctl", Since: time.Unix(1.8e9, 0), Reason: "ticket 4711"}}}}},
 		{Name: "gpu02", Error: "does not answer in time"}}}}
 	out, _, status := d.call("gpus")
-	for _, w := range []string{"NVIDIA H200", "140G", "100G", "70%", "unhealthy: Xid 79", "owner gpu02 of pool default does not answer"} {
+	for _, w := range []string{"NVIDIA H200", "140G", "100G", "70%", "unhealthy: Xid 79", "drained since 2027-01-15T08:00:00Z by 0@ctl: ticket 4711", "owner gpu02 of pool default does not answer"} {
 		if !strings.Contains(out, w) {
 			t.Errorf("gpus lacks %q:\n%s", w, out)
 		}

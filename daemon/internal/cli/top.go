@@ -219,8 +219,8 @@ func showTop(w io.Writer, s rpc.Stats, before *rpc.Stats, asJSON bool) error {
 				busy, nvml, age = strconv.FormatUint(uint64(g.Utilisation), 10)+"%", bytesText(g.MemUsed), g.Age.Round(100*time.Millisecond).String()
 			}
 			state := "ok"
-			if !g.GPU.Healthy {
-				state = "unhealthy: " + g.GPU.Why
+			if why := g.GPU.WhyNot(); why != "" {
+				state = why
 			}
 			rows = append(rows, []string{strconv.Itoa(g.GPU.Index), g.GPU.Name, bytesText(g.GPU.Mem), bytesText(g.GrantedMem), bytesText(g.UsedMem),
 				nvml, strconv.Itoa(100-int(min(g.GPU.FreePercent, 100))) + "%", busy, strconv.Itoa(g.GPU.Leases), age, state})

@@ -30,6 +30,7 @@ type fakeOwner struct {
 	forgot   bool // Renew knows no lease
 	lost     bool // Set does what it is told to, and its answer is lost
 	refuse   int  // Reserves that are answered with Conflict
+	drain    lease.Drain
 	calls    map[string]int
 	confirms error
 }
@@ -53,7 +54,7 @@ const fakeMem = 80 << 30
 func (f *fakeOwner) inventory() []lease.GPU {
 	var gpus []lease.GPU
 	for i := range f.gpus {
-		g := lease.GPU{Owner: f.name, UUID: f.name + "-" + string(rune('0'+i)), Index: i, Name: "NVIDIA H200", Mem: fakeMem, Overhead: 512 << 20, Healthy: true, FreePercent: 100, FreeMem: fakeMem}
+		g := lease.GPU{Owner: f.name, UUID: f.name + "-" + string(rune('0'+i)), Index: i, Name: "NVIDIA H200", Mem: fakeMem, Overhead: 512 << 20, Healthy: true, FreePercent: 100, FreeMem: fakeMem, Drain: f.drain}
 		for _, l := range f.leases {
 			for _, gr := range l.Grants {
 				if gr.GPU == g.UUID {
@@ -128,6 +129,20 @@ func (f *fakeOwner) Confirm(_ context.Context, _, id string) error {
 	l.State = lease.Granted
 	f.leases[id] = l
 	return nil
+}
+
+// Drain drains all GPUs at once.
+func (f *fakeOwner) Drain(_ context.Context, host string, d lease.DrainOrder) ([]lease.GPU, error) {
+	leave, err := f.enter("drain")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	f.drain = lease.Drain{By: host, Since: time.Unix(1, 0), Reason: d.Reason}
+	if d.Resume {
+		f.drain = lease.Drain{}
+	}
+	return f.inventory(), nil
 }
 
 // Set changes as it is told to, up to what is free.

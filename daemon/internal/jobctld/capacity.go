@@ -35,7 +35,7 @@ func (s *Service) holdBack(ctx context.Context, leases map[string][]lease.Status
 	if err != nil {
 		return err
 	}
-	foreign := s.foreign(leases)
+	foreign, ours := s.held(leases)
 	capacity, unsure := map[string]uint64{}, map[string]bool{} // by licence
 	set := s.cfg.State.Settings()
 	gone := s.gone(pools, silent)
@@ -60,6 +60,9 @@ func (s *Service) holdBack(ctx context.Context, leases map[string][]lease.Status
 					continue
 				}
 				free := 100 - min(100, foreign[g.UUID])
+				if !g.Drain.IsZero() {
+					free = ours[g.UUID] // whose jobs have their licences still
+				}
 				capacity[conf.Licence] += free
 				for t, l := range conf.Types {
 					if g.IsType(t) {
@@ -106,21 +109,25 @@ func (s *Service) reserveAll(ctx context.Context, have map[string]slurm.Licence,
 	return nil
 }
 
-// foreign returns the percent of each GPU that is granted to leases outside of this
-// cluster's jobs, by GPU.
-func (s *Service) foreign(leases map[string][]lease.Status) map[string]uint64 {
-	out := map[string]uint64{}
+// held returns the percent of each GPU that is granted to leases outside of this cluster's
+// jobs, and to these jobs, by GPU.
+func (s *Service) held(leases map[string][]lease.Status) (foreign, ours map[string]uint64) {
+	foreign, ours = map[string]uint64{}, map[string]uint64{}
 	for _, list := range leases {
 		for _, l := range list {
-			if l.State == lease.Ended || l.Request.Key.Cluster == s.cfg.Cluster && form.IsJobID(l.Request.Key.Job) {
+			if l.State == lease.Ended {
 				continue
+			}
+			out := foreign
+			if l.Request.Key.Cluster == s.cfg.Cluster && form.IsJobID(l.Request.Key.Job) {
+				out = ours
 			}
 			for _, g := range l.Grants {
 				out[g.GPU] += uint64(g.Percent)
 			}
 		}
 	}
-	return out
+	return foreign, ours
 }
 
 // gone returns the owners that have been silent for long enough.

@@ -193,6 +193,15 @@ func TestHoldBack(t *testing.T) {
 	st.Extra = []lease.Status{grant, other}
 	expect("others use the pool", 50, 30)
 	st.Extra = nil
+	// Jobs on a drained GPU have their licences still; the rest of its 100 is held back.
+	mine := lease.Status{Lease: lease.Lease{ID: "m", State: lease.Granted, Request: lease.Request{Key: lease.Key{Cluster: "cluster", Job: "7", Node: "n1"}}, Grants: []lease.Grant{{GPU: "c", Percent: 20}}}}
+	ctl.Slurm.Set(jobstest.Job("7"))
+	st.Extra = []lease.Status{mine}
+	g2.Inventory.GPUs[0].Drain = lease.Drain{By: "0@g2", Since: time.Unix(1, 0), Reason: "fans"}
+	expect("a GPU is drained", 80, 0)
+	g2.Inventory.GPUs[0].Drain = lease.Drain{}
+	expect("it is resumed", 0, 0)
+	st.Extra = nil
 	ctl.Slurm.Have["rgpu"] = slurm.Licence{Total: 1000}
 	expect("slurm.conf has too many", 600, 0)
 	ctl.Slurm.Have["rgpu"] = slurm.Licence{Total: 10}

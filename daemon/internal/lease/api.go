@@ -36,6 +36,9 @@ type Owner interface {
 	// Set changes share or policy of a lease of host, or of any for the owner's own
 	// node, and answers this owner's part of it as it is then.
 	Set(ctx context.Context, host string, c Change) (Lease, error)
+	// Drain has new leases get no GPU of the owner, or one of them, or get it again, and
+	// answers all its GPUs as they are then.
+	Drain(ctx context.Context, host string, d DrainOrder) ([]GPU, error)
 	// Offer prepares a session and says how its data connection is opened.
 	Offer(ctx context.Context, host string, r SessionRequest) (Offer, error)
 }

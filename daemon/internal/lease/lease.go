@@ -146,6 +146,7 @@ type GPU struct {
 	FreePercent uint32 `json:"free_percent"`
 	FreeMem     uint64 `json:"free_mem"`
 	Leases      int    `json:"leases"`
+	Drain       Drain  `json:"drain,omitzero"`
 }
 
 // IsType says whether the GPU is of a type as users name it: part of its name, without

@@ -60,6 +60,7 @@ var (
 
 	gpuInfo    = desc("gpu_info", "What a GPU is; always 1.", "gpu", "index", "name", "pci")
 	gpuHealthy = desc("gpu_healthy", "1 if fractions of the GPU are granted.", "gpu")
+	gpuDrained = desc("gpu_drained_timestamp_seconds", "Since when the GPU is drained; not there unless it is.", "gpu", "by", "reason")
 	gpuMem     = desc("gpu_memory_lendable_bytes", "Memory that can be granted in all.", "gpu")
 	gpuGranted = desc("gpu_memory_granted_bytes", "Memory that leases hold.", "gpu")
 	gpuFree    = desc("gpu_memory_free_bytes", "Memory that can be granted now.", "gpu")
@@ -157,6 +158,9 @@ func (c collector) gpus(out sink) {
 		lend[g.UUID] = true
 		out.gauge(gpuInfo, 1, g.UUID, strconv.Itoa(g.Index), g.Name, g.PCI)
 		out.gauge(gpuHealthy, truth(g.Healthy), g.UUID)
+		if !g.Drain.IsZero() {
+			out.gauge(gpuDrained, float64(g.Drain.Since.Unix()), g.UUID, g.Drain.By, g.Drain.Reason)
+		}
 		out.gauge(gpuMem, float64(g.Mem), g.UUID)
 		if g.FreeMem <= g.Mem {
 			out.gauge(gpuGranted, float64(g.Mem-g.FreeMem), g.UUID)

@@ -216,8 +216,13 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 	}
 	healthy := 0
 	for _, g := range n.gpus() {
+		if !g.Drain.IsZero() {
+			add("drain", rpc.Warn, fmt.Sprintf("sluice resume %s:%d, or %[1]s alone if all its GPUs are drained, once the reason is gone", cfg.Node, g.Index), "%s (%d): %s", g.UUID, g.Index, g.Drain)
+		}
 		if g.Healthy {
-			healthy++
+			if g.Lends() {
+				healthy++
+			}
 			continue
 		}
 		add("gpu", rpc.Fail, "see dmesg and nvidia-smi; it is used again once it is healthy", "%s (%d): %s", g.UUID, g.Index, g.Why)

@@ -177,6 +177,8 @@ func (o *Owner) admit(l *lease.Lease) error {
 			return lease.Errorf(lease.Conflict, "owner %s has no GPU %s any more; see sluice gpus", o.cfg.Name, gr.GPU)
 		case !g.Healthy:
 			return lease.Errorf(lease.Conflict, "gpu %d of %s is not healthy: %s", g.Index, o.cfg.Name, g.Why)
+		case !g.Drain.IsZero():
+			return lease.Errorf(lease.Conflict, "gpu %d of %s is %s", g.Index, o.cfg.Name, g.Drain)
 		case gr.Mem > g.Mem || gr.Mem < g.Overhead+lease.Granule:
 			return lease.Errorf(lease.Invalid, "grant of %d MiB on gpu %d of %s: it has %d MiB, and a context takes %d MiB", gr.Mem>>20, g.Index, o.cfg.Name, g.Mem>>20, g.Overhead>>20)
 		case g.Leases >= limits.MaxPerGPU:

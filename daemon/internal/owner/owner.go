@@ -13,6 +13,7 @@ package owner
 //	Renew     noted -> (renew-1) answer
 //	Set       check -> (set-1) ledger -> (set-2) audit -> (set-3) schedules -> (set-4)
 //	          answer
+//	Drain     check -> ledger -> audit -> answer
 //	Release   check -> (release-0) ledger: ending -> (release-1) sessions killed and
 //	          waited for -> (release-2) ledger: gone, tombstones -> (release-3)
 //	          audit -> (release-4) memory -> (release-5) answer
@@ -171,10 +172,11 @@ type Owner struct {
 	limits  Limits
 	control map[string]bool // nodes
 	tickets Tickets
-	leases  map[string]*entry   // by id
-	keys    map[keyName]*entry  // by key without incarnation
-	tombs   map[string]tombSeen // by name in the ledger
-	unknown map[string]int      // by host: its tombstones of leases that never existed
+	leases  map[string]*entry      // by id
+	keys    map[keyName]*entry     // by key without incarnation
+	tombs   map[string]tombSeen    // by name in the ledger
+	drains  map[string]lease.Drain // by UUID, "" for all GPUs; replaced as a whole
+	unknown map[string]int         // by host: its tombstones of leases that never existed
 	closed  bool
 }
 
@@ -271,6 +273,9 @@ func (o *Owner) load() error {
 	}
 	for name, t := range tombs {
 		o.bury(name, t)
+	}
+	if err := o.loadDrains(); err != nil {
+		return err
 	}
 	return o.loadQueue()
 }
@@ -403,6 +408,7 @@ func (o *Owner) gpus() ([]lease.GPU, time.Duration) {
 		}
 	}
 	for i := range gpus {
+		gpus[i].Drain = o.drainOf(gpus[i].UUID)
 		if gpus[i].Leases >= o.limits.MaxPerGPU {
 			// No lease can have the rest.
 			gpus[i].FreePercent, gpus[i].FreeMem = 0, 0

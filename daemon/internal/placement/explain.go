@@ -20,7 +20,7 @@ func explain(gpus []lease.GPU, cs []candidate, r lease.Request) error {
 	}
 	// It would fit the empty pool: what is in the way now?
 	if len(cs) == 0 {
-		return lease.Errorf(lease.NoRoom, "%s: none of the %s is healthy (%s: %s); see sluice gpus", what(r), count(len(whole)), name(whole[0].gpu), whole[0].gpu.Why)
+		return lease.Errorf(lease.NoRoom, "%s: none of the %s is lent now (%s: %s); see sluice gpus", what(r), count(len(whole)), name(whole[0].gpu), whole[0].gpu.WhyNot())
 	}
 	for i := range cs {
 		cs[i].taken = -1

@@ -122,14 +122,14 @@ func Place(gpus []lease.GPU, r lease.Request, place lease.Place) ([]lease.Grant,
 	return grants, nil
 }
 
-// candidates are the healthy GPUs that r's type and size allow, or with whole
+// candidates are the GPUs lent that r's type and size allow, or with whole
 // all that they allow, as if they were empty.
 func candidates(gpus []lease.GPU, r lease.Request, whole bool) []candidate {
 	cs := make([]candidate, 0, len(gpus))
 	match := typeMatch(r.Type)
 	for i := range gpus {
 		g := &gpus[i]
-		if g.Mem < r.MinMem || !whole && !g.Healthy || !match(g) {
+		if g.Mem < r.MinMem || !whole && !g.Lends() || !match(g) {
 			continue
 		}
 		c := candidate{gpu: g, freePercent: g.FreePercent, freeMem: min(g.FreeMem, g.Mem), empty: g.Leases == 0, taken: -1}

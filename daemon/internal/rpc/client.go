@@ -162,6 +162,15 @@ func (o *OwnerClient) Set(ctx context.Context, _ string, c lease.Change) (lease.
 	return fromLease(r.GetLease()), nil
 }
 
+// Drain implements lease.Owner.
+func (o *OwnerClient) Drain(ctx context.Context, _ string, d lease.DrainOrder) ([]lease.GPU, error) {
+	r, err := o.c.Drain(tagged(ctx, o.version), toOrder(d))
+	if err != nil {
+		return nil, o.fail(err)
+	}
+	return each(r.GetGpus(), fromGPU), nil
+}
+
 // Offer implements lease.Owner.
 func (o *OwnerClient) Offer(ctx context.Context, _ string, q lease.SessionRequest) (lease.Offer, error) {
 	r, err := o.c.Offer(tagged(ctx, o.version), &pb.OfferRequest{
@@ -273,4 +282,13 @@ func (l *LocalClient) Set(ctx context.Context, c lease.Change) (lease.Lease, err
 		return lease.Lease{}, l.fail(err)
 	}
 	return fromLease(r.GetLease()), nil
+}
+
+// Drain has new leases get no GPU of an owner, or one of them, or get it again.
+func (l *LocalClient) Drain(ctx context.Context, d lease.DrainOrder) ([]lease.GPU, error) {
+	r, err := l.c.Drain(tagged(ctx, l.version), toOrder(d))
+	if err != nil {
+		return nil, l.fail(err)
+	}
+	return each(r.GetGpus(), fromGPU), nil
 }

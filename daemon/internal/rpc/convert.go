@@ -143,7 +143,7 @@ func toGPU(g lease.GPU) *pb.GPU {
 	return &pb.GPU{
 		Owner: text(g.Owner), Uuid: text(g.UUID), Index: int64(g.Index), Name: text(g.Name), Pci: text(g.PCI),
 		Mem: g.Mem, Overhead: g.Overhead, Healthy: g.Healthy, Why: text(g.Why),
-		FreePercent: g.FreePercent, FreeMem: g.FreeMem, Leases: int64(g.Leases),
+		FreePercent: g.FreePercent, FreeMem: g.FreeMem, Leases: int64(g.Leases), Drain: toDrain(g.Drain),
 	}
 }
 
@@ -151,8 +151,27 @@ func fromGPU(g *pb.GPU) lease.GPU {
 	return lease.GPU{
 		Owner: g.GetOwner(), UUID: g.GetUuid(), Index: fromInt(g.GetIndex()), Name: g.GetName(), PCI: g.GetPci(),
 		Mem: g.GetMem(), Overhead: g.GetOverhead(), Healthy: g.GetHealthy(), Why: g.GetWhy(),
-		FreePercent: g.GetFreePercent(), FreeMem: g.GetFreeMem(), Leases: fromInt(g.GetLeases()),
+		FreePercent: g.GetFreePercent(), FreeMem: g.GetFreeMem(), Leases: fromInt(g.GetLeases()), Drain: fromDrain(g.GetDrain()),
 	}
+}
+
+func toDrain(d lease.Drain) *pb.Drain {
+	if d.IsZero() {
+		return nil
+	}
+	return &pb.Drain{By: text(d.By), Since: toTime(d.Since), Reason: text(d.Reason)}
+}
+
+func fromDrain(d *pb.Drain) lease.Drain {
+	return lease.Drain{By: d.GetBy(), Since: fromTime(d.GetSince()), Reason: d.GetReason()}
+}
+
+func toOrder(d lease.DrainOrder) *pb.DrainRequest {
+	return &pb.DrainRequest{Owner: text(d.Owner), Gpu: text(d.GPU), Resume: d.Resume, Reason: text(d.Reason), By: d.By}
+}
+
+func fromOrder(d *pb.DrainRequest) lease.DrainOrder {
+	return lease.DrainOrder{Owner: d.GetOwner(), GPU: d.GetGpu(), Resume: d.GetResume(), Reason: d.GetReason(), By: d.GetBy()}
 }
 
 func toInventory(v lease.Inventory) *pb.Inventory {

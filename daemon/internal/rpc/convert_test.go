@@ -92,6 +92,7 @@ func TestConvert(t *testing.T) {
 		return fromInventory(wired(t, toInventory(v), &pb.Inventory{}))
 	})
 	same(t, func(s lease.Status) lease.Status { return fromStatus(wired(t, toStatus(s), &pb.Status{})) })
+	same(t, func(d lease.DrainOrder) lease.DrainOrder { return fromOrder(wired(t, toOrder(d), &pb.DrainRequest{})) })
 	same(t, func(c lease.Change) lease.Change { return fromChange(wired(t, toChange(c), &pb.SetRequest{})) })
 	same(t, func(o lease.Offer) lease.Offer {
 		got, err := fromOffer(wired(t, toOffer(o), &pb.OfferReply{}))

@@ -39,6 +39,9 @@ type LocalService interface {
 	// Set changes share or policy of a lease, and returns the changed lease. Only root may give
 	// more than was granted at first.
 	Set(ctx context.Context, peer Peer, c lease.Change) (lease.Lease, error)
+	// Drain has new leases get no GPU of an owner, or one of them, or get it again; for root
+	// of the owner's node and of a controller's. It returns the owner's GPUs as they are then.
+	Drain(ctx context.Context, peer Peer, d lease.DrainOrder) ([]lease.GPU, error)
 }
 
 // Pool is a pool with what its owners have.

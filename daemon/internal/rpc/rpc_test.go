@@ -52,6 +52,9 @@ func (b *book) Confirm(_ context.Context, host, id string) error {
 func (b *book) Set(_ context.Context, host string, c lease.Change) (lease.Lease, error) {
 	return lease.Lease{ID: c.Lease}, b.note("set", host, c)
 }
+func (b *book) Drain(_ context.Context, host string, d lease.DrainOrder) ([]lease.GPU, error) {
+	return []lease.GPU{{UUID: d.GPU, Drain: lease.Drain{By: host, Since: time.Unix(1, 0), Reason: d.Reason}}}, b.note("drain", host, d)
+}
 func (b *book) Renew(_ context.Context, host string, ids []string) ([]string, error) {
 	return ids, b.note("renew", host, len(ids))
 }
@@ -153,6 +156,12 @@ func TestOwner(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	change := lease.Change{Lease: "l1", Shares: []uint32{40, 0}, Policy: lease.Fixed, Beyond: true, By: 7}
+	order := lease.DrainOrder{Owner: "gpu01", GPU: "1", Reason: "fans", By: 7}
+	gpus, err := c.Drain(ctx, "node02", order)
+	expect(err, "drain", "node01", order)
+	if len(gpus) != 1 || gpus[0].UUID != "1" || gpus[0].Drain.Reason != "fans" || gpus[0].Drain.By != "node01" {
+		t.Errorf("%+v", gpus)
+	}
 	l, err = c.Set(ctx, "node02", change)
 	expect(err, "set", "node01", change)
 	if l.ID != "l1" {
@@ -373,6 +382,12 @@ func (d *desk) Set(_ context.Context, p Peer, c lease.Change) (lease.Lease, erro
 		return lease.Lease{}, lease.Errorf(lease.Internal, "the caller's word is believed: %+v", c)
 	}
 	return lease.Lease{ID: c.Lease, Grants: []lease.Grant{{Percent: c.Share(0), First: 50}}}, nil
+}
+func (d *desk) Drain(_ context.Context, p Peer, o lease.DrainOrder) ([]lease.GPU, error) {
+	if o.By != p.UID {
+		return nil, lease.Errorf(lease.Internal, "the caller's word is believed: %+v", o)
+	}
+	return []lease.GPU{{Owner: o.Owner, UUID: o.GPU}}, nil
 }
 func (d *desk) Stats(context.Context, Peer) (Stats, error) {
 	return Stats{Node: "node01", GPUs: []GPUStats{{Known: true, Utilisation: 7}}}, nil

@@ -186,6 +186,15 @@ func (s *ownerServer) Set(ctx context.Context, r *pb.SetRequest) (*pb.SetReply, 
 	return &pb.SetReply{Lease: toLease(l)}, toGRPC(err)
 }
 
+func (s *ownerServer) Drain(ctx context.Context, r *pb.DrainRequest) (*pb.DrainReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	gpus, err := s.owner.Drain(ctx, host, fromOrder(r))
+	return &pb.DrainReply{Gpus: each(gpus, toGPU)}, toGRPC(err)
+}
+
 func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferReply, error) {
 	host, err := hostOf(ctx)
 	if err != nil {
@@ -307,4 +316,16 @@ func (s *localServer) Set(ctx context.Context, r *pb.SetRequest) (*pb.SetReply, 
 	c.Beyond, c.By = p.UID == 0, p.UID
 	l, err := s.svc.Set(ctx, p, c)
 	return &pb.SetReply{Lease: toLease(l)}, toGRPC(err)
+}
+
+// Drain takes only the order from the caller. Who the caller is comes from the kernel.
+func (s *localServer) Drain(ctx context.Context, r *pb.DrainRequest) (*pb.DrainReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d := fromOrder(r)
+	d.By = p.UID
+	gpus, err := s.svc.Drain(ctx, p, d)
+	return &pb.DrainReply{Gpus: each(gpus, toGPU)}, toGRPC(err)
 }

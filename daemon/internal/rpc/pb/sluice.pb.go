@@ -572,6 +572,7 @@ type GPU struct {
 	FreePercent   uint32                 `protobuf:"varint,10,opt,name=free_percent,json=freePercent,proto3" json:"free_percent,omitempty"`
 	FreeMem       uint64                 `protobuf:"varint,11,opt,name=free_mem,json=freeMem,proto3" json:"free_mem,omitempty"` // bytes
 	Leases        int64                  `protobuf:"varint,12,opt,name=leases,proto3" json:"leases,omitempty"`
+	Drain         *Drain                 `protobuf:"bytes,13,opt,name=drain,proto3" json:"drain,omitempty"` // unset: it is not drained
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -690,6 +691,74 @@ func (x *GPU) GetLeases() int64 {
 	return 0
 }
 
+func (x *GPU) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+// Drain says that no new lease gets a GPU, since when, and why.
+type Drain struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	By            string                 `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drain) Reset() {
+	*x = Drain{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drain) ProtoMessage() {}
+
+func (x *Drain) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drain.ProtoReflect.Descriptor instead.
+func (*Drain) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Drain) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *Drain) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Drain) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type Inventory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
@@ -702,7 +771,7 @@ type Inventory struct {
 
 func (x *Inventory) Reset() {
 	*x = Inventory{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[7]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +783,7 @@ func (x *Inventory) String() string {
 func (*Inventory) ProtoMessage() {}
 
 func (x *Inventory) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[7]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +796,7 @@ func (x *Inventory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Inventory.ProtoReflect.Descriptor instead.
 func (*Inventory) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{7}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Inventory) GetOwner() string {
@@ -770,7 +839,7 @@ type Use struct {
 
 func (x *Use) Reset() {
 	*x = Use{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[8]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +851,7 @@ func (x *Use) String() string {
 func (*Use) ProtoMessage() {}
 
 func (x *Use) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[8]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +864,7 @@ func (x *Use) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Use.ProtoReflect.Descriptor instead.
 func (*Use) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{8}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Use) GetGranted() uint64 {
@@ -841,7 +910,7 @@ type Counts struct {
 
 func (x *Counts) Reset() {
 	*x = Counts{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[9]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -853,7 +922,7 @@ func (x *Counts) String() string {
 func (*Counts) ProtoMessage() {}
 
 func (x *Counts) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[9]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -866,7 +935,7 @@ func (x *Counts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counts.ProtoReflect.Descriptor instead.
 func (*Counts) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{9}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Counts) GetCalls() uint64 {
@@ -935,7 +1004,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[10]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1016,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[10]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1029,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{10}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Session) GetId() string {
@@ -1046,7 +1115,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[11]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1127,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[11]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1140,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{11}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Share) GetHeld() *durationpb.Duration {
@@ -1164,7 +1233,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1245,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1258,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Status) GetLease() *Lease {
@@ -1253,7 +1322,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1334,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1347,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Report) GetLease() string {
@@ -1418,7 +1487,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1499,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +1512,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Failure) GetCode() string {
@@ -1468,7 +1537,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1549,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1562,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
 }
 
 type InventoryReply struct {
@@ -1505,7 +1574,7 @@ type InventoryReply struct {
 
 func (x *InventoryReply) Reset() {
 	*x = InventoryReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1586,7 @@ func (x *InventoryReply) String() string {
 func (*InventoryReply) ProtoMessage() {}
 
 func (x *InventoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1599,7 @@ func (x *InventoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryReply.ProtoReflect.Descriptor instead.
 func (*InventoryReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *InventoryReply) GetInventory() *Inventory {
@@ -1550,7 +1619,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1631,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1644,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReserveRequest) GetLease() *Lease {
@@ -1604,7 +1673,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1685,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1698,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReserveReply) GetLease() *Lease {
@@ -1655,7 +1724,7 @@ type ConfirmRequest struct {
 
 func (x *ConfirmRequest) Reset() {
 	*x = ConfirmRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1736,7 @@ func (x *ConfirmRequest) String() string {
 func (*ConfirmRequest) ProtoMessage() {}
 
 func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1749,7 @@ func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ConfirmRequest) GetId() string {
@@ -1698,7 +1767,7 @@ type ConfirmReply struct {
 
 func (x *ConfirmReply) Reset() {
 	*x = ConfirmReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1779,7 @@ func (x *ConfirmReply) String() string {
 func (*ConfirmReply) ProtoMessage() {}
 
 func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1792,7 @@ func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmReply.ProtoReflect.Descriptor instead.
 func (*ConfirmReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
 }
 
 type RenewRequest struct {
@@ -1735,7 +1804,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1816,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1829,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RenewRequest) GetIds() []string {
@@ -1779,7 +1848,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1860,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1873,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RenewReply) GetKnown() []string {
@@ -1825,7 +1894,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1906,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1919,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReleaseRequest) GetId() string {
@@ -1882,7 +1951,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +1963,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +1976,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
 }
 
 type ListRequest struct {
@@ -1919,7 +1988,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +2000,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +2013,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -1963,7 +2032,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1975,7 +2044,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1988,7 +2057,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListReply) GetLeases() []*Status {
@@ -2008,7 +2077,7 @@ type ReportsRequest struct {
 
 func (x *ReportsRequest) Reset() {
 	*x = ReportsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2020,7 +2089,7 @@ func (x *ReportsRequest) String() string {
 func (*ReportsRequest) ProtoMessage() {}
 
 func (x *ReportsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2033,7 +2102,7 @@ func (x *ReportsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportsRequest.ProtoReflect.Descriptor instead.
 func (*ReportsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReportsRequest) GetCluster() string {
@@ -2059,7 +2128,7 @@ type ReportsReply struct {
 
 func (x *ReportsReply) Reset() {
 	*x = ReportsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2140,7 @@ func (x *ReportsReply) String() string {
 func (*ReportsReply) ProtoMessage() {}
 
 func (x *ReportsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2153,7 @@ func (x *ReportsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportsReply.ProtoReflect.Descriptor instead.
 func (*ReportsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReportsReply) GetReports() []*Report {
@@ -2109,7 +2178,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2190,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2203,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SetRequest) GetLease() string {
@@ -2188,7 +2257,7 @@ type SetReply struct {
 
 func (x *SetReply) Reset() {
 	*x = SetReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2269,7 @@ func (x *SetReply) String() string {
 func (*SetReply) ProtoMessage() {}
 
 func (x *SetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,12 +2282,133 @@ func (x *SetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReply.ProtoReflect.Descriptor instead.
 func (*SetReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetReply) GetLease() *Lease {
 	if x != nil {
 		return x.Lease
+	}
+	return nil
+}
+
+// DrainRequest is of one GPU of an owner, or of all its GPUs.
+type DrainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	Gpu           string                 `protobuf:"bytes,2,opt,name=gpu,proto3" json:"gpu,omitempty"` // UUID or number in PCI order; "" all
+	Resume        bool                   `protobuf:"varint,3,opt,name=resume,proto3" json:"resume,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	By            uint32                 `protobuf:"varint,5,opt,name=by,proto3" json:"by,omitempty"` // uid, between daemons
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DrainRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetGpu() string {
+	if x != nil {
+		return x.Gpu
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetResume() bool {
+	if x != nil {
+		return x.Resume
+	}
+	return false
+}
+
+func (x *DrainRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetBy() uint32 {
+	if x != nil {
+		return x.By
+	}
+	return 0
+}
+
+type DrainReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Gpus          []*GPU                 `protobuf:"bytes,1,rep,name=gpus,proto3" json:"gpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainReply) Reset() {
+	*x = DrainReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainReply) ProtoMessage() {}
+
+func (x *DrainReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
+func (*DrainReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *DrainReply) GetGpus() []*GPU {
+	if x != nil {
+		return x.Gpus
 	}
 	return nil
 }
@@ -2238,7 +2428,7 @@ type OfferRequest struct {
 
 func (x *OfferRequest) Reset() {
 	*x = OfferRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2250,7 +2440,7 @@ func (x *OfferRequest) String() string {
 func (*OfferRequest) ProtoMessage() {}
 
 func (x *OfferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2263,7 +2453,7 @@ func (x *OfferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferRequest.ProtoReflect.Descriptor instead.
 func (*OfferRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *OfferRequest) GetLease() string {
@@ -2327,7 +2517,7 @@ type OfferReply struct {
 
 func (x *OfferReply) Reset() {
 	*x = OfferReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2529,7 @@ func (x *OfferReply) String() string {
 func (*OfferReply) ProtoMessage() {}
 
 func (x *OfferReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2542,7 @@ func (x *OfferReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReply.ProtoReflect.Descriptor instead.
 func (*OfferReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *OfferReply) GetAddr() string {
@@ -2392,7 +2582,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2594,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2607,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AcquireRequest) GetRequest() *Request {
@@ -2437,7 +2627,7 @@ type AcquireReply struct {
 
 func (x *AcquireReply) Reset() {
 	*x = AcquireReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +2639,7 @@ func (x *AcquireReply) String() string {
 func (*AcquireReply) ProtoMessage() {}
 
 func (x *AcquireReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +2652,7 @@ func (x *AcquireReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireReply.ProtoReflect.Descriptor instead.
 func (*AcquireReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *AcquireReply) GetLease() *Lease {
@@ -2488,7 +2678,7 @@ type PoolRequest struct {
 
 func (x *PoolRequest) Reset() {
 	*x = PoolRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2500,7 +2690,7 @@ func (x *PoolRequest) String() string {
 func (*PoolRequest) ProtoMessage() {}
 
 func (x *PoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2513,7 +2703,7 @@ func (x *PoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolRequest.ProtoReflect.Descriptor instead.
 func (*PoolRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PoolRequest) GetName() string {
@@ -2532,7 +2722,7 @@ type PoolReply struct {
 
 func (x *PoolReply) Reset() {
 	*x = PoolReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2734,7 @@ func (x *PoolReply) String() string {
 func (*PoolReply) ProtoMessage() {}
 
 func (x *PoolReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2747,7 @@ func (x *PoolReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReply.ProtoReflect.Descriptor instead.
 func (*PoolReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PoolReply) GetPools() []*Pool {
@@ -2578,7 +2768,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2590,7 +2780,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2603,7 +2793,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Pool) GetName() string {
@@ -2638,7 +2828,7 @@ type PoolOwner struct {
 
 func (x *PoolOwner) Reset() {
 	*x = PoolOwner{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2840,7 @@ func (x *PoolOwner) String() string {
 func (*PoolOwner) ProtoMessage() {}
 
 func (x *PoolOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2853,7 @@ func (x *PoolOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolOwner.ProtoReflect.Descriptor instead.
 func (*PoolOwner) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PoolOwner) GetName() string {
@@ -2695,7 +2885,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +2897,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +2910,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
 }
 
 type HealthReply struct {
@@ -2732,7 +2922,7 @@ type HealthReply struct {
 
 func (x *HealthReply) Reset() {
 	*x = HealthReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +2934,7 @@ func (x *HealthReply) String() string {
 func (*HealthReply) ProtoMessage() {}
 
 func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +2947,7 @@ func (x *HealthReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
 func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *HealthReply) GetChecks() []*Check {
@@ -2779,7 +2969,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2981,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2994,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Check) GetName() string {
@@ -2844,7 +3034,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2856,7 +3046,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2869,7 +3059,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -2888,7 +3078,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3090,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3103,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExplainReply) GetEvents() []*Event {
@@ -2942,7 +3132,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2954,7 +3144,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2967,7 +3157,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3055,7 +3245,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3067,7 +3257,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3080,7 +3270,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
 }
 
 type StatsReply struct {
@@ -3096,7 +3286,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3108,7 +3298,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3121,7 +3311,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StatsReply) GetNode() string {
@@ -3177,7 +3367,7 @@ type GPUStats struct {
 
 func (x *GPUStats) Reset() {
 	*x = GPUStats{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3379,7 @@ func (x *GPUStats) String() string {
 func (*GPUStats) ProtoMessage() {}
 
 func (x *GPUStats) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3392,7 @@ func (x *GPUStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUStats.ProtoReflect.Descriptor instead.
 func (*GPUStats) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GPUStats) GetGpu() *GPU {
@@ -3270,7 +3460,7 @@ type JobRunRequest struct {
 
 func (x *JobRunRequest) Reset() {
 	*x = JobRunRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3472,7 @@ func (x *JobRunRequest) String() string {
 func (*JobRunRequest) ProtoMessage() {}
 
 func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3485,7 @@ func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRunRequest.ProtoReflect.Descriptor instead.
 func (*JobRunRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *JobRunRequest) GetRun() *JobRun {
@@ -3314,7 +3504,7 @@ type JobRequest struct {
 
 func (x *JobRequest) Reset() {
 	*x = JobRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3326,7 +3516,7 @@ func (x *JobRequest) String() string {
 func (*JobRequest) ProtoMessage() {}
 
 func (x *JobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3339,7 +3529,7 @@ func (x *JobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRequest.ProtoReflect.Descriptor instead.
 func (*JobRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *JobRequest) GetJob() string {
@@ -3371,7 +3561,7 @@ type JobRun struct {
 
 func (x *JobRun) Reset() {
 	*x = JobRun{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3383,7 +3573,7 @@ func (x *JobRun) String() string {
 func (*JobRun) ProtoMessage() {}
 
 func (x *JobRun) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3396,7 +3586,7 @@ func (x *JobRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRun.ProtoReflect.Descriptor instead.
 func (*JobRun) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *JobRun) GetJob() string {
@@ -3507,7 +3697,7 @@ type Wish struct {
 
 func (x *Wish) Reset() {
 	*x = Wish{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3519,7 +3709,7 @@ func (x *Wish) String() string {
 func (*Wish) ProtoMessage() {}
 
 func (x *Wish) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +3722,7 @@ func (x *Wish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wish.ProtoReflect.Descriptor instead.
 func (*Wish) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Wish) GetName() string {
@@ -3560,7 +3750,7 @@ type JobAnswerReply struct {
 
 func (x *JobAnswerReply) Reset() {
 	*x = JobAnswerReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3572,7 +3762,7 @@ func (x *JobAnswerReply) String() string {
 func (*JobAnswerReply) ProtoMessage() {}
 
 func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3585,7 +3775,7 @@ func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobAnswerReply.ProtoReflect.Descriptor instead.
 func (*JobAnswerReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *JobAnswerReply) GetOutcome() string {
@@ -3618,7 +3808,7 @@ type EnvReply struct {
 
 func (x *EnvReply) Reset() {
 	*x = EnvReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3630,7 +3820,7 @@ func (x *EnvReply) String() string {
 func (*EnvReply) ProtoMessage() {}
 
 func (x *EnvReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3643,7 +3833,7 @@ func (x *EnvReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvReply.ProtoReflect.Descriptor instead.
 func (*EnvReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *EnvReply) GetOps() []*EnvOp {
@@ -3664,7 +3854,7 @@ type EnvOp struct {
 
 func (x *EnvOp) Reset() {
 	*x = EnvOp{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3676,7 +3866,7 @@ func (x *EnvOp) String() string {
 func (*EnvOp) ProtoMessage() {}
 
 func (x *EnvOp) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3689,7 +3879,7 @@ func (x *EnvOp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvOp.ProtoReflect.Descriptor instead.
 func (*EnvOp) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *EnvOp) GetPrepend() bool {
@@ -3764,7 +3954,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x12\n" +
 	"\x04host\x18\a \x01(\tR\x04host\x12\x14\n" +
 	"\x05epoch\x18\b \x01(\x04R\x05epoch\x12\x18\n" +
-	"\asponsor\x18\t \x01(\tR\asponsor\"\x9b\x02\n" +
+	"\asponsor\x18\t \x01(\tR\asponsor\"\xc3\x02\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x14\n" +
@@ -3778,7 +3968,12 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\ffree_percent\x18\n" +
 	" \x01(\rR\vfreePercent\x12\x19\n" +
 	"\bfree_mem\x18\v \x01(\x04R\afreeMem\x12\x16\n" +
-	"\x06leases\x18\f \x01(\x03R\x06leases\"\x8c\x01\n" +
+	"\x06leases\x18\f \x01(\x03R\x06leases\x12&\n" +
+	"\x05drain\x18\r \x01(\v2\x10.sluice.v1.DrainR\x05drain\"a\n" +
+	"\x05Drain\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\tR\x02by\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x8c\x01\n" +
 	"\tInventory\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\"\n" +
@@ -3890,7 +4085,16 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x06beyond\x18\x05 \x01(\bR\x06beyond\x12\x0e\n" +
 	"\x02by\x18\x06 \x01(\rR\x02by\"2\n" +
 	"\bSetReply\x12&\n" +
-	"\x05lease\x18\x01 \x01(\v2\x10.sluice.v1.LeaseR\x05lease\"\xad\x01\n" +
+	"\x05lease\x18\x01 \x01(\v2\x10.sluice.v1.LeaseR\x05lease\"v\n" +
+	"\fDrainRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x10\n" +
+	"\x03gpu\x18\x02 \x01(\tR\x03gpu\x12\x16\n" +
+	"\x06resume\x18\x03 \x01(\bR\x06resume\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x0e\n" +
+	"\x02by\x18\x05 \x01(\rR\x02by\"0\n" +
+	"\n" +
+	"DrainReply\x12\"\n" +
+	"\x04gpus\x18\x01 \x03(\v2\x0e.sluice.v1.GPUR\x04gpus\"\xad\x01\n" +
 	"\fOfferRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\rR\x04kind\x12\x10\n" +
@@ -3998,7 +4202,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05EnvOp\x12\x18\n" +
 	"\aprepend\x18\x01 \x01(\bR\aprepend\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\tR\x05value2\xa3\x04\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value2\xdc\x04\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
@@ -4008,7 +4212,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x04List\x12\x16.sluice.v1.ListRequest\x1a\x14.sluice.v1.ListReply\x12=\n" +
 	"\aReports\x12\x19.sluice.v1.ReportsRequest\x1a\x17.sluice.v1.ReportsReply\x121\n" +
 	"\x03Set\x12\x15.sluice.v1.SetRequest\x1a\x13.sluice.v1.SetReply\x127\n" +
-	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply2\xd8\x03\n" +
+	"\x05Drain\x12\x17.sluice.v1.DrainRequest\x1a\x15.sluice.v1.DrainReply\x127\n" +
+	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply2\x91\x04\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
 	"\aRelease\x12\x19.sluice.v1.ReleaseRequest\x1a\x17.sluice.v1.ReleaseReply\x124\n" +
@@ -4017,7 +4222,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x06Health\x12\x18.sluice.v1.HealthRequest\x1a\x16.sluice.v1.HealthReply\x12=\n" +
 	"\aExplain\x12\x19.sluice.v1.ExplainRequest\x1a\x17.sluice.v1.ExplainReply\x127\n" +
 	"\x05Stats\x12\x17.sluice.v1.StatsRequest\x1a\x15.sluice.v1.StatsReply\x121\n" +
-	"\x03Set\x12\x15.sluice.v1.SetRequest\x1a\x13.sluice.v1.SetReply2\xff\x02\n" +
+	"\x03Set\x12\x15.sluice.v1.SetRequest\x1a\x13.sluice.v1.SetReply\x127\n" +
+	"\x05Drain\x12\x17.sluice.v1.DrainRequest\x1a\x15.sluice.v1.DrainReply2\xff\x02\n" +
 	"\x04Jobs\x12=\n" +
 	"\x06Prolog\x12\x18.sluice.v1.JobRunRequest\x1a\x19.sluice.v1.JobAnswerReply\x12;\n" +
 	"\x06Epilog\x12\x18.sluice.v1.JobRunRequest\x1a\x17.sluice.v1.ReportsReply\x12G\n" +
@@ -4038,7 +4244,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -4047,171 +4253,181 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Grant)(nil),                 // 4: sluice.v1.Grant
 	(*Lease)(nil),                 // 5: sluice.v1.Lease
 	(*GPU)(nil),                   // 6: sluice.v1.GPU
-	(*Inventory)(nil),             // 7: sluice.v1.Inventory
-	(*Use)(nil),                   // 8: sluice.v1.Use
-	(*Counts)(nil),                // 9: sluice.v1.Counts
-	(*Session)(nil),               // 10: sluice.v1.Session
-	(*Share)(nil),                 // 11: sluice.v1.Share
-	(*Status)(nil),                // 12: sluice.v1.Status
-	(*Report)(nil),                // 13: sluice.v1.Report
-	(*Failure)(nil),               // 14: sluice.v1.Failure
-	(*InventoryRequest)(nil),      // 15: sluice.v1.InventoryRequest
-	(*InventoryReply)(nil),        // 16: sluice.v1.InventoryReply
-	(*ReserveRequest)(nil),        // 17: sluice.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 18: sluice.v1.ReserveReply
-	(*ConfirmRequest)(nil),        // 19: sluice.v1.ConfirmRequest
-	(*ConfirmReply)(nil),          // 20: sluice.v1.ConfirmReply
-	(*RenewRequest)(nil),          // 21: sluice.v1.RenewRequest
-	(*RenewReply)(nil),            // 22: sluice.v1.RenewReply
-	(*ReleaseRequest)(nil),        // 23: sluice.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 24: sluice.v1.ReleaseReply
-	(*ListRequest)(nil),           // 25: sluice.v1.ListRequest
-	(*ListReply)(nil),             // 26: sluice.v1.ListReply
-	(*ReportsRequest)(nil),        // 27: sluice.v1.ReportsRequest
-	(*ReportsReply)(nil),          // 28: sluice.v1.ReportsReply
-	(*SetRequest)(nil),            // 29: sluice.v1.SetRequest
-	(*SetReply)(nil),              // 30: sluice.v1.SetReply
-	(*OfferRequest)(nil),          // 31: sluice.v1.OfferRequest
-	(*OfferReply)(nil),            // 32: sluice.v1.OfferReply
-	(*AcquireRequest)(nil),        // 33: sluice.v1.AcquireRequest
-	(*AcquireReply)(nil),          // 34: sluice.v1.AcquireReply
-	(*PoolRequest)(nil),           // 35: sluice.v1.PoolRequest
-	(*PoolReply)(nil),             // 36: sluice.v1.PoolReply
-	(*Pool)(nil),                  // 37: sluice.v1.Pool
-	(*PoolOwner)(nil),             // 38: sluice.v1.PoolOwner
-	(*HealthRequest)(nil),         // 39: sluice.v1.HealthRequest
-	(*HealthReply)(nil),           // 40: sluice.v1.HealthReply
-	(*Check)(nil),                 // 41: sluice.v1.Check
-	(*ExplainRequest)(nil),        // 42: sluice.v1.ExplainRequest
-	(*ExplainReply)(nil),          // 43: sluice.v1.ExplainReply
-	(*Event)(nil),                 // 44: sluice.v1.Event
-	(*StatsRequest)(nil),          // 45: sluice.v1.StatsRequest
-	(*StatsReply)(nil),            // 46: sluice.v1.StatsReply
-	(*GPUStats)(nil),              // 47: sluice.v1.GPUStats
-	(*JobRunRequest)(nil),         // 48: sluice.v1.JobRunRequest
-	(*JobRequest)(nil),            // 49: sluice.v1.JobRequest
-	(*JobRun)(nil),                // 50: sluice.v1.JobRun
-	(*Wish)(nil),                  // 51: sluice.v1.Wish
-	(*JobAnswerReply)(nil),        // 52: sluice.v1.JobAnswerReply
-	(*EnvReply)(nil),              // 53: sluice.v1.EnvReply
-	(*EnvOp)(nil),                 // 54: sluice.v1.EnvOp
-	(*durationpb.Duration)(nil),   // 55: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 56: google.protobuf.Timestamp
+	(*Drain)(nil),                 // 7: sluice.v1.Drain
+	(*Inventory)(nil),             // 8: sluice.v1.Inventory
+	(*Use)(nil),                   // 9: sluice.v1.Use
+	(*Counts)(nil),                // 10: sluice.v1.Counts
+	(*Session)(nil),               // 11: sluice.v1.Session
+	(*Share)(nil),                 // 12: sluice.v1.Share
+	(*Status)(nil),                // 13: sluice.v1.Status
+	(*Report)(nil),                // 14: sluice.v1.Report
+	(*Failure)(nil),               // 15: sluice.v1.Failure
+	(*InventoryRequest)(nil),      // 16: sluice.v1.InventoryRequest
+	(*InventoryReply)(nil),        // 17: sluice.v1.InventoryReply
+	(*ReserveRequest)(nil),        // 18: sluice.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 19: sluice.v1.ReserveReply
+	(*ConfirmRequest)(nil),        // 20: sluice.v1.ConfirmRequest
+	(*ConfirmReply)(nil),          // 21: sluice.v1.ConfirmReply
+	(*RenewRequest)(nil),          // 22: sluice.v1.RenewRequest
+	(*RenewReply)(nil),            // 23: sluice.v1.RenewReply
+	(*ReleaseRequest)(nil),        // 24: sluice.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 25: sluice.v1.ReleaseReply
+	(*ListRequest)(nil),           // 26: sluice.v1.ListRequest
+	(*ListReply)(nil),             // 27: sluice.v1.ListReply
+	(*ReportsRequest)(nil),        // 28: sluice.v1.ReportsRequest
+	(*ReportsReply)(nil),          // 29: sluice.v1.ReportsReply
+	(*SetRequest)(nil),            // 30: sluice.v1.SetRequest
+	(*SetReply)(nil),              // 31: sluice.v1.SetReply
+	(*DrainRequest)(nil),          // 32: sluice.v1.DrainRequest
+	(*DrainReply)(nil),            // 33: sluice.v1.DrainReply
+	(*OfferRequest)(nil),          // 34: sluice.v1.OfferRequest
+	(*OfferReply)(nil),            // 35: sluice.v1.OfferReply
+	(*AcquireRequest)(nil),        // 36: sluice.v1.AcquireRequest
+	(*AcquireReply)(nil),          // 37: sluice.v1.AcquireReply
+	(*PoolRequest)(nil),           // 38: sluice.v1.PoolRequest
+	(*PoolReply)(nil),             // 39: sluice.v1.PoolReply
+	(*Pool)(nil),                  // 40: sluice.v1.Pool
+	(*PoolOwner)(nil),             // 41: sluice.v1.PoolOwner
+	(*HealthRequest)(nil),         // 42: sluice.v1.HealthRequest
+	(*HealthReply)(nil),           // 43: sluice.v1.HealthReply
+	(*Check)(nil),                 // 44: sluice.v1.Check
+	(*ExplainRequest)(nil),        // 45: sluice.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 46: sluice.v1.ExplainReply
+	(*Event)(nil),                 // 47: sluice.v1.Event
+	(*StatsRequest)(nil),          // 48: sluice.v1.StatsRequest
+	(*StatsReply)(nil),            // 49: sluice.v1.StatsReply
+	(*GPUStats)(nil),              // 50: sluice.v1.GPUStats
+	(*JobRunRequest)(nil),         // 51: sluice.v1.JobRunRequest
+	(*JobRequest)(nil),            // 52: sluice.v1.JobRequest
+	(*JobRun)(nil),                // 53: sluice.v1.JobRun
+	(*Wish)(nil),                  // 54: sluice.v1.Wish
+	(*JobAnswerReply)(nil),        // 55: sluice.v1.JobAnswerReply
+	(*EnvReply)(nil),              // 56: sluice.v1.EnvReply
+	(*EnvOp)(nil),                 // 57: sluice.v1.EnvOp
+	(*durationpb.Duration)(nil),   // 58: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 59: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,  // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,  // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	55, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	58, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,  // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
 	3,  // 4: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,  // 5: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	56, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	56, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
-	6,  // 8: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	55, // 9: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	55, // 10: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	2,  // 11: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	56, // 12: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
-	8,  // 13: sluice.v1.Session.use:type_name -> sluice.v1.Use
-	9,  // 14: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
-	55, // 15: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	55, // 16: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	55, // 17: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	55, // 18: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	55, // 19: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	55, // 20: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	55, // 21: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
-	5,  // 22: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
-	8,  // 23: sluice.v1.Status.use:type_name -> sluice.v1.Use
-	10, // 24: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	56, // 25: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
-	11, // 26: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	0,  // 27: sluice.v1.Report.key:type_name -> sluice.v1.Key
-	1,  // 28: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
-	4,  // 29: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
-	8,  // 30: sluice.v1.Report.use:type_name -> sluice.v1.Use
-	9,  // 31: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	55, // 32: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	56, // 33: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	56, // 34: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
-	11, // 35: sluice.v1.Report.shares:type_name -> sluice.v1.Share
-	7,  // 36: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,  // 37: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	55, // 38: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,  // 39: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	14, // 40: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,  // 41: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	12, // 42: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	13, // 43: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
-	5,  // 44: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
-	3,  // 45: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,  // 46: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	37, // 47: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	38, // 48: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	7,  // 49: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	41, // 50: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	44, // 51: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	56, // 52: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 53: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	56, // 54: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	47, // 55: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	12, // 56: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,  // 57: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	55, // 58: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	50, // 59: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	51, // 60: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	54, // 61: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	15, // 62: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	17, // 63: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	19, // 64: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	21, // 65: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	23, // 66: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	25, // 67: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	27, // 68: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	29, // 69: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	31, // 70: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	33, // 71: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	23, // 72: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	25, // 73: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	35, // 74: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	39, // 75: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	42, // 76: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	45, // 77: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	29, // 78: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	48, // 79: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	48, // 80: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	48, // 81: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	48, // 82: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	49, // 83: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	49, // 84: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	16, // 85: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	18, // 86: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	20, // 87: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	22, // 88: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	24, // 89: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	26, // 90: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	28, // 91: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	30, // 92: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	32, // 93: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	34, // 94: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	24, // 95: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	26, // 96: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	36, // 97: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	40, // 98: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	43, // 99: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	46, // 100: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	30, // 101: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	52, // 102: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	28, // 103: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	52, // 104: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	28, // 105: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	53, // 106: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	28, // 107: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	85, // [85:108] is the sub-list for method output_type
-	62, // [62:85] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	59, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	59, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	7,  // 8: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
+	59, // 9: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	6,  // 10: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
+	58, // 11: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	58, // 12: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	2,  // 13: sluice.v1.Session.worker:type_name -> sluice.v1.Process
+	59, // 14: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	9,  // 15: sluice.v1.Session.use:type_name -> sluice.v1.Use
+	10, // 16: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
+	58, // 17: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	58, // 18: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	58, // 19: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	58, // 20: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	58, // 21: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	58, // 22: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	58, // 23: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	5,  // 24: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
+	9,  // 25: sluice.v1.Status.use:type_name -> sluice.v1.Use
+	11, // 26: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
+	59, // 27: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	12, // 28: sluice.v1.Status.shares:type_name -> sluice.v1.Share
+	0,  // 29: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,  // 30: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,  // 31: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	9,  // 32: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	10, // 33: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	58, // 34: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	59, // 35: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	59, // 36: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	12, // 37: sluice.v1.Report.shares:type_name -> sluice.v1.Share
+	8,  // 38: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,  // 39: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	58, // 40: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,  // 41: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	15, // 42: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,  // 43: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	13, // 44: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	14, // 45: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	5,  // 46: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
+	6,  // 47: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
+	3,  // 48: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,  // 49: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	40, // 50: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	41, // 51: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	8,  // 52: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	44, // 53: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	47, // 54: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	59, // 55: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,  // 56: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	59, // 57: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	50, // 58: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	13, // 59: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,  // 60: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	58, // 61: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	53, // 62: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	54, // 63: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	57, // 64: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	16, // 65: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	18, // 66: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	20, // 67: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	22, // 68: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	24, // 69: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	26, // 70: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	28, // 71: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	30, // 72: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	32, // 73: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	34, // 74: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36, // 75: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	24, // 76: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	26, // 77: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	38, // 78: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	42, // 79: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	45, // 80: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	48, // 81: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	30, // 82: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	32, // 83: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	51, // 84: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	51, // 85: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	51, // 86: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	51, // 87: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	52, // 88: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	52, // 89: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	17, // 90: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	19, // 91: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	21, // 92: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	23, // 93: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	25, // 94: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 95: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	29, // 96: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	31, // 97: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	33, // 98: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	35, // 99: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37, // 100: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	25, // 101: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 102: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	39, // 103: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	43, // 104: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	46, // 105: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	49, // 106: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	31, // 107: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	33, // 108: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	55, // 109: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	29, // 110: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	55, // 111: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	29, // 112: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	56, // 113: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	29, // 114: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	90, // [90:115] is the sub-list for method output_type
+	65, // [65:90] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -4225,7 +4441,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   55,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -34,6 +34,7 @@ const (
 	Owner_List_FullMethodName      = "/sluice.v1.Owner/List"
 	Owner_Reports_FullMethodName   = "/sluice.v1.Owner/Reports"
 	Owner_Set_FullMethodName       = "/sluice.v1.Owner/Set"
+	Owner_Drain_FullMethodName     = "/sluice.v1.Owner/Drain"
 	Owner_Offer_FullMethodName     = "/sluice.v1.Owner/Offer"
 )
 
@@ -52,6 +53,7 @@ type OwnerClient interface {
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListReply, error)
 	Reports(ctx context.Context, in *ReportsRequest, opts ...grpc.CallOption) (*ReportsReply, error)
 	Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetReply, error)
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 	Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error)
 }
 
@@ -143,6 +145,16 @@ func (c *ownerClient) Set(ctx context.Context, in *SetRequest, opts ...grpc.Call
 	return out, nil
 }
 
+func (c *ownerClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainReply)
+	err := c.cc.Invoke(ctx, Owner_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *ownerClient) Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(OfferReply)
@@ -168,6 +180,7 @@ type OwnerServer interface {
 	List(context.Context, *ListRequest) (*ListReply, error)
 	Reports(context.Context, *ReportsRequest) (*ReportsReply, error)
 	Set(context.Context, *SetRequest) (*SetReply, error)
+	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	Offer(context.Context, *OfferRequest) (*OfferReply, error)
 	mustEmbedUnimplementedOwnerServer()
 }
@@ -202,6 +215,9 @@ func (UnimplementedOwnerServer) Reports(context.Context, *ReportsRequest) (*Repo
 }
 func (UnimplementedOwnerServer) Set(context.Context, *SetRequest) (*SetReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Set not implemented")
+}
+func (UnimplementedOwnerServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedOwnerServer) Offer(context.Context, *OfferRequest) (*OfferReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Offer not implemented")
@@ -371,6 +387,24 @@ func _Owner_Set_Handler(srv interface{}, ctx context.Context, dec func(interface
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Owner_Offer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(OfferRequest)
 	if err := dec(in); err != nil {
@@ -429,6 +463,10 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Owner_Set_Handler,
 		},
 		{
+			MethodName: "Drain",
+			Handler:    _Owner_Drain_Handler,
+		},
+		{
 			MethodName: "Offer",
 			Handler:    _Owner_Offer_Handler,
 		},
@@ -446,6 +484,7 @@ const (
 	Local_Explain_FullMethodName = "/sluice.v1.Local/Explain"
 	Local_Stats_FullMethodName   = "/sluice.v1.Local/Stats"
 	Local_Set_FullMethodName     = "/sluice.v1.Local/Set"
+	Local_Drain_FullMethodName   = "/sluice.v1.Local/Drain"
 )
 
 // LocalClient is the client API for Local service.
@@ -463,6 +502,7 @@ type LocalClient interface {
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainReply, error)
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
 	Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetReply, error)
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 }
 
 type localClient struct {
@@ -553,6 +593,16 @@ func (c *localClient) Set(ctx context.Context, in *SetRequest, opts ...grpc.Call
 	return out, nil
 }
 
+func (c *localClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainReply)
+	err := c.cc.Invoke(ctx, Local_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LocalServer is the server API for Local service.
 // All implementations must embed UnimplementedLocalServer
 // for forward compatibility.
@@ -568,6 +618,7 @@ type LocalServer interface {
 	Explain(context.Context, *ExplainRequest) (*ExplainReply, error)
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)
 	Set(context.Context, *SetRequest) (*SetReply, error)
+	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	mustEmbedUnimplementedLocalServer()
 }
 
@@ -601,6 +652,9 @@ func (UnimplementedLocalServer) Stats(context.Context, *StatsRequest) (*StatsRep
 }
 func (UnimplementedLocalServer) Set(context.Context, *SetRequest) (*SetReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Set not implemented")
+}
+func (UnimplementedLocalServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedLocalServer) mustEmbedUnimplementedLocalServer() {}
 func (UnimplementedLocalServer) testEmbeddedByValue()               {}
@@ -767,6 +821,24 @@ func _Local_Set_Handler(srv interface{}, ctx context.Context, dec func(interface
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Local_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LocalServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Local_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LocalServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Local_ServiceDesc is the grpc.ServiceDesc for Local service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -805,6 +877,10 @@ var Local_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Set",
 			Handler:    _Local_Set_Handler,
+		},
+		{
+			MethodName: "Drain",
+			Handler:    _Local_Drain_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+func newDrain() *cobra.Command {
+	var socket, reason string
+	cmd := &cobra.Command{
+		Use:   "drain OWNER[:GPU] --reason TEXT",
+		Short: "Give no new lease a GPU",
+		Long: `Have no new lease get any GPU of an owner, or get one of them. Leases that have it keep
+it, and their programs go on. sluice gpus says since when, by whom and why, until sluice resume;
+a restart changes nothing. The licences of what is drained are held back from Slurm's jobs.
+
+GPU is its number in sluice gpus, or its UUID. Only root may, on the owner itself or on a
+controller's node.`,
+		Example: "  sluice drain gpu01 --reason 'new driver at noon'\n  sluice drain gpu01:3 --reason 'ECC errors, ticket 4711'",
+		Args:    oneOwner("drain"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if strings.TrimSpace(reason) == "" {
+				return errors.New("give --reason TEXT, for those who find the GPU drained")
+			}
+			return drain(cmd, socket, lease.DrainOrder{Reason: strings.TrimSpace(reason)}, args[0])
+		},
+	}
+	cmd.Flags().StringVar(&reason, "reason", "", "why, in one line")
+	socketFlag(cmd, &socket)
+	return cmd
+}
+
+func newResume() *cobra.Command {
+	var socket string
+	cmd := &cobra.Command{
+		Use:     "resume OWNER[:GPU]",
+		Short:   "Lend a drained GPU again",
+		Long:    "End what sluice drain began: new leases get the owner's GPUs, or that GPU, again.",
+		Example: "  sluice resume gpu01\n  sluice resume gpu01:3",
+		Args:    oneOwner("resume"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return drain(cmd, socket, lease.DrainOrder{Resume: true}, args[0])
+		},
+	}
+	socketFlag(cmd, &socket)
+	return cmd
+}
+
+func oneOwner(verb string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 || args[0] == "" {
+			return errors.New("want one owner, or one of its GPUs: sluice " + verb + " gpu01, sluice " + verb + " gpu01:3; see sluice gpus")
+		}
+		return nil
+	}
+}
+
+// drain has the daemon carry it out, and shows the owner's GPUs as they are then.
+func drain(cmd *cobra.Command, socket string, d lease.DrainOrder, what string) error {
+	var one bool
+	if d.Owner, d.GPU, one = strings.Cut(what, ":"); one && d.GPU == "" {
+		return errors.New("no GPU behind the colon; give its number or its UUID, as sluice gpus shows them")
+	}
+	gpus, err := question(cmd.Context(), socket, func(ctx context.Context, l local) ([]lease.GPU, error) { return l.Drain(ctx, d) })
+	if err != nil {
+		return err
+	}
+	return printPools(cmd.OutOrStdout(), []rpc.Pool{{Name: "-", Owners: []rpc.PoolOwner{{Name: d.Owner, Inventory: lease.Inventory{GPUs: gpus}}}}})
+}

@@ -1,0 +1,39 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+func TestDrain(t *testing.T) {
+	d := startDaemon(t)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"drain"}, "want one owner"},
+		{[]string{"drain", "a", "b", "--reason", "x"}, "want one owner"},
+		{[]string{"drain", "gpu01"}, "give --reason TEXT"},
+		{[]string{"drain", "gpu01", "--reason", "  "}, "give --reason TEXT"},
+		{[]string{"drain", "gpu01:", "--reason", "x"}, "no GPU behind the colon"},
+		{[]string{"resume"}, "want one owner"},
+		{[]string{"resume", ""}, "want one owner"},
+	} {
+		if _, errs, status := d.call(c.args...); status != 1 || !strings.Contains(errs, c.want) {
+			t.Errorf("%q: exit status %d, %q, want %q", c.args, status, errs, c.want)
+		}
+	}
+	out, errs, status := d.call("drain", "gpu01:3", "--reason", " ECC errors ")
+	if status != 0 || !strings.Contains(out, "gpu01 3") || !strings.Contains(out, "drained since 2027-01-15T08:00:00Z by 0@gpu01: ECC errors\n") {
+		t.Errorf("exit status %d, %q, %q", status, out, errs)
+	}
+	if out, errs, status = d.call("resume", "gpu01"); status != 0 || strings.Contains(out, "drained") || !strings.Contains(out, " ok") {
+		t.Errorf("exit status %d, %q, %q", status, out, errs)
+	}
+	d.refuse = lease.Errorf(lease.Denied, "only root drains and resumes GPUs")
+	if _, errs, status = d.call("resume", "gpu01"); status != 1 || !strings.Contains(errs, "only root") {
+		t.Errorf("exit status %d, %q", status, errs)
+	}
+}

@@ -1,0 +1,43 @@
+package host
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// Drain implements rpc.LocalService: root here drains this node's GPUs, and on a controller
+// those of any owner of its pools. The owner decides whether this node may.
+func (h *Host) Drain(ctx context.Context, p rpc.Peer, d lease.DrainOrder) ([]lease.GPU, error) {
+	if p.UID != 0 {
+		return nil, lease.Errorf(lease.Denied, "only root drains and resumes GPUs")
+	}
+	d.By = p.UID
+	if err := d.Validate(); err != nil {
+		return nil, err
+	}
+	if h.cfg.Local != nil && d.Owner == h.cfg.Node {
+		gpus, err := h.cfg.Local.Drain(ctx, h.cfg.Node, d)
+		for _, pe := range h.owners() {
+			if pe.name == d.Owner {
+				pe.stale()
+			}
+		}
+		return gpus, err
+	}
+	owners := h.owners()
+	i := slices.IndexFunc(owners, func(pe *peer) bool { return pe.name == d.Owner })
+	if i < 0 {
+		names := make([]string, len(owners))
+		for i, pe := range owners {
+			names[i] = pe.name
+		}
+		return nil, lease.Errorf(lease.NotFound, "%s is no owner of this node's pools, which are %s", d.Owner, strings.Join(names, ", "))
+	}
+	return call(ctx, h, owners[i], reserveTime, true, func(ctx context.Context, o lease.Owner) ([]lease.GPU, error) {
+		return o.Drain(ctx, h.cfg.Node, d)
+	})
+}
