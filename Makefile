@@ -59,7 +59,7 @@ $(B)/bin $(B)/test:
 .PHONY: man completions
 man: go-bins
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(B)/bin/sluice man $(B)/man
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) packaging/man.sh $(B)/bin $(B)/man
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) etc/packages/man.sh $(B)/bin $(B)/man
 
 completions: go-bins
 	mkdir -p $(B)/completion
@@ -72,14 +72,14 @@ SLURM_PREFIXES ?= $(if $(wildcard /usr/include/slurm/spank.h),/usr)
 .PHONY: packages test-packages
 packages: all $(NFPM)
 	for p in $(SLURM_PREFIXES); do $(MAKE) spank-release SLURM_PREFIX=$$p; done
-	NFPM=$(NFPM) BUILD=$(B) packaging/pack.sh $(B)/packages
+	NFPM=$(NFPM) BUILD=$(B) etc/packages/pack.sh $(B)/packages
 
 $(NFPM):
 	GOBIN=$(@D) $(GO) install -trimpath $(NFPM_MODULE)
 
 # Installed, upgraded and removed in a Debian 12 of their own; as root.
 test-packages: all $(NFPM)
-	NFPM=$(NFPM) BUILD=$(B) packaging/test.sh
+	NFPM=$(NFPM) BUILD=$(B) etc/packages/test.sh
 
 .PHONY: generate check-generated
 generate:

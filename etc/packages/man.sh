@@ -3,7 +3,7 @@
 # from what the programs print of themselves, and sluice.yaml(5) from etc/sluice.yaml, which a test compares with the
 # daemon's own defaults. The date is SOURCE_DATE_EPOCH's.
 set -euo pipefail
-repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 bin=$(cd -- "$1" && pwd) dir=$2
 date=$(date -u -d "@${SOURCE_DATE_EPOCH:-$(date +%s)}" +%Y-%m-%d)
 

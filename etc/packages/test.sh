@@ -1,7 +1,6 @@
 #!/bin/bash
 # test.sh: the packages of BUILD (default build), made twice and alike, then installed, upgraded and removed with dpkg and with
 # rpm in a Debian 12 of its own, without systemd: nothing is left but what conffiles mean. As root; NFPM is the program that writes packages.
-# test/vm.sh packages does it under systemd, with a job that runs.
 # shellcheck disable=SC2016 # formats of dpkg-query
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
@@ -37,7 +36,7 @@ PACKAGE_VERSION=1.1 "$here/pack.sh" "$work/second"
 # A root without anything of ours. Its dpkg must not leave documentation out, as some images' does.
 root=$work/root
 mkdir "$root"
-tar -C "$root" -xpf "$("$here/../test/containers/image.sh")"
+tar -C "$root" -xpf "$("$here/../../test/containers/image.sh")"
 rm -rf "$root/etc/dpkg/dpkg.cfg.d"
 mknod -m 666 "$root/dev/null" c 1 3
 mkdir -p "$root/debs"

@@ -13,8 +13,8 @@ set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$1"
 out=$(cd -- "$1" && pwd)
-build=$(cd -- "${BUILD:-$here/../build}" && pwd)
-cd "$here/.."
+build=$(cd -- "${BUILD:-$here/../../build}" && pwd)
+cd "$here/../.."
 
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 commit=$(cat "$build/version")
