@@ -46,11 +46,13 @@ def compare(folder):
         if n["result"] != "pass":
             continue
         r = remote.get(k)
-        if r is None or r["result"] == "skip" and "time left" in r.get("why", ""):
+        if r is not None and r["result"] == "skip" and "time left" in r.get("why", ""):
             absent.append(k)
             continue
         passed.setdefault(k[0], []).append(k)
-        if r["result"] != "pass":
+        if r is None:
+            differ.append((k, "absent", "the suite leaves the case out there"))
+        elif r["result"] != "pass":
             differ.append((k, r["result"], r.get("why", "it was skipped")))
         elif n.get("digest") != r.get("digest"):
             differ.append((k, "wrong", "its answer is another one"))
@@ -72,7 +74,7 @@ def table(passed, differ):
 
 
 def page(files):
-    runs, passed, differ, absent = [], {}, [], []
+    runs, counts, passed, differ, absent = [], {}, {}, [], []
     for file in files:
         folder = os.path.dirname(file)
         p, d, a = compare(folder)
@@ -80,13 +82,16 @@ def page(files):
             differ = [x for x in differ if x[0][0] != suite]
             absent = [x for x in absent if x[0] != suite]
         passed.update(p)
+        counts.update((suite, file) for suite in p)
         differ += d
         absent += a
         with open(file) as f:
             header = json.loads(f.readline())
-        runs.append("- %s: commit %s, %s, driver %s, %s" % (", ".join(sorted(p)), header["commit"], header["gpu"], header["driver"], header["date"][:10]))
+        runs.append((file, "commit %s, %s, driver %s, %s" % (header["commit"], header["gpu"], header["driver"], header["date"][:10])))
     print("\n".join(table(passed, differ)))
-    print("\nMeasured:\n\n" + "\n".join(runs))
+    print("\nMeasured:\n")
+    for file, what in runs:
+        print("- %s: %s" % (", ".join(sorted(s for s in counts if counts[s] == file)), what))
     print("\n## What differed\n\n| suite | case | what was seen |\n|---|---|---|")
     for (suite, case), result, why in sorted(differ):
         print("| %s | `%s` | %s: %s |" % (suite, case.replace("|", "/"), result, " ".join(why.replace("|", "/").split())[:160]))
