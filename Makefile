@@ -178,13 +178,12 @@ test: deps
 	$(MAKE) test-aside
 	$(MAKE) test-go
 
-# The tests on Slurm and on clusters of daemons wait for most of their time, which fuzzing uses. The chaos is a short
+# The tests on Slurm wait for most of their time, which fuzzing uses. The chaos is a short
 # one; `make test-slurm` has the whole. 45 s a target are less than they take.
 .PHONY: test-aside
 test-aside: all cuda-programs
 	nice -n 19 $(MAKE) fuzz FUZZTIME=45s >$(B)/fuzz.out 2>&1 & fuzz=$$!; rc=0; \
 	SLUICE_CHAOS=$${SLUICE_CHAOS:-60} $(MAKE) test-slurm SLURM=installed || rc=1; \
-	$(MAKE) test-cluster || rc=1; \
 	wait $$fuzz || rc=1; cat $(B)/fuzz.out; exit $$rc
 
 # C unit tests: plain, then under ASan and UBSan.
@@ -196,9 +195,10 @@ test-c: cuda-programs
 
 # The end-to-end package comes last and alone: it measures times, and should have the machine.
 test-go: all cuda-programs
-	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -p 3 -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /test/containers -e /test/shares -e /daemon/test -e /oci-hook/test)
+	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -v -e /test/e2e -e /test/slurm -e /test/containers -e /test/shares -e /daemon/test -e /oci-hook/test)
 	$(GO) test -run TestHistory -timeout 10m ./daemon/internal/owner
 	$(MAKE) test-e2e
+	$(MAKE) test-cluster
 	$(MAKE) test-shares
 
 # nvidia-smi of other drivers than the worker's, on the NVML shim.
@@ -214,7 +214,7 @@ test-e2e: all cuda-programs $(B)/test/offload-omp $(B)/test/offload-acc
 # Daemons of several nodes in network namespaces, with simulated GPUs; as root.
 .PHONY: test-cluster
 test-cluster: all cuda-programs
-	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -parallel 4 -timeout 20m ./daemon/test/...
+	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -count=1 -timeout 20m ./daemon/test/...
 
 # The shipped units under systemd 252 and 257, in emulated machines: some minutes, and no part of `make test`.
 .PHONY: test-units
@@ -323,7 +323,7 @@ help:
 	@echo 'make test        every test, as CI runs them; fetches what is missing'
 	@echo 'make packages    deb and rpm for each role into $(B)/packages; make test-packages: installed, upgraded, removed (as root)'
 	@echo 'make test-c      C unit tests, plain and under ASan and UBSan'
-	@echo 'make test-go     Go tests under the race detector, then test-e2e and test-shares'
+	@echo 'make test-go     Go tests under the race detector, then test-e2e, test-cluster and test-shares'
 	@echo 'make test-smi    nvidia-smi of other drivers on the NVML shim'
 	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
 	@echo 'make test-cluster daemons of several nodes in network namespaces (as root)'
