@@ -47,7 +47,7 @@ mapfile -t releases < <(plugins)
 every=$(grep -o '{ [0-9]*, [0-9]*, [0-9]* }' spank/version.h | awk '{printf ", sluice-spank-%d.%02d", $3, $4}')
 every=sluice-spank$every
 
-# What the next package is called, and of the plug-in: which file it is, and of which releases.
+# The next package: its name and, for a plug-in package, the file it holds and the releases of Slurm that the file serves.
 name='' plugin='' which=''
 
 # describe ROLE FORMAT: its list, filled in, with what all packages have.

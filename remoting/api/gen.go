@@ -134,14 +134,14 @@ func slParams(r Row) string {
 	switch {
 	case r.Variant == "ptds":
 		return cParams(r.Params, "CUstream ds")
-	case told[r.Symbol]:
+	case withCaller[r.Symbol]:
 		return cParams(r.Params, "const void *caller")
 	}
 	return cParams(r.Params)
 }
 
-// told functions are told the address of the code that calls them, as their last argument.
-var told = map[string]bool{"cuMemHostAlloc": true}
+// withCaller are the functions whose client implementation gets one more argument, the last: the address of the code that calls them.
+var withCaller = map[string]bool{"cuMemHostAlloc": true}
 
 func clientHeader(rows []Row) []byte {
 	var p printer
@@ -255,7 +255,7 @@ func clientExports(rows []Row) []byte {
 		switch {
 		case impl.Variant == "ptds":
 			args = append(args, "CU_STREAM_LEGACY")
-		case told[impl.Symbol]:
+		case withCaller[impl.Symbol]:
 			args = append(args, "__builtin_return_address(0)")
 		}
 		p.f("SL_EXPORT CUresult %s(%s)\n{\n", r.Symbol, cParams(r.Params))

@@ -94,7 +94,6 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool 
 	bool done = false;
 
 	*told = false;
-
 	if (err)
 		return err;
 	if (__builtin_expect(there != NULL, 0))

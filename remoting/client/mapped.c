@@ -456,7 +456,7 @@ static CUresult divide(struct block *b, bool whole, unsigned kind)
 	return err;
 }
 
-/* Of blocks of at most compare bytes all is compared, while there is not too much of that. */
+/* A block of at most compare bytes is compared as a whole, unless too many bytes are compared already. */
 static CUresult make(const struct sl_range *r, size_t compare)
 {
 	struct block *b = calloc(1, sizeof *b);

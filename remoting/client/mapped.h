@@ -46,8 +46,8 @@ static inline bool sl_mapped_any(void)
 /* The device's address of p, which lies in page-locked host memory r. */
 CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r);
 /*
- * Has the device reach page-locked memory r, which p lies in and of which only an address was seen (pointers.h). Whether kernels
- * use it is not known, so that no more than a few words of it are compared all the time.
+ * Makes page-locked memory r, which contains p, reachable for kernels, because its address was found in copied bytes (pointers.h).
+ * Kernels may never use it, so it is followed by page protection where it is larger than 4 KiB, which costs nothing while nobody touches it.
  */
 CUresult sl_mapped_found(uint64_t p, const struct sl_range *r);
 /* Page-locked memory is freed or unregistered. What is registered then holds what kernels have written. */

@@ -3,12 +3,13 @@
  * memory and a thread of NCCL's sends it on, each polling words of the same block for what the other has done. Such a block is
  * larger than what a program and a running kernel share here (mapped.h).
  *
- * It is told by its size. All other page-locked memory that NCCL allocates has at most 64 KiB, except for the queue of
- * work, which has a power of two, by default 1 MiB (NCCL 2.20 to 2.28, NCCL_WORK_FIFO_BYTES). The transport's blocks begin with two pages of such words, so that their size is no power of
- * two; the pool of buffers that several connections share is one, of 2 MiB or more.
+ * The size identifies such a block. NCCL 2.20 to 2.28 allocate no other page-locked memory of more than 64 KiB but the queue
+ * of work, whose size is a power of two, by default 1 MiB (NCCL_WORK_FIFO_BYTES). The transport's blocks begin with two
+ * pages of polled words, so their size is no power of two; only the buffers that several connections share have such a
+ * size, 2 MiB or more.
  *
- * The queue is written by the host before launches alone, and never by a kernel. So nothing of it has to be fetched: NCCL writes to it
- * while kernels run, and would wait for them.
+ * The host alone writes to the queue, before launches, and kernels never do. So nothing of it is ever fetched: NCCL writes
+ * to it while kernels run, and would wait for them.
  */
 #include "nccl.h"
 

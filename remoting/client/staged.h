@@ -13,8 +13,8 @@
 #include "cuabi.h"
 
 /*
- * To the device in a stream that is marked already; on return the bytes have left src. *done is false if nothing was begun: the copy is small, another thread
- * has the block, or nothing can be shared.
+ * To the device in a stream that is marked already; on return the bytes have left src. *done is false if nothing was
+ * begun: the copy is small, another thread has the block, or nothing can be shared.
  */
 CUresult sl_staged_in(CUdeviceptr dst, const void *src, size_t n, uint32_t stream, bool *done);
 /* From the device; on return the bytes are there. */

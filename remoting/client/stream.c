@@ -5,9 +5,9 @@
  * round trip. The legacy default stream waits for all blocking streams of its
  * context, so work on one of those counts as its work too.
  *
- * Where only copies to the device are pending, whose bytes have left this process, a wait is answered here as well: the
- * worker is told in one frame (ARRIVED) that they are to be taken as arrived, and makes what follows in other streams
- * wait for them.
+ * A wait is answered here as well where only copies to the device are pending whose bytes have left this process. One frame
+ * (ARRIVED) then tells the worker that the program considers them complete, and the worker orders later work of other
+ * streams behind them.
  *
  * Marks are atomics; only the owning thread advances one. The per-thread default
  * stream is a stream like others; its thread makes it on first use, and it ends

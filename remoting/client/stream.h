@@ -85,11 +85,11 @@ struct sl_stream *sl_stream_of(CUstream s, CUresult *err);
 	r_; \
 })
 /*
- * Whether every stream that the process has so far is ordered behind a copy in stream s. A blocking copy there need not wait; those
- * that are made later are ordered behind it by the worker, which is told so, by the copy's last frame or by sl_stream_arrived.
+ * Whether every stream that the process has so far is ordered behind a copy in stream s. A blocking copy there need not wait. The worker
+ * orders streams that are created later behind it; the copy's last frame or sl_stream_arrived asks it to.
  */
 bool sl_stream_alone(CUstream s);
-/* Ends a blocking copy to the device, sent on stream s. CUDA's has arrived when the call returns. told: its last frame was marked so. */
+/* Ends a blocking copy to the device in stream s, which in CUDA is complete when the call returns. told: the copy's last frame said that it is one. */
 CUresult sl_stream_arrived(CUstream s, bool told);
 /* Before a context comes to exist in the worker: the streams of two contexts are not ordered with each other. */
 void sl_stream_new_ctx(unsigned session);

@@ -7,7 +7,7 @@ package worker
 // tell that they have not arrived. In place of the wait comes an ARRIVED frame, and an event is recorded in the stream:
 //
 //   - an operation that is given to another stream makes that stream wait for the event first;
-//   - an operation of which that cannot be said waits for the event itself, before it begins;
+//   - an operation whose streams or memory are not known here waits for the event itself before it begins;
 //   - if a copy has failed, all that is given to any stream fails, until a wait has told the program.
 //
 // A blocking copy in the default stream of a program without non-blocking streams is not waited for either, and may stand behind

@@ -112,7 +112,7 @@ func TestArrivedLater(t *testing.T) {
 	}
 }
 
-// TestArrivedAwaited: an operation of which it is not known what it concerns waits for the copies, and so does one while a stream captures.
+// TestArrivedAwaited checks that an operation waits for the copies if its streams or memory are not known, or while a stream captures.
 func TestArrivedAwaited(t *testing.T) {
 	_, addr := startWorker(t, nil)
 	for name, op := range map[string]func(k *conn){

@@ -1,5 +1,5 @@
 #!/bin/sh
-# After the files of sluice-hook are there: the directory that containers get, made anew from the libraries.
+# After installation: rebuild, from the installed libraries, the directory that is mounted into containers.
 set -e
 case ${1:-} in configure | 1 | 2) ;; *) exit 0 ;; esac
 if [ -x /usr/bin/nvidia-smi ]; then
