@@ -59,6 +59,16 @@ func (r *rig) restartCtld(t *testing.T) {
 	r.startCtld(t)
 }
 
+// numbered waits until slurmctld has a job's number in the database. One of 22.05 that is stopped before takes no update
+// of the job afterwards; restartAsking is about that.
+func (r *rig) numbered(t *testing.T, job string) {
+	t.Helper()
+	r.until(t, 40*time.Second, "job "+job+" has its number in the database", func() error {
+		_, err := r.Scontrol(r.ctx, "update", "JobId="+job, "Comment=x")
+		return err
+	})
+}
+
 // Up to 24.11 slurmctld does not give a completing job its licences again when it is started, and still takes them
 // back from it at the end: from others, so that it lets in more than there is. The pool does not.
 func restartCompleting(t *testing.T, r *rig) {
@@ -88,6 +98,7 @@ func restartCompleting(t *testing.T, r *rig) {
 		r.holds(t, a, 1, time.Second)
 		r.holds(t, c, 0, 5*time.Second)
 		// What an administrator can do.
+		r.numbered(t, c)
 		r.restartCtld(t)
 		if k := used(); k != 100 {
 			t.Errorf("%d licences are in use after another restart", k)

@@ -304,6 +304,7 @@ func (r *rig) scancel(t *testing.T, args ...string) {
 // now lets a requeued job start at once; Slurm has it wait otherwise.
 func (r *rig) now(t *testing.T, job string) {
 	t.Helper()
+	r.numbered(t, job)
 	nextSecond()
 	r.scontrol(t, "update", "JobId="+job, "StartTime=now")
 }
