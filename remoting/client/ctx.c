@@ -144,6 +144,13 @@ uint32_t sl_current_ctx_id(void)
 	return activate(t, c);
 }
 
+CUresult sl_ctx_missing(void)
+{
+	const struct sl_thread *t = sl_tls();
+
+	return t->cur && !t->no_ctx && t->ctx_error ? t->ctx_error : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 uint32_t sl_ctx_cur(void)
 {
 	return sl_tls()->cur_id;

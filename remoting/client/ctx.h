@@ -99,6 +99,8 @@ uint32_t sl_ctx_cur(void);
  * 0 if there is none.
  */
 uint32_t sl_current_ctx_id(void);
+/* Why that was 0 for a call that needs a context: CUDA_ERROR_INVALID_CONTEXT if there is none, or why it could not be made in the worker. */
+CUresult sl_ctx_missing(void);
 /* The session of a context's device. */
 unsigned sl_ctx_session(uint32_t ctx_id);
 

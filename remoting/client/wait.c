@@ -80,6 +80,8 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	sl_waits_end(began, true);
 	if (!sl_tls()->no_print)
 		sl_print_flush();
+	if (w.r->result == CUDA_ERROR_INVALID_CONTEXT && !h.ctx)
+		w.r->result = sl_ctx_missing();
 	err = w.r->result;
 	if (!r)
 		sl_reply_free(&own);

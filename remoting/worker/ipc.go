@@ -8,7 +8,7 @@ package worker
 //
 // The exporter is charged for its memory, and stays so until it has freed the memory and no other
 // session has it open. If the exporter ends before, each session that has the memory open is
-// charged for it, or ends if the lease has no room: the driver keeps the memory for them.
+// charged for it: the driver keeps the memory for them. Until then it is charged as the exporter's estate (package account).
 //
 // Only the executor uses this, except where a part says otherwise.
 
@@ -62,10 +62,17 @@ type opened struct {
 	dev   int
 	bytes uint64 // that the exporter is charged
 	use   *exchange.Use
+	from  exporter
 
 	mu      sync.Mutex // over what follows, which heir has too
 	charged bool       // to this session, because the exporter has ended
 	closed  bool
+}
+
+// An exporter is a session of the lease by its slot in the account, and its life there.
+type exporter struct {
+	slot int
+	life uint64
 }
 
 // A backing is an allocation of the driver's that other sessions may have open. Safe for
@@ -73,13 +80,37 @@ type opened struct {
 type backing struct {
 	mu      sync.Mutex
 	users   int
-	release func() // once it has been freed while others use it
+	charged uint64           // bytes, see holds
+	lend    func(more int64) // tells the account what others have open; nil before the first export
+	release func()           // once it has been freed while others use it
+}
+
+// exported is to be called before the first export; lend is told of the bytes that others have open.
+func (b *backing) exported(lend func(more int64)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.lend == nil {
+		b.lend = lend
+	}
+}
+
+// holds says how many bytes this session is charged for it now.
+func (b *backing) holds(bytes uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.users > 0 && b.lend != nil && bytes != b.charged {
+		b.lend(int64(b.users) * (int64(bytes) - int64(b.charged)))
+	}
+	b.charged = bytes
 }
 
 // used counts a session that begins (1) or ends (-1) to use it.
 func (b *backing) used(n int) {
 	b.mu.Lock()
 	b.users += n
+	if b.lend != nil {
+		b.lend(int64(n) * int64(b.charged))
+	}
 	var f func()
 	if b.users == 0 {
 		f, b.release = b.release, nil
@@ -157,6 +188,11 @@ func (i *ipc) add(it *exchange.Item) (t exchange.Token, rc C.CUresult) {
 	return i.exports.Add(it), 0
 }
 
+// lend gives what tells the account of memory of a device that other sessions open or close.
+func (s *session) lend(dev int) func(int64) {
+	return func(more int64) { s.ledger.Lend(dev, more) }
+}
+
 // forget withdraws the export of memory that is freed, if there is one.
 func (i *ipc) forget(p uint64) {
 	if t, ok := i.tokens[p]; ok {
@@ -221,6 +257,8 @@ func (s *session) cuIpcGetMemHandle(o *C.CUipcMemHandle, p uint64) C.CUresult {
 		if b == nil {
 			b = new(backing)
 		}
+		b.exported(s.lend(at.dev))
+		b.holds(at.bytes)
 		it.Used = b.used
 		var rc C.CUresult
 		if t, rc = i.add(it); rc != 0 {
@@ -269,6 +307,26 @@ func (i *ipc) open(t exchange.Token, kind uint32) (*exchange.Use, *exchange.Item
 	return use, it, 0
 }
 
+// borrow opens another session's memory for as long as this session has it open.
+func (i *ipc) borrow(t exchange.Token, kind uint32) (*opened, *exchange.Item, C.CUresult) {
+	l := i.s.ledger
+	l.Borrow(1)
+	// Before it is opened: the slot may have another session soon.
+	from := exporter{t.Slot(), l.Life(t.Slot())}
+	use, it, rc := i.open(t, kind)
+	if rc != 0 {
+		l.Borrow(-1)
+		return nil, nil, rc
+	}
+	return &opened{m: &i.s.mem, dev: it.Device, bytes: it.Charged, use: use, from: from}, it, 0
+}
+
+// decline ends what borrow began, where the memory was not opened after all.
+func (o *opened) decline() {
+	o.use.Close()
+	o.m.s.ledger.Borrow(-1)
+}
+
 func (s *session) cuIpcOpenMemHandle_v2(o *C.CUdeviceptr, size *C.size_t, opens *C.uint, h *C.CUipcMemHandle, flags uint32) C.CUresult {
 	i := &s.ipc
 	if h == nil {
@@ -283,11 +341,11 @@ func (s *session) cuIpcOpenMemHandle_v2(o *C.CUdeviceptr, size *C.size_t, opens 
 	t := *(*exchange.Token)(unsafe.Pointer(h))
 	p, v := i.view(t)
 	if v == nil {
-		use, it, rc := i.open(t, exchange.Memory)
+		at, it, rc := i.borrow(t, exchange.Memory)
 		if rc != 0 {
 			return rc
 		}
-		at, rc := i.mapMemory(use, it, flags)
+		at, rc = i.mapMemory(at, it, flags)
 		if rc != 0 {
 			return rc
 		}
@@ -314,19 +372,19 @@ func (i *ipc) view(t exchange.Token) (uint64, *view) {
 	return 0, nil
 }
 
-// mapMemory has the driver open an allocation, unless it has already. It takes the use over.
-func (i *ipc) mapMemory(use *exchange.Use, it *exchange.Item, flags uint32) (*opened, C.CUresult) {
-	if at := i.opens[it.Handle]; at != nil && at.ctx == i.s.cur {
-		use.Close() // one is enough: it holds the whole allocation
-		at.views++
-		return at, 0
+// mapMemory has the driver open an allocation that has been borrowed, unless it has already.
+func (i *ipc) mapMemory(at *opened, it *exchange.Item, flags uint32) (*opened, C.CUresult) {
+	if before := i.opens[it.Handle]; before != nil && before.ctx == i.s.cur {
+		at.decline() // one is enough: it holds the whole allocation
+		before.views++
+		return before, 0
 	}
 	var real C.uint64_t
 	if rc := C.sl_ipc_open_mem(&real, unsafe.Pointer(&it.Handle), C.uint32_t(flags)); rc != 0 {
-		use.Close()
+		at.decline()
 		return nil, C.CUresult(rc)
 	}
-	at := &opened{m: &i.s.mem, ctx: i.s.cur, real: uint64(real), views: 1, dev: it.Device, bytes: it.Charged, use: use}
+	at.ctx, at.real, at.views = i.s.cur, uint64(real), 1
 	i.opens[it.Handle] = at
 	go at.heir(heirTime)
 	return at, 0
@@ -396,16 +454,24 @@ func (o *opened) close() {
 	}
 }
 
-// heirTime is how long a session may wait for room in its lease after the exporter of memory
-// that it has open has ended. The exporter's own charge ends with its process, which takes the
-// driver a while.
+// heirTime is how long a session may wait until it is charged for memory that it has open and whose exporter has ended:
+// until the exporter's process has wholly ended, which takes the driver a while.
 const heirTime = 10 * time.Second
 
-// heir waits for the exporter's end, and then charges this session within the time given, or ends it.
+// heir waits for the exporter's end, and then charges this session within the time given, or ends it. What it has closed by
+// then is charged no longer.
 func (o *opened) heir(patience time.Duration) {
+	defer o.m.s.ledger.Borrow(-1)
 	o.use.Wait()
+	if o.over() { // it is this session's end of the use, as like as not
+		o.inherit()
+		return
+	}
 	for until := time.Now().Add(patience); !o.inherit(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(until) {
+			if o.over() {
+				return
+			}
 			err := fmt.Errorf("device %d: another process of the lease has ended whose memory this one has open, %d MiB, and the lease has no room for it", o.dev, o.bytes>>20)
 			_ = o.m.s.farewell(err)
 			o.m.s.leave("over the cap", err)
@@ -414,15 +480,23 @@ func (o *opened) heir(patience time.Duration) {
 	}
 }
 
-// inherit charges this session; true when there is nothing more to do.
+func (o *opened) over() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.closed
+}
+
+// inherit charges this session for what it has open, or gives up its part of the exporter's estate if it has
+// closed that meanwhile. False: the exporter is still charged, or there is no room.
 func (o *opened) inherit() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closed {
-		return true
-	}
-	if !o.m.s.ledger.Reserve(o.dev, o.bytes) {
+	if !o.m.s.ledger.Inherit(o.dev, o.from.slot, o.from.life, o.bytes) {
 		return false
+	}
+	if o.closed {
+		o.m.s.ledger.Release(o.dev, o.bytes)
+		return true
 	}
 	o.m.mu.Lock()
 	o.m.held[o.dev] += o.bytes
@@ -490,6 +564,8 @@ func (s *session) cuMemExportToShareableHandle(o *C.CUipcMemHandle, h href, kind
 		if rc := C.sl_ipc_export(&fd, C.uint64_t(h.real)); rc != 0 {
 			return C.CUresult(rc)
 		}
+		v.exported(s.lend(v.dev))
+		v.holds(v.bytes)
 		it := &exchange.Item{Kind: exchange.File, Device: v.dev, Size: v.size, Charged: v.bytes, FD: int(fd), Used: v.used}
 		t, rc := s.ipc.add(it)
 		if rc != 0 {
@@ -514,19 +590,18 @@ func (s *session) cuMemImportFromShareableHandle(id uint32, o *C.uint64_t, h *C.
 	if i.exports != nil && t.Slot() == i.exports.Slot() {
 		return i.importOwn(o, t)
 	}
-	use, it, rc := i.open(t, exchange.File)
+	at, it, rc := i.borrow(t, exchange.File)
 	if rc != 0 {
 		return rc
 	}
 	defer unix.Close(it.FD)
 	if rc := C.sl_ipc_import(o, C.int(it.FD)); rc != 0 {
-		use.Close()
+		at.decline()
 		return C.CUresult(rc)
 	}
-	at := &opened{m: &s.mem, dev: it.Device, bytes: it.Charged, use: use}
 	if v := s.mem.vmm[uint64(*o)]; v != nil { // imported before, and the driver counts
 		v.handles++
-		use.Close()
+		at.decline()
 		return 0
 	}
 	s.mem.vmm[uint64(*o)] = &vmmHandle{charge: charge{dev: it.Device, size: it.Size}, handles: 1, opened: at, backing: new(backing)}

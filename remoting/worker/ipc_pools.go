@@ -34,6 +34,8 @@ func (s *session) cuMemPoolExportToShareableHandle(o *C.CUipcMemHandle, h href, 
 		if rc := C.sl_ipc_export_pool(&fd, C.uint64_t(h.real)); rc != 0 {
 			return C.CUresult(rc)
 		}
+		p.exported(s.lend(p.dev))
+		p.holds(p.charged)
 		t, rc := s.ipc.add(&exchange.Item{Kind: exchange.Pool, Device: p.dev, FD: int(fd), Used: p.used})
 		if rc != 0 {
 			unix.Close(int(fd))
@@ -70,14 +72,14 @@ func (s *session) cuMemPoolImportFromShareableHandle(id uint32, o *C.uint64_t, h
 		}
 		return i.importPool(o, it, &opened{m: &s.mem, views: 1, dev: it.Device})
 	}
-	use, it, rc := i.open(t, exchange.Pool)
+	at, it, rc := i.borrow(t, exchange.Pool)
 	if rc != 0 {
 		return rc
 	}
 	defer unix.Close(it.FD)
-	at := &opened{m: &s.mem, views: 1, dev: it.Device, use: use}
+	at.views = 1
 	if rc := i.importPool(o, it, at); rc != 0 {
-		use.Close()
+		at.decline()
 		return rc
 	}
 	go at.heir(heirTime)

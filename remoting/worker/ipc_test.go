@@ -26,6 +26,10 @@ func (f *fixed) Reserve(_ int, n uint64) bool {
 	return true
 }
 
+func (f *fixed) Borrow(int) {}
+
+func (f *fixed) Inherit(dev, _ int, _, n uint64) bool { return f.Reserve(dev, n) }
+
 func (f *fixed) Release(_ int, n uint64) { f.left += n }
 func (f *fixed) Info(int) account.Info   { return account.Info{} }
 

@@ -48,6 +48,7 @@ func (m *memory) settlePool(real uint64, p *pool) {
 		p.charged -= p.ghost
 		p.ghost = 0
 	}
+	p.holds(p.charged)
 }
 
 func (m *memory) settlePools() {
@@ -123,6 +124,7 @@ func (s *session) poolAlloc(o *C.CUdeviceptr, n uint64, real uint64, dev int, h 
 		m.release(dev, p.charged+pre-now)
 	}
 	p.charged = now
+	p.holds(now)
 	if rc == 0 {
 		m.async[uint64(d)] = real
 		*o = d

@@ -47,6 +47,10 @@ type ledger interface {
 	Overhead(dev int, bytes uint64, force bool) bool
 	Info(dev int) account.Info
 	Processes(dev int) []account.Process
+	Lend(dev int, more int64)
+	Borrow(more int)
+	Life(slot int) uint64
+	Inherit(dev, from int, life, bytes uint64) bool
 }
 
 type session struct {

@@ -11,6 +11,8 @@
  *	host N		cuMemHostAlloc, freed at once	-> RESULT
  *	ipc I		cuIpcGetMemHandle of the I-th allocation	-> RESULT HANDLE in hexadecimal digits
  *	open HANDLE	cuIpcOpenMemHandle		-> RESULT
+ *	forge N SEED HANDLE	opens N forgeries of a handle	-> RESULT OPENED OTHER, where OTHER counts results
+ *			but CUDA_ERROR_INVALID_HANDLE, INVALID_VALUE and INVALID_CONTEXT
  *	vmm N		cuMemCreate of N bytes, to be exported	-> RESULT
  *	export I	cuMemExportToShareableHandle of the I-th allocation	-> RESULT DESCRIPTOR
  *	import PID FD	cuMemImportFromShareableHandle of a process's descriptor	-> RESULT
@@ -137,15 +139,70 @@ static int release(unsigned int i)
 	}
 }
 
-static int open_handle(const char *text)
+static struct handle parse_handle(const char *text)
 {
-	unsigned long long d = 0;
 	struct handle h = { { 0 } };
 	unsigned int b;
-	int rc;
 
 	for (int i = 0; i < 64 && sscanf(text + 2 * i, "%2x", &b) == 1; i++)
 		h.b[i] = (unsigned char)b;
+	return h;
+}
+
+static unsigned long long next_random(unsigned long long *s)
+{
+	*s ^= *s << 13;
+	*s ^= *s >> 7;
+	*s ^= *s << 17;
+	return *s;
+}
+
+/* Opens what looks more or less like a handle: all of it made up, its beginning, its middle, some bits. The handle itself is among them. */
+static void forge(unsigned long long n, unsigned long long seed, struct handle of, size_t *opened, size_t *other)
+{
+	unsigned long long s = seed * 0x9e3779b97f4a7c15ull | 1;
+
+	for (unsigned long long i = 0; i < n; i++) {
+		unsigned long long d = 0;
+		struct handle h = of;
+		int rc;
+
+		switch (next_random(&s) % 6) {
+		case 0:
+			for (int k = 0; k < 64; k++)
+				h.b[k] = (unsigned char)next_random(&s);
+			break;
+		case 1:
+			for (int k = 0; k < 16; k++)
+				h.b[k] = (unsigned char)next_random(&s);
+			break;
+		case 2: /* whose it is */
+			h.b[16] = (unsigned char)next_random(&s);
+			h.b[next_random(&s) % 16] ^= 1;
+			break;
+		case 3: /* what it is */
+			h.b[20] = (unsigned char)(next_random(&s) % 7);
+			h.b[next_random(&s) % 16] ^= 0x80;
+			break;
+		case 4:
+			for (unsigned long long k = 1 + next_random(&s) % 3; k; k--)
+				h.b[next_random(&s) % 64] ^= (unsigned char)(1u << next_random(&s) % 8);
+			break;
+		default:
+			break;
+		}
+		rc = F(cuIpcOpenMemHandle_v2, (unsigned long long *, struct handle, unsigned int))(&d, h, 1);
+		*opened += !rc;
+		*other += rc && rc != 400 && rc != 1 && rc != 201;
+	}
+}
+
+static int open_handle(const char *text)
+{
+	unsigned long long d = 0;
+	struct handle h = parse_handle(text);
+	int rc;
+
 	rc = F(cuIpcOpenMemHandle_v2, (unsigned long long *, struct handle, unsigned int))(&d, h, 1);
 	hold(rc, OPENED, d);
 	return rc;
@@ -186,13 +243,10 @@ static int import_pool(unsigned long long pid, unsigned long long fd)
 
 static int import_pointer(const char *text)
 {
+	struct handle h = parse_handle(text);
 	unsigned long long d = 0;
-	struct handle h = { { 0 } };
-	unsigned int b;
 	int rc;
 
-	for (int i = 0; i < 64 && sscanf(text + 2 * i, "%2x", &b) == 1; i++)
-		h.b[i] = (unsigned char)b;
 	rc = F(cuMemPoolImportPointer, (unsigned long long *, void *, void *))(&d, imported, &h);
 	hold(rc, POOL, d);
 	return rc;
@@ -284,6 +338,12 @@ int main(void)
 			continue;
 		} else if (!strcmp(what, "open")) {
 			rc = open_handle(line + strlen("open "));
+		} else if (!strcmp(what, "forge")) {
+			char text[129] = "";
+
+			sscanf(line, "%*s %*s %*s %128s", text);
+			forge(a, b, parse_handle(text), &x, &y);
+			rc = 0;
 		} else if (!strcmp(what, "export")) {
 			int fd = -1;
 

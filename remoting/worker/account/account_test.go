@@ -512,3 +512,108 @@ func BenchmarkReserve(b *testing.B) {
 		s.Release(0, Granule)
 	}
 }
+
+// TestInherit: what an ended session had lent stays charged until those who have it open are charged for it, and they need no
+// room for it, whoever else wants some.
+func TestInherit(t *testing.T) {
+	b := NewBook([]uint64{100 << 20})
+	l, err := b.Grant(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func(pid uint32) *Session {
+		t.Helper()
+		s, err := l.Open(Client{PID: pid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	left := func(s *Session, want uint64) {
+		t.Helper()
+		if i := s.Info(0); i.Total-i.Used != want<<20 {
+			t.Errorf("%d MiB are left, not %d", (i.Total-i.Used)>>20, want)
+		}
+	}
+	maker, user, second, other := open(1), open(2), open(3), open(4)
+	life := user.Life(maker.slot)
+	if !maker.Reserve(0, 70<<20) {
+		t.Fatal("70 of 100 MiB do not fit")
+	}
+	user.Borrow(1)
+	second.Borrow(1)
+	maker.Lend(0, 60<<20)
+	maker.Lend(0, -10<<20)
+	maker.Lend(0, 10<<20)
+	if user.Inherit(0, maker.slot, life, 60<<20) {
+		t.Error("inherited from a session that is there")
+	}
+	maker.Close()
+	left(other, 40) // 10 of the 70 were nobody else's
+	if other.Reserve(0, 41<<20) {
+		t.Error("others get what is still open")
+	}
+	if !other.Reserve(0, 40<<20) {
+		t.Error("others do not get what is free")
+	}
+	if next := open(5); next.slot == maker.slot {
+		t.Error("a slot that counts with an estate is given away")
+	}
+	if !user.Inherit(0, maker.slot, life, 60<<20) {
+		t.Error("an heir needs room")
+	}
+	left(other, 0)
+	user.Borrow(-1)
+	if second.Inherit(0, maker.slot, life, 60<<20) {
+		t.Error("what has been inherited is charged again without room")
+	}
+	other.Release(0, 40<<20)
+	user.Release(0, 60<<20)
+	left(other, 100)
+	if !second.Inherit(0, maker.slot, life, 60<<20) {
+		t.Error("no room for a second heir where there is some")
+	}
+	if next := open(6); next.slot != maker.slot {
+		t.Errorf("slot %d is not given away again", maker.slot)
+	} else if !user.Inherit(0, next.slot, life, 30<<20) || user.Inherit(0, next.slot, life, 30<<20) {
+		t.Error("with another session in the slot, room decides")
+	}
+	for _, bad := range []int{-1, MaxSlots, user.slot} {
+		if user.Inherit(0, bad, life, 1) {
+			t.Errorf("inherited from slot %d", bad)
+		}
+	}
+	if user.Inherit(0, maker.slot, life, 1<<60) || user.Inherit(1, maker.slot, life, 1) {
+		t.Error("inherited what no device has")
+	}
+}
+
+// TestEstateEnds: what nobody inherits is free once nobody can, or after a while; a damaged time does not keep it.
+func TestEstateEnds(t *testing.T) {
+	l, err := NewBook([]uint64{100 << 20}).Grant(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	maker, _ := l.Open(Client{PID: 1})
+	other, err := l.Open(Client{PID: 2})
+	if err != nil || !maker.Reserve(0, 100<<20) {
+		t.Fatal(err)
+	}
+	maker.Lend(0, 100<<20)
+	other.Borrow(1)
+	maker.Close()
+	if other.Reserve(0, 1<<20) {
+		t.Error("an estate does not count")
+	}
+	other.Borrow(-1)
+	if !other.Reserve(0, 1<<20) {
+		t.Error("an estate counts although nobody has borrowed anything")
+	}
+	other.Borrow(1)
+	for _, ended := range []int64{sinceBoot() - int64(estateTime), sinceBoot() + int64(time.Hour), -1} {
+		other.file.slotWord(maker.slot, slEnded).Store(uint64(ended))
+		if !other.Reserve(0, 1<<20) {
+			t.Errorf("an estate of %d counts", ended)
+		}
+	}
+}

@@ -17,10 +17,15 @@ package account
 //	       512 program name, 40 bytes  560 length of the reason
 //	       568 reason of the end, 256 bytes
 //	       824 1 once the name is there  832 name of the session's exchange, 16 bytes
+//	       848 lent[16]  976 when its session was found to have ended  984 borrowed
 //
 // All numbers are little-endian 64-bit words that are read and written whole, so
 // a process that is killed anywhere leaves each of them as it was or as it should
 // be: there is no sum to repair, because sums are never stored.
+//
+// Lent is what other sessions of the lease have open of a session's memory, once for each of them. The driver keeps that
+// memory for them when the session ends, so a slot that is free or dead still counts with it, until each of those who
+// have it open has taken the charge over (Inherit), no session is left that has borrowed anything, or estateTime has passed.
 //
 // Locks are open file description locks (fcntl(2), F_OFD_SETLK) on bytes of the
 // file. Byte 0 is held while a reservation is decided; the kernel lets go of it
@@ -36,6 +41,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -80,6 +86,9 @@ const (
 	slDev    = 112
 	slName   = 512
 	slReason = 560
+	slLent   = 848
+	slEnded  = 976 // see sinceBoot
+	slBorrow = 984 // how many things of other sessions it has open and is not charged for
 
 	devSize     = 24
 	devReserved = 0
@@ -93,6 +102,7 @@ var (
 	_ [atOthers - atPeak - 8*MaxDevices]byte
 	_ [slName - slDev - devSize*MaxDevices]byte
 	_ [slotSize - slReason - 8 - maxReason]byte
+	_ [slEnded - slLent - 8*MaxDevices]byte
 )
 
 // States of a slot.
@@ -102,6 +112,10 @@ const (
 	stateLive    = 2 // its owner holds the slot's lock
 	stateDead    = 3 // found dead by another session; holds nothing
 )
+
+// estateTime is how long what an ended session had lent stays charged: longer than any of those who have it open takes to
+// learn of the end.
+const estateTime = 10 * time.Second
 
 // maxBytes is more than any device has; a damaged word cannot make sums overflow.
 const maxBytes = 1 << 50
@@ -290,11 +304,58 @@ func (a *File) held(i, dev int) (reserved, overhead uint64) {
 	return 0, 0
 }
 
+// estate is what a slot whose session has ended still counts with: what it had lent and nobody has inherited yet.
+func (a *File) estate(i, dev int) uint64 {
+	switch a.slotWord(i, slState).Load() {
+	case stateFree, stateDead:
+	default:
+		return 0
+	}
+	lent := min(a.slotWord(i, slLent+8*dev).Load(), maxBytes)
+	if lent == 0 || !a.fresh(i) || !a.borrowed() {
+		return 0
+	}
+	return lent
+}
+
+// borrowed says whether any session that has not ended has something of another's open.
+func (a *File) borrowed() bool {
+	for i := range a.high() {
+		if a.slotWord(i, slState).Load() == stateLive && a.slotWord(i, slBorrow).Load() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// sinceBoot is a time in nanoseconds that all processes share and nobody can set.
+func sinceBoot() int64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // it cannot fail
+	return t.Nano()
+}
+
+// fresh says whether a slot's session ended within estateTime.
+func (a *File) fresh(i int) bool {
+	since := sinceBoot() - int64(a.slotWord(i, slEnded).Load())
+	return since >= 0 && since < int64(estateTime)
+}
+
+// settled says whether a slot counts with nothing of its last session's.
+func (a *File) settled(i int) bool {
+	for d := range a.caps {
+		if a.estate(i, d) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // used is what all slots hold of a device.
 func (a *File) used(dev int) (used, overhead uint64, sessions uint32) {
 	for i := range a.high() {
 		r, o := a.held(i, dev)
-		used += r + o
+		used += r + o + a.estate(i, dev)
 		overhead += o
 		if r+o > 0 {
 			sessions++
@@ -342,7 +403,7 @@ func (a *File) Claim(c Client, kind uint32, opened int64) (slot int, err error) 
 	slot = -1
 	if err := a.guard(func() {
 		for i := range MaxSlots {
-			if a.slotWord(i, slState).Load() != stateFree {
+			if a.slotWord(i, slState).Load() != stateFree || !a.settled(i) {
 				continue
 			}
 			for at := 8; at < slotSize; at += 8 {
@@ -380,7 +441,12 @@ func (a *File) Bind(slot, pid int, start uint64) error {
 // Free gives back a slot and everything it holds; call it once the process has
 // ended, not before, because until then the memory is not free.
 func (a *File) Free(slot int) error {
-	return a.guard(func() { a.slotWord(slot, slState).Store(stateFree) })
+	return a.guard(func() {
+		if a.slotWord(slot, slState).Load() != stateDead { // else a neighbour has noted when
+			a.slotWord(slot, slEnded).Store(uint64(sinceBoot()))
+		}
+		a.slotWord(slot, slState).Store(stateFree)
+	})
 }
 
 // SetOthers says how many sessions of other leases are on a device, for those who

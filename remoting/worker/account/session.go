@@ -34,7 +34,7 @@ type Session struct {
 	mu     sync.Mutex // over the owner's threads; byte 0 is over processes
 	closed bool
 
-	// over the reason and, with mu, over closing: whoever holds mu may wait for another
+	// over the reason, what is lent and borrowed and, with mu, over closing: whoever holds mu may wait for another
 	// process, and nobody who leaves may wait for that.
 	end sync.Mutex
 }
@@ -79,8 +79,9 @@ func (s *Session) bury() bool {
 			continue
 		}
 		// With its lock taken nobody new can have the slot.
-		if !alive(a, i) && a.slotWord(i, slState).CompareAndSwap(stateLive, stateDead) {
-			some = true
+		if !alive(a, i) {
+			a.slotWord(i, slEnded).Store(uint64(sinceBoot()))
+			some = a.slotWord(i, slState).CompareAndSwap(stateLive, stateDead) || some
 		}
 		_ = a.setLock(unix.F_OFD_SETLK, unix.F_UNLCK, 1+i)
 	}
@@ -156,6 +157,77 @@ func (s *Session) Release(dev int, bytes uint64) {
 	w := s.file.devWord(s.slot, dev, devReserved)
 	held := w.Load()
 	w.Store(held - min(bytes, held))
+}
+
+// Lend notes that another session has so many bytes more, or less, of this one's memory open than before. They stay
+// charged when this session ends, see Inherit. It does not wait for other processes.
+func (s *Session) Lend(dev int, more int64) {
+	s.end.Lock()
+	defer s.end.Unlock()
+	if s.closed || dev < 0 || dev >= len(s.file.caps) {
+		return
+	}
+	add(s.file.slotWord(s.slot, slLent+8*dev), more)
+}
+
+// Borrow notes that this session has more, or less, things of others open that it is not charged for. Call it before one is
+// opened, and after it has been closed or inherited. It does not wait for other processes.
+func (s *Session) Borrow(more int) {
+	s.end.Lock()
+	defer s.end.Unlock()
+	if !s.closed {
+		add(s.file.slotWord(s.slot, slBorrow), int64(more))
+	}
+}
+
+// add changes a word that nobody else writes as long as its session lives; it stays within 0 and maxBytes.
+func add(w *atomic.Uint64, more int64) {
+	w.Store(uint64(min(max(int64(min(w.Load(), maxBytes))+min(max(more, -maxBytes), maxBytes), 0), maxBytes)))
+}
+
+// Life tells the sessions apart that have a slot one after another.
+func (s *Session) Life(slot int) uint64 {
+	s.end.Lock()
+	defer s.end.Unlock()
+	if s.closed || slot < 0 || slot >= MaxSlots {
+		return 0
+	}
+	return s.file.slotWord(slot, slOpened).Load()
+}
+
+// Inherit charges bytes to this session that an earlier one was charged for, which has ended and whose memory this one
+// has open: the one with that life in that slot. No room is needed for what it had lent and nobody has inherited;
+// for more it is, and Inherit says whether there was. It says no as long as the bytes are charged in the slot itself.
+func (s *Session) Inherit(dev, from int, life, bytes uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.valid(dev) || from < 0 || from >= MaxSlots || from == s.slot || bytes > maxBytes || !s.enter() {
+		return false
+	}
+	defer s.leave()
+	a := s.file
+	left := uint64(0)
+	if a.slotWord(from, slOpened).Load() == life {
+		s.bury()
+		switch a.slotWord(from, slState).Load() {
+		case stateClaimed, stateLive:
+			return false
+		}
+		left = min(a.estate(from, dev), bytes)
+	}
+	used, _, _ := a.used(dev)
+	if left < bytes && used-left+bytes > a.caps[dev] {
+		return false
+	}
+	// In this order: a death between the two charges too much, for estateTime, and not too little.
+	w := a.devWord(s.slot, dev, devReserved)
+	w.Store(w.Load() + bytes)
+	if left > 0 {
+		l := a.slotWord(from, slLent+8*dev)
+		l.Store(l.Load() - left)
+	}
+	s.peak(dev, min(used-left+bytes, a.caps[dev])) // several heirs are each charged for what is there once
+	return true
 }
 
 // Overhead sets what the driver takes for the session beside its reservations.
@@ -281,6 +353,7 @@ func (s *Session) Close() {
 		return
 	}
 	s.closed = true
+	s.file.slotWord(s.slot, slEnded).Store(uint64(sinceBoot()))
 	s.file.slotWord(s.slot, slState).Store(stateDead)
 	s.file.Close()
 	if s.done != nil {
