@@ -29,6 +29,8 @@ daemon does not answer.`,
 		Example: "  sluice health\n  sluice health --quiet || echo 'something is wrong'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// The owners are asked first, so that health tells what they say now. What comes of it is in the findings.
+			_, _ = question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, "") })
 			cs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Check, error) { return d.Health(ctx) })
 			if err != nil {
 				return &exitError{healthUnknown, err}

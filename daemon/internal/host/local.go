@@ -184,13 +184,7 @@ func (h *Host) Health(ctx context.Context, _ rpc.Peer) ([]rpc.Check, error) {
 	add := func(level rpc.Level, name, text, remedy string) {
 		checks = append(checks, rpc.Check{Name: name, Level: level, Text: text, Remedy: remedy})
 	}
-	for _, p := range peers {
-		if err := p.down(); err != nil {
-			add(rpc.Fail, "owner "+p.name, err.Error(), "see that sluiced runs on "+p.name+" and that its control port can be reached")
-		} else {
-			add(rpc.OK, "owner "+p.name, "answers", "")
-		}
-	}
+	checks = append(checks, h.ownerChecks(ctx, peers)...)
 	if pools == 0 {
 		add(rpc.Warn, "pools", "no pool is configured", "name the owners under pools in sluice.yaml")
 	}

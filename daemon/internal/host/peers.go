@@ -29,7 +29,10 @@ type peer struct {
 	why   error
 	inv   lease.Inventory
 	at    time.Time
-	known bool // meet has been through its leases since it was last away
+	// ahead is how far the owner's clock is ahead of this node's, as of clockAt; see heardClock.
+	ahead   time.Duration
+	clockAt time.Time
+	known   bool // meet has been through its leases since it was last away
 }
 
 // peer returns an owner, and registers it if it is new. A new address replaces the old one.
@@ -144,6 +147,7 @@ func (p *peer) inventory(ctx context.Context, h *Host, age time.Duration) (lease
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.inv, p.at = inv, asked
+	p.heardClock(asked, time.Now(), inv.Time)
 	return inv, nil
 }
 

@@ -87,10 +87,10 @@ func nodeOf(chain []*x509.Certificate) (string, error) {
 }
 
 // loadFiles reads the certificate, key and CA of auth: tls, and refuses what will
-// not work before another node does.
-func loadFiles(cfg Config) (tls.Certificate, *x509.CertPool, error) {
-	fail := func(err error) (tls.Certificate, *x509.CertPool, error) {
-		return tls.Certificate{}, nil, fmt.Errorf("%w: auth tls: %w", ErrConfig, err)
+// not work before another node does. It returns the earliest end of what the node shows, too.
+func loadFiles(cfg Config) (_ tls.Certificate, _ *x509.CertPool, end time.Time, _ error) {
+	fail := func(err error) (tls.Certificate, *x509.CertPool, time.Time, error) {
+		return tls.Certificate{}, nil, time.Time{}, fmt.Errorf("%w: auth tls: %w", ErrConfig, err)
 	}
 	for _, f := range []struct {
 		key, path string
@@ -116,7 +116,7 @@ func loadFiles(cfg Config) (tls.Certificate, *x509.CertPool, error) {
 	}
 	cert, err := tls.LoadX509KeyPair(cfg.Cert, cfg.Key)
 	if err != nil {
-		return fail(err)
+		return fail(fmt.Errorf("%s and %s: %w; tls.key has to be that of tls.cert", cfg.Cert, cfg.Key, err))
 	}
 	leaf, err := x509.ParseCertificate(cert.Certificate[0])
 	if err != nil {
@@ -139,11 +139,24 @@ func loadFiles(cfg Config) (tls.Certificate, *x509.CertPool, error) {
 		}
 	}
 	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
-		if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, Intermediates: mid, KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
+		chains, err := leaf.Verify(x509.VerifyOptions{Roots: pool, Intermediates: mid, KeyUsages: []x509.ExtKeyUsage{use}})
+		var invalid x509.CertificateInvalidError
+		var stranger x509.UnknownAuthorityError
+		switch {
+		case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+			return fail(fmt.Errorf("%s by %s: %w; make a new one with sluice ca issue %s, and see that this machine's clock is right", cfg.Cert, cfg.CA, err, node))
+		case errors.As(err, &stranger):
+			return fail(fmt.Errorf("%s is not by %s: %w; every node has the ca.pem of the CA that issued its certificate", cfg.Cert, cfg.CA, err))
+		case err != nil:
 			return fail(fmt.Errorf("%s by %s: %w; a daemon is client and server", cfg.Cert, cfg.CA, err))
 		}
+		for _, c := range chains[0] {
+			if end.IsZero() || c.NotAfter.Before(end) {
+				end = c.NotAfter
+			}
+		}
 	}
-	return cert, pool, nil
+	return cert, pool, end, nil
 }
 
 // InitCA makes a CA in dir (made with mode 0700 if it is not there): ca.pem, which

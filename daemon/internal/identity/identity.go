@@ -22,8 +22,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -73,6 +75,7 @@ type Identity struct {
 type material struct {
 	server, client *tls.Config
 	self           [sha256.Size]byte // of the own certificate
+	expires        time.Time         // the end of the site's certificate or its CA's, whichever is first; zero with munge
 }
 
 // New loads or makes what this node shows. A key that somebody else could have
@@ -108,6 +111,12 @@ func (i *Identity) Reload() error {
 	return nil
 }
 
+// Expires is when the certificate that this node shows ends, or its CA's if that is earlier. With munge there is none.
+func (i *Identity) Expires() (end time.Time, ok bool) {
+	end = i.now.Load().expires
+	return end, !end.IsZero()
+}
+
 func (i *Identity) load() (*material, error) {
 	base := &tls.Config{
 		MinVersion:             tls.VersionTLS13,
@@ -127,10 +136,11 @@ func (i *Identity) load() (*material, error) {
 		// its hash and the channel's own secret inside.
 		m.client.InsecureSkipVerify = true
 	} else {
-		cert, pool, err := loadFiles(i.cfg)
+		cert, pool, end, err := loadFiles(i.cfg)
 		if err != nil {
 			return nil, err
 		}
+		m.expires = end
 		base.Certificates = []tls.Certificate{cert}
 		m.server, m.client = base, base.Clone()
 		m.server.ClientAuth, m.server.ClientCAs = tls.RequireAndVerifyClientCert, pool
@@ -284,6 +294,9 @@ func (i *Identity) dial(ctx context.Context, raw net.Conn, want string) (net.Con
 	}
 	conn := tls.Client(raw, cfg)
 	if err := conn.HandshakeContext(ctx); err != nil {
+		if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("identity: %s: %w: its daemon has just ended, or is starting", want, err)
+		}
 		return nil, fmt.Errorf("%w: TLS with %s: %w; auth must be the same on both nodes", ErrRefused, want, err)
 	}
 	st := conn.ConnectionState()

@@ -55,7 +55,8 @@ type Inventory struct {
 	Owner   string        `json:"owner"`
 	Version string        `json:"version"` // Sluice's
 	GPUs    []GPU         `json:"gpus"`
-	Age     time.Duration `json:"age"` // of what NVML said
+	Age     time.Duration `json:"age"`           // of what NVML said
+	Time    time.Time     `json:"time,omitzero"` // the owner's clock when it answered; zero of an older owner
 }
 
 // SessionRequest asks for a session, after the host has seen who asks.

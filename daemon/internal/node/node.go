@@ -29,6 +29,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/data"
@@ -354,6 +356,9 @@ func (n *Node) startMetrics(ctx context.Context) error {
 
 func listen(ctx context.Context, key, addr string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("%s %s: %w; ss -ltnp says who has it: end that one, or set another port", key, addr, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", key, addr, err)
 	}
@@ -384,7 +389,10 @@ func rootUser(cfg *config.Config) (uid, gid uint32, err error) {
 	}
 	u, err := user.Lookup(name)
 	if err != nil {
-		if u, err = user.LookupId(name); err != nil {
+		if _, number := strconv.ParseUint(name, 10, 32); number == nil {
+			u, err = user.LookupId(name)
+		}
+		if err != nil {
 			return 0, 0, fmt.Errorf("worker.root_user: %w; name a user of this node who owns nothing, or say \"\" to refuse leases of root and of uids below %d", err, cfg.Users.UIDMin)
 		}
 	}

@@ -192,6 +192,7 @@ func (n *Node) health(context.Context) []rpc.Check {
 	} else {
 		n.ownerHealth(add)
 	}
+	out = append(out, n.machine()...)
 	out = append(out, n.jobs.Checks()...)
 	out = append(out, n.files().Checks()...)
 	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}

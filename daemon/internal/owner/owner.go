@@ -380,7 +380,7 @@ func (o *Owner) point(name string) {
 // Inventory returns the GPUs of this node and what is free of them.
 func (o *Owner) Inventory(context.Context) (lease.Inventory, error) {
 	gpus, age := o.gpus()
-	return lease.Inventory{Owner: o.cfg.Name, Version: o.cfg.Version, GPUs: gpus, Age: age}, nil
+	return lease.Inventory{Owner: o.cfg.Name, Version: o.cfg.Version, GPUs: gpus, Age: age, Time: time.Now()}, nil
 }
 
 // gpus returns the GPUs with what is free of them.

@@ -175,11 +175,11 @@ func fromOrder(d *pb.DrainRequest) lease.DrainOrder {
 }
 
 func toInventory(v lease.Inventory) *pb.Inventory {
-	return &pb.Inventory{Owner: text(v.Owner), Version: text(v.Version), Gpus: each(v.GPUs, toGPU), Age: toDuration(v.Age)}
+	return &pb.Inventory{Owner: text(v.Owner), Version: text(v.Version), Gpus: each(v.GPUs, toGPU), Age: toDuration(v.Age), Time: toTime(v.Time)}
 }
 
 func fromInventory(v *pb.Inventory) lease.Inventory {
-	return lease.Inventory{Owner: v.GetOwner(), Version: v.GetVersion(), GPUs: each(v.GetGpus(), fromGPU), Age: fromDuration(v.GetAge())}
+	return lease.Inventory{Owner: v.GetOwner(), Version: v.GetVersion(), GPUs: each(v.GetGpus(), fromGPU), Age: fromDuration(v.GetAge()), Time: fromTime(v.GetTime())}
 }
 
 // --- what lives on it ---
@@ -288,11 +288,11 @@ func fromPool(p *pb.Pool) Pool {
 }
 
 func toCheck(c Check) *pb.Check {
-	return &pb.Check{Name: text(c.Name), Level: text(string(c.Level)), Text: text(c.Text), Remedy: text(c.Remedy)}
+	return &pb.Check{Name: text(c.Name), Level: text(string(c.Level)), Text: text(c.Text), Remedy: text(c.Remedy), Node: c.Node}
 }
 
 func fromCheck(c *pb.Check) Check {
-	return Check{Name: c.GetName(), Level: Level(c.GetLevel()), Text: c.GetText(), Remedy: c.GetRemedy()}
+	return Check{Name: c.GetName(), Level: Level(c.GetLevel()), Text: c.GetText(), Remedy: c.GetRemedy(), Node: c.GetNode()}
 }
 
 func toEvent(e Event) *pb.Event {

@@ -74,6 +74,9 @@ type Check struct {
 	Level  Level  `json:"level"`
 	Text   string `json:"text"`
 	Remedy string `json:"remedy,omitempty"`
+	// Node: jobs with fractions fail on this node until an administrator mends it here. Never said of
+	// what another node or a job has done.
+	Node bool `json:"node,omitempty"`
 }
 
 // Event is a line of the audit log.

@@ -36,3 +36,22 @@ func parseNodes(text string) (map[string]string, error) {
 	}
 	return out, nil
 }
+
+// Partitions are the names of the cluster's partitions.
+func (c *Commands) Partitions(ctx context.Context) ([]string, error) {
+	out, err := c.run(ctx, "scontrol", "--oneliner", "show", "partitions")
+	if err != nil {
+		return nil, err
+	}
+	return parsePartitions(out), nil
+}
+
+func parsePartitions(text string) []string {
+	var out []string
+	for line := range strings.Lines(text) {
+		if name, ok := strings.CutPrefix(line, "PartitionName="); ok {
+			out = append(out, strings.Fields(name + " ")[0])
+		}
+	}
+	return out
+}

@@ -3,7 +3,9 @@ package slurmconf
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -22,6 +24,7 @@ type Slurm interface {
 	Config(ctx context.Context) (map[string]string, error)
 	Licences(ctx context.Context) (map[string]slurm.Licence, error)
 	NodeGres(ctx context.Context) (map[string]string, error)
+	Partitions(ctx context.Context) ([]string, error)
 }
 
 // prologTime is the longest that a Prolog of ours takes, in seconds.
@@ -50,16 +53,20 @@ func Check(ctx context.Context, cfg *config.Config, table *Table, why error, s S
 		return c.out
 	}
 	c.cluster()
-	c.gres(s.NodeGres(ctx))
+	nodes, err := s.NodeGres(ctx)
+	c.gres(nodes, err)
+	c.partitions(s.Partitions(ctx))
 	c.licences(s.Licences(ctx))
 	c.accounting()
 	if cfg.IsController() {
 		c.submit()
+		c.slurmUser()
 	}
 	c.hooks()
 	c.times()
 	c.users()
 	c.plugin()
+	c.here(nodes)
 	return c.out
 }
 
@@ -247,6 +254,9 @@ func (c *checker) submit() {
 		c.fail("job_submit", "load "+Scripts+"/sluice.lua in it, and call apply and modify; see "+Scripts+"/job_submit.lua", "%s does not call Sluice's", script)
 		return
 	}
+	if !c.loads(text) {
+		return
+	}
 	table := filepath.Join("/etc/slurm", TableName)
 	if m := luaTable.FindSubmatch(text); m != nil {
 		table = string(m[1])
@@ -277,6 +287,8 @@ func (c *checker) hooks() {
 			c.warn(h.key, remedy, "is not set: a job that finds no room is requeued only once its nodes have started it")
 		case len(files) == 0:
 			c.fail(h.key, remedy, "is not set")
+		case executable(files) != "":
+			c.fail(h.key, "chmod 0755 "+executable(files), "%s cannot be executed", executable(files))
 		case !found && read:
 			c.fail(h.key, remedy, "%s does not run sluice %s", strings.Join(files, ", "), h.file)
 		case !found:
@@ -385,9 +397,18 @@ func (c *checker) plugin() {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(c.conf["PluginDir"], so)
 	}
-	switch _, err := os.Stat(path); {
+	built, err := release(path)
+	var runs string
+	if v := strings.Split(c.conf["SLURM_VERSION"], "."); len(v) > 1 {
+		runs = v[0] + "." + v[1]
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		c.fail("plug-in", "install the package sluice-spank on every node", "%v", err)
 	case err != nil:
-		c.fail("plug-in", "install it on every node", "%v", err)
+		c.fail("plug-in", "install the package sluice-spank anew", "%s: %v", path, err)
+	case built != "" && runs != "" && built != runs:
+		c.fail("plug-in", "install sluice-spank, which is for all releases, or that of "+runs, "%s is for Slurm %s and this is %s: it is left out, and jobs with a fraction have no GPU", path, built, runs)
 	case strings.HasPrefix(line, "required"):
 		c.warn("plug-in", "write optional", "%s is required: after an upgrade of Slurm a plug-in that does not fit keeps slurmd from starting", so)
 	default:

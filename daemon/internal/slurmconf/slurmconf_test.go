@@ -221,6 +221,9 @@ func (f *fakeSlurm) Config(context.Context) (map[string]string, error) { return 
 func (f *fakeSlurm) Licences(context.Context) (map[string]slurm.Licence, error) {
 	return f.licences, f.err
 }
+func (f *fakeSlurm) Partitions(context.Context) ([]string, error) {
+	return []string{"main", "iron"}, f.err
+}
 func (f *fakeSlurm) NodeGres(context.Context) (map[string]string, error) { return f.nodes, f.err }
 
 // good is a site where nothing is wrong; its files are those of the project.
@@ -229,10 +232,10 @@ func good(t *testing.T, tab Table) *fakeSlurm {
 	dir := t.TempDir()
 	put := func(name, text string) string {
 		p := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(p, []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		return p
@@ -245,11 +248,12 @@ func good(t *testing.T, tab Table) *fakeSlurm {
 		return string(text)
 	}
 	pools := put("pools.lua", string(tab.Lua()))
-	put("job_submit.lua", "local s = dofile('/usr/lib/sluice/slurm/sluice.lua')\ns.table(\""+pools+"\")\ns.apply(a, b, c)\ns.modify(a, b, c, d)\n")
+	put("job_submit.lua", "local s = dofile('"+put("sluice.lua", "")+"')\ns.table(\""+pools+"\")\ns.apply(a, b, c)\ns.modify(a, b, c, d)\n")
 	put("plugstack.conf", "# x\ninclude plugstack.conf.d/*.conf\n")
 	put("plugstack.conf.d/a.conf", "optional other.so\n")
 	put("plugstack.conf.d/sluice.conf", "optional spank_sluice.so socket=/run/sluice/job.sock\n")
-	put("spank_sluice.so", "")
+	universal, _ := plugins(t)
+	put("spank_sluice.so", universal)
 	f := &fakeSlurm{
 		conf: map[string]string{"SLURM_CONF": filepath.Join(dir, "slurm.conf"), "ClusterName": "lab", "SlurmctldHost[0]": "ctl.example.org(10.0.0.1)", "GresTypes": "gpu,rgpu", "JobSubmitPlugins": "lua",
 			"AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageTRES": "cpu,license/rgpu,license/rgpu_a100,license/rgpu_big,license/rgpu_h200",
@@ -261,6 +265,37 @@ func good(t *testing.T, tab Table) *fakeSlurm {
 		f.conf[h.key] = put(h.file+".sh", from(h.file+".sh"))
 	}
 	return f
+}
+
+// plugins are a plug-in that finds out Slurm's release when it is loaded, and one for 24.11.
+var plugins = func() func(t *testing.T) (universal, release string) {
+	var a, b string
+	return func(t *testing.T) (string, string) {
+		t.Helper()
+		if a == "" {
+			build := func(text string) string {
+				out := filepath.Join(t.TempDir(), "x.so")
+				cmd := exec.Command("cc", "-shared", "-fPIC", "-o", out, "-x", "c", "-")
+				cmd.Stdin = strings.NewReader(text)
+				if said, err := cmd.CombinedOutput(); err != nil {
+					t.Fatalf("cc: %v: %s", err, said)
+				}
+				so, err := os.ReadFile(out)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(so)
+			}
+			a, b = build("unsigned int plugin_version;"), build("const unsigned int plugin_version = 0x180b05;")
+		}
+		return a, b
+	}
+}()
+
+// short is this machine's name.
+func short() string {
+	name, _ := os.Hostname()
+	return host(name)
 }
 
 func levels(checks []rpc.Check, name string) (rpc.Level, string) {
@@ -287,7 +322,7 @@ func TestCheck(t *testing.T) {
 	}
 	dir := func(f *fakeSlurm) string { return filepath.Dir(f.conf["SLURM_CONF"]) }
 	write := func(f *fakeSlurm, name, text string) {
-		if err := os.WriteFile(filepath.Join(dir(f), name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir(f), name), []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -314,7 +349,9 @@ func TestCheck(t *testing.T) {
 		}},
 		{"job_submit", rpc.Fail, "no job is charged", func(f *fakeSlurm) { f.conf["JobSubmitPlugins"] = "" }},
 		{"job_submit", rpc.Fail, "does not call", func(f *fakeSlurm) { write(f, "job_submit.lua", "return 0") }},
-		{"job_submit", rpc.Fail, "does not call", func(f *fakeSlurm) { write(f, "job_submit.lua", "dofile('/x/sluice.lua').apply(j)") }},
+		{"job_submit", rpc.Fail, "does not call", func(f *fakeSlurm) {
+			write(f, "job_submit.lua", "dofile('"+filepath.Join(dir(f), "sluice.lua")+"').apply(j)")
+		}},
 		{"job_submit", rpc.Fail, "no such file", func(f *fakeSlurm) { _ = os.Remove(filepath.Join(dir(f), "pools.lua")) }},
 		{"job_submit", rpc.Fail, "not that of the pools", func(f *fakeSlurm) { write(f, "pools.lua", "return {}") }},
 		{"Prolog", rpc.Fail, "is not set", func(f *fakeSlurm) { f.conf["Prolog"] = "" }},
@@ -342,6 +379,23 @@ func TestCheck(t *testing.T) {
 		{"plug-in", rpc.Fail, "no such file", func(f *fakeSlurm) { f.conf["PluginDir"] = "/nowhere" }},
 		{"plug-in", rpc.Warn, "write optional", func(f *fakeSlurm) { write(f, "plugstack.conf.d/sluice.conf", "required spank_sluice.so\n") }},
 		{"plug-in", rpc.Fail, "does not name", func(f *fakeSlurm) { write(f, "plugstack.conf", "include plugstack.conf\n") }},
+		{"plug-in", rpc.Fail, "is for Slurm 24.11 and this is 22.05", func(f *fakeSlurm) {
+			_, release := plugins(t)
+			write(f, "spank_sluice.so", release)
+			f.conf["SLURM_VERSION"] = "22.05.8"
+		}},
+		{"plug-in", rpc.OK, "spank_sluice.so", func(f *fakeSlurm) {
+			_, release := plugins(t)
+			write(f, "spank_sluice.so", release)
+			f.conf["SLURM_VERSION"] = "24.11.5"
+		}},
+		{"plug-in", rpc.Fail, "anew", func(f *fakeSlurm) { write(f, "spank_sluice.so", "\x7fELF") }},
+		{"partitions", rpc.OK, "2", func(*fakeSlurm) {}},
+		{"node", rpc.Fail, "set node: " + short(), func(f *fakeSlurm) { f.nodes[short()] = f.nodes["n1"] }},
+		{"shim", rpc.Fail, "find no GPU", func(f *fakeSlurm) { f.nodes["ctl"] = f.nodes["n1"] }},
+		{"slurm.user", rpc.Fail, "slurm: {user: daemons}", func(f *fakeSlurm) { f.conf["SlurmUser"] = "daemons(4711)" }},
+		{"job_submit", rpc.Fail, "will not start again", func(f *fakeSlurm) { _ = os.Remove(filepath.Join(dir(f), "sluice.lua")) }},
+		{"Prolog", rpc.Fail, "chmod 0755", func(f *fakeSlurm) { _ = os.Chmod(f.conf["Prolog"], 0o644) }},
 	} {
 		f := good(t, tab)
 		c.spoil(f)

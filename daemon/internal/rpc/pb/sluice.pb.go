@@ -765,6 +765,7 @@ type Inventory struct {
 	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	Gpus          []*GPU                 `protobuf:"bytes,3,rep,name=gpus,proto3" json:"gpus,omitempty"`
 	Age           *durationpb.Duration   `protobuf:"bytes,4,opt,name=age,proto3" json:"age,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=time,proto3" json:"time,omitempty"` // the owner's clock when it answered
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -823,6 +824,13 @@ func (x *Inventory) GetGpus() []*GPU {
 func (x *Inventory) GetAge() *durationpb.Duration {
 	if x != nil {
 		return x.Age
+	}
+	return nil
+}
+
+func (x *Inventory) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
 	}
 	return nil
 }
@@ -2963,6 +2971,7 @@ type Check struct {
 	Level         string                 `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"` // ok, warn, fail
 	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
 	Remedy        string                 `protobuf:"bytes,4,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	Node          bool                   `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"` // jobs on this node fail until it is mended here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3023,6 +3032,13 @@ func (x *Check) GetRemedy() string {
 		return x.Remedy
 	}
 	return ""
+}
+
+func (x *Check) GetNode() bool {
+	if x != nil {
+		return x.Node
+	}
+	return false
 }
 
 type ExplainRequest struct {
@@ -3973,12 +3989,13 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05Drain\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x8c\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xbc\x01\n" +
 	"\tInventory\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\"\n" +
 	"\x04gpus\x18\x03 \x03(\v2\x0e.sluice.v1.GPUR\x04gpus\x12+\n" +
-	"\x03age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03age\"c\n" +
+	"\x03age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12.\n" +
+	"\x04time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"c\n" +
 	"\x03Use\x12\x18\n" +
 	"\agranted\x18\x01 \x01(\x04R\agranted\x12\x12\n" +
 	"\x04used\x18\x02 \x01(\x04R\x04used\x12\x1a\n" +
@@ -4128,12 +4145,13 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05error\x18\x03 \x01(\tR\x05error\"\x0f\n" +
 	"\rHealthRequest\"7\n" +
 	"\vHealthReply\x12(\n" +
-	"\x06checks\x18\x01 \x03(\v2\x10.sluice.v1.CheckR\x06checks\"]\n" +
+	"\x06checks\x18\x01 \x03(\v2\x10.sluice.v1.CheckR\x06checks\"q\n" +
 	"\x05Check\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x16\n" +
-	"\x06remedy\x18\x04 \x01(\tR\x06remedy\"\"\n" +
+	"\x06remedy\x18\x04 \x01(\tR\x06remedy\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\bR\x04node\"\"\n" +
 	"\x0eExplainRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\"8\n" +
 	"\fExplainReply\x12(\n" +
@@ -4320,114 +4338,115 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	59, // 9: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
 	6,  // 10: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
 	58, // 11: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	58, // 12: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	2,  // 13: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	59, // 14: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
-	9,  // 15: sluice.v1.Session.use:type_name -> sluice.v1.Use
-	10, // 16: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
-	58, // 17: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	58, // 18: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	58, // 19: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	58, // 20: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	58, // 21: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	58, // 22: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	58, // 23: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
-	5,  // 24: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
-	9,  // 25: sluice.v1.Status.use:type_name -> sluice.v1.Use
-	11, // 26: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	59, // 27: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
-	12, // 28: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	0,  // 29: sluice.v1.Report.key:type_name -> sluice.v1.Key
-	1,  // 30: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
-	4,  // 31: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
-	9,  // 32: sluice.v1.Report.use:type_name -> sluice.v1.Use
-	10, // 33: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	58, // 34: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	59, // 35: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	59, // 36: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
-	12, // 37: sluice.v1.Report.shares:type_name -> sluice.v1.Share
-	8,  // 38: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,  // 39: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	58, // 40: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,  // 41: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	15, // 42: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,  // 43: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	13, // 44: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	14, // 45: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
-	5,  // 46: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
-	6,  // 47: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
-	3,  // 48: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,  // 49: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	40, // 50: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	41, // 51: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	8,  // 52: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	44, // 53: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	47, // 54: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	59, // 55: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 56: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	59, // 57: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	50, // 58: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	13, // 59: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,  // 60: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	58, // 61: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	53, // 62: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	54, // 63: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	57, // 64: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	16, // 65: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	18, // 66: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	20, // 67: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	22, // 68: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	24, // 69: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	26, // 70: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	28, // 71: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	30, // 72: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	32, // 73: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	34, // 74: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36, // 75: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	24, // 76: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	26, // 77: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	38, // 78: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	42, // 79: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	45, // 80: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	48, // 81: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	30, // 82: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	32, // 83: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	51, // 84: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	51, // 85: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	51, // 86: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	51, // 87: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	52, // 88: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	52, // 89: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	17, // 90: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	19, // 91: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	21, // 92: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	23, // 93: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	25, // 94: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 95: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	29, // 96: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	31, // 97: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	33, // 98: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	35, // 99: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37, // 100: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	25, // 101: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 102: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	39, // 103: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	43, // 104: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	46, // 105: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	49, // 106: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	31, // 107: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	33, // 108: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	55, // 109: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	29, // 110: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	55, // 111: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	29, // 112: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	56, // 113: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	29, // 114: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	90, // [90:115] is the sub-list for method output_type
-	65, // [65:90] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	59, // 12: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	58, // 13: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	2,  // 14: sluice.v1.Session.worker:type_name -> sluice.v1.Process
+	59, // 15: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	9,  // 16: sluice.v1.Session.use:type_name -> sluice.v1.Use
+	10, // 17: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
+	58, // 18: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	58, // 19: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	58, // 20: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	58, // 21: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	58, // 22: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	58, // 23: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	58, // 24: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	5,  // 25: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
+	9,  // 26: sluice.v1.Status.use:type_name -> sluice.v1.Use
+	11, // 27: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
+	59, // 28: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	12, // 29: sluice.v1.Status.shares:type_name -> sluice.v1.Share
+	0,  // 30: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,  // 31: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,  // 32: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	9,  // 33: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	10, // 34: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	58, // 35: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	59, // 36: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	59, // 37: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	12, // 38: sluice.v1.Report.shares:type_name -> sluice.v1.Share
+	8,  // 39: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,  // 40: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	58, // 41: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,  // 42: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	15, // 43: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,  // 44: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	13, // 45: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	14, // 46: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	5,  // 47: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
+	6,  // 48: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
+	3,  // 49: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,  // 50: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	40, // 51: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	41, // 52: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	8,  // 53: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	44, // 54: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	47, // 55: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	59, // 56: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,  // 57: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	59, // 58: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	50, // 59: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	13, // 60: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,  // 61: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	58, // 62: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	53, // 63: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	54, // 64: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	57, // 65: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	16, // 66: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	18, // 67: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	20, // 68: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	22, // 69: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	24, // 70: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	26, // 71: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	28, // 72: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	30, // 73: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	32, // 74: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	34, // 75: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36, // 76: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	24, // 77: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	26, // 78: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	38, // 79: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	42, // 80: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	45, // 81: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	48, // 82: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	30, // 83: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	32, // 84: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	51, // 85: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	51, // 86: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	51, // 87: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	51, // 88: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	52, // 89: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	52, // 90: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	17, // 91: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	19, // 92: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	21, // 93: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	23, // 94: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	25, // 95: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 96: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	29, // 97: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	31, // 98: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	33, // 99: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	35, // 100: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37, // 101: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	25, // 102: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 103: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	39, // 104: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	43, // 105: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	46, // 106: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	49, // 107: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	31, // 108: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	33, // 109: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	55, // 110: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	29, // 111: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	55, // 112: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	29, // 113: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	56, // 114: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	29, // 115: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	91, // [91:116] is the sub-list for method output_type
+	66, // [66:91] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }

@@ -132,7 +132,7 @@ func (n *Network) Cut(m *Node, out bool) error {
 	number := 0
 	for i, o := range n.all {
 		if o == m {
-			number = i
+			number = i + 1 // as Add counts them
 		}
 	}
 	n.mu.Unlock()

@@ -95,10 +95,11 @@ func New(o Options) (s *Site, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &Site{Dir: dir, Options: o}
+	made := &Site{Dir: dir, Options: o}
+	s = made
 	defer func() {
 		if err != nil {
-			s.Close()
+			made.Close() // s is nil then
 		}
 	}()
 	if err := os.Chmod(dir, 0o755); err != nil {
