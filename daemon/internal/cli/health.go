@@ -19,16 +19,29 @@ const (
 func newHealth() *cobra.Command {
 	var socket string
 	var asJSON, quiet bool
+	var slurm nodeHealth
 	cmd := &cobra.Command{
 		Use:   "health",
 		Short: "Show the state of this node's daemon, with remedies",
 		Long: `Print the findings of this node's daemon, the worst first, each with a remedy.
 
 The exit status is 0 if all is well, 1 with a warning, 2 with a failure, and 3 if the
-daemon does not answer.`,
-		Example: "  sluice health\n  sluice health --quiet || echo 'something is wrong'",
+daemon does not answer. docs/health.md has each check, with what to do.
+
+With --node only what is to be mended on this very node before jobs can have fractions
+here: never what a job has done, and never another node's silence. A daemon that is being
+restarted has some seconds. The exit status is 0 or 2.
+
+With --drain, for root: --node for Slurm's HealthCheckProgram. A node with such a finding is drained,
+with the finding as reason; a node that was drained so, and is mended, is resumed. What others
+have drained is left alone.`,
+		Example: "  sluice health\n  sluice health --quiet || echo 'something is wrong'\n  sluice health --node",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if slurm.only || slurm.drain {
+				slurm.socket, slurm.json = socket, asJSON
+				return slurm.run(cmd)
+			}
 			// The owners are asked first, so that health tells what they say now. What comes of it is in the findings.
 			_, _ = question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, "") })
 			cs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Check, error) { return d.Health(ctx) })
@@ -46,6 +59,7 @@ daemon does not answer.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only warnings and failures")
+	slurm.flags(cmd)
 	socketFlag(cmd, &socket)
 	return cmd
 }

@@ -2,10 +2,12 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -288,6 +290,91 @@ func TestMan(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		if out, err := sluice("completion", shell).Output(); err != nil || len(out) < 100 {
 			t.Errorf("completion for %s: %v", shell, err)
+		}
+	}
+}
+
+// Every finding that the daemon can have is explained at the place that sluice health names.
+func TestHealthPage(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/health.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	explained := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^## (\S+)$`).FindAllStringSubmatch(string(page), -1) {
+		explained[m[1]] = false
+	}
+	name := regexp.MustCompile(`(?:Check\{Name: |[^.]add\((?:rpc\.\w+, )?|Found\()"([a-z]+)[" ]`)
+	for _, dir := range []string{".", "../node", "../host", "../jobctld", "../jobnode", "../containers"} {
+		files, err := filepath.Glob(dir + "/*.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(f, "_test.go") {
+				continue
+			}
+			for _, m := range name.FindAllStringSubmatch(string(text), -1) {
+				if _, ok := explained[anchor(m[1])]; !ok {
+					t.Errorf("docs/health.md has no heading %q, a finding of %s", m[1], f)
+				}
+				explained[m[1]] = true
+			}
+		}
+	}
+	for what, found := range explained {
+		if !found {
+			t.Errorf("docs/health.md explains %q, which is never found", what)
+		}
+	}
+}
+
+// nodes is a Slurm with one node.
+type nodes struct{ state, reason string }
+
+func (n *nodes) NodeState(context.Context, string) (string, string, error) {
+	return n.state, n.reason, nil
+}
+func (n *nodes) DrainNode(_ context.Context, _, reason string) error {
+	n.state, n.reason = n.state+"+DRAIN", reason
+	return nil
+}
+
+func (n *nodes) ResumeNode(context.Context, string) error {
+	n.state, n.reason = strings.TrimSuffix(n.state, "+DRAIN"), ""
+	return nil
+}
+
+func TestTellSlurm(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root only")
+	}
+	full := []rpc.Check{{Name: "disk", Level: rpc.Fail, Node: true, Text: "full", Remedy: "make room"}}
+	for _, c := range []struct {
+		has   nodes
+		found []rpc.Check
+		stay  bool
+		want  nodes
+	}{
+		{nodes{"IDLE", ""}, nil, false, nodes{"IDLE", ""}},
+		{nodes{"IDLE", ""}, full, false, nodes{"IDLE+DRAIN", "sluice: disk: full; make room (docs/health.md#disk)"}},
+		{nodes{"ALLOCATED", "an old reason"}, full, false, nodes{"ALLOCATED+DRAIN", "sluice: disk: full; make room (docs/health.md#disk)"}},
+		{nodes{"IDLE+DRAIN", "sluice: disk: full"}, full, false, nodes{"IDLE+DRAIN", "sluice: disk: full"}},
+		{nodes{"IDLE+DRAIN", "sluice: disk: full"}, nil, false, nodes{"IDLE", ""}},
+		{nodes{"IDLE+DRAIN", "sluice: disk: full"}, nil, true, nodes{"IDLE+DRAIN", "sluice: disk: full"}},
+		{nodes{"IDLE+DRAIN", "ticket 4711"}, nil, false, nodes{"IDLE+DRAIN", "ticket 4711"}},
+		{nodes{"IDLE+DRAIN", "ticket 4711"}, full, false, nodes{"IDLE+DRAIN", "ticket 4711"}},
+		{nodes{"DOWN", "Not responding"}, nil, false, nodes{"DOWN", "Not responding"}},
+	} {
+		has := c.has
+		cmd := newHealth()
+		cmd.SetContext(context.Background())
+		if err := (&nodeHealth{drain: true, stay: c.stay}).tellSlurm(cmd, &has, "n1", c.found); err != nil || has != c.want {
+			t.Errorf("%+v with %d findings: %+v, want %+v (%v)", c.has, len(c.found), has, c.want, err)
 		}
 	}
 }

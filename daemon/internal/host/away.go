@@ -35,6 +35,8 @@ func (p *peer) away(ctx context.Context, err error) string {
 	switch {
 	case has("auth must be the same", "see pools in sluice.yaml", "must agree", "run the same version"):
 		return "" // the text has it
+	case has("own credential: munge"):
+		return "systemctl status munge on this node"
 	case has("expired credential", "rewound credential"):
 		return "set the clocks of this node and of " + p.name + " by NTP: chronyc tracking"
 	case has("credential refused", "invalid credential"):

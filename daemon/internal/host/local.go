@@ -192,7 +192,7 @@ func (h *Host) Health(ctx context.Context, _ rpc.Peer) ([]rpc.Check, error) {
 		add(rpc.Warn, "releases", plural(undelivered, "release")+" not delivered yet", "they go out when their owners answer")
 	}
 	if sockless > 0 {
-		add(rpc.Fail, "sockets", plural(sockless, "lease")+" without socket", "see the log; restart sluiced when "+h.cfg.RunDir+" can be written")
+		checks = append(checks, rpc.Check{Name: "sockets", Level: rpc.Fail, Node: true, Text: plural(sockless, "lease") + " without socket", Remedy: "see the log; restart sluiced when " + h.cfg.RunDir + " can be written"})
 	}
 	add(rpc.OK, "leases", plural(leases, "lease")+" of this node's jobs", "")
 	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}

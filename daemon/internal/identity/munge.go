@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-hpc/sluice/internal/form"
@@ -41,6 +42,10 @@ type munge struct {
 	socket         string
 	uid            uint32
 	places         chan struct{} // bounds the programs that run
+
+	works  sync.Mutex // guards what follows
+	asked  time.Time
+	broken error // what came of it
 }
 
 func newMunge(socket string, uid uint32) (*munge, error) {
@@ -232,4 +237,22 @@ func parsePayload(b []byte) (claim, error) {
 		return claim{}, errors.New("a munge credential without a channel")
 	}
 	return c, nil
+}
+
+// workFor is for how long an answer of Works is good, since any user of the node may ask for the daemon's health.
+const workFor = 10 * time.Second
+
+// Works says why this node cannot show who it is, nil if it can. It is asked again after workFor.
+func (i *Identity) Works(ctx context.Context) error {
+	if i.munge == nil {
+		return nil // Expires has what can be wrong with a certificate that was good when it was read
+	}
+	m := i.munge
+	m.works.Lock()
+	defer m.works.Unlock()
+	if now := time.Now(); m.asked.IsZero() || now.Sub(m.asked) > workFor {
+		_, m.broken = m.run(ctx, []byte(payloadMagic), m.encode, "--restrict-uid="+strconv.FormatUint(uint64(m.uid), 10))
+		m.asked = now
+	}
+	return m.broken
 }

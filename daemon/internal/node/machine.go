@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,10 +28,14 @@ const (
 )
 
 // machine returns the findings about this machine.
-func (n *Node) machine() []rpc.Check {
+func (n *Node) machine(ctx context.Context) []rpc.Check {
 	cfg := n.cfg.Load()
 	out := disks(cfg, n.owner != nil)
 	if n.id != nil {
+		if err := n.id.Works(ctx); err != nil {
+			out = append(out, rpc.Check{Name: "munge", Level: rpc.Fail, Node: true, Text: fmt.Sprintf("this node cannot show others who it is: %v", err),
+				Remedy: "systemctl status munge on this node; munge -n | unmunge has to work as root"})
+		}
 		if end, ok := n.id.Expires(); ok {
 			out = append(out, certificate(cfg.TLS.Cert, time.Now(), end))
 		}

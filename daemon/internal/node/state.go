@@ -174,7 +174,7 @@ func (n *Node) stats(ctx context.Context) []rpc.GPUStats {
 }
 
 // health returns the findings of the parts beside the host, the worst first.
-func (n *Node) health(context.Context) []rpc.Check {
+func (n *Node) health(ctx context.Context) []rpc.Check {
 	var out []rpc.Check
 	add := func(name string, level rpc.Level, remedy, format string, a ...any) {
 		out = append(out, rpc.Check{Name: name, Level: level, Text: fmt.Sprintf(format, a...), Remedy: remedy})
@@ -192,7 +192,7 @@ func (n *Node) health(context.Context) []rpc.Check {
 	} else {
 		n.ownerHealth(add)
 	}
-	out = append(out, n.machine()...)
+	out = append(out, n.machine(ctx)...)
 	out = append(out, n.jobs.Checks()...)
 	out = append(out, n.files().Checks()...)
 	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}

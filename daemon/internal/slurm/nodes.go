@@ -55,3 +55,41 @@ func parsePartitions(text string) []string {
 	}
 	return out
 }
+
+// NodeState is what Slurm says of a node: its state, as IDLE+DRAIN, and the reason of a drain, "" for none.
+func (c *Commands) NodeState(ctx context.Context, node string) (state, reason string, err error) {
+	out, err := c.run(ctx, "scontrol", "--oneliner", "show", "node", node)
+	if err != nil {
+		return "", "", err
+	}
+	return parseNodeState(out)
+}
+
+func parseNodeState(line string) (state, reason string, err error) {
+	_, rest, ok := strings.Cut(line, " State=")
+	if !ok {
+		return "", "", errors.New("scontrol show node: no State in it")
+	}
+	state, rest, _ = strings.Cut(rest, " ")
+	// The reason is the last field but for a comment; [root@2026-11-23T06:00:00] is behind it.
+	if _, text, ok := strings.Cut(rest, " Reason="); ok {
+		text, _, _ = strings.Cut(text, " Comment=")
+		if i := strings.LastIndex(text, " ["); i >= 0 {
+			text = text[:i]
+		}
+		reason = strings.TrimSpace(text)
+	}
+	return state, reason, nil
+}
+
+// DrainNode keeps new jobs from a node; those that run go on.
+func (c *Commands) DrainNode(ctx context.Context, node, reason string) error {
+	_, err := c.run(ctx, "scontrol", "update", "nodename="+node, "state=DRAIN", "reason="+plain(reason))
+	return err
+}
+
+// ResumeNode lets jobs onto a node again.
+func (c *Commands) ResumeNode(ctx context.Context, node string) error {
+	_, err := c.run(ctx, "scontrol", "update", "nodename="+node, "state=RESUME")
+	return err
+}

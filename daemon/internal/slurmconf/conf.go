@@ -65,6 +65,10 @@ func (t Table) Conf(cfg *config.Config) []byte {
 		p("%s=%s/%s.sh", h.key, Scripts, h.file)
 	}
 	p("")
+	p("# Drains a node that an administrator has to mend before its jobs can have fractions.")
+	p("#HealthCheckProgram=%s/healthcheck.sh", Scripts)
+	p("#HealthCheckInterval=60")
+	p("")
 	p("# A dead node's licences go to the next job after this many seconds, and its GPUs after")
 	p("# lease.silence (%v) of sluice.yaml, which must be less.", cfg.Lease.Silence)
 	p("#SlurmdTimeout=%d", int(cfg.Lease.Silence.Seconds())+60)

@@ -14,6 +14,7 @@ import (
 // TestFaults breaks the site in one way after the other. Each is named with its remedy, nothing else is said, and what was
 // good before is good afterwards.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var rows []row
 	for _, set := range [][]fault{fileFaults(), certificateFaults(), startFaults(), slurmFaults(), healthFaults(), networkFaults()} {
@@ -73,6 +74,7 @@ func (r *rig) sorted(f fault, found []finding) (said string, others []string) {
 
 // TestGood: a site where nothing is wrong is told of nothing, by each command on each node.
 func TestGood(t *testing.T) {
+	t.Parallel()
 	r := newRig(t).begin(t)
 	for _, tells := range []string{check, health, slurmCheck} {
 		for _, n := range []*lab.Node{r.Ctl, r.own, r.job} {

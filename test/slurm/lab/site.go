@@ -43,7 +43,7 @@ func (o *Options) jobs() error {
 		slurmLib + "/sluice.lua":      filepath.Join(o.Repository, "prolog/sluice.lua"),
 		slurmLib + "/spank_sluice.so": filepath.Join(o.Build, "spank/spank_sluice.so"),
 	}
-	for _, sub := range []string{"prolog", "epilog", "prolog-ctld", "epilog-ctld"} {
+	for _, sub := range []string{"prolog", "epilog", "prolog-ctld", "epilog-ctld", "healthcheck"} {
 		install[slurmLib+"/"+sub+".sh"] = filepath.Join(o.Repository, "prolog", sub+".sh")
 	}
 	// Tests get leases by sluice run besides.
