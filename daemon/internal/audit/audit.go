@@ -19,22 +19,17 @@ package audit
 // sync says that all is well: so the lines since the last good one are written again first.
 
 import (
-	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,6 +60,11 @@ const (
 	TicketRefuse  = "ticket-refuse"  // a data connection without a good ticket
 	PeerRefuse    = "peer-refuse"    // a daemon or user that may not ask
 )
+
+// Events are all of them, as they are written.
+func Events() []string {
+	return []string{Reserve, Grant, Refuse, Attach, RenewLost, Set, Overrun, Release, Reclaim, Drain, Resume, SessionOpen, SessionEnd, SessionRefuse, TicketRefuse, PeerRefuse}
+}
 
 // class is a series of files; its value is what the names of its files add to the log's.
 type class string
@@ -483,136 +483,4 @@ func (l *Log) Close() error {
 	}
 	l.series = nil
 	return errors.Join(errs...)
-}
-
-// Read calls f for every line of the log at path in the order of their numbers, until
-// f returns false. Lines that are not whole are skipped.
-func Read(path string, f func(*Event) bool) error {
-	return Select(context.Background(), path, nil, f)
-}
-
-// LeaseOf is the lease of a line that has not been decoded, "" if it has none.
-func LeaseOf(line []byte) string {
-	_, rest, _ := bytes.Cut(line, []byte(`"lease":"`))
-	id, _, _ := bytes.Cut(rest, []byte{'"'})
-	return string(id)
-}
-
-// Select is Read for the lines for which want returns true, or for all if want is nil.
-// want is given each line before it is decoded, and may return true for more lines than
-// f is interested in. Select returns ctx's error once ctx ends.
-func Select(ctx context.Context, path string, want func(line []byte) bool, f func(*Event) bool) error {
-	if want == nil {
-		want = every
-	}
-	var errs []error
-	var heads []*head
-	for _, c := range classes {
-		h := &head{}
-		h.next, h.stop = iter.Pull((&series{path: path + string(c)}).all(ctx, want, &h.err))
-		defer h.stop()
-		if h.step() {
-			heads = append(heads, h)
-		}
-		errs = append(errs, h.err)
-	}
-	for len(heads) > 0 {
-		first := slices.MinFunc(heads, func(a, b *head) int { return cmp.Compare(a.at.Seq, b.at.Seq) })
-		if !f(first.at) {
-			return nil
-		}
-		if !first.step() {
-			errs = append(errs, first.err)
-			heads = slices.DeleteFunc(heads, func(h *head) bool { return h == first })
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func every([]byte) bool { return true }
-
-// head is a series that is being read, and its next line.
-type head struct {
-	at   *Event
-	next func() (*Event, bool)
-	stop func()
-	err  error
-}
-
-func (h *head) step() (ok bool) {
-	h.at, ok = h.next()
-	return ok
-}
-
-// all are the lines of a series, the older files' first.
-func (s *series) all(ctx context.Context, want func([]byte) bool, err *error) iter.Seq[*Event] {
-	return func(yield func(*Event) bool) {
-		entries, e := os.ReadDir(filepath.Dir(s.path))
-		if e != nil && !errors.Is(e, fs.ErrNotExist) {
-			*err = fmt.Errorf("audit log: %w", e)
-			return
-		}
-		files := []int{0}
-		for _, e := range entries { // a rotation that failed may have left out a number
-			n, bad := strconv.Atoi(strings.TrimPrefix(e.Name(), filepath.Base(s.path)+"."))
-			if bad == nil && n > 0 && e.Name() == filepath.Base(s.name(n)) {
-				files = append(files, n)
-			}
-		}
-		slices.Sort(files)
-		more := true
-		for _, i := range slices.Backward(files) {
-			if *err = scan(ctx, s.name(i), 0, want, func(e *Event) bool { more = yield(e); return more }); *err != nil || !more {
-				return
-			}
-		}
-	}
-}
-
-// scan reads the lines of a file that are wanted, or those of its last part of the size
-// last if that is not 0.
-func scan(ctx context.Context, path string, last int64, want func(line []byte) bool, f func(*Event) bool) error {
-	file, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("audit log: %w", err)
-	}
-	defer file.Close()
-	fi, err := file.Stat()
-	if err != nil {
-		return fmt.Errorf("audit log: %w", err)
-	}
-	skip := false
-	if last > 0 && fi.Size() > last {
-		if _, err := file.Seek(-last, io.SeekEnd); err != nil {
-			return fmt.Errorf("audit log %s: %w", path, err)
-		}
-		skip = true // the first line is likely not whole
-	}
-	r := bufio.NewReaderSize(file, 2*maxLine)
-	for n := 0; ; n++ {
-		if n%256 == 0 && ctx.Err() != nil {
-			return ctx.Err()
-		}
-		b, err := r.ReadSlice('\n')
-		if err != nil && err != io.EOF && err != bufio.ErrBufferFull {
-			return fmt.Errorf("audit log %s: %w", path, err)
-		}
-		end := err == io.EOF
-		if err == bufio.ErrBufferFull { // longer than any line: what a crash of the machine has left
-			skip = true
-			continue
-		}
-		if b = bytes.TrimSpace(b); !skip && len(b) > 0 && want(b) {
-			var e Event
-			if json.Unmarshal(b, &e) == nil && !f(&e) {
-				return nil
-			}
-		}
-		if skip = false; end {
-			return nil
-		}
-	}
 }

@@ -13,7 +13,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
@@ -61,7 +60,7 @@ func (h *Host) explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 	key = key[1 : len(key)-1] // as it stands within a line's key
 	ids := make(map[string]bool)
 	err = audit.Select(ctx, h.cfg.AuditFile, func(line []byte) bool { return bytes.Contains(line, key) }, func(e *audit.Event) bool {
-		if e.Lease != "" && theirs(e) && parseKey(e.Key, 0).Job == job {
+		if e.Lease != "" && theirs(e) && lease.ParseKey(e.Key, 0).Job == job {
 			ids[e.Lease] = true
 		}
 		return true
@@ -72,7 +71,7 @@ func (h *Host) explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 	var events []rpc.Event
 	about := func(line []byte) bool { return ids[audit.LeaseOf(line)] || bytes.Contains(line, key) }
 	err = audit.Select(ctx, h.cfg.AuditFile, about, func(e *audit.Event) bool {
-		k := parseKey(e.Key, e.Incarnation)
+		k := lease.ParseKey(e.Key, e.Incarnation)
 		if k.Job != job && !ids[e.Lease] || !theirs(e) {
 			return true
 		}
@@ -90,17 +89,4 @@ func (h *Host) explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 		return true
 	})
 	return events, err
-}
-
-// parseKey reverses Key.String, as far as that is possible: a job has no slash.
-func parseKey(s string, incarnation uint64) lease.Key {
-	rest, node := s, ""
-	if i := strings.LastIndexByte(s, '@'); i >= 0 {
-		rest, node = s[:i], s[i+1:]
-	}
-	i := strings.LastIndexByte(rest, '/')
-	if i < 0 {
-		return lease.Key{}
-	}
-	return lease.Key{Cluster: rest[:i], Job: rest[i+1:], Node: node, Incarnation: incarnation}
 }

@@ -208,3 +208,16 @@ func CodeOf(err error) Code {
 	}
 	return Down
 }
+
+// ParseKey reverses Key.String, as far as that is possible: a job has no slash.
+func ParseKey(s string, incarnation uint64) Key {
+	rest, node := s, ""
+	if i := strings.LastIndexByte(s, '@'); i >= 0 {
+		rest, node = s[:i], s[i+1:]
+	}
+	i := strings.LastIndexByte(rest, '/')
+	if i < 0 {
+		return Key{}
+	}
+	return Key{Cluster: rest[:i], Job: rest[i+1:], Node: node, Incarnation: incarnation}
+}
