@@ -75,6 +75,8 @@
 #define SL_NVLINK_PCI_SUB 8
 #define SL_NVLINK_VALUES 9
 #define SL_NVLINK_COUNT 18
+#define SL_WINDOW 8388608
+#define SL_PIECE_BYE 1
 #define SL_SHM_TO_WORKER 0
 #define SL_SHM_TO_CLIENT 1024
 #define SL_SHM_DATA 4096
@@ -113,9 +115,11 @@
 #define SL_SESSION_COMPUTE 1
 #define SL_SESSION_OBSERVE 2
 #define SL_SESSION_LEASE 3
+#define SL_SESSION_ATTACH 4
 
 /* Features, as bits. */
 #define SL_FEATURE_SHM 1
+#define SL_FEATURE_RESUME 2
 
 /* Statuses of a WELCOME and of a lease's socket. */
 #define SL_STATUS_OK 0
@@ -610,6 +614,32 @@ struct wire_link_read {
 	uint64_t size;
 };
 _Static_assert(sizeof(struct wire_link_read) == 24, "LINK_READ");
+
+struct wire_resumable {
+	uint8_t key[16];
+	uint32_t session;
+	uint32_t grace_ms;
+};
+_Static_assert(sizeof(struct wire_resumable) == 24, "RESUMABLE");
+
+struct wire_piece {
+	uint64_t received;
+	uint32_t size;
+	uint32_t flags;
+};
+_Static_assert(sizeof(struct wire_piece) == 16, "PIECE");
+
+struct wire_attach {
+	uint8_t key[16];
+	uint64_t received;
+};
+_Static_assert(sizeof(struct wire_attach) == 24, "ATTACH");
+
+struct wire_attached {
+	uint8_t key[16];
+	uint64_t received;
+};
+_Static_assert(sizeof(struct wire_attached) == 24, "ATTACHED");
 
 struct wire_lease_request {
 	char magic[8];

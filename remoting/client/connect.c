@@ -197,7 +197,7 @@ static enum sl_connected dial_worker(const char *list, const struct sl_ask *ask,
 		return SL_NOWHERE;
 	}
 	if (c->fd < 0) {
-		sl_log(SL_ERROR, "worker %s: %s; is it running and reachable from here?", where, strerror(errno));
+		sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "worker %s: %s; is it running and reachable from here?", where, strerror(errno));
 		return SL_UNREACHABLE;
 	}
 	return SL_CONNECTED;
@@ -229,7 +229,7 @@ static enum sl_connected dial_lease(const char *path, const struct sl_ask *ask, 
 		c->owners = a.owners;
 		return SL_CONNECTED;
 	}
-	sl_log(SL_ERROR, "%s", a.reason);
+	sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "%s", a.reason);
 	return a.status && a.status != ~0u ? refused(a.status) : SL_UNREACHABLE;
 }
 
@@ -305,11 +305,11 @@ bool sl_snapshot_add(struct sl_snapshot *all, const struct sl_snapshot *one)
 	return true;
 }
 
-static bool say_hello(int fd, const struct sl_ask *ask, bool shm, const uint8_t token[16], int64_t deadline)
+static bool say_hello(int fd, const struct sl_ask *ask, bool shm, const uint8_t token[16], uint32_t session, int64_t deadline)
 {
 	struct wire_hello h = {
-		.version = SL_VERSION, .kind = ask->kind, .features = shm ? SL_FEATURE_SHM : 0,
-		.pid = (uint32_t)getpid(), .uid = (uint32_t)geteuid(),
+		.version = SL_VERSION, .kind = ask->kind, .features = shm ? SL_FEATURE_SHM : ask->resume ? SL_FEATURE_RESUME : 0,
+		.pid = (uint32_t)getpid(), .uid = (uint32_t)geteuid(), .mem = session,
 	};
 
 	memcpy(h.magic, SL_HELLO_MAGIC, sizeof h.magic);
@@ -347,7 +347,7 @@ static enum sl_connected greet(int fd, const struct sl_ask *ask, bool shm, const
 	struct wire_welcome w;
 	uint8_t *data;
 
-	if (!say_hello(fd, ask, shm, token, deadline) || !sl_recv_all(fd, &w, sizeof w, NULL, deadline)) {
+	if (!say_hello(fd, ask, shm, token, 0, deadline) || !sl_recv_all(fd, &w, sizeof w, NULL, deadline)) {
 		sl_log(SL_ERROR, "the worker did not answer: %s", strerror(errno));
 		return SL_BROKEN;
 	}
@@ -382,6 +382,60 @@ static void tune(int fd, uint32_t keepalive_ms)
 	setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
 }
 
+/* The way of the sessions of this process, which are made once. The environment may not be read later: the program may be changing it. */
+static struct where known;
+
+static bool remember(const struct where *w)
+{
+	if (known.socket || known.workers)
+		return true;
+	memcpy(known.token, w->token, sizeof known.token);
+	known.socket = w->socket ? strdup(w->socket) : NULL;
+	known.workers = w->workers ? strdup(w->workers) : NULL;
+	return known.socket || known.workers;
+}
+
+static enum sl_connected ask_again(int fd, const struct sl_ask *ask, uint32_t session, const struct wire_attach *attach,
+				   struct wire_attached *answer, char *reason, size_t cap)
+{
+	int64_t deadline = sl_now_ms() + ask->patience_ms;
+	struct wire_welcome w;
+	uint8_t data[512];
+
+	if (!say_hello(fd, ask, false, known.token, session, deadline) || !sl_send_all(fd, attach, sizeof *attach, deadline) ||
+	    !sl_recv_all(fd, &w, sizeof w, NULL, deadline) || w.magic != SL_WELCOME_MAGIC || w.size > sizeof data ||
+	    !sl_recv_all(fd, data, w.size, NULL, deadline))
+		return SL_BROKEN;
+	if (w.status) {
+		sl_text(reason, cap, data, w.size);
+		return refused(w.status);
+	}
+	if (w.version != SL_VERSION || w.size != sizeof *answer)
+		return SL_BROKEN;
+	memcpy(answer, data, sizeof *answer);
+	return SL_CONNECTED;
+}
+
+enum sl_connected sl_connect_again(const struct sl_ask *ask, uint32_t session, const struct wire_attach *attach, uint32_t keepalive_ms,
+				   struct sl_connection *c, struct wire_attached *answer, char *reason, size_t cap)
+{
+	enum sl_connected rc;
+	bool local;
+
+	*reason = 0;
+	rc = known.socket ? dial_lease(known.socket, ask, c, &local) : dial_worker(known.workers, ask, c, &local);
+	if (rc)
+		return rc;
+	rc = ask_again(c->fd, ask, session, attach, answer, reason, cap);
+	if (!rc) {
+		tune(c->fd, keepalive_ms);
+		return rc;
+	}
+	close(c->fd);
+	c->fd = -1;
+	return rc;
+}
+
 enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap)
 {
 	enum sl_connected rc;
@@ -400,6 +454,14 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 		/* One byte behind WELCOME carries the descriptor. */
 		if (!local || !ask->shm || !sl_recv_all(c->fd, &byte, 1, &c->shm, sl_now_ms() + ask->patience_ms) || c->shm < 0) {
 			sl_log(SL_ERROR, "the worker's shared memory did not come with its welcome");
+			rc = SL_BROKEN;
+		}
+	}
+	if (!rc && snap->features & SL_FEATURE_RESUME) {
+		c->resumable = ask->resume && !(snap->features & SL_FEATURE_SHM) &&
+			       sl_recv_all(c->fd, &c->again, sizeof c->again, NULL, sl_now_ms() + ask->patience_ms) && remember(&w);
+		if (!c->resumable) {
+			sl_log(SL_ERROR, "the worker's welcome was cut short");
 			rc = SL_BROKEN;
 		}
 	}

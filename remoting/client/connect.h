@@ -6,18 +6,23 @@
 #define SLUICE_CONNECT_H
 
 #include "snapshot.h"
+#include "wire.h"
 
 struct sl_ask {
 	uint32_t kind;		/* SL_SESSION_COMPUTE or SL_SESSION_OBSERVE */
 	unsigned owner;		/* one of the lease's owners, counted from 0 */
 	int patience_ms;	/* for each step: see sl_connect */
 	bool shm;		/* offer shared memory to a worker on this node */
+	bool resume;		/* offer to make a lost connection again */
+	bool quiet;		/* log no failure as an error: it will be tried again */
 };
 
 struct sl_connection {
 	int fd;			/* blocking, right behind WELCOME */
 	int shm;		/* descriptor of the shared memory; -1: frames go over fd */
 	unsigned owners;	/* how many owners the lease has */
+	bool resumable;		/* the connection can be made again when it is lost, with again */
+	struct wire_resumable again;
 };
 
 /* Outcomes. All but SL_CONNECTED have been logged, and nothing is left open. */
@@ -42,6 +47,13 @@ enum sl_connected {
  * the descriptor of the shared memory may take patience_ms each.
  */
 enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap);
+
+/*
+ * Makes the lost connection of a session again, the way that sl_connect has gone. c->fd is the socket, and is there as soon as
+ * it is dialled. Of the outcomes SL_DENIED alone is final. reason says why there is no connection, or is empty.
+ */
+enum sl_connected sl_connect_again(const struct sl_ask *ask, uint32_t session, const struct wire_attach *attach, uint32_t keepalive_ms,
+				   struct sl_connection *c, struct wire_attached *answer, char *reason, size_t cap);
 
 extern const uint8_t sl_fingerprint[32];
 

@@ -15,6 +15,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sys/uio.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,7 +24,7 @@
 #include "shmring.h"
 #include "wire.h"
 
-#define SL_RING (1u << 20)	/* bytes of the ring */
+#define SL_RING (1u << 20)	/* bytes of the ring, unless the session outlives its connection: then SL_WINDOW */
 #define SL_RXBUF (64u << 10)	/* bytes of the receiver's buffer */
 #define SL_WAIT_BUCKETS 64
 #define SL_MIXED "devices of several owners" /* what one call cannot name */
@@ -36,11 +37,13 @@ struct sl_peer {
 	uint32_t keepalive_ms;
 	uint32_t first;		/* its first device among all */
 	struct sl_shm *shm;	/* NULL: the socket carries the frames */
+	struct sl_resume *again; /* NULL: the session ends with its connection; see resume.h */
 
 	/* send.c */
 	pthread_mutex_t order, drain;
 	uint8_t *ring;
-	uint64_t head, tail;
+	size_t ring_size;	/* a power of two */
+	uint64_t head, tail;	/* with again, tail is what the worker has received */
 	uint32_t sender_sleeps;	/* futex */
 
 	/* wait.c */
@@ -73,6 +76,10 @@ void *sl_watcher(void *arg);
 struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx);
 /* Sends a frame of payload a, then b. Called with order held. */
 CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb);
+/* Sends all of the parts, which it changes; false with errno. Called with drain held. */
+bool sl_send_parts(struct sl_peer *t, struct iovec *iov, int n);
+/* Receives some bytes from the socket; 0 at the end, -1 with errno. */
+ssize_t sl_socket_read(struct sl_peer *t, void *p, size_t n);
 /* Writes what the ring holds to the socket. */
 void sl_drain(struct sl_peer *t);
 

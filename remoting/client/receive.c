@@ -15,6 +15,7 @@
 #include "mapped.h"
 #include "peer.h"
 #include "print.h"
+#include "resume.h"
 #include "session.h"
 #include "shmring.h"
 
@@ -25,13 +26,10 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
-/* Receives some bytes; 0 at the end, -1 with errno. */
-static ssize_t rx_some(struct sl_peer *t, void *p, size_t n)
+ssize_t sl_socket_read(struct sl_peer *t, void *p, size_t n)
 {
 	int64_t since = 0;
 
-	if (t->shm)
-		return sl_shm_read(t->shm, p, n, &t->owed, (int)t->keepalive_ms);
 	while (sl_look(&since, __atomic_load_n(&t->owed, __ATOMIC_RELAXED))) {
 		ssize_t r = recv(t->fd, p, n, MSG_DONTWAIT);
 
@@ -39,6 +37,16 @@ static ssize_t rx_some(struct sl_peer *t, void *p, size_t n)
 			return r;
 	}
 	return recv(t->fd, p, n, 0);
+}
+
+/* Receives some bytes; 0 at the end, -1 with errno. */
+static ssize_t rx_some(struct sl_peer *t, void *p, size_t n)
+{
+	if (t->shm)
+		return sl_shm_read(t->shm, p, n, &t->owed, (int)t->keepalive_ms);
+	if (t->again)
+		return sl_resume_read(t, p, n);
+	return sl_socket_read(t, p, n);
 }
 
 static bool rx_fill(struct sl_peer *t)

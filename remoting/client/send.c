@@ -10,6 +10,7 @@
 #include "gen.h"
 #include "entry.h"
 #include "peer.h"
+#include "resume.h"
 #include "session.h"
 #include "shmring.h"
 #include "stats.h"
@@ -21,10 +22,11 @@
 #include <sys/uio.h>
 
 #define BULK_MIN (16u << 10)	/* payloads of this size and more go directly to the socket */
+#define BULK_PART (256u << 10)	/* of a payload that goes through the ring */
 #define POLL_NS 25000		/* sender's nap while calls come in */
 #define POLL_ROUNDS 40		/* empty naps before it sleeps until it is woken */
 
-static bool tx(struct sl_peer *t, struct iovec *iov, int n)
+bool sl_send_parts(struct sl_peer *t, struct iovec *iov, int n)
 {
 	while (n) {
 		struct msghdr m = { .msg_iov = iov, .msg_iovlen = (size_t)n };
@@ -34,7 +36,6 @@ static bool tx(struct sl_peer *t, struct iovec *iov, int n)
 		if (w < 0) {
 			if (errno == EINTR)
 				continue;
-			sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, strerror(errno));
 			return false;
 		}
 		__atomic_fetch_add(&sl_stats.bytes_out, (uint64_t)w, __ATOMIC_RELAXED);
@@ -51,9 +52,19 @@ static bool tx(struct sl_peer *t, struct iovec *iov, int n)
 	return true;
 }
 
+static void tx(struct sl_peer *t, struct iovec *iov, int n)
+{
+	if (!sl_send_parts(t, iov, n))
+		sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, strerror(errno));
+}
+
 /* Writes what the ring holds now. Called with drain held. */
 static void drain_locked(struct sl_peer *t)
 {
+	if (t->again) {
+		sl_resume_send(t);
+		return;
+	}
 	for (;;) {
 		uint64_t tail = t->tail, head = __atomic_load_n(&t->head, __ATOMIC_ACQUIRE);
 		size_t n = (size_t)(head - tail), at = tail % SL_RING, first = SL_RING - at;
@@ -81,12 +92,34 @@ void sl_drain(struct sl_peer *t)
 
 static void ring_copy(struct sl_peer *t, uint64_t pos, const void *p, size_t n)
 {
-	size_t at = pos % SL_RING, first = SL_RING - at;
+	size_t at = pos & (t->ring_size - 1), first = t->ring_size - at;
 
 	if (first > n)
 		first = n;
 	memcpy(t->ring + at, p, first);
 	memcpy(t->ring, (const char *)p + first, n - first);
+}
+
+static void make_room(struct sl_peer *t, size_t n)
+{
+	if (t->again)
+		sl_resume_room(t, n);
+	else
+		sl_drain(t);
+}
+
+/* Appends bytes piece by piece, each of which is sent while the processor's cache has it. Called with order held. */
+static void append_part(struct sl_peer *t, const uint8_t *p, size_t n)
+{
+	for (size_t k; n; p += k, n -= k) {
+		k = n < BULK_PART ? n : BULK_PART;
+		if (t->head + k - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) > t->ring_size)
+			make_room(t, k);
+		ring_copy(t, t->head, p, k);
+		__atomic_store_n(&t->head, t->head + k, __ATOMIC_SEQ_CST);
+		if (k == BULK_PART)
+			sl_drain(t);
+	}
 }
 
 /* Appends one frame. Called with order held. */
@@ -95,8 +128,8 @@ static void append(struct sl_peer *t, const struct wire_request *h, const void *
 	size_t n = sizeof *h + na + nb;
 	uint64_t head = t->head;
 
-	if (head + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) > SL_RING)
-		sl_drain(t);
+	if (__builtin_expect(head + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) > t->ring_size, 0))
+		make_room(t, n);
 	ring_copy(t, head, h, sizeof *h);
 	ring_copy(t, head + sizeof *h, a, na);
 	if (nb)
@@ -117,6 +150,13 @@ CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const vo
 	if (na + nb < BULK_MIN) {
 		append(t, h, a, na, b, nb);
 		return CUDA_SUCCESS;
+	}
+	if (t->again) {
+		append_part(t, (const uint8_t *)h, sizeof *h);
+		append_part(t, a, na);
+		append_part(t, b, nb);
+		sl_drain(t);
+		return sl_dead();
 	}
 	pthread_mutex_lock(&t->drain);
 	drain_locked(t);
@@ -168,6 +208,13 @@ CUresult sl_oneway(uint16_t op, const sl_buf *b)
 	return sl_oneway_bulk(op, b, NULL, 0);
 }
 
+static bool pending(struct sl_peer *t)
+{
+	if (t->again)
+		return sl_resume_pending(t);
+	return __atomic_load_n(&t->head, __ATOMIC_SEQ_CST) != __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST);
+}
+
 void *sl_sender(void *arg)
 {
 	struct sl_peer *t = arg;
@@ -177,7 +224,7 @@ void *sl_sender(void *arg)
 	prctl(PR_SET_NAME, "sluice-send");
 	prctl(PR_SET_TIMERSLACK, 1UL);
 	while (!sl_ended()) {
-		if (__atomic_load_n(&t->head, __ATOMIC_ACQUIRE) != __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE)) {
+		if (pending(t)) {
 			sl_drain(t);
 			idle = 0;
 			continue;
@@ -187,7 +234,7 @@ void *sl_sender(void *arg)
 			continue;
 		}
 		__atomic_store_n(&t->sender_sleeps, 1, __ATOMIC_SEQ_CST);
-		if (__atomic_load_n(&t->head, __ATOMIC_SEQ_CST) == __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST))
+		if (!pending(t))
 			sl_futex_wait(&t->sender_sleeps, 1, &beat);
 		if (__atomic_exchange_n(&t->sender_sleeps, 0, __ATOMIC_SEQ_CST)) {
 			struct wire_request h = { .op = CTL_BEAT };

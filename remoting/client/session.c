@@ -22,6 +22,7 @@
 #include "log.h"
 #include "peer.h"
 #include "print.h"
+#include "resume.h"
 #include "shmring.h"
 #include "snapshot.h"
 #include "stats.h"
@@ -119,6 +120,9 @@ static void at_exit(void *arg)
 	if (!__atomic_compare_exchange_n(&S.state, &live, ST_EXITING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 		__atomic_store_n(&S.state, ST_EXITING, __ATOMIC_RELEASE);
 	sl_gate_close();
+	for (unsigned i = 0; i < sl_sessions; i++)
+		if (sl_peers[i].again)
+			sl_resume_bye(&sl_peers[i]);
 	/* Skipped if another thread holds stdout: the process is ending. */
 	if (!ftrylockfile(stdout)) {
 		sl_print_flush();
@@ -140,6 +144,8 @@ static void in_child(void)
 		if (sl_peers[i].fd >= 0)
 			close(sl_peers[i].fd);
 		sl_peers[i].fd = -1;
+		if (sl_peers[i].again)
+			sl_resume_forked(&sl_peers[i]);
 	}
 	sl_gate_close();	/* if the kernel has not wiped the page */
 }
@@ -191,7 +197,7 @@ static CUresult connect_error(enum sl_connected rc)
 /* Connects to one owner and appends its devices to the list. */
 static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *snap, unsigned *owners)
 {
-	const struct sl_ask ask = { .kind = SL_SESSION_COMPUTE, .owner = i, .patience_ms = CONNECT_MS, .shm = true };
+	const struct sl_ask ask = { .kind = SL_SESSION_COMPUTE, .owner = i, .patience_ms = CONNECT_MS, .shm = true, .resume = true };
 	struct sl_snapshot *all = &S.snap;
 	struct sl_connection c;
 	CUresult err;
@@ -210,7 +216,13 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 	pthread_mutex_init(&t->order, NULL);
 	pthread_mutex_init(&t->drain, NULL);
 	pthread_mutex_init(&t->wait_lock, NULL);
-	t->ring = mmap(NULL, SL_RING, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	t->ring_size = SL_RING;
+	if (c.resumable) {
+		t->ring_size = SL_WINDOW;
+		if (!sl_resume_start(t, &c))
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	t->ring = mmap(NULL, t->ring_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	t->rx = malloc(SL_RXBUF);
 	if (t->ring == MAP_FAILED || !t->rx)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -228,7 +240,8 @@ static void drop_peer(struct sl_peer *t)
 	if (t->fd >= 0)
 		close(t->fd);
 	if (t->ring && t->ring != MAP_FAILED)
-		munmap(t->ring, SL_RING);
+		munmap(t->ring, t->ring_size);
+	sl_resume_drop(t);
 	free(t->rx);
 	*t = (struct sl_peer){ .fd = -1 };
 }

@@ -146,6 +146,10 @@ const (
 	NvlinkValues = 9
 	// NvlinkCount: NVLinks of a device, at most.
 	NvlinkCount = 18
+	// Window: most bytes that a side may have sent and the other has not said to have received.
+	Window = 8388608
+	// PieceBye: in a PIECE's flags: the client's process ends, and nothing follows.
+	PieceBye = 1
 	// ShmToWorker: offset of the control of the ring from client to worker.
 	ShmToWorker = 0
 	// ShmToClient: offset of the control of the ring from worker to client.
@@ -222,12 +226,16 @@ const (
 	SessionObserve = 2
 	// SessionLease: holds a lease; its end ends the lease and every session in it; lives as long as `sluice run`; no operations.
 	SessionLease = 3
+	// SessionAttach: makes the lost connection of a compute session again, see [lost connections](#lost-connections); no operations of its own.
+	SessionAttach = 4
 )
 
 // Features, as bits.
 const (
 	// FeatureShm: in a HELLO: the client can use shared memory (Unix sockets only); in a snapshot: shared memory follows.
 	FeatureShm = 1
+	// FeatureResume: in a HELLO: the client can make a lost connection again; in a snapshot: the worker waits for it, a RESUMABLE follows WELCOME, and frames travel in pieces.
+	FeatureResume = 2
 )
 
 // Statuses of a WELCOME and of a lease's socket.
@@ -434,8 +442,8 @@ type Hello struct {
 	Token       [16]byte // lease token; zero: the worker's default lease
 	PID         uint32   // process id
 	UID         uint32   // user id; a claim, not an identity
-	Features    uint32   // bit 0: shared memory wanted
-	Mem         uint64   // lease: device memory wished on each device; 0: all the worker offers
+	Features    uint32   // bit 0: shared memory wanted; bit 1: the client can make a lost connection again
+	Mem         uint64   // lease: device memory wished on each device; 0: all the worker offers. attach: number of the session, from RESUMABLE
 	Program     string   // program name
 }
 
@@ -504,7 +512,7 @@ type SnapshotHead struct {
 	DriverVersion uint32 // as `cuDriverGetVersion` gives it
 	NDev          uint32 // number of devices; so many DEVICE_HEADs follow, each with what belongs to it
 	KeepaliveMS   uint32 // keep-alive time in milliseconds, 100 to 3,600,000
-	Features      uint32 // bit 0: shared memory follows, see [below](#shared-memory)
+	Features      uint32 // bit 0: shared memory follows, see [below](#shared-memory); bit 1: a RESUMABLE follows, see [below](#lost-connections)
 	DriverString  string // driver version as text, `580.159.04`
 }
 
@@ -2995,6 +3003,144 @@ func (m *LinkRead) get(b []byte) {
 	m.ID = binary.LittleEndian.Uint32(b[0:])
 	m.Offset = binary.LittleEndian.Uint64(b[8:])
 	m.Size = binary.LittleEndian.Uint64(b[16:])
+}
+
+// ResumableSize is the size of a Resumable, in bytes.
+const ResumableSize = 24
+
+// Resumable: follows WELCOME if the snapshot says so.
+type Resumable struct {
+	Key     [16]byte // with which the connection can be made again
+	Session uint32   // number of the session, for the HELLO that does so
+	GraceMS uint32   // how long the worker waits for a new connection, in milliseconds
+}
+
+// Encode appends the message to e.
+func (m *Resumable) Encode(e *Encoder) { m.put(e.room(ResumableSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Resumable) Decode(d *Decoder) {
+	if b := d.Bytes(ResumableSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Resumable{}
+	}
+}
+
+func (m *Resumable) put(b []byte) {
+	_ = b[23]
+	copy(b[0:16], m.Key[:])
+	binary.LittleEndian.PutUint32(b[16:], m.Session)
+	binary.LittleEndian.PutUint32(b[20:], m.GraceMS)
+}
+
+func (m *Resumable) get(b []byte) {
+	_ = b[23]
+	copy(m.Key[:], b[0:16])
+	m.Session = binary.LittleEndian.Uint32(b[16:])
+	m.GraceMS = binary.LittleEndian.Uint32(b[20:])
+}
+
+// PieceSize is the size of a Piece, in bytes.
+const PieceSize = 16
+
+// Piece: in front of each piece of the stream of frames, in both directions.
+type Piece struct {
+	Received uint64 // bytes of the stream that the sender of this has received and taken
+	Size     uint32 // bytes of the stream that follow, 0 or more
+	Flags    uint32 // bit 0 BYE; no other bit may be set
+}
+
+// Encode appends the message to e.
+func (m *Piece) Encode(e *Encoder) { m.put(e.room(PieceSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Piece) Decode(d *Decoder) {
+	if b := d.Bytes(PieceSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Piece{}
+	}
+}
+
+func (m *Piece) put(b []byte) {
+	_ = b[15]
+	binary.LittleEndian.PutUint64(b[0:], m.Received)
+	binary.LittleEndian.PutUint32(b[8:], m.Size)
+	binary.LittleEndian.PutUint32(b[12:], m.Flags)
+}
+
+func (m *Piece) get(b []byte) {
+	_ = b[15]
+	m.Received = binary.LittleEndian.Uint64(b[0:])
+	m.Size = binary.LittleEndian.Uint32(b[8:])
+	m.Flags = binary.LittleEndian.Uint32(b[12:])
+}
+
+// AttachSize is the size of a Attach, in bytes.
+const AttachSize = 24
+
+// Attach: follows the HELLO of a session of kind attach.
+type Attach struct {
+	Key      [16]byte // of the RESUMABLE or the last ATTACHED
+	Received uint64   // bytes of the stream that the client has received
+}
+
+// Encode appends the message to e.
+func (m *Attach) Encode(e *Encoder) { m.put(e.room(AttachSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Attach) Decode(d *Decoder) {
+	if b := d.Bytes(AttachSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Attach{}
+	}
+}
+
+func (m *Attach) put(b []byte) {
+	_ = b[23]
+	copy(b[0:16], m.Key[:])
+	binary.LittleEndian.PutUint64(b[16:], m.Received)
+}
+
+func (m *Attach) get(b []byte) {
+	_ = b[23]
+	copy(m.Key[:], b[0:16])
+	m.Received = binary.LittleEndian.Uint64(b[16:])
+}
+
+// AttachedSize is the size of a Attached, in bytes.
+const AttachedSize = 24
+
+// Attached: payload of a WELCOME that answers ATTACH.
+type Attached struct {
+	Key      [16]byte // of the next ATTACH; the one before is good until the worker has received a piece
+	Received uint64   // bytes of the stream that the worker has received
+}
+
+// Encode appends the message to e.
+func (m *Attached) Encode(e *Encoder) { m.put(e.room(AttachedSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Attached) Decode(d *Decoder) {
+	if b := d.Bytes(AttachedSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Attached{}
+	}
+}
+
+func (m *Attached) put(b []byte) {
+	_ = b[23]
+	copy(b[0:16], m.Key[:])
+	binary.LittleEndian.PutUint64(b[16:], m.Received)
+}
+
+func (m *Attached) get(b []byte) {
+	_ = b[23]
+	copy(m.Key[:], b[0:16])
+	m.Received = binary.LittleEndian.Uint64(b[16:])
 }
 
 // LeaseRequestSize is the size of a LeaseRequest, in bytes.

@@ -15,7 +15,8 @@ var sessionKinds = [...]struct {
 }{
 	SessionCompute: {name: "compute", computes: true},
 	SessionObserve: {name: "observe", ops: []uint16{OpObserve, OpObserveMore, OpObserveLinks, OpBeat}},
-	SessionLease:   {name: "lease"}, // carries no frames
+	SessionLease:   {name: "lease"},  // carries no frames
+	SessionAttach:  {name: "attach"}, // goes on with a compute session
 }
 
 // SessionKnown reports whether HELLO may ask for a session of the kind.

@@ -54,16 +54,24 @@ type socketStream struct {
 // NewSocketStream takes over a connected stream socket. keepalive bounds how
 // long a write may make no progress.
 func NewSocketStream(fd int, keepalive time.Duration) (Stream, error) {
+	if err := prepare(fd, keepalive); err != nil {
+		return nil, err
+	}
+	return &socketStream{fd: fd}, nil
+}
+
+// prepare makes a socket fit for a socketStream.
+func prepare(fd int, keepalive time.Duration) error {
 	if err := unix.SetNonblock(fd, false); err != nil {
-		return nil, fmt.Errorf("wire: socket: %w", err)
+		return fmt.Errorf("wire: socket: %w", err)
 	}
 	if keepalive > 0 {
 		tv := unix.NsecToTimeval(keepalive.Nanoseconds())
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv); err != nil {
-			return nil, fmt.Errorf("wire: socket: send time-out: %w", err)
+			return fmt.Errorf("wire: socket: send time-out: %w", err)
 		}
 	}
-	return &socketStream{fd: fd}, nil
+	return nil
 }
 
 func (s *socketStream) FD() int { return s.fd }

@@ -84,14 +84,24 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if haveNVML {
 		s.nvml = newNVML(busIDs(&st.Snapshot))
 	}
+	if c.again != nil {
+		s.ipc.exports.OnAttach(c.again.take)
+	}
 	if !c.welcome(&s.snap) {
 		return nil
 	}
 	log.Info("session started")
-	if st.Detached {
-		go s.watch(fd)
+	var ends []int // whose end is the session's
+	if c.again != nil {
+		go s.outlive(c.again)
 	} else {
-		go s.watch(fd, control.FD)
+		ends = append(ends, fd)
+	}
+	if !st.Detached {
+		ends = append(ends, control.FD)
+	}
+	if len(ends) > 0 {
+		go s.watch(ends...)
 	}
 	go s.beat()
 	go s.prints.pump(s)
@@ -194,6 +204,7 @@ type client struct {
 	hello     *wire.Writer // on the socket, for the WELCOME
 	stream    wire.Stream  // of the frames
 	pass      int          // the shared memory that goes to the client, -1 for none
+	again     *resumption  // nil if the session ends with its connection
 }
 
 // openClient makes the stream of a session's frames: shared memory for a client on this
@@ -209,7 +220,11 @@ func openClient(log *slog.Logger, st *control.Start, fd int) (*client, error) {
 	}
 	c.hello, c.stream = wire.NewWriter(sock), sock
 	if st.Hello.Features&wire.FeatureShm == 0 || !wire.SessionComputes(st.Hello.Kind) || !isUnix(fd) {
-		return c, nil
+		if c.again, err = newResumption(log, st, fd, c.keepalive); c.again != nil {
+			c.stream = c.again.stream
+			st.Snapshot.Features |= wire.FeatureResume
+		}
+		return c, err
 	}
 	m, pass, err := wire.NewShmStream(fd, c.keepalive)
 	if err != nil {
@@ -227,6 +242,9 @@ func (c *client) welcome(snap *wire.Snapshot) bool {
 	snap.Encode(&e)
 	if err := c.hello.Raw(wire.AppendWelcome(nil, wire.StatusOK, e.Buf())); err != nil {
 		return false
+	}
+	if c.again != nil {
+		return c.hello.Raw(c.again.resumable()) == nil
 	}
 	if c.pass < 0 {
 		return true
@@ -277,23 +295,8 @@ func readHello(fd int, h *wire.Hello) error {
 		return fmt.Errorf("client's socket: %w", err)
 	}
 	var b [wire.HelloSize]byte
-	until := time.Now().Add(helloTime)
-	for n := 0; n < len(b); {
-		left := time.Until(until)
-		tv := unix.NsecToTimeval(max(left, time.Millisecond).Nanoseconds())
-		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
-		k, err := unix.Read(fd, b[n:])
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case err != nil || k == 0 || left <= 0:
-			return fmt.Errorf("client said no hello: %d bytes in %v", n, helloTime-max(left, 0))
-		default:
-			n += k
-		}
-	}
-	tv := unix.Timeval{}
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-		return fmt.Errorf("client's socket: %w", err)
+	if err := readWithin(fd, b[:], helloTime); err != nil {
+		return err
 	}
 	asked := h.Kind
 	if err := h.Decode(&b); err != nil {
@@ -311,6 +314,29 @@ func readHello(fd int, h *wire.Hello) error {
 		_ = unix.Shutdown(fd, unix.SHUT_WR)
 	}
 	return err
+}
+
+// readWithin fills b from a blocking socket.
+func readWithin(fd int, b []byte, limit time.Duration) error {
+	until := time.Now().Add(limit)
+	for n := 0; n < len(b); {
+		left := time.Until(until)
+		tv := unix.NsecToTimeval(max(left, time.Millisecond).Nanoseconds())
+		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
+		k, err := unix.Read(fd, b[n:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil || k == 0 || left <= 0:
+			return fmt.Errorf("client said no hello: %d bytes in %v", n, limit-max(left, 0))
+		default:
+			n += k
+		}
+	}
+	tv := unix.Timeval{}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return fmt.Errorf("client's socket: %w", err)
+	}
+	return nil
 }
 
 func isUnix(fd int) bool {

@@ -49,6 +49,7 @@ type Config struct {
 	Devices   []int
 	Mem       uint64 // bytes offered of each device, 0 for all it has
 	Keepalive time.Duration
+	Grace     time.Duration // how long a session waits for a client whose connection was lost; 0: not at all
 	Session   SessionConfig
 	Turns     *Turns // how the devices' time is shared; nil: as the driver does
 	// Exe and Args start a session process ("session" is appended) or the
@@ -327,6 +328,10 @@ func (s *Supervisor) hello(c net.Conn, said func()) {
 		s.serveLease(c, &h)
 		return
 	}
+	if h.Kind == wire.SessionAttach {
+		s.serveAttach(c, &h)
+		return
+	}
 	s.serveSession(c, &h)
 }
 
@@ -509,6 +514,45 @@ func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
 	log.Info("session over", "status", p.Cmd.ProcessState.String())
 }
 
+// serveAttach passes a client's new connection to its session.
+func (s *Supervisor) serveAttach(c net.Conn, h *wire.Hello) {
+	s.mu.Lock()
+	l := s.leases[h.Token]
+	s.mu.Unlock()
+	if l == nil || h.Mem >= account.MaxSlots {
+		refuse(c, wire.StatusLease, noSuchSession)
+		return
+	}
+	f, err := socketOf(c)
+	if err == nil {
+		err = l.broker.Attach(int(h.Mem), int(f.Fd()), false)
+		f.Close()
+	}
+	switch {
+	case errors.Is(err, exchange.ErrAbsent):
+		refuse(c, wire.StatusLease, noSuchSession)
+	case err != nil:
+		refuse(c, wire.StatusBusy, err.Error())
+	default:
+		c.Close()
+	}
+}
+
+const noSuchSession = "there is no such session here, or it has ended"
+
+// socketOf gives a descriptor of a connection's socket.
+func socketOf(c net.Conn) (*os.File, error) {
+	fc, ok := c.(interface{ File() (*os.File, error) })
+	if !ok {
+		return nil, fmt.Errorf("connection of type %T has no descriptor", c)
+	}
+	f, err := fc.File()
+	if err != nil {
+		return nil, fmt.Errorf("client's socket: %w", err)
+	}
+	return f, nil
+}
+
 // closeSession gives back what a session held, and the default lease with its
 // last session.
 func (s *Supervisor) closeSession(l *lease, slot int) {
@@ -525,13 +569,9 @@ func (s *Supervisor) closeSession(l *lease, slot int) {
 
 // hand sends START with the client's socket.
 func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *lease, slot int) error {
-	fc, ok := c.(interface{ File() (*os.File, error) })
-	if !ok {
-		return fmt.Errorf("connection of type %T has no descriptor", c)
-	}
-	f, err := fc.File()
+	f, err := socketOf(c)
 	if err != nil {
-		return fmt.Errorf("client's socket: %w", err)
+		return err
 	}
 	defer f.Close()
 	if err := l.Bind(slot, p.Cmd.Process.Pid); err != nil {
@@ -539,6 +579,7 @@ func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *leas
 	}
 	st := control.Start{Facts: *s.facts, Lease: shortToken(l.token), Slot: slot, Hello: *h}
 	st.Snapshot.KeepaliveMS = uint32(s.cfg.Keepalive / time.Millisecond)
+	st.GraceMS = uint32(s.cfg.Grace / time.Millisecond)
 	st.Snapshot.Devices = append([]wire.Device(nil), s.facts.Snapshot.Devices...)
 	for i := range st.Snapshot.Devices {
 		st.Snapshot.Devices[i].TotalMem = l.Cap(i)

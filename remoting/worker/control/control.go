@@ -122,6 +122,8 @@ type Start struct {
 	// control group sees to that, or nobody.
 	HostMemory uint64 `json:",omitempty"`
 	Bind       *Bind  `json:",omitempty"`
+	// GraceMS is how long the session waits in milliseconds for a client whose connection was lost.
+	GraceMS uint32 `json:",omitempty"`
 	// Exchange says that a descriptor comes for the session's link to the others of its lease, see package exchange.
 	// It comes before those of the schedules.
 	Exchange bool `json:",omitempty"`

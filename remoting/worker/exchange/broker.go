@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"encoding/binary"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -17,12 +18,16 @@ import (
 //	request   session to broker   number, slot of the exporter's session
 //	answer    broker to session   packetAnswer, number, status; with statusOpen a connection to the exporter
 //	call      broker to session   packetCall, 0, 0, with a connection to a session that wants one of its exports
+//	attach    broker to session   packetAttach, 0, 0 or packetRaw, with a connection to a client that wants to go on
 const (
 	requestSize = 8
 	packetSize  = 12
 
 	packetAnswer = 1
 	packetCall   = 2
+	packetAttach = 3
+
+	packetRaw = 1 // in place of a status: nobody has read the client's HELLO
 
 	statusOpen = 0
 	statusNone = 1 // there is no such session, or it has no exchange
@@ -82,6 +87,25 @@ func (b *Broker) Close() {
 	for _, c := range all {
 		c.Close()
 	}
+}
+
+// ErrAbsent says that a slot has no session that could take a connection.
+var ErrAbsent = errors.New("exchange: no such session")
+
+// Attach passes a client's new connection to the session in a slot. raw says that the HELLO has not been read. The
+// descriptor stays the caller's.
+func (b *Broker) Attach(slot, fd int, raw bool) error {
+	b.mu.Lock()
+	c := b.lines[slot]
+	b.mu.Unlock()
+	if c == nil {
+		return ErrAbsent
+	}
+	status := uint32(0)
+	if raw {
+		status = packetRaw
+	}
+	return send(c, packetAttach, 0, status, fd)
 }
 
 // serve answers the requests of one session, one after another. Descriptors that come with them are dropped by the

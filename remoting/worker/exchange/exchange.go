@@ -111,6 +111,9 @@ func New(log *slog.Logger, slot int, link *Link) *Exports {
 	return e
 }
 
+// OnAttach has f called with new connections of the session's client, see Link.OnAttach.
+func (e *Exports) OnAttach(f func(fd int, raw bool)) { e.link.OnAttach(f) }
+
 // Slot is the number of this session in its lease's account.
 func (e *Exports) Slot() int { return e.slot }
 

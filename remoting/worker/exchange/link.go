@@ -25,6 +25,7 @@ type Link struct {
 	number  uint32                // of the last request
 	wait    map[uint32]chan reply // of requests without an answer
 	call    func(*net.UnixConn)   // is given the connections of sessions that want an export
+	attach  func(int, bool)       // is given new connections of the session's client
 }
 
 // A reply is an answer, or the loss of the connection.
@@ -144,6 +145,15 @@ func (k *Link) read(c *net.UnixConn) {
 		switch {
 		case kind == packetCall && fd >= 0:
 			k.called(fd)
+		case kind == packetAttach && fd >= 0:
+			k.mu.Lock()
+			attach := k.attach
+			k.mu.Unlock()
+			if attach != nil {
+				attach(fd, status == packetRaw)
+			} else {
+				unix.Close(fd)
+			}
 		case kind == packetAnswer && (status == statusOpen) == (fd >= 0):
 			k.answered(c, number, reply{status: status, fd: fd})
 		case fd >= 0:
@@ -192,6 +202,14 @@ func (k *Link) serve(f func(*net.UnixConn)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.call = f
+}
+
+// OnAttach has f called with each new connection of the session's client, which is f's to close, and whether its HELLO has still
+// to be read. It must not wait.
+func (k *Link) OnAttach(f func(fd int, raw bool)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.attach = f
 }
 
 // dial connects to the session in a slot of the lease. A broker that is not there is waited for until the time, as

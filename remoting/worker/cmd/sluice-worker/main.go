@@ -72,6 +72,7 @@ func root() *cobra.Command {
 	f.IntSliceVar(&cfg.Devices, "device", []int{0}, "devices to lend, by their number in PCI order")
 	f.StringVar(&mem, "mem", "0", "device memory to lend of each, as 20G or 512M; 0 for all of it, and then only by lease")
 	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
+	f.DurationVar(&cfg.Grace, "grace", 0, "how long a session waits for a client whose connection was lost; 0: it ends with the connection")
 	f.StringVar(&share.policy, "turns", "", "share the devices' time by turns: "+strings.Join(form.Policies, ", ")+"; empty leaves it to the driver")
 	f.IntSliceVar(&share.percents, "percent", nil, "with --turns: percent of each lease, in the order in which they come")
 	f.DurationVar(&share.quantum, "quantum", 0, "with --turns: length of a turn; 0 for the default")
@@ -180,6 +181,9 @@ func (f *shareFlags) turns() (*worker.Turns, error) {
 func serve(ctx context.Context, log *slog.Logger, cfg worker.Config) error {
 	if cfg.Keepalive < 100*time.Millisecond || cfg.Keepalive > time.Hour {
 		return fmt.Errorf("--keepalive %v: give 100ms to 1h", cfg.Keepalive)
+	}
+	if cfg.Grace < 0 || cfg.Grace > 24*time.Hour {
+		return fmt.Errorf("--grace %v: give 0 to 24h", cfg.Grace)
 	}
 	s, err := worker.New(ctx, log, cfg)
 	if err != nil {

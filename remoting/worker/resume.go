@@ -1,0 +1,209 @@
+package worker
+
+// How a session goes on over a new connection of its client's.
+//
+//	supervisor or daemon   passes the socket of an ATTACH over the session's link
+//	take, handle           one goroutine for each, 5 s: the HELLO if nobody has read it, ATTACH
+//	join                   under mu: the key is compared, the stream takes the socket over, and the
+//	                       client is told its next key by the WELCOME
+//	outlive                ends the process when the client has said goodbye or did not come back
+
+import (
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
+)
+
+// Bounds of attempts to take a session over.
+const (
+	maxAttaching = 8                     // at once; one more ends the oldest
+	attachBurst  = 64                    // without a pause
+	attachPace   = 50 * time.Millisecond // of one attempt, beyond a burst
+)
+
+// resumption lets the client of one session come back.
+type resumption struct {
+	log    *slog.Logger
+	stream *wire.LastingStream
+	slot   int
+	grace  time.Duration
+
+	mu        sync.Mutex
+	key, prev [16]byte // prev is good until something has come over the newest connection
+	again     bool     // there is a prev
+	paid      time.Time
+	attaching []*attaching // the oldest first
+}
+
+// attaching is a connection whose ATTACH has not been judged.
+type attaching struct{ fd int }
+
+// newResumption makes a session outlive its connection, if its starter and its client want that. It returns nil if not.
+func newResumption(log *slog.Logger, st *control.Start, fd int, keepalive time.Duration) (*resumption, error) {
+	if st.GraceMS == 0 || st.Hello.Features&wire.FeatureResume == 0 || !st.Exchange || !wire.SessionComputes(st.Hello.Kind) {
+		return nil, nil
+	}
+	s, err := wire.NewLastingStream(fd, keepalive)
+	if err != nil {
+		return nil, err
+	}
+	r := &resumption{log: log, stream: s, slot: st.Slot, grace: time.Duration(st.GraceMS) * time.Millisecond}
+	_, err = rand.Read(r.key[:])
+	return r, err
+}
+
+// resumable is what the client is told.
+func (r *resumption) resumable() []byte {
+	var e wire.Encoder
+	(&wire.Resumable{Key: r.key, Session: uint32(r.slot), GraceMS: uint32(r.grace / time.Millisecond)}).Encode(&e)
+	return e.Buf()
+}
+
+// take is given a new connection, and must not wait.
+func (r *resumption) take(fd int, raw bool) {
+	a := &attaching{fd}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if early := now.Add(-attachBurst * attachPace); r.paid.Before(early) {
+		r.paid = early
+	}
+	if r.paid.After(now) {
+		unix.Close(fd)
+		return
+	}
+	r.paid = r.paid.Add(attachPace)
+	if len(r.attaching) == maxAttaching {
+		_ = unix.Shutdown(r.attaching[0].fd, unix.SHUT_RDWR) // its goroutine closes it
+		r.attaching = r.attaching[1:]
+	}
+	r.attaching = append(r.attaching, a)
+	go r.handle(a, raw)
+}
+
+// done takes a connection off the list; its descriptor may be closed then.
+func (r *resumption) done(a *attaching) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, o := range r.attaching {
+		if o == a {
+			r.attaching = append(r.attaching[:i:i], r.attaching[i+1:]...)
+			return
+		}
+	}
+}
+
+// handle judges an ATTACH.
+func (r *resumption) handle(a *attaching, raw bool) {
+	var b [wire.AttachSize]byte
+	err := unix.SetNonblock(a.fd, false)
+	if err == nil && raw {
+		err = readAttachHello(a.fd)
+	}
+	if err == nil {
+		err = readWithin(a.fd, b[:], helloTime)
+	}
+	r.done(a)
+	if err != nil {
+		r.log.Info("a connection for this session said nothing that makes sense", "error", err)
+		unix.Close(a.fd)
+		return
+	}
+	_ = wire.Tune(a.fd, r.stream.Keepalive())
+	var m wire.Attach
+	m.Decode(wire.NewDecoder(b[:]))
+	if err := r.join(a.fd, &m); err != nil {
+		r.log.Warn("a connection was not taken", "error", err)
+	}
+}
+
+// readAttachHello reads the HELLO that comes before ATTACH.
+func readAttachHello(fd int) error {
+	var b [wire.HelloSize]byte
+	if err := readWithin(fd, b[:], helloTime); err != nil {
+		return err
+	}
+	var h wire.Hello
+	if err := h.Decode(&b); err != nil {
+		return err
+	}
+	status, err := judge(&h)
+	if err == nil && h.Kind != wire.SessionAttach {
+		status, err = wire.StatusVersion, fmt.Errorf("a client says hello as kind %d where a lost connection is to be made again", h.Kind)
+	}
+	if err != nil {
+		refuseSocket(fd, status, err)
+	}
+	return err
+}
+
+var errKey = errors.New("no session here has that key")
+
+// join has the stream go on over the socket, which it takes over in any case.
+func (r *resumption) join(fd int, m *wire.Attach) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := subtle.ConstantTimeCompare(m.Key[:], r.key[:]) == 1
+	before := subtle.ConstantTimeCompare(m.Key[:], r.prev[:]) == 1 && r.again && !r.stream.Heard()
+	if !now && !before {
+		refuseSocket(fd, wire.StatusLease, errKey)
+		unix.Close(fd)
+		return errKey
+	}
+	var next [16]byte
+	if _, err := rand.Read(next[:]); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	err := r.stream.Attach(fd, m.Received, func(received uint64) error {
+		var e wire.Encoder
+		(&wire.Attached{Key: next, Received: received}).Encode(&e)
+		return writeAll(fd, wire.AppendWelcome(nil, wire.StatusOK, e.Buf()))
+	})
+	if err == nil {
+		r.prev, r.key, r.again = m.Key, next, true
+	}
+	return err
+}
+
+// writeAll writes to a socket that has room.
+func writeAll(fd int, b []byte) error {
+	n, err := unix.SendmsgN(fd, b, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	return err
+}
+
+// refuseSocket tells a client why not.
+func refuseSocket(fd int, status uint32, reason error) {
+	_ = writeAll(fd, wire.AppendWelcome(nil, status, []byte(reason.Error())))
+	_ = unix.Shutdown(fd, unix.SHUT_WR)
+}
+
+// outlive ends the process when the client has gone for good.
+func (s *session) outlive(r *resumption) {
+	err := r.stream.Watch(r.grace, func() {
+		s.log.Warn("connection to the client lost", "grace", r.grace)
+	}, func(after time.Duration) {
+		s.log.Info("the client is back", "after", after.Round(time.Millisecond))
+	})
+	switch {
+	case errors.Is(err, io.EOF):
+		s.leave("client closed", nil)
+	case errors.Is(err, wire.ErrGrace):
+		s.leave(fmt.Sprintf("its connection was lost, and the client did not come back within %v", r.grace), nil)
+	default:
+		s.leave("connection", err)
+	}
+}
