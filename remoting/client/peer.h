@@ -24,7 +24,7 @@
 #include "shmring.h"
 #include "wire.h"
 
-#define SL_RING (1u << 20)	/* bytes of the ring, unless the session outlives its connection: then SL_WINDOW */
+#define SL_RING (1u << 20)	/* bytes of the ring, unless the session outlives its connection: then SL_PIECE_WINDOW */
 #define SL_RXBUF (64u << 10)	/* bytes of the receiver's buffer */
 #define SL_WAIT_BUCKETS 64
 #define SL_MIXED "devices of several owners" /* what one call cannot name */

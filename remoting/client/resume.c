@@ -22,7 +22,7 @@
 #define RAW (64u << 10)		/* pieces that have been read and not taken apart */
 #define STRAIGHT (32u << 10)	/* reads of this size and more go past them */
 #define PIECE_MOST (1u << 20)	/* bytes in one piece */
-#define TELL (SL_WINDOW / 4)	/* received bytes that the worker is told of by a piece of their own */
+#define TELL (SL_PIECE_WINDOW / 4)	/* received bytes that the worker is told of by a piece of their own */
 #define ATTEMPT_MS 5000		/* patience of one attempt, for each step */
 #define NAP_LEAST_MS 10
 #define NAP_MOST_MS 500
@@ -121,7 +121,7 @@ void sl_resume_send(struct sl_peer *t)
 	for (;;) {
 		uint64_t head = __atomic_load_n(&t->head, __ATOMIC_ACQUIRE), n = head - r->sent;
 		bool due = __atomic_exchange_n(&r->due, 0, __ATOMIC_ACQ_REL);
-		size_t at = r->sent % SL_WINDOW, first = SL_WINDOW - at;
+		size_t at = r->sent % SL_PIECE_WINDOW, first = SL_PIECE_WINDOW - at;
 		struct wire_piece h;
 		struct iovec iov[3];
 
@@ -155,11 +155,11 @@ void sl_resume_room(struct sl_peer *t, size_t n)
 	for (;;) {
 		uint32_t seen = __atomic_load_n(&r->room, __ATOMIC_SEQ_CST);
 
-		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) <= SL_WINDOW)
+		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) <= SL_PIECE_WINDOW)
 			return;
 		sl_drain(t);
 		__atomic_store_n(&r->waits, 1, __ATOMIC_SEQ_CST);
-		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST) > SL_WINDOW)
+		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST) > SL_PIECE_WINDOW)
 			sl_futex_wait(&r->room, seen, &look);
 	}
 }
@@ -204,7 +204,7 @@ static bool piece(struct sl_peer *t)
 
 	memcpy(&h, r->raw + r->at, sizeof h);
 	r->at += sizeof h;
-	if (h.flags || h.size > SL_WINDOW || h.received < tail || h.received > __atomic_load_n(&t->head, __ATOMIC_ACQUIRE)) {
+	if (h.flags || h.size > SL_PIECE_WINDOW || h.received < tail || h.received > __atomic_load_n(&t->head, __ATOMIC_ACQUIRE)) {
 		sl_die(CUDA_ERROR_UNKNOWN, "malformed piece of the stream");
 		return false;
 	}

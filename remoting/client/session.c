@@ -218,7 +218,7 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 	pthread_mutex_init(&t->wait_lock, NULL);
 	t->ring_size = SL_RING;
 	if (c.resumable) {
-		t->ring_size = SL_WINDOW;
+		t->ring_size = SL_PIECE_WINDOW;
 		if (!sl_resume_start(t, &c))
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	}

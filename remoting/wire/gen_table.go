@@ -146,8 +146,8 @@ const (
 	NvlinkValues = 9
 	// NvlinkCount: NVLinks of a device, at most.
 	NvlinkCount = 18
-	// Window: most bytes that a side may have sent and the other has not said to have received.
-	Window = 8388608
+	// PieceWindow: most bytes that a side may have sent and the other has not said to have received.
+	PieceWindow = 8388608
 	// PieceBye: in a PIECE's flags: the client's process ends, and nothing follows.
 	PieceBye = 1
 	// ShmToWorker: offset of the control of the ring from client to worker.

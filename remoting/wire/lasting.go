@@ -90,7 +90,7 @@ func NewLastingStream(fd int, keepalive time.Duration) (*LastingStream, error) {
 	if err != nil {
 		return nil, err
 	}
-	ring, err := unix.Mmap(-1, 0, Window, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	ring, err := unix.Mmap(-1, 0, PieceWindow, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("wire: memory of what was sent: %w", err)
 	}
@@ -264,7 +264,7 @@ func (s *LastingStream) head() error {
 	var h Piece
 	h.get(s.raw[s.rawAt : s.rawAt+PieceSize])
 	s.rawAt += PieceSize
-	if h.Flags&^PieceBye != 0 || h.Size > Window || h.Flags&PieceBye != 0 && h.Size != 0 {
+	if h.Flags&^PieceBye != 0 || h.Size > PieceWindow || h.Flags&PieceBye != 0 && h.Size != 0 {
 		return errPiece
 	}
 	s.left = int(h.Size)
@@ -293,7 +293,7 @@ func (s *LastingStream) ahead(wait time.Duration) error {
 	for first := true; ; {
 		if s.left > 0 && s.rawAt < s.rawN {
 			n := min(s.left, s.rawN-s.rawAt)
-			if len(s.side)+n > Window {
+			if len(s.side)+n > PieceWindow {
 				return errAhead
 			}
 			s.side = append(s.side, s.raw[s.rawAt:s.rawAt+n]...)
@@ -342,7 +342,7 @@ func (s *LastingStream) Write(parts [][]byte) error {
 			}
 			n := min(len(p), room, ringPart)
 			put := s.put.Load()
-			at := int(put % Window)
+			at := int(put % PieceWindow)
 			k := copy(s.ring[at:], p[:n])
 			copy(s.ring, p[k:n])
 			s.put.Store(put + uint64(n))
@@ -368,7 +368,7 @@ func (s *LastingStream) push() {
 // tell sends the client the position that it may be waiting for. Whoever writes at that time does it as well.
 func (s *LastingStream) tell() {
 	for {
-		if s.taken.Load()-s.told.Load() < Window/4 || s.isCut() || !s.wmu.TryLock() {
+		if s.taken.Load()-s.told.Load() < PieceWindow/4 || s.isCut() || !s.wmu.TryLock() {
 			return
 		}
 		s.send()
@@ -380,12 +380,12 @@ func (s *LastingStream) tell() {
 func (s *LastingStream) send() {
 	for {
 		n, taken := s.put.Load()-s.sent, s.taken.Load()
-		if n == 0 && taken-s.told.Load() < Window/4 || s.isCut() {
+		if n == 0 && taken-s.told.Load() < PieceWindow/4 || s.isCut() {
 			return
 		}
 		n = min(n, pieceMost)
-		at := s.sent % Window
-		first := min(n, Window-at)
+		at := s.sent % PieceWindow
+		first := min(n, PieceWindow-at)
 		binary.LittleEndian.PutUint64(s.hdr[:], taken)
 		binary.LittleEndian.PutUint32(s.hdr[8:], uint32(n))
 		s.out = [3][]byte{s.hdr[:], s.ring[at : at+first], s.ring[:n-first]}
@@ -402,7 +402,7 @@ func (s *LastingStream) send() {
 func (s *LastingStream) free() (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Window - int(s.put.Load()-s.acked), s.ended
+	return PieceWindow - int(s.put.Load()-s.acked), s.ended
 }
 
 // room waits for room in ring.
@@ -432,7 +432,7 @@ func (s *LastingStream) room() (int, error) {
 		}
 		// Somebody else reads, or there is no connection.
 		s.mu.Lock()
-		for s.ended == nil && Window == s.put.Load()-s.acked && (s.cut && s.rdone || s.bye || !reads && s.leftRead.Load() == left) {
+		for s.ended == nil && PieceWindow == s.put.Load()-s.acked && (s.cut && s.rdone || s.bye || !reads && s.leftRead.Load() == left) {
 			s.cond.Wait()
 		}
 		s.mu.Unlock()
@@ -468,7 +468,9 @@ func (s *LastingStream) Attach(fd int, received uint64, welcome func(received ui
 		return err
 	}
 	if err = prepare(fd, s.keepalive); err == nil {
-		err = welcome(s.taken.Load() + uint64(len(s.side)))
+		// What was read ahead comes again: only what was taken frees room at the client.
+		s.side = nil
+		err = welcome(s.taken.Load())
 	}
 	if err == nil {
 		err = unix.Dup3(fd, s.sock.fd, unix.O_CLOEXEC)

@@ -175,6 +175,10 @@ func TestKinds(t *testing.T) {
 			if len(k.replies) > 0 || k.bye != "" {
 				t.Errorf("a lease's connection answered: %v, bye %q", k.replies, k.bye)
 			}
+		case wire.SessionAttach: // goes on with a session of another kind: there is none
+			if _, _, err := dialHello(addr, testHello(kind)); err == nil || !strings.Contains(err.Error(), "no such session") {
+				t.Errorf("attach without a session: %v", err)
+			}
 		default:
 			if wire.SessionKnown(kind) {
 				t.Errorf("session of kind %d: this test does not know what it may do", kind)

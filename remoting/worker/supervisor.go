@@ -388,8 +388,24 @@ func (s *Supervisor) serveLease(c net.Conn, h *wire.Hello) {
 		// Nothing is expected; the end is what counts.
 		_, _ = io.Copy(io.Discard, c)
 	}
+	if s.cfg.Grace > 0 {
+		s.outlast(l)
+	}
 	s.endLease(l)
 	s.log.Info("lease ended", "lease", shortToken(token))
+}
+
+// outlast keeps a lease whose connection has ended until its last session has: that connection may have been lost with theirs.
+func (s *Supervisor) outlast(l *lease) {
+	for l.Sessions() > 0 {
+		s.mu.Lock()
+		closed := s.closed
+		s.mu.Unlock()
+		if closed {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
 }
 
 // endLease kills the lease's sessions and takes the memory back.

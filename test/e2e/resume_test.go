@@ -2,31 +2,147 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
 
-// TestCuts runs programs whose connections are cut at random bytes. They compute what they compute without.
+// through runs a program over a cutter.
+func (w *worker) through(t *testing.T, c *cutter, limit time.Duration, prog string, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := w.direct(ctx, prog, args...)
+	cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
+	return finish(t, ctx, cmd)
+}
+
+// TestCuts cuts the connections of programs at random bytes in either direction, also within the handshake that makes
+// them again. Each program checks that everything was done once and in order, and computes what it computes
+// without a cut. SLUICE_CUTS sets the number of cuts.
 func TestCuts(t *testing.T) {
-	w := startWorker(t, workerOptions{keepalive: time.Second, args: []string{"--grace", "30s"}, gpuMem: "4G", mem: "3G"})
-	for i, prog := range []string{"vecadd", "threads", "streams_events", "graphhost", "pinned", "zerocopy", "train", "reduce", "pipeline", "graph", "printf", "managed", "engine", "bigcopy"} {
-		t.Run(prog, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
-			defer cancel()
-			want := finish(t, ctx, w.direct(ctx, program(prog)))
-			if want.status != 0 {
-				t.Skipf("status %d: %s%s", want.status, want.stdout, want.stderr)
+	cuts := int64(300)
+	if n, err := strconv.Atoi(os.Getenv("SLUICE_CUTS")); err == nil {
+		cuts = int64(n)
+	}
+	const lanes = 2
+	var made, pauses atomic.Int64
+	began := time.Now()
+	t.Run("lanes", func(t *testing.T) {
+		for lane := range lanes {
+			t.Run(fmt.Sprint(lane), func(t *testing.T) {
+				t.Parallel()
+				// The second has a worker under the race detector, and connections that fall silent.
+				o := workerOptions{args: []string{"--grace", "30s"}, race: lane == 1}
+				if lane == 1 {
+					o.keepalive = time.Second
+				}
+				w := startWorker(t, o)
+				rnd := rand.New(rand.NewPCG(uint64(cuts), uint64(lane)))
+				for seed := lane; made.Load() < cuts && !t.Failed(); seed += lanes {
+					args := []string{fmt.Sprint(seed), fmt.Sprint(20 + rnd.IntN(100))}
+					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					want := finish(t, ctx, w.direct(ctx, program("paused"), args...))
+					cancel()
+					// Images are uploaded anew, so that cuts come in the middle of them.
+					_ = os.RemoveAll(w.dir + "/store")
+					c := newCutter(t, w, uint64(seed), 1000, 1<<(12+rnd.IntN(12)), 3*lane)
+					got := w.through(t, c, 2*time.Minute, program("paused"), args...)
+					n := c.cuts.Load()
+					made.Add(n)
+					pauses.Add(int64(strings.Count(got.stderr, " is back after ")))
+					if want.status != 0 || got.status != 0 || got.stdout != want.stdout {
+						t.Errorf("paused %s, %d cuts: status %d: %s%s\nuncut: status %d: %s%s", args, n, got.status, got.stdout, got.stderr, want.status, want.stdout, want.stderr)
+					}
+					c.close()
+				}
+			})
+		}
+	})
+	t.Logf("%d cuts, %d pauses of programs, in %v", made.Load(), pauses.Load(), time.Since(began).Round(time.Millisecond))
+}
+
+// TestCutPrograms cuts the connections of programs that were not made for it.
+func TestCutPrograms(t *testing.T) {
+	w := startWorker(t, workerOptions{args: []string{"--grace", "30s"}})
+	for i, prog := range []string{"threads", "pinned", "zerocopy", "managed", "engine"} {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		want := finish(t, ctx, w.direct(ctx, program(prog)))
+		cancel()
+		c := newCutter(t, w, uint64(i), 30, 1<<17, 0)
+		got := w.through(t, c, time.Minute, program(prog))
+		if want.status != 0 || got.status != 0 || got.stdout != want.stdout {
+			t.Errorf("%s, %d cuts: status %d: %s%s\nuncut: status %d: %s%s", prog, c.cuts.Load(), got.status, got.stdout, got.stderr, want.status, want.stdout, want.stderr)
+		}
+		c.close()
+	}
+}
+
+// TestPause is one long cut: the program waits and goes on, and says so once at either end; the session holds its memory meanwhile.
+func TestPause(t *testing.T) {
+	w := startWorker(t, workerOptions{args: []string{"--grace", "30s"}})
+	c := newCutter(t, w, 0, 0, 1, 0)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := w.direct(ctx, program("paused"), "7", "400")
+	cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
+	go func() {
+		time.Sleep(400 * time.Millisecond)
+		c.cutAll(true)
+		time.Sleep(2 * time.Second)
+		if len(w.sessions()) != 1 {
+			t.Errorf("%d sessions in the middle of a cut", len(w.sessions()))
+		}
+		c.cutAll(false)
+	}()
+	r := finish(t, ctx, cmd)
+	lines := strings.Split(strings.TrimSpace(r.stderr), "\n")
+	if r.status != 0 || len(lines) != 2 || !strings.Contains(lines[0], "connection to 127.0.0.1:") || !strings.Contains(lines[0], "trying again for up to 30.0s") ||
+		!strings.Contains(lines[1], "is back after 2.") {
+		t.Errorf("status %d: %s%s", r.status, r.stdout, r.stderr)
+	}
+	waitFor(t, time.Second, "the session has ended", func() bool { return len(w.sessions()) == 0 })
+}
+
+// TestGraceOver: after the grace both sides give up, within a second of its end; so does a program whose session ends during the cut.
+func TestGraceOver(t *testing.T) {
+	w := startWorker(t, workerOptions{args: []string{"--grace", "1s"}})
+	for _, killed := range []bool{false, true} {
+		c := newCutter(t, w, 0, 0, 1, 0)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		cmd := w.direct(ctx, program("churn"))
+		cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
+		var lost time.Time
+		go func() {
+			time.Sleep(400 * time.Millisecond)
+			lost = time.Now()
+			if killed {
+				for _, pid := range w.sessions() {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+				return
 			}
-			c := newCutter(t, w, uint64(i), 20, 1<<20, 0)
-			cmd := w.direct(ctx, program(prog))
-			cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
-			got := finish(t, ctx, cmd)
-			lost, back := strings.Count(got.stderr, " lost ("), strings.Count(got.stderr, " is back after ")
-			t.Logf("%s: %d cuts, lost %d times, back %d times, %d connections; %v, uncut %v", prog, c.cuts.Load(), lost, back, c.again.Load(), got.took, want.took)
-			if got.status != 0 || got.stdout != want.stdout {
-				t.Errorf("status %d: %s\n%s\nuncut: %s", got.status, got.stdout, got.stderr, want.stdout)
-			}
-		})
+			c.cutAll(true)
+		}()
+		r := finish(t, ctx, cmd)
+		cancel()
+		took := time.Since(lost)
+		most, says := 2*time.Second, "could not be made again within 1.0s"
+		if killed {
+			most, says = time.Second, "the session has ended"
+		}
+		if r.status == 0 || took > most || !killed && took < time.Second || !strings.Contains(r.stderr, says) {
+			t.Errorf("session killed %v: status %d after %v: %s", killed, r.status, took, r.stderr)
+		}
+		if used := w.settled(lost.Add(2 * time.Second)); used != 0 {
+			t.Errorf("%d bytes are in use", used)
+		}
+		c.close()
 	}
 }

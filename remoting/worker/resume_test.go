@@ -1,0 +1,408 @@
+package worker
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
+)
+
+// resumable is a session that outlives its connection, from the client's side.
+type resumable struct {
+	t    *testing.T
+	addr string
+	c    net.Conn
+	wire.Resumable
+	got  uint64 // bytes of the stream
+	sent uint64
+}
+
+func (r *resumable) write(flags uint32, data []byte) error {
+	var h [wire.PieceSize]byte
+	binary.LittleEndian.PutUint64(h[:], r.got)
+	binary.LittleEndian.PutUint32(h[8:], uint32(len(data)))
+	binary.LittleEndian.PutUint32(h[12:], flags)
+	_, err := r.c.Write(append(h[:], data...))
+	r.sent += uint64(len(data))
+	return err
+}
+
+// ask has the worker answer a call, and reports whether it has.
+func (r *resumable) ask(call uint32) bool {
+	r.t.Helper()
+	var h [wire.RequestSize]byte
+	(&wire.Request{Op: wire.OpBeat, Flags: wire.FlagWait, Call: call}).Encode(&h)
+	if r.write(0, h[:]) != nil {
+		return false
+	}
+	return r.answer(call)
+}
+
+func (r *resumable) answer(call uint32) bool {
+	_ = r.c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	var frames []byte
+	for {
+		var h [wire.PieceSize]byte
+		if _, err := io.ReadFull(r.c, h[:]); err != nil {
+			return false
+		}
+		p := make([]byte, binary.LittleEndian.Uint32(h[8:]))
+		if _, err := io.ReadFull(r.c, p); err != nil {
+			return false
+		}
+		r.got += uint64(len(p))
+		frames = append(frames, p...)
+		for len(frames) >= wire.ReplySize {
+			var f wire.Reply
+			if err := f.Decode((*[wire.ReplySize]byte)(frames)); err != nil {
+				r.t.Fatal(err)
+			}
+			frames = frames[wire.ReplySize+int(f.Size):]
+			if f.Kind == wire.FrameReply && f.Call == call {
+				return true
+			}
+		}
+	}
+}
+
+func startResumable(t *testing.T, addr string) *resumable {
+	t.Helper()
+	h := testHello(wire.SessionCompute)
+	h.Features = wire.FeatureResume
+	c, p, err := dialHello(addr, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	var snap wire.Snapshot
+	if err := snap.Decode(p); err != nil || snap.Features&wire.FeatureResume == 0 {
+		t.Fatalf("features %#x, %v", snap.Features, err)
+	}
+	r := &resumable{t: t, addr: addr, c: c}
+	var b [wire.ResumableSize]byte
+	if _, err := io.ReadFull(c, b[:]); err != nil {
+		t.Fatal(err)
+	}
+	r.Decode(wire.NewDecoder(b[:]))
+	return r
+}
+
+// attach asks to go on, with a key and a position.
+func (r *resumable) attach(session uint32, key [16]byte, received uint64) (net.Conn, wire.Attached, error) {
+	var a wire.Attached
+	c, err := connect(r.addr)
+	if err != nil {
+		return nil, a, err
+	}
+	h := testHello(wire.SessionAttach)
+	h.Mem = uint64(session)
+	var b [wire.HelloSize]byte
+	h.Encode(&b)
+	var e wire.Encoder
+	(&wire.Attach{Key: key, Received: received}).Encode(&e)
+	_, err = c.Write(append(b[:], e.Buf()...))
+	if err == nil {
+		_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		var p []byte
+		if p, err = wire.ReadWelcome(c); err == nil {
+			d := wire.NewDecoder(p)
+			a.Decode(d)
+			err = d.Done()
+		}
+	}
+	if err != nil {
+		c.Close()
+		return nil, a, err
+	}
+	r.t.Cleanup(func() { c.Close() })
+	return c, a, nil
+}
+
+// goOn makes the connection again.
+func (r *resumable) goOn() {
+	r.t.Helper()
+	c, a, err := r.attach(r.Session, r.Key, r.got)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if a.Received > r.sent {
+		r.t.Fatalf("received %d of %d", a.Received, r.sent)
+	}
+	r.c, r.Key = c, a.Key
+}
+
+func graceWorker(t *testing.T, grace time.Duration) string {
+	_, addr := startWorker(t, func(c *Config) { c.Listen, c.Grace = "tcp:127.0.0.1:0", grace })
+	return addr
+}
+
+func wantRefused(t *testing.T, what string, err error) {
+	t.Helper()
+	var no *wire.Refusal
+	if !errors.As(err, &no) || no.Status != wire.StatusLease {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// TestResumeKeys: who has no right to a session, or not any more, does not get it and does not disturb it.
+func TestResumeKeys(t *testing.T) {
+	addr := graceWorker(t, time.Minute)
+	r, other := startResumable(t, addr), startResumable(t, addr)
+	if !r.ask(1) || !other.ask(1) {
+		t.Fatal("no answer")
+	}
+	for i := range r.Key {
+		guess := r.Key
+		guess[i] ^= 1
+		_, _, err := r.attach(r.Session, guess, r.got)
+		wantRefused(t, "a key that is wrong by one bit", err)
+	}
+	_, _, err := r.attach(r.Session, other.Key, r.got)
+	wantRefused(t, "another session's key", err)
+	_, _, err = r.attach(other.Session, r.Key, r.got)
+	wantRefused(t, "a key at another session", err)
+	for _, n := range []uint32{200, 1 << 31} {
+		_, _, err = r.attach(n, r.Key, r.got)
+		wantRefused(t, "no such session", err)
+	}
+	if !r.ask(2) {
+		t.Fatal("the session was disturbed")
+	}
+	first := r.Key
+	r.goOn()
+	// The WELCOME may have been lost: the key before is good until a piece has come.
+	if c, a, err := r.attach(r.Session, first, r.got); err != nil {
+		t.Errorf("the handshake again: %v", err)
+	} else {
+		_, _, err := r.attach(r.Session, r.Key, r.got)
+		wantRefused(t, "the key that the lost WELCOME had", err)
+		r.c, r.Key = c, a.Key
+	}
+	if !r.ask(3) {
+		t.Fatal("no answer")
+	}
+	_, _, err = r.attach(r.Session, first, r.got)
+	wantRefused(t, "a key that was used", err)
+	if !r.ask(4) {
+		t.Fatal("the session was disturbed")
+	}
+	// Two at once with the same good key: one of them has it.
+	var wg sync.WaitGroup
+	conns := make([]net.Conn, 8)
+	answers := make([]wire.Attached, 8)
+	for i := range conns {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			conns[i], answers[i], _ = r.attach(r.Session, r.Key, r.got)
+		}()
+	}
+	wg.Wait()
+	works := 0
+	for i, c := range conns {
+		if c == nil {
+			continue
+		}
+		try := *r
+		try.c, try.Key = c, answers[i].Key
+		if try.ask(5) {
+			works++
+			*r = try
+		}
+	}
+	if works != 1 || !r.ask(6) {
+		t.Errorf("%d of 8 clients with the same key have the session", works)
+	}
+	if !other.ask(2) {
+		t.Error("another session was disturbed")
+	}
+	if err := r.write(wire.PieceBye, nil); err != nil {
+		t.Fatal(err)
+	}
+	for until := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, _, err = r.attach(r.Session, r.Key, r.got); err != nil && strings.Contains(err.Error(), "ended") {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatalf("after the goodbye: %v", err)
+		}
+	}
+}
+
+// TestResumeLies: positions outside of what is kept end the session.
+func TestResumeLies(t *testing.T) {
+	addr := graceWorker(t, time.Minute)
+	for _, lie := range []uint64{1 << 20, 1 << 63} {
+		r := startResumable(t, addr)
+		if !r.ask(1) {
+			t.Fatal("no answer")
+		}
+		if _, _, err := r.attach(r.Session, r.Key, r.got+lie); err == nil {
+			t.Error("a lie was welcome")
+		}
+		if r.ask(2) {
+			t.Error("the session of a liar goes on")
+		}
+	}
+}
+
+// TestResumeFlood: connections that say nothing, and endless attempts, keep nobody from its session for long.
+func TestResumeFlood(t *testing.T) {
+	addr := graceWorker(t, time.Minute)
+	r := startResumable(t, addr)
+	if !r.ask(1) {
+		t.Fatal("no answer")
+	}
+	h := testHello(wire.SessionAttach)
+	h.Mem = uint64(r.Session)
+	var b [wire.HelloSize]byte
+	h.Encode(&b)
+	for range 30 {
+		c, err := connect(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_, _ = c.Write(b[:]) // and no ATTACH
+	}
+	r.goOn()
+	for range 200 {
+		if c, _, err := r.attach(r.Session, [16]byte{}, 0); err == nil {
+			c.Close()
+			t.Fatal("welcome without a key")
+		}
+	}
+	if !r.ask(2) {
+		t.Fatal("the session was disturbed")
+	}
+	for until := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		c, a, err := r.attach(r.Session, r.Key, r.got)
+		if err == nil {
+			r.c, r.Key = c, a.Key
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatalf("10 s after a flood: %v", err)
+		}
+	}
+	if !r.ask(3) {
+		t.Fatal("no answer")
+	}
+}
+
+// TestGrace: a session whose connection is lost lives for the grace and no longer; without one it ends at once, and is not offered.
+func TestGrace(t *testing.T) {
+	addr := graceWorker(t, 300*time.Millisecond)
+	r := startResumable(t, addr)
+	if !r.ask(1) {
+		t.Fatal("no answer")
+	}
+	r.c.Close()
+	r.goOn()
+	if !r.ask(2) {
+		t.Fatal("no answer after the connection was made again")
+	}
+	lost := time.Now()
+	r.c.Close()
+	for {
+		c, err := connect(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		// A wrong key is no way to go on, and says whether there is a session.
+		_, _, err = r.attach(r.Session, [16]byte{1}, 0)
+		if err != nil && strings.Contains(err.Error(), "ended") {
+			break
+		}
+		if time.Since(lost) > 5*time.Second {
+			t.Fatalf("a session in its grace of 300ms after 5 s: %v", err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if took := time.Since(lost); took < 300*time.Millisecond {
+		t.Errorf("ended after %v", took)
+	}
+	h := testHello(wire.SessionCompute)
+	h.Features = wire.FeatureResume
+	c, p, err := dialHello(graceWorker(t, 0), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var snap wire.Snapshot
+	if err := snap.Decode(p); err != nil || snap.Features != 0 {
+		t.Errorf("without grace: features %#x, %v", snap.Features, err)
+	}
+}
+
+// FuzzAttach is what may come where a lost connection is made again: nothing but the key gets the session, and no position that is not kept.
+func FuzzAttach(f *testing.F) {
+	hello := func(kind uint32) []byte {
+		h := wire.Hello{Version: wire.Version, Kind: kind, Fingerprint: apiFingerprint}
+		var b [wire.HelloSize]byte
+		h.Encode(&b)
+		return b[:]
+	}
+	key := [16]byte{1, 2, 3}
+	attach := func(k [16]byte, at uint64) []byte {
+		var e wire.Encoder
+		(&wire.Attach{Key: k, Received: at}).Encode(&e)
+		return e.Buf()
+	}
+	f.Add(append(hello(wire.SessionAttach), attach(key, 0)...), true)
+	f.Add(append(hello(wire.SessionCompute), attach(key, 0)...), true)
+	f.Add(attach(key, 10), false)
+	f.Add(attach(key, 11), false)
+	f.Add(attach([16]byte{9}, 0), false)
+	f.Add(attach(key, 0)[:20], false)
+	f.Fuzz(func(t *testing.T, in []byte, raw bool) {
+		pair := func() (int, int) {
+			p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p[0], p[1]
+		}
+		old, client := pair()
+		defer unix.Close(client)
+		st := &control.Start{GraceMS: 1000, Exchange: true, Hello: wire.Hello{Kind: wire.SessionCompute, Features: wire.FeatureResume}}
+		r, err := newResumption(slog.New(slog.NewTextHandler(io.Discard, nil)), st, old, time.Second)
+		if err != nil || r == nil {
+			t.Fatal(err)
+		}
+		r.key = key
+		if err := r.stream.Write([][]byte{make([]byte, 10)}); err != nil {
+			t.Fatal(err)
+		}
+		fd, far := pair()
+		defer unix.Close(far)
+		_, _ = unix.Write(far, in)
+		_ = unix.Shutdown(far, unix.SHUT_WR)
+		r.handle(&attaching{fd}, raw)
+		a := in
+		if raw {
+			var h wire.Hello
+			if len(in) < wire.HelloSize || h.Decode((*[wire.HelloSize]byte)(in)) != nil || h.Version != wire.Version || h.Kind != wire.SessionAttach || h.Fingerprint != apiFingerprint {
+				a = nil
+			} else {
+				a = in[wire.HelloSize:]
+			}
+		}
+		good := len(a) >= wire.AttachSize && [16]byte(a) == key && binary.LittleEndian.Uint64(a[16:]) <= 10
+		if (r.key != key) != good {
+			t.Fatalf("taken: %v, good: %v", r.key != key, good)
+		}
+		_ = r.stream.Close()
+	})
+}
