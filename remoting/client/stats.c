@@ -3,6 +3,7 @@
 #include "conf.h"
 #include "gen.h"
 #include "peer.h"
+#include "resume.h"
 #include "session.h"
 #include "waits.h"
 
@@ -36,9 +37,10 @@ void sl_stats_write(void)
 	}
 	if (!path || !*path || !(f = fopen(path, "a")))
 		return;
-	fprintf(f, "{\"pid\":%d,\"calls\":%llu,\"oneway\":%llu,\"waits\":%llu,\"bytes_out\":%llu,\"bytes_in\":%llu,\"waits_by_function\":{",
+	fprintf(f, "{\"pid\":%d,\"calls\":%llu,\"oneway\":%llu,\"waits\":%llu,\"bytes_out\":%llu,\"bytes_in\":%llu,\"pauses\":%llu,\"pause_ms\":%llu,\"waits_by_function\":{",
 		(int)getpid(), (unsigned long long)sl_stats.calls, (unsigned long long)(sl_stats.calls - sl_stats.waits), (unsigned long long)sl_stats.waits,
-		(unsigned long long)sl_stats.bytes_out, (unsigned long long)bytes_in);
+		(unsigned long long)sl_stats.bytes_out, (unsigned long long)bytes_in, (unsigned long long)sl_pauses.number,
+		(unsigned long long)sl_pauses.ms);
 	n = 0;
 	for (unsigned i = 0; i < SL_NOPS + SL_NCONTROLS; i++)
 		if (sl_stats.waits_by_op[i])
