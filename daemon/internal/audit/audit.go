@@ -112,7 +112,18 @@ type Event struct {
 	Over bool `json:"over,omitempty"`
 	// Skipped counts refusals of the same source that were left out before this one.
 	Skipped uint64 `json:"skipped,omitempty"`
+	// Times is how often one asked in vain who asks again by itself; the line has the last refusal.
+	Times uint64 `json:"times,omitempty"`
 }
+
+type later struct{}
+
+// Later is for callers that repeat a refused request: the refusals are not written one by one. The
+// caller has the last one written when it gives up.
+func Later(ctx context.Context) context.Context { return context.WithValue(ctx, later{}, true) }
+
+// IsLater says whether refusals of requests with ctx are the caller's to write.
+func IsLater(ctx context.Context) bool { return ctx.Value(later{}) != nil }
 
 // UID makes the pointer that Event wants, so that root's 0 is seen.
 func UID(uid uint32) *uint32 { return &uid }

@@ -43,6 +43,10 @@ of yours, or if the job asks for no fraction.`,
 			if job == "" {
 				return errors.New("no job of this shell can be found; use sluice env JOB, and squeue --me for your jobs")
 			}
+			job, err := jobNumber(cmd.Context(), job)
+			if err != nil {
+				return err
+			}
 			if !form.IsJobID(job) {
 				return fmt.Errorf("job %q: use Slurm's own job id, which squeue --me -O JobID prints", job)
 			}

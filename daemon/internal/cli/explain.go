@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
@@ -17,10 +18,14 @@ func newExplain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain JOB",
 		Short: "Show what happened to a job's leases, from the audit log",
-		Long: `Print what this node's audit log has of a job, oldest first: who asked, what was
-granted or refused and why, which sessions there were, and how the lease ended.
+		Long: `Print what is known of a job, oldest first: who asked, what was granted, where and how
+much of it, or refused and why, how the lease ended, and what was used of it. It is what this
+node's audit log has, and what the owners of the GPUs tell (until lease.tombstone after the
+end, an hour by default). Refusals are known where they were made: on Slurm's controller for
+jobs, on this node for sluice run. One line tells of all that a job asked for in vain in a row.
 
-JOB is Slurm's job id, or the run-... of sluice run. Users see their own jobs.`,
+JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. Users
+see their own jobs.`,
 		Example: "  sluice explain 4711",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -29,12 +34,16 @@ JOB is Slurm's job id, or the run-... of sluice run. Users see their own jobs.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			es, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Event, error) { return d.Explain(ctx, args[0]) })
+			job, err := jobNumber(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			es, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Event, error) { return d.Explain(ctx, job) })
 			if err != nil {
 				return err
 			}
 			if len(es) == 0 {
-				return fmt.Errorf("the audit log of this node has nothing about job %q that you may see; run this on the job's node, and see sluice list for jobs with leases", args[0])
+				return fmt.Errorf("this node's audit log and the owners know nothing about job %q that you may see; run this on the job's node or on Slurm's controller, and see sluice list for jobs with leases", args[0])
 			}
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), es)
@@ -42,12 +51,26 @@ JOB is Slurm's job id, or the run-... of sluice run. Users see their own jobs.`,
 			users := userNames{}
 			var rows [][]string
 			for _, e := range es {
-				rows = append(rows, []string{e.Time.Local().Format(time.RFC3339), e.Event, short(e.Lease), users.name(e.UID), e.Host, e.Owner, strings.Join(e.GPUs, ","), e.Reason})
+				rows = append(rows, explainRow(&e, users))
 			}
-			return table(cmd.OutOrStdout(), "TIME EVENT LEASE USER HOST OWNER GPUS REASON", rows)
+			return table(cmd.OutOrStdout(), "TIME EVENT LEASE USER NODE OWNER GRANTED REASON", rows)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	socketFlag(cmd, &socket)
 	return cmd
+}
+
+func explainRow(e *rpc.Event, users userNames) []string {
+	node, owner, reason := e.Key.Node, e.Owner, e.Reason
+	if node == "" {
+		node = e.Host
+	}
+	if owner == "" {
+		owner = strings.Join(lease.Owners(e.Grants), ",")
+	}
+	if e.Times > 1 {
+		reason += fmt.Sprintf(" (asked %d times, this is the last answer)", e.Times)
+	}
+	return []string{e.Time.Local().Format(time.RFC3339), e.Event, short(e.Lease), users.name(e.UID), node, owner, join(e.Grants, fractionText), reason}
 }

@@ -40,6 +40,10 @@ leases, root all. A lease that has ended already is no error if its whole id is 
 			// All names are resolved first: a mistyped name ends nothing.
 			var ids []string
 			for _, a := range args {
+				a, err := jobNumber(cmd.Context(), a)
+				if err != nil {
+					return err
+				}
 				id, err := named(ls, a)
 				if err != nil {
 					return err

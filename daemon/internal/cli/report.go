@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -23,9 +22,6 @@ type reporter interface {
 	Report(ctx context.Context, peer rpc.Peer, job string) ([]lease.Report, error)
 }
 
-// arrayTask is how users name a task of an array, or a component of a heterogeneous job.
-var arrayTask = regexp.MustCompile(`^\d+[_+]\d+$`)
-
 func newReport() *cobra.Command {
 	var socket string
 	var asJSON bool
@@ -38,8 +34,7 @@ an hour by default). Each line is one lease at one owner. A job has one for each
 those of its earlier runs if it was requeued. The last line sums up the last run. Slurm keeps
 that line: sacct -j JOB -o AdminComment%200
 
-JOB is Slurm's own job id (for an array's task: sacct -o JobIDRaw), or the run-... of
-sluice run. A node knows the leases of its own jobs, Slurm's controller those of all. Users
+JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. A node knows the leases of its own jobs, Slurm's controller those of all. Users
 see their own jobs.
 
 GPU TIME comes from events on the GPU and NVML's samples, to about a second. HELD is the time
@@ -51,18 +46,19 @@ the lease's own share. WAITS counts the calls that waited for an answer.`,
 			if len(args) != 1 {
 				return fmt.Errorf("%d jobs given; use sluice report JOB", len(args))
 			}
-			if arrayTask.MatchString(args[0]) {
-				return fmt.Errorf("job %s: use its own job id, which sacct -j %s -X -n -o JobIDRaw prints", args[0], args[0])
-			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			job, err := jobNumber(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
 			rs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]lease.Report, error) {
 				r, ok := d.(reporter)
 				if !ok {
 					return nil, lease.Errorf(lease.WrongPeer, "this sluiced knows no reports")
 				}
-				return r.Report(ctx, rpc.Peer{}, args[0])
+				return r.Report(ctx, rpc.Peer{}, job)
 			})
 			if err != nil {
 				return err

@@ -49,11 +49,15 @@ GPU have at most 100 percent together.`,
 			if len(c.Shares) == 0 && c.Policy == "" && c.Lend == "" {
 				return errors.New("nothing to change; give --share PERCENT (1 to 100), --policy or --lend")
 			}
+			name, err := jobNumber(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
 			ls, err := leases(cmd.Context(), socket)
 			if err != nil {
 				return err
 			}
-			if c.Lease, err = named(ls, args[0]); err != nil {
+			if c.Lease, err = named(ls, name); err != nil {
 				return err
 			}
 			now, err := question(cmd.Context(), socket, func(ctx context.Context, d local) (lease.Lease, error) { return d.Set(ctx, c) })

@@ -120,10 +120,16 @@ func TestHealth(t *testing.T) {
 
 func TestExplain(t *testing.T) {
 	d := startDaemon(t)
-	d.events = []rpc.Event{{Time: time.Unix(1, 0), Event: "grant", Lease: idA, UID: 4242424, GPUs: []string{"GPU-1"}}, {Time: time.Unix(2, 0), Event: "release", Lease: idA, Reason: "epilog"}}
+	d.events = []rpc.Event{{Time: time.Unix(1, 0), Event: "grant", Lease: idA, UID: 4242424, GPUs: []string{"GPU-1"}}, {Time: time.Unix(2, 0), Event: "release", Lease: idA, Reason: "epilog"},
+		{Time: time.Unix(0, 0), Event: "refuse", Reason: "no room", Times: 21}, {Time: time.Unix(1, 0), Event: "grant", Lease: idA, Key: lease.Key{Node: "node01"}, Grants: []lease.Grant{{Owner: "gpu07", Percent: 60, Mem: 5 << 30}}}}
 	out, _, status := d.call("explain", "4711")
 	if status != 0 || !strings.Contains(out, "grant") || !strings.Contains(out, "4242424") || strings.Index(out, "grant") > strings.Index(out, "epilog") {
 		t.Errorf("exit status %d:\n%s", status, out)
+	}
+	for _, want := range []string{"(asked 21 times, this is the last answer)", "60%:5G", "gpu07", "node01"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("explain lacks %q:\n%s", want, out)
+		}
 	}
 	if _, errs, status := d.call("explain", "1"); status != 1 || !strings.Contains(errs, `nothing about job "1"`) {
 		t.Errorf("unknown job: exit status %d, %q", status, errs)

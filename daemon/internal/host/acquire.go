@@ -30,6 +30,9 @@ const (
 // Acquire implements rpc.LocalService.
 func (h *Host) Acquire(ctx context.Context, p rpc.Peer, r lease.Request) (lease.Lease, string, error) {
 	l, err := h.acquire(ctx, p, &r)
+	if err != nil && audit.IsLater(ctx) {
+		return lease.Lease{}, "", err
+	}
 	if err != nil {
 		if skipped, ok := h.refusal(p.UID); ok {
 			h.log.Info("lease refused", "job", form.Name(r.Key.String()), "uid", p.UID, "pid", p.PID, "reason", err, "skipped", skipped)
@@ -38,6 +41,17 @@ func (h *Host) Acquire(ctx context.Context, p rpc.Peer, r lease.Request) (lease.
 		return lease.Lease{}, "", err
 	}
 	return l, h.Socket(l.ID), nil
+}
+
+// Refused writes that a request of root's was given up after so many tries, of which this was the last error. The
+// tries had the context of audit.Later.
+func (h *Host) Refused(k lease.Key, uid uint32, err error, times int) {
+	if k.Cluster == "" {
+		k.Cluster = h.cfg.Cluster
+	}
+	key := form.Name(k.String())
+	h.log.Info("lease refused", "job", key, "uid", uid, "reason", err, "times", times)
+	h.audit(audit.Event{Event: audit.Refuse, Key: key, Incarnation: k.Incarnation, UID: audit.UID(uid), Reason: err.Error(), Times: uint64(max(1, times))})
 }
 
 func (h *Host) acquire(ctx context.Context, p rpc.Peer, r *lease.Request) (lease.Lease, error) {

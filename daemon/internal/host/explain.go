@@ -1,17 +1,19 @@
 package host
 
-// What became of a job, by the audit log. The log may have a gigabyte, and any user may ask. So
-// few questions are answered at the same time, each within a time limit, and only the lines
-// that may be about the job are decoded.
+// What became of a job, by this node's audit log and by what the owners tell. The log may have a
+// gigabyte, and any user may ask. So few questions are answered at the same time, each within a
+// time limit, and only the lines that may be about the job are decoded.
 //
 //	1  lines with the job's key -> the ids of its leases, since not every line has the key
 //	2  lines with the key or one of these ids, in order
+//	3  what the owners know of its leases and no line has: grants, ends, and what was used
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -43,6 +45,9 @@ func (h *Host) Explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 	ctx, cancel := context.WithTimeout(ctx, explainTime)
 	defer cancel()
 	events, err := h.explain(ctx, p, job)
+	if err == nil {
+		events = h.withReports(ctx, p, job, events)
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil, lease.Errorf(lease.Down, "job %s: the audit log could not be read within %v; ask when the node is less busy, or see %s", form.Name(job), explainTime, h.cfg.AuditFile)
 	} else if err != nil {
@@ -75,7 +80,7 @@ func (h *Host) explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 		if k.Job != job && !ids[e.Lease] || !theirs(e) {
 			return true
 		}
-		ev := rpc.Event{Time: e.Time, Seq: e.Seq, Event: e.Event, Node: h.cfg.Node, Lease: e.Lease, Key: k, Host: e.Host, Owner: e.Owner, Reason: e.Reason}
+		ev := rpc.Event{Time: e.Time, Seq: e.Seq, Event: e.Event, Node: h.cfg.Node, Lease: e.Lease, Key: k, Host: e.Host, Owner: e.Owner, Reason: e.Reason, Grants: e.GPUs, Times: e.Times}
 		if e.UID != nil {
 			ev.UID = *e.UID
 		}
@@ -89,4 +94,68 @@ func (h *Host) explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 		return true
 	})
 	return events, err
+}
+
+// Used is the event of a lease's use, which is in no audit log: its time is the lease's end, or now.
+const Used = "used"
+
+// withReports adds what the owners know of the job's leases. What a line tells already is not
+// told again: the job's node, the controller and the owner each write their own of one grant and one end.
+func (h *Host) withReports(ctx context.Context, p rpc.Peer, job string, events []rpc.Event) []rpc.Event {
+	granted, ended := make(map[string]bool), make(map[string]bool)
+	for _, e := range events {
+		switch e.Event {
+		case audit.Grant:
+			granted[e.Lease] = true
+		case audit.Release, audit.Reclaim:
+			ended[e.Lease] = true
+		}
+	}
+	reports, silent := h.reports(ctx, "", job)
+	for _, r := range reports {
+		if r.Lease == "" || p.UID != 0 && r.UID != p.UID {
+			continue
+		}
+		e := rpc.Event{Node: r.Owner, Lease: r.Lease, Key: r.Key, UID: r.UID, Host: r.Key.Node, Owner: r.Owner}
+		if !granted[r.Lease] {
+			g := e
+			g.Event, g.Time, g.Grants = audit.Grant, r.Made, r.Grants
+			for _, of := range r.Grants {
+				g.GPUs = append(g.GPUs, of.GPU)
+			}
+			events = append(events, g)
+		}
+		u := e
+		u.Event, u.Time, u.Reason = Used, time.Now().UTC(), used(&r)
+		if !r.Ended.IsZero() {
+			u.Time = r.Ended
+			if !ended[r.Lease] {
+				e.Event, e.Time, e.Reason = audit.Release, r.Ended, r.Reason
+				events = append(events, e)
+			}
+		}
+		events = append(events, u)
+	}
+	for _, s := range silent {
+		if len(events) > 0 {
+			events = append(events, rpc.Event{Time: time.Now().UTC(), Event: "silent", Node: h.cfg.Node, Reason: "not asked, what it knows is missing here: " + s})
+		}
+	}
+	slices.SortStableFunc(events, func(a, b rpc.Event) int { return a.Time.Compare(b.Time) })
+	return events[max(0, len(events)-maxEvents):]
+}
+
+// used says what a lease has used of what it has.
+func used(r *lease.Report) string {
+	if r.Sessions == 0 {
+		return "nothing: no program of the job used the GPU"
+	}
+	var peak, mem uint64
+	for _, u := range r.Use {
+		peak += u.Peak
+	}
+	for _, g := range r.Grants {
+		mem += g.Mem
+	}
+	return fmt.Sprintf("at most %d MiB of %d MiB, %v of GPU time, %d sessions, %d calls", (peak+1<<20-1)>>20, mem>>20, r.GPUTime.Round(100*time.Millisecond), r.Sessions, r.Counts.Calls)
 }

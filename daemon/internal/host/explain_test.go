@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -83,5 +85,89 @@ func TestExplainIsBounded(t *testing.T) {
 	var e *lease.Error
 	if err := explain(late, 1000); !errors.As(err, &e) || e.Code != lease.Down || !strings.Contains(e.Reason, "could not be read within") {
 		t.Errorf("out of time: %v", err)
+	}
+}
+
+// A node tells a job's story with what the owners know: who asks where the grant was made hears of the end as well, and who asks on the
+// job's node of the grant. What is in the node's own log is told once.
+func TestExplainWithOwners(t *testing.T) {
+	a, b := newFake("a", 1), newFake("b", 1)
+	s := newSite(t, a, b)
+	key := lease.Key{Cluster: "c", Job: "7", Node: "node2"}
+	at := time.Now().Add(-time.Minute).UTC().Truncate(time.Second)
+	report := func(owner, id string, ended bool) lease.Report {
+		r := lease.Report{Lease: id, Key: key, Owner: owner, UID: 1000, Made: at, Sessions: 2, GPUTime: 3 * time.Second,
+			Grants: []lease.Grant{{Owner: owner, GPU: owner + "-0", Percent: 50, Mem: 4 << 30}}, Use: []lease.Use{{Peak: 1 << 30}}}
+		if ended {
+			r.Ended, r.Reason = at.Add(10*time.Second), "the job has ended"
+		}
+		return r
+	}
+	mine, other := fmt.Sprintf("%032x", 1), fmt.Sprintf("%032x", 2)
+	a.told = []lease.Report{report("a", mine, true)}
+	b.told = []lease.Report{report("b", other, false)}
+	for _, e := range []audit.Event{
+		{Event: audit.Refuse, Key: key.String(), UID: audit.UID(1000), Reason: "no room", Times: 21, Time: at.Add(-time.Second)},
+		{Event: audit.Grant, Lease: mine, Key: key.String(), UID: audit.UID(1000), GPUs: a.told[0].Grants, Time: at},
+	} {
+		if err := s.log.Write(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tell := func(uid uint32) (lines []string) {
+		t.Helper()
+		events, err := s.Explain(t.Context(), rpc.Peer{UID: uid}, "7")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			line := fmt.Sprintf("%s %.32s", e.Event, e.Lease)
+			for _, g := range e.Grants {
+				line += fmt.Sprintf(" %s:%d%%:%dG", g.Owner, g.Percent, g.Mem>>30)
+			}
+			if e.Times > 1 {
+				line += fmt.Sprint(" times ", e.Times)
+			}
+			lines = append(lines, line+" "+e.Reason)
+		}
+		return lines
+	}
+	want := []string{
+		"refuse  times 21 no room",
+		"grant " + mine + " a:50%:4G ",
+		"grant " + other + " b:50%:4G ",
+		"release " + mine + " the job has ended",
+		"used " + mine + " at most 1024 MiB of 4096 MiB, 3s of GPU time, 2 sessions, 0 calls",
+		"used " + other + " at most 1024 MiB of 4096 MiB, 3s of GPU time, 2 sessions, 0 calls",
+	}
+	if got := tell(1000); !slices.Equal(got, want) {
+		t.Errorf("told:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if got := tell(1001); len(got) != 0 {
+		t.Errorf("another user is told %q", got)
+	}
+	b.mu.Lock()
+	b.down = true
+	b.mu.Unlock()
+	if got := tell(0); len(got) != 5 || !strings.Contains(got[4], "b is down") {
+		t.Errorf("with a silent owner: %q", got)
+	}
+}
+
+// Who asks again by itself has one line written, when it gives up.
+func TestRefusedOnce(t *testing.T) {
+	s := newSite(t, newFake("a", 1))
+	ctx := audit.Later(t.Context())
+	r := ask("7", 100, 100)
+	var last error
+	for range 5 {
+		if _, _, last = s.Acquire(ctx, root, r); last == nil {
+			t.Fatal("granted")
+		}
+	}
+	s.Refused(r.Key, 1000, last, 5)
+	events, err := s.Explain(t.Context(), root, "7")
+	if err != nil || len(events) != 1 || events[0].Times != 5 || events[0].Reason != last.Error() {
+		t.Errorf("%v, %+v", err, events)
 	}
 }

@@ -33,6 +33,7 @@ type fakeOwner struct {
 	drain    lease.Drain
 	calls    map[string]int
 	confirms error
+	told     []lease.Report // of its jobs
 }
 
 func newFake(name string, gpus int) *fakeOwner {
@@ -234,7 +235,7 @@ func (f *fakeOwner) Reports(_ context.Context, host, cluster, job string) ([]lea
 		return nil, err
 	}
 	defer leave()
-	return []lease.Report{{Owner: f.name, Key: lease.Key{Cluster: cluster, Job: job, Node: host}}}, nil
+	return append([]lease.Report{{Owner: f.name, Key: lease.Key{Cluster: cluster, Job: job, Node: host}}}, f.told...), nil
 }
 
 func (f *fakeOwner) Offer(context.Context, string, lease.SessionRequest) (lease.Offer, error) {

@@ -79,8 +79,9 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 			continue
 		}
 		err = at(reqs[i].Key.Node, err)
-		h.log.Info("leases refused", "job", reqs[i].Key.String(), "nodes", len(reqs), "reason", err)
-		h.audit(audit.Event{Event: audit.Refuse, Key: form.Name(reqs[i].Key.String()), Incarnation: reqs[i].Key.Incarnation, UID: audit.UID(reqs[i].UID), Reason: err.Error()})
+		if !audit.IsLater(ctx) {
+			h.Refused(reqs[i].Key, reqs[i].UID, err, 1)
+		}
 		h.giveUp(all, err)
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
@@ -61,16 +62,20 @@ func (s *Service) reserve(ctx context.Context, run rpc.JobRun) (rpc.JobAnswer, e
 			end = d
 		}
 	}
-	for {
-		leases, err := s.sponsor(wctx, j, run, epoch)
-		switch {
-		case err == nil:
+	for times := 1; ; times++ {
+		leases, err := s.sponsor(audit.Later(wctx), j, run, epoch)
+		if err == nil {
 			return rpc.JobAnswer{Outcome: rpc.JobGranted, Lease: leases[0].ID}, nil
+		}
+		if jobs.MayPass(err) && time.Now().Before(end) && jobs.Pause(wctx, s.cfg.Retry) {
+			continue
+		}
+		s.cfg.Host.Refused(lease.Key{Cluster: s.cfg.Cluster, Job: j.ID, Incarnation: epoch}, j.UID, err, times)
+		switch {
 		case lease.CodeOf(err) == lease.Denied:
 			return rpc.JobAnswer{Outcome: rpc.JobNone, Reason: "left to the nodes: " + err.Error() + "; is this node in slurm.controllers of sluice.yaml at the owners?"}, nil
 		case !jobs.MayPass(err):
 			return rpc.JobAnswer{Outcome: rpc.JobRefused, Reason: err.Error()}, nil
-		case time.Now().Before(end) && jobs.Pause(wctx, s.cfg.Retry):
 		case ctx.Err() != nil:
 			return rpc.JobAnswer{}, lease.Errorf(lease.Down, "job %s: the caller gave up: %v", run.Job, err)
 		default:

@@ -247,6 +247,10 @@ func TestNoRoom(t *testing.T) {
 	if err != nil || a.Outcome != rpc.JobRequeue || !strings.Contains(a.Reason, "50% left") || ctl.Slurm.Comments["7"] != "sluice: requeued: no GPU has 50% left" {
 		t.Errorf("%+v, %v, %v", a, err, ctl.Slurm.Comments)
 	}
+	// However often it has tried, that is one line of the audit log.
+	if len(st.Refusals) != 1 || !strings.HasPrefix(st.Refusals[0], "7 of 1000: no GPU has 50% left, ") || strings.HasSuffix(st.Refusals[0], ", 0 times") {
+		t.Errorf("refusals: %q", st.Refusals)
+	}
 }
 
 func TestSlurmAway(t *testing.T) {

@@ -30,6 +30,7 @@ import (
 type Host interface {
 	jobs.PoolSource
 	Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease, error)
+	Refused(k lease.Key, uid uint32, err error, times int)
 	EndJob(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) (unreached []string, err error)
 	Reports(ctx context.Context, cluster, job string) ([]lease.Report, error)
 	All(ctx context.Context) (map[string][]lease.Status, map[string]error)

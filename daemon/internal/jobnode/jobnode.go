@@ -37,6 +37,7 @@ import (
 type Host interface {
 	jobs.PoolSource
 	Acquire(ctx context.Context, p rpc.Peer, r lease.Request) (lease.Lease, string, error)
+	Refused(k lease.Key, uid uint32, err error, times int)
 	Release(ctx context.Context, p rpc.Peer, id string, key lease.Key, reason string) error
 	Attach(ctx context.Context, key lease.Key) (l lease.Lease, found bool, err error)
 	Held(key lease.Key) (l lease.Lease, socket string, ok bool)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
@@ -164,7 +165,7 @@ func (s *Service) here(j slurm.Job, run rpc.JobRun) error {
 // acquire gets a lease without the controller's help.
 func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobRun, epoch uint64, told bool) note {
 	end := time.Now().Add(s.cfg.State.Settings().RoomWait)
-	for {
+	for times := 1; ; times++ {
 		r, err := jobs.Request(ctx, s.cfg.State.Settings(), s.cfg.Host, s.cfg.Cluster, j, run)
 		if err == nil && !told {
 			err = s.blind(j, r)
@@ -172,16 +173,20 @@ func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobR
 		if err == nil {
 			r.Key = s.key(run.Job)
 			r.Key.Incarnation = epoch
-			_, _, err = s.cfg.Host.Acquire(ctx, jobs.Root, r)
+			_, _, err = s.cfg.Host.Acquire(audit.Later(ctx), jobs.Root, r)
 		}
-		switch {
-		case err == nil:
+		if err == nil {
 			n.Outcome = rpc.JobGranted
 			return n
-		case !jobs.MayPass(err):
-			return refused(n, err)
-		case time.Now().Before(end) && jobs.Pause(ctx, s.cfg.Retry):
+		}
+		if jobs.MayPass(err) && time.Now().Before(end) && jobs.Pause(ctx, s.cfg.Retry) {
 			continue
+		}
+		key := s.key(run.Job)
+		key.Incarnation = epoch
+		s.cfg.Host.Refused(key, j.UID, err, times)
+		if !jobs.MayPass(err) {
+			return refused(n, err)
 		}
 		// The licences said yes: the pool is fragmented, or an owner is away.
 		if ctx.Err() != nil { // the requeue still has to reach Slurm

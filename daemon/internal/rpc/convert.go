@@ -299,6 +299,7 @@ func toEvent(e Event) *pb.Event {
 	return &pb.Event{
 		Time: toTime(e.Time), Seq: e.Seq, Event: text(e.Event), Node: text(e.Node), Lease: text(e.Lease), Key: toKey(e.Key),
 		Uid: e.UID, Host: text(e.Host), Owner: text(e.Owner), Gpus: each(e.GPUs, text), Reason: text(e.Reason),
+		Grants: each(e.Grants, toGrant), Times: e.Times,
 	}
 }
 
@@ -306,6 +307,7 @@ func fromEvent(e *pb.Event) Event {
 	return Event{
 		Time: fromTime(e.GetTime()), Seq: e.GetSeq(), Event: e.GetEvent(), Node: e.GetNode(), Lease: e.GetLease(), Key: fromKey(e.GetKey()),
 		UID: e.GetUid(), Host: e.GetHost(), Owner: e.GetOwner(), GPUs: each(e.GetGpus(), text), Reason: e.GetReason(),
+		Grants: each(e.GetGrants(), fromGrant), Times: e.GetTimes(),
 	}
 }
 

@@ -32,7 +32,7 @@ type LocalService interface {
 	Pool(ctx context.Context, peer Peer, name string) ([]Pool, error)
 	// Health returns this daemon's findings, the worst first.
 	Health(ctx context.Context, peer Peer) ([]Check, error)
-	// Explain returns what the audit log has about a job, oldest first.
+	// Explain returns what this node's audit log and the owners know about a job, oldest first.
 	Explain(ctx context.Context, peer Peer, job string) ([]Event, error)
 	// Stats returns the live state of this node's GPUs and leases.
 	Stats(ctx context.Context, peer Peer) (Stats, error)
@@ -79,7 +79,8 @@ type Check struct {
 	Node bool `json:"node,omitempty"`
 }
 
-// Event is a line of the audit log.
+// Event is what happened to a lease or a request: a line of this node's audit log, or what an
+// owner has told of it.
 type Event struct {
 	Time   time.Time `json:"time"`
 	Seq    uint64    `json:"seq"`
@@ -92,6 +93,10 @@ type Event struct {
 	Owner  string    `json:"owner,omitempty"`
 	GPUs   []string  `json:"gpus,omitempty"`
 	Reason string    `json:"reason,omitempty"`
+	// Grants are the GPUs again, with how much of each.
+	Grants []lease.Grant `json:"grants,omitempty"`
+	// Times is how often that was, for what a daemon tried several times; 0 is once.
+	Times uint64 `json:"times,omitempty"`
 }
 
 // Stats returns the live state of this node's GPUs and leases.

@@ -243,6 +243,33 @@ func (c *Commands) task(ctx context.Context, id string) (string, error) {
 	return parseTask(id, out)
 }
 
+// Number returns the job id of a task of an array (61_0) or of a component of a heterogeneous job (61+1), as
+// squeue names them. The accounting is asked about one that slurmctld no longer knows.
+func (c *Commands) Number(ctx context.Context, name string) (string, error) {
+	if !IsTask(name) {
+		return "", fmt.Errorf("%q is no task of an array", name)
+	}
+	out, err := c.run(ctx, "scontrol", "--oneliner", "show", "job", name)
+	id, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(out), "JobId="), " ")
+	if err == nil && form.IsJobID(id) {
+		return id, nil
+	}
+	out, err = c.run(ctx, "sacct", "--noheader", "--parsable2", "--allocations", "--jobs="+name, "--format=JobIDRaw")
+	if err != nil {
+		return "", err
+	}
+	if id = firstLine(out); !form.IsJobID(id) {
+		return "", fmt.Errorf("job %s: %w", name, ErrGone)
+	}
+	return id, nil
+}
+
+// IsTask says whether a job is named as a task of an array or a component of a heterogeneous job.
+func IsTask(name string) bool {
+	i := strings.IndexAny(name, "_+")
+	return i > 0 && form.IsJobID(name[:i]) && (name[i+1:] == "0" || form.IsJobID(name[i+1:]))
+}
+
 // Requeue implements Controller.
 func (c *Commands) Requeue(ctx context.Context, id string) error {
 	name, err := c.task(ctx, id)

@@ -165,3 +165,28 @@ func TestHangs(t *testing.T) {
 		t.Errorf("no commands: %v", err)
 	}
 }
+
+// Squeue names a task of an array by the array, and leases are named by the task's own number.
+func TestNumber(t *testing.T) {
+	c, asked := commands(t, map[string]string{
+		"scontrol": `case "$*" in *" 61_0") echo 'JobId=63 ArrayJobId=61 ArrayTaskId=0 JobName=x';; *" 70+1") echo 'JobId=71 HetJobId=70 HetJobOffset=1 JobName=x';; *) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; esac`,
+		"sacct":    `case "$*" in *--jobs=61_4*) echo 65;; esac`,
+	})
+	for name, want := range map[string]string{"61_0": "63", "70+1": "71", "61_4": "65"} {
+		if got, err := c.Number(t.Context(), name); err != nil || got != want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	if _, err := c.Number(t.Context(), "61_9"); !errors.Is(err, ErrGone) {
+		t.Errorf("a task that nobody knows: %v", err)
+	}
+	asked()
+	for _, bad := range []string{"", "61", "_1", "61_", "61_-1", "61_x", "-a_1", "0_1", "61_1;x", "run-1_2"} {
+		if got, err := c.Number(t.Context(), bad); err == nil || IsTask(bad) {
+			t.Errorf("%q is %q", bad, got)
+		}
+	}
+	if said := asked(); said != "" {
+		t.Errorf("Slurm was asked: %s", said)
+	}
+}

@@ -4,6 +4,7 @@ package jobstest
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -35,6 +36,8 @@ type Site struct {
 	Asks   int
 	Named  int           // most nodes in one end of a job
 	Hold   chan struct{} // acquisitions wait for it
+	// Refusals are what Refused was told.
+	Refusals []string
 }
 
 // NewSite returns a site with one pool of two GPUs, of one owner.
@@ -134,6 +137,13 @@ func (h *Host) Sponsor(_ context.Context, reqs []lease.Request) ([]lease.Lease, 
 		out = append(out, l)
 	}
 	return out, nil
+}
+
+// Refused notes a refusal in Refusals.
+func (h *Host) Refused(k lease.Key, uid uint32, err error, times int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.Refusals = append(h.Refusals, fmt.Sprintf("%s of %d: %v, %d times", k.Job, uid, err, times))
 }
 
 // Attach finds a lease that is there, or returns Down.

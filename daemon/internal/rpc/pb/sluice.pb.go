@@ -3142,6 +3142,8 @@ type Event struct {
 	Owner         string                 `protobuf:"bytes,9,opt,name=owner,proto3" json:"owner,omitempty"`
 	Gpus          []string               `protobuf:"bytes,10,rep,name=gpus,proto3" json:"gpus,omitempty"`
 	Reason        string                 `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
+	Grants        []*Grant               `protobuf:"bytes,12,rep,name=grants,proto3" json:"grants,omitempty"`
+	Times         uint64                 `protobuf:"varint,13,opt,name=times,proto3" json:"times,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3251,6 +3253,20 @@ func (x *Event) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *Event) GetGrants() []*Grant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+func (x *Event) GetTimes() uint64 {
+	if x != nil {
+		return x.Times
+	}
+	return 0
 }
 
 type StatsRequest struct {
@@ -4155,7 +4171,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x0eExplainRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\"8\n" +
 	"\fExplainReply\x12(\n" +
-	"\x06events\x18\x01 \x03(\v2\x10.sluice.v1.EventR\x06events\"\x93\x02\n" +
+	"\x06events\x18\x01 \x03(\v2\x10.sluice.v1.EventR\x06events\"\xd3\x02\n" +
 	"\x05Event\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x14\n" +
@@ -4168,7 +4184,9 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05owner\x18\t \x01(\tR\x05owner\x12\x12\n" +
 	"\x04gpus\x18\n" +
 	" \x03(\tR\x04gpus\x12\x16\n" +
-	"\x06reason\x18\v \x01(\tR\x06reason\"\x0e\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\x12(\n" +
+	"\x06grants\x18\f \x03(\v2\x10.sluice.v1.GrantR\x06grants\x12\x14\n" +
+	"\x05times\x18\r \x01(\x04R\x05times\"\x0e\n" +
 	"\fStatsRequest\"\xbe\x01\n" +
 	"\n" +
 	"StatsReply\x12\x12\n" +
@@ -4384,69 +4402,70 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	47, // 55: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
 	59, // 56: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,  // 57: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	59, // 58: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	50, // 59: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	13, // 60: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,  // 61: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	58, // 62: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	53, // 63: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	54, // 64: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	57, // 65: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	16, // 66: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	18, // 67: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	20, // 68: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	22, // 69: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	24, // 70: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	26, // 71: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	28, // 72: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	30, // 73: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	32, // 74: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	34, // 75: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36, // 76: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	24, // 77: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	26, // 78: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	38, // 79: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	42, // 80: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	45, // 81: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	48, // 82: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	30, // 83: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	32, // 84: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	51, // 85: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	51, // 86: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	51, // 87: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	51, // 88: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	52, // 89: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	52, // 90: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	17, // 91: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	19, // 92: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	21, // 93: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	23, // 94: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	25, // 95: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 96: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	29, // 97: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	31, // 98: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	33, // 99: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	35, // 100: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37, // 101: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	25, // 102: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 103: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	39, // 104: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	43, // 105: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	46, // 106: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	49, // 107: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	31, // 108: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	33, // 109: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	55, // 110: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	29, // 111: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	55, // 112: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	29, // 113: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	56, // 114: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	29, // 115: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	91, // [91:116] is the sub-list for method output_type
-	66, // [66:91] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	4,  // 58: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
+	59, // 59: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	50, // 60: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	13, // 61: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,  // 62: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	58, // 63: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	53, // 64: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	54, // 65: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	57, // 66: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	16, // 67: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	18, // 68: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	20, // 69: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	22, // 70: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	24, // 71: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	26, // 72: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	28, // 73: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	30, // 74: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	32, // 75: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	34, // 76: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36, // 77: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	24, // 78: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	26, // 79: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	38, // 80: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	42, // 81: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	45, // 82: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	48, // 83: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	30, // 84: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	32, // 85: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	51, // 86: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	51, // 87: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	51, // 88: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	51, // 89: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	52, // 90: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	52, // 91: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	17, // 92: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	19, // 93: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	21, // 94: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	23, // 95: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	25, // 96: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 97: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	29, // 98: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	31, // 99: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	33, // 100: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	35, // 101: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37, // 102: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	25, // 103: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 104: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	39, // 105: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	43, // 106: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	46, // 107: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	49, // 108: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	31, // 109: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	33, // 110: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	55, // 111: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	29, // 112: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	55, // 113: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	29, // 114: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	56, // 115: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	29, // 116: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	92, // [92:117] is the sub-list for method output_type
+	67, // [67:92] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }

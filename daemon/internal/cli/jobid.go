@@ -1,0 +1,26 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+)
+
+// jobNumber returns the job id of what a user names as squeue does: leases have the id, and a task of an
+// array or a component of a heterogeneous job has one besides its name. Every other name stays as it is.
+func jobNumber(ctx context.Context, name string) (string, error) {
+	if !slurm.IsTask(name) {
+		return name, nil
+	}
+	at := config.Default().Slurm
+	if c, err := config.Load(config.DefaultPath); err == nil {
+		at = c.Slurm
+	}
+	id, err := slurm.New(at.Bin, at.Conf).Number(ctx, name)
+	if err != nil {
+		return "", fmt.Errorf("job %s: its own job id is not to be had from Slurm here: %w; sacct -j %s -X -n -o JobIDRaw prints it", name, err, name)
+	}
+	return id, nil
+}
