@@ -284,7 +284,7 @@ func TestMan(t *testing.T) {
 	if out, err := sluice("man", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for _, name := range []string{"sluice", "sluice-run", "sluice-list", "sluice-top", "sluice-gpus", "sluice-release", "sluice-health", "sluice-explain", "sluice-audit", "sluice-ca-issue", "sluice-completion-bash"} {
+	for _, name := range []string{"sluice", "sluice-run", "sluice-list", "sluice-top", "sluice-gpus", "sluice-release", "sluice-health", "sluice-explain", "sluice-audit", "sluice-bugreport", "sluice-ca-issue", "sluice-completion-bash"} {
 		b, err := os.ReadFile(filepath.Join(dir, name+".1"))
 		if err != nil || !bytes.Contains(b, []byte(".TH")) {
 			t.Errorf("manual page %s: %v", name, err)
