@@ -30,6 +30,28 @@ func (s *site) release(jobs ...string) {
 	}
 }
 
+// TestInteractiveNoRoom has room in pieces: Slurm ends srun with words about the node's boot, so its terminal shows the reason before.
+func TestInteractiveNoRoom(t *testing.T) {
+	s := cluster(t)
+	var pieces []string
+	for range 3 {
+		pieces = append(pieces, s.sbatch(s.stay(), "--gres=rgpu:60"))
+		s.wait(pieces[len(pieces)-1], "RUNNING")
+	}
+	for _, tool := range []string{"srun", "salloc"} {
+		out, err := s.alice(tool, "--gres=rgpu:80", "true")
+		if err == nil {
+			t.Errorf("%s found room", tool)
+		}
+		contains(t, fmt.Sprint(out, err), "sluice: no room for this job: ", "40% too little", "The nodes are well.")
+	}
+	s.release(pieces...)
+	for _, j := range pieces {
+		s.done(j)
+	}
+	s.clean()
+}
+
 // TestQueue fills the pool: what comes then waits for licences, in its order, and starts in its order.
 func TestQueue(t *testing.T) {
 	s := cluster(t)

@@ -29,9 +29,6 @@ func (s *Service) PrologController(ctx context.Context, p rpc.Peer, run rpc.JobR
 	}
 	a, err := s.reserve(ctx, run)
 	s.cfg.State.Count(a.Outcome)
-	if err == nil && a.Outcome == rpc.JobRequeue {
-		s.comment(run.Job, "requeued: "+a.Reason)
-	}
 	s.log.Info("job reserves", "job", run.Job, "restart", run.Restart, "nodes", len(run.Nodes), "outcome", a.Outcome, "reason", a.Reason, "error", err)
 	return a, err
 }
@@ -79,10 +76,29 @@ func (s *Service) reserve(ctx context.Context, run rpc.JobRun) (rpc.JobAnswer, e
 		case ctx.Err() != nil:
 			return rpc.JobAnswer{}, lease.Errorf(lease.Down, "job %s: the caller gave up: %v", run.Job, err)
 		default:
+			s.noRoom(wctx, j, err)
 			return rpc.JobAnswer{Outcome: rpc.JobRequeue, Reason: err.Error()}, nil
 		}
 	}
 }
+
+// noRoom tells why a job does not start. Slurm puts it back into the queue, but not an interactive one, which it kills with
+// words about PrologSlurmctld and the node's boot: its user is told on the terminal, before that.
+func (s *Service) noRoom(ctx context.Context, j slurm.Job, why error) {
+	if j.Batch {
+		s.comment(j.ID, "requeued: "+why.Error())
+		return
+	}
+	s.comment(j.ID, "no room: "+why.Error()+"; killed, being interactive")
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTime)
+	defer cancel()
+	if err := s.cfg.Slurm.Notify(ctx, j.ID, "sluice: no room for this job: "+why.Error()+". The nodes are well. Slurm ends an interactive job that cannot start; ask again, for less, or by sbatch, which waits"); err != nil {
+		s.log.Warn("user of an interactive job is not told why it cannot start", "job", j.ID, "error", err)
+	}
+}
+
+// notifyTime bounds the message to an interactive job, whose Prolog waits for it.
+const notifyTime = 2 * time.Second
 
 // sponsor gets a lease for each node, or none. A lease that exists already and differs from
 // what this run asks for belongs to an earlier job of that number: slurmctld has lost its

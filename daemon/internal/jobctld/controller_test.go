@@ -237,6 +237,24 @@ func TestAsksForNothing(t *testing.T) {
 	}
 }
 
+// Slurm kills an interactive job that finds no room, with words about the node's boot. Its user is told the reason before.
+func TestNoRoomInteractive(t *testing.T) {
+	st := jobstest.NewSite()
+	st.Refuse = lease.Errorf(lease.NoRoom, "no GPU has 50%% left")
+	ctl := newRig(t, st)
+	j := jobstest.Job("7")
+	j.Batch = false
+	ctl.Slurm.Set(j)
+	a, err := ctl.PrologController(t.Context(), rpc.Peer{}, jobstest.RunOf(j))
+	ctl.wg.Wait() // for the comment
+	if err != nil || a.Outcome != rpc.JobRequeue || ctl.Slurm.Comments["7"] != "sluice: no room: no GPU has 50% left; killed, being interactive" {
+		t.Errorf("%v, %+v, %q", err, a, ctl.Slurm.Comments)
+	}
+	if n := ctl.Slurm.Notified; len(n) != 1 || !strings.HasPrefix(n[0], "7: sluice: no room for this job: no GPU has 50% left. The nodes are well.") {
+		t.Errorf("told: %q", n)
+	}
+}
+
 func TestNoRoom(t *testing.T) {
 	st := jobstest.NewSite()
 	st.Refuse = lease.Errorf(lease.NoRoom, "no GPU has 50%% left")

@@ -286,6 +286,15 @@ func (c *Commands) Requeue(ctx context.Context, id string) error {
 	return err
 }
 
+// Notify implements Controller.
+func (c *Commands) Notify(ctx context.Context, id, text string) error {
+	if !form.IsJobID(id) {
+		return fmt.Errorf("%q is no job id", id)
+	}
+	_, err := c.run(ctx, "scontrol", "notify", id, plain(text))
+	return err
+}
+
 // Comment implements Controller. A slurmctld of 22.05 that was stopped while it waited for
 // a job's entry in the database waits for that again when it is started, without an end, and
 // takes no update of the job; the accounting does. Others write into the accounting alone, so both are read before.

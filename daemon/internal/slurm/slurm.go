@@ -87,6 +87,8 @@ type Controller interface {
 	// ErrLater if slurmctld or the accounting does not answer, or does not know the
 	// job yet.
 	Comment(ctx context.Context, id, text string) error
+	// Notify shows a line on the terminal of the srun or salloc that waits for the job.
+	Notify(ctx context.Context, id, text string) error
 	// Config is slurm.conf as slurmctld has it, by key.
 	Config(ctx context.Context) (map[string]string, error)
 }

@@ -20,6 +20,7 @@ type Fake struct {
 	Reserved map[string]slurm.Counts // by reservation
 	Comments map[string]string
 	Requeued []string
+	Notified []string
 	Asked    int // calls of Job
 }
 
@@ -129,6 +130,14 @@ func (f *Fake) Comment(_ context.Context, id, text string) error {
 	if f.Down == nil {
 		f.Comments[id] = text
 	}
+	return f.Down
+}
+
+// Notify implements slurm.Controller; Notified has the texts.
+func (f *Fake) Notify(_ context.Context, id, text string) error {
+	f.Lock()
+	defer f.Unlock()
+	f.Notified = append(f.Notified, id+": "+text)
 	return f.Down
 }
 
