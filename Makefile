@@ -337,7 +337,7 @@ help:
 	@echo 'make figures     pages against their raw logs; lists logs older than the code'
 	@echo 'make generate    write the files generated from remoting/api/cuda.tbl and wire.tbl'
 	@echo 'make man         man pages into build/man; make completions: for bash, zsh and fish'
-	@echo 'make demo        jobs for fractions of simulated GPUs on a Slurm cluster in a folder (as root)'
+	@echo 'make demo        jobs for fractions of simulated GPUs on a Slurm cluster in a folder, /tmp/sluice-demo or SLUICE_DEMO=DIR (as root)'
 	@echo 'make demo-down   end that cluster; nothing is left of it'
 	@echo 'make gpu-test    the tests that need a GPU: native and remote'
 	@echo "make gpu-compat  other people's tests and programs, natively and remotely: SOURCES=DIR"

@@ -2,7 +2,8 @@
 # demo.sh [up|down]: what Sluice does, on a machine without a GPU and without Slurm's services: a Slurm cluster
 # in a folder, of a controller with accounting, a node with two simulated GPUs of 8 GiB and two nodes without
 # any. A user submits jobs for fractions of GPUs, one of which has to wait; they run a program built by nvcc on
-# nodes without GPUs. The cluster is left running; `demo.sh down` leaves nothing. As root.
+# nodes without GPUs. The cluster is left running; `demo.sh down` leaves nothing. Its folder is
+# /tmp/sluice-demo, or that of SLUICE_DEMO. As root.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 [ "$(id -u)" = 0 ] || { echo "demo: nodes are made of namespaces, which needs root; say sudo make demo" >&2; exit 1; }
@@ -43,7 +44,8 @@ until_is() {
 	exit 1
 }
 
-down
+rmdir "$dir" 2>/dev/null || true # a start that was cut short
+[ ! -e "$dir" ] || { echo "demo: $dir is there already, perhaps with a cluster that somebody looks around in; make demo-down ends it, or name another folder: make demo SLUICE_DEMO=/tmp/NAME" >&2; exit 1; }
 # What docs/admin.md has a site do: the plug-in, the four scripts, job_submit.lua, and the pool's licences.
 options=$(mktemp) follower=
 trap 'rm -f "$options"; [ -z "$follower" ] || kill $follower 2>/dev/null || true' EXIT

@@ -72,13 +72,17 @@ of yours, or if the job asks for no fraction.`,
 			ops = append(ops, rpc.EnvOp{Name: "SLUICE_ENV", Value: strings.ReplaceAll(text, "\n", "|")})
 			var b strings.Builder
 			value := map[string]string{}
+			var names []string // each once, in their order
 			for _, o := range ops {
 				old, ok := value[o.Name]
 				if !ok {
 					old = os.Getenv(o.Name)
+					names = append(names, o.Name)
 				}
 				value[o.Name] = o.Apply(old)
-				fmt.Fprintf(&b, "export %s=%s\n", o.Name, shellQuote(value[o.Name]))
+			}
+			for _, name := range names {
+				fmt.Fprintf(&b, "export %s=%s\n", name, shellQuote(value[name]))
 			}
 			_, err = fmt.Fprint(cmd.OutOrStdout(), b.String())
 			return err

@@ -59,7 +59,7 @@ func TestEnv(t *testing.T) {
 		return string(b), exitStatus(t, err)
 	}
 	out, status := call("4711")
-	if want := "export SLUICE_SOCKET='/run/it'\\''s $HOME/lease.sock'\nexport LD_LIBRARY_PATH='/usr/lib/sluice:/a'\nexport APPTAINER_BINDPATH='/a'\nexport APPTAINER_BINDPATH='/b,/a'\n" +
+	if want := "export SLUICE_SOCKET='/run/it'\\''s $HOME/lease.sock'\nexport LD_LIBRARY_PATH='/usr/lib/sluice:/a'\nexport APPTAINER_BINDPATH='/b,/a'\n" +
 		"export SLUICE_ENV='set SLUICE_SOCKET=/run/it'\\''s $HOME/lease.sock|prepend LD_LIBRARY_PATH=/usr/lib/sluice|bind APPTAINER_BINDPATH=/a|bind APPTAINER_BINDPATH=/b|'\n"; out != want || status != 0 {
 		t.Errorf("env, status %d:\n%swant:\n%s", status, out, want)
 	}
@@ -76,7 +76,7 @@ func TestEnv(t *testing.T) {
 		{"1", "", "job 1 has no fraction on this node"},
 		{"", "", "no job of this shell"},
 		{"", "run-17", "use Slurm's own job id"},
-		{"", "17_3", "use Slurm's own job id"},
+		{"", "17_3", "-o JobIDRaw prints it"},
 	} {
 		args := []string{}
 		if c.arg != "" {

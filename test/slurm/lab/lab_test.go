@@ -109,3 +109,38 @@ func TestLab(t *testing.T) {
 		t.Errorf("mounts before:\n%s\nafter:\n%s", before, after)
 	}
 }
+
+// TestControllerBoot has a cluster with accounting and a node in no partition. It becomes ready, and so it does after its controller's power was
+// cut with the database's daemon on it.
+func TestControllerBoot(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	l, err := Up(ctx, Options{NoSluice: true, Accounting: true, Nodes: []NodeSpec{{Name: "in"}, {Name: "out"}}, SlurmLines: []string{"PartitionName=main Nodes=in Default=YES State=UP"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.Down(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := l.Ctl.Crash(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Ctl.Boot(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.StartController(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	job, err := l.Sbatch(ctx, Alice, "true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.WaitJob(ctx, job, 60*time.Second, "COMPLETED"); err != nil {
+		t.Errorf("%v\n%s", err, l.Logs(20))
+	}
+}

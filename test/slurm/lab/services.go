@@ -102,12 +102,16 @@ func (l *Lab) accounts(ctx context.Context) error {
 		{"add", "user", "alice,bob", "Account=research"},
 	} {
 		out, err := l.Ctl.Run(ctx, Root, append([]string{"sacctmgr", "-i"}, c...)...)
-		// At a second start they are there.
-		if err != nil && !strings.Contains(out, "Nothing new added") && !strings.Contains(err.Error(), "Nothing new added") {
+		if err != nil && !isThere(out+err.Error()) {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 	}
 	return nil
+}
+
+// isThere is sacctmgr's refusal of what is in the database already, as everything is at a second start.
+func isThere(said string) bool {
+	return strings.Contains(said, "Nothing new added") || strings.Contains(said, "already exists")
 }
 
 // Ready waits until every compute node that runs is idle or in use, and every owner's GPUs are seen.
@@ -124,7 +128,11 @@ func (l *Lab) Ready(ctx context.Context) error {
 			}
 		}
 		for _, n := range l.Nodes {
-			if n.Up() && !ready[n.Name] {
+			if !n.Up() || ready[n.Name] {
+				continue
+			}
+			// sinfo lists no node that is in no partition, as an owner may be.
+			if state, err := l.Ctl.Run(ctx, Root, "scontrol", "-o", "show", "node", n.Name); err != nil || !strings.Contains(state, " State=IDLE ") {
 				return fmt.Errorf("node %s is not ready: %s", n.Name, out)
 			}
 		}
