@@ -21,20 +21,32 @@ func Generate() (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	numbers, err := Numbers()
+	if err != nil {
+		return nil, err
+	}
+	forms, err := Forms(rows, table)
+	if err != nil {
+		return nil, err
+	}
 	files := map[string][]byte{
 		"remoting/api/cuprotos.h":           protos(rows),
-		"remoting/client/gen.h":             clientHeader(rows),
+		"remoting/client/gen.h":             clientHeader(rows, numbers),
+		"remoting/client/gen_forms.c":       clientForms(forms, numbers),
 		"remoting/client/gen_exports.c":     clientExports(rows),
 		"remoting/client/gen_names.c":       clientNames(rows, table),
 		"remoting/client/gen_fingerprint.c": clientFingerprint(),
 		"remoting/api/wire.h":               wireC(table),
-		"remoting/worker/gen_calls.h":       workerCalls(rows),
+		"remoting/worker/gen_calls.h":       workerCalls(rows, numbers),
 		"docs/coverage.md":                  coverage(rows),
 	}
 	if files["remoting/client/gen_stubs.c"], err = clientStubs(rows); err != nil {
 		return nil, err
 	}
 	if files["remoting/worker/gen_dispatch.go"], err = workerDispatch(rows); err != nil {
+		return nil, err
+	}
+	if files["remoting/worker/gen_forms.go"], err = gofmt(workerForms(forms)); err != nil {
 		return nil, err
 	}
 	if files["remoting/wire/gen_table.go"], err = wireGo(table); err != nil {
@@ -143,7 +155,7 @@ func slParams(r Row) string {
 // withCaller are the functions whose client implementation gets one more argument, the last: the address of the code that calls them.
 var withCaller = map[string]bool{"cuMemHostAlloc": true}
 
-func clientHeader(rows []Row) []byte {
+func clientHeader(rows []Row, numbers int) []byte {
 	var p printer
 	p.f("/* %s */\n#ifndef SLUICE_GEN_H\n#define SLUICE_GEN_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n#include \"cuprotos.h\"\n\n", Header)
 	p.f("enum {\n")
@@ -152,7 +164,7 @@ func clientHeader(rows []Row) []byte {
 			p.f("\tSL_OP_%s = %d,\n", r.Symbol, r.Op)
 		}
 	}
-	p.f("\tSL_NOPS = %d\n};\n\n", len(rows))
+	p.f("\tSL_NOPS = %d\n};\n\n", numbers)
 	p.f(`/* One ABI version of a function, for cuGetProcAddress and dlsym alike. */
 struct sl_name {
 	const char *base;	/* name asked for */
@@ -326,7 +338,7 @@ func clientNames(rows []Row, table *WireTable) []byte {
 	p.f("};\nconst size_t sl_nnames = sizeof sl_names / sizeof sl_names[0];\n\n")
 	p.f("static const char *const op_names[] = {\n")
 	for _, r := range rows {
-		p.f("\t\"%s\",\n", r.Symbol)
+		p.f("\t[%d] = \"%s\",\n", r.Op, r.Symbol)
 	}
 	p.f("};\n\nstatic const char *const ctl_names[SL_NCONTROLS] = {\n")
 	for _, i := range table.Items {
@@ -337,7 +349,7 @@ func clientNames(rows []Row, table *WireTable) []byte {
 	p.f("};\n\n")
 	p.f(`const char *sl_op_name(uint16_t op)
 {
-	if (op < sizeof op_names / sizeof op_names[0])
+	if (op < sizeof op_names / sizeof op_names[0] && op_names[op])
 		return op_names[op];
 	if (op >= SL_OP_CONTROL && op - SL_OP_CONTROL < SL_NCONTROLS && ctl_names[op - SL_OP_CONTROL])
 		return ctl_names[op - SL_OP_CONTROL];

@@ -42,10 +42,10 @@ func cgoType(q Param) string {
 
 func callable(r Row) bool { return r.Forwarded() && !r.Flat }
 
-func workerCalls(rows []Row) []byte {
+func workerCalls(rows []Row, numbers int) []byte {
 	var p printer
 	p.f("/* %s */\n#ifndef SLUICE_GEN_CALLS_H\n#define SLUICE_GEN_CALLS_H\n\n#include \"../api/cuprotos.h\"\n\n", Header)
-	p.f("/* The driver's functions by operation number; NULL where the driver has none. */\n#define SL_FN_COUNT %d\nextern void *sl_fn[SL_FN_COUNT];\nextern const char *const sl_fn_names[SL_FN_COUNT];\n\n", len(rows))
+	p.f("/* The driver's functions by operation number; NULL where the driver has none. */\n#define SL_FN_COUNT %d\nextern void *sl_fn[SL_FN_COUNT];\nextern const char *const sl_fn_names[SL_FN_COUNT];\n\n", numbers)
 	p.f("enum {\n")
 	for _, r := range rows {
 		p.f("\tFN_%s = %d,\n", r.Symbol, r.Op)
@@ -80,7 +80,7 @@ func workerCalls(rows []Row) []byte {
 	}
 	p.f("#ifdef SL_FN_NAMES\nconst char *const sl_fn_names[SL_FN_COUNT] = {\n")
 	for _, r := range rows {
-		p.f("\t\"%s\",\n", r.Symbol)
+		p.f("\t[%d] = \"%s\",\n", r.Op, r.Symbol)
 	}
 	p.f("};\n#endif\n\n#endif\n")
 	return p.Bytes()
@@ -132,7 +132,7 @@ func workerDispatch(rows []Row) ([]byte, error) {
 	}
 	p.f("}\n\nvar opNames = [...]string{\n")
 	for _, r := range rows {
-		p.f("\t\"%s\",\n", r.Symbol)
+		p.f("\t%d: \"%s\",\n", r.Op, r.Symbol)
 	}
 	p.f("}\n\n")
 	p.f(`// href is a handle parameter: its id on the wire and what the driver calls it.

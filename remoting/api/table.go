@@ -185,13 +185,19 @@ func ScalarSize(t string) int {
 // Fingerprint identifies both tables: client and worker must agree on them. Of
 // the wire table it covers everything but comments and meanings.
 func Fingerprint() [32]byte {
-	return sha256.Sum256(append(append([]byte(nil), source...), mustWire().canonical()...))
+	return sha256.Sum256(slices.Concat(source, numbersSource, mustWire().canonical()))
 }
 
-// Rows returns the table in the order of operation numbers.
-func Rows() ([]Row, error) { return Parse(source) }
+// Rows returns the table, with the numbers of numbers.tbl.
+func Rows() ([]Row, error) {
+	rows, err := Parse(source)
+	if err == nil {
+		_, err = number(rows, numbersSource)
+	}
+	return rows, err
+}
 
-// Parse reads a table.
+// Parse reads a table; its operations are numbered as their rows stand.
 func Parse(src []byte) ([]Row, error) {
 	var rows []Row
 	seen := map[string]bool{}

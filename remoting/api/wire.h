@@ -129,6 +129,7 @@
 #define SL_STATUS_NO_MEMORY 4
 #define SL_STATUS_INTERNAL 5
 #define SL_STATUS_BUSY 6
+#define SL_STATUS_FORMS 7
 
 /* Kinds of frames from worker to client. */
 #define SL_FRAME_REPLY 1
@@ -225,6 +226,12 @@ struct wire_welcome {
 	uint32_t size;
 };
 _Static_assert(sizeof(struct wire_welcome) == 16, "WELCOME");
+
+struct wire_form {
+	uint32_t id;
+	uint32_t sum;
+};
+_Static_assert(sizeof(struct wire_form) == 8, "FORM");
 
 struct wire_snapshot_head {
 	uint32_t driver_version;

@@ -26,6 +26,7 @@
 #include "connect.h"
 #include "deadline.h"
 #include "exchange.h"
+#include "forms.h"
 #include "lease.h"
 #include "log.h"
 #include "reader.h"
@@ -340,28 +341,65 @@ static enum sl_connected hear(const struct wire_welcome *w, const uint8_t *data,
 	return SL_CONNECTED;
 }
 
-static enum sl_connected greet(int fd, const struct sl_ask *ask, bool shm, const uint8_t token[16], struct sl_snapshot *snap)
+/* Receives a WELCOME and its payload, which the caller frees. */
+static enum sl_connected receive(int fd, struct wire_welcome *w, uint8_t **data, int64_t deadline)
 {
-	int64_t deadline = sl_now_ms() + ask->patience_ms;
-	enum sl_connected rc = SL_BROKEN;
-	struct wire_welcome w;
-	uint8_t *data;
-
-	if (!say_hello(fd, ask, shm, token, 0, deadline) || !sl_recv_all(fd, &w, sizeof w, NULL, deadline)) {
+	if (!sl_recv_all(fd, w, sizeof *w, NULL, deadline)) {
 		sl_log(SL_ERROR, "the worker did not answer: %s", strerror(errno));
 		return SL_BROKEN;
 	}
-	if (w.magic != SL_WELCOME_MAGIC || w.size > SL_MAX_WELCOME) {
+	if (w->magic != SL_WELCOME_MAGIC || w->size > SL_MAX_WELCOME) {
 		sl_log(SL_ERROR, "what answers there is not a Sluice worker");
 		return SL_BROKEN;
 	}
-	data = malloc(w.size + 1u);
-	if (!data)
+	*data = malloc(w->size + 1u);
+	if (!*data)
 		return SL_NO_MEMORY;
-	if (sl_recv_all(fd, data, w.size, NULL, deadline))
-		rc = hear(&w, data, snap);
-	else
-		sl_log(SL_ERROR, "the worker's welcome was cut short: %s", strerror(errno));
+	if (sl_recv_all(fd, *data, w->size, NULL, deadline))
+		return SL_CONNECTED;
+	sl_log(SL_ERROR, "the worker's welcome was cut short: %s", strerror(errno));
+	free(*data);
+	return SL_BROKEN;
+}
+
+/* What a worker of another release knows. */
+static enum sl_connected compare(struct sl_connection *c, const uint8_t *data, size_t n)
+{
+	unsigned lacking = 0;
+	const char *differs;
+
+	c->lacks = sl_forms_compare(data, n, &lacking, &differs);
+	if (c->lacks) {
+		sl_log(SL_INFO, "the worker is of another release and lacks %u of this library's operations", lacking);
+		return SL_CONNECTED;
+	}
+	if (!differs)
+		return SL_NO_MEMORY;
+	sl_log(SL_ERROR, "the worker is of another release, which differs in %s: install releases that follow each other, or the same one, on both sides", differs);
+	return SL_MISMATCH;
+}
+
+static enum sl_connected greet(struct sl_connection *c, const struct sl_ask *ask, bool shm, const uint8_t token[16], struct sl_snapshot *snap)
+{
+	int64_t deadline = sl_now_ms() + ask->patience_ms;
+	struct wire_welcome w;
+	enum sl_connected rc;
+	uint8_t *data;
+
+	if (!say_hello(c->fd, ask, shm, token, 0, deadline)) {
+		sl_log(SL_ERROR, "the worker did not answer: %s", strerror(errno));
+		return SL_BROKEN;
+	}
+	rc = receive(c->fd, &w, &data, deadline);
+	if (!rc && w.status == SL_STATUS_FORMS) {
+		rc = compare(c, data, w.size);
+		free(data);
+		if (!rc)
+			rc = receive(c->fd, &w, &data, deadline);
+	}
+	if (rc)
+		return rc;
+	rc = hear(&w, data, snap);
 	free(data);
 	return rc;
 }
@@ -449,7 +487,7 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 		rc = w.socket ? dial_lease(w.socket, ask, c, &local) : dial_worker(w.workers, ask, c, &local);
 	if (rc)
 		return rc;
-	rc = greet(c->fd, ask, local && ask->shm, w.token, snap);
+	rc = greet(c, ask, local && ask->shm, w.token, snap);
 	if (!rc && snap->features & SL_FEATURE_SHM) {
 		/* One byte behind WELCOME carries the descriptor. */
 		if (!local || !ask->shm || !sl_recv_all(c->fd, &byte, 1, &c->shm, sl_now_ms() + ask->patience_ms) || c->shm < 0) {
@@ -469,6 +507,7 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 		close(c->fd);
 		if (c->shm >= 0)
 			close(c->shm);
+		free(c->lacks);
 		*c = (struct sl_connection){ .fd = -1, .shm = -1 };
 		return rc;
 	}

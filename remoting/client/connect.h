@@ -23,6 +23,7 @@ struct sl_connection {
 	unsigned owners;	/* how many owners the lease has */
 	bool resumable;		/* the connection can be made again when it is lost, with again */
 	struct wire_resumable again;
+	uint8_t *lacks;		/* operations that the worker does not know, for sl_forms_lack; NULL: it knows all. The caller frees it */
 };
 
 /* Outcomes. All but SL_CONNECTED have been logged, and nothing is left open. */

@@ -26,6 +26,7 @@
 #include "connect.h"
 #include "deadline.h"
 #include "exchange.h"
+#include "forms.h"
 #include "log.h"
 #include "reader.h"
 #include "version.h"
@@ -58,6 +59,7 @@ struct cached {
 /* One owner's connection. */
 struct link {
 	int fd;			/* -1: none */
+	uint8_t *lacks;		/* see sl_connection */
 	uint32_t call;
 	int64_t retry_at;	/* after a failure: do not connect before this time */
 	uint32_t first, ndev;	/* its devices among all */
@@ -84,6 +86,8 @@ static void hang_up(struct link *l)
 	if (l->fd >= 0)
 		close(l->fd);
 	l->fd = -1;
+	free(l->lacks);
+	l->lacks = NULL;
 }
 
 /* ---- the lock, across fork ---- */
@@ -153,6 +157,7 @@ static nvmlReturn_t dial(unsigned owner, unsigned *owners, struct sl_snapshot *s
 		return rc;
 	*owners = c.owners;
 	conn.link[owner].fd = c.fd;
+	conn.link[owner].lacks = c.lacks;
 	conn.link[owner].call = 0;
 	return NVML_SUCCESS;
 }
@@ -295,6 +300,8 @@ static bool recv_frame(int fd, struct frame *f, int64_t deadline)
 
 enum what { OBSERVE, MORE, MORE_TRAFFIC, LINKS };
 
+static const uint16_t op_of[] = { CTL_OBSERVE, CTL_OBSERVE_MORE, CTL_OBSERVE_MORE, CTL_OBSERVE_LINKS };
+
 /* Sends one OBSERVE, OBSERVE_MORE or OBSERVE_LINKS on the open connection; false if the connection can no longer be used. */
 static bool observe(struct link *l, uint32_t dev, enum what what, struct cached *c)
 {
@@ -307,7 +314,7 @@ static bool observe(struct link *l, uint32_t dev, enum what what, struct cached 
 
 	if (!++l->call)
 		l->call = 1;
-	req.h = (struct wire_request){ .size = size, .op = more ? CTL_OBSERVE_MORE : what == LINKS ? CTL_OBSERVE_LINKS : CTL_OBSERVE, .flags = SL_FLAG_WAIT, .call = l->call };
+	req.h = (struct wire_request){ .size = size, .op = op_of[what], .flags = SL_FLAG_WAIT, .call = l->call };
 	if (!sl_send_all(l->fd, &req, sizeof req.h + size, deadline))
 		return false;
 	for (;;) {
@@ -357,6 +364,8 @@ static nvmlReturn_t ask(unsigned int dev, enum what what)
 			if (rc)
 				break;
 		}
+		if (l->lacks && sl_forms_lack(l->lacks, op_of[what]))
+			return NVML_ERROR_NOT_SUPPORTED;
 		if (observe(l, dev, what, c))
 			return NVML_SUCCESS;
 		rc = NVML_ERROR_GPU_IS_LOST;

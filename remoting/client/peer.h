@@ -27,6 +27,7 @@
 #define SL_RING (1u << 20)	/* bytes of the ring, unless the session outlives its connection: then SL_PIECE_WINDOW */
 #define SL_RXBUF (64u << 10)	/* bytes of the receiver's buffer */
 #define SL_WAIT_BUCKETS 64
+#define SL_OTHER_RELEASE "a worker of another release"
 #define SL_MIXED "devices of several owners" /* what one call cannot name */
 
 struct sl_waiter;
@@ -38,6 +39,7 @@ struct sl_peer {
 	uint32_t first;		/* its first device among all */
 	struct sl_shm *shm;	/* NULL: the socket carries the frames */
 	struct sl_resume *again; /* NULL: the session ends with its connection; see resume.h */
+	uint8_t *lacks;		/* see sl_connection */
 
 	/* send.c */
 	pthread_mutex_t order, drain;

@@ -9,6 +9,7 @@
 #include "ctx.h"
 #include "gen.h"
 #include "entry.h"
+#include "forms.h"
 #include "peer.h"
 #include "resume.h"
 #include "session.h"
@@ -193,6 +194,8 @@ CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_
 		return err;
 	if (__builtin_expect(head->mixed, 0))
 		return sl_refuse_with(sl_op_name(op), SL_MIXED);
+	if (__builtin_expect(t->lacks != NULL, 0) && sl_forms_lack(t->lacks, op))
+		return sl_refuse_with(sl_op_name(op), SL_OTHER_RELEASE);
 	if (head->failed || head->n + n > SL_MAX_PAYLOAD)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	__atomic_fetch_add(&sl_stats.calls, 1, __ATOMIC_RELAXED);

@@ -207,6 +207,7 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 	if (err)
 		return err;
 	t->fd = c.fd;
+	t->lacks = c.lacks;
 	*owners = c.owners;
 	t->keepalive_ms = snap->keepalive_ms;
 	if (c.shm >= 0 && !(t->shm = sl_shm_attach(c.shm))) {
@@ -243,6 +244,7 @@ static void drop_peer(struct sl_peer *t)
 		munmap(t->ring, t->ring_size);
 	sl_resume_drop(t);
 	free(t->rx);
+	free(t->lacks);
 	*t = (struct sl_peer){ .fd = -1 };
 }
 

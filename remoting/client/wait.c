@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "codec.h"
 #include "entry.h"
+#include "forms.h"
 #include "log.h"
 #include "peer.h"
 #include "print.h"
@@ -41,6 +42,8 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 		return err;
 	if (__builtin_expect(b->mixed, 0))
 		return w.r->result = sl_refuse_with(sl_op_name(op), SL_MIXED);
+	if (__builtin_expect(t->lacks != NULL, 0) && sl_forms_lack(t->lacks, op))
+		return w.r->result = sl_refuse_with(sl_op_name(op), SL_OTHER_RELEASE);
 	if (b->failed)
 		return w.r->result = CUDA_ERROR_OUT_OF_MEMORY;
 	w.r->session = t->index;

@@ -244,7 +244,7 @@ const (
 	StatusOK = 0
 	// StatusVersion: version differs.
 	StatusVersion = 1
-	// StatusFingerprint: fingerprint differs.
+	// StatusFingerprint: fingerprint differs, from a worker that does not know FORMS.
 	StatusFingerprint = 2
 	// StatusLease: no such lease, or it has ended.
 	StatusLease = 3
@@ -254,6 +254,8 @@ const (
 	StatusInternal = 5
 	// StatusBusy: the worker is busy.
 	StatusBusy = 6
+	// StatusForms: the client is of another release: the payload is a FORM for each thing that the worker knows, and a second WELCOME follows.
+	StatusForms = 7
 )
 
 // Kinds of frames from worker to client.
@@ -502,6 +504,39 @@ func (m *Welcome) get(b *[WelcomeSize]byte) bool {
 	m.Status = binary.LittleEndian.Uint32(b[8:])
 	m.Size = binary.LittleEndian.Uint32(b[12:])
 	return binary.LittleEndian.Uint32(b[0:]) == WelcomeMagic
+}
+
+// FormSize is the size of a Form, in bytes.
+const FormSize = 8
+
+// Form: the form on the wire of an operation, a message or a number; it differs between two releases if `sum` does.
+type Form struct {
+	ID  uint32 // of its name
+	Sum uint32 // of its form
+}
+
+// Encode appends the message to e.
+func (m *Form) Encode(e *Encoder) { m.put(e.room(FormSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Form) Decode(d *Decoder) {
+	if b := d.Bytes(FormSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Form{}
+	}
+}
+
+func (m *Form) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.ID)
+	binary.LittleEndian.PutUint32(b[4:], m.Sum)
+}
+
+func (m *Form) get(b []byte) {
+	_ = b[7]
+	m.ID = binary.LittleEndian.Uint32(b[0:])
+	m.Sum = binary.LittleEndian.Uint32(b[4:])
 }
 
 // SnapshotHeadSize is the size of a SnapshotHead, in bytes.

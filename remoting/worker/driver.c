@@ -25,8 +25,9 @@ int sl_driver_open(const char *path, char *err, size_t errlen)
 		snprintf(err, errlen, "%s", dlerror());
 		return -1;
 	}
-	for (i = 0; i < SL_FN_COUNT; i++)
-		sl_fn[i] = dlsym(h, sl_fn_names[i]);
+	for (i = 0; i < SL_FN_COUNT; i++) /* a number that is not used any more has no name */
+		if (sl_fn_names[i])
+			sl_fn[i] = dlsym(h, sl_fn_names[i]);
 	/* Drivers that lack a newer name have the function by its old one. */
 	if (!sl_fn[FN_cuEventElapsedTime_v2])
 		sl_fn[FN_cuEventElapsedTime_v2] = sl_fn[FN_cuEventElapsedTime];

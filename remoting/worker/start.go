@@ -87,7 +87,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if c.again != nil {
 		s.ipc.exports.OnAttach(c.again.take)
 	}
-	if !c.welcome(&s.snap) {
+	if !c.welcome(&s.snap, st.Hello.Fingerprint == apiFingerprint) {
 		return nil
 	}
 	log.Info("session started")
@@ -236,11 +236,19 @@ func openClient(log *slog.Logger, st *control.Start, fd int) (*client, error) {
 	return c, nil
 }
 
-// welcome tells the client that its session has begun. It returns false if the client has gone.
-func (c *client) welcome(snap *wire.Snapshot) bool {
-	var e wire.Encoder
+// welcome tells the client that its session has begun, one of another release also what this worker knows. It returns false
+// if the client has gone.
+func (c *client) welcome(snap *wire.Snapshot, same bool) bool {
+	var e, forms wire.Encoder
+	var b []byte
 	snap.Encode(&e)
-	if err := c.hello.Raw(wire.AppendWelcome(nil, wire.StatusOK, e.Buf())); err != nil {
+	if !same {
+		for i := range apiForms {
+			apiForms[i].Encode(&forms)
+		}
+		b = wire.AppendWelcome(b, wire.StatusForms, forms.Buf())
+	}
+	if err := c.hello.Raw(wire.AppendWelcome(b, wire.StatusOK, e.Buf())); err != nil {
 		return false
 	}
 	if c.again != nil {
