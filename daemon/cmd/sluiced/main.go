@@ -46,7 +46,7 @@ func root() *cobra.Command {
 				if err := node.Check(cfg); err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: good; node %s, %d pools\n", path, cfg.Node, len(cfg.Pools))
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: good; node %s, %d pools; %s\n", path, cfg.Node, len(cfg.Pools), node.Summary(cfg))
 				return nil
 			}
 			return serve(cmd.Context(), cfg, path)

@@ -142,6 +142,18 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%q: %v, want %q", c.text, err, c.want)
 		}
 	}
+	t.Setenv("SLUICE_LEASE_SILENC", "3m")
+	if _, err := Parse("", nil); err == nil || !strings.Contains(err.Error(), "environment variable SLUICE_LEASE_SILENC: no key has it; is SLUICE_LEASE_SILENCE meant?") {
+		t.Error(err)
+	}
+	t.Setenv("SLUICE_LEASE_SILENC", "")
+	os.Unsetenv("SLUICE_LEASE_SILENC")
+	for _, others := range []string{"SLUICE_SOCKET", "SLUICE_LEASE", "SLUICE_LEASE_ID", "SLUICE_WORKER", "SLUICE_LOG", "SLUICE_TRACE", "SLUICE_STATS", "SLUICE_SLURM_ROOT", "SLUICE_ENV"} {
+		t.Setenv(others, "x")
+	}
+	if _, err := Parse("", nil); err != nil {
+		t.Errorf("variables of programs: %v", err)
+	}
 	t.Setenv("SLUICE_LEASE_RENEW", "x")
 	if _, err := Parse("", nil); err == nil || !strings.Contains(err.Error(), "environment variable SLUICE_LEASE_RENEW") {
 		t.Error(err)

@@ -120,6 +120,7 @@ func Parse(name string, text []byte) (*Config, error) {
 	if len(doc.Content) > 0 && doc.Content[0].Tag != "!!null" {
 		p.walk(doc.Content[0], "")
 	}
+	p.environment(os.Environ())
 	if err := errors.Join(p.errs...); err != nil {
 		return nil, err
 	}
@@ -203,6 +204,30 @@ func (p *parser) fail(key, format string, a ...any) {
 
 func (p *parser) failAt(n *yaml.Node, format string, a ...any) {
 	p.errs = append(p.errs, fmt.Errorf("%s:%d: "+format, append([]any{p.name, n.Line}, a...)...))
+}
+
+// environment finds variables that are a key's but for a slip. Others that begin with SLUICE_ are programs'.
+func (p *parser) environment(vars []string) {
+	for _, v := range vars {
+		name, _, _ := strings.Cut(v, "=")
+		if !strings.HasPrefix(name, envPrefix+"_") {
+			continue
+		}
+		var near []string
+		for k := range p.known {
+			of, _ := p.inEnv(k)
+			if of == name {
+				near = nil
+				break
+			}
+			if distance(of, name) <= 2 {
+				near = append(near, of)
+			}
+		}
+		if sort.Strings(near); len(near) > 0 {
+			p.errs = append(p.errs, fmt.Errorf("environment variable %s: no key has it; is %s meant?", name, strings.Join(near, " or ")))
+		}
+	}
 }
 
 // walk finds keys that are unknown, in the wrong case, twice there, or empty.

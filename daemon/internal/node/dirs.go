@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/identity"
@@ -65,6 +67,9 @@ func Check(cfg *config.Config) error {
 			errs = append(errs, otherLedger(cfg, name, err))
 		}
 	}
+	if lends(cfg) {
+		errs = append(errs, missing("owner.libnvml", cfg.Owner.LibNVML), missing("owner.libcuda", cfg.Owner.LibCUDA))
+	}
 	if cfg.Auth == "tls" {
 		before := len(errs)
 		for _, f := range []struct {
@@ -91,4 +96,35 @@ func Check(cfg *config.Config) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// lends says whether a pool names this node as owner.
+func lends(cfg *config.Config) bool {
+	return slices.ContainsFunc(cfg.Peers(), func(p config.Peer) bool { return p.Name == cfg.Node })
+}
+
+// missing is an error where a key names a library by a path that is not there.
+func missing(key, path string) error {
+	if _, err := os.Stat(path); filepath.IsAbs(path) && err != nil {
+		return fmt.Errorf("%s: %w; name the driver's library, or leave the key out", key, err)
+	}
+	return nil
+}
+
+// Summary says in a few words what a node with this configuration does.
+func Summary(cfg *config.Config) string {
+	var in []string
+	for name, p := range cfg.Pools {
+		if slices.ContainsFunc(p.Owners, func(o config.Peer) bool { return o.Name == cfg.Node }) {
+			in = append(in, name)
+		}
+	}
+	slices.Sort(in)
+	switch {
+	case len(in) > 0:
+		return "lends its GPUs to pool " + strings.Join(in, ", ")
+	case cfg.Owner.Enabled == "yes":
+		return "no pool names it as owner: its GPUs are lent to nobody"
+	}
+	return "no pool names it as owner: it lends no GPU"
 }

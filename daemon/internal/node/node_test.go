@@ -100,3 +100,31 @@ func TestRootUser(t *testing.T) {
 		}
 	}
 }
+
+// A library that an owner's configuration names and that is not there is told by --check, with its key; other nodes share the file and need none.
+func TestCheckLibraries(t *testing.T) {
+	dir := t.TempDir()
+	c := config.Default()
+	c.Node, c.StateDir, c.RunDir, c.Audit.File = "n1", dir, filepath.Join(dir, "run"), filepath.Join(dir, "log", "audit.log")
+	c.Pools = map[string]config.Pool{"b": {Owners: []config.Peer{{Name: "n1"}}}, "a": {Owners: []config.Peer{{Name: "n1"}}}, "c": {Owners: []config.Peer{{Name: "n2"}}}}
+	if err := Check(&c); err != nil {
+		t.Fatal(err)
+	}
+	c.Owner.LibNVML, c.Owner.LibCUDA = "/nope/libnvml.so", "/nope/libcuda.so"
+	err := Check(&c)
+	for _, want := range []string{"owner.libnvml: stat /nope/libnvml.so: no such file", "owner.libcuda: stat /nope/libcuda.so: no such file"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if s := Summary(&c); s != "lends its GPUs to pool a, b" {
+		t.Error(s)
+	}
+	c.Node = "n3"
+	if err := Check(&c); err != nil {
+		t.Errorf("on a node that lends nothing: %v", err)
+	}
+	if s := Summary(&c); s != "no pool names it as owner: it lends no GPU" {
+		t.Error(s)
+	}
+}

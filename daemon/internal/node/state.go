@@ -202,13 +202,20 @@ func (n *Node) health(ctx context.Context) []rpc.Check {
 
 func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format string, a ...any)) {
 	cfg := n.cfg.Load()
+	nvml, driver := "see dmesg and nvidia-smi", "see dmesg and nvidia-smi"
+	if err := missing("owner.libnvml", cfg.Owner.LibNVML); err != nil {
+		nvml = err.Error()
+	}
+	if err := missing("owner.libcuda", cfg.Owner.LibCUDA); err != nil {
+		driver = err.Error()
+	}
 	switch age, known, why := n.watch.Age(); {
 	case !known:
-		add("nvml", rpc.Fail, "see dmesg and nvidia-smi", "%s", why)
+		add("nvml", rpc.Fail, nvml, "%s", why)
 	case why != "":
-		add("nvml", rpc.Fail, "see dmesg and nvidia-smi", "%s; last answer %v ago", why, age.Round(time.Second))
+		add("nvml", rpc.Fail, nvml, "%s; last answer %v ago", why, age.Round(time.Second))
 	case age > stale*cfg.Owner.Poll:
-		add("nvml", rpc.Warn, "see dmesg and nvidia-smi", "last answer %v ago", age.Round(time.Second))
+		add("nvml", rpc.Warn, nvml, "last answer %v ago", age.Round(time.Second))
 	default:
 		add("nvml", rpc.OK, "", "answered %v ago", age.Round(time.Millisecond))
 	}
@@ -226,7 +233,7 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 			}
 			continue
 		}
-		add("gpu", rpc.Fail, "see dmesg and nvidia-smi; it is used again once it is healthy", "%s (%d): %s", g.UUID, g.Index, g.Why)
+		add("gpu", rpc.Fail, driver+"; it is used again once it is healthy", "%s (%d): %s", g.UUID, g.Index, g.Why)
 	}
 	add("owner", rpc.OK, "", "%d GPUs to lend", healthy)
 	if m := n.pool.Unscheduled(); len(m) > 0 { // mostly all for the same reason
