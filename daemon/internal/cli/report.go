@@ -31,8 +31,9 @@ func newReport() *cobra.Command {
 		Long: `Print what a job asked for, was granted and has used: the most memory, the time in which
 the GPU computed for it, calls and bytes. The job runs, or ended recently (lease.tombstone,
 an hour by default). Each line is one lease at one owner. A job has one for each node, and
-those of its earlier runs if it was requeued. The last line sums up the last run. Slurm keeps
-that line: sacct -j JOB -o AdminComment%200
+those of its earlier runs if it was requeued. The line that begins with sluice: sums up the last
+run, and says how many were before it. After the end a verdict says whether less would have done.
+Slurm keeps the first of the two: sacct -j JOB -o AdminComment%200
 
 JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. A node knows the leases of its own jobs, Slurm's controller those of all. Users
 see their own jobs.
@@ -99,7 +100,14 @@ func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
 	if err := table(w, "NODE LEASE OWNER ASKED GRANTED POLICY PEAK GPU_TIME HELD WAITED THROTTLED CALLS WAITS IN OUT SESSIONS TIME STATE", rows); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(w, jobreport.Line(rs))
+	if _, err := fmt.Fprintln(w, jobreport.Line(rs)); err != nil {
+		return err
+	}
+	verdict := jobreport.Verdict(rs)
+	if verdict == "" {
+		return nil
+	}
+	_, err := fmt.Fprintln(w, "verdict: "+verdict)
 	return err
 }
 

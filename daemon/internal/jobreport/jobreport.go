@@ -104,8 +104,8 @@ func Add(reports []lease.Report) Sum {
 // Line is the last run of a job in one line of words and numbers in turn, for Slurm's
 // AdminComment and the job's output; "" without reports. It says the same when it is
 // written small throughout, as sacctmgr does: no unit is told by its case alone.
-func Line(reports []lease.Report) string {
-	reports = Last(reports)
+func Line(all []lease.Report) string {
+	reports := Last(all)
 	if len(reports) == 0 {
 		return ""
 	}
@@ -134,7 +134,67 @@ func Line(reports []lease.Report) string {
 	if s.Sessions == 0 {
 		b.WriteString(" unused")
 	}
+	if runs, gpu := earlier(all, reports); runs > 0 {
+		fmt.Fprintf(&b, " earlier-runs %d earlier-gpu %s", runs, Duration(gpu))
+	}
 	return b.String()
+}
+
+// earlier is how many runs there were before the last, and the time in which GPUs computed for them. Slurm has one
+// comment for all runs of a job that was requeued, and writes it at the last.
+func earlier(all, last []lease.Report) (runs int, gpu time.Duration) {
+	var seen []uint64
+	for _, r := range all {
+		if r.Lease == "" || slices.ContainsFunc(last, func(l lease.Report) bool { return l.Lease == r.Lease || l.Key.Incarnation == r.Key.Incarnation }) {
+			continue
+		}
+		gpu += r.GPUTime
+		if !slices.Contains(seen, r.Key.Incarnation) {
+			seen = append(seen, r.Key.Incarnation)
+		}
+	}
+	return len(seen), gpu
+}
+
+// shortJob is how long a job must have run before its GPU time says something about the next one.
+const shortJob = time.Minute
+
+// Verdict says whether the last run of a job used what it had, and what to ask for the next time; "" while it runs.
+// Advice is given where less than half was used. It leaves a quarter more memory, and half as much time again, as
+// were used.
+func Verdict(reports []lease.Report) string {
+	last := Last(reports)
+	s := Add(last)
+	if len(last) == 0 || s.Live || s.Granted == 0 || s.Mem == 0 {
+		return ""
+	}
+	if s.Sessions == 0 {
+		return "no program of the job used its fraction: leave --gres=rgpu out, or see that the program finds a GPU"
+	}
+	var took time.Duration
+	for _, r := range last {
+		took = max(took, r.Ended.Sub(r.Made))
+	}
+	nodes := uint64(s.Nodes)
+	memory := s.Peak * 100 / s.Mem
+	var text, advice []string
+	text = append(text, fmt.Sprintf("%d %% of the memory used", memory))
+	if took >= shortJob {
+		busy := uint64(s.GPUTime * 100 / took) // percent of one GPU, all nodes together
+		text = append(text, fmt.Sprintf("GPU computed for %d %% of the time", busy/nodes))
+		if want := max(1, (busy*3/2+nodes-1)/nodes); want*nodes*2 < uint64(s.Granted) {
+			advice = append(advice, fmt.Sprintf("--gres=rgpu:%d", want))
+		}
+	}
+	if memory < 50 && len(last[0].Grants) == 1 {
+		const gib = 1 << 30
+		peak := s.Peak / nodes
+		advice = append(advice, fmt.Sprintf("--rgpu-mem=%dG", max(1, (peak+peak/4+gib-1)/gib)))
+	}
+	if len(advice) == 0 {
+		return strings.Join(text, ", ") + ": it fits"
+	}
+	return strings.Join(text, ", ") + ": ask for " + strings.Join(advice, " ") + " the next time"
 }
 
 // Duration is d as 0s, 3.2s, 12m03s, 1h02m03s.

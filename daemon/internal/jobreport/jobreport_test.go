@@ -78,7 +78,7 @@ func TestLine(t *testing.T) {
 		{[]lease.Report{a}, one},
 		{[]lease.Report{a, b}, "sluice: nodes 2 asked 100% granted 100% 142640MiB peak 40960MiB gpu 24m06s throttled 0s calls 2400000 waits 24 in 6.8GiB out 2.4GiB"},
 		// A run before, on the same node and on one that is not of the last run.
-		{[]lease.Report{report("n1", 3, -time.Hour), report("n9", 3, -time.Hour), a}, one},
+		{[]lease.Report{report("n1", 3, -time.Hour), report("n9", 3, -time.Hour), a}, one + " earlier-runs 1 earlier-gpu 24m06s"},
 		{[]lease.Report{odd, two}, "sluice: asked 150% 2048MiB granted 100% 142640MiB peak 1MiB gpu 0s throttled 6.3s calls 0 waits 0 in 0B out 0B errors 6 unused"},
 	} {
 		if got := Line(c.in); got != c.want {
