@@ -154,7 +154,7 @@ func (h *Host) ownerChecks(ctx context.Context, peers []*peer) []rpc.Check {
 		if err := p.down(); err != nil {
 			c.Level, c.Text, c.Remedy = rpc.Fail, err.Error(), p.away(ctx, err)
 		} else if v := p.version(); v != "" && v != h.cfg.Version {
-			c.Level, c.Remedy = rpc.Warn, "finish the upgrade: the same packages on all nodes; programs of jobs need the same build on both sides"
+			c.Level, c.Remedy = rpc.Warn, "finish the upgrade: the same packages on all nodes; until then a function that one side does not know is refused"
 			c.Text = fmt.Sprintf("runs sluice %s, and this node %s", v, h.cfg.Version)
 		}
 		out = append(out, c)
