@@ -176,8 +176,8 @@ end
 
 -- mebibytes reads 20G, nil if it is no size or out of range.
 local function mebibytes(s)
-  local digits, suffix = s:match("^(%d+)([mMgGtT])$")
-  if not digits then return nil end
+  local digits, suffix, rest = s:match("^(%d+)([mMgGtT])([iI]?[bB]?)$")
+  if not digits or rest:lower() == "i" then return nil end -- 20G, 20GB and 20GiB are the same
   digits = digits:gsub("^0+(%d)", "%1")
   if #digits > 12 then return nil end
   local n = tonumber(digits) * ({ m = 1, g = 1024, t = 1024 * 1024 })[suffix:lower()]

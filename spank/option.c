@@ -15,6 +15,19 @@
 static char given[SL_OPTIONS][80]; /* in normal form; "" not given */
 static bool called[SL_OPTIONS];
 
+/* Whether s is what may follow a unit: nothing, B or iB, in upper or lower case, in any locale. */
+static bool unit_ends(const char *s)
+{
+	if (*s == 'i' || *s == 'I') {
+		s++;
+		if (*s != 'b' && *s != 'B')
+			return false;
+	}
+	if (*s == 'b' || *s == 'B')
+		s++;
+	return !*s;
+}
+
 static bool parse_size(const char *v, char out[80])
 {
 	static const char units[] = "MGT";
@@ -27,7 +40,7 @@ static bool parse_size(const char *v, char out[80])
 		v++;
 	digits = strspn(v, "0123456789");
 	c = v[digits];
-	if (!digits || digits > 18 || !c || v[digits + 1])
+	if (!digits || digits > 18 || !c || !unit_ends(v + digits + 1))
 		return false;
 	if (c >= 'a')
 		c -= 'a' - 'A';

@@ -197,9 +197,9 @@ func TestOptionVariables(t *testing.T) {
 	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != "1G" || p.Control("RGPU_POLICY") != "" {
 		t.Errorf("srun: %d, %q %q", rc, p.Control("RGPU_MEM"), p.Control("RGPU_POLICY"))
 	}
-	t.Setenv("SBATCH_RGPU_MEM", "2GB")
+	t.Setenv("SBATCH_RGPU_MEM", "2.5G")
 	p, _ = spank.Start(spank.Allocator, 0, 0, 0)
-	if rc := p.InitPostOpt(); rc == 0 || p.Control("RGPU_MEM") != "" || !strings.HasPrefix(p.Log(), "sluice: SBATCH_RGPU_MEM=2GB: want a whole number") {
+	if rc := p.InitPostOpt(); rc == 0 || p.Control("RGPU_MEM") != "" || !strings.HasPrefix(p.Log(), "sluice: SBATCH_RGPU_MEM=2.5G: want a whole number") {
 		t.Errorf("a bad value: %d, %q", rc, p.Log())
 	}
 }

@@ -16,18 +16,18 @@ var units = []struct {
 // Bytes is a number of bytes that is written as 512M or 20G.
 type Bytes uint64
 
-var size = regexp.MustCompile(`^([0-9]+)(?:([KMGT])(?:I?B)?|B)?$`)
+var size = regexp.MustCompile(`^([0-9]+)(?:([KMGTkmgt])(?:[iI]?[bB])?|[bB])?$`)
 
 // ParseBytes reads a size: a whole number, with K, M, G or T behind it for powers of 1024,
 // also as KB or KiB, in upper or lower case. The greatest is 2^63-1.
 func ParseBytes(text string) (Bytes, error) {
-	m := size.FindStringSubmatch(strings.ToUpper(text))
+	m := size.FindStringSubmatch(text)
 	if m == nil {
 		return 0, fmt.Errorf("%q is no size: give bytes as 21474836480, or a whole number with K, M, G or T (powers of 1024) as 512M or 20G", text)
 	}
 	shift := uint(0)
 	for _, u := range units {
-		if m[2] == u.letter {
+		if strings.ToUpper(m[2]) == u.letter {
 			shift = u.shift
 		}
 	}

@@ -90,7 +90,8 @@ func Check(name, value string) error {
 // unit, unlike other sizes: a number without one is MiB for Slurm's own --mem, and bytes
 // elsewhere.
 func MiB(value string) (n uint64, ok bool) {
-	if value == "" || !strings.ContainsRune("mMgGtT", rune(value[len(value)-1])) {
+	unit := strings.TrimRight(strings.TrimRight(value, "bB"), "iI")
+	if unit == "" || !strings.ContainsRune("mMgGtT", rune(unit[len(unit)-1])) {
 		return 0, false
 	}
 	b, err := form.ParseBytes(value)
