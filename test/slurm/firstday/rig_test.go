@@ -80,7 +80,6 @@ type rig struct {
 	text string // its contents
 	dir  string // of this fault, the same here and on every node
 	n    int
-	ctld bool // slurmctld has to be restarted afterwards
 
 	net *site.Site // another site, whose nodes have a network each; nil until a fault needs it
 }
