@@ -457,11 +457,13 @@ static enum sl_connected ask_again(int fd, const struct sl_ask *ask, uint32_t se
 enum sl_connected sl_connect_again(const struct sl_ask *ask, uint32_t session, const struct wire_attach *attach, uint32_t keepalive_ms,
 				   struct sl_connection *c, struct wire_attached *answer, char *reason, size_t cap)
 {
+	struct sl_ask from_lease = *ask;
 	enum sl_connected rc;
 	bool local;
 
 	*reason = 0;
-	rc = known.socket ? dial_lease(known.socket, ask, c, &local) : dial_worker(known.workers, ask, c, &local);
+	from_lease.kind |= session << 8;
+	rc = known.socket ? dial_lease(known.socket, &from_lease, c, &local) : dial_worker(known.workers, ask, c, &local);
 	if (rc)
 		return rc;
 	rc = ask_again(c->fd, ask, session, attach, answer, reason, cap);

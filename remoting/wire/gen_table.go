@@ -3184,7 +3184,7 @@ const LeaseRequestSize = 64
 // LeaseRequest: what a client sends.
 type LeaseRequest struct {
 	Version  uint32 // 1
-	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same
+	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same. For attach, the number of the session from bit 8
 	Owner    uint32 // 0 to n - 1, in the order of the lease's fractions
 	Features uint32 // 0
 	Program  string // program name

@@ -29,6 +29,16 @@ func SessionOpens(kind uint32) bool {
 	return SessionKnown(kind) && (sessionKinds[kind].computes || len(sessionKinds[kind].ops) > 0)
 }
 
+// AttachKind is what the socket of a lease, and its owner, are asked for by the client of a session whose connection was lost.
+func AttachKind(session uint32) uint32 { return SessionAttach | session<<attachShift }
+
+const attachShift = 8
+
+// Attaches gives the session of an AttachKind.
+func Attaches(kind uint32) (session uint32, ok bool) {
+	return kind >> attachShift, kind&(1<<attachShift-1) == SessionAttach
+}
+
 // SessionComputes reports whether sessions of the kind may start work on a device.
 func SessionComputes(kind uint32) bool {
 	return kind < uint32(len(sessionKinds)) && sessionKinds[kind].computes

@@ -204,6 +204,7 @@ type Host struct {
 	flights map[name]*flight
 	tombs   map[name]tombstone
 	gone    map[string]time.Time // ids that have ended recently
+	clients map[watched]*os.File // processes with sessions at other nodes
 	ends    map[endName]*jobEnd  // ends of jobs that some owners have not been sent yet
 	closed  bool
 
@@ -223,7 +224,7 @@ func New(cfg Config) (*Host, error) {
 	h := &Host{
 		cfg: cfg, log: cfg.Log, users: cfg.Users,
 		peers: make(map[string]*peer), leases: make(map[string]*held), keys: make(map[name]*held),
-		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), ends: make(map[endName]*jobEnd),
+		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), clients: make(map[watched]*os.File), ends: make(map[endName]*jobEnd),
 		wake:     make(chan struct{}, 1),
 		acquires: crew{doing: "acquiring leases", most: 64, each: 4},
 		explains: crew{doing: "reading the audit log", most: 2, each: 1},

@@ -17,7 +17,7 @@ import (
 func (h *Host) newSockets() (err error) {
 	h.socks, err = leasesock.New(leasesock.Config{
 		RunDir: h.cfg.RunDir, Base: h.base, Log: h.log,
-		Lease: h.leaseNow, Open: h.session, Refused: h.refused, Point: h.point,
+		Lease: h.leaseNow, Open: h.session, Opened: h.opened, Refused: h.refused, Point: h.point,
 	})
 	return err
 }

@@ -43,6 +43,12 @@ type Owner interface {
 	Offer(ctx context.Context, host string, r SessionRequest) (Offer, error)
 }
 
+// Mourner is an owner that can be told that a process has ended.
+type Mourner interface {
+	// Gone ends the sessions that a process of host, which has ended, had in a lease of host.
+	Gone(ctx context.Context, host, id string, pid uint32) error
+}
+
 // LocalOwner is the owner in this process, which can hand over a socket.
 type LocalOwner interface {
 	Owner

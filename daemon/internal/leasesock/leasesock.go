@@ -40,6 +40,8 @@ type Config struct {
 	// Open opens a session at one of a lease's owners. local says that the owner is on
 	// this machine.
 	Open func(ctx context.Context, owner string, r lease.SessionRequest) (f *os.File, local bool, err error)
+	// Opened is told of a session that a process of this machine has on another, with the process's pidfd, which is Opened's to close.
+	Opened func(owner string, r lease.SessionRequest, pidfd int)
 	// Refused is called for each request that got no session.
 	Refused func(*lease.Lease, Refusal)
 	// Point is a step at which a test may end the daemon.

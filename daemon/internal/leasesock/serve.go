@@ -171,7 +171,7 @@ func (s *Socket) answer(c *net.UnixConn) {
 		err = lease.Errorf(lease.Over, "lease %s has ended", l.ID)
 	case r.version != wire.LeaseVersion:
 		status, err = wire.StatusVersion, lease.Errorf(lease.Invalid, "lease socket: version %d asked, %d spoken here; the shim and sluiced have to be of one release", r.version, wire.LeaseVersion)
-	case !wire.SessionOpens(r.kind):
+	case !wire.SessionOpens(r.kind) && !attaches(r.kind):
 		err = lease.Errorf(lease.Invalid, "lease socket: session of kind %d: want %d or %d", r.kind, wire.SessionCompute, wire.SessionObserve)
 	case r.features != 0:
 		err = lease.Errorf(lease.Invalid, "lease socket: features %#x are not known in version %d", r.features, wire.LeaseVersion)
@@ -186,7 +186,8 @@ func (s *Socket) answer(c *net.UnixConn) {
 	s.set.point("open-a-checked")
 	ctx, cancel := context.WithTimeout(cfg.Base, openTime)
 	defer cancel()
-	f, local, err := cfg.Open(ctx, owners[r.index], lease.SessionRequest{Lease: l.ID, Kind: r.kind, PID: uint32(max(0, who.pid)), UID: l.Request.UID, Program: r.program})
+	q := lease.SessionRequest{Lease: l.ID, Kind: r.kind, PID: uint32(max(0, who.pid)), UID: l.Request.UID, Program: r.program}
+	f, local, err := cfg.Open(ctx, owners[r.index], q)
 	_ = c.SetDeadline(time.Now().Add(requestTime))
 	if err != nil {
 		s.refused(&l, &who, &r, err, false)
@@ -195,8 +196,18 @@ func (s *Socket) answer(c *net.UnixConn) {
 	}
 	defer f.Close()
 	s.set.point("open-b-connected")
+	if !local && q.PID != 0 && who.fd >= 0 && cfg.Opened != nil {
+		if fd, err := unix.FcntlInt(uintptr(who.fd), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			cfg.Opened(owners[r.index], q, fd)
+		}
+	}
 	reply(c, wire.StatusOK, len(owners), flags(local), f)
 	s.set.point("open-c-passed")
+}
+
+func attaches(kind uint32) bool {
+	_, ok := wire.Attaches(kind)
+	return ok
 }
 
 // deny answers a caller who may not use the lease. The request is read first, since the

@@ -128,6 +128,7 @@ func (n *Node) counters() []metrics.Counter {
 		metrics.Counter{Name: "owner_released_total", Help: "Leases released by their host.", Value: c.Released},
 		metrics.Counter{Name: "owner_reclaimed_total", Help: "Leases taken back by the owner.", Value: c.Reclaimed},
 		metrics.Counter{Name: "owner_sessions_total", Help: "Sessions opened.", Value: c.Opened},
+		metrics.Counter{Name: "owner_sessions_attached_total", Help: "Lost connections of sessions that were made again.", Value: c.Attached},
 		metrics.Counter{Name: "owner_sessions_refused_total", Help: "Sessions refused.", Value: c.SessionsRefused},
 		metrics.Counter{Name: "data_dropped_total", Help: "Data connections closed to make room for others.", Value: n.data.Dropped()},
 		metrics.Counter{Name: "owner_overruns_total", Help: "Times that a lease's work stayed on a GPU beyond shares.overrun.limit.", Value: n.overruns.Load()},

@@ -89,6 +89,16 @@ type Workers interface {
 // found at the start, so that those without a lease can be ended.
 type Adopted interface{ Leases() []string }
 
+// Attacher is what Workers may implement besides: sessions that outlive their connections.
+type Attacher interface {
+	// Attachable says whether a lease has a session of that number that could take a new connection.
+	Attachable(leaseID string, n int) bool
+	// Attach passes it one, which stays the caller's to close.
+	Attach(leaseID string, n int, conn *os.File) error
+	// EndClient ends the sessions of a process of the lease's host, unless they end by themselves at once.
+	EndClient(leaseID string, pid uint32)
+}
+
 // Tickets prepares the data connection of a session.
 type Tickets interface {
 	Offer(r lease.SessionRequest) (lease.Offer, error)
@@ -208,16 +218,16 @@ type entry struct {
 }
 
 // Counters of this process.
-type Counters struct{ Reserved, Granted, Refused, Released, Reclaimed, Opened, SessionsRefused uint64 }
+type Counters struct{ Reserved, Granted, Refused, Released, Reclaimed, Opened, SessionsRefused, Attached uint64 }
 
 type counts struct {
-	reserved, granted, refused, released, reclaimed, opened, sessionsRefused atomic.Uint64
+	reserved, granted, refused, released, reclaimed, opened, sessionsRefused, attached atomic.Uint64
 }
 
 // Counters returns the counters of this process.
 func (o *Owner) Counters() Counters {
 	c := &o.counts
-	return Counters{c.reserved.Load(), c.granted.Load(), c.refused.Load(), c.released.Load(), c.reclaimed.Load(), c.opened.Load(), c.sessionsRefused.Load()}
+	return Counters{c.reserved.Load(), c.granted.Load(), c.refused.Load(), c.released.Load(), c.reclaimed.Load(), c.opened.Load(), c.sessionsRefused.Load(), c.attached.Load()}
 }
 
 // New loads the leases in the ledger. Run keeps them.

@@ -40,7 +40,11 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 	if tickets == nil {
 		return lease.Offer{}, lease.Errorf(lease.Down, "owner %s does not listen for data yet; ask again", o.cfg.Name)
 	}
-	if err := o.roomFor(r.Lease); err != nil {
+	if n, ok := wire.Attaches(r.Kind); ok {
+		if a, can := o.cfg.Workers.(Attacher); !can || !a.Attachable(r.Lease, int(n)) {
+			return lease.Offer{}, lease.Errorf(lease.NotFound, "lease %s has no session %d at owner %s: it has ended", r.Lease, n, o.cfg.Name)
+		}
+	} else if err := o.roomFor(r.Lease); err != nil {
 		return lease.Offer{}, err
 	}
 	// The ledger says for which user the session is, not the host.
@@ -57,7 +61,7 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 func (o *Owner) usable(host string, r lease.SessionRequest) (*entry, error) {
 	e := o.leases[r.Lease]
 	switch {
-	case !wire.SessionOpens(r.Kind):
+	case !wire.SessionOpens(r.Kind) && !attaches(r.Kind):
 		return nil, lease.Errorf(lease.Invalid, "session of kind %d: want %d or %d", r.Kind, wire.SessionCompute, wire.SessionObserve)
 	case e == nil:
 		return nil, lease.Errorf(lease.NotFound, "lease %.40q is not known to owner %s: it has ended, or never existed", r.Lease, o.cfg.Name)
@@ -88,6 +92,9 @@ func (o *Owner) roomFor(id string) error {
 // Admit closes conn; the worker has a descriptor of its own.
 func (o *Owner) Admit(ctx context.Context, r lease.SessionRequest, conn *os.File) error {
 	defer conn.Close()
+	if n, ok := wire.Attaches(r.Kind); ok {
+		return o.attach(r, int(n), conn)
+	}
 	s, err := o.admitSession(ctx, r, conn)
 	if err != nil {
 		o.refused("", r, err)
@@ -95,6 +102,43 @@ func (o *Owner) Admit(ctx context.Context, r lease.SessionRequest, conn *os.File
 	}
 	o.log.Info("session", "session", s.ID, "lease", r.Lease, "pid", s.Worker.PID, "client", r.Program, "client_pid", r.PID)
 	o.point("open-3-audited")
+	return nil
+}
+
+func attaches(kind uint32) bool {
+	_, ok := wire.Attaches(kind)
+	return ok
+}
+
+// attach passes a new connection to a session whose connection was lost. The session decides whether it is its client's.
+func (o *Owner) attach(r lease.SessionRequest, n int, conn *os.File) error {
+	o.mu.RLock()
+	_, err := o.usable("", r)
+	o.mu.RUnlock()
+	if a, can := o.cfg.Workers.(Attacher); err == nil && can {
+		err = a.Attach(r.Lease, n, conn)
+	}
+	if err != nil {
+		o.refused("", r, err)
+		return err
+	}
+	o.counts.attached.Add(1)
+	o.log.Info("session goes on over a new connection", "lease", r.Lease, "number", n, "client", r.Program, "client_pid", r.PID)
+	return nil
+}
+
+// Gone implements lease.Mourner.
+func (o *Owner) Gone(_ context.Context, host, id string, pid uint32) error {
+	o.mu.RLock()
+	e := o.leases[id]
+	mine := e != nil && e.rec.Lease.Host == host
+	o.mu.RUnlock()
+	if !mine {
+		return lease.Errorf(lease.NotFound, "lease %.40q of node %s is not known to owner %s", id, host, o.cfg.Name)
+	}
+	if a, can := o.cfg.Workers.(Attacher); can && pid != 0 {
+		a.EndClient(id, pid)
+	}
 	return nil
 }
 

@@ -182,6 +182,14 @@ func (o *OwnerClient) Offer(ctx context.Context, _ string, q lease.SessionReques
 	return fromOffer(r)
 }
 
+// Gone implements lease.Mourner.
+func (o *OwnerClient) Gone(ctx context.Context, _, id string, pid uint32) error {
+	if _, err := o.c.Gone(tagged(ctx, o.version), &pb.GoneRequest{Lease: text(id), Pid: pid}); err != nil {
+		return o.fail(err)
+	}
+	return nil
+}
+
 // --- Local ---
 
 // LocalClient is the LocalService of this node's daemon, called as this process.

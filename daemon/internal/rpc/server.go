@@ -217,6 +217,17 @@ func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferR
 	return toOffer(o), nil
 }
 
+func (s *ownerServer) Gone(ctx context.Context, r *pb.GoneRequest) (*pb.GoneReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if m, ok := s.owner.(lease.Mourner); ok {
+		err = m.Gone(ctx, host, r.GetLease(), r.GetPid())
+	}
+	return &pb.GoneReply{}, toGRPC(err)
+}
+
 // controller says whether the owner lets that node act for all nodes.
 func (s *ownerServer) controller(node string) bool {
 	c, ok := s.owner.(interface{ Controller(node string) bool })

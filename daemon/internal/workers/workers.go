@@ -62,6 +62,7 @@ type Config struct {
 
 	Warm       int // processes kept ready for each GPU
 	Keepalive  time.Duration
+	Grace      time.Duration // how long a session waits for a client whose connection was lost; 0: not at all
 	Seccomp    bool
 	ConfineDev bool
 	Sandbox    sandbox.Mode
@@ -219,6 +220,9 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 	s, err := p.claim(l, r)
 	if err != nil {
 		return lease.Session{}, err
+	}
+	if r.PID != 0 { // else nobody could tell that the client has ended
+		st.GraceMS = uint32(p.cfg.Grace / time.Millisecond)
 	}
 	st.Hello.Kind = r.Kind // others is counted by it, so the client must keep to it
 	if err := p.launch(ctx, s, l, st, conn, gpus); err != nil {

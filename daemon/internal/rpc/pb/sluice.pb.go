@@ -2513,6 +2513,95 @@ func (x *OfferRequest) GetCertHash() []byte {
 	return nil
 }
 
+// A process of the caller's node has ended that had sessions in a lease.
+type GoneRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         string                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Pid           uint32                 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GoneRequest) Reset() {
+	*x = GoneRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GoneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GoneRequest) ProtoMessage() {}
+
+func (x *GoneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GoneRequest.ProtoReflect.Descriptor instead.
+func (*GoneRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *GoneRequest) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
+}
+
+func (x *GoneRequest) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+type GoneReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GoneReply) Reset() {
+	*x = GoneReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GoneReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GoneReply) ProtoMessage() {}
+
+func (x *GoneReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GoneReply.ProtoReflect.Descriptor instead.
+func (*GoneReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
+}
+
 type OfferReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Addr          string                 `protobuf:"bytes,1,opt,name=addr,proto3" json:"addr,omitempty"`
@@ -2525,7 +2614,7 @@ type OfferReply struct {
 
 func (x *OfferReply) Reset() {
 	*x = OfferReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2537,7 +2626,7 @@ func (x *OfferReply) String() string {
 func (*OfferReply) ProtoMessage() {}
 
 func (x *OfferReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2550,7 +2639,7 @@ func (x *OfferReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReply.ProtoReflect.Descriptor instead.
 func (*OfferReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *OfferReply) GetAddr() string {
@@ -2590,7 +2679,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2691,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2704,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AcquireRequest) GetRequest() *Request {
@@ -2635,7 +2724,7 @@ type AcquireReply struct {
 
 func (x *AcquireReply) Reset() {
 	*x = AcquireReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +2736,7 @@ func (x *AcquireReply) String() string {
 func (*AcquireReply) ProtoMessage() {}
 
 func (x *AcquireReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +2749,7 @@ func (x *AcquireReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireReply.ProtoReflect.Descriptor instead.
 func (*AcquireReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AcquireReply) GetLease() *Lease {
@@ -2686,7 +2775,7 @@ type PoolRequest struct {
 
 func (x *PoolRequest) Reset() {
 	*x = PoolRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +2787,7 @@ func (x *PoolRequest) String() string {
 func (*PoolRequest) ProtoMessage() {}
 
 func (x *PoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,7 +2800,7 @@ func (x *PoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolRequest.ProtoReflect.Descriptor instead.
 func (*PoolRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PoolRequest) GetName() string {
@@ -2730,7 +2819,7 @@ type PoolReply struct {
 
 func (x *PoolReply) Reset() {
 	*x = PoolReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2831,7 @@ func (x *PoolReply) String() string {
 func (*PoolReply) ProtoMessage() {}
 
 func (x *PoolReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2844,7 @@ func (x *PoolReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReply.ProtoReflect.Descriptor instead.
 func (*PoolReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PoolReply) GetPools() []*Pool {
@@ -2776,7 +2865,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +2877,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +2890,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Pool) GetName() string {
@@ -2836,7 +2925,7 @@ type PoolOwner struct {
 
 func (x *PoolOwner) Reset() {
 	*x = PoolOwner{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2848,7 +2937,7 @@ func (x *PoolOwner) String() string {
 func (*PoolOwner) ProtoMessage() {}
 
 func (x *PoolOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2861,7 +2950,7 @@ func (x *PoolOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolOwner.ProtoReflect.Descriptor instead.
 func (*PoolOwner) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PoolOwner) GetName() string {
@@ -2893,7 +2982,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +2994,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +3007,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
 }
 
 type HealthReply struct {
@@ -2930,7 +3019,7 @@ type HealthReply struct {
 
 func (x *HealthReply) Reset() {
 	*x = HealthReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3031,7 @@ func (x *HealthReply) String() string {
 func (*HealthReply) ProtoMessage() {}
 
 func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3044,7 @@ func (x *HealthReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
 func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *HealthReply) GetChecks() []*Check {
@@ -2978,7 +3067,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3079,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3092,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Check) GetName() string {
@@ -3050,7 +3139,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3062,7 +3151,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3075,7 +3164,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -3094,7 +3183,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3106,7 +3195,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3119,7 +3208,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ExplainReply) GetEvents() []*Event {
@@ -3150,7 +3239,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3162,7 +3251,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3175,7 +3264,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3277,7 +3366,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3378,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3391,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
 }
 
 type StatsReply struct {
@@ -3318,7 +3407,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3330,7 +3419,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3343,7 +3432,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StatsReply) GetNode() string {
@@ -3399,7 +3488,7 @@ type GPUStats struct {
 
 func (x *GPUStats) Reset() {
 	*x = GPUStats{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3500,7 @@ func (x *GPUStats) String() string {
 func (*GPUStats) ProtoMessage() {}
 
 func (x *GPUStats) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3513,7 @@ func (x *GPUStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUStats.ProtoReflect.Descriptor instead.
 func (*GPUStats) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GPUStats) GetGpu() *GPU {
@@ -3492,7 +3581,7 @@ type JobRunRequest struct {
 
 func (x *JobRunRequest) Reset() {
 	*x = JobRunRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3504,7 +3593,7 @@ func (x *JobRunRequest) String() string {
 func (*JobRunRequest) ProtoMessage() {}
 
 func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3517,7 +3606,7 @@ func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRunRequest.ProtoReflect.Descriptor instead.
 func (*JobRunRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *JobRunRequest) GetRun() *JobRun {
@@ -3536,7 +3625,7 @@ type JobRequest struct {
 
 func (x *JobRequest) Reset() {
 	*x = JobRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3548,7 +3637,7 @@ func (x *JobRequest) String() string {
 func (*JobRequest) ProtoMessage() {}
 
 func (x *JobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3561,7 +3650,7 @@ func (x *JobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRequest.ProtoReflect.Descriptor instead.
 func (*JobRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *JobRequest) GetJob() string {
@@ -3593,7 +3682,7 @@ type JobRun struct {
 
 func (x *JobRun) Reset() {
 	*x = JobRun{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3605,7 +3694,7 @@ func (x *JobRun) String() string {
 func (*JobRun) ProtoMessage() {}
 
 func (x *JobRun) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3618,7 +3707,7 @@ func (x *JobRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRun.ProtoReflect.Descriptor instead.
 func (*JobRun) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *JobRun) GetJob() string {
@@ -3729,7 +3818,7 @@ type Wish struct {
 
 func (x *Wish) Reset() {
 	*x = Wish{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3741,7 +3830,7 @@ func (x *Wish) String() string {
 func (*Wish) ProtoMessage() {}
 
 func (x *Wish) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3754,7 +3843,7 @@ func (x *Wish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wish.ProtoReflect.Descriptor instead.
 func (*Wish) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Wish) GetName() string {
@@ -3782,7 +3871,7 @@ type JobAnswerReply struct {
 
 func (x *JobAnswerReply) Reset() {
 	*x = JobAnswerReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3794,7 +3883,7 @@ func (x *JobAnswerReply) String() string {
 func (*JobAnswerReply) ProtoMessage() {}
 
 func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3807,7 +3896,7 @@ func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobAnswerReply.ProtoReflect.Descriptor instead.
 func (*JobAnswerReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *JobAnswerReply) GetOutcome() string {
@@ -3840,7 +3929,7 @@ type EnvReply struct {
 
 func (x *EnvReply) Reset() {
 	*x = EnvReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3852,7 +3941,7 @@ func (x *EnvReply) String() string {
 func (*EnvReply) ProtoMessage() {}
 
 func (x *EnvReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3865,7 +3954,7 @@ func (x *EnvReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvReply.ProtoReflect.Descriptor instead.
 func (*EnvReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EnvReply) GetOps() []*EnvOp {
@@ -3886,7 +3975,7 @@ type EnvOp struct {
 
 func (x *EnvOp) Reset() {
 	*x = EnvOp{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3898,7 +3987,7 @@ func (x *EnvOp) String() string {
 func (*EnvOp) ProtoMessage() {}
 
 func (x *EnvOp) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3911,7 +4000,7 @@ func (x *EnvOp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvOp.ProtoReflect.Descriptor instead.
 func (*EnvOp) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *EnvOp) GetPrepend() bool {
@@ -4135,7 +4224,11 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x18\n" +
 	"\aprogram\x18\x05 \x01(\fR\aprogram\x12\x18\n" +
 	"\aencrypt\x18\x06 \x01(\bR\aencrypt\x12\x1b\n" +
-	"\tcert_hash\x18\a \x01(\fR\bcertHash\"m\n" +
+	"\tcert_hash\x18\a \x01(\fR\bcertHash\"5\n" +
+	"\vGoneRequest\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\tR\x05lease\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\rR\x03pid\"\v\n" +
+	"\tGoneReply\"m\n" +
 	"\n" +
 	"OfferReply\x12\x12\n" +
 	"\x04addr\x18\x01 \x01(\tR\x04addr\x12\x16\n" +
@@ -4238,7 +4331,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05EnvOp\x12\x18\n" +
 	"\aprepend\x18\x01 \x01(\bR\aprepend\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\tR\x05value2\xdc\x04\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value2\x92\x05\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
@@ -4249,7 +4342,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\aReports\x12\x19.sluice.v1.ReportsRequest\x1a\x17.sluice.v1.ReportsReply\x121\n" +
 	"\x03Set\x12\x15.sluice.v1.SetRequest\x1a\x13.sluice.v1.SetReply\x127\n" +
 	"\x05Drain\x12\x17.sluice.v1.DrainRequest\x1a\x15.sluice.v1.DrainReply\x127\n" +
-	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply2\x91\x04\n" +
+	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply\x124\n" +
+	"\x04Gone\x12\x16.sluice.v1.GoneRequest\x1a\x14.sluice.v1.GoneReply2\x91\x04\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
 	"\aRelease\x12\x19.sluice.v1.ReleaseRequest\x1a\x17.sluice.v1.ReleaseReply\x124\n" +
@@ -4280,7 +4374,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -4317,75 +4411,77 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*DrainRequest)(nil),          // 32: sluice.v1.DrainRequest
 	(*DrainReply)(nil),            // 33: sluice.v1.DrainReply
 	(*OfferRequest)(nil),          // 34: sluice.v1.OfferRequest
-	(*OfferReply)(nil),            // 35: sluice.v1.OfferReply
-	(*AcquireRequest)(nil),        // 36: sluice.v1.AcquireRequest
-	(*AcquireReply)(nil),          // 37: sluice.v1.AcquireReply
-	(*PoolRequest)(nil),           // 38: sluice.v1.PoolRequest
-	(*PoolReply)(nil),             // 39: sluice.v1.PoolReply
-	(*Pool)(nil),                  // 40: sluice.v1.Pool
-	(*PoolOwner)(nil),             // 41: sluice.v1.PoolOwner
-	(*HealthRequest)(nil),         // 42: sluice.v1.HealthRequest
-	(*HealthReply)(nil),           // 43: sluice.v1.HealthReply
-	(*Check)(nil),                 // 44: sluice.v1.Check
-	(*ExplainRequest)(nil),        // 45: sluice.v1.ExplainRequest
-	(*ExplainReply)(nil),          // 46: sluice.v1.ExplainReply
-	(*Event)(nil),                 // 47: sluice.v1.Event
-	(*StatsRequest)(nil),          // 48: sluice.v1.StatsRequest
-	(*StatsReply)(nil),            // 49: sluice.v1.StatsReply
-	(*GPUStats)(nil),              // 50: sluice.v1.GPUStats
-	(*JobRunRequest)(nil),         // 51: sluice.v1.JobRunRequest
-	(*JobRequest)(nil),            // 52: sluice.v1.JobRequest
-	(*JobRun)(nil),                // 53: sluice.v1.JobRun
-	(*Wish)(nil),                  // 54: sluice.v1.Wish
-	(*JobAnswerReply)(nil),        // 55: sluice.v1.JobAnswerReply
-	(*EnvReply)(nil),              // 56: sluice.v1.EnvReply
-	(*EnvOp)(nil),                 // 57: sluice.v1.EnvOp
-	(*durationpb.Duration)(nil),   // 58: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 59: google.protobuf.Timestamp
+	(*GoneRequest)(nil),           // 35: sluice.v1.GoneRequest
+	(*GoneReply)(nil),             // 36: sluice.v1.GoneReply
+	(*OfferReply)(nil),            // 37: sluice.v1.OfferReply
+	(*AcquireRequest)(nil),        // 38: sluice.v1.AcquireRequest
+	(*AcquireReply)(nil),          // 39: sluice.v1.AcquireReply
+	(*PoolRequest)(nil),           // 40: sluice.v1.PoolRequest
+	(*PoolReply)(nil),             // 41: sluice.v1.PoolReply
+	(*Pool)(nil),                  // 42: sluice.v1.Pool
+	(*PoolOwner)(nil),             // 43: sluice.v1.PoolOwner
+	(*HealthRequest)(nil),         // 44: sluice.v1.HealthRequest
+	(*HealthReply)(nil),           // 45: sluice.v1.HealthReply
+	(*Check)(nil),                 // 46: sluice.v1.Check
+	(*ExplainRequest)(nil),        // 47: sluice.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 48: sluice.v1.ExplainReply
+	(*Event)(nil),                 // 49: sluice.v1.Event
+	(*StatsRequest)(nil),          // 50: sluice.v1.StatsRequest
+	(*StatsReply)(nil),            // 51: sluice.v1.StatsReply
+	(*GPUStats)(nil),              // 52: sluice.v1.GPUStats
+	(*JobRunRequest)(nil),         // 53: sluice.v1.JobRunRequest
+	(*JobRequest)(nil),            // 54: sluice.v1.JobRequest
+	(*JobRun)(nil),                // 55: sluice.v1.JobRun
+	(*Wish)(nil),                  // 56: sluice.v1.Wish
+	(*JobAnswerReply)(nil),        // 57: sluice.v1.JobAnswerReply
+	(*EnvReply)(nil),              // 58: sluice.v1.EnvReply
+	(*EnvOp)(nil),                 // 59: sluice.v1.EnvOp
+	(*durationpb.Duration)(nil),   // 60: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 61: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,  // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,  // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	58, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	60, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,  // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
 	3,  // 4: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,  // 5: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	59, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	59, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	61, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	61, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	7,  // 8: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	59, // 9: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	61, // 9: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
 	6,  // 10: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	58, // 11: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	59, // 12: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	58, // 13: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	60, // 11: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	61, // 12: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	60, // 13: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
 	2,  // 14: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	59, // 15: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	61, // 15: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	9,  // 16: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	10, // 17: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
-	58, // 18: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	58, // 19: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	58, // 20: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	58, // 21: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	58, // 22: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	58, // 23: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	58, // 24: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	60, // 18: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	60, // 19: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	60, // 20: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	60, // 21: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	60, // 22: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	60, // 23: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	60, // 24: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
 	5,  // 25: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
 	9,  // 26: sluice.v1.Status.use:type_name -> sluice.v1.Use
 	11, // 27: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	59, // 28: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	61, // 28: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
 	12, // 29: sluice.v1.Status.shares:type_name -> sluice.v1.Share
 	0,  // 30: sluice.v1.Report.key:type_name -> sluice.v1.Key
 	1,  // 31: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
 	4,  // 32: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
 	9,  // 33: sluice.v1.Report.use:type_name -> sluice.v1.Use
 	10, // 34: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	58, // 35: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	59, // 36: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	59, // 37: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	60, // 35: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	61, // 36: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	61, // 37: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
 	12, // 38: sluice.v1.Report.shares:type_name -> sluice.v1.Share
 	8,  // 39: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
 	5,  // 40: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	58, // 41: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	60, // 41: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
 	5,  // 42: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
 	15, // 43: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
 	0,  // 44: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
@@ -4395,22 +4491,22 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	6,  // 48: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
 	3,  // 49: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
 	5,  // 50: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	40, // 51: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	41, // 52: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	42, // 51: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	43, // 52: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
 	8,  // 53: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	44, // 54: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	47, // 55: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	59, // 56: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	46, // 54: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	49, // 55: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	61, // 56: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,  // 57: sluice.v1.Event.key:type_name -> sluice.v1.Key
 	4,  // 58: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	59, // 59: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	50, // 60: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	61, // 59: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	52, // 60: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
 	13, // 61: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
 	6,  // 62: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	58, // 63: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	53, // 64: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	54, // 65: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	57, // 66: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	60, // 63: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	55, // 64: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	56, // 65: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	59, // 66: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
 	16, // 67: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
 	18, // 68: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
 	20, // 69: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
@@ -4421,48 +4517,50 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	30, // 74: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
 	32, // 75: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
 	34, // 76: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36, // 77: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	24, // 78: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	26, // 79: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	38, // 80: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	42, // 81: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	45, // 82: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	48, // 83: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	30, // 84: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	32, // 85: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	51, // 86: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	51, // 87: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	51, // 88: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	51, // 89: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	52, // 90: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	52, // 91: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	17, // 92: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	19, // 93: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	21, // 94: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	23, // 95: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	25, // 96: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 97: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	29, // 98: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	31, // 99: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	33, // 100: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	35, // 101: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37, // 102: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	25, // 103: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 104: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	39, // 105: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	43, // 106: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	46, // 107: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	49, // 108: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	31, // 109: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	33, // 110: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	55, // 111: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	29, // 112: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	55, // 113: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	29, // 114: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	56, // 115: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	29, // 116: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	92, // [92:117] is the sub-list for method output_type
-	67, // [67:92] is the sub-list for method input_type
+	35, // 77: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	38, // 78: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	24, // 79: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	26, // 80: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	40, // 81: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	44, // 82: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	47, // 83: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	50, // 84: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	30, // 85: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	32, // 86: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	53, // 87: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	53, // 88: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	53, // 89: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	53, // 90: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	54, // 91: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	54, // 92: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	17, // 93: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	19, // 94: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	21, // 95: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	23, // 96: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	25, // 97: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 98: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	29, // 99: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	31, // 100: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	33, // 101: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	37, // 102: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	36, // 103: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	39, // 104: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	25, // 105: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 106: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	41, // 107: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	45, // 108: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	48, // 109: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	51, // 110: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	31, // 111: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	33, // 112: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	57, // 113: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	29, // 114: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	57, // 115: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	29, // 116: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	58, // 117: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	29, // 118: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	93, // [93:119] is the sub-list for method output_type
+	67, // [67:93] is the sub-list for method input_type
 	67, // [67:67] is the sub-list for extension type_name
 	67, // [67:67] is the sub-list for extension extendee
 	0,  // [0:67] is the sub-list for field type_name
@@ -4479,7 +4577,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   58,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -36,6 +36,7 @@ const (
 	Owner_Set_FullMethodName       = "/sluice.v1.Owner/Set"
 	Owner_Drain_FullMethodName     = "/sluice.v1.Owner/Drain"
 	Owner_Offer_FullMethodName     = "/sluice.v1.Owner/Offer"
+	Owner_Gone_FullMethodName      = "/sluice.v1.Owner/Gone"
 )
 
 // OwnerClient is the client API for Owner service.
@@ -55,6 +56,7 @@ type OwnerClient interface {
 	Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetReply, error)
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 	Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error)
+	Gone(ctx context.Context, in *GoneRequest, opts ...grpc.CallOption) (*GoneReply, error)
 }
 
 type ownerClient struct {
@@ -165,6 +167,16 @@ func (c *ownerClient) Offer(ctx context.Context, in *OfferRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *ownerClient) Gone(ctx context.Context, in *GoneRequest, opts ...grpc.CallOption) (*GoneReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GoneReply)
+	err := c.cc.Invoke(ctx, Owner_Gone_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OwnerServer is the server API for Owner service.
 // All implementations must embed UnimplementedOwnerServer
 // for forward compatibility.
@@ -182,6 +194,7 @@ type OwnerServer interface {
 	Set(context.Context, *SetRequest) (*SetReply, error)
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	Offer(context.Context, *OfferRequest) (*OfferReply, error)
+	Gone(context.Context, *GoneRequest) (*GoneReply, error)
 	mustEmbedUnimplementedOwnerServer()
 }
 
@@ -221,6 +234,9 @@ func (UnimplementedOwnerServer) Drain(context.Context, *DrainRequest) (*DrainRep
 }
 func (UnimplementedOwnerServer) Offer(context.Context, *OfferRequest) (*OfferReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Offer not implemented")
+}
+func (UnimplementedOwnerServer) Gone(context.Context, *GoneRequest) (*GoneReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Gone not implemented")
 }
 func (UnimplementedOwnerServer) mustEmbedUnimplementedOwnerServer() {}
 func (UnimplementedOwnerServer) testEmbeddedByValue()               {}
@@ -423,6 +439,24 @@ func _Owner_Offer_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_Gone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GoneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Gone(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Gone_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Gone(ctx, req.(*GoneRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Owner_ServiceDesc is the grpc.ServiceDesc for Owner service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -469,6 +503,10 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Offer",
 			Handler:    _Owner_Offer_Handler,
+		},
+		{
+			MethodName: "Gone",
+			Handler:    _Owner_Gone_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,82 @@
+package workers
+
+// Sessions that outlive their connections: owner.Attacher.
+
+import (
+	"errors"
+	"os"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
+)
+
+// selfEnd is how long the session of a process that has ended may take to end by itself.
+const selfEnd = 300 * time.Millisecond
+
+// Attachable implements owner.Attacher.
+func (p *Pool) Attachable(id string, n int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.leases[id]
+	if l == nil || l.over {
+		return false
+	}
+	for s := range l.sessions {
+		if s.slot == n {
+			return true
+		}
+	}
+	return false
+}
+
+// Attach implements owner.Attacher.
+func (p *Pool) Attach(id string, n int, conn *os.File) error {
+	p.mu.Lock()
+	l := p.leases[id]
+	p.mu.Unlock()
+	if l == nil {
+		return lease.Errorf(lease.NotFound, "lease %s has no sessions", id)
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var aerr error
+	if err := raw.Control(func(fd uintptr) { aerr = l.broker.Attach(n, int(fd), true) }); err != nil {
+		return err
+	}
+	if errors.Is(aerr, exchange.ErrAbsent) {
+		return lease.Errorf(lease.NotFound, "lease %s has no session %d: it has ended", id, n)
+	}
+	return aerr
+}
+
+// EndClient implements owner.Attacher.
+func (p *Pool) EndClient(id string, pid uint32) {
+	p.mu.Lock()
+	var all []*session
+	if l := p.leases[id]; l != nil {
+		for s := range l.sessions {
+			if s.Client == pid {
+				all = append(all, s)
+			}
+		}
+	}
+	p.mu.Unlock()
+	for _, s := range all {
+		go func() {
+			select {
+			case <-s.done:
+				return
+			case <-time.After(selfEnd):
+			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if s.why == "" {
+				s.why = "client ended"
+			}
+			s.kill()
+		}()
+	}
+}

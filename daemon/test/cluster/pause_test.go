@@ -1,0 +1,173 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/test/cluster/site"
+)
+
+// pausing is a site whose connections are given up soon.
+func pausing(t *testing.T, more map[string]string) *site.Site {
+	config := map[string]string{"session.keepalive": "1s", "session.grace": "60s", "lease.renew": "300ms", "lease.silence": "3s"}
+	for k, v := range more {
+		config[k] = v
+	}
+	return start(t, site.Options{Hosts: 1, Owners: 1, GPUs: 1, Config: config})
+}
+
+// sessions counts those that the owner lists.
+func sessions(s *site.Site) (int, error) {
+	ls, err := list(s.Owners[0])
+	n := 0
+	for _, l := range ls {
+		n += len(l.Sessions)
+	}
+	return n, err
+}
+
+// TestPause takes out the owner's cable while a program computes, for longer than the keep-alive time and lease.silence, then again while
+// both daemons are killed and started anew. The program goes on each time, and computes what it computes without.
+func TestPause(t *testing.T) {
+	for _, encrypt := range []string{"false", "true"} {
+		t.Run("encrypt="+encrypt, func(t *testing.T) {
+			s := pausing(t, map[string]string{"encrypt": encrypt})
+			h, o := s.Hosts[0], s.Owners[0]
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+			defer cancel()
+			run := func() (string, error) {
+				return h.Node.Run(ctx, h.Run(user, "--fraction", "50", "--", "sh", "-c", `"$0" 5 2000 2>/tmp/paused.err`, s.Program("paused")))
+			}
+			type outcome struct {
+				out string
+				err error
+			}
+			done := make(chan outcome, 1)
+			go func() {
+				out, err := run()
+				done <- outcome{out, err}
+			}()
+			busy := func() {
+				eventually(t, 20*time.Second, "the program has a session", func() error {
+					if n, err := sessions(s); err != nil || n != 1 {
+						return fmt.Errorf("%d sessions, %w", n, err)
+					}
+					return nil
+				})
+				time.Sleep(300 * time.Millisecond)
+			}
+			busy()
+			said := func() string {
+				b, _ := os.ReadFile(h.Node.Path("/tmp/paused.err"))
+				return string(b)
+			}
+			for i, kill := range []bool{false, true} {
+				if err := s.Net.Cut(o.Node, true); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(2 * time.Second)
+				if kill {
+					for _, d := range s.Daemons() {
+						if err := d.Kill(); err != nil {
+							t.Error(err)
+						}
+					}
+					if err := s.Up(ctx); err != nil {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(2 * time.Second)
+				if n, err := sessions(s); err != nil || n != 1 {
+					t.Errorf("%d sessions during the cut, %v", n, err)
+				}
+				if err := s.Net.Cut(o.Node, false); err != nil {
+					t.Fatal(err)
+				}
+				healed := time.Now()
+				eventually(t, 20*time.Second, "the program goes on", func() error {
+					if n := strings.Count(said(), " is back after "); n != i+1 {
+						return fmt.Errorf("back %d times: %s", n, said())
+					}
+					return nil
+				})
+				t.Logf("back %v after the cable", time.Since(healed).Round(time.Millisecond))
+			}
+			r := <-done
+			if r.err != nil || !strings.Contains(r.out, "PASS") {
+				t.Fatalf("%v: %s\n%s", r.err, r.out, said())
+			}
+			want, err := run()
+			if sum := func(s string) string { return s[strings.Index(s, "checksum"):] }; err != nil || sum(want) != sum(r.out) {
+				t.Errorf("cut: %s\nuncut: %v: %s", r.out, err, want)
+			}
+			allFree(t, s, nil)
+		})
+	}
+}
+
+// TestDeathIsNotSilence: a client that is killed frees its GPU within a second, although one that is cut off has a minute; also after its
+// node's daemon was started anew, and when it was killed during a cut.
+func TestDeathIsNotSilence(t *testing.T) {
+	s := pausing(t, nil)
+	h, o := s.Hosts[0], s.Owners[0]
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for _, how := range []string{"", "restart", "cut"} {
+		p, err := h.Node.Start(h.Run(user, "--fraction", "50", "--", "sh", "-c", `"$0" >/dev/null 2>&1 & sleep 3; kill -9 $!; exec sleep 60`, s.Program("churn")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun := time.Now()
+		eventually(t, 10*time.Second, "a session", func() error {
+			if n, err := sessions(s); err != nil || n != 1 {
+				return fmt.Errorf("%d sessions, %w", n, err)
+			}
+			return nil
+		})
+		switch how {
+		case "restart":
+			if err := h.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.Up(ctx); err != nil {
+				t.Fatal(err)
+			}
+		case "cut":
+			time.Sleep(500 * time.Millisecond)
+			if err := s.Net.Cut(o.Node, true); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Until(begun.Add(4 * time.Second)))
+			if n, err := sessions(s); err != nil || n != 1 {
+				t.Errorf("%d sessions during a cut, %v", n, err)
+			}
+			if err := s.Net.Cut(o.Node, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var live time.Time
+		eventually(t, 20*time.Second, "the session has ended", func() error {
+			n, err := sessions(s)
+			if err == nil && n == 0 {
+				return nil
+			}
+			live = time.Now()
+			return fmt.Errorf("%d sessions, %w", n, err)
+		})
+		if late := live.Sub(begun.Add(3 * time.Second)); how != "cut" && late > 1500*time.Millisecond {
+			t.Errorf("%q: the session lived on for %v", how, late)
+		}
+		if ls, err := list(o); err != nil || len(ls) != 1 {
+			t.Errorf("%q: %d leases, %v", how, len(ls), err)
+		}
+		if err := p.Signal(15); err != nil {
+			t.Error(err)
+		}
+		<-p.Done()
+		allFree(t, s, nil)
+	}
+}
