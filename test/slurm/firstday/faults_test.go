@@ -22,6 +22,7 @@ func fileFaults() []fault {
 		{wrong: "sluice.yaml is not there", tells: check, says: "no such file", cure: "give its path by --config",
 			do: func(r *rig) { r.must(os.Remove(r.file)) }},
 		{wrong: "a key is misspelt", tells: check, says: "unknown key lease.silense", cure: "is lease.silence meant?", do: edit("silence:", "silense:")},
+		{wrong: "a variable of the environment is misspelt", tells: check, says: "SLUICE_LEASE_SILENC", cure: "SLUICE_LEASE_SILENCE", do: func(r *rig) { r.env = []string{"SLUICE_LEASE_SILENC=3m"} }},
 		{wrong: "a key is in the wrong section", tells: check, says: "unknown key owner.silence", cure: "lease.silence", do: edit("  enabled: \"no\"", "  silence: 4m")},
 		{wrong: "a time without its unit", tells: check, says: `lease.silence: "240" is no time`, cure: "write it as 500ms, 15s, 5m or 1h", do: edit("4m", "240")},
 		{wrong: "a time that one lost message outlasts", tells: check, says: "less than three times lease.renew", cure: "one lost message would end a lease", do: edit("4m", "20s")},

@@ -37,6 +37,11 @@ func networkFaults() []fault {
 		{wrong: "the munge keys differ", tells: health, says: "munge credential refused by gpu01", cure: "compare sha256sum /etc/munge/munge.key", do: func(r *rig) {
 			r.two(nil, func() { r.munged("another key of a site ", "") })
 		}},
+		{wrong: "munged has ended on the node of jobs", tells: health, says: "munge: this node cannot show others who it is", cure: "systemctl status munge", also: "owner gpu01", do: func(r *rig) {
+			r.two(nil, nil)
+			_, err := r.net.Hosts[0].Node.Run(r.ctx, node.Command{Argv: []string{"sh", "-c", "kill $(cat /run/munge/pid)"}})
+			r.must(err)
+		}},
 		{wrong: "the clocks are minutes apart", tells: health, says: "munge credential refused by gpu01", cure: "their clocks at most 5 minutes apart", do: func(r *rig) {
 			r.two(nil, func() { r.munged("the key of this site ", r.shifted(20*time.Minute)) })
 		}},

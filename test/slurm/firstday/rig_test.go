@@ -76,9 +76,10 @@ type rig struct {
 	at       *lab.Node // where the command is run
 	// args are more arguments of the command.
 	args []string
-	file string // the configuration that sluiced --check is given, here
-	text string // its contents
-	dir  string // of this fault, the same here and on every node
+	env  []string // more variables of sluiced
+	file string   // the configuration that sluiced --check is given, here
+	text string   // its contents
+	dir  string   // of this fault, the same here and on every node
 	n    int
 
 	net *site.Site // another site, whose nodes have a network each; nil until a fault needs it
@@ -218,7 +219,7 @@ func (r *rig) ask(tells string) []finding {
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second)
 	defer cancel()
-	out, err := r.at.Run(ctx, lab.Root, append([]string{"env", "SLUICE_SIM_DEVICES=0"}, argv...)...)
+	out, err := r.at.Run(ctx, lab.Root, slices.Concat([]string{"env", "SLUICE_SIM_DEVICES=0"}, r.env, argv)...)
 	if err == nil {
 		return nil
 	}
@@ -317,7 +318,7 @@ func (r *rig) begin(t *testing.T) *rig {
 	t.Helper()
 	r.n++
 	b := *r
-	b.t, b.at, b.args, b.net = t, r.own, nil, nil
+	b.t, b.at, b.args, b.env, b.net = t, r.own, nil, nil, nil
 	b.dir = r.Path("day", strconv.Itoa(r.n))
 	for d, mode := range map[string]os.FileMode{"": 0o755, "state": 0o700, "run": 0o755, "log": 0o750} {
 		b.must(os.MkdirAll(filepath.Join(b.dir, d), mode))
