@@ -91,18 +91,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		return nil
 	}
 	log.Info("session started")
-	var ends []int // whose end is the session's
-	if c.again != nil {
-		go s.outlive(c.again)
-	} else {
-		ends = append(ends, fd)
-	}
-	if !st.Detached {
-		ends = append(ends, control.FD)
-	}
-	if len(ends) > 0 {
-		go s.watch(ends...)
-	}
+	s.watchEnds(c, st.Detached)
 	go s.beat()
 	go s.prints.pump(s)
 	go s.mem.keepMeasured()
@@ -115,6 +104,22 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	s.exit(0)
 	return nil
+}
+
+// watchEnds ends the process when the client is gone, or its starter, from which a detached session has parted.
+func (s *session) watchEnds(c *client, detached bool) {
+	var ends []int
+	if c.again != nil {
+		go s.outlive(c.again)
+	} else {
+		ends = append(ends, c.fd)
+	}
+	if !detached {
+		ends = append(ends, control.FD)
+	}
+	if len(ends) > 0 {
+		go s.watch(ends...)
+	}
 }
 
 // incoming is a session that is to begin.
