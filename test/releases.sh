@@ -19,6 +19,7 @@ programs=("$@")
 if [ ${#programs[@]} = 0 ]; then
 	for p in test/cuda/*.cu; do
 		n=$(basename "$p" .cu)
+		case $n in churn | steady) continue ;; esac # they run until they are stopped
 		[ ! -x "build/test/cuda-11.8/$n" ] || programs+=("$n")
 	done
 fi
