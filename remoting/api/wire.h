@@ -239,8 +239,9 @@ struct wire_snapshot_head {
 	uint32_t keepalive_ms;
 	uint32_t features;
 	char driver_string[32];
+	char driver_branch[80];
 };
-_Static_assert(sizeof(struct wire_snapshot_head) == 48, "SNAPSHOT_HEAD");
+_Static_assert(sizeof(struct wire_snapshot_head) == 128, "SNAPSHOT_HEAD");
 
 struct wire_device_head {
 	char name[96];

@@ -281,6 +281,7 @@ bool sl_snapshot_decode(struct sl_snapshot *s, const void *data, size_t n)
 	s->keepalive_ms = h.keepalive_ms;
 	s->features = h.features;
 	sl_text(s->driver_string, sizeof s->driver_string, h.driver_string, sizeof h.driver_string);
+	sl_text(s->driver_branch, sizeof s->driver_branch, h.driver_branch, sizeof h.driver_branch);
 	for (uint32_t i = 0; i < s->ndev; i++)
 		if (!decode_device(&r, &s->dev[i]))
 			return false;
@@ -296,6 +297,7 @@ bool sl_snapshot_add(struct sl_snapshot *all, const struct sl_snapshot *one)
 	if (!all->ndev || one->driver_version < all->driver_version) {
 		all->driver_version = one->driver_version;
 		memcpy(all->driver_string, one->driver_string, sizeof all->driver_string);
+		memcpy(all->driver_branch, one->driver_branch, sizeof all->driver_branch);
 	}
 	if (!all->ndev) {
 		all->keepalive_ms = one->keepalive_ms;

@@ -417,7 +417,7 @@ const struct sl_form sl_forms[] = {
 	{ 0xecce7440, 0xbaa08a0e, 257, "cuGreenCtxDestroy" },
 	{ 0xed5c730d, 0x82bf5dd8, 512, "cuStreamWaitValue32_v2" },
 	{ 0xeede2d29, 0x513e144f, 515, "cuStreamWriteValue32" },
-	{ 0xef162a77, 0x555b9212, SL_NO_OP, "message SNAPSHOT_HEAD" },
+	{ 0xef162a77, 0x2a7d8ce6, SL_NO_OP, "message SNAPSHOT_HEAD" },
 	{ 0xef47d903, 0x66ebec5f, SL_NO_OP, "const PRINT_STDOUT" },
 	{ 0xeff827d9, 0x15dc444a, SL_NO_OP, "handle POOL" },
 	{ 0xf0471b14, 0x3242622c, SL_NO_OP, "const NUM_LIMITS" },

@@ -84,6 +84,17 @@ NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int len
 	return nv_put_text(version, length, nv_facts()->driver_string);
 }
 
+NVML_API nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_v1_t *info, unsigned int length)
+{
+	NEED_INIT();
+	NEED_ARG(info);
+	if (info->version != NVML_VERSION_OF(nvmlSystemDriverBranchInfo_v1_t, 1))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	if (!*nv_facts()->driver_branch)
+		return NVML_ERROR_NOT_SUPPORTED;
+	return nv_put_text(info->branch, length < sizeof info->branch ? length : (unsigned int)sizeof info->branch, nv_facts()->driver_branch);
+}
+
 /* The real library gives its CUDA generation, then the driver's version. */
 NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {

@@ -89,6 +89,11 @@ typedef struct {
 } nvmlMemory_v2_t;
 
 typedef struct {
+	unsigned int version;
+	char branch[80];
+} nvmlSystemDriverBranchInfo_v1_t;
+
+typedef struct {
 	unsigned int gpu, memory;
 } nvmlUtilization_t;
 

@@ -35,6 +35,7 @@ struct sl_snapshot {
 	uint32_t keepalive_ms;
 	uint32_t features;
 	char driver_string[33];		/* "580.159.04" */
+	char driver_branch[81];		/* empty: not known */
 	struct sl_device dev[SL_MAX_DEVICES];
 };
 

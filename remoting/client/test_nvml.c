@@ -161,6 +161,7 @@ static bool welcome(int fd, enum mode m, unsigned *seed)
 		add32(&snap, 10000);
 		add32(&snap, 0);
 		add_text(&snap, "580.159.04", 32);
+		add_text(&snap, "r580_00", 80);
 		for (uint32_t i = 0; i < ndev; i++)
 			add_device(&snap, (int)i, m);
 		if (m == WELCOME_LONG)
@@ -454,6 +455,7 @@ static int read_memory(void)
 
 static void test_library(void)
 {
+	nvmlSystemDriverBranchInfo_v1_t branch = { .version = NVML_VERSION_OF(nvmlSystemDriverBranchInfo_v1_t, 1) };
 	unsigned int n;
 	char text[80];
 	const size_t *table;
@@ -471,6 +473,11 @@ static void test_library(void)
 	CHECK(start(GOOD) == 0);
 	CHECK(CALL(nvmlSystemGetDriverVersion, text, 80) == 0 && !strcmp(text, "580.159.04"));
 	CHECK(CALL(nvmlSystemGetDriverVersion, text, 4) == NVML_ERROR_INSUFFICIENT_SIZE);
+	CHECK(CALL(nvmlSystemGetDriverBranch, &branch, 80) == 0 && !strcmp(branch.branch, "r580_00"));
+	CHECK(CALL(nvmlSystemGetDriverBranch, &branch, 7) == NVML_ERROR_INSUFFICIENT_SIZE);
+	CHECK(CALL(nvmlSystemGetDriverBranch, NULL, 80) == NVML_ERROR_INVALID_ARGUMENT);
+	branch.version++;
+	CHECK(CALL(nvmlSystemGetDriverBranch, &branch, 80) == NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
 	CHECK(CALL(nvmlSystemGetNVMLVersion, text, 80) == 0 && !strcmp(text, "13.580.159.04"));
 	CHECK(CALL(nvmlSystemGetCudaDriverVersion_v2, &v) == 0 && v == 13000);
 	CHECK(CALL(nvmlSystemGetCudaDriverVersion, &v) == 0 && v == 13000);

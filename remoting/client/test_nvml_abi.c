@@ -12,6 +12,7 @@
 #else
 #include "nvml.h"
 #define nvmlMemory_v2 NVML_VERSION_OF(nvmlMemory_v2_t, 2)
+#define nvmlSystemDriverBranchInfo_v1 NVML_VERSION_OF(nvmlSystemDriverBranchInfo_v1_t, 1)
 #define nvmlPciInfoExt_v1 NVML_VERSION_OF(nvmlPciInfoExt_v1_t, 1)
 #define nvmlUUID_v1 NVML_VERSION_OF(nvmlUUID_v1_t, 1)
 #define nvmlTemperature_v1 NVML_VERSION_OF(nvmlTemperature_v1_t, 1)
@@ -47,6 +48,10 @@ int main(void)
 	IS(nvmlMemory_v2);
 	AT(nvmlMemory_v2_t, reserved);
 	AT(nvmlMemory_v2_t, used);
+#endif
+#ifdef nvmlSystemDriverBranchInfo_v1
+	IS(nvmlSystemDriverBranchInfo_v1);
+	AT(nvmlSystemDriverBranchInfo_v1_t, branch);
 #endif
 #ifdef nvmlPciInfoExt_v1
 	IS(nvmlPciInfoExt_v1);

@@ -126,6 +126,24 @@ API nvmlReturn_t nvmlSystemGetDriverVersion(char *v, unsigned int n)
 	return r ? r : text(v, n, SIM_DRIVER_STRING);
 }
 
+struct branch {
+	unsigned int version;
+	char branch[80];
+};
+
+API nvmlReturn_t nvmlSystemGetDriverBranch(struct branch *b, unsigned int n)
+{
+	nvmlReturn_t r = up();
+
+	if (r)
+		return r;
+	if (!b)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (b->version != ((unsigned int)sizeof *b | 1u << 24))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	return text(b->branch, n, SIM_DRIVER_BRANCH);
+}
+
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *v, unsigned int n)
 {
 	return text(v, n, "13." SIM_DRIVER_STRING);

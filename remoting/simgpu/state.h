@@ -151,6 +151,7 @@ uint64_t state_start_time(int pid);
 void state_uuid(int dev, unsigned char uuid[16]);
 
 #define SIM_DRIVER_STRING "580.159.04"
+#define SIM_DRIVER_BRANCH "r580_00"
 #define SIM_NAME "Sluice Simulated GPU"
 #define SIM_PCI_BUS(dev) ((dev) + 1)
 

@@ -540,7 +540,7 @@ func (m *Form) get(b []byte) {
 }
 
 // SnapshotHeadSize is the size of a SnapshotHead, in bytes.
-const SnapshotHeadSize = 48
+const SnapshotHeadSize = 128
 
 // SnapshotHead: what a snapshot says of the lease.
 type SnapshotHead struct {
@@ -549,6 +549,7 @@ type SnapshotHead struct {
 	KeepaliveMS   uint32 // keep-alive time in milliseconds, 100 to 3,600,000
 	Features      uint32 // bit 0: shared memory follows, see [below](#shared-memory); bit 1: a RESUMABLE follows, see [below](#lost-connections)
 	DriverString  string // driver version as text, `580.159.04`
+	DriverBranch  string // as `nvmlSystemGetDriverBranch` says it; empty: the owner's NVML does not know
 }
 
 // Encode appends the message to e.
@@ -564,21 +565,23 @@ func (m *SnapshotHead) Decode(d *Decoder) {
 }
 
 func (m *SnapshotHead) put(b []byte) {
-	_ = b[47]
+	_ = b[127]
 	binary.LittleEndian.PutUint32(b[0:], m.DriverVersion)
 	binary.LittleEndian.PutUint32(b[4:], m.NDev)
 	binary.LittleEndian.PutUint32(b[8:], m.KeepaliveMS)
 	binary.LittleEndian.PutUint32(b[12:], m.Features)
 	putText(b[16:48], m.DriverString)
+	putText(b[48:128], m.DriverBranch)
 }
 
 func (m *SnapshotHead) get(b []byte) {
-	_ = b[47]
+	_ = b[127]
 	m.DriverVersion = binary.LittleEndian.Uint32(b[0:])
 	m.NDev = binary.LittleEndian.Uint32(b[4:])
 	m.KeepaliveMS = binary.LittleEndian.Uint32(b[8:])
 	m.Features = binary.LittleEndian.Uint32(b[12:])
 	m.DriverString = fixedString(b[16:48])
+	m.DriverBranch = fixedString(b[48:128])
 }
 
 // DeviceHeadSize is the size of a DeviceHead without what has no fixed size, in bytes.

@@ -75,6 +75,7 @@ type Snapshot struct {
 	KeepaliveMS   uint32
 	Features      uint32
 	DriverString  string // as nvidia-smi prints it
+	DriverBranch  string // empty if NVML does not know
 	Devices       []Device
 }
 
@@ -90,7 +91,7 @@ type Device struct {
 func (s *Snapshot) Encode(e *Encoder) {
 	(&SnapshotHead{
 		DriverVersion: s.DriverVersion, NDev: uint32(len(s.Devices)), KeepaliveMS: s.KeepaliveMS, Features: s.Features,
-		DriverString: s.DriverString,
+		DriverString: s.DriverString, DriverBranch: s.DriverBranch,
 	}).Encode(e)
 	for i := range s.Devices {
 		s.Devices[i].Encode(e)
@@ -113,7 +114,7 @@ func (d *Device) Encode(e *Encoder) {
 		e.U8(ok)
 	}
 	// The pad makes the whole snapshot, not the block, a multiple of 8: the
-	// snapshot's own header has 48 bytes, so the two are the same.
+	// snapshot's own header has 128 bytes, so the two are the same.
 	e.Align(8)
 }
 
@@ -125,7 +126,7 @@ func (s *Snapshot) Decode(b []byte) error {
 	if h.NDev > MaxDevices {
 		return fmt.Errorf("wire: snapshot of %d devices: %w", h.NDev, ErrRange)
 	}
-	*s = Snapshot{DriverVersion: h.DriverVersion, KeepaliveMS: h.KeepaliveMS, Features: h.Features, DriverString: h.DriverString}
+	*s = Snapshot{DriverVersion: h.DriverVersion, KeepaliveMS: h.KeepaliveMS, Features: h.Features, DriverString: h.DriverString, DriverBranch: h.DriverBranch}
 	for i := uint32(0); i < h.NDev && d.Err() == nil; i++ {
 		var v Device
 		v.decode(d)

@@ -97,7 +97,7 @@ func testSnapshot() Snapshot {
 	d.Limits[0] = 1024
 	e := d
 	e.Attr, e.AttrOK, e.NAttr = []int32{}, []bool{}, 0
-	return Snapshot{DriverVersion: 13000, KeepaliveMS: 10000, DriverString: "580.1", Devices: []Device{d, e}}
+	return Snapshot{DriverVersion: 13000, KeepaliveMS: 10000, DriverString: "580.1", DriverBranch: "r580_00", Devices: []Device{d, e}}
 }
 
 func TestSnapshot(t *testing.T) {

@@ -196,6 +196,7 @@ struct sl_nvml_device {
 };
 int sl_nvml_open(const char *path, char *err, size_t errlen);
 int sl_nvml_driver(char *s, uint32_t n);
+int sl_nvml_branch(char *s, uint32_t n);
 int sl_nvml_find(const char *busid, void **dev);
 int sl_nvml_memory(void *dev, uint64_t *total, uint64_t *used, uint64_t *free_);
 void sl_nvml_dynamic(void *dev, struct sl_nvml_device *d);

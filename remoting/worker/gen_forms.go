@@ -418,7 +418,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xecce7440, Sum: 0xbaa08a0e}, // cuGreenCtxDestroy
 	{ID: 0xed5c730d, Sum: 0x82bf5dd8}, // cuStreamWaitValue32_v2
 	{ID: 0xeede2d29, Sum: 0x513e144f}, // cuStreamWriteValue32
-	{ID: 0xef162a77, Sum: 0x555b9212}, // message SNAPSHOT_HEAD
+	{ID: 0xef162a77, Sum: 0x2a7d8ce6}, // message SNAPSHOT_HEAD
 	{ID: 0xef47d903, Sum: 0x66ebec5f}, // const PRINT_STDOUT
 	{ID: 0xeff827d9, Sum: 0x15dc444a}, // handle POOL
 	{ID: 0xf0471b14, Sum: 0x3242622c}, // const NUM_LIMITS

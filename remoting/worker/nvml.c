@@ -7,6 +7,11 @@
 #include <string.h>
 
 /* NVML's layouts, as its documentation describes them. */
+struct nvml_branch {
+	unsigned int version;
+	char branch[80];
+};
+
 struct nvml_memory { unsigned long long total, free, used; };
 struct nvml_util { unsigned int gpu, memory; };
 struct nvml_process_v1 { unsigned int pid; unsigned long long used; };
@@ -27,6 +32,7 @@ enum { FIELD_TEMP_MEM = 82, FIELD_POWER_INSTANT = 186, FIELD_UNSIGNED = 1 };
 static struct {
 	int (*init)(void);
 	int (*driver)(char *, unsigned int);
+	int (*branch)(struct nvml_branch *, unsigned int);
 	int (*find)(const char *, void **);
 	int (*memory)(void *, struct nvml_memory *);
 	int (*procs_v3)(void *, unsigned int *, struct nvml_process *);
@@ -163,6 +169,7 @@ int sl_nvml_open(const char *path, char *err, size_t errlen)
 #define LOAD(field, name) *(void **)&nv.field = dlsym(h, name)
 	LOAD(init, "nvmlInit_v2");
 	LOAD(driver, "nvmlSystemGetDriverVersion");
+	LOAD(branch, "nvmlSystemGetDriverBranch"); /* since 555 */
 	LOAD(find, "nvmlDeviceGetHandleByPciBusId_v2");
 	LOAD(memory, "nvmlDeviceGetMemoryInfo");
 	LOAD(procs_v3, "nvmlDeviceGetComputeRunningProcesses_v3");
@@ -196,6 +203,16 @@ int sl_nvml_open(const char *path, char *err, size_t errlen)
 int sl_nvml_driver(char *s, uint32_t n)
 {
 	return nv.driver ? nv.driver(s, n) : -1;
+}
+
+int sl_nvml_branch(char *s, uint32_t n)
+{
+	struct nvml_branch b = { .version = (unsigned int)sizeof b | 1u << 24 };
+	int rc = nv.branch ? nv.branch(&b, sizeof b.branch) : -1;
+
+	if (!rc)
+		snprintf(s, n, "%.*s", (int)sizeof b.branch, b.branch);
+	return rc;
 }
 
 int sl_nvml_find(const char *busid, void **dev)

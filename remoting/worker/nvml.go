@@ -93,6 +93,16 @@ func nvmlDriver() string {
 	return C.GoString(&s[0])
 }
 
+// nvmlBranch is the driver's branch, empty if NVML does not know.
+func nvmlBranch() string {
+	var s [80]C.char
+	if C.sl_nvml_branch(&s[0], C.uint32_t(len(s))) != 0 {
+		return ""
+	}
+	s[len(s)-1] = 0
+	return C.GoString(&s[0])
+}
+
 // observe answers OBSERVE: what nvidia-smi shows, as seen from the lease.
 func (s *session) observe(p []byte) int32 {
 	s.dec.Reset(p)

@@ -66,7 +66,7 @@ func probe(log *slog.Logger, cfg SessionConfig, n int) (*control.Facts, error) {
 		return nil, fmt.Errorf("driver: %d devices asked for by --device, the driver shows %d; does each exist, and does the driver heed CUDA_VISIBLE_DEVICES?", n, int(v))
 	}
 	if nv {
-		f.Snapshot.DriverString = nvmlDriver()
+		f.Snapshot.DriverString, f.Snapshot.DriverBranch = nvmlDriver(), nvmlBranch()
 	}
 	for i := range n {
 		dev, err := deviceFacts(i)

@@ -137,6 +137,7 @@ int main(int argc, char **argv)
 	char name[96] = "", cudaName[96] = "", uuid[96] = "", driver[80] = "";
 	struct memory before, after;
 	struct memory2 two = { .version = sizeof(two) | 2 << 24 };
+	struct branch { unsigned int version; char branch[80]; } branch = { .version = sizeof(struct branch) | 1 << 24 };
 	struct process procs[16];
 	size_t total = 0, cudaFree = 0, cudaTotal = 0, got = 64 << 20;
 	unsigned long long d;
@@ -144,6 +145,10 @@ int main(int argc, char **argv)
 	CALL(ml, nvmlInit_v2, (void));
 	CALL(ml, nvmlDeviceGetCount_v2, (unsigned int *), &count);
 	CALL(ml, nvmlSystemGetDriverVersion, (char *, unsigned int), driver, sizeof(driver));
+	if (dlsym(ml, "nvmlSystemGetDriverBranch")) { /* since 555 */
+		CALL(ml, nvmlSystemGetDriverBranch, (struct branch *, unsigned int), &branch, sizeof(branch.branch));
+		REQUIRE(*branch.branch, "the driver has no branch");
+	}
 	CALL(cu, cuInit, (unsigned int), 0);
 	CALL(cu, cuDeviceGetCount, (int *), &cudaCount);
 	CALL(cu, cuDriverGetVersion, (int *), &version);
