@@ -109,7 +109,15 @@ static void make_room(struct sl_peer *t, size_t n)
 		sl_drain(t);
 }
 
-/* Appends bytes piece by piece, each of which is sent while the processor's cache has it. Called with order held. */
+static void wake_sender(struct sl_peer *t)
+{
+	if (__builtin_expect(__atomic_load_n(&t->sender_sleeps, __ATOMIC_SEQ_CST), 0)) {
+		__atomic_store_n(&t->sender_sleeps, 0, __ATOMIC_RELEASE);
+		sl_futex_wake(&t->sender_sleeps);
+	}
+}
+
+/* Appends bytes piece by piece; the sender thread sends one while the next is copied. Called with order held. */
 static void append_part(struct sl_peer *t, const uint8_t *p, size_t n)
 {
 	for (size_t k; n; p += k, n -= k) {
@@ -119,7 +127,7 @@ static void append_part(struct sl_peer *t, const uint8_t *p, size_t n)
 		ring_copy(t, t->head, p, k);
 		__atomic_store_n(&t->head, t->head + k, __ATOMIC_SEQ_CST);
 		if (k == BULK_PART)
-			sl_drain(t);
+			wake_sender(t);
 	}
 }
 
@@ -136,14 +144,6 @@ static void append(struct sl_peer *t, const struct wire_request *h, const void *
 	if (nb)
 		ring_copy(t, head + sizeof *h + na, b, nb);
 	__atomic_store_n(&t->head, head + n, __ATOMIC_SEQ_CST);
-}
-
-static void wake_sender(struct sl_peer *t)
-{
-	if (__builtin_expect(__atomic_load_n(&t->sender_sleeps, __ATOMIC_SEQ_CST), 0)) {
-		__atomic_store_n(&t->sender_sleeps, 0, __ATOMIC_RELEASE);
-		sl_futex_wake(&t->sender_sleeps);
-	}
 }
 
 CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)

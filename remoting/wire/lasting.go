@@ -71,7 +71,8 @@ type LastingStream struct {
 	put   atomic.Uint64 // bytes that Write has been given
 	taken atomic.Uint64 // bytes that Read2 has given
 
-	waits atomic.Int32 // writers that wait for room
+	waits atomic.Int32  // writers that wait for room
+	more  chan struct{} // pusher has something to send
 
 	mu    sync.Mutex
 	cond  sync.Cond
@@ -96,6 +97,8 @@ func NewLastingStream(fd int, keepalive time.Duration) (*LastingStream, error) {
 	}
 	s := &LastingStream{sock: sock.(*socketStream), keepalive: keepalive, ring: ring, raw: make([]byte, rawBuffer)}
 	s.cond.L = &s.mu
+	s.more = make(chan struct{}, 1)
+	go s.pusher()
 	return s, nil
 }
 
@@ -122,6 +125,7 @@ func (s *LastingStream) end(err error) error {
 	if s.ended == nil {
 		s.ended = err
 		_ = unix.Shutdown(s.sock.fd, unix.SHUT_RDWR)
+		s.wakePusher()
 	}
 	s.cond.Broadcast()
 	return s.ended
@@ -347,7 +351,7 @@ func (s *LastingStream) Write(parts [][]byte) error {
 			copy(s.ring, p[k:n])
 			s.put.Store(put + uint64(n))
 			if p = p[n:]; n == ringPart {
-				s.push()
+				s.wakePusher()
 			}
 		}
 	}
@@ -355,6 +359,29 @@ func (s *LastingStream) Write(parts [][]byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ended
+}
+
+// pusher sends one part of a large write while the next is copied.
+func (s *LastingStream) pusher() {
+	for range s.more {
+		if s.push(); s.over() {
+			return
+		}
+	}
+}
+
+func (s *LastingStream) wakePusher() {
+	select {
+	case s.more <- struct{}{}:
+	default:
+	}
+}
+
+// over says whether the stream has ended for good.
+func (s *LastingStream) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended != nil
 }
 
 // push sends what has not been sent.

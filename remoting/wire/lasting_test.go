@@ -78,7 +78,6 @@ type modelClient struct {
 	sent  int    // over this connection, or arrived over earlier ones
 	acked int
 	in    []byte // everything that has come
-	busy  bool   // a sender is at work
 }
 
 // send writes pieces until everything has been sent and acknowledged.

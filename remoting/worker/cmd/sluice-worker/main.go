@@ -73,9 +73,7 @@ func root() *cobra.Command {
 	f.StringVar(&mem, "mem", "0", "device memory to lend of each, as 20G or 512M; 0 for all of it, and then only by lease")
 	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
 	f.DurationVar(&cfg.Grace, "grace", 0, "how long a session waits for a client whose connection was lost; 0: it ends with the connection")
-	f.StringVar(&share.policy, "turns", "", "share the devices' time by turns: "+strings.Join(form.Policies, ", ")+"; empty leaves it to the driver")
-	f.IntSliceVar(&share.percents, "percent", nil, "with --turns: percent of each lease, in the order in which they come")
-	f.DurationVar(&share.quantum, "quantum", 0, "with --turns: length of a turn; 0 for the default")
+	share.add(f)
 	p := cmd.PersistentFlags()
 	sessionFlags(p, &cfg.Session, &limit, &keepFree)
 	p.StringVar(&format, "log-format", "text", "text or json")
@@ -114,6 +112,13 @@ func root() *cobra.Command {
 	cmd.AddCommand(session, probe)
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
+}
+
+// add adds the flags of how the devices' time is shared.
+func (s *shareFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&s.policy, "turns", "", "share the devices' time by turns: "+strings.Join(form.Policies, ", ")+"; empty leaves it to the driver")
+	f.IntSliceVar(&s.percents, "percent", nil, "with --turns: percent of each lease, in the order in which they come")
+	f.DurationVar(&s.quantum, "quantum", 0, "with --turns: length of a turn; 0 for the default")
 }
 
 // sessionFlags are those of a session, which its own process is given, too.
