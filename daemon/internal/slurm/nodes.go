@@ -72,7 +72,7 @@ func parseNodeState(line string) (state, reason string, err error) {
 	}
 	state, rest, _ = strings.Cut(rest, " ")
 	// The reason is the last field but for a comment; [root@2026-11-23T06:00:00] is behind it.
-	if _, text, ok := strings.Cut(rest, " Reason="); ok {
+	if _, text, ok := strings.Cut(" "+rest, " Reason="); ok {
 		text, _, _ = strings.Cut(text, " Comment=")
 		if i := strings.LastIndex(text, " ["); i >= 0 {
 			text = text[:i]
