@@ -248,17 +248,24 @@ func allKilled(t *testing.T, r *rig) {
 	}
 }
 
-// A job whose GPU's node is gone cannot go on, and must not stand in the way afterwards.
+// A job whose GPU's node is gone waits for it, in case it is the network. When the node is back without the session the job
+// cannot go on, says why, and must not stand in the way afterwards.
 func ownerCrash(t *testing.T, r *rig) {
 	n, owner := r.Nodes[0], r.Nodes[2]
 	j := r.sbatch(t, r.steady(), ask, "-w", n.Name)
 	r.computes(t, j, 1)
 	r.crash(t, owner)
+	r.until(t, 20*time.Second, "the job says that its connection is lost", func() error {
+		if out := r.Output(lab.Alice, j); !strings.Contains(out, "lost (") || !strings.Contains(out, "trying again for up to 5m") {
+			return fmt.Errorf("it says %q", out)
+		}
+		return nil
+	})
+	r.boot(t, owner)
 	r.state(t, j, time.Minute, "FAILED")
-	if out := r.Output(lab.Alice, j); !strings.Contains(out, "CUDA") && !strings.Contains(out, "cuda") && !strings.Contains(out, "steady") {
+	if out := r.Output(lab.Alice, j); !strings.Contains(out, "was lost, and the session has ended") {
 		t.Errorf("the job says %q", out)
 	}
-	r.boot(t, owner)
 	r.holds(t, j, 0, 20*time.Second)
 }
 
