@@ -75,6 +75,28 @@
 #define SL_NVLINK_PCI_SUB 8
 #define SL_NVLINK_VALUES 9
 #define SL_NVLINK_COUNT 18
+#define SL_TEXT_VBIOS 0
+#define SL_TEXT_BOARD_PART 1
+#define SL_TEXT_INFOROM_IMAGE 2
+#define SL_TEXT_INFOROM_OEM 3
+#define SL_TEXT_INFOROM_ECC 4
+#define SL_TEXT_INFOROM_POWER 5
+#define SL_TEXT_GSP 6
+#define SL_TEXT_CLOCK_FREQS 7
+#define SL_TEXT_PERFORMANCE_MODES 8
+#define SL_TEXT_COUNT 9
+#define SL_FACT_MODULE_ID 0
+#define SL_FACT_INFOROM_CHECKSUM 1
+#define SL_FACT_CAPABILITIES 2
+#define SL_FACT_FANS 3
+#define SL_FACT_ROWS_CORRECTED 4
+#define SL_FACT_ROWS_UNCORRECTED 5
+#define SL_FACT_ROWS_PENDING 6
+#define SL_FACT_ROWS_FAILED 7
+#define SL_FACT_GSP_ENABLED 8
+#define SL_FACT_GSP_DEFAULT 9
+#define SL_FACT_INFOROM_VALID 10
+#define SL_FACT_COUNT 11
 #define SL_PIECE_WINDOW 8388608
 #define SL_PIECE_BYE 1
 #define SL_SHM_TO_WORKER 0
@@ -186,6 +208,8 @@
 #define CTL_OBSERVE 0xf00e
 #define CTL_OBSERVE_MORE 0xf01a
 #define CTL_OBSERVE_LINKS 0xf01e
+#define CTL_OBSERVE_TEXT 0xf020
+#define CTL_OBSERVE_FACTS 0xf021
 #define CTL_BEAT 0xf00f
 #define CTL_HOST_MAP 0xf010
 #define CTL_HOST_UNMAP 0xf011
@@ -201,7 +225,7 @@
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
 
-#define SL_NCONTROLS 32 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 34 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -505,6 +529,27 @@ struct wire_observe_links_reply {
 	uint32_t nvlink[162];
 };
 _Static_assert(sizeof(struct wire_observe_links_reply) == 1032, "OBSERVE_LINKS_REPLY");
+
+struct wire_observe_text {
+	uint32_t device;
+	uint32_t which;
+};
+_Static_assert(sizeof(struct wire_observe_text) == 8, "OBSERVE_TEXT");
+
+struct wire_observe_text_reply {
+	char text[2048];
+};
+_Static_assert(sizeof(struct wire_observe_text_reply) == 2048, "OBSERVE_TEXT_REPLY");
+
+struct wire_observe_facts {
+	uint32_t device;
+};
+_Static_assert(sizeof(struct wire_observe_facts) == 4, "OBSERVE_FACTS");
+
+struct wire_observe_facts_reply {
+	uint32_t value[11];
+};
+_Static_assert(sizeof(struct wire_observe_facts_reply) == 44, "OBSERVE_FACTS_REPLY");
 
 struct wire_process {
 	uint32_t pid;

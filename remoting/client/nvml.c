@@ -1,7 +1,7 @@
 /*
  * The library itself: opening and closing it, its errors and versions, and what no
  * lease has (HICs, units, events). nvml_find.c finds devices, nvml_device.c has
- * their fixed facts, nvml_readings.c their readings, nvml_processes.c the processes
+ * their fixed facts, nvml_texts.c what NVML has in words, nvml_readings.c their readings, nvml_processes.c the processes
  * on them. What the worker does not know is NOT_SUPPORTED, never a guess;
  * nvml_names.c refuses all other functions by name.
  */

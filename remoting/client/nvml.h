@@ -157,11 +157,24 @@ typedef struct {
 	} value;
 } nvmlUUID_v1_t;
 
+/* nvmlDeviceCurrentClockFreqs_t and nvmlDevicePerfModes_t. */
+typedef struct {
+	unsigned int version;
+	char str[2048];
+} nvmlDeviceCurrentClockFreqs_v1_t;
+
+typedef struct {
+	unsigned int version;
+	unsigned int capMask;
+} nvmlDeviceCapabilities_v1_t;
+
 /* Structures that carry their size and version in their first word. */
 #define NVML_VERSION_OF(type, v) ((unsigned int)sizeof(type) | (unsigned int)(v) << 24)
 
 enum { NVML_CLOCK_GRAPHICS, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_VIDEO };
 enum { NVML_CLOCK_ID_CURRENT };
+enum { NVML_AFFINITY_SCOPE_NODE, NVML_AFFINITY_SCOPE_SOCKET };
+enum { NVML_GPU_VIRTUALIZATION_MODE_NONE };
 enum { NVML_TEMPERATURE_GPU };
 enum { NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES };
 enum { NVML_UUID_TYPE_ASCII = 1, NVML_UUID_TYPE_BINARY = 2 };

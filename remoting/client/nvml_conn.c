@@ -54,6 +54,8 @@ struct cached {
 	struct nv_more more[2];
 	bool linked;
 	struct nv_links links;
+	bool stated;
+	struct nv_facts facts;
 };
 
 /* One owner's connection. */
@@ -72,6 +74,7 @@ static struct {
 	unsigned nlinks;
 	struct link link[SL_MAX_OWNERS];
 	struct cached dev[SL_MAX_DEVICES];
+	struct nv_text text;	/* the last that was asked for */
 	struct sl_snapshot snapshot;
 } conn = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -277,6 +280,22 @@ static bool parse_links(const uint8_t *p, size_t n, struct nv_links *l)
 	return true;
 }
 
+static bool parse_facts(const uint8_t *p, size_t n, struct nv_facts *f)
+{
+	if (n != sizeof f->value)
+		return false;
+	memcpy(f->value, p, n);
+	return true;
+}
+
+static bool parse_text(const uint8_t *p, size_t n, struct nv_text *t)
+{
+	if (n != sizeof t->s)
+		return false;
+	sl_text(t->s, sizeof t->s, p, n);
+	return true;
+}
+
 struct frame {
 	struct wire_reply h;
 	uint8_t *body;	/* the caller frees it */
@@ -298,17 +317,35 @@ static bool recv_frame(int fd, struct frame *f, int64_t deadline)
 	return false;
 }
 
-enum what { OBSERVE, MORE, MORE_TRAFFIC, LINKS };
+enum what { OBSERVE, MORE, MORE_TRAFFIC, LINKS, FACTS, TEXT };
 
-static const uint16_t op_of[] = { CTL_OBSERVE, CTL_OBSERVE_MORE, CTL_OBSERVE_MORE, CTL_OBSERVE_LINKS };
+static const uint16_t op_of[] = {
+	CTL_OBSERVE, CTL_OBSERVE_MORE, CTL_OBSERVE_MORE, CTL_OBSERVE_LINKS, CTL_OBSERVE_FACTS, CTL_OBSERVE_TEXT,
+};
 
-/* Sends one OBSERVE, OBSERVE_MORE or OBSERVE_LINKS on the open connection; false if the connection can no longer be used. */
-static bool observe(struct link *l, uint32_t dev, enum what what, struct cached *c)
+static bool parse(const struct frame *f, enum what what, struct cached *c)
+{
+	switch (what) {
+	case OBSERVE:
+		return parse_readings(f->body, f->h.size, c);
+	case LINKS:
+		return parse_links(f->body, f->h.size, &c->links);
+	case FACTS:
+		return parse_facts(f->body, f->h.size, &c->facts);
+	case TEXT:
+		return parse_text(f->body, f->h.size, &conn.text);
+	default:
+		return parse_more(f->body, f->h.size, &c->more[what == MORE_TRAFFIC]);
+	}
+}
+
+/* Sends one question, with its argument if it has one, on the open connection; false if the connection can no longer be used. */
+static bool observe(struct link *l, uint32_t dev, enum what what, uint32_t arg, struct cached *c)
 {
 	int64_t deadline = sl_now_ms() + EXCHANGE_MS;
-	struct { struct wire_request h; struct wire_observe_more what; } req = { .what = { .device = dev - l->first, .traffic = what == MORE_TRAFFIC } };
-	bool more = what == MORE || what == MORE_TRAFFIC;
-	uint32_t size = more ? sizeof(struct wire_observe_more) : sizeof(struct wire_observe);
+	struct { struct wire_request h; struct wire_observe_text what; } req = { .what = { .device = dev - l->first, .which = arg } };
+	bool with_arg = what == MORE || what == MORE_TRAFFIC || what == TEXT;
+	uint32_t size = with_arg ? sizeof(struct wire_observe_text) : sizeof(struct wire_observe);
 	struct frame f;
 	bool ok;
 
@@ -332,12 +369,7 @@ static bool observe(struct link *l, uint32_t dev, enum what what, struct cached 
 			return false;
 	}
 	ok = f.h.call == l->call && !f.h.result;
-	if (ok && what == OBSERVE)
-		ok = parse_readings(f.body, f.h.size, c);
-	else if (ok && what == LINKS)
-		ok = parse_links(f.body, f.h.size, &c->links);
-	else if (ok)
-		ok = parse_more(f.body, f.h.size, &c->more[what == MORE_TRAFFIC]);
+	ok = ok && parse(&f, what, c);
 	if (!ok)
 		sl_log(SL_WARN, "worker: no readings of device %u: call %u, result %d, %u bytes", dev, f.h.call, f.h.result, f.h.size);
 	free(f.body);
@@ -345,7 +377,7 @@ static bool observe(struct link *l, uint32_t dev, enum what what, struct cached 
 }
 
 /* Asks the device's worker. Called with the lock held. */
-static nvmlReturn_t ask(unsigned int dev, enum what what)
+static nvmlReturn_t ask(unsigned int dev, enum what what, uint32_t arg)
 {
 	struct cached *c = &conn.dev[dev];
 	struct link *l = conn.link;
@@ -366,7 +398,7 @@ static nvmlReturn_t ask(unsigned int dev, enum what what)
 		}
 		if (l->lacks && sl_forms_lack(l->lacks, op_of[what]))
 			return NVML_ERROR_NOT_SUPPORTED;
-		if (observe(l, dev, what, c))
+		if (observe(l, dev, what, arg, c))
 			return NVML_SUCCESS;
 		rc = NVML_ERROR_GPU_IS_LOST;
 		hang_up(l);
@@ -384,7 +416,7 @@ static nvmlReturn_t refresh(unsigned int dev, bool now)
 
 	if (c->valid && !now && sl_now_ms() - c->at < FRESH_MS)
 		return NVML_SUCCESS;
-	rc = ask(dev, OBSERVE);
+	rc = ask(dev, OBSERVE, 0);
 	if (!rc) {
 		c->valid = true;
 		c->at = sl_now_ms();
@@ -455,7 +487,7 @@ nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, struct nv_more *m)
 
 	enter();
 	if (!c->more_at[traffic] || sl_now_ms() - c->more_at[traffic] >= FRESH_MS) {
-		rc = ask(dev, traffic ? MORE_TRAFFIC : MORE);
+		rc = ask(dev, traffic ? MORE_TRAFFIC : MORE, traffic);
 		c->more_at[traffic] = rc ? 0 : sl_now_ms();
 	}
 	if (!rc)
@@ -471,11 +503,39 @@ nvmlReturn_t nv_read_links(unsigned int dev, struct nv_links *l)
 
 	enter();
 	if (!c->linked)
-		rc = ask(dev, LINKS);
+		rc = ask(dev, LINKS, 0);
 	if (!rc) {
 		c->linked = true;
 		*l = c->links;
 	}
+	leave();
+	return rc;
+}
+
+nvmlReturn_t nv_read_facts(unsigned int dev, struct nv_facts *f)
+{
+	struct cached *c = &conn.dev[dev];
+	nvmlReturn_t rc = NVML_SUCCESS;
+
+	enter();
+	if (!c->stated)
+		rc = ask(dev, FACTS, 0);
+	if (!rc) {
+		c->stated = true;
+		*f = c->facts;
+	}
+	leave();
+	return rc;
+}
+
+nvmlReturn_t nv_read_text(unsigned int dev, unsigned int which, struct nv_text *t)
+{
+	nvmlReturn_t rc;
+
+	enter();
+	rc = ask(dev, TEXT, which);
+	if (!rc)
+		*t = conn.text;
 	leave();
 	return rc;
 }

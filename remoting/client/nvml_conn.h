@@ -32,6 +32,16 @@ struct nv_links {
 	struct wire_observe_links_reply r;
 };
 
+/* Numbers that hardly ever change, by SL_FACT_; each may be NV_NA. */
+struct nv_facts {
+	uint32_t value[SL_FACT_COUNT];
+};
+
+/* What NVML has in words; empty: unknown. */
+struct nv_text {
+	char s[sizeof(((struct wire_observe_text_reply *)0)->text)];
+};
+
 struct nv_process {
 	uint32_t pid;	/* the client's own number */
 	uint64_t used;	/* bytes */
@@ -50,6 +60,9 @@ nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r);
 nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, struct nv_more *m);
 /* What does not change from nvmlInit to nvmlShutdown. */
 nvmlReturn_t nv_read_links(unsigned int dev, struct nv_links *l);
+nvmlReturn_t nv_read_facts(unsigned int dev, struct nv_facts *f);
+/* One of NVML's texts (SL_TEXT_), read during this call. */
+nvmlReturn_t nv_read_text(unsigned int dev, unsigned int which, struct nv_text *t);
 /* Other's number in the session that dev is of; -1 if it is another owner's. */
 int nv_sibling(unsigned int dev, unsigned int other);
 /* The lease's sessions on a device, read during this call; the caller frees the list, NULL when empty. */

@@ -279,6 +279,36 @@ static bool links(int fd, enum mode m, uint32_t call)
 	return push(fd, out.b, out.n);
 }
 
+/* Each fact is its number plus a thousand, but for one that nobody knows. */
+static bool facts(int fd, enum mode m, uint32_t call)
+{
+	static struct bytes out;
+	uint32_t n = m == OBS_SHORT ? 1 : SL_FACT_COUNT;
+
+	out.n = 0;
+	add_frame(&out, 4 * n, 1, call, 0);
+	for (uint32_t i = 0; i < n; i++)
+		add32(&out, m == NO_READINGS || i == SL_FACT_FANS ? NV_NA : 1000 + i);
+	return push(fd, out.b, out.n);
+}
+
+/* Each text is its number and what a terminal would obey; that of the GSP is all the bytes there can be. */
+static bool words(int fd, enum mode m, uint32_t call, uint32_t which)
+{
+	struct wire_observe_text_reply r = { 0 };
+	static struct bytes out;
+	size_t n = m == OBS_SHORT ? 4 : sizeof r;
+
+	if (m != NO_READINGS)
+		snprintf(r.text, sizeof r.text, "text\x1b%u", which);
+	if (which == SL_TEXT_GSP)
+		memset(r.text, 'g', sizeof r.text);
+	out.n = 0;
+	add_frame(&out, (uint32_t)n, 1, call, 0);
+	add(&out, &r, n);
+	return push(fd, out.b, out.n);
+}
+
 static void serve(int fd)
 {
 	enum mode m = atomic_load(&w.mode);
@@ -313,6 +343,16 @@ static void serve(int fd)
 		if (!memcmp(req, "\4\0\0\0\x1e\xf0\1\0", 8)) {
 			atomic_fetch_add(&w.mores, 1);
 			if (!links(fd, m, call))
+				return;
+			continue;
+		}
+		if (!memcmp(req, "\4\0\0\0\x21\xf0\1\0", 8)) {
+			if (!facts(fd, m, call))
+				return;
+			continue;
+		}
+		if (!memcmp(req, "\10\0\0\0\x20\xf0\1\0", 8) && pull(fd, req + 20, 4)) {
+			if (!words(fd, m, call, req[20]))
 				return;
 			continue;
 		}
@@ -665,6 +705,43 @@ static void test_more(void)
 	CHECK(CALL(nvmlDeviceGetMaxPcieLinkWidth, first(), &v) == NVML_ERROR_GPU_IS_LOST);
 }
 
+static void test_words(void)
+{
+	nvmlDeviceCurrentClockFreqs_v1_t c = { .version = NVML_VERSION_OF(nvmlDeviceCurrentClockFreqs_v1_t, 1) };
+	nvmlDeviceCapabilities_v1_t caps = { .version = NVML_VERSION_OF(nvmlDeviceCapabilities_v1_t, 1) };
+	unsigned int v, u[4];
+	unsigned long set[128];
+	nvmlDevice_t d;
+	char s[80];
+
+	CHECK(start(GOOD) == 0);
+	d = first();
+	CHECK(CALL(nvmlDeviceGetVbiosVersion, d, s, 32) == 0 && !strcmp(s, "text?0"));
+	CHECK(CALL(nvmlDeviceGetVbiosVersion, NULL, s, 32) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceGetInforomVersion, d, 1, s, 16) == 0 && !strcmp(s, "text?4"));
+	CHECK(CALL(nvmlDeviceGetInforomVersion, d, 3, s, 16) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(CALL(nvmlDeviceGetGspFirmwareVersion, d, s) == NVML_ERROR_INSUFFICIENT_SIZE);
+	CHECK(CALL(nvmlDeviceGetCurrentClockFreqs, d, &c) == 0 && !strcmp(c.str, "text?7"));
+	CHECK(CALL(nvmlDeviceGetModuleId, d, &v) == 0 && v == 1000 + SL_FACT_MODULE_ID);
+	CHECK(CALL(nvmlDeviceGetNumFans, d, &v) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(CALL(nvmlDeviceGetCapabilities, d, &caps) == 0 && caps.capMask == 1000 + SL_FACT_CAPABILITIES);
+	CHECK(CALL(nvmlDeviceGetRemappedRows, d, u, u + 1, u + 2, u + 3) == 0 && u[3] == 1000 + SL_FACT_ROWS_FAILED);
+	CHECK(CALL(nvmlDeviceGetRemappedRows, d, u, NULL, u + 2, u + 3) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceValidateInforom, d) == 0);
+	/* All processors and memory of this machine are near; a set that is too small is not filled in part in silence. */
+	CHECK(CALL(nvmlDeviceGetCpuAffinity, d, 128, set) == 0 && *set & 1);
+	CHECK(CALL(nvmlDeviceGetCpuAffinityWithinScope, d, 128, set, 1) == 0 && *set & 1);
+	CHECK(CALL(nvmlDeviceGetCpuAffinity, d, 0, set) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(CALL(nvmlDeviceGetMemoryAffinity, d, 128, set, 0) == 0 && *set);
+	CHECK(CALL(nvmlDeviceGetMemoryAffinity, d, 128, set, 2) == NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(start(NO_READINGS) == 0);
+	CHECK(CALL(nvmlDeviceGetVbiosVersion, first(), s, 32) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(CALL(nvmlDeviceGetRemappedRows, first(), u, u + 1, u + 2, u + 3) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(CALL(nvmlDeviceValidateInforom, first()) == NVML_ERROR_NOT_SUPPORTED);
+	CHECK(start(OBS_SHORT) == 0);
+	CHECK(CALL(nvmlDeviceGetVbiosVersion, first(), s, 32) == NVML_ERROR_GPU_IS_LOST);
+}
+
 static void test_links(void)
 {
 	nvmlFieldValue_t f[3] = { { .fieldId = NVML_FI_DEV_NVLINK_GET_STATE, .scopeId = 0 }, { .fieldId = NVML_FI_DEV_NVLINK_GET_STATE, .scopeId = 1 },
@@ -971,6 +1048,7 @@ int main(int argc, char **argv)
 	test_device();
 	test_processes();
 	test_more();
+	test_words();
 	test_links();
 	test_cache();
 	test_refusals();

@@ -20,7 +20,7 @@ SIM_LDFLAGS := -pthread $(SIM_SAN) -Wl,-z,relro,-z,now $(if $(SIM_KIND),,-Wl$(SI
 
 SIM_SRC := core engine clock idle context ctxprops device peer memory hostmem pool vmm ipc copy array texture tensormap green stream streamops event work image link module function launch capture graph graphnode userobj conditional graphmem exec names
 SIM_OBJ := $(SIM_SRC:%=$(SIM_OUT)/o/%.o)
-SIM_HDR := $(SIM)/sim.h $(SIM)/state.h $(SIM)/engine.h $(SIM)/clock.h $(SIM)/idle.h $(SIM)/busy.h $(SIM)/simkernel.h remoting/api/cuabi.h remoting/api/cuprotos.h
+SIM_HDR := $(SIM)/sim.h $(SIM)/state.h $(SIM)/engine.h $(SIM)/clock.h $(SIM)/idle.h $(SIM)/busy.h $(SIM)/nvml.h $(SIM)/simkernel.h remoting/api/cuabi.h remoting/api/cuprotos.h
 SIM_TESTS := $(patsubst $(SIM)/%.c,$(SIM_OUT)/%,$(wildcard $(SIM)/test_*.c))
 
 .PHONY: simgpu simgpu-check
@@ -62,7 +62,7 @@ $(SIM_OUT)/driver-12020/libcuda.so.1: $(SIM_OBJ) $(SIM_OUT)/o/procs.o $(SIM_OUT)
 	@mkdir -p $(@D)
 	$(SIM_LINK)
 
-$(SIM_OUT)/libnvidia-ml.so.1: $(SIM_OUT)/o/nvml.o $(SIM_OUT)/o/busy.o $(SIM_OUT)/o/engine.o $(SIM_OUT)/o/clock.o $(SIM_OUT)/o/idle.o $(SIM_OUT)/o/state-13000.o
+$(SIM_OUT)/libnvidia-ml.so.1: $(SIM_OUT)/o/nvml.o $(SIM_OUT)/o/nvml_board.o $(SIM_OUT)/o/busy.o $(SIM_OUT)/o/engine.o $(SIM_OUT)/o/clock.o $(SIM_OUT)/o/idle.o $(SIM_OUT)/o/state-13000.o
 	$(CC) $(CFLAGS) -shared -Wl,-soname,libnvidia-ml.so.1 -o $@ $^ $(SIM_LDFLAGS) -lrt
 
 $(SIM_OUT)/twins.so: $(SIM)/testtwins.c $(SIM)/simkernel.h

@@ -13,20 +13,8 @@
 
 #include "busy.h"
 #include "engine.h"
+#include "nvml.h"
 #include "state.h"
-
-#define API __attribute__((visibility("default")))
-
-typedef int nvmlReturn_t;
-enum {
-	NVML_SUCCESS = 0, NVML_ERROR_UNINITIALIZED = 1, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3,
-	NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_INSUFFICIENT_SIZE = 7, NVML_ERROR_DRIVER_NOT_LOADED = 9,
-	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25, NVML_ERROR_UNKNOWN = 999,
-};
-
-typedef struct dev *nvmlDevice_t;
-
-struct dev { int index; };
 
 static struct {
 	pthread_mutex_t lock;
@@ -84,7 +72,7 @@ API const char *nvmlErrorString(nvmlReturn_t r)
 	}
 }
 
-static nvmlReturn_t up(void)
+nvmlReturn_t nvml_up(void)
 {
 	nvmlReturn_t r;
 
@@ -94,10 +82,9 @@ static nvmlReturn_t up(void)
 	return r;
 }
 
-/* Checks a device handle, and the pointer for the answer. */
-static nvmlReturn_t check(nvmlDevice_t d, const void *out)
+nvmlReturn_t nvml_check(nvmlDevice_t d, const void *out)
 {
-	nvmlReturn_t r = up();
+	nvmlReturn_t r = nvml_up();
 
 	if (r)
 		return r;
@@ -107,7 +94,7 @@ static nvmlReturn_t check(nvmlDevice_t d, const void *out)
 	return NVML_ERROR_INVALID_ARGUMENT;
 }
 
-static nvmlReturn_t text(char *out, unsigned int n, const char *s)
+nvmlReturn_t nvml_text(char *out, unsigned int n, const char *s)
 {
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -121,9 +108,9 @@ static nvmlReturn_t text(char *out, unsigned int n, const char *s)
 
 API nvmlReturn_t nvmlSystemGetDriverVersion(char *v, unsigned int n)
 {
-	nvmlReturn_t r = up();
+	nvmlReturn_t r = nvml_up();
 
-	return r ? r : text(v, n, SIM_DRIVER_STRING);
+	return r ? r : nvml_text(v, n, SIM_DRIVER_STRING);
 }
 
 struct branch {
@@ -133,7 +120,7 @@ struct branch {
 
 API nvmlReturn_t nvmlSystemGetDriverBranch(struct branch *b, unsigned int n)
 {
-	nvmlReturn_t r = up();
+	nvmlReturn_t r = nvml_up();
 
 	if (r)
 		return r;
@@ -141,12 +128,12 @@ API nvmlReturn_t nvmlSystemGetDriverBranch(struct branch *b, unsigned int n)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (b->version != ((unsigned int)sizeof *b | 1u << 24))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	return text(b->branch, n, SIM_DRIVER_BRANCH);
+	return nvml_text(b->branch, n, SIM_DRIVER_BRANCH);
 }
 
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *v, unsigned int n)
 {
-	return text(v, n, "13." SIM_DRIVER_STRING);
+	return nvml_text(v, n, "13." SIM_DRIVER_STRING);
 }
 
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *v)
@@ -164,7 +151,7 @@ API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *v) { return nvmlSystemGe
 API nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int n)
 {
 	char path[40], buf[256];
-	nvmlReturn_t r = up();
+	nvmlReturn_t r = nvml_up();
 	FILE *f;
 	size_t len;
 
@@ -177,14 +164,14 @@ API nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned
 	len = fread(buf, 1, sizeof(buf) - 1, f);
 	fclose(f);
 	buf[len] = 0;
-	return text(name, n, buf);
+	return nvml_text(name, n, buf);
 }
 
 /* devices */
 
 static nvmlReturn_t count(unsigned int *n)
 {
-	nvmlReturn_t r = up();
+	nvmlReturn_t r = nvml_up();
 
 	if (r)
 		return r;
@@ -199,7 +186,7 @@ API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *n) { return count(n); }
 
 static nvmlReturn_t by_index(unsigned int i, nvmlDevice_t *d)
 {
-	nvmlReturn_t r = up();
+	nvmlReturn_t r = nvml_up();
 
 	if (r)
 		return r;
@@ -223,7 +210,7 @@ static void uuid_text(int dev, char *out, size_t n)
 
 API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *d)
 {
-	nvmlReturn_t r = up();
+	nvmlReturn_t r = nvml_up();
 
 	if (r)
 		return r;
@@ -244,7 +231,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *d)
 static nvmlReturn_t by_pci(const char *id, nvmlDevice_t *d)
 {
 	unsigned int domain = 0, bus = 0, slot = 0;
-	nvmlReturn_t r = up();
+	nvmlReturn_t r = nvml_up();
 
 	if (r)
 		return r;
@@ -266,25 +253,25 @@ API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *
 
 API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *name, unsigned int n)
 {
-	nvmlReturn_t r = check(d, name);
+	nvmlReturn_t r = nvml_check(d, name);
 
-	return r ? r : text(name, n, SIM_NAME);
+	return r ? r : nvml_text(name, n, SIM_NAME);
 }
 
 API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *uuid, unsigned int n)
 {
-	nvmlReturn_t r = check(d, uuid);
+	nvmlReturn_t r = nvml_check(d, uuid);
 	char have[48];
 
 	if (r)
 		return r;
 	uuid_text(d->index, have, sizeof(have));
-	return text(uuid, n, have);
+	return nvml_text(uuid, n, have);
 }
 
 API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t d, unsigned int *i)
 {
-	nvmlReturn_t r = check(d, i);
+	nvmlReturn_t r = nvml_check(d, i);
 
 	if (!r)
 		*i = (unsigned int)d->index;
@@ -301,7 +288,7 @@ typedef struct {
 
 static nvmlReturn_t pci(nvmlDevice_t d, nvmlPciInfo_t *p)
 {
-	nvmlReturn_t r = check(d, p);
+	nvmlReturn_t r = nvml_check(d, p);
 
 	if (r)
 		return r;
@@ -325,7 +312,7 @@ typedef struct { unsigned int version; unsigned long long total, reserved, free,
 
 API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *m)
 {
-	nvmlReturn_t r = check(d, m);
+	nvmlReturn_t r = nvml_check(d, m);
 
 	if (r)
 		return r;
@@ -337,7 +324,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *m)
 
 API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, nvmlMemory_v2_t *m)
 {
-	nvmlReturn_t r = check(d, m);
+	nvmlReturn_t r = nvml_check(d, m);
 
 	if (r)
 		return r;
@@ -356,7 +343,7 @@ typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci;
 static nvmlReturn_t procs(nvmlDevice_t d, unsigned int *n, void *out, bool v1)
 {
 	struct sim_proc p[SIM_MAX_PROC];
-	nvmlReturn_t r = check(d, n);
+	nvmlReturn_t r = nvml_check(d, n);
 	unsigned int k = 0, room;
 	int live;
 
@@ -385,7 +372,7 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(PROCS, proc_v2 *p) { re
 
 static nvmlReturn_t none(PROCS)
 {
-	nvmlReturn_t r = check(d, n);
+	nvmlReturn_t r = nvml_check(d, n);
 
 	if (!r)
 		*n = 0;
@@ -410,7 +397,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, sample_t *out, 
 						 unsigned long long since)
 {
 	struct busy_sample s[SIM_MAX_PROC];
-	nvmlReturn_t r = check(d, n);
+	nvmlReturn_t r = nvml_check(d, n);
 	unsigned int room, k;
 
 	if (r)
@@ -428,7 +415,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, sample_t *out, 
 
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *u)
 {
-	nvmlReturn_t r = check(d, u);
+	nvmlReturn_t r = nvml_check(d, u);
 
 	if (r)
 		return r;
@@ -440,7 +427,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t
 #define GET(name, value) \
 	API nvmlReturn_t name(nvmlDevice_t d, unsigned int *v) \
 	{ \
-		nvmlReturn_t r = check(d, v); \
+		nvmlReturn_t r = nvml_check(d, v); \
 		if (!r) \
 			*v = (unsigned int)(value); \
 		return r; \
@@ -482,10 +469,10 @@ static bool peers(void)
 
 API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t d, nvmlDevice_t other, unsigned int caps, unsigned int *v)
 {
-	nvmlReturn_t r = check(d, caps < 5 ? v : NULL);
+	nvmlReturn_t r = nvml_check(d, caps < 5 ? v : NULL);
 
 	if (!r)
-		r = check(other, v);
+		r = nvml_check(other, v);
 	if (!r)
 		*v = peers() && caps != 4 ? 0 : 5;
 	return r;
@@ -493,10 +480,10 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t d, nvmlDevice_t other, unsi
 
 API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t d, nvmlDevice_t other, unsigned int *v)
 {
-	nvmlReturn_t r = check(d, v);
+	nvmlReturn_t r = nvml_check(d, v);
 
 	if (!r)
-		r = check(other, v);
+		r = nvml_check(other, v);
 	if (!r)
 		*v = d == other ? 0 : 40;
 	return r;
@@ -504,7 +491,7 @@ API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t d, nvmlDevice_
 
 static nvmlReturn_t check_link(nvmlDevice_t d, unsigned int link, const void *out)
 {
-	nvmlReturn_t r = check(d, link < 18 ? out : NULL);
+	nvmlReturn_t r = nvml_check(d, link < 18 ? out : NULL);
 
 	return r || (link < SIM_NVLINKS && peers()) ? r : NVML_ERROR_NOT_SUPPORTED;
 }
@@ -546,14 +533,14 @@ API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t d, unsigned in
 
 #define REFUSE(name) \
 	API nvmlReturn_t name(nvmlDevice_t d, unsigned int *v) \
-	{ nvmlReturn_t r = check(d, v); return r ? r : NVML_ERROR_NOT_SUPPORTED; }
+	{ nvmlReturn_t r = nvml_check(d, v); return r ? r : NVML_ERROR_NOT_SUPPORTED; }
 
 REFUSE(nvmlDeviceGetFanSpeed)
 REFUSE(nvmlDeviceGetBoardId)
 
 API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, unsigned int *v)
 {
-	nvmlReturn_t r = check(d, v);
+	nvmlReturn_t r = nvml_check(d, v);
 
 	if (r)
 		return r;
@@ -566,7 +553,7 @@ API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, u
 static nvmlReturn_t clocks(nvmlDevice_t d, unsigned int type, unsigned int *v)
 {
 	static const unsigned int mhz[4] = { 1980, 1980, 3201, 1980 };	/* graphics, SM, memory, video */
-	nvmlReturn_t r = check(d, v);
+	nvmlReturn_t r = nvml_check(d, v);
 
 	if (r)
 		return r;
@@ -581,7 +568,7 @@ API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t d, unsigned int t, unsig
 
 API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t d, unsigned int counter, unsigned int *v)
 {
-	nvmlReturn_t r = check(d, counter < 2 ? v : NULL);
+	nvmlReturn_t r = nvml_check(d, counter < 2 ? v : NULL);
 
 	if (!r)
 		*v = counter ? 2000 : 1000;
@@ -591,7 +578,7 @@ API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t d, unsigned int counte
 API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t d, unsigned int type, unsigned int *v)
 {
 	static const unsigned int celsius[] = { 92, 89, 95, 87 };
-	nvmlReturn_t r = check(d, v);
+	nvmlReturn_t r = nvml_check(d, v);
 
 	if (r)
 		return r;
@@ -603,7 +590,7 @@ API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t d, unsigned int 
 
 API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t d, unsigned int *least, unsigned int *most)
 {
-	nvmlReturn_t r = check(d, least && most ? least : NULL);
+	nvmlReturn_t r = nvml_check(d, least && most ? least : NULL);
 
 	if (r)
 		return r;
@@ -615,7 +602,7 @@ API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t d, un
 /* A GPU that has used more energy than 32 bits can tell, whose clocks are lower because it is idle. */
 static nvmlReturn_t wide(nvmlDevice_t d, unsigned long long *v, unsigned long long is)
 {
-	nvmlReturn_t r = check(d, v);
+	nvmlReturn_t r = nvml_check(d, v);
 
 	if (!r)
 		*v = is;
@@ -628,7 +615,7 @@ API nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t d, uns
 
 API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor)
 {
-	nvmlReturn_t r = check(d, major && minor ? major : NULL);
+	nvmlReturn_t r = nvml_check(d, major && minor ? major : NULL);
 
 	if (r)
 		return r;
@@ -639,7 +626,7 @@ API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, 
 
 API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t d, unsigned int *now, unsigned int *pending)
 {
-	nvmlReturn_t r = check(d, now && pending ? now : NULL);
+	nvmlReturn_t r = nvml_check(d, now && pending ? now : NULL);
 
 	if (!r)
 		*now = *pending = 1;
@@ -648,7 +635,7 @@ API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t d, unsigned int *now, unsigne
 
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned int *now, unsigned int *pending)
 {
-	nvmlReturn_t r = check(d, now && pending ? now : NULL);
+	nvmlReturn_t r = nvml_check(d, now && pending ? now : NULL);
 
 	if (!r)
 		*now = *pending = 0;

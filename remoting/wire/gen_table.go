@@ -146,6 +146,50 @@ const (
 	NvlinkValues = 9
 	// NvlinkCount: NVLinks of a device, at most.
 	NvlinkCount = 18
+	// TextVbios: version of the VBIOS.
+	TextVbios = 0
+	// TextBoardPart: the board's part number.
+	TextBoardPart = 1
+	// TextInforomImage: version of the infoROM's image.
+	TextInforomImage = 2
+	// TextInforomOem: version of the infoROM's object OEM; of this and the next two the order is NVML's.
+	TextInforomOem = 3
+	// TextInforomEcc: of ECC.
+	TextInforomEcc = 4
+	// TextInforomPower: of POWER.
+	TextInforomPower = 5
+	// TextGsp: version of the GSP's firmware.
+	TextGsp = 6
+	// TextClockFreqs: clocks now, as name=value pairs.
+	TextClockFreqs = 7
+	// TextPerformanceModes: performance states and their clocks, likewise.
+	TextPerformanceModes = 8
+	// TextCount: how many there are.
+	TextCount = 9
+	// FactModuleID: the GPU's place on its baseboard.
+	FactModuleID = 0
+	// FactInforomChecksum: checksum of the infoROM's configuration.
+	FactInforomChecksum = 1
+	// FactCapabilities: NVML's bits of nvmlDeviceGetCapabilities.
+	FactCapabilities = 2
+	// FactFans: how many fans it has.
+	FactFans = 3
+	// FactRowsCorrected: rows of memory remapped for errors that were corrected.
+	FactRowsCorrected = 4
+	// FactRowsUncorrected: and that were not.
+	FactRowsUncorrected = 5
+	// FactRowsPending: 1: remapping waits for a reset.
+	FactRowsPending = 6
+	// FactRowsFailed: 1: remapping has failed.
+	FactRowsFailed = 7
+	// FactGspEnabled: 1: the GSP's firmware is used.
+	FactGspEnabled = 8
+	// FactGspDefault: 1: and by default.
+	FactGspDefault = 9
+	// FactInforomValid: 1: NVML finds the infoROM valid; 0: damaged.
+	FactInforomValid = 10
+	// FactCount: how many there are.
+	FactCount = 11
 	// PieceWindow: most bytes that a side may have sent and the other has not said to have received.
 	PieceWindow = 8388608
 	// PieceBye: in a PIECE's flags: the client's process ends, and nothing follows.
@@ -368,6 +412,10 @@ const (
 	OpObserveMore = 0xF01A
 	// OpObserveLinks: how a device reaches the others of the session, by PCIe and by NVLink.
 	OpObserveLinks = 0xF01E
+	// OpObserveText: a text that NVML has of a device.
+	OpObserveText = 0xF020
+	// OpObserveFacts: numbers that NVML has of a device beside its readings.
+	OpObserveFacts = 0xF021
 	// OpBeat: nothing; shows that the client lives.
 	OpBeat = 0xF00F
 	// OpHostMap: gives page-locked host memory of the client its like in the worker, zeroed. `CUDA_ERROR_NOT_SUPPORTED`: the address is in use there; `CUDA_ERROR_OUT_OF_MEMORY`: the session has as much as it may.
@@ -417,6 +465,8 @@ var controlNames = [...]string{
 	OpObserve - OpControl:       "OBSERVE",
 	OpObserveMore - OpControl:   "OBSERVE_MORE",
 	OpObserveLinks - OpControl:  "OBSERVE_LINKS",
+	OpObserveText - OpControl:   "OBSERVE_TEXT",
+	OpObserveFacts - OpControl:  "OBSERVE_FACTS",
 	OpBeat - OpControl:          "BEAT",
 	OpHostMap - OpControl:       "HOST_MAP",
 	OpHostUnmap - OpControl:     "HOST_UNMAP",
@@ -2447,6 +2497,149 @@ func (m *ObserveLinksReply) get(b []byte) {
 	m.Nvlink[159] = binary.LittleEndian.Uint32(b[1020:])
 	m.Nvlink[160] = binary.LittleEndian.Uint32(b[1024:])
 	m.Nvlink[161] = binary.LittleEndian.Uint32(b[1028:])
+}
+
+// ObserveTextSize is the size of a ObserveText, in bytes.
+const ObserveTextSize = 8
+
+// ObserveText: a text that NVML has of a device.
+type ObserveText struct {
+	Device uint32
+	Which  uint32 // by TEXT
+}
+
+// Encode appends the message to e.
+func (m *ObserveText) Encode(e *Encoder) { m.put(e.room(ObserveTextSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ObserveText) Decode(d *Decoder) {
+	if b := d.Bytes(ObserveTextSize); b != nil {
+		m.get(b)
+	} else {
+		*m = ObserveText{}
+	}
+}
+
+func (m *ObserveText) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.Device)
+	binary.LittleEndian.PutUint32(b[4:], m.Which)
+}
+
+func (m *ObserveText) get(b []byte) {
+	_ = b[7]
+	m.Device = binary.LittleEndian.Uint32(b[0:])
+	m.Which = binary.LittleEndian.Uint32(b[4:])
+}
+
+// ObserveTextReplySize is the size of a ObserveTextReply, in bytes.
+const ObserveTextReplySize = 2048
+
+// ObserveTextReply: the reply to OBSERVE_TEXT.
+type ObserveTextReply struct {
+	Text string // empty: unknown
+}
+
+// Encode appends the message to e.
+func (m *ObserveTextReply) Encode(e *Encoder) { m.put(e.room(ObserveTextReplySize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ObserveTextReply) Decode(d *Decoder) {
+	if b := d.Bytes(ObserveTextReplySize); b != nil {
+		m.get(b)
+	} else {
+		*m = ObserveTextReply{}
+	}
+}
+
+func (m *ObserveTextReply) put(b []byte) {
+	_ = b[2047]
+	putText(b[0:2048], m.Text)
+}
+
+func (m *ObserveTextReply) get(b []byte) {
+	_ = b[2047]
+	m.Text = fixedString(b[0:2048])
+}
+
+// ObserveFactsSize is the size of a ObserveFacts, in bytes.
+const ObserveFactsSize = 4
+
+// ObserveFacts: numbers that NVML has of a device beside its readings.
+type ObserveFacts struct {
+	Device uint32
+}
+
+// Encode appends the message to e.
+func (m *ObserveFacts) Encode(e *Encoder) { m.put(e.room(ObserveFactsSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ObserveFacts) Decode(d *Decoder) {
+	if b := d.Bytes(ObserveFactsSize); b != nil {
+		m.get(b)
+	} else {
+		*m = ObserveFacts{}
+	}
+}
+
+func (m *ObserveFacts) put(b []byte) {
+	_ = b[3]
+	binary.LittleEndian.PutUint32(b[0:], m.Device)
+}
+
+func (m *ObserveFacts) get(b []byte) {
+	_ = b[3]
+	m.Device = binary.LittleEndian.Uint32(b[0:])
+}
+
+// ObserveFactsReplySize is the size of a ObserveFactsReply, in bytes.
+const ObserveFactsReplySize = 44
+
+// ObserveFactsReply: the reply to OBSERVE_FACTS.
+type ObserveFactsReply struct {
+	Value [11]uint32 // by FACT; all ones: unknown
+}
+
+// Encode appends the message to e.
+func (m *ObserveFactsReply) Encode(e *Encoder) { m.put(e.room(ObserveFactsReplySize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ObserveFactsReply) Decode(d *Decoder) {
+	if b := d.Bytes(ObserveFactsReplySize); b != nil {
+		m.get(b)
+	} else {
+		*m = ObserveFactsReply{}
+	}
+}
+
+func (m *ObserveFactsReply) put(b []byte) {
+	_ = b[43]
+	binary.LittleEndian.PutUint32(b[0:], m.Value[0])
+	binary.LittleEndian.PutUint32(b[4:], m.Value[1])
+	binary.LittleEndian.PutUint32(b[8:], m.Value[2])
+	binary.LittleEndian.PutUint32(b[12:], m.Value[3])
+	binary.LittleEndian.PutUint32(b[16:], m.Value[4])
+	binary.LittleEndian.PutUint32(b[20:], m.Value[5])
+	binary.LittleEndian.PutUint32(b[24:], m.Value[6])
+	binary.LittleEndian.PutUint32(b[28:], m.Value[7])
+	binary.LittleEndian.PutUint32(b[32:], m.Value[8])
+	binary.LittleEndian.PutUint32(b[36:], m.Value[9])
+	binary.LittleEndian.PutUint32(b[40:], m.Value[10])
+}
+
+func (m *ObserveFactsReply) get(b []byte) {
+	_ = b[43]
+	m.Value[0] = binary.LittleEndian.Uint32(b[0:])
+	m.Value[1] = binary.LittleEndian.Uint32(b[4:])
+	m.Value[2] = binary.LittleEndian.Uint32(b[8:])
+	m.Value[3] = binary.LittleEndian.Uint32(b[12:])
+	m.Value[4] = binary.LittleEndian.Uint32(b[16:])
+	m.Value[5] = binary.LittleEndian.Uint32(b[20:])
+	m.Value[6] = binary.LittleEndian.Uint32(b[24:])
+	m.Value[7] = binary.LittleEndian.Uint32(b[28:])
+	m.Value[8] = binary.LittleEndian.Uint32(b[32:])
+	m.Value[9] = binary.LittleEndian.Uint32(b[36:])
+	m.Value[10] = binary.LittleEndian.Uint32(b[40:])
 }
 
 // ProcessSize is the size of a Process, in bytes.

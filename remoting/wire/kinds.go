@@ -14,7 +14,7 @@ var sessionKinds = [...]struct {
 	ops      []uint16 // operations that a session allows that does not compute
 }{
 	SessionCompute: {name: "compute", computes: true},
-	SessionObserve: {name: "observe", ops: []uint16{OpObserve, OpObserveMore, OpObserveLinks, OpBeat}},
+	SessionObserve: {name: "observe", ops: []uint16{OpObserve, OpObserveMore, OpObserveLinks, OpObserveText, OpObserveFacts, OpBeat}},
 	SessionLease:   {name: "lease"},  // carries no frames
 	SessionAttach:  {name: "attach"}, // goes on with a compute session
 }

@@ -54,6 +54,7 @@ type arrivals struct {
 var arrivedOps = map[uint16]bool{
 	wire.OpArrived: true, wire.OpBeat: true, wire.OpHostFnDone: true, wire.OpImageChunk: true, wire.OpKernelBind: true,
 	wire.OpKernelInfo: true, wire.OpEventWatch: true, wire.OpObserve: true, wire.OpObserveMore: true, wire.OpObserveLinks: true,
+	wire.OpObserveText: true, wire.OpObserveFacts: true,
 	wire.OpLaunch: true, wire.OpLaunchHost: true, wire.OpCopyIn: true, wire.OpCopyIn3D: true, wire.OpCopyOut: true, wire.OpCopyOut3D: true,
 	wire.OpCopyInShared: true, wire.OpCopyOutShared: true,
 	opCuStreamSynchronize: true, opCuStreamQuery: true, opCuEventSynchronize: true, opCuCtxSynchronize: true,

@@ -206,6 +206,11 @@ void sl_nvml_find_links(void *library);
 /* OBSERVE_LINKS: how a device reaches another, and one of its NVLinks, by SL_NVLINK_. */
 void sl_nvml_peer(void *dev, void *other, uint32_t status[5], uint32_t *ancestor);
 void sl_nvml_link(void *dev, uint32_t link, uint32_t value[SL_NVLINK_VALUES]);
+void sl_nvml_find_texts(void *library);
+/* OBSERVE_TEXT, by SL_TEXT_, into a reply's text, which is empty before. */
+void sl_nvml_text(void *dev, uint32_t which, char *text);
+/* OBSERVE_FACTS, by SL_FACT_. */
+void sl_nvml_facts(void *dev, uint32_t value[SL_FACT_COUNT]);
 /* Device memory of one process in bytes; -1 when NVML does not know. */
 int sl_nvml_process(void *dev, uint32_t pid, uint64_t *used);
 

@@ -9,6 +9,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x0050bdaa, Sum: 0x166884a5}, // cuOccupancyMaxActiveBlocksPerMultiprocessor
 	{ID: 0x0123739e, Sum: 0x8aa6c7c9}, // copy_out
 	{ID: 0x036cd98b, Sum: 0xbc2f8f10}, // cuGraphAddKernelNode_v2
+	{ID: 0x0384f837, Sum: 0x3a5e73d4}, // const FACT_CAPABILITIES
 	{ID: 0x03baf256, Sum: 0xb7893775}, // cuMemsetD2D8Async
 	{ID: 0x03cdf40a, Sum: 0x4cf9565d}, // cuDeviceGetP2PAttribute
 	{ID: 0x055c12cb, Sum: 0x9f59c94e}, // const NVLINK_COUNT
@@ -25,6 +26,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x0ae18495, Sum: 0x76b6c031}, // cuUserObjectRetain
 	{ID: 0x0b3432d4, Sum: 0x05d37be8}, // cuTexRefGetMipmapFilterMode
 	{ID: 0x0b867fee, Sum: 0x8ea539fb}, // cuLibraryGetModule
+	{ID: 0x0bfe12da, Sum: 0x3a5e73d4}, // const TEXT_INFOROM_IMAGE
 	{ID: 0x0ce57f80, Sum: 0x26857e68}, // cuGraphCreate
 	{ID: 0x0e4f465c, Sum: 0xdaccb887}, // cuDeviceSetMemPool
 	{ID: 0x118c5f09, Sum: 0xc8b3bc0b}, // const UNSUPPORTED
@@ -46,6 +48,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x17640a3e, Sum: 0x0952e06e}, // const LINKED_MAGIC
 	{ID: 0x17f38929, Sum: 0xe84991d7}, // cuArrayDestroy
 	{ID: 0x1948a1c6, Sum: 0xefcfe240}, // cuStreamWaitValue64
+	{ID: 0x194cfb6b, Sum: 0x262bc84f}, // const FACT_COUNT
 	{ID: 0x1962393f, Sum: 0x58f4df28}, // cuGraphExecUpdate_v2
 	{ID: 0x19c7e31d, Sum: 0x2fcb9ff6}, // message FORM
 	{ID: 0x1a042b79, Sum: 0xcb4e78a1}, // link_read
@@ -71,6 +74,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x1f3e2f8c, Sum: 0x835230ba}, // cuTexRefGetMaxAnisotropy
 	{ID: 0x1f794ad9, Sum: 0x4f9ee527}, // limit HOST_WATCH
 	{ID: 0x20fa1579, Sum: 0x6d539d58}, // cuStreamGetCaptureInfo_v3
+	{ID: 0x22353b55, Sum: 0x271e5819}, // const FACT_GSP_DEFAULT
 	{ID: 0x22db6f77, Sum: 0x7d122def}, // const READING_PCIE_SPEED
 	{ID: 0x22e6fae3, Sum: 0x0e07265f}, // cuGraphAddEventWaitNode
 	{ID: 0x22f751eb, Sum: 0xb038db8e}, // cuEventRecord
@@ -111,6 +115,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x3adf46e0, Sum: 0x73b2866b}, // const PIECE_BYE
 	{ID: 0x3aee86ff, Sum: 0x4e9b3196}, // host_unmap
 	{ID: 0x3b355bf8, Sum: 0x5872ef6b}, // message RESUMABLE
+	{ID: 0x3b8a43aa, Sum: 0xb2d4835b}, // observe_facts
 	{ID: 0x3bb6eef9, Sum: 0xe735097b}, // beat
 	{ID: 0x3c492601, Sum: 0x4310d282}, // cuGraphNodeSetEnabled
 	{ID: 0x3c4944ec, Sum: 0xa7671123}, // link_complete
@@ -149,6 +154,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x4fb1abd9, Sum: 0xc0f2e70b}, // cuMemUnmap
 	{ID: 0x50b7cffa, Sum: 0x6fcb610c}, // cuTexRefGetAddressMode
 	{ID: 0x515621f2, Sum: 0x728c307b}, // cuModuleGetSurfRef
+	{ID: 0x5196dc11, Sum: 0x3242622c}, // const FACT_GSP_ENABLED
 	{ID: 0x5378dd6f, Sum: 0xa3c5b088}, // cuStreamDestroy_v2
 	{ID: 0x5439401c, Sum: 0x718189c1}, // cuGraphAddMemsetNode
 	{ID: 0x54a6e5b7, Sum: 0xceaf66e9}, // cuCtxEnablePeerAccess
@@ -173,6 +179,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x5e47ea2d, Sum: 0x6348fdc2}, // limit HOST_SHARE
 	{ID: 0x5e62ae56, Sum: 0x7fad1c96}, // cuSurfObjectGetResourceDesc
 	{ID: 0x5fb1cb6c, Sum: 0x57800970}, // cuGreenCtxGetDevResource
+	{ID: 0x602ecb92, Sum: 0x9b690279}, // const FACT_ROWS_FAILED
 	{ID: 0x60b36994, Sum: 0xe5ee3110}, // cuStreamWaitValue32
 	{ID: 0x60e45f08, Sum: 0xadcd705e}, // cuMemPoolExportPointer
 	{ID: 0x6120cf98, Sum: 0x8e6ab62d}, // cuMemSetMemPool
@@ -200,6 +207,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x6c1c698e, Sum: 0x271e5819}, // const READING_PCIE_RECEIVED
 	{ID: 0x6c3ad027, Sum: 0x2679932c}, // cuEventRecordWithFlags
 	{ID: 0x6ce92f0a, Sum: 0x82dd4bba}, // cuLibraryGetManaged
+	{ID: 0x6d6a1dc5, Sum: 0x73b2866b}, // const TEXT_BOARD_PART
 	{ID: 0x6dcd7171, Sum: 0x6c037081}, // limit HOST_MAP
 	{ID: 0x6f150343, Sum: 0x3a5e73d4}, // handle STREAM
 	{ID: 0x6f24b087, Sum: 0xcd710667}, // const READING_THROTTLED
@@ -242,8 +250,10 @@ var apiForms = [...]wire.Form{
 	{ID: 0x80b8b1a1, Sum: 0x07c7854d}, // cuGraphInstantiateWithFlags
 	{ID: 0x815d4b41, Sum: 0xf95728d2}, // cuOccupancyMaxPotentialBlockSizeWithFlags
 	{ID: 0x8298f2b1, Sum: 0xf738caf5}, // const READING_ENCODER_PERIOD
+	{ID: 0x82c5685e, Sum: 0x73b2866b}, // const FACT_INFOROM_CHECKSUM
 	{ID: 0x831a2c3c, Sum: 0x3a5e73d4}, // session OBSERVE
 	{ID: 0x841c25ce, Sum: 0x6524e1c9}, // cuStreamSynchronize
+	{ID: 0x84d05f5c, Sum: 0x66ebec5f}, // const FACT_MODULE_ID
 	{ID: 0x84e6bc05, Sum: 0x1dfd521b}, // observe_links
 	{ID: 0x85adc0c2, Sum: 0x933f09fc}, // cuGraphMemFreeNodeGetParams
 	{ID: 0x85f20143, Sum: 0xd2abb8de}, // cuMemRetainAllocationHandle
@@ -292,6 +302,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xa5726ac7, Sum: 0x07be6509}, // cuMemPoolSetAttribute
 	{ID: 0xa58e01e4, Sum: 0x7777224b}, // handle MODULE
 	{ID: 0xa60c2028, Sum: 0x83d91044}, // cuIpcCloseMemHandle
+	{ID: 0xa60f2033, Sum: 0x8540074e}, // const FACT_FANS
 	{ID: 0xa6b28d5a, Sum: 0x73b2866b}, // const LEASE_SHM
 	{ID: 0xa6d8ade0, Sum: 0x73b2866b}, // handle CTX
 	{ID: 0xa819ad47, Sum: 0x2751e5ba}, // cuGraphNodeGetType
@@ -316,6 +327,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xb2df9bbd, Sum: 0x0dd833d7}, // cuGraphAddHostNode
 	{ID: 0xb4335e41, Sum: 0xa3da539e}, // cuEventCreate
 	{ID: 0xb462f451, Sum: 0x5f070863}, // cuGraphMemcpyNodeGetParams
+	{ID: 0xb4deecaa, Sum: 0x11c0f6e7}, // const TEXT_GSP
 	{ID: 0xb60a12e3, Sum: 0x5cfb2580}, // cuMemPoolCreate
 	{ID: 0xb6aec002, Sum: 0x779c72d3}, // cuTexRefGetAddress_v2
 	{ID: 0xb6d3aaae, Sum: 0x62ac6906}, // cuGraphDestroy
@@ -324,7 +336,9 @@ var apiForms = [...]wire.Form{
 	{ID: 0xb6fe9d83, Sum: 0x9fdefd44}, // cuKernelSetCacheConfig
 	{ID: 0xb798a9d4, Sum: 0xb48b3218}, // cuGraphAddEventRecordNode
 	{ID: 0xb82ac1ba, Sum: 0x32ceac5b}, // copy_in
+	{ID: 0xb84a5bd8, Sum: 0x11c0f6e7}, // const FACT_ROWS_PENDING
 	{ID: 0xb8734d25, Sum: 0xc25333a1}, // cuStreamBatchMemOp
+	{ID: 0xb88a7ff8, Sum: 0x7777224b}, // const TEXT_INFOROM_ECC
 	{ID: 0xb8fbb59f, Sum: 0x3a5e73d4}, // feature RESUME
 	{ID: 0xb9bb25b6, Sum: 0x1c1f6410}, // limit DATA
 	{ID: 0xba671f80, Sum: 0x7d122def}, // frame PRINT
@@ -337,9 +351,12 @@ var apiForms = [...]wire.Form{
 	{ID: 0xbdb2c15d, Sum: 0xa46486c4}, // const KEEPALIVE_MOST_MS
 	{ID: 0xbebac876, Sum: 0x2bdbb79a}, // cuGraphMemsetNodeSetParams
 	{ID: 0xbf09114d, Sum: 0xeecea8de}, // arrived
+	{ID: 0xbf6829b1, Sum: 0x7777224b}, // const FACT_ROWS_CORRECTED
+	{ID: 0xbfb10a58, Sum: 0x8540074e}, // const TEXT_INFOROM_OEM
 	{ID: 0xc002a7ff, Sum: 0x11c0f6e7}, // status BUSY
 	{ID: 0xc018cdcb, Sum: 0x297b8095}, // limit LINKED
 	{ID: 0xc06f9e9f, Sum: 0x947abbdf}, // cuMemAddressReserve
+	{ID: 0xc0b35e06, Sum: 0x7d122def}, // const TEXT_INFOROM_POWER
 	{ID: 0xc1801fe2, Sum: 0xb39aa4b7}, // cuCtxSynchronize
 	{ID: 0xc2d4b6ff, Sum: 0xd0d66c63}, // cuGraphLaunch
 	{ID: 0xc3446731, Sum: 0x639c5bca}, // cuGraphNodeGetDependentNodes
@@ -374,6 +391,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xd3ac7047, Sum: 0xccb01d6c}, // cuMemsetD2D16Async
 	{ID: 0xd3df64a3, Sum: 0x732ea668}, // cuTexRefDestroy
 	{ID: 0xd4934f35, Sum: 0x73b2866b}, // status VERSION
+	{ID: 0xd5300982, Sum: 0x15dc444a}, // const FACT_INFOROM_VALID
 	{ID: 0xd56fef38, Sum: 0xdfb51677}, // cuTexRefSetMipmapLevelBias
 	{ID: 0xd6d90a70, Sum: 0x24986c39}, // kernel_info
 	{ID: 0xd7c7c33b, Sum: 0xb009f94f}, // cuGraphAddMemcpyNode
@@ -382,17 +400,20 @@ var apiForms = [...]wire.Form{
 	{ID: 0xd8869922, Sum: 0x262bc84f}, // frame HOST
 	{ID: 0xd9d244fd, Sum: 0x10c3e4ca}, // cuArrayGetMemoryRequirements
 	{ID: 0xd9f4573e, Sum: 0x218b15e1}, // cuTexRefSetFlags
+	{ID: 0xda55ab5d, Sum: 0x4e024c16}, // observe_text
 	{ID: 0xdab0b4fe, Sum: 0x7b5f8f23}, // cuTensorMapEncodeTiled
 	{ID: 0xdac7305c, Sum: 0xf6dad745}, // cuTexRefSetMipmapFilterMode
 	{ID: 0xdb6984e6, Sum: 0x73b2866b}, // frame REPLY
 	{ID: 0xdb99da79, Sum: 0x44f242c6}, // copy_out_shared
 	{ID: 0xdbb5391f, Sum: 0x811eaaa6}, // cuDevResourceGenerateDesc
 	{ID: 0xdbf55a70, Sum: 0xe5bc0986}, // cuDeviceGetDefaultMemPool
+	{ID: 0xdc1c4699, Sum: 0x66ebec5f}, // const TEXT_VBIOS
 	{ID: 0xdc90c47d, Sum: 0x0708bee1}, // cuSurfObjectDestroy
 	{ID: 0xdc9d80fe, Sum: 0x9e4fa185}, // cuFuncSetSharedMemConfig
 	{ID: 0xde6a3e34, Sum: 0xca74705e}, // cuGraphExecDestroy
 	{ID: 0xde879118, Sum: 0xc7b74727}, // const SHM_READER
 	{ID: 0xdf08305e, Sum: 0x17a05b5a}, // cuUserObjectRelease
+	{ID: 0xdf0fcb16, Sum: 0x9b690279}, // const TEXT_CLOCK_FREQS
 	{ID: 0xdf2cbb59, Sum: 0x9a9fa061}, // cuStreamGetCaptureInfo_v2
 	{ID: 0xdf63b897, Sum: 0xe81331e8}, // observe_more
 	{ID: 0xdf93fb36, Sum: 0x2ebf103f}, // host_write
@@ -426,10 +447,12 @@ var apiForms = [...]wire.Form{
 	{ID: 0xf091f69e, Sum: 0x537c0e22}, // cuFuncSetCacheConfig
 	{ID: 0xf1b197aa, Sum: 0x8ef3e965}, // const WELCOME_MAGIC
 	{ID: 0xf1f4f8b4, Sum: 0x65fa29e6}, // const READING_TEMP_GPU_MAX
+	{ID: 0xf24f57b6, Sum: 0x3242622c}, // const TEXT_PERFORMANCE_MODES
 	{ID: 0xf2dcdc9c, Sum: 0x76cf5587}, // const NULL_STRING
 	{ID: 0xf2fa7929, Sum: 0x34e9813d}, // cuTexRefCreate
 	{ID: 0xf2fcc6d6, Sum: 0x262bc84f}, // handle ARRAY
 	{ID: 0xf33c7d86, Sum: 0x976b355e}, // cuMipmappedArrayCreate
+	{ID: 0xf4097ec4, Sum: 0x271e5819}, // const TEXT_COUNT
 	{ID: 0xf42102a8, Sum: 0x696035c2}, // const HANDLE_SHIFT
 	{ID: 0xf53c9ac5, Sum: 0x5ccb945e}, // cuTexObjectCreate
 	{ID: 0xf54414fe, Sum: 0xadee8035}, // cuArrayGetSparseProperties
@@ -437,6 +460,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xf552d66a, Sum: 0x1c0486c8}, // cuGraphNodeGetDependencies_v2
 	{ID: 0xf61c8b3e, Sum: 0x7368a5b7}, // const READING_APP_DEFAULT_GRAPHICS_MHZ
 	{ID: 0xf63512c4, Sum: 0x062cbc91}, // message ATTACHED
+	{ID: 0xf658ed9e, Sum: 0x7d122def}, // const FACT_ROWS_UNCORRECTED
 	{ID: 0xf67f1a3e, Sum: 0xd971940a}, // cuGraphEventWaitNodeGetEvent
 	{ID: 0xf6b44c8c, Sum: 0x8d1dc01c}, // cuModuleGetGlobal_v2
 	{ID: 0xf6d6e6b5, Sum: 0x0272f9dd}, // cuTexRefGetMipmappedArray

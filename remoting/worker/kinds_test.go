@@ -29,7 +29,8 @@ var controlPayloads = map[string][]byte{
 	"KERNEL_BIND": cat(u32(9), u32(9), []byte{1, 0}, []byte("k")), "KERNEL_INFO": cat(u32(9), u32(0)), "LAUNCH": make([]byte, 44),
 	"COPY_IN": cat(u64(1<<40), u32(0), u32(0), []byte{1}), "COPY_OUT": cat(u64(1<<40), u64(1), u32(0), u32(9)),
 	"ARRIVED": cat(u32(0), u32(0)), "COPY_IN_3D": make([]byte, 89), "COPY_OUT_3D": make([]byte, 92), "EVENT_WATCH": cat(u32(9), u32(1)), "HOSTFN_DONE": u32(9),
-	"LAUNCH_HOST": cat(u32(0), u32(9)), "OBSERVE": u32(0), "OBSERVE_MORE": cat(u32(0), u32(1)), "OBSERVE_LINKS": u32(0), "BEAT": nil,
+	"LAUNCH_HOST": cat(u32(0), u32(9)), "OBSERVE": u32(0), "OBSERVE_MORE": cat(u32(0), u32(1)), "OBSERVE_LINKS": u32(0),
+	"OBSERVE_TEXT": cat(u32(0), u32(0)), "OBSERVE_FACTS": u32(0), "BEAT": nil,
 	"HOST_MAP": cat(u64(hostAt), u64(4096), u64(0)), "HOST_UNMAP": u64(hostAt), "HOST_READ": cat(u64(hostAt), u64(8)),
 	"LINK_CREATE": cat(u32(9), u32(0)), "LINK_ADD": linkAddRequest(image0, 9, 1, nil, "k"), "LINK_COMPLETE": u32(9),
 	"LINK_READ":  cat(u32(9), u32(0), u64(0), u64(1)),
@@ -112,7 +113,7 @@ func (k *conn) try(o operation) (answered bool, bye string) {
 // Every operation in a session of every kind: what the kind may not do ends the session with a reason.
 func TestKinds(t *testing.T) {
 	// What a kind that does not compute may do is written down here once more.
-	observing := []string{"OBSERVE", "OBSERVE_MORE", "OBSERVE_LINKS", "BEAT"}
+	observing := []string{"OBSERVE", "OBSERVE_MORE", "OBSERVE_LINKS", "OBSERVE_TEXT", "OBSERVE_FACTS", "BEAT"}
 	const no = "not allowed in a session of kind observe"
 	_, addr := startWorker(t, nil)
 	all := operations(t)

@@ -185,6 +185,7 @@ int sl_nvml_open(const char *path, char *err, size_t errlen)
 	LOAD(persistence, "nvmlDeviceGetPersistenceMode");
 	LOAD(fields, "nvmlDeviceGetFieldValues");
 	sl_nvml_find_links(h);
+	sl_nvml_find_texts(h);
 #undef LOAD
 	find(h, more, sizeof more / sizeof *more);
 	find(h, traffics, sizeof traffics / sizeof *traffics);

@@ -7,6 +7,7 @@ package worker
 import "C"
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
 	"os"
@@ -198,6 +199,58 @@ func (s *session) links(p []byte) int32 {
 		for i := range uint32(wire.NvlinkCount) {
 			C.sl_nvml_link(h, C.uint32_t(i), (*C.uint32_t)(&r.Nvlink[i*wire.NvlinkValues]))
 		}
+		s.nvml.mu.Unlock()
+	}
+	r.Encode(&s.enc)
+	return 0
+}
+
+// text answers OBSERVE_TEXT: what NVML has in words.
+func (s *session) text(p []byte) int32 {
+	s.dec.Reset(p)
+	var m wire.ObserveText
+	m.Decode(&s.dec)
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	if int(m.Device) >= len(s.snap.Devices) {
+		return C.CUDA_ERROR_INVALID_DEVICE
+	}
+	if m.Which >= wire.TextCount {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
+	var r wire.ObserveTextReply
+	if h := s.nvml.dev(int(m.Device)); h != nil {
+		var text C.struct_wire_observe_text_reply
+		s.nvml.mu.Lock()
+		C.sl_nvml_text(h, C.uint32_t(m.Which), &text.text[0])
+		s.nvml.mu.Unlock()
+		b := C.GoBytes(unsafe.Pointer(&text), C.int(unsafe.Sizeof(text)))
+		b, _, _ = bytes.Cut(b, []byte{0})
+		r.Text = string(b)
+	}
+	r.Encode(&s.enc)
+	return 0
+}
+
+// facts answers OBSERVE_FACTS: numbers that do not change, or hardly ever.
+func (s *session) facts(p []byte) int32 {
+	s.dec.Reset(p)
+	var m wire.ObserveFacts
+	m.Decode(&s.dec)
+	if s.dec.Done() != nil {
+		return s.malformed(s.hdr.Op)
+	}
+	if int(m.Device) >= len(s.snap.Devices) {
+		return C.CUDA_ERROR_INVALID_DEVICE
+	}
+	var r wire.ObserveFactsReply
+	for i := range r.Value {
+		r.Value[i] = wire.UnknownReading
+	}
+	if h := s.nvml.dev(int(m.Device)); h != nil {
+		s.nvml.mu.Lock()
+		C.sl_nvml_facts(h, (*C.uint32_t)(&r.Value[0]))
 		s.nvml.mu.Unlock()
 	}
 	r.Encode(&s.enc)

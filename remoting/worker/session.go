@@ -229,6 +229,10 @@ func (s *session) frame() (int32, error) {
 		return s.readings(p), nil
 	case wire.OpObserveLinks:
 		return s.links(p), nil
+	case wire.OpObserveText:
+		return s.text(p), nil
+	case wire.OpObserveFacts:
+		return s.facts(p), nil
 	case wire.OpCtxActivate:
 		return s.ctxActivate(p), nil
 	case wire.OpHostShare: // its descriptor is to be taken, whatever becomes of the context

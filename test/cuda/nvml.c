@@ -104,6 +104,21 @@ static void link_and_limits(void *ml, void *dev)
 	REQUIRE(energy && energy <= later, "energy was %llu and is %llu", energy, later);
 }
 
+/* What cuda-python and nvidia-smi -q show of the board, and the processors near it. */
+static void board(void *ml, void *dev)
+{
+	unsigned long cpus[128] = { 0 };
+	char vbios[32] = "";
+	int any = 0;
+
+	CALL(ml, nvmlDeviceGetVbiosVersion, (void *, char *, unsigned int), dev, vbios, sizeof(vbios));
+	REQUIRE(strchr(vbios, '.'), "the VBIOS has version %s", vbios);
+	CALL(ml, nvmlDeviceGetCpuAffinity, (void *, unsigned int, unsigned long *), dev, 128, cpus);
+	for (int i = 0; i < 128; i++)
+		any |= cpus[i] != 0;
+	REQUIRE(any, "no processor is near");
+}
+
 static int peers(void)
 {
 	void *ml = lib("libnvidia-ml.so.1"), *a, *b;
@@ -188,6 +203,7 @@ int main(int argc, char **argv)
 		REQUIRE(mine == 1, "this process is listed %d times among %u", mine, nproc);
 	}
 	link_and_limits(ml, dev);
+	board(ml, dev);
 	CALL(cu, cuMemFree_v2, (unsigned long long), d);
 	CALL(ml, nvmlShutdown, (void));
 	printf("nvml: %u device, NVML and CUDA agree\nPASS\n", count);

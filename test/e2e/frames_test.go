@@ -536,6 +536,8 @@ var controls = map[string]func(g *grammar) []byte{
 	},
 	"OBSERVE_MORE":  func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3)), uint32(g.r.IntN(20)/19)) },
 	"OBSERVE_LINKS": func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3))) },
+	"OBSERVE_TEXT":  func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3)), uint32(g.r.IntN(20))) },
+	"OBSERVE_FACTS": func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3))) },
 	"HOST_SHARE":    nil, // it needs a descriptor
 	"HOSTFN_DONE":   nil, "BEAT": nil, "OBSERVE": nil,
 }
