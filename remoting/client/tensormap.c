@@ -12,7 +12,7 @@ CUresult sl_cuTensorMapEncodeTiled(CUtensorMap *tensorMap, CUtensorMapDataType d
 				   const cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
 				   CUtensorMapL2promotion l2, CUtensorMapFloatOOBfill oob)
 {
-	if (!tensorMap || !rank || rank > MAX_RANK || !globalDim || (rank > 1 && !globalStrides) || !boxDim || !elementStrides)
+	if (!tensorMap || !rank || rank > MAX_RANK || !globalDim || !globalStrides || !boxDim || !elementStrides)
 		return CUDA_ERROR_INVALID_VALUE;
 	return fw_cuTensorMapEncodeTiled(tensorMap, dataType, rank, (CUdeviceptr)(uintptr_t)globalAddress, globalDim,
 					 globalStrides, rank - 1, boxDim, elementStrides, interleave, swizzle, l2, oob);

@@ -24,7 +24,7 @@ static CUresult encode(CUtensorMap *m, CUtensorMapDataType type, cuuint32_t rank
 {
 	const uint64_t at = (uint64_t)(uintptr_t)address;
 
-	if (!m || rank < least || rank > 5 || !address || at % ALIGN || !dim || (rank > 1 && !stride) || !step)
+	if (!m || rank < least || rank > 5 || !address || at % ALIGN || !dim || !stride || !step) /* strides also where there are none to read */
 		return CUDA_ERROR_INVALID_VALUE;
 	for (cuuint32_t i = 0; i < rank; i++)
 		if (!dim[i] || !step[i] || (i && stride[i - 1] % ALIGN))

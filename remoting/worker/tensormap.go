@@ -19,6 +19,9 @@ func (s *session) cuTensorMapEncodeTiled(o *C.CUtensorMap, dataType, rank uint32
 	if rank == 0 || rank > maxTensorRank || len(dim) < int(rank) || len(strides) < int(rank)-1 || len(box) < int(rank) || len(elem) < int(rank) {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
+	if len(strides) == 0 { // of one dimension: the driver wants a pointer all the same
+		strides = make([]C.cuuint64_t, 1)
+	}
 	return C.sl_tensor_map(unsafe.Pointer(o), C.uint32_t(dataType), C.uint32_t(rank), C.uint64_t(addr),
 		(*C.uint64_t)(first(dim)), (*C.uint64_t)(first(strides)), (*C.uint32_t)(first(box)), (*C.uint32_t)(first(elem)),
 		C.uint32_t(interleave), C.uint32_t(swizzle), C.uint32_t(l2), C.uint32_t(fill))

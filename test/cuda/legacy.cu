@@ -106,8 +106,20 @@ static CUresult im2col(CUtensorMap *m, void *at, int corner, cuuint32_t rank)
 					   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
+/* Of one dimension a tensor has no strides; the driver wants to be told where they are all the same. */
+static CUresult line(CUtensorMap *m, void *at, const cuuint64_t *stride)
+{
+	const cuuint64_t dim = 1024;
+	const cuuint32_t box = 64, step = 1;
+
+	memset(m, 0, sizeof *m);
+	return CU(cuTensorMapEncodeTiled)(m, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 1, at, &dim, stride, &box, &step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+					  CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
 static void maps(void)
 {
+	const cuuint64_t none[1] = { 0 };
 	CUtensorMap a, b, c;
 	char *p;
 
@@ -124,6 +136,8 @@ static void maps(void)
 	OK(im2col(&c, p, -2, 4));
 	REQUIRE(!memcmp(&a, &b, sizeof a) && memcmp(&a, &c, sizeof a), "maps for convolutions");
 	IS(im2col(&c, p, -1, 2), CUDA_ERROR_INVALID_VALUE);
+	OK(line(&a, p, none));
+	IS(line(&a, p, NULL), CUDA_ERROR_INVALID_VALUE);
 	CHECK(cudaFree(p));
 }
 #endif
