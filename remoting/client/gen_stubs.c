@@ -989,11 +989,6 @@ CUresult fw_cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, cons
 	return err;
 }
 
-CUresult sl_cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies)
-{
-	return fw_cuGraphAddDependencies(hGraph, from, to, numDependencies);
-}
-
 CUresult fw_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -1028,11 +1023,6 @@ CUresult fw_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, c
 		err = sl_oneway(SL_OP_cuGraphAddDependencies_v2, &b);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData, size_t numDependencies)
-{
-	return fw_cuGraphAddDependencies_v2(hGraph, from, to, edgeData, numDependencies);
 }
 
 CUresult fw_cuGraphAddEmptyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies)

@@ -87,3 +87,27 @@ CUresult sl_cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNo
 	sl_event_external(event);
 	return fw_cuGraphExecEventRecordNodeSetEvent(hGraphExec, hNode, event);
 }
+
+/* No node depends on itself. Other edges that make a circle are found when the graph is instantiated, as the driver does. */
+static bool any_self(const CUgraphNode *from, const CUgraphNode *to, size_t n)
+{
+	for (size_t i = 0; from && to && i < n; i++)
+		if (from[i] == to[i])
+			return true;
+	return false;
+}
+
+CUresult sl_cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t numDependencies)
+{
+	if (any_self(from, to, numDependencies))
+		return CUDA_ERROR_INVALID_VALUE;
+	return fw_cuGraphAddDependencies(hGraph, from, to, numDependencies);
+}
+
+CUresult sl_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edgeData,
+				      size_t numDependencies)
+{
+	if (any_self(from, to, numDependencies))
+		return CUDA_ERROR_INVALID_VALUE;
+	return fw_cuGraphAddDependencies_v2(hGraph, from, to, edgeData, numDependencies);
+}

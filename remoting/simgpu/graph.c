@@ -383,6 +383,27 @@ API CUresult cuGraphRemoveDependencies(CUgraph g, const CUgraphNode *from, const
 	return edges(g, from, to, n, false);
 }
 
+/* Edges have no data here: those of programmatic launches would. */
+static bool no_data(const CUgraphEdgeData *data, size_t n)
+{
+	static const CUgraphEdgeData none;
+
+	for (size_t i = 0; data && i < n; i++)
+		if (memcmp(&data[i], &none, sizeof(none)))
+			return false;
+	return true;
+}
+
+API CUresult cuGraphAddDependencies_v2(CUgraph g, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *data, size_t n)
+{
+	return no_data(data, n) ? edges(g, from, to, n, true) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+API CUresult cuGraphRemoveDependencies_v2(CUgraph g, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *data, size_t n)
+{
+	return no_data(data, n) ? edges(g, from, to, n, false) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 API CUresult cuGraphDestroyNode(CUgraphNode h)
 {
 	struct gnode *n;

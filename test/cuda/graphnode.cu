@@ -69,6 +69,21 @@ static cudaGraph_t build(int *v, int *w, int mul, int add, cudaGraphNode_t *kern
 	return g;
 }
 
+/* No node depends on itself, which the call says and not a wait after it. */
+static void self(cudaGraph_t g, cudaGraphNode_t node)
+{
+#if CUDART_VERSION >= 13000
+	cudaError_t err = cudaGraphAddDependencies(g, &node, &node, NULL, 1);
+#else
+	cudaError_t err = cudaGraphAddDependencies(g, &node, &node, 1);
+#endif
+	if (err != cudaErrorInvalidValue) {
+		fprintf(stderr, "a node that depends on itself: %d\n", (int)err);
+		exit(1);
+	}
+	cudaGetLastError();
+}
+
 int main()
 {
 	int *v, *w, count = n, mul, add;
@@ -82,6 +97,7 @@ int main()
 	CHECK(cudaMalloc(&w, n * sizeof *w));
 	CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
 	g = build(v, w, 2, 1, &k, &f);
+	self(g, k);
 	exec = instantiate(g);
 	CHECK(cudaGraphLaunch(exec, s));
 	CHECK(cudaStreamSynchronize(s));
