@@ -13,6 +13,8 @@
 #include "nvml.h"
 #define nvmlMemory_v2 NVML_VERSION_OF(nvmlMemory_v2_t, 2)
 #define nvmlSystemDriverBranchInfo_v1 NVML_VERSION_OF(nvmlSystemDriverBranchInfo_v1_t, 1)
+#define nvmlDeviceCurrentClockFreqs_v1 NVML_VERSION_OF(nvmlDeviceCurrentClockFreqs_v1_t, 1)
+#define nvmlDeviceCapabilities_v1 NVML_VERSION_OF(nvmlDeviceCapabilities_v1_t, 1)
 #define nvmlPciInfoExt_v1 NVML_VERSION_OF(nvmlPciInfoExt_v1_t, 1)
 #define nvmlUUID_v1 NVML_VERSION_OF(nvmlUUID_v1_t, 1)
 #define nvmlTemperature_v1 NVML_VERSION_OF(nvmlTemperature_v1_t, 1)
@@ -52,6 +54,14 @@ int main(void)
 #ifdef nvmlSystemDriverBranchInfo_v1
 	IS(nvmlSystemDriverBranchInfo_v1);
 	AT(nvmlSystemDriverBranchInfo_v1_t, branch);
+#endif
+#ifdef nvmlDeviceCurrentClockFreqs_v1
+	IS(nvmlDeviceCurrentClockFreqs_v1);
+	AT(nvmlDeviceCurrentClockFreqs_v1_t, str);
+#endif
+#ifdef nvmlDeviceCapabilities_v1
+	IS(nvmlDeviceCapabilities_v1);
+	AT(nvmlDeviceCapabilities_v1_t, capMask);
 #endif
 #ifdef nvmlPciInfoExt_v1
 	IS(nvmlPciInfoExt_v1);
