@@ -223,16 +223,8 @@ func (s *session) frame() (int32, error) {
 		return s.hostFnDone(p), nil
 	case wire.OpKernelBind:
 		return s.kernelBind(p), nil
-	case wire.OpObserve:
-		return s.observe(p), nil
-	case wire.OpObserveMore:
-		return s.readings(p), nil
-	case wire.OpObserveLinks:
-		return s.links(p), nil
-	case wire.OpObserveText:
-		return s.text(p), nil
-	case wire.OpObserveFacts:
-		return s.facts(p), nil
+	case wire.OpObserve, wire.OpObserveMore, wire.OpObserveLinks, wire.OpObserveText, wire.OpObserveFacts:
+		return s.observeFrame(p), nil
 	case wire.OpCtxActivate:
 		return s.ctxActivate(p), nil
 	case wire.OpHostShare: // its descriptor is to be taken, whatever becomes of the context
@@ -278,6 +270,22 @@ func (s *session) frame() (int32, error) {
 		return 0, nil
 	}
 	return rc, nil
+}
+
+// observeFrame executes a frame that asks NVML.
+func (s *session) observeFrame(p []byte) int32 {
+	switch s.hdr.Op {
+	case wire.OpObserve:
+		return s.observe(p)
+	case wire.OpObserveMore:
+		return s.readings(p)
+	case wire.OpObserveLinks:
+		return s.links(p)
+	case wire.OpObserveText:
+		return s.text(p)
+	default:
+		return s.facts(p)
+	}
 }
 
 // hostFrame executes a frame about host memory of the client's that is known here.
