@@ -118,10 +118,10 @@ func TestGraceOver(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		cmd := w.direct(ctx, program("churn"))
 		cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
-		var lost time.Time
+		when := make(chan time.Time, 1)
 		go func() {
 			time.Sleep(400 * time.Millisecond)
-			lost = time.Now()
+			when <- time.Now()
 			if killed {
 				for _, pid := range w.sessions() {
 					_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -132,6 +132,7 @@ func TestGraceOver(t *testing.T) {
 		}()
 		r := finish(t, ctx, cmd)
 		cancel()
+		lost := <-when
 		took := time.Since(lost)
 		most, says := 2*time.Second, "could not be made again within 1.0s"
 		if killed {
