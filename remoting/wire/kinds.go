@@ -39,6 +39,12 @@ func Attaches(kind uint32) (session uint32, ok bool) {
 	return kind >> attachShift, kind&(1<<attachShift-1) == SessionAttach
 }
 
+// SessionAsked reports whether a client asks a lease's socket or an owner for this: a session, or to go on with one.
+func SessionAsked(kind uint32) bool {
+	_, attaches := Attaches(kind)
+	return attaches || SessionOpens(kind)
+}
+
 // SessionComputes reports whether sessions of the kind may start work on a device.
 func SessionComputes(kind uint32) bool {
 	return kind < uint32(len(sessionKinds)) && sessionKinds[kind].computes

@@ -67,7 +67,7 @@ Passwords, tokens, keys and credentials are taken out, and leases' ids cut short
 the archive all the same, it is not written. It has names of users, jobs, programs and nodes: look into it before you send it.
 
 A file that is there is not overwritten.`,
-		Example: "  sluice bugreport\n  sluice bugreport --out /root/report.tar.gz && tar -tzf /root/report.tar.gz",
+		Example: "  sluice bugreport\n  sluice bugreport --out report.tar.gz && tar -tzf report.tar.gz",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, err := b.write(cmd.Context(), time.Now())

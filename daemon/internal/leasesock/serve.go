@@ -171,7 +171,7 @@ func (s *Socket) answer(c *net.UnixConn) {
 		err = lease.Errorf(lease.Over, "lease %s has ended", l.ID)
 	case r.version != wire.LeaseVersion:
 		status, err = wire.StatusVersion, lease.Errorf(lease.Invalid, "lease socket: version %d asked, %d spoken here; the shim and sluiced have to be of one release", r.version, wire.LeaseVersion)
-	case !wire.SessionOpens(r.kind) && !attaches(r.kind):
+	case !wire.SessionAsked(r.kind):
 		err = lease.Errorf(lease.Invalid, "lease socket: session of kind %d: want %d or %d", r.kind, wire.SessionCompute, wire.SessionObserve)
 	case r.features != 0:
 		err = lease.Errorf(lease.Invalid, "lease socket: features %#x are not known in version %d", r.features, wire.LeaseVersion)
@@ -203,11 +203,6 @@ func (s *Socket) answer(c *net.UnixConn) {
 	}
 	reply(c, wire.StatusOK, len(owners), flags(local), f)
 	s.set.point("open-c-passed")
-}
-
-func attaches(kind uint32) bool {
-	_, ok := wire.Attaches(kind)
-	return ok
 }
 
 // deny answers a caller who may not use the lease. The request is read first, since the

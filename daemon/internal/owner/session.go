@@ -61,7 +61,7 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 func (o *Owner) usable(host string, r lease.SessionRequest) (*entry, error) {
 	e := o.leases[r.Lease]
 	switch {
-	case !wire.SessionOpens(r.Kind) && !attaches(r.Kind):
+	case !wire.SessionAsked(r.Kind):
 		return nil, lease.Errorf(lease.Invalid, "session of kind %d: want %d or %d", r.Kind, wire.SessionCompute, wire.SessionObserve)
 	case e == nil:
 		return nil, lease.Errorf(lease.NotFound, "lease %.40q is not known to owner %s: it has ended, or never existed", r.Lease, o.cfg.Name)
@@ -103,11 +103,6 @@ func (o *Owner) Admit(ctx context.Context, r lease.SessionRequest, conn *os.File
 	o.log.Info("session", "session", s.ID, "lease", r.Lease, "pid", s.Worker.PID, "client", r.Program, "client_pid", r.PID)
 	o.point("open-3-audited")
 	return nil
-}
-
-func attaches(kind uint32) bool {
-	_, ok := wire.Attaches(kind)
-	return ok
 }
 
 // attach passes a new connection to a session whose connection was lost. The session decides whether it is its client's.
