@@ -29,7 +29,8 @@ func sum32(s string) uint32 {
 }
 
 // Forms are the forms of all operations, and of all numbers and messages that a session needs whatever it does. A message that
-// only operations have is part of their forms.
+// only operations have is part of their forms, and so are the constants that number the values of one of their fields, which the
+// field names as "by PREFIX".
 func Forms(rows []Row, t *WireTable) ([]Form, error) {
 	var out []Form
 	add := func(name, form string, op int) {
@@ -43,11 +44,12 @@ func Forms(rows []Row, t *WireTable) ([]Form, error) {
 	used := map[string]bool{}
 	for _, i := range t.Items {
 		if i.Kind == "op" {
-			add(strings.ToLower(i.Name), fmt.Sprintf("%d %s\n%s%s", i.Num, i.Send, t.messageForm(i.Name, used), t.messageForm(i.Name+"_REPLY", used)), int(i.Num))
+			form := t.messageForm(i.Name, used) + t.messageForm(i.Name+"_REPLY", used) + t.numbering(i.Name, used)
+			add(strings.ToLower(i.Name), fmt.Sprintf("%d %s\n%s", i.Num, i.Send, form), int(i.Num))
 		}
 	}
 	for _, i := range t.Items {
-		if i.Kind != "op" {
+		if i.Kind != "op" && !used[i.Kind+" "+i.Name] {
 			add(i.Kind+" "+i.Name, i.Value, -1)
 		}
 	}
@@ -140,6 +142,30 @@ func (t *WireTable) layoutForm(name string, used, seen map[string]bool) string {
 	}
 	for _, w := range also {
 		b.WriteString(t.layoutForm(w, used, seen))
+	}
+	return b.String()
+}
+
+var numbered = regexp.MustCompile(`\bby ([A-Z]+)\b`)
+
+// numbering is the constants by which an operation's fields are numbered, which are noted as used.
+func (t *WireTable) numbering(op string, used map[string]bool) string {
+	var b strings.Builder
+	for _, name := range []string{op, op + "_REPLY"} {
+		m := t.Message(name)
+		if m == nil {
+			continue
+		}
+		for _, f := range append(slices.Clone(m.Fields), m.Rest...) {
+			for _, by := range numbered.FindAllStringSubmatch(f.Doc, -1) {
+				for _, i := range t.Items {
+					if i.Kind == "const" && strings.HasPrefix(i.Name, by[1]+"_") {
+						used["const "+i.Name] = true
+						fmt.Fprintf(&b, "%s %s\n", i.Name, i.Value)
+					}
+				}
+			}
+		}
 	}
 	return b.String()
 }

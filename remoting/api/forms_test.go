@@ -54,6 +54,7 @@ func TestForms(t *testing.T) {
 		"request":             {"wire.tbl", "	> u32 | delivery |", "	> u64 | delivery |", []string{"copy_out"}},
 		"record":              {"wire.tbl", "record | KERNEL_ATTR | | a `CUfunction_attribute`, by its number\n", "record | KERNEL_ATTR | | a `CUfunction_attribute`, by its number\n	u32 | more |\n", []string{"kernel_info"}},
 		"limit":               {"wire.tbl", "limit | IMAGE | 2 GiB", "limit | IMAGE | 1 GiB", []string{"limit IMAGE"}},
+		"numbering":           {"wire.tbl", "const | TEXT_COUNT | 9 |", "const | TEXT_SERIAL | 9 | a serial number\nconst | TEXT_COUNT | 10 |", []string{"observe_text"}},
 		"new number":          {"wire.tbl", "status | BUSY | 6 |", "status | DREAMING | 99 | it sleeps\nstatus | BUSY | 6 |", []string{"status DREAMING"}},
 		"parameter":           {"cuda.tbl", "unsigned int planeIdx", "size_t planeIdx", []string{"cuArrayGetPlane"}},
 		"rows in other order": {"cuda.tbl", "cuArray3DCreate | ", "cuProfilerDream | cuProfilerDream 13000 | - | refuse=later | - | void\ncuArray3DCreate | ", nil},

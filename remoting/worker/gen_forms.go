@@ -9,29 +9,22 @@ var apiForms = [...]wire.Form{
 	{ID: 0x0050bdaa, Sum: 0x166884a5}, // cuOccupancyMaxActiveBlocksPerMultiprocessor
 	{ID: 0x0123739e, Sum: 0x8aa6c7c9}, // copy_out
 	{ID: 0x036cd98b, Sum: 0xbc2f8f10}, // cuGraphAddKernelNode_v2
-	{ID: 0x0384f837, Sum: 0x3a5e73d4}, // const FACT_CAPABILITIES
 	{ID: 0x03baf256, Sum: 0xb7893775}, // cuMemsetD2D8Async
 	{ID: 0x03cdf40a, Sum: 0x4cf9565d}, // cuDeviceGetP2PAttribute
-	{ID: 0x055c12cb, Sum: 0x9f59c94e}, // const NVLINK_COUNT
-	{ID: 0x0636fde9, Sum: 0x3a5e73d4}, // const NVLINK_VERSION
 	{ID: 0x0662b0d0, Sum: 0x57c710d9}, // cuEventSynchronize
 	{ID: 0x06897aac, Sum: 0x136acf0d}, // cuTexObjectGetTextureDesc
 	{ID: 0x06cdd92b, Sum: 0x54900cc5}, // message LEASE_REQUEST
 	{ID: 0x07776cd2, Sum: 0xe5a20c0c}, // cuMemCreate
-	{ID: 0x07aa1fbf, Sum: 0x696035c2}, // const READING_APP_MEM_MHZ
-	{ID: 0x098af213, Sum: 0xe8331eeb}, // const READING_ENERGY
 	{ID: 0x0a60a04c, Sum: 0xd9c46fdb}, // cuMemPoolGetAccess
 	{ID: 0x0a67f647, Sum: 0xfd048090}, // cuStreamUpdateCaptureDependencies_v2
 	{ID: 0x0a94d8bc, Sum: 0x3a2ed016}, // cuGraphRemoveDependencies_v2
 	{ID: 0x0ae18495, Sum: 0x76b6c031}, // cuUserObjectRetain
 	{ID: 0x0b3432d4, Sum: 0x05d37be8}, // cuTexRefGetMipmapFilterMode
 	{ID: 0x0b867fee, Sum: 0x8ea539fb}, // cuLibraryGetModule
-	{ID: 0x0bfe12da, Sum: 0x3a5e73d4}, // const TEXT_INFOROM_IMAGE
 	{ID: 0x0ce57f80, Sum: 0x26857e68}, // cuGraphCreate
 	{ID: 0x0e4f465c, Sum: 0xdaccb887}, // cuDeviceSetMemPool
 	{ID: 0x118c5f09, Sum: 0xc8b3bc0b}, // const UNSUPPORTED
 	{ID: 0x11b10260, Sum: 0x3d976b17}, // copy_in_shared
-	{ID: 0x125fd36b, Sum: 0x11c0f6e7}, // const READING_PCIE_MAX_SPEED
 	{ID: 0x12be4876, Sum: 0xb99bdfcc}, // cuArrayGetPlane
 	{ID: 0x130307f1, Sum: 0x8540074e}, // session LEASE
 	{ID: 0x138f5294, Sum: 0xfc017f28}, // cuTexRefSetAddressMode
@@ -48,7 +41,6 @@ var apiForms = [...]wire.Form{
 	{ID: 0x17640a3e, Sum: 0x0952e06e}, // const LINKED_MAGIC
 	{ID: 0x17f38929, Sum: 0xe84991d7}, // cuArrayDestroy
 	{ID: 0x1948a1c6, Sum: 0xefcfe240}, // cuStreamWaitValue64
-	{ID: 0x194cfb6b, Sum: 0x262bc84f}, // const FACT_COUNT
 	{ID: 0x1962393f, Sum: 0x58f4df28}, // cuGraphExecUpdate_v2
 	{ID: 0x19c7e31d, Sum: 0x2fcb9ff6}, // message FORM
 	{ID: 0x1a042b79, Sum: 0xcb4e78a1}, // link_read
@@ -74,16 +66,12 @@ var apiForms = [...]wire.Form{
 	{ID: 0x1f3e2f8c, Sum: 0x835230ba}, // cuTexRefGetMaxAnisotropy
 	{ID: 0x1f794ad9, Sum: 0x4f9ee527}, // limit HOST_WATCH
 	{ID: 0x20fa1579, Sum: 0x6d539d58}, // cuStreamGetCaptureInfo_v3
-	{ID: 0x22353b55, Sum: 0x271e5819}, // const FACT_GSP_DEFAULT
-	{ID: 0x22db6f77, Sum: 0x7d122def}, // const READING_PCIE_SPEED
 	{ID: 0x22e6fae3, Sum: 0x0e07265f}, // cuGraphAddEventWaitNode
 	{ID: 0x22f751eb, Sum: 0xb038db8e}, // cuEventRecord
 	{ID: 0x23503c41, Sum: 0x31d4516b}, // handle MIPMAP
 	{ID: 0x2373c66b, Sum: 0xdb26d0c9}, // message LEASE_ANSWER
-	{ID: 0x24d86e92, Sum: 0xb04a9c5f}, // const READING_APP_DEFAULT_MEM_MHZ
 	{ID: 0x2564a7d8, Sum: 0xc60a7fe1}, // link_add
 	{ID: 0x25ebb327, Sum: 0x271e5819}, // frame TURN
-	{ID: 0x2629a830, Sum: 0x0da35f53}, // const READING_APP_GRAPHICS_MHZ
 	{ID: 0x2666538d, Sum: 0x336a5b85}, // cuTexObjectDestroy
 	{ID: 0x272410b4, Sum: 0xa22c4653}, // cuDeviceGetGraphMemAttribute
 	{ID: 0x27660cbd, Sum: 0x485e412f}, // ctx_activate
@@ -96,16 +84,11 @@ var apiForms = [...]wire.Form{
 	{ID: 0x2ed2ffa2, Sum: 0x971dbb19}, // cuTexRefGetFlags
 	{ID: 0x2f1e3aa8, Sum: 0x0bc6b4bd}, // cuMemsetD8Async
 	{ID: 0x2fd3961f, Sum: 0xc7b74a50}, // cuOccupancyMaxActiveClusters
-	{ID: 0x307e463e, Sum: 0x73b2866b}, // const READING_PCIE_WIDTH
-	{ID: 0x313c4d4a, Sum: 0x66ebec5f}, // const NVLINK_ACTIVE
 	{ID: 0x314a8a38, Sum: 0x544e6ace}, // cuMemMap
 	{ID: 0x3194f3f3, Sum: 0xdd7879c5}, // cuGraphKernelNodeSetParams_v2
 	{ID: 0x324ff469, Sum: 0x46874184}, // cuMemPoolExportToShareableHandle
 	{ID: 0x3289af94, Sum: 0x20754c98}, // cuGraphExecMemsetNodeSetParams
-	{ID: 0x32941299, Sum: 0x3a5e73d4}, // const READING_PCIE_MAX_GENERATION
-	{ID: 0x34301467, Sum: 0x5a02149f}, // const READING_COUNT
 	{ID: 0x3505675b, Sum: 0x16255b6b}, // cuGraphAddNode
-	{ID: 0x355ac6e7, Sum: 0x8540074e}, // const NVLINK_REMOTE_TYPE
 	{ID: 0x370a6f19, Sum: 0x36d0e985}, // cuGraphAddDependencies_v2
 	{ID: 0x374b6e7d, Sum: 0x8540074e}, // frame EVENT
 	{ID: 0x37fcd6a9, Sum: 0x73b2866b}, // const FLAG_WAIT
@@ -115,7 +98,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x3adf46e0, Sum: 0x73b2866b}, // const PIECE_BYE
 	{ID: 0x3aee86ff, Sum: 0x4e9b3196}, // host_unmap
 	{ID: 0x3b355bf8, Sum: 0x5872ef6b}, // message RESUMABLE
-	{ID: 0x3b8a43aa, Sum: 0xb2d4835b}, // observe_facts
+	{ID: 0x3b8a43aa, Sum: 0x3cbb2947}, // observe_facts
 	{ID: 0x3bb6eef9, Sum: 0xe735097b}, // beat
 	{ID: 0x3c492601, Sum: 0x4310d282}, // cuGraphNodeSetEnabled
 	{ID: 0x3c4944ec, Sum: 0xa7671123}, // link_complete
@@ -127,9 +110,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x3f00d59a, Sum: 0x1be3bc57}, // cuStreamWriteValue32_v2
 	{ID: 0x3f233853, Sum: 0x7a4e18b0}, // cuTexRefSetFormat
 	{ID: 0x3fd15257, Sum: 0x20577b96}, // cuStreamBatchMemOp_v2
-	{ID: 0x4010f042, Sum: 0x7d122def}, // const NVLINK_BUS
 	{ID: 0x406b7191, Sum: 0xa1ceb685}, // cuMemcpyDtoDAsync_v2
-	{ID: 0x40d5848c, Sum: 0x0697e159}, // const READING_THROTTLED_HIGH
 	{ID: 0x416d23db, Sum: 0x7ca0e7dd}, // cuStreamCreateWithPriority
 	{ID: 0x41ba5419, Sum: 0x84f9987a}, // cuMipmappedArrayDestroy
 	{ID: 0x41ff9a27, Sum: 0xf7ddc9f7}, // cuGraphExecGetFlags
@@ -138,10 +119,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x43341518, Sum: 0x0d2f5ee2}, // cuDeviceCanAccessPeer
 	{ID: 0x44a57770, Sum: 0x2af47d5a}, // cuMemAlloc_v2
 	{ID: 0x4578c7de, Sum: 0xc64fa648}, // cuSurfRefGetArray
-	{ID: 0x47821aba, Sum: 0x189c9ce2}, // const READING_ENERGY_HIGH
-	{ID: 0x487dc00b, Sum: 0xc73e5f78}, // const READING_DECODER_PERIOD
 	{ID: 0x4925d053, Sum: 0x0e77c119}, // cuStreamWaitEvent
-	{ID: 0x497e96c2, Sum: 0x73b2866b}, // const NVLINK_CAPS
 	{ID: 0x499ddac7, Sum: 0x66ebec5f}, // status OK
 	{ID: 0x49ab0469, Sum: 0x91997040}, // cuMemcpy3DAsync_v2
 	{ID: 0x4b0094c4, Sum: 0x7d122def}, // status INTERNAL
@@ -149,20 +127,16 @@ var apiForms = [...]wire.Form{
 	{ID: 0x4d04f11d, Sum: 0x2c418ba6}, // limit JIT_OPTIONS
 	{ID: 0x4e08b994, Sum: 0xb7b48e0f}, // limit TURN_US
 	{ID: 0x4e34529d, Sum: 0x60692e99}, // cuTensorMapEncodeIm2col
-	{ID: 0x4eb42f32, Sum: 0x9f59c94e}, // const READING_POWER_MAX
 	{ID: 0x4ed65b9c, Sum: 0x8c9fcaba}, // cuGraphNodeFindInClone
 	{ID: 0x4fb1abd9, Sum: 0xc0f2e70b}, // cuMemUnmap
 	{ID: 0x50b7cffa, Sum: 0x6fcb610c}, // cuTexRefGetAddressMode
 	{ID: 0x515621f2, Sum: 0x728c307b}, // cuModuleGetSurfRef
-	{ID: 0x5196dc11, Sum: 0x3242622c}, // const FACT_GSP_ENABLED
 	{ID: 0x5378dd6f, Sum: 0xa3c5b088}, // cuStreamDestroy_v2
 	{ID: 0x5439401c, Sum: 0x718189c1}, // cuGraphAddMemsetNode
 	{ID: 0x54a6e5b7, Sum: 0xceaf66e9}, // cuCtxEnablePeerAccess
 	{ID: 0x54f9eecd, Sum: 0x5a01b57b}, // host_read
-	{ID: 0x55e606f1, Sum: 0x7777224b}, // const NVLINK_DOMAIN
 	{ID: 0x55f021b7, Sum: 0xbb54326f}, // cuCtxSetLimit
 	{ID: 0x57bfef79, Sum: 0xb30ec250}, // cuGraphAddMemFreeNode
-	{ID: 0x581d9d76, Sum: 0x271e5819}, // const NVLINK_VALUES
 	{ID: 0x58e2aa5d, Sum: 0xc8c43e1c}, // cuGraphGetRootNodes
 	{ID: 0x58edfbe3, Sum: 0xd22682f1}, // cuGraphExecMemcpyNodeSetParams
 	{ID: 0x58f5e299, Sum: 0x73b2866b}, // feature SHM
@@ -179,13 +153,11 @@ var apiForms = [...]wire.Form{
 	{ID: 0x5e47ea2d, Sum: 0x6348fdc2}, // limit HOST_SHARE
 	{ID: 0x5e62ae56, Sum: 0x7fad1c96}, // cuSurfObjectGetResourceDesc
 	{ID: 0x5fb1cb6c, Sum: 0x57800970}, // cuGreenCtxGetDevResource
-	{ID: 0x602ecb92, Sum: 0x9b690279}, // const FACT_ROWS_FAILED
 	{ID: 0x60b36994, Sum: 0xe5ee3110}, // cuStreamWaitValue32
 	{ID: 0x60e45f08, Sum: 0xadcd705e}, // cuMemPoolExportPointer
 	{ID: 0x6120cf98, Sum: 0x8e6ab62d}, // cuMemSetMemPool
 	{ID: 0x615e899d, Sum: 0x91cbf618}, // thread_stream
 	{ID: 0x6305b477, Sum: 0x5a4f742c}, // const OP_CONTROL
-	{ID: 0x63ed25ac, Sum: 0x7777224b}, // const READING_PCIE_GPU_MAX_GENERATION
 	{ID: 0x646ee698, Sum: 0x11c0f6e7}, // frame HOSTFN
 	{ID: 0x64d162aa, Sum: 0x709e19f3}, // cuGraphNodeGetDependencies
 	{ID: 0x650d2151, Sum: 0x5b65a114}, // host_merge
@@ -204,13 +176,10 @@ var apiForms = [...]wire.Form{
 	{ID: 0x6a1831f7, Sum: 0x107d5f2e}, // cuSurfRefSetArray
 	{ID: 0x6a527504, Sum: 0x3af89f85}, // cuCtxResetPersistingL2Cache
 	{ID: 0x6baf26f3, Sum: 0xfab32344}, // cuCtxDisablePeerAccess
-	{ID: 0x6c1c698e, Sum: 0x271e5819}, // const READING_PCIE_RECEIVED
 	{ID: 0x6c3ad027, Sum: 0x2679932c}, // cuEventRecordWithFlags
 	{ID: 0x6ce92f0a, Sum: 0x82dd4bba}, // cuLibraryGetManaged
-	{ID: 0x6d6a1dc5, Sum: 0x73b2866b}, // const TEXT_BOARD_PART
 	{ID: 0x6dcd7171, Sum: 0x6c037081}, // limit HOST_MAP
 	{ID: 0x6f150343, Sum: 0x3a5e73d4}, // handle STREAM
-	{ID: 0x6f24b087, Sum: 0xcd710667}, // const READING_THROTTLED
 	{ID: 0x6f3e420b, Sum: 0xce8a44d3}, // cuGreenCtxCreate
 	{ID: 0x6f6fab1d, Sum: 0x8f58c699}, // cuTexRefSetArray
 	{ID: 0x70569cc3, Sum: 0x4470318e}, // cuFlushGPUDirectRDMAWrites
@@ -222,11 +191,8 @@ var apiForms = [...]wire.Form{
 	{ID: 0x72f448a5, Sum: 0xe4293ea4}, // const PIECE_WINDOW
 	{ID: 0x73091d90, Sum: 0xbabfcf17}, // cuArrayCreate_v2
 	{ID: 0x7354ebe6, Sum: 0xf222f3e7}, // cuCtxCreate_v2
-	{ID: 0x737e8c1f, Sum: 0x8540074e}, // const READING_PCIE_MAX_WIDTH
-	{ID: 0x739a2d55, Sum: 0xc5604b62}, // const READING_THROTTLES_HIGH
 	{ID: 0x75ec3517, Sum: 0x73b2866b}, // const LEASE_VERSION
 	{ID: 0x76284221, Sum: 0x18652b7f}, // cuMemSetAccess
-	{ID: 0x76fffa58, Sum: 0xd1f67eb1}, // const READING_POWER_DEFAULT
 	{ID: 0x7753dbe1, Sum: 0x7578dbf3}, // cuGraphAddDependencies
 	{ID: 0x776fc3f3, Sum: 0x988291fe}, // cuCtxGetLimit
 	{ID: 0x783cc075, Sum: 0x268232c6}, // cuOccupancyAvailableDynamicSMemPerBlock
@@ -235,7 +201,6 @@ var apiForms = [...]wire.Form{
 	{ID: 0x7929fc25, Sum: 0x3e5fe80f}, // cuDevSmResourceSplitByCount
 	{ID: 0x79c4aae8, Sum: 0x51b21708}, // const HANDLE_INDEX
 	{ID: 0x79fe4b7d, Sum: 0xbb529a1b}, // cuIpcGetEventHandle
-	{ID: 0x7a8e752c, Sum: 0x91a82785}, // const READING_TEMP_MEM_MAX
 	{ID: 0x7ca659f3, Sum: 0xcf899773}, // cuGraphRemoveDependencies
 	{ID: 0x7cc8b606, Sum: 0x4fd66b04}, // cuGraphReleaseUserObject
 	{ID: 0x7d33a430, Sum: 0x9642649a}, // cuMemImportFromShareableHandle
@@ -245,20 +210,15 @@ var apiForms = [...]wire.Form{
 	{ID: 0x7edb5efe, Sum: 0xa72eaf37}, // cuGraphExecKernelNodeSetParams_v2
 	{ID: 0x7eeafe7e, Sum: 0x756d928b}, // limit LINK_NAME
 	{ID: 0x7f3446d8, Sum: 0xd1f67eb1}, // limit OWNERS
-	{ID: 0x7f5b21e2, Sum: 0x5fa3db3f}, // const READING_TEMP_SLOWDOWN
 	{ID: 0x7fe1c440, Sum: 0x76cf5587}, // const UNKNOWN_READING
 	{ID: 0x80b8b1a1, Sum: 0x07c7854d}, // cuGraphInstantiateWithFlags
 	{ID: 0x815d4b41, Sum: 0xf95728d2}, // cuOccupancyMaxPotentialBlockSizeWithFlags
-	{ID: 0x8298f2b1, Sum: 0xf738caf5}, // const READING_ENCODER_PERIOD
-	{ID: 0x82c5685e, Sum: 0x73b2866b}, // const FACT_INFOROM_CHECKSUM
 	{ID: 0x831a2c3c, Sum: 0x3a5e73d4}, // session OBSERVE
 	{ID: 0x841c25ce, Sum: 0x6524e1c9}, // cuStreamSynchronize
-	{ID: 0x84d05f5c, Sum: 0x66ebec5f}, // const FACT_MODULE_ID
-	{ID: 0x84e6bc05, Sum: 0x1dfd521b}, // observe_links
+	{ID: 0x84e6bc05, Sum: 0xd5da76a2}, // observe_links
 	{ID: 0x85adc0c2, Sum: 0x933f09fc}, // cuGraphMemFreeNodeGetParams
 	{ID: 0x85f20143, Sum: 0xd2abb8de}, // cuMemRetainAllocationHandle
 	{ID: 0x864777ff, Sum: 0xc44f80bb}, // cuGraphNodeGetEnabled
-	{ID: 0x8688bcb7, Sum: 0x262bc84f}, // const READING_MAX_VIDEO_MHZ
 	{ID: 0x86bc9e8f, Sum: 0x756d928b}, // limit LEASE_PAYLOAD
 	{ID: 0x88bf0d27, Sum: 0x1f9a45a7}, // cuGraphKernelNodeGetAttribute
 	{ID: 0x8a144fd4, Sum: 0x5da7129d}, // host_share
@@ -269,7 +229,6 @@ var apiForms = [...]wire.Form{
 	{ID: 0x8d3d715f, Sum: 0xc4254184}, // cuMemPoolTrimTo
 	{ID: 0x8d9132d6, Sum: 0x89293109}, // cuMipmappedArrayGetMemoryRequirements
 	{ID: 0x8ea1c26e, Sum: 0x7216daad}, // cuLibraryUnload
-	{ID: 0x8f07a1f8, Sum: 0x12664b6f}, // const READING_DECODER
 	{ID: 0x8fdcb775, Sum: 0x3e32eac1}, // cuMemcpy2DAsync_v2
 	{ID: 0x90817214, Sum: 0xa65e3a33}, // cuMemExportToShareableHandle
 	{ID: 0x90dde300, Sum: 0x3242622c}, // handle NODE
@@ -286,23 +245,18 @@ var apiForms = [...]wire.Form{
 	{ID: 0x9b447368, Sum: 0x6c037081}, // limit IMAGE
 	{ID: 0x9b9eea15, Sum: 0xcf46bab7}, // cuDevicePrimaryCtxReset_v2
 	{ID: 0x9c43cc69, Sum: 0xf0fe682c}, // cuMemPoolImportPointer
-	{ID: 0x9c47631f, Sum: 0x9b690279}, // const NVLINK_PCI_ID
 	{ID: 0x9c890da5, Sum: 0x4385d563}, // cuIpcOpenMemHandle_v2
 	{ID: 0x9d82c54c, Sum: 0x1c1f6410}, // limit WELCOME
 	{ID: 0x9df836a3, Sum: 0xfc36ffd6}, // message HELLO
-	{ID: 0x9ebf40fe, Sum: 0x9b690279}, // const READING_PCIE_REPLAYS
 	{ID: 0x9edf01d9, Sum: 0x271e5819}, // handle EXEC
-	{ID: 0x9f85b1e9, Sum: 0x31d4516b}, // const READING_TEMP_SHUTDOWN
 	{ID: 0x9f900693, Sum: 0xf5fa26c8}, // cuStreamIsCapturing
 	{ID: 0xa28c1861, Sum: 0xa51e72f5}, // copy_out_3d
 	{ID: 0xa2e0381f, Sum: 0x84a129c5}, // cuGraphKernelNodeSetAttribute
 	{ID: 0xa3428d3f, Sum: 0x1207fada}, // cuMemAllocPitch_v2
-	{ID: 0xa3b07de2, Sum: 0x11c0f6e7}, // const NVLINK_DEVICE
 	{ID: 0xa50d4bdf, Sum: 0x58e3e501}, // cuTexRefSetMaxAnisotropy
 	{ID: 0xa5726ac7, Sum: 0x07be6509}, // cuMemPoolSetAttribute
 	{ID: 0xa58e01e4, Sum: 0x7777224b}, // handle MODULE
 	{ID: 0xa60c2028, Sum: 0x83d91044}, // cuIpcCloseMemHandle
-	{ID: 0xa60f2033, Sum: 0x8540074e}, // const FACT_FANS
 	{ID: 0xa6b28d5a, Sum: 0x73b2866b}, // const LEASE_SHM
 	{ID: 0xa6d8ade0, Sum: 0x73b2866b}, // handle CTX
 	{ID: 0xa819ad47, Sum: 0x2751e5ba}, // cuGraphNodeGetType
@@ -322,12 +276,10 @@ var apiForms = [...]wire.Form{
 	{ID: 0xaee10169, Sum: 0xa2732c12}, // cuMipmappedArrayGetLevel
 	{ID: 0xaf7974d7, Sum: 0x866d35b6}, // cuGraphGetEdges_v2
 	{ID: 0xb115189c, Sum: 0x2f59260c}, // cuMemGetAllocationGranularity
-	{ID: 0xb142b338, Sum: 0x0f542345}, // const READING_POWER_MIN
 	{ID: 0xb1beb21e, Sum: 0xf5204836}, // host_map
 	{ID: 0xb2df9bbd, Sum: 0x0dd833d7}, // cuGraphAddHostNode
 	{ID: 0xb4335e41, Sum: 0xa3da539e}, // cuEventCreate
 	{ID: 0xb462f451, Sum: 0x5f070863}, // cuGraphMemcpyNodeGetParams
-	{ID: 0xb4deecaa, Sum: 0x11c0f6e7}, // const TEXT_GSP
 	{ID: 0xb60a12e3, Sum: 0x5cfb2580}, // cuMemPoolCreate
 	{ID: 0xb6aec002, Sum: 0x779c72d3}, // cuTexRefGetAddress_v2
 	{ID: 0xb6d3aaae, Sum: 0x62ac6906}, // cuGraphDestroy
@@ -336,9 +288,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xb6fe9d83, Sum: 0x9fdefd44}, // cuKernelSetCacheConfig
 	{ID: 0xb798a9d4, Sum: 0xb48b3218}, // cuGraphAddEventRecordNode
 	{ID: 0xb82ac1ba, Sum: 0x32ceac5b}, // copy_in
-	{ID: 0xb84a5bd8, Sum: 0x11c0f6e7}, // const FACT_ROWS_PENDING
 	{ID: 0xb8734d25, Sum: 0xc25333a1}, // cuStreamBatchMemOp
-	{ID: 0xb88a7ff8, Sum: 0x7777224b}, // const TEXT_INFOROM_ECC
 	{ID: 0xb8fbb59f, Sum: 0x3a5e73d4}, // feature RESUME
 	{ID: 0xb9bb25b6, Sum: 0x1c1f6410}, // limit DATA
 	{ID: 0xba671f80, Sum: 0x7d122def}, // frame PRINT
@@ -351,21 +301,15 @@ var apiForms = [...]wire.Form{
 	{ID: 0xbdb2c15d, Sum: 0xa46486c4}, // const KEEPALIVE_MOST_MS
 	{ID: 0xbebac876, Sum: 0x2bdbb79a}, // cuGraphMemsetNodeSetParams
 	{ID: 0xbf09114d, Sum: 0xeecea8de}, // arrived
-	{ID: 0xbf6829b1, Sum: 0x7777224b}, // const FACT_ROWS_CORRECTED
-	{ID: 0xbfb10a58, Sum: 0x8540074e}, // const TEXT_INFOROM_OEM
 	{ID: 0xc002a7ff, Sum: 0x11c0f6e7}, // status BUSY
 	{ID: 0xc018cdcb, Sum: 0x297b8095}, // limit LINKED
 	{ID: 0xc06f9e9f, Sum: 0x947abbdf}, // cuMemAddressReserve
-	{ID: 0xc0b35e06, Sum: 0x7d122def}, // const TEXT_INFOROM_POWER
 	{ID: 0xc1801fe2, Sum: 0xb39aa4b7}, // cuCtxSynchronize
 	{ID: 0xc2d4b6ff, Sum: 0xd0d66c63}, // cuGraphLaunch
 	{ID: 0xc3446731, Sum: 0x639c5bca}, // cuGraphNodeGetDependentNodes
 	{ID: 0xc360c573, Sum: 0x519ff07c}, // cuCtxRecordEvent
-	{ID: 0xc4ca3636, Sum: 0x66ebec5f}, // const READING_PCIE_GENERATION
-	{ID: 0xc4d922ea, Sum: 0x3242622c}, // const READING_PCIE_SENT
 	{ID: 0xc7ac2ac7, Sum: 0x4d19aa06}, // cuGraphGetNodes
 	{ID: 0xc886769a, Sum: 0xc0a34328}, // cuMemAddressFree
-	{ID: 0xc896e2c1, Sum: 0x4901e586}, // const READING_POWER_INSTANT
 	{ID: 0xc8a7ee35, Sum: 0xf9f6a785}, // link_create
 	{ID: 0xc936db51, Sum: 0x8415459b}, // cuStreamGetCaptureInfo
 	{ID: 0xc936f708, Sum: 0xa6bafcc4}, // cuGraphKernelNodeCopyAttributes
@@ -374,14 +318,11 @@ var apiForms = [...]wire.Form{
 	{ID: 0xc992e874, Sum: 0x99554b49}, // observe
 	{ID: 0xcad9814a, Sum: 0x7777224b}, // frame ERROR
 	{ID: 0xcb0f244e, Sum: 0x3ce3a810}, // cuMemAllocFromPoolAsync
-	{ID: 0xcb654706, Sum: 0xb2f10094}, // const READING_ENCODER
 	{ID: 0xcb9c2fe7, Sum: 0xbf41a85a}, // message REPLY
 	{ID: 0xcc3a3118, Sum: 0x6077313d}, // cuGreenCtxRecordEvent
 	{ID: 0xccaa74b5, Sum: 0xaa2974fa}, // cuCtxDestroy_v2
-	{ID: 0xcdcc505a, Sum: 0x15dc444a}, // const READING_VIDEO_MHZ
 	{ID: 0xce7c4267, Sum: 0x7d122def}, // handle LIBRARY
 	{ID: 0xcfce1ed3, Sum: 0x29675214}, // cuGraphAddEmptyNode
-	{ID: 0xcfd3b1e2, Sum: 0x57acf3c6}, // const READING_TEMP_MEM
 	{ID: 0xd054273a, Sum: 0x6469dda6}, // cuMemGetAllocationPropertiesFromHandle
 	{ID: 0xd065035b, Sum: 0x56f0b459}, // cuTexRefGetBorderColor
 	{ID: 0xd115e4d2, Sum: 0xe1ca723b}, // message WELCOME
@@ -391,7 +332,6 @@ var apiForms = [...]wire.Form{
 	{ID: 0xd3ac7047, Sum: 0xccb01d6c}, // cuMemsetD2D16Async
 	{ID: 0xd3df64a3, Sum: 0x732ea668}, // cuTexRefDestroy
 	{ID: 0xd4934f35, Sum: 0x73b2866b}, // status VERSION
-	{ID: 0xd5300982, Sum: 0x15dc444a}, // const FACT_INFOROM_VALID
 	{ID: 0xd56fef38, Sum: 0xdfb51677}, // cuTexRefSetMipmapLevelBias
 	{ID: 0xd6d90a70, Sum: 0x24986c39}, // kernel_info
 	{ID: 0xd7c7c33b, Sum: 0xb009f94f}, // cuGraphAddMemcpyNode
@@ -400,22 +340,20 @@ var apiForms = [...]wire.Form{
 	{ID: 0xd8869922, Sum: 0x262bc84f}, // frame HOST
 	{ID: 0xd9d244fd, Sum: 0x10c3e4ca}, // cuArrayGetMemoryRequirements
 	{ID: 0xd9f4573e, Sum: 0x218b15e1}, // cuTexRefSetFlags
-	{ID: 0xda55ab5d, Sum: 0x4e024c16}, // observe_text
+	{ID: 0xda55ab5d, Sum: 0xce560aab}, // observe_text
 	{ID: 0xdab0b4fe, Sum: 0x7b5f8f23}, // cuTensorMapEncodeTiled
 	{ID: 0xdac7305c, Sum: 0xf6dad745}, // cuTexRefSetMipmapFilterMode
 	{ID: 0xdb6984e6, Sum: 0x73b2866b}, // frame REPLY
 	{ID: 0xdb99da79, Sum: 0x44f242c6}, // copy_out_shared
 	{ID: 0xdbb5391f, Sum: 0x811eaaa6}, // cuDevResourceGenerateDesc
 	{ID: 0xdbf55a70, Sum: 0xe5bc0986}, // cuDeviceGetDefaultMemPool
-	{ID: 0xdc1c4699, Sum: 0x66ebec5f}, // const TEXT_VBIOS
 	{ID: 0xdc90c47d, Sum: 0x0708bee1}, // cuSurfObjectDestroy
 	{ID: 0xdc9d80fe, Sum: 0x9e4fa185}, // cuFuncSetSharedMemConfig
 	{ID: 0xde6a3e34, Sum: 0xca74705e}, // cuGraphExecDestroy
 	{ID: 0xde879118, Sum: 0xc7b74727}, // const SHM_READER
 	{ID: 0xdf08305e, Sum: 0x17a05b5a}, // cuUserObjectRelease
-	{ID: 0xdf0fcb16, Sum: 0x9b690279}, // const TEXT_CLOCK_FREQS
 	{ID: 0xdf2cbb59, Sum: 0x9a9fa061}, // cuStreamGetCaptureInfo_v2
-	{ID: 0xdf63b897, Sum: 0xe81331e8}, // observe_more
+	{ID: 0xdf63b897, Sum: 0x1ce8bfe0}, // observe_more
 	{ID: 0xdf93fb36, Sum: 0x2ebf103f}, // host_write
 	{ID: 0xdfc18c1e, Sum: 0x8a4fbb1a}, // message LINKED_SET
 	{ID: 0xdff5a75b, Sum: 0xec1bccff}, // launch_host
@@ -432,7 +370,6 @@ var apiForms = [...]wire.Form{
 	{ID: 0xe63af6ae, Sum: 0x5fa3db3f}, // handle LINK
 	{ID: 0xe6bc6b5f, Sum: 0xb772094a}, // cuEventElapsedTime_v2
 	{ID: 0xe7cf0f7a, Sum: 0x0f542345}, // handle TEXREF
-	{ID: 0xe8426827, Sum: 0x3242622c}, // const NVLINK_PCI_SUB
 	{ID: 0xe862dc95, Sum: 0x76cf5587}, // const NOT_LISTED
 	{ID: 0xebd60f21, Sum: 0x71cec3fb}, // cuStreamQuery
 	{ID: 0xeca32dbf, Sum: 0x7855e327}, // const SHM_RING
@@ -446,21 +383,16 @@ var apiForms = [...]wire.Form{
 	{ID: 0xf07738ad, Sum: 0x9a483587}, // cuKernelSetAttribute
 	{ID: 0xf091f69e, Sum: 0x537c0e22}, // cuFuncSetCacheConfig
 	{ID: 0xf1b197aa, Sum: 0x8ef3e965}, // const WELCOME_MAGIC
-	{ID: 0xf1f4f8b4, Sum: 0x65fa29e6}, // const READING_TEMP_GPU_MAX
-	{ID: 0xf24f57b6, Sum: 0x3242622c}, // const TEXT_PERFORMANCE_MODES
 	{ID: 0xf2dcdc9c, Sum: 0x76cf5587}, // const NULL_STRING
 	{ID: 0xf2fa7929, Sum: 0x34e9813d}, // cuTexRefCreate
 	{ID: 0xf2fcc6d6, Sum: 0x262bc84f}, // handle ARRAY
 	{ID: 0xf33c7d86, Sum: 0x976b355e}, // cuMipmappedArrayCreate
-	{ID: 0xf4097ec4, Sum: 0x271e5819}, // const TEXT_COUNT
 	{ID: 0xf42102a8, Sum: 0x696035c2}, // const HANDLE_SHIFT
 	{ID: 0xf53c9ac5, Sum: 0x5ccb945e}, // cuTexObjectCreate
 	{ID: 0xf54414fe, Sum: 0xadee8035}, // cuArrayGetSparseProperties
 	{ID: 0xf54769b8, Sum: 0x3c3ad1d6}, // cuStreamGetAttribute
 	{ID: 0xf552d66a, Sum: 0x1c0486c8}, // cuGraphNodeGetDependencies_v2
-	{ID: 0xf61c8b3e, Sum: 0x7368a5b7}, // const READING_APP_DEFAULT_GRAPHICS_MHZ
 	{ID: 0xf63512c4, Sum: 0x062cbc91}, // message ATTACHED
-	{ID: 0xf658ed9e, Sum: 0x7d122def}, // const FACT_ROWS_UNCORRECTED
 	{ID: 0xf67f1a3e, Sum: 0xd971940a}, // cuGraphEventWaitNodeGetEvent
 	{ID: 0xf6b44c8c, Sum: 0x8d1dc01c}, // cuModuleGetGlobal_v2
 	{ID: 0xf6d6e6b5, Sum: 0x0272f9dd}, // cuTexRefGetMipmappedArray
@@ -469,7 +401,6 @@ var apiForms = [...]wire.Form{
 	{ID: 0xf82e6c24, Sum: 0xb4b4570e}, // cuStreamEndCapture
 	{ID: 0xf83043af, Sum: 0x3a5e73d4}, // status FINGERPRINT
 	{ID: 0xf8920ee1, Sum: 0x04c64c44}, // const LEASE_REQUEST_MAGIC
-	{ID: 0xf89b0e13, Sum: 0xaa5a1335}, // const READING_THROTTLES
 	{ID: 0xf8dd7cd8, Sum: 0x9b690279}, // handle GRAPH
 	{ID: 0xfad9482d, Sum: 0xf516bd57}, // const LEASE_ANSWER_MAGIC
 	{ID: 0xfb1f05fb, Sum: 0x66ebec5f}, // const SHM_TO_WORKER
