@@ -112,7 +112,7 @@ type Event struct {
 	Over bool `json:"over,omitempty"`
 	// Skipped counts refusals of the same source that were left out before this one.
 	Skipped uint64 `json:"skipped,omitempty"`
-	// Times is how often one asked in vain who asks again by itself; the line has the last refusal.
+	// Times is the number of attempts that one line stands for: a caller that retries by itself writes its last refusal only.
 	Times uint64 `json:"times,omitempty"`
 }
 

@@ -118,7 +118,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// Damaged lines are told, by file and line, and cost no other line.
+// Damaged lines are reported by file and line; all other lines are read.
 func TestAuditDamaged(t *testing.T) {
 	path := auditLog(t, 60)
 	spoil := func(file string, how func(lines [][]byte)) {
@@ -155,7 +155,7 @@ func TestAuditDamaged(t *testing.T) {
 	}
 }
 
-// TestAuditAsUser: who may not read the files is told so.
+// TestAuditAsUser: a user without permission to read the files gets an error that says so.
 func TestAuditAsUser(t *testing.T) {
 	if file := os.Getenv("SLUICE_TEST_AUDIT"); file != "" {
 		os.Exit(Main([]string{"audit", "--file", file}, os.Stdout, os.Stderr))

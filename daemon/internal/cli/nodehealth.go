@@ -125,7 +125,7 @@ func (o *nodeHealth) findings(ctx context.Context, cfg *config.Config) []rpc.Che
 	return out
 }
 
-// slurmNode is what is told to Slurm about a node, *slurm.Commands.
+// slurmNode is the part of *slurm.Commands that reads and sets a node's state.
 type slurmNode interface {
 	NodeState(ctx context.Context, node string) (state, reason string, err error)
 	DrainNode(ctx context.Context, node, reason string) error

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
-// Whose clock is wrong is told only where the owners agree.
+// A clock is blamed only where the owners agree.
 func TestClocks(t *testing.T) {
 	s := func(ahead ...time.Duration) (out []skew) {
 		for i, d := range ahead {

@@ -88,8 +88,8 @@ func TestExplainIsBounded(t *testing.T) {
 	}
 }
 
-// A node tells a job's story with what the owners know: who asks where the grant was made hears of the end as well, and who asks on the
-// job's node of the grant. What is in the node's own log is told once.
+// A node adds what the owners know of a job to its own log: the node of the grant shows the end too, and the job's node the grant. An
+// event that both have is shown once.
 func TestExplainWithOwners(t *testing.T) {
 	a, b := newFake("a", 1), newFake("b", 1)
 	s := newSite(t, a, b)
@@ -154,7 +154,7 @@ func TestExplainWithOwners(t *testing.T) {
 	}
 }
 
-// Who asks again by itself has one line written, when it gives up.
+// A caller that retries by itself writes one line, when it gives up.
 func TestRefusedOnce(t *testing.T) {
 	s := newSite(t, newFake("a", 1))
 	ctx := audit.Later(t.Context())

@@ -6,7 +6,7 @@ package host
 //	opened    a pidfd for each process, lease and owner, and a goroutine that waits for its end
 //	tell      the owner ends the process's sessions; tried again until it answers, or the lease has ended
 //
-// A daemon that is started anew finds the processes of sessions that its owners list (see rewatch).
+// After a restart the daemon finds the processes by the sessions that its owners list (see rewatch).
 
 import (
 	"context"
@@ -27,7 +27,7 @@ type watched struct {
 }
 
 const (
-	goneFirst = 100 * time.Millisecond // until the owner is told again
+	goneFirst = 100 * time.Millisecond // between attempts to tell the owner; doubled each time
 	goneMost  = 5 * time.Second
 )
 
