@@ -49,6 +49,9 @@ func (n *Node) measure(ctx context.Context) {
 				return nil
 			case <-time.After(wait):
 			}
+			if err := n.pool.Recheck(ctx); err != nil {
+				n.log.Error("a GPU does not answer any more; no fraction of it is granted until it does", "error", err)
+			}
 			var missing []lease.GPU
 			for _, g := range n.watch.Devices() {
 				if _, ok := n.pool.Overhead(g.UUID); !ok {

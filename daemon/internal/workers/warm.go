@@ -24,20 +24,22 @@ import (
 const probeTime = time.Minute
 
 // Probe has the driver describe GPUs that are not known yet, all at a time, and
-// keeps workers ready for them. The error names the GPUs that could not be asked.
+// starts to keep workers ready for them, which nobody waits for. The error names the GPUs that
+// could not be asked.
 func (p *Pool) Probe(ctx context.Context, gpus []lease.GPU) error {
 	errs := make([]error, len(gpus))
 	var wg sync.WaitGroup
 	for i, g := range gpus {
 		wg.Go(func() {
-			if _, err := p.factsOf(ctx, g.UUID); err != nil {
-				errs[i] = err
-				return
-			}
-			p.fill(g)
+			_, errs[i] = p.factsOf(ctx, g.UUID)
 		})
 	}
 	wg.Wait()
+	for i, g := range gpus {
+		if errs[i] == nil {
+			go p.fill(g)
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -60,12 +62,23 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 	if f != nil {
 		return f, nil
 	}
+	if k := p.recall(uuid); k != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.facts[uuid] == nil {
+			p.facts[uuid], p.sandbox[uuid] = &k.Facts, k.Mode
+			p.kept = append(p.kept, uuid)
+		}
+		return p.facts[uuid], nil
+	}
 	f, mode, why, err := control.Choose(p.cfg.Sandbox, func(m sandbox.Mode) (*control.Facts, error) { return p.ask(ctx, uuid, m) })
 	if err != nil {
 		return nil, err
 	}
 	if why != nil {
 		p.log.Warn("the sandbox of sessions is not whole", "gpu", uuid, "sandbox", mode, "error", why)
+	} else { // else the next daemon is to warn, too
+		p.keep(uuid, f, mode)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

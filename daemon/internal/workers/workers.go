@@ -88,6 +88,7 @@ type Pool struct {
 	mu        sync.Mutex
 	facts     map[string]*control.Facts // by GPU
 	sandbox   map[string]sandbox.Mode   // by GPU, once there are facts
+	kept      []string                  // GPUs whose facts are an earlier daemon's; see Recheck
 	leases    map[string]*leased
 	warm      map[string][]*worker
 	fails     map[string]int  // spawns in a row that came to nothing

@@ -65,10 +65,18 @@ func ReadFacts(b []byte, n int) (*Facts, error) {
 	if err := json.Unmarshal(b, &f); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrProbe, err)
 	}
-	if len(f.Snapshot.Devices) != n || len(f.Overhead) != n || len(f.Idle) != n {
-		return nil, fmt.Errorf("%w: it describes %d devices of %d", ErrProbe, len(f.Snapshot.Devices), n)
+	if err := f.Check(n); err != nil {
+		return nil, err
 	}
 	return &f, nil
+}
+
+// Check says whether the facts are of n devices.
+func (f *Facts) Check(n int) error {
+	if len(f.Snapshot.Devices) != n || len(f.Overhead) != n || len(f.Idle) != n {
+		return fmt.Errorf("%w: it describes %d devices of %d", ErrProbe, len(f.Snapshot.Devices), n)
+	}
+	return nil
 }
 
 // Choose has a probe ask the driver in the sandbox that sessions are to have, and gives the mode that they have then. In mode Auto they

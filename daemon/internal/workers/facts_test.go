@@ -1,0 +1,79 @@
+package workers
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+)
+
+// A daemon that is restarted need not ask the driver again, unless something has changed that
+// the answer depends on.
+func TestFactsKept(t *testing.T) {
+	dir := setup(t)
+	first := newPool(t, dir, nil)
+	if err := first.Probe(t.Context(), gpus(0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+
+	over, cancel := context.WithCancel(t.Context())
+	cancel() // who has to ask the driver fails
+	knows := func(p *Pool) bool {
+		t.Helper()
+		err := p.Probe(over, gpus(0, 1))
+		if n, ok := p.Overhead(simUUID(1)); err == nil && (!ok || n != 64<<20) {
+			t.Fatalf("overhead %d, %v", n, ok)
+		}
+		p.Close()
+		return err == nil
+	}
+	if !knows(newPool(t, dir, nil)) {
+		t.Error("the second daemon asks again")
+	}
+	t.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+	if knows(newPool(t, dir, nil)) {
+		t.Error("what was learned in another environment is believed")
+	}
+	os.Unsetenv("CUDA_DEVICE_MAX_CONNECTIONS")
+	if knows(newPool(t, dir, func(c *Config) { c.Seccomp = !c.Seccomp })) {
+		t.Error("what was learned in another sandbox is believed")
+	}
+	third := newPool(t, dir, nil)
+	if err := os.WriteFile(third.factsPath(simUUID(0)), []byte(`{"Source":`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if knows(third) {
+		t.Error("half a file is believed")
+	}
+}
+
+// A GPU that stops answering while no daemon runs is known as such soon after the next start.
+func TestFactsRechecked(t *testing.T) {
+	dir := setup(t)
+	first := newPool(t, dir, nil)
+	if err := first.Probe(t.Context(), gpus(0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	p := newPool(t, dir, nil)
+	if err := p.Probe(t.Context(), gpus(0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SLUICE_SIM_DEVICES", "1")
+	if err := p.Recheck(t.Context()); err == nil || !strings.Contains(err.Error(), simUUID(1)) || strings.Contains(err.Error(), simUUID(0)) {
+		t.Errorf("recheck: %v", err)
+	}
+	if _, ok := p.Overhead(simUUID(0)); !ok {
+		t.Error("the GPU that answers is unknown")
+	}
+	if _, ok := p.Overhead(simUUID(1)); ok {
+		t.Error("the GPU that is gone is still known")
+	}
+	if _, err := os.Stat(p.factsPath(simUUID(1))); err == nil {
+		t.Error("what was known of the GPU that is gone is kept")
+	}
+	if err := p.Recheck(t.Context()); err != nil {
+		t.Errorf("a second recheck: %v", err)
+	}
+}
