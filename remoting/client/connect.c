@@ -109,24 +109,65 @@ static enum sl_connected find_worker(struct where *w)
 
 /* ---- connecting ---- */
 
+/* The kernel repeats an attempt that nobody answers after 1, 3, 7 seconds; a network that is back is noticed sooner by new attempts beside it. */
+#define DIAL_AGAIN_MS 250
+#define DIAL_MOST 20
+
+/* The outcome of attempts: 0 and *won, EINPROGRESS while there is none, else an error. */
+static int look_at_dials(struct pollfd *p, int n, int *won)
+{
+	for (int i = 0; i < n; i++) {
+		int err = 0;
+		socklen_t len = sizeof err;
+
+		if (!p[i].revents)
+			continue;
+		if (getsockopt(p[i].fd, SOL_SOCKET, SO_ERROR, &err, &len))
+			err = errno;
+		*won = i;
+		return err;
+	}
+	return EINPROGRESS;
+}
+
 static int dial_to(const struct addrinfo *a, int64_t deadline)
 {
-	int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), err = 0;
-	socklen_t len = sizeof err;
+	struct pollfd p[DIAL_MOST];
+	int n = 0, won = -1, err = EINPROGRESS;
 
-	if (fd < 0)
-		return -1;
-	if (!connect(fd, a->ai_addr, a->ai_addrlen))
-		return fd;
-	if (errno == EINPROGRESS && sl_wait_fd(fd, POLLOUT, deadline)) {
-		if (!getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &len) && !err)
-			return fd;
-		errno = err;
+	for (int64_t now = sl_now_ms(); err == EINPROGRESS && (!n || now < deadline); now = sl_now_ms()) {
+		int64_t until = n + 1 < DIAL_MOST && now + DIAL_AGAIN_MS < deadline ? now + DIAL_AGAIN_MS : deadline;
+
+		if (n < DIAL_MOST) {
+			int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+			if (fd < 0) {
+				err = errno;
+				break;
+			}
+			p[n++] = (struct pollfd){ .fd = fd, .events = POLLOUT };
+			if (!connect(fd, a->ai_addr, a->ai_addrlen)) {
+				won = n - 1;
+				err = 0;
+				break;
+			}
+			if ((err = errno) != EINPROGRESS)
+				break;
+		}
+		while (err == EINPROGRESS && (now = sl_now_ms()) < until) {
+			int ready = poll(p, (nfds_t)n, (int)(until - now));
+
+			if (ready > 0)
+				err = look_at_dials(p, n, &won);
+			else if (ready < 0 && errno != EINTR)
+				err = errno;
+		}
 	}
-	err = errno;
-	close(fd);
-	errno = err;
-	return -1;
+	for (int i = 0; i < n; i++)
+		if (err || i != won)
+			close(p[i].fd);
+	errno = err == EINPROGRESS ? ETIMEDOUT : err;
+	return err ? -1 : p[won].fd;
 }
 
 /*

@@ -199,6 +199,7 @@ type Host struct {
 	pools   map[string]Pool
 	users   bool
 	peers   map[string]*peer
+	again   map[string]*connection // to owners, while sessions attach; see anew
 	leases  map[string]*held
 	keys    map[name]*held
 	flights map[name]*flight
@@ -223,7 +224,7 @@ func New(cfg Config) (*Host, error) {
 	cfg = cfg.withDefaults()
 	h := &Host{
 		cfg: cfg, log: cfg.Log, users: cfg.Users,
-		peers: make(map[string]*peer), leases: make(map[string]*held), keys: make(map[name]*held),
+		peers: make(map[string]*peer), again: make(map[string]*connection), leases: make(map[string]*held), keys: make(map[name]*held),
 		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), clients: make(map[watched]*os.File), ends: make(map[endName]*jobEnd),
 		wake:     make(chan struct{}, 1),
 		acquires: crew{doing: "acquiring leases", most: 64, each: 4},

@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/leasesock"
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // newSockets makes the set of the node's sockets.
@@ -100,11 +103,62 @@ func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest
 	if h.cfg.DialData == nil {
 		return nil, false, lease.Errorf(lease.Internal, "this daemon cannot call the data ports of other nodes")
 	}
-	f, err = h.cfg.DialData(ctx, p.owner, p.addr, h.cfg.Node, r)
+	o, done := p.owner, func() {}
+	if _, attaches := wire.Attaches(r.Kind); attaches {
+		if o, done, err = h.anew(p); err != nil {
+			return nil, false, err
+		}
+	}
+	defer done()
+	f, err = h.cfg.DialData(ctx, o, p.addr, h.cfg.Node, r)
 	if err != nil {
 		return nil, false, fmt.Errorf("owner %s: %w", owner, err)
 	}
 	return f, false, nil
+}
+
+// anew gives a connection of its own to an owner, for a session whose connection was lost: the cut
+// is likely to have met the daemons' connection too, on which TCP would try again only after seconds. All who ask at the same
+// time share one, for renewed at most. The caller calls done when it needs it no more.
+func (h *Host) anew(p *peer) (o lease.Owner, done func(), err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := h.again[p.name]
+	if c == nil || time.Since(c.made) > renewed {
+		if h.closed {
+			return nil, nil, lease.Errorf(lease.Down, "the daemon is stopping")
+		}
+		o, err := h.cfg.DialOwner(p.name, p.addr)
+		if err != nil {
+			return nil, nil, fmt.Errorf("owner %s: %w", p.name, err)
+		}
+		c = &connection{owner: o, made: time.Now()}
+		h.again[p.name] = c
+	}
+	c.users++
+	return c.owner, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if c.users--; c.users > 0 {
+			return
+		}
+		if h.again[p.name] == c {
+			delete(h.again, p.name)
+		}
+		if o, ok := c.owner.(io.Closer); ok {
+			_ = o.Close()
+		}
+	}, nil
+}
+
+// renewed is how long a connection that anew gives may be given to more. It is less than a client waits for an attempt.
+const renewed = 2 * time.Second
+
+// connection is what anew gives.
+type connection struct {
+	owner lease.Owner
+	made  time.Time
+	users int
 }
 
 // refused logs that a process got no session, within the rate of its user or of strangers.

@@ -59,6 +59,7 @@ func DialOwner(addr, name string, creds Creds, version string) (*OwnerClient, er
 	}
 	opts := append(dialOptions(creds.Client(name)),
 		grpc.WithAuthority(name),
+		grpc.WithContextDialer(dialSoon),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepTime, Timeout: keepTimeout, PermitWithoutStream: true}),
 	)
 	conn, err := grpc.NewClient("passthrough:///"+addr, opts...)

@@ -1,0 +1,75 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A connection is there soon after the other side can be reached, although the first attempts got no
+// answer. A listener whose queue is full does not answer.
+func TestDialSoon(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: name.(*unix.SockaddrInet4).Port}).String()
+	first, err := net.Dial("tcp", addr) // fills the queue
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if c, err := dialSoon(ctx, addr); err == nil {
+		_ = c.Close()
+		t.Fatal("connected to a full queue")
+	}
+	// 1.3 s from its begin the kernel alone would wait until the third second.
+	freed := make(chan time.Time, 1)
+	time.AfterFunc(1300*time.Millisecond, func() {
+		if n, _, err := unix.Accept(fd); err == nil {
+			unix.Close(n)
+		}
+		freed <- time.Now()
+	})
+	c, err := dialSoon(t.Context(), addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if late := time.Since(<-freed); late > again+300*time.Millisecond {
+		t.Errorf("connected %v after the queue had room", late)
+	}
+}
+
+// An error is told at once.
+func TestDialSoonRefused(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	_ = l.Close()
+	began := time.Now()
+	if _, err := dialSoon(t.Context(), addr); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("want connection refused, got %v", err)
+	}
+	if took := time.Since(began); took > again {
+		t.Errorf("it took %v", took)
+	}
+}
