@@ -63,6 +63,7 @@ func (p *parser) paths() {
 		{"slurm.bin", c.Slurm.Bin, true}, {"slurm.conf", c.Slurm.Conf, true}, {"slurm.lib", c.Slurm.Lib, false}, {"slurm.spool", c.Slurm.Spool, true},
 		{"containers.hook", c.Containers.Hook, false}, {"containers.lib", c.Containers.Lib, false}, {"containers.cdi_dir", c.Containers.CDIDir, false},
 		{"tls.ca", c.TLS.CA, c.Auth != "tls"}, {"tls.cert", c.TLS.Cert, c.Auth != "tls"}, {"tls.key", c.TLS.Key, c.Auth != "tls"},
+		{"listen.page_token", c.Listen.PageToken, true},
 	} {
 		switch {
 		case d.path == "" && d.empty:
@@ -90,9 +91,9 @@ func (p *parser) addresses() {
 	c := &p.cfg
 	ports := map[string]string{}
 	for _, l := range []struct{ key, addr string }{
-		{"listen.control", c.Listen.Control}, {"listen.data", c.Listen.Data}, {"listen.metrics", c.Listen.Metrics},
+		{"listen.control", c.Listen.Control}, {"listen.data", c.Listen.Data}, {"listen.metrics", c.Listen.Metrics}, {"listen.page", c.Listen.Page},
 	} {
-		if l.key == "listen.metrics" && l.addr == "off" {
+		if (l.key == "listen.metrics" || l.key == "listen.page") && l.addr == "off" {
 			continue
 		}
 		host, port, err := net.SplitHostPort(l.addr)
@@ -105,6 +106,9 @@ func (p *parser) addresses() {
 			p.fail(l.key, "has port %s as %s does", port, ports[port])
 		}
 		ports[port] = l.key
+	}
+	if host, _, err := net.SplitHostPort(c.Listen.Page); err == nil && host != "localhost" && !net.ParseIP(host).IsLoopback() && c.Listen.PageToken == "" {
+		p.fail("listen.page", "%q can be reached from other machines; set listen.page_token, or listen on 127.0.0.1 behind the site's own proxy", c.Listen.Page)
 	}
 	if a := c.Advertise; a != "" && !isName(a) && net.ParseIP(a) == nil {
 		p.fail("advertise", "%q is neither a host name nor an IP address (the ports are those of listen)", a)

@@ -65,7 +65,10 @@ type Listen struct {
 	Data    string `key:"data"`    // sessions of other nodes
 	Metrics string `key:"metrics"` // HTTP; "off" for none
 
-	MetricsNames bool `key:"metrics_names"` // metrics say who uses what
+	MetricsNames bool `key:"metrics_names"` // metrics, and a page without a token, say who uses what
+
+	Page      string `key:"page"`       // HTTP for browsers; "off" for none
+	PageToken string `key:"page_token"` // path of a file with the token that a request for the page has to have
 }
 
 // Munge is used with auth: munge.
@@ -202,7 +205,7 @@ func Default() Config {
 		Auth:     "munge",
 		Log:      Log{Level: "info", Format: "text"},
 		Audit:    Audit{File: "/var/log/sluice/audit.log", MaxSize: 64 << 20, Keep: 8},
-		Listen:   Listen{Control: ":7071", Data: ":7072", Metrics: "127.0.0.1:7073", MetricsNames: true},
+		Listen:   Listen{Control: ":7071", Data: ":7072", Metrics: "127.0.0.1:7073", MetricsNames: true, Page: "off"},
 		Users:    Users{Run: true, UIDMin: 1000},
 		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",
 			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30, StoreTotal: 100 << 30, StoreKeepFree: 2 << 30},

@@ -42,6 +42,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
 	"github.com/sluice-hpc/sluice/daemon/internal/owner"
+	"github.com/sluice-hpc/sluice/daemon/internal/page"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 	"github.com/sluice-hpc/sluice/daemon/internal/workers"
@@ -131,6 +132,9 @@ func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slo
 		return nil, err
 	}
 	if err := n.startMetrics(ctx); err != nil {
+		return nil, err
+	}
+	if err := n.startPage(ctx); err != nil {
 		return nil, err
 	}
 	if n.pool != nil {
@@ -351,6 +355,33 @@ func (n *Node) startMetrics(ctx context.Context) error {
 	}
 	r := metrics.Registry(n.source())
 	n.run("metrics listener", func(ctx context.Context) error { return metrics.Serve(ctx, l, r, n.log) })
+	return nil
+}
+
+// startPage serves the pages for browsers.
+func (n *Node) startPage(ctx context.Context) error {
+	cfg := n.cfg.Load()
+	if cfg.Listen.Page == "off" {
+		return nil
+	}
+	pc := page.Config{Node: cfg.Node, Nameless: !cfg.Listen.MetricsNames, Log: n.log.With("part", "page")}
+	if path := cfg.Listen.PageToken; path != "" {
+		var err error
+		if pc.Token, err = page.ReadToken(path); err != nil {
+			return fmt.Errorf("listen.page_token: %w", err)
+		}
+		pc.Nameless = false
+	}
+	root := rpc.Peer{Node: cfg.Node} // the pages show everything
+	pc.Stats = func(ctx context.Context) (rpc.Stats, error) { return n.host.Stats(ctx, root) }
+	pc.Pools = func(ctx context.Context) ([]rpc.Pool, error) { return n.host.Pool(ctx, root, "") }
+	l, err := listen(ctx, "listen.page", cfg.Listen.Page)
+	if err != nil {
+		return err
+	}
+	s := page.New(pc)
+	n.run("page", s.Run)
+	n.run("page listener", func(ctx context.Context) error { return s.Serve(ctx, l) })
 	return nil
 }
 

@@ -322,7 +322,7 @@ func TestHostile(t *testing.T) {
 
 // TestMetrics looks at /metrics of an owner with a lease in use, while nothing may be a sentinel.
 func TestMetrics(t *testing.T) {
-	s := start(t, site.Options{Hosts: 1, Owners: 1, GPUs: 2, Config: map[string]string{"listen.metrics": `"0.0.0.0:7073"`}})
+	s := start(t, site.Options{Hosts: 1, Owners: 1, GPUs: 2, Config: map[string]string{"listen.metrics": `"0.0.0.0:7073"`, "listen.page": `"127.0.0.1:7074"`}})
 	j := steady(t, s, s.Hosts[0], "steady", 30)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -341,6 +341,25 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("a sentinel: %s", line)
 			}
 		}
+	}
+	// The page is this machine's own, under its own name.
+	for _, c := range []struct {
+		d    *site.Daemon
+		args []string
+		want string
+	}{
+		{s.Owners[0], []string{"--fail", "http://127.0.0.1:7074/"}, `<a href="/job/test/steady">`},
+		{s.Owners[0], []string{"--fail", "http://127.0.0.1:7074/job/test/steady"}, j.lease.ID},
+		{s.Hosts[0], []string{"--fail", "http://127.0.0.1:7074/job/test/steady"}, j.lease.ID},
+		{s.Owners[0], []string{"-H", "Host: evil.example", "http://127.0.0.1:7074/"}, "by the name of its own machine"},
+	} {
+		out, err := c.d.Node.Run(ctx, node.Command{Argv: append([]string{"curl", "-sS"}, c.args...)})
+		if err != nil || !strings.Contains(out, c.want) {
+			t.Errorf("page %v of %s: %v, no %q in\n%s", c.args, c.d.Node.Name, err, c.want, out)
+		}
+	}
+	if out, err := s.Hosts[0].Node.Run(ctx, node.Command{Argv: []string{"curl", "-sS", fmt.Sprintf("http://%s:7074/", s.Owners[0].Node.Addr)}}); err == nil {
+		t.Errorf("the page is served to other machines: %s", out)
 	}
 	j.stop(t)
 	allFree(t, s, nil)

@@ -1,0 +1,138 @@
+package page
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+const (
+	// Every is the time between two samples of the history.
+	Every = 30 * time.Second
+	// points is how many samples are kept: an hour.
+	points = int(time.Hour / Every)
+	// most is of how many things there is a history, at most.
+	most = 8192
+)
+
+// ring is the last values of something, in percent.
+type ring struct {
+	values [points]uint8
+	n      int // values so far
+	seen   uint64
+}
+
+func (r *ring) add(percent float64) {
+	r.values[r.n%points] = uint8(max(0, min(100, percent+0.5)))
+	r.n++
+}
+
+// line draws the ring as the points of an SVG polyline in a box of points by 100, the newest at
+// the right end. It is "" while there are fewer than two.
+func (r *ring) line() string {
+	if r == nil || r.n < 2 {
+		return ""
+	}
+	n := min(r.n, points)
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "%d,%d ", points-n+i, 100-int(r.values[(r.n-n+i)%points]))
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// history is what was the case during the last hour. It lives as long as the daemon.
+type history struct {
+	mu     sync.Mutex
+	round  uint64
+	rings  map[string]*ring
+	shares map[string]lease.Share // at the last sample, by lease
+	at     time.Time              // of the last sample
+}
+
+// sample adds what is the case now, and forgets what is gone.
+func (h *history) sample(s *rpc.Stats) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.rings == nil {
+		h.rings = map[string]*ring{}
+	}
+	h.round++
+	add := func(key string, percent float64) {
+		r := h.rings[key]
+		if r == nil {
+			if len(h.rings) >= most {
+				return
+			}
+			r = &ring{}
+			h.rings[key] = r
+		}
+		r.add(percent)
+		r.seen = h.round
+	}
+	for i := range s.GPUs {
+		g := &s.GPUs[i]
+		add("lent "+g.GPU.UUID, 100-float64(min(g.GPU.FreePercent, 100)))
+		if g.Known {
+			add("busy "+g.GPU.UUID, float64(g.Utilisation))
+			add("mem "+g.GPU.UUID, percent(g.MemUsed, g.MemTotal))
+		}
+	}
+	passed := s.Time.Sub(h.at)
+	shares := make(map[string]lease.Share, len(s.Leases))
+	for i := range s.Leases {
+		l := &s.Leases[i]
+		used, granted := memory(l)
+		add("used "+l.ID, percent(used, granted))
+		if len(l.Shares) == 0 {
+			continue
+		}
+		now := sum(l.Shares)
+		if was, ok := h.shares[l.ID]; ok && passed > 0 && now.Held >= was.Held {
+			add("held "+l.ID, 100*(now.Held-was.Held).Seconds()/passed.Seconds()/float64(len(l.Shares)))
+		}
+		shares[l.ID] = now
+	}
+	h.shares, h.at = shares, s.Time
+	for key, r := range h.rings {
+		if r.seen != h.round {
+			delete(h.rings, key)
+		}
+	}
+}
+
+// line draws one of the histories.
+func (h *history) line(key string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.rings[key].line()
+}
+
+func percent(part, whole uint64) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return 100 * float64(part) / float64(whole)
+}
+
+func sum(all []lease.Share) (s lease.Share) {
+	for _, x := range all {
+		s = s.Add(x)
+	}
+	return s
+}
+
+// memory is what a lease's sessions use and what it was granted, in bytes.
+func memory(l *lease.Status) (used, granted uint64) {
+	for _, u := range l.Use {
+		used += u.Used
+	}
+	for _, g := range l.Grants {
+		granted += g.Mem
+	}
+	return used, granted
+}

@@ -1,0 +1,226 @@
+// Package page serves what a daemon knows as pages for a browser: the pool's GPUs with who holds
+// what, and each job. It only reads, and the pages need no script. What jobs and users are called is a
+// stranger's text: html/template escapes it, and the pages' policy lets a browser load nothing but
+// the one style sheet.
+package page
+
+import (
+	"bytes"
+	"context"
+	"crypto/subtle"
+	"embed"
+	"errors"
+	"html/template"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+)
+
+//go:embed page.html style.css
+var files embed.FS
+
+var pages = template.Must(template.New("").Funcs(template.FuncMap{"bytes": bytesText, "ago": ago}).ParseFS(files, "page.html"))
+
+const (
+	// askTime is how long the owners may take for a page; one that is silent is shown as that.
+	askTime = 3 * time.Second
+	// keptFor is how long an answer serves further requests, so that many browsers ask the owners
+	// no more often than one.
+	keptFor = 2 * time.Second
+)
+
+// Config says what is served.
+type Config struct {
+	Node  string
+	Stats func(context.Context) (rpc.Stats, error)  // this node's GPUs and leases
+	Pools func(context.Context) ([]rpc.Pool, error) // all pools
+	// Nameless leaves out whose leases they are: job, user, account, program.
+	Nameless bool
+	// Token has to be in each request's Authorization header, as "Bearer TOKEN". Without one every
+	// request is answered whose Host is this machine's, which keeps other sites' scripts out.
+	Token string
+	Log   *slog.Logger
+}
+
+// Server has the pages.
+type Server struct {
+	cfg     Config
+	history history
+
+	mu   sync.Mutex // held while the owners are asked: who asks meanwhile gets the same answer
+	last *state
+
+	names sync.Mutex
+	users map[uint32]string
+	named time.Time // when users was made
+}
+
+// state is one answer of everybody.
+type state struct {
+	at    time.Time
+	stats rpc.Stats
+	pools []rpc.Pool
+	err   error
+
+	make sync.Once // of page
+	page func(http.ResponseWriter)
+}
+
+// New makes the pages.
+func New(cfg Config) *Server { return &Server{cfg: cfg} }
+
+// ReadToken reads a token's file: at least 16 printable characters that only root can read.
+func ReadToken(path string) (string, error) {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if fi.Mode().Perm()&0o077 != 0 {
+		return "", errors.New(path + ": others can read it; chmod 600")
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(b))
+	if len(token) < 16 || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", errors.New(path + ": a token has 16 printable characters at least; openssl rand -hex 32 makes one")
+	}
+	return token, nil
+}
+
+// Run takes the samples of the history until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	t := time.NewTicker(Every)
+	defer t.Stop()
+	for {
+		ask, cancel := context.WithTimeout(ctx, askTime)
+		stats, err := s.cfg.Stats(ask)
+		cancel()
+		if err == nil {
+			s.history.sample(&stats)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+// Serve answers on l until ctx ends. Connections are bounded, and the oldest makes room for the newest.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	hs := &http.Server{
+		Handler:           s.Handler(),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       5 * time.Second,
+		WriteTimeout:      15 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
+	}
+	stop := context.AfterFunc(ctx, func() { _ = hs.Close() })
+	defer stop()
+	table := limit.New(limit.Bounds{Pending: 64, PendingKey: 32})
+	if err := hs.Serve(table.Listener(l, limit.Address)); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Handler answers requests.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		st := s.now(r.Context())
+		st.make.Do(func() { st.page = s.render(http.StatusOK, "pool", s.poolView(st)) })
+		st.page(w)
+	})
+	mux.HandleFunc("GET /job/{cluster}/{job}", func(w http.ResponseWriter, r *http.Request) {
+		v := s.jobView(s.now(r.Context()), r.PathValue("cluster"), r.PathValue("job"))
+		status := http.StatusOK
+		if len(v.Leases) == 0 {
+			status = http.StatusNotFound
+		}
+		s.render(status, "job", v)(w)
+	})
+	mux.HandleFunc("GET /style.css", func(w http.ResponseWriter, r *http.Request) {
+		b, _ := files.ReadFile("style.css")
+		w.Header().Set("Content-Type", "text/css; charset=utf-8")
+		_, _ = w.Write(b)
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cache-Control", "no-store")
+		if !s.may(r) {
+			if s.cfg.Token != "" {
+				h.Set("WWW-Authenticate", "Bearer")
+				http.Error(w, "this page wants the token of listen.page_token: Authorization: Bearer TOKEN", http.StatusUnauthorized)
+				return
+			}
+			http.Error(w, "ask for this page by the name of its own machine: localhost, 127.0.0.1, [::1] or "+s.cfg.Node, http.StatusForbidden)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// may says whether a request is answered.
+func (s *Server) may(r *http.Request) bool {
+	if s.cfg.Token != "" {
+		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		return ok && subtle.ConstantTimeCompare([]byte(token), []byte(s.cfg.Token)) == 1
+	}
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.Trim(host, "[]")
+	ip := net.ParseIP(host)
+	return host == "localhost" || host == s.cfg.Node || ip != nil && ip.IsLoopback()
+}
+
+// now is what is the case, no older than keptFor.
+func (s *Server) now(ctx context.Context) *state {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last != nil && time.Since(s.last.at) < keptFor {
+		return s.last
+	}
+	// Whoever began is not the only one who waits: that the browser has gone away ends nothing.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTime)
+	defer cancel()
+	st := &state{}
+	var perr error
+	st.stats, st.err = s.cfg.Stats(ctx)
+	st.pools, perr = s.cfg.Pools(ctx)
+	st.err, st.at = errors.Join(st.err, perr), time.Now()
+	s.last = st
+	return st
+}
+
+// render makes a page, which can be sent any number of times.
+func (s *Server) render(status int, name string, v any) func(http.ResponseWriter) {
+	var b bytes.Buffer
+	if err := pages.ExecuteTemplate(&b, name, v); err != nil {
+		s.cfg.Log.Error("the page cannot be made", "page", name, "error", err)
+		return func(w http.ResponseWriter) {
+			http.Error(w, "the page cannot be made; see the log of sluiced", http.StatusInternalServerError)
+		}
+	}
+	return func(w http.ResponseWriter) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		w.WriteHeader(status)
+		_, _ = w.Write(b.Bytes())
+	}
+}
