@@ -179,10 +179,10 @@ test: deps
 	$(MAKE) test-go
 
 # The tests on Slurm wait for most of their time, which fuzzing uses. The chaos is a short
-# one; `make test-slurm` has the whole. Two at a time, 30 s a target are about what they take.
+# one; `make test-slurm` has the whole. Two at a time, 22 s a target are about what they take.
 .PHONY: test-aside
 test-aside: all cuda-programs
-	nice -n 19 $(MAKE) fuzz FUZZTIME=30s >$(B)/fuzz.out 2>&1 & fuzz=$$!; rc=0; \
+	nice -n 19 $(MAKE) fuzz FUZZTIME=22s >$(B)/fuzz.out 2>&1 & fuzz=$$!; rc=0; \
 	SLUICE_CHAOS=$${SLUICE_CHAOS:-60} $(MAKE) test-slurm SLURM=installed || rc=1; \
 	wait $$fuzz || rc=1; cat $(B)/fuzz.out; exit $$rc
 
