@@ -10,7 +10,9 @@ import (
 	"crypto/subtle"
 	"embed"
 	"errors"
+	"fmt"
 	"html/template"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -18,6 +20,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
@@ -76,16 +80,28 @@ type state struct {
 // New makes the pages.
 func New(cfg Config) *Server { return &Server{cfg: cfg} }
 
-// ReadToken reads a token's file: at least 16 printable characters that only root can read.
+// ReadToken reads a token's file: at least 16 printable characters, in a regular file of this daemon's user that nobody
+// else can read.
 func ReadToken(path string) (string, error) {
-	fi, err := os.Stat(path)
+	// O_NONBLOCK: a FIFO is refused, not waited for.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return "", err
 	}
-	if fi.Mode().Perm()&0o077 != 0 {
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return "", err
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return "", errors.New(path + ": no regular file")
+	case int(st.Uid) != os.Geteuid():
+		return "", fmt.Errorf("%s: belongs to user %d, who could change it; chown it to %d", path, st.Uid, os.Geteuid())
+	case st.Mode&0o077 != 0:
 		return "", errors.New(path + ": others can read it; chmod 600")
 	}
-	b, err := os.ReadFile(path)
+	b, err := io.ReadAll(io.LimitReader(f, 4<<10))
 	if err != nil {
 		return "", err
 	}

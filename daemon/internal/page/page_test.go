@@ -171,6 +171,23 @@ func TestReadToken(t *testing.T) {
 			t.Errorf("%q %v: %q, %v", c.text, c.mode, token, err)
 		}
 	}
+	link := path + ".link"
+	if err := errors.Join(os.Chmod(path, 0o600), os.Symlink(path, link)); err != nil {
+		t.Fatal(err)
+	}
+	for bad, want := range map[string]string{link: "symbolic links", "/dev/null": "no regular file", path + ".none": "no such file"} {
+		if _, err := ReadToken(bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", bad, err, want)
+		}
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(path, 1, 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadToken(path); err == nil || !strings.Contains(err.Error(), "belongs to user 1") {
+			t.Errorf("another user's file: %v", err)
+		}
+	}
 }
 
 // The history draws an hour and forgets what is gone.
