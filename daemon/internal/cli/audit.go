@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
 // auditQuery is what of the log is wanted. What is not set is any.
@@ -291,13 +292,13 @@ func (q *auditQuery) print(cmd *cobra.Command, events []audit.Event) error {
 		}
 		return printJSON(cmd.OutOrStdout(), out)
 	}
-	users := userNames{}
+	users := &usernames.Names{}
 	var rows [][]string
 	for i := range events {
 		e := &events[i]
 		who := ""
 		if e.UID != nil {
-			who = users.name(*e.UID)
+			who = users.Name(*e.UID)
 		}
 		why := e.Reason
 		if e.Program != "" {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
 func newExplain() *cobra.Command {
@@ -48,7 +49,7 @@ see their own jobs.`,
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), es)
 			}
-			users := userNames{}
+			users := &usernames.Names{}
 			var rows [][]string
 			for _, e := range es {
 				rows = append(rows, explainRow(&e, users))
@@ -61,7 +62,7 @@ see their own jobs.`,
 	return cmd
 }
 
-func explainRow(e *rpc.Event, users userNames) []string {
+func explainRow(e *rpc.Event, users *usernames.Names) []string {
 	node, owner, reason := e.Key.Node, e.Owner, e.Reason
 	if node == "" {
 		node = e.Host
@@ -72,5 +73,5 @@ func explainRow(e *rpc.Event, users userNames) []string {
 	if e.Times > 1 {
 		reason += fmt.Sprintf(" (asked %d times, this is the last answer)", e.Times)
 	}
-	return []string{e.Time.Local().Format(time.RFC3339), e.Event, short(e.Lease), users.name(e.UID), node, owner, join(e.Grants, fractionText), reason}
+	return []string{e.Time.Local().Format(time.RFC3339), e.Event, short(e.Lease), users.Name(e.UID), node, owner, join(e.Grants, fractionText), reason}
 }

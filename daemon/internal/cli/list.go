@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"os/user"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
 func leases(ctx context.Context, socket string) ([]lease.Status, error) {
@@ -50,7 +50,7 @@ which is what the worker's context takes on the GPU.`,
 				}
 				return printJSON(w, ls)
 			}
-			now, users := time.Now(), userNames{}
+			now, users := time.Now(), &usernames.Names{}
 			if err := table(w, "LEASE JOB USER STATE FRACTIONS POLICY OWNERS USED PEAK SESSIONS AGE LEFT", leaseRows(ls, now, users)); err != nil || !sessions {
 				return err
 			}
@@ -75,7 +75,7 @@ which is what the worker's context takes on the GPU.`,
 	return cmd
 }
 
-func leaseRows(ls []lease.Status, now time.Time, users userNames) [][]string {
+func leaseRows(ls []lease.Status, now time.Time, users *usernames.Names) [][]string {
 	rows := make([][]string, 0, len(ls))
 	for _, l := range ls {
 		var owners []string
@@ -89,24 +89,9 @@ func leaseRows(ls []lease.Status, now time.Time, users userNames) [][]string {
 			left = elapsed(l.Expires.Sub(now))
 		}
 		used, peak := total(l.Use)
-		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.name(l.Request.UID), string(l.State),
+		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.Name(l.Request.UID), string(l.State),
 			join(l.Grants, fractionText), l.Request.PolicyName(), strings.Join(owners, ","), bytesText(used), bytesText(peak),
 			strconv.Itoa(len(l.Sessions)), since(now, l.Made), left})
 	}
 	return rows
-}
-
-// userNames remembers names, since a directory server may be slow to ask.
-type userNames map[uint32]string
-
-func (u userNames) name(uid uint32) string {
-	if n, ok := u[uid]; ok {
-		return n
-	}
-	n := strconv.FormatUint(uint64(uid), 10)
-	if who, err := user.LookupId(n); err == nil {
-		n = who.Username
-	}
-	u[uid] = n
-	return n
 }

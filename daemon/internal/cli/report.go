@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
 // reporter is the part of the daemon that knows what jobs have used.
@@ -80,13 +81,13 @@ the lease's own share. WAITS counts the calls that waited for an answer.`,
 
 func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
 	slices.SortStableFunc(rs, func(a, b lease.Report) int { return a.Made.Compare(b.Made) })
-	users := userNames{}
+	users := &usernames.Names{}
 	r := rs[0]
 	head := "job " + plain(r.Key.Job)
 	if r.JobName != "" {
 		head += " (" + plain(r.JobName) + ")"
 	}
-	head += " of " + plain(users.name(r.UID))
+	head += " of " + plain(users.Name(r.UID))
 	if r.Account != "" && r.Account != "(null)" { // as Slurm writes it without accounting
 		head += ", account " + plain(r.Account)
 	}
@@ -129,7 +130,7 @@ func reportRow(r lease.Report, now time.Time) []string {
 	c := r.Counts
 	held, waited, throttled := "-", "-", c.Throttle
 	if len(r.Shares) > 0 {
-		s := share(r.Shares)
+		s := lease.SumShares(r.Shares)
 		held, waited, throttled = jobreport.Duration(s.Held), jobreport.Duration(s.Waited), s.Throttled
 	}
 	return []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), (&lease.Request{Policy: r.Policy, Lend: r.Lend}).PolicyName(), bytesText(peak),

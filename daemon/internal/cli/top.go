@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
 func newTop() *cobra.Command {
@@ -238,13 +239,13 @@ func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
 	if before != nil {
 		dt = s.Time.Sub(before.Time).Seconds()
 		for _, l := range before.Leases {
-			had[l.ID] = share(l.Shares)
+			had[l.ID] = lease.SumShares(l.Shares)
 			for _, x := range l.Sessions {
 				old[x.ID] = x.Counts
 			}
 		}
 	}
-	users := userNames{}
+	users := &usernames.Names{}
 	var rows [][]string
 	for _, l := range s.Leases {
 		var d, all lease.Counts
@@ -270,7 +271,7 @@ func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
 		used, peak := total(l.Use)
 		due, got, waited, overruns, throttled := "-", "-", "-", "-", "-"
 		if len(l.Shares) > 0 {
-			was, is := had[l.ID], share(l.Shares)
+			was, is := had[l.ID], lease.SumShares(l.Shares)
 			part := func(was, is time.Duration) string {
 				if dt <= 0 {
 					return "-"
@@ -281,20 +282,12 @@ func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
 			got, waited = part(was.Held, is.Held), part(was.Waited, is.Waited)
 			overruns, throttled = num(is.Overruns), is.Throttled.Round(10*time.Millisecond).String()
 		}
-		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.name(l.Request.UID), join(l.Grants, fractionText),
+		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.Name(l.Request.UID), join(l.Grants, fractionText),
 			l.Request.PolicyName(), due, got, waited, overruns, bytesText(used), bytesText(peak),
 			strconv.Itoa(len(l.Sessions)), rate(d.Calls, num), rate(d.Waits, num), rate(d.BytesIn, bytesText), rate(d.BytesOut, bytesText),
 			num(all.Errors), throttled, join(programs, func(p string) string { return p })})
 	}
 	return rows
-}
-
-// share adds up the shares of all grants of a lease.
-func share(all []lease.Share) (sum lease.Share) {
-	for _, s := range all {
-		sum = sum.Add(s)
-	}
-	return sum
 }
 
 // grown is how much a counter has grown. A counter that was reset has grown by its value.

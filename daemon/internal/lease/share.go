@@ -116,6 +116,14 @@ func (s Share) Add(o Share) Share {
 	return s
 }
 
+// SumShares returns the sum of the shares of all grants of a lease.
+func SumShares(all []Share) (sum Share) {
+	for _, s := range all {
+		sum = sum.Add(s)
+	}
+	return sum
+}
+
 // Validate refuses what makes no sense for any lease.
 func (c *Change) Validate() error {
 	nothing := c.Policy == "" && c.Lend == ""

@@ -2,7 +2,6 @@ package metrics
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -24,21 +23,5 @@ func Serve(ctx context.Context, l net.Listener, r *prometheus.Registry, log *slo
 		MaxRequestsInFlight: 4,
 		Timeout:             5 * time.Second,
 	}))
-	s := &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       5 * time.Second,
-		WriteTimeout:      15 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    8 << 10,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
-	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
-	defer stop()
-	table := limit.New(limit.Bounds{Pending: 64, PendingKey: 32})
-	err := s.Serve(table.Listener(l, limit.Address))
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
+	return limit.ServeHTTP(ctx, l, mux, log)
 }

@@ -91,7 +91,7 @@ func (h *history) sample(s *rpc.Stats) {
 		if len(l.Shares) == 0 {
 			continue
 		}
-		now := sum(l.Shares)
+		now := lease.SumShares(l.Shares)
 		if was, ok := h.shares[l.ID]; ok && passed > 0 && now.Held >= was.Held {
 			add("held "+l.ID, 100*(now.Held-was.Held).Seconds()/passed.Seconds()/float64(len(l.Shares)))
 		}
@@ -117,13 +117,6 @@ func percent(part, whole uint64) float64 {
 		return 0
 	}
 	return 100 * float64(part) / float64(whole)
-}
-
-func sum(all []lease.Share) (s lease.Share) {
-	for _, x := range all {
-		s = s.Add(x)
-	}
-	return s
 }
 
 // memory is what a lease's sessions use and what it was granted, in bytes.

@@ -23,14 +23,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
 //go:embed page.html style.css
 var files embed.FS
 
-var pages = template.Must(template.New("").Funcs(template.FuncMap{"bytes": bytesText, "ago": ago}).ParseFS(files, "page.html"))
+var pages = template.Must(template.New("").Funcs(template.FuncMap{"bytes": jobreport.Bytes, "ago": ago}).ParseFS(files, "page.html"))
 
 const (
 	// askTime is how long the owners may take for a page; one that is silent is shown as that.
@@ -61,9 +63,7 @@ type Server struct {
 	mu   sync.Mutex // held while the owners are asked: who asks meanwhile gets the same answer
 	last *state
 
-	names sync.Mutex
-	users map[uint32]string
-	named time.Time // when users was made
+	names usernames.Names
 }
 
 // state is one answer of everybody.
@@ -78,7 +78,7 @@ type state struct {
 }
 
 // New makes the pages.
-func New(cfg Config) *Server { return &Server{cfg: cfg} }
+func New(cfg Config) *Server { return &Server{cfg: cfg, names: usernames.Names{Age: 10 * time.Minute}} }
 
 // ReadToken reads a token's file: at least 16 printable characters, in a regular file of this daemon's user that nobody
 // else can read.
@@ -131,24 +131,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// Serve answers on l until ctx ends. Connections are bounded, and the oldest makes room for the newest.
+// Serve answers on l until ctx ends.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	hs := &http.Server{
-		Handler:           s.Handler(),
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       5 * time.Second,
-		WriteTimeout:      15 * time.Second,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
-	}
-	stop := context.AfterFunc(ctx, func() { _ = hs.Close() })
-	defer stop()
-	table := limit.New(limit.Bounds{Pending: 64, PendingKey: 32})
-	if err := hs.Serve(table.Listener(l, limit.Address)); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	return limit.ServeHTTP(ctx, l, s.Handler(), s.cfg.Log)
 }
 
 // Handler answers requests.

@@ -79,14 +79,14 @@ func TestPages(t *testing.T) {
 	if code != 200 || !strings.HasPrefix(head.Get("Content-Security-Policy"), "default-src 'none';") {
 		t.Errorf("%d, %v", code, head)
 	}
-	for _, want := range []string{"H100", "GPU-00000001", "40 %", "37 %", "8.0 GiB", `href="/job/main/101"`, "4294967290", "physics", "lends",
+	for _, want := range []string{"H100", "GPU-00000001", "40 %", "37 %", "8G", `href="/job/main/101"`, "4294967290", "physics", "lends",
 		"Pool default", "owners that do not answer: 1", "gpu03 cannot be asked", "no history yet", `name="viewport"`} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the pool's page lacks %q", want)
 		}
 	}
 	code, job, _ := get(t, s, "/job/main/101", nil)
-	for _, want := range []string{"40.0 %", "1m0s", "best-effort", "9.0 GiB", "<td>77</td>", "<td>5</td>", "node1"} {
+	for _, want := range []string{"40.0 %", "1m0s", "best-effort", "9G", "<td>77</td>", "<td>5</td>", "node1"} {
 		if !strings.Contains(job, want) {
 			t.Errorf("the job's page lacks %q", want)
 		}

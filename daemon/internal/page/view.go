@@ -3,11 +3,11 @@ package page
 import (
 	"cmp"
 	"fmt"
-	"os/user"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
@@ -142,7 +142,7 @@ func (s *Server) gpu(g rpc.GPUStats, holders []jobLine) gpuView {
 	v := gpuView{GPUStats: g, State: stateOf(&g.GPU), Lent: lentOf(&g.GPU), Holders: holders, Busy: "not known", Mem: "not known"}
 	if g.Known {
 		v.Busy = strconv.Itoa(int(g.Utilisation)) + " %"
-		v.Mem = bytesText(g.MemUsed) + " of " + bytesText(g.MemTotal)
+		v.Mem = jobreport.Bytes(g.MemUsed) + " of " + jobreport.Bytes(g.MemTotal)
 	}
 	v.LentLine, v.MemLine, v.BusyLine = s.history.line("lent "+g.GPU.UUID), s.history.line("mem "+g.GPU.UUID), s.history.line("busy "+g.GPU.UUID)
 	return v
@@ -191,7 +191,7 @@ func (s *Server) line(l *lease.Status) jobLine {
 	line.Used, line.Granted = memory(l)
 	line.UsedPercent = int(percent(line.Used, line.Granted))
 	if !s.cfg.Nameless {
-		line.Cluster, line.Job, line.Name, line.Account, line.User = r.Key.Cluster, r.Key.Job, r.JobName, r.Account, s.userName(r.UID)
+		line.Cluster, line.Job, line.Name, line.Account, line.User = r.Key.Cluster, r.Key.Job, r.JobName, r.Account, s.names.Name(r.UID)
 	}
 	return line
 }
@@ -228,36 +228,6 @@ func (s *Server) lease(l *lease.Status) leaseView {
 		v.Shares = append(v.Shares, sh)
 	}
 	return v
-}
-
-// userName is the name of a user of this node, or the number. Names are asked for once in a while: it may be a directory on the network that says them.
-func (s *Server) userName(uid uint32) string {
-	s.names.Lock()
-	defer s.names.Unlock()
-	if time.Since(s.named) > 10*time.Minute || s.users == nil {
-		s.users, s.named = map[uint32]string{}, time.Now()
-	}
-	if name, ok := s.users[uid]; ok {
-		return name
-	}
-	n := strconv.FormatUint(uint64(uid), 10)
-	s.users[uid] = n
-	if u, err := user.LookupId(n); err == nil {
-		s.users[uid] = u.Username
-	}
-	return s.users[uid]
-}
-
-// bytesText writes a size in binary units.
-func bytesText(n uint64) string {
-	v, unit := float64(n), 0
-	for ; v >= 1024 && unit < 5; unit++ {
-		v /= 1024
-	}
-	if unit == 0 {
-		return strconv.FormatUint(n, 10) + " B"
-	}
-	return strconv.FormatFloat(v, 'f', 1, 64) + " " + [...]string{"", "KiB", "MiB", "GiB", "TiB", "PiB"}[unit]
 }
 
 // ago is the time since t, in whole seconds.

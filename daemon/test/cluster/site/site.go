@@ -338,7 +338,7 @@ func (d *Daemon) Up(ctx context.Context, env ...string) (time.Duration, error) {
 // Waited is how long the threads of the daemon's latest process have waited for a processor so far, all together. A test that
 // measures how long the daemon took for something subtracts it: what other tests do at the same time is not the daemon's.
 func (d *Daemon) Waited() time.Duration {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/root/proc/%d/task/*/schedstat", d.Node.PID, d.Process().PID))
+	threads, _ := filepath.Glob(d.Node.Path(fmt.Sprintf("/proc/%d/task/*/schedstat", d.Process().PID)))
 	var sum time.Duration
 	for _, path := range threads {
 		b, err := os.ReadFile(path)
