@@ -50,8 +50,8 @@ const (
 	askedCost   = 50 * time.Millisecond
 )
 
-// What the hook costs: of a container that did not ask, and of one that did. On a machine that others use, further
-// rounds are made where one is not clear; each is judged by its own medians.
+// What the hook costs: of a container that did not ask, and of one that did. On a busy machine further rounds follow a
+// round that is too slow; each is judged by its own medians.
 func TestCost(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/config.json", []byte(`{"process":{"env":["PATH=/bin"]},"root":{"path":"rootfs"}}`), 0o644); err != nil {

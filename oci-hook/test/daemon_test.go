@@ -3,6 +3,7 @@ package test
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -97,9 +98,12 @@ func TestDaemon(t *testing.T) {
 				sh(t, `mkdir "$1" && cp "$2" "$1/libcuda.so.1" && cp "$2" "$1/libnvidia-ml.so.1"`, b.dir+"/volume", built.dir+"/theirs/libcuda.so.1")
 				b.spec.Mounts = append(b.spec.Mounts, specs.Mount{Destination: "/volume", Type: "bind", Source: b.dir + "/volume", Options: []string{"rbind", "rprivate"}})
 				b.spec.Process.Env = append(b.spec.Process.Env, "LD_LIBRARY_PATH=/volume")
-				// What a program had is the lease's again some milliseconds after it has ended, and nvml compares figures.
-				b.spec.Process.Args = []string{"/bin/sh", "-c", "vecadd && compute && sleep 0.5 && nvml"}
-				b.wants(b.must(), computes(c.uid), "NVML and CUDA agree")
+				b.spec.Process.Args = []string{"/bin/sh", "-c", "vecadd && compute"}
+				b.wants(b.must(), computes(c.uid))
+				// nvml compares figures that the session of a program before it would change as it ends.
+				idle(t, socket, dir, lease[c.owner])
+				b.spec.Process.Args = []string{"/bin/nvml"}
+				b.wants(b.must(), "NVML and CUDA agree")
 			})
 		}
 	}
@@ -168,6 +172,36 @@ worker: {exe: %[6]s, cgroup: "off"}
 		said = string(b[:k])
 	}
 	return dir + "/run/sluiced.sock", dir
+}
+
+// idle waits until a lease has no sessions.
+func idle(t *testing.T, socket, dir, lease string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		out, err := exec.Command(dir+"/users/sluice", "list", "--socket", socket, "--json").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var leases []struct {
+			ID       string            `json:"id"`
+			Sessions []json.RawMessage `json:"sessions"`
+		}
+		if err := json.Unmarshal(out, &leases); err != nil {
+			t.Fatal(err)
+		}
+		sessions := -1
+		for _, l := range leases {
+			if l.ID == lease {
+				sessions = len(l.Sessions)
+			}
+		}
+		if sessions == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("lease %s has %d sessions (-1: is not listed)\n%s", lease, sessions, out)
+		}
+	}
 }
 
 // answers waits until somebody listens on a socket: a program says nothing of it.

@@ -109,11 +109,11 @@ static enum sl_connected find_worker(struct where *w)
 
 /* ---- connecting ---- */
 
-/* The kernel repeats an attempt that nobody answers after 1, 3, 7 seconds; a network that is back is noticed sooner by new attempts beside it. */
+/* The kernel repeats a SYN that gets no answer after 1, 3 and 7 seconds. Further attempts notice sooner that the network is back. */
 #define DIAL_AGAIN_MS 250
 #define DIAL_MOST 20
 
-/* The outcome of attempts: 0 and *won, EINPROGRESS while there is none, else an error. */
+/* The result of the first attempt that has ended: 0 and *won, or an error. EINPROGRESS if none has ended. */
 static int look_at_dials(struct pollfd *p, int n, int *won)
 {
 	for (int i = 0; i < n; i++) {

@@ -157,8 +157,8 @@ func TestTheft(t *testing.T) {
 	}{{"endless", 1}, {"endless", 8}, {"queued", 1}, {"queued", 4}} {
 		t.Run(fmt.Sprintf("%s %d", c.load, c.k), func(t *testing.T) {
 			w.t = t
-			// The thieves never get more. What the victim has depends on how soon the machine lets processes end, too, and
-			// nine of them share it: it is asked again where it had less, each time for itself.
+			// Every round bounds the thieves. The victim's part also depends on how soon nine processes end on this
+			// machine, so a round in which it had too little is followed by another, up to four.
 			const enough = 0.95 * 90
 			left := 0.0
 			for round := 0; round < 4 && left < enough && !t.Failed(); round++ {

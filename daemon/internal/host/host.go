@@ -199,7 +199,6 @@ type Host struct {
 	pools   map[string]Pool
 	users   bool
 	peers   map[string]*peer
-	again   map[string]*connection // to owners, while sessions attach; see anew
 	leases  map[string]*held
 	keys    map[name]*held
 	flights map[name]*flight
@@ -208,6 +207,8 @@ type Host struct {
 	clients map[watched]*os.File // processes with sessions at other nodes
 	ends    map[endName]*jobEnd  // ends of jobs that some owners have not been sent yet
 	closed  bool
+
+	attaching map[string]*attachConn // by owner; guarded by mu
 
 	clock     clock
 	strangers limit.Reports // of strangers at leases' sockets
@@ -224,7 +225,7 @@ func New(cfg Config) (*Host, error) {
 	cfg = cfg.withDefaults()
 	h := &Host{
 		cfg: cfg, log: cfg.Log, users: cfg.Users,
-		peers: make(map[string]*peer), again: make(map[string]*connection), leases: make(map[string]*held), keys: make(map[name]*held),
+		peers: make(map[string]*peer), attaching: make(map[string]*attachConn), leases: make(map[string]*held), keys: make(map[name]*held),
 		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), clients: make(map[watched]*os.File), ends: make(map[endName]*jobEnd),
 		wake:     make(chan struct{}, 1),
 		acquires: crew{doing: "acquiring leases", most: 64, each: 4},

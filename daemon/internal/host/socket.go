@@ -105,7 +105,7 @@ func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest
 	}
 	o, done := p.owner, func() {}
 	if _, attaches := wire.Attaches(r.Kind); attaches {
-		if o, done, err = h.anew(p); err != nil {
+		if o, done, err = h.dialAttach(p); err != nil {
 			return nil, false, err
 		}
 	}
@@ -117,14 +117,25 @@ func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest
 	return f, false, nil
 }
 
-// anew gives a connection of its own to an owner, for a session whose connection was lost: the cut
-// is likely to have met the daemons' connection too, on which TCP would try again only after seconds. All who ask at the same
-// time share one, for renewed at most. The caller calls done when it needs it no more.
-func (h *Host) anew(p *peer) (o lease.Owner, done func(), err error) {
+// attachShare is for how long sessions that lost their connections share a new one to their owner. It is
+// shorter than the time that a client gives one attempt.
+const attachShare = 2 * time.Second
+
+// attachConn is a connection to an owner that only sessions use whose own connection was lost.
+type attachConn struct {
+	owner lease.Owner
+	made  time.Time
+	users int
+}
+
+// dialAttach connects to an owner for a session whose connection was lost. The daemons' usual
+// connection is not used: the same cut is likely to have stopped it, and TCP resumes it only after seconds.
+// Callers of the same time share a connection. The caller calls done once it has its answer.
+func (h *Host) dialAttach(p *peer) (o lease.Owner, done func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	c := h.again[p.name]
-	if c == nil || time.Since(c.made) > renewed {
+	c := h.attaching[p.name]
+	if c == nil || time.Since(c.made) > attachShare {
 		if h.closed {
 			return nil, nil, lease.Errorf(lease.Down, "the daemon is stopping")
 		}
@@ -132,33 +143,26 @@ func (h *Host) anew(p *peer) (o lease.Owner, done func(), err error) {
 		if err != nil {
 			return nil, nil, fmt.Errorf("owner %s: %w", p.name, err)
 		}
-		c = &connection{owner: o, made: time.Now()}
-		h.again[p.name] = c
+		c = &attachConn{owner: o, made: time.Now()}
+		h.attaching[p.name] = c
 	}
 	c.users++
-	return c.owner, func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if c.users--; c.users > 0 {
-			return
-		}
-		if h.again[p.name] == c {
-			delete(h.again, p.name)
-		}
-		if o, ok := c.owner.(io.Closer); ok {
-			_ = o.Close()
-		}
-	}, nil
+	return c.owner, func() { h.doneAttach(p.name, c) }, nil
 }
 
-// renewed is how long a connection that anew gives may be given to more. It is less than a client waits for an attempt.
-const renewed = 2 * time.Second
-
-// connection is what anew gives.
-type connection struct {
-	owner lease.Owner
-	made  time.Time
-	users int
+// doneAttach closes a connection when its last user has left.
+func (h *Host) doneAttach(owner string, c *attachConn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if c.users--; c.users > 0 {
+		return
+	}
+	if h.attaching[owner] == c {
+		delete(h.attaching, owner)
+	}
+	if o, ok := c.owner.(io.Closer); ok {
+		_ = o.Close()
+	}
 }
 
 // refused logs that a process got no session, within the rate of its user or of strangers.

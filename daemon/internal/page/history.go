@@ -15,7 +15,7 @@ const (
 	Every = 30 * time.Second
 	// points is how many samples are kept: an hour.
 	points = int(time.Hour / Every)
-	// most is of how many things there is a history, at most.
+	// most is the greatest number of histories.
 	most = 8192
 )
 
@@ -45,7 +45,7 @@ func (r *ring) line() string {
 	return strings.TrimSpace(b.String())
 }
 
-// history is what was the case during the last hour. It lives as long as the daemon.
+// history holds the values of the last hour. It begins with the daemon.
 type history struct {
 	mu     sync.Mutex
 	round  uint64
@@ -54,7 +54,7 @@ type history struct {
 	at     time.Time              // of the last sample
 }
 
-// sample adds what is the case now, and forgets what is gone.
+// sample adds the present values, and drops the histories of what has ended.
 func (h *history) sample(s *rpc.Stats) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

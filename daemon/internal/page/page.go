@@ -49,8 +49,8 @@ type Config struct {
 	Pools func(context.Context) ([]rpc.Pool, error) // all pools
 	// Nameless leaves out whose leases they are: job, user, account, program.
 	Nameless bool
-	// Token has to be in each request's Authorization header, as "Bearer TOKEN". Without one every
-	// request is answered whose Host is this machine's, which keeps other sites' scripts out.
+	// Token is what each request must send as "Authorization: Bearer TOKEN". If it is empty, a request
+	// must name this machine in its Host header: scripts of other sites cannot.
 	Token string
 	Log   *slog.Logger
 }
@@ -60,13 +60,13 @@ type Server struct {
 	cfg     Config
 	history history
 
-	mu   sync.Mutex // held while the owners are asked: who asks meanwhile gets the same answer
+	mu   sync.Mutex // held while the owners are asked, so that requests of the same time share one answer
 	last *state
 
 	names usernames.Names
 }
 
-// state is one answer of everybody.
+// state is what the daemon and all owners answered at one time.
 type state struct {
 	at    time.Time
 	stats rpc.Stats
@@ -176,7 +176,7 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// may says whether a request is answered.
+// may reports whether a request is allowed.
 func (s *Server) may(r *http.Request) bool {
 	if s.cfg.Token != "" {
 		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
@@ -191,14 +191,14 @@ func (s *Server) may(r *http.Request) bool {
 	return host == "localhost" || host == s.cfg.Node || ip != nil && ip.IsLoopback()
 }
 
-// now is what is the case, no older than keptFor.
+// now returns the state of at most keptFor ago.
 func (s *Server) now(ctx context.Context) *state {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.last != nil && time.Since(s.last.at) < keptFor {
 		return s.last
 	}
-	// Whoever began is not the only one who waits: that the browser has gone away ends nothing.
+	// Other requests wait for the same answer, so this one's end does not cancel it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTime)
 	defer cancel()
 	st := &state{}

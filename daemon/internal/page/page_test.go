@@ -132,7 +132,8 @@ func TestNameless(t *testing.T) {
 	}
 }
 
-// Who has no token is told how, and a page elsewhere cannot reach this one by another name.
+// A request without the token is refused with the remedy. Without a token, a request for another host name is
+// refused: a browser sends such a name when a page of another site reaches this one.
 func TestWho(t *testing.T) {
 	open, _ := server(1, nil)
 	for host, want := range map[string]int{"localhost:7074": 200, "127.0.0.1:7074": 200, "[::1]:7074": 200, "gpu01": 200, "evil.example:7074": 403, "10.0.0.1": 403, "": 403} {

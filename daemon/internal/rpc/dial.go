@@ -6,16 +6,15 @@ import (
 	"time"
 )
 
-// A connection attempt is made anew after each again, at most attempts times, beside those before.
-// The kernel repeats an attempt that nobody answers after 1, 3, 7 seconds: a network that is back is not
-// noticed until then. A new attempt is answered at once.
+// The kernel repeats a SYN that gets no answer after 1, 3 and 7 seconds, so a connection attempt notices late
+// that the network is back. dialSoon starts a further attempt every dialInterval, up to dialAttempts in all.
 const (
-	again    = 200 * time.Millisecond
-	attempts = 30
+	dialInterval = 200 * time.Millisecond
+	dialAttempts = 30
 )
 
-// dialSoon connects by TCP, within again and a round trip of the time when the other side can be
-// reached. It returns the first connection or the first error.
+// dialSoon connects by TCP. It succeeds at most dialInterval and one round trip after the other side has
+// become reachable. It returns the result of the attempt that ends first.
 func dialSoon(ctx context.Context, addr string) (net.Conn, error) {
 	type result struct {
 		c   net.Conn
@@ -23,7 +22,7 @@ func dialSoon(ctx context.Context, addr string) (net.Conn, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan result) // attempts that come late find nobody here
+	done := make(chan result) // has no buffer: an attempt that ends later closes its own connection
 	try := func() {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 		select {
@@ -35,7 +34,7 @@ func dialSoon(ctx context.Context, addr string) (net.Conn, error) {
 		}
 	}
 	go try()
-	t := time.NewTicker(again)
+	t := time.NewTicker(dialInterval)
 	defer t.Stop()
 	for n := 1; ; {
 		select {
@@ -44,7 +43,7 @@ func dialSoon(ctx context.Context, addr string) (net.Conn, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-t.C:
-			if n < attempts {
+			if n < dialAttempts {
 				n++
 				go try()
 			}

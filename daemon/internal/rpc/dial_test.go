@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A connection is there soon after the other side can be reached, although the first attempts got no
-// answer. A listener whose queue is full does not answer.
+// dialSoon connects soon after the other side has become reachable, although its first attempts got no
+// answer. A listener whose queue is full answers none.
 func TestDialSoon(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -39,7 +39,7 @@ func TestDialSoon(t *testing.T) {
 		_ = c.Close()
 		t.Fatal("connected to a full queue")
 	}
-	// 1.3 s from its begin the kernel alone would wait until the third second.
+	// The queue gets room 1.3 s after the first SYN. The kernel alone would send the next one after 3 s.
 	freed := make(chan time.Time, 1)
 	time.AfterFunc(1300*time.Millisecond, func() {
 		if n, _, err := unix.Accept(fd); err == nil {
@@ -52,12 +52,12 @@ func TestDialSoon(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if late := time.Since(<-freed); late > again+300*time.Millisecond {
+	if late := time.Since(<-freed); late > dialInterval+300*time.Millisecond {
 		t.Errorf("connected %v after the queue had room", late)
 	}
 }
 
-// An error is told at once.
+// dialSoon returns an error without waiting for further attempts.
 func TestDialSoonRefused(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -69,7 +69,7 @@ func TestDialSoonRefused(t *testing.T) {
 	if _, err := dialSoon(t.Context(), addr); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("want connection refused, got %v", err)
 	}
-	if took := time.Since(began); took > again {
+	if took := time.Since(began); took > dialInterval {
 		t.Errorf("it took %v", took)
 	}
 }

@@ -17,20 +17,23 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
-// What the driver says of a GPU is kept in a file for the next daemon. Asking takes a context
-// on each GPU, for which a daemon that was restarted would have to let programs wait; and what a context takes
-// is measured best before sessions compute there.
+// A daemon keeps what the driver says of each GPU in a file for the daemon that is started after it. Asking the
+// driver takes a context on each GPU, and programs would have to wait for it after each restart. The size of a
+// context is also measured best before sessions compute on the GPU.
 
-// keptFacts is the content of such a file.
+// keptFacts is the content of a GPU's file.
 type keptFacts struct {
-	Source string // what the facts are of; see factsSource
+	Source string // of factsSource
 	Mode   sandbox.Mode
 	Facts  control.Facts
 }
 
-// factsPath is the path of a GPU's file, beside the directory of the leases, in memory.
+// factsDir is the directory of the files. It lies in run_dir, beside the directory of the leases.
+func (p *Pool) factsDir() string { return filepath.Clean(p.cfg.Dir) + "-facts" }
+
+// factsPath is the path of a GPU's file.
 func (p *Pool) factsPath(uuid string) string {
-	return filepath.Join(filepath.Clean(p.cfg.Dir)+"-facts", filepath.Base(uuid))
+	return filepath.Join(p.factsDir(), filepath.Base(uuid))
 }
 
 // factsSource identifies all that the facts of a GPU depend on: the boot, the program that asks,
@@ -63,7 +66,7 @@ func (p *Pool) factsSource() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// recall gives the facts of a GPU that an earlier daemon learned, nil if there are none that hold.
+// recall returns the facts of a GPU that an earlier daemon kept, or nil if there are none or they may no longer hold.
 func (p *Pool) recall(uuid string) *keptFacts {
 	b, err := os.ReadFile(p.factsPath(uuid))
 	if err != nil {
@@ -79,26 +82,34 @@ func (p *Pool) recall(uuid string) *keptFacts {
 	return &k
 }
 
-// keep writes down what the driver said of a GPU. Without it the next daemon asks again.
+// keep writes the facts of a GPU for the next daemon. A failure is logged: the next daemon asks the driver then.
 func (p *Pool) keep(uuid string, f *control.Facts, mode sandbox.Mode) {
-	source, err := p.factsSource()
-	if err != nil {
-		return
-	}
-	b, err := json.Marshal(keptFacts{source, mode, *f})
-	if err == nil {
-		if err = os.MkdirAll(filepath.Dir(p.factsPath(uuid)), 0o700); err == nil {
-			err = safefile.Write(p.factsPath(uuid), b, safefile.How{Volatile: true})
+	err := func() error {
+		source, err := p.factsSource()
+		if err != nil {
+			return err
 		}
-	}
+		b, err := json.Marshal(keptFacts{source, mode, *f})
+		if err != nil {
+			return err
+		}
+		if err := os.MkdirAll(p.factsDir(), 0o700); err != nil {
+			return err
+		}
+		// A daemon that was killed here before has left a file behind.
+		if err := safefile.SweepAbandoned(p.factsDir(), ""); err != nil {
+			return err
+		}
+		return safefile.Write(p.factsPath(uuid), b, safefile.How{Volatile: true})
+	}()
 	if err != nil {
-		p.log.Warn("what the driver said of a GPU cannot be kept for the next daemon", "gpu", uuid, "error", err)
+		p.log.Warn("the facts of a GPU cannot be kept for the next daemon", "gpu", uuid, "error", err)
 	}
 }
 
-// Recheck asks the driver about the GPUs whose facts are an earlier daemon's, one at a time.
-// What it says changes no fact, since sessions may be computing; but a GPU that does not
-// answer is unknown from then on. The error names those.
+// Recheck asks the driver about each GPU whose facts an earlier daemon kept. The facts stay as they are, because
+// sessions may be computing and would distort new ones. A GPU that does not answer has no facts from then on; the
+// error names those GPUs.
 func (p *Pool) Recheck(ctx context.Context) error {
 	p.mu.Lock()
 	kept := p.kept

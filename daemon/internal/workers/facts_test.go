@@ -2,13 +2,16 @@ package workers
 
 import (
 	"context"
+	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
-// A daemon that is restarted need not ask the driver again, unless something has changed that
-// the answer depends on.
+// A daemon that is restarted does not ask the driver again, unless something has changed that the answer depends
+// on.
 func TestFactsKept(t *testing.T) {
 	dir := setup(t)
 	first := newPool(t, dir, nil)
@@ -18,7 +21,7 @@ func TestFactsKept(t *testing.T) {
 	first.Close()
 
 	over, cancel := context.WithCancel(t.Context())
-	cancel() // who has to ask the driver fails
+	cancel() // a pool that asks the driver fails
 	knows := func(p *Pool) bool {
 		t.Helper()
 		err := p.Probe(over, gpus(0, 1))
@@ -27,6 +30,12 @@ func TestFactsKept(t *testing.T) {
 		}
 		p.Close()
 		return err == nil
+	}
+	// A killed daemon's unfinished file is swept; it is no fact.
+	torn := filepath.Join(first.factsDir(), ".x.0123456789abcdef.new")
+	past := time.Now().Add(-2 * time.Hour)
+	if err := errors.Join(os.WriteFile(torn, []byte("{"), 0o600), os.Chtimes(torn, past, past)); err != nil {
+		t.Fatal(err)
 	}
 	if !knows(newPool(t, dir, nil)) {
 		t.Error("the second daemon asks again")
@@ -45,6 +54,13 @@ func TestFactsKept(t *testing.T) {
 	}
 	if knows(third) {
 		t.Error("half a file is believed")
+	}
+	fourth := newPool(t, dir, nil)
+	if err := fourth.Probe(t.Context(), gpus(0)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(torn); err == nil {
+		t.Error("the unfinished file is left")
 	}
 }
 

@@ -24,8 +24,8 @@ import (
 const probeTime = time.Minute
 
 // Probe has the driver describe GPUs that are not known yet, all at a time, and
-// starts to keep workers ready for them, which nobody waits for. The error names the GPUs that
-// could not be asked.
+// then starts workers ahead for them in the background. The error names the GPUs that could not be
+// asked.
 func (p *Pool) Probe(ctx context.Context, gpus []lease.GPU) error {
 	errs := make([]error, len(gpus))
 	var wg sync.WaitGroup
@@ -77,7 +77,7 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 	}
 	if why != nil {
 		p.log.Warn("the sandbox of sessions is not whole", "gpu", uuid, "sandbox", mode, "error", why)
-	} else { // else the next daemon is to warn, too
+	} else { // facts with a warning are not kept: the next daemon is to log it as well
 		p.keep(uuid, f, mode)
 	}
 	p.mu.Lock()
