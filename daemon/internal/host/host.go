@@ -31,6 +31,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
@@ -213,6 +214,8 @@ type Host struct {
 	clock     clock
 	strangers limit.Reports // of strangers at leases' sockets
 	refusals  limit.Sources // of users, by uid
+
+	attached, attachesFailed atomic.Uint64 // see Counters
 
 	noting sync.Mutex // changes of the ends' notes; before mu
 }

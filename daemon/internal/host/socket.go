@@ -90,8 +90,28 @@ func (h *Host) removeSocket(id string, s *leasesock.Socket) {
 	}
 }
 
-// session opens a session at an owner.
+// Counters count since the start of the daemon.
+type Counters struct {
+	Attached       uint64 // connections passed on for sessions whose connection was lost
+	AttachesFailed uint64 // attempts to, without success
+}
+
+// Counters returns what was counted.
+func (h *Host) Counters() Counters {
+	return Counters{Attached: h.attached.Load(), AttachesFailed: h.attachesFailed.Load()}
+}
+
+// session opens a session at an owner, or a new connection of one.
 func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest) (f *os.File, local bool, err error) {
+	if _, attaches := wire.Attaches(r.Kind); attaches {
+		defer func() {
+			if err != nil {
+				h.attachesFailed.Add(1)
+			} else {
+				h.attached.Add(1)
+			}
+		}()
+	}
 	p, err := h.peer(owner, "")
 	if err != nil {
 		return nil, false, err

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/containers"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/leasesock"
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // Somebody else may connect, is told why he gets nothing, and is in nobody's way.
@@ -122,6 +123,26 @@ print(n)`, s.Socket(l.ID))
 	}
 	if asked < 1000 || len(lines) < 10 || len(lines) > most || skipped == 0 || skipped > asked {
 		t.Errorf("%d refusals have %d lines, want at most %d, which speak of %d more", asked, len(lines), most, skipped)
+	}
+}
+
+// Connections in place of lost ones are counted, and attempts that failed; those of new sessions are not.
+func TestAttachesCounted(t *testing.T) {
+	s := newSite(t, newFake("a", 1))
+	l := s.must(ask("1", 50))
+	for _, r := range []lease.SessionRequest{
+		{Lease: l.ID, Kind: wire.SessionCompute}, {Lease: l.ID, Kind: wire.AttachKind(3)}, {Lease: "another", Kind: wire.AttachKind(3)}, {Lease: "another", Kind: wire.SessionCompute},
+	} {
+		f, _, err := s.session(t.Context(), "a", r)
+		if (err == nil) != (r.Lease == l.ID) {
+			t.Errorf("%+v: %v", r, err)
+		}
+		if err == nil {
+			f.Close()
+		}
+	}
+	if got, want := s.Counters(), (Counters{Attached: 1, AttachesFailed: 1}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/host"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
@@ -19,7 +20,7 @@ func TestReloadFails(t *testing.T) {
 	log, err := audit.Open(c.Audit.File, audit.Options{MaxSize: 1 << 20, Keep: 1, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	defer log.Close()
-	n := &Node{log: slog.New(slog.DiscardHandler), audit: log, jobs: jobs.NewState(settings(c))}
+	n := &Node{log: slog.New(slog.DiscardHandler), audit: log, jobs: jobs.NewState(settings(c)), host: new(host.Host)}
 	n.cfg.Store(c)
 	said := func() (text string, metric uint64) {
 		for _, h := range n.health(t.Context()) {

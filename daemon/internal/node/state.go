@@ -106,7 +106,7 @@ func (n *Node) gpus() []lease.GPU {
 }
 
 func (n *Node) counters() []metrics.Counter {
-	j := n.jobs.Counters()
+	j, h := n.jobs.Counters(), n.host.Counters()
 	var unread uint64
 	if n.unread.Load() != nil {
 		unread = 1
@@ -115,6 +115,8 @@ func (n *Node) counters() []metrics.Counter {
 		{Name: "config_reload_failed", Help: "1 if the last reload failed and the older configuration is in force.", Value: unread, Gauge: true},
 		{Name: "audit_lines_total", Help: "Lines written to the audit log.", Value: n.audit.Lines()},
 		{Name: "audit_failed_total", Help: "Lines that could not be written to the audit log.", Value: n.audit.Failed()},
+		{Name: "host_sessions_attached_total", Help: "New connections for programs of this node whose session had lost its own.", Value: h.Attached},
+		{Name: "host_attaches_failed_total", Help: "Attempts to make such a connection that failed; a program goes on trying.", Value: h.AttachesFailed},
 		{Name: "jobs_granted_total", Help: "Prologs that gave a Slurm job its fractions.", Value: j.Granted},
 		{Name: "jobs_refused_total", Help: "Prologs that refused a Slurm job.", Value: j.Refused},
 		{Name: "jobs_requeued_total", Help: "Prologs that had a Slurm job requeued for lack of room.", Value: j.Requeued},
