@@ -472,8 +472,9 @@ func (s *LastingStream) room() (int, error) {
 func (s *LastingStream) Heard() bool { return s.heard.Load() }
 
 // Attach takes over a socket to the client, which has received so many bytes. welcome is told how many have been
-// received here, and tells the client over the new socket; the stream goes on if it does not fail.
-func (s *LastingStream) Attach(fd int, received uint64, welcome func(received uint64) error) error {
+// received here, and tells the client over the new socket; the stream goes on if it does not fail. gap is the time since the
+// connection was found to be lost.
+func (s *LastingStream) Attach(fd int, received uint64, welcome func(received uint64) error) (gap time.Duration, _ error) {
 	s.mu.Lock()
 	_ = unix.Shutdown(s.sock.fd, unix.SHUT_RDWR) // nobody is in a system call of the old socket for long
 	s.mu.Unlock()
@@ -492,7 +493,7 @@ func (s *LastingStream) Attach(fd int, received uint64, welcome func(received ui
 	}
 	if err != nil {
 		unix.Close(fd)
-		return err
+		return 0, err
 	}
 	if err = prepare(fd, s.keepalive); err == nil {
 		// What was read ahead comes again: only what was taken frees room at the client.
@@ -504,7 +505,7 @@ func (s *LastingStream) Attach(fd int, received uint64, welcome func(received ui
 	}
 	unix.Close(fd)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	s.rawAt, s.rawN, s.left = 0, 0, 0
 	s.heard.Store(false)
@@ -512,10 +513,11 @@ func (s *LastingStream) Attach(fd int, received uint64, welcome func(received ui
 	s.mu.Lock()
 	s.acked = received
 	s.cut, s.rdone = false, false
+	gap = time.Since(s.since)
 	s.cond.Broadcast()
 	s.mu.Unlock()
 	go s.push()
-	return nil
+	return gap, nil
 }
 
 // Watch returns when the client has said goodbye (io.EOF) or has not come back for the grace, or what else has ended the stream.

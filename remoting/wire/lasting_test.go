@@ -141,7 +141,7 @@ func (m *modelClient) again() {
 	m.c.Close()
 	fd, c := link(m.t)
 	var at uint64
-	if err := m.s.Attach(fd, uint64(len(m.in)), func(received uint64) error { at = received; return nil }); err != nil {
+	if _, err := m.s.Attach(fd, uint64(len(m.in)), func(received uint64) error { at = received; return nil }); err != nil {
 		m.t.Errorf("attach: %v", err)
 		panic(err)
 	}
@@ -340,7 +340,7 @@ func TestLastingHostile(t *testing.T) {
 			t.Fatal(err)
 		}
 		fd, _ := link(t)
-		if err := s.Attach(fd, at, func(uint64) error { t.Error("welcome"); return nil }); !errors.Is(err, ErrPosition) {
+		if _, err := s.Attach(fd, at, func(uint64) error { t.Error("welcome"); return nil }); !errors.Is(err, ErrPosition) {
 			t.Errorf("received %d of 100, 50 acknowledged: %v", at, err)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 )
 
@@ -37,6 +38,7 @@ type resumption struct {
 	stream *wire.LastingStream
 	slot   int
 	grace  time.Duration
+	cuts   *account.Cuts // those that are over
 
 	mu        sync.Mutex
 	key, prev [16]byte // prev is good until something has come over the newest connection
@@ -57,7 +59,7 @@ func newResumption(log *slog.Logger, st *control.Start, fd int, keepalive time.D
 	if err != nil {
 		return nil, err
 	}
-	r := &resumption{log: log, stream: s, slot: st.Slot, grace: time.Duration(st.GraceMS) * time.Millisecond}
+	r := &resumption{log: log, stream: s, slot: st.Slot, grace: time.Duration(st.GraceMS) * time.Millisecond, cuts: new(account.Cuts)}
 	_, err = rand.Read(r.key[:])
 	return r, err
 }
@@ -165,13 +167,18 @@ func (r *resumption) join(fd int, m *wire.Attach) error {
 		unix.Close(fd)
 		return err
 	}
-	err := r.stream.Attach(fd, m.Received, func(received uint64) error {
+	gap, err := r.stream.Attach(fd, m.Received, func(received uint64) error {
 		var e wire.Encoder
 		(&wire.Attached{Key: next, Received: received}).Encode(&e)
 		return writeAll(fd, wire.AppendWelcome(nil, wire.StatusOK, e.Buf()))
 	})
 	if err == nil {
 		r.prev, r.key, r.again = m.Key, next, true
+		if now {
+			r.cuts.Add(gap)
+		} else { // the client has not heard of the last connection: for it the cut went on
+			r.cuts.Extend(gap)
+		}
 	}
 	return err
 }
@@ -202,6 +209,7 @@ func (s *session) outlive(r *resumption) {
 	case errors.Is(err, io.EOF):
 		s.leave("client closed", nil)
 	case errors.Is(err, wire.ErrGrace):
+		r.cuts.Add(r.grace)
 		s.leave(fmt.Sprintf("its connection was lost, and the client did not come back within %v", r.grace), nil)
 	default:
 		s.leave("connection", err)

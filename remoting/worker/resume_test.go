@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 )
 
@@ -346,6 +347,75 @@ func TestGrace(t *testing.T) {
 	}
 }
 
+func socketPair(t *testing.T) (int, int) {
+	t.Helper()
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p[0], p[1]
+}
+
+// Cuts are counted in the account with their time: one after which the client was back, and one that it did not come back from.
+func TestCutsCounted(t *testing.T) {
+	loadFakeDriver(t)
+	l, err := account.NewBook([]uint64{testMem}).Grant(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, acct := fakeSessionOf(t, l, nil, nil)
+	defer s.rd.Close()
+	defer acct.Close()
+	fd, err := unix.Dup(l.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := account.FromFD(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	const grace = 100 * time.Millisecond
+	count := func(want uint64, least time.Duration) {
+		t.Helper()
+		slot, err := file.Slot(0)
+		if err != nil || slot.Cuts != want || slot.CutTime < least || slot.CutTime > 10*time.Second {
+			t.Errorf("%d cuts, %v, error %v: want %d, at least %v", slot.Cuts, slot.CutTime, err, want, least)
+		}
+	}
+	old, client := socketPair(t)
+	st := &control.Start{GraceMS: uint32(grace / time.Millisecond), Exchange: true, Hello: wire.Hello{Kind: wire.SessionCompute, Features: wire.FeatureResume}}
+	r, err := newResumption(slog.New(slog.DiscardHandler), st, old, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.stream.Close()
+	r.cuts = acct.Cuts()
+	next, far := socketPair(t)
+	if err := r.join(next, &wire.Attach{Key: r.key}); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(client)
+	count(1, 1)
+	// The client did not hear of that connection, and comes with the key that it has: the cut went on.
+	before, err := file.Slot(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(far)
+	next, far = socketPair(t)
+	if err := r.join(next, &wire.Attach{Key: r.prev}); err != nil {
+		t.Fatal(err)
+	}
+	count(1, before.CutTime+1)
+	over := make(chan int, 1)
+	s.exit = func(status int) { over <- status }
+	go s.outlive(r)
+	unix.Close(far)
+	<-over
+	count(2, grace)
+}
+
 // FuzzAttach is what may come where a lost connection is made again: nothing but the key gets the session, and no position that is not kept.
 func FuzzAttach(f *testing.F) {
 	hello := func(kind uint32) []byte {
@@ -367,14 +437,7 @@ func FuzzAttach(f *testing.F) {
 	f.Add(attach([16]byte{9}, 0), false)
 	f.Add(attach(key, 0)[:20], false)
 	f.Fuzz(func(t *testing.T, in []byte, raw bool) {
-		pair := func() (int, int) {
-			p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return p[0], p[1]
-		}
-		old, client := pair()
+		old, client := socketPair(t)
 		defer unix.Close(client)
 		st := &control.Start{GraceMS: 1000, Exchange: true, Hello: wire.Hello{Kind: wire.SessionCompute, Features: wire.FeatureResume}}
 		r, err := newResumption(slog.New(slog.NewTextHandler(io.Discard, nil)), st, old, time.Second)
@@ -385,7 +448,7 @@ func FuzzAttach(f *testing.F) {
 		if err := r.stream.Write([][]byte{make([]byte, 10)}); err != nil {
 			t.Fatal(err)
 		}
-		fd, far := pair()
+		fd, far := socketPair(t)
 		defer unix.Close(far)
 		_, _ = unix.Write(far, in)
 		_ = unix.Shutdown(far, unix.SHUT_WR)

@@ -85,6 +85,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		s.nvml = newNVML(busIDs(&st.Snapshot))
 	}
 	if c.again != nil {
+		c.again.cuts = acct.Cuts()
 		s.ipc.exports.OnAttach(c.again.take)
 	}
 	if !c.welcome(&s.snap, st.Hello.Fingerprint == apiFingerprint) {

@@ -140,7 +140,7 @@ func (d *fakeDaemon) List(context.Context, rpc.Peer) ([]lease.Status, error) {
 	for _, l := range d.leases {
 		out = append(out, lease.Status{Lease: l, Use: []lease.Use{{Granted: 20 << 30, Used: 3 << 30, Peak: 4 << 30}},
 			Sessions: []lease.Session{{ID: "s1", Lease: l.ID, Client: 42, Program: "py\x1b[2Jthon", Started: time.Now().Add(-time.Minute),
-				Use: []lease.Use{{Used: 3 << 30}}, Counts: lease.Counts{Calls: 7, BytesIn: 5 << 20}}}})
+				Use: []lease.Use{{Used: 3 << 30}}, Counts: lease.Counts{Calls: 7, BytesIn: 5 << 20, Cuts: 2, CutTime: 41500 * time.Millisecond}}}})
 	}
 	return out, nil
 }

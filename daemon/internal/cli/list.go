@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/usernames"
 )
@@ -35,7 +36,8 @@ func newList() *cobra.Command {
 
 FRACTIONS shows percent and memory of each fraction, POLICY how the time of their GPUs is
 shared, which sluice set changes. USED counts the memory of all sessions and their overhead,
-which is what the worker's context takes on the GPU.`,
+which is what the worker's context takes on the GPU. CUTS counts how often a session's
+connection was lost and made again, CUT_TIME says for how long there was none.`,
 		Example: "  sluice list\n  sluice list --sessions\n  sluice list --json | jq -r '.[].id'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -60,13 +62,14 @@ which is what the worker's context takes on the GPU.`,
 					used, peak := total(s.Use)
 					rows = append(rows, []string{short(s.ID), short(l.ID), strconv.FormatUint(uint64(s.Client), 10), s.Program,
 						bytesText(used), bytesText(peak), strconv.FormatUint(s.Counts.Calls, 10), strconv.FormatUint(s.Counts.Waits, 10),
-						bytesText(s.Counts.BytesIn), bytesText(s.Counts.BytesOut), strconv.FormatUint(s.Counts.Errors, 10), since(now, s.Started)})
+						bytesText(s.Counts.BytesIn), bytesText(s.Counts.BytesOut), strconv.FormatUint(s.Counts.Errors, 10),
+						strconv.FormatUint(s.Counts.Cuts, 10), jobreport.Duration(s.Counts.CutTime), since(now, s.Started)})
 				}
 			}
 			if _, err := fmt.Fprintln(w); err != nil {
 				return err
 			}
-			return table(w, "SESSION LEASE PID PROGRAM USED PEAK CALLS WAITS IN OUT ERRORS AGE", rows)
+			return table(w, "SESSION LEASE PID PROGRAM USED PEAK CALLS WAITS IN OUT ERRORS CUTS CUT_TIME AGE", rows)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields as JSON; sizes in bytes, times in RFC 3339")

@@ -42,7 +42,8 @@ see their own jobs.
 GPU TIME comes from events on the GPU and NVML's samples, to about a second. HELD is the time
 for which the lease had the GPU for itself. WAITED is the time for which its sessions wanted
 the GPU and did not have it, added up over sessions, and THROTTLED the part of that caused by
-the lease's own share. WAITS counts the calls that waited for an answer.`,
+the lease's own share. WAITS counts the calls that waited for an answer. Where connections of
+its programs were lost, the line has cuts, how often, and cut-time, for how long.`,
 		Example: "  sluice report 4711\n  sluice report 4711 --json | jq '.[].use[].peak'",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {

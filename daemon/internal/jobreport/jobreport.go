@@ -87,6 +87,8 @@ func Add(reports []lease.Report) Sum {
 		s.Counts.BytesOut += c.BytesOut
 		s.Counts.Launches += c.Launches
 		s.Counts.Errors += c.Errors
+		s.Counts.Cuts += c.Cuts
+		s.Counts.CutTime += c.CutTime
 		if len(r.Shares) == 0 {
 			s.Share.Throttled += c.Throttle
 		}
@@ -130,6 +132,9 @@ func Line(all []lease.Report) string {
 	}
 	if s.Counts.Errors > 0 {
 		fmt.Fprintf(&b, " errors %d", s.Counts.Errors)
+	}
+	if s.Counts.Cuts > 0 {
+		fmt.Fprintf(&b, " cuts %d cut-time %s", s.Counts.Cuts, Duration(s.Counts.CutTime))
 	}
 	if s.Sessions == 0 {
 		b.WriteString(" unused")

@@ -116,6 +116,8 @@ type Counts struct {
 	Launches uint64        `json:"launches"`
 	Errors   uint64        `json:"errors"`
 	Throttle time.Duration `json:"throttle"`
+	Cuts     uint64        `json:"cuts"`     // of the connection to the client that are over
+	CutTime  time.Duration `json:"cut_time"` // without the client
 }
 
 // Report is what one owner knows of a lease and of what was done with it.

@@ -86,6 +86,8 @@ var (
 	leaseIn       = desc("lease_received_bytes_total", "Bytes from the clients of all its sessions.", "lease")
 	leaseOut      = desc("lease_sent_bytes_total", "Bytes to the clients of all its sessions.", "lease")
 	leaseThrottle = desc("lease_throttle_seconds_total", "Time for which the compute share held all its sessions back.", "lease")
+	leaseCuts     = desc("lease_cuts_total", "Cuts of its sessions' connections that are over.", "lease")
+	leaseCut      = desc("lease_cut_seconds_total", "Time that those cuts lasted, added up.", "lease")
 	leaseDue      = desc("lease_due_ratio", "Part of the GPU's time that the lease's policy gives it now, 0 to 1.", "lease", "gpu")
 	leaseTime     = desc("lease_share_seconds_total", "Time on the GPU: held, busy of that, waited (its sessions added up), throttled of that, lent, borrowed.", "lease", "gpu", "kind")
 	leaseTurns    = desc("lease_turns_total", "Turns that the lease had on the GPU.", "lease", "gpu")
@@ -103,6 +105,8 @@ var (
 	sessOut      = desc("session_sent_bytes_total", "Bytes to the client.", "session")
 	sessLaunches = desc("session_launches_total", "Kernels started.", "session")
 	sessErrors   = desc("session_errors_total", "Calls that failed.", "session")
+	sessCuts     = desc("session_cuts_total", "Cuts of its connection that are over.", "session")
+	sessCut      = desc("session_cut_seconds_total", "Time that those cuts lasted.", "session")
 	sessThrottle = desc("session_throttle_seconds_total", "Time for which the compute share held the session back.", "session")
 )
 
@@ -228,6 +232,8 @@ func (c collector) leases(out sink) {
 			out.count(leaseWaits, float64(n.Waits), l.ID)
 			out.count(leaseIn, float64(n.BytesIn), l.ID)
 			out.count(leaseOut, float64(n.BytesOut), l.ID)
+			out.count(leaseCuts, float64(n.Cuts), l.ID)
+			out.count(leaseCut, n.CutTime.Seconds(), l.ID)
 			throttled := n.Throttle
 			if len(l.Shares) > 0 {
 				throttled = 0
@@ -277,6 +283,8 @@ func (c collector) session(out sink, l lease.Status, s lease.Session) {
 	out.count(sessOut, float64(s.Counts.BytesOut), s.ID)
 	out.count(sessLaunches, float64(s.Counts.Launches), s.ID)
 	out.count(sessErrors, float64(s.Counts.Errors), s.ID)
+	out.count(sessCuts, float64(s.Counts.Cuts), s.ID)
+	out.count(sessCut, s.Counts.CutTime.Seconds(), s.ID)
 	out.count(sessThrottle, s.Counts.Throttle.Seconds(), s.ID)
 }
 

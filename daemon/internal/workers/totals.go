@@ -52,8 +52,12 @@ func sum(a, b lease.Counts) lease.Counts {
 	return lease.Counts{
 		Calls: plus(a.Calls, b.Calls), Waits: plus(a.Waits, b.Waits), BytesIn: plus(a.BytesIn, b.BytesIn), BytesOut: plus(a.BytesOut, b.BytesOut),
 		Launches: plus(a.Launches, b.Launches), Errors: plus(a.Errors, b.Errors),
-		Throttle: time.Duration(min(plus(uint64(max(a.Throttle, 0)), uint64(max(b.Throttle, 0))), 1<<62)),
+		Throttle: long(a.Throttle, b.Throttle), Cuts: plus(a.Cuts, b.Cuts), CutTime: long(a.CutTime, b.CutTime),
 	}
+}
+
+func long(a, b time.Duration) time.Duration {
+	return time.Duration(min(plus(uint64(max(a, 0)), uint64(max(b, 0))), 1<<62))
 }
 
 func plus(a, b uint64) uint64 {
@@ -226,6 +230,7 @@ func countsOf(s account.Slot) lease.Counts {
 	c := s.Counts
 	return lease.Counts{
 		Calls: c.Calls, Waits: c.Waits, BytesIn: c.BytesIn, BytesOut: c.BytesOut, Launches: c.Launches, Errors: c.Errors, Throttle: time.Duration(min(c.Throttle, 1<<62)),
+		Cuts: s.Cuts, CutTime: s.CutTime,
 	}
 }
 

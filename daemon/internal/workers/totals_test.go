@@ -167,8 +167,8 @@ func TestTotals(t *testing.T) {
 
 // Numbers that a session wrote into its account cannot make sums wrap.
 func TestSum(t *testing.T) {
-	most := lease.Counts{Calls: ^uint64(0), BytesIn: 5, Throttle: 1 << 62}
-	if got := sum(most, lease.Counts{Calls: 7, BytesIn: 6, Throttle: 1}); got != (lease.Counts{Calls: ^uint64(0), BytesIn: 11, Throttle: 1 << 62}) {
+	most := lease.Counts{Calls: ^uint64(0), BytesIn: 5, Throttle: 1 << 62, Cuts: 2, CutTime: 1 << 62}
+	if got := sum(most, lease.Counts{Calls: 7, BytesIn: 6, Throttle: 1, Cuts: 3, CutTime: 1}); got != (lease.Counts{Calls: ^uint64(0), BytesIn: 11, Throttle: 1 << 62, Cuts: 5, CutTime: 1 << 62}) {
 		t.Errorf("%+v", got)
 	}
 	b, err := json.Marshal(totals{Counts: most, Ended: true})

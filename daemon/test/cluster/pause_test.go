@@ -4,10 +4,14 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/test/cluster/node"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/site"
 )
 
@@ -28,6 +32,30 @@ func sessions(s *site.Site) (int, error) {
 		n += len(l.Sessions)
 	}
 	return n, err
+}
+
+// cutsCounted compares what the job's report says of lost connections with what the program was told. They cannot have lasted for longer than most.
+func cutsCounted(t *testing.T, h *site.Daemon, job string, told int, most time.Duration) {
+	t.Helper()
+	c, err := h.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rs, err := c.Report(t.Context(), rpc.Peer{}, job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := jobreport.Add(rs).Counts
+	if n.Cuts != uint64(told) || n.CutTime <= 0 || n.CutTime > most {
+		t.Errorf("the report has %d cuts of %v, want %d of at most %v", n.Cuts, n.CutTime, told, most)
+	}
+	if line, want := jobreport.Line(rs), fmt.Sprintf(" cuts %d cut-time %s", n.Cuts, jobreport.Duration(n.CutTime)); !strings.Contains(line, want) {
+		t.Errorf("%q lacks %q", line, want)
+	}
+	page, err := h.Node.Run(t.Context(), node.Command{Argv: []string{"curl", "-sS", "--fail", fmt.Sprintf("http://127.0.0.1:%d/metrics", site.Metrics)}})
+	if err != nil || !regexp.MustCompile(`(?m)^sluice_host_sessions_attached_total [1-9]`).MatchString(page) {
+		t.Errorf("the host's metrics do not count a connection that was made again: %v", err)
+	}
 }
 
 // TestPause takes out the owner's cable while a program computes, for longer than the keep-alive time and lease.silence, then again while
@@ -61,6 +89,11 @@ func TestPause(t *testing.T) {
 				time.Sleep(300 * time.Millisecond)
 			}
 			busy()
+			ls, err := list(o)
+			if err != nil || len(ls) != 1 {
+				t.Fatalf("%d leases, %v", len(ls), err)
+			}
+			begun, job := time.Now(), ls[0].Request.Key.Job
 			said := func() string {
 				b, _ := os.ReadFile(h.Node.Path("/tmp/paused.err"))
 				return string(b)
@@ -110,6 +143,7 @@ func TestPause(t *testing.T) {
 			if r.err != nil || !strings.Contains(r.out, "PASS") {
 				t.Fatalf("%v: %s\n%s", r.err, r.out, said())
 			}
+			cutsCounted(t, h, job, strings.Count(said(), " is back after "), time.Since(begun))
 			want, err := run()
 			if sum := func(s string) string { return s[strings.Index(s, "checksum"):] }; err != nil || sum(want) != sum(r.out) {
 				t.Errorf("cut: %s\nuncut: %v: %s", r.out, err, want)

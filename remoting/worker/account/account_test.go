@@ -408,6 +408,33 @@ func TestRace(t *testing.T) {
 	wg.Wait()
 }
 
+// Cuts are read as they were counted, within bounds whatever a session has written, and are not the next session's of that slot.
+func TestCuts(t *testing.T) {
+	l, err := NewBook([]uint64{1 << 30}).Grant(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(n uint64, d time.Duration) {
+		t.Helper()
+		if s, err := l.file.Slot(0); err != nil || s.Cuts != n || s.CutTime != d {
+			t.Errorf("%d cuts of %v, error %v; want %d of %v", s.Cuts, s.CutTime, err, n, d)
+		}
+	}
+	for range 2 {
+		s, err := l.Open(Client{PID: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(0, 0)
+		s.Cuts().Add(2 * time.Second)
+		s.Cuts().Add(time.Second)
+		want(2, 3*time.Second)
+		s.Cuts().Add(-4 * time.Second)
+		want(3, 1<<62)
+		s.Close()
+	}
+}
+
 func TestFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "account")

@@ -18,6 +18,7 @@ package account
 //	       568 reason of the end, 256 bytes
 //	       824 1 once the name is there  832 name of the session's exchange, 16 bytes
 //	       848 lent[16]  976 when its session was found to have ended  984 borrowed
+//	       992 cuts  1000 their time in nanoseconds
 //
 // All numbers are little-endian 64-bit words that are read and written whole, so
 // a process that is killed anywhere leaves each of them as it was or as it should
@@ -89,6 +90,7 @@ const (
 	slLent   = 848
 	slEnded  = 976 // see sinceBoot
 	slBorrow = 984 // how many things of other sessions it has open and is not charged for
+	slCuts   = 992
 
 	devSize     = 24
 	devReserved = 0
@@ -103,6 +105,8 @@ var (
 	_ [slName - slDev - devSize*MaxDevices]byte
 	_ [slotSize - slReason - 8 - maxReason]byte
 	_ [slEnded - slLent - 8*MaxDevices]byte
+	_ [slDev - slCounts - unsafe.Sizeof(Counts{})]byte
+	_ [slotSize - slCuts - unsafe.Sizeof(Cuts{})]byte
 )
 
 // States of a slot.
@@ -467,6 +471,9 @@ type Slot struct {
 	Counts Counts
 	Use    []Use // by device
 	Reason string
+
+	Cuts    uint64        // of the connection to the client that are over
+	CutTime time.Duration // without the client
 }
 
 // Use is what is used of a device, in bytes.
@@ -493,6 +500,7 @@ func (a *File) slot(i int) Slot {
 			Calls: w(slCounts), Waits: w(slCounts + 8), BytesIn: w(slCounts + 16), BytesOut: w(slCounts + 24),
 			Launches: w(slCounts + 32), Errors: w(slCounts + 40), Throttle: w(slCounts + 48),
 		},
+		Cuts: w(slCuts), CutTime: time.Duration(min(w(slCuts+8), 1<<62)),
 		Reason: a.text(slotAt(i)+slReason+8, int(min(w(slReason), maxReason))),
 	}
 	for d := range a.caps {

@@ -6,6 +6,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,18 @@ type Counts struct {
 	Errors   uint64
 	Throttle uint64 // ns
 }
+
+// Cuts are the cuts of a session's connection that are over: how many, and for how long it had no client. They lie in the slot.
+type Cuts struct{ number, time uint64 }
+
+// Add counts a cut that lasted for d.
+func (c *Cuts) Add(d time.Duration) {
+	atomic.AddUint64(&c.number, 1)
+	c.Extend(d)
+}
+
+// Extend notes that the last cut was not over, and lasted for d more.
+func (c *Cuts) Extend(d time.Duration) { atomic.AddUint64(&c.time, uint64(d)) }
 
 // Session is one slot of an account, as its owner has it. Safe for concurrent use.
 type Session struct {
@@ -307,6 +320,11 @@ func (s *Session) Processes(dev int) []Process {
 // each, or atomically.
 func (s *Session) Counts() *Counts {
 	return (*Counts)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slCounts]))
+}
+
+// Cuts is the place where the session counts cuts.
+func (s *Session) Cuts() *Cuts {
+	return (*Cuts)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slCuts]))
 }
 
 // SetClient notes who the client says it is, and the kind of session.

@@ -912,6 +912,8 @@ type Counts struct {
 	Launches      uint64                 `protobuf:"varint,5,opt,name=launches,proto3" json:"launches,omitempty"`
 	Errors        uint64                 `protobuf:"varint,6,opt,name=errors,proto3" json:"errors,omitempty"`
 	Throttle      *durationpb.Duration   `protobuf:"bytes,7,opt,name=throttle,proto3" json:"throttle,omitempty"`
+	Cuts          uint64                 `protobuf:"varint,8,opt,name=cuts,proto3" json:"cuts,omitempty"`
+	CutTime       *durationpb.Duration   `protobuf:"bytes,9,opt,name=cut_time,json=cutTime,proto3" json:"cut_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -991,6 +993,20 @@ func (x *Counts) GetErrors() uint64 {
 func (x *Counts) GetThrottle() *durationpb.Duration {
 	if x != nil {
 		return x.Throttle
+	}
+	return nil
+}
+
+func (x *Counts) GetCuts() uint64 {
+	if x != nil {
+		return x.Cuts
+	}
+	return 0
+}
+
+func (x *Counts) GetCutTime() *durationpb.Duration {
+	if x != nil {
+		return x.CutTime
 	}
 	return nil
 }
@@ -4105,7 +4121,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\agranted\x18\x01 \x01(\x04R\agranted\x12\x12\n" +
 	"\x04used\x18\x02 \x01(\x04R\x04used\x12\x1a\n" +
 	"\boverhead\x18\x03 \x01(\x04R\boverhead\x12\x12\n" +
-	"\x04peak\x18\x04 \x01(\x04R\x04peak\"\xd7\x01\n" +
+	"\x04peak\x18\x04 \x01(\x04R\x04peak\"\xa1\x02\n" +
 	"\x06Counts\x12\x14\n" +
 	"\x05calls\x18\x01 \x01(\x04R\x05calls\x12\x14\n" +
 	"\x05waits\x18\x02 \x01(\x04R\x05waits\x12\x19\n" +
@@ -4113,7 +4129,9 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\tbytes_out\x18\x04 \x01(\x04R\bbytesOut\x12\x1a\n" +
 	"\blaunches\x18\x05 \x01(\x04R\blaunches\x12\x16\n" +
 	"\x06errors\x18\x06 \x01(\x04R\x06errors\x125\n" +
-	"\bthrottle\x18\a \x01(\v2\x19.google.protobuf.DurationR\bthrottle\"\xab\x02\n" +
+	"\bthrottle\x18\a \x01(\v2\x19.google.protobuf.DurationR\bthrottle\x12\x12\n" +
+	"\x04cuts\x18\b \x01(\x04R\x04cuts\x124\n" +
+	"\bcut_time\x18\t \x01(\v2\x19.google.protobuf.DurationR\acutTime\"\xab\x02\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05lease\x18\x02 \x01(\tR\x05lease\x12*\n" +
@@ -4454,116 +4472,117 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	60, // 11: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
 	61, // 12: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
 	60, // 13: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	2,  // 14: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	61, // 15: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
-	9,  // 16: sluice.v1.Session.use:type_name -> sluice.v1.Use
-	10, // 17: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
-	60, // 18: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	60, // 19: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	60, // 20: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	60, // 21: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	60, // 22: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	60, // 23: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	60, // 24: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
-	5,  // 25: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
-	9,  // 26: sluice.v1.Status.use:type_name -> sluice.v1.Use
-	11, // 27: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	61, // 28: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
-	12, // 29: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	0,  // 30: sluice.v1.Report.key:type_name -> sluice.v1.Key
-	1,  // 31: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
-	4,  // 32: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
-	9,  // 33: sluice.v1.Report.use:type_name -> sluice.v1.Use
-	10, // 34: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	60, // 35: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	61, // 36: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	61, // 37: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
-	12, // 38: sluice.v1.Report.shares:type_name -> sluice.v1.Share
-	8,  // 39: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,  // 40: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	60, // 41: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,  // 42: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	15, // 43: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,  // 44: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	13, // 45: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	14, // 46: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
-	5,  // 47: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
-	6,  // 48: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
-	3,  // 49: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,  // 50: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	42, // 51: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	43, // 52: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	8,  // 53: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	46, // 54: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	49, // 55: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	61, // 56: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 57: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	4,  // 58: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	61, // 59: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	52, // 60: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	13, // 61: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,  // 62: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	60, // 63: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	55, // 64: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	56, // 65: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	59, // 66: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	16, // 67: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	18, // 68: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	20, // 69: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	22, // 70: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	24, // 71: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	26, // 72: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	28, // 73: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	30, // 74: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	32, // 75: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	34, // 76: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	35, // 77: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	38, // 78: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	24, // 79: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	26, // 80: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	40, // 81: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	44, // 82: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	47, // 83: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	50, // 84: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	30, // 85: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	32, // 86: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	53, // 87: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	53, // 88: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	53, // 89: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	53, // 90: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	54, // 91: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	54, // 92: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	17, // 93: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	19, // 94: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	21, // 95: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	23, // 96: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	25, // 97: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 98: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	29, // 99: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	31, // 100: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	33, // 101: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	37, // 102: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	36, // 103: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	39, // 104: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	25, // 105: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 106: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	41, // 107: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	45, // 108: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	48, // 109: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	51, // 110: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	31, // 111: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	33, // 112: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	57, // 113: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	29, // 114: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	57, // 115: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	29, // 116: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	58, // 117: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	29, // 118: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	93, // [93:119] is the sub-list for method output_type
-	67, // [67:93] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	60, // 14: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	2,  // 15: sluice.v1.Session.worker:type_name -> sluice.v1.Process
+	61, // 16: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	9,  // 17: sluice.v1.Session.use:type_name -> sluice.v1.Use
+	10, // 18: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
+	60, // 19: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	60, // 20: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	60, // 21: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	60, // 22: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	60, // 23: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	60, // 24: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	60, // 25: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	5,  // 26: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
+	9,  // 27: sluice.v1.Status.use:type_name -> sluice.v1.Use
+	11, // 28: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
+	61, // 29: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	12, // 30: sluice.v1.Status.shares:type_name -> sluice.v1.Share
+	0,  // 31: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,  // 32: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,  // 33: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	9,  // 34: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	10, // 35: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	60, // 36: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	61, // 37: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	61, // 38: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	12, // 39: sluice.v1.Report.shares:type_name -> sluice.v1.Share
+	8,  // 40: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,  // 41: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	60, // 42: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,  // 43: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	15, // 44: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,  // 45: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	13, // 46: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	14, // 47: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	5,  // 48: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
+	6,  // 49: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
+	3,  // 50: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,  // 51: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	42, // 52: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	43, // 53: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	8,  // 54: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	46, // 55: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	49, // 56: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	61, // 57: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,  // 58: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	4,  // 59: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
+	61, // 60: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	52, // 61: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	13, // 62: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,  // 63: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	60, // 64: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	55, // 65: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	56, // 66: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	59, // 67: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	16, // 68: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	18, // 69: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	20, // 70: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	22, // 71: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	24, // 72: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	26, // 73: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	28, // 74: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	30, // 75: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	32, // 76: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	34, // 77: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	35, // 78: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	38, // 79: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	24, // 80: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	26, // 81: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	40, // 82: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	44, // 83: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	47, // 84: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	50, // 85: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	30, // 86: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	32, // 87: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	53, // 88: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	53, // 89: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	53, // 90: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	53, // 91: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	54, // 92: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	54, // 93: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	17, // 94: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	19, // 95: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	21, // 96: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	23, // 97: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	25, // 98: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 99: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	29, // 100: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	31, // 101: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	33, // 102: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	37, // 103: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	36, // 104: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	39, // 105: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	25, // 106: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	27, // 107: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	41, // 108: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	45, // 109: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	48, // 110: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	51, // 111: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	31, // 112: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	33, // 113: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	57, // 114: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	29, // 115: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	57, // 116: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	29, // 117: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	58, // 118: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	29, // 119: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	94, // [94:120] is the sub-list for method output_type
+	68, // [68:94] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
