@@ -874,7 +874,7 @@ CUresult fw_cuMemPoolExportToShareableHandle(CUipcMemHandle *token, CUmemoryPool
 CUresult fw_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location);
 CUresult fw_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value);
 CUresult fw_cuMemPoolImportFromShareableHandle(uint32_t pool_out, const CUipcMemHandle *token, CUmemAllocationHandleType handleType, unsigned long long flags);
-CUresult fw_cuMemPoolImportPointer(CUdeviceptr *ptr_out, size_t *size, unsigned int *opens, CUmemoryPool pool, const CUmemPoolPtrExportData *shareData);
+CUresult fw_cuMemPoolImportPointer(CUdeviceptr *ptr_out, size_t *size, unsigned int *opens, int *dev, CUmemoryPool pool, const CUmemPoolPtrExportData *shareData);
 CUresult fw_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count);
 CUresult fw_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value);
 CUresult fw_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep);

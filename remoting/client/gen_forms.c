@@ -243,7 +243,7 @@ const struct sl_form sl_forms[] = {
 	{ 0x9a303314, 0x572e3144, 531, "cuTexObjectGetResourceViewDesc" },
 	{ 0x9b447368, 0x6c037081, SL_NO_OP, "limit IMAGE" },
 	{ 0x9b9eea15, 0xcf46bab7, 90, "cuDevicePrimaryCtxReset_v2" },
-	{ 0x9c43cc69, 0xf0fe682c, 359, "cuMemPoolImportPointer" },
+	{ 0x9c43cc69, 0xdedcfc8b, 359, "cuMemPoolImportPointer" },
 	{ 0x9c890da5, 0x4385d563, 271, "cuIpcOpenMemHandle_v2" },
 	{ 0x9d82c54c, 0x1c1f6410, SL_NO_OP, "limit WELCOME" },
 	{ 0x9df836a3, 0xfc36ffd6, SL_NO_OP, "message HELLO" },

@@ -4038,7 +4038,7 @@ CUresult fw_cuMemPoolImportFromShareableHandle(uint32_t pool_out, const CUipcMem
 	return err;
 }
 
-CUresult fw_cuMemPoolImportPointer(CUdeviceptr *ptr_out, size_t *size, unsigned int *opens, CUmemoryPool pool, const CUmemPoolPtrExportData *shareData)
+CUresult fw_cuMemPoolImportPointer(CUdeviceptr *ptr_out, size_t *size, unsigned int *opens, int *dev, CUmemoryPool pool, const CUmemPoolPtrExportData *shareData)
 {
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
@@ -4048,6 +4048,7 @@ CUresult fw_cuMemPoolImportPointer(CUdeviceptr *ptr_out, size_t *size, unsigned 
 	sl_put_u8(&b, ptr_out != NULL);
 	sl_put_u8(&b, size != NULL);
 	sl_put_u8(&b, opens != NULL);
+	sl_put_u8(&b, dev != NULL);
 	sl_route(&b, SL_POOL, (const void *)(uintptr_t)pool);
 	sl_put_u32(&b, sl_handle_id(SL_POOL, (const void *)(uintptr_t)pool, &err));
 	sl_put_u8(&b, shareData != NULL);
@@ -4062,6 +4063,8 @@ CUresult fw_cuMemPoolImportPointer(CUdeviceptr *ptr_out, size_t *size, unsigned 
 				sl_get_bytes(&r, size, sizeof *size);
 			if (opens)
 				sl_get_bytes(&r, opens, sizeof *opens);
+			if (dev)
+				sl_get_bytes(&r, dev, sizeof *dev);
 			if (r.bad)
 				err = CUDA_ERROR_UNKNOWN;
 		}

@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include "ipc.h"
 #include "ctx.h"
+#include "device.h"
 #include "entry.h"
 #include "event.h"
 #include "gen.h"
@@ -59,20 +60,16 @@ CUresult sl_cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 	return fw_cuIpcGetMemHandle(pHandle, dptr);
 }
 
-/* Another process's memory, which the worker's driver put at an address. */
-static CUresult add_opened(enum sl_range_type type, CUdeviceptr p, size_t size, CUmemoryPool pool)
+/* Another process's memory, which the worker's driver of a session put at an address. */
+static CUresult add_opened(const struct sl_range *r, unsigned session)
 {
 	static uint8_t once;
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_use(&c);
 
-	if (err)
-		return err;
 	/* The driver chose the address, and would choose it again. */
-	if (sl_sessions > 1 && sl_range_clash(p, size, sl_ctx_session(atomic_load(&c->id))))
+	if (sl_sessions > 1 && sl_range_clash(r->base, r->size, session))
 		return sl_refuse("shared memory where another owner's addresses are", &once);
-	sl_guard_reserve(p, size);
-	return sl_range_here((struct sl_range){ .base = p, .size = size, .type = type, .pool = pool });
+	sl_guard_reserve(r->base, r->size);
+	return sl_range_add(r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 CUresult sl_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
@@ -92,7 +89,8 @@ CUresult sl_cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, uns
 		return err;
 	atomic_store(&sl_ipc_shares, true);
 	if (opens == 1) {
-		err = add_opened(SL_RANGE_OPENED, p, size, NULL);
+		err = add_opened(&(struct sl_range){ .base = p, .size = size, .type = SL_RANGE_OPENED, .ctx_id = atomic_load(&c->id), .dev = c->dev },
+				 sl_ctx_session(atomic_load(&c->id)));
 		if (err) {
 			fw_cuIpcCloseMemHandle(p, &left);
 			return err;
@@ -272,21 +270,26 @@ CUresult sl_cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdevi
 	return fw_cuMemPoolExportPointer(shareData_out, ptr);
 }
 
+/* A pool's memory is of its device and of no context; none need be current, or exist. */
 CUresult sl_cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)
 {
-	unsigned opens;
+	uint32_t ctx = sl_handle_ctx(SL_POOL, pool);
+	unsigned opens, session = sl_ctx_session(ctx ? ctx : sl_ctx_cur());
 	CUdeviceptr p;
 	size_t size;
 	CUresult err;
+	int dev;
 
 	if (!ptr_out || !shareData)
 		return CUDA_ERROR_INVALID_VALUE;
-	err = fw_cuMemPoolImportPointer(&p, &size, &opens, pool, shareData);
+	err = fw_cuMemPoolImportPointer(&p, &size, &opens, &dev, pool, shareData);
 	if (err)
 		return err;
 	atomic_store(&sl_ipc_shares, true);
 	if (opens == 1) {
-		err = add_opened(SL_RANGE_POOL, p, size, pool);
+		dev = sl_dev_of(session, dev);
+		err = add_opened(&(struct sl_range){ .base = p, .size = size, .type = SL_RANGE_POOL, .pool = pool, .ctx_id = sl_ctx_cur(),
+						     .home = dev < 0 ? 0 : (uint32_t)sl_dev_place(dev) + 1, .dev = dev }, session);
 		if (err) {
 			fw_cuMemFree_v2(p);
 			return err;

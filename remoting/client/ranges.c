@@ -138,7 +138,7 @@ int sl_range_add(const struct sl_range *r)
 		memmove(all + i + 1, all + i, (count - i) * sizeof *all);
 		all[i] = *r;
 		if (sl_sessions > 1)
-			all[i].home = r->ctx_id ? r->ctx_id : sl_ctx_cur();
+			all[i].home = r->ctx_id ? r->ctx_id : r->home ? r->home : sl_ctx_cur();
 		if (!all[i].buffer_id)
 			all[i].buffer_id = sl_range_next_id();
 		count++;

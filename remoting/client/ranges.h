@@ -14,7 +14,7 @@ struct sl_range {
 	uint64_t base, size;
 	enum sl_range_type type;
 	uint32_t ctx_id;
-	uint32_t home;	  /* ctx_id, or the context that was current; several sessions only */
+	uint32_t home;	  /* ctx_id, or a primary context, or the one that was current; several sessions only */
 	int dev;
 	unsigned flags;	  /* cuMemHostAlloc / Register flags */
 	uint64_t buffer_id;

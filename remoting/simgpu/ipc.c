@@ -27,6 +27,7 @@ struct ipc {
 	uint32_t kind;
 	uint64_t secret[2];
 	uint64_t offset, size;		/* of the allocation in its region */
+	uint64_t pool;			/* that it is of: its identity */
 };
 _Static_assert(sizeof(struct ipc) <= sizeof(CUipcMemHandle) && sizeof(struct ipc) <= sizeof(CUipcEventHandle), "a handle");
 
@@ -115,14 +116,14 @@ static struct region *region_move(uint64_t base, uint64_t size)
 	return region_new(base, size, share, false);
 }
 
-/* The handle of an allocation, in 64 bytes. */
+/* The handle of an allocation, in 64 bytes. That of a pool's needs no context, as the pool is of none. */
 static CUresult give_handle(void *out, CUdeviceptr p, enum akind akind, uint32_t kind)
 {
 	struct ipc h = { .magic = IPC_MAGIC, .pid = getpid(), .kind = kind };
 	struct region *r;
 	struct alloc *a;
 	struct ctx *c;
-	CUresult rc = sim_enter_ctx(&c);
+	CUresult rc = akind == A_POOL ? sim_enter() : sim_enter_ctx(&c);
 	uint64_t base, size;
 
 	if (rc)
@@ -144,6 +145,7 @@ static CUresult give_handle(void *out, CUdeviceptr p, enum akind akind, uint32_t
 	memcpy(h.secret, state_share(r->share)->secret, sizeof(h.secret));
 	h.offset = a->base - base;
 	h.size = a->size;
+	h.pool = a->pool ? a->pool->identity : 0;
 	memset(out, 0, sizeof(CUipcMemHandle));
 	memcpy(out, &h, sizeof(h));
 	return sim_leave(CUDA_SUCCESS);
@@ -151,6 +153,7 @@ static CUresult give_handle(void *out, CUdeviceptr p, enum akind akind, uint32_t
 
 API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p) { return give_handle(out, p, A_DEVICE, OF_MEMORY); }
 
+/* Memory of a context's, or of a pool's: then c is NULL. */
 static CUresult open_memory(CUdeviceptr *out, const struct ipc *h, struct ctx *c, struct pool *pool)
 {
 	struct sim_share *e;
@@ -179,9 +182,12 @@ static CUresult open_memory(CUdeviceptr *out, const struct ipc *h, struct ctx *c
 	r = region_new((uintptr_t)p, e->size, (int)h->number, true);
 	r->handle = *h;
 	*out = r->base + h->offset;
-	a = range_add(pool ? NULL : c, A_SHARED, *out, h->size);
-	a->dev = c->dev;
-	a->pool = pool;
+	a = range_add(c, A_SHARED, *out, h->size);
+	if (pool) {
+		a->dev = pool->dev;
+		a->pool = pool;
+		pool->live++;
+	}
 	r->serial = a->id;
 	return CUDA_SUCCESS;
 }
@@ -215,8 +221,12 @@ void ipc_unmap(struct alloc *a)
 
 void ipc_close(struct alloc *a)
 {
+	struct pool *pool = a->pool;
+
 	ipc_unmap(a);
 	range_del(a);
+	if (pool && !--pool->live && pool->destroyed)
+		obj_del(pool);
 }
 
 API CUresult cuIpcCloseMemHandle(CUdeviceptr p)
@@ -312,8 +322,8 @@ API CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandl
 	return sim_leave(CUDA_SUCCESS);
 }
 
-/* The device of this process whose memory a descriptor is, or pool, by the names of such files; -1 if it is neither. */
-static int file_device(int fd, const char *form)
+/* The device of this process whose memory a descriptor is, or pool with its identity, by the names of such files; -1 if it is neither. */
+static int file_device(int fd, const char *form, int fields, unsigned long long *identity)
 {
 	char path[64], name[128];
 	ssize_t n;
@@ -324,7 +334,7 @@ static int file_device(int fd, const char *form)
 	if (n <= 0)
 		return -1;
 	name[n] = 0;
-	if (sscanf(name, form, &number) != 1)
+	if (sscanf(name, form, &number, identity) != fields)
 		return -1;
 	for (int i = 0; i < sim.cfg.ndev; i++)
 		if (state_phys(i) == number)
@@ -341,7 +351,7 @@ API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, v
 
 	if (r)
 		return r;
-	dev = file_device(fd, "/memfd:" SIM_VMEM "%d");
+	dev = file_device(fd, "/memfd:" SIM_VMEM "%d", 1, NULL);
 	if (!out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (dev < 0 || fstat(fd, &st))
@@ -371,7 +381,7 @@ API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUme
 {
 	CUresult r = sim_enter();
 	struct pool *p;
-	char name[32];
+	char name[64];
 	int fd;
 
 	if (r)
@@ -379,7 +389,7 @@ API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUme
 	p = obj_get(pool, K_POOL);
 	if (!out || flags || !p || p->destroyed || p->imported || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(p->props.handleTypes & type))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	snprintf(name, sizeof(name), "simgpu-pool-%d", state_phys(p->dev));
+	snprintf(name, sizeof(name), SIM_POOL, state_phys(p->dev), (unsigned long long)p->identity);
 	fd = memfd_create(name, MFD_CLOEXEC);
 	if (fd < 0)
 		return sim_leave(CUDA_ERROR_OPERATING_SYSTEM);
@@ -390,6 +400,7 @@ API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUme
 API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *os, CUmemAllocationHandleType type, unsigned long long flags)
 {
 	CUresult r = sim_enter();
+	unsigned long long identity;
 	struct pool *p;
 	int dev;
 
@@ -397,7 +408,7 @@ API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *os, CUm
 		return r;
 	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	dev = file_device((int)(intptr_t)os, "/memfd:simgpu-pool-%d");
+	dev = file_device((int)(intptr_t)os, "/memfd:" SIM_POOL, 2, &identity);
 	if (dev < 0)
 		return sim_leave(CUDA_ERROR_UNKNOWN);
 	p = obj_new(K_POOL, NULL, sizeof(*p));
@@ -405,6 +416,7 @@ API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *os, CUm
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	p->dev = dev;
 	p->imported = true;
+	p->identity = identity;
 	p->access = access_own(dev);
 	*out = HANDLE(CUmemoryPool, p);
 	return sim_leave(CUDA_SUCCESS);
@@ -414,8 +426,7 @@ API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr p) 
 
 API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUmemPoolPtrExportData *data)
 {
-	struct ctx *c;
-	CUresult r = sim_enter_ctx(&c);
+	CUresult r = sim_enter();
 	struct pool *p;
 	struct ipc h;
 
@@ -425,7 +436,8 @@ API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUmemPo
 	if (!out || !data || !p || !p->imported)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	memcpy(&h, data, sizeof(h));
-	if (h.magic != IPC_MAGIC || h.kind != OF_POINTER || h.pid == getpid())
+	if (h.magic != IPC_MAGIC || h.kind != OF_POINTER || h.pool != p->identity || h.pid == getpid())
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	return sim_leave(open_memory(out, &h, c, p));
+	r = open_memory(out, &h, NULL, p);
+	return sim_leave(r == CUDA_ERROR_INVALID_HANDLE ? CUDA_ERROR_INVALID_VALUE : r);
 }

@@ -102,6 +102,7 @@ struct pool {
 	struct obj obj;
 	int dev;
 	bool dflt, destroyed, imported;
+	uint64_t identity;		/* of the machine's pools; an imported one has its exporter's */
 	uint32_t access;		/* see peer.c */
 	CUmemPoolProps props;
 	struct slab_list slabs;
@@ -541,6 +542,7 @@ CUresult event_record(struct event *e, struct stream *s);
 
 /* vmm.c */
 CUresult enter_vmem(CUmemGenericAllocationHandle h, struct vmem **v);
+#define SIM_POOL "simgpu-pool-%d-%llx"		/* and files of pools, with the device and the identity */
 #define SIM_VMEM "simgpu-memory-"		/* what files of memory are called, with the machine's number of the device */
 
 /* ipc.c */

@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x0f, 0xbb, 0xe4, 0x11, 0xb6, 0x5b, 0x16, 0xb6,
-	0xb9, 0x5d, 0x3f, 0x7a, 0x3f, 0x0d, 0xd3, 0xf9,
-	0x9b, 0x15, 0x2a, 0xe8, 0xf7, 0x7e, 0xd7, 0x5d,
-	0x95, 0xa0, 0x9c, 0xc8, 0x0c, 0x29, 0x1d, 0x42,
+	0x5e, 0x89, 0x81, 0xb4, 0xc5, 0xcc, 0x51, 0x50,
+	0x53, 0xdb, 0xe9, 0x63, 0x92, 0x3d, 0x76, 0xd3,
+	0xcf, 0xab, 0xcb, 0x25, 0x94, 0x71, 0xbd, 0xf5,
+	0xca, 0x3b, 0xc6, 0xc3, 0x67, 0xf5, 0xec, 0xaa,
 }
 
 // Operation numbers of the API table.
@@ -5487,6 +5487,8 @@ func (s *session) do_cuMemPoolImportPointer(d *wire.Decoder, e *wire.Encoder) in
 	var o_size C.size_t
 	w_opens := d.U8() != 0
 	var o_opens C.uint
+	w_dev := d.U8() != 0
+	var o_dev C.int
 	h_pool := href{id: d.U32()}
 	var v_shareData C.CUmemPoolPtrExportData
 	var p_shareData *C.CUmemPoolPtrExportData
@@ -5504,7 +5506,7 @@ func (s *session) do_cuMemPoolImportPointer(d *wire.Decoder, e *wire.Encoder) in
 		}
 		h_pool.real = real
 	}
-	rc := s.cuMemPoolImportPointer(&o_ptr_out, &o_size, &o_opens, h_pool, p_shareData)
+	rc := s.cuMemPoolImportPointer(&o_ptr_out, &o_size, &o_opens, &o_dev, h_pool, p_shareData)
 	if rc == C.CUDA_SUCCESS {
 		if w_ptr_out {
 			memOut(e, unsafe.Pointer(&o_ptr_out), unsafe.Sizeof(o_ptr_out))
@@ -5514,6 +5516,9 @@ func (s *session) do_cuMemPoolImportPointer(d *wire.Decoder, e *wire.Encoder) in
 		}
 		if w_opens {
 			memOut(e, unsafe.Pointer(&o_opens), unsafe.Sizeof(o_opens))
+		}
+		if w_dev {
+			memOut(e, unsafe.Pointer(&o_dev), unsafe.Sizeof(o_dev))
 		}
 	}
 	return int32(rc)

@@ -244,7 +244,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x9a303314, Sum: 0x572e3144}, // cuTexObjectGetResourceViewDesc
 	{ID: 0x9b447368, Sum: 0x6c037081}, // limit IMAGE
 	{ID: 0x9b9eea15, Sum: 0xcf46bab7}, // cuDevicePrimaryCtxReset_v2
-	{ID: 0x9c43cc69, Sum: 0xf0fe682c}, // cuMemPoolImportPointer
+	{ID: 0x9c43cc69, Sum: 0xdedcfc8b}, // cuMemPoolImportPointer
 	{ID: 0x9c890da5, Sum: 0x4385d563}, // cuIpcOpenMemHandle_v2
 	{ID: 0x9d82c54c, Sum: 0x1c1f6410}, // limit WELCOME
 	{ID: 0x9df836a3, Sum: 0xfc36ffd6}, // message HELLO

@@ -13,6 +13,8 @@ package worker
 import "C"
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +38,7 @@ func (s *session) cuMemPoolExportToShareableHandle(o *C.CUipcMemHandle, h href, 
 		}
 		p.exported(s.lend(p.dev))
 		p.holds(p.charged)
-		t, rc := s.ipc.add(&exchange.Item{Kind: exchange.Pool, Device: p.dev, FD: int(fd), Used: p.used})
+		t, rc := s.ipc.add(&exchange.Item{Kind: exchange.Pool, Device: p.dev, Pool: s.ipc.numberOf(p), FD: int(fd), Used: p.used})
 		if rc != 0 {
 			unix.Close(int(fd))
 			return rc
@@ -45,6 +47,16 @@ func (s *session) cuMemPoolExportToShareableHandle(o *C.CUipcMemHandle, h href, 
 	}
 	*(*exchange.Token)(unsafe.Pointer(o)) = *p.token
 	return 0
+}
+
+// numberOf names a pool in what is exported of it: memory of one pool cannot be imported into another.
+func (i *ipc) numberOf(p *pool) uint64 {
+	for p.number == 0 {
+		var b [8]byte
+		_, _ = rand.Read(b[:])
+		p.number = binary.LittleEndian.Uint64(b[:])
+	}
+	return p.number
 }
 
 // withdraw ends the export of a pool that is destroyed, if there is one.
@@ -94,7 +106,7 @@ func (i *ipc) importPool(o *C.uint64_t, it *exchange.Item, at *opened) C.CUresul
 		*o = 0
 		return C.CUresult(i.s.refuse("an import of a pool that is imported already"))
 	}
-	i.s.mem.pools[uint64(*o)] = &pool{dev: it.Device, made: true, imported: true, opened: at}
+	i.s.mem.pools[uint64(*o)] = &pool{dev: it.Device, made: true, imported: true, opened: at, number: it.Pool}
 	return 0
 }
 
@@ -131,19 +143,14 @@ func (s *session) destroyImported(h href, p *pool) C.CUresult {
 
 func (s *session) cuMemPoolExportPointer(o *C.CUmemPoolPtrExportData, ptr uint64) C.CUresult {
 	i := &s.ipc
-	real, ok := s.mem.async[ptr]
-	p := s.mem.pools[real]
+	a, ok := s.mem.async[ptr]
+	p := s.mem.pools[a.pool]
 	if !ok || p == nil {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
 	t, have := i.tokens[ptr]
 	if !have {
-		var base C.CUdeviceptr
-		var size C.size_t
-		if rc := C.call_cuMemGetAddressRange_v2(&base, &size, C.uint64_t(ptr)); rc != 0 {
-			return rc
-		}
-		it := &exchange.Item{Kind: exchange.Pointer, Device: p.dev, Size: uint64(size), Charged: max(p.charged, uint64(size)), Used: p.used}
+		it := &exchange.Item{Kind: exchange.Pointer, Device: p.dev, Size: a.size, Charged: max(p.charged, a.size), Pool: i.numberOf(p), Used: p.used}
 		if rc := C.sl_ipc_export_pointer(unsafe.Pointer(&it.Handle), C.uint64_t(ptr)); rc != 0 {
 			return C.CUresult(rc)
 		}
@@ -157,23 +164,30 @@ func (s *session) cuMemPoolExportPointer(o *C.CUmemPoolPtrExportData, ptr uint64
 	return 0
 }
 
-func (s *session) cuMemPoolImportPointer(o *C.CUdeviceptr, size *C.size_t, opens *C.uint, h href, data *C.CUmemPoolPtrExportData) C.CUresult {
+// cuMemPoolImportPointer also gives the allocation's size, its device, and whether it is imported for the first time. No
+// context need be current, as for the export.
+func (s *session) cuMemPoolImportPointer(o *C.CUdeviceptr, size *C.size_t, opens *C.uint, dev *C.int, h href, data *C.CUmemPoolPtrExportData) C.CUresult {
 	i := &s.ipc
 	p := s.mem.pools[h.real]
 	if data == nil || p == nil || !p.imported {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
 	use, it, rc := i.open(*(*exchange.Token)(unsafe.Pointer(data)), exchange.Pointer)
-	if rc != 0 {
+	if rc == C.CUDA_ERROR_INVALID_HANDLE || rc == C.CUDA_ERROR_INVALID_CONTEXT { // unknown, freed or its own: the driver knows one word for all
+		return C.CUDA_ERROR_INVALID_VALUE
+	} else if rc != 0 {
 		return rc
 	}
 	// The use of the pool holds all of it.
 	defer use.Close()
+	if it.Pool != p.number {
+		return C.CUDA_ERROR_INVALID_VALUE
+	}
 	var d C.uint64_t
 	if rc := C.sl_ipc_import_pointer(&d, C.uint64_t(h.real), unsafe.Pointer(&it.Handle)); rc != 0 {
 		return C.CUresult(rc)
 	}
-	*o, *size, *opens = C.CUdeviceptr(d), C.size_t(it.Size), 2
+	*o, *size, *opens, *dev = C.CUdeviceptr(d), C.size_t(it.Size), 2, C.int(p.dev)
 	if i.pointers[uint64(d)] == nil {
 		i.pointers[uint64(d)] = p
 		p.opened.join(it.Charged)

@@ -55,13 +55,18 @@ type pool struct {
 	dev     int
 	charged uint64
 	made    bool // by the client, not the device's own
+	ended   bool // destroyed by the client, with memory in use
 
 	imported bool
 	opened   *opened // of another session, see ipc_pools.go
 	token    *exchange.Token
+	number   uint64 // names it among all sessions' pools: random, 0 before it or memory of it is exported
 	backing         // in use by other sessions
 	ghost    uint64 // of charged: what the pool has given back while other sessions used it
 }
+
+// poolMemory is an allocation of a pool.
+type poolMemory struct{ pool, size uint64 }
 
 type memory struct {
 	s       *session
@@ -71,7 +76,7 @@ type memory struct {
 	vmm     map[uint64]*vmmHandle
 	maps    map[uint64]vmmMap // by address
 	pools   map[uint64]*pool
-	async   map[uint64]uint64 // address to pool
+	async   map[uint64]poolMemory // by address
 	graphs  graphMemory
 	limits  map[limitKey]charge // size: the limit, in its own unit
 	ctxs    []int               // contexts per device
@@ -107,7 +112,7 @@ func (m *memory) init(s *session) {
 	m.vmm = make(map[uint64]*vmmHandle)
 	m.maps = make(map[uint64]vmmMap)
 	m.pools = make(map[uint64]*pool)
-	m.async = make(map[uint64]uint64)
+	m.async = make(map[uint64]poolMemory)
 	m.graphs.init()
 	m.limits = make(map[limitKey]charge)
 	m.wantNow = make(chan struct{}, 1)
@@ -266,12 +271,12 @@ func (s *session) cuMemFree_v2(p uint64) C.CUresult {
 		}
 		return rc
 	}
-	if real, ok := m.async[p]; ok {
+	if a, ok := m.async[p]; ok {
 		rc := C.sl_mem_free(C.uint64_t(p))
 		if rc == 0 {
 			s.ipc.forget(p)
 			delete(m.async, p)
-			m.settlePool(real, m.pools[real])
+			m.settlePool(a.pool, m.pools[a.pool])
 		}
 		return rc
 	}

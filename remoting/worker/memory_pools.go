@@ -49,6 +49,10 @@ func (m *memory) settlePool(real uint64, p *pool) {
 		p.ghost = 0
 	}
 	p.holds(p.charged)
+	if p.ended && p.charged == 0 {
+		C.call_cuMemPoolDestroy(C.uint64_t(real))
+		delete(m.pools, real)
+	}
 }
 
 func (m *memory) settlePools() {
@@ -126,7 +130,7 @@ func (s *session) poolAlloc(o *C.CUdeviceptr, n uint64, real uint64, dev int, h 
 	p.charged = now
 	p.holds(now)
 	if rc == 0 {
-		m.async[uint64(d)] = real
+		m.async[uint64(d)] = poolMemory{real, n}
 		*o = d
 	}
 	return rc
@@ -180,7 +184,7 @@ func (s *session) cuMemFreeAsync(p uint64, h href) C.CUresult {
 	if pl := s.ipc.pointers[p]; pl != nil {
 		return s.freePointer(p, pl, h)
 	}
-	real, ok := s.mem.async[p]
+	a, ok := s.mem.async[p]
 	if dev, of := s.mem.graphs.at[p]; of && !ok {
 		rc := C.call_cuMemFreeAsync(C.uint64_t(p), C.uint64_t(h.real))
 		s.mem.settleGraphs(dev)
@@ -193,7 +197,7 @@ func (s *session) cuMemFreeAsync(p uint64, h href) C.CUresult {
 	if rc == 0 {
 		s.ipc.forget(p)
 		delete(s.mem.async, p)
-		s.mem.settlePool(real, s.mem.pools[real])
+		s.mem.settlePool(a.pool, s.mem.pools[a.pool])
 	}
 	return rc
 }
@@ -242,21 +246,21 @@ func (s *session) cuMemPoolDestroy(h href) C.CUresult {
 	if p.imported {
 		return s.destroyImported(h, p)
 	}
-	// The pool would live on until its last allocation is freed, but could no
-	// longer be asked what it holds: it goes when it holds nothing.
+	// The driver's pool would live on until its last allocation is freed, but could no longer be asked what it holds:
+	// only the program's handle ends here, and the driver's with the memory. Until then the pool keeps no more than its allocations.
+	var none, current, own C.uint64_t
+	if C.call_cuDeviceGetMemPool(&current, C.uint32_t(p.dev)) == 0 && uint64(current) == h.real &&
+		C.call_cuDeviceGetDefaultMemPool(&own, C.uint32_t(p.dev)) == 0 {
+		C.call_cuDeviceSetMemPool(C.uint32_t(p.dev), own)
+	}
+	C.sl_pool_set(C.uint64_t(h.real), C.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none)
 	C.sl_ctx_sync()
 	C.call_cuMemPoolTrimTo(C.uint64_t(h.real), 0)
+	p.ended = true
+	s.ipc.withdraw(p)
+	s.unbind(wire.KindPool, h.id)
 	m.settlePool(h.real, p)
-	if p.charged > 0 {
-		return C.CUresult(s.refuse("cuMemPoolDestroy with memory in use"))
-	}
-	rc := C.call_cuMemPoolDestroy(C.uint64_t(h.real))
-	if rc == 0 {
-		delete(m.pools, h.real)
-		s.ipc.withdraw(p)
-		s.unbind(wire.KindPool, h.id)
-	}
-	return rc
+	return 0
 }
 
 func (s *session) cuMemPoolTrimTo(h href, keep uint64) C.CUresult {

@@ -228,11 +228,23 @@ static void import_fd(size_t bytes)
 	unmap(p, bytes);
 }
 
+/* The data that exports memory of a pool, which no context need be current for. */
+static CUmemPoolPtrExportData exported(CUdeviceptr p)
+{
+	CUmemPoolPtrExportData data;
+	CUcontext c;
+
+	DRIVER(CU(cuCtxPopCurrent_v2)(&c));
+	DRIVER(CU(cuMemPoolExportPointer)(&data, p));
+	DRIVER(CU(cuCtxPushCurrent_v2)(c));
+	return data;
+}
+
 static void export_pool(void)
 {
 	CUmemPoolProps prop = {};
 	CUmemPoolPtrExportData data;
-	CUmemoryPool pool;
+	CUmemoryPool pool, other;
 	CUdeviceptr p;
 	int fd;
 
@@ -246,14 +258,36 @@ static void export_pool(void)
 	for (int i = 0; i < 2; i++) {
 		DRIVER(CU(cuMemAllocFromPoolAsync)(&p, n * sizeof(unsigned), pool, 0));
 		set_words((unsigned *)p, n, 30 + i);
-		DRIVER(CU(cuMemPoolExportPointer)(&data, p));
+		data = exported(p);
 		tell(&data, sizeof data);
 		await('p');
 		expect_words((unsigned *)p, n, 31 + i);
 		DRIVER(CU(cuMemFreeAsync)(p, 0));
 	}
+	tell(&data, sizeof data); /* freed */
+	DRIVER(CU(cuMemPoolCreate)(&other, &prop));
+	DRIVER(CU(cuMemAllocFromPoolAsync)(&p, n * sizeof(unsigned), other, 0));
+	data = exported(p);
+	tell(&data, sizeof data);
+	await('p');
+	/* A pool that is destroyed stays until nothing of it is left. */
+	DRIVER(CU(cuMemPoolDestroy)(other));
+	set_words((unsigned *)p, n, 44);
+	expect_words((unsigned *)p, n, 44);
+	DRIVER(CU(cuMemFreeAsync)(p, 0));
 	CHECK(cudaDeviceSynchronize());
 	DRIVER(CU(cuMemPoolDestroy)(pool));
+}
+
+static CUresult import_pointer(CUdeviceptr *p, CUmemoryPool pool, CUmemPoolPtrExportData data)
+{
+	CUresult rc;
+	CUcontext c;
+
+	DRIVER(CU(cuCtxPopCurrent_v2)(&c));
+	rc = CU(cuMemPoolImportPointer)(p, pool, &data);
+	DRIVER(CU(cuCtxPushCurrent_v2)(c));
+	return rc;
 }
 
 static void import_pool(void)
@@ -261,20 +295,27 @@ static void import_pool(void)
 	CUmemPoolPtrExportData data;
 	CUmemoryPool pool;
 	CUdeviceptr p;
-	int fd = hear_fd();
+	int fd = hear_fd(), on = -1;
 
 	DRIVER(CU(cuMemPoolImportFromShareableHandle)(&pool, (void *)(long)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
 	close(fd);
 	REQUIRE(CU(cuMemAllocFromPoolAsync)(&p, 4096, pool, 0) != CUDA_SUCCESS, "an imported pool allocates");
 	for (int i = 0; i < 2; i++) {
 		hear(&data, sizeof data);
-		DRIVER(CU(cuMemPoolImportPointer)(&p, pool, &data));
+		DRIVER(import_pointer(&p, pool, data));
+		DRIVER(CU(cuPointerGetAttribute)(&on, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, p));
+		REQUIRE(on == 0, "imported memory is on device %d", on);
 		expect_words((unsigned *)p, n, 30 + i);
 		add((unsigned *)p, n, 1, 0);
 		DRIVER(CU(cuMemFreeAsync)(p, 0));
 		CHECK(cudaDeviceSynchronize());
 		go('p');
 	}
+	hear(&data, sizeof data);
+	REQUIRE(import_pointer(&p, pool, data) == CUDA_ERROR_INVALID_VALUE, "memory that its maker has freed is imported");
+	hear(&data, sizeof data);
+	REQUIRE(import_pointer(&p, pool, data) == CUDA_ERROR_INVALID_VALUE, "memory of another pool is imported");
+	go('p');
 	DRIVER(CU(cuMemPoolDestroy)(pool));
 }
 

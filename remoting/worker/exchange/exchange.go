@@ -57,7 +57,7 @@ const (
 	openTime = 5 * time.Second
 	// maxConns bounds the connections of an exporter, and with them its threads' memory.
 	maxConns  = 8192
-	replySize = 96
+	replySize = 104
 )
 
 // Token names an export. The program has it as a handle of CUDA's, whose 64 bytes it fills.
@@ -87,6 +87,7 @@ type Item struct {
 	Device       int
 	Offset, Size uint64 // of the program's memory within the driver's allocation
 	Charged      uint64 // bytes that the lease is charged for the whole allocation
+	Pool         uint64 // of a Pool or Pointer: which one of the exporter's pools
 	Handle       [64]byte
 	FD           int // of a File or Pool: the exporter's own, which stays open until Remove
 	// Used is told of each session that begins (1) or ends (-1) to use it; it must not wait.
@@ -228,7 +229,7 @@ func (e *Exports) serve(c *net.UnixConn) {
 	_, _ = c.Read(t[:]) // the end
 }
 
-// An answer: kind and device, offset, size, charge, handle.
+// An answer: kind and device, offset, size, charge, pool, handle.
 func encode(it *Item) []byte {
 	b := make([]byte, replySize)
 	binary.LittleEndian.PutUint32(b, it.Kind)
@@ -236,16 +237,18 @@ func encode(it *Item) []byte {
 	binary.LittleEndian.PutUint64(b[8:], it.Offset)
 	binary.LittleEndian.PutUint64(b[16:], it.Size)
 	binary.LittleEndian.PutUint64(b[24:], it.Charged)
-	copy(b[32:], it.Handle[:])
+	binary.LittleEndian.PutUint64(b[32:], it.Pool)
+	copy(b[40:], it.Handle[:])
 	return b
 }
 
 func decode(b []byte) *Item {
 	it := &Item{
 		Kind: binary.LittleEndian.Uint32(b), Device: int(binary.LittleEndian.Uint32(b[4:])), Offset: binary.LittleEndian.Uint64(b[8:]),
-		Size: binary.LittleEndian.Uint64(b[16:]), Charged: binary.LittleEndian.Uint64(b[24:]), FD: -1,
+		Size: binary.LittleEndian.Uint64(b[16:]), Charged: binary.LittleEndian.Uint64(b[24:]),
+		Pool: binary.LittleEndian.Uint64(b[32:]), FD: -1,
 	}
-	copy(it.Handle[:], b[32:])
+	copy(it.Handle[:], b[40:])
 	return it
 }
 
