@@ -221,6 +221,13 @@ test-cluster: all cuda-programs
 test-units: all cuda-programs
 	test/vm.sh units test/vm/units.log
 
+# The daemon's pages in Chromium, which is installed if it is missing, and how long the largest takes; pictures in build/pictures. No part of `make test`.
+.PHONY: test-page
+test-page:
+	command -v chromium >/dev/null || { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends chromium fonts-liberation; }
+	mkdir -p $(B)/pictures
+	SLUICE_BROWSER=chromium SLUICE_PICTURES=$(CURDIR)/$(B)/pictures $(GO) test -tags browser -count=1 -v -run 'TestBrowser|TestManyGPUs' ./daemon/internal/page
+
 # Shares of a simulated GPU, by counts; as root.
 .PHONY: test-shares
 test-shares: all cuda-programs $(B)/test/tenant $(B)/test/tenant-twins.so $(B)/test/tenant-kind2.so
@@ -327,6 +334,7 @@ help:
 	@echo 'make test-smi    nvidia-smi of other drivers on the NVML shim'
 	@echo 'make test-e2e    CUDA programs through shim, worker and simulated GPU'
 	@echo 'make test-cluster daemons of several nodes in network namespaces (as root)'
+	@echo 'make test-page   the pages for browsers in Chromium, with pictures (as root)'
 	@echo 'make test-units  the shipped systemd units under systemd 252 and 257, in emulated machines (as root)'
 	@echo 'make test-shares shares of a simulated GPU under every policy, counted (as root)'
 	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'

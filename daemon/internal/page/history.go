@@ -1,8 +1,7 @@
 package page
 
 import (
-	"fmt"
-	"strings"
+	"strconv"
 	"sync"
 	"time"
 
@@ -31,18 +30,23 @@ func (r *ring) add(percent float64) {
 	r.n++
 }
 
-// line draws the ring as the points of an SVG polyline in a box of points by 100, the newest at
-// the right end. It is "" while there are fewer than two.
-func (r *ring) line() string {
+// polyline is the points of an SVG polyline.
+type polyline string
+
+// line draws the ring in a box of points by 100, the newest at the right end. It is "" while there are fewer than two.
+func (r *ring) line() polyline {
 	if r == nil || r.n < 2 {
 		return ""
 	}
 	n := min(r.n, points)
-	var b strings.Builder
+	b := make([]byte, 0, n*len("119,100 "))
 	for i := range n {
-		fmt.Fprintf(&b, "%d,%d ", points-n+i, 100-int(r.values[(r.n-n+i)%points]))
+		b = strconv.AppendInt(b, int64(points-n+i), 10)
+		b = append(b, ',')
+		b = strconv.AppendInt(b, 100-int64(r.values[(r.n-n+i)%points]), 10)
+		b = append(b, ' ')
 	}
-	return strings.TrimSpace(b.String())
+	return polyline(b[:len(b)-1])
 }
 
 // history holds the values of the last hour. It begins with the daemon.
@@ -106,7 +110,7 @@ func (h *history) sample(s *rpc.Stats) {
 }
 
 // line draws one of the histories.
-func (h *history) line(key string) string {
+func (h *history) line(key string) polyline {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.rings[key].line()

@@ -10,11 +10,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
@@ -37,7 +40,7 @@ func site(gpus int) (rpc.Stats, []rpc.Pool) {
 		}}
 		l.Use = []lease.Use{{Granted: 32 << 30, Used: 8 << 30, Peak: 9 << 30}}
 		l.Shares = []lease.Share{{Due: 4000, Held: time.Minute, Waited: time.Second, Turns: 7}}
-		l.Sessions = []lease.Session{{ID: "s", Lease: l.ID, Client: 77, Program: hostile, Counts: lease.Counts{Calls: 5, Waits: 2}}}
+		l.Sessions = []lease.Session{{ID: "s", Lease: l.ID, Client: 77, Program: hostile, Started: time.Now().Add(-time.Minute), Counts: lease.Counts{Calls: 5, Waits: 2, Cuts: 3, CutTime: 41500 * time.Millisecond}}}
 		s.Leases = append(s.Leases, l)
 		g.Owner = "gpu02"
 		own.Inventory.GPUs = append(own.Inventory.GPUs, g)
@@ -86,7 +89,7 @@ func TestPages(t *testing.T) {
 		}
 	}
 	code, job, _ := get(t, s, "/job/main/101", nil)
-	for _, want := range []string{"40.0 %", "1m0s", "best-effort", "9G", "<td>77</td>", "<td>5</td>", "node1"} {
+	for _, want := range []string{"40.0 %", "1m0s", "best-effort", "9G", "<td>77</td>", "<td>5</td>", "<td>3</td><td>41.5s</td>", "<td>1m00s</td>", "node1"} {
 		if !strings.Contains(job, want) {
 			t.Errorf("the job's page lacks %q", want)
 		}
@@ -191,6 +194,19 @@ func TestReadToken(t *testing.T) {
 	}
 }
 
+// fill lets an hour pass in which the GPUs are busy now and then.
+func fill(s *Server, gpus int) {
+	stats, _ := site(gpus)
+	for i := range points {
+		stats.Time = stats.Time.Add(Every)
+		for j := range stats.GPUs {
+			stats.GPUs[j].Utilisation = uint32((i*7 + j*13) % 100)
+			stats.Leases[j].Shares[0].Held += Every * time.Duration(i%10) / 10
+		}
+		s.history.sample(&stats)
+	}
+}
+
 // The history draws an hour and forgets what is gone.
 func TestHistory(t *testing.T) {
 	s, _ := server(1, nil)
@@ -201,7 +217,7 @@ func TestHistory(t *testing.T) {
 		stats.Leases[0].Shares[0].Held += Every / 2
 		s.history.sample(&stats)
 	}
-	busy, held := strings.Fields(s.history.line("busy GPU-00000000")), strings.Fields(s.history.line("held "+stats.Leases[0].ID))
+	busy, held := strings.Fields(string(s.history.line("busy GPU-00000000"))), strings.Fields(string(s.history.line("held "+stats.Leases[0].ID)))
 	if len(busy) != points || !strings.HasPrefix(busy[0], "0,") || busy[points-1] != fmt.Sprintf("%d,%d", points-1, 100-(3*points-1)%100) {
 		t.Errorf("busy: %d points, %v", len(busy), busy[max(0, len(busy)-3):])
 	}
@@ -223,20 +239,53 @@ func TestHistory(t *testing.T) {
 func TestManyGPUs(t *testing.T) {
 	s, asked := server(1000, nil)
 	began := time.Now()
-	get(t, s, "/", nil)
-	t.Logf("the first page took %v", time.Since(began))
-	var times []time.Duration
+	var longest time.Duration
 	for range 20 {
-		began = time.Now()
+		last := time.Now()
 		_, body, _ := get(t, s, "/", nil)
-		times = append(times, time.Since(began))
+		longest = max(longest, time.Since(last))
 		if len(body) > 4<<20 {
 			t.Fatalf("%d bytes", len(body))
 		}
 	}
-	slices.Sort(times)
-	t.Logf("1,000 GPUs here and 1,000 in the pool: %v (median), %v (longest)", times[10], times[19])
-	if n := asked.Load(); n > 1+int64(20*times[19]/keptFor)+1 {
+	t.Logf("1,000 GPUs here and 1,000 in the pool: 20 pages in %v, the longest in %v", time.Since(began), longest)
+	if n := asked.Load(); n > 2+int64(time.Since(began)/keptFor) {
 		t.Errorf("asked %d times", n)
+	}
+}
+
+// A page of 1,000 GPUs that is made anew, with an hour's history, takes less than 200 ms in 99 of 100 cases. The longest of fewer is
+// held to that. A processor's time is counted, not what others of this machine take of it.
+func TestManyGPUsAnew(t *testing.T) {
+	const limit = 200 * time.Millisecond
+	n := 30
+	if raceDetector {
+		n = 1 // it multiplies the time: the limit is judged without it
+	}
+	s, _ := server(1000, nil)
+	fill(s, 1000)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	clock := func() time.Duration {
+		var now unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(now.Nano())
+	}
+	var times []time.Duration
+	for range n {
+		s.last = nil
+		began := clock()
+		code, body, _ := get(t, s, "/", nil)
+		times = append(times, clock()-began)
+		if code != 200 || strings.Count(body, "<polyline") != 3000 || len(body) > 8<<20 {
+			t.Fatalf("%d, %d bytes, %d lines", code, len(body), strings.Count(body, "<polyline"))
+		}
+	}
+	slices.Sort(times)
+	t.Logf("%d pages: %v (median), %v (longest)", n, times[n/2], times[n-1])
+	if times[n-1] > limit && !raceDetector {
+		t.Errorf("the longest took %v: more than %v", times[n-1], limit)
 	}
 }

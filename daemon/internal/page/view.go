@@ -3,6 +3,7 @@ package page
 import (
 	"cmp"
 	"fmt"
+	"html/template"
 	"slices"
 	"strconv"
 	"time"
@@ -33,7 +34,7 @@ type gpuView struct {
 	State                       string // "lends", or why not
 	Lent                        int    // percent
 	Busy, Mem                   string
-	LentLine, MemLine, BusyLine string
+	LentLine, MemLine, BusyLine polyline
 	Holders                     []jobLine
 }
 
@@ -82,7 +83,7 @@ type leaseView struct {
 	ID, Policy, State  string
 	Made               time.Time
 	Shares             []shareView
-	UsedLine, HeldLine string
+	UsedLine, HeldLine polyline
 	Sessions           []lease.Session
 }
 
@@ -231,4 +232,24 @@ func (s *Server) lease(l *lease.Status) leaseView {
 }
 
 // ago is the time since t, in whole seconds.
-func ago(t time.Time) time.Duration { return time.Since(t).Round(time.Second) }
+func ago(t time.Time) string {
+	if t.IsZero() {
+		return "not known"
+	}
+	return jobreport.Duration(time.Since(t).Round(time.Second))
+}
+
+// bar and line draw. They are no templates, because a page of 1,000 GPUs has thousands of them; what they write is made of numbers alone.
+
+func bar(percent int) template.HTML {
+	n := strconv.Itoa(percent)
+	return template.HTML(`<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="` + n + ` %">` +
+		`<rect class="whole" width="100" height="8"/><rect class="part" width="` + n + `" height="8"/></svg>`)
+}
+
+func line(points polyline) template.HTML {
+	if points == "" {
+		return `<span class="none">no history yet</span>`
+	}
+	return `<svg class="line" viewBox="0 0 119 100" preserveAspectRatio="none" role="img" aria-label="the last hour"><polyline points="` + template.HTML(points) + `"/></svg>`
+}
