@@ -14,6 +14,7 @@ import (
 	"image/png"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -156,6 +157,7 @@ func strange(c *Config) {
 	stats, pools := site(2)
 	for i := range stats.Leases {
 		l := &stats.Leases[i]
+		l.Request.Key.Cluster, l.Request.Key.Job = "cluster"+attack, "job"+attack
 		l.Request.JobName, l.Request.Account, l.Host = "name"+attack, "account"+attack, "host"+attack
 		for j := range l.Sessions {
 			l.Sessions[j].Program = "program" + attack
@@ -207,9 +209,9 @@ func TestBrowser(t *testing.T) {
 		{"none", "/job/main/9", 1280, 600, 1, nil, []string{"This daemon knows no lease of such a job."}, warned},
 		{"empty", "/", 1280, 600, 0, nil, []string{"This node lends no GPUs.", "No job has a fraction here."}, warned},
 		{"silent", "/", 1280, 600, 1, silent, []string{"owners that do not answer: 1", "no route to host"}, warned},
-		{"strange", "/", 1280, 2000, 2, strange, []string{"name" + attack, "account" + attack, "host" + attack, "GPU" + attack, "far" + attack, "node" + attack,
+		{"strange", "/", 1280, 2000, 2, strange, []string{"job" + attack, "name" + attack, "account" + attack, "host" + attack, "GPU" + attack, "far" + attack, "node" + attack,
 			"version" + attack, "pool" + attack, "owner" + attack, "error" + attack, "failure" + attack}, warned},
-		{"strange-job", "/job/main/101", 1280, 900, 2, strange, []string{"name" + attack, "program" + attack}, drawn},
+		{"strange-job", "/job/" + url.PathEscape("cluster"+attack) + "/" + url.PathEscape("job"+attack), 1280, 900, 2, strange, []string{"Job job" + attack + " of cluster" + attack, "name" + attack, "program" + attack}, drawn},
 		{"many", "/", 1280, 4000, 1000, nil, []string{"H100"}, drawn},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -225,6 +227,16 @@ func TestBrowser(t *testing.T) {
 			}
 			if c.path == "/" && strings.Count(v.source, "<section") != c.gpus {
 				t.Errorf("%d GPUs on the page", strings.Count(v.source, "<section"))
+			}
+			for n := range v.dom.Descendants() {
+				if n.Data != "a" {
+					continue
+				}
+				for _, a := range n.Attr {
+					if code, _, _ := get(t, s, a.Val, nil); a.Key == "href" && code != 200 {
+						t.Errorf("the link to %s: %d", a.Val, code)
+					}
+				}
 			}
 			if r := v.picture.Bounds(); r.Dx() != c.width || r.Dy() != c.height {
 				t.Errorf("a picture of %v", r)

@@ -1,6 +1,7 @@
 package page
 
 import (
+	"html/template"
 	"strconv"
 	"sync"
 	"time"
@@ -30,23 +31,28 @@ func (r *ring) add(percent float64) {
 	r.n++
 }
 
-// polyline is the points of an SVG polyline.
-type polyline string
+const (
+	lineHead = `<svg class="line" viewBox="0 0 119 100" preserveAspectRatio="none" role="img" aria-label="the last hour"><polyline points="`
+	lineTail = `"/></svg>`
+	noLine   = `<span class="none">no history yet</span>`
+)
 
-// line draws the ring in a box of points by 100, the newest at the right end. It is "" while there are fewer than two.
-func (r *ring) line() polyline {
+// line draws the ring as an SVG polyline in a box of points by 100, the newest at the right end, if there are two. What it writes is made
+// of numbers alone.
+func (r *ring) line() template.HTML {
 	if r == nil || r.n < 2 {
-		return ""
+		return noLine
 	}
 	n := min(r.n, points)
-	b := make([]byte, 0, n*len("119,100 "))
+	b := make([]byte, 0, len(lineHead)+n*len("119,100 ")+len(lineTail))
+	b = append(b, lineHead...)
 	for i := range n {
 		b = strconv.AppendInt(b, int64(points-n+i), 10)
 		b = append(b, ',')
 		b = strconv.AppendInt(b, 100-int64(r.values[(r.n-n+i)%points]), 10)
 		b = append(b, ' ')
 	}
-	return polyline(b[:len(b)-1])
+	return template.HTML(append(b[:len(b)-1], lineTail...))
 }
 
 // history holds the values of the last hour. It begins with the daemon.
@@ -110,7 +116,7 @@ func (h *history) sample(s *rpc.Stats) {
 }
 
 // line draws one of the histories.
-func (h *history) line(key string) polyline {
+func (h *history) line(key string) template.HTML {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.rings[key].line()

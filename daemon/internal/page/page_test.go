@@ -217,7 +217,10 @@ func TestHistory(t *testing.T) {
 		stats.Leases[0].Shares[0].Held += Every / 2
 		s.history.sample(&stats)
 	}
-	busy, held := strings.Fields(string(s.history.line("busy GPU-00000000"))), strings.Fields(string(s.history.line("held "+stats.Leases[0].ID)))
+	drawn := func(key string) []string {
+		return strings.Fields(strings.TrimSuffix(strings.TrimPrefix(string(s.history.line(key)), lineHead), lineTail))
+	}
+	busy, held := drawn("busy GPU-00000000"), drawn("held "+stats.Leases[0].ID)
 	if len(busy) != points || !strings.HasPrefix(busy[0], "0,") || busy[points-1] != fmt.Sprintf("%d,%d", points-1, 100-(3*points-1)%100) {
 		t.Errorf("busy: %d points, %v", len(busy), busy[max(0, len(busy)-3):])
 	}

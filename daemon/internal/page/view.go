@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"html/template"
+	"net/url"
 	"slices"
 	"strconv"
 	"time"
@@ -34,7 +35,7 @@ type gpuView struct {
 	State                       string // "lends", or why not
 	Lent                        int    // percent
 	Busy, Mem                   string
-	LentLine, MemLine, BusyLine polyline
+	LentLine, MemLine, BusyLine template.HTML
 	Holders                     []jobLine
 }
 
@@ -61,14 +62,14 @@ type poolGPU struct {
 
 // jobLine is a lease in a list.
 type jobLine struct {
-	Cluster, Job, User, Name, Account string
-	Host                              string
-	Fractions                         string
-	Percent                           int // of the GPU that it is listed under
-	Used, Granted                     uint64
-	UsedPercent                       int
-	Sessions                          int
-	Nameless                          bool
+	Who                 template.HTML // a link to the job's page, or why there is none
+	User, Name, Account string
+	Host                string
+	Fractions           string
+	Percent             int // of the GPU that it is listed under
+	Used, Granted       uint64
+	UsedPercent         int
+	Sessions            int
 }
 
 // jobView is the page of a job.
@@ -83,7 +84,7 @@ type leaseView struct {
 	ID, Policy, State  string
 	Made               time.Time
 	Shares             []shareView
-	UsedLine, HeldLine polyline
+	UsedLine, HeldLine template.HTML
 	Sessions           []lease.Session
 }
 
@@ -182,7 +183,7 @@ func lentOf(g *lease.GPU) int { return 100 - int(min(g.FreePercent, 100)) }
 // line is a lease in a list.
 func (s *Server) line(l *lease.Status) jobLine {
 	r := &l.Request
-	line := jobLine{Host: l.Host, Sessions: len(l.Sessions), Nameless: s.cfg.Nameless}
+	line := jobLine{Host: l.Host, Sessions: len(l.Sessions), Who: "a lease"}
 	for i, g := range l.Grants {
 		if i > 0 {
 			line.Fractions += ", "
@@ -192,9 +193,17 @@ func (s *Server) line(l *lease.Status) jobLine {
 	line.Used, line.Granted = memory(l)
 	line.UsedPercent = int(percent(line.Used, line.Granted))
 	if !s.cfg.Nameless {
-		line.Cluster, line.Job, line.Name, line.Account, line.User = r.Key.Cluster, r.Key.Job, r.JobName, r.Account, s.names.Name(r.UID)
+		line.Name, line.Account, line.User = r.JobName, r.Account, s.names.Name(r.UID)
+		if r.Key.Job != "" {
+			line.Who = jobLink(r.Key.Cluster, r.Key.Job)
+		}
 	}
 	return line
+}
+
+func jobLink(cluster, job string) template.HTML {
+	path := "/job/" + url.PathEscape(cluster) + "/" + url.PathEscape(job)
+	return template.HTML(`<a href="` + template.HTMLEscapeString(path) + `">` + template.HTMLEscapeString(job) + `</a>`)
 }
 
 func (s *Server) jobView(st *state, cluster, job string) *jobView {
@@ -239,17 +248,9 @@ func ago(t time.Time) string {
 	return jobreport.Duration(time.Since(t).Round(time.Second))
 }
 
-// bar and line draw. They are no templates, because a page of 1,000 GPUs has thousands of them; what they write is made of numbers alone.
-
+// bar draws percent. It is no template, because a page of 1,000 GPUs has thousands of bars.
 func bar(percent int) template.HTML {
 	n := strconv.Itoa(percent)
 	return template.HTML(`<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="` + n + ` %">` +
 		`<rect class="whole" width="100" height="8"/><rect class="part" width="` + n + `" height="8"/></svg>`)
-}
-
-func line(points polyline) template.HTML {
-	if points == "" {
-		return `<span class="none">no history yet</span>`
-	}
-	return `<svg class="line" viewBox="0 0 119 100" preserveAspectRatio="none" role="img" aria-label="the last hour"><polyline points="` + template.HTML(points) + `"/></svg>`
 }
