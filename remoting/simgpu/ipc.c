@@ -397,6 +397,17 @@ API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUme
 	return sim_leave(CUDA_SUCCESS);
 }
 
+/* The pool of another process that this one has imported already. */
+static struct pool *imported_pool(uint64_t identity)
+{
+	struct obj *o;
+
+	for (size_t it = 0; (o = obj_next(&it, NULL));)
+		if (o->kind == K_POOL && ((struct pool *)o)->imported && !((struct pool *)o)->destroyed && ((struct pool *)o)->identity == identity)
+			return (struct pool *)o;
+	return NULL;
+}
+
 API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *os, CUmemAllocationHandleType type, unsigned long long flags)
 {
 	CUresult r = sim_enter();
@@ -411,13 +422,16 @@ API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *os, CUm
 	dev = file_device((int)(intptr_t)os, "/memfd:" SIM_POOL, 2, &identity);
 	if (dev < 0)
 		return sim_leave(CUDA_ERROR_UNKNOWN);
-	p = obj_new(K_POOL, NULL, sizeof(*p));
-	if (!p)
-		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
-	p->dev = dev;
-	p->imported = true;
-	p->identity = identity;
-	p->access = access_own(dev);
+	p = imported_pool(identity);
+	if (!p) {
+		p = obj_new(K_POOL, NULL, sizeof(*p));
+		if (!p)
+			return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		p->dev = dev;
+		p->identity = identity;
+		p->access = access_own(dev);
+	}
+	p->imported++;
 	*out = HANDLE(CUmemoryPool, p);
 	return sim_leave(CUDA_SUCCESS);
 }

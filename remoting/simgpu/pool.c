@@ -128,6 +128,10 @@ API CUresult cuMemPoolDestroy(CUmemoryPool h)
 		return r;
 	if (p->dflt)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	if (p->imported > 1) {
+		p->imported--;
+		return sim_leave(CUDA_SUCCESS);
+	}
 	pool_release(p, 0);
 	if (sim.dev[p->dev].current_pool == p)
 		sim.dev[p->dev].current_pool = sim.dev[p->dev].pool;

@@ -101,7 +101,8 @@ struct vmem {
 struct pool {
 	struct obj obj;
 	int dev;
-	bool dflt, destroyed, imported;
+	bool dflt, destroyed;
+	unsigned imported;		/* times; 0 for one of this process's own */
 	uint64_t identity;		/* of the machine's pools; an imported one has its exporter's */
 	uint32_t access;		/* see peer.c */
 	CUmemPoolProps props;

@@ -94,7 +94,9 @@ func (s *session) cuMemPoolImportFromShareableHandle(id uint32, o *C.uint64_t, h
 		at.decline()
 		return rc
 	}
-	go at.heir(heirTime)
+	if s.mem.pools[uint64(*o)].opened == at {
+		go at.heir(heirTime)
+	}
 	return 0
 }
 
@@ -102,11 +104,18 @@ func (i *ipc) importPool(o *C.uint64_t, it *exchange.Item, at *opened) C.CUresul
 	if rc := C.sl_ipc_import_pool(o, C.int(it.FD)); rc != 0 {
 		return C.CUresult(rc)
 	}
-	if i.s.mem.pools[uint64(*o)] != nil { // the driver gave a pool of this session's own
+	switch p := i.s.mem.pools[uint64(*o)]; {
+	case p == nil:
+		i.s.mem.pools[uint64(*o)] = &pool{dev: it.Device, made: true, imports: 1, imported: true, opened: at, number: it.Pool}
+	case p.imported && p.number == it.Pool:
+		p.imports++
+		if at.use != nil {
+			at.decline() // the first import's use holds the pool
+		}
+	default: // the driver gave a pool of this session's own
 		*o = 0
-		return C.CUresult(i.s.refuse("an import of a pool that is imported already"))
+		return C.CUresult(i.s.refuse("an import of a pool in the process that made it"))
 	}
-	i.s.mem.pools[uint64(*o)] = &pool{dev: it.Device, made: true, imported: true, opened: at, number: it.Pool}
 	return 0
 }
 
@@ -134,9 +143,11 @@ func (o *opened) join(bytes uint64) {
 func (s *session) destroyImported(h href, p *pool) C.CUresult {
 	rc := C.call_cuMemPoolDestroy(C.uint64_t(h.real))
 	if rc == 0 {
-		delete(s.mem.pools, h.real)
 		s.unbind(wire.KindPool, h.id)
-		p.opened.leave()
+		if p.imports--; p.imports == 0 {
+			delete(s.mem.pools, h.real)
+			p.opened.leave()
+		}
 	}
 	return rc
 }

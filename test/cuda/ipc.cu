@@ -293,11 +293,14 @@ static CUresult import_pointer(CUdeviceptr *p, CUmemoryPool pool, CUmemPoolPtrEx
 static void import_pool(void)
 {
 	CUmemPoolPtrExportData data;
-	CUmemoryPool pool;
+	CUmemoryPool pool, again;
 	CUdeviceptr p;
 	int fd = hear_fd(), on = -1;
 
 	DRIVER(CU(cuMemPoolImportFromShareableHandle)(&pool, (void *)(long)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	/* Each import is ended by itself. */
+	DRIVER(CU(cuMemPoolImportFromShareableHandle)(&again, (void *)(long)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	DRIVER(CU(cuMemPoolDestroy)(again));
 	close(fd);
 	REQUIRE(CU(cuMemAllocFromPoolAsync)(&p, 4096, pool, 0) != CUDA_SUCCESS, "an imported pool allocates");
 	for (int i = 0; i < 2; i++) {
