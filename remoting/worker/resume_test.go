@@ -416,6 +416,75 @@ func TestCutsCounted(t *testing.T) {
 	count(2, grace)
 }
 
+// The account has the round trip of a connection over a network; a Unix socket has none.
+func TestLinkNoted(t *testing.T) {
+	loadFakeDriver(t)
+	l, err := account.NewBook([]uint64{testMem}).Grant(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, acct := fakeSessionOf(t, l, nil, nil)
+	defer s.rd.Close()
+	defer acct.Close()
+	fd, err := unix.Dup(l.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := account.FromFD(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	s.network = acct.Link()
+	noted := func(fd int) time.Duration {
+		t.Helper()
+		stream, err := wire.NewSocketStream(fd, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stream.Close()
+		s.stream = stream
+		s.noteLink()
+		slot, err := file.Slot(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slot.RoundTrip
+	}
+	near, far := socketPair(t)
+	defer unix.Close(far)
+	if d := noted(near); d != 0 {
+		t.Errorf("a Unix socket has a round trip of %v", d)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	client, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	conn, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := conn.(*net.TCPConn).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	conn.Close()
+	tcp, err := unix.Dup(int(f.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := noted(tcp); d <= 0 || d > time.Minute {
+		t.Errorf("loopback has a round trip of %v", d)
+	}
+}
+
 // FuzzAttach is what may come where a lost connection is made again: nothing but the key gets the session, and no position that is not kept.
 func FuzzAttach(f *testing.F) {
 	hello := func(kind uint32) []byte {

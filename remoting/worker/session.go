@@ -65,6 +65,7 @@ type session struct {
 	nvml      *nvml
 	client    account.Client
 	counts    *account.Counts
+	network   *account.Link
 	reason    func(string) // notes why the session ends
 
 	stream wire.Stream
@@ -124,7 +125,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 	s := &session{
 		log: log, ledger: l, store: st, stream: stream, rd: rd, wr: wire.NewWriter(stream),
 		cur: noCtx, ctxs: make(map[uint64]*cudaContext), parts: make(map[ref][]ref), captures: make(map[uint64]capture), objects: make(map[uint64]*userObject), refused: make(map[string]bool), exit: unix.Exit,
-		counts: new(account.Counts), reason: func(string) {},
+		counts: new(account.Counts), network: new(account.Link), reason: func(string) {},
 	}
 	s.gates.Config = s.gateConfig()
 	rd.BeforeRead(s.gates.StepOut)
@@ -422,13 +423,24 @@ func opName(op uint16) string {
 // beat sends a keep-alive frame four times per keep-alive time, so that a
 // client can tell a busy worker from a dead one.
 func (s *session) beat() {
+	s.noteLink()
 	t := time.NewTicker(max(s.keepalive/4, 10*time.Millisecond))
 	defer t.Stop()
 	for range t.C {
+		s.noteLink()
 		atomic.StoreUint64(&s.counts.BytesOut, s.wr.Sent())
 		if err := s.wr.Send(&wire.Reply{Kind: wire.FrameBeat}, nil, nil); err != nil {
 			s.leave("client does not answer", err)
 		}
+	}
+}
+
+// noteLink puts the connection's shortest round trip of the last minutes into the account, as the kernel measures it (tcp_min_rtt_wlen in
+// the kernel's ip-sysctl.rst). Its average would have the time for which an idle client puts its acknowledgements off. A Unix socket has none.
+func (s *session) noteLink() {
+	info, err := unix.GetsockoptTCPInfo(s.stream.FD(), unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err == nil && info.Min_rtt != ^uint32(0) { // that is "none yet"
+		s.network.Note(time.Duration(info.Min_rtt)*time.Microsecond, uint64(info.Total_retrans))
 	}
 }
 

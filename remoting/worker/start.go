@@ -67,7 +67,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		return err
 	}
 	s.shm = c.pass >= 0
-	s.counts, s.reason = acct.Counts(), acct.SetReason
+	s.counts, s.network, s.reason = acct.Counts(), acct.Link(), acct.SetReason
 	s.configure(st, c.keepalive)
 	if err := s.openGates(st, fds[len(fds)-2*st.Schedules():]); err != nil {
 		return refuse(err)

@@ -97,6 +97,14 @@ type Session struct {
 	Started time.Time `json:"started"`
 	Use     []Use     `json:"use"` // one for each of the lease's grants here
 	Counts  Counts    `json:"counts"`
+	Link    Link      `json:"link"`
+}
+
+// Link is a session's connection to its client as the kernel of the owner measures it. All is 0 where that connection is a
+// Unix socket: within a node, and where daemons relay an encrypted one.
+type Link struct {
+	RoundTrip time.Duration `json:"round_trip"` // the shortest of the last minutes
+	Resent    uint64        `json:"resent"`     // segments that were lost on the way to the client, or seemed to be, since it was made
 }
 
 // Use is the memory account of one grant, in bytes.

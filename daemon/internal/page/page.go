@@ -32,7 +32,7 @@ import (
 //go:embed page.html style.css
 var files embed.FS
 
-var pages = template.Must(template.New("").Funcs(template.FuncMap{"bytes": jobreport.Bytes, "duration": jobreport.Duration, "ago": ago, "bar": bar}).ParseFS(files, "page.html"))
+var pages = template.Must(template.New("").Funcs(template.FuncMap{"bytes": jobreport.Bytes, "duration": jobreport.Duration, "ago": ago, "bar": bar, "millis": millis}).ParseFS(files, "page.html"))
 
 const (
 	// askTime is how long the owners may take for a page; one that is silent is shown as that.

@@ -40,7 +40,7 @@ func site(gpus int) (rpc.Stats, []rpc.Pool) {
 		}}
 		l.Use = []lease.Use{{Granted: 32 << 30, Used: 8 << 30, Peak: 9 << 30}}
 		l.Shares = []lease.Share{{Due: 4000, Held: time.Minute, Waited: time.Second, Turns: 7}}
-		l.Sessions = []lease.Session{{ID: "s", Lease: l.ID, Client: 77, Program: hostile, Started: time.Now().Add(-time.Minute), Counts: lease.Counts{Calls: 5, Waits: 2, Cuts: 3, CutTime: 41500 * time.Millisecond}}}
+		l.Sessions = []lease.Session{{ID: "s", Lease: l.ID, Client: 77, Program: hostile, Started: time.Now().Add(-time.Minute), Counts: lease.Counts{Calls: 5, Waits: 2, Cuts: 3, CutTime: 41500 * time.Millisecond}, Link: lease.Link{RoundTrip: 210 * time.Microsecond, Resent: 4}}}
 		s.Leases = append(s.Leases, l)
 		g.Owner = "gpu02"
 		own.Inventory.GPUs = append(own.Inventory.GPUs, g)
@@ -89,7 +89,7 @@ func TestPages(t *testing.T) {
 		}
 	}
 	code, job, _ := get(t, s, "/job/main/101", nil)
-	for _, want := range []string{"40.0 %", "1m0s", "best-effort", "9G", "<td>77</td>", "<td>5</td>", "<td>3</td><td>41.5s</td>", "<td>1m00s</td>", "node1"} {
+	for _, want := range []string{"40.0 %", "1m0s", "best-effort", "9G", "<td>77</td>", "<td>5</td>", "<td>3</td><td>41.5s</td><td>0.21 ms</td><td>4</td>", "<td>1m00s</td>", "node1"} {
 		if !strings.Contains(job, want) {
 			t.Errorf("the job's page lacks %q", want)
 		}

@@ -248,6 +248,8 @@ func ago(t time.Time) string {
 	return jobreport.Duration(time.Since(t).Round(time.Second))
 }
 
+func millis(d time.Duration) string { return fmt.Sprintf("%.2f ms", d.Seconds()*1000) }
+
 // bar draws percent. It is no template, because a page of 1,000 GPUs has thousands of bars.
 func bar(percent int) template.HTML {
 	n := strconv.Itoa(percent)

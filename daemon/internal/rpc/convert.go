@@ -211,15 +211,23 @@ func fromCounts(c *pb.Counts) lease.Counts {
 func toSession(s lease.Session) *pb.Session {
 	return &pb.Session{
 		Id: text(s.ID), Lease: text(s.Lease), Worker: toProcess(s.Worker), ClientPid: s.Client, Program: []byte(s.Program),
-		Kind: s.Kind, Started: toTime(s.Started), Use: each(s.Use, toUse), Counts: toCounts(s.Counts),
+		Kind: s.Kind, Started: toTime(s.Started), Use: each(s.Use, toUse), Counts: toCounts(s.Counts), Link: toLink(s.Link),
 	}
 }
 
 func fromSession(s *pb.Session) lease.Session {
 	return lease.Session{
 		ID: s.GetId(), Lease: s.GetLease(), Worker: fromProcess(s.GetWorker()), Client: s.GetClientPid(), Program: string(s.GetProgram()),
-		Kind: s.GetKind(), Started: fromTime(s.GetStarted()), Use: each(s.GetUse(), fromUse), Counts: fromCounts(s.GetCounts()),
+		Kind: s.GetKind(), Started: fromTime(s.GetStarted()), Use: each(s.GetUse(), fromUse), Counts: fromCounts(s.GetCounts()), Link: fromLink(s.GetLink()),
 	}
+}
+
+func toLink(l lease.Link) *pb.Link {
+	return &pb.Link{RoundTrip: toDuration(l.RoundTrip), Resent: l.Resent}
+}
+
+func fromLink(l *pb.Link) lease.Link {
+	return lease.Link{RoundTrip: fromDuration(l.GetRoundTrip()), Resent: l.GetResent()}
 }
 
 func toShare(s lease.Share) *pb.Share {

@@ -19,6 +19,7 @@ func (p *Pool) show(s *session) lease.Session {
 		return out
 	}
 	out.Counts = countsOf(slot)
+	out.Link = lease.Link{RoundTrip: slot.RoundTrip, Resent: slot.Resent}
 	for _, u := range slot.Use {
 		out.Use = append(out.Use, lease.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak})
 	}

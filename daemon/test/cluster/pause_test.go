@@ -89,11 +89,19 @@ func TestPause(t *testing.T) {
 				time.Sleep(300 * time.Millisecond)
 			}
 			busy()
-			ls, err := list(o)
-			if err != nil || len(ls) != 1 {
-				t.Fatalf("%d leases, %v", len(ls), err)
-			}
-			begun, job := time.Now(), ls[0].Request.Key.Job
+			begun, job := time.Now(), ""
+			eventually(t, 5*time.Second, "the owner knows the link", func() error {
+				ls, err := list(o)
+				if err != nil || len(ls) != 1 || len(ls[0].Sessions) != 1 {
+					return fmt.Errorf("%v, %w", ls, err)
+				}
+				job = ls[0].Request.Key.Job
+				// The daemons relay what is encrypted: the session's own connection is a Unix socket then.
+				if d := ls[0].Sessions[0].Link.RoundTrip; d < 0 || d > time.Second || (d > 0) != (encrypt == "false") {
+					return fmt.Errorf("a round trip of %v", d)
+				}
+				return nil
+			})
 			said := func() string {
 				b, _ := os.ReadFile(h.Node.Path("/tmp/paused.err"))
 				return string(b)

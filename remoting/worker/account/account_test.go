@@ -408,7 +408,7 @@ func TestRace(t *testing.T) {
 	wg.Wait()
 }
 
-// Cuts are read as they were counted, within bounds whatever a session has written, and are not the next session's of that slot.
+// Cuts and the link are read as they were noted, within bounds whatever a session has written, and are not the next session's of that slot.
 func TestCuts(t *testing.T) {
 	l, err := NewBook([]uint64{1 << 30}).Grant(0)
 	if err != nil {
@@ -431,6 +431,15 @@ func TestCuts(t *testing.T) {
 		want(2, 3*time.Second)
 		s.Cuts().Add(-4 * time.Second)
 		want(3, 1<<62)
+		if slot, err := l.file.Slot(0); err != nil || slot.RoundTrip != 0 || slot.Resent != 0 {
+			t.Errorf("a link of the session before: %+v, %v", slot, err)
+		}
+		for _, d := range []time.Duration{time.Millisecond, -1} {
+			s.Link().Note(d, 7)
+			if slot, err := l.file.Slot(0); err != nil || slot.RoundTrip != time.Duration(min(uint64(d), 1<<62)) || slot.Resent != 7 {
+				t.Errorf("round trip of %v: %v, %d sent again, %v", d, slot.RoundTrip, slot.Resent, err)
+			}
+		}
 		s.Close()
 	}
 }

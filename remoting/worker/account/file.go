@@ -19,6 +19,7 @@ package account
 //	       824 1 once the name is there  832 name of the session's exchange, 16 bytes
 //	       848 lent[16]  976 when its session was found to have ended  984 borrowed
 //	       992 cuts  1000 their time in nanoseconds
+//	      1008 round trip of the link in nanoseconds  1016 segments that were sent again
 //
 // All numbers are little-endian 64-bit words that are read and written whole, so
 // a process that is killed anywhere leaves each of them as it was or as it should
@@ -91,6 +92,7 @@ const (
 	slEnded  = 976 // see sinceBoot
 	slBorrow = 984 // how many things of other sessions it has open and is not charged for
 	slCuts   = 992
+	slLink   = 1008
 
 	devSize     = 24
 	devReserved = 0
@@ -106,7 +108,8 @@ var (
 	_ [slotSize - slReason - 8 - maxReason]byte
 	_ [slEnded - slLent - 8*MaxDevices]byte
 	_ [slDev - slCounts - unsafe.Sizeof(Counts{})]byte
-	_ [slotSize - slCuts - unsafe.Sizeof(Cuts{})]byte
+	_ [slLink - slCuts - unsafe.Sizeof(Cuts{})]byte
+	_ [slotSize - slLink - unsafe.Sizeof(Link{})]byte
 )
 
 // States of a slot.
@@ -474,6 +477,9 @@ type Slot struct {
 
 	Cuts    uint64        // of the connection to the client that are over
 	CutTime time.Duration // without the client
+
+	RoundTrip time.Duration // see Link; 0 for not known
+	Resent    uint64
 }
 
 // Use is what is used of a device, in bytes.
@@ -501,6 +507,7 @@ func (a *File) slot(i int) Slot {
 			Launches: w(slCounts + 32), Errors: w(slCounts + 40), Throttle: w(slCounts + 48),
 		},
 		Cuts: w(slCuts), CutTime: time.Duration(min(w(slCuts+8), 1<<62)),
+		RoundTrip: time.Duration(min(w(slLink), 1<<62)), Resent: w(slLink + 8),
 		Reason: a.text(slotAt(i)+slReason+8, int(min(w(slReason), maxReason))),
 	}
 	for d := range a.caps {

@@ -38,6 +38,15 @@ func (c *Cuts) Add(d time.Duration) {
 // Extend notes that the last cut was not over, and lasted for d more.
 func (c *Cuts) Extend(d time.Duration) { atomic.AddUint64(&c.time, uint64(d)) }
 
+// Link is what the kernel measures of a session's connection to its client. It lies in the slot.
+type Link struct{ roundTrip, resent uint64 }
+
+// Note puts down the round trip, and how many segments had to be sent again over the present connection.
+func (l *Link) Note(roundTrip time.Duration, resent uint64) {
+	atomic.StoreUint64(&l.roundTrip, uint64(roundTrip))
+	atomic.StoreUint64(&l.resent, resent)
+}
+
 // Session is one slot of an account, as its owner has it. Safe for concurrent use.
 type Session struct {
 	file *File
@@ -325,6 +334,11 @@ func (s *Session) Counts() *Counts {
 // Cuts is the place where the session counts cuts.
 func (s *Session) Cuts() *Cuts {
 	return (*Cuts)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slCuts]))
+}
+
+// Link is the place where the session notes what its connection is like.
+func (s *Session) Link() *Link {
+	return (*Link)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slLink]))
 }
 
 // SetClient notes who the client says it is, and the kind of session.

@@ -1022,6 +1022,7 @@ type Session struct {
 	Started       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=started,proto3" json:"started,omitempty"`
 	Use           []*Use                 `protobuf:"bytes,8,rep,name=use,proto3" json:"use,omitempty"`
 	Counts        *Counts                `protobuf:"bytes,9,opt,name=counts,proto3" json:"counts,omitempty"`
+	Link          *Link                  `protobuf:"bytes,10,opt,name=link,proto3" json:"link,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1119,6 +1120,66 @@ func (x *Session) GetCounts() *Counts {
 	return nil
 }
 
+func (x *Session) GetLink() *Link {
+	if x != nil {
+		return x.Link
+	}
+	return nil
+}
+
+// Link is what the owner's kernel measures of a session's connection.
+type Link struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RoundTrip     *durationpb.Duration   `protobuf:"bytes,1,opt,name=round_trip,json=roundTrip,proto3" json:"round_trip,omitempty"`
+	Resent        uint64                 `protobuf:"varint,2,opt,name=resent,proto3" json:"resent,omitempty"` // segments
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Link) Reset() {
+	*x = Link{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Link) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Link) ProtoMessage() {}
+
+func (x *Link) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Link.ProtoReflect.Descriptor instead.
+func (*Link) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Link) GetRoundTrip() *durationpb.Duration {
+	if x != nil {
+		return x.RoundTrip
+	}
+	return nil
+}
+
+func (x *Link) GetResent() uint64 {
+	if x != nil {
+		return x.Resent
+	}
+	return 0
+}
+
 // Share has times on a GPU.
 type Share struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1139,7 +1200,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1212,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1225,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Share) GetHeld() *durationpb.Duration {
@@ -1257,7 +1318,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1269,7 +1330,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1282,7 +1343,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Status) GetLease() *Lease {
@@ -1346,7 +1407,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1358,7 +1419,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1371,7 +1432,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Report) GetLease() string {
@@ -1511,7 +1572,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1584,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1597,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Failure) GetCode() string {
@@ -1561,7 +1622,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1634,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1647,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
 }
 
 type InventoryReply struct {
@@ -1598,7 +1659,7 @@ type InventoryReply struct {
 
 func (x *InventoryReply) Reset() {
 	*x = InventoryReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1671,7 @@ func (x *InventoryReply) String() string {
 func (*InventoryReply) ProtoMessage() {}
 
 func (x *InventoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1684,7 @@ func (x *InventoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryReply.ProtoReflect.Descriptor instead.
 func (*InventoryReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *InventoryReply) GetInventory() *Inventory {
@@ -1643,7 +1704,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1716,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1729,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReserveRequest) GetLease() *Lease {
@@ -1697,7 +1758,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1770,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1783,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReserveReply) GetLease() *Lease {
@@ -1748,7 +1809,7 @@ type ConfirmRequest struct {
 
 func (x *ConfirmRequest) Reset() {
 	*x = ConfirmRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1821,7 @@ func (x *ConfirmRequest) String() string {
 func (*ConfirmRequest) ProtoMessage() {}
 
 func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1834,7 @@ func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ConfirmRequest) GetId() string {
@@ -1791,7 +1852,7 @@ type ConfirmReply struct {
 
 func (x *ConfirmReply) Reset() {
 	*x = ConfirmReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1864,7 @@ func (x *ConfirmReply) String() string {
 func (*ConfirmReply) ProtoMessage() {}
 
 func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1877,7 @@ func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmReply.ProtoReflect.Descriptor instead.
 func (*ConfirmReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
 }
 
 type RenewRequest struct {
@@ -1828,7 +1889,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +1901,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +1914,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RenewRequest) GetIds() []string {
@@ -1872,7 +1933,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1945,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +1958,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RenewReply) GetKnown() []string {
@@ -1918,7 +1979,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +1991,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2004,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReleaseRequest) GetId() string {
@@ -1975,7 +2036,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2048,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2061,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
 }
 
 type ListRequest struct {
@@ -2012,7 +2073,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2085,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2098,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -2056,7 +2117,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2129,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2142,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListReply) GetLeases() []*Status {
@@ -2101,7 +2162,7 @@ type ReportsRequest struct {
 
 func (x *ReportsRequest) Reset() {
 	*x = ReportsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2113,7 +2174,7 @@ func (x *ReportsRequest) String() string {
 func (*ReportsRequest) ProtoMessage() {}
 
 func (x *ReportsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2126,7 +2187,7 @@ func (x *ReportsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportsRequest.ProtoReflect.Descriptor instead.
 func (*ReportsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReportsRequest) GetCluster() string {
@@ -2152,7 +2213,7 @@ type ReportsReply struct {
 
 func (x *ReportsReply) Reset() {
 	*x = ReportsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2164,7 +2225,7 @@ func (x *ReportsReply) String() string {
 func (*ReportsReply) ProtoMessage() {}
 
 func (x *ReportsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2177,7 +2238,7 @@ func (x *ReportsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportsReply.ProtoReflect.Descriptor instead.
 func (*ReportsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReportsReply) GetReports() []*Report {
@@ -2202,7 +2263,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2275,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2288,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetRequest) GetLease() string {
@@ -2281,7 +2342,7 @@ type SetReply struct {
 
 func (x *SetReply) Reset() {
 	*x = SetReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2293,7 +2354,7 @@ func (x *SetReply) String() string {
 func (*SetReply) ProtoMessage() {}
 
 func (x *SetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2306,7 +2367,7 @@ func (x *SetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReply.ProtoReflect.Descriptor instead.
 func (*SetReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetReply) GetLease() *Lease {
@@ -2330,7 +2391,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +2403,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +2416,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DrainRequest) GetOwner() string {
@@ -2402,7 +2463,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2414,7 +2475,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2427,7 +2488,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainReply) GetGpus() []*GPU {
@@ -2452,7 +2513,7 @@ type OfferRequest struct {
 
 func (x *OfferRequest) Reset() {
 	*x = OfferRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2525,7 @@ func (x *OfferRequest) String() string {
 func (*OfferRequest) ProtoMessage() {}
 
 func (x *OfferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2538,7 @@ func (x *OfferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferRequest.ProtoReflect.Descriptor instead.
 func (*OfferRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *OfferRequest) GetLease() string {
@@ -2540,7 +2601,7 @@ type GoneRequest struct {
 
 func (x *GoneRequest) Reset() {
 	*x = GoneRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +2613,7 @@ func (x *GoneRequest) String() string {
 func (*GoneRequest) ProtoMessage() {}
 
 func (x *GoneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +2626,7 @@ func (x *GoneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoneRequest.ProtoReflect.Descriptor instead.
 func (*GoneRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GoneRequest) GetLease() string {
@@ -2590,7 +2651,7 @@ type GoneReply struct {
 
 func (x *GoneReply) Reset() {
 	*x = GoneReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2663,7 @@ func (x *GoneReply) String() string {
 func (*GoneReply) ProtoMessage() {}
 
 func (x *GoneReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2676,7 @@ func (x *GoneReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoneReply.ProtoReflect.Descriptor instead.
 func (*GoneReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
 }
 
 type OfferReply struct {
@@ -2630,7 +2691,7 @@ type OfferReply struct {
 
 func (x *OfferReply) Reset() {
 	*x = OfferReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2642,7 +2703,7 @@ func (x *OfferReply) String() string {
 func (*OfferReply) ProtoMessage() {}
 
 func (x *OfferReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2655,7 +2716,7 @@ func (x *OfferReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReply.ProtoReflect.Descriptor instead.
 func (*OfferReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *OfferReply) GetAddr() string {
@@ -2695,7 +2756,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +2768,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +2781,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AcquireRequest) GetRequest() *Request {
@@ -2740,7 +2801,7 @@ type AcquireReply struct {
 
 func (x *AcquireReply) Reset() {
 	*x = AcquireReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2752,7 +2813,7 @@ func (x *AcquireReply) String() string {
 func (*AcquireReply) ProtoMessage() {}
 
 func (x *AcquireReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2765,7 +2826,7 @@ func (x *AcquireReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireReply.ProtoReflect.Descriptor instead.
 func (*AcquireReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AcquireReply) GetLease() *Lease {
@@ -2791,7 +2852,7 @@ type PoolRequest struct {
 
 func (x *PoolRequest) Reset() {
 	*x = PoolRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +2864,7 @@ func (x *PoolRequest) String() string {
 func (*PoolRequest) ProtoMessage() {}
 
 func (x *PoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +2877,7 @@ func (x *PoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolRequest.ProtoReflect.Descriptor instead.
 func (*PoolRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PoolRequest) GetName() string {
@@ -2835,7 +2896,7 @@ type PoolReply struct {
 
 func (x *PoolReply) Reset() {
 	*x = PoolReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2847,7 +2908,7 @@ func (x *PoolReply) String() string {
 func (*PoolReply) ProtoMessage() {}
 
 func (x *PoolReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2860,7 +2921,7 @@ func (x *PoolReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReply.ProtoReflect.Descriptor instead.
 func (*PoolReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PoolReply) GetPools() []*Pool {
@@ -2881,7 +2942,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +2954,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +2967,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Pool) GetName() string {
@@ -2941,7 +3002,7 @@ type PoolOwner struct {
 
 func (x *PoolOwner) Reset() {
 	*x = PoolOwner{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3014,7 @@ func (x *PoolOwner) String() string {
 func (*PoolOwner) ProtoMessage() {}
 
 func (x *PoolOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3027,7 @@ func (x *PoolOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolOwner.ProtoReflect.Descriptor instead.
 func (*PoolOwner) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PoolOwner) GetName() string {
@@ -2998,7 +3059,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3010,7 +3071,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3023,7 +3084,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
 }
 
 type HealthReply struct {
@@ -3035,7 +3096,7 @@ type HealthReply struct {
 
 func (x *HealthReply) Reset() {
 	*x = HealthReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3108,7 @@ func (x *HealthReply) String() string {
 func (*HealthReply) ProtoMessage() {}
 
 func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3121,7 @@ func (x *HealthReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
 func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HealthReply) GetChecks() []*Check {
@@ -3083,7 +3144,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3156,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3169,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Check) GetName() string {
@@ -3155,7 +3216,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3167,7 +3228,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3180,7 +3241,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -3199,7 +3260,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3211,7 +3272,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3224,7 +3285,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ExplainReply) GetEvents() []*Event {
@@ -3255,7 +3316,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3267,7 +3328,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3280,7 +3341,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3382,7 +3443,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3394,7 +3455,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3407,7 +3468,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
 }
 
 type StatsReply struct {
@@ -3423,7 +3484,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +3496,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +3509,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StatsReply) GetNode() string {
@@ -3504,7 +3565,7 @@ type GPUStats struct {
 
 func (x *GPUStats) Reset() {
 	*x = GPUStats{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3516,7 +3577,7 @@ func (x *GPUStats) String() string {
 func (*GPUStats) ProtoMessage() {}
 
 func (x *GPUStats) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3529,7 +3590,7 @@ func (x *GPUStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUStats.ProtoReflect.Descriptor instead.
 func (*GPUStats) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GPUStats) GetGpu() *GPU {
@@ -3597,7 +3658,7 @@ type JobRunRequest struct {
 
 func (x *JobRunRequest) Reset() {
 	*x = JobRunRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3609,7 +3670,7 @@ func (x *JobRunRequest) String() string {
 func (*JobRunRequest) ProtoMessage() {}
 
 func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3622,7 +3683,7 @@ func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRunRequest.ProtoReflect.Descriptor instead.
 func (*JobRunRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *JobRunRequest) GetRun() *JobRun {
@@ -3641,7 +3702,7 @@ type JobRequest struct {
 
 func (x *JobRequest) Reset() {
 	*x = JobRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +3714,7 @@ func (x *JobRequest) String() string {
 func (*JobRequest) ProtoMessage() {}
 
 func (x *JobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +3727,7 @@ func (x *JobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRequest.ProtoReflect.Descriptor instead.
 func (*JobRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *JobRequest) GetJob() string {
@@ -3698,7 +3759,7 @@ type JobRun struct {
 
 func (x *JobRun) Reset() {
 	*x = JobRun{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3710,7 +3771,7 @@ func (x *JobRun) String() string {
 func (*JobRun) ProtoMessage() {}
 
 func (x *JobRun) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3723,7 +3784,7 @@ func (x *JobRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRun.ProtoReflect.Descriptor instead.
 func (*JobRun) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *JobRun) GetJob() string {
@@ -3834,7 +3895,7 @@ type Wish struct {
 
 func (x *Wish) Reset() {
 	*x = Wish{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3846,7 +3907,7 @@ func (x *Wish) String() string {
 func (*Wish) ProtoMessage() {}
 
 func (x *Wish) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3859,7 +3920,7 @@ func (x *Wish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wish.ProtoReflect.Descriptor instead.
 func (*Wish) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Wish) GetName() string {
@@ -3887,7 +3948,7 @@ type JobAnswerReply struct {
 
 func (x *JobAnswerReply) Reset() {
 	*x = JobAnswerReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3899,7 +3960,7 @@ func (x *JobAnswerReply) String() string {
 func (*JobAnswerReply) ProtoMessage() {}
 
 func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3912,7 +3973,7 @@ func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobAnswerReply.ProtoReflect.Descriptor instead.
 func (*JobAnswerReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *JobAnswerReply) GetOutcome() string {
@@ -3945,7 +4006,7 @@ type EnvReply struct {
 
 func (x *EnvReply) Reset() {
 	*x = EnvReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3957,7 +4018,7 @@ func (x *EnvReply) String() string {
 func (*EnvReply) ProtoMessage() {}
 
 func (x *EnvReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3970,7 +4031,7 @@ func (x *EnvReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvReply.ProtoReflect.Descriptor instead.
 func (*EnvReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *EnvReply) GetOps() []*EnvOp {
@@ -3991,7 +4052,7 @@ type EnvOp struct {
 
 func (x *EnvOp) Reset() {
 	*x = EnvOp{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4003,7 +4064,7 @@ func (x *EnvOp) String() string {
 func (*EnvOp) ProtoMessage() {}
 
 func (x *EnvOp) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4016,7 +4077,7 @@ func (x *EnvOp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvOp.ProtoReflect.Descriptor instead.
 func (*EnvOp) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *EnvOp) GetPrepend() bool {
@@ -4131,7 +4192,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x06errors\x18\x06 \x01(\x04R\x06errors\x125\n" +
 	"\bthrottle\x18\a \x01(\v2\x19.google.protobuf.DurationR\bthrottle\x12\x12\n" +
 	"\x04cuts\x18\b \x01(\x04R\x04cuts\x124\n" +
-	"\bcut_time\x18\t \x01(\v2\x19.google.protobuf.DurationR\acutTime\"\xab\x02\n" +
+	"\bcut_time\x18\t \x01(\v2\x19.google.protobuf.DurationR\acutTime\"\xd0\x02\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05lease\x18\x02 \x01(\tR\x05lease\x12*\n" +
@@ -4142,7 +4203,13 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x04kind\x18\x06 \x01(\rR\x04kind\x124\n" +
 	"\astarted\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12 \n" +
 	"\x03use\x18\b \x03(\v2\x0e.sluice.v1.UseR\x03use\x12)\n" +
-	"\x06counts\x18\t \x01(\v2\x11.sluice.v1.CountsR\x06counts\"\xca\x03\n" +
+	"\x06counts\x18\t \x01(\v2\x11.sluice.v1.CountsR\x06counts\x12#\n" +
+	"\x04link\x18\n" +
+	" \x01(\v2\x0f.sluice.v1.LinkR\x04link\"X\n" +
+	"\x04Link\x128\n" +
+	"\n" +
+	"round_trip\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\troundTrip\x12\x16\n" +
+	"\x06resent\x18\x02 \x01(\x04R\x06resent\"\xca\x03\n" +
 	"\x05Share\x12-\n" +
 	"\x04held\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04held\x12-\n" +
 	"\x04busy\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04busy\x121\n" +
@@ -4392,7 +4459,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -4406,183 +4473,186 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Use)(nil),                   // 9: sluice.v1.Use
 	(*Counts)(nil),                // 10: sluice.v1.Counts
 	(*Session)(nil),               // 11: sluice.v1.Session
-	(*Share)(nil),                 // 12: sluice.v1.Share
-	(*Status)(nil),                // 13: sluice.v1.Status
-	(*Report)(nil),                // 14: sluice.v1.Report
-	(*Failure)(nil),               // 15: sluice.v1.Failure
-	(*InventoryRequest)(nil),      // 16: sluice.v1.InventoryRequest
-	(*InventoryReply)(nil),        // 17: sluice.v1.InventoryReply
-	(*ReserveRequest)(nil),        // 18: sluice.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 19: sluice.v1.ReserveReply
-	(*ConfirmRequest)(nil),        // 20: sluice.v1.ConfirmRequest
-	(*ConfirmReply)(nil),          // 21: sluice.v1.ConfirmReply
-	(*RenewRequest)(nil),          // 22: sluice.v1.RenewRequest
-	(*RenewReply)(nil),            // 23: sluice.v1.RenewReply
-	(*ReleaseRequest)(nil),        // 24: sluice.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 25: sluice.v1.ReleaseReply
-	(*ListRequest)(nil),           // 26: sluice.v1.ListRequest
-	(*ListReply)(nil),             // 27: sluice.v1.ListReply
-	(*ReportsRequest)(nil),        // 28: sluice.v1.ReportsRequest
-	(*ReportsReply)(nil),          // 29: sluice.v1.ReportsReply
-	(*SetRequest)(nil),            // 30: sluice.v1.SetRequest
-	(*SetReply)(nil),              // 31: sluice.v1.SetReply
-	(*DrainRequest)(nil),          // 32: sluice.v1.DrainRequest
-	(*DrainReply)(nil),            // 33: sluice.v1.DrainReply
-	(*OfferRequest)(nil),          // 34: sluice.v1.OfferRequest
-	(*GoneRequest)(nil),           // 35: sluice.v1.GoneRequest
-	(*GoneReply)(nil),             // 36: sluice.v1.GoneReply
-	(*OfferReply)(nil),            // 37: sluice.v1.OfferReply
-	(*AcquireRequest)(nil),        // 38: sluice.v1.AcquireRequest
-	(*AcquireReply)(nil),          // 39: sluice.v1.AcquireReply
-	(*PoolRequest)(nil),           // 40: sluice.v1.PoolRequest
-	(*PoolReply)(nil),             // 41: sluice.v1.PoolReply
-	(*Pool)(nil),                  // 42: sluice.v1.Pool
-	(*PoolOwner)(nil),             // 43: sluice.v1.PoolOwner
-	(*HealthRequest)(nil),         // 44: sluice.v1.HealthRequest
-	(*HealthReply)(nil),           // 45: sluice.v1.HealthReply
-	(*Check)(nil),                 // 46: sluice.v1.Check
-	(*ExplainRequest)(nil),        // 47: sluice.v1.ExplainRequest
-	(*ExplainReply)(nil),          // 48: sluice.v1.ExplainReply
-	(*Event)(nil),                 // 49: sluice.v1.Event
-	(*StatsRequest)(nil),          // 50: sluice.v1.StatsRequest
-	(*StatsReply)(nil),            // 51: sluice.v1.StatsReply
-	(*GPUStats)(nil),              // 52: sluice.v1.GPUStats
-	(*JobRunRequest)(nil),         // 53: sluice.v1.JobRunRequest
-	(*JobRequest)(nil),            // 54: sluice.v1.JobRequest
-	(*JobRun)(nil),                // 55: sluice.v1.JobRun
-	(*Wish)(nil),                  // 56: sluice.v1.Wish
-	(*JobAnswerReply)(nil),        // 57: sluice.v1.JobAnswerReply
-	(*EnvReply)(nil),              // 58: sluice.v1.EnvReply
-	(*EnvOp)(nil),                 // 59: sluice.v1.EnvOp
-	(*durationpb.Duration)(nil),   // 60: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 61: google.protobuf.Timestamp
+	(*Link)(nil),                  // 12: sluice.v1.Link
+	(*Share)(nil),                 // 13: sluice.v1.Share
+	(*Status)(nil),                // 14: sluice.v1.Status
+	(*Report)(nil),                // 15: sluice.v1.Report
+	(*Failure)(nil),               // 16: sluice.v1.Failure
+	(*InventoryRequest)(nil),      // 17: sluice.v1.InventoryRequest
+	(*InventoryReply)(nil),        // 18: sluice.v1.InventoryReply
+	(*ReserveRequest)(nil),        // 19: sluice.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 20: sluice.v1.ReserveReply
+	(*ConfirmRequest)(nil),        // 21: sluice.v1.ConfirmRequest
+	(*ConfirmReply)(nil),          // 22: sluice.v1.ConfirmReply
+	(*RenewRequest)(nil),          // 23: sluice.v1.RenewRequest
+	(*RenewReply)(nil),            // 24: sluice.v1.RenewReply
+	(*ReleaseRequest)(nil),        // 25: sluice.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 26: sluice.v1.ReleaseReply
+	(*ListRequest)(nil),           // 27: sluice.v1.ListRequest
+	(*ListReply)(nil),             // 28: sluice.v1.ListReply
+	(*ReportsRequest)(nil),        // 29: sluice.v1.ReportsRequest
+	(*ReportsReply)(nil),          // 30: sluice.v1.ReportsReply
+	(*SetRequest)(nil),            // 31: sluice.v1.SetRequest
+	(*SetReply)(nil),              // 32: sluice.v1.SetReply
+	(*DrainRequest)(nil),          // 33: sluice.v1.DrainRequest
+	(*DrainReply)(nil),            // 34: sluice.v1.DrainReply
+	(*OfferRequest)(nil),          // 35: sluice.v1.OfferRequest
+	(*GoneRequest)(nil),           // 36: sluice.v1.GoneRequest
+	(*GoneReply)(nil),             // 37: sluice.v1.GoneReply
+	(*OfferReply)(nil),            // 38: sluice.v1.OfferReply
+	(*AcquireRequest)(nil),        // 39: sluice.v1.AcquireRequest
+	(*AcquireReply)(nil),          // 40: sluice.v1.AcquireReply
+	(*PoolRequest)(nil),           // 41: sluice.v1.PoolRequest
+	(*PoolReply)(nil),             // 42: sluice.v1.PoolReply
+	(*Pool)(nil),                  // 43: sluice.v1.Pool
+	(*PoolOwner)(nil),             // 44: sluice.v1.PoolOwner
+	(*HealthRequest)(nil),         // 45: sluice.v1.HealthRequest
+	(*HealthReply)(nil),           // 46: sluice.v1.HealthReply
+	(*Check)(nil),                 // 47: sluice.v1.Check
+	(*ExplainRequest)(nil),        // 48: sluice.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 49: sluice.v1.ExplainReply
+	(*Event)(nil),                 // 50: sluice.v1.Event
+	(*StatsRequest)(nil),          // 51: sluice.v1.StatsRequest
+	(*StatsReply)(nil),            // 52: sluice.v1.StatsReply
+	(*GPUStats)(nil),              // 53: sluice.v1.GPUStats
+	(*JobRunRequest)(nil),         // 54: sluice.v1.JobRunRequest
+	(*JobRequest)(nil),            // 55: sluice.v1.JobRequest
+	(*JobRun)(nil),                // 56: sluice.v1.JobRun
+	(*Wish)(nil),                  // 57: sluice.v1.Wish
+	(*JobAnswerReply)(nil),        // 58: sluice.v1.JobAnswerReply
+	(*EnvReply)(nil),              // 59: sluice.v1.EnvReply
+	(*EnvOp)(nil),                 // 60: sluice.v1.EnvOp
+	(*durationpb.Duration)(nil),   // 61: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 62: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,  // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,  // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	60, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	61, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,  // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
 	3,  // 4: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,  // 5: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	61, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	61, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	62, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	62, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	7,  // 8: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	61, // 9: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	62, // 9: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
 	6,  // 10: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	60, // 11: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	61, // 12: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	60, // 13: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	60, // 14: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	61, // 11: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	62, // 12: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	61, // 13: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	61, // 14: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
 	2,  // 15: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	61, // 16: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	62, // 16: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	9,  // 17: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	10, // 18: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
-	60, // 19: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	60, // 20: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	60, // 21: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	60, // 22: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	60, // 23: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	60, // 24: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	60, // 25: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
-	5,  // 26: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
-	9,  // 27: sluice.v1.Status.use:type_name -> sluice.v1.Use
-	11, // 28: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	61, // 29: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
-	12, // 30: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	0,  // 31: sluice.v1.Report.key:type_name -> sluice.v1.Key
-	1,  // 32: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
-	4,  // 33: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
-	9,  // 34: sluice.v1.Report.use:type_name -> sluice.v1.Use
-	10, // 35: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	60, // 36: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	61, // 37: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	61, // 38: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
-	12, // 39: sluice.v1.Report.shares:type_name -> sluice.v1.Share
-	8,  // 40: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,  // 41: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	60, // 42: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,  // 43: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	15, // 44: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,  // 45: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	13, // 46: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	14, // 47: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
-	5,  // 48: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
-	6,  // 49: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
-	3,  // 50: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,  // 51: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	42, // 52: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	43, // 53: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	8,  // 54: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	46, // 55: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	49, // 56: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	61, // 57: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 58: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	4,  // 59: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	61, // 60: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	52, // 61: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	13, // 62: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,  // 63: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	60, // 64: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	55, // 65: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	56, // 66: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	59, // 67: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	16, // 68: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	18, // 69: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	20, // 70: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	22, // 71: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	24, // 72: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	26, // 73: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	28, // 74: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	30, // 75: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	32, // 76: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	34, // 77: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	35, // 78: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	38, // 79: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	24, // 80: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	26, // 81: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	40, // 82: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	44, // 83: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	47, // 84: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	50, // 85: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	30, // 86: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	32, // 87: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	53, // 88: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	53, // 89: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	53, // 90: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	53, // 91: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	54, // 92: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	54, // 93: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	17, // 94: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	19, // 95: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	21, // 96: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	23, // 97: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	25, // 98: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 99: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	29, // 100: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	31, // 101: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	33, // 102: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	37, // 103: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	36, // 104: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	39, // 105: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	25, // 106: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	27, // 107: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	41, // 108: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	45, // 109: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	48, // 110: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	51, // 111: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	31, // 112: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	33, // 113: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	57, // 114: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	29, // 115: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	57, // 116: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	29, // 117: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	58, // 118: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	29, // 119: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	94, // [94:120] is the sub-list for method output_type
-	68, // [68:94] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	12, // 19: sluice.v1.Session.link:type_name -> sluice.v1.Link
+	61, // 20: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
+	61, // 21: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	61, // 22: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	61, // 23: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	61, // 24: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	61, // 25: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	61, // 26: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	61, // 27: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	5,  // 28: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
+	9,  // 29: sluice.v1.Status.use:type_name -> sluice.v1.Use
+	11, // 30: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
+	62, // 31: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	13, // 32: sluice.v1.Status.shares:type_name -> sluice.v1.Share
+	0,  // 33: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,  // 34: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,  // 35: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	9,  // 36: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	10, // 37: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	61, // 38: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	62, // 39: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	62, // 40: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	13, // 41: sluice.v1.Report.shares:type_name -> sluice.v1.Share
+	8,  // 42: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,  // 43: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	61, // 44: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,  // 45: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	16, // 46: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,  // 47: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	14, // 48: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	15, // 49: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	5,  // 50: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
+	6,  // 51: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
+	3,  // 52: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,  // 53: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	43, // 54: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	44, // 55: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	8,  // 56: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	47, // 57: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	50, // 58: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	62, // 59: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,  // 60: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	4,  // 61: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
+	62, // 62: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	53, // 63: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	14, // 64: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,  // 65: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	61, // 66: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	56, // 67: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	57, // 68: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	60, // 69: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	17, // 70: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	19, // 71: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	21, // 72: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	23, // 73: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	25, // 74: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	27, // 75: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	29, // 76: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	31, // 77: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	33, // 78: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	35, // 79: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36, // 80: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	39, // 81: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	25, // 82: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	27, // 83: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	41, // 84: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	45, // 85: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	48, // 86: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	51, // 87: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	31, // 88: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	33, // 89: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	54, // 90: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	54, // 91: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	54, // 92: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	54, // 93: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	55, // 94: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	55, // 95: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	18, // 96: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	20, // 97: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	22, // 98: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	24, // 99: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	26, // 100: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	28, // 101: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	30, // 102: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	32, // 103: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	34, // 104: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	38, // 105: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37, // 106: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	40, // 107: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	26, // 108: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	28, // 109: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	42, // 110: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	46, // 111: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	49, // 112: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	52, // 113: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	32, // 114: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	34, // 115: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	58, // 116: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	30, // 117: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	58, // 118: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	30, // 119: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	59, // 120: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	30, // 121: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	96, // [96:122] is the sub-list for method output_type
+	70, // [70:96] is the sub-list for method input_type
+	70, // [70:70] is the sub-list for extension type_name
+	70, // [70:70] is the sub-list for extension extendee
+	0,  // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -4596,7 +4666,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   60,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   3,
 		},
