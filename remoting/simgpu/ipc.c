@@ -132,7 +132,7 @@ static CUresult give_handle(void *out, CUdeviceptr p, enum akind akind, uint32_t
 	a = mem_find(p);
 	if (!out || !a || a->akind != akind || a->freeing)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	if (akind == A_POOL && (a->base != p || !a->pool->props.handleTypes))
+	if (akind == A_POOL && (a->base != p || !a->pool->identity))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	base = a->slab ? a->slab->base : a->base;
 	size = a->slab ? GRANULE : a->charge;
@@ -254,6 +254,25 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr p)
 
 /* events */
 
+/*
+ * A file in /dev/shm that driver 580 keeps for each process with events that others may open, and that they open by its name. Here
+ * it holds nothing, but it must be there, with SLUICE_SIM_SHM.
+ */
+static bool shared_file(pid_t pid, int how)
+{
+	char path[64];
+	int fd;
+
+	if (!getenv("SLUICE_SIM_SHM"))
+		return true;
+	snprintf(path, sizeof(path), "/dev/shm/simgpu.shm.%x.%x", getuid(), pid);
+	fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | how, 0600);
+	if (fd < 0)
+		return false;
+	close(fd);
+	return true;
+}
+
 API CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
 {
 	struct ipc h = { .magic = IPC_MAGIC, .pid = getpid(), .kind = OF_EVENT };
@@ -267,6 +286,8 @@ API CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (!e || !e->share || e->opened)
 		return sim_leave(CUDA_ERROR_INVALID_HANDLE);
+	if (!shared_file(getpid(), O_CREAT))
+		return sim_leave(CUDA_ERROR_MAP_FAILED);
 	h.number = (uint32_t)(e->share - 1);
 	memcpy(h.secret, state_share(e->share - 1)->secret, sizeof(h.secret));
 	memset(out, 0, sizeof(*out));
@@ -288,6 +309,8 @@ API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle handle)
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (h.pid == getpid())
 		return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
+	if (!shared_file(h.pid, 0))
+		return sim_leave(CUDA_ERROR_MAP_FAILED);
 	if (!state_share_open(h.number, h.secret))
 		return sim_leave(CUDA_ERROR_INVALID_HANDLE);
 	e = obj_new(K_EVENT, c, sizeof(*e));
@@ -389,6 +412,8 @@ API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUme
 	p = obj_get(pool, K_POOL);
 	if (!out || flags || !p || p->destroyed || p->imported || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(p->props.handleTypes & type))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	if (!p->identity)
+		p->identity = (uint64_t)getpid() << 32 | (uint32_t)++sim.serial;
 	snprintf(name, sizeof(name), SIM_POOL, state_phys(p->dev), (unsigned long long)p->identity);
 	fd = memfd_create(name, MFD_CLOEXEC);
 	if (fd < 0)

@@ -6,7 +6,6 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "sim.h"
 
@@ -112,7 +111,6 @@ API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
 		return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	p->dev = props->location.id;
 	p->props = *props;
-	p->identity = (uint64_t)getpid() << 32 | (uint32_t)++sim.serial;
 	p->access = access_own(p->dev);
 	p->attr[1] = p->attr[2] = p->attr[3] = 1;
 	*out = HANDLE(CUmemoryPool, p);

@@ -103,7 +103,7 @@ struct pool {
 	int dev;
 	bool dflt, destroyed;
 	unsigned imported;		/* times; 0 for one of this process's own */
-	uint64_t identity;		/* of the machine's pools; an imported one has its exporter's */
+	uint64_t identity;		/* 0 until the pool is exported; an imported one has its exporter's */
 	uint32_t access;		/* see peer.c */
 	CUmemPoolProps props;
 	struct slab_list slabs;

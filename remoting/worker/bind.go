@@ -41,13 +41,14 @@ var plainDevices = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random"
 
 // Confinement is what Confine does.
 type Confinement struct {
-	Devices string       // the device files of /dev with commas between, or control.NoDevices
+	Devices string       // the device files of /dev with commas between, control.PlainDevices or control.NoDevices
 	Sandbox sandbox.Mode // of the session
 	Log     *slog.Logger // is told when a sandbox of mode Auto has no files
 
 	Driver Driver
 	Store  string // of images
 	Dir    string // of accounts, "" if sessions have them as descriptors only
+	Shared string // of the leases' directories for /dev/shm, "" if there are none
 }
 
 // Confine prepares this process, whose only purpose is to become a session or the probe, and
@@ -58,8 +59,12 @@ func Confine(c Confinement, args []string) error {
 		return fmt.Errorf("confine: %w", err)
 	}
 	var devices []string
-	if c.Devices != control.NoDevices {
+	if c.Devices == control.PlainDevices {
+		devices = []string{}
+	} else if c.Devices != control.NoDevices {
 		devices = strings.Split(c.Devices, ",")
+	}
+	if devices != nil {
 		if err := privateDev(devices); err != nil {
 			return err
 		}
@@ -75,6 +80,11 @@ func Confine(c Confinement, args []string) error {
 			return fmt.Errorf("confine: %w; worker.sandbox: auto does without", err)
 		} else if err != nil && !errors.Is(err, sandbox.ErrNoLandlock) { // which the daemon has said
 			c.Log.Warn("a session goes without a sandbox of its files", "error", err)
+		}
+	}
+	if devices != nil {
+		if err := holdSharedDir(); err != nil {
+			return err
 		}
 	}
 	// The control socket stays open across this; everything else Go opens does not.
@@ -107,6 +117,7 @@ func (c *Confinement) enforce(devices []string) error {
 	}
 	f.Fill = append(f.Fill, c.Store)
 	f.Use = append(f.Use, c.Dir)
+	f.Fill = append(f.Fill, c.Shared)
 	if c.Dir == "" {
 		f.Fill = append(f.Fill, compileCache())
 	}
@@ -160,10 +171,33 @@ func privateDev(devices []string) error {
 		}
 		unix.Close(fd)
 	}
-	if err := os.Mkdir("/dev/shm", 0o755); err != nil {
+	if err := os.Mkdir(ownShared, 0o700); err != nil {
 		return fmt.Errorf("confine: %w", err)
 	}
-	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777"); err != nil {
+	if err := os.Symlink(fmt.Sprintf("/proc/self/fd/%d", control.SharedDirFD), "/dev/shm"); err != nil {
+		return fmt.Errorf("confine: %w", err)
+	}
+	return nil
+}
+
+// ownShared is what /dev/shm is before the session has a lease.
+const ownShared = "/dev/shm-of-no-lease"
+
+// holdSharedDir opens what /dev/shm of a private /dev is at first. The driver (580, seen) keeps a file there for each process
+// whose events others may open, which they open by its name: the sessions of a lease need one directory, which nobody else has.
+// Which lease it is, is known when mounting is no longer allowed, so /dev/shm is the directory behind a descriptor.
+func holdSharedDir() error {
+	fd, err := unix.Open(ownShared, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("confine: %s: %w", ownShared, err)
+	}
+	return setSharedDir(fd, 0)
+}
+
+// setSharedDir makes a directory /dev/shm, and closes the descriptor.
+func setSharedDir(fd, flags int) error {
+	defer unix.Close(fd)
+	if err := unix.Dup3(fd, control.SharedDirFD, flags); err != nil {
 		return fmt.Errorf("confine: /dev/shm: %w", err)
 	}
 	return nil

@@ -57,7 +57,7 @@ type pool struct {
 	made    bool // by the client, not the device's own
 	ended   bool // destroyed by the client, with memory in use
 
-	imports  int     // of a pool of another session, by this one: the driver has one handle for all
+	imports  int // of a pool of another session, by this one: the driver has one handle for all
 	imported bool
 	opened   *opened // of another session, see ipc_pools.go
 	token    *exchange.Token

@@ -139,6 +139,13 @@ func receive(log *slog.Logger, cfg *SessionConfig) (*incoming, error) {
 	}
 	// The account is root's, and bind gives root up.
 	acct, err := openAccount(st, fds[1])
+	if err == nil && st.SharedDir {
+		at := len(fds) - 2*st.Schedules() - 1
+		if st.Exchange {
+			at--
+		}
+		err = setSharedDir(fds[at], unix.O_CLOEXEC)
+	}
 	if err == nil && st.Bind != nil {
 		err = bind(st.Bind)
 	}

@@ -264,9 +264,11 @@ static void export_pool(void)
 		expect_words((unsigned *)p, n, 31 + i);
 		DRIVER(CU(cuMemFreeAsync)(p, 0));
 	}
-	tell(&data, sizeof data); /* freed */
 	DRIVER(CU(cuMemPoolCreate)(&other, &prop));
 	DRIVER(CU(cuMemAllocFromPoolAsync)(&p, n * sizeof(unsigned), other, 0));
+	REQUIRE(CU(cuMemPoolExportPointer)(&data, p) == CUDA_ERROR_INVALID_VALUE, "memory is exported before its pool");
+	DRIVER(CU(cuMemPoolExportToShareableHandle)(&fd, other, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	close(fd);
 	data = exported(p);
 	tell(&data, sizeof data);
 	await('p');
@@ -314,8 +316,6 @@ static void import_pool(void)
 		CHECK(cudaDeviceSynchronize());
 		go('p');
 	}
-	hear(&data, sizeof data);
-	REQUIRE(import_pointer(&p, pool, data) == CUDA_ERROR_INVALID_VALUE, "memory that its maker has freed is imported");
 	hear(&data, sizeof data);
 	REQUIRE(import_pointer(&p, pool, data) == CUDA_ERROR_INVALID_VALUE, "memory of another pool is imported");
 	go('p');

@@ -254,6 +254,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 	n.pool, err = workers.New(n.log.With("part", "workers"), workers.Config{
 		Exe: exe, Args: []string{"--log", cfg.Log.Level, "--log-format", cfg.Log.Format},
 		Dir:     filepath.Join(cfg.RunDir, "owner"),
+		Shared:  filepath.Join(cfg.RunDir, "shared"),
 		LibCUDA: cfg.Owner.LibCUDA, LibNVML: cfg.Owner.LibNVML,
 		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit), StoreTotal: int64(cfg.Owner.StoreTotal), StoreKeepFree: int64(cfg.Owner.StoreKeepFree),
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive, Grace: cfg.Session.Grace,

@@ -165,6 +165,9 @@ func (p *Pool) adopt() error {
 		a, g := p.adoptSessions(l)
 		n, gone = n+a, gone+g
 	}
+	if err := p.sweepShared(); err != nil {
+		p.log.Warn("directories of ended leases", "error", err)
+	}
 	p.others()
 	p.cg.sweep()
 	if n+gone > 0 {
@@ -227,6 +230,7 @@ func (p *Pool) abandon(id string) error {
 		}
 		p.cg.remove(r.ID)
 	}
+	p.removeShared(id)
 	return os.RemoveAll(filepath.Join(p.cfg.Dir, id))
 }
 

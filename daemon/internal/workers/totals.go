@@ -209,6 +209,7 @@ func (p *Pool) closeAccount(l *leased) {
 	p.writeTotals(l)
 	err := errors.Join(os.Remove(filepath.Join(p.cfg.Dir, l.id, accountName)), l.file.Close())
 	l.file, l.ghosts = nil, nil
+	p.removeShared(l.id)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		p.log.Warn("account of an ended lease", "lease", l.id, "error", err)
 	}

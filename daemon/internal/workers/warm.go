@@ -132,7 +132,7 @@ func (p *Pool) sandboxOf(gpus []lease.GPU) sandbox.Mode {
 func (p *Pool) command(uuids []string, confine string, mode sandbox.Mode) *control.Command {
 	c := p.cfg
 	return &control.Command{
-		Exe: c.Exe, Args: c.Args, LibCUDA: c.LibCUDA, LibNVML: c.LibNVML, Store: c.Store, Limit: c.StoreLimit, KeepFree: c.StoreKeepFree, Devices: uuids, Confine: confine, Sandbox: mode, Accounts: c.Dir,
+		Exe: c.Exe, Args: c.Args, LibCUDA: c.LibCUDA, LibNVML: c.LibNVML, Store: c.Store, Limit: c.StoreLimit, KeepFree: c.StoreKeepFree, Devices: uuids, Confine: confine, Sandbox: mode, Accounts: c.Dir, Shared: c.Shared,
 	}
 }
 
@@ -183,6 +183,9 @@ func (p *Pool) discard(w *worker) {
 // there are none at all, as with the simulated GPU.
 func deviceFiles(root string, gpus []lease.GPU) (string, error) {
 	if _, err := os.Stat(filepath.Join(root, "dev/nvidiactl")); errors.Is(err, os.ErrNotExist) {
+		if os.Getenv("SLUICE_SIM_DEVICES") != "" {
+			return control.PlainDevices, nil
+		}
 		return control.NoDevices, nil
 	}
 	files := []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}

@@ -53,6 +53,7 @@ type Config struct {
 	Exe     string   // sluice-worker
 	Args    []string // before the subcommand: --log and --log-format
 	Dir     string   // of accounts and records; on a file system in memory
+	Shared  string   // of what the driver shares between the sessions of a lease; on a file system in memory
 	LibCUDA string
 	LibNVML string
 	Store   string // directory of module images, one below it for each user
@@ -183,7 +184,10 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("workers: %w", err)
 	}
-	// Users reach their own part of the store by descriptor only.
+	// Users reach their own part of these by descriptor only.
+	if err := os.MkdirAll(cfg.Shared, 0o700); err != nil {
+		return nil, fmt.Errorf("workers: %w", err)
+	}
 	if err := os.MkdirAll(cfg.Store, 0o700); err != nil {
 		return nil, fmt.Errorf("owner.store: %w", err)
 	}
@@ -339,6 +343,14 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	}
 	st.Slot = s.slot
 	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd()), int(count.Fd())}
+	if p.cfg.ConfineDev {
+		shared, err := p.sharedDir(l.ID, st.Bind.UID, st.Bind.GID)
+		if err != nil {
+			return err
+		}
+		defer shared.Close()
+		st.SharedDir, fds = true, append(fds, int(shared.Fd()))
+	}
 	if wire.SessionComputes(s.Kind) {
 		link, err := p.link(s)
 		if err != nil {

@@ -75,7 +75,7 @@ func testConfig(dir string) Config {
 	return Config{
 		Exe: filepath.Join(dir, "sluice-worker"), Args: []string{"--log", "error"}, Dir: filepath.Join(dir, "owner"), Store: filepath.Join(dir, "store"), StoreLimit: 1 << 30, StoreTotal: 4 << 30,
 		LibCUDA: filepath.Join(sim, "libcuda.so.1"), LibNVML: filepath.Join(sim, "libnvidia-ml.so.1"),
-		Warm: 1, Keepalive: 2 * time.Second, Seccomp: true, ConfineDev: true, Sandbox: sandbox.On, Cgroup: "auto", MemoryMax: func(lease.Lease) uint64 { return 1 << 30 }, PidsMax: 200,
+		Shared: filepath.Join(dir, "shared"), Warm: 1, Keepalive: 2 * time.Second, Seccomp: true, ConfineDev: true, Sandbox: sandbox.On, Cgroup: "auto", MemoryMax: func(lease.Lease) uint64 { return 1 << 30 }, PidsMax: 200,
 		Turns: filepath.Join(dir, "turns"), Sharing: Sharing{Quantum: 10 * time.Millisecond, Limit: time.Second},
 	}
 }
@@ -487,7 +487,7 @@ func TestConfined(t *testing.T) {
 	for _, f := range fs {
 		names = append(names, f.Name())
 	}
-	if got := strings.Join(names, " "); err != nil || got != "full kmsg null random shm tty urandom zero" {
+	if got := strings.Join(names, " "); err != nil || got != "full kmsg null random shm shm-of-no-lease tty urandom zero" {
 		t.Errorf("/dev: %s: %v", got, err)
 	}
 	if st := status(t, pid); st["NoNewPrivs"] != "1" || st["CapBnd"] != "00000000000000c0" {

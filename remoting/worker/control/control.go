@@ -26,6 +26,10 @@ import (
 // writes, see Spawn.
 const LogFD = 4
 
+// SharedDirFD is what /dev/shm of a session with a /dev of its own is: a directory of the lease, from when the session has its client.
+// Nothing else in a new process has such a high number.
+const SharedDirFD = 200
+
 // FD is the session process's end of its control socket, a Unix socket of packets.
 // Its closing ends a process that has no client yet.
 const FD = 3
@@ -126,6 +130,8 @@ type Start struct {
 	// that counts them comes behind the directory.
 	StoreTotal    int64 `json:",omitempty"`
 	StoreKeepFree int64 `json:",omitempty"` // bytes that images leave free
+	// SharedDir says that the lease's directory for /dev/shm comes next.
+	SharedDir bool `json:",omitempty"`
 	// HostMemory is the host memory in bytes that the session must end beyond, 0 where a
 	// control group sees to that, or nobody.
 	HostMemory uint64 `json:",omitempty"`
@@ -185,6 +191,9 @@ const MaxStart = 128 << 10
 // NoDevices, as Command.Confine, leaves /dev as it is.
 const NoDevices = "none"
 
+// PlainDevices, as Command.Confine, is a /dev with no GPU in it: simulated ones have no device files.
+const PlainDevices = "plain"
+
 // Command is what starts a session process or the probe.
 type Command struct {
 	Exe     string
@@ -195,11 +204,12 @@ type Command struct {
 	// Limit bounds the store, and KeepFree is the space that it leaves free, in bytes.
 	Limit, KeepFree int64
 	Devices         []string // numbers in PCI order, or UUIDs
-	Confine         string   // device files a session may see, comma between; "none" leaves /dev alone, "" confines nothing
+	Confine         string   // device files a session may see, comma between, or PlainDevices; NoDevices leaves /dev alone, "" confines nothing
 	// Sandbox is the sandbox of the session, or of the probe. Accounts is the directory of the accounts that sessions
 	// are given, "" if those have no names.
 	Sandbox  sandbox.Mode
 	Accounts string
+	Shared   string // where the directories of leases for /dev/shm lie, "" if there are none
 }
 
 // Cmd makes the command of a subcommand: "session" or "probe".
@@ -212,7 +222,7 @@ func (c *Command) Cmd(sub string) *exec.Cmd {
 		confine = ""
 	}
 	if c.Sandbox != "" && c.Sandbox != sandbox.Off {
-		args = append(args, "--sandbox", string(c.Sandbox), "--accounts", c.Accounts)
+		args = append(args, "--sandbox", string(c.Sandbox), "--accounts", c.Accounts, "--shared", c.Shared)
 		if confine == "" {
 			confine = NoDevices
 		}
@@ -399,6 +409,9 @@ func Receive() (*Start, []int, error) {
 	}
 	want := 2 + 2*st.Schedules()
 	if st.Exchange {
+		want++
+	}
+	if st.SharedDir {
 		want++
 	}
 	if st.Detached {

@@ -282,7 +282,7 @@ func (d *Daemon) Env(more ...string) []string {
 	env := []string{
 		"PATH=" + d.site.Opt("bin") + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "LANG=C.UTF-8", "GOTRACEBACK=all",
 		"SLUICE_SIM_STATE=" + filepath.Join(d.Node.Dir, "sim"), "SLUICE_SIM_MEM=" + o.Mem, "SLUICE_SIM_DEVICES=" + strconv.Itoa(gpus),
-		"SLUICE_SIM_KERNELS=" + d.site.Opt("twins.so"), "SLUICE_SIM_CTX_MEM=16M",
+		"SLUICE_SIM_KERNELS=" + d.site.Opt("twins.so"), "SLUICE_SIM_CTX_MEM=16M", "SLUICE_SIM_SHM=1",
 	}
 	return append(env, more...)
 }

@@ -107,6 +107,7 @@ func root() *cobra.Command {
 	for _, c := range []*cobra.Command{session, probe} {
 		c.Flags().StringVar(&confine.Devices, "confine", "", "device files to see, or none")
 		c.Flags().StringVar(&confine.Dir, "accounts", "", "directory of accounts")
+		c.Flags().StringVar(&confine.Shared, "shared", "", "directory of the leases' directories for /dev/shm")
 		c.Flags().IntVar(&devices, "devices", 1, "number of devices")
 	}
 	cmd.AddCommand(session, probe)
