@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
@@ -38,6 +39,29 @@ func (p *Pool) userStore(uid, gid uint32) (*os.File, error) {
 		return nil, fmt.Errorf("image store: %w", err)
 	}
 	return f, nil
+}
+
+// sessionFiles opens what a session has of its user's and its lease's, in the order of START: the user's images, the file that
+// counts all images and, with a /dev of its own, the directory for /dev/shm. The caller closes them, also after an error.
+func (p *Pool) sessionFiles(s *session, st *control.Start) (files []*os.File, err error) {
+	open := func(f *os.File, e error) {
+		if err = errors.Join(err, e); e == nil {
+			files = append(files, f)
+		}
+	}
+	open(p.userStore(st.Bind.UID, st.Bind.GID))
+	open(store.CreateShared(p.storeCount()))
+	if p.cfg.ConfineDev {
+		open(p.sharedDir(s.Lease, st.Bind.UID, st.Bind.GID))
+		st.SharedDir = true
+	}
+	return files, err
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
 }
 
 // sharedDir opens the directory that is /dev/shm for the sessions of a lease, and makes it first if it must.

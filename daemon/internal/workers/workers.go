@@ -40,7 +40,6 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
-	"github.com/sluice-hpc/sluice/remoting/worker/store"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -328,28 +327,18 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	if err := s.l.file.Bind(s.slot, pid, start); err != nil {
 		return err
 	}
-	dir, err := p.userStore(st.Bind.UID, st.Bind.GID)
+	files, err := p.sessionFiles(s, st)
+	defer closeAll(files)
 	if err != nil {
 		return err
 	}
-	defer dir.Close()
-	count, err := store.CreateShared(p.storeCount())
-	if err != nil {
-		return err
-	}
-	defer count.Close()
 	if max := p.cfg.MemoryMax(l); !p.cg.setMemory(proc.id, max) {
 		st.HostMemory = max
 	}
 	st.Slot = s.slot
-	fds := []int{int(conn.Fd()), s.l.file.FD(), int(dir.Fd()), int(count.Fd())}
-	if p.cfg.ConfineDev {
-		shared, err := p.sharedDir(l.ID, st.Bind.UID, st.Bind.GID)
-		if err != nil {
-			return err
-		}
-		defer shared.Close()
-		st.SharedDir, fds = true, append(fds, int(shared.Fd()))
+	fds := []int{int(conn.Fd()), s.l.file.FD()}
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
 	}
 	if wire.SessionComputes(s.Kind) {
 		link, err := p.link(s)
