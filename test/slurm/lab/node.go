@@ -168,15 +168,45 @@ func (n *Node) Crash() error {
 	if err != nil {
 		return fmt.Errorf("lab: node %s: %w", n.Name, err)
 	}
-	// The first process may be a zombie while others of the node still are about to die.
-	for deadline := time.Now().Add(30 * time.Second); n.Up() || len(pidsIn(ns, "")) > 0; time.Sleep(20 * time.Millisecond) {
+	// The first process may be a zombie while others of the node still are about to die, some of them after what they were having
+	// the disk write: a database's journal takes its time on a machine that does much else.
+	for deadline := time.Now().Add(crashTime); n.Up() || len(pidsIn(ns, "")) > 0; time.Sleep(20 * time.Millisecond) {
 		n.thaw()
 		if time.Now().After(deadline) {
-			return fmt.Errorf("lab: node %s: process %d does not end", n.Name, n.init.PID)
+			return fmt.Errorf("lab: node %s: process %d does not end; of it are left:\n%s", n.Name, n.init.PID, left(ns))
 		}
 	}
 	n.init = initProcess{}
 	return n.lab.save()
+}
+
+// crashTime is how long the processes of a node may take to end by signal 9.
+const crashTime = 2 * time.Minute
+
+// left tells what is there of a PID namespace: each process with its state, its parent and where it is in the kernel. Of a process
+// that has ended but that nobody has waited for, the namespace is not known.
+func left(ns string) string {
+	var b strings.Builder
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, d := range dirs {
+		at, err := os.Readlink(d + "/ns/pid")
+		text, _ := os.ReadFile(d + "/status")
+		var of []string
+		inner := false
+		for line := range strings.Lines(string(text)) {
+			switch key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key {
+			case "Name", "State", "PPid":
+				of = append(of, strings.TrimSpace(value))
+			case "NSpid":
+				inner = len(strings.Fields(value)) > 1
+			}
+		}
+		if at == ns || err != nil && inner {
+			stack, _ := os.ReadFile(d + "/stack")
+			fmt.Fprintf(&b, "%s: %s: %s\n", filepath.Base(d), strings.Join(of, ", "), strings.Join(strings.Fields(string(stack)), " "))
+		}
+	}
+	return b.String()
 }
 
 // thaw has what a suspended job, or slurmstepd in the midst of a signal, has frozen die with the node.
