@@ -41,7 +41,6 @@
 /* The longest valid reply is an OBSERVE with all processes, below 66 KiB. */
 #define FRAME_MAX (128u << 10)
 #define EXCHANGE_MS 5000
-#define FRESH_MS 200
 #define RETRY_MS 1000
 
 struct cached {
@@ -480,13 +479,13 @@ nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r)
 	return rc;
 }
 
-nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, struct nv_more *m)
+nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, unsigned int age, struct nv_more *m)
 {
 	struct cached *c = &conn.dev[dev];
 	nvmlReturn_t rc = NVML_SUCCESS;
 
 	enter();
-	if (!c->more_at[traffic] || sl_now_ms() - c->more_at[traffic] >= FRESH_MS) {
+	if (!c->more_at[traffic] || sl_now_ms() - c->more_at[traffic] >= age) {
 		rc = ask(dev, traffic ? MORE_TRAFFIC : MORE, traffic);
 		c->more_at[traffic] = rc ? 0 : sl_now_ms();
 	}

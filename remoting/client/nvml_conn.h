@@ -49,6 +49,10 @@ struct nv_process {
 };
 
 /* Opens are counted: the first one connects, the last close disconnects. */
+/* How old readings may be, in milliseconds: of most, and of what programs take the difference of. */
+#define FRESH_MS 200
+#define COUNTER_MS 10
+
 nvmlReturn_t nv_open(void);
 nvmlReturn_t nv_close(void);
 bool nv_opened(void);
@@ -56,8 +60,8 @@ bool nv_opened(void);
 const struct sl_snapshot *nv_facts(void);
 /* Readings not older than 200 ms; with now, read during this call: memory must agree with CUDA's. */
 nvmlReturn_t nv_read(unsigned int dev, bool now, struct nv_readings *r);
-/* More readings, not older than 200 ms; those of PCIe traffic are NV_NA unless they are asked for. */
-nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, struct nv_more *m);
+/* More readings, younger than age in milliseconds; those of PCIe traffic are NV_NA unless they are asked for. */
+nvmlReturn_t nv_read_more(unsigned int dev, bool traffic, unsigned int age, struct nv_more *m);
 /* What does not change from nvmlInit to nvmlShutdown. */
 nvmlReturn_t nv_read_links(unsigned int dev, struct nv_links *l);
 nvmlReturn_t nv_read_facts(unsigned int dev, struct nv_facts *f);

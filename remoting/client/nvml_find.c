@@ -58,7 +58,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *
 		char text[41];
 
 		nv_uuid_text(nv_facts()->dev[i].uuid, text);
-		if (same_text(uuid, text)) {
+		/* NVML knows it without the prefix too, as CUDA's UUIDs are written. */
+		if (same_text(uuid, text) || same_text(uuid, text + sizeof "GPU-" - 1)) {
 			*device = nv_handle(i);
 			return NVML_SUCCESS;
 		}

@@ -14,7 +14,7 @@ nvmlReturn_t nv_put_more(nvmlDevice_t device, unsigned int which, unsigned int *
 	if (rc)
 		return rc;
 	NEED_ARG(out);
-	rc = nv_read_more(index, which == SL_READING_PCIE_SENT || which == SL_READING_PCIE_RECEIVED, &m);
+	rc = nv_read_more(index, which == SL_READING_PCIE_SENT || which == SL_READING_PCIE_RECEIVED, FRESH_MS, &m);
 	return rc ? rc : nv_put(out, m.value[which]);
 }
 
@@ -42,7 +42,7 @@ static nvmlReturn_t both_halves(nvmlDevice_t device, unsigned int which, unsigne
 	if (rc)
 		return rc;
 	NEED_ARG(out);
-	rc = nv_read_more(index, false, &m);
+	rc = nv_read_more(index, false, which == SL_READING_ENERGY ? COUNTER_MS : FRESH_MS, &m);
 	if (rc)
 		return rc;
 	if (m.value[which] == NV_NA && m.value[which + 1] == NV_NA)

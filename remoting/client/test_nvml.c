@@ -554,6 +554,7 @@ static void test_finding(void)
 	CHECK(CALL(nvmlDeviceGetUUID, b, uuid, 80) == 0 && !strcmp(uuid, "GPU-a1b2c3d4-0102-0304-0506-0708090a0b01"));
 	CHECK(CALL(nvmlDeviceGetUUID, b, uuid, 40) == NVML_ERROR_INSUFFICIENT_SIZE);
 	CHECK(CALL(nvmlDeviceGetHandleByUUID, "GPU-A1B2C3D4-0102-0304-0506-0708090A0B01", &d) == 0 && d == b);
+	CHECK(CALL(nvmlDeviceGetHandleByUUID, "a1b2c3d4-0102-0304-0506-0708090a0b01", &d) == 0 && d == b);
 	CHECK(CALL(nvmlDeviceGetHandleByUUID, "GPU-a1b2c3d4", &d) == NVML_ERROR_NOT_FOUND);
 	strcpy(u.value.str, "GPU-a1b2c3d4-0102-0304-0506-0708090a0b00");
 	CHECK(CALL(nvmlDeviceGetHandleByUUIDV, &u, &d) == 0 && d == a);
