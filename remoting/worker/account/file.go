@@ -92,7 +92,7 @@ const (
 	slEnded  = 976 // see sinceBoot
 	slBorrow = 984 // how many things of other sessions it has open and is not charged for
 	slCuts   = 992
-	slLink   = 1008
+	slPath   = 1008
 
 	devSize     = 24
 	devReserved = 0
@@ -108,8 +108,8 @@ var (
 	_ [slotSize - slReason - 8 - maxReason]byte
 	_ [slEnded - slLent - 8*MaxDevices]byte
 	_ [slDev - slCounts - unsafe.Sizeof(Counts{})]byte
-	_ [slLink - slCuts - unsafe.Sizeof(Cuts{})]byte
-	_ [slotSize - slLink - unsafe.Sizeof(Link{})]byte
+	_ [slPath - slCuts - unsafe.Sizeof(Cuts{})]byte
+	_ [slotSize - slPath - unsafe.Sizeof(Link{})]byte
 )
 
 // States of a slot.
@@ -507,7 +507,7 @@ func (a *File) slot(i int) Slot {
 			Launches: w(slCounts + 32), Errors: w(slCounts + 40), Throttle: w(slCounts + 48),
 		},
 		Cuts: w(slCuts), CutTime: time.Duration(min(w(slCuts+8), 1<<62)),
-		RoundTrip: time.Duration(min(w(slLink), 1<<62)), Resent: w(slLink + 8),
+		RoundTrip: time.Duration(min(w(slPath), 1<<62)), Resent: w(slPath + 8),
 		Reason: a.text(slotAt(i)+slReason+8, int(min(w(slReason), maxReason))),
 	}
 	for d := range a.caps {

@@ -338,7 +338,7 @@ func (s *Session) Cuts() *Cuts {
 
 // Link is the place where the session notes what its connection is like.
 func (s *Session) Link() *Link {
-	return (*Link)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slLink]))
+	return (*Link)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slPath]))
 }
 
 // SetClient notes who the client says it is, and the kind of session.
