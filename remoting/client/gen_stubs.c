@@ -984,7 +984,7 @@ CUresult fw_cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, cons
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	if (!err)
-		err = sl_oneway(SL_OP_cuGraphAddDependencies, &b);
+		err = sl_wait(SL_OP_cuGraphAddDependencies, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -1020,7 +1020,7 @@ CUresult fw_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, c
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	if (!err)
-		err = sl_oneway(SL_OP_cuGraphAddDependencies_v2, &b);
+		err = sl_wait(SL_OP_cuGraphAddDependencies_v2, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -2957,7 +2957,7 @@ CUresult fw_cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from, c
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	if (!err)
-		err = sl_oneway(SL_OP_cuGraphRemoveDependencies, &b);
+		err = sl_wait(SL_OP_cuGraphRemoveDependencies, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }
@@ -2998,7 +2998,7 @@ CUresult fw_cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from
 	}
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	if (!err)
-		err = sl_oneway(SL_OP_cuGraphRemoveDependencies_v2, &b);
+		err = sl_wait(SL_OP_cuGraphRemoveDependencies_v2, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }

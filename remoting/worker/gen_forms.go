@@ -17,7 +17,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x07776cd2, Sum: 0xe5a20c0c}, // cuMemCreate
 	{ID: 0x0a60a04c, Sum: 0xd9c46fdb}, // cuMemPoolGetAccess
 	{ID: 0x0a67f647, Sum: 0xfd048090}, // cuStreamUpdateCaptureDependencies_v2
-	{ID: 0x0a94d8bc, Sum: 0x3a2ed016}, // cuGraphRemoveDependencies_v2
+	{ID: 0x0a94d8bc, Sum: 0x630126c6}, // cuGraphRemoveDependencies_v2
 	{ID: 0x0ae18495, Sum: 0x76b6c031}, // cuUserObjectRetain
 	{ID: 0x0b3432d4, Sum: 0x05d37be8}, // cuTexRefGetMipmapFilterMode
 	{ID: 0x0b867fee, Sum: 0x8ea539fb}, // cuLibraryGetModule
@@ -89,7 +89,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x324ff469, Sum: 0x46874184}, // cuMemPoolExportToShareableHandle
 	{ID: 0x3289af94, Sum: 0x20754c98}, // cuGraphExecMemsetNodeSetParams
 	{ID: 0x3505675b, Sum: 0x16255b6b}, // cuGraphAddNode
-	{ID: 0x370a6f19, Sum: 0x36d0e985}, // cuGraphAddDependencies_v2
+	{ID: 0x370a6f19, Sum: 0xef2d3cbe}, // cuGraphAddDependencies_v2
 	{ID: 0x374b6e7d, Sum: 0x8540074e}, // frame EVENT
 	{ID: 0x37fcd6a9, Sum: 0x73b2866b}, // const FLAG_WAIT
 	{ID: 0x393879b9, Sum: 0x73b2866b}, // const LAUNCH_COOPERATIVE
@@ -193,7 +193,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x7354ebe6, Sum: 0xf222f3e7}, // cuCtxCreate_v2
 	{ID: 0x75ec3517, Sum: 0x73b2866b}, // const LEASE_VERSION
 	{ID: 0x76284221, Sum: 0x18652b7f}, // cuMemSetAccess
-	{ID: 0x7753dbe1, Sum: 0x7578dbf3}, // cuGraphAddDependencies
+	{ID: 0x7753dbe1, Sum: 0x7872e635}, // cuGraphAddDependencies
 	{ID: 0x776fc3f3, Sum: 0x988291fe}, // cuCtxGetLimit
 	{ID: 0x783cc075, Sum: 0x268232c6}, // cuOccupancyAvailableDynamicSMemPerBlock
 	{ID: 0x78635b9e, Sum: 0x12872a20}, // cuStreamBeginCaptureToGraph
@@ -201,7 +201,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x7929fc25, Sum: 0x3e5fe80f}, // cuDevSmResourceSplitByCount
 	{ID: 0x79c4aae8, Sum: 0x51b21708}, // const HANDLE_INDEX
 	{ID: 0x79fe4b7d, Sum: 0xbb529a1b}, // cuIpcGetEventHandle
-	{ID: 0x7ca659f3, Sum: 0xcf899773}, // cuGraphRemoveDependencies
+	{ID: 0x7ca659f3, Sum: 0x7b0e5c77}, // cuGraphRemoveDependencies
 	{ID: 0x7cc8b606, Sum: 0x4fd66b04}, // cuGraphReleaseUserObject
 	{ID: 0x7d33a430, Sum: 0x9642649a}, // cuMemImportFromShareableHandle
 	{ID: 0x7daf905e, Sum: 0x961bdaf4}, // cuMemsetD16Async

@@ -69,19 +69,41 @@ static cudaGraph_t build(int *v, int *w, int mul, int add, cudaGraphNode_t *kern
 	return g;
 }
 
-/* No node depends on itself, which the call says and not a wait after it. */
-static void self(cudaGraph_t g, cudaGraphNode_t node)
+static cudaError_t edge(cudaGraph_t g, cudaGraphNode_t from, cudaGraphNode_t to, bool add)
 {
 #if CUDART_VERSION >= 13000
-	cudaError_t err = cudaGraphAddDependencies(g, &node, &node, NULL, 1);
+	return add ? cudaGraphAddDependencies(g, &from, &to, NULL, 1) : cudaGraphRemoveDependencies(g, &from, &to, NULL, 1);
 #else
-	cudaError_t err = cudaGraphAddDependencies(g, &node, &node, 1);
+	return add ? cudaGraphAddDependencies(g, &from, &to, 1) : cudaGraphRemoveDependencies(g, &from, &to, 1);
 #endif
-	if (err != cudaErrorInvalidValue) {
-		fprintf(stderr, "a node that depends on itself: %d\n", (int)err);
-		exit(1);
-	}
+}
+
+static void refused(cudaError_t err, const char *what)
+{
+	REQUIRE(err == cudaErrorInvalidValue, "%s: %d", what, (int)err);
 	cudaGetLastError();
+}
+
+/* Edges that a graph cannot have, or not lose: the call says so, and not a wait after it. from and to have an edge. */
+static void wrong_edges(cudaGraph_t g, cudaGraphNode_t from, cudaGraphNode_t to)
+{
+	cudaGraphNode_t mine, theirs;
+	cudaGraph_t strange;
+
+	CHECK(cudaGraphCreate(&strange, 0));
+	CHECK(cudaGraphAddEmptyNode(&theirs, strange, NULL, 0));
+	CHECK(cudaGraphAddEmptyNode(&mine, g, NULL, 0));
+	refused(edge(g, from, from, true), "a node that depends on itself");
+	refused(edge(g, from, theirs, true), "an edge to a node of another graph");
+	refused(edge(g, theirs, to, true), "an edge from a node of another graph");
+	refused(edge(strange, from, to, true), "an edge of another graph");
+	refused(edge(g, from, to, true), "an edge that is there");
+	refused(edge(g, from, mine, false), "an edge that is not there, taken away");
+	CHECK(edge(g, from, mine, true));
+	CHECK(edge(g, from, mine, false));
+	CHECK(cudaDeviceSynchronize());
+	CHECK(cudaGraphDestroyNode(mine));
+	CHECK(cudaGraphDestroy(strange));
 }
 
 int main()
@@ -97,7 +119,7 @@ int main()
 	CHECK(cudaMalloc(&w, n * sizeof *w));
 	CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
 	g = build(v, w, 2, 1, &k, &f);
-	self(g, k);
+	wrong_edges(g, f, k);
 	exec = instantiate(g);
 	CHECK(cudaGraphLaunch(exec, s));
 	CHECK(cudaStreamSynchronize(s));
