@@ -56,8 +56,10 @@ var (
 const (
 	openTime = 5 * time.Second
 	// maxConns bounds the connections of an exporter, and with them its threads' memory.
-	maxConns  = 8192
-	replySize = 104
+	maxConns = 8192
+	// An answer, without and with the number of a pool: sessions of an earlier release, which know the first only, can share a lease with
+	// those of this one while a node is upgraded.
+	replySize, poolReplySize = 96, 104
 )
 
 // Token names an export. The program has it as a handle of CUDA's, whose 64 bytes it fills.
@@ -229,26 +231,30 @@ func (e *Exports) serve(c *net.UnixConn) {
 	_, _ = c.Read(t[:]) // the end
 }
 
-// An answer: kind and device, offset, size, charge, pool, handle.
+// An answer: kind and device, offset, size, charge, handle, and of a pool or its memory the pool.
 func encode(it *Item) []byte {
-	b := make([]byte, replySize)
+	b := make([]byte, replySize, poolReplySize)
 	binary.LittleEndian.PutUint32(b, it.Kind)
 	binary.LittleEndian.PutUint32(b[4:], uint32(it.Device))
 	binary.LittleEndian.PutUint64(b[8:], it.Offset)
 	binary.LittleEndian.PutUint64(b[16:], it.Size)
 	binary.LittleEndian.PutUint64(b[24:], it.Charged)
-	binary.LittleEndian.PutUint64(b[32:], it.Pool)
-	copy(b[40:], it.Handle[:])
+	copy(b[32:], it.Handle[:])
+	if it.Pool != 0 {
+		b = binary.LittleEndian.AppendUint64(b, it.Pool)
+	}
 	return b
 }
 
 func decode(b []byte) *Item {
 	it := &Item{
 		Kind: binary.LittleEndian.Uint32(b), Device: int(binary.LittleEndian.Uint32(b[4:])), Offset: binary.LittleEndian.Uint64(b[8:]),
-		Size: binary.LittleEndian.Uint64(b[16:]), Charged: binary.LittleEndian.Uint64(b[24:]),
-		Pool: binary.LittleEndian.Uint64(b[32:]), FD: -1,
+		Size: binary.LittleEndian.Uint64(b[16:]), Charged: binary.LittleEndian.Uint64(b[24:]), FD: -1,
 	}
-	copy(it.Handle[:], b[40:])
+	copy(it.Handle[:], b[32:])
+	if len(b) == poolReplySize {
+		it.Pool = binary.LittleEndian.Uint64(b[replySize:])
+	}
 	return it
 }
 
@@ -291,7 +297,7 @@ func ask(c *net.UnixConn, t Token) (*Item, error) {
 	if _, err := c.Write(t[:]); err != nil {
 		return nil, ErrToken
 	}
-	b, fd, err := receive(c, replySize)
+	b, fd, err := receive(c, replySize, poolReplySize)
 	if err != nil {
 		return nil, ErrToken // it has ended, or has no such export
 	}

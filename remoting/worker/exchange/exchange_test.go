@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -297,4 +298,25 @@ func FuzzBroker(f *testing.F) {
 		}
 		use.Close()
 	})
+}
+
+// TestAnswer: what an exporter says arrives, and a session of an earlier release and one of this understand each other, except about
+// which pool memory is of.
+func TestAnswer(t *testing.T) {
+	for _, it := range []Item{
+		{Kind: Memory, Device: 3, Offset: 512, Size: 1000, Charged: 2 << 20, Handle: [64]byte{63: 9}, FD: -1},
+		{Kind: Pointer, Device: 1, Size: 1000, Charged: 2 << 20, Pool: 0xfedcba9876543210, Handle: [64]byte{1, 63: 9}, FD: -1},
+	} {
+		b := encode(&it)
+		if want := replySize; it.Pool == 0 && len(b) != want {
+			t.Errorf("%d bytes, %d with an earlier release", len(b), want)
+		}
+		if got := decode(b); !reflect.DeepEqual(*got, it) {
+			t.Errorf("%+v instead of %+v", *got, it)
+		}
+		it.Pool = 0
+		if got := decode(b[:replySize]); !reflect.DeepEqual(*got, it) {
+			t.Errorf("an earlier release's: %+v instead of %+v", *got, it)
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -277,9 +278,9 @@ func (k *Link) ask(slot int, until time.Time) (reply, error) {
 	}
 }
 
-// receive reads a packet of n bytes and the descriptor that came with it, -1 for none. Any other packet is an error.
-func receive(c *net.UnixConn, n int) (b []byte, fd int, err error) {
-	b = make([]byte, n+1)
+// receive reads a packet of one of these sizes, in bytes, and the descriptor that came with it, -1 for none. Any other packet is an error.
+func receive(c *net.UnixConn, sizes ...int) (b []byte, fd int, err error) {
+	b = make([]byte, slices.Max(sizes)+1)
 	oob := make([]byte, unix.CmsgSpace(4))
 	got, on, flags, _, err := c.ReadMsgUnix(b, oob)
 	var fds []int
@@ -289,11 +290,11 @@ func receive(c *net.UnixConn, n int) (b []byte, fd int, err error) {
 			fds = append(fds, f...)
 		}
 	}
-	if err == nil && got == n && len(fds) <= 1 && flags&unix.MSG_CTRUNC == 0 {
+	if err == nil && slices.Contains(sizes, got) && len(fds) <= 1 && flags&unix.MSG_CTRUNC == 0 {
 		if len(fds) == 1 {
-			return b[:n], fds[0], nil
+			return b[:got], fds[0], nil
 		}
-		return b[:n], -1, nil
+		return b[:got], -1, nil
 	}
 	for _, f := range fds {
 		unix.Close(f)
