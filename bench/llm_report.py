@@ -1,7 +1,7 @@
 """Lines for a terminal of the raw log of gpu-llm.sh: each figure natively, remotely, and the share of native speed.
 
 llm_report.py LOG
-llm_report.py --page LOG    the tables of docs/benchmarks.md
+llm_report.py --page LOG [PART...]    the tables of docs/benchmarks.md, of all parts or of these
 
 A run's name is PART.VARIANT.NUMBER. Of several native runs of a number the median counts; a remote run's result must be
 the same as natively where it is a digest.
@@ -78,11 +78,13 @@ PARTS = {
 }
 
 
-def page(log):
-    """A table for each part: natively, and over each link with the share of native speed."""
+def page(log, parts):
+    """A table for each part, of those named if any are: natively, and over each link with the share of native speed."""
     head = rawlog.headers(log)[0]
     yield f"{head['gpu']}, driver {head['driver']}, commit {head['commit']}, {head['date'][:10]}."
     for part, numbers in load(log).items():
+        if parts and part not in parts:
+            continue
         every = [n for variants in numbers.values() for n in variants.get("native", [])]
         links = [v for v in LINKS if any(v in variants for variants in numbers.values())]
         title, names = PARTS[part]
@@ -104,7 +106,7 @@ def page(log):
 
 def main():
     if sys.argv[1] == "--page":
-        print(*page(Path(sys.argv[2])), sep="\n")
+        print(*page(Path(sys.argv[2]), sys.argv[3:]), sep="\n")
         return
     for part, numbers in load(Path(sys.argv[1])).items():
         every = [n for variants in numbers.values() for n in variants.get("native", [])]
