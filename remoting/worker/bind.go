@@ -183,9 +183,9 @@ func privateDev(devices []string) error {
 // ownShared is what /dev/shm is before the session has a lease.
 const ownShared = "/dev/shm-of-no-lease"
 
-// holdSharedDir opens what /dev/shm of a private /dev is at first. The driver (580, seen) keeps a file there for each process
-// whose events others may open, which they open by its name: the sessions of a lease need one directory, which nobody else has.
-// Which lease it is, is known when mounting is no longer allowed, so /dev/shm is the directory behind a descriptor.
+// holdSharedDir opens the directory behind /dev/shm for a session that has no lease yet. /dev/shm is a link to a descriptor, because
+// the session cannot mount when its lease is known: setSharedDir then puts the lease's directory there. Sessions of a lease share that
+// directory, since driver 580 keeps a file for each process in /dev/shm (seen by strace) and others open it by its name.
 func holdSharedDir() error {
 	fd, err := unix.Open(ownShared, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -194,7 +194,7 @@ func holdSharedDir() error {
 	return setSharedDir(fd, 0)
 }
 
-// setSharedDir makes a directory /dev/shm, and closes the descriptor.
+// setSharedDir makes the directory fd the session's /dev/shm, and closes fd.
 func setSharedDir(fd, flags int) error {
 	defer unix.Close(fd)
 	if err := unix.Dup3(fd, control.SharedDirFD, flags); err != nil {

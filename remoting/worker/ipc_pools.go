@@ -26,7 +26,7 @@ import (
 func (s *session) cuMemPoolExportToShareableHandle(o *C.CUipcMemHandle, h href, kind uint32, flags uint64) C.CUresult {
 	p := s.mem.pools[h.real]
 	switch {
-	case p == nil || flags != 0 || p.imported:
+	case p == nil || flags != 0 || p.imported():
 		return C.CUDA_ERROR_INVALID_VALUE
 	case kind != C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
 		return C.CUresult(s.refuse("handles of memory pools other than file descriptors"))
@@ -106,8 +106,8 @@ func (i *ipc) importPool(o *C.uint64_t, it *exchange.Item, at *opened) C.CUresul
 	}
 	switch p := i.s.mem.pools[uint64(*o)]; {
 	case p == nil:
-		i.s.mem.pools[uint64(*o)] = &pool{dev: it.Device, made: true, imports: 1, imported: true, opened: at, number: it.Pool}
-	case p.imported && p.number == it.Pool:
+		i.s.mem.pools[uint64(*o)] = &pool{dev: it.Device, made: true, imports: 1, opened: at, number: it.Pool}
+	case p.imported() && p.number == it.Pool:
 		p.imports++
 		if at.use != nil {
 			at.decline() // the first import's use holds the pool
@@ -180,7 +180,7 @@ func (s *session) cuMemPoolExportPointer(o *C.CUmemPoolPtrExportData, ptr uint64
 func (s *session) cuMemPoolImportPointer(o *C.CUdeviceptr, size *C.size_t, opens *C.uint, dev *C.int, h href, data *C.CUmemPoolPtrExportData) C.CUresult {
 	i := &s.ipc
 	p := s.mem.pools[h.real]
-	if data == nil || p == nil || !p.imported {
+	if data == nil || p == nil || !p.imported() {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
 	use, it, rc := i.open(*(*exchange.Token)(unsafe.Pointer(data)), exchange.Pointer)

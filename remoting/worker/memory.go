@@ -57,14 +57,16 @@ type pool struct {
 	made    bool // by the client, not the device's own
 	ended   bool // destroyed by the client, with memory in use
 
-	imports  int // of a pool of another session, by this one: the driver has one handle for all
-	imported bool
-	opened   *opened // of another session, see ipc_pools.go
-	token    *exchange.Token
-	number   uint64 // names it among all sessions' pools: random, 0 before it or memory of it is exported
-	backing         // in use by other sessions
-	ghost    uint64 // of charged: what the pool has given back while other sessions used it
+	imports int     // how often this session has imported the pool, which the driver counts too; 0 for its own pools
+	opened  *opened // of another session, see ipc_pools.go
+	token   *exchange.Token
+	number  uint64 // names it among all sessions' pools: random, 0 before it or memory of it is exported
+	backing        // in use by other sessions
+	ghost   uint64 // of charged: what the pool has given back while other sessions used it
 }
+
+// imported reports whether the pool is another session's.
+func (p *pool) imported() bool { return p.imports > 0 }
 
 // poolMemory is an allocation of a pool.
 type poolMemory struct{ pool, size uint64 }

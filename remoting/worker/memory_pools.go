@@ -89,7 +89,7 @@ func (s *session) poolAlloc(o *C.CUdeviceptr, n uint64, real uint64, dev int, h 
 		return rc
 	}
 	p := m.poolOf(real, dev)
-	if p.imported {
+	if p.imported() {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
 	m.settlePool(real, p)
@@ -243,7 +243,7 @@ func (s *session) cuMemPoolDestroy(h href) C.CUresult {
 	if p == nil || !p.made {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
-	if p.imported {
+	if p.imported() {
 		return s.destroyImported(h, p)
 	}
 	// The driver's pool would live on until its last allocation is freed, but could no longer be asked what it holds:

@@ -356,16 +356,16 @@ func socketPair(t *testing.T) (int, int) {
 	return p[0], p[1]
 }
 
-// Cuts are counted in the account with their time: one after which the client was back, and one that it did not come back from.
-func TestCutsCounted(t *testing.T) {
+// accountedSession is a session with its part of an account, and the account's file as the daemon reads it.
+func accountedSession(t *testing.T) (*session, *account.Session, *account.File) {
+	t.Helper()
 	loadFakeDriver(t)
 	l, err := account.NewBook([]uint64{testMem}).Grant(0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s, acct := fakeSessionOf(t, l, nil, nil)
-	defer s.rd.Close()
-	defer acct.Close()
+	t.Cleanup(func() { s.rd.Close(); acct.Close() })
 	fd, err := unix.Dup(l.FD())
 	if err != nil {
 		t.Fatal(err)
@@ -374,7 +374,13 @@ func TestCutsCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
+	t.Cleanup(func() { file.Close() })
+	return s, acct, file
+}
+
+// Cuts are counted in the account with their time: one after which the client was back, and one that it did not come back from.
+func TestCutsCounted(t *testing.T) {
+	s, acct, file := accountedSession(t)
 	const grace = 100 * time.Millisecond
 	count := func(want uint64, least time.Duration) {
 		t.Helper()
@@ -418,23 +424,7 @@ func TestCutsCounted(t *testing.T) {
 
 // The account has the round trip of a connection over a network; a Unix socket has none.
 func TestLinkNoted(t *testing.T) {
-	loadFakeDriver(t)
-	l, err := account.NewBook([]uint64{testMem}).Grant(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, acct := fakeSessionOf(t, l, nil, nil)
-	defer s.rd.Close()
-	defer acct.Close()
-	fd, err := unix.Dup(l.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := account.FromFD(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
+	s, acct, file := accountedSession(t)
 	s.network = acct.Link()
 	noted := func(fd int) time.Duration {
 		t.Helper()

@@ -120,7 +120,7 @@ func (s *session) bind(kind int, id uint32, real uint64, rc C.CUresult) {
 	}
 	*p = slot{real: real, ctx: s.hdr.Ctx, err: int32(rc), gen: uint8(id >> genShift), live: true}
 	// Each id of memory and of an imported pool is a use of it, which ends by itself: the driver counts them.
-	if pool := s.mem.pools[real]; rc != 0 || kind == wire.KindMemHandle || kind == wire.KindPool && pool != nil && pool.imported {
+	if pool := s.mem.pools[real]; rc != 0 || kind == wire.KindMemHandle || kind == wire.KindPool && pool != nil && pool.imported() {
 		return
 	}
 	// The driver may name a handle again that the client has an id for: both end together.

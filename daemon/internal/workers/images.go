@@ -6,16 +6,11 @@ package workers
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/sluice-hpc/sluice/internal/form"
-	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
@@ -41,111 +36,6 @@ func (p *Pool) userStore(uid, gid uint32) (*os.File, error) {
 	return f, nil
 }
 
-// sessionFiles opens what a session has of its user's and its lease's, in the order of START: the user's images, the file that
-// counts all images and, with a /dev of its own, the directory for /dev/shm. The caller closes them, also after an error.
-func (p *Pool) sessionFiles(s *session, st *control.Start) (files []*os.File, err error) {
-	open := func(f *os.File, e error) {
-		if err = errors.Join(err, e); e == nil {
-			files = append(files, f)
-		}
-	}
-	open(p.userStore(st.Bind.UID, st.Bind.GID))
-	open(store.CreateShared(p.storeCount()))
-	if p.cfg.ConfineDev {
-		open(p.sharedDir(s.Lease, st.Bind.UID, st.Bind.GID))
-		st.SharedDir = true
-	}
-	return files, err
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
-	}
-}
-
-// sharedDir opens the directory that is /dev/shm for the sessions of a lease, and makes it first if it must.
-func (p *Pool) sharedDir(id string, uid, gid uint32) (*os.File, error) {
-	f, err := dirOf(filepath.Join(p.cfg.Shared, id), uid, gid)
-	if err != nil {
-		return nil, fmt.Errorf("directory for /dev/shm: %w", err)
-	}
-	return f, nil
-}
-
-// warnOfDisk says that the driver cannot share events from a directory on a disk: it has the GPU write to the file, and the kernel
-// pins no pages of a disk's files for good.
-func (p *Pool) warnOfDisk() {
-	if p.cfg.ConfineDev && !inMemory(p.cfg.Shared) {
-		p.log.Warn("run_dir is not on a file system in memory: events cannot be shared between processes of a program, as torch.multiprocessing does. Set run_dir to a directory below /run", "directory", p.cfg.Shared)
-	}
-}
-
-// inMemory reports whether a directory is on a file system in memory.
-func inMemory(dir string) bool {
-	var st unix.Statfs_t
-	return unix.Statfs(dir, &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
-}
-
-// removeShared removes what sharedDir made, without waiting: a session may have made any number of files.
-func (p *Pool) removeShared(id string) {
-	path := filepath.Join(p.cfg.Shared, id)
-	if _, err := os.Lstat(path); err != nil {
-		return
-	}
-	go func() {
-		if err := os.RemoveAll(path); err != nil {
-			p.log.Warn("directory of an ended lease", "lease", id, "error", err)
-		}
-	}()
-}
-
-// sweepShared removes the directories of leases that are no more. An earlier daemon has made them.
-func (p *Pool) sweepShared() error {
-	dirs, err := os.ReadDir(p.cfg.Shared)
-	for _, d := range dirs {
-		if l := p.leases[d.Name()]; form.IsLeaseID(d.Name()) && (l == nil || l.file == nil) {
-			p.removeShared(d.Name())
-		}
-	}
-	return err
-}
-
-// dirOf opens a directory of a user's, and makes it first if it must.
-func dirOf(path string, uid, gid uint32) (*os.File, error) {
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, err
-	}
-	if err := giveDir(f, uid, gid); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-// errNotTheirs says that a directory is another user's.
-var errNotTheirs = errors.New("is another user's")
-
-// giveDir gives a user a directory that was made for it just now, or by a daemon that died before it gave it: that is root's, and
-// empty. The directory of somebody else stays that.
-func giveDir(f *os.File, uid, gid uint32) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return err
-	}
-	if st.Uid == uid {
-		return nil
-	}
-	if _, err := f.Readdirnames(1); st.Uid != uint32(os.Geteuid()) || !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s %w: it belongs to user %d, not to %d", f.Name(), errNotTheirs, st.Uid, uid)
-	}
-	return f.Chown(int(uid), int(gid))
-}
-
 // warnOfMemory says that images on a file system in memory count as the host memory of the session that
 // sent them.
 func (p *Pool) warnOfMemory() {
@@ -157,7 +47,6 @@ func (p *Pool) warnOfMemory() {
 // keepStore sweeps the store now and at intervals until stopStore.
 func (p *Pool) keepStore() error {
 	p.warnOfMemory()
-	p.warnOfDisk()
 	f, err := store.CreateShared(p.storeCount())
 	if err != nil {
 		return err

@@ -198,6 +198,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 		log: log, cfg: cfg, sharing: cfg.Sharing, cg: cg, facts: map[string]*control.Facts{}, sandbox: map[string]sandbox.Mode{}, leases: map[string]*leased{},
 		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
 	}
+	p.warnOfDisk()
 	if err := p.openSchedules(); err != nil {
 		return nil, err
 	}

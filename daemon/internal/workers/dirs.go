@@ -1,0 +1,125 @@
+package workers
+
+// Directories of users that their sessions have by descriptor: the user's part of the image store, and one for each lease that is
+// /dev/shm for its sessions. The driver shares events between processes by files there.
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
+	"github.com/sluice-hpc/sluice/remoting/worker/store"
+)
+
+// sessionFiles opens the files that START passes to a session, in its order: the directory of the user's images, the file that counts
+// all images and, for a session with a /dev of its own, the directory for /dev/shm. The caller closes them, also after an error.
+func (p *Pool) sessionFiles(s *session, st *control.Start) (files []*os.File, err error) {
+	open := func(f *os.File, e error) {
+		if err = errors.Join(err, e); e == nil {
+			files = append(files, f)
+		}
+	}
+	open(p.userStore(st.Bind.UID, st.Bind.GID))
+	open(store.CreateShared(p.storeCount()))
+	if p.cfg.ConfineDev {
+		open(p.sharedDir(s.Lease, st.Bind.UID, st.Bind.GID))
+		st.SharedDir = true
+	}
+	return files, err
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// sharedDir opens the directory that is /dev/shm for the sessions of a lease. The lease's first session makes it.
+func (p *Pool) sharedDir(id string, uid, gid uint32) (*os.File, error) {
+	f, err := dirOf(filepath.Join(p.cfg.Shared, id), uid, gid)
+	if errors.Is(err, errNotTheirs) {
+		return nil, fmt.Errorf("directory for /dev/shm: %w: remove it", err)
+	} else if err != nil {
+		return nil, fmt.Errorf("directory for /dev/shm: %w", err)
+	}
+	return f, nil
+}
+
+// warnOfDisk logs that events cannot be shared if the directories are on a disk. The driver (580, measured on an H200) has the GPU
+// write to its files, and the kernel does not pin pages of a disk's files for long.
+func (p *Pool) warnOfDisk() {
+	if p.cfg.ConfineDev && !inMemory(p.cfg.Shared) {
+		p.log.Warn("run_dir is not on a file system in memory: events cannot be shared between processes of a program, as torch.multiprocessing does. Set run_dir to a directory below /run", "directory", p.cfg.Shared)
+	}
+}
+
+// inMemory reports whether a directory is on a file system in memory.
+func inMemory(dir string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(dir, &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
+}
+
+// removeShared removes a lease's directory. It does not wait: a session may have made any number of files there.
+func (p *Pool) removeShared(id string) {
+	path := filepath.Join(p.cfg.Shared, id)
+	if _, err := os.Lstat(path); err != nil {
+		return
+	}
+	go func() {
+		if err := os.RemoveAll(path); err != nil {
+			p.log.Warn("directory of an ended lease", "lease", id, "error", err)
+		}
+	}()
+}
+
+// sweepShared removes the directories that an earlier daemon made for leases that have ended since.
+func (p *Pool) sweepShared() error {
+	dirs, err := os.ReadDir(p.cfg.Shared)
+	for _, d := range dirs {
+		if l := p.leases[d.Name()]; form.IsLeaseID(d.Name()) && (l == nil || l.file == nil) {
+			p.removeShared(d.Name())
+		}
+	}
+	return err
+}
+
+// dirOf opens a user's directory. If there is none, dirOf makes it.
+func dirOf(path string, uid, gid uint32) (*os.File, error) {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := giveDir(f, uid, gid); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// errNotTheirs says that a directory is another user's.
+var errNotTheirs = errors.New("is another user's")
+
+// giveDir gives a user a directory that was made for it just now, or by a daemon that died before it gave it: that is root's, and
+// empty. The directory of somebody else stays that.
+func giveDir(f *os.File, uid, gid uint32) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Uid == uid {
+		return nil
+	}
+	if _, err := f.Readdirnames(1); st.Uid != uint32(os.Geteuid()) || !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s %w: it belongs to user %d, not to %d", f.Name(), errNotTheirs, st.Uid, uid)
+	}
+	return f.Chown(int(uid), int(gid))
+}
