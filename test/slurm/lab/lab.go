@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -410,21 +411,23 @@ func (l *Lab) Down() error {
 	return errors.Join(errs...)
 }
 
-// removeCgroups removes what slurmd and slurmstepd made for a node in every hierarchy.
+// removeCgroups removes what slurmd and slurmstepd made for a node in every hierarchy. A group is busy until the last process in it
+// has ended wholly, with the files and mounts that it was the last to hold: on a machine that does much else, seconds after the
+// process has left its namespaces, by which Crash knows it.
 func removeCgroups(node string) error {
 	var errs []error
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(crashTime)
 	for _, pattern := range []string{"/sys/fs/cgroup/slurm_" + node, "/sys/fs/cgroup/*/slurm_" + node, "/sys/fs/cgroup/system.slice/" + node + "_slurmstepd.scope", "/sys/fs/cgroup/*/system.slice/" + node + "_slurmstepd.scope"} {
 		dirs, _ := filepath.Glob(pattern)
 		for _, d := range dirs {
 			for {
-				// Deepest first; a group is busy for a moment after its last process.
+				// Deepest first.
 				out, err := exec.Command("find", d, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").CombinedOutput()
 				if err == nil {
 					break
 				}
 				if time.Now().After(deadline) {
-					errs = append(errs, fmt.Errorf("rmdir %s: %w: %s", d, err, strings.TrimSpace(string(out))))
+					errs = append(errs, fmt.Errorf("rmdir %s: %w: %s; in it are:\n%s", d, err, strings.TrimSpace(string(out)), members(d)))
 					break
 				}
 				time.Sleep(20 * time.Millisecond)
@@ -432,6 +435,22 @@ func removeCgroups(node string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// members tells of the processes in a control group and below it.
+func members(dir string) string {
+	var b strings.Builder
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.Name() != "cgroup.procs" {
+			return nil
+		}
+		pids, _ := os.ReadFile(path)
+		for _, pid := range strings.Fields(string(pids)) {
+			b.WriteString(processTold("/proc/" + pid))
+		}
+		return nil
+	})
+	return b.String()
 }
 
 // trouble are lines of logs that tell of something that went wrong.

@@ -183,30 +183,39 @@ func (n *Node) Crash() error {
 // crashTime is how long the processes of a node may take to end by signal 9.
 const crashTime = 2 * time.Minute
 
-// left tells what is there of a PID namespace: each process with its state, its parent and where it is in the kernel. Of a process
-// that has ended but that nobody has waited for, the namespace is not known.
+// left tells what is there of a PID namespace. Of a process that has ended but that nobody has waited for, the namespace is not
+// known.
 func left(ns string) string {
 	var b strings.Builder
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, d := range dirs {
 		at, err := os.Readlink(d + "/ns/pid")
-		text, _ := os.ReadFile(d + "/status")
-		var of []string
-		inner := false
-		for line := range strings.Lines(string(text)) {
-			switch key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key {
-			case "Name", "State", "PPid":
-				of = append(of, strings.TrimSpace(value))
-			case "NSpid":
-				inner = len(strings.Fields(value)) > 1
-			}
-		}
-		if at == ns || err != nil && inner {
-			stack, _ := os.ReadFile(d + "/stack")
-			fmt.Fprintf(&b, "%s: %s: %s\n", filepath.Base(d), strings.Join(of, ", "), strings.Join(strings.Fields(string(stack)), " "))
+		if at == ns || err != nil && inner(d) {
+			b.WriteString(processTold(d))
 		}
 	}
 	return b.String()
+}
+
+// inner says whether a process is in a PID namespace below this one.
+func inner(dir string) bool { return len(strings.Fields(statusOf(dir, "NSpid"))) > 1 }
+
+// statusOf is a line of a process's status, without its name.
+func statusOf(dir, key string) string {
+	text, _ := os.ReadFile(dir + "/status")
+	for line := range strings.Lines(string(text)) {
+		if k, value, _ := strings.Cut(strings.TrimSpace(line), ":"); k == key {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// processTold is a line about a process: its state, its parent and where it is in the kernel.
+func processTold(dir string) string {
+	stack, _ := os.ReadFile(dir + "/stack")
+	return fmt.Sprintf("%s: %s, %s, child of %s: %s\n", filepath.Base(dir), statusOf(dir, "Name"), statusOf(dir, "State"), statusOf(dir, "PPid"),
+		strings.Join(strings.Fields(string(stack)), " "))
 }
 
 // thaw has what a suspended job, or slurmstepd in the midst of a signal, has frozen die with the node.
