@@ -27,6 +27,10 @@
 #define SL_BIND_MODULE 0x8000
 #define SL_LAUNCH_COOPERATIVE 1
 #define SL_LAUNCH_EXTENDED 2
+#define SL_BLOCK_PLAIN 0
+#define SL_BLOCK_PALETTE 1
+#define SL_PALETTE_WORDS 256
+#define SL_PALETTE_NIBBLES 16
 #define SL_UNKNOWN_READING 0xffffffffu
 #define SL_READING_PCIE_GENERATION 0
 #define SL_READING_PCIE_WIDTH 1
@@ -115,6 +119,7 @@
 /* Limits; bytes unless the meaning says otherwise. */
 #define SL_MAX_PAYLOAD 16777216
 #define SL_MAX_COPY_IN 4194304
+#define SL_MAX_COMPRESSED 1048576
 #define SL_MAX_HOST_MAP 0x80000000u
 #define SL_MAX_HOST_SHARE 0x1000000000ull
 #define SL_MAX_MERGE 1048576
@@ -142,6 +147,7 @@
 /* Features, as bits. */
 #define SL_FEATURE_SHM 1
 #define SL_FEATURE_RESUME 2
+#define SL_FEATURE_COMPRESS 4
 
 /* Statuses of a WELCOME and of a lease's socket. */
 #define SL_STATUS_OK 0
@@ -198,6 +204,7 @@
 #define CTL_KERNEL_INFO 0xf005
 #define CTL_LAUNCH 0xf006
 #define CTL_COPY_IN 0xf007
+#define CTL_COPY_IN_COMPRESSED 0xf022
 #define CTL_ARRIVED 0xf01f
 #define CTL_COPY_OUT 0xf008
 #define CTL_COPY_IN_3D 0xf009
@@ -225,7 +232,7 @@
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
 
-#define SL_NCONTROLS 34 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 35 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -423,6 +430,22 @@ struct wire_copy_in {
 	uint32_t last;
 };
 _Static_assert(sizeof(struct wire_copy_in) == 16, "COPY_IN");
+
+struct wire_copy_in_compressed {
+	uint64_t dst;
+	uint32_t stream;
+	uint32_t last;
+	uint32_t size;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_copy_in_compressed) == 24, "COPY_IN_COMPRESSED");
+
+struct wire_block {
+	uint32_t size;
+	uint16_t codec;
+	uint16_t words;
+};
+_Static_assert(sizeof(struct wire_block) == 8, "BLOCK");
 
 struct wire_arrived {
 	uint32_t stream;

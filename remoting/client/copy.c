@@ -1,6 +1,6 @@
 /*
  * Copies. To the device: one-way frames of at most 1 MiB whose bytes leave the
- * program's buffer before the call returns, pinned or not. From the device: a
+ * program's buffer before the call returns, pinned or not (upload.h). From the device: a
  * delivery (session.h) names the program's memory, the worker's frames are
  * written straight into it. Into pinned memory the call returns at once and the
  * data is there before any wait that covers the copy succeeds; into pageable
@@ -32,12 +32,12 @@
 #include "staged.h"
 #include "session.h"
 #include "stream.h"
+#include "upload.h"
 #include "wait.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK (1u << 20)
 #define SHARED_MIN (64u << 10)	/* bytes from which on a copy to the device names shared memory, rather than to bring its bytes along */
 
 bool sl_ptr_device(uint64_t p)
@@ -87,7 +87,6 @@ static CUresult out_there(void *arg);
 /* *told: the worker knows by the last frame that it ends a blocking copy. */
 static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool wait, bool *told)
 {
-	const uint8_t *p = src;
 	struct sl_ctx *c, *there = sl_ptr_foreign(dst);
 	CUresult err = sl_ctx_use(&c);
 	uint32_t stream;
@@ -108,20 +107,7 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool 
 	if (err || done)
 		return err;
 	*told = wait && !sl_capturing_any() && sl_stream_alone(s);
-	while (n && !err) {
-		size_t m = n < CHUNK ? n : CHUNK;
-		sl_buf b;
-
-		sl_buf_init(&b);
-		sl_route(&b, SL_STREAM, s);
-		sl_put(&b, struct wire_copy_in, .dst = dst, .stream = stream, .last = *told && m == n);
-		err = sl_oneway_bulk(CTL_COPY_IN, &b, p, m);
-		sl_buf_free(&b);
-		dst += m;
-		p += m;
-		n -= m;
-	}
-	return err;
+	return sl_upload(dst, src, n, s, stream, *told);
 }
 
 CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, CUstream s)

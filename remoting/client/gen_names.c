@@ -1194,6 +1194,7 @@ static const char *const ctl_names[SL_NCONTROLS] = {
 	[CTL_KERNEL_INFO - SL_OP_CONTROL] = "kernel_info",
 	[CTL_LAUNCH - SL_OP_CONTROL] = "launch",
 	[CTL_COPY_IN - SL_OP_CONTROL] = "copy_in",
+	[CTL_COPY_IN_COMPRESSED - SL_OP_CONTROL] = "copy_in_compressed",
 	[CTL_ARRIVED - SL_OP_CONTROL] = "arrived",
 	[CTL_COPY_OUT - SL_OP_CONTROL] = "copy_out",
 	[CTL_COPY_IN_3D - SL_OP_CONTROL] = "copy_in_3d",

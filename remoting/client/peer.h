@@ -22,6 +22,7 @@
 
 #include "codec.h"
 #include "shmring.h"
+#include "upload.h"
 #include "wire.h"
 
 #define SL_RING (1u << 20)	/* bytes of the ring, unless the session outlives its connection: then SL_PIECE_WINDOW */
@@ -40,6 +41,7 @@ struct sl_peer {
 	struct sl_shm *shm;	/* NULL: the socket carries the frames */
 	struct sl_resume *again; /* NULL: the session ends with its connection; see resume.h */
 	uint8_t *lacks;		/* see sl_connection */
+	struct sl_uploads uploads;
 
 	/* send.c */
 	pthread_mutex_t order, drain;

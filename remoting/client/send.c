@@ -40,6 +40,7 @@ bool sl_send_parts(struct sl_peer *t, struct iovec *iov, int n)
 			return false;
 		}
 		__atomic_fetch_add(&sl_stats.bytes_out, (uint64_t)w, __ATOMIC_RELAXED);
+		__atomic_fetch_add(&t->uploads.throughput.written, (uint64_t)w, __ATOMIC_RELAXED);
 		while (n && (size_t)w >= iov->iov_len) {
 			w -= (ssize_t)iov->iov_len;
 			iov++;

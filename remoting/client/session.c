@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "session.h"
+#include "conf.h"
 #include "connect.h"
 #include "entry.h"
 #include "errstate.h"
@@ -194,10 +195,29 @@ static CUresult connect_error(enum sl_connected rc)
 	}
 }
 
+/* SLUICE_COMPRESS=0 forbids it. */
+static bool may_compress(void)
+{
+	const char *v = sl_config("SLUICE_COMPRESS");
+
+	return !v || strcmp(v, "0");
+}
+
+/*
+ * Whether uploads may be compressed: nothing that stays in this machine is slow for want of a link. SLUICE_COMPRESS=1 says that
+ * a tunnel begins there.
+ */
+static bool compresses(const struct sl_peer *t, const struct sl_snapshot *snap)
+{
+	const char *v = sl_config("SLUICE_COMPRESS");
+
+	return snap->features & SL_FEATURE_COMPRESS && !t->shm && (!sl_same_machine(t->fd) || (v && !strcmp(v, "1")));
+}
+
 /* Connects to one owner and appends its devices to the list. */
 static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *snap, unsigned *owners)
 {
-	const struct sl_ask ask = { .kind = SL_SESSION_COMPUTE, .owner = i, .patience_ms = CONNECT_MS, .shm = true, .resume = true };
+	const struct sl_ask ask = { .kind = SL_SESSION_COMPUTE, .owner = i, .patience_ms = CONNECT_MS, .shm = true, .resume = true, .compress = may_compress() };
 	struct sl_snapshot *all = &S.snap;
 	struct sl_connection c;
 	CUresult err;
@@ -214,6 +234,8 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 		sl_log(SL_ERROR, "the worker's shared memory cannot be mapped: %s", strerror(errno));
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
+	sl_throughput_init(&t->uploads.throughput);
+	t->uploads.compress = compresses(t, snap);
 	pthread_mutex_init(&t->order, NULL);
 	pthread_mutex_init(&t->drain, NULL);
 	pthread_mutex_init(&t->wait_lock, NULL);
@@ -245,6 +267,7 @@ static void drop_peer(struct sl_peer *t)
 	sl_resume_drop(t);
 	free(t->rx);
 	free(t->lacks);
+	free(t->uploads.spare);
 	*t = (struct sl_peer){ .fd = -1 };
 }
 

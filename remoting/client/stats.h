@@ -7,6 +7,7 @@
 
 struct sl_stats {
 	uint64_t calls, waits, bytes_out;
+	uint64_t compressed, compressed_to; /* bytes of copies to the device that were compressed, and what became of them */
 	uint32_t waits_by_op[SL_NOPS + SL_NCONTROLS]; /* by sl_op_slot */
 };
 

@@ -50,6 +50,14 @@ const (
 	LaunchCooperative = 1
 	// LaunchExtended: a LAUNCH's flag: the program called `cuLaunchKernelEx`.
 	LaunchExtended = 2
+	// BlockPlain: a BLOCK's codec: bytes as they are.
+	BlockPlain = 0
+	// BlockPalette: a BLOCK's codec: a table of words of 32 bits, and an index for each word.
+	BlockPalette = 1
+	// PaletteWords: most words of a table.
+	PaletteWords = 256
+	// PaletteNibbles: most words of a table whose indices have half a byte.
+	PaletteNibbles = 16
 	// UnknownReading: a reading that the device does not have.
 	UnknownReading = 0xffffffff
 	// ReadingPcieGeneration: current PCIe link generation.
@@ -226,6 +234,8 @@ const (
 	MaxPayload = 16777216
 	// MaxCopyIn: data in a COPY_IN, COPY_IN_3D or HOST_WRITE, or in a reply to a HOST_READ.
 	MaxCopyIn = 4194304
+	// MaxCompressed: what a COPY_IN_COMPRESSED stands for.
+	MaxCompressed = 1048576
 	// MaxHostMap: host memory of a session's that kernels reach, in all.
 	MaxHostMap = 2147483648
 	// MaxHostShare: host memory that a session's client and worker share, in all.
@@ -280,6 +290,8 @@ const (
 	FeatureShm = 1
 	// FeatureResume: in a HELLO: the client can make a lost connection again; in a snapshot: the worker waits for it, a RESUMABLE follows WELCOME, and frames travel in pieces.
 	FeatureResume = 2
+	// FeatureCompress: in a HELLO: the client can compress copies to the device; in a snapshot: the worker takes such copies.
+	FeatureCompress = 4
 )
 
 // Statuses of a WELCOME and of a lease's socket.
@@ -392,6 +404,8 @@ const (
 	OpLaunch = 0xF006
 	// OpCopyIn: copies to the device.
 	OpCopyIn = 0xF007
+	// OpCopyInCompressed: copies to the device what the blocks stand for, in their order; only where HELLO and snapshot have COMPRESS.
+	OpCopyInCompressed = 0xF022
 	// OpArrived: the program takes what was copied to the device in the stream so far as arrived: what follows in other streams, or concerns memory in no stream's order, waits for it.
 	OpArrived = 0xF01F
 	// OpCopyOut: copies from the device; the reply comes after the last DATA.
@@ -447,40 +461,41 @@ const (
 )
 
 var controlNames = [...]string{
-	OpCtxActivate - OpControl:   "CTX_ACTIVATE",
-	OpThreadStream - OpControl:  "THREAD_STREAM",
-	OpImageChunk - OpControl:    "IMAGE_CHUNK",
-	OpImageLoad - OpControl:     "IMAGE_LOAD",
-	OpKernelBind - OpControl:    "KERNEL_BIND",
-	OpKernelInfo - OpControl:    "KERNEL_INFO",
-	OpLaunch - OpControl:        "LAUNCH",
-	OpCopyIn - OpControl:        "COPY_IN",
-	OpArrived - OpControl:       "ARRIVED",
-	OpCopyOut - OpControl:       "COPY_OUT",
-	OpCopyIn3D - OpControl:      "COPY_IN_3D",
-	OpCopyOut3D - OpControl:     "COPY_OUT_3D",
-	OpEventWatch - OpControl:    "EVENT_WATCH",
-	OpHostFnDone - OpControl:    "HOSTFN_DONE",
-	OpLaunchHost - OpControl:    "LAUNCH_HOST",
-	OpObserve - OpControl:       "OBSERVE",
-	OpObserveMore - OpControl:   "OBSERVE_MORE",
-	OpObserveLinks - OpControl:  "OBSERVE_LINKS",
-	OpObserveText - OpControl:   "OBSERVE_TEXT",
-	OpObserveFacts - OpControl:  "OBSERVE_FACTS",
-	OpBeat - OpControl:          "BEAT",
-	OpHostMap - OpControl:       "HOST_MAP",
-	OpHostUnmap - OpControl:     "HOST_UNMAP",
-	OpHostWrite - OpControl:     "HOST_WRITE",
-	OpHostRead - OpControl:      "HOST_READ",
-	OpHostMerge - OpControl:     "HOST_MERGE",
-	OpHostWatch - OpControl:     "HOST_WATCH",
-	OpHostShare - OpControl:     "HOST_SHARE",
-	OpCopyInShared - OpControl:  "COPY_IN_SHARED",
-	OpCopyOutShared - OpControl: "COPY_OUT_SHARED",
-	OpLinkCreate - OpControl:    "LINK_CREATE",
-	OpLinkAdd - OpControl:       "LINK_ADD",
-	OpLinkComplete - OpControl:  "LINK_COMPLETE",
-	OpLinkRead - OpControl:      "LINK_READ",
+	OpCtxActivate - OpControl:      "CTX_ACTIVATE",
+	OpThreadStream - OpControl:     "THREAD_STREAM",
+	OpImageChunk - OpControl:       "IMAGE_CHUNK",
+	OpImageLoad - OpControl:        "IMAGE_LOAD",
+	OpKernelBind - OpControl:       "KERNEL_BIND",
+	OpKernelInfo - OpControl:       "KERNEL_INFO",
+	OpLaunch - OpControl:           "LAUNCH",
+	OpCopyIn - OpControl:           "COPY_IN",
+	OpCopyInCompressed - OpControl: "COPY_IN_COMPRESSED",
+	OpArrived - OpControl:          "ARRIVED",
+	OpCopyOut - OpControl:          "COPY_OUT",
+	OpCopyIn3D - OpControl:         "COPY_IN_3D",
+	OpCopyOut3D - OpControl:        "COPY_OUT_3D",
+	OpEventWatch - OpControl:       "EVENT_WATCH",
+	OpHostFnDone - OpControl:       "HOSTFN_DONE",
+	OpLaunchHost - OpControl:       "LAUNCH_HOST",
+	OpObserve - OpControl:          "OBSERVE",
+	OpObserveMore - OpControl:      "OBSERVE_MORE",
+	OpObserveLinks - OpControl:     "OBSERVE_LINKS",
+	OpObserveText - OpControl:      "OBSERVE_TEXT",
+	OpObserveFacts - OpControl:     "OBSERVE_FACTS",
+	OpBeat - OpControl:             "BEAT",
+	OpHostMap - OpControl:          "HOST_MAP",
+	OpHostUnmap - OpControl:        "HOST_UNMAP",
+	OpHostWrite - OpControl:        "HOST_WRITE",
+	OpHostRead - OpControl:         "HOST_READ",
+	OpHostMerge - OpControl:        "HOST_MERGE",
+	OpHostWatch - OpControl:        "HOST_WATCH",
+	OpHostShare - OpControl:        "HOST_SHARE",
+	OpCopyInShared - OpControl:     "COPY_IN_SHARED",
+	OpCopyOutShared - OpControl:    "COPY_OUT_SHARED",
+	OpLinkCreate - OpControl:       "LINK_CREATE",
+	OpLinkAdd - OpControl:          "LINK_ADD",
+	OpLinkComplete - OpControl:     "LINK_COMPLETE",
+	OpLinkRead - OpControl:         "LINK_READ",
 }
 
 // HelloSize is the size of a Hello, in bytes.
@@ -494,7 +509,7 @@ type Hello struct {
 	Token       [16]byte // lease token; zero: the worker's default lease
 	PID         uint32   // process id
 	UID         uint32   // user id; a claim, not an identity
-	Features    uint32   // bit 0: shared memory wanted; bit 1: the client can make a lost connection again
+	Features    uint32   // bit 0: shared memory wanted; bit 1: the client can make a lost connection again; bit 2: it can compress
 	Mem         uint64   // lease: device memory wished on each device; 0: all the worker offers. attach: number of the session, from RESUMABLE
 	Program     string   // program name
 }
@@ -597,7 +612,7 @@ type SnapshotHead struct {
 	DriverVersion uint32 // as `cuDriverGetVersion` gives it
 	NDev          uint32 // number of devices; so many DEVICE_HEADs follow, each with what belongs to it
 	KeepaliveMS   uint32 // keep-alive time in milliseconds, 100 to 3,600,000
-	Features      uint32 // bit 0: shared memory follows, see [below](#shared-memory); bit 1: a RESUMABLE follows, see [below](#lost-connections)
+	Features      uint32 // bit 0: shared memory follows, see [below](#shared-memory); bit 1: a RESUMABLE follows, see [below](#lost-connections); bit 2: COPY_IN_COMPRESSED may be sent
 	DriverString  string // driver version as text, `580.159.04`
 	DriverBranch  string // as `nvmlSystemGetDriverBranch` says it; empty: the owner's NVML does not know
 }
@@ -1393,6 +1408,82 @@ func (m *CopyIn) get(b []byte) {
 	m.Dst = binary.LittleEndian.Uint64(b[0:])
 	m.Stream = binary.LittleEndian.Uint32(b[8:])
 	m.Last = binary.LittleEndian.Uint32(b[12:])
+}
+
+// CopyInCompressedSize is the size of a CopyInCompressed without what has no fixed size, in bytes.
+const CopyInCompressedSize = 24
+
+// CopyInCompressed: copies to the device what the blocks stand for, in their order; only where HELLO and snapshot have COMPRESS.
+type CopyInCompressed struct {
+	Dst    uint64 // device address
+	Stream uint32
+	Last   uint32 // as COPY_IN's
+	Size   uint32 // bytes that all blocks together stand for: 1 to 1 MiB
+}
+
+// Encode appends the message to e.
+func (m *CopyInCompressed) Encode(e *Encoder) { m.put(e.room(CopyInCompressedSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *CopyInCompressed) Decode(d *Decoder) {
+	if b := d.Bytes(CopyInCompressedSize); b != nil {
+		m.get(b)
+	} else {
+		*m = CopyInCompressed{}
+	}
+}
+
+func (m *CopyInCompressed) put(b []byte) {
+	_ = b[23]
+	binary.LittleEndian.PutUint64(b[0:], m.Dst)
+	binary.LittleEndian.PutUint32(b[8:], m.Stream)
+	binary.LittleEndian.PutUint32(b[12:], m.Last)
+	binary.LittleEndian.PutUint32(b[16:], m.Size)
+	clear(b[20:24])
+}
+
+func (m *CopyInCompressed) get(b []byte) {
+	_ = b[23]
+	m.Dst = binary.LittleEndian.Uint64(b[0:])
+	m.Stream = binary.LittleEndian.Uint32(b[8:])
+	m.Last = binary.LittleEndian.Uint32(b[12:])
+	m.Size = binary.LittleEndian.Uint32(b[16:])
+}
+
+// BlockSize is the size of a Block, in bytes.
+const BlockSize = 8
+
+// Block: begins a block of compressed bytes.
+type Block struct {
+	Size  uint32 // bytes that it stands for, 1 or more
+	Codec uint16 // 0: these bytes follow; 1: `words` words follow, and what says which of them each word of the block is
+	Words uint16 // codec 0: 0; codec 1: 1 to 256. With 1 nothing follows the words; with 2 to 16 half a byte for each word of the block, the lower half first, an odd one out padded with zero; with more a byte each. `size` is a multiple of 4
+}
+
+// Encode appends the message to e.
+func (m *Block) Encode(e *Encoder) { m.put(e.room(BlockSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Block) Decode(d *Decoder) {
+	if b := d.Bytes(BlockSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Block{}
+	}
+}
+
+func (m *Block) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.Size)
+	binary.LittleEndian.PutUint16(b[4:], m.Codec)
+	binary.LittleEndian.PutUint16(b[6:], m.Words)
+}
+
+func (m *Block) get(b []byte) {
+	_ = b[7]
+	m.Size = binary.LittleEndian.Uint32(b[0:])
+	m.Codec = binary.LittleEndian.Uint16(b[4:])
+	m.Words = binary.LittleEndian.Uint16(b[6:])
 }
 
 // ArrivedSize is the size of a Arrived, in bytes.

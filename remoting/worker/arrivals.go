@@ -55,7 +55,7 @@ var arrivedOps = map[uint16]bool{
 	wire.OpArrived: true, wire.OpBeat: true, wire.OpHostFnDone: true, wire.OpImageChunk: true, wire.OpKernelBind: true,
 	wire.OpKernelInfo: true, wire.OpEventWatch: true, wire.OpObserve: true, wire.OpObserveMore: true, wire.OpObserveLinks: true,
 	wire.OpObserveText: true, wire.OpObserveFacts: true,
-	wire.OpLaunch: true, wire.OpLaunchHost: true, wire.OpCopyIn: true, wire.OpCopyIn3D: true, wire.OpCopyOut: true, wire.OpCopyOut3D: true,
+	wire.OpLaunch: true, wire.OpLaunchHost: true, wire.OpCopyIn: true, wire.OpCopyInCompressed: true, wire.OpCopyIn3D: true, wire.OpCopyOut: true, wire.OpCopyOut3D: true,
 	wire.OpCopyInShared: true, wire.OpCopyOutShared: true,
 	opCuStreamSynchronize: true, opCuStreamQuery: true, opCuEventSynchronize: true, opCuCtxSynchronize: true,
 	opCuEventCreate: true,
@@ -77,7 +77,7 @@ func (s *session) beforeOp(op uint16) {
 }
 
 func (s *session) beforeOpConcerned(op uint16) {
-	if op == wire.OpCopyIn {
+	if op == wire.OpCopyIn || op == wire.OpCopyInCompressed {
 		return // which says where it belongs
 	}
 	s.recordNoted()

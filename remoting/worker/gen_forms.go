@@ -129,6 +129,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x4e34529d, Sum: 0x60692e99}, // cuTensorMapEncodeIm2col
 	{ID: 0x4ed65b9c, Sum: 0x8c9fcaba}, // cuGraphNodeFindInClone
 	{ID: 0x4fb1abd9, Sum: 0xc0f2e70b}, // cuMemUnmap
+	{ID: 0x500abe32, Sum: 0x1c1f6410}, // limit COMPRESSED
 	{ID: 0x50b7cffa, Sum: 0x6fcb610c}, // cuTexRefGetAddressMode
 	{ID: 0x515621f2, Sum: 0x728c307b}, // cuModuleGetSurfRef
 	{ID: 0x5378dd6f, Sum: 0xa3c5b088}, // cuStreamDestroy_v2
@@ -136,6 +137,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x54a6e5b7, Sum: 0xceaf66e9}, // cuCtxEnablePeerAccess
 	{ID: 0x54f9eecd, Sum: 0x5a01b57b}, // host_read
 	{ID: 0x55f021b7, Sum: 0xbb54326f}, // cuCtxSetLimit
+	{ID: 0x5749cef5, Sum: 0x249f24e6}, // copy_in_compressed
 	{ID: 0x57bfef79, Sum: 0xb30ec250}, // cuGraphAddMemFreeNode
 	{ID: 0x58e2aa5d, Sum: 0xc8c43e1c}, // cuGraphGetRootNodes
 	{ID: 0x58edfbe3, Sum: 0xd22682f1}, // cuGraphExecMemcpyNodeSetParams
@@ -149,6 +151,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x5bec6761, Sum: 0x15dc444a}, // frame HOSTFN_GONE
 	{ID: 0x5c1fd1e3, Sum: 0xe51faaef}, // const WORKER_INDEX
 	{ID: 0x5c364cb9, Sum: 0xd0b121fb}, // cuModuleUnload
+	{ID: 0x5cf0b533, Sum: 0xd1f67eb1}, // const PALETTE_NIBBLES
 	{ID: 0x5dc9414c, Sum: 0xe2dd2c30}, // cuArray3DGetDescriptor_v2
 	{ID: 0x5e47ea2d, Sum: 0x6348fdc2}, // limit HOST_SHARE
 	{ID: 0x5e62ae56, Sum: 0x7fad1c96}, // cuSurfObjectGetResourceDesc
@@ -178,6 +181,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x6baf26f3, Sum: 0xfab32344}, // cuCtxDisablePeerAccess
 	{ID: 0x6c3ad027, Sum: 0x2679932c}, // cuEventRecordWithFlags
 	{ID: 0x6ce92f0a, Sum: 0x82dd4bba}, // cuLibraryGetManaged
+	{ID: 0x6d1f1e46, Sum: 0x28eae851}, // const PALETTE_WORDS
 	{ID: 0x6dcd7171, Sum: 0x6c037081}, // limit HOST_MAP
 	{ID: 0x6f150343, Sum: 0x3a5e73d4}, // handle STREAM
 	{ID: 0x6f3e420b, Sum: 0xce8a44d3}, // cuGreenCtxCreate
@@ -221,6 +225,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x864777ff, Sum: 0xc44f80bb}, // cuGraphNodeGetEnabled
 	{ID: 0x86bc9e8f, Sum: 0x756d928b}, // limit LEASE_PAYLOAD
 	{ID: 0x88bf0d27, Sum: 0x1f9a45a7}, // cuGraphKernelNodeGetAttribute
+	{ID: 0x891c481d, Sum: 0x7777224b}, // feature COMPRESS
 	{ID: 0x8a144fd4, Sum: 0x5da7129d}, // host_share
 	{ID: 0x8a747083, Sum: 0x73b2866b}, // const VERSION
 	{ID: 0x8b77c11b, Sum: 0x73b2866b}, // const PRINT_STDERR
@@ -259,6 +264,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xa60c2028, Sum: 0x83d91044}, // cuIpcCloseMemHandle
 	{ID: 0xa6b28d5a, Sum: 0x73b2866b}, // const LEASE_SHM
 	{ID: 0xa6d8ade0, Sum: 0x73b2866b}, // handle CTX
+	{ID: 0xa73b6eeb, Sum: 0x73b2866b}, // const BLOCK_PALETTE
 	{ID: 0xa819ad47, Sum: 0x2751e5ba}, // cuGraphNodeGetType
 	{ID: 0xa8533e39, Sum: 0xac315321}, // cuGraphDestroyNode
 	{ID: 0xa87bf8f8, Sum: 0xb7ecbe38}, // cuGraphEventRecordNodeGetEvent
@@ -371,6 +377,8 @@ var apiForms = [...]wire.Form{
 	{ID: 0xe6bc6b5f, Sum: 0xb772094a}, // cuEventElapsedTime_v2
 	{ID: 0xe7cf0f7a, Sum: 0x0f542345}, // handle TEXREF
 	{ID: 0xe862dc95, Sum: 0x76cf5587}, // const NOT_LISTED
+	{ID: 0xea3fd698, Sum: 0x66ebec5f}, // const BLOCK_PLAIN
+	{ID: 0xea461ca3, Sum: 0xb27a9124}, // message BLOCK
 	{ID: 0xebd60f21, Sum: 0x71cec3fb}, // cuStreamQuery
 	{ID: 0xeca32dbf, Sum: 0x7855e327}, // const SHM_RING
 	{ID: 0xecce7440, Sum: 0xbaa08a0e}, // cuGreenCtxDestroy

@@ -28,7 +28,8 @@ type operation struct {
 var controlPayloads = map[string][]byte{
 	"CTX_ACTIVATE": u32(0), "THREAD_STREAM": u32(9), "IMAGE_CHUNK": make([]byte, 56), "IMAGE_LOAD": loadRequest(image0, 9, true),
 	"KERNEL_BIND": cat(u32(9), u32(9), []byte{1, 0}, []byte("k")), "KERNEL_INFO": cat(u32(9), u32(0)), "LAUNCH": make([]byte, 44),
-	"COPY_IN": cat(u64(1<<40), u32(0), u32(0), []byte{1}), "COPY_OUT": cat(u64(1<<40), u64(1), u32(0), u32(9)),
+	"COPY_IN_COMPRESSED": cat(u64(1<<40), u32(0), u32(0), u32(4), u32(0), u32(4), u32(1<<16|1), u32(7)),
+	"COPY_IN":            cat(u64(1<<40), u32(0), u32(0), []byte{1}), "COPY_OUT": cat(u64(1<<40), u64(1), u32(0), u32(9)),
 	"ARRIVED": cat(u32(0), u32(0)), "COPY_IN_3D": make([]byte, 89), "COPY_OUT_3D": make([]byte, 92), "EVENT_WATCH": cat(u32(9), u32(1)), "HOSTFN_DONE": u32(9),
 	"LAUNCH_HOST": cat(u32(0), u32(9)), "OBSERVE": u32(0), "OBSERVE_MORE": cat(u32(0), u32(1)), "OBSERVE_LINKS": u32(0),
 	"OBSERVE_TEXT": cat(u32(0), u32(0)), "OBSERVE_FACTS": u32(0), "BEAT": nil,

@@ -74,35 +74,36 @@ type session struct {
 	wr     *wire.Writer
 
 	// The executor's own.
-	hdr      wire.Request
-	cur      uint32 // id of the context current on the executor's thread
-	curReal  uint64
-	curSlot  *slot                   // nil when none is current
-	ctxs     map[uint64]*cudaContext // by driver handle
-	tables   [wire.NumKinds]table
-	npages   int
-	pending  bool   // a waiter will answer this call
-	given    uint32 // id of the stream that the current one-way operation is given to, or noStream
-	edited   uint64 // the executable graph that it changes, or 0
-	dec      wire.Decoder
-	enc      wire.Encoder
-	ended    string // why the session must end
-	begun    atomic.Uint64
-	inOp     atomic.Bool
-	mem      memory
-	images   images
-	in       inStaging
-	arrived  arrivals
-	host     hostMaps
-	ipc      ipc
-	refused  map[string]bool
-	kept     int                    // bytes, see keep
-	linking  int                    // bytes, see takeLinking
-	parts    map[ref][]ref          // by what they are part of
-	devres   []C.CUdevResource      // by the number that the client knows them by, less 1; greens.go
-	captures map[uint64]capture     // by the stream that the client captures
-	objects  map[uint64]*userObject // by driver handle
-	gates    gate.Set               // it says which of its methods are the executor's
+	hdr        wire.Request
+	cur        uint32 // id of the context current on the executor's thread
+	curReal    uint64
+	curSlot    *slot                   // nil when none is current
+	ctxs       map[uint64]*cudaContext // by driver handle
+	tables     [wire.NumKinds]table
+	npages     int
+	pending    bool   // a waiter will answer this call
+	given      uint32 // id of the stream that the current one-way operation is given to, or noStream
+	edited     uint64 // the executable graph that it changes, or 0
+	dec        wire.Decoder
+	enc        wire.Encoder
+	ended      string // why the session must end
+	begun      atomic.Uint64
+	inOp       atomic.Bool
+	mem        memory
+	images     images
+	in         inStaging
+	compressed compressed
+	arrived    arrivals
+	host       hostMaps
+	ipc        ipc
+	refused    map[string]bool
+	kept       int                    // bytes, see keep
+	linking    int                    // bytes, see takeLinking
+	parts      map[ref][]ref          // by what they are part of
+	devres     []C.CUdevResource      // by the number that the client knows them by, less 1; greens.go
+	captures   map[uint64]capture     // by the stream that the client captures
+	objects    map[uint64]*userObject // by driver handle
+	gates      gate.Set               // it says which of its methods are the executor's
 
 	// Shared; each part says how.
 	failures failures
@@ -125,7 +126,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 	s := &session{
 		log: log, ledger: l, store: st, stream: stream, rd: rd, wr: wire.NewWriter(stream),
 		cur: noCtx, ctxs: make(map[uint64]*cudaContext), parts: make(map[ref][]ref), captures: make(map[uint64]capture), objects: make(map[uint64]*userObject), refused: make(map[string]bool), exit: unix.Exit,
-		counts: new(account.Counts), network: new(account.Link), reason: func(string) {},
+		counts: new(account.Counts), network: new(account.Link), compressed: compressed{counts: new(account.Compress)}, reason: func(string) {},
 	}
 	s.gates.Config = s.gateConfig()
 	rd.BeforeRead(s.gates.StepOut)
@@ -205,7 +206,7 @@ func (s *session) frame() (int32, error) {
 		return 0, nil
 	}
 	switch h.Op {
-	case wire.OpCopyIn, wire.OpCopyIn3D, wire.OpHostWrite, wire.OpHostMerge:
+	case wire.OpCopyIn, wire.OpCopyInCompressed, wire.OpCopyIn3D, wire.OpHostWrite, wire.OpHostMerge:
 		s.beforeOp(h.Op)
 		return s.bulkFrame()
 	}
@@ -324,6 +325,8 @@ func (s *session) bulkFrame() (int32, error) {
 	switch s.hdr.Op {
 	case wire.OpCopyIn:
 		return s.copyInFrame()
+	case wire.OpCopyInCompressed:
+		return s.copyInCompressedFrame()
 	case wire.OpCopyIn3D:
 		return s.copyIn3DFrame()
 	case wire.OpHostWrite:

@@ -67,7 +67,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		return err
 	}
 	s.shm = c.pass >= 0
-	s.counts, s.network, s.reason = acct.Counts(), acct.Link(), acct.SetReason
+	s.counts, s.network, s.compressed.counts, s.reason = acct.Counts(), acct.Link(), acct.Compress(), acct.SetReason
 	s.configure(st, c.keepalive)
 	if err := s.openGates(st, fds[len(fds)-2*st.Schedules():]); err != nil {
 		return refuse(err)
@@ -232,6 +232,9 @@ func openClient(log *slog.Logger, st *control.Start, fd int) (*client, error) {
 		return nil, err
 	}
 	c.hello, c.stream = wire.NewWriter(sock), sock
+	if st.Compress && st.Hello.Features&wire.FeatureCompress != 0 && wire.SessionComputes(st.Hello.Kind) {
+		st.Snapshot.Features |= wire.FeatureCompress
+	}
 	if st.Hello.Features&wire.FeatureShm == 0 || !wire.SessionComputes(st.Hello.Kind) || !isUnix(fd) {
 		if c.again, err = newResumption(log, st, fd, c.keepalive); c.again != nil {
 			c.stream = c.again.stream
@@ -245,7 +248,7 @@ func openClient(log *slog.Logger, st *control.Start, fd int) (*client, error) {
 		return c, nil
 	}
 	c.stream, c.pass = m, pass
-	st.Snapshot.Features |= wire.FeatureShm
+	st.Snapshot.Features = st.Snapshot.Features&^wire.FeatureCompress | wire.FeatureShm
 	return c, nil
 }
 
@@ -370,6 +373,7 @@ func isUnix(fd int) bool {
 func (s *session) configure(st *control.Start, keepalive time.Duration) {
 	s.keepalive = keepalive
 	s.snap = st.Snapshot
+	s.compressed.agreed = st.Snapshot.Features&wire.FeatureCompress != 0
 	s.overhead = st.Overhead
 	s.client = account.Client{PID: st.Hello.PID, Name: st.Hello.Program}
 	s.kind = st.Hello.Kind

@@ -50,6 +50,7 @@ type Config struct {
 	Mem       uint64 // bytes offered of each device, 0 for all it has
 	Keepalive time.Duration
 	Grace     time.Duration // how long a session waits for a client whose connection was lost; 0: not at all
+	Plain     bool          // clients may not compress what they send
 	Session   SessionConfig
 	Turns     *Turns // how the devices' time is shared; nil: as the driver does
 	// Exe and Args start a session process ("session" is appended) or the
@@ -594,6 +595,7 @@ func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *leas
 	st := control.Start{Facts: *s.facts, Lease: shortToken(l.token), Slot: slot, Hello: *h}
 	st.Snapshot.KeepaliveMS = uint32(s.cfg.Keepalive / time.Millisecond)
 	st.GraceMS = uint32(s.cfg.Grace / time.Millisecond)
+	st.Compress = !s.cfg.Plain
 	st.Snapshot.Devices = append([]wire.Device(nil), s.facts.Snapshot.Devices...)
 	for i := range st.Snapshot.Devices {
 		st.Snapshot.Devices[i].TotalMem = l.Cap(i)

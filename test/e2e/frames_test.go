@@ -480,7 +480,8 @@ var controls = map[string]func(g *grammar) []byte{
 	"COPY_IN": func(g *grammar) []byte {
 		return cat(u64s(g.address()), u32s(g.handle("STREAM"), uint32(g.r.IntN(2))), make([]byte, 1+g.r.IntN(70000)))
 	},
-	"ARRIVED": func(g *grammar) []byte { return u32s(g.handle("STREAM"), uint32(g.r.IntN(2))) },
+	"COPY_IN_COMPRESSED": (*grammar).compressed,
+	"ARRIVED":            func(g *grammar) []byte { return u32s(g.handle("STREAM"), uint32(g.r.IntN(2))) },
 	"COPY_OUT": func(g *grammar) []byte {
 		return cat(u64s(g.address(), g.bounded()), u32s(g.handle("STREAM"), g.r.Uint32N(100)))
 	},
@@ -606,7 +607,7 @@ func (g *grammar) frame() sent {
 		switch f.name {
 		case "COPY_OUT", "COPY_OUT_3D", "EVENT_WATCH":
 			f.wait = g.r.IntN(2) == 0
-		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_3D", "ARRIVED", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK":
+		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_COMPRESSED", "COPY_IN_3D", "ARRIVED", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK":
 			f.wait = false
 		}
 	} else {
@@ -666,4 +667,44 @@ func (g *grammar) begin() []sent {
 		add("cuMipmappedArrayCreate", cat(u32s(g.fresh("MIPMAP")), []byte{1}, u64s(64, 64, 0), u32s(32, 1, 0, 0), u32s(3)))
 	}
 	return all
+}
+
+// compressed is a compressed copy, whose blocks are in form as a rule: one that is not ends the session.
+func (g *grammar) compressed() []byte {
+	var blocks []byte
+	size := uint32(0)
+	for range 1 + g.r.IntN(4) {
+		n := uint32(1 + g.r.IntN(3000))
+		words := g.r.IntN(wire.PaletteWords + 1)
+		if words == 0 {
+			blocks = append(append(blocks, u32s(n, wire.BlockPlain)...), make([]byte, n)...)
+			size += n
+			continue
+		}
+		indices := int(n)
+		switch {
+		case words == 1:
+			indices = 0
+		case words <= wire.PaletteNibbles:
+			indices = int(n+1) / 2
+		}
+		blocks = append(append(blocks, u32s(4*n, wire.BlockPalette|uint32(words)<<16)...), make([]byte, 4*words)...)
+		for range indices {
+			k := byte(g.r.IntN(words))
+			if words <= wire.PaletteNibbles {
+				k = 0
+			}
+			blocks = append(blocks, k)
+		}
+		size += 4 * n
+	}
+	switch g.r.IntN(400) {
+	case 0:
+		size = g.r.Uint32()
+	case 1:
+		blocks = blocks[:g.r.IntN(len(blocks))]
+	case 2:
+		blocks[g.r.IntN(len(blocks))] = byte(g.r.IntN(256))
+	}
+	return cat(u64s(g.address()), u32s(g.handle("STREAM"), uint32(g.r.IntN(2)), size, 0), blocks)
 }

@@ -52,7 +52,7 @@ func dialGrammar(w *worker, id uint32, token [16]byte) (*grammarSession, error) 
 		return nil, err
 	}
 	h := goodHello(wire.SessionCompute)
-	h.PID, h.Token = id, token
+	h.PID, h.Token, h.Features = id, token, wire.FeatureCompress
 	if _, err := c.Write(helloBytes(h)); err != nil {
 		c.Close()
 		return nil, err

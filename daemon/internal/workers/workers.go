@@ -62,6 +62,7 @@ type Config struct {
 
 	Warm       int // processes kept ready for each GPU
 	Keepalive  time.Duration
+	Compress   bool          // clients may compress what they send
 	Grace      time.Duration // how long a session waits for a client whose connection was lost; 0: not at all
 	Seccomp    bool
 	ConfineDev bool
@@ -229,6 +230,7 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 	if r.PID != 0 { // else nobody could tell that the client has ended
 		st.GraceMS = uint32(p.cfg.Grace / time.Millisecond)
 	}
+	st.Compress = p.cfg.Compress
 	st.Hello.Kind = r.Kind // others is counted by it, so the client must keep to it
 	if err := p.launch(ctx, s, l, st, conn, gpus); err != nil {
 		p.log.Error("session not started", "lease", l.ID, "error", err)

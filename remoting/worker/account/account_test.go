@@ -434,6 +434,13 @@ func TestCuts(t *testing.T) {
 		if slot, err := l.file.Slot(0); err != nil || slot.RoundTrip != 0 || slot.Resent != 0 {
 			t.Errorf("a link of the session before: %+v, %v", slot, err)
 		}
+		if slot, err := l.file.Slot(0); err != nil || slot.Compress != (Compress{}) {
+			t.Errorf("compressed bytes of the session before: %+v, %v", slot.Compress, err)
+		}
+		*s.Compress() = Compress{Bytes: 1 << 63, Sent: 5}
+		if slot, err := l.file.Slot(0); err != nil || slot.Compress != (Compress{Bytes: 1 << 63, Sent: 5}) {
+			t.Errorf("compressed bytes: %+v, %v", slot.Compress, err)
+		}
 		for _, d := range []time.Duration{time.Millisecond, -1} {
 			s.Link().Note(d, 7)
 			if slot, err := l.file.Slot(0); err != nil || slot.RoundTrip != time.Duration(min(uint64(d), 1<<62)) || slot.Resent != 7 {

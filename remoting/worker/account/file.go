@@ -14,6 +14,7 @@ package account
 //	slot     0 state  8 pid  16 start time  24 kind  32 client pid  40 opened
 //	        48 calls, waits, bytes in, bytes out, launches, errors, throttle
 //	       112 device[16] of reserved, overhead, peak
+//	       496 bytes that were compressed  504 what was sent for them
 //	       512 program name, 40 bytes  560 length of the reason
 //	       568 reason of the end, 256 bytes
 //	       824 1 once the name is there  832 name of the session's exchange, 16 bytes
@@ -93,6 +94,7 @@ const (
 	slBorrow = 984 // how many things of other sessions it has open and is not charged for
 	slCuts   = 992
 	slPath   = 1008
+	slComp   = 496
 
 	devSize     = 24
 	devReserved = 0
@@ -104,12 +106,13 @@ const (
 var (
 	_ [atPeak - atCap - 8*MaxDevices]byte
 	_ [atOthers - atPeak - 8*MaxDevices]byte
-	_ [slName - slDev - devSize*MaxDevices]byte
+	_ [slComp - slDev - devSize*MaxDevices]byte
 	_ [slotSize - slReason - 8 - maxReason]byte
 	_ [slEnded - slLent - 8*MaxDevices]byte
 	_ [slDev - slCounts - unsafe.Sizeof(Counts{})]byte
 	_ [slPath - slCuts - unsafe.Sizeof(Cuts{})]byte
 	_ [slotSize - slPath - unsafe.Sizeof(Link{})]byte
+	_ [slName - slComp - unsafe.Sizeof(Compress{})]byte
 )
 
 // States of a slot.
@@ -480,6 +483,8 @@ type Slot struct {
 
 	RoundTrip time.Duration // see Link; 0 for not known
 	Resent    uint64
+
+	Compress Compress
 }
 
 // Use is what is used of a device, in bytes.
@@ -508,7 +513,8 @@ func (a *File) slot(i int) Slot {
 		},
 		Cuts: w(slCuts), CutTime: time.Duration(min(w(slCuts+8), 1<<62)),
 		RoundTrip: time.Duration(min(w(slPath), 1<<62)), Resent: w(slPath + 8),
-		Reason: a.text(slotAt(i)+slReason+8, int(min(w(slReason), maxReason))),
+		Compress: Compress{Bytes: w(slComp), Sent: w(slComp + 8)},
+		Reason:   a.text(slotAt(i)+slReason+8, int(min(w(slReason), maxReason))),
 	}
 	for d := range a.caps {
 		r, o := a.held(i, d)

@@ -26,6 +26,12 @@ type Counts struct {
 	Throttle uint64 // ns
 }
 
+// Compress counts copies to the device that the client has compressed. It lies in the slot.
+type Compress struct {
+	Bytes uint64 // that were compressed
+	Sent  uint64 // what they were compressed to
+}
+
 // Cuts are the cuts of a session's connection that are over: how many, and for how long it had no client. They lie in the slot.
 type Cuts struct{ number, time uint64 }
 
@@ -329,6 +335,11 @@ func (s *Session) Processes(dev int) []Process {
 // each, or atomically.
 func (s *Session) Counts() *Counts {
 	return (*Counts)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slCounts]))
+}
+
+// Compress is the place where the session counts compressed bytes.
+func (s *Session) Compress() *Compress {
+	return (*Compress)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slComp]))
 }
 
 // Cuts is the place where the session counts cuts.

@@ -138,6 +138,8 @@ type Start struct {
 	Bind       *Bind  `json:",omitempty"`
 	// GraceMS is how long the session waits in milliseconds for a client whose connection was lost.
 	GraceMS uint32 `json:",omitempty"`
+	// Compress allows copies to the device that the client has compressed.
+	Compress bool `json:",omitempty"`
 	// Exchange says that a descriptor comes for the session's link to the others of its lease, see package exchange.
 	// It comes before those of the schedules.
 	Exchange bool `json:",omitempty"`

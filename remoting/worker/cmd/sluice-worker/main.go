@@ -73,6 +73,7 @@ func root() *cobra.Command {
 	f.StringVar(&mem, "mem", "0", "device memory to lend of each, as 20G or 512M; 0 for all of it, and then only by lease")
 	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
 	f.DurationVar(&cfg.Grace, "grace", 0, "how long a session waits for a client whose connection was lost; 0: it ends with the connection")
+	f.BoolVar(&cfg.Plain, "no-compress", false, "have no client compress what it sends over a slow link")
 	share.add(f)
 	p := cmd.PersistentFlags()
 	sessionFlags(p, &cfg.Session, &limit, &keepFree)
