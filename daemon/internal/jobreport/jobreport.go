@@ -89,6 +89,7 @@ func Add(reports []lease.Report) Sum {
 		s.Counts.Errors += c.Errors
 		s.Counts.Cuts += c.Cuts
 		s.Counts.CutTime += c.CutTime
+		s.Counts.Saved += c.Saved
 		if len(r.Shares) == 0 {
 			s.Share.Throttled += c.Throttle
 		}
@@ -132,6 +133,9 @@ func Line(all []lease.Report) string {
 	}
 	if s.Counts.Errors > 0 {
 		fmt.Fprintf(&b, " errors %d", s.Counts.Errors)
+	}
+	if s.Counts.Saved > 0 {
+		fmt.Fprintf(&b, " saved %s", binary(s.Counts.Saved))
 	}
 	if s.Counts.Cuts > 0 {
 		fmt.Fprintf(&b, " cuts %d cut-time %s", s.Counts.Cuts, Duration(s.Counts.CutTime))

@@ -69,7 +69,7 @@ func TestLine(t *testing.T) {
 	odd.Owner, odd.Sessions, odd.Counts, odd.GPUTime = "gpu02", 0, lease.Counts{Errors: 3, Throttle: 3170 * time.Millisecond}, 0
 	odd.Use = []lease.Use{{Peak: 1}}
 	cut := a
-	cut.Counts.Cuts, cut.Counts.CutTime = 2, 41500*time.Millisecond
+	cut.Counts.Cuts, cut.Counts.CutTime, cut.Counts.Saved = 2, 41500*time.Millisecond, 3<<30
 	two := odd // of the same lease, at another owner
 	two.Owner = "gpu03"
 	for _, c := range []struct {
@@ -78,7 +78,7 @@ func TestLine(t *testing.T) {
 	}{
 		{nil, ""},
 		{[]lease.Report{a}, one},
-		{[]lease.Report{cut}, one + " cuts 2 cut-time 41.5s"},
+		{[]lease.Report{cut}, one + " saved 3GiB cuts 2 cut-time 41.5s"},
 		{[]lease.Report{a, b}, "sluice: nodes 2 asked 100% granted 100% 142640MiB peak 40960MiB gpu 24m06s throttled 0s calls 2400000 waits 24 in 6.8GiB out 2.4GiB"},
 		// A run before, on the same node and on one that is not of the last run.
 		{[]lease.Report{report("n1", 3, -time.Hour), report("n9", 3, -time.Hour), a}, one + " earlier-runs 1 earlier-gpu 24m06s"},

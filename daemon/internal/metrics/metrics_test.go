@@ -45,7 +45,7 @@ func full() Source {
 		Age:    func() (time.Duration, bool, string) { return time.Second, true, "" },
 		Leases: func() []lease.Status { return leases },
 		Total: func(string) (lease.Counts, uint64, time.Duration) {
-			return lease.Counts{Calls: 9, BytesOut: 10, Throttle: time.Second, Cuts: 2, CutTime: 41500 * time.Millisecond}, 5, 1500 * time.Millisecond
+			return lease.Counts{Calls: 9, BytesOut: 10, Throttle: time.Second, Cuts: 2, CutTime: 41500 * time.Millisecond, Saved: 77}, 5, 1500 * time.Millisecond
 		},
 		Mismatch: func() []Mismatch { return []Mismatch{{"l", "GPU-0", -4096}} },
 		Counters: func() []Counter {
@@ -120,6 +120,7 @@ func TestNoSentinels(t *testing.T) {
 		"sluice_gpu_granted_ratio{gpu=\"GPU-3\"} 0.96",
 		`sluice_lease_gpu_seconds_total{lease="00000000000000000000000000000000"} 1.5`, `sluice_lease_sessions_total{lease="00000000000000000000000000000191"} 5`,
 		`sluice_lease_cuts_total{lease="00000000000000000000000000000000"} 2`, `sluice_lease_cut_seconds_total{lease="00000000000000000000000000000000"} 41.5`,
+		`sluice_lease_saved_bytes_total{lease="00000000000000000000000000000000"} 77`, `sluice_session_saved_bytes_total{session="s00000000000000000000000000000000"} 0`,
 		`sluice_session_cuts_total{session="s00000000000000000000000000000000"} 0`,
 	} {
 		if !strings.Contains(text, want) {

@@ -196,7 +196,7 @@ func toCounts(c lease.Counts) *pb.Counts {
 	return &pb.Counts{
 		Calls: c.Calls, Waits: c.Waits, BytesIn: c.BytesIn, BytesOut: c.BytesOut,
 		Launches: c.Launches, Errors: c.Errors, Throttle: toDuration(c.Throttle),
-		Cuts: c.Cuts, CutTime: toDuration(c.CutTime),
+		Cuts: c.Cuts, CutTime: toDuration(c.CutTime), Saved: c.Saved,
 	}
 }
 
@@ -204,7 +204,7 @@ func fromCounts(c *pb.Counts) lease.Counts {
 	return lease.Counts{
 		Calls: c.GetCalls(), Waits: c.GetWaits(), BytesIn: c.GetBytesIn(), BytesOut: c.GetBytesOut(),
 		Launches: c.GetLaunches(), Errors: c.GetErrors(), Throttle: fromDuration(c.GetThrottle()),
-		Cuts: c.GetCuts(), CutTime: fromDuration(c.GetCutTime()),
+		Cuts: c.GetCuts(), CutTime: fromDuration(c.GetCutTime()), Saved: c.GetSaved(),
 	}
 }
 

@@ -52,7 +52,7 @@ func sum(a, b lease.Counts) lease.Counts {
 	return lease.Counts{
 		Calls: plus(a.Calls, b.Calls), Waits: plus(a.Waits, b.Waits), BytesIn: plus(a.BytesIn, b.BytesIn), BytesOut: plus(a.BytesOut, b.BytesOut),
 		Launches: plus(a.Launches, b.Launches), Errors: plus(a.Errors, b.Errors),
-		Throttle: long(a.Throttle, b.Throttle), Cuts: plus(a.Cuts, b.Cuts), CutTime: long(a.CutTime, b.CutTime),
+		Throttle: long(a.Throttle, b.Throttle), Cuts: plus(a.Cuts, b.Cuts), CutTime: long(a.CutTime, b.CutTime), Saved: plus(a.Saved, b.Saved),
 	}
 }
 
@@ -231,7 +231,7 @@ func countsOf(s account.Slot) lease.Counts {
 	c := s.Counts
 	return lease.Counts{
 		Calls: c.Calls, Waits: c.Waits, BytesIn: c.BytesIn, BytesOut: c.BytesOut, Launches: c.Launches, Errors: c.Errors, Throttle: time.Duration(min(c.Throttle, 1<<62)),
-		Cuts: s.Cuts, CutTime: s.CutTime,
+		Cuts: s.Cuts, CutTime: s.CutTime, Saved: s.Compress.Saved(),
 	}
 }
 

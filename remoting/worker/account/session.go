@@ -32,6 +32,9 @@ type Compress struct {
 	Sent  uint64 // what they were compressed to
 }
 
+// Saved is how many bytes less have come than without compression.
+func (c Compress) Saved() uint64 { return c.Bytes - min(c.Bytes, c.Sent) }
+
 // Cuts are the cuts of a session's connection that are over: how many, and for how long it had no client. They lie in the slot.
 type Cuts struct{ number, time uint64 }
 

@@ -914,6 +914,7 @@ type Counts struct {
 	Throttle      *durationpb.Duration   `protobuf:"bytes,7,opt,name=throttle,proto3" json:"throttle,omitempty"`
 	Cuts          uint64                 `protobuf:"varint,8,opt,name=cuts,proto3" json:"cuts,omitempty"`
 	CutTime       *durationpb.Duration   `protobuf:"bytes,9,opt,name=cut_time,json=cutTime,proto3" json:"cut_time,omitempty"`
+	Saved         uint64                 `protobuf:"varint,10,opt,name=saved,proto3" json:"saved,omitempty"` // bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1009,6 +1010,13 @@ func (x *Counts) GetCutTime() *durationpb.Duration {
 		return x.CutTime
 	}
 	return nil
+}
+
+func (x *Counts) GetSaved() uint64 {
+	if x != nil {
+		return x.Saved
+	}
+	return 0
 }
 
 type Session struct {
@@ -4182,7 +4190,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\agranted\x18\x01 \x01(\x04R\agranted\x12\x12\n" +
 	"\x04used\x18\x02 \x01(\x04R\x04used\x12\x1a\n" +
 	"\boverhead\x18\x03 \x01(\x04R\boverhead\x12\x12\n" +
-	"\x04peak\x18\x04 \x01(\x04R\x04peak\"\xa1\x02\n" +
+	"\x04peak\x18\x04 \x01(\x04R\x04peak\"\xb7\x02\n" +
 	"\x06Counts\x12\x14\n" +
 	"\x05calls\x18\x01 \x01(\x04R\x05calls\x12\x14\n" +
 	"\x05waits\x18\x02 \x01(\x04R\x05waits\x12\x19\n" +
@@ -4192,7 +4200,9 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x06errors\x18\x06 \x01(\x04R\x06errors\x125\n" +
 	"\bthrottle\x18\a \x01(\v2\x19.google.protobuf.DurationR\bthrottle\x12\x12\n" +
 	"\x04cuts\x18\b \x01(\x04R\x04cuts\x124\n" +
-	"\bcut_time\x18\t \x01(\v2\x19.google.protobuf.DurationR\acutTime\"\xd0\x02\n" +
+	"\bcut_time\x18\t \x01(\v2\x19.google.protobuf.DurationR\acutTime\x12\x14\n" +
+	"\x05saved\x18\n" +
+	" \x01(\x04R\x05saved\"\xd0\x02\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05lease\x18\x02 \x01(\tR\x05lease\x12*\n" +

@@ -67,14 +67,8 @@ func root() *cobra.Command {
 			return serve(ctx, logger(os.Stderr, level, format), cfg)
 		},
 	}
-	f := cmd.Flags()
-	f.StringVar(&cfg.Listen, "listen", "tcp:127.0.0.1:7070", "where to listen: tcp:HOST:PORT or unix:PATH")
-	f.IntSliceVar(&cfg.Devices, "device", []int{0}, "devices to lend, by their number in PCI order")
-	f.StringVar(&mem, "mem", "0", "device memory to lend of each, as 20G or 512M; 0 for all of it, and then only by lease")
-	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
-	f.DurationVar(&cfg.Grace, "grace", 0, "how long a session waits for a client whose connection was lost; 0: it ends with the connection")
-	f.BoolVar(&cfg.Plain, "no-compress", false, "have no client compress what it sends over a slow link")
-	share.add(f)
+	offerFlags(cmd.Flags(), &cfg, &mem)
+	share.add(cmd.Flags())
 	p := cmd.PersistentFlags()
 	sessionFlags(p, &cfg.Session, &limit, &keepFree)
 	p.StringVar(&format, "log-format", "text", "text or json")
@@ -114,6 +108,16 @@ func root() *cobra.Command {
 	cmd.AddCommand(session, probe)
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
+}
+
+// offerFlags adds the flags of what is lent and how sessions are kept.
+func offerFlags(f *pflag.FlagSet, cfg *worker.Config, mem *string) {
+	f.StringVar(&cfg.Listen, "listen", "tcp:127.0.0.1:7070", "where to listen: tcp:HOST:PORT or unix:PATH")
+	f.IntSliceVar(&cfg.Devices, "device", []int{0}, "devices to lend, by their number in PCI order")
+	f.StringVar(mem, "mem", "0", "device memory to lend of each, as 20G or 512M; 0 for all of it, and then only by lease")
+	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
+	f.DurationVar(&cfg.Grace, "grace", 0, "how long a session waits for a client whose connection was lost; 0: it ends with the connection")
+	f.BoolVar(&cfg.Plain, "no-compress", false, "have no client compress what it sends over a slow link")
 }
 
 // add adds the flags of how the devices' time is shared.
