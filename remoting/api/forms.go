@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 //go:embed cuabi.h
@@ -85,24 +86,27 @@ var (
 	word     = regexp.MustCompile(`\w+`)
 	space    = regexp.MustCompile(`\s+`)
 	comment  = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
-	abi      = comment.ReplaceAllString(abiSource, "")
 	compound = regexp.MustCompile(`(?sm)^typedef (?:struct|union)[^{;]*\{.*?^\} (\w+);`)
 	synonym  = regexp.MustCompile(`(?m)^typedef ([^{;]*\W)(\w+)(\[\d+\])?;`)
-	types    = func() map[string]string {
-		m := map[string]string{}
-		for _, d := range synonym.FindAllStringSubmatch(abi, -1) {
-			m[d[2]] = space.ReplaceAllString(d[0], " ")
-		}
-		for _, d := range compound.FindAllStringSubmatch(abi, -1) {
-			m[d[1]] = space.ReplaceAllString(d[0], " ")
-		}
-		return m
-	}()
 )
+
+// types are the declarations of CUDA's types by name. They are read when somebody first asks: the worker's tests start
+// hundreds of processes that have this package and never ask.
+var types = sync.OnceValue(func() map[string]string {
+	abi := comment.ReplaceAllString(abiSource, "")
+	m := map[string]string{}
+	for _, d := range synonym.FindAllStringSubmatch(abi, -1) {
+		m[d[2]] = space.ReplaceAllString(d[0], " ")
+	}
+	for _, d := range compound.FindAllStringSubmatch(abi, -1) {
+		m[d[1]] = space.ReplaceAllString(d[0], " ")
+	}
+	return m
+})
 
 // typeForm is the declaration of a type of CUDA's, with those of the types in it.
 func typeForm(name string, seen map[string]bool) string {
-	d, ok := types[name]
+	d, ok := types()[name]
 	if !ok || seen[name] {
 		return ""
 	}
