@@ -20,7 +20,7 @@ func TestLua(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, table := range []string{"sizes.txt", "charges.txt", "counts.txt", "licences.txt"} {
+	for _, table := range []string{"sizes.txt", "times.txt", "charges.txt", "counts.txt", "licences.txt"} {
 		formtest.Each(t, table, func(string, string) {})
 	}
 	for _, lua := range []string{"lua5.1", "lua5.3"} {

@@ -15,12 +15,14 @@ local M = {}
 local GRES = "rgpu"          -- the gres, and how the names of all of our licences begin
 local MAX_FRACTIONS = 16     -- of one lease, that is of one job on one node
 local MIN_MIB, MAX_MIB = 2, 16777216
+local MAX_SECONDS = 86400
 -- The plug-in's options: what their values are, and how that is said.
 local OPTIONS = {
   { name = "rgpu-mem", key = "MEM", kind = "size", want = "a whole number with M, G or T behind it (powers of 1024) from 2M to 16T, as 20G" },
   { name = "rgpu-policy", key = "POLICY", kind = "choice", want = "one of best-effort, equal, equal-lend, fixed, fixed-lend",
     choices = { ["best-effort"] = true, ["equal"] = true, ["equal-lend"] = true, ["fixed"] = true, ["fixed-lend"] = true } },
   { name = "rgpu-pool", key = "POOL", kind = "name", want = "a pool's name: letters, digits, '.', '-' and '_', at most 63, the first a letter or a digit" },
+  { name = "rgpu-grace", key = "GRACE", kind = "time", want = "0, or a whole number with s, m or h behind it up to 24h, as 30m" },
   { name = "rgpu-spread", key = "SPREAD", kind = "flag", want = "no value" },
   { name = "rgpu-report", key = "REPORT", kind = "flag", want = "no value" },
 }
@@ -184,6 +186,15 @@ local function mebibytes(s)
   return n >= MIN_MIB and n <= MAX_MIB and n or nil
 end
 
+-- seconds reads 30m, nil if it is no time or out of range.
+local function seconds(s)
+  if s == "0" then return 0 end
+  local digits, unit = s:match("^(%d+)([smh])$")
+  if not digits or #digits > 5 then return nil end
+  local n = tonumber(digits) * ({ s = 1, m = 60, h = 3600 })[unit]
+  return n <= MAX_SECONDS and n or nil
+end
+
 -- partition is what the site says of a job's partitions, which must agree in it: the
 -- job is charged before Slurm chooses one.
 local function partition(t, list, parts)
@@ -254,7 +265,8 @@ end
 local function check_wishes(wish)
   for _, o in ipairs(OPTIONS) do
     local v = wish[o.key]
-    local bad = v and (o.kind == "size" and not mebibytes(v) or o.kind == "choice" and not o.choices[v] or o.kind == "flag" and v ~= "1")
+    local bad = v and (o.kind == "size" and not mebibytes(v) or o.kind == "time" and not seconds(v)
+      or o.kind == "choice" and not o.choices[v] or o.kind == "flag" and v ~= "1")
     if bad then refuse("--%s=%s: want %s", o.name, show(v), o.want) end
   end
 end

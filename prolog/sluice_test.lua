@@ -211,6 +211,15 @@ end
 local function one_gpu(mem, gpus)
   write(string.format('return { version = 1, pools = { ["default"] = { licence = "rgpu", gpus = %d, mem = %s } }, partitions = {} }', gpus, mem))
 end
+one_gpu(80000, 1)
+each("times.txt", function(value, want)
+  local request = { tres_per_node = "rgpu:50", wish = { "RGPU_GRACE=" .. value } }
+  if want == "-" then
+    refused(request, "--rgpu-grace=", "0, or a whole number with s, m or h behind it up to 24h, as 30m")
+  else
+    accepted(request, "rgpu:50", 1)
+  end
+end)
 one_gpu(16777216, 1)
 each("sizes.txt", function(value, want)
   if want == "-" then

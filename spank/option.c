@@ -56,6 +56,25 @@ static bool parse_size(const char *v, char out[80])
 	return n >= SL_OPTION_MIN_MIB && n <= SL_OPTION_MAX_MIB;
 }
 
+static bool parse_time(const char *v, char out[80])
+{
+	static const char units[] = "smh";
+	static const unsigned seconds[] = { 1, 60, 3600 };
+	size_t digits = strspn(v, "0123456789");
+	const char *unit;
+	unsigned n = 0;
+
+	if (!digits || digits > 5)
+		return false;
+	for (size_t i = 0; i < digits; i++)
+		n = n * 10 + (unsigned)(v[i] - '0');
+	snprintf(out, 80, "%s", v);
+	if (!strcmp(v, "0"))
+		return true;
+	unit = v[digits] ? strchr(units, v[digits]) : NULL;
+	return unit && !v[digits + 1] && n <= SL_OPTION_MAX_SECONDS / seconds[unit - units];
+}
+
 /* Unlike isalnum(3), the same in every locale. */
 static bool letter_or_digit(char c)
 {
@@ -69,6 +88,8 @@ bool sl_option_parse(int i, const char *value, char out[80])
 	switch (w->kind) {
 	case SL_OPTION_SIZE:
 		return parse_size(value, out);
+	case SL_OPTION_TIME:
+		return parse_time(value, out);
 	case SL_OPTION_CHOICE:
 		for (const char *const *c = w->choices; *c; c++)
 			if (!strcmp(*c, value)) {

@@ -131,6 +131,14 @@ func TestOptions(t *testing.T) {
 			t.Errorf("--rgpu-mem=%s: %d, passed on as %q; want %s MiB", value, rc, p.Control("RGPU_MEM"), want)
 		}
 	})
+	formtest.Each(t, "times.txt", func(value, want string) {
+		p, _ := spank.Start(spank.Allocator, 0, 0, 0)
+		rc := p.Option("rgpu-grace", value, false, false)
+		p.InitPostOpt()
+		if have := p.Control("RGPU_GRACE"); want == "-" && rc != -1 || want != "-" && (rc != 0 || have != value) {
+			t.Errorf("--rgpu-grace=%s: %d, passed on as %q; want %s s", value, rc, have, want)
+		}
+	})
 	p, _ := spank.Start(spank.Allocator, 0, 0, 0)
 	if rc := p.Option("rgpu-mem", "1M", false, false); rc != -1 || p.Log() != "sluice: --rgpu-mem=1M: want a whole number with M, G or T behind it (powers of 1024) from 2M to 16T, as 20G\n" {
 		t.Errorf("--rgpu-mem=1M: %d, %q", rc, p.Log())

@@ -41,8 +41,8 @@ func Generated(read func(name string) ([]byte, error)) (map[string][]byte, error
 func C() []byte {
 	var b bytes.Buffer
 	b.WriteString("/* Generated from spank/options/options.go by go run ./spank/cmd/spankgen; do not edit. */\n#ifndef SLUICE_SPANK_OPTIONS_H\n#define SLUICE_SPANK_OPTIONS_H\n\n")
-	fmt.Fprintf(&b, "#define SL_GRES %q /* and how the names of all our licences begin */\n#define SL_OPTIONS %d\n#define SL_OPTION_MIN_MIB %dull\n#define SL_OPTION_MAX_MIB %dull\n#define SL_OPTION_NAME_MAX %d\n\n", form.Gres, len(Table), MinMiB, MaxMiB, NameMax)
-	b.WriteString("enum sl_option_kind { SL_OPTION_SIZE, SL_OPTION_CHOICE, SL_OPTION_NAME, SL_OPTION_FLAG };\n\n")
+	fmt.Fprintf(&b, "#define SL_GRES %q /* and how the names of all our licences begin */\n#define SL_OPTIONS %d\n#define SL_OPTION_MIN_MIB %dull\n#define SL_OPTION_MAX_MIB %dull\n#define SL_OPTION_MAX_SECONDS %du\n#define SL_OPTION_NAME_MAX %d\n\n", form.Gres, len(Table), MinMiB, MaxMiB, MaxSeconds, NameMax)
+	b.WriteString("enum sl_option_kind { SL_OPTION_SIZE, SL_OPTION_CHOICE, SL_OPTION_NAME, SL_OPTION_TIME, SL_OPTION_FLAG };\n\n")
 	b.WriteString("struct sl_option {\n\tconst char *name, *arg, *env, *help, *want;\n\tenum sl_option_kind kind;\n\tconst char *choices[8];\n};\n\n")
 	b.WriteString("static const struct sl_option sl_options[SL_OPTIONS] = {\n")
 	for i := range Table {
@@ -89,7 +89,7 @@ func Lua() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "local GRES = %q          -- the gres, and how the names of all of our licences begin\n", form.Gres)
 	fmt.Fprintf(&b, "local MAX_FRACTIONS = %d     -- of one lease, that is of one job on one node\n", form.MaxDevices)
-	fmt.Fprintf(&b, "local MIN_MIB, MAX_MIB = %d, %d\n", MinMiB, MaxMiB)
+	fmt.Fprintf(&b, "local MIN_MIB, MAX_MIB = %d, %d\nlocal MAX_SECONDS = %d\n", MinMiB, MaxMiB, MaxSeconds)
 	b.WriteString("-- The plug-in's options: what their values are, and how that is said.\nlocal OPTIONS = {\n")
 	for i := range Table {
 		o := &Table[i]

@@ -6,7 +6,9 @@ package options
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sluice-hpc/sluice/internal/form"
 )
@@ -19,6 +21,7 @@ const (
 	Size   Kind = "size"   // a whole number with M, G or T, powers of 1024
 	Choice Kind = "choice" // one of Choices
 	Name   Kind = "name"   // a pool's name
+	Time   Kind = "time"   // 0, or a whole number with s, m or h
 	Flag   Kind = "flag"   // no value; "1" is told
 )
 
@@ -38,6 +41,9 @@ const (
 	MinMiB = 2
 	MaxMiB = 16 << 20
 )
+
+// MaxSeconds is the longest Time.
+const MaxSeconds = 24 * 60 * 60
 
 // NameMax is the most characters that a Name has.
 const NameMax = 63
@@ -59,6 +65,11 @@ var Table = []Option{
 		Name: "rgpu-pool", Arg: "NAME", Env: "RGPU_POOL", Kind: Name,
 		Help: "take the GPUs from this pool",
 		More: "the partition's pool otherwise; `sluice gpus` lists them",
+	},
+	{
+		Name: "rgpu-grace", Arg: "TIME", Env: "RGPU_GRACE", Kind: Time,
+		Help: "how long to wait for a lost network, as 30m",
+		More: "s, m or h, up to 24h; with 0 a program ends with its connection. The pool's time otherwise, 5 minutes where it has none",
 	},
 	{
 		Name: "rgpu-spread", Env: "RGPU_SPREAD", Kind: Flag,
@@ -99,6 +110,20 @@ func MiB(value string) (n uint64, ok bool) {
 	return n, err == nil && n >= MinMiB && n <= MaxMiB
 }
 
+// Duration is the value of a Time; ok is false if it is none, or out of range.
+func Duration(value string) (d time.Duration, ok bool) {
+	if value == "0" {
+		return 0, true
+	}
+	digits := strings.TrimRight(value, "smh")
+	if len(value) != len(digits)+1 || len(digits) > 5 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 10, 32)
+	d = time.Duration(n) * map[byte]time.Duration{'s': time.Second, 'm': time.Minute, 'h': time.Hour}[value[len(digits)]]
+	return d, err == nil && d <= MaxSeconds*time.Second
+}
+
 // Passed reads the options that a job was given from the environment of Slurm's scripts, by
 // name without "rgpu-". Values are as they came, cut to what any good one has.
 func Passed(env func(string) (string, bool)) map[string]string {
@@ -130,6 +155,9 @@ func (o *Option) valid(v string) bool {
 	case Size:
 		_, ok := MiB(v)
 		return ok
+	case Time:
+		_, ok := Duration(v)
+		return ok
 	case Choice:
 		for _, c := range o.Choices {
 			if v == c {
@@ -154,6 +182,8 @@ func (o *Option) Want() string {
 	switch o.Kind {
 	case Size:
 		return "a whole number with M, G or T behind it (powers of 1024) from 2M to 16T, as 20G"
+	case Time:
+		return "0, or a whole number with s, m or h behind it up to 24h, as 30m"
 	case Choice:
 		return "one of " + strings.Join(o.Choices, ", ")
 	case Name:

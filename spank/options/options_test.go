@@ -58,6 +58,12 @@ func TestCheck(t *testing.T) {
 			t.Errorf("--rgpu-mem=%s: %d MiB, %v; want %s", value, n, ok, want)
 		}
 	})
+	formtest.Each(t, "times.txt", func(value, want string) {
+		d, ok := Duration(value)
+		if got := fmt.Sprint(int(d.Seconds())); ok && got != want || ok == (want == "-") || (Check("rgpu-grace", value) == nil) != ok {
+			t.Errorf("--rgpu-grace=%s: %v, %v; want %s s", value, d, ok, want)
+		}
+	})
 	if err := Check("rgpu-policy", "x"); err == nil || err.Error() != "--rgpu-policy=x: want one of best-effort, equal, equal-lend, fixed, fixed-lend" {
 		t.Error(err)
 	}

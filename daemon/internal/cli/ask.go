@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/process"
+	"github.com/sluice-hpc/sluice/spank/options"
 )
 
 // maxJobName is in bytes.
@@ -40,6 +41,7 @@ type ask struct {
 	lend      lend
 	place     string
 	life      life
+	grace     string
 }
 
 // request returns the lease's request. The daemon takes the user from the kernel, and fills in
@@ -57,6 +59,10 @@ func (a *ask) request(program string) (lease.Request, error) {
 	}
 	if a.place != "" && !slices.Contains(places, a.place) {
 		return lease.Request{}, fmt.Errorf("place %q is not one of %s", a.place, strings.Join(places, ", "))
+	}
+	grace, err := a.waits()
+	if err != nil {
+		return lease.Request{}, err
 	}
 	one := a.fractions
 	if len(one) == 0 {
@@ -81,6 +87,7 @@ func (a *ask) request(program string) (lease.Request, error) {
 		Place:     lease.Place(a.place),
 		Pool:      a.pool,
 		Life:      time.Duration(a.life),
+		Grace:     grace,
 		JobName:   jobName(program),
 		Holder:    me,
 	}
@@ -102,6 +109,18 @@ func (a *ask) share() (lease.Policy, lease.Lend, error) {
 		lends = lease.Lend(a.lend)
 	}
 	return policy, lends, err
+}
+
+// waits returns how long sessions wait for a lost network.
+func (a *ask) waits() (time.Duration, error) {
+	if a.grace == "" {
+		return 0, nil
+	}
+	if err := options.Check("rgpu-grace", a.grace); err != nil {
+		return 0, errors.New(strings.Replace(err.Error(), "--rgpu-grace=", "--grace ", 1))
+	}
+	d, _ := options.Duration(a.grace)
+	return lease.GraceOf(d), nil
 }
 
 // lend is a flag that may go without a value. It implements pflag.Value.

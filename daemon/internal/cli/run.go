@@ -85,6 +85,7 @@ found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
 	lendFlag(cmd, &o.ask.lend, "others may use this lease's time while it has no work, with policy equal or fixed (default: as the GPU's owner says)")
 	f.StringVar(&o.ask.place, "place", "", "which GPUs to prefer: "+strings.Join(places, ", ")+" (default: as the pool says)")
 	f.Var(&o.ask.life, "time", "end the lease after this long, as Slurm's --time: minutes, h:mm:ss, d-hh (default: when PROGRAM ends)")
+	f.StringVar(&o.ask.grace, "grace", "", "how long to wait for a lost network, as 30m; 0: PROGRAM ends with its connection (default: as the pool says, or the GPU's owner)")
 	f.StringVar(&o.worker, "worker", "", "use a worker started by hand, not the daemon: HOST:PORT, tcp:HOST:PORT or unix:PATH (default: $SLUICE_WORKER)")
 	f.StringVar(&o.lib, "lib", "", "directory of the shim (default: ../lib/sluice or ../shim beside the executable)")
 	f.StringVar(&o.log, "log", "", "how much the shim writes to stderr: error, warn, info or debug")

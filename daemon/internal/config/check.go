@@ -87,6 +87,9 @@ func (p *parser) paths() {
 	}
 }
 
+// maxGrace is the longest that a session may wait for its program.
+const maxGrace = 24 * time.Hour
+
 func (p *parser) addresses() {
 	c := &p.cfg
 	ports := map[string]string{}
@@ -128,7 +131,7 @@ func (p *parser) ranges() {
 	times("lease.max_life", c.Lease.MaxLife, 0, 10*365*24*time.Hour)
 	times("lease.tombstone", c.Lease.Tombstone, time.Minute, 30*24*time.Hour)
 	times("session.ticket", c.Session.Ticket, time.Second, time.Minute)
-	times("session.grace", c.Session.Grace, 0, 24*time.Hour)
+	times("session.grace", c.Session.Grace, 0, maxGrace)
 	times("session.keepalive", c.Session.Keepalive, 100*time.Millisecond, time.Hour)
 	times("slurm.room_wait", c.Slurm.RoomWait, 0, 5*time.Minute)
 	times("slurm.reconcile", c.Slurm.Reconcile, time.Second, time.Hour)

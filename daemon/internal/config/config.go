@@ -180,6 +180,7 @@ type Pool struct {
 	Place   string            // best-fit or spread
 	Licence string            // Slurm's licence; one unit is one percent of a GPU
 	Types   map[string]string // type of GPU, in lower case: the licence it takes besides
+	Grace   *time.Duration    // how long sessions wait for a program whose connection was lost; nil: as each owner says
 }
 
 // Partition is what the jobs of one of Slurm's partitions get unless they say otherwise.

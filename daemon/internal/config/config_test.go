@@ -115,6 +115,7 @@ func TestErrors(t *testing.T) {
 		{"listen: {page: '10.0.0.1:7074', page_token: token}\n", `listen.page_token: "token" is no absolute, plain path`},
 		{"pools: {p: {owners: []}}\n", "f.yaml:1: pool p has no owners"},
 		{"pools:\n  p:\n    owners: [a]\n    place: tight\n", "f.yaml:4: pools.p.place"},
+		{"pools:\n  p:\n    owners: [a]\n    grace: 25h\n", "f.yaml:4: pools.p.grace"},
 		{"pools:\n  p:\n    owners: [a, a]\n", "f.yaml:3: pools.p.owners: a is there twice"},
 		{"pools:\n  p:\n    owners: ['a:x']\n", "f.yaml:3"},
 		{"pools:\n  p:\n    owner: [a]\n", "f.yaml:3: unknown key pools.p.owner"},

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -104,8 +105,10 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 			pool.Types = p.types(v, "pools."+name+".types")
 		case "owners":
 			pool.Owners = p.owners(v, "pools."+name+".owners", port, addr)
+		case "grace":
+			pool.Grace = p.grace(v, "pools."+name+".grace")
 		default:
-			p.failAt(k, "unknown key pools.%s.%s; a pool has owners, place, licence and types", name, k.Value)
+			p.failAt(k, "unknown key pools.%s.%s; a pool has owners, place, licence, types and grace", name, k.Value)
 		}
 	}
 	if len(pool.Owners) == 0 {
@@ -249,6 +252,15 @@ func (p *parser) partition(prefix string, val *yaml.Node) Partition {
 		}
 	}
 	return out
+}
+
+// grace is how long sessions wait for a program whose connection was lost.
+func (p *parser) grace(v *yaml.Node, key string) *time.Duration {
+	d, err := time.ParseDuration(v.Value)
+	if err != nil || d < 0 || d > maxGrace {
+		p.failAt(v, "%s: %q is no time from 0s to 24h; write it as 90s or 10m", key, v.Value)
+	}
+	return &d
 }
 
 func (p *parser) hasPool(name string) bool {

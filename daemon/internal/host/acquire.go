@@ -204,6 +204,9 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 	if r.Place == "" {
 		r.Place = pool.Place
 	}
+	if r.Grace == 0 {
+		r.Grace = pool.Grace
+	}
 	var last error
 	age := fresh
 	for try := range tries {

@@ -53,6 +53,7 @@ type Peer struct {
 type Pool struct {
 	Owners []Peer
 	Place  lease.Place
+	Grace  time.Duration // of leases that do not say: see lease.Request; 0: as each owner says
 }
 
 // Auditor is the audit log.

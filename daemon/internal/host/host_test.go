@@ -3,6 +3,7 @@ package host
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -51,6 +52,34 @@ func TestAcquireTwiceIsOneLease(t *testing.T) {
 	r := ask("1", 50)
 	r.Key.Incarnation = 1
 	s.must(r)
+}
+
+// What a lease does not say of its grace its pool does, and the owner is told.
+func TestGrace(t *testing.T) {
+	a := newFake("a", 1)
+	s := newSite(t, a)
+	for i, c := range []struct{ pool, asked, want time.Duration }{
+		{0, 0, 0}, {time.Hour, 0, time.Hour}, {lease.NoGrace, 0, lease.NoGrace},
+		{time.Hour, lease.NoGrace, lease.NoGrace}, {time.Hour, time.Minute, time.Minute}, {0, lease.MaxGrace, lease.MaxGrace},
+	} {
+		s.mu.Lock()
+		pool := s.pools["default"]
+		pool.Grace = c.pool
+		s.pools["default"] = pool
+		s.mu.Unlock()
+		r := ask(fmt.Sprint("run-", i), 10)
+		r.Grace = c.asked
+		if l := s.must(r); l.Request.Grace != c.want {
+			t.Errorf("asked for %v in a pool with %v: %v, want %v", c.asked, c.pool, l.Request.Grace, c.want)
+		}
+	}
+	for _, wrong := range []time.Duration{-2, lease.MaxGrace + 1} {
+		r := ask("run-wrong", 10)
+		r.Grace = wrong
+		if _, _, err := s.Acquire(t.Context(), root, r); lease.CodeOf(err) != lease.Invalid || !strings.Contains(err.Error(), "grace") {
+			t.Errorf("grace %v: %v", wrong, err)
+		}
+	}
 }
 
 func TestAllOrNothing(t *testing.T) {

@@ -154,6 +154,10 @@ func wishes(ctx context.Context, set Settings, source PoolSource, j slurm.Job, r
 			r.Lend = lend
 		}
 	}
+	if g := run.Wishes["grace"]; g != "" {
+		d, _ := options.Duration(g)
+		r.Grace = lease.GraceOf(d)
+	}
 	if run.Wishes["spread"] != "" {
 		r.Place = lease.Spread
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs/jobstest"
@@ -56,6 +57,7 @@ func TestRequest(t *testing.T) {
 		{"no memory", 1, "gres:rgpu:10", "rgpu:10", "", wish{"mem": "0"}, "2M to 16T"},
 		{"no size", 1, "gres:rgpu:10", "rgpu:10", "", wish{"mem": "-1\n"}, "2M to 16T"},
 		{"no policy", 1, "gres:rgpu:10", "rgpu:10", "", wish{"policy": "first"}, "best-effort, equal, equal-lend, fixed, fixed-lend"},
+		{"no time", 1, "gres:rgpu:10", "rgpu:10", "", wish{"grace": "25h"}, "up to 24h"},
 		{"no such type seen", 1, "gres:rgpu:a100:10", "rgpu:10", "", wish{"mem": "1G"}, "no GPU can be seen"},
 	} {
 		gres, err1 := slurm.ParseGres(c.gres)
@@ -81,6 +83,12 @@ func TestRequest(t *testing.T) {
 		}
 		if err == nil && got != c.want || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %q, %v; want %q", c.name, got, err, c.want)
+		}
+	}
+	for value, want := range map[string]time.Duration{"": 0, "0": lease.NoGrace, "0s": lease.NoGrace, "90s": 90 * time.Second, "24h": lease.MaxGrace} {
+		j := jobstest.Job("7")
+		if q, err := jobs.Request(t.Context(), jobstest.Settings, pools, "cluster", j, rpc.JobRun{Job: "7", Wishes: wish{"grace": value}}); err != nil || q.Grace != want {
+			t.Errorf("--rgpu-grace=%s: %v, %v", value, q.Grace, err)
 		}
 	}
 	// What a partition gives is charged as what a user wishes for.

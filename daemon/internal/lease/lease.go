@@ -63,6 +63,20 @@ type Process struct {
 	Start uint64 `json:"start"` // field 22 of /proc/PID/stat
 }
 
+// NoGrace is the Request.Grace of a lease whose sessions end with their connection, and MaxGrace the longest.
+const (
+	NoGrace  time.Duration = -1
+	MaxGrace               = 24 * time.Hour
+)
+
+// GraceOf is a time that somebody has given, as a Request.Grace: 0 is not at all.
+func GraceOf(d time.Duration) time.Duration {
+	if d == 0 {
+		return NoGrace
+	}
+	return d
+}
+
 // Request asks for fractions, all or nothing. Fractions of one lease are on GPUs
 // that differ, because each is a device of its own to the program.
 type Request struct {
@@ -78,6 +92,7 @@ type Request struct {
 	Place     Place         `json:"place,omitempty"` // "" as the pool says
 	Pool      string        `json:"pool,omitempty"`  // "" the pool named default
 	Life      time.Duration `json:"life,omitempty"`  // 0: until released
+	Grace     time.Duration `json:"grace,omitempty"` // how long sessions wait for a program whose connection was lost; 0: as the pool or the owner's site says, NoGrace: not at all
 	Account   string        `json:"account,omitempty"`
 	JobName   string        `json:"job_name,omitempty"`
 	// Restart is Slurm's restart count as the job's Prolog is told it: two runs of

@@ -470,6 +470,9 @@ func pools(cfg *config.Config) map[string]host.Pool {
 	out := map[string]host.Pool{}
 	for name, p := range cfg.Pools {
 		hp := host.Pool{Place: lease.Place(p.Place)}
+		if p.Grace != nil {
+			hp.Grace = lease.GraceOf(*p.Grace)
+		}
 		for _, o := range p.Owners {
 			hp.Owners = append(hp.Owners, host.Peer{Name: o.Name, Addr: o.Addr})
 		}

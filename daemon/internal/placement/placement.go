@@ -58,6 +58,9 @@ func Validate(r lease.Request) error {
 	default:
 		return lease.Errorf(lease.Invalid, "lend %q: say %s or %s, or nothing", r.Lend, lease.LendYes, lease.LendNo)
 	}
+	if r.Grace < lease.NoGrace || r.Grace > lease.MaxGrace {
+		return lease.Errorf(lease.Invalid, "grace %v: give at most %v", r.Grace, lease.MaxGrace)
+	}
 	return nil
 }
 

@@ -214,6 +214,18 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	return p, nil
 }
 
+// grace is how long a lease's sessions wait for their clients.
+func (p *Pool) grace(l lease.Lease) time.Duration {
+	switch g := l.Request.Grace; g {
+	case 0:
+		return p.cfg.Grace
+	case lease.NoGrace:
+		return 0
+	default:
+		return g
+	}
+}
+
 // Start implements owner.Workers.
 func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest, conn *os.File, gpus []lease.GPU) (lease.Session, error) {
 	if len(gpus) == 0 || len(gpus) != len(l.Grants) || len(gpus) > account.MaxDevices {
@@ -228,7 +240,7 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 		return lease.Session{}, err
 	}
 	if r.PID != 0 { // else nobody could tell that the client has ended
-		st.GraceMS = uint32(p.cfg.Grace / time.Millisecond)
+		st.GraceMS = uint32(p.grace(l) / time.Millisecond)
 	}
 	st.Compress = p.cfg.Compress
 	st.Hello.Kind = r.Kind // others is counted by it, so the client must keep to it

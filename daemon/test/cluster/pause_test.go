@@ -161,6 +161,66 @@ func TestPause(t *testing.T) {
 	}
 }
 
+// TestGraceOfLease: of two programs that are cut off, that whose lease waits for a second has lost its session before the cut is over, and the
+// other, for which the owner's site speaks, goes on afterwards.
+func TestGraceOfLease(t *testing.T) {
+	s := pausing(t, nil)
+	h, o := s.Hosts[0], s.Owners[0]
+	short, err := h.Node.Start(h.Run(user, "--fraction", "20", "--grace", "1s", "--", s.Program("churn")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	long, err := h.Node.Start(h.Run(user, "--fraction", "20", "--", s.Program("churn")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait := func(what string, want int) {
+		t.Helper()
+		eventually(t, 30*time.Second, what, func() error {
+			if n, err := sessions(s); err != nil || n != want {
+				return fmt.Errorf("%d sessions, %w", n, err)
+			}
+			return nil
+		})
+	}
+	wait("two sessions", 2)
+	if err := s.Net.Cut(o.Node, true); err != nil {
+		t.Fatal(err)
+	}
+	wait("one of them has ended", 1)
+	if err := s.Net.Cut(o.Node, false); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-short.Done():
+	case <-time.After(30 * time.Second):
+		t.Error("the program whose session has ended does not")
+	}
+	ls, err := list(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := 0
+	for _, l := range ls {
+		if live += len(l.Sessions); len(l.Sessions) > 0 && l.Request.Grace != 0 {
+			t.Errorf("a session of the lease with grace %v lives", l.Request.Grace)
+		}
+	}
+	if live != 1 {
+		t.Errorf("%d sessions after the cut", live)
+	}
+	select {
+	case <-long.Done():
+		t.Error("the program whose lease waits has ended")
+	default:
+	}
+	if err := long.Signal(15); err != nil {
+		t.Error(err)
+	}
+	<-long.Done()
+	allFree(t, s, nil)
+}
+
 // TestDeathIsNotSilence: a client that is killed frees its GPU within a second, although one that is cut off has a minute; also after its
 // node's daemon was started anew, and when it was killed during a cut.
 func TestDeathIsNotSilence(t *testing.T) {

@@ -220,6 +220,7 @@ type Request struct {
 	Holder        *Process               `protobuf:"bytes,14,opt,name=holder,proto3" json:"holder,omitempty"`
 	Restart       uint32                 `protobuf:"varint,15,opt,name=restart,proto3" json:"restart,omitempty"`
 	Lend          string                 `protobuf:"bytes,16,opt,name=lend,proto3" json:"lend,omitempty"`
+	Grace         *durationpb.Duration   `protobuf:"bytes,17,opt,name=grace,proto3" json:"grace,omitempty"` // negative: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -364,6 +365,13 @@ func (x *Request) GetLend() string {
 		return x.Lend
 	}
 	return ""
+}
+
+func (x *Request) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
 }
 
 type Grant struct {
@@ -4124,7 +4132,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03mem\x18\x02 \x01(\x04R\x03mem\"1\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x03R\x03pid\x12\x14\n" +
-	"\x05start\x18\x02 \x01(\x04R\x05start\"\xce\x03\n" +
+	"\x05start\x18\x02 \x01(\x04R\x05start\"\xff\x03\n" +
 	"\aRequest\x12 \n" +
 	"\x03key\x18\x01 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x121\n" +
 	"\tfractions\x18\x02 \x03(\v2\x13.sluice.v1.FractionR\tfractions\x12\x12\n" +
@@ -4143,7 +4151,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\bjob_name\x18\r \x01(\tR\ajobName\x12*\n" +
 	"\x06holder\x18\x0e \x01(\v2\x12.sluice.v1.ProcessR\x06holder\x12\x18\n" +
 	"\arestart\x18\x0f \x01(\rR\arestart\x12\x12\n" +
-	"\x04lend\x18\x10 \x01(\tR\x04lend\"\x87\x01\n" +
+	"\x04lend\x18\x10 \x01(\tR\x04lend\x12/\n" +
+	"\x05grace\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\x87\x01\n" +
 	"\x05Grant\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x10\n" +
 	"\x03gpu\x18\x02 \x01(\tR\x03gpu\x12\x18\n" +
@@ -4540,129 +4549,130 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	1,  // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
 	61, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,  // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
-	3,  // 4: sluice.v1.Lease.request:type_name -> sluice.v1.Request
-	4,  // 5: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	62, // 6: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	62, // 7: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
-	7,  // 8: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	62, // 9: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
-	6,  // 10: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	61, // 11: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	62, // 12: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	61, // 13: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	61, // 14: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
-	2,  // 15: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	62, // 16: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
-	9,  // 17: sluice.v1.Session.use:type_name -> sluice.v1.Use
-	10, // 18: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
-	12, // 19: sluice.v1.Session.link:type_name -> sluice.v1.Link
-	61, // 20: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
-	61, // 21: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	61, // 22: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	61, // 23: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	61, // 24: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	61, // 25: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	61, // 26: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	61, // 27: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
-	5,  // 28: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
-	9,  // 29: sluice.v1.Status.use:type_name -> sluice.v1.Use
-	11, // 30: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	62, // 31: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
-	13, // 32: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	0,  // 33: sluice.v1.Report.key:type_name -> sluice.v1.Key
-	1,  // 34: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
-	4,  // 35: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
-	9,  // 36: sluice.v1.Report.use:type_name -> sluice.v1.Use
-	10, // 37: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	61, // 38: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	62, // 39: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	62, // 40: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
-	13, // 41: sluice.v1.Report.shares:type_name -> sluice.v1.Share
-	8,  // 42: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,  // 43: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	61, // 44: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,  // 45: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	16, // 46: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,  // 47: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	14, // 48: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	15, // 49: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
-	5,  // 50: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
-	6,  // 51: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
-	3,  // 52: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,  // 53: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	43, // 54: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	44, // 55: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	8,  // 56: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	47, // 57: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	50, // 58: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	62, // 59: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 60: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	4,  // 61: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	62, // 62: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	53, // 63: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	14, // 64: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,  // 65: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	61, // 66: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	56, // 67: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	57, // 68: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	60, // 69: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	17, // 70: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	19, // 71: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	21, // 72: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	23, // 73: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	25, // 74: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	27, // 75: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	29, // 76: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	31, // 77: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	33, // 78: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	35, // 79: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36, // 80: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	39, // 81: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	25, // 82: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	27, // 83: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	41, // 84: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	45, // 85: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	48, // 86: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	51, // 87: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	31, // 88: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	33, // 89: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	54, // 90: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	54, // 91: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	54, // 92: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	54, // 93: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	55, // 94: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	55, // 95: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	18, // 96: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	20, // 97: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	22, // 98: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	24, // 99: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	26, // 100: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	28, // 101: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	30, // 102: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	32, // 103: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	34, // 104: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	38, // 105: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37, // 106: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	40, // 107: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	26, // 108: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	28, // 109: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	42, // 110: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	46, // 111: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	49, // 112: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	52, // 113: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	32, // 114: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	34, // 115: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	58, // 116: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	30, // 117: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	58, // 118: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	30, // 119: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	59, // 120: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	30, // 121: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	96, // [96:122] is the sub-list for method output_type
-	70, // [70:96] is the sub-list for method input_type
-	70, // [70:70] is the sub-list for extension type_name
-	70, // [70:70] is the sub-list for extension extendee
-	0,  // [0:70] is the sub-list for field type_name
+	61, // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
+	3,  // 5: sluice.v1.Lease.request:type_name -> sluice.v1.Request
+	4,  // 6: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
+	62, // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	62, // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	7,  // 9: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
+	62, // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	6,  // 11: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
+	61, // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	62, // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	61, // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	61, // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	2,  // 16: sluice.v1.Session.worker:type_name -> sluice.v1.Process
+	62, // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	9,  // 18: sluice.v1.Session.use:type_name -> sluice.v1.Use
+	10, // 19: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
+	12, // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
+	61, // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
+	61, // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	61, // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	61, // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	61, // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	61, // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	61, // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	61, // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	5,  // 29: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
+	9,  // 30: sluice.v1.Status.use:type_name -> sluice.v1.Use
+	11, // 31: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
+	62, // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	13, // 33: sluice.v1.Status.shares:type_name -> sluice.v1.Share
+	0,  // 34: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,  // 35: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,  // 36: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	9,  // 37: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	10, // 38: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	61, // 39: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	62, // 40: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	62, // 41: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	13, // 42: sluice.v1.Report.shares:type_name -> sluice.v1.Share
+	8,  // 43: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,  // 44: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	61, // 45: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,  // 46: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	16, // 47: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,  // 48: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	14, // 49: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	15, // 50: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	5,  // 51: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
+	6,  // 52: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
+	3,  // 53: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,  // 54: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	43, // 55: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	44, // 56: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	8,  // 57: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	47, // 58: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	50, // 59: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	62, // 60: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,  // 61: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	4,  // 62: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
+	62, // 63: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	53, // 64: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	14, // 65: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,  // 66: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	61, // 67: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	56, // 68: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	57, // 69: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	60, // 70: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	17, // 71: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	19, // 72: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	21, // 73: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	23, // 74: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	25, // 75: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	27, // 76: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	29, // 77: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	31, // 78: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	33, // 79: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	35, // 80: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36, // 81: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	39, // 82: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	25, // 83: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	27, // 84: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	41, // 85: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	45, // 86: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	48, // 87: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	51, // 88: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	31, // 89: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	33, // 90: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	54, // 91: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	54, // 92: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	54, // 93: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	54, // 94: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	55, // 95: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	55, // 96: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	18, // 97: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	20, // 98: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	22, // 99: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	24, // 100: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	26, // 101: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	28, // 102: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	30, // 103: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	32, // 104: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	34, // 105: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	38, // 106: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37, // 107: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	40, // 108: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	26, // 109: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	28, // 110: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	42, // 111: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	46, // 112: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	49, // 113: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	52, // 114: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	32, // 115: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	34, // 116: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	58, // 117: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	30, // 118: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	58, // 119: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	30, // 120: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	59, // 121: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	30, // 122: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	97, // [97:123] is the sub-list for method output_type
+	71, // [71:97] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
