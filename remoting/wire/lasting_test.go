@@ -345,3 +345,32 @@ func TestLastingHostile(t *testing.T) {
 		}
 	}
 }
+
+// TestWatchOfAnother: Watch sees the end of the last connection of many that took each other's place while it looked.
+func TestWatchOfAnother(t *testing.T) {
+	s, c := lasting(t)
+	watched := make(chan error, 1)
+	go func() { watched <- s.Watch(100*time.Millisecond, func() {}, func(time.Duration) {}) }()
+	for i := range 300 {
+		fd, next := link(t)
+		if _, err := s.Attach(fd, 0, func(uint64) error { return nil }); err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		c.Close()
+		c = next
+		time.Sleep(time.Duration(i%20) * 10 * time.Microsecond)
+	}
+	c.Close()
+	// The executor's read finds the end, as Watch does.
+	if _, err := s.Read2(make([]byte, 1), nil); !errors.Is(err, ErrGrace) {
+		t.Errorf("a read after the end: %v", err)
+	}
+	select {
+	case err := <-watched:
+		if !errors.Is(err, ErrGrace) {
+			t.Errorf("Watch: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("Watch does not see the end of the last connection")
+	}
+}

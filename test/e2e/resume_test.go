@@ -147,3 +147,57 @@ func TestGraceOver(t *testing.T) {
 		c.close()
 	}
 }
+
+// TestCutsAndKills kills, among cuts, now the program and now its session, at any moment: also while a connection is being made again. The
+// session of a dead program ends with its grace, a program whose session is dead is told so, nothing stays in use, and the worker
+// serves others as before. SLUICE_CUTS sets how many are killed, one for every ten cuts.
+func TestCutsAndKills(t *testing.T) {
+	kills := 4
+	if n, err := strconv.Atoi(os.Getenv("SLUICE_CUTS")); err == nil {
+		kills = max(1, n/10)
+	}
+	w := startWorker(t, workerOptions{args: []string{"--grace", "1s"}})
+	ended := func() bool { return len(w.sessions()) == 0 }
+	var cuts, early int64
+	for seed := range kills {
+		rnd := rand.New(rand.NewPCG(uint64(seed), 19))
+		c := newCutter(t, w, uint64(seed), 1000, 1<<(9+rnd.IntN(12)), 0)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		cmd := w.direct(ctx, program("paused"), fmt.Sprint(seed), "100000")
+		cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
+		done := make(chan result, 1)
+		go func() { done <- finish(t, ctx, cmd) }()
+		waitFor(t, 30*time.Second, "a session", func() bool { return len(w.sessions()) > 0 || len(done) > 0 })
+		time.Sleep(time.Duration(rnd.IntN(500)) * time.Millisecond)
+		victim := "session"
+		if seed%2 == 0 {
+			victim = "program"
+			_ = cmd.Process.Kill()
+		} else {
+			for _, pid := range w.sessions() {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+		r := <-done
+		cancel()
+		switch {
+		case r.status == 0:
+			t.Errorf("seed %d: the %s was killed, and the program has ended well: %s", seed, victim, r.stdout)
+		case victim == "session" && r.stderr == "":
+			t.Errorf("seed %d: the session was killed, and the program says nothing; status %d", seed, r.status)
+		case victim == "program" && r.status != 128+int(syscall.SIGKILL):
+			early++ // a busy machine needed longer than the grace to make a connection again
+		}
+		waitFor(t, 30*time.Second, "the session has ended", ended)
+		if used := w.settled(time.Now().Add(30 * time.Second)); used != 0 {
+			t.Errorf("seed %d: the %s was killed, and %d bytes are in use", seed, victim, used)
+		}
+		cuts += c.cuts.Load()
+		c.close()
+		if t.Failed() {
+			return
+		}
+	}
+	w.healthy()
+	t.Logf("%d killed among %d cuts, %d of them after the grace", kills, cuts, early)
+}
