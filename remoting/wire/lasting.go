@@ -476,10 +476,10 @@ func (s *LastingStream) room() (int, error) {
 // Heard says whether a piece has come over the present connection.
 func (s *LastingStream) Heard() bool { return s.heard.Load() }
 
-// Attach takes over a socket to the client, which has received so many bytes. welcome is told how many have been
-// received here, and tells the client over the new socket; the stream goes on if it does not fail. gap is the time since the
-// connection was found to be lost.
-func (s *LastingStream) Attach(fd int, received uint64, welcome func(received uint64) error) (gap time.Duration, _ error) {
+// Attach takes over a socket to the client, which has received so many bytes. answer is told how many have been
+// received here, or why the stream cannot go on, and tells the client over the new socket; the stream goes on if neither it nor
+// anything before it fails. gap is the time since the connection was found to be lost.
+func (s *LastingStream) Attach(fd int, received uint64, answer func(received uint64, err error) error) (gap time.Duration, _ error) {
 	s.mu.Lock()
 	_ = unix.Shutdown(s.sock.fd, unix.SHUT_RDWR) // nobody is in a system call of the old socket for long
 	s.mu.Unlock()
@@ -494,16 +494,17 @@ func (s *LastingStream) Attach(fd int, received uint64, welcome func(received ui
 	good := received >= s.acked && received <= s.put.Load()
 	s.mu.Unlock()
 	if err == nil && !good {
-		err = s.end(ErrPosition)
+		err = ErrPosition
 	}
 	if err != nil {
+		_ = answer(0, err) // before the end, with which the process may end
 		unix.Close(fd)
-		return 0, err
+		return 0, s.end(err)
 	}
 	if err = prepare(fd, s.keepalive); err == nil {
 		// What was read ahead comes again: only what was taken frees room at the client.
 		s.side = nil
-		err = welcome(s.taken.Load())
+		err = answer(s.taken.Load(), nil)
 	}
 	if err == nil {
 		err = unix.Dup3(fd, s.sock.fd, unix.O_CLOEXEC)

@@ -141,7 +141,7 @@ func (m *modelClient) again() {
 	m.c.Close()
 	fd, c := link(m.t)
 	var at uint64
-	if _, err := m.s.Attach(fd, uint64(len(m.in)), func(received uint64) error { at = received; return nil }); err != nil {
+	if _, err := m.s.Attach(fd, uint64(len(m.in)), func(received uint64, _ error) error { at = received; return nil }); err != nil {
 		m.t.Errorf("attach: %v", err)
 		panic(err)
 	}
@@ -340,8 +340,9 @@ func TestLastingHostile(t *testing.T) {
 			t.Fatal(err)
 		}
 		fd, _ := link(t)
-		if _, err := s.Attach(fd, at, func(uint64) error { t.Error("welcome"); return nil }); !errors.Is(err, ErrPosition) {
-			t.Errorf("received %d of 100, 50 acknowledged: %v", at, err)
+		var told error
+		if _, err := s.Attach(fd, at, func(_ uint64, err error) error { told = err; return nil }); !errors.Is(err, ErrPosition) || !errors.Is(told, ErrPosition) {
+			t.Errorf("received %d of 100, 50 acknowledged: %v, the client was told %v", at, err, told)
 		}
 	}
 }

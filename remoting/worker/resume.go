@@ -6,6 +6,7 @@ package worker
 //	take, handle           one goroutine for each, 5 s: the HELLO if nobody has read it, ATTACH
 //	join                   under mu: the key is compared, the stream takes the socket over, and the
 //	                       client is told its next key by the WELCOME
+//	turnedAway             tells clients that are refused before they were heard why
 //	outlive                ends the process when the client has said goodbye or did not come back
 
 import (
@@ -15,7 +16,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,10 +48,20 @@ type resumption struct {
 	again     bool     // there is a prev
 	paid      time.Time
 	attaching []*attaching // the oldest first
+	refused   turnedAway
 }
 
 // attaching is a connection whose ATTACH has not been judged.
-type attaching struct{ fd int }
+type attaching struct {
+	fd      int
+	crowded bool // it made room for a newer one
+}
+
+// Refusals of clients that may try again, and of those of a session that ends with its connection.
+var (
+	errCrowded = errors.New("too many connections are made for this session at once; try again")
+	errOnce    = errors.New("this session ends with its connection: there is none that could be made again")
+)
 
 // newResumption makes a session outlive its connection, if its starter and its client want that. It returns nil if not.
 func newResumption(log *slog.Logger, st *control.Start, fd int, keepalive time.Duration) (*resumption, error) {
@@ -73,7 +86,7 @@ func (r *resumption) resumable() []byte {
 
 // take is given a new connection, and must not wait.
 func (r *resumption) take(fd int, raw bool) {
-	a := &attaching{fd}
+	a := &attaching{fd: fd}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
@@ -81,28 +94,27 @@ func (r *resumption) take(fd int, raw bool) {
 		r.paid = early
 	}
 	if r.paid.After(now) {
-		unix.Close(fd)
+		r.refused.refuse(fd, wire.StatusBusy, errCrowded)
 		return
 	}
 	r.paid = r.paid.Add(attachPace)
 	if len(r.attaching) == maxAttaching {
-		_ = unix.Shutdown(r.attaching[0].fd, unix.SHUT_RDWR) // its goroutine closes it
+		r.attaching[0].crowded = true
+		_ = unix.Shutdown(r.attaching[0].fd, unix.SHUT_RD) // its goroutine refuses and closes it
 		r.attaching = r.attaching[1:]
 	}
 	r.attaching = append(r.attaching, a)
 	go r.handle(a, raw)
 }
 
-// done takes a connection off the list; its descriptor may be closed then.
-func (r *resumption) done(a *attaching) {
+// done takes a connection off the list; its descriptor may be closed then. It reports whether the connection had to make room.
+func (r *resumption) done(a *attaching) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i, o := range r.attaching {
-		if o == a {
-			r.attaching = append(r.attaching[:i:i], r.attaching[i+1:]...)
-			return
-		}
+	if i := slices.Index(r.attaching, a); i >= 0 {
+		r.attaching = slices.Delete(r.attaching, i, i+1)
 	}
+	return a.crowded
 }
 
 // handle judges an ATTACH.
@@ -115,7 +127,10 @@ func (r *resumption) handle(a *attaching, raw bool) {
 	if err == nil {
 		err = readWithin(a.fd, b[:], helloTime)
 	}
-	r.done(a)
+	if r.done(a) && err != nil {
+		r.refused.refuse(a.fd, wire.StatusBusy, errCrowded)
+		return
+	}
 	if err != nil {
 		r.log.Info("a connection for this session said nothing that makes sense", "error", err)
 		unix.Close(a.fd)
@@ -164,10 +179,15 @@ func (r *resumption) join(fd int, m *wire.Attach) error {
 	}
 	var next [16]byte
 	if _, err := rand.Read(next[:]); err != nil {
+		refuseSocket(fd, wire.StatusInternal, err)
 		unix.Close(fd)
 		return err
 	}
-	gap, err := r.stream.Attach(fd, m.Received, func(received uint64) error {
+	gap, err := r.stream.Attach(fd, m.Received, func(received uint64, err error) error {
+		if err != nil {
+			refuseSocket(fd, wire.StatusLease, fmt.Errorf("the session ends: %w", err))
+			return err
+		}
 		var e wire.Encoder
 		(&wire.Attached{Key: next, Received: received}).Encode(&e)
 		return writeAll(fd, wire.AppendWelcome(nil, wire.StatusOK, e.Buf()))
@@ -196,6 +216,37 @@ func writeAll(fd int, b []byte) error {
 func refuseSocket(fd int, status uint32, reason error) {
 	_ = writeAll(fd, wire.AppendWelcome(nil, status, []byte(reason.Error())))
 	_ = unix.Shutdown(fd, unix.SHUT_WR)
+}
+
+// turnedAway tells clients why not that have not been heard to the end.
+type turnedAway struct{ n atomic.Int32 }
+
+// refuse closes the socket, and does not wait. A socket that is closed with unread bytes takes the reason back, so
+// these are read aside for a second, of a few clients at once; the others may lose the reason.
+func (t *turnedAway) refuse(fd int, status uint32, reason error) {
+	refuseSocket(fd, status, reason)
+	if t.n.Add(1) > maxAttaching {
+		t.n.Add(-1)
+		unix.Close(fd)
+		return
+	}
+	go func() {
+		defer t.n.Add(-1)
+		defer unix.Close(fd)
+		var b [wire.HelloSize + wire.AttachSize + 1]byte // more than a client sends before it has the answer
+		if unix.SetNonblock(fd, false) == nil {
+			_ = readWithin(fd, b[:], time.Second)
+		}
+	}()
+}
+
+// attachable says who gets the new connections of the session's client.
+func (c *client) attachable() func(fd int, raw bool) {
+	if c.again != nil {
+		return c.again.take
+	}
+	t := new(turnedAway)
+	return func(fd int, _ bool) { t.refuse(fd, wire.StatusLease, errOnce) }
 }
 
 // outlive ends the process when the client has gone for good.

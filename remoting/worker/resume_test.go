@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -248,12 +249,65 @@ func TestResumeLies(t *testing.T) {
 		if !r.ask(1) {
 			t.Fatal("no answer")
 		}
-		if _, _, err := r.attach(r.Session, r.Key, r.got+lie); err == nil {
-			t.Error("a lie was welcome")
-		}
+		_, _, err := r.attach(r.Session, r.Key, r.got+lie)
+		wantRefused(t, "a lie", err)
 		if r.ask(2) {
 			t.Error("the session of a liar goes on")
 		}
+	}
+}
+
+// TestAttachRefused: whoever cannot go on with a session is told why, over a network and over a Unix socket.
+func TestAttachRefused(t *testing.T) {
+	// Sessions without a grace, or over shared memory, end with their connections.
+	_, local := startWorker(t, func(c *Config) { c.Grace = time.Minute })
+	for _, addr := range []string{graceWorker(t, 0), local} {
+		k := dialRaw(t, addr, [16]byte{})
+		r := &resumable{t: t, addr: addr}
+		for range 2 * attachBurst { // one after another
+			_, _, err := r.attach(0, [16]byte{1}, 0)
+			wantRefused(t, addr, err)
+			if err == nil || !strings.Contains(err.Error(), "ends with its connection") {
+				t.Fatalf("%s: %v", addr, err)
+			}
+		}
+		if re := k.wait(wire.OpBeat, 0, nil); re.result != 0 {
+			t.Errorf("the session was disturbed: %d", re.result)
+		}
+	}
+	addr := graceWorker(t, time.Minute)
+	r := startResumable(t, addr)
+	h := testHello(wire.SessionAttach)
+	h.Mem = uint64(r.Session)
+	oldest := make(chan error, 1)
+	for i := range maxAttaching + 1 {
+		c, err := connect(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		var b [wire.HelloSize]byte
+		h.Encode(&b)
+		_, _ = c.Write(b[:]) // and no ATTACH
+		_ = c.SetReadDeadline(time.Now().Add(helloTime - time.Second))
+		if i == 0 {
+			go func() { _, err := wire.ReadWelcome(c); oldest <- err }()
+		}
+	}
+	var no *wire.Refusal
+	if err := <-oldest; !errors.As(err, &no) || no.Status != wire.StatusBusy {
+		t.Errorf("the oldest of %d that say nothing: %v", maxAttaching+1, err)
+	}
+	busy := false
+	for range 2 * attachBurst {
+		_, _, err := r.attach(r.Session, [16]byte{1}, 0)
+		if !errors.As(err, &no) || no.Status != wire.StatusLease && no.Status != wire.StatusBusy {
+			t.Fatalf("one of many attempts: %v", err)
+		}
+		busy = busy || no.Status == wire.StatusBusy
+	}
+	if !busy || !r.ask(1) {
+		t.Errorf("of many attempts some were refused by their number: %v, or the session was disturbed", busy)
 	}
 }
 
@@ -508,10 +562,10 @@ func FuzzAttach(f *testing.F) {
 			t.Fatal(err)
 		}
 		fd, far := socketPair(t)
-		defer unix.Close(far)
+		defer func() { unix.Close(far) }()
 		_, _ = unix.Write(far, in)
 		_ = unix.Shutdown(far, unix.SHUT_WR)
-		r.handle(&attaching{fd}, raw)
+		r.handle(&attaching{fd: fd}, raw)
 		a := in
 		if raw {
 			var h wire.Hello
@@ -524,6 +578,17 @@ func FuzzAttach(f *testing.F) {
 		good := len(a) >= wire.AttachSize && [16]byte(a) == key && binary.LittleEndian.Uint64(a[16:]) <= 10
 		if (r.key != key) != good {
 			t.Fatalf("taken: %v, good: %v", r.key != key, good)
+		}
+		if len(a) >= wire.AttachSize { // a whole ATTACH is answered, whatever it says
+			if err := unix.SetsockoptTimeval(far, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
+				t.Fatal(err)
+			}
+			f := os.NewFile(uintptr(far), "client")
+			defer func() { far = -1; f.Close() }()
+			_, err := wire.ReadWelcome(f)
+			if no := (*wire.Refusal)(nil); good != (err == nil) || err != nil && (!errors.As(err, &no) || no.Status != wire.StatusLease) {
+				t.Fatalf("good: %v, answered: %v", good, err)
+			}
 		}
 		_ = r.stream.Close()
 	})

@@ -86,7 +86,9 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	if c.again != nil {
 		c.again.cuts = acct.Cuts()
-		s.ipc.exports.OnAttach(c.again.take)
+	}
+	if s.ipc.exports != nil {
+		s.ipc.exports.OnAttach(c.attachable())
 	}
 	if !c.welcome(&s.snap, st.Hello.Fingerprint == apiFingerprint) {
 		return nil

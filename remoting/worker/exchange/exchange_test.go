@@ -320,3 +320,37 @@ func TestAnswer(t *testing.T) {
 		}
 	}
 }
+
+// New connections of a client that come before their session can take any wait for it, a bounded number of them.
+func TestEarlyNewcomers(t *testing.T) {
+	b := lease(t)
+	e := session(t, b, 0)
+	var far []int
+	for range maxEarly + 1 {
+		p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(p[1])
+		if err := b.Attach(0, p[0], true); err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(p[0])
+		far = append(far, p[1])
+	}
+	var c [1]byte
+	if n, err := unix.Read(far[maxEarly], c[:]); n != 0 || err != nil { // waits until all have come
+		t.Errorf("one too many: %d, %v", n, err)
+	}
+	e.OnAttach(func(fd int, raw bool) {
+		if _, err := unix.Write(fd, []byte{7}); err != nil || !raw {
+			t.Errorf("raw %v, %v", raw, err)
+		}
+		unix.Close(fd)
+	})
+	for i, fd := range far[:maxEarly] {
+		if n, err := unix.Read(fd, c[:]); n != 1 || err != nil {
+			t.Errorf("number %d: %d, %v", i, n, err)
+		}
+	}
+}

@@ -27,6 +27,16 @@ type Link struct {
 	wait    map[uint32]chan reply // of requests without an answer
 	call    func(*net.UnixConn)   // is given the connections of sessions that want an export
 	attach  func(int, bool)       // is given new connections of the session's client
+	early   []newcomer            // those that came before attach was there
+}
+
+// maxEarly bounds the connections that wait for OnAttach.
+const maxEarly = 8
+
+// A newcomer is a new connection of the session's client.
+type newcomer struct {
+	fd  int
+	raw bool // its HELLO has still to be read
 }
 
 // A reply is an answer, or the loss of the connection.
@@ -132,6 +142,10 @@ func (k *Link) Close() {
 	if k.c != nil {
 		k.c.Close()
 	}
+	for _, n := range k.early {
+		unix.Close(n.fd)
+	}
+	k.early = nil
 }
 
 // read takes what a broker sends until its end.
@@ -147,14 +161,7 @@ func (k *Link) read(c *net.UnixConn) {
 		case kind == packetCall && fd >= 0:
 			k.called(fd)
 		case kind == packetAttach && fd >= 0:
-			k.mu.Lock()
-			attach := k.attach
-			k.mu.Unlock()
-			if attach != nil {
-				attach(fd, status == packetRaw)
-			} else {
-				unix.Close(fd)
-			}
+			k.attached(newcomer{fd, status == packetRaw})
 		case kind == packetAnswer && (status == statusOpen) == (fd >= 0):
 			k.answered(c, number, reply{status: status, fd: fd})
 		case fd >= 0:
@@ -165,6 +172,21 @@ func (k *Link) read(c *net.UnixConn) {
 	defer k.mu.Unlock()
 	if k.c == c {
 		k.set(nil)
+	}
+}
+
+// attached passes a new connection of the client on, or keeps it until OnAttach.
+func (k *Link) attached(n newcomer) {
+	k.mu.Lock()
+	attach, keep := k.attach, len(k.early) < maxEarly
+	if attach == nil && keep {
+		k.early = append(k.early, n)
+	}
+	k.mu.Unlock()
+	if attach != nil {
+		attach(n.fd, n.raw)
+	} else if !keep {
+		unix.Close(n.fd)
 	}
 }
 
@@ -209,8 +231,12 @@ func (k *Link) serve(f func(*net.UnixConn)) {
 // to be read. It must not wait.
 func (k *Link) OnAttach(f func(fd int, raw bool)) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.attach = f
+	early := k.early
+	k.attach, k.early = f, nil
+	k.mu.Unlock()
+	for _, n := range early {
+		f(n.fd, n.raw)
+	}
 }
 
 // dial connects to the session in a slot of the lease. A broker that is not there is waited for until the time, as
