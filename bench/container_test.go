@@ -9,6 +9,7 @@ import (
 // The script with the installed runc and crun and all of Sluice real; the GPU is the
 // simulated one.
 func TestContainer(t *testing.T) {
+	t.Parallel()
 	made := os.Getenv("SLUICE_BUILD")
 	if made == "" {
 		made, _ = filepath.Abs("../build")

@@ -1,6 +1,7 @@
 // Package bench_test runs the GPU scripts on a machine without a GPU: the worker,
 // the compiler and PyTorch are stand-ins (testdata/bin), sluice and the relay are
-// real. What it shows is that the scripts judge rightly and leave nothing behind.
+// real. What it shows is that the scripts judge rightly and leave nothing behind. Scripts mostly
+// wait, so several run at a time.
 package bench_test
 
 import (
@@ -144,6 +145,7 @@ func want(t *testing.T, out string, lines ...string) {
 }
 
 func TestGPUTest(t *testing.T) {
+	t.Parallel()
 	out, status, _ := script(t, []string{"FAKE_MOST=21474836480"}, "gpu-test.sh", "--only", "smi,cuda13,libs,pinned,train,mem,end")
 	if status != 1 {
 		t.Errorf("exit status %d, want 1: some checks have failed", status)
@@ -161,6 +163,7 @@ func TestGPUTest(t *testing.T) {
 }
 
 func TestGPUTestJudges(t *testing.T) {
+	t.Parallel()
 	// One byte over what is allowed.
 	out, status, _ := script(t, []string{"FAKE_MOST=" + strconv.Itoa(20<<30+64<<20+1)}, "gpu-test.sh", "--only=mem")
 	if status != 1 {
@@ -182,6 +185,7 @@ func TestGPUTestJudges(t *testing.T) {
 }
 
 func TestGPUBench(t *testing.T) {
+	t.Parallel()
 	out, status, logs := script(t, nil, "gpu-bench.sh")
 	if status != 0 {
 		t.Errorf("exit status %d", status)
@@ -200,6 +204,7 @@ func TestGPUBench(t *testing.T) {
 }
 
 func TestGPULLM(t *testing.T) {
+	t.Parallel()
 	out, status, _ := script(t, []string{"SLUICE_LINKS=loopback unix"}, "gpu-llm.sh")
 	if status != 1 {
 		t.Errorf("exit status %d, want 1: llama.cpp's sources are not there", status)
@@ -211,6 +216,7 @@ func TestGPULLM(t *testing.T) {
 }
 
 func TestGPUSeveral(t *testing.T) {
+	t.Parallel()
 	out, status, logs := script(t, nil, "gpu-several.sh", "--only", "collectives,ddp,killed")
 	if status != 1 {
 		t.Errorf("exit status %d, want 1: the losses differ, and a case failed", status)
@@ -231,6 +237,7 @@ func TestGPUSeveral(t *testing.T) {
 }
 
 func TestSmoke(t *testing.T) {
+	t.Parallel()
 	out, status, _ := script(t, nil, "gpu-smoke.sh")
 	if status != 1 {
 		t.Errorf("exit status %d, want 1: one program dies", status)

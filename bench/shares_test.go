@@ -128,6 +128,7 @@ func TestSharesInTurn(t *testing.T) {
 // The script with all of Sluice real and the simulated GPU: what it measures there means nothing, but
 // daemons, tenants, a death and what is printed of them are those of a real one.
 func TestSharesScript(t *testing.T) {
+	t.Parallel()
 	made := os.Getenv("SLUICE_BUILD")
 	if made == "" {
 		made, _ = filepath.Abs("../build")

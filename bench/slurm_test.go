@@ -9,6 +9,7 @@ import (
 // The script with the installed Slurm and all of Sluice real; the GPU is the simulated
 // one, and a CUDA program stands in for PyTorch.
 func TestSlurm(t *testing.T) {
+	t.Parallel()
 	made := os.Getenv("SLUICE_BUILD")
 	if made == "" {
 		made, _ = filepath.Abs("../build")

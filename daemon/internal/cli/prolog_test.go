@@ -93,7 +93,7 @@ func startJobDaemon(t *testing.T) (*jobDaemon, string) {
 func hook(t *testing.T, socket string, env []string, args ...string) (stderr string, status int) {
 	t.Helper()
 	cmd := sluice(append(args, "--socket", socket)...)
-	cmd.Env = append(env, "SLUICE_TEST_AS_SLUICE=1", "GOCOVERDIR="+os.TempDir())
+	cmd.Env = append(asSluice(), env...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	status = exitStatus(t, cmd.Run())
@@ -214,7 +214,7 @@ func TestScriptsNeverFail(t *testing.T) {
 	d.hang, d.calls = true, nil
 	d.mu.Unlock()
 	cmd := sluice("prolog", "--socket", socket)
-	cmd.Env = append(ctldEnv, "SLUICE_TEST_AS_SLUICE=1", "GOCOVERDIR="+os.TempDir())
+	cmd.Env = append(asSluice(), ctldEnv...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
