@@ -170,10 +170,7 @@ $(B)/test/twins.so: test/cuda/twins.c remoting/simgpu/simkernel.h | $(B)/test
 # The whole of it, as CI runs it: nothing is skipped, what is missing is fetched first.
 .PHONY: test test-c test-go test-e2e fuzz lint
 test: deps
-	$(MAKE) lint
-	$(MAKE) figures
-	$(MAKE) check-generated
-	$(MAKE) -j2 all cuda-programs
+	$(MAKE) -j3 -Otarget lint figures check-generated all cuda-programs
 	$(MAKE) test-c
 	$(MAKE) test-smi
 	$(MAKE) test-packages
