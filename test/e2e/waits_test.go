@@ -119,7 +119,7 @@ func TestTraceOfForks(t *testing.T) {
 	}
 }
 
-var bytesIn = regexp.MustCompile(`^sluice: calls=.* bytes_in=(\d+)\n`)
+var bytesIn = regexp.MustCompile(`^sluice: calls=.* bytes_in=(\d+)\b`)
 
 // TestRoundTripsOfSharedMemory: what a program reads after each wait is fetched in large pieces once it is known that it reads
 // most of it, and no longer when it reads little.
