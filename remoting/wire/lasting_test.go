@@ -354,7 +354,7 @@ func TestWatchOfAnother(t *testing.T) {
 	go func() { watched <- s.Watch(100*time.Millisecond, func() {}, func(time.Duration) {}) }()
 	for i := range 300 {
 		fd, next := link(t)
-		if _, err := s.Attach(fd, 0, func(uint64) error { return nil }); err != nil {
+		if _, err := s.Attach(fd, 0, func(uint64, error) error { return nil }); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
 		c.Close()

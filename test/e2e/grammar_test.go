@@ -44,6 +44,8 @@ type grammarSession struct {
 	got    map[uint32][]byte // good replies
 	due    []uint32          // host functions that were called
 	status map[int32]int
+
+	patience time.Duration // of sync
 }
 
 func dialGrammar(w *worker, id uint32, token [16]byte) (*grammarSession, error) {
@@ -84,7 +86,7 @@ func (s *grammarSession) sync(out []byte) (used, total uint64, err error) {
 	s.sent = append(s.sent, sent{name: "OBSERVE"})
 	out = append(out, frame(wire.OpObserve, wire.FlagWait, observe+s.call, 0, u32s(0))...)
 	wrote := make(chan error, 1)
-	_ = s.c.SetDeadline(time.Now().Add(1500 * time.Millisecond))
+	_ = s.c.SetDeadline(time.Now().Add(max(s.patience, 1500*time.Millisecond)))
 	go func() {
 		_, err := s.c.Write(out)
 		wrote <- err
