@@ -280,9 +280,16 @@ func (s *Supervisor) close() {
 		s.warm = nil
 	}
 	s.mu.Unlock()
+	endAll(ps)
+}
+
+// endAll ends processes at once: the kernel needs a while for each.
+func endAll(ps []*control.Process) {
+	var all sync.WaitGroup
 	for _, p := range ps {
-		p.End()
+		all.Go(p.End)
 	}
+	all.Wait()
 }
 
 // refuse tells a client why not, and closes.
@@ -417,9 +424,7 @@ func (s *Supervisor) endLease(l *lease) {
 	}
 	s.mu.Unlock()
 	l.End()
-	for _, p := range ps {
-		p.End()
-	}
+	endAll(ps)
 	s.turns.remove(l.tenants)
 }
 
