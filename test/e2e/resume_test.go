@@ -178,8 +178,13 @@ func TestCutsAndKills(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		cmd := w.direct(ctx, program("paused"), fmt.Sprint(seed), "100000")
 		cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
-		done := make(chan result, 1)
-		go func() { done <- finish(t, ctx, cmd) }()
+		var stdout, stderr lockedBuffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() { done <- cmd.Wait() }()
 		waitFor(t, 30*time.Second, "a session", func() bool { return len(w.sessions()) > 0 || len(done) > 0 })
 		time.Sleep(time.Duration(rnd.IntN(500)) * time.Millisecond)
 		victim := "session"
@@ -191,16 +196,18 @@ func TestCutsAndKills(t *testing.T) {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}
-		r := <-done
-		cancel()
-		switch {
-		case r.status == 0:
-			t.Errorf("seed %d: the %s was killed, and the program has ended well: %s", seed, victim, r.stdout)
-		case victim == "session" && r.stderr == "":
-			t.Errorf("seed %d: the session was killed, and the program says nothing; status %d", seed, r.status)
-		case victim == "program" && r.status != 128+int(syscall.SIGKILL):
+		err := <-done
+		switch killed := cmd.ProcessState.ExitCode() == -1; {
+		case ctx.Err() != nil:
+			t.Errorf("seed %d: the %s was killed, and the program has not ended: %s%s", seed, victim, stdout.String(), stderr.String())
+		case err == nil:
+			t.Errorf("seed %d: the %s was killed, and the program has ended well: %s", seed, victim, stdout.String())
+		case victim == "session" && stderr.String() == "":
+			t.Errorf("seed %d: the session was killed, and the program says nothing: %v", seed, err)
+		case victim == "program" && !killed:
 			early++ // a busy machine needed longer than the grace to make a connection again
 		}
+		cancel()
 		waitFor(t, 30*time.Second, "the session has ended", ended)
 		if used := w.settled(time.Now().Add(30 * time.Second)); used != 0 {
 			t.Errorf("seed %d: the %s was killed, and %d bytes are in use", seed, victim, used)
