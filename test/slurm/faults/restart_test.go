@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -59,14 +60,29 @@ func (r *rig) restartCtld(t *testing.T) {
 	r.startCtld(t)
 }
 
-// numbered waits until slurmctld has a job's number in the database. One of 22.05 that is stopped before takes no update
-// of the job afterwards; restartAsking is about that.
+// numbered waits until slurmctld does not ask the database for a job's number: meanwhile it takes no update of the job.
 func (r *rig) numbered(t *testing.T, job string) {
 	t.Helper()
-	r.until(t, 40*time.Second, "job "+job+" has its number in the database", func() error {
+	r.until(t, 40*time.Second, "slurmctld does not ask for the number of job "+job+" in the database", func() error {
 		_, err := r.Scontrol(r.ctx, "update", "JobId="+job, "Comment=x")
 		return err
 	})
+}
+
+// recorded waits until slurmctld has asked the database for a job's number, that of its last run, and has it. It asks
+// every five seconds for those of new and of requeued jobs, which take updates until then. One of 22.05 that is stopped
+// while it asks takes no update of the job afterwards; restartAsking is about that.
+func (r *rig) recorded(t *testing.T, job string) {
+	t.Helper()
+	r.until(t, 40*time.Second, "the database has the last run of job "+job, func() error {
+		submitted := r.state(t, job, time.Second, "PENDING")["SubmitTime"]
+		out, err := r.Ctl.Run(r.ctx, lab.Root, "sacct", "-D", "-n", "-X", "-P", "-j", job, "-o", "Submit")
+		if err == nil && !slices.Contains(strings.Fields(out), submitted) {
+			err = fmt.Errorf("it was submitted at %s, in the database at %q", submitted, strings.Fields(out))
+		}
+		return err
+	})
+	r.numbered(t, job)
 }
 
 // Up to 24.11 slurmctld does not give a completing job its licences again when it is started, and still takes them
@@ -98,7 +114,7 @@ func restartCompleting(t *testing.T, r *rig) {
 		r.holds(t, a, 1, time.Second)
 		r.holds(t, c, 0, 5*time.Second)
 		// What an administrator can do.
-		r.numbered(t, c)
+		r.recorded(t, c)
 		r.restartCtld(t)
 		if k := used(); k != 100 {
 			t.Errorf("%d licences are in use after another restart", k)
