@@ -758,11 +758,6 @@ CUresult fw_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 	return err;
 }
 
-CUresult sl_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
-{
-	return fw_cuDeviceSetMemPool(dev, pool);
-}
-
 CUresult fw_cuEventCreate(uint32_t phEvent, unsigned int Flags)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -3873,25 +3868,6 @@ CUresult fw_cuMemPoolCreate(uint32_t pool, const CUmemPoolProps *poolProps)
 	return err;
 }
 
-CUresult sl_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
-{
-	void *h;
-	uint32_t id;
-	CUresult err;
-
-	if (!pool)
-		return CUDA_ERROR_INVALID_VALUE;
-	id = sl_handle_new(SL_POOL, NULL, &h);
-	if (!id)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	err = fw_cuMemPoolCreate(id, poolProps);
-	if (!err)
-		*pool = h;
-	else
-		sl_handle_free(SL_POOL, id);
-	return err;
-}
-
 CUresult fw_cuMemPoolDestroy(CUmemoryPool pool)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -3906,11 +3882,6 @@ CUresult fw_cuMemPoolDestroy(CUmemoryPool pool)
 		sl_handle_free(SL_POOL, sl_handle_bare((const void *)(uintptr_t)pool));
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuMemPoolDestroy(CUmemoryPool pool)
-{
-	return fw_cuMemPoolDestroy(pool);
 }
 
 CUresult fw_cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)
@@ -3988,11 +3959,6 @@ CUresult fw_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, C
 	}
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location)
-{
-	return fw_cuMemPoolGetAccess(flags, memPool, location);
 }
 
 CUresult fw_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
@@ -4094,11 +4060,6 @@ CUresult fw_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, si
 	return err;
 }
 
-CUresult sl_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
-{
-	return fw_cuMemPoolSetAccess(pool, map, count);
-}
-
 CUresult fw_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -4132,11 +4093,6 @@ CUresult fw_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 		err = sl_oneway(SL_OP_cuMemPoolTrimTo, &b);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
-{
-	return fw_cuMemPoolTrimTo(pool, minBytesToKeep);
 }
 
 CUresult fw_cuMemRelease(CUmemGenericAllocationHandle handle)
@@ -4212,11 +4168,6 @@ CUresult fw_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, C
 		err = sl_wait(SL_OP_cuMemSetMemPool, &b, NULL);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
-{
-	return fw_cuMemSetMemPool(location, type, pool);
 }
 
 CUresult fw_cuMemUnmap(CUdeviceptr ptr, size_t size)

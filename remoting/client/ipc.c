@@ -18,6 +18,7 @@
 #include "gen.h"
 #include "guard.h"
 #include "handles.h"
+#include "hostpool.h"
 #include "memfd.h"
 #include "ranges.h"
 #include "route.h"
@@ -250,6 +251,8 @@ CUresult sl_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 
 CUresult sl_cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags)
 {
+	if (sl_hostpool_of(pool))
+		return CUDA_ERROR_INVALID_VALUE; /* it was not made for that */
 	return export_token(handle_out, handleType, flags, ask_export_pool, pool);
 }
 

@@ -30,6 +30,7 @@ var programs = []struct {
 	{name: "memcheck", args: []string{"512"}, want: "memcheck: what is reported free can be allocated\n"},
 	{name: "pinned", want: "pinned: sum 4293918720\n"},
 	{name: "zerocopy", want: "zerocopy: 1048576 words each way\n"},
+	{name: "hostpool", args: []string{"captured"}, want: "hostpool: 262144 words each way\n"},
 	{name: "pointers", want: "pointers: 3 tables\n"},
 	{name: "packed", want: "packed: 4002\n"},
 	{name: "arrive", want: "arrive: linear, all there\n"},
@@ -237,15 +238,15 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestPoolsOfALocation: a device's own pool is found by its location; pools of host and managed memory are refused.
+// TestPoolsOfALocation: pools of a device and of the host are found by their location; those of managed memory and of NUMA nodes are refused.
 func TestPoolsOfALocation(t *testing.T) {
 	w := startWorker(t, workerOptions{})
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := w.direct(ctx, built("test/agent"))
-	cmd.Stdin = strings.NewReader("poolof 1 1\npoolof 1 2\npoolof 2 1\n")
+	cmd.Stdin = strings.NewReader("poolof 1 1\npoolof 1 2\npoolof 2 1\npoolof 3 1\n")
 	r := finish(t, ctx, cmd)
-	if want := "0\n0 1 0\n801 0 0\n801 0 0\n"; r.status != 0 || r.stdout != want {
+	if want := "0\n0 1 0\n801 0 0\n0 0 0\n801 0 0\n"; r.status != 0 || r.stdout != want {
 		t.Errorf("status %d: %q, not %q; %s", r.status, r.stdout, want, r.stderr)
 	}
 }
