@@ -23,6 +23,8 @@ local OPTIONS = {
     choices = { ["best-effort"] = true, ["equal"] = true, ["equal-lend"] = true, ["fixed"] = true, ["fixed-lend"] = true } },
   { name = "rgpu-pool", key = "POOL", kind = "name", want = "a pool's name: letters, digits, '.', '-' and '_', at most 63, the first a letter or a digit" },
   { name = "rgpu-grace", key = "GRACE", kind = "time", want = "0, or a whole number with s, m or h behind it up to 24h, as 30m" },
+  { name = "rgpu-bind", key = "BIND", kind = "choice", want = "one of all, task",
+    choices = { ["all"] = true, ["task"] = true } },
   { name = "rgpu-spread", key = "SPREAD", kind = "flag", want = "no value" },
   { name = "rgpu-report", key = "REPORT", kind = "flag", want = "no value" },
 }

@@ -15,7 +15,7 @@ struct entries {
 
 static struct entries job_env, control;
 static struct spank_option options[ENTRIES];
-static int options_n, context, task, full, loud;
+static int options_n, context, task, tasks, full, loud;
 static uint32_t job_id, step_id;
 static char text[16384];
 
@@ -58,6 +58,7 @@ void fake_reset(int ctx, uint32_t job, uint32_t step, int local_task)
 	job_id = job;
 	step_id = step;
 	task = local_task;
+	tasks = local_task + 1;
 	options_n = full = 0;
 	text[0] = 0;
 }
@@ -85,6 +86,11 @@ const char *fake_log(void)
 void fake_full(void)
 {
 	full = 1;
+}
+
+void fake_tasks(int local)
+{
+	tasks = local;
 }
 
 void fake_loud(void)
@@ -134,6 +140,8 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 		*va_arg(ap, uint32_t *) = step_id;
 	else if (item == S_TASK_ID)
 		*va_arg(ap, int *) = task;
+	else if (item == S_JOB_LOCAL_TASK_COUNT)
+		*va_arg(ap, uint32_t *) = (uint32_t)tasks;
 	else
 		err = ESPANK_BAD_ARG;
 	va_end(ap);

@@ -16,6 +16,8 @@ const char *fake_control(const char *name);
 const char *fake_log(void);
 /* Gives an option on the command line: what the plug-in's callback returns, -2 if it has none. */
 int fake_option(const char *name, const char *value, int remote);
+/* How many tasks the step has on this node. */
+void fake_tasks(int local);
 /* From now on spank_setenv fails. */
 void fake_full(void);
 /* Log lines go to stderr too. */

@@ -16,7 +16,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define STEP_EXTERN 0xfffffffcu /* equal in all releases, but not defined by all headers */
+/* Equal in all releases, but not defined by all headers. */
+#define STEP_EXTERN 0xfffffffcu
+#define STEP_BATCH 0xfffffffbu
+#define STEP_INTERACTIVE 0xfffffffau
 #define ANSWER_MS 2000
 #define ABSENT_MS 5000	/* wait for a daemon that is being restarted, for a job that needs it */
 #define RECORD "SLUICE_ENV"
@@ -167,12 +170,63 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 	return 0;
 }
 
+/* A count from the job's environment, of at most most; 0 if there is none. */
+static unsigned job_count(spank_t sp, const char *name, unsigned most)
+{
+	char text[16] = "", *end = text;
+	unsigned long n = 0;
+
+	if (spank_getenv(sp, name, text, sizeof text) == ESPANK_SUCCESS && text[0] >= '0' && text[0] <= '9')
+		n = strtoul(text, &end, 10);
+	return *end || n > most ? 0 : (unsigned)n;
+}
+
+/* Whether each task is to see its part of the GPUs alone. The step's environment decides (see local.c), else the option, else the job's. */
+static bool bound(spank_t sp)
+{
+	char how[80] = "", value[80];
+
+	if (spank_getenv(sp, "SLURM_RGPU_BIND", how, sizeof how) == ESPANK_SUCCESS && sl_option_parse(SL_RGPU_BIND, how, value))
+		return !strcmp(value, "task");
+	if (sl_option_value(SL_RGPU_BIND))
+		return !strcmp(sl_option_value(SL_RGPU_BIND), "task");
+	how[0] = 0;
+	spank_getenv(sp, "SLUICE_BIND", how, sizeof how);
+	return !strcmp(how, "task");
+}
+
+/*
+ * The tasks of a step on this node share the GPUs out in their order: parts of the same size, or one that is off by one. Where there
+ * are more tasks than GPUs, neighbours share one. The batch script and a shell are not tasks of a step.
+ */
+static void bind_task(spank_t sp)
+{
+	char list[128] = "";
+	unsigned gpus, first, end;
+	uint32_t step = 0, tasks = 0;
+	int task = 0;
+
+	if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step == STEP_BATCH || step == STEP_INTERACTIVE || step == STEP_EXTERN ||
+	    spank_get_item(sp, S_JOB_LOCAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS || spank_get_item(sp, S_TASK_ID, &task) != ESPANK_SUCCESS ||
+	    task < 0 || (uint32_t)task >= tasks || !bound(sp))
+		return;
+	gpus = job_count(sp, "SLUICE_GPUS", SL_GPUS_MAX);
+	first = (unsigned)((uint64_t)(unsigned)task * gpus / tasks);
+	end = (unsigned)((uint64_t)((unsigned)task + 1) * gpus / tasks);
+	for (unsigned i = first, n = 0; gpus && (i < end || i == first); i++)
+		n += (unsigned)snprintf(list + n, sizeof list - n, "%s%u", n ? "," : "", i);
+	if (gpus)
+		spank_setenv(sp, "CUDA_VISIBLE_DEVICES", list, 1);
+}
+
 int sl_remote_task_init(spank_t sp)
 {
 	int task = 0;
 
-	if (!failure[0] || (doubtful && !licensed(sp)))
+	if (!failure[0] || (doubtful && !licensed(sp))) {
+		bind_task(sp);
 		return 0;
+	}
 	/* One task on each node prints it. */
 	if (spank_get_item(sp, S_TASK_ID, &task) != ESPANK_SUCCESS || task == 0)
 		slurm_spank_log("sluice: %s", failure);

@@ -157,6 +157,13 @@ func (Process) Setenv(name, value string) {
 	C.fake_setenv(n, v)
 }
 
+// OwnEnv is a variable of this process as C has it, "" if there is none. Go does not notice what C changes.
+func (Process) OwnEnv(name string) string {
+	n := C.CString(name)
+	defer C.free(unsafe.Pointer(n))
+	return C.GoString(C.getenv(n))
+}
+
 // Getenv is a variable of the job, "" if there is none.
 func (Process) Getenv(name string) string {
 	n := C.CString(name)
@@ -173,6 +180,9 @@ func (Process) Control(name string) string {
 
 // Log is what was logged, a line each.
 func (Process) Log() string { return C.GoString(C.fake_log()) }
+
+// Tasks sets how many tasks the step has on this node; without it, those up to this one.
+func (Process) Tasks(local int) { C.fake_tasks(C.int(local)) }
 
 // Full lets every later change of the environment fail.
 func (Process) Full() { C.fake_full() }

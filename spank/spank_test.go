@@ -60,6 +60,73 @@ func says(text string) func(string, net.Conn) {
 
 func ok(body string) string { return fmt.Sprintf("ok %d\n%s", len(body), body) }
 
+// TestBind: the tasks of a node share the GPUs of its lease out, if that was asked for.
+func TestBind(t *testing.T) {
+	const untouched = "7"
+	for _, c := range []struct {
+		gpus        string
+		tasks       int
+		step        uint32
+		option, env string // of the step
+		jobs        string // what the job asked for
+		want        string // of each task, separated by spaces
+	}{
+		{"2", 2, 0, "task", "", "", "0 1"},
+		{"4", 2, 0, "task", "", "", "0,1 2,3"},
+		{"2", 4, 0, "task", "", "", "0 0 1 1"},
+		{"3", 2, 0, "task", "", "", "0 1,2"},
+		{"1", 3, 0, "task", "", "", "0 0 0"},
+		{"16", 1, 0, "task", "", "", "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"},
+		{"2", 2, 0, "", "task", "", "0 1"},
+		{"2", 2, 0, "", "", "task", "0 1"},
+		{"2", 2, 0, "all", "", "task", "7 7"},
+		{"2", 2, 0, "", "all", "task", "7 7"},
+		{"2", 2, 0, "task", "", "all", "0 1"},
+		{"2", 2, 0, "task", "all", "task", "7 7"},
+		{"2", 2, 0, "", "nonsense", "task", "0 1"},
+		{"2", 2, 0, "", "", "", "7 7"},
+		{"", 2, 0, "task", "", "", "7 7"},
+		{"17", 1, 0, "task", "", "", "7"},
+		{"2x", 1, 0, "task", "", "", "7"},
+		{"-1", 1, 0, "task", "", "", "7"},
+		{"2", 1, batch, "task", "", "task", "7"},
+		{"2", 1, 0xfffffffa, "task", "", "task", "7"},
+	} {
+		var have []string
+		for task := range c.tasks {
+			p, _ := spank.Start(spank.Remote, job, c.step, task, "socket="+daemon(t, says("none\n")))
+			p.Tasks(c.tasks)
+			for name, value := range map[string]string{"SLUICE_GPUS": c.gpus, "SLURM_RGPU_BIND": c.env, "SLUICE_BIND": c.jobs, "CUDA_VISIBLE_DEVICES": untouched} {
+				if value != "" {
+					p.Setenv(name, value)
+				}
+			}
+			if c.option != "" {
+				if rc := p.Option("rgpu-bind", c.option, false, true); rc != 0 {
+					t.Fatal(rc)
+				}
+			}
+			if p.UserInit() != 0 || p.TaskInit() != 0 {
+				t.Fatalf("%+v: task %d fails: %s", c, task, p.Log())
+			}
+			have = append(have, p.Getenv("CUDA_VISIBLE_DEVICES"))
+		}
+		if got := strings.Join(have, " "); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+	// A step may be given it, without a word, and its option overrides its variable.
+	t.Setenv("SLURM_JOB_ID", "1")
+	t.Setenv("SLURM_RGPU_BIND", "all")
+	p, _ := spank.Start(spank.Local, 0, 0, 0)
+	if p.InitPostOpt() != 0 || p.OwnEnv("SLURM_RGPU_BIND") != "all" {
+		t.Errorf("the variable alone is %q", p.OwnEnv("SLURM_RGPU_BIND"))
+	}
+	if p.Option("rgpu-bind", "task", false, false) != 0 || p.InitPostOpt() != 0 || p.Log() != "" || p.OwnEnv("SLURM_RGPU_BIND") != "" {
+		t.Errorf("for a step: %q, %s", p.OwnEnv("SLURM_RGPU_BIND"), p.Log())
+	}
+}
+
 func TestVersion(t *testing.T) {
 	if major, minor := spank.Version(); major != 24 || minor != 11 {
 		t.Errorf("in a Slurm of API 42 the plug-in is of %d.%02d", major, minor)

@@ -40,10 +40,15 @@ func Generated(read func(name string) ([]byte, error)) (map[string][]byte, error
 // C is the plug-in's header.
 func C() []byte {
 	var b bytes.Buffer
-	b.WriteString("/* Generated from spank/options/options.go by go run ./spank/cmd/spankgen; do not edit. */\n#ifndef SLUICE_SPANK_OPTIONS_H\n#define SLUICE_SPANK_OPTIONS_H\n\n")
-	fmt.Fprintf(&b, "#define SL_GRES %q /* and how the names of all our licences begin */\n#define SL_OPTIONS %d\n#define SL_OPTION_MIN_MIB %dull\n#define SL_OPTION_MAX_MIB %dull\n#define SL_OPTION_MAX_SECONDS %du\n#define SL_OPTION_NAME_MAX %d\n\n", form.Gres, len(Table), MinMiB, MaxMiB, MaxSeconds, NameMax)
+	b.WriteString("/* Generated from spank/options/options.go by go run ./spank/cmd/spankgen; do not edit. */\n#ifndef SLUICE_SPANK_OPTIONS_H\n#define SLUICE_SPANK_OPTIONS_H\n\n#include <stdbool.h>\n\n")
+	fmt.Fprintf(&b, "#define SL_GRES %q /* and how the names of all our licences begin */\n#define SL_GPUS_MAX %d /* of one lease */\n#define SL_OPTIONS %d\n#define SL_OPTION_MIN_MIB %dull\n#define SL_OPTION_MAX_MIB %dull\n#define SL_OPTION_MAX_SECONDS %du\n#define SL_OPTION_NAME_MAX %d\n\n", form.Gres, form.MaxDevices, len(Table), MinMiB, MaxMiB, MaxSeconds, NameMax)
 	b.WriteString("enum sl_option_kind { SL_OPTION_SIZE, SL_OPTION_CHOICE, SL_OPTION_NAME, SL_OPTION_TIME, SL_OPTION_FLAG };\n\n")
-	b.WriteString("struct sl_option {\n\tconst char *name, *arg, *env, *help, *want;\n\tenum sl_option_kind kind;\n\tconst char *choices[8];\n};\n\n")
+	b.WriteString("enum {")
+	for i := range Table {
+		fmt.Fprintf(&b, " SL_%s,", Table[i].Env)
+	}
+	b.WriteString(" }; /* places in the table */\n\n")
+	b.WriteString("struct sl_option {\n\tconst char *name, *arg, *env, *help, *want;\n\tenum sl_option_kind kind;\n\tbool step; /* may be given to a step */\n\tconst char *choices[8];\n};\n\n")
 	b.WriteString("static const struct sl_option sl_options[SL_OPTIONS] = {\n")
 	for i := range Table {
 		o := &Table[i]
@@ -55,8 +60,8 @@ func C() []byte {
 		for _, c := range o.Choices {
 			choices = append(choices, quote(c))
 		}
-		fmt.Fprintf(&b, "\t{ %s, %s, %s, %s,\n\t  %s,\n\t  SL_OPTION_%s, { %s } },\n", quote(o.Name), arg, quote(o.Env), quote(o.Help), quote(o.Want()),
-			strings.ToUpper(string(o.Kind)), strings.Join(append(choices, "NULL"), ", "))
+		fmt.Fprintf(&b, "\t{ %s, %s, %s, %s,\n\t  %s,\n\t  SL_OPTION_%s, %t, { %s } },\n", quote(o.Name), arg, quote(o.Env), quote(o.Help), quote(o.Want()),
+			strings.ToUpper(string(o.Kind)), o.Step, strings.Join(append(choices, "NULL"), ", "))
 	}
 	b.WriteString("};\n\n#endif\n")
 	return b.Bytes()

@@ -32,6 +32,7 @@ type Option struct {
 	Env     string // Slurm's job control variable; Prolog and Epilog see it as SPANK_Env
 	Kind    Kind
 	Choices []string
+	Step    bool   // of a step, or of all steps of a job; the plug-in alone acts on it
 	Help    string // one line of srun --help
 	More    string // what the user's guide says beyond Help
 }
@@ -47,6 +48,9 @@ const MaxSeconds = 24 * 60 * 60
 
 // NameMax is the most characters that a Name has.
 const NameMax = 63
+
+// Bindings are what a task may see of its job's GPUs.
+var Bindings = []string{"all", "task"}
 
 // Table is all of them, in the order of --help.
 var Table = []Option{
@@ -70,6 +74,13 @@ var Table = []Option{
 		Name: "rgpu-grace", Arg: "TIME", Env: "RGPU_GRACE", Kind: Time,
 		Help: "how long to wait for a lost network, as 30m",
 		More: "s, m or h, up to 24h; with 0 a program ends with its connection. The pool's time otherwise, 5 minutes where it has none",
+	},
+	{
+		Name: "rgpu-bind", Arg: "HOW", Env: "RGPU_BIND", Kind: Choice, Step: true,
+		Choices: Bindings,
+		Help:    "all GPUs for each task, or task: its part of them",
+		More: "`task` numbers `CUDA_VISIBLE_DEVICES` for each task of a step, as `--gpus-per-task` does: the tasks of a node share its GPUs out in their order. " +
+			"It may be given to a job, for all of its steps, and to a step",
 	},
 	{
 		Name: "rgpu-spread", Env: "RGPU_SPREAD", Kind: Flag,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
@@ -12,6 +13,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/spank/options"
 )
 
 // Env implements rpc.NodeJobs. A job that this node knows nothing of, because its
@@ -31,7 +33,7 @@ func (s *Service) Env(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp,
 			return nil, err
 		}
 	case held:
-		return s.ops(l, socket), nil
+		return s.ops(l, socket, n.Wishes), nil
 	case !ok || n.Outcome == "":
 		if n, err = s.lookUp(ctx, p, job); err != nil {
 			return nil, err
@@ -40,7 +42,7 @@ func (s *Service) Env(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp,
 	switch n.Outcome {
 	case rpc.JobGranted:
 		if l, socket, held = s.cfg.Host.Held(s.key(job)); held {
-			return s.ops(l, socket), nil
+			return s.ops(l, socket, n.Wishes), nil
 		}
 		return nil, lease.Errorf(lease.Over, "the lease of job %s has ended; sluice explain %s says why", job, job)
 	case rpc.JobRefused:
@@ -95,12 +97,16 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 }
 
 // ops are the variables by which a job's programs find the shim and the shim its lease, in
-// containers too.
-func (s *Service) ops(l lease.Lease, socket string) []rpc.EnvOp {
+// containers too, and the plug-in what a task sees of the GPUs.
+func (s *Service) ops(l lease.Lease, socket string, wishes map[string]string) []rpc.EnvOp {
 	out := []rpc.EnvOp{
 		{Prepend: true, Name: "LD_LIBRARY_PATH", Value: s.cfg.Lib},
 		{Name: "SLUICE_SOCKET", Value: socket},
 		{Name: "SLUICE_LEASE_ID", Value: l.ID},
+		{Name: "SLUICE_GPUS", Value: strconv.Itoa(len(l.Grants))},
+	}
+	if how := wishes["bind"]; slices.Contains(options.Bindings, how) {
+		out = append(out, rpc.EnvOp{Name: "SLUICE_BIND", Value: how})
 	}
 	if s.cfg.Containers != nil {
 		out = append(out, s.cfg.Containers(l)...)

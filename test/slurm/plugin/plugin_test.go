@@ -31,7 +31,7 @@ func up(t *testing.T, o lab.Options) (*lab.Lab, context.Context) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
-	o.Jobs, o.Nodes = true, []lab.NodeSpec{{GPUs: 1}, {}}
+	o.Jobs, o.Nodes = true, []lab.NodeSpec{{GPUs: 2}, {}}
 	o.Slurm = map[string]string{"LaunchParameters": "use_interactive_step"}
 	l, err := lab.Up(ctx, o)
 	if err != nil {
@@ -107,6 +107,51 @@ func TestUniversal(t *testing.T) {
 		}
 		if strings.Contains(out, "--rgpu-spread") {
 			t.Errorf("a step is told of what is its job's:\n%s", out)
+		}
+	})
+	t.Run("bind", func(t *testing.T) {
+		show := `sh -c 'echo task $SLURM_LOCALID sees ${CUDA_VISIBLE_DEVICES-all} of $SLUICE_GPUS'`
+		sees := func(out string, of string, want ...string) {
+			t.Helper()
+			for task, w := range want {
+				if line := fmt.Sprintf("task %d sees %s of %s\n", task, w, of); strings.Count(out, line) != 1 {
+					t.Errorf("no line %q in:\n%s", line, out)
+				}
+			}
+		}
+		// Given to a job it is for all of its steps, not for the script itself; a step may say otherwise.
+		script := "echo script sees ${CUDA_VISIBLE_DEVICES-all}\nsrun " + show + "\necho next\nsrun --rgpu-bind=all " + show + "\necho next\nSLURM_RGPU_BIND=all srun " + show +
+			"\necho next\nSLURM_RGPU_BIND=all srun --rgpu-bind=task " + show +
+			"\necho next\nsrun -n1 " + vecadd
+		out, ok := done(ctx, t, l, script, "--gres=rgpu:200", "-n2", "-N1", "--rgpu-bind=task")
+		parts := strings.Split(out, "next\n")
+		if !ok || len(parts) != 5 || !strings.Contains(parts[0], "script sees all\n") || !strings.Contains(parts[4], "PASS") {
+			t.Fatalf("%s", out)
+		}
+		sees(parts[0], "2", "0", "1")
+		sees(parts[1], "2", "all", "all")
+		sees(parts[2], "2", "all", "all")
+		sees(parts[3], "2", "0", "1")
+		// Given to a step alone.
+		out, ok = done(ctx, t, l, "srun "+show+"\necho next\nsrun --rgpu-bind=task "+show, "--gres=rgpu:200", "-n2", "-N1")
+		if parts = strings.Split(out, "next\n"); !ok || len(parts) != 2 {
+			t.Fatalf("%s", out)
+		}
+		sees(parts[0], "2", "all", "all")
+		sees(parts[1], "2", "0", "1")
+		// srun as a job of its own, by option and by variable.
+		out, err := run(ctx, l, "srun", "--gres=rgpu:200", "-n2", "-N1", "--rgpu-bind=task", "sh", "-c", `echo task $SLURM_LOCALID sees $CUDA_VISIBLE_DEVICES of $SLUICE_GPUS`)
+		if err != nil {
+			t.Error(err)
+		}
+		sees(out, "2", "0", "1")
+		out, err = run(ctx, l, "env", "SLURM_RGPU_BIND=task", "srun", "--gres=rgpu:200", "-n2", "-N1", "sh", "-c", `echo task $SLURM_LOCALID sees $CUDA_VISIBLE_DEVICES of $SLUICE_GPUS`)
+		if err != nil {
+			t.Error(err)
+		}
+		sees(out, "2", "0", "1")
+		if out, err := run(ctx, l, "srun", "--gres=rgpu:200", "--rgpu-bind=gpu", "true"); err == nil || !strings.Contains(out, "one of all, task") {
+			t.Errorf("%v: %s", err, out)
 		}
 	})
 	t.Run("bad options", func(t *testing.T) {
