@@ -9,8 +9,6 @@ package safefile
 // for a link meanwhile changes nothing.
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -289,9 +287,7 @@ var unfinished = regexp.MustCompile(`^\.(.+)\.[0-9a-f]{16}\.new$`)
 // tempName is hidden, has no ending that a reader of the directory looks for, and is
 // random, so that several writers of one file do not meet.
 func tempName(name string) string {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return "." + name + "." + hex.EncodeToString(b[:]) + ".new"
+	return "." + name + "." + random() + ".new"
 }
 
 // Unfinished says whether a name in a directory is that of a file that was being written

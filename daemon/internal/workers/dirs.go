@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
@@ -65,14 +66,15 @@ func inMemory(dir string) bool {
 	return unix.Statfs(dir, &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
 }
 
-// removeShared removes a lease's directory. It does not wait: a session may have made any number of files there.
+// removeShared removes a lease's directory. It does not wait: a session may have made any number of files there, at any depth.
 func (p *Pool) removeShared(id string) {
-	path := filepath.Join(p.cfg.Shared, id)
-	if _, err := os.Lstat(path); err != nil {
+	rest, err := safefile.Discard(filepath.Join(p.cfg.Shared, id))
+	if err != nil {
+		p.log.Warn("directory of an ended lease", "lease", id, "error", err)
 		return
 	}
 	go func() {
-		if err := os.RemoveAll(path); err != nil {
+		if err := rest(); err != nil {
 			p.log.Warn("directory of an ended lease", "lease", id, "error", err)
 		}
 	}()
@@ -82,7 +84,7 @@ func (p *Pool) removeShared(id string) {
 func (p *Pool) sweepShared() error {
 	dirs, err := os.ReadDir(p.cfg.Shared)
 	for _, d := range dirs {
-		if l := p.leases[d.Name()]; form.IsLeaseID(d.Name()) && (l == nil || l.file == nil) {
+		if l := p.leases[d.Name()]; safefile.Discarded(d.Name()) || form.IsLeaseID(d.Name()) && (l == nil || l.file == nil) {
 			p.removeShared(d.Name())
 		}
 	}

@@ -423,7 +423,7 @@ func (p *Pool) endOverrun(id string, pid int, reason string) (some bool) {
 		return false
 	}
 	for s := range l.sessions {
-		if pid != 0 && s.Worker.PID != pid {
+		if pid != 0 && s.Worker.PID != pid || s.Worker.PID == 0 { // without a process it only begins
 			continue
 		}
 		if s.why == "" {

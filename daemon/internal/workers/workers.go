@@ -101,6 +101,7 @@ type Pool struct {
 	tenancies map[string]*tenancy        // by lease
 	over      map[overrunKey]lateWork    // work that stays on a GPU while others wait
 	stopStore func()
+	stopRoom  func()
 	overran   []Overrun // of sessions that ended themselves, to be told of
 	sampled   time.Time // when AddBusy was called last
 
@@ -211,6 +212,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	if err := p.keepStore(); err != nil {
 		return nil, err
 	}
+	p.keepRoom()
 	return p, nil
 }
 
@@ -565,6 +567,7 @@ func (p *Pool) Close() {
 	p.closeSchedules()
 	p.mu.Unlock()
 	p.stopStore()
+	p.stopRoom()
 	for _, w := range all {
 		p.discard(w)
 	}
