@@ -76,6 +76,8 @@ func TestFits(t *testing.T) {
 		{"a section beyond the file", change(file, func(b []byte) { le.PutUint64(b[table+64+32:], 1<<30) }), false},
 		{"a section that wraps", change(file, func(b []byte) { le.PutUint64(b[table+64+24:], ^uint64(0)-8) }), false},
 		{"a section without bytes", change(file, func(b []byte) { le.PutUint32(b[table+64+4:], noBits); le.PutUint64(b[table+64+32:], 1<<30) }), true},
+		{"an inactive section beyond the file", change(file, func(b []byte) { le.PutUint32(b[table+4:], 0); le.PutUint64(b[table+32:], 1<<30) }), false},
+		{"an inactive section", change(file, func(b []byte) { clear(b[table : table+64]) }), true},
 		{"more sections", change(file, func(b []byte) { le.PutUint16(b[60:], 1000) }), false},
 		{"very many sections", change(file, func(b []byte) { le.PutUint16(b[60:], 0); le.PutUint64(b[table+32:], 1<<60) }), false},
 		{"segments beyond the file", change(file, func(b []byte) {
