@@ -287,6 +287,28 @@ func TestLostLease(t *testing.T) {
 	}
 }
 
+// TestEndedThere: a lease that its owner has ended for a reason is not lost, and the reason is told.
+func TestEndedThere(t *testing.T) {
+	a, b := newFake("a", 1), newFake("b", 1)
+	s := newSite(t, a, b)
+	l := s.must(ask("1", 100, 100))
+	a.set(func() {
+		clear(a.leases)
+		a.told = []lease.Report{{Lease: "another", Ended: time.Now(), Reason: "not it"}, {Lease: l.ID, Ended: time.Now(), Reason: "the job has ended"}}
+	})
+	s.wait("the other owner's part is released", func() bool { return b.count() == 0 })
+	why := ""
+	err := audit.Read(s.cfg.AuditFile, func(e *audit.Event) bool {
+		if e.Event == audit.RenewLost {
+			why = e.Reason
+		}
+		return true
+	})
+	if err != nil || why != "its owner has ended it: the job has ended" {
+		t.Errorf("%q, %v", why, err)
+	}
+}
+
 func TestAdopt(t *testing.T) {
 	a, b := newFake("a", 1), newFake("b", 1)
 	s := newSite(t, a, b)

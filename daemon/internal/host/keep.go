@@ -215,12 +215,36 @@ func (h *Host) renew(ctx context.Context, p *peer) {
 			h.entrust(hd)
 			continue
 		}
-		h.log.Error("lease lost: its owner no longer has it", "lease", id, "owner", p.name, "job", l.Request.Key.String())
-		e := audit.Of(audit.RenewLost, &l, "its owner no longer has it")
+		why := "no longer has it"
+		if reason := h.endedThere(ctx, p, &l); reason != "" {
+			why = "has ended it: " + reason
+			h.log.Info("lease ended at its owner", "lease", id, "owner", p.name, "job", l.Request.Key.String(), "reason", reason)
+		} else {
+			h.log.Error("lease lost: its owner no longer has it", "lease", id, "owner", p.name, "job", l.Request.Key.String())
+		}
+		e := audit.Of(audit.RenewLost, &l, "its owner "+why)
 		e.Owner = p.name
 		h.audit(e)
-		h.release(ctx, hd, "owner "+p.name+" no longer has it", over)
+		h.release(ctx, hd, "owner "+p.name+" "+why, over)
 	}
+}
+
+// endedThere is why an owner has ended a lease that it no longer has, as where the job ended while this daemon was away; "" if the owner
+// does not know.
+func (h *Host) endedThere(ctx context.Context, p *peer, l *lease.Lease) string {
+	key := l.Request.Key
+	all, err := question(ctx, h, p, func(ctx context.Context, o lease.Owner) ([]lease.Report, error) {
+		return o.Reports(ctx, h.cfg.Node, key.Cluster, key.Job)
+	})
+	if err != nil {
+		return ""
+	}
+	for i := range all {
+		if all[i].Lease == l.ID && !all[i].Ended.IsZero() {
+			return all[i].Reason
+		}
+	}
+	return ""
 }
 
 // listOf asks an owner for the leases of a host, "" for all that it may list.
