@@ -112,7 +112,7 @@ type Lab struct {
 const poolWait = 60 * time.Second
 
 const (
-	portCount = 64
+	portCount = 96
 	// Ports by their distance from the first.
 	portCtld, portDBD, portSQL, portClaim, portNode = 0, 1, 2, 3, 4
 )
@@ -174,7 +174,7 @@ func (o *Options) defaults() error {
 		return fmt.Errorf("lab: %s is too long for paths of sockets below it", o.Dir)
 	}
 	if o.Repository == "" {
-		o.Repository = repository()
+		o.Repository = Repository()
 	}
 	if o.Build == "" {
 		if o.Build = os.Getenv("SLUICE_BUILD"); o.Build == "" {
@@ -232,8 +232,8 @@ func (o *Options) defaults() error {
 	return nil
 }
 
-// repository is the folder with go.mod at or above the present one.
-func repository() string {
+// Repository is the folder with go.mod at or above the present one.
+func Repository() string {
 	d, err := os.Getwd()
 	if err != nil {
 		return "."
