@@ -10,7 +10,7 @@ time=${1:-60s}
 time=${time%s}
 least=8
 # What reads from sockets, from programs' images and from shared memory, and the plug-in in users' commands.
-strangers='^(remoting/(wire|worker)|daemon/internal/(data|host|identity|jobsock)|spank)(/|$)'
+strangers='^(remoting/(wire|worker)|daemon/internal/(data|host|identity|jobsock|probe)|spank)(/|$)'
 logs=build/fuzz
 mkdir -p "$logs"
 

@@ -66,6 +66,8 @@ only '^internal/process/' 'r := regexp.MustCompile("/job_([0-9]+)(?:/|$)")' '/jo
 only '^internal/form/|^spank/options' 'ok := strings.HasPrefix(licence, "rgpu")' '(Prefix|Suffix|Contains|Cut|strn?cmp|strstr)\([^)]*"[,;]?rgpu' 'internal/form says what a licence of ours is, spank/options how Slurm spells our names'
 only '^spank/options' 'v := os.Getenv("SPANK_RGPU_MEM")' '"(SPANK_)?RGPU_' 'spank/options has the plug-in'"'"'s options: a list of them elsewhere lacks the next one'
 only '^internal/form/' 'shift := 10 * (1 + strings.IndexByte("KMGT", c))' '"KMGT?"|func parseSize\(|\{"T", ?(40|1 ?<< ?40)' 'internal/form reads sizes: five copies took five grammars'
+only '^remoting/wire/link\.go$' 'info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)' 'GetsockoptTCPInfo' \
+	'remoting/wire says what the kernel knows of a connection'
 only '^remoting/(api|wire)/' '#define CTL_BEAT 3' '#define[[:space:]]+(CTL|SL_(FRAME|STATUS|SESSION|FEATURE|MAX|OP))_|^[[:space:]]*(const[[:space:]]+)?(Op|Frame|Kind|Status|Feature)[A-Z][A-Za-z]*[[:space:]]+([a-z0-9]+[[:space:]]+)?=[[:space:]]*[0-9]|0x4c43574c|"SLUICE(\\r|-L)' \
 	'remoting/api/wire.tbl has the numbers and limits of the wire: of five copies by hand two had other limits'
 only '^remoting/(api|wire)/|^remoting/client/connect\.c$' 'struct wire_snapshot_head h;' 'wire_snapshot_head|wire\.SnapshotHead' \

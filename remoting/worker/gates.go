@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/gate"
@@ -95,11 +93,11 @@ func (s *session) overran(late, owes, limit time.Duration) {
 // turnIdle returns how long a turn without work is kept for a client, which needs a round trip to
 // answer a result.
 func turnIdle(fd int) time.Duration {
-	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	l, err := wire.LinkOf(fd)
 	if err != nil {
 		return gate.IdleTime
 	}
-	return min(max(2*time.Duration(info.Rtt)*time.Microsecond, gate.IdleTime), gate.MaxIdle)
+	return min(max(2*l.RoundTrip, gate.IdleTime), gate.MaxIdle)
 }
 
 // announceTurn tells the client that a turn is about to begin, and for how long its threads should

@@ -438,12 +438,10 @@ func (s *session) beat() {
 	}
 }
 
-// noteLink puts the connection's shortest round trip of the last minutes into the account, as the kernel measures it (tcp_min_rtt_wlen in
-// the kernel's ip-sysctl.rst). Its average would have the time for which an idle client puts its acknowledgements off. A Unix socket has none.
+// noteLink puts the connection's shortest round trip of the last minutes into the account, as the kernel measures it. A Unix socket has none.
 func (s *session) noteLink() {
-	info, err := unix.GetsockoptTCPInfo(s.stream.FD(), unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err == nil && info.Min_rtt != ^uint32(0) { // that is "none yet"
-		s.network.Note(time.Duration(info.Min_rtt)*time.Microsecond, uint64(info.Total_retrans))
+	if l, err := wire.LinkOf(s.stream.FD()); err == nil && l.MinRoundTrip > 0 {
+		s.network.Note(l.MinRoundTrip, l.Resent)
 	}
 }
 

@@ -36,6 +36,7 @@ type fakeDaemon struct {
 	events   []rpc.Event
 	pools    []rpc.Pool
 	stats    rpc.Stats
+	probes   map[string]lease.Probe
 }
 
 func startDaemon(t *testing.T) *fakeDaemon {
@@ -197,6 +198,16 @@ func (d *fakeDaemon) Drain(_ context.Context, _ rpc.Peer, o lease.DrainOrder) ([
 		g.Drain = lease.Drain{By: "0@" + o.Owner, Since: time.Unix(1.8e9, 0), Reason: o.Reason}
 	}
 	return []lease.GPU{g}, nil
+}
+
+func (d *fakeDaemon) Probe(_ context.Context, _ rpc.Peer, owner string) (lease.Probe, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, ok := d.probes[owner]
+	if !ok {
+		return lease.Probe{}, lease.Errorf(lease.NotFound, "%s is no owner", owner)
+	}
+	return p, nil
 }
 
 // add is a lease that somebody has.

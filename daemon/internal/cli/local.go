@@ -32,6 +32,7 @@ type local interface {
 	Stats(ctx context.Context) (rpc.Stats, error)
 	Set(ctx context.Context, c lease.Change) (lease.Lease, error)
 	Drain(ctx context.Context, d lease.DrainOrder) ([]lease.GPU, error)
+	Probe(ctx context.Context, owner string) (lease.Probe, error)
 	Close() error
 }
 

@@ -44,19 +44,40 @@ func (d *Dialer) Open(ctx context.Context, owner lease.Owner, addr, host string,
 	if err != nil {
 		return nil, err
 	}
+	c, err := d.dial(ctx, addr, o, key, r.UID)
+	if err != nil {
+		return nil, err
+	}
+	_ = c.TCP.Close()
+	return blocking(c.Conn)
+}
+
+// address is where an offer leads to.
+func address(o lease.Offer, addr string) (string, error) {
 	h, port, err := net.SplitHostPort(o.Addr)
 	if err != nil {
-		return nil, fmt.Errorf("data connection: the owner offers address %q: %w", o.Addr, err)
+		return "", fmt.Errorf("data connection: the owner offers address %q: %w", o.Addr, err)
 	}
 	if h == "" {
 		if h, _, err = net.SplitHostPort(addr); err != nil {
-			return nil, fmt.Errorf("data connection: address %q of the owner: %w", addr, err)
+			return "", fmt.Errorf("data connection: address %q of the owner: %w", addr, err)
 		}
 	}
-	return d.dial(ctx, net.JoinHostPort(h, port), o, key, r.UID)
+	return net.JoinHostPort(h, port), nil
 }
 
-func (d *Dialer) dial(ctx context.Context, addr string, o lease.Offer, key tls.Certificate, uid uint32) (*os.File, error) {
+// Connection is one whose ticket was good. The caller closes both files.
+type Connection struct {
+	Conn *os.File // what is written there arrives at the other side
+	TCP  *os.File // the connection of TCP that carries it: the same one, unless it is encrypted
+}
+
+// dial uses the ticket of an offer.
+func (d *Dialer) dial(ctx context.Context, addr string, o lease.Offer, key tls.Certificate, uid uint32) (Connection, error) {
+	addr, err := address(o, addr)
+	if err != nil {
+		return Connection{}, err
+	}
 	c, err := d.connect(ctx, addr, o)
 	for n := 1; n < tries && errors.Is(err, errNoChallenge) && ctx.Err() == nil; n++ {
 		// An owner that is flooded drops the oldest connections that have sent nothing. The
@@ -65,12 +86,12 @@ func (d *Dialer) dial(ctx context.Context, addr string, o lease.Offer, key tls.C
 		c, err = d.connect(ctx, addr, o)
 	}
 	if err != nil {
-		return nil, err
+		return Connection{}, err
 	}
 	defer c.Close()
 	f, err := c.File()
 	if err != nil {
-		return nil, fmt.Errorf("data connection: %w", err)
+		return Connection{}, fmt.Errorf("data connection: %w", err)
 	}
 	keep := d.KeepAlive
 	if keep <= 0 {
@@ -78,12 +99,23 @@ func (d *Dialer) dial(ctx context.Context, addr string, o lease.Offer, key tls.C
 	}
 	if err := control(f, func(fd int) error { return wire.Tune(fd, keep) }); err != nil {
 		_ = f.Close()
-		return nil, err
+		return Connection{}, err
 	}
-	if !d.Encrypt {
-		return blocking(f)
+	var conn *os.File
+	if d.Encrypt {
+		conn, err = d.encrypt(ctx, addr, f, o, key, uid)
+	} else if conn, err = c.File(); err != nil {
+		err = fmt.Errorf("data connection: %w", err)
 	}
-	defer f.Close()
+	if err != nil {
+		_ = f.Close()
+		return Connection{}, err
+	}
+	return Connection{conn, f}, nil
+}
+
+// encrypt starts the relay of a connection, and returns this node's end of the relay.
+func (d *Dialer) encrypt(ctx context.Context, addr string, tcp *os.File, o lease.Offer, key tls.Certificate, uid uint32) (*os.File, error) {
 	inner, outer, err := socketPair()
 	if err != nil {
 		return nil, err
@@ -92,7 +124,7 @@ func (d *Dialer) dial(ctx context.Context, addr string, o lease.Offer, key tls.C
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	ready, err := d.Relay.start(relayConfig{Peer: o.CertHash}, key, uid, f, outer, log)
+	ready, err := d.Relay.start(relayConfig{Peer: o.CertHash}, key, uid, tcp, outer, log)
 	_ = outer.Close()
 	if err == nil {
 		select {
@@ -105,7 +137,7 @@ func (d *Dialer) dial(ctx context.Context, addr string, o lease.Offer, key tls.C
 		_ = inner.Close() // the relay, if there is one, sees that and ends
 		return nil, err
 	}
-	return blocking(inner)
+	return inner, nil
 }
 
 // connect returns a connection that has used its ticket.

@@ -79,7 +79,9 @@ func NewServer(cfg Config) *Server {
 }
 
 // Offer makes the ticket of a session. The caller has decided that the session may be opened.
-func (s *Server) Offer(r lease.SessionRequest) (lease.Offer, error) {
+func (s *Server) Offer(r lease.SessionRequest) (lease.Offer, error) { return s.offer(r, nil) }
+
+func (s *Server) offer(r lease.SessionRequest, probe taker) (lease.Offer, error) {
 	o := lease.Offer{Addr: s.cfg.Addr}
 	if s.cfg.Encrypt != nil && s.cfg.Encrypt() && !r.Encrypt {
 		return o, lease.Errorf(lease.Denied, "this owner takes encrypted sessions only: set encrypt: true in the sluice.yaml of the node that asks, too")
@@ -95,7 +97,7 @@ func (s *Server) Offer(r lease.SessionRequest) (lease.Offer, error) {
 		}
 	}
 	var err error
-	o.Ticket, o.Secret, err = s.tickets.add(r, key)
+	o.Ticket, o.Secret, err = s.tickets.add(r, key, probe)
 	return o, err
 }
 
@@ -211,7 +213,7 @@ func (s *Server) handshake(ctx context.Context, c *limit.Conn) (r lease.SessionR
 }
 
 func (s *Server) admit(ctx context.Context, c net.Conn, k *ticket) error {
-	socket, ok := c.(interface{ File() (*os.File, error) })
+	socket, ok := c.(filer)
 	if !ok {
 		return errors.New("data port: not a socket")
 	}
@@ -223,15 +225,19 @@ func (s *Server) admit(ctx context.Context, c net.Conn, k *ticket) error {
 		_ = f.Close()
 		return err
 	}
+	pass := func(conn *os.File) error { return s.cfg.Admit(ctx, k.request, conn) }
+	if k.probe != nil {
+		pass = func(conn *os.File) error { return k.probe.withTCP(conn, socket) }
+	}
 	if !k.request.Encrypt {
-		return s.cfg.Admit(ctx, k.request, f)
+		return pass(f)
 	}
 	defer f.Close()
 	inner, outer, err := socketPair()
 	if err != nil {
 		return err
 	}
-	if err := s.cfg.Admit(ctx, k.request, inner); err != nil {
+	if err := pass(inner); err != nil {
 		_ = outer.Close()
 		return err
 	}

@@ -16,6 +16,8 @@ const (
 	// maxWrong is the most wrong answers to a ticket: a stranger on the network who saw its
 	// number must be able neither to use it up at once nor to go on guessing.
 	maxWrong = 3
+	// maxProbes is the most tickets of probes, which an owner lets in one after the other: those of some that were given up.
+	maxProbes = 64
 )
 
 // ticket is good for one connection.
@@ -23,6 +25,7 @@ type ticket struct {
 	secret  [32]byte
 	request lease.SessionRequest
 	key     tls.Certificate // of the owner's end, encrypted connections only
+	probe   taker           // of a probe; nil: the connection is a session's
 	until   time.Time       // has a monotonic reading, since clocks may jump
 	wrong   int
 }
@@ -44,23 +47,29 @@ func newTickets(life time.Duration, perLease int) *tickets {
 	return &tickets{life: life, perLease: perLease, now: time.Now, out: map[[16]byte]*ticket{}, count: map[string]int{}}
 }
 
-// add makes a ticket.
-func (t *tickets) add(r lease.SessionRequest, key tls.Certificate) (id [16]byte, secret [32]byte, err error) {
+// add makes a ticket. probe is nil for a session's.
+func (t *tickets) add(r lease.SessionRequest, key tls.Certificate, probe taker) (id [16]byte, secret [32]byte, err error) {
 	_, _ = rand.Read(id[:]) // never fails
 	_, _ = rand.Read(secret[:])
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := t.now()
-	if len(t.out) >= maxTickets || t.count[r.Lease] >= t.perLease || now.Sub(t.swept) >= time.Second {
+	now, most := t.now(), t.perLease
+	if probe != nil {
+		most = maxProbes
+	}
+	if len(t.out) >= maxTickets || t.count[r.Lease] >= most || now.Sub(t.swept) >= time.Second {
 		t.expire(now)
 	}
-	if n := t.count[r.Lease]; n >= t.perLease {
+	n := t.count[r.Lease]
+	switch {
+	case n >= most && probe != nil:
+		return id, secret, lease.Errorf(lease.Conflict, "%d connections of probes have not been used; try again in %v", n, t.life)
+	case n >= most:
 		return id, secret, lease.Errorf(lease.NoRoom, "lease %s: %d sessions are being opened already; see session.max_per_lease", r.Lease, n)
-	}
-	if len(t.out) >= maxTickets {
+	case len(t.out) >= maxTickets:
 		return id, secret, lease.Errorf(lease.NoRoom, "%d sessions are being opened already; try again in %v", len(t.out), t.life)
 	}
-	t.out[id] = &ticket{secret: secret, request: r, key: key, until: now.Add(t.life)}
+	t.out[id] = &ticket{secret: secret, request: r, key: key, probe: probe, until: now.Add(t.life)}
 	t.count[r.Lease]++
 	return id, secret, nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Drain implements rpc.LocalService: root here drains this node's GPUs, and on a controller
@@ -28,16 +29,27 @@ func (h *Host) Drain(ctx context.Context, p rpc.Peer, d lease.DrainOrder) ([]lea
 		}
 		return gpus, err
 	}
-	owners := h.owners()
-	i := slices.IndexFunc(owners, func(pe *peer) bool { return pe.name == d.Owner })
-	if i < 0 {
-		names := make([]string, len(owners))
-		for i, pe := range owners {
-			names[i] = pe.name
-		}
-		return nil, lease.Errorf(lease.NotFound, "%s is no owner of this node's pools, which are %s", d.Owner, strings.Join(names, ", "))
+	pe, err := h.ownerNamed(d.Owner)
+	if err != nil {
+		return nil, err
 	}
-	return call(ctx, h, owners[i], reserveTime, true, func(ctx context.Context, o lease.Owner) ([]lease.GPU, error) {
+	return call(ctx, h, pe, reserveTime, true, func(ctx context.Context, o lease.Owner) ([]lease.GPU, error) {
 		return o.Drain(ctx, h.cfg.Node, d)
 	})
+}
+
+// ownerNamed finds an owner of this node's pools.
+func (h *Host) ownerNamed(name string) (*peer, error) {
+	owners := h.owners()
+	if i := slices.IndexFunc(owners, func(pe *peer) bool { return pe.name == name }); i >= 0 {
+		return owners[i], nil
+	}
+	names := make([]string, len(owners))
+	for i, pe := range owners {
+		names[i] = pe.name
+	}
+	if len(names) == 0 {
+		return nil, lease.Errorf(lease.NotFound, "%s is no owner: this node has no pools; name the owners under pools in sluice.yaml", form.Name(name))
+	}
+	return nil, lease.Errorf(lease.NotFound, "%s is no owner of this node's pools, which are %s", form.Name(name), strings.Join(names, ", "))
 }

@@ -39,6 +39,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/leasesock"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/probe"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 )
@@ -91,6 +92,9 @@ type Config struct {
 	// DialData opens the data connection of a session at another node:
 	// data.Dialer's Open.
 	DialData func(ctx context.Context, owner lease.Owner, addr, host string, r lease.SessionRequest) (*os.File, error)
+
+	// DialProbe opens the connections of a probe, and says whether they are encrypted.
+	DialProbe func(ctx context.Context, owner lease.Prober, addr, host string, r lease.ProbeRequest) (conns []*probe.Conn, encrypted bool, err error)
 
 	Pools map[string]Pool
 	Users bool // users may acquire leases of their own
@@ -195,6 +199,8 @@ type Host struct {
 	wg                 sync.WaitGroup
 	socks              *leasesock.Set
 	acquires, explains crew
+	probes             crew
+	userProbes         probe.Gate
 	wake               chan struct{} // makes Run compute its next wait at once
 
 	mu      sync.Mutex
@@ -234,7 +240,9 @@ func New(cfg Config) (*Host, error) {
 		wake:     make(chan struct{}, 1),
 		acquires: crew{doing: "acquiring leases", most: 64, each: 4},
 		explains: crew{doing: "reading the audit log", most: 2, each: 1},
+		probes:   crew{doing: "probing", most: 8, each: 1},
 	}
+	h.userProbes.Rest = probeRest
 	h.base, h.end = context.WithCancel(context.Background())
 	if err := h.SetPools(cfg.Pools); err != nil {
 		return nil, err

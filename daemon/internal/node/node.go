@@ -43,6 +43,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
 	"github.com/sluice-hpc/sluice/daemon/internal/owner"
 	"github.com/sluice-hpc/sluice/daemon/internal/page"
+	"github.com/sluice-hpc/sluice/daemon/internal/probe"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 	"github.com/sluice-hpc/sluice/daemon/internal/workers"
@@ -317,7 +318,8 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 			d := data.Dialer{Encrypt: c.Encrypt, KeepAlive: c.Session.Keepalive, Log: n.log}
 			return d.Open(ctx, o, addr, host, r)
 		},
-		Pools: pools(cfg), Users: cfg.Users.Run,
+		DialProbe: n.dialProbe,
+		Pools:     pools(cfg), Users: cfg.Users.Run,
 		Reserve: cfg.Lease.Reserve, Renew: cfg.Lease.Renew, Tombstone: cfg.Lease.Tombstone, MaxLife: cfg.Lease.MaxLife,
 		Health: n.health, Stats: n.stats, Files: n.files(),
 	}
@@ -343,6 +345,28 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 	rpc.ServeJobs(srv, js)
 	n.serve("local socket", srv, l)
 	return nil
+}
+
+// dialProbe opens the connections of a probe as those of sessions are.
+func (n *Node) dialProbe(ctx context.Context, o lease.Prober, addr, host string, r lease.ProbeRequest) (conns []*probe.Conn, encrypted bool, err error) {
+	c := n.cfg.Load()
+	d := data.Dialer{Encrypt: c.Encrypt, KeepAlive: c.Session.Keepalive, Log: n.log}
+	files, err := d.Probe(ctx, o, addr, host, r)
+	for _, f := range files {
+		c, cerr := probe.NewConn(f.Conn, f.TCP)
+		if cerr != nil {
+			err = errors.Join(err, cerr)
+			continue
+		}
+		conns = append(conns, c)
+	}
+	if err != nil {
+		for _, c := range conns {
+			_ = c.Close()
+		}
+		return nil, false, err
+	}
+	return conns, c.Encrypt, nil
 }
 
 func (n *Node) startMetrics(ctx context.Context) error {

@@ -51,6 +51,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/fault"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/probe"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 )
 
@@ -173,6 +174,7 @@ type Owner struct {
 	counts counts
 
 	refusals limit.Sources // by host and uid
+	probes   *probe.Admission
 
 	write   sync.Mutex
 	queue   []line   // lines that the audit log does not have yet, in order
@@ -245,7 +247,7 @@ func New(cfg Config) (*Owner, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	o := &Owner{cfg: cfg, clock: cfg.Clock, log: cfg.Log, limits: cfg.Limits.withDefaults(), tickets: cfg.Tickets,
+	o := &Owner{cfg: cfg, clock: cfg.Clock, log: cfg.Log, limits: cfg.Limits.withDefaults(), tickets: cfg.Tickets, probes: probe.NewAdmission(cfg.Name, cfg.Log),
 		leases: make(map[string]*entry), keys: make(map[keyName]*entry), tombs: make(map[string]tombSeen), unknown: make(map[string]int)}
 	o.ctx, o.cancel = context.WithCancel(context.Background())
 	o.SetControllers(cfg.Controllers)

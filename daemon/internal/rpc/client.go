@@ -48,7 +48,10 @@ type OwnerClient struct {
 	version string
 }
 
-var _ lease.Owner = (*OwnerClient)(nil)
+var (
+	_ lease.Owner  = (*OwnerClient)(nil)
+	_ lease.Prober = (*OwnerClient)(nil)
+)
 
 // DialOwner makes a client for the owner called name at addr (HOST:PORT). version is this
 // program's. It does not wait for the connection: if the owner cannot be reached, or is not
@@ -191,6 +194,19 @@ func (o *OwnerClient) Gone(ctx context.Context, _, id string, pid uint32) error 
 	return nil
 }
 
+// Probe implements lease.Prober.
+func (o *OwnerClient) Probe(ctx context.Context, _ string, q lease.ProbeRequest) ([]lease.Offer, error) {
+	r, err := o.c.Probe(tagged(ctx, o.version), toProbeOrder(q))
+	if err != nil {
+		err = o.fail(err)
+		if lease.CodeOf(err) == lease.WrongPeer {
+			return nil, lease.Errorf(lease.WrongPeer, "owner %s runs a release that has no probe; install the same release of sluiced there", o.name)
+		}
+		return nil, err
+	}
+	return fromProbeOffer(r)
+}
+
 // --- Local ---
 
 // LocalClient is the LocalService of this node's daemon, called as this process.
@@ -300,4 +316,13 @@ func (l *LocalClient) Drain(ctx context.Context, d lease.DrainOrder) ([]lease.GP
 		return nil, l.fail(err)
 	}
 	return each(r.GetGpus(), fromGPU), nil
+}
+
+// Probe measures the link to an owner.
+func (l *LocalClient) Probe(ctx context.Context, owner string) (lease.Probe, error) {
+	r, err := l.c.Probe(tagged(ctx, l.version), &pb.ProbeRequest{Owner: text(owner)})
+	if err != nil {
+		return lease.Probe{}, l.fail(err)
+	}
+	return fromProbe(r.GetProbe()), nil
 }

@@ -101,6 +101,10 @@ func TestConvert(t *testing.T) {
 		}
 		return got
 	})
+	same(t, func(r lease.ProbeRequest) lease.ProbeRequest {
+		return fromProbeOrder(wired(t, toProbeOrder(r), &pb.ProbeOrder{}))
+	})
+	same(t, func(p lease.Probe) lease.Probe { return fromProbe(wired(t, toProbe(p), &pb.Probe{})) })
 	same(t, func(p Pool) Pool { return fromPool(wired(t, toPool(p), &pb.Pool{})) })
 	same(t, func(c Check) Check { return fromCheck(wired(t, toCheck(c), &pb.Check{})) })
 	same(t, func(e Event) Event { return fromEvent(wired(t, toEvent(e), &pb.Event{})) })
@@ -178,6 +182,14 @@ func FuzzConvert(f *testing.F) {
 		var o pb.OfferReply
 		if proto.Unmarshal(in, &o) == nil {
 			_, _ = fromOffer(&o)
+		}
+		var po pb.ProbeOffer
+		if proto.Unmarshal(in, &po) == nil {
+			_, _ = fromProbeOffer(&po)
+		}
+		var pr pb.ProbeReply
+		if proto.Unmarshal(in, &pr) == nil {
+			_ = fromProbe(pr.GetProbe())
 		}
 	})
 }

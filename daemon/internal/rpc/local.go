@@ -42,6 +42,8 @@ type LocalService interface {
 	// Drain has new leases get no GPU of an owner, or one of them, or get it again; for root
 	// of the owner's node and of a controller's. It returns the owner's GPUs as they are then.
 	Drain(ctx context.Context, peer Peer, d lease.DrainOrder) ([]lease.GPU, error)
+	// Probe measures the link from this node to an owner, for some seconds. A user's probe is shorter than root's.
+	Probe(ctx context.Context, peer Peer, owner string) (lease.Probe, error)
 }
 
 // Pool is a pool with what its owners have.

@@ -55,6 +55,9 @@ func (b *book) Set(_ context.Context, host string, c lease.Change) (lease.Lease,
 func (b *book) Drain(_ context.Context, host string, d lease.DrainOrder) ([]lease.GPU, error) {
 	return []lease.GPU{{UUID: d.GPU, Drain: lease.Drain{By: host, Since: time.Unix(1, 0), Reason: d.Reason}}}, b.note("drain", host, d)
 }
+func (b *book) Probe(_ context.Context, host string, r lease.ProbeRequest) ([]lease.Offer, error) {
+	return []lease.Offer{{Addr: ":7072", Ticket: [16]byte{1}}, {Addr: ":7072", Ticket: [16]byte{2}}}, b.note("probe", host, r)
+}
 func (b *book) Renew(_ context.Context, host string, ids []string) ([]string, error) {
 	return ids, b.note("renew", host, len(ids))
 }
@@ -156,6 +159,12 @@ func TestOwner(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	change := lease.Change{Lease: "l1", Shares: []uint32{40, 0}, Policy: lease.Fixed, Beyond: true, By: 7}
+	wish := lease.ProbeRequest{UID: 7, Connections: 2, Encrypt: true, CertHashes: [][]byte{{1}, {2}}}
+	offers, err := c.Probe(ctx, "node02", wish)
+	expect(err, "probe", "node01", wish)
+	if len(offers) != 2 || offers[1].Ticket != [16]byte{2} {
+		t.Errorf("%+v", offers)
+	}
 	order := lease.DrainOrder{Owner: "gpu01", GPU: "1", Reason: "fans", By: 7}
 	gpus, err := c.Drain(ctx, "node02", order)
 	expect(err, "drain", "node01", order)
@@ -348,6 +357,24 @@ func TestHalfOpen(t *testing.T) {
 	wg.Wait()
 }
 
+// older is an owner of a release that has no probe.
+type older struct{ lease.Owner }
+
+// An owner that has no probe is named, with what to do.
+func TestProbeOfOlder(t *testing.T) {
+	socket := mungetest.Start(t, "k")
+	addr := serve(t, older{&book{name: "gpu01"}}, known(t, "gpu01", socket), limit.New(limit.Bounds{}))
+	c := dial(t, addr, "gpu01", known(t, "node01", socket))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := c.Probe(ctx, "node01", lease.ProbeRequest{Connections: 4}); code(err) != lease.WrongPeer || !strings.Contains(err.Error(), "owner gpu01 runs a release that has no probe; install") {
+		t.Error(err)
+	}
+	if _, err := c.Inventory(ctx); err != nil {
+		t.Errorf("what it has: %v", err)
+	}
+}
+
 // desk is a LocalService.
 type desk struct {
 	LocalService
@@ -388,6 +415,12 @@ func (d *desk) Drain(_ context.Context, p Peer, o lease.DrainOrder) ([]lease.GPU
 		return nil, lease.Errorf(lease.Internal, "the caller's word is believed: %+v", o)
 	}
 	return []lease.GPU{{Owner: o.Owner, UUID: o.GPU}}, nil
+}
+func (d *desk) Probe(_ context.Context, p Peer, owner string) (lease.Probe, error) {
+	if owner == "none" {
+		return lease.Probe{}, lease.Errorf(lease.NotFound, "no owner none for %d", p.UID)
+	}
+	return lease.Probe{Owner: owner, Flows: []lease.ProbeFlow{{Up: true, Rate: 1e9}}}, nil
 }
 func (d *desk) Stats(context.Context, Peer) (Stats, error) {
 	return Stats{Node: "node01", GPUs: []GPUStats{{Known: true, Utilisation: 7}}}, nil
@@ -450,6 +483,12 @@ func TestLocal(t *testing.T) {
 	}
 	if v, err := c.Set(ctx, lease.Change{Lease: "l1", Shares: []uint32{40}, By: 77, Beyond: os.Getuid() != 0}); err != nil || v.ID != "l1" || v.Grants[0].Percent != 40 || v.Grants[0].Paid() != 50 {
 		t.Error(v, err)
+	}
+	if v, err := c.Probe(ctx, "gpu01"); err != nil || v.Owner != "gpu01" || len(v.Flows) != 1 || v.Flows[0].Rate != 1e9 {
+		t.Error(v, err)
+	}
+	if _, err := c.Probe(ctx, "none"); code(err) != lease.NotFound {
+		t.Error(err)
 	}
 	// The socket stays, and the next daemon takes its place; the client finds it.
 	s.Stop()

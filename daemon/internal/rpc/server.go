@@ -228,6 +228,22 @@ func (s *ownerServer) Gone(ctx context.Context, r *pb.GoneRequest) (*pb.GoneRepl
 	return &pb.GoneReply{}, toGRPC(err)
 }
 
+func (s *ownerServer) Probe(ctx context.Context, r *pb.ProbeOrder) (*pb.ProbeOffer, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p, ok := s.owner.(lease.Prober)
+	if !ok {
+		return s.UnimplementedOwnerServer.Probe(ctx, r)
+	}
+	offers, err := p.Probe(ctx, host, fromProbeOrder(r))
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return &pb.ProbeOffer{Offers: each(offers, toOffer)}, nil
+}
+
 // controller says whether the owner lets that node act for all nodes.
 func (s *ownerServer) controller(node string) bool {
 	c, ok := s.owner.(interface{ Controller(node string) bool })
@@ -339,4 +355,13 @@ func (s *localServer) Drain(ctx context.Context, r *pb.DrainRequest) (*pb.DrainR
 	d.By = p.UID
 	gpus, err := s.svc.Drain(ctx, p, d)
 	return &pb.DrainReply{Gpus: each(gpus, toGPU)}, toGRPC(err)
+}
+
+func (s *localServer) Probe(ctx context.Context, r *pb.ProbeRequest) (*pb.ProbeReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.svc.Probe(ctx, p, r.GetOwner())
+	return &pb.ProbeReply{Probe: toProbe(v)}, toGRPC(err)
 }

@@ -2763,6 +2763,119 @@ func (x *OfferReply) GetCertHash() []byte {
 	return nil
 }
 
+// ProbeOrder asks for connections over which the caller's node measures the link.
+type ProbeOrder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           uint32                 `protobuf:"varint,1,opt,name=uid,proto3" json:"uid,omitempty"` // who probes
+	Connections   uint32                 `protobuf:"varint,2,opt,name=connections,proto3" json:"connections,omitempty"`
+	Encrypt       bool                   `protobuf:"varint,3,opt,name=encrypt,proto3" json:"encrypt,omitempty"`
+	CertHashes    [][]byte               `protobuf:"bytes,4,rep,name=cert_hashes,json=certHashes,proto3" json:"cert_hashes,omitempty"` // SHA-256, one for each connection that is encrypted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeOrder) Reset() {
+	*x = ProbeOrder{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeOrder) ProtoMessage() {}
+
+func (x *ProbeOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeOrder.ProtoReflect.Descriptor instead.
+func (*ProbeOrder) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ProbeOrder) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *ProbeOrder) GetConnections() uint32 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *ProbeOrder) GetEncrypt() bool {
+	if x != nil {
+		return x.Encrypt
+	}
+	return false
+}
+
+func (x *ProbeOrder) GetCertHashes() [][]byte {
+	if x != nil {
+		return x.CertHashes
+	}
+	return nil
+}
+
+type ProbeOffer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offers        []*OfferReply          `protobuf:"bytes,1,rep,name=offers,proto3" json:"offers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeOffer) Reset() {
+	*x = ProbeOffer{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeOffer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeOffer) ProtoMessage() {}
+
+func (x *ProbeOffer) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeOffer.ProtoReflect.Descriptor instead.
+func (*ProbeOffer) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ProbeOffer) GetOffers() []*OfferReply {
+	if x != nil {
+		return x.Offers
+	}
+	return nil
+}
+
 type AcquireRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       *Request               `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
@@ -2772,7 +2885,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2897,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2910,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AcquireRequest) GetRequest() *Request {
@@ -2817,7 +2930,7 @@ type AcquireReply struct {
 
 func (x *AcquireReply) Reset() {
 	*x = AcquireReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2829,7 +2942,7 @@ func (x *AcquireReply) String() string {
 func (*AcquireReply) ProtoMessage() {}
 
 func (x *AcquireReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2842,7 +2955,7 @@ func (x *AcquireReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireReply.ProtoReflect.Descriptor instead.
 func (*AcquireReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AcquireReply) GetLease() *Lease {
@@ -2868,7 +2981,7 @@ type PoolRequest struct {
 
 func (x *PoolRequest) Reset() {
 	*x = PoolRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2880,7 +2993,7 @@ func (x *PoolRequest) String() string {
 func (*PoolRequest) ProtoMessage() {}
 
 func (x *PoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2893,7 +3006,7 @@ func (x *PoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolRequest.ProtoReflect.Descriptor instead.
 func (*PoolRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PoolRequest) GetName() string {
@@ -2912,7 +3025,7 @@ type PoolReply struct {
 
 func (x *PoolReply) Reset() {
 	*x = PoolReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2924,7 +3037,7 @@ func (x *PoolReply) String() string {
 func (*PoolReply) ProtoMessage() {}
 
 func (x *PoolReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2937,7 +3050,7 @@ func (x *PoolReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReply.ProtoReflect.Descriptor instead.
 func (*PoolReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PoolReply) GetPools() []*Pool {
@@ -2958,7 +3071,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2970,7 +3083,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2983,7 +3096,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Pool) GetName() string {
@@ -3018,7 +3131,7 @@ type PoolOwner struct {
 
 func (x *PoolOwner) Reset() {
 	*x = PoolOwner{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3030,7 +3143,7 @@ func (x *PoolOwner) String() string {
 func (*PoolOwner) ProtoMessage() {}
 
 func (x *PoolOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3043,7 +3156,7 @@ func (x *PoolOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolOwner.ProtoReflect.Descriptor instead.
 func (*PoolOwner) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PoolOwner) GetName() string {
@@ -3075,7 +3188,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3087,7 +3200,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3100,7 +3213,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
 }
 
 type HealthReply struct {
@@ -3112,7 +3225,7 @@ type HealthReply struct {
 
 func (x *HealthReply) Reset() {
 	*x = HealthReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3237,7 @@ func (x *HealthReply) String() string {
 func (*HealthReply) ProtoMessage() {}
 
 func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3250,7 @@ func (x *HealthReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
 func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *HealthReply) GetChecks() []*Check {
@@ -3160,7 +3273,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3172,7 +3285,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3185,7 +3298,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Check) GetName() string {
@@ -3232,7 +3345,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3244,7 +3357,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3257,7 +3370,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -3276,7 +3389,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3288,7 +3401,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3301,7 +3414,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExplainReply) GetEvents() []*Event {
@@ -3332,7 +3445,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3457,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3470,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3459,7 +3572,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3471,7 +3584,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3484,7 +3597,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
 }
 
 type StatsReply struct {
@@ -3500,7 +3613,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3625,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3638,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StatsReply) GetNode() string {
@@ -3581,7 +3694,7 @@ type GPUStats struct {
 
 func (x *GPUStats) Reset() {
 	*x = GPUStats{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3706,7 @@ func (x *GPUStats) String() string {
 func (*GPUStats) ProtoMessage() {}
 
 func (x *GPUStats) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3719,7 @@ func (x *GPUStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUStats.ProtoReflect.Descriptor instead.
 func (*GPUStats) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GPUStats) GetGpu() *GPU {
@@ -3665,6 +3778,436 @@ func (x *GPUStats) GetUsedMem() uint64 {
 	return 0
 }
 
+type ProbeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeRequest) Reset() {
+	*x = ProbeRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeRequest) ProtoMessage() {}
+
+func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
+func (*ProbeRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ProbeRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+type ProbeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Probe         *Probe                 `protobuf:"bytes,1,opt,name=probe,proto3" json:"probe,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeReply) Reset() {
+	*x = ProbeReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeReply) ProtoMessage() {}
+
+func (x *ProbeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
+func (*ProbeReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ProbeReply) GetProbe() *Probe {
+	if x != nil {
+		return x.Probe
+	}
+	return nil
+}
+
+// Probe is what was measured of the link from a node to an owner.
+type Probe struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Node            string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Owner           string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	Local           bool                   `protobuf:"varint,3,opt,name=local,proto3" json:"local,omitempty"` // they are one node: nothing was measured
+	Encrypted       bool                   `protobuf:"varint,4,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
+	Bounded         bool                   `protobuf:"varint,5,opt,name=bounded,proto3" json:"bounded,omitempty"` // a user's: shorter, and of fewer bytes
+	Exchanges       uint32                 `protobuf:"varint,6,opt,name=exchanges,proto3" json:"exchanges,omitempty"`
+	RoundTrip       *durationpb.Duration   `protobuf:"bytes,7,opt,name=round_trip,json=roundTrip,proto3" json:"round_trip,omitempty"` // the shortest
+	RoundTripMedian *durationpb.Duration   `protobuf:"bytes,8,opt,name=round_trip_median,json=roundTripMedian,proto3" json:"round_trip_median,omitempty"`
+	RoundTrip_99    *durationpb.Duration   `protobuf:"bytes,9,opt,name=round_trip_99,json=roundTrip99,proto3" json:"round_trip_99,omitempty"`
+	Ahead           *durationpb.Duration   `protobuf:"bytes,10,opt,name=ahead,proto3" json:"ahead,omitempty"` // the owner's clock
+	Flows           []*ProbeFlow           `protobuf:"bytes,11,rep,name=flows,proto3" json:"flows,omitempty"`
+	From            *ProbeEnd              `protobuf:"bytes,12,opt,name=from,proto3" json:"from,omitempty"` // the node's
+	To              *ProbeEnd              `protobuf:"bytes,13,opt,name=to,proto3" json:"to,omitempty"`     // the owner's
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Probe) Reset() {
+	*x = Probe{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probe) ProtoMessage() {}
+
+func (x *Probe) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
+func (*Probe) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *Probe) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Probe) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Probe) GetLocal() bool {
+	if x != nil {
+		return x.Local
+	}
+	return false
+}
+
+func (x *Probe) GetEncrypted() bool {
+	if x != nil {
+		return x.Encrypted
+	}
+	return false
+}
+
+func (x *Probe) GetBounded() bool {
+	if x != nil {
+		return x.Bounded
+	}
+	return false
+}
+
+func (x *Probe) GetExchanges() uint32 {
+	if x != nil {
+		return x.Exchanges
+	}
+	return 0
+}
+
+func (x *Probe) GetRoundTrip() *durationpb.Duration {
+	if x != nil {
+		return x.RoundTrip
+	}
+	return nil
+}
+
+func (x *Probe) GetRoundTripMedian() *durationpb.Duration {
+	if x != nil {
+		return x.RoundTripMedian
+	}
+	return nil
+}
+
+func (x *Probe) GetRoundTrip_99() *durationpb.Duration {
+	if x != nil {
+		return x.RoundTrip_99
+	}
+	return nil
+}
+
+func (x *Probe) GetAhead() *durationpb.Duration {
+	if x != nil {
+		return x.Ahead
+	}
+	return nil
+}
+
+func (x *Probe) GetFlows() []*ProbeFlow {
+	if x != nil {
+		return x.Flows
+	}
+	return nil
+}
+
+func (x *Probe) GetFrom() *ProbeEnd {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *Probe) GetTo() *ProbeEnd {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+// ProbeFlow is bytes in one direction over one or several connections at a time.
+type ProbeFlow struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Up            bool                   `protobuf:"varint,1,opt,name=up,proto3" json:"up,omitempty"` // to the owner
+	Connections   uint32                 `protobuf:"varint,2,opt,name=connections,proto3" json:"connections,omitempty"`
+	Rate          uint64                 `protobuf:"varint,3,opt,name=rate,proto3" json:"rate,omitempty"` // bytes a second, all three
+	Low           uint64                 `protobuf:"varint,4,opt,name=low,proto3" json:"low,omitempty"`
+	High          uint64                 `protobuf:"varint,5,opt,name=high,proto3" json:"high,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Time          *durationpb.Duration   `protobuf:"bytes,7,opt,name=time,proto3" json:"time,omitempty"`
+	Segments      uint64                 `protobuf:"varint,8,opt,name=segments,proto3" json:"segments,omitempty"`
+	Resent        uint64                 `protobuf:"varint,9,opt,name=resent,proto3" json:"resent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeFlow) Reset() {
+	*x = ProbeFlow{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeFlow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeFlow) ProtoMessage() {}
+
+func (x *ProbeFlow) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeFlow.ProtoReflect.Descriptor instead.
+func (*ProbeFlow) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *ProbeFlow) GetUp() bool {
+	if x != nil {
+		return x.Up
+	}
+	return false
+}
+
+func (x *ProbeFlow) GetConnections() uint32 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *ProbeFlow) GetRate() uint64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *ProbeFlow) GetLow() uint64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *ProbeFlow) GetHigh() uint64 {
+	if x != nil {
+		return x.High
+	}
+	return 0
+}
+
+func (x *ProbeFlow) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ProbeFlow) GetTime() *durationpb.Duration {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *ProbeFlow) GetSegments() uint64 {
+	if x != nil {
+		return x.Segments
+	}
+	return 0
+}
+
+func (x *ProbeFlow) GetResent() uint64 {
+	if x != nil {
+		return x.Resent
+	}
+	return 0
+}
+
+type ProbeEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`                               // the network interface, "" unknown
+	DeviceSpeed   uint64                 `protobuf:"varint,2,opt,name=device_speed,json=deviceSpeed,proto3" json:"device_speed,omitempty"` // bits a second, 0 unknown
+	DeviceMtu     uint32                 `protobuf:"varint,3,opt,name=device_mtu,json=deviceMtu,proto3" json:"device_mtu,omitempty"`       // bytes, as all below
+	PathMtu       uint32                 `protobuf:"varint,4,opt,name=path_mtu,json=pathMtu,proto3" json:"path_mtu,omitempty"`
+	Segment       uint32                 `protobuf:"varint,5,opt,name=segment,proto3" json:"segment,omitempty"`
+	SendBuffer    uint64                 `protobuf:"varint,6,opt,name=send_buffer,json=sendBuffer,proto3" json:"send_buffer,omitempty"`
+	ReceiveBuffer uint64                 `protobuf:"varint,7,opt,name=receive_buffer,json=receiveBuffer,proto3" json:"receive_buffer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeEnd) Reset() {
+	*x = ProbeEnd{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeEnd) ProtoMessage() {}
+
+func (x *ProbeEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeEnd.ProtoReflect.Descriptor instead.
+func (*ProbeEnd) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ProbeEnd) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *ProbeEnd) GetDeviceSpeed() uint64 {
+	if x != nil {
+		return x.DeviceSpeed
+	}
+	return 0
+}
+
+func (x *ProbeEnd) GetDeviceMtu() uint32 {
+	if x != nil {
+		return x.DeviceMtu
+	}
+	return 0
+}
+
+func (x *ProbeEnd) GetPathMtu() uint32 {
+	if x != nil {
+		return x.PathMtu
+	}
+	return 0
+}
+
+func (x *ProbeEnd) GetSegment() uint32 {
+	if x != nil {
+		return x.Segment
+	}
+	return 0
+}
+
+func (x *ProbeEnd) GetSendBuffer() uint64 {
+	if x != nil {
+		return x.SendBuffer
+	}
+	return 0
+}
+
+func (x *ProbeEnd) GetReceiveBuffer() uint64 {
+	if x != nil {
+		return x.ReceiveBuffer
+	}
+	return 0
+}
+
 type JobRunRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Run           *JobRun                `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
@@ -3674,7 +4217,7 @@ type JobRunRequest struct {
 
 func (x *JobRunRequest) Reset() {
 	*x = JobRunRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3686,7 +4229,7 @@ func (x *JobRunRequest) String() string {
 func (*JobRunRequest) ProtoMessage() {}
 
 func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3699,7 +4242,7 @@ func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRunRequest.ProtoReflect.Descriptor instead.
 func (*JobRunRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *JobRunRequest) GetRun() *JobRun {
@@ -3718,7 +4261,7 @@ type JobRequest struct {
 
 func (x *JobRequest) Reset() {
 	*x = JobRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3730,7 +4273,7 @@ func (x *JobRequest) String() string {
 func (*JobRequest) ProtoMessage() {}
 
 func (x *JobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3743,7 +4286,7 @@ func (x *JobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRequest.ProtoReflect.Descriptor instead.
 func (*JobRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *JobRequest) GetJob() string {
@@ -3775,7 +4318,7 @@ type JobRun struct {
 
 func (x *JobRun) Reset() {
 	*x = JobRun{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3787,7 +4330,7 @@ func (x *JobRun) String() string {
 func (*JobRun) ProtoMessage() {}
 
 func (x *JobRun) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3800,7 +4343,7 @@ func (x *JobRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRun.ProtoReflect.Descriptor instead.
 func (*JobRun) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *JobRun) GetJob() string {
@@ -3911,7 +4454,7 @@ type Wish struct {
 
 func (x *Wish) Reset() {
 	*x = Wish{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3923,7 +4466,7 @@ func (x *Wish) String() string {
 func (*Wish) ProtoMessage() {}
 
 func (x *Wish) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3936,7 +4479,7 @@ func (x *Wish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wish.ProtoReflect.Descriptor instead.
 func (*Wish) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Wish) GetName() string {
@@ -3964,7 +4507,7 @@ type JobAnswerReply struct {
 
 func (x *JobAnswerReply) Reset() {
 	*x = JobAnswerReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4519,7 @@ func (x *JobAnswerReply) String() string {
 func (*JobAnswerReply) ProtoMessage() {}
 
 func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4532,7 @@ func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobAnswerReply.ProtoReflect.Descriptor instead.
 func (*JobAnswerReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *JobAnswerReply) GetOutcome() string {
@@ -4022,7 +4565,7 @@ type EnvReply struct {
 
 func (x *EnvReply) Reset() {
 	*x = EnvReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4034,7 +4577,7 @@ func (x *EnvReply) String() string {
 func (*EnvReply) ProtoMessage() {}
 
 func (x *EnvReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4047,7 +4590,7 @@ func (x *EnvReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvReply.ProtoReflect.Descriptor instead.
 func (*EnvReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *EnvReply) GetOps() []*EnvOp {
@@ -4068,7 +4611,7 @@ type EnvOp struct {
 
 func (x *EnvOp) Reset() {
 	*x = EnvOp{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4080,7 +4623,7 @@ func (x *EnvOp) String() string {
 func (*EnvOp) ProtoMessage() {}
 
 func (x *EnvOp) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4093,7 +4636,7 @@ func (x *EnvOp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvOp.ProtoReflect.Descriptor instead.
 func (*EnvOp) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{60}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *EnvOp) GetPrepend() bool {
@@ -4338,7 +4881,17 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x04addr\x18\x01 \x01(\tR\x04addr\x12\x16\n" +
 	"\x06ticket\x18\x02 \x01(\fR\x06ticket\x12\x16\n" +
 	"\x06secret\x18\x03 \x01(\fR\x06secret\x12\x1b\n" +
-	"\tcert_hash\x18\x04 \x01(\fR\bcertHash\">\n" +
+	"\tcert_hash\x18\x04 \x01(\fR\bcertHash\"{\n" +
+	"\n" +
+	"ProbeOrder\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\rR\x03uid\x12 \n" +
+	"\vconnections\x18\x02 \x01(\rR\vconnections\x12\x18\n" +
+	"\aencrypt\x18\x03 \x01(\bR\aencrypt\x12\x1f\n" +
+	"\vcert_hashes\x18\x04 \x03(\fR\n" +
+	"certHashes\";\n" +
+	"\n" +
+	"ProbeOffer\x12-\n" +
+	"\x06offers\x18\x01 \x03(\v2\x15.sluice.v1.OfferReplyR\x06offers\">\n" +
 	"\x0eAcquireRequest\x12,\n" +
 	"\arequest\x18\x01 \x01(\v2\x12.sluice.v1.RequestR\arequest\"N\n" +
 	"\fAcquireReply\x12&\n" +
@@ -4401,7 +4954,48 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x1f\n" +
 	"\vgranted_mem\x18\a \x01(\x04R\n" +
 	"grantedMem\x12\x19\n" +
-	"\bused_mem\x18\b \x01(\x04R\ausedMem\"4\n" +
+	"\bused_mem\x18\b \x01(\x04R\ausedMem\"$\n" +
+	"\fProbeRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\"4\n" +
+	"\n" +
+	"ProbeReply\x12&\n" +
+	"\x05probe\x18\x01 \x01(\v2\x10.sluice.v1.ProbeR\x05probe\"\x88\x04\n" +
+	"\x05Probe\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
+	"\x05local\x18\x03 \x01(\bR\x05local\x12\x1c\n" +
+	"\tencrypted\x18\x04 \x01(\bR\tencrypted\x12\x18\n" +
+	"\abounded\x18\x05 \x01(\bR\abounded\x12\x1c\n" +
+	"\texchanges\x18\x06 \x01(\rR\texchanges\x128\n" +
+	"\n" +
+	"round_trip\x18\a \x01(\v2\x19.google.protobuf.DurationR\troundTrip\x12E\n" +
+	"\x11round_trip_median\x18\b \x01(\v2\x19.google.protobuf.DurationR\x0froundTripMedian\x12=\n" +
+	"\rround_trip_99\x18\t \x01(\v2\x19.google.protobuf.DurationR\vroundTrip99\x12/\n" +
+	"\x05ahead\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x05ahead\x12*\n" +
+	"\x05flows\x18\v \x03(\v2\x14.sluice.v1.ProbeFlowR\x05flows\x12'\n" +
+	"\x04from\x18\f \x01(\v2\x13.sluice.v1.ProbeEndR\x04from\x12#\n" +
+	"\x02to\x18\r \x01(\v2\x13.sluice.v1.ProbeEndR\x02to\"\xf0\x01\n" +
+	"\tProbeFlow\x12\x0e\n" +
+	"\x02up\x18\x01 \x01(\bR\x02up\x12 \n" +
+	"\vconnections\x18\x02 \x01(\rR\vconnections\x12\x12\n" +
+	"\x04rate\x18\x03 \x01(\x04R\x04rate\x12\x10\n" +
+	"\x03low\x18\x04 \x01(\x04R\x03low\x12\x12\n" +
+	"\x04high\x18\x05 \x01(\x04R\x04high\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12-\n" +
+	"\x04time\x18\a \x01(\v2\x19.google.protobuf.DurationR\x04time\x12\x1a\n" +
+	"\bsegments\x18\b \x01(\x04R\bsegments\x12\x16\n" +
+	"\x06resent\x18\t \x01(\x04R\x06resent\"\xe1\x01\n" +
+	"\bProbeEnd\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12!\n" +
+	"\fdevice_speed\x18\x02 \x01(\x04R\vdeviceSpeed\x12\x1d\n" +
+	"\n" +
+	"device_mtu\x18\x03 \x01(\rR\tdeviceMtu\x12\x19\n" +
+	"\bpath_mtu\x18\x04 \x01(\rR\apathMtu\x12\x18\n" +
+	"\asegment\x18\x05 \x01(\rR\asegment\x12\x1f\n" +
+	"\vsend_buffer\x18\x06 \x01(\x04R\n" +
+	"sendBuffer\x12%\n" +
+	"\x0ereceive_buffer\x18\a \x01(\x04R\rreceiveBuffer\"4\n" +
 	"\rJobRunRequest\x12#\n" +
 	"\x03run\x18\x01 \x01(\v2\x11.sluice.v1.JobRunR\x03run\"\x1e\n" +
 	"\n" +
@@ -4435,7 +5029,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05EnvOp\x12\x18\n" +
 	"\aprepend\x18\x01 \x01(\bR\aprepend\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\tR\x05value2\x92\x05\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value2\xc9\x05\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
@@ -4447,7 +5041,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03Set\x12\x15.sluice.v1.SetRequest\x1a\x13.sluice.v1.SetReply\x127\n" +
 	"\x05Drain\x12\x17.sluice.v1.DrainRequest\x1a\x15.sluice.v1.DrainReply\x127\n" +
 	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply\x124\n" +
-	"\x04Gone\x12\x16.sluice.v1.GoneRequest\x1a\x14.sluice.v1.GoneReply2\x91\x04\n" +
+	"\x04Gone\x12\x16.sluice.v1.GoneRequest\x1a\x14.sluice.v1.GoneReply\x125\n" +
+	"\x05Probe\x12\x15.sluice.v1.ProbeOrder\x1a\x15.sluice.v1.ProbeOffer2\xca\x04\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
 	"\aRelease\x12\x19.sluice.v1.ReleaseRequest\x1a\x17.sluice.v1.ReleaseReply\x124\n" +
@@ -4457,7 +5052,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\aExplain\x12\x19.sluice.v1.ExplainRequest\x1a\x17.sluice.v1.ExplainReply\x127\n" +
 	"\x05Stats\x12\x17.sluice.v1.StatsRequest\x1a\x15.sluice.v1.StatsReply\x121\n" +
 	"\x03Set\x12\x15.sluice.v1.SetRequest\x1a\x13.sluice.v1.SetReply\x127\n" +
-	"\x05Drain\x12\x17.sluice.v1.DrainRequest\x1a\x15.sluice.v1.DrainReply2\xff\x02\n" +
+	"\x05Drain\x12\x17.sluice.v1.DrainRequest\x1a\x15.sluice.v1.DrainReply\x127\n" +
+	"\x05Probe\x12\x17.sluice.v1.ProbeRequest\x1a\x15.sluice.v1.ProbeReply2\xff\x02\n" +
 	"\x04Jobs\x12=\n" +
 	"\x06Prolog\x12\x18.sluice.v1.JobRunRequest\x1a\x19.sluice.v1.JobAnswerReply\x12;\n" +
 	"\x06Epilog\x12\x18.sluice.v1.JobRunRequest\x1a\x17.sluice.v1.ReportsReply\x12G\n" +
@@ -4478,7 +5074,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -4519,160 +5115,181 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*GoneRequest)(nil),           // 36: sluice.v1.GoneRequest
 	(*GoneReply)(nil),             // 37: sluice.v1.GoneReply
 	(*OfferReply)(nil),            // 38: sluice.v1.OfferReply
-	(*AcquireRequest)(nil),        // 39: sluice.v1.AcquireRequest
-	(*AcquireReply)(nil),          // 40: sluice.v1.AcquireReply
-	(*PoolRequest)(nil),           // 41: sluice.v1.PoolRequest
-	(*PoolReply)(nil),             // 42: sluice.v1.PoolReply
-	(*Pool)(nil),                  // 43: sluice.v1.Pool
-	(*PoolOwner)(nil),             // 44: sluice.v1.PoolOwner
-	(*HealthRequest)(nil),         // 45: sluice.v1.HealthRequest
-	(*HealthReply)(nil),           // 46: sluice.v1.HealthReply
-	(*Check)(nil),                 // 47: sluice.v1.Check
-	(*ExplainRequest)(nil),        // 48: sluice.v1.ExplainRequest
-	(*ExplainReply)(nil),          // 49: sluice.v1.ExplainReply
-	(*Event)(nil),                 // 50: sluice.v1.Event
-	(*StatsRequest)(nil),          // 51: sluice.v1.StatsRequest
-	(*StatsReply)(nil),            // 52: sluice.v1.StatsReply
-	(*GPUStats)(nil),              // 53: sluice.v1.GPUStats
-	(*JobRunRequest)(nil),         // 54: sluice.v1.JobRunRequest
-	(*JobRequest)(nil),            // 55: sluice.v1.JobRequest
-	(*JobRun)(nil),                // 56: sluice.v1.JobRun
-	(*Wish)(nil),                  // 57: sluice.v1.Wish
-	(*JobAnswerReply)(nil),        // 58: sluice.v1.JobAnswerReply
-	(*EnvReply)(nil),              // 59: sluice.v1.EnvReply
-	(*EnvOp)(nil),                 // 60: sluice.v1.EnvOp
-	(*durationpb.Duration)(nil),   // 61: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 62: google.protobuf.Timestamp
+	(*ProbeOrder)(nil),            // 39: sluice.v1.ProbeOrder
+	(*ProbeOffer)(nil),            // 40: sluice.v1.ProbeOffer
+	(*AcquireRequest)(nil),        // 41: sluice.v1.AcquireRequest
+	(*AcquireReply)(nil),          // 42: sluice.v1.AcquireReply
+	(*PoolRequest)(nil),           // 43: sluice.v1.PoolRequest
+	(*PoolReply)(nil),             // 44: sluice.v1.PoolReply
+	(*Pool)(nil),                  // 45: sluice.v1.Pool
+	(*PoolOwner)(nil),             // 46: sluice.v1.PoolOwner
+	(*HealthRequest)(nil),         // 47: sluice.v1.HealthRequest
+	(*HealthReply)(nil),           // 48: sluice.v1.HealthReply
+	(*Check)(nil),                 // 49: sluice.v1.Check
+	(*ExplainRequest)(nil),        // 50: sluice.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 51: sluice.v1.ExplainReply
+	(*Event)(nil),                 // 52: sluice.v1.Event
+	(*StatsRequest)(nil),          // 53: sluice.v1.StatsRequest
+	(*StatsReply)(nil),            // 54: sluice.v1.StatsReply
+	(*GPUStats)(nil),              // 55: sluice.v1.GPUStats
+	(*ProbeRequest)(nil),          // 56: sluice.v1.ProbeRequest
+	(*ProbeReply)(nil),            // 57: sluice.v1.ProbeReply
+	(*Probe)(nil),                 // 58: sluice.v1.Probe
+	(*ProbeFlow)(nil),             // 59: sluice.v1.ProbeFlow
+	(*ProbeEnd)(nil),              // 60: sluice.v1.ProbeEnd
+	(*JobRunRequest)(nil),         // 61: sluice.v1.JobRunRequest
+	(*JobRequest)(nil),            // 62: sluice.v1.JobRequest
+	(*JobRun)(nil),                // 63: sluice.v1.JobRun
+	(*Wish)(nil),                  // 64: sluice.v1.Wish
+	(*JobAnswerReply)(nil),        // 65: sluice.v1.JobAnswerReply
+	(*EnvReply)(nil),              // 66: sluice.v1.EnvReply
+	(*EnvOp)(nil),                 // 67: sluice.v1.EnvOp
+	(*durationpb.Duration)(nil),   // 68: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
-	0,  // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
-	1,  // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	61, // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
-	2,  // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
-	61, // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
-	3,  // 5: sluice.v1.Lease.request:type_name -> sluice.v1.Request
-	4,  // 6: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	62, // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	62, // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
-	7,  // 9: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	62, // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
-	6,  // 11: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	61, // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	62, // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	61, // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	61, // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
-	2,  // 16: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	62, // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
-	9,  // 18: sluice.v1.Session.use:type_name -> sluice.v1.Use
-	10, // 19: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
-	12, // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
-	61, // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
-	61, // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	61, // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	61, // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	61, // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	61, // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	61, // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	61, // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
-	5,  // 29: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
-	9,  // 30: sluice.v1.Status.use:type_name -> sluice.v1.Use
-	11, // 31: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	62, // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
-	13, // 33: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	0,  // 34: sluice.v1.Report.key:type_name -> sluice.v1.Key
-	1,  // 35: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
-	4,  // 36: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
-	9,  // 37: sluice.v1.Report.use:type_name -> sluice.v1.Use
-	10, // 38: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	61, // 39: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	62, // 40: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	62, // 41: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
-	13, // 42: sluice.v1.Report.shares:type_name -> sluice.v1.Share
-	8,  // 43: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,  // 44: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	61, // 45: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,  // 46: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	16, // 47: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,  // 48: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	14, // 49: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	15, // 50: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
-	5,  // 51: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
-	6,  // 52: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
-	3,  // 53: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,  // 54: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	43, // 55: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	44, // 56: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	8,  // 57: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	47, // 58: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	50, // 59: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	62, // 60: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 61: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	4,  // 62: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	62, // 63: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	53, // 64: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	14, // 65: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,  // 66: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	61, // 67: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	56, // 68: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	57, // 69: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	60, // 70: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	17, // 71: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	19, // 72: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	21, // 73: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	23, // 74: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	25, // 75: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	27, // 76: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	29, // 77: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	31, // 78: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	33, // 79: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	35, // 80: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36, // 81: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	39, // 82: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	25, // 83: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	27, // 84: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	41, // 85: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	45, // 86: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	48, // 87: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	51, // 88: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	31, // 89: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	33, // 90: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	54, // 91: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	54, // 92: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	54, // 93: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	54, // 94: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	55, // 95: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	55, // 96: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	18, // 97: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	20, // 98: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	22, // 99: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	24, // 100: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	26, // 101: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	28, // 102: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	30, // 103: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	32, // 104: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	34, // 105: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	38, // 106: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37, // 107: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	40, // 108: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	26, // 109: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	28, // 110: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	42, // 111: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	46, // 112: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	49, // 113: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	52, // 114: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	32, // 115: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	34, // 116: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	58, // 117: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	30, // 118: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	58, // 119: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	30, // 120: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	59, // 121: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	30, // 122: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	97, // [97:123] is the sub-list for method output_type
-	71, // [71:97] is the sub-list for method input_type
-	71, // [71:71] is the sub-list for extension type_name
-	71, // [71:71] is the sub-list for extension extendee
-	0,  // [0:71] is the sub-list for field type_name
+	0,   // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
+	1,   // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
+	68,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	2,   // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
+	68,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
+	3,   // 5: sluice.v1.Lease.request:type_name -> sluice.v1.Request
+	4,   // 6: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
+	69,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	69,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	7,   // 9: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
+	69,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	6,   // 11: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
+	68,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	69,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	68,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	68,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	2,   // 16: sluice.v1.Session.worker:type_name -> sluice.v1.Process
+	69,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	9,   // 18: sluice.v1.Session.use:type_name -> sluice.v1.Use
+	10,  // 19: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
+	12,  // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
+	68,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
+	68,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	68,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	68,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	68,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	68,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	68,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	68,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	5,   // 29: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
+	9,   // 30: sluice.v1.Status.use:type_name -> sluice.v1.Use
+	11,  // 31: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
+	69,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	13,  // 33: sluice.v1.Status.shares:type_name -> sluice.v1.Share
+	0,   // 34: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,   // 35: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,   // 36: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	9,   // 37: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	10,  // 38: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	68,  // 39: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	69,  // 40: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	69,  // 41: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	13,  // 42: sluice.v1.Report.shares:type_name -> sluice.v1.Share
+	8,   // 43: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,   // 44: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	68,  // 45: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,   // 46: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	16,  // 47: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,   // 48: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	14,  // 49: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	15,  // 50: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	5,   // 51: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
+	6,   // 52: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
+	38,  // 53: sluice.v1.ProbeOffer.offers:type_name -> sluice.v1.OfferReply
+	3,   // 54: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,   // 55: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	45,  // 56: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	46,  // 57: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	8,   // 58: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	49,  // 59: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	52,  // 60: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	69,  // 61: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 62: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	4,   // 63: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
+	69,  // 64: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	55,  // 65: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	14,  // 66: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,   // 67: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	68,  // 68: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	58,  // 69: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
+	68,  // 70: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
+	68,  // 71: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
+	68,  // 72: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
+	68,  // 73: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
+	59,  // 74: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
+	60,  // 75: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
+	60,  // 76: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
+	68,  // 77: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
+	63,  // 78: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	64,  // 79: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	67,  // 80: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	17,  // 81: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	19,  // 82: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	21,  // 83: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	23,  // 84: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	25,  // 85: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 86: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	29,  // 87: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	31,  // 88: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	33,  // 89: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	35,  // 90: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36,  // 91: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	39,  // 92: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
+	41,  // 93: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	25,  // 94: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 95: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	43,  // 96: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	47,  // 97: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	50,  // 98: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	53,  // 99: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	31,  // 100: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	33,  // 101: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	56,  // 102: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
+	61,  // 103: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	61,  // 104: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	61,  // 105: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	61,  // 106: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	62,  // 107: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	62,  // 108: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	18,  // 109: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	20,  // 110: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	22,  // 111: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	24,  // 112: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	26,  // 113: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 114: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	30,  // 115: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	32,  // 116: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	34,  // 117: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	38,  // 118: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37,  // 119: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	40,  // 120: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
+	42,  // 121: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	26,  // 122: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 123: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	44,  // 124: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	48,  // 125: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	51,  // 126: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	54,  // 127: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	32,  // 128: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	34,  // 129: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	57,  // 130: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
+	65,  // 131: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	30,  // 132: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	65,  // 133: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	30,  // 134: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	66,  // 135: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	30,  // 136: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	109, // [109:137] is the sub-list for method output_type
+	81,  // [81:109] is the sub-list for method input_type
+	81,  // [81:81] is the sub-list for extension type_name
+	81,  // [81:81] is the sub-list for extension extendee
+	0,   // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -4686,7 +5303,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   61,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

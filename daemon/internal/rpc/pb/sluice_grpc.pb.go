@@ -37,6 +37,7 @@ const (
 	Owner_Drain_FullMethodName     = "/sluice.v1.Owner/Drain"
 	Owner_Offer_FullMethodName     = "/sluice.v1.Owner/Offer"
 	Owner_Gone_FullMethodName      = "/sluice.v1.Owner/Gone"
+	Owner_Probe_FullMethodName     = "/sluice.v1.Owner/Probe"
 )
 
 // OwnerClient is the client API for Owner service.
@@ -57,6 +58,7 @@ type OwnerClient interface {
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 	Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error)
 	Gone(ctx context.Context, in *GoneRequest, opts ...grpc.CallOption) (*GoneReply, error)
+	Probe(ctx context.Context, in *ProbeOrder, opts ...grpc.CallOption) (*ProbeOffer, error)
 }
 
 type ownerClient struct {
@@ -177,6 +179,16 @@ func (c *ownerClient) Gone(ctx context.Context, in *GoneRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *ownerClient) Probe(ctx context.Context, in *ProbeOrder, opts ...grpc.CallOption) (*ProbeOffer, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ProbeOffer)
+	err := c.cc.Invoke(ctx, Owner_Probe_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OwnerServer is the server API for Owner service.
 // All implementations must embed UnimplementedOwnerServer
 // for forward compatibility.
@@ -195,6 +207,7 @@ type OwnerServer interface {
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	Offer(context.Context, *OfferRequest) (*OfferReply, error)
 	Gone(context.Context, *GoneRequest) (*GoneReply, error)
+	Probe(context.Context, *ProbeOrder) (*ProbeOffer, error)
 	mustEmbedUnimplementedOwnerServer()
 }
 
@@ -237,6 +250,9 @@ func (UnimplementedOwnerServer) Offer(context.Context, *OfferRequest) (*OfferRep
 }
 func (UnimplementedOwnerServer) Gone(context.Context, *GoneRequest) (*GoneReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Gone not implemented")
+}
+func (UnimplementedOwnerServer) Probe(context.Context, *ProbeOrder) (*ProbeOffer, error) {
+	return nil, status.Error(codes.Unimplemented, "method Probe not implemented")
 }
 func (UnimplementedOwnerServer) mustEmbedUnimplementedOwnerServer() {}
 func (UnimplementedOwnerServer) testEmbeddedByValue()               {}
@@ -457,6 +473,24 @@ func _Owner_Gone_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_Probe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProbeOrder)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Probe(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Probe_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Probe(ctx, req.(*ProbeOrder))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Owner_ServiceDesc is the grpc.ServiceDesc for Owner service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -508,6 +542,10 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Gone",
 			Handler:    _Owner_Gone_Handler,
 		},
+		{
+			MethodName: "Probe",
+			Handler:    _Owner_Probe_Handler,
+		},
 	},
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "daemon/internal/rpc/sluice.proto",
@@ -523,6 +561,7 @@ const (
 	Local_Stats_FullMethodName   = "/sluice.v1.Local/Stats"
 	Local_Set_FullMethodName     = "/sluice.v1.Local/Set"
 	Local_Drain_FullMethodName   = "/sluice.v1.Local/Drain"
+	Local_Probe_FullMethodName   = "/sluice.v1.Local/Probe"
 )
 
 // LocalClient is the client API for Local service.
@@ -541,6 +580,7 @@ type LocalClient interface {
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
 	Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetReply, error)
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
+	Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeReply, error)
 }
 
 type localClient struct {
@@ -641,6 +681,16 @@ func (c *localClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *localClient) Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ProbeReply)
+	err := c.cc.Invoke(ctx, Local_Probe_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LocalServer is the server API for Local service.
 // All implementations must embed UnimplementedLocalServer
 // for forward compatibility.
@@ -657,6 +707,7 @@ type LocalServer interface {
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)
 	Set(context.Context, *SetRequest) (*SetReply, error)
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
+	Probe(context.Context, *ProbeRequest) (*ProbeReply, error)
 	mustEmbedUnimplementedLocalServer()
 }
 
@@ -693,6 +744,9 @@ func (UnimplementedLocalServer) Set(context.Context, *SetRequest) (*SetReply, er
 }
 func (UnimplementedLocalServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedLocalServer) Probe(context.Context, *ProbeRequest) (*ProbeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Probe not implemented")
 }
 func (UnimplementedLocalServer) mustEmbedUnimplementedLocalServer() {}
 func (UnimplementedLocalServer) testEmbeddedByValue()               {}
@@ -877,6 +931,24 @@ func _Local_Drain_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Local_Probe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProbeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LocalServer).Probe(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Local_Probe_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LocalServer).Probe(ctx, req.(*ProbeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Local_ServiceDesc is the grpc.ServiceDesc for Local service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -919,6 +991,10 @@ var Local_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drain",
 			Handler:    _Local_Drain_Handler,
+		},
+		{
+			MethodName: "Probe",
+			Handler:    _Local_Probe_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
