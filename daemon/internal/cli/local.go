@@ -68,13 +68,18 @@ func dial(socket string) (local, string, error) {
 
 // question makes one call to the daemon and adds a remedy to its error.
 func question[T any](ctx context.Context, socket string, put func(context.Context, local) (T, error)) (T, error) {
+	return within(ctx, callTime, socket, put)
+}
+
+// within is a question whose answer may take that long.
+func within[T any](ctx context.Context, limit time.Duration, socket string, put func(context.Context, local) (T, error)) (T, error) {
 	var zero T
 	d, socket, err := dial(socket)
 	if err != nil {
 		return zero, err
 	}
 	defer d.Close()
-	ctx, cancel := context.WithTimeout(ctx, callTime)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	v, err := put(ctx, d)
 	if err != nil {

@@ -16,6 +16,9 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
+// probeTime is how long one may take, with the pause that a user's has to wait for.
+const probeTime = probe.Life + callTime
+
 // probed is what is known of one owner's link: JSON's object.
 type probed struct {
 	Owner    string       `json:"owner"`
@@ -99,7 +102,7 @@ func probeAll(cmd *cobra.Command, socket string, owners []string, asJSON bool) e
 	failed := false
 	for i, name := range owners {
 		r := probed{Owner: name}
-		p, err := question(cmd.Context(), socket, func(ctx context.Context, d local) (lease.Probe, error) { return d.Probe(ctx, name) })
+		p, err := within(cmd.Context(), probeTime, socket, func(ctx context.Context, d local) (lease.Probe, error) { return d.Probe(ctx, name) })
 		switch {
 		case errors.Is(err, errNoDaemon), err != nil && len(owners) == 1 && !asJSON:
 			return err

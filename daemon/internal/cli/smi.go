@@ -29,9 +29,19 @@ type smiGPU struct {
 	index int
 	name  string // "" unknown
 	grant lease.Grant
-	use   lease.Use
-	busy  float64 // percent of the time, -1 unknown
+	use   *lease.Use // nil unknown: its owner does not answer
+	busy  float64    // percent of the time, -1 unknown
 }
+
+// memory is what v makes of the bytes in use.
+func (g *smiGPU) memory(v func(used uint64) uint64) string {
+	if g.use == nil {
+		return unknown
+	}
+	return mib(v(g.use.Used))
+}
+
+func (g *smiGPU) called() string { return plain(cmp.Or(g.name, unknown)) }
 
 // smiField is a field of --query-gpu.
 type smiField struct {
@@ -44,11 +54,13 @@ const unknown = "[N/A]"
 
 var smiFields = []smiField{
 	{"index", "", func(g *smiGPU) string { return strconv.Itoa(g.index) }},
-	{"name", "", func(g *smiGPU) string { return cmp.Or(plain(g.name), unknown) }},
+	{"name", "", func(g *smiGPU) string { return g.called() }},
 	{"uuid", "", func(g *smiGPU) string { return plain(g.grant.GPU) }},
 	{"memory.total", "MiB", func(g *smiGPU) string { return mib(g.grant.Mem) }},
-	{"memory.used", "MiB", func(g *smiGPU) string { return mib(g.use.Used) }},
-	{"memory.free", "MiB", func(g *smiGPU) string { return mib(g.grant.Mem - min(g.use.Used, g.grant.Mem)) }},
+	{"memory.used", "MiB", func(g *smiGPU) string { return g.memory(func(used uint64) uint64 { return used }) }},
+	{"memory.free", "MiB", func(g *smiGPU) string {
+		return g.memory(func(used uint64) uint64 { return g.grant.Mem - min(used, g.grant.Mem) })
+	}},
 	{"utilization.gpu", "%", func(g *smiGPU) string {
 		if g.busy < 0 {
 			return unknown
@@ -101,6 +113,9 @@ func (o *smi) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+	if cmd.Flags().Changed("format") && o.query == "" {
+		return errors.New("--format is for --query-gpu")
+	}
 	ctx, w := cmd.Context(), cmd.OutOrStdout()
 	ls, err := leases(ctx, o.socket)
 	if err != nil {
@@ -110,14 +125,17 @@ func (o *smi) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	l, gpus, err := o.look(ctx, id, !o.list)
+	wants := func(field string) bool {
+		return len(fields) == 0 || slices.ContainsFunc(fields, func(i int) bool { return smiFields[i].name == field })
+	}
+	l, gpus, err := o.look(ctx, id, wants("name"), !o.list && wants("utilization.gpu"))
 	if err != nil {
 		return err
 	}
 	switch {
 	case o.list:
 		for _, g := range gpus {
-			if _, err := fmt.Fprintf(w, "GPU %d: %s (UUID: %s)\n", g.index, cmp.Or(plain(g.name), unknown), plain(g.grant.GPU)); err != nil {
+			if _, err := fmt.Fprintf(w, "GPU %d: %s (UUID: %s)\n", g.index, g.called(), plain(g.grant.GPU)); err != nil {
 				return err
 			}
 		}
@@ -130,10 +148,15 @@ func (o *smi) run(cmd *cobra.Command, args []string) error {
 
 // fields are the places in smiFields of what --query-gpu names.
 func (o *smi) fields() ([]int, error) {
-	for _, f := range strings.Split(o.format, ",") {
-		if f = strings.TrimSpace(f); f != "csv" && f != "noheader" && f != "nounits" {
+	format := strings.Split(o.format, ",")
+	for i, f := range format {
+		format[i] = strings.TrimSpace(f)
+		if f = format[i]; f != "csv" && f != "noheader" && f != "nounits" {
 			return nil, fmt.Errorf("--format %q: want csv, and then noheader and nounits as csv,noheader,nounits", f)
 		}
+	}
+	if !slices.Contains(format, "csv") {
+		return nil, fmt.Errorf("--format %q: csv is missing, as in csv,%s", o.format, o.format)
 	}
 	if o.query == "" {
 		return nil, nil
@@ -157,9 +180,11 @@ func smiLease(ls []lease.Status, args []string) (string, error) {
 	if len(args) == 1 {
 		name = args[0]
 	}
-	switch {
-	case name != "":
+	if name != "" {
 		return named(ls, name)
+	}
+	ls = slices.DeleteFunc(slices.Clone(ls), func(l lease.Status) bool { return l.State != lease.Granted })
+	switch {
 	case len(ls) == 0:
 		return "", errors.New("no lease of yours on this node; get one with srun --gres=rgpu:PERCENT or sluice run --fraction PERCENT")
 	case len(ls) > 1:
@@ -168,8 +193,8 @@ func smiLease(ls []lease.Status, args []string) (string, error) {
 	return ls[0].ID, nil
 }
 
-// look asks the daemon, twice for the utilisation.
-func (o *smi) look(ctx context.Context, id string, twice bool) (lease.Status, []smiGPU, error) {
+// look asks the daemon, twice for the utilisation. The owners are asked for the names of their GPUs; of one that does not answer they are unknown.
+func (o *smi) look(ctx context.Context, id string, names, busy bool) (lease.Status, []smiGPU, error) {
 	find := func() (lease.Status, time.Time, error) {
 		s, err := stats(ctx, o.socket)
 		if err != nil {
@@ -185,14 +210,21 @@ func (o *smi) look(ctx context.Context, id string, twice bool) (lease.Status, []
 		return before, nil, err
 	}
 	now, at := before, begun
-	if twice && len(before.Shares) > 0 && len(before.Sessions) > 0 {
-		time.Sleep(smiInterval)
+	if busy && len(before.Shares) > 0 && len(before.Sessions) > 0 {
+		select {
+		case <-time.After(smiInterval):
+		case <-ctx.Done():
+			return now, nil, ctx.Err()
+		}
 		if now, at, err = find(); err != nil {
 			return now, nil, err
 		}
 	}
-	pools, err := question(ctx, o.socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, "") })
-	return now, smiGPUs(&now, &before, at.Sub(begun), pools), err
+	var pools []rpc.Pool
+	if names {
+		pools, _ = question(ctx, o.socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, "") })
+	}
+	return now, smiGPUs(&now, &before, at.Sub(begun), pools), nil
 }
 
 // smiGPUs puts together what is known of a lease's GPUs.
@@ -208,13 +240,14 @@ func smiGPUs(now, before *lease.Status, took time.Duration, pools []rpc.Pool) []
 	var out []smiGPU
 	for i, gr := range now.Grants {
 		g := smiGPU{index: i, name: names[gr.Owner+" "+gr.GPU], grant: gr, busy: -1}
-		if i < len(now.Use) {
-			g.use = now.Use[i]
+		if i < len(now.Use) && now.Use[i].Granted > 0 {
+			g.use = &now.Use[i]
 		}
-		switch {
+		switch shared := func(l *lease.Status) bool { return i < len(l.Shares) && l.Shares[i] != (lease.Share{}) }; {
+		case g.use == nil:
 		case len(now.Sessions) == 0:
 			g.busy = 0
-		case took > 0 && i < len(now.Shares) && i < len(before.Shares):
+		case took > 0 && shared(now) && shared(before):
 			g.busy = min(max(100*(now.Shares[i].Busy-before.Shares[i].Busy).Seconds()/took.Seconds(), 0), 100)
 		}
 		out = append(out, g)
@@ -225,27 +258,29 @@ func smiGPUs(now, before *lease.Status, took time.Duration, pools []rpc.Pool) []
 func (o *smi) csv(w io.Writer, gpus []smiGPU, fields []int) error {
 	header, units := !strings.Contains(o.format, "noheader"), !strings.Contains(o.format, "nounits")
 	var b strings.Builder
-	for i, f := range fields {
-		if !header {
-			break
+	line := func(value func(f *smiField) string) {
+		values := make([]string, len(fields))
+		for i, f := range fields {
+			values[i] = value(&smiFields[f])
 		}
-		b.WriteString(map[bool]string{true: ", "}[i > 0] + smiFields[f].name)
-		if smiFields[f].unit != "" {
-			b.WriteString(" [" + smiFields[f].unit + "]")
-		}
-		if i == len(fields)-1 {
-			b.WriteByte('\n')
-		}
+		b.WriteString(strings.Join(values, ", ") + "\n")
+	}
+	if header {
+		line(func(f *smiField) string {
+			if f.unit == "" {
+				return f.name
+			}
+			return f.name + " [" + f.unit + "]"
+		})
 	}
 	for i := range gpus {
-		for j, f := range fields {
-			v := smiFields[f].value(&gpus[i])
-			if units && smiFields[f].unit != "" && v != unknown {
-				v += " " + smiFields[f].unit
+		line(func(f *smiField) string {
+			v := f.value(&gpus[i])
+			if units && f.unit != "" && v != unknown {
+				v += " " + f.unit
 			}
-			b.WriteString(map[bool]string{true: ", "}[j > 0] + v)
-		}
-		b.WriteByte('\n')
+			return v
+		})
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -255,12 +290,15 @@ func smiTables(w io.Writer, l *lease.Status, gpus []smiGPU) error {
 	var rows [][]string
 	for i := range gpus {
 		g := &gpus[i]
-		busy := "-"
+		busy, used := "-", "-"
+		if g.use != nil {
+			used = mib(g.use.Used) + "MiB"
+		}
 		if g.busy >= 0 {
 			busy = strconv.FormatFloat(g.busy, 'f', 0, 64) + "%"
 		}
 		rows = append(rows, []string{strconv.Itoa(g.index), g.name, g.grant.Owner, strconv.FormatUint(uint64(g.grant.Percent), 10) + "%",
-			mib(g.use.Used) + "MiB / " + mib(g.grant.Mem) + "MiB", busy, g.grant.GPU})
+			used + " / " + mib(g.grant.Mem) + "MiB", busy, g.grant.GPU})
 	}
 	if _, err := fmt.Fprintf(w, "lease %s of job %s\n", short(l.ID), plain(l.Request.Key.Job)); err != nil {
 		return err

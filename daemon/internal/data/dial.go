@@ -124,11 +124,11 @@ func (d *Dialer) encrypt(ctx context.Context, addr string, tcp *os.File, o lease
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	ready, err := d.Relay.start(relayConfig{Peer: o.CertHash}, key, uid, tcp, outer, log)
+	relay, err := d.Relay.start(relayConfig{Peer: o.CertHash}, key, uid, tcp, outer, log)
 	_ = outer.Close()
 	if err == nil {
 		select {
-		case err = <-ready:
+		case err = <-relay.ready:
 		case <-ctx.Done():
 			err = fmt.Errorf("encrypted connection to %s: %w", addr, ctx.Err())
 		}

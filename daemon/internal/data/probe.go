@@ -11,29 +11,27 @@ import (
 // Connections of a probe, which measures the link. They are opened, authenticated and encrypted as those of sessions are, and then given to
 // who measures instead of to a worker.
 
-// taker is given the connections of a probe at the owner, as Connection has them. Both files are its own. It returns at once.
-type taker func(conn, tcp *os.File) error
-
-// probing stands for the lease in tickets of probes; no lease has such an id.
-const probing = "probe"
+// taker is given the connections of a probe at the owner, as Connection has them. Both files are its own. It returns at once, and free is
+// called when no relay carries the connection any more.
+type taker = func(conn, tcp *os.File) (free func(), err error)
 
 type filer interface{ File() (*os.File, error) }
 
-// withTCP passes conn on with the connection of TCP that carries it.
-func (t taker) withTCP(conn *os.File, socket filer) error {
+// taken passes conn to a probe with the connection of TCP that carries it.
+func taken(t taker, conn *os.File, socket filer) (free func(), err error) {
 	tcp, err := socket.File()
 	if err != nil {
 		_ = conn.Close()
-		return err
+		return nil, err
 	}
 	return t(conn, tcp)
 }
 
 // OfferProbe makes the tickets of a probe. The caller has decided that host may probe, and has checked the request.
-func (s *Server) OfferProbe(r lease.ProbeRequest, take func(conn, tcp *os.File) error) ([]lease.Offer, error) {
+func (s *Server) OfferProbe(r lease.ProbeRequest, take func(conn, tcp *os.File) (free func(), err error)) ([]lease.Offer, error) {
 	offers := make([]lease.Offer, r.Connections)
 	for i := range offers {
-		q := lease.SessionRequest{Lease: probing, UID: r.UID, Encrypt: r.Encrypt}
+		q := lease.SessionRequest{UID: r.UID, Encrypt: r.Encrypt}
 		if r.Encrypt {
 			q.CertHash = r.CertHashes[i]
 		}

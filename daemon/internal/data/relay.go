@@ -86,10 +86,15 @@ func newKey() (tls.Certificate, []byte, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, sum[:], nil
 }
 
+// relayed is a relay that was started.
+type relayed struct {
+	ready <-chan error    // has one value: nil when both relays know each other, or why not
+	over  <-chan struct{} // closed when the process is no more
+}
+
 // start runs a relay between network and session, which stay the caller's to
-// close. The channel has one value: nil when both relays know each other, or why
-// not. A daemon that ends meanwhile leaves the relay to itself.
-func (r Relay) start(cfg relayConfig, key tls.Certificate, uid uint32, network, session *os.File, log *slog.Logger) (<-chan error, error) {
+// close. A daemon that ends meanwhile leaves the relay to itself.
+func (r Relay) start(cfg relayConfig, key tls.Certificate, uid uint32, network, session *os.File, log *slog.Logger) (*relayed, error) {
 	cfg.Cert = key.Certificate[0]
 	var err error
 	if cfg.Key, err = x509.MarshalPKCS8PrivateKey(key.PrivateKey); err != nil {
@@ -126,8 +131,9 @@ func (r Relay) start(cfg relayConfig, key tls.Certificate, uid uint32, network, 
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
-	ready := make(chan error, 1)
+	ready, over := make(chan error, 1), make(chan struct{})
 	go func() {
+		defer close(over)
 		word, rerr := io.ReadAll(io.LimitReader(out, 512))
 		switch {
 		case string(word) == readyWord:
@@ -141,7 +147,7 @@ func (r Relay) start(cfg relayConfig, key tls.Certificate, uid uint32, network, 
 			log.Debug("relay ended", "pid", cmd.Process.Pid, "error", err)
 		}
 	}()
-	return ready, nil
+	return &relayed{ready, over}, nil
 }
 
 // RelayMain is the program of a relay: configuration on stdin, the network on

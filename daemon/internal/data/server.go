@@ -82,18 +82,21 @@ func NewServer(cfg Config) *Server {
 func (s *Server) Offer(r lease.SessionRequest) (lease.Offer, error) { return s.offer(r, nil) }
 
 func (s *Server) offer(r lease.SessionRequest, probe taker) (lease.Offer, error) {
-	o := lease.Offer{Addr: s.cfg.Addr}
+	o, what := lease.Offer{Addr: s.cfg.Addr}, "session"
+	if probe != nil {
+		what = "probe"
+	}
 	if s.cfg.Encrypt != nil && s.cfg.Encrypt() && !r.Encrypt {
-		return o, lease.Errorf(lease.Denied, "this owner takes encrypted sessions only: set encrypt: true in the sluice.yaml of the node that asks, too")
+		return o, lease.Errorf(lease.Denied, "this owner takes encrypted %ss only: set encrypt: true in the sluice.yaml of the node that asks, too", what)
 	}
 	var key tls.Certificate
 	if r.Encrypt {
 		if len(r.CertHash) != 32 {
-			return o, lease.Errorf(lease.Invalid, "encrypted session: certificate hash of %d bytes, not 32", len(r.CertHash))
+			return o, lease.Errorf(lease.Invalid, "encrypted %s: certificate hash of %d bytes, not 32", what, len(r.CertHash))
 		}
 		var err error
 		if key, o.CertHash, err = newKey(); err != nil {
-			return o, lease.Errorf(lease.Internal, "encrypted session: %v", err)
+			return o, lease.Errorf(lease.Internal, "encrypted %s: %v", what, err)
 		}
 	}
 	var err error
@@ -192,13 +195,13 @@ func (s *Server) handshake(ctx context.Context, c *limit.Conn) (r lease.SessionR
 	want := proof(&secret, roleClient, &first, &nonce)
 	k, err := s.tickets.use(h.ticket, want[:], answer[:])
 	if err != nil {
-		return r, err
+		return r, k.named(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, admitTime)
 	defer cancel()
 	reason := ""
 	if err = s.admit(ctx, c.Conn, k); err != nil {
-		err = fmt.Errorf("%w: %w", ErrRefused, err)
+		err = k.named(fmt.Errorf("%w: %w", ErrRefused, err))
 		if reason = err.Error(); len(reason) > maxReason {
 			reason = reason[:maxReason]
 		}
@@ -225,11 +228,19 @@ func (s *Server) admit(ctx context.Context, c net.Conn, k *ticket) error {
 		_ = f.Close()
 		return err
 	}
+	free := func() {} // of a probe: no relay carries it
 	pass := func(conn *os.File) error { return s.cfg.Admit(ctx, k.request, conn) }
 	if k.probe != nil {
-		pass = func(conn *os.File) error { return k.probe.withTCP(conn, socket) }
+		pass = func(conn *os.File) error {
+			f, err := taken(k.probe, conn, socket)
+			if err == nil {
+				free = f
+			}
+			return err
+		}
 	}
 	if !k.request.Encrypt {
+		defer func() { free() }()
 		return pass(f)
 	}
 	defer f.Close()
@@ -241,18 +252,35 @@ func (s *Server) admit(ctx context.Context, c net.Conn, k *ticket) error {
 		_ = outer.Close()
 		return err
 	}
+	// The user of a session is the lease's. Of a probe it is only what the node says: its relay is nobody's.
+	uid := k.request.UID
+	if k.probe != nil {
+		uid = nobody
+	}
 	// The relay starts only now: it waits up to relayTime for the host's relay, which starts
 	// after the result. So this does not wait either. If the relay fails, the worker sees the
 	// end of the connection.
-	ready, err := s.cfg.Relay.start(relayConfig{Server: true, Peer: k.request.CertHash}, k.key, k.request.UID, f, outer, s.cfg.Log)
+	relay, err := s.cfg.Relay.start(relayConfig{Server: true, Peer: k.request.CertHash}, k.key, uid, f, outer, s.cfg.Log)
 	_ = outer.Close()
 	if err != nil {
+		free()
 		return err
 	}
-	go func() {
-		if err := <-ready; err != nil {
-			s.cfg.Log.Warn("encrypted session", "lease", k.request.Lease, "error", err)
-		}
-	}()
+	go s.watch(relay, k, free)
 	return nil
+}
+
+// watch says why a relay never got ready, and when it has ended.
+func (s *Server) watch(relay *relayed, k *ticket, free func()) {
+	switch err := <-relay.ready; {
+	case err == nil:
+	case k.probe == nil:
+		s.cfg.Log.Warn("encrypted session", "lease", k.request.Lease, "error", err)
+	default: // any node may have as many as it likes, one after the other
+		if skipped, ok := s.reports.Pass(); ok {
+			s.cfg.Log.Warn("encrypted probe", "error", err, "unreported", skipped)
+		}
+	}
+	<-relay.over
+	free()
 }

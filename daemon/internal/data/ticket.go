@@ -30,6 +30,22 @@ type ticket struct {
 	wrong   int
 }
 
+// kept is by what tickets are counted: of probes all together. No lease has such an id.
+func kept(lease string, probe taker) string {
+	if probe != nil {
+		return "probe"
+	}
+	return lease
+}
+
+// named adds to an error that the ticket was a probe's: in logs it stands for no lease. k may be nil.
+func (k *ticket) named(err error) error {
+	if k != nil && k.probe != nil {
+		return fmt.Errorf("a probe's connection: %w", err)
+	}
+	return err
+}
+
 // tickets are the tickets that can be used. One mutex guards them, and is held for
 // microseconds.
 type tickets struct {
@@ -39,7 +55,7 @@ type tickets struct {
 
 	mu    sync.Mutex
 	out   map[[16]byte]*ticket
-	count map[string]int // by lease
+	count map[string]int // by kept
 	swept time.Time      // when old tickets were last dropped
 }
 
@@ -53,14 +69,14 @@ func (t *tickets) add(r lease.SessionRequest, key tls.Certificate, probe taker) 
 	_, _ = rand.Read(secret[:])
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now, most := t.now(), t.perLease
+	now, most, by := t.now(), t.perLease, kept(r.Lease, probe)
 	if probe != nil {
 		most = maxProbes
 	}
-	if len(t.out) >= maxTickets || t.count[r.Lease] >= most || now.Sub(t.swept) >= time.Second {
+	if len(t.out) >= maxTickets || t.count[by] >= most || now.Sub(t.swept) >= time.Second {
 		t.expire(now)
 	}
-	n := t.count[r.Lease]
+	n := t.count[by]
 	switch {
 	case n >= most && probe != nil:
 		return id, secret, lease.Errorf(lease.Conflict, "%d connections of probes have not been used; try again in %v", n, t.life)
@@ -70,7 +86,7 @@ func (t *tickets) add(r lease.SessionRequest, key tls.Certificate, probe taker) 
 		return id, secret, lease.Errorf(lease.NoRoom, "%d sessions are being opened already; try again in %v", len(t.out), t.life)
 	}
 	t.out[id] = &ticket{secret: secret, request: r, key: key, probe: probe, until: now.Add(t.life)}
-	t.count[r.Lease]++
+	t.count[by]++
 	return id, secret, nil
 }
 
@@ -111,6 +127,9 @@ func (t *tickets) get(id [16]byte) (*ticket, error) {
 	}
 	if !t.now().Before(k.until) {
 		t.drop(id, k)
+		if k.probe != nil {
+			return nil, k.named(fmt.Errorf("%w: the ticket is older than %v", ErrRefused, t.life))
+		}
 		return nil, fmt.Errorf("%w: the ticket for lease %s is older than %v", ErrRefused, k.request.Lease, t.life)
 	}
 	return k, nil
@@ -129,7 +148,8 @@ func (t *tickets) expire(now time.Time) {
 // drop forgets a ticket. t.mu is held.
 func (t *tickets) drop(id [16]byte, k *ticket) {
 	delete(t.out, id)
-	if t.count[k.request.Lease]--; t.count[k.request.Lease] <= 0 {
-		delete(t.count, k.request.Lease)
+	by := kept(k.request.Lease, k.probe)
+	if t.count[by]--; t.count[by] <= 0 {
+		delete(t.count, by)
 	}
 }

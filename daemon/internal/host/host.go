@@ -242,7 +242,6 @@ func New(cfg Config) (*Host, error) {
 		explains: crew{doing: "reading the audit log", most: 2, each: 1},
 		probes:   crew{doing: "probing", most: 8, each: 1},
 	}
-	h.userProbes.Rest = probeRest
 	h.base, h.end = context.WithCancel(context.Background())
 	if err := h.SetPools(cfg.Pools); err != nil {
 		return nil, err

@@ -11,8 +11,11 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
-// probeRest is how long this node begins no user's probe after one, of any owner.
+// probeRest is how long at least this node begins no user's probe after one, of any owner.
 const probeRest = 2 * time.Second
+
+// probeWait is how long a user's probe waits at most for that.
+const probeWait = 15 * time.Second
 
 // probeDial is how long the connections of a probe may take.
 const probeDial = 10 * time.Second
@@ -33,15 +36,24 @@ func (h *Host) Probe(ctx context.Context, p rpc.Peer, owner string) (lease.Probe
 		return lease.Probe{}, err
 	}
 	defer h.probes.leave(p.UID)
-	ctx, cancel := context.WithTimeout(ctx, probe.Life)
-	defer cancel()
-	defer context.AfterFunc(h.base, cancel)()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(h.base, end)()
 	leave, err := h.probeTurn(ctx, p.UID)
 	if err != nil {
 		return lease.Probe{}, err
 	}
-	defer leave()
-	v, err := h.probe(ctx, pe, p.UID)
+	var moving time.Time
+	defer func() {
+		if moving.IsZero() { // nothing was sent
+			leave(probe.Rests{})
+			return
+		}
+		leave(probe.Rests{Users: max(probeRest, probe.Share*time.Since(moving))})
+	}()
+	ctx, cancel := context.WithTimeout(ctx, probe.Life)
+	defer cancel()
+	v, err := h.probe(ctx, pe, p.UID, func() { moving = time.Now() })
 	v.Node, v.Owner = h.cfg.Node, owner
 	var known *lease.Error
 	if err != nil && !errors.As(err, &known) {
@@ -56,9 +68,9 @@ func (h *Host) Probe(ctx context.Context, p rpc.Peer, owner string) (lease.Probe
 }
 
 // probeTurn waits until a user may probe. Root need not.
-func (h *Host) probeTurn(ctx context.Context, uid uint32) (leave func(), err error) {
+func (h *Host) probeTurn(ctx context.Context, uid uint32) (leave func(probe.Rests), err error) {
 	if uid == 0 {
-		return func() {}, nil
+		return func(probe.Rests) {}, nil
 	}
 	for {
 		leave, busy := h.userProbes.Enter("user "+strconv.FormatUint(uint64(uid), 10), uid, probe.Life)
@@ -68,6 +80,9 @@ func (h *Host) probeTurn(ctx context.Context, uid uint32) (leave func(), err err
 		if busy.Who != "" {
 			return nil, lease.Errorf(lease.Conflict, "%s probes from this node, which lets one user do so at a time; try again in some seconds", busy.Who)
 		}
+		if busy.Wait > probeWait {
+			return nil, lease.Errorf(lease.Conflict, "a user has just probed from this node; try again in %v: users' probes leave a pause, so that they cannot fill a link", busy.Wait.Truncate(time.Second)+time.Second)
+		}
 		select {
 		case <-time.After(busy.Wait):
 		case <-ctx.Done():
@@ -76,8 +91,8 @@ func (h *Host) probeTurn(ctx context.Context, uid uint32) (leave func(), err err
 	}
 }
 
-// probe measures.
-func (h *Host) probe(ctx context.Context, pe *peer, uid uint32) (lease.Probe, error) {
+// probe measures. moves is called when it begins to fill the link.
+func (h *Host) probe(ctx context.Context, pe *peer, uid uint32, moves func()) (lease.Probe, error) {
 	o, ok := pe.owner.(lease.Prober)
 	if !ok {
 		return lease.Probe{}, lease.Errorf(lease.WrongPeer, "owner %s cannot be probed from this daemon", pe.name)
@@ -93,7 +108,9 @@ func (h *Host) probe(ctx context.Context, pe *peer, uid uint32) (lease.Probe, er
 			_ = c.Close()
 		}
 	}()
-	v, err := probe.Measure(ctx, conns, probe.PlanFor(uid))
+	plan := probe.PlanFor(uid)
+	plan.Moves = moves
+	v, err := probe.Measure(ctx, conns, plan)
 	v.Encrypted = encrypted
 	return v, err
 }

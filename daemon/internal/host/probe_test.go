@@ -77,13 +77,24 @@ func TestProbe(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// A user's next one waits for its turn, and a caller who leaves meanwhile is not waited for.
-	s.userProbes.Rest = time.Hour
+	// A user's next one waits for its turn, and a caller who leaves meanwhile is not waited for. One whose turn is far is told when it is.
+	after := func(rest time.Duration) {
+		t.Helper()
+		leave, busy := s.userProbes.Enter("user 1000", 0, time.Hour)
+		if busy != nil {
+			t.Fatalf("%+v", busy)
+		}
+		leave(probe.Rests{Users: rest})
+	}
+	after(probeWait)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Probe(ctx, other, "a"); lease.CodeOf(err) != lease.Down || !strings.Contains(err.Error(), "gave up") {
 		t.Errorf("%v", err)
 	}
-	s.userProbes.Rest = time.Millisecond
+	after(time.Hour)
+	refused(other, "a", lease.Conflict, "a user has just probed from this node; try again in 1h0m0s: ")
+	after(time.Millisecond)
 	refused(other, "a", lease.Down, "end of the test")
+	refused(other, "a", lease.Down, "end of the test") // nothing was sent: no pause
 }

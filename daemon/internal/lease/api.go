@@ -109,8 +109,8 @@ type Link struct {
 
 // Use is the memory account of one grant, in bytes.
 type Use struct {
-	Granted  uint64 `json:"granted"`
-	Used     uint64 `json:"used"` // overhead included
+	Granted  uint64 `json:"granted"` // 0 in a Status: the grant's owner did not answer
+	Used     uint64 `json:"used"`    // overhead included
 	Overhead uint64 `json:"overhead"`
 	Peak     uint64 `json:"peak"`
 }

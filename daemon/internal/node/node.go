@@ -314,9 +314,7 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 		Ledger: led, Audit: n.audit, AuditFile: cfg.Audit.File, Log: n.log.With("part", "host"),
 		DialOwner: func(name, addr string) (lease.Owner, error) { return rpc.DialOwner(addr, name, n.id, version.Commit) },
 		DialData: func(ctx context.Context, o lease.Owner, addr, host string, r lease.SessionRequest) (*os.File, error) {
-			c := n.cfg.Load()
-			d := data.Dialer{Encrypt: c.Encrypt, KeepAlive: c.Session.Keepalive, Log: n.log}
-			return d.Open(ctx, o, addr, host, r)
+			return n.dialer().Open(ctx, o, addr, host, r)
 		},
 		DialProbe: n.dialProbe,
 		Pools:     pools(cfg), Users: cfg.Users.Run,
@@ -347,10 +345,18 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 	return nil
 }
 
+// dialer opens connections to owners as the configuration has it now.
+func (n *Node) dialer() *data.Dialer {
+	c := n.cfg.Load()
+	return &data.Dialer{Encrypt: c.Encrypt, KeepAlive: c.Session.Keepalive, Log: n.log}
+}
+
+// An owner gives probes the tickets of its data port.
+var _ owner.ProbeTickets = (*data.Server)(nil)
+
 // dialProbe opens the connections of a probe as those of sessions are.
 func (n *Node) dialProbe(ctx context.Context, o lease.Prober, addr, host string, r lease.ProbeRequest) (conns []*probe.Conn, encrypted bool, err error) {
-	c := n.cfg.Load()
-	d := data.Dialer{Encrypt: c.Encrypt, KeepAlive: c.Session.Keepalive, Log: n.log}
+	d := n.dialer()
 	files, err := d.Probe(ctx, o, addr, host, r)
 	for _, f := range files {
 		c, cerr := probe.NewConn(f.Conn, f.TCP)
@@ -366,7 +372,7 @@ func (n *Node) dialProbe(ctx context.Context, o lease.Prober, addr, host string,
 		}
 		return nil, false, err
 	}
-	return conns, c.Encrypt, nil
+	return conns, d.Encrypt, nil
 }
 
 func (n *Node) startMetrics(ctx context.Context) error {

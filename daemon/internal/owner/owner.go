@@ -444,6 +444,9 @@ func (o *Owner) List(_ context.Context, host string) ([]lease.Status, error) {
 	o.mu.RUnlock()
 	for i := range all {
 		all[i].Use = o.cfg.Workers.Use(all[i].ID)
+		for j := len(all[i].Use); j < len(all[i].Grants); j++ { // no session yet; what is granted says that it is known
+			all[i].Use = append(all[i].Use, lease.Use{Granted: all[i].Grants[j].Mem})
+		}
 		all[i].Sessions = o.cfg.Workers.Sessions(all[i].ID)
 		all[i].Shares = o.cfg.Workers.Shares(all[i].ID)
 	}

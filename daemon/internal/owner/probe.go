@@ -9,11 +9,12 @@ import (
 
 // ProbeTickets is what Tickets may implement besides: connections of probes.
 type ProbeTickets interface {
-	OfferProbe(r lease.ProbeRequest, take func(conn, tcp *os.File) error) ([]lease.Offer, error)
+	OfferProbe(r lease.ProbeRequest, take func(conn, tcp *os.File) (free func(), err error)) ([]lease.Offer, error)
 }
 
 // Probe implements lease.Prober. Any node whose daemon this one knows may probe, as any may ask for the inventory.
-func (o *Owner) Probe(_ context.Context, host string, r lease.ProbeRequest) ([]lease.Offer, error) {
+func (o *Owner) Probe(ctx context.Context, host string, r lease.ProbeRequest) ([]lease.Offer, error) {
+	o.probes.Await(ctx, host, r.UID)
 	offers, err := o.probe(host, r)
 	if err != nil {
 		if skipped, ok := o.refusal(host, r.UID); ok {

@@ -14,10 +14,10 @@ import (
 type probeTickets struct {
 	tickets
 	err  error
-	take func(conn, tcp *os.File) error
+	take func(conn, tcp *os.File) (func(), error)
 }
 
-func (p *probeTickets) OfferProbe(r lease.ProbeRequest, take func(conn, tcp *os.File) error) ([]lease.Offer, error) {
+func (p *probeTickets) OfferProbe(r lease.ProbeRequest, take func(conn, tcp *os.File) (func(), error)) ([]lease.Offer, error) {
 	p.take = take
 	return make([]lease.Offer, r.Connections), p.err
 }
@@ -61,7 +61,7 @@ func TestProbe(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = p.take(a, b)
+		_, err = p.take(a, b)
 		if err != nil && strings.Contains(err.Error(), "over") {
 			if _, err := a.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
 				t.Errorf("the connection of a probe that is over: %v", err)

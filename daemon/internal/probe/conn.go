@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
 // unsent is how many bytes may wait in a socket without having been sent. With less a fast link would stand still now and then; with the
@@ -24,6 +26,17 @@ type Conn struct {
 	tcp *os.File // the connection of TCP, which an encrypted one is only carried by; nil: none
 	in  *bufio.Reader
 	sys string // where the kernel shows network interfaces
+
+	known  *lease.ProbeEnd // once it has been asked for: the interface
+	smalls int             // messages that were not DATA of full size; counted at an owner
+}
+
+// small counts a message.
+func (c *Conn) small(kind uint32) error {
+	if c.smalls++; c.smalls > maxSmall {
+		return fmt.Errorf("%w: more than %d small ones, the last of kind %d", errGarbage, maxSmall, kind)
+	}
+	return nil
 }
 
 // NewConn takes an admitted connection and, for what its kernel says of it, the connection of TCP that carries it. Both files are its
@@ -42,10 +55,13 @@ func NewConn(conn, tcp *os.File) (*Conn, error) {
 	return p, nil
 }
 
-// Close closes both.
+// Close closes both. A relay that carries the connection, and may wait for the other side, ends with it.
 func (c *Conn) Close() error {
 	err := c.Conn.Close()
 	if c.tcp != nil {
+		if raw, err := c.tcp.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+		}
 		_ = c.tcp.Close()
 	}
 	return err
@@ -56,10 +72,14 @@ func (c *Conn) state() (s state) {
 	l, send, receive := c.link()
 	s.sent, s.resent = l.Sent, l.Resent
 	s.end.Segment, s.end.PathMTU, s.end.SendBuffer, s.end.ReceiveBuffer = l.Segment, l.PathMTU, send, receive
-	if ip, ok := c.local(); ok {
-		s.end.Device, s.end.DeviceMTU = device(ip)
-		s.end.DeviceSpeed = speed(c.sys, s.end.Device)
+	if c.known == nil { // listing interfaces is not cheap, and the other side asks as often as it likes
+		c.known = new(lease.ProbeEnd)
+		if ip, ok := c.local(); ok {
+			c.known.Device, c.known.DeviceMTU = device(ip)
+			c.known.DeviceSpeed = speed(c.sys, c.known.Device)
+		}
 	}
+	s.end.Device, s.end.DeviceMTU, s.end.DeviceSpeed = c.known.Device, c.known.DeviceMTU, c.known.DeviceSpeed
 	return s
 }
 
@@ -126,8 +146,8 @@ func (c *Conn) arrived() uint64 {
 }
 
 // receive reads DATA up to its END and returns when how much had come, and how much came in all. now is a clock that does not jump, take is
-// asked whether so many bytes more are wanted, first is the size of a DATA whose head has been read, or -1.
-func (c *Conn) receive(now func() int64, first int, take func(n int) bool) (list []sample, count uint64, err error) {
+// told of so many bytes more, heads included, and its error is receive's; first is the size of a DATA whose head has been read, or -1.
+func (c *Conn) receive(now func() int64, first int, take func(n int) error) (list []sample, count uint64, err error) {
 	s := sampler{every: int64(sampleTime)}
 	before := c.arrived()
 	note := func(t int64, last bool) {
@@ -146,14 +166,14 @@ func (c *Conn) receive(now func() int64, first int, take func(n int) bool) (list
 				return nil, count, err
 			case kind == kindEnd:
 				note(now(), true)
-				return s.list, count, nil
+				return settled(s.list), count, nil
 			case kind != kindData:
 				return nil, count, fmt.Errorf("%w: kind %d within DATA", errGarbage, kind)
 			}
 			size = n
 		}
-		if !take(int(size)) {
-			return nil, count, fmt.Errorf("%w: more DATA than was asked for", errGarbage)
+		if err := take(headSize + int(size)); err != nil {
+			return nil, count, err
 		}
 		if _, err := c.in.Discard(int(size)); err != nil {
 			return nil, count, err

@@ -9,7 +9,8 @@
 //	  SEND: for so long, so much    ->    DATA ... END, and the node notes
 //
 // docs/protocol.md has the layout of the messages. The rate is that at which bytes arrive: the receiver asks its kernel now and then how many
-// have come, so a receiver that had to wait for a processor measures no other rate.
+// have come, and leaves out what it asked after the last one had, so that one that had to wait for a processor measures no other rate as long as
+// the socket's buffer takes what comes meanwhile.
 //
 // Neither side trusts the other. Every message has a size that is checked before it is read, nothing is kept of DATA, and
 // every wait has a deadline. A connection is used by one goroutine at a time.

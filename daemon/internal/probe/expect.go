@@ -3,6 +3,7 @@ package probe
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -97,7 +98,10 @@ func Expect(p *lease.Probe) []string {
 	if up != nil && most != nil && up.Time >= judged && most.Time >= judged && most.Connections > 1 && most.Rate > up.Rate+up.Rate/4 {
 		said = append(said, fmt.Sprintf("One program has one connection. Several at a time had more: %d connections %s together.", most.Connections, Rate(most.Rate)))
 	}
-	if p.Bounded {
+	switch {
+	case p.Bounded && slices.ContainsFunc(p.Flows, func(f lease.ProbeFlow) bool { return f.Time < judged }):
+		said = append(said, "This was a user's probe, and over a link as fast as this its few bytes took too short a time to find what is wrong with a rate: a probe of root's can.")
+	case p.Bounded:
 		said = append(said, "This was a user's probe, which is short: a probe of root's measures longer.")
 	}
 	return said

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"context"
 	"math"
 	"os"
 	"regexp"
@@ -43,6 +44,10 @@ func TestExpect(t *testing.T) {
 		if !strings.Contains(got, w) {
 			t.Errorf("%q lacks %q", got, w)
 		}
+	}
+	p.Flows[0].Time = judged - 1
+	if got := Expect(&p); !strings.Contains(got[len(got)-1], "took too short a time to find what is wrong with a rate: a probe of root's can") {
+		t.Errorf("%q", got)
 	}
 	p.Flows = nil // over too soon to say
 	if got := Expect(&p); len(got) != 2 {
@@ -235,23 +240,89 @@ func TestSpeed(t *testing.T) {
 }
 
 func TestGate(t *testing.T) {
-	g := Gate{Rest: time.Hour}
-	leave, busy := g.Enter("a", 1000, time.Minute)
-	if busy != nil {
-		t.Fatalf("%+v", busy)
+	var g Gate
+	enter := func(who string, uid uint32) func(Rests) {
+		t.Helper()
+		leave, busy := g.Enter(who, uid, time.Minute)
+		if busy != nil {
+			t.Fatalf("%s: %+v", who, busy)
+		}
+		return leave
 	}
+	leave := enter("a", 1000)
 	if _, busy := g.Enter("b", 0, time.Minute); busy == nil || busy.Who != "a" || busy.Wait > time.Minute {
 		t.Errorf("%+v", busy)
 	}
-	leave()
+	g.Await(t.Context(), "b", 0, time.Hour) // nobody knows when a leaves: no reason to wait
+	leave(Rests{Users: time.Hour})
 	if _, busy := g.Enter("b", 1000, time.Minute); busy == nil || busy.Who != "" || busy.Wait > time.Hour || busy.Wait < 59*time.Minute {
 		t.Errorf("%+v", busy)
 	}
-	if _, busy := g.Enter("b", 0, time.Minute); busy != nil {
-		t.Errorf("%+v", busy)
-	}
-	leave() // again: it is b's now
+	g.Await(t.Context(), "b", 1000, time.Minute) // longer than the patience
+	next := enter("b", 0)
+	leave(Rests{}) // again: it is b's now
 	if _, busy := g.Enter("c", 0, time.Minute); busy == nil || busy.Who != "b" {
 		t.Errorf("%+v", busy)
+	}
+	// One that leaves at once is waited for, and a short pause after it too.
+	ending := make(chan struct{})
+	g.leaves(ending)
+	g.Await(t.Context(), "c", 0, time.Hour)
+	over := make(chan struct{}, 2)
+	wait := func(who string) {
+		g.Await(t.Context(), who, 0, time.Hour)
+		over <- struct{}{}
+	}
+	go wait("b")
+	close(ending)
+	go wait("c")
+	next(Rests{All: time.Millisecond, Users: time.Hour})
+	<-over
+	<-over
+	enter("c", 0)(Rests{All: time.Hour})
+	if _, busy := g.Enter("d", 0, time.Minute); busy == nil || busy.Who != "" || busy.Wait < 59*time.Minute {
+		t.Errorf("%+v", busy)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	g.Await(ctx, "d", 0, 2*time.Hour)
+}
+
+// A probe's pause is as long as what it did needs: none where no connection came, and a user's in proportion to how long it moved bytes.
+func TestRests(t *testing.T) {
+	ago := func(d time.Duration, moved int64, user bool) *Slot {
+		s := &Slot{epoch: time.Now().Add(-d), took: moved >= 0, user: user}
+		s.moved.Store(max(moved, 0))
+		return s
+	}
+	for _, c := range []struct {
+		s     *Slot
+		all   time.Duration
+		least time.Duration
+	}{
+		{ago(time.Minute, -1, true), 0, 0},
+		{ago(time.Minute, 0, true), rest, 0},
+		{ago(time.Second, int64(time.Second), true), rest, leastRest},
+		{ago(13*time.Second, int64(time.Second), true), rest, 108 * time.Second},
+		{ago(13*time.Second, int64(time.Second), false), rest, leastRest},
+	} {
+		if r := c.s.rests(); r.All != c.all || r.Users < c.least || r.Users > c.least+10*time.Minute {
+			t.Errorf("%+v, want %v and %v", r, c.all, c.least)
+		}
+	}
+}
+
+// What a receiver notes after all has come says nothing of when it came.
+func TestSettled(t *testing.T) {
+	for _, c := range []struct{ list, want []sample }{
+		{nil, nil},
+		{[]sample{{1, 5}}, []sample{{1, 5}}},
+		{[]sample{{1, 5}, {2, 5}}, []sample{{1, 5}, {2, 5}}},
+		{[]sample{{1, 0}, {2, 5}, {90, 9}, {99, 9}}, []sample{{1, 0}, {2, 5}}},
+		{[]sample{{1, 0}, {90, 9}, {99, 9}}, []sample{{1, 0}, {90, 9}}},
+	} {
+		if got := settled(c.list); !slices.Equal(got, c.want) {
+			t.Errorf("%v: %v", c.list, got)
+		}
 	}
 }

@@ -1,41 +1,110 @@
 package probe
 
 import (
+	"context"
 	"sync"
 	"time"
 )
 
-// Gate lets one probe through at a time. Users' probes wait for some time after the last one, so that together they cannot fill a link.
+// Gate lets one probe through at a time, and after one leaves a pause.
 type Gate struct {
-	Rest time.Duration // after any probe, before one of a user
+	mu     sync.Mutex
+	who    string // has it, "" nobody
+	until  time.Time
+	over   chan struct{}   // closed when who has left
+	ending <-chan struct{} // closed when who begins to leave, which takes a moment; nil: that is not told
+	rest   Rests
+	ended  time.Time
+}
 
-	mu    sync.Mutex
-	who   string // has it, "" nobody
-	until time.Time
-	ended time.Time
+// Rests are the times after a probe in which none is let through.
+type Rests struct {
+	All   time.Duration // whoever asks
+	Users time.Duration // not of a user
 }
 
 // Busy is why a probe is not let through.
 type Busy struct {
-	Who  string        // "" nobody: it is a user's, and too soon
+	Who  string        // "" nobody: it is too soon after the last one
 	Wait time.Duration // how long that lasts at most
+
+	over, ending <-chan struct{} // as Gate has them
 }
 
-// Enter lets who through, for at most life. leave may be called several times.
-func (g *Gate) Enter(who string, uid uint32, life time.Duration) (leave func(), busy *Busy) {
+// Enter lets who through, for at most life. leave says what follows; only its first call counts.
+func (g *Gate) Enter(who string, uid uint32, life time.Duration) (leave func(Rests), busy *Busy) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if busy := g.busy(uid); busy != nil {
+		return nil, busy
+	}
+	over := make(chan struct{})
+	g.who, g.until, g.over, g.ending = who, time.Now().Add(life), over, nil
+	var once sync.Once
+	return func(r Rests) {
+		once.Do(func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.who, g.rest, g.ended = "", r, time.Now()
+			close(over)
+		})
+	}, nil
+}
+
+// busy says what is in the way. g.mu is held.
+func (g *Gate) busy(uid uint32) *Busy {
 	now := time.Now()
 	if g.who != "" {
-		return nil, &Busy{Who: g.who, Wait: max(g.until.Sub(now), 0)}
+		return &Busy{Who: g.who, Wait: max(g.until.Sub(now), 0), over: g.over, ending: g.ending}
 	}
-	if rest := g.ended.Add(g.Rest).Sub(now); uid != 0 && !g.ended.IsZero() && rest > 0 {
-		return nil, &Busy{Wait: rest}
+	rest := g.rest.All
+	if uid != 0 {
+		rest = max(rest, g.rest.Users)
 	}
-	g.who, g.until = who, now.Add(life)
-	return sync.OnceFunc(func() {
+	if wait := g.ended.Add(rest).Sub(now); !g.ended.IsZero() && wait > 0 {
+		return &Busy{Wait: wait}
+	}
+	return nil
+}
+
+// leaves says when who has it begins to leave.
+func (g *Gate) leaves(ending <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ending = ending
+}
+
+// Await waits until who may be let through, if that is within patience as far as can be told: for one that leaves already, for who's own last
+// one, whose end may be under way, and for a pause.
+func (g *Gate) Await(ctx context.Context, who string, uid uint32, patience time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	end, _ := ctx.Deadline()
+	for ctx.Err() == nil {
 		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.who, g.ended = "", time.Now()
-	}), nil
+		b := g.busy(uid)
+		g.mu.Unlock()
+		if b == nil || b.Who == "" && time.Now().Add(b.Wait).After(end) || b.Who != "" && b.Who != who && !closed(b.ending) {
+			return
+		}
+		var pause <-chan time.Time
+		if b.Who == "" {
+			pause = time.After(b.Wait)
+		}
+		select {
+		case <-b.over:
+		case <-pause:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// closed says that ch is; nil is not.
+func closed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
 }

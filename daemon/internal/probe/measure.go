@@ -24,6 +24,9 @@ type Plan struct {
 	flow       time.Duration // each; longer where the round trip is long
 	bytes      int64         // of each flow, at most
 	bounded    bool
+
+	// Moves, if set, is called before the first bytes are moved that count as load.
+	Moves func()
 }
 
 const (
@@ -76,6 +79,9 @@ func Measure(ctx context.Context, conns []*Conn, plan Plan) (lease.Probe, error)
 	m := &measuring{ctx: ctx, plan: plan, epoch: time.Now(), buf: dataBuffer()}
 	if err := m.exchanges(conns[0], &p); err != nil {
 		return p, &Stopped{"round trips", err}
+	}
+	if plan.Moves != nil {
+		plan.Moves()
 	}
 	counts := []int{1}
 	if len(conns) > 1 {
@@ -268,5 +274,10 @@ func (m *measuring) download(c *Conn, d time.Duration, limit int64) ([]sample, u
 		return nil, 0, err
 	}
 	left := min(limit, kib<<10) + bufferSize
-	return c.receive(m.now, -1, func(n int) bool { left -= int64(n); return left >= 0 })
+	return c.receive(m.now, -1, func(n int) error {
+		if left -= int64(n); left < 0 {
+			return fmt.Errorf("%w: more DATA than was asked for", errGarbage)
+		}
+		return nil
+	})
 }

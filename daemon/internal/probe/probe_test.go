@@ -91,6 +91,17 @@ func (p *port) dial(t *testing.T, encrypt bool) []*Conn {
 	return conns
 }
 
+// begin begins one as an owner does.
+func (a *port) begin(t *testing.T, r lease.ProbeRequest) *Slot {
+	t.Helper()
+	a.Await(t.Context(), "node02", r.UID)
+	s, err := a.Begin(t.Context(), "node02", r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // idle waits until the owner would take another probe.
 func (p *port) idle(t *testing.T) {
 	t.Helper()
@@ -159,6 +170,13 @@ func TestOneAtATime(t *testing.T) {
 	}
 	refused(0, "gpu01 is being probed from node01; try again in at most ")
 	refused(1000, "gpu01 is being probed from node01")
+	if _, err := conns[0].Write(append(message(kindData, []byte("hello")), message(kindEnd, nil)...)); err != nil {
+		t.Fatal(err)
+	}
+	_ = conns[0].SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := expect(conns[0].in, kindSamples); err != nil {
+		t.Fatal(err)
+	}
 	_ = conns[2].Close()
 	for i, c := range conns {
 		if i == 2 {
@@ -171,10 +189,11 @@ func TestOneAtATime(t *testing.T) {
 	}
 	p.idle(t)
 	refused(1000, "has just been probed; try again in ")
-	s, err := p.Begin(t.Context(), "node02", lease.ProbeRequest{Connections: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	// Root's next one has to wait only until relays would have ended, and is not refused for that.
+	s := p.begin(t, lease.ProbeRequest{Connections: 4})
+	s.End()
+	// One to which nobody came leaves no pause.
+	s = p.begin(t, lease.ProbeRequest{Connections: 4})
 	s.End()
 	p.idle(t)
 	for _, r := range []lease.ProbeRequest{{}, {Connections: 5}, {Connections: 1 << 31}, {Connections: 2, Encrypt: true, CertHashes: make([][]byte, 1)}} {
@@ -193,7 +212,11 @@ func TestLateConnection(t *testing.T) {
 	}
 	take := func() (net.Conn, error) {
 		a, conn, tcp := pair(t)
-		return a, s.Take(conn, tcp)
+		free, err := s.Take(conn, tcp)
+		if err == nil {
+			free()
+		}
+		return a, err
 	}
 	first, err := take()
 	if err != nil {
@@ -207,6 +230,60 @@ func TestLateConnection(t *testing.T) {
 	if _, err := take(); !errors.Is(err, errOver) {
 		t.Errorf("one too late: %v", err)
 	}
+}
+
+// A probe whose connections do not come is over long before its time.
+func TestNobodyComes(t *testing.T) {
+	p := &port{Admission: NewAdmission("gpu01", slog.New(slog.DiscardHandler))}
+	for _, come := range []int{0, 1} {
+		s := p.begin(t, lease.ProbeRequest{Connections: 2})
+		s.mu.Lock()
+		s.gather.Reset(time.Millisecond) // instead of seconds
+		s.mu.Unlock()
+		for range come {
+			_, conn, tcp := pair(t)
+			if free, err := s.Take(conn, tcp); err == nil {
+				free()
+			}
+			s.mu.Lock()
+			s.gather.Reset(time.Millisecond)
+			s.mu.Unlock()
+		}
+		<-s.ctx.Done()
+		if err := s.ctx.Err(); !errors.Is(err, context.Canceled) {
+			t.Errorf("%d of 2 connections came: %v", come, err)
+		}
+		p.idle(t)
+	}
+}
+
+// The gate stays shut while a relay still carries a connection of the probe.
+func TestRelayed(t *testing.T) {
+	p := &port{Admission: NewAdmission("gpu01", slog.New(slog.DiscardHandler))}
+	s := p.begin(t, lease.ProbeRequest{Connections: 1})
+	_, conn, tcp := pair(t)
+	free, err := s.Take(conn, tcp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.End()
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		s.serving.Wait()
+	}()
+	select {
+	case <-over:
+		t.Error("the probe is over, and its relay is not")
+	case <-time.After(50 * time.Millisecond):
+	}
+	if _, err := p.Begin(t.Context(), "node02", lease.ProbeRequest{Connections: 1}); lease.CodeOf(err) != lease.Conflict {
+		t.Errorf("%v", err)
+	}
+	free()
+	free()
+	<-over
+	p.idle(t)
 }
 
 // pair is a connection of TCP, and its other end as two files.
@@ -288,9 +365,11 @@ func (l *line) through(t *testing.T, s *Slot, n int) []*Conn {
 		there, ownersConn, ownersTCP := pair(t)
 		go l.carry(0, there, here)
 		go l.carry(1, here, there)
-		if err := s.Take(ownersConn, ownersTCP); err != nil {
+		free, err := s.Take(ownersConn, ownersTCP)
+		if err != nil {
 			t.Fatal(err)
 		}
+		free()
 		c, err := NewConn(conn, tcp)
 		if err != nil {
 			t.Fatal(err)
@@ -318,11 +397,11 @@ func TestLine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v.RoundTrip < 2*l.delay || v.RoundTrip > 40*l.delay {
+	if v.RoundTrip < 2*l.delay {
 		t.Errorf("a round trip of %v over a link of %v", v.RoundTrip, 2*l.delay)
 	}
 	for _, f := range v.Flows {
-		if float64(f.Rate) > 1.1*l.rate || float64(f.Rate) < 0.1*l.rate {
+		if float64(f.Rate) > 1.1*l.rate || f.Rate == 0 {
 			t.Errorf("%+v over a link of %.0f bytes a second", f, l.rate)
 		}
 	}
@@ -464,6 +543,11 @@ func TestStrangeNode(t *testing.T) {
 		"half a ping":       {0, bytes.NewReader(ping[:10]), io.ErrUnexpectedEOF},
 		"pings for ever":    {0, endless{ping}, errGarbage},
 		"a user's data":     {1000, endless{whole}, errGarbage},
+		"no data":           {0, endless{message(kindData, nil)}, errGarbage},
+		"a byte of data":    {0, endless{message(kindData, []byte{1})}, errGarbage},
+		"flows of nothing":  {0, endless{append(message(kindData, nil), message(kindEnd, nil)...)}, errGarbage},
+		"orders of nothing": {0, endless{message(kindSend, make([]byte, sendSize))}, errGarbage},
+		"state for ever":    {0, endless{message(kindStateOf, nil)}, errGarbage},
 		"a ping in data":    {1000, bytes.NewReader(append(whole, ping...)), errGarbage},
 		"half of the data":  {1000, bytes.NewReader(whole[:100]), io.EOF},
 		"an end":            {1000, bytes.NewReader(message(kindEnd, nil)), errGarbage},
@@ -486,6 +570,11 @@ func TestStrangeNode(t *testing.T) {
 	}
 	if count.n > flows*(userBytes+Connections*bufferSize)+bufferSize+1e5 {
 		t.Errorf("%d bytes were sent", count.n)
+	}
+	// What it sends is counted with the heads.
+	s.left.Store(3 * (headSize + dataSize))
+	if err := s.serve(newScript(bytes.NewReader(bytes.Repeat(whole, 3))).conn()); s.left.Load() != 0 {
+		t.Errorf("%d bytes left, %v", s.left.Load(), err)
 	}
 }
 
@@ -513,9 +602,11 @@ func TestIdleConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, conn, tcp := pair(t)
-	if err := s.Take(conn, tcp); err != nil {
+	free, err := s.Take(conn, tcp)
+	if err != nil {
 		t.Fatal(err)
 	}
+	free()
 	cancel() // as its time does
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {

@@ -57,6 +57,16 @@ func (s *sampler) add(t int64, bytes uint64, last bool) {
 	s.list = append(s.list, sample{t, bytes})
 }
 
+// settled leaves out the samples of a flow's end that say only that all had come, but not when: a receiver that waited for a processor takes
+// them late. It keeps two.
+func settled(list []sample) []sample {
+	n := len(list)
+	for n > 2 && list[n-1].bytes == list[len(list)-1].bytes {
+		n--
+	}
+	return list[:n]
+}
+
 // at is how many bytes had arrived by a time, between two samples in proportion.
 func at(list []sample, t int64) float64 {
 	for i, s := range list {

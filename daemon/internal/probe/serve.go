@@ -26,18 +26,26 @@ const (
 	Connections = 4
 	// Life is the longest that a probe may take.
 	Life = 25 * time.Second
-	// Rest is how long an owner takes no user's probe after any.
-	Rest = 5 * time.Second
+	// gather is how long the next connection of a probe may take to come. Of a probe whose node cannot reach the data port none does.
+	gather = 5 * time.Second
+	// rest is how long an owner takes no probe after one whose connections have come: relays of encrypted ones are processes.
+	rest = time.Second
+	// Share is how many times as long as a user's probe has moved bytes none of a user may, so that users' probes have a tenth of a link's
+	// time; leastRest is the shortest.
+	Share     = 9
+	leastRest = 5 * time.Second
+	// patience is how long one that comes too soon is kept waiting instead of refused.
+	patience = 3 * time.Second
 	// userBytes are those of one flow of a user's probe, and flows how many there are: 1 connection and Connections, both ways.
 	userBytes = 32 << 20
 	flows     = 4
 	// maxSend is the longest that an owner sends for one order.
 	maxSend = 5 * time.Second
-	// maxPings bounds the small messages of a connection.
-	maxPings = 100_000
+	// maxSmall bounds the messages of a connection which are not DATA of full size.
+	maxSmall = 10_000
 )
 
-// Admission decides at an owner whose probe is let in. Gate's Rest is set.
+// Admission decides at an owner whose probe is let in.
 type Admission struct {
 	Gate
 	Owner string
@@ -46,7 +54,7 @@ type Admission struct {
 
 // NewAdmission makes the one of an owner.
 func NewAdmission(owner string, log *slog.Logger) *Admission {
-	return &Admission{Gate: Gate{Rest: Rest}, Owner: owner, Log: log}
+	return &Admission{Owner: owner, Log: log}
 }
 
 // Check refuses a request that no probe of this release makes.
@@ -60,6 +68,11 @@ func Check(r lease.ProbeRequest) error {
 	return nil
 }
 
+// Await waits, until ctx ends, for what is about to be out of the way: Begin need not refuse then.
+func (a *Admission) Await(ctx context.Context, host string, uid uint32) {
+	a.Gate.Await(ctx, host, uid, patience)
+}
+
 // Begin lets a probe of host in, or refuses it with who is in its way. The end of ctx ends the probe.
 func (a *Admission) Begin(ctx context.Context, host string, r lease.ProbeRequest) (*Slot, error) {
 	if err := Check(r); err != nil {
@@ -70,18 +83,21 @@ func (a *Admission) Begin(ctx context.Context, host string, r lease.ProbeRequest
 		return nil, busy.refusal(a.Owner)
 	}
 	ctx, cancel := context.WithTimeout(ctx, Life)
-	s := &Slot{ctx: ctx, end: cancel, epoch: time.Now(), log: a.Log.With("host", form.Name(host), "uid", r.UID), due: int(r.Connections)}
+	s := &Slot{ctx: ctx, end: cancel, epoch: time.Now(), log: a.Log.With("host", form.Name(host), "uid", r.UID), due: int(r.Connections), user: r.UID != 0}
 	s.left.Store(math.MaxInt64)
 	if r.UID != 0 {
 		s.left.Store(flows * (userBytes + Connections*bufferSize))
 	}
-	// The gate opens when nothing of the probe is left, so that one beginning just then measures an idle link.
+	a.leaves(ctx.Done())
+	s.gather = time.AfterFunc(gather, s.end)
 	context.AfterFunc(ctx, func() {
+		s.gather.Stop()
 		s.mu.Lock()
 		s.due = 0 // a Take that has begun is counted, and none begins
 		s.mu.Unlock()
+		// The gate opens when nothing of the probe is left, so that one beginning just then measures an idle link, and relays do not add up.
 		s.serving.Wait()
-		leave()
+		leave(s.rests())
 	})
 	return s, nil
 }
@@ -101,10 +117,36 @@ type Slot struct {
 	epoch time.Time // the samples' clock begins here
 	log   *slog.Logger
 	left  atomic.Int64 // bytes of DATA in both directions
+	moved atomic.Int64 // when DATA was first moved, by epoch; 0: it was not
+	said  sync.Once    // why the probe ended
+	user  bool
 
 	mu      sync.Mutex
-	due     int // connections that may still come
-	serving sync.WaitGroup
+	due     int  // connections that may still come
+	took    bool // one has come
+	gather  *time.Timer
+	serving sync.WaitGroup // the connections, and what carries them
+}
+
+// rests are those after the probe, which is over.
+func (s *Slot) rests() (r Rests) {
+	if s.took {
+		r.All = rest
+	}
+	if first := s.moved.Load(); first > 0 {
+		r.Users = leastRest
+		if s.user {
+			r.Users = max(leastRest, Share*(time.Since(s.epoch)-time.Duration(first)))
+		}
+	}
+	return r
+}
+
+// moves notes that DATA is moved.
+func (s *Slot) moves() {
+	if s.moved.Load() == 0 {
+		s.moved.CompareAndSwap(0, max(int64(time.Since(s.epoch)), 1))
+	}
 }
 
 // End ends the probe: of one for which no connections could be offered.
@@ -112,21 +154,28 @@ func (s *Slot) End() { s.end() }
 
 var errOver = errors.New("the probe is over")
 
-// Take serves an admitted connection. Both files are Take's; it returns at once.
-func (s *Slot) Take(conn, tcp *os.File) error {
+// Take serves an admitted connection. Both files are Take's; it returns at once. The caller calls free when no process carries the connection
+// any more: the probe is not over before that.
+func (s *Slot) Take(conn, tcp *os.File) (free func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil || s.due <= 0 {
 		_, _ = conn.Close(), tcp.Close()
-		return errOver
+		return nil, errOver
 	}
 	c, err := NewConn(conn, tcp)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.due--
+	s.took = true
+	if s.due--; s.due > 0 {
+		s.gather.Reset(gather)
+	} else {
+		s.gather.Stop()
+	}
+	s.serving.Add(1)
 	s.serving.Go(func() { s.run(c) })
-	return nil
+	return sync.OnceFunc(s.serving.Done), nil
 }
 
 // run serves a connection to its end.
@@ -135,7 +184,7 @@ func (s *Slot) run(c *Conn) {
 	defer c.Close()
 	defer context.AfterFunc(s.ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
 	if err := s.serve(c); !errors.Is(err, io.EOF) && s.ctx.Err() == nil {
-		s.log.Info("probe ended", "error", err)
+		s.said.Do(func() { s.log.Info("probe ended", "error", err) })
 	}
 }
 
@@ -143,16 +192,16 @@ func (s *Slot) run(c *Conn) {
 func (s *Slot) serve(c *Conn) error {
 	now := func() int64 { return int64(time.Since(s.epoch)) }
 	var buf []byte
-	for pings := 0; ; {
+	for {
 		kind, size, err := next(c.in)
+		if err == nil {
+			err = c.small(kind)
+		}
 		if err != nil {
 			return err
 		}
 		switch kind {
 		case kindPing:
-			if pings++; pings > maxPings {
-				return fmt.Errorf("%w: more than %d of kind %d", errGarbage, maxPings, kind)
-			}
 			err = pong(c)
 		case kindStateOf:
 			st := c.state()
@@ -191,6 +240,9 @@ func (s *Slot) sendFor(c *Conn, buf []byte) error {
 	}
 	d := min(time.Duration(binary.LittleEndian.Uint32(b[:]))*time.Millisecond, maxSend)
 	limit := s.reserve(int64(binary.LittleEndian.Uint32(b[4:])) << 10)
+	if limit > 0 {
+		s.moves()
+	}
 	sent, err := c.send(buf, d, limit)
 	s.left.Add(limit - int64(sent))
 	return err
@@ -209,7 +261,16 @@ func (s *Slot) reserve(n int64) int64 {
 
 // sink takes DATA, as far as bytes are left, and says when it came.
 func (s *Slot) sink(c *Conn, now func() int64, first int) error {
-	list, _, err := c.receive(now, first, func(n int) bool { return s.left.Add(-int64(n)) >= 0 })
+	s.moves()
+	list, _, err := c.receive(now, first, func(n int) error {
+		if s.left.Add(-int64(n)) < 0 {
+			return fmt.Errorf("%w: more DATA than was asked for", errGarbage)
+		}
+		if n < headSize+dataSize {
+			return c.small(kindData)
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}

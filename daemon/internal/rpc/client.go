@@ -8,9 +8,11 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/pb"
@@ -197,12 +199,11 @@ func (o *OwnerClient) Gone(ctx context.Context, _, id string, pid uint32) error 
 // Probe implements lease.Prober.
 func (o *OwnerClient) Probe(ctx context.Context, _ string, q lease.ProbeRequest) ([]lease.Offer, error) {
 	r, err := o.c.Probe(tagged(ctx, o.version), toProbeOrder(q))
+	if st := status.Convert(err); st.Code() == codes.Unimplemented && failure(st) == nil { // not a refusal of sluiced's own, as of another protocol
+		return nil, lease.Errorf(lease.WrongPeer, "owner %s runs a release that has no probe; install the same release of sluiced there", o.name)
+	}
 	if err != nil {
-		err = o.fail(err)
-		if lease.CodeOf(err) == lease.WrongPeer {
-			return nil, lease.Errorf(lease.WrongPeer, "owner %s runs a release that has no probe; install the same release of sluiced there", o.name)
-		}
-		return nil, err
+		return nil, o.fail(err)
 	}
 	return fromProbeOffer(r)
 }

@@ -61,10 +61,8 @@ func fromGRPC(peer string, err error) error {
 		return nil
 	}
 	st := status.Convert(err)
-	for _, d := range st.Details() {
-		if f, ok := d.(*pb.Failure); ok && f.GetCode() != "" {
-			return &lease.Error{Code: lease.Code(f.GetCode()), Reason: f.GetReason()}
-		}
+	if f := failure(st); f != nil {
+		return &lease.Error{Code: lease.Code(f.GetCode()), Reason: f.GetReason()}
 	}
 	switch st.Code() {
 	case codes.Unimplemented:
@@ -79,6 +77,16 @@ func fromGRPC(peer string, err error) error {
 		return lease.Errorf(lease.Down, "%s cannot be asked: %s", peer, cause(st.Message()))
 	}
 	return lease.Errorf(lease.Internal, "%s: %s", peer, st.Message())
+}
+
+// failure is what sluiced itself says of an error, nil if it is gRPC's.
+func failure(st *status.Status) *pb.Failure {
+	for _, d := range st.Details() {
+		if f, ok := d.(*pb.Failure); ok && f.GetCode() != "" {
+			return f
+		}
+	}
+	return nil
 }
 
 // conflict returns the detail of err if its code is Conflict, else nil.

@@ -373,6 +373,20 @@ func TestProbeOfOlder(t *testing.T) {
 	if _, err := c.Inventory(ctx); err != nil {
 		t.Errorf("what it has: %v", err)
 	}
+	// Whoever is refused for another reason is told that one.
+	other := *c
+	other.version = "9.9"
+	other.c = refusing{c.c}
+	if _, err := other.Probe(ctx, "node01", lease.ProbeRequest{Connections: 4}); code(err) != lease.WrongPeer || !strings.Contains(err.Error(), "speaks protocol 99") {
+		t.Error(err)
+	}
+}
+
+// refusing is an owner of another protocol.
+type refusing struct{ pb.OwnerClient }
+
+func (refusing) Probe(context.Context, *pb.ProbeOrder, ...grpc.CallOption) (*pb.ProbeOffer, error) {
+	return nil, toGRPC(lease.Errorf(lease.WrongPeer, "gpu01 speaks protocol 99"))
 }
 
 // desk is a LocalService.
