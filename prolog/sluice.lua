@@ -261,7 +261,10 @@ local function type_of(t, name, pool, kind)
   for other, p in pairs(t.pools) do
     if (p.types or {})[kind] then refuse("--gres=rgpu:%s: that type is in pool %s; add --rgpu-pool=%s", kind, other, other) end
   end
-  refuse("--gres=rgpu:%s: pool %s has no such type; it has: %s", show(kind), name, keys(pool.types or {}))
+  if not next(pool.types or {}) then
+    refuse("--gres=rgpu:%s: the GPUs of pool %s have no types; ask without one, as --gres=rgpu:50", show(kind), name)
+  end
+  refuse("--gres=rgpu:%s: pool %s has no such type; it has: %s", show(kind), name, keys(pool.types))
 end
 
 local function check_wishes(wish)
