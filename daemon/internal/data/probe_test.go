@@ -102,6 +102,11 @@ func TestProbe(t *testing.T) {
 	if _, err := d.Probe(ctx, p, g.addr, "node01", lease.ProbeRequest{Connections: 2}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "the probe is over") {
 		t.Errorf("a probe that is over: %v", err)
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if n := len(g.refused); n == 0 || !strings.Contains(g.refused[n-1], "a probe's connection: ") {
+		t.Errorf("the owner's own log says %q", g.refused)
+	}
 }
 
 func dropped(conn, tcp *os.File) (func(), error) {

@@ -407,6 +407,24 @@ func TestLine(t *testing.T) {
 	}
 }
 
+// One connection of several ends in the middle: so does the probe, at both sides, with what it was doing.
+func TestOneFails(t *testing.T) {
+	for _, encrypt := range []bool{false, true} {
+		p := newPort(t)
+		conns := p.dial(t, encrypt)
+		plan := short
+		plan.Moves = func() { _ = conns[2].Close() }
+		ctx, cancel := context.WithTimeout(t.Context(), Life)
+		v, err := Measure(ctx, conns, plan)
+		cancel()
+		var stopped *Stopped
+		if !errors.As(err, &stopped) || !strings.HasPrefix(err.Error(), "copies ") || len(v.Flows) == 4 {
+			t.Errorf("encrypt %v: %v, %+v", encrypt, err, v.Flows)
+		}
+		p.idle(t)
+	}
+}
+
 // script is an owner that says anything: what is written to it is dropped, once it has begun to answer.
 type script struct {
 	net.Conn
