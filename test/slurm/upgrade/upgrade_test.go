@@ -199,7 +199,9 @@ func TestRolling(t *testing.T) {
 	})
 	dir := "test/cuda-" + l.Options.CUDA + "/"
 	end := l.Path("home", "end")
-	long := fmt.Sprintf("%s 50 & p=$!\nwhile [ ! -e %s ]; do sleep 0.2; done\nkill $p\nwait $p\n", l.Built(dir+"steady"), end)
+	// The signal must not come before the program listens to it.
+	long := fmt.Sprintf("exec 3>&1 >said.$SLURM_JOB_ID\n%s 50 & p=$!\nwhile [ ! -e %s ] || ! grep -q devices said.$SLURM_JOB_ID; do sleep 0.2; done\n"+
+		"kill $p\nwait $p; rc=$?\ncat said.$SLURM_JOB_ID >&3\nexit $rc\n", l.Built(dir+"steady"), end)
 
 	// One long job on each node, each with a session from before the upgrade.
 	for _, n := range l.Nodes {
@@ -209,8 +211,9 @@ func TestRolling(t *testing.T) {
 	}
 	r.until(t, "the long jobs compute", func() error {
 		for _, j := range r.jobs[:nodes] {
-			if out := l.Output(lab.Alice, j); !strings.Contains(out, "steady: 1 devices") {
-				return fmt.Errorf("job %s: %q", j, out)
+			out, err := os.ReadFile(l.Path("home", lab.Alice.Name, "said."+j))
+			if err != nil || !strings.Contains(string(out), "steady: 1 devices") {
+				return fmt.Errorf("job %s: %q, %v: %s", j, out, err, l.Output(lab.Alice, j))
 			}
 		}
 		return nil
@@ -253,7 +256,9 @@ func TestRolling(t *testing.T) {
 		}
 		return err
 	})
-	r.judge(t)
+	if r.judge(t); t.Failed() {
+		return
+	}
 	t.Logf("%d nodes in %v, from %s: %d jobs, all completed at their first start; %d sessions lived through it", nodes, took.Round(time.Second), r.version(t), r.count(), nodes)
 }
 
