@@ -309,6 +309,21 @@ static CUresult captured(const struct sl_operand *dst, const struct sl_operand *
 enum { DST_DEVICE = 1, SRC_DEVICE = 2 };
 
 /*
+ * Which memory is meant at an address that the device and the program both have. A function that asks one of its operands to be the
+ * device's has the other one from the host, or it would ask that of both; one that asks nothing of them is refused.
+ */
+static CUresult decide(struct sl_operand *o, bool asked, unsigned asks)
+{
+	if (!o->shadowed || asked)
+		return CUDA_SUCCESS;
+	if (!asks)
+		return sl_refuse_with("a copy that does not say its direction", "memory at an address where the program has other memory");
+	o->place = SL_PAGEABLE;
+	o->room = SIZE_MAX;
+	return CUDA_SUCCESS;
+}
+
+/*
  * A copy of whatever kind its addresses make it. wait: on return the bytes that go to the host are there.
  * An operand that has to be the device's may be page-locked host memory, and not pageable memory.
  */
@@ -325,6 +340,13 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 		return err;
 	to = sl_operand(dst, n, asks & DST_DEVICE);
 	from = sl_operand(src, n, asks & SRC_DEVICE);
+	if (__builtin_expect(to.shadowed || from.shadowed, 0)) {
+		err = decide(&to, asks & DST_DEVICE, asks);
+		if (!err)
+			err = decide(&from, asks & SRC_DEVICE, asks);
+		if (err)
+			return err;
+	}
 	if (to.place == SL_NOWHERE || from.place == SL_NOWHERE || (asks & DST_DEVICE && to.place == SL_PAGEABLE) ||
 	    (asks & SRC_DEVICE && from.place == SL_PAGEABLE))
 		return CUDA_ERROR_INVALID_VALUE;

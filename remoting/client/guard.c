@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -106,6 +107,23 @@ bool sl_guard_reserve(uint64_t p, size_t n)
 	spans[i].hi = hi;
 	pthread_mutex_unlock(&lock);
 	return true;
+}
+
+bool sl_guard_taken(uint64_t p, size_t n)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	char line[512], flags[5];
+	unsigned long lo, hi;
+	bool begins = true, taken = !f; /* who cannot look expects the worst */
+
+	while (f && !taken && fgets(line, sizeof line, f)) {
+		if (begins && sscanf(line, "%lx-%lx %4s", &lo, &hi, flags) == 3 && lo < p + n && p < hi)
+			taken = strncmp(flags, "---", 3) != 0;
+		begins = strchr(line, '\n');
+	}
+	if (f)
+		fclose(f);
+	return taken;
 }
 
 /*

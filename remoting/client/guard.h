@@ -24,4 +24,7 @@ bool sl_guard_reserve(uint64_t p, size_t n);
  */
 void *sl_guard_place(size_t n, int fd);
 
+/* Whether the program has memory of its own in [p, p+n). What it has only reserved is not counted, since reservations here look the same. */
+bool sl_guard_taken(uint64_t p, size_t n);
+
 #endif

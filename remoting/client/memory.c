@@ -19,9 +19,9 @@
 
 #include <string.h>
 
-static CUresult add_device(struct sl_ctx *c, CUdeviceptr p, size_t n, enum sl_range_type type, CUmemoryPool pool)
+static CUresult add_device(struct sl_ctx *c, CUdeviceptr p, size_t n, enum sl_range_type type, CUmemoryPool pool, bool shadowed)
 {
-	struct sl_range r = { .base = p, .size = n, .type = type, .ctx_id = atomic_load(&c->id), .dev = c->dev, .pool = pool,
+	struct sl_range r = { .base = p, .size = n, .shadowed = shadowed, .type = type, .ctx_id = atomic_load(&c->id), .dev = c->dev, .pool = pool,
 			      .sync_memops = type == SL_RANGE_DEVICE };
 
 	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
@@ -35,6 +35,7 @@ struct ask {
 	CUstream stream;
 	CUmemoryPool pool;
 	CUdeviceptr p;
+	bool shadowed;
 };
 
 static CUresult ask_once(struct ask *a)
@@ -70,6 +71,9 @@ static void give_back(const struct ask *a, CUdeviceptr p)
  * Workers coordinate addresses neither with each other nor with this process. A new allocation
  * may overlap another device's memory or the program's own, and the address alone would not say
  * which is meant. Such an allocation is kept until the worker returns another address, then freed.
+ *
+ * If there is no other, as for one that takes most of the device, the program's memory may be at the same addresses, which are noted as
+ * shadowed: then what a call says of its operands decides, and a call that says nothing is refused.
  */
 static CUresult ask_apart(struct ask *a, unsigned session)
 {
@@ -94,6 +98,7 @@ static CUresult ask_apart(struct ask *a, unsigned session)
 	}
 	if (err && bearable) {
 		a->p = bearable;
+		a->shadowed = sl_guard_taken(bearable, a->form == PITCH ? a->pitch * a->height : a->n);
 		err = CUDA_SUCCESS;
 	}
 	if (n)
@@ -116,7 +121,7 @@ static CUresult allocate(struct ask *a, CUdeviceptr *dptr, enum sl_range_type ty
 	*dptr = a->p;
 	if (__builtin_expect(sl_capturing_any(), 0) && a->p && type == SL_RANGE_POOL && sl_stream_captures(a->stream))
 		return sl_graph_memory(a->p, a->n);
-	return a->p ? add_device(c, a->p, a->form == PITCH ? a->pitch * a->height : a->n, type, pool) : CUDA_SUCCESS;
+	return a->p ? add_device(c, a->p, a->form == PITCH ? a->pitch * a->height : a->n, type, pool, a->shadowed) : CUDA_SUCCESS;
 }
 
 CUresult sl_range_here(struct sl_range r)

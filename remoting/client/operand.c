@@ -56,6 +56,7 @@ struct sl_operand sl_operand(uint64_t p, size_t n, bool device)
 		break;
 	default:
 		o.twin = sl_mapped_is_twin(p);
+		o.shadowed = r.shadowed;
 	}
 	o.place = SL_DEVICE;
 	return o;

@@ -26,6 +26,7 @@ struct sl_operand {
 	enum sl_place place;
 	uint64_t p;	/* the address: of the twin where there is one */
 	bool twin;
+	bool shadowed;	/* SL_DEVICE, and the program may have other memory there */
 	size_t room;	/* bytes from p to the end of its range; SIZE_MAX if that is not known */
 };
 

@@ -25,6 +25,7 @@ struct sl_range {
 	uint64_t handle;  /* of the memory that is mapped there; 0 if the program has none */
 	bool sync_memops;
 	bool managed;	  /* device memory that the program has too */
+	bool shadowed;	  /* device memory at addresses where the program has other memory, see memory.c */
 	bool graph;	  /* memory of a graph: the range stays when it is freed, until the driver reuses the addresses */
 };
 

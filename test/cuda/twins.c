@@ -767,6 +767,19 @@ SIM_KERNEL(hostpool_add, SIM_PARAMS(8, 4, 4))
 			p[i] += by;
 }
 
+/* shadow.cu */
+
+SIM_KERNEL(shadow_add, SIM_PARAMS(8, 4, 4))
+{
+	unsigned *p = SIM_ARG(0, unsigned *), by = SIM_ARG(2, unsigned);
+	size_t n = SIM_ARG(1, int);
+
+	sim_check(p, n * sizeof(*p));
+	SIM_FOR_1D(i)
+		if (i < n)
+			p[i] += by;
+}
+
 /* engine.cu */
 
 SIM_KERNEL(engine_step, SIM_PARAMS(8, 8, 8, 8, 4))

@@ -31,6 +31,7 @@ var programs = []struct {
 	{name: "pinned", want: "pinned: sum 4293918720\n"},
 	{name: "zerocopy", want: "zerocopy: 1048576 words each way\n"},
 	{name: "hostpool", args: []string{"captured"}, want: "hostpool: 262144 words each way\n"},
+	{name: "shadow", want: "shadow: 65536 words each way\n"},
 	{name: "pointers", want: "pointers: 3 tables\n"},
 	{name: "packed", want: "packed: 4002\n"},
 	{name: "arrive", want: "arrive: linear, all there\n"},
