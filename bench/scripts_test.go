@@ -236,6 +236,33 @@ func TestGPUSeveral(t *testing.T) {
 	}
 }
 
+func TestGPUCuts(t *testing.T) {
+	t.Parallel()
+	train, err := filepath.Abs("testdata/cut_train")
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"SLUICE_CUT_PROGRAM=" + train, "SLUICE_CUTS=3", "SLUICE_CUT_SECONDS=0.3", "SLUICE_TRAIN_SECONDS=1.5", "SLUICE_CUT_GRACE=1"}
+	out, status, logs := script(t, env, "gpu-cuts.sh")
+	want(t, out, "resnet50: ", " with 3 cuts of 0.3 to 0.", "transformer: ", "longer than the grace of 1 s: the program ended ", "PASS losses and weights the same to the bit", "gpu-cuts: 0 failed")
+	if status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	log, err := os.ReadFile(filepath.Join(logs, "cuts.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(log, []byte("\n")); n != 5 || !bytes.HasPrefix(log, []byte(`{"commit"`)) {
+		t.Errorf("a log of %d lines: %s", n, log)
+	}
+
+	out, status, _ = script(t, append(env, "WRONG=transformer"), "gpu-cuts.sh", "--only", "train")
+	want(t, out, "FAIL transformer, uncut: losses ", "FAIL transformer, cut: losses ", "gpu-cuts: 1 failed")
+	if status != 1 {
+		t.Errorf("exit status %d, want 1: losses differ", status)
+	}
+}
+
 func TestSmoke(t *testing.T) {
 	t.Parallel()
 	out, status, _ := script(t, nil, "gpu-smoke.sh")
@@ -247,7 +274,7 @@ func TestSmoke(t *testing.T) {
 }
 
 func TestParts(t *testing.T) {
-	for _, name := range []string{"gpu-test.sh", "gpu-bench.sh", "gpu-llm.sh", "gpu-several.sh"} {
+	for _, name := range []string{"gpu-test.sh", "gpu-bench.sh", "gpu-llm.sh", "gpu-several.sh", "gpu-cuts.sh"} {
 		out, status, _ := script(t, nil, name, "--only", "nothing")
 		if status != 2 || !strings.Contains(out, "no part nothing; there are: ") {
 			t.Errorf("%s: exit status %d, %q", name, status, out)

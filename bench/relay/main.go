@@ -3,6 +3,9 @@
 // and a worker on one machine, so that a benchmark can show what distance costs.
 //
 // The rate counts the bytes that the programs send, not the headers of packets.
+//
+// With --cuts it also fails as networks do, on command: a line of standard input is the network's state from then on,
+// reset, drop, silence or mend.
 package main
 
 import (
@@ -26,18 +29,20 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+	if err := run(ctx, os.Args[1:], os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintf(os.Stderr, "relay: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
+func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
 	f := flag.NewFlagSet("relay", flag.ContinueOnError)
 	listen := f.String("listen", "127.0.0.1:0", "`HOST:PORT` to listen on; port 0 takes a free one")
 	to := f.String("to", "", "`HOST:PORT` to pass connections on to")
 	rtt := f.Duration("rtt", 0, "round trip time to add, half of it in each direction")
 	rate := f.String("rate", "0", "bits a second in each direction, as 100M or 1G (powers of 1000); 0 for no limit")
+	cuts := f.Bool("cuts", false, "follow standard input, of which each line is one of: "+
+		"reset (connections are reset, also new ones), drop (bytes are lost; at the end all are reset), silence (bytes are held back), mend")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -54,8 +59,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", *listen, err)
 	}
-	r := &relay{link: link{delay: *rtt / 2, rate: bits / 8}, to: *to, out: out}
+	r := &relay{link: link{delay: *rtt / 2, rate: bits / 8}, net: newNetwork(), to: *to, out: out}
 	fmt.Fprintf(out, "listening %s\n", ln.Addr())
+	if *cuts {
+		go r.net.read(in, r.say)
+	}
 	return r.serve(ctx, ln)
 }
 
@@ -76,6 +84,7 @@ func parseRate(s string) (float64, error) {
 
 type relay struct {
 	link
+	net      *network
 	to       string
 	up, down atomic.Int64 // bytes to the target, and back
 
@@ -99,6 +108,7 @@ func (r *relay) serve(ctx context.Context, ln net.Listener) error {
 		c, err := ln.Accept()
 		if err != nil {
 			cancel()
+			r.net.become(mended) // nobody waits for the end of a cut any more
 			conns.Wait()
 			r.say("total to=%d from=%d", r.up.Load(), r.down.Load())
 			if errors.Is(err, net.ErrClosed) {
@@ -112,34 +122,41 @@ func (r *relay) serve(ctx context.Context, ln net.Listener) error {
 
 // pass serves one connection until both directions have ended.
 func (r *relay) pass(ctx context.Context, id int, near *net.TCPConn) {
-	defer near.Close()
+	a, err := newEnd(near)
+	_ = near.Close() // the end has a descriptor of its own
+	if err != nil {
+		r.say("connection %d: %v", id, err)
+		return
+	}
+	p := &passage{near: a}
+	defer a.close()
+	defer r.net.end(p)
+	if !r.net.begin(p) {
+		a.reset()
+		return
+	}
 	c, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "tcp", r.to)
 	if err != nil {
 		r.say("connection %d: %v", id, err)
 		return
 	}
-	far := c.(*net.TCPConn)
-	defer far.Close()
-	a, err := newEnd(near)
+	b, err := newEnd(c.(*net.TCPConn))
+	_ = c.Close()
 	if err != nil {
 		r.say("connection %d: %v", id, err)
 		return
 	}
-	b, err := newEnd(far)
-	if err != nil {
-		a.close()
-		r.say("connection %d: %v", id, err)
-		return
-	}
+	defer b.close()
+	r.net.reach(p, b)
 	defer context.AfterFunc(ctx, func() { a.cut(); b.cut() })()
 
 	var up, down int64
 	var g sync.WaitGroup
 	for _, d := range []struct {
-		from, to *end
+		from, to faulty
 		n        *int64
 		sum      *atomic.Int64
-	}{{a, b, &up, &r.up}, {b, a, &down, &r.down}} {
+	}{{faulty{a, r.net, p}, faulty{b, r.net, p}, &up, &r.up}, {faulty{b, r.net, p}, faulty{a, r.net, p}, &down, &r.down}} {
 		q := newLine(r.room())
 		g.Go(func() {
 			n, err := r.take(d.from, q)
@@ -162,7 +179,5 @@ func (r *relay) pass(ctx context.Context, id int, near *net.TCPConn) {
 		})
 	}
 	g.Wait()
-	a.close()
-	b.close()
 	r.say("connection %d: to=%d from=%d", id, up, down)
 }

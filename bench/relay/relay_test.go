@@ -39,11 +39,17 @@ func startEcho(t *testing.T) string {
 // it printed.
 func startRelay(t *testing.T, args ...string) (addr string, stop func() string) {
 	t.Helper()
+	return startCutRelay(t, nil, args...)
+}
+
+// startCutRelay has in as the relay's standard input.
+func startCutRelay(t *testing.T, in io.Reader, args ...string) (addr string, stop func() string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	pr, pw := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- run(ctx, args, pw)
+		ended <- run(ctx, args, in, pw)
 		pw.Close()
 	}()
 	var printed strings.Builder
@@ -278,7 +284,7 @@ func TestArguments(t *testing.T) {
 		{"--to", "127.0.0.1:1", "--rtt", "-1ms"},
 		{"--to", "127.0.0.1:1", "--listen", "nowhere"},
 	} {
-		if err := run(context.Background(), args, io.Discard); err == nil {
+		if err := run(context.Background(), args, nil, io.Discard); err == nil {
 			t.Errorf("%q was taken", args)
 		}
 	}
