@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -95,6 +96,76 @@ func TestCutPrograms(t *testing.T) {
 		}
 	}
 	t.Logf("%d cuts", cuts)
+}
+
+// TestCutOwners cuts the connections of programs that have several owners and come to them by a lease's socket, and of
+// processes that were forked. Meanwhile the daemon that serves the socket ends and begins, again and again. There is nobody
+// here to tell a worker that a process has ended in a cut: its session ends with the grace. SLUICE_CUTS sets the number of cuts.
+func TestCutOwners(t *testing.T) {
+	most := int64(20)
+	if n, err := strconv.Atoi(os.Getenv("SLUICE_CUTS")); err == nil {
+		most = int64(n)
+	}
+	options := workerOptions{args: []string{"--grace", "5s"}, devices: 2}
+	a, b := startWorker(t, options), startWorker(t, options)
+	dir, err := os.MkdirTemp("", "e2e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	var cuts, restarts int64
+	for seed := uint64(0); cuts < most && !t.Failed(); seed++ {
+		for _, p := range []struct{ name, want string }{
+			{"two_devices", "two_devices: ok\nPASS\n"},
+			{"fork", "fork: sum 90, a late child gets cudaErrorInitializationError\nPASS\n"},
+			{"multi_process", "multi_process: 5 processes, one total\nPASS\n"},
+		} {
+			var through []*worker
+			var cutters []*cutter
+			for i, w := range []*worker{a, b} {
+				c := newCutter(t, w, 2*seed+uint64(i), 30, 1<<(17-seed%7), 0)
+				behind := *w
+				behind.addr = c.addr()
+				through, cutters = append(through, &behind), append(cutters, c)
+			}
+			s := &leaseSocket{t: t, path: filepath.Join(dir, "sock"), workers: through}
+			s.listen()
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				rnd := rand.New(rand.NewPCG(seed, 20))
+				for {
+					select {
+					case <-stop:
+						return
+					case <-time.After(time.Duration(rnd.IntN(100)) * time.Millisecond):
+					}
+					s.close()
+					time.Sleep(time.Duration(rnd.IntN(50)) * time.Millisecond)
+					s.listen()
+					restarts++
+				}
+			}()
+			r := s.run(program(p.name))
+			close(stop)
+			<-stopped
+			s.close()
+			for _, c := range cutters {
+				cuts += c.cuts.Load()
+				c.close()
+			}
+			if r.status != 0 || r.stdout != p.want {
+				t.Errorf("seed %d: %s: status %d\nstdout: %s\nwant:   %s\nstderr: %s", seed, p.name, r.status, r.stdout, p.want, tail(r.stderr, 20))
+			}
+			for _, w := range []*worker{a, b} {
+				waitFor(t, 30*time.Second, "no session is left", func() bool { return len(w.sessions()) == 0 })
+				if used := w.settled(time.Now().Add(30 * time.Second)); used != 0 {
+					t.Errorf("seed %d: %s: %d bytes are in use", seed, p.name, used)
+				}
+			}
+		}
+	}
+	t.Logf("%d cuts, the daemon began anew %d times", cuts, restarts)
 }
 
 // TestPause is one long cut: the program waits and goes on, and says so once at either end; the session holds its memory meanwhile.
