@@ -339,7 +339,7 @@ static void outlived(void)
 	expect_words(d, n, 2 * rounds + 2);
 	CHECK(cudaIpcCloseMemHandle(d));
 	/* Its end reaches whoever answers for its memory a moment after it. */
-	for (int i = 0; i < 5000 && cudaIpcOpenMemHandle(&other, h, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess; i++) {
+	for (int i = 0; i < 15000 && cudaIpcOpenMemHandle(&other, h, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess; i++) {
 		CHECK(cudaIpcCloseMemHandle(other));
 		usleep(1000);
 	}

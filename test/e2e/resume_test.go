@@ -99,7 +99,7 @@ func TestCutPrograms(t *testing.T) {
 }
 
 // TestCutOwners cuts the connections of programs that have several owners and come to them by a lease's socket, and of
-// processes that were forked. Meanwhile the daemon that serves the socket ends and begins, again and again. There is nobody
+// processes that were forked or share memory. Meanwhile the daemon that serves the socket ends and begins, again and again. There is nobody
 // here to tell a worker that a process has ended in a cut: its session ends with the grace. SLUICE_CUTS sets the number of cuts.
 func TestCutOwners(t *testing.T) {
 	most := int64(20)
@@ -119,6 +119,7 @@ func TestCutOwners(t *testing.T) {
 			{"two_devices", "two_devices: ok\nPASS\n"},
 			{"fork", "fork: sum 90, a late child gets cudaErrorInitializationError\nPASS\n"},
 			{"multi_process", "multi_process: 5 processes, one total\nPASS\n"},
+			{"ipc", "ipc: memory, 40 turns by events, a descriptor, a pool\nPASS\n"},
 		} {
 			var through []*worker
 			var cutters []*cutter
