@@ -52,7 +52,7 @@ class Transformer(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
 
     def forward(self, x):
-        return self.out(self.layers(self.tokens(x) + self.places, mask=self.mask)).transpose(1, 2)
+        return self.out(self.layers(self.tokens(x) + self.places, mask=self.mask))
 
 
 def resnet50():
@@ -87,7 +87,8 @@ def main():
     begun = time.monotonic()
     for x, y in loader:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x.cuda(non_blocking=True)), y.cuda(non_blocking=True))
+        out = model(x.cuda(non_blocking=True))
+        loss = nn.functional.cross_entropy(out.flatten(0, -2), y.cuda(non_blocking=True).flatten())
         loss.backward()
         optimizer.step()
         kept.append(loss.detach())
@@ -102,7 +103,6 @@ def main():
     total = torch.stack([p.detach().double().sum() for p in model.parameters()]).sum().item()
     with open(a.out, "w") as f:
         json.dump({"losses": [v.hex() for v in losses], "weights": total.hex(), "begun": begun, "ends": ends}, f)
-    os._exit(0)  # the loader's processes would go on for a while
 
 
 if __name__ == "__main__":

@@ -123,9 +123,10 @@ def train(a):
         time.sleep(rng.uniform(0.3, 1.7) * a.seconds * 0.7 / a.cuts)
         kind = KINDS[i % len(KINDS)]
         begin = relay.become(kind)
+        print(f"cut {i + 1} of {a.cuts}: {kind}", file=sys.stderr, flush=True)
         time.sleep(a.length)
         cuts.append({"kind": kind, "begin": begin, "end": relay.become("mend")})
-        print(f"{kind} {i + 1} of {a.cuts}", file=sys.stderr, flush=True)
+        print(f"cut {i + 1} of {a.cuts}: over", file=sys.stderr, flush=True)
     results = {}
     for p in programs:
         results[p.name], ends = p.result()
