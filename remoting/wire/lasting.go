@@ -34,9 +34,11 @@ var (
 	ErrGrace = errors.New("wire: the connection was lost, and the client did not come back in time")
 	// ErrPosition says that the client claims to have received what was not sent, or less than before.
 	ErrPosition = errors.New("wire: the client says to have received what was not sent to it, or less than it said before")
-	errPiece    = errors.New("wire: malformed piece")
-	errAhead    = errors.New("wire: the client has sent more than the window allows")
-	errCut      = errors.New("wire: connection lost")
+	// ErrLate says that an attempt to go on was overtaken by a later one of the client's.
+	ErrLate  = errors.New("wire: the client has gone on over another connection since")
+	errPiece = errors.New("wire: malformed piece")
+	errAhead = errors.New("wire: the client has sent more than the window allows")
+	errCut   = errors.New("wire: connection lost")
 )
 
 const (
@@ -479,7 +481,10 @@ func (s *LastingStream) Heard() bool { return s.heard.Load() }
 // Attach takes over a socket to the client, which has received so many bytes. answer is told how many have been
 // received here, or why the stream cannot go on, and tells the client over the new socket; the stream goes on if neither it nor
 // anything before it fails. gap is the time since the connection was found to be lost.
-func (s *LastingStream) Attach(fd int, received uint64, answer func(received uint64, err error) error) (gap time.Duration, _ error) {
+//
+// A position that is not kept ends the stream, unless newest is false: then the client may have sent it before it made the
+// connection that there is now, and the answer is ErrLate, as it is once something has come over that one.
+func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func(received uint64, err error) error) (gap time.Duration, _ error) {
 	s.mu.Lock()
 	_ = unix.Shutdown(s.sock.fd, unix.SHUT_RDWR) // nobody is in a system call of the old socket for long
 	s.mu.Unlock()
@@ -493,6 +498,11 @@ func (s *LastingStream) Attach(fd int, received uint64, answer func(received uin
 	err := s.ended
 	good := received >= s.acked && received <= s.put.Load()
 	s.mu.Unlock()
+	if err == nil && !newest && (!good || s.heard.Load()) {
+		_ = answer(0, ErrLate)
+		unix.Close(fd)
+		return 0, ErrLate
+	}
 	if err == nil && !good {
 		err = ErrPosition
 	}

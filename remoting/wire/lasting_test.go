@@ -141,7 +141,7 @@ func (m *modelClient) again() {
 	m.c.Close()
 	fd, c := link(m.t)
 	var at uint64
-	if _, err := m.s.Attach(fd, uint64(len(m.in)), func(received uint64, _ error) error { at = received; return nil }); err != nil {
+	if _, err := m.s.Attach(fd, uint64(len(m.in)), true, func(received uint64, _ error) error { at = received; return nil }); err != nil {
 		m.t.Errorf("attach: %v", err)
 		panic(err)
 	}
@@ -341,9 +341,45 @@ func TestLastingHostile(t *testing.T) {
 		}
 		fd, _ := link(t)
 		var told error
-		if _, err := s.Attach(fd, at, func(_ uint64, err error) error { told = err; return nil }); !errors.Is(err, ErrPosition) || !errors.Is(told, ErrPosition) {
+		if _, err := s.Attach(fd, at, true, func(_ uint64, err error) error { told = err; return nil }); !errors.Is(err, ErrPosition) || !errors.Is(told, ErrPosition) {
 			t.Errorf("received %d of 100, 50 acknowledged: %v, the client was told %v", at, err, told)
 		}
+	}
+}
+
+// TestLateAttempt: an attempt that the client made before the connection that it has ends neither that stream nor, once something has come
+// over it, takes its place.
+func TestLateAttempt(t *testing.T) {
+	s, _ := lasting(t)
+	if err := s.Write([][]byte{make([]byte, 100)}); err != nil {
+		t.Fatal(err)
+	}
+	attach := func(at uint64, newest bool) (net.Conn, error) {
+		fd, c := link(t)
+		_, err := s.Attach(fd, at, newest, func(uint64, error) error { return nil })
+		return c, err
+	}
+	if _, err := attach(60, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := attach(50, false); !errors.Is(err, ErrLate) {
+		t.Errorf("less than the client has said since: %v", err)
+	}
+	c, err := attach(60, false)
+	if err != nil {
+		t.Fatalf("the same position: %v", err)
+	}
+	if _, err := c.Write(piece(70, 0, []byte{1})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Read2(make([]byte, 1), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := attach(70, false); !errors.Is(err, ErrLate) {
+		t.Errorf("after something has come: %v", err)
+	}
+	if _, err := attach(70, true); err != nil {
+		t.Errorf("the client's own next attempt: %v", err)
 	}
 }
 
@@ -354,7 +390,7 @@ func TestWatchOfAnother(t *testing.T) {
 	go func() { watched <- s.Watch(100*time.Millisecond, func() {}, func(time.Duration) {}) }()
 	for i := range 300 {
 		fd, next := link(t)
-		if _, err := s.Attach(fd, 0, func(uint64, error) error { return nil }); err != nil {
+		if _, err := s.Attach(fd, 0, true, func(uint64, error) error { return nil }); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
 		c.Close()

@@ -33,6 +33,7 @@ const (
 	maxAttaching = 8                     // at once; one more ends the oldest
 	attachBurst  = 64                    // without a pause
 	attachPace   = 50 * time.Millisecond // of one attempt, beyond a burst
+	maxOlder     = 64                    // keys before the newest
 )
 
 // resumption lets the client of one session come back.
@@ -43,9 +44,12 @@ type resumption struct {
 	grace  time.Duration
 	cuts   *account.Cuts // those that are over
 
-	mu        sync.Mutex
-	key, prev [16]byte // prev is good until something has come over the newest connection
-	again     bool     // there is a prev
+	mu  sync.Mutex
+	key [16]byte // the newest
+	// older are the keys before it that the client may still have, in the order in which they were given. The first is what the
+	// client last came with. WELCOMEs with the others may have been lost, or have gone to connections that the client had given
+	// up: those may arrive late, after one that it uses. All are good until something has come over the newest connection.
+	older     [][16]byte
 	paid      time.Time
 	attaching []*attaching // the oldest first
 	refused   turnedAway
@@ -136,12 +140,23 @@ func (r *resumption) handle(a *attaching, raw bool) {
 		unix.Close(a.fd)
 		return
 	}
+	if abandoned(a.fd) {
+		unix.Close(a.fd)
+		return
+	}
 	_ = wire.Tune(a.fd, r.stream.Keepalive())
 	var m wire.Attach
 	m.Decode(wire.NewDecoder(b[:]))
 	if err := r.join(a.fd, &m); err != nil {
 		r.log.Warn("a connection was not taken", "error", err)
 	}
+}
+
+// abandoned reports whether the client has closed its end, as it does with an attempt that took too long.
+func abandoned(fd int) bool {
+	var b [1]byte
+	n, _, err := unix.Recvfrom(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	return n == 0 && err == nil || errors.Is(err, unix.ECONNRESET)
 }
 
 // readAttachHello reads the HELLO that comes before ATTACH.
@@ -166,13 +181,27 @@ func readAttachHello(fd int) error {
 
 var errKey = errors.New("no session here has that key")
 
+// find returns where a key is among the older ones, len(r.older) for the newest, or -1. All are compared, whichever it is.
+func (r *resumption) find(key [16]byte) int {
+	at := -1
+	for i, k := range append(r.older, r.key) {
+		if subtle.ConstantTimeCompare(key[:], k[:]) == 1 {
+			at = i
+		}
+	}
+	return at
+}
+
 // join has the stream go on over the socket, which it takes over in any case.
 func (r *resumption) join(fd int, m *wire.Attach) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := subtle.ConstantTimeCompare(m.Key[:], r.key[:]) == 1
-	before := subtle.ConstantTimeCompare(m.Key[:], r.prev[:]) == 1 && r.again && !r.stream.Heard()
-	if !now && !before {
+	if r.stream.Heard() {
+		r.older = nil
+	}
+	at := r.find(m.Key)
+	newest := at == len(r.older)
+	if at < 0 {
 		refuseSocket(fd, wire.StatusLease, errKey)
 		unix.Close(fd)
 		return errKey
@@ -183,8 +212,12 @@ func (r *resumption) join(fd int, m *wire.Attach) error {
 		unix.Close(fd)
 		return err
 	}
-	gap, err := r.stream.Attach(fd, m.Received, func(received uint64, err error) error {
-		if err != nil {
+	gap, err := r.stream.Attach(fd, m.Received, newest, func(received uint64, err error) error {
+		switch {
+		case errors.Is(err, wire.ErrLate):
+			refuseSocket(fd, wire.StatusLease, errKey)
+			return err
+		case err != nil:
 			refuseSocket(fd, wire.StatusLease, fmt.Errorf("the session ends: %w", err))
 			return err
 		}
@@ -193,8 +226,11 @@ func (r *resumption) join(fd int, m *wire.Attach) error {
 		return writeAll(fd, wire.AppendWelcome(nil, wire.StatusOK, e.Buf()))
 	})
 	if err == nil {
-		r.prev, r.key, r.again = m.Key, next, true
-		if now {
+		r.older, r.key = append(r.older[at:], r.key), next // what came before the client's key it does not come with again
+		if len(r.older) > maxOlder {
+			r.older = slices.Delete(r.older, 1, 2)
+		}
+		if newest {
 			r.cuts.Add(gap)
 		} else { // the client has not heard of the last connection: for it the cut went on
 			r.cuts.Extend(gap)

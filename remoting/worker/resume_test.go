@@ -182,19 +182,26 @@ func TestResumeKeys(t *testing.T) {
 	}
 	first := r.Key
 	r.goOn()
-	// The WELCOME may have been lost: the key before is good until a piece has come.
-	if c, a, err := r.attach(r.Session, first, r.got); err != nil {
-		t.Errorf("the handshake again: %v", err)
-	} else {
-		_, _, err := r.attach(r.Session, r.Key, r.got)
-		wantRefused(t, "the key that the lost WELCOME had", err)
-		r.c, r.Key = c, a.Key
+	// The WELCOME may have been lost: the key before is good until a piece has come. Or this attempt is one that the client has given
+	// up, and that comes late: then the client has the other key.
+	var late [][16]byte
+	for range 3 {
+		_, a, err := r.attach(r.Session, first, r.got)
+		if err != nil {
+			t.Fatalf("the handshake again: %v", err)
+		}
+		late = append(late, a.Key)
 	}
+	r.goOn()
+	_, _, err = r.attach(r.Session, first, r.got)
+	wantRefused(t, "a key from before the one that the client has come with", err)
 	if !r.ask(3) {
 		t.Fatal("no answer")
 	}
-	_, _, err = r.attach(r.Session, first, r.got)
-	wantRefused(t, "a key that was used", err)
+	for _, key := range append(late, first) {
+		_, _, err = r.attach(r.Session, key, r.got)
+		wantRefused(t, "a key that was used, or is older than one that was", err)
+	}
 	if !r.ask(4) {
 		t.Fatal("the session was disturbed")
 	}
@@ -238,6 +245,24 @@ func TestResumeKeys(t *testing.T) {
 		if time.Now().After(until) {
 			t.Fatalf("after the goodbye: %v", err)
 		}
+	}
+}
+
+// TestResumeAbandoned: an attempt that its client has closed is not taken, and the session goes on over the connection that it has.
+func TestResumeAbandoned(t *testing.T) {
+	r, client := resumptionOf(t)
+	defer unix.Close(client)
+	fd, far := socketPair(t)
+	var e wire.Encoder
+	(&wire.Attach{Key: r.key}).Encode(&e)
+	if _, err := unix.Write(far, e.Buf()); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(far)
+	key := r.key
+	r.handle(&attaching{fd: fd}, false)
+	if r.key != key {
+		t.Error("it was taken")
 	}
 }
 
@@ -464,7 +489,7 @@ func TestCutsCounted(t *testing.T) {
 	}
 	unix.Close(far)
 	next, far = socketPair(t)
-	if err := r.join(next, &wire.Attach{Key: r.prev}); err != nil {
+	if err := r.join(next, &wire.Attach{Key: r.older[0]}); err != nil {
 		t.Fatal(err)
 	}
 	count(1, before.CutTime+1)
@@ -529,6 +554,19 @@ func TestLinkNoted(t *testing.T) {
 	}
 }
 
+// resumptionOf returns the worker's side of a session, and the client's end of its connection.
+func resumptionOf(t *testing.T) (r *resumption, client int) {
+	t.Helper()
+	old, client := socketPair(t)
+	st := &control.Start{GraceMS: 1000, Exchange: true, Hello: wire.Hello{Kind: wire.SessionCompute, Features: wire.FeatureResume}}
+	r, err := newResumption(slog.New(slog.DiscardHandler), st, old, time.Second)
+	if err != nil || r == nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.stream.Close() })
+	return r, client
+}
+
 // FuzzAttach is what may come where a lost connection is made again: nothing but the key gets the session, and no position that is not kept.
 func FuzzAttach(f *testing.F) {
 	hello := func(kind uint32) []byte {
@@ -550,13 +588,8 @@ func FuzzAttach(f *testing.F) {
 	f.Add(attach([16]byte{9}, 0), false)
 	f.Add(attach(key, 0)[:20], false)
 	f.Fuzz(func(t *testing.T, in []byte, raw bool) {
-		old, client := socketPair(t)
+		r, client := resumptionOf(t)
 		defer unix.Close(client)
-		st := &control.Start{GraceMS: 1000, Exchange: true, Hello: wire.Hello{Kind: wire.SessionCompute, Features: wire.FeatureResume}}
-		r, err := newResumption(slog.New(slog.NewTextHandler(io.Discard, nil)), st, old, time.Second)
-		if err != nil || r == nil {
-			t.Fatal(err)
-		}
 		r.key = key
 		if err := r.stream.Write([][]byte{make([]byte, 10)}); err != nil {
 			t.Fatal(err)
@@ -564,7 +597,13 @@ func FuzzAttach(f *testing.F) {
 		fd, far := socketPair(t)
 		defer func() { unix.Close(far) }()
 		_, _ = unix.Write(far, in)
-		_ = unix.Shutdown(far, unix.SHUT_WR)
+		whole := wire.AttachSize
+		if raw {
+			whole += wire.HelloSize
+		}
+		if len(in) < whole {
+			_ = unix.Shutdown(far, unix.SHUT_WR) // nothing more is waited for
+		}
 		r.handle(&attaching{fd: fd}, raw)
 		a := in
 		if raw {

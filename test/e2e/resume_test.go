@@ -1,10 +1,12 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -193,6 +195,56 @@ func TestPause(t *testing.T) {
 		t.Errorf("status %d: %s%s", r.status, r.stdout, r.stderr)
 	}
 	waitFor(t, time.Second, "the session has ended", func() bool { return len(w.sessions()) == 0 })
+}
+
+// TestHeld holds back what both sides send for longer than the client is patient with an attempt to go on, so that attempts which it has
+// given up arrive together with the one that it waits for.
+func TestHeld(t *testing.T) {
+	t.Parallel()
+	w := startWorker(t, workerOptions{args: []string{"--grace", "60s"}, keepalive: time.Second})
+	relay := exec.Command(built("bin/relay"), "--to", strings.TrimPrefix(w.addr, "tcp:"), "--cuts")
+	in, err := relay.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := relay.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := relay.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = relay.Process.Kill()
+		_ = relay.Wait()
+	})
+	lines := bufio.NewScanner(out)
+	until := func(begin string) string {
+		t.Helper()
+		for lines.Scan() {
+			if rest, ok := strings.CutPrefix(lines.Text(), begin+" "); ok {
+				return rest
+			}
+		}
+		t.Fatalf("the relay has not said %q", begin)
+		return ""
+	}
+	addr := until("listening")
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	want := finish(t, ctx, w.direct(ctx, program("paused"), "7", "400"))
+	cmd := w.direct(ctx, program("paused"), "7", "400")
+	cmd.Env = append(cmd.Env, "SLUICE_WORKER=tcp:"+addr)
+	go func() {
+		time.Sleep(400 * time.Millisecond)
+		fmt.Fprintln(in, "silence")
+		time.Sleep(17 * time.Second) // three attempts are given up
+		fmt.Fprintln(in, "mend")
+	}()
+	got := finish(t, ctx, cmd)
+	if got.status != 0 || got.stdout != want.stdout || !strings.Contains(got.stderr, " is back after ") {
+		t.Errorf("status %d: %s%s\nuncut: %s", got.status, got.stdout, got.stderr, want.stdout)
+	}
 }
 
 // TestGraceOver: after the grace both sides give up, within a second of its end; so does a program whose session ends during the cut.

@@ -165,7 +165,7 @@ func (o *runOptions) run(ctx context.Context, args []string, byHand bool, say fu
 		return failed(err)
 	}
 	l.watch(func(reason string) {
-		say("%s; CUDA calls of %s fail from here on", reason, args[0])
+		say("%s: %s", args[0], reason)
 	})
 	ws, err := runProgram(path, args, o.environ(os.Environ(), lib, l))
 	l.release()

@@ -141,13 +141,17 @@ func (l *workerLease) env() map[string]string {
 	return map[string]string{"SLUICE_WORKER": l.worker.String(), "SLUICE_LEASE": hex.EncodeToString(l.token[:])}
 }
 
-// watch waits in the background until the worker ends the lease or release is called.
+// watch waits in the background until the worker ends the lease, its connection is lost, or release is called.
 func (l *workerLease) watch(lost func(reason string)) {
 	go func() {
 		defer close(l.ended)
-		_, _ = io.Copy(io.Discard, l.conn)
-		if !l.releasing.Load() {
-			lost("worker " + l.at.String() + " ended the lease")
+		_, err := io.Copy(io.Discard, l.conn)
+		switch {
+		case l.releasing.Load():
+		case err != nil: // with --grace the worker keeps the lease for the sessions that there are
+			lost(fmt.Sprintf("the connection that holds the lease at worker %s was lost (%v); no session begins in it any more, and those that have begun go on if the worker has --grace", l.at, err))
+		default:
+			lost("worker " + l.at.String() + " ended the lease; CUDA calls fail from here on")
 		}
 	}()
 }
