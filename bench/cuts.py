@@ -7,6 +7,8 @@ cuts.py over --sluice CMD --worker ADDR --relay BIN --scratch DIR --grace S
     cuts a program for longer than the worker's grace. One line of JSON.
 cuts.py report LOG
     judges a log of these. Exit status 1 if anything was lost, wrong, or late.
+cuts.py page LOG
+    the table of docs/benchmarks.md
 
 A cut is one of three kinds, in turn: connections are reset, bytes are lost, or nothing is heard.
 """
@@ -202,8 +204,36 @@ def judge(runs):
     return wrong, figures
 
 
+def read(log):
+    return {r["run"]: r for r in rawlog.read(log) if "run" in r}
+
+
+def page(log):
+    head, runs = rawlog.headers(log)[0], read(log)
+    cuts = runs["cut"]["cuts"]
+    yield f"{head['gpu']}, driver {head['driver']}, PyTorch {head.get('pytorch', 'unknown')}, commit {head['commit']}, {head['date'][:10]}."
+    yield ""
+    yield f"| both side by side | steps | native, s | remote, s | with {len(cuts)} cuts of {max(c['seconds'] for c in cuts):.0f} s | beside the cuts, s | a step ended after a cut, beyond its own time | losses and weights |"
+    yield "|---" * 8 + "|"
+    for name, native in runs["native"]["programs"].items():
+        uncut, cut = (runs[r]["programs"][name] for r in ("uncut", "cut"))
+        longer = cut["seconds"] - uncut["seconds"] - sum(c["seconds"] for c in cuts)
+        late = [r["after_s"] - r["step_s"] for r in cut["resumed"]]
+        same = all(native[k] == uncut[k] == cut[k] for k in ("losses", "weights"))
+        yield (
+            f"| {name} | {cut['steps']} | {native['seconds']:.1f} | {uncut['seconds']:.1f} | {cut['seconds']:.1f} | {longer:+.1f} | at most {max(late):.2f} s"
+            f" | {'the same, bit for bit' if same else 'DIFFERENT'} |"
+        )
+    if o := runs.get("over"):
+        yield ""
+        yield (
+            f"With a grace of {o['grace_s']:g} s and a longer cut the program had its error {o['error_after_s']:.2f} s after the grace, and the GPU's memory was free after"
+            f" {o['free_after_s']:.2f} s."
+        )
+
+
 def report(log):
-    runs = {r["run"]: r for r in rawlog.read(log) if "run" in r}
+    runs = read(log)
     wrong, figures = judge(runs)
     for text in figures:
         print(text)
@@ -217,7 +247,8 @@ def report(log):
 def main():
     p = argparse.ArgumentParser()
     sub = p.add_subparsers(dest="what", required=True)
-    sub.add_parser("report").add_argument("log")
+    for name in ("report", "page"):
+        sub.add_parser(name).add_argument("log")
     for name in ("train", "over"):
         q = sub.add_parser(name)
         for flag in ("sluice", "worker", "relay", "scratch"):
@@ -232,6 +263,9 @@ def main():
     a = p.parse_args()
     if a.what == "report":
         sys.exit(report(a.log))
+    if a.what == "page":
+        print(*page(a.log), sep="\n")
+        return
     {"train": train, "over": over}[a.what](a)
 
 

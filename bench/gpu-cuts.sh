@@ -25,7 +25,7 @@ for part in "${CHOSEN[@]}"; do
 		start_worker train tcp --grace 5m || exit 1
 		args=(--cuts "${SLUICE_CUTS:-10}" --length "${SLUICE_CUT_SECONDS:-60}" --seconds "${SLUICE_TRAIN_SECONDS:-45}")
 	else
-		start_worker over tcp --grace ${GRACE}s || exit 1
+		start_worker over tcp --grace "${GRACE}s" || exit 1
 		args=(--grace "$GRACE")
 	fi
 	"$PYTHON" "$BENCH/cuts.py" "$part" --sluice "$SLUICE" --worker "$ADDR" --relay "$RELAY" --scratch "$SCRATCH" ${MEM:+--mem "$MEM"} \
