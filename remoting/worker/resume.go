@@ -83,6 +83,8 @@ func newResumption(log *slog.Logger, st *control.Start, fd int, keepalive time.D
 
 // resumable is what the client is told.
 func (r *resumption) resumable() []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var e wire.Encoder
 	(&wire.Resumable{Key: r.key, Session: uint32(r.slot), GraceMS: uint32(r.grace / time.Millisecond)}).Encode(&e)
 	return e.Buf()

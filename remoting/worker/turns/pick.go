@@ -16,7 +16,7 @@ package turns
 //
 // What is left when no tenant with work has time of its own is borrowed time. Tenants that
 // are not fixed get it, by weight, and with a virtual time of its own: a tenant does not pay for
-// borrowed time with its own time. Only lent time can be borrowed: all time but that of
+// borrowed time with its own time. Nobody collects a claim to borrowed time (levelLoans). Only lent time can be borrowed: all time but that of
 // tenants that do not lend comes from one pool, which has a virtual time too.
 
 import "time"
@@ -92,6 +92,37 @@ func (p *pages) load(v *view, now int64) {
 		v.pool = now
 	}
 	v.setShares()
+	v.levelLoans(p.grace())
+}
+
+// levelLoans raises the virtual times of borrowed time that lag behind others' by more than a turn and its grace can explain.
+// A tenant that paused, or was alone, would have all that is lent until it had caught up, or nothing.
+func (v *view) levelLoans(grace int64) {
+	var first, second int64 // the highest that others may be held to, and who has the highest
+	ahead := nobody
+	for i := range v.n {
+		s := &v.tenants[i]
+		if !s.present || s.kind == Fixed {
+			continue
+		}
+		switch least := s.borrowedVT - (v.credit+grace)*fullShare/s.borrowWeight() - v.tolerance(); {
+		case least > first:
+			first, second, ahead = least, first, i
+		case least > second:
+			second = least
+		}
+	}
+	for i := range v.n {
+		s := &v.tenants[i]
+		if !s.present || s.kind == Fixed {
+			continue
+		}
+		if i == ahead {
+			s.borrowedVT = max(s.borrowedVT, second)
+		} else {
+			s.borrowedVT = max(s.borrowedVT, first)
+		}
+	}
 }
 
 // setShares works out what each tenant has of the GPU.

@@ -13,6 +13,7 @@ type game struct {
 	view
 	held  []int64
 	loans []int64
+	grace int64
 }
 
 func newGame(tenants ...tenant) *game {
@@ -46,6 +47,7 @@ func idle(p tenant) tenant {
 // step simulates one turn of held ns, or the time until one begins.
 func (g *game) step(held int64) {
 	g.setShares()
+	g.levelLoans(g.grace)
 	g.pool = max(g.pool, g.now-g.credit)
 	i, borrowed, again := g.pick(nobody)
 	if i < 0 {
@@ -111,6 +113,29 @@ func TestShares(t *testing.T) {
 		{"best effort where all is lent", []tenant{idle(lending(fixed(10000))), best(5000)}, []float64{0, 100}},
 	} {
 		near(t, c.name, newGame(c.tenants...).play(100e9), c.want...)
+	}
+}
+
+// A tenant that has borrowed nothing for a while, because it had no work or because others were not there, has no claim to what was
+// lent meanwhile: from the moment that both want it lent time is divided by weight.
+func TestBorrowAfterPause(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		tenants []tenant
+		pauses  int
+		want    []float64 // when all are there again
+	}{
+		{"beside a fixed tenant with work", []tenant{fixed(4000), idle(lending(fixed(4000))), best(100), best(100)}, 2, []float64{40, 0, 30, 30}},
+		{"by weight", []tenant{fixed(4000), idle(lending(fixed(4000))), best(100), best(300)}, 3, []float64{40, 0, 15, 45}},
+		{"of equal tenants", []tenant{equal(), equal(), idle(lending(equal()))}, 0, []float64{50, 50, 0}},
+	} {
+		g := newGame(c.tenants...)
+		g.play(5e9)
+		g.tenants[c.pauses].want = false
+		g.play(20e9)
+		g.tenants[c.pauses].want = true
+		g.play(2e9) // time of its own it has saved, for a second
+		near(t, c.name, g.play(10e9), c.want...)
 	}
 }
 
