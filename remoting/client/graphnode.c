@@ -186,7 +186,17 @@ CUresult sl_cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *p)
 		err = function_of(node, &fn);
 	if (err)
 		return err;
-	return host || fn ? sl_refuse_with("cuGraphMemcpyNodeSetParams", "host memory") : fw_cuGraphMemcpyNodeSetParams(node, &c, 0);
+	if (!host && !fn)
+		return fw_cuGraphMemcpyNodeSetParams(node, &c, 0);
+	if (!host || !fn)
+		return sl_refuse_with("cuGraphMemcpyNodeSetParams", "host memory, where the node copies none, or the other way round");
+	err = sl_graph_copy_new(p, &c, NULL, &fn);
+	if (err)
+		return err;
+	err = fw_cuGraphMemcpyNodeSetParams(node, &c, fn);
+	if (err)
+		sl_hostfn_unused(fn);
+	return err;
 }
 
 /* A copy in an executable graph keeps its kind. */

@@ -142,6 +142,8 @@ int sl_graph_set_host(uint64_t exec, uint64_t node, struct sl_hostfn *f);
 int sl_graph_get_host(uint64_t node, uint32_t *id);
 /* Makes a graph of copy c and of function f, before it if in is true, else behind it. c NULL: of f alone. */
 int sl_graph_copy_make(uint64_t *child, struct sl_hostfn *f, const CUDA_MEMCPY3D *c, int in, uint64_t ctx);
+/* Has a node that is such a copy be another one. */
+int sl_graph_copy_change(uint64_t node, struct sl_hostfn *f, const CUDA_MEMCPY3D *c, int in, uint64_t ctx);
 /* Whether a node is one of such a graph; then its function's id, and its copy, which may be 0. */
 struct sl_copy_node {
 	uint64_t copy;

@@ -106,31 +106,45 @@ func (s *session) staged(c *C.CUDA_MEMCPY3D) (in bool, rc int32) {
 	return in, 0
 }
 
-// hostCopy makes the child graph of a copy of the client's memory. With both sides in that memory it is its function alone.
-func (s *session) hostCopy(c *C.CUDA_MEMCPY3D, ctx uint64, fn uint32) (graph C.uint64_t, rc int32) {
+// hostCopy readies a copy of the client's memory for a graph, and has make, which returns the graph that keeps the copy's function, put it there.
+// With both sides in that memory the copy is its function alone: c is NULL then.
+func (s *session) hostCopy(c *C.CUDA_MEMCPY3D, fn uint32, make func(f *hostfn, c *C.CUDA_MEMCPY3D, in C.int) (graph uint64, rc C.int)) int32 {
 	f, rc := s.inGraph(fn)
 	if rc != 0 {
-		return 0, rc
+		return rc
 	}
-	in := false
+	var way C.int
 	if c != nil && c.srcMemoryType == C.CU_MEMORYTYPE_HOST && c.dstMemoryType == C.CU_MEMORYTYPE_HOST {
 		c = nil
 	} else {
-		in, rc = s.staged(c)
+		var in bool
+		if in, rc = s.staged(c); in {
+			way = 1
+		}
 	}
-	var way C.int
-	if in {
-		way = 1
-	}
+	var graph uint64
 	if rc == 0 {
-		rc = int32(C.sl_graph_copy_make(&graph, f.c, c, way, C.uint64_t(ctx)))
+		var made C.int
+		graph, made = make(f, c, way)
+		rc = int32(made)
 	}
 	if rc != 0 {
 		s.notInGraph(fn, f)
-		return 0, s.notCalled(fn, rc)
+		return s.notCalled(fn, rc)
 	}
-	f.keep(uint64(graph))
-	return graph, 0
+	if graph != 0 {
+		f.keep(graph)
+	}
+	return 0
+}
+
+// hostCopyGraph makes the child graph of a copy of the client's memory.
+func (s *session) hostCopyGraph(c *C.CUDA_MEMCPY3D, ctx uint64, fn uint32) (graph C.uint64_t, rc int32) {
+	rc = s.hostCopy(c, fn, func(f *hostfn, c *C.CUDA_MEMCPY3D, in C.int) (uint64, C.int) {
+		made := C.sl_graph_copy_make(&graph, f.c, c, in, C.uint64_t(ctx))
+		return uint64(graph), made
+	})
+	return graph, rc
 }
 
 func (s *session) cuGraphAddMemcpyNode(_ uint32, o *C.uint64_t, g href, deps []C.uint64_t, ndeps uint64, c *C.CUDA_MEMCPY3D, ctx href, fn uint32) C.CUresult {
@@ -140,7 +154,7 @@ func (s *session) cuGraphAddMemcpyNode(_ uint32, o *C.uint64_t, g href, deps []C
 		}
 		return C.CUresult(C.sl_graph_add_copy(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), c, C.uint64_t(ctx.real)))
 	}
-	child, rc := s.hostCopy(c, ctx.real, fn)
+	child, rc := s.hostCopyGraph(c, ctx.real, fn)
 	if rc != 0 {
 		return C.CUresult(rc)
 	}
@@ -148,10 +162,15 @@ func (s *session) cuGraphAddMemcpyNode(_ uint32, o *C.uint64_t, g href, deps []C
 	return C.CUresult(C.sl_graph_add_child(o, C.uint64_t(g.real), first(deps), C.uint64_t(ndeps), child))
 }
 
-// cuGraphMemcpyNodeSetParams changes no copy of host memory: the client refuses that.
+// cuGraphMemcpyNodeSetParams changes a copy of host memory into another one; the client refuses changes between these and other copies.
 func (s *session) cuGraphMemcpyNodeSetParams(node href, c *C.CUDA_MEMCPY3D, fn uint32) C.CUresult {
 	if fn != 0 {
-		return C.CUresult(s.notCalled(fn, C.CUDA_ERROR_NOT_SUPPORTED))
+		if _, ok := s.copyNode(node.real); !ok {
+			return C.CUresult(s.notCalled(fn, C.CUDA_ERROR_NOT_SUPPORTED))
+		}
+		return C.CUresult(s.hostCopy(c, fn, func(f *hostfn, c *C.CUDA_MEMCPY3D, in C.int) (uint64, C.int) {
+			return s.graphOf(node), C.sl_graph_copy_change(C.uint64_t(node.real), f.c, c, in, C.uint64_t(s.curReal))
+		}))
 	}
 	if rc := s.copy3D(c); rc != 0 {
 		return C.CUresult(rc)
@@ -166,7 +185,7 @@ func (s *session) cuGraphExecMemcpyNodeSetParams(exec, node href, c *C.CUDA_MEMC
 		}
 		return C.CUresult(C.sl_graph_set_copy(C.uint64_t(exec.real), C.uint64_t(node.real), c, C.uint64_t(ctx.real)))
 	}
-	child, rc := s.hostCopy(c, ctx.real, fn)
+	child, rc := s.hostCopyGraph(c, ctx.real, fn)
 	if rc != 0 {
 		return C.CUresult(rc)
 	}

@@ -139,13 +139,11 @@ int sl_graph_get_host(uint64_t node, uint32_t *id)
 
 /* --- copies of host memory: a child graph of a copy and of the function that moves the client's bytes --- */
 
-int sl_graph_copy_make(uint64_t *child, struct sl_hostfn *f, const CUDA_MEMCPY3D *c, int in, uint64_t ctx)
+static int fill(uint64_t g, struct sl_hostfn *f, const CUDA_MEMCPY3D *c, int in, uint64_t ctx)
 {
-	uint64_t g = 0, copy = 0, host = 0;
-	int rc = CU(cuGraphCreate, (CUgraph *)&g, 0);
+	uint64_t copy = 0, host = 0;
+	int rc = 0;
 
-	if (rc)
-		return rc;
 	f->copy = 1;
 	if (c && !in)
 		rc = CU(cuGraphAddMemcpyNode, (CUgraphNode *)&copy, (CUgraph)g, NULL, 0, c, (CUcontext)ctx);
@@ -153,11 +151,42 @@ int sl_graph_copy_make(uint64_t *child, struct sl_hostfn *f, const CUDA_MEMCPY3D
 		rc = sl_graph_add_host(&host, g, &copy, copy != 0, f);
 	if (!rc && c && in)
 		rc = CU(cuGraphAddMemcpyNode, (CUgraphNode *)&copy, (CUgraph)g, (CUgraphNode *)&host, 1, c, (CUcontext)ctx);
+	return rc;
+}
+
+int sl_graph_copy_make(uint64_t *child, struct sl_hostfn *f, const CUDA_MEMCPY3D *c, int in, uint64_t ctx)
+{
+	uint64_t g = 0;
+	int rc = CU(cuGraphCreate, (CUgraph *)&g, 0);
+
+	if (rc)
+		return rc;
+	rc = fill(g, f, c, in, ctx);
 	if (rc)
 		CU(cuGraphDestroy, (CUgraph)g);
 	else
 		*child = g;
 	return rc;
+}
+
+int sl_graph_copy_change(uint64_t node, struct sl_hostfn *f, const CUDA_MEMCPY3D *c, int in, uint64_t ctx)
+{
+	CUgraphNode at[2] = { 0 };
+	uint64_t trial = 0;
+	CUgraph g = NULL;
+	size_t n = 2;
+	/* What cannot be is found out before anything has changed. */
+	int rc = sl_graph_copy_make(&trial, f, c, in, ctx);
+
+	if (rc)
+		return rc;
+	CU(cuGraphDestroy, (CUgraph)trial);
+	rc = CU(cuGraphChildGraphNodeGetGraph, (CUgraphNode)node, &g);
+	if (!rc)
+		rc = CU(cuGraphGetNodes, g, at, &n);
+	for (size_t i = 0; !rc && i < n && i < 2; i++)
+		rc = CU(cuGraphDestroyNode, at[i]);
+	return rc ? rc : fill((uint64_t)g, f, c, in, ctx);
 }
 
 int sl_graph_copy_find(uint64_t node, struct sl_copy_node *out)

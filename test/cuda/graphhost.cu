@@ -162,6 +162,7 @@ static void by_hand(int *d, cudaStream_t s)
 	cudaKernelNodeParams kernel = {}, read;
 	cudaMemcpy3DParms copy;
 	cudaGraphNode_t to, k, from, fn, found;
+	cudaGraphNodeType type;
 	cudaGraph_t g, clone;
 	cudaGraphExec_t e;
 
@@ -206,6 +207,27 @@ static void by_hand(int *d, cudaStream_t s)
 	CHECK(cudaGraphHostNodeSetParams(fn, &host));
 	CHECK(cudaGraphHostNodeGetParams(fn, &got));
 	REQUIRE(got.userData == &step2, "the host node after it was changed");
+	CHECK(cudaGraphMemcpyNodeSetParams1D(to, d, in2, n * sizeof *in2, cudaMemcpyHostToDevice));
+	CHECK(cudaGraphMemcpyNodeGetParams(to, &copy));
+	REQUIRE(copy.srcPtr.ptr == in2 && copy.dstPtr.ptr == d && copy.extent.width == n * sizeof *in2, "the copy node after it was changed");
+	CHECK(cudaGraphNodeGetType(to, &type));
+	REQUIRE(type == cudaGraphNodeTypeMemcpy, "its type is %d", (int)type);
+	CHECK(cudaGraphExecDestroy(e));
+	e = instantiate(g);
+	fill(in2, 7);
+	CHECK(cudaGraphLaunch(e, s));
+	CHECK(cudaStreamSynchronize(s));
+	REQUIRE(step2.sum == expected(7, 2, 1) && step2.calls == 2, "the graph changed: sum %ld", step2.sum);
+
+	/* of less, and back to the input, which the host node then counts up */
+	CHECK(cudaGraphMemcpyNodeSetParams1D(from, in2, d, n * sizeof *in2, cudaMemcpyDeviceToHost));
+	CHECK(cudaGraphMemcpyNodeSetParams1D(to, d, in2, n / 2 * sizeof *in2, cudaMemcpyHostToDevice));
+	CHECK(cudaGraphExecDestroy(e));
+	e = instantiate(g);
+	fill(in2, 1);
+	CHECK(cudaGraphLaunch(e, s));
+	CHECK(cudaStreamSynchronize(s));
+	REQUIRE(in2[0] == 2 * 1 + 1 + 1 && in2[n - 1] == 2 * (2 * (7 + n - 1) + 1) + 1 + 1, "half of it: %d, %d", in2[0], in2[n - 1]);
 	CHECK(cudaGraphExecDestroy(e));
 	CHECK(cudaGraphDestroy(g));
 }

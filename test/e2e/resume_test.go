@@ -104,6 +104,7 @@ func TestCutPrograms(t *testing.T) {
 // processes that were forked or share memory. Meanwhile the daemon that serves the socket ends and begins, again and again. There is nobody
 // here to tell a worker that a process has ended in a cut: its session ends with the grace. SLUICE_CUTS sets the number of cuts.
 func TestCutOwners(t *testing.T) {
+	t.Parallel()
 	most := int64(20)
 	if n, err := strconv.Atoi(os.Getenv("SLUICE_CUTS")); err == nil {
 		most = int64(n)
