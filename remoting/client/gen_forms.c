@@ -165,7 +165,7 @@ const struct sl_form sl_forms[] = {
 	{ 0x650d2151, 0x5b65a114, 61459, "host_merge" },
 	{ 0x652f040e, 0xb54e18a7, 441, "cuMipmappedArrayGetSparseProperties" },
 	{ 0x65923568, 0xd7f1783c, 519, "cuSurfObjectCreate" },
-	{ 0x65937be7, 0xa5ba734e, 224, "cuGraphMemcpyNodeSetParams" },
+	{ 0x65937be7, 0x694ac9f9, 224, "cuGraphMemcpyNodeSetParams" },
 	{ 0x660c9fc6, 0x6c5d9419, 525, "cuTensorMapEncodeIm2colWide" },
 	{ 0x6730c160, 0x2c418ba6, SL_NO_OP, "const SHM_TAIL" },
 	{ 0x67fd1ab9, 0x7dd8e768, 208, "cuGraphHostNodeSetParams" },

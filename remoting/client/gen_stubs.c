@@ -2515,7 +2515,7 @@ CUresult fw_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *n
 		sl_put_bytes(&b, nodeParams, sizeof *nodeParams);
 	sl_put_u32(&b, (uint32_t)hostfn);
 	if (!err)
-		err = sl_oneway(SL_OP_cuGraphMemcpyNodeSetParams, &b);
+		err = sl_wait(SL_OP_cuGraphMemcpyNodeSetParams, &b, NULL);
 	sl_buf_free(&b);
 	return err;
 }

@@ -166,7 +166,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x650d2151, Sum: 0x5b65a114}, // host_merge
 	{ID: 0x652f040e, Sum: 0xb54e18a7}, // cuMipmappedArrayGetSparseProperties
 	{ID: 0x65923568, Sum: 0xd7f1783c}, // cuSurfObjectCreate
-	{ID: 0x65937be7, Sum: 0xa5ba734e}, // cuGraphMemcpyNodeSetParams
+	{ID: 0x65937be7, Sum: 0x694ac9f9}, // cuGraphMemcpyNodeSetParams
 	{ID: 0x660c9fc6, Sum: 0x6c5d9419}, // cuTensorMapEncodeIm2colWide
 	{ID: 0x6730c160, Sum: 0x2c418ba6}, // const SHM_TAIL
 	{ID: 0x67fd1ab9, Sum: 0x7dd8e768}, // cuGraphHostNodeSetParams
