@@ -88,6 +88,9 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 
 // ask has the driver describe a GPU, in a process of its own.
 func (p *Pool) ask(ctx context.Context, uuid string, mode sandbox.Mode) (*control.Facts, error) {
+	if err := ctx.Err(); err != nil { // else a quick driver could still answer
+		return nil, fmt.Errorf("gpu %s: the driver was not asked: %w", uuid, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
 	cmd := p.command([]string{uuid}, "", mode).Cmd("probe")
