@@ -16,8 +16,10 @@ A cut is one of three kinds, in turn: connections are reset, bytes are lost, or 
 import argparse
 import hashlib
 import json
+import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -30,13 +32,26 @@ KINDS = ("reset", "silence", "drop")
 TRAIN = Path(__file__).with_name("cut_train.py")
 
 
+STARTED = []  # what has to end with this program, each in a process group of its own
+
+
+def start(argv, **how):
+    STARTED.append(subprocess.Popen(argv, start_new_session=True, stdout=subprocess.PIPE, text=True, **how))
+    return STARTED[-1]
+
+
+def end_all():
+    for p in STARTED:
+        if p.poll() is None:
+            os.killpg(p.pid, signal.SIGKILL)
+            p.wait()
+
+
 class Relay:
     """A relay before the worker, whose network can be cut."""
 
     def __init__(self, binary, worker):
-        self.p = subprocess.Popen(
-            [binary, "--listen", "127.0.0.1:0", "--to", worker.removeprefix("tcp:"), "--cuts"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.p = start([binary, "--listen", "127.0.0.1:0", "--to", worker.removeprefix("tcp:"), "--cuts"], stdin=subprocess.PIPE)
         self.addr = "tcp:" + self.until("listening").split()[1]
 
     def until(self, begin):
@@ -52,9 +67,6 @@ class Relay:
         self.until("network " + state)
         return time.monotonic()
 
-    def close(self):
-        self.p.kill()
-
 
 class Program:
     def __init__(self, a, name, run, prefix, steps=0):
@@ -62,7 +74,7 @@ class Program:
         self.out.unlink(missing_ok=True)
         limit = ["--steps", str(steps)] if steps else ["--seconds", str(a.seconds)]
         with open(self.err, "w") as err:
-            self.p = subprocess.Popen([*prefix, *shlex.split(a.program), name, str(self.out), *limit], stdout=subprocess.PIPE, stderr=err, text=True)
+            self.p = start([*prefix, *shlex.split(a.program), name, str(self.out), *limit], stderr=err)
 
     def ready(self):
         for line in self.p.stdout:
@@ -133,10 +145,7 @@ def train(a):
     for p in programs:
         results[p.name], ends = p.result()
         results[p.name]["resumed"] = [resumed(ends, c) for c in cuts]
-        # A step that takes long does not end during a cut; this counts those that did all the same.
-        results[p.name]["steps_during"] = [sum(c["begin"] < t < c["end"] for t in ends) for c in cuts]
     line("cut", programs=results, cuts=[{"kind": c["kind"], "seconds": c["end"] - c["begin"]} for c in cuts])
-    relay.close()
 
 
 def used():
@@ -163,8 +172,15 @@ def over(a):
             break
         time.sleep(0.05)
     said, _ = p.result()
-    relay.close()
-    line("over", grace_s=a.grace, error_after_s=ended - begin - a.grace, free_after_s=free - begin - a.grace if free else None, mib={"before": before, "most": most, "after": after}, program=said)
+    mib = {"before": before, "most": most, "after": after}
+    line("over", grace_s=a.grace, error_after_s=ended - begin - a.grace, free_after_s=free - begin - a.grace if free else None, mib=mib, program=said)
+
+
+def costs(runs, name):
+    """Seconds by which the program took longer than uncut and the cuts together, and by which each cut's next step was late; None: there was none."""
+    uncut, cut = (runs[r]["programs"][name] for r in ("uncut", "cut"))
+    longer = cut["seconds"] - uncut["seconds"] - sum(c["seconds"] for c in runs["cut"]["cuts"])
+    return longer, [r and r["after_s"] - r["step_s"] for r in cut["resumed"]]
 
 
 def judge(runs):
@@ -182,17 +198,16 @@ def judge(runs):
         if not c.get("seconds") or not uncut.get(name, {}).get("seconds"):
             continue
         lengths = [x["seconds"] for x in runs["cut"]["cuts"]]
-        longer = c["seconds"] - uncut[name]["seconds"] - sum(lengths)
-        late = [None if r is None else r["after_s"] - r["step_s"] for r in c["resumed"]]
+        longer, late = costs(runs, name)
         if None in late:
             wrong.append(f"{name}: no step after {late.count(None)} of {len(late)} cuts")
-        late = [x for x in late if x is not None]
+            continue
         figures.append(
             f"{name}: {c['steps']} steps, {native[name]['seconds']:.1f} s natively, {uncut[name]['seconds']:.1f} s uncut, {c['seconds']:.1f} s with {len(lengths)} cuts"
             f" of {min(lengths):.1f} to {max(lengths):.1f} s: {longer:+.1f} s beside them; a step ended {min(late):.2f} to {max(late):.2f} s after a cut beyond its own time"
         )
-        if longer > len(lengths):
-            wrong.append(f"{name}: longer by {longer:.1f} s than the cuts, more than a second each")
+        if longer > len(lengths) or max(late) > 1:
+            wrong.append(f"{name}: longer by {longer:.1f} s than the cuts, a step late by {max(late):.2f} s: more than a second each")
     if o := runs.get("over"):
         figures.append(
             f"longer than the grace of {o['grace_s']:g} s: the program ended {o['error_after_s']:.2f} s after it, memory free after {o['free_after_s'] or -1:.2f} s; MiB {o['mib']}"
@@ -217,8 +232,7 @@ def page(log):
     yield "|---" * 8 + "|"
     for name, native in runs["native"]["programs"].items():
         uncut, cut = (runs[r]["programs"][name] for r in ("uncut", "cut"))
-        longer = cut["seconds"] - uncut["seconds"] - sum(c["seconds"] for c in cuts)
-        late = [r["after_s"] - r["step_s"] for r in cut["resumed"]]
+        longer, late = costs(runs, name)
         same = all(native[k] == uncut[k] == cut[k] for k in ("losses", "weights"))
         yield (
             f"| {name} | {cut['steps']} | {native['seconds']:.1f} | {uncut['seconds']:.1f} | {cut['seconds']:.1f} | {longer:+.1f} | at most {max(late):.2f} s"
@@ -266,7 +280,10 @@ def main():
     if a.what == "page":
         print(*page(a.log), sep="\n")
         return
-    {"train": train, "over": over}[a.what](a)
+    try:
+        {"train": train, "over": over}[a.what](a)
+    finally:
+        end_all()
 
 
 if __name__ == "__main__":

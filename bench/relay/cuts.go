@@ -45,7 +45,7 @@ func newNetwork() *network {
 	return n
 }
 
-// read follows the lines of in, each the name of an outage or mend, and repeats each to out once it holds.
+// read follows the lines of in, each the name of an outage or mend, and says of each when it holds.
 func (n *network) read(in io.Reader, say func(format string, a ...any)) {
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
@@ -151,7 +151,7 @@ func (f faulty) shut() {
 	}
 }
 
-// reset ends the connection as a host does that does not know it, and wakes whoever reads or writes.
+// reset has the kernel send a reset (RST), and wakes whoever reads or writes.
 func (e *end) reset() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

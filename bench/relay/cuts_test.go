@@ -37,12 +37,21 @@ func (c *cutLink) become(to outage) {
 	}
 }
 
-// hears reports what a read of conn gives within a tenth of a second.
-func hears(conn net.Conn) error {
-	_ = conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-	defer conn.SetReadDeadline(time.Time{})
-	_, err := conn.Read(make([]byte, 1))
-	return err
+// unheard has a connection that stood, and one that is made now, each send a byte, of which nothing is heard within a tenth of a second.
+func (c *cutLink) unheard(old net.Conn) []net.Conn {
+	c.t.Helper()
+	both := []net.Conn{old, dial(c.t, c.addr)}
+	for _, conn := range both {
+		if _, err := conn.Write([]byte{7}); err != nil {
+			c.t.Fatal(err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			c.t.Fatalf("heard during a cut: %v", err)
+		}
+		_ = conn.SetReadDeadline(time.Time{})
+	}
+	return both
 }
 
 func wantReset(t *testing.T, what string, conn net.Conn) {
@@ -69,17 +78,9 @@ func TestSilence(t *testing.T) {
 	old := dial(t, link.addr)
 	roundTrip(t, old)
 	link.become(silence)
-	fresh := dial(t, link.addr)
-	for _, c := range []net.Conn{old, fresh} {
-		if _, err := c.Write([]byte{7}); err != nil {
-			t.Fatal(err)
-		}
-		if err := hears(c); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("heard during a silence: %v", err)
-		}
-	}
+	both := link.unheard(old)
 	link.become(mended)
-	for _, c := range []net.Conn{old, fresh} {
+	for _, c := range both {
 		b := []byte{0}
 		if _, err := io.ReadFull(c, b); err != nil || b[0] != 7 {
 			t.Fatalf("after the silence: %d, %v", b[0], err)
@@ -92,18 +93,10 @@ func TestDrop(t *testing.T) {
 	old := dial(t, link.addr)
 	roundTrip(t, old)
 	link.become(drop)
-	fresh := dial(t, link.addr)
-	for _, c := range []net.Conn{old, fresh} {
-		if _, err := c.Write([]byte{7}); err != nil {
-			t.Fatal(err)
-		}
-		if err := hears(c); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("heard while bytes are lost: %v", err)
-		}
-	}
+	both := link.unheard(old)
 	link.become(mended)
-	wantReset(t, "a connection that lost bytes", old)
-	wantReset(t, "a connection that was made meanwhile", fresh)
+	wantReset(t, "a connection that lost bytes", both[0])
+	wantReset(t, "a connection that was made meanwhile", both[1])
 	roundTrip(t, dial(t, link.addr))
 	if got := link.stop(); !strings.Contains(got, "network drop") || !strings.Contains(got, `"" is none of`) {
 		t.Errorf("printed %q", got)

@@ -33,7 +33,7 @@ const (
 	maxAttaching = 8                     // at once; one more ends the oldest
 	attachBurst  = 64                    // without a pause
 	attachPace   = 50 * time.Millisecond // of one attempt, beyond a burst
-	maxOlder     = 64                    // keys before the newest
+	maxKeys      = 64                    // that are good at once
 )
 
 // resumption lets the client of one session come back.
@@ -44,12 +44,11 @@ type resumption struct {
 	grace  time.Duration
 	cuts   *account.Cuts // those that are over
 
-	mu  sync.Mutex
-	key [16]byte // the newest
-	// older are the keys before it that the client may still have, in the order in which they were given. The first is what the
-	// client last came with. WELCOMEs with the others may have been lost, or have gone to connections that the client had given
-	// up: those may arrive late, after one that it uses. All are good until something has come over the newest connection.
-	older     [][16]byte
+	mu sync.Mutex
+	// keys are those that the client may have, in the order in which they were given; the last is the newest. With the first the
+	// client last came. WELCOMEs with the others may have been lost, or have gone to connections that the client had given up:
+	// those may arrive late, after one that it uses. All are good until something has come over the newest connection.
+	keys      [][16]byte
 	paid      time.Time
 	attaching []*attaching // the oldest first
 	refused   turnedAway
@@ -76,8 +75,8 @@ func newResumption(log *slog.Logger, st *control.Start, fd int, keepalive time.D
 	if err != nil {
 		return nil, err
 	}
-	r := &resumption{log: log, stream: s, slot: st.Slot, grace: time.Duration(st.GraceMS) * time.Millisecond, cuts: new(account.Cuts)}
-	_, err = rand.Read(r.key[:])
+	r := &resumption{log: log, stream: s, slot: st.Slot, grace: time.Duration(st.GraceMS) * time.Millisecond, cuts: new(account.Cuts), keys: make([][16]byte, 1)}
+	_, err = rand.Read(r.keys[0][:])
 	return r, err
 }
 
@@ -86,7 +85,7 @@ func (r *resumption) resumable() []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var e wire.Encoder
-	(&wire.Resumable{Key: r.key, Session: uint32(r.slot), GraceMS: uint32(r.grace / time.Millisecond)}).Encode(&e)
+	(&wire.Resumable{Key: r.keys[len(r.keys)-1], Session: uint32(r.slot), GraceMS: uint32(r.grace / time.Millisecond)}).Encode(&e)
 	return e.Buf()
 }
 
@@ -183,10 +182,10 @@ func readAttachHello(fd int) error {
 
 var errKey = errors.New("no session here has that key")
 
-// find returns where a key is among the older ones, len(r.older) for the newest, or -1. All are compared, whichever it is.
+// find returns where a key is among those that are good, or -1. All are compared, whichever it is.
 func (r *resumption) find(key [16]byte) int {
 	at := -1
-	for i, k := range append(r.older, r.key) {
+	for i, k := range r.keys {
 		if subtle.ConstantTimeCompare(key[:], k[:]) == 1 {
 			at = i
 		}
@@ -199,10 +198,10 @@ func (r *resumption) join(fd int, m *wire.Attach) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stream.Heard() {
-		r.older = nil
+		r.keys = r.keys[len(r.keys)-1:]
 	}
 	at := r.find(m.Key)
-	newest := at == len(r.older)
+	newest := at == len(r.keys)-1
 	if at < 0 {
 		refuseSocket(fd, wire.StatusLease, errKey)
 		unix.Close(fd)
@@ -228,9 +227,9 @@ func (r *resumption) join(fd int, m *wire.Attach) error {
 		return writeAll(fd, wire.AppendWelcome(nil, wire.StatusOK, e.Buf()))
 	})
 	if err == nil {
-		r.older, r.key = append(r.older[at:], r.key), next // what came before the client's key it does not come with again
-		if len(r.older) > maxOlder {
-			r.older = slices.Delete(r.older, 1, 2)
+		r.keys = append(r.keys[at:], next) // the client does not come with older ones than this time
+		if len(r.keys) > maxKeys {
+			r.keys = slices.Delete(r.keys, 1, 2)
 		}
 		if newest {
 			r.cuts.Add(gap)

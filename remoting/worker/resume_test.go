@@ -254,14 +254,13 @@ func TestResumeAbandoned(t *testing.T) {
 	defer unix.Close(client)
 	fd, far := socketPair(t)
 	var e wire.Encoder
-	(&wire.Attach{Key: r.key}).Encode(&e)
+	(&wire.Attach{Key: r.keys[0]}).Encode(&e)
 	if _, err := unix.Write(far, e.Buf()); err != nil {
 		t.Fatal(err)
 	}
 	unix.Close(far)
-	key := r.key
 	r.handle(&attaching{fd: fd}, false)
-	if r.key != key {
+	if len(r.keys) != 1 {
 		t.Error("it was taken")
 	}
 }
@@ -477,7 +476,7 @@ func TestCutsCounted(t *testing.T) {
 	defer r.stream.Close()
 	r.cuts = acct.Cuts()
 	next, far := socketPair(t)
-	if err := r.join(next, &wire.Attach{Key: r.key}); err != nil {
+	if err := r.join(next, &wire.Attach{Key: r.keys[0]}); err != nil {
 		t.Fatal(err)
 	}
 	unix.Close(client)
@@ -489,7 +488,7 @@ func TestCutsCounted(t *testing.T) {
 	}
 	unix.Close(far)
 	next, far = socketPair(t)
-	if err := r.join(next, &wire.Attach{Key: r.older[0]}); err != nil {
+	if err := r.join(next, &wire.Attach{Key: r.keys[0]}); err != nil {
 		t.Fatal(err)
 	}
 	count(1, before.CutTime+1)
@@ -590,7 +589,7 @@ func FuzzAttach(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte, raw bool) {
 		r, client := resumptionOf(t)
 		defer unix.Close(client)
-		r.key = key
+		r.keys[0] = key
 		if err := r.stream.Write([][]byte{make([]byte, 10)}); err != nil {
 			t.Fatal(err)
 		}
@@ -615,8 +614,8 @@ func FuzzAttach(f *testing.F) {
 			}
 		}
 		good := len(a) >= wire.AttachSize && [16]byte(a) == key && binary.LittleEndian.Uint64(a[16:]) <= 10
-		if (r.key != key) != good {
-			t.Fatalf("taken: %v, good: %v", r.key != key, good)
+		if taken := len(r.keys) > 1; taken != good {
+			t.Fatalf("taken: %v, good: %v", taken, good)
 		}
 		if len(a) >= wire.AttachSize { // a whole ATTACH is answered, whatever it says
 			if err := unix.SetsockoptTimeval(far, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {

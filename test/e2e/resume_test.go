@@ -1,12 +1,12 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // through runs a program over a cutter.
@@ -198,53 +200,120 @@ func TestPause(t *testing.T) {
 	waitFor(t, time.Second, "the session has ended", func() bool { return len(w.sessions()) == 0 })
 }
 
-// TestHeld holds back what both sides send for longer than the client is patient with an attempt to go on, so that attempts which it has
-// given up arrive together with the one that it waits for.
-func TestHeld(t *testing.T) {
-	t.Parallel()
-	w := startWorker(t, workerOptions{args: []string{"--grace", "60s"}, keepalive: time.Second})
-	relay := exec.Command(built("bin/relay"), "--to", strings.TrimPrefix(w.addr, "tcp:"), "--cuts")
-	in, err := relay.StdinPipe()
+// lateRelay passes connections on. Of the attempts to go on with a session the first is lost to the client, and reaches the worker
+// after the second, whose WELCOME the client has by then, but before anything that the client sends over that one.
+type lateRelay struct {
+	t    *testing.T
+	l    net.Listener
+	to   string
+	cut  chan struct{} // closed when the session's connection is to be lost
+	late chan []byte   // what the first attempt has sent
+
+	attempts atomic.Int64
+}
+
+func newLateRelay(t *testing.T, w *worker) *lateRelay {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := relay.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := relay.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = relay.Process.Kill()
-		_ = relay.Wait()
-	})
-	lines := bufio.NewScanner(out)
-	until := func(begin string) string {
-		t.Helper()
-		for lines.Scan() {
-			if rest, ok := strings.CutPrefix(lines.Text(), begin+" "); ok {
-				return rest
-			}
-		}
-		t.Fatalf("the relay has not said %q", begin)
-		return ""
-	}
-	addr := until("listening")
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	want := finish(t, ctx, w.direct(ctx, program("paused"), "7", "400"))
-	cmd := w.direct(ctx, program("paused"), "7", "400")
-	cmd.Env = append(cmd.Env, "SLUICE_WORKER=tcp:"+addr)
+	t.Cleanup(func() { l.Close() })
+	r := &lateRelay{t: t, l: l, to: strings.TrimPrefix(w.addr, "tcp:"), cut: make(chan struct{}), late: make(chan []byte, 1)}
 	go func() {
-		time.Sleep(400 * time.Millisecond)
-		fmt.Fprintln(in, "silence")
-		time.Sleep(17 * time.Second) // three attempts are given up
-		fmt.Fprintln(in, "mend")
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go r.pass(c)
+		}
 	}()
-	got := finish(t, ctx, cmd)
-	if got.status != 0 || got.stdout != want.stdout || !strings.Contains(got.stderr, " is back after ") {
-		t.Errorf("status %d: %s%s\nuncut: %s", got.status, got.stdout, got.stderr, want.stdout)
+	return r
+}
+
+func (r *lateRelay) pass(client net.Conn) {
+	defer client.Close()
+	begin := make([]byte, wire.HelloSize+wire.AttachSize)
+	if _, err := io.ReadFull(client, begin[:wire.HelloSize]); err != nil {
+		return
+	}
+	var h wire.Hello
+	if err := h.Decode((*[wire.HelloSize]byte)(begin)); err != nil {
+		r.t.Error(err)
+		return
+	}
+	attempt := int64(0)
+	if h.Kind != wire.SessionAttach {
+		begin = begin[:wire.HelloSize]
+	} else if _, err := io.ReadFull(client, begin[wire.HelloSize:]); err != nil {
+		return
+	} else if attempt = r.attempts.Add(1); attempt == 1 {
+		r.late <- begin
+		return
+	}
+	server, err := r.send(begin)
+	if err != nil {
+		r.t.Error(err)
+		return
+	}
+	defer server.Close()
+	if attempt == 2 {
+		if _, err := wire.ReadWelcome(io.TeeReader(server, client)); err != nil {
+			r.t.Errorf("the second attempt: %v", err)
+		}
+		late, err := r.send(<-r.late)
+		if err != nil {
+			r.t.Error(err)
+			return
+		}
+		defer late.Close()
+		if _, err := wire.ReadWelcome(late); err != nil {
+			r.t.Errorf("the first attempt, late: %v", err)
+		}
+	}
+	if h.Kind == wire.SessionCompute {
+		go func() {
+			<-r.cut
+			client.Close()
+			server.Close()
+		}()
+	}
+	go func() {
+		_, _ = io.Copy(server, client)
+		server.Close()
+	}()
+	_, _ = io.Copy(client, server)
+}
+
+// send begins a connection to the worker.
+func (r *lateRelay) send(begin []byte) (net.Conn, error) {
+	c, err := net.Dial("tcp", r.to)
+	if err == nil {
+		_, err = c.Write(begin)
+	}
+	return c, err
+}
+
+// TestLateAttempt: an attempt to go on that arrives after the one that the client uses does not take the session from the client.
+func TestLateAttempt(t *testing.T) {
+	w := startWorker(t, workerOptions{args: []string{"--grace", "30s"}})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	want := finish(t, ctx, w.direct(ctx, program("paused"), "7", "200"))
+	if used := w.settled(time.Now().Add(30 * time.Second)); used != 0 {
+		t.Fatalf("%d bytes are in use before", used)
+	}
+	r := newLateRelay(t, w)
+	cmd := w.direct(ctx, program("paused"), "7", "200")
+	cmd.Env = append(cmd.Env, "SLUICE_WORKER=tcp:"+r.l.Addr().String())
+	done := make(chan result, 1)
+	go func() { done <- finish(t, ctx, cmd) }()
+	waitFor(t, 30*time.Second, "memory of the program's", func() bool { return w.used() > 0 })
+	close(r.cut)
+	got := <-done
+	if n := r.attempts.Load(); got.status != 0 || got.stdout != want.stdout || n < 3 {
+		t.Errorf("%d attempts, status %d: %s%s\nuncut: %s", n, got.status, got.stdout, got.stderr, want.stdout)
 	}
 }
 

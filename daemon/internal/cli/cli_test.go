@@ -334,30 +334,47 @@ func TestLeaseLife(t *testing.T) {
 	}
 }
 
-// A worker that goes away is named; the program's own status stays.
+// A worker that goes away is named, and a connection to it that is lost; the program's own status stays.
 func TestLeaseLost(t *testing.T) {
-	w := startWorker(t, "tcp", "127.0.0.1:0", "")
-	cmd := sluice("run", "--worker", w.addr, "--lib", shimLib(t), "--", "sh", "-c", "read line; exit 3")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	errs, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	w.lease(t).Close()
-	b := make([]byte, 256)
-	n, err := errs.Read(b)
-	if err != nil || !strings.Contains(string(b[:n]), "worker "+w.addr+" ended the lease") {
-		t.Fatalf("stderr %q, %v", b[:n], err)
-	}
-	fmt.Fprintln(in)
-	if got := exitStatus(t, cmd.Wait()); got != 3 {
-		t.Fatalf("exit status %d, want 3", got)
+	for _, c := range []struct {
+		how  string
+		end  func(net.Conn) error
+		want []string
+	}{
+		{"closed", net.Conn.Close, []string{" ended the lease; CUDA calls fail from here on"}},
+		{"reset", func(c net.Conn) error {
+			return errors.Join(c.(*net.TCPConn).SetLinger(0), c.Close())
+		}, []string{" was lost (connection reset by peer)", "go on if the worker has --grace"}},
+	} {
+		t.Run(c.how, func(t *testing.T) {
+			w := startWorker(t, "tcp", "127.0.0.1:0", "")
+			cmd := sluice("run", "--worker", w.addr, "--lib", shimLib(t), "--", "sh", "-c", "read line; exit 3")
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			errs, err := cmd.StderrPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.end(w.lease(t)); err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, 1024)
+			n, err := errs.Read(b)
+			for _, want := range append(c.want, "worker "+w.addr) {
+				if err != nil || !strings.Contains(string(b[:n]), want) {
+					t.Errorf("stderr %q, %v: no %q", b[:n], err, want)
+				}
+			}
+			fmt.Fprintln(in)
+			if got := exitStatus(t, cmd.Wait()); got != 3 {
+				t.Errorf("exit status %d, want 3", got)
+			}
+		})
 	}
 }
 

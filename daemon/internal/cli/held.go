@@ -111,7 +111,7 @@ func (h *heldLease) watch(lost func(reason string)) {
 			case <-tick.C:
 			}
 			if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-				lost(fmt.Sprintf("lease %s has ended, see sluice list; CUDA calls fail from here on", short(h.id)))
+				lost(fmt.Sprintf("lease %s has ended, see sluice list", short(h.id)) + callsFail)
 				return
 			}
 		}

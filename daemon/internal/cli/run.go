@@ -175,6 +175,9 @@ func (o *runOptions) run(ctx context.Context, args []string, byHand bool, say fu
 	return programStatus(ws)
 }
 
+// callsFail is what the end of a lease means for the program.
+const callsFail = "; CUDA calls fail from here on"
+
 // programStatus is how the program ended, as a shell reports it.
 func programStatus(ws syscall.WaitStatus) error {
 	if ws.Signaled() {

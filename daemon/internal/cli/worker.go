@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -145,17 +146,17 @@ func (l *workerLease) env() map[string]string {
 func (l *workerLease) watch(lost func(reason string)) {
 	go func() {
 		defer close(l.ended)
-		_, err := l.conn.Read(make([]byte, 1)) // nothing is sent
-		var op *net.OpError
-		if errors.As(err, &op) {
-			err = op.Err // without the addresses
+		_, err := io.Copy(io.Discard, l.conn)
+		var errno syscall.Errno
+		if errors.As(err, &errno) {
+			err = errno // without the addresses
 		}
 		switch {
 		case l.releasing.Load():
-		case !errors.Is(err, io.EOF): // with --grace the worker keeps the lease for the sessions that there are
+		case err != nil: // with --grace the worker keeps the lease for the sessions that there are
 			lost(fmt.Sprintf("the connection that holds the lease at worker %s was lost (%v); no session begins in it any more, and those that have begun go on if the worker has --grace", l.at, err))
 		default:
-			lost("worker " + l.at.String() + " ended the lease; CUDA calls fail from here on")
+			lost("worker " + l.at.String() + " ended the lease" + callsFail)
 		}
 	}()
 }

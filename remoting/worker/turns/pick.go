@@ -16,8 +16,9 @@ package turns
 //
 // What is left when no tenant with work has time of its own is borrowed time. Tenants that
 // are not fixed get it, by weight, and with a virtual time of its own: a tenant does not pay for
-// borrowed time with its own time. Nobody collects a claim to borrowed time (levelLoans). Only lent time can be borrowed: all time but that of
-// tenants that do not lend comes from one pool, which has a virtual time too.
+// borrowed time with its own time. Nobody collects a claim to borrowed time (levelLoans). Only lent
+// time can be borrowed: all time but that of tenants that do not lend comes from one pool, which has
+// a virtual time too.
 
 import "time"
 
@@ -95,14 +96,16 @@ func (p *pages) load(v *view, now int64) {
 	v.levelLoans(p.grace())
 }
 
-// levelLoans raises the virtual times of borrowed time that lag behind others' by more than a turn and its grace can explain.
-// A tenant that paused, or was alone, would have all that is lent until it had caught up, or nothing.
+// levelLoans raises the virtual times of borrowed time that lag behind another tenant's by more than a turn of that
+// tenant, with its grace, explains. Without it a tenant that paused would have all that is lent until it had caught up,
+// and one that was alone would have nothing until the others had.
 func (v *view) levelLoans(grace int64) {
-	var first, second int64 // the highest that others may be held to, and who has the highest
+	var first, second int64 // the two highest to which tenants raise others, and who raises to the first
 	ahead := nobody
+	borrows := func(s *tenant) bool { return s.present && s.kind != Fixed }
 	for i := range v.n {
 		s := &v.tenants[i]
-		if !s.present || s.kind == Fixed {
+		if !borrows(s) {
 			continue
 		}
 		switch least := s.borrowedVT - (v.credit+grace)*fullShare/s.borrowWeight() - v.tolerance(); {
@@ -113,13 +116,11 @@ func (v *view) levelLoans(grace int64) {
 		}
 	}
 	for i := range v.n {
-		s := &v.tenants[i]
-		if !s.present || s.kind == Fixed {
-			continue
-		}
-		if i == ahead {
+		switch s := &v.tenants[i]; {
+		case !borrows(s):
+		case i == ahead:
 			s.borrowedVT = max(s.borrowedVT, second)
-		} else {
+		default:
 			s.borrowedVT = max(s.borrowedVT, first)
 		}
 	}

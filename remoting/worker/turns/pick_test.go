@@ -13,7 +13,6 @@ type game struct {
 	view
 	held  []int64
 	loans []int64
-	grace int64
 }
 
 func newGame(tenants ...tenant) *game {
@@ -47,7 +46,7 @@ func idle(p tenant) tenant {
 // step simulates one turn of held ns, or the time until one begins.
 func (g *game) step(held int64) {
 	g.setShares()
-	g.levelLoans(g.grace)
+	g.levelLoans(0)
 	g.pool = max(g.pool, g.now-g.credit)
 	i, borrowed, again := g.pick(nobody)
 	if i < 0 {
