@@ -33,8 +33,15 @@ def copy(folder, mode):
     """The folder's own copy for a mode, made at its first use."""
     to = folder.rstrip("/") + "." + mode
     if not os.path.isdir(to):
-        shutil.copytree(folder, to, symlinks=True)
+        shutil.copytree(folder, to, symlinks=True, copy_function=_copy)
     return to
+
+
+def _copy(file, to):
+    """Links a program and copies what it may write to: a program that a thread writes cannot be executed while another thread starts a process."""
+    if os.access(file, os.X_OK):
+        return os.link(file, to)
+    return shutil.copy2(file, to)
 
 
 def complains(log):
