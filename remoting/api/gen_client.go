@@ -8,7 +8,7 @@ import (
 
 func clientStubs(rows []Row) ([]byte, error) {
 	var p printer
-	p.f("/* %s */\n#include <stdlib.h>\n#include <string.h>\n\n#include \"gen.h\"\n#include \"codec.h\"\n#include \"device.h\"\n#include \"entry.h\"\n#include \"event.h\"\n#include \"handles.h\"\n#include \"operand.h\"\n#include \"place.h\"\n#include \"route.h\"\n#include \"send.h\"\n#include \"session.h\"\n#include \"stream.h\"\n#include \"wait.h\"\n\n", Header)
+	p.f("/* %s */\n#include <stdlib.h>\n#include <string.h>\n\n#include \"gen.h\"\n#include \"codec.h\"\n#include \"device.h\"\n#include \"entry.h\"\n#include \"event.h\"\n#include \"graphdeps.h\"\n#include \"handles.h\"\n#include \"operand.h\"\n#include \"place.h\"\n#include \"route.h\"\n#include \"send.h\"\n#include \"session.h\"\n#include \"stream.h\"\n#include \"wait.h\"\n\n", Header)
 	for _, r := range rows {
 		if !r.Forwarded() {
 			continue
@@ -114,8 +114,42 @@ func put(p *printer, r Row, q Param) {
 	}
 }
 
+// addsNode gives the parameters of a call that adds a node to a graph: the node, its graph, and what it depends on; nil for others.
+func (r Row) addsNode() (node, graph, deps *Param) {
+	for i := range r.Wire {
+		switch q := &r.Wire[i]; {
+		case q.Mode == New && q.HKind == "NODE":
+			node = q
+		case q.Mode == Handle && q.HKind == "GRAPH" && graph == nil:
+			graph = q
+		case q.Mode == InArray && q.HKind == "NODE":
+			deps = q
+		}
+	}
+	if node == nil {
+		return nil, nil, nil
+	}
+	return node, graph, deps
+}
+
+// listed emits what notes the graph of a node in a list from the worker; graph.c needs it. Single nodes in replies may be
+// those of a child graph.
+func listed(r Row, node string) string {
+	for _, q := range r.Wire {
+		switch {
+		case q.Mode == Handle && q.HKind == "GRAPH":
+			return fmt.Sprintf("sl_graph_has(%s, %s);", q.Name, node)
+		case q.Mode == OutHandle && q.HKind == "GRAPH":
+			return fmt.Sprintf("if (%s)\n\t\t\t\t\t\tsl_graph_has(*%s, %s);", q.Name, q.Name, node)
+		case q.Mode == Handle && q.HKind == "NODE":
+			return fmt.Sprintf("sl_graph_beside(%s, %s);", q.Name, node)
+		}
+	}
+	return ""
+}
+
 // get emits the decoding of one reply parameter.
-func get(p *printer, q Param) {
+func get(p *printer, r Row, q Param) {
 	n := q.Name
 	switch q.Mode {
 	case Out:
@@ -131,7 +165,14 @@ func get(p *printer, q Param) {
 	case InOut:
 		p.f("\t\tconst size_t room_%s = *%s;\n\n\t\t*%s = sl_get_u64(&r);\n", n, n, n)
 	case OutHandles:
-		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n\t\t\t\tif (i < room_%s)\n\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id, r.session);\n\t\t\t}\n\t\t\tfor (size_t i = n; i < room_%s; i++)\n\t\t\t\t%s[i] = NULL;\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, n, q.HKind, q.Count, n, q.Count, q.Count, q.Count, q.Count)
+		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\n\t\t\tfor (uint32_t i = 0; i < n && !r.bad; i++) {\n\t\t\t\tuint32_t id = sl_get_u32(&r);\n\n", n)
+		take := fmt.Sprintf("\t\t\t\t\t%s[i] = sl_handle_from_id(SL_%s, id, r.session);\n", n, q.HKind)
+		if note := listed(r, n+"[i]"); q.HKind == "NODE" && note != "" {
+			p.f("\t\t\t\tif (i < room_%s) {\n%s\t\t\t\t\t%s\n\t\t\t\t}\n", q.Count, take, note)
+		} else {
+			p.f("\t\t\t\tif (i < room_%s)\n%s", q.Count, take)
+		}
+		p.f("\t\t\t}\n\t\t\tfor (size_t i = n; i < room_%s; i++)\n\t\t\t\t%s[i] = NULL;\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", q.Count, n, q.Count, q.Count, q.Count, q.Count)
 	case OutArray:
 		p.f("\t\tif (%s) {\n\t\t\tuint32_t n = sl_get_u32(&r);\n\t\t\tsize_t fit = n < room_%s ? n : room_%s;\n\n\t\t\tsl_get_bytes(&r, %s, fit * sizeof *%s);\n\t\t\tsl_get_ref(&r, (n - fit) * sizeof *%s);\n\t\t\tmemset(%s + fit, 0, (room_%s - fit) * sizeof *%s);\n\t\t\tif (*%s > room_%s)\n\t\t\t\t*%s = room_%s;\n\t\t}\n", n, q.Count, q.Count, n, n, n, n, q.Count, n, q.Count, q.Count, q.Count, q.Count)
 	}
@@ -150,7 +191,12 @@ func forwarder(p *printer, r Row) {
 	if reply {
 		p.f("\tsl_reply r;\n")
 	}
-	p.f("\n\tsl_buf_init(&b);\n")
+	p.f("\n")
+	node, graph, deps := r.addsNode()
+	if node != nil {
+		p.f("\terr = sl_graph_dependencies(%s, %s, %s);\n\tif (err)\n\t\treturn err;\n", graph.Name, deps.Name, deps.Count)
+	}
+	p.f("\tsl_buf_init(&b);\n")
 	for _, q := range r.Wire {
 		put(p, r, q)
 	}
@@ -164,12 +210,12 @@ func forwarder(p *printer, r Row) {
 		var q printer
 		for _, w := range r.Wire {
 			if w.Mode == InOut {
-				get(&q, w)
+				get(&q, r, w)
 			}
 		}
 		for _, w := range r.Wire {
 			if w.Mode != InOut {
-				get(&q, w)
+				get(&q, r, w)
 			}
 		}
 		p.f("%s", strings.ReplaceAll("\n"+strings.TrimSuffix(q.String(), "\n"), "\n\t\t", "\n\t\t\t")[1:])
@@ -182,6 +228,9 @@ func forwarder(p *printer, r Row) {
 				break
 			}
 		}
+	}
+	if node != nil {
+		p.f("\tif (!err)\n\t\tsl_graph_has(%s, sl_handle_value(SL_NODE, %s));\n", graph.Name, node.Name)
 	}
 	p.f("\tsl_buf_free(&b);\n\treturn err;\n}\n\n")
 }

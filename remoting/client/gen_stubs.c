@@ -7,6 +7,7 @@
 #include "device.h"
 #include "entry.h"
 #include "event.h"
+#include "graphdeps.h"
 #include "handles.h"
 #include "operand.h"
 #include "place.h"
@@ -931,6 +932,9 @@ CUresult fw_cuGraphAddChildGraphNode(uint32_t phGraphNode, CUgraph hGraph, const
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -949,6 +953,8 @@ CUresult fw_cuGraphAddChildGraphNode(uint32_t phGraphNode, CUgraph hGraph, const
 	sl_put_u32(&b, (uint32_t)ownership);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddChildGraphNode, &b);
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1025,6 +1031,9 @@ CUresult fw_cuGraphAddEmptyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgr
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1040,6 +1049,8 @@ CUresult fw_cuGraphAddEmptyNode(uint32_t phGraphNode, CUgraph hGraph, const CUgr
 	sl_put_u64(&b, (uint64_t)numDependencies);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddEmptyNode, &b);
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1068,6 +1079,9 @@ CUresult fw_cuGraphAddEventRecordNode(uint32_t phGraphNode, CUgraph hGraph, cons
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1085,6 +1099,8 @@ CUresult fw_cuGraphAddEventRecordNode(uint32_t phGraphNode, CUgraph hGraph, cons
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)event, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddEventRecordNode, &b);
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1094,6 +1110,9 @@ CUresult fw_cuGraphAddEventWaitNode(uint32_t phGraphNode, CUgraph hGraph, const 
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1111,6 +1130,8 @@ CUresult fw_cuGraphAddEventWaitNode(uint32_t phGraphNode, CUgraph hGraph, const 
 	sl_put_u32(&b, sl_handle_id(SL_EVENT, (const void *)(uintptr_t)event, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddEventWaitNode, &b);
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1139,6 +1160,9 @@ CUresult fw_cuGraphAddHostNode(uint32_t phGraphNode, CUgraph hGraph, const CUgra
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1155,6 +1179,8 @@ CUresult fw_cuGraphAddHostNode(uint32_t phGraphNode, CUgraph hGraph, const CUgra
 	sl_put_u32(&b, (uint32_t)hostfn);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddHostNode, &b);
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1164,6 +1190,9 @@ CUresult fw_cuGraphAddKernelNode_v2(uint32_t phGraphNode, CUgraph hGraph, const 
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1194,6 +1223,8 @@ CUresult fw_cuGraphAddKernelNode_v2(uint32_t phGraphNode, CUgraph hGraph, const 
 	sl_put_u32(&b, (uint32_t)paramBytes);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddKernelNode_v2, &b);
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1204,6 +1235,9 @@ CUresult fw_cuGraphAddMemAllocNode(uint32_t phGraphNode, CUgraph hGraph, const C
 	sl_buf b;
 	sl_reply r;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1231,6 +1265,8 @@ CUresult fw_cuGraphAddMemAllocNode(uint32_t phGraphNode, CUgraph hGraph, const C
 		}
 		sl_reply_free(&r);
 	}
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1240,6 +1276,9 @@ CUresult fw_cuGraphAddMemFreeNode(uint32_t phGraphNode, CUgraph hGraph, const CU
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1257,6 +1296,8 @@ CUresult fw_cuGraphAddMemFreeNode(uint32_t phGraphNode, CUgraph hGraph, const CU
 	sl_put_u64(&b, (uint64_t)dptr);
 	if (!err)
 		err = sl_wait(SL_OP_cuGraphAddMemFreeNode, &b, NULL);
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1285,6 +1326,9 @@ CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUg
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1306,6 +1350,8 @@ CUresult fw_cuGraphAddMemcpyNode(uint32_t phGraphNode, CUgraph hGraph, const CUg
 	sl_put_u32(&b, (uint32_t)hostfn);
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddMemcpyNode, &b);
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1315,6 +1361,9 @@ CUresult fw_cuGraphAddMemsetNode(uint32_t phGraphNode, CUgraph hGraph, const CUg
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1337,6 +1386,8 @@ CUresult fw_cuGraphAddMemsetNode(uint32_t phGraphNode, CUgraph hGraph, const CUg
 	sl_put_u32(&b, sl_handle_id(SL_CTX, (const void *)(uintptr_t)ctx, &err));
 	if (!err)
 		err = sl_oneway(SL_OP_cuGraphAddMemsetNode, &b);
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1366,6 +1417,9 @@ CUresult fw_cuGraphAddNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNo
 	sl_buf b;
 	sl_reply r;
 
+	err = sl_graph_dependencies(hGraph, dependencies, numDependencies);
+	if (err)
+		return err;
 	sl_buf_init(&b);
 	sl_put_u32(&b, phGraphNode);
 	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
@@ -1414,6 +1468,8 @@ CUresult fw_cuGraphAddNode(uint32_t phGraphNode, CUgraph hGraph, const CUgraphNo
 		}
 		sl_reply_free(&r);
 	}
+	if (!err)
+		sl_graph_has(hGraph, sl_handle_value(SL_NODE, phGraphNode));
 	sl_buf_free(&b);
 	return err;
 }
@@ -1949,8 +2005,10 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numEdges)
+					if (i < room_numEdges) {
 						from[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_has(hGraph, from[i]);
+					}
 				}
 				for (size_t i = n; i < room_numEdges; i++)
 					from[i] = NULL;
@@ -1963,8 +2021,10 @@ CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, 
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numEdges)
+					if (i < room_numEdges) {
 						to[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_has(hGraph, to[i]);
+					}
 				}
 				for (size_t i = n; i < room_numEdges; i++)
 					to[i] = NULL;
@@ -2014,8 +2074,10 @@ CUresult fw_cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *t
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numEdges)
+					if (i < room_numEdges) {
 						from[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_has(hGraph, from[i]);
+					}
 				}
 				for (size_t i = n; i < room_numEdges; i++)
 					from[i] = NULL;
@@ -2028,8 +2090,10 @@ CUresult fw_cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *t
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numEdges)
+					if (i < room_numEdges) {
 						to[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_has(hGraph, to[i]);
+					}
 				}
 				for (size_t i = n; i < room_numEdges; i++)
 					to[i] = NULL;
@@ -2087,8 +2151,10 @@ CUresult fw_cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numNodes)
+					if (i < room_numNodes) {
 						nodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_has(hGraph, nodes[i]);
+					}
 				}
 				for (size_t i = n; i < room_numNodes; i++)
 					nodes[i] = NULL;
@@ -2136,8 +2202,10 @@ CUresult fw_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numRootNodes)
+					if (i < room_numRootNodes) {
 						rootNodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_has(hGraph, rootNodes[i]);
+					}
 				}
 				for (size_t i = n; i < room_numRootNodes; i++)
 					rootNodes[i] = NULL;
@@ -2631,8 +2699,10 @@ CUresult fw_cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependenc
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numDependencies)
+					if (i < room_numDependencies) {
 						dependencies[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_beside(hNode, dependencies[i]);
+					}
 				}
 				for (size_t i = n; i < room_numDependencies; i++)
 					dependencies[i] = NULL;
@@ -2681,8 +2751,10 @@ CUresult fw_cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *depend
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numDependencies)
+					if (i < room_numDependencies) {
 						dependencies[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_beside(hNode, dependencies[i]);
+					}
 				}
 				for (size_t i = n; i < room_numDependencies; i++)
 					dependencies[i] = NULL;
@@ -2740,8 +2812,10 @@ CUresult fw_cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *depende
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numDependentNodes)
+					if (i < room_numDependentNodes) {
 						dependentNodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_beside(hNode, dependentNodes[i]);
+					}
 				}
 				for (size_t i = n; i < room_numDependentNodes; i++)
 					dependentNodes[i] = NULL;
@@ -2790,8 +2864,10 @@ CUresult fw_cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *depe
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numDependentNodes)
+					if (i < room_numDependentNodes) {
 						dependentNodes[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						sl_graph_beside(hNode, dependentNodes[i]);
+					}
 				}
 				for (size_t i = n; i < room_numDependentNodes; i++)
 					dependentNodes[i] = NULL;
@@ -5171,8 +5247,11 @@ CUresult fw_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *c
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numDependencies)
+					if (i < room_numDependencies) {
 						dependencies[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						if (graph_out)
+							sl_graph_has(*graph_out, dependencies[i]);
+					}
 				}
 				for (size_t i = n; i < room_numDependencies; i++)
 					dependencies[i] = NULL;
@@ -5225,8 +5304,11 @@ CUresult fw_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *c
 				for (uint32_t i = 0; i < n && !r.bad; i++) {
 					uint32_t id = sl_get_u32(&r);
 
-					if (i < room_numDependencies)
+					if (i < room_numDependencies) {
 						dependencies[i] = sl_handle_from_id(SL_NODE, id, r.session);
+						if (graph_out)
+							sl_graph_has(*graph_out, dependencies[i]);
+					}
 				}
 				for (size_t i = n; i < room_numDependencies; i++)
 					dependencies[i] = NULL;

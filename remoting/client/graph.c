@@ -3,11 +3,17 @@
  */
 #include "event.h"
 #include "gen.h"
+#include "graphdeps.h"
 #include "handles.h"
 #include "hostfn.h"
 #include "launch.h"
 #include "mapped.h"
 #include "stream.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPENDENCIES_MAX (1 << 20)	/* of one node */
 
 CUresult sl_cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)
 {
@@ -110,4 +116,82 @@ CUresult sl_cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, c
 	if (any_self(from, to, numDependencies))
 		return CUDA_ERROR_INVALID_VALUE;
 	return fw_cuGraphAddDependencies_v2(hGraph, from, to, edgeData, numDependencies);
+}
+
+/* --- the graphs of nodes --- */
+
+void sl_graph_has(CUgraph graph, CUgraphNode node)
+{
+	sl_handle_set_whole(SL_NODE, node, sl_handle_bare(graph));
+}
+
+void sl_graph_beside(CUgraphNode known, CUgraphNode node)
+{
+	uint32_t graph = sl_handle_whole(SL_NODE, known);
+
+	if (graph)
+		sl_handle_set_whole(SL_NODE, node, graph);
+}
+
+/* Has every node of a graph known to be its own: those that it has from a capture, a clone or a moved graph may not be yet. */
+static CUresult learn(CUgraph graph)
+{
+	CUgraphNode *nodes;
+	size_t n = 0;
+	CUresult err = fw_cuGraphGetNodes(graph, NULL, &n);
+
+	if (err || !n)
+		return err;
+	nodes = calloc(n, sizeof *nodes);
+	err = nodes ? fw_cuGraphGetNodes(graph, nodes, &n) : CUDA_ERROR_OUT_OF_MEMORY;
+	free(nodes);
+	return err;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	const CUgraphNode *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+static CUresult any_twice(const CUgraphNode *deps, size_t n)
+{
+	CUresult err = CUDA_SUCCESS;
+	CUgraphNode *sorted;
+
+	if (n < 2)
+		return CUDA_SUCCESS;
+	sorted = calloc(n, sizeof *sorted);
+	if (!sorted)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	memcpy(sorted, deps, n * sizeof *sorted);
+	qsort(sorted, n, sizeof *sorted, by_value);
+	for (size_t i = 1; i < n; i++)
+		if (sorted[i] == sorted[i - 1])
+			err = CUDA_ERROR_INVALID_VALUE;
+	free(sorted);
+	return err;
+}
+
+CUresult sl_graph_dependencies(CUgraph graph, const CUgraphNode *deps, size_t n)
+{
+	CUresult err = CUDA_SUCCESS;
+	bool asked = false;
+
+	if (!sl_handle_id(SL_GRAPH, graph, &err) || (n && !deps) || n > DEPENDENCIES_MAX)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < n; i++) {
+		if (!sl_handle_id(SL_NODE, deps[i], &err))
+			return CUDA_ERROR_INVALID_VALUE;
+		if (!sl_handle_whole(SL_NODE, deps[i]) && !asked) {
+			err = learn(graph);
+			if (err)
+				return err;
+			asked = true;
+		}
+		if (sl_handle_whole(SL_NODE, deps[i]) != sl_handle_bare(graph))
+			return CUDA_ERROR_INVALID_VALUE;
+	}
+	return any_twice(deps, n);
 }

@@ -58,6 +58,12 @@ bool sl_handle_set_state(int kind, const void *h, void *state);
 void *sl_handle_from_id(int kind, uint32_t id, unsigned session);
 /* Sets the id that the worker knows a handle by, if it is not the handle's own. */
 void sl_handle_set_wire(int kind, uint32_t id, uint32_t wire);
+/*
+ * What a live handle is part of, as sl_handle_set_whole said last: the bare id of a handle of another kind (a node's graph).
+ * 0 if nobody said.
+ */
+uint32_t sl_handle_whole(int kind, const void *h);
+void sl_handle_set_whole(int kind, const void *h, uint32_t whole);
 /* The context that was current when a live handle was made; 0 if unknown, or with one session. */
 uint32_t sl_handle_ctx(int kind, const void *h);
 /* Calls f for every live handle of a kind; f may free the one it is given. */

@@ -51,6 +51,14 @@ static void basics(void)
 	}
 	CHECK(!sl_handle_state(SL_STREAM, a));
 
+	/* what it is part of is forgotten with it */
+	id = sl_handle_new(SL_NODE, NULL, &a);
+	CHECK(!sl_handle_whole(SL_NODE, a));
+	sl_handle_set_whole(SL_NODE, a, 7);
+	CHECK(sl_handle_whole(SL_NODE, a) == 7 && !sl_handle_whole(SL_EVENT, a));
+	sl_handle_free(SL_NODE, id);
+	CHECK(!sl_handle_whole(SL_NODE, a));
+
 	/* fixed ids, and those the worker chooses */
 	CHECK(sl_handle_take(SL_CTX, 1, &x) && !sl_handle_take(SL_CTX, 1, &x));
 	CHECK(sl_handle_state(SL_CTX, sl_handle_value(SL_CTX, 1)) == &x);

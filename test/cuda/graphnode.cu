@@ -106,6 +106,80 @@ static void wrong_edges(cudaGraph_t g, cudaGraphNode_t from, cudaGraphNode_t to)
 	CHECK(cudaGraphDestroy(strange));
 }
 
+static void CUDART_CB nothing(void *) {}
+
+/* Nodes of every kind that depend on these are refused by the call that adds them, and no later wait fails. */
+static void wrong_dependencies(cudaGraph_t g, const cudaGraphNode_t *deps, size_t count, int *v, int *w, const char *what)
+{
+	cudaHostNodeParams host = { nothing, NULL };
+	int elements = n, mul = 1, add = 0;
+	cudaKernelNodeParams p = kernel(&v, &elements, &mul, &add);
+	cudaMemsetParams fill = {};
+	cudaGraphNode_t extra;
+	cudaGraph_t child;
+	cudaEvent_t event;
+	size_t before, after;
+
+	fill.dst = v;
+	fill.elementSize = 4;
+	fill.width = n;
+	fill.height = 1;
+	CHECK(cudaEventCreate(&event));
+	CHECK(cudaGraphCreate(&child, 0));
+	CHECK(cudaGraphGetNodes(g, NULL, &before));
+	refused(cudaGraphAddEmptyNode(&extra, g, deps, count), what);
+	refused(cudaGraphAddHostNode(&extra, g, deps, count, &host), what);
+	refused(cudaGraphAddKernelNode(&extra, g, deps, count, &p), what);
+	refused(cudaGraphAddMemsetNode(&extra, g, deps, count, &fill), what);
+	refused(cudaGraphAddMemcpyNode1D(&extra, g, deps, count, w, v, n * sizeof *v, cudaMemcpyDeviceToDevice), what);
+	refused(cudaGraphAddChildGraphNode(&extra, g, deps, count, child), what);
+	refused(cudaGraphAddEventRecordNode(&extra, g, deps, count, event), what);
+	refused(cudaGraphAddEventWaitNode(&extra, g, deps, count, event), what);
+	CHECK(cudaGraphGetNodes(g, NULL, &after));
+	REQUIRE(before == after, "%s: %zu nodes, not %zu", what, after, before);
+	CHECK(cudaDeviceSynchronize());
+	CHECK(cudaGraphDestroy(child));
+	CHECK(cudaEventDestroy(event));
+}
+
+/* mine is a node of g; so are nodes that the program has from the graph's lists, from a clone and from a capture of those. */
+static void dependencies(cudaGraph_t g, cudaGraphNode_t mine, int *v, int *w)
+{
+	cudaGraphNode_t theirs, gone, twice[2] = { mine, mine }, found, list[8], extra;
+	cudaGraph_t strange, clone, captured;
+	cudaStream_t s;
+	size_t count = 8;
+
+	CHECK(cudaGraphCreate(&strange, 0));
+	CHECK(cudaGraphAddEmptyNode(&theirs, strange, NULL, 0));
+	CHECK(cudaGraphAddEmptyNode(&gone, g, NULL, 0));
+	CHECK(cudaGraphDestroyNode(gone));
+	wrong_dependencies(g, &theirs, 1, v, w, "a node of another graph");
+	wrong_dependencies(g, &gone, 1, v, w, "a node that was destroyed");
+	wrong_dependencies(g, twice, 2, v, w, "a node named twice");
+	wrong_dependencies(g, NULL, 1, v, w, "no nodes");
+	CHECK(cudaGraphDestroy(strange));
+	wrong_dependencies(g, &theirs, 1, v, w, "a node of a graph that was destroyed");
+
+	CHECK(cudaGraphClone(&clone, g));
+	CHECK(cudaGraphNodeFindInClone(&found, mine, clone));
+	wrong_dependencies(clone, &mine, 1, v, w, "a node of the original");
+	CHECK(cudaGraphAddEmptyNode(&extra, clone, &found, 1));
+	wrong_dependencies(g, &found, 1, v, w, "a node of the clone");
+	CHECK(cudaGraphDestroy(clone));
+
+	CHECK(cudaStreamCreate(&s));
+	CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+	CHECK(cudaMemsetAsync(v, 0, n * sizeof *v, s));
+	CHECK(cudaStreamEndCapture(s, &captured));
+	CHECK(cudaGraphGetNodes(captured, list, &count));
+	REQUIRE(count == 1, "%zu nodes, not 1", count);
+	CHECK(cudaGraphAddEmptyNode(&extra, captured, list, 1));
+	wrong_dependencies(g, list, 1, v, w, "a node of a captured graph");
+	CHECK(cudaStreamDestroy(s));
+	CHECK(cudaGraphDestroy(captured));
+}
+
 int main()
 {
 	int *v, *w, count = n, mul, add;
@@ -120,6 +194,7 @@ int main()
 	CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
 	g = build(v, w, 2, 1, &k, &f);
 	wrong_edges(g, f, k);
+	dependencies(g, k, v, w);
 	exec = instantiate(g);
 	CHECK(cudaGraphLaunch(exec, s));
 	CHECK(cudaStreamSynchronize(s));
