@@ -9,6 +9,7 @@
 #include "device.h"
 #include "entry.h"
 #include "gen.h"
+#include "graphdeps.h"
 #include "graphhost.h"
 #include "handles.h"
 #include "hostfn.h"
@@ -440,6 +441,39 @@ static bool plain(const CUgraphEdgeData *edges, size_t n)
 	return true;
 }
 
+#define PORT_LAUNCH_ORDER 2	/* the last port of a kernel */
+#define EDGE_PROGRAMMATIC 1
+
+/* Whether CUDA has such an edge, from a kernel to a node of a type; a plain edge is always one. */
+static CUresult check_edge(CUgraphNode from, const CUgraphEdgeData *e, CUgraphNodeType to)
+{
+	CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+	CUresult err;
+
+	if (plain(e, 1))
+		return CUDA_SUCCESS;
+	if (e->to_port || e->from_port > PORT_LAUNCH_ORDER || e->type > EDGE_PROGRAMMATIC ||
+	    (e->type == EDGE_PROGRAMMATIC && (!e->from_port || to != CU_GRAPH_NODE_TYPE_KERNEL)))
+		return CUDA_ERROR_INVALID_VALUE;
+	err = sl_cuGraphNodeGetType(from, &type);
+	return err || type == CU_GRAPH_NODE_TYPE_KERNEL ? err : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Whether a node that was added can be taken away again, and all is as it was. */
+static bool retractable(const CUgraphNodeParams *p)
+{
+	switch (p->type) {
+	case CU_GRAPH_NODE_TYPE_GRAPH:
+		return p->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE;
+	case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+	case CU_GRAPH_NODE_TYPE_MEM_FREE:
+	case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+		return false;
+	default:
+		return true;
+	}
+}
+
 CUresult sl_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *edges, size_t ndeps, CUgraphNodeParams *p)
 {
 	CUgraphNode *to, added;
@@ -447,8 +481,15 @@ CUresult sl_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNod
 
 	if (plain(edges, ndeps))
 		return sl_cuGraphAddNode(node, graph, deps, ndeps, p);
-	if (!node || !deps)
+	if (!node || !p)
 		return CUDA_ERROR_INVALID_VALUE;
+	err = sl_graph_dependencies(graph, deps, ndeps);
+	for (size_t i = 0; !err && i < ndeps; i++)
+		err = check_edge(deps[i], &edges[i], p->type);
+	if (err)
+		return err;
+	if (!retractable(p))
+		return sl_refuse_with("cuGraphAddNode", "edge data for a moved graph, a conditional node or a memory node");
 	to = calloc(ndeps, sizeof *to);
 	if (!to)
 		return CUDA_ERROR_OUT_OF_MEMORY;

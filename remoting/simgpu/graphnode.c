@@ -257,6 +257,19 @@ API CUresult cuGraphAddNode(ADD_ARGS, CUgraphNodeParams *p)
 	return p->type == CU_GRAPH_NODE_TYPE_CONDITIONAL ? add_conditional(out, g, deps, ndeps, &p->conditional) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
+/* Every edge here is a plain one: data that CUDA has for others is not supported. */
+API CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, const CUgraphEdgeData *data, size_t ndeps,
+			       CUgraphNodeParams *p)
+{
+	for (size_t i = 0; data && i < ndeps; i++) {
+		if (data[i].to_port || data[i].from_port > 2 || data[i].type > 1 || (data[i].type && (!p || p->type != CU_GRAPH_NODE_TYPE_KERNEL)))
+			return CUDA_ERROR_INVALID_VALUE;
+		if (data[i].from_port || data[i].type)
+			return CUDA_ERROR_NOT_SUPPORTED;
+	}
+	return cuGraphAddNode(out, g, deps, ndeps, p);
+}
+
 /* parameters of nodes */
 
 API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode h, CUDA_KERNEL_NODE_PARAMS_v2 *p)

@@ -703,6 +703,29 @@ static void handles(void)
 	CALL(cuArrayCreate, "sizes of 32 bits", &array, &floats);
 }
 
+/* What cannot be added changes nothing: a graph that was to be moved stays the program's. */
+static void not_moved(CUgraph g, CUgraphNodeParams *c, CUgraphNode inner)
+{
+	static const CUgraphEdgeData wrong[] = { { .type = 99 }, { .from_port = 7 }, { .to_port = 7 }, { .from_port = 1, .type = 1 } };
+	CUgraphNode a, n, own;
+	CUgraphNodeType type = 99;
+	size_t nodes = 9;
+	CUgraph strange;
+
+	MUST(cuGraphCreate, &strange, 0);
+	MUST(cuGraphAddEmptyNode, &own, strange, NULL, 0);
+	MUST(cuGraphAddEmptyNode, &a, g, NULL, 0);
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+		CALL(cuGraphAddNode_v2, "with data that no such edge has", &n, g, &a, &wrong[i], 1, c);
+	CALL(cuGraphAddNode_v2, "behind a node of another graph", &n, g, &own, NULL, 1, c);
+	MUST(cuGraphGetNodes, g, NULL, &nodes);
+	printf("%zu nodes\n", nodes);
+	CALL(cuGraphNodeGetType, "of the graph that was to be moved", inner, &type);
+	printf("type %u\n", type);
+	MUST(cuGraphDestroyNode, a);
+	MUST(cuGraphDestroy, strange);
+}
+
 /* A graph that is moved into a node: its own nodes go on to be named in changes of the executable graph. */
 static void moved(void)
 {
@@ -725,6 +748,7 @@ static void moved(void)
 	MUST(cuGraphAddMemcpyNode, &inner, child, NULL, 0, &copy, ctx);
 	c.graph.graph = child;
 	c.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+	not_moved(g, &c, inner);
 	CALL(cuGraphAddNode, "a graph moved", &n, g, NULL, 0, &c);
 	MUST(cuGraphInstantiateWithFlags, &e, g, 0);
 	MUST(cuGraphLaunch, e, NULL);
