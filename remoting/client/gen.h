@@ -89,6 +89,7 @@ enum {
 	SL_OP_cuGraphHostNodeGetParams = 207,
 	SL_OP_cuGraphHostNodeSetParams = 208,
 	SL_OP_cuGraphInstantiateWithFlags = 210,
+	SL_OP_cuGraphInstantiateWithParams = 211,
 	SL_OP_cuGraphKernelNodeCopyAttributes = 213,
 	SL_OP_cuGraphKernelNodeGetAttribute = 214,
 	SL_OP_cuGraphKernelNodeGetParams_v2 = 216,
@@ -807,6 +808,7 @@ CUresult fw_cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *
 CUresult fw_cuGraphHostNodeGetParams(CUgraphNode hNode, unsigned int *hostfn);
 CUresult fw_cuGraphHostNodeSetParams(CUgraphNode hNode, unsigned int hostfn);
 CUresult fw_cuGraphInstantiateWithFlags(uint32_t phGraphExec, CUgraph hGraph, unsigned long long flags);
+CUresult fw_cuGraphInstantiateWithParams(CUgraph hGraph, cuuint64_t flags, CUgraphInstantiateResult *result, CUgraphNode *errorNode);
 CUresult fw_cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src);
 CUresult fw_cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value_out);
 CUresult fw_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams, unsigned int *kernel, unsigned int *has, CUcontext *ctx, unsigned char *params, size_t *paramBytes);

@@ -22,6 +22,7 @@ const struct sl_form sl_forms[] = {
 	{ 0x0b867fee, 0x8ea539fb, 292, "cuLibraryGetModule" },
 	{ 0x0ce57f80, 0x26857e68, 175, "cuGraphCreate" },
 	{ 0x0e4f465c, 0xdaccb887, 96, "cuDeviceSetMemPool" },
+	{ 0x10bc7e99, 0x5c869b1a, 211, "cuGraphInstantiateWithParams" },
 	{ 0x118c5f09, 0xc8b3bc0b, SL_NO_OP, "const UNSUPPORTED" },
 	{ 0x11b10260, 0x3d976b17, 61468, "copy_in_shared" },
 	{ 0x12be4876, 0xb99bdfcc, 10, "cuArrayGetPlane" },

@@ -2300,6 +2300,34 @@ CUresult sl_cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph
 	return err;
 }
 
+CUresult fw_cuGraphInstantiateWithParams(CUgraph hGraph, cuuint64_t flags, CUgraphInstantiateResult *result, CUgraphNode *errorNode)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u64(&b, (uint64_t)flags);
+	sl_put_u8(&b, result != NULL);
+	sl_put_u8(&b, errorNode != NULL);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphInstantiateWithParams, &b, &r);
+		if (!err) {
+			if (result)
+				sl_get_bytes(&r, result, sizeof *result);
+			if (errorNode)
+				*errorNode = sl_handle_from_id(SL_NODE, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src)
 {
 	CUresult err = CUDA_SUCCESS;

@@ -24,6 +24,18 @@ CUresult sl_cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgr
 	return sl_cuGraphInstantiateWithFlags(phGraphExec, hGraph, 0);
 }
 
+/* Why the worker's driver does not make the graph executable, and by which node. */
+static void tell_why(CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)
+{
+	CUgraphInstantiateResult result;
+	CUgraphNode node;
+
+	if (fw_cuGraphInstantiateWithParams(graph, p->flags & ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, &result, &node))
+		return;
+	p->result_out = result;
+	p->hErrNode_out = node;
+}
+
 CUresult sl_cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)
 {
 	CUresult err;
@@ -35,6 +47,8 @@ CUresult sl_cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGrap
 	if (!err && p->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
 		err = sl_cuGraphUpload(*phGraphExec, p->hUploadStream);
 	p->result_out = err ? CUDA_GRAPH_INSTANTIATE_ERROR : CUDA_GRAPH_INSTANTIATE_SUCCESS;
+	if (err == CUDA_ERROR_INVALID_VALUE && phGraphExec)
+		tell_why(hGraph, p);
 	return err;
 }
 

@@ -43,6 +43,13 @@ static struct plan *plan_copy(const struct plan *src)
 
 enum { NEW, OPEN, DONE };
 
+static CUresult fault(struct plan *p, unsigned int why, const struct gnode *n)
+{
+	p->why = why;
+	p->bad = n->obj.handle;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
 static CUresult visit(struct plan *p, struct gnode *n, uint64_t top);
 
 static CUresult visit_graph(struct plan *p, struct graph *g, uint64_t top)
@@ -65,13 +72,15 @@ static CUresult visit(struct plan *p, struct gnode *n, uint64_t top)
 	if (n->mark == DONE)
 		return CUDA_SUCCESS;
 	if (n->mark == OPEN)
-		return CUDA_ERROR_INVALID_VALUE;	/* a cycle */
+		return fault(p, CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE, n);	/* a cycle */
 	n->mark = OPEN;
 	for (size_t i = 0; i < n->ndeps && !r; i++)
 		r = visit(p, n->deps[i], top);
 	n->mark = DONE;
 	if (r)
 		return r;
+	if (n->work.kind == W_HOST && p->body)
+		return fault(p, CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED, n);
 	if (n->work.kind == W_SET && set_check(&n->work.set.p))
 		return CUDA_ERROR_INVALID_VALUE; /* captured, of memory that is nobody's */
 	if (n->child)
@@ -90,10 +99,13 @@ static CUresult visit(struct plan *p, struct gnode *n, uint64_t top)
 		struct plan *b = xcalloc(1, sizeof(*b));
 
 		b->refs = 1;
+		b->body = true;
 		/* Not by s: the steps may have moved. */
 		p->step[p->n - 1].work.cond.body[i] = b;
 		p->step[p->n - 1].work.cond.n = i + 1;
 		r = visit_graph(b, n->body[i], top);
+		p->why = b->why;
+		p->bad = b->bad;
 	}
 	return r;
 }
@@ -148,13 +160,18 @@ CUresult plan_run(struct plan *p, struct ctx *c)
 	return r;
 }
 
-static CUresult instantiate(CUgraphExec *out, CUgraph h, uint64_t flags)
+/* Tells in *told why it fails. */
+static CUresult instantiate(CUgraphExec *out, CUgraph h, uint64_t flags, CUDA_GRAPH_INSTANTIATE_PARAMS *told)
 {
 	struct graph *g;
 	struct exec *e;
 	struct plan *p;
 	CUresult r = sim_enter();
 
+	if (told) {
+		told->hErrNode_out = NULL;
+		told->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+	}
 	if (r)
 		return r;
 	g = obj_get(h, K_GRAPH);
@@ -168,6 +185,10 @@ static CUresult instantiate(CUgraphExec *out, CUgraph h, uint64_t flags)
 	if (!r)
 		r = gmem_exec(p, 1);
 	e = r ? NULL : obj_new(K_EXEC, NULL, sizeof(*e));
+	if (told && (e || p->why)) {
+		told->hErrNode_out = (CUgraphNode)(uintptr_t)p->bad;
+		told->result_out = p->why;
+	}
 	if (!e) {
 		plan_unref(p);
 		return sim_leave(r ? r : CUDA_ERROR_OUT_OF_MEMORY);
@@ -184,7 +205,7 @@ static CUresult instantiate_log(CUgraphExec *out, CUgraph g, CUgraphNode *bad, c
 		*bad = NULL;
 	if (log && n)
 		log[0] = 0;
-	return instantiate(out, g, 0);
+	return instantiate(out, g, 0, NULL);
 }
 
 API CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph g, CUgraphNode *bad, char *log, size_t n)
@@ -199,19 +220,12 @@ API CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph g, CUgraphNode *bad
 
 API CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph g, unsigned long long flags)
 {
-	return instantiate(out, g, flags);
+	return instantiate(out, g, flags, NULL);
 }
 
 API CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph g, CUDA_GRAPH_INSTANTIATE_PARAMS *p)
 {
-	CUresult r;
-
-	if (!p)
-		return CUDA_ERROR_INVALID_VALUE;
-	r = instantiate(out, g, p->flags);
-	p->hErrNode_out = NULL;
-	p->result_out = r ? 1 : 0;
-	return r;
+	return p ? instantiate(out, g, p->flags, p) : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph g, CUDA_GRAPH_INSTANTIATE_PARAMS *p)

@@ -395,6 +395,9 @@ struct capture {
 struct plan_step { struct work work; uint64_t node, top; bool disabled; };
 struct plan {
 	int refs;
+	bool body;		/* of a conditional node, which cannot run host functions */
+	unsigned int why;	/* a CUgraphInstantiateResult: why it could not be made, */
+	uint64_t bad;		/* and by which node, 0 for none */
 	struct users users;
 	size_t n, cap;
 	struct plan_step *step;

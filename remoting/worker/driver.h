@@ -144,9 +144,9 @@ int sl_graph_get_host(uint64_t node, uint32_t *id);
 int sl_graph_copy_make(uint64_t *child, struct sl_hostfn *f, const CUDA_MEMCPY3D *c, int in, uint64_t ctx);
 /* Has a node that is such a copy be another one. */
 int sl_graph_copy_change(uint64_t node, struct sl_hostfn *f, const CUDA_MEMCPY3D *c, int in, uint64_t ctx);
-/* Whether a node is one of such a graph; then its function's id, and its copy, which may be 0. */
+/* Whether a node is one of such a graph; then its function's id and the nodes within: its copy, which may be 0, and its function. */
 struct sl_copy_node {
-	uint64_t copy;
+	uint64_t copy, host;
 	uint32_t id;
 };
 int sl_graph_copy_find(uint64_t node, struct sl_copy_node *out);
@@ -157,6 +157,8 @@ int sl_graph_add_conditional(uint64_t *node, uint64_t graph, const uint64_t *dep
 			     uint32_t size, uint64_t ctx, uint64_t *bodies);
 /* Adds a node that allocates n bytes of a device, at *p. */
 int sl_graph_add_alloc(uint64_t *node, uint64_t graph, const uint64_t *deps, uint64_t ndeps, uint32_t dev, uint64_t n, uint64_t *p);
+/* Why a graph cannot be made executable, and the node to blame, 0 for none. */
+void sl_graph_why(uint64_t graph, uint64_t flags, CUgraphInstantiateResult *result, uint64_t *node);
 int sl_graph_get_kernel(uint64_t node, CUDA_KERNEL_NODE_PARAMS *p);
 int sl_graph_get_copy(uint64_t node, CUDA_MEMCPY3D *p);
 int sl_graph_set_copy(uint64_t exec, uint64_t node, const CUDA_MEMCPY3D *p, uint64_t ctx);

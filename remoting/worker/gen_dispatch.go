@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x5e, 0x21, 0x12, 0x6e, 0xef, 0xbf, 0x2b, 0x0e,
-	0x49, 0x01, 0x4e, 0x4a, 0xb9, 0xa0, 0x5c, 0x5c,
-	0xb4, 0x85, 0xe3, 0xcc, 0x6e, 0x4f, 0x9f, 0x5f,
-	0x83, 0x51, 0x90, 0x9c, 0x69, 0xa1, 0xd4, 0x99,
+	0xc4, 0xe7, 0x9d, 0x1b, 0x32, 0xa0, 0x18, 0x97,
+	0xe0, 0x65, 0x03, 0x23, 0xe3, 0x0e, 0x2d, 0x85,
+	0x05, 0x80, 0xfc, 0xc3, 0xd3, 0x27, 0x79, 0xa4,
+	0xba, 0xe0, 0xad, 0x2b, 0x66, 0x3d, 0x66, 0x32,
 }
 
 // Operation numbers of the API table.
@@ -104,6 +104,7 @@ const (
 	opCuGraphHostNodeGetParams                             = 207
 	opCuGraphHostNodeSetParams                             = 208
 	opCuGraphInstantiateWithFlags                          = 210
+	opCuGraphInstantiateWithParams                         = 211
 	opCuGraphKernelNodeCopyAttributes                      = 213
 	opCuGraphKernelNodeGetAttribute                        = 214
 	opCuGraphKernelNodeGetParams_v2                        = 216
@@ -1109,6 +1110,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphHostNodeSetParams(d, e), true
 	case 210:
 		return s.do_cuGraphInstantiateWithFlags(d, e), true
+	case 211:
+		return s.do_cuGraphInstantiateWithParams(d, e), true
 	case 213:
 		return s.do_cuGraphKernelNodeCopyAttributes(d, e), true
 	case 214:
@@ -3754,6 +3757,35 @@ func (s *session) do_cuGraphInstantiateWithFlags(d *wire.Decoder, e *wire.Encode
 	}
 	rc := s.cuGraphInstantiateWithFlags(id_phGraphExec, &o_phGraphExec, h_hGraph, p_flags)
 	s.bind(wire.KindExec, id_phGraphExec, uint64(o_phGraphExec), rc)
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphInstantiateWithParams(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraph := href{id: d.U32()}
+	p_flags := d.U64()
+	w_result := d.U8() != 0
+	var o_result C.CUgraphInstantiateResult
+	w_errorNode := d.U8() != 0
+	var o_errorNode C.uint64_t
+	if d.Err() != nil {
+		return s.malformed(211)
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	rc := s.cuGraphInstantiateWithParams(h_hGraph, p_flags, &o_result, &o_errorNode)
+	if rc == C.CUDA_SUCCESS {
+		if w_result {
+			memOut(e, unsafe.Pointer(&o_result), unsafe.Sizeof(o_result))
+		}
+		if w_errorNode {
+			e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(o_errorNode)))
+		}
+	}
 	return int32(rc)
 }
 

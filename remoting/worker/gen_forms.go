@@ -23,6 +23,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x0b867fee, Sum: 0x8ea539fb}, // cuLibraryGetModule
 	{ID: 0x0ce57f80, Sum: 0x26857e68}, // cuGraphCreate
 	{ID: 0x0e4f465c, Sum: 0xdaccb887}, // cuDeviceSetMemPool
+	{ID: 0x10bc7e99, Sum: 0x5c869b1a}, // cuGraphInstantiateWithParams
 	{ID: 0x118c5f09, Sum: 0xc8b3bc0b}, // const UNSUPPORTED
 	{ID: 0x11b10260, Sum: 0x3d976b17}, // copy_in_shared
 	{ID: 0x12be4876, Sum: 0xb99bdfcc}, // cuArrayGetPlane

@@ -34,6 +34,23 @@ int sl_graph_update(uint64_t exec, uint64_t graph, CUgraphExecUpdateResultInfo *
 	return CU(cuGraphExecUpdate_v2, (CUgraphExec)exec, (CUgraph)graph, info);
 }
 
+void sl_graph_why(uint64_t graph, uint64_t flags, CUgraphInstantiateResult *result, uint64_t *node)
+{
+	CUDA_GRAPH_INSTANTIATE_PARAMS p = { .flags = flags };
+	CUgraphExec made = NULL;
+
+	*result = CUDA_GRAPH_INSTANTIATE_ERROR;
+	*node = 0;
+	if (!sl_has(FN_cuGraphInstantiateWithParams))
+		return;
+	if (!CU(cuGraphInstantiateWithParams, &made, (CUgraph)graph, &p)) {
+		CU(cuGraphExecDestroy, made);
+		return;
+	}
+	*result = p.result_out;
+	*node = (uint64_t)p.hErrNode_out;
+}
+
 int sl_graph_get_kernel(uint64_t node, CUDA_KERNEL_NODE_PARAMS *p)
 {
 	return CU(cuGraphKernelNodeGetParams_v2, (CUgraphNode)node, p);

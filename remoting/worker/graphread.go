@@ -129,6 +129,31 @@ func extraParams(extra *unsafe.Pointer) []byte {
 	return unsafe.Slice((*byte)(at), size)
 }
 
+// cuGraphInstantiateWithParams tells why a graph that cuGraphInstantiateWithFlags has refused cannot be made executable, and which node
+// is to blame. It makes none.
+func (s *session) cuGraphInstantiateWithParams(g href, flags uint64, result *C.CUgraphInstantiateResult, node *C.uint64_t) C.CUresult {
+	C.sl_graph_why(C.uint64_t(g.real), C.uint64_t(flags&^C.CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD), result, node)
+	*node = C.uint64_t(s.shown(uint64(*node)))
+	return 0
+}
+
+// shown gives the node that the client has for one of the two nodes of a copy of its memory, and other nodes as they are.
+func (s *session) shown(node uint64) uint64 {
+	if _, known := s.tables[wire.KindNode].ids[node]; known || node == 0 {
+		return node
+	}
+	is := node
+	s.tables[wire.KindNode].each(func(_ uint32, p *slot) {
+		if p.real == 0 || p.err != 0 || is != node {
+			return
+		}
+		if n, ok := s.copyNode(p.real); ok && (uint64(n.copy) == node || uint64(n.host) == node) {
+			is = p.real
+		}
+	})
+	return is
+}
+
 // captureInfo gives what a capture's next node depends on, as much as there is room for, and how much there is.
 func (s *session) captureInfo(h href, status *C.CUstreamCaptureStatus, id *C.cuuint64_t, g *C.uint64_t, deps []C.uint64_t, edges []C.CUgraphEdgeData, data bool, n *C.size_t) C.CUresult {
 	var from *C.CUgraphNode

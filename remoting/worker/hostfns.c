@@ -212,7 +212,7 @@ int sl_graph_copy_find(uint64_t node, struct sl_copy_node *out)
 			 !((struct sl_hostfn *)p.userData)->copy)
 			return 0;
 		else
-			out->id = ((struct sl_hostfn *)p.userData)->id;
+			out->id = ((struct sl_hostfn *)p.userData)->id, out->host = (uint64_t)at[i];
 	}
 	return out->id != 0;
 }

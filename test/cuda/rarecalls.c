@@ -703,6 +703,69 @@ static void handles(void)
 	CALL(cuArrayCreate, "sizes of 32 bits", &array, &floats);
 }
 
+static CUgraph in_body(CUgraph g, CUgraphNode *cond)
+{
+	CUgraphNodeParams c = { .type = CU_GRAPH_NODE_TYPE_CONDITIONAL };
+
+	MUST(cuGraphConditionalHandleCreate, &c.conditional.handle, g, ctx, 0, 0);
+	c.conditional.size = 1;
+	c.conditional.ctx = ctx;
+	MUST(cuGraphAddNode, cond, g, NULL, 0, &c);
+	return c.conditional.phGraph_out[0];
+}
+
+/* Tells why a graph cannot be made executable, and whether one of two nodes is to blame. */
+static void why(CUgraph g, cuuint64_t flags, CUgraphNode a, CUgraphNode b, const char *text)
+{
+	CUDA_GRAPH_INSTANTIATE_PARAMS p = { .flags = flags, .hErrNode_out = a, .result_out = 99 };
+	CUgraphExec e = (CUgraphExec)(void *)a;
+
+	if (!CALL(cuGraphInstantiateWithParams, text, &e, g, &p))
+		MUST(cuGraphExecDestroy, e);
+	printf("result %u, node %s\n", p.result_out, !p.hErrNode_out ? "none" : p.hErrNode_out == a || p.hErrNode_out == b ? "named" : "another");
+	MUST(cuGraphDestroy, g);
+}
+
+static void nothing(void *p) { (void)p; }
+
+static void faults(void)
+{
+	CUDA_HOST_NODE_PARAMS host = { nothing, NULL };
+	CUgraphNode a, b;
+	CUgraph g;
+
+	MUST(cuGraphCreate, &g, 0);
+	MUST(cuGraphAddEmptyNode, &a, g, NULL, 0);
+	MUST(cuGraphAddEmptyNode, &b, g, &a, 1);
+	MUST(cuGraphAddDependencies, g, &b, &a, 1);
+	why(g, 0, a, b, "a circle");
+	MUST(cuGraphCreate, &g, 0);
+	MUST(cuGraphAddEmptyNode, &a, g, NULL, 0);
+	why(g, 99999, a, a, "flags that are none");
+	MUST(cuGraphCreate, &g, 0);
+	MUST(cuGraphAddEmptyNode, &a, g, NULL, 0);
+	why(g, 0, a, a, "nothing wrong");
+	MUST(cuGraphCreate, &g, 0);
+	MUST(cuGraphAddHostNode, &a, in_body(g, &b), NULL, 0, &host);
+	why(g, 0, a, a, "a host node in a body");
+}
+
+/* Through Sluice a copy of host memory has a function of the host's; natively a body may have such a copy. */
+static void copies_in_bodies(void)
+{
+	static char from[64];
+	CUDA_MEMCPY3D copy = { .srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = from, .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+			       .WidthInBytes = sizeof from, .Height = 1, .Depth = 1 };
+	CUgraphNode a, b;
+	CUgraph g;
+
+	MUST(cuMemAlloc_v2, &copy.dstDevice, sizeof from);
+	MUST(cuGraphCreate, &g, 0);
+	MUST(cuGraphAddMemcpyNode, &a, in_body(g, &b), NULL, 0, &copy, ctx);
+	why(g, 0, a, a, "a copy of host memory in a body");
+	MUST(cuMemFree_v2, copy.dstDevice);
+}
+
 /* What cannot be added changes nothing: a graph that was to be moved stays the program's. */
 static void not_moved(CUgraph g, CUgraphNodeParams *c, CUgraphNode inner)
 {
@@ -796,9 +859,9 @@ int main(int argc, char **argv)
 	} sections[] = {
 		{ "references", references, 0 }, { "objects", objects, 0 }, { "greens", greens, 0 }, { "edges", edges, 0 },
 		{ "conditions", conditions, 0 }, { "memory nodes", memory_nodes, 0 }, { "captured memory", captured_memory, 0 },
-		{ "moved", moved, 0 }, { "nobodys", nobodys, 0 },
+		{ "moved", moved, 0 }, { "nobodys", nobodys, 0 }, { "faults", faults, 0 },
 		{ "logs", logs, 1 }, { "coredumps", coredumps, 1 }, { "notifications", notifications, 1 }, { "batches", batches, 1 },
-		{ "handles", handles, 1 },
+		{ "handles", handles, 1 }, { "copies in bodies", copies_in_bodies, 1 },
 	};
 
 	cu = dlopen("libcuda.so.1", RTLD_NOW);

@@ -47,7 +47,7 @@ func TestCallsOfTheLibrary(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := startWorker(t, workerOptions{})
-	r := w.run(runOptions{mem: "512M"}, built("test/rarecalls"), "logs", "coredumps", "notifications", "batches", "handles")
+	r := w.run(runOptions{mem: "512M"}, built("test/rarecalls"), "logs", "coredumps", "notifications", "batches", "handles", "copies in bodies")
 	if r.status != 0 {
 		t.Fatalf("status %d: %s", r.status, tail(r.stderr, 20))
 	}
