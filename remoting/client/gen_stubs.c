@@ -2952,11 +2952,6 @@ CUresult fw_cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, uns
 	return err;
 }
 
-CUresult sl_cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled)
-{
-	return fw_cuGraphNodeGetEnabled(hGraphExec, hNode, isEnabled);
-}
-
 CUresult fw_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -3001,11 +2996,6 @@ CUresult fw_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, uns
 		err = sl_oneway(SL_OP_cuGraphNodeSetEnabled, &b);
 	sl_buf_free(&b);
 	return err;
-}
-
-CUresult sl_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
-{
-	return fw_cuGraphNodeSetEnabled(hGraphExec, hNode, isEnabled);
 }
 
 CUresult fw_cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count)

@@ -248,6 +248,47 @@ CUresult sl_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *p)
 	return CUDA_SUCCESS;
 }
 
+/* --- nodes that an executable graph leaves out --- */
+
+/* What is noted of a node's handle: it stays so, since a node keeps its type, and a copy of host memory is none of another kind. */
+enum { UNKNOWN, OPTIONAL, HOST_COPY, ALWAYS };
+
+/* Whether CUDA can leave a node out: a kernel, a fill or a copy. The worker is asked once about a node. */
+static CUresult check_optional(CUgraphNode node, const char *function)
+{
+	CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+	uint8_t what = sl_handle_note(SL_NODE, node);
+	CUresult err = CUDA_SUCCESS;
+	uint32_t fn = 0;
+
+	if (what == UNKNOWN) {
+		err = sl_cuGraphNodeGetType(node, &type);
+		if (!err && type == CU_GRAPH_NODE_TYPE_MEMCPY)
+			err = function_of(node, &fn);
+		if (err)
+			return err;
+		what = fn ? HOST_COPY : type <= CU_GRAPH_NODE_TYPE_MEMSET ? OPTIONAL : ALWAYS;
+		sl_handle_set_note(SL_NODE, node, what);
+	}
+	if (what == HOST_COPY)
+		return sl_refuse_with(function, "a node that copies host memory");
+	return what == ALWAYS ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult sl_cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned int enabled)
+{
+	CUresult err = check_optional(node, "cuGraphNodeSetEnabled");
+
+	return err ? err : fw_cuGraphNodeSetEnabled(exec, node, enabled);
+}
+
+CUresult sl_cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned int *enabled)
+{
+	CUresult err = check_optional(node, "cuGraphNodeGetEnabled");
+
+	return err ? err : fw_cuGraphNodeGetEnabled(exec, node, enabled);
+}
+
 /* --- parameters of all kinds --- */
 
 static CUresult refuse_kind(const char *function, CUgraphNodeType type)

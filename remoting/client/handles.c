@@ -20,6 +20,7 @@ struct slot {
 	uint32_t wire;	     /* the id that the worker knows it by */
 	uint32_t ctx;	     /* current when it was made, if there are several sessions */
 	_Atomic uint32_t whole; /* what it is part of, 0 if that is not known */
+	_Atomic uint8_t note;	/* the caller's */
 	uint8_t session;
 	uint8_t generation;
 	_Atomic bool claimed; /* somebody destroys it */
@@ -134,6 +135,7 @@ static void publish(struct slot *s, uint32_t id, void *state)
 	s->session = 0;
 	s->ctx = sl_sessions > 1 ? sl_ctx_cur() : 0;
 	atomic_store_explicit(&s->whole, 0, memory_order_relaxed);
+	atomic_store_explicit(&s->note, 0, memory_order_relaxed);
 	atomic_store_explicit(&s->claimed, false, memory_order_relaxed);
 	atomic_store_explicit(&s->state, state, memory_order_relaxed);
 	atomic_store_explicit(&s->id, id, memory_order_release);
@@ -214,6 +216,21 @@ void sl_handle_set_whole(int kind, const void *h, uint32_t whole)
 
 	if (s)
 		atomic_store_explicit(&s->whole, whole, memory_order_relaxed);
+}
+
+uint8_t sl_handle_note(int kind, const void *h)
+{
+	struct slot *s = resolve(kind, h);
+
+	return s ? atomic_load_explicit(&s->note, memory_order_relaxed) : 0;
+}
+
+void sl_handle_set_note(int kind, const void *h, uint8_t note)
+{
+	struct slot *s = resolve(kind, h);
+
+	if (s)
+		atomic_store_explicit(&s->note, note, memory_order_relaxed);
 }
 
 bool sl_handle_take(int kind, uint32_t id, void *state)

@@ -64,6 +64,9 @@ void sl_handle_set_wire(int kind, uint32_t id, uint32_t wire);
  */
 uint32_t sl_handle_whole(int kind, const void *h);
 void sl_handle_set_whole(int kind, const void *h, uint32_t whole);
+/* A word of the caller's about a live handle, which ends with it; 0 at first. */
+uint8_t sl_handle_note(int kind, const void *h);
+void sl_handle_set_note(int kind, const void *h, uint8_t note);
 /* The context that was current when a live handle was made; 0 if unknown, or with one session. */
 uint32_t sl_handle_ctx(int kind, const void *h);
 /* Calls f for every live handle of a kind; f may free the one it is given. */

@@ -55,9 +55,12 @@ static void basics(void)
 	id = sl_handle_new(SL_NODE, NULL, &a);
 	CHECK(!sl_handle_whole(SL_NODE, a));
 	sl_handle_set_whole(SL_NODE, a, 7);
+	CHECK(!sl_handle_note(SL_NODE, a));
+	sl_handle_set_note(SL_NODE, a, 3);
+	CHECK(sl_handle_note(SL_NODE, a) == 3);
 	CHECK(sl_handle_whole(SL_NODE, a) == 7 && !sl_handle_whole(SL_EVENT, a));
 	sl_handle_free(SL_NODE, id);
-	CHECK(!sl_handle_whole(SL_NODE, a));
+	CHECK(!sl_handle_whole(SL_NODE, a) && !sl_handle_note(SL_NODE, a));
 
 	/* fixed ids, and those the worker chooses */
 	CHECK(sl_handle_take(SL_CTX, 1, &x) && !sl_handle_take(SL_CTX, 1, &x));

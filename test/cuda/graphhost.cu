@@ -306,6 +306,48 @@ static void mixed(int *d, cudaStream_t s)
 	CHECK(cudaGraphDestroy(g));
 }
 
+/*
+ * A node that copies host memory is left out, or the call that asks for it says that it cannot be; of a host node CUDA says so.
+ * Either way the graph runs.
+ */
+static void left_out(int *d, cudaStream_t s)
+{
+	static int in[n], out[n];
+	struct step step = { in, out, 0, 0 };
+	cudaHostNodeParams host = { next_step, &step };
+	cudaMemsetParams fill_params = {};
+	cudaGraphNode_t zero, to, from, fn;
+	cudaGraphExec_t e;
+	cudaError_t err;
+	cudaGraph_t g;
+
+	fill_params.dst = d;
+	fill_params.elementSize = 4;
+	fill_params.width = n;
+	fill_params.height = 1;
+	CHECK(cudaGraphCreate(&g, 0));
+	CHECK(cudaGraphAddMemsetNode(&zero, g, NULL, 0, &fill_params));
+	CHECK(cudaGraphAddMemcpyNode1D(&to, g, &zero, 1, d, in, n * sizeof *in, cudaMemcpyHostToDevice));
+	CHECK(cudaGraphAddMemcpyNode1D(&from, g, &to, 1, out, d, n * sizeof *out, cudaMemcpyDeviceToHost));
+	CHECK(cudaGraphAddHostNode(&fn, g, &from, 1, &host));
+	e = instantiate(g);
+	for (int i = 0; i < 2; i++) {
+		err = cudaGraphNodeSetEnabled(e, to, 0);
+		REQUIRE(err == cudaSuccess || err == cudaErrorNotSupported, "a copy of host memory left out: %d", (int)err);
+		REQUIRE(cudaGraphNodeSetEnabled(e, fn, 0) == cudaErrorInvalidValue, "a host node left out");
+		cudaGetLastError();
+	}
+	CHECK(cudaGraphNodeSetEnabled(e, zero, 0));
+	fill(in, 3);
+	CHECK(cudaMemset(d, 0, n * sizeof *d));
+	CHECK(cudaDeviceSynchronize());
+	CHECK(cudaGraphLaunch(e, s));
+	CHECK(cudaStreamSynchronize(s));
+	REQUIRE(out[5] == (err ? 3 + 5 : 0) && step.calls == 1, "out[5] is %d", out[5]);
+	CHECK(cudaGraphExecDestroy(e));
+	CHECK(cudaGraphDestroy(g));
+}
+
 int main()
 {
 	cudaStream_t s;
@@ -317,6 +359,7 @@ int main()
 	by_hand(d, s);
 	objects();
 	mixed(d, s);
+	left_out(d, s);
 	CHECK(cudaStreamDestroy(s));
 	CHECK(cudaFree(d));
 	printf("graphhost: copies, functions, objects and captures\n");
