@@ -225,6 +225,11 @@ test-cluster: all cuda-programs
 test-units: all cuda-programs
 	test/vm.sh units test/vm/units.log
 
+# Sessions on a machine that is suspended, and whose clock is set: some minutes, and no part of `make test`.
+.PHONY: test-clocks
+test-clocks: all cuda-programs
+	test/vm.sh clocks test/vm/clocks.log
+
 # The daemon's pages in Chromium, which is installed if it is missing, and how long the largest takes; pictures in build/pictures. No part of `make test`.
 .PHONY: test-page
 test-page:

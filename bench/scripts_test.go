@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -260,6 +261,35 @@ func TestGPUCuts(t *testing.T) {
 	want(t, out, "FAIL transformer, uncut: losses ", "FAIL transformer, cut: losses ", "gpu-cuts: 1 failed")
 	if status != 1 {
 		t.Errorf("exit status %d, want 1: losses differ", status)
+	}
+}
+
+func TestGPUGrace(t *testing.T) {
+	t.Parallel()
+	launch, err := filepath.Abs("testdata/small_launch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, status, logs := script(t, []string{"SLUICE_LAUNCH=" + launch, "SLUICE_ROUNDS=2", "SLUICE_ONLY=launch,mlp"}, "gpu-grace.sh")
+	want(t, out, "| launch, us of the program's processors | 0.400 (0.400 to 0.400) | 0.400 ", "| mlp, of native | 0.973 (0.973 to 0.973) |", "PASS mlp", "gpu-grace: 0 failed")
+	if status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	path := filepath.Join(logs, "grace.jsonl")
+	log, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slower := regexp.MustCompile(`("mlp.kept.*?)"median_ms": 18.5`).ReplaceAll(log, []byte(`$1"median_ms": 18.7`))
+	if bytes.Equal(slower, log) {
+		t.Fatalf("no run on the worker with a grace: %s", log)
+	}
+	if err := os.WriteFile(path, slower, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b, err := exec.Command("python3", "grace.py", "report", path).CombinedOutput()
+	if !strings.Contains(string(b), "FAIL mlp, of native: a grace costs 0.0104, at most 0.005") || err == nil {
+		t.Errorf("a slower run: %v, %s", err, b)
 	}
 }
 

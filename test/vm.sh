@@ -6,6 +6,7 @@
 #	vm.sh run SUITE FOLDER [S]   boot it with FOLDER at /job, run FOLDER/job.sh there as root, and print its output;
 #	                             the exit status is the script's, or 124 after S seconds (180)
 #	vm.sh units LOG              test/vm/units.sh: the shipped units on $SUITES (both); what they said into LOG.SUITE
+#	vm.sh clocks LOG             test/vm/clocks.sh: sessions whose machine is suspended, or whose clock is set; likewise
 #
 # As root, on Debian 12, with the packages qemu-system-x86, mmdebstrap, kmod, cpio, zstd and busybox-static.
 # Roots are kept in $SLUICE_CACHE/vm, or build/cache/vm. What the guest writes to its disk is lost.
@@ -140,11 +141,11 @@ run() {
 	exit "${status:-124}"
 }
 
-# units LOG: what of the build the units need, and both suites one after the other.
-units() {
+# job NAME LOG: test/vm/NAME.sh and what of the build it needs, on both suites one after the other.
+job() {
 	local job build=$repo/build f suite began rc failed=0
 	job=$(mktemp -d)
-	for f in bin/sluiced bin/sluice bin/sluice-worker simgpu/libcuda.so.1 simgpu/libnvidia-ml.so.1 test/twins.so \
+	for f in bin/sluiced bin/sluice bin/sluice-worker bin/relay simgpu/libcuda.so.1 simgpu/libnvidia-ml.so.1 test/twins.so \
 		shim/libcuda.so.1 shim/libnvidia-ml.so.1 "test/cuda-${CUDA:-11.8}/steady"; do
 		[ -e "$build/$f" ] || die "$build/$f is missing; make all cuda-programs"
 		mkdir -p "$job/$(dirname "$f")"
@@ -152,12 +153,12 @@ units() {
 	done
 	mv "$job/test/cuda-${CUDA:-11.8}/steady" "$job/steady"
 	cp "$repo"/etc/*.service "$job/"
-	cp "$repo/test/vm/units.sh" "$job/job.sh"
+	cp "$repo/test/vm/$1.sh" "$job/job.sh"
 	for suite in ${SUITES:-bookworm trixie}; do
 		began=$SECONDS rc=0
-		(run "$suite" "$job" 900) >"$1.$suite" 2>&1 || rc=$?
-		grep '^@' "$1.$suite" || true
-		echo "vm: $suite: status $rc after $((SECONDS - began)) s, all of it in $1.$suite"
+		(run "$suite" "$job" "$3") >"$2.$suite" 2>&1 || rc=$?
+		grep '^@' "$2.$suite" || true
+		echo "vm: $suite: status $rc after $((SECONDS - began)) s, all of it in $2.$suite"
 		[ "$rc" = 0 ] || failed=1
 	done
 	rm -rf "$job"
@@ -167,6 +168,7 @@ units() {
 case ${1:-} in
 root) [ $# = 2 ] || die 'usage: vm.sh root SUITE'; root "$2" ;;
 run) [ $# = 3 ] || [ $# = 4 ] || die 'usage: vm.sh run SUITE FOLDER [SECONDS]'; run "$2" "$3" "${4:-}" ;;
-units) [ $# = 2 ] || die 'usage: vm.sh units LOG'; units "$2" ;;
-*) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | units LOG' ;;
+units) [ $# = 2 ] || die 'usage: vm.sh units LOG'; job units "$2" 900 ;;
+clocks) [ $# = 2 ] || die 'usage: vm.sh clocks LOG'; job clocks "$2" 400 ;;
+*) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | units LOG | clocks LOG' ;;
 esac

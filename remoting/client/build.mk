@@ -51,7 +51,7 @@ $(SHIM_OUT)/o/stubs: $(SHIM_OBJ)
 	awk '/^clock_/' $@/imports >$@/librt.so.1.names
 	awk '!/^(pthread_|dl|clock_)/' $@/imports >$@/libc.so.6.names
 	printf '%s\n' 'GLIBC_2.2.5 { global: *; };' 'GLIBC_2.3 { global: __ctype_b_loc; __ctype_tolower_loc; __ctype_toupper_loc; };' \
-		'GLIBC_2.3.2 { global: pthread_cond_*; };' 'GLIBC_2.7 { global: __isoc99_*; };' >$@/version.map
+		'GLIBC_2.3.2 { global: pthread_cond_*; };' 'GLIBC_2.3.3 { global: pthread_condattr_setclock; };' 'GLIBC_2.7 { global: __isoc99_*; };' >$@/version.map
 	for lib in libpthread.so.0 libdl.so.2 librt.so.1 libc.so.6; do \
 		sed 's/.*/void &(void);void &(void){}/' $@/$$lib.names >$@/stub.c; \
 		$(CC) -shared -nostdlib -fPIC -fno-builtin -w -Wl,-soname,$$lib -Wl,--version-script=$@/version.map -o $@/$$lib $@/stub.c; \

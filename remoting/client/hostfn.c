@@ -69,7 +69,18 @@ static struct queue program = { .wake = PTHREAD_COND_INITIALIZER }, own = { .wak
 static uint32_t open;	/* launched and not yet done; under lock */
 static uint32_t open_inside;	/* those of them that are the shim's own */
 static _Atomic uint32_t in_graphs;	/* functions in graphs */
-static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t done; /* by the monotonic clock: one that is set back would stop its waits */
+static pthread_once_t done_once = PTHREAD_ONCE_INIT;
+
+static void done_init(void)
+{
+	pthread_condattr_t a;
+
+	pthread_condattr_init(&a);
+	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+	pthread_cond_init(&done, &a);
+	pthread_condattr_destroy(&a);
+}
 
 static void counted(bool inside, int n)
 {
@@ -163,6 +174,7 @@ static void *run(void *arg)
 		}
 		sl_handle_free(SL_HOSTFN, h->id);
 		free(h);
+		pthread_once(&done_once, done_init);
 		pthread_mutex_lock(&lock);
 		counted(q == &own, -1);
 		pthread_cond_broadcast(&done);
@@ -184,11 +196,12 @@ static CUresult wait_none(const uint32_t *count)
 	if (!__atomic_load_n(count, __ATOMIC_ACQUIRE))
 		return CUDA_SUCCESS;
 	began = sl_waits_begin();
+	pthread_once(&done_once, done_init);
 	pthread_mutex_lock(&lock);
 	while (__atomic_load_n(count, __ATOMIC_ACQUIRE) && !(err = sl_dead())) {
 		struct timespec t;
 
-		clock_gettime(CLOCK_REALTIME, &t);
+		clock_gettime(CLOCK_MONOTONIC, &t);
 		t.tv_nsec += 100000000;
 		if (t.tv_nsec >= 1000000000) {
 			t.tv_nsec -= 1000000000;

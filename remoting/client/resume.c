@@ -358,7 +358,7 @@ static bool try_until(struct sl_peer *t, int64_t deadline, const char *grace)
 static bool make_again(struct sl_peer *t, const char *why)
 {
 	struct sl_resume *r = t->again;
-	int64_t began = sl_now_ms(), took_ms;
+	int64_t began = sl_now_ms(), lost = sl_passed_ms(), took_ms;
 	char grace[32], lasted[32];
 	bool back;
 
@@ -370,7 +370,7 @@ static bool make_again(struct sl_peer *t, const char *why)
 	pthread_mutex_unlock(&t->drain);
 	sl_log(SL_ERROR, "connection to %s lost (%s), trying again for up to %s", r->owner, why, duration(grace, sizeof grace, r->grace_ms));
 	back = try_until(t, began + r->grace_ms, grace);
-	took_ms = sl_now_ms() - began;
+	took_ms = sl_passed_ms() - lost;
 	__atomic_fetch_add(&sl_pauses.number, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&sl_pauses.ms, (uint64_t)took_ms, __ATOMIC_RELAXED);
 	if (back)
@@ -385,15 +385,13 @@ void sl_resume_bye(struct sl_peer *t)
 	struct wire_piece h = { .received = t->again->got, .flags = SL_PIECE_BYE };
 	int64_t deadline = sl_now_ms() + BYE_MS;
 	const struct timespec nap = { 0, 100000 };
-	struct timespec until;
 	int queued = 0;
 
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_nsec += BYE_MS * 1000000L;
-	until.tv_sec += until.tv_nsec / 1000000000;
-	until.tv_nsec %= 1000000000;
-	if (pthread_mutex_timedlock(&t->drain, &until))
-		return;
+	while (pthread_mutex_trylock(&t->drain)) {
+		if (sl_now_ms() >= deadline)
+			return;
+		nanosleep(&nap, NULL);
+	}
 	if (!t->again->cut && send(t->fd, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof h)
 		/* A process that ends with bytes that it has not read takes back what its kernel has not sent. */
 		while (!ioctl(t->fd, SIOCOUTQ, &queued) && queued > 0 && sl_now_ms() < deadline)

@@ -83,7 +83,8 @@ type LastingStream struct {
 	cut   bool   // the connection is lost
 	rdone bool   // and everything that came over it has been read
 	bye   bool
-	since time.Time // of the cut
+	since time.Time     // of the cut, for the grace, which does not run while the machine is suspended
+	lost  time.Duration // the same by a clock that does, for what is told
 	cuts  int
 	ended error
 }
@@ -145,7 +146,7 @@ func (s *LastingStream) lose(all bool) {
 	defer s.mu.Unlock()
 	s.rdone = s.rdone || all
 	if !s.cut {
-		s.cut, s.since = true, time.Now()
+		s.cut, s.since, s.lost = true, time.Now(), sinceBoot()
 		s.cuts++
 		_ = unix.Shutdown(s.sock.fd, unix.SHUT_RDWR)
 	}
@@ -480,7 +481,7 @@ func (s *LastingStream) Heard() bool { return s.heard.Load() }
 
 // Attach takes over a socket to the client, which has received so many bytes. answer is told how many have been
 // received here, or why the stream cannot go on, and tells the client over the new socket; the stream goes on if neither it nor
-// anything before it fails. gap is the time since the connection was found to be lost.
+// anything before it fails. gap is the time since the connection was found to be lost, in which the machine may have been suspended.
 //
 // A position that is not kept ends the stream, unless newest is false: then the client may have sent it before it made the
 // connection that there is now, and the answer is ErrLate, as it is once something has come over that one.
@@ -529,7 +530,7 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 	s.mu.Lock()
 	s.acked = received
 	s.cut, s.rdone = false, false
-	gap = time.Since(s.since)
+	gap = sinceBoot() - s.lost
 	s.cond.Broadcast()
 	s.mu.Unlock()
 	_, _ = unix.Write(s.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
@@ -538,6 +539,7 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 }
 
 // Watch returns when the client has said goodbye (io.EOF) or has not come back for the grace, or what else has ended the stream.
+// The grace is counted while this machine is awake, since nobody can come back to one that is suspended.
 // lost and back are told of lost connections.
 func (s *LastingStream) Watch(grace time.Duration, lost func(), back func(after time.Duration)) error {
 	for {
@@ -546,7 +548,7 @@ func (s *LastingStream) Watch(grace time.Duration, lost func(), back func(after 
 		}
 		lost()
 		s.mu.Lock()
-		began := s.since
+		began := s.lost
 		for s.cut && s.ended == nil && !s.bye {
 			left := time.Until(s.since.Add(grace))
 			if left <= 0 {
@@ -566,8 +568,15 @@ func (s *LastingStream) Watch(grace time.Duration, lost func(), back func(after 
 		case cut:
 			return s.end(ErrGrace)
 		}
-		back(time.Since(began))
+		back(sinceBoot() - began)
 	}
+}
+
+// sinceBoot is a time that nobody can set and that goes on while the machine is suspended.
+func sinceBoot() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // it cannot fail
+	return time.Duration(t.Nano())
 }
 
 // hangUp returns when the connection is lost and everything that came over it has been read. A poll of the socket that its end has woken

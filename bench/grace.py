@@ -1,0 +1,155 @@
+"""What a grace costs while no connection is lost, for gpu-grace.sh: programs natively, without a grace and with one, in turn.
+
+grace.py run --sluice CMD --zero ADDR --kept ADDR --launch BIN [--rounds 5] [--mem SIZE] [--only launch,mlp,resnet50]
+    runs each program --rounds times on each of three: natively, on the worker whose grace is 0, and on the one that has one.
+    One line of JSON for each run.
+grace.py report LOG
+    judges a log of these. Exit status 1 if a grace costs more than 0.005 of native or 0.02 us of a launch.
+grace.py page LOG
+    the table of docs/benchmarks.md
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import rawlog
+
+HERE = Path(__file__).parent
+VARIANTS = ("native", "zero", "kept")
+RATIO, CPU_US = 0.005, 0.02  # the most that a grace may cost
+
+
+def programs(a):
+    trained = ["--steps", str(a.steps), "--repeats", "5"]
+    return {
+        "launch": [a.launch],
+        "mlp": [a.python, str(HERE / "mlp.py"), *trained],
+        "resnet50": [a.python, str(HERE / "resnet50.py"), *trained],
+    }
+
+
+def memory(belongs):
+    """The most memory in KiB that a process, whose arguments are said to belong, has for itself now."""
+    most = 0
+    for p in Path("/proc").glob("[0-9]*"):
+        try:
+            if belongs((p / "cmdline").read_bytes().decode(errors="replace").split("\0")):
+                most = max(most, *(int(line.split()[1]) for line in (p / "status").read_text().splitlines() if line.startswith("RssAnon")))
+        except (OSError, TypeError):
+            continue  # it has ended
+    return most
+
+
+def run(a):
+    for i in range(a.rounds):
+        for name, argv in programs(a).items():
+            if name not in a.only.split(","):
+                continue
+            for variant in VARIANTS[i % 3 :] + VARIANTS[: i % 3]:
+                at = {"zero": a.zero, "kept": a.kept}.get(variant)
+                prefix = [*shlex.split(a.sluice), "run", "--worker", at, *(["--mem", a.mem] if a.mem else []), "--"] if at else []
+                p, kib = subprocess.Popen([*prefix, *argv], stdout=subprocess.PIPE, text=True), {"client": 0, "session": 0}
+                while p.poll() is None:
+                    time.sleep(0.2)
+                    kib["client"] = max(kib["client"], memory(lambda args: argv[0] in args[:2]))  # sh may run it
+                    kib["session"] = max(kib["session"], memory(lambda args: "session" in args))
+                out = p.stdout.read()
+                if p.returncode:
+                    sys.exit(f"{name}, {variant}: exit status {p.returncode}: {out[-500:]}")
+                line = {"run": f"{name}.{variant}.{i + 1}", "result": json.loads(out.splitlines()[-1])}
+                print(json.dumps(line | ({"kib": kib} if at else {})), flush=True)
+
+
+def read(log):
+    """Results of each program and variant, in order of their rounds."""
+    runs = {}
+    for r in rawlog.read(log):
+        if "run" in r:
+            name, variant, _ = r["run"].split(".")
+            runs.setdefault(name, {}).setdefault(variant, []).append(r)
+    return runs
+
+
+def ratios(runs, name, variant):
+    """Of native's speed, for each round."""
+    return [n["result"]["median_ms"] / r["result"]["median_ms"] for n, r in zip(runs[name]["native"], runs[name][variant])]
+
+
+def launches(runs, variant):
+    """The program's processor time for a launch in us, for each round."""
+    return [r["result"]["launch_us"][3] for r in runs["launch"][variant]]
+
+
+def costs(runs):
+    """For each program, what is measured: median and spread without and with a grace, and what it may lose."""
+    for name in runs:
+        if name == "launch":
+            yield "launch, us of the program's processors", launches(runs, "zero"), launches(runs, "kept"), 1, CPU_US
+        else:
+            yield f"{name}, of native", ratios(runs, name, "zero"), ratios(runs, name, "kept"), -1, RATIO
+
+
+def spread(xs):
+    return f"{statistics.median(xs):.3f} ({min(xs):.3f} to {max(xs):.3f})"
+
+
+def sizes(runs, who):
+    """KiB without and with a grace, of the program that does nothing but small calls."""
+    return [statistics.median(r["kib"][who] for r in runs["launch"][v]) for v in ("zero", "kept")] if "launch" in runs else None
+
+
+def page(log):
+    head, runs = rawlog.headers(log)[0], read(log)
+    yield f"{head['gpu']}, driver {head['driver']}, PyTorch {head.get('pytorch', 'unknown')}, commit {head['commit']}, {head['date'][:10]}."
+    yield ""
+    yield "| median (least to most) | grace 0 | grace 5 minutes |"
+    yield "|---" * 3 + "|"
+    for what, zero, kept, _, _ in costs(runs):
+        yield f"| {what} | {spread(zero)} | {spread(kept)} |"
+    for who, word in (("client", "program"), ("session", "session")):
+        if s := sizes(runs, who):
+            yield f"| memory of the {word} of `launch`, MiB | {s[0] / 1024:.1f} | {s[1] / 1024:.1f} |"
+
+
+def report(log):
+    failed = 0
+    for text in page(log):
+        print(text)
+    for what, zero, kept, worse, most in costs(read(log)):
+        cost = worse * (statistics.median(kept) - statistics.median(zero))
+        verdict = "PASS" if cost <= most else "FAIL"
+        failed += verdict == "FAIL"
+        print(f"{verdict} {what}: a grace costs {cost:.4f}, at most {most:g}")
+    return 1 if failed else 0
+
+
+def main():
+    p = argparse.ArgumentParser()
+    sub = p.add_subparsers(dest="what", required=True)
+    for name in ("report", "page"):
+        sub.add_parser(name).add_argument("log")
+    q = sub.add_parser("run")
+    for flag in ("sluice", "zero", "kept", "launch"):
+        q.add_argument("--" + flag, required=True)
+    q.add_argument("--python", default=sys.executable)
+    q.add_argument("--mem", default="")
+    q.add_argument("--rounds", type=int, default=5)
+    q.add_argument("--steps", type=int, default=60)
+    q.add_argument("--only", default="launch,mlp,resnet50")
+    a = p.parse_args()
+    if a.what == "run":
+        run(a)
+    elif a.what == "page":
+        print(*page(a.log), sep="\n")
+    else:
+        sys.exit(report(a.log))
+
+
+if __name__ == "__main__":
+    main()
