@@ -298,7 +298,9 @@ func (s *session) outlive(r *resumption) {
 		s.leave("client closed", nil)
 	case errors.Is(err, wire.ErrGrace):
 		r.cuts.Add(r.grace)
-		s.leave(fmt.Sprintf("its connection was lost, and the client did not come back within %v", r.grace), nil)
+		why := fmt.Sprintf("its connection was lost, and the client did not come back within %v", r.grace)
+		s.log.Error("session ended", "reason", why)
+		s.leave(why, nil)
 	default:
 		s.leave("connection", err)
 	}

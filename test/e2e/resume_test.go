@@ -351,6 +351,9 @@ func TestGraceOver(t *testing.T) {
 		if used := w.settled(lost.Add(2 * time.Second)); used != 0 {
 			t.Errorf("%d bytes are in use", used)
 		}
+		if why := "the client did not come back within 1s"; !killed && strings.Count(w.log.String(), why) != 1 {
+			t.Errorf("the worker does not say once that %s", why)
+		}
 		c.close()
 	}
 }
