@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,14 +68,22 @@ func TestFactsKept(t *testing.T) {
 // A GPU that stops answering while no daemon runs is known as such soon after the next start.
 func TestFactsRechecked(t *testing.T) {
 	dir := setup(t)
-	first := newPool(t, dir, nil)
+	// A simulated machine keeps its GPUs as long as a process uses it, so no worker is started ahead.
+	unused := func(c *Config) { c.Warm = 0 }
+	first := newPool(t, dir, unused)
 	if err := first.Probe(t.Context(), gpus(0, 1)); err != nil {
 		t.Fatal(err)
 	}
 	first.Close()
-	p := newPool(t, dir, nil)
+	p := newPool(t, dir, unused)
 	if err := p.Probe(t.Context(), gpus(0, 1)); err != nil {
 		t.Fatal(err)
+	}
+	p.mu.Lock()
+	kept := slices.Sorted(slices.Values(p.kept))
+	p.mu.Unlock()
+	if want := []string{simUUID(0), simUUID(1)}; !slices.Equal(kept, want) {
+		t.Fatalf("the second pool believes what was kept of %q, not of %q", kept, want)
 	}
 	t.Setenv("SLUICE_SIM_DEVICES", "1")
 	if err := p.Recheck(t.Context()); err == nil || !strings.Contains(err.Error(), simUUID(1)) || strings.Contains(err.Error(), simUUID(0)) {
