@@ -11,7 +11,8 @@ rawlog.py [KEY=VALUE...] prints it. KEY=VALUE adds a field or replaces one, as g
     pytorch     its version and that of its CUDA, if PYTHON has it
 
 A value that nobody knows is "unknown". A log of which the commit is unknown has "added": the commit that brought it
-into the tree, and so is not older than the programs measured. A log may be several logs one after the other, each with
+into the tree, and so is not older than the programs measured. One whose commit was rebased before it landed has "landed":
+what it became. A log may be several logs one after the other, each with
 its header.
 """
 
