@@ -35,13 +35,16 @@ def programs(a):
 
 
 def memory(belongs):
-    """The most memory in KiB that a process, whose arguments are said to belong, has for itself now."""
+    """The most private memory, in KiB, of a process now; belongs(its arguments) says whether the process counts."""
     most = 0
     for p in Path("/proc").glob("[0-9]*"):
         try:
-            if belongs((p / "cmdline").read_bytes().decode(errors="replace").split("\0")):
-                most = max(most, *(int(line.split()[1]) for line in (p / "status").read_text().splitlines() if line.startswith("RssAnon")))
-        except (OSError, TypeError):
+            if not belongs((p / "cmdline").read_bytes().decode(errors="replace").split("\0")):
+                continue
+            for line in (p / "status").read_text().splitlines():
+                if line.startswith("RssAnon:"):
+                    most = max(most, int(line.split()[1]))
+        except OSError:
             continue  # it has ended
     return most
 
@@ -67,13 +70,13 @@ def run(a):
 
 
 def read(log):
-    """Results of each program and variant, in order of their rounds."""
+    """Results of each program and variant, in order of their rounds, of the programs that have run in all variants."""
     runs = {}
     for r in rawlog.read(log):
         if "run" in r:
             name, variant, _ = r["run"].split(".")
-            runs.setdefault(name, {}).setdefault(variant, []).append(r)
-    return runs
+            runs.setdefault(name, {v: [] for v in VARIANTS})[variant].append(r)
+    return {name: r for name, r in runs.items() if all(r.values())}
 
 
 def ratios(runs, name, variant):
@@ -87,7 +90,7 @@ def launches(runs, variant):
 
 
 def costs(runs):
-    """For each program, what is measured: median and spread without and with a grace, and what it may lose."""
+    """For each program: what is measured, its figures without and with a grace, 1 if more is worse or -1, and the most that a grace may cost."""
     for name in runs:
         if name == "launch":
             yield "launch, us of the program's processors", launches(runs, "zero"), launches(runs, "kept"), 1, CPU_US
@@ -106,7 +109,8 @@ def sizes(runs, who):
 
 def page(log):
     head, runs = rawlog.headers(log)[0], read(log)
-    yield f"{head['gpu']}, driver {head['driver']}, PyTorch {head.get('pytorch', 'unknown')}, commit {head['commit']}, {head['date'][:10]}."
+    landed = f", landed as {head['landed']}" if "landed" in head else ""
+    yield f"{head['gpu']}, driver {head['driver']}, PyTorch {head.get('pytorch', 'unknown')}, commit {head['commit']}{landed}, {head['date'][:10]}."
     yield ""
     yield "| median (least to most) | grace 0 | grace 5 minutes |"
     yield "|---" * 3 + "|"

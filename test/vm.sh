@@ -153,6 +153,7 @@ job() {
 	done
 	mv "$job/test/cuda-${CUDA:-11.8}/steady" "$job/steady"
 	cp "$repo"/etc/*.service "$job/"
+	cp "$repo/test/vm/lib.sh" "$job/"
 	cp "$repo/test/vm/$1.sh" "$job/job.sh"
 	for suite in ${SUITES:-bookworm trixie}; do
 		began=$SECONDS rc=0

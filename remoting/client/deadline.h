@@ -8,21 +8,17 @@
 #include <stdint.h>
 #include <time.h>
 
-static inline int64_t sl_now_ms(void)
+static inline int64_t sl_clock_ms(clockid_t clock)
 {
 	struct timespec t;
 
-	clock_gettime(CLOCK_MONOTONIC, &t);
+	clock_gettime(clock, &t);
 	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* As sl_now_ms, and goes on while the machine is suspended: for what is told, not for what is waited for. */
-static inline int64_t sl_passed_ms(void)
+static inline int64_t sl_now_ms(void)
 {
-	struct timespec t;
-
-	clock_gettime(CLOCK_BOOTTIME, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+	return sl_clock_ms(CLOCK_MONOTONIC);
 }
 
 /* Waits for events (POLLIN, POLLOUT) on fd; false with errno, ETIMEDOUT at the deadline. */

@@ -2,7 +2,7 @@
  * Which graph a node belongs to, and what a new node may depend on. graph.c
  *
  * The handle of a node has its graph's id (sl_handle_whole). The generated stubs note it when a node is made and when the
- * worker lists a graph's nodes, so calls that add nodes, which the worker does not answer, are refused before they are sent.
+ * worker lists a graph's nodes. So a call that adds a node can be refused before it is sent: most of them are one-way.
  */
 #ifndef SLUICE_GRAPHDEPS_H
 #define SLUICE_GRAPHDEPS_H

@@ -358,7 +358,7 @@ static bool try_until(struct sl_peer *t, int64_t deadline, const char *grace)
 static bool make_again(struct sl_peer *t, const char *why)
 {
 	struct sl_resume *r = t->again;
-	int64_t began = sl_now_ms(), lost = sl_passed_ms(), took_ms;
+	int64_t began = sl_now_ms(), lost = sl_clock_ms(CLOCK_BOOTTIME), took_ms;
 	char grace[32], lasted[32];
 	bool back;
 
@@ -370,7 +370,7 @@ static bool make_again(struct sl_peer *t, const char *why)
 	pthread_mutex_unlock(&t->drain);
 	sl_log(SL_ERROR, "connection to %s lost (%s), trying again for up to %s", r->owner, why, duration(grace, sizeof grace, r->grace_ms));
 	back = try_until(t, began + r->grace_ms, grace);
-	took_ms = sl_passed_ms() - lost;
+	took_ms = sl_clock_ms(CLOCK_BOOTTIME) - lost; /* with the time that the machine was suspended */
 	__atomic_fetch_add(&sl_pauses.number, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&sl_pauses.ms, (uint64_t)took_ms, __ATOMIC_RELAXED);
 	if (back)

@@ -26,6 +26,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/boottime"
 )
 
 // Errors that end a lasting stream.
@@ -84,7 +86,7 @@ type LastingStream struct {
 	rdone bool   // and everything that came over it has been read
 	bye   bool
 	since time.Time     // of the cut, for the grace, which does not run while the machine is suspended
-	lost  time.Duration // the same by a clock that does, for what is told
+	lost  time.Duration // of the cut as well, by a clock that counts suspended time (boottime.Now), for messages and counters
 	cuts  int
 	ended error
 }
@@ -146,7 +148,7 @@ func (s *LastingStream) lose(all bool) {
 	defer s.mu.Unlock()
 	s.rdone = s.rdone || all
 	if !s.cut {
-		s.cut, s.since, s.lost = true, time.Now(), sinceBoot()
+		s.cut, s.since, s.lost = true, time.Now(), boottime.Now()
 		s.cuts++
 		_ = unix.Shutdown(s.sock.fd, unix.SHUT_RDWR)
 	}
@@ -530,7 +532,7 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 	s.mu.Lock()
 	s.acked = received
 	s.cut, s.rdone = false, false
-	gap = sinceBoot() - s.lost
+	gap = boottime.Now() - s.lost
 	s.cond.Broadcast()
 	s.mu.Unlock()
 	_, _ = unix.Write(s.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
@@ -540,8 +542,8 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 
 // Watch returns when the client has said goodbye (io.EOF) or has not come back for the grace, or what else has ended the stream.
 // The grace is counted while this machine is awake, since nobody can come back to one that is suspended.
-// lost and back are told of lost connections.
-func (s *LastingStream) Watch(grace time.Duration, lost func(), back func(after time.Duration)) error {
+// It calls lost and back for lost connections, and over when the grace has ended, before any reader or writer has an error.
+func (s *LastingStream) Watch(grace time.Duration, lost func(), back func(after time.Duration), over func()) error {
 	for {
 		if err := s.hangUp(); err != nil {
 			return err
@@ -566,17 +568,11 @@ func (s *LastingStream) Watch(grace time.Duration, lost func(), back func(after 
 		case err != nil:
 			return err
 		case cut:
+			over()
 			return s.end(ErrGrace)
 		}
-		back(sinceBoot() - began)
+		back(boottime.Now() - began)
 	}
-}
-
-// sinceBoot is a time that nobody can set and that goes on while the machine is suspended.
-func sinceBoot() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // it cannot fail
-	return time.Duration(t.Nano())
 }
 
 // hangUp returns when the connection is lost and everything that came over it has been read. A poll of the socket that its end has woken

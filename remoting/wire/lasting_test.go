@@ -270,7 +270,7 @@ func lastingRun(t *testing.T, seed uint64) (cuts int) {
 func TestLastingEnds(t *testing.T) {
 	ends := func(s *LastingStream, grace time.Duration) error {
 		end := make(chan error, 1)
-		go func() { end <- s.Watch(grace, func() {}, func(time.Duration) {}) }()
+		go func() { end <- s.Watch(grace, func() {}, func(time.Duration) {}, func() {}) }()
 		select {
 		case err := <-end:
 			return err
@@ -383,11 +383,37 @@ func TestLateAttempt(t *testing.T) {
 	}
 }
 
+// TestWatchOver: Watch calls over once, when the grace has ended, and readers have no error before over has returned.
+func TestWatchOver(t *testing.T) {
+	s, c := lasting(t)
+	c.Close()
+	read := make(chan error, 1)
+	go func() {
+		_, err := s.Read2(make([]byte, 1), nil)
+		read <- err
+	}()
+	var calls int
+	err := s.Watch(20*time.Millisecond, func() {}, func(time.Duration) {}, func() {
+		calls++
+		select {
+		case err := <-read:
+			t.Errorf("a reader has %v before over has returned", err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	})
+	if !errors.Is(err, ErrGrace) || calls != 1 {
+		t.Errorf("Watch: %v after %d calls of over", err, calls)
+	}
+	if err := <-read; !errors.Is(err, ErrGrace) {
+		t.Errorf("the reader: %v", err)
+	}
+}
+
 // TestWatchOfAnother: Watch sees the end of the last connection of many that took each other's place while it looked.
 func TestWatchOfAnother(t *testing.T) {
 	s, c := lasting(t)
 	watched := make(chan error, 1)
-	go func() { watched <- s.Watch(100*time.Millisecond, func() {}, func(time.Duration) {}) }()
+	go func() { watched <- s.Watch(100*time.Millisecond, func() {}, func(time.Duration) {}, func() {}) }()
 	for i := range 300 {
 		fd, next := link(t)
 		if _, err := s.Attach(fd, 0, true, func(uint64, error) error { return nil }); err != nil {

@@ -292,16 +292,15 @@ func (s *session) outlive(r *resumption) {
 		s.log.Warn("connection to the client lost", "grace", r.grace)
 	}, func(after time.Duration) {
 		s.log.Info("the client is back", "after", after.Round(time.Millisecond))
-	})
-	switch {
-	case errors.Is(err, io.EOF):
-		s.leave("client closed", nil)
-	case errors.Is(err, wire.ErrGrace):
+	}, func() {
 		r.cuts.Add(r.grace)
 		why := fmt.Sprintf("its connection was lost, and the client did not come back within %v", r.grace)
 		s.log.Error("session ended", "reason", why)
 		s.leave(why, nil)
-	default:
-		s.leave("connection", err)
+	})
+	if errors.Is(err, io.EOF) {
+		s.leave("client closed", nil)
+		return
 	}
+	s.leave("connection", err)
 }

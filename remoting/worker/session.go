@@ -410,9 +410,6 @@ func (s *session) farewell(err error) error {
 		s.reason("client closed")
 		return nil
 	}
-	if errors.Is(err, wire.ErrGrace) {
-		select {} // outlive ends the process, and says why
-	}
 	s.reason(err.Error())
 	s.log.Error("session ended", "reason", err)
 	_ = s.wr.Send(&wire.Reply{Kind: wire.FrameBye}, []byte(err.Error()), nil)
@@ -468,9 +465,6 @@ func (s *session) watch(fds ...int) {
 
 // leave ends the process at once, from any goroutine.
 func (s *session) leave(why string, err error) {
-	if errors.Is(err, wire.ErrGrace) {
-		select {} // outlive ends the process, and says why
-	}
 	s.leaving.Do(func() {
 		if err != nil {
 			s.reason(why + ": " + err.Error())

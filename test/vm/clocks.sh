@@ -12,23 +12,8 @@ if [ -z "${IN_MEMORY:-}" ]; then # the emulated disk does not come back after a 
 	for f in proc sys dev; do mount --rbind /$f /mem/$f; done
 	IN_MEMORY=1 chroot /mem /bin/bash -c 'cd /job && ./job.sh; echo "@@ status $?"; sleep 1; echo o >/proc/sysrq-trigger; sleep 60'
 fi
-failures=0
-ok() { # ok WHAT COMMAND...: it has to succeed
-	local what=$1
-	shift
-	if "$@"; then echo "@ ok: $what"; else
-		echo "@ FAILED: $what"
-		failures=$((failures + 1))
-	fi
-}
-# until_ok COMMAND: for at most 30 s, since everything here is emulated.
-until_ok() {
-	local end=$((SECONDS + 30))
-	until eval "$1"; do
-		[ "$SECONDS" -lt "$end" ] || return 1
-		sleep 0.2
-	done
-}
+# shellcheck source=test/vm/lib.sh
+. ./lib.sh
 clock() { python3 -c "import time; print(round(time.clock_gettime(time.CLOCK_$1), 3))"; }
 # sleeps S: the machine is suspended for so many seconds, by the kernel's test of it, which needs nobody to wake it.
 sleeps() {

@@ -3,23 +3,8 @@
 # shellcheck disable=SC2016,SC2317 # until_ok evaluates what it is given; functions are called by ok
 set -u
 exec 2>&1
-failures=0
-ok() { # ok WHAT COMMAND...: it has to succeed
-	local what=$1
-	shift
-	if "$@"; then echo "@ ok: $what"; else
-		echo "@ FAILED: $what"
-		failures=$((failures + 1))
-	fi
-}
-# until_ok COMMAND: for at most 30 s, since everything here is emulated.
-until_ok() {
-	local end=$((SECONDS + 30))
-	until eval "$1"; do
-		[ "$SECONDS" -lt "$end" ] || return 1
-		sleep 0.2
-	done
-}
+# shellcheck source=test/vm/lib.sh
+. ./lib.sh
 main_pid() { systemctl show -P MainPID sluiced; }
 active() { [ "$(systemctl is-active sluiced)" = active ]; }
 

@@ -7,10 +7,9 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/boottime"
 )
 
 // Clock is time. Up counts since boot, sleep included, and cannot be set.
@@ -31,15 +30,9 @@ func SystemClock() (Clock, error) {
 	return systemClock{strings.TrimSpace(string(b))}, nil
 }
 
-func (c systemClock) Now() time.Time { return time.Now() }
-func (c systemClock) Boot() string   { return c.boot }
-func (c systemClock) Up() time.Duration {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) != nil {
-		panic("clock: the kernel has no CLOCK_BOOTTIME") // since Linux 2.6.39
-	}
-	return time.Duration(ts.Nano())
-}
+func (c systemClock) Now() time.Time    { return time.Now() }
+func (c systemClock) Boot() string      { return c.boot }
+func (c systemClock) Up() time.Duration { return boottime.Now() }
 
 // record is a lease in the ledger.
 type record struct {

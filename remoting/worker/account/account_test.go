@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/boottime"
 	"github.com/sluice-hpc/sluice/internal/process"
 )
 
@@ -653,7 +654,7 @@ func TestEstateEnds(t *testing.T) {
 		t.Error("an estate counts although nobody has borrowed anything")
 	}
 	other.Borrow(1)
-	for _, ended := range []int64{sinceBoot() - int64(estateTime), sinceBoot() + int64(time.Hour), -1} {
+	for _, ended := range []int64{int64(boottime.Now() - estateTime), int64(boottime.Now() + time.Hour), -1} {
 		other.file.slotWord(maker.slot, slEnded).Store(uint64(ended))
 		if !other.Reserve(0, 1<<20) {
 			t.Errorf("an estate of %d counts", ended)

@@ -49,6 +49,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/boottime"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
@@ -90,7 +91,7 @@ const (
 	slName   = 512
 	slReason = 560
 	slLent   = 848
-	slEnded  = 976 // see sinceBoot
+	slEnded  = 976 // boottime.Now, in nanoseconds
 	slBorrow = 984 // how many things of other sessions it has open and is not charged for
 	slCuts   = 992
 	slPath   = 1008
@@ -338,16 +339,9 @@ func (a *File) borrowed() bool {
 	return false
 }
 
-// sinceBoot is a time in nanoseconds that all processes share and nobody can set.
-func sinceBoot() int64 {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // it cannot fail
-	return t.Nano()
-}
-
 // fresh says whether a slot's session ended within estateTime.
 func (a *File) fresh(i int) bool {
-	since := sinceBoot() - int64(a.slotWord(i, slEnded).Load())
+	since := int64(boottime.Now()) - int64(a.slotWord(i, slEnded).Load())
 	return since >= 0 && since < int64(estateTime)
 }
 
@@ -453,7 +447,7 @@ func (a *File) Bind(slot, pid int, start uint64) error {
 func (a *File) Free(slot int) error {
 	return a.guard(func() {
 		if a.slotWord(slot, slState).Load() != stateDead { // else a neighbour has noted when
-			a.slotWord(slot, slEnded).Store(uint64(sinceBoot()))
+			a.slotWord(slot, slEnded).Store(uint64(boottime.Now()))
 		}
 		a.slotWord(slot, slState).Store(stateFree)
 	})

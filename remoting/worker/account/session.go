@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/boottime"
 	"github.com/sluice-hpc/sluice/internal/process"
 )
 
@@ -111,7 +112,7 @@ func (s *Session) bury() bool {
 		}
 		// With its lock taken nobody new can have the slot.
 		if !alive(a, i) {
-			a.slotWord(i, slEnded).Store(uint64(sinceBoot()))
+			a.slotWord(i, slEnded).Store(uint64(boottime.Now()))
 			some = a.slotWord(i, slState).CompareAndSwap(stateLive, stateDead) || some
 		}
 		_ = a.setLock(unix.F_OFD_SETLK, unix.F_UNLCK, 1+i)
@@ -399,7 +400,7 @@ func (s *Session) Close() {
 		return
 	}
 	s.closed = true
-	s.file.slotWord(s.slot, slEnded).Store(uint64(sinceBoot()))
+	s.file.slotWord(s.slot, slEnded).Store(uint64(boottime.Now()))
 	s.file.slotWord(s.slot, slState).Store(stateDead)
 	s.file.Close()
 	if s.done != nil {

@@ -1,0 +1,19 @@
+# Checks of the jobs in this folder, which source it in the machine. A line of each check begins with @.
+# shellcheck shell=bash
+failures=0
+ok() { # ok WHAT COMMAND...: it has to succeed
+	local what=$1
+	shift
+	if "$@"; then echo "@ ok: $what"; else
+		echo "@ FAILED: $what"
+		failures=$((failures + 1))
+	fi
+}
+# until_ok COMMAND: for at most 30 s, since everything here is emulated.
+until_ok() {
+	local end=$((SECONDS + 30))
+	until eval "$1"; do
+		[ "$SECONDS" -lt "$end" ] || return 1
+		sleep 0.2
+	done
+}
