@@ -21,19 +21,18 @@ func TestFailedStart(t *testing.T) {
 	dir := setup(t)
 	exe := filepath.Join(t.TempDir(), "sluice-worker") // a link, which can be away for a while
 	var program string
-	p := newPool(t, dir, func(c *Config) { program, c.Exe = c.Exe, exe })
+	p := newPool(t, dir, func(c *Config) { program, c.Exe, c.Warm = c.Exe, exe, 0 })
 	if err := os.Symlink(program, exe); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Probe(t.Context(), gpus(0)); err != nil {
 		t.Fatal(err)
 	}
-	p.Close() // no warm worker
 	if err := os.Remove(exe); err != nil {
 		t.Fatal(err)
 	}
 	p.mu.Lock()
-	p.closed = false
+	p.cfg.Warm = 1 // only now, so that no worker was started while there was a program
 	p.mu.Unlock()
 	for range 20 {
 		_, w := pair(t)
