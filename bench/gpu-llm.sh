@@ -5,6 +5,7 @@
 # Usage: bench/gpu-llm.sh [--only tokens,attention,llama] [--list]
 # Needs: what gpu-bench.sh needs, numpy, and for llama cmake, ninja, nvcc with cuBLAS (its own or the one in Python's
 # packages) and the sources of llama.cpp in SLUICE_LLAMA. SLUICE_LINKS names the links (loopback unix fast lan wan).
+# SLUICE_LLAMA_BUILD is where llama.cpp is built, for a second run to find it there.
 # The raw log is llm.jsonl in $SLUICE_LOGS/llm (default build/gpu-logs/llm); bench/llm_report.py makes the lines of it.
 set -u
 # shellcheck source-path=SCRIPTDIR source=gpu-lib.sh
@@ -55,7 +56,7 @@ build_llama() {
 	local nvcc flags=() home lib inc
 	nvcc=$(find_nvcc) || return 1
 	home=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
-	LLAMA_LIBS=$SCRATCH/llama/bin:$home/lib64
+	LLAMA_LIBS=$LLAMA_BUILD/bin:$home/lib64
 	if ! compgen -G "$home/lib64/libcublas.so" >/dev/null && ! compgen -G "$home/targets/*/lib/libcublas.so" >/dev/null; then
 		lib=$(wheel_folder 'libcublas.so.*') inc=$(wheel_folder cublas_v2.h)
 		if [ -z "$lib" ] || [ -z "$inc" ]; then
@@ -75,11 +76,11 @@ build_llama() {
 	if ! compgen -G "$home/lib64/stubs/libcuda.so" >/dev/null; then
 		flags+=("-DCUDA_cuda_driver_LIBRARY=$(ldconfig -p | sed -n 's/.*libcuda\.so\.1.* => //p' | head -n 1)")
 	fi
-	cmake -G Ninja -S "$BENCH/llama" -B "$SCRATCH/llama" -DLLAMA="$SLUICE_LLAMA" -DCMAKE_BUILD_TYPE=Release -DCMAKE_SKIP_RPATH=ON \
+	cmake -G Ninja -S "$BENCH/llama" -B "$LLAMA_BUILD" -DLLAMA="$SLUICE_LLAMA" -DCMAKE_BUILD_TYPE=Release -DCMAKE_SKIP_RPATH=ON \
 		-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined \
 		-DCMAKE_CUDA_COMPILER="$nvcc" -DCUDAToolkit_ROOT="$home" -DCMAKE_CUDA_ARCHITECTURES="${SLUICE_ARCH:-90-real}" -DGGML_CUDA=ON -DGGML_CUDA_GRAPHS=ON \
 		-DGGML_CUDA_FA="${SLUICE_LLAMA_FA:-OFF}" -DGGML_CUDA_NCCL=OFF -DGGML_CUDA_COMPRESSION_MODE=none -DGGML_OPENMP=OFF \
-		-DGGML_NATIVE=OFF "${flags[@]}" && timeout -k 5 "$BUILD_SECONDS" ninja -C "$SCRATCH/llama" decode
+		-DGGML_NATIVE=OFF "${flags[@]}" && timeout -k 5 "$BUILD_SECONDS" ninja -C "$LLAMA_BUILD" decode
 }
 
 part_llama() {
@@ -108,7 +109,8 @@ part_llama() {
 	one llama.native.1 60 "$LLAMA_BIN" "$model"
 }
 
-LLAMA_BIN=$SCRATCH/llama/decode
+LLAMA_BUILD=${SLUICE_LLAMA_BUILD:-$SCRATCH/llama}
+LLAMA_BIN=$LLAMA_BUILD/decode
 log_header | tee "$LOG"
 start_links || exit 1
 for p in "${CHOSEN[@]}"; do
