@@ -59,6 +59,7 @@ type shmStream struct {
 	outHead   uint64
 	keepalive time.Duration
 	closed    atomic.Bool
+	lo        lookout
 }
 
 // NewShmStream makes the shared memory of a session and returns the stream over
@@ -162,8 +163,21 @@ func (s *shmStream) Readable(wait time.Duration) bool {
 }
 
 func (s *shmStream) Read2(a, b []byte) (int, error) {
-	if s.in.head.Load() == s.inTail && !s.changed(s.in.head, s.inTail, s.in.readerSleeps, 0) {
-		return 0, io.EOF
+	if s.in.head.Load() == s.inTail {
+		begun, came := s.lo.look(func() bool {
+			for range 32 {
+				if s.in.head.Load() != s.inTail {
+					return true
+				}
+			}
+			return false
+		})
+		if !came {
+			if !s.changed(s.in.head, s.inTail, s.in.readerSleeps, 0) {
+				return 0, io.EOF
+			}
+			s.lo.slept(begun)
+		}
 	}
 	have := s.in.head.Load() - s.inTail
 	if have > ShmRing {

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"syscall"
 	"time"
 	"unsafe"
@@ -40,13 +39,9 @@ type Stream interface {
 	Close() error
 }
 
-// lookTime is how long a read looks before it sleeps, where there are processors to spare.
-const lookTime = 50 * time.Microsecond
-
-var spare = runtime.NumCPU() >= 4
-
 type socketStream struct {
 	fd int
+	lo lookout
 	rv [2]unix.Iovec
 	wv [8]unix.Iovec
 }
@@ -93,9 +88,12 @@ func (s *socketStream) Read2(a, b []byte) (int, error) {
 	if n == 0 {
 		return 0, nil
 	}
-	r, e := s.look(a)
-	for e == unix.EAGAIN || e == unix.EINTR {
-		r, _, e = syscall.Syscall(unix.SYS_READV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.rv[0])), uintptr(n))
+	begun, r, e := s.look(a)
+	if e == unix.EAGAIN || e == unix.EINTR {
+		for e == unix.EAGAIN || e == unix.EINTR {
+			r, _, e = syscall.Syscall(unix.SYS_READV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.rv[0])), uintptr(n))
+		}
+		s.lo.slept(begun)
 	}
 	switch {
 	case e != 0:
@@ -106,18 +104,17 @@ func (s *socketStream) Read2(a, b []byte) (int, error) {
 	return int(r), nil
 }
 
-// look reads what comes within a moment, or EAGAIN: to fall asleep and to be woken takes as
-// long. An error is its to tell: the kernel tells it once.
-func (s *socketStream) look(a []byte) (uintptr, syscall.Errno) {
+// look reads what comes soon, or gives EAGAIN. An error is its to tell: the kernel tells it once.
+func (s *socketStream) look(a []byte) (begun time.Time, r uintptr, e syscall.Errno) {
+	e = unix.EAGAIN
 	if len(a) == 0 || !spare {
-		return 0, unix.EAGAIN
+		return time.Now(), 0, e
 	}
-	for start := time.Now(); ; {
-		r, _, e := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(s.fd), uintptr(unsafe.Pointer(&a[0])), uintptr(len(a)), unix.MSG_DONTWAIT, 0, 0)
-		if e != unix.EAGAIN || time.Since(start) > lookTime {
-			return r, e
-		}
-	}
+	begun, _ = s.lo.look(func() bool {
+		r, _, e = syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(s.fd), uintptr(unsafe.Pointer(&a[0])), uintptr(len(a)), unix.MSG_DONTWAIT, 0, 0)
+		return e != unix.EAGAIN
+	})
+	return begun, r, e
 }
 
 func (s *socketStream) Write(parts [][]byte) error {

@@ -94,7 +94,7 @@ func TestReadLooks(t *testing.T) {
 // asleep waits until a reader has had the time to fall asleep: it has none to look for.
 func asleep(t *testing.T, s Stream) {
 	t.Helper()
-	for until := time.Now().Add(10 * lookTime); time.Now().Before(until); {
+	for until := time.Now().Add(5 * lookMost); time.Now().Before(until); {
 		if s.Readable(0) {
 			t.Fatal("something to read")
 		}

@@ -17,6 +17,7 @@ import "C"
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"unsafe"
 
@@ -173,8 +174,7 @@ func (s *session) imageLoad(p []byte) int32 {
 		dev = c.dev
 	}
 	if rc == 0 {
-		v := &s.snap.Devices[dev]
-		n, err := cubin.Variables(mem.Bytes(), int(v.CCMajor)*10+int(v.CCMinor))
+		n, err := s.variables(mem, sum, dev)
 		if err != nil {
 			s.log.Error("image not loaded", "image", sum, "error", err)
 			rc = C.CUDA_ERROR_INVALID_IMAGE
@@ -206,6 +206,25 @@ func (s *session) imageLoad(p []byte) int32 {
 	j.appendLogs(&s.enc)
 	return 0
 }
+
+// variables gives the device memory that an image's variables take, in bytes. Compressed code is unpacked for that, which
+// takes as long as all the rest of a load, so the answer is kept with the image.
+func (s *session) variables(mem *store.Image, sum store.Sum, dev int) (uint64, error) {
+	v := &s.snap.Devices[dev]
+	cc := int(v.CCMajor)*10 + int(v.CCMinor)
+	name := variablesFact(cc)
+	if n, known := mem.Fact(name); known {
+		return n, nil
+	}
+	n, err := cubin.Variables(mem.Bytes(), cc)
+	if err == nil {
+		s.store.SetFact(sum, mem, name, n)
+	}
+	return n, err
+}
+
+// variablesFact names that answer in the store, for a compute capability, as 90 for 9.0.
+func variablesFact(cc int) string { return fmt.Sprintf("variables.%d.%d", cubin.VariablesVersion, cc) }
 
 // load gives an image to the driver. A linked set is taken as a library only; a module of it is that library's.
 func (img *image) load(from *code, j *jit) int32 {

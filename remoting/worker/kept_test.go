@@ -2,16 +2,20 @@ package worker
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
 // resident is the memory of a supervisor's only session, in bytes.
@@ -146,5 +150,48 @@ func TestImageBombs(t *testing.T) {
 	}
 	if _, rc := k.load(image0, 9); rc != 0 {
 		t.Errorf("an image after the bombs: %d", rc)
+	}
+}
+
+// What an image's variables take is found out once: other sessions read it with the image.
+func TestVariablesOnce(t *testing.T) {
+	var dir string
+	_, addr := startWorker(t, func(c *Config) { dir = c.Session.Store })
+	var k0 wire.Snapshot
+	load := func() int32 {
+		k := dial(t, addr, [16]byte{})
+		defer k.c.Close()
+		k0 = k.snap
+		_, rc := k.load(image0, 1)
+		return rc
+	}
+	if rc := load(); rc != 0 {
+		t.Fatalf("an image: %d", rc)
+	}
+	st, err := store.Open(dir, store.Bounds{Limit: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := store.Sum(sha256.Sum256(image0))
+	m, err := st.Get(sum, uint64(len(image0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	v := &k0.Devices[0]
+	name := variablesFact(int(v.CCMajor)*10 + int(v.CCMinor))
+	if n, known := m.Fact(name); !known || n != 0 {
+		t.Fatalf("%s after a load: %d, %v", name, n, known)
+	}
+	if rc := load(); rc != 0 {
+		t.Errorf("the image again: %d", rc)
+	}
+	// A session that reads it reserves as much.
+	if err := unix.Removexattr(filepath.Join(dir, sum.String()), "user.sluice.facts"); err != nil {
+		t.Fatal(err)
+	}
+	st.SetFact(sum, m, name, 1<<40)
+	if rc := load(); rc != 2 {
+		t.Errorf("an image of which it is known that it takes a TiB: %d", rc)
 	}
 }

@@ -71,6 +71,9 @@ func Params(image []byte, kernel string, cc int) ([]Param, error) {
 	return nil, ErrFormat
 }
 
+// VariablesVersion changes whenever Variables gives another answer for an image than before: answers are kept.
+const VariablesVersion = 1
+
 // Variables gives the device memory that an image's variables take on a GPU, in
 // bytes: of a cubin exactly, of PTX as it is written, which the driver may
 // still do without in part. Of an image that it does not understand it gives 0. The error is ErrTooLarge, or ErrFormat

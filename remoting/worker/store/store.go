@@ -168,6 +168,7 @@ type Image struct {
 	mem    []byte // the whole mapping
 	size   int
 	stored bool
+	facts  string // facts.go
 }
 
 // Bytes is the image.
@@ -219,6 +220,7 @@ func (s *Store) Get(sum Sum, size uint64) (*Image, error) {
 		return nil, fmt.Errorf("%w: image %s has %d bytes, %d asked", ErrMismatch, sum, st.Size, size)
 	}
 	s.used(fd, &st)
+	m.facts = readFacts(fd, sum)
 	return m, nil
 }
 
