@@ -23,7 +23,12 @@ log_header | tee "$LOG"
 start_worker zero tcp --grace 0 || exit 1
 ZERO=$ADDR
 start_worker kept tcp --grace 5m || exit 1
-"$PYTHON" "$BENCH/grace.py" run --sluice "$SLUICE" --shim "$BUILD/shim" --zero "$ZERO" --kept "$ADDR" --launch "$LAUNCH" --python "$PYTHON" --rounds "${SLUICE_ROUNDS:-5}" \
+KEPT=$ADDR
+# A program that names two workers has no lease of sluice run's: these lend to whoever asks.
+start_worker pair-zero tcp --grace 0 --mem "${MEM:-4G}" || exit 1
+PAIR=$ADDR
+start_worker pair-kept tcp --grace 5m --mem "${MEM:-4G}" || exit 1
+"$PYTHON" "$BENCH/grace.py" run --sluice "$SLUICE" --shim "$BUILD/shim" --zero "$ZERO" --kept "$KEPT" --pair "$PAIR" "$ADDR" --launch "$LAUNCH" --python "$PYTHON" --rounds "${SLUICE_ROUNDS:-5}" \
 	${MEM:+--mem "$MEM"} ${SLUICE_ONLY:+--only "$SLUICE_ONLY"} ${SLUICE_PAIRS:+--pairs "$SLUICE_PAIRS"} >>"$LOG" || fail runs "$(why $?)"
 "$PYTHON" "$BENCH/grace.py" report "$LOG" || fail costs 'a grace costs more than it may'
 echo "gpu-grace: $FAILED failed${FAILURES[*]:+: ${FAILURES[*]}}; $SECONDS s; raw log ${LOG#"$ROOT"/}"

@@ -1,9 +1,9 @@
 """What a grace costs while no connection is lost, for gpu-grace.sh: programs natively, without a grace and with one, in turn.
 
-grace.py run --sluice CMD --shim DIR --zero ADDR --kept ADDR --launch BIN [--rounds 5] [--mem SIZE] [--only launch,mlp,resnet50,pair]
+grace.py run --sluice CMD --shim DIR --zero ADDR --kept ADDR --pair ADDR ADDR --launch BIN [--rounds 5] [--mem SIZE] [--only launch,mlp,resnet50,pair]
     runs each program --rounds times on each of three: natively, on the worker whose grace is 0, and on the one that has one.
-    pair is the MLP in one process with a session on each of the two workers, which it uses in turn; of two rounds the
-    second names the workers in the other order. One line of JSON for each run.
+    pair is the MLP in one process with a session on each of two more workers, the first of which has no grace; it uses
+    them in turn, and of two rounds the second names them in the other order. One line of JSON for each run.
 grace.py report LOG
     judges a log of these. Exit status 1 if a grace costs more than 0.005 of native or 0.02 us of a launch.
 grace.py page LOG
@@ -38,8 +38,9 @@ def programs(a):
 
 def pair(a, i):
     """The MLP on both workers in turn, by one process; a program that names two workers shows two devices."""
+    workers = dict(zip(("zero", "kept"), a.pair))
     order = ["zero", "kept"] if i % 2 == 0 else ["kept", "zero"]
-    env = dict(os.environ, SLUICE_WORKER=",".join(getattr(a, v) for v in order))
+    env = dict(os.environ, SLUICE_WORKER=",".join(workers[v] for v in order))
     env["LD_LIBRARY_PATH"] = ":".join([a.shim, *filter(None, [env.get("LD_LIBRARY_PATH")])])
     p = subprocess.run([a.python, str(HERE / "mlp_pair.py"), "--seconds", str(a.seconds)], env=env, stdout=subprocess.PIPE, text=True)
     if p.returncode:
@@ -181,6 +182,7 @@ def main():
     q = sub.add_parser("run")
     for flag in ("sluice", "shim", "zero", "kept", "launch"):
         q.add_argument("--" + flag, required=True)
+    q.add_argument("--pair", nargs=2, required=True)
     q.add_argument("--python", default=sys.executable)
     q.add_argument("--mem", default="")
     q.add_argument("--rounds", type=int, default=5)
