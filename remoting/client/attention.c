@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #define LOOK_NS 2000000	/* polling for an answer, with processors to spare */
+#define LINGER_NS 1000000	/* the longest polling for the next call that waits */
 #define SPARE 4		/* processors to spare: a program polls with two threads, its own and the receiver */
 
 static int64_t until; /* ns of CLOCK_MONOTONIC */
@@ -51,13 +52,42 @@ bool sl_attend(int64_t *again, uint32_t us)
 	return true;
 }
 
-bool sl_look(int64_t *since, bool owed)
+void sl_owe(struct sl_owing *o, int threads)
+{
+	int64_t answered = __atomic_load_n(&o->answered, __ATOMIC_RELAXED), linger, gap;
+
+	__atomic_fetch_add(&o->threads, (uint32_t)threads, __ATOMIC_RELAXED);
+	if (threads <= 0 || !answered)
+		return;
+	/* Twice the gap that there was, or half of what was right for earlier ones. */
+	gap = now_ns() - answered;
+	linger = __atomic_load_n(&o->linger, __ATOMIC_RELAXED) / 2;
+	if (gap <= LINGER_NS)
+		linger = 2 * gap < LINGER_NS ? 2 * gap : LINGER_NS;
+	__atomic_store_n(&o->linger, linger, __ATOMIC_RELAXED);
+}
+
+void sl_answered(struct sl_owing *o)
+{
+	__atomic_store_n(&o->answered, now_ns(), __ATOMIC_RELAXED);
+}
+
+/* Whether a thread waits for an answer, or is likely to soon. The time begins anew while none waits. */
+static bool owing(int64_t *since, int64_t now, const struct sl_owing *o)
+{
+	if (!o || __atomic_load_n(&o->threads, __ATOMIC_RELAXED))
+		return now - *since < LOOK_NS;
+	*since = now;
+	return now - __atomic_load_n(&o->answered, __ATOMIC_RELAXED) < __atomic_load_n(&o->linger, __ATOMIC_RELAXED);
+}
+
+bool sl_look(int64_t *since, const struct sl_owing *o)
 {
 	int64_t now = now_ns();
 
 	if (!*since)
 		*since = now;
-	if (now >= __atomic_load_n(&until, __ATOMIC_RELAXED) && (!owed || now - *since >= LOOK_NS || processors() < SPARE))
+	if (now >= __atomic_load_n(&until, __ATOMIC_RELAXED) && (processors() < SPARE || !owing(since, now, o)))
 		return false;
 	for (int i = 0; i < 4; i++)
 		__builtin_ia32_pause();

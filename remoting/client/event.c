@@ -477,7 +477,7 @@ static bool await(struct sl_event *e, uint32_t generation)
 	while ((int32_t)((done = atomic_load(&e->completed)) - generation) < 0) {
 		if (atomic_load(&e->followed) != generation || sl_dead() || sl_error_untold())
 			break;
-		if (sl_look(&since, true))
+		if (sl_look(&since, NULL))
 			continue;
 		atomic_fetch_add(&e->sleepers, 1);
 		futex(&e->completed, FUTEX_WAIT, done, &nap);

@@ -54,7 +54,7 @@ struct sl_peer {
 	uint32_t call;		/* number of the last waiting call; under order */
 	pthread_mutex_t wait_lock;
 	struct sl_waiter *waiting[SL_WAIT_BUCKETS];
-	uint32_t owed;		/* threads that wait for a reply or an event of this session */
+	struct sl_owing owing;	/* see attention.h */
 
 	/* receive.c: used by the receiver thread alone */
 	int64_t attend_again;

@@ -70,8 +70,10 @@ __attribute__((target("sha,sse4.1,ssse3"))) static void blocks_ni(uint32_t *h, c
 	for (; n; n--, p += 64) {
 		__m128i abef0 = abef, cdgh0 = cdgh, w[4];
 
+#pragma GCC unroll 4
 		for (int i = 0; i < 4; i++)
 			w[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(p + 16 * i)), swap);
+#pragma GCC unroll 16 /* w in registers */
 		for (int i = 0; i < 16; i++) {
 			__m128i m = _mm_add_epi32(w[i & 3], _mm_loadu_si128((const __m128i *)(k + 4 * i)));
 

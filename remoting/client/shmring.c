@@ -72,12 +72,13 @@ static void wake(_Atomic uint32_t *w)
 }
 
 /*
- * Waits until *count differs from seen; false on time-out or close. *owed, if given, is the number
- * of threads that wait for these bytes: then it polls first.
+ * Waits until *count differs from seen; false on time-out or close. With owing, whose receiver this is, it
+ * polls first for as long as that pays.
  */
-static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen, _Atomic uint32_t *sleeps, uint32_t *owed,
+static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen, _Atomic uint32_t *sleeps, const struct sl_owing *owing,
 			int timeout_ms)
 {
+	static const struct sl_owing nobody;
 	int64_t end = 0, since = 0;
 
 	for (int i = 0; i < SPIN; i++) {
@@ -85,7 +86,7 @@ static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen
 			return true;
 		__builtin_ia32_pause();
 	}
-	while (sl_look(&since, owed && __atomic_load_n(owed, __ATOMIC_RELAXED)))
+	while (sl_look(&since, owing ? owing : &nobody))
 		if (atomic_load_explicit(count, memory_order_acquire) != seen)
 			return true;
 	for (;;) {
@@ -143,13 +144,13 @@ ssize_t sl_shm_write(struct sl_shm *s, const struct iovec *iov, int n, int timeo
 	return (ssize_t)done;
 }
 
-ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, uint32_t *owed, int timeout_ms)
+ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, const struct sl_owing *owing, int timeout_ms)
 {
 	uint64_t tail = s->in_tail, head = atomic_load_explicit(&s->in->head, memory_order_acquire);
 	size_t at = tail % SL_SHM_RING, first = SL_SHM_RING - at;
 
 	if (head == tail) {
-		if (!wait_change(s, &s->in->head, tail, &s->in->reader_sleeps, owed, timeout_ms))
+		if (!wait_change(s, &s->in->head, tail, &s->in->reader_sleeps, owing, timeout_ms))
 			return errno == EPIPE ? 0 : -1;
 		head = atomic_load_explicit(&s->in->head, memory_order_acquire);
 	}

@@ -24,9 +24,10 @@ static int test_clock(struct timespec *t)
 /* Looks until told to sleep, us. */
 static int64_t looks(bool owed, int64_t step)
 {
+	const struct sl_owing o = { .threads = owed };
 	int64_t since = 0, from = at;
 
-	while (sl_look(&since, owed))
+	while (sl_look(&since, &o))
 		at += step;
 	return (at - from) / US;
 }
@@ -43,6 +44,52 @@ static void an_answer(void)
 	/* A clock that jumps ends it too. */
 	processors_known = SPARE;
 	CHECK(looks(true, (int64_t)3600 * 1000000000) == (int64_t)3600 * 1000000);
+}
+
+/* Looks until told to sleep, us. */
+static int64_t lingers(const struct sl_owing *o)
+{
+	int64_t since = 0, from = at;
+
+	while (sl_look(&since, o))
+		at += US;
+	return (at - from) / US;
+}
+
+/* Between an answer and the next call that waits the receiver looks for as long as such a call is likely to come. */
+static void the_gaps(void)
+{
+	const struct { int64_t gap, linger; } learned[] = {
+		{ 30, 60 }, { 400, 800 }, { 999, 1000 }, { 1001, 500 }, { 100000, 250 }, { 40, 80 }, { 5000, 40 },
+	};
+	struct sl_owing o = { 0 };
+	int64_t since = 0, from;
+
+	processors_known = SPARE;
+	sl_owe(&o, 1);
+	for (size_t i = 0; i < sizeof learned / sizeof *learned; i++) {
+		sl_answered(&o);
+		sl_owe(&o, -1);
+		at += learned[i].gap * US;
+		sl_owe(&o, 1);
+		CHECK(o.linger == learned[i].linger * US, "after %lld us: %lld ns", (long long)learned[i].gap, (long long)o.linger);
+	}
+	/* It looks that long after an answer, and from the moment that a call waits for as long as for any answer. */
+	sl_answered(&o);
+	sl_owe(&o, -1);
+	CHECK(lingers(&o) == 40);
+	CHECK(lingers(&o) == 0);
+	sl_answered(&o);
+	from = at;
+	for (int i = 0; sl_look(&since, &o); i++) {
+		if (i == 20)
+			sl_owe(&o, 1);
+		at += US;
+	}
+	CHECK(at - from == 20 * US + LOOK_NS, "%lld ns", (long long)(at - from));
+	processors_known = SPARE - 1;
+	sl_answered(&o);
+	CHECK(lingers(&o) == 0);
 }
 
 /* Before a turn everybody looks, whatever the worker says no longer than 5 ms, and no more than half of the time. */
@@ -104,6 +151,7 @@ static void alone(void)
 int main(void)
 {
 	an_answer();
+	the_gaps();
 	a_turn();
 	alone();
 	return 0;

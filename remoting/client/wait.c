@@ -60,7 +60,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	pthread_mutex_lock(&t->wait_lock);
 	w.next = t->waiting[w.call % SL_WAIT_BUCKETS];
 	t->waiting[w.call % SL_WAIT_BUCKETS] = &w;
-	__atomic_fetch_add(&t->owed, 1, __ATOMIC_RELAXED);
+	sl_owe(&t->owing, 1);
 	/* If the receiver has ended before this, it has woken its list already. */
 	if (sl_ended()) {
 		t->waiting[w.call % SL_WAIT_BUCKETS] = w.next;
@@ -77,9 +77,9 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	for (int i = 0; i < 100 && !__atomic_load_n(&w.done, __ATOMIC_ACQUIRE); i++)
 		__builtin_ia32_pause();
 	while (!__atomic_load_n(&w.done, __ATOMIC_ACQUIRE))
-		if (!sl_look(&since, true))
+		if (!sl_look(&since, NULL))
 			sl_futex_wait(&w.done, 0, NULL);
-	__atomic_fetch_sub(&t->owed, 1, __ATOMIC_RELAXED);
+	sl_owe(&t->owing, -1);
 	sl_waits_end(began, true);
 	if (!sl_tls()->no_print)
 		sl_print_flush();
@@ -93,7 +93,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 
 void sl_expect(unsigned session, int threads)
 {
-	__atomic_fetch_add(&sl_peers[session].owed, (uint32_t)threads, __ATOMIC_RELAXED);
+	sl_owe(&sl_peers[session].owing, threads);
 }
 
 struct sl_waiter *sl_waiter_take(struct sl_peer *t, uint32_t call)
