@@ -271,10 +271,14 @@ static bool is_access(CUmemAccess_flags f)
 CUresult sl_hostpool_set_access(struct sl_hostpool *p, const CUmemAccessDesc *map, size_t count)
 {
 	for (size_t i = 0; i < count; i++) {
-		if (!is_access(map[i].flags) || (!is_host(&map[i].location) && !is_device(&map[i].location)))
+		const CUmemLocation *at = &map[i].location;
+
+		if (!is_access(map[i].flags) || (!is_host(at) && at->type != CU_MEM_LOCATION_TYPE_DEVICE))
 			return CUDA_ERROR_INVALID_VALUE;
+		if (!is_host(at) && !is_device(at))
+			return CUDA_ERROR_INVALID_DEVICE;
 		/* The host keeps its own memory, as a device does. */
-		if (is_host(&map[i].location) && map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+		if (is_host(at) && map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
 			return CUDA_ERROR_INVALID_DEVICE;
 	}
 	pthread_mutex_lock(&lock);

@@ -24,6 +24,7 @@
 #include <string.h>
 
 #define MOST_ATTRS 64
+#define OLD_PARAM_BYTES 4096 /* the most that a kernel could declare before CUDA 12.1 */
 
 struct geometry {
 	unsigned grid[3], block[3], shared;
@@ -158,6 +159,9 @@ static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **par
 	}
 	if ((size && !buffer) || size > (1u << 16) || (k->param_bytes && !size))
 		return CUDA_ERROR_INVALID_VALUE;
+	/* More than the kernel declares, and than any kernel had before CUDA 12.1; seen on an H200 with driver 580. */
+	if (size > k->param_bytes && size > OLD_PARAM_BYTES)
+		return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
 	/* The buffer may be shorter than the parameters: NCCL gives the part that its kernels read. */
 	*n = size < k->param_bytes ? k->param_bytes : (uint32_t)size;
 	to = sl_buf_room(b, *n);

@@ -338,6 +338,8 @@ static CUresult params_extra(struct twin *t, void **extra, unsigned char *to)
 		else
 			return CUDA_ERROR_INVALID_VALUE;
 	}
+	if (size && *size > t->nbytes && *size > 4096)
+		return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
 	if (!t->nbytes)
 		return CUDA_SUCCESS;
 	if (!buf || !size || !*size)

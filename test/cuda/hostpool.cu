@@ -179,7 +179,7 @@ static void access(CUmemoryPool pool)
 	REQUIRE(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE, "the device's access is %d", (int)flags);
 	EXPECT_DRIVER(CU(cuMemPoolGetAccess)(&flags, pool, &none), CUDA_ERROR_INVALID_VALUE);
 	set.location = none;
-	EXPECT_DRIVER(CU(cuMemPoolSetAccess)(pool, &set, 1), CUDA_ERROR_INVALID_VALUE);
+	EXPECT_DRIVER(CU(cuMemPoolSetAccess)(pool, &set, 1), CUDA_ERROR_INVALID_DEVICE);
 }
 
 /* A pool has a bound, and one that is destroyed goes with its last memory. */

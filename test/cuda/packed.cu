@@ -1,6 +1,6 @@
 /*
  * A kernel whose parameter is a structure of 4,096 bytes is given as many of them as it reads, by the driver's interface
- * and with launch attributes, as NCCL launches its kernels.
+ * and with launch attributes, as NCCL launches its kernels. More than it declares is refused.
  */
 #include "driver.h"
 
@@ -53,6 +53,11 @@ int main()
 		CHECK(cudaMemset(d, 0, sizeof h));
 		err = k % 2 ? CU(cuLaunchKernelEx)(&c, (CUfunction)f, NULL, extra) :
 			      CU(cuLaunchKernel)((CUfunction)f, 4, 1, 1, 256, 1, 1, 0, NULL, NULL, extra);
+		if (bytes[k] > sizeof w) {
+			REQUIRE(err == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "%zu bytes of parameters: %d", bytes[k], (int)err);
+			CHECK(cudaDeviceSynchronize());
+			continue;
+		}
 		REQUIRE(err == CUDA_SUCCESS, "%zu bytes of parameters: %d", bytes[k], (int)err);
 		CHECK(cudaMemcpy(h, d, sizeof h, cudaMemcpyDeviceToHost));
 		for (unsigned i = 0; i < n; i++)

@@ -33,7 +33,7 @@ var programs = []struct {
 	{name: "hostpool", args: []string{"captured"}, want: "hostpool: 262144 words each way\n"},
 	{name: "shadow", want: "shadow: 65536 words each way\n"},
 	{name: "pointers", want: "pointers: 3 tables\n"},
-	{name: "packed", want: "packed: 4002\n"},
+	{name: "packed", want: "packed: 3000\n"},
 	{name: "arrive", want: "arrive: linear, all there\n"},
 	{name: "arrive", args: []string{"rows"}, want: "arrive: rows, all there\n"},
 	{name: "arrive", args: []string{"large"}, want: "arrive: large, all there\n"},
