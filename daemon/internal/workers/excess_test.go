@@ -2,6 +2,7 @@ package workers
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -73,14 +74,20 @@ func TestExcess(t *testing.T) {
 	}
 }
 
-// writeDebt writes into the schedule of GPU 0, as a session that was taken over can, that a lease owes time for so long.
+// writeDebt writes into the schedule of GPU 0 and into its own lease's account, as a session that was taken over can, that its lease owes
+// time for so long.
 func writeDebt(t *testing.T, p *Pool, id string, d time.Duration) {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	liar := turnstest.NewLiar(t, p.schedules[simUUID(0)])
 	n := liar.TenantOf(id)
-	liar.Tenant(n, turnstest.TenantDebt).Store(liar.Debt(n, turns.Monotonic{}.Now()+int64(d)))
+	w := liar.Debt(n, turns.Monotonic{}.Now()+int64(d))
+	liar.Tenant(n, turnstest.TenantDebt).Store(w)
+	debts, kept := p.leases[id].file.Debts(0)
+	if !kept || !debts.Debts(func(debt, _ *atomic.Uint64) { debt.Store(w) }) {
+		t.Error("the account has no debts")
+	}
 }
 
 // startIdle starts a session of a lease that does nothing, and returns its process.

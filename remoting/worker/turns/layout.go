@@ -84,8 +84,8 @@ type tenantState struct {
 	counters   [11]atomic.Uint64
 	// unresponsive is since when it has not taken a turn, ns; 0: it takes them.
 	unresponsive atomic.Uint64
-	debt         atomic.Uint64 // a debtWord
-	debited      atomic.Uint64 // until when work after turns has been charged, ns
+	debt         atomic.Uint64 // a debtWord, a copy if the lease has a DebtStore
+	debited      atomic.Uint64 // until when work after turns has been charged, ns; not used if the lease has a DebtStore
 	_            [80]byte
 }
 
@@ -152,6 +152,8 @@ type pages struct {
 	policyBytes, stateBytes []byte
 	policy                  *policyFile
 	state                   *stateFile
+	stores                  [MaxTenants]DebtStore // of the tenants whose debts this process can reach
+	excused                 excused
 }
 
 func mapPages(policyFD, stateFD int, write bool) (*pages, error) {
