@@ -73,9 +73,9 @@ type lie struct {
 var lies = []lie{
 	{"nothing", false, func(*board) {}},
 	{"its own work is late, for ever", true, func(b *board) { b.late(b.liar, 1) }},
-	{"its own work is late, for a while", true, func(b *board) { b.late(b.liar, b.now()-int64(900*time.Millisecond)) }},
+	{"its own work is late, for a while", true, func(b *board) { b.late(b.liar, b.now()-int64(1500*time.Millisecond)) }},
 	{"the victim's work is late, for ever", true, func(b *board) { b.late(b.victim, 1) }},
-	{"the victim's work is late, for a while", true, func(b *board) { b.late(b.victim, b.now()-int64(900*time.Millisecond)) }},
+	{"the victim's work is late, for a while", true, func(b *board) { b.late(b.victim, b.now()-int64(1500*time.Millisecond)) }},
 	{"the thief's work is not late", true, func(b *board) { b.late(b.thief, 0) }},
 	{"the thief owes nothing", true, func(b *board) {
 		b.Tenant(b.thief, turnstest.TenantDebt).Store(0)
@@ -144,14 +144,15 @@ func TestLiar(t *testing.T) {
 	for _, l := range lies {
 		t.Run(l.name, func(t *testing.T) {
 			w.t = t
-			// As in TestTheft, a round in which the victim had too little is followed by another.
-			const enough = 0.95 * 85
-			left := 0.0
-			for round := 0; round < 4 && left < enough && !t.Failed(); round++ {
-				left = w.lied(&l)
+			// A lie that works does so in every round. On a machine with much else to do the simulated clock goes on while a session
+			// waits for a processor, and one round in twenty misses the bars without any lie.
+			const most, enough = 11, 0.95 * 85
+			got, left := 100.0, 0.0
+			for round := 0; round < 4 && (got > most || left < enough) && !t.Failed(); round++ {
+				got, left = w.lied(&l)
 			}
-			if left < enough {
-				t.Errorf("the victim of 85 %% had %.2f %%", left)
+			if got > most || left < enough {
+				t.Errorf("the thieves of 10 %% had %.2f %%, the victim of 85 %% had %.2f %%", got, left)
 			}
 			if !w.audited(`"overrun"`, "shares.overrun.limit is 1s") {
 				t.Error("the audit log has no overrun")
@@ -161,9 +162,9 @@ func TestLiar(t *testing.T) {
 	w.empty()
 }
 
-// lied has a lie told while programs of a lease of 10 % leave work on the GPU, and returns what an honest lease of 85 % had in the 10 s from
-// their first overrun on, in percent.
-func (w *world) lied(l *lie) (left float64) {
+// lied has a lie told while programs of a lease of 10 % leave work on the GPU, and returns what these and an honest lease of 85 % had in the
+// 10 s from the first overrun on, in percent.
+func (w *world) lied(l *lie) (got, left float64) {
 	w.t.Helper()
 	both := w.start(share{85, "fixed", "gemm"}, share{5, "fixed", "none"})
 	victim, liar := both[0], both[1]
@@ -175,12 +176,9 @@ func (w *world) lied(l *lie) (left float64) {
 	from = thieves.overran(from)
 	to := from + 10*time.Second
 	w.reach(to)
-	got := 100 * float64(thieves.busy(from, to)) / float64(to-from)
+	got = 100 * float64(thieves.busy(from, to)) / float64(to-from)
 	left = w.trace.part(victim.tag, from, to)
 	w.t.Logf("the thieves had %.2f %%, the victim %.2f %%", got, left)
-	if got > 11 {
-		w.t.Errorf("the thieves of 10 %% had %.2f %%", got)
-	}
 	stop()
 	thieves.end()
 	liar.end(syscall.SIGKILL)
@@ -202,7 +200,7 @@ func (w *world) lied(l *lie) (left float64) {
 		}
 		return nil
 	})
-	return left
+	return got, left
 }
 
 // TestHonestDebts: a long kernel of an honest lease, beside another lease that always has work, is charged for all of its time and for no more: the

@@ -209,8 +209,12 @@ func bounded(n uint64, def time.Duration) int64 {
 	return int64(n)
 }
 
+func (p *pages) policyValid() bool {
+	return p.policy.magic.Load() == policyMagic && p.policy.version.Load() == version
+}
+
 func (p *pages) valid() bool {
-	return p.policy.magic.Load() == policyMagic && p.policy.version.Load() == version &&
+	return p.policyValid() &&
 		p.state.magic.Load() == stateMagic && p.state.version.Load() == version
 }
 

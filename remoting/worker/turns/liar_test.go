@@ -330,6 +330,7 @@ func TestHeals(t *testing.T) {
 	}
 	one.p.state.magic.Store(0)
 	one.p.state.version.Store(0)
+	join(t, b, tenantFor(t, b, "three", fixedShare(10)), clock).Close()
 	b.Sweep()
 	if !b.p.valid() {
 		t.Error("it is no schedule any more")

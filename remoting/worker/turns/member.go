@@ -50,7 +50,7 @@ func OpenFDs(policyFD, stateFD, tenant int, clock Clock) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !p.valid() {
+	if !p.policyValid() { // the owner makes both files, and others may have written into the other one
 		p.unmap()
 		return nil, ErrFile
 	}
