@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/gate"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
@@ -63,8 +64,8 @@ func (s *session) gateConfig() gate.Config {
 }
 
 // openGates makes the session a member of the schedules that START names. fds are the descriptors of
-// those schedules.
-func (s *session) openGates(st *control.Start, fds []int) error {
+// those schedules. What the lease owes is in its account.
+func (s *session) openGates(st *control.Start, acct *account.Session, fds []int) error {
 	for dev, t := range st.Turns {
 		if t.Tenant < 0 {
 			continue
@@ -75,6 +76,9 @@ func (s *session) openGates(st *control.Start, fds []int) error {
 			return fmt.Errorf("device %d: %w", dev, err)
 		}
 		fds = fds[2:]
+		if debts, ok := acct.Debts(dev); ok {
+			member.Keep(debts)
+		}
 		s.gates.Open(dev, member, clock, turnIdle(s.stream.FD()))
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
@@ -55,8 +56,8 @@ func (b *schedules) sweep(ctx context.Context) {
 	}
 }
 
-// add makes a lease a tenant of every device, and returns its numbers.
-func (b *schedules) add(lease string) ([]int, error) {
+// add makes a lease a tenant of every device, and returns its numbers. What it owes is kept in its account.
+func (b *schedules) add(lease string, acct *account.Lease) ([]int, error) {
 	if b == nil {
 		return nil, nil
 	}
@@ -68,11 +69,14 @@ func (b *schedules) add(lease string) ([]int, error) {
 	}
 	b.n++
 	var tenants []int
-	for _, sched := range b.list {
+	for dev, sched := range b.list {
 		n, err := sched.Add(fmt.Sprintf("%s-%d", lease, b.n), p)
 		if err != nil {
 			b.remove(tenants)
 			return nil, err
+		}
+		if debts, ok := acct.Debts(dev); ok {
+			sched.Keep(n, debts)
 		}
 		tenants = append(tenants, n)
 	}

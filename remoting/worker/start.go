@@ -69,7 +69,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	s.shm = c.pass >= 0
 	s.counts, s.network, s.compressed.counts, s.reason = acct.Counts(), acct.Link(), acct.Compress(), acct.SetReason
 	s.configure(st, c.keepalive)
-	if err := s.openGates(st, fds[len(fds)-2*st.Schedules():]); err != nil {
+	if err := s.openGates(st, acct, fds[len(fds)-2*st.Schedules():]); err != nil {
 		return refuse(err)
 	}
 	if st.Exchange {

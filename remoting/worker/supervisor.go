@@ -371,7 +371,7 @@ func (s *Supervisor) serveLease(c net.Conn, h *wire.Hello) {
 		return
 	}
 	l := &lease{Lease: granted, token: token, procs: make(map[*control.Process]bool), broker: exchange.NewBroker(s.log)}
-	if l.tenants, err = s.turns.add(shortToken(token)); err != nil {
+	if l.tenants, err = s.turns.add(shortToken(token), granted); err != nil {
 		s.log.Warn("lease refused", "client", h.Program, "pid", h.PID, "reason", err)
 		refuse(c, wire.StatusBusy, err.Error())
 		granted.End()
@@ -468,7 +468,7 @@ func (s *Supervisor) find(token [16]byte) (*lease, uint32, error) {
 		return nil, wire.StatusNoMemory, err
 	}
 	l := &lease{Lease: granted, procs: make(map[*control.Process]bool), own: true, broker: exchange.NewBroker(s.log)}
-	if l.tenants, err = s.turns.add(shortToken(token)); err != nil {
+	if l.tenants, err = s.turns.add(shortToken(token), granted); err != nil {
 		granted.End()
 		return nil, wire.StatusBusy, err
 	}

@@ -4,8 +4,9 @@ package workers
 //
 // Sessions keep their turns by themselves, in a file that all sessions on a GPU can write. One that was taken over can give itself
 // turns, or start work without any. What cannot be changed by a session is how long the driver says that its process kept the
-// GPU busy, and the policies. So the two are compared: time beyond the most that the policies can give a lease is added up, and
-// what it owes openly is not counted. Time in which the driver saw no other lease's programs harmed nobody, and is not counted either:
+// GPU busy, and the policies. So the two are compared, and nothing else is: time beyond the most that the policies can give a lease
+// is added up. What the lease owes is not taken off, because its own sessions say that. A lease that owes for a long kernel may be
+// found too; it did have that time. Time in which the driver saw no other lease's programs harmed nobody, and is not counted:
 // long kernels may run then. The driver's percentages are rounded and averaged, so the comparison has
 // room for errors, and it ends no session.
 
@@ -44,7 +45,7 @@ func (p *Pool) noteExcess(at time.Time, busy map[string]map[int]time.Duration) {
 				e += min(mine, gap)
 			}
 			e = max(e, 0)
-			if e-c.Owes > excessLimit {
+			if e > excessLimit {
 				p.overran = append(p.overran, p.overExcess(c, gpu, e))
 				e = 0
 			}
@@ -69,7 +70,7 @@ func (p *Pool) usedBy(busy map[int]time.Duration) (used map[string]time.Duration
 
 // overExcess describes time that a lease should not have had. mu is held.
 func (p *Pool) overExcess(c turns.TenantCounters, gpu string, excess time.Duration) Overrun {
-	o := p.overrun(c.Lease, gpu, 0, fmt.Sprintf("the driver saw its programs on GPU %s for %v longer than its policy can give it, while others' ran there, and it owes %v of that GPU's time: they may compute outside of their turns",
+	o := p.overrun(c.Lease, gpu, 0, fmt.Sprintf("the driver saw its programs on GPU %s for %v longer than its policy can give it, while others' ran there, and by its own account it owes %v of that GPU's time: they may compute outside of their turns",
 		gpu, excess.Round(time.Millisecond), c.Owes.Round(time.Millisecond)))
 	o.Time = excess
 	return o

@@ -2,15 +2,18 @@ package workers
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/remoting/wire"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns/turnstest"
 )
 
 // A lease is reported if the driver saw its programs on a GPU for longer than its policy allows, whatever the schedule
-// says. A lease within its policy is not.
+// says and whatever its own sessions say that it owes. A lease within its policy is not.
 func TestExcess(t *testing.T) {
 	dir := setup(t)
 	for _, c := range []struct {
@@ -18,14 +21,16 @@ func TestExcess(t *testing.T) {
 		policy  lease.Policy
 		percent float64 // that the driver sees of it
 		others  float64 // and of another lease
+		owes    bool    // it says that it owes a day of the clock
 		told    int     // times in 100 s, which are looked at ten times
 	}{
-		{"its share", lease.Fixed, 10, 40, 0},
-		{"the driver is not exact", lease.Fixed, 19, 81, 0},
-		{"half of the GPU", lease.Fixed, 47, 40, 2},
-		{"all of it", lease.Fixed, 100, 10, 5},
-		{"a long kernel, while no other lease has work", lease.Fixed, 100, 0, 0},
-		{"time that others lend", lease.BestEffort, 90, 10, 0},
+		{"its share", lease.Fixed, 10, 40, false, 0},
+		{"the driver is not exact", lease.Fixed, 19, 81, false, 0},
+		{"half of the GPU", lease.Fixed, 47, 40, false, 2},
+		{"half of the GPU, and it says that it owes for that", lease.Fixed, 47, 40, true, 2},
+		{"all of it", lease.Fixed, 100, 10, false, 5},
+		{"a long kernel, while no other lease has work", lease.Fixed, 100, 0, false, 0},
+		{"time that others lend", lease.BestEffort, 90, 10, false, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPool(t, dir, nil)
@@ -42,6 +47,9 @@ func TestExcess(t *testing.T) {
 			part := func(percent float64) time.Duration { return time.Duration(percent * float64(time.Second) / 10) }
 			at, told := time.Now(), 0
 			for range 11 {
+				if c.owes {
+					writeDebt(t, p, l.ID, 24*time.Hour)
+				}
 				p.AddBusy(at, map[string]map[int]time.Duration{simUUID(0): {mine: part(c.percent), its: part(c.others), 1: time.Second}})
 				at = at.Add(10 * time.Second)
 				for _, o := range p.overruns(at) {
@@ -63,6 +71,22 @@ func TestExcess(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// writeDebt writes into the schedule of GPU 0 and into its own lease's account, as a session that was taken over can, that its lease owes
+// time for so long.
+func writeDebt(t *testing.T, p *Pool, id string, d time.Duration) {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	liar := turnstest.NewLiar(t, p.schedules[simUUID(0)])
+	n := liar.TenantOf(id)
+	w := liar.Debt(n, turns.Monotonic{}.Now()+int64(d))
+	liar.Tenant(n, turnstest.TenantDebt).Store(w)
+	debts, kept := p.leases[id].file.Debts(0)
+	if !kept || !debts.Debts(func(debt, _ *atomic.Uint64) { debt.Store(w) }) {
+		t.Error("the account has no debts")
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -159,6 +160,7 @@ func (p *Pool) share(l lease.Lease) error {
 		s.tenants[g.GPU] = n
 	}
 	s.err = errors.Join(errs...)
+	p.keepDebts(l.ID)
 	return s.err
 }
 
@@ -197,6 +199,7 @@ func (p *Pool) startTurns(l lease.Lease) (at []control.Turn, files []*os.File, _
 			return nil, nil, fmt.Errorf("its share of compute time cannot be kept: %w", err)
 		}
 	}
+	p.keepDebts(l.ID)
 	for _, g := range l.Grants {
 		at = append(at, control.Turn{Tenant: p.tenancies[l.ID].tenants[g.GPU]})
 		policy, state := p.schedules[g.GPU].Files()
@@ -212,6 +215,21 @@ func (p *Pool) startTurns(l lease.Lease) (at []control.Turn, files []*os.File, _
 		}
 	}
 	return at, files, nil
+}
+
+// keepDebts has the schedules keep a lease's debts in its account, which no other lease's sessions can write. mu is held.
+func (p *Pool) keepDebts(id string) {
+	l, s := p.leases[id], p.tenancies[id]
+	if l == nil || l.file == nil || s == nil {
+		return
+	}
+	for dev, gpu := range l.gpus {
+		n, tenant := s.tenants[gpu]
+		b := p.schedules[gpu]
+		if debts, ok := l.file.Debts(dev); ok && tenant && b != nil {
+			b.Keep(n, debts)
+		}
+	}
 }
 
 // clearMember clears what a session whose process has ended left on the schedules. mu is held.
@@ -338,8 +356,21 @@ func (p *Pool) WatchTurns(ctx context.Context, tell func(Overrun)) error {
 func (p *Pool) sweepSchedules() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	known := func(id string, pid int) bool {
+		l := p.leases[id]
+		if l == nil {
+			return false
+		}
+		for s := range l.sessions {
+			if s.Worker.PID == pid {
+				return true
+			}
+		}
+		return false
+	}
 	for _, b := range p.schedules {
 		b.Sweep()
+		b.FreeStrangers(time.Now(), known)
 	}
 }
 
@@ -360,31 +391,62 @@ func (p *Pool) overruns(now time.Time) []Overrun {
 	for gpu, b := range p.schedules {
 		for _, c := range b.Read() {
 			for _, s := range c.Late {
-				k := overrunKey{gpu, c.Lease, s.PID}
-				w, seen := still[k]
-				if !seen {
-					w, seen = p.over[k]
-				}
-				if !seen {
-					w.since = now
-				}
-				// Between two looks one piece of late work may have ended and another one begun.
-				late := min(now.Sub(w.since), s.Time)
-				if late > limit && (!w.told || c.Ends && !w.ending) { // the site may have begun to end such sessions
-					w.told, w.ending = true, c.Ends
-					o := p.overrun(c.Lease, gpu, s.PID, control.OverrunReason("GPU "+gpu, late, c.Owes, limit))
-					o.Time = late
-					if c.Ends {
-						o.Ended = p.endOverrun(c.Lease, s.PID, o.Reason)
-					}
-					found = append(found, o)
-				}
-				still[k] = w
+				found = append(found, p.judge(still, now, gpu, &c, s, limit)...)
+			}
+			for _, s := range c.Delayed { // if that is true; it ends no session, but it cannot go on for ever
+				c.Ends = false
+				found = append(found, p.judge(still, now, gpu, &c, s, delayedLimits*limit)...)
 			}
 		}
 	}
 	p.over = still
 	return found
+}
+
+// delayedLimits is after how many limits late work is told that others delay, as the sessions say.
+const delayedLimits = 3
+
+// judge looks at late work that may be there for so long, and notes in still what it has seen. mu is held.
+func (p *Pool) judge(still map[overrunKey]lateWork, now time.Time, gpu string, c *turns.TenantCounters, s turns.Late, may time.Duration) (found []Overrun) {
+	if p.deniesLate(c.Lease, gpu, s.PID) {
+		return nil
+	}
+	k := overrunKey{gpu, c.Lease, s.PID}
+	w, seen := still[k]
+	if !seen {
+		w, seen = p.over[k]
+	}
+	if !seen {
+		w.since = now
+	}
+	// Between two looks one piece of late work may have ended and another one begun.
+	late := min(now.Sub(w.since), s.Time)
+	if late > may && (!w.told || c.Ends && !w.ending) { // the site may have begun to end such sessions
+		w.told, w.ending = true, c.Ends
+		o := p.overrun(c.Lease, gpu, s.PID, control.OverrunReason("GPU "+gpu, late, c.Owes, p.sharing.Limit))
+		o.Time = late
+		if c.Ends {
+			o.Ended = p.endOverrun(c.Lease, s.PID, o.Reason)
+		}
+		found = append(found, o)
+	}
+	still[k] = w
+	return found
+}
+
+// deniesLate says whether a session has no late work by its own word, which no other lease's session can write. What the schedule
+// says then is a lie or out of date. mu is held.
+func (p *Pool) deniesLate(id, gpu string, pid int) bool {
+	l := p.leases[id]
+	if l == nil || l.file == nil {
+		return false
+	}
+	for s := range l.sessions {
+		if s.Worker.PID == pid && pid != 0 {
+			return l.file.DeniesLate(s.slot, slices.Index(l.gpus, gpu))
+		}
+	}
+	return false
 }
 
 // overrun describes work of a session. mu is held.

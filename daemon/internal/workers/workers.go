@@ -207,6 +207,9 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	if err := p.adopt(); err != nil {
 		return nil, err
 	}
+	for id := range p.leases {
+		p.keepDebts(id)
+	}
 	// Those of workers that had not ended yet, or were too fresh.
 	time.AfterFunc(2*time.Minute, cg.sweep)
 	if err := p.keepStore(); err != nil {

@@ -11,6 +11,8 @@ package account
 //
 //	header   0 magic  8 version  16 devices  24 slots used so far
 //	        32 cap[16]  160 peak[16]  288 others[16]
+//	       416 1 if the lease's debts are here  424 debt[16]  552 debited[16]
+//	       680 late[256], by slot: a bit for each device on which its session's work is late
 //	slot     0 state  8 pid  16 start time  24 kind  32 client pid  40 opened
 //	        48 calls, waits, bytes in, bytes out, launches, errors, throttle
 //	       112 device[16] of reserved, overhead, peak
@@ -79,6 +81,10 @@ const (
 	atCap     = 32
 	atPeak    = 160
 	atOthers  = 288
+	atDebts   = 416 // package turns says what they are
+	atDebt    = atDebts + 8
+	atDebited = atDebt + 8*MaxDevices
+	atLate    = atDebited + 8*MaxDevices
 
 	slState  = 0
 	slPID    = 8
@@ -107,6 +113,8 @@ const (
 var (
 	_ [atPeak - atCap - 8*MaxDevices]byte
 	_ [atOthers - atPeak - 8*MaxDevices]byte
+	_ [atDebts - atOthers - 8*MaxDevices]byte
+	_ [headerSize - atLate - 8*MaxSlots]byte
 	_ [slComp - slDev - devSize*MaxDevices]byte
 	_ [slotSize - slReason - 8 - maxReason]byte
 	_ [slEnded - slLent - 8*MaxDevices]byte
@@ -203,6 +211,7 @@ func format(f *os.File, caps []uint64) (*File, error) {
 		a.word(atCap + 8*d).Store(n)
 	}
 	a.word(atDevices).Store(uint64(len(caps)))
+	a.word(atDebts).Store(1)
 	a.word(atVersion).Store(fileVersion)
 	a.word(atMagic).Store(fileMagic)
 	return a, nil
@@ -413,6 +422,7 @@ func (a *File) Claim(c Client, kind uint32, opened int64) (slot int, err error) 
 			for at := 8; at < slotSize; at += 8 {
 				a.slotWord(i, at).Store(0)
 			}
+			a.word(atLate + 8*i).Store(0)
 			a.slotWord(i, slKind).Store(uint64(kind))
 			a.slotWord(i, slClient).Store(uint64(c.PID))
 			a.slotWord(i, slOpened).Store(uint64(opened))

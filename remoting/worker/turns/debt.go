@@ -10,10 +10,15 @@ package turns
 // the tenant has no time of its own, and borrows none that others want. There is no bound, and
 // neither the end of a session nor a change of the policy clears a debt.
 //
+// Every session on the GPU can write the state file, and a debt lasts and ends sessions. So a debt is kept
+// where only the lease's own sessions and the schedule's owner can write it (DebtStore), and the state file has a copy
+// for the other tenants. Those who can read the original restore the copy whenever they look at the schedule.
+//
 // Where the site wants that (Site.Overrun), a session whose work takes too much ends itself. The
 // owner ends those that do not.
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -46,6 +51,46 @@ func (w debtWord) until(tenant int, gen uint32) int64 {
 	return int64(us) * 1000
 }
 
+// A DebtStore keeps a lease's debt where no other lease's session can write it.
+type DebtStore interface {
+	// Debts calls f with two words that are zero at first and outlive every session of the lease. It returns
+	// false, and may not have called f, if they cannot be used any more.
+	Debts(f func(debt, debited *atomic.Uint64)) bool
+	// SetLate notes whether work of this session is on the GPU after its turn. A session that is not late by that word is
+	// not ended for being late, whatever the state file says.
+	SetLate(late bool)
+}
+
+// debts calls f with a tenant's debt and the time until which its late work has been charged. These are the originals
+// if this process can reach them; then the state file has a copy of the debt afterwards.
+func (p *pages) debts(i int, f func(debt, debited *atomic.Uint64)) {
+	rec := p.tenant(i)
+	if st := p.stores[i]; st != nil && st.Debts(func(debt, debited *atomic.Uint64) {
+		f(debt, debited)
+		for range 10 { // another session of the lease may change it meanwhile
+			d := debt.Load()
+			if rec.debt.Load() != d {
+				rec.debt.Store(d)
+			}
+			if debt.Load() == d {
+				break
+			}
+		}
+	}) {
+		return
+	}
+	f(&rec.debt, &rec.debited)
+}
+
+// debt returns a tenant's debt. It restores the copy in the state file if this process can.
+func (p *pages) debt(i int) (w debtWord) {
+	if p.stores[i] == nil {
+		return debtWord(p.tenant(i).debt.Load())
+	}
+	p.debts(i, func(debt, _ *atomic.Uint64) { w = debtWord(debt.Load()) })
+	return w
+}
+
 // debit charges a tenant for the time from one time to another, in which work of one of its sessions
 // was on the GPU outside of the tenant's turns. It says whether that was at the cost of others;
 // otherwise nothing is owed.
@@ -59,18 +104,23 @@ func (p *pages) debit(tenant int, from, to, now int64) bool {
 	}
 	t := p.token()
 	holder := t.tenant()
-	if holder == tenant || p.causedByOther(tenant, holder, from, now) {
+	if holder == tenant {
 		return false // in its turn, that is charged
 	}
-	rec, gen, bound := p.tenant(tenant), p.policyOf(tenant).gen(), v.bound(s.vt, s.share)
-	took := min(notCharged(&rec.debited, from, to, now), maxDebit)
-	for range 1000 {
-		old := rec.debt.Load()
-		until := max(bound, debtWord(old).until(tenant, gen)) + took*fullShare/s.debtShare()
-		if rec.debt.CompareAndSwap(old, uint64(packDebt(until, tenant, gen))) {
-			break
-		}
+	if cause, _ := p.causeOf(tenant, holder, from, now); cause != nobody && p.excuses(&v, cause, from, to) {
+		return false
 	}
+	gen, bound, took := p.policyOf(tenant).gen(), v.bound(s.vt, s.share), int64(0)
+	p.debts(tenant, func(debt, debited *atomic.Uint64) {
+		took = min(notCharged(debited, from, to, now), maxDebit)
+		for range 1000 {
+			old := debt.Load()
+			until := max(bound, debtWord(old).until(tenant, gen)) + took*fullShare/s.debtShare()
+			if debt.CompareAndSwap(old, uint64(packDebt(until, tenant, gen))) {
+				break
+			}
+		}
+	})
 	if holder >= 0 {
 		p.credit(&v, t, took)
 	}
@@ -127,28 +177,85 @@ func lower(w *atomic.Uint64, n, least int64) {
 	}
 }
 
-// causedByOther says whether work of another tenant than i and the holder of the token has been late for
-// longer. It slows everything else on the GPU: what becomes late meanwhile is not charged, and a tenant that
+// causeOf returns another tenant than i and the holder of the token whose work has been late for longer; nobody: there is none. Such
+// work slows everything else on the GPU: what becomes late meanwhile is not charged, and a tenant that
 // does not take its turn keeps its claim to that time. Work that its session has not looked at for a while does not count:
 // the session is stopped, and its work may have ended long ago.
-func (p *pages) causedByOther(i, holder int, from, now int64) bool {
-	mine, other := int64(1<<62), int64(1<<62)
+// since is when it became late.
+func (p *pages) causeOf(i, holder int, from, now int64) (cause int, since int64) {
+	mine := int64(1 << 62)
+	cause, since = nobody, mine
 	for k := range p.members() {
-		since := int64(p.member(k).overdue.Load())
+		at := int64(p.member(k).overdue.Load())
 		switch t := p.tenantOf(k); {
-		case since <= 0 || t < 0 || t == holder:
+		case at <= 0 || t < 0 || t == holder:
 		case t == i:
-			mine = min(mine, since)
-		case p.unwatched(k, now):
+			mine = min(mine, at)
+		case p.unwatched(k, now) || at >= since:
 		default:
-			other = min(other, since)
+			cause, since = t, at
 		}
 	}
 	if mine == 1<<62 { // it has ended, or waits
 		mine = from
 	}
-	return other < mine
+	if since >= mine {
+		return nobody, 0
+	}
+	return cause, since
 }
+
+// Any session can say in the state file that its work is late, or another's is, and excuse a thief by it. So late work of others excuses
+// no more than an eighth of the site's limit at a time, and an eighth of all time in the long run. Turns that are slowed by late work
+// end some milliseconds late, and what is late for longer than that is late by itself.
+const (
+	excusedPart = 8
+	excusedRate = 8
+)
+
+// excused is the time, ns, that this process has not charged because of others' late work.
+type excused struct {
+	mu       sync.Mutex
+	at, used int64
+}
+
+// excuses says whether late work of the tenant cause excuses that of another from one time to another.
+func (p *pages) excuses(v *view, cause int, from, to int64) bool {
+	limit := p.limit()
+	if limit == 0 || !p.endsOverruns(v, cause) && v.owes(cause) > 0 { // it may stay for any time, and pays
+		return true
+	}
+	e := &p.excused
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if to > e.at {
+		e.used = max(e.used-(to-e.at)/excusedRate, 0)
+		e.at = to
+	}
+	if e.used+to-from > limit/excusedPart {
+		return false
+	}
+	e.used += to - from
+	return true
+}
+
+// excusesStop says whether a tenant keeps its claim to a turn, given at a time, that it does not take.
+func (p *pages) excusesStop(tenant int, begin, now int64) bool {
+	cause, since := p.causeOf(tenant, nobody, begin, now)
+	if cause == nobody {
+		return false
+	}
+	limit := p.limit()
+	if limit == 0 || now-since <= limit+endTime {
+		return true
+	}
+	var v view
+	p.load(&v, now)
+	return !p.endsOverruns(&v, cause)
+}
+
+// endTime is how much longer than the site's limit late work of a session that has to end may stay, ns.
+const endTime = int64(time.Second)
 
 // unwatchedTime is how long a session may leave its overdue work alone and still be believed to have some. One that runs
 // looks every millisecond, however busy its machine is.
@@ -178,18 +285,20 @@ func (p *pages) rescaleDebts(before, after *view, grow bool) {
 		if !s.present || !o.present || from == to || grow != (to > from) {
 			continue
 		}
-		word, gen := &p.tenant(i).debt, p.policyOf(i).gen()
-		for range 1000 {
-			old := word.Load()
-			left := debtWord(old).until(i, gen) - before.now
-			if left <= 0 {
-				break
+		gen := p.policyOf(i).gen()
+		p.debts(i, func(word, _ *atomic.Uint64) {
+			for range 1000 {
+				old := word.Load()
+				left := debtWord(old).until(i, gen) - before.now
+				if left <= 0 {
+					break
+				}
+				until := float64(before.now) + float64(left)*float64(from)/float64(to)
+				if word.CompareAndSwap(old, uint64(packDebt(int64(min(until, 1<<62)), i, gen))) {
+					break
+				}
 			}
-			until := float64(before.now) + float64(left)*float64(from)/float64(to)
-			if word.CompareAndSwap(old, uint64(packDebt(int64(min(until, 1<<62)), i, gen))) {
-				break
-			}
-		}
+		})
 	}
 }
 
@@ -217,11 +326,11 @@ func (p *pages) limit() int64 { return int64(min(p.policy.limit.Load(), uint64(2
 // Debit charges the lease for the time from one time to another, ns, in which work of this session
 // was on the GPU outside of the lease's turns. It says whether that was at the cost of others.
 func (m *Member) Debit(from, to int64) bool {
-	m.look(int64(m.rec.overdue.Load()))
+	m.look(int64(m.rec().overdue.Load()))
 	if from >= to || m.ended() || !m.p.debit(m.tenant, from, to, max(to, m.clock.Now())) {
 		return false
 	}
-	if since := int64(m.rec.overdue.Load()); since > 0 {
+	if since := int64(m.rec().overdue.Load()); since > 0 {
 		from = min(from, since)
 	}
 	raise(m.p.count(m.tenant, cLongest), uint64(to-from))

@@ -296,7 +296,7 @@ func TestStoppedIsNoCause(t *testing.T) {
 	if thieves[0].Debit(clock.now-ms, clock.now) {
 		t.Error("the one that is slowed is charged")
 	}
-	if b.p.member(other.i).seen.Store(uint64(clock.now + 10*future)); !thieves[0].Debit(clock.now-ms, clock.now+ms) {
+	if other.rec().seen.Store(uint64(clock.now + 10*future)); !thieves[0].Debit(clock.now-ms, clock.now+ms) {
 		t.Error("a look in the future is believed")
 	}
 }

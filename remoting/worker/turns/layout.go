@@ -84,8 +84,8 @@ type tenantState struct {
 	counters   [11]atomic.Uint64
 	// unresponsive is since when it has not taken a turn, ns; 0: it takes them.
 	unresponsive atomic.Uint64
-	debt         atomic.Uint64 // a debtWord
-	debited      atomic.Uint64 // until when work after turns has been charged, ns
+	debt         atomic.Uint64 // a debtWord, a copy if the lease has a DebtStore
+	debited      atomic.Uint64 // until when work after turns has been charged, ns; not used if the lease has a DebtStore
 	_            [80]byte
 }
 
@@ -152,6 +152,8 @@ type pages struct {
 	policyBytes, stateBytes []byte
 	policy                  *policyFile
 	state                   *stateFile
+	stores                  [MaxTenants]DebtStore // of the tenants whose debts this process can reach
+	excused                 excused
 }
 
 func mapPages(policyFD, stateFD int, write bool) (*pages, error) {
@@ -207,8 +209,12 @@ func bounded(n uint64, def time.Duration) int64 {
 	return int64(n)
 }
 
+func (p *pages) policyValid() bool {
+	return p.policy.magic.Load() == policyMagic && p.policy.version.Load() == version
+}
+
 func (p *pages) valid() bool {
-	return p.policy.magic.Load() == policyMagic && p.policy.version.Load() == version &&
+	return p.policyValid() &&
 		p.state.magic.Load() == stateMagic && p.state.version.Load() == version
 }
 

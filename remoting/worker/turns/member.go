@@ -19,13 +19,13 @@ type Turn uint64
 // from any thread.
 type Member struct {
 	p         *pages
-	i         int
-	rec       *memberState
+	at        atomic.Pointer[place] // its record; changes if that is lost (hold)
 	tenant    int
 	gen       uint32
 	clock     Clock
 	idleAt    atomic.Int64 // when it last withdrew
-	me        uint64       // its owner word
+	late      atomic.Bool  // what its DebtStore has been told
+	me, start uint64       // its owner word, and its process's start time
 	onPrewake func()
 
 	mu     sync.Mutex // no write to the record may come between a look at quit and Quit itself
@@ -33,6 +33,14 @@ type Member struct {
 	plan   Turn       // the turn whose length is known,
 	length int64      // ns
 }
+
+// place is where a member's record is.
+type place struct {
+	i   int
+	rec *memberState
+}
+
+func (m *Member) rec() *memberState { return m.at.Load().rec }
 
 // OpenFDs makes a member of a tenant, on the schedule behind two descriptors, which it closes.
 func OpenFDs(policyFD, stateFD, tenant int, clock Clock) (*Member, error) {
@@ -42,7 +50,7 @@ func OpenFDs(policyFD, stateFD, tenant int, clock Clock) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !p.valid() {
+	if !p.policyValid() { // the owner makes both files, and others may have written into the other one
 		p.unmap()
 		return nil, ErrFile
 	}
@@ -51,6 +59,12 @@ func OpenFDs(policyFD, stateFD, tenant int, clock Clock) (*Member, error) {
 		p.unmap()
 	}
 	return m, err
+}
+
+// Keep says where the tenant's debt is kept. It comes before any other call. Without it the debt is kept in the state file.
+func (m *Member) Keep(debts DebtStore) {
+	m.p.stores[m.tenant] = debts
+	m.p.debt(m.tenant)
 }
 
 func (p *pages) join(tenant int, clock Clock) (*Member, error) {
@@ -62,18 +76,28 @@ func (p *pages) join(tenant int, clock Clock) (*Member, error) {
 		return nil, err
 	}
 	step("claimed")
-	m := &Member{p: p, i: i, rec: p.member(i), tenant: tenant, gen: p.policyOf(tenant).gen(), clock: clock, me: uint64(os.Getpid())}
-	m.rec.start.Store(selfStart())
+	m := &Member{p: p, tenant: tenant, gen: p.policyOf(tenant).gen(), clock: clock, me: uint64(os.Getpid()), start: selfStart()}
+	m.at.Store(&place{i, p.member(i)})
+	m.rec().start.Store(m.start)
 	step("named")
-	m.rec.tenant.Store(packTenant(tenant, m.gen))
+	m.rec().tenant.Store(packTenant(tenant, m.gen))
 	step("joined")
-	if _, real := clock.(Monotonic); real {
-		p.state.clock.Store(clockMachine)
-	} else {
-		p.state.clock.Store(clockSimulated)
+	m.noteClock()
+	if p.state.clock.Load() == clockSimulated {
 		p.state.now.Store(uint64(clock.Now()))
 	}
 	return m, nil
+}
+
+// noteClock notes which clock turns are measured by.
+func (m *Member) noteClock() {
+	kind := uint64(clockSimulated)
+	if _, real := m.clock.(Monotonic); real {
+		kind = clockMachine
+	}
+	if w := &m.p.state.clock; w.Load() != kind {
+		w.Store(kind)
+	}
 }
 
 // claim claims a free member record; those of dead processes count as free.
@@ -91,6 +115,32 @@ func (p *pages) claim() (int, error) {
 		}
 	}
 	return 0, fmt.Errorf("turns: %w: %d sessions", ErrFull, MaxMembers)
+}
+
+// hold makes sure that the session has a record with its name. Any session on the GPU can erase the record, or write another process's
+// number into it; that ends no session.
+func (m *Member) hold() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.quit {
+		return ErrEnded
+	}
+	at := m.at.Load()
+	if at.rec.owner.Load() != m.me && !at.rec.owner.CompareAndSwap(0, m.me) {
+		i, err := m.p.claim()
+		if err != nil {
+			return err
+		}
+		at = &place{i, m.p.member(i)}
+		m.at.Store(at)
+	}
+	raise(&m.p.state.high, uint64(at.i+1))
+	m.noteClock()
+	if w := packTenant(m.tenant, m.gen); at.rec.tenant.Load() != w {
+		at.rec.start.Store(m.start)
+		at.rec.tenant.Store(w)
+	}
+	return nil
 }
 
 // Close frees the record and unmaps the schedule. The turn must be done.
@@ -111,21 +161,26 @@ func (m *Member) Quit() {
 		return
 	}
 	t := m.Turn()
-	m.p.free(m.i, m.me)
+	m.p.free(m.at.Load().i, m.me)
 	if t != 0 {
 		m.passIfLast(token(t))
 	}
 }
 
-// write changes a word of the record as long as that is this session's; it says whether it is.
-func (m *Member) write(w *atomic.Uint64, n uint64) bool {
+// write changes a word of the record, unless that has been lost; false: the session has quit.
+func (m *Member) write(w func(*memberState) *atomic.Uint64, n uint64) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.quit {
-		w.Store(n)
+	if rec := m.rec(); !m.quit && rec.owner.Load() == m.me {
+		w(rec).Store(n)
 	}
 	return !m.quit
 }
+
+func want(r *memberState) *atomic.Uint64    { return &r.want }
+func open(r *memberState) *atomic.Uint64    { return &r.open }
+func overdue(r *memberState) *atomic.Uint64 { return &r.overdue }
+func seen(r *memberState) *atomic.Uint64    { return &r.seen }
 
 // passIfLast passes a turn on unless another member of the tenant works in it.
 func (m *Member) passIfLast(t token) {
@@ -151,7 +206,7 @@ func (m *Member) ended() bool {
 // Request says that this session has work.
 func (m *Member) Request() {
 	p := m.p
-	if m.rec.want.Load() != 0 {
+	if m.rec().want.Load() != 0 {
 		return
 	}
 	now := m.clock.Now()
@@ -163,7 +218,7 @@ func (m *Member) Request() {
 		m.limitBorrowCredit(&v)
 	}
 	step("asking")
-	if !m.write(&m.rec.want, 1) {
+	if !m.write(want, 1) {
 		return
 	}
 	step("asked")
@@ -235,7 +290,7 @@ func (v *view) leastBorrowed(i int) int64 {
 // Withdraw says that this session has no work.
 func (m *Member) Withdraw() {
 	m.idleAt.Store(m.clock.Now())
-	m.write(&m.rec.want, 0)
+	m.write(want, 0)
 }
 
 // Turn returns the tenant's turn, or 0 if it has none now. Turns of a later lease that has the
@@ -250,12 +305,12 @@ func (m *Member) Turn() Turn {
 // Enter joins a turn; false: it is over, or about to be.
 func (m *Member) Enter(t Turn) bool {
 	rec := m.p.tenant(m.tenant)
-	if !m.write(&m.rec.open, uint64(t)) {
+	if m.hold() != nil || !m.write(open, uint64(t)) {
 		return false
 	}
 	step("open")
 	if closing := rec.closing.Load() == uint64(t); closing || m.Turn() != t {
-		m.write(&m.rec.open, 0)
+		m.write(open, 0)
 		if closing { // the member that closes the turn has seen this one work, and left it to pass the turn on
 			m.passIfLast(token(t))
 		}
@@ -272,7 +327,7 @@ func (m *Member) Enter(t Turn) bool {
 
 // Follow goes on in turn t, which a member of the tenant has made of the one before (Renew).
 func (m *Member) Follow(t Turn) bool {
-	if m.Turn() != t || !m.write(&m.rec.open, uint64(t)) {
+	if m.Turn() != t || !m.write(open, uint64(t)) {
 		return false
 	}
 	m.p.tenant(m.tenant).taken.Store(uint64(t))
@@ -300,7 +355,9 @@ func (m *Member) leave(t Turn) bool {
 		m.p.tenant(m.tenant).closing.Store(uint64(t))
 	}
 	step("closing")
-	m.rec.open.Store(0)
+	if rec := m.rec(); rec.owner.Load() == m.me {
+		rec.open.Store(0)
+	}
 	return true
 }
 
@@ -326,7 +383,7 @@ func (m *Member) Renew(t Turn) (Turn, bool) {
 	if next != m.tenant || rec.closing.Load() == uint64(t) {
 		return 0, false
 	}
-	if !m.write(&m.rec.open, uint64(t)) { // which changes nothing, unless the session has quit
+	if !m.write(open, uint64(t)) { // which changes nothing, unless the session has quit
 		return 0, false
 	}
 	n := packToken(next, borrowed, old.after(now))
@@ -343,7 +400,7 @@ func (m *Member) Renew(t Turn) (Turn, bool) {
 	p.noteTime(now)
 	p.charge(&v, m.tenant, old, held)
 	p.count(m.tenant, cTurns).Add(1)
-	m.write(&m.rec.open, uint64(n))
+	m.write(open, uint64(n))
 	return Turn(n), true
 }
 
@@ -419,16 +476,16 @@ func (m *Member) Deadline(t Turn) int64 { return token(t).begin() + m.p.quantum(
 func (m *Member) Quantum() int64 { return m.p.quantum() }
 
 // Wakeups returns a number that WakeKeeper changes; it is for Sleep.
-func (m *Member) Wakeups() uint32 { return m.rec.wakeup.Load() }
+func (m *Member) Wakeups() uint32 { return m.rec().wakeup.Load() }
 
 // Sleep waits until a time, or until somebody wakes this session's keeper. seen is what Wakeups
 // returned before the keeper last looked for work.
 func (m *Member) Sleep(seen uint32, until int64) {
-	m.clock.Wait(ptr(&m.rec.wakeup), seen, until, false)
+	m.clock.Wait(ptr(&m.rec().wakeup), seen, until, false)
 }
 
 // WakeKeeper ends Sleep.
-func (m *Member) WakeKeeper() { wake(&m.rec.wakeup) }
+func (m *Member) WakeKeeper() { wake(&m.rec().wakeup) }
 
 // WakeWaiters makes Wait look again, in all sessions of the tenant.
 func (m *Member) WakeWaiters() { wake(&m.p.tenant(m.tenant).wakeup) }
@@ -443,8 +500,12 @@ func (m *Member) Busy(d time.Duration) {
 // SetOverdue notes since when work of an ended turn is on the GPU; 0: there is none any more. A session with such work calls it
 // or Debit every millisecond or so.
 func (m *Member) SetOverdue(since int64) {
+	_ = m.hold() // or it has quit, or there is no room for it: then nobody sees its work
+	if st := m.p.stores[m.tenant]; st != nil && m.late.Swap(since > 0) != (since > 0) {
+		st.SetLate(since > 0)
+	}
 	m.look(since)
-	m.write(&m.rec.overdue, uint64(max(since, 0)))
+	m.write(overdue, uint64(max(since, 0)))
 }
 
 // look notes that this session looks at its overdue work.
@@ -453,5 +514,5 @@ func (m *Member) look(since int64) {
 	if since > 0 {
 		now = m.clock.Now()
 	}
-	m.write(&m.rec.seen, uint64(now))
+	m.write(seen, uint64(now))
 }

@@ -19,11 +19,11 @@ func TestQuitTwice(t *testing.T) {
 		t.Fatalf("%d members remain", n)
 	}
 	next := join(t, b, tenant, clock)
-	if next.i != c.i {
-		t.Fatalf("the next session has record %d, not %d", next.i, c.i)
+	if next.at.Load().i != c.at.Load().i {
+		t.Fatalf("the next session has record %d, not %d", next.at.Load().i, c.at.Load().i)
 	}
 	next.me = 1 // a process that is alive
-	next.p.member(next.i).owner.Store(next.me)
+	next.rec().owner.Store(next.me)
 	now := take(t, next)
 	next.SetOverdue(7)
 	c.Quit()
@@ -38,7 +38,7 @@ func TestQuitTwice(t *testing.T) {
 	c.Done(now)
 	c.Done(tn)
 	c.Request()
-	rec := next.p.member(next.i)
+	rec := next.rec()
 	for _, w := range []struct {
 		name string
 		word *atomic.Uint64
@@ -56,18 +56,38 @@ func TestQuitTwice(t *testing.T) {
 	}
 }
 
-// A session whose record was freed ends. One whose request was erased still gets a turn.
+// A session whose record was freed, or was taken by another one, goes on in another record, and leaves that one's alone. One whose
+// request was erased still gets a turn.
 func TestMemberFreed(t *testing.T) {
 	b, clock := newTestSchedule(t, Site{}), &fake{now: 1e9}
 	c := join(t, b, tenantFor(t, b, "lease", fixedShare(50)), clock)
 	c.Request()
-	c.p.member(c.i).want.Store(0)
+	c.rec().want.Store(0)
 	if tn, err := c.Wait(&never); err != nil || tn == 0 {
 		t.Errorf("without its request: turn %#x, %v", tn, err)
 	}
-	c.p.member(c.i).owner.Store(c.me + 1)
+	for _, owner := range []uint64{0, 1} {
+		c.Done(c.Turn())
+		lost := c.rec()
+		for _, w := range []*atomic.Uint64{&lost.tenant, &lost.start, &lost.want} {
+			w.Store(0)
+		}
+		lost.owner.Store(owner)
+		c.Withdraw()
+		c.Done(take(t, c))
+		if owner == 0 && c.rec() != lost || owner != 0 && c.rec() == lost {
+			t.Errorf("owner %d: in the same record: %v", owner, c.rec() == lost)
+		}
+		if rec := c.rec(); rec.owner.Load() != c.me || rec.tenant.Load() != packTenant(c.tenant, c.gen) || rec.start.Load() == 0 {
+			t.Errorf("owner %d: its record has owner %d, tenant %#x", owner, rec.owner.Load(), rec.tenant.Load())
+		}
+		if owner != 0 && (lost.owner.Load() != owner || lost.want.Load() != 0 || lost.open.Load() != 0) {
+			t.Errorf("it wrote into another one's record: %d, %d", lost.owner.Load(), lost.want.Load())
+		}
+	}
+	c.Quit()
 	if _, err := c.Wait(&never); !errors.Is(err, ErrEnded) {
-		t.Errorf("without its record: %v", err)
+		t.Errorf("after its end: %v", err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 // addTenant gives a free record to a lease. The word that makes it a tenant comes last.
 func (p *pages) addTenant(i int, name leaseName, pol Policy) {
 	old, t := p.policyOf(i), p.tenant(i)
+	p.stores[i] = nil
 	// The wakeup stays: sessions of the lease before may still wait there.
 	for _, w := range [...]*atomic.Uint64{
 		&t.vt, &t.borrowedVT, &t.prewake, &t.closing, &t.taken, &t.skipUntil, &t.misses, &t.unresponsive, &t.debt, &t.debited,
@@ -63,6 +64,7 @@ func (p *pages) removeTenant(i int) {
 		return
 	}
 	p.setWord(i, w&^pwPresent)
+	p.stores[i] = nil
 	if t := p.token(); t.tenant() == i {
 		p.pass(t, p.now(), i)
 	}
@@ -84,12 +86,53 @@ func (p *pages) processEnded(pid int, start uint64) {
 	p.passIfAbandoned()
 }
 
-// sweep frees the members of all dead processes.
+// sweep frees the members of all dead processes. It restores what a faulty session may have written where nobody writes otherwise,
+// or where it hides members.
 func (p *pages) sweep() {
-	for i := range p.members() {
-		p.freeIfDead(i, true)
+	p.state.magic.Store(stateMagic)
+	p.state.version.Store(version)
+	for i := range MaxMembers {
+		if p.member(i).owner.Load() != 0 && !p.freeIfDead(i, true) {
+			raise(&p.state.high, uint64(i+1))
+		}
 	}
 	p.passIfAbandoned()
+}
+
+// stranger is a member that is no session that the owner knows.
+type stranger struct {
+	owner uint64
+	since time.Time
+}
+
+// strangerTime is how long a stranger stays. Whoever becomes a member has been known before.
+const strangerTime = 10 * time.Second
+
+// freeStrangers frees the members that known has not known for strangerTime. Of members with one process number each may be false: all of
+// them are freed, and the true one comes back (Member.hold).
+func (p *pages) freeStrangers(old map[int]stranger, at time.Time, known func(lease string, pid int) bool) map[int]stranger {
+	of := map[uint32]int{}
+	for i := range MaxMembers {
+		of[uint32(p.member(i).owner.Load())]++
+	}
+	still := map[int]stranger{}
+	for i := range MaxMembers {
+		w := p.member(i).owner.Load()
+		pid, tenant := uint32(w), p.tenantOf(i)
+		if w == 0 || of[pid] == 1 && tenant != nobody && known(p.nameOf(tenant).String(), int(int32(pid))) {
+			continue
+		}
+		s, seen := old[i]
+		if !seen || s.owner != w {
+			s = stranger{w, at}
+		}
+		if at.Sub(s.since) < strangerTime {
+			still[i] = s
+			continue
+		}
+		p.free(i, w)
+	}
+	return still
 }
 
 // passIfAbandoned passes the token on if the sessions that should do it have ended.
@@ -142,8 +185,14 @@ func (p *pages) read() []TenantCounters {
 			}
 			c.Members++
 			since := int64(p.member(k).overdue.Load())
-			if since > 0 && since < now && v.othersWant(i) && !p.causedByOther(i, t.tenant(), since, now) {
-				c.Late = append(c.Late, Late{int(uint32(p.member(k).owner.Load())), time.Duration(now - since)})
+			if since <= 0 || since >= now || !v.othersWant(i) {
+				continue
+			}
+			late := Late{int(uint32(p.member(k).owner.Load())), time.Duration(now - since)}
+			if cause, _ := p.causeOf(i, t.tenant(), since, now); cause == nobody {
+				c.Late = append(c.Late, late)
+			} else {
+				c.Delayed = append(c.Delayed, late)
 			}
 		}
 		all = append(all, c)

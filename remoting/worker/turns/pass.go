@@ -218,7 +218,7 @@ func (p *pages) police(t token, now int64) int64 {
 	if rec.misses.Add(1) > 1 {
 		skip = nextSkip
 	}
-	if rec.skipUntil.Swap(uint64(now+skip)) == 0 && !p.causedByOther(tenant, nobody, begin, now) {
+	if rec.skipUntil.Swap(uint64(now+skip)) == 0 && !p.excusesStop(tenant, begin, now) {
 		rec.unresponsive.Store(uint64(begin))
 	}
 	p.pass(t, now, tenant)

@@ -73,7 +73,7 @@ func (p *pages) load(v *view, now int64) {
 			lend: pol.Lend || pol.Kind == BestEffort || pol.Kind == Equal && active,
 			vt:   int64(rec.vt.Load()), borrowedVT: int64(rec.borrowedVT.Load()),
 			skipUntil: int64(rec.skipUntil.Load()),
-			owed:      debtWord(rec.debt.Load()).until(i, w.gen()),
+			owed:      p.debt(i).until(i, w.gen()),
 		}
 		if s.skipUntil > now+nextSkip {
 			s.skipUntil = 0

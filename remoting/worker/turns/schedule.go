@@ -21,6 +21,8 @@ type Schedule struct {
 	policy *os.File // read-only, for sessions
 	state  *os.File
 	own    *os.File // the policy file, writable
+
+	strangers map[int]stranger // by record
 }
 
 // Create opens the schedule of a GPU in dir, or makes it: the files UUID.policy and
@@ -176,6 +178,16 @@ func (s *Schedule) Set(tenant int, p Policy) error {
 	return nil
 }
 
+// Keep says where a tenant's debt is kept. Without that it is kept in the state file.
+func (s *Schedule) Keep(tenant int, debts DebtStore) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.p != nil && tenant >= 0 && tenant < MaxTenants && s.p.policyOf(tenant).present() {
+		s.p.stores[tenant] = debts
+		s.p.debt(tenant)
+	}
+}
+
 // Remove takes a tenant off the schedule. Its sessions must end.
 func (s *Schedule) Remove(tenant int) {
 	s.mu.Lock()
@@ -203,6 +215,17 @@ func (s *Schedule) Sweep() {
 	defer s.mu.Unlock()
 	if s.p != nil {
 		s.p.sweep()
+	}
+}
+
+// FreeStrangers frees the members that are no sessions that known knows, once that has been so for a while. A session that was taken over
+// may have written them, and they would outlast it. The owner calls it every second or so.
+func (s *Schedule) FreeStrangers(at time.Time, known func(lease string, pid int) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.p != nil {
+		s.strangers = s.p.freeStrangers(s.strangers, at, known)
+		s.p.passIfAbandoned()
 	}
 }
 

@@ -157,7 +157,7 @@ func TestDeathAtEveryPoint(t *testing.T) {
 					continue
 				}
 				for i := range other.p.members() {
-					if w := &other.p.member(i).owner; !stopped && i != other.i && w.Load() != 0 {
+					if w := &other.p.member(i).owner; !stopped && i != other.at.Load().i && w.Load() != 0 {
 						w.Store(dead | w.Load()&clearing)
 						other.p.member(i).start.Store(0)
 					}

@@ -106,7 +106,9 @@ type TenantCounters struct {
 	// Late are the sessions whose work of an ended turn is on the GPU while others wait, unless
 	// another tenant's late work delays it.
 	Late []Late
-	Ends bool // such a session ends when it exceeds the site's limit
+	// Delayed are those whose late work another tenant's late work delays, as the sessions say.
+	Delayed []Late
+	Ends    bool // such a session ends when it exceeds the site's limit
 }
 
 // Late is a session whose work of an ended turn is on the GPU.

@@ -3,6 +3,7 @@ package turns
 // How a session waits for a turn.
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 )
@@ -27,16 +28,25 @@ func (m *Member) Wait(stop *atomic.Bool) (Turn, error) {
 	last := m.clock.Now()
 	for range 100 {
 		old := rec.wakeup.Load()
-		if m.ended() || m.rec.owner.Load() != m.me {
+		err := m.hold()
+		if m.ended() || errors.Is(err, ErrEnded) {
 			return 0, ErrEnded
 		}
 		if stop.Load() {
 			return 0, nil
 		}
+		if err != nil { // its record was lost, and there is no other
+			m.clock.Wait(nil, 0, m.clock.Now()+int64(10*time.Millisecond), true)
+			continue
+		}
 		m.Request() // a faulty session may have erased the request
 		t, now := p.token(), m.clock.Now()
 		m.responds(now)
 		if t.tenant() == m.tenant && rec.closing.Load() != uint64(t) && t.begin() <= now+future {
+			if m.refuses(now) {
+				p.pass(t, now, m.tenant)
+				continue
+			}
 			return Turn(t), nil
 		}
 		p.noteTime(now)
@@ -59,6 +69,17 @@ func (m *Member) Wait(stop *atomic.Bool) (Turn, error) {
 		last = m.countWait(last, throttled)
 	}
 	return 0, nil
+}
+
+// refuses says whether this session leaves a turn to others, because its lease owes time. Whoever passed the turn on may have seen a
+// debt that was erased.
+func (m *Member) refuses(now int64) bool {
+	if m.p.debt(m.tenant).until(m.tenant, m.gen) <= now {
+		return false
+	}
+	var v view
+	m.p.load(&v, now)
+	return v.rank(m.tenant) == rankNone && v.othersWant(m.tenant)
 }
 
 // until returns until when a waiting session may sleep, whether its tenant has time of its own

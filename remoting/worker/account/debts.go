@@ -1,0 +1,53 @@
+package account
+
+import "sync/atomic"
+
+// Debts is what a lease owes of a device's time: two words that its sessions and their starter share, and that no other lease's
+// session can write. They are zero at first and outlive the sessions. Package turns says what is in them.
+type Debts struct {
+	file *File
+	dev  int
+	slot int // -1: the starter's
+}
+
+// Debts returns the debts of a device. There are none in an account that a release before this one has made.
+func (a *File) Debts(dev int) (d Debts, kept bool) { return a.debts(dev, -1) }
+
+func (a *File) debts(dev, slot int) (d Debts, kept bool) {
+	err := a.guard(func() { kept = dev >= 0 && dev < len(a.caps) && a.word(atDebts).Load() == 1 })
+	return Debts{a, dev, slot}, kept && err == nil
+}
+
+// Debts calls f with the two words. It returns false if they cannot be used any more.
+func (d Debts) Debts(f func(debt, debited *atomic.Uint64)) bool {
+	return d.file.guard(func() { f(d.file.word(atDebt+8*d.dev), d.file.word(atDebited+8*d.dev)) }) == nil
+}
+
+// SetLate notes whether work of this session is late on the device.
+func (d Debts) SetLate(late bool) {
+	if d.slot < 0 {
+		return
+	}
+	_ = d.file.guard(func() {
+		if w := d.file.word(atLate + 8*d.slot); late {
+			w.Or(1 << d.dev)
+		} else {
+			w.And(^(uint64(1) << d.dev))
+		}
+	})
+}
+
+// DeniesLate says whether the session of a slot, by its own word, has no late work on a device. In an account that a release before
+// this one has made sessions say nothing about that.
+func (a *File) DeniesLate(slot, dev int) (denies bool) {
+	_ = a.guard(func() {
+		denies = slot >= 0 && slot < MaxSlots && dev >= 0 && a.word(atDebts).Load() == 1 && a.word(atLate+8*slot).Load()>>dev&1 == 0
+	})
+	return denies
+}
+
+// Debts is File.Debts for a session.
+func (s *Session) Debts(dev int) (Debts, bool) { return s.file.debts(dev, s.slot) }
+
+// Debts is File.Debts for the starter of a lease's sessions.
+func (l *Lease) Debts(dev int) (Debts, bool) { return l.file.Debts(dev) }
