@@ -29,6 +29,7 @@ import (
 // A Call is a system call that is about to be made.
 type Call struct {
 	Name string // as in the manual: "pwrite64"; "open" is one that may make a file
+	FD   int    // of the file that is open already, -1 for a call about names
 	Path string // of the file that is changed, or the name that is made, replaced or removed
 	From string // of a rename or a link: the name that was there before
 	At   int64  // where a write begins, in bytes; -1 is the file's position
@@ -252,7 +253,7 @@ func decide(t testing.TB, mem *os.File, q *question, f Fault, made reply) reply 
 
 // describe reads what a call is about. Pipes and sockets are not: what a process says to another is not on a disk.
 func describe(mem *os.File, q *question) (Call, bool) {
-	c := Call{Name: calls[uint32(q.nr)], At: -1}
+	c := Call{Name: calls[uint32(q.nr)], FD: -1, At: -1}
 	a := q.args
 	switch q.nr {
 	case unix.SYS_OPENAT, unix.SYS_MKDIRAT, unix.SYS_UNLINKAT, unix.SYS_FCHMODAT:
@@ -262,7 +263,7 @@ func describe(mem *os.File, q *question) (Call, bool) {
 	case unix.SYS_LINKAT, unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2:
 		c.From, c.Path = below(mem, a[0], a[1]), below(mem, a[2], a[3])
 	default:
-		c.Path = opened(a[0])
+		c.FD, c.Path = int(int32(a[0])), opened(a[0])
 	}
 	switch q.nr {
 	case unix.SYS_PWRITE64:
