@@ -162,7 +162,7 @@ func (s *grammarSession) undisturbed(t *testing.T, id uint32, img []byte) {
 func TestMutatedImages(t *testing.T) {
 	w := startWorker(t, workerOptions{
 		keepalive: time.Minute, // the session beside says nothing for two hundred images, which take long on a busy machine
-		gpuMem: "2G", mem: "1G", env: []string{"SLUICE_SIM_STRICT=1", "SLUICE_SIM_CTX_MEM=4M"}, args: []string{"--store-limit", "256M", "--store-keep-free", "0"},
+		gpuMem:    "2G", mem: "1G", env: []string{"SLUICE_SIM_STRICT=1", "SLUICE_SIM_CTX_MEM=4M"}, args: []string{"--store-limit", "256M", "--store-keep-free", "0"},
 	})
 	seeds, good := seedImages(t)
 	most := imageNumber(t)

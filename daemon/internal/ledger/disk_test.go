@@ -23,91 +23,6 @@ func show(t *testing.T, l *Ledger) string {
 	return fmt.Sprint(all)
 }
 
-// disk is what of a ledger's file has reached a disk that fails at random. A sync that fails takes what it did not write for written, as
-// Linux does, and has written any part of it.
-type disk struct {
-	r      *rand.Rand
-	path   string
-	faulty bool
-	data   []byte
-	dirty  map[int]bool // sectors, by offset
-	faults map[string]int
-	later  bool // the write that was made by half fails now
-}
-
-func newDisk(t *testing.T, r *rand.Rand, path string, faults map[string]int) *disk {
-	t.Helper()
-	d := &disk{r: r, path: path, dirty: map[int]bool{}, faults: faults}
-	var err error
-	d.data, err = os.ReadFile(path)
-	must(t, err)
-	return d
-}
-
-// put has sectors of the file reach the disk: all that are dirty, or any of them.
-func (d *disk) put(b []byte, all bool) []byte {
-	data := slices.Clone(d.data)
-	if n := len(b) - len(data); n > 0 {
-		data = append(data, make([]byte, n)...)
-	}
-	for at := range d.dirty {
-		if at < len(b) && (all || d.r.IntN(2) == 0) {
-			copy(data[at:min(at+sector, len(data))], b[at:])
-		}
-	}
-	return data
-}
-
-func (d *disk) now(fd int) []byte {
-	b := make([]byte, 1<<20)
-	n, err := unix.Pread(fd, b, 0)
-	if err != nil || n == len(b) {
-		panic(fmt.Sprint("the ledger's file: ", n, err))
-	}
-	return b[:n]
-}
-
-func (d *disk) judge(c disktest.Call) disktest.Fault {
-	if c.Path != d.path || c.FD < 0 {
-		return disktest.Fault{}
-	}
-	n := c.Len
-	fault := disktest.Fault{}
-	switch fails := d.faulty && d.r.IntN(6) == 0; {
-	case c.Name == "pwrite64" && d.later:
-		d.later = false
-		return disktest.Fault{Err: unix.EIO}
-	case c.Name == "pwrite64" && fails && d.r.IntN(2) == 0:
-		d.faults["half a write"]++
-		n, d.later, fault.Short = n/2, true, true
-	case fails:
-		d.faults[c.Name]++
-		if c.Name == "fdatasync" || c.Name == "fsync" {
-			d.data = d.put(d.now(c.FD), false)
-			clear(d.dirty)
-		}
-		return disktest.Fault{Err: unix.EIO}
-	}
-	switch c.Name {
-	case "pwrite64":
-		for at := int(c.At) / sector * sector; at < int(c.At)+n; at += sector {
-			d.dirty[at] = true
-		}
-	case "fdatasync", "fsync":
-		d.data = d.put(d.now(c.FD), true)
-		clear(d.dirty)
-	}
-	return fault
-}
-
-// powerLoss is what the disk has when the power goes now.
-func (d *disk) powerLoss(t *testing.T) []byte {
-	t.Helper()
-	b, err := os.ReadFile(d.path)
-	must(t, err)
-	return d.put(b, false)
-}
-
 // TestFirstStart: whichever system call of the first start with a ledger fails, and however, the error names the ledger and the cause, and the
 // next start makes it.
 func TestFirstStart(t *testing.T) {
@@ -169,11 +84,20 @@ func TestDiskFaults(t *testing.T) {
 		l, err := Open(path, "n", Options{})
 		must(t, err)
 		r := rand.New(rand.NewPCG(8, uint64(round)))
-		d := newDisk(t, rand.New(rand.NewPCG(9, uint64(round))), path, faults)
-		d.faulty = true
+		chance := rand.New(rand.NewPCG(9, uint64(round)))
+		d := disktest.NewDisk(t, path, chance, func(c disktest.Call) disktest.Fault {
+			if chance.IntN(6) > 0 {
+				return disktest.Fault{}
+			}
+			short := c.Name == "pwrite64" && chance.IntN(2) == 0
+			if faults[c.Name]++; short {
+				faults["by half"]++
+			}
+			return disktest.Fault{Err: unix.EIO, Short: short}
+		})
 		mine := map[string]string{}
 		may := []string{fmt.Sprint(mine)} // what the ledger may be after a power loss; the first must be kept
-		disktest.Run(t, d.judge, func() {
+		disktest.Run(t, d.Judge, func() {
 			for range 30 {
 				next := map[string]string{}
 				for k, v := range mine {
@@ -217,7 +141,7 @@ func TestDiskFaults(t *testing.T) {
 				}
 			}
 		})
-		image := d.powerLoss(t)
+		image := d.PowerLoss(t)
 		must(t, l.Close())
 		after := filepath.Join(dir, "after.db")
 		must(t, os.WriteFile(after, image, 0o600))
