@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -59,7 +60,8 @@ var Kinds = []struct {
 // write of the file.
 type One struct {
 	Dir   string
-	N     int // which one, from 0
+	Only  string // calls of this name; "" for all
+	N     int    // which one, from 0
 	Fault Fault
 	Hit   Call // that call; without a name if there were fewer. To be read when Run has ended
 
@@ -77,6 +79,9 @@ func (o *One) Judge(c Call) Fault {
 		o.later = false
 		return Fault{Err: o.Fault.Err}
 	}
+	if o.Only != "" && c.Name != o.Only {
+		return Fault{}
+	}
 	if o.n++; o.n != o.N+1 {
 		return Fault{}
 	}
@@ -92,39 +97,38 @@ func (o *One) Harmless() bool {
 	return o.Hit.Name == "" || o.Fault.Short && o.Fault.Err == 0 && (o.Hit.Name == "write" || o.Hit.Name == "pwrite64") && o.Hit.Len > 1
 }
 
-// Run calls f on a goroutine of its own, with each system call of it that changes a file judged, and waits until f and the last call of judge
-// have ended. judge runs on yet another goroutine, one call at a time. What f changes meanwhile and judge reads needs a lock.
+// Run calls f on a goroutine of its own, with each system call of it that changes a file judged, and waits until f has ended. judge runs
+// on yet another goroutine, one call at a time. What f changes meanwhile and judge reads needs a lock.
 func Run(t testing.TB, judge func(Call) Fault, f func()) {
 	t.Helper()
-	done := make(chan (<-chan struct{}), 1)
+	var mu sync.Mutex // the kernel has the calls in order, which the race detector does not know
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		done <- Here(t, judge)
+		Here(t, func(c Call) Fault {
+			mu.Lock()
+			defer mu.Unlock()
+			return judge(c)
+		})
 		f()
 	}()
-	judged := <-done
 	<-done
-	<-judged
+	mu.Lock()
+	defer mu.Unlock()
 }
 
 // The main thread does not end with a goroutine. Locked from here on, it runs that of package main alone, which runs no test.
 func init() { runtime.LockOSThread() }
 
-// Here has the calls of the calling goroutine judged from now on until it ends, soon after which the channel is closed.
-func Here(t testing.TB, judge func(Call) Fault) <-chan struct{} {
-	ended := make(chan struct{})
+// Here has the calls of the calling goroutine judged from now on until it ends. Those of the processes that it starts are made.
+func Here(t testing.TB, judge func(Call) Fault) {
 	runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 	fd, err := install()
 	if err != nil {
 		t.Errorf("disktest: %v", err)
-		close(ended)
-		return ended
+		return
 	}
-	go func() {
-		defer close(ended)
-		answer(t, fd, judge)
-	}()
-	return ended
+	go answer(t, fd, judge)
 }
 
 // calls are those that are judged, by number. Those that only read are not.
@@ -194,7 +198,7 @@ type reply struct {
 	flags uint32
 }
 
-// answer answers the questions of one thread until the thread has ended.
+// answer answers the questions of one thread, and of the processes that it has started, until all have ended.
 func answer(t testing.TB, fd int, judge func(Call) Fault) {
 	defer unix.Close(fd)
 	mem, err := os.Open("/proc/self/mem")
@@ -216,11 +220,17 @@ func answer(t testing.TB, fd int, judge func(Call) Fault) {
 			continue // interrupted, or the thread is not there any more
 		}
 		r := reply{id: q.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
-		if c, ok := describe(mem, &q); ok {
+		if c, ok := describe(mem, &q); ok && ours(q.pid) {
 			r = decide(t, mem, &q, judge(c), r)
 		}
 		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
 	}
+}
+
+// ours says whether a thread is one of this process.
+func ours(tid uint32) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid))
+	return err == nil
 }
 
 // decide makes an answer of a fault; made is that for a call that is made.
