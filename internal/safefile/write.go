@@ -89,11 +89,14 @@ func Symlink(target, path string) error {
 	if err := unix.Symlinkat(target, int(d.Fd()), temp); err != nil {
 		return &os.LinkError{Op: "symlink", Old: target, New: path, Err: err}
 	}
-	if err := rename(d, temp, d, name); err != nil {
+	if err := renameat(d, temp, d, name); err != nil {
 		_ = unix.Unlinkat(int(d.Fd()), temp, 0)
-		return err
+		return &os.LinkError{Op: "symlink", Old: target, New: path, Err: err}
 	}
-	return syncDir(d)
+	if err := syncDir(d); err != nil {
+		return &os.LinkError{Op: "symlink", Old: target, New: path, Err: err}
+	}
+	return nil
 }
 
 // Move gives a whole file or a socket another name on the same file system, and replaces
@@ -160,7 +163,10 @@ func create(from, to *os.File, name string, how How) (*Pending, error) {
 		fd, err = unix.Openat(int(from.Fd()), temp, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(how.Mode.Perm()))
 	}
 	if err != nil {
-		return nil, &fs.PathError{Op: "create", Path: filepath.Join(from.Name(), temp), Err: err}
+		if from != to {
+			err = fmt.Errorf("in %s: %w", from.Name(), err)
+		}
+		return nil, &fs.PathError{Op: "create", Path: filepath.Join(to.Name(), name), Err: err}
 	}
 	f := os.NewFile(uintptr(fd), filepath.Join(to.Name(), name))
 	return &Pending{File: f, how: how, from: from, to: to, temp: temp, name: name}, nil
@@ -185,7 +191,8 @@ func (p *Pending) finish(b []byte) error {
 }
 
 // Commit gives the file its name and replaces what had it. The file stays open. After an
-// error the file may have its name and not be on the disk yet.
+// error the file may have its name and not be on the disk yet. Errors name the file as it is
+// to be called.
 func (p *Pending) Commit() error {
 	return p.commit(func() error {
 		if p.temp == "" {
@@ -195,13 +202,16 @@ func (p *Pending) Commit() error {
 			}
 			p.temp = temp
 		}
-		return rename(p.from, p.temp, p.to, p.name)
+		if err := renameat(p.from, p.temp, p.to, p.name); err != nil {
+			return &fs.PathError{Op: "rename", Path: p.Name(), Err: err}
+		}
+		return nil
 	})
 }
 
-// CommitNew is Commit for a name that must be free. If it is not, the error is fs.ErrExist.
+// CommitNew is Commit for a name that must be free. If it is not, the error is fs.ErrExist. After an error the file has no name.
 func (p *Pending) CommitNew() error {
-	return p.commit(func() error {
+	err := p.commit(func() error {
 		step("link")
 		if err := p.link(p.to, p.name); err != nil {
 			return err
@@ -210,6 +220,12 @@ func (p *Pending) CommitNew() error {
 		p.removeTemp()
 		return nil
 	})
+	if err != nil && p.committed {
+		// Whoever is told of the error tries again, which must not find the name taken.
+		p.committed = false
+		_ = unix.Unlinkat(int(p.to.Fd()), p.name, 0)
+	}
+	return err
 }
 
 // link gives the file a name that must be free, besides the one that it may have.
@@ -222,7 +238,7 @@ func (p *Pending) link(dir *os.File, name string) error {
 		err = unix.Linkat(int(p.from.Fd()), p.temp, int(dir.Fd()), name, 0)
 	}
 	if err != nil {
-		return &fs.PathError{Op: "create", Path: filepath.Join(dir.Name(), name), Err: err}
+		return &fs.PathError{Op: "create", Path: p.Name(), Err: err}
 	}
 	return nil
 }
@@ -250,7 +266,10 @@ func (p *Pending) commit(publish func() error) error {
 	if p.how.Volatile {
 		return nil
 	}
-	return syncDir(p.to)
+	if err := syncDir(p.to); err != nil {
+		return &fs.PathError{Op: "write", Path: p.Name(), Err: err}
+	}
+	return nil
 }
 
 // Close closes the file, and removes it unless it was committed.
@@ -335,12 +354,17 @@ func openDir(path string) (*os.File, error) {
 	return os.OpenFile(path, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-func rename(from *os.File, old string, to *os.File, name string) error {
+// renameat gives a file in one directory a name in another. Its error is for the caller to say what of.
+func renameat(from *os.File, old string, to *os.File, name string) error {
 	if strings.ContainsRune(name, '/') || name == "." || name == ".." || name == "" {
-		return &fs.PathError{Op: "rename", Path: name, Err: fs.ErrInvalid}
+		return fs.ErrInvalid
 	}
 	step("rename")
-	if err := unix.Renameat(int(from.Fd()), old, int(to.Fd()), name); err != nil {
+	return unix.Renameat(int(from.Fd()), old, int(to.Fd()), name)
+}
+
+func rename(from *os.File, old string, to *os.File, name string) error {
+	if err := renameat(from, old, to, name); err != nil {
 		return &os.LinkError{Op: "rename", Old: filepath.Join(from.Name(), old), New: filepath.Join(to.Name(), name), Err: err}
 	}
 	return nil

@@ -149,9 +149,18 @@ int sl_ctx_sync(void)
 	return CU(cuCtxSynchronize);
 }
 
+/*
+ * The driver puts a new context on the thread's stack of contexts. It is taken off again: with two on the stack, making none
+ * current (cuCtxSetCurrent) would make the one below current, and a call without a context would run in that.
+ */
 int sl_ctx_create(uint64_t *ctx, uint32_t flags, int dev)
 {
-	return CU(cuCtxCreate_v2, (CUcontext *)ctx, flags, dev);
+	CUcontext popped;
+	int rc = CU(cuCtxCreate_v2, (CUcontext *)ctx, flags, dev);
+
+	if (!rc)
+		(void)CU(cuCtxPopCurrent_v2, &popped);
+	return rc;
 }
 
 int sl_ctx_destroy(uint64_t ctx)

@@ -107,12 +107,13 @@ func (s *session) imageChunk(p []byte) int32 {
 	}
 	err := m.up.Write(off, data)
 	if err == nil && m.up.Complete() {
-		if why := m.up.Unstored(); why != nil && !m.unstored {
+		up := m.up
+		m.sent, err = up.Commit()
+		m.sentSum, m.up = sum, nil
+		if why := up.Unstored(); why != nil && !m.unstored { // its file may have failed in the commit only
 			m.unstored = true
 			s.log.Warn("images are not stored: each program sends them again", "image", sum, "bytes", total, "error", why)
 		}
-		m.sent, err = m.up.Commit()
-		m.sentSum, m.up = sum, nil
 	}
 	if err == nil {
 		return 0

@@ -161,7 +161,8 @@ func (s *grammarSession) undisturbed(t *testing.T, id uint32, img []byte) {
 // is not disturbed. SLUICE_IMAGES is their number; SLUICE_GRAMMAR_SEED is as for TestGrammar.
 func TestMutatedImages(t *testing.T) {
 	w := startWorker(t, workerOptions{
-		gpuMem: "2G", mem: "1G", env: []string{"SLUICE_SIM_STRICT=1", "SLUICE_SIM_CTX_MEM=4M"}, args: []string{"--store-limit", "256M", "--store-keep-free", "0"},
+		keepalive: time.Minute, // the session beside says nothing for two hundred images, which take long on a busy machine
+		gpuMem:    "2G", mem: "1G", env: []string{"SLUICE_SIM_STRICT=1", "SLUICE_SIM_CTX_MEM=4M"}, args: []string{"--store-limit", "256M", "--store-keep-free", "0"},
 	})
 	seeds, good := seedImages(t)
 	most := imageNumber(t)

@@ -107,6 +107,7 @@ func (h *Host) newAttempt(r lease.Request, grants []lease.Grant) (*attempt, erro
 
 func (a *attempt) record(context.Context) error {
 	if err := a.h.put(&a.rec); err != nil {
+		a.h.erase(a.lease.ID) // a change that fails may have been made
 		return err
 	}
 	a.held = &held{rec: a.rec}

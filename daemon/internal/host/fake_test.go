@@ -285,6 +285,7 @@ type site struct {
 	log    *audit.Log
 	stop   func()
 	noRun  bool // what goes on by itself does not
+	syncs  bool // the ledger, after the next start
 }
 
 func newSite(t *testing.T, owners ...*fakeOwner) *site {
@@ -317,7 +318,7 @@ func newSite(t *testing.T, owners ...*fakeOwner) *site {
 func (s *site) start() {
 	s.t.Helper()
 	var err error
-	if s.book, err = ledger.Open(filepath.Join(s.dir, "host.db"), "node1", ledger.Options{NoSync: true}); err != nil {
+	if s.book, err = ledger.Open(filepath.Join(s.dir, "host.db"), "node1", ledger.Options{NoSync: !s.syncs}); err != nil {
 		s.t.Fatal(err)
 	}
 	if s.log, err = audit.Open(s.cfg.AuditFile, audit.Options{}); err != nil {

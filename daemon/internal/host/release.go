@@ -250,14 +250,18 @@ func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key l
 	return err
 }
 
+// erase deletes a record from the ledger. If it cannot, the next start finds the record again and releases the lease once more, which
+// does no harm.
+func (h *Host) erase(id string) {
+	if err := h.cfg.Ledger.Delete(ledger.Leases, id); err != nil {
+		h.log.Error("record of an ended lease stays in the ledger", "lease", id, "error", err)
+	}
+}
+
 // forget deletes a record whose release every owner has.
 func (h *Host) forget(hd *held) {
 	id := hd.rec.Lease.ID
-	if err := h.cfg.Ledger.Update(func(tx *ledger.Tx) error { return tx.Delete(ledger.Leases, id) }); err != nil {
-		// The next start finds the record again and releases the lease once more, which does no
-		// harm.
-		h.log.Error("record of an ended lease stays in the ledger", "lease", id, "error", err)
-	}
+	h.erase(id)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.gone[id] = time.Now()

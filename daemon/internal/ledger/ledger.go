@@ -19,6 +19,10 @@ package ledger
 // bytes of each record's SHA-256, so that a record that is lost, or comes back,
 // is seen too.
 //
+// A change that fails has been made or not. If the sync of its meta page failed, it can be read, and the disk need not have it: the ledger is in
+// doubt until the meta pages have been written and synced once more, which the next change begins with. Without that it would write over
+// pages that the meta page on the disk still refers to.
+//
 // Locking: bbolt has one writer and any number of readers. mu guards done.
 
 import (
@@ -35,10 +39,12 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/safefile"
 )
@@ -95,6 +101,8 @@ type Ledger struct {
 	epoch uint64
 	id    string
 
+	doubt atomic.Bool // the disk may be behind what can be read
+
 	mu   sync.Mutex
 	done []uint64 // outbox entries that the next change removes
 }
@@ -111,6 +119,7 @@ func Open(path, owner string, o Options) (*Ledger, error) {
 		return nil, err
 	}
 	l := &Ledger{db: db, path: path, owner: owner}
+	l.doubt.Store(true) // another process may have left it so
 	if err := l.begin(o.ID); err != nil {
 		db.Close()
 		return nil, err
@@ -141,7 +150,7 @@ func Check(path, owner, id string) error {
 	if err := safefile.Dir(filepath.Dir(path)); err != nil {
 		return fmt.Errorf("ledger: %w", err)
 	}
-	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+	if Missing(path) != nil {
 		return nil
 	}
 	db, err := open(path, Options{}, true)
@@ -181,6 +190,11 @@ func open(path string, o Options, readOnly bool) (*bolt.DB, error) {
 	if o.Wait == 0 {
 		o.Wait = 2 * time.Second
 	}
+	if !readOnly {
+		if err := create(path); err != nil {
+			return nil, fmt.Errorf("ledger %s: cannot be created: %w", path, err)
+		}
+	}
 	var db *bolt.DB
 	err := guard(path, func() error {
 		var err error
@@ -196,6 +210,33 @@ func open(path string, o Options, readOnly bool) (*bolt.DB, error) {
 		return nil, fmt.Errorf("ledger %s: %w", path, err)
 	}
 	return db, nil
+}
+
+// create makes a ledger without any bucket at path, unless there is a file. bbolt writes the first pages of a file in place: half of
+// them would be taken for a ledger that was damaged.
+func create(path string) error {
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		return nil // or an error that opening it gives as well
+	}
+	p, err := safefile.Create(path, safefile.How{Mode: 0o600, Unnamed: true})
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{OpenFile: func(string, int, os.FileMode) (*os.File, error) {
+		fd, err := unix.FcntlInt(p.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+		return os.NewFile(uintptr(fd), path), err
+	}})
+	if err == nil {
+		err = db.Close()
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.CommitNew(); !errors.Is(err, os.ErrExist) { // another process may have been faster
+		return err
+	}
+	return nil
 }
 
 const remedy = "restore it from a backup; or end all sessions of this node, move the file away, remove its .id file from run_dir, and start again"
@@ -228,6 +269,9 @@ func (l *Ledger) begin(want string) error {
 			return err
 		}
 		return l.db.Update(func(tx *bolt.Tx) error {
+			if err := l.settleMeta(); err != nil {
+				return err
+			}
 			fresh := tx.Bucket([]byte(meta)) == nil
 			for _, b := range append([]Bucket{meta}, buckets...) {
 				if _, err := tx.CreateBucketIfNotExists([]byte(b)); err != nil {
@@ -378,6 +422,9 @@ func (l *Ledger) Update(f func(*Tx) error) error {
 	var own error
 	err := guard(l.path, func() error {
 		return l.db.Update(func(tx *bolt.Tx) error {
+			if err := l.settleMeta(); err != nil {
+				return err
+			}
 			t := &Tx{tx: tx, l: l}
 			for _, seq := range done {
 				if own = t.Delete(Outbox, outboxKey(seq)); own != nil {
@@ -409,7 +456,43 @@ func (l *Ledger) Update(f func(*Tx) error) error {
 	case own != nil:
 		return own
 	}
+	l.doubt.Store(true)
 	return fmt.Errorf("ledger %s: cannot be written: %w; see that its disk is sound and has room", l.path, err)
+}
+
+// Sure has what View reads on the disk. It does nothing unless a change has failed since the last one that did not.
+func (l *Ledger) Sure() error {
+	if !l.doubt.Load() {
+		return nil
+	}
+	return l.Update(func(*Tx) error { return nil })
+}
+
+// settleMeta ends the doubt: it writes the two meta pages again as they can be read, and syncs them. A kernel that could not sync
+// a page takes it for written. bbolt's lock of the writer is held.
+func (l *Ledger) settleMeta() error {
+	if !l.doubt.Load() {
+		return nil
+	}
+	if !l.db.NoSync {
+		f, err := os.OpenFile(l.path, os.O_RDWR|unix.O_NOFOLLOW, 0) // bbolt's lock is of its own open file
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		b := make([]byte, 2*l.db.Info().PageSize)
+		if _, err := f.ReadAt(b, 0); err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(b, 0); err != nil {
+			return err
+		}
+		if err := f.Sync(); err != nil {
+			return err
+		}
+	}
+	l.doubt.Store(false)
+	return nil
 }
 
 // View reads a consistent state.

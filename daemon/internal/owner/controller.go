@@ -56,6 +56,9 @@ func (o *Owner) endJob(ctx context.Context, from string, key lease.Key, reason s
 	err := func() error {
 		o.write.Lock()
 		defer o.write.Unlock()
+		if err := o.sure(); err != nil {
+			return err
+		}
 		if err := o.remember(from, "", key, reason); err != nil {
 			return err
 		}

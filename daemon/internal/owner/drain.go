@@ -41,6 +41,9 @@ func (o *Owner) drain(host string, d lease.DrainOrder) error {
 	}
 	o.write.Lock()
 	defer o.write.Unlock()
+	if err := o.sure(); err != nil {
+		return err
+	}
 	uuid, err := o.uuid(d.GPU)
 	if err != nil {
 		return err

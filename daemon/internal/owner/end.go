@@ -67,6 +67,9 @@ func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, rea
 func (o *Owner) release(host, id string, key lease.Key, reason string) (*entry, error) {
 	o.write.Lock()
 	defer o.write.Unlock()
+	if err := o.sure(); err != nil {
+		return nil, err
+	}
 	zero := key == (lease.Key{})
 	e := o.leases[id]
 	if id == "" {

@@ -236,6 +236,7 @@ type node struct {
 	limits  Limits
 	control []string
 	log     *slog.Logger
+	syncs   bool // the ledger, after the next start
 
 	crashAt  string     // point
 	crashIn  int        // its pass, from 1
@@ -257,7 +258,7 @@ func newNode(t testing.TB, name string, gpus int) *node {
 func (n *node) start() {
 	n.t.Helper()
 	var err error
-	if n.ledger, err = ledger.Open(filepath.Join(n.dir, "ledger.db"), n.name, ledger.Options{NoSync: true}); err != nil {
+	if n.ledger, err = ledger.Open(filepath.Join(n.dir, "ledger.db"), n.name, ledger.Options{NoSync: !n.syncs}); err != nil {
 		n.t.Fatal(err)
 	}
 	l, err := audit.Open(n.auditPath(), audit.Options{MaxSize: 8 << 20, Keep: 1000})

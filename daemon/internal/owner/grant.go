@@ -106,6 +106,9 @@ func (o *Owner) validate(l *lease.Lease, ttl time.Duration) error {
 func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease, wait *entry, err error) {
 	o.write.Lock()
 	defer o.write.Unlock()
+	if err := o.sure(); err != nil {
+		return lease.Lease{}, nil, err
+	}
 	k := l.Request.Key
 	if e := o.leases[l.ID]; e != nil {
 		switch {
@@ -270,6 +273,14 @@ func (o *Owner) undo(e *entry, seq uint64, reserved bool, why error) {
 	o.drop(e)
 }
 
+// sure has on the disk what the ledger says, after a change that failed: an answer may only repeat it then. write is held.
+func (o *Owner) sure() error {
+	if err := o.cfg.Ledger.Sure(); err != nil {
+		return lease.Errorf(lease.Internal, "owner %s does not know what it has granted: %v", o.cfg.Name, err)
+	}
+	return nil
+}
+
 // resync loads what the ledger says, after a change of which only the ledger knows whether it
 // was made. write is held.
 func (o *Owner) resync() {
@@ -313,6 +324,9 @@ func (o *Owner) Confirm(_ context.Context, host, id string) error {
 func (o *Owner) confirm(host, id string) error {
 	o.write.Lock()
 	defer o.write.Unlock()
+	if err := o.sure(); err != nil {
+		return err
+	}
 	e := o.leases[id]
 	if e == nil {
 		if t, ok := o.tombs[idTomb(id)]; ok && t.Host == host {

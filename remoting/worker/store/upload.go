@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -90,7 +91,7 @@ func (u *Upload) create() error {
 	// The space is taken now, so that it is there for the last byte as well, and those who
 	// come at the same time see each other.
 	if err := unix.Fallocate(int(u.f.Fd()), 0, 0, n); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return err
+		return &fs.PathError{Op: "reserve space for", Path: u.f.Name(), Err: err}
 	}
 	return s.leaves(0, 0)
 }
@@ -120,12 +121,21 @@ func (s *Store) leaves(n, own int64) error {
 	}
 }
 
+// errForgotten says that a file has other bytes than were written to it.
+var errForgotten = errors.New("what was written is not what is read back")
+
 // spill goes on in memory.
 func (u *Upload) spill(why error) error {
 	u.unstored = why
 	m, err := newImage(u.total, unix.PROT_READ|unix.PROT_WRITE)
 	if err == nil && u.have > 0 {
 		_, err = io.ReadFull(io.NewSectionReader(u.f, 0, int64(u.have)), m.mem[:u.have])
+		// A kernel that could not write a page may have dropped it.
+		h := sha256.New()
+		h.Write(m.mem[:u.have])
+		if err == nil && !bytes.Equal(h.Sum(nil), u.hash.Sum(nil)) {
+			err = errForgotten
+		}
 	}
 	u.release()
 	if err != nil {
