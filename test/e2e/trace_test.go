@@ -190,3 +190,13 @@ func TestTimelineRefused(t *testing.T) {
 		t.Errorf("status %d, %v: %s%s", r.status, err, r.stdout, r.stderr)
 	}
 }
+
+// TestProfilerNamesTrace: who asks for a profiler is told once in the log what there is instead.
+func TestProfilerNamesTrace(t *testing.T) {
+	w := startWorker(t, workerOptions{})
+	check(t, w.run(runOptions{}, program("profiler")), "profiler: started and stopped\nPASS\n")
+	r := w.run(runOptions{env: []string{"SLUICE_LOG=warn"}}, program("profiler"))
+	if r.status != 0 || strings.Count(r.stderr, "sluice trace writes a timeline") != 1 {
+		t.Errorf("status %d: %s", r.status, r.stderr)
+	}
+}
