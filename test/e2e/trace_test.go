@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -198,5 +200,21 @@ func TestProfilerNamesTrace(t *testing.T) {
 	r := w.run(runOptions{env: []string{"SLUICE_LOG=warn"}}, program("profiler"))
 	if r.status != 0 || strings.Count(r.stderr, "sluice trace writes a timeline") != 1 {
 		t.Errorf("status %d: %s", r.status, r.stderr)
+	}
+}
+
+// TestTimelineReleases: a shim whose worker has no traces says so, and the program runs as ever.
+func TestTimelineReleases(t *testing.T) {
+	w := startWorker(t, workerOptions{})
+	shim := otherShim(t, func(s string) string {
+		return regexp.MustCompile(`0x[0-9a-f]+, (\d+, "trace")`).ReplaceAllString(s, "0x00000001, $1")
+	})
+	out := filepath.Join(t.TempDir(), "t.json")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	r := finish(t, ctx, exec.CommandContext(ctx, built("bin/sluice"), "run", "--worker", w.addr, "--mem", "512M", "--lib", shim, "--timeline", out, "--", program("vecadd")))
+	if _, err := os.Stat(out); r.status != 0 || !strings.HasSuffix(r.stdout, "PASS\n") || err == nil ||
+		!strings.Contains(r.stderr, "the worker is of a release that has no traces") || !strings.Contains(r.stderr, "no timeline: ") {
+		t.Errorf("status %d, %v\nstdout: %s\nstderr: %s", r.status, err, r.stdout, r.stderr)
 	}
 }
