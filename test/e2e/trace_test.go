@@ -218,3 +218,35 @@ func TestTimelineReleases(t *testing.T) {
 		t.Errorf("status %d, %v\nstdout: %s\nstderr: %s", r.status, err, r.stdout, r.stderr)
 	}
 }
+
+// TestTraceProgram: sluice trace runs a program in the lease that its environment names. A cut of the connection is in the timeline.
+func TestTraceProgram(t *testing.T) {
+	w := startWorker(t, workerOptions{args: []string{"--grace", "30s"}})
+	c := newCutter(t, w, 0, 0, 1, 0)
+	out := filepath.Join(t.TempDir(), "t.json")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := w.direct(ctx, built("bin/sluice"), "trace", "-o", out, "--", program("paused"), "3", "400")
+	cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
+	go func() {
+		for c.first.Load() == 0 && ctx.Err() == nil { // until the session has begun
+			time.Sleep(2 * time.Millisecond)
+		}
+		time.Sleep(200 * time.Millisecond) // within the program's pauses
+		c.cutAll(true)
+		time.Sleep(300 * time.Millisecond) // the cut
+		c.cutAll(false)
+	}()
+	r := finish(t, ctx, cmd)
+	if r.status != 0 || !strings.Contains(r.stderr, "timeline of 1 sessions") {
+		t.Fatalf("status %d: %s%s", r.status, r.stdout, r.stderr)
+	}
+	_, counts, tracks := readTimeline(t, out)
+	if counts["no connection"] == 0 || !slices.Contains(tracks, "connection") {
+		t.Errorf("%v, %q", counts, tracks)
+	}
+	cmd = w.direct(ctx, built("bin/sluice"), "trace", "-o", out, "--", "sh", "-c", "exit 3")
+	if r := finish(t, ctx, cmd); r.status != 3 || !strings.Contains(r.stderr, "no timeline") {
+		t.Errorf("status %d: %s", r.status, r.stderr)
+	}
+}
