@@ -74,6 +74,8 @@ type session struct {
 	rd     *wire.Reader
 	wr     *wire.Writer
 
+	tracing tracing // shared; here, because each launch looks at it
+
 	// The executor's own.
 	hdr        wire.Request
 	cur        uint32 // id of the context current on the executor's thread
@@ -114,7 +116,6 @@ type session struct {
 	events   eventPools
 	prints   prints
 	hostfns  hostfns
-	tracing  tracing
 
 	leaving sync.Once
 	exit    func(code int)

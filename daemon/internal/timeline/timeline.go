@@ -286,7 +286,7 @@ func (s *session) write(e *event, m *wire.TraceRecord, tr track) {
 	s.ends[e.TID] = max(s.ends[e.TID], end)
 	e.TS = json.Number(s.at(begin))
 	if e.Ph == "X" {
-		e.Dur = json.Number(micros(int64(end - begin)))
+		e.Dur = json.Number(micros(int64(min(end-begin, 1<<62))))
 	}
 	if len(e.Args) == 0 {
 		e.Args = nil
@@ -298,11 +298,11 @@ func (s *session) write(e *event, m *wire.TraceRecord, tr track) {
 func (s *session) at(ns uint64) string { return micros(int64(ns&(1<<62-1)) + s.shift) }
 
 func micros(ns int64) string {
-	sign := ""
+	sign, u := "", uint64(ns)
 	if ns < 0 {
-		sign, ns = "-", -ns
+		sign, u = "-", -u // also of the least number, which has no positive one
 	}
-	return fmt.Sprintf("%s%d.%03d", sign, ns/1000, ns%1000)
+	return fmt.Sprintf("%s%d.%03d", sign, u/1000, u%1000)
 }
 
 func (s *session) name(n uint32, otherwise string) string {
