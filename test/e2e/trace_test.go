@@ -226,13 +226,13 @@ func TestTraceProgram(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "t.json")
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	cmd := w.direct(ctx, built("bin/sluice"), "trace", "-o", out, "--", program("paused"), "3", "400")
+	cmd := w.direct(ctx, built("bin/sluice"), "trace", "-o", out, "--", program("paused"), "3", "1500")
 	cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
 	go func() {
 		for c.first.Load() == 0 && ctx.Err() == nil { // until the session has begun
 			time.Sleep(2 * time.Millisecond)
 		}
-		time.Sleep(200 * time.Millisecond) // within the program's pauses
+		time.Sleep(100 * time.Millisecond) // while it works, which takes seconds
 		c.cutAll(true)
 		time.Sleep(300 * time.Millisecond) // the cut
 		c.cutAll(false)
