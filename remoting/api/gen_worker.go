@@ -283,6 +283,7 @@ func callDriver(p *printer, r Row) {
 		what, size, stream := gated(r)
 		p.f("\tg, grc := s.gateOf(%s)\n\tif grc != 0 {\n\t\treturn grc\n\t}\n", stream)
 		p.f("\tif g != nil && !g.Enter(%s, %s, %s.real) {\n\t\treturn s.noTurn()\n\t}\n", what, size, stream)
+		p.f("\tw := s.workBegins(%d, %s, %s)\n", r.Op, stream, size)
 	}
 	if r.Worker {
 		p.f("\trc := s.%s(%s)\n", r.Symbol, strings.Join(workerArgs(r), ", "))
@@ -290,6 +291,7 @@ func callDriver(p *printer, r Row) {
 		p.f("\trc := C.call_%s(%s)\n", r.Symbol, strings.Join(driverArgs(r), ", "))
 	}
 	if r.GPU {
+		p.f("\tw.ends(int32(rc))\n")
 		p.f("\tif g != nil {\n\t\ts.passed(g)\n\t}\n")
 	}
 }

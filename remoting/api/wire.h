@@ -115,6 +115,24 @@
 #define SL_LEASE_REQUEST_MAGIC "SLUICE-L"
 #define SL_LEASE_ANSWER_MAGIC 0x4c4c4c53
 #define SL_LEASE_SHM 1
+#define SL_TRACE_LAST 1
+#define SL_TRACE_MAGIC 0x52544c53
+#define SL_TRACE_VERSION 1
+#define SL_TRACE_GPU 1
+#define SL_SPAN_KERNEL 1
+#define SL_SPAN_COPY_IN 2
+#define SL_SPAN_COPY_OUT 3
+#define SL_SPAN_COPY 4
+#define SL_SPAN_FILL 5
+#define SL_SPAN_GRAPH 6
+#define SL_SPAN_WAIT 7
+#define SL_SPAN_HOSTFN 8
+#define SL_SPAN_TURN 9
+#define SL_SPAN_TURN_WAIT 10
+#define SL_SPAN_THROTTLE 11
+#define SL_SPAN_CUT 12
+#define SL_SPAN_NAME 13
+#define SL_SPAN_LOST 14
 
 /* Limits; bytes unless the meaning says otherwise. */
 #define SL_MAX_PAYLOAD 16777216
@@ -137,12 +155,16 @@
 #define SL_MAX_LINK_NAME 4096
 #define SL_MAX_TURN_US 5000
 #define SL_MAX_LEASE_PAYLOAD 4096
+#define SL_MAX_TRACE 67108864
+#define SL_MAX_TRACE_NAME 1024
+#define SL_MAX_TRACE_MS 600000
 
 /* Kinds of sessions. */
 #define SL_SESSION_COMPUTE 1
 #define SL_SESSION_OBSERVE 2
 #define SL_SESSION_LEASE 3
 #define SL_SESSION_ATTACH 4
+#define SL_SESSION_TRACE 5
 
 /* Features, as bits. */
 #define SL_FEATURE_SHM 1
@@ -171,6 +193,7 @@
 #define SL_FRAME_TURN 9
 #define SL_FRAME_HOSTFN_GONE 10
 #define SL_FRAME_HOST 11
+#define SL_FRAME_TRACE 12
 
 /* Kinds of handles; a wire id names a handle within its kind. */
 #define SL_CTX 1
@@ -231,8 +254,9 @@
 #define CTL_LINK_ADD 0xf016
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
+#define CTL_TRACE 0xf023
 
-#define SL_NCONTROLS 35 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 36 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -734,5 +758,44 @@ struct wire_lease_answer {
 	uint32_t size;
 };
 _Static_assert(sizeof(struct wire_lease_answer) == 16, "LEASE_ANSWER");
+
+struct wire_trace {
+	uint32_t on;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_trace) == 8, "TRACE");
+
+struct wire_trace_request {
+	uint32_t ms;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_trace_request) == 8, "TRACE_REQUEST");
+
+struct wire_trace_head {
+	uint32_t magic;
+	uint32_t version;
+	uint64_t wall;
+	uint32_t pid;
+	uint32_t session;
+	char program[40];
+};
+_Static_assert(sizeof(struct wire_trace_head) == 64, "TRACE_HEAD");
+
+struct wire_trace_record {
+	uint32_t size;
+	uint16_t kind;
+	uint16_t flags;
+	uint32_t device;
+	uint32_t stream;
+	uint32_t name;
+	uint8_t zero1[4];
+	uint64_t given;
+	uint64_t begin;
+	uint64_t end;
+	uint64_t amount;
+	uint32_t grid[3];
+	uint32_t block[3];
+};
+_Static_assert(sizeof(struct wire_trace_record) == 80, "TRACE_RECORD");
 
 #endif

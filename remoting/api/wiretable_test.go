@@ -60,10 +60,10 @@ func TestNumbersStay(t *testing.T) {
 		op.EVENT_WATCH=0xF00B op.HOSTFN_DONE=0xF00C op.LAUNCH_HOST=0xF00D op.OBSERVE=0xF00E op.BEAT=0xF00F op.HOST_MAP=0xF010 op.HOST_UNMAP=0xF011
 		op.HOST_WRITE=0xF012 op.HOST_MERGE=0xF013 op.HOST_READ=0xF014
 		op.LINK_CREATE=0xF015 op.LINK_ADD=0xF016 op.LINK_COMPLETE=0xF017 op.LINK_READ=0xF018 op.HOST_WATCH=0xF019 op.OBSERVE_MORE=0xF01A op.OBSERVE_LINKS=0xF01E
-		op.HOST_SHARE=0xF01B op.COPY_IN_SHARED=0xF01C op.COPY_OUT_SHARED=0xF01D op.ARRIVED=0xF01F op.OBSERVE_TEXT=0xF020 op.OBSERVE_FACTS=0xF021
-		session.COMPUTE=1 session.OBSERVE=2 session.LEASE=3
+		op.HOST_SHARE=0xF01B op.COPY_IN_SHARED=0xF01C op.COPY_OUT_SHARED=0xF01D op.ARRIVED=0xF01F op.OBSERVE_TEXT=0xF020 op.OBSERVE_FACTS=0xF021 op.TRACE=0xF023
+		session.COMPUTE=1 session.OBSERVE=2 session.LEASE=3 session.TRACE=5
 		status.OK=0 status.VERSION=1 status.FINGERPRINT=2 status.LEASE=3 status.NO_MEMORY=4 status.INTERNAL=5 status.BUSY=6
-		frame.REPLY=1 frame.DATA=2 frame.EVENT=3 frame.ERROR=4 frame.PRINT=5 frame.HOSTFN=6 frame.BYE=7 frame.BEAT=8 frame.TURN=9 frame.HOST=11`) {
+		frame.REPLY=1 frame.DATA=2 frame.EVENT=3 frame.ERROR=4 frame.PRINT=5 frame.HOSTFN=6 frame.BYE=7 frame.BEAT=8 frame.TURN=9 frame.HOST=11 frame.TRACE=12`) {
 		name, number, _ := strings.Cut(s, "=")
 		kind, name, _ := strings.Cut(name, ".")
 		want, err := strconv.ParseUint(number, 0, 64)
@@ -82,7 +82,7 @@ func TestFingerprintCoversTheWire(t *testing.T) {
 	}{
 		{"limit | IMAGE | 2 GiB", "limit | IMAGE | 1 GiB", false},
 		{"	> u32 | delivery |", "	> u64 | delivery |", false},
-		{"frame | HOST | 11", "frame | HOST | 12", false},
+		{"frame | HOST | 11", "frame | HOST | 13", false},
 		{"0xF00D oneway", "0xF00D wait", false},
 		{"copies to a box", "copies to a corner", true},
 	} {

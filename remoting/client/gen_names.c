@@ -1221,6 +1221,7 @@ static const char *const ctl_names[SL_NCONTROLS] = {
 	[CTL_LINK_ADD - SL_OP_CONTROL] = "link_add",
 	[CTL_LINK_COMPLETE - SL_OP_CONTROL] = "link_complete",
 	[CTL_LINK_READ - SL_OP_CONTROL] = "link_read",
+	[CTL_TRACE - SL_OP_CONTROL] = "trace",
 };
 
 const char *sl_op_name(uint16_t op)

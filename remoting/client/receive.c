@@ -18,6 +18,7 @@
 #include "resume.h"
 #include "session.h"
 #include "shmring.h"
+#include "timeline.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -221,6 +222,17 @@ static bool rx_print(struct sl_peer *t, uint32_t stream, uint32_t n)
 	return true;
 }
 
+static bool rx_trace(struct sl_peer *t, const struct wire_reply *h)
+{
+	uint8_t *p = malloc(h->size + 1u);
+	bool ok = rx(t, p, h->size);
+
+	if (ok)
+		sl_timeline_add(t, p, p ? h->size : 0, h->arg & SL_TRACE_LAST);
+	free(p);
+	return ok;
+}
+
 static bool rx_frame(struct sl_peer *t)
 {
 	struct wire_reply h;
@@ -273,6 +285,8 @@ static bool rx_frame(struct sl_peer *t)
 	}
 	case SL_FRAME_BEAT:
 		break;
+	case SL_FRAME_TRACE:
+		return rx_trace(t, &h);
 	case SL_FRAME_TURN:
 		sl_waiters_attend(t, h.arg);
 		break;

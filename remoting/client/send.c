@@ -207,6 +207,21 @@ CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_
 	return err;
 }
 
+bool sl_send_soon(struct sl_peer *t, uint16_t op, const void *p, uint32_t n)
+{
+	struct wire_request h = { .size = n, .op = op };
+	bool room;
+
+	if (pthread_mutex_trylock(&t->order))
+		return false;
+	room = t->head + sizeof h + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) <= t->ring_size;
+	if (room)
+		append(t, &h, p, n, NULL, 0);
+	pthread_mutex_unlock(&t->order);
+	wake_sender(t);
+	return room;
+}
+
 CUresult sl_oneway(uint16_t op, const sl_buf *b)
 {
 	return sl_oneway_bulk(op, b, NULL, 0);

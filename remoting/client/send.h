@@ -12,4 +12,8 @@ CUresult sl_oneway(uint16_t op, const sl_buf *b);
  */
 CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n);
 
+struct sl_peer;
+/* Appends a one-way frame that is no call of the program's, for the sender to send. Waits for nothing; false where it would have to. */
+bool sl_send_soon(struct sl_peer *t, uint16_t op, const void *p, uint32_t n);
+
 #endif

@@ -27,6 +27,7 @@
 #include "shmring.h"
 #include "snapshot.h"
 #include "stats.h"
+#include "timeline.h"
 #include "version.h"
 #include "waits.h"
 
@@ -117,6 +118,7 @@ static void at_exit(void *arg)
 	(void)arg;
 	if (getpid() != S.pid)
 		return;
+	sl_timeline_end();
 	S.error = CUDA_ERROR_DEINITIALIZED;
 	if (!__atomic_compare_exchange_n(&S.state, &live, ST_EXITING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 		__atomic_store_n(&S.state, ST_EXITING, __ATOMIC_RELEASE);
@@ -310,6 +312,7 @@ static CUresult start(void)
 	if (__register_atfork)
 		__register_atfork(NULL, NULL, in_child, NULL);
 	__cxa_atexit(at_exit, NULL, NULL);
+	sl_timeline_begin();
 	sl_log(SL_INFO, "%s", sl_version);
 	return CUDA_SUCCESS;
 }

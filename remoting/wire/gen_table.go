@@ -226,6 +226,42 @@ const (
 	LeaseAnswerMagic = 0x4c4c4c53
 	// LeaseShm: in a good answer's flags: shared memory may be asked for, because the descriptor ends in a worker of this node.
 	LeaseShm = 1
+	// TraceLast: in a TRACE frame's argument: nothing follows.
+	TraceLast = 1
+	// TraceMagic: begins a trace.
+	TraceMagic = 0x52544c53
+	// TraceVersion: version of what a trace has.
+	TraceVersion = 1
+	// TraceGPU: a TRACE_RECORD's flag: begin and end are what events on the GPU say.
+	TraceGPU = 1
+	// SpanKernel: a kernel.
+	SpanKernel = 1
+	// SpanCopyIn: a copy to the device, or a piece of one.
+	SpanCopyIn = 2
+	// SpanCopyOut: a copy from the device, or a piece of one.
+	SpanCopyOut = 3
+	// SpanCopy: a copy within devices.
+	SpanCopy = 4
+	// SpanFill: a fill.
+	SpanFill = 5
+	// SpanGraph: a launch of a graph.
+	SpanGraph = 6
+	// SpanWait: a call for whose answer the client waited, from its arrival to its answer.
+	SpanWait = 7
+	// SpanHostFn: a host function, from when the client was told to its answer.
+	SpanHostFn = 8
+	// SpanTurn: a turn on the device.
+	SpanTurn = 9
+	// SpanTurnWait: work waited for a turn.
+	SpanTurnWait = 10
+	// SpanThrottle: work waited within a turn, because enough was in flight or the turn was too short for it.
+	SpanThrottle = 11
+	// SpanCut: there was no connection to the client.
+	SpanCut = 12
+	// SpanName: a name and its number.
+	SpanName = 13
+	// SpanLost: records that were dropped here, for want of room.
+	SpanLost = 14
 )
 
 // Limits; bytes unless the meaning says otherwise.
@@ -270,6 +306,12 @@ const (
 	MaxTurnUS = 5000
 	// MaxLeasePayload: payload of a LEASE_ANSWER.
 	MaxLeasePayload = 4096
+	// MaxTrace: a trace.
+	MaxTrace = 67108864
+	// MaxTraceName: a name in a trace; the rest of a longer one is cut off.
+	MaxTraceName = 1024
+	// MaxTraceMS: how long a trace of kind trace lasts, in milliseconds.
+	MaxTraceMS = 600000
 )
 
 // Kinds of sessions.
@@ -282,6 +324,8 @@ const (
 	SessionLease = 3
 	// SessionAttach: makes the lost connection of a compute session again, see [lost connections](#lost-connections); no operations of its own.
 	SessionAttach = 4
+	// SessionTrace: has a compute session of the same lease say for a while what it does, see [traces](#traces); no operations, and no frames.
+	SessionTrace = 5
 )
 
 // Features, as bits.
@@ -338,6 +382,8 @@ const (
 	FrameHostFnGone = 10
 	// FrameHost: what the GPU has changed in memory that HOST_WATCH named; the payload is a HOST_MERGE's.
 	FrameHost = 11
+	// FrameTrace: the next bytes of the trace that the client asked for, see [traces](#traces); with argument 1 the last ones.
+	FrameTrace = 12
 )
 
 // Kinds of handles; a wire id names a handle within its kind.
@@ -458,6 +504,8 @@ const (
 	OpLinkComplete = 0xF017
 	// OpLinkRead: reads the linked image.
 	OpLinkRead = 0xF018
+	// OpTrace: begins the trace of the session, or ends it: TRACE frames follow, the last of them with argument 1. A trace that is asked for while another runs is empty.
+	OpTrace = 0xF023
 )
 
 var controlNames = [...]string{
@@ -496,6 +544,7 @@ var controlNames = [...]string{
 	OpLinkAdd - OpControl:          "LINK_ADD",
 	OpLinkComplete - OpControl:     "LINK_COMPLETE",
 	OpLinkRead - OpControl:         "LINK_READ",
+	OpTrace - OpControl:            "TRACE",
 }
 
 // HelloSize is the size of a Hello, in bytes.
@@ -3471,7 +3520,7 @@ const LeaseRequestSize = 64
 // LeaseRequest: what a client sends.
 type LeaseRequest struct {
 	Version  uint32 // 1
-	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same. For attach, the number of the session from bit 8
+	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same. For attach the number of the session from bit 8, for trace that of its process
 	Owner    uint32 // 0 to n - 1, in the order of the lease's fractions
 	Features uint32 // 0
 	Program  string // program name
@@ -3523,4 +3572,183 @@ func (m *LeaseAnswer) get(b *[LeaseAnswerSize]byte) bool {
 	m.Owners = binary.LittleEndian.Uint32(b[8:])
 	m.Size = binary.LittleEndian.Uint32(b[12:])
 	return binary.LittleEndian.Uint32(b[0:]) == LeaseAnswerMagic
+}
+
+// TraceSize is the size of a Trace, in bytes.
+const TraceSize = 8
+
+// Trace: begins the trace of the session, or ends it: TRACE frames follow, the last of them with argument 1. A trace that is asked for while another runs is empty.
+type Trace struct {
+	On uint32 // 1: begins, 0: ends
+}
+
+// Encode appends the message to e.
+func (m *Trace) Encode(e *Encoder) { m.put(e.room(TraceSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Trace) Decode(d *Decoder) {
+	if b := d.Bytes(TraceSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Trace{}
+	}
+}
+
+func (m *Trace) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.On)
+	clear(b[4:8])
+}
+
+func (m *Trace) get(b []byte) {
+	_ = b[7]
+	m.On = binary.LittleEndian.Uint32(b[0:])
+}
+
+// TraceRequestSize is the size of a TraceRequest, in bytes.
+const TraceRequestSize = 8
+
+// TraceRequest: follows the HELLO of a session of kind trace.
+type TraceRequest struct {
+	MS uint32 // how long, in milliseconds, 1 to 600,000
+}
+
+// Encode appends the message to e.
+func (m *TraceRequest) Encode(e *Encoder) { m.put(e.room(TraceRequestSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *TraceRequest) Decode(d *Decoder) {
+	if b := d.Bytes(TraceRequestSize); b != nil {
+		m.get(b)
+	} else {
+		*m = TraceRequest{}
+	}
+}
+
+func (m *TraceRequest) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.MS)
+	clear(b[4:8])
+}
+
+func (m *TraceRequest) get(b []byte) {
+	_ = b[7]
+	m.MS = binary.LittleEndian.Uint32(b[0:])
+}
+
+// TraceHeadSize is the size of a TraceHead, in bytes.
+const TraceHeadSize = 64
+
+// TraceHead: begins a trace.
+type TraceHead struct {
+	Magic   uint32 // `0x52544c53`
+	Version uint32 // 1
+	Wall    uint64 // when the trace began, by the clock of the worker's machine: nanoseconds since 1970
+	PID     uint32 // the client's process id
+	Session uint32 // number of the session in its lease
+	Program string // program name
+}
+
+// Encode appends the message to e.
+func (m *TraceHead) Encode(e *Encoder) { m.put(e.room(TraceHeadSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *TraceHead) Decode(d *Decoder) {
+	if b := d.Bytes(TraceHeadSize); b != nil {
+		m.get(b)
+	} else {
+		*m = TraceHead{}
+	}
+}
+
+func (m *TraceHead) put(b []byte) {
+	_ = b[63]
+	binary.LittleEndian.PutUint32(b[0:], m.Magic)
+	binary.LittleEndian.PutUint32(b[4:], m.Version)
+	binary.LittleEndian.PutUint64(b[8:], m.Wall)
+	binary.LittleEndian.PutUint32(b[16:], m.PID)
+	binary.LittleEndian.PutUint32(b[20:], m.Session)
+	putText(b[24:64], m.Program)
+}
+
+func (m *TraceHead) get(b []byte) {
+	_ = b[63]
+	m.Magic = binary.LittleEndian.Uint32(b[0:])
+	m.Version = binary.LittleEndian.Uint32(b[4:])
+	m.Wall = binary.LittleEndian.Uint64(b[8:])
+	m.PID = binary.LittleEndian.Uint32(b[16:])
+	m.Session = binary.LittleEndian.Uint32(b[20:])
+	m.Program = fixedString(b[24:64])
+}
+
+// TraceRecordSize is the size of a TraceRecord without what has no fixed size, in bytes.
+const TraceRecordSize = 80
+
+// TraceRecord: something that the worker did or saw; all times are nanoseconds since the trace began.
+type TraceRecord struct {
+	Size   uint32 // of the record and what follows it, a multiple of 8
+	Kind   uint16 // by SPAN
+	Flags  uint16 // bit 0: begin and end are the GPU's
+	Device uint32 // by device of the session
+	Stream uint32
+	Name   uint32 // number of the name, given by a record before; 0: none
+	Given  uint64 // when the worker gave it to the driver
+	Begin  uint64
+	End    uint64
+	Amount uint64    // of copies and fills bytes, of kernels bytes of dynamic shared memory, of LOST how many records
+	Grid   [3]uint32 // of kernels
+	Block  [3]uint32
+}
+
+// Encode appends the message to e.
+func (m *TraceRecord) Encode(e *Encoder) { m.put(e.room(TraceRecordSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *TraceRecord) Decode(d *Decoder) {
+	if b := d.Bytes(TraceRecordSize); b != nil {
+		m.get(b)
+	} else {
+		*m = TraceRecord{}
+	}
+}
+
+func (m *TraceRecord) put(b []byte) {
+	_ = b[79]
+	binary.LittleEndian.PutUint32(b[0:], m.Size)
+	binary.LittleEndian.PutUint16(b[4:], m.Kind)
+	binary.LittleEndian.PutUint16(b[6:], m.Flags)
+	binary.LittleEndian.PutUint32(b[8:], m.Device)
+	binary.LittleEndian.PutUint32(b[12:], m.Stream)
+	binary.LittleEndian.PutUint32(b[16:], m.Name)
+	clear(b[20:24])
+	binary.LittleEndian.PutUint64(b[24:], m.Given)
+	binary.LittleEndian.PutUint64(b[32:], m.Begin)
+	binary.LittleEndian.PutUint64(b[40:], m.End)
+	binary.LittleEndian.PutUint64(b[48:], m.Amount)
+	binary.LittleEndian.PutUint32(b[56:], m.Grid[0])
+	binary.LittleEndian.PutUint32(b[60:], m.Grid[1])
+	binary.LittleEndian.PutUint32(b[64:], m.Grid[2])
+	binary.LittleEndian.PutUint32(b[68:], m.Block[0])
+	binary.LittleEndian.PutUint32(b[72:], m.Block[1])
+	binary.LittleEndian.PutUint32(b[76:], m.Block[2])
+}
+
+func (m *TraceRecord) get(b []byte) {
+	_ = b[79]
+	m.Size = binary.LittleEndian.Uint32(b[0:])
+	m.Kind = binary.LittleEndian.Uint16(b[4:])
+	m.Flags = binary.LittleEndian.Uint16(b[6:])
+	m.Device = binary.LittleEndian.Uint32(b[8:])
+	m.Stream = binary.LittleEndian.Uint32(b[12:])
+	m.Name = binary.LittleEndian.Uint32(b[16:])
+	m.Given = binary.LittleEndian.Uint64(b[24:])
+	m.Begin = binary.LittleEndian.Uint64(b[32:])
+	m.End = binary.LittleEndian.Uint64(b[40:])
+	m.Amount = binary.LittleEndian.Uint64(b[48:])
+	m.Grid[0] = binary.LittleEndian.Uint32(b[56:])
+	m.Grid[1] = binary.LittleEndian.Uint32(b[60:])
+	m.Grid[2] = binary.LittleEndian.Uint32(b[64:])
+	m.Block[0] = binary.LittleEndian.Uint32(b[68:])
+	m.Block[1] = binary.LittleEndian.Uint32(b[72:])
+	m.Block[2] = binary.LittleEndian.Uint32(b[76:])
 }

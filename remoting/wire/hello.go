@@ -18,6 +18,14 @@ func (m *LeaseRequest) Decode(b *[LeaseRequestSize]byte) error {
 	return nil
 }
 
+// Decode reads the answer of a lease's socket. Only a wrong magic is an error here.
+func (m *LeaseAnswer) Decode(b *[LeaseAnswerSize]byte) error {
+	if !m.get(b) {
+		return errors.New("wire: not the answer of a lease's socket")
+	}
+	return nil
+}
+
 // Decode reads a HELLO. A wrong version is not an error here, so that the
 // caller can refuse it by name; a wrong magic is ErrNotSluice.
 func (m *Hello) Decode(b *[HelloSize]byte) error {

@@ -17,6 +17,7 @@ var sessionKinds = [...]struct {
 	SessionObserve: {name: "observe", ops: []uint16{OpObserve, OpObserveMore, OpObserveLinks, OpObserveText, OpObserveFacts, OpBeat}},
 	SessionLease:   {name: "lease"},  // carries no frames
 	SessionAttach:  {name: "attach"}, // goes on with a compute session
+	SessionTrace:   {name: "trace"},  // carries the trace of a compute session
 }
 
 // SessionKnown reports whether HELLO may ask for a session of the kind.
@@ -39,10 +40,20 @@ func Attaches(kind uint32) (session uint32, ok bool) {
 	return kind >> attachShift, kind&(1<<attachShift-1) == SessionAttach
 }
 
-// SessionAsked reports whether a client asks a lease's socket or an owner for this: a session, or to go on with one.
+// TraceKind is what the socket of a lease, and its owner, are asked for by somebody who wants a trace of the session of a process.
+// pid is as the process's node sees it.
+func TraceKind(pid uint32) uint32 { return SessionTrace | pid<<attachShift }
+
+// Traces gives the process of a TraceKind.
+func Traces(kind uint32) (pid uint32, ok bool) {
+	return kind >> attachShift, kind&(1<<attachShift-1) == SessionTrace && kind>>attachShift != 0
+}
+
+// SessionAsked reports whether a client asks a lease's socket or an owner for this: a session, to go on with one, or a trace of one.
 func SessionAsked(kind uint32) bool {
 	_, attaches := Attaches(kind)
-	return attaches || SessionOpens(kind)
+	_, traces := Traces(kind)
+	return attaches || traces || SessionOpens(kind)
 }
 
 // SessionComputes reports whether sessions of the kind may start work on a device.

@@ -191,6 +191,8 @@ type conn struct {
 	replies map[uint32]reply
 	data    map[uint32][]byte
 	over    map[uint32]bool
+	trace   []byte
+	traced  bool // the last of it has come
 	printed []byte
 	told    [][]byte // payloads of HOST frames
 	order   []string // what came, in order
@@ -325,6 +327,9 @@ func (k *conn) frames() error {
 			k.order = append(k.order, fmt.Sprintf("event %d", h.Arg))
 		case wire.FrameError:
 			k.errs = append(k.errs, h.Result)
+		case wire.FrameTrace:
+			k.trace = append(k.trace, p...)
+			k.traced = k.traced || h.Arg == wire.TraceLast
 		case wire.FrameHost:
 			k.told = append(k.told, p)
 		case wire.FramePrint:

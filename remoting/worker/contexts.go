@@ -43,6 +43,7 @@ func (s *session) newContext(dev int, flags *uint32) (*cudaContext, int32) {
 	}
 	c := &cudaContext{dev: dev, real: uint64(real), created: flags != nil}
 	s.ctxs[c.real] = c
+	s.tracing.devices.Store(c.real, dev)
 	return c, 0
 }
 

@@ -257,15 +257,21 @@ func (s *session) copyIn(f *source, m *wire.CopyIn) (int32, error) {
 				return 0, err
 			}
 			in.used += (n + 255) &^ 255
-			return int32(C.sl_htod(C.uint64_t(dst), at(buf), C.uint64_t(n), C.uint64_t(stream))), nil
+			w := s.copyBegins(wire.SpanCopyIn, m.Stream, ctx, stream)
+			rc := int32(C.sl_htod(C.uint64_t(dst), at(buf), C.uint64_t(n), C.uint64_t(stream)))
+			w.copied(uint64(n), rc)
+			return rc, nil
 		}
 		n = min(n, slotSize)
 		q := in.acquire(s)
 		if err := f.read(q.buf[:n]); err != nil {
 			return 0, err
 		}
-		if rc := C.sl_htod(C.uint64_t(dst), at(q.buf), C.uint64_t(n), C.uint64_t(stream)); rc != 0 {
-			return int32(rc), nil
+		w := s.copyBegins(wire.SpanCopyIn, m.Stream, ctx, stream)
+		rc := int32(C.sl_htod(C.uint64_t(dst), at(q.buf), C.uint64_t(n), C.uint64_t(stream)))
+		w.copied(uint64(n), rc)
+		if rc != 0 {
+			return rc, nil
 		}
 		if rc := in.mark(s, q, ctx, stream); rc != 0 {
 			return rc, nil
@@ -320,8 +326,11 @@ func (s *session) copyIn3D(f *source, b *desc3D, total uint64) (int32, error) {
 			return 0, err
 		}
 		v := boxPart(box, &c)
-		if rc := C.sl_copy3d(&v, at(q.buf), 1, C.uint64_t(stream)); rc != 0 {
-			return int32(rc), nil
+		w := s.copyBegins(wire.SpanCopyIn, b.Stream, ctx, stream)
+		rc := int32(C.sl_copy3d(&v, at(q.buf), 1, C.uint64_t(stream)))
+		w.copied(n, rc)
+		if rc != 0 {
+			return rc, nil
 		}
 		if rc := s.in.mark(s, q, ctx, stream); rc != 0 {
 			return rc, nil

@@ -253,7 +253,7 @@ type copier func(slot []byte, off uint64) (n int, rc int32)
 
 // start copies chunks from off on to slots. With room it stops when no slot
 // is free; it returns where it stopped.
-func (s *session) startOut(id uint32, off, total uint64, ctx, stream uint64, async, room bool, f copier) (uint64, int32) {
+func (s *session) startOut(id, streamID uint32, off, total uint64, ctx, stream uint64, async, room bool, f copier) (uint64, int32) {
 	o := &s.out
 	for off < total || total == 0 {
 		if room {
@@ -266,7 +266,9 @@ func (s *session) startOut(id uint32, off, total uint64, ctx, stream uint64, asy
 		}
 		i := o.acquire()
 		buf := o.mem[i*slotSize : (i+1)*slotSize]
+		w := s.copyBegins(wire.SpanCopyOut, streamID, ctx, stream)
 		n, rc := f(buf, off)
+		w.copied(uint64(n), rc)
 		var ev uint64
 		if rc == 0 {
 			if ev, rc = s.events.get(ctx); rc == 0 {
@@ -353,10 +355,10 @@ func (s *session) copyOutAll(streamID, id uint32, total uint64, on func(stream u
 	}
 	f := on(stream)
 	if s.hdr.Call == 0 {
-		_, rc := s.startOut(id, 0, total, ctx, stream, true, false, f)
+		_, rc := s.startOut(id, streamID, 0, total, ctx, stream, true, false, f)
 		return rc
 	}
-	off, rc := s.startOut(id, 0, total, ctx, stream, false, total > slotSize, f)
+	off, rc := s.startOut(id, streamID, 0, total, ctx, stream, false, total > slotSize, f)
 	if rc != 0 {
 		s.settle()
 		return rc
@@ -368,7 +370,7 @@ func (s *session) copyOutAll(streamID, id uint32, total uint64, on func(stream u
 	op, call := s.hdr.Op, s.hdr.Call
 	s.pending = true
 	s.waiters.do(job{ctx, func() {
-		_, rc := s.startOut(id, off, total, ctx, stream, false, false, f)
+		_, rc := s.startOut(id, streamID, off, total, ctx, stream, false, false, f)
 		ev, rc2 := s.events.get(ctx)
 		if rc2 == 0 {
 			if rc2 = int32(C.sl_event_record(C.uint64_t(ev), C.uint64_t(stream))); rc2 == 0 {

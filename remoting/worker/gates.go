@@ -59,7 +59,7 @@ func (gateDriver) RelaxCapture() { relaxCapture() }
 func (s *session) gateConfig() gate.Config {
 	return gate.Config{
 		Driver: gateDriver{}, Log: s.log, HostCalls: &s.hostfns.calls,
-		Prewake: s.announceTurn, ContextLost: s.forgetCtx, Overran: s.overran,
+		Prewake: s.announceTurn, ContextLost: s.forgetCtx, Overran: s.overran, Tell: s.traceTurn,
 	}
 }
 

@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x14, 0xbc, 0x27, 0xf5, 0xb5, 0x61, 0x44, 0xa8,
-	0xf0, 0x31, 0x2e, 0xbd, 0xa8, 0x88, 0x4f, 0x58,
-	0xc0, 0x59, 0x5f, 0x84, 0x6b, 0x96, 0x62, 0xef,
-	0x96, 0x30, 0xc9, 0xc2, 0x9c, 0x7e, 0xe0, 0xa9,
+	0x63, 0x55, 0xb4, 0x40, 0x98, 0xcc, 0xb4, 0x1e,
+	0x33, 0x15, 0x08, 0xcc, 0x22, 0xaf, 0xe8, 0x45,
+	0xca, 0x6f, 0x89, 0x9d, 0x05, 0x74, 0x5d, 0xd2,
+	0x1b, 0xfe, 0x32, 0x03, 0x6b, 0x78, 0xa9, 0xd0,
 }
 
 // Operation numbers of the API table.
@@ -3991,7 +3991,9 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	if g != nil && !g.Enter(h_hGraph.real, 1, h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(220, h_hStream, 1)
 	rc := C.call_cuGraphLaunch(C.uint64_t(h_hGraph.real), C.uint64_t(h_hStream.real))
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -5737,7 +5739,9 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	if g != nil && !g.Enter(376, uint64(v_pCopy.WidthInBytes*v_pCopy.Height), h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(376, h_hStream, uint64(v_pCopy.WidthInBytes*v_pCopy.Height))
 	rc := s.cuMemcpy2DAsync_v2(p_pCopy, h_hStream)
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -5770,7 +5774,9 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	if g != nil && !g.Enter(382, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(382, h_hStream, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth))
 	rc := s.cuMemcpy3DAsync_v2(p_pCopy, h_hStream)
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -5803,7 +5809,9 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 	if g != nil && !g.Enter(386, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth), h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(386, h_hStream, uint64(v_pCopy.WidthInBytes*v_pCopy.Height*v_pCopy.Depth))
 	rc := s.cuMemcpy3DPeerAsync(p_pCopy, h_hStream)
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -5833,7 +5841,9 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 	if g != nil && !g.Enter(403, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(403, h_hStream, p_ByteCount)
 	rc := C.call_cuMemcpyDtoDAsync_v2(C.uint64_t(p_dstDevice), C.uint64_t(p_srcDevice), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -5879,7 +5889,9 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	if g != nil && !g.Enter(418, p_ByteCount, h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(418, h_hStream, p_ByteCount)
 	rc := C.call_cuMemcpyPeerAsync(C.uint64_t(p_dstDevice), C.uint64_t(h_dstContext.real), C.uint64_t(p_srcDevice), C.uint64_t(h_srcContext.real), C.uint64_t(p_ByteCount), C.uint64_t(h_hStream.real))
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -5909,7 +5921,9 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if g != nil && !g.Enter(420, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(420, h_hStream, p_N)
 	rc := C.call_cuMemsetD16Async(C.uint64_t(p_dstDevice), C.uint16_t(p_us), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -5941,7 +5955,9 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 	if g != nil && !g.Enter(423, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(423, h_hStream, p_Width*p_Height)
 	rc := C.call_cuMemsetD2D16Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint16_t(p_us), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -5973,7 +5989,9 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 	if g != nil && !g.Enter(426, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(426, h_hStream, p_Width*p_Height)
 	rc := C.call_cuMemsetD2D32Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint32_t(p_ui), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -6005,7 +6023,9 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if g != nil && !g.Enter(429, p_Width*p_Height, h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(429, h_hStream, p_Width*p_Height)
 	rc := C.call_cuMemsetD2D8Async(C.uint64_t(p_dstDevice), C.uint64_t(p_dstPitch), C.uint8_t(p_uc), C.uint64_t(p_Width), C.uint64_t(p_Height), C.uint64_t(h_hStream.real))
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -6035,7 +6055,9 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if g != nil && !g.Enter(432, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(432, h_hStream, p_N)
 	rc := C.call_cuMemsetD32Async(C.uint64_t(p_dstDevice), C.uint32_t(p_ui), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}
@@ -6065,7 +6087,9 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	if g != nil && !g.Enter(435, p_N, h_hStream.real) {
 		return s.noTurn()
 	}
+	w := s.workBegins(435, h_hStream, p_N)
 	rc := C.call_cuMemsetD8Async(C.uint64_t(p_dstDevice), C.uint8_t(p_uc), C.uint64_t(p_N), C.uint64_t(h_hStream.real))
+	w.ends(int32(rc))
 	if g != nil {
 		s.passed(g)
 	}

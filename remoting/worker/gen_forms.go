@@ -11,6 +11,8 @@ var apiForms = [...]wire.Form{
 	{ID: 0x036cd98b, Sum: 0xbc2f8f10}, // cuGraphAddKernelNode_v2
 	{ID: 0x03baf256, Sum: 0xb7893775}, // cuMemsetD2D8Async
 	{ID: 0x03cdf40a, Sum: 0x4cf9565d}, // cuDeviceGetP2PAttribute
+	{ID: 0x0456258c, Sum: 0x3a5e73d4}, // const SPAN_COPY_IN
+	{ID: 0x050871d3, Sum: 0xb6af2c9a}, // limit TRACE
 	{ID: 0x0662b0d0, Sum: 0x57c710d9}, // cuEventSynchronize
 	{ID: 0x06897aac, Sum: 0x136acf0d}, // cuTexObjectGetTextureDesc
 	{ID: 0x06cdd92b, Sum: 0x54900cc5}, // message LEASE_REQUEST
@@ -22,6 +24,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x0b3432d4, Sum: 0x05d37be8}, // cuTexRefGetMipmapFilterMode
 	{ID: 0x0b867fee, Sum: 0x8ea539fb}, // cuLibraryGetModule
 	{ID: 0x0ce57f80, Sum: 0x26857e68}, // cuGraphCreate
+	{ID: 0x0cf9b0c7, Sum: 0x11c0f6e7}, // const SPAN_GRAPH
 	{ID: 0x0e4f465c, Sum: 0xdaccb887}, // cuDeviceSetMemPool
 	{ID: 0x10bc7e99, Sum: 0x5c869b1a}, // cuGraphInstantiateWithParams
 	{ID: 0x118c5f09, Sum: 0xc8b3bc0b}, // const UNSUPPORTED
@@ -39,6 +42,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x15288ad4, Sum: 0x68de5cab}, // cuTexRefSetAddress_v2
 	{ID: 0x1625dafa, Sum: 0x73b2866b}, // const DATA_LAST
 	{ID: 0x162f9125, Sum: 0x82ef9ee3}, // limit PROCESSES
+	{ID: 0x16b57dc6, Sum: 0xb7498ef1}, // message TRACE_REQUEST
 	{ID: 0x17640a3e, Sum: 0x0952e06e}, // const LINKED_MAGIC
 	{ID: 0x17f38929, Sum: 0xe84991d7}, // cuArrayDestroy
 	{ID: 0x1948a1c6, Sum: 0xefcfe240}, // cuStreamWaitValue64
@@ -69,6 +73,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x20fa1579, Sum: 0x6d539d58}, // cuStreamGetCaptureInfo_v3
 	{ID: 0x22e6fae3, Sum: 0x0e07265f}, // cuGraphAddEventWaitNode
 	{ID: 0x22f751eb, Sum: 0xb038db8e}, // cuEventRecord
+	{ID: 0x230e0c97, Sum: 0x262bc84f}, // const SPAN_THROTTLE
 	{ID: 0x23503c41, Sum: 0x31d4516b}, // handle MIPMAP
 	{ID: 0x2373c66b, Sum: 0xdb26d0c9}, // message LEASE_ANSWER
 	{ID: 0x2564a7d8, Sum: 0xc60a7fe1}, // link_add
@@ -82,6 +87,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x2c31c637, Sum: 0x82ef9ee3}, // const SHM_TO_CLIENT
 	{ID: 0x2c36679e, Sum: 0x2d616af0}, // cuGraphKernelNodeGetParams_v2
 	{ID: 0x2c41fcab, Sum: 0x2e29551d}, // launch
+	{ID: 0x2da3a79c, Sum: 0x5fbccc33}, // message TRACE_RECORD
 	{ID: 0x2ed2ffa2, Sum: 0x971dbb19}, // cuTexRefGetFlags
 	{ID: 0x2f1e3aa8, Sum: 0x0bc6b4bd}, // cuMemsetD8Async
 	{ID: 0x2fd3961f, Sum: 0xc7b74a50}, // cuOccupancyMaxActiveClusters
@@ -89,11 +95,14 @@ var apiForms = [...]wire.Form{
 	{ID: 0x3194f3f3, Sum: 0xdd7879c5}, // cuGraphKernelNodeSetParams_v2
 	{ID: 0x324ff469, Sum: 0x46874184}, // cuMemPoolExportToShareableHandle
 	{ID: 0x3289af94, Sum: 0x20754c98}, // cuGraphExecMemsetNodeSetParams
+	{ID: 0x33a14512, Sum: 0x7d122def}, // const SPAN_FILL
 	{ID: 0x3505675b, Sum: 0x16255b6b}, // cuGraphAddNode
+	{ID: 0x3682a1ee, Sum: 0x4edbad54}, // const TRACE_MAGIC
 	{ID: 0x370a6f19, Sum: 0xef2d3cbe}, // cuGraphAddDependencies_v2
 	{ID: 0x374b6e7d, Sum: 0x8540074e}, // frame EVENT
 	{ID: 0x37fcd6a9, Sum: 0x73b2866b}, // const FLAG_WAIT
 	{ID: 0x393879b9, Sum: 0x73b2866b}, // const LAUNCH_COOPERATIVE
+	{ID: 0x393d6da5, Sum: 0x28c41233}, // message TRACE_HEAD
 	{ID: 0x39b93f41, Sum: 0x14910447}, // cuDeviceGetMemPool
 	{ID: 0x3a2921d8, Sum: 0x9834e78d}, // host_watch
 	{ID: 0x3adf46e0, Sum: 0x73b2866b}, // const PIECE_BYE
@@ -105,6 +114,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x3c4944ec, Sum: 0xa7671123}, // link_complete
 	{ID: 0x3cb52ff9, Sum: 0xbc01f042}, // cuIpcOpenEventHandle
 	{ID: 0x3cb73b72, Sum: 0x30e23beb}, // const SHM_WRITER
+	{ID: 0x3cddeae7, Sum: 0x8540074e}, // const SPAN_COPY_OUT
 	{ID: 0x3d55a739, Sum: 0x66ebec5f}, // const SHM_HEAD
 	{ID: 0x3d853b87, Sum: 0x04a56d75}, // cuPointerGetAttribute
 	{ID: 0x3d85d2e6, Sum: 0xe029a9f5}, // cuMemPoolGetAttribute
@@ -120,10 +130,12 @@ var apiForms = [...]wire.Form{
 	{ID: 0x43341518, Sum: 0x0d2f5ee2}, // cuDeviceCanAccessPeer
 	{ID: 0x44a57770, Sum: 0x2af47d5a}, // cuMemAlloc_v2
 	{ID: 0x4578c7de, Sum: 0xc64fa648}, // cuSurfRefGetArray
+	{ID: 0x491dab69, Sum: 0x271e5819}, // const SPAN_TURN
 	{ID: 0x4925d053, Sum: 0x0e77c119}, // cuStreamWaitEvent
 	{ID: 0x499ddac7, Sum: 0x66ebec5f}, // status OK
 	{ID: 0x49ab0469, Sum: 0x91997040}, // cuMemcpy3DAsync_v2
 	{ID: 0x4b0094c4, Sum: 0x7d122def}, // status INTERNAL
+	{ID: 0x4b913ba4, Sum: 0x7d122def}, // session TRACE
 	{ID: 0x4c47de83, Sum: 0x7af2737c}, // cuDeviceGetDevResource
 	{ID: 0x4d04f11d, Sum: 0x2c418ba6}, // limit JIT_OPTIONS
 	{ID: 0x4e08b994, Sum: 0xb7b48e0f}, // limit TURN_US
@@ -156,6 +168,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x5dc9414c, Sum: 0xe2dd2c30}, // cuArray3DGetDescriptor_v2
 	{ID: 0x5e47ea2d, Sum: 0x6348fdc2}, // limit HOST_SHARE
 	{ID: 0x5e62ae56, Sum: 0x7fad1c96}, // cuSurfObjectGetResourceDesc
+	{ID: 0x5e89feea, Sum: 0x1279c954}, // trace
 	{ID: 0x5fb1cb6c, Sum: 0x57800970}, // cuGreenCtxGetDevResource
 	{ID: 0x60b36994, Sum: 0xe5ee3110}, // cuStreamWaitValue32
 	{ID: 0x60e45f08, Sum: 0xadcd705e}, // cuMemPoolExportPointer
@@ -189,6 +202,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x6f6fab1d, Sum: 0x8f58c699}, // cuTexRefSetArray
 	{ID: 0x70569cc3, Sum: 0x4470318e}, // cuFlushGPUDirectRDMAWrites
 	{ID: 0x708499b6, Sum: 0x70fabd73}, // cuGraphHostNodeGetParams
+	{ID: 0x709b58a2, Sum: 0x82ef9ee3}, // limit TRACE_NAME
 	{ID: 0x71875ae4, Sum: 0x3a5e73d4}, // frame DATA
 	{ID: 0x71a3de80, Sum: 0x05c00f1b}, // cuMemRelease
 	{ID: 0x7231255d, Sum: 0x7855e327}, // limit LINK_READ
@@ -196,6 +210,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x72f448a5, Sum: 0xe4293ea4}, // const PIECE_WINDOW
 	{ID: 0x73091d90, Sum: 0xbabfcf17}, // cuArrayCreate_v2
 	{ID: 0x7354ebe6, Sum: 0xf222f3e7}, // cuCtxCreate_v2
+	{ID: 0x740301bf, Sum: 0x73b2866b}, // const SPAN_KERNEL
 	{ID: 0x75ec3517, Sum: 0x73b2866b}, // const LEASE_VERSION
 	{ID: 0x76284221, Sum: 0x18652b7f}, // cuMemSetAccess
 	{ID: 0x7753dbe1, Sum: 0x7872e635}, // cuGraphAddDependencies
@@ -215,6 +230,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x7edb5efe, Sum: 0xa72eaf37}, // cuGraphExecKernelNodeSetParams_v2
 	{ID: 0x7eeafe7e, Sum: 0x756d928b}, // limit LINK_NAME
 	{ID: 0x7f3446d8, Sum: 0xd1f67eb1}, // limit OWNERS
+	{ID: 0x7f7c8342, Sum: 0x3242622c}, // const SPAN_HOSTFN
 	{ID: 0x7fe1c440, Sum: 0x76cf5587}, // const UNKNOWN_READING
 	{ID: 0x80b8b1a1, Sum: 0x07c7854d}, // cuGraphInstantiateWithFlags
 	{ID: 0x815d4b41, Sum: 0xf95728d2}, // cuOccupancyMaxPotentialBlockSizeWithFlags
@@ -247,6 +263,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x95a92eaa, Sum: 0x683657ad}, // const KEEPALIVE_LEAST_MS
 	{ID: 0x965e2271, Sum: 0x2b8a2179}, // cuTexRefGetFilterMode
 	{ID: 0x97d1df0e, Sum: 0xeaa9902a}, // cuGraphChildGraphNodeGetGraph
+	{ID: 0x99ca7681, Sum: 0x91a82785}, // const SPAN_LOST
 	{ID: 0x9a303314, Sum: 0x572e3144}, // cuTexObjectGetResourceViewDesc
 	{ID: 0x9b447368, Sum: 0x6c037081}, // limit IMAGE
 	{ID: 0x9b9eea15, Sum: 0xcf46bab7}, // cuDevicePrimaryCtxReset_v2
@@ -256,9 +273,13 @@ var apiForms = [...]wire.Form{
 	{ID: 0x9df836a3, Sum: 0xfc36ffd6}, // message HELLO
 	{ID: 0x9edf01d9, Sum: 0x271e5819}, // handle EXEC
 	{ID: 0x9f900693, Sum: 0xf5fa26c8}, // cuStreamIsCapturing
+	{ID: 0xa061e5de, Sum: 0x73b2866b}, // const TRACE_GPU
+	{ID: 0xa0c95c7a, Sum: 0x73b2866b}, // const TRACE_LAST
+	{ID: 0xa13431a1, Sum: 0x73b2866b}, // const TRACE_VERSION
 	{ID: 0xa28c1861, Sum: 0xa51e72f5}, // copy_out_3d
 	{ID: 0xa2e0381f, Sum: 0x84a129c5}, // cuGraphKernelNodeSetAttribute
 	{ID: 0xa3428d3f, Sum: 0x1207fada}, // cuMemAllocPitch_v2
+	{ID: 0xa412b3f4, Sum: 0x31d4516b}, // const SPAN_CUT
 	{ID: 0xa50d4bdf, Sum: 0x58e3e501}, // cuTexRefSetMaxAnisotropy
 	{ID: 0xa5726ac7, Sum: 0x07be6509}, // cuMemPoolSetAttribute
 	{ID: 0xa58e01e4, Sum: 0x7777224b}, // handle MODULE
@@ -293,6 +314,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xb6e58fe0, Sum: 0xf307ca95}, // event_watch
 	{ID: 0xb6f996d9, Sum: 0x65b4ee61}, // image_load
 	{ID: 0xb6fe9d83, Sum: 0x9fdefd44}, // cuKernelSetCacheConfig
+	{ID: 0xb7836445, Sum: 0x15dc444a}, // const SPAN_TURN_WAIT
 	{ID: 0xb798a9d4, Sum: 0xb48b3218}, // cuGraphAddEventRecordNode
 	{ID: 0xb82ac1ba, Sum: 0x32ceac5b}, // copy_in
 	{ID: 0xb8734d25, Sum: 0xc25333a1}, // cuStreamBatchMemOp
@@ -312,9 +334,12 @@ var apiForms = [...]wire.Form{
 	{ID: 0xc018cdcb, Sum: 0x297b8095}, // limit LINKED
 	{ID: 0xc06f9e9f, Sum: 0x947abbdf}, // cuMemAddressReserve
 	{ID: 0xc1801fe2, Sum: 0xb39aa4b7}, // cuCtxSynchronize
+	{ID: 0xc1e3794b, Sum: 0x7777224b}, // const SPAN_COPY
 	{ID: 0xc2d4b6ff, Sum: 0xd0d66c63}, // cuGraphLaunch
 	{ID: 0xc3446731, Sum: 0x639c5bca}, // cuGraphNodeGetDependentNodes
 	{ID: 0xc360c573, Sum: 0x519ff07c}, // cuCtxRecordEvent
+	{ID: 0xc5e2374c, Sum: 0x31d4516b}, // frame TRACE
+	{ID: 0xc6f52699, Sum: 0x5fa3db3f}, // const SPAN_NAME
 	{ID: 0xc7ac2ac7, Sum: 0x4d19aa06}, // cuGraphGetNodes
 	{ID: 0xc886769a, Sum: 0xc0a34328}, // cuMemAddressFree
 	{ID: 0xc8a7ee35, Sum: 0xf9f6a785}, // link_create
@@ -339,6 +364,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xd3ac7047, Sum: 0xccb01d6c}, // cuMemsetD2D16Async
 	{ID: 0xd3df64a3, Sum: 0x732ea668}, // cuTexRefDestroy
 	{ID: 0xd4934f35, Sum: 0x73b2866b}, // status VERSION
+	{ID: 0xd4bb2908, Sum: 0x7751c2a3}, // limit TRACE_MS
 	{ID: 0xd56fef38, Sum: 0xdfb51677}, // cuTexRefSetMipmapLevelBias
 	{ID: 0xd6d90a70, Sum: 0x24986c39}, // kernel_info
 	{ID: 0xd7c7c33b, Sum: 0xb009f94f}, // cuGraphAddMemcpyNode
@@ -421,5 +447,6 @@ var apiForms = [...]wire.Form{
 	{ID: 0xfe20d963, Sum: 0x123093c2}, // cuMemGetAccess
 	{ID: 0xfe43f51a, Sum: 0x8540074e}, // status LEASE
 	{ID: 0xfea7e1e5, Sum: 0x788a4915}, // cuLinkDestroy
+	{ID: 0xff7988e4, Sum: 0x9b690279}, // const SPAN_WAIT
 	{ID: 0xffa5035c, Sum: 0xca611ba0}, // cuTexRefGetMipmapLevelBias
 }

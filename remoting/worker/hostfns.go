@@ -238,6 +238,9 @@ func (h *hostfns) listen() {
 		}
 		// The function may look at bytes that were copied before it.
 		h.s.settle()
+		if r := h.s.tracing.now.Load(); r != nil {
+			r.HostFnBegins(id)
+		}
 		if err := h.s.wr.Send(&wire.Reply{Kind: wire.FrameHostFn, Arg: id}, nil, nil); err != nil {
 			h.s.leave("host function", err)
 		}
@@ -278,6 +281,9 @@ func (h *hostfns) done(id uint32) bool {
 	h.drop(id, f)
 	h.mu.Unlock()
 	h.calls.Add(-1)
+	if r := h.s.tracing.now.Load(); r != nil {
+		r.HostFnEnds(id)
+	}
 	C.sl_hostfn_done(f.c)
 	return true
 }

@@ -139,7 +139,9 @@ func (s *session) copyInShared(p []byte) int32 {
 	if !ok {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
+	w := s.copyBegins(wire.SpanCopyIn, m.Stream, ctx, stream)
 	rc = int32(C.sl_htod(C.uint64_t(m.Dst), at(b), C.uint64_t(m.Size), C.uint64_t(stream)))
+	w.copied(m.Size, rc)
 	if rc != 0 || s.hdr.Call == 0 {
 		return rc
 	}
@@ -162,7 +164,9 @@ func (s *session) copyOutShared(p []byte) int32 {
 		rc = C.CUDA_ERROR_INVALID_VALUE
 	}
 	if rc == 0 {
+		w := s.copyBegins(wire.SpanCopyOut, m.Stream, ctx, stream)
 		rc = int32(C.sl_dtoh(at(b), C.uint64_t(m.Src), C.uint64_t(m.Size), C.uint64_t(stream)))
+		w.copied(m.Size, rc)
 	}
 	if s.hdr.Call != 0 {
 		if rc != 0 {

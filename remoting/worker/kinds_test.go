@@ -37,6 +37,7 @@ var controlPayloads = map[string][]byte{
 	"LINK_CREATE": cat(u32(9), u32(0)), "LINK_ADD": linkAddRequest(image0, 9, 1, nil, "k"), "LINK_COMPLETE": u32(9),
 	"LINK_READ":  cat(u32(9), u32(0), u64(0), u64(1)),
 	"HOST_WRITE": cat(u64(hostAt), u32(0), u32(0), []byte{1}), "HOST_MERGE": cat(u64(hostAt), u32(8), u32(0), make([]byte, 9)),
+	"TRACE":      cat(u32(1), u32(0)),
 	"HOST_WATCH": cat(u64(hostAt), u64(8)), "HOST_SHARE": cat(u64(hostAt), u64(4096), u64(0)),
 	"COPY_IN_SHARED": cat(u64(1<<40), u64(hostAt), u64(1), u64(0)), "COPY_OUT_SHARED": cat(u64(1<<40), u64(hostAt), u64(1), u64(0)),
 }
@@ -184,6 +185,10 @@ func TestKinds(t *testing.T) {
 			_, _, err := dialHello(addr, h)
 			if err == nil || !strings.Contains(err.Error(), "no such session") {
 				t.Errorf("attach without a session: %v", err)
+			}
+		case wire.SessionTrace: // of another session, which a worker by hand does not give
+			if _, _, err := dialHello(addr, testHello(kind)); err == nil || !strings.Contains(err.Error(), "sluice trace") {
+				t.Errorf("a trace of a worker by hand: %v", err)
 			}
 		default:
 			if wire.SessionKnown(kind) {

@@ -84,7 +84,12 @@ func (s *session) launchKernel(m *wire.Launch, p []byte) int32 {
 	if g != nil && !g.Enter(fn, uint64(m.Grid[0])*uint64(m.Grid[1])*uint64(m.Grid[2]), stream) {
 		return s.noTurn()
 	}
-	rc := int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p))))
+	var rc int32
+	if s.tracing.now.Load() == nil {
+		rc = int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p))))
+	} else {
+		rc = s.traceLaunch(m, k, fn, stream, p)
+	}
 	if g != nil && len(s.captures) > 0 {
 		s.passed(g) // else the executor stays inside
 	}

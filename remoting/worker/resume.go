@@ -289,8 +289,10 @@ func (c *client) attachable() func(fd int, raw bool) {
 // outlive ends the process when the client has gone for good.
 func (s *session) outlive(r *resumption) {
 	err := r.stream.Watch(r.grace, func() {
+		s.traceCut(true)
 		s.log.Warn("connection to the client lost", "grace", r.grace)
 	}, func(after time.Duration) {
+		s.traceCut(false)
 		s.log.Info("the client is back", "after", after.Round(time.Millisecond))
 	}, func() {
 		r.cuts.Add(r.grace)

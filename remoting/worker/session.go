@@ -57,6 +57,7 @@ type session struct {
 	log       *slog.Logger
 	keepalive time.Duration
 	kind      uint32         // of the session
+	number    int            // in the lease
 	turns     []control.Turn // by device
 	snap      wire.Snapshot
 	overhead  []uint64 // what the driver takes for a context, per device
@@ -72,6 +73,8 @@ type session struct {
 	shm    bool // the frames go through memory that the client shares
 	rd     *wire.Reader
 	wr     *wire.Writer
+
+	tracing tracing // shared; here, because each launch looks at it
 
 	// The executor's own.
 	hdr        wire.Request
@@ -164,6 +167,9 @@ func (s *session) run() error {
 			s.counts.Launches++
 		} else {
 			s.gates.StepOut()
+			if s.hdr.Call != 0 {
+				s.waitBegins()
+			}
 		}
 		s.inOp.Store(true)
 		s.pending = false
@@ -223,6 +229,8 @@ func (s *session) frame() (int32, error) {
 		return s.imageChunk(p), nil
 	case wire.OpHostFnDone:
 		return s.hostFnDone(p), nil
+	case wire.OpTrace:
+		return s.traceFrame(p), nil
 	case wire.OpKernelBind:
 		return s.kernelBind(p), nil
 	case wire.OpObserve, wire.OpObserveMore, wire.OpObserveLinks, wire.OpObserveText, wire.OpObserveFacts:
@@ -374,6 +382,9 @@ func (s *session) forgetCtx() {
 
 // reply answers a waiting call.
 func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error {
+	if r := s.tracing.now.Load(); r != nil {
+		r.CallEnds(call)
+	}
 	s.host.watch.tell(s)
 	s.prints.beforeError(s, rc)
 	return s.wr.Send(&wire.Reply{

@@ -89,6 +89,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	}
 	if s.ipc.exports != nil {
 		s.ipc.exports.OnAttach(c.attachable())
+		s.ipc.exports.OnTrace(s.traceTo)
 	}
 	if !c.welcome(&s.snap, st.Hello.Fingerprint == apiFingerprint) {
 		return nil
@@ -378,7 +379,7 @@ func (s *session) configure(st *control.Start, keepalive time.Duration) {
 	s.compressed.agreed = st.Snapshot.Features&wire.FeatureCompress != 0
 	s.overhead = st.Overhead
 	s.client = account.Client{PID: st.Hello.PID, Name: st.Hello.Program}
-	s.kind = st.Hello.Kind
+	s.kind, s.number = st.Hello.Kind, st.Slot
 	s.turns = st.Turns
 	s.mem.setDevices(len(st.Snapshot.Devices), st.Idle)
 }

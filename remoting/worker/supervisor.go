@@ -336,8 +336,12 @@ func (s *Supervisor) hello(c net.Conn, said func()) {
 		s.serveLease(c, &h)
 		return
 	}
-	if h.Kind == wire.SessionAttach {
+	switch h.Kind {
+	case wire.SessionAttach:
 		s.serveAttach(c, &h)
+		return
+	case wire.SessionTrace:
+		refuse(c, wire.StatusLease, "a worker that was started by hand gives no traces of sessions that run; start the program with sluice trace")
 		return
 	}
 	s.serveSession(c, &h)

@@ -524,6 +524,7 @@ var controls = map[string]func(g *grammar) []byte{
 		checked := g.r.IntN(2)
 		return cat(u64s(hostMapAt+uint64(g.r.IntN(20))<<9), u32s(uint32(n), uint32(checked)), mask, make([]byte, n*(1+checked)))
 	},
+	"TRACE": func(g *grammar) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(g.r.IntN(3))) },
 	"HOST_WATCH": func(g *grammar) []byte {
 		return u64s(hostMapAt+uint64(g.r.IntN(20))<<9, uint64(g.r.IntN(20))<<8)
 	},
@@ -607,7 +608,7 @@ func (g *grammar) frame() sent {
 		switch f.name {
 		case "COPY_OUT", "COPY_OUT_3D", "EVENT_WATCH":
 			f.wait = g.r.IntN(2) == 0
-		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_COMPRESSED", "COPY_IN_3D", "ARRIVED", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK":
+		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_COMPRESSED", "COPY_IN_3D", "ARRIVED", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK", "TRACE":
 			f.wait = false
 		}
 	} else {

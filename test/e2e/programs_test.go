@@ -81,6 +81,7 @@ var programs = []struct {
 	{name: "graph_times", want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},
 	{name: "graph_times", args: []string{"pinned"}, want: "graph_times: 4 launches, 80 kernels, each time is more than nothing\n"},
 	{name: "multi_process", want: "multi_process: 5 processes, one total\n"},
+	{name: "profiler", want: "profiler: started and stopped\n"},
 }
 
 const separate = "separate: sum 4514000, count 1000\nseparate: the device has 5 of 1000\nseparate: the device has 6 of 1000\n"

@@ -27,6 +27,9 @@ type runOptions struct {
 	lib    string
 	log    string
 	trace  bool
+
+	timeline string // file
+	traces   string // folder in which the shim puts what the timeline is made of
 }
 
 // daemonOnly are the flags that do not apply to a worker started by hand.
@@ -90,8 +93,10 @@ found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
 	f.StringVar(&o.lib, "lib", "", "directory of the shim (default: ../lib/sluice or ../shim beside the executable)")
 	f.StringVar(&o.log, "log", "", "how much the shim writes to stderr: error, warn, info or debug")
 	f.BoolVar(&o.trace, "trace", false, "when PROGRAM ends, list on stderr which CUDA calls waited for the GPU's machine, how often and how long")
+	f.StringVar(&o.timeline, "timeline", "", "write a timeline of PROGRAM's kernels, copies, waits and turns to this file, see sluice trace")
 	socketFlag(cmd, &o.socket)
 	_ = cmd.MarkFlagDirname("lib")
+	_ = cmd.MarkFlagFilename("timeline", "json")
 	fixed(cmd, "log", logLevels)
 	fixed(cmd, "policy", policies)
 	fixed(cmd, "place", places)
@@ -160,8 +165,18 @@ func (o *runOptions) run(ctx context.Context, args []string, byHand bool, say fu
 	if err != nil {
 		return err
 	}
+	var record *collected
+	if o.timeline != "" {
+		if record, err = collect(o.timeline); err != nil {
+			return failed(err)
+		}
+		o.traces = record.dir
+	}
 	l, err := open()
 	if err != nil {
+		if record != nil {
+			record.drop()
+		}
 		return failed(err)
 	}
 	l.watch(func(reason string) {
@@ -169,6 +184,9 @@ func (o *runOptions) run(ctx context.Context, args []string, byHand bool, say fu
 	})
 	ws, err := runProgram(path, args, o.environ(os.Environ(), lib, l))
 	l.release()
+	if record != nil {
+		record.finish(say)
+	}
 	if err != nil {
 		return &exitError{exitNotRunnable, err}
 	}
@@ -237,6 +255,9 @@ func (o *runOptions) environ(env []string, lib string, l granted) []string {
 	if o.trace {
 		set["SLUICE_TRACE"] = "1"
 	}
+	if o.traces != "" {
+		set[timelineVariable] = o.traces
+	}
 	out := make([]string, 0, len(env)+len(set))
 	for _, kv := range env {
 		k, v, _ := strings.Cut(kv, "=")
@@ -247,7 +268,7 @@ func (o *runOptions) environ(env []string, lib string, l granted) []string {
 			out = append(out, kv)
 		}
 	}
-	for _, k := range slices.Concat(ours, []string{"SLUICE_LOG", "SLUICE_TRACE", "LD_LIBRARY_PATH"}) {
+	for _, k := range slices.Concat(ours, []string{"SLUICE_LOG", "SLUICE_TRACE", timelineVariable, "LD_LIBRARY_PATH"}) {
 		if v := set[k]; v != "" {
 			out = append(out, k+"="+v)
 		}

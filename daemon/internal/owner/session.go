@@ -44,8 +44,10 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 		if a, can := o.cfg.Workers.(Attacher); !can || !a.Attachable(r.Lease, int(n)) {
 			return lease.Offer{}, lease.Errorf(lease.NotFound, "lease %s has no session %d at owner %s: it has ended", r.Lease, n, o.cfg.Name)
 		}
-	} else if err := o.roomFor(r.Lease); err != nil {
-		return lease.Offer{}, err
+	} else if _, ok := wire.Traces(r.Kind); !ok {
+		if err := o.roomFor(r.Lease); err != nil {
+			return lease.Offer{}, err
+		}
 	}
 	// The ledger says for which user the session is, not the host.
 	r.UID = uid
@@ -95,6 +97,9 @@ func (o *Owner) Admit(ctx context.Context, r lease.SessionRequest, conn *os.File
 	if n, ok := wire.Attaches(r.Kind); ok {
 		return o.attach(r, int(n), conn)
 	}
+	if pid, ok := wire.Traces(r.Kind); ok {
+		return o.trace(r, pid, conn)
+	}
 	s, err := o.admitSession(ctx, r, conn)
 	if err != nil {
 		o.refused("", r, err)
@@ -119,6 +124,22 @@ func (o *Owner) attach(r lease.SessionRequest, n int, conn *os.File) error {
 	}
 	o.counts.attached.Add(1)
 	o.log.Info("session goes on over a new connection", "lease", r.Lease, "number", n, "client", r.Program, "client_pid", r.PID)
+	return nil
+}
+
+// trace passes a connection to the session that is to be traced. The session reads the request.
+func (o *Owner) trace(r lease.SessionRequest, pid uint32, conn *os.File) error {
+	o.mu.RLock()
+	_, err := o.usable("", r)
+	o.mu.RUnlock()
+	if a, can := o.cfg.Workers.(Attacher); err == nil && can {
+		err = a.Trace(r.Lease, pid, conn)
+	}
+	if err != nil {
+		o.refused("", r, err)
+		return err
+	}
+	o.log.Info("session traced", "lease", r.Lease, "client_pid", pid, "by", form.Name(r.Program), "by_pid", r.PID)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
 )
 
@@ -50,6 +51,35 @@ func (p *Pool) Attach(id string, n int, conn *os.File) error {
 		return lease.Errorf(lease.NotFound, "lease %s has no session %d: it has ended", id, n)
 	}
 	return aerr
+}
+
+// Trace implements owner.Attacher.
+func (p *Pool) Trace(id string, pid uint32, conn *os.File) error {
+	p.mu.Lock()
+	l, slot := p.leases[id], -1
+	if l != nil {
+		for s := range l.sessions {
+			if s.Client == pid && wire.SessionComputes(s.Kind) {
+				slot = s.slot
+			}
+		}
+	}
+	p.mu.Unlock()
+	if slot < 0 {
+		return lease.Errorf(lease.NotFound, "process %d has no session in lease %s here", pid, id)
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var terr error
+	if err := raw.Control(func(fd uintptr) { terr = l.broker.Trace(slot, int(fd)) }); err != nil {
+		return err
+	}
+	if errors.Is(terr, exchange.ErrAbsent) {
+		return lease.Errorf(lease.NotFound, "the session of process %d has ended", pid)
+	}
+	return terr
 }
 
 // EndClient implements owner.Attacher.

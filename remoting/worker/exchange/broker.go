@@ -19,6 +19,7 @@ import (
 //	answer    broker to session   packetAnswer, number, status; with statusOpen a connection to the exporter
 //	call      broker to session   packetCall, 0, 0, with a connection to a session that wants one of its exports
 //	attach    broker to session   packetAttach, 0, 0 or packetRaw, with a connection to a client that wants to go on
+//	trace     broker to session   packetTrace, 0, 0, with a connection to a client that wants a trace, whose HELLO nobody has read
 const (
 	requestSize = 8
 	packetSize  = 12
@@ -26,6 +27,7 @@ const (
 	packetAnswer = 1
 	packetCall   = 2
 	packetAttach = 3
+	packetTrace  = 4
 
 	packetRaw = 1 // in place of a status: nobody has read the client's HELLO
 
@@ -106,6 +108,18 @@ func (b *Broker) Attach(slot, fd int, raw bool) error {
 		status = packetRaw
 	}
 	return send(c, packetAttach, 0, status, fd)
+}
+
+// Trace passes the session in a slot a connection to a client that wants a trace of it. A session of a release before this one
+// closes the connection. The descriptor stays the caller's.
+func (b *Broker) Trace(slot, fd int) error {
+	b.mu.Lock()
+	c := b.lines[slot]
+	b.mu.Unlock()
+	if c == nil {
+		return ErrAbsent
+	}
+	return send(c, packetTrace, 0, 0, fd)
 }
 
 // serve answers the requests of one session, one after another. Descriptors that come with them are dropped by the

@@ -117,6 +117,9 @@ func New(log *slog.Logger, slot int, link *Link) *Exports {
 // OnAttach has f called with new connections of the session's client, see Link.OnAttach.
 func (e *Exports) OnAttach(f func(fd int, raw bool)) { e.link.OnAttach(f) }
 
+// OnTrace has f called with connections over which a trace of the session is wanted, see Link.OnTrace.
+func (e *Exports) OnTrace(f func(fd int)) { e.link.OnTrace(f) }
+
 // Slot is the number of this session in its lease's account.
 func (e *Exports) Slot() int { return e.slot }
 

@@ -28,6 +28,7 @@ type Link struct {
 	call    func(*net.UnixConn)   // is given the connections of sessions that want an export
 	attach  func(int, bool)       // is given new connections of the session's client
 	early   []newcomer            // those that came before attach was there
+	trace   func(int)             // is given connections of clients that want a trace
 }
 
 // maxEarly bounds the connections that wait for OnAttach.
@@ -162,6 +163,8 @@ func (k *Link) read(c *net.UnixConn) {
 			k.called(fd)
 		case kind == packetAttach && fd >= 0:
 			k.attached(newcomer{fd, status == packetRaw})
+		case kind == packetTrace && fd >= 0:
+			k.traced(fd)
 		case kind == packetAnswer && (status == statusOpen) == (fd >= 0):
 			k.answered(c, number, reply{status: status, fd: fd})
 		case fd >= 0:
@@ -188,6 +191,25 @@ func (k *Link) attached(n newcomer) {
 	} else if !keep {
 		unix.Close(n.fd)
 	}
+}
+
+// traced passes a connection on over which a trace is wanted.
+func (k *Link) traced(fd int) {
+	k.mu.Lock()
+	trace := k.trace
+	k.mu.Unlock()
+	if trace == nil { // the session has not begun
+		unix.Close(fd)
+		return
+	}
+	trace(fd)
+}
+
+// OnTrace has f called with each connection over which a client wants a trace, which is f's to close. It must not wait.
+func (k *Link) OnTrace(f func(fd int)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.trace = f
 }
 
 func (k *Link) called(fd int) {

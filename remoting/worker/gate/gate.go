@@ -49,6 +49,7 @@ type workKey struct {
 type Gate struct {
 	// Set when the gate is made.
 	set    *Set
+	dev    int // its device
 	clock  turns.Clock
 	member *turns.Member
 	token  *atomic.Uint64
@@ -208,12 +209,18 @@ type admission struct {
 	q         *queue
 	fullSince int64 // since when too much is in flight; 0: there is not
 	throttled bool  // the work in flight lasts until the turn ends
+	told      bool  // that it is throttled
 }
 
 // wait waits for a turn with time for c. mu is held, but not while wait sleeps. When it returns
 // true, the batch is one of this stream.
 func (g *Gate) wait(c *cost, ctx, stream uint64) bool {
 	a := admission{c: c}
+	defer func() {
+		if a.told {
+			g.tell(Throttled, false)
+		}
+	}()
 	g.endGap(g.clock.Now())
 	for {
 		switch {
@@ -280,6 +287,7 @@ func (g *Gate) endsInTime(a *admission, now int64) bool {
 		if !a.throttled {
 			a.throttled = true
 			g.stats.throttles++
+			g.throttle(a)
 		}
 		g.fenceBatch()
 		g.pause(min(f.remaining(now), 2*(ends-now)))
@@ -304,6 +312,7 @@ func (g *Gate) hasRoom(a *admission, now int64) bool {
 	}
 	if a.fullSince == 0 {
 		a.fullSince = now
+		g.throttle(a)
 	}
 	since, limit := a.fullSince, stragglerTime
 	switch mayBlock := g.set.clientMayBlock(); {
@@ -320,6 +329,21 @@ func (g *Gate) hasRoom(a *admission, now int64) bool {
 	g.stuck = limit == stuckTime || g.stuck
 	g.giveUp(now, false)
 	return true
+}
+
+// throttle tells once that a call waits although there is a turn.
+func (g *Gate) throttle(a *admission) {
+	if !a.told {
+		a.told = true
+		g.tell(Throttled, true)
+	}
+}
+
+// tell tells of a phase. mu is held.
+func (g *Gate) tell(p Phase, begins bool) {
+	if f := g.set.Tell; f != nil {
+		f(g.dev, p, begins)
+	}
 }
 
 // awaitEnd is the executor's part in the end of a turn: since it has to wait anyway, it waits for

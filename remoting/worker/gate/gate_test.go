@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -342,6 +343,44 @@ func TestLongKernels(t *testing.T) {
 	defer g.mu.Unlock()
 	if n := len(g.stragglers); n != 0 {
 		t.Errorf("%d were given up", n)
+	}
+}
+
+// Who wants to know is told of each phase once when it begins and once when it ends.
+func TestTell(t *testing.T) {
+	clock := turns.Monotonic{}
+	f := &fake{clock: clock}
+	g := testGate(t, f, clock)
+	var mu sync.Mutex
+	open, seen := map[Phase]bool{}, map[Phase]int{}
+	g.set.Tell = func(device int, p Phase, begins bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if device != 0 || open[p] == begins {
+			t.Errorf("device %d, phase %d begins: %v, twice", device, p, begins)
+		}
+		open[p] = begins
+		seen[p]++
+	}
+	g.cost(workKey{1, 1}).learn(40 * gms)
+	for range 8 {
+		if !g.Enter(1, 1, 1) {
+			t.Fatal("no turn")
+		}
+		f.work(1, 40*gms)
+		g.set.StepOut()
+	}
+	waitFor := clock.Now() + 10*int64(time.Second)
+	for over := false; !over; time.Sleep(time.Millisecond) {
+		mu.Lock()
+		over = !open[InTurn] && !open[AwaitsTurn] && !open[Throttled]
+		mu.Unlock()
+		if clock.Now() > waitFor {
+			t.Fatalf("they do not end: %v", open)
+		}
+	}
+	if seen[InTurn] < 2 || seen[AwaitsTurn] < 2 || seen[Throttled] < 2 {
+		t.Errorf("%v", seen)
 	}
 }
 

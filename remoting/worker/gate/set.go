@@ -27,7 +27,19 @@ type Config struct {
 	// the site's limit, or because it and the lease's other sessions have taken too much. It may be
 	// called on any thread, while a lock of the gate is held.
 	Overran func(late, owes, limit time.Duration)
+	// Tell is told of the begin and of the end of each phase, by any thread, while a lock of the gate is held. nil: nobody is.
+	Tell func(device int, p Phase, begins bool)
 }
+
+// Phase is what a session's work on a device goes through.
+type Phase int
+
+// The phases that a gate tells.
+const (
+	InTurn     Phase = iota
+	AwaitsTurn       // work waits for a turn
+	Throttled        // work waits within one: too much is in flight, or the turn is too short for it
+)
 
 // A Set is a session's gates, one for each device that has a schedule. The zero value has
 // none, and nothing ever waits.
@@ -62,7 +74,7 @@ func (s *Set) Open(dev int, member *turns.Member, clock turns.Clock, idle time.D
 		s.gates = append(s.gates, nil)
 	}
 	g := newGate(s, member, clock)
-	g.idle = int64(idle)
+	g.dev, g.idle = dev, int64(idle)
 	s.gates[dev] = g
 	return g
 }

@@ -11,10 +11,12 @@ func (g *Gate) joinTurn() bool {
 	g.orphan()
 	g.member.Request()
 	g.waiting++
+	g.tell(AwaitsTurn, true)
 	g.mu.Unlock()
 	t, err := g.member.Wait(&g.stop)
 	g.mu.Lock()
 	g.waiting--
+	g.tell(AwaitsTurn, false)
 	if err != nil || g.stop.Load() {
 		if err == nil {
 			err = turns.ErrEnded
@@ -26,6 +28,7 @@ func (g *Gate) joinTurn() bool {
 		return true
 	}
 	g.turn = t
+	g.tell(InTurn, true)
 	g.stats.turns++
 	g.flight.forgetEnds()
 	g.flight.lastDone = g.clock.Now()
@@ -87,6 +90,7 @@ func (g *Gate) close() {
 func (g *Gate) endTurn(more bool) {
 	t := g.turn
 	g.turn, g.closing = 0, false
+	g.tell(InTurn, false)
 	g.open.Store(0)
 	now := g.clock.Now()
 	g.chargedUntil = now
@@ -113,6 +117,7 @@ func (g *Gate) loseTurn() {
 		now = min(now, g.member.Deadline(t))
 	}
 	g.turn, g.closing = 0, false
+	g.tell(InTurn, false)
 	g.open.Store(0)
 	g.chargedUntil = now
 	g.stats.held += now - g.entered

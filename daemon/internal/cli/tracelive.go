@@ -1,0 +1,217 @@
+package cli
+
+// The traces of a lease's sessions that run. For each process and each owner of the lease:
+//
+//	LEASE_REQUEST at the lease's socket -> its daemon sees by the kernel who asks, and passes a connection to the session
+//	-> HELLO, TRACE_REQUEST -> WELCOME -> the trace, into a file
+//
+// All run at the same time, each in a goroutine of its own; nothing is shared.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/safefile"
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// askTime bounds what comes before the trace, and traceSlack what its last bytes take.
+const (
+	askTime    = 20 * time.Second
+	traceSlack = 15 * time.Second
+)
+
+// errNoSession says that a process has no session at an owner.
+var errNoSession = errors.New("no session there")
+
+// traceLease writes the timeline of a lease's sessions.
+func traceLease(ctx context.Context, socket, name string, d time.Duration, out string, say func(string, ...any)) error {
+	name, err := jobNumber(ctx, name)
+	if err != nil {
+		return err
+	}
+	ls, err := leases(ctx, socket)
+	if err != nil {
+		return err
+	}
+	id, err := named(ls, name)
+	if err != nil {
+		return err
+	}
+	if socket == "" {
+		socket = defaultSocket()
+	}
+	at := slices.IndexFunc(ls, func(l lease.Status) bool { return l.ID == id })
+	if at < 0 {
+		return fmt.Errorf("lease %s is not on this node, or not yours; see sluice list", id)
+	}
+	l := &ls[at]
+	pids := clients(l)
+	if len(pids) == 0 {
+		return fmt.Errorf("lease %s has no sessions now: no program in it uses a GPU; see sluice list --sessions", short(id))
+	}
+	c, err := collect(out)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
+	defer stop()
+	path := filepath.Join(filepath.Dir(socket), "leases", id, "sock")
+	say("tracing %d processes of lease %s for %v", len(pids), short(id), d)
+	if err := traceAll(ctx, path, pids, len(lease.Owners(l.Grants)), d, c.dir); err != nil {
+		c.drop()
+		return fmt.Errorf("lease %s: %w", short(id), err)
+	}
+	if !c.finish(say) {
+		return &exitError{status: exitFailure}
+	}
+	return nil
+}
+
+// clients are the processes that compute in a lease.
+func clients(l *lease.Status) (pids []uint32) {
+	for _, s := range l.Sessions {
+		if wire.SessionComputes(s.Kind) && s.Client != 0 {
+			pids = append(pids, s.Client)
+		}
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids)
+}
+
+// traceAll writes the traces of all processes into a folder. It is an error if there is none.
+func traceAll(ctx context.Context, path string, pids []uint32, owners int, d time.Duration, dir string) error {
+	var all sync.WaitGroup
+	errs := make([]error, len(pids)*owners)
+	for i := range errs {
+		pid, owner := pids[i/owners], i%owners
+		all.Go(func() {
+			errs[i] = traceOne(ctx, path, pid, owner, d, filepath.Join(dir, fmt.Sprintf("%d-%d.trace", pid, owner)))
+		})
+	}
+	all.Wait()
+	why := errNoSession
+	for _, err := range errs {
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, errNoSession) {
+			why = err
+		}
+	}
+	return why
+}
+
+// traceOne writes the trace of one session into a file.
+func traceOne(ctx context.Context, path string, pid uint32, owner int, d time.Duration, to string) error {
+	c, err := askForTrace(path, pid, owner)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_ = c.SetDeadline(time.Now().Add(askTime))
+	var hello [wire.HelloSize]byte
+	(&wire.Hello{Version: wire.Version, Kind: wire.SessionTrace, PID: uint32(os.Getpid()), UID: uint32(os.Getuid()), Program: "sluice trace"}).Encode(&hello)
+	var e wire.Encoder
+	(&wire.TraceRequest{MS: uint32(d.Milliseconds())}).Encode(&e)
+	if _, err := c.Write(append(hello[:], e.Buf()...)); err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	var refusal *wire.Refusal
+	if _, err := wire.ReadWelcome(c); errors.As(err, &refusal) {
+		return fmt.Errorf("process %d: %w", pid, err)
+	} else if err != nil {
+		return fmt.Errorf("process %d: its session does not answer; it may be of a release that has no traces: those that begin now have them (%w)", pid, err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(d + traceSlack))
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	f, err := safefile.Create(to, safefile.How{Volatile: true})
+	if err != nil {
+		return err
+	}
+	if _, err = io.Copy(f, io.LimitReader(c, wire.MaxTrace)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, unix.ECONNRESET) {
+		_ = f.Close()
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	return f.Commit() // also of a trace that was cut short
+}
+
+// askForTrace has the daemon pass a connection to the session of a process at an owner of the lease.
+func askForTrace(path string, pid uint32, owner int) (net.Conn, error) {
+	d, err := net.DialTimeout("unix", path, askTime)
+	if err != nil {
+		return nil, fmt.Errorf("socket of the lease: %w; is this the lease's node?", err)
+	}
+	defer d.Close()
+	_ = d.SetDeadline(time.Now().Add(askTime))
+	var q [wire.LeaseRequestSize]byte
+	(&wire.LeaseRequest{Version: wire.LeaseVersion, Kind: wire.TraceKind(pid), Owner: uint32(owner), Program: "sluice trace"}).Encode(&q)
+	if _, err := d.Write(q[:]); err != nil {
+		return nil, fmt.Errorf("socket of the lease: %w", err)
+	}
+	status, reason, f, err := readAnswer(d.(*net.UnixConn))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("socket of the lease: %w", err)
+	case status != wire.StatusOK:
+		return nil, fmt.Errorf("%s", reason)
+	case f == nil:
+		return nil, errors.New("socket of the lease: no connection came with the answer")
+	}
+	defer f.Close()
+	return net.FileConn(f)
+}
+
+// readAnswer reads a LEASE_ANSWER, its payload and the connection that came with it.
+func readAnswer(c *net.UnixConn) (status uint32, reason string, f *os.File, err error) {
+	b := make([]byte, wire.LeaseAnswerSize+wire.MaxLeasePayload)
+	oob := make([]byte, unix.CmsgSpace(4))
+	n, on, _, _, err := c.ReadMsgUnix(b, oob)
+	if err != nil {
+		return 0, "", nil, err
+	}
+	if msgs, perr := unix.ParseSocketControlMessage(oob[:on]); perr == nil && len(msgs) > 0 {
+		if fds, _ := unix.ParseUnixRights(&msgs[0]); len(fds) > 0 {
+			unix.CloseOnExec(fds[0])
+			f = os.NewFile(uintptr(fds[0]), "trace")
+		}
+	}
+	var h wire.LeaseAnswer
+	if n < wire.LeaseAnswerSize {
+		var k int
+		k, err = io.ReadFull(c, b[n:wire.LeaseAnswerSize])
+		n += k
+	}
+	if err == nil {
+		err = h.Decode((*[wire.LeaseAnswerSize]byte)(b))
+	}
+	if err == nil && h.Size > wire.MaxLeasePayload {
+		err = errors.New("its answer makes no sense")
+	}
+	if end := wire.LeaseAnswerSize + int(h.Size); err == nil && n < end {
+		_, err = io.ReadFull(c, b[n:end])
+	}
+	if err != nil {
+		if f != nil {
+			_ = f.Close()
+		}
+		return 0, "", nil, err
+	}
+	return h.Status, plain(string(b[wire.LeaseAnswerSize : wire.LeaseAnswerSize+int(h.Size)])), f, nil
+}

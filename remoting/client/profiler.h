@@ -1,0 +1,8 @@
+/* Profilers cannot attach: who asks for one is told what there is instead. */
+#ifndef SLUICE_PROFILER_H
+#define SLUICE_PROFILER_H
+
+/* Logs once for each that it cannot be had. what lives as long as the process. */
+void sl_profiler_refused(const char *what);
+
+#endif

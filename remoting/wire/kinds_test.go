@@ -1,0 +1,25 @@
+package wire
+
+import "testing"
+
+// What is asked for beside a kind of session is told from it, and from each other.
+func TestAskedKinds(t *testing.T) {
+	const pidMost = 1 << 22 // of Linux
+	for _, pid := range []uint32{1, 255, 256, pidMost} {
+		k := TraceKind(pid)
+		if got, ok := Traces(k); got != pid || !ok {
+			t.Errorf("process %d: %d, %v", pid, got, ok)
+		}
+		if _, ok := Attaches(k); ok || !SessionAsked(k) || SessionOpens(k) || SessionComputes(k) {
+			t.Errorf("process %d: %#x is something else as well", pid, k)
+		}
+	}
+	for _, k := range []uint32{SessionTrace, SessionCompute, SessionObserve, AttachKind(0), AttachKind(7), 0x106} {
+		if _, ok := Traces(k); ok {
+			t.Errorf("%#x asks for no trace", k)
+		}
+	}
+	if SessionAsked(SessionTrace) || SessionAsked(SessionLease) || !SessionAsked(AttachKind(3)) || SessionMay(SessionTrace, OpBeat) {
+		t.Error("a kind may what it should not")
+	}
+}
