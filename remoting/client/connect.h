@@ -30,7 +30,7 @@ struct sl_connection {
 /* Outcomes. All but SL_CONNECTED have been logged, and nothing is left open. */
 enum sl_connected {
 	SL_CONNECTED,
-	SL_NOWHERE,	/* no address of a worker, or none that can be used */
+	SL_NO_ADDRESS,	/* no address of a worker is configured, or none of them is usable */
 	SL_UNREACHABLE,	/* nobody answers there */
 	SL_BROKEN,	/* what answers is not a worker, or it failed, or it is busy */
 	SL_MISMATCH,	/* the worker is of another version */

@@ -335,13 +335,13 @@ bool sl_stream_alone(CUstream h)
 	return is_legacy(h) && !atomic_load(&unordered);
 }
 
-CUresult sl_stream_arrived(CUstream h, bool told)
+CUresult sl_stream_arrived(CUstream h, bool marked)
 {
 	CUresult err = CUDA_SUCCESS;
 
 	if (sl_capturing_any())
 		return CUDA_SUCCESS;
-	if (!told && sl_stream_alone(h))
+	if (!marked && sl_stream_alone(h))
 		err = send_arrived(h, true);
 	/* Asked again: by now another thread may have made a stream, which the worker knew before the copy. */
 	return err || sl_stream_alone(h) ? err : sl_cuStreamSynchronize(h);
