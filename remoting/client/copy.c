@@ -45,13 +45,6 @@
 
 #define SHARED_MIN (64u << 10)	/* a copy to the device of at least this many bytes names shared memory; a smaller one sends its bytes */
 
-bool sl_ptr_device(uint64_t p)
-{
-	struct sl_range r;
-
-	return sl_range_find(p, &r) && r.type != SL_RANGE_HOST && r.type != SL_RANGE_REGISTERED;
-}
-
 bool sl_ptr_pinned(const void *p, size_t n)
 {
 	struct sl_range r;

@@ -8,8 +8,6 @@
 
 #include "codec.h"
 
-/* Reports whether p is a device address. */
-bool sl_ptr_device(uint64_t p);
 /* Reports whether the n bytes from p on are page-locked host memory. */
 bool sl_ptr_pinned(const void *p, size_t n);
 /* Returns an error if the stream captures; what names the operation that cannot be a node of a graph. */
