@@ -406,7 +406,7 @@ static bool is_complete(struct sl_event *e, uint32_t generation)
  */
 static bool known_complete(struct sl_event *e, uint32_t generation)
 {
-	return is_complete(e, generation) && !sl_error_untold();
+	return is_complete(e, generation) && !sl_error_pending();
 }
 
 /* Asks the worker, which promises an EVENT frame if the answer is "not ready". */
@@ -440,14 +440,14 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 		return CUDA_SUCCESS;
 	}
 	/* The EVENT frame may come after the reply to a wait that covers the record. */
-	if (!must_ask(e) && !sl_error_untold() && atomic_load(&e->asked) == atomic_load(&sl_waited) &&
+	if (!must_ask(e) && !sl_error_pending() && atomic_load(&e->asked) == atomic_load(&sl_waited) &&
 	    (atomic_load(&e->watched) == generation || atomic_load(&e->followed) == generation)) {
 		err = sl_dead();
 		return err ? err : CUDA_ERROR_NOT_READY;
 	}
 	if (newer(e))
 		atomic_store_explicit(&e->follow, true, memory_order_relaxed);
-	sl_error_telling();
+	sl_error_collect();
 	atomic_store(&e->asked, atomic_load(&sl_waited));
 	err = watch(e, generation);
 	if (!err)
@@ -475,7 +475,7 @@ static bool await(struct sl_event *e, uint32_t generation)
 	session = b.to ? b.to - 1u : 0;
 	sl_expect(session, 1);
 	while ((int32_t)((done = atomic_load(&e->completed)) - generation) < 0) {
-		if (atomic_load(&e->followed) != generation || sl_dead() || sl_error_untold())
+		if (atomic_load(&e->followed) != generation || sl_dead() || sl_error_pending())
 			break;
 		if (sl_look(&since, true))
 			continue;
@@ -485,7 +485,7 @@ static bool await(struct sl_event *e, uint32_t generation)
 	}
 	sl_expect(session, -1);
 	sl_waits_end(began, false);
-	return (int32_t)(done - generation) >= 0 && !sl_error_untold();
+	return (int32_t)(done - generation) >= 0 && !sl_error_pending();
 }
 
 static CUresult synchronize(CUevent hEvent)
@@ -511,7 +511,7 @@ static CUresult synchronize(CUevent hEvent)
 		return sl_dead();
 	}
 	atomic_store_explicit(&e->follow, newer(e), memory_order_relaxed);
-	sl_error_telling();
+	sl_error_collect();
 	err = fw_cuEventSynchronize(hEvent);
 	if (!err) {
 		atomic_fetch_add(&sl_waited, 1);

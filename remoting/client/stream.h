@@ -78,7 +78,7 @@ struct sl_stream *sl_stream_of(CUstream s, CUresult *err);
 #define SL_UNMARKED(call) ({ \
 	struct sl_thread *t_ = sl_tls(); \
 	CUresult r_; \
-	sl_error_telling(); \
+	sl_error_collect(); \
 	t_->no_mark = true; \
 	r_ = (call); \
 	t_->no_mark = false; \
