@@ -149,7 +149,7 @@ func privateDev(devices []string) error {
 	fds := map[string]int{}
 	for _, p := range append(append([]string(nil), plainDevices...), devices...) {
 		if filepath.Dir(filepath.Clean(p)) != "/dev" {
-			return fmt.Errorf("confine: %q is no file of /dev", p)
+			return fmt.Errorf("confine: %q is not a file of /dev", p)
 		}
 		fd, err := unix.Open(p, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {

@@ -196,7 +196,7 @@ func parse(line string) (job, step string, err error) {
 	}
 	job, step, _ = strings.Cut(rest, " ")
 	if _, ok := form.Number(step); !ok || !form.IsJobID(job) {
-		return "", "", fmt.Errorf("%.64q is no job and step of Slurm's", rest)
+		return "", "", fmt.Errorf("%.64q is not a job and step of Slurm's", rest)
 	}
 	return job, step, nil
 }
