@@ -40,7 +40,7 @@ enum sl_connected {
 };
 
 /*
- * Connects over the lease's socket that SLUICE_SOCKET names, else directly to an
+ * Connects over the lease's socket that SLUICE_SOCKET names, otherwise directly to an
  * address in SLUICE_WORKER (tcp:HOST:PORT or unix:PATH, several separated by commas).
  * The environment wins over sluice.conf; an empty variable counts as unset.
  *

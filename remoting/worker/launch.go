@@ -86,7 +86,7 @@ func (s *session) launchKernel(m *wire.Launch, p []byte) int32 {
 	}
 	rc := int32(C.sl_launch(C.uint64_t(fn), C.uint64_t(stream), (*C.uint8_t)(at(p))))
 	if g != nil && len(s.captures) > 0 {
-		s.passed(g) // else the executor stays inside
+		s.passed(g) // otherwise the executor stays inside the gate
 	}
 	return rc
 }

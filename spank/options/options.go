@@ -22,7 +22,7 @@ const (
 	Choice Kind = "choice" // one of Choices
 	Name   Kind = "name"   // a pool's name
 	Time   Kind = "time"   // 0, or a whole number with s, m or h
-	Flag   Kind = "flag"   // no value; "1" is told
+	Flag   Kind = "flag"   // no value; the value passed on is "1"
 )
 
 // Option is one option, given as --Name.
