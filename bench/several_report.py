@@ -105,6 +105,10 @@ def page(log):
         if all(m):
             same = all(a.get("losses") == b.get("losses") for a, b in zip(ranks(native), ranks(remote)))
             yield f"| {name} | {m[0]:.2f} ms | {m[1]:.2f} ms | {m[0] / m[1]:.3f} | {'the same, bit for bit' if same else 'DIFFERENT'} |"
+    reads = [str(process["waits_by_function"].get("host_read", 0)) for process in found.get("fsdp", {}).get("remote", {}).get("stats", [])]
+    if reads:
+        yield ""
+        yield f"In the whole run with FSDP2, of 18 steps, the processes waited {' and '.join(reads)} times for the contents of page-locked memory."
     yield ""
     passed = [c for c, p in found.items() if len(p) == 2 and not list(judge(c, p["native"], p["remote"]))]
     yield f"Cases with the same results: {', '.join(passed)}."

@@ -188,7 +188,7 @@ local function mebibytes(s)
   return n >= MIN_MIB and n <= MAX_MIB and n or nil
 end
 
--- seconds reads 30m, nil if it is no time or out of range.
+-- seconds reads 30m, nil if it is not a time or out of range.
 local function seconds(s)
   if s == "0" then return 0 end
   local digits, unit = s:match("^(%d+)([smh])$")
@@ -359,12 +359,12 @@ local function change(job, record, parts)
     if v and (has or #ours(v) > 0) then asks = true end
   end
   if asks or has and given(job, "licenses") then
-    refuse("what a job takes of the GPU pool cannot be changed; cancel it and submit it anew")
+    refuse("what a job takes of the GPU pool cannot be changed; cancel it and submit it again")
   end
   if not has then return end
   for _, field in ipairs({ "min_nodes", "max_nodes" }) do
     local v = numeric(job, field)
-    if v and v ~= numeric(record, field) then refuse("a job with a fraction is charged for each node: cancel it and submit it anew with another --nodes") end
+    if v and v ~= numeric(record, field) then refuse("a job with a fraction is charged for each node: cancel it and submit it again with another --nodes") end
   end
   local dep = text(job, "dependency")
   if dep and dep:match("expand:") then refuse("a job with a fraction cannot grow") end

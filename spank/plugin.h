@@ -64,7 +64,7 @@ void sl_answer_read(struct sl_answer *a, char *buf, size_t n);
 
 /* The next change in a->body. False at the end, and at a malformed one, where kind becomes SL_ERROR. */
 struct sl_change {
-	char separator; /* 0: set the variable; else put the value before its present one, with this between them */
+	char separator; /* 0: set the variable; otherwise put the value before its present one, with this between them */
 	const char *name, *value;
 };
 bool sl_answer_next(struct sl_answer *a, struct sl_change *c);

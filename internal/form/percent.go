@@ -23,7 +23,7 @@ const MaxPercent = 100 * MaxDevices
 func ParsePercent(s string, most uint32) (uint32, error) {
 	n, err := strconv.ParseUint(strings.TrimSuffix(s, "%"), 10, 32)
 	if err != nil || n == 0 || n > uint64(most) {
-		return 0, fmt.Errorf("%q is no percent from 1 to %d", s, most)
+		return 0, fmt.Errorf("%q is not a percent from 1 to %d", s, most)
 	}
 	return uint32(n), nil
 }

@@ -23,7 +23,7 @@ var size = regexp.MustCompile(`^([0-9]+)(?:([KMGTkmgt])(?:[iI]?[bB])?|[bB])?$`)
 func ParseBytes(text string) (Bytes, error) {
 	m := size.FindStringSubmatch(text)
 	if m == nil {
-		return 0, fmt.Errorf("%q is no size: give bytes as 21474836480, or a whole number with K, M, G or T (powers of 1024) as 512M or 20G", text)
+		return 0, fmt.Errorf("%q is not a size: give bytes as 21474836480, or a whole number with K, M, G or T (powers of 1024) as 512M or 20G", text)
 	}
 	shift := uint(0)
 	for _, u := range units {

@@ -1,5 +1,5 @@
 /*
- * Settings: from the environment, else from sluice.conf beside the library
+ * Settings: from the environment, otherwise from sluice.conf beside the library
  * (KEY=VALUE lines), which is how a container that does not inherit our environment
  * gets them. For both libraries.
  */

@@ -87,7 +87,7 @@ static enum sl_connected find_worker(struct where *w)
 	if (!w->socket && !w->workers) {
 		if (sl_conf_too_large()) {
 			sl_log(SL_ERROR, "sluice.conf is larger than %d bytes and is not used", SL_CONF_MAX);
-			return SL_NOWHERE;
+			return SL_NO_ADDRESS;
 		}
 		w->socket = from_conf("SLUICE_SOCKET");
 		w->workers = from_conf("SLUICE_WORKER");
@@ -97,7 +97,7 @@ static enum sl_connected find_worker(struct where *w)
 	if (!w->socket && !w->workers) {
 		sl_log(SL_WARN, "neither SLUICE_SOCKET nor SLUICE_WORKER is set and there is no sluice.conf beside this library; "
 		       "start the program with sluice run");
-		return SL_NOWHERE;
+		return SL_NO_ADDRESS;
 	}
 	/* The daemon knows the lease by its socket; a worker that is asked directly needs the token. */
 	if (!w->socket && !parse_token(w->token, lease)) {
@@ -218,14 +218,14 @@ static enum sl_connected dial_worker(const char *list, const struct sl_ask *ask,
 		c->owners += *p == ',';
 	if (c->owners > SL_MAX_OWNERS) {
 		sl_log(SL_ERROR, "SLUICE_WORKER: the lease is spread over %u owners: a program can use %d", c->owners, SL_MAX_OWNERS);
-		return SL_NOWHERE;
+		return SL_NO_ADDRESS;
 	}
 	for (; skip && *list; list++)
 		skip -= *list == ',';
 	n = strcspn(list, ",");
 	if (n >= sizeof where) {
 		sl_log(SL_ERROR, "SLUICE_WORKER: an address is longer than %zu bytes", sizeof where - 1);
-		return SL_NOWHERE;
+		return SL_NO_ADDRESS;
 	}
 	memcpy(where, list, n);
 	where[n] = 0;
@@ -236,7 +236,7 @@ static enum sl_connected dial_worker(const char *list, const struct sl_ask *ask,
 		c->fd = dial_tcp(where + 4, sl_now_ms() + ask->patience_ms);
 	} else {
 		sl_log(SL_ERROR, "SLUICE_WORKER=%s: want tcp:HOST:PORT or unix:PATH", where);
-		return SL_NOWHERE;
+		return SL_NO_ADDRESS;
 	}
 	if (c->fd < 0) {
 		sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "worker %s: %s; is it running and reachable from here?", where, strerror(errno));

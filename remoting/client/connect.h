@@ -30,7 +30,7 @@ struct sl_connection {
 /* Outcomes. All but SL_CONNECTED have been logged, and nothing is left open. */
 enum sl_connected {
 	SL_CONNECTED,
-	SL_NOWHERE,	/* no address of a worker, or none that can be used */
+	SL_NO_ADDRESS,	/* no address of a worker is configured, or none of them is usable */
 	SL_UNREACHABLE,	/* nobody answers there */
 	SL_BROKEN,	/* what answers is not a worker, or it failed, or it is busy */
 	SL_MISMATCH,	/* the worker is of another version */
@@ -40,7 +40,7 @@ enum sl_connected {
 };
 
 /*
- * Connects over the lease's socket that SLUICE_SOCKET names, else directly to an
+ * Connects over the lease's socket that SLUICE_SOCKET names, otherwise directly to an
  * address in SLUICE_WORKER (tcp:HOST:PORT or unix:PATH, several separated by commas).
  * The environment wins over sluice.conf; an empty variable counts as unset.
  *

@@ -1,18 +1,23 @@
 /*
- * Copies. To the device: one-way frames of at most 1 MiB whose bytes leave the
- * program's buffer before the call returns, pinned or not (upload.h). From the device: a
- * delivery (session.h) names the program's memory, the worker's frames are
- * written straight into it. Into pinned memory the call returns at once and the
- * data is there before any wait that covers the copy succeeds; into pageable
- * memory it waits, as CUDA does. Between device addresses: forwarded. Between host
- * addresses: made here, in the stream's order.
+ * Copies of one dimension.
  *
- * Memory that the worker shares (shared.h) needs none of that: a frame names it, and the
- * device's copy engine reads or writes the program's own pages. Other memory is copied once, from or to a block that
- * is shared (staged.h).
+ * To the device: one-way frames of at most 1 MiB. The bytes leave the program's buffer
+ * before the call returns, whether it is page-locked or not (upload.h).
  *
- * Which side a pointer is on is the ranges' to say (operand.h), not the function's
- * name; memory nobody allocated through CUDA is the host's.
+ * From the device: a delivery (delivery.h) names the program's memory, and the receiver
+ * writes the worker's frames straight into it. A copy into page-locked memory returns at
+ * once; its data is there before any wait that covers the copy succeeds. A copy into
+ * pageable memory waits, as CUDA's does.
+ *
+ * Copies between device addresses are forwarded. Copies between host addresses are done
+ * here, in stream order.
+ *
+ * Memory that the worker shares (shared.h) takes a shorter way: a frame names it, and the
+ * device's copy engine reads or writes the program's own pages. Where the worker shares
+ * memory with this process, pageable memory is copied through a shared block (staged.h).
+ *
+ * The ranges (operand.h) decide which side a pointer is on; the function's name does not.
+ * Memory that was not allocated through CUDA is host memory.
  */
 #include "copy.h"
 #include "codec.h"
@@ -38,14 +43,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHARED_MIN (64u << 10)	/* bytes from which on a copy to the device names shared memory, rather than to bring its bytes along */
-
-bool sl_ptr_device(uint64_t p)
-{
-	struct sl_range r;
-
-	return sl_range_find(p, &r) && r.type != SL_RANGE_HOST && r.type != SL_RANGE_REGISTERED;
-}
+#define SHARED_MIN (64u << 10)	/* a copy to the device of at least this many bytes names shared memory; a smaller one sends its bytes */
 
 bool sl_ptr_pinned(const void *p, size_t n)
 {
@@ -81,22 +79,22 @@ struct linear {
 	size_t n;
 };
 
-static CUresult in_there(void *arg);
-static CUresult out_there(void *arg);
+static CUresult in_foreign(void *arg);
+static CUresult out_foreign(void *arg);
 
-/* *told: the worker knows by the last frame that it ends a blocking copy. */
-static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool wait, bool *told)
+/* Copies to the device. *marked becomes true if the last frame tells the worker that a blocking copy ends with it. */
+static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool wait, bool *marked)
 {
 	struct sl_ctx *c, *there = sl_ptr_foreign(dst);
 	CUresult err = sl_ctx_use(&c);
 	uint32_t stream;
 	bool done = false;
 
-	*told = false;
+	*marked = false;
 	if (err)
 		return err;
 	if (__builtin_expect(there != NULL, 0))
-		return sl_copy_elsewhere(there, in_there, &(struct linear){ dst, (void *)(uintptr_t)src, n }, s);
+		return sl_copy_elsewhere(there, in_foreign, &(struct linear){ dst, (void *)(uintptr_t)src, n }, s);
 	err = sl_copy_source_ready(src, n);
 	if (err)
 		return err;
@@ -106,8 +104,8 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool 
 		err = sl_staged_in(dst, src, n, stream, &done);
 	if (err || done)
 		return err;
-	*told = wait && !sl_capturing_any() && sl_stream_alone(s);
-	return sl_upload(dst, src, n, s, stream, *told);
+	*marked = wait && !sl_capturing_any() && sl_stream_alone(s);
+	return sl_upload(dst, src, n, s, stream, *marked);
 }
 
 CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, CUstream s)
@@ -136,7 +134,7 @@ CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, C
 	return err;
 }
 
-/* Waits for a copy that the worker answers when it is done. */
+/* Sends a copy and waits for the worker's answer, which comes when the copy is done. */
 static CUresult wait_for_copy(uint16_t op, const sl_buf *b, CUstream s)
 {
 	struct sl_covered w = { 0 };
@@ -151,7 +149,7 @@ static CUresult wait_for_copy(uint16_t op, const sl_buf *b, CUstream s)
 	return err;
 }
 
-/* To the device from memory that the worker shares, where it is at src. */
+/* Copies to the device from memory that the worker shares. The memory is at here in this process, and at src in the worker. */
 static CUresult in_shared(CUdeviceptr dst, const void *here, uint64_t src, size_t n, CUstream s, bool wait)
 {
 	CUresult err = sl_copy_source_ready(here, n);
@@ -170,7 +168,7 @@ static CUresult in_shared(CUdeviceptr dst, const void *here, uint64_t src, size_
 	return err;
 }
 
-/* The other direction. A delivery without bytes is open until the copy is done. */
+/* Copies from the device to memory that the worker shares. The delivery brings no bytes; it stays open until the copy is done. */
 static CUresult out_shared(void *here, uint64_t dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -201,7 +199,7 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 	if (err)
 		return err;
 	if (__builtin_expect(there != NULL, 0))
-		return sl_copy_elsewhere(there, out_there, &(struct linear){ src, dst, n }, s);
+		return sl_copy_elsewhere(there, out_foreign, &(struct linear){ src, dst, n }, s);
 	if (wait)
 		err = sl_staged_out(dst, src, n, s, &done);
 	if (err || done)
@@ -218,15 +216,15 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 	return err;
 }
 
-static CUresult in_there(void *arg)
+static CUresult in_foreign(void *arg)
 {
 	struct linear *l = arg;
-	bool told;
+	bool marked;
 
-	return in(l->dev, l->host, l->n, NULL, false, &told);
+	return in(l->dev, l->host, l->n, NULL, false, &marked);
 }
 
-static CUresult out_there(void *arg)
+static CUresult out_foreign(void *arg)
 {
 	struct linear *l = arg;
 
@@ -250,7 +248,7 @@ struct host_copy {
 	size_t n;
 };
 
-static void copy_behind(void *arg, CUresult failed)
+static void copy_in_order(void *arg, CUresult failed)
 {
 	struct host_copy *c = arg;
 
@@ -259,7 +257,7 @@ static void copy_behind(void *arg, CUresult failed)
 	free(c);
 }
 
-/* Host to host. Where both sides are page-locked the call need not wait for what is in the stream. */
+/* Copies from host memory to host memory. If both sides are page-locked, the call need not wait for the work in the stream. */
 static CUresult on_host(void *dst, const void *src, size_t n, CUstream s, bool wait)
 {
 	struct host_copy *c;
@@ -275,13 +273,13 @@ static CUresult on_host(void *dst, const void *src, size_t n, CUstream s, bool w
 	if (!c)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*c = (struct host_copy){ dst, src, n };
-	err = sl_hostfn_inside(s, copy_behind, c);
+	err = sl_hostfn_inside(s, copy_in_order, c);
 	if (err)
 		free(c);
 	return err;
 }
 
-/* A copy with the host's memory as a node of the graph that the stream captures. */
+/* Adds a copy from or to host memory to the graph that the stream captures. *done is false if the stream captures none. */
 static CUresult captured(const struct sl_operand *dst, const struct sl_operand *src, size_t n, CUstream s, bool *done)
 {
 	CUDA_MEMCPY3D c = { .srcMemoryType = CU_MEMORYTYPE_HOST, .dstMemoryType = CU_MEMORYTYPE_HOST, .srcPitch = n, .srcHeight = 1,
@@ -305,18 +303,18 @@ static CUresult captured(const struct sl_operand *dst, const struct sl_operand *
 	return sl_graph_copy_capture(&c, s, done);
 }
 
-/* What a function asks of its operands. */
+/* Which operands a function requires to be device memory. */
 enum { DST_DEVICE = 1, SRC_DEVICE = 2 };
 
 /*
- * Which memory is meant at an address that the device and the program both have. A function that asks one of its operands to be the
- * device's has the other one from the host, or it would ask that of both; one that asks nothing of them is refused.
+ * Decides which memory is meant where both the device and the program have memory at the address. If the function requires one operand to
+ * be device memory, the other one is host memory: a function between devices requires both. A function that requires neither is refused.
  */
-static CUresult decide(struct sl_operand *o, bool asked, unsigned asks)
+static CUresult decide(struct sl_operand *o, bool asked, unsigned wants)
 {
 	if (!o->shadowed || asked)
 		return CUDA_SUCCESS;
-	if (!asks)
+	if (!wants)
 		return sl_refuse_with("a copy that does not say its direction", "memory at an address where the program has other memory");
 	o->place = SL_PAGEABLE;
 	o->room = SIZE_MAX;
@@ -324,31 +322,31 @@ static CUresult decide(struct sl_operand *o, bool asked, unsigned asks)
 }
 
 /*
- * A copy of whatever kind its addresses make it. wait: on return the bytes that go to the host are there.
- * An operand that has to be the device's may be page-locked host memory, and not pageable memory.
+ * Makes a copy; its addresses decide which kind it is. If wait is set, bytes that go to the host are there on return.
+ * An operand that must be device memory may also be page-locked host memory, but not pageable memory.
  */
-static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, bool wait, unsigned asks)
+static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, bool wait, unsigned wants)
 {
 	struct sl_operand to, from;
 	uint64_t there;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
-	bool seen; /* as soon as the call has returned, by the program, or by another process whose device memory it is */
-	bool told = false;
+	bool visible; /* the program, or another process that has the device memory too, may look at the result as soon as the call returns */
+	bool marked = false;
 
 	if (err || !n)
 		return err;
-	to = sl_operand(dst, n, asks & DST_DEVICE);
-	from = sl_operand(src, n, asks & SRC_DEVICE);
+	to = sl_operand(dst, n, wants & DST_DEVICE);
+	from = sl_operand(src, n, wants & SRC_DEVICE);
 	if (__builtin_expect(to.shadowed || from.shadowed, 0)) {
-		err = decide(&to, asks & DST_DEVICE, asks);
+		err = decide(&to, wants & DST_DEVICE, wants);
 		if (!err)
-			err = decide(&from, asks & SRC_DEVICE, asks);
+			err = decide(&from, wants & SRC_DEVICE, wants);
 		if (err)
 			return err;
 	}
-	if (to.place == SL_NOWHERE || from.place == SL_NOWHERE || (asks & DST_DEVICE && to.place == SL_PAGEABLE) ||
-	    (asks & SRC_DEVICE && from.place == SL_PAGEABLE))
+	if (to.place == SL_NULL || from.place == SL_NULL || (wants & DST_DEVICE && to.place == SL_PAGEABLE) ||
+	    (wants & SRC_DEVICE && from.place == SL_PAGEABLE))
 		return CUDA_ERROR_INVALID_VALUE;
 	if ((to.place == SL_DEVICE && n > to.room) || (from.place == SL_DEVICE && n > from.room))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -366,20 +364,20 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 	if (to.place == SL_LOCKED && from.place == SL_DEVICE && sl_mapped_share(dst, n, n >= SHARED_MIN, &there))
 		return out_shared((void *)(uintptr_t)dst, there, from.p, n, s, wait);
 	if (to.place == SL_DEVICE) {
-		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s, wait, &told);
-		seen = to.twin || from.twin || (from.place != SL_DEVICE && sl_ipc_any());
+		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s, wait, &marked);
+		visible = to.twin || from.twin || (from.place != SL_DEVICE && sl_ipc_any());
 		if (err || !wait)
 			return err;
-		return seen ? sl_cuStreamSynchronize(s) : from.place != SL_DEVICE ? sl_stream_arrived(s, told) : CUDA_SUCCESS;
+		return visible ? sl_cuStreamSynchronize(s) : from.place != SL_DEVICE ? sl_stream_arrived(s, marked) : CUDA_SUCCESS;
 	}
 	if (from.place == SL_DEVICE)
 		return out((void *)(uintptr_t)dst, from.p, n, s, wait || to.place != SL_LOCKED || n > to.room);
-	/* What runs past the end of a page-locked block is nobody's to wait for later. */
+	/* No later wait covers bytes beyond the end of a page-locked block, so such a copy waits now. */
 	wait = wait || to.place != SL_LOCKED || from.place != SL_LOCKED || n > to.room || n > from.room;
 	return on_host((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, n, s, wait);
 }
 
-/* CUDA's blocking copy waits for the stream; that shows where the host has something to see. */
+/* CUDA's blocking copy waits for the stream first. A program can observe that only if work in the stream may change host memory. */
 CUresult sl_cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t n, CUstream ds)
 {
 	CUresult err = sl_deliveries_open() || sl_mapped_any() ? sl_cuStreamSynchronize(ds) : CUDA_SUCCESS;
@@ -422,7 +420,7 @@ CUresult sl_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream h
 	return copy(dst, src, n, hStream, false, 0);
 }
 
-/* Whether the contexts are of several owners is route.c's to see; what host memory is concerned, this side's. */
+/* Copies between contexts. Host memory as an operand is handled here; route.c handles contexts of different owners. */
 static CUresult peer(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx, size_t n, CUstream s, bool wait)
 {
 	struct sl_operand to = sl_operand(dst, n, true), from = sl_operand(src, n, true);

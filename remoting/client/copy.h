@@ -1,4 +1,4 @@
-/* What copy.c and copy3d.c share. */
+/* Functions that copy.c and copy3d.c share. */
 #ifndef SLUICE_COPY_H
 #define SLUICE_COPY_H
 
@@ -8,23 +8,22 @@
 
 #include "codec.h"
 
-/* True if the address is the device's. */
-bool sl_ptr_device(uint64_t p);
-/* True if n bytes from p are pinned host memory. */
+/* Reports whether the n bytes from p on are page-locked host memory. */
 bool sl_ptr_pinned(const void *p, size_t n);
-/* Refuses what cannot be a node of a graph where the stream captures. */
+/* Returns an error if the stream captures; what names the operation that cannot be a node of a graph. */
 CUresult sl_capture_check(CUstream s, const char *what);
 /*
- * Makes each side of a copy memory of the host's or the device's, or an array, by its address, with the pitches that
- * it leaves out. *twin becomes true if the device's side is the host's memory too. graph: for a node.
+ * Determines from the addresses whether each side of a copy is host memory, device memory or an array, and fills in the
+ * pitches that the program left out. *twin becomes true if the device's side is host memory that kernels reach. graph says
+ * that the copy is for a node of a graph.
  */
 CUresult sl_copy3d_sides(CUDA_MEMCPY3D *c, bool graph, bool *twin);
 /*
- * Before n bytes at p are read for a copy to the device: work of the program that
- * writes them (a copy from the device, a host function) may still be under way.
+ * Waits until the n bytes at p may be read for a copy to the device: a copy from the
+ * device or a host function may still be writing them.
  */
 CUresult sl_copy_source_ready(const void *p, size_t n);
-/* Sends a copy from the device whose payload names the delivery; waits for its end if asked to. */
+/* Sends a copy from the device whose payload names the delivery. If wait is set, it returns when the copy has ended. */
 CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, CUstream s);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * Copies of two and three dimensions, all brought to one form (CUDA_MEMCPY3D)
- * with each side known as host, device or array. Host to device goes in frames of
- * packed rows, device to host comes back as packed rows that the session scatters,
- * anything between device and arrays is forwarded.
+ * Copies of two and three dimensions. All are converted to one form (CUDA_MEMCPY3D),
+ * in which each side is host memory, device memory or an array. A copy to the device
+ * sends frames of packed rows. A copy from the device receives packed rows, which the
+ * delivery scatters. Copies between device memory and arrays are forwarded.
  */
 #include "codec.h"
 #include "copy.h"
@@ -28,9 +28,9 @@
 #define CHUNK (1u << 20)
 
 /*
- * What a side of a copy really is: with unified addressing the address decides, whatever the program calls it.
- * span is how many bytes from the base the copy reaches. *twin: it is mapped host memory's place on the device. A graph
- * takes host memory whose place on the device has another address as the host's, since its functions look at it there.
+ * Determines whether a side of a copy is host or device memory: with unified addressing its address decides, and not the type that
+ * the program names. The copy reaches span bytes from the base. *twin becomes true if the device's side is mapped host memory
+ * (mapped.h). For a graph, host memory whose twin has another address stays host memory: host functions in the graph see it there.
  */
 static CUresult resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev, size_t span, bool graph, bool *twin)
 {
@@ -42,7 +42,7 @@ static CUresult resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev,
 	if (!span || (*type != CU_MEMORYTYPE_HOST && *type != CU_MEMORYTYPE_DEVICE && *type != CU_MEMORYTYPE_UNIFIED))
 		return CUDA_ERROR_INVALID_VALUE;
 	o = sl_operand(p, span, *type == CU_MEMORYTYPE_DEVICE);
-	if (o.place == SL_NOWHERE || (*type == CU_MEMORYTYPE_DEVICE && o.place == SL_PAGEABLE) ||
+	if (o.place == SL_NULL || (*type == CU_MEMORYTYPE_DEVICE && o.place == SL_PAGEABLE) ||
 	    (o.place == SL_DEVICE && span > o.room))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (o.place == SL_DEVICE && !(graph && o.p != p)) {
@@ -56,7 +56,7 @@ static CUresult resolve(CUmemorytype *type, const void **host, CUdeviceptr *dev,
 	return CUDA_SUCCESS;
 }
 
-/* Bytes from a side's base to the end of the box in it; 0 if they cannot be counted. */
+/* Returns the bytes from a side's base to the end of its box, or 0 if the sum overflows. */
 static size_t span_of(size_t pitch, size_t height, size_t x, size_t y, size_t z, const CUDA_MEMCPY3D *c)
 {
 	size_t rows, last, n;
@@ -101,7 +101,7 @@ static uint64_t place(CUmemorytype type, CUdeviceptr dev, CUarray array, CUresul
 	return type == CU_MEMORYTYPE_ARRAY ? sl_handle_id(SL_ARRAY, array, err) : dev;
 }
 
-/* Rows of one slice, as many as fit a frame; rows longer than a frame in pieces. */
+/* Copies to the device. A frame has as many rows of one slice as fit; a row longer than a frame is sent in pieces. */
 static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -186,14 +186,14 @@ static void copy_host(const CUDA_MEMCPY3D *c)
 				c->WidthInBytes);
 }
 
-static void copy_behind(void *arg, CUresult failed)
+static void copy_in_order(void *arg, CUresult failed)
 {
 	if (!failed)
 		copy_host(arg);
 	free(arg);
 }
 
-/* Host to host, in the stream's order; as in copy.c. */
+/* Copies from host memory to host memory in stream order, as in copy.c. */
 static CUresult on_host(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
 {
 	CUDA_MEMCPY3D *later;
@@ -211,7 +211,7 @@ static CUresult on_host(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
 	if (!later)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*later = *c;
-	err = sl_hostfn_inside(s, copy_behind, later);
+	err = sl_hostfn_inside(s, copy_in_order, later);
 	if (err)
 		free(later);
 	return err;
@@ -219,7 +219,7 @@ static CUresult on_host(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
 
 static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait);
 
-/* The context that a side's memory belongs to, NULL for the host. Several sessions only. */
+/* Returns the context that a side's memory belongs to, or NULL for host memory. It is called only if there are several sessions. */
 static struct sl_ctx *side_ctx(CUmemorytype type, CUdeviceptr dev, CUarray array)
 {
 	if (type == CU_MEMORYTYPE_DEVICE)
@@ -227,12 +227,12 @@ static struct sl_ctx *side_ctx(CUmemorytype type, CUdeviceptr dev, CUarray array
 	return type == CU_MEMORYTYPE_ARRAY ? sl_handle_state_by_id(SL_CTX, sl_handle_ctx(SL_ARRAY, array)) : NULL;
 }
 
-static CUresult copy_there(void *arg)
+static CUresult copy_foreign(void *arg)
 {
 	return copy(arg, NULL, true);
 }
 
-/* Between sessions: out to packed rows here, and in from them. */
+/* Copies between sessions: from the source's device to packed rows in this process, and from there to the destination's. */
 static CUresult across(const CUDA_MEMCPY3D *c, struct sl_ctx *dst, struct sl_ctx *src, CUstream s)
 {
 	CUDA_MEMCPY3D fetch = *c, store = *c;
@@ -252,14 +252,14 @@ static CUresult across(const CUDA_MEMCPY3D *c, struct sl_ctx *dst, struct sl_ctx
 	fetch.dstHeight = store.srcHeight = c->Height;
 	fetch.dstXInBytes = fetch.dstY = fetch.dstZ = fetch.dstLOD = 0;
 	store.srcXInBytes = store.srcY = store.srcZ = store.srcLOD = 0;
-	err = sl_copy_elsewhere(src, copy_there, &fetch, s);
+	err = sl_copy_elsewhere(src, copy_foreign, &fetch, s);
 	if (!err)
-		err = sl_copy_elsewhere(dst, copy_there, &store, s);
+		err = sl_copy_elsewhere(dst, copy_foreign, &store, s);
 	free(rows);
 	return err;
 }
 
-/* *done: the copy was one with memory of another session, and has been made or refused. */
+/* Handles copies with memory of another session. *done becomes true if this was one; it has then been made or refused. */
 static CUresult foreign(CUDA_MEMCPY3D *c, CUstream s, bool *done)
 {
 	struct sl_ctx *dst = side_ctx(c->dstMemoryType, c->dstDevice, c->dstArray);
@@ -272,7 +272,7 @@ static CUresult foreign(CUDA_MEMCPY3D *c, CUstream s, bool *done)
 		return across(c, dst, src, s);
 	if (dst && src && sl_ctx_session(atomic_load(&dst->id)) != sl_ctx_session(atomic_load(&src->id)))
 		return across(c, dst, src, s);
-	return sl_copy_elsewhere(dst ? dst : src, copy_there, c, s);
+	return sl_copy_elsewhere(dst ? dst : src, copy_foreign, c, s);
 }
 
 CUresult sl_copy3d_sides(CUDA_MEMCPY3D *c, bool graph, bool *twin)
@@ -327,7 +327,7 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 			return out(&c, s, wait);
 		err = c.dstMemoryType == CU_MEMORYTYPE_HOST ? on_host(&c, s, wait) : in(&c, s);
 	}
-	/* The program may tell another process as soon as this call has returned. */
+	/* The program may tell another process of the data as soon as this call returns. */
 	twin = twin || (c.srcMemoryType == CU_MEMORYTYPE_HOST && sl_ipc_any());
 	if (err || !wait)
 		return err;
@@ -385,7 +385,7 @@ CUresult sl_cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *pCopy, CUstream hStream)
 	return pCopy ? copy(pCopy, hStream, false) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Addresses are unified: the contexts say nothing that the pointers do not. */
+/* Addresses are unified, so the pointers alone say which contexts take part. */
 static CUresult peer(const CUDA_MEMCPY3D_PEER *p, CUstream s, bool wait)
 {
 	CUDA_MEMCPY3D c = { 0 };
@@ -428,7 +428,7 @@ CUresult sl_cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStrea
 	return peer(pCopy, hStream, false);
 }
 
-/* --- one-dimensional forms with arrays: a single row --- */
+/* --- copies of one dimension from or to arrays: a single row --- */
 
 struct row {
 	CUmemorytype type;
@@ -496,7 +496,7 @@ CUresult sl_cuMemcpyAtoA_v2(CUarray dst, size_t dstOffset, CUarray src, size_t s
 	return copy_row(ARRAY(dst, dstOffset), ARRAY(src, srcOffset), n, ds, true);
 }
 
-/* --- batches of pointers; an operand that is an array is refused --- */
+/* --- batches of copies between pointers; arrays are refused --- */
 
 static CUresult batch3d(size_t n, CUDA_MEMCPY3D_BATCH_OP *op, size_t *failIdx, CUstream s)
 {

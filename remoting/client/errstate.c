@@ -1,10 +1,14 @@
-/* Keeps the errors: see errstate.h. */
+/*
+ * The process's memory of errors: see errstate.h. The errors below are sticky in CUDA: the first of them ends all use
+ * of the process's contexts, and every later call that needs a context returns it (sl_gate_slow, sl_ctx_use). Any other
+ * error is returned once, by the call itself or, for a one-way call, by a later wait.
+ */
 #include "errstate.h"
 
 #include <stdatomic.h>
 
 static _Atomic CUresult sticky;
-static _Atomic bool untold;
+static _Atomic bool pending;
 
 bool sl_error_sticks(CUresult result)
 {
@@ -37,7 +41,7 @@ bool sl_error_result(CUresult result)
 
 bool sl_error_oneway(CUresult result)
 {
-	atomic_store(&untold, true);
+	atomic_store(&pending, true);
 	return sl_error_result(result);
 }
 
@@ -46,12 +50,12 @@ CUresult sl_sticky(void)
 	return atomic_load_explicit(&sticky, memory_order_relaxed);
 }
 
-bool sl_error_untold(void)
+bool sl_error_pending(void)
 {
-	return atomic_load_explicit(&untold, memory_order_relaxed);
+	return atomic_load_explicit(&pending, memory_order_relaxed);
 }
 
-void sl_error_telling(void)
+void sl_error_collect(void)
 {
-	atomic_store_explicit(&untold, false, memory_order_relaxed);
+	atomic_store_explicit(&pending, false, memory_order_relaxed);
 }

@@ -11,9 +11,10 @@
  * and the wait is for that frame. Where there is no newer work, waiting in order is
  * faster.
  *
- * All fields are atomics; the receiver thread writes `completed` through
- * sl_on_event, which only ever raises it. Threads that record one event take turns:
- * meanwhile `stream_seq` is RECORDING, which no wait covers.
+ * The fields are atomics, in groups by the thread that writes them. The receiver
+ * thread writes `completed` through sl_on_event, which only ever raises it. Threads
+ * that record one event take turns: meanwhile `stream_seq` is RECORDING, which no
+ * wait covers.
  */
 #define _GNU_SOURCE
 #include "event.h"
@@ -48,20 +49,26 @@ struct sl_event {
 	uint32_t id;
 	uint32_t ctx_id;
 	unsigned flags;
-	_Atomic uint32_t recorded;  /* generation of the last record */
-	_Atomic uint32_t completed; /* highest generation known complete */
-	_Atomic uint32_t watched;   /* generation the worker was asked to report, 0 none */
-	_Atomic uint64_t asked;	    /* sl_waited when the worker was last asked */
-	_Atomic uint32_t stream;    /* id it was last recorded on (0 legacy), and .. */
+
+	/* The last record: by the thread that records. */
+	_Atomic uint32_t recorded;  /* its generation */
+	_Atomic uint32_t stream;    /* id of its stream (0 legacy), and .. */
 	_Atomic uint64_t stream_seq;/* .. the mark of that stream then; 0 unknown */
-	_Atomic bool external;	    /* recorded by graphs or launches too: always ask */
+	_Atomic uint64_t calls;	    /* sl_calls then */
+	_Atomic bool forward;	    /* the shim cannot count it, because of a capture: always ask */
+	_Atomic bool external;	    /* for good: graphs, launches or other processes record the event too: always ask */
+
+	/* What is known of it: by the receiver and by threads that wait. */
+	_Atomic uint32_t completed; /* highest generation known complete */
 	_Atomic uint32_t fetched;   /* generation after which mapped memory was fetched */
-	_Atomic bool forward;	    /* recorded where the shim cannot count it (captures): always ask */
+	_Atomic uint32_t sleepers;  /* threads asleep until `completed` changes */
+
+	/* What the worker was asked: by threads that query, wait or record. */
+	_Atomic uint64_t asked;	    /* sl_waited when the worker was last asked */
+	_Atomic uint32_t watched;   /* generation that a query asked the worker to report; 0 none */
+	_Atomic uint32_t followed;  /* generation whose EVENT frame its record requested; 0 none */
 	_Atomic bool follow;	    /* each record requests an EVENT frame */
 	_Atomic bool wanted;	    /* queried or waited for since its last record */
-	_Atomic uint32_t followed;  /* generation whose EVENT frame was requested, 0 none */
-	_Atomic uint64_t calls;	    /* sl_calls at its last record */
-	_Atomic uint32_t sleepers;  /* threads asleep until `completed` changes */
 };
 
 static struct sl_pool events = { .size = sizeof(struct sl_event) };
@@ -401,12 +408,44 @@ static bool is_complete(struct sl_event *e, uint32_t generation)
 }
 
 /*
- * True if the last record is known complete and the program has been told of every earlier error: an error is told
- * before the completion of what follows it.
+ * Reports whether the last record is known complete and every earlier error has been returned to the program: an error
+ * is returned before the completion of what follows it.
  */
 static bool known_complete(struct sl_event *e, uint32_t generation)
 {
-	return is_complete(e, generation) && !sl_error_untold();
+	return is_complete(e, generation) && !sl_error_pending();
+}
+
+/*
+ * The first step of a query and of a wait: finds the event and its last record. *complete: the record is known complete,
+ * and the program may now read what is behind it.
+ */
+static CUresult resolve(CUevent hEvent, struct sl_event **event, uint32_t *generation, bool *complete)
+{
+	struct sl_event *e = *event = sl_handle_state(SL_EVENT, hEvent);
+	CUresult err = sl_sticky();
+
+	if (!e)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (err)
+		return err;
+	atomic_store_explicit(&e->wanted, true, memory_order_relaxed);
+	*generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
+	*complete = known_complete(e, *generation);
+	if (*complete)
+		seen_complete(e, *generation);
+	return CUDA_SUCCESS;
+}
+
+/* The last step of both: the worker has answered err for the record. */
+static CUresult answered(struct sl_event *e, uint32_t generation, CUresult err)
+{
+	if (err)
+		return err;
+	seen_complete(e, generation);
+	if (!must_ask(e))
+		raise_completed(e, generation);
+	return CUDA_SUCCESS;
 }
 
 /* Asks the worker, which promises an EVENT frame if the answer is "not ready". */
@@ -425,40 +464,27 @@ static CUresult watch(struct sl_event *e, uint32_t generation)
 
 CUresult sl_cuEventQuery(CUevent hEvent)
 {
-	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	struct sl_event *e;
 	uint32_t generation;
-	CUresult err = sl_sticky();
+	bool complete;
+	CUresult err = resolve(hEvent, &e, &generation, &complete);
 
-	if (!e)
-		return CUDA_ERROR_INVALID_HANDLE;
-	if (err)
+	if (err || complete)
 		return err;
-	atomic_store_explicit(&e->wanted, true, memory_order_relaxed);
-	generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
-	if (known_complete(e, generation)) {
-		seen_complete(e, generation);
-		return CUDA_SUCCESS;
-	}
 	/* The EVENT frame may come after the reply to a wait that covers the record. */
-	if (!must_ask(e) && !sl_error_untold() && atomic_load(&e->asked) == atomic_load(&sl_waited) &&
+	if (!must_ask(e) && !sl_error_pending() && atomic_load(&e->asked) == atomic_load(&sl_waited) &&
 	    (atomic_load(&e->watched) == generation || atomic_load(&e->followed) == generation)) {
 		err = sl_dead();
 		return err ? err : CUDA_ERROR_NOT_READY;
 	}
 	if (newer(e))
 		atomic_store_explicit(&e->follow, true, memory_order_relaxed);
-	sl_error_telling();
+	sl_error_collect();
 	atomic_store(&e->asked, atomic_load(&sl_waited));
 	err = watch(e, generation);
-	if (!err)
-		seen_complete(e, generation);
-	if (must_ask(e))
-		return err;
-	if (!err)
-		raise_completed(e, generation);
-	else if (err == CUDA_ERROR_NOT_READY)
+	if (err == CUDA_ERROR_NOT_READY && !must_ask(e))
 		atomic_store(&e->watched, generation);
-	return err;
+	return answered(e, generation, err);
 }
 
 /* Waits for the EVENT frame of a record. False: the caller must ask in order. */
@@ -475,7 +501,7 @@ static bool await(struct sl_event *e, uint32_t generation)
 	session = b.to ? b.to - 1u : 0;
 	sl_expect(session, 1);
 	while ((int32_t)((done = atomic_load(&e->completed)) - generation) < 0) {
-		if (atomic_load(&e->followed) != generation || sl_dead() || sl_error_untold())
+		if (atomic_load(&e->followed) != generation || sl_dead() || sl_error_pending())
 			break;
 		if (sl_look(&since, NULL))
 			continue;
@@ -485,41 +511,32 @@ static bool await(struct sl_event *e, uint32_t generation)
 	}
 	sl_expect(session, -1);
 	sl_waits_end(began, false);
-	return (int32_t)(done - generation) >= 0 && !sl_error_untold();
+	return (int32_t)(done - generation) >= 0 && !sl_error_pending();
 }
 
 static CUresult synchronize(CUevent hEvent)
 {
-	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	struct sl_event *e;
 	uint32_t generation;
-	CUresult err = sl_sticky();
+	bool complete;
+	CUresult err = resolve(hEvent, &e, &generation, &complete);
 
-	if (!e)
-		return CUDA_ERROR_INVALID_HANDLE;
 	if (err)
 		return err;
-	atomic_store_explicit(&e->wanted, true, memory_order_relaxed);
-	generation = atomic_load_explicit(&e->recorded, memory_order_acquire);
-	if (known_complete(e, generation)) {
-		sl_print_flush();
+	if (!complete && !must_ask(e) && newer(e) && atomic_load(&e->followed) == generation && await(e, generation)) {
+		complete = true;
 		seen_complete(e, generation);
-		return sl_dead();
 	}
-	if (!must_ask(e) && newer(e) && atomic_load(&e->followed) == generation && await(e, generation)) {
+	if (complete) {
 		sl_print_flush();
-		seen_complete(e, generation);
 		return sl_dead();
 	}
 	atomic_store_explicit(&e->follow, newer(e), memory_order_relaxed);
-	sl_error_telling();
+	sl_error_collect();
 	err = fw_cuEventSynchronize(hEvent);
-	if (!err) {
+	if (!err)
 		atomic_fetch_add(&sl_waited, 1);
-		seen_complete(e, generation);
-	}
-	if (!err && !must_ask(e))
-		raise_completed(e, generation);
-	return err;
+	return answered(e, generation, err);
 }
 
 CUresult sl_cuEventSynchronize(CUevent hEvent)

@@ -202,7 +202,7 @@ static void add_container(struct sl_image *out, const uint8_t *c, const struct f
 			add(out, f[i].p, f[i].n);
 }
 
-/* The container c, reduced to what the devices can use; whole if that cannot be told. */
+/* Returns the container c, reduced to what the devices can use. It is whole if that cannot be determined. */
 static bool open_container(const uint8_t *c, const struct sl_cc *cc, unsigned ncc, struct sl_image *out)
 {
 	struct file *f = malloc(MAX_FILES * sizeof *f);

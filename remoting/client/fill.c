@@ -1,8 +1,8 @@
 /*
- * Fills (cuMemset*). Of device memory they are forwarded. Of page-locked host memory they are made here: by
- * the functions that CUDA calls synchronous at once, after the stream; by the others in the stream's order, as
- * a host function of the shim's own. The synchronous functions do not wait for fills of device memory, they
- * only name another default stream.
+ * Fills (cuMemset*). Fills of device memory are forwarded. Fills of page-locked host memory are done here.
+ * CUDA's synchronous functions wait for the stream and then fill; the asynchronous ones queue a host function
+ * of the shim's own, which fills in stream order. For device memory the synchronous functions do not wait
+ * either: they differ from the asynchronous ones only in their default stream.
  */
 #include "copy.h"
 #include "ctx.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* h rows of w elements of size bytes; pitch bytes from one row to the next. */
+/* A fill of h rows of w elements. An element has size bytes; a row begins pitch bytes after the row before. */
 struct fill {
 	CUdeviceptr dst;
 	size_t pitch, w, h;
@@ -35,7 +35,7 @@ static void fill_host(const struct fill *f)
 	}
 }
 
-static void fill_behind(void *arg, CUresult failed)
+static void fill_in_order(void *arg, CUresult failed)
 {
 	if (!failed)
 		fill_host(arg);
@@ -61,7 +61,7 @@ static CUresult on_host(const struct fill *f, size_t span, CUstream s, bool wait
 	if (!later)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*later = *f;
-	err = sl_hostfn_inside(s, fill_behind, later);
+	err = sl_hostfn_inside(s, fill_in_order, later);
 	if (err)
 		free(later);
 	return err;
@@ -98,10 +98,10 @@ static CUresult fill(struct fill f, bool flat, CUstream s, bool wait)
 	if (f.dst % f.size)
 		return CUDA_ERROR_INVALID_VALUE;
 	/*
-	 * A capture takes a fill of memory that is nobody's, and instantiating its graph fails: seen with driver 580. cuDNN
-	 * captures such fills to learn which kernels it would run.
+	 * A capture accepts a fill of memory that nobody has allocated; instantiating its graph then fails. Driver 580 was
+	 * observed to do so. cuDNN captures such fills to find out which kernels it would run.
 	 */
-	if (to.place == SL_NOWHERE || to.place == SL_PAGEABLE || to.room < span)
+	if (to.place == SL_NULL || to.place == SL_PAGEABLE || to.room < span)
 		return sl_stream_captures(s) ? forward(&f, flat, s) : CUDA_ERROR_INVALID_VALUE;
 	if (f.h > 1 && (f.pitch % f.size || f.pitch < row))
 		return CUDA_ERROR_INVALID_VALUE;

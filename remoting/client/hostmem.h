@@ -13,7 +13,7 @@ struct sl_range;
 size_t sl_host_pages(size_t n);
 /* Maps r->size bytes and adds the range, of which the caller has set what it is. */
 CUresult sl_host_map(struct sl_range *r);
-/* Ends memory whose range has been removed. passed: no stream uses it any more; else those are waited for that copy or fill host memory. */
+/* Frees memory whose range has been removed. Unless passed says that no stream uses it any more, it waits for streams that copy or fill host memory. */
 void sl_host_end(const struct sl_range *r, bool passed);
 
 #endif

@@ -239,7 +239,7 @@ CUresult sl_hostpool_set(struct sl_hostpool *p, CUmemPool_attribute attr, uint64
 		break;
 	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
 	case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-		/* Only 0 is allowed: the mark begins anew from the present amount, which is the attribute before it. */
+		/* Only 0 is allowed: the mark restarts from the present amount, which is the attribute before it. */
 		if (value)
 			err = CUDA_ERROR_INVALID_VALUE;
 		else

@@ -1,13 +1,16 @@
 /*
- * Flow: a block is page-locked memory that kernels reach. Of its pieces, which are
- * compared, it keeps the bytes that both sides had when they were last made equal; a side
- * has written where it differs from those. The sender compares and sends (HOST_MERGE); the
- * receiver writes what the worker has found (HOST frames).
+ * Flow: a block is page-locked memory that kernels reach. The parts of it that are compared
+ * are its pieces. A piece keeps the bytes that both sides had when they were last made
+ * equal; a side that differs from them has written. The sender compares its side and sends
+ * what has changed (HOST_MERGE). The receiver writes what the worker has found (HOST frames).
  *
- * Locks: making is held while a block is made; it may wait for the worker. sending is held
- * while changes are sent, so that they go out in the order in which they were found, and
- * to change the list. lock guards the list and the bytes; it is not held while anything is
- * sent or awaited, because the receiver takes it. They are taken in this order.
+ * Locks, in the order in which they are taken:
+ *
+ *	making   held while a block is made, which may wait for the worker
+ *	sending  held while changes are sent, so that they are sent in the order in which they
+ *	         were found, and while the list changes
+ *	lock     guards the list and the kept bytes. It is never held while anything is sent or
+ *	         awaited, because the receiver takes it
  */
 #include "mapped.h"
 #include "area.h"
@@ -34,20 +37,20 @@
 #define PAGE SL_MIRROR_PAGE
 
 enum {
-	SMALL = 4096,		/* bytes of a block that is always compared */
-	MEDIUM = 64 << 10,	/* of one that is while there is less than SOME to compare */
-	SOME = 256 << 10,
-	SHARED = 16 << 20,	/* of one that other processes may write to */
-	PART = MEDIUM + 8,	/* bytes that are compared together, in whole words */
-	READINGS = 8,		/* of memory that changes, until two are the same */
+	SMALL = 4096,		/* a block of at most this many bytes is always compared */
+	MEDIUM = 64 << 10,	/* one of at most this many is, while at most COMPARED_MAX bytes are compared in all */
+	COMPARED_MAX = 256 << 10,
+	SHARED_MAX = 16 << 20,	/* most bytes of a block that other processes may write to */
+	PART = MEDIUM + 8,	/* bytes that are compared at a time, in whole words */
+	READS = 8,		/* how often memory that changes is read, at most, until two reads are the same */
 };
 
-/* Whole words of 8 bytes, in which [p, p+n) is the block's. */
+/* A piece of a block, [p, p+n), and the whole words of 8 bytes around it, [lo, hi). */
 struct piece {
 	uint64_t p;
 	size_t n;
 	uint64_t lo, hi;
-	uint8_t *equal;		/* hi - lo bytes, and room up to a multiple of 64 */
+	uint8_t *equal;		/* the bytes that both sides last had: hi - lo, in a buffer of a multiple of 64 */
 };
 
 struct block {
@@ -56,23 +59,24 @@ struct block {
 	struct sl_other other;
 	struct sl_area_use area;
 	bool registered, read_only;
-	bool shared, reached;	/* the worker shares it; kernels were given its address */
-	uint64_t mirror;	/* 0: it has none */
+	bool shared;		/* the worker shares it */
+	bool reached;		/* it is shared, and kernels were given its address */
+	uint64_t mirror;	/* where its mirror begins; 0 for none */
 	unsigned pieces;
 	struct piece piece[2];
 };
 
 _Atomic unsigned sl_mapped_blocks, sl_mapped_shared, sl_mapped_reached;
 
-static struct block **all;	/* by address */
+static struct block **blocks;	/* sorted by address */
 static size_t count, capacity;
-static unsigned moved;		/* of them, which the device has at another address */
+static unsigned moved;		/* blocks that the device has at another address */
 static size_t compared;		/* bytes of all pieces */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER, sending = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* --- the list --- */
 
-/* Place of the first block that ends above p. */
+/* Returns the index of the first block that ends above p. */
 static size_t first_above(uint64_t p)
 {
 	size_t lo = 0, hi = count;
@@ -80,7 +84,7 @@ static size_t first_above(uint64_t p)
 	while (lo < hi) {
 		size_t mid = lo + (hi - lo) / 2;
 
-		if (all[mid]->base + all[mid]->n <= p)
+		if (blocks[mid]->base + blocks[mid]->n <= p)
 			lo = mid + 1;
 		else
 			hi = mid;
@@ -92,25 +96,25 @@ static struct block *find(uint64_t p)
 {
 	size_t i = first_above(p);
 
-	return i < count && all[i]->base <= p ? all[i] : NULL;
+	return i < count && blocks[i]->base <= p ? blocks[i] : NULL;
 }
 
-/* Whether kernels may use a block: what is shared for copies alone is page-locked memory as any other. */
+/* Reports whether kernels may use a block. A block that is shared for copies only is page-locked memory like any other. */
 static bool is_twin(const struct block *b)
 {
 	return !b->shared || b->reached;
 }
 
-/* The block that has the device address p. */
-static struct block *find_there(uint64_t p)
+/* Returns the block that contains the device address p. */
+static struct block *find_by_device(uint64_t p)
 {
 	struct block *b = find(p);
 
 	if (b && !b->other.delta)
 		return is_twin(b) ? b : NULL;
 	for (size_t i = 0; moved && i < count; i++)
-		if (is_twin(all[i]) && all[i]->other.delta && p - all[i]->other.delta - all[i]->base < all[i]->n)
-			return all[i];
+		if (is_twin(blocks[i]) && blocks[i]->other.delta && p - blocks[i]->other.delta - blocks[i]->base < blocks[i]->n)
+			return blocks[i];
 	return NULL;
 }
 
@@ -133,7 +137,7 @@ bool sl_mapped_is_twin_slow(uint64_t p)
 	bool found;
 
 	pthread_mutex_lock(&lock);
-	found = find_there(p);
+	found = find_by_device(p);
 	pthread_mutex_unlock(&lock);
 	return found || sl_mirror_has(p);
 }
@@ -152,8 +156,8 @@ struct sl_ctx *sl_mapped_ctx_slow(uint64_t p)
 
 /* --- host to device --- */
 
-/* Registered memory is the program's to unmap, even too early. */
-static bool there(const struct block *b, const struct piece *p)
+/* Reports whether the memory of a piece is still mapped: a program may unmap registered memory before it unregisters it. */
+static bool still_mapped(const struct block *b, const struct piece *p)
 {
 	unsigned char in[64];
 
@@ -166,8 +170,8 @@ static bool there(const struct block *b, const struct piece *p)
 	return true;
 }
 
-/* Clears the bits of a word's bytes that are not the block's. */
-static uint8_t own_bytes(const struct piece *p, uint64_t word, uint8_t mask)
+/* Clears the mask's bits for bytes of a word that do not belong to the piece. */
+static uint8_t mask_own(const struct piece *p, uint64_t word, uint8_t mask)
 {
 	if (word < p->p)
 		mask &= (uint8_t)(0xff << (p->p - word));
@@ -177,9 +181,9 @@ static uint8_t own_bytes(const struct piece *p, uint64_t word, uint8_t mask)
 }
 
 /*
- * What has changed of a part of a piece from lo on: copied out, noted as equal, and left to be sent. A thread of the
- * program may go on writing. Two readings that are the same hold what was there at one time: who finds a flag in it finds
- * what was written before the flag as well.
+ * The part of a piece from lo on, with what has changed in it: the bytes are copied here and noted as equal, and are then sent.
+ * A thread of the program may be writing meanwhile. So the part is read until two reads are the same: they hold what was there
+ * at one time, and a flag in them comes with the data that was written before the flag.
  */
 static struct part {
 	uint64_t lo;
@@ -196,7 +200,7 @@ static bool take_part(const struct piece *p, struct part *t)
 
 	if (!memcmp(live, equal, n))
 		return false;
-	for (unsigned i = 0; i < READINGS && (!i || memcmp(t->bytes, live, n)); i++) {
+	for (unsigned i = 0; i < READS && (!i || memcmp(t->bytes, live, n)); i++) {
 		memcpy(t->bytes, live, n);
 		atomic_thread_fence(memory_order_acquire);
 	}
@@ -204,20 +208,20 @@ static bool take_part(const struct piece *p, struct part *t)
 	t->c = sl_changes(t->bytes, equal, (n + 63) / 64 * 64, t->mask);
 	some = t->c.words;
 	if (some && t->lo + t->c.from < p->p)
-		t->mask[t->c.from / 8] = own_bytes(p, t->lo + t->c.from, t->mask[t->c.from / 8]);
+		t->mask[t->c.from / 8] = mask_own(p, t->lo + t->c.from, t->mask[t->c.from / 8]);
 	if (some && t->lo + t->c.to > p->p + p->n)
-		t->mask[t->c.to / 8 - 1] = own_bytes(p, t->lo + t->c.to - 8, t->mask[t->c.to / 8 - 1]);
+		t->mask[t->c.to / 8 - 1] = mask_own(p, t->lo + t->c.to - 8, t->mask[t->c.to / 8 - 1]);
 	memcpy(equal, t->bytes, n);
 	return some;
 }
 
-/* Sends what the program has written to a piece; whether that was anything. sending is held. */
+/* Sends what the program has written to a piece, and reports whether that was anything. sending is held. */
 static bool send_piece(const struct block *b, const struct piece *p)
 {
 	struct part *t = &part;
 	bool some = false;
 
-	if (!there(b, p))
+	if (!still_mapped(b, p))
 		return false;
 	for (t->lo = p->lo; t->lo < p->hi; t->lo += PART) {
 		bool changed;
@@ -238,9 +242,9 @@ static bool send_pieces(size_t most)
 
 	pthread_mutex_lock(&sending);
 	for (size_t i = 0; i < count; i++)
-		for (unsigned k = 0; k < all[i]->pieces; k++)
-			if (all[i]->piece[k].n <= most)
-				some |= send_piece(all[i], &all[i]->piece[k]);
+		for (unsigned k = 0; k < blocks[i]->pieces; k++)
+			if (blocks[i]->piece[k].n <= most)
+				some |= send_piece(blocks[i], &blocks[i]->piece[k]);
 	pthread_mutex_unlock(&sending);
 	return some;
 }
@@ -260,7 +264,7 @@ static enum sl_poll poll(void)
 
 /* --- device to host --- */
 
-/* The bytes of a word whose bits are set, at once: a thread that waits for the word sees all of them or none. */
+/* Writes those bytes of a word whose bits are set, in one store: a thread that polls the word sees all of them or none. */
 static void put_word(uint64_t at, uint64_t v, uint8_t bits)
 {
 	uint64_t *word = (uint64_t *)(uintptr_t)at, mask = 0, was = __atomic_load_n(word, __ATOMIC_RELAXED);
@@ -273,14 +277,15 @@ static void put_word(uint64_t at, uint64_t v, uint8_t bits)
 }
 
 /*
- * Writes those changed words that have a neighbour on both sides that was changed, too (turn 0), on one side (1: before, 2:
- * behind), or none (3). The later its turn, the more likely a word is a flag that says that others have been written.
+ * Writes the changed words of one turn. Words whose neighbours on both sides have changed, too, are written in turn 0, those with
+ * one such neighbour in turn 1 (the one before) or 2 (the one behind), and those without in turn 3. A word by itself is most likely
+ * a flag that says that other words have been written, so it is written last.
  */
 static void put_words(const struct piece *p, uint64_t at, size_t words, const uint8_t *mask, const uint8_t *bytes, unsigned turn)
 {
 	for (size_t k = 0; k < words; k++) {
 		unsigned its = (k && mask[k - 1] ? 0 : 2) + (k + 1 < words && mask[k + 1] ? 0 : 1);
-		uint8_t bits = own_bytes(p, at + 8 * k, mask[k]), *equal = p->equal + (at + 8 * k - p->lo);
+		uint8_t bits = mask_own(p, at + 8 * k, mask[k]), *equal = p->equal + (at + 8 * k - p->lo);
 		uint64_t v;
 
 		if (!bits || its != turn)
@@ -293,14 +298,14 @@ static void put_words(const struct piece *p, uint64_t at, size_t words, const ui
 	}
 }
 
-/* Two blocks may have parts of one word: each takes its own. */
+/* Applies changes to a block. Two blocks may each have bytes of one word; each takes its own. */
 static void change(const struct block *b, uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes)
 {
 	for (unsigned k = 0; k < b->pieces; k++) {
 		const struct piece *own = &b->piece[k];
 		uint64_t from = p > own->lo ? p : own->lo, to = p + n < own->hi ? p + n : own->hi;
 
-		if (from >= to || !there(b, own))
+		if (from >= to || !still_mapped(b, own))
 			continue;
 		for (unsigned turn = 0; turn < 4; turn++)
 			put_words(own, from, (to - from) / 8, mask + (from - p) / 8, bytes + (from - p), turn);
@@ -312,15 +317,15 @@ void sl_mapped_changed(uint64_t p, size_t n, const uint8_t *mask, const uint8_t 
 	if (p % 8 || p + n < p)
 		return;
 	pthread_mutex_lock(&lock);
-	for (size_t i = moved ? 0 : first_above(p); i < count && (moved || all[i]->base < p + n); i++)
-		change(all[i], p - all[i]->other.delta, n, mask, bytes);
+	for (size_t i = moved ? 0 : first_above(p); i < count && (moved || blocks[i]->base < p + n); i++)
+		change(blocks[i], p - blocks[i]->other.delta, n, mask, bytes);
 	pthread_mutex_unlock(&lock);
 }
 
-/* --- beginning and ending --- */
+/* --- making and dropping blocks --- */
 
-/* What /proc says of the memory's maps. */
-static void look_at(uint64_t p, size_t n, bool *shared, bool *writable, bool *nccl)
+/* Reads from /proc/self/maps how the memory is mapped. */
+static void read_maps(uint64_t p, size_t n, bool *shared, bool *writable, bool *nccl)
 {
 	FILE *f = fopen("/proc/self/maps", "re");
 	char line[512], flags[5];
@@ -341,7 +346,7 @@ static void look_at(uint64_t p, size_t n, bool *shared, bool *writable, bool *nc
 		fclose(f);
 }
 
-/* Adds [p, p+n) to what is compared; nothing if it is empty. */
+/* Makes [p, p+n) a piece of the block, unless it is empty. */
 static bool add_piece(struct block *b, uint64_t p, size_t n)
 {
 	struct piece *own = &b->piece[b->pieces];
@@ -355,7 +360,7 @@ static bool add_piece(struct block *b, uint64_t p, size_t n)
 	if (!own->equal)
 		return false;
 	b->pieces++;
-	/* Else the other side holds whatever was there: then every byte is to be sent. */
+	/* A fresh area holds zeroes. Any other may hold anything: bytes that differ everywhere have all of them sent. */
 	for (size_t i = 0; !b->area.fresh && i < own->hi - own->lo; i++)
 		own->equal[i] = (uint8_t)~((const uint8_t *)(uintptr_t)own->lo)[i];
 	return true;
@@ -369,18 +374,18 @@ static bool insert(struct block *b)
 	pthread_mutex_lock(&sending);
 	pthread_mutex_lock(&lock);
 	if (count == capacity) {
-		struct block **more = realloc(all, (capacity ? 2 * capacity : 16) * sizeof *all);
+		struct block **more = realloc(blocks, (capacity ? 2 * capacity : 16) * sizeof *blocks);
 
 		ok = more;
 		if (ok) {
-			all = more;
+			blocks = more;
 			capacity = capacity ? 2 * capacity : 16;
 		}
 	}
 	if (ok) {
 		i = first_above(b->base);
-		memmove(all + i + 1, all + i, (count - i) * sizeof *all);
-		all[i] = b;
+		memmove(blocks + i + 1, blocks + i, (count - i) * sizeof *blocks);
+		blocks[i] = b;
 		count++;
 		moved += b->other.delta != 0;
 		for (unsigned k = 0; k < b->pieces; k++)
@@ -392,11 +397,11 @@ static bool insert(struct block *b)
 	return ok;
 }
 
-static void take_out(size_t i)
+static void unlist(size_t i)
 {
-	struct block *b = all[i];
+	struct block *b = blocks[i];
 
-	memmove(all + i, all + i + 1, (--count - i) * sizeof *all);
+	memmove(blocks + i, blocks + i + 1, (--count - i) * sizeof *blocks);
 	moved -= b->other.delta != 0;
 	for (unsigned k = 0; k < b->pieces; k++)
 		compared -= b->piece[k].n;
@@ -427,7 +432,7 @@ static void discard(struct block *b)
 	free(b);
 }
 
-/* In the block's context: what the device has of it goes. It is in no list any more. */
+/* Frees a block, which is in no list any more, and its copy on the device. It runs in the block's context. */
 static CUresult end(void *arg)
 {
 	struct block *b = arg;
@@ -440,7 +445,7 @@ static CUresult end(void *arg)
 	return CUDA_SUCCESS;
 }
 
-/* Divides a block into what is compared and what is a mirror, whose kind is given. */
+/* Divides a block into pieces, which are compared, and a mirror of the given kind. If whole is set, the block is one piece. */
 static CUresult divide(struct block *b, bool whole, unsigned kind)
 {
 	uint64_t last = b->base + b->n, lo = (b->base + PAGE - 1) & ~(PAGE - 1), hi = b->registered ? last & ~(PAGE - 1) : last;
@@ -456,7 +461,7 @@ static CUresult divide(struct block *b, bool whole, unsigned kind)
 	return err;
 }
 
-/* A block of at most compare bytes is compared as a whole, unless too many bytes are compared already. */
+/* Makes a block of r. One of at most compare bytes is compared as a whole, unless too many bytes are compared already. making is held. */
 static CUresult make(const struct sl_range *r, size_t compare)
 {
 	struct block *b = calloc(1, sizeof *b);
@@ -468,22 +473,22 @@ static CUresult make(const struct sl_range *r, size_t compare)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*b = (struct block){ .base = r->base, .n = r->size, .registered = r->type == SL_RANGE_REGISTERED };
 	if (b->registered) {
-		look_at(b->base, b->n, &shared, &writable, &nccl);
+		read_maps(b->base, b->n, &shared, &writable, &nccl);
 		b->read_only = r->flags & CU_MEMHOSTREGISTER_READ_ONLY;
 		kind = SL_MIRROR_REGISTERED | (b->read_only ? SL_MIRROR_READ_ONLY : 0) | (writable ? 0 : SL_MIRROR_FIXED | SL_MIRROR_READ_ONLY);
 		shared &= writable;
 	}
 	if (r->use == SL_HOST_NCCL_QUEUE)
 		kind |= SL_MIRROR_READ_ONLY;
-	whole = b->n <= SMALL || shared || (b->n <= compare && compared + b->n <= SOME);
-	/* Kernels of two processes would wait for each other by it, each in a worker that has a copy of its own. */
+	whole = b->n <= SMALL || shared || (b->n <= compare && compared + b->n <= COMPARED_MAX);
+	/* Kernels of two processes would use it to wait for each other, but each worker has a copy of its own. */
 	if (shared && nccl) {
 		sl_log(SL_WARN, "NCCL's shared memory between processes is not supported: the processes' GPUs do not reach each other's memory, or NCCL_P2P_DISABLE is set");
 		free(b);
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
-	if (shared && (b->n > SHARED || compared + b->n > SL_MAX_HOST_WATCH / 2)) {
-		sl_log(SL_WARN, "kernels cannot reach %zu bytes of host memory: other processes may write to it, and %d bytes are the most then", b->n, SHARED);
+	if (shared && (b->n > SHARED_MAX || compared + b->n > SL_MAX_HOST_WATCH / 2)) {
+		sl_log(SL_WARN, "kernels cannot reach %zu bytes of host memory: other processes may write to it, and the limit for such memory is %d bytes", b->n, SHARED_MAX);
 		free(b);
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
@@ -508,7 +513,7 @@ static CUresult make(const struct sl_range *r, size_t compare)
 	return CUDA_SUCCESS;
 }
 
-/* Has the worker share page-locked memory, which needs no more to be made equal. making is held. */
+/* Makes the worker share page-locked memory. There is nothing to keep equal then. making is held. */
 static CUresult make_shared(const struct sl_range *r)
 {
 	struct block *b = calloc(1, sizeof *b);
@@ -532,7 +537,7 @@ static CUresult make_shared(const struct sl_range *r)
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The worker's address of [p, p+n) if it shares that. */
+/* Sets *there to the worker's address of [p, p+n), and reports whether the worker shares it. */
 static bool find_shared(uint64_t p, size_t n, uint64_t *there)
 {
 	struct block *b;
@@ -556,7 +561,7 @@ bool sl_mapped_share_slow(uint64_t p, size_t n, bool make, uint64_t *there)
 		return true;
 	if (!make || !sl_range_find(p, &r) || !r.memfd || n > r.size - (p - r.base))
 		return false;
-	/* What streams are still to do to the memory from here must be in it before the device's part begins. */
+	/* Queued copies and host functions that write to the memory here must have ended before the device uses it. */
 	if (sl_copy_source_ready((void *)(uintptr_t)r.base, r.size))
 		return false;
 	pthread_mutex_lock(&making);
@@ -566,7 +571,7 @@ bool sl_mapped_share_slow(uint64_t p, size_t n, bool make, uint64_t *there)
 	return !err && find_shared(p, n, there);
 }
 
-/* Notes that kernels were given the address of a block that is shared. */
+/* Notes that kernels were given the address of a shared block. */
 static void note_reached(uint64_t p)
 {
 	struct block *b;
@@ -594,7 +599,7 @@ static CUresult reach(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r, s
 	err = sl_ctx_use(&c);
 	if (err)
 		return err;
-	/* What streams are still to do to the memory must be in it before the other side is made from it. */
+	/* Queued copies and host functions that write to the memory must have ended before the device's copy is made from it. */
 	err = sl_copy_source_ready((void *)(uintptr_t)r->base, r->size);
 	if (err)
 		return err;
@@ -606,7 +611,7 @@ static CUresult reach(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r, s
 		if (!r->memfd || !sl_shared_can())
 			err = make(r, compare);
 	} else if (sl_ctx_foreign(c)) {
-		sl_log(SL_WARN, "host memory is reached by kernels of one owner's devices; these are another's");
+		sl_log(SL_WARN, "host memory can be reached by kernels on one owner's devices only, and another owner's reach it already");
 		err = CUDA_ERROR_NOT_SUPPORTED;
 	}
 	pthread_mutex_unlock(&making);
@@ -636,7 +641,7 @@ static CUresult synchronize(void *arg)
 	return sl_cuCtxSynchronize();
 }
 
-/* Takes the block out that which chooses; NULL if there is none. */
+/* Removes the first block that which selects from the list. It returns NULL if there is none. */
 static struct block *remove_block(bool (*which)(const struct block *, uint64_t), uint64_t key)
 {
 	struct block *b = NULL;
@@ -644,10 +649,10 @@ static struct block *remove_block(bool (*which)(const struct block *, uint64_t),
 	pthread_mutex_lock(&sending);
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < count && !b; i++) {
-		if (!which(all[i], key))
+		if (!which(blocks[i], key))
 			continue;
-		b = all[i];
-		take_out(i);
+		b = blocks[i];
+		unlist(i);
 	}
 	pthread_mutex_unlock(&lock);
 	pthread_mutex_unlock(&sending);
@@ -671,7 +676,7 @@ void sl_mapped_drop(const struct sl_range *r)
 
 	if (!c)
 		return;
-	/* The driver waits for what uses the memory; afterwards the program has what that has written. */
+	/* As the driver does, wait for work that uses the memory. Afterwards the program's memory has what that work has written. */
 	if (r->type == SL_RANGE_REGISTERED && !sl_capturing_any())
 		sl_ctx_with(c, synchronize, NULL);
 	b = remove_block(at_base, r->base);
@@ -684,7 +689,7 @@ void sl_mapped_drop_ctx(uint32_t ctx_id)
 	struct block *b;
 
 	while ((b = remove_block(in_ctx, ctx_id))) {
-		b->registered = true; /* another context may go on using the memory, with what it holds */
+		b->registered = true; /* another context may go on using the memory, so its contents are kept */
 		sl_ctx_with(b->other.ctx, end, b);
 	}
 	sl_managed_drop_ctx(ctx_id);

@@ -1,21 +1,22 @@
 /*
- * Host memory that kernels address too.
+ * Mapped memory: host memory that kernels address too.
  *
- * The device cannot reach this host, so such memory has another side where the device
- * is (area.h), and the two are made equal where CUDA promises that one side sees what
- * the other wrote: host to device before a launch, device to host when the program has
- * waited for the device. Kernels have the memory at its own address, or, where the
- * worker uses that for something else, at another.
+ * The device cannot reach this host. So the worker has a copy of such memory (area.h), and
+ * the two copies are made equal where CUDA promises that one side sees what the other has
+ * written: host to device before a launch, device to host when the program has waited for
+ * the device. Kernels have the memory at the program's address. If the worker uses that
+ * address for something else, they have it at another.
  *
- * There are two ways to keep the sides equal. Pages of large blocks are mirrors
- * (mirror.h), which page protection follows. Small blocks, the ends of registered memory
- * that share a page with other memory, and memory that other processes may write to are
- * compared as a whole: here before each launch, and every millisecond while the program
- * works; in the worker before it says that work is complete, and every millisecond, too.
- * So a program and a running kernel see each other's changes to them.
+ * There are two ways to keep the copies equal. The pages of large blocks are mirrors
+ * (mirror.h): page protection shows which were written. Everything else is compared byte
+ * by byte: small blocks, the ends of registered memory that share a page with other memory,
+ * and memory that other processes may write to. The shim compares before each launch, and
+ * every millisecond while the program works. The worker compares before it says that work
+ * is complete, and every millisecond, too. So a program and a running kernel see each
+ * other's changes to memory that is compared.
  *
- * Where the worker is on this node, memory that cuMemHostAlloc has made is shared with it
- * (shared.h): both sides are the same pages, and nothing is made equal. Copies then go
+ * If the worker is on this node, memory from cuMemHostAlloc is shared with it (shared.h):
+ * both sides have the same pages, and nothing needs to be made equal. Copies then go
  * straight between the device and the program's memory.
  */
 #ifndef SLUICE_MAPPED_H
@@ -31,11 +32,11 @@
 #include "ranges.h"
 #include "shared.h"
 
-extern _Atomic unsigned sl_mapped_blocks;	/* that are to be made equal */
-extern _Atomic unsigned sl_mapped_shared;	/* that the worker shares */
-extern _Atomic unsigned sl_mapped_reached;	/* of those, that kernels were given */
+extern _Atomic unsigned sl_mapped_blocks;	/* blocks with two copies to keep equal */
+extern _Atomic unsigned sl_mapped_shared;	/* blocks that the worker shares */
+extern _Atomic unsigned sl_mapped_reached;	/* shared blocks whose address kernels were given */
 
-/* Whether kernels reach any host memory. */
+/* Reports whether kernels reach any host memory. */
 static inline bool sl_mapped_any(void)
 {
 	return __builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed) |
@@ -43,37 +44,37 @@ static inline bool sl_mapped_any(void)
 				atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0);
 }
 
-/* The device's address of p, which lies in page-locked host memory r. */
+/* Sets *dptr to the device address of p, which lies in page-locked host memory r, and makes r reachable for kernels first if it is not. */
 CUresult sl_mapped_address(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r);
 /*
  * Makes page-locked memory r, which contains p, reachable for kernels, because its address was found in copied bytes (pointers.h).
- * Kernels may never use it, so it is followed by page protection where it is larger than 4 KiB, which costs nothing while nobody touches it.
+ * Perhaps no kernel ever uses it. So a block of more than 4 KiB is mirrored rather than compared: that costs nothing while nobody touches it.
  */
 CUresult sl_mapped_found(uint64_t p, const struct sl_range *r);
-/* Page-locked memory is freed or unregistered. What is registered then holds what kernels have written. */
+/* Drops the block of page-locked memory that is being freed or unregistered. Registered memory then holds what kernels have written. */
 void sl_mapped_drop(const struct sl_range *r);
-/* The context is going, and its blocks with it. */
+/* Drops the blocks of a context that is being destroyed. */
 void sl_mapped_drop_ctx(uint32_t ctx_id);
 
 bool sl_mapped_twin_slow(uint64_t *p);
 bool sl_mapped_is_twin_slow(uint64_t p);
 struct sl_ctx *sl_mapped_ctx_slow(uint64_t p);
 
-/* Whether the device reaches host memory at *p, which becomes the device's address. */
+/* Reports whether kernels reach the host memory at *p. *p then becomes the device address. */
 static inline bool sl_mapped_twin(uint64_t *p)
 {
 	return sl_mapped_any() && sl_mapped_twin_slow(p);
 }
 
-/* Whether a device address is of memory that the program sees too. */
+/* Reports whether p is the device address of memory that the program sees too. */
 static inline bool sl_mapped_is_twin(uint64_t p)
 {
 	return sl_mapped_any() && sl_mapped_is_twin_slow(p);
 }
 
 /*
- * Makes the worker share the page-locked memory that [p, p+n) lies in, if that memory can be shared. *there becomes p's address in the
- * worker. make: also where it does not share the memory yet, which costs a round trip. False if it does not share it.
+ * Reports whether the worker shares the page-locked memory that [p, p+n) lies in; *there then becomes p's address in the worker. If make
+ * is set, memory that can be shared and is not yet shared becomes so, which costs a round trip.
  */
 bool sl_mapped_share_slow(uint64_t p, size_t n, bool make, uint64_t *there);
 
@@ -83,7 +84,7 @@ static inline bool sl_mapped_share(uint64_t p, size_t n, bool make, uint64_t *th
 	       sl_mapped_share_slow(p, n, make, there);
 }
 
-/* The context that page-locked memory at p has its other side in; NULL if it has none. */
+/* Returns the context of the worker's copy of the page-locked memory at p, or NULL if there is no copy. */
 static inline struct sl_ctx *sl_mapped_ctx(uint64_t p)
 {
 	return sl_mapped_any() || atomic_load_explicit(&sl_mapped_shared, memory_order_relaxed) ? sl_mapped_ctx_slow(p) : NULL;
@@ -91,7 +92,7 @@ static inline struct sl_ctx *sl_mapped_ctx(uint64_t p)
 
 void sl_mapped_send_slow(void);
 
-/* Before work that may read mapped memory. */
+/* Sends what the program has written to mapped memory. It is called before work that may read that memory. */
 static inline void sl_mapped_send(void)
 {
 	if (__builtin_expect(atomic_load_explicit(&sl_mapped_blocks, memory_order_relaxed), 0))
@@ -99,7 +100,7 @@ static inline void sl_mapped_send(void)
 	sl_mirror_send();
 }
 
-/* The receiver's: the worker tells that the GPU has changed those of n bytes at device address p whose bits are set in mask. */
+/* Applies changes by the GPU to n bytes at device address p: the bytes whose bits are set in mask have changed. The receiver calls it. */
 void sl_mapped_changed(uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Memory: allocations on the device, which wait for the worker since they may fail, and all
- * queries about pointers, answered from the ranges (ranges.c).
+ * Device memory: allocations, which wait for the worker because they may fail, and queries
+ * about pointers, which the ranges (ranges.c) answer.
  */
 #include "ctx.h"
 #include "device.h"
@@ -27,8 +27,8 @@ static CUresult add_device(struct sl_ctx *c, CUdeviceptr p, size_t n, enum sl_ra
 	return sl_range_add(&r) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-/* An allocation request of any form, kept because it may have to be repeated. */
-struct ask {
+/* An allocation request of any form. It is kept because it may have to be repeated. */
+struct request {
 	enum { LINEAR, PITCH, ASYNC, FROM_POOL } form;
 	size_t n, height, pitch;
 	unsigned element;
@@ -38,7 +38,7 @@ struct ask {
 	bool shadowed;
 };
 
-static CUresult ask_once(struct ask *a)
+static CUresult request_once(struct request *a)
 {
 	switch (a->form) {
 	case LINEAR:
@@ -52,8 +52,8 @@ static CUresult ask_once(struct ask *a)
 	}
 }
 
-/* Frees an address in this session alone, though another session has the same address. */
-static void give_back(const struct ask *a, CUdeviceptr p)
+/* Frees an address in the current context's session only: another session may have memory at the same address. */
+static void release(const struct request *a, CUdeviceptr p)
 {
 	struct sl_thread *t = sl_tls();
 
@@ -70,52 +70,52 @@ static void give_back(const struct ask *a, CUdeviceptr p)
 /*
  * Workers coordinate addresses neither with each other nor with this process. A new allocation
  * may overlap another device's memory or the program's own, and the address alone would not say
- * which is meant. Such an allocation is kept until the worker returns another address, then freed.
+ * which is meant. Such an allocation is kept until the worker returns another address, and then freed.
  *
- * If there is no other, as for one that takes most of the device, the program's memory may be at the same addresses, which are noted as
- * shadowed: then what a call says of its operands decides, and a call that says nothing is refused.
+ * There may be no other address, for example for an allocation of most of the device. The program may then have memory at the same
+ * addresses, and the range is marked as shadowed: the direction of a call decides which memory it means, and a call without one is refused.
  */
-static CUresult ask_apart(struct ask *a, unsigned session)
+static CUresult request_distinct(struct request *a, unsigned session)
 {
-	CUdeviceptr held[CLASHES], bearable = 0;
+	CUdeviceptr held[CLASHES], fallback = 0;
 	unsigned n = 0;
 	CUresult err;
 
-	while (!(err = ask_once(a)) && a->p) {
+	while (!(err = request_once(a)) && a->p) {
 		size_t size = a->form == PITCH ? a->pitch * a->height : a->n;
 		bool clash = sl_sessions > 1 && sl_range_clash(a->p, size, session);
 
 		if (sl_guard_reserve(a->p, size) && !clash)
 			break;
-		/* The program's memory may overlap it, or only be close: usable if nothing better comes. */
+		/* The program's memory overlaps it, or is merely close to it: usable if there is no better address. */
 		if (!clash)
-			bearable = a->p;
+			fallback = a->p;
 		held[n++] = a->p;
 		if (n == CLASHES) {
 			err = CUDA_ERROR_OUT_OF_MEMORY;
 			break;
 		}
 	}
-	if (err && bearable) {
-		a->p = bearable;
-		a->shadowed = sl_guard_taken(bearable, a->form == PITCH ? a->pitch * a->height : a->n);
+	if (err && fallback) {
+		a->p = fallback;
+		a->shadowed = sl_guard_taken(fallback, a->form == PITCH ? a->pitch * a->height : a->n);
 		err = CUDA_SUCCESS;
 	}
 	if (n)
-		sl_log(err ? SL_WARN : SL_DEBUG, "%u addresses were in use already, result %d", n, err);
+		sl_log(err ? SL_WARN : SL_DEBUG, "an allocation was repeated: %u addresses that the worker returned were in use already; result %d", n, err);
 	while (n--)
 		if (err || held[n] != a->p)
-			give_back(a, held[n]);
+			release(a, held[n]);
 	return err;
 }
 
-static CUresult allocate(struct ask *a, CUdeviceptr *dptr, enum sl_range_type type, CUmemoryPool pool)
+static CUresult allocate(struct request *a, CUdeviceptr *dptr, enum sl_range_type type, CUmemoryPool pool)
 {
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 
 	if (!err)
-		err = ask_apart(a, sl_ctx_session(atomic_load(&c->id)));
+		err = request_distinct(a, sl_ctx_session(atomic_load(&c->id)));
 	if (err)
 		return err;
 	*dptr = a->p;
@@ -144,12 +144,12 @@ CUresult sl_graph_memory(CUdeviceptr p, size_t n)
 
 CUresult sl_device_alloc(CUdeviceptr *p, size_t n)
 {
-	struct ask a = { .form = LINEAR, .n = n };
+	struct request a = { .form = LINEAR, .n = n };
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 
 	if (!err)
-		err = ask_apart(&a, sl_ctx_session(atomic_load(&c->id)));
+		err = request_distinct(&a, sl_ctx_session(atomic_load(&c->id)));
 	*p = a.p;
 	return err;
 }
@@ -158,12 +158,12 @@ CUresult sl_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
 	if (!dptr || !bytesize)
 		return CUDA_ERROR_INVALID_VALUE;
-	return allocate(&(struct ask){ .form = LINEAR, .n = bytesize }, dptr, SL_RANGE_DEVICE, NULL);
+	return allocate(&(struct request){ .form = LINEAR, .n = bytesize }, dptr, SL_RANGE_DEVICE, NULL);
 }
 
 CUresult sl_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t width, size_t height, unsigned int element)
 {
-	struct ask a = { .form = PITCH, .n = width, .height = height, .element = element };
+	struct request a = { .form = PITCH, .n = width, .height = height, .element = element };
 	CUresult err;
 
 	if (!dptr || !pPitch || !width || !height || (element != 4 && element != 8 && element != 16))
@@ -178,7 +178,7 @@ CUresult sl_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream
 {
 	if (!dptr)
 		return CUDA_ERROR_INVALID_VALUE;
-	return allocate(&(struct ask){ .form = ASYNC, .n = bytesize, .stream = hStream }, dptr, SL_RANGE_POOL, NULL);
+	return allocate(&(struct request){ .form = ASYNC, .n = bytesize, .stream = hStream }, dptr, SL_RANGE_POOL, NULL);
 }
 
 CUresult sl_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
@@ -189,20 +189,23 @@ CUresult sl_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemory
 		return CUDA_ERROR_INVALID_VALUE;
 	if (host)
 		return sl_hostpool_alloc(host, dptr, bytesize, hStream);
-	return allocate(&(struct ask){ .form = FROM_POOL, .n = bytesize, .pool = pool, .stream = hStream }, dptr, SL_RANGE_POOL, pool);
+	return allocate(&(struct request){ .form = FROM_POOL, .n = bytesize, .pool = pool, .stream = hStream }, dptr, SL_RANGE_POOL, pool);
 }
 
-static CUresult free_there(void *p)
+static CUresult free_foreign(void *p)
 {
 	return fw_cuMemFree_v2(*(CUdeviceptr *)p);
 }
 
-static CUresult free_async_there(void *p)
+static CUresult free_async_foreign(void *p)
 {
 	return fw_cuMemFreeAsync(*(CUdeviceptr *)p, NULL);
 }
 
-/* An unknown pointer is refused here, since the frame is not answered. A graph's memory may be allocated again. */
+/*
+ * Removes the range of an allocation that the program frees. It returns false for an unknown pointer: that is refused here, because the
+ * worker does not answer the frame. A graph's range stays, because the graph may allocate it again.
+ */
 static bool forget(CUdeviceptr p, struct sl_range *r)
 {
 	if (sl_range_find(p, r) && r->graph)
@@ -210,7 +213,7 @@ static bool forget(CUdeviceptr p, struct sl_range *r)
 	return sl_range_remove(p, SL_RANGE_DEVICE, r) || sl_range_remove(p, SL_RANGE_POOL, r);
 }
 
-/* Whether memory is a pool's of the host. */
+/* Reports whether p was allocated from a pool of host memory. */
 static bool of_host_pool(CUdeviceptr p, struct sl_range *r)
 {
 	return __builtin_expect(sl_locked_maybe(p), 0) && sl_range_find(p, r) && r->type == SL_RANGE_HOST && r->pool;
@@ -230,7 +233,7 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
 	err = sl_ctx_use(&c);
-	/* No current context is needed: the memory belongs to one of its own. */
+	/* CUDA needs no current context here: the memory's own context serves. */
 	if (err == CUDA_ERROR_INVALID_CONTEXT && dptr && sl_range_find(dptr, &r) && (c = sl_handle_state_by_id(SL_CTX, r.ctx_id)))
 		return sl_ctx_with(c, free_here, &dptr);
 	if (err)
@@ -244,12 +247,12 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 	there = sl_ptr_foreign(dptr);
 	if (!forget(dptr, &r))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Freeing waits for host functions. They may have to fetch memory, which must not queue up behind this call. */
+	/* Freeing waits for host functions. A host function may have to fetch memory, which must not be queued behind this call. */
 	if (__builtin_expect(atomic_load(&sl_mirrors) && sl_hostfns_open(), 0))
 		sl_hostfns_wait();
 	if (r.managed)
 		return sl_managed_free(&r);
-	return __builtin_expect(there != NULL, 0) ? sl_ctx_with(there, free_there, &dptr) : fw_cuMemFree_v2(dptr);
+	return __builtin_expect(there != NULL, 0) ? sl_ctx_with(there, free_foreign, &dptr) : fw_cuMemFree_v2(dptr);
 }
 
 CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
@@ -270,13 +273,13 @@ CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 	if (sl_range_find(dptr, &r) && r.managed)
 		return CUDA_ERROR_INVALID_VALUE;
 	there = sl_ptr_foreign(dptr);
-	/* In a capture the memory stays the program's until the graph has run. */
+	/* In a capture the program keeps the memory until the graph has run. */
 	if (!sl_capturing_any() && !forget(dptr, &r))
 		return CUDA_ERROR_INVALID_VALUE;
-	return __builtin_expect(there != NULL, 0) ? sl_copy_elsewhere(there, free_async_there, &dptr, hStream) : fw_cuMemFreeAsync(dptr, hStream);
+	return __builtin_expect(there != NULL, 0) ? sl_copy_elsewhere(there, free_async_foreign, &dptr, hStream) : fw_cuMemFreeAsync(dptr, hStream);
 }
 
-/* The oldest form has 32 bits; larger values saturate. */
+/* The oldest form of the function has 32 bits; larger values saturate. */
 CUresult sl_cuMemGetInfo(unsigned int *free, unsigned int *total)
 {
 	size_t f, t;
@@ -304,7 +307,7 @@ CUresult sl_cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 	return err;
 }
 
-/* --- questions about pointers --- */
+/* --- queries about pointers --- */
 
 CUresult sl_cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
@@ -396,7 +399,7 @@ static CUresult attribute(void *data, CUpointer_attribute a, CUdeviceptr p, cons
 	}
 }
 
-/* What the list form writes for an attribute that does not apply to the pointer. */
+/* Writes the value that cuPointerGetAttributes returns for an attribute that does not apply to the pointer. */
 static void absent(void *data, CUpointer_attribute a)
 {
 	switch (a) {
@@ -405,7 +408,7 @@ static void absent(void *data, CUpointer_attribute a)
 		break;
 	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
 	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-		break; /* CUDA leaves these as they are */
+		break; /* CUDA leaves these unchanged */
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
 	case CU_POINTER_ATTRIBUTE_IS_MANAGED:

@@ -373,7 +373,7 @@ static void give_up(struct mirror *m, size_t from, size_t to)
 {
 	if (!sl_dead()) {
 		sl_log(SL_ERROR, "there is no memory to follow what the program writes");
-		abort(); /* else the GPU would not see it, or lose what it has written beside it */
+		abort(); /* otherwise the GPU would not see it, or lose what it has written beside it */
 	}
 	protect(m, from, to, PROT_READ | PROT_WRITE);
 	set(m, from, to, WRITTEN);

@@ -134,7 +134,7 @@ static nvmlReturn_t connect_error(enum sl_connected rc)
 	switch (rc) {
 	case SL_CONNECTED:
 		return NVML_SUCCESS;
-	case SL_NOWHERE:
+	case SL_NO_ADDRESS:
 	case SL_UNREACHABLE:
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	case SL_MISMATCH:

@@ -1,4 +1,4 @@
-/* Operands: see operand.h. Every question is answered from the ranges (ranges.c), and only what they do not know is asked. */
+/* Operands: see operand.h. The ranges (ranges.c) answer every question; the worker is asked only about addresses that are in none of them. */
 #include "operand.h"
 #include "ctx.h"
 #include "entry.h"
@@ -6,8 +6,8 @@
 #include "mapped.h"
 #include "ranges.h"
 
-/* Whether the worker's driver knows the address as the device's, for what was not allocated through the shim. */
-static bool device_there(uint64_t p)
+/* Reports whether the worker's driver knows p as a device address. It is asked about memory that was not allocated through the shim. */
+static bool known_to_worker(uint64_t p)
 {
 	struct sl_ctx *c;
 	uint64_t type = 0;
@@ -16,7 +16,7 @@ static bool device_there(uint64_t p)
 	       (uint32_t)type == CU_MEMORYTYPE_DEVICE;
 }
 
-/* Bytes from p on that are mapped, as far as n: one mapping may follow on another. */
+/* Returns how many bytes from p on are mapped, and counts no further than n. Adjacent mappings count as one. */
 static size_t mapped_room(uint64_t p, const struct sl_range *r, size_t n)
 {
 	size_t room = r->size - (p - r->base);
@@ -29,13 +29,13 @@ static size_t mapped_room(uint64_t p, const struct sl_range *r, size_t n)
 
 struct sl_operand sl_operand(uint64_t p, size_t n, bool device)
 {
-	struct sl_operand o = { .place = SL_NOWHERE, .p = p, .room = SIZE_MAX };
+	struct sl_operand o = { .place = SL_NULL, .p = p, .room = SIZE_MAX };
 	struct sl_range r;
 
 	if (!p)
 		return o;
 	if (!sl_range_find(p, &r)) {
-		o.place = device && device_there(p) ? SL_DEVICE : SL_PAGEABLE;
+		o.place = device && known_to_worker(p) ? SL_DEVICE : SL_PAGEABLE;
 		return o;
 	}
 	o.room = r.size - (p - r.base);
@@ -48,7 +48,7 @@ struct sl_operand sl_operand(uint64_t p, size_t n, bool device)
 			o.twin = true;
 		}
 		return o;
-	case SL_RANGE_VA: /* reserved, and not mapped here */
+	case SL_RANGE_VA: /* reserved, but nothing is mapped at p */
 		o.room = 0;
 		break;
 	case SL_RANGE_MAPPED:

@@ -26,7 +26,7 @@ static bool locked_memory(const struct sl_range *r)
 	return r->type == SL_RANGE_HOST || r->type == SL_RANGE_REGISTERED;
 }
 
-/* Who reads the two while they grow finds an address in vain, or misses one of memory that is being made. */
+/* A thread that reads the two while they grow may look for an address in vain, or miss memory that is just being made. */
 static void bounds_add(uint64_t lo, uint64_t hi)
 {
 	uint64_t least = atomic_load(&sl_locked_least), span = atomic_load(&sl_locked_span);

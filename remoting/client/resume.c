@@ -22,7 +22,7 @@
 #define RAW (64u << 10)		/* pieces that have been read and not taken apart */
 #define STRAIGHT (32u << 10)	/* reads of this size and more go past them */
 #define PIECE_MOST (1u << 20)	/* bytes in one piece */
-#define TELL (SL_PIECE_WINDOW / 4)	/* received bytes that the worker is told of by a piece of their own */
+#define TELL (SL_PIECE_WINDOW / 4)	/* after so many received bytes a piece acknowledges them, even if there is nothing to send */
 #define ATTEMPT_MS 5000		/* patience of one attempt, for each step */
 #define NAP_LEAST_MS 10
 #define NAP_MOST_MS 500
@@ -364,7 +364,7 @@ static bool make_again(struct sl_peer *t, const char *why)
 
 	if (sl_ended())
 		return false;
-	shutdown(t->fd, SHUT_RDWR); /* whoever writes to it has drain */
+	shutdown(t->fd, SHUT_RDWR); /* the thread that writes to it holds drain */
 	pthread_mutex_lock(&t->drain);
 	__atomic_store_n(&r->cut, true, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&t->drain);

@@ -183,7 +183,7 @@ static CUresult connect_error(enum sl_connected rc)
 	switch (rc) {
 	case SL_CONNECTED:
 		return CUDA_SUCCESS;
-	case SL_NOWHERE:
+	case SL_NO_ADDRESS:
 		return CUDA_ERROR_NO_DEVICE;
 	case SL_MISMATCH:
 		return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;

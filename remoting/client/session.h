@@ -35,7 +35,7 @@
 CUresult sl_session_start(void);
 /* The devices as described at connect; NULL before sl_session_start succeeded. */
 const struct sl_snapshot *sl_snapshot(void);
-/* 0 while the session is live and no error sticks, else the error that every call now returns. */
+/* Returns 0 while the session is live and there is no sticky error, otherwise the error that every call now returns. */
 CUresult sl_dead(void);
 /* True when no more frames will come; a sticky CUDA error does not end the session. */
 bool sl_ended(void);

@@ -89,7 +89,7 @@ static bool idle(struct sl_mark *m)
 {
 	uint64_t owner = atomic_load_explicit(&m->owner, memory_order_relaxed);
 
-	if (sl_error_untold() || sl_capturing_any() || atomic_load_explicit(&ctx_waits, memory_order_relaxed) ||
+	if (sl_error_pending() || sl_capturing_any() || atomic_load_explicit(&ctx_waits, memory_order_relaxed) ||
 	    atomic_load_explicit(&m->shared, memory_order_relaxed))
 		return false;
 	return owner == sl_tls()->tid &&
@@ -320,7 +320,7 @@ static bool only_copies(CUstream h)
 	struct sl_stream *s = sl_stream_of(h, &err);
 	struct sl_mark *direct;
 
-	if (err || sl_sessions > 1 || sl_error_untold() || sl_capturing_any() || sl_ipc_any() || sl_mapped_any() || atomic_load(&ctx_waits))
+	if (err || sl_sessions > 1 || sl_error_pending() || sl_capturing_any() || sl_ipc_any() || sl_mapped_any() || atomic_load(&ctx_waits))
 		return false;
 	if (!s)
 		return copies_alone(&sl_tls()->cur->legacy);
@@ -335,13 +335,13 @@ bool sl_stream_alone(CUstream h)
 	return is_legacy(h) && !atomic_load(&unordered);
 }
 
-CUresult sl_stream_arrived(CUstream h, bool told)
+CUresult sl_stream_arrived(CUstream h, bool marked)
 {
 	CUresult err = CUDA_SUCCESS;
 
 	if (sl_capturing_any())
 		return CUDA_SUCCESS;
-	if (!told && sl_stream_alone(h))
+	if (!marked && sl_stream_alone(h))
 		err = send_arrived(h, true);
 	/* Asked again: by now another thread may have made a stream, which the worker knew before the copy. */
 	return err || sl_stream_alone(h) ? err : sl_cuStreamSynchronize(h);

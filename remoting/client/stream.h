@@ -78,7 +78,7 @@ struct sl_stream *sl_stream_of(CUstream s, CUresult *err);
 #define SL_UNMARKED(call) ({ \
 	struct sl_thread *t_ = sl_tls(); \
 	CUresult r_; \
-	sl_error_telling(); \
+	sl_error_collect(); \
 	t_->no_mark = true; \
 	r_ = (call); \
 	t_->no_mark = false; \
@@ -89,8 +89,8 @@ struct sl_stream *sl_stream_of(CUstream s, CUresult *err);
  * orders streams that are created later behind it; the copy's last frame or sl_stream_arrived asks it to.
  */
 bool sl_stream_alone(CUstream s);
-/* Ends a blocking copy to the device in stream s, which in CUDA is complete when the call returns. told: the copy's last frame said that it is one. */
-CUresult sl_stream_arrived(CUstream s, bool told);
+/* Ends a blocking copy to the device in stream s, which in CUDA is complete when the call returns. marked: the copy's last frame told the worker that it is a blocking one. */
+CUresult sl_stream_arrived(CUstream s, bool marked);
 /* Before a context comes to exist in the worker: the streams of two contexts are not ordered with each other. */
 void sl_stream_new_ctx(unsigned session);
 /* Before all streams of a context are made to wait for an event. */

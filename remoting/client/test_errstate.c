@@ -1,4 +1,4 @@
-/* The memory of errors: its table of states, and that of several threads exactly one is told to close the gate. */
+/* The memory of errors: its table of states, and that exactly one of several threads has to close the gate. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -34,12 +34,12 @@ int main(void)
 	for (unsigned i = 0; i < sizeof passes / sizeof *passes; i++)
 		CHECK(!sl_error_sticks(passes[i]), "%d", passes[i]);
 
-	/* clear, untold, clear */
-	CHECK(!sl_sticky() && !sl_error_untold());
-	CHECK(!sl_error_result(CUDA_ERROR_INVALID_VALUE) && !sl_error_untold());
-	CHECK(!sl_error_oneway(CUDA_ERROR_INVALID_VALUE) && sl_error_untold() && !sl_sticky());
-	sl_error_telling();
-	CHECK(!sl_error_untold());
+	/* clear, pending, clear */
+	CHECK(!sl_sticky() && !sl_error_pending());
+	CHECK(!sl_error_result(CUDA_ERROR_INVALID_VALUE) && !sl_error_pending());
+	CHECK(!sl_error_oneway(CUDA_ERROR_INVALID_VALUE) && sl_error_pending() && !sl_sticky());
+	sl_error_collect();
+	CHECK(!sl_error_pending());
 
 	/* stuck, for good */
 	for (unsigned i = 0; i < sizeof sticks / sizeof *sticks; i++)
@@ -49,7 +49,7 @@ int main(void)
 	first = sl_sticky();
 	CHECK(atomic_load(&firsts) == 1 && first);
 	CHECK(!sl_error_result(CUDA_ERROR_ASSERT) && !sl_error_oneway(CUDA_ERROR_INVALID_VALUE) && sl_sticky() == first);
-	sl_error_telling();
+	sl_error_collect();
 	CHECK(sl_sticky() == first);
 	puts("errstate: ok");
 	return 0;

@@ -44,7 +44,7 @@ struct sl_look {
 bool sl_same_machine(int fd);
 
 void sl_throughput_init(struct sl_throughput *r);
-/* Begins to look, or to look anew. */
+/* Begins to look at the connection, or begins again. */
 void sl_look_begin(struct sl_look *l, struct sl_peer *t);
 /* Looks, and takes the time since the last look into account. */
 void sl_look_again(struct sl_look *l, struct sl_peer *t);

@@ -136,7 +136,7 @@ static CUresult send_part(struct upload *up, sl_buf *b, CUdeviceptr dst, const u
 	return err;
 }
 
-CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool told)
+CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking)
 {
 	const uint8_t *p = src;
 	CUresult err = CUDA_SUCCESS;
@@ -151,7 +151,7 @@ CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint3
 		sl_route(&b, SL_STREAM, s);
 		if (!up.t)
 			begin(&up, sl_peer_route(&b, &ctx), n);
-		err = send_part(&up, &b, dst, p, m, stream, told && m == n);
+		err = send_part(&up, &b, dst, p, m, stream, blocking && m == n);
 		sl_buf_free(&b);
 		dst += m;
 		p += m;

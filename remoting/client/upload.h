@@ -11,17 +11,17 @@
 
 struct sl_compressor;
 
-/* A peer's, for uploads. All atomic: a number that a race has made wrong costs a block, not a byte. */
+/* What a peer knows of its uploads. The fields are atomic, without a lock: a race may cost one block's compression, but never a byte. */
 struct sl_uploads {
 	struct sl_throughput throughput;
 	bool compress;		/* the worker takes compressed copies; constant */
 	struct sl_compressor *spare;
-	uint32_t misses;	/* attempts in a row that brought nothing */
-	uint32_t rest;		/* parts that are not tried */
-	uint32_t waited, idle;	/* times when the link was busy, or was not, as the next compressed part was ready */
+	uint32_t misses;	/* consecutive attempts that saved nothing */
+	uint32_t rest;		/* parts to send before the next attempt */
+	uint32_t waited, idle;	/* how often the link was busy, or idle, when the next compressed part was ready */
 };
 
-/* Sends n bytes at src for the device's memory at dst in the stream, whose id is given as well. told: the worker knows by the last frame that it ends a blocking copy. */
-CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool told);
+/* Sends n bytes at src to the device's memory at dst in stream s, whose id is stream. blocking: the last frame tells the worker that a blocking copy ends with it. */
+CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking);
 
 #endif

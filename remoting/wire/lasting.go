@@ -402,7 +402,7 @@ func (s *LastingStream) push() {
 	s.tell()
 }
 
-// tell sends the client the position that it may be waiting for. Whoever writes at that time does it as well.
+// tell sends the client the position that it may be waiting for. A thread that writes at that time does so too.
 func (s *LastingStream) tell() {
 	for {
 		if s.taken.Load()-s.told.Load() < PieceWindow/4 || s.isCut() || !s.wmu.TryLock() {

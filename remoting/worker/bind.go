@@ -77,7 +77,7 @@ func Confine(c Confinement, args []string) error {
 	}
 	if c.Sandbox.Files() {
 		if err := c.enforce(devices); err != nil && c.Sandbox == sandbox.On {
-			return fmt.Errorf("confine: %w; worker.sandbox: auto does without", err)
+			return fmt.Errorf("confine: %w; set worker.sandbox: auto to run without it", err)
 		} else if err != nil && !errors.Is(err, sandbox.ErrNoLandlock) { // which the daemon has said
 			c.Log.Warn("a session goes without a sandbox of its files", "error", err)
 		}
@@ -140,7 +140,7 @@ func compileCache() string {
 // privateDev gives this thread, and what it becomes, a /dev of these files alone.
 func privateDev(devices []string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("confine: mount namespace: %w; worker.confine_dev: false does without", err)
+		return fmt.Errorf("confine: mount namespace: %w; set worker.confine_dev: false to run without it", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("confine: make mounts private: %w", err)
@@ -149,7 +149,7 @@ func privateDev(devices []string) error {
 	fds := map[string]int{}
 	for _, p := range append(append([]string(nil), plainDevices...), devices...) {
 		if filepath.Dir(filepath.Clean(p)) != "/dev" {
-			return fmt.Errorf("confine: %q is no file of /dev", p)
+			return fmt.Errorf("confine: %q is not a file of /dev", p)
 		}
 		fd, err := unix.Open(p, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {

@@ -10,10 +10,10 @@ package worker
 //   - a wait for that stream, or for a stream that is ordered behind it, returns the error;
 //   - an event recorded behind it never completes: a query or wait for it returns the error, until the
 //     event is recorded again; a stream that waits for such an event inherits the failure;
-//   - a host function behind it is not called: the client is told of the error in its place;
+//   - a host function behind it is not called: the client gets the error instead;
 //   - a capture that holds it ends with the error.
 //
-// A failure of an operation that was given to no stream is told by the next wait of any kind. Until then,
+// A failure of an operation that was given to no stream is returned by the next wait of any kind. Until then,
 // a launch of an executable graph fails that the operation was to change: the graph is not what the
 // program means. What an
 // operation's failure means is what follows `oneway=` in the API table.
@@ -58,7 +58,7 @@ type failures struct {
 // none reports whether nothing has failed that has not been told.
 func (f *failures) none() bool { return !f.some.Load() }
 
-// add notes a failure. The first of a stream is the one to be told.
+// add notes a failure. A stream keeps its first one, which is returned.
 func (f *failures) add(n failure) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -204,7 +204,7 @@ func (f *failures) orphan(p place) {
 	i, rest := of(p), place{stream: noStream}
 	switch {
 	case i < 0:
-	case of(rest) >= 0: // which is told first
+	case of(rest) >= 0: // which is returned first
 		f.list[of(rest)].everywhere = f.list[of(rest)].everywhere || f.list[i].everywhere
 		f.list = slices.Delete(f.list, i, i+1)
 	default:

@@ -1,6 +1,6 @@
 package worker
 
-// Events whose every record the client wants to be told of: it waits for old ones again and
+// Events for which the client subscribes to every record: it waits for old ones again and
 // again while it gives newer work, and a wait in the order of calls would queue behind that.
 // One thread of the session looks for all of them.
 
@@ -30,7 +30,7 @@ const (
 	lookAtAll = 16
 )
 
-// A record is one that the client is to be told of.
+// A record is one recording of an event that is to be reported to the client.
 type record struct {
 	u       *userEvent
 	id, gen uint32
@@ -198,9 +198,9 @@ func (f *follower) over(r *record) bool {
 	return r.over
 }
 
-// done tells the client of a record, unless there is a newer one to be told of.
+// done reports a record to the client, unless there is a newer one to report.
 func (f *follower) done(r *record, rc int32) {
-	// What kernels printed is for whoever waits for an event: the driver gives it out in a wait.
+	// A client that waits for an event expects what kernels printed before it. The driver returns it in a wait.
 	if ev, rc := f.s.events.get(r.place.ctx); rc == 0 {
 		C.sl_event_sync(C.uint64_t(ev))
 		f.s.events.put(r.place.ctx, ev)
@@ -222,7 +222,7 @@ func (s *session) happened(id, gen uint32, rc int32) {
 	}
 }
 
-// follow is for a record that the client wants to be told of: EVENT_WATCH without an answer.
+// follow subscribes the client to a record: EVENT_WATCH without an answer.
 func (s *session) follow(id, gen, stream uint32) int32 {
 	u, ctx, rc := s.userEvent(id)
 	if rc != 0 { // the record has failed, and somebody may be waiting for it

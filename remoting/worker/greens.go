@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// maxResources bounds how many resources a session is told of.
+	// maxResources is the most resources that are reported to a session.
 	maxResources = 4096
 	// maxGroups bounds how many groups the multiprocessors are split into: more than any device has.
 	maxGroups = 1024

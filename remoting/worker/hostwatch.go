@@ -1,6 +1,6 @@
 package worker
 
-// Memory whose changes the client is told of.
+// Memory whose changes are reported to the client.
 //
 // Small blocks, which programs use for status words, are watched: the worker keeps what the
 // client has of them, compares, and sends a HOST frame with what differs. It does so before
@@ -176,7 +176,7 @@ func (w *hostWatches) look(s *session, most int) (some bool) {
 			}
 			some = true
 			if s.wr.Send(&wire.Reply{Kind: wire.FrameHost}, h.changes(at, end), nil) != nil {
-				return false // whoever reads or answers meets the error too
+				return false // the threads that read and answer meet the error too
 			}
 		}
 	}

@@ -39,8 +39,8 @@ type image struct {
 	used    bool   // a kernel of it has run
 	vars    uint64 // bytes reserved for its variables
 	dev     int
-	code    *code  // of an image that stays in memory; else nil
-	linked  uint64 // the library that a module of a linked set came of; else 0
+	code    *code  // of an image that stays in memory; otherwise nil
+	linked  uint64 // the library that a module of a linked set came from; otherwise 0
 }
 
 // kernel is a kernel that the client gave an id.

@@ -85,7 +85,7 @@ type backing struct {
 	release func()           // once it has been freed while others use it
 }
 
-// exported is to be called before the first export; lend is told of the bytes that others have open.
+// exported must be called before the first export. lend is called with the bytes that other sessions have open.
 func (b *backing) exported(lend func(more int64)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

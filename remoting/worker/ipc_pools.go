@@ -135,7 +135,7 @@ func (o *opened) join(bytes uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.views++
-	if !o.charged { // else the exporter has ended, and nothing new is exported
+	if !o.charged { // otherwise the exporter has ended, and nothing new is exported
 		o.bytes = max(o.bytes, bytes)
 	}
 }

@@ -91,7 +91,7 @@ func (s *session) launchKernel(m *wire.Launch, p []byte) int32 {
 		rc = s.traceLaunch(m, k, fn, stream, p)
 	}
 	if g != nil && len(s.captures) > 0 {
-		s.passed(g) // else the executor stays inside
+		s.passed(g) // otherwise the executor stays inside the gate
 	}
 	return rc
 }

@@ -62,7 +62,7 @@ func (p *prints) drain(s *session) {
 	p.take(s)
 }
 
-// beforeError drains before an error is told: any call may be the first that
+// beforeError drains before an error is returned: any call may be the first that
 // reports a failed assertion, and the driver has written its text by then.
 func (p *prints) beforeError(s *session, rc int32) {
 	if rc != 0 && rc != C.CUDA_ERROR_NOT_READY {

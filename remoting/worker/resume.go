@@ -80,7 +80,7 @@ func newResumption(log *slog.Logger, st *control.Start, fd int, keepalive time.D
 	return r, err
 }
 
-// resumable is what the client is told.
+// resumable returns the RESUMABLE, which tells the client how to resume the session.
 func (r *resumption) resumable() []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()

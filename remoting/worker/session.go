@@ -177,7 +177,7 @@ func (s *session) run() error {
 		s.enc.Reset()
 		rc, err := s.frame()
 		if err != nil || s.ended != "" || rc != 0 || s.hdr.Call != 0 {
-			s.gates.StepOut() // the client may not read what it is told
+			s.gates.StepOut() // the client may not be reading
 		}
 		if err != nil {
 			return s.farewell(err)

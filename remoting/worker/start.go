@@ -182,7 +182,7 @@ func (c *SessionConfig) filter(log *slog.Logger, b *control.Bind) error {
 			return nil
 		}
 		if err := loadFilter(log, c.Sandbox); err != nil {
-			return fmt.Errorf("seccomp: %w; worker.seccomp: false does without", err)
+			return fmt.Errorf("seccomp: %w; set worker.seccomp: false to run without it", err)
 		}
 		return nil
 	}

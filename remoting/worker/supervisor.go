@@ -1,6 +1,6 @@
 package worker
 
-// The supervisor: who may start a session, and what all of them may hold.
+// The supervisor decides which clients may start a session, and how much all sessions may hold.
 //
 //	accept -> hello (one goroutine per connection, 5 s) ->
 //	    lease kind:    a lease with a random token; its connection is its life

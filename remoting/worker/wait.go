@@ -311,7 +311,7 @@ type userEvent struct {
 	real uint64
 	asks []uint32 // generations that a waiter tells of
 
-	followed *record // the newest record that the client is to be told of; under the follower's mu
+	followed *record // the newest record to be reported to the client; guarded by the follower's mu
 }
 
 func (u *userEvent) unref() {

@@ -22,7 +22,7 @@ const (
 	Choice Kind = "choice" // one of Choices
 	Name   Kind = "name"   // a pool's name
 	Time   Kind = "time"   // 0, or a whole number with s, m or h
-	Flag   Kind = "flag"   // no value; "1" is told
+	Flag   Kind = "flag"   // no value; the value passed on is "1"
 )
 
 // Option is one option, given as --Name.
@@ -63,7 +63,7 @@ var Table = []Option{
 		Name: "rgpu-policy", Arg: "POLICY", Env: "RGPU_POLICY", Kind: Choice,
 		Choices: form.Policies,
 		Help:    "compute share: fixed, equal or best-effort",
-		More:    "`fixed-lend` and `equal-lend` leave the time without work to others. The partition's policy otherwise",
+		More:    "`fixed-lend` and `equal-lend` lend time without work to other leases. The partition's policy otherwise",
 	},
 	{
 		Name: "rgpu-pool", Arg: "NAME", Env: "RGPU_POOL", Kind: Name,
@@ -79,8 +79,8 @@ var Table = []Option{
 		Name: "rgpu-bind", Arg: "HOW", Env: "RGPU_BIND", Kind: Choice, Step: true,
 		Choices: Bindings,
 		Help:    "all GPUs for each task, or task: its part of them",
-		More: "`task` numbers `CUDA_VISIBLE_DEVICES` for each task of a step, as `--gpus-per-task` does: the tasks of a node share its GPUs out in their order. " +
-			"It may be given to a job, for all of its steps, and to a step",
+		More: "`task` sets `CUDA_VISIBLE_DEVICES` for each task of a step, as `--gpus-per-task` does: the GPUs are divided among the tasks of a node in their order. " +
+			"Give it to a job, for all of its steps, or to a step",
 	},
 	{
 		Name: "rgpu-spread", Env: "RGPU_SPREAD", Kind: Flag,
@@ -89,7 +89,7 @@ var Table = []Option{
 	{
 		Name: "rgpu-report", Env: "RGPU_REPORT", Kind: Flag,
 		Help: "report GPU use at the end of the job's output",
-		More: "`sluice report JOB` tells the same afterwards",
+		More: "`sluice report JOB` shows the same afterwards",
 	},
 }
 
@@ -105,7 +105,7 @@ func Check(name, value string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("--%s is no option of Sluice's", name)
+	return fmt.Errorf("--%s is not an option of Sluice's", name)
 }
 
 // MiB is the value of a Size in MiB; ok is false if it is none, or out of range. It has a

@@ -168,6 +168,11 @@ SIM_KERNEL(set, SIM_PARAMS(8, 4))
 	*p = SIM_ARG(1, int);
 }
 
+SIM_KERNEL(harm, SIM_PARAMS(4))
+{
+	sim_fault(SIM_ARG(0, int));
+}
+
 /* fork.cu */
 
 SIM_KERNEL(square, SIM_PARAMS(8))

@@ -118,6 +118,29 @@ func check(t *testing.T, r result, want string) {
 	}
 }
 
+// stickyErrors are the driver's errors after which a context cannot be used any more.
+var stickyErrors = map[string]int{
+	"ECC_UNCORRECTABLE": 214, "NVLINK_UNCORRECTABLE": 220, "CONTAINED": 226, "ILLEGAL_ADDRESS": 700, "LAUNCH_TIMEOUT": 702,
+	"ASSERT": 710, "HARDWARE_STACK_ERROR": 714, "ILLEGAL_INSTRUCTION": 715, "MISALIGNED_ADDRESS": 716, "INVALID_ADDRESS_SPACE": 717,
+	"INVALID_PC": 718, "LAUNCH_FAILED": 719, "TENSOR_MEMORY_LEAK": 721,
+}
+
+// TestStickyErrors: once a call has returned a sticky error, every call that needs the context returns it, whichever error it
+// is and whichever call returned it first.
+func TestStickyErrors(t *testing.T) {
+	w := startWorker(t, workerOptions{network: "unix"})
+	for name, code := range stickyErrors {
+		for how, first := range []string{"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery", "cuStreamQuery", "cuMemcpyDtoH"} {
+			t.Run(name+" by "+first, func(t *testing.T) {
+				r := w.run(runOptions{mem: "512M"}, program("errors"), "sticky", strconv.Itoa(code), strconv.Itoa(how))
+				if want := "errors: every call returns it\nPASS\n"; r.status != 0 || r.stdout != want {
+					t.Errorf("status %d\nstdout: %s\nstderr: %s", r.status, r.stdout, tail(r.stderr, 20))
+				}
+			})
+		}
+	}
+}
+
 // TestOlderEvents: a program that waits for old work while newer is under way is told of it by itself,
 // and asks a few times only.
 func TestOlderEvents(t *testing.T) {

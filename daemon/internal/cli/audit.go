@@ -130,7 +130,7 @@ var (
 	clock = regexp.MustCompile(`^\d\d?:\d\d(:\d\d)?$`)
 )
 
-// pointInTime reads a time as the options have it; "" is no time.
+// pointInTime reads a time as the options have it; "" is not a time.
 func pointInTime(option, s string, now time.Time) (time.Time, error) {
 	midnight := time.Date(now.Year(), now.Month(), now.Day(), 0, 0, 0, 0, now.Location())
 	switch {
@@ -164,7 +164,7 @@ func pointInTime(option, s string, now time.Time) (time.Time, error) {
 			return t, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("%s %q is no time: give 2h, 30m or 7d ago, today, yesterday, 2026-11-23, 2026-11-23T14:00 or 14:00", option, s)
+	return time.Time{}, fmt.Errorf("%s %q is not a time: give 2h, 30m or 7d ago, today, yesterday, 2026-11-23, 2026-11-23T14:00 or 14:00", option, s)
 }
 
 // fits says whether a line is one of those that are asked for.

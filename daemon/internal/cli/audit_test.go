@@ -105,7 +105,7 @@ func TestAudit(t *testing.T) {
 		t.Errorf("nothing: status %d, %s", status, errs)
 	}
 	for args, want := range map[string]string{
-		"--since soon": `--since "soon" is no time`, "--user nobodi": "give the number", "--event gramt": "is none of reserve", "--since today --until yesterday": "is not before",
+		"--since soon": `--since "soon" is not a time`, "--user nobodi": "give the number", "--event gramt": "is none of reserve", "--since today --until yesterday": "is not before",
 		"--file /nowhere/audit.log": "sluiced makes it at its first start", "--config /nowhere.yaml": "name it by --file", "--last -1": "give a number",
 	} {
 		args := strings.Fields(args)

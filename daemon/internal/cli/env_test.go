@@ -72,7 +72,7 @@ func TestEnv(t *testing.T) {
 	}
 	for _, c := range []struct{ env, arg, want string }{
 		{"4712", "", "gpu01 has 10% left"},
-		{"4713", "", "no name of a variable"},
+		{"4713", "", "not the name of a variable"},
 		{"1", "", "job 1 has no fraction on this node"},
 		{"", "", "no job of this shell"},
 		{"", "run-17", "use Slurm's own job id"},

@@ -205,7 +205,7 @@ func (d *fakeDaemon) Probe(_ context.Context, _ rpc.Peer, owner string) (lease.P
 	defer d.mu.Unlock()
 	p, ok := d.probes[owner]
 	if !ok {
-		return lease.Probe{}, lease.Errorf(lease.NotFound, "%s is no owner", owner)
+		return lease.Probe{}, lease.Errorf(lease.NotFound, "%s is not an owner", owner)
 	}
 	return p, nil
 }

@@ -60,7 +60,7 @@ func TestProbe(t *testing.T) {
 	}
 	// All of them: each once, and one that cannot be measured does not keep the others from it.
 	out, _, status = d.call("probe")
-	if at := strings.Index; status != 1 || at(out, "gone: gone is no owner; see sluice list and sluice gpus\n") < 0 || at(out, "gpu01 from") < 0 || at(out, "gpu02 from") < at(out, "gpu01 from") || strings.Count(out, "gpu01 from") != 1 {
+	if at := strings.Index; status != 1 || at(out, "gone: gone is not an owner; see sluice list and sluice gpus\n") < 0 || at(out, "gpu01 from") < 0 || at(out, "gpu02 from") < at(out, "gpu01 from") || strings.Count(out, "gpu01 from") != 1 {
 		t.Errorf("exit status %d, %q", status, out)
 	}
 	var all []probed
@@ -68,7 +68,7 @@ func TestProbe(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &all); err != nil || status != 1 || len(all) != 3 || all[0].Error == "" || all[0].Probe != nil || all[1].Probe.Flows[0].Rate != 117e6 || len(all[1].Expect) != 4 || all[2].Findings[0].Name != "loss" {
 		t.Errorf("exit status %d, %v: %s", status, err, out)
 	}
-	if _, errs, status = d.call("probe", "none"); status != 1 || !strings.Contains(errs, "none is no owner; see sluice list") {
+	if _, errs, status = d.call("probe", "none"); status != 1 || !strings.Contains(errs, "none is not an owner; see sluice list") {
 		t.Errorf("exit status %d, %q", status, errs)
 	}
 	if _, errs, status = d.call("probe", ""); status != 1 || !strings.Contains(errs, "without a name") {

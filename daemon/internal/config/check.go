@@ -35,7 +35,7 @@ func (p *parser) finish() {
 		}
 	}
 	if !isName(c.Node) {
-		p.fail("node", "%q is no node name (letters, digits, '.', '-' and '_', at most 63)", c.Node)
+		p.fail("node", "%q is not a node name (letters, digits, '.', '-' and '_', at most 63)", c.Node)
 	}
 	if !isName(c.Cluster) {
 		p.fail("cluster", "%q is no cluster name (letters, digits, '.', '-' and '_', at most 63)", c.Cluster)
@@ -102,7 +102,7 @@ func (p *parser) addresses() {
 		host, port, err := net.SplitHostPort(l.addr)
 		switch {
 		case err != nil || !isPort(port):
-			p.fail(l.key, "%q is no address; write it as :7071 or 10.0.0.1:7071", l.addr)
+			p.fail(l.key, "%q is not an address; write it as :7071 or 10.0.0.1:7071", l.addr)
 		case host != "" && net.ParseIP(host) == nil && host != "localhost":
 			p.fail(l.key, "%q: listen on an IP address, or on all by :%s", l.addr, port)
 		case ports[port] != "":

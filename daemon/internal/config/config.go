@@ -140,7 +140,7 @@ type Worker struct {
 
 // Shares says how the compute time of this node's GPUs is shared.
 type Shares struct {
-	Turns   bool          `key:"turns"`                                   // by turns, as policies and shares say; else the driver shares it, evenly
+	Turns   bool          `key:"turns"`                                   // by turns, by policies and shares; otherwise the driver shares it evenly
 	Quantum time.Duration `key:"quantum" live:"yes"`                      // length of a turn
 	Equal   string        `key:"equal" oneof:"present|active" live:"yes"` // who counts for policy equal: leases, or those with work
 	Lend    bool          `key:"lend" live:"yes"`                         // time of a lease without work is others', unless it says

@@ -98,7 +98,7 @@ func Load(path string) (*Config, error) {
 	return Parse(path, text)
 }
 
-// Parse is Load of a text; name stands in the errors. All errors are told at once.
+// Parse is Load of a text; the errors contain name. It returns all errors at once.
 func Parse(name string, text []byte) (*Config, error) {
 	p := parser{name: name, line: map[string]int{}, known: map[string]bool{}, cfg: Default()}
 	table := Keys()

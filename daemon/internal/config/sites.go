@@ -25,7 +25,7 @@ func (p *parser) slurm() {
 	c := &p.cfg.Slurm
 	for _, n := range c.Controllers {
 		if !isName(n) {
-			p.fail("slurm.controllers", "%q is no node name", n)
+			p.fail("slurm.controllers", "%q is not a node name", n)
 		}
 	}
 	if n, err := strconv.ParseUint(c.User, 10, 32); !isName(c.User) || err == nil && n == 1<<32-1 {
@@ -85,7 +85,7 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 	pool := Pool{Place: "best-fit"}
 	switch _, twice := p.cfg.Pools[name]; {
 	case !isName(name):
-		p.failAt(key, "%q is no pool's name (letters, digits, '.', '-' and '_', at most 63)", name)
+		p.failAt(key, "%q is not a pool's name (letters, digits, '.', '-' and '_', at most 63)", name)
 		return
 	case twice:
 		p.failAt(key, "pool %s is there twice", name)
@@ -121,7 +121,7 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 	default:
 		pool.Licence = form.Gres + "_" + name
 		if !licenceRE.MatchString(pool.Licence) {
-			p.failAt(key, "pool %s: %s is no name of a licence; give it one: licence: rgpu_...", name, pool.Licence)
+			p.failAt(key, "pool %s: %s is not a licence's name; give it one: licence: rgpu_...", name, pool.Licence)
 		}
 	}
 	p.cfg.Pools[name] = pool
@@ -148,7 +148,7 @@ func (p *parser) yesNo(v *yaml.Node, key string) string {
 
 func (p *parser) licence(v *yaml.Node, key string) string {
 	if v.Kind != yaml.ScalarNode || !licenceRE.MatchString(v.Value) {
-		p.failAt(v, "%s: %q is no name of a licence of ours, which begin with %s", key, v.Value, form.Gres)
+		p.failAt(v, "%s: %q is not a licence of Sluice's; their names begin with %s", key, v.Value, form.Gres)
 	}
 	return v.Value
 }
@@ -244,7 +244,7 @@ func (p *parser) partition(prefix string, val *yaml.Node) Partition {
 		case "mem":
 			m, err := form.ParseBytes(v.Value)
 			if err != nil || m == 0 {
-				p.failAt(v, "%s: %q is no size of memory; write it as 512M or 20G", key, v.Value)
+				p.failAt(v, "%s: %q is not a size of memory; write it as 512M or 20G", key, v.Value)
 			}
 			out.Mem = m
 		default:
@@ -258,7 +258,7 @@ func (p *parser) partition(prefix string, val *yaml.Node) Partition {
 func (p *parser) grace(v *yaml.Node, key string) *time.Duration {
 	d, err := time.ParseDuration(v.Value)
 	if err != nil || d < 0 || d > maxGrace {
-		p.failAt(v, "%s: %q is no time from 0s to 24h; write it as 90s or 10m", key, v.Value)
+		p.failAt(v, "%s: %q is not a time from 0s to 24h; write it as 90s or 10m", key, v.Value)
 	}
 	return &d
 }

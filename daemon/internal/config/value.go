@@ -54,7 +54,7 @@ func set(f reflect.Value, oneof string, v any) error {
 	case time.Duration:
 		d, err := time.ParseDuration(text)
 		if err != nil {
-			return fmt.Errorf("%q is no time; write it as 500ms, 15s, 5m or 1h", text)
+			return fmt.Errorf("%q is not a time; write it as 500ms, 15s, 5m or 1h", text)
 		}
 		f.SetInt(int64(d))
 		return nil

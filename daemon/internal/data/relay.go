@@ -261,7 +261,7 @@ func pump(a, b net.Conn) error {
 		}
 		over <- err
 		if err != nil {
-			// Who reads no more may have said why. What still comes for it is
+			// A side that reads no more may have said why. What still comes for it is
 			// dropped: a socket closed over unread bytes loses those it sent.
 			_, _ = io.Copy(io.Discard, src)
 		}

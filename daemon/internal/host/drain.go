@@ -49,7 +49,7 @@ func (h *Host) ownerNamed(name string) (*peer, error) {
 		names[i] = pe.name
 	}
 	if len(names) == 0 {
-		return nil, lease.Errorf(lease.NotFound, "%s is no owner: this node has no pools; name the owners under pools in sluice.yaml", form.Name(name))
+		return nil, lease.Errorf(lease.NotFound, "%s is not an owner: this node has no pools; name the owners under pools in sluice.yaml", form.Name(name))
 	}
-	return nil, lease.Errorf(lease.NotFound, "%s is no owner of this node's pools, which are %s", form.Name(name), strings.Join(names, ", "))
+	return nil, lease.Errorf(lease.NotFound, "%s is not an owner of this node's pools; their owners are %s", form.Name(name), strings.Join(names, ", "))
 }

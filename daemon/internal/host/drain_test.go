@@ -25,7 +25,7 @@ func TestDrain(t *testing.T) {
 	refused(root, lease.DrainOrder{Owner: "a", Reason: "two\nlines"}, lease.Invalid, "in one line")
 	refused(root, lease.DrainOrder{Owner: "a", Resume: true, Reason: "x"}, lease.Invalid, "no reason")
 	refused(root, lease.DrainOrder{Reason: "x"}, lease.Invalid, "name of an owner")
-	refused(root, lease.DrainOrder{Owner: "c", Reason: "x"}, lease.NotFound, "which are a, b")
+	refused(root, lease.DrainOrder{Owner: "c", Reason: "x"}, lease.NotFound, "their owners are a, b")
 
 	first := s.must(ask("run-1", 60))
 	other := map[string]string{"a": "b", "b": "a"}[first.Grants[0].Owner]

@@ -79,7 +79,7 @@ func (h *Host) await(c watched, f *os.File) {
 	_ = f.Close()
 }
 
-// tellGone reports whether the owner need not be told again.
+// tellGone reports whether the owner knows now, so that it need not be called again.
 func (h *Host) tellGone(c watched) bool {
 	p, err := h.peer(c.owner, "")
 	if err != nil {

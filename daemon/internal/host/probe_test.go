@@ -49,8 +49,8 @@ func TestProbe(t *testing.T) {
 		_, err := o.Probe(ctx, host, r)
 		return nil, false, errors.Join(errors.New("end of the test"), err)
 	}
-	refused(root, "c", lease.NotFound, "c is no owner of this node's pools, which are a, b")
-	refused(root, "", lease.NotFound, "is no owner of this node's pools")
+	refused(root, "c", lease.NotFound, "c is not an owner of this node's pools; their owners are a, b")
+	refused(root, "", lease.NotFound, "is not an owner of this node's pools")
 	fail = lease.Errorf(lease.WrongPeer, "owner a runs a release that has no probe; install")
 	refused(root, "a", lease.WrongPeer, "no probe")
 	fail = errors.New("data connection: refused; is the data port open between the nodes?")

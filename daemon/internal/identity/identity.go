@@ -163,7 +163,7 @@ func (i Info) AuthType() string { return "sluice-" + i.Auth }
 // NodeName is the verified name of the other side.
 func (i Info) NodeName() string { return i.Node }
 
-// CheckNode refuses what is no node name: letters, digits, dots, hyphens and
+// CheckNode refuses what is not a node name: letters, digits, dots, hyphens and
 // underscores, at most 253 of them.
 func CheckNode(s string) error {
 	ok := len(s) > 0 && len(s) <= 253 && s[0] != '.' && s[0] != '-'
@@ -171,7 +171,7 @@ func CheckNode(s string) error {
 		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '-' || c == '_')
 	}
 	if !ok {
-		return fmt.Errorf("%q is no node name: letters, digits, dots, hyphens and underscores, at most 253", s)
+		return fmt.Errorf("%q is not a node name: letters, digits, dots, hyphens and underscores, at most 253", s)
 	}
 	return nil
 }

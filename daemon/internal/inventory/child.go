@@ -26,7 +26,7 @@ func Child(lib string, in io.Reader, out io.Writer) error {
 		number, how, _ := strings.Cut(sc.Text(), " ")
 		seq, err := strconv.ParseUint(number, 10, 64)
 		if err != nil {
-			return fmt.Errorf("nvml: request %q is no number", sc.Text())
+			return fmt.Errorf("nvml: request %q is not a number", sc.Text())
 		}
 		s := c.sample(how == quickly)
 		s.Seq = seq

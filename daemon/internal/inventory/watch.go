@@ -56,7 +56,7 @@ type Watch struct {
 	once   sync.Once
 
 	mu    sync.Mutex
-	known map[string]Device // every GPU ever seen, so that one that vanished is told as such
+	known map[string]Device // every GPU ever seen, so that one that vanished is reported as such
 	tell  func(*Sample)
 }
 

@@ -166,7 +166,7 @@ func Become(as string) error {
 	for _, f := range strings.Split(as, ",") {
 		n, err := strconv.ParseUint(f, 10, 32)
 		if err != nil || n == math.MaxUint32 { // that would leave it as it is
-			return fmt.Errorf("user %q: %q is no number of a user or a group", as, f)
+			return fmt.Errorf("user %q: %q is not the number of a user or a group", as, f)
 		}
 		ids = append(ids, int(n))
 	}

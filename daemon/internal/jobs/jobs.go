@@ -34,7 +34,7 @@ var Root = rpc.Peer{PID: os.Getpid()}
 // CheckRun refuses a run without a job id of Slurm's.
 func CheckRun(run rpc.JobRun) error {
 	if !form.IsJobID(run.Job) {
-		return lease.Errorf(lease.Invalid, "%s is no job id of Slurm's", strconv.Quote(run.Job[:min(len(run.Job), 64)]))
+		return lease.Errorf(lease.Invalid, "%s is not a job id of Slurm's", strconv.Quote(run.Job[:min(len(run.Job), 64)]))
 	}
 	return nil
 }

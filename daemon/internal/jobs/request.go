@@ -70,11 +70,11 @@ func Request(ctx context.Context, set Settings, pools PoolSource, cluster string
 		return r, lease.Errorf(lease.Invalid, "--gres=%s:%d: want 1 to %d percent on each node", form.Gres, percent, form.MaxPercent)
 	}
 	if percent > math.MaxUint64/nodes || percent*nodes > units {
-		return r, lease.Errorf(lease.Invalid, "%d%% on each of %d nodes, and %d licences of pool %s: want %d; submit the job anew", percent, nodes, units, pool, percent*nodes)
+		return r, lease.Errorf(lease.Invalid, "%d%% on each of %d nodes, and %d licences of pool %s: want %d; submit the job again", percent, nodes, units, pool, percent*nodes)
 	}
 	if typ != "" {
 		if l := set.Pools[pool].Types[typ]; l != "" && j.Licences[l] < percent*nodes {
-			return r, lease.Errorf(lease.Invalid, "type %s: %d licences %s, and it takes %d; submit the job anew", typ, j.Licences[l], l, percent*nodes)
+			return r, lease.Errorf(lease.Invalid, "type %s: %d licences %s, and it takes %d; submit the job again", typ, j.Licences[l], l, percent*nodes)
 		}
 	}
 	r.Pool, r.Type = pool, typ
@@ -140,7 +140,7 @@ func wishes(ctx context.Context, set Settings, source PoolSource, j slurm.Job, r
 	r.Policy, r.Lend, r.Place = def.Policy, def.Lend, def.Place
 	mem, whose := def.Mem, "the partition's memory"
 	if p := run.Wishes["pool"]; p != "" && p != r.Pool {
-		return lease.Errorf(lease.Invalid, "--rgpu-pool=%s, but the licences are those of pool %s; submit the job anew, with --rgpu-pool on its own command line or #SBATCH line", form.Name(p), r.Pool)
+		return lease.Errorf(lease.Invalid, "--rgpu-pool=%s, but the licences are those of pool %s; submit the job again, with --rgpu-pool on its own command line or #SBATCH line", form.Name(p), r.Pool)
 	}
 	if err := options.CheckPassed(run.Wishes); err != nil {
 		return lease.Errorf(lease.Invalid, "%s", form.Name(err.Error()))

@@ -81,7 +81,7 @@ func Listen(path string, env Env, log *slog.Logger) (*Server, error) {
 }
 
 // Serve answers until ctx is done, and waits for those it is answering. The socket's
-// file stays: until the next daemon is there, who connects is told so at once.
+// file stays: until the next daemon is there, a client's connection fails at once.
 func (s *Server) Serve(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.l.Close() })
 	defer stop()
@@ -196,7 +196,7 @@ func parse(line string) (job, step string, err error) {
 	}
 	job, step, _ = strings.Cut(rest, " ")
 	if _, ok := form.Number(step); !ok || !form.IsJobID(job) {
-		return "", "", fmt.Errorf("%.64q is no job and step of Slurm's", rest)
+		return "", "", fmt.Errorf("%.64q is not a job and step of Slurm's", rest)
 	}
 	return job, step, nil
 }
@@ -218,5 +218,5 @@ func reply(c net.Conn, text string) {
 		text += "\n"
 	}
 	_ = c.SetWriteDeadline(time.Now().Add(writeTime))
-	_, _ = c.Write([]byte(text)) // who has gone needs no answer
+	_, _ = c.Write([]byte(text)) // a client that has gone needs no answer
 }

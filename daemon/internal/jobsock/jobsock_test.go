@@ -88,9 +88,9 @@ func TestAnswers(t *testing.T) {
 		"SLUICE-J 1 env 8 0\n":          "error " + strings.Repeat("ü", 510) + "..." + "\n",
 		"SLUICE-J 1 env 9 0\n":          "fault environment of 65543 bytes, 65536 are the most\n",
 		"SLUICE-J 2 env 1 0\n":          "fault not a request of version 1 to the job socket; plug-in and sluiced have to be of one release\n",
-		"SLUICE-J 1 env -1 0\n":         "fault \"-1 0\" is no job and step of Slurm's\n",
-		"SLUICE-J 1 env 01 0\n":         "fault \"01 0\" is no job and step of Slurm's\n",
-		"SLUICE-J 1 env 1 4294967296\n": "fault \"1 4294967296\" is no job and step of Slurm's\n",
+		"SLUICE-J 1 env -1 0\n":         "fault \"-1 0\" is not a job and step of Slurm's\n",
+		"SLUICE-J 1 env 01 0\n":         "fault \"01 0\" is not a job and step of Slurm's\n",
+		"SLUICE-J 1 env 1 4294967296\n": "fault \"1 4294967296\" is not a job and step of Slurm's\n",
 	} {
 		if have := ask(t, path, line); have != want {
 			t.Errorf("%q: %q, want %q", line, have, want)

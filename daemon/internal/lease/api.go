@@ -43,7 +43,7 @@ type Owner interface {
 	Offer(ctx context.Context, host string, r SessionRequest) (Offer, error)
 }
 
-// Mourner is an owner that can be told that a process has ended.
+// Mourner is an owner that accepts reports that a process has ended.
 type Mourner interface {
 	// Gone ends the sessions that a process of host, which has ended, had in a lease of host.
 	Gone(ctx context.Context, host, id string, pid uint32) error

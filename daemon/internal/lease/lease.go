@@ -17,7 +17,7 @@ import (
 const Granule = form.Granule
 
 // Key names the job part that a lease belongs to. One lease exists for a key at a
-// time, so that whoever asks twice is given the same.
+// time, so that a request that is repeated gets the same.
 type Key struct {
 	Cluster string `json:"cluster"`
 	Job     string `json:"job"`  // Slurm's job id, or form.NewRunJob of sluice run

@@ -255,7 +255,7 @@ func reply(c *net.UnixConn, status uint32, owners int, reason string, f *os.File
 	(&wire.LeaseAnswer{Status: status, Owners: uint32(owners), Size: uint32(len(reason))}).Encode(&h)
 	b := append(h[:], reason...)
 	if f == nil {
-		_, _ = c.Write(b) // who has gone needs no answer
+		_, _ = c.Write(b) // a client that has gone needs no answer
 		return
 	}
 	raw, err := f.SyscallConn()

@@ -63,8 +63,15 @@ func (c *caller) may(l *lease.Lease) error {
 	if err != nil {
 		return nil // hidden from us: the user id has to do
 	}
-	if job := process.SlurmJob(b); job != "" && job != r.Key.Job && !form.IsRunJob(r.Key.Job) {
-		return lease.Errorf(lease.Denied, "lease %s is of job %s, and a process of job %s asks", l.ID, r.Key.Job, job)
+	return mayInJob(b, l)
+}
+
+// mayInJob refuses a process whose cgroup shows that it belongs to another Slurm job than the lease.
+// Leases of sluice run belong to no job of Slurm.
+func mayInJob(cgroup []byte, l *lease.Lease) error {
+	own := l.Request.Key.Job
+	if job := process.SlurmJob(cgroup); job != "" && job != own && !form.IsRunJob(own) {
+		return lease.Errorf(lease.Denied, "lease %s is of job %s, and a process of job %s asks", l.ID, own, job)
 	}
 	return nil
 }

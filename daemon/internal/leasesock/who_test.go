@@ -61,3 +61,17 @@ func TestMappedUser(t *testing.T) {
 		t.Error("a lease of another user's")
 	}
 }
+
+// A process of the lease's user is refused if its cgroup shows that it belongs to another job.
+func TestOtherJob(t *testing.T) {
+	const in = "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n"
+	for own, ok := range map[string]bool{"4711": true, "4712": false, "471": false, "run-1": true} {
+		l := &lease.Lease{ID: "1", Request: lease.Request{UID: 1000, Key: lease.Key{Job: own}}}
+		if err := mayInJob([]byte(in), l); (err == nil) != ok || err != nil && lease.CodeOf(err) != lease.Denied {
+			t.Errorf("a process of job 4711 and a lease of job %s: %v", own, err)
+		}
+		if err := mayInJob([]byte("0::/user.slice/user-1000.slice\n"), l); err != nil {
+			t.Errorf("a process outside of Slurm and a lease of job %s: %v", own, err)
+		}
+	}
+}

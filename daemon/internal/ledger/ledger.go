@@ -11,7 +11,7 @@ package ledger
 //	bucket tombstones   what has ended and must not come back
 //	bucket outbox       lines for the audit log, by sequence number, from the
 //	                    change that caused them until they are known to be written
-//	bucket notes        whatever else the host has to remember
+//	bucket notes        other things that the host has to remember
 //
 // A value is CRC-32C (4 bytes, big endian) over bucket, 0, key, 0 and the JSON
 // that follows. bbolt checksums its two meta pages only; the sum here is over

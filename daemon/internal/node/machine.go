@@ -23,7 +23,7 @@ const (
 	diskWarn = 256 << 20
 	// inodesWarn is the number of files that can still be made.
 	inodesWarn = 1000
-	// certWarn is how long before its end a certificate is told of.
+	// certWarn is how long before it expires a certificate is reported.
 	certWarn = 30 * 24 * time.Hour
 )
 

@@ -438,7 +438,7 @@ func workerExe(cfg *config.Config) (string, error) {
 		exe = filepath.Join(filepath.Dir(self), "sluice-worker")
 	}
 	if fi, err := os.Stat(exe); err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 == 0 {
-		return "", fmt.Errorf("worker.exe: %s is no program; install sluice-worker beside sluiced, or set worker.exe", exe)
+		return "", fmt.Errorf("worker.exe: %s is not a program; install sluice-worker beside sluiced, or set worker.exe", exe)
 	}
 	return exe, nil
 }

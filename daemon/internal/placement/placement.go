@@ -322,7 +322,7 @@ func before(a, b *candidate, place lease.Place) bool {
 		return b.empty
 	}
 	// What is left of two GPUs differs as what is free of them does. A GPU
-	// larger than needed is kept for who needs it.
+	// larger than needed is kept for requests that need it.
 	return cmp.Or(cmp.Compare(a.freePercent, b.freePercent), cmp.Compare(a.freeMem, b.freeMem), tie(a, b)) < 0
 }
 

@@ -15,7 +15,7 @@ const (
 	begins = 4
 	// parts are those of a flow's time that are compared with each other.
 	parts = 5
-	// leastTime is the shortest time from which a rate is told, and leastPart the shortest part.
+	// leastTime is the shortest time from which a rate is computed, and leastPart the shortest part.
 	leastTime = 5 * time.Millisecond
 	leastPart = 20 * time.Millisecond
 	// mostRate is in bytes a second. No link is faster, and an owner may say anything.

@@ -20,7 +20,7 @@ func (o EnvOp) Separator() string {
 // Check returns what is wrong with a change, nil if it fits in one line of text.
 func (o EnvOp) Check() error {
 	if !envName.MatchString(o.Name) {
-		return fmt.Errorf("%.64q is no name of a variable", o.Name)
+		return fmt.Errorf("%.64q is not the name of a variable", o.Name)
 	}
 	if strings.ContainsAny(o.Value, "\n\x00") {
 		return fmt.Errorf("%s: its value has more than one line", o.Name)

@@ -174,7 +174,7 @@ func firstLine(s string) string {
 // for all of it with what the others know when this one does not answer.
 func (c *Commands) Job(ctx context.Context, id string) (Job, error) {
 	if !form.IsJobID(id) {
-		return Job{}, fmt.Errorf("%q is no job id", id)
+		return Job{}, fmt.Errorf("%q is not a job id", id)
 	}
 	out, err := c.run(ctx, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+jobFormat)
 	if said(err, "invalid job id") {
@@ -231,7 +231,7 @@ func (c *Commands) Reserve(ctx context.Context, name, licence string, count uint
 // the array's number, by which they mean all of its tasks.
 func (c *Commands) task(ctx context.Context, id string) (string, error) {
 	if !form.IsJobID(id) {
-		return "", fmt.Errorf("%q is no job id", id)
+		return "", fmt.Errorf("%q is not a job id", id)
 	}
 	out, err := c.run(ctx, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+taskFormat)
 	if said(err, "invalid job id") {
@@ -289,7 +289,7 @@ func (c *Commands) Requeue(ctx context.Context, id string) error {
 // Notify implements Controller.
 func (c *Commands) Notify(ctx context.Context, id, text string) error {
 	if !form.IsJobID(id) {
-		return fmt.Errorf("%q is no job id", id)
+		return fmt.Errorf("%q is not a job id", id)
 	}
 	_, err := c.run(ctx, "scontrol", "notify", id, plain(text))
 	return err
@@ -300,7 +300,7 @@ func (c *Commands) Notify(ctx context.Context, id, text string) error {
 // takes no update of the job; the accounting does. Others write into the accounting alone, so both are read before.
 func (c *Commands) Comment(ctx context.Context, id, text string) error {
 	if !form.IsJobID(id) {
-		return fmt.Errorf("%q is no job id", id)
+		return fmt.Errorf("%q is not a job id", id)
 	}
 	text = plain(text)
 	name, there, err := c.commented(ctx, id)

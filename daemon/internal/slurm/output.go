@@ -15,7 +15,7 @@ import (
 // the answer that this reads: it is for nobody but the user.
 func (c *Commands) Output(ctx context.Context, id string) (path, node string, err error) {
 	if !form.IsJobID(id) {
-		return "", "", fmt.Errorf("%q is no job id", id)
+		return "", "", fmt.Errorf("%q is not a job id", id)
 	}
 	out, err := c.run(ctx, "scontrol", "show", "job", id)
 	if said(err, "invalid job id") {

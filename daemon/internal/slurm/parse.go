@@ -167,7 +167,7 @@ func expandHosts(s string, room int) ([]string, error) {
 	open := strings.IndexByte(s, '[')
 	if open < 0 {
 		if s == "" || strings.ContainsAny(s, "],() \t\n/") {
-			return nil, fmt.Errorf("%q is no name", s)
+			return nil, fmt.Errorf("%q is not a name", s)
 		}
 		if room < 1 {
 			return nil, fmt.Errorf("more than %d", maxNodes)
@@ -180,7 +180,7 @@ func expandHosts(s string, room int) ([]string, error) {
 	}
 	head, inner, tail := s[:open], s[open+1:open+width], s[open+width+1:]
 	if strings.ContainsAny(head, "],() \t\n/") {
-		return nil, fmt.Errorf("%q is no name", s)
+		return nil, fmt.Errorf("%q is not a name", s)
 	}
 	ends := []string{""}
 	if tail != "" {
@@ -245,7 +245,7 @@ const (
 // parseState reads the first fields of both formats.
 func parseState(f []string) (JobState, error) {
 	if !form.IsJobID(f[fID]) {
-		return JobState{}, fmt.Errorf("squeue: %q is no job id", f[fID])
+		return JobState{}, fmt.Errorf("squeue: %q is not a job id", f[fID])
 	}
 	n, err := strconv.ParseUint(f[fRestarts], 10, 32)
 	if err != nil {

@@ -406,7 +406,7 @@ func (c *checker) plugin() {
 	case errors.Is(err, fs.ErrNotExist):
 		c.fail("plug-in", "install the package sluice-spank on every node", "%v", err)
 	case err != nil:
-		c.fail("plug-in", "install the package sluice-spank anew", "%s: %v", path, err)
+		c.fail("plug-in", "install the package sluice-spank again", "%s: %v", path, err)
 	case built != "" && runs != "" && built != runs:
 		c.fail("plug-in", "install sluice-spank, which is for all releases, or that of "+runs, "%s is for Slurm %s and this is %s: it is left out, and jobs with a fraction have no GPU", path, built, runs)
 	case strings.HasPrefix(line, "required"):

@@ -389,7 +389,7 @@ func TestCheck(t *testing.T) {
 			write(f, "spank_sluice.so", release)
 			f.conf["SLURM_VERSION"] = "24.11.5"
 		}},
-		{"plug-in", rpc.Fail, "anew", func(f *fakeSlurm) { write(f, "spank_sluice.so", "\x7fELF") }},
+		{"plug-in", rpc.Fail, "again", func(f *fakeSlurm) { write(f, "spank_sluice.so", "\x7fELF") }},
 		{"partitions", rpc.OK, "2", func(*fakeSlurm) {}},
 		{"node", rpc.Fail, "set node: " + short(), func(f *fakeSlurm) { f.nodes[short()] = f.nodes["n1"] }},
 		{"shim", rpc.Fail, "find no GPU", func(f *fakeSlurm) { f.nodes["ctl"] = f.nodes["n1"] }},

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/exchange"
 )
 
-// selfEnd is how long the session of a process that has ended may take to end by itself.
+// selfEnd is how long a session may take to end by itself after its client's process has ended.
 const selfEnd = 300 * time.Millisecond
 
 // Attachable implements owner.Attacher.
@@ -20,7 +20,7 @@ func (p *Pool) Attachable(id string, n int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.leases[id]
-	if l == nil || l.over {
+	if l == nil || l.ending {
 		return false
 	}
 	for s := range l.sessions {

@@ -1,19 +1,20 @@
 package workers
 
-// Control groups: one for each session, sluice/SESSION below a group that the daemon
-// may divide, with its limits of memory, threads and processors. A controller is used
-// where it is mounted: version 1, version 2, or both on one machine.
+// Control groups. Each session has a group of its own, sluice/SESSION, below a group that
+// the daemon may divide. It limits the session's memory, threads and processors. The daemon
+// uses a controller where it is mounted: as version 1, as version 2, or some of each.
 //
-// Version 2 lets a group hold either processes or groups with limits. So sessions
-// cannot be below the daemon's own unit: as long as one lives, systemd could not start
-// a new daemon in that unit's group (seen with 252: status 219/CGROUP, again and again),
-// and a daemon must be able to restart under its sessions. They are below a unit
-// of their own, sluice-sessions.service, in the daemon's slice. It has one process that only waits,
-// without which systemd would remove the group; the daemon moves that process into a leaf.
+// In version 2 a group holds either processes or groups with limits. So sessions cannot be
+// below the daemon's own unit: while one lives, systemd cannot start a new daemon in the
+// unit's group (systemd 252 was seen to fail with status 219/CGROUP at each attempt), but a
+// daemon must be able to restart while sessions live. Sessions are below a unit of their
+// own, sluice-sessions.service, in the daemon's slice. That unit has one process, which only
+// waits: without a process systemd would remove the group. The daemon moves this process
+// into a leaf.
 //
-// Where that unit does not run, the daemon's own group is divided. The daemon must then be
-// in a leaf of it named "daemon", as with DelegateSubgroup=daemon of systemd 254 and later.
-// The root group is an exception.
+// If that unit does not run, the daemon divides its own group. It must then itself be in a
+// leaf named "daemon", as DelegateSubgroup=daemon of systemd 254 and later makes it. Only the
+// root group may hold both.
 
 import (
 	"bufio"
@@ -33,23 +34,23 @@ import (
 )
 
 const (
-	// sessionsUnit is the unit below which sessions are, and waiting the leaf of its own process.
+	// sessionsUnit is the unit that the sessions' groups are in. waiting is the leaf for its own process.
 	sessionsUnit = "sluice-sessions.service"
 	waiting      = "waiting"
-	// cpuPeriod is the time in microseconds for which processor time is given out.
+	// cpuPeriod is the period of processor limits in microseconds.
 	cpuPeriod = 100_000
 )
 
 type cgroups struct {
 	log    *slog.Logger
-	strict bool
+	strict bool                // a missing limit is an error
 	dirs   []string            // .../sluice, one for each hierarchy
-	limits map[string][]string // dir to "file value"
-	memory string              // the one of dirs that bounds memory, "" for none
-	v2     bool                // that one's version
+	limits map[string][]string // directory to lines "file value"
+	memory string              // the directory that limits memory, "" for none
+	v2     bool                // memory is in a hierarchy of version 2
 }
 
-// memoryFile is the file of a group that bounds its memory.
+// memoryFile returns the name of the file that limits a group's memory.
 func (c *cgroups) memoryFile() string {
 	if c.v2 {
 		return "memory.max"
@@ -57,7 +58,7 @@ func (c *cgroups) memoryFile() string {
 	return "memory.limit_in_bytes"
 }
 
-// newCgroups finds the hierarchies. With auto, what is missing is logged.
+// newCgroups finds the hierarchies. In mode auto it logs what is missing.
 func newCgroups(log *slog.Logger, cfg Config) (*cgroups, error) {
 	c := &cgroups{log: log, strict: cfg.Cgroup == "required", limits: map[string][]string{}}
 	if cfg.Cgroup == "off" {
@@ -72,7 +73,7 @@ func newCgroups(log *slog.Logger, cfg Config) (*cgroups, error) {
 	return c, nil
 }
 
-// hierarchy is a mounted one: its controllers, and the group that the daemon divides.
+// hierarchy is a mounted hierarchy: its controllers, and the group that the daemon divides.
 type hierarchy struct {
 	v2          bool
 	controllers []string
@@ -104,7 +105,7 @@ func hierarchies(proc string) ([]hierarchy, error) {
 		if !ok || len(f) < 5 || len(g) < 3 {
 			continue
 		}
-		// Below the mount's own root, in a container.
+		// In a container the root of the mount may be a group, and paths are below it.
 		base := func(path string) string { return filepath.Join(f[4], strings.TrimPrefix(path, f[3])) }
 		switch g[0] {
 		case "cgroup2":
@@ -136,7 +137,7 @@ func isDir(path string) bool {
 	return err == nil && fi.IsDir()
 }
 
-// settle moves the processes of a group itself into a leaf of it.
+// settle moves the processes of a group into a leaf of it.
 func settle(dir string) error {
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	if err != nil {
@@ -217,7 +218,7 @@ func (c *cgroups) find(proc string, cfg Config) error {
 	return errors.Join(errs...)
 }
 
-// enable hands a controller down to the groups below.
+// enable makes a controller available to the groups below dir.
 func enable(dir, name string) error {
 	path := filepath.Join(dir, "cgroup.subtree_control")
 	if b, _ := os.ReadFile(path); slices.Contains(strings.Fields(string(b)), name) {
@@ -238,7 +239,7 @@ func (c *cgroups) put(id string, pid int) error {
 	for _, top := range c.dirs {
 		err := c.putOne(top, filepath.Join(top, id), pid)
 		if err != nil && c.strict {
-			return fmt.Errorf("cgroup: %w; worker.cgroup: auto does without", err)
+			return fmt.Errorf("cgroup: %w; set worker.cgroup: auto to run without it", err)
 		} else if err != nil {
 			c.log.Warn("a session runs without all of its limits", "session", id, "error", err)
 		}
@@ -257,8 +258,8 @@ func (c *cgroups) putOne(top, dir string, pid int) error {
 		}
 	}
 	if top == c.memory && c.v2 {
-		// Old kernels, and those without swap, lack these files. The whole group goes at once,
-		// should it ever have a second process; and what is beyond a limit does not fill the swap.
+		// Old kernels, and kernels without swap, lack these files. The first makes the kernel kill the whole
+		// group, should it ever have a second process. The second keeps the session from filling the swap.
 		_ = os.WriteFile(filepath.Join(dir, "memory.oom.group"), []byte("1"), 0)
 		if slices.ContainsFunc(c.limits[top], func(l string) bool { return strings.HasPrefix(l, c.memoryFile()+" ") }) {
 			_ = os.WriteFile(filepath.Join(dir, "memory.swap.max"), []byte("0"), 0)
@@ -267,8 +268,8 @@ func (c *cgroups) putOne(top, dir string, pid int) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 }
 
-// setMemory bounds the memory of a session in bytes, 0 for no limit. False means that no group does: the
-// session has to watch its memory by itself.
+// setMemory limits the memory of a session to max bytes, 0 for no limit. It returns false if no group enforces the limit:
+// the session then has to watch its memory by itself.
 func (c *cgroups) setMemory(id string, max uint64) bool {
 	if c.memory == "" {
 		return max == 0
@@ -284,7 +285,7 @@ func (c *cgroups) setMemory(id string, max uint64) bool {
 	return err == nil
 }
 
-// outOfMemory says whether the kernel has killed a session for its memory.
+// outOfMemory reports whether the kernel has killed a session because it exceeded its memory limit.
 func (c *cgroups) outOfMemory(id string) bool {
 	if c.memory == "" {
 		return false
@@ -302,10 +303,10 @@ func (c *cgroups) outOfMemory(id string) bool {
 	return false
 }
 
-// remove takes a session's group away; its process has ended.
+// remove removes a session's group. The session's process has ended.
 func (c *cgroups) remove(id string) {
 	if id == "" {
-		return // it never had a process; the directory above is everybody's
+		return // it never had a process, and the path would be that of all sessions' directory
 	}
 	for _, top := range c.dirs {
 		for n := range 5 {
@@ -313,20 +314,20 @@ func (c *cgroups) remove(id string) {
 			if err == nil || errors.Is(err, unix.ENOENT) {
 				break
 			}
-			// The kernel may still be counting.
+			// The kernel may not be done with the process yet.
 			time.Sleep(time.Millisecond << n)
 		}
 	}
 }
 
-// sweep removes the groups that an earlier daemon has left empty; a fresh one may be
-// that of a worker which another daemon beside this one is starting.
+// sweep removes the empty groups that an earlier daemon left behind. It spares recent ones: another
+// daemon on this machine may be starting a worker in such a group.
 func (c *cgroups) sweep() {
 	for _, top := range c.dirs {
 		all, _ := os.ReadDir(top)
 		for _, d := range all {
 			if fi, err := d.Info(); err == nil && d.IsDir() && time.Since(fi.ModTime()) > time.Minute {
-				_ = unix.Rmdir(filepath.Join(top, d.Name())) // one in use refuses
+				_ = unix.Rmdir(filepath.Join(top, d.Name())) // fails if the group is in use
 			}
 		}
 	}

@@ -1,7 +1,7 @@
 package workers
 
-// Directories of users that their sessions have by descriptor: the user's part of the image store, and one for each lease that is
-// /dev/shm for its sessions. The driver shares events between processes by files there.
+// Directories that sessions are given as descriptors: the user's part of the image store, and a directory for each lease, which is
+// /dev/shm for its sessions. The driver shares events between processes by files in /dev/shm.
 
 import (
 	"errors"
@@ -110,8 +110,8 @@ func dirOf(path string, uid, gid uint32) (*os.File, error) {
 // errNotTheirs says that a directory is another user's.
 var errNotTheirs = errors.New("is another user's")
 
-// giveDir gives a user a directory that was made for it just now, or by a daemon that died before it gave it: that is root's, and
-// empty. The directory of somebody else stays that.
+// giveDir makes the user the owner of a directory that was just made, or that an earlier daemon made before it died. Such a directory
+// belongs to root and is empty. A directory of another user is refused.
 func giveDir(f *os.File, uid, gid uint32) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

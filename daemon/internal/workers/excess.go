@@ -1,14 +1,13 @@
 package workers
 
-// GPU time that a lease should not have had.
+// GPU time beyond what a lease's policy allows.
 //
-// Sessions keep their turns by themselves, in a file that all sessions on a GPU can write. One that was taken over can give itself
-// turns, or start work without any. What cannot be changed by a session is how long the driver says that its process kept the
-// GPU busy, and the policies. So the two are compared, and nothing else is: time beyond the most that the policies can give a lease
-// is added up. What the lease owes is not taken off, because its own sessions say that. A lease that owes for a long kernel may be
-// found too; it did have that time. Time in which the driver saw no other lease's programs harmed nobody, and is not counted:
-// long kernels may run then. The driver's percentages are rounded and averaged, so the comparison has
-// room for errors, and it ends no session.
+// Sessions take turns by a file that all sessions on a GPU can write. A session that was taken over by an attacker can give itself
+// turns, or start work outside of any. But no session can change the policies, or how long the driver says that its process kept the
+// GPU busy. So the two are compared, and nothing else: time beyond the most that the policies allow a lease is added up. What the lease
+// owes is not taken off, because its own sessions say that; a lease that owes for a long kernel may be found too, and it did have that
+// time. Time in which the driver saw no other lease's programs harmed nobody and is not counted: long kernels may
+// run then. The driver's percentages are rounded and averaged, so the comparison has a tolerance, and it ends no session.
 
 import (
 	"fmt"
@@ -18,13 +17,13 @@ import (
 )
 
 const (
-	// excessSlack is the part of a GPU by which the driver's figure for a lease may be too large, in the unit of weights.
+	// excessSlack is the tolerance for the driver's figure of a lease, as a part of a GPU in the unit of weights.
 	excessSlack = turns.FullWeight / 10
-	// excessLimit is how much time beyond that is reported.
+	// excessLimit is the excess, beyond the tolerance, that is reported.
 	excessLimit = 10 * time.Second
 )
 
-// noteExcess compares the time for which processes kept GPUs busy since the sample before with the leases' policies. mu is held.
+// noteExcess compares the leases' policies with the time for which processes kept the GPUs busy since the previous sample. mu is held.
 func (p *Pool) noteExcess(at time.Time, busy map[string]map[int]time.Duration) {
 	gap := at.Sub(p.sampled)
 	first := p.sampled.IsZero()
@@ -54,7 +53,7 @@ func (p *Pool) noteExcess(at time.Time, busy map[string]map[int]time.Duration) {
 	}
 }
 
-// usedBy adds up the times of processes by lease, and of all leases. mu is held.
+// usedBy adds up the times of processes for each lease and for all leases together. mu is held.
 func (p *Pool) usedBy(busy map[int]time.Duration) (used map[string]time.Duration, all time.Duration) {
 	used = map[string]time.Duration{}
 	for id, l := range p.leases {
@@ -68,9 +67,9 @@ func (p *Pool) usedBy(busy map[int]time.Duration) (used map[string]time.Duration
 	return used, all
 }
 
-// overExcess describes time that a lease should not have had. mu is held.
+// overExcess describes a lease's excess as an Overrun. mu is held.
 func (p *Pool) overExcess(c turns.TenantCounters, gpu string, excess time.Duration) Overrun {
-	o := p.overrun(c.Lease, gpu, 0, fmt.Sprintf("the driver saw its programs on GPU %s for %v longer than its policy can give it, while others' ran there, and by its own account it owes %v of that GPU's time: they may compute outside of their turns",
+	o := p.overrun(c.Lease, gpu, 0, fmt.Sprintf("the driver saw the lease's programs on GPU %s for %v longer than its policy allows while other leases' programs ran there, and by its own account it owes %v of that GPU's time: its programs may compute outside of their turns",
 		gpu, excess.Round(time.Millisecond), c.Owes.Round(time.Millisecond)))
 	o.Time = excess
 	return o

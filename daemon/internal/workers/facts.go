@@ -17,27 +17,27 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
-// A daemon keeps what the driver says of each GPU in a file for the daemon that is started after it. Asking the
-// driver takes a context on each GPU, and programs would have to wait for it after each restart. The size of a
-// context is also measured best before sessions compute on the GPU.
+// A daemon keeps what the driver says of each GPU in a file, for the daemon that is started after it. Asking the
+// driver needs a context on each GPU, and after each restart programs would have to wait for that. Besides, the size of a
+// context is best measured before sessions compute on the GPU.
 
-// keptFacts is the content of a GPU's file.
+// keptFacts is the contents of a GPU's file.
 type keptFacts struct {
-	Source string // of factsSource
+	Source string // what factsSource returned
 	Mode   sandbox.Mode
 	Facts  control.Facts
 }
 
-// factsDir is the directory of the files. It lies in run_dir, beside the directory of the leases.
+// factsDir returns the directory of these files. It is in run_dir, next to the directory of the leases.
 func (p *Pool) factsDir() string { return filepath.Clean(p.cfg.Dir) + "-facts" }
 
-// factsPath is the path of a GPU's file.
+// factsPath returns the path of a GPU's file.
 func (p *Pool) factsPath(uuid string) string {
 	return filepath.Join(p.factsDir(), filepath.Base(uuid))
 }
 
-// factsSource identifies all that the facts of a GPU depend on: the boot, the program that asks,
-// the driver, and what the environment tells the driver.
+// factsSource identifies everything that the facts of a GPU depend on: the boot, the program that asks
+// the driver, the driver, and the environment variables that the driver reads.
 func (p *Pool) factsSource() (string, error) {
 	h := sha256.New()
 	for _, path := range []string{"/proc/sys/kernel/random/boot_id", "/proc/driver/nvidia/version"} {
@@ -49,7 +49,7 @@ func (p *Pool) factsSource() (string, error) {
 	}
 	for _, path := range []string{p.cfg.Exe, p.cfg.LibCUDA, p.cfg.LibNVML} {
 		fmt.Fprintf(h, "%q", path)
-		if filepath.IsAbs(path) { // else the loader finds it, and it is of the kernel's version
+		if filepath.IsAbs(path) { // otherwise the loader finds the library, whose version is the kernel module's
 			fi, err := os.Stat(path)
 			if err != nil {
 				return "", err
@@ -66,7 +66,7 @@ func (p *Pool) factsSource() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// recall returns the facts of a GPU that an earlier daemon kept, or nil if there are none or they may no longer hold.
+// recall returns the facts of a GPU that an earlier daemon kept. It returns nil if there are none, or if they may be out of date.
 func (p *Pool) recall(uuid string) *keptFacts {
 	b, err := os.ReadFile(p.factsPath(uuid))
 	if err != nil {
@@ -82,7 +82,7 @@ func (p *Pool) recall(uuid string) *keptFacts {
 	return &k
 }
 
-// keep writes the facts of a GPU for the next daemon. A failure is logged: the next daemon asks the driver then.
+// keep writes the facts of a GPU for the next daemon. It only logs a failure, since the next daemon then asks the driver.
 func (p *Pool) keep(uuid string, f *control.Facts, mode sandbox.Mode) {
 	err := func() error {
 		source, err := p.factsSource()
@@ -96,7 +96,7 @@ func (p *Pool) keep(uuid string, f *control.Facts, mode sandbox.Mode) {
 		if err := os.MkdirAll(p.factsDir(), 0o700); err != nil {
 			return err
 		}
-		// A daemon that was killed here before has left a file behind.
+		// An earlier daemon that was killed here left a temporary file behind.
 		if err := safefile.SweepAbandoned(p.factsDir(), ""); err != nil {
 			return err
 		}

@@ -1,7 +1,7 @@
 package workers
 
-// The store of module images: a directory for each user, which that user's sessions write by
-// themselves, and a file that counts what all have. This daemon sweeps them at intervals.
+// The store of module images. Each user has a directory, which the user's sessions write
+// themselves. One file counts the images of all users. The daemon sweeps the store at intervals.
 
 import (
 	"errors"
@@ -17,12 +17,12 @@ import (
 // storeSweep is the time between two sweeps.
 const storeSweep = 30 * time.Second
 
-// leftover is the age at which an unfinished upload is taken for dead: a session that sends an image
-// writes all the time.
+// leftover is the age at which an unfinished upload counts as abandoned: a session that stores an image
+// writes to it all the time.
 const leftover = time.Hour
 
-// storeCount is the path of the file that counts all images. It lies beside the directory of the
-// leases, in memory: a daemon starts on a full disk too.
+// storeCount returns the path of the file that counts all images. It is next to the directory of the
+// leases, on a file system in memory, so that a daemon starts even if the disk is full.
 func (p *Pool) storeCount() string { return filepath.Clean(p.cfg.Dir) + "-images" }
 
 // userStore opens the user's part of the image store.
@@ -36,11 +36,11 @@ func (p *Pool) userStore(uid, gid uint32) (*os.File, error) {
 	return f, nil
 }
 
-// warnOfMemory says that images on a file system in memory count as the host memory of the session that
-// sent them.
+// warnOfMemory logs a warning if the store is on a file system in memory: the images then count as host
+// memory of the sessions that sent them.
 func (p *Pool) warnOfMemory() {
 	if inMemory(p.cfg.Store) {
-		p.log.Warn("module images are kept in memory: they count to worker.memory_max of the sessions that send them. Set owner.store to a directory on a disk", "directory", p.cfg.Store)
+		p.log.Warn("module images are kept in memory: they count towards worker.memory_max of the sessions that send them. Set owner.store to a directory on a disk", "directory", p.cfg.Store)
 	}
 }
 
@@ -57,7 +57,7 @@ func (p *Pool) keepStore() error {
 		return err
 	}
 	k := &store.Keeper{Dir: p.cfg.Store, Total: p.cfg.StoreTotal, KeepFree: p.cfg.StoreKeepFree, Shared: shared}
-	// Where no session lives, nobody is uploading: what is there was left by the dead.
+	// Without a live session nobody is storing an image, so every unfinished one is abandoned.
 	before := time.Now()
 	p.mu.Lock()
 	for _, l := range p.leases {
@@ -91,8 +91,8 @@ func (p *Pool) keepStore() error {
 	return nil
 }
 
-// sweepStore sweeps once, and says whether too little space is free for images. A change of that is
-// logged.
+// sweepStore sweeps once, and reports whether too little space is free for images. low is what the
+// previous call returned; a change is logged.
 func (p *Pool) sweepStore(k *store.Keeper, before time.Time, low bool) bool {
 	u, err := k.Sweep(before)
 	if err != nil {

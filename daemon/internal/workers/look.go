@@ -1,6 +1,6 @@
 package workers
 
-// What lives, and how it ended, as it is told to others.
+// What the Pool reports of sessions: those that live, and why one has ended.
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// show is a session as it stands.
+// show returns the present state of a session.
 func (p *Pool) show(s *session) lease.Session {
 	p.mu.Lock()
 	out := s.Session
@@ -61,8 +61,8 @@ func (p *Pool) Use(id string) []lease.Use {
 	return all
 }
 
-// Processes is what each session process holds by its account, by GPU and process
-// id, to be compared with NVML's view. Bytes.
+// Processes returns the device memory of each session process according to its account, in bytes,
+// by GPU and process id. It is compared with what NVML says.
 func (p *Pool) Processes() map[string]map[int]uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,7 +84,7 @@ func (p *Pool) Processes() map[string]map[int]uint64 {
 	return all
 }
 
-// reason says why a session ended.
+// reason returns why a session ended.
 func (p *Pool) reason(s *session) string {
 	p.mu.Lock()
 	why := s.why

@@ -24,24 +24,24 @@ import (
 // leaseRecord is the file "lease".
 type leaseRecord struct {
 	Version int      `json:"version"`
-	GPUs    []string `json:"gpus"` // in the account's order
+	GPUs    []string `json:"gpus"` // in the order of the account
 }
 
 const recordVersion = 1
 
-// accountName is the account's file.
+// accountName is the name of the account's file.
 const accountName = "account"
 
-// Names of a session's files, before the number of its slot.
+// Prefixes of the names of a session's files. The number of its slot follows.
 const (
 	sessionPrefix = "session-"
 	linkPrefix    = "exchange-"
 )
 
-// openLease makes the account of a lease, or opens that which is there. mu is held.
+// openLease opens the account of a lease, and makes it if there is none. mu is held.
 func (p *Pool) openLease(l lease.Lease) (*leased, error) {
 	if !form.IsLeaseID(l.ID) {
-		return nil, fmt.Errorf("%.40q is no lease id", l.ID)
+		return nil, fmt.Errorf("%.40q is not a lease id", l.ID)
 	}
 	dir := filepath.Join(p.cfg.Dir, l.ID)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -66,12 +66,12 @@ func (p *Pool) openLease(l lease.Lease) (*leased, error) {
 	}
 	if a.file.Devices() != len(caps) {
 		a.file.Close()
-		return nil, fmt.Errorf("%s is of %d GPUs, the lease has %d", path, a.file.Devices(), len(caps))
+		return nil, fmt.Errorf("%s is for %d GPUs, and the lease has %d", path, a.file.Devices(), len(caps))
 	}
 	return a, nil
 }
 
-// sessionRecord is what adoption needs.
+// sessionRecord is a session's record: what the next daemon needs to find the session.
 type sessionRecord struct {
 	Slot int `json:"slot"`
 	lease.Session
@@ -97,7 +97,7 @@ func (p *Pool) linkPath(s *session) string {
 	return filepath.Join(p.cfg.Dir, s.Lease, linkPrefix+strconv.Itoa(s.slot))
 }
 
-// link makes the socket at which a session listens for daemons, and connects to it.
+// link makes the socket at which a session listens for daemons, and connects this daemon to it.
 func (p *Pool) link(s *session) (*os.File, error) {
 	l, err := unixsock.ListenPackets(p.linkPath(s))
 	if err != nil {
@@ -115,7 +115,7 @@ func (p *Pool) link(s *session) (*os.File, error) {
 	return f, nil
 }
 
-// joinExchange has the broker of a session's lease serve the session.
+// joinExchange makes the lease's broker serve the session.
 func (p *Pool) joinExchange(s *session) error {
 	c, err := unixsock.DialPackets(p.linkPath(s))
 	if err != nil {
@@ -125,8 +125,8 @@ func (p *Pool) joinExchange(s *session) error {
 	return nil
 }
 
-// writeFile writes a record. The file system is in memory: the record must outlive this
-// process, and not the machine.
+// writeFile writes a record. The file system is in memory, since a record must outlive this
+// process but not the machine.
 func writeFile(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -151,10 +151,10 @@ func (p *Pool) adopt() error {
 		}
 		l, err := p.adoptLease(d.Name())
 		if err != nil {
-			// Either it was being made when the daemon died, or a session has damaged it.
+			// Either the daemon died while it made the account, or a session has damaged it.
 			p.log.Error("account of a lease cannot be used: its sessions are ended", "lease", d.Name(), "error", err)
 			if err := p.abandon(d.Name()); err != nil {
-				p.log.Error("a session without account goes on; the next start of the daemon tries again", "lease", d.Name(), "error", err)
+				p.log.Error("a session without an account could not be ended; the daemon tries again when it starts next", "lease", d.Name(), "error", err)
 			}
 			continue
 		}
@@ -187,11 +187,11 @@ func (p *Pool) adoptLease(id string) (*leased, error) {
 		return nil, err
 	}
 	if r.Version != recordVersion {
-		return nil, fmt.Errorf("record of version %d, this release writes %d", r.Version, recordVersion)
+		return nil, fmt.Errorf("the record has version %d, and this release reads version %d", r.Version, recordVersion)
 	}
 	l := &leased{id: id, gpus: r.GPUs, sessions: map[*session]bool{}, totals: p.readTotals(id), broker: exchange.NewBroker(p.log.With("lease", id))}
 	if l.totals.Ended {
-		l.over = true
+		l.ending = true
 		return l, nil
 	}
 	if l.file, err = account.Open(filepath.Join(dir, accountName)); err != nil {
@@ -199,19 +199,19 @@ func (p *Pool) adoptLease(id string) (*leased, error) {
 	}
 	if l.file.Devices() != len(r.GPUs) {
 		l.file.Close()
-		return nil, fmt.Errorf("account of %d GPUs, record of %d", l.file.Devices(), len(r.GPUs))
+		return nil, fmt.Errorf("the account is for %d GPUs, and the record for %d", l.file.Devices(), len(r.GPUs))
 	}
 	return l, nil
 }
 
-// abandon ends what is alive of a lease without an account, and removes the rest, so
-// that no session outlives its lease unseen and the next one finds nothing of it.
+// abandon ends the live sessions of a lease without an account, and removes its files. So
+// no session outlives its lease unnoticed, and the next lease finds nothing of this one.
 func (p *Pool) abandon(id string) error {
 	files, _ := filepath.Glob(filepath.Join(p.cfg.Dir, id, sessionPrefix+"*"))
 	for _, path := range files {
 		r, err := readRecord(path)
 		if err != nil {
-			p.log.Error("record of a session makes no sense", "file", path, "error", err)
+			p.log.Error("record of a session cannot be read", "file", path, "error", err)
 			continue
 		}
 		f := openProcess(r.Worker)
@@ -261,7 +261,7 @@ func (p *Pool) adoptSessions(l *leased) (live, gone int) {
 		l.sessions[s] = true
 		if s.pidfd = openProcess(s.Worker); s.pidfd != nil {
 			live++
-			// A session of another kind, or of a release without exchange, listens nowhere.
+			// A session that does not compute, or is of a release without exchange, has no socket.
 			if err := p.joinExchange(s); err != nil && !errors.Is(err, os.ErrNotExist) {
 				p.log.Warn("a session shares no memory with others of its lease", "lease", l.id, "session", s.ID, "error", err)
 			}
@@ -271,7 +271,7 @@ func (p *Pool) adoptSessions(l *leased) (live, gone int) {
 		gone++
 		p.finish(s, true)
 	}
-	// Slots claimed by a daemon that died before it had written the record.
+	// Free the slots that a daemon claimed before it died without writing their records.
 	all, err := l.file.Sessions()
 	if err != nil {
 		p.log.Error("account", "lease", l.id, "error", err)
@@ -284,13 +284,13 @@ func (p *Pool) adoptSessions(l *leased) (live, gone int) {
 	return live, gone
 }
 
-// openProcess is the pidfd of a process, nil when it is gone.
+// openProcess returns a pidfd of a process, or nil if the process has ended.
 func openProcess(q lease.Process) *os.File {
 	fd, err := unix.PidfdOpen(q.PID, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return nil
 	}
-	// The number may be another's by now; looked at after opening, it cannot change.
+	// The id may be another process's by now. Once the pidfd is open it cannot change any more, so it is compared now.
 	start, err := process.Start(q.PID)
 	if err != nil || start != q.Start || exited(fd) {
 		unix.Close(fd)
@@ -305,7 +305,7 @@ func exited(fd int) bool {
 	return n > 0
 }
 
-// waitPidfd waits for a process's end without a thread of its own.
+// waitPidfd waits until a process has ended. It occupies no thread meanwhile.
 func waitPidfd(f *os.File) {
 	c, err := f.SyscallConn()
 	if err == nil {

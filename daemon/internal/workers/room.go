@@ -1,9 +1,9 @@
 package workers
 
-// Room on the file system of run_dir, which is in memory, and which sessions can fill: each has the directory of its lease for /dev/shm.
-// A program has a few small files there, of the driver's. A session that has been taken over may make any number of
-// any size, of which its memory is charged to it only as long as it lives. The accounts and the records of all sessions are on the
-// same file system, and usually files of the whole system's, so a lease that fills it ends.
+// Free space on the file system of run_dir. It is in memory, and sessions can fill it: the directory of a session's lease is its
+// /dev/shm. An ordinary program has a few small files there, which the driver makes. A session that was taken over by an attacker can
+// make any number of files of any size, and their memory is charged to it only while it lives. The accounts and records of all
+// sessions are on the same file system, and usually files of the whole system are too. So a lease that fills it is ended.
 
 import (
 	"fmt"
@@ -18,19 +18,19 @@ import (
 )
 
 const (
-	roomEvery = time.Second // between two looks
-	// The file system is short of room when less than this part of it is free.
+	roomEvery = time.Second // between two checks
+	// The file system is short of room if less than a quarter of it is free.
 	roomFree = 4
-	// Only a lease that has more than this part of all of it is to blame.
+	// A lease is to blame only if it has more than a sixteenth of the whole file system.
 	roomPart = 16
-	// roomDepth is how deep directories are looked into. One that is deeper is none of the driver's.
+	// roomDepth is the deepest level of directories that is counted. The driver makes none that are deeper.
 	roomDepth = 32
 )
 
-// room is what a directory takes of its file system, or what that has.
+// room is an amount of space: what a directory takes of its file system, what the file system has, or what is free.
 type room struct{ bytes, files uint64 }
 
-// roomOf says what the file system of a directory has, and what of it is free. Without a bound on files, it has none.
+// roomOf returns the size of a directory's file system, and how much of it is free. The number of files is 0 if it is not limited.
 func roomOf(dir string) (all, free room, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -45,7 +45,7 @@ func short(all, free room) bool {
 	return free.bytes < all.bytes/roomFree || free.files < all.files/roomFree
 }
 
-// part is the larger one of the parts that a directory takes of a file system's bytes and files.
+// part returns which part of a file system r is: of its bytes or of its files, whichever is larger.
 func (r room) part(all room) float64 {
 	of := func(n, all uint64) float64 {
 		if all == 0 {
@@ -56,8 +56,8 @@ func (r room) part(all room) float64 {
 	return max(of(r.bytes, all.bytes), of(r.files, all.files))
 }
 
-// add counts what is in a directory, until that is more than most. What cannot be read counts as nothing: it is just being removed, and whoever
-// removes and makes things all the time must not keep the rest from being counted.
+// add counts what is in a directory, until that is more than most. Entries that cannot be read count as nothing: they are just being
+// removed, and a program that makes and removes files all the time must not keep the other files from being counted.
 func (r *room) add(dir *os.File, depth int, most room) {
 	for r.bytes <= most.bytes && (most.files == 0 || r.files <= most.files) {
 		names, err := dir.Readdirnames(256)
@@ -89,7 +89,7 @@ func (r *room) add(dir *os.File, depth int, most room) {
 	}
 }
 
-// keepRoom looks after the room at intervals until stopRoom.
+// keepRoom calls makeRoom at intervals until stopRoom is called.
 func (p *Pool) keepRoom() {
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -111,7 +111,7 @@ func (p *Pool) keepRoom() {
 	})
 }
 
-// makeRoom ends the sessions of the lease that takes most, if there is too little room and the lease is to blame.
+// makeRoom ends the sessions of the lease that takes the most space, if too little is free and that lease is to blame.
 func (p *Pool) makeRoom() {
 	all, free, err := roomOf(p.cfg.Shared)
 	if err != nil || !short(all, free) {
@@ -121,21 +121,21 @@ func (p *Pool) makeRoom() {
 	if id == "" {
 		return
 	}
-	why := fmt.Sprintf("its lease has filled /dev/shm with %d MiB in %d files or more, a sixteenth of the file system of run_dir, of which less than a quarter was free", most.bytes>>20, most.files)
+	why := fmt.Sprintf("its lease has filled /dev/shm: at least %d MiB in %d files, more than a sixteenth of the file system of run_dir, of which less than a quarter was free", most.bytes>>20, most.files)
 	p.mu.Lock()
 	some := p.endOverrun(id, 0, why)
-	p.removeShared(id) // under mu: a session that has no process yet opens a new one
+	p.removeShared(id) // mu is held: a session that has no process yet opens a new directory
 	p.mu.Unlock()
 	p.log.Warn("the file system of run_dir is short of room", "lease", id, "reason", why, "sessions_ended", some)
 }
 
-// fullest is the lease whose directory takes the largest part of the file system, of those that take more than a sixteenth; "" for none.
+// fullest returns the lease whose directory takes the largest part of the file system. It returns "" if none takes more than a sixteenth.
 func (p *Pool) fullest(all room) (id string, most room) {
 	entries, err := os.ReadDir(p.cfg.Shared)
 	if err != nil {
 		return "", most
 	}
-	// Beyond a quarter one is like another.
+	// Counting further than a quarter of the file system would not change the outcome.
 	bound := room{all.bytes / 4, all.files / 4}
 	for _, e := range entries {
 		if !form.IsLeaseID(e.Name()) {

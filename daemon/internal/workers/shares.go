@@ -1,16 +1,17 @@
 package workers
 
 // Compute time. Every GPU has a schedule (package turns), every granted lease is a tenant of its
-// GPUs' schedules, and sessions take turns by themselves. This file does what is left:
+// GPUs' schedules, and sessions take turns by themselves. This file does the rest:
 //
-//	Share        makes a lease a tenant, or changes its policy. It is one from its grant on,
-//	             because policy equal counts leases, whether they have sessions or not
+//	Share        makes a lease a tenant, or changes its policy. A lease is a tenant from its grant
+//	             on, because policy equal counts leases whether they have sessions or not
 //	Start        sends the lease's tenants, and the schedules' files, with the START message
 //	clearMember  clears what a session that has ended left on the schedules
-//	Forget       removes the tenants; until then they say what the lease has had
+//	Forget       removes the tenants; until then they say how much time the lease has had
 //	SetSharing   gives all tenants the policy of a reloaded configuration
-//	WatchTurns   finds work that stays on a GPU far beyond its turn. Sessions that are to end for
-//	             that do so by themselves, whether a daemon runs or not; it ends those that do not
+//	WatchTurns   finds work that stays on a GPU far beyond its turn. Where the policy ends the
+//	             sessions of such work, they end by themselves, whether a daemon runs or not.
+//	             WatchTurns ends those that do not
 //
 // The schedules' files outlive the daemon. The next daemon finds tenants there by their leases'
 // names; Leases lists those whose lease it does not know, for the owner to end.
@@ -38,9 +39,9 @@ import (
 type Sharing struct {
 	Quantum     time.Duration // of a turn
 	EqualActive bool          // policy equal counts leases with work, not all
-	Lend        bool          // leases that do not say whether they lend do
+	Lend        bool          // leases lend their time unless they say otherwise
 	Limit       time.Duration // how long work may outlast its turn, 0 for no limit
-	Overrun     turns.Overrun // whose sessions end when their work exceeds the limit
+	Overrun     turns.Overrun // which sessions end when their work exceeds the limit
 }
 
 // Overrun describes work that has outlasted its turn for longer than the limit.
@@ -48,7 +49,7 @@ type Overrun struct {
 	Lease  lease.Lease
 	GPU    string
 	PID    int           // the session's process, 0 if it is not known
-	Time   time.Duration // 0: the session ended itself, and Reason has it
+	Time   time.Duration // 0 if the session ended itself; Reason then says how long
 	Limit  time.Duration
 	Ended  bool // its session was ended for it
 	Reason string
@@ -56,9 +57,9 @@ type Overrun struct {
 
 const policySuffix = ".policy"
 
-// tenancy is a lease on its GPUs' schedules.
+// tenancy says which tenant a lease is on each of its GPUs' schedules.
 type tenancy struct {
-	lease   lease.Lease              // without grants until Share was called for it
+	lease   lease.Lease              // it has no grants until Share was called for it
 	tenants map[string]int           // by GPU
 	excess  map[string]time.Duration // by GPU, see noteExcess
 	err     error                    // why it is not a tenant of all its GPUs
@@ -66,7 +67,7 @@ type tenancy struct {
 
 // openSchedules opens the schedules of an earlier daemon.
 func (p *Pool) openSchedules() error {
-	p.tenancies, p.schedules, p.over = map[string]*tenancy{}, map[string]*turns.Schedule{}, map[overrunKey]lateWork{}
+	p.tenancies, p.schedules, p.overdue = map[string]*tenancy{}, map[string]*turns.Schedule{}, map[overrunKey]overdueWork{}
 	if p.cfg.Turns == "" {
 		return nil
 	}
@@ -81,7 +82,7 @@ func (p *Pool) openSchedules() error {
 		gpu := strings.TrimSuffix(filepath.Base(f), policySuffix)
 		b, err := p.schedule(gpu)
 		if err != nil {
-			// Sessions that run go on with it; new ones are refused until it can be used.
+			// Present sessions go on with it. New ones are refused until it can be used.
 			p.log.Error("the schedule of a GPU's turns cannot be used", "gpu", gpu, "error", err)
 			continue
 		}
@@ -114,7 +115,7 @@ func (p *Pool) site() turns.Site {
 	return turns.Site{Quantum: p.sharing.Quantum, EqualActive: p.sharing.EqualActive, Limit: p.sharing.Limit, Overrun: p.sharing.Overrun}
 }
 
-// policy returns a grant's policy as schedules have it.
+// policy returns a grant's policy in the form that schedules use.
 func (p *Pool) policy(l *lease.Lease, g lease.Grant) turns.Policy {
 	q := l.Request
 	out := turns.Policy{Kind: turns.BestEffort, Weight: g.Percent * (turns.FullWeight / 100), Lend: q.Lend == lease.LendYes || q.Lend == lease.LendSite && p.sharing.Lend}
@@ -165,7 +166,7 @@ func (p *Pool) share(l lease.Lease) error {
 }
 
 // Unscheduled returns the leases that could not be made tenants of their GPUs' schedules, and why.
-// None of their sessions is started.
+// No sessions are started for them.
 func (p *Pool) Unscheduled() map[string]error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,9 +179,9 @@ func (p *Pool) Unscheduled() map[string]error {
 	return out
 }
 
-// startTurns returns a lease's tenants for the START message, and copies of the schedules' files
-// to go with it, for the caller to close: the schedules may be closed meanwhile. Without turns
-// there are no files, and the session may work at any time.
+// startTurns returns a lease's tenants for the START message, and duplicates of the schedules' files
+// to send with it. The caller closes the duplicates; the schedules themselves may be closed meanwhile.
+// Without turns there are no files, and the session may work at any time.
 func (p *Pool) startTurns(l lease.Lease) (at []control.Turn, files []*os.File, _ error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,7 +193,7 @@ func (p *Pool) startTurns(l lease.Lease) (at []control.Turn, files []*os.File, _
 	}
 	s := p.tenancies[l.ID]
 	if s != nil && len(s.lease.Grants) > 0 {
-		l = s.lease // Set may have changed it since the caller looked
+		l = s.lease // it may have been changed since the caller read it
 	}
 	if s == nil || s.err != nil || len(s.lease.Grants) == 0 {
 		if err := p.share(l); err != nil {
@@ -310,23 +311,23 @@ func (p *Pool) SetSharing(s Sharing) {
 	}
 }
 
-// overrunKey is whose work stays on a GPU.
+// overrunKey names a session whose work stays on a GPU.
 type overrunKey struct {
 	gpu   string
 	lease string
 	pid   int
 }
 
-// lateWork is what is known of work that stays on a GPU while others wait.
-type lateWork struct {
-	since  time.Time // when it was first seen
-	told   bool
-	ending bool // it was told as work whose session is to end
+// overdueWork is what is known of work that stays on a GPU while others wait.
+type overdueWork struct {
+	since    time.Time // when it was first seen
+	reported bool
+	ending   bool // it was reported, and its session is to end
 }
 
-// WatchTurns looks after the schedules until ctx ends. It clears what sessions left whose end nobody
-// saw, and calls tell once for work that exceeds the site's limit.
-func (p *Pool) WatchTurns(ctx context.Context, tell func(Overrun)) error {
+// WatchTurns checks the schedules at intervals until ctx ends. It clears what was left by sessions whose end nobody
+// noticed, and calls report once for work that exceeds the site's limit.
+func (p *Pool) WatchTurns(ctx context.Context, report func(Overrun)) error {
 	if p.cfg.Turns == "" {
 		return nil
 	}
@@ -338,7 +339,7 @@ func (p *Pool) WatchTurns(ctx context.Context, tell func(Overrun)) error {
 		}
 		limit := time.Second
 		for _, o := range p.overruns(time.Now()) {
-			tell(o)
+			report(o)
 		}
 		p.mu.Lock()
 		if l := p.sharing.Limit; l > 0 {
@@ -374,8 +375,8 @@ func (p *Pool) sweepSchedules() {
 	}
 }
 
-// overruns returns the work that exceeds the limit at the time now and was not returned before, and ends
-// its sessions if the site wants that. Only the time counts for which the work was seen while others waited:
+// overruns returns the work that exceeds the limit at time now and was not returned before. It ends the work's
+// sessions if the site is configured so. Only time during which the work was seen while others waited counts:
 // before that it harmed nobody.
 func (p *Pool) overruns(now time.Time) []Overrun {
 	p.mu.Lock()
@@ -384,10 +385,10 @@ func (p *Pool) overruns(now time.Time) []Overrun {
 	p.overran = nil
 	limit := p.sharing.Limit
 	if limit <= 0 {
-		clear(p.over)
+		clear(p.overdue)
 		return found
 	}
-	still := map[overrunKey]lateWork{}
+	still := map[overrunKey]overdueWork{}
 	for gpu, b := range p.schedules {
 		for _, c := range b.Read() {
 			for _, s := range c.Late {
@@ -399,7 +400,7 @@ func (p *Pool) overruns(now time.Time) []Overrun {
 			}
 		}
 	}
-	p.over = still
+	p.overdue = still
 	return found
 }
 
@@ -407,22 +408,22 @@ func (p *Pool) overruns(now time.Time) []Overrun {
 const delayedLimits = 3
 
 // judge looks at late work that may be there for so long, and notes in still what it has seen. mu is held.
-func (p *Pool) judge(still map[overrunKey]lateWork, now time.Time, gpu string, c *turns.TenantCounters, s turns.Late, may time.Duration) (found []Overrun) {
+func (p *Pool) judge(still map[overrunKey]overdueWork, now time.Time, gpu string, c *turns.TenantCounters, s turns.Late, may time.Duration) (found []Overrun) {
 	if p.deniesLate(c.Lease, gpu, s.PID) {
 		return nil
 	}
 	k := overrunKey{gpu, c.Lease, s.PID}
 	w, seen := still[k]
 	if !seen {
-		w, seen = p.over[k]
+		w, seen = p.overdue[k]
 	}
 	if !seen {
 		w.since = now
 	}
-	// Between two looks one piece of late work may have ended and another one begun.
+	// Between two checks one piece of overdue work may have ended and another one begun.
 	late := min(now.Sub(w.since), s.Time)
-	if late > may && (!w.told || c.Ends && !w.ending) { // the site may have begun to end such sessions
-		w.told, w.ending = true, c.Ends
+	if late > may && (!w.reported || c.Ends && !w.ending) { // since the report the site may have chosen to end such sessions
+		w.reported, w.ending = true, c.Ends
 		o := p.overrun(c.Lease, gpu, s.PID, control.OverrunReason("GPU "+gpu, late, c.Owes, p.sharing.Limit))
 		o.Time = late
 		if c.Ends {
@@ -449,7 +450,7 @@ func (p *Pool) deniesLate(id, gpu string, pid int) bool {
 	return false
 }
 
-// overrun describes work of a session. mu is held.
+// overrun returns an Overrun that describes the work of a session. mu is held.
 func (p *Pool) overrun(id, gpu string, pid int, reason string) Overrun {
 	o := Overrun{Lease: lease.Lease{ID: id}, GPU: gpu, PID: pid, Limit: p.sharing.Limit, Reason: reason}
 	if t := p.tenancies[id]; t != nil {
@@ -458,13 +459,13 @@ func (p *Pool) overrun(id, gpu string, pid int, reason string) Overrun {
 	return o
 }
 
-// endedItself notes a session that ended itself for its work, for the next call of overruns. mu is
-// held.
+// endedItself notes a session that ended itself because its work exceeded the limit. The next call of overruns
+// returns it. mu is held.
 func (p *Pool) endedItself(s *session, reason string) {
 	if s.why != "" {
 		return
 	}
-	// The exit status of a session that an earlier daemon started is not told to this one, so that session's own word has to do.
+	// This daemon cannot learn the exit status of a session that an earlier daemon started. It has to believe the reason that the session wrote.
 	if s.proc == nil {
 		if !control.IsOverrun(reason) {
 			return
@@ -477,15 +478,15 @@ func (p *Pool) endedItself(s *session, reason string) {
 	p.overran = append(p.overran, o)
 }
 
-// endOverrun ends a session, or all of the lease's if it is not known which one it is. It says
-// whether there was one. mu is held.
+// endOverrun ends a session, or all sessions of the lease if pid is 0. It reports whether there was one.
+// mu is held.
 func (p *Pool) endOverrun(id string, pid int, reason string) (some bool) {
 	l := p.leases[id]
 	if l == nil {
 		return false
 	}
 	for s := range l.sessions {
-		if pid != 0 && s.Worker.PID != pid || s.Worker.PID == 0 { // without a process it only begins
+		if pid != 0 && s.Worker.PID != pid || s.Worker.PID == 0 { // one without a process is only being started
 			continue
 		}
 		if s.why == "" {
@@ -497,7 +498,7 @@ func (p *Pool) endOverrun(id string, pid int, reason string) (some bool) {
 	return some
 }
 
-// closeSchedules closes the schedules. Their files stay, and their sessions go on.
+// closeSchedules closes the schedules. Their files stay, and sessions go on using them.
 func (p *Pool) closeSchedules() {
 	for _, b := range p.schedules {
 		b.Close()

@@ -2,17 +2,18 @@ package workers
 
 // What a lease has used over its whole life.
 //
-// The account has what lives: a slot is free for the next session once its own has
-// ended. So the counts of a session that ends are added to the file "totals" beside
-// the account, which only the daemon can write. It also names the sessions that are
-// in it and whose record may still be there: a daemon that is killed between the two
-// leaves a session to the next one, which must not count it twice. The most memory
-// that was used at a time is in the account's head and outlives the sessions anyway.
+// The account counts live sessions only: the slot of a session that has ended is free
+// for the next one. So when a session ends, its counts are added to the file "totals"
+// next to the account, which only the daemon can write. That file also names the
+// sessions that it includes and whose records may still exist: a daemon that is killed
+// in between leaves the session to the next daemon, which must not count it again. The
+// peak of the memory is in the head of the account, which outlives sessions anyway.
 //
-//	session ends    totals written with it -> record removed -> slot freed
-//	a sample comes  GPU time added -> totals written
-//	End             sessions ended, account closed, totals stay to be read
-//	Forget          the lease's directory removed
+//	a session ends    its counts are added, totals are written, the record is removed,
+//	                  the slot is freed
+//	a sample arrives  its GPU time is added, totals are written
+//	End               sessions end, the account is closed; totals can still be read
+//	Forget            the lease's directory is removed
 
 import (
 	"encoding/json"
@@ -28,17 +29,17 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 )
 
-// totals is the file of that name.
+// totals is the contents of the file "totals".
 type totals struct {
-	Sessions uint64        `json:"sessions"` // that have ended
-	Counts   lease.Counts  `json:"counts"`   // theirs
-	GPU      time.Duration `json:"gpu_time"` // of all
+	Sessions uint64        `json:"sessions"` // how many have ended
+	Counts   lease.Counts  `json:"counts"`   // of the sessions that have ended
+	GPU      time.Duration `json:"gpu_time"` // of all sessions
 	Counted  []string      `json:"counted,omitempty"`
-	Ended    bool          `json:"ended,omitempty"` // nothing lives; the account is gone
-	Use      []lease.Use   `json:"use,omitempty"`   // as it was then
+	Ended    bool          `json:"ended,omitempty"` // no session is left, and the account is gone
+	Use      []lease.Use   `json:"use,omitempty"`   // set together with Ended
 }
 
-// ghostTime is how long a process that has ended can still be in a sample that comes.
+// ghostTime is how long after its end a process may still appear in a sample.
 const ghostTime = 10 * time.Second
 
 func (t *totals) add(c lease.Counts) {
@@ -46,8 +47,8 @@ func (t *totals) add(c lease.Counts) {
 	t.Sessions++
 }
 
-// sum adds two counts. Sessions write theirs themselves, so any value can come; a
-// sum that would wrap stays at the largest.
+// sum adds two counts. Sessions write their counts themselves, so any value is possible;
+// a sum that would overflow saturates.
 func sum(a, b lease.Counts) lease.Counts {
 	return lease.Counts{
 		Calls: plus(a.Calls, b.Calls), Waits: plus(a.Waits, b.Waits), BytesIn: plus(a.BytesIn, b.BytesIn), BytesOut: plus(a.BytesOut, b.BytesOut),
@@ -69,7 +70,7 @@ func plus(a, b uint64) uint64 {
 
 func (p *Pool) totalsPath(id string) string { return filepath.Join(p.cfg.Dir, id, "totals") }
 
-// readTotals reads what an earlier daemon wrote of a lease; none is no error.
+// readTotals reads the totals of a lease that an earlier daemon wrote, if there are any.
 func (p *Pool) readTotals(id string) (t totals) {
 	b, err := os.ReadFile(p.totalsPath(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -85,15 +86,15 @@ func (p *Pool) readTotals(id string) (t totals) {
 	return t
 }
 
-// writeTotals keeps them for the next daemon; mu is held. Failing costs a number in a
-// report and no more.
+// writeTotals writes the totals for the next daemon. A failure is only logged: it makes the
+// lease's report wrong, and nothing else. mu is held.
 func (p *Pool) writeTotals(l *leased) {
 	if err := writeFile(p.totalsPath(l.id), l.totals); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		p.log.Error("totals of a lease cannot be kept", "lease", l.id, "error", err)
 	}
 }
 
-// count adds a session that has ended, unless an earlier daemon did.
+// count adds a session that has ended to the totals, unless an earlier daemon did so.
 func (p *Pool) count(s *session, c lease.Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,14 +109,14 @@ func (p *Pool) count(s *session, c lease.Counts) {
 	}
 }
 
-// uncount forgets the name of a session whose record is gone; mu is held. The file
-// may keep it until it is written the next time.
+// uncount removes the name of a session whose record is gone. The file keeps the name until it
+// is next written. mu is held.
 func (l *leased) uncount(id string) {
 	l.totals.Counted = slices.DeleteFunc(l.totals.Counted, func(n string) bool { return n == id })
 }
 
-// Live says whether there is any session. NVML forgets a process with its end, so as long
-// as there are some it should be asked often.
+// Live reports whether there is any session. NVML forgets a process when it ends, so while
+// there are sessions it should be asked often.
 func (p *Pool) Live() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,14 +128,14 @@ func (p *Pool) Live() bool {
 	return false
 }
 
-// ghost is the process of a session that has ended; a sample is about the past.
+// ghost is the process of a session that has ended. Samples are about the past, so one may still name it.
 type ghost struct {
 	pid  int
 	gone time.Time
 }
 
-// AddBusy adds the time for which processes kept a GPU busy since the sample before,
-// by process id. at is when the sample was asked for.
+// AddBusy adds the time for which each process kept a GPU busy since the previous sample,
+// by GPU and process id. at is when the sample was requested.
 func (p *Pool) AddBusy(at time.Time, busy map[string]map[int]time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,7 +157,7 @@ func (p *Pool) AddBusy(at time.Time, busy map[string]map[int]time.Duration) {
 	}
 }
 
-// has says whether a process is or was of a session of the lease; mu is held.
+// has reports whether a process is, or was, a session of the lease. mu is held.
 func (l *leased) has(pid int) bool {
 	for s := range l.sessions {
 		if s.Worker.PID == pid {
@@ -166,9 +167,9 @@ func (l *leased) has(pid int) bool {
 	return slices.ContainsFunc(l.ghosts, func(g ghost) bool { return g.pid == pid })
 }
 
-// Total is what a lease has used over its whole life, its live sessions included: the
-// memory of each grant, whose Peak is of all the time, what all sessions did, how many
-// there were, and for how long they kept the GPUs busy. It can be asked until Forget.
+// Total returns what a lease has used over its whole life, including its live sessions: the
+// memory of each grant (Peak is that of the whole life), the counts of all sessions, the number
+// of sessions, and for how long they kept the GPUs busy. It can be called until Forget.
 func (p *Pool) Total(id string) (use []lease.Use, counts lease.Counts, sessions uint64, gpu time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,8 +179,8 @@ func (p *Pool) Total(id string) (use []lease.Use, counts lease.Counts, sessions 
 	}
 	t := l.totals
 	counts, sessions, gpu = t.Counts, t.Sessions, t.GPU
-	// Both are about the same time: samples see little of what is short, and events
-	// nothing of what went past the turns.
+	// Both measure the same time. Samples miss short work, and the turns' events miss work
+	// outside of turns. So the larger one counts.
 	var busy time.Duration
 	for _, s := range p.sharesOf(id) {
 		busy += s.Busy
@@ -201,10 +202,9 @@ func (p *Pool) Total(id string) (use []lease.Use, counts lease.Counts, sessions 
 	return use, counts, sessions, gpu
 }
 
-// closeAccount takes what is to stay of a lease without sessions; mu is held.
+// closeAccount closes the account of a lease that has no sessions left, and writes its final totals. mu is held.
 func (p *Pool) closeAccount(l *leased) {
-	// What a session has damaged is not known any more.
-	l.totals.Use, _ = l.use()
+	l.totals.Use, _ = l.use() // none if a session has damaged the account
 	l.totals.Ended, l.totals.Counted = true, nil
 	p.writeTotals(l)
 	err := errors.Join(os.Remove(filepath.Join(p.cfg.Dir, l.id, accountName)), l.file.Close())
@@ -215,7 +215,7 @@ func (p *Pool) closeAccount(l *leased) {
 	}
 }
 
-// use is the memory of each GPU of the lease; mu is held.
+// use returns the memory of each GPU of the lease. mu is held.
 func (l *leased) use() (all []lease.Use, err error) {
 	for d := range l.gpus {
 		u, err := l.file.Use(d)
@@ -235,8 +235,8 @@ func countsOf(s account.Slot) lease.Counts {
 	}
 }
 
-// Forget removes what End has left of a lease, its tenants on the schedules too. It does nothing for a
-// lease that has not been ended.
+// Forget removes what End has left of a lease, including its tenants on the schedules. It does nothing if
+// the lease has not been ended.
 func (p *Pool) Forget(id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

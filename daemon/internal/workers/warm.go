@@ -23,9 +23,9 @@ import (
 // probeTime is how long the driver may take to describe a GPU.
 const probeTime = time.Minute
 
-// Probe has the driver describe GPUs that are not known yet, all at a time, and
-// then starts workers ahead for them in the background. The error names the GPUs that could not be
-// asked.
+// Probe asks the driver about GPUs that are not known yet, all at the same time, and then
+// starts workers ahead for them in the background. The error names the GPUs that the driver
+// did not describe.
 func (p *Pool) Probe(ctx context.Context, gpus []lease.GPU) error {
 	errs := make([]error, len(gpus))
 	var wg sync.WaitGroup
@@ -43,8 +43,8 @@ func (p *Pool) Probe(ctx context.Context, gpus []lease.GPU) error {
 	return errors.Join(errs...)
 }
 
-// Overhead is what one session's context takes of a GPU, in bytes; false before
-// Probe has asked.
+// Overhead returns how much memory of a GPU one session's context takes, in bytes. It
+// returns false if the GPU has not been probed.
 func (p *Pool) Overhead(uuid string) (uint64, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +77,7 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 	}
 	if why != nil {
 		p.log.Warn("the sandbox of sessions is not whole", "gpu", uuid, "sandbox", mode, "error", why)
-	} else { // facts with a warning are not kept: the next daemon is to log it as well
+	} else { // facts with a warning are not kept, so that the next daemon logs the warning again
 		p.keep(uuid, f, mode)
 	}
 	p.mu.Lock()
@@ -86,9 +86,9 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 	return f, nil
 }
 
-// ask has the driver describe a GPU, in a process of its own.
+// ask asks the driver about a GPU, in a process of its own.
 func (p *Pool) ask(ctx context.Context, uuid string, mode sandbox.Mode) (*control.Facts, error) {
-	if err := ctx.Err(); err != nil { // else a quick driver could still answer
+	if err := ctx.Err(); err != nil { // otherwise a quick driver could still answer
 		return nil, fmt.Errorf("gpu %s: the driver was not asked: %w", uuid, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
@@ -96,12 +96,12 @@ func (p *Pool) ask(ctx context.Context, uuid string, mode sandbox.Mode) (*contro
 	cmd := p.command([]string{uuid}, "", mode).Cmd("probe")
 	var out, msg bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &msg
-	// A driver that hangs is not left behind by a daemon that was killed. The kernel takes the end of the thread that
-	// started a process for its parent's.
+	// If this daemon is killed, the kernel kills the process too, even if the driver hangs in it. The kernel does so
+	// when the thread ends that started the process, so this goroutine keeps its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = time.Second // what the driver has started may hold the pipes
+	cmd.WaitDelay = time.Second // a process that the driver has started may keep the pipes open
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("gpu %s: probe: %w; worker.exe names the sluice-worker", uuid, err)
 	}
@@ -120,7 +120,7 @@ func (p *Pool) ask(ctx context.Context, uuid string, mode sandbox.Mode) (*contro
 	return f, nil
 }
 
-// sandboxOf is the sandbox of a session on these GPUs, which their probes have found out.
+// sandboxOf returns the sandbox of a session on these GPUs, as their probes have determined it.
 func (p *Pool) sandboxOf(gpus []lease.GPU) sandbox.Mode {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -145,8 +145,8 @@ type worker struct {
 	id string
 }
 
-// spawn starts a session process for these GPUs, in its control group already:
-// moving a process costs the kernel milliseconds, which no client should wait for.
+// spawn starts a session process for these GPUs and puts it into its control group. Moving a
+// process takes the kernel milliseconds, so it is done here, before there is a client to wait for it.
 func (p *Pool) spawn(gpus []lease.GPU) (*worker, error) {
 	confine := control.NoDevices
 	if p.cfg.ConfineDev {
@@ -160,7 +160,7 @@ func (p *Pool) spawn(gpus []lease.GPU) (*worker, error) {
 		ids = append(ids, g.UUID)
 	}
 	cmd := p.command(ids, confine, p.sandboxOf(gpus)).Cmd("session")
-	// No signal of the daemon's terminal is meant for sessions.
+	// Signals from the daemon's terminal are not meant for sessions.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	proc, err := control.Spawn(p.log, cmd, cmd.Start)
 	if err != nil {
@@ -182,8 +182,9 @@ func (p *Pool) discard(w *worker) {
 	p.cg.remove(w.id)
 }
 
-// deviceFiles are the device files of these GPUs, with commas between; "none" where
-// there are none at all, as with the simulated GPU.
+// deviceFiles returns the device files of these GPUs, separated by commas. It returns
+// control.NoDevices if the machine has none of NVIDIA's, and control.PlainDevices if its
+// GPUs are simulated.
 func deviceFiles(root string, gpus []lease.GPU) (string, error) {
 	if _, err := os.Stat(filepath.Join(root, "dev/nvidiactl")); errors.Is(err, os.ErrNotExist) {
 		if os.Getenv("SLUICE_SIM_DEVICES") != "" {
@@ -216,14 +217,14 @@ func deviceFiles(root string, gpus []lease.GPU) (string, error) {
 	for _, g := range gpus {
 		m := minors[strings.ToLower(g.UUID)]
 		if m == "" {
-			return "", fmt.Errorf("gpu %s: /proc/driver/nvidia/gpus does not say which device file is its; worker.confine_dev: false does without", g.UUID)
+			return "", fmt.Errorf("gpu %s: /proc/driver/nvidia/gpus does not name its device file; with worker.confine_dev: false it is not needed", g.UUID)
 		}
 		files = append(files, "/dev/nvidia"+m)
 	}
 	return strings.Join(files, ","), nil
 }
 
-// take gives a process that is ready, or a new one.
+// take returns a process that was started ahead, or a new one.
 func (p *Pool) take(gpus []lease.GPU) (*worker, error) {
 	if len(gpus) == 1 {
 		g := gpus[0]
@@ -243,8 +244,8 @@ func (p *Pool) take(gpus []lease.GPU) (*worker, error) {
 	return p.spawn(gpus)
 }
 
-// fill starts as many processes ahead as there should be. One that ends by itself
-// is replaced after a while that doubles, so that a broken driver costs little.
+// fill starts processes ahead until there are enough. A process that ends by itself is
+// replaced after a delay, which doubles each time, so that a broken driver costs little.
 func (p *Pool) fill(g lease.GPU) {
 	for {
 		p.mu.Lock()
@@ -267,12 +268,13 @@ func (p *Pool) fill(g lease.GPU) {
 		}
 		p.warm[g.UUID] = append(p.warm[g.UUID], w)
 		p.mu.Unlock()
-		go p.mourn(g, w)
+		go p.watchWarm(g, w)
 	}
 }
 
-// mourn sees to a process that ends while it waits.
-func (p *Pool) mourn(g lease.GPU, w *worker) {
+// watchWarm waits for the end of a process that was started ahead. If it ends before it has
+// a client, watchWarm cleans up and has it replaced.
+func (p *Pool) watchWarm(g lease.GPU, w *worker) {
 	began := time.Now()
 	<-w.Done
 	p.mu.Lock()
@@ -296,11 +298,11 @@ func (p *Pool) mourn(g lease.GPU, w *worker) {
 	p.later(g)
 }
 
-// later tries to fill again in 1 s to 64 s.
+// later calls fill in 1 s to 64 s.
 func (p *Pool) later(g lease.GPU) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// One at a time: every client that finds nothing ready comes here too.
+	// One timer is enough: every client that finds no process ready gets here too.
 	if p.closed || p.soon[g.UUID] {
 		return
 	}

@@ -1,26 +1,27 @@
-// Package workers runs the session processes of an owner: it keeps some ready for
-// each GPU, binds one to a lease when a client comes, watches it, and ends it. They
-// are meant to outlive the daemon, which finds them again when it starts.
+// Package workers runs the session processes of an owner. It keeps some ready for
+// each GPU, binds one to a lease when a client connects, watches it, and ends it.
+// Sessions outlive the daemon, which finds them again when it starts.
 package workers
 
-// How a session comes and goes.
+// The life of a session:
 //
 //	warm    sluice-worker loads the driver for one GPU, in a control group of its
-//	        own, behind a private /dev and without capabilities, and waits on its control socket; when the daemon
-//	        dies, that closes, and it ends
-//	Start   slot of the lease's account -> a warm process, or a new one for several
-//	        GPUs -> record -> START with client's socket, account and store
-//	        -> the process becomes the user's, filters its system calls, answers,
-//	        and is on its own
-//	watch   a goroutine waits for the process's end, then frees slot, cgroup, record
+//	        own, behind a private /dev and without capabilities. It waits on its
+//	        control socket. When the daemon dies, that socket closes, and the
+//	        process ends
+//	Start   claims a slot of the lease's account, takes a warm process (for several
+//	        GPUs a new one), writes the record, and sends START with the client's
+//	        socket, the account and the store. The process becomes the user's,
+//	        filters its system calls, and answers. From then on it runs by itself
+//	watch   a goroutine waits for the end of the process, then frees the slot, the
+//	        control group and the record
 //
-// DIR/LEASE holds "lease", "account", "totals" (see totals.go), and a record and a socket for each session, all root's. The
-// session listens at the socket for the daemon, which connects its lease's sessions with each other (package exchange). The
-// record is written before START, so a session is never alive without one; records
-// name the process by id and start time. What the account says is the session's own
-// word: numbers are shown, but no process is found or killed by it.
+// DIR/LEASE holds the files "lease", "account" and "totals" (see totals.go), and for each session a record and a socket. All of
+// them are root's. At the socket the session listens for the daemon, which connects the lease's sessions with each other (package
+// exchange). The record is written before START, so no session is alive without one. Records name a process by its id and start
+// time. Sessions write the account themselves: its numbers are shown, but no process is found or killed by them.
 //
-// mu guards the maps and is never held over anything that waits.
+// mu guards the maps. It is never held across anything that waits.
 
 import (
 	"context"
@@ -43,21 +44,21 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
-// bindTime is how long a worker may take to take over a client, a driver that is
-// loaded only then included.
+// bindTime is how long a worker may take to take over a client. That includes loading the
+// driver, for a worker that was not started ahead.
 const bindTime = 30 * time.Second
 
 // Config says how sessions run.
 type Config struct {
 	Exe     string   // sluice-worker
-	Args    []string // before the subcommand: --log and --log-format
-	Dir     string   // of accounts and records; on a file system in memory
-	Shared  string   // of what the driver shares between the sessions of a lease; on a file system in memory
+	Args    []string // arguments before the subcommand: --log and --log-format
+	Dir     string   // directory of accounts and records, on a file system in memory
+	Shared  string   // directory of what the driver shares between the sessions of a lease, on a file system in memory
 	LibCUDA string
 	LibNVML string
-	Store   string // directory of module images, one below it for each user
-	// Bounds of the images: of each user, of all (0 for none), and the free space that they
-	// leave. In bytes.
+	Store   string // directory of module images; each user has a directory below it
+	// Limits of the images in bytes: those of each user, those of all users (0 for none), and the
+	// free space that must remain.
 	StoreLimit, StoreTotal, StoreKeepFree int64
 
 	Warm       int // processes kept ready for each GPU
@@ -68,16 +69,16 @@ type Config struct {
 	ConfineDev bool
 	Sandbox    sandbox.Mode
 	Cgroup     string // auto, required or off
-	MinUID     uint32 // of the users whose sessions run as themselves, at least 1
-	RootUID    uint32 // as whom those of lower uids run; 0 is 65534
-	RootGID    uint32 // the same, and in place of group 0
-	// MemoryMax is the most host memory of each session of a lease in bytes, 0 for no limit. A
-	// session that waits for its client has that of a lease without grants.
+	MinUID     uint32 // lowest uid whose sessions run as that user, at least 1
+	RootUID    uint32 // uid of the sessions of users below MinUID; 0 means 65534
+	RootGID    uint32 // gid of those sessions, and of sessions whose group is 0
+	// MemoryMax is the limit on the host memory of each session of a lease in bytes, 0 for no limit.
+	// A worker that was started ahead has the limit of a lease without grants.
 	MemoryMax func(lease.Lease) uint64
-	PidsMax   int     // threads of a session, 0 for no limit
+	PidsMax   int     // limit on the threads of a session, 0 for none
 	CPUs      int     // processors that a session can use, 0 for no limit
-	Turns     string  // directory of the GPUs' schedules, "" for none: then the driver shares the time
-	Sharing   Sharing // until SetSharing
+	Turns     string  // directory of the GPUs' schedules; "" for none, and the driver shares the time
+	Sharing   Sharing // used until SetSharing is called
 }
 
 // Pool implements owner.Workers.
@@ -88,21 +89,21 @@ type Pool struct {
 
 	mu        sync.Mutex
 	facts     map[string]*control.Facts // by GPU
-	sandbox   map[string]sandbox.Mode   // by GPU, once there are facts
-	kept      []string                  // GPUs whose facts are an earlier daemon's; see Recheck
+	sandbox   map[string]sandbox.Mode   // by GPU; set together with the GPU's facts
+	kept      []string                  // GPUs whose facts an earlier daemon kept; see Recheck
 	leases    map[string]*leased
-	warm      map[string][]*worker
-	fails     map[string]int  // spawns in a row that came to nothing
-	soon      map[string]bool // a fill is to come after such
+	warm      map[string][]*worker // by GPU; workers that were started ahead
+	fails     map[string]int       // by GPU; consecutive workers that ended before they had a client
+	soon      map[string]bool      // by GPU; a fill is due, see later
 	closed    bool
 	onEnd     func(lease.Session, string)
-	missed    []ended                    // before onEnd was set
+	missed    []ended                    // sessions that ended before onEnd was set
 	schedules map[string]*turns.Schedule // by GPU
 	tenancies map[string]*tenancy        // by lease
-	over      map[overrunKey]lateWork    // work that stays on a GPU while others wait
+	overdue   map[overrunKey]overdueWork // work that stays on a GPU while others wait
 	stopStore func()
 	stopRoom  func()
-	overran   []Overrun // of sessions that ended themselves, to be told of
+	overran   []Overrun // sessions that ended themselves, to be returned by overruns
 	sampled   time.Time // when AddBusy was called last
 
 	sharing Sharing
@@ -118,28 +119,28 @@ type ended struct {
 type leased struct {
 	id       string
 	gpus     []string
-	file     *account.File // nil once it has been ended
+	file     *account.File // nil once the lease has been ended
 	sessions map[*session]bool
-	over     bool // being ended
+	ending   bool
 	totals   totals
 	ghosts   []ghost
-	broker   *exchange.Broker // of what its sessions export
+	broker   *exchange.Broker // connects sessions that share memory
 }
 
 type session struct {
-	lease.Session // what does not change
+	lease.Session // the part that does not change
 	l             *leased
 	slot          int
-	proc          *worker       // nil for one that an earlier daemon started
-	pidfd         *os.File      // of those
+	proc          *worker       // nil if an earlier daemon started the process
+	pidfd         *os.File      // the process, if an earlier daemon started it
 	open          bool          // it has its client
-	why           string        // it was killed
-	done          chan struct{} // closed when it has ended and all is cleaned up
+	why           string        // why it was killed
+	done          chan struct{} // closed when it has ended and everything is cleaned up
 }
 
-// MemoryByLease is the host memory that a session of a lease may have unless the site says
-// otherwise, in bytes. A real program's session takes 0.5 to 3 GiB: the driver's state for each GPU, images
-// that are being loaded, and staging; besides, kernels may reach wire.MaxHostMap of host memory.
+// MemoryByLease returns the default limit on the host memory of a session, in bytes. The session of a real program
+// takes 0.5 to 3 GiB: the driver's state for each GPU, images that are being loaded, and staging buffers. In addition
+// kernels may reach up to wire.MaxHostMap of host memory.
 func MemoryByLease(l lease.Lease) uint64 {
 	n := uint64(4<<30 + wire.MaxHostMap)
 	for i, g := range l.Grants {
@@ -154,10 +155,10 @@ func MemoryByLease(l lease.Lease) uint64 {
 // nobody is the uid and gid of the user "nobody" on Linux.
 const nobody = 65534
 
-// as is the user as whom a lease's sessions run: its own, but never root, nor any other
-// user of the system. The host's word decides whose a lease is, and what a session of
-// root's on that node may touch is not what it may touch here: this daemon's ledger, the
-// accounts and schedules of other leases, munge's key. A session needs nothing of its user's files.
+// as returns the user that a lease's sessions run as. That is the lease's user, but never root
+// or another system user. The host alone says whose a lease is, and a root user there must not
+// become root here: root here can reach this daemon's ledger, the accounts and schedules of
+// other leases, and munge's key. A session needs none of its user's files.
 func (c *Config) as(r *lease.Request) (uid, gid uint32) {
 	uid, gid = r.UID, r.GID
 	if uid < max(1, c.MinUID) {
@@ -174,7 +175,7 @@ func (c *Config) as(r *lease.Request) (uid, gid uint32) {
 	return uid, gid
 }
 
-// New finds the sessions of an earlier daemon again.
+// New returns a Pool. It finds the sessions that an earlier daemon started.
 func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	if cfg.MemoryMax == nil {
 		cfg.MemoryMax = func(lease.Lease) uint64 { return 0 }
@@ -185,7 +186,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("workers: %w", err)
 	}
-	// Users reach their own part of these by descriptor only.
+	// Users have only descriptors of their own parts of these directories.
 	if err := os.MkdirAll(cfg.Shared, 0o700); err != nil {
 		return nil, fmt.Errorf("workers: %w", err)
 	}
@@ -210,7 +211,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	for id := range p.leases {
 		p.keepDebts(id)
 	}
-	// Those of workers that had not ended yet, or were too fresh.
+	// Sweep again for the groups of workers that had not ended yet, and for groups that were too recent.
 	time.AfterFunc(2*time.Minute, cg.sweep)
 	if err := p.keepStore(); err != nil {
 		return nil, err
@@ -219,7 +220,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	return p, nil
 }
 
-// grace is how long a lease's sessions wait for their clients.
+// grace returns how long a lease's sessions wait for a client whose connection was lost.
 func (p *Pool) grace(l lease.Lease) time.Duration {
 	switch g := l.Request.Grace; g {
 	case 0:
@@ -244,11 +245,11 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 	if err != nil {
 		return lease.Session{}, err
 	}
-	if r.PID != 0 { // else nobody could tell that the client has ended
+	if r.PID != 0 { // without a process id nobody could say that the client has ended
 		st.GraceMS = uint32(p.grace(l) / time.Millisecond)
 	}
 	st.Compress = p.cfg.Compress
-	st.Hello.Kind = r.Kind // others is counted by it, so the client must keep to it
+	st.Hello.Kind = r.Kind // the client must keep to this kind: others counts the sessions by it
 	if err := p.launch(ctx, s, l, st, conn, gpus); err != nil {
 		p.log.Error("session not started", "lease", l.ID, "error", err)
 		p.mu.Lock()
@@ -263,7 +264,7 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 	return p.show(s), nil
 }
 
-// startMessage is the START of a session of l.
+// startMessage returns the START message for a session of l.
 func (p *Pool) startMessage(ctx context.Context, l lease.Lease, gpus []lease.GPU) (*control.Start, error) {
 	uid, gid := p.cfg.as(&l.Request)
 	st := &control.Start{
@@ -287,7 +288,7 @@ func (p *Pool) startMessage(ctx context.Context, l lease.Lease, gpus []lease.GPU
 	return st, nil
 }
 
-// claim makes a session that has a slot and no process.
+// claim makes a session. It has a slot and no process yet.
 func (p *Pool) claim(l lease.Lease, r lease.SessionRequest) (*session, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -302,7 +303,7 @@ func (p *Pool) claim(l lease.Lease, r lease.SessionRequest) (*session, error) {
 		}
 		p.leases[l.ID] = a
 	}
-	if a.over {
+	if a.ending {
 		return nil, lease.Errorf(lease.Over, "lease %s is ending", l.ID)
 	}
 	now := time.Now()
@@ -336,7 +337,7 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	p.mu.Lock()
 	s.proc, s.ID = proc, proc.id
 	s.Worker = lease.Process{PID: pid, Start: start}
-	over := s.l.over
+	over := s.l.ending
 	p.mu.Unlock()
 	if over {
 		return errors.New("the lease has ended")
@@ -379,7 +380,7 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	if err := proc.Give(st, fds...); err != nil {
 		return err
 	}
-	// Whoever calls off or ends the lease meanwhile ends the process, and so the wait.
+	// If the call is cancelled, or the lease is ended meanwhile, the process is killed, which ends the wait.
 	stop := context.AfterFunc(ctx, func() { _ = proc.Cmd.Process.Kill() })
 	defer stop()
 	if err := proc.Await(time.Now().Add(bindTime)); err != nil {
@@ -387,7 +388,7 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s.l.over {
+	if s.l.ending {
 		return errors.New("the lease has ended")
 	}
 	s.open = true
@@ -395,7 +396,7 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	return nil
 }
 
-// watch waits for a session's end.
+// watch waits for a session to end and cleans up after it.
 func (p *Pool) watch(s *session) {
 	if s.proc != nil {
 		<-s.proc.Done
@@ -405,9 +406,9 @@ func (p *Pool) watch(s *session) {
 	p.finish(s, true)
 }
 
-// finish cleans up after a session whose process has ended. Its end is told before its record goes, so that
-// a daemon that is killed in between leaves it to the next one: the end is told once or, then, twice.
-func (p *Pool) finish(s *session, tell bool) {
+// finish cleans up after a session whose process has ended. If report is set, it reports the end to the owner, and does so before
+// it removes the record. So if the daemon is killed in between, the next daemon reports the end again: it is reported at least once.
+func (p *Pool) finish(s *session, report bool) {
 	reason := p.reason(s)
 	out := p.show(s)
 	if s.proc != nil {
@@ -418,23 +419,23 @@ func (p *Pool) finish(s *session, tell bool) {
 	p.clearMember(s)
 	p.endedItself(s, reason)
 	if s.pidfd != nil {
-		// Under mu: the number must not be another's when End uses it.
+		// mu is held, so that End does not use the descriptor's number when it names another file.
 		s.pidfd.Close()
 		s.pidfd = nil
 	}
 	f := p.onEnd
-	if tell && f == nil && s.proc == nil {
+	if report && f == nil && s.proc == nil {
 		p.missed = append(p.missed, ended{s, out, reason}) // OnEnd does the rest
 		p.mu.Unlock()
 		return
 	}
 	p.mu.Unlock()
-	p.forget(s, out, reason, f, tell)
+	p.forget(s, out, reason, f, report)
 }
 
-// forget tells of a session's end and removes what is left of it.
-func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease.Session, string), tell bool) {
-	if tell {
+// forget reports a session's end to f if report is set, and removes what is left of the session.
+func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease.Session, string), report bool) {
+	if report {
 		p.count(s, out.Counts)
 		p.log.Info("session over", "lease", s.Lease, "session", s.ID, "client", s.Program, "client_pid", s.Client, "reason", reason)
 		if f != nil {
@@ -454,8 +455,8 @@ func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease
 	close(s.done)
 }
 
-// OnEnd implements owner.Workers; sessions that ended while no daemon ran are told
-// of at once.
+// OnEnd implements owner.Workers. Sessions that ended while no daemon ran are
+// reported at once.
 func (p *Pool) OnEnd(f func(lease.Session, string)) {
 	p.mu.Lock()
 	missed := p.missed
@@ -482,7 +483,7 @@ func (p *Pool) Leases() []string {
 	return ids
 }
 
-// End implements owner.Workers. What Total says of the lease stays until Forget.
+// End implements owner.Workers. Total can be called for the lease until Forget.
 func (p *Pool) End(ctx context.Context, id string) error {
 	p.mu.Lock()
 	l := p.leases[id]
@@ -490,7 +491,7 @@ func (p *Pool) End(ctx context.Context, id string) error {
 		p.mu.Unlock()
 		return nil
 	}
-	l.over = true
+	l.ending = true
 	var all []*session
 	for s := range l.sessions {
 		all = append(all, s)
@@ -516,8 +517,8 @@ func (p *Pool) End(ctx context.Context, id string) error {
 	return nil
 }
 
-// kill ends the process; mu is held, and the process is not reaped before watch has
-// seen its end, so the number is still its own.
+// kill kills the session's process. mu is held, and a process is not reaped before watch
+// has seen its end, so the process id is still its own.
 func (s *session) kill() {
 	switch {
 	case s.proc != nil:
@@ -527,8 +528,8 @@ func (s *session) kill() {
 	}
 }
 
-// others tells every account how many sessions of other leases are on its GPUs; mu
-// is held.
+// others writes into each account how many sessions of other leases compute on its GPUs.
+// mu is held.
 func (p *Pool) others() {
 	n := map[string]uint64{}
 	count := func(l *leased) (k uint64) {
@@ -555,7 +556,7 @@ func (p *Pool) others() {
 	}
 }
 
-// Close ends the processes that have no client; sessions stay.
+// Close ends the workers that have no client. Sessions live on.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	p.closed = true
@@ -565,7 +566,7 @@ func (p *Pool) Close() {
 	}
 	p.warm = map[string][]*worker{}
 	for _, l := range p.leases {
-		l.broker.Close() // the next daemon serves its sessions
+		l.broker.Close() // the next daemon's broker serves the sessions
 	}
 	p.closeSchedules()
 	p.mu.Unlock()

@@ -78,7 +78,7 @@ func testProbe(t *testing.T, encrypt string) {
 	if out, err := h.Node.Run(ctx, sluice(s, h, 0, "probe", o.Node.Name)); err == nil || !strings.Contains(out, "owner "+o.Node.Name+" cannot be asked") {
 		t.Errorf("an owner that is down: %v: %s", err, out)
 	}
-	if out, err := h.Node.Run(ctx, sluice(s, h, 0, "probe", "nobody")); err == nil || !strings.Contains(out, "nobody is no owner of this node's pools, which are "+o.Node.Name) {
+	if out, err := h.Node.Run(ctx, sluice(s, h, 0, "probe", "nobody")); err == nil || !strings.Contains(out, "nobody is not an owner of this node's pools; their owners are "+o.Node.Name) {
 		t.Errorf("an owner that is none: %v: %s", err, out)
 	}
 }

@@ -1,4 +1,4 @@
-// Package account is the memory account of leases: who holds how much of which
+// Package account is the memory account of leases: which session holds how much of which
 // device, with a cap that is never passed. Sizes are bytes.
 //
 // An account is a file (see file.go) that the session processes of one lease

@@ -456,7 +456,7 @@ func (a *File) Bind(slot, pid int, start uint64) error {
 // ended, not before, because until then the memory is not free.
 func (a *File) Free(slot int) error {
 	return a.guard(func() {
-		if a.slotWord(slot, slState).Load() != stateDead { // else a neighbour has noted when
+		if a.slotWord(slot, slState).Load() != stateDead { // otherwise a neighbour has noted when
 			a.slotWord(slot, slEnded).Store(uint64(boottime.Now()))
 		}
 		a.slotWord(slot, slState).Store(stateFree)

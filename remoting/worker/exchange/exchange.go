@@ -134,7 +134,7 @@ func (e *Exports) Add(it *Item) (t Token) {
 	return t
 }
 
-// Remove withdraws an export. Who has opened it already keeps it.
+// Remove withdraws an export. Sessions that have opened it keep it.
 func (e *Exports) Remove(t Token) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -158,7 +158,7 @@ func (e *Exports) Own(t Token) *Item {
 	return nil
 }
 
-// Withdraw withdraws all exports for good. Who has opened one keeps it.
+// Withdraw withdraws all exports for good. Sessions that have opened one keep it.
 func (e *Exports) Withdraw() {
 	e.link.Close()
 	e.mu.Lock()

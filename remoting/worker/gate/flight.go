@@ -36,7 +36,7 @@ const (
 	resumeQueued = int64(2 * time.Millisecond)
 	safeQueued   = int64(1500 * time.Microsecond)
 	maxFences    = 64
-	maxKinds     = 24 // kinds of work in a batch that are told apart
+	maxKinds     = 24 // kinds of work in a batch that are distinguished
 )
 
 // A cost is the estimated time of one kind of work, ns.

@@ -53,7 +53,7 @@ type Bounds struct {
 	KeepFree int64   // space of the file system that images leave free
 	Shared   *Shared // nil where there is one directory only
 
-	Damaged func(error) // is told of damaged files; may be nil
+	Damaged func(error) // is called for each damaged file; may be nil
 }
 
 // Store is a directory of images.

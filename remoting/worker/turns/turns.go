@@ -67,7 +67,7 @@ type Overrun uint32
 
 // The choices of Overrun.
 const (
-	OverrunGoesOn    Overrun = iota // none: the owner is told
+	OverrunGoesOn    Overrun = iota // none: only the owner learns of it
 	OverrunEndsFixed                // those of fixed tenants, and those whose work delays a fixed tenant
 	OverrunEnds                     // all
 )
