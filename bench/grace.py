@@ -106,9 +106,14 @@ def pairs(log):
     found = []
     for r in rawlog.read(log):
         if r.get("run", "").startswith("pair."):
-            ms = dict(zip(r["order"], r["result"]["median_ms"]))
-            found.append(ms["zero"] / ms["kept"])
+            ms = dict(zip(r["order"], r["result"]["ms"]))  # of as many blocks each
+            found.append(sum(ms["zero"]) / sum(ms["kept"]))
     return found
+
+
+def error(xs):
+    """The standard error of the mean."""
+    return statistics.stdev(xs) / len(xs) ** 0.5 if len(xs) > 1 else float("inf")
 
 
 def launches(runs, variant):
@@ -144,7 +149,7 @@ def page(log):
     for what, zero, kept, _, _ in costs(runs):
         yield f"| {what} | {spread(zero)} | {spread(kept)} |"
     if p := pairs(log):
-        yield f"| mlp, of its speed without a grace in the same process | 1 | {statistics.mean(p):.4f} ({min(p):.4f} to {max(p):.4f}) |"
+        yield f"| mlp, of its speed without a grace in the same process | 1 | {statistics.mean(p):.4f} ± {error(p):.4f} ({min(p):.4f} to {max(p):.4f}) |"
     for who, word in (("client", "program"), ("session", "session")):
         if s := sizes(runs, who):
             yield f"| memory of the {word} of `launch`, MiB | {s[0] / 1024:.1f} | {s[1] / 1024:.1f} |"
@@ -171,7 +176,7 @@ def judged(log):
     if p:
         # A ratio to native changes by that ratio's part.
         native = statistics.median(ratios(runs, "mlp", "zero")) if "mlp" in runs else 1
-        yield "mlp, of native, by pairs", native * (1 - statistics.mean(p)), RATIO
+        yield f"mlp, of native, by pairs (within {native * error(p):.4f})", native * (1 - statistics.mean(p)), RATIO
 
 
 def main():
