@@ -1,6 +1,6 @@
 /*
  * See timeline.h. A file is opened for each frame, whose payload is up to 4 MiB and comes ten times a second: the program may close
- * descriptors that it does not know. Its name, DIR/PID-OWNER.trace, is made once. left is the receivers' and sl_timeline_end's.
+ * descriptors that it does not know. Its name, DIR/PID-OWNER-START.trace, is this process's alone: a program that executes another one keeps its number. left is the receivers' and sl_timeline_end's.
  */
 #define _GNU_SOURCE
 #include "timeline.h"
@@ -23,6 +23,7 @@
 static struct {
 	bool on;
 	uint32_t left;		/* futex: traces that have not ended */
+	int64_t start;		/* ms */
 	char dir[3072];
 	uint64_t bytes[SL_MAX_OWNERS];	/* each its receiver's */
 } T;
@@ -45,6 +46,7 @@ void sl_timeline_begin(void)
 		return;
 	}
 	strcpy(T.dir, dir);
+	T.start = sl_now_ms();
 	T.on = true;
 	for (unsigned i = 0; i < sl_sessions; i++) {
 		struct sl_peer *t = &sl_peers[i];
@@ -62,13 +64,13 @@ void sl_timeline_begin(void)
 }
 
 /* Nothing of it may keep the receiver for long, and a full disk is no reason to end the program. */
-static void write_out(unsigned owner, const uint8_t *p, size_t n)
+static bool write_out(unsigned owner, const uint8_t *p, size_t n)
 {
 	static uint8_t told;
 	char path[sizeof T.dir + 64];
 	int fd;
 
-	snprintf(path, sizeof path, "%s/%d-%u.trace", T.dir, (int)getpid(), owner);
+	snprintf(path, sizeof path, "%s/%d-%u-%lld.trace", T.dir, (int)getpid(), owner, (long long)T.start);
 	fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
 	while (fd >= 0 && n) {
 		ssize_t w = write(fd, p, n);
@@ -84,6 +86,7 @@ static void write_out(unsigned owner, const uint8_t *p, size_t n)
 		sl_log(SL_ERROR, "%s: %s: the timeline of this process is not whole", path, strerror(errno));
 	if (fd >= 0)
 		close(fd);
+	return fd >= 0 && !n;
 }
 
 void sl_timeline_add(struct sl_peer *t, const uint8_t *p, uint32_t n, bool last)
@@ -94,7 +97,8 @@ void sl_timeline_add(struct sl_peer *t, const uint8_t *p, uint32_t n, bool last)
 		return;
 	if (n && *bytes + n <= SL_MAX_TRACE) {
 		*bytes += n;
-		write_out(t->index, p, n);
+		if (!write_out(t->index, p, n))
+			*bytes = SL_MAX_TRACE; /* what comes after a gap cannot be read */
 	}
 	if (last && __atomic_load_n(&T.left, __ATOMIC_RELAXED)) {
 		__atomic_fetch_sub(&T.left, 1, __ATOMIC_RELEASE);
@@ -109,9 +113,20 @@ void sl_timeline_end(void)
 
 	if (!T.on || sl_ended())
 		return;
-	for (unsigned i = 0; i < sl_sessions; i++)
-		if (!(sl_peers[i].lacks && sl_forms_lack(sl_peers[i].lacks, CTL_TRACE)) && !ask(&sl_peers[i], false))
-			return;
+	for (unsigned i = 0; i < sl_sessions; i++) {
+		if (sl_peers[i].lacks && sl_forms_lack(sl_peers[i].lacks, CTL_TRACE))
+			continue;
+		/* Another thread may be sending, or the ring be full. */
+		while (!ask(&sl_peers[i], false)) {
+			const struct timespec nap = { 0, 1000000 };
+
+			if (sl_ended() || sl_now_ms() >= until) {
+				sl_log(SL_ERROR, "the worker cannot be told that its trace is over: the timeline of this process lacks its end");
+				break;
+			}
+			nanosleep(&nap, NULL);
+		}
+	}
 	while ((left = __atomic_load_n(&T.left, __ATOMIC_ACQUIRE)) && !sl_ended() && (now = sl_now_ms()) < until) {
 		const struct timespec most = { 0, 100000000 };
 

@@ -16,7 +16,7 @@ func TestLookout(t *testing.T) {
 	}{
 		{80 * time.Microsecond, 100 * time.Microsecond},
 		{150 * time.Microsecond, 200 * time.Microsecond},
-		{900 * time.Microsecond, 400 * time.Microsecond},
+		{500 * time.Microsecond, 400 * time.Microsecond},
 		{time.Second, 200 * time.Microsecond},
 		{time.Second, 100 * time.Microsecond},
 		{time.Second, lookLeast},

@@ -54,9 +54,7 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 	s.followed.forget(func(r *record) bool { return r.place.ctx == c.real })
 	s.arrived.leave(s, c.real)
 	s.events.drop(c.real)
-	if r := s.tracing.now.Load(); r != nil {
-		r.Forget(c.real)
-	}
+	s.tracing.leave(c.real)
 	s.gates.Forget(c.real)
 	s.failures.forget(c.real, func(event uint32) bool {
 		p := s.tables[wire.KindEvent].live(event)

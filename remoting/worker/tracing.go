@@ -40,6 +40,9 @@ type tracing struct {
 
 var errTraced = errors.New("this session is being traced already; try again when that trace has ended")
 
+// traceTail is how long what a trace has at its end may take to be written.
+const traceTail = 15 * time.Second
+
 // maxAsking bounds the connections over which a trace has not been asked for yet.
 const maxAsking = 4
 
@@ -84,6 +87,17 @@ func (s *session) startTrace(own bool, write func(p []byte, last bool) error) (*
 func (t *tracing) stopTrace(r *trace.Recorder) {
 	t.now.CompareAndSwap(r, nil)
 	r.Stop()
+}
+
+// leave has the trace let go of a context that is about to be destroyed, also one that has been stopped and still
+// looks at the GPU for what was under way then.
+func (t *tracing) leave(ctx uint64) {
+	t.mu.Lock()
+	r := t.last
+	t.mu.Unlock()
+	if r != nil {
+		r.Forget(ctx)
+	}
 }
 
 // traceFrame begins or ends the trace of the session's own client.
@@ -222,7 +236,12 @@ func (s *session) traceFor(fd int, d time.Duration) error {
 		}
 	}
 	s.tracing.stopTrace(r)
-	<-r.Done()
+	select {
+	case <-r.Done():
+	case <-time.After(traceTail + s.keepalive): // a reader that takes a byte now and then does not keep the session's trace
+		_ = unix.Shutdown(fd, unix.SHUT_RDWR)
+		<-r.Done()
+	}
 	return err
 }
 

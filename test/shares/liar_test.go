@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -159,6 +160,7 @@ func TestLiar(t *testing.T) {
 			}
 		})
 	}
+	w.t = t
 	w.empty()
 }
 
@@ -172,7 +174,8 @@ func (w *world) lied(l *lie) (got, left float64) {
 	_, from := w.run(settle)
 	thieves := w.crew("endless", 1)
 	b := w.board(liar, victim)
-	stop := l.told(b)
+	stop := sync.OnceFunc(l.told(b))
+	w.t.Cleanup(stop) // before the board is unmapped
 	from = thieves.overran(from)
 	to := from + 10*time.Second
 	w.reach(to)

@@ -147,7 +147,7 @@ func (c *collected) drop() {
 }
 
 // traceFile is the name of a trace that a shim writes: of a process, and its number of the lease's owner.
-var traceFile = regexp.MustCompile(`^[0-9]+-([0-9]+)\.trace$`)
+var traceFile = regexp.MustCompile(`^[0-9]+-([0-9]+)(?:-[0-9]+)?\.trace$`)
 
 // write makes the timeline.
 func (c *collected) write(t *timeline.Writer) error {
@@ -178,12 +178,11 @@ func (c *collected) write(t *timeline.Writer) error {
 		}
 	}
 	slices.SortFunc(all, func(a, b one) int { return cmp.Compare(a.began, b.began) })
+	var errs []error // a trace that cannot be read does not keep the others out
 	for _, o := range all {
-		if err := with(o.path, func(r io.Reader) error { return t.Add(r, o.where) }); err != nil {
-			return err
-		}
+		errs = append(errs, with(o.path, func(r io.Reader) error { return t.Add(r, o.where) }))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func with(path string, f func(io.Reader) error) error {

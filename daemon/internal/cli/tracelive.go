@@ -70,7 +70,7 @@ func traceLease(ctx context.Context, socket, name string, d time.Duration, out s
 	defer stop()
 	path := filepath.Join(filepath.Dir(socket), "leases", id, "sock")
 	say("tracing %d processes of lease %s for %v", len(pids), short(id), d)
-	if err := traceAll(ctx, path, pids, len(lease.Owners(l.Grants)), d, c.dir); err != nil {
+	if err := traceAll(ctx, path, pids, len(lease.Owners(l.Grants)), d, c.dir, say); err != nil {
 		c.drop()
 		return fmt.Errorf("lease %s: %w", short(id), err)
 	}
@@ -91,8 +91,8 @@ func clients(l *lease.Status) (pids []uint32) {
 	return slices.Compact(pids)
 }
 
-// traceAll writes the traces of all processes into a folder. It is an error if there is none.
-func traceAll(ctx context.Context, path string, pids []uint32, owners int, d time.Duration, dir string) error {
+// traceAll writes the traces of all processes into a folder, and says which could not be had. It is an error if there is none.
+func traceAll(ctx context.Context, path string, pids []uint32, owners int, d time.Duration, dir string, say func(string, ...any)) error {
 	var all sync.WaitGroup
 	errs := make([]error, len(pids)*owners)
 	for i := range errs {
@@ -102,16 +102,25 @@ func traceAll(ctx context.Context, path string, pids []uint32, owners int, d tim
 		})
 	}
 	all.Wait()
-	why := errNoSession
+	var others []error
+	traced := false
 	for _, err := range errs {
 		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, errNoSession) {
-			why = err
+			traced = true
+		} else if !errors.Is(err, errNoSession) {
+			others = append(others, err)
 		}
 	}
-	return why
+	switch {
+	case traced:
+		for _, err := range others {
+			say("not traced: %v", err)
+		}
+		return nil
+	case len(others) > 0:
+		return errors.Join(others...)
+	}
+	return errNoSession
 }
 
 // traceOne writes the trace of one session into a file.

@@ -33,6 +33,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -150,7 +151,7 @@ func Check(path, owner, id string) error {
 	if err := safefile.Dir(filepath.Dir(path)); err != nil {
 		return fmt.Errorf("ledger: %w", err)
 	}
-	if Missing(path) != nil {
+	if fi, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) || err == nil && fi.Size() == 0 {
 		return nil
 	}
 	db, err := open(path, Options{}, true)

@@ -92,3 +92,53 @@ func TestLiarEndsNobody(t *testing.T) {
 	}
 	waitFor(t, "its end", func() bool { return q.gone(s) })
 }
+
+// TestDelayedIsNotLate: time in which other work delayed overdue work does not count towards the limit that ends its session, and a session
+// does not escape that limit by saying now and then that its work is delayed.
+func TestDelayedIsNotLate(t *testing.T) {
+	const limit = time.Second
+	now := time.Unix(1000, 0)
+	p := &Pool{overdue: map[overrunKey]overdueWork{}}
+	p.sharing.Limit = limit
+	begun := now
+	see := func(after time.Duration, delayed bool) []Overrun {
+		now = now.Add(after)
+		still := map[overrunKey]overdueWork{}
+		c := turns.TenantCounters{Lease: "lease", Ends: !delayed}
+		found := p.judge(still, now, "gpu", &c, turns.Late{PID: 7, Time: now.Sub(begun)}, delayed)
+		p.overdue = still
+		return found
+	}
+	for range 14 {
+		if found := see(limit/10, true); len(found) != 0 {
+			t.Fatalf("delayed for %v: %+v", now.Sub(begun), found)
+		}
+	}
+	for range 10 {
+		if found := see(limit/10, false); len(found) != 0 {
+			t.Fatalf("delayed for 1.4 limits, and then late until %v: %+v", now.Sub(begun), found)
+		}
+	}
+	see(limit/10, true)
+	see(limit/10, false)
+	if found := see(limit/10, false); len(found) != 1 || found[0].Time < limit {
+		t.Fatalf("late for more than a limit: %+v", found)
+	}
+	if found := see(limit/10, false); len(found) != 0 {
+		t.Errorf("found again: %+v", found)
+	}
+	// Delayed for more than three limits in all.
+	for range 30 {
+		if found := see(limit/10, true); len(found) != 0 {
+			t.Errorf("it was found before: %+v", found)
+		}
+	}
+	p.overdue, begun = map[overrunKey]overdueWork{}, now
+	n := 0
+	for range 40 {
+		n += len(see(limit/10, true))
+	}
+	if n != 1 {
+		t.Errorf("work that is delayed for 4 limits is found %d times", n)
+	}
+}

@@ -320,7 +320,10 @@ type overrunKey struct {
 
 // overdueWork is what is known of work that stays on a GPU while others wait.
 type overdueWork struct {
-	since    time.Time // when it was first seen
+	seen     time.Time     // when it was last seen
+	delayed  bool          // then other work delayed it
+	late     time.Duration // for how long it has been seen that nothing delayed it
+	excused  time.Duration // and for how long that other work did
 	reported bool
 	ending   bool // it was reported, and its session is to end
 }
@@ -392,11 +395,11 @@ func (p *Pool) overruns(now time.Time) []Overrun {
 	for gpu, b := range p.schedules {
 		for _, c := range b.Read() {
 			for _, s := range c.Late {
-				found = append(found, p.judge(still, now, gpu, &c, s, limit)...)
+				found = append(found, p.judge(still, now, gpu, &c, s, false)...)
 			}
 			for _, s := range c.Delayed { // if that is true; it ends no session, but it cannot go on for ever
 				c.Ends = false
-				found = append(found, p.judge(still, now, gpu, &c, s, delayedLimits*limit)...)
+				found = append(found, p.judge(still, now, gpu, &c, s, true)...)
 			}
 		}
 	}
@@ -407,8 +410,9 @@ func (p *Pool) overruns(now time.Time) []Overrun {
 // delayedLimits is after how many limits late work is told that others delay, as the sessions say.
 const delayedLimits = 3
 
-// judge looks at late work that may be there for so long, and notes in still what it has seen. mu is held.
-func (p *Pool) judge(still map[overrunKey]overdueWork, now time.Time, gpu string, c *turns.TenantCounters, s turns.Late, may time.Duration) (found []Overrun) {
+// judge looks at overdue work, and notes in still what it has seen. Time in which other work delayed it counts apart from time in
+// which nothing did: it never adds to what ends a session. mu is held.
+func (p *Pool) judge(still map[overrunKey]overdueWork, now time.Time, gpu string, c *turns.TenantCounters, s turns.Late, delayed bool) (found []Overrun) {
 	if p.deniesLate(c.Lease, gpu, s.PID) {
 		return nil
 	}
@@ -417,11 +421,20 @@ func (p *Pool) judge(still map[overrunKey]overdueWork, now time.Time, gpu string
 	if !seen {
 		w, seen = p.overdue[k]
 	}
-	if !seen {
-		w.since = now
+	switch {
+	case !seen:
+	case w.delayed:
+		w.excused += now.Sub(w.seen)
+	default:
+		w.late += now.Sub(w.seen)
+	}
+	w.seen, w.delayed = now, delayed
+	late, may := w.late, p.sharing.Limit
+	if delayed {
+		late, may = w.excused, delayedLimits*may
 	}
 	// Between two checks one piece of overdue work may have ended and another one begun.
-	late := min(now.Sub(w.since), s.Time)
+	late = min(late, s.Time)
 	if late > may && (!w.reported || c.Ends && !w.ending) { // since the report the site may have chosen to end such sessions
 		w.reported, w.ending = true, c.Ends
 		o := p.overrun(c.Lease, gpu, s.PID, control.OverrunReason("GPU "+gpu, late, c.Owes, p.sharing.Limit))

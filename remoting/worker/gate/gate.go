@@ -216,17 +216,14 @@ type admission struct {
 // true, the batch is one of this stream.
 func (g *Gate) wait(c *cost, ctx, stream uint64) bool {
 	a := admission{c: c}
-	defer func() {
-		if a.told {
-			g.tell(Throttled, false)
-		}
-	}()
+	defer g.unthrottle(&a)
 	g.endGap(g.clock.Now())
 	for {
 		switch {
 		case g.err != nil:
 			return false
 		case g.turn == 0:
+			g.unthrottle(&a)
 			if !g.joinTurn() {
 				return false
 			}
@@ -312,8 +309,8 @@ func (g *Gate) hasRoom(a *admission, now int64) bool {
 	}
 	if a.fullSince == 0 {
 		a.fullSince = now
-		g.throttle(a)
 	}
+	g.throttle(a)
 	since, limit := a.fullSince, stragglerTime
 	switch mayBlock := g.set.clientMayBlock(); {
 	case mayBlock && !g.flight.headRuns(a.q) && g.overdueAt == 0:
@@ -336,6 +333,14 @@ func (g *Gate) throttle(a *admission) {
 	if !a.told {
 		a.told = true
 		g.tell(Throttled, true)
+	}
+}
+
+// unthrottle tells that it no longer does, because it goes on or waits for a turn.
+func (g *Gate) unthrottle(a *admission) {
+	if a.told {
+		a.told = false
+		g.tell(Throttled, false)
 	}
 }
 

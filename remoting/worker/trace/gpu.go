@@ -25,6 +25,9 @@ const (
 	firstTime = 50 * time.Millisecond
 	baseExact = 100 * time.Microsecond
 	baseTries = 8
+	// baseAgain is how long it takes until another base is asked for after one that was not reached: each costs baseTime or firstTime,
+	// and records wait meanwhile.
+	baseAgain = 100 * time.Millisecond
 )
 
 // Driver is the session's driver as a trace uses it.
@@ -41,6 +44,7 @@ type base struct {
 	stream, event uint64
 	at            uint64 // on the trace's clock, ns
 	made          time.Time
+	tried         time.Time // when one was last asked for
 }
 
 // A Span is work that is being given to the GPU.
@@ -103,7 +107,7 @@ func (r *Recorder) Cancel(sp Span) {
 // record puts an event into a stream of the current context, and returns it; 0: there is none.
 func (r *Recorder) record(ctx, stream uint64) uint64 {
 	r.mu.Lock()
-	if r.closed || len(r.pending) >= maxPending {
+	if r.closed || len(r.pending) >= maxPending || r.room < 2*wire.TraceRecordSize { // nothing more would be kept
 		r.mu.Unlock()
 		return 0
 	}
@@ -124,10 +128,14 @@ func (r *Recorder) record(ctx, stream uint64) uint64 {
 	return ev
 }
 
-// giveBack keeps events for reuse. mu is held.
+// giveBack keeps events for reuse, or destroys them once nothing more is pending. mu is held.
 func (r *Recorder) giveBack(ctx uint64, evs ...uint64) {
 	for _, ev := range evs {
-		if ev != 0 {
+		switch {
+		case ev == 0:
+		case r.ended:
+			r.cfg.Driver.DestroyEvent(ev)
+		default:
 			r.events[ctx] = append(r.events[ctx], ev)
 		}
 	}
@@ -202,6 +210,7 @@ func (r *Recorder) finish() {
 			r.cfg.Driver.DestroyStream(b.stream)
 		}
 	}
+	clear(r.bases)
 	for ctx, l := range events {
 		if r.cfg.Driver.SetContext(ctx) {
 			for _, ev := range l {
@@ -299,6 +308,9 @@ func (r *Recorder) base(ctx uint64) *base {
 	if b.event != 0 && time.Since(b.made) < baseEvery {
 		return b
 	}
+	if time.Since(b.tried) < baseAgain {
+		return b.known()
+	}
 	d := r.cfg.Driver
 	limit := baseTime
 	if b.event == 0 {
@@ -313,6 +325,7 @@ func (r *Recorder) base(ctx uint64) *base {
 			d.DestroyEvent(ev2)
 		}
 	}
+	b.tried = time.Now()
 	if ev == 0 {
 		return b.known()
 	}

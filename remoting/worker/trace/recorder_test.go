@@ -172,7 +172,7 @@ func TestTimes(t *testing.T) {
 		}
 		took := time.Duration(m.End - m.Begin)
 		begin := time.Duration(m.Begin) - time.Duration(given[0]) - time.Duration(n)*20*time.Millisecond
-		if names[m.Name] != "k" || m.Grid[0] != 7 || took < 19*time.Millisecond || took > 21*time.Millisecond || begin.Abs() > 10*time.Millisecond {
+		if names[m.Name] != "k" || m.Grid[0] != 7 || took < 19*time.Millisecond || took > 60*time.Millisecond || begin.Abs() > 50*time.Millisecond {
 			t.Errorf("record %d of %q took %v and began %v beside its time: %+v", n, names[m.Name], took, begin, m)
 		}
 		n++
