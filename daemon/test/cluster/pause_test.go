@@ -166,11 +166,11 @@ func TestPause(t *testing.T) {
 func TestGraceOfLease(t *testing.T) {
 	s := pausing(t, nil)
 	h, o := s.Hosts[0], s.Owners[0]
-	short, err := h.Node.Start(h.Run(user, "--fraction", "20", "--grace", "1s", "--", s.Program("churn")))
+	short, err := h.Node.Start(h.Run(user, "--fraction", "20", "--grace", "1s", "--", s.Program("steady"), "50"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	long, err := h.Node.Start(h.Run(user, "--fraction", "20", "--", s.Program("churn")))
+	long, err := h.Node.Start(h.Run(user, "--fraction", "20", "--", s.Program("steady"), "50"))
 	if err != nil {
 		t.Fatal(err)
 	}
