@@ -12,23 +12,7 @@ import time
 
 import torch
 
-
-def trainer(device, batch):
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
-    ).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x, y = torch.randn(batch, 784, device=device), torch.randint(0, 10, (batch,), device=device)
-
-    def step():
-        optimizer.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
+from mlp import trainer
 
 
 def block(step, device, steps):
@@ -48,7 +32,7 @@ def main():
     p.add_argument("--seconds", type=float, default=8, help="how long blocks are begun")
     a = p.parse_args()
     devices = [torch.device("cuda", i) for i in range(2)]
-    steps = [trainer(d, a.batch) for d in devices]
+    steps = [trainer(d, a.batch, lambda x, y: lambda: (x, y)) for d in devices]
     for d, s in zip(devices, steps):
         block(s, d, a.warmup)
     ms, until = ([], []), time.perf_counter() + a.seconds
