@@ -50,10 +50,19 @@ static ssize_t rx_some(struct sl_peer *t, void *p, size_t n)
 	return sl_socket_read(t, p, n);
 }
 
+/*
+ * How much is read into rx at once; more than that goes straight to where it belongs. What a session that is resumed has
+ * read lies in a buffer of pieces: to take little of it costs no system call, and to take much is a copy for nothing.
+ */
+static size_t rx_most(const struct sl_peer *t)
+{
+	return t->again ? 2048 : SL_RXBUF;
+}
+
 static bool rx_fill(struct sl_peer *t)
 {
 	for (;;) {
-		ssize_t n = rx_some(t, t->rx, SL_RXBUF);
+		ssize_t n = rx_some(t, t->rx, rx_most(t));
 
 		if (n > 0) {
 			t->rx_at = 0;
@@ -92,7 +101,7 @@ static bool rx(struct sl_peer *t, void *dst, size_t n)
 			n -= k;
 			continue;
 		}
-		if (p && n >= SL_RXBUF) {
+		if (p && n >= rx_most(t)) {
 			ssize_t r = rx_some(t, p, n);
 
 			if (r > 0) {

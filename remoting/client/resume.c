@@ -121,7 +121,7 @@ void sl_resume_send(struct sl_peer *t)
 	for (;;) {
 		uint64_t head = __atomic_load_n(&t->head, __ATOMIC_ACQUIRE), n = head - r->sent;
 		bool due = __atomic_exchange_n(&r->due, 0, __ATOMIC_ACQ_REL);
-		size_t at = r->sent % SL_PIECE_WINDOW, first = SL_PIECE_WINDOW - at;
+		size_t at = r->sent & (t->ring_size - 1), first = t->ring_size - at;
 		struct wire_piece h;
 		struct iovec iov[3];
 
@@ -155,11 +155,11 @@ void sl_resume_room(struct sl_peer *t, size_t n)
 	for (;;) {
 		uint32_t seen = __atomic_load_n(&r->room, __ATOMIC_SEQ_CST);
 
-		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) <= SL_PIECE_WINDOW)
+		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) <= t->ring_size)
 			return;
 		sl_drain(t);
 		__atomic_store_n(&r->waits, 1, __ATOMIC_SEQ_CST);
-		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST) > SL_PIECE_WINDOW)
+		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST) > t->ring_size)
 			sl_futex_wait(&r->room, seen, &look);
 	}
 }

@@ -5,6 +5,7 @@
  * peer.h.
  */
 #include "send.h"
+#include "attention.h"
 #include "codec.h"
 #include "ctx.h"
 #include "gen.h"
@@ -24,6 +25,8 @@
 
 #define BULK_MIN (16u << 10)	/* payloads of this size and more go directly to the socket */
 #define BULK_PART (256u << 10)	/* of a payload that goes through the ring */
+#define LINE 64			/* bytes of the processor's cache */
+#define FETCH_AHEAD 512		/* bytes: two to four frames */
 #define POLL_NS 25000		/* sender's nap while calls come in */
 #define POLL_ROUNDS 40		/* empty naps before it sleeps until it is woken */
 
@@ -87,7 +90,15 @@ static void drain_locked(struct sl_peer *t)
 
 void sl_drain(struct sl_peer *t)
 {
-	pthread_mutex_lock(&t->drain);
+	int64_t since = 0;
+
+	/* Another thread holds the lock while it writes, for some microseconds: to sleep meanwhile takes longer. */
+	while (pthread_mutex_trylock(&t->drain)) {
+		if (sl_look(&since, NULL))
+			continue;
+		pthread_mutex_lock(&t->drain);
+		break;
+	}
 	drain_locked(t);
 	pthread_mutex_unlock(&t->drain);
 }
@@ -132,6 +143,18 @@ static void append_part(struct sl_peer *t, const uint8_t *p, size_t n)
 	}
 }
 
+/*
+ * Has the processor fetch the part of the ring that the next frames will be written to. They were read by another
+ * processor or, in a large ring, have left the cache, and the store of head waits for all writes before it.
+ */
+static void fetch_ahead(struct sl_peer *t, uint64_t head, size_t n)
+{
+	if (n > FETCH_AHEAD)
+		n = FETCH_AHEAD;
+	for (uint64_t pos = head; pos < head + n + LINE; pos += LINE)
+		__asm__ volatile("prefetchw %0" : : "m"(t->ring[(pos + FETCH_AHEAD) & (t->ring_size - 1)]));
+}
+
 /* Appends one frame. Called with order held. */
 static void append(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)
 {
@@ -145,6 +168,7 @@ static void append(struct sl_peer *t, const struct wire_request *h, const void *
 	if (nb)
 		ring_copy(t, head + sizeof *h + na, b, nb);
 	__atomic_store_n(&t->head, head + n, __ATOMIC_SEQ_CST);
+	fetch_ahead(t, head, n);
 }
 
 CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)

@@ -5,6 +5,8 @@ package wire
 //
 //	out  Write copies into ring, and push sends from there, a PIECE in front of
 //	     each part. What the client has not said to have received stays in ring.
+//	     A small write with nothing before it is sent first and copied afterwards,
+//	     since the client may be waiting for it.
 //	in   read takes pieces apart. Whoever waits for room in ring reads ahead into
 //	     side meanwhile, since the client's word may be behind frames that the
 //	     executor cannot take while it waits for the writer. So does Watch.
@@ -69,9 +71,10 @@ type LastingStream struct {
 	sent uint64        // bytes written to this connection or an earlier one that arrived there
 	told atomic.Uint64 // position that the client was last told
 	hdr  [PieceSize]byte
-	out  [3][]byte
+	out  [8][]byte // the parts of a piece, its head in front
 
 	ring  []byte
+	base  uint64        // position of the stream at the ring's beginning; written under wmu by Write, which may read it without
 	put   atomic.Uint64 // bytes that Write has been given
 	taken atomic.Uint64 // bytes that Read2 has given
 
@@ -348,6 +351,10 @@ func (s *LastingStream) Readable(wait time.Duration) bool {
 
 // Write keeps all of the parts, and sends them if there is a connection.
 func (s *LastingStream) Write(parts [][]byte) error {
+	if s.sendFirst(parts) {
+		s.tell()
+		return nil
+	}
 	for _, p := range parts {
 		for len(p) > 0 {
 			room, err := s.room()
@@ -356,9 +363,7 @@ func (s *LastingStream) Write(parts [][]byte) error {
 			}
 			n := min(len(p), room, ringPart)
 			put := s.put.Load()
-			at := int(put % PieceWindow)
-			k := copy(s.ring[at:], p[:n])
-			copy(s.ring, p[k:n])
+			s.keep(put, p[:n])
 			s.put.Store(put + uint64(n))
 			if p = p[n:]; n == ringPart {
 				s.wakePusher()
@@ -369,6 +374,57 @@ func (s *LastingStream) Write(parts [][]byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ended
+}
+
+// keep copies into ring what comes at that position of the stream. Write alone calls it.
+func (s *LastingStream) keep(pos uint64, p []byte) {
+	k := copy(s.ring[(pos-s.base)%PieceWindow:], p)
+	copy(s.ring, p[k:])
+}
+
+// sendFirst sends all of the parts as one piece and then copies them into ring. It does nothing and says false unless there is a
+// connection, everything before has been sent, nobody else writes, and the parts are few and fit.
+func (s *LastingStream) sendFirst(parts [][]byte) bool {
+	var n int
+	for _, p := range parts {
+		n += len(p)
+	}
+	if n > ringPart || len(parts) >= len(s.out) || !s.wmu.TryLock() {
+		return false
+	}
+	defer s.wmu.Unlock()
+	put, taken := s.put.Load(), s.taken.Load()
+	room, err := s.free()
+	if put != s.sent || n > room || err != nil || s.isCut() {
+		return false
+	}
+	// The client has everything: begin where the ring was used last time, which is still in the processor's cache.
+	if room == PieceWindow {
+		s.base = put
+	}
+	// Before the bytes, which the client may acknowledge at once. Nobody reads them in ring without wmu.
+	s.put.Store(put + uint64(n))
+	s.piece(taken, n)
+	copy(s.out[1:], parts)
+	if err := s.sock.Write(s.out[:1+len(parts)]); err != nil {
+		s.lose(false)
+	} else {
+		s.sent = put + uint64(n)
+		s.told.Store(taken)
+	}
+	for _, p := range parts {
+		s.keep(put, p)
+		put += uint64(len(p))
+	}
+	clear(s.out[:])
+	return true
+}
+
+// piece makes the head of a piece of n bytes the first of the parts to send. wmu is held.
+func (s *LastingStream) piece(taken uint64, n int) {
+	binary.LittleEndian.PutUint64(s.hdr[:], taken)
+	binary.LittleEndian.PutUint32(s.hdr[8:], uint32(n))
+	s.out[0] = s.hdr[:]
 }
 
 // pusher sends one part of a large write while the next is copied.
@@ -421,12 +477,11 @@ func (s *LastingStream) send() {
 			return
 		}
 		n = min(n, pieceMost)
-		at := s.sent % PieceWindow
+		at := (s.sent - s.base) % PieceWindow
 		first := min(n, PieceWindow-at)
-		binary.LittleEndian.PutUint64(s.hdr[:], taken)
-		binary.LittleEndian.PutUint32(s.hdr[8:], uint32(n))
-		s.out = [3][]byte{s.hdr[:], s.ring[at : at+first], s.ring[:n-first]}
-		if err := s.sock.Write(s.out[:]); err != nil {
+		s.piece(taken, int(n))
+		s.out[1], s.out[2] = s.ring[at:at+first], s.ring[:n-first]
+		if err := s.sock.Write(s.out[:3]); err != nil {
 			s.lose(false)
 			return
 		}
