@@ -2,8 +2,8 @@
 
 grace.py run --sluice CMD --shim DIR --zero ADDR --kept ADDR --pair ADDR ADDR --launch BIN [--rounds 5] [--mem SIZE] [--only launch,mlp,resnet50,pair]
     runs each program --rounds times on each of three: natively, on the worker whose grace is 0, and on the one that has one.
-    pair is the MLP in one process with a session on each of two more workers, the first of which has no grace; it uses
-    them in turn, and of two rounds the second names them in the other order. One line of JSON for each run.
+    pair is the MLP in processes with a session on each of two more workers, the first of which has no grace; see
+    mlp_pair.py. One line of JSON for each run.
 grace.py report LOG
     judges a log of these. Exit status 1 if a grace costs more than 0.005 of native or 0.02 us of a launch.
 grace.py page LOG
@@ -36,16 +36,18 @@ def programs(a):
     }
 
 
-def pair(a, i):
-    """The MLP on both workers in turn, by one process; a program that names two workers shows two devices."""
-    workers = dict(zip(("zero", "kept"), a.pair))
-    order = ["zero", "kept"] if i % 2 == 0 else ["kept", "zero"]
-    env = dict(os.environ, SLUICE_WORKER=",".join(workers[v] for v in order))
+def pairs_of(a, n):
+    """The MLP on both workers in turn, by n processes; a program that names two workers shows two devices."""
+    env = dict(os.environ, SLUICE_WORKER=",".join(a.pair))
     env["LD_LIBRARY_PATH"] = ":".join([a.shim, *filter(None, [env.get("LD_LIBRARY_PATH")])])
-    p = subprocess.run([a.python, str(HERE / "mlp_pair.py"), "--seconds", str(a.seconds)], env=env, stdout=subprocess.PIPE, text=True)
+    argv = [a.python, str(HERE / "mlp_pair.py"), "--processes", str(n), "--seconds", str(a.seconds)]
+    p = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True)
     if p.returncode:
         sys.exit(f"pair: exit status {p.returncode}: {p.stdout[-500:]}")
-    print(json.dumps({"run": f"pair.both.{i + 1}", "order": order, "result": json.loads(p.stdout.splitlines()[-1])}), flush=True)
+    for i, line in enumerate(p.stdout.splitlines()):
+        result = json.loads(line)
+        order = [("zero", "kept")[k] for k in result.pop("order")]
+        print(json.dumps({"run": f"pair.both.{i + 1}", "order": order, "result": result}), flush=True)
 
 
 def memory(belongs):
@@ -64,9 +66,8 @@ def memory(belongs):
 
 
 def run(a):
-    for i in range(a.pairs or a.rounds):
-        if "pair" in a.only.split(","):
-            pair(a, i)
+    if "pair" in a.only.split(","):
+        pairs_of(a, a.pairs or 2 * a.rounds)
     for i in range(a.rounds):
         for name, argv in programs(a).items():
             if name not in a.only.split(","):
@@ -192,8 +193,8 @@ def main():
     q.add_argument("--mem", default="")
     q.add_argument("--rounds", type=int, default=5)
     q.add_argument("--steps", type=int, default=60)
-    q.add_argument("--pairs", type=int, default=0, help="runs of pair, unless as many as rounds")
-    q.add_argument("--seconds", type=float, default=8, help="of one run of pair")
+    q.add_argument("--pairs", type=int, default=0, help="processes of pair, unless twice as many as rounds")
+    q.add_argument("--seconds", type=float, default=2, help="of one process of pair")
     q.add_argument("--only", default="launch,mlp,resnet50,pair")
     a = p.parse_args()
     if a.what == "run":
