@@ -223,21 +223,21 @@ func TestTimelineReleases(t *testing.T) {
 func TestTraceProgram(t *testing.T) {
 	w := startWorker(t, workerOptions{args: []string{"--grace", "30s"}})
 	c := newCutter(t, w, 0, 0, 1, 0)
-	out := filepath.Join(t.TempDir(), "t.json")
+	out, tmp := filepath.Join(t.TempDir(), "t.json"), t.TempDir()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := w.direct(ctx, built("bin/sluice"), "trace", "-o", out, "--", program("paused"), "3", "1500")
-	cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr())
-	go func() {
-		for c.first.Load() == 0 && ctx.Err() == nil { // until the session has begun
-			time.Sleep(2 * time.Millisecond)
-		}
-		time.Sleep(100 * time.Millisecond) // while it works, which takes seconds
-		c.cutAll(true)
-		time.Sleep(300 * time.Millisecond) // the cut
-		c.cutAll(false)
-	}()
-	r := finish(t, ctx, cmd)
+	cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c.addr(), "TMPDIR="+tmp)
+	ended := make(chan result, 1)
+	go func() { ended <- finish(t, ctx, cmd) }()
+	waitFor(t, 30*time.Second, "the trace has begun", func() bool {
+		traces, _ := filepath.Glob(filepath.Join(tmp, "*", "*.trace"))
+		return len(traces) > 0
+	})
+	c.cutAll(true) // the program works for seconds
+	waitFor(t, 30*time.Second, "the worker has noticed the cut", func() bool { return strings.Contains(w.log.String(), "connection to the client lost") })
+	c.cutAll(false)
+	r := <-ended
 	if r.status != 0 || !strings.Contains(r.stderr, "timeline of 1 sessions") {
 		t.Fatalf("status %d: %s%s", r.status, r.stdout, r.stderr)
 	}
