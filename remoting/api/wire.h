@@ -119,6 +119,7 @@
 #define SL_TRACE_MAGIC 0x52544c53
 #define SL_TRACE_VERSION 1
 #define SL_TRACE_GPU 1
+#define SL_TRACE_OPEN 2
 #define SL_SPAN_KERNEL 1
 #define SL_SPAN_COPY_IN 2
 #define SL_SPAN_COPY_OUT 3

@@ -233,6 +233,7 @@ const struct sl_form sl_forms[] = {
 	{ 0x7fe1c440, 0x76cf5587, SL_NO_OP, "const UNKNOWN_READING" },
 	{ 0x80b8b1a1, 0x07c7854d, 210, "cuGraphInstantiateWithFlags" },
 	{ 0x815d4b41, 0xf95728d2, 466, "cuOccupancyMaxPotentialBlockSizeWithFlags" },
+	{ 0x828ef2af, 0x3a5e73d4, SL_NO_OP, "const TRACE_OPEN" },
 	{ 0x831a2c3c, 0x3a5e73d4, SL_NO_OP, "session OBSERVE" },
 	{ 0x841c25ce, 0x6524e1c9, 507, "cuStreamSynchronize" },
 	{ 0x84e6bc05, 0xd5da76a2, 61470, "observe_links" },

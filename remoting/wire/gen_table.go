@@ -234,6 +234,8 @@ const (
 	TraceVersion = 1
 	// TraceGPU: a TRACE_RECORD's flag: begin and end are what events on the GPU say.
 	TraceGPU = 1
+	// TraceOpen: a TRACE_RECORD's flag: it had not ended when the trace was stopped, and end is when that was.
+	TraceOpen = 2
 	// SpanKernel: a kernel.
 	SpanKernel = 1
 	// SpanCopyIn: a copy to the device, or a piece of one.
@@ -3688,7 +3690,7 @@ const TraceRecordSize = 80
 type TraceRecord struct {
 	Size   uint32 // of the record and what follows it, a multiple of 8
 	Kind   uint16 // by SPAN
-	Flags  uint16 // bit 0: begin and end are the GPU's
+	Flags  uint16 // bit 0: begin and end are the GPU's, bit 1: it had not ended when the trace did
 	Device uint32 // by device of the session
 	Stream uint32
 	Name   uint32 // number of the name, given by a record before; 0: none

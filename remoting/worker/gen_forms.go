@@ -234,6 +234,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x7fe1c440, Sum: 0x76cf5587}, // const UNKNOWN_READING
 	{ID: 0x80b8b1a1, Sum: 0x07c7854d}, // cuGraphInstantiateWithFlags
 	{ID: 0x815d4b41, Sum: 0xf95728d2}, // cuOccupancyMaxPotentialBlockSizeWithFlags
+	{ID: 0x828ef2af, Sum: 0x3a5e73d4}, // const TRACE_OPEN
 	{ID: 0x831a2c3c, Sum: 0x3a5e73d4}, // session OBSERVE
 	{ID: 0x841c25ce, Sum: 0x6524e1c9}, // cuStreamSynchronize
 	{ID: 0x84e6bc05, Sum: 0xd5da76a2}, // observe_links

@@ -262,6 +262,9 @@ func (s *session) add(m *wire.TraceRecord) {
 	default:
 		return // of a later release
 	}
+	if m.Flags&wire.TraceOpen != 0 {
+		e.Args["unfinished"] = true // when the trace was stopped
+	}
 	if tr.kind == trackStream {
 		if m.Flags&wire.TraceGPU == 0 {
 			tr = track{kind: trackUntimed}

@@ -79,7 +79,7 @@ func TestTwoSessions(t *testing.T) {
 		record(wire.TraceRecord{Kind: wire.SpanCopyOut, Flags: wire.TraceGPU, Amount: 99, Begin: 1, End: 2}, ""),
 		record(wire.TraceRecord{Kind: wire.SpanWait, Begin: 10, End: 90}, ""),
 		record(wire.TraceRecord{Kind: wire.SpanWait, Begin: 20, End: 80}, ""),
-		record(wire.TraceRecord{Kind: wire.SpanWait, Begin: 95, End: 96}, ""),
+		record(wire.TraceRecord{Kind: wire.SpanWait, Flags: wire.TraceOpen, Begin: 95, End: 96}, ""),
 		record(wire.TraceRecord{Kind: 999, Begin: 95, End: 96}, ""), // of a later release
 		record(wire.TraceRecord{Kind: wire.SpanLost, Amount: 12}, ""),
 		record(wire.TraceRecord{Kind: wire.SpanTurn}, "")[:50], // the program was killed
@@ -100,6 +100,9 @@ func TestTwoSessions(t *testing.T) {
 	tracks := map[[2]int]bool{}
 	for _, e := range f.Events {
 		if e.Cat == "wait" {
+			if (e.TS == 0.095) != (e.Args["unfinished"] == true) {
+				t.Errorf("a wait at %g has %v", e.TS, e.Args)
+			}
 			tracks[[2]int{e.PID, e.TID}] = true
 		}
 	}

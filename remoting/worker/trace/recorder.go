@@ -102,8 +102,8 @@ func Start(cfg Config) *Recorder {
 	return r
 }
 
-// Stop ends the trace: no further records are taken, and what has been taken is written. It does not wait; Done says when all
-// has been written.
+// Stop ends the trace: no further records are taken, and what has been taken is written. What has begun and not ended has a record
+// up to now. Stop does not wait; Done says when all has been written.
 func (r *Recorder) Stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,8 +111,20 @@ func (r *Recorder) Stop() {
 		return
 	}
 	now := r.now()
+	open := func(m wire.TraceRecord) {
+		m.Given, m.End, m.Flags = m.Begin, now, wire.TraceOpen
+		r.add(&m, "")
+	}
 	for st, begin := range r.open {
-		r.add(&wire.TraceRecord{Kind: st.kind, Device: uint32(st.device), Given: begin, Begin: begin, End: now}, "")
+		open(wire.TraceRecord{Kind: st.kind, Device: uint32(st.device), Begin: begin})
+	}
+	for _, c := range r.calls {
+		open(wire.TraceRecord{Kind: wire.SpanWait, Name: c.name, Begin: c.begin})
+	}
+	for _, begins := range r.hostfns {
+		for _, begin := range begins {
+			open(wire.TraceRecord{Kind: wire.SpanHostFn, Begin: begin})
+		}
 	}
 	r.closed = true
 	close(r.stop)

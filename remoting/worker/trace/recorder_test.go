@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"sync"
 	"testing"
 	"time"
@@ -302,6 +303,43 @@ func TestStates(t *testing.T) {
 	}
 	if fmt.Sprint(kinds) != fmt.Sprint([]uint16{wire.SpanTurn, wire.SpanTurnWait, wire.SpanHostFn, wire.SpanHostFn, wire.SpanCut}) || list[0].Begin != 0 || list[0].Device != 3 {
 		t.Errorf("%v: %+v", kinds, list)
+	}
+}
+
+// What has begun when a trace is stopped has a record up to the stop, which says that it had not ended. What ends later has no other.
+func TestOpen(t *testing.T) {
+	f, out := newFake(), &result{}
+	r := Start(Config{Driver: f, Write: out.write})
+	r.CallBegins(1, "ended")
+	r.CallEnds(1)
+	r.CallBegins(2, "long")
+	r.HostFnBegins(9)
+	r.HostFnBegins(9)
+	r.Turn(1, gate.InTurn, true)
+	begun := r.now()
+	for r.now() == begun {
+	}
+	r.Stop()
+	r.CallEnds(2)
+	r.HostFnEnds(9)
+	r.Turn(1, gate.InTurn, false)
+	end(t, r)
+	list, names := out.parse(t)
+	got := map[string]int{}
+	for _, m := range list {
+		got[fmt.Sprintf("%d %s %d", m.Kind, names[m.Name], m.Flags)]++
+		if m.Flags == wire.TraceOpen && (m.Begin > begun || m.End <= begun || m.Given != m.Begin) {
+			t.Errorf("%+v: it had begun by %d and not ended", m, begun)
+		}
+	}
+	want := map[string]int{
+		fmt.Sprintf("%d ended 0", wire.SpanWait):                 1,
+		fmt.Sprintf("%d long %d", wire.SpanWait, wire.TraceOpen): 1,
+		fmt.Sprintf("%d  %d", wire.SpanHostFn, wire.TraceOpen):   2,
+		fmt.Sprintf("%d  %d", wire.SpanTurn, wire.TraceOpen):     1,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
