@@ -5,7 +5,8 @@ package cli
 //	LEASE_REQUEST at the lease's socket -> its daemon sees by the kernel who asks, and passes a connection to the session
 //	-> HELLO, TRACE_REQUEST -> WELCOME -> the trace, into a file
 //
-// All run at the same time, each in a goroutine of its own; nothing is shared.
+// All run at the same time, each in a goroutine of its own; nothing is shared. ^C ends each where it is: a trace that has begun is
+// kept as far as it came, and of one that has not there is no file.
 
 import (
 	"context"
@@ -33,8 +34,12 @@ const (
 	traceSlack = 15 * time.Second
 )
 
-// errNoSession says that a process has no session at an owner.
-var errNoSession = errors.New("no session there")
+var (
+	// errNoSession says that a process has no session at an owner.
+	errNoSession = errors.New("no session there")
+	// errStopped says that the user had enough before a trace began.
+	errStopped = errors.New("stopped before a trace began; no timeline is written")
+)
 
 // traceLease writes the timeline of a lease's sessions.
 func traceLease(ctx context.Context, socket, name string, d time.Duration, out string, say func(string, ...any)) error {
@@ -62,12 +67,12 @@ func traceLease(ctx context.Context, socket, name string, d time.Duration, out s
 	if len(pids) == 0 {
 		return fmt.Errorf("lease %s has no sessions now: no program in it uses a GPU; see sluice list --sessions", short(id))
 	}
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM) // before there is a folder, which a signal would leave behind
+	defer stop()
 	c, err := collect(out)
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
-	defer stop()
 	path := filepath.Join(filepath.Dir(socket), "leases", id, "sock")
 	say("tracing %d processes of lease %s for %v", len(pids), short(id), d)
 	if err := traceAll(ctx, path, pids, len(lease.Owners(l.Grants)), d, c.dir, say); err != nil {
@@ -103,11 +108,14 @@ func traceAll(ctx context.Context, path string, pids []uint32, owners int, d tim
 	}
 	all.Wait()
 	var others []error
-	traced := false
+	traced, stopped := false, 0
 	for _, err := range errs {
-		if err == nil {
+		switch {
+		case err == nil:
 			traced = true
-		} else if !errors.Is(err, errNoSession) {
+		case errors.Is(err, errStopped):
+			stopped++
+		case !errors.Is(err, errNoSession):
 			others = append(others, err)
 		}
 	}
@@ -116,59 +124,81 @@ func traceAll(ctx context.Context, path string, pids []uint32, owners int, d tim
 		for _, err := range others {
 			say("not traced: %v", err)
 		}
+		if stopped > 0 {
+			say("not traced: %d sessions whose trace had not begun when it was stopped", stopped)
+		}
 		return nil
+	case stopped > 0:
+		return errors.Join(append(others, errStopped)...)
 	case len(others) > 0:
 		return errors.Join(others...)
 	}
 	return errNoSession
 }
 
-// traceOne writes the trace of one session into a file.
+// traceOne writes the trace of one session into a file. The error is errStopped if ctx ends before the trace begins.
 func traceOne(ctx context.Context, path string, pid uint32, owner int, d time.Duration, to string) error {
-	c, err := askForTrace(path, pid, owner)
+	c, err := askForTrace(ctx, path, pid, owner)
+	if ctx.Err() != nil {
+		if err == nil {
+			_ = c.Close()
+		}
+		return errStopped
+	}
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
-	_ = c.SetDeadline(time.Now().Add(askTime))
+	defer until(ctx, c, askTime)()
 	var hello [wire.HelloSize]byte
 	(&wire.Hello{Version: wire.Version, Kind: wire.SessionTrace, PID: uint32(os.Getpid()), UID: uint32(os.Getuid()), Program: "sluice trace"}).Encode(&hello)
 	var e wire.Encoder
 	(&wire.TraceRequest{MS: uint32(d.Milliseconds())}).Encode(&e)
-	if _, err := c.Write(append(hello[:], e.Buf()...)); err != nil {
-		return fmt.Errorf("process %d: %w", pid, err)
+	_, err = c.Write(append(hello[:], e.Buf()...))
+	if err == nil {
+		_, err = wire.ReadWelcome(c)
 	}
 	var refusal *wire.Refusal
-	if _, err := wire.ReadWelcome(c); errors.As(err, &refusal) {
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return errStopped
+	case errors.As(err, &refusal):
 		return fmt.Errorf("process %d: %w", pid, err)
-	} else if err != nil {
+	case err != nil:
 		return fmt.Errorf("process %d: its session does not answer; it may be of a release that has no traces: those that begin now have them (%w)", pid, err)
 	}
-	_ = c.SetReadDeadline(time.Now().Add(d + traceSlack))
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
+	defer until(ctx, c, d+traceSlack)()
 	f, err := safefile.Create(to, safefile.How{Volatile: true})
 	if err != nil {
 		return err
 	}
-	if _, err = io.Copy(f, io.LimitReader(c, wire.MaxTrace)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, unix.ECONNRESET) {
+	n, err := io.Copy(f, io.LimitReader(c, wire.MaxTrace))
+	switch {
+	case err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, unix.ECONNRESET):
 		_ = f.Close()
 		return fmt.Errorf("process %d: %w", pid, err)
+	case n < wire.TraceHeadSize && ctx.Err() != nil:
+		_ = f.Close()
+		return errStopped
 	}
 	return f.Commit() // also of a trace that was cut short
 }
 
+// until bounds what is done on a connection by d, and by ctx. The function that it returns lets go of ctx.
+func until(ctx context.Context, c net.Conn, d time.Duration) func() bool {
+	_ = c.SetDeadline(time.Now().Add(d)) // first: ctx may be over, and its deadline is to stay
+	return context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+}
+
 // askForTrace has the daemon pass a connection to the session of a process at an owner of the lease.
-func askForTrace(path string, pid uint32, owner int) (net.Conn, error) {
-	d, err := net.DialTimeout("unix", path, askTime)
+func askForTrace(ctx context.Context, path string, pid uint32, owner int) (net.Conn, error) {
+	dialer := net.Dialer{Timeout: askTime}
+	d, err := dialer.DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("socket of the lease: %w; is this the lease's node?", err)
 	}
 	defer d.Close()
-	_ = d.SetDeadline(time.Now().Add(askTime))
+	defer until(ctx, d, askTime)()
 	var q [wire.LeaseRequestSize]byte
 	(&wire.LeaseRequest{Version: wire.LeaseVersion, Kind: wire.TraceKind(pid), Owner: uint32(owner), Program: "sluice trace"}).Encode(&q)
 	if _, err := d.Write(q[:]); err != nil {
