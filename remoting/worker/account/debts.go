@@ -2,8 +2,8 @@ package account
 
 import "sync/atomic"
 
-// Debts is what a lease owes of a device's time: two words that its sessions and their starter share, and that no other lease's
-// session can write. They are zero at first and outlive the sessions. Package turns says what is in them.
+// Debts is what a lease owes of a device's time, and what it was excused: four words that its sessions and their starter share, and that
+// no other lease's session can write. They are zero at first and outlive the sessions. Package turns says what is in them.
 type Debts struct {
 	file *File
 	dev  int
@@ -18,9 +18,14 @@ func (a *File) debts(dev, slot int) (d Debts, kept bool) {
 	return Debts{a, dev, slot}, kept && err == nil
 }
 
-// Debts calls f with the two words. It returns false if they cannot be used any more.
+// Debts calls f with the two words of the debt. It returns false if they cannot be used any more.
 func (d Debts) Debts(f func(debt, debited *atomic.Uint64)) bool {
 	return d.file.guard(func() { f(d.file.word(atDebt+8*d.dev), d.file.word(atDebited+8*d.dev)) }) == nil
+}
+
+// Excused calls f with the two words of what the lease was excused, as Debts does.
+func (d Debts) Excused(f func(until, span *atomic.Uint64)) bool {
+	return d.file.guard(func() { f(d.file.word(atExcused+8*d.dev), d.file.word(atSpan+8*d.dev)) }) == nil
 }
 
 // SetLate notes whether work of this session is late on the device.

@@ -15,12 +15,14 @@ func TestDebts(t *testing.T) {
 	}
 	defer a.Close()
 	set := func(d Debts, n uint64) {
-		if !d.Debts(func(debt, debited *atomic.Uint64) { debt.Add(n); debited.Add(10 * n) }) {
+		if !d.Debts(func(debt, debited *atomic.Uint64) { debt.Add(n); debited.Add(10 * n) }) ||
+			!d.Excused(func(until, span *atomic.Uint64) { until.Add(100 * n); span.Add(1000 * n) }) {
 			t.Error("no debts")
 		}
 	}
-	get := func(d Debts) (n [2]uint64) {
-		d.Debts(func(debt, debited *atomic.Uint64) { n = [2]uint64{debt.Load(), debited.Load()} })
+	get := func(d Debts) (n [4]uint64) {
+		d.Debts(func(debt, debited *atomic.Uint64) { n[0], n[1] = debt.Load(), debited.Load() })
+		d.Excused(func(until, span *atomic.Uint64) { n[2], n[3] = until.Load(), span.Load() })
 		return n
 	}
 	var sessions [2]*Session
@@ -70,7 +72,7 @@ func TestDebts(t *testing.T) {
 	}
 	for dev := range 2 {
 		d, kept := again.Debts(dev)
-		if got, want := get(d), [2]uint64{uint64(2 + 2*dev), uint64(20 + 20*dev)}; !kept || got != want {
+		if got, want := get(d), [4]uint64{uint64(2 + 2*dev), uint64(20 + 20*dev), uint64(200 + 200*dev), uint64(2000 + 2000*dev)}; !kept || got != want {
 			t.Errorf("device %d: %v, want %v", dev, got, want)
 		}
 		d.SetLate(true) // says nothing of any session
@@ -84,7 +86,7 @@ func TestDebts(t *testing.T) {
 	if err := again.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if d.Debts(func(_, _ *atomic.Uint64) { t.Error("called") }) {
+	if d.Debts(func(_, _ *atomic.Uint64) { t.Error("called") }) || d.Excused(func(_, _ *atomic.Uint64) { t.Error("called") }) {
 		t.Error("a closed account has debts")
 	}
 	// An account of a release before this one.

@@ -13,6 +13,7 @@ package account
 //	        32 cap[16]  160 peak[16]  288 others[16]
 //	       416 1 if the lease's debts are here  424 debt[16]  552 debited[16]
 //	       680 late[256], by slot: a bit for each device on which its session's work is late
+//	      2728 excused[16]  2856 span[16], of the debts
 //	slot     0 state  8 pid  16 start time  24 kind  32 client pid  40 opened
 //	        48 calls, waits, bytes in, bytes out, launches, errors, throttle
 //	       112 device[16] of reserved, overhead, peak
@@ -85,6 +86,8 @@ const (
 	atDebt    = atDebts + 8
 	atDebited = atDebt + 8*MaxDevices
 	atLate    = atDebited + 8*MaxDevices
+	atExcused = atLate + 8*MaxSlots
+	atSpan    = atExcused + 8*MaxDevices
 
 	slState  = 0
 	slPID    = 8
@@ -114,7 +117,7 @@ var (
 	_ [atPeak - atCap - 8*MaxDevices]byte
 	_ [atOthers - atPeak - 8*MaxDevices]byte
 	_ [atDebts - atOthers - 8*MaxDevices]byte
-	_ [headerSize - atLate - 8*MaxSlots]byte
+	_ [headerSize - atSpan - 8*MaxDevices]byte
 	_ [slComp - slDev - devSize*MaxDevices]byte
 	_ [slotSize - slReason - 8 - maxReason]byte
 	_ [slEnded - slLent - 8*MaxDevices]byte

@@ -18,7 +18,6 @@ package turns
 // owner ends those that do not.
 
 import (
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -59,6 +58,8 @@ type DebtStore interface {
 	// SetLate notes whether work of this session is on the GPU after its turn. A session that is not late by that word is
 	// not ended for being late, whatever the state file says.
 	SetLate(late bool)
+	// Excused is like Debts, with the two words of what the lease's late work has been excused (excuse.go).
+	Excused(f func(until, span *atomic.Uint64)) bool
 }
 
 // debts calls f with a tenant's debt and the time until which its late work has been charged. These are the originals
@@ -107,7 +108,7 @@ func (p *pages) debit(tenant int, from, to, now int64) bool {
 	if holder == tenant {
 		return false // in its turn, that is charged
 	}
-	if cause, _ := p.causeOf(tenant, holder, from, now); cause != nobody && p.excuses(&v, cause, from, to) {
+	if cause, _ := p.causeOf(tenant, holder, from, now); cause != nobody && p.excuses(&v, tenant, cause, from, to) {
 		return false
 	}
 	gen, bound, took := p.policyOf(tenant).gen(), v.bound(s.vt, s.share), int64(0)
@@ -204,58 +205,6 @@ func (p *pages) causeOf(i, holder int, from, now int64) (cause int, since int64)
 	}
 	return cause, since
 }
-
-// Any session can say in the state file that its work is late, or another's is, and excuse a thief by it. So late work of others excuses
-// no more than an eighth of the site's limit at a time, and an eighth of all time in the long run. Turns that are slowed by late work
-// end some milliseconds late, and what is late for longer than that is late by itself.
-const (
-	excusedPart = 8
-	excusedRate = 8
-)
-
-// excused is the time, ns, that this process has not charged because of others' late work.
-type excused struct {
-	mu       sync.Mutex
-	at, used int64
-}
-
-// excuses says whether late work of the tenant cause excuses that of another from one time to another.
-func (p *pages) excuses(v *view, cause int, from, to int64) bool {
-	limit := p.limit()
-	if limit == 0 || !p.endsOverruns(v, cause) && v.owes(cause) > 0 { // it may stay for any time, and pays
-		return true
-	}
-	e := &p.excused
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if to > e.at {
-		e.used = max(e.used-(to-e.at)/excusedRate, 0)
-		e.at = to
-	}
-	if e.used+to-from > limit/excusedPart {
-		return false
-	}
-	e.used += to - from
-	return true
-}
-
-// excusesStop says whether a tenant keeps its claim to a turn, given at a time, that it does not take.
-func (p *pages) excusesStop(tenant int, begin, now int64) bool {
-	cause, since := p.causeOf(tenant, nobody, begin, now)
-	if cause == nobody {
-		return false
-	}
-	limit := p.limit()
-	if limit == 0 || now-since <= limit+endTime {
-		return true
-	}
-	var v view
-	p.load(&v, now)
-	return !p.endsOverruns(&v, cause)
-}
-
-// endTime is how much longer than the site's limit late work of a session that has to end may stay, ns.
-const endTime = int64(time.Second)
 
 // unwatchedTime is how long a session may leave its overdue work alone and still be believed to have some. One that runs
 // looks every millisecond, however busy its machine is.

@@ -10,12 +10,20 @@ import (
 // store is a DebtStore in this process.
 type store struct {
 	debt, debited atomic.Uint64
+	until, span   atomic.Uint64
 	late, gone    bool
 }
 
 func (s *store) Debts(f func(debt, debited *atomic.Uint64)) bool {
 	if !s.gone {
 		f(&s.debt, &s.debited)
+	}
+	return !s.gone
+}
+
+func (s *store) Excused(f func(until, span *atomic.Uint64)) bool {
+	if !s.gone {
+		f(&s.until, &s.span)
 	}
 	return !s.gone
 }
@@ -168,6 +176,73 @@ func TestClaimsExcuseLittle(t *testing.T) {
 			t.Errorf("%s: charged for %d ms of 1000", c.name, charged)
 		}
 		t.Logf("%s: charged for %d ms of 1000", c.name, charged)
+	}
+}
+
+// Several processes of one lease are excused for no more than one: whether they are late at the same time, or one after the other.
+func TestClaimsExcuseLeaseOnce(t *testing.T) {
+	const limit, processes = time.Second, 8
+	b, clock, thieves, _ := late(t, Site{Limit: limit, Overrun: OverrunEnds})
+	members := thieves[:]
+	for len(members) < processes {
+		members = append(members, join(t, b, thieves[0].tenant, clock))
+	}
+	its := &store{}
+	for _, m := range members {
+		m.Keep(its)
+		m.SetOverdue(0)
+	}
+	liar := join(t, b, tenantFor(t, b, "liar", fixedShare(5)), clock)
+	for name, late := range map[string]func(k, at int) bool{
+		"at the same time":    func(int, int) bool { return true },
+		"one after the other": func(k, at int) bool { return at%processes == k },
+	} {
+		clock.now += int64(time.Hour) // nothing of what was excused before counts
+		charged, from := 0, clock.now
+		for at := range 1000 {
+			clock.now += ms
+			liar.rec().overdue.Store(1)
+			liar.rec().seen.Store(uint64(clock.now))
+			some := false
+			for k, m := range members {
+				if !late(k, at) {
+					m.SetOverdue(0)
+					continue
+				}
+				m.SetOverdue(from)
+				some = m.Debit(clock.now-ms, clock.now) || some
+			}
+			if some {
+				charged++
+			}
+		}
+		// An eighth of the limit, and an eighth of the time, and no less than that either.
+		if charged < 745 || charged > 755 {
+			t.Errorf("%s: charged for %d ms of 1000", name, charged)
+		}
+	}
+}
+
+// The time that a lease was excused for counts once, whichever way the looks of its sessions lie to each other.
+func TestSpan(t *testing.T) {
+	us := func(from, to int64) spanWord { return spanWord(0).with(from*1000, to*1000) }
+	for _, c := range []struct{ from, to, at, end, overlap, newFrom, newTo int64 }{
+		{10, 20, 20, 30, 0, 10, 30},
+		{10, 20, 15, 30, 5, 10, 30},
+		{10, 20, 12, 18, 6, 10, 20},
+		{10, 20, 5, 25, 10, 5, 25},
+		{10, 20, 5, 10, 0, 5, 20},
+		{10, 20, 5, 9, 0, 10, 20},
+		{10, 20, 30, 40, 0, 30, 40},
+		{10, 60_000, 60_000, 90_000, 0, 90_000 - spanMost, 90_000},
+	} {
+		w := us(c.from, c.to)
+		if got := w.overlap(c.at*1000, c.end*1000); got != c.overlap*1000 {
+			t.Errorf("%+v: overlap %d ns", c, got)
+		}
+		if from, to := w.with(c.at*1000, c.end*1000).bounds(); from != c.newFrom*1000 || to != c.newTo*1000 {
+			t.Errorf("%+v: %d to %d ns", c, from, to)
+		}
 	}
 }
 
