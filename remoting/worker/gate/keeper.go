@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/remoting/worker/nap"
+	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
 // keep runs as long as the session does.
@@ -28,7 +29,7 @@ func (g *Gate) keep() {
 // watch sleeps until something is due, the keeper is woken, or the executor has done nothing for
 // a while. It does not call the driver and takes no lock: either would delay an executor that
 // starts work without a pause.
-func (g *Gate) watch(wakeups uint32, until int64) {
+func (g *Gate) watch(wakeups turns.Wakeups, until int64) {
 	for {
 		seq, now := g.seq.Load(), g.clock.Now()
 		next := until

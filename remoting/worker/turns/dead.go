@@ -40,12 +40,17 @@ func (p *pages) free(i int, w uint64) {
 	if !m.owner.CompareAndSwap(w, me) {
 		return
 	}
-	for _, w := range [...]*atomic.Uint64{&m.want, &m.open, &m.overdue, &m.seen, &m.tenant} {
+	m.clear()
+	m.owner.CompareAndSwap(me, 0)
+}
+
+// clear erases what a record says of a session. Whoever claims the record does so as well: the owner before may have written after the
+// record was freed, since it looks at the owner word before it writes and not while it does.
+func (m *memberState) clear() {
+	for _, w := range [...]*atomic.Uint64{&m.want, &m.open, &m.overdue, &m.seen, &m.tenant, &m.start} {
 		step("clearing")
 		w.Store(0)
 	}
-	m.start.Store(0)
-	m.owner.CompareAndSwap(me, 0)
 }
 
 // alive says whether a process exists that started at start; 0: at any time. A process that

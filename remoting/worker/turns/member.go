@@ -105,7 +105,8 @@ func (p *pages) claim() (int, error) {
 	me := uint64(os.Getpid())
 	for range 2 {
 		for i := range MaxMembers {
-			if p.member(i).owner.CompareAndSwap(0, me) {
+			if rec := p.member(i); rec.owner.CompareAndSwap(0, me) {
+				rec.clear()
 				raise(&p.state.high, uint64(i+1))
 				return i, nil
 			}
@@ -125,20 +126,28 @@ func (m *Member) hold() error {
 	if m.quit {
 		return ErrEnded
 	}
-	at := m.at.Load()
-	if at.rec.owner.Load() != m.me && !at.rec.owner.CompareAndSwap(0, m.me) {
+	at, name := m.at.Load(), packTenant(m.tenant, m.gen)
+	switch {
+	case at.rec.owner.Load() == m.me:
+	case at.rec.owner.CompareAndSwap(0, m.me):
+		if at.rec.tenant.Load() != name || at.rec.start.Load() != m.start { // otherwise nobody else had it, and what it says is this session's
+			at.rec.clear()
+		}
+	default:
 		i, err := m.p.claim()
 		if err != nil {
 			return err
 		}
+		lost := at
 		at = &place{i, m.p.member(i)}
 		m.at.Store(at)
+		wake(&lost.rec.wakeup) // the keeper may sleep there, and whoever wakes it from now on does so in the new record
 	}
 	raise(&m.p.state.high, uint64(at.i+1))
 	m.noteClock()
-	if w := packTenant(m.tenant, m.gen); at.rec.tenant.Load() != w {
+	if at.rec.tenant.Load() != name {
 		at.rec.start.Store(m.start)
-		at.rec.tenant.Store(w)
+		at.rec.tenant.Store(name)
 	}
 	return nil
 }
@@ -475,13 +484,24 @@ func (m *Member) Deadline(t Turn) int64 { return token(t).begin() + m.p.quantum(
 // Quantum is a turn's length, ns.
 func (m *Member) Quantum() int64 { return m.p.quantum() }
 
-// Wakeups returns a number that WakeKeeper changes; it is for Sleep.
-func (m *Member) Wakeups() uint32 { return m.rec().wakeup.Load() }
+// Wakeups is how often the keeper has been woken in a record. It changes with each wake, and when the session has another record.
+type Wakeups struct {
+	rec *memberState
+	n   uint32
+}
+
+// Wakeups returns what WakeKeeper changes; it is for Sleep.
+func (m *Member) Wakeups() Wakeups {
+	rec := m.rec()
+	return Wakeups{rec, rec.wakeup.Load()}
+}
 
 // Sleep waits until a time, or until somebody wakes this session's keeper. seen is what Wakeups
 // returned before the keeper last looked for work.
-func (m *Member) Sleep(seen uint32, until int64) {
-	m.clock.Wait(ptr(&m.rec().wakeup), seen, until, false)
+func (m *Member) Sleep(seen Wakeups, until int64) {
+	if m.rec() == seen.rec { // otherwise the session has another record since
+		m.clock.Wait(ptr(&seen.rec.wakeup), seen.n, until, false)
+	}
 }
 
 // WakeKeeper ends Sleep.

@@ -91,6 +91,91 @@ func TestMemberFreed(t *testing.T) {
 	}
 }
 
+// A napper is a clock on which something happens while somebody sleeps, or before.
+type napper struct {
+	fake
+	during func()
+	slept  int
+	woken  bool // by a change of the word
+}
+
+func (n *napper) Wait(word *uint32, old uint32, until int64, b bool) {
+	n.slept++
+	if n.during != nil {
+		n.during()
+	}
+	n.woken = *word != old
+}
+
+// The keeper of a session whose record is taken while it sleeps, or right before, is woken at once, and by everything that wakes it from
+// then on: the session has another record, which the keeper does not sleep on.
+func TestKeeperWakesInNewRecord(t *testing.T) {
+	b, clock := newTestSchedule(t, Site{}), &napper{fake: fake{now: 1e9}}
+	m := join(t, b, tenantFor(t, b, "lease", fixedShare(50)), clock)
+	taken := func() {
+		m.rec().owner.Store(1)
+		if err := m.hold(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := m.Wakeups()
+	clock.during = taken
+	if m.Sleep(seen, 2e9); clock.slept != 1 || !clock.woken {
+		t.Errorf("it slept %d times; woken: %v", clock.slept, clock.woken)
+	}
+	if m.Wakeups() == seen {
+		t.Error("the keeper cannot see that it was woken")
+	}
+	clock.during = nil
+	seen = m.Wakeups()
+	taken()
+	m.rec().wakeup.Store(seen.n) // woken as often there
+	if m.Sleep(seen, 2e9); clock.slept != 1 {
+		t.Error("it sleeps although it has another record")
+	}
+}
+
+// A record that was freed hands nothing on to whoever claims it next, also if the owner before wrote after that.
+func TestRecordHandsNothingOn(t *testing.T) {
+	b, clock := newTestSchedule(t, Site{}), &fake{now: 1e9}
+	tenant := tenantFor(t, b, "lease", fixedShare(50))
+	soil := func(rec *memberState) {
+		for _, w := range []*atomic.Uint64{&rec.want, &rec.open, &rec.overdue, &rec.seen} {
+			w.Store(1)
+		}
+	}
+	clean := func(what string, rec *memberState) {
+		t.Helper()
+		for _, w := range []*atomic.Uint64{&rec.want, &rec.open, &rec.overdue, &rec.seen} {
+			if w.Load() != 0 {
+				t.Errorf("%s: its record says what the one before wanted", what)
+				return
+			}
+		}
+	}
+	one := join(t, b, tenant, clock)
+	rec := b.p.member(one.at.Load().i)
+	one.Quit()
+	soil(rec)
+	two := join(t, b, tenant, clock)
+	if two.at.Load().i != one.at.Load().i {
+		t.Fatalf("record %d", two.at.Load().i)
+	}
+	clean("a new session", rec)
+	soil(rec)
+	rec.tenant.Store(0) // somebody else's in between
+	rec.owner.Store(0)
+	if err := two.hold(); err != nil || rec.owner.Load() != two.me {
+		t.Fatalf("owner %d, %v", rec.owner.Load(), err)
+	}
+	clean("a session whose record was freed", rec)
+	for _, c := range b.Read() {
+		if c.Wants {
+			t.Error("it wants a turn")
+		}
+	}
+}
+
 // A spinner is a clock that every look moves by a microsecond.
 type spinner struct {
 	fake
