@@ -26,6 +26,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <unistd.h>
 
 ssize_t sl_socket_read(struct sl_peer *t, void *p, size_t n)
 {
@@ -314,6 +315,8 @@ void *sl_receiver(void *arg)
 	while (rx_frame(t))
 		;
 	sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, "receiver ended");
+	while (sl_exiting()) /* threads that wait end with the process, and see no error before (end_sessions) */
+		pause();
 	sl_waiters_end(t);
 	sl_delivery_wake();
 	return NULL;

@@ -380,24 +380,30 @@ static bool make_again(struct sl_peer *t, const char *why)
 
 /* ---- ends ---- */
 
-void sl_resume_bye(struct sl_peer *t)
+bool sl_resume_bye(struct sl_peer *t)
 {
 	struct wire_piece h = { .received = t->again->got, .flags = SL_PIECE_BYE };
 	int64_t deadline = sl_now_ms() + BYE_MS;
 	const struct timespec nap = { 0, 100000 };
 	int queued = 0;
+	bool sent;
 
 	while (pthread_mutex_trylock(&t->drain)) {
 		if (sl_now_ms() >= deadline)
-			return;
+			return false;
 		nanosleep(&nap, NULL);
 	}
-	if (!t->again->cut && send(t->fd, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof h)
+	sent = !t->again->cut && send(t->fd, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof h;
+	if (sent) {
+		/* The worker may be busy, and looks at what it has been sent once the stream ends. */
+		shutdown(t->fd, SHUT_WR);
 		/* A process that ends with bytes that it has not read takes back what its kernel has not sent. */
 		while (!ioctl(t->fd, SIOCOUTQ, &queued) && queued > 0 && sl_now_ms() < deadline)
 			nanosleep(&nap, NULL);
+	}
 	t->again->cut = true;
 	pthread_mutex_unlock(&t->drain);
+	return sent && queued <= 0;
 }
 
 void sl_resume_forked(struct sl_peer *t)

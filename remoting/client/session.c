@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,6 +19,7 @@
 #include "session.h"
 #include "conf.h"
 #include "connect.h"
+#include "deadline.h"
 #include "entry.h"
 #include "errstate.h"
 #include "log.h"
@@ -32,6 +34,7 @@
 #include "waits.h"
 
 #define CONNECT_MS 10000
+#define GONE_MS 500	/* how long the end of the process waits for the ends of its sessions */
 
 enum { ST_NEW, ST_LIVE, ST_DEAD, ST_EXITING };
 
@@ -110,6 +113,37 @@ void sl_die(CUresult error, const char *why)
 	}
 }
 
+/* Tells the worker that the process ends; false if it does not hear that soon. */
+static bool say_bye(struct sl_peer *t)
+{
+	if (t->again)
+		return sl_resume_bye(t);
+	return !shutdown(t->fd, SHUT_WR);
+}
+
+/*
+ * Ends the sessions of a process that ends. Who comes after it may look at once how much memory is free: its parent, which hears of
+ * the end, or the next line of a script. So it waits until the workers are gone, whose connections are the last of them to go. A worker
+ * that is stopped or out of reach is not waited for for long.
+ */
+static void end_sessions(void)
+{
+	bool told[SL_MAX_OWNERS];
+	int64_t until;
+
+	for (unsigned i = 0; i < sl_sessions; i++)
+		told[i] = say_bye(&sl_peers[i]);
+	until = sl_now_ms() + GONE_MS;
+	for (unsigned i = 0; i < sl_sessions; i++) {
+		struct pollfd p = { .fd = sl_peers[i].fd, .events = POLLRDHUP };
+		int64_t left;
+
+		while (told[i] && (left = until - sl_now_ms()) > 0)
+			if (poll(&p, 1, (int)left) > 0 || errno != EINTR)
+				break;
+	}
+}
+
 /* From here on the driver answers DEINITIALIZED, as CUDA's does. */
 static void at_exit(void *arg)
 {
@@ -123,9 +157,8 @@ static void at_exit(void *arg)
 	if (!__atomic_compare_exchange_n(&S.state, &live, ST_EXITING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 		__atomic_store_n(&S.state, ST_EXITING, __ATOMIC_RELEASE);
 	sl_gate_close();
-	for (unsigned i = 0; i < sl_sessions; i++)
-		if (sl_peers[i].again)
-			sl_resume_bye(&sl_peers[i]);
+	if (live == ST_LIVE)
+		end_sessions();
 	/* Skipped if another thread holds stdout: the process is ending. */
 	if (!ftrylockfile(stdout)) {
 		sl_print_flush();

@@ -137,11 +137,21 @@ func (s *LastingStream) end(err error) error {
 	defer s.mu.Unlock()
 	if s.ended == nil {
 		s.ended = err
-		_ = unix.Shutdown(s.sock.fd, unix.SHUT_RDWR)
+		s.shut()
 		s.wakePusher()
 	}
 	s.cond.Broadcast()
 	return s.ended
+}
+
+// shut ends all reads and writes of the socket. A client that has said goodbye waits for the end of its connection, which is to be that
+// of the process: then it ends reads alone. mu is held.
+func (s *LastingStream) shut() {
+	how := unix.SHUT_RDWR
+	if s.bye {
+		how = unix.SHUT_RD
+	}
+	_ = unix.Shutdown(s.sock.fd, how)
 }
 
 // lose notes that the connection is lost. It is called with rmu or wmu held, so that the connection is the one that failed.
@@ -153,7 +163,7 @@ func (s *LastingStream) lose(all bool) {
 	if !s.cut {
 		s.cut, s.since, s.lost = true, time.Now(), boottime.Now()
 		s.cuts++
-		_ = unix.Shutdown(s.sock.fd, unix.SHUT_RDWR)
+		s.shut()
 	}
 	s.cond.Broadcast()
 }

@@ -285,6 +285,16 @@ func TestLastingEnds(t *testing.T) {
 		t.Errorf("goodbye behind what nobody reads: %v", err)
 	}
 	s, c = lasting(t)
+	_, _ = c.Write(piece(0, PieceBye, nil))
+	_ = c.CloseWrite()
+	if err := ends(s, time.Hour); !errors.Is(err, io.EOF) {
+		t.Errorf("goodbye of a client that waits: %v", err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("its connection ends before the process does: %v", err)
+	}
+	s, c = lasting(t)
 	began := time.Now()
 	c.Close()
 	if err := ends(s, 50*time.Millisecond); !errors.Is(err, ErrGrace) || time.Since(began) < 50*time.Millisecond {

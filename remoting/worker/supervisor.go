@@ -504,6 +504,8 @@ func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
 		refuse(c, status, err.Error())
 		return
 	}
+	release := func() {}
+	defer func() { release() }() // once its memory is free for others
 	defer s.closeSession(l, slot)
 	p, err := s.take()
 	if err != nil {
@@ -532,6 +534,7 @@ func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
 		refuse(c, wire.StatusInternal, err.Error())
 		return
 	}
+	release = control.Hold(c)
 	c.Close() // the process has its own descriptor
 	<-p.Done
 	s.turns.gone(p.Cmd.Process.Pid)

@@ -134,6 +134,7 @@ type session struct {
 	proc          *worker       // nil if an earlier daemon started the process
 	pidfd         *os.File      // the process, if an earlier daemon started it
 	open          bool          // it has its client
+	release       func()        // lets the client's connection end; nil if an earlier daemon started the process
 	why           string        // why it was killed
 	done          chan struct{} // closed when it has ended and everything is cleaned up
 }
@@ -391,7 +392,7 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	if s.l.ending {
 		return errors.New("the lease has ended")
 	}
-	s.open = true
+	s.open, s.release = true, control.Hold(conn)
 	go p.watch(s)
 	return nil
 }
@@ -411,6 +412,12 @@ func (p *Pool) watch(s *session) {
 func (p *Pool) finish(s *session, report bool) {
 	reason := p.reason(s)
 	out := p.show(s)
+	if err := s.l.file.Ended(s.slot); err != nil {
+		p.log.Error("account", "lease", s.Lease, "error", err)
+	}
+	if s.release != nil {
+		s.release()
+	}
 	if s.proc != nil {
 		s.proc.Ctl.Close()
 	}

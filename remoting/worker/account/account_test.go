@@ -661,3 +661,44 @@ func TestEstateEnds(t *testing.T) {
 		}
 	}
 }
+
+// What a slot holds counts no more once its starter knows that the process has ended, and nobody else gets the slot before it is free.
+func TestEnded(t *testing.T) {
+	a, err := CreateAnonymous([]uint64{4 * Granule})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	claim := func() int {
+		t.Helper()
+		slot, err := a.Claim(Client{PID: 1, Name: "one"}, 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slot
+	}
+	one := claim()
+	s, err := a.again(one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if !s.Reserve(0, 3*Granule) {
+		t.Fatal("no room")
+	}
+	if err := a.Ended(one); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := a.Use(0); err != nil || u.Used != 0 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if two := claim(); two == one {
+		t.Error("the slot was given away")
+	}
+	if err := a.Free(one); err != nil {
+		t.Fatal(err)
+	}
+	if three := claim(); three != one {
+		t.Errorf("slot %d", three)
+	}
+}

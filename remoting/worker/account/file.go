@@ -455,6 +455,16 @@ func (a *File) Bind(slot, pid int, start uint64) error {
 	})
 }
 
+// Ended notes that the process of a slot has ended: what the slot holds counts no more. Nobody else has the slot before Free.
+func (a *File) Ended(slot int) error {
+	return a.guard(func() {
+		if s := a.slotWord(slot, slState); s.Load() != stateDead {
+			a.slotWord(slot, slEnded).Store(uint64(boottime.Now()))
+			s.Store(stateDead)
+		}
+	})
+}
+
 // Free gives back a slot and everything it holds; call it once the process has
 // ended, not before, because until then the memory is not free.
 func (a *File) Free(slot int) error {

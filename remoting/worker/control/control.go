@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,6 +51,24 @@ const overrunText = "its work stayed on "
 
 // IsOverrun says whether a session's reason is one of OverrunReason.
 func IsOverrun(reason string) bool { return strings.HasPrefix(reason, overrunText) }
+
+// Hold keeps a connection that a session has been given from ending before its starter releases it. A client that ends waits for the end
+// of its connection, which then says that the process has ended and that what it had is free. Without Hold the kernel closes the
+// connection at some point of the process's end. release does nothing if c cannot be held.
+func Hold(c any) (release func()) {
+	held := -1
+	if sc, ok := c.(syscall.Conn); ok {
+		if raw, err := sc.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { held, _ = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
+		}
+	}
+	return func() {
+		if held >= 0 {
+			_ = unix.Close(held)
+		}
+		held = -1
+	}
+}
 
 // Facts is what the probe found; sizes in bytes, by device.
 type Facts struct {
