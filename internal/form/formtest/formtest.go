@@ -5,15 +5,21 @@ package formtest
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 )
 
-// Dir is the directory of the tables.
+// Dir is the directory of the tables. It is found from the repository's root, at or above the folder in which go test runs a
+// test: a program built with -trimpath does not know where its sources are.
 func Dir() string {
-	_, here, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(here), "..", "testdata")
+	for root := "."; ; root = filepath.Join(root, "..") {
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			return filepath.Join(root, "internal", "form", "testdata")
+		}
+		if abs, err := filepath.Abs(root); err != nil || abs == "/" {
+			return root
+		}
+	}
 }
 
 // Each calls f with every case of a table: lines "VALUE => WANT", and comments.
