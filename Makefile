@@ -24,6 +24,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
 # make thousands of processes that are done: a twentieth of it.
 export GORACE ?= atexit_sleep_ms=50
 export SLUICE_CACHE ?= $(CURDIR)/$(B)/cache
+# Programs and tests are compiled alike, so that each package is compiled once for both. `make lint` vets everything; go test
+# would vet it all again.
+export GOFLAGS := $(strip $(filter-out -trimpath -vet=%,$(shell $(GO) env GOFLAGS 2>/dev/null)) -trimpath -vet=off)
 
 # Neither where the tree lies nor the machine is to be seen in what is built.
 CFLAGS_BASE := -ffile-prefix-map=$(CURDIR)=. -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread
