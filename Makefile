@@ -175,8 +175,7 @@ $(B)/test/twins.so: test/cuda/twins.c remoting/simgpu/simkernel.h | $(B)/test
 test: deps
 	$(MAKE) -j3 -Otarget lint figures check-generated all cuda-programs
 	$(MAKE) test-c
-	$(MAKE) test-smi
-	$(MAKE) test-packages
+	$(MAKE) -j2 -Otarget test-smi test-packages
 	$(MAKE) test-aside
 	$(MAKE) hook-cost
 	$(MAKE) test-go
@@ -185,9 +184,10 @@ test: deps
 # one; `make test-slurm` has the whole. Two at a time, 22 s a target are about what they take.
 .PHONY: test-aside
 test-aside: all cuda-programs
-	nice -n 19 $(MAKE) fuzz FUZZTIME=22s >$(B)/fuzz.out 2>&1 & fuzz=$$!; rc=0; \
-	$(MAKE) hook-tests || rc=1; \
+	nice -n 19 $(MAKE) fuzz FUZZTIME=22s >$(B)/fuzz.out 2>&1 & fuzz=$$!; \
+	$(MAKE) hook-tests >$(B)/hook.out 2>&1 & hook=$$!; rc=0; \
 	SLUICE_CHAOS=$${SLUICE_CHAOS:-60} $(MAKE) test-slurm SLURM=installed || rc=1; \
+	wait $$hook || rc=1; cat $(B)/hook.out; \
 	wait $$fuzz || rc=1; cat $(B)/fuzz.out; exit $$rc
 
 # C unit tests: plain, then under ASan and UBSan.
@@ -256,7 +256,7 @@ $(B)/test/tenant-kind2.so: test/shares/tenant/kind2.c | $(B)/test
 
 # Jobs on real Slurm clusters, each in a folder of its own; as root. The release that is installed, and those of other
 # Debian releases in roots that are fetched once: SLURM=24.11 is one alone.
-# Two packages at a time, since they mostly wait; the one that takes longest begins.
+# Three packages at a time, since they mostly wait; the one that takes longest begins.
 # test/slurm/containers is of the installed release alone: the other roots have no engines; test-containers has one that has.
 SLURM ?= installed 24.11 26.05
 .PHONY: test-slurm
@@ -265,7 +265,7 @@ test-slurm: all cuda-programs
 		root=; packages=$$($(GO) list ./test/slurm/faults ./test/slurm/...); \
 		[ $$v = installed ] || { root=$$(test/slurm/root.sh $$v); packages=$$(grep -v /containers$$ <<<"$$packages"); }; \
 		echo "test-slurm: Slurm $$v"; \
-		SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) SLUICE_SLURM_ROOT=$$root $(GO) test -count=1 -p 2 -timeout 40m $$packages; \
+		SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) SLUICE_SLURM_ROOT=$$root $(GO) test -count=1 -p 3 -timeout 40m $$packages; \
 	done
 
 # Today's container engines, in a root of Debian's sid that is fetched once, and the hook's tests with its runtimes; as root.

@@ -21,7 +21,7 @@ hook-check:
 hook-tests: all cuda-programs hook
 	@! readelf -lW $(HOOK_OUT)/sluice-hook | grep -q INTERP || { echo "sluice-hook is linked dynamically" >&2; exit 1; }
 	test/cuda-toolkit.sh smi
-	SLUICE_BUILD=$(abspath $(or $(B),build)) $(GO) test -count=1 -timeout 10m -parallel 8 -skip '^TestCost$$' ./oci-hook/...
+	SLUICE_BUILD=$(abspath $(or $(B),build)) $(GO) test -count=1 -timeout 20m -parallel 8 -skip '^TestCost$$' ./oci-hook/...
 
 # Alone: it measures times. With its numbers.
 hook-cost: hook
