@@ -1,5 +1,6 @@
 // Package cluster tests the daemons of whole sites: nodes made of namespaces, hosts and owners with
-// simulated GPUs, real munge, real CUDA programs. It needs root.
+// simulated GPUs, real munge, real CUDA programs. It needs root. Each test has a site of its own. Those that mostly wait run
+// beside each other; TestHostile, TestPause, TestDeathIsNotSilence and TestProbe measure times, and run alone.
 //
 // The artefacts come from make: SLUICE_BUILD names its build folder (default: build/ of the repository),
 // SLUICE_CUDA the compiler's version whose programs are run.

@@ -490,6 +490,7 @@ func TestRandomKills(t *testing.T) {
 
 // TestSilence: an owner takes back what a silent host held, and nothing that is in use.
 func TestSilence(t *testing.T) {
+	t.Parallel()
 	s := start(t, site.Options{Hosts: 2, Owners: 1, GPUs: 1, Config: quick})
 	h := s.Hosts[0]
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -322,6 +322,7 @@ func TestHostile(t *testing.T) {
 
 // TestMetrics looks at /metrics of an owner with a lease in use, while nothing may be a sentinel.
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	s := start(t, site.Options{Hosts: 1, Owners: 1, GPUs: 2, Config: map[string]string{"listen.metrics": `"0.0.0.0:7073"`, "listen.page": `"127.0.0.1:7074"`}})
 	j := steady(t, s, s.Hosts[0], "steady", 30)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

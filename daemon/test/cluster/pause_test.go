@@ -2,8 +2,10 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -67,8 +69,12 @@ func TestPause(t *testing.T) {
 			h, o := s.Hosts[0], s.Owners[0]
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
+			stderr := filepath.Join(h.Node.Dir, "paused.err")
+			if err := errors.Join(os.WriteFile(stderr, nil, 0o600), os.Chown(stderr, user, user)); err != nil {
+				t.Fatal(err)
+			}
 			run := func() (string, error) {
-				return h.Node.Run(ctx, h.Run(user, "--fraction", "50", "--", "sh", "-c", `"$0" 5 2000 2>/tmp/paused.err`, s.Program("paused")))
+				return h.Node.Run(ctx, h.Run(user, "--fraction", "50", "--", "sh", "-c", `"$0" 5 2000 2>"$1"`, s.Program("paused"), stderr))
 			}
 			type outcome struct {
 				out string
@@ -103,7 +109,7 @@ func TestPause(t *testing.T) {
 				return nil
 			})
 			said := func() string {
-				b, _ := os.ReadFile(h.Node.Path("/tmp/paused.err"))
+				b, _ := os.ReadFile(stderr)
 				return string(b)
 			}
 			for i, kill := range []bool{false, true} {
@@ -164,6 +170,7 @@ func TestPause(t *testing.T) {
 // TestGraceOfLease: of two programs that are cut off, that whose lease waits for a second has lost its session before the cut is over, and the
 // other, for which the owner's site speaks, goes on afterwards.
 func TestGraceOfLease(t *testing.T) {
+	t.Parallel()
 	s := pausing(t, nil)
 	h, o := s.Hosts[0], s.Owners[0]
 	short, err := h.Node.Start(h.Run(user, "--fraction", "20", "--grace", "1s", "--", s.Program("steady"), "50"))

@@ -14,6 +14,7 @@ import (
 // TestRun is the door that a user takes: sluice run of programs that nvcc built, on three hosts at once,
 // with fractions of every size on three owners of four GPUs.
 func TestRun(t *testing.T) {
+	t.Parallel()
 	for _, encrypt := range []string{"false", "true"} {
 		t.Run("encrypt="+encrypt, func(t *testing.T) {
 			s := start(t, site.Options{Hosts: 3, Owners: 3, GPUs: 4, Config: map[string]string{"encrypt": encrypt}})
@@ -59,6 +60,7 @@ func TestRun(t *testing.T) {
 
 // TestUnequal fills GPUs with unequal shares until nothing fits, and asks for what cannot be.
 func TestUnequal(t *testing.T) {
+	t.Parallel()
 	s := start(t, site.Options{Hosts: 1, Owners: 3, GPUs: 4, Mem: "4G"})
 	h := s.Hosts[0]
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

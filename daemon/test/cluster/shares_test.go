@@ -15,6 +15,7 @@ import (
 // TestShares changes the shares of leases whose programs run, by the doors of a user and
 // of root on both nodes, kills the daemons in between, and sees that turns go on.
 func TestShares(t *testing.T) {
+	t.Parallel()
 	s := start(t, site.Options{Hosts: 1, Owners: 1, GPUs: 1, Config: quick})
 	h, o := s.Hosts[0], s.Owners[0]
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)

@@ -48,6 +48,7 @@ func refuses(t *testing.T, s *site.Site, d *site.Daemon, what string, more map[s
 // TestOtherState starts daemons that must not run on a node: they are refused with the
 // remedy, and no session notices.
 func TestOtherState(t *testing.T) {
+	t.Parallel()
 	s := start(t, site.Options{Hosts: 1, Owners: 1, GPUs: 2, Config: map[string]string{"log.level": "info"}})
 	h, o := s.Hosts[0], s.Owners[0]
 	j := steady(t, s, h, "steady", 30)

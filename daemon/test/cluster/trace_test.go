@@ -22,6 +22,7 @@ import (
 // TestTrace: a user has what runs in a lease of his traced for a while, over both owners and encrypted as well. Others' leases are
 // refused, root may trace them, and the programs notice nothing.
 func TestTrace(t *testing.T) {
+	t.Parallel()
 	for _, encrypt := range []string{"false", "true"} {
 		t.Run("encrypt="+encrypt, func(t *testing.T) {
 			s := start(t, site.Options{Hosts: 1, Owners: 2, GPUs: 1, Config: map[string]string{"encrypt": encrypt}})
