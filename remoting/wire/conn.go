@@ -305,6 +305,8 @@ type Writer struct {
 	err   error
 	hdr   [ReplySize]byte
 	held  []byte
+	last  []byte // payload that comes behind held, see HoldLast
+	sent  func() // to be called once last has been sent
 	parts [5][]byte
 	out   uint64
 }
@@ -328,11 +330,22 @@ func (w *Writer) Send(h *Reply, a, b []byte) error {
 	}
 	h.Size = uint32(n)
 	h.Encode(&w.hdr)
-	w.parts = [5][]byte{w.held, w.hdr[:], a, b}
-	w.out += uint64(len(w.held) + ReplySize + n)
-	w.err = w.s.Write(w.parts[:4])
+	return w.write(w.hdr[:], a, b)
+}
+
+// write sends what was held and the parts of a frame behind it. mu is held.
+func (w *Writer) write(hdr, a, b []byte) error {
+	w.parts = [5][]byte{w.held, w.last, hdr, a, b}
+	for _, p := range w.parts {
+		w.out += uint64(len(p))
+	}
+	w.err = w.s.Write(w.parts[:])
 	w.parts = [5][]byte{}
 	w.held = w.held[:0]
+	if w.last = nil; w.sent != nil {
+		w.sent()
+		w.sent = nil
+	}
 	return w.err
 }
 
@@ -341,7 +354,7 @@ func (w *Writer) Send(h *Reply, a, b []byte) error {
 func (w *Writer) Hold(h *Reply, a, b []byte) error {
 	n := len(a) + len(b)
 	w.mu.Lock()
-	if n+ReplySize+len(w.held) > holdMax {
+	if n+ReplySize+len(w.held) > holdMax || w.last != nil {
 		w.mu.Unlock()
 		return w.Send(h, a, b)
 	}
@@ -349,11 +362,43 @@ func (w *Writer) Hold(h *Reply, a, b []byte) error {
 	if w.err != nil {
 		return w.err
 	}
+	w.hold(h, n, a, b)
+	return nil
+}
+
+// hold keeps back a frame, or its beginning. mu is held.
+func (w *Writer) hold(h *Reply, n int, parts ...[]byte) {
 	h.Size = uint32(n)
 	h.Encode(&w.hdr)
 	w.held = append(w.held, w.hdr[:]...)
-	w.held = append(w.held, a...)
-	w.held = append(w.held, b...)
+	for _, p := range parts {
+		w.held = append(w.held, p...)
+	}
+}
+
+// HoldLast is Hold for a frame of any size: b is not copied, and goes out together with what is sent next, which for a client that
+// waits for both is one message instead of two. b must stay as it is until sent is called, which must not call w.
+func (w *Writer) HoldLast(h *Reply, a, b []byte, sent func()) error {
+	n := len(a) + len(b)
+	if n <= holdMax/4 || n > MaxPayload || len(a) > holdMax/4 {
+		err := w.Hold(h, a, b)
+		sent()
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.held)+ReplySize+len(a) > holdMax || w.last != nil {
+		if err := w.flush(); err != nil {
+			sent()
+			return err
+		}
+	}
+	if w.err != nil {
+		sent()
+		return w.err
+	}
+	w.hold(h, n, a)
+	w.last, w.sent = b, sent
 	return nil
 }
 
@@ -361,15 +406,14 @@ func (w *Writer) Hold(h *Reply, a, b []byte) error {
 func (w *Writer) Flush() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.flush()
+}
+
+func (w *Writer) flush() error {
 	if w.err != nil || len(w.held) == 0 {
 		return w.err
 	}
-	w.parts[0] = w.held
-	w.out += uint64(len(w.held))
-	w.err = w.s.Write(w.parts[:1])
-	w.parts[0] = nil
-	w.held = w.held[:0]
-	return w.err
+	return w.write(nil, nil, nil)
 }
 
 // Raw sends bytes that are no frame (the WELCOME).

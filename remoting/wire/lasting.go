@@ -50,6 +50,7 @@ const (
 	straightTo = 32 << 10  // reads of this size and more go past that buffer
 	ringPart   = 256 << 10 // copied into the ring at once, so that it is sent from the processor's cache
 	pieceMost  = 1 << 20   // bytes in one piece
+	firstMost  = 768 << 10 // a write of more is copied and sent at the same time instead of one after the other
 	aheadWait  = 50 * time.Millisecond
 )
 
@@ -399,7 +400,7 @@ func (s *LastingStream) sendFirst(parts [][]byte) bool {
 	for _, p := range parts {
 		n += len(p)
 	}
-	if n > ringPart || len(parts) >= len(s.out) || !s.wmu.TryLock() {
+	if n > firstMost || len(parts) >= len(s.out) || !s.wmu.TryLock() {
 		return false
 	}
 	defer s.wmu.Unlock()

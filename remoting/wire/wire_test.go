@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -358,6 +359,65 @@ func TestWriter(t *testing.T) {
 	}
 	if err := w.Send(&Reply{}, nil, nil); !errors.Is(err, ErrStalled) {
 		t.Fatal("the error does not stick")
+	}
+}
+
+// What is held as it lies goes out in its place among the others, together with what comes next, and is given back once, afterwards.
+func TestHoldLast(t *testing.T) {
+	s, f := pair(t, 200*time.Millisecond)
+	w := NewWriter(s)
+	var given atomic.Int32
+	big := func(fill byte) []byte { return bytes.Repeat([]byte{fill}, 3*holdMax) }
+	hold := func(call uint32, b []byte) {
+		t.Helper()
+		if err := w.HoldLast(&Reply{Kind: FrameData, Call: call}, []byte("head"), b, func() { given.Add(1) }); err != nil {
+			t.Error(err)
+		}
+	}
+	go func() {
+		hold(1, []byte("small"))
+		hold(2, big('x'))
+		if n := given.Load(); n != 1 {
+			t.Errorf("%d were given back before they were sent", n-1)
+		}
+		_ = w.Hold(&Reply{Kind: FrameBeat, Call: 3}, nil, nil)
+		hold(4, big('y'))
+		hold(5, big('z'))
+		_ = w.Send(&Reply{Kind: FrameReply, Call: 6}, []byte("r"), nil)
+		hold(7, big('w'))
+		_ = w.Flush()
+		_ = w.Send(&Reply{Kind: FrameReply, Call: 8}, nil, nil)
+	}()
+	for call, want := range []string{1: "headsmall", 2: "head" + string(big('x')), 3: "", 4: "head" + string(big('y')), 5: "head" + string(big('z')), 6: "r", 7: "head" + string(big('w')), 8: ""} {
+		if call == 0 {
+			continue
+		}
+		var b [ReplySize]byte
+		var h Reply
+		if _, err := io.ReadFull(f, b[:]); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Decode(&b); err != nil || int(h.Call) != call || int(h.Size) != len(want) {
+			t.Fatalf("frame %d: %+v %v", call, h, err)
+		}
+		got := make([]byte, h.Size)
+		if _, err := io.ReadFull(f, got); err != nil || string(got) != want {
+			t.Fatalf("frame %d: other bytes, %v", call, err)
+		}
+	}
+	if n := given.Load(); n != 5 {
+		t.Errorf("given back %d times of 5", n)
+	}
+	f.Close()
+	for range 100 { // until the writer has its error
+		if w.HoldLast(&Reply{Kind: FrameData}, nil, big('v'), func() { given.Add(-1) }) != nil {
+			break
+		}
+		given.Add(1)
+	}
+	_ = w.Flush()
+	if n := given.Load(); n != 4 {
+		t.Errorf("after an error, given back %d times too often", 4-n)
 	}
 }
 

@@ -361,6 +361,10 @@ func (in *inStaging) leave(s *session, ctx uint64) {
 	}
 	for s.out.busy() {
 		s.out.flush()
+		// What is held lies in a slot.
+		if err := s.wr.Flush(); err != nil {
+			s.leave("data", err)
+		}
 	}
 	s.out.setSlots(nil)
 	C.sl_pinned_free(in.mem)

@@ -195,16 +195,23 @@ func (o *outStaging) send(c *chunk, failed bool) {
 	}
 	// Somebody always sends behind this: the reply that waits for these
 	// bytes, or flushOut.
-	err := o.s.wr.Hold(&h, o.head.Buf(), b)
+	o.s.events.put(c.ctx, c.ev)
+	slot := c.slot
+	err := o.s.wr.HoldLast(&h, o.head.Buf(), b, func() { o.freed(slot) })
 	if err != nil {
 		o.s.leave("data", err)
 	}
-	o.s.events.put(c.ctx, c.ev)
-	if c.slot >= 0 {
-		o.mu.Lock()
-		o.free = append(o.free, c.slot)
-		o.mu.Unlock()
+}
+
+// freed takes back a slot whose bytes have been sent; -1 is none.
+func (o *outStaging) freed(slot int) {
+	if slot < 0 {
+		return
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.free = append(o.free, slot)
+	o.cond.Broadcast()
 }
 
 // stop lets the deliverer end; see waiters.stop.
@@ -407,6 +414,9 @@ func (s *session) drainTo(ev uint64) int32 {
 		if rc != C.CUDA_ERROR_NOT_READY {
 			// The driver gives out what kernels printed in a wait, not in a query.
 			return int32(C.sl_event_sync(C.uint64_t(ev)))
+		}
+		if err := s.wr.Flush(); err != nil {
+			s.leave("data", err)
 		}
 	}
 }

@@ -212,6 +212,8 @@ func (f *follower) done(r *record, rc int32) {
 	f.mu.Unlock()
 	if !over {
 		f.s.happened(r.id, r.gen, rc)
+	} else if err := f.s.wr.Flush(); err != nil {
+		f.s.leave("data", err)
 	}
 }
 

@@ -91,7 +91,10 @@ static void used(CUmemoryPool pool, cudaStream_t s)
 	CHECK(cudaFree(d));
 }
 
-/* Freed memory is its stream's until that gets there: the copy before the free still finds it. */
+/*
+ * Freed memory is its stream's until that gets there: the copy before the free still finds it. What is allocated next may be the
+ * same memory, which the program must not touch before the stream is there.
+ */
 static void ordered(CUmemoryPool pool, cudaStream_t s)
 {
 	unsigned *d, h;
@@ -107,7 +110,7 @@ static void ordered(CUmemoryPool pool, cudaStream_t s)
 		CHECK(cudaMemcpyAsync(d, p, BYTES, cudaMemcpyDefault, s));
 		release(p, s);
 		p = allocate(pool, BYTES, s);
-		memset(p, 0xff, BYTES);
+		CHECK(cudaMemsetAsync(p, 0xff, BYTES, s));
 		release(p, s);
 		CHECK(cudaMemcpyAsync(&h, d + N - 1, sizeof h, cudaMemcpyDefault, s));
 		CHECK(cudaStreamSynchronize(s));
