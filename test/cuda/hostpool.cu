@@ -189,10 +189,13 @@ static void access(CUmemoryPool pool)
 /* A pool has a bound, and one that is destroyed goes with its last memory. */
 static void ends(cudaStream_t s)
 {
+	CUmemAccessDesc set = { AT_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 	CUmemoryPool pool = make(AT_HOST, 64 << 20);
-	unsigned *p = allocate(pool, BYTES, s);
+	unsigned *p;
 	CUdeviceptr none;
 
+	DRIVER(CU(cuMemPoolSetAccess)(pool, &set, 1)); /* which a new pool of the host's memory does not give */
+	p = allocate(pool, BYTES, s);
 	EXPECT_DRIVER(CU(cuMemAllocFromPoolAsync)(&none, 128 << 20, pool, s), CUDA_ERROR_OUT_OF_MEMORY);
 	DRIVER(CU(cuMemPoolDestroy)(pool));
 	p[N - 1] = 5;
