@@ -14,7 +14,6 @@ set -u
 
 LOG=$LOGS/grace.jsonl
 LAUNCH=${SLUICE_LAUNCH:-$SCRATCH/launch}
-EVERYWHERE=$(grep Cpus_allowed_list /proc/self/status | cut -f2)
 log_header | tee "$LOG"
 [ -n "${SLUICE_LAUNCH:-}" ] || build_cu "$BENCH/launch.cu" "$LAUNCH" >"$LOGS/launch.nvcc" 2>&1 || {
 	echo 'gpu-grace: bench/launch.cu does not compile'
@@ -25,16 +24,12 @@ start_worker zero tcp --grace 0 || exit 1
 ZERO=$ADDR
 start_worker kept tcp --grace 5m || exit 1
 KEPT=$ADDR
-# A program that names two workers has no lease of sluice run's: these lend to whoever asks. They have processors of their own.
-read -r PROGRAMS_ON WORKERS_ON < <("$PYTHON" "$BENCH/grace.py" halves)
-taskset -cp "$WORKERS_ON" $$ >/dev/null || exit 1
+# A program that names two workers has no lease of sluice run's: these lend to whoever asks.
 start_worker pair-zero tcp --grace 0 --mem "${MEM:-4G}" || exit 1
 PAIR=$ADDR
 start_worker pair-kept tcp --grace 5m --mem "${MEM:-4G}" || exit 1
-taskset -cp "$EVERYWHERE" $$ >/dev/null
 "$PYTHON" "$BENCH/grace.py" run --sluice "$SLUICE" --shim "$BUILD/shim" --zero "$ZERO" --kept "$KEPT" --pair "$PAIR" "$ADDR" --launch "$LAUNCH" --python "$PYTHON" --rounds "${SLUICE_ROUNDS:-5}" \
-	${MEM:+--mem "$MEM"} ${SLUICE_ONLY:+--only "$SLUICE_ONLY"} ${SLUICE_PAIRS:+--pairs "$SLUICE_PAIRS"} \
-	--programs-on "$PROGRAMS_ON" >>"$LOG" || fail runs "$(why $?)"
+	${MEM:+--mem "$MEM"} ${SLUICE_ONLY:+--only "$SLUICE_ONLY"} ${SLUICE_PAIRS:+--pairs "$SLUICE_PAIRS"} >>"$LOG" || fail runs "$(why $?)"
 "$PYTHON" "$BENCH/grace.py" report "$LOG" || fail costs 'a grace costs more than it may'
 echo "gpu-grace: $FAILED failed${FAILURES[*]:+: ${FAILURES[*]}}; $SECONDS s; raw log ${LOG#"$ROOT"/}"
 [ "$FAILED" = 0 ]

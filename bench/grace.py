@@ -4,8 +4,6 @@ grace.py run --sluice CMD --shim DIR --zero ADDR --kept ADDR --pair ADDR ADDR --
     runs each program --rounds times on each of three: natively, on the worker whose grace is 0, and on the one that has one.
     pair is the MLP in processes with a session on each of two more workers, the first of which has no grace; see
     mlp_pair.py. One line of JSON for each run.
-grace.py halves
-    two lists of this machine's processors, none of which shares a core with one of the other list
 grace.py report LOG
     judges a log of these. Exit status 1 if a grace costs more than 0.005 of native or 0.02 us of a launch.
 grace.py page LOG
@@ -43,8 +41,6 @@ def pairs_of(a, n):
     env = dict(os.environ, SLUICE_WORKER=",".join(a.pair))
     env["LD_LIBRARY_PATH"] = ":".join([a.shim, *filter(None, [env.get("LD_LIBRARY_PATH")])])
     argv = [a.python, str(HERE / "mlp_pair.py"), "--processes", str(n), "--seconds", str(a.seconds)]
-    if a.programs_on:
-        argv = ["taskset", "-c", a.programs_on, *argv]
     p = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True)
     if p.returncode:
         sys.exit(f"pair: exit status {p.returncode}: {p.stdout[-500:]}")
@@ -107,13 +103,15 @@ def ratios(runs, name, variant):
 
 
 def pairs(log):
-    """The MLP's speed with a grace, of that without one in the same process, for each process."""
+    """The MLP's speed with a grace, of that without one in the same process: one figure for each two processes, which
+    name the workers in either order. A process's own is the median over its groups of four blocks."""
     found = []
     for r in rawlog.read(log):
         if r.get("run", "").startswith("pair."):
-            ms = dict(zip(r["order"], r["result"]["ms"]))  # of as many blocks each
-            found.append(sum(ms["zero"]) / sum(ms["kept"]))
-    return found
+            ms = dict(zip(r["order"], r["result"]["ms"]))  # of as many blocks each, two in a group
+            groups = [[sum(ms[v][k : k + 2]) for k in range(0, len(ms[v]), 2)] for v in ("zero", "kept")]
+            found.append(statistics.median(zero / kept for zero, kept in zip(*groups)))
+    return [(a * b) ** 0.5 for a, b in zip(found[::2], found[1::2])]
 
 
 def error(xs):
@@ -122,19 +120,6 @@ def error(xs):
         return float("inf")
     middle = statistics.median(xs)
     return 1.2533 * 1.4826 * statistics.median(abs(x - middle) for x in xs) / len(xs) ** 0.5
-
-
-def halves():
-    """Processors for the programs and for the workers: a worker that polls slows who shares its core."""
-    cores = {}
-    for cpu in sorted(os.sched_getaffinity(0)):
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.setdefault(siblings.read_text().strip() if siblings.exists() else cpu, []).append(cpu)
-    groups = list(cores.values())
-    if len(groups) < 2:
-        groups *= 2
-    middle = len(groups) // 2
-    return [",".join(str(cpu) for core in part for cpu in core) for part in (groups[:middle], groups[middle:])]
 
 
 def launches(runs, variant):
@@ -170,7 +155,7 @@ def page(log):
     for what, zero, kept, _, _ in costs(runs):
         yield f"| {what} | {spread(zero)} | {spread(kept)} |"
     if p := pairs(log):
-        yield f"| mlp, of its speed without a grace in the same process | 1 | {statistics.median(p):.4f} ± {error(p):.4f} (of {len(p)} processes, {min(p):.4f} to {max(p):.4f}) |"
+        yield f"| mlp, of its speed without a grace in the same process | 1 | {statistics.median(p):.4f} ± {error(p):.4f} (of {len(p)} pairs of processes, {min(p):.4f} to {max(p):.4f}) |"
     for who, word in (("client", "program"), ("session", "session")):
         if s := sizes(runs, who):
             yield f"| memory of the {word} of `launch`, MiB | {s[0] / 1024:.1f} | {s[1] / 1024:.1f} |"
@@ -203,7 +188,6 @@ def judged(log):
 def main():
     p = argparse.ArgumentParser()
     sub = p.add_subparsers(dest="what", required=True)
-    sub.add_parser("halves")
     for name in ("report", "page"):
         sub.add_parser(name).add_argument("log")
     q = sub.add_parser("run")
@@ -215,13 +199,10 @@ def main():
     q.add_argument("--rounds", type=int, default=5)
     q.add_argument("--steps", type=int, default=60)
     q.add_argument("--pairs", type=int, default=0, help="processes of pair, unless twice as many as rounds")
-    q.add_argument("--seconds", type=float, default=2, help="of one process of pair")
-    q.add_argument("--programs-on", default="", help="the processors of pair's processes")
+    q.add_argument("--seconds", type=float, default=10, help="of one process of pair")
     q.add_argument("--only", default="launch,mlp,resnet50,pair")
     a = p.parse_args()
-    if a.what == "halves":
-        print(*halves())
-    elif a.what == "run":
+    if a.what == "run":
         run(a)
     elif a.what == "page":
         print(*page(a.log), sep="\n")
