@@ -19,6 +19,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -59,7 +61,8 @@ type images struct {
 	up       *store.Upload
 	sent     *store.Image // the last one uploaded, until it is loaded
 	sentSum  store.Sum
-	unstored bool // the log says that images are not stored
+	late     *store.Upload // the last one's, if it is to be put in its place
+	unstored sync.Once     // the log says that images are not stored
 }
 
 // openImage gives a stored image, or the one that was just sent, which need not be in the store.
@@ -97,6 +100,7 @@ func (s *session) imageChunk(p []byte) int32 {
 		m.up = nil
 	}
 	if m.up == nil {
+		s.placeImage()
 		m.dropSent()
 		up, err := s.store.Begin(sum, total)
 		if err != nil {
@@ -109,11 +113,8 @@ func (s *session) imageChunk(p []byte) int32 {
 	if err == nil && m.up.Complete() {
 		up := m.up
 		m.sent, err = up.Commit()
-		m.sentSum, m.up = sum, nil
-		if why := up.Unstored(); why != nil && !m.unstored { // its file may have failed in the commit only
-			m.unstored = true
-			s.log.Warn("images are not stored: each program sends them again", "image", sum, "bytes", total, "error", why)
-		}
+		m.sentSum, m.up, m.late = sum, nil, up
+		s.tellUnstored(up) // its file may have failed in the commit only
 	}
 	if err == nil {
 		return 0
@@ -130,7 +131,32 @@ func (s *session) imageChunk(p []byte) int32 {
 	return C.CUDA_ERROR_OUT_OF_MEMORY
 }
 
+// placeImage has the image that was sent last put in its place while the session goes on, once what is known of it is noted.
+func (s *session) placeImage() {
+	if up := s.images.late; up != nil {
+		s.images.late = nil
+		s.store.Later(up.Sum(), func() { s.publish(up) })
+	}
+}
+
+func (s *session) publish(up *store.Upload) {
+	up.Publish()
+	s.tellUnstored(up)
+}
+
+func (s *session) tellUnstored(up *store.Upload) {
+	if why := up.Unstored(); why != nil {
+		s.images.unstored.Do(func() {
+			s.log.Warn("images are not stored: each program sends them again", "image", up.Sum(), "bytes", up.Total(), "error", why)
+		})
+	}
+}
+
+// placed is how long the end of a session waits for images that are on the way to their place, whose memory on the GPU waits as well.
+const placed = 200 * time.Millisecond
+
 func (s *session) imageLoad(p []byte) int32 {
+	defer s.placeImage()
 	d := &s.dec
 	d.Reset(p)
 	var m wire.ImageLoad

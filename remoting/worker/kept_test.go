@@ -168,6 +168,7 @@ func TestVariablesOnce(t *testing.T) {
 	if rc := load(); rc != 0 {
 		t.Fatalf("an image: %d", rc)
 	}
+	awaitStored(t, dir, 1)
 	st, err := store.Open(dir, store.Bounds{Limit: 1 << 30})
 	if err != nil {
 		t.Fatal(err)

@@ -126,6 +126,7 @@ func (s *session) linkAdd(p []byte) int32 {
 	if l == nil {
 		return s.badHandle(wire.KindLink, m.ID)
 	}
+	defer s.placeImage()
 	sum := store.Sum(m.Sum)
 	mem, err := s.openImage(sum, m.Size)
 	if errors.Is(err, store.ErrNotFound) {

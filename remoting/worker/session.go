@@ -485,6 +485,9 @@ func (s *session) leave(why string, err error) {
 		s.log.Debug("session leaves", "why", why, "error", err)
 		s.ipc.withdrawAll()
 		s.gates.Quit()
+		if s.store != nil {
+			s.store.Settle(placed)
+		}
 		s.exit(0)
 	})
 }

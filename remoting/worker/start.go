@@ -106,6 +106,8 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if err != nil {
 		s.linger(fd)
 	}
+	s.placeImage()
+	s.store.Settle(placed)
 	s.exit(0)
 	return nil
 }

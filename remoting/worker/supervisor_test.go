@@ -351,6 +351,20 @@ func TestModuleVariablesCharged(t *testing.T) {
 	}
 }
 
+// awaitStored waits until a store holds so many images: they are put in their place while their sessions go on, and also if those end.
+func awaitStored(t *testing.T, dir string, want int) []string {
+	t.Helper()
+	for until := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		fs, _ := filepath.Glob(filepath.Join(dir, "[0-9a-f]*"))
+		if len(fs) == want {
+			return fs
+		}
+		if len(fs) > want || time.Now().After(until) {
+			t.Fatalf("store holds %v", fs)
+		}
+	}
+}
+
 func TestImageStoreSurvivesSessions(t *testing.T) {
 	var dir string
 	_, addr := startWorker(t, func(c *Config) { dir = c.Session.Store })
@@ -362,13 +376,10 @@ func TestImageStoreSurvivesSessions(t *testing.T) {
 		t.Fatal(rc)
 	}
 	k.c.Close()
+	fs := awaitStored(t, dir, 1)
 	k = dial(t, addr, [16]byte{})
 	if r := k.wait(wire.OpImageLoad, 1, loadRequest(image0, 1, true)); r.result != 0 {
 		t.Fatalf("the image is asked for again: %d", r.result)
-	}
-	fs, _ := filepath.Glob(filepath.Join(dir, "[0-9a-f]*"))
-	if len(fs) != 1 {
-		t.Fatalf("store holds %v", fs)
 	}
 	if err := os.Truncate(fs[0], 5); err != nil {
 		t.Fatal(err)
@@ -379,6 +390,7 @@ func TestImageStoreSurvivesSessions(t *testing.T) {
 	if _, rc := k.load(image0, 2); rc != 0 {
 		t.Fatalf("a damaged image, sent again: %d", rc)
 	}
+	awaitStored(t, dir, 1)
 	if b, err := os.ReadFile(fs[0]); err != nil || !bytes.Equal(b, image0) {
 		t.Fatalf("%d bytes are stored, %v", len(b), err)
 	}

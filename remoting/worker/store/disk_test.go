@@ -16,14 +16,36 @@ import (
 // uploadText is an image of a few pages that does not end with one.
 var uploadText = bytes.Repeat([]byte("an image "), 3000)
 
-// upload sends an image in three pieces, and commits it.
+// Tests commit images of a few bytes as those that are too large for lateMost, unless they say otherwise.
+var usualLateMost = lateMost
+
+func init() { lateMost = 0 }
+
+// putLater has small images put in their place later for the rest of a test.
+func putLater(t *testing.T) {
+	lateMost = usualLateMost
+	t.Cleanup(func() { lateMost = 0 })
+}
+
+// eachWay runs a test with images whose commit waits for the disk, and with ones that are put in their place later.
+func eachWay(t *testing.T, f func(t *testing.T, later bool)) {
+	t.Run("at once", func(t *testing.T) { f(t, false) })
+	t.Run("later", func(t *testing.T) {
+		putLater(t)
+		f(t, true)
+	})
+}
+
+// upload sends an image in three pieces, commits it and has it put in its place.
 func upload(s *Store) (u *Upload, m *Image, err error) {
 	u, err = s.Begin(Sum(sha256.Sum256(uploadText)), uint64(len(uploadText)))
 	for at := 0; err == nil && at < len(uploadText); at += len(uploadText) / 3 {
 		err = u.Write(uint64(at), uploadText[at:at+len(uploadText)/3])
 	}
 	if err == nil {
-		m, err = u.Commit()
+		if m, err = u.Commit(); err == nil {
+			u.Publish()
+		}
 	}
 	return u, m, err
 }
@@ -51,7 +73,9 @@ func diskStore(t *testing.T) (*Store, string) {
 
 // TestDiskFaults: whichever system call of an upload fails, and however, its session has the image, and is told whether it is stored, and if
 // not, why; the store has it whole or not at all; nothing stays reserved; and the next upload is stored.
-func TestDiskFaults(t *testing.T) {
+func TestDiskFaults(t *testing.T) { eachWay(t, diskFaults) }
+
+func diskFaults(t *testing.T, later bool) {
 	hit := map[string]int{}
 	for _, kind := range disktest.Kinds {
 		for n := 0; ; n++ {
@@ -73,7 +97,7 @@ func TestDiskFaults(t *testing.T) {
 			why := u.Unstored()
 			switch {
 			case disk.Harmless():
-				if why != nil || !m.Stored() {
+				if why != nil || m.Stored() == later {
 					t.Errorf("%s: not stored: %v", what, why)
 				}
 			case why == nil || m.Stored() || !strings.Contains(why.Error(), dir) || !errors.Is(why, unix.EIO) && !errors.Is(why, unix.ENOSPC):
@@ -100,7 +124,7 @@ func TestDiskFaults(t *testing.T) {
 				t.Errorf("%s: %d bytes are still reserved", what, n)
 			}
 			u, m, err = upload(s)
-			if err != nil || u.Unstored() != nil || !m.Stored() || !bytes.Equal(m.Bytes(), uploadText) {
+			if err != nil || u.Unstored() != nil || m.Stored() == later || !bytes.Equal(m.Bytes(), uploadText) {
 				t.Fatalf("%s: the next upload: %v, %v", what, err, u.Unstored())
 			}
 			_ = m.Close()
@@ -116,7 +140,9 @@ func TestDiskFaults(t *testing.T) {
 }
 
 // TestDiskForgets: a disk that fails gives back other bytes than it was given. No session has them for the image that it sent.
-func TestDiskForgets(t *testing.T) {
+func TestDiskForgets(t *testing.T) { eachWay(t, diskForgets) }
+
+func diskForgets(t *testing.T, later bool) {
 	for _, at := range []string{"pwrite64", "fsync"} {
 		s, dir := diskStore(t)
 		n := 0
@@ -136,6 +162,11 @@ func TestDiskForgets(t *testing.T) {
 			return disktest.Fault{Err: unix.EIO}
 		}, func() { u, m, err = upload(s) })
 		switch {
+		case later: // it has the image in memory
+			if why := u.Unstored(); err != nil || !bytes.Equal(m.Bytes(), uploadText) || !errors.Is(why, unix.EIO) || !strings.Contains(why.Error(), dir) {
+				t.Fatalf("%s: the session has no image, or another, or is not told: %v, %v", at, err, why)
+			}
+			_ = m.Close()
 		case err == nil:
 			t.Errorf("%s: the session has an image; it is right: %v", at, bytes.Equal(m.Bytes(), uploadText))
 			_ = m.Close()

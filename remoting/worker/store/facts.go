@@ -54,6 +54,11 @@ func (m *Image) Fact(name string) (uint64, bool) {
 // SetFact notes a number of an image's content for those who open the image later. It is a help and no promise: where the
 // file system has no such attributes, or the image is not in the store, nothing is noted.
 func (s *Store) SetFact(sum Sum, m *Image, name string, n uint64) {
+	fact := name + "=" + strconv.FormatUint(n, 10)
+	if m.up != nil {
+		m.up.facts = strings.TrimSpace(m.up.facts + " " + fact)
+		return
+	}
 	if !m.stored {
 		return
 	}
@@ -62,7 +67,10 @@ func (s *Store) SetFact(sum Sum, m *Image, name string, n uint64) {
 		return
 	}
 	defer unix.Close(fd)
-	facts := strings.TrimSpace(readFacts(fd, sum) + " " + name + "=" + strconv.FormatUint(n, 10))
+	writeFacts(fd, sum, strings.TrimSpace(readFacts(fd, sum)+" "+fact))
+}
+
+func writeFacts(fd int, sum Sum, facts string) {
 	if v := sealed(sum, facts); len(v) <= maxFacts {
 		_ = unix.Fsetxattr(fd, factsName, []byte(v), 0)
 	}

@@ -62,6 +62,7 @@ type Store struct {
 	Bounds
 	open tally         // uploads into the directory
 	boot func() string // names this boot of the machine, "" if nobody says
+	late late
 }
 
 // tallyName is the file whose locks count the uploads into a directory.
@@ -85,7 +86,9 @@ func Open(dir string, b Bounds) (*Store, error) {
 	if st.Uid != uint32(os.Geteuid()) {
 		return nil, fmt.Errorf("store: %s belongs to user %d, not to %d", dir, st.Uid, os.Geteuid())
 	}
-	return &Store{dir: dir, Bounds: b, boot: sync.OnceValue(bootID)}, nil
+	s := &Store{dir: dir, Bounds: b, boot: sync.OnceValue(bootID)}
+	s.late.init()
+	return s, nil
 }
 
 // Clean removes what uploads have left behind that died an hour ago or more.
@@ -168,7 +171,8 @@ type Image struct {
 	mem    []byte // the whole mapping
 	size   int
 	stored bool
-	facts  string // facts.go
+	facts  string  // facts.go
+	up     *Upload // whose Publish is to come, with the facts that are noted before it
 }
 
 // Bytes is the image.
@@ -190,6 +194,7 @@ func (m *Image) Close() error {
 // Get maps an image of so many bytes, or says ErrNotFound. A file that is not what its name says is
 // removed, and not found.
 func (s *Store) Get(sum Sum, size uint64) (*Image, error) {
+	s.late.wait(sum)
 	fd, err := unix.Open(s.path(sum), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, ErrNotFound

@@ -118,6 +118,13 @@ func ownBytes(own []span) (sum int64) {
 	return sum
 }
 
+// bytes is what this process's uploads have taken.
+func (t *tally) bytes() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return ownBytes(t.own)
+}
+
 // drop ends an upload.
 func (t *tally) drop(s span) {
 	t.mu.Lock()

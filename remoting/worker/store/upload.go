@@ -27,8 +27,9 @@ type Upload struct {
 	f        *safefile.Pending // nil for an image that is not stored
 	open     span              // of the store's tally
 	shared   span
-	mem      *Image // the image, if it is not stored
-	unstored error  // why not
+	mem      *Image // the image, if it is not stored or is stored later, see late.go
+	facts    string // to be noted with it
+	unstored error  // why it is not stored
 }
 
 // Begin starts an upload of total bytes. The image is kept in memory if it cannot be stored, see
@@ -42,6 +43,9 @@ func (s *Store) Begin(sum Sum, total uint64) (*Upload, error) {
 		if err := u.spill(err); err != nil {
 			return nil, err
 		}
+	} else if total <= lateMost {
+		// Without that memory the commit waits for the disk.
+		u.mem, _ = newImage(total, unix.PROT_READ|unix.PROT_WRITE)
 	}
 	return u, nil
 }
@@ -67,7 +71,7 @@ func (u *Upload) create() error {
 	if err != nil {
 		return err
 	}
-	room := s.Limit - under - ownBytes(s.open.own)
+	room := s.Limit - under - s.open.bytes()
 	has, err := s.evict(room)
 	if err != nil {
 		return err
@@ -127,6 +131,10 @@ var errForgotten = errors.New("what was written is not what is read back")
 // spill goes on in memory.
 func (u *Upload) spill(why error) error {
 	u.unstored = why
+	if u.mem != nil {
+		u.release()
+		return nil
+	}
 	m, err := newImage(u.total, unix.PROT_READ|unix.PROT_WRITE)
 	if err == nil && u.have > 0 {
 		_, err = io.ReadFull(io.NewSectionReader(u.f, 0, int64(u.have)), m.mem[:u.have])
@@ -205,46 +213,63 @@ func (u *Upload) Abort() {
 	}
 }
 
-// Commit checks the hash, puts the image in its place and gives it. The upload is over in any case.
+// Commit checks the hash and gives the image. It puts it in its place, or leaves that to Publish.
 func (u *Upload) Commit() (*Image, error) {
-	defer u.Abort()
 	if !u.Complete() || Sum(u.hash.Sum(nil)) != u.sum {
+		u.Abort()
 		return nil, fmt.Errorf("%w: image %s", ErrMismatch, u.sum)
 	}
-	if u.f != nil {
-		m, err := u.publish()
+	if u.f != nil && u.mem == nil {
+		m, err := mapImage(int(u.f.Fd()), u.total)
 		if err == nil {
-			return m, nil
+			if err = u.publish(); err == nil {
+				u.Abort()
+				return m, nil
+			}
+			_ = m.Close()
 		}
 		if err := u.spill(err); err != nil {
+			u.Abort()
 			return nil, err
 		}
 	}
 	m := u.mem
 	u.mem = nil
+	if u.f != nil {
+		m.up = u
+	}
 	return m, nil
 }
 
+// Publish puts the image in its place if Commit has not; then Unstored says whether that went well. It may be called on another
+// goroutine than the store's, once the session is done with what SetFact notes.
+func (u *Upload) Publish() {
+	if u.f == nil {
+		return
+	}
+	defer u.Abort()
+	u.unstored = u.publish()
+}
+
 // publish gives the file its name.
-func (u *Upload) publish() (*Image, error) {
-	m, err := mapImage(int(u.f.Fd()), u.total)
-	if err != nil {
-		return nil, err
+func (u *Upload) publish() error {
+	fd := int(u.f.Fd())
+	if u.facts != "" {
+		writeFacts(fd, u.sum, u.facts)
 	}
-	err = u.f.CommitNew()
+	err := u.f.CommitNew()
 	if errors.Is(err, fs.ErrExist) { // another session was faster
-		return m, nil
+		return nil
 	}
 	if err != nil {
-		_ = m.Close()
-		return nil, err
+		return err
 	}
 	if u.s.Shared != nil {
 		u.s.Shared.add(int64(u.total))
 	}
 	var st unix.Stat_t
-	if unix.Fstat(int(u.f.Fd()), &st) == nil {
-		u.s.used(int(u.f.Fd()), &st)
+	if unix.Fstat(fd, &st) == nil {
+		u.s.used(fd, &st)
 	}
-	return m, nil
+	return nil
 }

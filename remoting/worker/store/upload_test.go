@@ -675,3 +675,72 @@ func TestNoLocks(t *testing.T) {
 		u.Abort()
 	}
 }
+
+// TestLater: while an image is on the way to its place, whoever asks for it waits for it, as does Settle; what is noted of it
+// before is found afterwards; and no more than a few are on their way at the same time.
+func TestLater(t *testing.T) {
+	putLater(t)
+	s, err := Open(filepath.Join(t.TempDir(), "i"), Bounds{Limit: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := []byte("an image of which something is known")
+	sum := Sum(sha256.Sum256(text))
+	u, err := s.Begin(sum, uint64(len(text)))
+	if err == nil {
+		err = u.Write(0, text)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := u.Commit()
+	if err != nil || !bytes.Equal(m.Bytes(), text) || m.Stored() {
+		t.Fatalf("%v, stored is %v", err, m.Stored())
+	}
+	s.SetFact(sum, m, "answer", 42)
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get(sum, uint64(len(text))); !errors.Is(err, ErrNotFound) {
+		t.Errorf("before it is in its place: %v", err)
+	}
+	may := make(chan struct{})
+	s.Later(sum, func() {
+		<-may
+		u.Publish()
+	})
+	for range placing - 1 {
+		s.Later(Sum{1}, func() { <-may })
+	}
+	s.Settle(20 * time.Millisecond) // which ends
+	got, more := make(chan *Image, 1), make(chan struct{})
+	go func() {
+		m, err := s.Get(sum, uint64(len(text)))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- m
+	}()
+	go s.Later(Sum{2}, func() { close(more) })
+	select {
+	case <-got:
+		t.Fatal("somebody has the image before it is in its place")
+	case <-more:
+		t.Fatalf("more than %d are on their way", placing)
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(may)
+	<-more
+	m = <-got
+	if m == nil || !m.Stored() || !bytes.Equal(m.Bytes(), text) {
+		t.Fatal("another image")
+	}
+	if n, ok := m.Fact("answer"); n != 42 || !ok {
+		t.Errorf("noted is %d, %v", n, ok)
+	}
+	_ = m.Close()
+	s.Settle(time.Minute)
+	if u.Unstored() != nil || s.late.n != 0 || len(s.late.sums) != 0 || s.open.bytes() != 0 {
+		t.Errorf("left over: %v, %d, %v, %d", u.Unstored(), s.late.n, s.late.sums, s.open.bytes())
+	}
+}
