@@ -160,7 +160,7 @@ func TestDiskFaults(t *testing.T) {
 		must(t, Check(after, "n", ""))
 	}
 	t.Logf("%d disks: %d changes failed, of which %d could be read all the same; %d power losses took such a change; faults %v", rounds, failed, visible, lost, faults)
-	if len(faults) < 4 || visible == 0 || visible == failed || lost == 0 {
+	if len(faults) < 4 || visible == 0 || visible == failed || lost == 0 && rounds >= 500 { // about one power loss in forty takes a change
 		t.Error("the disks are all alike")
 	}
 }
