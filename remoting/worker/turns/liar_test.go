@@ -391,13 +391,17 @@ func TestHeals(t *testing.T) {
 	b, clock := newTestSchedule(t, Site{}), &fake{now: 1e12}
 	one := join(t, b, tenantFor(t, b, "one", fixedShare(40)), clock)
 	two := join(t, b, tenantFor(t, b, "two", fixedShare(40)), clock)
-	for name, look := range map[string]func(){
-		"the owner's": b.Sweep, "a session's": func() { one.Done(take(t, one)); two.Done(take(t, two)) },
+	for _, look := range []struct {
+		name string
+		do   func()
+	}{
+		{"the owner's", b.Sweep},
+		{"a session's", func() { one.Done(take(t, one)); two.Done(take(t, two)) }}, // which knows what clock there is, as the owner does not
 	} {
 		one.p.state.high.Store(0)
 		one.p.state.clock.Store(clockMachine)
-		if look(); one.p.members() != 2 {
-			t.Errorf("after %s look there are %d members", name, one.p.members())
+		if look.do(); one.p.members() != 2 {
+			t.Errorf("after %s look there are %d members", look.name, one.p.members())
 		}
 	}
 	if n := b.p.state.clock.Load(); n != clockSimulated {
