@@ -376,8 +376,9 @@ func (w *Writer) hold(h *Reply, n int, parts ...[]byte) {
 	}
 }
 
-// HoldLast is Hold for a frame of any size: b is not copied, and goes out together with what is sent next, which for a client that
-// waits for both is one message instead of two. b must stay as it is until sent is called, which must not call w.
+// HoldLast is Hold for a frame of any size. It does not copy b, but sends it together with the next frame: a client that waits for
+// both gets one message instead of two. b must not change until sent is called. HoldLast always has it called once, also after an
+// error. sent must not use w.
 func (w *Writer) HoldLast(h *Reply, a, b []byte, sent func()) error {
 	n := len(a) + len(b)
 	if n <= holdMax/4 || n > MaxPayload || len(a) > holdMax/4 {

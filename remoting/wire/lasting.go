@@ -364,7 +364,7 @@ func (s *LastingStream) Readable(wait time.Duration) bool {
 func (s *LastingStream) Write(parts [][]byte) error {
 	if s.sendFirst(parts) {
 		s.tell()
-		return nil
+		return s.whyEnded()
 	}
 	for _, p := range parts {
 		for len(p) > 0 {
@@ -382,6 +382,11 @@ func (s *LastingStream) Write(parts [][]byte) error {
 		}
 	}
 	s.push()
+	return s.whyEnded()
+}
+
+// whyEnded is the error that has ended the stream for good; nil while it goes on.
+func (s *LastingStream) whyEnded() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ended
@@ -456,9 +461,7 @@ func (s *LastingStream) wakePusher() {
 
 // over says whether the stream has ended for good.
 func (s *LastingStream) over() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ended != nil
+	return s.whyEnded() != nil
 }
 
 // push sends what has not been sent.

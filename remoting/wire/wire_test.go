@@ -362,7 +362,7 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// What is held as it lies goes out in its place among the others, together with what comes next, and is given back once, afterwards.
+// TestHoldLast: a held payload is sent in the order of the frames, together with the next frame, and sent is called once, after that.
 func TestHoldLast(t *testing.T) {
 	s, f := pair(t, 200*time.Millisecond)
 	w := NewWriter(s)

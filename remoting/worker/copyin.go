@@ -361,7 +361,7 @@ func (in *inStaging) leave(s *session, ctx uint64) {
 	}
 	for s.out.busy() {
 		s.out.flush()
-		// What is held lies in a slot.
+		// The writer may hold a frame whose bytes are in a slot.
 		if err := s.wr.Flush(); err != nil {
 			s.leave("data", err)
 		}

@@ -107,7 +107,8 @@ func (o *outStaging) add(c chunk, async bool) {
 }
 
 // flush sends every chunk that is complete. When it returns, all chunks that
-// were complete when it was called have been sent, by whomever.
+// were complete when it was called have been given to the writer, by whomever. The
+// writer may hold the last one until its next Send or Flush, which the caller makes.
 func (o *outStaging) flush() {
 	o.mu.Lock()
 	n := len(o.list)
@@ -193,10 +194,9 @@ func (o *outStaging) send(c *chunk, failed bool) {
 	if failed {
 		b = nil
 	}
-	// Somebody always sends behind this: the reply that waits for these
-	// bytes, or flushOut.
 	o.s.events.put(c.ctx, c.ev)
 	slot := c.slot
+	// A caller of flush always sends something afterwards, or calls the writer's Flush.
 	err := o.s.wr.HoldLast(&h, o.head.Buf(), b, func() { o.freed(slot) })
 	if err != nil {
 		o.s.leave("data", err)

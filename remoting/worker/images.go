@@ -61,7 +61,7 @@ type images struct {
 	up       *store.Upload
 	sent     *store.Image // the last one uploaded, until it is loaded
 	sentSum  store.Sum
-	late     *store.Upload // the last one's, if it is to be put in its place
+	late     *store.Upload // the last one's, until placeImage
 	unstored sync.Once     // the log says that images are not stored
 }
 
@@ -131,7 +131,8 @@ func (s *session) imageChunk(p []byte) int32 {
 	return C.CUDA_ERROR_OUT_OF_MEMORY
 }
 
-// placeImage has the image that was sent last put in its place while the session goes on, once what is known of it is noted.
+// placeImage has the store publish the image that was sent last, while the session goes on. It is called after the image's load, which
+// sets facts of it.
 func (s *session) placeImage() {
 	if up := s.images.late; up != nil {
 		s.images.late = nil
@@ -152,7 +153,7 @@ func (s *session) tellUnstored(up *store.Upload) {
 	}
 }
 
-// placed is how long the end of a session waits for images that are on the way to their place, whose memory on the GPU waits as well.
+// placed is how long the end of a session waits for images that are being published. Its memory on the GPU is free after that only.
 const placed = 200 * time.Millisecond
 
 func (s *session) imageLoad(p []byte) int32 {

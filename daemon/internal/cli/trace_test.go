@@ -26,8 +26,8 @@ func (d *leaseDaemon) List(context.Context, rpc.Peer) ([]lease.Status, error) {
 	return []lease.Status{d.l}, nil
 }
 
-// TestTraceStopped: who stops sluice trace before a trace has begun is told so at once, whoever it is that does not answer, and no file
-// is left.
+// TestTraceStopped: ^C before a trace has begun ends sluice trace at once with a message that says so, and leaves no file, whether the
+// daemon or the session does not answer.
 func TestTraceStopped(t *testing.T) {
 	const id = "0123456789abcdef0123456789abcdef"
 	for _, silent := range []string{"the daemon", "the session", "the session after its WELCOME"} {

@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// Images that are put in their place while their session goes on: a disk takes some 20 ms for that, which a program that compiles
-// its kernels as it runs would wait for with each of them.
+// A session does not wait until the disk has a small image. The image is published on another goroutine: a disk takes some 20 ms
+// for that, and a program that compiles its kernels as it runs would wait so long for each of them.
 
-// lateMost is the size in bytes up to which an image is in memory as well while it comes in, so that its session has it before
-// its file is on the disk. For larger ones the disk takes little of the time that they take anyway. Tests set it.
+// lateMost is the size in bytes up to which an upload is kept in memory as well as in its file, so that its session can load it before
+// the file is on the disk. A larger image takes so long to send that the wait for the disk matters little. Tests set it.
 var lateMost uint64 = 4 << 20
 
-// placing bounds the images that are put in their place at the same time: each has a thread. One more waits for another.
+// placing bounds the images that are published at the same time, each of which takes a thread. Later waits if there are so many.
 const placing = 8
 
-// late knows which images are on the way to their place.
+// late knows which images are being published.
 type late struct {
 	mu   sync.Mutex
 	cond *sync.Cond
@@ -28,7 +28,7 @@ func (l *late) init() {
 	l.sums = make(map[Sum]int)
 }
 
-// wait returns when an image is not on its way.
+// wait returns when the image is not being published.
 func (l *late) wait(sum Sum) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -47,7 +47,7 @@ func (l *late) ended(sum Sum) {
 	l.cond.Broadcast()
 }
 
-// Later runs place, which calls Publish of an upload of that sum, on another goroutine. Get of that sum waits for it meanwhile.
+// Later runs place on another goroutine. place calls Publish of an upload of that sum; until it returns, Get of that sum waits.
 func (s *Store) Later(sum Sum, place func()) {
 	l := &s.late
 	l.mu.Lock()
@@ -63,7 +63,7 @@ func (s *Store) Later(sum Sum, place func()) {
 	}()
 }
 
-// Settle waits until no image is on its way, but no longer than for the time given.
+// Settle waits until no image is being published, but no longer than for the time given.
 func (s *Store) Settle(most time.Duration) {
 	l := &s.late
 	over := time.Now().Add(most)

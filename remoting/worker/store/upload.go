@@ -213,7 +213,7 @@ func (u *Upload) Abort() {
 	}
 }
 
-// Commit checks the hash and gives the image. It puts it in its place, or leaves that to Publish.
+// Commit checks the hash and gives the image. It publishes a large image; the caller must call Publish for a small one.
 func (u *Upload) Commit() (*Image, error) {
 	if !u.Complete() || Sum(u.hash.Sum(nil)) != u.sum {
 		u.Abort()
@@ -241,8 +241,8 @@ func (u *Upload) Commit() (*Image, error) {
 	return m, nil
 }
 
-// Publish puts the image in its place if Commit has not; then Unstored says whether that went well. It may be called on another
-// goroutine than the store's, once the session is done with what SetFact notes.
+// Publish gives the image its name in the store, unless Commit has done so. Afterwards Unstored says whether that worked. Publish may
+// run on another goroutine than the other methods; SetFact must not be called for the image once it has begun.
 func (u *Upload) Publish() {
 	if u.f == nil {
 		return

@@ -676,8 +676,8 @@ func TestNoLocks(t *testing.T) {
 	}
 }
 
-// TestLater: while an image is on the way to its place, whoever asks for it waits for it, as does Settle; what is noted of it
-// before is found afterwards; and no more than a few are on their way at the same time.
+// TestLater: while an image is being published, Get and Settle wait for it. Facts that were set before are found afterwards. No more
+// than placing images are published at the same time.
 func TestLater(t *testing.T) {
 	putLater(t)
 	s, err := Open(filepath.Join(t.TempDir(), "i"), Bounds{Limit: 1 << 20})
@@ -724,9 +724,9 @@ func TestLater(t *testing.T) {
 	go s.Later(Sum{2}, func() { close(more) })
 	select {
 	case <-got:
-		t.Fatal("somebody has the image before it is in its place")
+		t.Fatal("Get returned before the image was published")
 	case <-more:
-		t.Fatalf("more than %d are on their way", placing)
+		t.Fatalf("more than %d images are being published", placing)
 	case <-time.After(50 * time.Millisecond):
 	}
 	close(may)

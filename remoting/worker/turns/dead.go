@@ -44,8 +44,8 @@ func (p *pages) free(i int, w uint64) {
 	m.owner.CompareAndSwap(me, 0)
 }
 
-// clear erases what a record says of a session. Whoever claims the record does so as well: the owner before may have written after the
-// record was freed, since it looks at the owner word before it writes and not while it does.
+// clear erases what a record says of a session. A session that claims a record clears it again: the previous owner checks the owner
+// word only before it writes, so it may have written after the record was freed.
 func (m *memberState) clear() {
 	for _, w := range [...]*atomic.Uint64{&m.want, &m.open, &m.overdue, &m.seen, &m.tenant, &m.start} {
 		step("clearing")

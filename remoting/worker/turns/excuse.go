@@ -3,8 +3,8 @@ package turns
 // Excuses: late work that is not charged, because another tenant's late work delays it.
 //
 // Any session can say in the state file that its work is late, or another's is, and excuse a thief by it. So late work of others excuses
-// a lease for no more than an eighth of the site's limit at a time, and an eighth of all time in the long run. Turns that are slowed by late
-// work end some milliseconds late, and what is late for longer than that is late by itself.
+// a lease for no more than an eighth of the site's limit at a time, and an eighth of all time in the long run. A turn that another's late
+// work slows ends some milliseconds late; work that is late for longer has another cause.
 //
 // What a lease has been excused is kept where its debt is (DebtStore), in two words that all of its sessions share. One is the time
 // of the clock at which nothing of it counts any more. The other is the latest span of time that the lease was excused for: several

@@ -141,7 +141,7 @@ func (m *Member) hold() error {
 		lost := at
 		at = &place{i, m.p.member(i)}
 		m.at.Store(at)
-		wake(&lost.rec.wakeup) // the keeper may sleep there, and whoever wakes it from now on does so in the new record
+		wake(&lost.rec.wakeup) // the keeper may sleep on the old record, and later wakes go to the new one
 	}
 	raise(&m.p.state.high, uint64(at.i+1))
 	m.noteClock()

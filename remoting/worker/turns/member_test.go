@@ -135,7 +135,7 @@ func TestKeeperWakesInNewRecord(t *testing.T) {
 	}
 }
 
-// A record that was freed hands nothing on to whoever claims it next, also if the owner before wrote after that.
+// A session that claims a freed record finds nothing of the previous owner in it, even if that one wrote to it after it was freed.
 func TestRecordHandsNothingOn(t *testing.T) {
 	b, clock := newTestSchedule(t, Site{}), &fake{now: 1e9}
 	tenant := tenantFor(t, b, "lease", fixedShare(50))
