@@ -258,10 +258,10 @@ part_mem() {
 		show "$LOGS/greedy.nvcc" 6
 	fi
 	stop sampler
-	read -r most seen unknown < <("$PYTHON" -c '
+	read -r most seen unknown <<<"$("$PYTHON" -c '
 import json, sys
 d = json.loads(open(sys.argv[1]).read().splitlines()[-1])
-print(d["most"], d["seen"], d["unknown"])' "$LOGS/nvml_sample.out" 2>/dev/null)
+print(d["most"], d["seen"], d["unknown"])' "$LOGS/nvml_sample.out" 2>/dev/null)"
 	if [ -n "${most:-}" ] && [ "$seen" -gt 0 ] && [ "$unknown" = 0 ] && [ "$most" -le $((CAP + (OVERHEAD_MIB << 20))) ]; then
 		pass mem-nvml "the worker's most by NVML is $most bytes in $seen samples; cap $CAP, $((most - CAP)) over, $OVERHEAD_MIB MiB allowed"
 	else
@@ -286,7 +286,7 @@ usage() {
 part_end() {
 	local left used i ok=0
 	for ((i = 0; i < 20; i++)); do
-		{ read -r left && read -r used; } < <(usage)
+		{ read -r left && read -r used; } <<<"$(usage)"
 		if [ "$left" -le "$CHILDREN_BEFORE" ] && [ "$used" -le $((USED_BEFORE + 8)) ]; then
 			ok=1
 			break
@@ -301,7 +301,7 @@ log_header
 CAP=$(bytes "$MEM")
 start_worker test tcp || exit 1
 sleep 1
-{ read -r CHILDREN_BEFORE && read -r USED_BEFORE; } < <(usage)
+{ read -r CHILDREN_BEFORE && read -r USED_BEFORE; } <<<"$(usage)"
 echo "worker at $ADDR, leases of $MEM"
 for part in "${CHOSEN[@]}"; do
 	echo "== $part ($SECONDS s)"

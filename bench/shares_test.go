@@ -99,6 +99,23 @@ func TestSharesJudged(t *testing.T) {
 		"FAIL fixed.all", "in all 0.947", "FAIL kill.worker.1", "FAIL floor.best-effort", "below the floor for 1.2, 0.0 s", "FAIL vgg.2.halves", "it broke", "0 of 7 bars held")
 }
 
+// A round in which nothing was done, as on a machine that is busy otherwise, is no reason to print nothing.
+func TestSharesOfNothing(t *testing.T) {
+	lone := func(turns, off []float64) map[string]any {
+		return map[string]any{"kind": "lone", "cell": "gemm", "gpu": 0, "load": "gemm", "speeds": map[string]any{"turns": turns, "off": off}}
+	}
+	out, status := summary(t, lone([]float64{900, 1000}, []float64{0, 1000}))
+	if status != 0 {
+		t.Errorf("what ran was as fast: exit status %d", status)
+	}
+	want(t, out, "PASS lone.gemm", "1 of 1 bars held")
+	out, status = summary(t, lone([]float64{900, 1000}, []float64{0, 0}))
+	if status != 1 {
+		t.Errorf("nothing to compare with: exit status %d", status)
+	}
+	want(t, out, "FAIL lone.gemm", "nan of no turns")
+}
+
 // What is bound by launches is judged by what was measured in turn with it, in the same processes.
 func TestSharesInTurn(t *testing.T) {
 	lone := map[string]any{"kind": "lone", "cell": "small", "gpu": 0, "load": "small",

@@ -11,6 +11,7 @@ process (switch). Other lone tenants are compared with those that worked by turn
 """
 
 import sys
+from math import nan
 from pathlib import Path
 from statistics import mean, median
 
@@ -24,6 +25,11 @@ HALVES = 0.97
 JUDGED = "batch32"  # one image at a time keeps no GPU busy: it is shown beside
 SLOT = 0.1  # s
 LAUNCHES = {"small"}  # loads bound by launches
+
+
+def ratio_of(part, whole):
+    """part / whole; of a whole that did nothing, not a number, which holds no bar."""
+    return part / whole if whole else nan
 
 
 def centile(values, share):
@@ -128,7 +134,7 @@ def jackknife(n, of):
 
 def over(a, b, without):
     """the sum of a against the sum of b, but for one of their rounds"""
-    return sum(v for k, v in enumerate(a) if k != without) / sum(v for k, v in enumerate(b) if k != without)
+    return ratio_of(sum(v for k, v in enumerate(a) if k != without), sum(v for k, v in enumerate(b) if k != without))
 
 
 def show_switch(page, cells):
@@ -181,9 +187,9 @@ def show_lone(page, cells):
     rows = []
     for load, runs in sorted(loads.items()):
         speed = {how: mean(v for r in runs for v in r[how]) for how in runs[0]}
-        ratio = speed["turns"] / speed["off"]
-        of_runs = [mean(r["turns"]) / mean(r["off"]) for r in runs]
-        rounds = [x / y for r in runs for x, y in zip(r["turns"], r["off"])]
+        ratio = ratio_of(speed["turns"], speed["off"])
+        of_runs = [ratio_of(mean(r["turns"]), mean(r["off"])) for r in runs]
+        rounds = [x / y for r in runs for x, y in zip(r["turns"], r["off"]) if y]
         native = speed.get("native")
         met = ""
         if load not in LAUNCHES or load not in switched:
@@ -390,8 +396,8 @@ def show_alone(page, alone):
         by = {}
         for g, v in runs:
             by.setdefault(g, []).append(v)
-        rows.append([load, how, numbers([mean(v) for _, v in sorted(by.items())], "{:.0f}"), f"{1e6 / mean(v for _, v in runs):.1f}",
-                     f"{100 * max(max(v) / min(v) - 1 for v in by.values()):.1f} %"])
+        rows.append([load, how, numbers([mean(v) for _, v in sorted(by.items())], "{:.0f}"), f"{ratio_of(1e6, mean(v for _, v in runs)):.1f}",
+                     f"{100 * max(ratio_of(max(v), min(v)) - 1 for v in by.values()):.1f} %"])
     page.table(["load", "path", "items/s by GPU", "us an item", "spread on one GPU"], rows)
 
 
