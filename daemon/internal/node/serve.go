@@ -150,6 +150,7 @@ func (n *Node) reload(read func() (*config.Config, error)) {
 		return
 	}
 	n.host.SetUsers(next.Users.Run)
+	n.host.SetController(controls(next))
 	n.jobs.SetSettings(settings(next))
 	if n.owner != nil {
 		n.owner.SetLimits(limits(next))

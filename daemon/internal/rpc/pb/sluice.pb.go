@@ -4660,6 +4660,487 @@ func (x *EnvOp) GetValue() string {
 	return ""
 }
 
+// Mark is a moment in the life of an owner's daemon.
+type Mark struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the daemon's start
+	Seq           uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`     // changes since then
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mark) Reset() {
+	*x = Mark{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mark) ProtoMessage() {}
+
+func (x *Mark) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mark.ProtoReflect.Descriptor instead.
+func (*Mark) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *Mark) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Mark) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+type LeaseRef struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Key           *Key                   `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Over          bool                   `protobuf:"varint,3,opt,name=over,proto3" json:"over,omitempty"` // it has ended
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseRef) Reset() {
+	*x = LeaseRef{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseRef) ProtoMessage() {}
+
+func (x *LeaseRef) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseRef.ProtoReflect.Descriptor instead.
+func (*LeaseRef) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *LeaseRef) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *LeaseRef) GetKey() *Key {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *LeaseRef) GetOver() bool {
+	if x != nil {
+		return x.Over
+	}
+	return false
+}
+
+// WatchRequest asks a controller's question: what has changed since then? The answer waits
+// for a change, but no longer than wait.
+type WatchRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Since         *Mark                  `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
+	Wait          *durationpb.Duration   `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRequest) Reset() {
+	*x = WatchRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRequest) ProtoMessage() {}
+
+func (x *WatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
+func (*WatchRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *WatchRequest) GetSince() *Mark {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *WatchRequest) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+type WatchReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Inventory     *Inventory             `protobuf:"bytes,1,opt,name=inventory,proto3" json:"inventory,omitempty"`
+	At            *Mark                  `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	Whole         bool                   `protobuf:"varint,3,opt,name=whole,proto3" json:"whole,omitempty"` // leases are all that live, not what has changed
+	Leases        []*LeaseRef            `protobuf:"bytes,4,rep,name=leases,proto3" json:"leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchReply) Reset() {
+	*x = WatchReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchReply) ProtoMessage() {}
+
+func (x *WatchReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchReply.ProtoReflect.Descriptor instead.
+func (*WatchReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *WatchReply) GetInventory() *Inventory {
+	if x != nil {
+		return x.Inventory
+	}
+	return nil
+}
+
+func (x *WatchReply) GetAt() *Mark {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *WatchReply) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
+}
+
+func (x *WatchReply) GetLeases() []*LeaseRef {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+// Whereabouts are the owners of a job's lease for one of its nodes.
+type Whereabouts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Owners        []string               `protobuf:"bytes,2,rep,name=owners,proto3" json:"owners,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Whereabouts) Reset() {
+	*x = Whereabouts{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Whereabouts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Whereabouts) ProtoMessage() {}
+
+func (x *Whereabouts) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Whereabouts.ProtoReflect.Descriptor instead.
+func (*Whereabouts) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *Whereabouts) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Whereabouts) GetOwners() []string {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+type RegisterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Job           string                 `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
+	Leases        []*Whereabouts         `protobuf:"bytes,3,rep,name=leases,proto3" json:"leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegisterRequest) Reset() {
+	*x = RegisterRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegisterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegisterRequest) ProtoMessage() {}
+
+func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
+func (*RegisterRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *RegisterRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *RegisterRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *RegisterRequest) GetLeases() []*Whereabouts {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+type RegisterReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegisterReply) Reset() {
+	*x = RegisterReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegisterReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegisterReply) ProtoMessage() {}
+
+func (x *RegisterReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
+func (*RegisterReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{74}
+}
+
+type WhereRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Job           string                 `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhereRequest) Reset() {
+	*x = WhereRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhereRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhereRequest) ProtoMessage() {}
+
+func (x *WhereRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhereRequest.ProtoReflect.Descriptor instead.
+func (*WhereRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *WhereRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *WhereRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+// WhereReply names no owner where nothing is known.
+type WhereReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owners        []string               `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhereReply) Reset() {
+	*x = WhereReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhereReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhereReply) ProtoMessage() {}
+
+func (x *WhereReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhereReply.ProtoReflect.Descriptor instead.
+func (*WhereReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *WhereReply) GetOwners() []string {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
 var File_daemon_internal_rpc_sluice_proto protoreflect.FileDescriptor
 
 const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
@@ -5029,7 +5510,37 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05EnvOp\x12\x18\n" +
 	"\aprepend\x18\x01 \x01(\bR\aprepend\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\tR\x05value2\xc9\x05\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value\".\n" +
+	"\x04Mark\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\"P\n" +
+	"\bLeaseRef\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
+	"\x03key\x18\x02 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x12\x12\n" +
+	"\x04over\x18\x03 \x01(\bR\x04over\"d\n" +
+	"\fWatchRequest\x12%\n" +
+	"\x05since\x18\x01 \x01(\v2\x0f.sluice.v1.MarkR\x05since\x12-\n" +
+	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\xa4\x01\n" +
+	"\n" +
+	"WatchReply\x122\n" +
+	"\tinventory\x18\x01 \x01(\v2\x14.sluice.v1.InventoryR\tinventory\x12\x1f\n" +
+	"\x02at\x18\x02 \x01(\v2\x0f.sluice.v1.MarkR\x02at\x12\x14\n" +
+	"\x05whole\x18\x03 \x01(\bR\x05whole\x12+\n" +
+	"\x06leases\x18\x04 \x03(\v2\x13.sluice.v1.LeaseRefR\x06leases\"9\n" +
+	"\vWhereabouts\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06owners\x18\x02 \x03(\tR\x06owners\"m\n" +
+	"\x0fRegisterRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\tR\x03job\x12.\n" +
+	"\x06leases\x18\x03 \x03(\v2\x16.sluice.v1.WhereaboutsR\x06leases\"\x0f\n" +
+	"\rRegisterReply\":\n" +
+	"\fWhereRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\tR\x03job\"$\n" +
+	"\n" +
+	"WhereReply\x12\x16\n" +
+	"\x06owners\x18\x01 \x03(\tR\x06owners2\xfd\x06\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
@@ -5042,7 +5553,10 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05Drain\x12\x17.sluice.v1.DrainRequest\x1a\x15.sluice.v1.DrainReply\x127\n" +
 	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply\x124\n" +
 	"\x04Gone\x12\x16.sluice.v1.GoneRequest\x1a\x14.sluice.v1.GoneReply\x125\n" +
-	"\x05Probe\x12\x15.sluice.v1.ProbeOrder\x1a\x15.sluice.v1.ProbeOffer2\xca\x04\n" +
+	"\x05Probe\x12\x15.sluice.v1.ProbeOrder\x1a\x15.sluice.v1.ProbeOffer\x127\n" +
+	"\x05Watch\x12\x17.sluice.v1.WatchRequest\x1a\x15.sluice.v1.WatchReply\x12@\n" +
+	"\bRegister\x12\x1a.sluice.v1.RegisterRequest\x1a\x18.sluice.v1.RegisterReply\x127\n" +
+	"\x05Where\x12\x17.sluice.v1.WhereRequest\x1a\x15.sluice.v1.WhereReply2\xca\x04\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
 	"\aRelease\x12\x19.sluice.v1.ReleaseRequest\x1a\x17.sluice.v1.ReleaseReply\x124\n" +
@@ -5074,7 +5588,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -5144,56 +5658,65 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*JobAnswerReply)(nil),        // 65: sluice.v1.JobAnswerReply
 	(*EnvReply)(nil),              // 66: sluice.v1.EnvReply
 	(*EnvOp)(nil),                 // 67: sluice.v1.EnvOp
-	(*durationpb.Duration)(nil),   // 68: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
+	(*Mark)(nil),                  // 68: sluice.v1.Mark
+	(*LeaseRef)(nil),              // 69: sluice.v1.LeaseRef
+	(*WatchRequest)(nil),          // 70: sluice.v1.WatchRequest
+	(*WatchReply)(nil),            // 71: sluice.v1.WatchReply
+	(*Whereabouts)(nil),           // 72: sluice.v1.Whereabouts
+	(*RegisterRequest)(nil),       // 73: sluice.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 74: sluice.v1.RegisterReply
+	(*WhereRequest)(nil),          // 75: sluice.v1.WhereRequest
+	(*WhereReply)(nil),            // 76: sluice.v1.WhereReply
+	(*durationpb.Duration)(nil),   // 77: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 78: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,   // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,   // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	68,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	77,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,   // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
-	68,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
+	77,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
 	3,   // 5: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,   // 6: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	69,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	69,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	78,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	78,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	7,   // 9: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	69,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	78,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
 	6,   // 11: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	68,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	69,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	68,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	68,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	77,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	78,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	77,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	77,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
 	2,   // 16: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	69,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	78,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	9,   // 18: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	10,  // 19: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
 	12,  // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
-	68,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
-	68,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	68,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	68,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	68,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	68,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	68,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	68,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	77,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
+	77,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	77,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	77,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	77,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	77,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	77,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	77,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
 	5,   // 29: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
 	9,   // 30: sluice.v1.Status.use:type_name -> sluice.v1.Use
 	11,  // 31: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	69,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	78,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
 	13,  // 33: sluice.v1.Status.shares:type_name -> sluice.v1.Share
 	0,   // 34: sluice.v1.Report.key:type_name -> sluice.v1.Key
 	1,   // 35: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
 	4,   // 36: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
 	9,   // 37: sluice.v1.Report.use:type_name -> sluice.v1.Use
 	10,  // 38: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	68,  // 39: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	69,  // 40: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	69,  // 41: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	77,  // 39: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	78,  // 40: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	78,  // 41: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
 	13,  // 42: sluice.v1.Report.shares:type_name -> sluice.v1.Share
 	8,   // 43: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
 	5,   // 44: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	68,  // 45: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	77,  // 45: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
 	5,   // 46: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
 	16,  // 47: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
 	0,   // 48: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
@@ -5209,87 +5732,100 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	8,   // 58: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
 	49,  // 59: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
 	52,  // 60: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	69,  // 61: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	78,  // 61: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 62: sluice.v1.Event.key:type_name -> sluice.v1.Key
 	4,   // 63: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	69,  // 64: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	78,  // 64: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
 	55,  // 65: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
 	14,  // 66: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
 	6,   // 67: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	68,  // 68: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	77,  // 68: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
 	58,  // 69: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
-	68,  // 70: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
-	68,  // 71: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
-	68,  // 72: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
-	68,  // 73: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
+	77,  // 70: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
+	77,  // 71: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
+	77,  // 72: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
+	77,  // 73: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
 	59,  // 74: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
 	60,  // 75: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
 	60,  // 76: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
-	68,  // 77: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
+	77,  // 77: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
 	63,  // 78: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
 	64,  // 79: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
 	67,  // 80: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	17,  // 81: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	19,  // 82: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	21,  // 83: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	23,  // 84: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	25,  // 85: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 86: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	29,  // 87: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	31,  // 88: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	33,  // 89: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	35,  // 90: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36,  // 91: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	39,  // 92: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
-	41,  // 93: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	25,  // 94: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 95: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	43,  // 96: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	47,  // 97: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	50,  // 98: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	53,  // 99: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	31,  // 100: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	33,  // 101: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	56,  // 102: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
-	61,  // 103: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	61,  // 104: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	61,  // 105: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	61,  // 106: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	62,  // 107: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	62,  // 108: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	18,  // 109: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	20,  // 110: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	22,  // 111: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	24,  // 112: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	26,  // 113: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 114: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	30,  // 115: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	32,  // 116: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	34,  // 117: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	38,  // 118: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37,  // 119: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	40,  // 120: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
-	42,  // 121: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	26,  // 122: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 123: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	44,  // 124: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	48,  // 125: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	51,  // 126: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	54,  // 127: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	32,  // 128: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	34,  // 129: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	57,  // 130: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
-	65,  // 131: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	30,  // 132: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	65,  // 133: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	30,  // 134: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	66,  // 135: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	30,  // 136: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	109, // [109:137] is the sub-list for method output_type
-	81,  // [81:109] is the sub-list for method input_type
-	81,  // [81:81] is the sub-list for extension type_name
-	81,  // [81:81] is the sub-list for extension extendee
-	0,   // [0:81] is the sub-list for field type_name
+	0,   // 81: sluice.v1.LeaseRef.key:type_name -> sluice.v1.Key
+	68,  // 82: sluice.v1.WatchRequest.since:type_name -> sluice.v1.Mark
+	77,  // 83: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
+	8,   // 84: sluice.v1.WatchReply.inventory:type_name -> sluice.v1.Inventory
+	68,  // 85: sluice.v1.WatchReply.at:type_name -> sluice.v1.Mark
+	69,  // 86: sluice.v1.WatchReply.leases:type_name -> sluice.v1.LeaseRef
+	72,  // 87: sluice.v1.RegisterRequest.leases:type_name -> sluice.v1.Whereabouts
+	17,  // 88: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	19,  // 89: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	21,  // 90: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	23,  // 91: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	25,  // 92: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 93: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	29,  // 94: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	31,  // 95: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	33,  // 96: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	35,  // 97: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36,  // 98: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	39,  // 99: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
+	70,  // 100: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
+	73,  // 101: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
+	75,  // 102: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
+	41,  // 103: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	25,  // 104: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 105: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	43,  // 106: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	47,  // 107: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	50,  // 108: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	53,  // 109: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	31,  // 110: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	33,  // 111: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	56,  // 112: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
+	61,  // 113: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	61,  // 114: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	61,  // 115: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	61,  // 116: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	62,  // 117: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	62,  // 118: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	18,  // 119: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	20,  // 120: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	22,  // 121: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	24,  // 122: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	26,  // 123: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 124: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	30,  // 125: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	32,  // 126: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	34,  // 127: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	38,  // 128: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37,  // 129: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	40,  // 130: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
+	71,  // 131: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
+	74,  // 132: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
+	76,  // 133: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
+	42,  // 134: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	26,  // 135: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 136: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	44,  // 137: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	48,  // 138: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	51,  // 139: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	54,  // 140: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	32,  // 141: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	34,  // 142: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	57,  // 143: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
+	65,  // 144: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	30,  // 145: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	65,  // 146: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	30,  // 147: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	66,  // 148: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	30,  // 149: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	119, // [119:150] is the sub-list for method output_type
+	88,  // [88:119] is the sub-list for method input_type
+	88,  // [88:88] is the sub-list for extension type_name
+	88,  // [88:88] is the sub-list for extension extendee
+	0,   // [0:88] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -5303,7 +5839,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   68,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   3,
 		},
