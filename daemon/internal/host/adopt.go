@@ -45,6 +45,16 @@ func (h *Host) meets(p *peer) bool {
 	return p.was
 }
 
+// meetSoon has the first round ask the owners that meets names.
+func (h *Host) meetSoon() {
+	for name := range h.began {
+		_ = h.known(name)
+	}
+	if h.large() && h.cfg.Ledger.Epoch() <= 1 {
+		h.owners()
+	}
+}
+
 // meetOne takes over or ends one of them. It returns false if another of its owners cannot be
 // asked.
 func (h *Host) meetOne(ctx context.Context, p *peer, l lease.Lease) bool {

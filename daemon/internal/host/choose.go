@@ -5,7 +5,10 @@ package host
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -21,7 +24,7 @@ type chooser struct {
 
 	age    time.Duration // how old an answer may be
 	all    bool          // ask all owners
-	waited bool          // news of the owners were waited for
+	again  bool          // it is the second look at what is known
 	silent []string      // why owners were not asked
 	last   error         // why the last choice could not be had
 }
@@ -33,7 +36,7 @@ type choice struct {
 }
 
 func (h *Host) newChooser(r lease.Request, pool Pool) *chooser {
-	return &chooser{h: h, r: r, name: r.Pool, pool: pool, age: fresh, all: len(pool.Owners) <= few}
+	return &chooser{h: h, r: r, name: r.Pool, pool: pool, age: fresh, all: len(pool.Owners) <= h.cfg.few}
 }
 
 // choose makes a choice. An error is final.
@@ -56,7 +59,7 @@ func (c *chooser) choose(ctx context.Context) (choice, error) {
 // once makes a choice by what is known, or asks.
 func (c *chooser) once(ctx context.Context) (choice, error) {
 	h := c.h
-	if len(c.pool.Owners) > few {
+	if len(c.pool.Owners) > h.cfg.few {
 		if grants, claims, ready, err := h.view.place(c.name, c.pool.Owners, c.r, c.pool.Place); ready {
 			c.all = true
 			return choice{grants, claims}, err
@@ -88,7 +91,7 @@ func (c *chooser) once(ctx context.Context) (choice, error) {
 func (c *chooser) more(ctx context.Context, err error) bool {
 	known := c.h.view.knows(c.name)
 	switch {
-	case known && c.waited, !known && c.all && c.age == 0:
+	case known && c.again, !known && c.all && c.age == 0:
 		return false
 	case lease.CodeOf(err) == lease.Down && c.all:
 		return false
@@ -97,12 +100,32 @@ func (c *chooser) more(ctx context.Context, err error) bool {
 		c.h.catchUp(ctx) // releases of this host that are not delivered yet
 	}
 	if known {
-		c.waited = true
-		pause(ctx, 2*watchGap)
-		return true
+		c.again = true
+		return c.h.refresh(ctx)
 	}
 	c.all, c.age = true, 0
 	return true
+}
+
+// refresh asks the owners at which this daemon has ended something since they said what they
+// have free. It returns false if there is none.
+func (h *Host) refresh(ctx context.Context) bool {
+	var wg sync.WaitGroup
+	asked := 0
+	h.mu.Lock()
+	peers := slices.Collect(maps.Values(h.peers))
+	h.mu.Unlock()
+	for _, p := range peers {
+		if asked == refreshed || !p.takeFreed() {
+			continue
+		}
+		asked++
+		wg.Go(func() {
+			h.askAgain(ctx, p)
+		})
+	}
+	wg.Wait()
+	return asked > 0
 }
 
 // taken notes that the owners did not grant a choice, whose GPUs somebody else has got.
@@ -112,8 +135,14 @@ func (c *chooser) taken(ctx context.Context, got choice, err error) {
 		return
 	}
 	for _, p := range c.h.named(lease.Owners(got.grants)) {
-		if inv, err := p.inventory(ctx, c.h, 0); err == nil {
-			c.h.view.correct(p.name, inv.GPUs)
-		}
+		c.h.askAgain(ctx, p)
+	}
+}
+
+// askAgain has the overview know what an owner has free now.
+func (h *Host) askAgain(ctx context.Context, p *peer) {
+	asked := time.Now()
+	if inv, err := p.inventory(ctx, h, 0); err == nil {
+		h.view.correct(p.name, inv.GPUs, asked)
 	}
 }

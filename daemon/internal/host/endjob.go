@@ -72,11 +72,12 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	h.endHere(ctx, cluster, job, nodes, upTo, reason)
 	e := &jobEnd{Cluster: cluster, Job: job, Nodes: slices.Clone(nodes), UpTo: upTo, Reason: reason, At: time.Now().UTC()}
 	owners, known := h.ownersOf(cluster, job)
+	if known {
+		owners = h.withRegistrars(owners, cluster, job, 2)
+		h.view.ended(cluster, job, nodes, upTo)
+	}
 	for _, p := range owners {
 		e.Pending = append(e.Pending, p.name)
-	}
-	if known {
-		h.view.ended(cluster, job, nodes, upTo)
 	}
 	if len(e.Pending) == 0 {
 		return nil, nil
@@ -164,9 +165,7 @@ func (h *Host) tellEnd(ctx context.Context, e *jobEnd) error {
 	var errs []error
 	told := make(map[string]bool)
 	for _, o := range e.Pending {
-		h.mu.Lock()
-		p := h.peers[o]
-		h.mu.Unlock()
+		p := h.known(o)
 		if p == nil {
 			told[o] = true // no pool has this owner any more
 			continue
@@ -273,7 +272,11 @@ func (h *Host) endJobs(ctx context.Context) {
 // Reports returns what a job's leases have used, as their owners report it. The error names the
 // owners that did not answer; the reports of the others are good.
 func (h *Host) Reports(ctx context.Context, cluster, job string) ([]lease.Report, error) {
-	out, silent := h.reports(ctx, cluster, job)
+	if cluster == "" {
+		cluster = h.cfg.Cluster
+	}
+	owners, _ := h.ownersOf(cluster, job)
+	out, silent := h.reports(ctx, owners, cluster, job)
 	out = slices.DeleteFunc(out, func(r lease.Report) bool { return r.Lease == "" })
 	slices.SortStableFunc(out, func(a, b lease.Report) int { return a.Made.Compare(b.Made) })
 	if len(silent) > 0 {
@@ -283,11 +286,7 @@ func (h *Host) Reports(ctx context.Context, cluster, job string) ([]lease.Report
 }
 
 // reports also returns reports that belong to no lease.
-func (h *Host) reports(ctx context.Context, cluster, job string) (out []lease.Report, silent []string) {
-	if cluster == "" {
-		cluster = h.cfg.Cluster
-	}
-	owners, _ := h.ownersOf(cluster, job)
+func (h *Host) reports(ctx context.Context, owners []*peer, cluster, job string) (out []lease.Report, silent []string) {
 	for _, a := range askAll(ctx, h, owners, false, func(ctx context.Context, o lease.Owner) ([]lease.Report, error) {
 		return o.Reports(ctx, h.cfg.Node, cluster, job)
 	}) {
@@ -306,10 +305,12 @@ func (h *Host) LastEpoch(ctx context.Context, cluster, job string) (last uint64)
 	if cluster == "" {
 		cluster = h.cfg.Cluster
 	}
-	if _, known := h.ownersOf(cluster, job); known {
+	owners, known := h.ownersOf(cluster, job)
+	if known {
+		owners = h.withRegistrars(owners, cluster, job, 1)
 		_, last = h.view.whose(cluster, job)
 	}
-	all, _ := h.reports(ctx, cluster, job)
+	all, _ := h.reports(ctx, owners, cluster, job)
 	for _, r := range all {
 		last = max(last, r.Key.Incarnation)
 	}

@@ -111,7 +111,8 @@ func (h *Host) withReports(ctx context.Context, p rpc.Peer, job string, events [
 			ended[e.Lease] = true
 		}
 	}
-	reports, silent := h.reports(ctx, "", job)
+	owners, _ := h.ownersOf(h.cfg.Cluster, job)
+	reports, silent := h.reports(ctx, owners, h.cfg.Cluster, job)
 	for _, r := range reports {
 		if r.Lease == "" || p.UID != 0 && r.UID != p.UID {
 			continue

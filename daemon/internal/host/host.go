@@ -118,6 +118,7 @@ type Config struct {
 
 	hook      func(string) // a test's fault points
 	noSockets bool         // in a test of thousands of nodes, whose clock is not the machine's
+	few       int          // a test's; see few
 }
 
 func (c Config) withDefaults() Config {
@@ -131,6 +132,9 @@ func (c Config) withDefaults() Config {
 	set(&c.Tombstone, time.Hour)
 	set(&c.Ask, 2*time.Second)
 	set(&c.BackOff, 5*time.Second)
+	if c.few == 0 {
+		c.few = few
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -352,7 +356,7 @@ func (h *Host) SetPools(pools map[string]Pool) error {
 	for n, a := range addrs {
 		all = append(all, Peer{n, a})
 		h.mu.Lock()
-		now := len(addrs) <= few || h.peers[n] != nil // else when it is asked something
+		now := len(addrs) <= h.cfg.few || h.peers[n] != nil // else when it is asked something
 		h.mu.Unlock()
 		if !now {
 			continue

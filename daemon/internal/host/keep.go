@@ -26,6 +26,7 @@ func (h *Host) Run(ctx context.Context) error {
 	var busy sync.WaitGroup
 	defer busy.Wait()
 	turn := make(chan struct{}, 1) // one round with the owners at a time
+	h.meetSoon()
 	h.rewatch()
 	watches := make(watching)
 	for {

@@ -94,7 +94,9 @@ func (v *overview) learn(owner string, c lease.Changes) (late []lease.Ref) {
 			}
 		}
 	}
+	told := make(map[string]bool, len(c.Leases))
 	for _, r := range c.Leases {
+		told[r.ID] = true
 		if r.Over {
 			v.end(owner, o, r.ID, r.Key)
 		} else if v.begin(owner, o, r) {
@@ -103,7 +105,7 @@ func (v *overview) learn(owner string, c lease.Changes) (late []lease.Ref) {
 	}
 	now := time.Now()
 	for cl := range o.claims {
-		if _, shown := o.refs[cl.id]; shown || !cl.until.IsZero() && now.After(cl.until) {
+		if _, shown := o.refs[cl.id]; shown || told[cl.id] || !cl.until.IsZero() && now.After(cl.until) {
 			delete(o.claims, cl)
 		}
 	}
@@ -229,12 +231,17 @@ func (v *overview) drop(owner string) {
 	clear(v.pools)
 }
 
-// correct takes an owner's inventory, which it gave out of turn.
-func (v *overview) correct(owner string, gpus []lease.GPU) {
+// correct takes an owner's inventory, which it was asked for out of turn.
+func (v *overview) correct(owner string, gpus []lease.GPU, asked time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if o := v.owners[owner]; o != nil {
 		o.gpus = gpus
+		for c := range o.claims {
+			if !c.until.IsZero() && c.until.Add(-claimTime).Before(asked) {
+				delete(o.claims, c)
+			}
+		}
 		v.show(owner, o)
 	}
 }

@@ -19,7 +19,18 @@ func (h *Host) inPools() []Peer {
 }
 
 // large says whether there are too many owners to ask all of them for each job.
-func (h *Host) large() bool { return len(h.inPools()) > few }
+func (h *Host) large() bool { return len(h.inPools()) > h.cfg.few }
+
+// known returns an owner that is in a pool or was asked something before, nil for another.
+func (h *Host) known(name string) *peer {
+	h.mu.Lock()
+	p, in := h.peers[name], h.addrs[name] != ""
+	h.mu.Unlock()
+	if p == nil && in {
+		p, _ = h.peer(name, "")
+	}
+	return p
+}
 
 // owners returns the owners of all pools, to ask them.
 func (h *Host) owners() []*peer {

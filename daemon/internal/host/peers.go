@@ -34,6 +34,7 @@ type peer struct {
 	clockAt time.Time
 	known   bool // meet has been through its leases since it was last away
 	was     bool // it has been away
+	freed   bool // this daemon has ended something there since it was last heard
 }
 
 // peer returns an owner, and registers it if it is new. A new address replaces the old one; ""
@@ -183,6 +184,11 @@ func question[T any](ctx context.Context, h *Host, p *peer, f func(context.Conte
 
 // order is a call that changes what the owner has free, and that returns nothing but an error.
 func (h *Host) order(ctx context.Context, p *peer, d time.Duration, f func(context.Context, lease.Owner) error) error {
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.freed = true
+	}()
 	_, err := call(ctx, h, p, d, true, func(ctx context.Context, o lease.Owner) (struct{}, error) { return struct{}{}, f(ctx, o) })
 	return err
 }

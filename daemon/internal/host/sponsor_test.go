@@ -290,6 +290,7 @@ func TestSponsorForgets(t *testing.T) {
 // Prolog has not come does not.
 func TestSilence(t *testing.T) {
 	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	w.met("n1", "n2") // or one would find its lease there before its Prolog
 	w.sponsor(job("1", 0, both, 60))
 	w.attach("n1", "1")
 	w.stop("n1")

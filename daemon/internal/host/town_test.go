@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -112,6 +113,38 @@ func (w way) Release(ctx context.Context, host, id string, key lease.Key, reason
 	}
 	return w.Owner.Release(ctx, host, id, key, reason)
 }
+func (w way) Watch(ctx context.Context, host string, since lease.Mark, wait time.Duration) (lease.Changes, error) {
+	if err := w.up(host); err != nil {
+		return lease.Changes{}, err
+	}
+	// A cut is noticed in the middle of it, as by the keep-alive of the connection.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		for t := time.NewTicker(20 * time.Millisecond); ctx.Err() == nil; <-t.C {
+			if w.up(host) != nil {
+				cancel()
+			}
+		}
+	}()
+	c, err := w.Owner.Watch(ctx, host, since, wait)
+	if down := w.up(host); down != nil {
+		return lease.Changes{}, down
+	}
+	return c, err
+}
+func (w way) Register(ctx context.Context, host, cluster, job string, at []lease.Whereabouts) error {
+	if err := w.up(host); err != nil {
+		return err
+	}
+	return w.Owner.Register(ctx, host, cluster, job, at)
+}
+func (w way) Where(ctx context.Context, host, cluster, job string) ([]string, error) {
+	if err := w.up(host); err != nil {
+		return nil, err
+	}
+	return w.Owner.Where(ctx, host, cluster, job)
+}
 func (w way) List(ctx context.Context, host string) ([]lease.Status, error) {
 	if err := w.up(host); err != nil {
 		return nil, err
@@ -126,6 +159,12 @@ func (w way) Reports(ctx context.Context, host, cluster, job string) ([]lease.Re
 		return nil, err
 	}
 	return w.Owner.Reports(ctx, host, cluster, job)
+}
+
+// townFew is how many owners of a town are simply all asked: 0 for the default.
+func townFew() int {
+	n, _ := strconv.Atoi(os.Getenv("SLUICE_FEW"))
+	return n
 }
 
 // town is a controller ("ctl"), nodes and real owners with two GPUs each.
@@ -230,6 +269,7 @@ func (w *town) start(n string) {
 	cfg := Config{
 		Node: n, Cluster: "c", RunDir: filepath.Join(w.dir, "run-"+n), Ledger: book, Audit: log,
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), nil)), Pools: map[string]Pool{"default": pool},
+		few: townFew(), Controller: strings.HasPrefix(n, "ctl"),
 		Renew: 50 * time.Millisecond, Ask: 500 * time.Millisecond, BackOff: 50 * time.Millisecond,
 		DialOwner: func(name, _ string) (lease.Owner, error) { return way{w.owners[name], w, n, l}, nil },
 		hook: func(p string) {
@@ -345,6 +385,25 @@ func (w *town) renewed(n string, times int) {
 	count := func() int { w.mu.Lock(); defer w.mu.Unlock(); return w.renewals[n] }
 	until := count() + times
 	w.wait(n+" renews", func() bool { return count() >= until })
+}
+
+// met waits until hosts have asked all owners for leases that they do not know.
+func (w *town) met(hosts ...string) {
+	w.t.Helper()
+	for _, n := range hosts {
+		h := w.hosts[n]
+		w.wait(n+" has asked the owners", func() bool {
+			for _, p := range h.owners() {
+				p.mu.Lock()
+				known := p.known
+				p.mu.Unlock()
+				if !known {
+					return false
+				}
+			}
+			return true
+		})
+	}
 }
 
 func (w *town) records(n string) int {

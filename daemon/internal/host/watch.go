@@ -26,10 +26,12 @@ const (
 	few = 8
 	// sampled is how many owners are asked first for a lease of this node's own.
 	sampled = 6
+	// refreshed is how many owners at most are asked again before a request is refused.
+	refreshed = 16
 	// watchWait is how long an owner may put off an answer that says nothing new, and watchGap
 	// the least time between two answers, in which changes gather.
 	watchWait = 20 * time.Second
-	watchGap  = 250 * time.Millisecond
+	watchGap  = 500 * time.Millisecond
 	// unwatchable is the pause after an owner has refused to be watched.
 	unwatchable = time.Minute
 )
@@ -124,7 +126,16 @@ func (h *Host) ask(ctx context.Context, p *peer) (lease.Changes, error) {
 func (p *peer) heard(inv lease.Inventory) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.inv, p.at = inv, time.Now()
+	p.inv, p.at, p.freed = inv, time.Now(), false
+}
+
+// takeFreed says whether something was ended at the owner since it was last heard, and clears that.
+func (p *peer) takeFreed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was := p.freed && p.why == nil
+	p.freed = false
+	return was
 }
 
 // endLate ends a lease that was granted after its job's end.
@@ -174,6 +185,24 @@ func (h *Host) ownersOf(cluster, job string) (peers []*peer, known bool) {
 	return h.named(names), true
 }
 
+// withRegistrars adds a job's registrars to the owners to ask or tell about it. An owner remembers
+// which runs of a job have ended when it is told so, whether it had a lease of it or not; of an
+// owner that never had one nobody else would know.
+func (h *Host) withRegistrars(peers []*peer, cluster, job string, most int) []*peer {
+	for _, p := range h.registrars(cluster, job) {
+		if most == 1 && p.down() != nil {
+			continue
+		}
+		if !slices.Contains(peers, p) {
+			peers = append(peers, p)
+		}
+		if most--; most == 0 {
+			break
+		}
+	}
+	return peers
+}
+
 // named returns peers by name. One that no pool has any more is left out.
 func (h *Host) named(names []string) (peers []*peer) {
 	for _, n := range names {
@@ -201,7 +230,7 @@ func (h *Host) registrars(cluster, job string) []*peer {
 			best[1], most[1] = o.Name, n
 		}
 	}
-	return h.named(best[:])
+	return h.named(slices.DeleteFunc(best[:], func(n string) bool { return n == "" }))
 }
 
 // register tells a registrar where a job's leases are. What it cannot be told costs the job's

@@ -1,0 +1,273 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// All that the tests of towns show holds where there are too many owners to ask them all.
+func TestLargeTowns(t *testing.T) {
+	if os.Getenv("SLUICE_FEW") != "" {
+		t.Skip("this is such a test")
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run", "^Test(Sponsor|End|Clocks|OneEpoch|OwnerAway|Silence|Epoch)", "-test.short", "-test.timeout", "5m")
+	cmd.Env = append(os.Environ(), "SLUICE_FEW=-1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestOverview(t *testing.T) {
+	key := func(job string, n uint64) lease.Key {
+		return lease.Key{Cluster: "c", Job: job, Node: "n1", Incarnation: n}
+	}
+	gpus := func(owner string, free uint32) []lease.GPU {
+		return []lease.GPU{{Owner: owner, UUID: "GPU-" + owner, Name: "NVIDIA H200", Mem: fakeMem, Overhead: 512 << 20, Healthy: true, FreePercent: free, FreeMem: fakeMem * uint64(free) / 100}}
+	}
+	pool := []Peer{{"a", "a:1"}, {"b", "b:1"}}
+	place := func(v *overview, percent uint32) (string, []ownerClaim) {
+		grants, claims, ready, err := v.place("p", pool, ask("1", percent), lease.BestFit)
+		switch {
+		case !ready:
+			return "not known", nil
+		case err != nil:
+			return string(lease.CodeOf(err)), nil
+		}
+		return grants[0].Owner, claims
+	}
+	expect := func(v *overview, percent uint32, want string) []ownerClaim {
+		t.Helper()
+		got, claims := place(v, percent)
+		if got != want {
+			t.Errorf("%d %%: %s, want %s", percent, got, want)
+		}
+		return claims
+	}
+	v := newOverview()
+	v.learn("a", lease.Changes{Whole: true, At: lease.Mark{Epoch: 1, Seq: 1}, Inventory: lease.Inventory{GPUs: gpus("a", 50)}, Leases: []lease.Ref{{ID: "x", Key: key("7", 3)}}})
+	expect(v, 10, "not known") // of b
+	v.learn("b", lease.Changes{Whole: true, At: lease.Mark{Epoch: 1, Seq: 9}, Inventory: lease.Inventory{GPUs: gpus("b", 100)}})
+	if !v.complete(2) || v.complete(3) || v.mark("b").Seq != 9 {
+		t.Error("two owners are known")
+	}
+	// What is being asked for is not chosen again.
+	first := expect(v, 50, "a")
+	second := expect(v, 50, "b")
+	third := expect(v, 50, "b")
+	expect(v, 10, "no-room")
+	v.settle(first, "", false)
+	expect(v, 60, "no-room")
+	v.settle(expect(v, 50, "a"), "y", true)
+	expect(v, 10, "no-room")
+	// The answer that shows the lease takes its place.
+	v.settle(second, "z", true)
+	v.learn("b", lease.Changes{At: lease.Mark{Epoch: 1, Seq: 10}, Inventory: lease.Inventory{GPUs: gpus("b", 50)}, Leases: []lease.Ref{{ID: "z", Key: key("8", 1)}}})
+	expect(v, 10, "no-room") // the third one's
+	v.settle(third, "", false)
+	v.settle(expect(v, 50, "b"), "", false)
+	// One that is over before any answer shows it leaves nothing.
+	v.learn("a", lease.Changes{At: lease.Mark{Epoch: 1, Seq: 3}, Inventory: lease.Inventory{GPUs: gpus("a", 50)}, Leases: []lease.Ref{{ID: "y", Key: key("9", 1)}, {ID: "y", Key: key("9", 1), Over: true}}})
+	v.settle(expect(v, 50, "a"), "", false)
+	if owners, last := v.whose("c", "7"); !slices.Equal(owners, []string{"a"}) || last != 3 {
+		t.Error(owners, last)
+	}
+	if owners, last := v.whose("c", "9"); !slices.Equal(owners, []string{"a"}) || last != 1 {
+		t.Error("it had one lately:", owners, last)
+	}
+	// An owner that does not answer gets nothing.
+	v.lost("a")
+	if got, _ := place(v, 60); got != "no-room" {
+		t.Error(got)
+	}
+	v.lost("b")
+	expect(v, 10, "no-room")
+	v.learn("b", lease.Changes{At: lease.Mark{Epoch: 2, Seq: 1}, Whole: true, Inventory: lease.Inventory{GPUs: gpus("b", 100)}})
+	v.settle(expect(v, 10, "b"), "", false)
+	// A lease of a job that has ended is told, of a later run not.
+	v.ended("c", "8", nil, 5)
+	late := v.learn("b", lease.Changes{At: lease.Mark{Epoch: 2, Seq: 3}, Inventory: lease.Inventory{GPUs: gpus("b", 100)}, Leases: []lease.Ref{{ID: "l", Key: key("8", 5)}, {ID: "m", Key: key("8", 6)}}})
+	if len(late) != 1 || late[0].ID != "l" {
+		t.Errorf("%+v", late)
+	}
+	v.drop("a")
+	if v.complete(2) {
+		t.Error("a is not known any more")
+	}
+}
+
+// What was known of jobs that ended is forgotten.
+func TestOverviewForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := newOverview()
+		for i := range 10_000 {
+			k := lease.Key{Cluster: "c", Job: fmt.Sprint(i), Node: "n1", Incarnation: 1}
+			id := fmt.Sprint("l", i)
+			v.learn("a", lease.Changes{Leases: []lease.Ref{{ID: id, Key: k}}})
+			v.learn("a", lease.Changes{Leases: []lease.Ref{{ID: id, Key: k, Over: true}}})
+			v.ended("c", k.Job, nil, 1)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := len(v.jobs); n > 2*int(pastTime/(100*time.Millisecond)) || n < 1000 {
+			t.Errorf("%d jobs are known", n)
+		}
+		if n := len(v.owners["a"].refs); n != 0 {
+			t.Errorf("%d leases", n)
+		}
+	})
+}
+
+// A node's own lease in a large pool: some owners are asked, and all before it is refused.
+func TestSample(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMetropolis(t, 50, 1, 1)
+		defer m.end()
+		time.Sleep(5 * time.Second)
+		n, before := m.nodes[0], m.sent()
+		own := func(job string, percent uint32) error {
+			r := ask(job, percent)
+			r.Key.Incarnation = 1
+			_, _, err := n.Acquire(t.Context(), rpc.Peer{}, r)
+			return err
+		}
+		if err := own("run-1", 30); err != nil {
+			t.Fatal(err)
+		}
+		after := m.sent()
+		if k := after["Inventory"] - before["Inventory"]; k != sampled {
+			t.Errorf("%d owners were asked", k)
+		}
+		for i := range 50 {
+			if err := own(fmt.Sprint("run-a", i), 70); err != nil { // the last ones find room at the last owners only
+				t.Fatalf("%d: %v", i, err)
+			}
+		}
+		if err := own("run-2", 31); lease.CodeOf(err) != lease.NoRoom {
+			t.Error(err)
+		}
+		if err := own("run-3", 30); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An owner that cannot be watched, being of an earlier release, is asked as before.
+func TestUnwatchable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMetropolis(t, 12, 2, 2)
+		defer m.end()
+		m.mu.Lock()
+		m.old = map[string]bool{"gpu0003": true}
+		m.mu.Unlock()
+		ctl := m.host("ctl2", true)
+		m.owners["gpu0003"].SetControllers([]string{"ctl", "ctl2"})
+		for _, o := range m.owners {
+			o.SetControllers([]string{"ctl", "ctl2"})
+		}
+		time.Sleep(5 * time.Second)
+		if ctl.view.complete(12) {
+			t.Fatal("all owners are known")
+		}
+		all, err := ctl.Sponsor(t.Context(), job("7", 0, []string{"n00000", "n00001"}, 100, 100))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, h := range m.nodes {
+			l, found, err := h.Attach(t.Context(), lease.Key{Job: "7"})
+			if err != nil || !found || l.ID != all[i].ID {
+				t.Error(l.ID, found, err)
+			}
+		}
+		if _, err := ctl.EndJob(t.Context(), "c", "7", nil, ctl.Epoch(), "over"); err != nil {
+			t.Error(err)
+		}
+		if gpus, _ := m.check(); gpus != 0 {
+			t.Errorf("%d GPUs are taken", gpus)
+		}
+	})
+}
+
+// A lease that somebody gets for a job after its end, at an owner that was not told of it, ends.
+func TestLateLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMetropolis(t, 12, 2, 1)
+		defer m.end()
+		time.Sleep(5 * time.Second)
+		upTo := m.ctl.Epoch()
+		if _, err := m.ctl.EndJob(t.Context(), "c", "7", nil, upTo, "over"); err != nil {
+			t.Fatal(err)
+		}
+		refused := 0
+		for _, o := range m.owners {
+			l := lease.Lease{ID: fmt.Sprintf("%032x", refused+1), Request: ask("7", 10), State: lease.Reserved, Host: "n00000"}
+			l.Request.Key.Cluster, l.Request.Key.Node, l.Request.Key.Incarnation = "c", "n00000", upTo
+			inv, _ := o.Inventory(t.Context())
+			l.Grants = []lease.Grant{{Owner: inv.Owner, GPU: inv.GPUs[0].UUID, Percent: 10, Mem: fakeMem / 10 / lease.Granule * lease.Granule}}
+			if _, err := o.Reserve(t.Context(), "n00000", l, 0); lease.CodeOf(err) == lease.Over && err != nil {
+				refused++
+			} else if err != nil {
+				t.Error(err)
+			}
+		}
+		if refused != 2 {
+			t.Errorf("%d owners were told of the end, want the two registrars", refused)
+		}
+		time.Sleep(5 * time.Second)
+		if gpus, _ := m.check(); gpus != 0 {
+			t.Errorf("%d leases of a job that has ended live", gpus)
+		}
+	})
+}
+
+// The controller's daemon begins anew while jobs run, and ends what ends.
+func TestLargeRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMetropolis(t, 20, 2, 3)
+		defer m.end()
+		time.Sleep(5 * time.Second)
+		nodes := []string{"n00000", "n00001", "n00002"}
+		all, err := m.ctl.Sponsor(t.Context(), job("7", 0, nodes, 100, 60))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range m.nodes[:2] {
+			if _, found, err := h.Attach(t.Context(), lease.Key{Job: "7"}); !found || err != nil {
+				t.Fatal(found, err)
+			}
+		}
+		for _, o := range m.owners {
+			o.SetControllers([]string{"ctl", "ctl2"})
+		}
+		ctl := m.host("ctl2", true) // whose ledger knows nothing
+		for _, wait := range []time.Duration{0, time.Second, time.Minute} {
+			time.Sleep(wait)
+			again, err := ctl.Sponsor(t.Context(), job("7", 0, nodes, 100, 60))
+			if err != nil || len(again) != 3 || again[0].ID != all[0].ID || again[2].ID != all[2].ID {
+				t.Fatalf("after %v: %v, %v", wait, again, err)
+			}
+		}
+		if left, err := ctl.EndJob(t.Context(), "c", "7", nil, ctl.Epoch(), "over"); err != nil || len(left) > 0 {
+			t.Error(left, err)
+		}
+		if gpus, _ := m.check(); gpus != 0 {
+			t.Errorf("%d GPUs are taken", gpus)
+		}
+		reports, err := ctl.Reports(context.Background(), "c", "7")
+		if err != nil || len(reports) < 3 || !strings.Contains(reports[0].Reason, "over") {
+			t.Errorf("%+v, %v", reports, err)
+		}
+	})
+}
