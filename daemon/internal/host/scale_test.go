@@ -37,10 +37,9 @@ type metropolis struct {
 	ctl    *Host
 	nodes  []*Host
 
-	said  sync.Map // method: *atomic.Int64
-	calls atomic.Int64
+	said sync.Map // method: *atomic.Int64
 
-	mu     sync.Mutex
+	mu     sync.Mutex // of old
 	closes []func()
 	old    map[string]bool // owners of an earlier release
 }

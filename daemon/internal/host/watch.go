@@ -112,14 +112,18 @@ func (h *Host) watchOwner(ctx context.Context, p *peer) {
 
 // ask waits for an owner's next answer.
 func (h *Host) ask(ctx context.Context, p *peer) (lease.Changes, error) {
-	since := h.view.mark(p.name)
-	return call(ctx, h, p, watchWait+h.cfg.Ask, false, func(ctx context.Context, o lease.Owner) (lease.Changes, error) {
-		w, ok := o.(lease.Watchable)
-		if !ok {
-			return lease.Changes{}, lease.Errorf(lease.WrongPeer, "owner %s cannot be watched", p.name)
-		}
-		return w.Watch(ctx, h.cfg.Node, since, watchWait)
-	})
+	w, ok := p.owner.(lease.Watchable)
+	if !ok {
+		return lease.Changes{}, lease.Errorf(lease.WrongPeer, "owner %s cannot be watched", p.name)
+	}
+	// Not by call, which would keep another goroutine for each of thousands of owners: a watch heeds its deadline.
+	within, cancel := context.WithTimeout(ctx, watchWait+h.cfg.Ask)
+	defer cancel()
+	c, err := w.Watch(within, h.cfg.Node, h.view.mark(p.name), watchWait)
+	if ctx.Err() == nil {
+		p.note(h, err)
+	}
+	return c, err
 }
 
 // heard keeps an inventory that the owner has given without being asked for it.

@@ -35,6 +35,9 @@ func dialOptions(creds credentials.TransportCredentials) []grpc.DialOption {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: handshakeTime,
 		}),
+		// A controller's daemon has a connection to each of thousands of owners, and messages are small.
+		grpc.WithIdleTimeout(idleTime),
+		grpc.WithReadBufferSize(buffer), grpc.WithWriteBufferSize(buffer), grpc.WithSharedWriteBuffer(true),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16*maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 	}
 }

@@ -37,6 +37,11 @@ const (
 	// window is how much a stream may send before it is read. It is fixed, since the library's
 	// own grows to 16 MiB.
 	window = 64 << 10 // bytes
+	// idleTime is after how long without a call a connection is closed, until the next one. An
+	// owner has a connection to every node that it had to do with lately.
+	idleTime = 2 * time.Minute
+	// buffer is how much is read from a connection or written to it at a time.
+	buffer = 4 << 10 // bytes
 )
 
 // A call flows: listener (limit) -> handshake (package identity, or SO_PEERCRED)
@@ -55,6 +60,7 @@ func NewServer(creds credentials.TransportCredentials, version string) *grpc.Ser
 		grpc.MaxRecvMsgSize(message),
 		grpc.MaxConcurrentStreams(streams),
 		grpc.StaticStreamWindowSize(window),
+		grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer), grpc.SharedWriteBuffer(true),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepTime, Timeout: keepTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepTime / 3, PermitWithoutStream: true}),

@@ -1,0 +1,184 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/identity"
+	"github.com/sluice-hpc/sluice/daemon/internal/identity/mungetest"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/daemon/internal/owner"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+// controllerTask is what the process of TestControllerMemory is given.
+type controllerTask struct {
+	Dir, Munge string
+	Owners     []Peer
+	Jobs       int
+}
+
+// mostMemory is what a controller's daemon may take, in KiB: 20 MiB, and 160 KiB for each owner, most of which
+// is its connection: gRPC's buffers and goroutines, and TLS.
+func mostMemory(owners int) int { return 20<<10 + 160*owners }
+
+// A controller's daemon watches owners of eight GPUs each over real connections, a thousand of them unless the test is a short
+// one, and gets leases for jobs meanwhile.
+func TestControllerMemory(t *testing.T) {
+	if task := os.Getenv("SLUICE_CONTROLLER"); task != "" {
+		beController(t, task)
+		return
+	}
+	owners := 1000
+	if testing.Short() || raceDetector {
+		owners = 100
+	}
+	task := controllerTask{Dir: t.TempDir(), Munge: mungetest.Start(t, "memory"), Jobs: 10 * owners}
+	for i := range owners {
+		task.Owners = append(task.Owners, serveOwner(t, task, fmt.Sprintf("gpu%04d", i)))
+	}
+	b, err := json.Marshal(task)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(task.Dir, "task")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run", "^TestControllerMemory$", "-test.v")
+	cmd.Env = append(os.Environ(), "SLUICE_CONTROLLER="+path)
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := bytes.Cut(out, []byte("memory: "))
+	kib, err := strconv.Atoi(strings.Fields(string(after) + " ?")[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if most := mostMemory(owners); kib > most && !raceDetector {
+		t.Errorf("%d KiB, want at most %d", kib, most)
+	}
+}
+
+func serveOwner(t *testing.T, task controllerTask, name string) Peer {
+	var gpus []lease.GPU
+	for j := range 8 {
+		gpus = append(gpus, lease.GPU{UUID: fmt.Sprintf("GPU-%s-%d", name, j), Index: j, Name: "NVIDIA H200", PCI: "00000000:01:00.0", Mem: fakeMem, Overhead: 512 << 20, Healthy: true})
+	}
+	book, err := ledger.Open(filepath.Join(task.Dir, name+".db"), name, ledger.Options{NoSync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := owner.New(owner.Config{Name: name, Ledger: book, Audit: nothing{}, Workers: noWorkers{}, Controllers: []string{"ctl"},
+		Devices: func() ([]lease.GPU, time.Duration) { return gpus, 0 }, Log: Config{}.withDefaults().Log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := identity.New(identity.Config{Node: name, Auth: identity.AuthMunge, MungeSocket: task.Munge, MungeUID: uint32(os.Getuid())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := rpc.NewServer(id.Server(), "test")
+	rpc.ServeOwner(srv, o)
+	go func() { _ = srv.Serve(ln) }()
+	t.Cleanup(func() { srv.Stop(); o.Close(); book.Close() })
+	return Peer{name, ln.Addr().String()}
+}
+
+// beController is the daemon whose memory counts.
+func beController(t *testing.T, path string) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	debug.SetGCPercent(40) // as sluiced does
+	var task controllerTask
+	if err := json.Unmarshal(b, &task); err != nil {
+		t.Fatal(err)
+	}
+	id, err := identity.New(identity.Config{Node: "ctl", Auth: identity.AuthMunge, MungeSocket: task.Munge, MungeUID: uint32(os.Getuid())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	book, err := ledger.Open(filepath.Join(task.Dir, "ctl.db"), "ctl", ledger.Options{NoSync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer book.Close()
+	h, err := New(Config{
+		Node: "ctl", Cluster: "c", RunDir: filepath.Join(task.Dir, "run"), Ledger: book, Audit: nothing{}, Controller: true,
+		Pools:     map[string]Pool{"default": {Owners: task.Owners}},
+		DialOwner: func(name, addr string) (lease.Owner, error) { return rpc.DialOwner(addr, name, id, "test") },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	go func() { _ = h.Run(t.Context()) }()
+	for begun := time.Now(); !h.view.complete(len(task.Owners)); time.Sleep(100 * time.Millisecond) {
+		if time.Since(begun) > 2*time.Minute {
+			t.Fatalf("after %v not all owners are known", time.Since(begun))
+		}
+	}
+	fmt.Printf("all owners are known: %d KiB\n", resident(t))
+	var wg sync.WaitGroup
+	turn := make(chan struct{}, 16)
+	for i := range task.Jobs {
+		turn <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turn }()
+			id := strconv.Itoa(i)
+			if _, err := h.Sponsor(context.Background(), job(id, 0, []string{fmt.Sprintf("n%05d", i%10_000)}, 25)); err != nil {
+				t.Errorf("job %s: %v", id, err)
+			}
+			if i < len(task.Owners)*5 {
+				return // it goes on
+			}
+			id = strconv.Itoa(i - len(task.Owners)*5)
+			if _, err := h.EndJob(context.Background(), "c", id, nil, h.Epoch(), "over"); err != nil {
+				t.Errorf("end of job %s: %v", id, err)
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Printf("memory: %d KiB resident after %d jobs, %d of them live\n", resident(t), task.Jobs, 5*len(task.Owners))
+}
+
+// resident is this process's memory in KiB, with its program.
+func resident(t *testing.T) int {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			n, _ := strconv.Atoi(strings.Fields(v)[0])
+			return n
+		}
+	}
+	t.Fatal("no VmRSS")
+	return 0
+}
