@@ -174,6 +174,14 @@ func (h *Host) checkRequest(r *lease.Request) error {
 	if r.Life < 0 || h.cfg.MaxLife > 0 && r.Life > h.cfg.MaxLife {
 		return lease.Errorf(lease.Invalid, "life time %v: want none below 0, nor above lease.max_life of sluice.yaml (%v, 0s is any)", r.Life, h.cfg.MaxLife)
 	}
+	if form.IsRunJob(k.Job) {
+		h.mu.Lock()
+		most := h.runLife
+		h.mu.Unlock()
+		if most > 0 && r.Life > most {
+			return lease.Errorf(lease.Invalid, "life time %v: want at most %v outside of Slurm's jobs, users.max_life of sluice.yaml", r.Life, most)
+		}
+	}
 	if err := placement.Validate(*r); err != nil {
 		return err
 	}
@@ -207,6 +215,10 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 	if r.Grace == 0 {
 		r.Grace = pool.Grace
 	}
+	quotas := h.quotasOf(ctx, &r)
+	if err := never(quotas, asked([]lease.Request{r})); err != nil {
+		return lease.Lease{}, err
+	}
 	var last error
 	age := fresh
 	for try := range tries {
@@ -237,7 +249,20 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 			}
 			return lease.Lease{}, withSilent(err, silent, last)
 		}
-		l, again, err := h.attempt(ctx, r, grants)
+		if again, err := h.withinQuotas(ctx, quotas, &r, grants, ""); err != nil {
+			switch {
+			case again && try < quotaTries:
+				quotaRest(ctx, try)
+				last, age = err, 0
+				continue
+			case age > 0 && lease.CodeOf(err) == lease.NoRoom:
+				age = 0
+				h.catchUp(ctx)
+				continue
+			}
+			return lease.Lease{}, err
+		}
+		l, again, err := h.attempt(ctx, r, grants, quotas)
 		if err == nil {
 			return l, nil
 		}

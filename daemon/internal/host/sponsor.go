@@ -54,6 +54,13 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 		}
 		nodes[r.Key.Node] = true
 	}
+	// A quota that the whole job would exceed is no reason to wait for others. All nodes ask for the same.
+	if err := never(h.quotasOf(ctx, &reqs[0]), asked(reqs)); err != nil {
+		if !audit.IsLater(ctx) {
+			h.Refused(reqs[0].Key, reqs[0].UID, err, 1)
+		}
+		return nil, err
+	}
 	if err := h.acquires.enter(0); err != nil {
 		return nil, err
 	}

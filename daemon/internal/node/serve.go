@@ -150,6 +150,8 @@ func (n *Node) reload(read func() (*config.Config, error)) {
 		return
 	}
 	n.host.SetUsers(next.Users.Run)
+	n.host.SetQuotas(quotas(next))
+	n.host.SetRunLife(next.Users.MaxLife)
 	n.jobs.SetSettings(settings(next))
 	if n.owner != nil {
 		n.owner.SetLimits(limits(next))

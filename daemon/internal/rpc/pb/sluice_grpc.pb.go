@@ -38,6 +38,7 @@ const (
 	Owner_Offer_FullMethodName     = "/sluice.v1.Owner/Offer"
 	Owner_Gone_FullMethodName      = "/sluice.v1.Owner/Gone"
 	Owner_Probe_FullMethodName     = "/sluice.v1.Owner/Probe"
+	Owner_Held_FullMethodName      = "/sluice.v1.Owner/Held"
 )
 
 // OwnerClient is the client API for Owner service.
@@ -59,6 +60,7 @@ type OwnerClient interface {
 	Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error)
 	Gone(ctx context.Context, in *GoneRequest, opts ...grpc.CallOption) (*GoneReply, error)
 	Probe(ctx context.Context, in *ProbeOrder, opts ...grpc.CallOption) (*ProbeOffer, error)
+	Held(ctx context.Context, in *HeldRequest, opts ...grpc.CallOption) (*HeldReply, error)
 }
 
 type ownerClient struct {
@@ -189,6 +191,16 @@ func (c *ownerClient) Probe(ctx context.Context, in *ProbeOrder, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *ownerClient) Held(ctx context.Context, in *HeldRequest, opts ...grpc.CallOption) (*HeldReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HeldReply)
+	err := c.cc.Invoke(ctx, Owner_Held_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OwnerServer is the server API for Owner service.
 // All implementations must embed UnimplementedOwnerServer
 // for forward compatibility.
@@ -208,6 +220,7 @@ type OwnerServer interface {
 	Offer(context.Context, *OfferRequest) (*OfferReply, error)
 	Gone(context.Context, *GoneRequest) (*GoneReply, error)
 	Probe(context.Context, *ProbeOrder) (*ProbeOffer, error)
+	Held(context.Context, *HeldRequest) (*HeldReply, error)
 	mustEmbedUnimplementedOwnerServer()
 }
 
@@ -253,6 +266,9 @@ func (UnimplementedOwnerServer) Gone(context.Context, *GoneRequest) (*GoneReply,
 }
 func (UnimplementedOwnerServer) Probe(context.Context, *ProbeOrder) (*ProbeOffer, error) {
 	return nil, status.Error(codes.Unimplemented, "method Probe not implemented")
+}
+func (UnimplementedOwnerServer) Held(context.Context, *HeldRequest) (*HeldReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Held not implemented")
 }
 func (UnimplementedOwnerServer) mustEmbedUnimplementedOwnerServer() {}
 func (UnimplementedOwnerServer) testEmbeddedByValue()               {}
@@ -491,6 +507,24 @@ func _Owner_Probe_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_Held_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HeldRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Held(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Held_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Held(ctx, req.(*HeldRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Owner_ServiceDesc is the grpc.ServiceDesc for Owner service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -545,6 +579,10 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Probe",
 			Handler:    _Owner_Probe_Handler,
+		},
+		{
+			MethodName: "Held",
+			Handler:    _Owner_Held_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
