@@ -241,7 +241,7 @@ func (h *Host) withinQuotas(ctx context.Context, quotas []Quota, r *lease.Reques
 	for i := range quotas {
 		of[i] = quotas[i].holding(r, lessThis)
 	}
-	held, silent := h.held(ctx, of)
+	held, silent := h.sumHeld(ctx, of)
 	if err := ctx.Err(); err != nil {
 		return false, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
 	}
@@ -262,8 +262,8 @@ func (h *Host) withinQuotas(ctx context.Context, quotas []Quota, r *lease.Reques
 	return false, nil
 }
 
-// held adds up what all owners say. silent are those that could not say it.
-func (h *Host) held(ctx context.Context, of []lease.Holding) (sum []lease.Held, silent []string) {
+// sumHeld adds up what all owners say. silent are those that could not say it.
+func (h *Host) sumHeld(ctx context.Context, of []lease.Holding) (sum []lease.Held, silent []string) {
 	sum = make([]lease.Held, len(of))
 	answers := askAll(ctx, h, h.owners(), false, func(ctx context.Context, o lease.Owner) ([]lease.Held, error) {
 		c, ok := o.(lease.Counter)
