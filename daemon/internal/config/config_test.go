@@ -141,7 +141,7 @@ func TestErrors(t *testing.T) {
 		{"partitions:\n  a: {}\n  a: {}\n", `mapping key "a" already defined`},
 		{"users: {max_life: -1h}\n", "f.yaml:1: users.max_life: -1h0m0s is not between 0s and"},
 		{"users: {max_life: 2h}\nlease: {max_life: 1h}\n", "f.yaml:1: users.max_life: 2h0m0s is more than lease.max_life (1h0m0s)"},
-		{"lease:\n  idle: {after: 5s}\n", "f.yaml:2: lease.idle.after: 5s is not between 1m and 720h; 0s is never"},
+		{"lease:\n  idle: {after: 5s}\n", "f.yaml:2: lease.idle.after: 5s is not between 10s and 720h; 0s is never"},
 		{"lease:\n  idle: {action: kill}\n", `f.yaml:2: lease.idle.action: "kill" is not known; give one of note, lend, end`},
 		{"lease:\n  idle: {command: mail -s x}\n", `f.yaml:2: lease.idle.command: "mail -s x" is no absolute, plain path`},
 		{"lease: {idle: 30m}\n", "f.yaml:1: the file lease.idle wants keys of its own"},

@@ -65,7 +65,7 @@ type Idle struct {
 
 // Bounds of lease.idle.after.
 const (
-	minIdle = time.Minute
+	minIdle = 10 * time.Second
 	maxIdle = 30 * 24 * time.Hour
 )
 
@@ -207,7 +207,7 @@ func (p *parser) poolIdle(v *yaml.Node, key string) *Idle {
 func (i *Idle) wrong() (key, why string) {
 	switch {
 	case i.After != 0 && (i.After < minIdle || i.After > maxIdle):
-		return "after", i.After.String() + " is not between 1m and 720h; 0s is never"
+		return "after", i.After.String() + " is not between 10s and 720h; 0s is never"
 	case i.Command != "" && (!filepath.IsAbs(i.Command) || filepath.Clean(i.Command) != i.Command):
 		return "command", strconv.Quote(i.Command) + " is no absolute, plain path of a program; arguments belong into a script"
 	}

@@ -19,6 +19,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os/user"
@@ -168,7 +169,8 @@ func yes(is bool, n int) int {
 // who is the user of that number. One that this node does not know has no name and no groups.
 func (h *Host) who(ctx context.Context, uid uint32) *Who {
 	w, err := h.cfg.Who(ctx, uid)
-	if err != nil {
+	var unknown user.UnknownUserIdError
+	if err != nil && !errors.As(err, &unknown) {
 		h.log.Warn("a user's groups are not known here; quotas of groups that the user is in do not hold for this request", "uid", uid, "error", err)
 	}
 	return &w
