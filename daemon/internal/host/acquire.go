@@ -143,6 +143,7 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 		return lease.Errorf(lease.Denied, "job %s: a lease for uid %d is asked for by uid %d; only root may ask for others", k, r.UID, p.UID)
 	}
 	r.UID, r.GID = p.UID, p.GID // 0 means that the request names no user
+	r.Nodes = 0
 	// A user's own lease ends with a process of the user's: by default the one that asks.
 	if r.Holder.PID == 0 {
 		r.Holder = lease.Process{PID: p.PID}
@@ -173,6 +174,9 @@ func (h *Host) checkRequest(r *lease.Request) error {
 	}
 	if r.Life < 0 || h.cfg.MaxLife > 0 && r.Life > h.cfg.MaxLife {
 		return lease.Errorf(lease.Invalid, "life time %v: want none below 0, nor above lease.max_life of sluice.yaml (%v, 0s is any)", r.Life, h.cfg.MaxLife)
+	}
+	if r.Nodes > maxNodes {
+		return lease.Errorf(lease.Invalid, "job on %d nodes: want at most %d", r.Nodes, maxNodes)
 	}
 	if form.IsRunJob(k.Job) {
 		h.mu.Lock()
@@ -216,7 +220,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 		r.Grace = pool.Grace
 	}
 	quotas := h.quotasOf(ctx, &r)
-	if err := never(quotas, asked([]lease.Request{r})); err != nil {
+	if err := never(quotas, asked(&r)); err != nil {
 		return lease.Lease{}, err
 	}
 	var last error

@@ -136,7 +136,7 @@ func (c Config) withDefaults() Config {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.Who == nil {
-		c.Who = SystemWho
+		c.Who = newDirectory().who
 	}
 	if c.Files == nil {
 		c.Files = noFiles{}

@@ -59,16 +59,30 @@ const whoTime = 3 * time.Second
 // quotaTries is how often a request that met only reservations of others is tried again.
 const quotaTries = 8
 
-// SystemWho asks this node's directory of users.
-func SystemWho(ctx context.Context, uid uint32) (Who, error) {
+// directory is this node's directory of users. It may be on a network and hang, so that only so many questions wait for it at a time.
+type directory chan struct{}
+
+// whoMost is how many questions may wait for the directory.
+const whoMost = 16
+
+func newDirectory() directory { return make(directory, whoMost) }
+
+// who asks the directory.
+func (d directory) who(ctx context.Context, uid uint32) (Who, error) {
 	ctx, cancel := context.WithTimeout(ctx, whoTime)
 	defer cancel()
+	select {
+	case d <- struct{}{}:
+	case <-ctx.Done():
+		return Who{}, fmt.Errorf("the directory of users does not answer: %d questions wait: %w", whoMost, ctx.Err())
+	}
 	type answer struct {
 		who Who
 		err error
 	}
 	got := make(chan answer, 1) // who asks does not wait for a directory that hangs
 	go func() {
+		defer func() { <-d }()
 		var a answer
 		a.who, a.err = lookUp(uid)
 		got <- a
@@ -184,17 +198,19 @@ func (q *Quota) holding(r *lease.Request, except string) lease.Holding {
 	return of
 }
 
-// asked is what requests ask for, as far as they say it themselves.
-func asked(reqs []lease.Request) (a lease.Held) {
-	for i := range reqs {
-		a.Leases++
-		for _, f := range reqs[i].Fractions {
-			a.Percent += uint64(f.Percent)
-			a.Mem += f.Mem
-		}
+// asked is what a request's job asks for on all its nodes, as far as the request says it itself.
+func asked(r *lease.Request) (a lease.Held) {
+	n := max(1, int(r.Nodes))
+	for _, f := range r.Fractions {
+		a.Percent += uint64(n) * uint64(f.Percent)
+		a.Mem += uint64(n) * min(f.Mem, maxMem)
 	}
+	a.Leases = n
 	return a
 }
+
+// maxMem is more than a GPU has, in bytes.
+const maxMem = 1 << 44
 
 // never refuses what is more than a quota allows even to who holds nothing.
 func never(quotas []Quota, a lease.Held) error {

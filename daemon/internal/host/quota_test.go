@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -158,7 +159,17 @@ func TestQuotaOfJobs(t *testing.T) {
 	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
 	bounded(w, Quota{Jobs: true, Percent: some[uint64](100)})
 	_, err := w.hosts["ctl"].Sponsor(t.Context(), job("7", 0, both, 60))
-	if lease.CodeOf(err) != lease.Never || !strings.Contains(err.Error(), "100% of GPUs of pool default, 120% asked: no lease that ends will make room") {
+	const text = "100% of GPUs of pool default, 120% asked: no lease that ends will make room"
+	if lease.CodeOf(err) != lease.Never || !strings.Contains(err.Error(), text) {
+		t.Fatal(err)
+	}
+	r := job("7", 0, both, 60)[0] // what a node does by itself then
+	r.Nodes = 2
+	if _, err := w.try("n1", r); lease.CodeOf(err) != lease.Never || !strings.Contains(err.Error(), text) {
+		t.Fatal(err)
+	}
+	r.Nodes = maxNodes + 1
+	if _, err := w.try("n1", r); lease.CodeOf(err) != lease.Invalid {
 		t.Fatal(err)
 	}
 	first := w.sponsor(job("8", 0, both, 40))
@@ -265,13 +276,23 @@ func TestQuotaCountsReservations(t *testing.T) {
 	}
 }
 
-func TestSystemWho(t *testing.T) {
-	w, err := SystemWho(t.Context(), 0)
+// A directory of users that hangs holds up few requests, and those not for long.
+func TestDirectory(t *testing.T) {
+	d := newDirectory()
+	w, err := d.who(t.Context(), 0)
 	if err != nil || w.Name != "root" || len(w.Groups) < 2 {
 		t.Errorf("%+v, %v", w, err)
 	}
-	if _, err := SystemWho(t.Context(), 1<<31-7); err == nil {
+	if _, err := d.who(t.Context(), 1<<31-7); err == nil {
 		t.Error("a user who does not exist is known")
+	}
+	for range whoMost { // which hang
+		d <- struct{}{}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := d.who(ctx, 0); err == nil || !strings.Contains(err.Error(), "does not answer") {
+		t.Error(err)
 	}
 }
 

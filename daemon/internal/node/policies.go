@@ -1,6 +1,8 @@
 package node
 
 import (
+	"slices"
+
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/host"
 	"github.com/sluice-hpc/sluice/daemon/internal/owner"
@@ -17,6 +19,16 @@ func quotas(cfg *config.Config) []host.Quota {
 		})
 	}
 	return out
+}
+
+// commands are the site's programs for idle leases, each once.
+func commands(cfg *config.Config) []string {
+	all := []string{cfg.Lease.Idle.Command}
+	for _, name := range cfg.PoolNames() {
+		all = append(all, cfg.IdleOf(name).Command)
+	}
+	slices.Sort(all)
+	return slices.DeleteFunc(slices.Compact(all), func(c string) bool { return c == "" })
 }
 
 // idles is what becomes of leases without work, as the owner wants it.

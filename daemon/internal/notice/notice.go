@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -123,10 +124,17 @@ func (r *Runner) pass() bool {
 	return true
 }
 
-// Check refuses a program that others than root could change.
+// Check refuses what is no program, and a program that others than root could change.
 func Check(command string) error {
 	if err := safefile.Dir(filepath.Dir(command)); err != nil {
 		return err
+	}
+	fi, err := os.Lstat(command)
+	if err != nil {
+		return err
+	}
+	if fi.Mode().Perm()&0o100 == 0 {
+		return fmt.Errorf("%s: mode %04o: it is no program; remedy: chmod u+x %[1]s", command, fi.Mode().Perm())
 	}
 	return safefile.File(command, 0o022)
 }

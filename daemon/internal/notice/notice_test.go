@@ -114,6 +114,12 @@ func TestFailures(t *testing.T) {
 	}
 	r.Send(notice(open))
 	out.waits(t, "remedy: chmod")
+	plain := script(t, "exit 0\n")
+	if err := os.Chmod(plain, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.Send(notice(plain))
+	out.waits(t, "it is no program; remedy: chmod u+x")
 	r.Send(notice(script(t, "yes | head -c 1000000; exit 4\n")))
 	out.waits(t, "exit status 4")
 	if len(out.String()) > 8<<10 {

@@ -98,7 +98,7 @@ func toRequest(r lease.Request) *pb.Request {
 		Policy: text(string(r.Policy)), Place: text(string(r.Place)), Pool: text(r.Pool),
 		Life:    toDuration(r.Life),
 		Account: text(r.Account), JobName: text(r.JobName),
-		Holder: toProcess(r.Holder), Restart: r.Restart, Lend: text(string(r.Lend)), Grace: toDuration(r.Grace),
+		Holder: toProcess(r.Holder), Restart: r.Restart, Lend: text(string(r.Lend)), Grace: toDuration(r.Grace), Nodes: r.Nodes,
 	}
 }
 
@@ -111,7 +111,7 @@ func fromRequest(r *pb.Request) lease.Request {
 		Policy: lease.Policy(r.GetPolicy()), Place: lease.Place(r.GetPlace()), Pool: r.GetPool(),
 		Life:    fromDuration(r.GetLife()),
 		Account: r.GetAccount(), JobName: r.GetJobName(),
-		Holder: fromProcess(r.GetHolder()), Restart: r.GetRestart(), Lend: lease.Lend(r.GetLend()), Grace: fromDuration(r.GetGrace()),
+		Holder: fromProcess(r.GetHolder()), Restart: r.GetRestart(), Lend: lease.Lend(r.GetLend()), Grace: fromDuration(r.GetGrace()), Nodes: r.GetNodes(),
 	}
 }
 

@@ -220,7 +220,8 @@ type Request struct {
 	Holder        *Process               `protobuf:"bytes,14,opt,name=holder,proto3" json:"holder,omitempty"`
 	Restart       uint32                 `protobuf:"varint,15,opt,name=restart,proto3" json:"restart,omitempty"`
 	Lend          string                 `protobuf:"bytes,16,opt,name=lend,proto3" json:"lend,omitempty"`
-	Grace         *durationpb.Duration   `protobuf:"bytes,17,opt,name=grace,proto3" json:"grace,omitempty"` // negative: none
+	Grace         *durationpb.Duration   `protobuf:"bytes,17,opt,name=grace,proto3" json:"grace,omitempty"`  // negative: none
+	Nodes         uint32                 `protobuf:"varint,18,opt,name=nodes,proto3" json:"nodes,omitempty"` // of the job, which asks for the same on each; 0 is one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -372,6 +373,13 @@ func (x *Request) GetGrace() *durationpb.Duration {
 		return x.Grace
 	}
 	return nil
+}
+
+func (x *Request) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
 }
 
 type Grant struct {
@@ -4933,7 +4941,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03mem\x18\x02 \x01(\x04R\x03mem\"1\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x03R\x03pid\x12\x14\n" +
-	"\x05start\x18\x02 \x01(\x04R\x05start\"\xff\x03\n" +
+	"\x05start\x18\x02 \x01(\x04R\x05start\"\x95\x04\n" +
 	"\aRequest\x12 \n" +
 	"\x03key\x18\x01 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x121\n" +
 	"\tfractions\x18\x02 \x03(\v2\x13.sluice.v1.FractionR\tfractions\x12\x12\n" +
@@ -4953,7 +4961,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x06holder\x18\x0e \x01(\v2\x12.sluice.v1.ProcessR\x06holder\x12\x18\n" +
 	"\arestart\x18\x0f \x01(\rR\arestart\x12\x12\n" +
 	"\x04lend\x18\x10 \x01(\tR\x04lend\x12/\n" +
-	"\x05grace\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\x87\x01\n" +
+	"\x05grace\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x14\n" +
+	"\x05nodes\x18\x12 \x01(\rR\x05nodes\"\x87\x01\n" +
 	"\x05Grant\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x10\n" +
 	"\x03gpu\x18\x02 \x01(\tR\x03gpu\x12\x18\n" +
