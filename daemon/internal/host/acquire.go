@@ -223,64 +223,42 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 	if err := never(quotas, asked(&r)); err != nil {
 		return lease.Lease{}, err
 	}
-	var last error
-	age := fresh
+	caught := false
+	c := h.newChooser(r, pool)
 	for try := range tries {
-		views := h.survey(ctx, pool.Owners, age, false)
-		var gpus []lease.GPU
-		var silent []string
-		for _, v := range views {
-			if v.err != nil {
-				silent = append(silent, v.err.Error())
-				continue
-			}
-			gpus = append(gpus, v.inv.GPUs...)
-		}
-		if err := ctx.Err(); err != nil {
-			return lease.Lease{}, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
-		}
-		if len(silent) == len(views) {
-			return lease.Lease{}, lease.Errorf(lease.Down, "pool %s: no owner answers: %s; see sluice health", r.Pool, strings.Join(silent, "; "))
-		}
-		grants, err := placement.Place(gpus, r, pool.Place)
+		got, err := c.choose(ctx)
 		if err != nil {
-			if age > 0 { // never refuse on cached data
-				age = 0
-				if lease.CodeOf(err) == lease.NoRoom {
-					h.catchUp(ctx) // releases of this host that are not delivered yet
-					continue
-				}
-			}
-			return lease.Lease{}, withSilent(err, silent, last)
+			return lease.Lease{}, err
 		}
-		if again, err := h.withinQuotas(ctx, quotas, &r, grants, ""); err != nil {
+		if again, err := h.withinQuotas(ctx, quotas, &r, got.grants, ""); err != nil {
+			h.view.settle(got.claims, "", false)
 			switch {
 			case again && try < quotaTries:
 				quotaRest(ctx, try)
-				last, age = err, 0
 				continue
-			case age > 0 && lease.CodeOf(err) == lease.NoRoom:
-				age = 0
-				h.catchUp(ctx)
+			case !caught && lease.CodeOf(err) == lease.NoRoom:
+				caught = true
+				h.catchUp(ctx) // releases of this host that are not delivered yet
 				continue
 			}
 			return lease.Lease{}, err
 		}
-		l, again, err := h.attempt(ctx, r, grants, quotas)
+		l, again, err := h.attempt(ctx, r, got.grants, quotas)
+		h.view.settle(got.claims, l.ID, err == nil)
 		if err == nil {
 			return l, nil
 		}
 		if !again {
 			return lease.Lease{}, err
 		}
-		last, age = err, 0
+		c.taken(ctx, got, err)
 		// Hosts that compete for a GPU try again at different times.
 		select {
 		case <-ctx.Done():
 		case <-time.After(rand.N(time.Duration(try+1) * 2 * time.Millisecond)):
 		}
 	}
-	return lease.Lease{}, withSilent(last, nil, nil)
+	return lease.Lease{}, withSilent(c.last, nil, nil)
 }
 
 // withSilent adds to a refusal which owners were silent when it was made.

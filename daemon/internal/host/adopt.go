@@ -33,6 +33,18 @@ func (h *Host) meet(ctx context.Context, p *peer) {
 	p.known = true
 }
 
+// meets says whether the owner may have leases that this host does not know, or the other way
+// round. In a large pool that is not asked of every owner: of those that were away, those of
+// which the ledger had leases when this daemon began, and all where there was no ledger.
+func (h *Host) meets(p *peer) bool {
+	if !h.large() || h.cfg.Ledger.Epoch() <= 1 || h.began[p.name] {
+		return true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.was
+}
+
 // meetOne takes over or ends one of them. It returns false if another of its owners cannot be
 // asked.
 func (h *Host) meetOne(ctx context.Context, p *peer, l lease.Lease) bool {

@@ -60,10 +60,7 @@ func (h *Host) Attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found bool, _ error) {
 	n := nameOf(key)
 	ours := func(l *lease.Lease) bool { return l.Host == h.cfg.Node && nameOf(l.Request.Key) == n }
-	parts, silent := h.search(ctx, h.cfg.Node, false, ours)
-	if len(silent) > 0 && !slices.ContainsFunc(parts, whole) {
-		parts, silent = h.search(ctx, h.cfg.Node, true, ours) // ask again those that were away
-	}
+	parts, silent := h.searchFor(ctx, key, ours)
 	h.mu.Lock()
 	hd := h.keys[n]
 	t, over := h.tombs[n]
@@ -127,6 +124,32 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 	h.tell(audit.Attach, &best, "got by "+best.Sponsor)
 	h.log.Info("lease attached", "lease", best.ID, "job", key.String(), "uid", best.Request.UID, "sponsor", best.Sponsor, "gpus", len(best.Grants))
 	return best, true, nil
+}
+
+// searchFor asks for the leases of a job on this node: those owners that are known to have one,
+// and all if these have no whole one.
+func (h *Host) searchFor(ctx context.Context, key lease.Key, ours func(*lease.Lease) bool) (parts []lease.Lease, silent []string) {
+	if some := h.where(ctx, key); len(some) > 0 {
+		h.mu.Lock()
+		var mine []string
+		if hd := h.keys[nameOf(key)]; hd != nil {
+			mine = lease.Owners(hd.rec.Lease.Grants)
+		}
+		h.mu.Unlock()
+		for _, p := range h.named(mine) {
+			if !slices.Contains(some, p) {
+				some = append(some, p)
+			}
+		}
+		if parts, silent = h.search(ctx, some, h.cfg.Node, false, ours); len(silent) == 0 && slices.ContainsFunc(parts, whole) {
+			return parts, nil
+		}
+	}
+	parts, silent = h.search(ctx, h.owners(), h.cfg.Node, false, ours)
+	if len(silent) > 0 && !slices.ContainsFunc(parts, whole) {
+		parts, silent = h.search(ctx, h.owners(), h.cfg.Node, true, ours) // ask again those that were away
+	}
+	return parts, silent
 }
 
 // claim tells the owners of a lease that this node holds it now. The error is Over if one of

@@ -50,7 +50,7 @@ type jobEnd struct {
 	Pending []string  `json:"pending"` // owners
 	At      time.Time `json:"at"`
 
-	deliver sync.Mutex
+	deliver longLock
 }
 
 func (e *jobEnd) name() endName { return endName{e.Cluster, e.Job, e.UpTo} }
@@ -71,8 +71,12 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	}
 	h.endHere(ctx, cluster, job, nodes, upTo, reason)
 	e := &jobEnd{Cluster: cluster, Job: job, Nodes: slices.Clone(nodes), UpTo: upTo, Reason: reason, At: time.Now().UTC()}
-	for _, p := range h.owners() {
+	owners, known := h.ownersOf(cluster, job)
+	for _, p := range owners {
 		e.Pending = append(e.Pending, p.name)
+	}
+	if known {
+		h.view.ended(cluster, job, nodes, upTo)
 	}
 	if len(e.Pending) == 0 {
 		return nil, nil
@@ -283,7 +287,8 @@ func (h *Host) reports(ctx context.Context, cluster, job string) (out []lease.Re
 	if cluster == "" {
 		cluster = h.cfg.Cluster
 	}
-	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, o lease.Owner) ([]lease.Report, error) {
+	owners, _ := h.ownersOf(cluster, job)
+	for _, a := range askAll(ctx, h, owners, false, func(ctx context.Context, o lease.Owner) ([]lease.Report, error) {
 		return o.Reports(ctx, h.cfg.Node, cluster, job)
 	}) {
 		if a.err != nil {
@@ -300,6 +305,9 @@ func (h *Host) reports(ctx context.Context, cluster, job string) (out []lease.Re
 func (h *Host) LastEpoch(ctx context.Context, cluster, job string) (last uint64) {
 	if cluster == "" {
 		cluster = h.cfg.Cluster
+	}
+	if _, known := h.ownersOf(cluster, job); known {
+		_, last = h.view.whose(cluster, job)
 	}
 	all, _ := h.reports(ctx, cluster, job)
 	for _, r := range all {

@@ -30,7 +30,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -97,9 +99,10 @@ type Config struct {
 	// DialProbe opens the connections of a probe, and says whether they are encrypted.
 	DialProbe func(ctx context.Context, owner lease.Prober, addr, host string, r lease.ProbeRequest) (conns []*probe.Conn, encrypted bool, err error)
 
-	Pools  map[string]Pool
-	Users  bool // users may acquire leases of their own
-	Quotas []Quota
+	Pools      map[string]Pool
+	Users      bool // users may acquire leases of their own
+	Controller bool // see SetController
+	Quotas     []Quota
 	// Who tells of a user for quotas; nil asks this node's directory of users.
 	Who func(ctx context.Context, uid uint32) (Who, error)
 
@@ -118,7 +121,8 @@ type Config struct {
 	Health func(context.Context) []rpc.Check
 	Stats  func(context.Context) []rpc.GPUStats
 
-	hook func(string) // a test's fault points
+	hook      func(string) // a test's fault points
+	noSockets bool         // in a test of thousands of nodes, whose clock is not the machine's
 }
 
 func (c Config) withDefaults() Config {
@@ -169,8 +173,8 @@ type held struct {
 	sock     *leasesock.Socket
 	stop     context.CancelFunc // of the holder's watch
 	deadline time.Time          // on the monotonic clock; zero: none
-	deliver  sync.Mutex
-	setting  sync.Mutex // one change after the other, or owners would keep parts of both; before deliver
+	deliver  longLock
+	setting  longLock // one change after the other, or owners would keep parts of both; before deliver
 	// early says that the lease was taken over before its Prolog. If it is lost then, its
 	// sponsor could not get all that the job needs, and may try again for the same run.
 	early bool
@@ -188,6 +192,7 @@ type tombstone struct {
 	Key    lease.Key `json:"key"`
 	Reason string    `json:"reason"`
 	Ended  time.Time `json:"ended"`
+	Owners []string  `json:"owners,omitempty"` // that had the lease
 	since  time.Time // monotonic; after a restart it counts from the start, too long rather than too short
 }
 
@@ -234,6 +239,12 @@ type Host struct {
 
 	attached, attachesFailed atomic.Uint64 // see Counters
 
+	controller atomic.Bool // see SetController
+	view       *overview
+	began      map[string]bool   // owners of the leases that were in the ledger at the start
+	pooled     []Peer            // the owners of all pools, by name; replaced as a whole, like addrs
+	addrs      map[string]string // theirs
+
 	noting sync.Mutex // changes of the ends' notes; before mu
 }
 
@@ -247,12 +258,13 @@ func New(cfg Config) (*Host, error) {
 		cfg: cfg, log: cfg.Log, users: cfg.Users, quotas: cfg.Quotas, runLife: cfg.RunLife,
 		peers: make(map[string]*peer), attaching: make(map[string]*attachConn), leases: make(map[string]*held), keys: make(map[name]*held),
 		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), clients: make(map[watched]*os.File), ends: make(map[endName]*jobEnd),
-		wake:     make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), view: newOverview(),
 		acquires: crew{doing: "acquiring leases", most: 64, each: 4},
 		explains: crew{doing: "reading the audit log", most: 2, each: 1},
 		probes:   crew{doing: "probing", most: 8, each: 1},
 	}
 	h.base, h.end = context.WithCancel(context.Background())
+	h.controller.Store(cfg.Controller)
 	if err := h.SetPools(cfg.Pools); err != nil {
 		return nil, err
 	}
@@ -290,7 +302,11 @@ func (h *Host) load() error {
 		return err
 	}
 	var live []*held
+	h.began = make(map[string]bool)
 	for id, rec := range recs {
+		for _, o := range lease.Owners(rec.Lease.Grants) {
+			h.began[o] = true
+		}
 		hd := &held{rec: rec}
 		h.leases[id] = hd
 		switch rec.Phase {
@@ -342,14 +358,23 @@ func (h *Host) SetPools(pools map[string]Pool) error {
 			addrs[o.Name] = o.Addr
 		}
 	}
+	all := make([]Peer, 0, len(addrs))
 	for n, a := range addrs {
+		all = append(all, Peer{n, a})
+		h.mu.Lock()
+		now := len(addrs) <= few || h.peers[n] != nil // else when it is asked something
+		h.mu.Unlock()
+		if !now {
+			continue
+		}
 		if _, err := h.peer(n, a); err != nil {
 			return err
 		}
 	}
+	slices.SortFunc(all, func(a, b Peer) int { return strings.Compare(a.Name, b.Name) })
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.pools = pools
+	h.pools, h.pooled, h.addrs = pools, all, addrs
 	return nil
 }
 

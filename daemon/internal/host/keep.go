@@ -27,7 +27,9 @@ func (h *Host) Run(ctx context.Context) error {
 	defer busy.Wait()
 	turn := make(chan struct{}, 1) // one round with the owners at a time
 	h.rewatch()
+	watches := make(watching)
 	for {
+		watches.keep(ctx, h, busy.Go)
 		h.sweep(ctx)
 		select {
 		case turn <- struct{}{}:
@@ -133,7 +135,9 @@ func (h *Host) round(ctx context.Context, renew bool) {
 					return
 				}
 			}
-			h.meet(ctx, p)
+			if h.meets(p) {
+				h.meet(ctx, p)
+			}
 			if renew {
 				h.renew(ctx, p)
 			}

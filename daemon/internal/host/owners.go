@@ -11,21 +11,25 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// owners returns the owners of all pools.
-func (h *Host) owners() []*peer {
+// inPools returns the owners of all pools, by name, in a list that nobody changes.
+func (h *Host) inPools() []Peer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	seen := make(map[string]bool)
-	var peers []*peer
-	for _, pool := range h.pools {
-		for _, o := range pool.Owners {
-			if p := h.peers[o.Name]; p != nil && !seen[o.Name] {
-				seen[o.Name] = true
-				peers = append(peers, p)
-			}
+	return h.pooled
+}
+
+// large says whether there are too many owners to ask all of them for each job.
+func (h *Host) large() bool { return len(h.inPools()) > few }
+
+// owners returns the owners of all pools, to ask them.
+func (h *Host) owners() []*peer {
+	names := h.inPools()
+	peers := make([]*peer, 0, len(names))
+	for _, o := range names {
+		if p, err := h.peer(o.Name, o.Addr); err == nil {
+			peers = append(peers, p)
 		}
 	}
-	slices.SortFunc(peers, func(a, b *peer) int { return cmp.Compare(a.name, b.name) })
 	return peers
 }
 
@@ -53,11 +57,11 @@ func askAll[T any](ctx context.Context, h *Host, peers []*peer, all bool, f func
 	return out
 }
 
-// search asks for the leases that are wanted, of host or, with "", of every host. It puts each
-// together from its parts. The latest comes first. silent are the owners that did not answer.
-func (h *Host) search(ctx context.Context, host string, all bool, wanted func(*lease.Lease) bool) (found []lease.Lease, silent []string) {
+// search asks owners for the leases that are wanted, of host or, with "", of every host. It puts
+// each together from its parts. The latest comes first. silent are the owners that did not answer.
+func (h *Host) search(ctx context.Context, owners []*peer, host string, all bool, wanted func(*lease.Lease) bool) (found []lease.Lease, silent []string) {
 	byID := make(map[string]*lease.Lease)
-	for _, a := range askAll(ctx, h, h.owners(), all, func(ctx context.Context, o lease.Owner) ([]lease.Status, error) { return o.List(ctx, host) }) {
+	for _, a := range askAll(ctx, h, owners, all, func(ctx context.Context, o lease.Owner) ([]lease.Status, error) { return o.List(ctx, host) }) {
 		if a.err != nil {
 			silent = append(silent, a.err.Error())
 		}

@@ -33,13 +33,17 @@ type peer struct {
 	ahead   time.Duration
 	clockAt time.Time
 	known   bool // meet has been through its leases since it was last away
+	was     bool // it has been away
 }
 
-// peer returns an owner, and registers it if it is new. A new address replaces the old one.
+// peer returns an owner, and registers it if it is new. A new address replaces the old one; ""
+// is the one that is known.
 func (h *Host) peer(name, addr string) (*peer, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if p := h.peers[name]; p != nil {
+	if p := h.peers[name]; p == nil && addr == "" {
+		addr = h.addrs[name]
+	} else if p != nil {
 		if addr == "" || p.addr == addr || p.local {
 			return p, nil
 		}
@@ -84,7 +88,7 @@ func (p *peer) note(h *Host, err error) {
 	if p.fails == 0 {
 		h.log.Warn("owner does not answer; it is left out for a while", "owner", p.name, "error", err)
 	}
-	p.known, p.why = false, err
+	p.known, p.was, p.why = false, true, err
 	now := time.Now()
 	if now.Before(p.until) {
 		return // several calls met the same silence

@@ -87,7 +87,11 @@ func (h *Host) endUnheld(ctx context.Context, key lease.Key, reason string) (las
 	if key.Incarnation == 0 {
 		return 0 // leases of sluice run: no other node gets those
 	}
-	found, _ := h.search(ctx, h.cfg.Node, false, func(l *lease.Lease) bool {
+	owners := h.where(ctx, key)
+	if len(owners) == 0 {
+		owners = h.owners()
+	}
+	found, _ := h.search(ctx, owners, h.cfg.Node, false, func(l *lease.Lease) bool {
 		return l.Host == h.cfg.Node && nameOf(l.Request.Key) == nameOf(key) && l.Request.Key.Incarnation <= key.Incarnation
 	})
 	for _, l := range found {
@@ -143,7 +147,7 @@ func (h *Host) release(ctx context.Context, hd *held, reason string, over bool) 
 	hd.rec.Phase, hd.rec.Pending, hd.rec.Reason, hd.rec.Over = releasing, lease.Owners(hd.rec.Lease.Grants), reason, over
 	rec := hd.rec
 	k := rec.Lease.Request.Key
-	t := tombstone{Key: k, Reason: reason, Ended: time.Now().UTC(), since: time.Now()}
+	t := tombstone{Key: k, Reason: reason, Ended: time.Now().UTC(), Owners: lease.Owners(rec.Lease.Grants), since: time.Now()}
 	if over {
 		h.tombs[nameOf(k)] = t
 	}

@@ -51,6 +51,9 @@ func (h *Host) cleanDirs() {
 
 // openSocket makes a lease's directory unless it exists, the files in it, and its socket.
 func (h *Host) openSocket(hd *held) error {
+	if h.cfg.noSockets {
+		return nil
+	}
 	h.mu.Lock()
 	l := hd.rec.Lease
 	h.mu.Unlock()
@@ -81,6 +84,9 @@ func (h *Host) openSocket(hd *held) error {
 
 // removeSocket ends a lease's socket and removes its directory.
 func (h *Host) removeSocket(id string, s *leasesock.Socket) {
+	if h.cfg.noSockets {
+		return
+	}
 	if s != nil {
 		s.Close()
 	}

@@ -86,6 +86,10 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 		h.giveUp(all, err)
 		return nil, err
 	}
+	for i := range all {
+		h.view.granted(&all[i])
+	}
+	h.register(ctx, all)
 	h.point("sponsor-2-all")
 	return all, nil
 }
@@ -130,7 +134,8 @@ func (h *Host) settle(ctx context.Context, reqs []lease.Request) {
 	for i := range reqs {
 		byNode[nameOf(reqs[i].Key)] = &reqs[i]
 	}
-	found, _ := h.search(ctx, "", false, func(l *lease.Lease) bool { return byNode[nameOf(l.Request.Key)] != nil })
+	owners, _ := h.ownersOf(reqs[0].Key.Cluster, reqs[0].Key.Job)
+	found, _ := h.search(ctx, owners, "", false, func(l *lease.Lease) bool { return byNode[nameOf(l.Request.Key)] != nil })
 	for _, l := range found {
 		r := byNode[nameOf(l.Request.Key)]
 		if r.SameRun(l.Request) {

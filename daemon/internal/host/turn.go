@@ -48,6 +48,45 @@ func (c *crew) leave(uid uint32) {
 	}
 }
 
+// longLock is a lock that is held over calls to owners. It is a sync.Mutex but for that: who
+// waits for it waits as for an owner's answer, which a test's clock knows of.
+type longLock struct {
+	mu   sync.Mutex
+	free *sync.Cond // made by the first who waits
+	held bool
+}
+
+func (l *longLock) Lock() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.held {
+		if l.free == nil {
+			l.free = sync.NewCond(&l.mu)
+		}
+		l.free.Wait()
+	}
+	l.held = true
+}
+
+func (l *longLock) TryLock() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held {
+		return false
+	}
+	l.held = true
+	return true
+}
+
+func (l *longLock) Unlock() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held = false
+	if l.free != nil {
+		l.free.Signal()
+	}
+}
+
 // fly waits until no other acquisition or attachment of the job's lease on the node is in
 // progress. A release of the key ends the context that it returns, and so does the caller.
 func (h *Host) fly(ctx context.Context, k lease.Key) (context.Context, func(), error) {

@@ -25,6 +25,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -313,6 +314,9 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 	return nil
 }
 
+// controls says whether this node's daemon is one of the controllers.
+func controls(cfg *config.Config) bool { return slices.Contains(cfg.Slurm.Controllers, cfg.Node) }
+
 func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 	cfg := n.cfg.Load()
 	hc := host.Config{
@@ -323,7 +327,7 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 			return n.dialer().Open(ctx, o, addr, host, r)
 		},
 		DialProbe: n.dialProbe,
-		Pools:     pools(cfg), Users: cfg.Users.Run,
+		Pools:     pools(cfg), Users: cfg.Users.Run, Controller: controls(cfg),
 		Quotas: quotas(cfg), RunLife: cfg.Users.MaxLife,
 		Reserve: cfg.Lease.Reserve, Renew: cfg.Lease.Renew, Tombstone: cfg.Lease.Tombstone, MaxLife: cfg.Lease.MaxLife,
 		Health: n.health, Stats: n.stats, Files: n.files(),

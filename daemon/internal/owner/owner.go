@@ -194,7 +194,9 @@ type Owner struct {
 	keys    map[keyName]*entry     // by key without incarnation
 	tombs   map[string]tombSeen    // by name in the ledger
 	drains  map[string]lease.Drain // by UUID, "" for all GPUs; replaced as a whole
-	unknown map[string]int         // by host: its tombstones of leases that never existed
+	journal journal
+	where   whereabouts
+	unknown map[string]int // by host: its tombstones of leases that never existed
 	closed  bool
 }
 
@@ -332,6 +334,7 @@ func (o *Owner) adopt(rec record) *entry {
 	}
 	o.leases[rec.Lease.ID] = e
 	o.keys[nameOf(rec.Lease.Request.Key)] = e
+	o.journal.add(refOf(e, false))
 	return e
 }
 
@@ -342,6 +345,7 @@ func (o *Owner) drop(e *entry) {
 }
 
 func (o *Owner) remove(e *entry) {
+	o.journal.add(refOf(e, true))
 	delete(o.leases, e.id)
 	if k := nameOf(e.rec.Lease.Request.Key); o.keys[k] == e {
 		delete(o.keys, k)
@@ -361,6 +365,7 @@ func (o *Owner) SetLimits(l Limits) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.limits = l.withDefaults()
+	o.journal.add(lease.Ref{})
 }
 
 func (o *Owner) lim() Limits {
@@ -408,6 +413,13 @@ func (o *Owner) Inventory(context.Context) (lease.Inventory, error) {
 // gpus returns the GPUs with what is free of them.
 func (o *Owner) gpus() ([]lease.GPU, time.Duration) {
 	known, age := o.cfg.Devices()
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	return o.whatIsFree(known), age
+}
+
+// whatIsFree adds to the GPUs what is free of them. mu is held.
+func (o *Owner) whatIsFree(known []lease.GPU) []lease.GPU {
 	gpus := append([]lease.GPU(nil), known...)
 	index := make(map[string]int, len(gpus))
 	for i := range gpus {
@@ -415,8 +427,6 @@ func (o *Owner) gpus() ([]lease.GPU, time.Duration) {
 		g.Owner, g.FreePercent, g.FreeMem, g.Leases = o.cfg.Name, 100, g.Mem, 0
 		index[g.UUID] = i
 	}
-	o.mu.RLock()
-	defer o.mu.RUnlock()
 	for _, e := range o.leases {
 		for _, gr := range e.rec.Lease.Grants {
 			i, ok := index[gr.GPU]
@@ -436,7 +446,7 @@ func (o *Owner) gpus() ([]lease.GPU, time.Duration) {
 			gpus[i].FreePercent, gpus[i].FreeMem = 0, 0
 		}
 	}
-	return gpus, age
+	return gpus
 }
 
 // List returns every lease whose host is host, "" for all.

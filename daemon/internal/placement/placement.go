@@ -112,10 +112,14 @@ func Place(gpus []lease.GPU, r lease.Request, place lease.Place) ([]lease.Grant,
 	if r.Place != "" {
 		place = r.Place
 	}
-	cs := candidates(gpus, r, false)
-	a := choose(cs, r, place)
+	var a []*candidate
+	if len(r.Fractions) == 1 {
+		a = chooseOne(gpus, r, place)
+	} else {
+		a = choose(candidates(gpus, r, false), r, place)
+	}
 	if a == nil {
-		return nil, explain(gpus, cs, r)
+		return nil, explain(gpus, candidates(gpus, r, false), r)
 	}
 	grants := make([]lease.Grant, len(r.Fractions))
 	for i, c := range a {
@@ -131,17 +135,39 @@ func candidates(gpus []lease.GPU, r lease.Request, whole bool) []candidate {
 	cs := make([]candidate, 0, len(gpus))
 	match := typeMatch(r.Type)
 	for i := range gpus {
-		g := &gpus[i]
-		if g.Mem < r.MinMem || !whole && !g.Lends() || !match(g) {
-			continue
+		if c, ok := candidateOf(&gpus[i], &r, match, whole); ok {
+			cs = append(cs, c)
 		}
-		c := candidate{gpu: g, freePercent: g.FreePercent, freeMem: min(g.FreeMem, g.Mem), empty: g.Leases == 0, taken: -1}
-		if whole {
-			c.freePercent, c.freeMem, c.empty = 100, g.Mem, true
-		}
-		cs = append(cs, c)
 	}
 	return cs
+}
+
+func candidateOf(g *lease.GPU, r *lease.Request, match func(*lease.GPU) bool, whole bool) (c candidate, ok bool) {
+	if g.Mem < r.MinMem || !whole && !g.Lends() || !match(g) {
+		return c, false
+	}
+	c = candidate{gpu: g, freePercent: g.FreePercent, freeMem: min(g.FreeMem, g.Mem), empty: g.Leases == 0, taken: -1}
+	if whole {
+		c.freePercent, c.freeMem, c.empty = 100, g.Mem, true
+	}
+	return c, true
+}
+
+// chooseOne is choose for a request of one fraction, the usual one: a pool may have thousands
+// of GPUs, of which it makes no list.
+func chooseOne(gpus []lease.GPU, r lease.Request, place lease.Place) []*candidate {
+	var best candidate
+	match := typeMatch(r.Type)
+	for i := range gpus {
+		c, ok := candidateOf(&gpus[i], &r, match, false)
+		if ok && c.fits(r.Fractions[0]) && (best.gpu == nil || before(&c, &best, place)) {
+			best = c
+		}
+	}
+	if best.gpu == nil {
+		return nil
+	}
+	return []*candidate{&best}
 }
 
 // typeMatch is GPU.IsType. GPUs of a pool have few names, so the last answer is kept.

@@ -51,9 +51,10 @@ type OwnerClient struct {
 }
 
 var (
-	_ lease.Owner   = (*OwnerClient)(nil)
-	_ lease.Prober  = (*OwnerClient)(nil)
-	_ lease.Counter = (*OwnerClient)(nil)
+	_ lease.Owner     = (*OwnerClient)(nil)
+	_ lease.Prober    = (*OwnerClient)(nil)
+	_ lease.Watchable = (*OwnerClient)(nil)
+	_ lease.Counter   = (*OwnerClient)(nil)
 )
 
 // DialOwner makes a client for the owner called name at addr (HOST:PORT). version is this
@@ -212,13 +213,45 @@ func (o *OwnerClient) Held(ctx context.Context, _ string, of []lease.Holding) ([
 // Probe implements lease.Prober.
 func (o *OwnerClient) Probe(ctx context.Context, _ string, q lease.ProbeRequest) ([]lease.Offer, error) {
 	r, err := o.c.Probe(tagged(ctx, o.version), toProbeOrder(q))
-	if st := status.Convert(err); st.Code() == codes.Unimplemented && failure(st) == nil { // not a refusal of sluiced's own, as of another protocol
-		return nil, lease.Errorf(lease.WrongPeer, "owner %s runs a release that has no probe; install the same release of sluiced there", o.name)
-	}
 	if err != nil {
-		return nil, o.fail(err)
+		return nil, o.newer("probe", err)
 	}
 	return fromProbeOffer(r)
+}
+
+// newer is the error of a call that earlier releases do not have.
+func (o *OwnerClient) newer(what string, err error) error {
+	if st := status.Convert(err); st.Code() == codes.Unimplemented && failure(st) == nil { // not a refusal of sluiced's own, as of another protocol
+		return lease.Errorf(lease.WrongPeer, "owner %s runs a release that has no %s; install the same release of sluiced there", o.name, what)
+	}
+	return o.fail(err)
+}
+
+// Watch implements lease.Watchable.
+func (o *OwnerClient) Watch(ctx context.Context, _ string, since lease.Mark, wait time.Duration) (lease.Changes, error) {
+	r, err := o.c.Watch(tagged(ctx, o.version), &pb.WatchRequest{Since: toMark(since), Wait: toDuration(wait)})
+	if err != nil {
+		return lease.Changes{}, o.newer("watch", err)
+	}
+	return fromChanges(r), nil
+}
+
+// Register implements lease.Watchable.
+func (o *OwnerClient) Register(ctx context.Context, _, cluster, job string, leases []lease.Whereabouts) error {
+	_, err := o.c.Register(tagged(ctx, o.version), &pb.RegisterRequest{Cluster: text(cluster), Job: text(job), Leases: each(leases, toWhereabouts)})
+	if err != nil {
+		return o.newer("register", err)
+	}
+	return nil
+}
+
+// Where implements lease.Watchable.
+func (o *OwnerClient) Where(ctx context.Context, _, cluster, job string) ([]string, error) {
+	r, err := o.c.Where(tagged(ctx, o.version), &pb.WhereRequest{Cluster: text(cluster), Job: text(job)})
+	if err != nil {
+		return nil, o.newer("register", err)
+	}
+	return r.GetOwners(), nil
 }
 
 // --- Local ---

@@ -182,6 +182,36 @@ func fromInventory(v *pb.Inventory) lease.Inventory {
 	return lease.Inventory{Owner: v.GetOwner(), Version: v.GetVersion(), GPUs: each(v.GetGpus(), fromGPU), Age: fromDuration(v.GetAge()), Time: fromTime(v.GetTime())}
 }
 
+// --- large pools ---
+
+func toMark(m lease.Mark) *pb.Mark { return &pb.Mark{Epoch: m.Epoch, Seq: m.Seq} }
+
+func fromMark(m *pb.Mark) lease.Mark { return lease.Mark{Epoch: m.GetEpoch(), Seq: m.GetSeq()} }
+
+func toRef(r lease.Ref) *pb.LeaseRef {
+	return &pb.LeaseRef{Id: text(r.ID), Key: toKey(r.Key), Over: r.Over}
+}
+
+func fromRef(r *pb.LeaseRef) lease.Ref {
+	return lease.Ref{ID: r.GetId(), Key: fromKey(r.GetKey()), Over: r.GetOver()}
+}
+
+func toChanges(c lease.Changes) *pb.WatchReply {
+	return &pb.WatchReply{Inventory: toInventory(c.Inventory), At: toMark(c.At), Whole: c.Whole, Leases: each(c.Leases, toRef)}
+}
+
+func fromChanges(c *pb.WatchReply) lease.Changes {
+	return lease.Changes{Inventory: fromInventory(c.GetInventory()), At: fromMark(c.GetAt()), Whole: c.GetWhole(), Leases: each(c.GetLeases(), fromRef)}
+}
+
+func toWhereabouts(w lease.Whereabouts) *pb.Whereabouts {
+	return &pb.Whereabouts{Node: text(w.Node), Owners: each(w.Owners, text)}
+}
+
+func fromWhereabouts(w *pb.Whereabouts) lease.Whereabouts {
+	return lease.Whereabouts{Node: w.GetNode(), Owners: each(w.GetOwners(), text)}
+}
+
 // --- what lives on it ---
 
 func toUse(u lease.Use) *pb.Use {

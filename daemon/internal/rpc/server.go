@@ -6,9 +6,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
@@ -261,6 +263,47 @@ func (s *ownerServer) Held(ctx context.Context, r *pb.HeldRequest) (*pb.HeldRepl
 		return nil, toGRPC(err)
 	}
 	return &pb.HeldReply{Held: each(held, toHeld)}, nil
+}
+
+func (s *ownerServer) Watch(ctx context.Context, r *pb.WatchRequest) (*pb.WatchReply, error) {
+	host, w, err := s.watchable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c, err := w.Watch(ctx, host, fromMark(r.GetSince()), fromDuration(r.GetWait()))
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return toChanges(c), nil
+}
+
+func (s *ownerServer) Register(ctx context.Context, r *pb.RegisterRequest) (*pb.RegisterReply, error) {
+	host, w, err := s.watchable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.RegisterReply{}, toGRPC(w.Register(ctx, host, r.GetCluster(), r.GetJob(), each(r.GetLeases(), fromWhereabouts)))
+}
+
+func (s *ownerServer) Where(ctx context.Context, r *pb.WhereRequest) (*pb.WhereReply, error) {
+	host, w, err := s.watchable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	owners, err := w.Where(ctx, host, r.GetCluster(), r.GetJob())
+	return &pb.WhereReply{Owners: each(owners, text)}, toGRPC(err)
+}
+
+// watchable returns who asks, and the owner if it can be asked.
+func (s *ownerServer) watchable(ctx context.Context) (host string, w lease.Watchable, err error) {
+	if host, err = hostOf(ctx); err != nil {
+		return "", nil, err
+	}
+	w, ok := s.owner.(lease.Watchable)
+	if !ok {
+		return "", nil, status.Error(codes.Unimplemented, "this owner cannot be watched")
+	}
+	return host, w, nil
 }
 
 // controller says whether the owner lets that node act for all nodes.

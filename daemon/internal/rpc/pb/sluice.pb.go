@@ -4926,6 +4926,487 @@ func (x *EnvOp) GetValue() string {
 	return ""
 }
 
+// Mark is a moment in the life of an owner's daemon.
+type Mark struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the daemon's start
+	Seq           uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`     // changes since then
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mark) Reset() {
+	*x = Mark{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mark) ProtoMessage() {}
+
+func (x *Mark) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mark.ProtoReflect.Descriptor instead.
+func (*Mark) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *Mark) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Mark) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+type LeaseRef struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Key           *Key                   `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Over          bool                   `protobuf:"varint,3,opt,name=over,proto3" json:"over,omitempty"` // it has ended
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseRef) Reset() {
+	*x = LeaseRef{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseRef) ProtoMessage() {}
+
+func (x *LeaseRef) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseRef.ProtoReflect.Descriptor instead.
+func (*LeaseRef) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *LeaseRef) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *LeaseRef) GetKey() *Key {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *LeaseRef) GetOver() bool {
+	if x != nil {
+		return x.Over
+	}
+	return false
+}
+
+// WatchRequest asks a controller's question: what has changed since then? The answer waits
+// for a change, but no longer than wait.
+type WatchRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Since         *Mark                  `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
+	Wait          *durationpb.Duration   `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRequest) Reset() {
+	*x = WatchRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRequest) ProtoMessage() {}
+
+func (x *WatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
+func (*WatchRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *WatchRequest) GetSince() *Mark {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *WatchRequest) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+type WatchReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Inventory     *Inventory             `protobuf:"bytes,1,opt,name=inventory,proto3" json:"inventory,omitempty"`
+	At            *Mark                  `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	Whole         bool                   `protobuf:"varint,3,opt,name=whole,proto3" json:"whole,omitempty"` // leases are all that live, not what has changed
+	Leases        []*LeaseRef            `protobuf:"bytes,4,rep,name=leases,proto3" json:"leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchReply) Reset() {
+	*x = WatchReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchReply) ProtoMessage() {}
+
+func (x *WatchReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchReply.ProtoReflect.Descriptor instead.
+func (*WatchReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *WatchReply) GetInventory() *Inventory {
+	if x != nil {
+		return x.Inventory
+	}
+	return nil
+}
+
+func (x *WatchReply) GetAt() *Mark {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *WatchReply) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
+}
+
+func (x *WatchReply) GetLeases() []*LeaseRef {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+// Whereabouts are the owners of a job's lease for one of its nodes.
+type Whereabouts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Owners        []string               `protobuf:"bytes,2,rep,name=owners,proto3" json:"owners,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Whereabouts) Reset() {
+	*x = Whereabouts{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Whereabouts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Whereabouts) ProtoMessage() {}
+
+func (x *Whereabouts) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Whereabouts.ProtoReflect.Descriptor instead.
+func (*Whereabouts) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *Whereabouts) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Whereabouts) GetOwners() []string {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+type RegisterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Job           string                 `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
+	Leases        []*Whereabouts         `protobuf:"bytes,3,rep,name=leases,proto3" json:"leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegisterRequest) Reset() {
+	*x = RegisterRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegisterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegisterRequest) ProtoMessage() {}
+
+func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
+func (*RegisterRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *RegisterRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *RegisterRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *RegisterRequest) GetLeases() []*Whereabouts {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+type RegisterReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegisterReply) Reset() {
+	*x = RegisterReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegisterReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegisterReply) ProtoMessage() {}
+
+func (x *RegisterReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
+func (*RegisterReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{78}
+}
+
+type WhereRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Job           string                 `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhereRequest) Reset() {
+	*x = WhereRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhereRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhereRequest) ProtoMessage() {}
+
+func (x *WhereRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhereRequest.ProtoReflect.Descriptor instead.
+func (*WhereRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *WhereRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *WhereRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+// WhereReply names no owner where nothing is known.
+type WhereReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owners        []string               `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhereReply) Reset() {
+	*x = WhereReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhereReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhereReply) ProtoMessage() {}
+
+func (x *WhereReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhereReply.ProtoReflect.Descriptor instead.
+func (*WhereReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *WhereReply) GetOwners() []string {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
 var File_daemon_internal_rpc_sluice_proto protoreflect.FileDescriptor
 
 const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
@@ -5315,7 +5796,37 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05EnvOp\x12\x18\n" +
 	"\aprepend\x18\x01 \x01(\bR\aprepend\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\tR\x05value2\xff\x05\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value\".\n" +
+	"\x04Mark\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\"P\n" +
+	"\bLeaseRef\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
+	"\x03key\x18\x02 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x12\x12\n" +
+	"\x04over\x18\x03 \x01(\bR\x04over\"d\n" +
+	"\fWatchRequest\x12%\n" +
+	"\x05since\x18\x01 \x01(\v2\x0f.sluice.v1.MarkR\x05since\x12-\n" +
+	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\xa4\x01\n" +
+	"\n" +
+	"WatchReply\x122\n" +
+	"\tinventory\x18\x01 \x01(\v2\x14.sluice.v1.InventoryR\tinventory\x12\x1f\n" +
+	"\x02at\x18\x02 \x01(\v2\x0f.sluice.v1.MarkR\x02at\x12\x14\n" +
+	"\x05whole\x18\x03 \x01(\bR\x05whole\x12+\n" +
+	"\x06leases\x18\x04 \x03(\v2\x13.sluice.v1.LeaseRefR\x06leases\"9\n" +
+	"\vWhereabouts\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06owners\x18\x02 \x03(\tR\x06owners\"m\n" +
+	"\x0fRegisterRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\tR\x03job\x12.\n" +
+	"\x06leases\x18\x03 \x03(\v2\x16.sluice.v1.WhereaboutsR\x06leases\"\x0f\n" +
+	"\rRegisterReply\":\n" +
+	"\fWhereRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\tR\x03job\"$\n" +
+	"\n" +
+	"WhereReply\x12\x16\n" +
+	"\x06owners\x18\x01 \x03(\tR\x06owners2\xb3\a\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
@@ -5328,7 +5839,10 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05Drain\x12\x17.sluice.v1.DrainRequest\x1a\x15.sluice.v1.DrainReply\x127\n" +
 	"\x05Offer\x12\x17.sluice.v1.OfferRequest\x1a\x15.sluice.v1.OfferReply\x124\n" +
 	"\x04Gone\x12\x16.sluice.v1.GoneRequest\x1a\x14.sluice.v1.GoneReply\x125\n" +
-	"\x05Probe\x12\x15.sluice.v1.ProbeOrder\x1a\x15.sluice.v1.ProbeOffer\x124\n" +
+	"\x05Probe\x12\x15.sluice.v1.ProbeOrder\x1a\x15.sluice.v1.ProbeOffer\x127\n" +
+	"\x05Watch\x12\x17.sluice.v1.WatchRequest\x1a\x15.sluice.v1.WatchReply\x12@\n" +
+	"\bRegister\x12\x1a.sluice.v1.RegisterRequest\x1a\x18.sluice.v1.RegisterReply\x127\n" +
+	"\x05Where\x12\x17.sluice.v1.WhereRequest\x1a\x15.sluice.v1.WhereReply\x124\n" +
 	"\x04Held\x12\x16.sluice.v1.HeldRequest\x1a\x14.sluice.v1.HeldReply2\xca\x04\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
@@ -5361,7 +5875,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -5435,57 +5949,66 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*JobAnswerReply)(nil),        // 69: sluice.v1.JobAnswerReply
 	(*EnvReply)(nil),              // 70: sluice.v1.EnvReply
 	(*EnvOp)(nil),                 // 71: sluice.v1.EnvOp
-	(*durationpb.Duration)(nil),   // 72: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 73: google.protobuf.Timestamp
+	(*Mark)(nil),                  // 72: sluice.v1.Mark
+	(*LeaseRef)(nil),              // 73: sluice.v1.LeaseRef
+	(*WatchRequest)(nil),          // 74: sluice.v1.WatchRequest
+	(*WatchReply)(nil),            // 75: sluice.v1.WatchReply
+	(*Whereabouts)(nil),           // 76: sluice.v1.Whereabouts
+	(*RegisterRequest)(nil),       // 77: sluice.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 78: sluice.v1.RegisterReply
+	(*WhereRequest)(nil),          // 79: sluice.v1.WhereRequest
+	(*WhereReply)(nil),            // 80: sluice.v1.WhereReply
+	(*durationpb.Duration)(nil),   // 81: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 82: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,   // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,   // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	72,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	81,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,   // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
-	72,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
+	81,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
 	3,   // 5: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,   // 6: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	73,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	73,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	82,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	82,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	7,   // 9: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	73,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	82,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
 	6,   // 11: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	72,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	73,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	72,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	72,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	81,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	82,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	81,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	81,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
 	2,   // 16: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	73,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	82,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	9,   // 18: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	10,  // 19: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
 	12,  // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
-	72,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
-	72,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	72,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	72,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	72,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	72,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	72,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	72,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	81,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
+	81,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	81,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	81,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	81,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	81,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	81,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	81,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
 	5,   // 29: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
 	9,   // 30: sluice.v1.Status.use:type_name -> sluice.v1.Use
 	11,  // 31: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	73,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	82,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
 	13,  // 33: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	72,  // 34: sluice.v1.Status.idle:type_name -> google.protobuf.Duration
+	81,  // 34: sluice.v1.Status.idle:type_name -> google.protobuf.Duration
 	0,   // 35: sluice.v1.Report.key:type_name -> sluice.v1.Key
 	1,   // 36: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
 	4,   // 37: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
 	9,   // 38: sluice.v1.Report.use:type_name -> sluice.v1.Use
 	10,  // 39: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	72,  // 40: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	73,  // 41: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	73,  // 42: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	81,  // 40: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	82,  // 41: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	82,  // 42: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
 	13,  // 43: sluice.v1.Report.shares:type_name -> sluice.v1.Share
 	8,   // 44: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
 	5,   // 45: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	72,  // 46: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	81,  // 46: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
 	5,   // 47: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
 	16,  // 48: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
 	0,   // 49: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
@@ -5503,89 +6026,102 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	8,   // 61: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
 	53,  // 62: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
 	56,  // 63: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	73,  // 64: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	82,  // 64: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 65: sluice.v1.Event.key:type_name -> sluice.v1.Key
 	4,   // 66: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	73,  // 67: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	82,  // 67: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
 	59,  // 68: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
 	14,  // 69: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
 	6,   // 70: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	72,  // 71: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	81,  // 71: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
 	62,  // 72: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
-	72,  // 73: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
-	72,  // 74: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
-	72,  // 75: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
-	72,  // 76: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
+	81,  // 73: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
+	81,  // 74: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
+	81,  // 75: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
+	81,  // 76: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
 	63,  // 77: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
 	64,  // 78: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
 	64,  // 79: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
-	72,  // 80: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
+	81,  // 80: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
 	67,  // 81: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
 	68,  // 82: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
 	71,  // 83: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	17,  // 84: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	19,  // 85: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	21,  // 86: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	23,  // 87: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	25,  // 88: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 89: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	29,  // 90: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	31,  // 91: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	33,  // 92: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	35,  // 93: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36,  // 94: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	39,  // 95: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
-	41,  // 96: sluice.v1.Owner.Held:input_type -> sluice.v1.HeldRequest
-	45,  // 97: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	25,  // 98: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 99: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	47,  // 100: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	51,  // 101: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	54,  // 102: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	57,  // 103: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	31,  // 104: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	33,  // 105: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	60,  // 106: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
-	65,  // 107: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	65,  // 108: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	65,  // 109: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	65,  // 110: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	66,  // 111: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	66,  // 112: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	18,  // 113: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	20,  // 114: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	22,  // 115: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	24,  // 116: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	26,  // 117: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 118: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	30,  // 119: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	32,  // 120: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	34,  // 121: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	38,  // 122: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37,  // 123: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	40,  // 124: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
-	43,  // 125: sluice.v1.Owner.Held:output_type -> sluice.v1.HeldReply
-	46,  // 126: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	26,  // 127: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 128: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	48,  // 129: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	52,  // 130: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	55,  // 131: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	58,  // 132: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	32,  // 133: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	34,  // 134: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	61,  // 135: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
-	69,  // 136: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	30,  // 137: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	69,  // 138: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	30,  // 139: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	70,  // 140: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	30,  // 141: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	113, // [113:142] is the sub-list for method output_type
-	84,  // [84:113] is the sub-list for method input_type
-	84,  // [84:84] is the sub-list for extension type_name
-	84,  // [84:84] is the sub-list for extension extendee
-	0,   // [0:84] is the sub-list for field type_name
+	0,   // 84: sluice.v1.LeaseRef.key:type_name -> sluice.v1.Key
+	72,  // 85: sluice.v1.WatchRequest.since:type_name -> sluice.v1.Mark
+	81,  // 86: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
+	8,   // 87: sluice.v1.WatchReply.inventory:type_name -> sluice.v1.Inventory
+	72,  // 88: sluice.v1.WatchReply.at:type_name -> sluice.v1.Mark
+	73,  // 89: sluice.v1.WatchReply.leases:type_name -> sluice.v1.LeaseRef
+	76,  // 90: sluice.v1.RegisterRequest.leases:type_name -> sluice.v1.Whereabouts
+	17,  // 91: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	19,  // 92: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	21,  // 93: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	23,  // 94: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	25,  // 95: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 96: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	29,  // 97: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	31,  // 98: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	33,  // 99: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	35,  // 100: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36,  // 101: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	39,  // 102: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
+	74,  // 103: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
+	77,  // 104: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
+	79,  // 105: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
+	41,  // 106: sluice.v1.Owner.Held:input_type -> sluice.v1.HeldRequest
+	45,  // 107: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	25,  // 108: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 109: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	47,  // 110: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	51,  // 111: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	54,  // 112: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	57,  // 113: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	31,  // 114: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	33,  // 115: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	60,  // 116: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
+	65,  // 117: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	65,  // 118: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	65,  // 119: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	65,  // 120: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	66,  // 121: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	66,  // 122: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	18,  // 123: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	20,  // 124: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	22,  // 125: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	24,  // 126: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	26,  // 127: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 128: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	30,  // 129: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	32,  // 130: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	34,  // 131: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	38,  // 132: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37,  // 133: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	40,  // 134: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
+	75,  // 135: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
+	78,  // 136: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
+	80,  // 137: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
+	43,  // 138: sluice.v1.Owner.Held:output_type -> sluice.v1.HeldReply
+	46,  // 139: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	26,  // 140: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 141: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	48,  // 142: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	52,  // 143: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	55,  // 144: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	58,  // 145: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	32,  // 146: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	34,  // 147: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	61,  // 148: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
+	69,  // 149: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	30,  // 150: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	69,  // 151: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	30,  // 152: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	70,  // 153: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	30,  // 154: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	123, // [123:155] is the sub-list for method output_type
+	91,  // [91:123] is the sub-list for method input_type
+	91,  // [91:91] is the sub-list for extension type_name
+	91,  // [91:91] is the sub-list for extension extendee
+	0,   // [0:91] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -5599,7 +6135,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   72,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -38,6 +38,9 @@ const (
 	Owner_Offer_FullMethodName     = "/sluice.v1.Owner/Offer"
 	Owner_Gone_FullMethodName      = "/sluice.v1.Owner/Gone"
 	Owner_Probe_FullMethodName     = "/sluice.v1.Owner/Probe"
+	Owner_Watch_FullMethodName     = "/sluice.v1.Owner/Watch"
+	Owner_Register_FullMethodName  = "/sluice.v1.Owner/Register"
+	Owner_Where_FullMethodName     = "/sluice.v1.Owner/Where"
 	Owner_Held_FullMethodName      = "/sluice.v1.Owner/Held"
 )
 
@@ -60,6 +63,9 @@ type OwnerClient interface {
 	Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferReply, error)
 	Gone(ctx context.Context, in *GoneRequest, opts ...grpc.CallOption) (*GoneReply, error)
 	Probe(ctx context.Context, in *ProbeOrder, opts ...grpc.CallOption) (*ProbeOffer, error)
+	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (*WatchReply, error)
+	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterReply, error)
+	Where(ctx context.Context, in *WhereRequest, opts ...grpc.CallOption) (*WhereReply, error)
 	Held(ctx context.Context, in *HeldRequest, opts ...grpc.CallOption) (*HeldReply, error)
 }
 
@@ -191,6 +197,36 @@ func (c *ownerClient) Probe(ctx context.Context, in *ProbeOrder, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *ownerClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (*WatchReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WatchReply)
+	err := c.cc.Invoke(ctx, Owner_Watch_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *ownerClient) Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RegisterReply)
+	err := c.cc.Invoke(ctx, Owner_Register_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *ownerClient) Where(ctx context.Context, in *WhereRequest, opts ...grpc.CallOption) (*WhereReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WhereReply)
+	err := c.cc.Invoke(ctx, Owner_Where_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *ownerClient) Held(ctx context.Context, in *HeldRequest, opts ...grpc.CallOption) (*HeldReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(HeldReply)
@@ -220,6 +256,9 @@ type OwnerServer interface {
 	Offer(context.Context, *OfferRequest) (*OfferReply, error)
 	Gone(context.Context, *GoneRequest) (*GoneReply, error)
 	Probe(context.Context, *ProbeOrder) (*ProbeOffer, error)
+	Watch(context.Context, *WatchRequest) (*WatchReply, error)
+	Register(context.Context, *RegisterRequest) (*RegisterReply, error)
+	Where(context.Context, *WhereRequest) (*WhereReply, error)
 	Held(context.Context, *HeldRequest) (*HeldReply, error)
 	mustEmbedUnimplementedOwnerServer()
 }
@@ -266,6 +305,15 @@ func (UnimplementedOwnerServer) Gone(context.Context, *GoneRequest) (*GoneReply,
 }
 func (UnimplementedOwnerServer) Probe(context.Context, *ProbeOrder) (*ProbeOffer, error) {
 	return nil, status.Error(codes.Unimplemented, "method Probe not implemented")
+}
+func (UnimplementedOwnerServer) Watch(context.Context, *WatchRequest) (*WatchReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedOwnerServer) Register(context.Context, *RegisterRequest) (*RegisterReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Register not implemented")
+}
+func (UnimplementedOwnerServer) Where(context.Context, *WhereRequest) (*WhereReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Where not implemented")
 }
 func (UnimplementedOwnerServer) Held(context.Context, *HeldRequest) (*HeldReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Held not implemented")
@@ -507,6 +555,60 @@ func _Owner_Probe_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_Watch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WatchRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Watch(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Watch_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Watch(ctx, req.(*WatchRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Owner_Register_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RegisterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Register(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Register_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Register(ctx, req.(*RegisterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Owner_Where_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WhereRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Where(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Where_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Where(ctx, req.(*WhereRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Owner_Held_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(HeldRequest)
 	if err := dec(in); err != nil {
@@ -579,6 +681,18 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Probe",
 			Handler:    _Owner_Probe_Handler,
+		},
+		{
+			MethodName: "Watch",
+			Handler:    _Owner_Watch_Handler,
+		},
+		{
+			MethodName: "Register",
+			Handler:    _Owner_Register_Handler,
+		},
+		{
+			MethodName: "Where",
+			Handler:    _Owner_Where_Handler,
 		},
 		{
 			MethodName: "Held",

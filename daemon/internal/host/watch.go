@@ -1,0 +1,271 @@
+package host
+
+// Large pools. With few owners a question about a job, or about what is free, goes to all of
+// them. With many that would be thousands of messages for each job, so
+//
+//	a controller's daemon   watches all owners, and asks those that have leases of the job
+//	                        (overview.go); it tells one owner, the job's registrar, where
+//	                        the leases are
+//	a node's daemon         asks the registrar where its job's lease is; for a lease of its
+//	                        own it asks a few owners, and the others if those have no room
+//
+// Whoever learns nothing that way asks all, as in a small pool.
+
+import (
+	"context"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+)
+
+const (
+	// few is the most owners that are simply all asked.
+	few = 8
+	// sampled is how many owners are asked first for a lease of this node's own.
+	sampled = 6
+	// watchWait is how long an owner may put off an answer that says nothing new, and watchGap
+	// the least time between two answers, in which changes gather.
+	watchWait = 20 * time.Second
+	watchGap  = 250 * time.Millisecond
+	// unwatchable is the pause after an owner has refused to be watched.
+	unwatchable = time.Minute
+)
+
+// SetController says whether this daemon is a controller's, which watches the owners of large pools.
+func (h *Host) SetController(is bool) { h.controller.Store(is) }
+
+// watching is the watches of a Run, by owner.
+type watching map[string]*watched1
+
+// watched1 is the watch of one owner.
+type watched1 struct {
+	peer *peer
+	stop context.CancelFunc
+}
+
+// keep begins and ends watches, so that each owner of a large pool has one.
+func (w watching) keep(ctx context.Context, h *Host, begin func(func())) {
+	var owners []*peer
+	if h.controller.Load() && h.large() {
+		owners = h.owners()
+	}
+	wanted := make(map[*peer]bool, len(owners))
+	for _, p := range owners {
+		wanted[p] = true
+	}
+	for name, o := range w {
+		if !wanted[o.peer] {
+			o.stop()
+			delete(w, name)
+			h.view.drop(name)
+		}
+	}
+	for _, p := range owners {
+		if w[p.name] == nil {
+			ctx, stop := context.WithCancel(ctx)
+			w[p.name] = &watched1{p, stop}
+			begin(func() { h.watchOwner(ctx, p) })
+		}
+	}
+}
+
+// watchOwner has the overview know what an owner has, until ctx ends.
+func (h *Host) watchOwner(ctx context.Context, p *peer) {
+	said := false
+	for ctx.Err() == nil {
+		if p.down() != nil { // a round of Run tries it again
+			h.view.lost(p.name)
+			pause(ctx, watchGap)
+			continue
+		}
+		c, err := h.ask(ctx, p)
+		switch code := lease.CodeOf(err); {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			said = false
+			for i := range c.Inventory.GPUs {
+				c.Inventory.GPUs[i].Owner = p.name
+			}
+			p.heard(c.Inventory)
+			for _, late := range h.view.learn(p.name, c) {
+				h.endLate(ctx, p, late)
+			}
+			pause(ctx, watchGap)
+		case code == lease.Down:
+			pause(ctx, watchGap)
+		default:
+			if !said {
+				said = true
+				h.log.Warn("owner cannot be watched; all owners are asked for each job", "owner", p.name, "error", err)
+			}
+			h.view.drop(p.name)
+			pause(ctx, unwatchable)
+		}
+	}
+}
+
+// ask waits for an owner's next answer.
+func (h *Host) ask(ctx context.Context, p *peer) (lease.Changes, error) {
+	since := h.view.mark(p.name)
+	return call(ctx, h, p, watchWait+h.cfg.Ask, false, func(ctx context.Context, o lease.Owner) (lease.Changes, error) {
+		w, ok := o.(lease.Watchable)
+		if !ok {
+			return lease.Changes{}, lease.Errorf(lease.WrongPeer, "owner %s cannot be watched", p.name)
+		}
+		return w.Watch(ctx, h.cfg.Node, since, watchWait)
+	})
+}
+
+// heard keeps an inventory that the owner has given without being asked for it.
+func (p *peer) heard(inv lease.Inventory) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inv, p.at = inv, time.Now()
+}
+
+// endLate ends a lease that was granted after its job's end.
+func (h *Host) endLate(ctx context.Context, p *peer, r lease.Ref) {
+	h.log.Warn("lease of a job that has ended is ended", "lease", r.ID, "job", r.Key.String(), "owner", p.name)
+	err := h.order(ctx, p, releaseTime, func(ctx context.Context, o lease.Owner) error {
+		return o.Release(ctx, h.cfg.Node, r.ID, r.Key, "the job has ended")
+	})
+	if err != nil {
+		h.log.Error("lease of a job that has ended stays until nobody renews it", "lease", r.ID, "owner", p.name, "error", err)
+	}
+}
+
+// pause waits for d or the end of ctx.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// ownersOf returns the owners to ask about a job: those that are known to have leases of it or
+// to have had some, and all if that is not known.
+func (h *Host) ownersOf(cluster, job string) (peers []*peer, known bool) {
+	if !h.large() {
+		return h.owners(), false
+	}
+	var names []string
+	if known = h.view.complete(len(h.inPools())); known {
+		names, _ = h.view.whose(cluster, job)
+	} else {
+		h.mu.Lock()
+		n := name{cluster, job, h.cfg.Node}
+		if hd := h.keys[n]; hd != nil {
+			names = lease.Owners(hd.rec.Lease.Grants)
+		} else {
+			names = h.tombs[n].Owners
+		}
+		h.mu.Unlock()
+		known = len(names) > 0
+	}
+	if !known {
+		return h.owners(), false
+	}
+	return h.named(names), true
+}
+
+// named returns peers by name. One that no pool has any more is left out.
+func (h *Host) named(names []string) (peers []*peer) {
+	for _, n := range names {
+		if p, err := h.peer(n, ""); err == nil {
+			peers = append(peers, p)
+		}
+	}
+	return peers
+}
+
+// registrars are the two owners that may know where a job's leases are, the first one first.
+// Every daemon finds the same ones, as far as its pools are the same.
+func (h *Host) registrars(cluster, job string) []*peer {
+	var best [2]string
+	var most [2]uint64
+	text := []byte(cluster + "\x00" + job + "\x00")
+	for _, o := range h.inPools() {
+		f := fnv.New64a()
+		text = append(text[:len(cluster)+len(job)+2], o.Name...)
+		_, _ = f.Write(text)
+		switch n := f.Sum64(); {
+		case n > most[0]:
+			best, most = [2]string{o.Name, best[0]}, [2]uint64{n, most[0]}
+		case n > most[1]:
+			best[1], most[1] = o.Name, n
+		}
+	}
+	return h.named(best[:])
+}
+
+// register tells a registrar where a job's leases are. What it cannot be told costs the job's
+// nodes a question to all owners, and nothing else.
+func (h *Host) register(ctx context.Context, leases []lease.Lease) {
+	if !h.large() || len(leases) == 0 {
+		return
+	}
+	key := leases[0].Request.Key
+	at := make([]lease.Whereabouts, len(leases))
+	for i := range leases {
+		at[i] = lease.Whereabouts{Node: leases[i].Host, Owners: lease.Owners(leases[i].Grants)}
+	}
+	for _, p := range h.registrars(key.Cluster, key.Job) {
+		if p.down() != nil {
+			continue
+		}
+		if len(at) == 1 && slices.Equal(at[0].Owners, []string{p.name}) {
+			return // it knows its own
+		}
+		_, err := question(ctx, h, p, func(ctx context.Context, o lease.Owner) (struct{}, error) {
+			if w, ok := o.(lease.Watchable); ok {
+				return struct{}{}, w.Register(ctx, h.cfg.Node, key.Cluster, key.Job, at)
+			}
+			return struct{}{}, nil
+		})
+		if err == nil {
+			return
+		}
+		h.log.Info("an owner does not keep where a job's leases are", "owner", p.name, "job", key.String(), "error", err)
+	}
+}
+
+// where returns the owners that have a lease of a job for this node, nil if nothing is known.
+func (h *Host) where(ctx context.Context, key lease.Key) []*peer {
+	if !h.large() {
+		return nil
+	}
+	for _, p := range h.registrars(key.Cluster, key.Job) {
+		if p.down() != nil {
+			continue
+		}
+		names, err := question(ctx, h, p, func(ctx context.Context, o lease.Owner) ([]string, error) {
+			if w, ok := o.(lease.Watchable); ok {
+				return w.Where(ctx, h.cfg.Node, key.Cluster, key.Job)
+			}
+			return nil, nil
+		})
+		if err == nil && len(names) > 0 {
+			return h.named(names)
+		}
+	}
+	return nil
+}
+
+// sample returns some of the owners, by chance, of those that answer.
+func (h *Host) sample(owners []Peer) []Peer {
+	var some []Peer
+	for _, i := range rand.Perm(len(owners)) {
+		if p, err := h.peer(owners[i].Name, owners[i].Addr); err == nil && p.down() == nil {
+			if some = append(some, owners[i]); len(some) == sampled {
+				break
+			}
+		}
+	}
+	return some
+}

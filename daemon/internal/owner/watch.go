@@ -1,0 +1,190 @@
+package owner
+
+// Large pools: controllers are told what changes, in place of asking again and again, and the
+// nodes of a job are told at which owners its leases are.
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
+)
+
+const (
+	// maxWatch is the longest that an answer without a change is put off.
+	maxWatch = 30 * time.Second
+	// deviceLook is how soon a change of the GPUs themselves is noticed by who watches.
+	deviceLook = time.Second
+	// journalSize is how many changes are kept for those who watch. Who has missed more is told
+	// all that lives.
+	journalSize = 256
+	// whereTime is how long the whereabouts of a job are kept at least, and maxWhere how many
+	// jobs' are kept for as long as that.
+	whereTime = 10 * time.Minute
+	maxWhere  = 1 << 15
+)
+
+// journal is the last changes of an owner's leases. Owner.mu guards it.
+type journal struct {
+	seq     uint64
+	ring    [journalSize]lease.Ref // of change n at n % journalSize; without an id: a change of no lease
+	changed chan struct{}          // closed with the next change
+	devices []lease.GPU            // as they were last seen
+}
+
+// add notes a change. mu is held for writing.
+func (j *journal) add(r lease.Ref) {
+	j.seq++
+	j.ring[j.seq%journalSize] = r
+	if j.changed != nil {
+		close(j.changed)
+		j.changed = nil
+	}
+}
+
+// wait returns what is closed with the next change. mu is held for writing.
+func (j *journal) wait() <-chan struct{} {
+	if j.changed == nil {
+		j.changed = make(chan struct{})
+	}
+	return j.changed
+}
+
+// since returns the changes after seq, false if some are no longer kept.
+func (j *journal) since(seq uint64) (refs []lease.Ref, ok bool) {
+	if seq > j.seq || j.seq-seq > journalSize {
+		return nil, false
+	}
+	for n := seq + 1; n <= j.seq; n++ {
+		if r := j.ring[n%journalSize]; r.ID != "" {
+			refs = append(refs, r)
+		}
+	}
+	return refs, true
+}
+
+// Watch implements lease.Watchable.
+func (o *Owner) Watch(ctx context.Context, host string, since lease.Mark, wait time.Duration) (lease.Changes, error) {
+	if !o.Controller(host) {
+		return lease.Changes{}, lease.Errorf(lease.Denied, "%s asks to be told of all leases: only a controller may; see slurm.controllers in sluice.yaml of %s", host, o.cfg.Name)
+	}
+	until := time.NewTimer(max(0, min(wait, maxWatch)))
+	defer until.Stop()
+	for {
+		now, next := o.moment()
+		if now != since {
+			return o.changes(since), nil
+		}
+		look := time.NewTimer(deviceLook)
+		select {
+		case <-next:
+		case <-look.C:
+		case <-until.C:
+			look.Stop()
+			return o.changes(since), nil
+		case <-ctx.Done():
+			look.Stop()
+			return lease.Changes{}, lease.Errorf(lease.Down, "the caller gave up")
+		case <-o.ctx.Done():
+			look.Stop()
+			return lease.Changes{}, lease.Errorf(lease.Down, "owner %s is stopping", o.cfg.Name)
+		}
+		look.Stop()
+	}
+}
+
+// moment returns the present moment, after a look at the GPUs, and what is closed with the next change.
+func (o *Owner) moment() (lease.Mark, <-chan struct{}) {
+	devices, _ := o.cfg.Devices()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !slices.Equal(devices, o.journal.devices) {
+		o.journal.devices = slices.Clone(devices)
+		o.journal.add(lease.Ref{})
+	}
+	return lease.Mark{Epoch: o.cfg.Ledger.Epoch(), Seq: o.journal.seq}, o.journal.wait()
+}
+
+// changes returns the GPUs and what has changed since then.
+func (o *Owner) changes(since lease.Mark) lease.Changes {
+	known, age := o.cfg.Devices()
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	c := lease.Changes{At: lease.Mark{Epoch: o.cfg.Ledger.Epoch(), Seq: o.journal.seq}}
+	c.Inventory = lease.Inventory{Owner: o.cfg.Name, Version: o.cfg.Version, GPUs: o.whatIsFree(known), Age: age, Time: time.Now()}
+	refs, ok := o.journal.since(since.Seq)
+	if ok && since.Epoch == c.At.Epoch {
+		c.Leases = refs
+		return c
+	}
+	c.Whole = true
+	for _, e := range o.leases {
+		c.Leases = append(c.Leases, refOf(e, false))
+	}
+	return c
+}
+
+func refOf(e *entry, over bool) lease.Ref {
+	return lease.Ref{ID: e.id, Key: e.rec.Lease.Request.Key, Over: over}
+}
+
+// whereabouts are the owners of the leases of jobs, for their nodes. What was not renewed for
+// whereTime is forgotten with the older of two maps. Owner.mu guards it.
+type whereabouts struct {
+	young, old map[keyName][]string
+	turned     time.Duration // on the clock since boot
+}
+
+func (w *whereabouts) put(n keyName, owners []string, now time.Duration) {
+	if w.young == nil || len(w.young) >= maxWhere || now-w.turned > whereTime {
+		w.young, w.old, w.turned = make(map[keyName][]string), w.young, now
+	}
+	w.young[n] = owners
+}
+
+func (w *whereabouts) get(n keyName) []string {
+	if owners, ok := w.young[n]; ok {
+		return owners
+	}
+	return w.old[n]
+}
+
+// maxOwners bounds the owners of one lease: each has a GPU of it at least.
+const maxOwners = form.MaxDevices
+
+// Register implements lease.Watchable.
+func (o *Owner) Register(_ context.Context, host, cluster, job string, leases []lease.Whereabouts) error {
+	if !o.Controller(host) {
+		return lease.Errorf(lease.Denied, "%s says where leases are: only a controller may; see slurm.controllers in sluice.yaml of %s", host, o.cfg.Name)
+	}
+	tooLong := func(s string) bool { return s == "" || len(s) > form.MaxName }
+	bad := tooLong(cluster) || tooLong(job)
+	for _, l := range leases {
+		bad = bad || tooLong(l.Node) || len(l.Owners) > maxOwners || slices.ContainsFunc(l.Owners, tooLong)
+	}
+	if bad {
+		return lease.Errorf(lease.Invalid, "whereabouts of a job: want names of 1 to %d bytes, and at most %d owners of a lease", form.MaxName, maxOwners)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, l := range leases {
+		o.where.put(keyName{cluster, job, l.Node}, slices.Clone(l.Owners), o.clock.Up())
+	}
+	return nil
+}
+
+// Where implements lease.Watchable.
+func (o *Owner) Where(_ context.Context, host, cluster, job string) ([]string, error) {
+	n := keyName{cluster, job, host}
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	owners := slices.Clone(o.where.get(n))
+	if o.keys[n] != nil && !slices.Contains(owners, o.cfg.Name) {
+		owners = append(owners, o.cfg.Name)
+	}
+	return owners, nil
+}
+
+var _ lease.Watchable = (*Owner)(nil)
