@@ -399,6 +399,7 @@ quotas:
 func FuzzParse(f *testing.F) {
 	f.Add("lease: {silence: 5m}\npools: {p: {owners: [a]}}\n")
 	f.Add("owner: {gpus: [0, GPU-1], keep_mem: 1G}")
+	f.Add("quotas: [{user: a, pool: default, percent: 5, mem: 1G, leases: 0}, {account: '*', slurm: yes, leases: 1}]\npools: {default: {owners: [a], idle: {after: 1h, action: lend}}}")
 	f.Fuzz(func(t *testing.T, text string) {
 		if c, err := Parse("f", []byte(text)); err == nil && (c.Node == "" || len(c.Pools) == 0) {
 			t.Errorf("%+v", c)
