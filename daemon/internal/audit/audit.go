@@ -49,6 +49,7 @@ const (
 	Attach        = "attach"         // a node took over what its controller's daemon got for it
 	RenewLost     = "renew-lost"     // a host's lease that its owner no longer has
 	Set           = "set"            // a living lease has another share or policy; the line has all its grants
+	Idle          = "idle"           // a lease has had no work for longer than the site says
 	Overrun       = "overrun"        // work of a lease that stayed on its GPU beyond the site's limit
 	Release       = "release"        // a lease ended at its host's request
 	Reclaim       = "reclaim"        // a lease ended by its owner
@@ -63,7 +64,7 @@ const (
 
 // Events are all of them, as they are written.
 func Events() []string {
-	return []string{Reserve, Grant, Refuse, Attach, RenewLost, Set, Overrun, Release, Reclaim, Drain, Resume, SessionOpen, SessionEnd, SessionRefuse, TicketRefuse, PeerRefuse}
+	return []string{Reserve, Grant, Refuse, Attach, RenewLost, Set, Idle, Overrun, Release, Reclaim, Drain, Resume, SessionOpen, SessionEnd, SessionRefuse, TicketRefuse, PeerRefuse}
 }
 
 // class is a series of files; its value is what the names of its files add to the log's.
@@ -80,7 +81,7 @@ var classes = []class{leases, sessions, refusals}
 // classOf is where an event is written.
 func classOf(event string) class {
 	switch event {
-	case SessionOpen, SessionEnd, Overrun:
+	case SessionOpen, SessionEnd, Overrun, Idle:
 		return sessions
 	case Refuse, SessionRefuse, TicketRefuse, PeerRefuse:
 		return refusals

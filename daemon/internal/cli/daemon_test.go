@@ -266,6 +266,30 @@ func TestRunLeaseEnded(t *testing.T) {
 	}
 }
 
+// A lease that the site gives a life time is told to the user when it begins, and once before it ends.
+func TestRunLife(t *testing.T) {
+	d := startDaemon(t)
+	d.life = time.Hour
+	out, errs, status := d.call("run", "--fraction", "50", "--lib", shimLib(t), "--", "echo", "done")
+	if status != 0 || out != "done\n" || errs != "sluice: the lease ends after 1h0m0s, by the site's users.max_life or lease.max_life\n" {
+		t.Errorf("exit status %d, %q, %q", status, out, errs)
+	}
+	if _, errs, _ = d.call("run", "--fraction", "50", "--time", "30", "--lib", shimLib(t), "--", "true"); errs != "" {
+		t.Errorf("it asked for less: %q", errs)
+	}
+	var said []string
+	now := time.Now()
+	h := &heldLease{id: idA, ends: now.Add(time.Hour), warn: 6 * time.Minute, say: func(f string, a ...any) { said = append(said, fmt.Sprintf(f, a...)) }}
+	for m := range 61 {
+		h.warned(now.Add(time.Duration(m) * time.Minute))
+	}
+	if len(said) != 1 || !strings.HasPrefix(said[0], "lease "+short(idA)+" ends in 6m0s, at ") {
+		t.Errorf("%q", said)
+	}
+	h = &heldLease{say: func(string, ...any) { t.Error("a lease without end ends") }}
+	h.warned(now)
+}
+
 func TestJobName(t *testing.T) {
 	for program, want := range map[string]string{"/usr/bin/python3": "python3", "a\nb": "a b", "./" + strings.Repeat("é", 40): strings.Repeat("é", 30) + "...", "\xff": "?"} {
 		if got := jobName(program); strings.ToValidUTF8(got, "") != got || got != want {

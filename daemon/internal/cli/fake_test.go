@@ -27,6 +27,7 @@ type fakeDaemon struct {
 
 	mu       sync.Mutex
 	refuse   error
+	life     time.Duration // the longest of a lease; 0: any
 	changes  []lease.Change
 	requests []lease.Request
 	peers    []rpc.Peer
@@ -87,6 +88,12 @@ func (d *fakeDaemon) Acquire(_ context.Context, p rpc.Peer, r lease.Request) (le
 		}
 	}
 	l := lease.Lease{ID: form.NewLeaseID(), Request: r, State: lease.Granted, Made: time.Now(), Host: "node1"}
+	if d.life > 0 && (r.Life == 0 || r.Life > d.life) {
+		l.Request.Life = d.life
+	}
+	if l.Request.Life > 0 {
+		l.Expires = l.Made.Add(l.Request.Life)
+	}
 	for i, f := range r.Fractions {
 		l.Grants = append(l.Grants, lease.Grant{Owner: "gpu01", GPU: "GPU-1", Percent: f.Percent, Mem: f.Mem, Order: i})
 	}
@@ -139,7 +146,7 @@ func (d *fakeDaemon) List(context.Context, rpc.Peer) ([]lease.Status, error) {
 	defer d.mu.Unlock()
 	var out []lease.Status
 	for _, l := range d.leases {
-		out = append(out, lease.Status{Lease: l, Use: []lease.Use{{Granted: 20 << 30, Used: 3 << 30, Peak: 4 << 30}},
+		out = append(out, lease.Status{Lease: l, Idle: 3*time.Hour + 5*time.Second, Use: []lease.Use{{Granted: 20 << 30, Used: 3 << 30, Peak: 4 << 30}},
 			Sessions: []lease.Session{{ID: "s1", Lease: l.ID, Client: 42, Program: "py\x1b[2Jthon", Started: time.Now().Add(-time.Minute),
 				Use: []lease.Use{{Used: 3 << 30}}, Counts: lease.Counts{Calls: 7, BytesIn: 5 << 20, Cuts: 2, CutTime: 41500 * time.Millisecond}}}})
 	}

@@ -41,6 +41,8 @@ type heldLease struct {
 	path   string // of the lease's socket
 	socket string // the daemon's
 	say    func(string, ...any)
+	ends   time.Time     // by its life time; zero: it does not
+	warn   time.Duration // before ends the user is told
 	stop   chan struct{}
 	looked chan struct{} // closed when the goroutine has ended; nil before watch
 }
@@ -55,7 +57,22 @@ func hold(ctx context.Context, socket string, r lease.Request, say func(string, 
 	if err != nil {
 		return nil, fmt.Errorf("no lease: %w", err)
 	}
-	return &heldLease{id: l.ID, path: path, socket: socket, say: say, stop: make(chan struct{})}, nil
+	h := &heldLease{id: l.ID, path: path, socket: socket, say: say, stop: make(chan struct{}), ends: l.Expires, warn: min(lifeWarning, l.Request.Life/10)}
+	if l.Request.Life > 0 && (r.Life == 0 || l.Request.Life < r.Life) {
+		say("the lease ends after %v, by the site's users.max_life or lease.max_life", l.Request.Life)
+	}
+	return h, nil
+}
+
+// lifeWarning is how long before the end of the lease's life time, at most, the user is told.
+const lifeWarning = 10 * time.Minute
+
+// warned tells the user once that the lease ends soon.
+func (h *heldLease) warned(now time.Time) {
+	if left := h.ends.Sub(now); !h.ends.IsZero() && left <= h.warn {
+		h.say("lease %s ends in %v, at %s: its life time is nearly over; save your work", short(h.id), max(0, left).Round(time.Second), h.ends.Local().Format(time.TimeOnly))
+		h.ends = time.Time{}
+	}
 }
 
 func acquire(ctx context.Context, socket string, r lease.Request) (lease.Lease, string, error) {
@@ -110,6 +127,7 @@ func (h *heldLease) watch(lost func(reason string)) {
 				return
 			case <-tick.C:
 			}
+			h.warned(time.Now())
 			if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 				lost(fmt.Sprintf("lease %s has ended, see sluice list", short(h.id)) + callsFail)
 				return

@@ -37,7 +37,8 @@ func newList() *cobra.Command {
 FRACTIONS shows percent and memory of each fraction, POLICY how the time of their GPUs is
 shared, which sluice set changes. USED counts the memory of all sessions and their overhead,
 which is what the worker's context takes on the GPU. CUTS counts how often a session's
-connection was lost and made again, CUT_TIME says for how long there was none.`,
+connection was lost and made again, CUT_TIME says for how long there was none. IDLE says for how
+long no program has had work for the GPU, from a minute on.`,
 		Example: "  sluice list\n  sluice list --sessions\n  sluice list --json | jq -r '.[].id'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,7 +54,7 @@ connection was lost and made again, CUT_TIME says for how long there was none.`,
 				return printJSON(w, ls)
 			}
 			now, users := time.Now(), &usernames.Names{}
-			if err := table(w, "LEASE JOB USER STATE FRACTIONS POLICY OWNERS USED PEAK SESSIONS AGE LEFT", leaseRows(ls, now, users)); err != nil || !sessions {
+			if err := table(w, "LEASE JOB USER STATE FRACTIONS POLICY OWNERS USED PEAK SESSIONS IDLE AGE LEFT", leaseRows(ls, now, users)); err != nil || !sessions {
 				return err
 			}
 			var rows [][]string
@@ -78,6 +79,14 @@ connection was lost and made again, CUT_TIME says for how long there was none.`,
 	return cmd
 }
 
+// idleText is for how long a lease has had no work, if that is longer than a program pauses.
+func idleText(l *lease.Status) string {
+	if l.Idle < time.Minute {
+		return "-"
+	}
+	return elapsed(l.Idle)
+}
+
 func leaseRows(ls []lease.Status, now time.Time, users *usernames.Names) [][]string {
 	rows := make([][]string, 0, len(ls))
 	for _, l := range ls {
@@ -94,7 +103,7 @@ func leaseRows(ls []lease.Status, now time.Time, users *usernames.Names) [][]str
 		used, peak := total(l.Use)
 		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.Name(l.Request.UID), string(l.State),
 			join(l.Grants, fractionText), l.Request.PolicyName(), strings.Join(owners, ","), bytesText(used), bytesText(peak),
-			strconv.Itoa(len(l.Sessions)), since(now, l.Made), left})
+			strconv.Itoa(len(l.Sessions)), idleText(&l), since(now, l.Made), left})
 	}
 	return rows
 }

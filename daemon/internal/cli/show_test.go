@@ -29,7 +29,7 @@ func TestListAndRelease(t *testing.T) {
 	d.add(idA, "4711")
 	d.add(idB, "4712")
 	out, errs, status := d.call("list", "--sessions")
-	for _, w := range []string{"LEASE", "aaaa11112222", "4711", "4712", "50%:20G", "gpu01", "3G", "py?[2Jthon", "1:00:0", " CUTS ", "41.5s"} {
+	for _, w := range []string{"LEASE", "aaaa11112222", "4711", "4712", "50%:20G", "gpu01", "3G", "py?[2Jthon", "1:00:0", " CUTS ", "41.5s", " IDLE ", "3:00:05"} {
 		if !strings.Contains(out, w) {
 			t.Errorf("list lacks %q:\n%s", w, out)
 		}

@@ -50,6 +50,7 @@ func (p *parser) finish() {
 	p.slurm()
 	p.readPools()
 	p.readPartitions()
+	p.readQuotas()
 }
 
 func (p *parser) paths() {
@@ -129,6 +130,13 @@ func (p *parser) ranges() {
 	times("lease.renew", c.Lease.Renew, 100*time.Millisecond, 10*time.Minute)
 	times("lease.silence", c.Lease.Silence, time.Second, 7*24*time.Hour)
 	times("lease.max_life", c.Lease.MaxLife, 0, 10*365*24*time.Hour)
+	times("users.max_life", c.Users.MaxLife, 0, 10*365*24*time.Hour)
+	if l, u := c.Lease.MaxLife, c.Users.MaxLife; l > 0 && u > l {
+		p.fail("users.max_life", "%v is more than lease.max_life (%v), which holds for all leases", u, l)
+	}
+	if what, why := c.Lease.Idle.wrong(); what != "" {
+		p.fail("lease.idle."+what, "%s", why)
+	}
 	times("lease.tombstone", c.Lease.Tombstone, time.Minute, 30*24*time.Hour)
 	times("session.ticket", c.Session.Ticket, time.Second, time.Minute)
 	times("session.grace", c.Session.Grace, 0, maxGrace)

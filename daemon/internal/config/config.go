@@ -44,6 +44,8 @@ type Config struct {
 	// keys of this table.
 	Pools      map[string]Pool
 	Partitions map[string]Partition
+
+	Quotas []Quota // in the order of the file
 }
 
 // Log says what goes to standard error.
@@ -88,6 +90,8 @@ type TLS struct {
 type Users struct {
 	Run    bool `key:"run" live:"yes"` // acquire leases by sluice run; unless it is set, false where slurm.controllers is
 	UIDMin int  `key:"uid_min"`        // of users; lower uids, and root, are the system's
+
+	MaxLife time.Duration `key:"max_life" live:"yes"` // longest life of a lease outside of Slurm's jobs; 0 as lease.max_life
 }
 
 // Owner is the role that lends this node's GPUs.
@@ -114,6 +118,7 @@ type Lease struct {
 	MaxLife   time.Duration `key:"max_life" live:"yes"`    // longest life that a request may ask; 0 any
 	Tombstone time.Duration `key:"tombstone" live:"yes"`   // how long an ended key is remembered
 	MaxPerGPU int           `key:"max_per_gpu" live:"yes"` // leases on one GPU
+	Idle      Idle          `key:"idle"`
 }
 
 // Session limits sessions.
@@ -180,6 +185,7 @@ type Pool struct {
 	Place   string            // best-fit or spread
 	Licence string            // Slurm's licence; one unit is one percent of a GPU
 	Types   map[string]string // type of GPU, in lower case: the licence it takes besides
+	Idle    *Idle             // what becomes of its leases without work; nil: as lease.idle says
 	Grace   *time.Duration    // how long sessions wait for a program whose connection was lost; nil: as each owner says
 }
 
@@ -212,7 +218,7 @@ func Default() Config {
 		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",
 			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30, StoreTotal: 100 << 30, StoreKeepFree: 2 << 30},
 		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
-			Tombstone: time.Hour, MaxPerGPU: 64},
+			Tombstone: time.Hour, MaxPerGPU: 64, Idle: Idle{Action: "note"}},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Grace: 5 * time.Minute, Compress: true, Keepalive: 10 * time.Second},
 		Worker:  Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true, Sandbox: "off"},
 		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "auto"}},

@@ -139,6 +139,33 @@ func TestErrors(t *testing.T) {
 		{"partitions:\n  a: {policy: fair}\n", "f.yaml:2: partitions.a.policy"},
 		{"partitions:\n  a: {gpus: 1}\n", "f.yaml:2: unknown key partitions.a.gpus"},
 		{"partitions:\n  a: {}\n  a: {}\n", `mapping key "a" already defined`},
+		{"users: {max_life: -1h}\n", "f.yaml:1: users.max_life: -1h0m0s is not between 0s and"},
+		{"users: {max_life: 2h}\nlease: {max_life: 1h}\n", "f.yaml:1: users.max_life: 2h0m0s is more than lease.max_life (1h0m0s)"},
+		{"lease:\n  idle: {after: 5s}\n", "f.yaml:2: lease.idle.after: 5s is not between 10s and 720h; 0s is never"},
+		{"lease:\n  idle: {action: kill}\n", `f.yaml:2: lease.idle.action: "kill" is not known; give one of note, lend, end`},
+		{"lease:\n  idle: {command: mail -s x}\n", `f.yaml:2: lease.idle.command: "mail -s x" is no absolute, plain path`},
+		{"lease: {idle: 30m}\n", "f.yaml:1: the file lease.idle wants keys of its own"},
+		{"lease: {idle: {afer: 30m}}\n", "f.yaml:1: unknown key lease.idle.afer; is lease.idle.after meant?"},
+		{"pools:\n  p:\n    owners: [a]\n    idle: 30m\n", "f.yaml:4: pools.p.idle wants after, action and command"},
+		{"pools:\n  p:\n    owners: [a]\n    idle: {after: soon}\n", `f.yaml:4: pools.p.idle.after: "soon" is not a time`},
+		{"pools:\n  p:\n    owners: [a]\n    idle: {after: 1000h}\n", "f.yaml:4: pools.p.idle.after: 1000h0m0s is not between"},
+		{"pools:\n  p:\n    owners: [a]\n    idle: {command: a/b}\n", `f.yaml:4: pools.p.idle.command: "a/b" is no absolute`},
+		{"pools:\n  p:\n    owners: [a]\n    idle: {action: no}\n", `f.yaml:4: pools.p.idle.action: "no" is not known`},
+		{"pools:\n  p:\n    owners: [a]\n    idle: {when: 1h}\n", "f.yaml:4: unknown key pools.p.idle.when; idle has after, action and command"},
+		{"quotas: {percent: 50}\n", "f.yaml:1: quotas wants a list"},
+		{"quotas: [50]\n", `f.yaml:1: quotas: "50" is no quota`},
+		{"quotas:\n- {user: alice}\n", "f.yaml:2: quotas: the quota of user alice bounds nothing; give percent, mem or leases"},
+		{"quotas:\n- {gpus: 1}\n", "f.yaml:2: unknown key quotas.gpus; a quota has user, group or account"},
+		{"quotas:\n- {percent: 50%}\n", `f.yaml:2: quotas.percent: "50%" is not percent of GPUs`},
+		{"quotas:\n- {leases: -1}\n", `f.yaml:2: quotas.leases: "-1" is not a number of leases`},
+		{"quotas:\n- {mem: lots}\n", `f.yaml:2: quotas.mem: "lots" is not a size of memory`},
+		{"quotas:\n- {pool: big, leases: 1}\n", `f.yaml:2: quotas.pool: there is no pool "big"`},
+		{"quotas:\n- {user: '*', leases: 1}\n", `f.yaml:2: quotas.user: "*" is not a name; leave user out for every user`},
+		{"quotas:\n- {user: a, group: b, leases: 1}\n", "f.yaml:2: quotas: a quota is of a user, of a group's members or of an account; write one for each"},
+		{"quotas:\n- {account: a, group: b, leases: 1}\n", "f.yaml:2: quotas: a quota is of a user"},
+		{"quotas:\n- {account: a, slurm: no, leases: 1}\n", "f.yaml:2: quotas.slurm: no, and account a: only Slurm's jobs have accounts"},
+		{"quotas:\n- {slurm: perhaps, leases: 1}\n", `f.yaml:2: quotas.slurm: "perhaps" is neither true nor false`},
+		{"quotas:\n- {leases: 1}\n- {percent: 50}\n", "f.yaml:3: quotas: each user has a quota of all pools together, outside of Slurm's jobs in line 2 already; put both into one"},
 		{"node: [a\n", "f.yaml"},
 		{"- a\n", "f.yaml:1"},
 	} {
@@ -315,9 +342,64 @@ func TestReload(t *testing.T) {
 	}
 }
 
+func TestPolicies(t *testing.T) {
+	c := parse(t, `
+node: n
+lease: {idle: {after: 1h, command: /usr/local/sbin/mail}}
+users: {max_life: 8h}
+pools:
+  default: {owners: [n]}
+  batch: {owners: [n], licence: rgpu_b, idle: {after: 10m, action: lend}}
+  free: {owners: [n], licence: rgpu_f, idle: {after: 0s}}
+quotas:
+- {percent: 200, mem: 80G, leases: 4}
+- {slurm: yes, percent: 400}
+- {pool: batch, percent: 0}
+- {user: 1000, leases: 9}
+- {group: students, pool: batch, percent: 50}
+- {account: Physics, percent: 800}
+- {account: "*", percent: 100}
+`)
+	if c.Users.MaxLife != 8*time.Hour || c.IdleOf("default") != (Idle{time.Hour, "note", "/usr/local/sbin/mail"}) || c.IdleOf("gone") != c.Lease.Idle ||
+		c.IdleOf("batch") != (Idle{10 * time.Minute, "lend", "/usr/local/sbin/mail"}) || c.IdleOf("free").After != 0 {
+		t.Errorf("%+v, %+v", c.Users, c.Lease.Idle)
+	}
+	var got []string
+	for i := range c.Quotas {
+		q := &c.Quotas[i]
+		text := q.Whose() + ": " + q.Of()
+		if q.Percent != nil {
+			text += fmt.Sprintf(" %d%%", *q.Percent)
+		}
+		if q.Mem != nil {
+			text += fmt.Sprintf(" %v", *q.Mem)
+		}
+		if q.Leases != nil {
+			text += fmt.Sprintf(" %d leases", *q.Leases)
+		}
+		got = append(got, text)
+	}
+	want := []string{
+		"each user: all pools together, outside of Slurm's jobs 200% 80G 4 leases", "each user: all pools together 400%", "each user: pool batch, outside of Slurm's jobs 0%",
+		"user 1000: all pools together, outside of Slurm's jobs 9 leases", "each user of group students: pool batch, outside of Slurm's jobs 50%",
+		"account physics: all pools together 800%", "each account: all pools together 100%",
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	later := Live(parse(t, "node: n\n"), c)
+	if len(later.Quotas) != len(want) || later.Users.MaxLife != 8*time.Hour || later.Lease.Idle != c.Lease.Idle || later.IdleOf("batch") != c.IdleOf("batch") {
+		t.Errorf("not taken over: %+v", later)
+	}
+	if r := Restart(parse(t, "node: n\n"), c); len(r) > 0 {
+		t.Errorf("restart for %v", r)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add("lease: {silence: 5m}\npools: {p: {owners: [a]}}\n")
 	f.Add("owner: {gpus: [0, GPU-1], keep_mem: 1G}")
+	f.Add("quotas: [{user: a, pool: default, percent: 5, mem: 1G, leases: 0}, {account: '*', slurm: yes, leases: 1}]\npools: {default: {owners: [a], idle: {after: 1h, action: lend}}}")
 	f.Fuzz(func(t *testing.T, text string) {
 		if c, err := Parse("f", []byte(text)); err == nil && (c.Node == "" || len(c.Pools) == 0) {
 			t.Errorf("%+v", c)

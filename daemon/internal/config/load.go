@@ -166,13 +166,14 @@ const envPrefix = "SLUICE"
 var envName = strings.NewReplacer(".", "_")
 
 type parser struct {
-	name  string
-	known map[string]bool
-	line  map[string]int // of a key in the file
-	pools *yaml.Node
-	parts *yaml.Node
-	cfg   Config
-	errs  []error
+	name   string
+	known  map[string]bool
+	line   map[string]int // of a key in the file
+	pools  *yaml.Node
+	parts  *yaml.Node
+	quotas *yaml.Node
+	cfg    Config
+	errs   []error
 }
 
 // inEnv is the environment variable of a key, and whether the key's value is from there.
@@ -247,6 +248,8 @@ func (p *parser) walk(n *yaml.Node, prefix string) {
 			p.pools = val
 		case name == "partitions":
 			p.parts = val
+		case name == "quotas":
+			p.quotas = val
 		case p.known[name]:
 			p.line[name] = key.Line
 			if val.Tag == "!!null" || val.Kind == yaml.MappingNode || val.Kind == yaml.AliasNode {

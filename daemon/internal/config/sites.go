@@ -105,10 +105,12 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 			pool.Types = p.types(v, "pools."+name+".types")
 		case "owners":
 			pool.Owners = p.owners(v, "pools."+name+".owners", port, addr)
+		case "idle":
+			pool.Idle = p.poolIdle(v, "pools."+name+".idle")
 		case "grace":
 			pool.Grace = p.grace(v, "pools."+name+".grace")
 		default:
-			p.failAt(k, "unknown key pools.%s.%s; a pool has owners, place, licence, types and grace", name, k.Value)
+			p.failAt(k, "unknown key pools.%s.%s; a pool has owners, place, licence, types, grace and idle", name, k.Value)
 		}
 	}
 	if len(pool.Owners) == 0 {

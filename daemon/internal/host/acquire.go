@@ -143,6 +143,7 @@ func (h *Host) check(p rpc.Peer, r *lease.Request) error {
 		return lease.Errorf(lease.Denied, "job %s: a lease for uid %d is asked for by uid %d; only root may ask for others", k, r.UID, p.UID)
 	}
 	r.UID, r.GID = p.UID, p.GID // 0 means that the request names no user
+	r.Nodes = 0
 	// A user's own lease ends with a process of the user's: by default the one that asks.
 	if r.Holder.PID == 0 {
 		r.Holder = lease.Process{PID: p.PID}
@@ -173,6 +174,17 @@ func (h *Host) checkRequest(r *lease.Request) error {
 	}
 	if r.Life < 0 || h.cfg.MaxLife > 0 && r.Life > h.cfg.MaxLife {
 		return lease.Errorf(lease.Invalid, "life time %v: want none below 0, nor above lease.max_life of sluice.yaml (%v, 0s is any)", r.Life, h.cfg.MaxLife)
+	}
+	if r.Nodes > maxNodes {
+		return lease.Errorf(lease.Invalid, "job on %d nodes: want at most %d", r.Nodes, maxNodes)
+	}
+	if form.IsRunJob(k.Job) {
+		h.mu.Lock()
+		most := h.runLife
+		h.mu.Unlock()
+		if most > 0 && r.Life > most {
+			return lease.Errorf(lease.Invalid, "life time %v: want at most %v outside of Slurm's jobs, users.max_life of sluice.yaml", r.Life, most)
+		}
 	}
 	if err := placement.Validate(*r); err != nil {
 		return err
@@ -207,13 +219,31 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 	if r.Grace == 0 {
 		r.Grace = pool.Grace
 	}
+	quotas := h.quotasOf(ctx, &r)
+	if err := never(quotas, asked(&r)); err != nil {
+		return lease.Lease{}, err
+	}
+	caught := false
 	c := h.newChooser(r, pool)
 	for try := range tries {
 		got, err := c.choose(ctx)
 		if err != nil {
 			return lease.Lease{}, err
 		}
-		l, again, err := h.attempt(ctx, r, got.grants)
+		if again, err := h.withinQuotas(ctx, quotas, &r, got.grants, ""); err != nil {
+			h.view.settle(got.claims, "", false)
+			switch {
+			case again && try < quotaTries:
+				quotaRest(ctx, try)
+				continue
+			case !caught && lease.CodeOf(err) == lease.NoRoom:
+				caught = true
+				h.catchUp(ctx) // releases of this host that are not delivered yet
+				continue
+			}
+			return lease.Lease{}, err
+		}
+		l, again, err := h.attempt(ctx, r, got.grants, quotas)
 		h.view.settle(got.claims, l.ID, err == nil)
 		if err == nil {
 			return l, nil

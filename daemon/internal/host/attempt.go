@@ -4,7 +4,8 @@ package host
 //
 //	record   the lease is in the ledger        before any owner hears of it
 //	reserve  all owners have it, for a while   a single owner grants it at once
-//	confirm  all owners have granted it        only where there are several
+//	quota    no quota is exceeded with it      only where one holds for the request, see quota.go
+//	confirm  all owners have granted it        only where there are several, or a quota
 //	wanted   the caller is still there
 //	grant    the ledger says so                before the caller hears of it
 //	publish  it has its socket, or, for another node, its sponsor
@@ -31,6 +32,8 @@ type attempt struct {
 	rec   record
 	held  *held // from record on
 	parts []*part
+
+	quotas []Quota // that the lease has to keep
 }
 
 // step is one of the steps above.
@@ -49,6 +52,7 @@ type step struct {
 var steps = []step{
 	{name: "record", do: (*attempt).record},
 	{name: "reserve", do: (*attempt).reserve, undo: (*attempt).unreserve, again: true, instead: (*attempt).settleConflict},
+	{name: "quota", do: (*attempt).quota, undo: (*attempt).takeBack, again: true},
 	{name: "confirm", do: (*attempt).confirm, undo: (*attempt).takeBack, again: true},
 	{name: "wanted", do: (*attempt).wanted, undo: (*attempt).takeBack},
 	{name: "grant", do: (*attempt).grant, undo: (*attempt).takeBack},
@@ -58,11 +62,12 @@ var steps = []step{
 // attempt acquires these grants under a new id, since owners never grant an id again that was
 // taken back. again says that another placement may succeed. For another node the lease has
 // this node as its sponsor, and no socket here.
-func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Grant) (_ lease.Lease, again bool, _ error) {
+func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Grant, quotas []Quota) (_ lease.Lease, again bool, _ error) {
 	a, err := h.newAttempt(r, grants)
 	if err != nil {
 		return lease.Lease{}, false, err
 	}
+	a.quotas = quotas
 	for _, s := range steps {
 		err := s.do(a, ctx)
 		if err == nil {
@@ -118,8 +123,8 @@ func (a *attempt) record(context.Context) error {
 	return nil
 }
 
-// single says that one owner has all grants: it grants them in one step.
-func (a *attempt) single() bool { return len(a.parts) == 1 }
+// single says that the lease is granted in one step: one owner has all grants, and nothing is to be seen to in between.
+func (a *attempt) single() bool { return len(a.parts) == 1 && len(a.quotas) == 0 }
 
 func (a *attempt) reserve(ctx context.Context) error {
 	ttl := a.h.cfg.Reserve
@@ -172,6 +177,15 @@ func (a *attempt) settleConflict(ctx context.Context) *lease.Lease {
 		}
 	}
 	return nil
+}
+
+// quota adds up what is held now that the lease is reserved.
+func (a *attempt) quota(ctx context.Context) error {
+	if len(a.quotas) == 0 {
+		return nil
+	}
+	_, err := a.h.withinQuotas(ctx, a.quotas, &a.lease.Request, a.lease.Grants, a.lease.ID)
+	return err
 }
 
 func (a *attempt) confirm(ctx context.Context) error {

@@ -7,6 +7,7 @@ package host
 //
 //	acquire.go  request -> inventories -> placement -> attempt, until one succeeds
 //	attempt.go  placement -> reserve -> confirm -> socket, step by step, each with its undo
+//	quota.go    what a user may hold of all owners together
 //	sponsor.go  the same for other nodes, by the controller's daemon
 //	attach.go   a node's daemon takes what was got for it
 //	owners.go   several owners are asked at once; peers.go has one of them
@@ -101,11 +102,15 @@ type Config struct {
 	Pools      map[string]Pool
 	Users      bool // users may acquire leases of their own
 	Controller bool // see SetController
+	Quotas     []Quota
+	// Who tells of a user for quotas; nil asks this node's directory of users.
+	Who func(ctx context.Context, uid uint32) (Who, error)
 
 	Reserve   time.Duration // life of a reservation; 15 s
 	Renew     time.Duration // between two renewals; 10 s
 	Tombstone time.Duration // how long an ended key is refused; 1 h
 	MaxLife   time.Duration // longest life time of a lease; 0 any
+	RunLife   time.Duration // longest life time of a lease outside of Slurm's jobs; 0 as MaxLife
 	Ask       time.Duration // deadline of one question to an owner; 2 s
 	BackOff   time.Duration // pause after an owner did not answer, from a 32nd of it up to 12 times it; 5 s
 
@@ -137,6 +142,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Who == nil {
+		c.Who = newDirectory().who
 	}
 	if c.Files == nil {
 		c.Files = noFiles{}
@@ -215,6 +223,8 @@ type Host struct {
 	mu      sync.Mutex
 	pools   map[string]Pool
 	users   bool
+	quotas  []Quota       // replaced as a whole
+	runLife time.Duration // see Config
 	peers   map[string]*peer
 	leases  map[string]*held
 	keys    map[name]*held
@@ -249,7 +259,7 @@ var _ rpc.LocalService = (*Host)(nil)
 func New(cfg Config) (*Host, error) {
 	cfg = cfg.withDefaults()
 	h := &Host{
-		cfg: cfg, log: cfg.Log, users: cfg.Users,
+		cfg: cfg, log: cfg.Log, users: cfg.Users, quotas: cfg.Quotas, runLife: cfg.RunLife,
 		peers: make(map[string]*peer), attaching: make(map[string]*attachConn), leases: make(map[string]*held), keys: make(map[name]*held),
 		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), clients: make(map[watched]*os.File), ends: make(map[endName]*jobEnd),
 		wake: make(chan struct{}, 1), view: newOverview(),
@@ -370,6 +380,13 @@ func (h *Host) SetPools(pools map[string]Pool) error {
 	defer h.mu.Unlock()
 	h.pools, h.pooled, h.addrs = pools, all, addrs
 	return nil
+}
+
+// SetRunLife changes the longest life time of later leases outside of Slurm's jobs, 0 for the one of all leases.
+func (h *Host) SetRunLife(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.runLife = d
 }
 
 // SetUsers says whether users may acquire leases.

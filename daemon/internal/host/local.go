@@ -120,6 +120,10 @@ func addPart(st *lease.Status, part lease.Status) {
 			st.Shares[at] = x
 		}
 	}
+	if st.Renewed.IsZero() || part.Idle < st.Idle { // it works if it works at one of its owners
+		st.Idle = part.Idle
+	}
+	st.IdleNoted = st.IdleNoted || part.IdleNoted
 	st.Sessions = append(st.Sessions, part.Sessions...)
 	if part.Renewed.After(st.Renewed) {
 		st.Renewed = part.Renewed

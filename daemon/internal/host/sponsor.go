@@ -53,6 +53,7 @@ func (h *Host) Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease
 			return nil, lease.Errorf(lease.Invalid, "job %s: want every node once, and no holder", form.Name(r.Key.String()))
 		}
 		nodes[r.Key.Node] = true
+		r.Nodes = uint32(len(reqs))
 	}
 	if err := h.acquires.enter(0); err != nil {
 		return nil, err

@@ -154,6 +154,12 @@ func (w way) List(ctx context.Context, host string) ([]lease.Status, error) {
 	}
 	return w.Owner.List(ctx, host)
 }
+func (w way) Held(ctx context.Context, host string, of []lease.Holding) ([]lease.Held, error) {
+	if err := w.up(host); err != nil {
+		return nil, err
+	}
+	return w.Owner.Held(ctx, host, of)
+}
 func (w way) Reports(ctx context.Context, host, cluster, job string) ([]lease.Report, error) {
 	if err := w.up(host); err != nil {
 		return nil, err

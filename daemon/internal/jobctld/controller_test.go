@@ -255,6 +255,37 @@ func TestNoRoomInteractive(t *testing.T) {
 	}
 }
 
+// A job with an idle lease says so in its AdminComment, once for each time, if the owner's site wants to know.
+func TestIdleComment(t *testing.T) {
+	st := jobstest.NewSite()
+	ctl := newRig(t, st)
+	idle := func(id, job string, noted bool) lease.Status {
+		return lease.Status{Lease: lease.Lease{ID: id, State: lease.Granted, Request: lease.Request{Key: lease.Key{Cluster: "cluster", Job: job, Node: "n1"}}}, Idle: time.Hour, IdleNoted: noted}
+	}
+	look := func(want string, all ...lease.Status) {
+		t.Helper()
+		st.Set(func() { st.Extra = all })
+		ctl.Reconcile(t.Context())
+		ctl.wg.Wait()
+		if got := ctl.Slurm.Comments["7"]; !strings.HasPrefix(got, want) || want == "" && got != "" {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	for _, id := range []string{"7", "8"} {
+		ctl.Slurm.Set(jobstest.Job(id))
+	}
+	const text = "sluice: idle: its GPU on g1 has had no work from node n1 since 2"
+	look("", idle("a", "7", false), idle("b", "run-1", true))
+	look(text, idle("a", "7", true))
+	ctl.Slurm.Comments["7"] = "another's"
+	look("another's", idle("a", "7", true)) // it has been said
+	look("another's", idle("a", "7", false))
+	look(text, idle("a", "7", true)) // and again
+	ctl.Slurm.Comments["7"] = ""
+	ctl.State.SetSettings(jobs.Settings{Report: false})
+	look("", idle("c", "7", true))
+}
+
 func TestNoRoom(t *testing.T) {
 	st := jobstest.NewSite()
 	st.Refuse = lease.Errorf(lease.NoRoom, "no GPU has 50%% left")

@@ -69,6 +69,7 @@ type Service struct {
 	ends    map[string]jobEnd // by job
 	pending []pendingReport   // reports to be written
 	orphans map[string]string // leases without a job at the last look, by id
+	idle    map[string]bool   // leases whose jobs' comments say that they are idle, by id
 	absent  map[string]int    // owners by the number of looks at which they were silent
 	mute    bool              // a warning that reports cannot be written was logged
 }
@@ -84,7 +85,7 @@ func New(cfg Config) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Log, ends: map[string]jobEnd{}, wake: make(chan struct{}, 1), told: make(chan struct{}, 1),
-		orphans: map[string]string{}, absent: map[string]int{},
+		orphans: map[string]string{}, idle: map[string]bool{}, absent: map[string]int{},
 	}
 	s.base, s.stop = context.WithCancel(context.Background())
 	if err := s.load(); err != nil {

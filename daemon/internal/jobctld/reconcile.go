@@ -3,6 +3,8 @@ package jobctld
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,9 +46,37 @@ func (s *Service) Reconcile(ctx context.Context) {
 	}
 	s.cfg.State.Found("slurm", rpc.OK, fmt.Sprintf("slurmctld answers, with %d jobs", len(running)), "")
 	s.endStray(ctx, leases, running)
+	s.commentIdle(leases)
 	if err := s.holdBack(ctx, leases, silent); err != nil {
 		s.log.Warn("licences cannot be compared with the pools", "error", err)
 		s.cfg.State.Found("licences", rpc.Warn, err.Error(), "compare Licenses in slurm.conf with pools in sluice.yaml")
+	}
+}
+
+// commentIdle has the AdminComment of each Slurm job say that a lease of it is idle, once, where the owner's site says that this is too long.
+// The comment says so until the job's report takes its place, even if the lease works again.
+func (s *Service) commentIdle(leases map[string][]lease.Status) {
+	if !s.cfg.State.Settings().Report {
+		return
+	}
+	now := map[string]bool{}
+	s.mu.Lock()
+	before := s.idle
+	s.idle = now
+	s.mu.Unlock()
+	for _, owner := range slices.Sorted(maps.Keys(leases)) {
+		for _, l := range leases[owner] {
+			k := l.Request.Key
+			if !l.IdleNoted || k.Cluster != s.cfg.Cluster || !form.IsJobID(k.Job) || l.State != lease.Granted || now[l.ID] {
+				continue
+			}
+			now[l.ID] = true
+			if before[l.ID] {
+				continue
+			}
+			since := time.Now().Add(-l.Idle).Format(time.DateTime)
+			s.comment(k.Job, fmt.Sprintf("idle: its GPU on %s has had no work from node %s since %s", owner, k.Node, since))
+		}
 	}
 }
 

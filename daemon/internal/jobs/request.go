@@ -49,6 +49,7 @@ func Request(ctx context.Context, set Settings, pools PoolSource, cluster string
 	if nodes == 0 {
 		return r, lease.Errorf(lease.Over, "job %s has no nodes", j.ID)
 	}
+	r.Nodes = uint32(nodes)
 	percent, typ, err := perNode(j)
 	if err != nil {
 		return r, err

@@ -158,4 +158,8 @@ type Status struct {
 	Shares   []Share   `json:"shares,omitempty"` // one for each grant; none where the owner shares no time
 	Sessions []Session `json:"sessions"`
 	Renewed  time.Time `json:"renewed"`
+	// Idle is for how long no session has had work for the GPU, 0 while one has. It counts from the start of the owner's daemon at the
+	// earliest. IdleNoted says that it has been longer than the owner's site says, lease.idle in sluice.yaml.
+	Idle      time.Duration `json:"idle"`
+	IdleNoted bool          `json:"idle_noted,omitempty"`
 }

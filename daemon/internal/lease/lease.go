@@ -98,6 +98,8 @@ type Request struct {
 	// Restart is Slurm's restart count as the job's Prolog is told it: two runs of
 	// a job differ in it, two Prologs of one run do not.
 	Restart uint32 `json:"restart,omitempty"`
+	// Nodes is on how many nodes the job asks for the same, 0 for one. A quota that the whole job would exceed refuses it on each.
+	Nodes uint32 `json:"nodes,omitempty"`
 	// Holder is the process whose end ends the lease; zero for Slurm jobs.
 	Holder Process `json:"holder,omitzero"`
 }

@@ -78,6 +78,7 @@ var (
 	leaseFree     = desc("lease_memory_free_bytes", "Memory that its sessions can still allocate.", "lease", "gpu")
 	leasePeak     = desc("lease_memory_peak_bytes", "Most memory that its sessions have used at a time.", "lease", "gpu")
 	leaseShare    = desc("lease_granted_ratio", "Compute of the GPU that the lease grants, 0 to 1.", "lease", "gpu")
+	leaseIdle     = desc("lease_idle_seconds", "For how long the lease has had no work for the GPU; counts from the daemon's start at the earliest.", "lease")
 	leaseSessions = desc("lease_sessions", "Live sessions of the lease.", "lease")
 	leaseOpened   = desc("lease_sessions_total", "Sessions that the lease has had.", "lease")
 	leaseBusy     = desc("lease_gpu_seconds_total", "Time for which its sessions kept GPUs busy, as events and NVML's samples say.", "lease")
@@ -216,6 +217,9 @@ func (c collector) leases(out sink) {
 		}
 		out.gauge(leaseInfo, 1, l.ID, k.Cluster, who[0], who[1], who[2], who[3], l.Host, l.Request.PolicyName())
 		out.gauge(leaseSessions, float64(len(l.Sessions)), l.ID)
+		if l.State == lease.Granted {
+			out.gauge(leaseIdle, l.Idle.Seconds(), l.ID)
+		}
 		for i, g := range l.Grants {
 			out.gauge(leaseGranted, float64(g.Mem), l.ID, g.GPU)
 			out.gauge(leaseShare, float64(g.Percent)/100, l.ID, g.GPU)

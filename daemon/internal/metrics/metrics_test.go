@@ -30,7 +30,7 @@ func full() Source {
 	}
 	for i := range 192 {
 		id := fmt.Sprintf("%032d", i)
-		leases = append(leases, lease.Status{
+		leases = append(leases, lease.Status{Idle: 90 * time.Second,
 			Lease: lease.Lease{ID: id, State: lease.Granted, Grants: []lease.Grant{{GPU: gpus[i%8].UUID, Percent: 4, Mem: 3 << 30}},
 				Request: lease.Request{Key: lease.Key{Job: strconv.Itoa(i)}, JobName: "bad\xff"}},
 			Shares:   []lease.Share{{Due: 400, Held: 2 * time.Second, Lent: time.Millisecond, Turns: 200, Overruns: 1}},
@@ -119,6 +119,7 @@ func TestNoSentinels(t *testing.T) {
 		`sluice_lease_turns_total{gpu="GPU-0",lease="00000000000000000000000000000000"} 200`,
 		"sluice_gpu_granted_ratio{gpu=\"GPU-3\"} 0.96",
 		`sluice_lease_gpu_seconds_total{lease="00000000000000000000000000000000"} 1.5`, `sluice_lease_sessions_total{lease="00000000000000000000000000000191"} 5`,
+		`sluice_lease_idle_seconds{lease="00000000000000000000000000000000"} 90`,
 		`sluice_lease_cuts_total{lease="00000000000000000000000000000000"} 2`, `sluice_lease_cut_seconds_total{lease="00000000000000000000000000000000"} 41.5`,
 		`sluice_lease_saved_bytes_total{lease="00000000000000000000000000000000"} 77`, `sluice_session_saved_bytes_total{session="s00000000000000000000000000000000"} 0`,
 		`sluice_session_cuts_total{session="s00000000000000000000000000000000"} 0`,

@@ -42,6 +42,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
+	"github.com/sluice-hpc/sluice/daemon/internal/notice"
 	"github.com/sluice-hpc/sluice/daemon/internal/owner"
 	"github.com/sluice-hpc/sluice/daemon/internal/page"
 	"github.com/sluice-hpc/sluice/daemon/internal/probe"
@@ -275,9 +276,14 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 	if err != nil {
 		return err
 	}
+	notices := notice.New(n.log.With("part", "notices"))
+	n.run("notices", notices.Run)
 	n.owner, err = owner.New(owner.Config{
 		Name: cfg.Node, Version: version.Commit, Ledger: led, Devices: n.devices, Workers: n.pool,
 		Audit: n.audit, Clock: clock, Log: n.log.With("part", "owner"), Limits: limits(cfg), Controllers: cfg.Slurm.Controllers,
+		Notice: func(x owner.Notice) {
+			notices.Send(notice.Notice{Command: x.Command, Event: audit.Idle, Action: x.Action, Owner: cfg.Node, Lease: x.Lease, Idle: x.Idle})
+		},
 	})
 	if err != nil {
 		return err
@@ -322,6 +328,7 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 		},
 		DialProbe: n.dialProbe,
 		Pools:     pools(cfg), Users: cfg.Users.Run, Controller: controls(cfg),
+		Quotas: quotas(cfg), RunLife: cfg.Users.MaxLife,
 		Reserve: cfg.Lease.Reserve, Renew: cfg.Lease.Renew, Tombstone: cfg.Lease.Tombstone, MaxLife: cfg.Lease.MaxLife,
 		Health: n.health, Stats: n.stats, Files: n.files(),
 	}
@@ -496,6 +503,7 @@ func limits(cfg *config.Config) owner.Limits {
 		MinUID:  least,
 		Reserve: cfg.Lease.Reserve, Silence: cfg.Lease.Silence, MaxLife: cfg.Lease.MaxLife,
 		Tombstone: cfg.Lease.Tombstone, MaxPerGPU: cfg.Lease.MaxPerGPU, Sessions: cfg.Session.MaxPerLease,
+		RunLife: cfg.Users.MaxLife, Idle: idles(cfg),
 	}
 }
 

@@ -151,6 +151,8 @@ func (n *Node) reload(read func() (*config.Config, error)) {
 	}
 	n.host.SetUsers(next.Users.Run)
 	n.host.SetController(controls(next))
+	n.host.SetQuotas(quotas(next))
+	n.host.SetRunLife(next.Users.MaxLife)
 	n.jobs.SetSettings(settings(next))
 	if n.owner != nil {
 		n.owner.SetLimits(limits(next))

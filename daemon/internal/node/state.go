@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
+	"github.com/sluice-hpc/sluice/daemon/internal/notice"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/remoting/version"
 )
@@ -227,6 +228,11 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 	}
 	for _, g := range n.watch.Missing() {
 		add("gpu", rpc.Fail, "correct owner.gpus", "owner.gpus names %s, which is not here", g)
+	}
+	for _, command := range commands(cfg) {
+		if err := notice.Check(command); err != nil {
+			add("idle", rpc.Warn, "correct lease.idle.command or pools.NAME.idle in sluice.yaml, or install the program", "the command for idle leases cannot be run: %v", err)
+		}
 	}
 	healthy := 0
 	for _, g := range n.gpus() {

@@ -309,9 +309,14 @@ func (o *Owner) Run(ctx context.Context) error {
 	o.endOrphans(ctx)
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
+	looked := o.clock.Up()
 	for {
 		for _, e := range o.sweep() {
 			o.finish(e)
+		}
+		if now := o.clock.Up(); now-looked >= idleEvery {
+			looked = now
+			o.lookIdle(ctx)
 		}
 		select {
 		case <-ctx.Done():
@@ -399,8 +404,26 @@ func (o *Owner) sweep() []*entry {
 		}
 		o.write.Unlock()
 	}
+	o.warnOfEnds(now)
 	o.purge(now, limits.Tombstone)
 	return marked
+}
+
+// warnTime is how long before the end of a life time, at most, its lease is warned of.
+const warnTime = 10 * time.Minute
+
+// warnOfEnds logs once that a lease's life time is nearly over: a tenth of it is left, or warnTime.
+func (o *Owner) warnOfEnds(now time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, e := range o.leases {
+		l := &e.rec.Lease
+		if e.warned || e.ending || e.deadline == 0 || l.State != lease.Granted || e.deadline-now > min(warnTime, l.Request.Life/10) {
+			continue
+		}
+		e.warned = true
+		o.log.Warn("the life time of a lease is nearly over", "lease", e.id, "job", l.Request.Key.String(), "uid", l.Request.UID, "host", l.Host, "left", max(0, e.deadline-now).Round(time.Second), "life", l.Request.Life)
+	}
 }
 
 // purge removes old tombstones, and writes the lines that the audit log lacks.

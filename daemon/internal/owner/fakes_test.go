@@ -58,12 +58,16 @@ type workers struct {
 	down    bool            // the daemon is
 	endErr  error
 	shares  map[string]lease.Lease // as they were told last
-	gate    chan struct{}          // Start waits for it, if there is one
+	did     map[string]lease.Counts
+	busy    map[string]time.Duration
+	lends   map[string]bool
+	gate    chan struct{} // Start waits for it, if there is one
 	started chan struct{}
 }
 
 func newWorkers() *workers {
-	return &workers{live: make(map[string][]lease.Session), made: make(map[string]uint64), shares: make(map[string]lease.Lease), started: make(chan struct{}, 100)}
+	return &workers{live: make(map[string][]lease.Session), made: make(map[string]uint64), shares: make(map[string]lease.Lease),
+		did: make(map[string]lease.Counts), busy: make(map[string]time.Duration), lends: make(map[string]bool), started: make(chan struct{}, 100)}
 }
 
 func (w *workers) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest, conn *os.File, gpus []lease.GPU) (lease.Session, error) {
@@ -101,10 +105,27 @@ func (w *workers) Total(id string) ([]lease.Use, lease.Counts, uint64, time.Dura
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := w.made[id]
+	c := w.did[id]
 	if n == 0 {
-		return nil, lease.Counts{}, 0, 0
+		return nil, c, 0, w.busy[id]
 	}
-	return []lease.Use{{Granted: gib, Peak: n << 20}}, lease.Counts{Calls: 10 * n}, n, time.Duration(n) * time.Second
+	c.Calls += 10 * n
+	return []lease.Use{{Granted: gib, Peak: n << 20}}, c, n, time.Duration(n)*time.Second + w.busy[id]
+}
+
+// works has a lease's sessions do more.
+func (w *workers) works(id string, f func(c *lease.Counts, busy *time.Duration)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c, busy := w.did[id], w.busy[id]
+	f(&c, &busy)
+	w.did[id], w.busy[id] = c, busy
+}
+
+func (w *workers) Lend(id string, lend bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lends[id] = lend
 }
 
 func (w *workers) Share(l lease.Lease) error {
@@ -236,6 +257,7 @@ type node struct {
 	limits  Limits
 	control []string
 	log     *slog.Logger
+	notices []Notice
 	syncs   bool // the ledger, after the next start
 
 	crashAt  string     // point
@@ -274,7 +296,8 @@ func (n *node) start() {
 		}
 	}}
 	n.Owner, err = New(Config{Name: n.name, Version: "test", Ledger: n.ledger, Devices: func() ([]lease.GPU, time.Duration) { return n.devices, 0 },
-		Workers: n.workers, Tickets: tickets{}, Audit: n.audit, Clock: n.clock, Log: n.log, Limits: n.limits, Controllers: n.control})
+		Workers: n.workers, Tickets: tickets{}, Audit: n.audit, Clock: n.clock, Log: n.log, Limits: n.limits, Controllers: n.control,
+		Notice: func(x Notice) { n.notices = append(n.notices, x) }})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -80,6 +80,9 @@ func (o *Owner) validate(l *lease.Lease, ttl time.Duration) error {
 	if limits.MaxLife > 0 && (l.Request.Life == 0 || l.Request.Life > limits.MaxLife) {
 		l.Request.Life = limits.MaxLife
 	}
+	if form.IsRunJob(k.Job) && limits.RunLife > 0 && (l.Request.Life == 0 || l.Request.Life > limits.RunLife) {
+		l.Request.Life = limits.RunLife
+	}
 	if len(l.Grants) == 0 || len(l.Grants) > len(l.Request.Fractions) {
 		return lease.Errorf(lease.Invalid, "lease %s: %d grants for %d fractions", l.ID, len(l.Grants), len(l.Request.Fractions))
 	}
@@ -220,6 +223,7 @@ func (o *Owner) commit(e *entry, rec record) error {
 	} else {
 		e.rec, e.deadline = rec, rec.deadline(o.clock)
 		e.renewed, e.said = o.clock.Up(), o.clock.Now()
+		e.activity.since = e.renewed
 	}
 	o.mu.Unlock()
 	if audited == nil {

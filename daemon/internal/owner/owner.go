@@ -119,6 +119,8 @@ type Limits struct {
 	Reserve   time.Duration // the longest reservation, 0 for 2 min
 	Silence   time.Duration // how long a host may be silent before its leases without sessions end, 0 for 5 min
 	MaxLife   time.Duration // of any lease, 0 for no limit
+	RunLife   time.Duration // of a lease outside of Slurm's jobs, 0 for no other limit
+	Idle      Idles         // leases without work
 	Tombstone time.Duration // how long an ended lease is remembered, 0 for 1 h
 	MaxPerGPU int           // leases on one GPU, 0 for 64
 	Sessions  int           // of one lease, 0 for 64
@@ -159,6 +161,8 @@ type Config struct {
 	Clock   Clock
 	Log     *slog.Logger
 	Limits  Limits
+	// Notice is called once when a lease becomes idle and the site has a command for that; it must not wait. nil for none.
+	Notice func(Notice)
 	// Controllers are the nodes whose daemons speak for all nodes; see controller.go.
 	Controllers []string
 }
@@ -212,6 +216,9 @@ type entry struct {
 	ctx      context.Context
 	cancel   context.CancelFunc // ends starts of sessions
 
+	activity activity
+
+	warned   bool // that its life time is nearly over
 	ending   bool
 	trying   bool          // a goroutine is ending it
 	tried    chan struct{} // closed when an attempt to end it failed
@@ -319,6 +326,7 @@ func (o *Owner) loadQueue() error {
 func (o *Owner) adopt(rec record) *entry {
 	e := &entry{id: rec.Lease.ID, rec: rec, deadline: rec.deadline(o.clock), renewed: o.clock.Up(), said: o.clock.Now(), ending: rec.Ending != nil,
 		tried: make(chan struct{}), ended: make(chan struct{}), idle: make(chan struct{})}
+	e.activity.since = e.renewed
 	e.ctx, e.cancel = context.WithCancel(o.ctx)
 	if e.ending {
 		e.cancel()
@@ -443,11 +451,14 @@ func (o *Owner) whatIsFree(known []lease.GPU) []lease.GPU {
 
 // List returns every lease whose host is host, "" for all.
 func (o *Owner) List(_ context.Context, host string) ([]lease.Status, error) {
+	now := o.clock.Up()
 	o.mu.RLock()
 	all := make([]lease.Status, 0, len(o.leases))
 	for _, e := range o.leases {
 		if host == "" || e.rec.Lease.Host == host {
-			all = append(all, lease.Status{Lease: e.rec.Lease, Renewed: e.said})
+			s := lease.Status{Lease: e.rec.Lease, Renewed: e.said}
+			s.Idle, s.IdleNoted = o.idleOf(e, now)
+			all = append(all, s)
 			if e.ending {
 				all[len(all)-1].State = lease.Ended // but its part of the GPUs is still taken
 			}

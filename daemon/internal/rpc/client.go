@@ -57,6 +57,7 @@ var (
 	_ lease.Owner     = (*OwnerClient)(nil)
 	_ lease.Prober    = (*OwnerClient)(nil)
 	_ lease.Watchable = (*OwnerClient)(nil)
+	_ lease.Counter   = (*OwnerClient)(nil)
 )
 
 // DialOwner makes a client for the owner called name at addr (HOST:PORT). version is this
@@ -198,6 +199,18 @@ func (o *OwnerClient) Gone(ctx context.Context, _, id string, pid uint32) error 
 		return o.fail(err)
 	}
 	return nil
+}
+
+// Held implements lease.Counter.
+func (o *OwnerClient) Held(ctx context.Context, _ string, of []lease.Holding) ([]lease.Held, error) {
+	r, err := o.c.Held(tagged(ctx, o.version), &pb.HeldRequest{Holdings: each(of, toHolding)})
+	if err != nil {
+		return nil, o.fail(err)
+	}
+	if n := len(r.GetHeld()); n != len(of) {
+		return nil, lease.Errorf(lease.Internal, "owner %s: %d answers to %d questions of what is held", o.name, n, len(of))
+	}
+	return each(r.GetHeld(), fromHeld), nil
 }
 
 // Probe implements lease.Prober.

@@ -98,7 +98,7 @@ func toRequest(r lease.Request) *pb.Request {
 		Policy: text(string(r.Policy)), Place: text(string(r.Place)), Pool: text(r.Pool),
 		Life:    toDuration(r.Life),
 		Account: text(r.Account), JobName: text(r.JobName),
-		Holder: toProcess(r.Holder), Restart: r.Restart, Lend: text(string(r.Lend)), Grace: toDuration(r.Grace),
+		Holder: toProcess(r.Holder), Restart: r.Restart, Lend: text(string(r.Lend)), Grace: toDuration(r.Grace), Nodes: r.Nodes,
 	}
 }
 
@@ -111,7 +111,7 @@ func fromRequest(r *pb.Request) lease.Request {
 		Policy: lease.Policy(r.GetPolicy()), Place: lease.Place(r.GetPlace()), Pool: r.GetPool(),
 		Life:    fromDuration(r.GetLife()),
 		Account: r.GetAccount(), JobName: r.GetJobName(),
-		Holder: fromProcess(r.GetHolder()), Restart: r.GetRestart(), Lend: lease.Lend(r.GetLend()), Grace: fromDuration(r.GetGrace()),
+		Holder: fromProcess(r.GetHolder()), Restart: r.GetRestart(), Lend: lease.Lend(r.GetLend()), Grace: fromDuration(r.GetGrace()), Nodes: r.GetNodes(),
 	}
 }
 
@@ -285,14 +285,33 @@ func fromChange(c *pb.SetRequest) lease.Change {
 }
 
 func toStatus(s lease.Status) *pb.Status {
-	return &pb.Status{Lease: toLease(s.Lease), Use: each(s.Use, toUse), Sessions: each(s.Sessions, toSession), Renewed: toTime(s.Renewed), Shares: each(s.Shares, toShare)}
+	return &pb.Status{
+		Lease: toLease(s.Lease), Use: each(s.Use, toUse), Sessions: each(s.Sessions, toSession), Renewed: toTime(s.Renewed), Shares: each(s.Shares, toShare),
+		Idle: toDuration(s.Idle), IdleNoted: s.IdleNoted,
+	}
 }
 
 func fromStatus(s *pb.Status) lease.Status {
 	return lease.Status{
 		Lease: fromLease(s.GetLease()), Use: each(s.GetUse(), fromUse), Sessions: each(s.GetSessions(), fromSession), Renewed: fromTime(s.GetRenewed()),
-		Shares: each(s.GetShares(), fromShare),
+		Shares: each(s.GetShares(), fromShare), Idle: fromDuration(s.GetIdle()), IdleNoted: s.GetIdleNoted(),
 	}
+}
+
+func toHolding(h lease.Holding) *pb.Holding {
+	return &pb.Holding{Uid: h.UID, Account: text(h.Account), Cluster: text(h.Cluster), Pool: text(h.Pool), Jobs: h.Jobs, Except: text(h.Except)}
+}
+
+func fromHolding(h *pb.Holding) lease.Holding {
+	return lease.Holding{UID: h.GetUid(), Account: h.GetAccount(), Cluster: h.GetCluster(), Pool: h.GetPool(), Jobs: h.GetJobs(), Except: h.GetExcept()}
+}
+
+func toHeld(h lease.Held) *pb.Held {
+	return &pb.Held{Percent: h.Percent, Mem: h.Mem, Leases: uint32(max(0, h.Leases)), Reserved: uint32(max(0, h.Reserved))}
+}
+
+func fromHeld(h *pb.Held) lease.Held {
+	return lease.Held{Percent: h.GetPercent(), Mem: h.GetMem(), Leases: fromInt(int64(h.GetLeases())), Reserved: fromInt(int64(h.GetReserved()))}
 }
 
 // --- sessions ---

@@ -29,6 +29,8 @@ type book struct {
 	name string
 	got  []any
 	err  error
+
+	short int // so many answers are missing
 }
 
 func (b *book) note(a ...any) error {
@@ -57,6 +59,9 @@ func (b *book) Drain(_ context.Context, host string, d lease.DrainOrder) ([]leas
 }
 func (b *book) Probe(_ context.Context, host string, r lease.ProbeRequest) ([]lease.Offer, error) {
 	return []lease.Offer{{Addr: ":7072", Ticket: [16]byte{1}}, {Addr: ":7072", Ticket: [16]byte{2}}}, b.note("probe", host, r)
+}
+func (b *book) Held(_ context.Context, host string, of []lease.Holding) ([]lease.Held, error) {
+	return make([]lease.Held, len(of)-b.short), b.note("held", host, of)
 }
 func (b *book) Renew(_ context.Context, host string, ids []string) ([]string, error) {
 	return ids, b.note("renew", host, len(ids))
@@ -164,6 +169,19 @@ func TestOwner(t *testing.T) {
 	expect(err, "probe", "node01", wish)
 	if len(offers) != 2 || offers[1].Ticket != [16]byte{2} {
 		t.Errorf("%+v", offers)
+	}
+	of := []lease.Holding{{UID: 7, Pool: "big", Jobs: true, Except: "l1"}, {Account: "phys", Cluster: "c"}}
+	held, err := c.Held(ctx, "node02", of)
+	expect(err, "held", "node01", of)
+	if len(held) != 2 {
+		t.Errorf("%+v", held)
+	}
+	b.short = 1
+	if _, err := c.Held(ctx, "node02", of); code(err) != lease.Internal || !strings.Contains(err.Error(), "owner gpu01: 1 answers to 2 questions") {
+		t.Error(err)
+	}
+	if _, err := c.Held(ctx, "node02", make([]lease.Holding, lease.MaxHoldings+1)); code(err) != lease.Invalid {
+		t.Error(err)
 	}
 	order := lease.DrainOrder{Owner: "gpu01", GPU: "1", Reason: "fans", By: 7}
 	gpus, err := c.Drain(ctx, "node02", order)
@@ -360,7 +378,7 @@ func TestHalfOpen(t *testing.T) {
 // older is an owner of a release that has no probe.
 type older struct{ lease.Owner }
 
-// An owner that has no probe is named, with what to do.
+// An owner that has no probe is named, with what to do. One that does not say what users hold is known by its code.
 func TestProbeOfOlder(t *testing.T) {
 	socket := mungetest.Start(t, "k")
 	addr := serve(t, older{&book{name: "gpu01"}}, known(t, "gpu01", socket), limit.New(limit.Bounds{}))
@@ -368,6 +386,9 @@ func TestProbeOfOlder(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if _, err := c.Probe(ctx, "node01", lease.ProbeRequest{Connections: 4}); code(err) != lease.WrongPeer || !strings.Contains(err.Error(), "owner gpu01 runs a release that has no probe; install") {
+		t.Error(err)
+	}
+	if _, err := c.Held(ctx, "node01", make([]lease.Holding, 1)); code(err) != lease.WrongPeer {
 		t.Error(err)
 	}
 	if _, err := c.Inventory(ctx); err != nil {

@@ -252,6 +252,25 @@ func (s *ownerServer) Probe(ctx context.Context, r *pb.ProbeOrder) (*pb.ProbeOff
 	return &pb.ProbeOffer{Offers: each(offers, toOffer)}, nil
 }
 
+func (s *ownerServer) Held(ctx context.Context, r *pb.HeldRequest) (*pb.HeldReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c, ok := s.owner.(lease.Counter)
+	if !ok {
+		return s.UnimplementedOwnerServer.Held(ctx, r)
+	}
+	if n := len(r.GetHoldings()); n > lease.MaxHoldings {
+		return nil, toGRPC(lease.Errorf(lease.Invalid, "%d holdings in one question: at most %d", n, lease.MaxHoldings))
+	}
+	held, err := c.Held(ctx, host, each(r.GetHoldings(), fromHolding))
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return &pb.HeldReply{Held: each(held, toHeld)}, nil
+}
+
 func (s *ownerServer) Watch(ctx context.Context, r *pb.WatchRequest) (*pb.WatchReply, error) {
 	host, w, err := s.watchable(ctx)
 	if err != nil {

@@ -118,7 +118,7 @@ func (p *Pool) site() turns.Site {
 // policy returns a grant's policy in the form that schedules use.
 func (p *Pool) policy(l *lease.Lease, g lease.Grant) turns.Policy {
 	q := l.Request
-	out := turns.Policy{Kind: turns.BestEffort, Weight: g.Percent * (turns.FullWeight / 100), Lend: q.Lend == lease.LendYes || q.Lend == lease.LendSite && p.sharing.Lend}
+	out := turns.Policy{Kind: turns.BestEffort, Weight: g.Percent * (turns.FullWeight / 100), Lend: q.Lend == lease.LendYes || q.Lend == lease.LendSite && p.sharing.Lend || p.idle[l.ID]}
 	switch q.Policy {
 	case lease.Fixed:
 		out.Kind = turns.Fixed
@@ -163,6 +163,22 @@ func (p *Pool) share(l lease.Lease) error {
 	s.err = errors.Join(errs...)
 	p.keepDebts(l.ID)
 	return s.err
+}
+
+// Lend implements owner.Lender. It lasts as long as this daemon.
+func (p *Pool) Lend(id string, lend bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.tenancies[id]
+	if s == nil || len(s.lease.Grants) == 0 || p.idle[id] == lend {
+		return
+	}
+	if p.idle[id] = lend; !lend {
+		delete(p.idle, id)
+	}
+	if err := p.share(s.lease); err != nil {
+		p.log.Error("a lease's share of compute time cannot be kept", "lease", id, "error", err)
+	}
 }
 
 // Unscheduled returns the leases that could not be made tenants of their GPUs' schedules, and why.
@@ -257,6 +273,7 @@ func (p *Pool) removeTenants(id string) {
 		}
 	}
 	delete(p.tenancies, id)
+	delete(p.idle, id)
 }
 
 // Shares implements owner.Workers.

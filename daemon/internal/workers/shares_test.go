@@ -65,6 +65,13 @@ func TestTenants(t *testing.T) {
 	l.Request.Lend = lease.LendNo
 	share(p)
 	want(p, 0, turns.Policy{Kind: turns.Fixed, Weight: 5000})
+	// A lease that is idle lends whatever it says, until it works again.
+	p.Lend(l.ID, true)
+	want(p, 0, turns.Policy{Kind: turns.Fixed, Weight: 5000, Lend: true})
+	want(p, 1, turns.Policy{Kind: turns.Fixed, Weight: 2000, Lend: true})
+	p.Lend("of nobody", true)
+	p.Lend(l.ID, false)
+	want(p, 0, turns.Policy{Kind: turns.Fixed, Weight: 5000})
 	l.Request.Policy, l.Request.Lend = lease.Equal, lease.LendYes
 	p.SetSharing(Sharing{})
 	share(p)

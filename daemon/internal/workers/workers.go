@@ -107,6 +107,7 @@ type Pool struct {
 	sampled   time.Time // when AddBusy was called last
 
 	sharing Sharing
+	idle    map[string]bool // leases that lend because they have no work
 }
 
 type ended struct {
@@ -200,7 +201,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	}
 	p := &Pool{
 		log: log, cfg: cfg, sharing: cfg.Sharing, cg: cg, facts: map[string]*control.Facts{}, sandbox: map[string]sandbox.Mode{}, leases: map[string]*leased{},
-		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{},
+		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{}, idle: map[string]bool{},
 	}
 	p.warnOfDisk()
 	if err := p.openSchedules(); err != nil {

@@ -220,7 +220,8 @@ type Request struct {
 	Holder        *Process               `protobuf:"bytes,14,opt,name=holder,proto3" json:"holder,omitempty"`
 	Restart       uint32                 `protobuf:"varint,15,opt,name=restart,proto3" json:"restart,omitempty"`
 	Lend          string                 `protobuf:"bytes,16,opt,name=lend,proto3" json:"lend,omitempty"`
-	Grace         *durationpb.Duration   `protobuf:"bytes,17,opt,name=grace,proto3" json:"grace,omitempty"` // negative: none
+	Grace         *durationpb.Duration   `protobuf:"bytes,17,opt,name=grace,proto3" json:"grace,omitempty"`  // negative: none
+	Nodes         uint32                 `protobuf:"varint,18,opt,name=nodes,proto3" json:"nodes,omitempty"` // of the job, which asks for the same on each; 0 is one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -372,6 +373,13 @@ func (x *Request) GetGrace() *durationpb.Duration {
 		return x.Grace
 	}
 	return nil
+}
+
+func (x *Request) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
 }
 
 type Grant struct {
@@ -1328,6 +1336,8 @@ type Status struct {
 	Sessions      []*Session             `protobuf:"bytes,3,rep,name=sessions,proto3" json:"sessions,omitempty"`
 	Renewed       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=renewed,proto3" json:"renewed,omitempty"`
 	Shares        []*Share               `protobuf:"bytes,5,rep,name=shares,proto3" json:"shares,omitempty"`
+	Idle          *durationpb.Duration   `protobuf:"bytes,6,opt,name=idle,proto3" json:"idle,omitempty"`                             // without work on the GPU
+	IdleNoted     bool                   `protobuf:"varint,7,opt,name=idle_noted,json=idleNoted,proto3" json:"idle_noted,omitempty"` // for longer than the owner's site says
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1395,6 +1405,20 @@ func (x *Status) GetShares() []*Share {
 		return x.Shares
 	}
 	return nil
+}
+
+func (x *Status) GetIdle() *durationpb.Duration {
+	if x != nil {
+		return x.Idle
+	}
+	return nil
+}
+
+func (x *Status) GetIdleNoted() bool {
+	if x != nil {
+		return x.IdleNoted
+	}
+	return false
 }
 
 type Report struct {
@@ -2876,6 +2900,248 @@ func (x *ProbeOffer) GetOffers() []*OfferReply {
 	return nil
 }
 
+// HeldRequest asks what leases of certain users or accounts have of an owner's GPUs.
+type HeldRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Holdings      []*Holding             `protobuf:"bytes,1,rep,name=holdings,proto3" json:"holdings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldRequest) Reset() {
+	*x = HeldRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldRequest) ProtoMessage() {}
+
+func (x *HeldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldRequest.ProtoReflect.Descriptor instead.
+func (*HeldRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *HeldRequest) GetHoldings() []*Holding {
+	if x != nil {
+		return x.Holdings
+	}
+	return nil
+}
+
+// Holding says which leases are counted together.
+type Holding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           uint32                 `protobuf:"varint,1,opt,name=uid,proto3" json:"uid,omitempty"`        // of this user, unless there is an account
+	Account       string                 `protobuf:"bytes,2,opt,name=account,proto3" json:"account,omitempty"` // of this account of the cluster
+	Cluster       string                 `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Pool          string                 `protobuf:"bytes,4,opt,name=pool,proto3" json:"pool,omitempty"`     // of this pool; "" of all
+	Jobs          bool                   `protobuf:"varint,5,opt,name=jobs,proto3" json:"jobs,omitempty"`    // Slurm's too
+	Except        string                 `protobuf:"bytes,6,opt,name=except,proto3" json:"except,omitempty"` // id of a lease that does not count
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Holding) Reset() {
+	*x = Holding{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Holding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Holding) ProtoMessage() {}
+
+func (x *Holding) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Holding.ProtoReflect.Descriptor instead.
+func (*Holding) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *Holding) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Holding) GetAccount() string {
+	if x != nil {
+		return x.Account
+	}
+	return ""
+}
+
+func (x *Holding) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *Holding) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *Holding) GetJobs() bool {
+	if x != nil {
+		return x.Jobs
+	}
+	return false
+}
+
+func (x *Holding) GetExcept() string {
+	if x != nil {
+		return x.Except
+	}
+	return ""
+}
+
+type HeldReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Held          []*Held                `protobuf:"bytes,1,rep,name=held,proto3" json:"held,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldReply) Reset() {
+	*x = HeldReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldReply) ProtoMessage() {}
+
+func (x *HeldReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldReply.ProtoReflect.Descriptor instead.
+func (*HeldReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *HeldReply) GetHeld() []*Held {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+type Held struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Percent       uint64                 `protobuf:"varint,1,opt,name=percent,proto3" json:"percent,omitempty"`
+	Mem           uint64                 `protobuf:"varint,2,opt,name=mem,proto3" json:"mem,omitempty"`           // bytes
+	Leases        uint32                 `protobuf:"varint,3,opt,name=leases,proto3" json:"leases,omitempty"`     // those whose first fraction is here
+	Reserved      uint32                 `protobuf:"varint,4,opt,name=reserved,proto3" json:"reserved,omitempty"` // of all counted here, those that are not granted yet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Held) Reset() {
+	*x = Held{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Held) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Held) ProtoMessage() {}
+
+func (x *Held) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Held.ProtoReflect.Descriptor instead.
+func (*Held) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *Held) GetPercent() uint64 {
+	if x != nil {
+		return x.Percent
+	}
+	return 0
+}
+
+func (x *Held) GetMem() uint64 {
+	if x != nil {
+		return x.Mem
+	}
+	return 0
+}
+
+func (x *Held) GetLeases() uint32 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *Held) GetReserved() uint32 {
+	if x != nil {
+		return x.Reserved
+	}
+	return 0
+}
+
 type AcquireRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       *Request               `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
@@ -2885,7 +3151,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3163,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3176,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AcquireRequest) GetRequest() *Request {
@@ -2930,7 +3196,7 @@ type AcquireReply struct {
 
 func (x *AcquireReply) Reset() {
 	*x = AcquireReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3208,7 @@ func (x *AcquireReply) String() string {
 func (*AcquireReply) ProtoMessage() {}
 
 func (x *AcquireReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3221,7 @@ func (x *AcquireReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireReply.ProtoReflect.Descriptor instead.
 func (*AcquireReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AcquireReply) GetLease() *Lease {
@@ -2981,7 +3247,7 @@ type PoolRequest struct {
 
 func (x *PoolRequest) Reset() {
 	*x = PoolRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2993,7 +3259,7 @@ func (x *PoolRequest) String() string {
 func (*PoolRequest) ProtoMessage() {}
 
 func (x *PoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3006,7 +3272,7 @@ func (x *PoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolRequest.ProtoReflect.Descriptor instead.
 func (*PoolRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PoolRequest) GetName() string {
@@ -3025,7 +3291,7 @@ type PoolReply struct {
 
 func (x *PoolReply) Reset() {
 	*x = PoolReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3037,7 +3303,7 @@ func (x *PoolReply) String() string {
 func (*PoolReply) ProtoMessage() {}
 
 func (x *PoolReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3050,7 +3316,7 @@ func (x *PoolReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReply.ProtoReflect.Descriptor instead.
 func (*PoolReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PoolReply) GetPools() []*Pool {
@@ -3071,7 +3337,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3083,7 +3349,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3096,7 +3362,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Pool) GetName() string {
@@ -3131,7 +3397,7 @@ type PoolOwner struct {
 
 func (x *PoolOwner) Reset() {
 	*x = PoolOwner{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3409,7 @@ func (x *PoolOwner) String() string {
 func (*PoolOwner) ProtoMessage() {}
 
 func (x *PoolOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3422,7 @@ func (x *PoolOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolOwner.ProtoReflect.Descriptor instead.
 func (*PoolOwner) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PoolOwner) GetName() string {
@@ -3188,7 +3454,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3200,7 +3466,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3213,7 +3479,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
 }
 
 type HealthReply struct {
@@ -3225,7 +3491,7 @@ type HealthReply struct {
 
 func (x *HealthReply) Reset() {
 	*x = HealthReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3237,7 +3503,7 @@ func (x *HealthReply) String() string {
 func (*HealthReply) ProtoMessage() {}
 
 func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3250,7 +3516,7 @@ func (x *HealthReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
 func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *HealthReply) GetChecks() []*Check {
@@ -3273,7 +3539,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3285,7 +3551,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3298,7 +3564,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Check) GetName() string {
@@ -3345,7 +3611,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3357,7 +3623,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3370,7 +3636,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -3389,7 +3655,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3667,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3680,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ExplainReply) GetEvents() []*Event {
@@ -3445,7 +3711,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3457,7 +3723,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3470,7 +3736,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3572,7 +3838,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3850,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3863,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
 }
 
 type StatsReply struct {
@@ -3613,7 +3879,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +3891,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +3904,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StatsReply) GetNode() string {
@@ -3694,7 +3960,7 @@ type GPUStats struct {
 
 func (x *GPUStats) Reset() {
 	*x = GPUStats{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3706,7 +3972,7 @@ func (x *GPUStats) String() string {
 func (*GPUStats) ProtoMessage() {}
 
 func (x *GPUStats) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3719,7 +3985,7 @@ func (x *GPUStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUStats.ProtoReflect.Descriptor instead.
 func (*GPUStats) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *GPUStats) GetGpu() *GPU {
@@ -3787,7 +4053,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3799,7 +4065,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3812,7 +4078,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ProbeRequest) GetOwner() string {
@@ -3831,7 +4097,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3843,7 +4109,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3856,7 +4122,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ProbeReply) GetProbe() *Probe {
@@ -3888,7 +4154,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3900,7 +4166,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3913,7 +4179,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Probe) GetNode() string {
@@ -4025,7 +4291,7 @@ type ProbeFlow struct {
 
 func (x *ProbeFlow) Reset() {
 	*x = ProbeFlow{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4037,7 +4303,7 @@ func (x *ProbeFlow) String() string {
 func (*ProbeFlow) ProtoMessage() {}
 
 func (x *ProbeFlow) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4050,7 +4316,7 @@ func (x *ProbeFlow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeFlow.ProtoReflect.Descriptor instead.
 func (*ProbeFlow) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ProbeFlow) GetUp() bool {
@@ -4131,7 +4397,7 @@ type ProbeEnd struct {
 
 func (x *ProbeEnd) Reset() {
 	*x = ProbeEnd{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4143,7 +4409,7 @@ func (x *ProbeEnd) String() string {
 func (*ProbeEnd) ProtoMessage() {}
 
 func (x *ProbeEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4156,7 +4422,7 @@ func (x *ProbeEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeEnd.ProtoReflect.Descriptor instead.
 func (*ProbeEnd) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{60}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ProbeEnd) GetDevice() string {
@@ -4217,7 +4483,7 @@ type JobRunRequest struct {
 
 func (x *JobRunRequest) Reset() {
 	*x = JobRunRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4229,7 +4495,7 @@ func (x *JobRunRequest) String() string {
 func (*JobRunRequest) ProtoMessage() {}
 
 func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4242,7 +4508,7 @@ func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRunRequest.ProtoReflect.Descriptor instead.
 func (*JobRunRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{61}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *JobRunRequest) GetRun() *JobRun {
@@ -4261,7 +4527,7 @@ type JobRequest struct {
 
 func (x *JobRequest) Reset() {
 	*x = JobRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4273,7 +4539,7 @@ func (x *JobRequest) String() string {
 func (*JobRequest) ProtoMessage() {}
 
 func (x *JobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4286,7 +4552,7 @@ func (x *JobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRequest.ProtoReflect.Descriptor instead.
 func (*JobRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{62}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *JobRequest) GetJob() string {
@@ -4318,7 +4584,7 @@ type JobRun struct {
 
 func (x *JobRun) Reset() {
 	*x = JobRun{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4330,7 +4596,7 @@ func (x *JobRun) String() string {
 func (*JobRun) ProtoMessage() {}
 
 func (x *JobRun) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4343,7 +4609,7 @@ func (x *JobRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRun.ProtoReflect.Descriptor instead.
 func (*JobRun) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{63}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *JobRun) GetJob() string {
@@ -4454,7 +4720,7 @@ type Wish struct {
 
 func (x *Wish) Reset() {
 	*x = Wish{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4466,7 +4732,7 @@ func (x *Wish) String() string {
 func (*Wish) ProtoMessage() {}
 
 func (x *Wish) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +4745,7 @@ func (x *Wish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wish.ProtoReflect.Descriptor instead.
 func (*Wish) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{64}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Wish) GetName() string {
@@ -4507,7 +4773,7 @@ type JobAnswerReply struct {
 
 func (x *JobAnswerReply) Reset() {
 	*x = JobAnswerReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4519,7 +4785,7 @@ func (x *JobAnswerReply) String() string {
 func (*JobAnswerReply) ProtoMessage() {}
 
 func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4532,7 +4798,7 @@ func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobAnswerReply.ProtoReflect.Descriptor instead.
 func (*JobAnswerReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{65}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *JobAnswerReply) GetOutcome() string {
@@ -4565,7 +4831,7 @@ type EnvReply struct {
 
 func (x *EnvReply) Reset() {
 	*x = EnvReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4577,7 +4843,7 @@ func (x *EnvReply) String() string {
 func (*EnvReply) ProtoMessage() {}
 
 func (x *EnvReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4590,7 +4856,7 @@ func (x *EnvReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvReply.ProtoReflect.Descriptor instead.
 func (*EnvReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{66}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *EnvReply) GetOps() []*EnvOp {
@@ -4611,7 +4877,7 @@ type EnvOp struct {
 
 func (x *EnvOp) Reset() {
 	*x = EnvOp{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4623,7 +4889,7 @@ func (x *EnvOp) String() string {
 func (*EnvOp) ProtoMessage() {}
 
 func (x *EnvOp) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4636,7 +4902,7 @@ func (x *EnvOp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvOp.ProtoReflect.Descriptor instead.
 func (*EnvOp) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{67}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *EnvOp) GetPrepend() bool {
@@ -4671,7 +4937,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4683,7 +4949,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4696,7 +4962,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{68}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Mark) GetEpoch() uint64 {
@@ -4724,7 +4990,7 @@ type LeaseRef struct {
 
 func (x *LeaseRef) Reset() {
 	*x = LeaseRef{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4736,7 +5002,7 @@ func (x *LeaseRef) String() string {
 func (*LeaseRef) ProtoMessage() {}
 
 func (x *LeaseRef) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4749,7 +5015,7 @@ func (x *LeaseRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseRef.ProtoReflect.Descriptor instead.
 func (*LeaseRef) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{69}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *LeaseRef) GetId() string {
@@ -4785,7 +5051,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4797,7 +5063,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4810,7 +5076,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{70}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *WatchRequest) GetSince() *Mark {
@@ -4839,7 +5105,7 @@ type WatchReply struct {
 
 func (x *WatchReply) Reset() {
 	*x = WatchReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4851,7 +5117,7 @@ func (x *WatchReply) String() string {
 func (*WatchReply) ProtoMessage() {}
 
 func (x *WatchReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4864,7 +5130,7 @@ func (x *WatchReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchReply.ProtoReflect.Descriptor instead.
 func (*WatchReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{71}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *WatchReply) GetInventory() *Inventory {
@@ -4906,7 +5172,7 @@ type Whereabouts struct {
 
 func (x *Whereabouts) Reset() {
 	*x = Whereabouts{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4918,7 +5184,7 @@ func (x *Whereabouts) String() string {
 func (*Whereabouts) ProtoMessage() {}
 
 func (x *Whereabouts) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4931,7 +5197,7 @@ func (x *Whereabouts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Whereabouts.ProtoReflect.Descriptor instead.
 func (*Whereabouts) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{72}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Whereabouts) GetNode() string {
@@ -4959,7 +5225,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4971,7 +5237,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4984,7 +5250,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{73}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RegisterRequest) GetCluster() string {
@@ -5016,7 +5282,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5028,7 +5294,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5041,7 +5307,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{74}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{78}
 }
 
 type WhereRequest struct {
@@ -5054,7 +5320,7 @@ type WhereRequest struct {
 
 func (x *WhereRequest) Reset() {
 	*x = WhereRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5066,7 +5332,7 @@ func (x *WhereRequest) String() string {
 func (*WhereRequest) ProtoMessage() {}
 
 func (x *WhereRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5079,7 +5345,7 @@ func (x *WhereRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhereRequest.ProtoReflect.Descriptor instead.
 func (*WhereRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{75}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *WhereRequest) GetCluster() string {
@@ -5106,7 +5372,7 @@ type WhereReply struct {
 
 func (x *WhereReply) Reset() {
 	*x = WhereReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5118,7 +5384,7 @@ func (x *WhereReply) String() string {
 func (*WhereReply) ProtoMessage() {}
 
 func (x *WhereReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5131,7 +5397,7 @@ func (x *WhereReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhereReply.ProtoReflect.Descriptor instead.
 func (*WhereReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{76}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *WhereReply) GetOwners() []string {
@@ -5156,7 +5422,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03mem\x18\x02 \x01(\x04R\x03mem\"1\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x03R\x03pid\x12\x14\n" +
-	"\x05start\x18\x02 \x01(\x04R\x05start\"\xff\x03\n" +
+	"\x05start\x18\x02 \x01(\x04R\x05start\"\x95\x04\n" +
 	"\aRequest\x12 \n" +
 	"\x03key\x18\x01 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x121\n" +
 	"\tfractions\x18\x02 \x03(\v2\x13.sluice.v1.FractionR\tfractions\x12\x12\n" +
@@ -5176,7 +5442,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x06holder\x18\x0e \x01(\v2\x12.sluice.v1.ProcessR\x06holder\x12\x18\n" +
 	"\arestart\x18\x0f \x01(\rR\arestart\x12\x12\n" +
 	"\x04lend\x18\x10 \x01(\tR\x04lend\x12/\n" +
-	"\x05grace\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\x87\x01\n" +
+	"\x05grace\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x14\n" +
+	"\x05nodes\x18\x12 \x01(\rR\x05nodes\"\x87\x01\n" +
 	"\x05Grant\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x10\n" +
 	"\x03gpu\x18\x02 \x01(\tR\x03gpu\x12\x18\n" +
@@ -5265,13 +5532,16 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\boverruns\x18\t \x01(\x04R\boverruns\x12\x18\n" +
 	"\arevoked\x18\n" +
 	" \x01(\x04R\arevoked\x12\x10\n" +
-	"\x03due\x18\v \x01(\rR\x03due\"\xe2\x01\n" +
+	"\x03due\x18\v \x01(\rR\x03due\"\xb0\x02\n" +
 	"\x06Status\x12&\n" +
 	"\x05lease\x18\x01 \x01(\v2\x10.sluice.v1.LeaseR\x05lease\x12 \n" +
 	"\x03use\x18\x02 \x03(\v2\x0e.sluice.v1.UseR\x03use\x12.\n" +
 	"\bsessions\x18\x03 \x03(\v2\x12.sluice.v1.SessionR\bsessions\x124\n" +
 	"\arenewed\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\arenewed\x12(\n" +
-	"\x06shares\x18\x05 \x03(\v2\x10.sluice.v1.ShareR\x06shares\"\xe1\x04\n" +
+	"\x06shares\x18\x05 \x03(\v2\x10.sluice.v1.ShareR\x06shares\x12-\n" +
+	"\x04idle\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04idle\x12\x1d\n" +
+	"\n" +
+	"idle_noted\x18\a \x01(\bR\tidleNoted\"\xe1\x04\n" +
 	"\x06Report\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12 \n" +
 	"\x03key\x18\x02 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x12\x14\n" +
@@ -5372,7 +5642,23 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"certHashes\";\n" +
 	"\n" +
 	"ProbeOffer\x12-\n" +
-	"\x06offers\x18\x01 \x03(\v2\x15.sluice.v1.OfferReplyR\x06offers\">\n" +
+	"\x06offers\x18\x01 \x03(\v2\x15.sluice.v1.OfferReplyR\x06offers\"=\n" +
+	"\vHeldRequest\x12.\n" +
+	"\bholdings\x18\x01 \x03(\v2\x12.sluice.v1.HoldingR\bholdings\"\x8f\x01\n" +
+	"\aHolding\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\rR\x03uid\x12\x18\n" +
+	"\aaccount\x18\x02 \x01(\tR\aaccount\x12\x18\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\x12\x12\n" +
+	"\x04pool\x18\x04 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04jobs\x18\x05 \x01(\bR\x04jobs\x12\x16\n" +
+	"\x06except\x18\x06 \x01(\tR\x06except\"0\n" +
+	"\tHeldReply\x12#\n" +
+	"\x04held\x18\x01 \x03(\v2\x0f.sluice.v1.HeldR\x04held\"f\n" +
+	"\x04Held\x12\x18\n" +
+	"\apercent\x18\x01 \x01(\x04R\apercent\x12\x10\n" +
+	"\x03mem\x18\x02 \x01(\x04R\x03mem\x12\x16\n" +
+	"\x06leases\x18\x03 \x01(\rR\x06leases\x12\x1a\n" +
+	"\breserved\x18\x04 \x01(\rR\breserved\">\n" +
 	"\x0eAcquireRequest\x12,\n" +
 	"\arequest\x18\x01 \x01(\v2\x12.sluice.v1.RequestR\arequest\"N\n" +
 	"\fAcquireReply\x12&\n" +
@@ -5540,7 +5826,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\"$\n" +
 	"\n" +
 	"WhereReply\x12\x16\n" +
-	"\x06owners\x18\x01 \x03(\tR\x06owners2\xfd\x06\n" +
+	"\x06owners\x18\x01 \x03(\tR\x06owners2\xb3\a\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
@@ -5556,7 +5842,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05Probe\x12\x15.sluice.v1.ProbeOrder\x1a\x15.sluice.v1.ProbeOffer\x127\n" +
 	"\x05Watch\x12\x17.sluice.v1.WatchRequest\x1a\x15.sluice.v1.WatchReply\x12@\n" +
 	"\bRegister\x12\x1a.sluice.v1.RegisterRequest\x1a\x18.sluice.v1.RegisterReply\x127\n" +
-	"\x05Where\x12\x17.sluice.v1.WhereRequest\x1a\x15.sluice.v1.WhereReply2\xca\x04\n" +
+	"\x05Where\x12\x17.sluice.v1.WhereRequest\x1a\x15.sluice.v1.WhereReply\x124\n" +
+	"\x04Held\x12\x16.sluice.v1.HeldRequest\x1a\x14.sluice.v1.HeldReply2\xca\x04\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
 	"\aRelease\x12\x19.sluice.v1.ReleaseRequest\x1a\x17.sluice.v1.ReleaseReply\x124\n" +
@@ -5588,7 +5875,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -5631,201 +5918,210 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*OfferReply)(nil),            // 38: sluice.v1.OfferReply
 	(*ProbeOrder)(nil),            // 39: sluice.v1.ProbeOrder
 	(*ProbeOffer)(nil),            // 40: sluice.v1.ProbeOffer
-	(*AcquireRequest)(nil),        // 41: sluice.v1.AcquireRequest
-	(*AcquireReply)(nil),          // 42: sluice.v1.AcquireReply
-	(*PoolRequest)(nil),           // 43: sluice.v1.PoolRequest
-	(*PoolReply)(nil),             // 44: sluice.v1.PoolReply
-	(*Pool)(nil),                  // 45: sluice.v1.Pool
-	(*PoolOwner)(nil),             // 46: sluice.v1.PoolOwner
-	(*HealthRequest)(nil),         // 47: sluice.v1.HealthRequest
-	(*HealthReply)(nil),           // 48: sluice.v1.HealthReply
-	(*Check)(nil),                 // 49: sluice.v1.Check
-	(*ExplainRequest)(nil),        // 50: sluice.v1.ExplainRequest
-	(*ExplainReply)(nil),          // 51: sluice.v1.ExplainReply
-	(*Event)(nil),                 // 52: sluice.v1.Event
-	(*StatsRequest)(nil),          // 53: sluice.v1.StatsRequest
-	(*StatsReply)(nil),            // 54: sluice.v1.StatsReply
-	(*GPUStats)(nil),              // 55: sluice.v1.GPUStats
-	(*ProbeRequest)(nil),          // 56: sluice.v1.ProbeRequest
-	(*ProbeReply)(nil),            // 57: sluice.v1.ProbeReply
-	(*Probe)(nil),                 // 58: sluice.v1.Probe
-	(*ProbeFlow)(nil),             // 59: sluice.v1.ProbeFlow
-	(*ProbeEnd)(nil),              // 60: sluice.v1.ProbeEnd
-	(*JobRunRequest)(nil),         // 61: sluice.v1.JobRunRequest
-	(*JobRequest)(nil),            // 62: sluice.v1.JobRequest
-	(*JobRun)(nil),                // 63: sluice.v1.JobRun
-	(*Wish)(nil),                  // 64: sluice.v1.Wish
-	(*JobAnswerReply)(nil),        // 65: sluice.v1.JobAnswerReply
-	(*EnvReply)(nil),              // 66: sluice.v1.EnvReply
-	(*EnvOp)(nil),                 // 67: sluice.v1.EnvOp
-	(*Mark)(nil),                  // 68: sluice.v1.Mark
-	(*LeaseRef)(nil),              // 69: sluice.v1.LeaseRef
-	(*WatchRequest)(nil),          // 70: sluice.v1.WatchRequest
-	(*WatchReply)(nil),            // 71: sluice.v1.WatchReply
-	(*Whereabouts)(nil),           // 72: sluice.v1.Whereabouts
-	(*RegisterRequest)(nil),       // 73: sluice.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 74: sluice.v1.RegisterReply
-	(*WhereRequest)(nil),          // 75: sluice.v1.WhereRequest
-	(*WhereReply)(nil),            // 76: sluice.v1.WhereReply
-	(*durationpb.Duration)(nil),   // 77: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 78: google.protobuf.Timestamp
+	(*HeldRequest)(nil),           // 41: sluice.v1.HeldRequest
+	(*Holding)(nil),               // 42: sluice.v1.Holding
+	(*HeldReply)(nil),             // 43: sluice.v1.HeldReply
+	(*Held)(nil),                  // 44: sluice.v1.Held
+	(*AcquireRequest)(nil),        // 45: sluice.v1.AcquireRequest
+	(*AcquireReply)(nil),          // 46: sluice.v1.AcquireReply
+	(*PoolRequest)(nil),           // 47: sluice.v1.PoolRequest
+	(*PoolReply)(nil),             // 48: sluice.v1.PoolReply
+	(*Pool)(nil),                  // 49: sluice.v1.Pool
+	(*PoolOwner)(nil),             // 50: sluice.v1.PoolOwner
+	(*HealthRequest)(nil),         // 51: sluice.v1.HealthRequest
+	(*HealthReply)(nil),           // 52: sluice.v1.HealthReply
+	(*Check)(nil),                 // 53: sluice.v1.Check
+	(*ExplainRequest)(nil),        // 54: sluice.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 55: sluice.v1.ExplainReply
+	(*Event)(nil),                 // 56: sluice.v1.Event
+	(*StatsRequest)(nil),          // 57: sluice.v1.StatsRequest
+	(*StatsReply)(nil),            // 58: sluice.v1.StatsReply
+	(*GPUStats)(nil),              // 59: sluice.v1.GPUStats
+	(*ProbeRequest)(nil),          // 60: sluice.v1.ProbeRequest
+	(*ProbeReply)(nil),            // 61: sluice.v1.ProbeReply
+	(*Probe)(nil),                 // 62: sluice.v1.Probe
+	(*ProbeFlow)(nil),             // 63: sluice.v1.ProbeFlow
+	(*ProbeEnd)(nil),              // 64: sluice.v1.ProbeEnd
+	(*JobRunRequest)(nil),         // 65: sluice.v1.JobRunRequest
+	(*JobRequest)(nil),            // 66: sluice.v1.JobRequest
+	(*JobRun)(nil),                // 67: sluice.v1.JobRun
+	(*Wish)(nil),                  // 68: sluice.v1.Wish
+	(*JobAnswerReply)(nil),        // 69: sluice.v1.JobAnswerReply
+	(*EnvReply)(nil),              // 70: sluice.v1.EnvReply
+	(*EnvOp)(nil),                 // 71: sluice.v1.EnvOp
+	(*Mark)(nil),                  // 72: sluice.v1.Mark
+	(*LeaseRef)(nil),              // 73: sluice.v1.LeaseRef
+	(*WatchRequest)(nil),          // 74: sluice.v1.WatchRequest
+	(*WatchReply)(nil),            // 75: sluice.v1.WatchReply
+	(*Whereabouts)(nil),           // 76: sluice.v1.Whereabouts
+	(*RegisterRequest)(nil),       // 77: sluice.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 78: sluice.v1.RegisterReply
+	(*WhereRequest)(nil),          // 79: sluice.v1.WhereRequest
+	(*WhereReply)(nil),            // 80: sluice.v1.WhereReply
+	(*durationpb.Duration)(nil),   // 81: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 82: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,   // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,   // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	77,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	81,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,   // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
-	77,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
+	81,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
 	3,   // 5: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,   // 6: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	78,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	78,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	82,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	82,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	7,   // 9: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	78,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	82,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
 	6,   // 11: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	77,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	78,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	77,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	77,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	81,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	82,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	81,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	81,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
 	2,   // 16: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	78,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	82,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	9,   // 18: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	10,  // 19: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
 	12,  // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
-	77,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
-	77,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	77,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	77,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	77,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	77,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	77,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	77,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	81,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
+	81,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	81,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	81,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	81,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	81,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	81,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	81,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
 	5,   // 29: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
 	9,   // 30: sluice.v1.Status.use:type_name -> sluice.v1.Use
 	11,  // 31: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	78,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	82,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
 	13,  // 33: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	0,   // 34: sluice.v1.Report.key:type_name -> sluice.v1.Key
-	1,   // 35: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
-	4,   // 36: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
-	9,   // 37: sluice.v1.Report.use:type_name -> sluice.v1.Use
-	10,  // 38: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	77,  // 39: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	78,  // 40: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	78,  // 41: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
-	13,  // 42: sluice.v1.Report.shares:type_name -> sluice.v1.Share
-	8,   // 43: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,   // 44: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	77,  // 45: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,   // 46: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	16,  // 47: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,   // 48: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	14,  // 49: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	15,  // 50: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
-	5,   // 51: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
-	6,   // 52: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
-	38,  // 53: sluice.v1.ProbeOffer.offers:type_name -> sluice.v1.OfferReply
-	3,   // 54: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,   // 55: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	45,  // 56: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	46,  // 57: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	8,   // 58: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	49,  // 59: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	52,  // 60: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	78,  // 61: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 62: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	4,   // 63: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	78,  // 64: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	55,  // 65: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	14,  // 66: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,   // 67: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	77,  // 68: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	58,  // 69: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
-	77,  // 70: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
-	77,  // 71: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
-	77,  // 72: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
-	77,  // 73: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
-	59,  // 74: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
-	60,  // 75: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
-	60,  // 76: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
-	77,  // 77: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
-	63,  // 78: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	64,  // 79: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	67,  // 80: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	0,   // 81: sluice.v1.LeaseRef.key:type_name -> sluice.v1.Key
-	68,  // 82: sluice.v1.WatchRequest.since:type_name -> sluice.v1.Mark
-	77,  // 83: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
-	8,   // 84: sluice.v1.WatchReply.inventory:type_name -> sluice.v1.Inventory
-	68,  // 85: sluice.v1.WatchReply.at:type_name -> sluice.v1.Mark
-	69,  // 86: sluice.v1.WatchReply.leases:type_name -> sluice.v1.LeaseRef
-	72,  // 87: sluice.v1.RegisterRequest.leases:type_name -> sluice.v1.Whereabouts
-	17,  // 88: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	19,  // 89: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	21,  // 90: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	23,  // 91: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	25,  // 92: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 93: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	29,  // 94: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	31,  // 95: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	33,  // 96: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	35,  // 97: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36,  // 98: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	39,  // 99: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
-	70,  // 100: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
-	73,  // 101: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
-	75,  // 102: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
-	41,  // 103: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	25,  // 104: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 105: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	43,  // 106: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	47,  // 107: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	50,  // 108: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	53,  // 109: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	31,  // 110: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	33,  // 111: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	56,  // 112: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
-	61,  // 113: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	61,  // 114: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	61,  // 115: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	61,  // 116: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	62,  // 117: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	62,  // 118: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	18,  // 119: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	20,  // 120: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	22,  // 121: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	24,  // 122: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	26,  // 123: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 124: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	30,  // 125: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	32,  // 126: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	34,  // 127: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	38,  // 128: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37,  // 129: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	40,  // 130: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
-	71,  // 131: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
-	74,  // 132: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
-	76,  // 133: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
-	42,  // 134: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	26,  // 135: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 136: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	44,  // 137: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	48,  // 138: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	51,  // 139: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	54,  // 140: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	32,  // 141: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	34,  // 142: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	57,  // 143: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
-	65,  // 144: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	30,  // 145: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	65,  // 146: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	30,  // 147: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	66,  // 148: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	30,  // 149: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	119, // [119:150] is the sub-list for method output_type
-	88,  // [88:119] is the sub-list for method input_type
-	88,  // [88:88] is the sub-list for extension type_name
-	88,  // [88:88] is the sub-list for extension extendee
-	0,   // [0:88] is the sub-list for field type_name
+	81,  // 34: sluice.v1.Status.idle:type_name -> google.protobuf.Duration
+	0,   // 35: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,   // 36: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,   // 37: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	9,   // 38: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	10,  // 39: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	81,  // 40: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	82,  // 41: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	82,  // 42: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	13,  // 43: sluice.v1.Report.shares:type_name -> sluice.v1.Share
+	8,   // 44: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,   // 45: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	81,  // 46: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,   // 47: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	16,  // 48: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,   // 49: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	14,  // 50: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	15,  // 51: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	5,   // 52: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
+	6,   // 53: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
+	38,  // 54: sluice.v1.ProbeOffer.offers:type_name -> sluice.v1.OfferReply
+	42,  // 55: sluice.v1.HeldRequest.holdings:type_name -> sluice.v1.Holding
+	44,  // 56: sluice.v1.HeldReply.held:type_name -> sluice.v1.Held
+	3,   // 57: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,   // 58: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	49,  // 59: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	50,  // 60: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	8,   // 61: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	53,  // 62: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	56,  // 63: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	82,  // 64: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 65: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	4,   // 66: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
+	82,  // 67: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	59,  // 68: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	14,  // 69: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,   // 70: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	81,  // 71: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	62,  // 72: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
+	81,  // 73: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
+	81,  // 74: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
+	81,  // 75: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
+	81,  // 76: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
+	63,  // 77: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
+	64,  // 78: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
+	64,  // 79: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
+	81,  // 80: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
+	67,  // 81: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	68,  // 82: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	71,  // 83: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	0,   // 84: sluice.v1.LeaseRef.key:type_name -> sluice.v1.Key
+	72,  // 85: sluice.v1.WatchRequest.since:type_name -> sluice.v1.Mark
+	81,  // 86: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
+	8,   // 87: sluice.v1.WatchReply.inventory:type_name -> sluice.v1.Inventory
+	72,  // 88: sluice.v1.WatchReply.at:type_name -> sluice.v1.Mark
+	73,  // 89: sluice.v1.WatchReply.leases:type_name -> sluice.v1.LeaseRef
+	76,  // 90: sluice.v1.RegisterRequest.leases:type_name -> sluice.v1.Whereabouts
+	17,  // 91: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	19,  // 92: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	21,  // 93: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	23,  // 94: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	25,  // 95: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 96: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	29,  // 97: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	31,  // 98: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	33,  // 99: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	35,  // 100: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36,  // 101: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	39,  // 102: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
+	74,  // 103: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
+	77,  // 104: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
+	79,  // 105: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
+	41,  // 106: sluice.v1.Owner.Held:input_type -> sluice.v1.HeldRequest
+	45,  // 107: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	25,  // 108: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 109: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	47,  // 110: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	51,  // 111: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	54,  // 112: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	57,  // 113: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	31,  // 114: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	33,  // 115: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	60,  // 116: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
+	65,  // 117: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	65,  // 118: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	65,  // 119: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	65,  // 120: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	66,  // 121: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	66,  // 122: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	18,  // 123: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	20,  // 124: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	22,  // 125: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	24,  // 126: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	26,  // 127: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 128: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	30,  // 129: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	32,  // 130: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	34,  // 131: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	38,  // 132: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37,  // 133: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	40,  // 134: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
+	75,  // 135: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
+	78,  // 136: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
+	80,  // 137: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
+	43,  // 138: sluice.v1.Owner.Held:output_type -> sluice.v1.HeldReply
+	46,  // 139: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	26,  // 140: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 141: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	48,  // 142: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	52,  // 143: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	55,  // 144: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	58,  // 145: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	32,  // 146: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	34,  // 147: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	61,  // 148: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
+	69,  // 149: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	30,  // 150: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	69,  // 151: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	30,  // 152: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	70,  // 153: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	30,  // 154: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	123, // [123:155] is the sub-list for method output_type
+	91,  // [91:123] is the sub-list for method input_type
+	91,  // [91:91] is the sub-list for extension type_name
+	91,  // [91:91] is the sub-list for extension extendee
+	0,   // [0:91] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -5839,7 +6135,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   77,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

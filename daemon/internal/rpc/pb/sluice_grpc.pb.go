@@ -41,6 +41,7 @@ const (
 	Owner_Watch_FullMethodName     = "/sluice.v1.Owner/Watch"
 	Owner_Register_FullMethodName  = "/sluice.v1.Owner/Register"
 	Owner_Where_FullMethodName     = "/sluice.v1.Owner/Where"
+	Owner_Held_FullMethodName      = "/sluice.v1.Owner/Held"
 )
 
 // OwnerClient is the client API for Owner service.
@@ -65,6 +66,7 @@ type OwnerClient interface {
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (*WatchReply, error)
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterReply, error)
 	Where(ctx context.Context, in *WhereRequest, opts ...grpc.CallOption) (*WhereReply, error)
+	Held(ctx context.Context, in *HeldRequest, opts ...grpc.CallOption) (*HeldReply, error)
 }
 
 type ownerClient struct {
@@ -225,6 +227,16 @@ func (c *ownerClient) Where(ctx context.Context, in *WhereRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *ownerClient) Held(ctx context.Context, in *HeldRequest, opts ...grpc.CallOption) (*HeldReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HeldReply)
+	err := c.cc.Invoke(ctx, Owner_Held_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OwnerServer is the server API for Owner service.
 // All implementations must embed UnimplementedOwnerServer
 // for forward compatibility.
@@ -247,6 +259,7 @@ type OwnerServer interface {
 	Watch(context.Context, *WatchRequest) (*WatchReply, error)
 	Register(context.Context, *RegisterRequest) (*RegisterReply, error)
 	Where(context.Context, *WhereRequest) (*WhereReply, error)
+	Held(context.Context, *HeldRequest) (*HeldReply, error)
 	mustEmbedUnimplementedOwnerServer()
 }
 
@@ -301,6 +314,9 @@ func (UnimplementedOwnerServer) Register(context.Context, *RegisterRequest) (*Re
 }
 func (UnimplementedOwnerServer) Where(context.Context, *WhereRequest) (*WhereReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Where not implemented")
+}
+func (UnimplementedOwnerServer) Held(context.Context, *HeldRequest) (*HeldReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Held not implemented")
 }
 func (UnimplementedOwnerServer) mustEmbedUnimplementedOwnerServer() {}
 func (UnimplementedOwnerServer) testEmbeddedByValue()               {}
@@ -593,6 +609,24 @@ func _Owner_Where_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_Held_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HeldRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Held(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Held_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Held(ctx, req.(*HeldRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Owner_ServiceDesc is the grpc.ServiceDesc for Owner service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -659,6 +693,10 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Where",
 			Handler:    _Owner_Where_Handler,
+		},
+		{
+			MethodName: "Held",
+			Handler:    _Owner_Held_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

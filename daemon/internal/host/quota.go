@@ -1,0 +1,332 @@
+package host
+
+// Quotas: what a user, or an account's jobs together, may hold of a pool or of all pools.
+//
+// No daemon knows all leases of a user: each owner knows those on its GPUs, each host those of its node. So the host that asks
+// for a lease adds up what all owners say, after its own lease has been reserved at the owners that are to grant it:
+//
+//	before   the sum of what is held and what placement chose: a refusal costs the owners' disks nothing
+//	reserve  all owners of the lease have it, for a while
+//	after    the sum again; beyond the quota the reservation is taken back
+//	confirm  the lease is granted
+//
+// Of two hosts that ask at the same time, each reserves before it adds up. So the one that adds up last sees the lease of the other:
+// both never pass what only one of them may. Both may be refused; each then waits a moment and tries again, as long as what is in the
+// way is only reserved.
+//
+// An owner that does not answer is left out, but for what this node itself has there. The host is trusted to add up as it is trusted
+// to say who asks.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
+)
+
+// Quota bounds what is held at the same time.
+type Quota struct {
+	User, Group string // name or number; the group's members each by itself; "" both: each user
+	Account     string // all jobs of it in the host's cluster together; EachAccount: of any that has no quota of its own
+	Pool        string // "" all pools together
+	Jobs        bool   // leases of Slurm's jobs count and are refused too
+	Percent     *uint64
+	Mem         *uint64 // bytes
+	Leases      *int
+	Whose, Of   string // as refusals say it
+}
+
+// EachAccount is a Quota's Account for those without a quota of their own.
+const EachAccount = "*"
+
+// Who is a user as this node knows it.
+type Who struct {
+	Name   string   // "" is not known here
+	Groups []string // names and numbers
+}
+
+// whoTime is how long the directory of users may take to answer.
+const whoTime = 3 * time.Second
+
+// quotaTries is how often a request that met only reservations of others is tried again.
+const quotaTries = 8
+
+// directory is this node's directory of users. It may be on a network and hang, so that only so many questions wait for it at a time.
+type directory chan struct{}
+
+// whoMost is how many questions may wait for the directory.
+const whoMost = 16
+
+func newDirectory() directory { return make(directory, whoMost) }
+
+// who asks the directory.
+func (d directory) who(ctx context.Context, uid uint32) (Who, error) {
+	ctx, cancel := context.WithTimeout(ctx, whoTime)
+	defer cancel()
+	select {
+	case d <- struct{}{}:
+	case <-ctx.Done():
+		return Who{}, fmt.Errorf("the directory of users does not answer: %d questions wait: %w", whoMost, ctx.Err())
+	}
+	type answer struct {
+		who Who
+		err error
+	}
+	got := make(chan answer, 1) // who asks does not wait for a directory that hangs
+	go func() {
+		defer func() { <-d }()
+		var a answer
+		a.who, a.err = lookUp(uid)
+		got <- a
+	}()
+	select {
+	case a := <-got:
+		return a.who, a.err
+	case <-ctx.Done():
+		return Who{}, fmt.Errorf("the directory of users does not answer: %w", ctx.Err())
+	}
+}
+
+func lookUp(uid uint32) (Who, error) {
+	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
+	if err != nil {
+		return Who{}, err
+	}
+	w := Who{Name: u.Username}
+	ids, err := u.GroupIds()
+	for _, id := range ids {
+		w.Groups = append(w.Groups, id)
+		if g, err := user.LookupGroupId(id); err == nil {
+			w.Groups = append(w.Groups, g.Name)
+		}
+	}
+	return w, err
+}
+
+// SetQuotas replaces the quotas. Leases that are beyond a new one stay.
+func (h *Host) SetQuotas(all []Quota) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.quotas = all
+}
+
+// quotasOf returns the quotas that a request has to keep: of those for the same pools and the same kind of leases the one that names
+// the user, else the first one of a group that the user is in, else the one for everybody; and likewise of accounts.
+func (h *Host) quotasOf(ctx context.Context, r *lease.Request) []Quota {
+	h.mu.Lock()
+	all := h.quotas
+	h.mu.Unlock()
+	run := form.IsRunJob(r.Key.Job)
+	type scope struct {
+		pool          string
+		jobs, account bool
+	}
+	best := make(map[scope]int) // how close
+	chosen := make(map[scope]Quota)
+	var order []scope
+	var who *Who
+	for _, q := range all {
+		if q.Pool != "" && q.Pool != r.Pool || !run && !q.Jobs || q.Account != "" && (run || r.Account == "") {
+			continue
+		}
+		if who == nil && (q.User != "" || q.Group != "") {
+			who = h.who(ctx, r.UID)
+		}
+		near := q.near(r, who)
+		s := scope{q.Pool, q.Jobs, q.Account != ""}
+		if near == 0 || near <= best[s] {
+			continue
+		}
+		if best[s] == 0 {
+			order = append(order, s)
+		}
+		best[s], chosen[s] = near, q
+	}
+	out := make([]Quota, 0, len(order))
+	for _, s := range order {
+		out = append(out, chosen[s])
+	}
+	return out
+}
+
+// near says how closely a quota is the request's, 0 for not at all.
+func (q *Quota) near(r *lease.Request, who *Who) int {
+	number := strconv.FormatUint(uint64(r.UID), 10)
+	switch {
+	case q.Account == EachAccount:
+		return 1
+	case q.Account != "":
+		return yes(q.Account == r.Account, 3)
+	case q.User != "":
+		return yes(q.User == number || who.Name != "" && q.User == who.Name, 3)
+	case q.Group != "":
+		return yes(slices.Contains(who.Groups, q.Group), 2)
+	}
+	return 1
+}
+
+func yes(is bool, n int) int {
+	if is {
+		return n
+	}
+	return 0
+}
+
+// who is the user of that number. One that this node does not know has no name and no groups.
+func (h *Host) who(ctx context.Context, uid uint32) *Who {
+	w, err := h.cfg.Who(ctx, uid)
+	var unknown user.UnknownUserIdError
+	if err != nil && !errors.As(err, &unknown) {
+		h.log.Warn("a user's groups are not known here; quotas of groups that the user is in do not hold for this request", "uid", uid, "error", err)
+	}
+	return &w
+}
+
+func (q *Quota) holding(r *lease.Request, except string) lease.Holding {
+	of := lease.Holding{UID: r.UID, Pool: q.Pool, Jobs: q.Jobs, Except: except}
+	if q.Account != "" {
+		of.UID, of.Account, of.Cluster = 0, r.Account, r.Key.Cluster
+	}
+	return of
+}
+
+// asked is what a request's job asks for on all its nodes, as far as the request says it itself.
+func asked(r *lease.Request) (a lease.Held) {
+	n := max(1, int(r.Nodes))
+	for _, f := range r.Fractions {
+		a.Percent += uint64(n) * uint64(f.Percent)
+		a.Mem += uint64(n) * min(f.Mem, maxMem)
+	}
+	a.Leases = n
+	return a
+}
+
+// maxMem is more than a GPU has, in bytes.
+const maxMem = 1 << 44
+
+// never refuses what is more than a quota allows even to who holds nothing.
+func never(quotas []Quota, a lease.Held) error {
+	for i := range quotas {
+		if what := quotas[i].beyond(lease.Held{}, a); what != "" {
+			return lease.Errorf(lease.Never, "quota: %s: no lease that ends will make room; ask for less, or ask your site for quotas in sluice.yaml", what)
+		}
+	}
+	return nil
+}
+
+// beyond says what of a quota would be exceeded, "" for nothing.
+func (q *Quota) beyond(held, a lease.Held) string {
+	say := func(most, has, asks string) string {
+		text := fmt.Sprintf("%s may hold %s of %s", q.Whose, most, q.Of)
+		if held != (lease.Held{}) {
+			text += ", " + has + " held"
+		}
+		return text + ", " + asks + " asked"
+	}
+	switch {
+	case q.Percent != nil && held.Percent+a.Percent > *q.Percent:
+		return say(fmt.Sprintf("%d%% of GPUs", *q.Percent), fmt.Sprintf("%d%%", held.Percent), fmt.Sprintf("%d%%", a.Percent))
+	case q.Mem != nil && held.Mem+a.Mem > *q.Mem:
+		return say(mib(*q.Mem), mib(held.Mem), mib(a.Mem))
+	case q.Leases != nil && held.Leases+a.Leases > *q.Leases:
+		return say(plural(*q.Leases, "lease"), strconv.Itoa(held.Leases), strconv.Itoa(a.Leases))
+	}
+	return ""
+}
+
+func mib(n uint64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
+
+// withinQuotas refuses grants beyond a quota. lessThis is the id of the lease that has them already, "" before. again says that only
+// reservations of others are in the way, which may pass within milliseconds.
+func (h *Host) withinQuotas(ctx context.Context, quotas []Quota, r *lease.Request, grants []lease.Grant, lessThis string) (again bool, _ error) {
+	if len(quotas) == 0 {
+		return false, nil
+	}
+	a := lease.HeldBy(&lease.Lease{}, grants)
+	a.Leases = 1
+	if err := never(quotas, a); err != nil {
+		return false, err
+	}
+	of := make([]lease.Holding, len(quotas))
+	for i := range quotas {
+		of[i] = quotas[i].holding(r, lessThis)
+	}
+	held, silent := h.sumHeld(ctx, of)
+	if err := ctx.Err(); err != nil {
+		return false, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
+	}
+	for i := range quotas {
+		what := quotas[i].beyond(held[i], a)
+		if what == "" {
+			continue
+		}
+		text := "quota: " + what + "; wait until a lease ends (see sluice list), ask for less, or ask your site for quotas in sluice.yaml"
+		if len(silent) > 0 {
+			text += "; not asked: " + strings.Join(silent, "; ")
+		}
+		return held[i].Reserved > 0, lease.Errorf(lease.NoRoom, "%s", text)
+	}
+	if len(silent) > 0 {
+		h.log.Warn("quotas were kept without owners that do not answer", "job", r.Key.String(), "uid", r.UID, "silent", strings.Join(silent, "; "))
+	}
+	return false, nil
+}
+
+// sumHeld adds up what all owners say. silent are those that could not say it.
+func (h *Host) sumHeld(ctx context.Context, of []lease.Holding) (sum []lease.Held, silent []string) {
+	sum = make([]lease.Held, len(of))
+	answers := askAll(ctx, h, h.owners(), false, func(ctx context.Context, o lease.Owner) ([]lease.Held, error) {
+		c, ok := o.(lease.Counter)
+		if !ok {
+			return nil, lease.Errorf(lease.WrongPeer, "the owner's release knows no quotas")
+		}
+		return c.Held(ctx, h.cfg.Node, of)
+	})
+	for _, a := range answers {
+		if a.err != nil {
+			silent = append(silent, a.peer.name+": "+a.err.Error())
+			h.addOwn(sum, of, a.peer.name)
+			continue
+		}
+		for i := range sum {
+			sum[i] = sum[i].Add(a.v[i])
+		}
+	}
+	return sum, silent
+}
+
+// addOwn adds what leases of this node have at an owner that did not say it.
+func (h *Host) addOwn(sum []lease.Held, of []lease.Holding, owner string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, hd := range h.leases {
+		l := &hd.rec.Lease
+		var there []lease.Grant
+		for _, g := range l.Grants {
+			if g.Owner == owner {
+				there = append(there, g)
+			}
+		}
+		for i := range of {
+			if of[i].Counts(l) {
+				sum[i] = sum[i].Add(lease.HeldBy(l, there))
+			}
+		}
+	}
+}
+
+// quotaRest waits before a request that met only reservations of others is tried again.
+func quotaRest(ctx context.Context, try int) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(rand.N(time.Duration(try+1) * 10 * time.Millisecond)):
+	}
+}
