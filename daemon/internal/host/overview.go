@@ -15,8 +15,9 @@ import (
 const (
 	// pastTime is how long it is known which owners had the leases of a job, for its report.
 	pastTime = 2 * time.Minute
-	// claimTime is how long a grant that its owner has made is taken off what the owner said before.
-	claimTime = 5 * time.Second
+	// claimTime is how long a grant that its owner has made is taken off what the owner said before. An owner does not tell
+	// of it by itself, but with the next news.
+	claimTime = 2 * watchWait
 )
 
 // jobName is a key of any node and incarnation.

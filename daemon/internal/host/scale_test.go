@@ -433,7 +433,7 @@ func TestMetropolis(t *testing.T) {
 			o.place(reqs, last)
 			wg.Go(func() { m.job(d, id, reqs, last) })
 			if time.Now().After(look) {
-				look = time.Now().Add(10 * time.Second)
+				look = time.Now().Add(max(time.Second, time.Duration(seconds)*time.Second/60))
 				if jobs > 10_000 {
 					fmt.Fprintf(os.Stderr, "%d jobs, %v to go\n", jobs, time.Until(end).Round(time.Second))
 				}

@@ -82,7 +82,7 @@ func (o *Owner) drain(host string, d lease.DrainOrder) error {
 	}
 	o.mu.Lock()
 	o.drains = drains
-	o.journal.add(lease.Ref{})
+	o.journal.add(change{})
 	o.mu.Unlock()
 	event, what := audit.Drain, "drained"
 	if d.Resume {

@@ -334,7 +334,7 @@ func (o *Owner) adopt(rec record) *entry {
 	}
 	o.leases[rec.Lease.ID] = e
 	o.keys[nameOf(rec.Lease.Request.Key)] = e
-	o.journal.add(refOf(e, false))
+	o.journal.add(change{refOf(e, false), rec.Lease.Sponsor})
 	return e
 }
 
@@ -345,7 +345,7 @@ func (o *Owner) drop(e *entry) {
 }
 
 func (o *Owner) remove(e *entry) {
-	o.journal.add(refOf(e, true))
+	o.journal.add(change{Ref: refOf(e, true)})
 	delete(o.leases, e.id)
 	if k := nameOf(e.rec.Lease.Request.Key); o.keys[k] == e {
 		delete(o.keys, k)
@@ -365,7 +365,7 @@ func (o *Owner) SetLimits(l Limits) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.limits = l.withDefaults()
-	o.journal.add(lease.Ref{})
+	o.journal.add(change{})
 }
 
 func (o *Owner) lim() Limits {

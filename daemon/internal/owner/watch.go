@@ -29,15 +29,21 @@ const (
 // journal is the last changes of an owner's leases. Owner.mu guards it.
 type journal struct {
 	seq     uint64
-	ring    [journalSize]lease.Ref // of change n at n % journalSize; without an id: a change of no lease
-	changed chan struct{}          // closed with the next change
-	devices []lease.GPU            // as they were last seen
+	ring    [journalSize]change // change n is at n % journalSize
+	changed chan struct{}       // closed with the next change
+	devices []lease.GPU         // as they were last seen
+}
+
+// change is one of them.
+type change struct {
+	lease.Ref        // without an id: of no lease
+	by        string // the controller that has got the lease, which need not be told
 }
 
 // add notes a change. mu is held for writing.
-func (j *journal) add(r lease.Ref) {
+func (j *journal) add(c change) {
 	j.seq++
-	j.ring[j.seq%journalSize] = r
+	j.ring[j.seq%journalSize] = c
 	if j.changed != nil {
 		close(j.changed)
 		j.changed = nil
@@ -58,11 +64,24 @@ func (j *journal) since(seq uint64) (refs []lease.Ref, ok bool) {
 		return nil, false
 	}
 	for n := seq + 1; n <= j.seq; n++ {
-		if r := j.ring[n%journalSize]; r.ID != "" {
-			refs = append(refs, r)
+		if c := j.ring[n%journalSize]; c.ID != "" {
+			refs = append(refs, c.Ref)
 		}
 	}
 	return refs, true
+}
+
+// news says whether there are changes after seq that a controller does not know, having made them.
+func (j *journal) news(seq uint64, host string) bool {
+	if seq > j.seq || j.seq-seq > journalSize {
+		return true
+	}
+	for n := seq + 1; n <= j.seq; n++ {
+		if j.ring[n%journalSize].by != host {
+			return true
+		}
+	}
+	return false
 }
 
 // Watch implements lease.Watchable.
@@ -73,8 +92,8 @@ func (o *Owner) Watch(ctx context.Context, host string, since lease.Mark, wait t
 	until := time.NewTimer(max(0, min(wait, maxWatch)))
 	defer until.Stop()
 	for {
-		now, next := o.moment()
-		if now != since {
+		news, next := o.news(host, since)
+		if news {
 			return o.changes(since), nil
 		}
 		look := time.NewTimer(deviceLook)
@@ -95,16 +114,17 @@ func (o *Owner) Watch(ctx context.Context, host string, since lease.Mark, wait t
 	}
 }
 
-// moment returns the present moment, after a look at the GPUs, and what is closed with the next change.
-func (o *Owner) moment() (lease.Mark, <-chan struct{}) {
+// news says, after a look at the GPUs, whether a controller has to be told of changes since then,
+// and returns what is closed with the next change.
+func (o *Owner) news(host string, since lease.Mark) (bool, <-chan struct{}) {
 	devices, _ := o.cfg.Devices()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !slices.Equal(devices, o.journal.devices) {
 		o.journal.devices = slices.Clone(devices)
-		o.journal.add(lease.Ref{})
+		o.journal.add(change{})
 	}
-	return lease.Mark{Epoch: o.cfg.Ledger.Epoch(), Seq: o.journal.seq}, o.journal.wait()
+	return since.Epoch != o.cfg.Ledger.Epoch() || o.journal.news(since.Seq, host), o.journal.wait()
 }
 
 // changes returns the GPUs and what has changed since then.

@@ -50,7 +50,7 @@ func TestWatch(t *testing.T) {
 	if g := all.Inventory.GPUs; len(g) != 2 || g[0].FreePercent+g[1].FreePercent != 150 {
 		t.Errorf("%+v", g)
 	}
-	_, err = n.Reserve(ctx, "ctl", n.sponsored("h1", "8", 101, 0, 25), 0)
+	_, err = n.Reserve(ctx, "h1", n.want("h1", "8", 25), 0)
 	must(t, err)
 	more := watch(all.At, "8")
 	must(t, n.Release(ctx, "ctl", first.ID, lease.Key{}, "over"))
@@ -59,9 +59,24 @@ func TestWatch(t *testing.T) {
 	last := watch(lease.Mark{Epoch: all.At.Epoch + 1, Seq: all.At.Seq}, "all: 8") // of another life of the daemon
 	watch(lease.Mark{Epoch: all.At.Epoch, Seq: last.At.Seq + 1}, "all: 8")        // which it never gave
 
-	// Without a change the answer is put off.
+	// What the controller has got itself is told with the next news, or at the end of the wait.
+	_, err = n.Reserve(ctx, "ctl", n.sponsored("h2", "10", 102, 0, 5), 0)
+	must(t, err)
 	begun := time.Now()
 	c, err := n.Watch(ctx, "ctl", last.At, 50*time.Millisecond)
+	must(t, err)
+	if took := time.Since(begun); took < 50*time.Millisecond || refs(c) != "10" {
+		t.Errorf("after %v: %q", took, refs(c))
+	}
+	n.SetControllers([]string{"ctl", "ctl2"})
+	if c, err = n.Watch(ctx, "ctl2", last.At, time.Minute); refs(c) != "10" || err != nil {
+		t.Errorf("another controller: %q, %v", refs(c), err)
+	}
+	n.SetControllers(n.control)
+	last = c
+	// Without a change the answer is put off.
+	begun = time.Now()
+	c, err = n.Watch(ctx, "ctl", last.At, 50*time.Millisecond)
 	must(t, err)
 	if took := time.Since(begun); took < 50*time.Millisecond || refs(c) != "" || c.At != last.At {
 		t.Errorf("after %v: %q at %v", took, refs(c), c.At)
@@ -94,7 +109,7 @@ func TestWatch(t *testing.T) {
 	for range journalSize + 1 {
 		n.SetLimits(Limits{})
 	}
-	watch(last.At, "all: 8")
+	watch(last.At, "all: 10 8")
 }
 
 func TestWhere(t *testing.T) {

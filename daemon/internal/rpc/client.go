@@ -37,7 +37,7 @@ func dialOptions(creds credentials.TransportCredentials) []grpc.DialOption {
 		}),
 		// A controller's daemon has a connection to each of thousands of owners, and messages are small.
 		grpc.WithIdleTimeout(idleTime),
-		grpc.WithReadBufferSize(buffer), grpc.WithWriteBufferSize(buffer), grpc.WithSharedWriteBuffer(true),
+		grpc.WithReadBufferSize(buffer), grpc.WithWriteBufferSize(buffer),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16*maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 	}
 }

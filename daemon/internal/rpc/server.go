@@ -60,7 +60,7 @@ func NewServer(creds credentials.TransportCredentials, version string) *grpc.Ser
 		grpc.MaxRecvMsgSize(message),
 		grpc.MaxConcurrentStreams(streams),
 		grpc.StaticStreamWindowSize(window),
-		grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer), grpc.SharedWriteBuffer(true),
+		grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepTime, Timeout: keepTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepTime / 3, PermitWithoutStream: true}),
