@@ -181,10 +181,10 @@ test: deps
 	$(MAKE) test-go
 
 # The tests of the hook and on Slurm wait for most of their time, which fuzzing uses. The chaos is a short
-# one; `make test-slurm` has the whole. Two at a time, 22 s a target are about what they take.
+# one; `make test-slurm` has the whole. Two at a time, 12 s a target are about what they take.
 .PHONY: test-aside
 test-aside: all cuda-programs
-	nice -n 19 $(MAKE) fuzz FUZZTIME=22s >$(B)/fuzz.out 2>&1 & fuzz=$$!; \
+	nice -n 19 $(MAKE) fuzz FUZZTIME=12s >$(B)/fuzz.out 2>&1 & fuzz=$$!; \
 	$(MAKE) hook-tests >$(B)/hook.out 2>&1 & hook=$$!; rc=0; \
 	SLUICE_CHAOS=$${SLUICE_CHAOS:-60} $(MAKE) test-slurm SLURM=installed || rc=1; \
 	wait $$hook || rc=1; cat $(B)/hook.out; \
@@ -201,7 +201,7 @@ test-c: cuda-programs
 # thread and runs beside. The end-to-end package comes last and alone: it measures times, and should have the machine.
 LONGEST := ./remoting/worker ./bench ./daemon/internal/owner ./daemon/internal/workers ./daemon/internal/cli
 test-go: all cuda-programs
-	$(GO) test -run TestHistory -timeout 10m ./daemon/internal/owner >$(B)/history.out 2>&1 & history=$$!; rc=0; \
+	$(GO) test -run '^(TestHistory|TestControllerMemory)$$' -timeout 10m -p 1 ./daemon/internal/owner ./daemon/internal/host >$(B)/history.out 2>&1 & history=$$!; rc=0; \
 	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -parallel 4 -timeout 10m $$($(GO) list $(LONGEST) ./... | grep -v -e /test/e2e -e /test/slurm -e /test/containers -e /test/shares -e /daemon/test -e /oci-hook/test) || rc=1; \
 	wait $$history || rc=1; cat $(B)/history.out; exit $$rc
 	$(MAKE) test-e2e
