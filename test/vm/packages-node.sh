@@ -51,10 +51,11 @@ gpu01) # no Slurm; the driver in the place of NVIDIA's, which has to be told wha
 	mkdir -p /etc/systemd/system/sluiced.service.d
 	cat >/etc/systemd/system/sluiced.service.d/simulated.conf <<-'CONF'
 		[Service]
-		Environment=SLUICE_SIM_STATE=/run/sluice-sim SLUICE_SIM_MEM=2G SLUICE_SIM_DEVICES=1 SLUICE_SIM_KERNELS=/opt/sim/twins.so SLUICE_SIM_CTX_MEM=16M
+		Environment=SLUICE_SIM_STATE=/run/sluice/sim SLUICE_SIM_MEM=2G SLUICE_SIM_DEVICES=1 SLUICE_SIM_KERNELS=/opt/sim/twins.so SLUICE_SIM_CTX_MEM=16M
 	CONF
 	;;
 esac
+ln -s /job/1.0 /job/1.1 /root/
 touch /job/ready
 
 n=1
