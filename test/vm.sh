@@ -123,7 +123,7 @@ root() {
 		tar -C "$work/root" -xf "$work/root.tar"
 		configure "$work/root"
 		[ "$suite" != slurm ] || users "$work/root"
-		truncate -s 1200M "$work/$suite/root.img"
+		truncate -s 4G "$work/$suite/root.img"
 		mkfs.ext4 -q -F -O ^has_journal -E lazy_itable_init=1 -d "$work/root" "$work/$suite/root.img"
 		rm -rf "$dir"
 		mv "$work/$suite" "$dir"

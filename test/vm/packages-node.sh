@@ -4,7 +4,7 @@
 # N.out and its status in N.rc. /job is a folder of the host's.
 set -u
 export HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
-cd /root
+cd /root || exit
 read -r node address </job/name
 hostname "$node"
 echo "$node" >/etc/hostname

@@ -36,7 +36,6 @@ until_ok() {
 }
 
 # at NODE COMMAND: in that machine, as root. Its output and its status are this function's; 124 after five minutes.
-declare -A count=([head]=0 [node01]=0 [gpu01]=0)
 at() {
 	local dir=$work/$1 n end=$((SECONDS + 300))
 	n=$(($(cat "$dir/count" 2>/dev/null || echo 0) + 1))
@@ -57,8 +56,10 @@ typed() {
 	printf '\n%s@%s%s %s\n' "$2" "$1" "$([ "$2" = root ] && echo '#' || echo '$')" "$what" | tee -a "$log"
 	[ "$2" = root ] || what="su - $2 -c $(printf %q "$3")"
 	at "$1" "$what" >"$work/said" || rc=$?
-	tr -d '\r' <"$work/said" | grep -v '^(Reading database \.\.\.\( [0-9]*%\)\?$' | tee -a "$log" || true
-	say "[$(((${EPOCHREALTIME/./} - began + 50000) / 100000)) tenths of a second, status $rc]"
+	# apt's progress, which it writes over itself on a terminal, is left out.
+	sed -e 's/\r//g' -e 's/(Reading database \.\.\. \([0-9]*%\)\?//g' -e '/^$/d' "$work/said" | tee -a "$log"
+	local tenths=$(((${EPOCHREALTIME/./} - began + 50000) / 100000))
+	say "[$((tenths / 10)).$((tenths % 10)) s, status $rc]"
 	return "$rc"
 }
 # guide NODE USER COMMAND [STATUS]: typed, and counted. It has to end with that status, 0.
@@ -102,7 +103,7 @@ done
 root=$("$repo/test/vm.sh" root slurm)
 began=$SECONDS
 machine() { # machine NODE MAC ARGUMENTS...
-	"$repo/test/vm.sh" boot slurm "$work/$1" -smp 1 -m 512 "${@:3}" -device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:0$2" >"$work/$1/qemu" 2>&1 &
+	"$repo/test/vm.sh" boot slurm "$work/$1" -smp 1 -m 1536 "${@:3}" -device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:0$2" >"$work/$1/qemu" 2>&1 &
 	pids+=($!)
 }
 machine head 1 -netdev hubport,id=n0,hubid=0 \
@@ -111,14 +112,19 @@ machine head 1 -netdev hubport,id=n0,hubid=0 \
 until_ok 60 test -S "$work/s2" -a -S "$work/s3"
 machine node01 2 -netdev "stream,id=n0,server=off,addr.type=unix,addr.path=$work/s2"
 machine gpu01 3 -netdev "stream,id=n0,server=off,addr.type=unix,addr.path=$work/s3"
-say "Three machines of Debian 12 (${root##*/}), emulated: one processor and 512 MiB each. $(date -u +%Y-%m-%d), commit $(git -C "$repo" describe --always --dirty --abbrev=12)"
+say "Three machines of Debian 12 (${root##*/}), emulated: one processor and 1.5 GiB each. $(date -u +%Y-%m-%d), commit $(git -C "$repo" describe --always --dirty --abbrev=12)"
 for n in "${nodes[@]}"; do
 	until_ok 300 test -e "$work/$n/ready" || { say "$n does not come up"; tail -n 20 "$work/$n/console" "$work/$n/log"; exit 1; }
 done
+# shellcheck disable=SC2016 # it is expanded there
 say "Up after $((SECONDS - began)) s: $(at head '. /etc/os-release; echo "$PRETTY_NAME, Linux $(uname -r), $(systemctl --version | head -n1), $(scontrol --version)"')"
 ok 'Slurm runs jobs before Sluice is there' until_ok 60 quiet head 'su - alice -c "srun true"'
 ok 'nothing of Sluice is there' test -z "$(for n in "${nodes[@]}"; do at "$n" 'dpkg -l | grep sluice; ls -d /etc/sluice /usr/lib/sluice 2>/dev/null'; done)"
 for n in "${nodes[@]}"; do files "$n" >"$work/before.$n"; done
+
+# packages NODE: those that the guide has for it; debs VERSION NODE: their files.
+packages() { if [ "$1" = gpu01 ]; then echo sluice-client sluice-node sluice-owner; else echo sluice-client sluice-node sluice-slurm sluice-spank; fi; }
+debs() { local p out=''; for p in $(packages "$2"); do out+=" $1/${p}_*.deb"; done; echo "${out# }"; }
 
 # --- docs/admin.md, "From nothing to the first job" ---
 
@@ -126,12 +132,12 @@ say '' && say '--- From nothing to the first job ---'
 began=$SECONDS
 clock=$(at head 'cut -d. -f1 /proc/uptime')
 setup='sluice setup --cluster prod --controllers head --owners gpu01'
-guide gpu01 root 'dpkg -i 1.0/sluice-client_*.deb 1.0/sluice-node_*.deb 1.0/sluice-owner_*.deb'
+guide gpu01 root "dpkg -i $(debs 1.0 gpu01)"
 guide gpu01 root "$setup"
-guide head root 'dpkg -i 1.0/sluice-client_*.deb 1.0/sluice-node_*.deb 1.0/sluice-slurm_*.deb 1.0/sluice-spank_*.deb'
+guide head root "dpkg -i $(debs 1.0 head)"
 guide head root "$setup"
 guide head root 'sluice slurm setup'
-guide node01 root 'dpkg -i 1.0/sluice-client_*.deb 1.0/sluice-node_*.deb 1.0/sluice-slurm_*.deb 1.0/sluice-spank_*.deb'
+guide node01 root "dpkg -i $(debs 1.0 node01)"
 guide node01 root "$setup"
 guide node01 root 'sluice slurm setup'
 guide head root 'systemctl restart slurmctld'
@@ -165,7 +171,7 @@ typed gpu01 root 'sluice list --sessions' || true
 session=$(at gpu01 'pgrep -u alice -f sluice-worker' | tr '\n' ' ')
 version=$(at gpu01 'sluice version | head -n1')
 for n in gpu01 head node01; do
-	typed "$n" root "dpkg -i \$(dpkg-query -W -f '1.1/\${Package}_1.1_amd64.deb ' 'sluice-*')" || ok 'the upgrade succeeds' false
+	typed "$n" root "dpkg -i $(debs 1.1 "$n")" || ok 'the upgrade succeeds' false
 done
 for n in "${nodes[@]}"; do ok "$n: the daemon runs, and is the new one" until_ok 60 quiet "$n" 'systemctl is-active sluiced && sluice health'; done
 say "before: $version; now: $(at gpu01 'sluice version | head -n1')"
@@ -186,7 +192,7 @@ for n in head node01; do typed "$n" root 'sluice slurm setup --remove' || ok 'it
 typed head root 'systemctl restart slurmctld' || true
 typed node01 root 'systemctl restart slurmd' || true
 for n in "${nodes[@]}"; do
-	typed "$n" root "apt-get -y remove 'sluice-*'" || ok 'apt removes all' false
+	typed "$n" root "apt-get -y remove $(packages "$n")" || ok 'apt removes all' false
 	files "$n" >"$work/removed.$n"
 	say '' && say "What is on $n besides what was before the installation:"
 	comm -13 "$work/before.$n" "$work/removed.$n" | grep -v '^/etc/.* [0-9a-f]\{64\}$' | tee -a "$log" || true
@@ -195,7 +201,7 @@ for n in "${nodes[@]}"; do
 		grep -vE '^/etc/sluice(/sluice\.yaml)?$|^/etc/slurm/plugstack\.conf\.d/sluice\.conf$|^/var/(lib|log)/sluice(/|$)' | tee -a "$log")"
 done
 for n in "${nodes[@]}"; do
-	typed "$n" root "apt-get -y purge 'sluice-*'" || ok 'apt purges all' false
+	typed "$n" root "apt-get -y purge $(packages "$n")" || ok 'apt purges all' false
 	files "$n" >"$work/purged.$n"
 	ok "$n: after the purge all files are as before the installation" diff "$work/before.$n" "$work/purged.$n"
 	ok "$n: no unit, process, socket or cgroup of Sluice is left" test -z "$(at "$n" 'systemctl list-units --all --no-legend "sluice*"; pgrep -a sluice

@@ -18,8 +18,11 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/slurmconf"
 )
 
-// setupTime is how long setup waits for a daemon that has begun to be content: it measures its GPUs and asks the owners.
-const setupTime = 20 * time.Second
+// A daemon that has begun measures its GPUs and asks the owners: setup waits that long for failures to go, and for warnings.
+const (
+	failTime = 20 * time.Second
+	warnTime = 5 * time.Second
+)
 
 func newSetup() *cobra.Command {
 	var path, socket, cluster string
@@ -132,19 +135,20 @@ func perform(cmd *cobra.Command, argv ...string) error {
 
 // settle waits until the daemon is content, for a while, and prints what it has found.
 func settle(cmd *cobra.Command, socket string) error {
-	end := time.Now().Add(setupTime)
+	began := time.Now()
 	for {
 		_, _ = question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, "") })
 		cs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Check, error) { return d.Health(ctx) })
-		if err == nil && healthStatus(cs) == 0 || time.Now().After(end) {
+		status, waited := healthStatus(cs), time.Since(began)
+		if err == nil && (status == 0 || status == healthWarn && waited > warnTime) || waited > failTime {
 			if err == nil {
 				err = printHealth(cmd, cs, false, false)
 			}
 			if err != nil {
 				return &exitError{healthUnknown, err}
 			}
-			if s := healthStatus(cs); s != 0 {
-				return &exitError{status: s}
+			if status != 0 {
+				return &exitError{status: status}
 			}
 			return nil
 		}
