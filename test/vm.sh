@@ -3,14 +3,14 @@
 # neither a container nor the machine of the tests can show. It needs no network but for its first call.
 #
 #	vm.sh root SUITE             make the root of bookworm (systemd 252) or trixie (systemd 257), and print its path;
-#	                             slurm is bookworm with Debian's Slurm and a user, alice
+#	                             bookworm-slurm and trixie-slurm have Debian's Slurm and a user, alice, besides
 #	vm.sh run SUITE FOLDER [S]   boot it with FOLDER at /job, run FOLDER/job.sh there as root, and print its output;
 #	                             the exit status is the script's, or 124 after S seconds (180)
 #	vm.sh boot SUITE FOLDER ARGUMENTS   the same, with further ARGUMENTS of qemu and without a limit: for several machines
 #	                             beside each other. What it says is in FOLDER/log and FOLDER/console
 #	vm.sh units LOG              test/vm/units.sh: the shipped units on $SUITES (both); what they said into LOG.SUITE
 #	vm.sh clocks LOG             test/vm/clocks.sh: sessions whose machine is suspended, or whose clock is set; likewise
-#	vm.sh packages LOG           test/vm/packages.sh: three machines, from the packages to the first job, upgrade and removal
+#	vm.sh packages LOG           test/vm/packages.sh: three machines, from the packages to the first job, upgrade and removal; likewise
 #
 # As root, on Debian 12, with the packages qemu-system-x86, mmdebstrap, kmod, cpio, zstd and busybox-static.
 # Roots are kept in $SLUICE_CACHE/vm, or build/cache/vm. What the guest writes to its disk is lost.
@@ -102,8 +102,8 @@ root() {
 	local packages=systemd,systemd-sysv,kmod,iproute2,munge,dbus,procps,python3-minimal
 	case $suite in
 	bookworm | trixie) ;;
-	slurm) debian=bookworm packages+=,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins ;;
-	*) die "suite '$suite' is not known; ask for bookworm, trixie or slurm" ;;
+	bookworm-slurm | trixie-slurm) debian=${1%-*} packages+=,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins ;;
+	*) die "suite '$suite' is not known; ask for bookworm or trixie, or either with -slurm" ;;
 	esac
 	mkdir -p "$cache"
 	exec 9>"$cache/lock"
@@ -122,7 +122,7 @@ root() {
 		mkdir "$work/root"
 		tar -C "$work/root" -xf "$work/root.tar"
 		configure "$work/root"
-		[ "$suite" != slurm ] || users "$work/root"
+		[ "$suite" = "$debian" ] || users "$work/root"
 		truncate -s 4G "$work/$suite/root.img"
 		mkfs.ext4 -q -F -O ^has_journal -E lazy_itable_init=1 -d "$work/root" "$work/$suite/root.img"
 		rm -rf "$dir"
@@ -201,6 +201,11 @@ run) [ $# = 3 ] || [ $# = 4 ] || die 'usage: vm.sh run SUITE FOLDER [SECONDS]'; 
 boot) [ $# -ge 3 ] || die 'usage: vm.sh boot SUITE FOLDER ARGUMENTS'; boot "${@:2}" ;;
 units) [ $# = 2 ] || die 'usage: vm.sh units LOG'; job units "$2" 900 ;;
 clocks) [ $# = 2 ] || die 'usage: vm.sh clocks LOG'; job clocks "$2" 400 ;;
-packages) [ $# = 2 ] || die 'usage: vm.sh packages LOG'; exec "$repo/test/vm/packages.sh" "$2" ;;
+packages)
+	[ $# = 2 ] || die 'usage: vm.sh packages LOG'
+	failed=0
+	for suite in ${SUITES:-bookworm trixie}; do "$repo/test/vm/packages.sh" "$suite" "$2.$suite" || failed=1; done
+	exit "$failed"
+	;;
 *) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | boot SUITE FOLDER ARGUMENTS | units LOG | clocks LOG | packages LOG' ;;
 esac

@@ -1,5 +1,5 @@
 #!/bin/bash
-# packages.sh LOG: from three machines of Debian 12 to a job on a simulated GPU, with the packages and docs/admin.md alone; then an
+# packages.sh SUITE LOG: from three machines of Debian 12 or 13, bookworm or trixie, to a job on a simulated GPU, with the packages and docs/admin.md alone; then an
 # upgrade beside a job that computes, and removal. `test/vm.sh packages` runs it; packages-node.sh makes of each machine what a site
 # has before Sluice: head runs slurmctld, node01 runs jobs and has no GPU, gpu01 has the simulated GPU and no Slurm. All that was
 # typed and said is in LOG. A line of each check begins with @.
@@ -9,7 +9,7 @@
 set -euo pipefail
 repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd -- "${BUILD:-$repo/build}" && pwd)
-log=$1
+suite=$1-slurm log=$2
 most_commands=15 most_seconds=600
 nodes=(head node01 gpu01)
 work=$(mktemp -d)
@@ -100,10 +100,10 @@ for n in "${nodes[@]}"; do
 	cp "$build/test/cuda-${CUDA:-11.8}/steady" "$build/test/cuda-${CUDA:-11.8}/vecadd" "$work/$n/"
 	for v in 1.0 1.1; do cp "$work/$v"/*.deb "$work/$n/$v/"; done
 done
-root=$("$repo/test/vm.sh" root slurm)
+"$repo/test/vm.sh" root "$suite" >/dev/null
 began=$SECONDS
 machine() { # machine NODE MAC ARGUMENTS...
-	"$repo/test/vm.sh" boot slurm "$work/$1" -smp 1 -m 1536 "${@:3}" -device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:0$2" >"$work/$1/qemu" 2>&1 &
+	"$repo/test/vm.sh" boot "$suite" "$work/$1" -smp 1 -m 1536 "${@:3}" -device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:0$2" >"$work/$1/qemu" 2>&1 &
 	pids+=($!)
 }
 machine head 1 -netdev hubport,id=n0,hubid=0 \
@@ -112,7 +112,7 @@ machine head 1 -netdev hubport,id=n0,hubid=0 \
 until_ok 60 test -S "$work/s2" -a -S "$work/s3"
 machine node01 2 -netdev "stream,id=n0,server=off,addr.type=unix,addr.path=$work/s2"
 machine gpu01 3 -netdev "stream,id=n0,server=off,addr.type=unix,addr.path=$work/s3"
-say "Three machines of Debian 12 (${root##*/}), emulated: one processor and 1.5 GiB each. $(date -u +%Y-%m-%d), commit $(git -C "$repo" describe --always --dirty --abbrev=12)"
+say "Three machines of Debian, emulated: one processor and 1.5 GiB each. $(date -u +%Y-%m-%d), commit $(git -C "$repo" describe --always --dirty --abbrev=12)"
 for n in "${nodes[@]}"; do
 	until_ok 300 test -e "$work/$n/ready" || { say "$n does not come up"; tail -n 20 "$work/$n/console" "$work/$n/log"; exit 1; }
 done
@@ -187,12 +187,14 @@ ok 'the next job computes too' grep -qx PASS "$work/said"
 # --- removal ---
 
 say '' && say '--- Removal ---'
+# gone PACKAGE NODE: it, and the plug-in where it is, which depends on no other.
+gone() { if [ "$2" = gpu01 ]; then echo "$1"; else echo "$1 sluice-spank"; fi; }
 typed head root 'apt-get -y remove sluice-slurm' && ok 'sluice-slurm stays while slurm.conf names its scripts' false
 for n in head node01; do typed "$n" root 'sluice slurm setup --remove' || ok 'it is taken away' false; done
 typed head root 'systemctl restart slurmctld' || true
 typed node01 root 'systemctl restart slurmd' || true
 for n in "${nodes[@]}"; do
-	typed "$n" root "apt-get -y remove $(packages "$n")" || ok 'apt removes all' false
+	typed "$n" root "apt-get -y remove $(gone sluice-client "$n")" || ok 'apt removes all' false
 	files "$n" >"$work/removed.$n"
 	say '' && say "What is on $n besides what was before the installation:"
 	comm -13 "$work/before.$n" "$work/removed.$n" | grep -v '^/etc/.* [0-9a-f]\{64\}$' | tee -a "$log" || true
@@ -201,7 +203,7 @@ for n in "${nodes[@]}"; do
 		grep -vE '^/etc/sluice(/sluice\.yaml)?$|^/etc/slurm/plugstack\.conf\.d/sluice\.conf$|^/var/(lib|log)/sluice(/|$)' | tee -a "$log")"
 done
 for n in "${nodes[@]}"; do
-	typed "$n" root "apt-get -y purge $(packages "$n")" || ok 'apt purges all' false
+	typed "$n" root "apt-get -y purge $(gone sluice-node "$n")" || ok 'apt purges all' false
 	files "$n" >"$work/purged.$n"
 	ok "$n: after the purge all files are as before the installation" diff "$work/before.$n" "$work/purged.$n"
 	ok "$n: no unit, process, socket or cgroup of Sluice is left" test -z "$(at "$n" 'systemctl list-units --all --no-legend "sluice*"; pgrep -a sluice
