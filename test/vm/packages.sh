@@ -174,10 +174,14 @@ version=$(at gpu01 'sluice version | head -n1')
 for n in gpu01 head node01; do
 	typed "$n" root "dpkg -i $(debs 1.1 "$n")" || ok 'the upgrade succeeds' false
 done
-for n in "${nodes[@]}"; do ok "$n: the daemon runs, and is the new one" until_ok 60 quiet "$n" 'systemctl is-active sluiced && sluice health'; done
+for n in "${nodes[@]}"; do
+	# shellcheck disable=SC2016
+	ok "$n: the daemon is content, and is the new one" until_ok 60 quiet "$n" 'sluice health && [ "$(readlink /proc/$(systemctl show -P MainPID sluiced)/exe)" = /usr/sbin/sluiced ]'
+done
 say "before: $version; now: $(at gpu01 'sluice version | head -n1')"
 typed gpu01 root 'sluice list --sessions' || true
-ok 'the session is the one that was there' test -n "$session" -a "$session" = "$(at gpu01 'pgrep -u alice -f sluice-worker' | tr '\n' ' ')"
+ok 'the session goes on with the old worker' quiet gpu01 "readlink /proc/${session% }/exe | grep deleted"
+ok 'it is the one that was there' test -n "$session" -a "$session" = "$(at gpu01 'pgrep -u alice -f sluice-worker' | tr '\n' ' ')"
 quiet node01 'touch /home/alice/stop'
 ok 'the job ends, with success' until_ok 90 quiet head "scontrol show job $job | grep -q 'JobState=COMPLETED' && scontrol show job $job | grep -q 'ExitCode=0:0'"
 typed node01 root 'cat /home/alice/long.out' || true
