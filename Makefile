@@ -233,6 +233,11 @@ test-units: all cuda-programs
 test-clocks: all cuda-programs
 	test/vm.sh clocks test/vm/clocks.log
 
+# From packages to the first job, an upgrade and removal, as docs/admin.md has it, in three emulated machines: some minutes, and no part of `make test`.
+.PHONY: test-install
+test-install: all cuda-programs $(NFPM)
+	NFPM=$(abspath $(NFPM)) BUILD=$(B) test/vm.sh packages test/vm/packages.log
+
 # The daemon's pages in Chromium, which is installed if it is missing, and how long the largest takes; pictures in build/pictures. No part of `make test`.
 .PHONY: test-page
 test-page:
@@ -348,6 +353,7 @@ help:
 	@echo 'make test-cluster daemons of several nodes in network namespaces (as root)'
 	@echo 'make test-page   the pages for browsers in Chromium, with pictures (as root)'
 	@echo 'make test-units  the shipped systemd units under systemd 252 and 257, in emulated machines (as root)'
+	@echo 'make test-install docs/admin.md from the packages to the first job, upgrade, removal, in three emulated machines (as root)'
 	@echo 'make test-shares shares of a simulated GPU under every policy, counted (as root)'
 	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'
 	@echo 'make hook        the OCI hook; make hook-check: its tests with the engines of Debian 12 (as root)'

@@ -2,11 +2,15 @@
 # vm.sh: Debian under its own kernel, with systemd as process 1 and cgroup v2, in an emulated machine. For what
 # neither a container nor the machine of the tests can show. It needs no network but for its first call.
 #
-#	vm.sh root SUITE             make the root of bookworm (systemd 252) or trixie (systemd 257), and print its path
+#	vm.sh root SUITE             make the root of bookworm (systemd 252) or trixie (systemd 257), and print its path;
+#	                             bookworm-slurm and trixie-slurm have Debian's Slurm and a user, alice, besides
 #	vm.sh run SUITE FOLDER [S]   boot it with FOLDER at /job, run FOLDER/job.sh there as root, and print its output;
 #	                             the exit status is the script's, or 124 after S seconds (180)
+#	vm.sh boot SUITE FOLDER ARGUMENTS   the same, with further ARGUMENTS of qemu and without a limit: for several machines
+#	                             beside each other. What it says is in FOLDER/log and FOLDER/console
 #	vm.sh units LOG              test/vm/units.sh: the shipped units on $SUITES (both); what they said into LOG.SUITE
 #	vm.sh clocks LOG             test/vm/clocks.sh: sessions whose machine is suspended, or whose clock is set; likewise
+#	vm.sh packages LOG           test/vm/packages.sh: three machines, from the packages to the first job, upgrade and removal; likewise
 #
 # As root, on Debian 12, with the packages qemu-system-x86, mmdebstrap, kmod, cpio, zstd and busybox-static.
 # Roots are kept in $SLUICE_CACHE/vm, or build/cache/vm. What the guest writes to its disk is lost.
@@ -15,7 +19,7 @@ set -euo pipefail
 repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${SLUICE_CACHE:-$repo/build/cache}/vm
 mirror=${SLUICE_DEBIAN_MIRROR:-http://deb.debian.org/debian}
-recipe=1 # raise it when what is built below changes
+recipe=2 # raise it when what is built below changes
 
 die() { echo "vm: $*" >&2; exit 2; }
 
@@ -37,7 +41,7 @@ kernel() {
 	mv "$dir/x/boot/vmlinuz-$version" "$dir/vmlinuz"
 	depmod -b "$dir/x" "$version"
 	mkdir -p "$dir/init/bin" "$dir/init/dev" "$dir/init/proc" "$dir/init/sys" "$dir/init/sysroot" "$dir/modules/lib/modules/$version"
-	for m in virtio_pci virtio_blk virtio_console ext4 crc32c_generic 9p 9pnet_virtio autofs4 ip_tables x_tables; do
+	for m in virtio_pci virtio_blk virtio_console virtio_net ext4 crc32c_generic 9p 9pnet_virtio autofs4 ip_tables x_tables; do
 		modprobe -d "$dir/x" -S "$version" --show-depends "$m" | sed -n 's/^insmod //p'
 	done | awk '!seen[$1]++ {print $1}' | while read -r m; do
 		cp "$m" "$dir/init/"
@@ -87,9 +91,20 @@ configure() {
 	ln -sf ../vmjob.service "$etc/systemd/system/graphical.target.wants/vmjob.service"
 }
 
+# users ROOT: alice, and no service of Slurm's: which machine has which is said when it has been booted.
+users() {
+	chroot "$1" useradd -m -s /bin/bash alice
+	rm -f "$1"/etc/systemd/system/multi-user.target.wants/slurm*.service
+}
+
 root() {
-	local suite=$1 dir=$cache/$1-$recipe work
-	case $suite in bookworm | trixie) ;; *) die "suite '$suite' is not known; ask for bookworm or trixie" ;; esac
+	local suite=$1 dir=$cache/$1-$recipe work debian=$1
+	local packages=systemd,systemd-sysv,kmod,iproute2,munge,dbus,procps,python3-minimal
+	case $suite in
+	bookworm | trixie) ;;
+	bookworm-slurm | trixie-slurm) debian=${1%-*} packages+=,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins ;;
+	*) die "suite '$suite' is not known; ask for bookworm or trixie, or either with -slurm" ;;
+	esac
 	mkdir -p "$cache"
 	exec 9>"$cache/lock"
 	flock 9
@@ -103,12 +118,12 @@ root() {
 	fi
 	if [ ! -e "$dir/root.img" ]; then
 		mkdir "$work/$suite"
-		mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,kmod,iproute2,munge,dbus,procps,python3-minimal \
-			"$suite" "$work/root.tar" "$mirror" >&2
+		mmdebstrap --quiet --variant=minbase --include="$packages" "$debian" "$work/root.tar" "$mirror" >&2
 		mkdir "$work/root"
 		tar -C "$work/root" -xf "$work/root.tar"
 		configure "$work/root"
-		truncate -s 1200M "$work/$suite/root.img"
+		[ "$suite" = "$debian" ] || users "$work/root"
+		truncate -s 4G "$work/$suite/root.img"
 		mkfs.ext4 -q -F -O ^has_journal -E lazy_itable_init=1 -d "$work/root" "$work/$suite/root.img"
 		rm -rf "$dir"
 		mv "$work/$suite" "$dir"
@@ -119,21 +134,35 @@ root() {
 	echo "$dir"
 }
 
+# machine ROOT FOLDER OUT: the command line of a machine, in the array of that name.
 # KVM is not tried: a host may offer a /dev/kvm on which no guest of Debian's boots.
+machine() {
+	machine=(qemu-system-x86_64 -M q35 -accel 'tcg,thread=multi' -cpu max
+		-nodefaults -no-user-config -display none -no-reboot
+		-kernel "$cache/kernel-$recipe/vmlinuz" -initrd "$cache/kernel-$recipe/initrd"
+		-append 'quiet no_timer_check root=/dev/vda rw mitigations=off console=ttyS0'
+		-drive "if=none,id=d0,file=$1/root.img,format=raw,snapshot=on" -device 'virtio-blk-pci,drive=d0'
+		-device virtio-serial-pci -chardev "file,id=c0,path=$3/log" -device 'virtconsole,chardev=c0'
+		-chardev "file,id=s0,path=$3/console" -serial chardev:s0
+		-fsdev "local,id=f0,path=$2,security_model=none" -device 'virtio-9p-pci,fsdev=f0,mount_tag=job'
+		-device virtio-rng-pci)
+}
+
+boot() {
+	local dir job
+	job=$(cd -- "$2" && pwd)
+	dir=$(root "$1")
+	machine "$dir" "$job" "$job"
+	exec "${machine[@]}" "${@:3}"
+}
+
 run() {
 	local suite=$1 job limit=${3:-180} dir out status
 	job=$(cd -- "$2" && pwd)
 	dir=$(root "$suite")
 	out=$(mktemp -d)
-	timeout -k 5 "$limit" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max -smp 2 -m 768 \
-		-nodefaults -no-user-config -display none -no-reboot \
-		-kernel "$cache/kernel-$recipe/vmlinuz" -initrd "$cache/kernel-$recipe/initrd" \
-		-append 'quiet no_timer_check root=/dev/vda rw mitigations=off console=ttyS0' \
-		-drive "if=none,id=d0,file=$dir/root.img,format=raw,snapshot=on" -device virtio-blk-pci,drive=d0 \
-		-device virtio-serial-pci -chardev "file,id=c0,path=$out/log" -device virtconsole,chardev=c0 \
-		-chardev "file,id=s0,path=$out/console" -serial chardev:s0 \
-		-fsdev "local,id=f0,path=$job,security_model=none" -device virtio-9p-pci,fsdev=f0,mount_tag=job \
-		-device virtio-rng-pci >&2 || { tail -n 20 "$out/console" >&2; cat "$out/log"; rm -rf "$out"; exit 124; }
+	machine "$dir" "$job" "$out"
+	timeout -k 5 "$limit" "${machine[@]}" -smp 2 -m 768 >&2 || { tail -n 20 "$out/console" >&2; cat "$out/log"; rm -rf "$out"; exit 124; }
 	status=$(tr -d '\r' <"$out/log" | sed -n 's/^@@ status //p')
 	tr -d '\r' <"$out/log" | grep -v '^@@ status ' || true
 	[ -n "$status" ] || tail -n 20 "$out/console" >&2
@@ -169,7 +198,14 @@ job() {
 case ${1:-} in
 root) [ $# = 2 ] || die 'usage: vm.sh root SUITE'; root "$2" ;;
 run) [ $# = 3 ] || [ $# = 4 ] || die 'usage: vm.sh run SUITE FOLDER [SECONDS]'; run "$2" "$3" "${4:-}" ;;
+boot) [ $# -ge 3 ] || die 'usage: vm.sh boot SUITE FOLDER ARGUMENTS'; boot "${@:2}" ;;
 units) [ $# = 2 ] || die 'usage: vm.sh units LOG'; job units "$2" 900 ;;
 clocks) [ $# = 2 ] || die 'usage: vm.sh clocks LOG'; job clocks "$2" 400 ;;
-*) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | units LOG | clocks LOG' ;;
+packages)
+	[ $# = 2 ] || die 'usage: vm.sh packages LOG'
+	failed=0
+	for suite in ${SUITES:-bookworm trixie}; do "$repo/test/vm/packages.sh" "$suite" "$2.$suite" || failed=1; done
+	exit "$failed"
+	;;
+*) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | boot SUITE FOLDER ARGUMENTS | units LOG | clocks LOG | packages LOG' ;;
 esac

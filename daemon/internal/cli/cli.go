@@ -81,7 +81,7 @@ Users see and change what is theirs, root everything.`,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
 	}
-	root.AddCommand(newRun(), newList(), newTop(), newGPUs(), newRelease(), newSet(), newDrain(), newResume(), newSmi(), newHealth(), newProbe(), newExplain(), newTrace(), newAudit(), newBugreport(), newReport(), newAppend(), newProlog(), newEpilog(), newPrologCtld(), newEpilogCtld(), newEnv(), newSlurm(), newCA(), newMan(), newVersion())
+	root.AddCommand(newRun(), newList(), newTop(), newGPUs(), newRelease(), newSet(), newDrain(), newResume(), newSmi(), newHealth(), newProbe(), newExplain(), newTrace(), newAudit(), newBugreport(), newReport(), newAppend(), newProlog(), newEpilog(), newPrologCtld(), newEpilogCtld(), newEnv(), newSetup(), newSlurm(), newCA(), newMan(), newVersion())
 	root.InitDefaultCompletionCmd() // now, so that its manual pages are made too
 	return root
 }

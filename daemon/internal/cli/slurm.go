@@ -21,11 +21,11 @@ func newSlurm() *cobra.Command {
 		Short: "Make what Slurm needs of Sluice, and check a site",
 		Long: `Make the pieces of Slurm's configuration that belong to the pools of sluice.yaml, and
 check how a site has put them together. For administrators; the guide is docs/admin.md.`,
-		Example: "  sluice slurm conf\n  sluice slurm lua --out /etc/slurm/sluice_pools.lua\n  sluice slurm check",
+		Example: "  sluice slurm conf\n  sluice slurm setup --dry-run\n  sluice slurm check",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newSlurmConf(), newSlurmLua(), newSlurmCheck())
+	cmd.AddCommand(newSlurmConf(), newSlurmLua(), newSlurmSetup(), newSlurmCheck())
 	return cmd
 }
 

@@ -234,6 +234,15 @@ var (
 	luaCall  = regexp.MustCompile(`\.(apply|modify)\s*\(`)
 )
 
+// callsOurs says whether a job_submit.lua has jobs charged.
+func callsOurs(text []byte) bool {
+	calls := map[string]bool{}
+	for _, m := range luaCall.FindAllSubmatch(text, -1) {
+		calls[string(m[1])] = true
+	}
+	return bytes.Contains(text, []byte("sluice.lua")) && calls["apply"] && calls["modify"]
+}
+
 func (c *checker) submit() {
 	if !slices.Contains(list(c.conf["JobSubmitPlugins"]), "lua") {
 		c.fail("job_submit", "JobSubmitPlugins=lua in slurm.conf, then restart slurmctld", "JobSubmitPlugins is %q: no job is charged", c.conf["JobSubmitPlugins"])
@@ -242,15 +251,11 @@ func (c *checker) submit() {
 	dir := filepath.Dir(c.conf["SLURM_CONF"])
 	script := filepath.Join(dir, "job_submit.lua")
 	text, err := os.ReadFile(script)
-	calls := map[string]bool{}
-	for _, m := range luaCall.FindAllSubmatch(text, -1) {
-		calls[string(m[1])] = true
-	}
 	switch {
 	case err != nil:
 		c.fail("job_submit", "copy it from "+Scripts, "%v", err)
 		return
-	case !bytes.Contains(text, []byte("sluice.lua")) || !calls["apply"] || !calls["modify"]:
+	case !callsOurs(text):
 		c.fail("job_submit", "load "+Scripts+"/sluice.lua in it, and call apply and modify; see "+Scripts+"/job_submit.lua", "%s does not call Sluice's", script)
 		return
 	}

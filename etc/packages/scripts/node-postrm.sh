@@ -14,8 +14,10 @@ sessions() {
 if sessions; then
 	echo "sluice: sessions of leases still run; /run/sluice stays until they have ended and the node is restarted" >&2
 else
-	rm -rf /run/sluice
+	rm -rf /run/sluice /run/cdi/sluice-*.json
 fi
+# Every container engine's, and the unit's where no other has made it.
+rmdir /run/cdi 2>/dev/null || true
 # With nothing in it, neither does dpkg nor rpm know of it: the unit made it.
 rmdir /var/cache/sluice 2>/dev/null || true
 if [ "$1" = purge ]; then
