@@ -25,6 +25,8 @@ func (h *Host) Run(ctx context.Context) error {
 	var renewed time.Time
 	var busy sync.WaitGroup
 	defer busy.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()                   // watches end with this, whatever ended it
 	turn := make(chan struct{}, 1) // one round with the owners at a time
 	h.meetSoon()
 	h.rewatch()
