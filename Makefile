@@ -201,7 +201,7 @@ test-c: cuda-programs
 # thread and runs beside. The end-to-end package comes last and alone: it measures times, and should have the machine.
 LONGEST := ./remoting/worker ./bench ./daemon/internal/owner ./daemon/internal/workers ./daemon/internal/cli
 test-go: all cuda-programs
-	$(GO) test -run '^(TestHistory|TestControllerMemory)$$' -timeout 10m -p 1 ./daemon/internal/owner ./daemon/internal/host >$(B)/history.out 2>&1 & history=$$!; rc=0; \
+	$(GO) test -run '^(TestHistory|TestController.*)$$' -timeout 10m -p 1 ./daemon/internal/owner ./daemon/internal/host >$(B)/history.out 2>&1 & history=$$!; rc=0; \
 	SLUICE_REQUIRE_CUDA_H=1 $(GO) test -race -parallel 4 -timeout 10m $$($(GO) list $(LONGEST) ./... | grep -v -e /test/e2e -e /test/slurm -e /test/containers -e /test/shares -e /daemon/test -e /oci-hook/test) || rc=1; \
 	wait $$history || rc=1; cat $(B)/history.out; exit $$rc
 	$(MAKE) test-e2e
