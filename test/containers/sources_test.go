@@ -101,7 +101,6 @@ func TestPyxis(t *testing.T) {
 		{"writable", ask + image + " --container-writable sh -c 'touch /opt/x && vecadd && compute'", mine},
 		{"home", ask + image + " --container-mount-home sh -c 'ls -d $HOME && vecadd && compute'", s.Path("home/alice") + "\nvecadd"},
 		{"own mounts", ask + image + " --container-mounts=/srv:/mnt " + both, mine},
-		{"namespaces", ask + image + " --container-unshare=ipc,uts " + both, mine},
 		{"two tasks", ask + image + " -n 2 sh -c 'compute && compute'", "compute uid=2001"},
 		{"image of CUDA", ask + cuda + " " + theirs, "/run/sluice/lib:/opt/theirs\n"},
 		{"named", ask + image + " --container-name=kept --container-writable " + both, mine},
