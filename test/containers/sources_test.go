@@ -130,13 +130,13 @@ func TestEnrootItself(t *testing.T) {
 		{"root", "enroot start --root --rw box " + both, computes(0)},
 		{"nvidia-smi", "enroot start box " + smi, smiSays},
 		{"image of CUDA", "enroot start cuda sh -c 'echo $LD_LIBRARY_PATH; vecadd && compute'", "/run/sluice/lib:/opt/theirs\nvecadd: n=1048576 sum=1337185854\n" + mine},
-		{"exec", `enroot start box sleep 300 & until pid=$(enroot list -f | awk '$1 == "box" && $2 > 0 { print $2 }') && [ -n "$pid" ]; do sleep 0.1; done
-enroot exec "$pid" ` + both + "; rc=$?; kill $pid; exit $rc", mine},
+		{"exec", `enroot start box sleep 300 & until [ "$(cat /proc/$!/comm)" = sleep ]; do sleep 0.1; done
+enroot exec $! ` + both + "; rc=$?; kill $!; exit $rc", mine},
 		{"export", "enroot export --force --output exported.sqsh box && enroot start exported.sqsh " + both, mine},
 		{"not asked", "unset SLUICE_SOCKET; enroot start box compute", none},
 	}
 	begin := "[ -d ~/.local/share/enroot/box ] || { enroot create --name box " + image + " && enroot create --name cuda " + cuda + "; } >create.log 2>&1 || cat create.log"
-	s.job(lab.Alice, true, begin, steps)
+	s.job(lab.Alice, true, begin, steps, "--time=3")
 	s.job(lab.Alice, false, begin, []step{{"job without a fraction", "enroot start box compute", none}})
 }
 
@@ -166,7 +166,7 @@ func TestSingularity(t *testing.T) {
 		step{"instance's end", "singularity instance stop one", "Stopping one"},
 		step{"variables taken away", "unset SINGULARITY_BINDPATH; " + exec + "sce compute", none},
 	)
-	s.job(lab.Alice, true, begin, steps)
+	s.job(lab.Alice, true, begin, steps, "--time=4")
 	s.job(lab.Alice, false, begin, []step{{"job without a fraction", exec + "sce compute", none}})
 	out, err := s.Nodes[0].Run(s.ctx, lab.Alice, "/usr/local/bin/singularity", "exec", s.Path("work/sce.sif"), "sh", "-c", "echo no job; compute")
 	if err == nil || !strings.Contains(out, "no job") || !strings.Contains(err.Error(), none[1:]) {
