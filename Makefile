@@ -282,7 +282,7 @@ test-containers: all cuda-programs
 .PHONY: test-sources
 test-sources: all cuda-programs
 	test/cuda-toolkit.sh smi
-	SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -tags sources -count=1 -timeout 40m -run 'TestPyxis|TestEnrootItself|TestSingularity' ./test/containers
+	SLUICE_LOGS=$(abspath $(SLUICE_LOGS)) SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -tags sources -count=1 -timeout 40m -run 'TestPyxis|TestEnrootItself|TestSingularity' ./test/containers
 
 fuzz:
 	test/fuzz.sh $(FUZZTIME)

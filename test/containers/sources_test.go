@@ -3,6 +3,7 @@
 package containers
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,7 +25,7 @@ func init() {
 }
 
 // record begins the raw log of a test, if SLUICE_LOGS names a folder for it.
-func (s *site) record(name, versions string) {
+func (s *site) record(name string) {
 	dir := os.Getenv("SLUICE_LOGS")
 	if dir == "" {
 		return
@@ -38,7 +39,7 @@ func (s *site) record(name, versions string) {
 			s.t.Error(err)
 		}
 	})
-	out, err := s.Nodes[0].Run(s.ctx, lab.Alice, "sh", "-c", "sluice version; srun --version; "+versions)
+	out, err := s.Nodes[0].Run(s.ctx, lab.Alice, "sh", "-c", "sluice version; srun --version; cut -d' ' -f2- /.sources; cat /etc/slurm/plugstack.conf.d/*.conf")
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -89,7 +90,7 @@ chmod 644 %[4]s %[5]s
 func TestPyxis(t *testing.T) {
 	s := newSite(t)
 	image, cuda := s.images()
-	s.record("pyxis.log", "enroot version; strings -a /usr/lib/slurm/spank_pyxis.so | grep -x '0[.][0-9]*[.][0-9]*'; cat /etc/slurm/plugstack.conf.d/*.conf")
+	s.record("pyxis.log")
 	mine := computes(2001)
 	const ask = "srun --gres=rgpu:50 --container-image="
 	theirs := `sh -c 'echo "$LD_LIBRARY_PATH"; vecadd && compute'`
@@ -107,6 +108,7 @@ func TestPyxis(t *testing.T) {
 		{"named again", "srun --gres=rgpu:50 --container-name=kept " + both, mine},
 		{"saved", "srun --gres=rgpu:50 --container-name=kept --container-save=" + s.Path("work/saved.sqsh") + " " + both, mine},
 		{"saved image", ask + s.Path("work/saved.sqsh") + " " + both, mine},
+		{"library path of the host", ask + image + " --container-env=LD_LIBRARY_PATH compute", none},
 		{"job without a fraction", "srun --container-image=" + image + " compute", none},
 	})
 	s.job(lab.Alice, true, "", []step{
@@ -115,13 +117,33 @@ func TestPyxis(t *testing.T) {
 		{"outside", "LD_LIBRARY_PATH=/usr/lib/sluice " + s.Path("add/usr/local/bin/compute"), "compute uid=2001"},
 	})
 	s.job(lab.Alice, true, "", []step{{"batch script", both, mine}}, "--container-image="+image)
+
+	// After our plug-in, and without unpacking the image.
+	folder := s.Path("etc", "plugstack.conf.d")
+	if err := os.Rename(folder+"/pyxis.conf", folder+"/unused"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(os.Remove(folder+"/zz-pyxis.conf"), os.Rename(folder+"/unused", folder+"/pyxis.conf")); err != nil {
+			t.Error(err)
+		}
+	}()
+	line := strings.TrimSpace(plugin) + " use_squashfuse=1\n"
+	if err := os.WriteFile(folder+"/zz-pyxis.conf", []byte(line), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(s.log, "\nbehind spank_sluice.so: %s", line)
+	s.login([]step{
+		{"squashfuse", ask + image + " " + both, mine},
+		{"squashfuse and an image of CUDA", ask + cuda + " " + theirs, "/run/sluice/lib:/opt/theirs\n"},
+	})
 }
 
 // TestEnrootItself: the user's own enroot in a batch script.
 func TestEnrootItself(t *testing.T) {
 	s := newSite(t)
 	image, cuda := s.images()
-	s.record("enroot.log", "enroot version")
+	s.record("enroot.log")
 	mine := computes(2001)
 	steps := []step{
 		{"tree", "enroot start box " + both, mine},
@@ -143,14 +165,15 @@ enroot exec $! ` + both + "; rc=$?; kill $!; exit $rc", mine},
 // TestSingularity: SingularityCE, with its program that is root's and in namespaces of the user's alone.
 func TestSingularity(t *testing.T) {
 	s := newSite(t)
-	s.record("singularity.log", "/usr/local/bin/singularity version; ls -l /usr/local/libexec/singularity/bin/starter-suid")
+	s.record("singularity.log")
 	begin := "export SINGULARITY_CACHEDIR=$PWD/cache PATH=/usr/local/bin:$PATH\n" +
-		"[ -e sce.sif ] || singularity -s build --sandbox sce docker-archive:" + s.Path("docker.tar") + " && singularity -s build --mksquashfs-args '-noI -noD -noF -noX' sce.sif sce"
+		"[ -e oci.sif ] || { for a in '--sandbox sce' sce.sif; do singularity -s build $a docker-archive:" + s.Path("docker.tar") + "; done; singularity -s pull --oci oci.sif docker-archive:" + s.Path("docker.tar") + "; }"
 	mine := computes(2001)
 	const exec = "singularity exec "
 	steps := []step{
 		{"image", exec + "sce.sif " + both, mine},
 		{"image in a namespace", exec + "--userns sce.sif " + both, mine},
+		{"root's program", "singularity -d exec sce.sif true 2>&1 | grep -o 'starter-suid' | head -n 1", "starter-suid"},
 		{"tree", exec + "sce " + both, mine},
 		{"run", "singularity run sce " + both, mine},
 		{"nvidia-smi", exec + "sce " + smi, smiSays},
@@ -164,6 +187,9 @@ func TestSingularity(t *testing.T) {
 		step{"library path of the image", "mkdir -p sce/opt/theirs && echo 'export LD_LIBRARY_PATH=/opt/theirs' >sce/.singularity.d/env/90-environment.sh && " + exec + `sce sh -c 'echo "$LD_LIBRARY_PATH"; vecadd && compute'`, "/usr/lib/sluice:/opt/theirs"},
 		step{"instance", "singularity instance start sce one && " + exec + "instance://one " + both, mine},
 		step{"instance's end", "singularity instance stop one", "Stopping one"},
+		step{"--oci", exec + "--oci --device sluice.dev/gpu=$SLURM_JOB_ID oci.sif " + both, mine},
+		step{"--oci and nvidia-smi", exec + "--oci --device sluice.dev/gpu=$SLURM_JOB_ID oci.sif " + smi, smiSays},
+		step{"--oci without the device", exec + "--oci oci.sif compute", none},
 		step{"variables taken away", "unset SINGULARITY_BINDPATH; " + exec + "sce compute", none},
 	)
 	s.job(lab.Alice, true, begin, steps, "--time=4")
@@ -172,4 +198,29 @@ func TestSingularity(t *testing.T) {
 	if err == nil || !strings.Contains(out, "no job") || !strings.Contains(err.Error(), none[1:]) {
 		t.Errorf("without a job: %v: %s", err, out)
 	}
+}
+
+// TestSingularityOfTheSite: where users may bind nothing, with the lines of etc/containers/apptainer/sluice.conf.
+func TestSingularityOfTheSite(t *testing.T) {
+	s := newSite(t)
+	lines, err := os.ReadFile("../../etc/containers/apptainer/sluice.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := func(script string) {
+		t.Helper()
+		if _, err := s.Nodes[0].RunIn(s.ctx, lab.Root, "cd /usr/local/etc/singularity\n"+script, "sh", "-e"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root("cp singularity.conf before; sed -i 's/^user bind control.*/user bind control = no/' singularity.conf; cat >>singularity.conf <<-'CONF'\n" + string(lines) + "CONF\n")
+	defer root("mv before singularity.conf")
+	begin := "export SINGULARITY_CACHEDIR=$PWD/cache PATH=/usr/local/bin:$PATH SINGULARITYENV_LD_LIBRARY_PATH=/usr/lib/sluice:/.singularity.d/libs\n" +
+		"[ -e theirs ] || singularity -s build --sandbox theirs docker-archive:" + s.Path("docker.tar")
+	s.job(lab.Alice, true, begin, []step{
+		{"tree", "singularity exec theirs " + both, computes(2001)},
+		{"--cleanenv", "singularity exec --cleanenv theirs " + both, computes(2001)},
+		{"users bind nothing", "singularity exec --bind /srv:/mnt/srv theirs ls /mnt/srv", "!cannot access"},
+	}, "--time=4")
+	s.job(lab.Alice, false, begin, []step{{"job without a fraction", "singularity exec theirs compute", none}})
 }
