@@ -57,8 +57,8 @@ func (s *site) login(steps []step) {
 	}
 }
 
-// images makes two squashfs images of the tree, the second one with what the images of CUDA set. enroot gets a folder for its state,
-// as a site gives it that has no logins on its nodes.
+// images makes two squashfs images of the tree, the second one with what the images of CUDA set. enroot gets folders of the
+// node's own, as a site gives it: it knows a running container by its path in its file system, which a bound folder hides.
 func (s *site) images() (plain, cuda string) {
 	s.t.Helper()
 	plain, cuda = s.Path("work/image.sqsh"), s.Path("work/cuda.sqsh")
@@ -67,7 +67,7 @@ func (s *site) images() (plain, cuda string) {
 	}
 	if _, err := s.Nodes[0].RunIn(s.ctx, lab.Root, fmt.Sprintf(`set -eu
 mkdir -p /etc/enroot/enroot.conf.d
-echo 'ENROOT_RUNTIME_PATH %[1]s/enroot' >/etc/enroot/enroot.conf.d/site.conf
+printf 'ENROOT_RUNTIME_PATH %[1]s/enroot\nENROOT_DATA_PATH /dev/shm/enroot-$(id -u)\n' >/etc/enroot/enroot.conf.d/site.conf
 mkdir %[2]s
 tar -C %[2]s --exclude './dev/*' -xf %[3]s
 pack() { mksquashfs %[2]s "$1" -noI -noD -noF -noX -quiet -no-progress; }
@@ -114,8 +114,10 @@ func TestPyxis(t *testing.T) {
 	s.job(lab.Alice, true, "", []step{
 		{"step", "srun --container-image=" + image + " " + both, mine},
 		{"named step", "srun --container-image=" + image + " --container-name=step " + both, mine},
+		{"joined step", "srun --overlap --container-image=" + image + " --container-name=long sleep 300 & until enroot list -f | grep -q '^pyxis_long *[0-9]'; do sleep 0.2; done\n" +
+			"srun --overlap --container-name=long " + both + "; rc=$?; kill $!; exit $rc", mine},
 		{"outside", "LD_LIBRARY_PATH=/usr/lib/sluice " + s.Path("add/usr/local/bin/compute"), "compute uid=2001"},
-	})
+	}, "--time=3")
 	s.job(lab.Alice, true, "", []step{{"batch script", both, mine}}, "--container-image="+image)
 
 	// After our plug-in, and without unpacking the image.
@@ -157,7 +159,7 @@ enroot exec $! ` + both + "; rc=$?; kill $!; exit $rc", mine},
 		{"export", "enroot export --force --output exported.sqsh box && enroot start exported.sqsh " + both, mine},
 		{"not asked", "unset SLUICE_SOCKET; enroot start box compute", none},
 	}
-	begin := "[ -d ~/.local/share/enroot/box ] || { enroot create --name box " + image + " && enroot create --name cuda " + cuda + "; } >create.log 2>&1 || cat create.log"
+	begin := "[ -d /dev/shm/enroot-2001/box ] || { enroot create --name box " + image + " && enroot create --name cuda " + cuda + "; } >create.log 2>&1 || cat create.log"
 	s.job(lab.Alice, true, begin, steps, "--time=3")
 	s.job(lab.Alice, false, begin, []step{{"job without a fraction", "enroot start box compute", none}})
 }
@@ -215,7 +217,10 @@ func TestSingularityOfTheSite(t *testing.T) {
 	}
 	root("cp singularity.conf before; sed -i 's/^user bind control.*/user bind control = no/' singularity.conf; cat >>singularity.conf <<-'CONF'\n" + string(lines) + "CONF\n")
 	defer root("mv before singularity.conf")
-	begin := "export SINGULARITY_CACHEDIR=$PWD/cache PATH=/usr/local/bin:$PATH SINGULARITYENV_LD_LIBRARY_PATH=/usr/lib/sluice:/.singularity.d/libs\n" +
+	// As the TaskProlog has it.
+	begin := `export SINGULARITY_CACHEDIR=$PWD/cache PATH=/usr/local/bin:$PATH
+[ -z "${SLUICE_SOCKET-}" ] || export SINGULARITYENV_LD_LIBRARY_PATH=/usr/lib/sluice:/.singularity.d/libs
+` +
 		"[ -e theirs ] || singularity -s build --sandbox theirs docker-archive:" + s.Path("docker.tar")
 	s.job(lab.Alice, true, begin, []step{
 		{"tree", "singularity exec theirs " + both, computes(2001)},
