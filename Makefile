@@ -282,6 +282,13 @@ test-containers: all cuda-programs
 		$(GO) test -count=1 -parallel 8 -skip 'TestEngines|TestDocker|TestPodman|TestLibcs' ./oci-hook/test
 	SLUICE_RACE_ROUNDS=20000 $(GO) test -count=1 -v -timeout 20m -run '^TestRace$$' ./oci-hook/internal/rootfs # five names: 100,000 rounds
 
+# Engines that Debian does not have, compiled from their sources: enroot, pyxis, SingularityCE; as root. Some minutes for the first time,
+# and no part of `make test`. With SLUICE_LOGS=DIR their logs go there; those of test/containers are from it.
+.PHONY: test-sources
+test-sources: all cuda-programs
+	test/cuda-toolkit.sh smi
+	SLUICE_LOGS=$(abspath $(SLUICE_LOGS)) SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -tags sources -count=1 -timeout 40m -run 'TestPyxis|TestEnrootItself|TestSingularity' ./test/containers
+
 fuzz:
 	test/fuzz.sh $(FUZZTIME)
 
@@ -358,6 +365,7 @@ help:
 	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'
 	@echo 'make hook        the OCI hook; make hook-check: its tests with the engines of Debian 12 (as root)'
 	@echo 'make test-containers docker, podman, apptainer and charliecloud of today, and in Slurm jobs (as root)'
+	@echo 'make test-sources enroot, pyxis and SingularityCE, compiled from their sources, in Slurm jobs (as root)'
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
 	@echo 'make figures     pages against their raw logs; lists logs older than the code'

@@ -1,7 +1,7 @@
 #!/bin/bash
 # enroot.sh TREE COMMAND...: what enroot 4 does around a hook of /etc/enroot/hooks.d, since Debian has no enroot: it starts
 # the command in the tree, as a user without privileges and in namespaces of his own, after the hook has run with
-# ENROOT_ROOTFS and ENROOT_ENVIRON and with enroot-mount at hand. (The hook was tried with enroot 4.1.2 too.)
+# ENROOT_ROOTFS and ENROOT_ENVIRON and with enroot-mount at hand. `make test-sources` has enroot itself.
 set -euo pipefail
 
 tree=$1

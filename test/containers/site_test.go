@@ -33,9 +33,15 @@ const (
 	runtimeDir = "/run/user/2001" // alice's
 )
 
+// What sources_test.go replaces: the root of the cluster's nodes, and what else its engines need.
+var (
+	rootScript = "./root.sh"
+	adapt      = func(*lab.Options) {}
+)
+
 // cluster is that of all tests: one node with one GPU.
 var cluster = sync.OnceValues(func() (*lab.Lab, error) {
-	root, err := script("./root.sh")
+	root, err := script(rootScript)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +60,7 @@ var cluster = sync.OnceValues(func() (*lab.Lab, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	l, err := lab.Up(ctx, lab.Options{
+	o := lab.Options{
 		Jobs: true, Root: root, Repository: repo, Build: build, Mem: "8G", Nodes: []lab.NodeSpec{{GPUs: 1}},
 		Etc: map[string]string{"oci.conf": string(oci)},
 		// What docs/containers.md says is to be installed.
@@ -65,7 +71,9 @@ var cluster = sync.OnceValues(func() (*lab.Lab, error) {
 			"/etc/docker/daemon.json":                       etc + "/docker-daemon.json",
 			"/etc/enroot/hooks.d/50-sluice.sh":              etc + "/enroot/50-sluice.sh",
 		},
-	})
+	}
+	adapt(&o)
+	l, err := lab.Up(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -231,6 +239,7 @@ type site struct {
 	*lab.Lab
 	t   *testing.T
 	ctx context.Context
+	log io.Writer // of commands and what they print
 }
 
 func newSite(t *testing.T) *site {
@@ -241,7 +250,7 @@ func newSite(t *testing.T) *site {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), jobWait+time.Minute)
-	s := &site{l, t, ctx}
+	s := &site{l, t, ctx, io.Discard}
 	before := s.mounts()
 	t.Cleanup(func() {
 		defer cancel()
@@ -328,11 +337,20 @@ func (s *site) job(u lab.User, ask bool, begin string, steps []step, args ...str
 		s.t.Logf("before the first step: %s", said)
 	}
 	for i, x := range steps {
-		s.t.Run(x.name, func(t *testing.T) {
-			want, fails := strings.CutPrefix(x.want, "!")
-			if out := parts[i+1]; !strings.Contains(out, want) || fails == strings.Contains(out, "\nstatus 0\n") {
-				t.Errorf("%s\nwant %q in\n%s", x.command, x.want, out)
-			}
-		})
+		out, status, _ := strings.Cut(parts[i+1], "\nstatus ")
+		_, out, _ = strings.Cut(out, "\n")
+		s.check(x, out, strings.HasPrefix(status, "0\n"))
 	}
+}
+
+// check compares what a step has printed with what it had to.
+func (s *site) check(x step, out string, good bool) {
+	s.t.Helper()
+	fmt.Fprintf(s.log, "$ %s\n%s\n", x.command, strings.TrimRight(out, "\n"))
+	s.t.Run(x.name, func(t *testing.T) {
+		want, fails := strings.CutPrefix(x.want, "!")
+		if !strings.Contains(out, want) || fails == good {
+			t.Errorf("%s\nwant %q, well=%t, in\n%s", x.command, x.want, good, out)
+		}
+	})
 }

@@ -37,5 +37,6 @@ case :$path: in
 *:"$here":*) ;;
 *) path=$here${path:+:$path} ;;
 esac
-rest=$(grep -v -e '^LD_LIBRARY_PATH=' -e '^SLUICE_SOCKET=' -e '^SLUICE_LEASE_ID=' "$ENROOT_ENVIRON" || true)
-printf '%s\n' "$rest" "LD_LIBRARY_PATH=$path" "SLUICE_SOCKET=$socket" "SLUICE_LEASE_ID=${lease##*/}" >"$ENROOT_ENVIRON"
+rest=$(grep -v -e '^LD_LIBRARY_PATH=' -e '^SLUICE_SOCKET=' -e '^SLUICE_LEASE_ID=' -e '^NVIDIA_VISIBLE_DEVICES=' "$ENROOT_ENVIRON" || true)
+# The images of CUDA ask for all GPUs. enroot's own 98-nvidia.sh would look for GPUs and a driver of this node, and fail where there are none.
+printf '%s\n' "$rest" "LD_LIBRARY_PATH=$path" "SLUICE_SOCKET=$socket" "SLUICE_LEASE_ID=${lease##*/}" NVIDIA_VISIBLE_DEVICES=void >"$ENROOT_ENVIRON"
