@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -244,7 +245,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 			return lease.Lease{}, err
 		}
 		l, again, err := h.attempt(ctx, r, got.grants, quotas)
-		h.view.settle(got.claims, l.ID, err == nil)
+		h.view.settle(got.claims, l.ID, err == nil && slices.Equal(l.Grants, got.grants))
 		if err == nil {
 			return l, nil
 		}

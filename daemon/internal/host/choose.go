@@ -24,6 +24,8 @@ type chooser struct {
 
 	age    time.Duration // how old an answer may be
 	all    bool          // ask all owners
+	known  bool          // the last choice was by what is known
+	some   bool          // of a few owners nothing is known
 	again  bool          // it is the second look at what is known
 	silent []string      // why owners were not asked
 	last   error         // why the last choice could not be had
@@ -60,8 +62,9 @@ func (c *chooser) choose(ctx context.Context) (choice, error) {
 func (c *chooser) once(ctx context.Context) (choice, error) {
 	h := c.h
 	if len(c.pool.Owners) > h.cfg.few {
-		if grants, claims, ready, err := h.view.place(c.name, c.pool.Owners, c.r, c.pool.Place); ready {
-			c.all = true
+		grants, claims, ready, some, err := h.view.place(c.name, c.pool.Owners, c.r, c.pool.Place)
+		if c.known = ready && !(c.again && some && err != nil); c.known {
+			c.all, c.some = true, some
 			return choice{grants, claims}, err
 		}
 	}
@@ -89,9 +92,8 @@ func (c *chooser) once(ctx context.Context) (choice, error) {
 // more says whether another look may find what this one did not, and prepares it. Nothing is
 // refused by what was heard a while ago, nor by what only some of the owners said.
 func (c *chooser) more(ctx context.Context, err error) bool {
-	known := c.h.view.knows(c.name)
 	switch {
-	case known && c.again, !known && c.all && c.age == 0:
+	case c.known && c.again, !c.known && c.all && c.age == 0:
 		return false
 	case lease.CodeOf(err) == lease.Down && c.all:
 		return false
@@ -99,8 +101,12 @@ func (c *chooser) more(ctx context.Context, err error) bool {
 	if lease.CodeOf(err) == lease.NoRoom {
 		c.h.catchUp(ctx) // releases of this host that are not delivered yet
 	}
-	if known {
+	if c.known {
 		c.again = true
+		if c.some { // they have to be asked
+			c.age = 0
+			return true
+		}
 		return c.h.refresh(ctx)
 	}
 	c.all, c.age = true, 0
@@ -135,7 +141,11 @@ func (c *chooser) taken(ctx context.Context, got choice, err error) {
 		return
 	}
 	for _, p := range c.h.named(lease.Owners(got.grants)) {
-		c.h.askAgain(ctx, p)
+		if p.down() != nil {
+			c.h.view.lost(p.name)
+		} else {
+			c.h.askAgain(ctx, p)
+		}
 	}
 }
 

@@ -71,10 +71,12 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	}
 	h.endHere(ctx, cluster, job, nodes, upTo, reason)
 	e := &jobEnd{Cluster: cluster, Job: job, Nodes: slices.Clone(nodes), UpTo: upTo, Reason: reason, At: time.Now().UTC()}
+	if h.large() && h.controller.Load() {
+		h.view.ended(cluster, job, nodes, upTo) // first: a lease that is seen from here on is late
+	}
 	owners, known := h.ownersOf(cluster, job)
 	if known {
 		owners = h.withRegistrars(owners, cluster, job, 2)
-		h.view.ended(cluster, job, nodes, upTo)
 	}
 	for _, p := range owners {
 		e.Pending = append(e.Pending, p.name)
@@ -148,7 +150,8 @@ func (h *Host) endHere(ctx context.Context, cluster, job string, nodes []string,
 		if hd.rec.Lease.Host == h.cfg.Node {
 			h.release(ctx, hd, reason, true)
 		} else {
-			h.entrust(hd) // the owners end the lease with the job
+			h.view.granted(&hd.rec.Lease) // it is told to its owners below
+			h.entrust(hd)                 // the owners end the lease with the job
 		}
 	}
 }
@@ -276,6 +279,9 @@ func (h *Host) Reports(ctx context.Context, cluster, job string) ([]lease.Report
 		cluster = h.cfg.Cluster
 	}
 	owners, _ := h.ownersOf(cluster, job)
+	if len(owners) == 0 {
+		owners = h.owners() // those remember longer which leases they had
+	}
 	out, silent := h.reports(ctx, owners, cluster, job)
 	out = slices.DeleteFunc(out, func(r lease.Report) bool { return r.Lease == "" })
 	slices.SortStableFunc(out, func(a, b lease.Report) int { return a.Made.Compare(b.Made) })

@@ -40,7 +40,7 @@ func TestOverview(t *testing.T) {
 	}
 	pool := []Peer{{"a", "a:1"}, {"b", "b:1"}}
 	place := func(v *overview, percent uint32) (string, []ownerClaim) {
-		grants, claims, ready, err := v.place("p", pool, ask("1", percent), lease.BestFit)
+		grants, claims, ready, _, err := v.place("p", pool, ask("1", percent), lease.BestFit)
 		switch {
 		case !ready:
 			return "not known", nil
@@ -58,10 +58,24 @@ func TestOverview(t *testing.T) {
 		return claims
 	}
 	v := newOverview()
-	v.learn("a", lease.Changes{Whole: true, At: lease.Mark{Epoch: 1, Seq: 1}, Inventory: lease.Inventory{GPUs: gpus("a", 50)}, Leases: []lease.Ref{{ID: "x", Key: key("7", 3)}}})
-	expect(v, 10, "not known") // of b
-	v.learn("b", lease.Changes{Whole: true, At: lease.Mark{Epoch: 1, Seq: 9}, Inventory: lease.Inventory{GPUs: gpus("b", 100)}})
-	if !v.complete(2) || v.complete(3) || v.mark("b").Seq != 9 {
+	learn := func(owner string, c lease.Changes) []lease.Ref {
+		t.Helper()
+		late, err := v.learn(owner, c)
+		if err != nil {
+			t.Error(err)
+		}
+		return late
+	}
+	learn("a", lease.Changes{Whole: true, Inventory: lease.Inventory{GPUs: gpus("a", 100)}}) // of nobody who is watched
+	v.watch("a", true)
+	v.watch("b", true)
+	learn("a", lease.Changes{Whole: true, At: lease.Mark{Epoch: 1, Seq: 1}, Inventory: lease.Inventory{GPUs: gpus("a", 50)}, Leases: []lease.Ref{{ID: "x", Key: key("7", 3)}}})
+	if got := v.unknown(pool); !slices.Equal(got, []string{"b"}) {
+		t.Error(got)
+	}
+	v.settle(expect(v, 10, "a"), "", false) // without b
+	learn("b", lease.Changes{Whole: true, At: lease.Mark{Epoch: 1, Seq: 9}, Inventory: lease.Inventory{GPUs: gpus("b", 100)}})
+	if at, up := v.mark("b"); len(v.unknown(pool)) > 0 || at.Seq != 9 || !up {
 		t.Error("two owners are known")
 	}
 	// What is being asked for is not chosen again.
@@ -75,12 +89,12 @@ func TestOverview(t *testing.T) {
 	expect(v, 10, "no-room")
 	// The answer that shows the lease takes its place.
 	v.settle(second, "z", true)
-	v.learn("b", lease.Changes{At: lease.Mark{Epoch: 1, Seq: 10}, Inventory: lease.Inventory{GPUs: gpus("b", 50)}, Leases: []lease.Ref{{ID: "z", Key: key("8", 1)}}})
+	learn("b", lease.Changes{At: lease.Mark{Epoch: 1, Seq: 10}, Inventory: lease.Inventory{GPUs: gpus("b", 50)}, Leases: []lease.Ref{{ID: "z", Key: key("8", 1)}}})
 	expect(v, 10, "no-room") // the third one's
 	v.settle(third, "", false)
 	v.settle(expect(v, 50, "b"), "", false)
 	// One that is over before any answer shows it leaves nothing.
-	v.learn("a", lease.Changes{At: lease.Mark{Epoch: 1, Seq: 3}, Inventory: lease.Inventory{GPUs: gpus("a", 50)}, Leases: []lease.Ref{{ID: "y", Key: key("9", 1)}, {ID: "y", Key: key("9", 1), Over: true}}})
+	learn("a", lease.Changes{At: lease.Mark{Epoch: 1, Seq: 3}, Inventory: lease.Inventory{GPUs: gpus("a", 50)}, Leases: []lease.Ref{{ID: "y", Key: key("9", 1)}, {ID: "y", Key: key("9", 1), Over: true}}})
 	v.settle(expect(v, 50, "a"), "", false)
 	if owners, last := v.whose("c", "7"); !slices.Equal(owners, []string{"a"}) || last != 3 {
 		t.Error(owners, last)
@@ -95,17 +109,26 @@ func TestOverview(t *testing.T) {
 	}
 	v.lost("b")
 	expect(v, 10, "no-room")
-	v.learn("b", lease.Changes{At: lease.Mark{Epoch: 2, Seq: 1}, Whole: true, Inventory: lease.Inventory{GPUs: gpus("b", 100)}})
+	learn("b", lease.Changes{At: lease.Mark{Epoch: 2, Seq: 1}, Whole: true, Inventory: lease.Inventory{GPUs: gpus("b", 100)}})
 	v.settle(expect(v, 10, "b"), "", false)
 	// A lease of a job that has ended is told, of a later run not.
 	v.ended("c", "8", nil, 5)
-	late := v.learn("b", lease.Changes{At: lease.Mark{Epoch: 2, Seq: 3}, Inventory: lease.Inventory{GPUs: gpus("b", 100)}, Leases: []lease.Ref{{ID: "l", Key: key("8", 5)}, {ID: "m", Key: key("8", 6)}}})
+	late := learn("b", lease.Changes{At: lease.Mark{Epoch: 2, Seq: 3}, Inventory: lease.Inventory{GPUs: gpus("b", 100)}, Leases: []lease.Ref{{ID: "l", Key: key("8", 5)}, {ID: "m", Key: key("8", 6)}}})
 	if len(late) != 1 || late[0].ID != "l" {
 		t.Errorf("%+v", late)
 	}
-	v.drop("a")
-	if v.complete(2) {
-		t.Error("a is not known any more")
+	// Ends of two runs stay apart.
+	v.ended("c", "8", []string{"n2"}, 7)
+	if late := learn("b", lease.Changes{At: lease.Mark{Epoch: 2, Seq: 4}, Inventory: lease.Inventory{GPUs: gpus("b", 100)}, Leases: []lease.Ref{{ID: "m", Key: key("8", 6)}, {ID: "n", Key: lease.Key{Cluster: "c", Job: "8", Node: "n2", Incarnation: 7}}}}); len(late) != 1 || late[0].ID != "n" {
+		t.Errorf("%+v", late)
+	}
+	many := make([]lease.Ref, maxRefs+1)
+	if _, err := v.learn("b", lease.Changes{Leases: many}); lease.CodeOf(err) != lease.Invalid {
+		t.Error("an owner with any number of leases:", err)
+	}
+	v.watch("a", false)
+	if got := v.unknown(pool); !slices.Equal(got, []string{"a"}) {
+		t.Error("a is not known any more:", got)
 	}
 }
 
@@ -113,11 +136,12 @@ func TestOverview(t *testing.T) {
 func TestOverviewForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := newOverview()
+		v.watch("a", true)
 		for i := range 10_000 {
 			k := lease.Key{Cluster: "c", Job: fmt.Sprint(i), Node: "n1", Incarnation: 1}
 			id := fmt.Sprint("l", i)
-			v.learn("a", lease.Changes{Leases: []lease.Ref{{ID: id, Key: k}}})
-			v.learn("a", lease.Changes{Leases: []lease.Ref{{ID: id, Key: k, Over: true}}})
+			_, _ = v.learn("a", lease.Changes{Leases: []lease.Ref{{ID: id, Key: k}}})
+			_, _ = v.learn("a", lease.Changes{Leases: []lease.Ref{{ID: id, Key: k, Over: true}}})
 			v.ended("c", k.Job, nil, 1)
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -178,8 +202,8 @@ func TestUnwatchable(t *testing.T) {
 			o.SetControllers([]string{"ctl", "ctl2"})
 		}
 		time.Sleep(5 * time.Second)
-		if ctl.view.complete(12) {
-			t.Fatal("all owners are known")
+		if got := ctl.view.unknown(m.pool.Owners); !slices.Equal(got, []string{"gpu0003"}) {
+			t.Fatalf("unknown: %q", got)
 		}
 		all, err := ctl.Sponsor(t.Context(), job("7", 0, []string{"n00000", "n00001"}, 100, 100))
 		if err != nil {

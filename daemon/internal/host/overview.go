@@ -15,6 +15,10 @@ import (
 const (
 	// pastTime is how long it is known which owners had the leases of a job, for its report.
 	pastTime = 2 * time.Minute
+	// maxRunEnds is how many ends of a job are kept for as long besides the last one.
+	maxRunEnds = 15
+	// maxRefs is the most leases of one owner, far more than its GPUs can have.
+	maxRefs = 1 << 14
 	// claimTime is how long a grant that its owner has made is taken off what the owner said before. An owner does not tell
 	// of it by itself, but with the next news.
 	claimTime = 2 * watchWait
@@ -29,7 +33,8 @@ type overview struct {
 	owners map[string]*ownerSeen
 	jobs   map[jobName]*jobSeen
 	pools  map[string]*poolSeen
-	past   time.Time // when old jobs were last forgotten
+	wanted map[string]bool // owners that are watched
+	past   time.Time       // when old jobs were last forgotten
 }
 
 // ownerSeen is an owner.
@@ -43,18 +48,21 @@ type ownerSeen struct {
 
 // jobSeen is where a job has leases, and where it had some. A job has few owners.
 type jobSeen struct {
-	at    []jobAt
+	at    []string // owners
 	live  int
 	last  uint64    // the latest incarnation
 	since time.Time // when its last lease ended
-	// upTo is the incarnation up to which the job has ended on nodes, or on all where there are none.
+	ends  []runEnd
+}
+
+// runEnd is that runs of a job have ended, up to an incarnation, on nodes or, without any, on all.
+type runEnd struct {
 	upTo  uint64
 	nodes []string
 }
 
-type jobAt struct {
-	owner string
-	live  int
+func (e *runEnd) of(k lease.Key) bool {
+	return k.Incarnation <= e.upTo && (len(e.nodes) == 0 || slices.Contains(e.nodes, k.Node))
 }
 
 // poolSeen is the GPUs of a pool's owners in one list, less what is claimed.
@@ -62,6 +70,7 @@ type poolSeen struct {
 	owners []Peer
 	gpus   []lease.GPU
 	at     map[string][2]int // an owner's part of gpus: first, number
+	some   bool              // a few owners are missing, of which nothing is known
 }
 
 // claim is what a placement takes of GPUs until their owner's answers show it.
@@ -72,17 +81,42 @@ type claim struct {
 }
 
 func newOverview() *overview {
-	return &overview{owners: make(map[string]*ownerSeen), jobs: make(map[jobName]*jobSeen), pools: make(map[string]*poolSeen)}
+	return &overview{owners: make(map[string]*ownerSeen), jobs: make(map[jobName]*jobSeen), pools: make(map[string]*poolSeen), wanted: make(map[string]bool)}
 }
 
-// learn takes an owner's answer. It returns leases of jobs that have ended already.
-func (v *overview) learn(owner string, c lease.Changes) (late []lease.Ref) {
+// watch says that an owner is watched, or not any more: then what is known of it is forgotten.
+func (v *overview) watch(owner string, is bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.wanted[owner] = is; !is {
+		delete(v.wanted, owner)
+		v.drop(owner)
+	}
+}
+
+// unwatched forgets what is known of an owner that refuses to be watched.
+func (v *overview) unwatched(owner string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.drop(owner)
+}
+
+// learn takes an owner's answer. It returns leases of jobs that have ended already. An error means
+// that the owner says more than can be true.
+func (v *overview) learn(owner string, c lease.Changes) (late []lease.Ref, _ error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.wanted[owner] {
+		return nil, nil
+	}
 	o := v.owners[owner]
 	if o == nil {
 		o = &ownerSeen{refs: make(map[string]lease.Key), claims: make(map[*claim]bool)}
 		v.owners[owner] = o
+		clear(v.pools) // a list may lack it
+	}
+	if n := len(o.refs) + len(c.Leases); n > maxRefs {
+		return nil, lease.Errorf(lease.Invalid, "owner %s says that it has %d leases", owner, n)
 	}
 	if c.Whole {
 		live := make(map[string]bool, len(c.Leases))
@@ -120,29 +154,28 @@ func (v *overview) learn(owner string, c lease.Changes) (late []lease.Ref) {
 			}
 		}
 	}
-	return late
+	return late, nil
 }
 
 // begin notes a lease. It returns true if its job has ended. mu is held.
 func (v *overview) begin(owner string, o *ownerSeen, r lease.Ref) (late bool) {
 	j := v.job(jobName{r.Key.Cluster, r.Key.Job})
 	j.last = max(j.last, r.Key.Incarnation)
+	j.add(owner)
 	if _, known := o.refs[r.ID]; !known {
 		o.refs[r.ID] = r.Key
-		j.of(owner).live++
 		j.live++
 	}
-	return j.upTo > 0 && r.Key.Incarnation <= j.upTo && (len(j.nodes) == 0 || slices.Contains(j.nodes, r.Key.Node))
+	return slices.ContainsFunc(j.ends, func(e runEnd) bool { return e.of(r.Key) })
 }
 
 // end notes the end of a lease. mu is held.
 func (v *overview) end(owner string, o *ownerSeen, id string, k lease.Key) {
 	j := v.job(jobName{k.Cluster, k.Job})
-	at := j.of(owner)
+	j.add(owner)
 	j.last = max(j.last, k.Incarnation)
 	if _, known := o.refs[id]; known {
 		delete(o.refs, id)
-		at.live--
 		j.live--
 	}
 	if j.live == 0 {
@@ -160,15 +193,11 @@ func (v *overview) job(n jobName) *jobSeen {
 	return j
 }
 
-// of returns the entry of an owner, until the next call.
-func (j *jobSeen) of(owner string) *jobAt {
-	for i := range j.at {
-		if j.at[i].owner == owner {
-			return &j.at[i]
-		}
+// add notes that an owner has, or had, a lease of the job.
+func (j *jobSeen) add(owner string) {
+	if !slices.Contains(j.at, owner) {
+		j.at = append(j.at, owner)
 	}
-	j.at = append(j.at, jobAt{owner: owner})
-	return &j.at[len(j.at)-1]
 }
 
 // show brings the owner's part of the pools' lists up to date. mu is held.
@@ -217,10 +246,8 @@ func (v *overview) lost(owner string) {
 	}
 }
 
-// drop forgets an owner.
+// drop forgets an owner. mu is held.
 func (v *overview) drop(owner string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	o := v.owners[owner]
 	if o == nil {
 		return
@@ -247,30 +274,30 @@ func (v *overview) correct(owner string, gpus []lease.GPU, asked time.Time) {
 	}
 }
 
-// mark is how far an owner's answers have come.
-func (v *overview) mark(owner string) lease.Mark {
+// mark is how far an owner's answers have come, and whether its last one was one.
+func (v *overview) mark(owner string) (at lease.Mark, up bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if o := v.owners[owner]; o != nil {
-		return o.at
+		return o.at, o.up
 	}
-	return lease.Mark{}
+	return lease.Mark{}, false
 }
 
 // place chooses GPUs of a pool for a request, and takes them off what is free until the claims
-// are settled. ready is false if nothing has been heard of some of the owners yet.
-func (v *overview) place(pool string, owners []Peer, r lease.Request, place lease.Place) (grants []lease.Grant, claims []ownerClaim, ready bool, err error) {
+// are settled. ready is false if too many of the owners are not known; some says that a few are not.
+func (v *overview) place(pool string, owners []Peer, r lease.Request, place lease.Place) (grants []lease.Grant, claims []ownerClaim, ready, some bool, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	p := v.pools[pool]
 	if p == nil || !slices.Equal(p.owners, owners) {
 		if p = v.list(owners); p == nil {
-			return nil, nil, false, nil
+			return nil, nil, false, false, nil
 		}
 		v.pools[pool] = p
 	}
 	if grants, err = placement.Place(p.gpus, r, place); err != nil {
-		return nil, nil, true, err
+		return nil, nil, true, p.some, err
 	}
 	for _, name := range lease.Owners(grants) {
 		c := &claim{}
@@ -284,24 +311,31 @@ func (v *overview) place(pool string, owners []Peer, r lease.Request, place leas
 		v.show(name, o)
 		claims = append(claims, ownerClaim{name, c})
 	}
-	return grants, claims, true, nil
+	return grants, claims, true, p.some, nil
 }
 
-// list makes the list of a pool, nil if not all owners are known. mu is held.
+// list makes the list of a pool, nil if too many owners are not known. mu is held.
 func (v *overview) list(owners []Peer) *poolSeen {
 	p := &poolSeen{owners: slices.Clone(owners), at: make(map[string][2]int, len(owners))}
-	n := 0
+	n, missing := 0, 0
 	for _, peer := range owners {
-		o := v.owners[peer.Name]
-		if o == nil {
-			return nil
+		if o := v.owners[peer.Name]; o != nil {
+			n += len(o.gpus)
+		} else {
+			missing++
 		}
-		n += len(o.gpus)
 	}
+	if missing > few {
+		return nil
+	}
+	p.some = missing > 0
 	p.gpus = make([]lease.GPU, n)
 	n = 0
 	for _, peer := range owners {
 		o := v.owners[peer.Name]
+		if o == nil {
+			continue
+		}
 		p.at[peer.Name] = [2]int{n, len(o.gpus)}
 		o.copyTo(p.gpus[n : n+len(o.gpus)])
 		n += len(o.gpus)
@@ -343,10 +377,7 @@ func (v *overview) whose(cluster, job string) (owners []string, last uint64) {
 	if j == nil {
 		return nil, 0
 	}
-	for _, at := range j.at {
-		owners = append(owners, at.owner)
-	}
-	return owners, j.last
+	return slices.Clone(j.at), j.last
 }
 
 // granted notes where a lease is that this daemon has got, before the owners' answers show it.
@@ -356,7 +387,7 @@ func (v *overview) granted(l *lease.Lease) {
 	j := v.job(jobName{l.Request.Key.Cluster, l.Request.Key.Job})
 	j.last = max(j.last, l.Request.Key.Incarnation)
 	for _, name := range lease.Owners(l.Grants) {
-		j.of(name)
+		j.add(name)
 	}
 	if j.live == 0 {
 		j.since = time.Now()
@@ -368,27 +399,24 @@ func (v *overview) ended(cluster, job string, nodes []string, upTo uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	j := v.job(jobName{cluster, job})
-	if j.upTo > 0 && (len(j.nodes) == 0 || len(nodes) == 0) {
-		nodes = nil
-	} else {
-		nodes = append(slices.Clone(nodes), j.nodes...)
-	}
-	j.upTo, j.nodes = max(j.upTo, upTo), nodes
+	// Ends of two runs stay apart, as in endName. A job has few within pastTime.
+	j.ends = append(j.ends[max(0, len(j.ends)-maxRunEnds):], runEnd{upTo, slices.Clone(nodes)})
 	if j.live == 0 {
 		j.since = time.Now()
 	}
 }
 
-// knows says whether what a pool's owners have free is known.
-func (v *overview) knows(pool string) bool {
+// unknown returns the owners of which nothing is known.
+func (v *overview) unknown(owners []Peer) (names []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.pools[pool] != nil
-}
-
-// complete says whether every one of so many owners has been heard of.
-func (v *overview) complete(owners int) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return len(v.owners) >= owners
+	if len(v.owners) == len(owners) { // those that are watched: all of them
+		return nil
+	}
+	for _, o := range owners {
+		if v.owners[o.Name] == nil {
+			names = append(names, o.Name)
+		}
+	}
+	return names
 }

@@ -121,7 +121,9 @@ func (h *Host) giveUp(leases []lease.Lease, why error) {
 
 // lives says whether some owner has a lease of this job that this daemon does not know.
 func (h *Host) lives(ctx context.Context, reqs []lease.Request) bool {
-	reports, _ := h.Reports(ctx, reqs[0].Key.Cluster, reqs[0].Key.Job) // by the owners that answer
+	key := reqs[0].Key
+	owners, _ := h.ownersOf(key.Cluster, key.Job)
+	reports, _ := h.reports(ctx, owners, key.Cluster, key.Job) // by the owners that answer
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.ContainsFunc(reports, func(r lease.Report) bool { return r.Ended.IsZero() && h.leases[r.Lease] == nil })

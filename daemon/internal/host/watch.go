@@ -4,9 +4,9 @@ package host
 // them. With many that would be thousands of messages for each job, so
 //
 //	a controller's daemon   watches all owners, and asks those that have leases of the job
-//	                        (overview.go); it tells one owner, the job's registrar, where
-//	                        the leases are
-//	a node's daemon         asks the registrar where its job's lease is; for a lease of its
+//	                        (overview.go); it tells one of the job's two registrars, which are
+//	                        owners too, where the leases are, and both that the job has ended
+//	a node's daemon         asks a registrar where its job's lease is; for a lease of its
 //	                        own it asks a few owners, and the others if those have no room
 //
 // Whoever learns nothing that way asks all, as in a small pool.
@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
@@ -62,13 +63,14 @@ func (w watching) keep(ctx context.Context, h *Host, begin func(func())) {
 		if !wanted[o.peer] {
 			o.stop()
 			delete(w, name)
-			h.view.drop(name)
+			h.view.watch(name, false)
 		}
 	}
 	for _, p := range owners {
 		if w[p.name] == nil {
 			ctx, stop := context.WithCancel(ctx)
 			w[p.name] = &watched1{p, stop}
+			h.view.watch(p.name, true)
 			begin(func() { h.watchOwner(ctx, p) })
 		}
 	}
@@ -84,17 +86,21 @@ func (h *Host) watchOwner(ctx context.Context, p *peer) {
 			continue
 		}
 		c, err := h.ask(ctx, p)
+		var late []lease.Ref
+		if err == nil {
+			for i := range c.Inventory.GPUs {
+				c.Inventory.GPUs[i].Owner = p.name
+			}
+			late, err = h.view.learn(p.name, c)
+		}
 		switch code := lease.CodeOf(err); {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
 			said = false
-			for i := range c.Inventory.GPUs {
-				c.Inventory.GPUs[i].Owner = p.name
-			}
 			p.heard(c.Inventory)
-			for _, late := range h.view.learn(p.name, c) {
-				h.endLate(ctx, p, late)
+			for _, r := range late {
+				h.endLate(ctx, p, r)
 			}
 			pause(ctx, watchGap)
 		case code == lease.Down:
@@ -102,9 +108,9 @@ func (h *Host) watchOwner(ctx context.Context, p *peer) {
 		default:
 			if !said {
 				said = true
-				h.log.Warn("owner cannot be watched; all owners are asked for each job", "owner", p.name, "error", err)
+				h.log.Warn("owner cannot be watched; it is asked for each job", "owner", p.name, "error", err)
 			}
-			h.view.drop(p.name)
+			h.view.unwatched(p.name)
 			pause(ctx, unwatchable)
 		}
 	}
@@ -119,7 +125,12 @@ func (h *Host) ask(ctx context.Context, p *peer) (lease.Changes, error) {
 	// Not by call, which would keep another goroutine for each of thousands of owners: a watch heeds its deadline.
 	within, cancel := context.WithTimeout(ctx, watchWait+h.cfg.Ask)
 	defer cancel()
-	c, err := w.Watch(within, h.cfg.Node, h.view.mark(p.name), watchWait)
+	since, up := h.view.mark(p.name)
+	wait := watchWait
+	if !up {
+		wait = 0 // that it answers is news
+	}
+	c, err := w.Watch(within, h.cfg.Node, since, wait)
 	if ctx.Err() == nil {
 		p.note(h, err)
 	}
@@ -130,7 +141,9 @@ func (h *Host) ask(ctx context.Context, p *peer) (lease.Changes, error) {
 func (p *peer) heard(inv lease.Inventory) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.inv, p.at, p.freed = inv, time.Now(), false
+	now := time.Now()
+	p.inv, p.at, p.freed = inv, now, false
+	p.heardClock(now, now, inv.Time) // it was on its way for milliseconds, and seconds count
 }
 
 // takeFreed says whether something was ended at the owner since it was last heard, and clears that.
@@ -170,8 +183,12 @@ func (h *Host) ownersOf(cluster, job string) (peers []*peer, known bool) {
 		return h.owners(), false
 	}
 	var names []string
-	if known = h.view.complete(len(h.inPools())); known {
-		names, _ = h.view.whose(cluster, job)
+	if h.controller.Load() {
+		missing := h.view.unknown(h.inPools())
+		if known = len(missing) <= h.most(); known {
+			names, _ = h.view.whose(cluster, job)
+			names = append(names, missing...)
+		}
 	} else {
 		h.mu.Lock()
 		n := name{cluster, job, h.cfg.Node}
@@ -188,6 +205,9 @@ func (h *Host) ownersOf(cluster, job string) (peers []*peer, known bool) {
 	}
 	return h.named(names), true
 }
+
+// most is how many owners may be unknown: as few as are simply asked.
+func (h *Host) most() int { return max(0, min(few, len(h.inPools())-1)) }
 
 // withRegistrars adds a job's registrars to the owners to ask or tell about it. An owner remembers
 // which runs of a job have ended when it is told so, whether it had a lease of it or not; of an
@@ -227,7 +247,7 @@ func (h *Host) registrars(cluster, job string) []*peer {
 		f := fnv.New64a()
 		text = append(text[:len(cluster)+len(job)+2], o.Name...)
 		_, _ = f.Write(text)
-		switch n := f.Sum64(); {
+		switch n := mix(f.Sum64()); {
 		case n > most[0]:
 			best, most = [2]string{o.Name, best[0]}, [2]uint64{n, most[0]}
 		case n > most[1]:
@@ -235,6 +255,14 @@ func (h *Host) registrars(cluster, job string) []*peer {
 		}
 	}
 	return h.named(slices.DeleteFunc(best[:], func(n string) bool { return n == "" }))
+}
+
+// mix spreads the bits of a sum: those of FNV's last bytes hardly reach its high ones. The constants are
+// those of splitmix64.
+func mix(n uint64) uint64 {
+	n = (n ^ n>>30) * 0xbf58476d1ce4e5b9
+	n = (n ^ n>>27) * 0x94d049bb133111eb
+	return n ^ n>>31
 }
 
 // register tells a registrar where a job's leases are. What it cannot be told costs the job's
@@ -283,8 +311,8 @@ func (h *Host) where(ctx context.Context, key lease.Key) []*peer {
 			}
 			return nil, nil
 		})
-		if err == nil && len(names) > 0 {
-			return h.named(names)
+		if slices.Sort(names); err == nil && len(names) > 0 {
+			return h.named(slices.Compact(names[:min(len(names), form.MaxDevices+1)]))
 		}
 	}
 	return nil

@@ -22,7 +22,7 @@ type Watchable interface {
 
 // Mark is a moment in the life of an owner's daemon. The zero Mark is before all of them.
 type Mark struct {
-	Epoch uint64 `json:"epoch"` // of the daemon's start
+	Epoch uint64 `json:"epoch"` // names the process
 	Seq   uint64 `json:"seq"`   // changes since then
 }
 

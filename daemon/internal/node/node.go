@@ -310,7 +310,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 	}
 	srv := rpc.NewServer(n.id.Server(), version.Commit)
 	rpc.ServeOwner(srv, n.owner)
-	n.serve("control listener", srv, rpc.Limit(cl, limit.New(limit.Bounds{TrustedKey: 8}))) // a node needs one or two
+	n.serve("control listener", srv, rpc.Limit(cl, limit.New(limit.Bounds{TrustedKey: 8})), n.owner.StopWatches) // a node needs one or two
 	return nil
 }
 
@@ -352,7 +352,7 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 	srv := rpc.NewServer(rpc.LocalCreds(), version.Commit)
 	rpc.ServeLocal(srv, n.host)
 	rpc.ServeJobs(srv, js)
-	n.serve("local socket", srv, l)
+	n.serve("local socket", srv, l, func() {})
 	return nil
 }
 

@@ -22,7 +22,8 @@ import (
 const graceful = 3 * time.Second
 
 // serve runs a gRPC server until Stop.
-func (n *Node) serve(what string, s *grpc.Server, l net.Listener) {
+// serve serves until Stop. ending is called first then: it ends the calls that would wait for long.
+func (n *Node) serve(what string, s *grpc.Server, l net.Listener, ending func()) {
 	n.run(what, func(ctx context.Context) error {
 		done := make(chan error, 1)
 		go func() { done <- s.Serve(l) }()
@@ -31,6 +32,7 @@ func (n *Node) serve(what string, s *grpc.Server, l net.Listener) {
 			return err
 		case <-ctx.Done():
 		}
+		ending()
 		stopped := make(chan struct{})
 		go func() { s.GracefulStop(); close(stopped) }()
 		select {

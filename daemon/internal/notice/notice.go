@@ -3,7 +3,6 @@
 package notice
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -161,10 +160,12 @@ func run(ctx context.Context, n *Notice) (string, error) {
 	return form.Line(strings.TrimSpace(out.String()), maxOutput), err
 }
 
-// beginning keeps the first bytes that are written to it.
-type beginning struct{ bytes.Buffer }
+// beginning keeps the first bytes that are written to it. It is no bytes.Buffer, which would be read into past Write.
+type beginning struct{ b []byte }
 
 func (b *beginning) Write(p []byte) (int, error) {
-	b.Buffer.Write(p[:min(len(p), maxOutput-min(maxOutput, b.Len()))])
+	b.b = append(b.b, p[:min(len(p), maxOutput-len(b.b))]...)
 	return len(p), nil
 }
+
+func (b *beginning) String() string { return string(b.b) }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -178,5 +179,14 @@ func TestTooMany(t *testing.T) {
 	}
 	if now = now.Add(minute); !r.pass() {
 		t.Error("a minute later none passes")
+	}
+}
+
+// What a command prints is bounded while it prints, not afterwards.
+func TestOutputIsBounded(t *testing.T) {
+	var out beginning
+	n, err := io.Copy(&out, strings.NewReader(strings.Repeat("x", 100*maxOutput)))
+	if n != 100*maxOutput || err != nil || len(out.b) != maxOutput {
+		t.Errorf("%d bytes taken, %d kept, %v", n, len(out.b), err)
 	}
 }

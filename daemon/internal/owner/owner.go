@@ -42,6 +42,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -194,6 +195,8 @@ type Owner struct {
 	keys    map[keyName]*entry     // by key without incarnation
 	tombs   map[string]tombSeen    // by name in the ledger
 	drains  map[string]lease.Drain // by UUID, "" for all GPUs; replaced as a whole
+	life    uint64                 // of this process, for those who watch; by chance, and not 0
+	unwatch chan struct{}          // see StopWatches
 	journal journal
 	where   whereabouts
 	unknown map[string]int // by host: its tombstones of leases that never existed
@@ -260,6 +263,7 @@ func New(cfg Config) (*Owner, error) {
 	}
 	o := &Owner{cfg: cfg, clock: cfg.Clock, log: cfg.Log, limits: cfg.Limits.withDefaults(), tickets: cfg.Tickets, probes: probe.NewAdmission(cfg.Name, cfg.Log),
 		leases: make(map[string]*entry), keys: make(map[keyName]*entry), tombs: make(map[string]tombSeen), unknown: make(map[string]int)}
+	o.life, o.unwatch = rand.Uint64()|1, make(chan struct{})
 	o.ctx, o.cancel = context.WithCancel(context.Background())
 	o.SetControllers(cfg.Controllers)
 	if err := o.load(); err != nil {

@@ -20,7 +20,7 @@ const (
 	// journalSize is how many changes are kept for those who watch. Who has missed more is told
 	// all that lives.
 	journalSize = 256
-	// whereTime is how long the whereabouts of a job are kept at least, and maxWhere how many
+	// whereTime is how long the whereabouts of a job are kept at least, and half of how long at most; maxWhere is how many
 	// jobs' are kept for as long as that.
 	whereTime = 10 * time.Minute
 	maxWhere  = 1 << 15
@@ -109,10 +109,16 @@ func (o *Owner) Watch(ctx context.Context, host string, since lease.Mark, wait t
 		case <-o.ctx.Done():
 			look.Stop()
 			return lease.Changes{}, lease.Errorf(lease.Down, "owner %s is stopping", o.cfg.Name)
+		case <-o.unwatch:
+			look.Stop()
+			return lease.Changes{}, lease.Errorf(lease.Down, "owner %s is stopping", o.cfg.Name)
 		}
 		look.Stop()
 	}
 }
+
+// StopWatches ends the watches that wait, and all later ones. It may be called once.
+func (o *Owner) StopWatches() { close(o.unwatch) }
 
 // news says, after a look at the GPUs, whether a controller has to be told of changes since then,
 // and returns what is closed with the next change.
@@ -124,7 +130,7 @@ func (o *Owner) news(host string, since lease.Mark) (bool, <-chan struct{}) {
 		o.journal.devices = slices.Clone(devices)
 		o.journal.add(change{})
 	}
-	return since.Epoch != o.cfg.Ledger.Epoch() || o.journal.news(since.Seq, host), o.journal.wait()
+	return since.Epoch != o.life || o.journal.news(since.Seq, host), o.journal.wait()
 }
 
 // changes returns the GPUs and what has changed since then.
@@ -132,7 +138,7 @@ func (o *Owner) changes(since lease.Mark) lease.Changes {
 	known, age := o.cfg.Devices()
 	o.mu.RLock()
 	defer o.mu.RUnlock()
-	c := lease.Changes{At: lease.Mark{Epoch: o.cfg.Ledger.Epoch(), Seq: o.journal.seq}}
+	c := lease.Changes{At: lease.Mark{Epoch: o.life, Seq: o.journal.seq}}
 	c.Inventory = lease.Inventory{Owner: o.cfg.Name, Version: o.cfg.Version, GPUs: o.whatIsFree(known), Age: age, Time: time.Now()}
 	refs, ok := o.journal.since(since.Seq)
 	if ok && since.Epoch == c.At.Epoch {
@@ -164,7 +170,10 @@ func (w *whereabouts) put(n keyName, owners []string, now time.Duration) {
 	w.young[n] = owners
 }
 
-func (w *whereabouts) get(n keyName) []string {
+func (w *whereabouts) get(n keyName, now time.Duration) []string {
+	if now-w.turned > 2*whereTime {
+		return nil
+	}
 	if owners, ok := w.young[n]; ok {
 		return owners
 	}
@@ -200,7 +209,7 @@ func (o *Owner) Where(_ context.Context, host, cluster, job string) ([]string, e
 	n := keyName{cluster, job, host}
 	o.mu.RLock()
 	defer o.mu.RUnlock()
-	owners := slices.Clone(o.where.get(n))
+	owners := slices.Clone(o.where.get(n, o.clock.Up()))
 	if o.keys[n] != nil && !slices.Contains(owners, o.cfg.Name) {
 		owners = append(owners, o.cfg.Name)
 	}

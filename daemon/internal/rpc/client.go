@@ -252,7 +252,7 @@ func (o *OwnerClient) Register(ctx context.Context, _, cluster, job string, leas
 func (o *OwnerClient) Where(ctx context.Context, _, cluster, job string) ([]string, error) {
 	r, err := o.c.Where(tagged(ctx, o.version), &pb.WhereRequest{Cluster: text(cluster), Job: text(job)})
 	if err != nil {
-		return nil, o.newer("register", err)
+		return nil, o.newer("where", err)
 	}
 	return r.GetOwners(), nil
 }

@@ -12,33 +12,45 @@ import (
 )
 
 // Editing slurm.conf for a site. Every line that is changed keeps, in a comment above it, what it was, and a checksum of what it
-// was made; lines that are added are between two comments. So Remove gives the lines that were there before Add, whatever else
+// was made; lines that are added are between two comments, the first of which has their checksum. So Remove gives the lines that were there before Add, whatever else
 // has been changed meanwhile, and Add after a change of the pools begins with Remove.
 
 const (
 	wasMark   = "#sluice-was "
-	beginMark = "#sluice-begin: by sluice slurm setup, which takes it away again with --remove"
+	beginMark = "#sluice-begin %s: by sluice slurm setup, which takes it away again with --remove"
 	endMark   = "#sluice-end"
 )
 
-var wasLine = regexp.MustCompile(`^#sluice-was ([0-9a-f]{8}): (.*)$`)
+var (
+	wasLine   = regexp.MustCompile(`^#sluice-was ([0-9a-f]{8}): (.*)$`)
+	beginLine = regexp.MustCompile(`^#sluice-begin ([0-9a-f]{8}):`)
+)
 
 func sum(line string) string { return fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(line))) }
 
 // Remove is a configuration file of Slurm's without what Add, or AddInclude, put into it. It is an error if a line that Add changed
-// was changed again.
+// or added was changed again: what the site has written there would be lost.
 func Remove(path string, text []byte) ([]byte, error) {
+	if text == nil {
+		return nil, nil
+	}
 	lines := strings.SplitAfter(string(text), "\n")
 	var out strings.Builder
-	inside := false
+	begun, added, inside := 0, "", ""
 	for i := 0; i < len(lines); i++ {
 		line := strings.TrimSuffix(lines[i], "\n")
 		m := wasLine.FindStringSubmatch(line)
+		b := beginLine.FindStringSubmatch(line)
 		switch {
-		case strings.HasPrefix(line, "#sluice-begin"):
-			inside = true
-		case inside:
-			inside = line != endMark
+		case inside != "" && line == endMark:
+			if sum(added) != inside {
+				return nil, fmt.Errorf("%s:%d: the lines between this and %s were changed after sluice slurm setup; move what is the site's out of them, or take them and both comments out by hand", path, begun, endMark)
+			}
+			inside = ""
+		case inside != "":
+			added += line + "\n"
+		case b != nil:
+			begun, added, inside = i+1, "", b[1]
 		case m == nil:
 			out.WriteString(lines[i])
 		case i+1 < len(lines) && sum(strings.TrimSuffix(lines[i+1], "\n")) == m[1]:
@@ -48,8 +60,8 @@ func Remove(path string, text []byte) ([]byte, error) {
 			return nil, fmt.Errorf("%s:%d: the line below was changed after sluice slurm setup; take what is Sluice's out of it by hand, and this comment", path, i+1)
 		}
 	}
-	if inside {
-		return nil, fmt.Errorf("%s: %s has no %s; take the lines of Sluice out by hand", path, beginMark, endMark)
+	if inside != "" {
+		return nil, fmt.Errorf("%s:%d: no %s follows; take the lines of Sluice out by hand", path, begun, endMark)
 	}
 	return []byte(out.String()), nil
 }
@@ -67,7 +79,8 @@ func block(text []byte, lines []string) []byte {
 	if len(out) > 0 && out[len(out)-1] != '\n' {
 		out = append(out, '\n')
 	}
-	return append(out, (beginMark + "\n" + strings.Join(lines, "\n") + "\n" + endMark + "\n")...)
+	added := strings.Join(lines, "\n") + "\n"
+	return append(out, (fmt.Sprintf(beginMark, sum(added)) + "\n" + added + endMark + "\n")...)
 }
 
 // Add is slurm.conf, which lies at path, with what the pools need: the lines of Conf, merged with those that are there. nodes are
@@ -129,11 +142,19 @@ func (e *edit) read(text string) {
 	e.was = strings.Split(text, "\n")
 	e.lines = slices.Clone(e.was)
 	for i, l := range e.lines {
-		if key, _, ok := setting(l); ok {
-			e.at[strings.ToLower(key)] = i
+		key, value, ok := setting(l)
+		if !ok {
+			continue
+		}
+		e.at[strings.ToLower(key)] = i
+		if m := another.FindStringSubmatch(value); m != nil && !strings.EqualFold(key, "NodeName") {
+			e.fail(i, "%s is not the first setting of its line; write it on a line of its own", m[1])
 		}
 	}
 }
+
+// another is one of the keys that are edited, behind another setting of the same line.
+var another = regexp.MustCompile(`(?i)\s(GresTypes|Licenses|JobSubmitPlugins|PrologFlags|Prolog|Epilog|PrologSlurmctld|EpilogSlurmctld)\s*=`)
 
 func (e *edit) fail(line int, format string, a ...any) {
 	if e.err == nil {
@@ -186,6 +207,10 @@ func (e *edit) list(key, item string) {
 	}
 	name, _, _ := strings.Cut(item, ":")
 	_, value, _ := setting(e.lines[i])
+	if strings.ContainsAny(value, " \t\"'") {
+		e.fail(i, "the value of %s has spaces or quotes; write it without, on a line of its own", key)
+		return
+	}
 	items := list(value)
 	found := false
 	for j, have := range items {
@@ -230,7 +255,7 @@ var gresOf = regexp.MustCompile(`(?i)(^|\s)(Gres=)(\S+)`)
 
 // nodeLines adds the gres to the nodes' lines.
 func (e *edit) nodeLines(gres string) {
-	inherited, any := false, false
+	inherited, any := "", false
 	for i, l := range e.lines {
 		key, value, ok := setting(l)
 		if !ok || !strings.EqualFold(key, "NodeName") {
@@ -238,10 +263,16 @@ func (e *edit) nodeLines(gres string) {
 		}
 		name, _, _ := strings.Cut(value, " ")
 		m := gresOf.FindStringSubmatch(value)
+		if m != nil && strings.ContainsAny(m[3], "\"'") {
+			e.fail(i, "Gres is in quotes; write it without")
+		}
 		if name == "DEFAULT" {
-			// Lines without a Gres of their own have this one.
-			if inherited = m != nil; !inherited {
+			// Lines below without a Gres of their own have this one, until another DEFAULT changes it.
+			if m == nil {
 				continue
+			}
+			if inherited = m[3]; len(e.nodes) > 0 {
+				continue // it is of nodes that are not named too
 			}
 		} else if _, named := e.nodes[name]; named {
 			e.nodes[name] = true
@@ -249,11 +280,13 @@ func (e *edit) nodeLines(gres string) {
 			continue
 		}
 		any = true
-		if name != "DEFAULT" && m == nil && inherited {
+		if name != "DEFAULT" && m == nil && inherited != "" && len(e.nodes) == 0 {
 			continue
 		}
 		code, rest := comment(l)
 		switch {
+		case m == nil && inherited != "":
+			code += " Gres=" + inherited + "," + gres
 		case m == nil:
 			code += " Gres=" + gres
 		case slices.ContainsFunc(list(m[3]), func(g string) bool { return g == Gres || strings.HasPrefix(g, Gres+":") }):

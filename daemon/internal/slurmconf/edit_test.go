@@ -52,6 +52,19 @@ func TestAdd(t *testing.T) {
 			want: "grestypes =gpu,rgpu # local ones\nLicenses=matlab:4,rgpu:400\nPrologFlags=Alloc,contain\nJobSubmitPlugins=lua\n" +
 				"NodeName=a Gres=gpu:2,rgpu:no_consume:1600 CPUs=1 # old\nNodeName=b Gres=rgpu:no_consume:1600\n" + hookLines,
 		},
+		"inherited twice": {
+			was: "GresTypes=gpu,rgpu\nLicenses=rgpu:400\nJobSubmitPlugins=lua\nPrologFlags=Contain\n" + hookLines +
+				"NodeName=DEFAULT Gres=gpu:1\nNodeName=DEFAULT CPUs=4\nNodeName=a",
+			want: "GresTypes=gpu,rgpu\nLicenses=rgpu:400\nJobSubmitPlugins=lua\nPrologFlags=Contain\n" + hookLines +
+				"NodeName=DEFAULT Gres=gpu:1,rgpu:no_consume:1600\nNodeName=DEFAULT CPUs=4\nNodeName=a",
+		},
+		"inherited by some": {
+			was: "GresTypes=gpu,rgpu\nLicenses=rgpu:400\nJobSubmitPlugins=lua\nPrologFlags=Contain\n" + hookLines +
+				"NodeName=DEFAULT Gres=gpu:1\nNodeName=a\nNodeName=b CPUs=2\nNodeName=c Gres=gpu:2",
+			want: "GresTypes=gpu,rgpu\nLicenses=rgpu:400\nJobSubmitPlugins=lua\nPrologFlags=Contain\n" + hookLines +
+				"NodeName=DEFAULT Gres=gpu:1\nNodeName=a\nNodeName=b CPUs=2 Gres=gpu:1,rgpu:no_consume:1600\nNodeName=c Gres=gpu:2",
+			nodes: []string{"b"},
+		},
 		"inherited": {
 			was: "GresTypes=gpu,rgpu\nLicenses=rgpu:400\nJobSubmitPlugins=lua\nPrologFlags=Contain\n" + hookLines +
 				"NodeName=DEFAULT Gres=gpu:1\nNodeName=a\nNodeName=b Gres=gpu:2",
@@ -148,5 +161,37 @@ func TestAddInclude(t *testing.T) {
 		if back, err := Remove("plugstack.conf", text); err != nil || string(back) != was {
 			t.Errorf("removed: %v %q", err, back)
 		}
+	}
+}
+
+// What cannot be merged without a guess, and what the site has written among our lines, is told and left.
+func TestAddRefuses(t *testing.T) {
+	tab := small(t, 4)
+	for _, was := range []string{
+		"PrologFlags=Contain SlurmdDebug=info\nNodeName=a\n",
+		"SlurmdDebug=info PrologFlags=Contain\nNodeName=a\n",
+		"GresTypes=\"gpu,mps\"\nNodeName=a\n",
+		"GresTypes=gpu\nNodeName=a Gres=\"gpu:4\"\n",
+	} {
+		if now, err := tab.Add("slurm.conf", []byte(was), nil); err == nil || !strings.Contains(err.Error(), "slurm.conf:") {
+			t.Errorf("%q: %q, %v", was, now, err)
+		}
+	}
+	now, err := tab.Add("slurm.conf", []byte("NodeName=a\n"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := strings.Replace(string(now), "Licenses=rgpu:400", "Licenses=rgpu:400,matlab:4", 1)
+	if edited == string(now) {
+		t.Fatalf("%s", now)
+	}
+	if _, err := Remove("slurm.conf", []byte(edited)); err == nil || !strings.Contains(err.Error(), "were changed after") {
+		t.Error(err)
+	}
+	if _, err := tab.Add("slurm.conf", []byte(edited), nil); err == nil {
+		t.Error("the site's licence is dropped")
+	}
+	if none, err := Remove("plugstack.conf", nil); none != nil || err != nil {
+		t.Errorf("%q, %v", none, err)
 	}
 }
