@@ -1,6 +1,6 @@
 package host
 
-// What a controller's daemon asks all owners and sends to them: the end of a job, its reports,
+// What a controller's daemon asks owners and sends to them: the end of a job, its reports,
 // and the list of all leases.
 
 import (

@@ -11,7 +11,8 @@ package host
 //	sponsor.go  the same for other nodes, by the controller's daemon
 //	attach.go   a node's daemon takes what was got for it
 //	owners.go   several owners are asked at once; peers.go has one of them
-//	endjob.go   the controller's daemon tells all owners which jobs have ended
+//	endjob.go   the controller's daemon tells owners which jobs have ended
+//	watch.go    in large pools it knows which owners that concerns, by overview.go
 //	release.go  lease -> its owners, as often as it takes
 //	keep.go     renewals, holders, life times, owners that come back
 //	socket.go   a client process that package leasesock has let in -> owner -> its connected socket

@@ -295,3 +295,160 @@ func TestLargeRestart(t *testing.T) {
 		}
 	})
 }
+
+// An owner that was dead before the controller's daemon began costs no job more than a look at whether it answers.
+func TestLargeWithDead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMetropolis(t, 30, 2, 3)
+		defer m.end()
+		time.Sleep(2 * time.Second)
+		for _, o := range m.owners {
+			o.SetControllers([]string{"ctl", "ctl2"})
+		}
+		m.kill("gpu0007", true)
+		ctl := m.host("ctl2", true)
+		time.Sleep(10 * time.Second)
+		before := m.sent()
+		for i := range 20 {
+			id := fmt.Sprint(100 + i)
+			if _, err := ctl.Sponsor(t.Context(), job(id, 0, []string{"n00000"}, 50)); err != nil {
+				t.Fatal(err)
+			}
+			upTo := max(ctl.Epoch(), ctl.LastEpoch(t.Context(), "c", id))
+			if _, err := ctl.EndJob(t.Context(), "c", id, nil, upTo, "over"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		after := m.sent()
+		for _, what := range []string{"Inventory", "Reports", "Release", "List"} {
+			if n := after[what] - before[what]; n > 20*6 {
+				t.Errorf("%d messages %s for 20 jobs", n, what)
+			}
+		}
+		if gpus, _ := m.check(); gpus != 0 {
+			t.Errorf("%d GPUs are taken", gpus)
+		}
+	})
+}
+
+// After a cut the owners' GPUs are given again as soon as they answer.
+func TestLargeCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMetropolis(t, 12, 1, 1)
+		defer m.end()
+		time.Sleep(5 * time.Second)
+		for n := range m.owners {
+			m.kill(n, true)
+		}
+		time.Sleep(time.Minute)
+		if _, err := m.ctl.Sponsor(t.Context(), job("6", 0, []string{"n00000"}, 50)); err == nil {
+			t.Fatal("nobody answers")
+		}
+		for n := range m.owners {
+			m.kill(n, false)
+		}
+		// A pause between two tries of an owner that was away for long is a minute at most.
+		begun := time.Now()
+		for {
+			_, err := m.ctl.Sponsor(t.Context(), job("7", 0, []string{"n00000"}, 50))
+			if err == nil {
+				break
+			}
+			if time.Since(begun) > 61*time.Second {
+				t.Fatalf("after %v: %v", time.Since(begun), err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		ready := time.Now()
+		for i := range 12 {
+			for time.Since(ready) < 62*time.Second {
+				if _, err := m.ctl.Sponsor(t.Context(), job(fmt.Sprint("8", i), 0, []string{"n00000"}, 50)); err == nil {
+					break
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+		}
+		if _, percent := m.check(); percent != 13*50 {
+			t.Errorf("%d %% are granted", percent)
+		}
+	})
+}
+
+// The report of a job that ended a while ago is found, and so are all owners that a job's end concerns.
+func TestLargeEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMetropolis(t, 20, 1, 4)
+		defer m.end()
+		time.Sleep(5 * time.Second)
+		nodes := []string{"n00000", "n00001", "n00002", "n00003"}
+		if _, err := m.ctl.Sponsor(t.Context(), job("7", 0, nodes, 100)); err != nil {
+			t.Fatal(err)
+		}
+		// At once, before any owner has told of it.
+		if _, err := m.ctl.EndJob(t.Context(), "c", "7", nil, m.ctl.Epoch(), "over"); err != nil {
+			t.Fatal(err)
+		}
+		if gpus, _ := m.check(); gpus != 0 {
+			t.Errorf("%d GPUs are taken", gpus)
+		}
+		time.Sleep(3 * pastTime)
+		// Somebody's answer has it forget what is old.
+		if _, err := m.ctl.Sponsor(t.Context(), job("8", 0, nodes, 100)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if owners, _ := m.ctl.view.whose("c", "7"); len(owners) > 0 {
+			t.Errorf("still known: %q", owners)
+		}
+		reports, err := m.ctl.Reports(t.Context(), "c", "7")
+		if err != nil || len(reports) != 4 {
+			t.Errorf("%d reports, %v", len(reports), err)
+		}
+		// An end in the middle of another's acquisition.
+		done := make(chan error, 1)
+		go func() {
+			_, err := m.ctl.Sponsor(context.Background(), job("9", 0, nodes, 100))
+			done <- err
+		}()
+		time.Sleep(2 * time.Millisecond)
+		if _, err := m.ctl.EndJob(t.Context(), "c", "8", nil, m.ctl.Epoch(), "over"); err != nil {
+			t.Error(err)
+		}
+		if _, err := m.ctl.EndJob(t.Context(), "c", "9", nil, m.ctl.Epoch(), "over"); err != nil {
+			t.Error(err)
+		}
+		<-done
+		time.Sleep(30 * time.Second)
+		if gpus, _ := m.check(); gpus != 0 {
+			t.Errorf("%d GPUs are taken", gpus)
+		}
+	})
+}
+
+// The registrars of jobs are spread over all owners.
+func TestRegistrars(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMetropolis(t, 100, 1, 1)
+		defer m.end()
+		first, near := make(map[string]int), 0
+		const jobs = 10_000
+		for i := range jobs {
+			r := m.ctl.registrars("c", fmt.Sprint(1000+i))
+			if len(r) != 2 || r[0] == r[1] {
+				t.Fatalf("%v", r)
+			}
+			first[r[0].name]++
+			if r[0].name[:6] == r[1].name[:6] { // of the same ten
+				near++
+			}
+		}
+		for n, k := range first {
+			if k > 3*jobs/100 {
+				t.Errorf("%s is the first for %d of %d jobs", n, k, jobs)
+			}
+		}
+		if len(first) != 100 || near > jobs/5 {
+			t.Errorf("%d owners are first ones, and %d times both are of the same ten", len(first), near)
+		}
+	})
+}

@@ -39,9 +39,10 @@ type metropolis struct {
 
 	said sync.Map // method: *atomic.Int64
 
-	mu     sync.Mutex // of old
+	mu     sync.Mutex // of old and dead
 	closes []func()
 	old    map[string]bool // owners of an earlier release
+	dead   map[string]bool // owners that do not answer
 }
 
 // nothing is an audit log that keeps nothing.
@@ -61,7 +62,8 @@ func (virtual) Boot() string        { return "boot" }
 // road is the way from a host to an owner: 0.1 to 0.6 ms in each direction, one in a hundred 3 ms.
 type road struct {
 	*owner.Owner
-	m *metropolis
+	m    *metropolis
+	name string
 }
 
 func (r road) travel(what string) {
@@ -76,10 +78,32 @@ func (r road) travel(what string) {
 	time.Sleep(d)
 }
 
-func over[T any](r road, what string, f func() (T, error)) (T, error) {
+func over[T any](r road, what string, f func() (T, error)) (v T, err error) {
 	r.travel(what)
-	defer r.travel("")
-	return f()
+	if r.m.isDead(r.name) {
+		return v, lease.Errorf(lease.Down, "owner %s is dead", r.name)
+	}
+	v, err = f()
+	r.travel("")
+	if r.m.isDead(r.name) {
+		return v, lease.Errorf(lease.Down, "owner %s has died", r.name)
+	}
+	return v, err
+}
+
+func (m *metropolis) isDead(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.dead[name]
+}
+
+func (m *metropolis) kill(name string, dead bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead == nil {
+		m.dead = make(map[string]bool)
+	}
+	m.dead[name] = dead
 }
 
 func (r road) Inventory(ctx context.Context) (lease.Inventory, error) {
@@ -106,6 +130,17 @@ func (r road) Reports(ctx context.Context, host, cluster, job string) ([]lease.R
 	return over(r, "Reports", func() ([]lease.Report, error) { return r.Owner.Reports(ctx, host, cluster, job) })
 }
 func (r road) Watch(ctx context.Context, host string, since lease.Mark, wait time.Duration) (lease.Changes, error) {
+	// A death is noticed in the middle of it, as by the keep-alive of the connection.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		for ctx.Err() == nil {
+			if r.m.isDead(r.name) {
+				cancel()
+			}
+			pause(ctx, time.Second)
+		}
+	}()
 	return over(r, "Watch", func() (lease.Changes, error) { return r.Owner.Watch(ctx, host, since, wait) })
 }
 func (r road) Register(ctx context.Context, host, cluster, job string, at []lease.Whereabouts) error {
@@ -186,9 +221,9 @@ func (m *metropolis) host(name string, controller bool) *Host {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			if m.old[name] {
-				return struct{ lease.Owner }{road{m.owners[name], m}}, nil
+				return struct{ lease.Owner }{road{m.owners[name], m, name}}, nil
 			}
-			return road{m.owners[name], m}, nil
+			return road{m.owners[name], m, name}, nil
 		},
 	})
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 // host.
 const maxUnknown = 4096
 
-// maxControl is the same for a controller, which ends every job at every owner.
+// maxControl is the same for a controller, which ends every job at owners that never had it too.
 const maxControl = 1 << 17
 
 // purgeMost bounds one change that removes old tombstones.
