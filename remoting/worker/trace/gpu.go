@@ -8,6 +8,7 @@ package trace
 // late, because the GPU was not at hand, takes its time from the one before it.
 
 import (
+	"maps"
 	"runtime"
 	"slices"
 	"time"
@@ -28,6 +29,8 @@ const (
 	// baseAgain is how long it takes until another base is asked for after one that was not reached: each costs baseTime or firstTime,
 	// and records wait meanwhile.
 	baseAgain = 100 * time.Millisecond
+	// maxStreams is of how many streams it is kept when the last work ended.
+	maxStreams = 1024
 )
 
 // Driver is the session's driver as a trace uses it.
@@ -152,6 +155,7 @@ func (r *Recorder) Forget(ctx uint64) {
 		r.cfg.Driver.DestroyStream(b.stream)
 		delete(r.bases, ctx)
 	}
+	maps.DeleteFunc(r.ends, func(s [2]uint64, _ int64) bool { return s[0] == ctx })
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pending = slices.DeleteFunc(r.pending, func(p pending) bool {
@@ -271,8 +275,15 @@ func (r *Recorder) complete(p *pending) {
 		// The base may be younger than the work: then the time is negative.
 		from, ok2 := d.Elapsed(b.event, p.start)
 		if ok && ok2 && took >= 0 {
-			p.rec.Begin, p.rec.End = place(int64(b.at)+from, took, int64(p.rec.Given))
+			// Nor has it begun before the end of the work in front of it in its stream, which may have been placed by a base
+			// that is less exact.
+			stream := [2]uint64{p.ctx, p.stream}
+			p.rec.Begin, p.rec.End = place(int64(b.at)+from, took, max(int64(p.rec.Given), r.ends[stream]))
 			p.rec.Flags |= wire.TraceGPU
+			if len(r.ends) >= maxStreams {
+				clear(r.ends)
+			}
+			r.ends[stream] = int64(p.rec.End)
 		}
 	}
 	r.mu.Lock()
@@ -282,12 +293,12 @@ func (r *Recorder) complete(p *pending) {
 }
 
 // place returns begin and end of work between events, the first of which was reached at begin, by the trace's clock, and the second
-// took ns later. Work that was given later than that has not begun before: the event before it waited for it, or the base is
+// took ns later. Work that can only have begun later than that has not begun before: the event before it waited for it, or the base is
 // not exact.
-func place(begin, took, given int64) (uint64, uint64) {
+func place(begin, took, earliest int64) (uint64, uint64) {
 	end := begin + took
-	if begin < given {
-		begin = given
+	if begin < earliest {
+		begin = earliest
 	}
 	if end < begin {
 		end = begin + took

@@ -52,7 +52,8 @@ type Recorder struct {
 	done  chan struct{} // closed when all has been written
 
 	gpu   sync.Mutex
-	bases map[uint64]*base // by context; gpu's
+	bases map[uint64]*base    // by context; gpu's
+	ends  map[[2]uint64]int64 // by context and stream, when its last work ended; gpu's
 
 	mu      sync.Mutex
 	closed  bool // no record is taken any more
@@ -88,7 +89,7 @@ func Start(cfg Config) *Recorder {
 	}
 	r := &Recorder{
 		cfg: cfg, began: time.Now(), room: cfg.Limit, stop: make(chan struct{}), full: make(chan struct{}, 1), done: make(chan struct{}),
-		bases: make(map[uint64]*base), events: make(map[uint64][]uint64), names: make(map[string]uint32), calls: make(map[uint32]call),
+		bases: make(map[uint64]*base), ends: make(map[[2]uint64]int64), events: make(map[uint64][]uint64), names: make(map[string]uint32), calls: make(map[uint32]call),
 		hostfns: make(map[uint32][]uint64), open: make(map[state]uint64),
 	}
 	h := cfg.Head

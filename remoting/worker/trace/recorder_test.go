@@ -22,6 +22,8 @@ type fakeGPU struct {
 	made   uint64
 	live   int // events and streams
 	alone  map[uint64]bool
+	late   time.Duration // that a base is seen, until lateTo
+	lateTo time.Time
 }
 
 func newFake() *fakeGPU {
@@ -75,6 +77,9 @@ func (f *fakeGPU) Record(ev, stream uint64) bool {
 }
 
 func (f *fakeGPU) Query(ev uint64) gate.State {
+	if time.Now().Before(f.lateTo) {
+		time.Sleep(f.late)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.now() < f.events[ev] {
@@ -204,6 +209,35 @@ func TestPlace(t *testing.T) {
 		if b, e := place(c.begin, c.took, c.given); int64(b) != c.wantBegin || int64(e) != c.wantEnd {
 			t.Errorf("%+v: %d to %d", c, b, e)
 		}
+	}
+}
+
+// Where the machine is too busy to see the first base in time, later work is not placed before the end of earlier work in its stream.
+func TestInexactBase(t *testing.T) {
+	f, out := newFake(), &result{}
+	f.late, f.lateTo = 3*time.Millisecond, time.Now().Add(200*time.Millisecond)
+	r := Start(Config{Driver: f, Write: out.write})
+	for begun := time.Now(); time.Since(begun) < baseEvery+300*time.Millisecond; {
+		sp := r.Begin(1, 7, true)
+		f.work(200 * time.Microsecond)
+		r.End(sp, wire.TraceRecord{Stream: 7}, "")
+		time.Sleep(100 * time.Microsecond)
+	}
+	r.Stop()
+	list, _ := out.parse(t)
+	var ends uint64
+	on := 0
+	for _, rec := range list {
+		if rec.Flags&wire.TraceGPU == 0 {
+			continue
+		}
+		if on++; rec.Begin < ends || rec.End < rec.Begin {
+			t.Fatalf("record %d is from %d to %d, and the one before it ends at %d", on, rec.Begin, rec.End, ends)
+		}
+		ends = rec.End
+	}
+	if on < 1000 {
+		t.Errorf("%d records have the GPU's times", on)
 	}
 }
 
