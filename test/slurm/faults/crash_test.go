@@ -2,7 +2,6 @@ package faults
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -321,13 +320,7 @@ func ctlCrash(t *testing.T, r *rig) {
 	r.computes(t, j, 1)
 	running := time.Now()
 	r.scontrol(t, "update", "JobId="+j, "Comment=runs") // something to save
-	r.until(t, 30*time.Second, "slurmctld has saved its state", func() error {
-		fi, err := os.Stat(r.Path("state", "job_state"))
-		if err == nil && fi.ModTime().Before(running) {
-			err = fmt.Errorf("it did at %s", fi.ModTime())
-		}
-		return err
-	})
+	r.saved(t, running)
 	r.crash(t, r.Ctl)
 	time.Sleep(silence + 2*time.Second)
 	r.computes(t, j, 1)

@@ -286,12 +286,16 @@ func ctldAway(t *testing.T, r *rig) {
 	r.seen(t, j, "EpilogSlurmctld", "", true, 1)
 }
 
-// A controller that is killed has saved its state some seconds ago: a job that is younger is unknown to it.
+// A controller that is killed has saved its state some seconds ago. It has to have saved that the job runs: one that it knows as pending
+// it starts once more, and Slurm drains the node that has it already. Without any record of the job: ctldForgets.
 func ctldKilled(t *testing.T, r *rig) {
-	j := r.sbatch(t, "echo begun; sleep 2", ask)
+	j := r.sbatch(t, "echo begun; sleep 12", ask)
 	r.begun(t, j)
+	running := time.Now()
+	r.scontrol(t, "update", "JobId="+j, "Comment=runs") // something to save
+	r.saved(t, running)
 	r.killCtld(t)
-	time.Sleep(4 * time.Second)
+	time.Sleep(time.Until(running.Add(14 * time.Second))) // it ends meanwhile
 	r.startCtld(t)
 	r.holds(t, j, 0, 20*time.Second)
 }

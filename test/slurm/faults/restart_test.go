@@ -3,7 +3,6 @@ package faults
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -153,13 +152,7 @@ func restartAsking(t *testing.T, r *rig) {
 	// It saves its state, with that it waits, before it waits for the database to end.
 	began := time.Now()
 	r.Ctl.Signal("slurmctld", syscall.SIGTERM)
-	r.until(t, 20*time.Second, "slurmctld has saved its jobs", func() error {
-		fi, err := os.Stat(r.Path("state", "job_state"))
-		if err == nil && fi.ModTime().Before(began) {
-			err = fmt.Errorf("it did so at %s", fi.ModTime())
-		}
-		return err
-	})
+	r.saved(t, began)
 	resume()
 	if err := r.Ctl.Stop("slurmctld"); err != nil {
 		t.Fatal(err)

@@ -436,6 +436,18 @@ func (r *rig) startSlurmd(t *testing.T, n *lab.Node) {
 	}
 }
 
+// saved waits until slurmctld has saved the state of its jobs, later than at a time.
+func (r *rig) saved(t *testing.T, since time.Time) {
+	t.Helper()
+	r.until(t, 30*time.Second, "slurmctld has saved its jobs", func() error {
+		fi, err := os.Stat(r.Path("state", "job_state"))
+		if err == nil && fi.ModTime().Before(since) {
+			err = fmt.Errorf("it did so at %s", fi.ModTime())
+		}
+		return err
+	})
+}
+
 func (r *rig) killCtld(t *testing.T) {
 	t.Helper()
 	if err := r.Ctl.Kill("slurmctld"); err != nil {
