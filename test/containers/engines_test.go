@@ -81,6 +81,28 @@ func TestPodman(t *testing.T) {
 	s.job(lab.Alice, false, "", []step{{"job without a fraction", run + "image compute", none}})
 }
 
+// boxes are steps that Apptainer and SingularityCE take alike, having been one program: with a tree, which they change, and an image.
+func boxes(program, tree, image, mine string) []step {
+	exec := program + " exec "
+	steps := []step{
+		{"image", exec + image + " " + both, mine},
+		{"tree", exec + tree + " " + both, mine},
+		{"run", program + " run " + tree + " " + both, mine},
+		{"nvidia-smi", exec + tree + " " + smi, smiSays},
+	}
+	for _, f := range strings.Split("--contain,--containall,--cleanenv,--compat,--userns,--writable-tmpfs,--nv,--no-mount bind-paths,--pid --ipc,--userns --containall", ",") {
+		steps = append(steps, step{f, exec + f + " " + tree + " " + both, mine})
+	}
+	return append(steps,
+		step{"--fakeroot", exec + "--fakeroot " + tree + " " + both, computes(0)},
+		step{"own bind", strings.ToUpper(program) + "_BIND=/opt:/mnt " + exec + "--bind /srv " + tree + " " + both, mine},
+		step{"library path of the image", "mkdir -p " + tree + "/opt/theirs && echo 'export LD_LIBRARY_PATH=/opt/theirs' >" + tree + "/.singularity.d/env/90-environment.sh && " +
+			exec + tree + ` sh -c 'echo "$LD_LIBRARY_PATH"; vecadd && compute'`, "/usr/lib/sluice:/opt/theirs"},
+		step{"instance", program + " instance start " + tree + " one && " + exec + "instance://one " + both, mine},
+		step{"instance's end", program + " instance stop one", "Stopping one"},
+	)
+}
+
 // Apptainer 1.4, without privileges, by the variables of the job. Singularity's are the same by another name.
 func TestApptainer(t *testing.T) {
 	s := newSite(t)
@@ -88,22 +110,8 @@ func TestApptainer(t *testing.T) {
 		"[ -e image.sif ] || apptainer -s build --sandbox box docker-archive:" + s.Path("docker.tar") + " && apptainer -s build --mksquashfs-args '-noI -noD -noF -noX' image.sif box"
 	mine := computes(2001)
 	const exec = "apptainer exec "
-	steps := []step{
-		{"image", exec + "image.sif " + both, mine},
-		{"tree", exec + "box " + both, mine},
-		{"run", "apptainer run box " + both, mine},
-		{"nvidia-smi", exec + "box " + smi, smiSays},
-	}
-	for _, f := range strings.Split("--contain,--containall,--cleanenv,--compat,--userns,--writable-tmpfs,--nv,--no-mount bind-paths,--pid --ipc", ",") {
-		steps = append(steps, step{f, exec + f + " box " + both, mine})
-	}
-	steps = append(steps,
-		step{"--fakeroot", exec + "--fakeroot box " + both, computes(0)},
-		step{"own bind", "APPTAINER_BIND=/opt:/mnt " + exec + "--bind /srv box " + both, mine},
+	steps := append(boxes("apptainer", "box", "image.sif", mine),
 		step{"only Singularity's", "unset APPTAINER_BINDPATH APPTAINERENV_SLUICE_SOCKET APPTAINERENV_SLUICE_LEASE_ID; " + exec + "box " + both, mine},
-		step{"library path of the image", "mkdir -p box/opt/theirs && echo 'export LD_LIBRARY_PATH=/opt/theirs' >box/.singularity.d/env/90-environment.sh && " + exec + `box sh -c 'echo "$LD_LIBRARY_PATH"; vecadd && compute'`, "/usr/lib/sluice:/opt/theirs"},
-		step{"instance", "apptainer instance start box one && " + exec + "instance://one " + both, mine},
-		step{"instance's end", "apptainer instance stop one", "Stopping one"},
 		step{"variables taken away", "unset APPTAINER_BINDPATH SINGULARITY_BINDPATH; " + exec + "box compute", none},
 	)
 	s.job(lab.Alice, true, begin, steps)

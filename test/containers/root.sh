@@ -11,33 +11,11 @@ set -euo pipefail
 recipe=1	# raise it when what is installed changes: a root of another recipe is built anew
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 repo=$(cd -- "$here/../.." && pwd)
-dir=${1:-${SLUICE_CACHE:-$repo/build/cache}/containers}
-
-die() { echo "root: $*" >&2; exit 1; }
-say() { echo "root: $*" >&2; }
-
-mkdir -p "$(dirname -- "$dir")"
-dir=$(cd -- "$(dirname -- "$dir")" && pwd)/$(basename -- "$dir")
-finished() { [ "$(cat "$dir/.containers" 2>/dev/null)" = "$recipe" ]; }
-
-if finished; then
-	echo "$dir"
-	exit 0
-fi
-[ "$(id -u)" = 0 ] || die 'a root of Debian can only be made by root'
-
-# Two may want it at once: one makes it, the other waits.
-exec 9>"$dir.lock"
-flock 9
-if finished; then
-	echo "$dir"
-	exit 0
-fi
+# shellcheck source=test/kept.sh
+. "$repo/test/kept.sh"
+kept root "${1:-${SLUICE_CACHE:-$repo/build/cache}/containers}" .containers "$recipe"
 
 base=$("$here/../slurm/root.sh" 26.05)
-work=$(mktemp -d "$dir.XXXXXX")
-trap 'rm -rf --one-file-system "$work"' EXIT
-log=$work.log
 cp -a --reflink=auto "$base/." "$work/"
 chmod 755 "$work"
 
@@ -62,10 +40,4 @@ unshare -m --propagation private bash -eu -c '
 	{ tail -n 20 "$log" >&2; die "installing the engines failed, all of it is in $log"; }
 rm -f "$work/install" "$work"/var/cache/apt/*.bin
 
-echo "$recipe" >"$work/.containers"
-rm -rf --one-file-system "$dir"
-mv "$work" "$dir"
-rm -f "$log"
-trap - EXIT
-say "$(dpkg-query --root="$dir" -W -f '${Package} ${Version}, ' docker.io podman apptainer charliecloud runc crun)$(du -sm "$dir" | cut -f1) MiB"
-echo "$dir"
+keep "$(dpkg-query --root="$work" -W -f '${Package} ${Version}, ' docker.io podman apptainer charliecloud runc crun | sed 's/, $//')"

@@ -346,7 +346,8 @@ func (s *site) job(u lab.User, ask bool, begin string, steps []step, args ...str
 // check compares what a step has printed with what it had to.
 func (s *site) check(x step, out string, good bool) {
 	s.t.Helper()
-	fmt.Fprintf(s.log, "$ %s\n%s\n", x.command, strings.TrimRight(out, "\n"))
+	text := fmt.Sprintf("$ %s\n%s\n", x.command, strings.TrimRight(out, "\n"))
+	fmt.Fprint(s.log, strings.ReplaceAll(text, s.Path("work"), "$WORK")) // another one in each run
 	s.t.Run(x.name, func(t *testing.T) {
 		want, fails := strings.CutPrefix(x.want, "!")
 		if !strings.Contains(out, want) || fails == good {

@@ -14,34 +14,12 @@ recipe=1	# raise it when what is installed changes: a root of another recipe is 
 enroot=4.1.2 pyxis=0.24.0 singularity=4.5.0
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 repo=$(cd -- "$here/../.." && pwd)
-dir=${1:-${SLUICE_CACHE:-$repo/build/cache}/sources}
-
-die() { echo "sources: $*" >&2; exit 1; }
-say() { echo "sources: $*" >&2; }
-
-mkdir -p "$(dirname -- "$dir")"
-dir=$(cd -- "$(dirname -- "$dir")" && pwd)/$(basename -- "$dir")
+# shellcheck source=test/kept.sh
+. "$repo/test/kept.sh"
 stamp="$recipe enroot $enroot, pyxis $pyxis, SingularityCE $singularity"
-finished() { [ "$(cat "$dir/.sources" 2>/dev/null)" = "$stamp" ]; }
-
-if finished; then
-	echo "$dir"
-	exit 0
-fi
-[ "$(id -u)" = 0 ] || die 'a root of Debian can only be made by root'
-
-# Two may want it at once: one makes it, the other waits.
-exec 9>"$dir.lock"
-flock 9
-if finished; then
-	echo "$dir"
-	exit 0
-fi
+kept sources "${1:-${SLUICE_CACHE:-$repo/build/cache}/sources}" .sources "$stamp"
 
 base=$("$here/root.sh")
-work=$(mktemp -d "$dir.XXXXXX")
-trap 'rm -rf --one-file-system "$work"' EXIT
-log=$work.log
 cp -a --reflink=auto "$base/." "$work/"
 chmod 755 "$work"
 
@@ -110,10 +88,4 @@ unshare -m --propagation private bash -eu -c '
 rmdir "$work/goroot" "$work/gomod"
 rm -f "$work/install" "$work"/var/cache/apt/*.bin
 
-echo "$stamp" >"$work/.sources"
-rm -rf --one-file-system "$dir"
-mv "$work" "$dir"
-rm -f "$log"
-trap - EXIT
-say "${stamp#* }, $(du -sm "$dir" | cut -f1) MiB"
-echo "$dir"
+keep "${stamp#* }"

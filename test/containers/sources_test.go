@@ -172,23 +172,9 @@ func TestSingularity(t *testing.T) {
 		"[ -e oci.sif ] || { for a in '--sandbox sce' sce.sif; do singularity -s build $a docker-archive:" + s.Path("docker.tar") + "; done; singularity -s pull --oci oci.sif docker-archive:" + s.Path("docker.tar") + "; }"
 	mine := computes(2001)
 	const exec = "singularity exec "
-	steps := []step{
-		{"image", exec + "sce.sif " + both, mine},
-		{"image in a namespace", exec + "--userns sce.sif " + both, mine},
-		{"root's program", "singularity -d exec sce.sif true 2>&1 | grep -o 'starter-suid' | head -n 1", "starter-suid"},
-		{"tree", exec + "sce " + both, mine},
-		{"run", "singularity run sce " + both, mine},
-		{"nvidia-smi", exec + "sce " + smi, smiSays},
-	}
-	for _, f := range strings.Split("--contain,--containall,--cleanenv,--compat,--userns,--writable-tmpfs,--nv,--no-mount bind-paths,--pid --ipc,--userns --containall", ",") {
-		steps = append(steps, step{f, exec + f + " sce " + both, mine})
-	}
-	steps = append(steps,
-		step{"--fakeroot", exec + "--fakeroot sce " + both, computes(0)},
-		step{"own bind", "SINGULARITY_BIND=/opt:/mnt " + exec + "--bind /srv sce " + both, mine},
-		step{"library path of the image", "mkdir -p sce/opt/theirs && echo 'export LD_LIBRARY_PATH=/opt/theirs' >sce/.singularity.d/env/90-environment.sh && " + exec + `sce sh -c 'echo "$LD_LIBRARY_PATH"; vecadd && compute'`, "/usr/lib/sluice:/opt/theirs"},
-		step{"instance", "singularity instance start sce one && " + exec + "instance://one " + both, mine},
-		step{"instance's end", "singularity instance stop one", "Stopping one"},
+	steps := append(boxes("singularity", "sce", "sce.sif", mine),
+		step{"image in a namespace", exec + "--userns sce.sif " + both, mine},
+		step{"root's program", "singularity -d exec sce.sif true 2>&1 | grep -o 'starter-suid' | head -n 1", "starter-suid"},
 		step{"--oci", exec + "--oci --device sluice.dev/gpu=$SLURM_JOB_ID oci.sif " + both, mine},
 		step{"--oci and nvidia-smi", exec + "--oci --device sluice.dev/gpu=$SLURM_JOB_ID oci.sif " + smi, smiSays},
 		step{"--oci without the device", exec + "--oci oci.sif compute", none},

@@ -1,7 +1,6 @@
 package slurm
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -22,21 +21,9 @@ func TestFairShare(t *testing.T) {
 		o.Slurm[k] = v
 	}
 	o.SlurmLines = []string{`PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:64 TRESBillingWeights="CPU=0,license/rgpu=1"`}
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
-	defer cancel()
-	l, err := lab.Up(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &site{l, t, ctx}
-	defer func() {
-		if t.Failed() {
-			t.Logf("%s", l.Logs(12))
-		}
-		s.must(l.Down())
-	}()
+	s, ctx := ownSite(t, o, 6*time.Minute)
 	for _, args := range []string{
-		"add account physics Cluster=" + l.Options.Name + " Fairshare=3", "add account chemistry Cluster=" + l.Options.Name + " Fairshare=1",
+		"add account physics Cluster=" + s.Options.Name + " Fairshare=3", "add account chemistry Cluster=" + s.Options.Name + " Fairshare=1",
 		"add user alice Account=physics", "add user bob Account=chemistry",
 	} {
 		_, err := s.Ctl.Run(ctx, lab.Root, append([]string{"sacctmgr", "-i"}, strings.Fields(args)...)...)

@@ -16,19 +16,7 @@ func TestPolicies(t *testing.T) {
 	o := options()
 	o.Sluice["quotas"] = "[{slurm: true, percent: 100}, {account: nobody, leases: 0}]"
 	o.Sluice["lease.idle.after"], o.Sluice["lease.idle.action"] = "10s", "lend"
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	l, err := lab.Up(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &site{l, t, ctx}
-	defer func() {
-		if t.Failed() {
-			t.Logf("%s", l.Logs(12))
-		}
-		s.must(l.Down())
-	}()
+	s, ctx := ownSite(t, o, 5*time.Minute)
 	comment := func(job string, parts ...string) {
 		t.Helper()
 		s.until(waitLong, fmt.Sprintf("the comment of job %s has %q", job, parts), func() error {

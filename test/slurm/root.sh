@@ -15,12 +15,11 @@ set -euo pipefail
 version=${1:-}
 recipe=1	# raise it when what is installed changes: a root of another recipe is built anew
 repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
-dir=${2:-${SLUICE_CACHE:-$repo/build/cache}/slurm-$version}
 mirror=${SLUICE_DEBIAN_MIRROR:-http://deb.debian.org/debian}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-die() { echo "root: $*" >&2; exit 1; }
-say() { echo "root: $*" >&2; }
+# shellcheck source=test/kept.sh
+. "$repo/test/kept.sh"
 
 case $version in
 24.11) suite=trixie ;;
@@ -28,31 +27,9 @@ case $version in
 *) die "release '$version' is not known; ask for 24.11 or 26.05" ;;
 esac
 
-mkdir -p "$(dirname -- "$dir")"
-dir=$(cd -- "$(dirname -- "$dir")" && pwd)/$(basename -- "$dir")
-finished() { [ "$(cat "$dir/.recipe" 2>/dev/null)" = "$suite $recipe" ]; }
-
-if finished; then
-	echo "$dir"
-	exit 0
-fi
-
-[ "$(id -u)" = 0 ] || die 'a root of Debian can only be made by root'
+kept root "${2:-${SLUICE_CACHE:-$repo/build/cache}/slurm-$version}" .recipe "$suite $recipe"
 command -v debootstrap >/dev/null || die 'debootstrap is missing; apt-get install debootstrap'
 [ -r "$keyring" ] || die "$keyring is missing; install debian-archive-keyring"
-
-# Two may want it at once: one makes it, the other waits.
-exec 9>"$dir.lock"
-flock 9
-if finished; then
-	echo "$dir"
-	exit 0
-fi
-
-work=$(mktemp -d "$dir.XXXXXX")
-trap 'rm -rf --one-file-system "$work"' EXIT
-chmod 755 "$work"
-log=$work.log
 
 say "$version: Debian's $suite into $dir, about a minute"
 # debootstrap mounts /proc: in this namespace only, so that nothing is left of it if it is killed.
@@ -98,10 +75,4 @@ found=${found##* }	# "slurm-wlm 24.11.5"
 [[ $found = "$version".* ]] || say "$version was asked for, $suite has $found by now"
 
 echo "$found" >"$work/.slurm-version"
-echo "$suite $recipe" >"$work/.recipe"
-rm -rf --one-file-system "$dir"
-mv "$work" "$dir"
-rm -f "$log"
-trap - EXIT
-say "$version: Slurm $found, $(du -sm "$dir" | cut -f1) MiB"
-echo "$dir"
+keep "$version: Slurm $found"

@@ -84,6 +84,25 @@ type site struct {
 	ctx context.Context
 }
 
+// ownSite is a cluster for one test that needs another configuration. ctx ends after so long.
+func ownSite(t *testing.T, o lab.Options, most time.Duration) (*site, context.Context) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), most)
+	t.Cleanup(cancel)
+	l, err := lab.Up(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &site{l, t, ctx}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s", l.Logs(12))
+		}
+		s.must(l.Down())
+	})
+	return s, ctx
+}
+
 // cluster is the shared cluster, which must be clean when the test has ended. Tests run one after the other.
 func cluster(t *testing.T) *site {
 	t.Helper()

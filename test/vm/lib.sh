@@ -1,11 +1,12 @@
-# Checks of the jobs in this folder, which source it in the machine. A line of each check begins with @.
+# Checks of the jobs in this folder, which source it in the machine, and of packages.sh. A line of each check begins with @.
 # shellcheck shell=bash
 failures=0
+say() { printf '%s\n' "$*"; }
 ok() { # ok WHAT COMMAND...: it has to succeed
 	local what=$1
 	shift
-	if "$@"; then echo "@ ok: $what"; else
-		echo "@ FAILED: $what"
+	if "$@"; then say "@ ok: $what"; else
+		say "@ FAILED: $what"
 		failures=$((failures + 1))
 	fi
 }

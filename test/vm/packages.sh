@@ -16,18 +16,11 @@ work=$(mktemp -d)
 pids=()
 trap '[ ${#pids[@]} = 0 ] || kill "${pids[@]}" 2>/dev/null || true; wait; rm -rf "$work"' EXIT
 
+# shellcheck source=test/vm/lib.sh
+. "$repo/test/vm/lib.sh"
 say() { printf '%s\n' "$*" | tee -a "$log"; }
-failures=0
-ok() { # ok WHAT COMMAND...: it has to succeed
-	local what=$1
-	shift
-	if "$@"; then say "@ ok: $what"; else
-		say "@ FAILED: $what"
-		failures=$((failures + 1))
-	fi
-}
-# until_ok SECONDS COMMAND...: it has to succeed within that time.
-until_ok() {
+# within SECONDS COMMAND...: it has to succeed within that time.
+within() {
 	local end=$((SECONDS + $1))
 	until "${@:2}" >/dev/null 2>&1; do
 		[ "$SECONDS" -lt "$end" ] || return 1
@@ -117,16 +110,16 @@ machine() { # machine NODE MAC ARGUMENTS...
 machine head 1 -netdev hubport,id=n0,hubid=0 \
 	-netdev "stream,id=s2,server=on,addr.type=unix,addr.path=$work/s2" -netdev hubport,id=h2,hubid=0,netdev=s2 \
 	-netdev "stream,id=s3,server=on,addr.type=unix,addr.path=$work/s3" -netdev hubport,id=h3,hubid=0,netdev=s3
-until_ok 60 test -S "$work/s2" -a -S "$work/s3"
+within 60 test -S "$work/s2" -a -S "$work/s3"
 machine node01 2 -netdev "stream,id=n0,server=off,addr.type=unix,addr.path=$work/s2"
 machine gpu01 3 -netdev "stream,id=n0,server=off,addr.type=unix,addr.path=$work/s3"
 say "Three machines of Debian, emulated: one processor and 1.5 GiB each. $(date -u +%Y-%m-%d), commit $commit"
 for n in "${nodes[@]}"; do
-	until_ok 300 test -e "$work/$n/ready" || { say "$n does not come up"; tail -n 20 "$work/$n/console" "$work/$n/log"; exit 1; }
+	within 300 test -e "$work/$n/ready" || { say "$n does not come up"; tail -n 20 "$work/$n/console" "$work/$n/log"; exit 1; }
 done
 # shellcheck disable=SC2016 # it is expanded there
 say "Up after $((SECONDS - began)) s: $(at head '. /etc/os-release; echo "$PRETTY_NAME, Linux $(uname -r), $(systemctl --version | head -n1), $(scontrol --version)"')"
-ok 'Slurm runs jobs before Sluice is there' until_ok 60 quiet head 'su - alice -c "srun true"'
+ok 'Slurm runs jobs before Sluice is there' within 60 quiet head 'su - alice -c "srun true"'
 ok 'nothing of Sluice is there' test -z "$(for n in "${nodes[@]}"; do at "$n" 'dpkg -l | grep sluice; ls -d /etc/sluice /usr/lib/sluice 2>/dev/null'; done)"
 for n in "${nodes[@]}"; do files "$n" >"$work/before.$n"; done
 
@@ -175,7 +168,7 @@ at head 'cat >/home/alice/long.sh <<-"SH"
 	chown alice: /home/alice/long.sh'
 typed head alice 'sbatch long.sh' || true
 job=$(sed -n 's/^Submitted batch job //p' "$work/said")
-ok 'its program computes' until_ok 90 quiet node01 'grep -q "steady: 1 devices" /home/alice/long.out'
+ok 'its program computes' within 90 quiet node01 'grep -q "steady: 1 devices" /home/alice/long.out'
 typed gpu01 root 'sluice list --sessions' || true
 session=$(at gpu01 'pgrep -u alice -f sluice-worker' | tr '\n' ' ')
 version=$(at gpu01 'sluice version | head -n1')
@@ -184,14 +177,14 @@ for n in gpu01 head node01; do
 done
 for n in "${nodes[@]}"; do
 	# shellcheck disable=SC2016
-	ok "$n: the daemon is content, and is the new one" until_ok 60 quiet "$n" 'sluice health; [ $? -le 1 ] && [ "$(readlink /proc/$(systemctl show -P MainPID sluiced)/exe)" = /usr/sbin/sluiced ]'
+	ok "$n: the daemon is content, and is the new one" within 60 quiet "$n" 'sluice health; [ $? -le 1 ] && [ "$(readlink /proc/$(systemctl show -P MainPID sluiced)/exe)" = /usr/sbin/sluiced ]'
 done
 say "before: $version; now: $(at gpu01 'sluice version | head -n1')"
 typed gpu01 root 'sluice list --sessions' || true
 ok 'the session goes on with the old worker' quiet gpu01 "readlink /proc/${session% }/exe | grep deleted"
 ok 'it is the one that was there' test -n "$session" -a "$session" = "$(at gpu01 'pgrep -u alice -f sluice-worker' | tr '\n' ' ')"
 quiet node01 'touch /home/alice/stop'
-ok 'the job ends, with success' until_ok 90 quiet head "scontrol show job $job | grep -q 'JobState=COMPLETED' && scontrol show job $job | grep -q 'ExitCode=0:0'"
+ok 'the job ends, with success' within 90 quiet head "scontrol show job $job | grep -q 'JobState=COMPLETED' && scontrol show job $job | grep -q 'ExitCode=0:0'"
 typed node01 root 'cat /home/alice/long.out' || true
 ok 'its program has noticed nothing, and every sum was right' grep -qx PASS "$work/said"
 typed head alice 'srun --gres=rgpu:50 ./vecadd' || true
@@ -222,6 +215,6 @@ for n in "${nodes[@]}"; do
 	ok "$n: no unit, process, socket or cgroup of Sluice is left" test -z "$(at "$n" 'systemctl list-units --all --no-legend "sluice*"; pgrep -a sluice
 		find /run -path /run/systemd -prune -o -name "*sluice*" -print; ls -d /run/cdi 2>/dev/null; find /sys/fs/cgroup -name "*sluice*"' | tee -a "$log")"
 done
-ok 'Slurm runs jobs as before' until_ok 60 quiet head 'su - alice -c "srun true"'
+ok 'Slurm runs jobs as before' within 60 quiet head 'su - alice -c "srun true"'
 say "@ $failures failures, $SECONDS s in all"
 exit "$((failures > 0))"
